@@ -1,0 +1,38 @@
+/* attention.h -- softmax attention without a T x T matrix (FlashAttention-2, arXiv:2307.08691): tiled, online
+ * softmax, log-sum-exp saved; the backward recomputes the probabilities.
+ *
+ * qkv rows hold H query heads, then K key heads, then K value heads, each of D numbers; query head h uses
+ * key/value head h / (H/K).  Key j is visible to query i of the same sequence iff j <= i (causal),
+ * j >= lo[i] (start of its document) and, with window W > 0, i - j < W.  A row that sees nothing gives zeros and
+ * lse = -inf.  Scores are scale * q.k in F32; probabilities are rounded to act before the product with v.
+ *
+ * attention     in  qkv [B*T,(H+2K)D] act, lo [B*T] I32 (optional, 0)
+ *               out o [B*T,H*D] act, lse [B,H,T] F32
+ * attention_dx  in  do [B*T,H*D] act, qkv, o, lse, lo (optional)
+ *               out dqkv [B*T,(H+2K)D] act.  Deterministic: the same bits for any number of threads.
+ * attention_cached  (prefill and decoding; no gradient)
+ *               in  qkv [B*T,(H+2K)D] act, used [B] I32 (keys already in the cache), fresh [B] I32 (of the T new
+ *                   rows of a sequence the first fresh[b] are real)
+ *               out o [B*T,H*D] act, kcache [B,K,S,D] act, vcache [B,K,S,D] act (both in place)
+ *               appends the fresh keys and values at rows used[b].., then attends: query i of b sits at position
+ *               used[b]+i, so with used = 0 it equals attention.  Rows i >= fresh[b] of o are zeros.
+ *               used[b]+fresh[b] <= S.
+ * Dropout (train only, rate p of attr): P~ = P * Z/(1-p), Z from Philox keyed (seed, "attention dropout", site) at
+ * index (((step*2^16 + micro)*B + b)*H + h)*T*T + i*T + j, the same in both directions; kept iff
+ * uniform >= p (a draw of lm_rng_u32 compared with the threshold floor(p * 2^32)).
+ * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16). */
+#ifndef LM_KERNELS_ATTENTION_H
+#define LM_KERNELS_ATTENTION_H
+
+#include "kernels/kernel.h"
+
+typedef struct {
+    int64_t batch, seq, heads, kv_heads, head_dim;
+    int64_t window; /* 0: none */
+    bool causal;
+    double scale;
+    double dropout;
+    int64_t site; /* distinguishes layers for dropout */
+} lm_attention_attr;
+
+#endif

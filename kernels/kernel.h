@@ -1,0 +1,65 @@
+/* kernel.h -- what a kernel is, on every backend: a function of one lm_call.
+ *
+ * The contract of each operator family (operands in order, shapes, types, aliasing, tolerance) is in
+ * kernels/FAMILY.h; kernels/cpu/FAMILY_ref.c is its definition: plain C, any float dtype, arithmetic in
+ * double, one rounding at each store.  Shapes and dtypes were checked by the graph before a kernel runs, so
+ * kernels cannot fail.  They never allocate, create threads, print or branch on dtype inside loops.
+ *
+ * Conventions for all families
+ *  - "act" is the dtype of activations: F32, BF16 or (reference only) F64.  "F32" operands (statistics, norm
+ *    weights, biases, weight gradients, losses) are F64 when act is F64.
+ *  - N = rows (B*T, batch-major), C = width, H query heads, K key/value heads, D head size, V vocabulary.
+ *  - An optional operand that is absent has data == NULL and ndim == 0.
+ *  - Weight gradients accumulate according to attr.acc (lm_acc): LM_ACC_ADD always adds into the output;
+ *    LM_ACC_FIRST overwrites it when step->micro == 0 and adds otherwise.
+ *  - Results must not depend on the number of threads, bit for bit. */
+#ifndef LM_KERNELS_KERNEL_H
+#define LM_KERNELS_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu.h"
+#include "base/par.h"
+#include "numeric/tensor.h"
+
+typedef enum { LM_ACC_FIRST = 0, LM_ACC_ADD = 1 } lm_acc;
+
+/* What changes from run to run of one graph. */
+typedef struct {
+    uint64_t seed; /* of the whole training run */
+    int64_t step;  /* optimiser step, from 0 */
+    int64_t micro; /* micro-batch inside the step, from 0 */
+} lm_step;
+
+typedef struct {
+    const void *attr; /* the operator's attribute struct */
+    const lm_tensor *in;
+    int n_in;
+    lm_tensor *out;
+    int n_out;
+    void *work; /* scratch of at least the bytes that the kernel's work() asked for, 64-byte aligned */
+    lm_par *par;
+    const lm_step *step;
+} lm_call;
+
+typedef void (*lm_kernel_fn)(const lm_call *c);
+/* Scratch bytes for this call on `threads` threads; operands have shapes but no data.  NULL: none. */
+typedef size_t (*lm_work_fn)(const lm_call *c, int threads);
+
+typedef struct {
+    const char *op;     /* operator name, e.g. "norm_dx"                            */
+    lm_dtype act;       /* activations' dtype it serves; LM_DTYPE_NONE: any (reference) */
+    lm_cpu_level level; /* CPU kernels: the level it needs                           */
+    lm_kernel_fn run;
+    lm_work_fn work;
+} lm_kernel;
+
+/* Each kernels/cpu/FAMILY_*.c exports one NULL-op-terminated table, listed in kernels/cpu/table.c. */
+
+/* The kernel with the highest level <= max that serves (op, act); NULL if the operator is unknown. */
+const lm_kernel *lm_cpu_kernel(const char *op, lm_dtype act, lm_cpu_level max);
+/* The i-th kernel of all, for tests that walk them; NULL past the end. */
+const lm_kernel *lm_cpu_kernel_at(int i);
+
+#endif

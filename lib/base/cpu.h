@@ -1,0 +1,23 @@
+/* cpu.h -- what this processor can do, and the level that kernels are chosen by. */
+#ifndef LM_BASE_CPU_H
+#define LM_BASE_CPU_H
+
+#include "base/err.h"
+
+/* Each level includes those before it. */
+typedef enum {
+    LM_CPU_REF = 0,    /* plain C, the definition            */
+    LM_CPU_AVX2 = 1,   /* AVX2 + FMA + F16C                  */
+    LM_CPU_AVX512 = 2, /* AVX-512 F BW VL DQ                 */
+    LM_CPU_AMX = 3,    /* + AVX512-BF16 and AMX-TILE/BF16, granted by the kernel */
+} lm_cpu_level;
+
+/* What the machine offers: CPUID, XGETBV and, for AMX, the permission request (made here, once per
+ * process, before any worker thread starts). */
+lm_cpu_level lm_cpu_detect(void);
+const char *lm_cpu_level_name(lm_cpu_level l); /* "ref", "avx2", "avx512", "amx" */
+/* Parse a name (LM_CPU=...) and bound it by lm_cpu_detect: asking for more is LM_EUSAGE. */
+lm_code lm_cpu_level_parse(const char *name, lm_cpu_level *out, lm_err *e);
+const char *lm_cpu_model(void); /* brand string, for facts lines */
+
+#endif

@@ -1,0 +1,24 @@
+/* progress.h -- how lib/ reports long work without printing: through a sink that the tool gives.
+ *
+ * cmd/common draws it as a bar on a terminal; tests collect it; NULL drops it. */
+#ifndef LM_BASE_PROGRESS_H
+#define LM_BASE_PROGRESS_H
+
+#include <stdint.h>
+
+typedef enum { LM_LOG_ERROR = 1, LM_LOG_WARN = 2, LM_LOG_INFO = 3, LM_LOG_DEBUG = 4 } lm_log_level;
+
+typedef struct lm_sink {
+    /* One line of talk, without newline and without the tool's name. */
+    void (*log)(struct lm_sink *s, lm_log_level level, const char *text);
+    /* done of total (0 = unknown) in `unit` ("tokens", "bytes", "steps"); `note` may be NULL. */
+    void (*progress)(struct lm_sink *s, const char *what, double done, double total,
+                     const char *unit, const char *note);
+} lm_sink;
+
+void lm_log(lm_sink *s, lm_log_level level, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+void lm_progress(lm_sink *s, const char *what, double done, double total, const char *unit,
+                 const char *note);
+
+#endif

@@ -1,0 +1,26 @@
+/* text.h -- numbers with suffixes, sizes for people, nearest names, UTF-8. */
+#ifndef LM_BASE_TEXT_H
+#define LM_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* "1.5k", "20M", "3B", "1T": 10^3..10^12.  The whole string must match. */
+bool lm_parse_count(const char *s, int64_t *out);
+bool lm_parse_bytes(const char *s, int64_t *out);    /* K M G T = 2^10..2^40 */
+bool lm_parse_seconds(const char *s, double *out);   /* 90, 90s, 15m, 2h */
+bool lm_parse_double(const char *s, double *out);    /* "C" locale whatever the process has */
+/* "18.3 GiB", "4.96 M"; buf of at least 32 bytes; returns buf. */
+char *lm_show_bytes(double bytes, char *buf);
+char *lm_show_count(double n, char *buf);
+/* The member of a NULL-terminated list nearest to s (edit distance <= 3), or NULL. */
+const char *lm_nearest(const char *s, const char *const *list);
+
+/* Length of the longest valid UTF-8 prefix (RFC 3629: no surrogates, no overlongs). */
+size_t lm_utf8_valid(const char *s, size_t len);
+/* Decode one code point at s (valid input, len > 0); *n = bytes used. */
+uint32_t lm_utf8_get(const char *s, size_t len, size_t *n);
+size_t lm_utf8_put(uint32_t cp, char out[4]);
+
+#endif

@@ -1,0 +1,26 @@
+/* tensor.h -- a borrowed view of memory with a shape: contiguous, row-major, at most 5 dimensions. */
+#ifndef LM_NUMERIC_TENSOR_H
+#define LM_NUMERIC_TENSOR_H
+
+#include <stdint.h>
+
+#include "numeric/dtype.h"
+
+#define LM_MAX_DIMS 5
+
+typedef struct {
+    void *data; /* NULL: absent (optional operand) or not yet bound */
+    lm_dtype dtype;
+    int ndim;
+    int64_t dim[LM_MAX_DIMS];
+} lm_tensor;
+
+static inline int64_t lm_tensor_count(const lm_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->dim[i];
+    return n;
+}
+
+#endif
