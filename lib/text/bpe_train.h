@@ -1,0 +1,51 @@
+/* bpe_train.h -- learn a byte-level BPE vocabulary (Sennrich et al., arXiv:1508.07909, over the
+ * bytes of words cut by a pattern, as in GPT-2).
+ *
+ * Count the words of all documents (in parallel, any order), then merge the most frequent pair
+ * until the vocabulary is full; among equal counts the pair with the smallest (left id, right id)
+ * wins.  Counts have 64 bits.  The result depends on the multiset of words only: not on threads,
+ * nor on the order of documents.  Ids: special tokens in the order given, the 256 byte characters
+ * sorted by code point, then the merges: those of the `tokenizers` library's BpeTrainer with the
+ * ByteLevel alphabet. */
+#ifndef LM_TEXT_BPE_TRAIN_H
+#define LM_TEXT_BPE_TRAIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/par.h"
+#include "base/progress.h"
+
+typedef struct {
+    int64_t vocab_size;         /* all counted: specials, 256 bytes, merges */
+    int64_t min_frequency;      /* a pair seen less often is never merged; 0 = 1 */
+    int64_t max_token_bytes;    /* longest token, 0 = no bound */
+    const char *pattern;        /* "gpt2", "llama3", "qwen", or a PCRE2 pattern */
+    const char *const *special; /* n_special names, no two equal */
+    int n_special;
+} lm_bpe_train_opts;
+
+typedef struct {
+    int64_t documents, bytes, words, unique_words; /* of the training text */
+    int64_t vocab_size, merges; /* reached: less than asked when the text is too small */
+} lm_bpe_train_stats;
+
+typedef struct lm_bpe_trainer lm_bpe_trainer;
+
+/* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern or equal specials.
+ */
+lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_trainer **out,
+                           lm_err *e);
+/* Count the words of one document (valid UTF-8).  `worker` in [0, threads): each worker has counts
+ * of its own, so calls with different workers may run at the same time.  Special tokens inside the
+ * text cut it and are not counted. */
+lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker, const char *text, size_t len, lm_err *e);
+/* Learn, and append the finished tokenizer.json to *json.  Once a trainer.  Stops early with LM_EIO
+ * when lm_stopping().  Fails: LM_EUSAGE if no word was ever added. */
+lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_par *par, lm_sink *sink, lm_buf *json,
+                              lm_bpe_train_stats *stats, lm_err *e);
+void lm_bpe_trainer_free(lm_bpe_trainer *t);
+
+#endif
