@@ -1,0 +1,102 @@
+/* metrics.h -- what a run says about itself while it goes: JSONL, one object a line; lm-metrics(5).
+ *
+ *   {"event":"run","tool":"train","version":"0.1.0","argv":["train",...],"seed":1, ...}    first
+ *   {"event":"step","step":1,"tokens":4096,"seconds":0.41,"loss":8.31,"lr":1e-4,"grad_norm":2.1,
+ *    "tokens_per_second":10012,"mfu":0.31, ...}
+ *   {"event":"eval","step":100,"tokens":...,"seconds":...,"loss":4.9,"perplexity":...,"bits_per_byte":...}
+ *   {"event":"checkpoint","step":100,"path":"run/checkpoint-100"}
+ *   {"event":"end","status":"done","step":300,"seconds":...}                              last
+ *
+ * Each line is one write(2), so that a reader of a growing file sees whole lines or a cut last one.
+ * JSON has no NaN and no infinity: such a number becomes null, and the record then ends with
+ * "nonfinite":"nan" ("inf", "-inf"; the kind of the first one). */
+#ifndef LM_FORMAT_METRICS_H
+#define LM_FORMAT_METRICS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/progress.h"
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+typedef struct lm_metrics lm_metrics;
+
+/* What to do with a file that exists. */
+typedef enum {
+    LM_METRICS_NEW,     /* refuse: LM_EUSAGE               */
+    LM_METRICS_REPLACE, /* empty it                        */
+    LM_METRICS_APPEND, /* go on behind it (--resume); a cut last line is closed with a newline first
+                        */
+} lm_metrics_mode;
+
+/* Open `dest`: a file name, "-" (standard output) or "fd:N" (a descriptor that is already open; it
+ * is not closed at the end).  `sink` takes the one warning of a broken pipe; may be NULL.
+ * A caller whose work lasts must ignore SIGPIPE (lm_tool.lasting).
+ * Fails: LM_EUSAGE (exists; N is not an open descriptor), LM_EIO. */
+lm_code lm_metrics_open(const char *dest, lm_metrics_mode mode, lm_sink *sink, lm_metrics **out,
+                        lm_err *e);
+
+/* One record: begin, fields in the order they shall have, end.  All of these accept m == NULL and
+ * do nothing then, so a loop needs no "if (metrics)".  Strings must be UTF-8 (other bytes become
+ * U+FFFD).  No allocation once the longest record has been seen. */
+void lm_metrics_begin(lm_metrics *m, const char *event);
+void lm_metrics_int(lm_metrics *m, const char *key, int64_t v);
+void lm_metrics_f32(lm_metrics *m, const char *key, double v);      /* %.9g  */
+void lm_metrics_f64(lm_metrics *m, const char *key, double v);      /* %.17g */
+void lm_metrics_str(lm_metrics *m, const char *key, const char *s); /* NULL writes null */
+void lm_metrics_bool(lm_metrics *m, const char *key, bool v);
+/* Write the line.  A reader that went away (EPIPE) is no failure: one warning, and this stream
+ * stays silent from then on.  Fails: LM_EIO (disk full), LM_ELIMIT. */
+lm_code lm_metrics_end(lm_metrics *m, lm_err *e);
+
+/* Begin the "run" record with tool, version, argv and seed; add more fields, then lm_metrics_end.
+ */
+void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, int argc,
+                          char *const *argv, int64_t seed);
+
+/* Close; the caller has written the "end" record before ("done", "stopped", "nan", "failed"). */
+lm_code lm_metrics_close(lm_metrics *m, lm_err *e);
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+/* The numbers that one key had in the records of one event, in file order.  step, tokens and
+ * seconds are those of the same record, NAN where it had none; value is NAN or +-INFINITY where the
+ * record says so.  When step goes back (a run resumed from a checkpoint before its last record),
+ * the points at and after that step are replaced: the later record is the one that counts. */
+typedef struct {
+    char *event, *key;
+    double *step, *tokens, *seconds, *value;
+    size_t n, cap;
+} lm_series;
+
+typedef struct lm_metrics_file lm_metrics_file;
+
+/* Open a metrics file for reading; "-" is standard input.  Reads nothing yet. */
+lm_code lm_metrics_file_open(const char *path, lm_metrics_file **out, lm_err *e);
+
+/* Read what has been added since the last call, up to the end of the file as it is now; *grew (may
+ * be NULL) tells whether any record came.  `last` = nobody will write any more: a last line without
+ * a newline is then taken if it is whole, and dropped if it is cut.  Lines that are no JSON object
+ * are skipped and counted.  A file that was emptied or replaced under its name is read from its
+ * start. On a pipe: blocks until the end when `last`, else takes what is there. */
+lm_code lm_metrics_file_poll(lm_metrics_file *f, bool last, bool *grew, lm_err *e);
+
+/* Borrowed until the next poll or close.  NULL when there is none. */
+const lm_series *lm_metrics_file_series(const lm_metrics_file *f, const char *event,
+                                        const char *key);
+const lm_series *lm_metrics_file_nth(const lm_metrics_file *f, size_t i); /* NULL past the last */
+const char *lm_metrics_file_path(const lm_metrics_file *f);
+const char *
+lm_metrics_file_status(const lm_metrics_file *f);   /* of the end record; NULL before it */
+bool lm_metrics_file_eof(const lm_metrics_file *f); /* a pipe whose writer is gone */
+int64_t lm_metrics_file_records(const lm_metrics_file *f);
+int64_t lm_metrics_file_skipped(const lm_metrics_file *f); /* lines that were no JSON object */
+int64_t lm_metrics_file_first_skipped(const lm_metrics_file *f); /* its line number, 0 if none */
+void lm_metrics_file_close(lm_metrics_file *f);
+
+#endif
