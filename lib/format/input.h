@@ -1,0 +1,99 @@
+/* input.h -- documents from files, archives and pipes, one after the other, in memory bounded by
+ * the largest document.
+ *
+ * Two layers of decoding, both chosen by content, never by trust in a name:
+ * 1. A file may be compressed (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress) and may be an
+ * archive (tar, zip, 7zip, rar, cab, xar, iso9660); members may be compressed once more.  Members
+ * are only read, in the order of the archive; their names serve messages and their sizes are not
+ * believed.
+ * 2. The bytes inside are JSONL (one object a line, the text in one field) or plain text (one
+ *    document a file, or cut at blank lines or at a separator).  AUTO takes .jsonl and .ndjson as
+ *    JSONL, .txt and .text as text, and everything else by its first byte: '{' means JSONL.
+ *
+ * Reading is split in two so that the costly half can run on many threads:
+ *     lm_input_next    serial: cuts the next raw document out of the stream
+ *     lm_doc_decode    any thread: checks UTF-8, parses JSON, finds the text
+ * lm_input_read does both and passes over what is to be skipped. */
+#ifndef LM_FORMAT_INPUT_H
+#define LM_FORMAT_INPUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+
+typedef enum { LM_INPUT_AUTO, LM_INPUT_JSONL, LM_INPUT_TEXT } lm_input_kind;
+typedef enum { LM_UTF8_FAIL, LM_UTF8_SKIP, LM_UTF8_REPLACE } lm_utf8_policy;
+typedef enum { LM_SPLIT_NONE, LM_SPLIT_BLANK, LM_SPLIT_STRING } lm_split;
+
+typedef struct {
+    lm_input_kind kind;
+    lm_utf8_policy utf8; /* invalid UTF-8: fail with the offset, skip the document, or put U+FFFD */
+    lm_split split;      /* plain text only */
+    const char *separator; /* LM_SPLIT_STRING: cut wherever these bytes stand; not empty */
+    const char *field;     /* JSONL: the key of the text at the top level; NULL = "text" */
+    size_t max_doc;        /* bytes of one raw document, more is LM_ELIMIT; 0 = 4 GiB */
+} lm_input_opts;           /* all zero is the usual */
+
+/* One document.  Zero-initialise, reuse for many, then lm_doc_fini.  Everything in it stays valid
+ * until the next call with the same lm_doc; `source` until lm_input_close. */
+typedef struct {
+    const char *text; /* valid UTF-8, may hold NUL bytes; NULL before lm_doc_decode */
+    size_t len;       /* bytes of text */
+    lm_buf raw;       /* as read: the JSON line without its newline, or the piece of plain text */
+    lm_buf own;       /* where text lives when it had to be unescaped */
+    size_t val_at,
+        val_end; /* JSONL: raw[val_at..val_end) is the string with its quotes; else 0, 0 */
+    bool jsonl;
+    bool skip;          /* set by lm_doc_decode: invalid UTF-8 under LM_UTF8_SKIP; text is NULL */
+    int64_t bad;        /* invalid UTF-8 sequences found (0 or 1 when skipped) */
+    const char *source; /* "a.jsonl.zst", "standard input", "b.tar:dir/c.txt" */
+    int operand;        /* index into the paths given to lm_input_open */
+    int64_t index;      /* number of the document in the whole stream, from 0 */
+    int64_t line;       /* line of its first byte in its source, from 1 */
+    int64_t offset;     /* byte offset of its first byte in its decompressed source */
+} lm_doc;
+
+typedef struct lm_input lm_input;
+
+/* Open a stream over n paths ("-" is standard input, at most once).  Every path is checked to be a
+ * readable file before anything is read.  The paths and *o are copied.
+ * Fails: LM_EIO if a path cannot be opened, LM_EUSAGE if it is a folder or the options make no
+ * sense. */
+lm_code lm_input_open(const lm_input_opts *o, const char *const *paths, int n, lm_input **out,
+                      lm_err *e);
+void lm_input_close(lm_input *in);
+
+/* The next raw document; *got is false at the end.  Blank lines of JSONL and empty pieces of plain
+ * text are passed over.  One thread at a time.
+ * Fails: LM_EIO, LM_EFORMAT for damaged archives (name and what the decoder said), LM_ELIMIT. */
+lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e);
+
+/* Find doc->text.  Any thread, different documents at once.
+ * Fails: LM_EFORMAT naming "source:line" for what is not a JSON object, has no field of that name,
+ * or a field that is not a string; for invalid UTF-8 with the byte offset in the source. */
+lm_code lm_doc_decode(const lm_input_opts *o, lm_doc *doc, lm_err *e);
+
+/* lm_input_next and lm_doc_decode until a document is not skipped. */
+lm_code lm_input_read(lm_input *in, lm_doc *doc, bool *got, lm_err *e);
+
+/* Append the document as one line of JSONL, newline included: the raw line with its text replaced
+ * by text[0..len) (bytes kept as they are when it is doc->text itself), or {"text": ...} for plain
+ * text. */
+lm_code lm_doc_write(const lm_input_opts *o, const lm_doc *doc, const char *text, size_t len,
+                     lm_buf *out, lm_err *e);
+void lm_doc_fini(lm_doc *doc);
+
+typedef struct {
+    int64_t docs;          /* given out by lm_input_next */
+    int64_t skipped, bad;  /* passed over / replaced sequences, counted by lm_input_read only */
+    uint64_t bytes, total; /* compressed bytes read so far, and in all (0 = unknown, a pipe) */
+} lm_input_stats;
+lm_input_stats lm_input_stat(const lm_input *in);
+
+/* XXH3-64 of the bytes of path i as stored (compressed), valid when the stream has ended. */
+uint64_t lm_input_digest(const lm_input *in, int i);
+
+#endif
