@@ -1,0 +1,109 @@
+/* folder.h -- a model as the tools meet it: tensors by name from wherever they lie, and the Hugging
+ * Face folder that it is written to.
+ *
+ * Accepted as a model: a folder with config.json and model.safetensors, or
+ * model.safetensors.index.json and its shards; a training run's folder (folder_run.h: its links
+ * make it such a folder; if they are missing, `latest` is followed); one .safetensors file, alone.
+ * The interface leaves room for sources that can only go forward (a tar stream): iterate with
+ * lm_source_next and ask lm_source_random before anything else.
+ *
+ * Whatever is wrong with a folder is one error that names the file: a shard missing or truncated, a
+ * tensor that the index promises and its shard lacks, a name in two shards, a file name with a path
+ * in it. */
+#ifndef LM_FORMAT_FOLDER_H
+#define LM_FORMAT_FOLDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "format/safetensors.h"
+
+#define LM_MAX_SHARD_BYTES 5000000000 /* default size of a shard, as the field has it ("5GB") */
+
+/* ---- Reading.
+ * ------------------------------------------------------------------------------------------- */
+
+typedef struct lm_model_source lm_model_source;
+
+/* Open a model; reads config.json and the headers, no data.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE
+ * if `path` is no model at all (says what was looked for). */
+lm_code lm_source_open(const char *path, lm_model_source **out, lm_err *e);
+void lm_source_close(lm_model_source *m);
+const char *lm_source_path(const lm_model_source *m); /* as given */
+/* The folder that the files lie in (for tokenizer.json beside the weights); NULL for a lone file.
+ */
+const char *lm_source_dir(const lm_model_source *m);
+/* config.json, borrowed; NULL for a lone file. */
+const json_t *lm_source_config(const lm_model_source *m);
+bool lm_source_random(const lm_model_source *m); /* find, data, read and load work in any order */
+
+/* Tensors in order: shards in the order of their names, each in the order of its data. */
+size_t lm_source_count(const lm_model_source *m);
+const lm_st_tensor *lm_source_at(const lm_model_source *m, size_t i);
+const lm_st_tensor *lm_source_find(const lm_model_source *m, const char *name); /* NULL if absent */
+const char *lm_source_file_of(const lm_model_source *m,
+                              const lm_st_tensor *t); /* file name, borrowed */
+size_t lm_source_files(const lm_model_source *m);     /* number of weight files */
+uint64_t lm_source_bytes(const lm_model_source *m);   /* of all tensors */
+int64_t lm_source_params(const lm_model_source *m);   /* elements of all tensors */
+/* __metadata__ of the first weight file; NULL if absent. */
+const char *lm_source_meta(const lm_model_source *m, const char *key);
+
+/* Iterate; *t = NULL at the end.  Works on every source. */
+lm_code lm_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);
+/* As lm_st_data, lm_st_aligned, lm_st_read, lm_st_load.  `t` must come from this source. */
+const void *lm_source_data(const lm_model_source *m, const lm_st_tensor *t);
+bool lm_source_aligned(const lm_model_source *m, const lm_st_tensor *t);
+lm_code lm_source_read(const lm_model_source *m, const lm_st_tensor *t, uint64_t from, void *dst,
+                       size_t bytes, lm_err *e);
+lm_code lm_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to, void *dst,
+                       lm_err *e);
+
+/* ---- Writing.
+ * ------------------------------------------------------------------------------------------- */
+
+/* What a folder will hold.  Zero-initialise; all borrowed until commit or drop. */
+typedef struct {
+    const json_t *config;            /* config.json, keys in their order; required */
+    const json_t *generation_config; /* generation_config.json; NULL: none */
+    /* Folder from which the tokenizer's files are copied byte for byte (those of lm_tokenizer_files
+     * that are there), or one file that becomes tokenizer.json; NULL: none. */
+    const char *tokenizer;
+    const lm_st_plan
+        *plan; /* all tensors and __metadata__; {"format":"pt"} is added when missing */
+    uint64_t max_shard_bytes; /* 0: LM_MAX_SHARD_BYTES; a tensor larger than this gets a shard of
+                                 its own */
+    bool keep_order; /* files keep the plan's order; else each is sorted as lm_st_plan_sort does */
+} lm_folder_spec;
+
+/* Names of tokenizer files that travel with a model, NULL-terminated. */
+extern const char *const lm_tokenizer_files[];
+
+typedef struct lm_folder lm_folder;
+/* Begin the folder at `path` (a temporary beside it until commit); small files are written now. */
+lm_code lm_folder_create(const char *path, bool force, const lm_folder_spec *spec, lm_folder **out,
+                         lm_err *e);
+/* The temporary folder, for files of the caller's own (optimizer.safetensors, state.json). */
+const char *lm_folder_path(const lm_folder *f);
+/* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok. */
+lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e);
+lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e);
+/* Tensors, as in safetensors.h: lm_folder_next says which is expected (names are the plan's), NULL
+ * when all are there.  Moving on to the next shard is the folder's business; a chunk must not cross
+ * the end of a tensor. */
+const lm_st_tensor *lm_folder_next(const lm_folder *f);
+lm_code lm_folder_write(lm_folder *f, const void *data, size_t bytes, lm_err *e);
+lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_t count, lm_err *e);
+/* All or nothing; f is gone whatever the result. */
+lm_code lm_folder_commit(lm_folder *f, lm_err *e);
+void lm_folder_drop(lm_folder *f);
+
+/* A plain file name from outside: not empty, no '/', no '\\', no control bytes, not "." or "..", at
+ * most 255. */
+bool lm_name_ok(const char *name);
+
+#endif

@@ -1,0 +1,35 @@
+/* folder_run.h -- the folder of a training run, a model folder at every moment.
+ *
+ *   run/step-000300/   config.json model.safetensors tokenizer.json ... optimizer.safetensors
+ * state.json run/latest         -> step-000300            the newest whole checkpoint, replaced
+ * atomically run/config.json    -> latest/config.json     and so on for each file of the model, so
+ * that run/ itself loads
+ *
+ * A checkpoint folder appears under its name only when whole (lm_folder_commit), and `latest` names
+ * it only after that: kill -9 at any moment leaves a run that resumes. */
+#ifndef LM_FORMAT_FOLDER_RUN_H
+#define LM_FORMAT_FOLDER_RUN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* "step-000300": at least six digits; `buf` of at least 32 bytes. */
+char *lm_run_step_name(int64_t step, char *buf);
+/* The step of such a name, -1 if it is none. */
+int64_t lm_run_step_of(const char *name);
+/* Point run/latest at run_dir/step_dir_name (which must exist) and make the links of its model
+ * files; links of files that it has not are removed.  optimizer*.safetensors and state.json get no
+ * link. */
+lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e);
+/* Name of the newest whole checkpoint ("step-000300", yours): what latest points at, or, when
+ * latest is missing or dangling, the highest step folder that has a state.json.  *out = NULL if
+ * there is none (no failure).  `path` may also be a step folder itself: then *out is its base name.
+ */
+lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e);
+/* Remove all but the newest `keep` (>= 1) checkpoints; never the one that latest names, nor newer
+ * ones. */
+lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e);
+
+#endif
