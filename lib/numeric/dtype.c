@@ -1,0 +1,344 @@
+/* dtype.c -- one table of the element types and one rounding routine for every narrow float.
+ *
+ * The routine rounds a double once, on its bits, so that no value is ever rounded twice: a float is
+ * a double, and float -> bf16 -> fp8 would not be float -> fp8. */
+#include "numeric/dtype.h"
+
+#include <math.h>
+
+static const struct {
+    const char *name, *st_name;
+    const char *also[3]; /* other spellings: torch, common shorthand */
+    unsigned char size;
+    bool is_float;
+} types[LM_DTYPE_COUNT] = {
+    [LM_DTYPE_F64] = { "f64", "F64", { "float64", "double", "fp64" }, 8, true },
+    [LM_DTYPE_F32] = { "f32", "F32", { "float32", "float", "fp32" }, 4, true },
+    [LM_DTYPE_F16] = { "f16", "F16", { "float16", "half", "fp16" }, 2, true },
+    [LM_DTYPE_BF16] = { "bf16", "BF16", { "bfloat16", NULL, NULL }, 2, true },
+    [LM_DTYPE_F8E4M3] = { "f8e4m3", "F8_E4M3", { "float8_e4m3fn", "fp8_e4m3", "fp8" }, 1, true },
+    [LM_DTYPE_F8E5M2] = { "f8e5m2", "F8_E5M2", { "float8_e5m2", "fp8_e5m2", NULL }, 1, true },
+    [LM_DTYPE_I64] = { "i64", "I64", { "int64", "long", NULL }, 8, false },
+    [LM_DTYPE_I32] = { "i32", "I32", { "int32", "int", NULL }, 4, false },
+    [LM_DTYPE_I16] = { "i16", "I16", { "int16", "short", NULL }, 2, false },
+    [LM_DTYPE_I8] = { "i8", "I8", { "int8", NULL, NULL }, 1, false },
+    [LM_DTYPE_U64] = { "u64", "U64", { "uint64", NULL, NULL }, 8, false },
+    [LM_DTYPE_U32] = { "u32", "U32", { "uint32", NULL, NULL }, 4, false },
+    [LM_DTYPE_U16] = { "u16", "U16", { "uint16", NULL, NULL }, 2, false },
+    [LM_DTYPE_U8] = { "u8", "U8", { "uint8", NULL, NULL }, 1, false },
+    [LM_DTYPE_BOOL] = { "bool", "BOOL", { NULL, NULL, NULL }, 1, false },
+};
+
+static bool known(lm_dtype d)
+{
+    return d >= 0 && d < LM_DTYPE_COUNT;
+}
+
+size_t lm_dtype_size(lm_dtype d)
+{
+    return known(d) ? types[d].size : 0;
+}
+
+const char *lm_dtype_name(lm_dtype d)
+{
+    return known(d) ? types[d].name : "none";
+}
+
+const char *lm_dtype_st_name(lm_dtype d)
+{
+    return known(d) ? types[d].st_name : "none";
+}
+
+bool lm_dtype_is_float(lm_dtype d)
+{
+    return known(d) && types[d].is_float;
+}
+
+lm_dtype lm_dtype_parse(const char *name)
+{
+    if (!name)
+        return LM_DTYPE_NONE;
+    if (!strncmp(name, "torch.", 6))
+        name += 6;
+    for (int d = 0; d < LM_DTYPE_COUNT; d++) {
+        if (!strcmp(name, types[d].name) || !strcmp(name, types[d].st_name))
+            return (lm_dtype)d;
+        for (int k = 0; k < 3; k++)
+            if (types[d].also[k] && !strcmp(name, types[d].also[k]))
+                return (lm_dtype)d;
+    }
+    return LM_DTYPE_NONE;
+}
+
+/* A binary float of 1 sign, `e` exponent and `m` mantissa bits.  `top` is the largest finite code.
+ */
+typedef struct {
+    int e, m;
+    uint32_t top;
+    bool has_inf;
+} layout;
+
+static const layout f16_layout = { 5, 10, 0x7bff, true };
+static const layout bf16_layout = { 8, 7, 0x7f7f, true };
+static const layout e4m3_layout = { 4, 3, 0x7e, false };
+static const layout e5m2_layout = { 5, 2, 0x7b, true };
+
+/* The code of `d` rounded to nearest, ties to even.  The significand is shifted to the target's
+ * last place (further for subnormals); adding it, hidden bit included, to the biased exponent below
+ * lets a carry move into the next binade by itself. */
+static inline uint32_t encode(double d, layout t, bool saturate)
+{
+    uint64_t u;
+    memcpy(&u, &d, 8);
+    uint32_t sign = (uint32_t)(u >> 63) << (t.e + t.m);
+    uint64_t mag = u & 0x7fffffffffffffffu;
+    uint32_t inf = t.has_inf ? ((1u << t.e) - 1u) << t.m : t.top + 1;
+    if (mag > 0x7ff0000000000000u) { /* NaN: quiet, top of the payload kept */
+        if (!t.has_inf)
+            return sign | (t.top + 1);
+        uint32_t payload = (uint32_t)(mag >> (52 - t.m)) & ((1u << t.m) - 1u);
+        return sign | inf | payload | 1u << (t.m - 1);
+    }
+    int bias = (1 << (t.e - 1)) - 1;
+    int e = (int)(mag >> 52) - 1023, emin = 1 - bias;
+    if (e < emin - t.m - 1) /* below half of the smallest subnormal (doubles' subnormals too) */
+        return sign;
+    int shift = 52 - t.m + (e < emin ? emin - e : 0);
+    uint64_t sig = (mag & 0xfffffffffffffu) | 1ull << 52;
+    uint64_t q = sig >> shift, rest = sig & ((1ull << shift) - 1), half = 1ull << (shift - 1);
+    q += rest > half || (rest == half && (q & 1));
+    uint32_t code = ((uint32_t)((e < emin ? emin : e) + bias - 1) << t.m) + (uint32_t)q;
+    if (code > t.top)
+        code = saturate ? t.top : inf; /* without infinities `inf` is the NaN code */
+    return sign | code;
+}
+
+static inline float decode(uint32_t code, layout t)
+{
+    int bias = (1 << (t.e - 1)) - 1;
+    uint32_t sign = code >> (t.e + t.m), mag = code & ((1u << (t.e + t.m)) - 1u);
+    uint32_t mant = mag & ((1u << t.m) - 1u), u;
+    int e = (int)(mag >> t.m);
+    float f;
+    if (mag > t.top) {
+        bool nan = !t.has_inf || mant;
+        u = 0x7f800000u | (nan ? 0x400000u | mant << (23 - t.m) : 0);
+    } else if (e) {
+        u = (uint32_t)(e - bias + 127) << 23 | mant << (23 - t.m);
+    } else { /* a subnormal (or zero): mant units of the last place, exact in float */
+        f = ldexpf((float)mant, 1 - bias - t.m);
+        memcpy(&u, &f, 4);
+    }
+    u |= sign << 31;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+float lm_f16_to_f32(uint16_t h)
+{
+    return decode(h, f16_layout);
+}
+
+uint16_t lm_f32_to_f16(float f)
+{
+    return (uint16_t)encode(f, f16_layout, false);
+}
+
+float lm_f8e4m3_to_f32(uint8_t b)
+{
+    return decode(b, e4m3_layout);
+}
+
+uint8_t lm_f32_to_f8e4m3(float f, bool saturate)
+{
+    return (uint8_t)encode(f, e4m3_layout, saturate);
+}
+
+float lm_f8e5m2_to_f32(uint8_t b)
+{
+    return decode(b, e5m2_layout);
+}
+
+uint8_t lm_f32_to_f8e5m2(float f, bool saturate)
+{
+    return (uint8_t)encode(f, e5m2_layout, saturate);
+}
+
+uint16_t lm_f64_to_bf16(double d)
+{
+    return (uint16_t)encode(d, bf16_layout, false);
+}
+
+uint16_t lm_f64_to_f16(double d)
+{
+    return (uint16_t)encode(d, f16_layout, false);
+}
+
+uint16_t lm_f32_to_bf16_sr(float f, uint32_t r)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint32_t mag = u & 0x7fffffffu;
+    if (mag >= 0x7f800000u) /* adding bits to an infinity would make a NaN */
+        return lm_f32_to_bf16(f);
+    u += r & 0xffffu;
+    if ((u & 0x7fffffffu) >= 0x7f800000u) /* a finite number stays finite */
+        return (uint16_t)((u >> 31) << 15 | 0x7f7fu);
+    return (uint16_t)(u >> 16);
+}
+
+double lm_get(lm_dtype d, const void *p, int64_t i)
+{
+    switch (d) {
+    case LM_DTYPE_F64:
+        return ((const double *)p)[i];
+    case LM_DTYPE_F32:
+        return ((const float *)p)[i];
+    case LM_DTYPE_F16:
+        return lm_f16_to_f32(((const uint16_t *)p)[i]);
+    case LM_DTYPE_BF16:
+        return lm_bf16_to_f32(((const uint16_t *)p)[i]);
+    case LM_DTYPE_F8E4M3:
+        return lm_f8e4m3_to_f32(((const uint8_t *)p)[i]);
+    case LM_DTYPE_F8E5M2:
+        return lm_f8e5m2_to_f32(((const uint8_t *)p)[i]);
+    case LM_DTYPE_I64:
+        return (double)((const int64_t *)p)[i];
+    case LM_DTYPE_I32:
+        return ((const int32_t *)p)[i];
+    case LM_DTYPE_I16:
+        return ((const int16_t *)p)[i];
+    case LM_DTYPE_I8:
+        return ((const int8_t *)p)[i];
+    case LM_DTYPE_U64:
+        return (double)((const uint64_t *)p)[i];
+    case LM_DTYPE_U32:
+        return ((const uint32_t *)p)[i];
+    case LM_DTYPE_U16:
+        return ((const uint16_t *)p)[i];
+    case LM_DTYPE_U8:
+    case LM_DTYPE_BOOL:
+        return ((const uint8_t *)p)[i];
+    case LM_DTYPE_COUNT:
+    case LM_DTYPE_NONE:
+        break;
+    }
+    return NAN;
+}
+
+/* v rounded to the nearest integer of [lo, hi]; hi is passed as the first double above the range,
+ * so that 2^63 and 2^64 are exact.  NaN gives 0. */
+static inline bool in_range(double v, double lo, double above)
+{
+    return v >= lo && v < above;
+}
+
+static int64_t to_signed(double v, int bits)
+{
+    double above = ldexp(1.0, bits - 1);
+    int64_t top = (int64_t)(UINT64_MAX >> (65 - bits));
+    v = rint(v);
+    if (in_range(v, -above, above))
+        return (int64_t)v;
+    return isnan(v) ? 0 : v < 0 ? -top - 1 : top;
+}
+
+static uint64_t to_unsigned(double v, int bits)
+{
+    v = rint(v);
+    if (in_range(v, 0, ldexp(1.0, bits)))
+        return (uint64_t)v;
+    return isnan(v) || v < 0 ? 0 : UINT64_MAX >> (64 - bits);
+}
+
+void lm_set(lm_dtype d, void *p, int64_t i, double v)
+{
+    switch (d) {
+    case LM_DTYPE_F64:
+        ((double *)p)[i] = v;
+        break;
+    case LM_DTYPE_F32:
+        ((float *)p)[i] = (float)v;
+        break;
+    case LM_DTYPE_F16:
+        ((uint16_t *)p)[i] = lm_f64_to_f16(v);
+        break;
+    case LM_DTYPE_BF16:
+        ((uint16_t *)p)[i] = lm_f64_to_bf16(v);
+        break;
+    case LM_DTYPE_F8E4M3:
+        ((uint8_t *)p)[i] = (uint8_t)encode(v, e4m3_layout, false);
+        break;
+    case LM_DTYPE_F8E5M2:
+        ((uint8_t *)p)[i] = (uint8_t)encode(v, e5m2_layout, false);
+        break;
+    case LM_DTYPE_I64:
+        ((int64_t *)p)[i] = to_signed(v, 64);
+        break;
+    case LM_DTYPE_I32:
+        ((int32_t *)p)[i] = (int32_t)to_signed(v, 32);
+        break;
+    case LM_DTYPE_I16:
+        ((int16_t *)p)[i] = (int16_t)to_signed(v, 16);
+        break;
+    case LM_DTYPE_I8:
+        ((int8_t *)p)[i] = (int8_t)to_signed(v, 8);
+        break;
+    case LM_DTYPE_U64:
+        ((uint64_t *)p)[i] = to_unsigned(v, 64);
+        break;
+    case LM_DTYPE_U32:
+        ((uint32_t *)p)[i] = (uint32_t)to_unsigned(v, 32);
+        break;
+    case LM_DTYPE_U16:
+        ((uint16_t *)p)[i] = (uint16_t)to_unsigned(v, 16);
+        break;
+    case LM_DTYPE_U8:
+        ((uint8_t *)p)[i] = (uint8_t)to_unsigned(v, 8);
+        break;
+    case LM_DTYPE_BOOL:
+        ((uint8_t *)p)[i] = v != 0;
+        break;
+    case LM_DTYPE_COUNT:
+    case LM_DTYPE_NONE:
+        break;
+    }
+}
+
+/* 64-bit integers do not fit a double, so they meet each other without it. */
+static bool convert_wide(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
+{
+    if (from == LM_DTYPE_I64 && to == LM_DTYPE_U64) {
+        const int64_t *s = src;
+        uint64_t *d = dst;
+        for (int64_t i = 0; i < n; i++)
+            d[i] = s[i] < 0 ? 0 : (uint64_t)s[i];
+        return true;
+    }
+    if (from == LM_DTYPE_U64 && to == LM_DTYPE_I64) {
+        const uint64_t *s = src;
+        int64_t *d = dst;
+        for (int64_t i = 0; i < n; i++)
+            d[i] = s[i] > INT64_MAX ? INT64_MAX : (int64_t)s[i];
+        return true;
+    }
+    return false;
+}
+
+void lm_convert(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
+{
+    if (n <= 0)
+        return;
+    if (from == to) {
+        memcpy(dst, src, (size_t)n * lm_dtype_size(from));
+    } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_BF16) {
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)dst)[i] = lm_f32_to_bf16(((const float *)src)[i]);
+    } else if (from == LM_DTYPE_BF16 && to == LM_DTYPE_F32) {
+        for (int64_t i = 0; i < n; i++)
+            ((float *)dst)[i] = lm_bf16_to_f32(((const uint16_t *)src)[i]);
+    } else if (!convert_wide(from, src, to, dst, n)) {
+        for (int64_t i = 0; i < n; i++)
+            lm_set(to, dst, i, lm_get(from, src, i));
+    }
+}
