@@ -1,0 +1,53 @@
+/* embed_ref.c -- the definition of the embed family (kernels/embed.h). */
+#include "kernels/embed.h"
+
+#include "kernels/cpu/ref.h"
+#include "kernels/cpu/tables.h"
+
+static void embed(const lm_call *c)
+{
+    const lm_tensor *tok = &c->in[0], *wte = &c->in[1], *pos = opt_in(c, 2), *wpe = opt_in(c, 3);
+    lm_tensor *x = &c->out[0];
+    int64_t n_cols = width(x);
+    for (int64_t n = 0; n < rows_of(x); n++) {
+        int64_t t = (int64_t)get(tok, n) * n_cols, p = wpe ? (int64_t)get(pos, n) * n_cols : 0;
+        for (int64_t i = 0; i < n_cols; i++)
+            set(x, n * n_cols + i, get(wte, t + i) + (wpe ? get(wpe, p + i) : 0));
+    }
+}
+
+/* Each id is summed where it first appears, over that row and all later ones, in double. */
+static void scatter(const lm_call *c, const lm_tensor *dx, const lm_tensor *ids, lm_tensor *dw,
+                    lm_acc acc)
+{
+    int64_t n_rows = rows_of(dx), n_cols = width(dx);
+    for (int64_t i = 0; overwrites(c, acc) && i < lm_tensor_count(dw); i++)
+        set(dw, i, 0);
+    for (int64_t n = 0; n < n_rows; n++) {
+        int64_t id = (int64_t)get(ids, n), before = 0;
+        while (before < n && (int64_t)get(ids, before) != id)
+            before++;
+        if (before < n)
+            continue;
+        for (int64_t i = 0; i < n_cols; i++) {
+            double sum = 0;
+            for (int64_t m = n; m < n_rows; m++)
+                sum += (int64_t)get(ids, m) == id ? get(dx, m * n_cols + i) : 0;
+            set(dw, id * n_cols + i, get(dw, id * n_cols + i) + sum);
+        }
+    }
+}
+
+static void embed_dw(const lm_call *c)
+{
+    const lm_embed_attr *a = c->attr;
+    scatter(c, &c->in[0], &c->in[1], &c->out[0], a->acc_tok);
+    if (opt_out(c, 1))
+        scatter(c, &c->in[0], &c->in[2], &c->out[1], a->acc_pos);
+}
+
+const lm_kernel lm_embed_ref_kernels[] = {
+    { "embed", LM_DTYPE_NONE, LM_CPU_REF, embed, NULL },
+    { "embed_dw", LM_DTYPE_NONE, LM_CPU_REF, embed_dw, NULL },
+    { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
+};

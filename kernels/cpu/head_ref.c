@@ -1,0 +1,86 @@
+/* head_ref.c -- the definition of the head family (kernels/head.h). */
+#include "kernels/head.h"
+
+#include <math.h>
+
+#include "kernels/cpu/ref.h"
+#include "kernels/cpu/tables.h"
+
+static int64_t chunk_of(const lm_call *c)
+{
+    const lm_head_attr *a = c->attr;
+    int64_t n_rows = rows_of(&c->in[0]), quarter = (n_rows + 3) / 4;
+    int64_t chunk = quarter > 512 ? quarter : 512;
+    if (a->chunk_rows > 0 && a->chunk_rows < chunk)
+        chunk = a->chunk_rows;
+    return chunk < n_rows ? chunk : n_rows;
+}
+
+/* The rows of logits of a chunk, in double. */
+static size_t head_work(const lm_call *c, int threads)
+{
+    const lm_head_attr *a = c->attr;
+    (void)threads;
+    return (size_t)chunk_of(c) * (size_t)a->vocab * sizeof(double);
+}
+
+/* logits of row n -> loss, and the gradient of the logits in place. */
+static void row_loss(const lm_call *c, int64_t n, int64_t vocab, double *z)
+{
+    lm_tensor *loss = &c->out[0];
+    int64_t target = (int64_t)get(&c->in[2], n);
+    double top = -INFINITY, sum = 0, scale = get(&c->in[3], 0);
+    for (int64_t v = 0; v < vocab; v++)
+        top = isnan(z[v]) || z[v] > top ? z[v] : top;
+    for (int64_t v = 0; v < vocab; v++)
+        sum += exp(z[v] - top);
+    set(loss, n, target < 0 ? 0 : top + log(sum) - z[target]);
+    for (int64_t v = 0; v < vocab; v++) {
+        double p = exp(z[v] - top) / sum - (v == target ? 1 : 0);
+        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, scale * p);
+    }
+}
+
+static void head_loss(const lm_call *c)
+{
+    const lm_head_attr *a = c->attr;
+    const lm_tensor *x = &c->in[0], *w = &c->in[1];
+    lm_tensor *dx = opt_out(c, 1), *dw = opt_out(c, 2);
+    int64_t n_rows = rows_of(x), n_cols = width(x), vocab = a->vocab, chunk = chunk_of(c);
+    double *z = c->work;
+    for (int64_t i = 0; dw && overwrites(c, a->acc) && i < lm_tensor_count(dw); i++)
+        set(dw, i, 0);
+    for (int64_t first = 0; first < n_rows; first += chunk) {
+        int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
+        for (int64_t n = 0; n < m; n++) {
+            for (int64_t v = 0; v < vocab; v++) {
+                double sum = 0;
+                for (int64_t i = 0; i < n_cols; i++)
+                    sum += get(x, (first + n) * n_cols + i) * get(w, v * n_cols + i);
+                z[n * vocab + v] = sum;
+            }
+            row_loss(c, first + n, vocab, z + n * vocab);
+        }
+        for (int64_t n = 0; dx && n < m; n++) {
+            for (int64_t i = 0; i < n_cols; i++) {
+                double sum = 0;
+                for (int64_t v = 0; v < vocab; v++)
+                    sum += z[n * vocab + v] * get(w, v * n_cols + i);
+                set(dx, (first + n) * n_cols + i, sum);
+            }
+        }
+        for (int64_t v = 0; dw && v < vocab; v++) {
+            for (int64_t i = 0; i < n_cols; i++) {
+                double sum = 0;
+                for (int64_t n = 0; n < m; n++)
+                    sum += z[n * vocab + v] * get(x, (first + n) * n_cols + i);
+                set(dw, v * n_cols + i, get(dw, v * n_cols + i) + sum);
+            }
+        }
+    }
+}
+
+const lm_kernel lm_head_ref_kernels[] = {
+    { "head_loss", LM_DTYPE_NONE, LM_CPU_REF, head_loss, head_work },
+    { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
+};

@@ -1,0 +1,71 @@
+/* optim_ref.c -- the definition of the optim family (kernels/optim.h). */
+#include "kernels/optim.h"
+
+#include <math.h>
+
+#include "kernels/cpu/ref.h"
+#include "kernels/cpu/tables.h"
+
+/* The gradient as the step sees it: clipped by norm (scale), then by value; NaN passes. */
+static double clipped(double g, double scale, double bound)
+{
+    g *= scale;
+    if (bound > 0)
+        g = g > bound ? bound : g < -bound ? -bound : g;
+    return g;
+}
+
+static void adamw(const lm_call *c)
+{
+    const lm_adamw_attr *a = c->attr;
+    lm_tensor *p = &c->out[0], *m = &c->out[1], *v = &c->out[2], *copy = opt_out(c, 3);
+    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
+        double g = clipped(get(&c->in[0], i), a->g_scale, a->clip_value);
+        double mi = a->beta1 * get(m, i) + (1 - a->beta1) * g;
+        double vi = a->beta2 * get(v, i) + (1 - a->beta2) * g * g;
+        double step = a->lr * (mi / a->bc1) / (sqrt(vi / a->bc2) + a->eps);
+        set(m, i, mi);
+        set(v, i, vi);
+        set(p, i, get(p, i) * (1 - a->lr * a->weight_decay) - step);
+        if (copy)
+            set(copy, i, get(p, i));
+    }
+}
+
+static void sgd(const lm_call *c)
+{
+    const lm_sgd_attr *a = c->attr;
+    lm_tensor *p = &c->out[0], *buf = opt_out(c, 1), *copy = opt_out(c, 2);
+    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
+        double d = clipped(get(&c->in[0], i), a->g_scale, a->clip_value);
+        d += a->weight_decay * get(p, i);
+        if (buf) {
+            double b = a->first ? d : a->momentum * get(buf, i) + (1 - a->dampening) * d;
+            set(buf, i, b);
+            d = a->nesterov ? d + a->momentum * b : b;
+        }
+        set(p, i, get(p, i) - a->lr * d);
+        if (copy)
+            set(copy, i, get(p, i));
+    }
+}
+
+static void sumsq(const lm_call *c)
+{
+    double total = 0;
+    int64_t count = lm_tensor_count(&c->in[0]), block = 65536;
+    for (int64_t first = 0; first < count; first += block) {
+        double sum = 0;
+        for (int64_t i = first; i < count && i < first + block; i++)
+            sum += get(&c->in[0], i) * get(&c->in[0], i);
+        total += sum;
+    }
+    set(&c->out[0], 0, total);
+}
+
+const lm_kernel lm_optim_ref_kernels[] = {
+    { "adamw", LM_DTYPE_NONE, LM_CPU_REF, adamw, NULL },
+    { "sgd", LM_DTYPE_NONE, LM_CPU_REF, sgd, NULL },
+    { "sumsq", LM_DTYPE_NONE, LM_CPU_REF, sumsq, NULL },
+    { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
+};

@@ -1,0 +1,81 @@
+/* table.c -- every CPU kernel, and the choice among them. */
+#include <string.h>
+
+#include "kernels/cpu/tables.h"
+
+/* A source file that is not there yet has no table. */
+static const lm_kernel *const tables[] = {
+#if __has_include("kernels/cpu/linear_ref.c")
+    lm_linear_ref_kernels,
+#endif
+#if __has_include("kernels/cpu/linear_simd.c") || __has_include("kernels/cpu/linear_avx2.c")
+    lm_linear_avx2_kernels,
+#endif
+#if __has_include("kernels/cpu/linear_simd.c") || __has_include("kernels/cpu/linear_avx512.c")
+    lm_linear_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/linear_amx.c")
+    lm_linear_amx_kernels,
+#endif
+#if __has_include("kernels/cpu/attention_ref.c")
+    lm_attention_ref_kernels,
+#endif
+#if __has_include("kernels/cpu/attention_simd.c") || __has_include("kernels/cpu/attention_avx2.c")
+    lm_attention_avx2_kernels,
+#endif
+#if __has_include("kernels/cpu/attention_simd.c") || __has_include("kernels/cpu/attention_avx512.c")
+    lm_attention_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/attention_amx.c")
+    lm_attention_amx_kernels,
+#endif
+    lm_norm_ref_kernels,         lm_rope_ref_kernels,           lm_elementwise_ref_kernels,
+    lm_embed_ref_kernels,        lm_head_ref_kernels,           lm_optim_ref_kernels,
+#if __has_include("kernels/cpu/norm_simd.c")
+    lm_norm_avx2_kernels,        lm_norm_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/rope_simd.c")
+    lm_rope_avx2_kernels,        lm_rope_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/elementwise_simd.c")
+    lm_elementwise_avx2_kernels, lm_elementwise_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/embed_simd.c")
+    lm_embed_avx2_kernels,       lm_embed_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/head_simd.c")
+    lm_head_avx2_kernels,        lm_head_avx512_kernels,
+#endif
+#if __has_include("kernels/cpu/head_amx.c")
+    lm_head_amx_kernels,
+#endif
+#if __has_include("kernels/cpu/optim_simd.c")
+    lm_optim_avx2_kernels,       lm_optim_avx512_kernels,
+#endif
+};
+enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
+
+const lm_kernel *lm_cpu_kernel(const char *op, lm_dtype act, lm_cpu_level max)
+{
+    const lm_kernel *best = NULL;
+    for (int t = 0; t < N_TABLES; t++) {
+        for (const lm_kernel *k = tables[t]; k->op; k++) {
+            if (k->level > max || (k->act != act && k->act != LM_DTYPE_NONE) || strcmp(k->op, op))
+                continue;
+            bool exact = k->act == act;
+            bool best_exact = best && best->act == act;
+            if (!best || exact > best_exact || (exact == best_exact && k->level > best->level))
+                best = k;
+        }
+    }
+    return best;
+}
+
+const lm_kernel *lm_cpu_kernel_at(int i)
+{
+    for (int t = 0; i >= 0 && t < N_TABLES; t++)
+        for (const lm_kernel *k = tables[t]; k->op; k++)
+            if (i-- == 0)
+                return k;
+    return NULL;
+}

@@ -1,0 +1,26 @@
+/* tables.h -- the kernel tables of the CPU backend, one for each family and level: arrays that end
+ * with an entry whose op is NULL.  A new table is declared here and listed in table.c. */
+#ifndef LM_KERNELS_CPU_TABLES_H
+#define LM_KERNELS_CPU_TABLES_H
+
+#include "kernels/kernel.h"
+
+extern const lm_kernel lm_linear_ref_kernels[], lm_linear_avx2_kernels[],
+    lm_linear_avx512_kernels[], lm_linear_amx_kernels[];
+extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
+    lm_attention_avx512_kernels[], lm_attention_amx_kernels[];
+extern const lm_kernel lm_norm_ref_kernels[], lm_norm_avx2_kernels[], lm_norm_avx512_kernels[];
+extern const lm_kernel lm_rope_ref_kernels[], lm_rope_avx2_kernels[], lm_rope_avx512_kernels[];
+extern const lm_kernel lm_elementwise_ref_kernels[], lm_elementwise_avx2_kernels[],
+    lm_elementwise_avx512_kernels[];
+extern const lm_kernel lm_embed_ref_kernels[], lm_embed_avx2_kernels[], lm_embed_avx512_kernels[];
+extern const lm_kernel lm_head_ref_kernels[], lm_head_avx2_kernels[], lm_head_avx512_kernels[],
+    lm_head_amx_kernels[];
+extern const lm_kernel lm_optim_ref_kernels[], lm_optim_avx2_kernels[], lm_optim_avx512_kernels[];
+
+/* NAME_simd.c is compiled once for each width, with LM_SIMD = avx2 or avx512; this names its table.
+ */
+#define LM_TABLE_PASTE(family, level) lm_##family##_##level##_kernels
+#define LM_TABLE_NAME(family, level)  LM_TABLE_PASTE(family, level)
+
+#endif
