@@ -1,18 +1,17 @@
-/* input.h -- documents from files, archives and pipes, one after the other, in memory bounded by
- * the largest document.
+/* input.h -- documents from files, archives and pipes, in memory bounded by the largest document.
  *
  * Two layers of decoding, both chosen by content, never by trust in a name:
- * 1. A file may be compressed (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress) and may be an
- * archive (tar, zip, 7zip, rar, cab, xar, iso9660); members may be compressed once more.  Members
- * are only read, in the order of the archive; their names serve messages and their sizes are not
- * believed.
- * 2. The bytes inside are JSONL (one object a line, the text in one field) or plain text (one
- *    document a file, or cut at blank lines or at a separator).  AUTO takes .jsonl and .ndjson as
- *    JSONL, .txt and .text as text, and everything else by its first byte: '{' means JSONL.
+ * - A file may be compressed (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress) and may be an
+ *   archive (tar, zip, 7zip, rar, cab, xar, iso9660); members may be compressed once more.
+ *   Members are only read, in the order of the archive; their names serve messages and their sizes
+ *   are not believed.
+ * - The bytes inside are JSONL (one object a line, the text in one field) or plain text (one
+ *   document a file, or cut at blank lines or at a separator).  AUTO takes .jsonl and .ndjson as
+ *   JSONL, .txt and .text as text, and everything else by its first byte: '{' means JSONL.
  *
  * Reading is split in two so that the costly half can run on many threads:
- *     lm_input_next    serial: cuts the next raw document out of the stream
- *     lm_doc_decode    any thread: checks UTF-8, parses JSON, finds the text
+ * - lm_input_next, serial: cuts the next raw document out of the stream;
+ * - lm_doc_decode, any thread: checks UTF-8, parses JSON, finds the text.
  * lm_input_read does both and passes over what is to be skipped. */
 #ifndef LM_FORMAT_INPUT_H
 #define LM_FORMAT_INPUT_H

@@ -1,0 +1,107 @@
+/* tokens.h -- token datasets: Megatron, llm.c and nanoGPT shards behind one handle.
+ *
+ * Readers see one flat stream of ids [0, count) with document starts, whatever the format:
+ * - Megatron: NAME.bin holds the ids and nothing else, NAME.idx where sequences and documents
+ *   begin. Little-endian; the layout of .idx:
+ *       bytes 0-8    "MMIDIDX\0\0"          8 + 8 + 1 + 8 + 8 = 34 bytes of header in all
+ *       u64          version, 1
+ *       u8           id type: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16 (6, 7 are floats: refused)
+ *       u64          sequences S
+ *       u64          documents D, plus 1
+ *       i32 [S]      length of each sequence, in ids
+ *       i64 [S]      byte offset of each sequence in .bin; must be the running sum of lengths
+ *       i64 [D+1]    first sequence of each document; from 0 up to S
+ *       i8  [S]      modes, optional, not read
+ * - llm.c: 256 i32 of header (magic 20240520 version 1: u16 ids, GPT-2; magic 20240801 version 7:
+ *   u32 ids, Llama-3; [2] = number of ids), then the ids.  A document begins with its
+ *   end-of-text id: 50256, and 128000 for Llama-3.
+ * - nanoGPT: u16 ids and nothing else.  A document ends with its end-of-text id.
+ * llm.c and nanoGPT shards may be numbered, NAME_000000.bin and on; they read as one stream.
+ *
+ * Sources: megatron/core/datasets/indexed_dataset.py; llm.c dev/data/data_common.py; nanoGPT
+ * data/openwebtext/prepare.py. */
+#ifndef LM_FORMAT_TOKENS_H
+#define LM_FORMAT_TOKENS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/par.h"
+
+typedef enum {
+    LM_TOKENS_AUTO,
+    LM_TOKENS_MEGATRON,
+    LM_TOKENS_LLMC,
+    LM_TOKENS_NANOGPT,
+} lm_tokens_kind;
+const char *lm_tokens_kind_name(lm_tokens_kind k); /* "megatron", "llmc", "nanogpt"; AUTO: "auto" */
+
+typedef struct lm_tokens lm_tokens;
+
+/* Open a dataset.  `path` is 'data/train', 'data/train.bin', 'data/train.idx', or an llm.c or
+ * nanoGPT shard; with AUTO the kind follows from an .idx beside the .bin, else from the magic
+ * number, else it is nanoGPT.  Files are mapped; every header, length and offset is checked against
+ * the file sizes, in 64 bits.  `eot` is the id between documents for llm.c and nanoGPT, -1: the one
+ * known for the format, or none (then all is one document).  No id is looked at here: see
+ * lm_tokens_check. Fails: LM_EIO if nothing is there (naming what was looked for), LM_EFORMAT for
+ * malformed, truncated or missing shards.  A dataset without ids opens; callers decide. */
+lm_code lm_tokens_open(const char *path, lm_tokens_kind kind, int64_t eot, lm_tokens **out,
+                       lm_err *e);
+void lm_tokens_close(lm_tokens *t);
+
+const char *lm_tokens_path(const lm_tokens *t); /* as given; borrowed */
+lm_tokens_kind lm_tokens_format(const lm_tokens *t);
+int64_t lm_tokens_eot(const lm_tokens *t);       /* -1 if none */
+int64_t lm_tokens_count(const lm_tokens *t);     /* ids in all */
+int lm_tokens_id_bytes(const lm_tokens *t);      /* 1, 2, 4, 8 */
+int64_t lm_tokens_sequences(const lm_tokens *t); /* Megatron; else the number of shards */
+
+/* Read ids [at, at + n) into dst.  Negative ids and those over 32 bits read as UINT32_MAX.  Any
+ * thread. Fails: LM_EUSAGE if the range leaves the dataset. */
+lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst, lm_err *e);
+
+/* Find the documents.  Free for Megatron; one parallel pass over the ids for llm.c and nanoGPT,
+ * once. Must be called before the three below.  p may be NULL. */
+lm_code lm_tokens_index(lm_tokens *t, lm_par *p, lm_err *e);
+int64_t lm_tokens_docs(const lm_tokens *t);
+/* First id of document d in [0, docs]; docs gives count.  Documents may be empty. */
+int64_t lm_tokens_doc_start(const lm_tokens *t, int64_t d);
+/* The document that holds id `at` in [0, count). */
+int64_t lm_tokens_doc_of(const lm_tokens *t, int64_t at);
+
+/* Largest id, by one parallel pass over the ids, remembered; 0 when there are none. */
+uint32_t lm_tokens_max(lm_tokens *t, lm_par *p);
+/* All ids are below `vocab`?  LM_EFORMAT with the first bad one: its place, its value, and vocab.
+ */
+lm_code lm_tokens_check(lm_tokens *t, int64_t vocab, lm_par *p, lm_err *e);
+
+/* ---- writing ---- */
+
+typedef struct lm_tokens_writer lm_tokens_writer;
+typedef struct {
+    lm_tokens_kind kind;  /* AUTO = Megatron */
+    int64_t vocab;        /* ids are below it: chooses u16 or i32/u32; checked for every id */
+    int64_t shard_tokens; /* llm.c, nanoGPT: at most so many ids a shard, NAME_000000.bin and on;
+                             0 = one file NAME.bin */
+    bool force;           /* replace existing files */
+} lm_tokens_writer_opts;
+
+/* Start writing the dataset `prefix` ('data/train').  Nothing appears under its name before commit.
+ * The id type: Megatron u16 if vocab < 65500 else i32; llm.c the GPT-2 layout if vocab <= 65536,
+ * else the Llama-3 layout; nanoGPT u16, and LM_EUSAGE if vocab > 65536. Fails: LM_EUSAGE if a
+ * target exists and !force; LM_EIO. */
+lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_tokens_writer **out,
+                         lm_err *e);
+/* Append a sequence (n may be 0; in pieces of at most 2^31-1 ids).  LM_EFORMAT for an id that is
+ * not below vocab; LM_ELIMIT when a single llm.c file would pass 2^31-1 ids. */
+lm_code lm_tokens_put(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_err *e);
+/* The sequences since the last call make a document (none: an empty one). */
+lm_code lm_tokens_end_doc(lm_tokens_writer *w, lm_err *e);
+int64_t lm_tokens_written(const lm_tokens_writer *w);
+int64_t lm_tokens_written_docs(const lm_tokens_writer *w);
+/* Publish; an open document is ended first.  w is gone afterwards, whatever the result. */
+lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e);
+void lm_tokens_drop(lm_tokens_writer *w); /* NULL is fine; leaves nothing behind */
+
+#endif
