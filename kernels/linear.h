@@ -9,7 +9,7 @@
  *            out dw [M,K] F32 (acc), db [M] F32 (optional, acc)   dw (+)= dy^T x; db (+)= column sums of dy
  * No operand aliases another.  Tolerance against linear_ref in double: relative L2 1e-6 (F32), 4e-3 (BF16).
  *
- * gemm() below is what they are made of, exported for the head and for the bench. */
+ * lm_gemm_run below is what they are made of, exported for the head and for the bench. */
 #ifndef LM_KERNELS_LINEAR_H
 #define LM_KERNELS_LINEAR_H
 
@@ -19,8 +19,16 @@ typedef struct {
     lm_acc acc; /* linear_dw only */
 } lm_linear_attr;
 
-/* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns).  ta: A is stored [k,m]; tb: B is stored
- * [n,k].  a and b have dtype ab (BF16 or F32); c has dtype cd (BF16 or F32). */
+/* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major, any m, n, k >= 1.
+ * ta: A is stored [k,m]; tb: B is stored [n,k].  a and b have dtype ab (BF16 or F32); c has dtype cd (BF16 or
+ * F32).  Sums run over k in order in F32 (reference: in double), so the bits depend on the level and on the
+ * shape, never on the number of threads.  Nothing outside the named matrices is read or written.
+ *
+ * Weights that serve many products unchanged (forward, backward and all micro-batches of one optimiser step,
+ * or every token of a generation) can be packed once: lm_gemm_pack writes op(B) in the layout of that level
+ * into lm_gemm_pack_size bytes (64-byte aligned), and a call with b_packed = that memory reads it instead
+ * of b.  The packed form depends on (n, k, ab, level), not on m or threads; y = x w^T and dx = dy w need one
+ * each.  With m <= LM_GEMM_SMALL_M the plain b is read when given: it is no larger than the packed form. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype ab, cd;
@@ -28,10 +36,19 @@ typedef struct {
     const void *a, *b;
     int64_t lda, ldb, ldc;
     void *c;
-    const float *bias; /* [n] or NULL */
-    void *work;        /* lm_gemm_work bytes */
+    const float *bias;    /* [n] or NULL */
+    void *work;           /* lm_gemm_work bytes, 64-byte aligned */
+    const void *b_packed; /* from lm_gemm_pack, or NULL; then b may be NULL */
+    float *a_sum;         /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
+    bool a_sum_add;
 } lm_gemm;
+
+/* Up to this many rows a product streams op(B) once without packing it (decoding). */
+#define LM_GEMM_SMALL_M 8
+
 size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads);
 void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par);
+size_t lm_gemm_pack_size(const lm_gemm *g, lm_cpu_level level); /* 0: this level has no packed form */
+void lm_gemm_pack(const lm_gemm *g, lm_cpu_level level, lm_par *par, void *dst);
 
 #endif
