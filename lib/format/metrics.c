@@ -1,0 +1,273 @@
+/* metrics.c -- the writer of metrics lines.  See metrics.h and lm-metrics(5).
+ *
+ * A record is put together in one buffer that is kept from line to line and leaves by one write(2).
+ */
+#include "format/metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+
+/* Longer than any record of train, so that a step allocates nothing. */
+enum { FIRST_ROOM = 8192 };
+
+struct lm_metrics {
+    int fd;
+    bool ours;   /* close it at the end */
+    bool silent; /* the reader went away */
+    char *name;  /* for messages */
+    lm_sink *sink;
+    lm_buf line, text; /* text: a string while it is made valid UTF-8 */
+    lm_jw json;
+    lm_err err;            /* the first failure inside a record, told by lm_metrics_end */
+    const char *nonfinite; /* kind of the first number of this record that JSON cannot hold */
+};
+
+/* "fd:N" -> N; false when dest is something else or N is no number. */
+static bool parse_fd(const char *dest, int *fd)
+{
+    int64_t n;
+
+    if (strncmp(dest, "fd:", 3) != 0 || !lm_parse_count(dest + 3, &n) || n < 0 || n > 1 << 20)
+        return false;
+    *fd = (int)n;
+    return true;
+}
+
+/* A run that was killed while it wrote leaves a cut line; close it, so that ours start on a new
+ * one. */
+static lm_code close_cut_line(int fd, const char *name, lm_err *e)
+{
+    struct stat st;
+    char last = '\n';
+
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return LM_OK;
+    if (pread(fd, &last, 1, st.st_size - 1) != 1) {
+        return lm_fail(e, LM_EIO, name, NULL, "cannot read the end of the file");
+    }
+    return last == '\n' ? LM_OK : lm_write_all(fd, "\n", 1, name, e);
+}
+
+static lm_code open_file(const char *path, lm_metrics_mode mode, int *fd, lm_err *e)
+{
+    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND;
+    struct stat st;
+
+    /* Only a regular file can be in the way; a fifo or a device is there to be written to. */
+    if (mode == LM_METRICS_NEW && stat(path, &st) == 0 && S_ISREG(st.st_mode))
+        return lm_fail(e, LM_EUSAGE, path, "choose another name, or force it", "exists already");
+    if (mode == LM_METRICS_REPLACE)
+        flags |= O_TRUNC;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        flags = O_WRONLY | O_CLOEXEC;
+    *fd = open(path, flags, 0666);
+    if (*fd < 0)
+        return lm_fail(e, LM_EIO, path,
+                       errno == ENOENT ? "make the folder that it lies in first" : NULL,
+                       "cannot open for writing");
+    return LM_OK;
+}
+
+lm_code lm_metrics_open(const char *dest, lm_metrics_mode mode, lm_sink *sink, lm_metrics **out,
+                        lm_err *e)
+{
+    lm_metrics *m = NULL;
+    lm_code rc = lm_alloc_n(&m, 1, sizeof *m, "metrics writer", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    m->fd = -1;
+    m->sink = sink;
+    if (strcmp(dest, "-") == 0) {
+        m->fd = STDOUT_FILENO;
+        rc = lm_strdup(&m->name, "standard output", e);
+    } else if (strncmp(dest, "fd:", 3) == 0) {
+        if (!parse_fd(dest, &m->fd) || fcntl(m->fd, F_GETFL) < 0)
+            rc = lm_fail(e, LM_EUSAGE, dest, "open it first, for example: 3>run.jsonl with fd:3",
+                         "is not an open file descriptor");
+        else
+            rc = lm_strdup(&m->name, dest, e);
+    } else {
+        rc = open_file(dest, mode, &m->fd, e);
+        m->ours = !rc;
+        if (!rc && mode == LM_METRICS_APPEND)
+            rc = close_cut_line(m->fd, dest, e);
+        if (!rc)
+            rc = lm_strdup(&m->name, dest, e);
+    }
+    if (!rc)
+        rc = lm_buf_room(&m->line, FIRST_ROOM, e);
+    if (rc) {
+        lm_metrics_close(m, e);
+        return rc;
+    }
+    *out = m;
+    return LM_OK;
+}
+
+void lm_metrics_begin(lm_metrics *m, const char *event)
+{
+    if (!m || m->silent)
+        return;
+    m->line.len = 0;
+    m->nonfinite = NULL;
+    m->err = (lm_err){ 0 };
+    lm_jw_begin(&m->json, &m->line, 0, &m->err);
+    lm_jw_obj(&m->json, NULL);
+    lm_jw_str(&m->json, "event", event);
+}
+
+void lm_metrics_int(lm_metrics *m, const char *key, int64_t v)
+{
+    if (m && !m->silent)
+        lm_jw_int(&m->json, key, v);
+}
+
+/* Remember the kind of a number that is about to become null. */
+static void note_number(lm_metrics *m, double v)
+{
+    if (!isfinite(v) && !m->nonfinite)
+        m->nonfinite = isnan(v) ? "nan" : v > 0 ? "inf" : "-inf";
+}
+
+void lm_metrics_f32(lm_metrics *m, const char *key, double v)
+{
+    if (!m || m->silent)
+        return;
+    note_number(m, v);
+    lm_jw_f32(&m->json, key, v);
+}
+
+void lm_metrics_f64(lm_metrics *m, const char *key, double v)
+{
+    if (!m || m->silent)
+        return;
+    note_number(m, v);
+    lm_jw_f64(&m->json, key, v);
+}
+
+/* File names are bytes; JSON strings are UTF-8: each byte that is not becomes U+FFFD. */
+static void put_text(lm_metrics *m, const char *key, const char *s)
+{
+    size_t len = strlen(s), ok = lm_utf8_valid(s, len);
+
+    if (ok == len) {
+        lm_jw_str(&m->json, key, s);
+        return;
+    }
+    m->text.len = 0;
+    while (len > 0) {
+        ok = lm_utf8_valid(s, len);
+        if (lm_buf_add(&m->text, s, ok, &m->err) ||
+            (ok < len && lm_buf_add(&m->text, "\xEF\xBF\xBD", 3, &m->err)))
+            return;
+        s += ok + (ok < len);
+        len -= ok + (ok < len);
+    }
+    lm_jw_strn(&m->json, key, m->text.data, m->text.len);
+}
+
+void lm_metrics_str(lm_metrics *m, const char *key, const char *s)
+{
+    if (!m || m->silent)
+        return;
+    if (s)
+        put_text(m, key, s);
+    else
+        lm_jw_str(&m->json, key, NULL);
+}
+
+void lm_metrics_bool(lm_metrics *m, const char *key, bool v)
+{
+    if (m && !m->silent)
+        lm_jw_bool(&m->json, key, v);
+}
+
+void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, int argc,
+                          char *const *argv, int64_t seed)
+{
+    if (!m || m->silent)
+        return;
+    lm_metrics_begin(m, "run");
+    lm_metrics_str(m, "tool", tool);
+    lm_metrics_str(m, "version", version);
+    lm_jw_arr(&m->json, "argv");
+    for (int i = 0; i < argc; i++)
+        put_text(m, NULL, argv[i]);
+    lm_jw_close_arr(&m->json);
+    lm_metrics_int(m, "seed", seed);
+}
+
+/* One write(2) for the line; what a short write (a full pipe) left over follows. */
+static lm_code write_line(lm_metrics *m, lm_err *e)
+{
+    const char *p = m->line.data;
+    size_t left = m->line.len;
+
+    while (left > 0) {
+        ssize_t n = write(m->fd, p, left);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EPIPE) {
+            m->silent = true;
+            lm_log(m->sink, LM_LOG_WARN, "%s: nobody reads the metrics any more; they are dropped",
+                   m->name);
+            return LM_OK;
+        }
+        if (n < 0)
+            return lm_fail(e, LM_EIO, m->name, "make room, or give --metrics another place",
+                           "cannot write metrics");
+        p += n;
+        left -= (size_t)n;
+    }
+    return LM_OK;
+}
+
+lm_code lm_metrics_end(lm_metrics *m, lm_err *e)
+{
+    lm_code rc;
+
+    if (!m || m->silent)
+        return LM_OK;
+    if (m->nonfinite)
+        lm_jw_str(&m->json, "nonfinite", m->nonfinite);
+    lm_jw_close_obj(&m->json);
+    rc = lm_jw_end(&m->json);
+    if (!rc && m->err.code)
+        rc = m->err.code;
+    if (rc)
+        return lm_fail(e, rc, m->name, m->err.todo, "%s", m->err.what);
+    if (m->line.len > 0 && m->line.data[m->line.len - 1] != '\n') {
+        rc = lm_buf_add(&m->line, "\n", 1, e);
+        if (rc)
+            return rc;
+    }
+    return write_line(m, e);
+}
+
+lm_code lm_metrics_close(lm_metrics *m, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    if (!m)
+        return LM_OK;
+    if (m->ours && m->fd >= 0 && close(m->fd))
+        rc = lm_fail(e, LM_EIO, m->name ? m->name : "metrics", NULL, "cannot close");
+    lm_buf_fini(&m->line);
+    lm_buf_fini(&m->text);
+    lm_free(m->name);
+    lm_free(m);
+    return rc;
+}
