@@ -1,0 +1,106 @@
+/* file.c -- inputs: mapped, or read whole; and the write that does not stop halfway. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+lm_code lm_map_open(const char *path, lm_map *out, lm_err *e)
+{
+    static const uint8_t nothing[1];
+    struct stat st;
+    void *p;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    *out = (lm_map){ .fd = -1 };
+    if (fd < 0)
+        return lm_fail(e, LM_EIO, path, NULL, "cannot open");
+    if (fstat(fd, &st)) {
+        lm_fail(e, LM_EIO, path, NULL, "cannot examine");
+        close(fd);
+        return LM_EIO;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return lm_fail(e, LM_EFORMAT, path, NULL,
+                       S_ISDIR(st.st_mode) ? "this is a folder, a file is needed"
+                                           : "not a regular file, it cannot be mapped");
+    }
+    if (st.st_size == 0) {
+        *out = (lm_map){ nothing, 0, fd };
+        return LM_OK;
+    }
+    p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (p == MAP_FAILED) {
+        lm_fail(e, LM_EIO, path, NULL, "cannot map %lld bytes", (long long)st.st_size);
+        close(fd);
+        return LM_EIO;
+    }
+    *out = (lm_map){ p, (size_t)st.st_size, fd };
+    return LM_OK;
+}
+
+void lm_map_close(lm_map *m)
+{
+    if (!m->data)
+        return;
+    if (m->size)
+        munmap((void *)m->data, m->size);
+    close(m->fd);
+    *m = (lm_map){ .fd = -1 };
+}
+
+lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
+{
+    bool std = !strcmp(path, "-");
+    const char *name = std ? "standard input" : path;
+    int fd = std ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    size_t start = out->len;
+    ssize_t got = 1;
+    lm_code rc = LM_OK;
+
+    if (fd < 0)
+        return lm_fail(e, LM_EIO, path, NULL, "cannot open");
+    while (!rc && got > 0) {
+        rc = lm_buf_room(out, 65536, e);
+        if (rc)
+            break;
+        do {
+            got = read(fd, out->data + out->len, 65536);
+        } while (got < 0 && errno == EINTR);
+        if (got < 0)
+            rc = lm_fail(e, LM_EIO, name, NULL, "cannot read");
+        else if ((size_t)got > limit - (out->len - start))
+            rc = lm_fail(e, LM_EFORMAT, name, NULL, "larger than the %zu bytes that are allowed",
+                         limit);
+        else
+            out->len += (size_t)got;
+    }
+    if (out->data)
+        out->data[out->len] = 0;
+    if (!std)
+        close(fd);
+    return rc;
+}
+
+lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e)
+{
+    const char *p = data;
+
+    while (len) {
+        ssize_t put = write(fd, p, len);
+
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return lm_fail(e, LM_EIO, where, NULL, "cannot write");
+        p += put;
+        len -= (size_t)put;
+    }
+    return LM_OK;
+}

@@ -1,0 +1,176 @@
+/* json.c -- reading: jansson's parser with our limits and our messages. */
+#include "base/json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+enum { DEEPEST = 512 };
+
+/* Brackets outside strings; the parser recurses, so this is asked first. */
+static bool too_deep(const char *text, size_t len)
+{
+    int depth = 0;
+    bool quoted = false;
+
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+
+        if (quoted) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                quoted = false;
+        } else if (c == '"') {
+            quoted = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > DEEPEST)
+                return true;
+        } else if (c == '}' || c == ']') {
+            depth--;
+        }
+    }
+    return false;
+}
+
+lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e)
+{
+    json_error_t j;
+
+    if (too_deep(text, len))
+        return lm_fail(e, LM_EFORMAT, where, NULL, "JSON nested deeper than %d", DEEPEST);
+    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &j);
+    if (*out)
+        return LM_OK;
+    if (json_error_code(&j) == json_error_out_of_memory)
+        return lm_fail(e, LM_ELIMIT, where, NULL, "no memory for a JSON text of %zu bytes", len);
+    for (char *s = j.text; *s; s++) /* the text may quote raw bytes of the input */
+        *s = *s < ' ' || *s > '~' ? '?' : *s;
+    return lm_fail(e, LM_EFORMAT, where, NULL, "not valid JSON, line %d column %d: %s", j.line,
+                   j.column, j.text);
+}
+
+lm_code lm_json_load(const char *path, size_t limit, json_t **out, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_file_read(path, limit, &text, e);
+
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, path, out, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+/* The member, or NULL when it is absent or null. */
+static lm_code find(const json_t *obj, const char *key, const json_t **out, const char *where,
+                    lm_err *e)
+{
+    if (!json_is_object(obj))
+        return lm_fail(e, LM_EFORMAT, where, NULL, "a JSON object is needed to hold '%s'", key);
+    *out = json_object_get(obj, key);
+    if (json_is_null(*out))
+        *out = NULL;
+    return LM_OK;
+}
+
+static const char *type_name(const json_t *v)
+{
+    static const char *const names[] = { "an object",     "an array", "a string", "an integer",
+                                         "a real number", "true",     "false",    "null" };
+
+    return names[json_typeof(v)];
+}
+
+static lm_code wrong_type(const json_t *v, const char *key, const char *need, const char *where,
+                          lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, where, NULL, "'%s' is %s, %s is needed", key, type_name(v), need);
+}
+
+static lm_code check_int(const json_t *v, const char *key, int64_t min, int64_t max, int64_t *out,
+                         const char *where, lm_err *e)
+{
+    int64_t n;
+
+    if (!json_is_integer(v))
+        return wrong_type(v, key, "an integer", where, e);
+    n = json_integer_value(v);
+    if (n < min || n > max)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "'%s' is %" PRId64 ", %" PRId64 " to %" PRId64 " is possible", key, n, min,
+                       max);
+    *out = n;
+    return LM_OK;
+}
+
+lm_code lm_json_i64(const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out,
+                    const char *where, lm_err *e)
+{
+    const json_t *v;
+    lm_code rc = find(obj, key, &v, where, e);
+
+    if (rc)
+        return rc;
+    if (!v)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "'%s' is missing", key);
+    return check_int(v, key, min, max, out, where, e);
+}
+
+lm_code lm_json_i64_or(const json_t *obj, const char *key, int64_t dflt, int64_t min, int64_t max,
+                       int64_t *out, const char *where, lm_err *e)
+{
+    const json_t *v;
+    lm_code rc = find(obj, key, &v, where, e);
+
+    if (rc)
+        return rc;
+    if (v)
+        return check_int(v, key, min, max, out, where, e);
+    *out = dflt;
+    return LM_OK;
+}
+
+lm_code lm_json_f64_or(const json_t *obj, const char *key, double dflt, double *out,
+                       const char *where, lm_err *e)
+{
+    const json_t *v;
+    lm_code rc = find(obj, key, &v, where, e);
+
+    if (rc)
+        return rc;
+    if (v && !json_is_number(v))
+        return wrong_type(v, key, "a number", where, e);
+    *out = v ? json_number_value(v) : dflt;
+    return LM_OK;
+}
+
+lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out, const char *where,
+                        lm_err *e)
+{
+    const json_t *v;
+    lm_code rc = find(obj, key, &v, where, e);
+
+    if (rc)
+        return rc;
+    if (v && !json_is_boolean(v))
+        return wrong_type(v, key, "true or false", where, e);
+    *out = v ? json_is_true(v) : dflt;
+    return LM_OK;
+}
+
+lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, const char **out,
+                       const char *where, lm_err *e)
+{
+    const json_t *v;
+    lm_code rc = find(obj, key, &v, where, e);
+
+    if (rc)
+        return rc;
+    if (v && !json_is_string(v))
+        return wrong_type(v, key, "a string", where, e);
+    *out = v ? json_string_value(v) : dflt;
+    return LM_OK;
+}

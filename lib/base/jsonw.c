@@ -1,0 +1,184 @@
+/* jsonw.c -- the streaming JSON writer. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+
+static void put(lm_jw *w, const char *s, size_t len)
+{
+    if (!w->rc)
+        w->rc = lm_buf_add(w->buf, s, len, w->err);
+}
+
+static void new_line(lm_jw *w)
+{
+    if (!w->indent)
+        return;
+    put(w, "\n", 1);
+    for (int i = 0; i < w->depth * w->indent; i++)
+        put(w, " ", 1);
+}
+
+static void escape(lm_jw *w, unsigned char c)
+{
+    static const char hex[] = "0123456789abcdef", from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    const char *at = c ? strchr(from, c) : NULL;
+    char out[6] = { '\\', 'u', '0', '0', hex[c >> 4], hex[c & 15] };
+
+    if (at)
+        out[1] = to[at - from];
+    put(w, out, at ? 2 : 6);
+}
+
+static void quote(lm_jw *w, const char *s, size_t len)
+{
+    size_t start = 0, at = 0;
+
+    put(w, "\"", 1);
+    while (at < len) {
+        unsigned char c = (unsigned char)s[at];
+
+        if (c >= 0x80 && !lm_utf8_valid(s + at, len - at < 4 ? len - at : 4)) {
+            put(w, s + start, at - start);
+            put(w, "\xEF\xBF\xBD", 3); /* U+FFFD: what we write is JSON whatever came in */
+            start = ++at;
+        } else if (c < 0x20 || c == '"' || c == '\\' || c == 0x7F) {
+            put(w, s + start, at - start);
+            escape(w, c);
+            start = ++at;
+        } else if (c < 0x80) {
+            at++;
+        } else {
+            at += c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+        }
+    }
+    put(w, s + start, at - start);
+    put(w, "\"", 1);
+}
+
+/* What stands before every value: comma, line, key. */
+static void lead(lm_jw *w, const char *key)
+{
+    if (w->comma)
+        put(w, ",", 1);
+    if (w->depth)
+        new_line(w);
+    if (key) {
+        quote(w, key, strlen(key));
+        put(w, ": ", w->indent ? 2 : 1);
+    }
+    w->comma = true;
+}
+
+void lm_jw_begin(lm_jw *w, lm_buf *buf, int indent, lm_err *e)
+{
+    *w = (lm_jw){ .buf = buf, .indent = indent, .err = e };
+}
+
+static void open_level(lm_jw *w, const char *key, const char *bracket)
+{
+    lead(w, key);
+    put(w, bracket, 1);
+    w->depth++;
+    w->comma = false;
+}
+
+static void close_level(lm_jw *w, const char *bracket)
+{
+    w->depth--;
+    if (w->comma)
+        new_line(w);
+    put(w, bracket, 1);
+    w->comma = true;
+}
+
+void lm_jw_obj(lm_jw *w, const char *key)
+{
+    open_level(w, key, "{");
+}
+
+void lm_jw_arr(lm_jw *w, const char *key)
+{
+    open_level(w, key, "[");
+}
+
+void lm_jw_close_obj(lm_jw *w)
+{
+    close_level(w, "}");
+}
+
+void lm_jw_close_arr(lm_jw *w)
+{
+    close_level(w, "]");
+}
+
+void lm_jw_strn(lm_jw *w, const char *key, const char *s, size_t len)
+{
+    lead(w, key);
+    quote(w, s, len);
+}
+
+void lm_jw_str(lm_jw *w, const char *key, const char *s)
+{
+    if (s) {
+        lm_jw_strn(w, key, s, strlen(s));
+    } else {
+        lead(w, key);
+        put(w, "null", 4);
+    }
+}
+
+void lm_jw_int(lm_jw *w, const char *key, int64_t v)
+{
+    lead(w, key);
+    if (!w->rc)
+        w->rc = lm_buf_addf(w->buf, w->err, "%" PRId64, v);
+}
+
+static void real(lm_jw *w, const char *key, double v, int digits)
+{
+    lead(w, key);
+    if (w->rc)
+        return;
+    w->rc = isfinite(v) ? lm_buf_addf(w->buf, w->err, "%.*g", digits, v)
+                        : lm_buf_add(w->buf, "null", 4, w->err);
+}
+
+void lm_jw_f32(lm_jw *w, const char *key, double v)
+{
+    real(w, key, v, 9);
+}
+
+void lm_jw_f64(lm_jw *w, const char *key, double v)
+{
+    real(w, key, v, 17);
+}
+
+void lm_jw_bool(lm_jw *w, const char *key, bool v)
+{
+    lead(w, key);
+    put(w, v ? "true" : "false", v ? 4 : 5);
+}
+
+void lm_jw_json(lm_jw *w, const char *key, const json_t *v)
+{
+    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+
+    lead(w, key);
+    if (text)
+        put(w, text, strlen(text));
+    else if (!w->rc)
+        w->rc = lm_fail(w->err, LM_ELIMIT, "memory", NULL, "no memory to write a JSON value");
+    free(text);
+}
+
+lm_code lm_jw_end(lm_jw *w)
+{
+    if (!w->rc && w->depth)
+        w->rc = lm_fail(w->err, LM_EBUG, "JSON writer", NULL, "%d levels left open", w->depth);
+    return w->rc;
+}

@@ -1,0 +1,157 @@
+/* out.c -- output files that appear whole or not at all. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/temps.h"
+
+struct lm_out {
+    lm_temp temp; /* path NULL: written in place */
+    FILE *file;
+    int fd;
+    bool borrowed; /* standard output stays open */
+    char *name;    /* as given */
+};
+
+static void free_out(lm_out *o)
+{
+    lm_temp_unregister(&o->temp);
+    lm_temp_fini(&o->temp);
+    lm_free(o->name);
+    lm_free(o);
+}
+
+static lm_code create_temp(lm_out *o, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    o->fd = -1;
+    for (int i = 0; i < 100 && !rc && o->fd < 0; i++) {
+        rc = lm_temp_name(&o->temp, i, e);
+        if (rc)
+            break;
+        o->fd = open(o->temp.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (o->fd < 0 && (errno != EEXIST || i == 99))
+            rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot create");
+    }
+    if (rc) {
+        lm_free(o->temp.path);
+        o->temp.path = NULL;
+        return rc;
+    }
+    lm_temp_register(&o->temp);
+    return LM_OK;
+}
+
+static lm_code open_target(lm_out *o, const char *path, bool force, lm_err *e)
+{
+    struct stat st;
+    lm_code rc;
+
+    if (!strcmp(path, "-")) {
+        o->borrowed = true;
+        o->fd = STDOUT_FILENO;
+        o->file = stdout;
+        return LM_OK;
+    }
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        if (S_ISDIR(st.st_mode))
+            return lm_fail(e, LM_EUSAGE, path, "name a file", "this is a folder");
+        o->fd = open(path, O_WRONLY | O_CLOEXEC); /* pipe or device */
+        if (o->fd < 0)
+            return lm_fail(e, LM_EIO, path, NULL, "cannot open for writing");
+    } else {
+        rc = lm_temp_init(&o->temp, path, force, e);
+        rc = rc ? rc : create_temp(o, e);
+        if (rc)
+            return rc;
+    }
+    o->file = fdopen(o->fd, "w");
+    if (!o->file)
+        return lm_fail(e, LM_EIO, path, NULL, "cannot open a stream");
+    return LM_OK;
+}
+
+lm_code lm_out_open(const char *path, bool force, lm_out **out, lm_err *e)
+{
+    lm_out *o;
+    lm_code rc = lm_alloc_n(&o, 1, sizeof *o, "an output file", e);
+
+    if (rc)
+        return rc;
+    o->fd = -1;
+    rc = lm_strdup(&o->name, strcmp(path, "-") ? path : "standard output", e);
+    rc = rc ? rc : open_target(o, path, force, e);
+    if (rc) {
+        lm_out_drop(o);
+        return rc;
+    }
+    *out = o;
+    return LM_OK;
+}
+
+FILE *lm_out_file(lm_out *o)
+{
+    return o->file;
+}
+
+int lm_out_fd(lm_out *o)
+{
+    return o->fd;
+}
+
+const char *lm_out_path(const lm_out *o)
+{
+    return o->name;
+}
+
+/* Everything on disk, everything checked; the stream is closed afterwards in any case. */
+static lm_code finish(lm_out *o, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    bool bad = ferror(o->file);
+
+    errno = 0;
+    if (fflush(o->file) || bad) {
+        errno = errno ? errno : EIO; /* an earlier write failed, its reason is gone */
+        rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot write");
+    }
+    if (!rc && o->temp.path && fsync(o->fd))
+        rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot sync to disk");
+    if (o->borrowed)
+        return rc;
+    if (fclose(o->file) && !rc)
+        rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot close");
+    o->file = NULL;
+    o->fd = -1;
+    return rc;
+}
+
+lm_code lm_out_commit(lm_out *o, lm_err *e)
+{
+    lm_code rc = finish(o, e);
+
+    if (!rc && o->temp.path)
+        rc = lm_temp_publish(&o->temp, e);
+    lm_out_drop(o);
+    return rc;
+}
+
+void lm_out_drop(lm_out *o)
+{
+    if (!o)
+        return;
+    if (!o->borrowed) {
+        if (o->file)
+            fclose(o->file);
+        else if (o->fd >= 0)
+            close(o->fd);
+    }
+    if (o->temp.path)
+        unlink(o->temp.path);
+    free_out(o);
+}

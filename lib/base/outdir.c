@@ -1,0 +1,156 @@
+/* outdir.c -- a folder that appears whole or not at all. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/temps.h"
+
+struct lm_outdir {
+    lm_temp temp;
+};
+
+/* A folder that this process stands in (or the root) must not be swapped away. */
+static bool holds_cwd(const char *path)
+{
+    char up[4096] = ".";
+    struct stat target, here, parent;
+
+    if (stat(path, &target) || stat(up, &here))
+        return false;
+    while (strlen(up) + 4 < sizeof up) {
+        if (here.st_dev == target.st_dev && here.st_ino == target.st_ino)
+            return true;
+        strcat(up, "/..");
+        if (stat(up, &parent) || (parent.st_dev == here.st_dev && parent.st_ino == here.st_ino))
+            return false;
+        here = parent;
+    }
+    return true;
+}
+
+static bool is_empty(const char *path)
+{
+    char **names;
+    size_t n;
+
+    if (lm_dir_list(path, &names, &n, NULL))
+        return false;
+    lm_names_free(names, n);
+    return n == 0;
+}
+
+static lm_code check_target(const char *path, bool force, lm_err *e)
+{
+    if (!lm_path_exists(path))
+        return LM_OK;
+    if (!lm_path_is_dir(path))
+        return lm_fail(e, LM_EUSAGE, path, "name a folder", "exists and is not a folder");
+    if (holds_cwd(path))
+        return lm_fail(e, LM_EUSAGE, path, "name another folder",
+                       "is or holds the current folder and cannot be replaced");
+    if (!force && !is_empty(path))
+        return lm_fail(e, LM_EUSAGE, path, "add -f to replace it", "exists already");
+    return LM_OK;
+}
+
+lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e)
+{
+    lm_outdir *d = NULL;
+    lm_code rc = check_target(path, force, e);
+
+    rc = rc ? rc : lm_alloc_n(&d, 1, sizeof *d, "an output folder", e);
+    rc = rc ? rc : lm_temp_init(&d->temp, path, force, e);
+    for (int i = 0; !rc; i++) {
+        rc = lm_temp_name(&d->temp, i, e);
+        if (rc || mkdir(d->temp.path, 0777) == 0)
+            break;
+        if (errno != EEXIST || i == 99) {
+            rc = lm_fail(e, LM_EIO, path, NULL, "cannot create");
+            lm_free(d->temp.path);
+            d->temp.path = NULL;
+        }
+    }
+    if (rc) {
+        if (d)
+            lm_temp_fini(&d->temp);
+        lm_free(d);
+        return rc;
+    }
+    lm_temp_register(&d->temp);
+    *out = d;
+    return LM_OK;
+}
+
+const char *lm_outdir_path(const lm_outdir *d)
+{
+    return d->temp.path;
+}
+
+/* fsync each file and folder below the open folder `dirfd`/`name`, the leaves first. */
+static int sync_tree(int dirfd, const char *name)
+{
+    struct dirent *d;
+    struct stat st;
+    DIR *dir = NULL;
+    int rc, fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    if (fd < 0)
+        return errno == ELOOP ? 0 : -1; /* a link has no content of its own */
+    rc = fstat(fd, &st);
+    if (!rc && S_ISDIR(st.st_mode)) {
+        dir = fdopendir(fd);
+        rc = dir ? 0 : -1;
+        while (!rc && (d = readdir(dir))) {
+            if (strcmp(d->d_name, ".") && strcmp(d->d_name, ".."))
+                rc = sync_tree(fd, d->d_name);
+        }
+    }
+    if (!rc && (S_ISDIR(st.st_mode) || S_ISREG(st.st_mode)))
+        rc = fsync(fd);
+    if (dir)
+        closedir(dir);
+    else
+        close(fd);
+    return rc;
+}
+
+lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
+{
+    lm_temp *t = &d->temp;
+    lm_code rc = LM_OK;
+
+    if (sync_tree(AT_FDCWD, t->path))
+        rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot sync to disk");
+    if (!rc && is_empty(t->target) && rmdir(t->target))
+        rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace the empty folder");
+    if (!rc && t->force && lm_path_is_dir(t->target)) {
+        /* One step: at no time is the target missing. What was there is removed under our name. */
+        if (renameat2(AT_FDCWD, t->path, AT_FDCWD, t->target, RENAME_EXCHANGE) == 0)
+            rc = lm_rm_rf(t->path, e);
+        else if (errno == EINVAL || errno == ENOSYS)
+            rc = lm_rm_rf(t->target, e);
+        else
+            rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace this folder");
+    }
+    if (!rc && lm_path_exists(t->path))
+        rc = lm_temp_publish(t, e);
+    lm_outdir_drop(d);
+    return rc;
+}
+
+void lm_outdir_drop(lm_outdir *d)
+{
+    if (!d)
+        return;
+    if (d->temp.path)
+        lm_rm_rf(d->temp.path, NULL);
+    lm_temp_unregister(&d->temp);
+    lm_temp_fini(&d->temp);
+    lm_free(d);
+}

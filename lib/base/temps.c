@@ -1,0 +1,159 @@
+/* temps.c -- temporaries beside their targets, and the list of those that are still open. */
+#include "base/temps.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static lm_temp *open_temps;
+
+void lm_temp_register(lm_temp *t)
+{
+    pthread_mutex_lock(&lock);
+    t->owner = getpid();
+    t->next = open_temps;
+    t->link = &open_temps;
+    if (open_temps)
+        open_temps->link = &t->next;
+    open_temps = t;
+    pthread_mutex_unlock(&lock);
+}
+
+void lm_temp_unregister(lm_temp *t)
+{
+    pthread_mutex_lock(&lock);
+    if (t->link) {
+        *t->link = t->next;
+        if (t->next)
+            t->next->link = t->link;
+        t->link = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void lm_out_drop_all(void)
+{
+    pthread_mutex_lock(&lock);
+    for (lm_temp *t = open_temps; t; t = t->next) {
+        if (t->path && t->owner == getpid())
+            lm_rm_rf(t->path, NULL);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* "a/b/" -> "a/b", links followed, so that a link to a file stays and its file is replaced. */
+static lm_code resolve(const char *path, char **out, lm_err *e)
+{
+    char *real = realpath(path, NULL);
+    size_t n = strlen(path);
+    lm_code rc;
+
+    if (real) {
+        rc = lm_strdup(out, real, e);
+        free(real);
+        return rc;
+    }
+    rc = lm_strdup(out, path, e);
+    while (!rc && n > 1 && (*out)[n - 1] == '/')
+        (*out)[--n] = 0;
+    return rc;
+}
+
+lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
+{
+    struct stat st;
+    const char *base;
+    size_t n;
+    lm_code rc;
+
+    *t = (lm_temp){ .force = force };
+    if (!*path)
+        return lm_fail(e, LM_EUSAGE, "output", "give a name", "the name is empty");
+    if (lstat(path, &st) == 0 && !force && !S_ISDIR(st.st_mode))
+        return lm_fail(e, LM_EUSAGE, path, "add -f to overwrite it", "exists already");
+    rc = resolve(path, &t->target, e);
+    if (rc)
+        return rc;
+    base = lm_path_base(t->target);
+    n = (size_t)(base - t->target);
+    rc = lm_strdup(&t->folder, n ? t->target : ".", e);
+    if (!rc && n)
+        t->folder[n > 1 ? n - 1 : 1] = 0;
+    if (!rc && !lm_path_is_dir(t->folder)) {
+        char todo[256];
+
+        errno = errno ? errno : ENOTDIR;
+        snprintf(todo, sizeof todo, "make the folder '%.200s' first", t->folder);
+        rc = lm_fail(e, LM_EIO, path, todo, "cannot create");
+    }
+    if (rc)
+        lm_temp_fini(t);
+    return rc;
+}
+
+lm_code lm_temp_name(lm_temp *t, int attempt, lm_err *e)
+{
+    char more[16] = "";
+
+    lm_free(t->path);
+    t->path = NULL;
+    if (attempt)
+        snprintf(more, sizeof more, ".%d", attempt);
+    /* a name may have 255 bytes, the decoration needs some of them */
+    return lm_asprintf(&t->path, e, "%s/.%.200s.tmp.%ld%s", t->folder, lm_path_base(t->target),
+                       (long)getpid(), more);
+}
+
+static lm_code sync_folder(const lm_temp *t, lm_err *e)
+{
+    int fd = open(t->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
+
+    if (fd < 0)
+        return LM_OK; /* a folder that may be written but not read */
+    rc = fsync(fd);
+    if (rc && errno != EINVAL && errno != EROFS) {
+        lm_fail(e, LM_EIO, t->folder, NULL, "cannot sync this folder");
+        close(fd);
+        return LM_EIO;
+    }
+    close(fd);
+    return LM_OK;
+}
+
+lm_code lm_temp_publish(lm_temp *t, lm_err *e)
+{
+    int rc;
+
+    if (t->force) {
+        rc = rename(t->path, t->target);
+    } else {
+        rc = renameat2(AT_FDCWD, t->path, AT_FDCWD, t->target, RENAME_NOREPLACE);
+        if (rc && (errno == EINVAL || errno == ENOSYS)) /* not on this file system */
+            rc = access(t->target, F_OK) == 0 ? (errno = EEXIST, -1) : rename(t->path, t->target);
+    }
+    if (rc && errno == EEXIST)
+        return lm_fail(e, LM_EUSAGE, t->target, "add -f to overwrite it",
+                       "has appeared in the meantime");
+    if (rc)
+        return lm_fail(e, LM_EIO, t->target, NULL, "cannot put the finished output in place");
+    lm_free(t->path);
+    t->path = NULL;
+    return sync_folder(t, e);
+}
+
+void lm_temp_fini(lm_temp *t)
+{
+    lm_free(t->path);
+    lm_free(t->target);
+    lm_free(t->folder);
+    t->path = t->target = t->folder = NULL;
+}
