@@ -111,6 +111,7 @@ void lm_st_plan_sort(lm_st_plan *p);
 size_t lm_st_plan_count(const lm_st_plan *p);
 const lm_st_tensor *lm_st_plan_at(const lm_st_plan *p, size_t i); /* offsets are valid */
 uint64_t lm_st_plan_data_bytes(const lm_st_plan *p);
+bool lm_st_plan_meta_at(const lm_st_plan *p, size_t i, const char **key, const char **value);
 /* The length field and the padded header, appended to `out`: the data starts at a multiple of 8. */
 lm_code lm_st_plan_header(const lm_st_plan *p, lm_buf *out, lm_err *e);
 

@@ -1,0 +1,167 @@
+/* safetensors.c -- one file, random access: header checked at open, data mapped and never trusted
+ * to be aligned. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "format/safetensors_table.h"
+
+struct lm_st {
+    char *path;
+    lm_map map;
+    uint64_t data_at; /* offset of the data in the file */
+    lm_st_table table;
+};
+
+static lm_code open_table(lm_st *s, lm_err *e)
+{
+    uint64_t header;
+    lm_code rc;
+
+    if (s->map.size < 8)
+        return lm_fail(e, LM_EFORMAT, s->path, "check that it is a safetensors file",
+                       "it has %zu bytes, fewer than the 8 of the length of its header",
+                       s->map.size);
+    if ((rc = lm_st_header_length(s->map.data, s->path, &header, e)))
+        return rc;
+    if (header > s->map.size - 8)
+        return lm_fail(e, LM_EFORMAT, s->path, "it is truncated: fetch or write it again",
+                       "header says it has %" PRIu64 " bytes, file has %zu", header, s->map.size);
+    s->data_at = 8 + header;
+    return lm_st_table_parse(&s->table, (const char *)s->map.data + 8, header,
+                             s->map.size - s->data_at, s->path, e);
+}
+
+lm_code lm_st_open(const char *path, lm_st **out, lm_err *e)
+{
+    lm_st *s = NULL;
+    lm_code rc = lm_alloc_n(&s, 1, sizeof *s, "safetensors file", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    s->map.fd = -1;
+    rc = lm_strdup(&s->path, path, e);
+    if (!rc && (rc = lm_map_open(path, &s->map, e)))
+        s->map = (lm_map){ .fd = -1 };
+    if (!rc)
+        rc = open_table(s, e);
+    if (rc) {
+        lm_st_close(s);
+        return rc;
+    }
+    *out = s;
+    return LM_OK;
+}
+
+void lm_st_close(lm_st *s)
+{
+    if (!s)
+        return;
+    if (s->map.fd >= 0 || s->map.data)
+        lm_map_close(&s->map);
+    lm_st_table_fini(&s->table);
+    lm_free(s->path);
+    lm_free(s);
+}
+
+const char *lm_st_path(const lm_st *s)
+{
+    return s->path;
+}
+
+uint64_t lm_st_file_bytes(const lm_st *s)
+{
+    return s->map.size;
+}
+
+size_t lm_st_count(const lm_st *s)
+{
+    return s->table.n;
+}
+
+const lm_st_tensor *lm_st_at(const lm_st *s, size_t i)
+{
+    return &s->table.tensor[i];
+}
+
+const lm_st_tensor *lm_st_find(const lm_st *s, const char *name)
+{
+    return lm_st_table_find(&s->table, name);
+}
+
+const char *lm_st_meta(const lm_st *s, const char *key)
+{
+    return lm_st_table_meta(&s->table, key);
+}
+
+bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **value)
+{
+    return lm_st_table_meta_at(&s->table, i, key, value);
+}
+
+const void *lm_st_data(const lm_st *s, const lm_st_tensor *t)
+{
+    return s->map.data + s->data_at + t->offset;
+}
+
+bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t)
+{
+    size_t size = t->dtype == LM_DTYPE_NONE ? 8 : lm_dtype_size(t->dtype);
+    return (uintptr_t)lm_st_data(s, t) % size == 0;
+}
+
+lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,
+                   lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+    uint8_t *to = dst;
+
+    if (from > t->bytes || bytes > t->bytes - from)
+        return lm_fail(e, LM_EUSAGE, s->path, NULL,
+                       "bytes %" PRIu64 " to %" PRIu64 " asked of tensor '%s', which has %" PRIu64,
+                       from, from + bytes, lm_st_show(t->name, show), t->bytes);
+    from += s->data_at + t->offset;
+    while (bytes) {
+        ssize_t n = pread(s->map.fd, to, bytes, (off_t)from);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return lm_fail(e, LM_EIO, s->path, NULL, "cannot read tensor '%s'",
+                           lm_st_show(t->name, show));
+        if (n == 0)
+            return lm_fail(e, LM_EFORMAT, s->path, NULL,
+                           "it became shorter while tensor '%s' was read",
+                           lm_st_show(t->name, show));
+        to += n;
+        from += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return LM_OK;
+}
+
+lm_code lm_st_load(const lm_st *s, const lm_st_tensor *t, lm_dtype to, void *dst, lm_err *e)
+{
+    _Alignas(64) uint8_t buf[65536];
+    char show[LM_ST_SHOWN];
+    uint8_t *out = dst;
+
+    if (t->dtype == LM_DTYPE_NONE)
+        return lm_fail(e, LM_EUSAGE, s->path, NULL,
+                       "tensor '%s' has dtype %s, which has no values here",
+                       lm_st_show(t->name, show), t->dtype_name);
+    if (t->dtype == to)
+        return lm_st_read(s, t, 0, dst, t->bytes, e);
+    size_t size = lm_dtype_size(t->dtype), out_size = lm_dtype_size(to);
+    int64_t step = (int64_t)(sizeof buf / size);
+    for (int64_t i = 0; i < t->count; i += step) {
+        int64_t n = t->count - i < step ? t->count - i : step;
+        lm_code rc = lm_st_read(s, t, (uint64_t)i * size, buf, (size_t)n * size, e);
+        if (rc)
+            return rc;
+        lm_convert(t->dtype, buf, to, out + (size_t)i * out_size, n);
+    }
+    return LM_OK;
+}
