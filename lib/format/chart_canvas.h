@@ -1,0 +1,53 @@
+/* chart_canvas.h -- inside the charts: what a back end can paint, and the one painter that all
+ * share. */
+#ifndef LM_FORMAT_CHART_CANVAS_H
+#define LM_FORMAT_CHART_CANVAS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "format/chart.h"
+
+typedef struct {
+    uint32_t rgb; /* 0xRRGGBB */
+    double alpha, width;
+    double dash; /* length of dashes and gaps; 0: none */
+} lm_pen;
+
+typedef struct {
+    uint32_t rgb;
+    double size;   /* pixels */
+    bool bold, up; /* up: turned to read from bottom to top */
+    int anchor;    /* -1 begins at x, 0 is centred on it, 1 ends there */
+} lm_face;
+
+/* Coordinates in pixels from the top left.  xy holds n pairs.  Failures are kept by the back end.
+ */
+typedef struct lm_canvas {
+    void (*path)(struct lm_canvas *c, const double *xy, size_t n, lm_pen pen);
+    void (*box)(struct lm_canvas *c, double x, double y, double w, double h, uint32_t rgb);
+    void (*dot)(struct lm_canvas *c, double x, double y, double r, uint32_t rgb); /* white rim */
+    void (*text)(struct lm_canvas *c, double x, double y, const char *s,
+                 lm_face face); /* baseline */
+    void *ctx;
+} lm_canvas;
+
+/* Paint the whole chart, background included. */
+lm_code lm_chart_paint(const lm_chart *c, int w, int h, lm_canvas *canvas, lm_err *e);
+
+/* The ranges of x over all panels and of y in one; false when no point has a place (0..1 then). */
+bool lm_chart_x_range(const lm_chart *c, double *min, double *max);
+bool lm_chart_y_range(const lm_chart *c, size_t panel, double *min, double *max);
+bool lm_chart_has_place(const lm_chart *c, const lm_chart_panel *p, double x, double y);
+
+lm_code lm_chart_check_size(int w, int h, lm_err *e);
+
+/* Copy text for a picture: valid UTF-8 as it is, anything else and control characters (a name could
+ * hold terminal commands) as U+FFFD; cut at `size`. */
+void lm_chart_clean(char *out, size_t size, const char *s);
+
+/* Code points of a UTF-8 string, control characters included. */
+size_t lm_chart_letters(const char *s);
+
+#endif
