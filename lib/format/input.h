@@ -37,14 +37,15 @@ typedef struct {
 } lm_input_opts;           /* all zero is the usual */
 
 /* One document.  Zero-initialise, reuse for many, then lm_doc_fini.  Everything in it stays valid
- * until the next call with the same lm_doc; `source` until lm_input_close. */
+ * until the next call with the same lm_doc. */
 typedef struct {
     const char *text; /* valid UTF-8, may hold NUL bytes; NULL before lm_doc_decode */
     size_t len;       /* bytes of text */
     lm_buf raw;       /* as read: the JSON line without its newline, or the piece of plain text */
     lm_buf own;       /* where text lives when it had to be unescaped */
-    size_t val_at,
-        val_end; /* JSONL: raw[val_at..val_end) is the string with its quotes; else 0, 0 */
+    lm_buf name;      /* where source lives */
+    size_t val_at;    /* JSONL: raw[val_at..val_end) is the string with its quotes; else 0, 0 */
+    size_t val_end;
     bool jsonl;
     bool skip;          /* set by lm_doc_decode: invalid UTF-8 under LM_UTF8_SKIP; text is NULL */
     int64_t bad;        /* invalid UTF-8 sequences found (0 or 1 when skipped) */

@@ -1,0 +1,346 @@
+/* input.c -- see input.h.  Cuts the bytes of source.h into raw documents. */
+#include "format/input.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "format/source.h"
+
+#define MAX_DOC_DEFAULT ((size_t)4 << 30)
+
+struct lm_input {
+    lm_input_opts o;
+    char *separator;
+    size_t max_doc, separator_len;
+    lm_source *src;
+    bool in_member, jsonl;
+    const char *p; /* the block in hand: p[at..n) is still to be cut */
+    size_t n, at;
+    int64_t line, offset; /* of p[at] in the member; line from 1 */
+    lm_input_stats st;
+};
+
+static bool blank(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (s[i] != ' ' && s[i] != '\t' && s[i] != '\r' && s[i] != '\n' && s[i] != '\f' &&
+            s[i] != '\v')
+            return false;
+    return true;
+}
+
+static int64_t count_lines(const char *s, size_t n)
+{
+    int64_t k = 0;
+    const char *end = s + n;
+    while (s < end && (s = memchr(s, '\n', (size_t)(end - s)))) {
+        k++;
+        s++;
+    }
+    return k;
+}
+
+/* More bytes into in->p; in->n == in->at afterwards means the end of the member. */
+static lm_code refill(lm_input *in, lm_err *e)
+{
+    if (in->at < in->n)
+        return LM_OK;
+    in->at = in->n = 0;
+    return lm_source_block(in->src, &in->p, &in->n, e);
+}
+
+/* Move k bytes of the block to the document. */
+static lm_code take(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
+{
+    if (doc->raw.len + k > in->max_doc)
+        return lm_fail(e, LM_ELIMIT, lm_source_name(in->src),
+                       "split the text, or allow larger documents",
+                       "the document at line %lld passes the limit of %zu bytes",
+                       (long long)doc->line, in->max_doc);
+    lm_code rc = lm_buf_add(&doc->raw, in->p + in->at, k, e);
+    in->offset += (int64_t)k;
+    in->at += k;
+    return rc;
+}
+
+static bool ends_with(const char *s, size_t n, const char *tail)
+{
+    size_t t = strlen(tail);
+    return n >= t && memcmp(s + n - t, tail, t) == 0;
+}
+
+/* JSONL or plain text?  By the name without the suffix of a compressor, else by the first byte. */
+static bool looks_jsonl(const lm_input *in)
+{
+    static const char *const packed[] = {
+        ".zst", ".gz", ".xz", ".bz2", ".lz4", ".lzma", ".lz", ".Z"
+    };
+    const char *name = lm_source_name(in->src);
+    size_t n = strlen(name), i = in->at;
+    for (size_t k = 0; k < sizeof packed / sizeof *packed; k++)
+        if (ends_with(name, n, packed[k])) {
+            n -= strlen(packed[k]);
+            break;
+        }
+    if (ends_with(name, n, ".jsonl") || ends_with(name, n, ".ndjson"))
+        return true;
+    if (ends_with(name, n, ".txt") || ends_with(name, n, ".text"))
+        return false;
+    while (i < in->n && blank(in->p + i, 1))
+        i++;
+    return i < in->n && in->p[i] == '{';
+}
+
+static lm_code begin_member(lm_input *in, lm_err *e)
+{
+    lm_code rc = lm_source_next(in->src, &in->in_member, e);
+    in->at = in->n = 0;
+    in->line = 1;
+    in->offset = 0;
+    if (rc || !in->in_member)
+        return rc;
+    rc = refill(in, e);
+    if (!rc && in->n >= 3 && memcmp(in->p, "\xEF\xBB\xBF", 3) == 0) {
+        in->at += 3; /* a byte order mark is no text */
+        in->offset = 3;
+    }
+    in->jsonl = in->o.kind == LM_INPUT_JSONL || (in->o.kind == LM_INPUT_AUTO && looks_jsonl(in));
+    return rc;
+}
+
+static void begin_doc(lm_input *in, lm_doc *doc)
+{
+    doc->raw.len = 0;
+    doc->line = in->line;
+    doc->offset = in->offset;
+}
+
+/* One line into doc->raw, newline included when there is one. */
+static lm_code take_line(lm_input *in, lm_doc *doc, lm_err *e)
+{
+    for (;;) {
+        lm_code rc = refill(in, e);
+        if (rc || in->at == in->n)
+            return rc;
+        const char *nl = memchr(in->p + in->at, '\n', in->n - in->at);
+        rc = take(in, doc, nl ? (size_t)(nl - in->p) - in->at + 1 : in->n - in->at, e);
+        if (rc)
+            return rc;
+        if (nl) {
+            in->line++;
+            return LM_OK;
+        }
+    }
+}
+
+static lm_code cut_jsonl(lm_input *in, lm_doc *doc, lm_err *e)
+{
+    do {
+        begin_doc(in, doc);
+        lm_code rc = take_line(in, doc, e);
+        if (rc || !doc->raw.len)
+            return rc;
+    } while (blank(doc->raw.data, doc->raw.len));
+    return LM_OK;
+}
+
+static lm_code cut_whole(lm_input *in, lm_doc *doc, lm_err *e)
+{
+    begin_doc(in, doc);
+    for (;;) {
+        lm_code rc = refill(in, e);
+        if (rc || in->at == in->n)
+            return rc;
+        rc = take(in, doc, in->n - in->at, e);
+        if (rc)
+            return rc;
+    }
+}
+
+static lm_code cut_blank(lm_input *in, lm_doc *doc, lm_err *e)
+{
+    begin_doc(in, doc);
+    for (;;) {
+        size_t before = doc->raw.len;
+        lm_code rc = take_line(in, doc, e);
+        if (rc || doc->raw.len == before)
+            return rc;
+        if (!blank(doc->raw.data + before, doc->raw.len - before))
+            continue;
+        doc->raw.len = before;
+        if (before)
+            return LM_OK;
+        begin_doc(in, doc);
+    }
+}
+
+/* Up to the next separator, which may lie across two blocks; what was taken behind it goes back. */
+static lm_code cut_separator(lm_input *in, lm_doc *doc, bool *more, lm_err *e)
+{
+    size_t len = in->separator_len;
+    begin_doc(in, doc);
+    *more = false;
+    for (;;) {
+        lm_code rc = refill(in, e);
+        if (rc || in->at == in->n)
+            return rc;
+        size_t before = doc->raw.len, from = before >= len ? before - len + 1 : 0;
+        const char *hit = memmem(in->p + in->at, in->n - in->at, in->separator, len);
+        rc = take(in, doc, hit ? (size_t)(hit - in->p) - in->at + len : in->n - in->at, e);
+        if (rc)
+            return rc;
+        hit = memmem(doc->raw.data + from, doc->raw.len - from, in->separator, len);
+        if (!hit)
+            continue;
+        size_t keep = (size_t)(hit - doc->raw.data), back = doc->raw.len - keep - len;
+        in->at -= back;
+        in->offset -= (int64_t)back;
+        in->line += count_lines(doc->raw.data, keep + len);
+        doc->raw.len = keep;
+        *more = true;
+        return LM_OK;
+    }
+}
+
+/* Newlines around a piece belong to the cut, not to the text. */
+static void trim_piece(lm_doc *doc)
+{
+    char *s = doc->raw.data;
+    size_t a = 0, b = doc->raw.len;
+    while (b > a && (s[b - 1] == '\n' || s[b - 1] == '\r'))
+        b--;
+    while (a < b && (s[a] == '\n' || s[a] == '\r'))
+        doc->line += s[a++] == '\n';
+    memmove(s, s + a, b - a);
+    doc->raw.len = b - a;
+    doc->offset += (int64_t)a;
+}
+
+static lm_code cut_text(lm_input *in, lm_doc *doc, lm_err *e)
+{
+    bool more = false;
+    lm_code rc;
+    do {
+        if (in->o.split == LM_SPLIT_NONE)
+            rc = cut_whole(in, doc, e);
+        else if (in->o.split == LM_SPLIT_BLANK)
+            rc = cut_blank(in, doc, e);
+        else
+            rc = cut_separator(in, doc, &more, e);
+        if (!rc && doc->raw.len && in->o.split != LM_SPLIT_NONE)
+            trim_piece(doc);
+        if (!rc && blank(doc->raw.data, doc->raw.len))
+            doc->raw.len = 0;
+    } while (!rc && !doc->raw.len && more);
+    return rc;
+}
+
+lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    *got = false;
+    doc->text = NULL;
+    doc->len = 0;
+    doc->raw.len = 0;
+    doc->skip = false;
+    doc->bad = 0;
+    doc->val_at = doc->val_end = 0;
+    while (!rc) {
+        if (!in->in_member) {
+            rc = begin_member(in, e);
+            if (rc || !in->in_member)
+                return rc;
+        }
+        rc = in->jsonl ? cut_jsonl(in, doc, e) : cut_text(in, doc, e);
+        if (rc)
+            break;
+        if (doc->raw.len) {
+            doc->raw.data[doc->raw.len] = 0;
+            break;
+        }
+        in->in_member = false;
+    }
+    if (rc)
+        return rc;
+    doc->jsonl = in->jsonl;
+    doc->operand = lm_source_operand(in->src);
+    doc->index = in->st.docs++;
+    doc->name.len = 0;
+    const char *name = lm_source_name(in->src);
+    rc = lm_buf_add(&doc->name, name, strlen(name), e);
+    doc->source = doc->name.data;
+    *got = !rc;
+    return rc;
+}
+
+lm_code lm_input_read(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
+{
+    lm_code rc;
+    do {
+        rc = lm_input_next(in, doc, got, e);
+        if (rc || !*got)
+            return rc;
+        rc = lm_doc_decode(&in->o, doc, e);
+        in->st.skipped += doc->skip;
+        in->st.bad += doc->skip ? 0 : doc->bad;
+    } while (!rc && doc->skip);
+    *got = !rc;
+    return rc;
+}
+
+/* ---- life ---- */
+
+lm_code lm_input_open(const lm_input_opts *o, const char *const *paths, int n, lm_input **out,
+                      lm_err *e)
+{
+    lm_input *in;
+    if (o->split == LM_SPLIT_STRING && (!o->separator || !*o->separator))
+        return lm_fail(e, LM_EUSAGE, "separator", "give at least one byte", "it is empty");
+    lm_code rc = lm_alloc_n(&in, 1, sizeof *in, "an input", e);
+    if (rc)
+        return rc;
+    in->o = *o;
+    in->max_doc = o->max_doc ? o->max_doc : MAX_DOC_DEFAULT;
+    if (o->separator) {
+        rc = lm_strdup(&in->separator, o->separator, e);
+        in->separator_len = strlen(o->separator);
+    }
+    if (!rc)
+        rc = lm_source_open(paths, n, &in->src, e);
+    if (rc) {
+        lm_input_close(in);
+        return rc;
+    }
+    *out = in;
+    return LM_OK;
+}
+
+void lm_input_close(lm_input *in)
+{
+    if (!in)
+        return;
+    lm_source_close(in->src);
+    lm_free(in->separator);
+    lm_free(in);
+}
+
+void lm_doc_fini(lm_doc *doc)
+{
+    lm_buf_fini(&doc->raw);
+    lm_buf_fini(&doc->own);
+    lm_buf_fini(&doc->name);
+    *doc = (lm_doc){ 0 };
+}
+
+lm_input_stats lm_input_stat(const lm_input *in)
+{
+    lm_input_stats st = in->st;
+    st.bytes = lm_source_bytes(in->src);
+    st.total = lm_source_total(in->src);
+    return st;
+}
+
+uint64_t lm_input_digest(const lm_input *in, int i)
+{
+    return lm_source_digest(in->src, i);
+}

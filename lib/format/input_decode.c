@@ -1,0 +1,169 @@
+/* input_decode.c -- a raw document to text: UTF-8, then JSON.  Part of input.h; any thread. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "format/input.h"
+#include "format/jsonl.h"
+
+/* Length of the maximal subpart of an ill-formed sequence at s: the bytes that one U+FFFD stands
+ * for (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts"). */
+static size_t bad_length(const unsigned char *s, size_t n)
+{
+    unsigned lo = 0x80, hi = 0xBF;
+    size_t need;
+    if (s[0] >= 0xC2 && s[0] <= 0xDF)
+        need = 1;
+    else if (s[0] >= 0xE0 && s[0] <= 0xEF)
+        need = 2;
+    else if (s[0] >= 0xF0 && s[0] <= 0xF4)
+        need = 3;
+    else
+        return 1;
+    lo = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : lo;
+    hi = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : hi;
+    size_t k = 1;
+    while (k <= need && k < n && s[k] >= lo && s[k] <= hi) {
+        lo = 0x80;
+        hi = 0xBF;
+        k++;
+    }
+    return k;
+}
+
+/* Rewrite doc->raw with U+FFFD for what is not UTF-8. */
+static lm_code replace_bad(lm_doc *doc, size_t good, lm_err *e)
+{
+    const char *s = doc->raw.data;
+    size_t n = doc->raw.len, at = 0;
+    doc->own.len = 0;
+    while (at < n) {
+        lm_code rc = lm_buf_add(&doc->own, s + at, good, e);
+        at += good;
+        if (rc)
+            return rc;
+        if (at < n) {
+            at += bad_length((const unsigned char *)s + at, n - at);
+            doc->bad++;
+            rc = lm_buf_add(&doc->own, "\xEF\xBF\xBD", 3, e);
+            if (rc)
+                return rc;
+        }
+        good = lm_utf8_valid(s + at, n - at);
+    }
+    lm_buf t = doc->raw;
+    doc->raw = doc->own;
+    doc->own = t;
+    return LM_OK;
+}
+
+static lm_code fail_utf8(const lm_doc *doc, size_t at, lm_err *e)
+{
+    const unsigned char *s = (const unsigned char *)doc->raw.data;
+    size_t n = doc->raw.len;
+    if (doc->offset == 0 && n >= 2 &&
+        ((s[0] == 0xFF && s[1] == 0xFE) || (s[0] == 0xFE && s[1] == 0xFF)))
+        return lm_fail(e, LM_EFORMAT, doc->source, "convert it with iconv -t UTF-8",
+                       "it is UTF-16, not UTF-8");
+    return lm_fail(
+        e, LM_EFORMAT, doc->source, "convert it to UTF-8, or have such text skipped or replaced",
+        "invalid UTF-8 at byte %lld (0x%02x)", (long long)doc->offset + (long long)at, s[at]);
+}
+
+static lm_code check_utf8(const lm_input_opts *o, lm_doc *doc, lm_err *e)
+{
+    size_t good = lm_utf8_valid(doc->raw.data, doc->raw.len);
+    if (good == doc->raw.len)
+        return LM_OK;
+    if (o->utf8 == LM_UTF8_REPLACE)
+        return replace_bad(doc, good, e);
+    if (o->utf8 == LM_UTF8_FAIL)
+        return fail_utf8(doc, good, e);
+    doc->bad = 1;
+    doc->skip = true;
+    return LM_OK;
+}
+
+static lm_code decode_json(const lm_input_opts *o, lm_doc *doc, lm_err *e)
+{
+    const char *field = o->field ? o->field : "text";
+    lm_jsonl_fault f =
+        lm_jsonl_find(doc->raw.data, doc->raw.len, field, &doc->val_at, &doc->val_end);
+    if (f.what) {
+        char where[256];
+        snprintf(where, sizeof where, "%s:%lld", doc->source, (long long)doc->line);
+        return lm_fail(e, LM_EFORMAT, where, NULL, "column %zu: %s (field '%s')", f.at + 1, f.what,
+                       field);
+    }
+    char *tok = doc->raw.data + doc->val_at;
+    size_t len = doc->val_end - doc->val_at;
+    if (!memchr(tok, '\\', len)) {
+        doc->text = tok + 1;
+        doc->len = len - 2;
+        return LM_OK;
+    }
+    int64_t lone = 0;
+    doc->own.len = 0;
+    lm_code rc = lm_jsonl_unescape(tok, len, &doc->own, &lone, e);
+    if (rc)
+        return rc;
+    doc->text = doc->own.data;
+    doc->len = doc->own.len;
+    if (!lone)
+        return LM_OK;
+    if (o->utf8 == LM_UTF8_FAIL)
+        return lm_fail(e, LM_EFORMAT, doc->source,
+                       "mend the text, or have such text skipped or replaced",
+                       "line %lld: %lld escapes of half a character (\\ud800 to \\udfff)",
+                       (long long)doc->line, (long long)lone);
+    doc->bad += lone;
+    if (o->utf8 == LM_UTF8_REPLACE) {
+        lm_jsonl_mend(tok, len);
+    } else {
+        doc->skip = true;
+        doc->bad = 1;
+    }
+    return LM_OK;
+}
+
+lm_code lm_doc_decode(const lm_input_opts *o, lm_doc *doc, lm_err *e)
+{
+    lm_code rc = check_utf8(o, doc, e);
+    if (!rc && !doc->skip) {
+        doc->text = doc->raw.data;
+        doc->len = doc->raw.len;
+        if (doc->jsonl)
+            rc = decode_json(o, doc, e);
+    }
+    if (doc->skip || rc) {
+        doc->text = NULL;
+        doc->len = 0;
+    }
+    return rc;
+}
+
+lm_code lm_doc_write(const lm_input_opts *o, const lm_doc *doc, const char *text, size_t len,
+                     lm_buf *out, lm_err *e)
+{
+    const char *raw = doc->raw.data;
+    size_t n = doc->raw.len;
+    lm_code rc;
+    while (n && (raw[n - 1] == '\n' || raw[n - 1] == '\r'))
+        n--;
+    if (!doc->jsonl) {
+        rc = lm_buf_add(out, "{", 1, e);
+        const char *field = o->field ? o->field : "text";
+        rc = rc ? rc : lm_jsonl_escape(field, strlen(field), out, e);
+        rc = rc ? rc : lm_buf_add(out, ": ", 2, e);
+        rc = rc ? rc : lm_jsonl_escape(text, len, out, e);
+        return rc ? rc : lm_buf_add(out, "}\n", 2, e);
+    }
+    if (text == doc->text && len == doc->len) {
+        rc = lm_buf_add(out, raw, n, e);
+        return rc ? rc : lm_buf_add(out, "\n", 1, e);
+    }
+    rc = lm_buf_add(out, raw, doc->val_at, e);
+    rc = rc ? rc : lm_jsonl_escape(text, len, out, e);
+    rc = rc ? rc : lm_buf_add(out, raw + doc->val_end, n - doc->val_end, e);
+    return rc ? rc : lm_buf_add(out, "\n", 1, e);
+}

@@ -1,0 +1,38 @@
+/* jsonl.h -- one string out of a line of JSON, without a tree and without touching the rest.
+ *
+ * Corpora carry other fields (ids, scores, integers beyond 64 bits) that a filter must give back
+ * byte for byte, so a line is scanned and validated in place (RFC 8259, depth up to 512) and only
+ * the span of one value is reported. */
+#ifndef LM_FORMAT_JSONL_H
+#define LM_FORMAT_JSONL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+
+/* Where a scan stopped: `what` is NULL when all is well, else a phrase such as "expected ':'" for
+ * the byte at `at` (0-based). */
+typedef struct {
+    const char *what;
+    size_t at;
+} lm_jsonl_fault;
+
+/* Find the string under the key `field` at the top level of the object line[0..len), which must be
+ * valid UTF-8.  The whole line is validated.  On success line[*begin..*end) is the string with its
+ * quotes.  Faults: not an object, malformed JSON, no such key, the key twice, not a string. */
+lm_jsonl_fault lm_jsonl_find(const char *line, size_t len, const char *field, size_t *begin,
+                             size_t *end);
+
+/* Append what the string token s[0..len) (quotes included, as found above) stands for.  Lone
+ * surrogate escapes have no UTF-8: they become U+FFFD and are counted in *lone. */
+lm_code lm_jsonl_unescape(const char *s, size_t len, lm_buf *out, int64_t *lone, lm_err *e);
+/* Overwrite the lone surrogate escapes of a string token by \ufffd, in place. */
+void lm_jsonl_mend(char *s, size_t len);
+
+/* Append text[0..len) as a JSON string with its quotes; valid UTF-8 stays as it is. */
+lm_code lm_jsonl_escape(const char *text, size_t len, lm_buf *out, lm_err *e);
+
+#endif

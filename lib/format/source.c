@@ -1,0 +1,424 @@
+/* source.c -- see source.h.
+ *
+ * Two libarchive readers stand one on the other: `outer` reads the file through its own callback
+ * (which also counts and hashes), and for members of real archives `inner` reads the member, so
+ * that a .jsonl.zst inside a .tar is decoded as well.  Sparse members are refused: a hole of a
+ * terabyte costs its author nothing. */
+#include "format/source.h"
+
+#include <archive.h>
+#include <archive_entry.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+
+enum { BLOCK = 256 * 1024 };
+
+struct lm_source {
+    char **paths;
+    uint64_t *digests;
+    int n, at; /* at: the operand being read, -1 before the first */
+    int fd;
+    bool seeked; /* the hash over read() is broken: hash the file again at its end */
+    XXH3_state_t *hash;
+    char *block;
+    struct archive *outer, *inner;
+    bool in_member;
+    bool is_archive;
+    int64_t member_at; /* bytes of the outer member given out */
+    lm_buf name;
+    _Atomic uint64_t bytes;
+    uint64_t total;
+};
+
+static const char *shown(const char *path)
+{
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+/* ---- the file below: read, count, hash ---- */
+
+static la_ssize_t read_file(struct archive *a, void *ctx, const void **out)
+{
+    lm_source *s = ctx;
+    ssize_t n;
+    do
+        n = read(s->fd, s->block, BLOCK);
+    while (n < 0 && errno == EINTR);
+    if (n < 0) {
+        archive_set_error(a, errno, "%s", strerror(errno));
+        return -1;
+    }
+    if (!s->seeked)
+        XXH3_64bits_update(s->hash, s->block, (size_t)n);
+    atomic_fetch_add_explicit(&s->bytes, (uint64_t)n, memory_order_relaxed);
+    *out = s->block;
+    return n;
+}
+
+static la_int64_t seek_file(struct archive *a, void *ctx, la_int64_t offset, int whence)
+{
+    lm_source *s = ctx;
+    off_t to = lseek(s->fd, offset, whence);
+    s->seeked = true;
+    if (to < 0) {
+        archive_set_error(a, errno, "%s", strerror(errno));
+        return ARCHIVE_FATAL;
+    }
+    return to;
+}
+
+/* zip and 7zip keep their table at the end; the other formats are read once, front to back. */
+static bool wants_seek(int fd)
+{
+    struct stat st;
+    char magic[6] = { 0 };
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || lseek(fd, 0, SEEK_CUR) != 0)
+        return false;
+    if (pread(fd, magic, sizeof magic, 0) != sizeof magic)
+        return false;
+    return memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "7z\xBC\xAF\x27\x1C", 6) == 0;
+}
+
+static lm_code decoder_failed(lm_source *s, struct archive *a, lm_err *e)
+{
+    const char *why = archive_error_string(a);
+    const char *where = s->in_member && s->name.len ? s->name.data : shown(s->paths[s->at]);
+    if (archive_errno(a) == ENOMEM)
+        return lm_fail(e, LM_ELIMIT, where, NULL, "out of memory while decoding");
+    if (archive_errno(a) == EIO || archive_errno(a) == EISDIR) {
+        errno = archive_errno(a);
+        return lm_fail(e, LM_EIO, where, NULL, "cannot read");
+    }
+    return lm_fail(e, LM_EFORMAT, where, "fetch or compress it again",
+                   "damaged or truncated: the decoder says '%s'", why ? why : "no reason given");
+}
+
+static void add_filters(struct archive *a)
+{
+    archive_read_support_filter_gzip(a);
+    archive_read_support_filter_bzip2(a);
+    archive_read_support_filter_compress(a);
+    archive_read_support_filter_xz(a);
+    archive_read_support_filter_lzma(a);
+    archive_read_support_filter_lzip(a);
+    archive_read_support_filter_zstd(a);
+    archive_read_support_filter_lz4(a);
+    archive_read_support_format_raw(a);
+    archive_read_support_format_empty(a);
+}
+
+static lm_code open_outer(lm_source *s, lm_err *e)
+{
+    const char *path = s->paths[s->at];
+    s->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (s->fd < 0)
+        return lm_fail(e, LM_EIO, path, "check the path", "cannot open");
+    s->seeked = false;
+    XXH3_64bits_reset(s->hash);
+    s->outer = archive_read_new();
+    if (!s->outer)
+        return lm_fail(e, LM_ELIMIT, shown(path), NULL, "out of memory for a decoder");
+    add_filters(s->outer);
+    archive_read_support_format_tar(s->outer);
+    archive_read_support_format_zip(s->outer);
+    archive_read_support_format_7zip(s->outer);
+    archive_read_support_format_rar(s->outer);
+    archive_read_support_format_rar5(s->outer);
+    archive_read_support_format_cab(s->outer);
+    archive_read_support_format_xar(s->outer);
+    archive_read_support_format_iso9660(s->outer);
+    archive_read_set_read_callback(s->outer, read_file);
+    if (wants_seek(s->fd))
+        archive_read_set_seek_callback(s->outer, seek_file);
+    archive_read_set_callback_data(s->outer, s);
+    if (archive_read_open1(s->outer) != ARCHIVE_OK)
+        return decoder_failed(s, s->outer, e);
+    return LM_OK;
+}
+
+/* Take in what the decoder left (padding behind an archive) so that the digest is of the whole
+ * file. */
+static lm_code close_outer(lm_source *s, lm_err *e)
+{
+    const void *p;
+    la_ssize_t n;
+    archive_read_free(s->outer);
+    s->outer = NULL;
+    if (s->seeked) {
+        s->seeked = false;
+        XXH3_64bits_reset(s->hash);
+        if (lseek(s->fd, 0, SEEK_SET) < 0)
+            return lm_fail(e, LM_EIO, s->paths[s->at], NULL, "cannot go back to its start");
+    }
+    struct archive *none = archive_read_new();
+    if (!none)
+        return lm_fail(e, LM_ELIMIT, s->paths[s->at], NULL, "out of memory");
+    while ((n = read_file(none, s, &p)) > 0)
+        ;
+    archive_read_free(none);
+    if (n < 0)
+        return lm_fail(e, LM_EIO, shown(s->paths[s->at]), NULL, "cannot read");
+    s->digests[s->at] = XXH3_64bits_digest(s->hash);
+    if (s->fd > STDIN_FILENO)
+        close(s->fd);
+    s->fd = -1;
+    return LM_OK;
+}
+
+/* ---- members ---- */
+
+static lm_code outer_block(lm_source *s, const void **p, size_t *n, lm_err *e)
+{
+    la_int64_t at;
+    *n = 0;
+    for (;;) {
+        int r = archive_read_data_block(s->outer, p, n, &at);
+        if (r == ARCHIVE_EOF) {
+            *n = 0;
+            return LM_OK;
+        }
+        if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+            return decoder_failed(s, s->outer, e);
+        if (*n == 0)
+            continue;
+        if (at != s->member_at)
+            return lm_fail(e, LM_EFORMAT, s->name.data, "store it without holes",
+                           "a sparse member (bytes expected at %lld, found at %lld)",
+                           (long long)s->member_at, (long long)at);
+        s->member_at += (int64_t)*n;
+        return LM_OK;
+    }
+}
+
+static la_ssize_t read_member(struct archive *a, void *ctx, const void **out)
+{
+    lm_err e = { 0 };
+    size_t n;
+    if (outer_block(ctx, out, &n, &e)) {
+        archive_set_error(a, EINVAL, "%s", e.what);
+        return -1;
+    }
+    return (la_ssize_t)n;
+}
+
+static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
+{
+    const char *member = archive_entry_pathname(entry);
+    if (!member)
+        member = archive_entry_pathname_utf8(entry);
+    s->name.len = 0;
+    lm_code rc = lm_buf_addf(&s->name, e, "%s:%s", shown(s->paths[s->at]), member ? member : "?");
+    for (size_t i = 0; !rc && i < s->name.len; i++)
+        if ((unsigned char)s->name.data[i] < 0x20 || s->name.data[i] == 0x7f)
+            s->name.data[i] = '?'; /* it goes into messages */
+    return rc;
+}
+
+/* Put a second reader on the member that outer stands on. *got is false when it is empty. */
+static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
+{
+    struct archive_entry *entry;
+    *got = false;
+    s->inner = archive_read_new();
+    if (!s->inner)
+        return lm_fail(e, LM_ELIMIT, s->name.data, NULL, "out of memory for a decoder");
+    add_filters(s->inner);
+    archive_read_set_read_callback(s->inner, read_member);
+    archive_read_set_callback_data(s->inner, s);
+    int r = archive_read_open1(s->inner);
+    if (r == ARCHIVE_OK)
+        r = archive_read_next_header(s->inner, &entry);
+    if (r == ARCHIVE_EOF)
+        return LM_OK;
+    if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+        return decoder_failed(s, s->inner, e);
+    *got = true;
+    return LM_OK;
+}
+
+/* The next member of the current operand. */
+static lm_code next_member(lm_source *s, bool *got, lm_err *e)
+{
+    struct archive_entry *entry;
+    *got = false;
+    for (;;) {
+        archive_read_free(s->inner);
+        s->inner = NULL;
+        s->in_member = false;
+        int r = archive_read_next_header(s->outer, &entry);
+        if (r == ARCHIVE_EOF)
+            return LM_OK;
+        if (r == ARCHIVE_RETRY)
+            continue;
+        if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+            return decoder_failed(s, s->outer, e);
+        s->member_at = 0;
+        s->is_archive = archive_format(s->outer) != ARCHIVE_FORMAT_RAW;
+        if (!s->is_archive) {
+            s->name.len = 0;
+            s->in_member = *got = true;
+            return lm_buf_addf(&s->name, e, "%s", shown(s->paths[s->at]));
+        }
+        if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
+            continue;
+        lm_code rc = name_member(s, entry, e);
+        s->in_member = true;
+        if (!rc)
+            rc = open_inner(s, got, e);
+        if (rc || *got)
+            return rc;
+    }
+}
+
+lm_code lm_source_next(lm_source *s, bool *got, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    *got = false;
+    while (!rc && !*got) {
+        if (!s->outer) {
+            if (s->at + 1 >= s->n)
+                return LM_OK;
+            s->at++;
+            rc = open_outer(s, e);
+            if (rc)
+                break;
+        }
+        rc = next_member(s, got, e);
+        if (!rc && !*got)
+            rc = close_outer(s, e);
+    }
+    return rc;
+}
+
+lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e)
+{
+    const void *data = NULL;
+    lm_code rc = LM_OK;
+    la_int64_t at;
+    *n = 0;
+    if (!s->in_member)
+        return LM_OK;
+    if (!s->inner) {
+        rc = outer_block(s, &data, n, e);
+    } else {
+        int r;
+        do
+            r = archive_read_data_block(s->inner, &data, n, &at);
+        while ((r == ARCHIVE_OK || r == ARCHIVE_WARN) && *n == 0);
+        if (r == ARCHIVE_EOF)
+            *n = 0;
+        else if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+            rc = decoder_failed(s, s->inner, e);
+    }
+    if (*n == 0)
+        s->in_member = false;
+    *p = data;
+    return rc;
+}
+
+/* ---- life ---- */
+
+/* Is `path` there, readable and no folder?  Adds its size to the total. */
+static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_err *e)
+{
+    struct stat st;
+    bool std_in = strcmp(path, "-") == 0;
+    if (std_in ? fstat(STDIN_FILENO, &st) : stat(path, &st))
+        return lm_fail(e, LM_EIO, shown(path), "check the path", "cannot open");
+    if (S_ISDIR(st.st_mode))
+        return lm_fail(e, LM_EUSAGE, shown(path), "name the files in it", "it is a folder");
+    if (!std_in && access(path, R_OK))
+        return lm_fail(e, LM_EIO, path, "check its permissions", "cannot open");
+    if (S_ISREG(st.st_mode))
+        *total += (uint64_t)st.st_size;
+    else
+        *unknown = true;
+    return LM_OK;
+}
+
+lm_code lm_source_open(const char *const *paths, int n, lm_source **out, lm_err *e)
+{
+    lm_source *s;
+    bool unknown = false;
+    int standard = 0;
+    lm_code rc = lm_alloc_n(&s, 1, sizeof *s, "an input", e);
+    if (rc)
+        return rc;
+    s->at = s->fd = -1;
+    rc = lm_alloc_n(&s->paths, (size_t)n, sizeof *s->paths, "paths", e);
+    if (!rc)
+        rc = lm_alloc_n(&s->digests, (size_t)n, sizeof *s->digests, "digests", e);
+    if (!rc)
+        rc = lm_alloc_n(&s->block, BLOCK, 1, "a block of input", e);
+    for (; !rc && s->n < n; s->n++) {
+        rc = lm_strdup(&s->paths[s->n], paths[s->n], e);
+        if (!rc)
+            rc = check_path(paths[s->n], &s->total, &unknown, e);
+        standard += strcmp(paths[s->n], "-") == 0;
+    }
+    if (!rc && standard > 1)
+        rc = lm_fail(e, LM_EUSAGE, "-", "name it once", "standard input is given %d times",
+                     standard);
+    if (!rc && !(s->hash = XXH3_createState()))
+        rc = lm_fail(e, LM_ELIMIT, "input", NULL, "out of memory for a hash state");
+    if (rc) {
+        lm_source_close(s);
+        return rc;
+    }
+    if (unknown)
+        s->total = 0;
+    *out = s;
+    return LM_OK;
+}
+
+void lm_source_close(lm_source *s)
+{
+    if (!s)
+        return;
+    archive_read_free(s->inner);
+    archive_read_free(s->outer);
+    if (s->fd > STDIN_FILENO)
+        close(s->fd);
+    if (s->paths)
+        for (int i = 0; i < s->n; i++)
+            lm_free(s->paths[i]);
+    XXH3_freeState(s->hash);
+    lm_free(s->paths);
+    lm_free(s->digests);
+    lm_free(s->block);
+    lm_buf_fini(&s->name);
+    lm_free(s);
+}
+
+const char *lm_source_name(const lm_source *s)
+{
+    return s->name.data ? s->name.data : "";
+}
+
+int lm_source_operand(const lm_source *s)
+{
+    return s->at;
+}
+
+uint64_t lm_source_bytes(const lm_source *s)
+{
+    return atomic_load_explicit(&s->bytes, memory_order_relaxed);
+}
+
+uint64_t lm_source_total(const lm_source *s)
+{
+    return s->total;
+}
+
+uint64_t lm_source_digest(const lm_source *s, int operand)
+{
+    return operand >= 0 && operand < s->n ? s->digests[operand] : 0;
+}

@@ -1,0 +1,32 @@
+/* source.h -- the bytes under input.h: a list of paths as a sequence of decompressed members.
+ *
+ * A plain file is one member.  Decoders are those of libarchive that live in its own library:
+ * filters that would start another program, and formats that plain text can be mistaken for, are
+ * off. */
+#ifndef LM_FORMAT_SOURCE_H
+#define LM_FORMAT_SOURCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef struct lm_source lm_source;
+
+/* Fails: as lm_input_open. */
+lm_code lm_source_open(const char *const *paths, int n, lm_source **out, lm_err *e);
+void lm_source_close(lm_source *s);
+/* Go to the next member, over what is left of this one; *got is false at the end of all. */
+lm_code lm_source_next(lm_source *s, bool *got, lm_err *e);
+/* The next bytes of the member, borrowed until the next call; *n = 0 at its end. */
+lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e);
+const char *lm_source_name(const lm_source *s); /* "a.tar:dir/b.txt"; until lm_source_next */
+int lm_source_operand(const lm_source *s);
+
+/* Any thread. */
+uint64_t lm_source_bytes(const lm_source *s);
+uint64_t lm_source_total(const lm_source *s);
+uint64_t lm_source_digest(const lm_source *s, int operand);
+
+#endif
