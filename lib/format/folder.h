@@ -5,7 +5,7 @@
  * model.safetensors.index.json and its shards; a training run's folder (folder_run.h: its links
  * make it such a folder; if they are missing, `latest` is followed); one .safetensors file, alone.
  * The interface leaves room for sources that can only go forward (a tar stream): iterate with
- * lm_source_next and ask lm_source_random before anything else.
+ * lm_model_source_next and ask lm_model_source_random before anything else.
  *
  * Whatever is wrong with a folder is one error that names the file: a shard missing or truncated, a
  * tensor that the index promises and its shard lacks, a name in two shards, a file name with a path
@@ -24,47 +24,47 @@
 
 #define LM_MAX_SHARD_BYTES 5000000000 /* default size of a shard, as the field has it ("5GB") */
 
-/* ---- Reading.
- * ------------------------------------------------------------------------------------------- */
+/* ---- Reading ---- */
 
 typedef struct lm_model_source lm_model_source;
 
 /* Open a model; reads config.json and the headers, no data.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE
  * if `path` is no model at all (says what was looked for). */
-lm_code lm_source_open(const char *path, lm_model_source **out, lm_err *e);
-void lm_source_close(lm_model_source *m);
-const char *lm_source_path(const lm_model_source *m); /* as given */
+lm_code lm_model_source_open(const char *path, lm_model_source **out, lm_err *e);
+void lm_model_source_close(lm_model_source *m);
+const char *lm_model_source_path(const lm_model_source *m); /* as given */
 /* The folder that the files lie in (for tokenizer.json beside the weights); NULL for a lone file.
  */
-const char *lm_source_dir(const lm_model_source *m);
+const char *lm_model_source_dir(const lm_model_source *m);
 /* config.json, borrowed; NULL for a lone file. */
-const json_t *lm_source_config(const lm_model_source *m);
-bool lm_source_random(const lm_model_source *m); /* find, data, read and load work in any order */
+const json_t *lm_model_source_config(const lm_model_source *m);
+bool lm_model_source_random(
+    const lm_model_source *m); /* find, data, read and load work in any order */
 
 /* Tensors in order: shards in the order of their names, each in the order of its data. */
-size_t lm_source_count(const lm_model_source *m);
-const lm_st_tensor *lm_source_at(const lm_model_source *m, size_t i);
-const lm_st_tensor *lm_source_find(const lm_model_source *m, const char *name); /* NULL if absent */
-const char *lm_source_file_of(const lm_model_source *m,
-                              const lm_st_tensor *t); /* file name, borrowed */
-size_t lm_source_files(const lm_model_source *m);     /* number of weight files */
-uint64_t lm_source_bytes(const lm_model_source *m);   /* of all tensors */
-int64_t lm_source_params(const lm_model_source *m);   /* elements of all tensors */
+size_t lm_model_source_count(const lm_model_source *m);
+const lm_st_tensor *lm_model_source_at(const lm_model_source *m, size_t i);
+const lm_st_tensor *lm_model_source_find(const lm_model_source *m,
+                                         const char *name); /* NULL if absent */
+const char *lm_model_source_file_of(const lm_model_source *m,
+                                    const lm_st_tensor *t); /* file name, borrowed */
+size_t lm_model_source_files(const lm_model_source *m);     /* number of weight files */
+uint64_t lm_model_source_bytes(const lm_model_source *m);   /* of all tensors */
+int64_t lm_model_source_params(const lm_model_source *m);   /* elements of all tensors */
 /* __metadata__ of the first weight file; NULL if absent. */
-const char *lm_source_meta(const lm_model_source *m, const char *key);
+const char *lm_model_source_meta(const lm_model_source *m, const char *key);
 
 /* Iterate; *t = NULL at the end.  Works on every source. */
-lm_code lm_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);
+lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);
 /* As lm_st_data, lm_st_aligned, lm_st_read, lm_st_load.  `t` must come from this source. */
-const void *lm_source_data(const lm_model_source *m, const lm_st_tensor *t);
-bool lm_source_aligned(const lm_model_source *m, const lm_st_tensor *t);
-lm_code lm_source_read(const lm_model_source *m, const lm_st_tensor *t, uint64_t from, void *dst,
-                       size_t bytes, lm_err *e);
-lm_code lm_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to, void *dst,
-                       lm_err *e);
+const void *lm_model_source_data(const lm_model_source *m, const lm_st_tensor *t);
+bool lm_model_source_aligned(const lm_model_source *m, const lm_st_tensor *t);
+lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
+                             void *dst, size_t bytes, lm_err *e);
+lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to,
+                             void *dst, lm_err *e);
 
-/* ---- Writing.
- * ------------------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 /* What a folder will hold.  Zero-initialise; all borrowed until commit or drop. */
 typedef struct {

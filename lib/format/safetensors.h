@@ -37,8 +37,7 @@ typedef struct {
     uint64_t bytes;
 } lm_st_tensor;
 
-/* ---- A file, random access.
- * ---------------------------------------------------------------------------- */
+/* ---- A file, random access ---- */
 
 typedef struct lm_st lm_st;
 
@@ -69,8 +68,7 @@ lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *d
  * Fails: LM_EUSAGE if t->dtype is LM_DTYPE_NONE, LM_EIO. */
 lm_code lm_st_load(const lm_st *s, const lm_st_tensor *t, lm_dtype to, void *dst, lm_err *e);
 
-/* ---- A stream, forward only: a pipe, an archive member.
- * -------------------------------------------------- */
+/* ---- A stream, forward only: a pipe, an archive member ---- */
 
 /* Read up to `cap` bytes to dst; *got = 0 only at the end. */
 typedef lm_code (*lm_read_fn)(void *ctx, void *dst, size_t cap, size_t *got, lm_err *e);
@@ -90,8 +88,7 @@ lm_code lm_st_stream_next(lm_st_stream *s, const lm_st_tensor **t, lm_err *e);
 /* The next `bytes` bytes of the current tensor. */
 lm_code lm_st_stream_read(lm_st_stream *s, void *dst, size_t bytes, lm_err *e);
 
-/* ---- A plan: which tensors a file will hold, in which order.
- * -------------------------------------------- */
+/* ---- A plan: which tensors a file will hold, in which order ---- */
 
 typedef struct lm_st_plan lm_st_plan;
 lm_code lm_st_plan_new(lm_st_plan **out, lm_err *e);
@@ -115,8 +112,7 @@ bool lm_st_plan_meta_at(const lm_st_plan *p, size_t i, const char **key, const c
 /* The length field and the padded header, appended to `out`: the data starts at a multiple of 8. */
 lm_code lm_st_plan_header(const lm_st_plan *p, lm_buf *out, lm_err *e);
 
-/* ---- Writing.
- * ------------------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 typedef lm_code (*lm_write_fn)(void *ctx, const void *data, size_t bytes, lm_err *e);
 

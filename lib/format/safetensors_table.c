@@ -225,8 +225,7 @@ lm_code lm_st_table_add(lm_st_table *t, const lm_st_tensor *given, const char *w
     return LM_OK;
 }
 
-/* ---- From JSON.
- * ------------------------------------------------------------------------------------------ */
+/* ---- From JSON ---- */
 
 lm_code lm_st_header_length(const uint8_t field[8], const char *where, uint64_t *out, lm_err *e)
 {

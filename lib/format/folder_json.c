@@ -1,0 +1,120 @@
+/* folder_json.c -- see folder_json.h. */
+#include "format/folder_json.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static lm_code put_value(const json_t *v, int depth, lm_buf *out, lm_err *e);
+
+static lm_code put_text(lm_buf *out, const char *s, lm_err *e)
+{
+    return lm_buf_add(out, s, strlen(s), e);
+}
+
+static lm_code put_string(const char *s, size_t len, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_strn(&w, NULL, s, len);
+    if (w.rc)
+        return w.rc;
+    return LM_OK;
+}
+
+/* Python's repr: shortest digits that round-trip, and ".0" or an exponent so that it stays a real.
+ */
+static lm_code put_real(double v, lm_buf *out, lm_err *e)
+{
+    char buf[40];
+
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(buf, sizeof buf, "%.*g", digits, v);
+        if (strtod(buf, NULL) == v)
+            break;
+    }
+    int exponent = 0;
+    const char *mark = strchr(buf, 'e');
+    if (mark)
+        exponent = atoi(mark + 1);
+    if (mark && exponent > 0 && exponent < 16) /* 1e+06 is 1000000.0 */
+        snprintf(buf, sizeof buf, "%.1f", v);
+    else if (!strpbrk(buf, ".e"))
+        strcat(buf, ".0");
+    return put_text(out, buf, e);
+}
+
+static lm_code put_line(lm_buf *out, int depth, lm_err *e)
+{
+    return lm_buf_addf(out, e, "\n%*s", 2 * depth, "");
+}
+
+static lm_code put_object(const json_t *v, int depth, lm_buf *out, lm_err *e)
+{
+    const char *key;
+    json_t *member;
+    bool first = true;
+    lm_code rc = put_text(out, "{", e);
+
+    json_object_foreach((json_t *)(uintptr_t)v, key, member)
+    {
+        if (!rc && !first)
+            rc = put_text(out, ",", e);
+        first = false;
+        if (rc || (rc = put_line(out, depth + 1, e)) ||
+            (rc = put_string(key, strlen(key), out, e)) || (rc = put_text(out, ": ", e)) ||
+            (rc = put_value(member, depth + 1, out, e)))
+            return rc;
+    }
+    if (!rc && !first)
+        rc = put_line(out, depth, e);
+    return rc ? rc : put_text(out, "}", e);
+}
+
+static lm_code put_array(const json_t *v, int depth, lm_buf *out, lm_err *e)
+{
+    size_t n = json_array_size(v);
+    lm_code rc = put_text(out, "[", e);
+
+    for (size_t i = 0; !rc && i < n; i++) {
+        if (i)
+            rc = put_text(out, ",", e);
+        if (!rc)
+            rc = put_line(out, depth + 1, e);
+        if (!rc)
+            rc = put_value(json_array_get(v, i), depth + 1, out, e);
+    }
+    if (!rc && n)
+        rc = put_line(out, depth, e);
+    return rc ? rc : put_text(out, "]", e);
+}
+
+static lm_code put_value(const json_t *v, int depth, lm_buf *out, lm_err *e)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return put_object(v, depth, out, e);
+    case JSON_ARRAY:
+        return put_array(v, depth, out, e);
+    case JSON_STRING:
+        return put_string(json_string_value(v), json_string_length(v), out, e);
+    case JSON_INTEGER:
+        return lm_buf_addf(out, e, "%" PRId64, (int64_t)json_integer_value(v));
+    case JSON_REAL:
+        return put_real(json_real_value(v), out, e);
+    case JSON_TRUE:
+        return put_text(out, "true", e);
+    case JSON_FALSE:
+        return put_text(out, "false", e);
+    default:
+        return put_text(out, "null", e);
+    }
+}
+
+lm_code lm_json_pretty(const json_t *tree, lm_buf *out, lm_err *e)
+{
+    lm_code rc = put_value(tree, 0, out, e);
+    return rc ? rc : put_text(out, "\n", e);
+}

@@ -1,0 +1,13 @@
+/* folder_json.h -- JSON trees written for people, as the field's config.json looks: two spaces, one
+ * member a line, and the shortest digits that read back as the same double (1e-06,
+ * not 9.9999999999999995e-07). */
+#ifndef LM_FORMAT_FOLDER_JSON_H
+#define LM_FORMAT_FOLDER_JSON_H
+
+#include "base/buf.h"
+#include "base/json.h"
+
+/* Appended to `out`, with a newline at the end. */
+lm_code lm_json_pretty(const json_t *tree, lm_buf *out, lm_err *e);
+
+#endif

@@ -1,0 +1,211 @@
+/* folder_run.c -- the links that make a run folder a model, each replaced by rename so that no
+ * moment is without one. */
+#include "format/folder_run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+char *lm_run_step_name(int64_t step, char *buf)
+{
+    snprintf(buf, 32, "step-%06" PRId64, step);
+    return buf;
+}
+
+int64_t lm_run_step_of(const char *name)
+{
+    int64_t step = 0;
+    size_t n = 0;
+
+    if (strncmp(name, "step-", 5))
+        return -1;
+    for (name += 5; name[n]; n++) {
+        if (name[n] < '0' || name[n] > '9' || n >= 18)
+            return -1;
+        step = 10 * step + (name[n] - '0');
+    }
+    return n >= 6 ? step : -1;
+}
+
+/* Make or replace the symbolic link dir/name -> target. */
+static lm_code put_link(const char *dir, const char *name, const char *target, lm_err *e)
+{
+    char *path = NULL, *temp = NULL, old[512];
+    lm_code rc = lm_path_join(&path, dir, name, e);
+
+    if (!rc) {
+        ssize_t n = readlink(path, old, sizeof old - 1);
+        struct stat st;
+        if (n >= 0 && (size_t)n == strlen(target) && !memcmp(old, target, (size_t)n)) {
+            lm_free(path);
+            return LM_OK;
+        }
+        if (n < 0 && !lstat(path, &st))
+            rc = lm_fail(e, LM_EUSAGE, path, "move it away",
+                         "it is in the way of a link to the newest checkpoint");
+    }
+    if (!rc)
+        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%ld", dir, name, (long)getpid());
+    if (!rc) {
+        unlink(temp); /* left by a process of the same number that was killed */
+        if (symlink(target, temp) || rename(temp, path)) {
+            rc = lm_fail(e, LM_EIO, path, NULL, "cannot make a link to %s", target);
+            unlink(temp);
+        }
+    }
+    lm_free(temp);
+    lm_free(path);
+    return rc;
+}
+
+/* Files of training alone get no link: the run folder shows a model. */
+static bool is_model_file(const char *name)
+{
+    return strncmp(name, "optimizer", 9) && strcmp(name, "state.json") && name[0] != '.';
+}
+
+/* Remove links of an older checkpoint that had more files. */
+static lm_code drop_stale(const char *run_dir, lm_err *e)
+{
+    char **names = NULL, target[512];
+    size_t n = 0;
+    lm_code rc = lm_dir_list(run_dir, &names, &n, e);
+
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *path = NULL;
+        rc = lm_path_join(&path, run_dir, names[i], e);
+        ssize_t len = rc ? -1 : readlink(path, target, sizeof target - 1);
+        if (len > 7 && !memcmp(target, "latest/", 7) && !lm_path_exists(path) && unlink(path))
+            rc = lm_fail(e, LM_EIO, path, NULL, "cannot remove a stale link");
+        lm_free(path);
+    }
+    lm_names_free(names, n);
+    return rc;
+}
+
+static lm_code sync_dir(const char *dir, lm_err *e)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    lm_code rc = LM_OK;
+
+    if (fd < 0 || fsync(fd))
+        rc = lm_fail(e, LM_EIO, dir, NULL, "cannot sync the folder");
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e)
+{
+    char *step = NULL, **names = NULL;
+    size_t n = 0;
+    lm_code rc;
+
+    if (lm_run_step_of(step_dir_name) < 0)
+        return lm_fail(e, LM_EBUG, run_dir, NULL, "'%s' is not the name of a checkpoint",
+                       step_dir_name);
+    rc = lm_path_join(&step, run_dir, step_dir_name, e);
+    if (!rc)
+        rc = lm_dir_list(step, &names, &n, e);
+    if (!rc)
+        rc = put_link(run_dir, "latest", step_dir_name, e);
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *target = NULL;
+        if (!is_model_file(names[i]))
+            continue;
+        rc = lm_asprintf(&target, e, "latest/%s", names[i]);
+        if (!rc)
+            rc = put_link(run_dir, names[i], target, e);
+        lm_free(target);
+    }
+    if (!rc)
+        rc = drop_stale(run_dir, e);
+    if (!rc)
+        rc = sync_dir(run_dir, e);
+    lm_names_free(names, n);
+    lm_free(step);
+    return rc;
+}
+
+static lm_code has_state(const char *run_dir, const char *name, bool *yes, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_asprintf(&path, e, "%s/%s/state.json", run_dir, name);
+
+    *yes = !rc && lm_path_exists(path);
+    lm_free(path);
+    return rc;
+}
+
+lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e)
+{
+    char *link = NULL, *best = NULL, target[64], **names = NULL;
+    bool whole = false;
+    size_t n = 0;
+    lm_code rc = lm_path_join(&link, run_dir, "latest", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    ssize_t len = readlink(link, target, sizeof target - 1);
+    lm_free(link);
+    if (len > 0) {
+        target[len] = '\0';
+        if (lm_run_step_of(target) >= 0 && !(rc = has_state(run_dir, target, &whole, e)) && whole)
+            return lm_strdup(out, target, e);
+    }
+    if (!rc)
+        rc = lm_dir_list(run_dir, &names, &n, e);
+    for (size_t i = 0; !rc && i < n; i++) {
+        if (lm_run_step_of(names[i]) < 0 || (rc = has_state(run_dir, names[i], &whole, e)) ||
+            !whole)
+            continue;
+        if (!best || lm_run_step_of(names[i]) > lm_run_step_of(best))
+            best = names[i];
+    }
+    if (!rc && best)
+        rc = lm_strdup(out, best, e);
+    lm_names_free(names, n);
+    return rc;
+}
+
+lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
+{
+    char **names = NULL, *latest = NULL;
+    size_t n = 0;
+    int older; /* checkpoints seen so far, latest included */
+    lm_code rc = lm_run_latest(run_dir, &latest, e);
+
+    if (!rc && latest)
+        rc = lm_dir_list(run_dir, &names, &n, e);
+    /* Names sort like steps only below 10^6: look for the next lower step each time. */
+    int64_t below = latest ? lm_run_step_of(latest) : -1;
+    for (older = 1; !rc && below >= 0; older++) {
+        const char *next = NULL;
+        for (size_t i = 0; i < n; i++) {
+            int64_t step = lm_run_step_of(names[i]);
+            if (step >= 0 && step < below && (!next || step > lm_run_step_of(next)))
+                next = names[i];
+        }
+        if (!next)
+            break;
+        below = lm_run_step_of(next);
+        if (older >= keep) {
+            char *path = NULL;
+            rc = lm_path_join(&path, run_dir, next, e);
+            if (!rc)
+                rc = lm_rm_rf(path, e);
+            lm_free(path);
+        }
+    }
+    lm_names_free(names, n);
+    lm_free(latest);
+    return rc;
+}
