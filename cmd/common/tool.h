@@ -97,6 +97,7 @@ typedef struct {
     int64_t seed;
     bool seed_given;
     const char *device, *metrics;
+    const char *tmpdir;              /* LM_TMPDIR, NULL when not set */
     int verbosity;                   /* 0..4, 2 default */
     lm_cpu_level cpu;                /* LM_CPU, bounded by the machine */
     int status;                      /* exit status so far */

@@ -109,7 +109,7 @@ static lm_code check_int(const json_t *v, const char *key, int64_t min, int64_t 
 lm_code lm_json_i64(const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out,
                     const char *where, lm_err *e)
 {
-    const json_t *v;
+    const json_t *v = NULL;
     lm_code rc = find(obj, key, &v, where, e);
 
     if (rc)
@@ -122,7 +122,7 @@ lm_code lm_json_i64(const json_t *obj, const char *key, int64_t min, int64_t max
 lm_code lm_json_i64_or(const json_t *obj, const char *key, int64_t dflt, int64_t min, int64_t max,
                        int64_t *out, const char *where, lm_err *e)
 {
-    const json_t *v;
+    const json_t *v = NULL;
     lm_code rc = find(obj, key, &v, where, e);
 
     if (rc)
@@ -136,7 +136,7 @@ lm_code lm_json_i64_or(const json_t *obj, const char *key, int64_t dflt, int64_t
 lm_code lm_json_f64_or(const json_t *obj, const char *key, double dflt, double *out,
                        const char *where, lm_err *e)
 {
-    const json_t *v;
+    const json_t *v = NULL;
     lm_code rc = find(obj, key, &v, where, e);
 
     if (rc)
@@ -150,7 +150,7 @@ lm_code lm_json_f64_or(const json_t *obj, const char *key, double dflt, double *
 lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out, const char *where,
                         lm_err *e)
 {
-    const json_t *v;
+    const json_t *v = NULL;
     lm_code rc = find(obj, key, &v, where, e);
 
     if (rc)
@@ -164,7 +164,7 @@ lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out
 lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, const char **out,
                        const char *where, lm_err *e)
 {
-    const json_t *v;
+    const json_t *v = NULL;
     lm_code rc = find(obj, key, &v, where, e);
 
     if (rc)

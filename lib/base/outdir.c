@@ -140,6 +140,8 @@ lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
     }
     if (!rc && lm_path_exists(t->path))
         rc = lm_temp_publish(t, e);
+    else if (!rc)
+        rc = lm_temp_sync(t, e);
     lm_outdir_drop(d);
     return rc;
 }

@@ -88,7 +88,7 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
     rc = lm_strdup(&t->folder, n ? t->target : ".", e);
     if (!rc && n)
         t->folder[n > 1 ? n - 1 : 1] = 0;
-    if (!rc && !lm_path_is_dir(t->folder)) {
+    if (!rc && (errno = 0, !lm_path_is_dir(t->folder))) {
         char todo[256];
 
         errno = errno ? errno : ENOTDIR;
@@ -113,7 +113,7 @@ lm_code lm_temp_name(lm_temp *t, int attempt, lm_err *e)
                        (long)getpid(), more);
 }
 
-static lm_code sync_folder(const lm_temp *t, lm_err *e)
+lm_code lm_temp_sync(const lm_temp *t, lm_err *e)
 {
     int fd = open(t->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
 
@@ -147,7 +147,7 @@ lm_code lm_temp_publish(lm_temp *t, lm_err *e)
         return lm_fail(e, LM_EIO, t->target, NULL, "cannot put the finished output in place");
     lm_free(t->path);
     t->path = NULL;
-    return sync_folder(t, e);
+    return lm_temp_sync(t, e);
 }
 
 void lm_temp_fini(lm_temp *t)

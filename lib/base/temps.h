@@ -26,6 +26,7 @@ void lm_temp_unregister(lm_temp *t);
 /* Rename to the target without overwriting what has appeared there meanwhile, unless force; then
  * fsync the folder. */
 lm_code lm_temp_publish(lm_temp *t, lm_err *e);
+lm_code lm_temp_sync(const lm_temp *t, lm_err *e); /* fsync of the folder */
 void lm_temp_fini(lm_temp *t);
 
 #endif

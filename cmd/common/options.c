@@ -1,0 +1,423 @@
+/* options.c -- the option table: common rows, parsing, checking. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "common/frame.h"
+
+lm_frame lm_the_frame = { .progress = true };
+
+static lm_frame *const f = &lm_the_frame;
+
+bool lm_option_takes_value(const lm_opt *o)
+{
+    return o->kind > LM_OPT_FLAG;
+}
+
+int lm_option_find(const char *name)
+{
+    for (int i = 0; i < f->n; i++) {
+        if (f->opt[i].kind != LM_OPT_GROUP && !strcmp(f->opt[i].name, name))
+            return i;
+    }
+    return -1;
+}
+
+static int find_letter(char c)
+{
+    for (int i = 0; i < f->n; i++) {
+        if (f->opt[i].kind != LM_OPT_GROUP && f->opt[i].letter == c)
+            return i;
+    }
+    return -1;
+}
+
+/* A row of the tool wins over a common one of the same name or letter. */
+static void add(bool wanted, lm_opt o)
+{
+    if (!wanted || (o.kind != LM_OPT_GROUP && lm_option_find(o.name) >= 0))
+        return;
+    if (f->n == LM_MOST_OPTS)
+        abort();
+    if (o.letter && find_letter(o.letter) >= 0)
+        o.letter = 0;
+    f->opt[f->n++] = o;
+}
+
+static lm_opt action(char letter, const char *name, const char *help)
+{
+    return (lm_opt){ LM_OPT_FLAG, letter, name, NULL, NULL, 0, 0, NULL, help };
+}
+
+void lm_frame_build(lm_tool *t)
+{
+    static const char *const devices[] = { "cpu", NULL };
+    unsigned use = t->use;
+
+    for (const lm_opt *o = t->opts; o && o->kind != LM_OPT_END; o++)
+        add(true, *o);
+    add(true, (lm_opt)LM_GROUP("Common"));
+    add(use & LM_USE_OUTPUT,
+        (lm_opt)LM_STR('o', "output", &t->output, "PATH", "where the product goes"));
+    add(use & LM_USE_OUTPUT, (lm_opt)LM_FLAG('f', "force", &t->force, "overwrite what exists"));
+    add(use & LM_USE_THREADS,
+        (lm_opt)LM_COUNT('j', "threads", &f->threads, "N", 0, 1024, "threads; 0 = every core [0]"));
+    add(use & LM_USE_SEED,
+        (lm_opt)LM_COUNT(0, "seed", &t->seed, "N", 0, 9.2e18, "seed of all randomness [0]"));
+    add(use & LM_USE_JSON, (lm_opt)LM_FLAG(0, "json", &t->json, "write JSON to standard output"));
+    add(use & LM_USE_DEVICE,
+        (lm_opt)LM_CHOICE(0, "device", &t->device, "DEV", devices, "where to compute [cpu]"));
+    add(use & LM_USE_DRY_RUN,
+        (lm_opt)LM_FLAG(0, "dry-run", &t->dry_run, "show the plan, do nothing"));
+    add(use & LM_USE_METRICS,
+        (lm_opt)LM_STR(0, "metrics", &t->metrics, "DEST", "JSON lines to FILE, - or fd:N"));
+    add(true, (lm_opt)LM_STR(0, "config", &f->config, "FILE", "options from a JSON file"));
+    add(true, (lm_opt)LM_FLAG(0, "print-config", &f->print_config, "print the options as JSON"));
+    add(true, (lm_opt)LM_FLAG(0, "progress", &f->progress, "progress line [on a terminal]"));
+    add(true, action('v', "verbose", "say more (repeatable)"));
+    add(true, action('q', "quiet", "say less (repeatable)"));
+    add(true, action('h', "help", "this text"));
+    add(true, action(0, "version", "name, version, libraries"));
+    add(true, (lm_opt)LM_STR(0, "completion", &f->completion, "SHELL", NULL));
+}
+
+/* "--steps" or "-n", for messages. */
+static const char *shown(const lm_opt *o)
+{
+    static char text[80];
+
+    snprintf(text, sizeof text, "--%s", o->name);
+    return text;
+}
+
+static lm_code out_of_range(const lm_opt *o, const char *text, lm_err *e)
+{
+    char todo[128];
+
+    if (o->max >= 9e18 || isinf(o->max))
+        snprintf(todo, sizeof todo, "at least %.15g is needed", o->min);
+    else
+        snprintf(todo, sizeof todo, "choose from %.15g to %.15g", o->min, o->max);
+    return lm_fail(e, LM_EUSAGE, shown(o), todo, "%s is out of range", text);
+}
+
+static lm_code bad_value(const lm_opt *o, const char *text, lm_err *e)
+{
+    static const char *const need[] = {
+        [LM_OPT_COUNT] = "give a whole number such as 300, 20k or 1.5M",
+        [LM_OPT_BYTES] = "give a size such as 4096, 64K or 2G",
+        [LM_OPT_TIME] = "give a time such as 90, 90s, 15m or 2h",
+        [LM_OPT_REAL] = "give a number such as 0.1 or 3e-4",
+    };
+
+    return lm_fail(e, LM_EUSAGE, shown(o), need[o->kind], "'%s' is not a %s", text,
+                   o->kind == LM_OPT_BYTES  ? "size"
+                   : o->kind == LM_OPT_TIME ? "time"
+                                            : "number");
+}
+
+static lm_code set_choice(const lm_opt *o, const char *text, lm_err *e)
+{
+    char todo[256];
+    int n = 0;
+    const char *near;
+
+    for (const char *const *c = o->choices; *c; c++) {
+        if (!strcmp(*c, text)) {
+            *(const char **)o->dst = *c;
+            return LM_OK;
+        }
+    }
+    near = lm_nearest(text, o->choices);
+    if (near)
+        n = snprintf(todo, sizeof todo, "did you mean '%s'? ", near);
+    n += snprintf(todo + n, sizeof todo - (size_t)n, "choose from");
+    for (const char *const *c = o->choices; *c && n < (int)sizeof todo; c++)
+        n += snprintf(todo + n, sizeof todo - (size_t)n, "%s %s", c == o->choices ? "" : ",", *c);
+    return lm_fail(e, LM_EUSAGE, shown(o), todo, "unknown value '%s'", text);
+}
+
+static lm_code append(lm_strs *list, const char *text, lm_err *e)
+{
+    lm_code rc = lm_realloc_n(&list->v, (size_t)list->n + 1, sizeof *list->v, "options", e);
+
+    if (!rc)
+        list->v[list->n++] = text;
+    return rc;
+}
+
+lm_code lm_option_set(int i, const char *text, lm_err *e)
+{
+    const lm_opt *o = &f->opt[i];
+    int64_t n = 0;
+    double x = 0;
+
+    switch (o->kind) {
+    case LM_OPT_COUNT:
+    case LM_OPT_BYTES:
+        if (!(o->kind == LM_OPT_COUNT ? lm_parse_count : lm_parse_bytes)(text, &n))
+            return bad_value(o, text, e);
+        if ((double)n < o->min || (double)n > o->max)
+            return out_of_range(o, text, e);
+        *(int64_t *)o->dst = n;
+        return LM_OK;
+    case LM_OPT_TIME:
+    case LM_OPT_REAL:
+        if (!(o->kind == LM_OPT_TIME ? lm_parse_seconds : lm_parse_double)(text, &x))
+            return bad_value(o, text, e);
+        if (x < o->min || x > o->max)
+            return out_of_range(o, text, e);
+        *(double *)o->dst = x;
+        return LM_OK;
+    case LM_OPT_CHOICE:
+        return set_choice(o, text, e);
+    case LM_OPT_LIST:
+        return append(o->dst, text, e);
+    default:
+        *(const char **)o->dst = text;
+        return LM_OK;
+    }
+}
+
+/* One option as found on the command line; stored once environment and --config are in. */
+typedef struct {
+    int index;
+    const char *text; /* NULL for flags */
+    bool off;
+} given_opt;
+
+typedef struct {
+    given_opt *v;
+    size_t n, cap;
+} given_list;
+
+static lm_code note(given_list *l, int index, const char *text, bool off, lm_err *e)
+{
+    lm_code rc = lm_grow(&l->v, &l->cap, l->n + 1, sizeof *l->v, "options", e);
+
+    if (!rc)
+        l->v[l->n++] = (given_opt){ index, text, off };
+    return rc;
+}
+
+static lm_code unknown_long(const lm_tool *t, const char *name, lm_err *e)
+{
+    const char *names[2 * LM_MOST_OPTS + 1], *near;
+    static char negated[LM_MOST_OPTS][48];
+    char where[128], todo[128];
+    int n = 0;
+
+    for (int i = 0; i < f->n; i++) {
+        if (f->opt[i].kind == LM_OPT_GROUP || !f->opt[i].help)
+            continue;
+        names[n++] = f->opt[i].name;
+        if (f->opt[i].kind == LM_OPT_FLAG && f->opt[i].dst) {
+            snprintf(negated[i], sizeof negated[i], "no-%s", f->opt[i].name);
+            names[n++] = negated[i];
+        }
+    }
+    names[n] = NULL;
+    near = lm_nearest(name, names);
+    snprintf(where, sizeof where, "--%.100s", name);
+    if (near)
+        snprintf(todo, sizeof todo, "did you mean --%s?", near);
+    else
+        snprintf(todo, sizeof todo, "see '%s --help'", t->name);
+    return lm_fail(e, LM_EUSAGE, where, todo, "unknown option");
+}
+
+static lm_code no_value(const lm_opt *o, const char *where, lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, where, NULL, "a value is missing (%s)",
+                   o->value ? o->value : "VALUE");
+}
+
+/* argv[*at] starts with "--". */
+static lm_code parse_long(const lm_tool *t, int argc, char **argv, int *at, given_list *l,
+                          lm_err *e)
+{
+    char name[128];
+    const char *arg = argv[*at] + 2, *value = strchr(arg, '=');
+    bool off = false;
+    int i;
+
+    snprintf(name, sizeof name, "%.*s", value ? (int)(value - arg) : 127, arg);
+    i = lm_option_find(name);
+    if (i < 0 && !strncmp(name, "no-", 3)) {
+        i = lm_option_find(name + 3);
+        off = i >= 0 && f->opt[i].kind == LM_OPT_FLAG && f->opt[i].dst;
+        i = off ? i : -1;
+    }
+    if (i < 0)
+        return unknown_long(t, name, e);
+    if (!lm_option_takes_value(&f->opt[i])) {
+        if (value)
+            return lm_fail(e, LM_EUSAGE, shown(&f->opt[i]), NULL, "takes no value, '%s' was given",
+                           value + 1);
+        return note(l, i, NULL, off, e);
+    }
+    if (!value && *at + 1 >= argc)
+        return no_value(&f->opt[i], shown(&f->opt[i]), e);
+    return note(l, i, value ? value + 1 : argv[++*at], false, e);
+}
+
+/* argv[*at] is "-abc" or "-nVALUE" or "-n" with the value behind it. */
+static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, given_list *l,
+                           lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (const char *c = argv[*at] + 1; *c && !rc; c++) {
+        char where[3] = { '-', *c, 0 };
+        int i = find_letter(*c);
+
+        if (i < 0) {
+            char todo[128];
+
+            snprintf(todo, sizeof todo, "see '%s --help'", t->name);
+            return lm_fail(e, LM_EUSAGE, where, todo, "unknown option");
+        }
+        if (!lm_option_takes_value(&f->opt[i])) {
+            rc = note(l, i, NULL, false, e);
+            continue;
+        }
+        if (c[1])
+            return note(l, i, c + 1, false, e);
+        if (*at + 1 >= argc)
+            return no_value(&f->opt[i], where, e);
+        return note(l, i, argv[++*at], false, e);
+    }
+    return rc;
+}
+
+/* Options to *l, operands to t->argv, in any order. */
+static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e)
+{
+    lm_code rc = lm_alloc_n(&t->argv, (size_t)argc + 2, sizeof *t->argv, "operands", e);
+    bool ended = false;
+
+    for (int i = 1; i < argc && !rc; i++) {
+        if (!ended && !strcmp(argv[i], "--"))
+            ended = true;
+        else if (!ended && !strncmp(argv[i], "--", 2))
+            rc = parse_long(t, argc, argv, &i, l, e);
+        else if (!ended && argv[i][0] == '-' && argv[i][1])
+            rc = parse_short(t, argc, argv, &i, l, e);
+        else
+            t->argv[t->argc++] = argv[i];
+    }
+    return rc;
+}
+
+static lm_code apply_action(lm_tool *t, const lm_opt *o)
+{
+    if (!strcmp(o->name, "verbose"))
+        t->verbosity += t->verbosity < 4;
+    else if (!strcmp(o->name, "quiet"))
+        t->verbosity -= t->verbosity > 0;
+    else if (!strcmp(o->name, "help"))
+        f->help = true;
+    else
+        f->version = true;
+    return LM_OK;
+}
+
+static lm_code apply(lm_tool *t, const given_opt *g, bool *fresh, lm_err *e)
+{
+    const lm_opt *o = &f->opt[g->index];
+
+    f->given[g->index] = true;
+    if (o->kind == LM_OPT_LIST && !fresh[g->index]) { /* replaces what --config gave */
+        ((lm_strs *)o->dst)->n = 0;
+        fresh[g->index] = true;
+    }
+    if (lm_option_takes_value(o))
+        return lm_option_set(g->index, g->text, e);
+    if (!o->dst)
+        return apply_action(t, o);
+    *(bool *)o->dst = !g->off;
+    return LM_OK;
+}
+
+static lm_code read_level(lm_tool *t, lm_err *e)
+{
+    static const char *const names[] = { "none", "error", "warn", "info", "debug", NULL };
+    const char *s = getenv("LM_LOG");
+
+    if (!s || !*s)
+        return LM_OK;
+    for (int i = 0; names[i]; i++) {
+        if (!strcmp(s, names[i]) || (s[0] == '0' + i && !s[1])) {
+            t->verbosity = i;
+            return LM_OK;
+        }
+    }
+    return lm_fail(e, LM_EUSAGE, "LM_LOG", "choose from none, error, warn, info, debug",
+                   "unknown level '%s'", s);
+}
+
+static lm_code read_variable(const char *name, const char *option, lm_err *e)
+{
+    const char *s = getenv(name);
+    int i = lm_option_find(option);
+    lm_code rc = s && *s && i >= 0 ? lm_option_set(i, s, e) : LM_OK;
+
+    if (rc)
+        lm_err_in(e, "%s", name);
+    return rc;
+}
+
+static lm_code read_environment(lm_tool *t, lm_err *e)
+{
+    const char *cpu = getenv("LM_CPU"), *tmp = getenv("LM_TMPDIR");
+    lm_code rc = read_level(t, e);
+
+    rc = rc ? rc : read_variable("LM_THREADS", "threads", e);
+    rc = rc ? rc : read_variable("LM_DEVICE", "device", e);
+    t->tmpdir = tmp && *tmp ? tmp : NULL;
+    t->cpu = lm_cpu_detect();
+    if (!rc && cpu && *cpu)
+        rc = lm_cpu_level_parse(cpu, &t->cpu, e);
+    return rc;
+}
+
+lm_code lm_options_parse(lm_tool *t, lm_err *e)
+{
+    static bool fresh[LM_MOST_OPTS];
+    given_list l = { 0 };
+    lm_code rc = split(t, t->full_argc, t->full_argv, &l, e);
+    int config = lm_option_find("config"), progress = lm_option_find("progress");
+
+    for (size_t i = 0; i < l.n && !rc; i++) { /* these ask for nothing else to be right */
+        const lm_opt *o = &f->opt[l.v[i].index];
+
+        if (!o->dst && (!strcmp(o->name, "help") || !strcmp(o->name, "version"))) {
+            rc = apply_action(t, o);
+            goto done;
+        }
+        if (l.v[i].index == config)
+            f->config = l.v[i].text;
+    }
+    rc = rc ? rc : read_environment(t, e);
+    if (!rc && f->config)
+        rc = lm_config_read(f->config, e);
+    for (size_t i = 0; i < l.n && !rc; i++)
+        rc = apply(t, &l.v[i], fresh, e);
+    f->progress_given = f->given[progress];
+    t->threads = f->threads ? (int)f->threads : lm_cpu_count();
+    t->seed_given = lm_given(t, "seed");
+done:
+    lm_free(l.v);
+    return rc;
+}
+
+bool lm_given(const lm_tool *t, const char *name)
+{
+    int i = lm_option_find(name);
+
+    (void)t;
+    return i >= 0 && f->given[i];
+}

@@ -1,0 +1,143 @@
+/* sink.c -- talk on standard error: messages by level, and one line of progress on a terminal. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "common/frame.h"
+
+#define REDRAW_SECONDS 0.1
+
+static struct {
+    pthread_mutex_t lock;
+    const char *name;
+    int verbosity;
+    bool bar;   /* may draw */
+    bool drawn; /* a line is standing there now */
+    char what[64];
+    double started, first_done, last;
+} state = { .lock = PTHREAD_MUTEX_INITIALIZER, .verbosity = 2 };
+
+static void clear_line(void)
+{
+    if (state.drawn)
+        fputs("\r\033[K", stderr);
+    state.drawn = false;
+}
+
+void lm_sink_clear(void)
+{
+    pthread_mutex_lock(&state.lock);
+    clear_line();
+    pthread_mutex_unlock(&state.lock);
+}
+
+static void log_line(lm_sink *s, lm_log_level level, const char *text)
+{
+    (void)s;
+    if ((int)level > state.verbosity)
+        return;
+    pthread_mutex_lock(&state.lock);
+    clear_line();
+    fprintf(stderr, "%s: %s\n", state.name, text);
+    pthread_mutex_unlock(&state.lock);
+}
+
+static int columns(void)
+{
+    struct winsize w;
+
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
+}
+
+static char *show_time(double s, char *buf)
+{
+    long n = s < 0 || !(s < 1e8) ? 0 : (long)(s + 0.5);
+
+    if (n >= 3600)
+        snprintf(buf, 32, "%ld:%02ld:%02ld", n / 3600, n / 60 % 60, n % 60);
+    else
+        snprintf(buf, 32, "%ld:%02ld", n / 60, n % 60);
+    return buf;
+}
+
+static char *show(double n, const char *unit, char *buf)
+{
+    return strcmp(unit, "bytes") ? lm_show_count(n, buf) : lm_show_bytes(n, buf);
+}
+
+/* "what 1.20 M/4.00 M tokens 30% 18.1 k tokens/s 2:31 left note", cut to the terminal. */
+static void draw(double now, double done, double total, const char *unit, const char *note)
+{
+    bool bytes = !strcmp(unit, "bytes");
+    double rate = (done - state.first_done) / (now - state.started);
+    char line[512], a[32], b[32];
+    int n, room = columns() - 1;
+
+    n = snprintf(line, sizeof line, "%s %s", state.what, show(done, unit, a));
+    if (total > 0)
+        n += snprintf(line + n, sizeof line - (size_t)n, "/%s", show(total, unit, b));
+    if (!bytes)
+        n += snprintf(line + n, sizeof line - (size_t)n, " %.32s", unit);
+    if (total > 0)
+        n += snprintf(line + n, sizeof line - (size_t)n, " %.0f%%", 100 * done / total);
+    if (rate > 0 && isfinite(rate)) {
+        n += snprintf(line + n, sizeof line - (size_t)n, "  %s%s%.32s/s", show(rate, unit, a),
+                      bytes ? "" : " ", bytes ? "" : unit);
+        if (total > done)
+            n += snprintf(line + n, sizeof line - (size_t)n, "  %s left",
+                          show_time((total - done) / rate, b));
+    }
+    if (note && n < (int)sizeof line)
+        snprintf(line + n, sizeof line - (size_t)n, "  %.100s", note);
+    fprintf(stderr, "\r%.*s\033[K", room < 1 ? 1 : room, line);
+    fflush(stderr);
+    state.drawn = true;
+}
+
+static void progress(lm_sink *s, const char *what, double done, double total, const char *unit,
+                     const char *note)
+{
+    double now;
+
+    (void)s;
+    if (!state.bar)
+        return;
+    pthread_mutex_lock(&state.lock);
+    now = lm_now();
+    if (strncmp(state.what, what, sizeof state.what - 1)) { /* a new phase: its own rate */
+        snprintf(state.what, sizeof state.what, "%s", what);
+        state.started = now;
+        state.first_done = done;
+        state.last = 0;
+    }
+    if (now - state.last >= REDRAW_SECONDS) {
+        state.last = now;
+        draw(now, done, total, unit ? unit : "", note);
+    }
+    pthread_mutex_unlock(&state.lock);
+}
+
+void lm_sink_init(lm_tool *t)
+{
+    state.name = t->name;
+    state.verbosity = t->verbosity;
+    state.bar = lm_the_frame.progress && t->verbosity >= 2 &&
+                (isatty(STDERR_FILENO) || lm_the_frame.progress_given);
+    t->sink = (lm_sink){ log_line, progress };
+}
+
+void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    log_line(&t->sink, level, text);
+}

@@ -1,0 +1,161 @@
+/* tool.c -- the beginning and the end of every tool. */
+#include "common/tool.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "common/frame.h"
+
+/* How bad an exit status is: "no" gives way to a failure, a failure to a numerical stop. */
+static int rank(int status)
+{
+    static const int order[] = { [0] = 0, [3] = 1, [1] = 2, [4] = 3, [2] = 4 };
+
+    return order[status];
+}
+
+static void remember(lm_tool *t, int status)
+{
+    if (rank(status) > rank(t->status))
+        t->status = status;
+}
+
+static int status_of(lm_code code)
+{
+    return code == LM_EUSAGE ? 2 : code == LM_ENUMERIC ? 4 : 1;
+}
+
+void lm_complain(lm_tool *t, lm_err *e)
+{
+    lm_code code = e->code;
+
+    if (!code)
+        return;
+    lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", e->where, e->where[0] ? ": " : "", e->what,
+           e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "", e->todo);
+    if (code == LM_EBUG)
+        abort();
+    remember(t, status_of(code));
+    *e = (lm_err){ 0 };
+}
+
+void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what, ...)
+{
+    lm_err e = { .code = LM_EUSAGE };
+    va_list ap;
+
+    snprintf(e.where, sizeof e.where, "%s", where ? where : "");
+    snprintf(e.todo, sizeof e.todo, "%s", todo ? todo : "");
+    va_start(ap, what);
+    vsnprintf(e.what, sizeof e.what, what, ap);
+    va_end(ap);
+    lm_complain(t, &e);
+    exit(lm_end(t));
+}
+
+void lm_answer_no(lm_tool *t)
+{
+    remember(t, 3);
+}
+
+static void check_operands(lm_tool *t)
+{
+    char todo[160];
+
+    if (t->filter && t->argc == 0 && t->min_args == 0) {
+        static char dash[] = "-";
+
+        t->argv[t->argc++] = dash;
+    }
+    if (t->argc >= t->min_args && (t->max_args < 0 || t->argc <= t->max_args))
+        return;
+    snprintf(todo, sizeof todo, "usage: %s [OPTION ...] %s", t->name, t->args ? t->args : "");
+    if (t->argc < t->min_args)
+        lm_misuse(t, "operands", todo, "%d given, %d needed", t->argc, t->min_args);
+    lm_misuse(t, t->argv[t->max_args], todo, "one operand too many");
+}
+
+static void say_facts(lm_tool *t)
+{
+    lm_say(t, LM_LOG_INFO, "version %s, device %s, kernels %s, threads %d, seed %lld", LM_VERSION,
+           t->device ? t->device : "cpu", lm_cpu_level_name(t->cpu), t->threads,
+           (long long)t->seed);
+}
+
+void lm_begin(lm_tool *t, int argc, char **argv)
+{
+    lm_err e = { 0 };
+    lm_code rc;
+
+    t->full_argc = argc;
+    t->full_argv = argv;
+    t->verbosity = 2;
+    if (!t->device)
+        t->device = "cpu";
+    lm_signals_init(t);
+    lm_frame_build(t);
+    lm_sink_init(t);
+    rc = lm_options_parse(t, &e);
+    lm_sink_init(t); /* with the verbosity that was asked for */
+    if (!rc && (lm_the_frame.help || lm_the_frame.version)) {
+        (lm_the_frame.help ? lm_help_print : lm_version_print)(t);
+        exit(lm_end(t));
+    }
+    if (!rc && lm_the_frame.completion) {
+        rc = lm_completion_print(t, lm_the_frame.completion, &e);
+        if (!rc)
+            exit(lm_end(t));
+    }
+    if (!rc && lm_the_frame.print_config) {
+        rc = lm_config_print(t, &e);
+        if (!rc)
+            exit(lm_end(t));
+    }
+    if (rc) {
+        lm_complain(t, &e);
+        exit(lm_end(t));
+    }
+    check_operands(t);
+    say_facts(t);
+}
+
+/* What was printed must have arrived. */
+static void close_stdout(lm_tool *t)
+{
+    lm_err e = { 0 };
+    bool bad = ferror(stdout);
+    int why;
+
+    errno = 0;
+    bad = fflush(stdout) || bad;
+    why = errno;
+    if (fclose(stdout) && !bad &&
+        errno != EBADF) { /* started with a closed stdout, nothing written */
+        bad = true;
+        why = errno;
+    }
+    if (!bad)
+        return;
+    if (why == EPIPE && t->lasting) {
+        lm_say(t, LM_LOG_WARN, "standard output: the reader has gone");
+        return;
+    }
+    errno = why ? why : EIO;
+    lm_fail(&e, LM_EIO, "standard output", NULL, "cannot write");
+    lm_complain(t, &e);
+}
+
+int lm_end(lm_tool *t)
+{
+    lm_sink_clear();
+    close_stdout(t);
+    lm_out_drop_all();
+    if (t->verbosity >= 3 && !lm_the_frame.help && !lm_the_frame.version)
+        lm_say(t, LM_LOG_INFO, "peak memory %.1f MiB", (double)lm_rss_peak() / 1048576);
+    lm_free(t->argv);
+    t->argv = NULL;
+    lm_signal_raise();
+    return t->status;
+}
