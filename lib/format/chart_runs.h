@@ -1,0 +1,33 @@
+/* chart_runs.h -- from the metrics of runs to a chart: which numbers become which lines. */
+#ifndef LM_FORMAT_CHART_RUNS_H
+#define LM_FORMAT_CHART_RUNS_H
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "format/chart.h"
+#include "format/metrics.h"
+
+/* What is asked for.  Everything is borrowed. */
+typedef struct {
+    lm_metrics_file *const *file; /* `runs` of them; NULL: nothing known yet */
+    const char *const *name;      /* of the runs, for the legend */
+    int runs;
+    const char *const *key; /* `keys` of them, a panel each */
+    int keys;
+    const char *x; /* "step", "tokens" or "seconds" */
+    double smooth; /* beta of lm_chart_smooth; 0: none */
+    bool eval;     /* mark the values of "eval" records */
+    bool log_x, log_y;
+    const char *title; /* NULL: the name of the run when there is one only */
+} lm_run_chart;
+
+/* Make the chart; its arrays live in `a`, its numbers in the files (until their next poll).  Each
+ * run has a colour; "step" records are lines (with smooth, the raw values stay faint behind),
+ * "eval" records are marks.  Records without a step are counted 1, 2, ... */
+lm_code lm_run_chart_make(const lm_run_chart *r, lm_arena *a, lm_chart *out, lm_err *e);
+
+/* Every key must have a value that can be shown: LM_EFORMAT otherwise, naming the keys that there
+ * are. */
+lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e);
+
+#endif
