@@ -128,6 +128,8 @@ static void fit_linear(lm_axis *a, double min, double max, int most, bool tight)
         first = floor(min / step + 1e-9);
         last = ceil(max / step - 1e-9);
     }
+    if (!(last > first))
+        last = first + 1;
     a->lo = tight ? min : first * step;
     a->hi = tight ? max : last * step;
     for (double k = first; k <= last && a->n < LM_AXIS_TICKS; k++) {
