@@ -27,7 +27,10 @@ static lm_code put_arg(lm_jw *w, const char *key, const char *arg, bool hide, lm
         end--;
     slash = memrchr(arg, '/', end);
     start = strchr(arg, '=');
-    start = arg[0] == '-' && start && slash && start < slash ? start + 1 : arg;
+    if (arg[0] == '-' && start && slash && start < slash)
+        start++;
+    else
+        start = arg[0] == '-' && arg[1] && arg[1] != '-' ? arg + 2 : arg;
     if (!slash)
         slash = start - 1;
     rc = lm_asprintf(&text, e, "%.*s%.*s", (int)(start - arg), arg, (int)(arg + end - slash - 1),
