@@ -1,0 +1,338 @@
+/* gemm.c -- the matrix product: which level runs, how the work is cut, and the loops over blocks.
+ *
+ * Blocks may depend on the number of threads: each element of C is one sum over k in order whatever
+ * the cut, so its bits do not.  Only a_sum sees block borders, and those (pc) depend on k alone. */
+#include "kernels/cpu/gemm.h"
+
+#include <string.h>
+
+enum {
+    MIN_PANELS = 4,          /* panels of A below which a block is too small to reuse B */
+    MIN_COLUMNS = 1024,      /* of one sweep; A is packed again for each sweep */
+    MAX_COLUMNS = 8192,      /* of one sweep when partial tiles are kept */
+    SWEEP_ELEMENTS = 1 << 25 /* of op(B) packed at a time, unless MIN_COLUMNS need more */
+};
+#define STREAM_BYTES ((int64_t)1 << 20) /* results larger than this bypass the caches */
+
+typedef struct {
+    const lm_gemm *g;
+    const lm_gemm_impl *impl;
+    int64_t kp;        /* padded depth */
+    int64_t pc, n_sup; /* depth of a packed block of A, number of these */
+    int64_t kc;        /* depth of one step */
+    int64_t mb, nb;    /* blocks over rows, ranges over columns */
+    int64_t panels;    /* of A in the largest block */
+    int64_t sweep;     /* columns packed and worked through at a time, a multiple of nr */
+    int64_t tiles;     /* kept per worker */
+    int64_t b_bytes, a_bytes, tile_bytes, own_b_bytes;
+    bool stream;
+    const char *b;  /* packed panels of the running sweep */
+    int64_t j0, j1; /* the running sweep */
+} plan;
+
+static const lm_gemm_impl *impl_of(lm_cpu_level level, lm_dtype ab)
+{
+    switch (level) {
+    case LM_CPU_AMX:
+        return lm_gemm_impl_amx(ab);
+    case LM_CPU_AVX512:
+        return lm_gemm_impl_avx512(ab);
+    case LM_CPU_AVX2:
+        return lm_gemm_impl_avx2(ab);
+    default:
+        return NULL;
+    }
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Cut `n` into `parts` nearly equal pieces: where piece i begins. */
+static int64_t cut(int64_t n, int64_t parts, int64_t i)
+{
+    return n / parts * i + min64(i, n % parts);
+}
+
+static void plan_grid(plan *p, int threads)
+{
+    const lm_gemm_impl *im = p->impl;
+    int64_t all = lm_ceil_div(p->g->m, im->mr);
+    int64_t fit = max64(im->l2_bytes / (p->pc * im->esize * im->mr), 1);
+    int64_t blocks = lm_round_up(lm_ceil_div(all, fit), threads);
+
+    p->mb = max64(min64(blocks, all / MIN_PANELS), lm_ceil_div(all, fit));
+    p->nb = p->mb < threads ? lm_ceil_div(threads, p->mb) : 1;
+    p->nb = min64(p->nb, lm_ceil_div(p->g->n, im->nr));
+    p->panels = lm_ceil_div(all, p->mb);
+}
+
+static plan plan_make(const lm_gemm *g, const lm_gemm_impl *im, int threads)
+{
+    plan p = { .g = g, .impl = im };
+    int64_t n_up = lm_round_up(g->n, im->nr), range;
+
+    p.kp = lm_round_up(g->k, im->kr);
+    p.n_sup = lm_ceil_div(p.kp, im->pc);
+    p.pc = lm_round_up(lm_ceil_div(p.kp, p.n_sup), im->kr);
+    p.n_sup = lm_ceil_div(p.kp, p.pc);
+    p.kc = lm_round_up(lm_ceil_div(p.pc, lm_ceil_div(p.pc, im->kc)), im->kr);
+    plan_grid(&p, threads);
+
+    p.sweep = lm_round_up(max64(SWEEP_ELEMENTS / p.kp, MIN_COLUMNS), im->nr);
+    if (p.n_sup > 1)
+        p.sweep = min64(p.sweep, MAX_COLUMNS);
+    else if (g->b_packed || p.mb == 1)
+        p.sweep = n_up;
+    p.sweep = min64(p.sweep, n_up);
+
+    range = lm_ceil_div(p.sweep / im->nr, p.nb);
+    p.tiles = p.panels * (p.n_sup > 1 ? range : 1);
+    p.b_bytes = g->b_packed || p.mb == 1 ? 0 : p.sweep * p.kp * im->esize;
+    p.own_b_bytes = g->b_packed || p.mb > 1 ? 0 : im->nr * p.pc * im->esize;
+    p.a_bytes = lm_round_up(p.panels * im->mr * p.pc * im->esize, 4096);
+    p.tile_bytes = p.tiles * im->mr * im->nr * (int64_t)sizeof(float);
+    p.b_bytes = lm_round_up(p.b_bytes, 4096);
+    p.own_b_bytes = lm_round_up(p.own_b_bytes, 4096);
+    p.tile_bytes = lm_round_up(p.tile_bytes, 4096);
+    p.stream = !g->accumulate && g->m * g->n * (int64_t)lm_dtype_size(g->cd) > STREAM_BYTES;
+    return p;
+}
+
+static bool is_small(const lm_gemm *g)
+{
+    return g->m <= LM_GEMM_SMALL_M && !g->ta && g->tb && !g->a_sum;
+}
+
+size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads)
+{
+    const lm_gemm_impl *im = impl_of(level, g->ab);
+    size_t most = 0;
+
+    if (!im)
+        return 0;
+    /* A pool may turn out smaller than it was asked for: any number up to `threads` must fit. */
+    for (int t = 1; t <= threads; t++) {
+        plan p = plan_make(g, im, t);
+        size_t need = (size_t)(p.b_bytes + t * (p.a_bytes + p.tile_bytes + p.own_b_bytes));
+        most = need > most ? need : most;
+    }
+    return most;
+}
+
+/* Packing of B: panels are independent. */
+typedef struct {
+    const lm_gemm *g;
+    const lm_gemm_impl *im;
+    int64_t kp, j0;
+    char *dst;
+} pack_job;
+
+static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const pack_job *j = ctx;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        j->im->pack_b(j->g, j->j0 + i * j->im->nr, 0, j->g->k,
+                      j->dst + i * j->im->nr * j->kp * j->im->esize);
+}
+
+static void pack_columns(const lm_gemm *g, const lm_gemm_impl *im, int64_t j0, int64_t j1,
+                         lm_par *par, void *dst)
+{
+    pack_job job = { g, im, lm_round_up(g->k, im->kr), j0, dst };
+    int64_t panels = lm_ceil_div(j1 - j0, im->nr);
+
+    lm_par_for(par, panels, max64(1, panels / (8 * lm_par_threads(par))), pack_panels, &job);
+}
+
+size_t lm_gemm_pack_size(const lm_gemm *g, lm_cpu_level level)
+{
+    const lm_gemm_impl *im = impl_of(level, g->ab);
+
+    return im ? (size_t)(lm_round_up(g->n, im->nr) * lm_round_up(g->k, im->kr) * im->esize) : 0;
+}
+
+void lm_gemm_pack(const lm_gemm *g, lm_cpu_level level, lm_par *par, void *dst)
+{
+    const lm_gemm_impl *im = impl_of(level, g->ab);
+
+    if (im)
+        pack_columns(g, im, 0, g->n, par, dst);
+}
+
+/* What one worker holds while it works through a block. */
+typedef struct {
+    const plan *p;
+    char *a, *own_b;
+    float *tiles;
+    int64_t i0, rows, panels; /* block of rows */
+    int64_t q0, q1;           /* panels of B */
+    int64_t k0, depth;        /* superblock: first index and padded depth */
+} block;
+
+static void pack_block(const block *b, bool first_columns)
+{
+    const plan *p = b->p;
+    const lm_gemm *g = p->g;
+    const lm_gemm_impl *im = p->impl;
+    int64_t kn = min64(g->k - b->k0, b->depth);
+
+    for (int64_t q = 0; q < b->panels; q++) {
+        char *panel = b->a + q * im->mr * b->depth * im->esize;
+        int64_t i = b->i0 + q * im->mr;
+
+        im->pack_a(g, i, b->k0, kn, panel);
+        if (g->a_sum && first_columns) {
+            int rows = (int)min64(im->mr, g->m - i);
+            if (b->k0 == 0 && !g->a_sum_add)
+                memset(g->a_sum + i, 0, sizeof(float) * (size_t)rows);
+            im->sum_a(panel, b->depth, rows, g->a_sum + i);
+        }
+    }
+}
+
+static void finish_tile(const block *b, const float *tile, int64_t i, int64_t j)
+{
+    const plan *p = b->p;
+    const lm_gemm *g = p->g;
+    lm_gemm_tail t = {
+        .tile = tile,
+        .nr = p->impl->nr,
+        .rows = (int)min64(p->impl->mr, g->m - i),
+        .cols = (int)min64(p->impl->nr, g->n - j),
+        .c = (char *)g->c + (i * g->ldc + j) * (int64_t)lm_dtype_size(g->cd),
+        .ldc = g->ldc,
+        .cd = g->cd,
+        .accumulate = g->accumulate,
+        .stream = p->stream,
+        .bias = g->bias ? g->bias + j : NULL,
+    };
+
+    p->impl->finish(&t);
+}
+
+/* All panels of A in the block against panel q of B. */
+static void run_panel(const block *b, int64_t q, const char *panel, const char *next)
+{
+    const plan *p = b->p;
+    const lm_gemm_impl *im = p->impl;
+    int64_t tile_len = (int64_t)im->mr * im->nr;
+    float *tiles = b->tiles + (p->n_sup > 1 ? (q - b->q0) * p->panels * tile_len : 0);
+    bool last_sup = b->k0 + b->depth >= p->kp;
+
+    for (int64_t k = 0; k < b->depth; k += p->kc) {
+        int64_t kn = min64(p->kc, b->depth - k), after = min64(p->kc, b->depth - k - kn);
+        const char *ahead = after ? panel + (k + kn) * im->nr * im->esize : next;
+        int64_t ahead_bytes = ahead ? (after ? after : kn) * im->nr * im->esize / b->panels : 0;
+
+        for (int64_t i = 0; i < b->panels; i++) {
+            lm_gemm_step s = {
+                .a = b->a + (i * b->depth + k) * im->mr * im->esize,
+                .b = panel + k * im->nr * im->esize,
+                .kn = kn,
+                .tile = tiles + i * tile_len,
+                .load = k > 0 || b->k0 > 0,
+                .prefetch = ahead ? ahead + i * ahead_bytes : NULL,
+                .prefetch_bytes = ahead_bytes,
+            };
+            /* Only whole steps read the panel of A as it lies: [depth / kr] groups of mr rows. */
+            im->micro(&s);
+            if (last_sup && k + kn >= b->depth)
+                finish_tile(b, s.tile, b->i0 + i * im->mr, p->j0 + q * im->nr);
+        }
+    }
+}
+
+static void run_block(block *b)
+{
+    const plan *p = b->p;
+    const lm_gemm_impl *im = p->impl;
+
+    for (b->k0 = 0; b->k0 < p->kp; b->k0 += p->pc) {
+        b->depth = min64(p->pc, p->kp - b->k0);
+        pack_block(b, p->j0 == 0 && b->q0 == 0);
+        for (int64_t q = b->q0; q < b->q1; q++) {
+            const char *panel = b->own_b, *next = NULL;
+            if (p->b) {
+                panel = p->b + (q * p->kp + b->k0) * im->nr * im->esize;
+                next = q + 1 < b->q1 ? panel + p->kp * im->nr * im->esize : NULL;
+            } else {
+                im->pack_b(p->g, p->j0 + q * im->nr, b->k0, min64(p->g->k - b->k0, b->depth),
+                           b->own_b);
+            }
+            run_panel(b, q, panel, next);
+        }
+    }
+}
+
+static void run_items(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const plan *p = ctx;
+    int64_t all = lm_ceil_div(p->g->m, p->impl->mr);
+    int64_t cols = lm_ceil_div(p->j1 - p->j0, p->impl->nr);
+    char *own =
+        (char *)p->g->work + p->b_bytes + worker * (p->a_bytes + p->tile_bytes + p->own_b_bytes);
+
+    if (p->impl->begin)
+        p->impl->begin();
+    for (int64_t it = begin; it < end; it++) {
+        int64_t i = it / p->nb, j = it % p->nb;
+        int64_t first = cut(all, p->mb, i);
+        block b = {
+            .p = p,
+            .a = own,
+            .own_b = own + p->a_bytes + p->tile_bytes,
+            .tiles = (float *)(own + p->a_bytes),
+            .i0 = first * p->impl->mr,
+            .panels = cut(all, p->mb, i + 1) - first,
+            .q0 = cut(cols, p->nb, j),
+            .q1 = cut(cols, p->nb, j + 1),
+        };
+        run_block(&b);
+    }
+    p->impl->end();
+}
+
+static void run_small(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const plan *p = ctx;
+
+    (void)worker;
+    p->impl->small_m(p->g, begin, end);
+}
+
+void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par)
+{
+    const lm_gemm_impl *im = impl_of(level, g->ab);
+    plan p;
+
+    if (!im) {
+        lm_gemm_ref(g, par);
+        return;
+    }
+    if (is_small(g) && g->b) {
+        p = (plan){ .g = g, .impl = im };
+        int64_t grain = lm_round_up(lm_ceil_div(g->n, 8 * lm_par_threads(par)), 16);
+        lm_par_for(par, g->n, max64(grain, 16), run_small, &p);
+        return;
+    }
+    p = plan_make(g, im, lm_par_threads(par));
+    for (p.j0 = 0; p.j0 < g->n; p.j0 += p.sweep) {
+        p.j1 = min64(g->n, p.j0 + p.sweep);
+        if (g->b_packed) {
+            p.b = (const char *)g->b_packed + p.j0 * p.kp * im->esize;
+        } else if (p.mb > 1) {
+            p.b = g->work;
+            pack_columns(g, im, p.j0, p.j1, par, g->work);
+        }
+        lm_par_for(par, p.mb * p.nb, 1, run_items, &p);
+    }
+}

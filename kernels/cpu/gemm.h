@@ -1,0 +1,72 @@
+/* gemm.h -- inside of the matrix product: what a level supplies, and the blocking that all share.
+ *
+ * op(B) is packed into panels of nr columns over the whole depth, op(A) block by block into panels
+ * of mr rows that stay in L2.  For each panel of B and each step of kc (the part of the panel that
+ * fits L1) the micro-kernel runs down the panels of A.  Partial sums live in one mr x nr float tile
+ * per panel of A; a depth beyond pc (what of A fits L2) goes through a larger array of such tiles.
+ */
+#ifndef LM_KERNELS_CPU_GEMM_H
+#define LM_KERNELS_CPU_GEMM_H
+
+#include "kernels/linear.h"
+
+/* One mr x nr tile of C: tile (+)= A panel x B panel over kn (a multiple of kr). */
+typedef struct {
+    const void *a, *b; /* packed */
+    int64_t kn;
+    float *tile;          /* mr x nr, row-major, 64-byte aligned */
+    bool load;            /* add to the tile's content instead of zeros */
+    const char *prefetch; /* NULL, or where the next bytes to come are; towards L2 */
+    int64_t prefetch_bytes;
+} lm_gemm_step;
+
+/* Where a finished tile goes. */
+typedef struct {
+    const float *tile;
+    int nr, rows, cols; /* valid part; row pitch nr */
+    void *c;            /* first element */
+    int64_t ldc;
+    lm_dtype cd;
+    bool accumulate, stream; /* stream: non-temporal stores */
+    const float *bias;       /* [cols] or NULL */
+} lm_gemm_tail;
+
+typedef struct {
+    int mr, nr, kr;      /* register tile; depth is padded to a multiple of kr */
+    int64_t esize;       /* bytes of a packed element */
+    int64_t kc;          /* longest depth of a B panel in L1 */
+    int64_t l2_bytes;    /* for the packed block of A */
+    int64_t pc;          /* longest depth of a packed block of A; a multiple of kr */
+    void (*begin)(void); /* per thread and range of work, around the others; may be NULL */
+    void (*end)(void);   /* also orders streamed stores before what other threads read */
+    /* One panel: rows i.. (columns j..) of op(A) (op(B)), depth k0..k0+kn; zeros fill it up. */
+    void (*pack_a)(const lm_gemm *g, int64_t i, int64_t k0, int64_t kn, void *dst);
+    void (*pack_b)(const lm_gemm *g, int64_t j, int64_t k0, int64_t kn, void *dst);
+    /* sum[r] += sum of row r of a packed panel of A, r < rows. */
+    void (*sum_a)(const void *panel, int64_t kn, int rows, float *sum);
+    void (*micro)(const lm_gemm_step *s);
+    void (*finish)(const lm_gemm_tail *t);
+    /* m <= LM_GEMM_SMALL_M: columns j0..j1 of C, reading b in place. */
+    void (*small_m)(const lm_gemm *g, int64_t j0, int64_t j1);
+} lm_gemm_impl;
+
+const lm_gemm_impl *lm_gemm_impl_avx2(lm_dtype ab);
+const lm_gemm_impl *lm_gemm_impl_avx512(lm_dtype ab);
+const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab);
+
+/* Shared by the AVX-512 and AMX levels: the store of tiles, and rows of B read in place. */
+void lm_gemm_finish_avx512(const lm_gemm_tail *t);
+void lm_gemm_small_bf16_avx512(const lm_gemm *g, int64_t j0, int64_t j1);
+
+void lm_gemm_ref(const lm_gemm *g, lm_par *par);
+
+static inline int64_t lm_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+static inline int64_t lm_round_up(int64_t a, int64_t b)
+{
+    return lm_ceil_div(a, b) * b;
+}
+
+#endif

@@ -1,0 +1,226 @@
+/* gemm_amx.c -- BF16 products on AMX tiles.
+ *
+ * A panel of A is, for each 32 of depth, two tiles of 16 rows x 32 numbers; a panel of B two tiles
+ * of 16 pairs of depth x 16 columns (the pair interleaved).  Four accumulators of 16 x 16 cover 32
+ * x 32 of C: one tile load for each multiplication.  B stays in L1; A comes from L2 with the
+ * streaming load, which keeps it from pushing B out. */
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_transpose.h"
+
+enum { R = 32, DEPTH = 32, TILE = 1024 };
+
+/* A constant object: with GCC 12 the stores into a local one may vanish before _tile_loadconfig. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t column_bytes[16];
+    uint8_t rows[16];
+} config __attribute__((aligned(64))) = {
+    .palette = 1,
+    .column_bytes = { 64, 64, 64, 64, 64, 64, 64, 64 },
+    .rows = { 16, 16, 16, 16, 16, 16, 16, 16 },
+};
+
+/* Configured for each range of work and released after it: other code may use other shapes, and a
+ * thread that sleeps with tiles in use has 8 KiB more to save. */
+static void begin(void)
+{
+    _tile_loadconfig(&config);
+}
+
+static void end(void)
+{
+    _tile_release();
+    _mm_sfence();
+}
+
+static __mmask32 mask32(int64_t n)
+{
+    return n >= 32 ? 0xffffffffu : n <= 0 ? 0 : (1u << n) - 1;
+}
+
+/* Up to 32 numbers. */
+static inline __m512i load_up_to(const uint16_t *p, int64_t n)
+{
+    return n >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(mask32(n), p);
+}
+
+/* Rows k, k+1 of a [depth, .] matrix, 32 columns: pairs of columns c in lo/hi of each 128-bit lane,
+ * so that lo holds columns 0-3, 8-11, 16-19, 24-27 and hi the others. */
+static inline void load_pairs(const uint16_t *p, int64_t ld, int64_t k, int64_t kn, int64_t cols,
+                              __m512i *lo, __m512i *hi)
+{
+    __m512i x = _mm512_setzero_si512(), y = x;
+
+    if (k < kn)
+        x = load_up_to(p + k * ld, cols);
+    if (k + 1 < kn)
+        y = load_up_to(p + (k + 1) * ld, cols);
+    *lo = _mm512_unpacklo_epi16(x, y);
+    *hi = _mm512_unpackhi_epi16(x, y);
+}
+
+/* op(A) stored [m,k]: rows are copied. */
+static void pack_rows(const uint16_t *p, int64_t ld, int64_t rows, int64_t kn, char *dst)
+{
+    for (int64_t k = 0; k < kn; k += DEPTH, dst += 2 * TILE)
+        for (int64_t r = 0; r < R; r++) {
+            __m512i v = _mm512_setzero_si512();
+            if (r < rows)
+                v = load_up_to(p + r * ld + k, kn - k);
+            _mm512_store_si512(dst + r * 64, v);
+        }
+}
+
+/* op(A) stored [k,m]: pairs of depth, then a transposition of 32-bit elements. */
+static void pack_rows_t(const uint16_t *p, int64_t ld, int64_t rows, int64_t kn, char *dst)
+{
+    for (int64_t k = 0; k < kn; k += DEPTH, dst += 2 * TILE) {
+        __m512i lo[16], hi[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            load_pairs(p, ld, k + 2 * i, kn, rows, &lo[i], &hi[i]);
+        transpose_16x16(lo);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            _mm512_store_si512(dst + (i / 4 * 8 + i % 4) * 64, lo[i]);
+        transpose_16x16(hi);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            _mm512_store_si512(dst + (i / 4 * 8 + 4 + i % 4) * 64, hi[i]);
+    }
+}
+
+static void pack_a(const lm_gemm *g, int64_t i, int64_t k0, int64_t kn, void *dst)
+{
+    const uint16_t *a = g->a;
+
+    if (g->ta)
+        pack_rows_t(a + k0 * g->lda + i, g->lda, g->m - i, kn, dst);
+    else
+        pack_rows(a + i * g->lda + k0, g->lda, g->m - i, kn, dst);
+}
+
+/* op(B) stored [k,n]: pairs of rows, lanes put back in order. */
+static void pack_columns(const uint16_t *p, int64_t ld, int64_t cols, int64_t kn, char *dst)
+{
+    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+
+    for (int64_t k = 0; k < kn; k += DEPTH, dst += 2 * TILE)
+        for (int64_t r = 0; r < 16; r++) {
+            __m512i lo, hi;
+            load_pairs(p, ld, k + 2 * r, kn, cols, &lo, &hi);
+            _mm512_store_si512(dst + r * 64, _mm512_permutex2var_epi64(lo, first, hi));
+            _mm512_store_si512(dst + TILE + r * 64, _mm512_permutex2var_epi64(lo, second, hi));
+        }
+}
+
+/* op(B) stored [n,k]: a transposition of 32-bit elements. */
+static void pack_columns_t(const uint16_t *p, int64_t ld, int64_t cols, int64_t kn, char *dst)
+{
+    for (int64_t k = 0; k < kn; k += DEPTH)
+        for (int64_t h = 0; h < 2; h++, dst += TILE) {
+            __m512i v[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                v[i] = _mm512_setzero_si512();
+                if (16 * h + i < cols)
+                    v[i] = load_up_to(p + (16 * h + i) * ld + k, kn - k);
+            }
+            transpose_16x16(v);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++)
+                _mm512_store_si512(dst + i * 64, v[i]);
+        }
+}
+
+static void pack_b(const lm_gemm *g, int64_t j, int64_t k0, int64_t kn, void *dst)
+{
+    const uint16_t *b = g->b;
+
+    if (g->tb)
+        pack_columns_t(b + j * g->ldb + k0, g->ldb, g->n - j, kn, dst);
+    else
+        pack_columns(b + k0 * g->ldb + j, g->ldb, g->n - j, kn, dst);
+}
+
+static void sum_a(const void *panel, int64_t kn, int rows, float *sum)
+{
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+
+    for (int half = 0; half < 2 && half * 16 < rows; half++) {
+        __m512 acc[16];
+#pragma GCC unroll 16
+        for (int r = 0; r < 16; r++)
+            acc[r] = _mm512_setzero_ps();
+        for (int64_t k = 0; k < kn; k += DEPTH) {
+            const char *t = (const char *)panel + k / DEPTH * 2 * TILE + half * TILE;
+#pragma GCC unroll 16
+            for (int r = 0; r < 16; r++)
+                acc[r] = _mm512_dpbf16_ps(acc[r], (__m512bh)_mm512_load_si512(t + r * 64), ones);
+        }
+        for (int r = 0; r < 16 && half * 16 + r < rows; r++)
+            sum[half * 16 + r] += _mm512_reduce_add_ps(acc[r]);
+    }
+}
+
+static void micro(const lm_gemm_step *s)
+{
+    const char *a = s->a, *b = s->b, *ahead = s->prefetch;
+    int64_t steps = s->kn / DEPTH;
+    int64_t lines = ahead ? lm_ceil_div(s->prefetch_bytes, 64 * steps) : 0;
+    float *c = s->tile;
+
+    if (s->load) {
+        _tile_loadd(0, c, 128);
+        _tile_loadd(1, c + 16, 128);
+        _tile_loadd(2, c + 512, 128);
+        _tile_loadd(3, c + 528, 128);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t i = 0; i < steps; i++, a += 2 * TILE, b += 2 * TILE) {
+        _tile_stream_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_stream_loadd(5, a + TILE, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        for (int64_t q = 0; q < lines; q++, ahead += 64)
+            _mm_prefetch(ahead, _MM_HINT_T1);
+    }
+    _tile_stored(0, c, 128);
+    _tile_stored(1, c + 16, 128);
+    _tile_stored(2, c + 512, 128);
+    _tile_stored(3, c + 528, 128);
+}
+
+const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab)
+{
+    static const lm_gemm_impl impl = {
+        .mr = R,
+        .nr = R,
+        .kr = DEPTH,
+        .esize = 2,
+        .kc = 640,
+        .l2_bytes = 1 << 20,
+        .pc = 2048,
+        .begin = begin,
+        .end = end,
+        .pack_a = pack_a,
+        .pack_b = pack_b,
+        .sum_a = sum_a,
+        .micro = micro,
+        .finish = lm_gemm_finish_avx512,
+        .small_m = lm_gemm_small_bf16_avx512,
+    };
+
+    return ab == LM_DTYPE_BF16 ? &impl : lm_gemm_impl_avx512(ab);
+}
