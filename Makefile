@@ -34,7 +34,8 @@ BIN     := $(patsubst cmd/%.c,$B/bin/%,$(CMD_SRC))
 $(if $(V),,.SILENT:)
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all help clean FORCE
+.PHONY: all help clean FORCE deps check check-unit check-cli check-docs check-fuzz check-asan check-interop \
+        fuzz lint format bench demo install uninstall dist gen-completions
 
 all: $(BIN) ## build every tool into build/bin
 
@@ -73,7 +74,166 @@ $B/.flags: FORCE
 	mkdir -p $(@D)
 	printf '%s\n' "$$NOW" | cmp -s - $@ || printf '%s\n' "$$NOW" > $@
 
+# --- tests ---------------------------------------------------------------------------------------------------
+TEST_SRC := $(sort $(wildcard tests/unit/test_*.c))
+TEST_BIN := $(patsubst tests/unit/%.c,$B/tests/unit/%,$(TEST_SRC))
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_BIN := $(patsubst tests/fuzz/%.c,$B/fuzz/%,$(FUZZ_SRC))
+FUZZ_SECONDS ?= 5
+INJECT   := $B/tests/inject/inject.so
+
+deps: ## install the Debian packages that the build and the tests need (only those that are missing)
+	scripts/install-deps build check
+
+check: deps ## install what is missing, build, run every test that this machine can
+	$(MAKE) all tests
+	tests/run -b $B unit cli docs fuzz lint
+
+.PHONY: tests
+tests: $(TEST_BIN) $(INJECT)
+
+check-unit: tests ## unit tests only; T=NAME runs tests/unit/test_NAME*.c
+	tests/run -b $B $(if $T,-t $T) unit
+
+check-cli: all tests ## command line tests only; T=NAME runs tests/cli/NAME*.bats
+	tests/run -b $B $(if $T,-t $T) cli
+
+check-docs: all ## man pages, completions and the option tables agree; the examples run
+	tests/run -b $B $(if $T,-t $T) docs
+
+check-fuzz: ## run every fuzzer for FUZZ_SECONDS on its corpus
+	tests/run -b $B $(if $T,-t $T) fuzz
+
+ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+check-asan: ## unit and command line tests with AddressSanitizer and UBSan
+	$(MAKE) B=$B-asan CFLAGS='$(ASAN_FLAGS)' all tests
+	tests/run -b $B-asan unit cli
+
+lint: ## formatting, includes, man pages, scripts, static analysis
+	tests/run -b $B lint
+
+format: ## clang-format every source file
+	git ls-files '*.c' '*.h' | xargs clang-format -i
+
+$(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
+	mkdir -p $(@D)
+	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(LIBS) -lcmocka
+
+$(INJECT): tests/inject/inject.c $B/.flags
+	mkdir -p $(@D)
+	$(CC) $(WARN) -D_GNU_SOURCE -O2 -g -shared -fPIC -o $@ $< -ldl
+
+# Fuzzers: clang's libFuzzer with ASan, against the objects of the parsers compiled the same way.
+FUZZ_CC    := clang
+FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/%,$(LIB_SRC)))
+
+fuzz: $(FUZZ_BIN) ## build the fuzzers (clang); run one as build/fuzz/fuzz_NAME tests/fuzz/corpus/NAME
+
+$(FUZZ_LIB): $B/fuzz/%.o: %.c $B/.flags
+	mkdir -p $(@D)
+	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+
+$B/fuzz/libparse.a: $(FUZZ_LIB)
+	rm -f $@ && $(AR) rcs $@ $^
+
+$(FUZZ_BIN): $B/fuzz/%: tests/fuzz/%.c $B/fuzz/libparse.a
+	$(FUZZ_CC) $(WARN) -Wno-missing-prototypes $(DEFS) -pthread $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $< $B/fuzz/libparse.a $(LIBS)
+
+# --- comparison with the Python side -------------------------------------------------------------------------
+VENV ?= $B/venv
+check-interop: all tests ## compare with transformers and tokenizers (VENV=folder of a virtual environment)
+	scripts/make-venv $(VENV)
+	tests/run -b $B -p $(VENV)/bin/python interop
+
+# --- measurements --------------------------------------------------------------------------------------------
+BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
+BENCH_BIN := $(patsubst tests/bench/%.c,$B/bench/%,$(BENCH_SRC))
+LLMC ?=
+
+# A library is there when three lines that use it compile and link.
+probe = $(shell printf '%s\n' '\#include <$1>' 'int main(void) { return 0; }' | \
+                $(CC) -x c - -o /dev/null -Wl,--no-as-needed $2 2>/dev/null && echo yes)
+
+bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
+	scripts/install-deps build bench
+	$(MAKE) bench-build
+	scripts/run-bench -b $B -l "$(LLMC)" $(if $T,-t $T)
+
+.PHONY: bench-build
+ifneq ($(filter bench-build,$(MAKECMDGOALS)),)
+BENCH_LIBS := $(if $(call probe,dnnl.h,-ldnnl),-DHAVE_DNNL -ldnnl) $(if $(call probe,cblas.h,-lopenblas),-DHAVE_OPENBLAS -lopenblas)
+endif
+bench-build: all $(BENCH_BIN)
+
+$(BENCH_BIN): $B/bench/%: tests/bench/%.c $B/libcore.a $B/.flags
+	mkdir -p $(@D)
+	$(COMPILE) -O3 -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(BENCH_LIBS) $(LIBS)
+
+# --- the main job --------------------------------------------------------------------------------------------
+CORPUS ?=
+demo: ## from raw text to a speaking model on this machine, in minutes; CORPUS='FILE ...' takes your own text
+	scripts/install-deps build demo
+	$(MAKE) all
+	PATH="$(abspath $B/bin):$$PATH" $(MAKE) --no-print-directory -f share/recipes/first-light.mk \
+	    SHARE="$(abspath share)" $(if $(CORPUS),CORPUS="$(abspath $(CORPUS))")
+
+# --- installing ----------------------------------------------------------------------------------------------
+TOOLS = $(notdir $(BIN))
+DEST  = $(DESTDIR)$(PREFIX)
+
+gen-completions: all ## write share/completions from the option tables
+	mkdir -p share/completions/bash share/completions/zsh share/completions/fish
+	for t in $(TOOLS); do \
+	    $B/bin/$$t --completion=bash > share/completions/bash/$$t && \
+	    $B/bin/$$t --completion=zsh > share/completions/zsh/_$$t && \
+	    $B/bin/$$t --completion=fish > share/completions/fish/$$t.fish || exit 1; \
+	done
+
+install: all ## install tools, pages, completions, presets, library and headers under DESTDIR and PREFIX
+	install -d $(DEST)/bin $(DEST)/lib
+	install -m 755 $(BIN) $(DEST)/bin
+	install -m 644 $B/libcore.a $(DEST)/lib/liblmcore.a
+	for n in 1 5 7; do \
+	    for p in man/man$$n/*.$$n; do \
+	        test -f $$p || continue; \
+	        install -d $(DEST)/share/man/man$$n && install -m 644 $$p $(DEST)/share/man/man$$n || exit 1; \
+	    done; \
+	done
+	for h in lib/*/*.h; do \
+	    d=$(DEST)/include/lmcore/$$(basename $$(dirname $$h)); \
+	    install -d $$d && install -m 644 $$h $$d || exit 1; \
+	done
+	for d in models recipes; do \
+	    for p in share/$$d/*; do \
+	        test -f $$p || continue; \
+	        install -d $(DEST)/share/lmutils/$$d && install -m 644 $$p $(DEST)/share/lmutils/$$d || exit 1; \
+	    done; \
+	done
+	install -d $(DEST)/share/bash-completion/completions $(DEST)/share/zsh/site-functions $(DEST)/share/fish/vendor_completions.d
+	for t in $(TOOLS); do \
+	    install -m 644 share/completions/bash/$$t $(DEST)/share/bash-completion/completions && \
+	    install -m 644 share/completions/zsh/_$$t $(DEST)/share/zsh/site-functions && \
+	    install -m 644 share/completions/fish/$$t.fish $(DEST)/share/fish/vendor_completions.d || exit 1; \
+	done
+
+uninstall: ## remove what install put there
+	for t in $(TOOLS); do \
+	    rm -f $(DEST)/bin/$$t $(DEST)/share/bash-completion/completions/$$t \
+	        $(DEST)/share/zsh/site-functions/_$$t $(DEST)/share/fish/vendor_completions.d/$$t.fish; \
+	done
+	for n in 1 5 7; do for p in man/man$$n/*.$$n; do rm -f $(DEST)/share/man/man$$n/$$(basename $$p); done; done
+	rm -f $(DEST)/lib/liblmcore.a
+	rm -rf $(DEST)/include/lmcore $(DEST)/share/lmutils
+
+dist: ## a reproducible source archive of the current commit
+	git archive --format=tar --prefix=lmutils-$(VERSION)/ HEAD | gzip -9n > lmutils-$(VERSION).tar.gz
+
+print-%:
+	@echo '$($*)'
+
 clean: ## remove the build folder
-	rm -rf $B
+	rm -rf $B $B-asan
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
+-include $(TEST_BIN:=.d) $(BENCH_BIN:=.d) $(FUZZ_LIB:.o=.d)

@@ -1,9 +1,10 @@
-/* tool.h -- the command line that all tools share: one option table feeds parsing, --help, completion,
+/* tool.h -- the command line that all tools share: one option table feeds parsing, --help,
+ * completion,
  * --print-config and the check against the man page.
  *
- * A tool fills an lm_tool, calls lm_begin (which leaves for --help, --version, --completion=SHELL and
- * misuse), does its work with library calls, prints each failure once with lm_complain, and returns
- * lm_end.  The only code that prints, exits or reads the environment is in this folder. */
+ * A tool fills an lm_tool, calls lm_begin (which leaves for --help, --version, --completion=SHELL
+ * and misuse), does its work with library calls, prints each failure once with lm_complain, and
+ * returns lm_end.  The only code that prints, exits or reads the environment is in this folder. */
 #ifndef LM_CMD_TOOL_H
 #define LM_CMD_TOOL_H
 
@@ -20,15 +21,15 @@
 
 typedef enum {
     LM_OPT_END,
-    LM_OPT_GROUP,   /* a heading in --help */
-    LM_OPT_FLAG,    /* bool; --x and --no-x */
-    LM_OPT_COUNT,   /* int64_t with k M B T */
-    LM_OPT_BYTES,   /* int64_t with K M G T (binary) */
-    LM_OPT_TIME,    /* double seconds, s m h */
-    LM_OPT_REAL,    /* double */
-    LM_OPT_STR,     /* const char * */
-    LM_OPT_CHOICE,  /* const char *, one of a NULL-terminated list */
-    LM_OPT_LIST,    /* lm_strs: may be given again and again */
+    LM_OPT_GROUP,  /* a heading in --help */
+    LM_OPT_FLAG,   /* bool; --x and --no-x */
+    LM_OPT_COUNT,  /* int64_t with k M B T */
+    LM_OPT_BYTES,  /* int64_t with K M G T (binary) */
+    LM_OPT_TIME,   /* double seconds, s m h */
+    LM_OPT_REAL,   /* double */
+    LM_OPT_STR,    /* const char * */
+    LM_OPT_CHOICE, /* const char *, one of a NULL-terminated list */
+    LM_OPT_LIST,   /* lm_strs: may be given again and again */
 } lm_opt_kind;
 
 typedef struct {
@@ -38,34 +39,56 @@ typedef struct {
 
 typedef struct {
     lm_opt_kind kind;
-    char letter;         /* 0 = long only */
-    const char *name;    /* without dashes; heading text for LM_OPT_GROUP */
+    char letter;      /* 0 = long only */
+    const char *name; /* without dashes; heading text for LM_OPT_GROUP */
     void *dst;
-    const char *value;   /* placeholder in --help: "N", "FILE" */
-    double min, max;     /* for numbers, inclusive */
+    const char *value; /* placeholder in --help: "N", "FILE" */
+    double min, max;   /* for numbers, inclusive */
     const char *const *choices;
-    const char *help;    /* one line; put the default in [brackets] */
+    const char *help; /* one line; put the default in [brackets] */
 } lm_opt;
 
 /* Constructors check the type of the destination at compile time. */
-#define LM_GROUP(title) { LM_OPT_GROUP, 0, title, NULL, NULL, 0, 0, NULL, NULL }
-#define LM_FLAG(c, nm, d, h) \
-    { LM_OPT_FLAG, c, nm, 1 ? (d) : (bool *)0, NULL, 0, 0, NULL, h }
-#define LM_COUNT(c, nm, d, v, lo, hi, h) \
-    { LM_OPT_COUNT, c, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h }
-#define LM_BYTES(c, nm, d, v, lo, hi, h) \
-    { LM_OPT_BYTES, c, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h }
-#define LM_TIME(c, nm, d, v, lo, hi, h) \
-    { LM_OPT_TIME, c, nm, 1 ? (d) : (double *)0, v, lo, hi, NULL, h }
-#define LM_REAL(c, nm, d, v, lo, hi, h) \
-    { LM_OPT_REAL, c, nm, 1 ? (d) : (double *)0, v, lo, hi, NULL, h }
-#define LM_STR(c, nm, d, v, h) \
-    { LM_OPT_STR, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, NULL, h }
-#define LM_CHOICE(c, nm, d, v, list, h) \
-    { LM_OPT_CHOICE, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, list, h }
-#define LM_LIST(c, nm, d, v, h) \
-    { LM_OPT_LIST, c, nm, 1 ? (d) : (lm_strs *)0, v, 0, 0, NULL, h }
-#define LM_END { LM_OPT_END, 0, NULL, NULL, NULL, 0, 0, NULL, NULL }
+#define LM_GROUP(title)                                      \
+    {                                                        \
+        LM_OPT_GROUP, 0, title, NULL, NULL, 0, 0, NULL, NULL \
+    }
+#define LM_FLAG(c, nm, d, h)                                         \
+    {                                                                \
+        LM_OPT_FLAG, c, nm, 1 ? (d) : (bool *)0, NULL, 0, 0, NULL, h \
+    }
+#define LM_COUNT(c, nm, d, v, lo, hi, h)                                \
+    {                                                                   \
+        LM_OPT_COUNT, c, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h \
+    }
+#define LM_BYTES(c, nm, d, v, lo, hi, h)                                \
+    {                                                                   \
+        LM_OPT_BYTES, c, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h \
+    }
+#define LM_TIME(c, nm, d, v, lo, hi, h)                               \
+    {                                                                 \
+        LM_OPT_TIME, c, nm, 1 ? (d) : (double *)0, v, lo, hi, NULL, h \
+    }
+#define LM_REAL(c, nm, d, v, lo, hi, h)                               \
+    {                                                                 \
+        LM_OPT_REAL, c, nm, 1 ? (d) : (double *)0, v, lo, hi, NULL, h \
+    }
+#define LM_STR(c, nm, d, v, h)                                          \
+    {                                                                   \
+        LM_OPT_STR, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, NULL, h \
+    }
+#define LM_CHOICE(c, nm, d, v, list, h)                                    \
+    {                                                                      \
+        LM_OPT_CHOICE, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, list, h \
+    }
+#define LM_LIST(c, nm, d, v, h)                                      \
+    {                                                                \
+        LM_OPT_LIST, c, nm, 1 ? (d) : (lm_strs *)0, v, 0, 0, NULL, h \
+    }
+#define LM_END                                            \
+    {                                                     \
+        LM_OPT_END, 0, NULL, NULL, NULL, 0, 0, NULL, NULL \
+    }
 
 /* Which of the common options a tool takes besides -h --help --version -v -q, --[no-]progress,
  * --config, --print-config, which all take.  No option is accepted that does nothing. */
@@ -82,28 +105,28 @@ enum {
 typedef struct {
     const char *name, *args, *brief; /* args: "[FILE ...]"; brief: one sentence, lower case */
     const lm_opt *opts;
-    unsigned use;                    /* LM_USE_* */
-    int min_args, max_args;          /* operands; max -1 = any; with min 0 and filter set, none = "-" */
+    unsigned use;           /* LM_USE_* */
+    int min_args, max_args; /* operands; max -1 = any; with min 0 and filter set, none = "-" */
     bool filter;
-    bool lasting;                    /* builds something lasting: SIGPIPE is ignored */
-    const char *const *examples;     /* two command lines for --help, NULL-terminated */
+    bool lasting;                /* builds something lasting: SIGPIPE is ignored */
+    const char *const *examples; /* two command lines for --help, NULL-terminated */
 
     /* Filled by lm_begin. */
     int argc;
-    char **argv;                     /* operands only */
-    const char *output;              /* -o, NULL when not given */
+    char **argv;        /* operands only */
+    const char *output; /* -o, NULL when not given */
     bool force, json, dry_run;
     int threads;
     int64_t seed;
     bool seed_given;
     const char *device, *metrics;
-    const char *tmpdir;              /* LM_TMPDIR, NULL when not set */
-    int verbosity;                   /* 0..4, 2 default */
-    lm_cpu_level cpu;                /* LM_CPU, bounded by the machine */
-    int status;                      /* exit status so far */
-    char **full_argv;                /* as given, for provenance */
+    const char *tmpdir; /* LM_TMPDIR, NULL when not set */
+    int verbosity;      /* 0..4, 2 default */
+    lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
+    int status;         /* exit status so far */
+    char **full_argv;   /* as given, for provenance */
     int full_argc;
-    lm_sink sink;                    /* for library calls: &tool->sink */
+    lm_sink sink; /* for library calls: &tool->sink */
 } lm_tool;
 
 void lm_begin(lm_tool *t, int argc, char **argv);

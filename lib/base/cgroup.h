@@ -1,4 +1,5 @@
-/* cgroup.h -- limits that the control groups of this process set (version 2, and 1 where mounted). */
+/* cgroup.h -- limits that the control groups of this process set (version 2, and 1 where mounted).
+ */
 #ifndef LM_BASE_CGROUP_H
 #define LM_BASE_CGROUP_H
 

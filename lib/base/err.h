@@ -29,7 +29,7 @@ typedef struct {
 } lm_err;
 
 #define LM_PRINTF(f, a) __attribute__((format(printf, f, a)))
-#define LM_MUST_USE __attribute__((warn_unused_result))
+#define LM_MUST_USE     __attribute__((warn_unused_result))
 
 /* Fill *e unless it already holds a failure (then *e stays and `code` is still returned).  `todo`
  * may be NULL.  Keeps errno for LM_EIO.  Returns `code`: write `return lm_fail(...)`. */

@@ -1,8 +1,9 @@
 /* file.h -- files: mapped inputs, outputs that appear whole or not at all, folders, paths.
  *
- * An output is a temporary `.NAME.tmp.PID` beside its target until lm_out_commit: write, fflush, fsync,
- * close, rename, fsync of the folder.  What is not committed is removed by lm_out_drop, and by
- * lm_out_drop_all from a tool's exit or signal path.  Existing targets are refused unless `force`.
+ * An output is a temporary `.NAME.tmp.PID` beside its target until lm_out_commit: write, fflush,
+ * fsync, close, rename, fsync of the folder.  What is not committed is removed by lm_out_drop, and
+ * by lm_out_drop_all from a tool's exit or signal path.  Existing targets are refused unless
+ * `force`.
  * "-" is standard output; pipes and devices are written in place. */
 #ifndef LM_BASE_FILE_H
 #define LM_BASE_FILE_H
@@ -21,7 +22,8 @@ typedef struct {
     size_t size;
     int fd;
 } lm_map;
-lm_code lm_map_open(const char *path, lm_map *out, lm_err *e); /* an empty file gives data != NULL, size 0 */
+lm_code lm_map_open(const char *path, lm_map *out,
+                    lm_err *e); /* an empty file gives data != NULL, size 0 */
 void lm_map_close(lm_map *m);
 
 /* A whole small file (at most `limit` bytes, else LM_EFORMAT); NUL-terminated, yours. */
@@ -32,15 +34,15 @@ typedef struct lm_out lm_out;
 lm_code lm_out_open(const char *path, bool force, lm_out **out, lm_err *e);
 FILE *lm_out_file(lm_out *o); /* buffered stream on it; borrowed */
 int lm_out_fd(lm_out *o);
-const char *lm_out_path(const lm_out *o); /* the final path, for messages */
+const char *lm_out_path(const lm_out *o);    /* the final path, for messages */
 lm_code lm_out_commit(lm_out *o, lm_err *e); /* o is gone afterwards, whatever the result */
 void lm_out_drop(lm_out *o);
 
-/* A folder made whole: build it under lm_outdir_path, then publish.  With force an existing folder is
- * exchanged (renameat2) and the old one removed afterwards. */
+/* A folder made whole: build it under lm_outdir_path, then publish.  With force an existing folder
+ * is exchanged (renameat2) and the old one removed afterwards. */
 typedef struct lm_outdir lm_outdir;
 lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e);
-const char *lm_outdir_path(const lm_outdir *d); /* the temporary folder */
+const char *lm_outdir_path(const lm_outdir *d);    /* the temporary folder */
 lm_code lm_outdir_commit(lm_outdir *d, lm_err *e); /* fsyncs every file and the folder */
 void lm_outdir_drop(lm_outdir *d);
 void lm_out_drop_all(void); /* remove every temporary that is still open; async-signal-unsafe */

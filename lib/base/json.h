@@ -13,13 +13,14 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-/* Parse a whole text; duplicate keys, depth over 512 and trailing bytes are LM_EFORMAT with line and
- * column.  Free with json_decref. */
+/* Parse a whole text; duplicate keys, depth over 512 and trailing bytes are LM_EFORMAT with line
+ * and column.  Free with json_decref. */
 lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e);
 lm_code lm_json_load(const char *path, size_t limit, json_t **out, lm_err *e);
 
-/* Getters: `obj` must be an object (LM_EFORMAT otherwise).  The *_or forms accept absence and null; a
- * present value of the wrong type or outside [min,max] is always LM_EFORMAT, naming key, value and range. */
+/* Getters: `obj` must be an object (LM_EFORMAT otherwise).  The *_or forms accept absence and null;
+ * a present value of the wrong type or outside [min,max] is always LM_EFORMAT, naming key, value
+ * and range. */
 lm_code lm_json_i64(const json_t *obj, const char *key, int64_t min, int64_t max, int64_t *out,
                     const char *where, lm_err *e);
 lm_code lm_json_i64_or(const json_t *obj, const char *key, int64_t dflt, int64_t min, int64_t max,
@@ -32,8 +33,8 @@ lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out
 lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, const char **out,
                        const char *where, lm_err *e);
 
-/* Writer onto an lm_buf.  Open/close nest; commas and escapes are its business; key NULL inside an array
- * or at the top. Errors are sticky in w->err and returned by lm_jw_end. */
+/* Writer onto an lm_buf.  Open/close nest; commas and escapes are its business; key NULL inside an
+ * array or at the top. Errors are sticky in w->err and returned by lm_jw_end. */
 typedef struct {
     lm_buf *buf;
     int depth, indent; /* indent 0: one line; else spaces per level */
@@ -49,8 +50,9 @@ void lm_jw_close_arr(lm_jw *w);
 void lm_jw_str(lm_jw *w, const char *key, const char *s); /* s must be UTF-8; NULL writes null */
 void lm_jw_strn(lm_jw *w, const char *key, const char *s, size_t len);
 void lm_jw_int(lm_jw *w, const char *key, int64_t v);
-void lm_jw_f32(lm_jw *w, const char *key, double v); /* %.9g  */
-void lm_jw_f64(lm_jw *w, const char *key, double v); /* %.17g */
+void lm_jw_f32(lm_jw *w, const char *key,
+               double v); /* as float: %.6g to %.9g, the first that reads back equal */
+void lm_jw_f64(lm_jw *w, const char *key, double v); /* %.15g to %.17g, likewise */
 void lm_jw_bool(lm_jw *w, const char *key, bool v);
 void lm_jw_json(lm_jw *w, const char *key, const json_t *v); /* compact copy of a tree */
 lm_code lm_jw_end(lm_jw *w);

@@ -139,23 +139,32 @@ void lm_jw_int(lm_jw *w, const char *key, int64_t v)
         w->rc = lm_buf_addf(w->buf, w->err, "%" PRId64, v);
 }
 
-static void real(lm_jw *w, const char *key, double v, int digits)
+/* The fewest of `least`..`most` digits that read back as the same number. */
+static void real(lm_jw *w, const char *key, double v, int least, int most)
 {
+    char text[40];
+
     lead(w, key);
-    if (w->rc)
+    if (!isfinite(v)) {
+        put(w, "null", 4);
         return;
-    w->rc = isfinite(v) ? lm_buf_addf(w->buf, w->err, "%.*g", digits, v)
-                        : lm_buf_add(w->buf, "null", 4, w->err);
+    }
+    for (int digits = least; digits <= most; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        if (most < 10 ? strtof(text, NULL) == (float)v : strtod(text, NULL) == v)
+            break;
+    }
+    put(w, text, strlen(text));
 }
 
 void lm_jw_f32(lm_jw *w, const char *key, double v)
 {
-    real(w, key, v, 9);
+    real(w, key, v, 6, 9);
 }
 
 void lm_jw_f64(lm_jw *w, const char *key, double v)
 {
-    real(w, key, v, 17);
+    real(w, key, v, 15, 17);
 }
 
 void lm_jw_bool(lm_jw *w, const char *key, bool v)

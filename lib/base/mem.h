@@ -11,8 +11,8 @@
 
 #include "base/err.h"
 
-/* a*b (or a+b) into *out; false when it does not fit.  Every product of sizes read from outside, and
- * every product of dimensions, goes through these. */
+/* a*b (or a+b) into *out; false when it does not fit.  Every product of sizes read from outside,
+ * and every product of dimensions, goes through these. */
 static inline bool lm_mul_ok(size_t a, size_t b, size_t *out)
 {
     return !__builtin_mul_overflow(a, b, out);
@@ -29,8 +29,8 @@ static inline bool lm_mul_i64_ok(int64_t a, int64_t b, int64_t *out)
 /* n objects of `size` bytes, zeroed, 64-byte aligned when at least 64 bytes in all.  `purpose` is a
  * short phrase for the message ("tokens of a shard").  n = 0 gives a unique non-NULL pointer. */
 lm_code lm_alloc_n(void *out_ptr, size_t n, size_t size, const char *purpose, lm_err *e);
-/* Resize *inout_ptr (a pointer to a pointer from lm_alloc_n, or to NULL) to n objects; new bytes are
- * not zeroed.  On failure the old block is untouched. */
+/* Resize *inout_ptr (a pointer to a pointer from lm_alloc_n, or to NULL) to n objects; new bytes
+ * are not zeroed.  On failure the old block is untouched. */
 lm_code lm_realloc_n(void *inout_ptr, size_t n, size_t size, const char *purpose, lm_err *e);
 /* Grow a dynamic array: make room for `need` elements, doubling *cap.  *inout_ptr and *cap change
  * together or not at all. */

@@ -1,7 +1,7 @@
 /* rng.h -- counted randomness: Philox 4x32-10 (Salmon et al., SC'11, Random123).
  *
- * Every random number is a pure function of (seed, purpose, index).  Nothing holds a state, so results
- * do not depend on threads, ranks or the order of work. */
+ * Every random number is a pure function of (seed, purpose, index).  Nothing holds a state, so
+ * results do not depend on threads, ranks or the order of work. */
 #ifndef LM_BASE_RNG_H
 #define LM_BASE_RNG_H
 
@@ -14,8 +14,8 @@ typedef struct {
 /* The raw block function: 128-bit counter, 64-bit key. */
 lm_u32x4 lm_philox(uint64_t ctr_lo, uint64_t ctr_hi, uint64_t key);
 
-/* A stream: the seed and a purpose ("init", "dropout", ...; hashed), plus a sub-stream number such as a
- * tensor's name hash or a layer.  Cheap to make. */
+/* A stream: the seed and a purpose ("init", "dropout", ...; hashed), plus a sub-stream number such
+ * as a tensor's name hash or a layer.  Cheap to make. */
 typedef struct {
     uint64_t key, hi;
 } lm_rng;
@@ -28,7 +28,8 @@ double lm_rng_uniform(lm_rng r, uint64_t index); /* [0,1), 53 bits */
 double lm_rng_normal(lm_rng r, uint64_t index);
 uint64_t lm_rng_below(lm_rng r, uint64_t index, uint64_t n); /* 0..n-1, n > 0; bias below 2^-64*n */
 
-/* A bijection of [0, n) drawn by (r): a 6-round Feistel network with cycle walking; random access. */
+/* A bijection of [0, n) drawn by (r): a 6-round Feistel network with cycle walking; random access.
+ */
 uint64_t lm_rng_permute(lm_rng r, uint64_t i, uint64_t n);
 
 #endif

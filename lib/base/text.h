@@ -8,9 +8,9 @@
 
 /* "1.5k", "20M", "3B", "1T": 10^3..10^12.  The whole string must match. */
 bool lm_parse_count(const char *s, int64_t *out);
-bool lm_parse_bytes(const char *s, int64_t *out);    /* K M G T = 2^10..2^40 */
-bool lm_parse_seconds(const char *s, double *out);   /* 90, 90s, 15m, 2h */
-bool lm_parse_double(const char *s, double *out);    /* "C" locale whatever the process has */
+bool lm_parse_bytes(const char *s, int64_t *out);  /* K M G T = 2^10..2^40 */
+bool lm_parse_seconds(const char *s, double *out); /* 90, 90s, 15m, 2h */
+bool lm_parse_double(const char *s, double *out);  /* "C" locale whatever the process has */
 /* "18.3 GiB", "4.96 M"; buf of at least 32 bytes; returns buf. */
 char *lm_show_bytes(double bytes, char *buf);
 char *lm_show_count(double n, char *buf);
