@@ -3,7 +3,7 @@
  * Readers see one flat stream of ids [0, count) with document starts, whatever the format:
  * - Megatron: NAME.bin holds the ids and nothing else, NAME.idx where sequences and documents
  *   begin. Little-endian; the layout of .idx:
- *       bytes 0-8    "MMIDIDX\0\0"          8 + 8 + 1 + 8 + 8 = 34 bytes of header in all
+ *       bytes 0-8    "MMIDIDX\0\0"          9 + 8 + 1 + 8 + 8 = 34 bytes of header in all
  *       u64          version, 1
  *       u8           id type: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16 (6, 7 are floats: refused)
  *       u64          sequences S
