@@ -1,0 +1,261 @@
+/* elementwise_simd.c -- activations and other maps on vectors, one pass over memory each. */
+#include "kernels/elementwise.h"
+
+#include <math.h>
+
+#include "base/rng.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/tables.h"
+#include "kernels/cpu/vrng.h"
+
+enum { GRAIN = 16384 }; /* elements that a thread takes at a time */
+
+/* 0.5 (1 + tanh(u)) is the logistic function of 2u, which does not cancel for negative u. */
+static const float twice_root_2_pi = 1.5957691216f; /* 2 sqrt(2/pi) */
+static const float cubic = 0.044715f;
+
+LM_INLINE vf gelu_tanh(vf x)
+{
+    vf u = vf_set(twice_root_2_pi) * x * vf_fma(vf_set(cubic) * x, x, vf_set(1));
+    return x * vf_sigmoid(u);
+}
+
+LM_INLINE vf gelu_tanh_slope(vf x)
+{
+    vf x2 = x * x, k = vf_set(twice_root_2_pi);
+    vf s = vf_sigmoid(k * x * vf_fma(vf_set(cubic), x2, vf_set(1)));
+    vf du = k * vf_fma(vf_set(3 * cubic), x2, vf_set(1));
+    /* s (1-s) x du: beyond |x| = 20 the slope is a step; du would overflow there and meet a zero */
+    vf bump = s * (vf_set(1) - s) * x * du;
+    bump = vf_if_lt(vf_set(20), vf_abs(x), vf_zero(), bump);
+    return s + bump;
+}
+
+/* The normal distribution function of x, and *pdf its density.  erfc(z) = exp(-z^2) t P(t), t =
+ * 1/(1 + z/2), z >= 0: the form of Numerical Recipes (2nd ed., sec. 6.2) without the outer
+ * exponential; P is a least-maximum fit over z in [0, 10.5] with relative error 5e-8. */
+LM_INLINE vf normal_cdf(vf x, vf *pdf)
+{
+    static const float poly[] = { -0.0591933322f, 0.285182835f,   -0.488460899f,
+                                  0.279512622f,   -0.0276234553f, 0.203109933f,
+                                  0.242996611f,   0.282390068f,   0.282085575f };
+    vf e = vf_exp(vf_set(-0.5f) * x * x);
+    vf z = vf_abs(x) * vf_set(0.70710678f), t = vf_set(1) / vf_fma(z, vf_set(0.5f), vf_set(1));
+    vf p = vf_set(poly[0]);
+    for (int i = 1; i < 9; i++)
+        p = vf_fma(p, t, vf_set(poly[i]));
+    *pdf = e * vf_set(0.39894228f);
+    vf tail = vf_set(0.5f) * e * t * p;
+    return vf_if_lt(x, vf_zero(), tail, vf_set(1) - tail);
+}
+
+LM_INLINE void gelu_part(lm_dtype t, bool exact, const lm_call *c, int64_t begin, int64_t end)
+{
+    VF_FOR(i, n, end - begin, {
+        vf x = vf_get_any(t, c->in[0].data, begin + i, n), pdf;
+        if (exact)
+            x *= normal_cdf(x, &pdf);
+        else
+            x = gelu_tanh(x);
+        vf_put_any(t, c->out[0].data, begin + i, x, n);
+    });
+}
+
+LM_INLINE void gelu_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_gelu_attr *)c->attr)->exact)
+        gelu_part(t, true, c, begin, end);
+    else
+        gelu_part(t, false, c, begin, end);
+}
+VF_TYPED(gelu_span)
+
+LM_INLINE void gelu_dx_part(lm_dtype t, bool exact, const lm_call *c, int64_t begin, int64_t end)
+{
+    VF_FOR(i, n, end - begin, {
+        vf x = vf_get_any(t, c->in[1].data, begin + i, n), pdf, d;
+        if (exact) {
+            d = normal_cdf(x, &pdf);
+            d = vf_fma(x, pdf, d);
+        } else {
+            d = gelu_tanh_slope(x);
+        }
+        vf_put_any(t, c->out[0].data, begin + i, d * vf_get_any(t, c->in[0].data, begin + i, n), n);
+    });
+}
+
+LM_INLINE void gelu_dx_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_gelu_attr *)c->attr)->exact)
+        gelu_dx_part(t, true, c, begin, end);
+    else
+        gelu_dx_part(t, false, c, begin, end);
+}
+VF_TYPED(gelu_dx_span)
+
+LM_INLINE void swiglu_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    int64_t n_cols = last_dim(&c->out[0]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t gate = 2 * row * n_cols, up = gate + n_cols, out = row * n_cols;
+        VF_FOR(i, n, n_cols, {
+            vf g = vf_get_any(t, c->in[0].data, gate + i, n);
+            vf u = vf_get_any(t, c->in[0].data, up + i, n);
+            vf_put_any(t, c->out[0].data, out + i, g * vf_sigmoid(g) * u, n);
+        });
+    }
+}
+VF_TYPED(swiglu_rows)
+
+LM_INLINE void swiglu_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    int64_t n_cols = last_dim(&c->in[0]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t gate = 2 * row * n_cols, up = gate + n_cols, in = row * n_cols;
+        VF_FOR(i, n, n_cols, {
+            vf dh = vf_get_any(t, c->in[0].data, in + i, n);
+            vf g = vf_get_any(t, c->in[1].data, gate + i, n);
+            vf u = vf_get_any(t, c->in[1].data, up + i, n), s = vf_sigmoid(g);
+            vf slope = s * vf_fma(g, vf_set(1) - s, vf_set(1));
+            vf_put_any(t, c->out[0].data, gate + i, dh * u * slope, n);
+            vf_put_any(t, c->out[0].data, up + i, dh * g * s, n);
+        });
+    }
+}
+VF_TYPED(swiglu_dx_rows)
+
+LM_INLINE void add_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    VF_FOR(i, n, end - begin, {
+        vf a = vf_get_any(t, c->in[0].data, begin + i, n);
+        vf_put_any(t, c->out[0].data, begin + i, a + vf_get_any(t, c->in[1].data, begin + i, n), n);
+    });
+}
+VF_TYPED(add_span)
+
+/* Draws come VRNG_DRAWS at a time from the Philox block that covers the next element; `skip` words
+ * of its first block may belong to elements before. */
+LM_INLINE void dropout_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const lm_dropout_attr *a = c->attr;
+    uint64_t count = (uint64_t)lm_tensor_count(&c->in[0]);
+    uint64_t base = ((uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro) * count;
+    lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
+    uint32_t draws[VRNG_DRAWS];
+    uint32_t threshold = (uint32_t)floor(a->p * 4294967296.0);
+    vf scale = vf_set((float)(1 / (1 - a->p)));
+    for (int64_t i = begin; i < end;) {
+        uint64_t index = base + (uint64_t)i, skip = index % 4;
+        lm_philox_draws(rng, index / 4, draws);
+        int64_t m = VRNG_DRAWS - (int64_t)skip;
+        m = m < end - i ? m : end - i;
+        VF_FOR(k, n, m, {
+            float keep[VF_LANES];
+            for (int64_t l = 0; l < n; l++)
+                keep[l] = draws[skip + (uint64_t)(k + l)] >= threshold ? 1.0f : 0.0f;
+            vf x = vf_get_any(t, c->in[0].data, i + k, n);
+            vf z = vf_get_any(LM_DTYPE_F32, keep, 0, n);
+            x = vf_if_lt(vf_zero(), z, x * scale, vf_zero());
+            vf_put_any(t, c->out[0].data, i + k, x, n);
+        });
+        i += m;
+    }
+}
+VF_TYPED(dropout_span)
+
+/* Casts that vectors know; anything else is left to lm_convert. */
+static void cast_span(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    lm_dtype from = c->in[0].dtype, to = c->out[0].dtype;
+    const char *x = c->in[0].data;
+    char *y = c->out[0].data;
+    (void)worker;
+    if (from == LM_DTYPE_F32 && to == LM_DTYPE_BF16)
+        VF_FOR(i, n, end - begin, {
+            vf_put_any(LM_DTYPE_BF16, y, begin + i, vf_get_any(LM_DTYPE_F32, x, begin + i, n), n);
+        });
+    else if (from == LM_DTYPE_BF16 && to == LM_DTYPE_F32)
+        VF_FOR(i, n, end - begin, {
+            vf_put_any(LM_DTYPE_F32, y, begin + i, vf_get_any(LM_DTYPE_BF16, x, begin + i, n), n);
+        });
+    else
+        lm_convert(from, x + begin * (int64_t)lm_dtype_size(from), to,
+                   y + begin * (int64_t)lm_dtype_size(to), end - begin);
+}
+
+static void rows_part(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    const int32_t *idx = c->in[1].data;
+    size_t bytes = (size_t)last_dim(&c->out[0]) * lm_dtype_size(c->out[0].dtype);
+    (void)worker;
+    for (int64_t m = begin; m < end; m++)
+        memcpy((char *)c->out[0].data + (size_t)m * bytes,
+               (const char *)c->in[0].data + (size_t)idx[m] * bytes, bytes);
+}
+
+static void gelu(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(gelu_span, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
+static void gelu_dx(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(gelu_dx_span, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
+static void swiglu(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])),
+               VF_PICK(swiglu_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+static void swiglu_dx(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(swiglu_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+static void add(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(add_span, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
+static void dropout(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(dropout_span, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
+static void cast(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, cast_span, (void *)(uintptr_t)c);
+}
+
+static void rows(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])), rows_part,
+               (void *)(uintptr_t)c);
+}
+
+const lm_kernel LM_TABLE_NAME(elementwise, LM_SIMD)[] = {
+    VF_KERNEL("gelu", gelu, NULL),
+    VF_KERNEL("gelu_dx", gelu_dx, NULL),
+    VF_KERNEL("swiglu", swiglu, NULL),
+    VF_KERNEL("swiglu_dx", swiglu_dx, NULL),
+    VF_KERNEL("add", add, NULL),
+    VF_KERNEL("dropout", dropout, NULL),
+    VF_KERNEL("cast", cast, NULL),
+    VF_KERNEL("rows", rows, NULL),
+    VF_KERNEL_END,
+};

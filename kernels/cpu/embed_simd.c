@@ -1,0 +1,109 @@
+/* embed_simd.c -- embedding lookup, and its gradient by counting sort: rows are grouped by id in
+ * row order, then each id is summed by one thread, so the bits do not depend on threads. */
+#include "kernels/embed.h"
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/tables.h"
+
+LM_INLINE void embed_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const int32_t *tok = c->in[0].data, *pos = opt_data(c->in, c->n_in, 2);
+    const void *wte = c->in[1].data, *wpe = opt_data(c->in, c->n_in, 3);
+    void *x = c->out[0].data;
+    int64_t n_cols = last_dim(&c->out[0]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t from = tok[row] * n_cols, to = row * n_cols;
+        if (!wpe) {
+            VF_FOR(i, n, n_cols, { vf_put_any(t, x, to + i, vf_get_any(t, wte, from + i, n), n); });
+            continue;
+        }
+        int64_t place = pos[row] * n_cols;
+        VF_FOR(i, n, n_cols, {
+            vf v = vf_get_any(t, wte, from + i, n) + vf_get_any(t, wpe, place + i, n);
+            vf_put_any(t, x, to + i, v, n);
+        });
+    }
+}
+VF_TYPED(embed_rows)
+
+static void embed(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])),
+               VF_PICK(embed_rows, c->out[0].dtype), (void *)(uintptr_t)c);
+}
+
+typedef struct {
+    const void *dx;
+    float *dw;
+    const int32_t *start; /* rows of id k: order[start[k] .. start[k+1]) */
+    const int32_t *order;
+    int64_t n_cols;
+    bool fresh; /* replace dw instead of adding */
+} scatter;
+
+LM_INLINE void scatter_ids(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const scatter *s = ctx;
+    for (int64_t id = begin; id < end; id++) {
+        float *dw = s->dw + id * s->n_cols;
+        if (s->fresh)
+            memset(dw, 0, (size_t)s->n_cols * sizeof(float));
+        for (int32_t k = s->start[id]; k < s->start[id + 1]; k++) {
+            int64_t from = s->order[k] * s->n_cols;
+            VF_FOR(i, n, s->n_cols, {
+                vf sum = vf_get_any(LM_DTYPE_F32, dw, i, n) + vf_get_any(t, s->dx, from + i, n);
+                vf_put_any(LM_DTYPE_F32, dw, i, sum, n);
+            });
+        }
+    }
+}
+VF_TYPED(scatter_ids)
+
+/* start[0..n_ids], order[0..n_rows): a stable counting sort of the rows by id. */
+static void sort_rows(const int32_t *ids, int64_t n_rows, int64_t n_ids, int32_t *start,
+                      int32_t *order)
+{
+    memset(start, 0, (size_t)(n_ids + 1) * sizeof(int32_t));
+    for (int64_t r = 0; r < n_rows; r++)
+        start[ids[r] + 1]++;
+    for (int64_t k = 0; k < n_ids; k++)
+        start[k + 1] += start[k];
+    for (int64_t r = 0; r < n_rows; r++) /* start[k] runs ahead to the end of its group ... */
+        order[start[ids[r]]++] = (int32_t)r;
+    for (int64_t k = n_ids; k > 0; k--) /* ... which is where the next group began */
+        start[k] = start[k - 1];
+    start[0] = 0;
+}
+
+static void add_rows(const lm_call *c, const int32_t *ids, lm_tensor *dw, lm_acc acc)
+{
+    int64_t n_rows = row_count(&c->in[0]), n_ids = row_count(dw);
+    int32_t *start = c->work, *order = start + n_ids + 1;
+    sort_rows(ids, n_rows, n_ids, start, order);
+    scatter s = { c->in[0].data, dw->data, start, order, last_dim(dw), overwrites(c, acc) };
+    lm_par_for(c->par, n_ids, 64, VF_PICK(scatter_ids, c->in[0].dtype), &s);
+}
+
+static void embed_dw(const lm_call *c)
+{
+    const lm_embed_attr *a = c->attr;
+    add_rows(c, c->in[1].data, &c->out[0], a->acc_tok);
+    if (opt_data(c->out, c->n_out, 1))
+        add_rows(c, c->in[2].data, &c->out[1], a->acc_pos);
+}
+
+static size_t embed_dw_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    int64_t n_ids = row_count(&c->out[0]);
+    if (c->n_out > 1 && c->out[1].ndim && row_count(&c->out[1]) > n_ids)
+        n_ids = row_count(&c->out[1]);
+    return (size_t)(n_ids + 1 + row_count(&c->in[0])) * sizeof(int32_t);
+}
+
+const lm_kernel LM_TABLE_NAME(embed, LM_SIMD)[] = {
+    VF_KERNEL("embed", embed, NULL),
+    VF_KERNEL("embed_dw", embed_dw, embed_dw_work),
+    VF_KERNEL_END,
+};

@@ -1,0 +1,358 @@
+/* norm_simd.c -- RMSNorm and LayerNorm on vectors.  A row is read from memory once: the later
+ * passes over it find it in the first-level cache.  Gradients of the weights are summed over fixed
+ * blocks of rows, then over the blocks in order, so the bits do not depend on threads. */
+#include "kernels/norm.h"
+
+#include <math.h>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/tables.h"
+
+/* Address of element i of an array of F32 or BF16. */
+LM_INLINE void *at(lm_dtype t, const void *p, int64_t i)
+{
+    return p ? (char *)(uintptr_t)p + i * (t == LM_DTYPE_BF16 ? 2 : 4) : NULL;
+}
+
+/* Mean (0 for RMSNorm) and reciprocal deviation of a row of n_cols. */
+LM_INLINE float deviation(lm_dtype t, lm_norm_kind kind, const void *s, int64_t n_cols, double eps,
+                          float *mean)
+{
+    *mean = 0;
+    if (kind == LM_NORM_LAYER) {
+        vf sum = vf_zero();
+        VF_FOR(i, n, n_cols, { sum += vf_get_any(t, s, i, n); });
+        *mean = vf_sum(sum) / (float)n_cols;
+    }
+    vf sq = vf_zero(), mu = vf_set(*mean);
+    VF_FOR(i, n, n_cols, {
+        vf d = vf_get_any(t, s, i, n) - mu;
+        if (n < VF_LANES)
+            d = vf_keep_n(d, n, vf_zero());
+        sq = vf_fma(d, d, sq);
+    });
+    return (float)(1 / sqrt((double)vf_sum(sq) / (double)n_cols + eps));
+}
+
+LM_INLINE void scale_row(lm_dtype t, lm_norm_kind kind, const void *s, const float *w,
+                         const float *b, void *y, int64_t n_cols, float mean, float rstd)
+{
+    vf mu = vf_set(mean), r = vf_set(rstd);
+    VF_FOR(i, n, n_cols, {
+        vf v = vf_get_any(t, s, i, n), wv = vf_get_any(LM_DTYPE_F32, w, i, n);
+        if (kind == LM_NORM_RMS)
+            v = vf_round_to(t, v * r);
+        else
+            v = (v - mu) * r;
+        v *= wv;
+        if (b)
+            v += vf_get_any(LM_DTYPE_F32, b, i, n);
+        vf_put_any(t, y, i, v, n);
+    });
+}
+
+LM_INLINE void norm_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_t begin,
+                         int64_t end)
+{
+    const lm_norm_attr *a = c->attr;
+    const void *x = c->in[0].data, *r = opt_data(c->in, c->n_in, 3);
+    const float *w = c->in[1].data, *b = opt_data(c->in, c->n_in, 2);
+    void *y = c->out[0].data, *s = opt_data(c->out, c->n_out, 2);
+    float *stat = c->out[1].data;
+    int64_t n_cols = last_dim(&c->in[0]);
+    for (int64_t row = begin; row < end; row++) {
+        const void *src = at(t, x, row * n_cols);
+        if (r) {
+            void *dst = at(t, s, row * n_cols);
+            const void *more = at(t, r, row * n_cols);
+            VF_FOR(i, n, n_cols, {
+                vf_put_any(t, dst, i, vf_get_any(t, src, i, n) + vf_get_any(t, more, i, n), n);
+            });
+            src = dst;
+        }
+        float mean, rstd = deviation(t, kind, src, n_cols, a->eps, &mean);
+        stat[2 * row] = mean;
+        stat[2 * row + 1] = rstd;
+        scale_row(t, kind, src, w, b, at(t, y, row * n_cols), n_cols, mean, rstd);
+    }
+}
+
+LM_INLINE void norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_norm_attr *)c->attr)->kind == LM_NORM_LAYER)
+        norm_part(t, LM_NORM_LAYER, c, begin, end);
+    else
+        norm_part(t, LM_NORM_RMS, c, begin, end);
+}
+VF_TYPED(norm_rows)
+
+static void norm(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(norm_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+/* ds = rstd (g - mean(g) - xh mean(g xh)) + dres, g = dy w; without mean(g) for RMSNorm. */
+LM_INLINE void dx_row(lm_dtype t, lm_norm_kind kind, const void *dy, const void *s, const float *w,
+                      const void *dres, void *ds, int64_t n_cols, float mean, float rstd)
+{
+    vf mu = vf_set(mean), r = vf_set(rstd), s1 = vf_zero(), s2 = vf_zero();
+    VF_FOR(i, n, n_cols, {
+        vf g = vf_get_any(t, dy, i, n) * vf_get_any(LM_DTYPE_F32, w, i, n);
+        vf xh = (vf_get_any(t, s, i, n) - mu) * r;
+        if (kind == LM_NORM_LAYER)
+            s1 += g;
+        s2 = vf_fma(g, n < VF_LANES ? vf_keep_n(xh, n, vf_zero()) : xh, s2);
+    });
+    vf g1 = vf_set(vf_sum(s1) / (float)n_cols), g2 = vf_set(vf_sum(s2) / (float)n_cols);
+    VF_FOR(i, n, n_cols, {
+        vf g = vf_get_any(t, dy, i, n) * vf_get_any(LM_DTYPE_F32, w, i, n);
+        vf xh = (vf_get_any(t, s, i, n) - mu) * r;
+        if (kind == LM_NORM_LAYER)
+            g -= g1;
+        vf d = vf_fnma(xh, g2, g) * r;
+        if (dres)
+            d += vf_get_any(t, dres, i, n);
+        vf_put_any(t, ds, i, d, n);
+    });
+}
+
+LM_INLINE void norm_dx_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_t begin,
+                            int64_t end)
+{
+    const void *dy = c->in[0].data, *s = c->in[1].data, *dres = opt_data(c->in, c->n_in, 4);
+    const float *w = c->in[2].data, *stat = c->in[3].data;
+    int64_t n_cols = last_dim(&c->in[1]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t o = row * n_cols;
+        dx_row(t, kind, at(t, dy, o), at(t, s, o), w, at(t, dres, o), at(t, c->out[0].data, o),
+               n_cols, stat[2 * row], stat[2 * row + 1]);
+    }
+}
+
+LM_INLINE void norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_norm_attr *)c->attr)->kind == LM_NORM_LAYER)
+        norm_dx_part(t, LM_NORM_LAYER, c, begin, end);
+    else
+        norm_dx_part(t, LM_NORM_RMS, c, begin, end);
+}
+VF_TYPED(norm_dx_rows)
+
+static void norm_dx(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(norm_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+/* Rows in a block of the weight gradients: a function of the number of rows alone. */
+static int64_t block_rows(int64_t n_rows)
+{
+    int64_t rows = (n_rows + 63) / 64;
+    return rows > 64 ? (rows + 3) / 4 * 4 : 64;
+}
+
+static int64_t block_count(int64_t n_rows)
+{
+    int64_t b = block_rows(n_rows);
+    return (n_rows + b - 1) / b;
+}
+
+/* accw += sum over R rows of dy xh, accb (may be NULL) += sum of dy; rows are `pitch` elements
+ * apart and their statistics at stat[r * stat_pitch] (mean first when LayerNorm). */
+LM_INLINE void dw_rows(lm_dtype t, lm_norm_kind kind, int R, const void *dy, const void *s,
+                       int64_t pitch, const float *stat, int64_t stat_pitch, float *accw,
+                       float *accb, int64_t n_cols)
+{
+    VF_FOR(i, n, n_cols, {
+        vf aw = vf_get_any(LM_DTYPE_F32, accw, i, n), ab = vf_zero();
+        if (accb)
+            ab = vf_get_any(LM_DTYPE_F32, accb, i, n);
+        for (int r = 0; r < R; r++) {
+            const float *st = stat + r * stat_pitch;
+            vf g = vf_get_any(t, dy, r * pitch + i, n), v = vf_get_any(t, s, r * pitch + i, n);
+            if (kind == LM_NORM_RMS)
+                v = vf_round_to(t, v * vf_set(st[0]));
+            else
+                v = (v - vf_set(st[0])) * vf_set(st[1]);
+            aw = vf_fma(g, v, aw);
+            ab += g;
+        }
+        vf_put_any(LM_DTYPE_F32, accw, i, aw, n);
+        if (accb)
+            vf_put_any(LM_DTYPE_F32, accb, i, ab, n);
+    });
+}
+
+LM_INLINE void norm_dw_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_t begin,
+                            int64_t end)
+{
+    const void *dy = c->in[0].data, *s = c->in[1].data;
+    const float *stat = (const float *)c->in[2].data + (kind == LM_NORM_RMS);
+    int64_t n_cols = last_dim(&c->in[1]), n_rows = row_count(&c->in[1]);
+    int64_t block = block_rows(n_rows);
+    bool bias = opt_data(c->out, c->n_out, 1);
+    for (int64_t k = begin; k < end; k++) {
+        float *accw = (float *)c->work + k * 2 * n_cols, *accb = bias ? accw + n_cols : NULL;
+        int64_t row = k * block, past = row + block < n_rows ? row + block : n_rows;
+        memset(accw, 0, (size_t)n_cols * 2 * sizeof(float));
+        for (; row + 4 <= past; row += 4)
+            dw_rows(t, kind, 4, at(t, dy, row * n_cols), at(t, s, row * n_cols), n_cols,
+                    stat + 2 * row, 2, accw, accb, n_cols);
+        for (; row < past; row++)
+            dw_rows(t, kind, 1, at(t, dy, row * n_cols), at(t, s, row * n_cols), n_cols,
+                    stat + 2 * row, 2, accw, accb, n_cols);
+    }
+}
+
+LM_INLINE void norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_norm_attr *)c->attr)->kind == LM_NORM_LAYER)
+        norm_dw_part(t, LM_NORM_LAYER, c, begin, end);
+    else
+        norm_dw_part(t, LM_NORM_RMS, c, begin, end);
+}
+VF_TYPED(norm_dw_blocks)
+
+/* out[0] and out[1] (+)= the blocks in order; each block holds n_cols of the first, then of the
+ * second. */
+static void fold_blocks(const lm_call *c, lm_acc acc, int64_t n_blocks, int64_t n_cols)
+{
+    for (int k = 0; k < 2; k++) {
+        float *out = opt_data(c->out, c->n_out, k);
+        const float *part = (const float *)c->work + k * n_cols;
+        if (!out)
+            continue;
+        VF_FOR(i, n, n_cols, {
+            vf sum = vf_zero();
+            for (int64_t b = 0; b < n_blocks; b++)
+                sum += vf_get_any(LM_DTYPE_F32, part, b * 2 * n_cols + i, n);
+            if (!overwrites(c, acc))
+                sum += vf_get_any(LM_DTYPE_F32, out, i, n);
+            vf_put_any(LM_DTYPE_F32, out, i, sum, n);
+        });
+    }
+}
+
+static void norm_dw(const lm_call *c)
+{
+    const lm_norm_attr *a = c->attr;
+    int64_t n_blocks = block_count(row_count(&c->in[1]));
+    lm_par_for(c->par, n_blocks, 1, VF_PICK(norm_dw_blocks, c->in[0].dtype), (void *)(uintptr_t)c);
+    fold_blocks(c, a->acc, n_blocks, last_dim(&c->in[1]));
+}
+
+static size_t norm_dw_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return (size_t)(block_count(row_count(&c->in[1])) * 2 * last_dim(&c->in[1])) * sizeof(float);
+}
+
+LM_INLINE void head_norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const lm_head_norm_attr *a = c->attr;
+    int64_t normed = a->heads + a->kv_heads, all = normed + a->kv_heads, n_cols = a->head_dim;
+    const void *x = c->in[0].data;
+    void *y = c->out[0].data;
+    float *stat = c->out[1].data;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t h = 0; h < normed; h++) {
+            int64_t o = (row * all + h) * n_cols;
+            const float *w = c->in[h < a->heads ? 1 : 2].data;
+            float mean, rstd = deviation(t, LM_NORM_RMS, at(t, x, o), n_cols, a->eps, &mean);
+            stat[row * normed + h] = rstd;
+            scale_row(t, LM_NORM_RMS, at(t, x, o), w, NULL, at(t, y, o), n_cols, 0, rstd);
+        }
+        int64_t o = (row * all + normed) * n_cols;
+        if (x != y)
+            memcpy(at(t, y, o), at(t, x, o), (size_t)(a->kv_heads * n_cols) * lm_dtype_size(t));
+    }
+}
+VF_TYPED(head_norm_rows)
+
+static void head_norm(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(head_norm_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+LM_INLINE void head_norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const lm_head_norm_attr *a = c->attr;
+    int64_t normed = a->heads + a->kv_heads, all = normed + a->kv_heads, n_cols = a->head_dim;
+    const void *dy = c->in[0].data, *x = c->in[1].data;
+    const float *stat = c->in[4].data;
+    void *dx = c->out[0].data;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t h = 0; h < normed; h++) {
+            int64_t o = (row * all + h) * n_cols;
+            dx_row(t, LM_NORM_RMS, at(t, dy, o), at(t, x, o), c->in[h < a->heads ? 2 : 3].data,
+                   NULL, at(t, dx, o), n_cols, 0, stat[row * normed + h]);
+        }
+        int64_t o = (row * all + normed) * n_cols;
+        if (dy != dx)
+            memcpy(at(t, dx, o), at(t, dy, o), (size_t)(a->kv_heads * n_cols) * lm_dtype_size(t));
+    }
+}
+VF_TYPED(head_norm_dx_rows)
+
+static void head_norm_dx(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(head_norm_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+LM_INLINE void head_norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const lm_head_norm_attr *a = c->attr;
+    int64_t normed = a->heads + a->kv_heads, all = normed + a->kv_heads, n_cols = a->head_dim;
+    const void *dy = c->in[0].data, *x = c->in[1].data;
+    const float *stat = c->in[2].data;
+    int64_t n_rows = row_count(&c->in[1]), block = block_rows(n_rows);
+    for (int64_t k = begin; k < end; k++) {
+        float *acc = (float *)c->work + k * 2 * n_cols;
+        int64_t past = (k + 1) * block < n_rows ? (k + 1) * block : n_rows;
+        memset(acc, 0, (size_t)n_cols * 2 * sizeof(float));
+        for (int64_t row = k * block; row < past; row++) {
+            for (int64_t h = 0; h < normed; h++) {
+                int64_t o = (row * all + h) * n_cols;
+                dw_rows(t, LM_NORM_RMS, 1, at(t, dy, o), at(t, x, o), n_cols,
+                        stat + row * normed + h, 1, acc + (h < a->heads ? 0 : n_cols), NULL,
+                        n_cols);
+            }
+        }
+    }
+}
+VF_TYPED(head_norm_dw_blocks)
+
+static void head_norm_dw(const lm_call *c)
+{
+    const lm_head_norm_attr *a = c->attr;
+    int64_t n_blocks = block_count(row_count(&c->in[1]));
+    lm_par_for(c->par, n_blocks, 1, VF_PICK(head_norm_dw_blocks, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+    fold_blocks(c, a->acc, n_blocks, a->head_dim);
+}
+
+static size_t head_norm_dw_work(const lm_call *c, int threads)
+{
+    const lm_head_norm_attr *a = c->attr;
+    (void)threads;
+    return (size_t)(block_count(row_count(&c->in[1])) * 2 * a->head_dim) * sizeof(float);
+}
+
+const lm_kernel LM_TABLE_NAME(norm, LM_SIMD)[] = {
+    VF_KERNEL("norm", norm, NULL),
+    VF_KERNEL("norm_dx", norm_dx, NULL),
+    VF_KERNEL("norm_dw", norm_dw, norm_dw_work),
+    VF_KERNEL("head_norm", head_norm, NULL),
+    VF_KERNEL("head_norm_dx", head_norm_dx, NULL),
+    VF_KERNEL("head_norm_dw", head_norm_dw, head_norm_dw_work),
+    VF_KERNEL_END,
+};

@@ -1,0 +1,176 @@
+/* optim_simd.c -- optimiser steps in one pass over memory.  Master weights and states were just
+ * read, so their lines are in the cache and are written in place; the BF16 copy is only written, so
+ * whole lines of it go past the caches. */
+#include "kernels/optim.h"
+
+#include <math.h>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/tables.h"
+
+enum { GRAIN = 32768, BLOCK = 65536 };
+
+typedef struct {
+    const float *g;
+    float *p, *m, *v;
+    uint16_t *copy;
+    float beta1, beta2, one_beta1, one_beta2; /* one_beta = 1 - beta, made in double */
+    float lr, step, decay, inv_bc2, eps;      /* step = lr / bc1, decay = lr * weight decay */
+    float scale, bound;
+    float momentum, fresh; /* sgd: buf = momentum buf + fresh d */
+    bool nesterov, first;
+} job;
+
+LM_INLINE vf clip(const job *j, vf g)
+{
+    vf bound = vf_set(j->bound);
+    return vf_max(vf_zero() - bound, vf_min(bound, g * vf_set(j->scale))); /* NaN passes */
+}
+
+LM_INLINE vf adamw_at(const job *j, int64_t i, int64_t n)
+{
+    vf g = clip(j, vf_get_any(LM_DTYPE_F32, j->g, i, n));
+    vf m = vf_get_any(LM_DTYPE_F32, j->m, i, n), v = vf_get_any(LM_DTYPE_F32, j->v, i, n);
+    vf p = vf_get_any(LM_DTYPE_F32, j->p, i, n);
+    m = vf_fma(vf_set(j->one_beta1), g, vf_set(j->beta1) * m);
+    v = vf_fma(vf_set(j->one_beta2) * g, g, vf_set(j->beta2) * v);
+    vf move = vf_set(j->step) * m / (vf_sqrt(v * vf_set(j->inv_bc2)) + vf_set(j->eps));
+    p -= vf_fma(vf_set(j->decay), p, move);
+    vf_put_any(LM_DTYPE_F32, j->m, i, m, n);
+    vf_put_any(LM_DTYPE_F32, j->v, i, v, n);
+    vf_put_any(LM_DTYPE_F32, j->p, i, p, n);
+    return p;
+}
+
+LM_INLINE vf sgd_at(const job *j, int64_t i, int64_t n)
+{
+    vf p = vf_get_any(LM_DTYPE_F32, j->p, i, n);
+    vf d = vf_fma(vf_set(j->decay), p, clip(j, vf_get_any(LM_DTYPE_F32, j->g, i, n)));
+    if (j->m) {
+        vf b = d;
+        if (!j->first)
+            b = vf_fma(vf_set(j->fresh), d,
+                       vf_set(j->momentum) * vf_get_any(LM_DTYPE_F32, j->m, i, n));
+        vf_put_any(LM_DTYPE_F32, j->m, i, b, n);
+        d = j->nesterov ? vf_fma(vf_set(j->momentum), b, d) : b;
+    }
+    p = vf_fnma(vf_set(j->lr), d, p);
+    vf_put_any(LM_DTYPE_F32, j->p, i, p, n);
+    return p;
+}
+
+/* Elements [begin, end) of either rule.  GRAIN is a multiple of a line of the copy, so when the
+ * copy starts on a line so does every chunk. */
+LM_INLINE void step_span(bool adam, const job *j, int64_t begin, int64_t end)
+{
+    int64_t i = begin;
+    if (j->copy && ((uintptr_t)(j->copy + begin) & 63) == 0) {
+        for (; i + 2 * VF_LANES <= end; i += 2 * VF_LANES) {
+            vf a = adam ? adamw_at(j, i, VF_LANES) : sgd_at(j, i, VF_LANES);
+            vf b = adam ? adamw_at(j, i + VF_LANES, VF_LANES) : sgd_at(j, i + VF_LANES, VF_LANES);
+            vf_stream_bf16(j->copy + i, a, b);
+        }
+        _mm_sfence();
+    }
+    int64_t from = i;
+    VF_FOR(k, n, end - from, {
+        vf p = adam ? adamw_at(j, from + k, n) : sgd_at(j, from + k, n);
+        if (j->copy)
+            vf_put_any(LM_DTYPE_BF16, j->copy, from + k, p, n);
+    });
+}
+
+static void adamw_span(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    step_span(true, ctx, begin, end);
+}
+
+static void sgd_span(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    step_span(false, ctx, begin, end);
+}
+
+static void adamw(const lm_call *c)
+{
+    const lm_adamw_attr *a = c->attr;
+    job j = { .g = c->in[0].data,
+              .p = c->out[0].data,
+              .m = c->out[1].data,
+              .v = c->out[2].data,
+              .copy = opt_data(c->out, c->n_out, 3),
+              .beta1 = (float)a->beta1,
+              .beta2 = (float)a->beta2,
+              .one_beta1 = (float)(1 - a->beta1),
+              .one_beta2 = (float)(1 - a->beta2),
+              .step = (float)(a->lr / a->bc1),
+              .decay = (float)(a->lr * a->weight_decay),
+              .inv_bc2 = (float)(1 / a->bc2),
+              .eps = (float)a->eps,
+              .scale = (float)a->g_scale,
+              .bound = a->clip_value > 0 ? (float)a->clip_value : INFINITY };
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, adamw_span, &j);
+}
+
+static void sgd(const lm_call *c)
+{
+    const lm_sgd_attr *a = c->attr;
+    job j = { .g = c->in[0].data,
+              .p = c->out[0].data,
+              .m = opt_data(c->out, c->n_out, 1),
+              .copy = opt_data(c->out, c->n_out, 2),
+              .lr = (float)a->lr,
+              .decay = (float)a->weight_decay,
+              .momentum = (float)a->momentum,
+              .fresh = (float)(1 - a->dampening),
+              .nesterov = a->nesterov,
+              .first = a->first,
+              .scale = (float)a->g_scale,
+              .bound = a->clip_value > 0 ? (float)a->clip_value : INFINITY };
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, sgd_span, &j);
+}
+
+static void sumsq_blocks(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    int64_t count = lm_tensor_count(&c->in[0]);
+    double *part = c->work;
+    (void)worker;
+    for (int64_t b = begin; b < end; b++) {
+        const float *g = (const float *)c->in[0].data + b * BLOCK;
+        int64_t len = count - b * BLOCK < BLOCK ? count - b * BLOCK : BLOCK;
+        vd even = { 0 }, odd = { 0 };
+        VF_FOR(i, n, len, {
+            vf v = vf_get_any(LM_DTYPE_F32, g, i, n);
+            vd lo = vf_low_f64(v), hi = vf_high_f64(v);
+            even = vd_fma(lo, lo, even);
+            odd = vd_fma(hi, hi, odd);
+        });
+        part[b] = vd_sum(even + odd);
+    }
+}
+
+static void sumsq(const lm_call *c)
+{
+    int64_t n_blocks = (lm_tensor_count(&c->in[0]) + BLOCK - 1) / BLOCK;
+    const double *part = c->work;
+    double total = 0;
+    lm_par_for(c->par, n_blocks, 1, sumsq_blocks, (void *)(uintptr_t)c);
+    for (int64_t b = 0; b < n_blocks; b++)
+        total += part[b];
+    *(double *)c->out[0].data = total;
+}
+
+static size_t sumsq_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return (size_t)((lm_tensor_count(&c->in[0]) + BLOCK - 1) / BLOCK) * sizeof(double);
+}
+
+const lm_kernel LM_TABLE_NAME(optim, LM_SIMD)[] = {
+    VF_KERNEL("adamw", adamw, NULL),
+    VF_KERNEL("sgd", sgd, NULL),
+    VF_KERNEL("sumsq", sumsq, sumsq_work),
+    VF_KERNEL_END,
+};
