@@ -31,7 +31,11 @@ static void run_norm(int64_t n, int64_t c, lm_norm_kind kind, bool bias, bool re
     k.out[2] = mat(residual ? ACT : ABSENT, n, c);
     k.out[2].alias = alias;
     if (c < 3 && kind == LM_NORM_LAYER)
-        return; /* x - mean cancels to nothing: no relative error to speak of */
+        return;   /* x - mean cancels to nothing: no relative error to speak of */
+    if (c < 31) { /* rows of few, nearly equal numbers magnify the rounding of s */
+        k.tol_f32 = 1e-5;
+        k.tol_bf16 = 5e-2;
+    }
     check_case(&k);
 }
 
@@ -106,6 +110,10 @@ static void head_norms(void **state)
             d.out[0].alias = 1;
             check_case(&d);
             kernel_case w = { .op = "head_norm_dw", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 8e-3 };
+            if (dims[i] < 8) { /* a few sums may cancel */
+                w.tol_f32 = 2e-5;
+                w.tol_bf16 = 8e-2;
+            }
             w.in[0] = w.in[1] = mat(ACT, n, c);
             w.in[2] = filled(mat(F32, n, 6), POSITIVE, 0);
             w.out[0] = w.out[1] = vec(F32, dims[i]);

@@ -1,0 +1,203 @@
+/* Activations, sums, dropout, casts and row selection at every level against the definition. */
+#include "kernel_case.h"
+
+#include "kernels/elementwise.h"
+
+static const int64_t widths[] = { 1, 3, 31, 33, 127, 1025 };
+
+static void activations(void **state)
+{
+    (void)state;
+    for (int w = 0; w < 6; w++) {
+        for (int exact = 0; exact < 2; exact++) {
+            lm_gelu_attr a = { exact };
+            kernel_case k = { .op = "gelu", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+            k.in[0] = k.out[0] = mat(ACT, 33, widths[w]);
+            check_case(&k);
+            k.op = "gelu_dx";
+            k.in[1] = k.in[0];
+            check_case(&k);
+            k.out[0] = over(k.out[0], 0);
+            check_case(&k);
+        }
+        kernel_case s = { .op = "swiglu", .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+        s.in[0] = mat(ACT, 33, 2 * widths[w]);
+        s.out[0] = mat(ACT, 33, widths[w]);
+        check_case(&s);
+        s.op = "swiglu_dx";
+        s.in[1] = s.out[0] = s.in[0];
+        s.in[0] = mat(ACT, 33, widths[w]);
+        check_case(&s);
+        kernel_case add = { .op = "add", .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+        add.in[0] = add.in[1] = add.out[0] = mat(ACT, 33, widths[w]);
+        check_case(&add);
+        add.out[0] = over(add.out[0], w % 2);
+        check_case(&add);
+    }
+}
+
+/* The whole line, far tails and numbers that are none, element by element: an L2 norm would hide
+ * the tails. */
+static void activations_everywhere(void **state)
+{
+    (void)state;
+    enum { N = 4001 };
+    static double x[N], g[N];
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)((i - N / 2) * 0.006);
+        g[i] = 1;
+    }
+    x[0] = NAN, x[1] = INFINITY, x[2] = 1e30, x[3] = 300, x[4] = -300, x[5] = 0;
+    for (int v = 0; v < 4; v++) {
+        lm_gelu_attr a = { v & 1 };
+        kernel_case k = { .op = v & 2 ? "gelu_dx" : "gelu", .attr = &a };
+        k.in[v & 2 ? 1 : 0] = given(vec(ACT, N), x);
+        if (v & 2)
+            k.in[0] = given(vec(ACT, N), g);
+        k.out[0] = vec(ACT, N);
+        instance want;
+        build(&k, LM_DTYPE_F64, LM_DTYPE_F32, &want);
+        run(&want, lm_cpu_kernel(k.op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+        for (int level = LM_CPU_AVX2; level <= (int)lm_cpu_detect(); level++) {
+            instance got;
+            build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &got);
+            run(&got, lm_cpu_kernel(k.op, LM_DTYPE_F32, (lm_cpu_level)level), NULL);
+            for (int i = 0; i < N; i++) {
+                double a1 = ((float *)got.out[0].data)[i], b1 = ((double *)want.out[0].data)[i];
+                if (v & 2 && !isfinite(x[i] * x[i] * (float)x[i]))
+                    continue; /* inf * 0 in the derivative of the definition */
+                if (isnan(a1) && isnan(b1))
+                    continue;
+                if (!(a1 == b1 || fabs(a1 - b1) <= 3e-6 * fabs(b1) + 3e-7))
+                    fail_msg("%s exact=%d x=%g: %.9g, expected %.9g", k.op, v & 1, x[i], a1, b1);
+            }
+            drop(&k, &got);
+        }
+        drop(&k, &want);
+    }
+}
+
+/* Vectors and scalars draw the same numbers, whatever the offset of the first one in its Philox
+ * block. */
+static void dropout(void **state)
+{
+    (void)state;
+    const int64_t counts[] = { 1, 3, 31, 33, 127, 1025, 40001 };
+    for (int i = 0; i < 7; i++) {
+        for (int s = 0; s < 3; s++) {
+            lm_dropout_attr a = { s == 2 ? 0.0 : 0.3, 5 };
+            kernel_case k = { .op = "dropout",
+                              .attr = &a,
+                              .tol_f32 = 1e-6,
+                              .tol_bf16 = 4e-3,
+                              .step = { 1234567890123, s * 100003, s } };
+            k.in[0] = k.out[0] = vec(ACT, counts[i]);
+            check_case(&k);
+            k.out[0] = over(k.out[0], 0);
+            check_case(&k);
+        }
+    }
+}
+
+static void dropout_keeps_the_mean(void **state)
+{
+    (void)state;
+    enum { N = 100000 };
+    static double ones[N];
+    for (int i = 0; i < N; i++)
+        ones[i] = 1;
+    lm_dropout_attr a = { 0.25, 1 };
+    kernel_case k = { .op = "dropout", .attr = &a };
+    k.in[0] = given(vec(ACT, N), ones);
+    k.out[0] = vec(ACT, N);
+    instance x;
+    build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+    run(&x, lm_cpu_kernel("dropout", LM_DTYPE_F32, lm_cpu_detect()), NULL);
+    double sum = 0;
+    int64_t dropped = 0;
+    for (int i = 0; i < N; i++) {
+        sum += ((float *)x.out[0].data)[i];
+        dropped += ((float *)x.out[0].data)[i] == 0;
+    }
+    assert_true(fabs(sum / N - 1) < 0.01);
+    assert_true(llabs(dropped - N / 4) < 700); /* five deviations */
+    drop(&k, &x);
+}
+
+static void casts(void **state)
+{
+    (void)state;
+    enum { N = 70000 };
+    const lm_dtype types[] = { LM_DTYPE_F64, LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    static char src[N * 8], got[N * 8 + 8], want[N * 8];
+    for (int from = 0; from < 4; from++) {
+        for (int64_t i = 0; i < N; i++)
+            lm_set(types[from], src, i, i < 65536 ? lm_bf16_to_f32((uint16_t)i) * 1.001 : 0.1);
+        for (int to = 0; to < 4; to++) {
+            for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+                int64_t n = N - 5;
+                lm_tensor in = { src, types[from], 1, { n } }, out = { got, types[to], 1, { n } };
+                lm_call c = { .in = &in, .n_in = 1, .out = &out, .n_out = 1, .par = pool_of(2) };
+                size_t bytes = (size_t)n * lm_dtype_size(types[to]);
+                memset(got, 0x5a, sizeof got);
+                lm_cpu_kernel("cast", LM_DTYPE_BF16, (lm_cpu_level)level)->run(&c);
+                lm_convert(types[from], src, types[to], want, n);
+                for (int64_t i = 0; i < n; i++) {
+                    double a = lm_get(types[to], got, i), b = lm_get(types[to], want, i);
+                    assert_true((isnan(a) && isnan(b)) || a == b);
+                }
+                assert_int_equal(got[bytes], 0x5a);
+            }
+        }
+    }
+}
+
+static void row_selection(void **state)
+{
+    (void)state;
+    for (int w = 0; w < 6; w++) {
+        kernel_case k = { .op = "rows" };
+        k.in[0] = mat(ACT, 17, widths[w]);
+        k.in[1] = filled(vec(I32, 40), IDS, 17);
+        k.out[0] = mat(ACT, 40, widths[w]);
+        check_case(&k);
+    }
+}
+
+static void check_unary(const char *fwd, const char *bwd, const void *attr, int64_t in_cols,
+                        int64_t out_cols)
+{
+    kernel_case f = { .op = fwd, .attr = attr }, b = { .op = bwd, .attr = attr };
+    f.in[0] = mat(ACT, 3, in_cols);
+    f.out[0] = mat(ACT, 3, out_cols);
+    instance x, y;
+    build(&f, LM_DTYPE_F64, LM_DTYPE_F64, &x);
+    b.in[0] = mat(ACT, 3, out_cols);
+    b.in[1] = given(mat(ACT, 3, in_cols), x.in[0].data);
+    b.out[0] = mat(ACT, 3, in_cols);
+    build(&b, LM_DTYPE_F64, LM_DTYPE_F64, &y);
+    run(&y, lm_cpu_kernel(bwd, LM_DTYPE_F64, LM_CPU_REF), NULL);
+    check_slope(&f, 0, 0, &y.in[0], &y.out[0]);
+    drop(&f, &x);
+    drop(&b, &y);
+}
+
+static void gradients(void **state)
+{
+    (void)state;
+    lm_gelu_attr tanh_form = { false }, exact = { true };
+    check_unary("gelu", "gelu_dx", &tanh_form, 10, 10);
+    check_unary("gelu", "gelu_dx", &exact, 10, 10);
+    check_unary("swiglu", "swiglu_dx", NULL, 14, 7);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(activations), cmocka_unit_test(activations_everywhere),
+        cmocka_unit_test(dropout),     cmocka_unit_test(dropout_keeps_the_mean),
+        cmocka_unit_test(casts),       cmocka_unit_test(row_selection),
+        cmocka_unit_test(gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,117 @@
+/* The vocabulary head at every level against the definition. */
+#include "kernel_case.h"
+
+#include "kernels/head.h"
+
+static const double scale[1] = { 0.25 };
+
+static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t c, bool grad)
+{
+    kernel_case k = { .op = "head_loss", .attr = a, .tol_f32 = 2e-6, .tol_bf16 = 1e-2 };
+    k.in[0] = mat(ACT, n, c);
+    k.in[1] = mat(ACT, v, c);
+    k.in[2] = filled(vec(I32, n), IDS, -a->vocab);
+    k.in[3] = given(vec(F32, 1), scale);
+    k.out[0] = vec(F32, n);
+    k.out[1] = mat(grad ? ACT : ABSENT, n, c);
+    k.out[2] = mat(grad ? F32 : ABSENT, v, c);
+    return k;
+}
+
+static void all_shapes(void **state)
+{
+    (void)state;
+    const int64_t shapes[][3] = { { 1, 1, 1 },     { 3, 7, 5 },     { 31, 33, 16 },
+                                  { 33, 127, 31 }, { 65, 257, 33 }, { 7, 1025, 64 } };
+    for (int i = 0; i < 6; i++) {
+        for (int v = 0; v < 3; v++) {
+            int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
+            lm_head_attr a = { vocab, v == 2 ? 16 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST };
+            kernel_case k = case_of(&a, n, vocab, c, true);
+            k.step.micro = v == 2;
+            check_case(&k);
+            k = case_of(&a, n, vocab, c, false);
+            check_case(&k);
+        }
+    }
+}
+
+/* Rows of w beyond the vocabulary do not exist: no probability, zero gradient. */
+static void padding_is_ignored(void **state)
+{
+    (void)state;
+    lm_head_attr a = { 50, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, 33, 64, 24, true);
+    check_case(&k);
+    a.acc = LM_ACC_ADD;
+    check_case(&k);
+}
+
+/* Several chunks accumulate into one dw. */
+static void many_chunks(void **state)
+{
+    (void)state;
+    lm_head_attr a = { 67, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, 1300, 67, 17, true);
+    check_case(&k);
+    a.chunk_rows = 100;
+    check_case(&k);
+    a.acc = LM_ACC_ADD;
+    check_case(&k);
+}
+
+/* NaN or infinity in one row: its loss is NaN, the losses of the others stay. */
+static void bad_numbers_are_seen(void **state)
+{
+    (void)state;
+    enum { N = 5, C = 8, V = 40 };
+    double x[N * C];
+    for (int bad = 0; bad < 2; bad++) {
+        for (int i = 0; i < N * C; i++)
+            x[i] = i == 2 * C + 3 ? (bad ? INFINITY : NAN) : 0.1 * (i % 5);
+        lm_head_attr a = { V, 0, LM_ACC_FIRST };
+        kernel_case k = case_of(&a, N, V, C, true);
+        k.in[0] = given(mat(ACT, N, C), x);
+        k.in[2].fill = ZERO;
+        check_case(&k);
+    }
+}
+
+/* Logits of 1e4: no overflow, and a loss that is the difference of two logits. */
+static void large_logits(void **state)
+{
+    (void)state;
+    enum { N = 3, C = 4, V = 33 };
+    double x[N * C];
+    for (int i = 0; i < N * C; i++)
+        x[i] = i % 2 ? 4096 : -4096;
+    lm_head_attr a = { V, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, N, V, C, true);
+    k.in[0] = given(mat(ACT, N, C), x);
+    check_case(&k);
+}
+
+static void gradients(void **state)
+{
+    (void)state;
+    lm_head_attr a = { 11, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, 6, 13, 5, true);
+    double one[1] = { 1 };
+    k.in[3] = given(vec(F32, 1), one);
+    instance x;
+    build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
+    run(&x, lm_cpu_kernel("head_loss", LM_DTYPE_F64, LM_CPU_REF), NULL);
+    check_slope(&k, 0, 0, NULL, &x.out[1]);
+    check_slope(&k, 1, 0, NULL, &x.out[2]);
+    drop(&k, &x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_shapes),   cmocka_unit_test(padding_is_ignored),
+        cmocka_unit_test(many_chunks),  cmocka_unit_test(bad_numbers_are_seen),
+        cmocka_unit_test(large_logits), cmocka_unit_test(gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,131 @@
+/* Optimiser steps and the sum of squares at every level against the definition. */
+#include "kernel_case.h"
+
+#include "kernels/optim.h"
+
+static const int64_t counts[] = { 1, 3, 31, 33, 127, 1025, 65536 + 40000 + 7 };
+
+static void adamw(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 7; i++) {
+        for (int v = i == 6 ? 3 : 0; v < 4; v++) {
+            lm_adamw_attr a = { 1e-2, 0.9,   0.999,           1e-8,           v & 1 ? 0.1 : 0,
+                                0.1,  0.001, v & 2 ? 0.5 : 1, v & 2 ? 0.3 : 0 };
+            kernel_case k = { .op = "adamw", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 1e-6 };
+            k.in[0] = vec(F32, counts[i]);
+            k.out[0] = k.out[1] = vec(F32, counts[i]);
+            k.out[2] = filled(vec(F32, counts[i]), POSITIVE, 0);
+            check_case(&k);
+            k.out[3] = vec(COPY_BF16, counts[i]);
+            k.tol_f32 = k.tol_bf16 = 4e-3;
+            check_case(&k);
+        }
+    }
+}
+
+static void sgd(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 7; i++) {
+        for (int v = i == 6 ? 7 : 0; v < 8; v++) {
+            lm_sgd_attr a = { 1e-2, 0.9, 0.1, v & 1 ? 0.1 : 0, 0.7, v & 4 ? 0.3 : 0, v & 2, v & 4 };
+            kernel_case k = { .op = "sgd", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 1e-6 };
+            k.in[0] = k.out[0] = vec(F32, counts[i]);
+            check_case(&k);
+            k.out[1] = vec(F32, counts[i]);
+            check_case(&k);
+            k.out[2] = vec(COPY_BF16, counts[i]);
+            k.tol_f32 = k.tol_bf16 = 4e-3;
+            check_case(&k);
+        }
+    }
+}
+
+/* The copy is the rounding of the master weight, bit for bit, on every path (streamed lines and
+ * tail). */
+static void copy_is_rounded_master(void **state)
+{
+    (void)state;
+    lm_adamw_attr a = { 1e-2, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, 1, 0 };
+    kernel_case k = { .op = "adamw", .attr = &a };
+    k.in[0] = k.out[0] = k.out[1] = vec(F32, 100003);
+    k.out[2] = filled(vec(F32, 100003), POSITIVE, 0);
+    k.out[3] = vec(COPY_BF16, 100003);
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+        instance x;
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+        run(&x, lm_cpu_kernel("adamw", LM_DTYPE_F32, (lm_cpu_level)level), pool_of(2));
+        for (int i = 0; i < 100003; i++)
+            assert_int_equal(((uint16_t *)x.out[3].data)[i],
+                             lm_f32_to_bf16(((float *)x.out[0].data)[i]));
+        drop(&k, &x);
+    }
+}
+
+static void sum_of_squares(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 7; i++) {
+        kernel_case k = { .op = "sumsq", .tol_f32 = 1e-13, .tol_bf16 = 1e-13 };
+        k.in[0] = vec(F32, counts[i]);
+        k.out[0] = vec(F64, 1);
+        check_case(&k);
+    }
+}
+
+/* A NaN gradient reaches its weight, its states and the norm: nothing hides it, clipping included.
+ */
+static void nan_is_seen(void **state)
+{
+    (void)state;
+    double g[37] = { 0 };
+    g[3] = NAN, g[36] = INFINITY;
+    lm_adamw_attr a = { 1e-2, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, 1, 0.5 };
+    lm_sgd_attr b = { .lr = 0.1, .g_scale = 1, .clip_value = 0.5 };
+    kernel_case k = { .op = "adamw", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 1e-6 };
+    k.in[0] = given(vec(F32, 37), g);
+    k.out[0] = k.out[1] = vec(F32, 37);
+    k.out[2] = filled(vec(F32, 37), POSITIVE, 0);
+    check_case(&k);
+    kernel_case s = { .op = "sgd", .attr = &b, .tol_f32 = 1e-6, .tol_bf16 = 1e-6 };
+    s.in[0] = k.in[0];
+    s.out[0] = vec(F32, 37);
+    check_case(&s);
+    kernel_case q = { .op = "sumsq" };
+    q.in[0] = k.in[0];
+    q.out[0] = vec(F64, 1);
+    check_case(&q);
+}
+
+/* One step by hand: t = 1, from zero states, moves every weight by lr against the sign of its
+ * gradient. */
+static void first_step_is_lr(void **state)
+{
+    (void)state;
+    double g[2] = { 3, -0.001 }, p[2] = { 1, 2 }, zero[2] = { 0 };
+    lm_adamw_attr a = { 0.5, 0.9, 0.999, 0, 0, 1 - 0.9, 1 - 0.999, 1, 0 };
+    kernel_case k = { .op = "adamw", .attr = &a };
+    k.in[0] = given(vec(F32, 2), g);
+    k.out[0] = given(vec(F32, 2), p);
+    k.out[1] = k.out[2] = given(vec(F32, 2), zero);
+    instance x;
+    build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
+    run(&x, lm_cpu_kernel("adamw", LM_DTYPE_F64, LM_CPU_REF), NULL);
+    assert_true(fabs(((double *)x.out[0].data)[0] - 0.5) < 1e-6);
+    assert_true(fabs(((double *)x.out[0].data)[1] - 2.5) < 1e-6);
+    drop(&k, &x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adamw),
+        cmocka_unit_test(sgd),
+        cmocka_unit_test(copy_is_rounded_master),
+        cmocka_unit_test(sum_of_squares),
+        cmocka_unit_test(nan_is_seen),
+        cmocka_unit_test(first_step_is_lr),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
