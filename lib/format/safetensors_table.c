@@ -355,7 +355,7 @@ static lm_code fill_table(lm_st_table *t, const json_t *root, uint64_t data_byte
     json_object_foreach((json_t *)(uintptr_t)root, name, value)
     {
         lm_st_tensor x;
-        uint64_t end;
+        uint64_t end = 0;
         if (!strcmp(name, "__metadata__")) {
             if ((rc = read_meta(t, value, where, e)))
                 return rc;

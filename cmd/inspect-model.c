@@ -1,0 +1,117 @@
+/* inspect-model -- list, summarise and compare model files.  See inspect-model(1). */
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/stop.h"
+#include "common/tool.h"
+#include "format/inspect.h"
+#include "format/inspect_report.h"
+
+static struct {
+    bool check, list, stats, strict;
+    lm_strs only;
+    double atol, rtol;
+} opt = { .list = true };
+
+static const lm_opt options[] = {
+    LM_GROUP("Input"),
+    LM_LIST(0, "only", &opt.only, "GLOB", "only tensors whose name matches (may be repeated)"),
+    LM_GROUP("Output"),
+    LM_FLAG('s', "stats", &opt.stats, "read the data: min, max, mean, std, zeros, nonfinite"),
+    LM_FLAG('l', "list", &opt.list, "one line for each tensor [on]"),
+    LM_GROUP("Comparison"),
+    LM_FLAG(0, "check", &opt.check, "exit with 3 when the two models differ"),
+    LM_REAL(0, "atol", &opt.atol, "X", 0, 1e300, "differences up to X are the same [0]"),
+    LM_REAL(0, "rtol", &opt.rtol, "X", 0, 1e300, "and up to X times the value in A [0]"),
+    LM_FLAG(0, "strict", &opt.strict, "another dtype is a difference"),
+    LM_END,
+};
+
+static const char *const examples[] = {
+    "inspect-model --stats model/",
+    "inspect-model --check a/ b/ && echo same",
+    NULL,
+};
+
+static lm_tool tool = {
+    .name = "inspect-model",
+    .args = "MODEL [MODEL]",
+    .brief = "list, summarise and compare model files",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
+    .min_args = 1,
+    .max_args = 2,
+    .examples = examples,
+};
+
+static lm_code show(const lm_model_source *m, lm_par *par, lm_buf *text, lm_err *e)
+{
+    lm_inspect_opts how = { tool.json, opt.list, opt.stats, opt.only.v, opt.only.n };
+
+    return lm_inspect_report(m, &how, par, &tool.sink, text, e);
+}
+
+static lm_code compare(const lm_model_source *a, const lm_model_source *b, lm_par *par,
+                       lm_buf *text, lm_err *e)
+{
+    lm_compare_opts how = { opt.atol, opt.rtol, opt.strict, opt.only.v, opt.only.n };
+    lm_model_diff diff;
+    lm_code rc = lm_model_compare(a, b, &how, par, &tool.sink, &diff, e);
+
+    if (!rc)
+        rc = lm_compare_report(a, b, &diff, tool.json, text, e);
+    if (!rc && opt.check && !diff.same && !lm_stopping())
+        lm_answer_no(&tool);
+    lm_model_diff_fini(&diff);
+    return rc;
+}
+
+static lm_code write_text(lm_out *out, const lm_buf *text, lm_err *e)
+{
+    if (fwrite(text->data, 1, text->len, lm_out_file(out)) != text->len)
+        return lm_fail(e, LM_EIO, lm_out_path(out), NULL, "cannot write");
+    return LM_OK;
+}
+
+static lm_code run(lm_err *e)
+{
+    lm_model_source *m[2] = { NULL, NULL };
+    lm_par *par = NULL;
+    lm_buf text = { 0 };
+    lm_out *out = NULL;
+    lm_code rc = LM_OK;
+
+    for (int i = 0; i < tool.argc && !rc; i++)
+        rc = lm_model_source_open(tool.argv[i], &m[i], e);
+    if (!rc)
+        rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &out, e);
+    if (!rc && (opt.stats || m[1]))
+        rc = lm_par_new(&par, tool.threads, e);
+    if (!rc)
+        rc = m[1] ? compare(m[0], m[1], par, &text, e) : show(m[0], par, &text, e);
+    if (!rc && !lm_stopping())
+        rc = write_text(out, &text, e);
+    if (!rc && !lm_stopping())
+        rc = lm_out_commit(out, e);
+    else
+        lm_out_drop(out);
+    lm_buf_fini(&text);
+    lm_par_free(par);
+    lm_model_source_close(m[0]);
+    lm_model_source_close(m[1]);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lm_err e = { 0 };
+
+    lm_begin(&tool, argc, argv);
+    if (opt.check && tool.argc != 2)
+        lm_misuse(&tool, "--check", "name the two models to compare", "one model given");
+    if (tool.argc == 2 && opt.stats)
+        lm_misuse(&tool, "--stats", "inspect one model at a time", "not with two models");
+    if (run(&e))
+        lm_complain(&tool, &e);
+    return lm_end(&tool);
+}
