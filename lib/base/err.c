@@ -35,7 +35,8 @@ void lm_err_in(lm_err *e, const char *context, ...)
     vsnprintf(front, sizeof front, context, ap);
     va_end(ap);
     memcpy(back, e->where, sizeof back);
-    n = (size_t)snprintf(e->where, sizeof e->where, "%s", front);
-    if (n < sizeof e->where && back[0])
-        snprintf(e->where + n, sizeof e->where - n, ": %s", back);
+    n = strlen(front);
+    memcpy(e->where, front, n + 1);
+    if (back[0] && n + 3 < sizeof e->where)
+        snprintf(e->where + n, sizeof e->where - n, ": %.*s", (int)(sizeof back - n - 3), back);
 }

@@ -1,0 +1,435 @@
+/* test_base_file.c -- inputs, outputs that appear whole or not at all, folders, paths. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+static char home[64], start[4096];
+
+static int enter(void **state)
+{
+    (void)state;
+    strcpy(home, "/tmp/test_file.XXXXXX");
+    return !getcwd(start, sizeof start) || !mkdtemp(home) || chdir(home);
+}
+
+static int leave(void **state)
+{
+    (void)state;
+    return chdir(start) || lm_rm_rf(home, NULL);
+}
+
+static void put(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void holds(const char *path, const char *text)
+{
+    lm_buf b = { 0 };
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_file_read(path, 1 << 20, &b, &e), LM_OK);
+    assert_string_equal(b.data, text);
+    lm_buf_fini(&b);
+}
+
+/* Files here, temporaries included. */
+static size_t files(const char *dir)
+{
+    char **names;
+    size_t n;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_dir_list(dir, &names, &n, &e), LM_OK);
+    lm_names_free(names, n);
+    return n;
+}
+
+static void maps(void **state)
+{
+    lm_map m;
+    lm_err e = { 0 }, f = { 0 }, g = { 0 };
+
+    (void)state;
+    put("a", "hello");
+    put("empty", "");
+    assert_int_equal(lm_map_open("a", &m, &e), LM_OK);
+    assert_int_equal(m.size, 5);
+    assert_memory_equal(m.data, "hello", 5);
+    lm_map_close(&m);
+    lm_map_close(&m);
+    assert_int_equal(lm_map_open("empty", &m, &e), LM_OK);
+    assert_non_null(m.data);
+    assert_int_equal(m.size, 0);
+    lm_map_close(&m);
+    assert_int_equal(lm_map_open("none", &m, &e), LM_EIO);
+    assert_int_equal(e.sys, ENOENT);
+    lm_map_close(&m);
+    assert_int_equal(lm_map_open(".", &m, &f), LM_EFORMAT);
+    assert_int_equal(lm_map_open("/dev/null", &m, &g), LM_EFORMAT);
+}
+
+static void whole_files(void **state)
+{
+    lm_buf b = { 0 };
+    lm_err e = { 0 }, f = { 0 };
+
+    (void)state;
+    put("a", "hello");
+    assert_int_equal(lm_file_read("a", 5, &b, &e), LM_OK);
+    assert_int_equal(lm_file_read("a", 5, &b, &e), LM_OK); /* appends */
+    assert_string_equal(b.data, "hellohello");
+    assert_int_equal(lm_file_read("a", 4, &b, &e), LM_EFORMAT);
+    assert_int_equal(lm_file_read(".", 4, &b, &f), LM_EIO);
+    assert_int_equal(f.sys, EISDIR);
+    lm_buf_fini(&b);
+}
+
+static void appears_at_commit(void **state)
+{
+    lm_out *o;
+    lm_err e = { 0 };
+    struct stat st;
+
+    (void)state;
+    umask(022);
+    assert_int_equal(lm_out_open("x", false, &o, &e), LM_OK);
+    assert_string_equal(lm_out_path(o), "x");
+    fputs("abc", lm_out_file(o));
+    assert_false(lm_path_exists("x"));
+    assert_int_equal(files("."), 1);
+    assert_int_equal(lm_out_commit(o, &e), LM_OK);
+    holds("x", "abc");
+    assert_int_equal(files("."), 1);
+    assert_int_equal(stat("x", &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0644);
+}
+
+static void drop_leaves_nothing(void **state)
+{
+    lm_out *o;
+    lm_err e = { 0 };
+
+    (void)state;
+    put("x", "old");
+    assert_int_equal(lm_out_open("x", true, &o, &e), LM_OK);
+    fputs("new", lm_out_file(o));
+    lm_out_drop(o);
+    lm_out_drop(NULL);
+    holds("x", "old");
+    assert_int_equal(files("."), 1);
+}
+
+static void existing_targets(void **state)
+{
+    lm_out *o;
+    lm_err e = { 0 }, f = { 0 }, g = { 0 };
+
+    (void)state;
+    put("x", "old");
+    assert_int_equal(lm_out_open("x", false, &o, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.todo, "-f"));
+    assert_int_equal(lm_out_open("x", true, &o, &f), LM_OK);
+    fputs("new", lm_out_file(o));
+    assert_int_equal(lm_out_commit(o, &f), LM_OK);
+    holds("x", "new");
+    /* appears while we write */
+    assert_int_equal(lm_out_open("y", false, &o, &f), LM_OK);
+    put("y", "theirs");
+    assert_int_equal(lm_out_commit(o, &g), LM_EUSAGE);
+    holds("y", "theirs");
+    assert_int_equal(files("."), 2);
+}
+
+static void impossible_targets(void **state)
+{
+    lm_out *o;
+    lm_err a = { 0 }, b = { 0 }, c = { 0 }, d = { 0 };
+
+    (void)state;
+    assert_int_equal(lm_out_open("none/x", false, &o, &a), LM_EIO);
+    assert_int_equal(a.sys, ENOENT);
+    assert_string_equal(a.todo, "make the folder 'none' first");
+    assert_int_equal(lm_out_open(".", true, &o, &b), LM_EUSAGE);
+    assert_int_equal(lm_out_open("", true, &o, &c), LM_EUSAGE);
+    put("file", "");
+    assert_int_equal(lm_out_open("file/x", true, &o, &d), LM_EIO);
+    assert_int_equal(files("."), 1);
+}
+
+static void links_stay(void **state)
+{
+    lm_out *o;
+    lm_err e = { 0 };
+    struct stat st;
+
+    (void)state;
+    assert_int_equal(mkdir("d", 0777), 0);
+    put("d/real", "old");
+    assert_int_equal(symlink("d/real", "link"), 0);
+    assert_int_equal(lm_out_open("link", true, &o, &e), LM_OK);
+    fputs("new", lm_out_file(o));
+    assert_int_equal(lm_out_commit(o, &e), LM_OK);
+    assert_int_equal(lstat("link", &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    holds("d/real", "new");
+}
+
+static void long_names(void **state)
+{
+    char name[256];
+    lm_out *o;
+    lm_err e = { 0 };
+
+    (void)state;
+    memset(name, 'n', 255);
+    name[255] = 0;
+    assert_int_equal(lm_out_open(name, false, &o, &e), LM_OK);
+    assert_int_equal(lm_out_commit(o, &e), LM_OK);
+    assert_true(lm_path_exists(name));
+}
+
+static void same_target_twice(void **state)
+{
+    lm_out *a, *b;
+    lm_err e = { 0 };
+
+    (void)state;
+    assert_int_equal(lm_out_open("x", true, &a, &e), LM_OK);
+    assert_int_equal(lm_out_open("x", true, &b, &e), LM_OK);
+    fputs("a", lm_out_file(a));
+    fputs("b", lm_out_file(b));
+    assert_int_equal(lm_out_commit(b, &e), LM_OK);
+    assert_int_equal(lm_out_commit(a, &e), LM_OK);
+    holds("x", "a");
+    assert_int_equal(files("."), 1);
+}
+
+static void full_disk(void **state)
+{
+    lm_out *o;
+    lm_err e = { 0 }, f = { 0 };
+    int fd;
+
+    (void)state;
+    assert_int_equal(lm_out_open("/dev/full", false, &o, &e), LM_OK);
+    fputs("abc", lm_out_file(o));
+    assert_int_equal(lm_out_commit(o, &e), LM_EIO);
+    assert_int_equal(e.sys, ENOSPC);
+    assert_int_equal(lm_out_open("/dev/full", false, &o, &f), LM_OK);
+    fd = lm_out_fd(o);
+    assert_int_equal(lm_write_all(fd, "abc", 3, "full", &f), LM_EIO);
+    lm_out_drop(o);
+    assert_true(lm_path_exists("/dev/full"));
+}
+
+/* Killed between opening and committing: the target is as it was. */
+static void killed_halfway(void **state)
+{
+    int status;
+    pid_t child;
+
+    (void)state;
+    put("x", "old");
+    child = fork();
+    if (child == 0) {
+        lm_out *o;
+
+        if (lm_out_open("x", true, &o, NULL))
+            _exit(1);
+        fputs("new", lm_out_file(o));
+        fflush(lm_out_file(o));
+        raise(SIGKILL);
+    }
+    waitpid(child, &status, 0);
+    assert_true(WIFSIGNALED(status));
+    holds("x", "old");
+}
+
+static void drop_all(void **state)
+{
+    lm_out *a, *b;
+    lm_outdir *d;
+    lm_err e = { 0 };
+    int status;
+    pid_t child;
+
+    (void)state;
+    assert_int_equal(lm_out_open("x", false, &a, &e), LM_OK);
+    assert_int_equal(lm_out_open("y", false, &b, &e), LM_OK);
+    assert_int_equal(lm_outdir_open("z", false, &d, &e), LM_OK);
+    child = fork();
+    if (child == 0) { /* not ours to remove */
+        lm_out_drop_all();
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    assert_int_equal(files("."), 3);
+    lm_out_drop(a);
+    assert_int_equal(files("."), 2);
+    lm_out_drop_all();
+    assert_int_equal(files("."), 0);
+    lm_out_drop(b);
+    lm_outdir_drop(d);
+}
+
+static void fill(const lm_outdir *d, const char *name, const char *text)
+{
+    char *path;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_path_join(&path, lm_outdir_path(d), name, &e), LM_OK);
+    put(path, text);
+    lm_free(path);
+}
+
+static void folders(void **state)
+{
+    lm_outdir *d;
+    char *sub;
+    lm_err e = { 0 }, f = { 0 };
+
+    (void)state;
+    assert_int_equal(lm_outdir_open("m/", false, &d, &e), LM_OK);
+    fill(d, "config", "1");
+    assert_int_equal(lm_path_join(&sub, lm_outdir_path(d), "sub/deep", &e), LM_OK);
+    assert_int_equal(lm_mkdir_p(sub, &e), LM_OK);
+    lm_free(sub);
+    assert_int_equal(symlink("nowhere", "m-link"), 0);
+    fill(d, "sub/deep/file", "2");
+    assert_false(lm_path_exists("m"));
+    assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
+    holds("m/config", "1");
+    holds("m/sub/deep/file", "2");
+    assert_int_equal(files("."), 2);
+
+    assert_int_equal(lm_outdir_open("m", false, &d, &f), LM_EUSAGE);
+    assert_int_equal(lm_outdir_open("m", true, &d, &e), LM_OK);
+    fill(d, "config", "3");
+    assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
+    holds("m/config", "3");
+    assert_false(lm_path_exists("m/sub"));
+    assert_int_equal(files("."), 2);
+
+    assert_int_equal(lm_outdir_open("m", true, &d, &e), LM_OK);
+    lm_outdir_drop(d);
+    lm_outdir_drop(NULL);
+    holds("m/config", "3");
+    assert_int_equal(files("."), 2);
+}
+
+static void folders_refused(void **state)
+{
+    lm_outdir *d;
+    lm_err a = { 0 }, b = { 0 }, c = { 0 }, f = { 0 };
+
+    (void)state;
+    put("file", "");
+    assert_int_equal(mkdir("empty", 0777), 0);
+    assert_int_equal(lm_outdir_open("file", true, &d, &a), LM_EUSAGE);
+    assert_int_equal(lm_outdir_open(".", true, &d, &b), LM_EUSAGE);
+    assert_int_equal(lm_outdir_open("/tmp", true, &d, &c),
+                     LM_EUSAGE); /* holds the current folder */
+    assert_int_equal(lm_outdir_open("none/m", true, &d, &f), LM_EIO);
+    f = (lm_err){ 0 };
+    assert_int_equal(lm_outdir_open("empty", false, &d, &f), LM_OK); /* an empty one is no loss */
+    fill(d, "x", "1");
+    assert_int_equal(lm_outdir_commit(d, &f), LM_OK);
+    holds("empty/x", "1");
+}
+
+static void paths(void **state)
+{
+    char *p, **names;
+    size_t n;
+    lm_err e = { 0 }, f = { 0 };
+
+    (void)state;
+    assert_int_equal(lm_path_join(&p, "a/", "b", &e), LM_OK);
+    assert_string_equal(p, "a/b");
+    lm_free(p);
+    assert_int_equal(lm_path_join(&p, "a", "/b", &e), LM_OK);
+    assert_string_equal(p, "/b");
+    lm_free(p);
+    assert_string_equal(lm_path_base("a/b"), "b");
+    assert_string_equal(lm_path_base("b"), "b");
+    assert_int_equal(lm_mkdir_p("p/q/r", &e), LM_OK);
+    assert_int_equal(lm_mkdir_p("p/q/r/", &e), LM_OK);
+    put("p/B", "");
+    put("p/a", "");
+    assert_int_equal(lm_mkdir_p("p/a/b", &e), LM_EIO);
+    assert_int_equal(lm_dir_list("p", &names, &n, &f), LM_OK);
+    assert_int_equal(n, 3);
+    assert_string_equal(names[0], "B");
+    assert_string_equal(names[1], "a");
+    assert_string_equal(names[2], "q");
+    lm_names_free(names, n);
+    assert_int_equal(lm_dir_list("none", &names, &n, &f), LM_EIO);
+    assert_true(lm_path_same("p/a", "./p/../p/a"));
+    assert_false(lm_path_same("p/a", "p/B"));
+    assert_false(lm_path_same("none", "none"));
+    assert_true(lm_path_is_dir("p"));
+    assert_false(lm_path_is_dir("p/a"));
+}
+
+static void removal_does_not_follow_links(void **state)
+{
+    lm_err e = { 0 };
+
+    (void)state;
+    assert_int_equal(lm_mkdir_p("keep", &e), LM_OK);
+    assert_int_equal(lm_mkdir_p("gone/sub", &e), LM_OK);
+    put("keep/file", "1");
+    assert_int_equal(symlink("../../keep", "gone/sub/link"), 0);
+    assert_int_equal(symlink("keep", "top"), 0);
+    assert_int_equal(lm_rm_rf("gone", &e), LM_OK);
+    assert_int_equal(lm_rm_rf("gone", &e), LM_OK);
+    assert_int_equal(lm_rm_rf("top", &e), LM_OK);
+    assert_false(lm_path_exists("gone"));
+    holds("keep/file", "1");
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, enter, leave)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(maps),
+        TEST(whole_files),
+        TEST(appears_at_commit),
+        TEST(drop_leaves_nothing),
+        TEST(existing_targets),
+        TEST(impossible_targets),
+        TEST(links_stay),
+        TEST(long_names),
+        TEST(same_target_twice),
+        TEST(full_disk),
+        TEST(killed_halfway),
+        TEST(drop_all),
+        TEST(folders),
+        TEST(folders_refused),
+        TEST(paths),
+        TEST(removal_does_not_follow_links),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
