@@ -1,0 +1,44 @@
+/* tokenizer_impl.h -- what a loaded tokenizer is made of; for lib/text/tokenizer*.c only. */
+#ifndef LM_TEXT_TOKENIZER_IMPL_H
+#define LM_TEXT_TOKENIZER_IMPL_H
+
+#include "base/json.h"
+#include "text/bpe.h"
+#include "text/normal.h"
+#include "text/pretok.h"
+#include "text/tokenizer.h"
+#include "text/tokenizer_added.h"
+
+typedef struct lm_decoder lm_decoder;
+
+enum { LM_MAX_AFFIX = 64 };
+
+struct lm_tokenizer {
+    lm_bpe bpe;
+    lm_normal *normal; /* NULL: none */
+    lm_pretok *pretok;
+    bool plain_bytes;  /* words leave the pre-tokeniser as bytes */
+    lm_scan_kind scan; /* cutting is this scanner alone */
+    lm_added added;
+    uint32_t *added_of; /* by id: index into added.v, or LM_BPE_NONE; vocab_size entries */
+    int64_t vocab_size;
+    lm_decoder *decoder; /* NULL: tokens joined by spaces */
+    uint32_t prefix[LM_MAX_AFFIX], suffix[LM_MAX_AFFIX]; /* of the post-processor */
+    int n_prefix, n_suffix;
+    int64_t bos, eos, pad, unk;
+    char *unk_name;
+    lm_buf json, config;
+};
+
+/* tokenizer_decode.c.  null gives *out = NULL. */
+lm_code lm_decoder_new(const json_t *j, const char *where, lm_decoder **out, lm_err *e);
+void lm_decoder_free(lm_decoder *d);
+
+/* tokenizer_post.c: the ids that the post-processor puts before and after. */
+lm_code lm_post_parse(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e);
+
+/* tokenizer_files.c: a tokenizer.json text from GPT-2's pair of files. */
+lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
+                                lm_err *e);
+
+#endif

@@ -1,0 +1,430 @@
+/* Loading: from a file or folder to a tree of JSON, from that to a tokenizer, every part checked.
+ *
+ * "truncation" and "padding" shape batches of a training framework; they are not followed. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "text/tokenizer_impl.h"
+
+enum { MAX_FILE = 512 << 20, MAX_IDS = 1 << 27 };
+
+/* Refuse keys that are not in the list: a part that is not understood must not be passed over. */
+static lm_code check_keys(const json_t *obj, const char *const *known, const char *where, lm_err *e)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)obj, key, value)
+    {
+        int k = 0;
+        while (known[k] && strcmp(key, known[k]))
+            k++;
+        if (!known[k])
+            return lm_fail(e, LM_EFORMAT, where, NULL, "key \"%s\" is not known", key);
+    }
+    return LM_OK;
+}
+
+static lm_code check_model(const json_t *m, const char *where, lm_err *e)
+{
+    static const char *const known[] = { "type", "dropout", "unk_token",
+                                         "continuing_subword_prefix", "end_of_word_suffix",
+                                         "fuse_unk", "byte_fallback", "ignore_merges", "vocab",
+                                         "merges", NULL };
+    static const char *const affixes[] = { "continuing_subword_prefix", "end_of_word_suffix" };
+    const char *type, *affix;
+    double dropout;
+    lm_code rc = LM_OK;
+
+    if (!json_is_object(m))
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"model\" is missing or no object");
+    rc = lm_json_str_or(m, "type", "BPE", &type, where, e);
+    if (!rc && strcmp(type, "BPE"))
+        rc = lm_fail(e, LM_EFORMAT, where, "use a model with a BPE tokenizer",
+                     "model type \"%s\" is not supported", type);
+    if (!rc)
+        rc = check_keys(m, known, where, e);
+    if (!rc)
+        rc = lm_json_f64_or(m, "dropout", 0, &dropout, where, e);
+    if (!rc && dropout != 0)
+        rc = lm_fail(e, LM_EFORMAT, where, "set it to null",
+                     "dropout %g would make encoding random", dropout);
+    for (int i = 0; i < 2 && !rc; i++) {
+        rc = lm_json_str_or(m, affixes[i], "", &affix, where, e);
+        if (!rc && *affix)
+            rc = lm_fail(e, LM_EFORMAT, where, NULL, "%s \"%s\" is not supported", affixes[i],
+                         affix);
+    }
+    return rc;
+}
+
+/* The highest id of the vocabulary, checked against its size: holes are allowed, deserts are not. */
+static lm_code find_highest(const json_t *vocab, const json_t *added, size_t *n_ids,
+                            const char *where, lm_err *e)
+{
+    size_t count = json_object_size(vocab) + json_array_size(added), i;
+    size_t limit = 2 * count + 65536;
+    const char *key;
+    json_t *v;
+
+    *n_ids = 1;
+    if (limit > MAX_IDS)
+        limit = MAX_IDS;
+    json_object_foreach((json_t *)vocab, key, v)
+    {
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || (size_t)id >= limit)
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "the id of token \"%.80s\" is not a number from 0 to %zu", key,
+                           limit - 1);
+        if ((size_t)id >= *n_ids)
+            *n_ids = (size_t)id + 1;
+    }
+    json_array_foreach(added, i, v)
+    {
+        const json_t *id = json_object_get(v, "id");
+        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+            (size_t)json_integer_value(id) >= limit)
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "the id of added token %zu is not a number from 0 to %zu", i,
+                           limit - 1);
+        if ((size_t)json_integer_value(id) >= *n_ids)
+            *n_ids = (size_t)json_integer_value(id) + 1;
+    }
+    return LM_OK;
+}
+
+static lm_code load_vocab(lm_tokenizer *t, const json_t *vocab, const char *where, lm_err *e)
+{
+    const char *key;
+    json_t *v;
+    lm_code rc = lm_bpe_begin_vocab(&t->bpe, json_object_size(vocab), (size_t)t->vocab_size, e);
+
+    if (rc)
+        return rc;
+    json_object_foreach((json_t *)vocab, key, v)
+    {
+        rc = lm_bpe_add_token(&t->bpe, key, strlen(key), (uint32_t)json_integer_value(v), where, e);
+        if (rc)
+            return rc;
+    }
+    lm_bpe_end_vocab(&t->bpe);
+    return LM_OK;
+}
+
+/* One merge: ["left", "right"] or "left right". */
+static lm_code load_merge(lm_tokenizer *t, const json_t *m, uint32_t rank, const char *where,
+                          lm_err *e)
+{
+    const json_t *l = json_array_get(m, 0), *r = json_array_get(m, 1);
+
+    if (json_is_string(l) && json_is_string(r) && json_array_size(m) == 2)
+        return lm_bpe_add_merge(&t->bpe, json_string_value(l), json_string_length(l),
+                                json_string_value(r), json_string_length(r), rank, where, e);
+    const char *s = json_string_value(m), *space = s ? strchr(s, ' ') : NULL;
+    if (!space || strchr(space + 1, ' '))
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "neither [\"left\", \"right\"] nor \"left right\"");
+    return lm_bpe_add_merge(&t->bpe, s, (size_t)(space - s), space + 1, strlen(space + 1), rank,
+                            where, e);
+}
+
+static lm_code load_model(lm_tokenizer *t, const json_t *m, const char *where, lm_err *e)
+{
+    const json_t *vocab = json_object_get(m, "vocab"), *merges = json_object_get(m, "merges"), *v;
+    const char *unk;
+    size_t i;
+    lm_code rc = load_vocab(t, vocab, where, e);
+
+    if (!rc && !json_is_array(merges))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"merges\" must be a list");
+    if (!rc)
+        rc = lm_bpe_begin_merges(&t->bpe, json_array_size(merges), e);
+    if (!rc)
+        rc = lm_json_bool_or(m, "fuse_unk", false, &t->bpe.fuse_unk, where, e);
+    if (!rc)
+        rc = lm_json_bool_or(m, "byte_fallback", false, &t->bpe.byte_fallback, where, e);
+    if (!rc)
+        rc = lm_json_bool_or(m, "ignore_merges", false, &t->bpe.ignore_merges, where, e);
+    if (!rc)
+        rc = lm_json_str_or(m, "unk_token", NULL, &unk, where, e);
+    if (rc)
+        return rc;
+    if (unk) {
+        rc = lm_strdup(&t->unk_name, unk, e);
+        t->bpe.unk_name = t->unk_name;
+        t->bpe.unk_id = lm_bpe_find(&t->bpe, unk, strlen(unk));
+    }
+    json_array_foreach(merges, i, v)
+    {
+        rc = load_merge(t, v, (uint32_t)i, where, e);
+        if (rc) {
+            char at[40];
+            snprintf(at, sizeof at, "merge %zu", i);
+            lm_err_in(e, "%s", at);
+            break;
+        }
+    }
+    return rc;
+}
+
+static lm_code load_added_token(lm_tokenizer *t, const json_t *j, lm_added_token *a,
+                                const char *where, lm_err *e)
+{
+    const json_t *content = json_object_get(j, "content");
+    uint32_t id = (uint32_t)json_integer_value(json_object_get(j, "id")), in_vocab;
+    lm_code rc;
+
+    if (!json_is_string(content))
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"content\" of added token %u is missing", id);
+    rc = lm_alloc_n(&a->text, json_string_length(content) + 1, 1, "added tokens", e);
+    if (rc)
+        return rc;
+    a->len = json_string_length(content);
+    memcpy(a->text, json_string_value(content), a->len);
+    a->id = id;
+    rc = lm_json_bool_or(j, "special", false, &a->special, where, e);
+    if (!rc)
+        rc = lm_json_bool_or(j, "single_word", false, &a->single_word, where, e);
+    if (!rc)
+        rc = lm_json_bool_or(j, "lstrip", false, &a->lstrip, where, e);
+    if (!rc)
+        rc = lm_json_bool_or(j, "rstrip", false, &a->rstrip, where, e);
+    if (!rc)
+        rc = lm_json_bool_or(j, "normalized", !a->special, &a->normalized, where, e);
+    if (rc)
+        return rc;
+    in_vocab = lm_bpe_find(&t->bpe, a->text, a->len);
+    if (in_vocab != LM_BPE_NONE && in_vocab != id)
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "added token \"%.80s\" has id %u, the vocabulary gives it %u", a->text, id,
+                       in_vocab);
+    if (t->added_of[id] != LM_BPE_NONE ||
+        (in_vocab == LM_BPE_NONE && t->bpe.tokens[id].off != LM_BPE_NONE))
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "id %u of added token \"%.80s\" belongs to another token", id, a->text);
+    return LM_OK;
+}
+
+/* Tokens of the second group are looked for in the form that the normaliser gives them. */
+static lm_code normalize_added(lm_tokenizer *t, lm_added_token *a, lm_regex_match *m, lm_err *e)
+{
+    lm_buf x = { 0 }, y = { 0 };
+    const char *p;
+    lm_code rc = lm_normal_run(t->normal, m, a->text, a->len, &x, &y, &p, &a->pattern_len, e);
+
+    if (!rc)
+        rc = lm_alloc_n(&a->pattern, a->pattern_len + 1, 1, "added tokens", e);
+    if (!rc && a->pattern_len)
+        memcpy(a->pattern, p, a->pattern_len);
+    lm_buf_fini(&x);
+    lm_buf_fini(&y);
+    return rc;
+}
+
+static lm_code load_added(lm_tokenizer *t, const json_t *list, const char *where, lm_err *e)
+{
+    size_t i, n = json_array_size(list);
+    const json_t *j;
+    lm_regex_match *m = NULL;
+    lm_code rc = lm_alloc_n(&t->added.v, n, sizeof *t->added.v, "added tokens", e);
+
+    if (!rc)
+        rc = lm_alloc_n(&t->added_of, (size_t)t->vocab_size, sizeof(uint32_t), "added tokens", e);
+    if (!rc && t->normal)
+        rc = lm_regex_match_new(&m, e);
+    if (!rc)
+        memset(t->added_of, 0xFF, (size_t)t->vocab_size * sizeof(uint32_t));
+    json_array_foreach(list, i, j)
+    {
+        if (rc)
+            break;
+        lm_added_token *a = &t->added.v[t->added.n++];
+        rc = load_added_token(t, j, a, where, e);
+        if (!rc)
+            t->added_of[a->id] = (uint32_t)i;
+        if (!rc && t->normal && a->normalized)
+            rc = normalize_added(t, a, m, e);
+    }
+    lm_regex_match_free(m);
+    return rc ? rc : lm_added_index(&t->added, e);
+}
+
+/* The id of a special token: as the configuration names it, else the first well-known name there is. */
+static int64_t find_special(const lm_tokenizer *t, const json_t *config, const char *key,
+                            const char *const *names)
+{
+    const json_t *c = json_object_get(config, key);
+    const char *s = json_string_value(json_is_object(c) ? json_object_get(c, "content") : c);
+    int64_t id = s ? lm_tokenizer_id(t, s, strlen(s)) : -1;
+
+    /* The name must be a token of its own: added, or at least in the vocabulary. */
+    for (int i = 0; id < 0 && names[i]; i++)
+        id = lm_tokenizer_id(t, names[i], strlen(names[i]));
+    return id;
+}
+
+static void find_specials(lm_tokenizer *t, const json_t *config)
+{
+    static const char *const bos[] = { "<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", NULL };
+    static const char *const eos[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>",
+                                       "<|im_end|>",    "<|return|>", NULL };
+    static const char *const pad[] = { "<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>",
+                                       NULL };
+    static const char *const unk[] = { "<unk>", "[UNK]", NULL };
+
+    t->bos = find_special(t, config, "bos_token", bos);
+    t->eos = find_special(t, config, "eos_token", eos);
+    t->pad = find_special(t, config, "pad_token", pad);
+    t->unk = find_special(t, config, "unk_token", unk);
+}
+
+static lm_code build(lm_tokenizer *t, const json_t *j, const json_t *config, const char *where,
+                     lm_err *e)
+{
+    static const char *const known[] = { "version", "truncation", "padding", "added_tokens",
+                                         "normalizer", "pre_tokenizer", "post_processor",
+                                         "decoder", "model", NULL };
+    const json_t *model = json_object_get(j, "model"), *vocab = json_object_get(model, "vocab");
+    const json_t *added = json_object_get(j, "added_tokens");
+    size_t n_ids = 0;
+    lm_code rc = check_model(model, where, e);
+
+    if (!rc)
+        rc = check_keys(j, known, where, e);
+    if (!rc && (!json_is_object(vocab) || !json_object_size(vocab)))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"vocab\" must be an object with tokens");
+    if (!rc && added && !json_is_null(added) && !json_is_array(added))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"added_tokens\" must be a list");
+    if (!rc)
+        rc = find_highest(vocab, added, &n_ids, where, e);
+    t->vocab_size = (int64_t)n_ids;
+    if (!rc)
+        rc = load_model(t, model, where, e);
+    if (!rc)
+        rc = lm_normal_new(json_object_get(j, "normalizer"), where, &t->normal, e);
+    if (!rc)
+        rc = lm_pretok_new(json_object_get(j, "pre_tokenizer"), where, &t->pretok, e);
+    if (!rc)
+        rc = load_added(t, added, where, e);
+    if (!rc)
+        rc = lm_post_parse(t, json_object_get(j, "post_processor"), where, e);
+    if (!rc)
+        rc = lm_decoder_new(json_object_get(j, "decoder"), where, &t->decoder, e);
+    if (rc)
+        return rc;
+    if (t->bpe.byte_level)
+        t->plain_bytes = lm_pretok_leave_bytes(t->pretok);
+    t->scan = lm_pretok_scanner(t->pretok);
+    find_specials(t, config);
+    return LM_OK;
+}
+
+lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config, size_t config_len,
+                               const char *where, lm_tokenizer **out, lm_err *e)
+{
+    json_t *j = NULL, *c = NULL;
+    lm_code rc = lm_alloc_n(out, 1, sizeof **out, "the tokenizer", e);
+
+    if (!rc)
+        rc = lm_json_parse(json, len, where, &j, e);
+    if (!rc && config)
+        rc = lm_json_parse(config, config_len, "tokenizer_config.json", &c, e);
+    if (!rc && !json_is_object(j))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "a tokenizer must be an object");
+    if (!rc)
+        rc = build(*out, j, c, where, e);
+    if (!rc)
+        rc = lm_buf_add(&(*out)->json, json, len, e);
+    if (!rc && config)
+        rc = lm_buf_add(&(*out)->config, config, config_len, e);
+    json_decref(j);
+    json_decref(c);
+    if (rc) {
+        lm_tokenizer_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+void lm_tokenizer_free(lm_tokenizer *t)
+{
+    if (!t)
+        return;
+    lm_bpe_fini(&t->bpe);
+    lm_normal_free(t->normal);
+    lm_pretok_free(t->pretok);
+    lm_added_fini(&t->added);
+    lm_decoder_free(t->decoder);
+    lm_free(t->added_of);
+    lm_free(t->unk_name);
+    lm_buf_fini(&t->json);
+    lm_buf_fini(&t->config);
+    lm_free(t);
+}
+
+/* The four paths that may matter: tokenizer.json, its configuration, vocab.json, merges.txt. */
+typedef struct {
+    char *json, *config, *vocab, *merges;
+} paths;
+
+static lm_code find_paths(const char *path, paths *p, lm_err *e)
+{
+    const char *base = lm_path_base(path);
+    char *dir = NULL;
+    bool folder = lm_path_is_dir(path);
+    lm_code rc;
+
+    if (folder)
+        rc = lm_strdup(&dir, path, e);
+    else
+        rc = base == path ? lm_strdup(&dir, ".", e)
+                          : lm_asprintf(&dir, e, "%.*s", (int)(base - path), path);
+    if (!rc)
+        rc = folder ? lm_path_join(&p->json, dir, "tokenizer.json", e)
+                    : lm_strdup(&p->json, path, e);
+    if (!rc)
+        rc = lm_path_join(&p->config, dir, "tokenizer_config.json", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->vocab, dir, "vocab.json", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->merges, dir, "merges.txt", e);
+    lm_free(dir);
+    return rc;
+}
+
+lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
+{
+    paths p = { 0 };
+    lm_buf json = { 0 }, config = { 0 };
+    const char *where;
+    lm_code rc = find_paths(path, &p, e);
+
+    *out = NULL;
+    where = p.json;
+    if (!rc && p.vocab && !lm_path_exists(p.json) && lm_path_exists(p.vocab)) {
+        where = p.vocab;
+        rc = lm_tokenizer_join_files(p.vocab, p.merges, &json, e);
+    } else if (!rc && p.vocab && !lm_path_exists(p.json)) {
+        errno = ENOENT;
+        rc = lm_fail(e, LM_EIO, path, "name a tokenizer.json or a folder that holds one",
+                     "has no tokenizer.json, nor vocab.json and merges.txt");
+    } else if (!rc) {
+        rc = lm_file_read(p.json, MAX_FILE, &json, e);
+    }
+    if (!rc && lm_path_exists(p.config))
+        rc = lm_file_read(p.config, MAX_FILE, &config, e);
+    if (!rc)
+        rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
+                                    config.len, where, out, e);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
+    lm_free(p.json);
+    lm_free(p.config);
+    lm_free(p.vocab);
+    lm_free(p.merges);
+    return rc;
+}

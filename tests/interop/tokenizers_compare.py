@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Compare our tokenizer with the `tokenizers` library: ids and decoded text, over a fuzzed corpus that
+covers every Unicode category, for the GPT-2 vocabulary, for tokenizers trained by train-tokenizer in each
+pattern, and for tokenizer.json files that exercise every part that is read.
+
+    tokenizers_compare.py --build DIR [--rounds N] [--seed N] [--only NAME]
+
+DIR is a build folder with libcore.a and bin/train-tokenizer.  Exit 0: all equal; 1: differences, each shown."""
+import argparse
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unicodedata
+
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+                        processors, trainers)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+DATA = os.path.join(ROOT, "..", "shared", "data")
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+CL100K = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+          r"|\s*[\r\n]|\s+(?!\S)|\s+")
+
+
+class Ours:
+    """The driver process on one tokenizer file."""
+
+    def __init__(self, driver, path):
+        self.p = subprocess.Popen([driver, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def read(self, n):
+        data = self.p.stdout.read(n)
+        if len(data) != n:
+            raise SystemExit("the driver ended early")
+        return data
+
+    def encode(self, text, special):
+        raw = text.encode()
+        self.p.stdin.write((b"s" if special else b"e") + struct.pack("<I", len(raw)) + raw)
+        self.p.stdin.flush()
+        n = struct.unpack("<I", self.read(4))[0]
+        return list(struct.unpack(f"<{n}I", self.read(4 * n)))
+
+    def decode(self, ids, stream):
+        self.p.stdin.write((b"D" if stream else b"d") + struct.pack(f"<I{len(ids)}I", len(ids), *ids))
+        self.p.stdin.flush()
+        n = struct.unpack("<I", self.read(4))[0]
+        return self.read(n).decode()
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
+
+
+def characters_by_category():
+    table = {}
+    for c in range(0x110000):
+        k = unicodedata.category(chr(c))
+        if k in ("Cs", "Cn"):
+            continue
+        table.setdefault(k, []).append(chr(c))
+    return table
+
+
+def fuzz_texts(rng, rounds, extra):
+    """Strings made to sit on the edges of the patterns."""
+    cats = characters_by_category()
+    names = sorted(cats)
+    bits = ["'s", "'S", "'re", "'LL", "'\u017f", "'", "''", " ", "  ", "   ", "\n", "\r\n", "\r", "\t", "\n\n ",
+            " \n", "\u00a0", "\u2003", "\u3000", "\u0085", "\u200b", "\u180e", "1", "12", "123", "1234567", "\u0663",
+            "\u00bd", "\u2167", "!", "...", "?!\n", " .", "-", "_", "word", " word", "Word", "\u00e9", "e\u0301",
+            "\u1e9b\u0323", "\uac00", "\u1100\u1161\u11a8", "\U0001f469\u200d\U0001f4bb", "\u4f60\u597d",
+            "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0130", "\ufb01", "\ufdfa", "\x00", "\x1c", "\x1f", "\ufffd",
+            "\u2581", "<0x41>", "<s>", "</s>", "<|endoftext|>", "<|endoftext", "don't", "I'll", "http://a.b/c?d=1"]
+    bits += extra
+    for r in range(rounds):
+        mode = r % 4
+        n = rng.randint(1, 24)
+        if mode == 0:
+            yield "".join(rng.choice(bits) for _ in range(n))
+        elif mode == 1:
+            yield "".join(rng.choice(cats[rng.choice(names)]) for _ in range(n))
+        elif mode == 2:
+            yield "".join(rng.choice(bits) if rng.random() < 0.5 else rng.choice(cats[rng.choice(names)])
+                          for _ in range(n))
+        else:
+            yield " ".join("".join(rng.choice("etaoinshrdluETA") for _ in range(rng.randint(1, 9)))
+                           for _ in range(n))
+    for k in names:  # every category once for sure, with spaces and letters around it
+        for c in rng.sample(cats[k], min(len(cats[k]), 40)):
+            yield f"a{c}b {c} {c}{c}\n{c}1"
+
+
+def real_texts():
+    path = os.path.join(DATA, "tinyshakespeare.txt")
+    if not os.path.exists(path):
+        return ["The quick brown fox jumps over the lazy dog. " * 50]
+    text = open(path, encoding="utf-8").read()
+    return [text[:200000]] + [text[i:i + 3000] for i in range(300000, 400000, 3000)]
+
+
+def gpt2(where):
+    path = os.path.join(DATA, "gpt2-tokenizer")
+    if not os.path.isdir(path):
+        return None
+    t = Tokenizer(models.BPE.from_file(os.path.join(path, "vocab.json"), os.path.join(path, "merges.txt")))
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.ByteLevel()
+    t.add_special_tokens(["<|endoftext|>"])
+    return t
+
+
+def train(pre, decoder, normalizer=None, alphabet=True, vocab=2000, **bpe):
+    t = Tokenizer(models.BPE(**bpe))
+    t.pre_tokenizer, t.decoder = pre, decoder
+    if normalizer:
+        t.normalizer = normalizer
+    specials = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
+    if bpe.get("byte_fallback"):
+        specials += [f"<0x{i:02X}>" for i in range(256)]
+    t.train_from_iterator(real_texts()[:1], trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=specials, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else []))
+    return t
+
+
+def split_bytes(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior, invert),
+                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def plain(t, decoder=None):
+    """A copy whose model drops the special treatment of <0xXX> and friends."""
+    return t
+
+
+def cases():
+    """Name -> function giving a Tokenizer."""
+    meta = "\u2581"
+    bl = decoders.ByteLevel
+    N = normalizers
+
+    def llama2():
+        t = train(pre_tokenizers.Metaspace(), decoders.Fuse(), alphabet=False, unk_token="<unk>",
+                  byte_fallback=True, fuse_unk=True)
+        t.pre_tokenizer = None
+        t.normalizer = N.Sequence([N.Prepend(meta), N.Replace(" ", meta)])
+        t.decoder = decoders.Sequence([decoders.Replace(meta, " "), decoders.ByteFallback(), decoders.Fuse(),
+                                       decoders.Strip(" ", 1, 0)])
+        t.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B",
+                                                         special_tokens=[("<s>", 1)])
+        return t
+
+    def with_added():
+        t = train(split_bytes(LLAMA3), bl())
+        t.add_tokens([AddedToken("word", single_word=True), AddedToken("<l>", lstrip=True),
+                      AddedToken("<r>", rstrip=True), AddedToken("<lr>", lstrip=True, rstrip=True),
+                      AddedToken("Etat", normalized=True), AddedToken("  ", normalized=False),
+                      AddedToken("\u00e9t\u00e9", normalized=True), AddedToken("the", normalized=False)])
+        t.add_special_tokens([AddedToken("<|x|>", special=True), AddedToken("<|x|>y", special=True)])
+        t.normalizer = N.Lowercase()
+        t.post_processor = processors.Sequence([
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])])
+        return t
+
+    def unk(fuse):
+        t = train(pre_tokenizers.Whitespace(), decoders.BPEDecoder(), alphabet=False, unk_token="<unk>",
+                  fuse_unk=fuse)
+        t.decoder = decoders.BPEDecoder(suffix="</w>")
+        return t
+
+    def ignoring():
+        t = train(split_bytes(LLAMA3), bl())
+        t.model.ignore_merges = True
+        return t
+
+    def roberta():
+        t = train(pre_tokenizers.ByteLevel(add_prefix_space=True), bl())
+        t.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1))
+        return t
+
+    table = {
+        "llama3": lambda: train(split_bytes(LLAMA3), bl()),
+        "qwen-nfc": lambda: train(split_bytes(QWEN), bl(), N.NFC()),
+        "cl100k": lambda: train(split_bytes(CL100K), bl()),
+        "ignore-merges": ignoring,
+        "llama2": llama2,
+        "added": with_added,
+        "unk": lambda: unk(False),
+        "fuse-unk": lambda: unk(True),
+        "roberta": roberta,
+        "bytes-only": lambda: train(pre_tokenizers.ByteLevel(False, use_regex=False), bl(), vocab=600),
+        "byte-normalizer": lambda: train(pre_tokenizers.WhitespaceSplit(), bl(), N.ByteLevel()),
+        "strip-lower": lambda: train(split_bytes(LLAMA3), bl(),
+                                     N.Sequence([N.Strip(), N.NFD(), N.StripAccents(), N.Lowercase()])),
+        "nfkc": lambda: train(split_bytes(LLAMA3), bl(), N.NFKC()),
+        "nfkd": lambda: train(split_bytes(LLAMA3), bl(), N.NFKD()),
+        "nfd": lambda: train(split_bytes(LLAMA3), bl(), N.NFD()),
+        "bert-normalizer": lambda: train(split_bytes(LLAMA3), bl(), N.BertNormalizer()),
+        "replace-regex": lambda: train(split_bytes(LLAMA3), bl(),
+                                       N.Sequence([N.Replace(Regex(r"\s{2,}"), " "), N.Replace("a", "")])),
+        "digits": lambda: train(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                                         pre_tokenizers.ByteLevel(False)]), bl()),
+        "digit-runs": lambda: train(pre_tokenizers.Sequence([pre_tokenizers.Digits(),
+                                                             pre_tokenizers.Punctuation("contiguous"),
+                                                             pre_tokenizers.ByteLevel(False)]), bl()),
+        "bert-pre": lambda: train(pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(),
+                                                           pre_tokenizers.ByteLevel(True)]), bl()),
+        "delimiter": lambda: train(pre_tokenizers.Sequence([pre_tokenizers.CharDelimiterSplit("e"),
+                                                            pre_tokenizers.ByteLevel(False)]), bl()),
+        "lookahead": lambda: train(split_bytes(r"(?=[A-Z])"), bl()),
+    }
+    for scheme in ("always", "first", "never"):
+        for split in (True, False):
+            table[f"metaspace-{scheme}-{split}"] = lambda scheme=scheme, split=split: train(
+                pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split),
+                decoders.Metaspace(prepend_scheme=scheme), alphabet=False, vocab=500)
+    for behavior in ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"):
+        for invert in (False, True):
+            table[f"split-{behavior}-{invert}"] = lambda b=behavior, i=invert: train(
+                split_bytes(r"[aeiou]|\d+", b, i), bl(), vocab=600)
+    return table
+
+
+def our_trainer(build, name, where):
+    """A tokenizer from train-tokenizer, as `tokenizers` reads it."""
+    source = os.path.join(where, "train.txt")
+    if not os.path.exists(source):
+        open(source, "w", encoding="utf-8").write("\n\n".join(real_texts()))
+    out = os.path.join(where, f"trained-{name}.json")
+    subprocess.run([os.path.join(build, "bin", "train-tokenizer"), "-q", "--vocab-size", "3000", "--pattern",
+                    name, "-f", "-o", out, source], check=True)
+    return out
+
+
+def compare(name, theirs, driver, path, rng, rounds):
+    ours, bad, n = Ours(driver, path), 0, 0
+    extra = ["<l>", "<r>", "<lr>", "Etat", "the", "<|x|>", "<|x|>y", "\u00e9t\u00e9", " <l> ", "\n<r>\n"]
+    size = theirs.get_vocab_size()
+    for text in list(fuzz_texts(rng, rounds, extra)) + real_texts() + [""]:
+        for special in (False, True):
+            want = theirs.encode(text, add_special_tokens=special).ids
+            got = ours.encode(text, special)
+            n += 1
+            if want != got:
+                bad += 1
+                if bad <= 5:
+                    print(f"{name}: {text!r}\n  theirs {want}\n  ours   {got}")
+        if len(text) > 5000:
+            continue
+        if theirs.decode(want) != ours.decode(want, False) and "encoder" != name:
+            bad += 1
+            if bad <= 5:
+                print(f"{name}: decode {want}\n  theirs {theirs.decode(want)!r}\n  ours   {ours.decode(want, False)!r}")
+    for _ in range(rounds // 2):  # arbitrary ids, many of them broken UTF-8
+        ids = [rng.randrange(size) if rng.random() < 0.5 else rng.randrange(min(size, 300))
+               for _ in range(rng.randint(1, 20))]
+        want, got, stream = theirs.decode(ids), ours.decode(ids, False), ours.decode(ids, True)
+        n += 1
+        if want != got or stream != got:
+            bad += 1
+            if bad <= 5:
+                print(f"{name}: decode {ids}\n  theirs {want!r}\n  ours   {got!r}\n  stream {stream!r}")
+    ours.close()
+    print(f"{'FAIL' if bad else 'ok  '} {name}: {n} comparisons, {bad} differences", flush=True)
+    return bad
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--build", default=os.path.join(ROOT, "build"))
+    ap.add_argument("--driver", help="the compiled tokenizers_driver (default: compile it)")
+    ap.add_argument("--rounds", type=int, default=2000)
+    ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--only")
+    opt = ap.parse_args()
+    bad = 0
+    with tempfile.TemporaryDirectory() as where:
+        driver = opt.driver
+        if not driver:
+            driver = os.path.join(where, "driver")
+            subprocess.run(["cc", "-std=c17", "-O2", "-D_GNU_SOURCE", "-I" + os.path.join(ROOT, "lib"), "-o", driver,
+                            os.path.join(HERE, "tokenizers_driver.c"), os.path.join(opt.build, "libcore.a"),
+                            "-larchive", "-lzstd", "-lxxhash", "-ljansson", "-lpcre2-8", "-lutf8proc", "-lm",
+                            "-lpthread"], check=True)
+        todo = []
+        t = gpt2(where)
+        if t:
+            path = os.path.join(where, "gpt2.json")
+            t.save(path)
+            todo += [("gpt2", t, path), ("gpt2-pair", t, os.path.join(DATA, "gpt2-tokenizer"))]
+        else:
+            print("skip gpt2: no ../shared/data/gpt2-tokenizer")
+        for name, make in cases().items():
+            if opt.only and opt.only != name:
+                continue
+            path = os.path.join(where, name + ".json")
+            make().save(path)
+            todo.append((name, Tokenizer.from_file(path), path))
+        if os.path.exists(os.path.join(opt.build, "bin", "train-tokenizer")):
+            for name in ("gpt2", "llama3", "qwen", r"\p{L}+|\p{N}|[^\p{L}\p{N}]"):
+                path = our_trainer(opt.build, name, where) if "p{" not in name else None
+                if path:
+                    todo.append(("trained-" + name, Tokenizer.from_file(path), path))
+        for name, t, path in todo:
+            if not opt.only or opt.only == name:
+                bad += compare(name, t, driver, path, random.Random(opt.seed), opt.rounds)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
