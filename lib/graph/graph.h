@@ -1,0 +1,87 @@
+/* graph.h -- a model's computation as a static list of operators over values.
+ *
+ * The list is the order: nodes are appended in the order in which they run.  A pass walks the list and changes
+ * it or writes a new one; the order of passes is build -> precision -> backward -> plan -> execute.  A graph
+ * owns everything in it (one arena); values and nodes are named by number. */
+#ifndef LM_GRAPH_GRAPH_H
+#define LM_GRAPH_GRAPH_H
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "graph/op.h"
+
+typedef int32_t lm_vid; /* a value's number */
+enum { LM_NONE = -1 };  /* no value: an optional operand that is absent */
+
+typedef enum {
+    LM_ROLE_INPUT, /* fed before each run            */
+    LM_ROLE_PARAM, /* weights                        */
+    LM_ROLE_GRAD,  /* gradients of parameters, kept between runs (micro-batches add up) */
+    LM_ROLE_STATE, /* kept between runs: KV caches   */
+    LM_ROLE_CONST, /* filled once: rotary tables     */
+    LM_ROLE_ACT,   /* lives inside one run; placed by the memory plan */
+} lm_role;
+
+typedef enum {
+    LM_PHASE_FORWARD,
+    LM_PHASE_BACKWARD_INPUT,
+    LM_PHASE_BACKWARD_WEIGHT,
+    LM_PHASE_COUNT,
+} lm_phase;
+const char *lm_phase_name(lm_phase p);
+
+typedef struct {
+    const char *name; /* "h.3.qkv"; NULL for most activations */
+    lm_role role;
+    lm_tensor t;    /* shape and dtype; data is NULL */
+    lm_vid grad_of; /* LM_ROLE_GRAD: its parameter */
+} lm_value;
+
+typedef struct lm_node {
+    const lm_op *op;
+    void *attr; /* the graph's copy; may be edited by passes */
+    lm_vid in[LM_MAX_IN], out[LM_MAX_OUT];
+    int n_in, n_out;
+    lm_phase phase;
+    int layer; /* -1: before the first layer, n_layers: after the last */
+} lm_node;
+
+typedef struct lm_graph {
+    lm_arena *arena;
+    lm_value *value;
+    size_t n_values, cap_values;
+    lm_node *node;
+    size_t n_nodes, cap_nodes;
+    lm_phase phase; /* of nodes appended now */
+    int layer;
+} lm_graph;
+
+lm_code lm_graph_new(lm_graph **out, lm_err *e);
+void lm_graph_free(lm_graph *g);
+
+/* A value of `shape` (data ignored); `name` is copied, may be NULL. */
+lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
+                       lm_err *e);
+
+/* Append op(attr; in...) -> out.  `attr` is copied (op->attr_size).  in[i] LM_NONE: absent, if the operator
+ * allows it.  out[i] on entry: an existing GRAD or STATE value to write to, LM_NONE to make a new activation, or
+ * LM_SKIP when this optional output is not wanted (it is LM_NONE afterwards).
+ * Fails: LM_EUSAGE from the shape rule, or an existing output of another shape. */
+enum { LM_SKIP = -2 };
+lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
+                        lm_vid *out, lm_err *e);
+
+/* The node as rules and kernels see it: shapes without data.  in and out must have LM_MAX_* room. */
+lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out);
+
+/* Text of the whole list, one node a line:
+ * "  12 forward  L3 linear (%41 h.3.qkv) -> %42 bf16[1024,2304]". */
+lm_code lm_graph_dump(const lm_graph *g, lm_buf *out, lm_err *e);
+
+/* FLOPs and bytes by phase, and their sum. */
+typedef struct {
+    lm_cost phase[LM_PHASE_COUNT], all;
+} lm_graph_cost_sum;
+void lm_graph_cost(const lm_graph *g, lm_graph_cost_sum *out);
+
+#endif

@@ -1,0 +1,84 @@
+/* model.h -- a config as a graph, and where each tensor of a checkpoint lies in it.
+ *
+ * A model is a pure function of (config, build options).  Weights that are used together are one graph parameter:
+ * q, k and v rows form `qkv` [(H+2K)D, C], gate and up form `gate_up` [2I, C]; a slice says which rows of which parameter
+ * a named tensor is.  Linear weights are [out, in] inside; GPT-2's Conv1D tensors are transposed on the way. */
+#ifndef LM_MODEL_MODEL_H
+#define LM_MODEL_MODEL_H
+
+#include "graph/graph.h"
+#include "graph/passes.h"
+#include "model/config.h"
+
+typedef enum { LM_INIT_NORMAL, LM_INIT_ZEROS, LM_INIT_ONES } lm_init;
+
+/* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
+typedef struct {
+    const char *name; /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
+    int param;        /* index into lm_model.param */
+    int64_t row, rows;
+    int ndim; /* shape in the file */
+    int64_t dim[2];
+    bool transposed; /* the file has [in, out] */
+    lm_init init;
+    double std;
+} lm_slice;
+
+typedef struct {
+    lm_vid value; /* in the graph */
+    int64_t count, offset; /* elements; offset in the flat parameter block, a multiple of 64 elements */
+    bool decay;            /* weight decay applies: matrices yes, vectors no; all decayed ones come first in the block */
+    bool weight;           /* takes the low type in mixed precision */
+} lm_param;
+
+typedef enum {
+    LM_MODE_TRAIN,    /* tokens, targets -> loss [N] and gradients */
+    LM_MODE_EVAL,     /* tokens, targets -> loss [N]               */
+    LM_MODE_GENERATE, /* tokens of a batch of sequences, KV caches -> logits of chosen rows; T = 1 decodes */
+} lm_mode;
+
+typedef struct {
+    lm_mode mode;
+    int64_t batch, seq; /* T: rows of each sequence in one run */
+    int64_t cache;      /* GENERATE: S, positions of the caches */
+    lm_precision precision;
+    bool documents; /* inputs `lo` and restarted positions: attention stays inside documents */
+    bool dropout;   /* TRAIN: the config's rates apply */
+    bool (*trainable)(void *ctx, const char *param_name);
+    void *ctx;
+} lm_build;
+
+typedef struct {
+    lm_graph *graph;
+    lm_config config; /* borrowed pointers inside */
+    lm_build build;
+    lm_param *param;
+    int n_params;
+    lm_slice *slice;
+    int n_slices;
+    int64_t block; /* elements of the flat parameter block, padding included */
+    int64_t decay_end; /* the first of them without weight decay */
+
+    lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
+    lm_vid scale;                    /* F32 [1] */
+    lm_vid used, fresh, rows;        /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted */
+    lm_vid rope;                     /* CONST F32 [positions, D] or LM_NONE */
+    int64_t rope_rows;
+    lm_vid *kcache, *vcache; /* GENERATE: STATE [B,K,S,D] of each layer */
+    lm_vid loss;             /* F32 [N] */
+    lm_vid logits;           /* GENERATE: F32 [B,V] */
+    lm_vid *grad;            /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
+} lm_model;
+
+/* Build the graph of `c` (precision pass and, for TRAIN, backward included).  The config must outlive the model.
+ * Fails: LM_EUSAGE for a batch or length that the config cannot serve. */
+lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
+void lm_model_free(lm_model *m);
+
+/* Index of the slice of that name, -1 if none.  "transformer." prefixes are ignored for GPT-2. */
+int lm_model_slice(const lm_model *m, const char *name);
+/* True for tensors that checkpoints may carry and that are no parameters here (rotary inv_freq, GPT-2's attention
+ * mask buffers, a duplicate of a tied head). */
+bool lm_model_ignores(const lm_model *m, const char *name);
+
+#endif
