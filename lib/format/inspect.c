@@ -407,6 +407,9 @@ lm_code lm_model_compare(const lm_model_source *a, const lm_model_source *b,
         out->pair[out->n++].b = t;
         out->only_b++;
     }
+    if (!rc && !out->n && opts->n_only && !lm_stopping())
+        rc =
+            lm_fail(e, LM_EUSAGE, opts->only[0], NULL, "no tensor of either model has such a name");
     out->same = !out->only_a && !out->only_b && !out->shapes && !out->differing;
     return rc;
 }

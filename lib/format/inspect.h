@@ -52,8 +52,8 @@ typedef struct {
     double max_abs, max_rel;
 } lm_model_diff;
 
-/* Compare two random-access models; polls lm_stopping() (the result is then incomplete).  Free with
- * lm_model_diff_fini. */
+/* Compare two random-access models; LM_EUSAGE when `only` matches nothing; polls lm_stopping() (the
+ * result is then incomplete).  Free with lm_model_diff_fini. */
 lm_code lm_model_compare(const lm_model_source *a, const lm_model_source *b,
                          const lm_compare_opts *opts, lm_par *par, lm_sink *sink,
                          lm_model_diff *out, lm_err *e);

@@ -58,9 +58,9 @@ static void text_diff(const lm_model_source *a, const lm_model_source *b, const 
             text_pair(&d->pair[i], x);
     lm_text_addf(x, "\n%zu of %zu tensors are the same", same, d->n);
     if (d->dtypes)
-        lm_text_addf(x, ", %zu have another dtype", d->dtypes);
+        lm_text_addf(x, ", %zu with another dtype", d->dtypes);
     if (!d->same)
-        lm_text_addf(x, "; largest difference %.4g, relative %.4g", d->max_abs, d->max_rel);
+        lm_text_addf(x, "; largest difference %.4g, largest relative %.4g", d->max_abs, d->max_rel);
     lm_text_add(x, "\n");
 }
 

@@ -78,11 +78,21 @@ static lm_code gather_stats(report *r, lm_par *par, lm_sink *sink, lm_err *e)
     return rc;
 }
 
+static lm_code check_globs(const report *r, lm_err *e)
+{
+    for (size_t i = 0; i < lm_model_source_count(r->m); i++)
+        if (listed(r, lm_model_source_at(r->m, i)))
+            return LM_OK;
+    return r->opts->n_only ? lm_fail(e, LM_EUSAGE, r->opts->only[0], NULL,
+                                     "no tensor of %s has such a name", lm_model_source_path(r->m))
+                           : LM_OK;
+}
+
 static lm_code gather(report *r, lm_par *par, lm_sink *sink, lm_err *e)
 {
     const char *history = lm_model_source_meta(r->m, LM_HISTORY_KEY);
     lm_err ignored = { 0 };
-    lm_code rc = LM_OK;
+    lm_code rc = check_globs(r, e);
 
     sum_types(r);
     if (history && !lm_json_parse(history, strlen(history), "history", &r->history, &ignored) &&
@@ -90,7 +100,7 @@ static lm_code gather(report *r, lm_par *par, lm_sink *sink, lm_err *e)
         json_decref(r->history);
         r->history = NULL;
     }
-    if (lm_path_is_dir(lm_model_source_path(r->m)))
+    if (!rc && lm_path_is_dir(lm_model_source_path(r->m)))
         rc = lm_run_latest(lm_model_source_path(r->m), &r->checkpoint, e);
     if (!rc && r->opts->stats)
         rc = gather_stats(r, par, sink, e);
@@ -185,7 +195,7 @@ static void text_list(const report *r, lm_text *x)
     int width = shape_width(r);
     char shape[LM_SHAPE_TEXT], bytes[32];
 
-    lm_text_addf(x, "\n%-5s  %-*s  %12s  %10s", "dtype", width, "shape", "parameters", "bytes");
+    lm_text_addf(x, "\n%-7s  %-*s  %12s  %10s", "dtype", width, "shape", "parameters", "bytes");
     if (r->stats)
         lm_text_addf(x, "  %11s  %11s  %11s  %11s  %9s  %9s", "min", "max", "mean", "std", "zeros",
                      "nonfinite");
@@ -194,7 +204,7 @@ static void text_list(const report *r, lm_text *x)
         const lm_st_tensor *t = lm_model_source_at(r->m, i);
         if (!listed(r, t))
             continue;
-        lm_text_addf(x, "%-5s  %-*s  %12" PRId64 "  %10s", t->dtype_name, width,
+        lm_text_addf(x, "%-7s  %-*s  %12" PRId64 "  %10s", t->dtype_name, width,
                      lm_text_shape(t, shape), t->count, lm_show_bytes((double)t->bytes, bytes));
         if (has_stats(r, t))
             lm_text_addf(x, "  %11.4g  %11.4g  %11.4g  %11.4g  %9" PRId64 "  %9" PRId64,
