@@ -46,6 +46,15 @@ static int64_t pitch_of(int64_t vocab)
     return ((vocab + 15) / 16 | 1) * 16;
 }
 
+/* exp(d) for d <= 0.  Below -64 it is 0: such a term is lost in the sum of a row a billion times
+ * over, and the products made from it would be denormal, which costs a hundred times a normal one.
+ */
+LM_INLINE vf exp_below(vf d)
+{
+    vf least = vf_set(-64);
+    return vf_if_lt(d, least, vf_zero(), vf_exp(vf_max(least, d)));
+}
+
 /* Largest logit and sum of exp(logit - top); NaN anywhere makes the sum NaN. */
 LM_INLINE float exp_row(float *z, int64_t vocab, float *top)
 {
@@ -60,7 +69,7 @@ LM_INLINE float exp_row(float *z, int64_t vocab, float *top)
         *top = z[i] > *top ? z[i] : *top;
     vf m = vf_set(*top), s0 = vf_zero(), s1 = s0;
     for (i = 0; i + 2 * VF_LANES <= vocab; i += 2 * VF_LANES) {
-        vf e0 = vf_exp(vf_load(z + i) - m), e1 = vf_exp(vf_load(z + i + VF_LANES) - m);
+        vf e0 = exp_below(vf_load(z + i) - m), e1 = exp_below(vf_load(z + i + VF_LANES) - m);
         vf_store(z + i, e0);
         vf_store(z + i + VF_LANES, e1);
         s0 += e0;
@@ -68,7 +77,7 @@ LM_INLINE float exp_row(float *z, int64_t vocab, float *top)
     }
     int64_t from = i;
     VF_FOR(k, n, vocab - from, {
-        vf e = vf_exp(vf_get_any(LM_DTYPE_F32, z, from + k, n) - m);
+        vf e = exp_below(vf_get_any(LM_DTYPE_F32, z, from + k, n) - m);
         if (n < VF_LANES)
             e = vf_keep_n(e, n, vf_zero());
         vf_put_any(LM_DTYPE_F32, z, from + k, e, n);
