@@ -39,10 +39,14 @@ static bool too_deep(const char *text, size_t len)
 lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e)
 {
     json_error_t j;
+    const char *nul = len ? memchr(text, 0, len) : NULL;
 
+    if (nul) /* the parser passes over one behind a number */
+        return lm_fail(e, LM_EFORMAT, where, NULL, "not valid JSON: a NUL byte at offset %td",
+                       nul - text);
     if (too_deep(text, len))
         return lm_fail(e, LM_EFORMAT, where, NULL, "JSON nested deeper than %d", DEEPEST);
-    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &j);
+    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &j);
     if (*out)
         return LM_OK;
     if (json_error_code(&j) == json_error_out_of_memory)
@@ -171,6 +175,8 @@ lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, con
         return rc;
     if (v && !json_is_string(v))
         return wrong_type(v, key, "a string", where, e);
+    if (v && strlen(json_string_value(v)) != json_string_length(v))
+        return lm_fail(e, LM_EFORMAT, where, NULL, "'%s' holds a NUL character", key);
     *out = v ? json_string_value(v) : dflt;
     return LM_OK;
 }

@@ -29,7 +29,7 @@ lm_code lm_json_f64_or(const json_t *obj, const char *key, double dflt, double *
                        const char *where, lm_err *e);
 lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out, const char *where,
                         lm_err *e);
-/* Borrowed from obj; NULL default allowed. */
+/* Borrowed from obj; NULL default allowed; a string that holds U+0000 is refused. */
 lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, const char **out,
                        const char *where, lm_err *e);
 

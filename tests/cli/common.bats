@@ -1,0 +1,156 @@
+#!/usr/bin/env bats
+# What every tool promises, asked of every tool in the build folder.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    BIN=${LM_TEST_BUILD:-$BATS_TEST_DIRNAME/../../build}/bin
+    cd "$BATS_TEST_TMPDIR"
+}
+
+@test "there are tools" {
+    ls "$BIN"/*
+}
+
+@test "--help: status 0, at most 60 lines of 80 columns, nothing on standard error" {
+    for t in "$BIN"/*; do
+        run --separate-stderr "$t" --help
+        [ "$status" -eq 0 ] || { echo "$t: status $status"; false; }
+        [ -z "$stderr" ] || { echo "$t: $stderr"; false; }
+        [ "${#lines[@]}" -le 60 ] || { echo "$t: ${#lines[@]} lines"; false; }
+        [ "$(printf '%s\n' "$output" | wc -l)" -le 60 ] || { echo "$t: too many lines"; false; }
+        for l in "${lines[@]}"; do
+            [ "${#l}" -le 80 ] || { echo "$t: ${#l} columns: $l"; false; }
+        done
+        [[ ${lines[0]} == "Usage: ${t##*/} "* ]] || { echo "$t: ${lines[0]}"; false; }
+        [[ $output == *"See ${t##*/}(1)." ]] || { echo "$t: no 'See NAME(1).' at the end"; false; }
+        run "$t" -h
+        [ "$status" -eq 0 ]
+    done
+}
+
+@test "--version: two lines, the first with name and version" {
+    for t in "$BIN"/*; do
+        run --separate-stderr "$t" --version
+        [ "$status" -eq 0 ]
+        [ "${#lines[@]}" -eq 2 ] || { echo "$t: ${#lines[@]} lines"; false; }
+        [[ ${lines[0]} =~ ^${t##*/}\ \(lmutils\)\ [0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "${lines[0]}"; false; }
+        [[ ${lines[1]} == *cpu=* ]]
+    done
+}
+
+@test "an unknown option: status 2, one line, the nearest name" {
+    for t in "$BIN"/*; do
+        run --separate-stderr "$t" --hepl
+        [ "$status" -eq 2 ] || { echo "$t: status $status"; false; }
+        [ -z "$output" ]
+        [ "${#stderr_lines[@]}" -eq 1 ]
+        [[ $stderr == "${t##*/}: --hepl: unknown option: did you mean --help?" ]] || { echo "$stderr"; false; }
+        run "$t" --no-such-option-anywhere
+        [ "$status" -eq 2 ]
+        run "$t" -%
+        [ "$status" -eq 2 ]
+    done
+}
+
+@test "long options are not abbreviated, and flags take no value" {
+    for t in "$BIN"/*; do
+        run "$t" --hel
+        [ "$status" -eq 2 ]
+        run --separate-stderr "$t" --print-config=yes
+        [ "$status" -eq 2 ]
+        [[ $stderr == *"takes no value"* ]]
+        run --separate-stderr "$t" --config
+        [ "$status" -eq 2 ]
+        [[ $stderr == *"a value is missing"* ]]
+    done
+}
+
+@test "a full standard output: status 1 and a message" {
+    for t in "$BIN"/*; do
+        for o in --help --version --print-config --completion=bash; do
+            status=0
+            "$t" $o > /dev/full 2> err || status=$?
+            [ "$status" -eq 1 ] || { echo "$t $o: status $status"; false; }
+            [ "$(cat err)" = "${t##*/}: standard output: cannot write: No space left on device" ]
+        done
+    done
+}
+
+@test "--print-config is a valid --config and gives the same again" {
+    for t in "$BIN"/*; do
+        "$t" --print-config > a.json
+        "$t" --config a.json --print-config > b.json
+        cmp a.json b.json || { echo "$t"; false; }
+    done
+}
+
+@test "a config that cannot be obeyed: status 2 and the place" {
+    for t in "$BIN"/*; do
+        echo '{"progres": true}' > bad.json
+        run --separate-stderr "$t" --config bad.json
+        [ "$status" -eq 2 ]
+        [[ $stderr == *"bad.json: progres: no option of this name: did you mean 'progress'?" ]] || { echo "$stderr"; false; }
+        echo '{"progress": "yes"}' > bad.json
+        run --separate-stderr "$t" --config bad.json
+        [ "$status" -eq 2 ]
+        [[ $stderr == *"true or false is needed"* ]]
+        echo '{"progress": tru}' > bad.json
+        run --separate-stderr "$t" --config bad.json
+        [ "$status" -eq 2 ]
+        [[ $stderr == *"line 1 column"* ]]
+        run --separate-stderr "$t" --config none.json
+        [ "$status" -eq 1 ]
+        [[ $stderr == *"none.json: cannot open: No such file or directory"* ]]
+    done
+}
+
+@test "the command line is stronger than --config, which is stronger than the environment" {
+    for t in "$BIN"/*; do
+        "$t" --print-config | grep -q '"threads"' || continue
+        echo '{"threads": 3}' > c.json
+        LM_THREADS=2 "$t" --print-config | grep -q '"threads": 2'
+        LM_THREADS=2 "$t" --config c.json --print-config | grep -q '"threads": 3'
+        LM_THREADS=2 "$t" --config c.json -j 4 --print-config | grep -q '"threads": 4'
+        LM_THREADS=2 "$t" --config c.json -j4 --print-config | grep -q '"threads": 4'
+        LM_THREADS=2 "$t" --threads=1k --config c.json --print-config | grep -q '"threads": 1000'
+        run "$t" -j 2000
+        [ "$status" -eq 2 ]
+        LM_THREADS=many run "$t" --print-config
+        [ "$status" -eq 2 ]
+        [[ $output == *LM_THREADS* ]]
+    done
+}
+
+@test "the last of --x and --no-x wins" {
+    for t in "$BIN"/*; do
+        "$t" --no-progress --print-config | grep -q '"progress": false'
+        "$t" --no-progress --progress --print-config | grep -q '"progress": true'
+    done
+}
+
+@test "environment variables with nonsense: status 2" {
+    for t in "$BIN"/*; do
+        LM_CPU=abacus run "$t" --print-config
+        [ "$status" -eq 2 ]
+        LM_LOG=loud run "$t" --print-config
+        [ "$status" -eq 2 ]
+    done
+}
+
+@test "completion: an unknown shell is refused, bash accepts what is made for it" {
+    for t in "$BIN"/*; do
+        run "$t" --completion=tcsh
+        [ "$status" -eq 2 ]
+        "$t" --completion=bash | bash -n
+        "$t" --completion=bash | grep -q -- --help
+    done
+}
+
+@test "start-up time is told" {
+    for t in "$BIN"/*; do
+        start=$(date +%s%N)
+        for i in 1 2 3 4 5 6 7 8 9 10; do "$t" --help > /dev/null; done
+        end=$(date +%s%N)
+        echo "# ${t##*/} --help: $(((end - start) / 10000)) us" >&3
+    done
+}

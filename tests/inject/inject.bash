@@ -1,0 +1,47 @@
+# inject.bash -- for CLI tests: run a command again and again, each time with another call failing.
+# shellcheck shell=bash
+#
+#   load ../inject/inject
+#   inject_each write 50 my_check train-tokenizer -f -o out.json corpus.jsonl
+#
+# For n = 1, 2, ... the n-th call of the kind (malloc, write, fsync, rename, mmap) fails, until the
+# command makes fewer than n of them, or n reaches the limit.  Each time it must end by itself (no signal)
+# with one line on standard error and a status of 1, or have got over it (status 0); no temporary may be
+# left; and the check, a function that gets the status as $1, must agree ("true" for none).
+
+inject_each() {
+    local kind=$1 limit=$2 check=$3 n status fired=0
+    local shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so
+    shift 3
+    if ldd "$(command -v "$1")" | grep -q libasan; then
+        skip "fault injection and AddressSanitizer both want to be malloc"
+    fi
+    for ((n = 1; n <= limit; n++)); do
+        rm -f "$BATS_TEST_TMPDIR/inject.log"
+        status=0
+        LM_INJECT=$kind:$n LM_INJECT_LOG=$BATS_TEST_TMPDIR/inject.log LD_PRELOAD=$shim \
+            "$@" > "$BATS_TEST_TMPDIR/inject.out" 2> "$BATS_TEST_TMPDIR/inject.err" || status=$?
+        [[ -s $BATS_TEST_TMPDIR/inject.log ]] || break
+        fired=$((fired + 1))
+        if [[ $status -ne 0 && $status -ne 1 ]]; then
+            echo "$kind $n: status $status: $(cat "$BATS_TEST_TMPDIR/inject.err")"
+            return 1
+        fi
+        if [[ $status -eq 1 && ! -s $BATS_TEST_TMPDIR/inject.err ]]; then
+            echo "$kind $n: failed without a word"
+            return 1
+        fi
+        if find "$BATS_TEST_TMPDIR" -name '.*.tmp.*' | grep .; then
+            echo "$kind $n: a temporary is left"
+            return 1
+        fi
+        "$check" "$status" || {
+            echo "$kind $n: the check does not agree after status $status"
+            return 1
+        }
+    done
+    if [[ $fired -eq 0 ]]; then
+        echo "$kind: the command made no such call"
+        return 1
+    fi
+}

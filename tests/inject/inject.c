@@ -1,0 +1,125 @@
+/* inject.c -- preloaded into a tool: makes the n-th call of one kind fail.
+ *
+ * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename or mmap; N counts from 1.
+ * LM_INJECT_LOG=FILE gets one line when the failure has happened.
+ *
+ * Stream output leaves libc by an inner way, so for "write" also fwrite and fflush count. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static const char *kind;
+static long target;
+static atomic_long count;
+
+__attribute__((constructor)) static void start(void)
+{
+    const char *s = getenv("LM_INJECT"), *colon = s ? strchr(s, ':') : NULL;
+
+    if (colon) {
+        target = atol(colon + 1);
+        kind = s; /* last: from here on calls are counted */
+    }
+}
+
+static bool fails(const char *what, int error)
+{
+    const char *log;
+    int fd;
+
+    if (!kind || strncmp(kind, what, strlen(what)) || atomic_fetch_add(&count, 1) + 1 != target)
+        return false;
+    log = getenv("LM_INJECT_LOG");
+    fd = log ? open(log, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
+    if (fd >= 0) {
+        syscall(SYS_write, fd, "failed\n", 7);
+        close(fd);
+    }
+    errno = error;
+    return true;
+}
+
+/* The function of this name behind this one. */
+#define NEXT(name) ((__typeof__(&name))(uintptr_t)dlsym(RTLD_NEXT, #name))
+
+extern void *__libc_malloc(size_t n);
+extern void *__libc_calloc(size_t n, size_t size);
+extern void *__libc_realloc(void *p, size_t n);
+extern void *__libc_memalign(size_t align, size_t n);
+
+void *malloc(size_t n)
+{
+    return fails("malloc", ENOMEM) ? NULL : __libc_malloc(n);
+}
+
+void *calloc(size_t n, size_t size)
+{
+    return fails("malloc", ENOMEM) ? NULL : __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n)
+{
+    return fails("malloc", ENOMEM) ? NULL : __libc_realloc(p, n);
+}
+
+int posix_memalign(void **out, size_t align, size_t n)
+{
+    *out = fails("malloc", ENOMEM) ? NULL : __libc_memalign(align, n);
+    return *out ? 0 : ENOMEM;
+}
+
+void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
+{
+    if (fails("mmap", ENOMEM))
+        return MAP_FAILED;
+    return (void *)syscall(SYS_mmap, at, n, prot, flags, fd, offset);
+}
+
+ssize_t write(int fd, const void *data, size_t n)
+{
+    return fails("write", ENOSPC) ? -1 : syscall(SYS_write, fd, data, n);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
+{
+    return fails("write", ENOSPC) ? -1 : syscall(SYS_pwrite64, fd, data, n, at);
+}
+
+size_t fwrite(const void *data, size_t size, size_t n, FILE *f)
+{
+    if (f != stderr && fails("write", ENOSPC)) {
+        f->_flags |= 0x20; /* glibc's error mark, what ferror reads */
+        return 0;
+    }
+    return NEXT(fwrite)(data, size, n, f);
+}
+
+int fflush(FILE *f)
+{
+    return f != stderr && fails("write", ENOSPC) ? EOF : NEXT(fflush)(f);
+}
+
+int fsync(int fd)
+{
+    return fails("fsync", EIO) ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+int rename(const char *from, const char *to)
+{
+    return fails("rename", EACCES) ? -1 : NEXT(rename)(from, to);
+}
+
+int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
+{
+    return fails("rename", EACCES) ? -1
+                                   : (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, flags);
+}
