@@ -1,0 +1,190 @@
+/* attention_dx_simd.c -- the backward of attention on vectors in F32: FlashAttention-2
+ * (arXiv:2307.08691, algorithm 2), keys in the outer loop, queries in the inner one. */
+#include "kernels/attention.h"
+
+#include "kernels/cpu/attention_simd.h"
+
+typedef struct {
+    float p[BR][BC], ds[BR][BC], z[BC];
+    float *lse, *delta;   /* [T] of the head */
+    float *k, *kt, *vt;   /* [keys][ld], [keys/BC][D][BC] twice */
+    float *dk, *dv;       /* [keys][ld] */
+    float *q, *dout, *dq; /* [T][ld]; q times scale */
+    int64_t ld;
+} dx_scratch;
+
+static size_t scratch_bytes(const lm_attention_attr *a)
+{
+    int64_t ld = padded(a->head_dim, PAD), n = padded(a->seq, BC);
+    return attn_round64(sizeof(dx_scratch)) +
+           (size_t)(2 * n + n * (6 * ld + 2 * a->head_dim)) * sizeof(float);
+}
+
+static void place(dx_scratch *w, const lm_attention_attr *a)
+{
+    int64_t n = padded(a->seq, BC), ld = padded(a->head_dim, PAD);
+    w->ld = ld;
+    w->lse = (float *)((char *)w + attn_round64(sizeof *w));
+    w->delta = w->lse + n;
+    w->k = w->delta + n;
+    w->dk = w->k + n * ld;
+    w->dv = w->dk + n * ld;
+    w->q = w->dv + n * ld;
+    w->dout = w->q + n * ld;
+    w->dq = w->dout + n * ld;
+    w->kt = w->dq + n * ld;
+    w->vt = w->kt + n * a->head_dim;
+}
+
+/* Where the rows of a job are in the operands. */
+typedef struct {
+    const lm_attention_attr *a;
+    attn_mask mask;
+    const void *qkv, *dout, *o; /* of the sequence */
+    void *dqkv;
+    const float *lse; /* [H][T] of the sequence */
+    int64_t pitch, o_pitch, k_at, v_at;
+} dx_view;
+
+static dx_view view_of(const attn_dx_job *job)
+{
+    const lm_call *c = job->c;
+    const lm_attention_attr *a = c->attr;
+    size_t size = lm_dtype_size(c->in[1].dtype);
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq, pitch = (H + 2 * K) * D;
+    return (dx_view){ .a = a,
+                      .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
+                      .qkv = attn_at(c->in[1].data, job->b * T * pitch, size),
+                      .dqkv = attn_at(c->out[0].data, job->b * T * pitch, size),
+                      .dout = attn_at(c->in[0].data, job->b * T * H * D, size),
+                      .o = attn_at(c->in[2].data, job->b * T * H * D, size),
+                      .lse = (const float *)c->in[3].data + job->b * H * T,
+                      .pitch = pitch,
+                      .o_pitch = H * D,
+                      .k_at = (H + job->kv) * D,
+                      .v_at = (H + K + job->kv) * D };
+}
+
+/* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
+LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const dx_view *x, int64_t h)
+{
+    int64_t D = x->a->head_dim, T = x->a->seq, ld = w->ld;
+    size_t size = lm_dtype_size(t);
+    pack_rows(t, w->q, ld, T, attn_at(x->qkv, h * D, size), x->pitch, T, D, (float)x->a->scale);
+    pack_rows(t, w->dout, ld, T, attn_at(x->dout, h * D, size), x->o_pitch, T, D, 1);
+    for (int64_t i = 0; i < T; i++) {
+        vf sum = vf_zero();
+        VF_FOR(d, n, D, {
+            vf o = vf_get_any(t, x->o, i * x->o_pitch + h * D + d, n);
+            sum = vf_fma(o, vf_load(w->dout + i * ld + d), sum);
+        });
+        w->delta[i] = vf_sum(sum);
+        float lse = x->lse[h * T + i];
+        w->lse[i] = lse == -INFINITY ? 0 : lse;
+    }
+}
+
+/* p and ds of queries i0 .. i0+n-1 against the keys at j0, from scores and dP in their places. */
+LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const dx_view *x, const attn_drop *drop,
+                             uint64_t draw, int64_t i0, int64_t n, int64_t j0)
+{
+    for (int64_t r = 0; r < n; r++) {
+        int64_t from, to;
+        visible(&x->mask, i0 + r, j0, &from, &to);
+        vf lse = vf_set(w->lse[i0 + r]), delta = vf_set(w->delta[i0 + r]);
+        if (drop)
+            attn_drop_fill(drop, draw + (uint64_t)((i0 + r) * x->a->seq), j0, BC, w->z, 1);
+        for (int64_t j = 0; j < BC; j += VF_LANES) {
+            vf s = keep_range(vf_load(&w->p[r][j]), j, from, to, vf_set(-INFINITY));
+            vf p = vf_exp(s - lse), dp = vf_load(&w->ds[r][j]), z = vf_set(1);
+            if (drop)
+                z = vf_load(w->z + j);
+            vf_store(&w->ds[r][j], p * (dp * z - delta));
+            vf_store(&w->p[r][j], vf_round_to(t, p * z));
+        }
+    }
+}
+
+LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const dx_view *x, const attn_dx_job *job,
+                          int64_t h)
+{
+    int64_t D = x->a->head_dim, ld = w->ld;
+    const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
+    uint64_t draw = drop ? attn_drop_row(drop, job->b * x->a->heads + h, 0, x->a->seq) : 0;
+    for (int64_t j0 = job->k0; j0 < job->k1; j0 += BC) {
+        int64_t width = job->k1 - j0 < BC ? job->k1 - j0 : BC;
+        for (int64_t i0 = job->q0; i0 < job->q1; i0 += BR) {
+            int64_t n = job->q1 - i0 < BR ? job->q1 - i0 : BR;
+            attn_span span = attn_span_of(&x->mask, i0, i0 + n);
+            if (span.hi <= j0 || span.lo >= j0 + width)
+                continue;
+            const float *q = w->q + i0 * ld, *dout = w->dout + i0 * ld;
+            float *p = w->p[0], *ds = w->ds[0];
+            mm(&(mm_args){ n, BC, D, q, ld, 1, w->kt + j0 * D, BC, p, BC, false });
+            mm(&(mm_args){ n, BC, D, dout, ld, 1, w->vt + j0 * D, BC, ds, BC, false });
+            probabilities(t, w, x, drop, draw, i0, n, j0);
+            if (job->keys) {
+                mm(&(mm_args){ width, ld, n, p, 1, BC, dout, ld, w->dv + j0 * ld, ld, true });
+                mm(&(mm_args){ width, ld, n, ds, 1, BC, q, ld, w->dk + j0 * ld, ld, true });
+            }
+            if (job->queries)
+                mm(&(mm_args){ n, ld, width, ds, BC, 1, w->k + j0 * ld, ld, w->dq + i0 * ld, ld,
+                               true });
+        }
+    }
+}
+
+LM_INLINE void store_part(lm_dtype t, void *to, int64_t pitch, const float *x, int64_t ld,
+                          int64_t r0, int64_t r1, int64_t D, float scale)
+{
+    for (int64_t r = r0; r < r1; r++)
+        VF_FOR(d, n, D,
+               { vf_put_any(t, to, r * pitch + d, vf_load(x + r * ld + d) * vf_set(scale), n); });
+}
+
+LM_INLINE void run_job(lm_dtype t, const attn_dx_job *job, void *scratch)
+{
+    dx_scratch *w = scratch;
+    dx_view x = view_of(job);
+    const lm_attention_attr *a = x.a;
+    int64_t D = a->head_dim, T = a->seq, n = padded(T, BC), group = a->heads / a->kv_heads;
+    size_t size = lm_dtype_size(t);
+    place(w, a);
+    pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.v_at, size), x.pitch, T, D, 1);
+    pack_turned(w->vt, n, w->k, w->ld, D);
+    pack_rows(t, w->k, w->ld, n, attn_at(x.qkv, x.k_at, size), x.pitch, T, D, 1);
+    pack_turned(w->kt, n, w->k, w->ld, D);
+    memset(w->dk, 0, (size_t)(2 * n * w->ld) * sizeof(float));
+    for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
+        load_head(t, w, &x, h);
+        memset(w->dq, 0, (size_t)(T * w->ld) * sizeof(float));
+        sweep_head(t, w, &x, job, h);
+        if (job->queries)
+            store_part(t, attn_at(x.dqkv, h * D, size), x.pitch, w->dq, w->ld, job->q0, job->q1, D,
+                       (float)a->scale);
+    }
+    if (job->keys) {
+        store_part(t, attn_at(x.dqkv, x.k_at, size), x.pitch, w->dk, w->ld, job->k0, job->k1, D, 1);
+        store_part(t, attn_at(x.dqkv, x.v_at, size), x.pitch, w->dv, w->ld, job->k0, job->k1, D, 1);
+    }
+}
+
+static void job_f32(const attn_dx_job *job, void *scratch)
+{
+    run_job(LM_DTYPE_F32, job, scratch);
+}
+
+static void job_bf16(const attn_dx_job *job, void *scratch)
+{
+    run_job(LM_DTYPE_BF16, job, scratch);
+}
+
+void attention_dx_run(const lm_call *c)
+{
+    attn_dx_run(c, c->in[1].dtype == LM_DTYPE_BF16 ? job_bf16 : job_f32, scratch_bytes(c->attr));
+}
+
+size_t attention_dx_bytes(const lm_call *c, int threads)
+{
+    return attn_run_work(threads, scratch_bytes(c->attr));
+}

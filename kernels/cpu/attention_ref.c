@@ -1,0 +1,240 @@
+/* attention_ref.c -- the definition of the attention family (kernels/attention.h): two passes over
+ * the scores of one row, everything in double. */
+#include "kernels/attention.h"
+
+#include <math.h>
+
+#include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/ref.h"
+#include "kernels/cpu/tables.h"
+
+/* One query row against keys and values that may live in qkv or in a cache. */
+typedef struct {
+    const lm_attention_attr *a;
+    const lm_tensor *q, *k, *v;
+    int64_t q_at, k_at, v_at; /* first element of the row, of key 0 and of value 0 */
+    int64_t k_pitch, v_pitch; /* elements between keys and between values          */
+    int64_t start, end;       /* visible keys */
+} row_view;
+
+static double score(const row_view *r, int64_t j)
+{
+    double s = 0;
+    for (int64_t d = 0; d < r->a->head_dim; d++)
+        s += get(r->q, r->q_at + d) * get(r->k, r->k_at + j * r->k_pitch + d);
+    return s * r->a->scale;
+}
+
+/* Probabilities p[start..end) of the row; returns its log-sum-exp (-inf when it sees nothing). */
+static double softmax_row(const row_view *r, double *p)
+{
+    double max = -INFINITY, sum = 0;
+    for (int64_t j = r->start; j < r->end; j++) {
+        p[j] = score(r, j);
+        max = fmax(max, p[j]);
+    }
+    for (int64_t j = r->start; j < r->end; j++)
+        sum += p[j] = exp(p[j] - max);
+    for (int64_t j = r->start; j < r->end; j++)
+        p[j] /= sum;
+    return r->start < r->end ? max + log(sum) : -INFINITY;
+}
+
+/* o = sum over j of round(p[j] * z[j]) v[j] */
+static void weigh_values(const row_view *r, const double *p, const float *z, lm_tensor *o,
+                         int64_t at)
+{
+    for (int64_t d = 0; d < r->a->head_dim; d++) {
+        double sum = 0;
+        for (int64_t j = r->start; j < r->end; j++)
+            sum += rounded(o->dtype, p[j] * (z ? (double)z[j] : 1)) *
+                   get(r->v, r->v_at + j * r->v_pitch + d);
+        set(o, at + d, sum);
+    }
+}
+
+/* The row of query i of (b, h) in a packed qkv tensor. */
+static row_view view_of(const lm_attention_attr *a, const lm_tensor *qkv, const attn_mask *m,
+                        int64_t b, int64_t h, int64_t i)
+{
+    int64_t D = a->head_dim, pitch = (a->heads + 2 * a->kv_heads) * D;
+    int64_t kv = h / (a->heads / a->kv_heads), first = b * a->seq * pitch;
+    return (row_view){ .a = a,
+                       .q = qkv,
+                       .k = qkv,
+                       .v = qkv,
+                       .q_at = first + i * pitch + h * D,
+                       .k_at = first + (a->heads + kv) * D,
+                       .v_at = first + (a->heads + a->kv_heads + kv) * D,
+                       .k_pitch = pitch,
+                       .v_pitch = pitch,
+                       .start = attn_start(m, i),
+                       .end = attn_end(m, i) };
+}
+
+/* Multipliers of a row's dropout into z, or NULL when there is none. */
+static const float *drop_row(const attn_drop *d, const row_view *r, int64_t bh, int64_t i, float *z)
+{
+    if (d->rate <= 0)
+        return NULL;
+    if (r->start < r->end)
+        attn_drop_fill(d, attn_drop_row(d, bh, i, r->a->seq), r->start, r->end - r->start,
+                       z + r->start, 1);
+    return z;
+}
+
+static void attention(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    const lm_tensor *qkv = &c->in[0];
+    attn_drop drop = attn_drop_of(c);
+    double *p = c->work;
+    float *z = (float *)(p + a->seq);
+    for (int64_t b = 0; b < a->batch; b++) {
+        attn_mask m = attn_mask_of(a, attn_i32(c, 1), b);
+        for (int64_t h = 0; h < a->heads; h++) {
+            for (int64_t i = 0; i < a->seq; i++) {
+                int64_t bh = b * a->heads + h;
+                row_view r = view_of(a, qkv, &m, b, h, i);
+                set(&c->out[1], bh * a->seq + i, softmax_row(&r, p));
+                weigh_values(&r, p, drop_row(&drop, &r, bh, i, z), &c->out[0],
+                             ((b * a->seq + i) * a->heads + h) * a->head_dim);
+            }
+        }
+    }
+}
+
+static size_t attention_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    const lm_attention_attr *a = c->attr;
+    return (size_t)a->seq * (sizeof(double) + sizeof(float));
+}
+
+/* Gradients of one query row: adds to dk, dv [T,D] and writes dq into dqkv. */
+static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t o_at, double lse,
+                   double *dk, double *dv)
+{
+    const lm_tensor *dout = &c->in[0], *o = &c->in[2];
+    int64_t D = r->a->head_dim;
+    double delta = 0, *dq = dv + r->a->seq * D;
+    for (int64_t d = 0; d < D; d++) {
+        delta += get(dout, o_at + d) * get(o, o_at + d);
+        dq[d] = 0;
+    }
+    for (int64_t j = r->start; j < r->end; j++) {
+        double p = exp(score(r, j) - lse), keep = z ? (double)z[j] : 1, dp = 0;
+        double p_act = rounded(dout->dtype, p * keep);
+        for (int64_t d = 0; d < D; d++) {
+            dp += get(dout, o_at + d) * get(r->v, r->v_at + j * r->v_pitch + d);
+            dv[j * D + d] += p_act * get(dout, o_at + d);
+        }
+        double ds = p * (dp * keep - delta) * r->a->scale;
+        for (int64_t d = 0; d < D; d++) {
+            dq[d] += ds * get(r->k, r->k_at + j * r->k_pitch + d);
+            dk[j * D + d] += ds * get(r->q, r->q_at + d);
+        }
+    }
+    for (int64_t d = 0; d < D; d++)
+        set(&c->out[0], r->q_at + d, dq[d]);
+}
+
+static void attention_dx(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    const lm_tensor *qkv = &c->in[1];
+    int64_t T = a->seq, D = a->head_dim, group = a->heads / a->kv_heads;
+    attn_drop drop = attn_drop_of(c);
+    double *dk = c->work, *dv = dk + T * D;
+    float *z = (float *)(dv + T * D + D);
+    for (int64_t bk = 0; bk < a->batch * a->kv_heads; bk++) {
+        int64_t b = bk / a->kv_heads, kv = bk % a->kv_heads;
+        attn_mask m = attn_mask_of(a, attn_i32(c, 4), b);
+        row_view r = view_of(a, qkv, &m, b, kv * group, 0);
+        for (int64_t i = 0; i < 2 * T * D; i++)
+            dk[i] = 0;
+        for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+            for (int64_t i = 0; i < T; i++) {
+                int64_t bh = b * a->heads + h;
+                r = view_of(a, qkv, &m, b, h, i);
+                row_dx(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * D,
+                       get(&c->in[3], bh * T + i), dk, dv);
+            }
+        }
+        for (int64_t j = 0; j < T; j++) {
+            for (int64_t d = 0; d < D; d++) {
+                set(&c->out[0], r.k_at + j * r.k_pitch + d, dk[j * D + d]);
+                set(&c->out[0], r.v_at + j * r.v_pitch + d, dv[j * D + d]);
+            }
+        }
+    }
+}
+
+static size_t attention_dx_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    const lm_attention_attr *a = c->attr;
+    size_t T = (size_t)a->seq, D = (size_t)a->head_dim;
+    return (2 * T * D + D) * sizeof(double) + T * sizeof(float);
+}
+
+/* Copy the fresh keys and values of (b, kv) behind those that the cache holds. */
+static void append(const lm_call *c, int64_t b, int64_t kv, int64_t used, int64_t fresh)
+{
+    const lm_attention_attr *a = c->attr;
+    lm_tensor *kc = &c->out[1], *vc = &c->out[2];
+    int64_t D = a->head_dim, S = kc->dim[2], pitch = (a->heads + 2 * a->kv_heads) * D;
+    for (int64_t i = 0; i < fresh; i++) {
+        int64_t to = ((b * a->kv_heads + kv) * S + used + i) * D;
+        int64_t from = (b * a->seq + i) * pitch + (a->heads + kv) * D;
+        for (int64_t d = 0; d < D; d++) {
+            set(kc, to + d, get(&c->in[0], from + d));
+            set(vc, to + d, get(&c->in[0], from + a->kv_heads * D + d));
+        }
+    }
+}
+
+static void attention_cached(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    const lm_tensor *kc = &c->out[1], *vc = &c->out[2];
+    int64_t D = a->head_dim, S = kc->dim[2], pitch = (a->heads + 2 * a->kv_heads) * D;
+    for (int64_t bh = 0; bh < a->batch * a->heads; bh++) {
+        int64_t b = bh / a->heads, h = bh % a->heads, group = a->heads / a->kv_heads;
+        int64_t used = attn_i32(c, 1)[b], fresh = attn_i32(c, 2)[b];
+        int64_t first = (b * a->kv_heads + h / group) * S * D;
+        attn_mask m = attn_cached_mask(a, used, fresh);
+        if (h % group == 0)
+            append(c, b, h / group, used, fresh);
+        for (int64_t i = 0; i < a->seq; i++) {
+            row_view r = { .a = a,
+                           .q = &c->in[0],
+                           .k = kc,
+                           .v = vc,
+                           .q_at = (b * a->seq + i) * pitch + h * D,
+                           .k_at = first,
+                           .v_at = first,
+                           .k_pitch = D,
+                           .v_pitch = D };
+            if (i < fresh) {
+                r.start = attn_start(&m, i);
+                r.end = attn_end(&m, i);
+            }
+            softmax_row(&r, c->work);
+            weigh_values(&r, c->work, NULL, &c->out[0], ((b * a->seq + i) * a->heads + h) * D);
+        }
+    }
+}
+
+static size_t attention_cached_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return (size_t)c->out[1].dim[2] * sizeof(double);
+}
+
+const lm_kernel lm_attention_ref_kernels[] = {
+    { "attention", LM_DTYPE_NONE, LM_CPU_REF, attention, attention_work },
+    { "attention_dx", LM_DTYPE_NONE, LM_CPU_REF, attention_dx, attention_dx_work },
+    { "attention_cached", LM_DTYPE_NONE, LM_CPU_REF, attention_cached, attention_cached_work },
+    { 0 },
+};

@@ -1,0 +1,171 @@
+/* attention_simd.c -- attention on vectors in F32 (BF16 is widened when packed), forward:
+ * FlashAttention-2 (arXiv:2307.08691, algorithm 1), 48 queries against blocks of 64 keys. */
+#include "kernels/attention.h"
+
+#include "kernels/cpu/attention_simd.h"
+
+/* Scratch of one worker: the block, then keys (transposed in blocks) and values. */
+typedef struct {
+    float s[BR][BC], z[BC];
+    float m[BR], l[BR];
+    float *q, *o;  /* [BR][ld] */
+    float *kt, *v; /* [keys/BC][D][BC], [keys][ld] */
+    int64_t ld;
+} forward_scratch;
+
+static size_t scratch_bytes(const lm_attention_attr *a, int64_t keys)
+{
+    int64_t ld = padded(a->head_dim, PAD), n = padded(keys, BC);
+    return attn_round64(sizeof(forward_scratch)) +
+           (size_t)(2 * BR * ld + n * (ld + a->head_dim)) * sizeof(float);
+}
+
+/* Running maximum, sum and rescaling of one row; leaves probabilities in its scores. */
+LM_INLINE void softmax_row(lm_dtype t, forward_scratch *w, int64_t r, int64_t from, int64_t to,
+                           bool dropped)
+{
+    vf none = vf_set(-INFINITY), top = none;
+    float *s = w->s[r];
+    for (int64_t j = 0; j < BC; j += VF_LANES) {
+        vf v = keep_range(vf_load(s + j), j, from, to, none);
+        vf_store(s + j, v);
+        top = vf_max(top, v);
+    }
+    float m = vf_top(top);
+    if (m > w->m[r]) {
+        vf f = vf_set(w->m[r] == -INFINITY ? 0.0f : expf(w->m[r] - m));
+        for (int64_t d = 0; d < w->ld; d += VF_LANES)
+            vf_store(w->o + r * w->ld + d, vf_load(w->o + r * w->ld + d) * f);
+        w->l[r] *= w->m[r] == -INFINITY ? 0.0f : expf(w->m[r] - m);
+        w->m[r] = m;
+    }
+    vf shift = vf_set(w->m[r] == -INFINITY ? 0.0f : w->m[r]), l = vf_zero();
+    for (int64_t j = 0; j < BC; j += VF_LANES) {
+        vf p = vf_exp(vf_load(s + j) - shift);
+        l += p;
+        if (dropped)
+            p *= vf_load(w->z + j);
+        vf_store(s + j, vf_round_to(t, p));
+    }
+    w->l[r] += vf_sum(l);
+}
+
+LM_INLINE void store_rows(lm_dtype t, forward_scratch *w, const attn_job *job, int64_t h,
+                          int64_t i0, int64_t n)
+{
+    for (int64_t r = 0; r < n; r++) {
+        vf inv = vf_set(w->l[r] > 0 ? 1 / w->l[r] : 0.0f);
+        int64_t at = (i0 + r) * job->o_pitch + h * job->D;
+        VF_FOR(d, live, job->D,
+               { vf_put_any(t, job->o, at + d, vf_load(w->o + r * w->ld + d) * inv, live); });
+        if (job->lse)
+            job->lse[h * job->T + i0 + r] = w->l[r] > 0 ? w->m[r] + logf(w->l[r]) : -INFINITY;
+    }
+}
+
+LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, int64_t h,
+                           int64_t i0, int64_t n)
+{
+    int64_t D = job->D, ld = w->ld;
+    attn_span span = attn_span_of(&job->mask, i0, i0 + n);
+    const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
+    uint64_t draw = drop ? attn_drop_row(drop, job->b * job->H + h, i0, job->T) : 0;
+    pack_rows(t, w->q, ld, n, attn_at(job->q, i0 * job->q_pitch + h * D, lm_dtype_size(t)),
+              job->q_pitch, n, D, job->scale);
+    memset(w->o, 0, (size_t)(n * ld) * sizeof(float));
+    for (int64_t r = 0; r < n; r++) {
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+    for (int64_t j0 = span.lo / BC * BC; j0 < span.hi; j0 += BC) {
+        mm(&(mm_args){ n, BC, D, w->q, ld, 1, w->kt + j0 * D, BC, w->s[0], BC, false });
+        for (int64_t r = 0; r < n; r++) {
+            int64_t from, to;
+            visible(&job->mask, i0 + r, j0, &from, &to);
+            if (drop)
+                attn_drop_fill(drop, draw + (uint64_t)(r * job->T), j0, BC, w->z, 1);
+            softmax_row(t, w, r, from, to, drop != NULL);
+        }
+        int64_t width = span.hi - j0 < BC ? span.hi - j0 : BC;
+        mm(&(mm_args){ n, ld, width, w->s[0], BC, 1, w->v + j0 * ld, ld, w->o, ld, true });
+    }
+    store_rows(t, w, job, h, i0, n);
+}
+
+LM_INLINE void run_job(lm_dtype t, const attn_job *job, void *scratch)
+{
+    forward_scratch *w = scratch;
+    int64_t D = job->D, n = padded(job->mask.keys, BC);
+    w->ld = padded(D, PAD);
+    w->q = (float *)((char *)scratch + attn_round64(sizeof *w));
+    w->o = w->q + BR * w->ld;
+    w->v = w->o + BR * w->ld;
+    w->kt = w->v + n * w->ld;
+    pack_rows(t, w->v, w->ld, n, job->k, job->k_pitch, job->mask.keys, D, 1);
+    pack_turned(w->kt, n, w->v, w->ld, D);
+    pack_rows(t, w->v, w->ld, n, job->v, job->v_pitch, job->mask.keys, D, 1);
+    for (int64_t h = job->h0; h < job->h1; h++) {
+        for (int64_t i0 = BR * job->part; i0 < job->queries; i0 += BR * job->parts) {
+            int64_t rows = job->queries - i0 < BR ? job->queries - i0 : BR;
+            query_block(t, w, job, h, i0, rows);
+        }
+    }
+}
+
+static void job_f32(const attn_job *job, void *scratch)
+{
+    run_job(LM_DTYPE_F32, job, scratch);
+}
+
+static void job_bf16(const attn_job *job, void *scratch)
+{
+    run_job(LM_DTYPE_BF16, job, scratch);
+}
+
+static attn_job_fn job_for(const lm_call *c)
+{
+    return c->in[0].dtype == LM_DTYPE_BF16 ? job_bf16 : job_f32;
+}
+
+static void attention(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    attn_run_split(c, job_for(c), scratch_bytes(a, a->seq), false);
+}
+
+static size_t attention_work(const lm_call *c, int threads)
+{
+    const lm_attention_attr *a = c->attr;
+    return attn_run_work(threads, scratch_bytes(a, a->seq));
+}
+
+static void attention_cached(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    attn_append(c);
+    if (a->seq <= ATTN_FEW_ROWS)
+        attention_decode_run(c);
+    else
+        attn_run_split(c, job_for(c), scratch_bytes(a, c->out[1].dim[2]), true);
+}
+
+static size_t attention_cached_work(const lm_call *c, int threads)
+{
+    const lm_attention_attr *a = c->attr;
+    if (a->seq <= ATTN_FEW_ROWS)
+        return attention_decode_bytes(c, threads);
+    return attn_run_work(threads, scratch_bytes(a, c->out[1].dim[2]));
+}
+
+#define KERNELS_OF(type)                                                                 \
+    { "attention", type, LM_SIMD_LEVEL, attention, attention_work },                     \
+        { "attention_dx", type, LM_SIMD_LEVEL, attention_dx_run, attention_dx_bytes },   \
+    {                                                                                    \
+        "attention_cached", type, LM_SIMD_LEVEL, attention_cached, attention_cached_work \
+    }
+
+const lm_kernel LM_TABLE_NAME(attention, LM_SIMD)[] = {
+    KERNELS_OF(LM_DTYPE_F32),
+    KERNELS_OF(LM_DTYPE_BF16),
+    { 0 },
+};
