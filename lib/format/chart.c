@@ -270,27 +270,49 @@ static void paint_line(const lm_chart *c, const lm_chart_panel *p, const lm_char
     paint_run(v, xy, n, l);
 }
 
+/* The last point of a line with a place in the chart, as an index; l->n when there is none, or when
+ * the line is only the background of another. */
+static size_t last_point(const lm_chart *c, const lm_chart_panel *p, const lm_chart_line *l)
+{
+    size_t k = l->n;
+
+    while (k > 0 && !lm_chart_has_place(c, p, l->x[k - 1], l->y[k - 1]))
+        k--;
+    return k == 0 || l->style == LM_LINE_FAINT ? l->n : k - 1;
+}
+
+/* How the value of the last point of l is written; returns the width in pixels, 0 when there is
+ * none. */
+static double show_last(const lm_chart *c, const lm_chart_panel *p, const lm_chart_line *l,
+                        char s[24])
+{
+    size_t k = last_point(c, p, l);
+
+    s[0] = '\0';
+    if (k == l->n)
+        return 0;
+    snprintf(s, 24, "%.4g", l->y[k]);
+    return text_width(s, 12) * 1.15; /* bold */
+}
+
 /* The last values of the lines at the right edge, moved apart where they would overlap. */
 static void paint_ends(const lm_chart *c, const lm_chart_panel *p, const frame *f, lm_canvas *v)
 {
     enum { MOST = 12 };
     struct {
-        double y, value;
-        int color;
+        double y;
+        const lm_chart_line *line;
     } end[MOST], swap;
     size_t n = 0;
 
     for (size_t j = 0; j < p->n && n < MOST; j++) {
         const lm_chart_line *l = &p->line[j];
-        size_t k = l->n;
+        size_t k = last_point(c, p, l);
 
-        while (k > 0 && !lm_chart_has_place(c, p, l->x[k - 1], l->y[k - 1]))
-            k--;
-        if (k == 0 || l->style == LM_LINE_FAINT)
+        if (k == l->n)
             continue;
-        end[n].value = l->y[k - 1];
-        end[n].y = f->y + f->h * (1 - lm_axis_at(&f->ay, l->y[k - 1]));
-        end[n++].color = l->color;
+        end[n].line = l;
+        end[n++].y = f->y + f->h * (1 - lm_axis_at(&f->ay, l->y[k]));
     }
     for (size_t i = 1; i < n; i++)
         for (size_t j = i; j > 0 && end[j - 1].y > end[j].y; j--)
@@ -301,9 +323,9 @@ static void paint_ends(const lm_chart *c, const lm_chart_panel *p, const frame *
         end[i].y = fmin(end[i].y, i + 1 < n ? end[i + 1].y - 14 : f->y + f->h);
     for (size_t i = 0; i < n; i++) {
         char s[24];
-        lm_face face = { palette[(unsigned)end[i].color % 8], 12, true, false, -1 };
+        lm_face face = { palette[(unsigned)end[i].line->color % 8], 12, true, false, -1 };
 
-        snprintf(s, sizeof s, "%.4g", end[i].value);
+        show_last(c, p, end[i].line, s);
         put_text(v, f->x + f->w + 8, end[i].y + 4, s, face);
     }
 }
@@ -353,6 +375,7 @@ static double paint_legend(const lm_chart *c, double x0, double x1, double y, lm
 static void fit_axes(const lm_chart *c, frame *f, double *left, double *right, int w, double h)
 {
     double min, max, widest = 0;
+    char s[24];
 
     for (size_t i = 0; i < c->n; i++) {
         f[i].ay = (lm_axis){ .kind = LM_AXIS_NUMBER, .log = c->panel[i].log_y };
@@ -362,7 +385,10 @@ static void fit_axes(const lm_chart *c, frame *f, double *left, double *right, i
             widest = fmax(widest, text_width(f[i].ay.label[k], 12));
     }
     *left = 18 + widest + 8;
-    *right = 66;
+    *right = 18;
+    for (size_t i = 0; i < c->n; i++)
+        for (size_t j = 0; j < c->panel[i].n; j++)
+            *right = fmax(*right, 18 + show_last(c, &c->panel[i], &c->panel[i].line[j], s));
     lm_chart_x_range(c, &min, &max);
     for (size_t i = 0; i < c->n; i++) {
         f[i].ax = (lm_axis){ .kind = c->x_kind, .log = c->log_x };

@@ -34,7 +34,8 @@ typedef struct {
 
 /* Fit a->kind and a->log (set by the caller) to data in [min, max]: choose round ticks, at most
  * `most` (2..LM_AXIS_TICKS) of them.  `tight`: lo and hi are the data's own ends (usual for x);
- * otherwise they are widened to whole ticks.  A log axis needs min > 0; min == max is widened. */
+ * otherwise they are widened to whole ticks, or a little when whole ticks would leave much empty.
+ * A log axis needs min > 0; min == max is widened. */
 void lm_axis_fit(lm_axis *a, double min, double max, int most, bool tight);
 /* Where v lies: 0 at lo, 1 at hi (outside: beyond); NAN where a log axis has no place for it. */
 double lm_axis_at(const lm_axis *a, double v);

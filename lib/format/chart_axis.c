@@ -117,25 +117,40 @@ static void add_tick(lm_axis *a, double v, double step)
     a->n++;
 }
 
+/* Ends of a widened axis: whole ticks, but where that would leave much empty, a margin of a
+ * twentieth. */
+static void widen_ends(lm_axis *a, double min, double max)
+{
+    double span = max - min;
+
+    if (min - a->lo > 0.15 * span)
+        a->lo = min >= 0 ? fmax(min - span / 20, 0) : min - span / 20;
+    if (a->hi - max > 0.15 * span)
+        a->hi = max + span / 20;
+}
+
+/* Ticks at the multiples of one step.  Few whole ticks may leave much of the axis empty: then the
+ * ends come in, and a smaller step is tried until two ticks remain. */
 static void fit_linear(lm_axis *a, double min, double max, int most, bool tight)
 {
-    double step = choose_step(a->kind, max - min, most);
-    double first = floor(min / step + 1e-9), last = ceil(max / step - 1e-9);
+    for (int trial = 0; trial < 3; trial++) {
+        double step = choose_step(a->kind, max - min, most << trial);
+        double first = floor(min / step + 1e-9), last = ceil(max / step - 1e-9);
 
-    /* Widening may add a tick at either end: one size up brings the count back. */
-    while (!tight && last - first + 1 > most) {
-        step = choose_step(a->kind, step * most, most);
-        first = floor(min / step + 1e-9);
-        last = ceil(max / step - 1e-9);
-    }
-    if (!(last > first))
-        last = first + 1;
-    a->lo = tight ? min : first * step;
-    a->hi = tight ? max : last * step;
-    for (double k = first; k <= last && a->n < LM_AXIS_TICKS; k++) {
-        double v = k * step;
-        if (v >= a->lo - 1e-9 * step && v <= a->hi + 1e-9 * step)
-            add_tick(a, v, step);
+        if (!(last > first))
+            last = first + 1;
+        a->n = 0;
+        a->lo = tight ? min : first * step;
+        a->hi = tight ? max : last * step;
+        if (!tight && trial < 2)
+            widen_ends(a, min, max);
+        for (double k = first; k <= last && a->n < LM_AXIS_TICKS; k++) {
+            double v = k * step;
+            if (v >= a->lo - 1e-9 * step && v <= a->hi + 1e-9 * step)
+                add_tick(a, v, step);
+        }
+        if (a->n >= 2)
+            return;
     }
 }
 

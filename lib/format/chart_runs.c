@@ -45,7 +45,8 @@ static lm_code add_steps(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_
         l.y = s->value;
         l.n = s->n;
     }
-    if (!rc && s && r->smooth > 0) {
+    /* a schedule is no measurement: there is nothing to smooth */
+    if (!rc && s && r->smooth > 0 && strcmp(panel->label, "lr") != 0) {
         line[panel->n] = l;
         line[panel->n].name = NULL;
         line[panel->n++].style = LM_LINE_FAINT;
