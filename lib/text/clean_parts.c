@@ -1,0 +1,397 @@
+/* clean_parts.c -- see clean_parts.h.  Everything is compared by 64-bit hashes: at 10^5 words a
+ * document a false repeat has probability 3e-10. */
+#include "text/clean_parts.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/text.h"
+
+struct lm_seen {
+    uint64_t hash;
+    uint32_t count; /* 0: free */
+};
+
+typedef enum { SPACE, LETTER, DIGIT, PUNCT } char_class;
+
+static char_class classify(uint32_t cp)
+{
+    if (cp < 0x80) {
+        if (cp == ' ' || (cp >= 9 && cp <= 13))
+            return SPACE;
+        if ((cp | 32) >= 'a' && (cp | 32) <= 'z')
+            return LETTER;
+        return cp >= '0' && cp <= '9' ? DIGIT : PUNCT;
+    }
+    switch (utf8proc_category((int32_t)cp)) {
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+        return SPACE;
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+        return LETTER;
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+        return DIGIT;
+    default:
+        return cp == 0x85 ? SPACE : PUNCT;
+    }
+}
+
+static uint32_t decode(const char *s, size_t n, size_t *k)
+{
+    *k = 1;
+    return (unsigned char)*s < 0x80 ? (unsigned char)*s : lm_utf8_get(s, n, k);
+}
+
+/* ASCII white space only: what lines are cut and trimmed by. */
+static bool is_blank(char c)
+{
+    return c == ' ' || (c >= 9 && c <= 13);
+}
+
+void lm_trim(const char **begin, const char **end)
+{
+    while (*begin < *end && is_blank(**begin))
+        (*begin)++;
+    while (*end > *begin && is_blank((*end)[-1]))
+        (*end)--;
+}
+
+static int64_t count_chars(const char *s, size_t n)
+{
+    int64_t k = 0;
+    for (size_t i = 0; i < n; i++)
+        k += ((unsigned char)s[i] & 0xC0) != 0x80;
+    return k;
+}
+
+static bool ends_with(const char *s, size_t n, const char *tail)
+{
+    size_t k = strlen(tail);
+    return n >= k && memcmp(s + n - k, tail, k) == 0;
+}
+
+static bool ends_in_ellipsis(const char *s, size_t n)
+{
+    return ends_with(s, n, "...") || ends_with(s, n, "\xE2\x80\xA6");
+}
+
+bool lm_line_ends_sentence(const char *s, size_t n)
+{
+    static const char *const ends[] = { ".",
+                                        "?",
+                                        "!",
+                                        "\"",
+                                        "'",
+                                        "\xE2\x80\x9D", /* U+201D */
+                                        "\xE2\x80\x99", /* U+2019 */
+                                        "\xE3\x80\x82", /* U+3002, ideographic full stop */
+                                        "\xEF\xBC\x9F",
+                                        "\xEF\xBC\x81" };
+    if (ends_with(s, n, "..."))
+        return false;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ends_with(s, n, ends[i]))
+            return true;
+    return false;
+}
+
+void lm_line_words(const char *s, size_t n, int64_t *words, int64_t *longest)
+{
+    int64_t run = 0;
+    *words = *longest = 0;
+    for (size_t i = 0, k; i < n; i += k) {
+        bool space = classify(decode(s + i, n - i, &k)) == SPACE;
+        *words += !space && run == 0;
+        run = space ? 0 : run + 1;
+        *longest = run > *longest ? run : *longest;
+    }
+}
+
+int64_t lm_line_sentences(const char *s, size_t n)
+{
+    int64_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (s[i] != '.' && s[i] != '?' && s[i] != '!')
+            continue;
+        while (i + 1 < n && strchr(".?!\"')", s[i + 1]) && s[i + 1])
+            i++;
+        k += i + 1 == n || is_blank(s[i + 1]);
+    }
+    return k ? k : 1;
+}
+
+/* ---- taking apart ---- */
+
+/* Which of the eight stop words is s[0..n)?  A bit, 0 if none. */
+static unsigned stop_word(const char *s, size_t n)
+{
+    static const char *const list[] = { "the", "be", "to", "of", "and", "that", "have", "with" };
+    for (unsigned i = 0; n >= 2 && n <= 4 && i < 8; i++) {
+        if (strlen(list[i]) != n)
+            continue;
+        size_t j = 0;
+        while (j < n && (s[j] | 32) == list[i][j])
+            j++;
+        if (j == n)
+            return 1u << i;
+    }
+    return 0;
+}
+
+/* The word s[0..n): its hash, and what the quality rules ask of it. */
+static lm_code add_word(lm_parts *p, const char *s, size_t n, unsigned *stops, lm_err *e)
+{
+    size_t first = n, last = 0; /* from the first to behind the last character that counts */
+    bool alpha = false;
+    int64_t chars = 0;
+    for (size_t i = 0, k; i < n; i += k) {
+        char_class c = classify(decode(s + i, n - i, &k));
+        chars++;
+        if (c == PUNCT)
+            continue;
+        alpha |= c == LETTER;
+        first = i < first ? i : first;
+        last = i + k;
+    }
+    if (last > first) {
+        p->plain_words++;
+        p->plain_chars += count_chars(s + first, last - first);
+        p->alpha_words += alpha;
+        *stops |= stop_word(s + first, last - first);
+    }
+    lm_code rc = lm_grow(&p->words, &p->cap_words, (size_t)p->n_words + 1, sizeof *p->words,
+                         "words of a document", e);
+    if (!rc)
+        p->words[p->n_words++] = (lm_unit){ lm_hash64(s, n, 0), chars };
+    return rc;
+}
+
+static lm_code split_words(lm_parts *p, const char *s, size_t n, lm_err *e)
+{
+    size_t start = 0;
+    bool in_word = false;
+    unsigned stops = 0;
+    lm_code rc = LM_OK;
+    for (size_t i = 0, k; i < n && !rc; i += k) {
+        uint32_t cp = decode(s + i, n - i, &k);
+        bool space = classify(cp) == SPACE;
+        p->chars++;
+        p->newlines += cp == '\n';
+        p->hashes += cp == '#';
+        p->ellipses += cp == 0x2026;
+        if (cp == '.' && n - i >= 3 && s[i + 1] == '.' && s[i + 2] == '.') {
+            p->ellipses++;
+            p->chars += 2;
+            k = 3;
+        }
+        if (space && in_word)
+            rc = add_word(p, s + start, i - start, &stops, e);
+        else if (!space && !in_word)
+            start = i;
+        in_word = !space;
+    }
+    if (in_word && !rc)
+        rc = add_word(p, s + start, n - start, &stops, e);
+    p->stop_words = __builtin_popcount(stops);
+    return rc;
+}
+
+static bool is_bullet(const char *s, size_t n)
+{
+    static const char *const marks[] = { "-",
+                                         "*",
+                                         "\xE2\x80\xA2",
+                                         "\xE2\x80\xA3",
+                                         "\xE2\x97\x8F",
+                                         "\xE2\x97\xA6",
+                                         "\xE2\x96\xAA",
+                                         "\xC2\xB7" };
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (n >= strlen(marks[i]) && memcmp(s, marks[i], strlen(marks[i])) == 0)
+            return true;
+    return false;
+}
+
+static lm_code add_line(lm_parts *p, const char *s, size_t n, lm_err *e)
+{
+    lm_code rc = lm_grow(&p->lines, &p->cap_lines, (size_t)p->n_lines + 1, sizeof *p->lines,
+                         "lines of a document", e);
+    if (rc)
+        return rc;
+    int64_t chars = count_chars(s, n);
+    p->lines[p->n_lines++] = (lm_unit){ lm_hash64(s, n, 0), chars };
+    p->bullet_lines += is_bullet(s, n);
+    p->ellipsis_lines += ends_in_ellipsis(s, n);
+    p->sentence_lines += lm_line_ends_sentence(s, n);
+    p->short_lines += chars <= 30;
+    return LM_OK;
+}
+
+static lm_code add_paragraph(lm_parts *p, const char *s, size_t n, lm_err *e)
+{
+    if (!n)
+        return LM_OK;
+    lm_code rc = lm_grow(&p->paragraphs, &p->cap_paragraphs, (size_t)p->n_paragraphs + 1,
+                         sizeof *p->paragraphs, "paragraphs of a document", e);
+    if (!rc)
+        p->paragraphs[p->n_paragraphs++] = (lm_unit){ lm_hash64(s, n, 0), count_chars(s, n) };
+    return rc;
+}
+
+static lm_code split_lines(lm_parts *p, const char *s, size_t n, lm_err *e)
+{
+    const char *at = s, *end = s + n, *para = NULL, *para_end = NULL;
+    lm_code rc = LM_OK;
+    while (at < end && !rc) {
+        const char *nl = memchr(at, '\n', (size_t)(end - at)), *a = at, *b = nl ? nl : end;
+        at = nl ? nl + 1 : end;
+        lm_trim(&a, &b);
+        if (a == b) { /* a blank line ends a paragraph */
+            if (para)
+                rc = add_paragraph(p, para, (size_t)(para_end - para), e);
+            para = NULL;
+            continue;
+        }
+        para = para ? para : a;
+        para_end = b;
+        rc = add_line(p, a, (size_t)(b - a), e);
+    }
+    if (para && !rc)
+        rc = add_paragraph(p, para, (size_t)(para_end - para), e);
+    return rc;
+}
+
+lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, lm_err *e)
+{
+    *p = (lm_parts){ .words = p->words,
+                     .lines = p->lines,
+                     .paragraphs = p->paragraphs,
+                     .cap_words = p->cap_words,
+                     .cap_lines = p->cap_lines,
+                     .cap_paragraphs = p->cap_paragraphs,
+                     .table = p->table,
+                     .cap_table = p->cap_table };
+    lm_code rc = split_words(p, text, len, e);
+    return rc ? rc : split_lines(p, text, len, e);
+}
+
+void lm_parts_fini(lm_parts *p)
+{
+    lm_free(p->words);
+    lm_free(p->lines);
+    lm_free(p->paragraphs);
+    lm_free(p->table);
+    *p = (lm_parts){ 0 };
+}
+
+/* ---- repeats ---- */
+
+/* An empty table for n entries; *mask for indexing. */
+static lm_code clear_table(lm_parts *p, int64_t n, size_t *mask, lm_err *e)
+{
+    size_t cap = 64;
+    while (cap < (size_t)n * 2)
+        cap *= 2;
+    lm_code rc = lm_grow(&p->table, &p->cap_table, cap, sizeof *p->table, "repeats", e);
+    if (rc)
+        return rc;
+    memset(p->table, 0, cap * sizeof *p->table);
+    *mask = cap - 1;
+    return LM_OK;
+}
+
+/* The entry of a hash, entered with count 0 when it is new. */
+static struct lm_seen *look_up(lm_parts *p, size_t mask, uint64_t hash)
+{
+    size_t i = hash & mask;
+    while (p->table[i].count && p->table[i].hash != hash)
+        i = (i + 1) & mask;
+    p->table[i].hash = hash;
+    return &p->table[i];
+}
+
+lm_code lm_parts_repeats(lm_parts *p, lm_unit_kind kind, lm_repeats *out, lm_err *e)
+{
+    const lm_unit *u = kind == LM_UNIT_LINE ? p->lines : p->paragraphs;
+    int64_t n = kind == LM_UNIT_LINE ? p->n_lines : p->n_paragraphs, again = 0;
+    size_t mask;
+    lm_code rc = clear_table(p, n, &mask, e);
+    *out = (lm_repeats){ 0 };
+    if (rc)
+        return rc;
+    for (int64_t i = 0; i < n; i++) {
+        struct lm_seen *s = look_up(p, mask, u[i].hash);
+        if (s->count) {
+            again++;
+            out->chars += u[i].chars;
+        }
+        s->count = 1;
+    }
+    out->share = n ? (double)again / (double)n : 0;
+    return LM_OK;
+}
+
+/* Hash and length (one space between words when `spaced`) of the n words from i on. */
+static lm_unit gram_at(const lm_parts *p, int64_t i, int n, bool spaced)
+{
+    lm_unit g = { 0x9e3779b97f4a7c15u, spaced ? n - 1 : 0 };
+    for (int k = 0; k < n; k++) {
+        g.hash = (g.hash ^ p->words[i + k].hash) * 0xff51afd7ed558ccdu;
+        g.hash ^= g.hash >> 32;
+        g.chars += p->words[i + k].chars;
+    }
+    return g;
+}
+
+lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e)
+{
+    size_t mask;
+    uint32_t top = 1;
+    *chars = 0;
+    if (p->n_words < n)
+        return LM_OK;
+    lm_code rc = clear_table(p, p->n_words, &mask, e);
+    for (int64_t i = 0; !rc && i + n <= p->n_words; i++) {
+        lm_unit g = gram_at(p, i, n, true);
+        struct lm_seen *s = look_up(p, mask, g.hash);
+        s->count++;
+        if (s->count < 2 || s->count < top)
+            continue;
+        int64_t c = g.chars * s->count;
+        *chars = s->count > top || c > *chars ? c : *chars; /* a tie: the longest */
+        top = s->count;
+    }
+    return rc;
+}
+
+lm_code lm_parts_dup_grams(lm_parts *p, int n, int64_t *chars, lm_err *e)
+{
+    size_t mask;
+    *chars = 0;
+    if (p->n_words < n)
+        return LM_OK;
+    lm_code rc = clear_table(p, p->n_words, &mask, e);
+    for (int64_t i = 0; !rc && i + n <= p->n_words;) {
+        lm_unit g = gram_at(p, i, n, false);
+        struct lm_seen *s = look_up(p, mask, g.hash);
+        if (s->count) {
+            *chars += g.chars;
+            i += n; /* the next one may not overlap it */
+        } else {
+            s->count = 1;
+            i++;
+        }
+    }
+    return rc;
+}

@@ -1,0 +1,53 @@
+/* clean_parts.h -- a text taken apart for clean.h: words, lines, paragraphs and their repeats. */
+#ifndef LM_TEXT_CLEAN_PARTS_H
+#define LM_TEXT_CLEAN_PARTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef struct {
+    uint64_t hash;
+    int64_t chars;
+} lm_unit;
+
+typedef struct {
+    int64_t chars, newlines;  /* code points in all; '\n' among them */
+    int64_t n_words;          /* runs without white space */
+    int64_t plain_words;      /* with a character that is no punctuation or symbol */
+    int64_t plain_chars;      /* of those, punctuation around them not counted */
+    int64_t alpha_words;      /* with a letter */
+    int64_t stop_words;       /* how many different of the eight */
+    int64_t hashes, ellipses; /* '#'; "..." and U+2026 */
+    int64_t n_lines;          /* not blank */
+    int64_t bullet_lines, ellipsis_lines, sentence_lines, short_lines;
+    lm_unit *words, *lines, *paragraphs; /* lines and paragraphs without the white space around */
+    int64_t n_paragraphs;
+    size_t cap_words, cap_lines, cap_paragraphs;
+    struct lm_seen *table; /* scratch for counting */
+    size_t cap_table;
+} lm_parts; /* zero-initialise, reuse */
+
+lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, lm_err *e);
+void lm_parts_fini(lm_parts *p);
+
+typedef enum { LM_UNIT_LINE, LM_UNIT_PARAGRAPH } lm_unit_kind;
+typedef struct {
+    double share;  /* units that were there before, of all units */
+    int64_t chars; /* characters in them */
+} lm_repeats;
+lm_code lm_parts_repeats(lm_parts *p, lm_unit_kind kind, lm_repeats *out, lm_err *e);
+/* Characters in the most frequent word n-gram times its count; 0 if none is there twice. */
+lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e);
+/* Characters in n-grams that were there before, each character counted once. */
+lm_code lm_parts_dup_grams(lm_parts *p, int n, int64_t *chars, lm_err *e);
+
+/* One line, trimmed. */
+void lm_trim(const char **begin, const char **end);
+void lm_line_words(const char *s, size_t n, int64_t *words, int64_t *longest);
+bool lm_line_ends_sentence(const char *s, size_t n); /* . ? ! or a quote, and not "..." */
+int64_t lm_line_sentences(const char *s, size_t n);  /* at least 1 */
+
+#endif
