@@ -1,5 +1,6 @@
 /* config.c -- options from a JSON file, and back: keys are the long names. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/text.h"
@@ -121,6 +122,12 @@ lm_code lm_config_read(const char *path, lm_err *e)
     return LM_OK;
 }
 
+/* A number outside its own range says "not given": null, which --config passes over. */
+static bool number_is_set(const lm_opt *o, double v)
+{
+    return v >= o->min && v <= o->max;
+}
+
 static void write_option(lm_jw *w, const lm_opt *o)
 {
     switch (o->kind) {
@@ -129,11 +136,14 @@ static void write_option(lm_jw *w, const lm_opt *o)
         break;
     case LM_OPT_COUNT:
     case LM_OPT_BYTES:
-        lm_jw_int(w, o->name, *(int64_t *)o->dst);
+        if (number_is_set(o, (double)*(int64_t *)o->dst))
+            lm_jw_int(w, o->name, *(int64_t *)o->dst);
+        else
+            lm_jw_str(w, o->name, NULL);
         break;
     case LM_OPT_TIME:
     case LM_OPT_REAL:
-        lm_jw_f64(w, o->name, *(double *)o->dst);
+        lm_jw_f64(w, o->name, number_is_set(o, *(double *)o->dst) ? *(double *)o->dst : NAN);
         break;
     case LM_OPT_LIST:
         lm_jw_arr(w, o->name);

@@ -127,8 +127,8 @@ static void render(lm_buf *b, const lm_tool *t, int detailed)
     }
     if (t->examples && t->examples[0])
         lm_buf_addf(b, NULL, "\nExamples:\n");
-    for (const char *const *x = t->examples; x && *x; x++)
-        lm_buf_addf(b, NULL, "  %s\n", *x);
+    for (const char *const *x = t->examples; x && *x; x++) /* a command is not wrapped */
+        lm_buf_addf(b, NULL, "%*s%s\n", strlen(*x) + 2 <= WIDTH ? 2 : 0, "", *x);
     lm_buf_addf(b, NULL, "\nSee %s(1).\n", t->name);
 }
 

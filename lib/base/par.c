@@ -134,7 +134,8 @@ static void take_chunks(lm_par *p, uint64_t w, int who)
         lm_par_fn fn = p->fn;
         void *ctx = p->ctx;
 
-        /* The word may by now be that of a job of another kind, whose bell is yet to be answered. */
+        /* The word may by now be that of a job of another kind, whose bell is yet to be answered.
+         */
         if (p->kind != JOB_FOR || claim >= claims)
             return;
         if (!atomic_compare_exchange_weak(&p->word, &w, w + 1))
