@@ -85,7 +85,7 @@ static lm_code shard_names(const json_t *map, const char *where, const char ***n
     {
         const char *file = json_string_value(value);
         char show[LM_ST_SHOWN];
-        if (!file || !lm_name_ok(file)) {
+        if (!file || strlen(file) != json_string_length(value) || !lm_name_ok(file)) {
             lm_free(all);
             return lm_fail(e, LM_EFORMAT, where, NULL, "tensor '%s' has no proper file name",
                            lm_st_show(key, show));

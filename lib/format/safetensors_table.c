@@ -244,6 +244,13 @@ lm_code lm_st_header_length(const uint8_t field[8], const char *where, uint64_t 
     return LM_OK;
 }
 
+/* A string without U+0000, which C would cut short; else NULL. */
+static const char *plain_string(const json_t *v)
+{
+    const char *s = json_string_value(v);
+    return s && strlen(s) == json_string_length(v) ? s : NULL;
+}
+
 static lm_code read_meta(lm_st_table *t, const json_t *obj, const char *where, lm_err *e)
 {
     const char *key;
@@ -254,10 +261,11 @@ static lm_code read_meta(lm_st_table *t, const json_t *obj, const char *where, l
     json_object_foreach((json_t *)(uintptr_t)obj, key, value)
     {
         char show[LM_ST_SHOWN];
-        if (!json_is_string(value))
+        const char *text = plain_string(value);
+        if (!text)
             return lm_fail(e, LM_EFORMAT, where, NULL, "__metadata__ key '%s' is not a string",
                            lm_st_show(key, show));
-        lm_code rc = append_meta(t, key, json_string_value(value), e);
+        lm_code rc = append_meta(t, key, text, e);
         if (rc)
             return rc;
     }
@@ -271,7 +279,7 @@ static lm_code read_entry(const char *name, const json_t *obj, lm_st_tensor *x, 
     char show[LM_ST_SHOWN];
     const json_t *shape = json_object_get(obj, "shape"),
                  *off = json_object_get(obj, "data_offsets");
-    const char *dtype = json_string_value(json_object_get(obj, "dtype"));
+    const char *dtype = plain_string(json_object_get(obj, "dtype"));
 
     *x = (lm_st_tensor){ .name = name, .dtype_name = dtype };
     if (!json_is_object(obj))
