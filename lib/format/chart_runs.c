@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "format/chart_canvas.h"
 
 /* The column of s to draw along. */
 static lm_code pick_x(const lm_run_chart *r, const lm_series *s, lm_arena *a, const double **out,
@@ -155,6 +156,7 @@ static void list_keys(const lm_run_chart *r, lm_buf *out, lm_err *e)
 {
     enum { MOST = 48 };
     const char *seen[MOST] = { "step" };
+    char clean[64];
     int n = 1;
 
     for (int i = 0; i < r->runs; i++) {
@@ -163,7 +165,8 @@ static void list_keys(const lm_run_chart *r, lm_buf *out, lm_err *e)
             bool known = n == MOST;
             for (int j = 0; j < n; j++)
                 known |= !strcmp(seen[j], s->key);
-            if (!known && !lm_buf_addf(out, e, "%s%s", n > 1 ? ", " : "", s->key))
+            lm_chart_clean(clean, sizeof clean, s->key);
+            if (!known && !lm_buf_addf(out, e, "%s%s", n > 1 ? ", " : "", clean))
                 seen[n++] = s->key;
         }
     }

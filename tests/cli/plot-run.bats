@@ -1,0 +1,204 @@
+#!/usr/bin/env bats
+# plot-run: the pictures that it makes, growing files, what it refuses.
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/plot-run.sh"
+}
+
+@test "plot-run: the chart in the terminal has title, axes, line, marks and last value" {
+    run plot-run --width 60 --height 12 run.jsonl
+    [ "$status" -eq 0 ]
+    [ "${#lines[@]}" -eq 12 ]
+    [ "${lines[0]}" = run.jsonl ]
+    [[ "${lines[1]}" == *training*evaluation* ]]
+    [[ "${lines[3]}" == "8 ┤⢦⡀"* ]]
+    [[ "${lines[9]}" == *"● 3.31" ]]
+    [[ "${lines[11]}" == *100*200*"300 step" ]]
+    [ "$(grep -o ● <<< "$output" | wc -l)" -eq 7 ]
+}
+
+@test "plot-run: no colours where there is no terminal" {
+    run plot-run run.jsonl
+    [ "$status" -eq 0 ]
+    [[ "$output" != *$'\033'* ]]
+}
+
+@test "plot-run: colours on a terminal, none with NO_COLOR" {
+    command -v script > /dev/null || skip "script is missing"
+    [[ "$(script -qc 'plot-run run.jsonl' /dev/null)" == *$'\033[38;5;33m'* ]]
+    [[ "$(NO_COLOR=1 script -qc 'plot-run run.jsonl' /dev/null)" != *$'\033'* ]]
+}
+
+@test "plot-run: SVG has every point, and the same bytes each time" {
+    plot-run --no-eval -w 4000 -o a.svg run.jsonl
+    plot-run --no-eval -w 4000 -o b.svg run.jsonl
+    cmp a.svg b.svg
+    points=$(grep -o 'stroke="#2563eb" .*points="[^"]*"' a.svg | grep -o '[0-9.]*,[0-9.]*' | wc -l)
+    [ "$points" -eq 300 ]
+    ! grep -q '<circle' a.svg
+}
+
+@test "plot-run: evaluations are marks" {
+    plot-run -o a.svg run.jsonl
+    [ "$(grep -c '<circle' a.svg)" -eq 7 ] # six, and the legend's
+}
+
+@test "plot-run: PNG has the size asked for" {
+    plot-run -o a.png --width 500 --height 300 run.jsonl
+    [ "$(head -c 24 a.png | od -An -tx1 | tr -d ' \n')" = \
+        89504e470d0a1a0a0000000d49484452000001f40000012c ]
+}
+
+@test "plot-run: two runs have two colours, their names and a panel for each key" {
+    plot-run -o a.svg -k loss -k lr -n fast run.jsonl slow.jsonl
+    grep -q '>fast</text>' a.svg
+    grep -q '>slow.jsonl</text>' a.svg
+    grep -q '#2563eb' a.svg
+    grep -q '#ea580c' a.svg
+    grep -q '>loss</text>' a.svg
+    grep -q '>lr</text>' a.svg
+}
+
+@test "plot-run: equal names become paths" {
+    mkdir a b
+    cp run.jsonl a/
+    cp slow.jsonl b/run.jsonl
+    plot-run -o a.svg a/run.jsonl b/run.jsonl
+    grep -q '>a/run.jsonl</text>' a.svg
+    grep -q '>b/run.jsonl</text>' a.svg
+}
+
+@test "plot-run: smoothing adds a faint line behind, but not to a schedule" {
+    plot-run -s 0.9 -o a.svg run.jsonl
+    grep -q 'stroke-opacity="0.28"' a.svg
+    plot-run -s 0.9 -k lr -o b.svg run.jsonl
+    ! grep -q 'stroke-opacity="0.28"' b.svg
+}
+
+@test "plot-run: tokens and seconds along x" {
+    run plot-run -x tokens run.jsonl
+    [[ "${lines[-1]}" == *500k*1M*tokens ]]
+    run plot-run -x seconds run.jsonl
+    [[ "${lines[-1]}" == *30s*1m*seconds ]]
+}
+
+@test "plot-run: standard input and standard output" {
+    plot-run -o a.svg -t x run.jsonl
+    plot-run -o - --format svg -t x < run.jsonl | cmp - a.svg
+}
+
+@test "plot-run: plain objects of another program" {
+    printf '{"loss":3}\n{"loss":2}\n{"loss":1}\n' > other.jsonl
+    run plot-run -w 40 --height 8 other.jsonl
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == *1*2*"3 step" ]]
+}
+
+@test "plot-run: a cut last line is passed over, a bad one is told once" {
+    head -c 20000 run.jsonl > cut.jsonl
+    run plot-run cut.jsonl
+    [ "$status" -eq 0 ]
+    [[ "$output" != *plot-run:* ]]
+    sed -i '5s/.*/not json/' cut.jsonl
+    run plot-run cut.jsonl
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"plot-run: cut.jsonl: line 5: no JSON object; 1 such lines skipped"* ]]
+}
+
+@test "plot-run: NaN breaks the line and is shown" {
+    sed -i 's/"step":150,\(.*\)"loss":[0-9.]*,\(.*\)}/"step":150,\1"loss":null,\2,"nonfinite":"nan"}/' run.jsonl
+    plot-run --no-eval -o a.svg run.jsonl
+    [ "$(grep -c '<polyline.*#2563eb' a.svg)" -eq 2 ]
+    [ "$(grep -c '#dc2626' a.svg)" -eq 2 ]
+}
+
+@test "plot-run: --follow waits for the file, draws what comes and ends with the run" {
+    { sleep 0.3; head -n 100 run.jsonl > grow.jsonl; sleep 0.3; tail -n +101 run.jsonl >> grow.jsonl; } &
+    run timeout 20 plot-run --follow --interval 0.1 --width 60 --height 12 grow.jsonl
+    [ "$status" -eq 0 ]
+    [ "${#lines[@]}" -eq 12 ] # no terminal: one chart, the last
+    [[ "${lines[9]}" == *"● 3.31" ]]
+}
+
+@test "plot-run: --follow replaces the picture and ends on a signal" {
+    head -n 50 run.jsonl > grow.jsonl
+    plot-run --follow --interval 0.1 -o a.svg grow.jsonl &
+    pid=$!
+    for _ in $(seq 100); do [ -e a.svg ] && break; sleep 0.05; done
+    cp a.svg first.svg
+    sed -n 51,100p run.jsonl >> grow.jsonl
+    for _ in $(seq 100); do cmp -s a.svg first.svg || break; sleep 0.05; done
+    ! cmp -s a.svg first.svg
+    kill -TERM $pid
+    status=0
+    wait $pid || status=$?
+    [ "$status" -eq 143 ]
+    [ -z "$(ls -A | grep tmp)" ]
+}
+
+@test "plot-run: an unknown key is told with those that there are" {
+    run plot-run -k los run.jsonl
+    [ "$status" -eq 1 ]
+    [ "$output" = "plot-run: run.jsonl: no record has 'los'; they have tokens, seconds, loss, lr, grad_norm: choose one of these with --key" ]
+}
+
+@test "plot-run: files with nothing to draw" {
+    : > empty.jsonl
+    run plot-run empty.jsonl
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"empty.jsonl: no record with numbers in it"* ]]
+    run plot-run missing.jsonl
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"missing.jsonl: cannot open: No such file or directory"* ]]
+    run plot-run .
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"is a folder"* ]]
+    printf '{"step":1,"loss":-1}\n' > minus.jsonl
+    run plot-run --log-y minus.jsonl
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"no record has a finite positive 'loss'"* ]]
+}
+
+@test "plot-run: requests that cannot be obeyed end with 2 and write nothing" {
+    run plot-run -o loss run.jsonl
+    [ "$status" -eq 2 ]
+    run plot-run -o a.svg --width 20 run.jsonl
+    [ "$status" -eq 2 ]
+    run plot-run --smooth 1 run.jsonl
+    [ "$status" -eq 2 ]
+    run plot-run -n a -n b run.jsonl
+    [ "$status" -eq 2 ]
+    run plot-run --format text -o run.jsonl run.jsonl
+    [ "$status" -eq 2 ]
+    run plot-run -x epochs run.jsonl
+    [ "$status" -eq 2 ]
+    [ "$(ls)" = $'run.jsonl\nslow.jsonl' ]
+}
+
+@test "plot-run: an existing picture is kept without -f" {
+    echo mine > a.svg
+    run plot-run -o a.svg run.jsonl
+    [ "$status" -eq 2 ]
+    [ "$(cat a.svg)" = mine ]
+    plot-run -f -o a.svg run.jsonl
+    grep -q '<svg' a.svg
+}
+
+@test "plot-run: a full disk is a failure" {
+    run plot-run --format svg -o /dev/full run.jsonl
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"No space left on device"* ]]
+    run bash -c 'plot-run run.jsonl > /dev/full'
+    [ "$status" -eq 1 ]
+}
+
+@test "plot-run: names cannot command the terminal" {
+    printf '{"step":1,"lo\\u001b[31mss":1}\n{"step":2,"lo\\u001b[31mss":2}\n' > evil.jsonl
+    run plot-run -t $'a\033]0;x\007' -k $'lo\033[31mss' evil.jsonl
+    [ "$status" -eq 0 ]
+    [[ "$output" != *$'\033'* ]]
+    run plot-run -k nothing evil.jsonl
+    [[ "$output" != *$'\033'* ]]
+}
