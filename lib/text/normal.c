@@ -16,7 +16,8 @@ typedef enum {
     STEP_FORM,
     STEP_LOWER,
     STEP_STRIP,
-    STEP_ACCENTS,
+    STEP_MARKS,   /* StripAccents: all marks */
+    STEP_ACCENTS, /* BertNormalizer: non-spacing marks only */
     STEP_REPLACE,
     STEP_PREPEND,
     STEP_BYTES,
@@ -116,7 +117,7 @@ static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *
         { "NFKC", { .kind = STEP_FORM, .form = LM_NFKC } },
         { "NFKD", { .kind = STEP_FORM, .form = LM_NFKD } },
         { "Lowercase", { .kind = STEP_LOWER } },
-        { "StripAccents", { .kind = STEP_ACCENTS } },
+        { "StripAccents", { .kind = STEP_MARKS } },
         { "ByteLevel", { .kind = STEP_BYTES } },
     };
     const char *type;
@@ -230,8 +231,10 @@ static int map_char(step_kind kind, const uint8_t *tab, uint32_t c, uint32_t to[
         }
         to[0] = (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
         return 1;
-    case STEP_ACCENTS:
+    case STEP_MARKS:
         return !(tab[c] & LM_CLASS_MARK);
+    case STEP_ACCENTS:
+        return utf8proc_category((utf8proc_int32_t)c) != UTF8PROC_CATEGORY_MN;
     case STEP_CLEAN:
         if (c != '\t' && c != '\n' && c != '\r' && (!c || c == 0xFFFD || lm_class_is_other(tab, c)))
             return 0;

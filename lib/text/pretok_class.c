@@ -36,7 +36,7 @@ static uint8_t class_of(uint32_t c)
     if (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO)
         m |= LM_CLASS_LETTER | LM_CLASS_WORD;
     else if (k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME)
-        m |= LM_CLASS_WORD | (k == UTF8PROC_CATEGORY_MN ? LM_CLASS_MARK : 0);
+        m |= LM_CLASS_WORD | LM_CLASS_MARK;
     else if (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO)
         m |= LM_CLASS_NUMBER | (k != UTF8PROC_CATEGORY_NO ? LM_CLASS_WORD : 0);
     else if (k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO)

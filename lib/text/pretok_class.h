@@ -14,7 +14,7 @@ enum {
     LM_CLASS_NUMBER = 2,  /* \p{N} */
     LM_CLASS_SPACE = 4,   /* White_Space: \s */
     LM_CLASS_NEWLINE = 8, /* CR and LF only, beside LM_CLASS_SPACE */
-    LM_CLASS_MARK = 16,   /* \p{Mn}: what stripping accents removes */
+    LM_CLASS_MARK = 16,   /* \p{M} */
     LM_CLASS_PUNCT = 32,  /* \p{P}, and all ASCII punctuation */
     LM_CLASS_WORD = 64,   /* \w: alphabetic, marks, digits, connectors, joiners */
     LM_CLASS_OTHER = 128, /* \p{C}: control, format, private, unassigned */

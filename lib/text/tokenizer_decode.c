@@ -365,6 +365,17 @@ static lm_code run_step(const step *s, const strings *in, strings *out, lm_err *
     return rc;
 }
 
+/* A token as decoding sees it: added tokens in their normalised form, as in `tokenizers` 0.23. */
+static const char *token_text(const lm_tokenizer *t, uint32_t id, size_t *len)
+{
+    uint32_t a = id < t->vocab_size ? t->added_of[id] : LM_BPE_NONE;
+
+    if (a == LM_BPE_NONE || !t->added.v[a].pattern)
+        return lm_tokenizer_token(t, id, len);
+    *len = t->added.v[a].pattern_len;
+    return t->added.v[a].pattern;
+}
+
 /* The tokens' texts as the first list; without a decoder they are joined by spaces. */
 static lm_code gather(const lm_tokenizer *t, const uint32_t *ids, size_t n, bool skip_special,
                       strings *out, lm_err *e)
@@ -373,7 +384,7 @@ static lm_code gather(const lm_tokenizer *t, const uint32_t *ids, size_t n, bool
 
     for (size_t i = 0; i < n && !rc; i++) {
         size_t len;
-        const char *s = lm_tokenizer_token(t, ids[i], &len);
+        const char *s = token_text(t, ids[i], &len);
         if (!s)
             return lm_fail(e, LM_EFORMAT, "token ids", NULL,
                            "id %u at position %zu is no token; the vocabulary ends at %lld", ids[i],

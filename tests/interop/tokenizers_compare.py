@@ -7,6 +7,7 @@ pattern, and for tokenizer.json files that exercise every part that is read.
 
 DIR is a build folder with libcore.a and bin/train-tokenizer.  Exit 0: all equal; 1: differences, each shown."""
 import argparse
+import functools
 import os
 import random
 import struct
@@ -58,19 +59,24 @@ class Ours:
         self.p.wait()
 
 
-def characters_by_category():
+# These parts of `tokenizers` rest on tables of older Unicode versions: compared on old characters only.
+OLD_TABLES = {"nfkc", "nfkd", "nfd", "qwen-nfc", "strip-lower", "bert-normalizer", "bert-pre"}
+
+
+@functools.cache
+def characters_by_category(old):
     table = {}
     for c in range(0x110000):
         k = unicodedata.category(chr(c))
-        if k in ("Cs", "Cn"):
+        if k in ("Cs", "Cn") or (old and unicodedata.ucd_3_2_0.category(chr(c)) != k):
             continue
         table.setdefault(k, []).append(chr(c))
     return table
 
 
-def fuzz_texts(rng, rounds, extra):
+def fuzz_texts(rng, rounds, extra, old):
     """Strings made to sit on the edges of the patterns."""
-    cats = characters_by_category()
+    cats = characters_by_category(old)
     names = sorted(cats)
     bits = ["'s", "'S", "'re", "'LL", "'\u017f", "'", "''", " ", "  ", "   ", "\n", "\r\n", "\r", "\t", "\n\n ",
             " \n", "\u00a0", "\u2003", "\u3000", "\u0085", "\u200b", "\u180e", "1", "12", "123", "1234567", "\u0663",
@@ -133,11 +139,6 @@ def train(pre, decoder, normalizer=None, alphabet=True, vocab=2000, **bpe):
 def split_bytes(pattern, behavior="isolated", invert=False):
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior, invert),
                                     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def plain(t, decoder=None):
-    """A copy whose model drops the special treatment of <0xXX> and friends."""
-    return t
 
 
 def cases():
@@ -244,7 +245,7 @@ def compare(name, theirs, driver, path, rng, rounds):
     ours, bad, n = Ours(driver, path), 0, 0
     extra = ["<l>", "<r>", "<lr>", "Etat", "the", "<|x|>", "<|x|>y", "\u00e9t\u00e9", " <l> ", "\n<r>\n"]
     size = theirs.get_vocab_size()
-    for text in list(fuzz_texts(rng, rounds, extra)) + real_texts() + [""]:
+    for text in list(fuzz_texts(rng, rounds, extra, name in OLD_TABLES)) + real_texts() + [""]:
         for special in (False, True):
             want = theirs.encode(text, add_special_tokens=special).ids
             got = ours.encode(text, special)
@@ -255,7 +256,7 @@ def compare(name, theirs, driver, path, rng, rounds):
                     print(f"{name}: {text!r}\n  theirs {want}\n  ours   {got}")
         if len(text) > 5000:
             continue
-        if theirs.decode(want) != ours.decode(want, False) and "encoder" != name:
+        if theirs.decode(want) != ours.decode(want, False):
             bad += 1
             if bad <= 5:
                 print(f"{name}: decode {want}\n  theirs {theirs.decode(want)!r}\n  ours   {ours.decode(want, False)!r}")

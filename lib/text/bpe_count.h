@@ -1,0 +1,30 @@
+/* bpe_count.h -- a table from words (byte strings) to 64-bit counts; the working set of BPE training. */
+#ifndef LM_TEXT_BPE_COUNT_H
+#define LM_TEXT_BPE_COUNT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef struct {
+    size_t off; /* of the word in text */
+    uint32_t len, hash;
+    int64_t count; /* 0: a free slot */
+} lm_word_slot;
+
+/* Zero-initialise. */
+typedef struct {
+    lm_word_slot *slots; /* open addressing, at most half full */
+    size_t n_slots, n;   /* n words */
+    char *text;
+    size_t text_len, text_cap;
+} lm_words;
+
+/* Fails: LM_ELIMIT when memory is out or a word exceeds 4 GiB. */
+lm_code lm_words_add(lm_words *w, const char *word, size_t len, int64_t count, lm_err *e);
+/* Add all of `from` to *w. */
+lm_code lm_words_merge(lm_words *w, const lm_words *from, lm_err *e);
+void lm_words_fini(lm_words *w);
+
+#endif

@@ -1,0 +1,335 @@
+/* Training from documents to a finished tokenizer.json: cut, count, learn, write. */
+#include "text/bpe_train.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "text/bpe_learn.h"
+#include "text/pretok_split.h"
+#include "text/tokenizer_added.h"
+
+typedef struct {
+    lm_words words;
+    lm_regex_match *match;
+    lm_pieces list, tmp;
+    int64_t documents, bytes, n_words;
+} worker;
+
+struct lm_bpe_trainer {
+    int64_t vocab_size, min_frequency, max_token_bytes;
+    char *pattern; /* the pattern's text, names resolved */
+    lm_cut cut;
+    lm_added special;
+    worker *workers;
+    int threads;
+};
+
+static lm_code check_opts(const lm_bpe_train_opts *o, lm_err *e)
+{
+    for (int i = 0; i < o->n_special; i++) {
+        const char *s = o->special[i];
+        if (!*s || lm_utf8_valid(s, strlen(s)) != strlen(s))
+            return lm_fail(e, LM_EUSAGE, "--special", NULL,
+                           "special token %d is empty or not UTF-8", i);
+        for (int k = 0; k < i; k++)
+            if (!strcmp(s, o->special[k]))
+                return lm_fail(e, LM_EUSAGE, "--special", "name each token once",
+                               "\"%s\" is given twice", s);
+    }
+    if (o->vocab_size < 256 + o->n_special || o->vocab_size > 1 << 27)
+        return lm_fail(e, LM_EUSAGE, "--vocab-size", NULL,
+                       "%lld is not in %d (256 bytes and %d special tokens) to 134217728",
+                       (long long)o->vocab_size, 256 + o->n_special, o->n_special);
+    return LM_OK;
+}
+
+static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
+{
+    lm_scan_kind k = lm_scan_of_name(pattern);
+    lm_err bad = { 0 };
+    lm_code rc;
+
+    if (k == LM_SCAN_NONE)
+        k = lm_scan_of_pattern(pattern);
+    rc = lm_strdup(&t->pattern, k ? lm_scan_pattern(k) : pattern, e);
+    if (rc)
+        return rc;
+    t->cut.kind = k ? LM_CUT_SCAN : LM_CUT_REGEX;
+    t->cut.scan = k;
+    if (k)
+        return LM_OK;
+    rc = lm_regex_new(pattern, strlen(pattern), false, "--pattern", &t->cut.regex, &bad);
+    if (rc) /* the pattern is the user's request, not a file */
+        rc = lm_fail(e, rc == LM_EFORMAT ? LM_EUSAGE : rc, "--pattern",
+                     "give gpt2, llama3, qwen, or a PCRE2 pattern", "%s", bad.what);
+    return rc;
+}
+
+static lm_code set_special(lm_bpe_trainer *t, const lm_bpe_train_opts *o, lm_err *e)
+{
+    lm_code rc = lm_alloc_n(&t->special.v, (size_t)o->n_special, sizeof *t->special.v,
+                            "special tokens", e);
+
+    for (int i = 0; i < o->n_special && !rc; i++) {
+        lm_added_token *a = &t->special.v[t->special.n++];
+        a->id = (uint32_t)i;
+        a->special = true;
+        a->len = strlen(o->special[i]);
+        rc = lm_strdup(&a->text, o->special[i], e);
+    }
+    return rc ? rc : lm_added_index(&t->special, e);
+}
+
+lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_trainer **out, lm_err *e)
+{
+    lm_bpe_trainer *t = NULL;
+    lm_code rc = check_opts(o, e);
+
+    *out = NULL;
+    if (!rc)
+        rc = lm_alloc_n(&t, 1, sizeof *t, "the trainer", e);
+    if (rc)
+        return rc;
+    t->vocab_size = o->vocab_size;
+    t->min_frequency = o->min_frequency;
+    t->max_token_bytes = o->max_token_bytes;
+    rc = set_pattern(t, o->pattern, e);
+    if (!rc)
+        rc = set_special(t, o, e);
+    if (!rc)
+        rc = lm_alloc_n(&t->workers, (size_t)threads, sizeof *t->workers, "the trainer", e);
+    for (t->threads = 0; !rc && t->threads < threads; t->threads++)
+        rc = lm_regex_match_new(&t->workers[t->threads].match, e);
+    if (rc)
+        lm_bpe_trainer_free(t);
+    else
+        *out = t;
+    return rc;
+}
+
+void lm_bpe_trainer_free(lm_bpe_trainer *t)
+{
+    if (!t)
+        return;
+    for (int i = 0; i < t->threads; i++) {
+        lm_words_fini(&t->workers[i].words);
+        lm_regex_match_free(t->workers[i].match);
+        lm_free(t->workers[i].list.v);
+        lm_free(t->workers[i].tmp.v);
+    }
+    lm_free(t->workers);
+    lm_added_fini(&t->special);
+    lm_regex_free(t->cut.regex);
+    lm_free(t->pattern);
+    lm_free(t);
+}
+
+/* Count the words of a stretch without special tokens. */
+static lm_code count_words(lm_bpe_trainer *t, worker *w, const char *text, size_t len, lm_err *e)
+{
+    lm_piece whole = { 0, len, false };
+    lm_pieces from = { &whole, 1, 1 };
+    lm_code rc = LM_OK;
+
+    if (t->cut.kind == LM_CUT_SCAN) {
+        for (const char *end = text + len; text < end && !rc; w->n_words++) {
+            size_t n = lm_scan_word(t->cut.scan, text, end);
+            rc = lm_words_add(&w->words, text, n, 1, e);
+            text += n;
+        }
+        return rc;
+    }
+    w->list.n = 0;
+    rc = lm_cut_all(&t->cut, w->match, text, &from, &w->tmp, &w->list, e);
+    for (size_t i = 0; i < w->list.n && !rc; i++)
+        rc = lm_words_add(&w->words, text + w->list.v[i].off, w->list.v[i].len, 1, e);
+    w->n_words += (int64_t)w->list.n;
+    return rc;
+}
+
+lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker_at, const char *text, size_t len, lm_err *e)
+{
+    worker *w = &t->workers[worker_at];
+    lm_added_walk walk = { .added = &t->special, .group = LM_ADDED_RAW, .text = text, .len = len };
+    size_t valid = lm_utf8_valid(text, len);
+    lm_code rc = LM_OK;
+
+    if (valid != len)
+        return lm_fail(e, LM_EFORMAT, "training text", "convert the text to UTF-8",
+                       "invalid UTF-8 at byte %zu of %zu", valid, len);
+    w->documents++;
+    w->bytes += (int64_t)len;
+    while (!rc && lm_added_next(&walk))
+        if (walk.begin > walk.gap)
+            rc = count_words(t, w, text + walk.gap, walk.begin - walk.gap, e);
+    if (!rc && len > walk.gap)
+        rc = count_words(t, w, text + walk.gap, len - walk.gap, e);
+    return rc;
+}
+
+static int by_char(const void *a, const void *b)
+{
+    uint32_t x = lm_byte_char(*(const uint8_t *)a), y = lm_byte_char(*(const uint8_t *)b);
+    return x < y ? -1 : x > y;
+}
+
+/* Ids: specials in order, then the byte characters by code point (one that is a special keeps its id). */
+static lm_code begin_vocab(const lm_bpe_trainer *t, lm_bpe *v, lm_err *e)
+{
+    uint8_t order[256];
+    lm_code rc = lm_bpe_begin_vocab(v, (size_t)t->vocab_size, (size_t)t->vocab_size, e);
+
+    for (size_t i = 0; i < t->special.n && !rc; i++)
+        rc = lm_bpe_add_token(v, t->special.v[i].text, t->special.v[i].len, (uint32_t)v->n_tokens,
+                              "special tokens", e);
+    for (int i = 0; i < 256; i++)
+        order[i] = (uint8_t)i;
+    qsort(order, 256, 1, by_char);
+    for (int i = 0; i < 256 && !rc; i++) {
+        char c[4];
+        size_t n = lm_byte_utf8(order[i], c);
+        if (lm_bpe_find(v, c, n) == LM_BPE_NONE)
+            rc = lm_bpe_add_token(v, c, n, (uint32_t)v->n_tokens, "bytes", e);
+    }
+    if (!rc)
+        lm_bpe_end_vocab(v);
+    return rc;
+}
+
+static void write_byte_level(lm_jw *w, const char *key, bool regex)
+{
+    lm_jw_obj(w, key);
+    lm_jw_str(w, "type", "ByteLevel");
+    lm_jw_bool(w, "add_prefix_space", false);
+    lm_jw_bool(w, "trim_offsets", true);
+    lm_jw_bool(w, "use_regex", regex);
+    lm_jw_close_obj(w);
+}
+
+static void write_pretok(const lm_bpe_trainer *t, lm_jw *w)
+{
+    if (t->cut.kind == LM_CUT_SCAN && t->cut.scan == LM_SCAN_GPT2) {
+        write_byte_level(w, "pre_tokenizer", true);
+        return;
+    }
+    lm_jw_obj(w, "pre_tokenizer");
+    lm_jw_str(w, "type", "Sequence");
+    lm_jw_arr(w, "pretokenizers");
+    lm_jw_obj(w, NULL);
+    lm_jw_str(w, "type", "Split");
+    lm_jw_obj(w, "pattern");
+    lm_jw_str(w, "Regex", t->pattern);
+    lm_jw_close_obj(w);
+    lm_jw_str(w, "behavior", "Isolated");
+    lm_jw_bool(w, "invert", false);
+    lm_jw_close_obj(w);
+    write_byte_level(w, NULL, false);
+    lm_jw_close_arr(w);
+    lm_jw_close_obj(w);
+}
+
+static void write_model(const lm_bpe_learned *l, lm_jw *w)
+{
+    const lm_bpe *v = &l->vocab;
+    char *key = NULL;
+    lm_code rc = LM_OK;
+
+    lm_jw_obj(w, "model");
+    lm_jw_str(w, "type", "BPE");
+    lm_jw_str(w, "dropout", NULL);
+    lm_jw_str(w, "unk_token", NULL);
+    lm_jw_str(w, "continuing_subword_prefix", NULL);
+    lm_jw_str(w, "end_of_word_suffix", NULL);
+    lm_jw_bool(w, "fuse_unk", false);
+    lm_jw_bool(w, "byte_fallback", false);
+    lm_jw_bool(w, "ignore_merges", false);
+    lm_jw_obj(w, "vocab");
+    for (size_t i = 0; i < v->n_tokens && !rc; i++) {
+        rc = lm_asprintf(&key, w->err, "%.*s", (int)v->tokens[i].len, v->text + v->tokens[i].off);
+        if (!rc)
+            lm_jw_int(w, key, (int64_t)i);
+        lm_free(key);
+        key = NULL;
+    }
+    lm_jw_close_obj(w);
+    lm_jw_arr(w, "merges");
+    for (size_t i = 0; i < l->n_merges; i++) {
+        const lm_bpe_pair *m = &l->merges[i];
+        lm_jw_arr(w, NULL);
+        lm_jw_strn(w, NULL, v->text + v->tokens[m->left].off, v->tokens[m->left].len);
+        lm_jw_strn(w, NULL, v->text + v->tokens[m->right].off, v->tokens[m->right].len);
+        lm_jw_close_arr(w);
+    }
+    lm_jw_close_arr(w);
+    lm_jw_close_obj(w);
+    if (rc && !w->rc)
+        w->rc = rc;
+}
+
+static lm_code write_json(const lm_bpe_trainer *t, const lm_bpe_learned *l, lm_buf *json, lm_err *e)
+{
+    lm_jw w;
+
+    lm_jw_begin(&w, json, 2, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "version", "1.0");
+    lm_jw_str(&w, "truncation", NULL);
+    lm_jw_str(&w, "padding", NULL);
+    lm_jw_arr(&w, "added_tokens");
+    for (size_t i = 0; i < t->special.n; i++) {
+        lm_jw_obj(&w, NULL);
+        lm_jw_int(&w, "id", (int64_t)i);
+        lm_jw_str(&w, "content", t->special.v[i].text);
+        lm_jw_bool(&w, "single_word", false);
+        lm_jw_bool(&w, "lstrip", false);
+        lm_jw_bool(&w, "rstrip", false);
+        lm_jw_bool(&w, "normalized", false);
+        lm_jw_bool(&w, "special", true);
+        lm_jw_close_obj(&w);
+    }
+    lm_jw_close_arr(&w);
+    lm_jw_str(&w, "normalizer", NULL);
+    write_pretok(t, &w);
+    write_byte_level(&w, "post_processor", true);
+    write_byte_level(&w, "decoder", true);
+    write_model(l, &w);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_par *par, lm_sink *sink, lm_buf *json,
+                              lm_bpe_train_stats *stats, lm_err *e)
+{
+    lm_bpe_learned l = { .n_merges = 0 };
+    lm_words *all = &t->workers[0].words;
+    lm_code rc = LM_OK;
+
+    (void)par; /* merging is serial: seconds for 10^6 words */
+    *stats = (lm_bpe_train_stats){ 0 };
+    for (int i = 0; i < t->threads && !rc; i++) {
+        stats->documents += t->workers[i].documents;
+        stats->bytes += t->workers[i].bytes;
+        stats->words += t->workers[i].n_words;
+        if (i)
+            rc = lm_words_merge(all, &t->workers[i].words, e);
+        if (i)
+            lm_words_fini(&t->workers[i].words);
+    }
+    stats->unique_words = (int64_t)all->n;
+    if (!rc && !all->n)
+        rc = lm_fail(e, LM_EUSAGE, "training text", "give documents with text",
+                     "%lld documents hold no word", (long long)stats->documents);
+    if (!rc)
+        rc = begin_vocab(t, &l.vocab, e);
+    if (!rc)
+        rc = lm_bpe_learn(&l, all, t->vocab_size, t->min_frequency, t->max_token_bytes, sink, e);
+    if (!rc)
+        rc = write_json(t, &l, json, e);
+    stats->vocab_size = (int64_t)l.vocab.n_tokens;
+    stats->merges = (int64_t)l.n_merges;
+    lm_bpe_learned_fini(&l);
+    return rc;
+}
