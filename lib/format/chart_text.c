@@ -239,7 +239,7 @@ static int tick_column(const screen *s, int i)
 static void put_x_axis(screen *s, bool labels)
 {
     char line[1100];
-    int end = s->left + 2 + s->cols, from = 0;
+    int end = s->left + 2 + s->cols, from = 0, name = (int)lm_chart_letters(s->chart->x_label);
 
     put_times(s, " ", s->left + 1);
     put(s, "└");
@@ -257,14 +257,14 @@ static void put_x_axis(screen *s, bool labels)
         int len = (int)strlen(s->ax.label[i]);
         int at = s->left + 2 + tick_column(s, i) - (len - 1) / 2;
 
-        if (at < from || at + len > end + RIGHT - 1)
+        if (at < from || at + len + 1 + name > end + RIGHT)
             continue;
         memcpy(line + at, s->ax.label[i], (size_t)len);
         from = at + len + 1;
     }
     line[from > 0 ? from : 0] = '\0';
     put(s, line);
-    if (from + (int)lm_chart_letters(s->chart->x_label) + 1 <= end + RIGHT)
+    if (from + name <= end + RIGHT)
         put_cut(s, s->chart->x_label, end + RIGHT - from);
     put(s, "\n");
 }
