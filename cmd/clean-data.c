@@ -1,0 +1,323 @@
+/* clean-data -- filter and deduplicate documents.  See man/man1/clean-data.1. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/input_opts.h"
+#include "common/tool.h"
+#include "format/provenance.h"
+#include "text/clean_run.h"
+
+#define DEFAULT_RULE(id, set, shape, name, dflt, max, help) { dflt, true },
+
+static struct {
+    lm_input_args in;
+    lm_clean_opts clean;
+    const char *rules, *top_ngrams, *dup_ngrams;
+    const char *dedup, *report, *dropped;
+    int64_t ngram, bands, rows;
+    double similarity;
+} opt = { .in = LM_INPUT_ARGS_DEFAULT,
+          .clean = { .rule = { LM_CLEAN_RULES(DEFAULT_RULE) }, .strip_citations = true },
+          .rules = "none",
+          .dedup = "none",
+          .ngram = 5,
+          .bands = 14,
+          .rows = 8,
+          .similarity = 0.7 };
+
+static const char *const dedup_choices[] = { "none", "exact", "minhash", NULL };
+
+/* One row of the table for each rule that has an option of its own. */
+#define ROW_NUM(id, name, dflt, max, help) \
+    LM_REAL(0, name, &opt.clean.rule[LM_RULE_##id].limit, "X", 0, max, help " [" #dflt "]"),
+#define ROW_FLAG(id, name, dflt, max, help) \
+    LM_FLAG(0, name, &opt.clean.rule[LM_RULE_##id].on, help),
+#define ROW_LIST(id, name, dflt, max, help)
+#define RULE_ROW(id, set, shape, name, dflt, max, help) ROW_##shape(id, name, dflt, max, help)
+
+static const lm_opt options[] = {
+    LM_GROUP("Input"),
+    LM_INPUT_OPTIONS(opt.in),
+    LM_GROUP("What is dropped"),
+    LM_STR('r', "rules", &opt.rules, "LIST", "of gopher, c4, fineweb; or all, none [none]"),
+    LM_CHOICE('d', "dedup", &opt.dedup, "WAY", dedup_choices,
+              "duplicates: none, exact, or minhash for near ones too [none]"),
+    LM_COUNT(0, "ngram", &opt.ngram, "N", 1, 64, "minhash: words in a shingle [5]"),
+    LM_COUNT(0, "bands", &opt.bands, "N", 1, 1024, "minhash: bands of the signature [14]"),
+    LM_COUNT(0, "rows", &opt.rows, "N", 1, 1024, "minhash: values in a band [8]"),
+    LM_REAL(0, "similarity", &opt.similarity, "X", 0, 1,
+            "minhash: estimated similarity of duplicates [0.7]"),
+    LM_GROUP("Report"),
+    LM_STR(0, "report", &opt.report, "FILE", "write the counts of every rule there, as JSON"),
+    LM_STR(0, "dropped", &opt.dropped, "FILE", "write what is dropped there, with the rule"),
+    LM_GROUP("Rules (drop a document when ...; 'line:' drops a line)"),
+    LM_STR(0, "gopher-top-ngrams", &opt.top_ngrams, "X,X,X",
+           "characters in the top 2-, 3-, 4-gram [0.2,0.18,0.16]"),
+    LM_STR(0, "gopher-dup-ngrams", &opt.dup_ngrams, "X,...",
+           "in repeated 5- to 10-grams [0.15,0.14,0.13,0.12,0.11,0.1]"),
+    LM_CLEAN_RULES(RULE_ROW) LM_FLAG(0, "c4-citations", &opt.clean.strip_citations,
+                                     "cut [1], [edit] and [citation needed] out of lines"),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "clean-data --rules gopher,c4,fineweb --dedup minhash raw.jsonl.zst > clean.jsonl",
+    "zcat a.jsonl.gz | clean-data -r gopher -d exact --report r.json -o clean.jsonl", NULL
+};
+
+static lm_tool tool = {
+    .name = "clean-data",
+    .args = "[FILE ...]",
+    .brief = "filter and deduplicate JSONL, plain text and archives",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON,
+    .max_args = -1,
+    .filter = true,
+    .examples = examples,
+};
+
+/* ---- options that are lists ---- */
+
+static void read_rules(void)
+{
+    static const char *const names[] = { "gopher", "c4", "fineweb", "all", "none", NULL };
+    const char *p = opt.rules;
+    while (*p) {
+        size_t n = strcspn(p, ",");
+        char word[32];
+        int k = 0;
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        while (names[k] && strcmp(names[k], word) != 0)
+            k++;
+        if (!names[k]) {
+            const char *near = lm_nearest(word, names);
+            char todo[64];
+            snprintf(todo, sizeof todo,
+                     near ? "did you mean %s?" : "choose from gopher, c4, fineweb", near);
+            lm_misuse(&tool, "--rules", todo, "unknown set of rules '%s'", word);
+        }
+        for (int s = 0; s < LM_CLEAN_SETS; s++)
+            opt.clean.set[s] |= k == s || k == 3;
+        p += n + (p[n] == ',');
+    }
+    /* FineWeb's own recipe leaves this one rule of C4 out: it drops too much for too little */
+    if (opt.clean.set[LM_CLEAN_FINEWEB] && !lm_given(&tool, "c4-terminal-punct"))
+        opt.clean.rule[LM_RULE_LINE_PUNCT].on = false;
+}
+
+/* n shares between 0 and 1 into the rules from `first` on. */
+static void read_shares(const char *name, const char *list, int first, int n)
+{
+    if (!list)
+        return;
+    for (int i = 0; i < n; i++) {
+        size_t k = strcspn(list, ",");
+        char word[32];
+        double v;
+        snprintf(word, sizeof word, "%.*s", (int)k, list);
+        if (!lm_parse_double(word, &v) || v < 0 || v > 1 || (list[k] == ',') != (i + 1 < n))
+            lm_misuse(&tool, name, "separate them by commas", "%d numbers from 0 to 1 are needed",
+                      n);
+        opt.clean.rule[first + i].limit = v;
+        list += k + 1;
+    }
+}
+
+/* ---- the report ---- */
+
+static lm_code report_history(lm_jw *w, const lm_input *in, lm_err *e)
+{
+    lm_history_input *inputs;
+    lm_buf chain = { 0 };
+    json_t *tree = NULL;
+    lm_code rc = lm_alloc_n(&inputs, (size_t)tool.argc, sizeof *inputs, "inputs", e);
+    if (rc)
+        return rc;
+    for (int i = 0; i < tool.argc; i++)
+        inputs[i] = (lm_history_input){ tool.argv[i], lm_input_digest(in, i) };
+    const lm_history_step step = { .tool = tool.name,
+                                   .version = LM_VERSION,
+                                   .argv = tool.full_argv,
+                                   .argc = tool.full_argc,
+                                   .inputs = inputs,
+                                   .n_inputs = (size_t)tool.argc,
+                                   .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
+    rc = lm_history_add(NULL, &step, &chain, e);
+    if (!rc)
+        rc = lm_json_parse(chain.data, chain.len, "history", &tree, e);
+    if (!rc)
+        lm_jw_json(w, "history", tree);
+    json_decref(tree);
+    lm_buf_fini(&chain);
+    lm_free(inputs);
+    return rc;
+}
+
+static lm_code make_report(const lm_clean_stats *st, const lm_input *in, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_int(&w, "documents", st->documents);
+    lm_jw_int(&w, "kept", st->kept);
+    lm_jw_int(&w, "bytes", st->chars_in);
+    lm_jw_int(&w, "bytes_kept", st->chars_out);
+    lm_jw_int(&w, "invalid_utf8", st->invalid);
+    lm_jw_int(&w, "replaced", st->replaced);
+    lm_jw_int(&w, "duplicates", st->exact);
+    lm_jw_int(&w, "near_duplicates", st->near);
+    lm_jw_obj(&w, "dropped");
+    for (int r = 0; r < LM_RULES; r++)
+        if (opt.clean.set[lm_clean_rule_set((lm_clean_rule)r)] &&
+            !lm_clean_rule_is_line((lm_clean_rule)r))
+            lm_jw_int(&w, lm_clean_rule_name((lm_clean_rule)r), st->dropped[r]);
+    lm_jw_close_obj(&w);
+    lm_jw_obj(&w, "lines_dropped");
+    for (int r = 0; r < LM_RULES; r++)
+        if (opt.clean.set[lm_clean_rule_set((lm_clean_rule)r)] &&
+            lm_clean_rule_is_line((lm_clean_rule)r))
+            lm_jw_int(&w, lm_clean_rule_name((lm_clean_rule)r), st->lines[r]);
+    lm_jw_close_obj(&w);
+    lm_code rc = report_history(&w, in, e);
+    lm_jw_close_obj(&w);
+    lm_code end = lm_jw_end(&w);
+    if (!rc && !end && (!out->len || out->data[out->len - 1] != '\n'))
+        rc = lm_buf_add(out, "\n", 1, e);
+    return rc ? rc : end;
+}
+
+static void say_summary(const lm_clean_stats *st, double seconds)
+{
+    lm_buf b = { 0 };
+    char in[32], out[32];
+    for (int r = 0; r < LM_RULES; r++)
+        if (st->dropped[r])
+            lm_buf_addf(&b, NULL, ", %s %lld", lm_clean_rule_name((lm_clean_rule)r),
+                        (long long)st->dropped[r]);
+    if (st->exact)
+        lm_buf_addf(&b, NULL, ", duplicate %lld", (long long)st->exact);
+    if (st->near)
+        lm_buf_addf(&b, NULL, ", near-duplicate %lld", (long long)st->near);
+    if (st->invalid)
+        lm_buf_addf(&b, NULL, ", invalid-utf8 %lld", (long long)st->invalid);
+    lm_say(&tool, LM_LOG_WARN, "kept %lld of %lld documents, %s of %s%s%s", (long long)st->kept,
+           (long long)st->documents, lm_show_bytes((double)st->chars_out, out),
+           lm_show_bytes((double)st->chars_in, in), b.len ? "; dropped by " : "",
+           b.len ? b.data + 2 : "");
+    for (int r = 0; r < LM_RULES; r++)
+        if (st->lines[r])
+            lm_say(&tool, LM_LOG_INFO, "%s dropped %lld lines",
+                   lm_clean_rule_name((lm_clean_rule)r), (long long)st->lines[r]);
+    lm_say(&tool, LM_LOG_INFO, "%.2f s, %s/s of text", seconds,
+           lm_show_bytes((double)st->chars_in / (seconds > 0 ? seconds : 1), in));
+    lm_buf_fini(&b);
+}
+
+/* ---- the work ---- */
+
+typedef struct {
+    lm_out *out, *dropped, *report;
+} outputs;
+
+static lm_code open_outputs(outputs *o, lm_err *e)
+{
+    const char *out = tool.output ? tool.output : "-";
+    for (int i = 0; i < tool.argc; i++)
+        if (strcmp(out, "-") != 0 && strcmp(tool.argv[i], "-") != 0 &&
+            lm_path_same(out, tool.argv[i]))
+            return lm_fail(e, LM_EUSAGE, out, "write to another file",
+                           "it is an input as well as the output");
+    lm_code rc = lm_out_open(out, tool.force, &o->out, e);
+    if (!rc && opt.dropped)
+        rc = lm_out_open(opt.dropped, tool.force, &o->dropped, e);
+    if (!rc && opt.report)
+        rc = lm_out_open(opt.report, tool.force, &o->report, e);
+    return rc;
+}
+
+static lm_code commit(lm_out **o, lm_err *e)
+{
+    lm_out *one = *o;
+    *o = NULL;
+    return one ? lm_out_commit(one, e) : LM_OK;
+}
+
+static lm_code finish(outputs *o, const lm_clean_stats *st, const lm_input *in, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = make_report(st, in, &text, e);
+    if (!rc && o->report)
+        rc = lm_write_all(lm_out_fd(o->report), text.data, text.len, lm_out_path(o->report), e);
+    if (!rc)
+        rc = commit(&o->out, e);
+    if (!rc)
+        rc = commit(&o->dropped, e);
+    if (!rc)
+        rc = commit(&o->report, e);
+    if (!rc && tool.json)
+        fwrite(text.data, 1, text.len, stderr);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code clean(lm_par *par, lm_err *e)
+{
+    const lm_input_opts in_opts = lm_input_args_read(&opt.in);
+    const lm_dedup_opts dedup = { .near = opt.dedup[0] == 'm',
+                                  .ngram = (int)opt.ngram,
+                                  .bands = (int)opt.bands,
+                                  .rows = (int)opt.rows,
+                                  .threshold = opt.similarity,
+                                  .seed = (uint64_t)tool.seed };
+    outputs o = { 0 };
+    lm_input *in = NULL;
+    lm_clean_stats st;
+    double start = lm_now();
+    lm_code rc = lm_input_open(&in_opts, (const char *const *)tool.argv, tool.argc, &in, e);
+    if (!rc)
+        rc = open_outputs(&o, e);
+    if (!rc) {
+        lm_clean_job job = { .in = in,
+                             .in_opts = &in_opts,
+                             .clean = &opt.clean,
+                             .dedup = opt.dedup[0] == 'n' ? NULL : &dedup,
+                             .out = lm_out_file(o.out),
+                             .out_name = lm_out_path(o.out),
+                             .dropped = o.dropped ? lm_out_file(o.dropped) : NULL,
+                             .dropped_name = o.dropped ? lm_out_path(o.dropped) : NULL,
+                             .sink = &tool.sink };
+        rc = lm_clean_stream(&job, par, &st, e);
+    }
+    if (!rc && !lm_stopping() && st.documents == 0)
+        rc = lm_fail(e, LM_EFORMAT, tool.argc == 1 ? tool.argv[0] : "inputs",
+                     "give at least one document", "no document in it");
+    if (!rc && !lm_stopping())
+        rc = finish(&o, &st, in, e);
+    if (!rc && !lm_stopping())
+        say_summary(&st, lm_now() - start);
+    lm_out_drop(o.out);
+    lm_out_drop(o.dropped);
+    lm_out_drop(o.report);
+    lm_input_close(in);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lm_err err = { 0 };
+    lm_par *par = NULL;
+
+    lm_begin(&tool, argc, argv);
+    read_rules();
+    read_shares("--gopher-top-ngrams", opt.top_ngrams, LM_RULE_TOP_2, 3);
+    read_shares("--gopher-dup-ngrams", opt.dup_ngrams, LM_RULE_DUP_5, 6);
+    if (lm_par_new(&par, tool.threads, &err) || clean(par, &err))
+        lm_complain(&tool, &err);
+    lm_par_free(par);
+    return lm_end(&tool);
+}

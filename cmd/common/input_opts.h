@@ -1,0 +1,57 @@
+/* input_opts.h -- the options of tools that read documents: clean-data, shard-data. */
+#ifndef LM_CMD_INPUT_OPTS_H
+#define LM_CMD_INPUT_OPTS_H
+
+#include <string.h>
+
+#include "common/tool.h"
+#include "format/input.h"
+
+typedef struct {
+    const char *format, *field, *split, *separator, *utf8;
+    int64_t max_document;
+} lm_input_args;
+
+#define LM_INPUT_ARGS_DEFAULT                                               \
+    {                                                                       \
+        .format = "auto", .field = "text", .split = "file", .utf8 = "fail", \
+        .max_document = (int64_t)4 << 30                                    \
+    }
+
+static const char *const lm_input_formats[] = { "auto", "jsonl", "text", NULL };
+static const char *const lm_input_splits[] = { "file", "blank", NULL };
+static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
+
+/* Rows of an option table; `a` is an lm_input_args. */
+#define LM_INPUT_OPTIONS(a)                                                            \
+    LM_CHOICE(0, "input-format", &(a).format, "KIND", lm_input_formats,                \
+              "auto, jsonl or text [auto]"),                                           \
+        LM_STR(0, "field", &(a).field, "KEY", "JSONL: the key of the text [text]"),    \
+        LM_CHOICE(0, "split", &(a).split, "WAY", lm_input_splits,                      \
+                  "plain text: a document is a file, or ends at a blank line [file]"), \
+        LM_STR(0, "separator", &(a).separator, "STRING",                               \
+               "plain text: cut wherever STRING stands"),                              \
+        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                          \
+                  "invalid UTF-8: fail, skip the document, or replace it [fail]"),     \
+        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,               \
+                 "refuse documents larger than this [4G]")
+
+static inline lm_input_opts lm_input_args_read(const lm_input_args *a)
+{
+    return (lm_input_opts){
+        .kind = a->format[0] == 'j'   ? LM_INPUT_JSONL
+                : a->format[0] == 't' ? LM_INPUT_TEXT
+                                      : LM_INPUT_AUTO,
+        .utf8 = a->utf8[0] == 's'   ? LM_UTF8_SKIP
+                : a->utf8[0] == 'r' ? LM_UTF8_REPLACE
+                                    : LM_UTF8_FAIL,
+        .split = a->separator                     ? LM_SPLIT_STRING
+                 : strcmp(a->split, "blank") == 0 ? LM_SPLIT_BLANK
+                                                  : LM_SPLIT_NONE,
+        .separator = a->separator,
+        .field = a->field,
+        .max_doc = (size_t)a->max_document,
+    };
+}
+
+#endif
