@@ -1,0 +1,268 @@
+/* archive.c -- see archive.h.  libarchive decodes and encodes; names and sizes are checked here. */
+#include "format/archive.h"
+
+#include <archive.h>
+#include <archive_entry.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+enum { BLOCK = 1 << 20 }; /* bytes of one read or write */
+
+bool lm_ar_name_safe(const char *name)
+{
+    size_t len = strlen(name), part = 0;
+
+    if (!len || len > 4096)
+        return false;
+    for (size_t i = 0; i <= len; i++) {
+        unsigned char c = (unsigned char)name[i];
+        if (c && c != '/') {
+            if (c < 0x20 || c == 0x7f || c == '\\')
+                return false;
+            continue;
+        }
+        size_t n = i - part;
+        if (!n || (n == 1 && name[part] == '.') || (n == 2 && !memcmp(name + part, "..", 2)))
+            return false;
+        part = i + 1;
+    }
+    return true;
+}
+
+/* ---- Reading ---- */
+
+struct lm_ar {
+    struct archive *a;
+    char *where;
+    uint64_t left; /* of the current member */
+};
+
+static lm_code decoder_failed(const lm_ar *a, lm_err *e)
+{
+    const char *why = archive_error_string(a->a);
+    int sys = archive_errno(a->a);
+
+    if (sys == ENOENT || sys == EACCES || sys == EISDIR || sys == EIO) {
+        errno = sys;
+        return lm_fail(e, LM_EIO, a->where, NULL, "cannot read");
+    }
+    return lm_fail(e, LM_EFORMAT, a->where, "check that it is a whole tar archive",
+                   "the decoder says '%s'", why ? why : "no reason given");
+}
+
+lm_code lm_ar_open(const char *path, lm_ar **out, lm_err *e)
+{
+    lm_ar *a = NULL;
+    bool std = !strcmp(path, "-");
+    lm_code rc = lm_alloc_n(&a, 1, sizeof *a, "archive", e);
+
+    *out = NULL;
+    if (!rc)
+        rc = lm_strdup(&a->where, std ? "standard input" : path, e);
+    if (!rc && !(a->a = archive_read_new()))
+        rc = lm_fail(e, LM_ELIMIT, path, NULL, "no memory for a decoder");
+    if (!rc) {
+        archive_read_support_filter_gzip(a->a);
+        archive_read_support_filter_bzip2(a->a);
+        archive_read_support_filter_xz(a->a);
+        archive_read_support_filter_zstd(a->a);
+        archive_read_support_filter_lz4(a->a);
+        archive_read_support_format_tar(a->a);
+        if (archive_read_open_filename(a->a, std ? NULL : path, BLOCK) != ARCHIVE_OK)
+            rc = decoder_failed(a, e);
+    }
+    if (rc) {
+        lm_ar_close(a);
+        return rc;
+    }
+    *out = a;
+    return LM_OK;
+}
+
+void lm_ar_close(lm_ar *a)
+{
+    if (!a)
+        return;
+    archive_read_free(a->a);
+    lm_free(a->where);
+    lm_free(a);
+}
+
+lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
+{
+    struct archive_entry *entry;
+
+    *name = NULL;
+    for (;;) {
+        int r = archive_read_next_header(a->a, &entry);
+        if (r == ARCHIVE_EOF)
+            return LM_OK;
+        if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+            return decoder_failed(a, e);
+        if (archive_entry_filetype(entry) == AE_IFREG && !archive_entry_hardlink(entry))
+            break;
+    }
+    const char *path = archive_entry_pathname(entry);
+    while (path && path[0] == '.' && path[1] == '/')
+        path += 2;
+    if (!path || !lm_ar_name_safe(path))
+        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with relative names",
+                       "it has a member whose name leaves the folder or cannot be read");
+    if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
+        return lm_fail(e, LM_EFORMAT, a->where, NULL, "a member has no size");
+    if (archive_entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
+        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
+                       "it has a sparse member");
+    a->left = (uint64_t)archive_entry_size(entry);
+    if (size)
+        *size = a->left;
+    *name = path;
+    return LM_OK;
+}
+
+lm_code lm_ar_read(void *ar, void *dst, size_t cap, size_t *got, lm_err *e)
+{
+    lm_ar *a = ar;
+    la_ssize_t n = cap ? archive_read_data(a->a, dst, cap) : 0;
+
+    *got = 0;
+    if (n < 0)
+        return decoder_failed(a, e);
+    *got = (size_t)n;
+    a->left -= (uint64_t)n < a->left ? (uint64_t)n : a->left;
+    return LM_OK;
+}
+
+/* ---- Writing ---- */
+
+struct lm_tar {
+    struct archive *a;
+    char *where;
+    int fd;
+    uint64_t left; /* bytes that the current member still needs */
+    lm_err err;    /* of the write callback */
+    bool dropped;  /* nothing more may be written */
+};
+
+static la_ssize_t write_block(struct archive *a, void *ctx, const void *data, size_t n)
+{
+    lm_tar *t = ctx;
+
+    if (!t->dropped && !lm_write_all(t->fd, data, n, t->where, &t->err))
+        return (la_ssize_t)n;
+    archive_set_error(a, t->err.sys ? t->err.sys : EIO, "write failed");
+    return -1;
+}
+
+static lm_code encoder_failed(const lm_tar *t, lm_err *e)
+{
+    const char *why = archive_error_string(t->a);
+
+    if (t->err.code) {
+        if (!e->code)
+            *e = t->err;
+        return t->err.code;
+    }
+    return lm_fail(e, LM_EIO, t->where, NULL, "cannot write a tar stream ('%s')",
+                   why ? why : "no reason given");
+}
+
+lm_code lm_tar_open(int fd, const char *where, lm_tar **out, lm_err *e)
+{
+    lm_tar *t = NULL;
+    lm_code rc = lm_alloc_n(&t, 1, sizeof *t, "tar stream", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    t->fd = fd;
+    rc = lm_strdup(&t->where, where, e);
+    if (!rc && !(t->a = archive_write_new()))
+        rc = lm_fail(e, LM_ELIMIT, where, NULL, "no memory for an encoder");
+    if (!rc && (archive_write_set_format_pax_restricted(t->a) != ARCHIVE_OK ||
+                archive_write_set_bytes_per_block(t->a, BLOCK) != ARCHIVE_OK ||
+                archive_write_set_bytes_in_last_block(t->a, 512) != ARCHIVE_OK ||
+                archive_write_open(t->a, t, NULL, write_block, NULL) != ARCHIVE_OK))
+        rc = encoder_failed(t, e);
+    if (rc) {
+        lm_tar_drop(t);
+        return rc;
+    }
+    *out = t;
+    return LM_OK;
+}
+
+static lm_code check_complete(const lm_tar *t, lm_err *e)
+{
+    return t->left ? lm_fail(e, LM_EBUG, t->where, NULL,
+                             "a member of the archive lacks %" PRIu64 " bytes", t->left)
+                   : LM_OK;
+}
+
+lm_code lm_tar_member(lm_tar *t, const char *name, uint64_t bytes, lm_err *e)
+{
+    struct archive_entry *entry;
+    lm_code rc = check_complete(t, e);
+
+    if (!rc && (!lm_ar_name_safe(name) || bytes > INT64_MAX))
+        rc = lm_fail(e, LM_EUSAGE, t->where, NULL, "'%s' cannot be a member of an archive", name);
+    if (rc)
+        return rc;
+    if (!(entry = archive_entry_new()))
+        return lm_fail(e, LM_ELIMIT, t->where, NULL, "no memory for an entry");
+    archive_entry_set_pathname(entry, name);
+    archive_entry_set_filetype(entry, AE_IFREG);
+    archive_entry_set_perm(entry, 0644);
+    archive_entry_set_size(entry, (int64_t)bytes);
+    archive_entry_set_mtime(entry, 0, 0);
+    if (archive_write_header(t->a, entry) != ARCHIVE_OK)
+        rc = encoder_failed(t, e);
+    else
+        t->left = bytes;
+    archive_entry_free(entry);
+    return rc;
+}
+
+lm_code lm_tar_write(void *tar, const void *data, size_t bytes, lm_err *e)
+{
+    lm_tar *t = tar;
+    const char *p = data;
+
+    if (bytes > t->left)
+        return lm_fail(e, LM_EBUG, t->where, NULL,
+                       "%zu bytes for a member that has room for %" PRIu64, bytes, t->left);
+    while (bytes) {
+        la_ssize_t n = archive_write_data(t->a, p, bytes);
+        if (n <= 0)
+            return encoder_failed(t, e);
+        p += n;
+        bytes -= (size_t)n;
+        t->left -= (uint64_t)n;
+    }
+    return LM_OK;
+}
+
+lm_code lm_tar_close(lm_tar *t, lm_err *e)
+{
+    lm_code rc = check_complete(t, e);
+
+    if (!rc && archive_write_close(t->a) != ARCHIVE_OK)
+        rc = encoder_failed(t, e);
+    lm_tar_drop(t);
+    return rc;
+}
+
+void lm_tar_drop(lm_tar *t)
+{
+    if (!t)
+        return;
+    t->dropped = true; /* archive_write_free would still write the end */
+    if (t->a)
+        archive_write_free(t->a);
+    lm_free(t->where);
+    lm_free(t);
+}
