@@ -34,7 +34,7 @@ BIN     := $(patsubst cmd/%.c,$B/bin/%,$(CMD_SRC))
 $(if $(V),,.SILENT:)
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all help clean FORCE deps check check-unit check-cli check-docs check-fuzz check-asan check-interop \
+.PHONY: all help clean FORCE deps check check-unit check-cli check-docs check-fuzz check-asan check-tsan check-interop \
         fuzz lint format bench demo install uninstall dist gen-completions
 
 all: $(BIN) ## build every tool into build/bin
@@ -109,6 +109,11 @@ check-asan: ## unit and command line tests with AddressSanitizer and UBSan
 	$(MAKE) B=$B-asan CFLAGS='$(ASAN_FLAGS)' all tests
 	tests/run -b $B-asan unit cli
 
+TSAN_FLAGS := -O1 -g -fsanitize=thread
+check-tsan: ## the thread pool with ThreadSanitizer
+	$(MAKE) B=$B-tsan CFLAGS='$(TSAN_FLAGS)' $B-tsan/tests/unit/test_base_par
+	tests/run -b $B-tsan -t base_par unit
+
 lint: ## formatting, includes, man pages, scripts, static analysis
 	tests/run -b $B lint
 
@@ -149,6 +154,7 @@ check-interop: all tests ## compare with transformers and tokenizers (VENV=folde
 # --- measurements --------------------------------------------------------------------------------------------
 BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
 BENCH_BIN := $(patsubst tests/bench/%.c,$B/bench/%,$(BENCH_SRC))
+BENCH_AID := $(filter-out $(BENCH_SRC),$(sort $(wildcard tests/bench/*.c)))
 LLMC ?=
 
 # A library is there when three lines that use it compile and link.
@@ -162,13 +168,13 @@ bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench
 
 .PHONY: bench-build
 ifneq ($(filter bench-build,$(MAKECMDGOALS)),)
-BENCH_LIBS := $(if $(call probe,dnnl.h,-ldnnl),-DHAVE_DNNL -ldnnl) $(if $(call probe,cblas.h,-lopenblas),-DHAVE_OPENBLAS -lopenblas)
+BENCH_LIBS := $(if $(call probe,dnnl.h,-ldnnl),-DHAVE_DNNL -ldnnl) $(if $(call probe,cblas-openblas.h,-lopenblas),-DHAVE_OPENBLAS -lopenblas)
 endif
 bench-build: all $(BENCH_BIN)
 
-$(BENCH_BIN): $B/bench/%: tests/bench/%.c $B/libcore.a $B/.flags
+$(BENCH_BIN): $B/bench/%: tests/bench/%.c $(BENCH_AID) $(wildcard tests/bench/*.h) $B/libcore.a $B/.flags
 	mkdir -p $(@D)
-	$(COMPILE) -O3 -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(BENCH_LIBS) $(LIBS)
+	$(COMPILE) -O3 -o $@ $< $(BENCH_AID) $B/libcore.a $(LDFLAGS) $(BENCH_LIBS) $(LIBS)
 
 # --- the main job --------------------------------------------------------------------------------------------
 CORPUS ?=
@@ -233,7 +239,7 @@ print-%:
 	@echo '$($*)'
 
 clean: ## remove the build folder
-	rm -rf $B $B-asan
+	rm -rf $B $B-asan $B-tsan
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
--include $(TEST_BIN:=.d) $(BENCH_BIN:=.d) $(FUZZ_LIB:.o=.d)
+-include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d)
