@@ -179,22 +179,34 @@ static size_t logits_bytes(const lm_call *c)
     return (size_t)(chunk_of(c) * pitch_of(a->vocab)) * sizeof(float);
 }
 
+/* Bytes for w packed for dx, once for all chunks; 0 when that is larger than the logits (wide
+ * models) or when there is no gradient to make. */
+static size_t packed_bytes(const lm_call *c)
+{
+    products p = plan(c, 0, chunk_of(c));
+    size_t bytes = lm_gemm_pack_size(&p.dx, LM_HEAD_LEVEL);
+    bool wanted = c->n_out > 1 && c->out[1].ndim && bytes <= logits_bytes(c);
+    return wanted ? (bytes + 63) / 64 * 64 : 0;
+}
+
 static size_t head_work(const lm_call *c, int threads)
 {
     products p = plan(c, 0, chunk_of(c));
+    size_t packed = packed_bytes(c);
+    p.dx.b_packed = packed ? &p : NULL; /* any address: only its presence counts here */
     size_t most = lm_gemm_work(&p.logits, LM_HEAD_LEVEL, threads);
     size_t dx = lm_gemm_work(&p.dx, LM_HEAD_LEVEL, threads);
     size_t dw = lm_gemm_work(&p.dw, LM_HEAD_LEVEL, threads);
     most = dx > most ? dx : most;
     most = dw > most ? dw : most;
-    return logits_bytes(c) + most;
+    return logits_bytes(c) + packed + most;
 }
 
 static void run_product(const lm_call *c, lm_gemm *g)
 {
     if (!g->c)
         return;
-    g->work = (char *)c->work + logits_bytes(c);
+    g->work = (char *)c->work + logits_bytes(c) + packed_bytes(c);
     lm_gemm_run(g, LM_HEAD_LEVEL, c->par);
 }
 
@@ -204,9 +216,15 @@ static void head_loss(const lm_call *c)
     lm_dtype t = c->in[0].dtype;
     int64_t n_rows = row_count(&c->in[0]), chunk = chunk_of(c);
     bool grad = opt_data(c->out, c->n_out, 1) || opt_data(c->out, c->n_out, 2);
+    void *packed = packed_bytes(c) ? (char *)c->work + logits_bytes(c) : NULL;
+    if (packed) {
+        products p = plan(c, 0, chunk);
+        lm_gemm_pack(&p.dx, LM_HEAD_LEVEL, c->par, packed);
+    }
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
         products p = plan(c, first, m);
+        p.dx.b_packed = packed;
         run_product(c, &p.logits);
         softmax_job j = { (const int32_t *)c->in[2].data + first,
                           (float *)c->out[0].data + first,
