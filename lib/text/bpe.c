@@ -1,5 +1,5 @@
-/* The vocabulary and the merge table of bpe.h: two open-addressing hash tables with linear probing, at most
- * half full. */
+/* The vocabulary and the merge table of bpe.h: two open-addressing hash tables with linear probing,
+ * at most half full. */
 #include "text/bpe.h"
 
 #include <string.h>

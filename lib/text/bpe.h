@@ -1,8 +1,8 @@
 /* bpe.h -- byte-pair encoding of one word: the vocabulary, the merge table, the merge loop.
  *
- * The symbols of a word (its characters, or its bytes in byte-level mode) are merged pair by pair: lowest
- * rank first, leftmost among equal ranks, until no pair is in the table (arXiv:1508.07909).  Short words
- * take a scan over all pairs, long ones a heap: O(n log n). */
+ * The symbols of a word (its characters, or its bytes in byte-level mode) are merged pair by pair:
+ * lowest rank first, leftmost among equal ranks, until no pair is in the table (arXiv:1508.07909).
+ * Short words take a scan over all pairs, long ones a heap: O(n log n). */
 #ifndef LM_TEXT_BPE_H
 #define LM_TEXT_BPE_H
 
@@ -13,8 +13,8 @@
 #include "base/err.h"
 #include "text/tokenizer.h"
 
-/* Byte b's character in byte-level vocabularies: printable Latin-1 as itself, the 68 others from U+0100 on
- * (GPT-2, encoder.py). */
+/* Byte b's character in byte-level vocabularies: printable Latin-1 as itself, the 68 others from
+ * U+0100 on (GPT-2, encoder.py). */
 uint32_t lm_byte_char(uint8_t b);
 int lm_byte_of_char(uint32_t c); /* -1: not in the map */
 /* The UTF-8 of lm_byte_char(b), 1 or 2 bytes; returns their number. */
@@ -29,12 +29,12 @@ typedef struct {
 
 /* Filled by the loader (tokenizer_json.c), constant afterwards.  Zero-initialise. */
 typedef struct {
-    char *text;      /* all tokens one after the other */
+    char *text; /* all tokens one after the other */
     size_t text_len, text_cap;
     struct {
         uint32_t off, len;
-    } *tokens;       /* by id; off = LM_BPE_NONE: no token has this id */
-    size_t n_ids;    /* highest id + 1 */
+    } * tokens;   /* by id; off = LM_BPE_NONE: no token has this id */
+    size_t n_ids; /* highest id + 1 */
     size_t n_tokens;
     uint32_t *slots; /* open addressing over tokens: id, or LM_BPE_NONE */
     size_t slot_mask;
@@ -55,7 +55,8 @@ lm_code lm_bpe_begin_vocab(lm_bpe *b, size_t n, size_t n_ids, lm_err *e);
 lm_code lm_bpe_add_token(lm_bpe *b, const char *s, size_t len, uint32_t id, const char *where,
                          lm_err *e);
 void lm_bpe_end_vocab(lm_bpe *b);
-/* Then room for n merges, and each in order of rank.  Fails: LM_EFORMAT if one of the three is no token. */
+/* Then room for n merges, and each in order of rank.  Fails: LM_EFORMAT if one of the three is no
+ * token. */
 lm_code lm_bpe_begin_merges(lm_bpe *b, size_t n, lm_err *e);
 lm_code lm_bpe_add_merge(lm_bpe *b, const char *l, size_t llen, const char *r, size_t rlen,
                          uint32_t rank, const char *where, lm_err *e);
@@ -67,9 +68,10 @@ typedef struct lm_bpe_scratch lm_bpe_scratch;
 lm_code lm_bpe_scratch_new(lm_bpe_scratch **out, lm_err *e);
 void lm_bpe_scratch_free(lm_bpe_scratch *s);
 
-/* Append the ids of one word.  `bytes`: w is plain bytes, each standing for its byte-level character
- * (needs b->byte_level); else w is UTF-8 and its characters are looked up.  A scratch is for one lm_bpe and
- * one value of `bytes`.  `readable`: bytes that may be read from w on, at least len. */
+/* Append the ids of one word.  `bytes`: w is plain bytes, each standing for its byte-level
+ * character (needs b->byte_level); else w is UTF-8 and its characters are looked up.  A scratch is
+ * for one lm_bpe and one value of `bytes`.  `readable`: bytes that may be read from w on, at least
+ * len. */
 lm_code lm_bpe_encode(const lm_bpe *b, lm_bpe_scratch *s, const char *w, size_t len,
                       size_t readable, bool bytes, lm_ids *out, lm_err *e);
 

@@ -1,4 +1,5 @@
-/* bpe_count.h -- a table from words (byte strings) to 64-bit counts; the working set of BPE training. */
+/* bpe_count.h -- a table from words (byte strings) to 64-bit counts; the working set of BPE
+ * training. */
 #ifndef LM_TEXT_BPE_COUNT_H
 #define LM_TEXT_BPE_COUNT_H
 

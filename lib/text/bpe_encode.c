@@ -1,8 +1,9 @@
 /* Merging the symbols of a word, behind a cache of words already seen (see bpe.h).
  *
  * The cache has two levels.  Words of up to 15 bytes and 3 ids, nearly all of ordinary text, sit in
- * entries of 32 bytes, two to a cache line: length and bytes make a 128-bit key that is compared at once.
- * Words of up to 128 bytes that do not fit there are in a table over a pool, emptied when full. */
+ * entries of 32 bytes, two to a cache line: length and bytes make a 128-bit key that is compared at
+ * once. Words of up to 128 bytes that do not fit there are in a table over a pool, emptied when
+ * full. */
 #include <string.h>
 
 #include "base/hash.h"
@@ -207,8 +208,8 @@ static lm_code merge_by_heap(const lm_bpe *b, lm_bpe_scratch *s, size_t *n, lm_e
     return LM_OK;
 }
 
-/* A character without a token: its bytes' tokens if there are all, else the unknown token, else nothing.
- * An unknown token is held back in *unk so that neighbours can be fused into it. */
+/* A character without a token: its bytes' tokens if there are all, else the unknown token, else
+ * nothing. An unknown token is held back in *unk so that neighbours can be fused into it. */
 static lm_code add_missing(const lm_bpe *b, lm_bpe_scratch *s, const uint8_t *c, unsigned len,
                            bool *unk, size_t *n, lm_err *e)
 {

@@ -1,10 +1,10 @@
 /* Greedy merging with exact, incremental counts.
  *
- * Every pair of neighbours that exists in some word has a record: its count (neighbours weighted by the word's
- * count, overlaps included) and the words it was seen in.  A heap orders the records by (count, smallest
- * pair); its entries may be old and are checked when they come up.  A merge visits the words of its pair
- * only, and changes the counts of the pairs around each place.  A word in a list may have lost the pair
- * since: the visit then finds nothing. */
+ * Every pair of neighbours that exists in some word has a record: its count (neighbours weighted by
+ * the word's count, overlaps included) and the words it was seen in.  A heap orders the records by
+ * (count, smallest pair); its entries may be old and are checked when they come up.  A merge visits
+ * the words of its pair only, and changes the counts of the pairs around each place.  A word in a
+ * list may have lost the pair since: the visit then finds nothing. */
 #include "text/bpe_learn.h"
 
 #include <string.h>
@@ -160,7 +160,8 @@ static lm_code raise(learner *l, uint32_t a, uint32_t b, uint32_t w, lm_err *e)
     }
     if (r->n && r->words[r->n - 1] == w)
         return LM_OK;
-    if (r->n == r->cap && (rc = lm_grow(&r->words, &r->cap, r->n + 1, sizeof(uint32_t), "pairs", e)))
+    if (r->n == r->cap &&
+        (rc = lm_grow(&r->words, &r->cap, r->n + 1, sizeof(uint32_t), "pairs", e)))
         return rc;
     r->words[r->n++] = w;
     return LM_OK;
@@ -271,7 +272,8 @@ static lm_code merge_pair(learner *l, lm_bpe_learned *out, uint32_t r, lm_err *e
     l->merge++;
     l->merge_pair = pair;
     l->n_raised = 0;
-    /* The record gives its list away: new places of this pair, should there be any, start a new one. */
+    /* The record gives its list away: new places of this pair, should there be any, start a new
+     * one. */
     l->recs[r].words = NULL;
     l->recs[r].n = l->recs[r].cap = 0;
     l->recs[r].count = 0;

@@ -5,6 +5,8 @@
 #include "base/progress.h"
 #include "text/bpe.h"
 #include "text/bpe_count.h"
+#include "text/pretok_scan.h"
+#include "text/tokenizer_added.h"
 
 typedef struct {
     uint32_t left, right;
@@ -16,11 +18,14 @@ typedef struct {
     size_t n_merges, cap;
 } lm_bpe_learned; /* zero-initialise */
 
-/* l->vocab holds the specials and the byte characters and has room for vocab_size ids.  Merge until it is full
- * or no pair is left with min_count.  max_bytes: longest token, 0 = no bound.
- * Fails: LM_ELIMIT; LM_EIO when lm_stopping(). */
-lm_code lm_bpe_learn(lm_bpe_learned *l, const lm_words *words, int64_t vocab_size, int64_t min_count,
-                     int64_t max_bytes, lm_sink *sink, lm_err *e);
+/* l->vocab holds the specials and the byte characters and has room for vocab_size ids.  Merge until
+ * it is full or no pair is left with min_count.  max_bytes: longest token, 0 = no bound. Fails:
+ * LM_ELIMIT; LM_EIO when lm_stopping(). */
+lm_code lm_bpe_learn(lm_bpe_learned *l, const lm_words *words, int64_t vocab_size,
+                     int64_t min_count, int64_t max_bytes, lm_sink *sink, lm_err *e);
+/* Append the tokenizer.json.  pattern: of the words, as text; scan: its scanner, if it has one. */
+lm_code lm_bpe_learned_write(const lm_bpe_learned *l, const lm_added *special, lm_scan_kind scan,
+                             const char *pattern, lm_buf *json, lm_err *e);
 void lm_bpe_learned_fini(lm_bpe_learned *l);
 
 #endif

@@ -70,8 +70,8 @@ static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
 
 static lm_code set_special(lm_bpe_trainer *t, const lm_bpe_train_opts *o, lm_err *e)
 {
-    lm_code rc = lm_alloc_n(&t->special.v, (size_t)o->n_special, sizeof *t->special.v,
-                            "special tokens", e);
+    lm_code rc =
+        lm_alloc_n(&t->special.v, (size_t)o->n_special, sizeof *t->special.v, "special tokens", e);
 
     for (int i = 0; i < o->n_special && !rc; i++) {
         lm_added_token *a = &t->special.v[t->special.n++];
@@ -150,7 +150,8 @@ static lm_code count_words(lm_bpe_trainer *t, worker *w, const char *text, size_
     return rc;
 }
 
-lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker_at, const char *text, size_t len, lm_err *e)
+lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker_at, const char *text, size_t len,
+                           lm_err *e)
 {
     worker *w = &t->workers[worker_at];
     lm_added_walk walk = { .added = &t->special, .group = LM_ADDED_RAW, .text = text, .len = len };
@@ -176,7 +177,8 @@ static int by_char(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Ids: specials in order, then the byte characters by code point (one that is a special keeps its id). */
+/* Ids: specials in order, then the byte characters by code point (one that is a special keeps its
+ * id). */
 static lm_code begin_vocab(const lm_bpe_trainer *t, lm_bpe *v, lm_err *e)
 {
     uint8_t order[256];
@@ -199,115 +201,13 @@ static lm_code begin_vocab(const lm_bpe_trainer *t, lm_bpe *v, lm_err *e)
     return rc;
 }
 
-static void write_byte_level(lm_jw *w, const char *key, bool regex)
-{
-    lm_jw_obj(w, key);
-    lm_jw_str(w, "type", "ByteLevel");
-    lm_jw_bool(w, "add_prefix_space", false);
-    lm_jw_bool(w, "trim_offsets", true);
-    lm_jw_bool(w, "use_regex", regex);
-    lm_jw_close_obj(w);
-}
-
-static void write_pretok(const lm_bpe_trainer *t, lm_jw *w)
-{
-    if (t->cut.kind == LM_CUT_SCAN && t->cut.scan == LM_SCAN_GPT2) {
-        write_byte_level(w, "pre_tokenizer", true);
-        return;
-    }
-    lm_jw_obj(w, "pre_tokenizer");
-    lm_jw_str(w, "type", "Sequence");
-    lm_jw_arr(w, "pretokenizers");
-    lm_jw_obj(w, NULL);
-    lm_jw_str(w, "type", "Split");
-    lm_jw_obj(w, "pattern");
-    lm_jw_str(w, "Regex", t->pattern);
-    lm_jw_close_obj(w);
-    lm_jw_str(w, "behavior", "Isolated");
-    lm_jw_bool(w, "invert", false);
-    lm_jw_close_obj(w);
-    write_byte_level(w, NULL, false);
-    lm_jw_close_arr(w);
-    lm_jw_close_obj(w);
-}
-
-static void write_model(const lm_bpe_learned *l, lm_jw *w)
-{
-    const lm_bpe *v = &l->vocab;
-    char *key = NULL;
-    lm_code rc = LM_OK;
-
-    lm_jw_obj(w, "model");
-    lm_jw_str(w, "type", "BPE");
-    lm_jw_str(w, "dropout", NULL);
-    lm_jw_str(w, "unk_token", NULL);
-    lm_jw_str(w, "continuing_subword_prefix", NULL);
-    lm_jw_str(w, "end_of_word_suffix", NULL);
-    lm_jw_bool(w, "fuse_unk", false);
-    lm_jw_bool(w, "byte_fallback", false);
-    lm_jw_bool(w, "ignore_merges", false);
-    lm_jw_obj(w, "vocab");
-    for (size_t i = 0; i < v->n_tokens && !rc; i++) {
-        rc = lm_asprintf(&key, w->err, "%.*s", (int)v->tokens[i].len, v->text + v->tokens[i].off);
-        if (!rc)
-            lm_jw_int(w, key, (int64_t)i);
-        lm_free(key);
-        key = NULL;
-    }
-    lm_jw_close_obj(w);
-    lm_jw_arr(w, "merges");
-    for (size_t i = 0; i < l->n_merges; i++) {
-        const lm_bpe_pair *m = &l->merges[i];
-        lm_jw_arr(w, NULL);
-        lm_jw_strn(w, NULL, v->text + v->tokens[m->left].off, v->tokens[m->left].len);
-        lm_jw_strn(w, NULL, v->text + v->tokens[m->right].off, v->tokens[m->right].len);
-        lm_jw_close_arr(w);
-    }
-    lm_jw_close_arr(w);
-    lm_jw_close_obj(w);
-    if (rc && !w->rc)
-        w->rc = rc;
-}
-
-static lm_code write_json(const lm_bpe_trainer *t, const lm_bpe_learned *l, lm_buf *json, lm_err *e)
-{
-    lm_jw w;
-
-    lm_jw_begin(&w, json, 2, e);
-    lm_jw_obj(&w, NULL);
-    lm_jw_str(&w, "version", "1.0");
-    lm_jw_str(&w, "truncation", NULL);
-    lm_jw_str(&w, "padding", NULL);
-    lm_jw_arr(&w, "added_tokens");
-    for (size_t i = 0; i < t->special.n; i++) {
-        lm_jw_obj(&w, NULL);
-        lm_jw_int(&w, "id", (int64_t)i);
-        lm_jw_str(&w, "content", t->special.v[i].text);
-        lm_jw_bool(&w, "single_word", false);
-        lm_jw_bool(&w, "lstrip", false);
-        lm_jw_bool(&w, "rstrip", false);
-        lm_jw_bool(&w, "normalized", false);
-        lm_jw_bool(&w, "special", true);
-        lm_jw_close_obj(&w);
-    }
-    lm_jw_close_arr(&w);
-    lm_jw_str(&w, "normalizer", NULL);
-    write_pretok(t, &w);
-    write_byte_level(&w, "post_processor", true);
-    write_byte_level(&w, "decoder", true);
-    write_model(l, &w);
-    lm_jw_close_obj(&w);
-    return lm_jw_end(&w);
-}
-
-lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_par *par, lm_sink *sink, lm_buf *json,
+lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_sink *sink, lm_buf *json,
                               lm_bpe_train_stats *stats, lm_err *e)
 {
     lm_bpe_learned l = { .n_merges = 0 };
     lm_words *all = &t->workers[0].words;
     lm_code rc = LM_OK;
 
-    (void)par; /* merging is serial: seconds for 10^6 words */
     *stats = (lm_bpe_train_stats){ 0 };
     for (int i = 0; i < t->threads && !rc; i++) {
         stats->documents += t->workers[i].documents;
@@ -327,7 +227,7 @@ lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_par *par, lm_sink *sink, lm_
     if (!rc)
         rc = lm_bpe_learn(&l, all, t->vocab_size, t->min_frequency, t->max_token_bytes, sink, e);
     if (!rc)
-        rc = write_json(t, &l, json, e);
+        rc = lm_bpe_learned_write(&l, &t->special, t->cut.scan, t->pattern, json, e);
     stats->vocab_size = (int64_t)l.vocab.n_tokens;
     stats->merges = (int64_t)l.n_merges;
     lm_bpe_learned_fini(&l);

@@ -17,6 +17,7 @@
 #include "base/err.h"
 #include "base/par.h"
 #include "base/progress.h"
+#include "format/input.h"
 
 typedef struct {
     int64_t vocab_size;         /* all counted: specials, 256 bytes, merges */
@@ -34,6 +35,9 @@ typedef struct {
 
 typedef struct lm_bpe_trainer lm_bpe_trainer;
 
+/* The text of a tokenizer_config.json to go beside: the first special token begins and ends
+ * documents. */
+lm_code lm_bpe_train_config(const lm_bpe_train_opts *o, lm_buf *json, lm_err *e);
 /* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern or equal specials.
  */
 lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_trainer **out,
@@ -42,9 +46,14 @@ lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_train
  * of its own, so calls with different workers may run at the same time.  Special tokens inside the
  * text cut it and are not counted. */
 lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker, const char *text, size_t len, lm_err *e);
-/* Learn, and append the finished tokenizer.json to *json.  Once a trainer.  Stops early with LM_EIO
- * when lm_stopping().  Fails: LM_EUSAGE if no word was ever added. */
-lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_par *par, lm_sink *sink, lm_buf *json,
+/* Count the words of every document of a stream, on all threads of par (whose workers must not be
+ * more than the trainer's).  Fails as lm_input_next and lm_doc_decode do, and with LM_EIO when
+ * lm_stopping(). */
+lm_code lm_bpe_trainer_feed(lm_bpe_trainer *t, lm_par *par, const lm_input_opts *o, lm_input *in,
+                            lm_sink *sink, lm_err *e);
+/* Learn, and append the finished tokenizer.json to *json.  Once a trainer.  Merging is serial.
+ * Stops early with LM_EIO when lm_stopping().  Fails: LM_EUSAGE if no word was ever added. */
+lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_sink *sink, lm_buf *json,
                               lm_bpe_train_stats *stats, lm_err *e);
 void lm_bpe_trainer_free(lm_bpe_trainer *t);
 

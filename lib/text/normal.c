@@ -148,9 +148,8 @@ static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "\"normalizers\" of a Sequence must be a list, nested %d deep at most",
                            MAX_DEPTH);
-        json_array_foreach(list, i, item)
-            if ((rc = parse_step(item, n, depth + 1, where, e)))
-                return rc;
+        json_array_foreach(list, i,
+                           item) if ((rc = parse_step(item, n, depth + 1, where, e))) return rc;
         return LM_OK;
     }
     return lm_fail(e, LM_EFORMAT, where, "use a model whose tokenizer is byte-level BPE",

@@ -1,7 +1,9 @@
-/* normal.h -- the normaliser of a tokenizer.json: a list of rewritings of the text before it is cut.
+/* normal.h -- the normaliser of a tokenizer.json: a list of rewritings of the text before it is
+ * cut.
  *
- * NFC NFD NFKC NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer, and Sequence of
- * them.  Precompiled (sentencepiece's compiled map) and anything else is LM_EFORMAT by name. */
+ * NFC NFD NFKC NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer,
+ * and Sequence of them.  Precompiled (sentencepiece's compiled map) and anything else is LM_EFORMAT
+ * by name. */
 #ifndef LM_TEXT_NORMAL_H
 #define LM_TEXT_NORMAL_H
 
@@ -18,8 +20,8 @@ typedef struct lm_normal lm_normal; /* constant once made: shared by threads */
 lm_code lm_normal_new(const json_t *j, const char *where, lm_normal **out, lm_err *e);
 void lm_normal_free(lm_normal *n);
 
-/* Rewrite text[0..len); the result *out, *out_len is in a, in b, or is text itself (also for n NULL).
- * a and b are emptied.  m and the buffers are the thread's own. */
+/* Rewrite text[0..len); the result *out, *out_len is in a, in b, or is text itself (also for n
+ * NULL). a and b are emptied.  m and the buffers are the thread's own. */
 lm_code lm_normal_run(const lm_normal *n, lm_regex_match *m, const char *text, size_t len,
                       lm_buf *a, lm_buf *b, const char **out, size_t *out_len, lm_err *e);
 

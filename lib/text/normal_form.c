@@ -1,8 +1,8 @@
 /* The forms of normal_form.h.
  *
- * A code point is inert in a form if it stays itself, starts a cluster (combining class 0) and does not
- * compose with what is before it.  Text is cut before inert characters; a piece of one inert character
- * is copied as it is. */
+ * A code point is inert in a form if it stays itself, starts a cluster (combining class 0) and does
+ * not compose with what is before it.  Text is cut before inert characters; a piece of one inert
+ * character is copied as it is. */
 #include "text/normal_form.h"
 
 #include <pthread.h>
@@ -79,7 +79,8 @@ static void fill_table(void)
         active[c] |= 1 << LM_NFC | 1 << LM_NFKC;
 }
 
-/* Stable sort of each run of combining marks by class: counting, so that a hostile run stays linear. */
+/* Stable sort of each run of combining marks by class: counting, so that a hostile run stays
+ * linear. */
 static lm_code order_marks(utf8proc_int32_t *cp, size_t n, lm_buf *tmp, lm_err *e)
 {
     for (size_t i = 0, j; i < n; i = j + 1) {
@@ -124,8 +125,7 @@ static lm_code convert(lm_form form, const uint8_t *p, const uint8_t *end, lm_bu
         rc = lm_buf_room(&work[0], (n + MAX_DECOMPOSED) * 4, e);
         if (rc)
             return rc;
-        n += (size_t)decompose(c, form >= LM_NFKC,
-                               (utf8proc_int32_t *)(void *)work[0].data + n);
+        n += (size_t)decompose(c, form >= LM_NFKC, (utf8proc_int32_t *)(void *)work[0].data + n);
         p += k;
     }
     utf8proc_int32_t *cp = (utf8proc_int32_t *)(void *)work[0].data;

@@ -1,5 +1,5 @@
-/* The steps of pretok.h.  A step either cuts every piece at the matches of something, or rewrites every
- * piece into a fresh buffer. */
+/* The steps of pretok.h.  A step either cuts every piece at the matches of something, or rewrites
+ * every piece into a fresh buffer. */
 #include "text/pretok.h"
 
 #include <string.h>
@@ -18,8 +18,8 @@ typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } prepend;
 
 typedef struct {
     step_kind kind;
-    lm_cut cut;      /* STEP_CUT */
-    char mark[4];    /* STEP_META: what stands for a space */
+    lm_cut cut;   /* STEP_CUT */
+    char mark[4]; /* STEP_META: what stands for a space */
     size_t mark_len;
     prepend scheme;
 } step;
@@ -48,7 +48,7 @@ static lm_code parse_behavior(const json_t *j, const char *dflt, lm_cut *c, cons
                               lm_err *e)
 {
     static const char *const names[] = {
-        [LM_CUT_ISOLATED] = "Isolated",   [LM_CUT_REMOVED] = "Removed",
+        [LM_CUT_ISOLATED] = "Isolated",           [LM_CUT_REMOVED] = "Removed",
         [LM_CUT_PREVIOUS] = "MergedWithPrevious", [LM_CUT_NEXT] = "MergedWithNext",
         [LM_CUT_CONTIGUOUS] = "Contiguous",
     };
@@ -110,8 +110,8 @@ static lm_code parse_metaspace(const json_t *j, lm_pretok *p, const char *where,
     if (!rc)
         rc = lm_json_bool_or(j, "add_prefix_space", true, &old_prefix, where, e);
     if (!rc)
-        rc = lm_json_str_or(j, "prepend_scheme", old_prefix ? "always" : "never", &scheme, where,
-                            e);
+        rc =
+            lm_json_str_or(j, "prepend_scheme", old_prefix ? "always" : "never", &scheme, where, e);
     if (!rc)
         rc = lm_json_bool_or(j, "split", true, &split, where, e);
     if (rc)
@@ -198,15 +198,14 @@ static lm_code parse_step(const json_t *j, lm_pretok *p, int depth, const char *
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "\"pretokenizers\" of a Sequence must be a list, nested %d deep at most",
                            MAX_DEPTH);
-        json_array_foreach(list, i, item)
-            if ((rc = parse_step(item, p, depth + 1, where, e)))
-                return rc;
+        json_array_foreach(list, i,
+                           item) if ((rc = parse_step(item, p, depth + 1, where, e))) return rc;
         return LM_OK;
     }
     rc = parse_class(type, j, p, &known, where, e);
     if (!rc && !known)
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "pre_tokenizer type \"%s\" is not supported",
-                     type);
+        rc =
+            lm_fail(e, LM_EFORMAT, where, NULL, "pre_tokenizer type \"%s\" is not supported", type);
     return rc;
 }
 

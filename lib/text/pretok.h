@@ -1,8 +1,9 @@
 /* pretok.h -- the pre-tokeniser of a tokenizer.json: cuts a text into words.
  *
- * ByteLevel, Split (String or Regex, every behaviour, invert), Digits, Metaspace, Whitespace, WhitespaceSplit,
- * Punctuation, BertPreTokenizer, CharDelimiterSplit, and Sequence of them; anything else is LM_EFORMAT by
- * name.  Patterns with a scanner (pretok_scan.h) use it; others go through PCRE2. */
+ * ByteLevel, Split (String or Regex, every behaviour, invert), Digits, Metaspace, Whitespace,
+ * WhitespaceSplit, Punctuation, BertPreTokenizer, CharDelimiterSplit, and Sequence of them;
+ * anything else is LM_EFORMAT by name.  Patterns with a scanner (pretok_scan.h) use it; others go
+ * through PCRE2. */
 #ifndef LM_TEXT_PRETOK_H
 #define LM_TEXT_PRETOK_H
 
@@ -38,8 +39,8 @@ void lm_pretok_scratch_fini(lm_pretok_scratch *s);
 lm_code lm_pretok_new(const json_t *j, const char *where, lm_pretok **out, lm_err *e);
 void lm_pretok_free(lm_pretok *p);
 
-/* If the last step turns bytes into characters (ByteLevel), leave that step out and say true: words then
- * come out as plain bytes, which lm_bpe_encode takes directly. */
+/* If the last step turns bytes into characters (ByteLevel), leave that step out and say true: words
+ * then come out as plain bytes, which lm_bpe_encode takes directly. */
 bool lm_pretok_leave_bytes(lm_pretok *p);
 /* The scanner, if cutting with it is all that there is to do; else LM_SCAN_NONE. */
 lm_scan_kind lm_pretok_scanner(const lm_pretok *p);

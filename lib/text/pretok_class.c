@@ -1,5 +1,5 @@
-/* The table of pretok_class.h.  It lives in zero-initialised memory; only the planes that have assigned
- * code points are touched. */
+/* The table of pretok_class.h.  It lives in zero-initialised memory; only the planes that have
+ * assigned code points are touched. */
 #include "text/pretok_class.h"
 
 #include <pthread.h>

@@ -18,7 +18,8 @@ struct lm_regex_match {
     pcre2_jit_stack *stack;
 };
 
-/* PCRE2's \s also takes U+180E; say White_Space outright.  Refuse what Oniguruma reads differently. */
+/* PCRE2's \s also takes U+180E; say White_Space outright.  Refuse what Oniguruma reads differently.
+ */
 static lm_code translate(const char *p, size_t len, const char *where, lm_buf *out, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -79,7 +80,8 @@ lm_code lm_regex_new(const char *pattern, size_t len, bool literal, const char *
             lm_regex_free(*out);
             *out = NULL;
         } else {
-            pcre2_jit_compile((*out)->code, PCRE2_JIT_COMPLETE); /* without JIT it only runs slower */
+            pcre2_jit_compile((*out)->code,
+                              PCRE2_JIT_COMPLETE); /* without JIT it only runs slower */
         }
     }
     lm_buf_fini(&text);
@@ -126,8 +128,8 @@ void lm_regex_match_free(lm_regex_match *m)
 lm_code lm_regex_find(const lm_regex *r, lm_regex_match *m, const char *text, size_t len,
                       size_t from, size_t *begin, size_t *end, bool *found, lm_err *e)
 {
-    int n = pcre2_match(r->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, m->data,
-                        m->context);
+    int n =
+        pcre2_match(r->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, m->data, m->context);
 
     *found = n >= 0;
     if (n >= 0) {

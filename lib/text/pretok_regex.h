@@ -1,8 +1,9 @@
 /* pretok_regex.h -- regular expressions of tokenizer files, through PCRE2 with Unicode properties.
  *
  * The files are written for Oniguruma.  The same here: alternation from the left, \p{..}, (?i:..),
- * look-around, possessive quantifiers.  \s and \S are the White_Space property, as there.  Refused because
- * they would mean something else: \h, \H (hexadecimal digits there) and && in a character class. */
+ * look-around, possessive quantifiers.  \s and \S are the White_Space property, as there.  Refused
+ * because they would mean something else: \h, \H (hexadecimal digits there) and && in a character
+ * class. */
 #ifndef LM_TEXT_PRETOK_REGEX_H
 #define LM_TEXT_PRETOK_REGEX_H
 

@@ -1,5 +1,6 @@
-/* The scanners of pretok_scan.h.  At each position the alternatives of the pattern are told apart by the
- * classes of one or two characters; none needs to go back further than to the last white space. */
+/* The scanners of pretok_scan.h.  At each position the alternatives of the pattern are told apart
+ * by the classes of one or two characters; none needs to go back further than to the last white
+ * space. */
 #include "text/pretok_scan.h"
 
 #include <string.h>
@@ -11,11 +12,11 @@
 static const struct {
     const char *name, *pattern;
 } scans[] = {
-    [LM_SCAN_GPT2] = { "gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
-                               WORDS_END },
-    [LM_SCAN_LLAMA3] = { "llama3", "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-                                   "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"
-                                   WORDS_END },
+    [LM_SCAN_GPT2] = { "gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| "
+                               "?[^\\s\\p{L}\\p{N}]+|" WORDS_END },
+    [LM_SCAN_LLAMA3] = { "llama3",
+                         "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+                         "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|" WORDS_END },
     [LM_SCAN_QWEN] = { "qwen", "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
                                "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|" WORDS_END },
 };
@@ -76,8 +77,8 @@ static size_t contraction(const uint8_t *p, const uint8_t *end, bool fold)
     return 0;
 }
 
-/* White space at p.  `newlines`: \s*[\r\n]+ comes first and ends after the last newline of the run.  A run
- * before other text gives up its last character, unless that is all there is. */
+/* White space at p.  `newlines`: \s*[\r\n]+ comes first and ends after the last newline of the run.
+ * A run before other text gives up its last character, unless that is all there is. */
 static size_t space_run(const uint8_t *tab, const uint8_t *p, const uint8_t *end, bool newlines)
 {
     const uint8_t *q = p, *last = p, *after_newline = NULL;

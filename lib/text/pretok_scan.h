@@ -1,12 +1,12 @@
 /* pretok_scan.h -- hand-written scanners for the word patterns of GPT-2, Llama-3 and Qwen.
  *
- * Each gives exactly the matches of its pattern, taken one after the other from the left (these patterns
- * match at every position, so words tile the text):
- *   gpt2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
- *   llama3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}
- *           | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
- *   qwen    as llama3 with \p{N} in place of \p{N}{1,3}
- * Case folding in (?i:'s) makes U+017F (long s) an s, as regular-expression engines do. */
+ * Each gives exactly the matches of its pattern, taken one after the other from the left (these
+ * patterns match at every position, so words tile the text): gpt2    's|'t|'re|'ve|'m|'ll|'d|
+ * ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ llama3
+ * (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3} |
+ * ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ qwen    as llama3 with \p{N} in place of
+ * \p{N}{1,3} Case folding in (?i:'s) makes U+017F (long s) an s, as regular-expression engines do.
+ */
 #ifndef LM_TEXT_PRETOK_SCAN_H
 #define LM_TEXT_PRETOK_SCAN_H
 

@@ -1,5 +1,6 @@
-/* Two passes over each piece: find the segments (matches and what lies between), then join or drop them as
- * the behaviour says.  Empty matches count as segments until the end, as in `tokenizers`. */
+/* Two passes over each piece: find the segments (matches and what lies between), then join or drop
+ * them as the behaviour says.  Empty matches count as segments until the end, as in `tokenizers`.
+ */
 #include "text/pretok_split.h"
 
 #include <string.h>

@@ -15,8 +15,9 @@ typedef enum {
     LM_CUT_WORDS, /* \w+ and [^\w\s]+ */
 } lm_cut_kind;
 
-/* What becomes of the matches: "the-final" cut at "-" gives the | - | final (isolated), the | final (removed),
- * the- | final (previous), the | -final (next); contiguous joins neighbours of the same sort. */
+/* What becomes of the matches: "the-final" cut at "-" gives the | - | final (isolated), the | final
+ * (removed), the- | final (previous), the | -final (next); contiguous joins neighbours of the same
+ * sort. */
 typedef enum {
     LM_CUT_ISOLATED,
     LM_CUT_REMOVED,
@@ -35,7 +36,8 @@ typedef struct {
     uint32_t ch;
 } lm_cut;
 
-/* Cut every piece of `from` and append the pieces, empty ones left out, to *to.  tmp is working memory. */
+/* Cut every piece of `from` and append the pieces, empty ones left out, to *to.  tmp is working
+ * memory. */
 lm_code lm_cut_all(const lm_cut *c, lm_regex_match *m, const char *base, const lm_pieces *from,
                    lm_pieces *tmp, lm_pieces *to, lm_err *e);
 

@@ -171,8 +171,8 @@ bool lm_tokenizer_is_special(const lm_tokenizer *t, uint32_t id)
     return a && a->special;
 }
 
-/* Each mapped character is a byte; a byte token <0xXX> is one; other characters count their UTF-8, and
- * U+2581, which stands for a space, counts 1. */
+/* Each mapped character is a byte; a byte token <0xXX> is one; other characters count their UTF-8,
+ * and U+2581, which stands for a space, counts 1. */
 size_t lm_tokenizer_id_bytes(const lm_tokenizer *t, uint32_t id)
 {
     const lm_added_token *a = added_token(t, id);

@@ -1,4 +1,5 @@
-/* Finding added tokens: jump to a byte that begins one, then narrow the sorted patterns byte by byte. */
+/* Finding added tokens: jump to a byte that begins one, then narrow the sorted patterns byte by
+ * byte. */
 #include "text/tokenizer_added.h"
 
 #include <stdlib.h>
@@ -125,9 +126,8 @@ static const lm_added_token *find(const lm_added *a, int g, const char *text, si
             i = (size_t)(p - text);
         }
         uint8_t b = (uint8_t)text[i];
-        const lm_added_token *t = a->group[g].first[b] < a->group[g].first[b + 1]
-                                      ? match_at(a, g, text, len, i)
-                                      : NULL;
+        const lm_added_token *t =
+            a->group[g].first[b] < a->group[g].first[b + 1] ? match_at(a, g, text, len, i) : NULL;
         if (t) {
             *at = i;
             return t;

@@ -1,7 +1,8 @@
 /* tokenizer_added.h -- added tokens: strings that are found in the text before anything cuts it.
  *
- * Two groups: tokens with "normalized" false are looked for in the raw text, then the others in what the
- * normaliser made of the rest.  In a group the leftmost match counts, the longest of those. */
+ * Two groups: tokens with "normalized" false are looked for in the raw text, then the others in
+ * what the normaliser made of the rest.  In a group the leftmost match counts, the longest of
+ * those. */
 #ifndef LM_TEXT_TOKENIZER_ADDED_H
 #define LM_TEXT_TOKENIZER_ADDED_H
 
@@ -37,9 +38,10 @@ typedef struct {
 lm_code lm_added_index(lm_added *a, lm_err *e);
 void lm_added_fini(lm_added *a);
 
-/* A walk over the matches of one group in text[0..len).  After each lm_added_next that returns true, token
- * is the match, text[gap..begin) what lies before it and after the last one, and the match (with the white space
- * that lstrip and rstrip swallow) ends where the next gap begins.  After false, text[gap..len) is left. */
+/* A walk over the matches of one group in text[0..len).  After each lm_added_next that returns
+ * true, token is the match, text[gap..begin) what lies before it and after the last one, and the
+ * match (with the white space that lstrip and rstrip swallow) ends where the next gap begins. After
+ * false, text[gap..len) is left. */
 typedef struct {
     const lm_added *added;
     int group;

@@ -44,8 +44,8 @@ static lm_code parse_texts(step *s, const char *from, const char *to, lm_err *e)
 
 static lm_code parse_replace(const json_t *j, step *s, const char *where, lm_err *e)
 {
-    const char *to, *from = json_string_value(json_object_get(json_object_get(j, "pattern"),
-                                                              "String"));
+    const char *to,
+        *from = json_string_value(json_object_get(json_object_get(j, "pattern"), "String"));
     lm_code rc = lm_json_str_or(j, "content", NULL, &to, where, e);
 
     if (!rc && (!from || !*from || !to))
@@ -95,8 +95,8 @@ static lm_code parse_metaspace(const json_t *j, step *s, const char *where, lm_e
 static lm_code parse_step(const json_t *j, lm_decoder *d, int depth, const char *where, lm_err *e)
 {
     static const char *const types[] = {
-        [STEP_BYTES] = "ByteLevel", [STEP_FALLBACK] = "ByteFallback", [STEP_FUSE] = "Fuse",
-        [STEP_STRIP] = "Strip",     [STEP_REPLACE] = "Replace",       [STEP_META] = "Metaspace",
+        [STEP_BYTES] = "ByteLevel",   [STEP_FALLBACK] = "ByteFallback", [STEP_FUSE] = "Fuse",
+        [STEP_STRIP] = "Strip",       [STEP_REPLACE] = "Replace",       [STEP_META] = "Metaspace",
         [STEP_SUFFIX] = "BPEDecoder",
     };
     const char *type, *suffix;
@@ -110,9 +110,8 @@ static lm_code parse_step(const json_t *j, lm_decoder *d, int depth, const char 
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "\"decoders\" of a Sequence must be a list, nested %d deep at most",
                            MAX_DEPTH);
-        json_array_foreach(list, i, item)
-            if ((rc = parse_step(item, d, depth + 1, where, e)))
-                return rc;
+        json_array_foreach(list, i,
+                           item) if ((rc = parse_step(item, d, depth + 1, where, e))) return rc;
         return LM_OK;
     }
     while (!rc && k <= STEP_SUFFIX && strcmp(type, types[k]))
@@ -181,7 +180,8 @@ static void strings_fini(strings *l)
     lm_free(l->end);
 }
 
-/* Append bytes, each maximal part that is no UTF-8 as one U+FFFD (Unicode, chapter 3, table 3-8). */
+/* Append bytes, each maximal part that is no UTF-8 as one U+FFFD (Unicode, chapter 3, table 3-8).
+ */
 static lm_code add_lossy(lm_buf *out, const char *s, size_t len, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -195,7 +195,10 @@ static lm_code add_lossy(lm_buf *out, const char *s, size_t len, lm_err *e)
             break;
         /* How far a character could have gone on from here. */
         uint8_t b = (uint8_t)*s, lo = 0x80, hi = 0xBF;
-        size_t want = b >= 0xC2 && b < 0xE0 ? 2 : b >= 0xE0 && b < 0xF0 ? 3 : b >= 0xF0 && b < 0xF5 ? 4 : 1;
+        size_t want = b >= 0xC2 && b < 0xE0   ? 2
+                      : b >= 0xE0 && b < 0xF0 ? 3
+                      : b >= 0xF0 && b < 0xF5 ? 4
+                                              : 1;
         lo = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : lo;
         hi = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : hi;
         while (bad < want && bad < len && (uint8_t)s[bad] >= lo && (uint8_t)s[bad] <= hi) {
@@ -242,14 +245,16 @@ static lm_code run_bytes(const strings *in, strings *out, lm_err *e)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                        : c >= 'a' && c <= 'f'   ? c - 'a' + 10
-                                                                 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
 }
 
 static int fallback_byte(const char *s, size_t len)
 {
-    if (len != 6 || memcmp(s, "<0x", 3) || s[5] != '>' || hex_digit(s[3]) < 0 || hex_digit(s[4]) < 0)
+    if (len != 6 || memcmp(s, "<0x", 3) || s[5] != '>' || hex_digit(s[3]) < 0 ||
+        hex_digit(s[4]) < 0)
         return -1;
     return hex_digit(s[3]) << 4 | hex_digit(s[4]);
 }
@@ -321,8 +326,8 @@ static lm_code add_replaced(lm_buf *out, const char *s, size_t len, const char *
 }
 
 /* The steps that treat each string by itself; first, last: its place in the list. */
-static lm_code run_one(const step *s, const char *p, size_t len, bool first, bool last,
-                       lm_buf *out, lm_err *e)
+static lm_code run_one(const step *s, const char *p, size_t len, bool first, bool last, lm_buf *out,
+                       lm_err *e)
 {
     size_t n = strlen(s->from);
     const char *end = p + len;
@@ -425,7 +430,8 @@ void lm_tok_stream_fini(lm_tok_stream *s)
     *s = (lm_tok_stream){ 0 };
 }
 
-/* What the text of ids has beyond the text of ids[0..shown): out it goes, unless its end may still change
+/* What the text of ids has beyond the text of ids[0..shown): out it goes, unless its end may still
+ * change
  * (`all` false and a U+FFFD at the end: perhaps half a character). */
 static lm_code show(lm_tok_stream *s, const lm_tokenizer *t, bool skip_special, bool all,
                     lm_buf *out, lm_err *e)
@@ -440,8 +446,7 @@ static lm_code show(lm_tok_stream *s, const lm_tokenizer *t, bool skip_special, 
     if (rc)
         return rc;
     n = s->after.len;
-    if (n <= s->before.len ||
-        (!all && n >= 3 && !memcmp(s->after.data + n - 3, "\xEF\xBF\xBD", 3)))
+    if (n <= s->before.len || (!all && n >= 3 && !memcmp(s->after.data + n - 3, "\xEF\xBF\xBD", 3)))
         return LM_OK;
     while (same < s->before.len && s->before.data[same] == s->after.data[same])
         same++;

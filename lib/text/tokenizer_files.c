@@ -1,5 +1,5 @@
-/* GPT-2's pair of files, vocab.json and merges.txt, rewritten as one tokenizer.json: byte-level, GPT-2's
- * pattern, <|endoftext|> as a special token when the vocabulary has it. */
+/* GPT-2's pair of files, vocab.json and merges.txt, rewritten as one tokenizer.json: byte-level,
+ * GPT-2's pattern, <|endoftext|> as a special token when the vocabulary has it. */
 #include <string.h>
 
 #include "base/file.h"
@@ -8,7 +8,8 @@
 
 enum { MAX_FILE = 256 << 20 };
 
-/* "merges": one "left right" a line; a first line "#version ..." and empty lines are passed over. */
+/* "merges": one "left right" a line; a first line "#version ..." and empty lines are passed over.
+ */
 static lm_code write_merges(lm_jw *w, const char *path, const lm_buf *text, lm_err *e)
 {
     const char *p = text->data, *end = p + text->len, *stop, *space;

@@ -22,7 +22,7 @@ struct lm_tokenizer {
     lm_added added;
     uint32_t *added_of; /* by id: index into added.v, or LM_BPE_NONE; vocab_size entries */
     int64_t vocab_size;
-    lm_decoder *decoder; /* NULL: tokens joined by spaces */
+    lm_decoder *decoder;                                 /* NULL: tokens joined by spaces */
     uint32_t prefix[LM_MAX_AFFIX], suffix[LM_MAX_AFFIX]; /* of the post-processor */
     int n_prefix, n_suffix;
     int64_t bos, eos, pad, unk;

@@ -30,10 +30,17 @@ static lm_code check_keys(const json_t *obj, const char *const *known, const cha
 
 static lm_code check_model(const json_t *m, const char *where, lm_err *e)
 {
-    static const char *const known[] = { "type", "dropout", "unk_token",
-                                         "continuing_subword_prefix", "end_of_word_suffix",
-                                         "fuse_unk", "byte_fallback", "ignore_merges", "vocab",
-                                         "merges", NULL };
+    static const char *const known[] = { "type",
+                                         "dropout",
+                                         "unk_token",
+                                         "continuing_subword_prefix",
+                                         "end_of_word_suffix",
+                                         "fuse_unk",
+                                         "byte_fallback",
+                                         "ignore_merges",
+                                         "vocab",
+                                         "merges",
+                                         NULL };
     static const char *const affixes[] = { "continuing_subword_prefix", "end_of_word_suffix" };
     const char *type, *affix;
     double dropout;
@@ -61,7 +68,8 @@ static lm_code check_model(const json_t *m, const char *where, lm_err *e)
     return rc;
 }
 
-/* The highest id of the vocabulary, checked against its size: holes are allowed, deserts are not. */
+/* The highest id of the vocabulary, checked against its size: holes are allowed, deserts are not.
+ */
 static lm_code find_highest(const json_t *vocab, const json_t *added, size_t *n_ids,
                             const char *where, lm_err *e)
 {
@@ -89,8 +97,7 @@ static lm_code find_highest(const json_t *vocab, const json_t *added, size_t *n_
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
             (size_t)json_integer_value(id) >= limit)
             return lm_fail(e, LM_EFORMAT, where, NULL,
-                           "the id of added token %zu is not a number from 0 to %zu", i,
-                           limit - 1);
+                           "the id of added token %zu is not a number from 0 to %zu", i, limit - 1);
         if ((size_t)json_integer_value(id) >= *n_ids)
             *n_ids = (size_t)json_integer_value(id) + 1;
     }
@@ -253,7 +260,8 @@ static lm_code load_added(lm_tokenizer *t, const json_t *list, const char *where
     return rc ? rc : lm_added_index(&t->added, e);
 }
 
-/* The id of a special token: as the configuration names it, else the first well-known name there is. */
+/* The id of a special token: as the configuration names it, else the first well-known name there
+ * is. */
 static int64_t find_special(const lm_tokenizer *t, const json_t *config, const char *key,
                             const char *const *names)
 {
@@ -269,9 +277,11 @@ static int64_t find_special(const lm_tokenizer *t, const json_t *config, const c
 
 static void find_specials(lm_tokenizer *t, const json_t *config)
 {
-    static const char *const bos[] = { "<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", NULL };
-    static const char *const eos[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>",
-                                       "<|im_end|>",    "<|return|>", NULL };
+    static const char *const bos[] = { "<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>",
+                                       NULL };
+    static const char *const eos[] = {
+        "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|return|>", NULL
+    };
     static const char *const pad[] = { "<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>",
                                        NULL };
     static const char *const unk[] = { "<unk>", "[UNK]", NULL };
@@ -285,9 +295,10 @@ static void find_specials(lm_tokenizer *t, const json_t *config)
 static lm_code build(lm_tokenizer *t, const json_t *j, const json_t *config, const char *where,
                      lm_err *e)
 {
-    static const char *const known[] = { "version", "truncation", "padding", "added_tokens",
-                                         "normalizer", "pre_tokenizer", "post_processor",
-                                         "decoder", "model", NULL };
+    static const char *const known[] = {
+        "version",       "truncation",     "padding", "added_tokens", "normalizer",
+        "pre_tokenizer", "post_processor", "decoder", "model",        NULL
+    };
     const json_t *model = json_object_get(j, "model"), *vocab = json_object_get(model, "vocab");
     const json_t *added = json_object_get(j, "added_tokens");
     size_t n_ids = 0;

@@ -28,7 +28,8 @@ static lm_code put_special(lm_tokenizer *t, const json_t *specials, const char *
     {
         json_int_t id = json_integer_value(item);
         if (!json_is_integer(item) || id < 0 || id >= t->vocab_size)
-            return lm_fail(e, LM_EFORMAT, where, NULL, "special token \"%s\" has no valid id", name);
+            return lm_fail(e, LM_EFORMAT, where, NULL, "special token \"%s\" has no valid id",
+                           name);
         rc = put(v, n, id, where, e);
         if (rc)
             break;
@@ -118,9 +119,8 @@ static lm_code parse_post(lm_tokenizer *t, const json_t *j, int depth, const cha
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "\"processors\" of a Sequence must be a list, nested %d deep at most",
                            MAX_DEPTH);
-        json_array_foreach(list, i, item)
-            if ((rc = parse_post(t, item, depth + 1, where, e)))
-                return rc;
+        json_array_foreach(list, i,
+                           item) if ((rc = parse_post(t, item, depth + 1, where, e))) return rc;
         return LM_OK;
     }
     return lm_fail(e, LM_EFORMAT, where, NULL, "post_processor type \"%s\" is not supported", type);

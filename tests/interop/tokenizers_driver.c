@@ -1,4 +1,5 @@
-/* tokenizers_driver -- the other end of tokenizers_compare.py: encodes and decodes what comes in on a pipe.
+/* tokenizers_driver -- the other end of tokenizers_compare.py: encodes and decodes what comes in on
+ * a pipe.
  *
  * tokenizers_driver TOKENIZER: records on standard input, each answered at once on standard output.
  * 'e' or 's' (with special tokens) + u32 length + text -> u32 count + u32 ids;

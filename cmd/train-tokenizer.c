@@ -1,0 +1,169 @@
+/* train-tokenizer -- learn a byte-level BPE tokenizer.json.  See man/man1/train-tokenizer.1. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "common/input_opts.h"
+#include "common/tool.h"
+#include "text/bpe_train.h"
+
+static struct {
+    int64_t vocab_size, min_frequency, max_token_bytes;
+    const char *pattern;
+    lm_strs special;
+    lm_input_args input;
+} opt = { .vocab_size = 32000, .pattern = "gpt2", .input = LM_INPUT_ARGS_DEFAULT };
+
+static const lm_opt options[] = {
+    LM_GROUP("Vocabulary"),
+    LM_COUNT('V', "vocab-size", &opt.vocab_size, "N", 256, 16e6,
+             "tokens in all: special ones, 256 bytes, merges [32000]"),
+    LM_STR('p', "pattern", &opt.pattern, "NAME",
+           "how text is cut into words: gpt2, llama3, qwen or a PCRE2 pattern [gpt2]"),
+    LM_LIST('s', "special", &opt.special, "TOKEN",
+            "a special token; ids from 0 in the order given [<|endoftext|>]"),
+    LM_COUNT(0, "min-frequency", &opt.min_frequency, "N", 0, 9e18,
+             "never merge what occurs less often [0]"),
+    LM_COUNT(0, "max-token-bytes", &opt.max_token_bytes, "N", 0, 1e9,
+             "longest token [0: no bound]"),
+    LM_GROUP("Input"),
+    LM_INPUT_OPTIONS(opt.input),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "train-tokenizer -V 4096 -p llama3 -o tok/tokenizer.json clean.jsonl",
+    "train-tokenizer -V 32k -s '<s>' -s '</s>' a.txt b.tar.zst > tokenizer.json", NULL
+};
+
+static lm_tool tool = {
+    .name = "train-tokenizer",
+    .args = "[FILE ...]",
+    .brief = "learn a byte-level BPE tokenizer.json from text",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS,
+    .max_args = -1,
+    .filter = true,
+    .examples = examples,
+};
+
+/* Where the product goes: one file, or a folder with tokenizer.json and tokenizer_config.json. */
+typedef struct {
+    lm_out *json, *config;
+} product;
+
+/* Open the outputs before the work; a missing folder is made. */
+static lm_code open_product(product *p, lm_err *e)
+{
+    const char *path = tool.output ? tool.output : "-", *base = lm_path_base(path);
+    char *dir = NULL, *json = NULL, *config = NULL;
+    bool folder = strcmp(path, "-") && (!*base || lm_path_is_dir(path));
+    lm_code rc = LM_OK;
+
+    if (base > path)
+        rc = lm_asprintf(&dir, e, "%.*s", (int)(base - path), path);
+    if (!rc && folder && *base) {
+        lm_free(dir);
+        rc = lm_strdup(&dir, path, e);
+    }
+    if (!rc && dir && !lm_path_is_dir(dir))
+        rc = lm_mkdir_p(dir, e);
+    if (!rc && folder)
+        rc = lm_path_join(&json, dir, "tokenizer.json", e);
+    if (!rc && folder)
+        rc = lm_path_join(&config, dir, "tokenizer_config.json", e);
+    if (!rc)
+        rc = lm_out_open(json ? json : path, tool.force, &p->json, e);
+    if (!rc && folder)
+        rc = lm_out_open(config, tool.force, &p->config, e);
+    lm_free(dir);
+    lm_free(json);
+    lm_free(config);
+    return rc;
+}
+
+static lm_code put(lm_out **out, const lm_buf *text, lm_err *e)
+{
+    lm_out *o = *out;
+
+    fwrite(text->data, 1, text->len, lm_out_file(o)); /* the commit sees a failure */
+    fputc('\n', lm_out_file(o));
+    *out = NULL;
+    return lm_out_commit(o, e);
+}
+
+static void say_summary(const lm_bpe_train_stats *s, double seconds)
+{
+    char bytes[32], peak[32];
+
+    if (s->vocab_size < opt.vocab_size)
+        lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: nothing is left to merge",
+               (long long)s->vocab_size, (long long)opt.vocab_size);
+    lm_say(&tool, LM_LOG_WARN, "%lld tokens from %lld documents, %s, %lld different words",
+           (long long)s->vocab_size, (long long)s->documents,
+           lm_show_bytes((double)s->bytes, bytes), (long long)s->unique_words);
+    lm_say(&tool, LM_LOG_INFO, "%.2f s, peak memory %s", seconds,
+           lm_show_bytes((double)lm_rss_peak(), peak));
+}
+
+static lm_code train(lm_par *par, product *p, lm_err *e)
+{
+    static const char *const eot[] = { "<|endoftext|>" };
+    bool given = lm_given(&tool, "special");
+    lm_bpe_train_opts o = {
+        .vocab_size = opt.vocab_size,
+        .min_frequency = opt.min_frequency,
+        .max_token_bytes = opt.max_token_bytes,
+        .pattern = opt.pattern,
+        .special = given ? opt.special.v : eot,
+        .n_special = given ? opt.special.n : 1,
+    };
+    lm_input_opts in_opts = lm_input_args_read(&opt.input);
+    lm_bpe_trainer *t = NULL;
+    lm_input *in = NULL;
+    lm_buf json = { 0 }, config = { 0 };
+    lm_bpe_train_stats stats;
+    double start = lm_now();
+    lm_code rc = lm_bpe_trainer_new(&o, lm_par_threads(par), &t, e);
+
+    if (!rc)
+        rc = lm_input_open(&in_opts, (const char *const *)tool.argv, tool.argc, &in, e);
+    if (!rc)
+        rc = open_product(p, e);
+    if (!rc)
+        rc = lm_bpe_trainer_feed(t, par, &in_opts, in, &tool.sink, e);
+    if (!rc)
+        rc = lm_bpe_trainer_finish(t, &tool.sink, &json, &stats, e);
+    if (!rc)
+        rc = lm_bpe_train_config(&o, &config, e);
+    if (!rc)
+        rc = put(&p->json, &json, e);
+    if (!rc && p->config)
+        rc = put(&p->config, &config, e);
+    if (!rc)
+        say_summary(&stats, lm_now() - start);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
+    lm_input_close(in);
+    lm_bpe_trainer_free(t);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lm_err err = { 0 };
+    lm_par *par = NULL;
+    product p = { 0 };
+
+    lm_begin(&tool, argc, argv);
+    if (lm_par_new(&par, tool.threads, &err) || train(par, &p, &err))
+        lm_complain(&tool, &err);
+    if (p.json)
+        lm_out_drop(p.json);
+    if (p.config)
+        lm_out_drop(p.config);
+    lm_par_free(par);
+    return lm_end(&tool);
+}
