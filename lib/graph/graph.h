@@ -74,6 +74,10 @@ lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm
 /* The node as rules and kernels see it: shapes without data.  in and out must have LM_MAX_* room. */
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out);
 
+/* The type of activations that the node works on, by which its kernel is chosen: that of its first operand in
+ * op->act_in, else of its first float output. */
+lm_dtype lm_node_act(const lm_graph *g, const lm_node *n);
+
 /* Text of the whole list, one node a line:
  * "  12 forward  L3 linear (%41 h.3.qkv) -> %42 bf16[1024,2304]". */
 lm_code lm_graph_dump(const lm_graph *g, lm_buf *out, lm_err *e);

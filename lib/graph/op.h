@@ -62,6 +62,9 @@ typedef struct lm_op {
     void (*fill)(lm_rng r, const lm_call *c);
 } lm_op;
 
+/* The two operators that passes insert by themselves (lib/op/elementwise.c). */
+extern const lm_op lm_op_add, lm_op_cast;
+
 /* Helpers for rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */
 {

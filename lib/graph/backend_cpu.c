@@ -1,0 +1,104 @@
+/* backend_cpu.c -- the host as a backend. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "graph/backend.h"
+
+typedef struct {
+    lm_backend b; /* first: the interface is cast to this */
+    lm_cpu_level level;
+    char detail[64];
+} cpu_backend;
+
+static lm_code cpu_alloc(lm_backend *b, size_t bytes, const char *purpose, void **out, lm_err *e)
+{
+    (void)b;
+    return lm_block_alloc(out, bytes, purpose, e);
+}
+
+static void cpu_free(lm_backend *b, void *p, size_t bytes)
+{
+    (void)b;
+    lm_block_free(p, bytes);
+}
+
+typedef struct {
+    char *dst;
+    const char *src;
+} move;
+
+static void zero_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    memset(((move *)ctx)->dst + begin, 0, (size_t)(end - begin));
+}
+
+static void copy_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    move *m = ctx;
+    (void)worker;
+    memcpy(m->dst + begin, m->src + begin, (size_t)(end - begin));
+}
+
+static lm_code cpu_zero(lm_backend *b, void *p, size_t bytes, lm_stream *s, lm_err *e)
+{
+    (void)s, (void)e;
+    lm_par_for(b->par, (int64_t)bytes, 1 << 22, zero_range, &(move){ .dst = p });
+    return LM_OK;
+}
+
+static lm_code cpu_copy(lm_backend *b, void *dst, const void *src, size_t bytes, lm_stream *s,
+                        lm_err *e)
+{
+    (void)s, (void)e;
+    lm_par_for(b->par, (int64_t)bytes, 1 << 22, copy_range, &(move){ .dst = dst, .src = src });
+    return LM_OK;
+}
+
+static lm_code cpu_sync(lm_backend *b, lm_stream *s, lm_err *e)
+{
+    (void)b, (void)s, (void)e;
+    return LM_OK;
+}
+
+static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
+{
+    return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
+}
+
+static void cpu_close(lm_backend *b)
+{
+    lm_free(b);
+}
+
+lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err *e)
+{
+    cpu_backend *c = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&c, 1, sizeof *c, "a backend", e))
+        return e->code;
+    c->level = level;
+    c->b = (lm_backend){ .name = "cpu",
+                         .detail = c->detail,
+                         .par = par,
+                         .threads = lm_par_threads(par),
+                         .host_memory = true,
+                         .alloc = cpu_alloc,
+                         .free = cpu_free,
+                         .zero = cpu_zero,
+                         .copy = cpu_copy,
+                         .sync = cpu_sync,
+                         .kernel = cpu_kernel,
+                         .close = cpu_close };
+    snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level),
+             c->b.threads, c->b.threads == 1 ? "" : "s");
+    *out = &c->b;
+    return LM_OK;
+}
+
+void lm_backend_close(lm_backend *b)
+{
+    if (b)
+        b->close(b);
+}

@@ -1,0 +1,155 @@
+/* backward.c -- reverse-mode differentiation: walk the forward list backwards and let each operator's gradient rule
+ * append what it needs. */
+#include <string.h>
+
+#include "graph/passes.h"
+
+
+struct lm_grad {
+    lm_graph *g;
+    const lm_backward *b;
+    size_t n_forward;  /* values that were there on entry */
+    lm_vid *grad;      /* by forward value: its gradient so far */
+    bool *wants;       /* by forward value */
+    lm_vid *param_out; /* by forward value: GRAD value of a parameter */
+};
+
+lm_graph *lm_grad_graph(lm_grad *s)
+{
+    return s->g;
+}
+
+lm_node *lm_grad_node(lm_grad *s, const lm_node *n)
+{
+    /* n may point at a copy (rules append, so the array moves): find the original by its first output. */
+    for (size_t i = 0; i < s->g->n_nodes; i++)
+        if (s->g->node[i].op == n->op && s->g->node[i].out[0] == n->out[0])
+            return &s->g->node[i];
+    return NULL;
+}
+
+bool lm_grad_wants(const lm_grad *s, lm_vid v)
+{
+    return v >= 0 && (size_t)v < s->n_forward && s->wants[v];
+}
+
+lm_vid lm_grad_of(const lm_grad *s, lm_vid v)
+{
+    return v >= 0 && (size_t)v < s->n_forward ? s->grad[v] : LM_NONE;
+}
+
+lm_vid lm_grad_take(lm_grad *s, lm_vid v)
+{
+    lm_vid d = lm_grad_of(s, v);
+    if (d != LM_NONE)
+        s->grad[v] = LM_NONE;
+    return d;
+}
+
+lm_code lm_grad_give(lm_grad *s, lm_vid v, lm_vid d, lm_err *e)
+{
+    if (!lm_grad_wants(s, v))
+        return LM_OK;
+    if (s->grad[v] == LM_NONE) {
+        s->grad[v] = d;
+        return LM_OK;
+    }
+    lm_vid in[2] = { s->grad[v], d }, out = LM_NONE;
+    if (lm_graph_append(s->g, &lm_op_add, NULL, in, &out, e))
+        return e->code;
+    s->grad[v] = out;
+    return LM_OK;
+}
+
+lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
+{
+    *acc = LM_ACC_ADD;
+    if (s->param_out[v] == LM_NONE) {
+        lm_tensor t = s->g->value[v].t;
+        char name[256];
+        t.dtype = lm_wide(t.dtype);
+        const char *base = s->g->value[v].name ? s->g->value[v].name : "param";
+        size_t len = strlen(base) < 248 ? strlen(base) : 248;
+        memcpy(name, "d ", 2);
+        memcpy(name + 2, base, len);
+        name[len + 2] = 0;
+        if (lm_graph_value(s->g, LM_ROLE_GRAD, t, name, &s->param_out[v], e))
+            return e->code;
+        s->g->value[s->param_out[v]].grad_of = v;
+        *acc = LM_ACC_FIRST;
+    }
+    *out = s->param_out[v];
+    return LM_OK;
+}
+
+/* A value wants a gradient if it is a trainable parameter, is asked for, or is computed from one that does. */
+static void mark_wants(lm_grad *s)
+{
+    const lm_backward *b = s->b;
+    for (size_t v = 0; v < s->n_forward; v++)
+        if (s->g->value[v].role == LM_ROLE_PARAM)
+            s->wants[v] = !b->trainable || b->trainable(b->ctx, (lm_vid)v);
+    for (int i = 0; i < b->n_wrt; i++)
+        s->wants[b->wrt[i]] = true;
+    for (size_t k = 0; k < s->g->n_nodes; k++) {
+        const lm_node *n = &s->g->node[k];
+        bool any = false;
+        for (int i = 0; i < n->n_in; i++)
+            any |= n->in[i] >= 0 && s->wants[n->in[i]];
+        for (int i = 0; any && i < n->n_out; i++)
+            if (n->out[i] >= 0)
+                s->wants[n->out[i]] = true;
+    }
+}
+
+static lm_code run(lm_grad *s, lm_err *e)
+{
+    lm_graph *g = s->g;
+    size_t n_nodes = g->n_nodes;
+    mark_wants(s);
+    if (s->b->seed != LM_NONE)
+        s->grad[s->b->root] = s->b->seed;
+    for (size_t k = n_nodes; k-- > 0;) {
+        lm_node n = g->node[k];
+        bool reached = false, wanted = false;
+        for (int i = 0; i < n.n_out; i++) {
+            reached |= lm_grad_of(s, n.out[i]) != LM_NONE;
+            reached |= s->b->seed == LM_NONE && n.out[i] == s->b->root;
+        }
+        for (int i = 0; i < n.n_in; i++)
+            wanted |= lm_grad_wants(s, n.in[i]);
+        if (!reached || !wanted)
+            continue;
+        if (!n.op->grad)
+            return lm_fail(e, LM_EUSAGE, n.op->name, NULL, "has no gradient");
+        g->layer = n.layer;
+        g->phase = LM_PHASE_BACKWARD_INPUT;
+        if (n.op->grad(s, &n, e))
+            return e->code;
+    }
+    if (s->b->grads)
+        for (size_t v = 0; v < s->n_forward; v++)
+            s->b->grads[v] = s->param_out[v] != LM_NONE ? s->param_out[v] : s->grad[v];
+    g->phase = LM_PHASE_FORWARD;
+    return LM_OK;
+}
+
+lm_code lm_pass_backward(lm_graph *g, const lm_backward *b, lm_err *e)
+{
+    size_t n = g->n_values;
+    lm_grad s = { .g = g, .b = b, .n_forward = n };
+    lm_code rc = lm_alloc_n(&s.grad, n, sizeof *s.grad, "the backward pass", e);
+    if (!rc)
+        rc = lm_alloc_n(&s.wants, n, sizeof *s.wants, "the backward pass", e);
+    if (!rc)
+        rc = lm_alloc_n(&s.param_out, n, sizeof *s.param_out, "the backward pass", e);
+    if (!rc) {
+        for (size_t v = 0; v < n; v++)
+            s.grad[v] = s.param_out[v] = LM_NONE;
+        rc = run(&s, e);
+    }
+    lm_free(s.grad);
+    lm_free(s.wants);
+    lm_free(s.param_out);
+    return rc;
+}

@@ -1,0 +1,175 @@
+/* exec.c -- a graph as a flat array of kernel calls. */
+#include "graph/exec.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+typedef struct {
+    lm_call call;
+    lm_kernel_fn run;
+    double seconds, flops;
+    int64_t calls;
+} step_call;
+
+struct lm_exec {
+    const lm_graph *g;
+    lm_backend *b;
+    lm_plan plan;
+    lm_arena *arena; /* of the operands below */
+    step_call *calls;
+    void **data; /* by value */
+    char *block; /* the activations' arena */
+    lm_exec_time *times;
+    size_t n_times;
+    bool ready; /* operands carry the bound pointers */
+};
+
+static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
+{
+    const lm_node *n = &x->g->node[k];
+    step_call *s = &x->calls[k];
+    lm_tensor *in = NULL, *out = NULL;
+    lm_cost cost = { 0 };
+    if (lm_arena_alloc(x->arena, &in, LM_MAX_IN, sizeof *in, e) ||
+        lm_arena_alloc(x->arena, &out, LM_MAX_OUT, sizeof *out, e))
+        return e->code;
+    s->call = lm_node_call(x->g, n, in, out);
+    n->op->cost(&s->call, &cost);
+    s->flops = cost.flops;
+    s->call.par = x->b->par;
+    s->call.work = x->plan.work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan.work_offset[k];
+    s->run = x->b->kernel(x->b, n->op->name, lm_node_act(x->g, n))->run;
+    return LM_OK;
+}
+
+lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_exec **out,
+                    lm_err *e)
+{
+    lm_exec *x = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&x, 1, sizeof *x, "an executor", e))
+        return e->code;
+    x->g = g;
+    x->b = b;
+    if (lm_plan_make(g, b, keep, n_keep, &x->plan, e) || lm_arena_new(&x->arena, 1 << 16, e) ||
+        lm_alloc_n(&x->calls, g->n_nodes, sizeof *x->calls, "an executor", e) ||
+        lm_alloc_n(&x->data, g->n_values, sizeof *x->data, "an executor", e) ||
+        lm_alloc_n(&x->times, g->n_nodes, sizeof *x->times, "an executor", e))
+        goto fail;
+    if (x->plan.bytes && b->alloc(b, x->plan.bytes, "activations", (void **)&x->block, e))
+        goto fail;
+    for (size_t v = 0; v < g->n_values; v++)
+        if (x->plan.offset[v] != SIZE_MAX)
+            x->data[v] = x->block + x->plan.offset[v];
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (make_call(x, k, e))
+            goto fail;
+    *out = x;
+    return LM_OK;
+fail:
+    lm_exec_free(x);
+    return e->code;
+}
+
+void lm_exec_free(lm_exec *x)
+{
+    if (!x)
+        return;
+    if (x->block)
+        x->b->free(x->b, x->block, x->plan.bytes);
+    lm_plan_fini(&x->plan);
+    lm_arena_free(x->arena);
+    lm_free(x->calls);
+    lm_free(x->data);
+    lm_free(x->times);
+    lm_free(x);
+}
+
+const lm_plan *lm_exec_plan(const lm_exec *x)
+{
+    return &x->plan;
+}
+
+void lm_exec_bind(lm_exec *x, lm_vid v, void *data)
+{
+    x->data[v] = data;
+    x->ready = false;
+}
+
+void *lm_exec_data(const lm_exec *x, lm_vid v)
+{
+    return v < 0 ? NULL : x->data[v];
+}
+
+static lm_code set_operands(lm_exec *x, lm_err *e)
+{
+    for (size_t k = 0; k < x->g->n_nodes; k++) {
+        const lm_node *n = &x->g->node[k];
+        step_call *s = &x->calls[k];
+        for (int i = 0; i < n->n_in + n->n_out; i++) {
+            bool input = i < n->n_in;
+            lm_vid v = input ? n->in[i] : n->out[i - n->n_in];
+            lm_tensor *t = input ? (lm_tensor *)&s->call.in[i] : &s->call.out[i - n->n_in];
+            t->data = lm_exec_data(x, v);
+            if (v >= 0 && !t->data)
+                return lm_fail(e, LM_EBUG, x->g->value[v].name ? x->g->value[v].name : "a value",
+                               NULL, "is bound to no memory");
+        }
+    }
+    x->ready = true;
+    return LM_OK;
+}
+
+lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e)
+{
+    if (!x->ready && set_operands(x, e))
+        return e->code;
+    double t = lm_now();
+    for (size_t k = 0; k < x->g->n_nodes; k++) {
+        step_call *s = &x->calls[k];
+        s->call.step = step;
+        s->run(&s->call);
+        double now = lm_now();
+        s->seconds += now - t;
+        s->calls++;
+        t = now;
+    }
+    return x->b->host_memory ? LM_OK : x->b->sync(x->b, NULL, e);
+}
+
+static int by_seconds(const void *a, const void *b)
+{
+    const lm_exec_time *x = a, *y = b;
+    return x->seconds > y->seconds ? -1 : x->seconds < y->seconds;
+}
+
+size_t lm_exec_times(lm_exec *x, const lm_exec_time **out)
+{
+    x->n_times = 0;
+    for (size_t k = 0; k < x->g->n_nodes; k++) {
+        const lm_node *n = &x->g->node[k];
+        size_t i = 0;
+        while (i < x->n_times &&
+               (x->times[i].phase != n->phase || x->times[i].op != n->op->name))
+            i++;
+        if (i == x->n_times)
+            x->times[x->n_times++] = (lm_exec_time){ .op = n->op->name, .phase = n->phase };
+        x->times[i].seconds += x->calls[k].seconds;
+        x->times[i].flops += x->calls[k].flops * (double)x->calls[k].calls;
+        x->times[i].calls += x->calls[k].calls;
+    }
+    qsort(x->times, x->n_times, sizeof *x->times, by_seconds);
+    *out = x->times;
+    return x->n_times;
+}
+
+void lm_exec_times_reset(lm_exec *x)
+{
+    for (size_t k = 0; k < x->g->n_nodes; k++) {
+        x->calls[k].seconds = 0;
+        x->calls[k].calls = 0;
+    }
+}

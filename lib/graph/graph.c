@@ -1,0 +1,195 @@
+/* graph.c -- values, nodes and the list. */
+#include "graph/graph.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+const char *lm_phase_name(lm_phase p)
+{
+    static const char *const names[LM_PHASE_COUNT] = { "forward", "dinput", "dweight" };
+    return names[p];
+}
+
+lm_code lm_graph_new(lm_graph **out, lm_err *e)
+{
+    lm_graph *g = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&g, 1, sizeof *g, "a graph", e))
+        return e->code;
+    if (lm_arena_new(&g->arena, 1 << 16, e)) {
+        lm_free(g);
+        return e->code;
+    }
+    g->layer = -1;
+    *out = g;
+    return LM_OK;
+}
+
+void lm_graph_free(lm_graph *g)
+{
+    if (!g)
+        return;
+    lm_free(g->value);
+    lm_free(g->node);
+    lm_arena_free(g->arena);
+    lm_free(g);
+}
+
+lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
+                       lm_err *e)
+{
+    char *copy = NULL;
+    int64_t count = 1;
+    *out = LM_NONE;
+    for (int i = 0; i < shape.ndim; i++)
+        if (shape.dim[i] < 1 || !lm_mul_i64_ok(count, shape.dim[i], &count))
+            return lm_fail(e, LM_EUSAGE, name ? name : "a value", NULL,
+                           "dimension %d is %" PRId64 ", or the tensor is too large", i,
+                           shape.dim[i]);
+    if (lm_grow(&g->value, &g->cap_values, g->n_values + 1, sizeof *g->value, "values of a graph",
+                e))
+        return e->code;
+    if (name && lm_arena_strdup(g->arena, &copy, name, strlen(name), e))
+        return e->code;
+    shape.data = NULL;
+    g->value[g->n_values] =
+        (lm_value){ .name = copy, .role = role, .t = shape, .grad_of = LM_NONE };
+    *out = (lm_vid)g->n_values++;
+    return LM_OK;
+}
+
+lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out)
+{
+    for (int i = 0; i < n->n_in; i++)
+        in[i] = n->in[i] >= 0 ? g->value[n->in[i]].t : (lm_tensor){ .dtype = LM_DTYPE_NONE };
+    for (int i = 0; i < n->n_out; i++)
+        out[i] = n->out[i] >= 0 ? g->value[n->out[i]].t : (lm_tensor){ .dtype = LM_DTYPE_NONE };
+    return (lm_call){
+        .attr = n->attr, .in = in, .n_in = n->n_in, .out = out, .n_out = n->n_out
+    };
+}
+
+lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)
+{
+    for (int i = 0; i < n->n_in; i++)
+        if ((n->op->act_in >> i & 1) && n->in[i] >= 0)
+            return g->value[n->in[i]].t.dtype;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0 && lm_dtype_is_float(g->value[n->out[i]].t.dtype))
+            return g->value[n->out[i]].t.dtype;
+    return LM_DTYPE_F32;
+}
+
+/* Ask the shape rule, then make or check the outputs of n. */
+static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
+{
+    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+    unsigned want = 0;
+    lm_call c = lm_node_call(g, n, in, out);
+
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] < 0 && !(n->op->optional_in >> i & 1))
+            return lm_fail(e, LM_EUSAGE, n->op->name, NULL, "operand %d is missing", i);
+    for (int i = 0; i < n->n_out; i++)
+        want |= (unsigned)(n->out[i] != LM_SKIP) << i;
+    if (n->op->shape(&c, want, e))
+        return e->code;
+    for (int i = 0; i < n->n_out; i++) {
+        if (n->out[i] == LM_SKIP || lm_absent(&out[i])) {
+            n->out[i] = LM_NONE;
+            continue;
+        }
+        if (n->out[i] == LM_NONE) {
+            if (lm_graph_value(g, LM_ROLE_ACT, out[i], NULL, &n->out[i], e))
+                return e->code;
+        } else {
+            const lm_tensor *have = &g->value[n->out[i]].t;
+            if (!lm_same_shape(have, &out[i]) || have->dtype != out[i].dtype)
+                return lm_fail(e, LM_EUSAGE, n->op->name, NULL,
+                               "output %d has another shape or dtype than the value given for it",
+                               i);
+        }
+    }
+    return LM_OK;
+}
+
+lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
+                        lm_vid *out, lm_err *e)
+{
+    lm_node n = {
+        .op = op, .n_in = op->n_in, .n_out = op->n_out, .phase = g->phase, .layer = g->layer
+    };
+    if (lm_grow(&g->node, &g->cap_nodes, g->n_nodes + 1, sizeof *g->node, "nodes of a graph", e))
+        return e->code;
+    if (op->attr_size) {
+        if (lm_arena_alloc(g->arena, &n.attr, 1, op->attr_size, e))
+            return e->code;
+        memcpy(n.attr, attr, op->attr_size);
+    }
+    memcpy(n.in, in, (size_t)op->n_in * sizeof *in);
+    memcpy(n.out, out, (size_t)op->n_out * sizeof *out);
+    if (shape_node(g, &n, e))
+        return e->code;
+    memcpy(out, n.out, (size_t)op->n_out * sizeof *out);
+    g->node[g->n_nodes++] = n;
+    return LM_OK;
+}
+
+static lm_code dump_value(const lm_graph *g, lm_vid v, bool typed, lm_buf *out, lm_err *e)
+{
+    if (v < 0)
+        return lm_buf_addf(out, e, "-");
+    const lm_value *x = &g->value[v];
+    if (lm_buf_addf(out, e, "%%%d", v) || (x->name && lm_buf_addf(out, e, " %s", x->name)))
+        return e->code;
+    if (!typed)
+        return LM_OK;
+    if (lm_buf_addf(out, e, " %s[", lm_dtype_name(x->t.dtype)))
+        return e->code;
+    for (int i = 0; i < x->t.ndim; i++)
+        if (lm_buf_addf(out, e, i ? ",%" PRId64 : "%" PRId64, x->t.dim[i]))
+            return e->code;
+    return lm_buf_addf(out, e, "]");
+}
+
+lm_code lm_graph_dump(const lm_graph *g, lm_buf *out, lm_err *e)
+{
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        const lm_node *n = &g->node[k];
+        lm_code rc = lm_buf_addf(out, e, "%4zu %-7s L%-2d %s (", k, lm_phase_name(n->phase),
+                                 n->layer, n->op->name);
+        for (int i = 0; !rc && i < n->n_in; i++) {
+            if (i)
+                rc = lm_buf_addf(out, e, ", ");
+            if (!rc)
+                rc = dump_value(g, n->in[i], false, out, e);
+        }
+        if (!rc)
+            rc = lm_buf_addf(out, e, ") -> ");
+        for (int i = 0; !rc && i < n->n_out; i++) {
+            if (i)
+                rc = lm_buf_addf(out, e, ", ");
+            if (!rc)
+                rc = dump_value(g, n->out[i], true, out, e);
+        }
+        if (rc || lm_buf_addf(out, e, "\n"))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+void lm_graph_cost(const lm_graph *g, lm_graph_cost_sum *sum)
+{
+    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+    memset(sum, 0, sizeof *sum);
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        lm_cost one = { 0 };
+        lm_call c = lm_node_call(g, &g->node[k], in, out);
+        g->node[k].op->cost(&c, &one);
+        lm_cost *to[2] = { &sum->phase[g->node[k].phase], &sum->all };
+        for (int i = 0; i < 2; i++) {
+            to[i]->flops += one.flops;
+            to[i]->bytes += one.bytes;
+        }
+    }
+}

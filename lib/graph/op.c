@@ -1,0 +1,53 @@
+/* op.c -- small helpers that operators' rules share. */
+#include "graph/op.h"
+
+#include <stdio.h>
+
+lm_tensor lm_shape1(lm_dtype d, int64_t a)
+{
+    return (lm_tensor){ .dtype = d, .ndim = 1, .dim = { a } };
+}
+
+lm_tensor lm_shape2(lm_dtype d, int64_t a, int64_t b)
+{
+    return (lm_tensor){ .dtype = d, .ndim = 2, .dim = { a, b } };
+}
+
+lm_tensor lm_shape3(lm_dtype d, int64_t a, int64_t b, int64_t c)
+{
+    return (lm_tensor){ .dtype = d, .ndim = 3, .dim = { a, b, c } };
+}
+
+bool lm_same_shape(const lm_tensor *a, const lm_tensor *b)
+{
+    if (a->ndim != b->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->dim[i] != b->dim[i])
+            return false;
+    return true;
+}
+
+double lm_call_bytes(const lm_call *c)
+{
+    double sum = 0;
+    for (int i = 0; i < c->n_in; i++)
+        if (!lm_absent(&c->in[i]))
+            sum += (double)lm_tensor_count(&c->in[i]) * (double)lm_dtype_size(c->in[i].dtype);
+    for (int i = 0; i < c->n_out; i++)
+        if (!lm_absent(&c->out[i]))
+            sum += (double)lm_tensor_count(&c->out[i]) * (double)lm_dtype_size(c->out[i].dtype);
+    return sum;
+}
+
+lm_code lm_expect(bool ok, const char *op, lm_err *e, const char *what, ...)
+{
+    if (ok)
+        return LM_OK;
+    char text[256];
+    va_list ap;
+    va_start(ap, what);
+    vsnprintf(text, sizeof text, what, ap);
+    va_end(ap);
+    return lm_fail(e, LM_EUSAGE, op, NULL, "%s", text);
+}

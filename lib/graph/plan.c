@@ -1,0 +1,231 @@
+/* plan.c -- where each activation and each kernel's scratch lies in one arena.
+ *
+ * An item lives from the node that writes it to the last node that reads it.  Outputs that an operator may write in
+ * place over a dying input share its item.  Items are placed in falling order of size, each into the lowest gap
+ * that fits best among those that are alive with it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/exec.h"
+
+typedef struct {
+    size_t bytes, offset;
+    int64_t first, last; /* nodes */
+    int64_t id;          /* tie-break: the plan must not depend on the sort */
+} item;
+
+typedef struct {
+    const lm_graph *g;
+    lm_backend *b;
+    int64_t *item_of; /* by value, -1 */
+    item *item;
+    size_t n_items;
+} planner;
+
+static size_t align_up(size_t n)
+{
+    return (n + 127) / 128 * 128; /* 128: no two items share a line pair */
+}
+
+static size_t value_bytes(const lm_value *v)
+{
+    return align_up((size_t)lm_tensor_count(&v->t) * lm_dtype_size(v->t.dtype));
+}
+
+static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep)
+{
+    const lm_graph *g = p->g;
+    for (size_t v = 0; v < g->n_values; v++)
+        last[v] = -1;
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        const lm_node *n = &g->node[k];
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] >= 0)
+                last[n->in[i]] = (int64_t)k;
+        for (int i = 0; i < n->n_out; i++)
+            if (n->out[i] >= 0 && last[n->out[i]] < (int64_t)k)
+                last[n->out[i]] = (int64_t)k;
+    }
+    for (int i = 0; i < n_keep; i++)
+        last[keep[i]] = (int64_t)g->n_nodes;
+}
+
+/* The item of a dying input that output o of node k may take over, or -1. */
+static int64_t take_over(const planner *p, const int64_t *last, size_t k, int o)
+{
+    const lm_node *n = &p->g->node[k];
+    const lm_value *out = &p->g->value[n->out[o]];
+    for (int i = 0; i < n->n_in; i++) {
+        lm_vid v = n->in[i];
+        if (!(n->op->inplace[o] >> i & 1) || v < 0 || p->item_of[v] < 0 || last[v] != (int64_t)k)
+            continue;
+        bool twice = false; /* another output has it, or the value is read by two operands */
+        for (int j = 0; j < n->n_out; j++)
+            twice |= j != o && n->out[j] >= 0 && p->item_of[n->out[j]] == p->item_of[v];
+        for (int j = 0; j < n->n_in; j++)
+            twice |= j != i && n->in[j] == v;
+        if (!twice && p->item[p->item_of[v]].last == (int64_t)k &&
+            p->item[p->item_of[v]].bytes >= value_bytes(out))
+            return p->item_of[v];
+    }
+    return -1;
+}
+
+static void make_items(planner *p, const int64_t *last)
+{
+    const lm_graph *g = p->g;
+    for (size_t v = 0; v < g->n_values; v++)
+        p->item_of[v] = -1;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        for (int o = 0; o < g->node[k].n_out; o++) {
+            lm_vid v = g->node[k].out[o];
+            if (v < 0 || g->value[v].role != LM_ROLE_ACT || p->item_of[v] >= 0)
+                continue;
+            int64_t old = take_over(p, last, k, o);
+            if (old >= 0) {
+                p->item[old].last = last[v];
+                p->item_of[v] = old;
+                continue;
+            }
+            p->item_of[v] = (int64_t)p->n_items;
+            p->item[p->n_items] = (item){ .bytes = value_bytes(&g->value[v]),
+                                          .first = (int64_t)k,
+                                          .last = last[v],
+                                          .id = (int64_t)p->n_items };
+            p->n_items++;
+        }
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const item *x = *(const item *const *)a, *y = *(const item *const *)b;
+    if (x->bytes != y->bytes)
+        return x->bytes < y->bytes ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Place one item among those already placed, kept sorted by offset. */
+static void place(item **placed, size_t n, item *it)
+{
+    size_t best = SIZE_MAX, best_gap = SIZE_MAX, end = 0;
+    for (size_t i = 0; i < n; i++) {
+        const item *o = placed[i];
+        if (o->last < it->first || o->first > it->last)
+            continue;
+        if (o->offset > end && o->offset - end >= it->bytes && o->offset - end < best_gap) {
+            best_gap = o->offset - end;
+            best = end;
+        }
+        if (o->offset + o->bytes > end)
+            end = o->offset + o->bytes;
+    }
+    it->offset = best != SIZE_MAX ? best : end;
+    size_t at = n;
+    while (at > 0 && placed[at - 1]->offset > it->offset) {
+        placed[at] = placed[at - 1];
+        at--;
+    }
+    placed[at] = it;
+}
+
+static lm_code find_work(planner *p, lm_plan *out, size_t *work, lm_err *e)
+{
+    lm_tensor in[LM_MAX_IN], o[LM_MAX_OUT];
+    for (size_t k = 0; k < p->g->n_nodes; k++) {
+        const lm_node *n = &p->g->node[k];
+        lm_call c = lm_node_call(p->g, n, in, o);
+        lm_dtype act = lm_node_act(p->g, n);
+        const lm_kernel *kernel = p->b->kernel(p->b, n->op->name, act);
+        if (!kernel)
+            return lm_fail(e, LM_EUSAGE, n->op->name, NULL, "no %s kernel for %s", p->b->name,
+                           lm_dtype_name(act));
+        work[k] = kernel->work ? align_up(kernel->work(&c, p->b->threads)) : 0;
+        if (work[k] > out->work_peak)
+            out->work_peak = work[k];
+    }
+    return LM_OK;
+}
+
+static void find_lower_bound(const planner *p, lm_plan *out)
+{
+    for (size_t k = 0; k < p->g->n_nodes; k++) {
+        size_t live = 0;
+        for (size_t i = 0; i < p->n_items; i++)
+            if (p->item[i].first <= (int64_t)k && p->item[i].last >= (int64_t)k)
+                live += p->item[i].bytes;
+        if (live > out->lower_bound)
+            out->lower_bound = live;
+    }
+}
+
+static lm_code plan_with(planner *p, int64_t *last, size_t *work, item **order, item **placed,
+                         const lm_vid *keep, int n_keep, lm_plan *out, lm_err *e)
+{
+    if (find_work(p, out, work, e))
+        return e->code;
+    find_lives(p, last, keep, n_keep);
+    make_items(p, last);
+    size_t values = p->n_items;
+    for (size_t k = 0; k < p->g->n_nodes; k++)
+        if (work[k]) {
+            p->item[p->n_items] = (item){ .bytes = work[k],
+                                          .first = (int64_t)k,
+                                          .last = (int64_t)k,
+                                          .id = (int64_t)p->n_items };
+            p->n_items++;
+        }
+    for (size_t i = 0; i < p->n_items; i++)
+        order[i] = &p->item[i];
+    qsort(order, p->n_items, sizeof *order, by_size);
+    for (size_t i = 0; i < p->n_items; i++) {
+        place(placed, i, order[i]);
+        if (order[i]->offset + order[i]->bytes > out->bytes)
+            out->bytes = order[i]->offset + order[i]->bytes;
+    }
+    find_lower_bound(p, out);
+    for (size_t v = 0; v < p->g->n_values; v++)
+        out->offset[v] = p->item_of[v] >= 0 ? p->item[p->item_of[v]].offset : SIZE_MAX;
+    for (size_t k = 0, i = values; k < p->g->n_nodes; k++)
+        out->work_offset[k] = work[k] ? p->item[i++].offset : SIZE_MAX;
+    return LM_OK;
+}
+
+lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_plan *out,
+                     lm_err *e)
+{
+    planner p = { .g = g, .b = b };
+    size_t most = g->n_values + g->n_nodes, *work = NULL;
+    int64_t *last = NULL;
+    item **order = NULL, **placed = NULL;
+    const char *why = "the memory plan";
+    lm_code rc;
+
+    memset(out, 0, sizeof *out);
+    if ((rc = lm_alloc_n(&out->offset, g->n_values, sizeof *out->offset, why, e)) ||
+        (rc = lm_alloc_n(&out->work_offset, g->n_nodes, sizeof *out->work_offset, why, e)) ||
+        (rc = lm_alloc_n(&p.item_of, g->n_values, sizeof *p.item_of, why, e)) ||
+        (rc = lm_alloc_n(&p.item, most, sizeof *p.item, why, e)) ||
+        (rc = lm_alloc_n(&work, g->n_nodes, sizeof *work, why, e)) ||
+        (rc = lm_alloc_n(&last, g->n_values, sizeof *last, why, e)) ||
+        (rc = lm_alloc_n(&order, most, sizeof *order, why, e)) ||
+        (rc = lm_alloc_n(&placed, most, sizeof *placed, why, e)))
+        goto done;
+    rc = plan_with(&p, last, work, order, placed, keep, n_keep, out, e);
+done:
+    if (rc)
+        lm_plan_fini(out);
+    lm_free(p.item_of);
+    lm_free(p.item);
+    lm_free(work);
+    lm_free(last);
+    lm_free(order);
+    lm_free(placed);
+    return rc;
+}
+
+void lm_plan_fini(lm_plan *p)
+{
+    lm_free(p->offset);
+    lm_free(p->work_offset);
+    memset(p, 0, sizeof *p);
+}

@@ -1,0 +1,168 @@
+/* attention.c -- softmax attention over packed qkv rows, its backward, and the cached form. */
+#include "kernels/attention.h"
+
+#include "graph/passes.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static lm_code check_qkv(const char *op, const lm_attention_attr *a, const lm_tensor *qkv,
+                         lm_err *e)
+{
+    return lm_expect(qkv->ndim == 2 && qkv->dim[0] == a->batch * a->seq && a->kv_heads > 0 &&
+                         a->heads % a->kv_heads == 0 &&
+                         qkv->dim[1] == (a->heads + 2 * a->kv_heads) * a->head_dim,
+                     op, e,
+                     "qkv is not [B*T,(H+2K)D], or %lld heads are not a multiple of %lld kv heads",
+                     (long long)a->heads, (long long)a->kv_heads);
+}
+
+static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_attention_attr *a = c->attr;
+    (void)want;
+    if (check_qkv("attention", a, &c->in[0], e) ||
+        lm_expect(lm_absent(&c->in[1]) || c->in[1].dim[0] == a->batch * a->seq, "attention", e,
+                  "lo is not [B*T]"))
+        return e->code;
+    c->out[0] = lm_shape2(c->in[0].dtype, a->batch * a->seq, a->heads * a->head_dim);
+    c->out[1] = lm_shape3(lm_wide(c->in[0].dtype), a->batch, a->heads, a->seq);
+    return LM_OK;
+}
+
+static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_vid in[5] = { lm_grad_of(s, n->out[0]), n->in[0], n->out[0], n->out[1], n->in[1] };
+    lm_vid dqkv = LM_NONE;
+    if (!lm_grad_wants(s, n->in[0]))
+        return LM_OK;
+    if (lm_graph_append(lm_grad_graph(s), &lm_op_attention_dx, n->attr, in, &dqkv, e))
+        return e->code;
+    return lm_grad_give(s, n->in[0], dqkv, e);
+}
+
+/* Pairs of one head and sequence that are visible. */
+static double visible_pairs(const lm_attention_attr *a)
+{
+    double t = (double)a->seq, w = (double)a->window;
+    if (!a->causal)
+        return t * t;
+    if (a->window <= 0 || w >= t)
+        return t * (t + 1) / 2;
+    return w * (w + 1) / 2 + (t - w) * w;
+}
+
+static void attention_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_attention_attr *a = c->attr;
+    out->flops =
+        4.0 * (double)(a->batch * a->heads) * visible_pairs(a) * (double)a->head_dim;
+    out->bytes = lm_call_bytes(c);
+}
+
+static void attention_example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 4, 8, 16, 32, 64, 128 };
+    int64_t b = 1 + (int64_t)lm_example_draw(r, i, 0, 2), t = lm_example_size(r, i, 1, 70);
+    int64_t d = dims[lm_example_draw(r, i, 2, 6)], kv = 1 + (int64_t)lm_example_draw(r, i, 3, 2);
+    int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 4, 3));
+    lm_attention_attr attr = { .batch = b, .seq = t, .heads = h, .kv_heads = kv, .head_dim = d };
+    attr.causal = lm_example_draw(r, i, 5, 4) != 0;
+    attr.window = lm_example_draw(r, i, 6, 3) == 0 ? 1 + t / 3 : 0;
+    attr.scale = 0.3;
+    attr.dropout = lm_example_draw(r, i, 7, 5) == 0 ? 0.25 : 0;
+    attr.site = i;
+    *x = (lm_example){ .n_in = 2, .want = 3 };
+    x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
+    if (lm_example_draw(r, i, 8, 2))
+        x->in[1] = lm_shape1(LM_DTYPE_I32, b * t);
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+/* Documents of random length: lo is the first row of each. */
+static void attention_fill(lm_rng r, const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    int32_t *lo = c->in[1].data;
+    if (!lo)
+        return;
+    for (int64_t b = 0; b < a->batch; b++)
+        for (int64_t t = 0, start = 0; t < a->seq; t++) {
+            if (lm_rng_below(r, (uint64_t)(b * a->seq + t), 9) == 0)
+                start = t;
+            lo[b * a->seq + t] = (int32_t)start;
+        }
+}
+
+const lm_op lm_op_attention = { .name = "attention",
+                                .attr_size = sizeof(lm_attention_attr),
+                                .n_in = 2,
+                                .n_out = 2,
+                                .optional_in = 2,
+                                .act_in = 1,
+                                .prec = LM_PREC_ALLOW,
+                                .shape = attention_shape,
+                                .grad = attention_grad,
+                                .cost = attention_cost,
+                                .example = attention_example,
+                                .fill = attention_fill };
+
+static lm_code dx_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    (void)want;
+    if (check_qkv("attention_dx", c->attr, &c->in[1], e) ||
+        lm_expect(lm_same_shape(&c->in[0], &c->in[2]), "attention_dx", e,
+                  "do and o differ in shape"))
+        return e->code;
+    c->out[0] = c->in[1];
+    return LM_OK;
+}
+
+static void dx_cost(const lm_call *c, lm_cost *out)
+{
+    attention_cost(c, out);
+    out->flops *= 2.5; /* five products against two; the recomputed scores are not extra by convention */
+}
+
+const lm_op lm_op_attention_dx = { .name = "attention_dx",
+                                   .attr_size = sizeof(lm_attention_attr),
+                                   .n_in = 5,
+                                   .n_out = 1,
+                                   .optional_in = 16,
+                                   .act_in = 7,
+                                   .prec = LM_PREC_ALLOW,
+                                   .shape = dx_shape,
+                                   .cost = dx_cost };
+
+static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_attention_attr *a = c->attr;
+    (void)want;
+    if (check_qkv("attention_cached", a, &c->in[0], e))
+        return e->code;
+    /* The caches are given, not made: their length is theirs. */
+    if (lm_expect(c->out[1].ndim == 4 && c->out[1].dim[0] == a->batch &&
+                      c->out[1].dim[1] == a->kv_heads && c->out[1].dim[3] == a->head_dim &&
+                      lm_same_shape(&c->out[1], &c->out[2]),
+                  "attention_cached", e, "the caches are not [B,K,S,D]"))
+        return e->code;
+    c->out[0] = lm_shape2(c->in[0].dtype, a->batch * a->seq, a->heads * a->head_dim);
+    c->out[1].dtype = c->out[2].dtype = c->in[0].dtype;
+    return LM_OK;
+}
+
+static void cached_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_attention_attr *a = c->attr;
+    out->flops = 4.0 * (double)(a->batch * a->seq * a->heads * a->head_dim) *
+                 (double)c->out[1].dim[2];
+    out->bytes = lm_call_bytes(c);
+}
+
+const lm_op lm_op_attention_cached = { .name = "attention_cached",
+                                       .attr_size = sizeof(lm_attention_attr),
+                                       .n_in = 3,
+                                       .n_out = 3,
+                                       .act_in = 1,
+                                       .prec = LM_PREC_ALLOW,
+                                       .shape = cached_shape,
+                                       .cost = cached_cost };

@@ -1,0 +1,245 @@
+/* elementwise.c -- activations, sums, dropout, casts, row selection. */
+#include "kernels/elementwise.h"
+
+#include "graph/passes.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static lm_code same_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    (void)want;
+    if (lm_expect(c->n_in < 2 || lm_same_shape(&c->in[0], &c->in[1]), "elementwise", e,
+                  "operands differ in shape"))
+        return e->code;
+    c->out[0] = c->in[0];
+    return LM_OK;
+}
+
+static void cheap_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = (double)lm_tensor_count(&c->in[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+/* dy, x -> dx by `op`. */
+static lm_code grad_by(lm_grad *s, const lm_node *n, const lm_op *op, lm_err *e)
+{
+    lm_vid in[2] = { lm_grad_of(s, n->out[0]), n->in[0] }, dx = LM_NONE;
+    if (!lm_grad_wants(s, n->in[0]))
+        return LM_OK;
+    if (lm_graph_append(lm_grad_graph(s), op, n->attr, in, &dx, e))
+        return e->code;
+    return lm_grad_give(s, n->in[0], dx, e);
+}
+
+static lm_tensor example_matrix(lm_rng r, int i)
+{
+    return lm_shape2(LM_DTYPE_F32, lm_example_size(r, i, 0, 40), lm_example_size(r, i, 1, 200));
+}
+
+/* ---- gelu ---- */
+
+static lm_code gelu_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    return grad_by(s, n, &lm_op_gelu_dx, e);
+}
+
+static void gelu_example(lm_rng r, int i, lm_example *x)
+{
+    lm_gelu_attr attr = { lm_example_draw(r, i, 2, 2) };
+    *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+const lm_op lm_op_gelu = { .name = "gelu",
+                           .attr_size = sizeof(lm_gelu_attr),
+                           .n_in = 1,
+                           .n_out = 1,
+                           .act_in = 1,
+                           .prec = LM_PREC_INFER,
+                           .shape = same_shape,
+                           .grad = gelu_grad,
+                           .cost = cheap_cost,
+                           .example = gelu_example };
+
+const lm_op lm_op_gelu_dx = { .name = "gelu_dx",
+                              .attr_size = sizeof(lm_gelu_attr),
+                              .n_in = 2,
+                              .n_out = 1,
+                              .act_in = 3,
+                              .inplace = { 1 },
+                              .prec = LM_PREC_INFER,
+                              .shape = same_shape,
+                              .cost = cheap_cost };
+
+/* ---- swiglu ---- */
+
+static lm_code swiglu_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *x = &c->in[0];
+    (void)want;
+    if (lm_expect(x->ndim == 2 && x->dim[1] % 2 == 0, "swiglu", e, "gate|up is not [N,2I]"))
+        return e->code;
+    c->out[0] = lm_shape2(x->dtype, x->dim[0], x->dim[1] / 2);
+    return LM_OK;
+}
+
+static lm_code swiglu_dx_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    (void)want;
+    if (lm_expect(c->in[0].dim[0] == c->in[1].dim[0] && 2 * c->in[0].dim[1] == c->in[1].dim[1],
+                  "swiglu_dx", e, "dh is not half as wide as gate|up"))
+        return e->code;
+    c->out[0] = c->in[1];
+    return LM_OK;
+}
+
+static lm_code swiglu_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    return grad_by(s, n, &lm_op_swiglu_dx, e);
+}
+
+static void swiglu_example(lm_rng r, int i, lm_example *x)
+{
+    *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
+    x->in[0].dim[1] *= 2;
+}
+
+const lm_op lm_op_swiglu = { .name = "swiglu",
+                             .n_in = 1,
+                             .n_out = 1,
+                             .act_in = 1,
+                             .prec = LM_PREC_INFER,
+                             .shape = swiglu_shape,
+                             .grad = swiglu_grad,
+                             .cost = cheap_cost,
+                             .example = swiglu_example };
+
+const lm_op lm_op_swiglu_dx = { .name = "swiglu_dx",
+                                .n_in = 2,
+                                .n_out = 1,
+                                .act_in = 3,
+                                .prec = LM_PREC_INFER,
+                                .shape = swiglu_dx_shape,
+                                .cost = cheap_cost };
+
+/* ---- add ---- */
+
+static lm_code add_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_vid dy = lm_grad_of(s, n->out[0]);
+    if (lm_grad_give(s, n->in[0], dy, e))
+        return e->code;
+    return lm_grad_give(s, n->in[1], dy, e);
+}
+
+static void add_example(lm_rng r, int i, lm_example *x)
+{
+    *x = (lm_example){ .n_in = 2, .want = 1 };
+    x->in[0] = x->in[1] = example_matrix(r, i);
+}
+
+const lm_op lm_op_add = { .name = "add",
+                          .n_in = 2,
+                          .n_out = 1,
+                          .act_in = 3,
+                          .inplace = { 3 },
+                          .prec = LM_PREC_INFER,
+                          .shape = same_shape,
+                          .grad = add_grad,
+                          .cost = cheap_cost,
+                          .example = add_example };
+
+/* ---- dropout: the same mask on the way back ---- */
+
+static lm_code dropout_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    return grad_by(s, n, &lm_op_dropout, e);
+}
+
+static void dropout_example(lm_rng r, int i, lm_example *x)
+{
+    lm_dropout_attr attr = { 0.1 + 0.2 * (double)lm_example_draw(r, i, 2, 3), i };
+    *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+const lm_op lm_op_dropout = { .name = "dropout",
+                              .attr_size = sizeof(lm_dropout_attr),
+                              .n_in = 1,
+                              .n_out = 1,
+                              .act_in = 1,
+                              .inplace = { 1 },
+                              .prec = LM_PREC_INFER,
+                              .shape = same_shape,
+                              .grad = dropout_grad,
+                              .cost = cheap_cost,
+                              .example = dropout_example };
+
+/* ---- cast: the output's type is the caller's ---- */
+
+static lm_code cast_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    lm_dtype to = c->out[0].dtype;
+    (void)want;
+    if (lm_expect(lm_dtype_is_float(to), "cast", e, "the output's type is not given"))
+        return e->code;
+    c->out[0] = c->in[0];
+    c->out[0].dtype = to;
+    return LM_OK;
+}
+
+static lm_code cast_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    lm_vid dy = lm_grad_of(s, n->out[0]), dx = LM_NONE;
+    if (!lm_grad_wants(s, n->in[0]))
+        return LM_OK;
+    if (lm_graph_value(g, LM_ROLE_ACT, g->value[n->in[0]].t, NULL, &dx, e) ||
+        lm_graph_append(g, &lm_op_cast, NULL, &dy, &dx, e))
+        return e->code;
+    return lm_grad_give(s, n->in[0], dx, e);
+}
+
+const lm_op lm_op_cast = { .name = "cast",
+                           .n_in = 1,
+                           .n_out = 1,
+                           .act_in = 1,
+                           .prec = LM_PREC_INFER,
+                           .shape = cast_shape,
+                           .grad = cast_grad,
+                           .cost = cheap_cost };
+
+/* ---- rows ---- */
+
+static lm_code rows_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    (void)want;
+    if (lm_expect(c->in[0].ndim == 2 && c->in[1].ndim == 1, "rows", e, "x is not [N,C] or idx [M]"))
+        return e->code;
+    c->out[0] = lm_shape2(c->in[0].dtype, c->in[1].dim[0], c->in[0].dim[1]);
+    return LM_OK;
+}
+
+static void rows_example(lm_rng r, int i, lm_example *x)
+{
+    *x = (lm_example){ .n_in = 2, .want = 1, .in = { example_matrix(r, i) } };
+    x->in[1] = lm_shape1(LM_DTYPE_I32, lm_example_size(r, i, 2, 20));
+}
+
+static void rows_fill(lm_rng r, const lm_call *c)
+{
+    int32_t *idx = c->in[1].data;
+    for (int64_t i = 0; i < c->in[1].dim[0]; i++)
+        idx[i] = (int32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)c->in[0].dim[0]);
+}
+
+const lm_op lm_op_rows = { .name = "rows",
+                           .n_in = 2,
+                           .n_out = 1,
+                           .act_in = 1,
+                           .prec = LM_PREC_INFER,
+                           .shape = rows_shape,
+                           .cost = cheap_cost,
+                           .example = rows_example,
+                           .fill = rows_fill };

@@ -1,0 +1,112 @@
+/* embed.c -- token and position embeddings. */
+#include "kernels/embed.h"
+
+#include "graph/passes.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static lm_code embed_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *tok = &c->in[0], *wte = &c->in[1], *pos = &c->in[2], *wpe = &c->in[3];
+    (void)want;
+    if (lm_expect(tok->ndim == 1 && wte->ndim == 2, "embed", e, "tok is not [N] or wte [V,C]") ||
+        lm_expect(lm_absent(pos) == lm_absent(wpe), "embed", e, "pos and wpe go together") ||
+        lm_expect(lm_absent(pos) || (lm_same_shape(pos, tok) && wpe->dim[1] == wte->dim[1]),
+                  "embed", e, "pos is not [N] or wpe not [P,C]"))
+        return e->code;
+    c->out[0] = lm_shape2(wte->dtype, tok->dim[0], wte->dim[1]);
+    return LM_OK;
+}
+
+static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    lm_vid in[3] = { lm_grad_of(s, n->out[0]), n->in[0], n->in[2] };
+    lm_vid out[2] = { LM_NONE, LM_SKIP };
+    lm_embed_attr attr = { LM_ACC_ADD, LM_ACC_ADD };
+    if (!lm_grad_wants(s, n->in[1]) && !lm_grad_wants(s, n->in[3]))
+        return LM_OK;
+    g->phase = LM_PHASE_BACKWARD_WEIGHT;
+    if (lm_grad_param(s, n->in[1], &out[0], &attr.acc_tok, e) ||
+        (n->in[3] >= 0 && lm_grad_param(s, n->in[3], &out[1], &attr.acc_pos, e)) ||
+        lm_graph_append(g, &lm_op_embed_dw, &attr, in, out, e))
+        return e->code;
+    /* The shapes of the tables are not operands of the gradient: they are its outputs'. */
+    return LM_OK;
+}
+
+static void embed_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = lm_absent(&c->in[2]) ? 0 : (double)lm_tensor_count(&c->out[0]);
+    out->bytes = 2.0 * (double)lm_tensor_count(&c->out[0]) *
+                 (double)lm_dtype_size(c->out[0].dtype);
+}
+
+static void embed_example(lm_rng r, int i, lm_example *x)
+{
+    int64_t n = lm_example_size(r, i, 0, 127), v = lm_example_size(r, i, 1, 60);
+    int64_t c = lm_example_size(r, i, 2, 130);
+    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    *x = (lm_example){ .n_in = 4, .want = 1 };
+    x->in[0] = lm_shape1(LM_DTYPE_I32, n);
+    x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
+    if (lm_example_draw(r, i, 3, 2)) {
+        x->in[2] = lm_shape1(LM_DTYPE_I32, n);
+        x->in[3] = lm_shape2(LM_DTYPE_F32, 20, c);
+    }
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+static void embed_fill(lm_rng r, const lm_call *c)
+{
+    int32_t *tok = c->in[0].data, *pos = c->in[2].data;
+    for (int64_t i = 0; i < c->in[0].dim[0]; i++) {
+        tok[i] = (int32_t)lm_rng_below(r, (uint64_t)i * 2, (uint64_t)c->in[1].dim[0]);
+        if (pos)
+            pos[i] = (int32_t)lm_rng_below(r, (uint64_t)i * 2 + 1, (uint64_t)c->in[3].dim[0]);
+    }
+}
+
+const lm_op lm_op_embed = { .name = "embed",
+                            .attr_size = sizeof(lm_embed_attr),
+                            .n_in = 4,
+                            .n_out = 1,
+                            .optional_in = 12,
+                            .act_in = 2 | 8,
+                            .low_param = 2 | 8,
+                            .prec = LM_PREC_ALLOW,
+                            .shape = embed_shape,
+                            .grad = embed_grad,
+                            .cost = embed_cost,
+                            .example = embed_example,
+                            .fill = embed_fill };
+
+/* The tables' shapes come with the given outputs. */
+static lm_code embed_dw_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *dx = &c->in[0];
+    for (int i = 0; i < 2; i++)
+        if ((want >> i & 1) &&
+            lm_expect(c->out[i].ndim == 2 && c->out[i].dim[1] == dx->dim[1], "embed_dw", e,
+                      "the gradient of the table is not [V,C]"))
+            return e->code;
+    if (lm_expect(want & 1, "embed_dw", e, "no table to add to"))
+        return e->code;
+    return LM_OK;
+}
+
+static void embed_dw_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = (double)lm_tensor_count(&c->in[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+const lm_op lm_op_embed_dw = { .name = "embed_dw",
+                               .attr_size = sizeof(lm_embed_attr),
+                               .n_in = 3,
+                               .n_out = 2,
+                               .optional_in = 4,
+                               .act_in = 1,
+                               .prec = LM_PREC_ALLOW,
+                               .shape = embed_dw_shape,
+                               .cost = embed_dw_cost };

@@ -1,0 +1,28 @@
+/* example.h -- what operators' example functions share: ragged sizes, drawn by number. */
+#ifndef LM_OP_EXAMPLE_H
+#define LM_OP_EXAMPLE_H
+
+#include <string.h>
+
+#include "graph/op.h"
+
+/* A size for draw k of example i: mostly small and ragged, in [1, most]. */
+static inline int64_t lm_example_size(lm_rng r, int i, int k, int64_t most)
+{
+    static const int64_t ragged[] = { 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 64, 65, 127 };
+    uint64_t n = sizeof ragged / sizeof *ragged;
+    int64_t pick = ragged[lm_rng_below(r, (uint64_t)i * 16 + (uint64_t)k, n)];
+    return pick <= most ? pick : 1 + pick % most;
+}
+
+static inline uint64_t lm_example_draw(lm_rng r, int i, int k, uint64_t n)
+{
+    return lm_rng_below(r, (uint64_t)i * 16 + (uint64_t)k, n);
+}
+
+static inline void lm_example_attr(lm_example *x, const void *attr, size_t size)
+{
+    memcpy(x->attr, attr, size);
+}
+
+#endif

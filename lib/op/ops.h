@@ -1,0 +1,28 @@
+/* ops.h -- all operators, by name and by variable.  Operands and attributes are those of kernels/FAMILY.h. */
+#ifndef LM_OP_OPS_H
+#define LM_OP_OPS_H
+
+#include "graph/op.h"
+
+/* linear.c */
+extern const lm_op lm_op_linear, lm_op_linear_dx, lm_op_linear_dw;
+/* norm.c */
+extern const lm_op lm_op_norm, lm_op_norm_dx, lm_op_norm_dw;
+extern const lm_op lm_op_head_norm, lm_op_head_norm_dx, lm_op_head_norm_dw;
+/* rope.c */
+extern const lm_op lm_op_rope;
+/* attention.c */
+extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_cached;
+/* elementwise.c (and lm_op_add, lm_op_cast of graph/op.h) */
+extern const lm_op lm_op_gelu, lm_op_gelu_dx, lm_op_swiglu, lm_op_swiglu_dx, lm_op_dropout,
+    lm_op_rows;
+/* embed.c */
+extern const lm_op lm_op_embed, lm_op_embed_dw;
+/* head.c */
+extern const lm_op lm_op_head_loss;
+
+/* The i-th operator of all; NULL past the end.  Tests walk these. */
+const lm_op *lm_op_at(int i);
+const lm_op *lm_op_find(const char *name); /* NULL if there is none */
+
+#endif

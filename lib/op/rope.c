@@ -1,0 +1,75 @@
+/* rope.c -- rotary position embedding; its gradient is the inverse rotation. */
+#include "kernels/rope.h"
+
+#include "graph/passes.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static lm_code rope_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_rope_attr *a = c->attr;
+    const lm_tensor *q = &c->in[0], *pos = &c->in[1], *table = &c->in[2];
+    (void)want;
+    if (lm_expect(q->ndim == 2 && q->dim[1] == (a->heads + 2 * a->kv_heads) * a->head_dim, "rope",
+                  e, "qkv is not [N,(H+2K)D]") ||
+        lm_expect(pos->ndim == 1 && pos->dim[0] == q->dim[0], "rope", e, "pos is not [N]") ||
+        lm_expect(table->ndim == 2 && table->dim[1] == a->rotary_dim && a->rotary_dim % 2 == 0 &&
+                      a->rotary_dim <= a->head_dim,
+                  "rope", e, "the table is not [P,R] with R even and at most D"))
+        return e->code;
+    c->out[0] = *q;
+    return LM_OK;
+}
+
+static lm_code rope_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_rope_attr attr = *(const lm_rope_attr *)n->attr;
+    lm_vid in[3] = { lm_grad_of(s, n->out[0]), n->in[1], n->in[2] }, dx = LM_NONE;
+    if (!lm_grad_wants(s, n->in[0]))
+        return LM_OK;
+    attr.inverse = !attr.inverse;
+    if (lm_graph_append(lm_grad_graph(s), &lm_op_rope, &attr, in, &dx, e))
+        return e->code;
+    return lm_grad_give(s, n->in[0], dx, e);
+}
+
+static void rope_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = 3.0 * (double)lm_tensor_count(&c->in[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+static void rope_example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 2, 8, 16, 24, 64, 128 };
+    int64_t n = lm_example_size(r, i, 0, 33), d = dims[lm_example_draw(r, i, 1, 6)];
+    int64_t kv = 1 + (int64_t)lm_example_draw(r, i, 2, 3);
+    int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 3, 3));
+    int64_t rot = d > 2 && lm_example_draw(r, i, 4, 2) ? d / 2 : d;
+    lm_rope_attr attr = { h, kv, d, rot, lm_example_draw(r, i, 5, 4) == 0 };
+    *x = (lm_example){ .n_in = 3, .want = 1 };
+    x->in[0] = lm_shape2(LM_DTYPE_F32, n, (h + 2 * kv) * d);
+    x->in[1] = lm_shape1(LM_DTYPE_I32, n);
+    x->in[2] = lm_shape2(LM_DTYPE_F32, 40, rot);
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+static void rope_fill(lm_rng r, const lm_call *c)
+{
+    int32_t *pos = c->in[1].data;
+    for (int64_t i = 0; i < c->in[1].dim[0]; i++)
+        pos[i] = (int32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)c->in[2].dim[0]);
+}
+
+const lm_op lm_op_rope = { .name = "rope",
+                           .attr_size = sizeof(lm_rope_attr),
+                           .n_in = 3,
+                           .n_out = 1,
+                           .act_in = 1,
+                           .inplace = { 1 },
+                           .prec = LM_PREC_INFER,
+                           .shape = rope_shape,
+                           .grad = rope_grad,
+                           .cost = rope_cost,
+                           .example = rope_example,
+                           .fill = rope_fill };
