@@ -83,34 +83,73 @@ static const layout bf16_layout = { 8, 7, 0x7f7f, true };
 static const layout e4m3_layout = { 4, 3, 0x7e, false };
 static const layout e5m2_layout = { 5, 2, 0x7b, true };
 
-/* The code of `d` rounded to nearest, ties to even.  The significand is shifted to the target's
- * last place (further for subnormals); adding it, hidden bit included, to the biased exponent below
- * lets a carry move into the next binade by itself. */
-static inline uint32_t encode(double d, layout t, bool saturate)
+/* The sign and, for NaN and infinity, the whole code.  Returns whether the code is complete. */
+static inline bool encode_special(uint64_t u, layout t, bool saturate, uint32_t *code)
+{
+    uint32_t inf = t.has_inf ? ((1u << t.e) - 1u) << t.m : t.top + 1; /* else the NaN code */
+    uint64_t mag = u & 0x7fffffffffffffffu;
+    *code = (uint32_t)(u >> 63) << (t.e + t.m);
+    if (mag < 0x7ff0000000000000u)
+        return false;
+    if (mag == 0x7ff0000000000000u)
+        *code |= saturate ? t.top : inf;
+    else if (!t.has_inf)
+        *code |= t.top + 1;
+    else /* NaN: quiet, top of the payload kept */
+        *code |= inf | ((uint32_t)(mag >> (52 - t.m)) & ((1u << t.m) - 1u)) | 1u << (t.m - 1);
+    return true;
+}
+
+/* The code of `d` rounded to nearest, ties to even, or up with the probability of what is cut off
+ * (r: random bits).  The significand is shifted to the target's last place (further for
+ * subnormals); adding it, hidden bit included, to the biased exponent below lets a carry move into
+ * the next binade by itself. */
+static inline uint32_t encode_with(double d, layout t, bool saturate, bool stochastic, uint32_t r)
 {
     uint64_t u;
+    uint32_t sign;
     memcpy(&u, &d, 8);
-    uint32_t sign = (uint32_t)(u >> 63) << (t.e + t.m);
-    uint64_t mag = u & 0x7fffffffffffffffu;
-    uint32_t inf = t.has_inf ? ((1u << t.e) - 1u) << t.m : t.top + 1;
-    if (mag > 0x7ff0000000000000u) { /* NaN: quiet, top of the payload kept */
-        if (!t.has_inf)
-            return sign | (t.top + 1);
-        uint32_t payload = (uint32_t)(mag >> (52 - t.m)) & ((1u << t.m) - 1u);
-        return sign | inf | payload | 1u << (t.m - 1);
-    }
-    int bias = (1 << (t.e - 1)) - 1;
-    int e = (int)(mag >> 52) - 1023, emin = 1 - bias;
-    if (e < emin - t.m - 1) /* below half of the smallest subnormal (doubles' subnormals too) */
+    if (encode_special(u, t, saturate, &sign))
         return sign;
+    uint64_t mag = u & 0x7fffffffffffffffu;
+    int bias = (1 << (t.e - 1)) - 1, emin = 1 - bias, e = (int)(mag >> 52) - 1023;
+    uint64_t sig = (mag & 0xfffffffffffffu) | (e > -1023 ? 1ull << 52 : 0);
     int shift = 52 - t.m + (e < emin ? emin - e : 0);
-    uint64_t sig = (mag & 0xfffffffffffffu) | 1ull << 52;
+    if (shift > 63) { /* far below the smallest subnormal: what is lost here is below 2^-63 of it */
+        sig = shift - 63 > 63 ? 0 : sig >> (shift - 63);
+        shift = 63;
+    }
     uint64_t q = sig >> shift, rest = sig & ((1ull << shift) - 1), half = 1ull << (shift - 1);
-    q += rest > half || (rest == half && (q & 1));
+    if (stochastic)
+        q += (rest + ((uint64_t)r << (shift - 32))) >> shift;
+    else
+        q += rest > half || (rest == half && (q & 1));
     uint32_t code = ((uint32_t)((e < emin ? emin : e) + bias - 1) << t.m) + (uint32_t)q;
-    if (code > t.top)
-        code = saturate ? t.top : inf; /* without infinities `inf` is the NaN code */
+    if (code > t.top) {
+        uint32_t truncated = code - (uint32_t)(q - (sig >> shift));
+        bool chance = stochastic && truncated == t.top; /* a finite number stays finite */
+        code = saturate || chance ? t.top : t.has_inf ? ((1u << t.e) - 1u) << t.m : t.top + 1;
+    }
     return sign | code;
+}
+
+static inline uint32_t encode(double d, layout t, bool saturate)
+{
+    return encode_with(d, t, saturate, false, 0);
+}
+
+uint16_t lm_f64_round_sr(lm_dtype to, double d, uint32_t r, bool saturate)
+{
+    switch (to) {
+    case LM_DTYPE_F16:
+        return (uint16_t)encode_with(d, f16_layout, saturate, true, r);
+    case LM_DTYPE_BF16:
+        return (uint16_t)encode_with(d, bf16_layout, saturate, true, r);
+    case LM_DTYPE_F8E4M3:
+        return (uint16_t)encode_with(d, e4m3_layout, saturate, true, r);
+    default:
+        return (uint16_t)encode_with(d, e5m2_layout, saturate, true, r);
+    }
 }
 
 static inline float decode(uint32_t code, layout t)

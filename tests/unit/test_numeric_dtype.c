@@ -159,6 +159,38 @@ static void stochastic_rounding_is_unbiased(void **state)
     assert_int_equal(lm_f32_to_bf16_sr(1.5f, 0xffff), lm_f32_to_bf16(1.5f)); /* exact stays */
 }
 
+/* A number at fraction f between two codes goes up for a share f of all draws; exact numbers stay.
+ */
+static void stochastic_rounding_of_every_format(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_SHAPES; k++) {
+        shape s = shapes[k];
+        uint32_t step = s.e + s.m == 15 ? 997 : 1;
+        for (uint32_t c = 0; c + 1 < 1u << (s.e + s.m); c += step) {
+            double a = value_of(s, c), b = value_of(s, c + 1);
+            if (isnan(b) || isinf(b))
+                break;
+            int up = 0;
+            for (uint32_t r = 0; r < 64; r++) {
+                uint16_t code = lm_f64_round_sr(s.type, -(a + (b - a) * 0.625), r << 26, false);
+                assert_true(code == (c | 1u << (s.e + s.m)) ||
+                            code == ((c + 1) | 1u << (s.e + s.m)));
+                up += (code & 1) != (c & 1);
+            }
+            assert_int_equal(up, 40);
+            assert_int_equal(lm_f64_round_sr(s.type, b, 0xffffffffu, false), c + 1);
+        }
+        double least = value_of(s, 1);
+        assert_int_equal(lm_f64_round_sr(s.type, least * 0x1p-20, 0xffffffffu, false), 1);
+        assert_int_equal(lm_f64_round_sr(s.type, least * 0x1p-20, 0xff000000u, false), 0);
+        assert_int_equal(lm_f64_round_sr(s.type, 1e-300, 0xffffffffu, false), 0);
+    }
+    assert_int_equal(lm_f64_round_sr(LM_DTYPE_F8E4M3, 460, 0xffffffffu, false), 0x7e);
+    assert_int_equal(lm_f64_round_sr(LM_DTYPE_F8E4M3, 481, 0, false), 0x7f);
+    assert_int_equal(lm_f64_round_sr(LM_DTYPE_F8E5M2, INFINITY, 0, true), 0x7b);
+}
+
 static void integers_clamp(void **state)
 {
     (void)state;
@@ -223,6 +255,7 @@ int main(void)
         cmocka_unit_test(overflow_boundaries),
         cmocka_unit_test(bf16_two_ways),
         cmocka_unit_test(stochastic_rounding_is_unbiased),
+        cmocka_unit_test(stochastic_rounding_of_every_format),
         cmocka_unit_test(integers_clamp),
         cmocka_unit_test(names_and_sizes),
         cmocka_unit_test(convert_arrays),

@@ -1,0 +1,124 @@
+/* codec.c -- the registry of number formats, and the codecs whose codes are plain elements of a
+ * dtype. */
+#include "numeric/codec.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static void encode_row(const lm_codec *c, const float *x, int64_t n, void *codes,
+                       const lm_codec_mode *mode, uint64_t index)
+{
+    bool lossless = c->element == LM_DTYPE_F32, fp8 = c->bits == 8;
+    for (int64_t j = 0; !lossless && mode->rounding == LM_ROUND_STOCHASTIC && j < n; j++) {
+        uint32_t r = lm_rng_u32(mode->rng, index + (uint64_t)j);
+        uint16_t code = lm_f64_round_sr(c->element, x[j], r, mode->saturate);
+        if (fp8)
+            ((uint8_t *)codes)[j] = (uint8_t)code;
+        else
+            ((uint16_t *)codes)[j] = code;
+    }
+    if (!lossless && mode->rounding == LM_ROUND_STOCHASTIC)
+        return;
+    if (!mode->saturate || lossless) {
+        lm_convert(LM_DTYPE_F32, x, c->element, codes, n);
+        return;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        float top = (float)c->max, v = x[j] > top ? top : x[j] < -top ? -top : x[j];
+        lm_set(c->element, codes, j, v);
+    }
+}
+
+static void encode_plain(const lm_codec *c, const float *x, int64_t rows, int64_t cols,
+                         int64_t pitch, void *codes, void *scales, const lm_codec_mode *mode)
+{
+    static const lm_codec_mode nearest;
+    int64_t row_bytes = cols * c->bits / 8;
+    (void)scales;
+    mode = mode ? mode : &nearest;
+    for (int64_t i = 0; i < rows; i++)
+        encode_row(c, x + i * pitch, cols, (char *)codes + i * row_bytes, mode,
+                   mode->index + (uint64_t)(i * cols));
+}
+
+static void decode_plain(const lm_codec *c, const void *codes, const void *scales, int64_t rows,
+                         int64_t cols, float *y, int64_t pitch)
+{
+    int64_t row_bytes = cols * c->bits / 8;
+    (void)scales;
+    for (int64_t i = 0; i < rows; i++)
+        lm_convert(c->element, (const char *)codes + i * row_bytes, LM_DTYPE_F32, y + i * pitch,
+                   cols);
+}
+
+#define PLAIN(name_, also_, about_, bits_, element_, max_)                             \
+    {                                                                                  \
+        .name = name_, .also = also_, .about = about_, .bits = bits_, .block_rows = 1, \
+        .block_cols = 1, .scale = LM_DTYPE_NONE, .element = element_, .max = max_,     \
+        .encode = encode_plain, .decode = decode_plain                                 \
+    }
+
+static const lm_codec codecs[] = {
+    PLAIN("fp32", "f32", "IEEE binary32", 32, LM_DTYPE_F32, 0x1.fffffep127),
+    PLAIN("fp16", "f16", "IEEE binary16: 5 exponent and 10 mantissa bits", 16, LM_DTYPE_F16, 65504),
+    PLAIN("bf16", "bfloat16", "the upper half of binary32: 8 exponent and 7 mantissa bits", 16,
+          LM_DTYPE_BF16, 0x1.fep127),
+    PLAIN("fp8_e4m3", "f8e4m3", "OCP FP8 for weights and activations: no infinities", 8,
+          LM_DTYPE_F8E4M3, 448),
+    PLAIN("fp8_e5m2", "f8e5m2", "OCP FP8 for gradients: a short binary16", 8, LM_DTYPE_F8E5M2,
+          57344),
+};
+enum { N_CODECS = sizeof(codecs) / sizeof(codecs[0]) };
+
+const lm_codec *lm_codec_at(int i)
+{
+    return i >= 0 && i < N_CODECS ? &codecs[i] : NULL;
+}
+
+lm_code lm_codec_find(const char *name, const lm_codec **out, lm_err *e)
+{
+    char names[200] = "";
+    size_t len = 0;
+    for (int i = 0; i < N_CODECS; i++) {
+        const lm_codec *c = &codecs[i];
+        if (!strcmp(name, c->name) || (c->also && !strcmp(name, c->also))) {
+            *out = c;
+            return LM_OK;
+        }
+        if (len < sizeof names)
+            len +=
+                (size_t)snprintf(names + len, sizeof names - len, "%s%s", i ? ", " : "", c->name);
+    }
+    return lm_fail(e, LM_EUSAGE, name, NULL, "no such number format; there are %s", names);
+}
+
+const lm_codec *lm_codec_of_dtype(lm_dtype d)
+{
+    for (int i = 0; i < N_CODECS && d != LM_DTYPE_NONE; i++)
+        if (codecs[i].element == d)
+            return &codecs[i];
+    return NULL;
+}
+
+lm_code lm_codec_size(const lm_codec *c, int64_t rows, int64_t cols, size_t *codes, size_t *scales,
+                      lm_err *e)
+{
+    size_t r = (size_t)rows, n = (size_t)cols, row_bits, blocks;
+    size_t down = (r + (size_t)c->block_rows - 1) / (size_t)c->block_rows;
+    size_t across = (n + (size_t)c->block_cols - 1) / (size_t)c->block_cols;
+    *codes = *scales = 0;
+    if (rows < 0 || cols < 0 || !lm_mul_ok(n, (size_t)c->bits, &row_bits) ||
+        !lm_mul_ok(r, row_bits / 8 + (row_bits % 8 != 0), codes) ||
+        !lm_mul_ok(down, across, &blocks) || !lm_mul_ok(blocks, lm_dtype_size(c->scale), scales))
+        return lm_fail(e, LM_ELIMIT, c->name, NULL,
+                       "a matrix of %lld x %lld is too large to encode", (long long)rows,
+                       (long long)cols);
+    return LM_OK;
+}
+
+double lm_codec_bits(const lm_codec *c)
+{
+    return c->bits + 8.0 * (double)lm_dtype_size(c->scale) / (c->block_rows * c->block_cols);
+}
