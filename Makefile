@@ -182,7 +182,7 @@ demo: ## from raw text to a speaking model on this machine, in minutes; CORPUS='
 	scripts/install-deps build demo
 	$(MAKE) all
 	PATH="$(abspath $B/bin):$$PATH" $(MAKE) --no-print-directory -f share/recipes/first-light.mk \
-	    SHARE="$(abspath share)" $(if $(CORPUS),CORPUS="$(abspath $(CORPUS))")
+	    SHARE="$(abspath share)" WORK="$B/first-light" $(if $(CORPUS),CORPUS="$(abspath $(CORPUS))")
 
 # --- installing ----------------------------------------------------------------------------------------------
 TOOLS = $(notdir $(BIN))
