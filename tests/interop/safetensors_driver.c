@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "format/folder.h"
 
@@ -19,6 +20,7 @@ static void must(lm_code rc)
     if (!rc)
         return;
     fprintf(stderr, "%s: %s\n", e.where, e.what);
+    lm_out_drop_all();
     exit(1);
 }
 
