@@ -102,6 +102,10 @@ int64_t lm_tokens_written(const lm_tokens_writer *w);
 int64_t lm_tokens_written_docs(const lm_tokens_writer *w);
 /* Publish; an open document is ended first.  w is gone afterwards, whatever the result. */
 lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e);
+/* Files of a dataset of this name, in any format: LM_EUSAGE if there are any and !force, else they
+ * are removed.  lm_tokens_create and lm_tokens_commit do so themselves; this is for a dataset that
+ * is not to be there. */
+lm_code lm_tokens_clear(const char *prefix, bool force, lm_err *e);
 void lm_tokens_drop(lm_tokens_writer *w); /* NULL is fine; leaves nothing behind */
 
 #endif

@@ -41,6 +41,52 @@ static lm_code put_bytes(lm_out *o, const void *p, size_t n, lm_err *e)
     return fwrite(p, 1, n, lm_out_file(o)) == n ? LM_OK : write_failed(o, e);
 }
 
+/* Is `name` a file of the dataset `base`: base.bin, base.idx, base_nnnnnn.bin? */
+static bool is_ours(const char *name, const char *base)
+{
+    size_t n = strlen(base);
+    if (strncmp(name, base, n) != 0)
+        return false;
+    name += n;
+    if (strcmp(name, ".bin") == 0 || strcmp(name, ".idx") == 0)
+        return true;
+    return name[0] == '_' && strspn(name + 1, "0123456789") == 6 && strcmp(name + 7, ".bin") == 0;
+}
+
+/* Files that an earlier dataset of this name left, in whatever format: a reader would mix them with
+ * the new ones.  Without force they are refused, with it removed but for the n_keep just written.
+ */
+static lm_code clear_old(const char *prefix, bool force, const lm_buf *keep, size_t n_keep,
+                         lm_err *e)
+{
+    const char *base = lm_path_base(prefix);
+    size_t dir_len = (size_t)(base - prefix), n = 0;
+    char **names = NULL;
+    lm_buf path = { 0 };
+    lm_code rc = lm_buf_add(&path, dir_len ? prefix : ".", dir_len ? dir_len : 1, e);
+    if (!rc && lm_path_is_dir(path.data))
+        rc = lm_dir_list(path.data, &names, &n, e);
+    for (size_t i = 0; i < n && !rc; i++) {
+        bool kept = false;
+        if (!is_ours(names[i], base))
+            continue;
+        path.len = 0;
+        rc = lm_buf_addf(&path, e, "%.*s%s", (int)dir_len, prefix, names[i]);
+        for (size_t k = 0; k < n_keep; k++)
+            kept |= !rc && strcmp(keep[k].data, path.data) == 0;
+        if (rc || kept)
+            continue;
+        if (!force)
+            rc = lm_fail(e, LM_EUSAGE, path.data, "give -f to replace it", "it exists");
+        else if (unlink(path.data))
+            rc = lm_fail(e, LM_EIO, path.data, "remove it: it is of an older dataset",
+                         "cannot remove");
+    }
+    lm_names_free(names, n);
+    lm_buf_fini(&path);
+    return rc;
+}
+
 static lm_code open_target(const char *prefix, const char *suffix, bool force, lm_out **out,
                            lm_err *e)
 {
@@ -103,6 +149,11 @@ static lm_code choose_type(lm_tokens_writer *w, lm_err *e)
     return LM_OK;
 }
 
+lm_code lm_tokens_clear(const char *prefix, bool force, lm_err *e)
+{
+    return clear_old(prefix, force, NULL, 0, e);
+}
+
 lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_tokens_writer **out,
                          lm_err *e)
 {
@@ -118,6 +169,8 @@ lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_
     rc = lm_strdup(&w->prefix, prefix, e);
     if (!rc)
         rc = choose_type(w, e);
+    if (!rc)
+        rc = w->force ? LM_OK : clear_old(prefix, false, NULL, 0, e);
     if (!rc)
         rc = open_shard(w, e);
     if (!rc && w->kind == LM_TOKENS_MEGATRON) {
@@ -286,23 +339,39 @@ static lm_code finish_idx(lm_tokens_writer *w, lm_err *e)
     return LM_OK;
 }
 
+/* Publish one file and remember its name. */
+static lm_code commit_one(lm_out **o, lm_buf *name, lm_err *e)
+{
+    lm_out *out = *o;
+    lm_code rc = lm_buf_addf(name, e, "%s", lm_out_path(out));
+    if (rc)
+        return rc;
+    *o = NULL;
+    return lm_out_commit(out, e);
+}
+
 lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e)
 {
+    lm_buf *name = NULL;
+    size_t n = 0;
     lm_code rc = w->open_seqs ? lm_tokens_end_doc(w, e) : LM_OK;
     if (!rc)
         rc = close_shard(w, e);
     if (!rc && w->idx)
         rc = finish_idx(w, e);
-    for (size_t i = 0; i < w->n_bins && !rc; i++) {
-        lm_out *o = w->bins[i];
-        w->bins[i] = NULL;
-        rc = lm_out_commit(o, e);
+    if (!rc)
+        rc = lm_alloc_n(&name, w->n_bins + 1, sizeof *name, "names", e);
+    while (n < w->n_bins && !rc) {
+        rc = commit_one(&w->bins[n], &name[n], e);
+        n++;
     }
-    if (!rc && w->idx) {
-        lm_out *o = w->idx;
-        w->idx = NULL;
-        rc = lm_out_commit(o, e);
-    }
+    if (!rc && w->idx)
+        rc = commit_one(&w->idx, &name[n++], e);
+    if (!rc && w->force)
+        rc = clear_old(w->prefix, true, name, n, e);
+    for (size_t i = 0; i < n; i++)
+        lm_buf_fini(&name[i]);
+    lm_free(name);
     lm_tokens_drop(w);
     return rc;
 }

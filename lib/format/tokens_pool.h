@@ -1,0 +1,42 @@
+/* tokens_pool.h -- tokenised documents put aside on disk, to be written again in a random order and
+ * a chosen mixture.
+ *
+ * A shuffle over all documents needs to know how many there are.  So ids go into an unlinked
+ * temporary file as they come, and are then read back document by document through a permutation
+ * that is computed, not stored: memory stays flat at any size, and the disk holds the ids twice for
+ * a while. */
+#ifndef LM_FORMAT_TOKENS_POOL_H
+#define LM_FORMAT_TOKENS_POOL_H
+
+#include "base/err.h"
+#include "base/progress.h"
+#include "format/tokens.h"
+
+typedef struct lm_tokens_pool lm_tokens_pool;
+
+/* Temporaries go to folder `dir`.  Documents come from `sources` sources, one after the other. */
+lm_code lm_tokens_pool_new(const char *dir, int sources, int64_t vocab, lm_tokens_pool **out,
+                           lm_err *e);
+void lm_tokens_pool_free(lm_tokens_pool *p);
+/* Sources in rising order only.  LM_EFORMAT for an id that is not below vocab. */
+lm_code lm_tokens_pool_add(lm_tokens_pool *p, int source, const uint32_t *ids, int64_t n,
+                           lm_err *e);
+int64_t lm_tokens_pool_docs(const lm_tokens_pool *p, int source);   /* -1: all */
+int64_t lm_tokens_pool_tokens(const lm_tokens_pool *p, int source); /* -1: all */
+
+typedef struct {
+    bool shuffle; /* else in the order they came */
+    uint64_t seed;
+    const double *weight; /* share of the ids by source, not negative; NULL: as they come */
+    int64_t tokens;       /* how many in all; 0: with weights, the most that repeats nothing */
+    double max_epochs;    /* a source may be gone through so often; 0 = 1 */
+} lm_tokens_mix;
+
+/* Write a selection: from each source, documents in its own random order until its share of the ids
+ * is reached (the last one whole), again from its start when `tokens` ask for more; then all of
+ * them shuffled together.  *taken (may be NULL) gets the documents by source. Fails: LM_EUSAGE if
+ * weights cannot be met; as lm_tokens_put. */
+lm_code lm_tokens_pool_write(lm_tokens_pool *p, const lm_tokens_mix *mix, lm_tokens_writer *w,
+                             int64_t *taken, lm_sink *sink, lm_err *e);
+
+#endif

@@ -1,0 +1,232 @@
+/* shard_run.c -- see shard_run.h. */
+#include "text/shard_run.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/stop.h"
+
+enum { BATCH_DOCS = 64, BATCH_BYTES = 1 << 20 };
+
+typedef struct batch {
+    lm_doc doc[BATCH_DOCS];
+    bool val[BATCH_DOCS];
+    size_t end[BATCH_DOCS]; /* of its ids */
+    lm_ids ids;
+    int n;
+    struct batch *next; /* in the list of free ones */
+} batch;
+
+typedef struct {
+    const lm_shard_job *job;
+    lm_input *in;
+    const lm_input_opts *in_opts;
+    const lm_tokenizer *tok;
+    lm_tok_scratch **scratch; /* by worker */
+    lm_shard_stats *st;
+    pthread_mutex_t lock; /* of `free` */
+    batch *free;
+} run;
+
+bool lm_shard_is_val(const void *data, size_t len, double fraction)
+{
+    static const uint64_t purpose = 0x76616c2d73706c69u; /* "val-spli": apart from other hashes */
+    return (double)(lm_hash64(data, len, purpose) >> 11) * 0x1p-53 < fraction;
+}
+
+static void free_batch(batch *b)
+{
+    for (int i = 0; i < BATCH_DOCS; i++)
+        lm_doc_fini(&b->doc[i]);
+    lm_ids_fini(&b->ids);
+    lm_free(b);
+}
+
+static lm_code take_batch(run *r, batch **out, lm_err *e)
+{
+    pthread_mutex_lock(&r->lock);
+    *out = r->free;
+    if (*out)
+        r->free = (*out)->next;
+    pthread_mutex_unlock(&r->lock);
+    if (!*out)
+        return lm_alloc_n(out, 1, sizeof **out, "a batch of documents", e);
+    (*out)->n = 0;
+    return LM_OK;
+}
+
+static void give_batch(void *ctx, void *item)
+{
+    run *r = ctx;
+    batch *b = item;
+    pthread_mutex_lock(&r->lock);
+    b->next = r->free;
+    r->free = b;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static lm_code read_batch(void *ctx, void **item, lm_err *e)
+{
+    run *r = ctx;
+    batch *b;
+    size_t bytes = 0;
+    bool got = true;
+    *item = NULL;
+    lm_code rc = take_batch(r, &b, e);
+    if (rc)
+        return rc;
+    while (b->n < BATCH_DOCS && bytes < BATCH_BYTES && !lm_stopping()) {
+        rc = lm_input_next(r->in, &b->doc[b->n], &got, e);
+        if (rc || !got)
+            break;
+        bytes += b->doc[b->n++].raw.len;
+    }
+    if (rc || b->n == 0)
+        give_batch(r, b);
+    else
+        *item = b;
+    return rc;
+}
+
+static lm_code add_id(lm_ids *ids, int64_t id, lm_err *e)
+{
+    if (id < 0)
+        return LM_OK;
+    lm_code rc = lm_grow(&ids->v, &ids->cap, ids->n + 1, sizeof *ids->v, "token ids", e);
+    if (!rc)
+        ids->v[ids->n++] = (uint32_t)id;
+    return rc;
+}
+
+static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
+{
+    run *r = ctx;
+    batch *b = item;
+    const lm_shard_job *j = r->job;
+    lm_code rc = LM_OK;
+    b->ids.n = 0;
+    for (int i = 0; i < b->n && !rc; i++) {
+        lm_doc *d = &b->doc[i];
+        rc = lm_doc_decode(r->in_opts, d, e);
+        if (!rc && !d->skip) {
+            b->val[i] = lm_shard_is_val(d->text, d->len, j->val_fraction);
+            rc = j->eos_first ? add_id(&b->ids, j->eos, e) : LM_OK;
+            if (!rc)
+                rc = lm_tokenizer_encode(r->tok, r->scratch[worker], d->text, d->len,
+                                         j->add_special, &b->ids, e);
+            if (rc)
+                lm_err_in(e, "%s:%lld", d->source, (long long)d->line);
+            if (!rc && !j->eos_first)
+                rc = add_id(&b->ids, j->eos, e);
+        }
+        b->end[i] = b->ids.n;
+    }
+    return rc;
+}
+
+static lm_code write_batch(void *ctx, void *item, lm_err *e)
+{
+    run *r = ctx;
+    batch *b = item;
+    lm_code rc = LM_OK;
+    char note[48];
+    for (int i = 0; i < b->n && !rc; i++) {
+        const lm_doc *d = &b->doc[i];
+        size_t from = i ? b->end[i - 1] : 0;
+        if (d->skip) {
+            r->st->skipped++;
+            continue;
+        }
+        r->st->documents++;
+        r->st->bytes += (int64_t)d->len;
+        r->st->replaced += d->bad;
+        rc = lm_tokens_pool_add(r->job->pool[b->val[i] ? LM_SPLIT_VAL : LM_SPLIT_TRAIN], d->operand,
+                                b->ids.v + from, (int64_t)(b->end[i] - from), e);
+    }
+    give_batch(r, b);
+    lm_input_stats in = lm_input_stat(r->in);
+    snprintf(note, sizeof note, "%lld documents", (long long)r->st->documents);
+    lm_progress(r->job->sink, "tokenising", (double)in.bytes, (double)in.total, "bytes", note);
+    return rc;
+}
+
+lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts *in_opts,
+                      const lm_tokenizer *tok, lm_par *par, lm_shard_stats *st, lm_err *e)
+{
+    int n = lm_par_threads(par);
+    run r = { .job = job,
+              .in = in,
+              .in_opts = in_opts,
+              .tok = tok,
+              .st = st,
+              .lock = PTHREAD_MUTEX_INITIALIZER };
+    lm_pipe_ops ops = { .read = read_batch,
+                        .work = work_batch,
+                        .write = write_batch,
+                        .drop = give_batch,
+                        .ctx = &r,
+                        .depth = 2 * n + 2 };
+    lm_code rc = lm_alloc_n(&r.scratch, (size_t)n, sizeof *r.scratch, "scratch", e);
+    for (int i = 0; i < n && !rc; i++)
+        rc = lm_tok_scratch_new(tok, &r.scratch[i], e);
+    if (!rc)
+        rc = lm_par_pipe(par, &ops, e);
+    for (int i = 0; i < n && r.scratch; i++)
+        lm_tok_scratch_free(r.scratch[i]);
+    while (r.free) {
+        batch *b = r.free;
+        r.free = b->next;
+        free_batch(b);
+    }
+    lm_free(r.scratch);
+    return rc;
+}
+
+/* ---- shards to shards ---- */
+
+/* ids[0..n) without the end-of-text id that stands where this format puts it. */
+static void strip_eos(const lm_tokens *t, int64_t eos, const uint32_t **ids, int64_t *n)
+{
+    if (eos < 0 || *n == 0)
+        return;
+    if (lm_tokens_format(t) == LM_TOKENS_LLMC && **ids == eos) {
+        (*ids)++;
+        (*n)--;
+    } else if (lm_tokens_format(t) != LM_TOKENS_LLMC && (*ids)[*n - 1] == eos) {
+        (*n)--;
+    }
+}
+
+lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source, lm_shard_stats *st,
+                        lm_err *e)
+{
+    lm_ids doc = { 0 };
+    int64_t docs = lm_tokens_docs(t);
+    lm_code rc = LM_OK;
+    for (int64_t d = 0; d < docs && !rc && !lm_stopping(); d++) {
+        int64_t from = lm_tokens_doc_start(t, d), n = lm_tokens_doc_start(t, d + 1) - from;
+        rc = lm_grow(&doc.v, &doc.cap, (size_t)n + 2, sizeof *doc.v, "ids of a document", e);
+        if (!rc)
+            rc = lm_tokens_read(t, from, n, doc.v + 1, e);
+        if (rc)
+            break;
+        const uint32_t *ids = doc.v + 1;
+        strip_eos(t, job->eos, &ids, &n);
+        bool val = lm_shard_is_val(ids, (size_t)n * sizeof *ids, job->val_fraction);
+        uint32_t *first = doc.v + (ids - doc.v);
+        if (job->eos >= 0 && job->eos_first)
+            *--first = (uint32_t)job->eos;
+        else if (job->eos >= 0)
+            first[n] = (uint32_t)job->eos;
+        rc = lm_tokens_pool_add(job->pool[val ? LM_SPLIT_VAL : LM_SPLIT_TRAIN], source, first,
+                                n + (job->eos >= 0), e);
+        st->documents++;
+        if (d % 1024 == 0)
+            lm_progress(job->sink, "reading", (double)from, (double)lm_tokens_count(t), "tokens",
+                        NULL);
+    }
+    lm_ids_fini(&doc);
+    return rc;
+}

@@ -1,0 +1,43 @@
+/* shard_run.h -- a stream of documents, or a token dataset, into the pools of the two splits.
+ *
+ * Tokenising runs on all threads; documents enter the pools in their order, so everything that
+ * follows is the same for any number of threads.  Which split a document belongs to is a function
+ * of its own bytes alone: copies of it, and later versions of the data, fall on the same side, and
+ * a larger fraction takes in all that a smaller one did. */
+#ifndef LM_TEXT_SHARD_RUN_H
+#define LM_TEXT_SHARD_RUN_H
+
+#include "base/par.h"
+#include "base/progress.h"
+#include "format/input.h"
+#include "format/tokens.h"
+#include "format/tokens_pool.h"
+#include "text/tokenizer.h"
+
+enum { LM_SPLIT_TRAIN, LM_SPLIT_VAL, LM_SPLITS };
+
+typedef struct {
+    double val_fraction;
+    int64_t eos;                     /* -1: none is added, none is taken away */
+    bool eos_first;                  /* llm.c: documents begin with it; else they end with it */
+    bool add_special;                /* what the tokenizer's post-processor adds */
+    lm_tokens_pool *pool[LM_SPLITS]; /* pool[LM_SPLIT_VAL] NULL when val_fraction is 0 */
+    lm_sink *sink;
+} lm_shard_job;
+
+typedef struct {
+    int64_t documents, bytes;  /* of text */
+    int64_t skipped, replaced; /* invalid UTF-8 */
+} lm_shard_stats;
+
+/* Does a document with these bytes belong to the validation split? */
+bool lm_shard_is_val(const void *data, size_t len, double fraction);
+
+/* Text.  Fails: as lm_input_next, lm_doc_decode, lm_tokenizer_encode, lm_tokens_pool_add. */
+lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts *in_opts,
+                      const lm_tokenizer *tok, lm_par *par, lm_shard_stats *st, lm_err *e);
+/* An indexed token dataset (lm_tokens_index); it becomes source number `source`. */
+lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source, lm_shard_stats *st,
+                        lm_err *e);
+
+#endif
