@@ -10,21 +10,26 @@
 #include <math.h>
 
 #include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/attention_dx_amx.h"
 #include "kernels/cpu/attention_jobs.h"
 #include "kernels/cpu/tables.h"
 
 enum { BQ = 32, BK = 64, MAX_TILES_D = 16 };
 
-/* Scratch of one worker; the packed keys and values follow it.  What a block touches fits into L1
- * for head size 64: that decides the speed, so the probabilities of 32 keys (an A tile) take the
- * place of the scores of the first 16 of them (a C tile). */
+/* Scores of a block: [16 queries][16 keys] C tiles; the probabilities of 32 keys (an A tile) then
+ * take the place of the scores of the first 16 of them. */
 typedef struct {
-    float s[2][BK / 16][CTILE];             /* scores [16 queries][16 keys], then probabilities */
-    float l[BQ][16];                        /* lane-wise sums of p */
-    float m[BQ], top[BQ];                   /* maximum in use, maximum of the block; log2 units */
-    float z[BK];                            /* dropout multipliers of a row */
-    uint16_t q[2 * MAX_TILES_D / 2 * TILE]; /* queries, A tiles [16 queries][32 d] */
-    float acc[2 * MAX_TILES_D * CTILE];     /* output, C tiles [16 queries][16 d] */
+    float tile[2][BK / 16][CTILE];
+} score_block;
+
+/* Scratch of one worker; the packed keys and values follow it. */
+typedef struct {
+    score_block s[3];                   /* of the block before, this one and the next, in turn */
+    float l[BQ][16];                    /* lane-wise sums of p */
+    float m[BQ], top[BQ];               /* maximum in use, maximum of the block; log2 units */
+    float z[BK];                        /* dropout multipliers of a row */
+    uint16_t q[MAX_TILES_D * TILE];     /* queries, A tiles [2][D/32] */
+    float acc[2 * MAX_TILES_D * CTILE]; /* output, C tiles [2][D/16] */
 } forward_scratch;
 
 static int64_t blocks_of(int64_t n, int64_t size)
@@ -54,77 +59,63 @@ static void pack_keys(const attn_job *job, int64_t keys, uint16_t *kp, uint16_t 
     }
 }
 
-/* s = q k^T for n_tiles (even) tiles of 16 keys.  The general form computes 2 x 2 tiles at a time;
- * with two tiles of head size the queries stay in registers instead. */
+/* The tile products of a block are cut into units of four, 2 * nd for the scores and 2 * nd for the
+ * output; `steps` (1 or 2) is how many 32 keys the block has. */
+
+/* Unit u of s = q k^T. */
 static inline __attribute__((always_inline)) void
-scores_wide(forward_scratch *w, const uint16_t *kp, int n_tiles, int nd)
+scores_unit(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int u, int nd)
 {
-    for (int t = 0; t < n_tiles; t += 2) {
-        const uint16_t *k0 = kp + t * nd * TILE, *k1 = k0 + nd * TILE;
+    int t = u / nd, d = u % nd;
+    const uint16_t *k0 = kp + (2 * t * nd + d) * TILE;
+    if (t >= steps)
+        return;
+    if (d == 0) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        for (int d = 0; d < nd; d++) {
-            _tile_loadd(4, w->q + d * TILE, 64);
-            _tile_loadd(6, k0 + d * TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, k1 + d * TILE, 64);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, w->q + (nd + d) * TILE, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, w->s[0][t], 64);
-        _tile_stored(1, w->s[0][t + 1], 64);
-        _tile_stored(2, w->s[1][t], 64);
-        _tile_stored(3, w->s[1][t + 1], 64);
+    }
+    _tile_loadd(4, w->q + d * TILE, 64);
+    _tile_loadd(6, k0, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, k0 + nd * TILE, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, w->q + (nd + d) * TILE, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    if (d == nd - 1) {
+        _tile_stored(0, s->tile[0][2 * t], 64);
+        _tile_stored(1, s->tile[0][2 * t + 1], 64);
+        _tile_stored(2, s->tile[1][2 * t], 64);
+        _tile_stored(3, s->tile[1][2 * t + 1], 64);
     }
 }
 
-static inline __attribute__((always_inline)) void scores_64(forward_scratch *w, const uint16_t *kp,
-                                                            int n_tiles)
+/* Unit u of acc += p v. */
+static inline __attribute__((always_inline)) void
+weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int u, int nd)
 {
-    _tile_loadd(4, w->q, 64);
-    _tile_loadd(5, w->q + TILE, 64);
-    _tile_loadd(6, w->q + 2 * TILE, 64);
-    _tile_loadd(7, w->q + 3 * TILE, 64);
-    for (int t = 0; t < n_tiles; t++) {
-        const uint16_t *k = kp + 2 * t * TILE;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_loadd(2, k, 64);
-        _tile_dpbf16ps(0, 4, 2);
-        _tile_dpbf16ps(1, 6, 2);
-        _tile_loadd(3, k + TILE, 64);
-        _tile_dpbf16ps(0, 5, 3);
-        _tile_dpbf16ps(1, 7, 3);
-        _tile_stored(0, w->s[0][t], 64);
-        _tile_stored(1, w->s[1][t], 64);
-    }
-}
-
-/* acc += p v over n_steps steps of 32 keys. */
-static inline __attribute__((always_inline)) void weigh(forward_scratch *w, const uint16_t *vp,
-                                                        int n_steps, int nd)
-{
-    for (int d = 0; d < 2 * nd; d += 2) {
-        float *c0 = w->acc + d * CTILE, *c1 = c0 + 2 * nd * CTILE;
+    int d = u / 2 * 2, t = u % 2;
+    const uint16_t *v = vp + (t * 2 * nd + d) * TILE;
+    float *c0 = w->acc + d * CTILE, *c1 = c0 + 2 * nd * CTILE;
+    if (t >= steps)
+        return;
+    if (t == 0) {
         _tile_loadd(0, c0, 64);
         _tile_loadd(1, c0 + CTILE, 64);
         _tile_loadd(2, c1, 64);
         _tile_loadd(3, c1 + CTILE, 64);
-        for (int t = 0; t < n_steps; t++) {
-            const uint16_t *v = vp + (t * 2 * nd + d) * TILE;
-            _tile_loadd(4, w->s[0][2 * t], 64);
-            _tile_loadd(6, v, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, v + TILE, 64);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, w->s[1][2 * t], 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+    }
+    _tile_loadd(4, p->tile[0][2 * t], 64);
+    _tile_loadd(6, v, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, v + TILE, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, p->tile[1][2 * t], 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    if (t == steps - 1) {
         _tile_stored(0, c0, 64);
         _tile_stored(1, c0 + CTILE, 64);
         _tile_stored(2, c1, 64);
@@ -132,14 +123,28 @@ static inline __attribute__((always_inline)) void weigh(forward_scratch *w, cons
     }
 }
 
-/* Scores of row r against the v-th 16 keys. */
-static inline float *score_row(forward_scratch *w, int64_t r, int v)
+static inline __attribute__((always_inline)) void
+scores_all(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int nd)
 {
-    return w->s[r / 16][v] + r % 16 * 16;
+    for (int u = 0; u < 2 * nd; u++)
+        scores_unit(w, s, kp, steps, u, nd);
+}
+
+static inline __attribute__((always_inline)) void
+weigh_all(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int nd)
+{
+    for (int u = 0; u < 2 * nd; u++)
+        weigh_unit(w, p, vp, steps, u, nd);
+}
+
+/* Scores of row r against the v-th 16 keys. */
+static inline float *score_row(score_block *s, int64_t r, int v)
+{
+    return s->tile[r / 16][v] + r % 16 * 16;
 }
 
 /* Scores that a query may not see become -inf. */
-static void mask_scores(forward_scratch *w, const attn_mask *m, int64_t i0, int64_t n, int64_t j0,
+static void mask_scores(score_block *s, const attn_mask *m, int64_t i0, int64_t n, int64_t j0,
                         int vecs)
 {
     const __m512 none = _mm512_set1_ps(-INFINITY);
@@ -155,20 +160,20 @@ static void mask_scores(forward_scratch *w, const attn_mask *m, int64_t i0, int6
             __m512i j = _mm512_add_epi32(lane, _mm512_set1_epi32(16 * v));
             __mmask16 seen = _mm512_cmpge_epi32_mask(j, _mm512_set1_epi32((int)start)) &
                              _mm512_cmplt_epi32_mask(j, _mm512_set1_epi32((int)end));
-            _mm512_mask_storeu_ps(score_row(w, r, v), (__mmask16)~seen, none);
+            _mm512_mask_storeu_ps(score_row(s, r, v), (__mmask16)~seen, none);
         }
     }
 }
 
 /* Row maxima of the block in log2 units; whether any row must move its maximum. */
-static inline __attribute__((always_inline)) bool find_maxima(forward_scratch *w, int vecs,
-                                                              float scale2)
+static inline __attribute__((always_inline)) bool find_maxima(forward_scratch *w, score_block *s,
+                                                              int vecs, float scale2)
 {
     for (int r = 0; r < BQ; r++) {
-        __m512 x = _mm512_load_ps(score_row(w, r, 0)), y = _mm512_load_ps(score_row(w, r, 1));
+        __m512 x = _mm512_load_ps(score_row(s, r, 0)), y = _mm512_load_ps(score_row(s, r, 1));
         for (int v = 2; v < vecs; v += 2) {
-            x = _mm512_max_ps(x, _mm512_load_ps(score_row(w, r, v)));
-            y = _mm512_max_ps(y, _mm512_load_ps(score_row(w, r, v + 1)));
+            x = _mm512_max_ps(x, _mm512_load_ps(score_row(s, r, v)));
+            y = _mm512_max_ps(y, _mm512_load_ps(score_row(s, r, v + 1)));
         }
         w->top[r] = _mm512_reduce_max_ps(_mm512_max_ps(x, y));
     }
@@ -198,48 +203,39 @@ static void move_maxima(forward_scratch *w, int nd)
     }
 }
 
-/* What the tiles will read after the exponentials, brought into L1 meanwhile: a share with each
- * row. */
+/* Where dropout stands: NULL when there is none. */
 typedef struct {
-    const char *k, *v;
-    int lines; /* of 64 bytes, of each, a row */
-} fetch;
+    const attn_drop *drop;
+    uint64_t draw; /* of row 0, key 0 */
+    int64_t T;
+} row_drop;
 
-static inline __attribute__((always_inline)) void fetch_some(const fetch *f, int r)
-{
-    for (int i = 0; i < f->lines; i++) {
-        _mm_prefetch(f->v + (r * f->lines + i) * 64, _MM_HINT_T0);
-        _mm_prefetch(f->k + (r * f->lines + i) * 64, _MM_HINT_T0);
-    }
-}
-
-/* p = exp2(s * scale2 - m), summed into l, rounded into A tiles; times z where dropout is on. */
-static inline __attribute__((always_inline)) void exponentials(forward_scratch *w, int vecs,
-                                                               float scale2, const attn_drop *drop,
-                                                               uint64_t draw, int64_t T, int64_t j0,
-                                                               const fetch *f)
+/* p = exp2(s * scale2 - m) of rows r0 .. r1-1, summed into l, rounded into A tiles; times z where
+ * dropout is on. */
+static inline __attribute__((always_inline)) void exponentials(forward_scratch *w, score_block *s,
+                                                               int r0, int r1, int steps,
+                                                               float scale2, const row_drop *x,
+                                                               int64_t j0)
 {
     const __m512 c = _mm512_set1_ps(scale2);
-    for (int r = 0; r < BQ; r++) {
+    for (int r = r0; r < r1; r++) {
         __m512 m = _mm512_set1_ps(w->m[r] == -INFINITY ? 0.0f : -w->m[r]);
-        fetch_some(f, r);
-        __m512 l0 = _mm512_load_ps(w->l[r]), l1 = _mm512_setzero_ps();
-        if (drop)
-            attn_drop_fill(drop, draw + (uint64_t)(r * T), j0, 16 * vecs, w->z, 1);
-        for (int v = 0; v < vecs; v += 2) {
-            __m512 a = _mm512_fmadd_ps(_mm512_load_ps(score_row(w, r, v)), c, m);
-            __m512 b = _mm512_fmadd_ps(_mm512_load_ps(score_row(w, r, v + 1)), c, m);
+        __m512 l = _mm512_load_ps(w->l[r]);
+        if (x->drop)
+            attn_drop_fill(x->drop, x->draw + (uint64_t)(r * x->T), j0, BK, w->z, 1);
+        for (int t = 0; t < steps; t++) {
+            __m512 a = _mm512_fmadd_ps(_mm512_load_ps(score_row(s, r, 2 * t)), c, m);
+            __m512 b = _mm512_fmadd_ps(_mm512_load_ps(score_row(s, r, 2 * t + 1)), c, m);
             a = fast_exp2(a);
             b = fast_exp2(b);
-            l0 = _mm512_add_ps(l0, a);
-            l1 = _mm512_add_ps(l1, b);
-            if (drop) {
-                a = _mm512_mul_ps(a, _mm512_load_ps(w->z + 16 * v));
-                b = _mm512_mul_ps(b, _mm512_load_ps(w->z + 16 * v + 16));
+            l = _mm512_add_ps(l, _mm512_add_ps(a, b));
+            if (x->drop) {
+                a = _mm512_mul_ps(a, _mm512_load_ps(w->z + 32 * t));
+                b = _mm512_mul_ps(b, _mm512_load_ps(w->z + 32 * t + 16));
             }
-            _mm512_store_si512(score_row(w, r, v), (__m512i)_mm512_cvtne2ps_pbh(b, a));
+            _mm512_store_si512(score_row(s, r, 2 * t), (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }
-        _mm512_store_ps(w->l[r], _mm512_add_ps(l0, l1));
+        _mm512_store_ps(w->l[r], l);
     }
 }
 
@@ -261,6 +257,52 @@ static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64
     }
 }
 
+/* The blocks of keys that queries i0 .. i0+n-1 see.  While the exponentials of a block run, so do
+ * the tile products of its neighbours, in small portions: the tile unit must never stay idle for
+ * long, since it takes hundreds of nanoseconds to come back to its full rate. */
+static inline __attribute__((always_inline)) void
+sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n,
+           const attn_span *span, const uint16_t *kp, const uint16_t *vp, int nd)
+{
+    const float scale2 = job->scale * 1.44269504088896341f;
+    row_drop x = { .drop = job->drop->rate > 0 ? job->drop : NULL, .T = job->T };
+    if (x.drop)
+        x.draw = attn_drop_row(x.drop, job->b * job->H + h, i0, job->T);
+    int64_t first = span->lo / BK * BK, past = 0;
+    score_block *prev = &w->s[0], *cur = &w->s[1], *next = &w->s[2];
+    int steps = span->hi - first > 32 ? 2 : 1, prev_steps = 0;
+    scores_all(w, cur, kp + first / 16 * nd * TILE, steps, nd);
+    for (int64_t j0 = first; j0 < span->hi; j0 += BK) {
+        int64_t j1 = j0 + BK;
+        int next_steps = j1 >= span->hi ? 0 : span->hi - j1 > 32 ? 2 : 1;
+        const uint16_t *k_next = kp + j1 / 16 * nd * TILE;
+        const uint16_t *v_prev = vp + past / 32 * 2 * nd * TILE;
+        if (j0 < span->full_lo || j0 + 32 * steps > span->full_hi || n < BQ)
+            mask_scores(cur, &job->mask, i0, n, j0, 2 * steps);
+        if (find_maxima(w, cur, 2 * steps, scale2)) {
+            weigh_all(w, prev, v_prev, prev_steps, nd); /* it was made with the old maximum */
+            prev_steps = 0;
+            move_maxima(w, nd);
+        }
+#pragma GCC unroll 16
+        for (int u = 0; u < 4 * nd; u++) {
+            if (u < 2 * nd)
+                weigh_unit(w, prev, v_prev, prev_steps, u, nd);
+            else
+                scores_unit(w, next, k_next, next_steps, u - 2 * nd, nd);
+            exponentials(w, cur, BQ * u / (4 * nd), BQ * (u + 1) / (4 * nd), steps, scale2, &x, j0);
+        }
+        score_block *spare = prev;
+        prev = cur;
+        cur = next;
+        next = spare;
+        past = j0;
+        prev_steps = steps;
+        steps = next_steps;
+    }
+    weigh_all(w, prev, vp + past / 32 * 2 * nd * TILE, prev_steps, nd);
+}
+
 /* Queries i0 .. i0+n-1 of head h. */
 static inline __attribute__((always_inline)) void
 query_block(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n,
@@ -276,29 +318,8 @@ query_block(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int6
     for (int r = 0; r < BQ; r++)
         w->m[r] = -INFINITY;
     attn_span span = attn_span_of(&job->mask, i0, i0 + n);
-    float scale2 = job->scale * 1.44269504088896341f;
-    const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
-    uint64_t draw = drop ? attn_drop_row(drop, job->b * job->H + h, i0, job->T) : 0;
-    for (int64_t j0 = span.lo / 32 * 32; j0 < span.hi; j0 += BK) {
-        int64_t width = span.hi - j0 < BK ? span.hi - j0 : BK;
-        int steps = (int)blocks_of(width, 32);
-        if (nd == 2)
-            scores_64(w, kp + j0 / 16 * nd * TILE, 2 * steps);
-        else
-            scores_wide(w, kp + j0 / 16 * nd * TILE, 2 * steps, nd);
-        if (j0 < span.full_lo || j0 + 32 * steps > span.full_hi || n < BQ)
-            mask_scores(w, &job->mask, i0, n, j0, 2 * steps);
-        if (find_maxima(w, 2 * steps, scale2))
-            move_maxima(w, nd);
-        const fetch next = { .k = (const char *)(kp + (j0 + BK) / 16 * nd * TILE),
-                             .v = (const char *)(vp + j0 / 32 * 2 * nd * TILE),
-                             .lines = nd * BK / BQ };
-        if (drop)
-            exponentials(w, 2 * steps, scale2, drop, draw, job->T, j0, &next);
-        else
-            exponentials(w, 2 * steps, scale2, NULL, 0, 0, 0, &next);
-        weigh(w, vp + j0 / 32 * 2 * nd * TILE, steps, nd);
-    }
+    if (span.lo < span.hi)
+        sweep_keys(w, job, h, i0, n, &span, kp, vp, nd);
     store_rows(w, job, h, i0, n);
 }
 
@@ -351,7 +372,32 @@ static size_t attention_work(const lm_call *c, int threads)
                    : attn_fallback("attention")->work(c, threads);
 }
 
+static bool few_rows(const lm_attention_attr *a)
+{
+    return a->seq <= ATTN_FEW_ROWS || !fits(a);
+}
+
+static void attention_cached(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    if (few_rows(a)) {
+        attn_fallback("attention_cached")->run(c);
+        return;
+    }
+    attn_append(c);
+    attn_run_split(c, run_job, scratch_bytes(a, c->out[1].dim[2]), true);
+}
+
+static size_t attention_cached_work(const lm_call *c, int threads)
+{
+    const lm_attention_attr *a = c->attr;
+    return few_rows(a) ? attn_fallback("attention_cached")->work(c, threads)
+                       : attn_run_work(threads, scratch_bytes(a, c->out[1].dim[2]));
+}
+
 const lm_kernel lm_attention_amx_kernels[] = {
     { "attention", LM_DTYPE_BF16, LM_CPU_AMX, attention, attention_work },
+    { "attention_dx", LM_DTYPE_BF16, LM_CPU_AMX, lm_attention_dx_amx, lm_attention_dx_amx_work },
+    { "attention_cached", LM_DTYPE_BF16, LM_CPU_AMX, attention_cached, attention_cached_work },
     { 0 },
 };

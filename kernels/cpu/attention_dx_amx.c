@@ -1,0 +1,482 @@
+/* attention_dx_amx.c -- the backward of BF16 attention on AMX tiles: FlashAttention-2
+ * (arXiv:2307.08691, algorithm 2), 64 keys in the outer loop, up to 128 queries in the inner one.
+ *
+ * Scores and dP are computed transposed, keys in rows and queries in lanes: the log-sum-exp and D_i
+ * are then plain vectors, P^T and dS^T come out as A operands of dV and dK, and two of their rows
+ * woven together are a B operand of dQ^T. */
+#include "kernels/attention.h"
+
+#include <math.h>
+
+#include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/attention_dx_amx.h"
+#include "kernels/cpu/attention_jobs.h"
+
+enum { KEYS = 64, BATCH = 4 /* times 32 queries */ };
+
+/* What 32 queries see. */
+typedef struct {
+    int64_t lo, hi, full_lo, full_hi;
+} query_span;
+
+typedef struct {
+    float s[2][2][2][CTILE];  /* S^T of two sub-blocks in turn, C tiles [16 keys][16 queries] */
+    float dp[2][2][2][CTILE]; /* dP^T */
+    float z[32][32];          /* dropout multipliers, [key][query] */
+    uint16_t p[KEYS / 16][BATCH][TILE];         /* P^T, A tiles [16 keys][32 queries] */
+    uint16_t ds[KEYS / 16][BATCH][TILE];        /* dS^T */
+    uint16_t woven[KEYS / 32][2 * BATCH][TILE]; /* dS^T, B tiles [32 keys][16 queries] */
+    uint16_t *kn, *vn, *kt;                     /* natural [keys/16][nd], turned [keys/32][2 nd] */
+    uint16_t *qc, *oc, *qp, *op;                /* Q, dO: columns [T/16][nd], pairs [T/32][2 nd] */
+    float *dk, *dv, *dq;                        /* C tiles [keys/16][2 nd]; dQ^T [T/16][2 nd] */
+    float *lse, *delta;                         /* [T], lse in log2 units */
+    int32_t *start, *end;                       /* [T]: visible keys */
+    query_span *span;                           /* [T/32] */
+    int nd;
+    float scale2;
+} dx_scratch;
+
+static int64_t up(int64_t n)
+{
+    return (n + KEYS - 1) / KEYS * KEYS;
+}
+
+static size_t scratch_bytes(const lm_attention_attr *a)
+{
+    size_t n = (size_t)up(a->seq), D = (size_t)a->head_dim;
+    return attn_round64(sizeof(dx_scratch)) + n * D * (7 * sizeof(uint16_t) + 3 * sizeof(float)) +
+           4 * n * 4 + attn_round64(n / 32 * sizeof(query_span));
+}
+
+static void *carve(char **at, size_t bytes)
+{
+    void *p = *at;
+    *at += attn_round64(bytes);
+    return p;
+}
+
+static void place(dx_scratch *w, const lm_attention_attr *a)
+{
+    size_t n = (size_t)up(a->seq), half = n * (size_t)a->head_dim * sizeof(uint16_t);
+    char *at = (char *)w + attn_round64(sizeof *w);
+    uint16_t **packs[] = { &w->kn, &w->vn, &w->kt, &w->qc, &w->oc, &w->qp, &w->op };
+    float **sums[] = { &w->dk, &w->dv, &w->dq };
+    for (int i = 0; i < 7; i++)
+        *packs[i] = carve(&at, half);
+    for (int i = 0; i < 3; i++)
+        *sums[i] = carve(&at, 2 * half);
+    w->lse = carve(&at, 4 * n);
+    w->delta = carve(&at, 4 * n);
+    w->start = carve(&at, 4 * n);
+    w->end = carve(&at, 4 * n);
+    w->span = carve(&at, n / 32 * sizeof(query_span));
+    w->nd = (int)(a->head_dim / 32);
+    w->scale2 = (float)(a->scale * 1.44269504088896341);
+}
+
+/* Where the rows of a job are in the operands. */
+typedef struct {
+    const lm_attention_attr *a;
+    attn_mask mask;
+    const uint16_t *qkv, *dout, *o; /* of the sequence */
+    uint16_t *dqkv;
+    const float *lse; /* [H][T] of the sequence */
+    int64_t pitch, o_pitch, k_at, v_at;
+} dx_view;
+
+static dx_view view_of(const attn_dx_job *job)
+{
+    const lm_call *c = job->c;
+    const lm_attention_attr *a = c->attr;
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq, pitch = (H + 2 * K) * D;
+    return (dx_view){ .a = a,
+                      .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
+                      .qkv = (const uint16_t *)c->in[1].data + job->b * T * pitch,
+                      .dqkv = (uint16_t *)c->out[0].data + job->b * T * pitch,
+                      .dout = (const uint16_t *)c->in[0].data + job->b * T * H * D,
+                      .o = (const uint16_t *)c->in[2].data + job->b * T * H * D,
+                      .lse = (const float *)c->in[3].data + job->b * H * T,
+                      .pitch = pitch,
+                      .o_pitch = H * D,
+                      .k_at = (H + job->kv) * D,
+                      .v_at = (H + K + job->kv) * D };
+}
+
+static void load_keys(dx_scratch *w, const dx_view *x, int64_t k0, int64_t k1)
+{
+    uint16_t lo[TILE] __attribute__((aligned(64))), hi[TILE] __attribute__((aligned(64)));
+    int nd = w->nd;
+    for (int64_t j = k0; j < up(k1); j += 16) {
+        const uint16_t *k = x->qkv + x->k_at + j * x->pitch, *v = x->qkv + x->v_at + j * x->pitch;
+        for (int d = 0; d < nd; d++) {
+            pack_natural(w->kn + (j / 16 * nd + d) * TILE, k, x->pitch, 32 * d, k1 - j);
+            pack_natural(w->vn + (j / 16 * nd + d) * TILE, v, x->pitch, 32 * d, k1 - j);
+        }
+    }
+    for (int64_t j = k0; j < up(k1); j += 32) {
+        for (int d = 0; d < nd; d++) {
+            uint16_t *to = w->kt + (j / 32 * 2 * nd + 2 * d) * TILE;
+            pack_pairs(lo, hi, x->qkv + x->k_at + j * x->pitch, x->pitch, 32 * d, k1 - j);
+            turn_pairs(to, lo);
+            turn_pairs(to + TILE, hi);
+        }
+    }
+}
+
+/* What every query of [q0, q1) sees; the padding after them sees nothing. */
+static void load_masks(dx_scratch *w, const dx_view *x, int64_t q0, int64_t q1)
+{
+    for (int64_t i = q0; i < up(q1); i++) {
+        w->start[i] = i < q1 ? (int32_t)attn_start(&x->mask, i) : INT32_MAX;
+        w->end[i] = i < q1 ? (int32_t)attn_end(&x->mask, i) : 0;
+    }
+    for (int64_t i = q0; i < up(q1); i += 32) {
+        attn_span s = { 0 };
+        int64_t last = i + 32 < q1 ? i + 32 : q1;
+        if (i < q1)
+            s = attn_span_of(&x->mask, i, last);
+        w->span[i / 32] =
+            (query_span){ s.lo, s.hi, i + 32 > q1 ? INT64_MAX : s.full_lo, s.full_hi };
+    }
+}
+
+/* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
+static void load_head(dx_scratch *w, const dx_view *x, int64_t h, int64_t q0, int64_t q1)
+{
+    int nd = w->nd;
+    int64_t D = x->a->head_dim;
+    for (int64_t i = q0; i < up(q1); i += 32) {
+        const uint16_t *q = x->qkv + i * x->pitch + h * D, *o = x->dout + i * x->o_pitch + h * D;
+        for (int d = 0; d < nd; d++) {
+            int64_t c = (i / 16 * nd + d) * TILE, p = (i / 32 * 2 * nd + 2 * d) * TILE;
+            pack_columns(w->qc + c, q, x->pitch, 32 * d, q1 - i);
+            pack_columns(w->qc + c + nd * TILE, q + 16 * x->pitch, x->pitch, 32 * d, q1 - i - 16);
+            pack_columns(w->oc + c, o, x->o_pitch, 32 * d, q1 - i);
+            pack_columns(w->oc + c + nd * TILE, o + 16 * x->o_pitch, x->o_pitch, 32 * d,
+                         q1 - i - 16);
+            pack_pairs(w->qp + p, w->qp + p + TILE, q, x->pitch, 32 * d, q1 - i);
+            pack_pairs(w->op + p, w->op + p + TILE, o, x->o_pitch, 32 * d, q1 - i);
+        }
+    }
+    for (int64_t i = q0; i < up(q1); i++) {
+        __m512 sum = _mm512_setzero_ps();
+        float lse = -INFINITY;
+        if (i < q1) {
+            const uint16_t *a = x->dout + i * x->o_pitch + h * D;
+            const uint16_t *b = x->o + i * x->o_pitch + h * D;
+            for (int64_t d = 0; d < D; d += 16) {
+                __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(a + d)));
+                __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(b + d)));
+                sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(u, 16)),
+                                      _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)), sum);
+            }
+            lse = x->lse[h * x->a->seq + i];
+        }
+        w->delta[i] = _mm512_reduce_add_ps(sum);
+        w->lse[i] = lse == -INFINITY ? 0 : lse * 1.44269504089f;
+    }
+}
+
+/* c[a][b] = x[a] y[b] over the head size: 32 keys in natural tiles, 32 queries in column tiles. */
+static inline __attribute__((always_inline)) void
+turned_product(float c[2][2][CTILE], const uint16_t *x, const uint16_t *y, int nd)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int d = 0; d < nd; d++) {
+        _tile_loadd(4, x + d * TILE, 64);
+        _tile_loadd(6, y + d * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, y + (nd + d) * TILE, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, x + (nd + d) * TILE, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c[0][0], 64);
+    _tile_stored(1, c[0][1], 64);
+    _tile_stored(2, c[1][0], 64);
+    _tile_stored(3, c[1][1], 64);
+}
+
+/* The sub-block being worked on: 32 keys at j0 (number i of the block), 32 queries at i0 (number b
+ * of the batch). */
+typedef struct {
+    int64_t j0, i0;
+    int i, b, turn;
+} sub_block;
+
+static inline __attribute__((always_inline)) void products(dx_scratch *w, const sub_block *u,
+                                                           int nd)
+{
+    int64_t k = u->j0 / 16 * nd * TILE, q = u->i0 / 16 * nd * TILE;
+    turned_product(w->s[u->turn], w->kn + k, w->qc + q, nd);
+    turned_product(w->dp[u->turn], w->vn + k, w->oc + q, nd);
+}
+
+/* P = exp2(S - lse) and dS = P (dP - D) of a sub-block, rounded into their tiles. */
+static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const sub_block *u,
+                                                            bool masked, bool dropped)
+{
+    const __m512 c = _mm512_set1_ps(w->scale2);
+    const __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
+    __m512 lse[2], delta[2];
+    __m512i start[2], end[2], before = _mm512_setzero_si512();
+    for (int g = 0; g < 2; g++) {
+        lse[g] = _mm512_load_ps(w->lse + u->i0 + 16 * g);
+        delta[g] = _mm512_load_ps(w->delta + u->i0 + 16 * g);
+        start[g] = _mm512_load_si512(w->start + u->i0 + 16 * g);
+        end[g] = _mm512_load_si512(w->end + u->i0 + 16 * g);
+    }
+    for (int r = 0; r < 32; r++) {
+        __m512 p[2], ds[2];
+        __m512i key = _mm512_set1_epi32((int)u->j0 + r);
+        for (int g = 0; g < 2; g++) {
+            const float *s = w->s[u->turn][r / 16][g] + r % 16 * 16;
+            const float *dp = w->dp[u->turn][r / 16][g] + r % 16 * 16;
+            p[g] = fast_exp2(_mm512_fmsub_ps(_mm512_load_ps(s), c, lse[g]));
+            if (masked) {
+                __mmask16 seen =
+                    _mm512_cmpge_epi32_mask(key, start[g]) & _mm512_cmplt_epi32_mask(key, end[g]);
+                p[g] = _mm512_maskz_mov_ps(seen, p[g]);
+            }
+            if (dropped) {
+                __m512 z = _mm512_load_ps(&w->z[r][16 * g]);
+                ds[g] = _mm512_mul_ps(p[g], _mm512_fmsub_ps(_mm512_load_ps(dp), z, delta[g]));
+                p[g] = _mm512_mul_ps(p[g], z);
+            } else {
+                ds[g] = _mm512_mul_ps(p[g], _mm512_sub_ps(_mm512_load_ps(dp), delta[g]));
+            }
+        }
+        int t = 2 * u->i + r / 16, at = r % 16 * 32;
+        __m512i d = (__m512i)_mm512_cvtne2ps_pbh(ds[1], ds[0]);
+        _mm512_store_si512(&w->p[t][u->b][at], (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
+        _mm512_store_si512(&w->ds[t][u->b][at], d);
+        if (r % 2) {
+            uint16_t(*to)[TILE] = &w->woven[u->i][2 * u->b];
+            _mm512_store_si512(&to[0][r / 2 * 32], _mm512_permutex2var_epi16(before, wl, d));
+            _mm512_store_si512(&to[1][r / 2 * 32], _mm512_permutex2var_epi16(before, wh, d));
+        }
+        before = d;
+    }
+}
+
+static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *drop, uint64_t draw,
+                          int64_t T)
+{
+    const query_span *s = &w->span[u->i0 / 32];
+    bool masked = u->j0 < s->full_lo || u->j0 + 32 > s->full_hi;
+    if (drop) {
+        for (int q = 0; q < 32; q++)
+            attn_drop_fill(drop, draw + (uint64_t)((u->i0 + q) * T), u->j0, 32, &w->z[0][q], 32);
+        gradients(w, u, true, true);
+    } else if (masked) {
+        gradients(w, u, true, false);
+    } else {
+        gradients(w, u, false, false);
+    }
+}
+
+static inline __attribute__((always_inline)) void load_four(float *c0, float *c1)
+{
+    _tile_loadd(0, c0, 64);
+    _tile_loadd(1, c0 + CTILE, 64);
+    _tile_loadd(2, c1, 64);
+    _tile_loadd(3, c1 + CTILE, 64);
+}
+
+static inline __attribute__((always_inline)) void store_four(float *c0, float *c1)
+{
+    _tile_stored(0, c0, 64);
+    _tile_stored(1, c0 + CTILE, 64);
+    _tile_stored(2, c1, 64);
+    _tile_stored(3, c1 + CTILE, 64);
+}
+
+/* One step of a 2 x 2 product: rows a0, a1, columns b0, b1. */
+static inline __attribute__((always_inline)) void
+four_products(const uint16_t *a0, const uint16_t *a1, const uint16_t *b0, const uint16_t *b1)
+{
+    _tile_loadd(4, a0, 64);
+    _tile_loadd(6, b0, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b1, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a1, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+/* sum[64 keys][D] += a[keys][queries of the batch] pairs[queries][D] */
+static inline __attribute__((always_inline)) void add_keys(float *sum, uint16_t a[][BATCH][TILE],
+                                                           const uint16_t *pairs, const int64_t *i0,
+                                                           int n, int nd)
+{
+    for (int t = 0; t < KEYS / 16; t += 2) {
+        for (int d = 0; d < 2 * nd; d += 2) {
+            float *c0 = sum + (t * 2 * nd + d) * CTILE, *c1 = c0 + 2 * nd * CTILE;
+            load_four(c0, c1);
+            for (int b = 0; b < n; b++) {
+                const uint16_t *y = pairs + (i0[b] / 32 * 2 * nd + d) * TILE;
+                four_products(a[t][b], a[t + 1][b], y, y + TILE);
+            }
+            store_four(c0, c1);
+        }
+    }
+}
+
+/* dQ^T[D][queries of the batch] += K^T dS^T */
+static inline __attribute__((always_inline)) void add_queries(dx_scratch *w, int64_t j0,
+                                                              const int64_t *i0, int n, int nd)
+{
+    const uint16_t *kt = w->kt + j0 / 32 * 2 * nd * TILE;
+    for (int b = 0; b < n; b++) {
+        for (int d = 0; d < 2 * nd; d += 2) {
+            /* tiles (d, q), (d+1, q) are neighbours; so load_four's pairs run over d */
+            float *c0 = w->dq + (i0[b] / 16 * 2 * nd + d) * CTILE, *c1 = c0 + 2 * nd * CTILE;
+            _tile_loadd(0, c0, 64);
+            _tile_loadd(1, c1, 64);
+            _tile_loadd(2, c0 + CTILE, 64);
+            _tile_loadd(3, c1 + CTILE, 64);
+            for (int i = 0; i < KEYS / 32; i++) {
+                const uint16_t *x = kt + (i * 2 * nd + d) * TILE;
+                four_products(x, x + TILE, w->woven[i][2 * b], w->woven[i][2 * b + 1]);
+            }
+            _tile_stored(0, c0, 64);
+            _tile_stored(1, c1, 64);
+            _tile_stored(2, c0 + CTILE, 64);
+            _tile_stored(3, c1 + CTILE, 64);
+        }
+    }
+}
+
+/* 64 keys at j0 against n times 32 queries. */
+static inline __attribute__((always_inline)) void batch(dx_scratch *w, const attn_dx_job *job,
+                                                        uint64_t draw, int64_t T, int64_t j0,
+                                                        const int64_t *i0, int n, int nd)
+{
+    const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
+    sub_block u = { .j0 = j0, .i0 = i0[0] };
+    products(w, &u, nd);
+    for (int k = 0; k < 2 * n; k++) {
+        sub_block next = { .i = (k + 1) % 2, .b = (k + 1) / 2, .turn = (k + 1) % 2 };
+        if (k + 1 < 2 * n) { /* the tiles work on it while the vectors work on this one */
+            next.j0 = j0 + 32 * next.i;
+            next.i0 = i0[next.b];
+            products(w, &next, nd);
+        }
+        gradients_any(w, &u, drop, draw, T);
+        u = next;
+    }
+    if (job->keys) {
+        add_keys(w->dv + j0 / 16 * 2 * nd * CTILE, w->p, w->op, i0, n, nd);
+        add_keys(w->dk + j0 / 16 * 2 * nd * CTILE, w->ds, w->qp, i0, n, nd);
+    }
+    if (job->queries)
+        add_queries(w, j0, i0, n, nd);
+}
+
+static inline __attribute__((always_inline)) void
+sweep_head(dx_scratch *w, const dx_view *x, const attn_dx_job *job, int64_t h, int nd)
+{
+    uint64_t draw = 0;
+    if (job->drop->rate > 0)
+        draw = attn_drop_row(job->drop, job->b * x->a->heads + h, 0, x->a->seq);
+    for (int64_t j0 = job->k0; j0 < job->k1; j0 += KEYS) {
+        int64_t i0[BATCH];
+        int n = 0;
+        for (int64_t i = job->q0; i < job->q1; i += 32) {
+            if (w->span[i / 32].hi > j0 && w->span[i / 32].lo < j0 + KEYS)
+                i0[n++] = i;
+            if (n == BATCH) {
+                batch(w, job, draw, x->a->seq, j0, i0, n, nd);
+                n = 0;
+            }
+        }
+        if (n)
+            batch(w, job, draw, x->a->seq, j0, i0, n, nd);
+    }
+}
+
+/* Rows r0 .. r1-1 of C tiles [rows/16][2 nd], times scale, into bf16 rows; turned: the tiles hold
+ * the transpose. */
+static inline __attribute__((always_inline)) void store_part(const dx_scratch *w, uint16_t *to,
+                                                             int64_t pitch, const float *tiles,
+                                                             int64_t r0, int64_t r1, float scale,
+                                                             bool turned)
+{
+    const __m512 f = _mm512_set1_ps(scale);
+    for (int64_t r = r0; r < r1; r += 16) {
+        for (int d = 0; d < w->nd; d++) {
+            const float *x = tiles + (r / 16 * 2 * w->nd + 2 * d) * CTILE;
+            __m512i a[16], b[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                a[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(x + 16 * i), f));
+                b[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(x + CTILE + 16 * i), f));
+            }
+            if (turned) {
+                transpose16(a);
+                transpose16(b);
+            }
+            int64_t rows = r1 - r < 16 ? r1 - r : 16;
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                __m512i v = (__m512i)_mm512_cvtne2ps_pbh(_mm512_castsi512_ps(b[i]),
+                                                         _mm512_castsi512_ps(a[i]));
+                if (i < rows)
+                    _mm512_storeu_si512(to + (r + i) * pitch + 32 * d, v);
+            }
+        }
+    }
+}
+
+static void run_job(const attn_dx_job *job, void *scratch)
+{
+    dx_scratch *w = scratch;
+    dx_view x = view_of(job);
+    const lm_attention_attr *a = x.a;
+    int64_t D = a->head_dim, group = a->heads / a->kv_heads;
+    size_t sums = (size_t)(up(a->seq) * D) * sizeof(float);
+    tiles_begin();
+    place(w, a);
+    load_keys(w, &x, job->k0, job->k1);
+    load_masks(w, &x, job->q0, job->q1);
+    memset(w->dk, 0, sums);
+    memset(w->dv, 0, sums);
+    for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
+        load_head(w, &x, h, job->q0, job->q1);
+        memset(w->dq, 0, sums);
+        if (w->nd == 2)
+            sweep_head(w, &x, job, h, 2);
+        else if (w->nd == 4)
+            sweep_head(w, &x, job, h, 4);
+        else
+            sweep_head(w, &x, job, h, w->nd);
+        if (job->queries)
+            store_part(w, x.dqkv + h * D, x.pitch, w->dq, job->q0, job->q1, (float)a->scale, true);
+    }
+    if (job->keys) {
+        store_part(w, x.dqkv + x.k_at, x.pitch, w->dk, job->k0, job->k1, (float)a->scale, false);
+        store_part(w, x.dqkv + x.v_at, x.pitch, w->dv, job->k0, job->k1, 1, false);
+    }
+    tiles_end();
+}
+
+void lm_attention_dx_amx(const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    if (a->head_dim % 32 == 0)
+        attn_dx_run(c, run_job, scratch_bytes(a));
+    else
+        attn_fallback("attention_dx")->run(c);
+}
+
+size_t lm_attention_dx_amx_work(const lm_call *c, int threads)
+{
+    const lm_attention_attr *a = c->attr;
+    return a->head_dim % 32 == 0 ? attn_run_work(threads, scratch_bytes(a))
+                                 : attn_fallback("attention_dx")->work(c, threads);
+}
