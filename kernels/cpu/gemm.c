@@ -10,8 +10,11 @@ enum {
     MIN_PANELS = 4,          /* panels of A below which a block is too small to reuse B */
     MIN_COLUMNS = 1024,      /* of one sweep; A is packed again for each sweep */
     MAX_COLUMNS = 8192,      /* of one sweep when partial tiles are kept */
+    CHUNK_DOWN = 32,         /* rows of storage packed at a time where depth runs down */
+    PACK_GROUP = 16,         /* panels of B packed together */
     SWEEP_ELEMENTS = 1 << 25 /* of op(B) packed at a time, unless MIN_COLUMNS need more */
 };
+
 #define STREAM_BYTES ((int64_t)1 << 20) /* results larger than this bypass the caches */
 
 typedef struct {
@@ -134,14 +137,24 @@ typedef struct {
     char *dst;
 } pack_job;
 
+/* Storage is read along its rows: where depth runs down the rows, a few of them over all panels of
+ * the group, so that each row gives whole runs of cache lines; else a longer piece of one panel. */
+static int64_t chunk(bool down, int64_t kn)
+{
+    return down ? CHUNK_DOWN : max64(kn, 1);
+}
+
 static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const pack_job *j = ctx;
+    const lm_gemm_impl *im = j->im;
+    int64_t step = chunk(!j->g->tb, j->g->k);
 
     (void)worker;
-    for (int64_t i = begin; i < end; i++)
-        j->im->pack_b(j->g, j->j0 + i * j->im->nr, 0, j->g->k,
-                      j->dst + i * j->im->nr * j->kp * j->im->esize);
+    for (int64_t k = 0; k < j->g->k; k += step)
+        for (int64_t i = begin; i < end; i++)
+            im->pack_b(j->g, j->j0 + i * im->nr, k, min64(step, j->g->k - k),
+                       j->dst + (i * j->kp + k) * im->nr * im->esize);
 }
 
 static void pack_columns(const lm_gemm *g, const lm_gemm_impl *im, int64_t j0, int64_t j1,
@@ -150,7 +163,8 @@ static void pack_columns(const lm_gemm *g, const lm_gemm_impl *im, int64_t j0, i
     pack_job job = { g, im, lm_round_up(g->k, im->kr), j0, dst };
     int64_t panels = lm_ceil_div(j1 - j0, im->nr);
 
-    lm_par_for(par, panels, max64(1, panels / (8 * lm_par_threads(par))), pack_panels, &job);
+    lm_par_for(par, panels, min64(PACK_GROUP, lm_ceil_div(panels, 4 * lm_par_threads(par))),
+               pack_panels, &job);
 }
 
 size_t lm_gemm_pack_size(const lm_gemm *g, lm_cpu_level level)
@@ -176,6 +190,7 @@ typedef struct {
     int64_t i0, rows, panels; /* block of rows */
     int64_t q0, q1;           /* panels of B */
     int64_t k0, depth;        /* superblock: first index and padded depth */
+    lm_gemm_tail waiting;     /* a tile that is complete but not stored; tile NULL: none */
 } block;
 
 static void pack_block(const block *b, bool first_columns)
@@ -183,44 +198,55 @@ static void pack_block(const block *b, bool first_columns)
     const plan *p = b->p;
     const lm_gemm *g = p->g;
     const lm_gemm_impl *im = p->impl;
-    int64_t kn = min64(g->k - b->k0, b->depth);
+    int64_t kn = min64(g->k - b->k0, b->depth), step = chunk(g->ta, kn);
+    int64_t panel = im->mr * b->depth * im->esize;
 
+    for (int64_t k = 0; k < kn; k += step)
+        for (int64_t q = 0; q < b->panels; q++)
+            im->pack_a(g, b->i0 + q * im->mr, b->k0 + k, min64(step, kn - k),
+                       b->a + q * panel + k * im->mr * im->esize);
+    if (!g->a_sum || !first_columns)
+        return;
     for (int64_t q = 0; q < b->panels; q++) {
-        char *panel = b->a + q * im->mr * b->depth * im->esize;
         int64_t i = b->i0 + q * im->mr;
+        int rows = (int)min64(im->mr, g->m - i);
 
-        im->pack_a(g, i, b->k0, kn, panel);
-        if (g->a_sum && first_columns) {
-            int rows = (int)min64(im->mr, g->m - i);
-            if (b->k0 == 0 && !g->a_sum_add)
-                memset(g->a_sum + i, 0, sizeof(float) * (size_t)rows);
-            im->sum_a(panel, b->depth, rows, g->a_sum + i);
-        }
+        if (b->k0 == 0 && !g->a_sum_add)
+            memset(g->a_sum + i, 0, sizeof(float) * (size_t)rows);
+        im->sum_a(b->a + q * panel, b->depth, rows, g->a_sum + i);
     }
 }
 
-static void finish_tile(const block *b, const float *tile, int64_t i, int64_t j)
+/* Where the tile of panel q of B and panel i of A in the block goes. */
+static lm_gemm_tail tail_of(const block *b, const float *tile, int64_t i, int64_t q)
 {
     const plan *p = b->p;
     const lm_gemm *g = p->g;
-    lm_gemm_tail t = {
+    int64_t row = b->i0 + i * p->impl->mr, col = p->j0 + q * p->impl->nr;
+
+    return (lm_gemm_tail){
         .tile = tile,
         .nr = p->impl->nr,
-        .rows = (int)min64(p->impl->mr, g->m - i),
-        .cols = (int)min64(p->impl->nr, g->n - j),
-        .c = (char *)g->c + (i * g->ldc + j) * (int64_t)lm_dtype_size(g->cd),
+        .rows = (int)min64(p->impl->mr, g->m - row),
+        .cols = (int)min64(p->impl->nr, g->n - col),
+        .c = (char *)g->c + (row * g->ldc + col) * (int64_t)lm_dtype_size(g->cd),
         .ldc = g->ldc,
         .cd = g->cd,
         .accumulate = g->accumulate,
         .stream = p->stream,
-        .bias = g->bias ? g->bias + j : NULL,
+        .bias = g->bias ? g->bias + col : NULL,
     };
+}
 
-    p->impl->finish(&t);
+static void finish_waiting(block *b)
+{
+    if (b->waiting.tile)
+        b->p->impl->finish(&b->waiting);
+    b->waiting.tile = NULL;
 }
 
 /* All panels of A in the block against panel q of B. */
-static void run_panel(const block *b, int64_t q, const char *panel, const char *next)
+static void run_panel(block *b, int64_t q, const char *panel, const char *next)
 {
     const plan *p = b->p;
     const lm_gemm_impl *im = p->impl;
@@ -244,9 +270,16 @@ static void run_panel(const block *b, int64_t q, const char *panel, const char *
                 .prefetch_bytes = ahead_bytes,
             };
             /* Only whole steps read the panel of A as it lies: [depth / kr] groups of mr rows. */
+            if (b->waiting.tile == s.tile || (b->waiting.tile && b->waiting.cols < im->nr))
+                finish_waiting(b);
+            if (b->waiting.tile)
+                s.tail = &b->waiting;
             im->micro(&s);
+            b->waiting.tile = NULL;
             if (last_sup && k + kn >= b->depth)
-                finish_tile(b, s.tile, b->i0 + i * im->mr, p->j0 + q * im->nr);
+                b->waiting = tail_of(b, s.tile, i, q);
+            if (!im->hide_tail)
+                finish_waiting(b);
         }
     }
 }
@@ -271,6 +304,7 @@ static void run_block(block *b)
             run_panel(b, q, panel, next);
         }
     }
+    finish_waiting(b);
 }
 
 static void run_items(void *ctx, int64_t begin, int64_t end, int worker)

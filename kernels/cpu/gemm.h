@@ -10,16 +10,6 @@
 
 #include "kernels/linear.h"
 
-/* One mr x nr tile of C: tile (+)= A panel x B panel over kn (a multiple of kr). */
-typedef struct {
-    const void *a, *b; /* packed */
-    int64_t kn;
-    float *tile;          /* mr x nr, row-major, 64-byte aligned */
-    bool load;            /* add to the tile's content instead of zeros */
-    const char *prefetch; /* NULL, or where the next bytes to come are; towards L2 */
-    int64_t prefetch_bytes;
-} lm_gemm_step;
-
 /* Where a finished tile goes. */
 typedef struct {
     const float *tile;
@@ -31,12 +21,24 @@ typedef struct {
     const float *bias;       /* [cols] or NULL */
 } lm_gemm_tail;
 
+/* One mr x nr tile of C: tile (+)= A panel x B panel over kn (a multiple of kr). */
+typedef struct {
+    const void *a, *b; /* packed */
+    int64_t kn;
+    float *tile;          /* mr x nr, row-major, 64-byte aligned */
+    bool load;            /* add to the tile's content instead of zeros */
+    const char *prefetch; /* NULL, or where the next bytes to come are; towards L2 */
+    int64_t prefetch_bytes;
+    const lm_gemm_tail *tail; /* NULL, or an earlier tile to store meanwhile (hide_tail only) */
+} lm_gemm_step;
+
 typedef struct {
     int mr, nr, kr;      /* register tile; depth is padded to a multiple of kr */
     int64_t esize;       /* bytes of a packed element */
     int64_t kc;          /* longest depth of a B panel in L1 */
     int64_t l2_bytes;    /* for the packed block of A */
     int64_t pc;          /* longest depth of a packed block of A; a multiple of kr */
+    bool hide_tail;      /* micro stores the tile before while it multiplies */
     void (*begin)(void); /* per thread and range of work, around the others; may be NULL */
     void (*end)(void);   /* also orders streamed stores before what other threads read */
     /* One panel: rows i.. (columns j..) of op(A) (op(B)), depth k0..k0+kn; zeros fill it up. */

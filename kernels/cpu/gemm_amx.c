@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_transpose.h"
+#include "kernels/cpu/gemm_vec.h"
 
 enum { R = 32, DEPTH = 32, TILE = 1024 };
 
@@ -166,10 +167,50 @@ static void sum_a(const void *panel, int64_t kn, int rows, float *sum)
     }
 }
 
+/* Row r of an earlier tile, all 32 columns. */
+static inline void store_row(const lm_gemm_tail *t, int r)
+{
+    vec v = vload(t->tile + r * R), w = vload(t->tile + r * R + 16);
+
+    if (t->bias) {
+        v = vadd(v, vload(t->bias));
+        w = vadd(w, vload(t->bias + 16));
+    }
+    if (t->cd == LM_DTYPE_F32) {
+        float *c = (float *)t->c + r * t->ldc;
+        if (t->stream && ((uintptr_t)c & 63) == 0) {
+            vstream(c, v);
+            vstream(c + 16, w);
+            return;
+        }
+        if (t->accumulate) {
+            v = vadd(v, vload(c));
+            w = vadd(w, vload(c + 16));
+        }
+        vstore(c, v);
+        vstore(c + 16, w);
+    } else {
+        uint16_t *c = (uint16_t *)t->c + r * t->ldc;
+        if (t->stream && ((uintptr_t)c & 63) == 0) {
+            vstream_bf16(c, v, w);
+            return;
+        }
+        if (t->accumulate) {
+            v = vadd(v, vload_n(c, true, 16));
+            w = vadd(w, vload_n(c + 16, true, 16));
+        }
+        vstore_bf16_n(c, v, 16);
+        vstore_bf16_n(c + 16, w, 16);
+    }
+}
+
 static void micro(const lm_gemm_step *s)
 {
+    const lm_gemm_tail *t = s->tail;
+    int row = 0, rows = t ? t->rows : 0;
     const char *a = s->a, *b = s->b, *ahead = s->prefetch;
     int64_t steps = s->kn / DEPTH;
+    int per_step = (int)lm_ceil_div(rows, steps);
     int64_t lines = ahead ? lm_ceil_div(s->prefetch_bytes, 64 * steps) : 0;
     float *c = s->tile;
 
@@ -195,6 +236,8 @@ static void micro(const lm_gemm_step *s)
         _tile_dpbf16ps(3, 5, 7);
         for (int64_t q = 0; q < lines; q++, ahead += 64)
             _mm_prefetch(ahead, _MM_HINT_T1);
+        for (int q = 0; q < per_step && row < rows; q++)
+            store_row(t, row++);
     }
     _tile_stored(0, c, 128);
     _tile_stored(1, c + 16, 128);
@@ -212,6 +255,7 @@ const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab)
         .kc = 640,
         .l2_bytes = 1 << 20,
         .pc = 2048,
+        .hide_tail = true,
         .begin = begin,
         .end = end,
         .pack_a = pack_a,
