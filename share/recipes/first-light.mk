@@ -42,6 +42,7 @@ $W/clean.jsonl: $(RAW)
 # 3. Hold out every fortieth document: training never sees it, the last measurement is made on it.
 $W/train.jsonl: $W/clean.jsonl
 	awk -v held=$W/held-out.jsonl 'NR % 40 == 20 { print > held; next } { print }' $< > $@
+	@test -s $W/held-out.jsonl || { echo 'fewer than 20 documents are left: give more text' >&2; exit 1; }
 $W/held-out.jsonl: $W/train.jsonl ;
 $W/held-out.txt: $W/held-out.jsonl
 	perl $(HERE)jsonl2text $< > $@
@@ -67,7 +68,7 @@ $W/steps: $W/m0/config.json $W/data/train.bin
 	bytes=$$(wc -c < $W/data/train.bin) && \
 	awk -v speed="$$speed" -v bytes="$$bytes" 'BEGIN { \
 	    step = $(BATCH) * $(SEQ); most = $(EPOCHS) * bytes / 2 / step; n = $(BUDGET) * speed / step; \
-	    printf "%d\n", n > most ? most + 1 : n < 20 ? 20 : n }' > $@
+	    printf "%d\n", (n > most ? most + 1 : n < 20 ? 20 : n) }' > $@
 	@rm -rf $W/probe
 
 # 7. Train.
@@ -82,7 +83,8 @@ $W/after.json: $W/trained
 	eval-model $W/run/ $W/held-out.jsonl > $@
 $W/samples.txt: $W/trained $W/held-out.txt
 	@rm -f $@.new
-	awk 'NF > 9 && n++ < 3 { print $$1, $$2, $$3, $$4 }' $W/held-out.txt | while read -r prompt; do \
+	awk 'NR == FNR { n++; next } \
+	    { k = int(n / 3) + 1 } FNR % k == 1 % k { print $$1, $$2, $$3, $$4 }' $W/held-out.txt $W/held-out.txt | while read -r prompt; do \
 	    generate $W/run/ -p "$$prompt" -n 120 --temperature 0.8 --top-p 0.95 --seed $(SEED) < /dev/null >> $@.new && \
 	    printf '\n\n' >> $@.new || exit 1; \
 	done
