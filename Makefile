@@ -32,6 +32,7 @@ CMD_OBJ := $(patsubst %.c,$B/%.o,$(CMD_SRC))
 BIN     := $(patsubst cmd/%.c,$B/bin/%,$(CMD_SRC))
 
 $(if $(V),,.SILENT:)
+MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all help clean FORCE deps check check-unit check-cli check-docs check-fuzz check-asan check-tsan check-interop \
@@ -213,7 +214,8 @@ install: all ## install tools, pages, completions, presets, library and headers 
 	for d in models recipes; do \
 	    for p in share/$$d/*; do \
 	        test -f $$p || continue; \
-	        install -d $(DEST)/share/lmutils/$$d && install -m 644 $$p $(DEST)/share/lmutils/$$d || exit 1; \
+	        m=644; test ! -x $$p || m=755; \
+	        install -d $(DEST)/share/lmutils/$$d && install -m $$m $$p $(DEST)/share/lmutils/$$d || exit 1; \
 	    done; \
 	done
 	install -d $(DEST)/share/bash-completion/completions $(DEST)/share/zsh/site-functions $(DEST)/share/fish/vendor_completions.d

@@ -1,6 +1,5 @@
 /* tool.h -- the command line that all tools share: one option table feeds parsing, --help,
- * completion,
- * --print-config and the check against the man page.
+ * completion, --print-config and the check against the man page.
  *
  * A tool fills an lm_tool, calls lm_begin (which leaves for --help, --version, --completion=SHELL
  * and misuse), does its work with library calls, prints each failure once with lm_complain, and

@@ -2,9 +2,8 @@
  *
  * An output is a temporary `.NAME.tmp.PID` beside its target until lm_out_commit: write, fflush,
  * fsync, close, rename, fsync of the folder.  What is not committed is removed by lm_out_drop, and
- * by lm_out_drop_all from a tool's exit or signal path.  Existing targets are refused unless
- * `force`.
- * "-" is standard output; pipes and devices are written in place. */
+ * by lm_out_drop_all on a tool's way out.  Existing targets are refused unless `force`.  "-" is
+ * standard output; pipes and devices are written in place. */
 #ifndef LM_BASE_FILE_H
 #define LM_BASE_FILE_H
 

@@ -34,7 +34,8 @@ lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, con
                        const char *where, lm_err *e);
 
 /* Writer onto an lm_buf.  Open/close nest; commas and escapes are its business; key NULL inside an
- * array or at the top. Errors are sticky in w->err and returned by lm_jw_end. */
+ * array or at the top.  Bytes that are not UTF-8 become U+FFFD.  Errors are sticky in w->err and
+ * returned by lm_jw_end. */
 typedef struct {
     lm_buf *buf;
     int depth, indent; /* indent 0: one line; else spaces per level */
@@ -47,12 +48,12 @@ void lm_jw_obj(lm_jw *w, const char *key);
 void lm_jw_arr(lm_jw *w, const char *key);
 void lm_jw_close_obj(lm_jw *w);
 void lm_jw_close_arr(lm_jw *w);
-void lm_jw_str(lm_jw *w, const char *key, const char *s); /* s must be UTF-8; NULL writes null */
+void lm_jw_str(lm_jw *w, const char *key, const char *s); /* NULL writes null */
 void lm_jw_strn(lm_jw *w, const char *key, const char *s, size_t len);
 void lm_jw_int(lm_jw *w, const char *key, int64_t v);
-void lm_jw_f32(lm_jw *w, const char *key,
-               double v); /* as float: %.6g to %.9g, the first that reads back equal */
-void lm_jw_f64(lm_jw *w, const char *key, double v); /* %.15g to %.17g, likewise */
+/* As few digits as read back equal: 6 to 9 as a float, 15 to 17 as a double. */
+void lm_jw_f32(lm_jw *w, const char *key, double v);
+void lm_jw_f64(lm_jw *w, const char *key, double v);
 void lm_jw_bool(lm_jw *w, const char *key, bool v);
 void lm_jw_json(lm_jw *w, const char *key, const json_t *v); /* compact copy of a tree */
 lm_code lm_jw_end(lm_jw *w);

@@ -37,9 +37,9 @@ void lm_par_each(lm_par *p, lm_par_fn fn, void *ctx);
 void lm_par_barrier(lm_par *p);
 
 /* An order-preserving pipeline: read() makes items, work() runs on any thread, write() sees them in
- * order on one thread.  At most `depth` items in flight.  read sets *item to NULL at the end. The
- * first failure stops all three and is returned in *e; drop (may be NULL) frees the items not
- * written. */
+ * order, one call at a time, on whichever worker is free (read() likewise).  At most `depth` items
+ * in flight.  read sets *item to NULL at the end. The first failure stops all three and is returned
+ * in *e; drop (may be NULL) frees the items not written. */
 typedef struct {
     lm_code (*read)(void *ctx, void **item, lm_err *e);
     lm_code (*work)(void *ctx, void *item, int worker, lm_err *e);
