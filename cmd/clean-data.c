@@ -1,5 +1,6 @@
 /* clean-data -- filter and deduplicate documents.  See man/man1/clean-data.1. */
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,6 +301,10 @@ static lm_code clean(lm_par *par, lm_err *e)
         rc = finish(&o, &st, in, e);
     if (!rc && !lm_stopping())
         say_summary(&st, lm_now() - start);
+    if (rc && !tool.output) { /* said once: lm_end need not stumble over the same full disk */
+        __fpurge(stdout);
+        clearerr(stdout);
+    }
     lm_out_drop(o.out);
     lm_out_drop(o.dropped);
     lm_out_drop(o.report);
