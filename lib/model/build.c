@@ -1,0 +1,204 @@
+/* build.c -- the pieces that architectures are written with. */
+#include "model/build.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/attention.h"
+#include "kernels/elementwise.h"
+#include "kernels/embed.h"
+#include "kernels/head.h"
+#include "kernels/linear.h"
+#include "kernels/rope.h"
+#include "op/ops.h"
+
+bool lm_b_ok(const lm_builder *b)
+{
+    return !b->e->code;
+}
+
+static char *format(lm_builder *b, const char *fmt, va_list ap)
+{
+    char text[256], *copy = NULL;
+    vsnprintf(text, sizeof text, fmt, ap);
+    lm_arena_strdup(b->arena, &copy, text, strlen(text), b->e);
+    return copy;
+}
+
+lm_vid lm_b_param(lm_builder *b, int64_t rows, int64_t cols, const char *fmt, ...)
+{
+    lm_model *m = b->m;
+    lm_vid v = LM_NONE;
+    lm_tensor shape =
+        cols ? lm_shape2(LM_DTYPE_F32, rows, cols) : lm_shape1(LM_DTYPE_F32, rows);
+    va_list ap;
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    va_start(ap, fmt);
+    char *name = format(b, fmt, ap);
+    va_end(ap);
+    if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_PARAM, shape, name, &v, b->e) ||
+        lm_grow(&m->param, &b->cap_params, (size_t)m->n_params + 1, sizeof *m->param,
+                "parameters", b->e))
+        return LM_NONE;
+    m->param[m->n_params++] =
+        (lm_param){ .value = v, .count = rows * (cols ? cols : 1), .decay = cols > 0 };
+    return v;
+}
+
+void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, double std,
+                const char *fmt, ...)
+{
+    lm_model *m = b->m;
+    va_list ap;
+    if (!lm_b_ok(b))
+        return;
+    va_start(ap, fmt);
+    char *name = format(b, fmt, ap);
+    va_end(ap);
+    if (!lm_b_ok(b) || lm_grow(&m->slice, &b->cap_slices, (size_t)m->n_slices + 1,
+                               sizeof *m->slice, "tensors", b->e))
+        return;
+    int p = m->n_params - 1;
+    const lm_tensor *t = &m->graph->value[m->param[p].value].t;
+    lm_slice *s = &m->slice[m->n_slices++];
+    *s = (lm_slice){ .name = name,
+                     .param = p,
+                     .rows = rows,
+                     .ndim = t->ndim,
+                     .transposed = transposed,
+                     .init = init,
+                     .std = std };
+    if (m->n_slices > 1 && s[-1].param == p)
+        s->row = s[-1].row + s[-1].rows;
+    int64_t cols = t->ndim == 2 ? t->dim[1] : 0;
+    s->dim[0] = transposed ? cols : rows;
+    s->dim[1] = transposed ? rows : cols;
+}
+
+/* Append a node with one output that matters. */
+static lm_vid append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in)
+{
+    lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
+    if (!lm_b_ok(b) || lm_graph_append(b->m->graph, op, attr, in, out, b->e))
+        return LM_NONE;
+    return out[0];
+}
+
+lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe)
+{
+    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_vid in[4] = { b->m->tokens, wte, wpe >= 0 ? b->m->pos : LM_NONE, wpe };
+    return append(b, &lm_op_embed, &attr, in);
+}
+
+lm_vid lm_b_norm(lm_builder *b, lm_norm_kind kind, lm_vid x, lm_vid w, lm_vid bias, lm_vid r,
+                 lm_vid *s)
+{
+    lm_norm_attr attr = { kind, b->m->config.norm_eps, LM_ACC_FIRST };
+    lm_vid in[4] = { x, w, bias, r }, out[3] = { LM_NONE, LM_NONE, LM_NONE };
+    if (!lm_b_ok(b) || lm_graph_append(b->m->graph, &lm_op_norm, &attr, in, out, b->e))
+        return LM_NONE;
+    *s = out[2] >= 0 ? out[2] : x;
+    return out[0];
+}
+
+lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias)
+{
+    lm_linear_attr attr = { LM_ACC_FIRST };
+    lm_vid in[3] = { x, w, bias };
+    return append(b, &lm_op_linear, &attr, in);
+}
+
+lm_vid lm_b_head_norm(lm_builder *b, lm_vid qkv, lm_vid wq, lm_vid wk)
+{
+    const lm_config *c = &b->m->config;
+    lm_head_norm_attr attr = { c->heads, c->kv_heads, c->head_dim, c->norm_eps, LM_ACC_FIRST };
+    lm_vid in[3] = { qkv, wq, wk };
+    return append(b, &lm_op_head_norm, &attr, in);
+}
+
+lm_vid lm_b_rope(lm_builder *b, lm_vid qkv)
+{
+    const lm_config *c = &b->m->config;
+    lm_rope_attr attr = { c->heads, c->kv_heads, c->head_dim, c->head_dim, false };
+    lm_vid in[3] = { qkv, b->m->pos, b->m->rope };
+    return append(b, &lm_op_rope, &attr, in);
+}
+
+static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
+                               const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    const lm_config *c = &m->config;
+    lm_tensor cache = { .dtype = LM_DTYPE_F32,
+                        .ndim = 4,
+                        .dim = { attr->batch, c->kv_heads, m->build.cache, c->head_dim } };
+    char name[64];
+    snprintf(name, sizeof name, "layers.%d.keys", (int)layer);
+    if (!lm_b_ok(b) ||
+        lm_graph_value(m->graph, LM_ROLE_STATE, cache, name, &m->kcache[layer], b->e))
+        return LM_NONE;
+    snprintf(name, sizeof name, "layers.%d.values", (int)layer);
+    if (lm_graph_value(m->graph, LM_ROLE_STATE, cache, name, &m->vcache[layer], b->e))
+        return LM_NONE;
+    lm_vid in[3] = { qkv, m->used, m->fresh };
+    lm_vid out[3] = { LM_NONE, m->kcache[layer], m->vcache[layer] };
+    if (lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
+        return LM_NONE;
+    return out[0];
+}
+
+lm_vid lm_b_attention(lm_builder *b, lm_vid qkv, int64_t layer, double scale)
+{
+    lm_model *m = b->m;
+    const lm_config *c = &m->config;
+    lm_attention_attr attr = { .batch = m->build.batch,
+                               .seq = m->build.seq,
+                               .heads = c->heads,
+                               .kv_heads = c->kv_heads,
+                               .head_dim = c->head_dim,
+                               .window = lm_config_slides(c, layer) ? c->window : 0,
+                               .causal = true,
+                               .scale = scale,
+                               .site = layer };
+    if (m->build.mode == LM_MODE_GENERATE)
+        return cached_attention(b, qkv, layer, &attr);
+    if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
+        attr.dropout = c->drop_attn;
+    lm_vid in[2] = { qkv, m->lo };
+    return append(b, &lm_op_attention, &attr, in);
+}
+
+lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p)
+{
+    lm_dropout_attr attr = { p, b->site++ };
+    if (p <= 0 || b->m->build.mode != LM_MODE_TRAIN || !b->m->build.dropout)
+        return x;
+    return append(b, &lm_op_dropout, &attr, &x);
+}
+
+lm_vid lm_b_unary(lm_builder *b, const lm_op *op, const void *attr, lm_vid x)
+{
+    return append(b, op, attr, &x);
+}
+
+void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
+{
+    lm_model *m = b->m;
+    if (m->build.mode == LM_MODE_GENERATE) {
+        lm_vid in[2] = { x, m->rows }, wide = LM_NONE;
+        lm_vid logits = lm_b_linear(b, append(b, &lm_op_rows, NULL, in), w, LM_NONE);
+        lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
+        if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
+            lm_graph_append(m->graph, &lm_op_cast, NULL, &logits, &wide, b->e))
+            return;
+        m->logits = wide;
+        return;
+    }
+    lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST };
+    lm_vid in[4] = { x, w, m->targets, m->scale }, out[3] = { LM_NONE, LM_SKIP, LM_SKIP };
+    if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_loss, &attr, in, out, b->e))
+        m->loss = out[0];
+}

@@ -1,0 +1,185 @@
+/* model.c -- from a config to a graph that is ready to be planned. */
+#include "model/model.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "model/build.h"
+
+static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
+{
+    int64_t positions = b->mode == LM_MODE_GENERATE ? b->cache : b->seq, rows;
+    if (b->batch < 1 || b->seq < 1 || !lm_mul_i64_ok(b->batch, b->seq, &rows) ||
+        rows > INT32_MAX)
+        return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
+                       "%" PRId64 " sequences of %" PRId64 " tokens cannot be numbered", b->batch,
+                       b->seq);
+    if (c->arch == LM_ARCH_GPT2 && positions > c->max_positions)
+        return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
+                       "%" PRId64 " positions, but the model has learned %" PRId64, positions,
+                       c->max_positions);
+    return LM_OK;
+}
+
+static lm_code make_inputs(lm_model *m, lm_err *e)
+{
+    lm_graph *g = m->graph;
+    int64_t n = m->build.batch * m->build.seq;
+    lm_tensor ids = lm_shape1(LM_DTYPE_I32, n), per_seq = lm_shape1(LM_DTYPE_I32, m->build.batch);
+    bool generate = m->build.mode == LM_MODE_GENERATE;
+
+    if (lm_graph_value(g, LM_ROLE_INPUT, ids, "tokens", &m->tokens, e) ||
+        lm_graph_value(g, LM_ROLE_INPUT, ids, "positions", &m->pos, e))
+        return e->code;
+    if (m->config.rope.type != LM_ROPE_NONE) {
+        m->rope_rows = generate ? m->build.cache : m->build.seq;
+        if (lm_graph_value(g, LM_ROLE_CONST,
+                           lm_shape2(LM_DTYPE_F32, m->rope_rows, m->config.head_dim), "rope",
+                           &m->rope, e))
+            return e->code;
+    }
+    if (generate)
+        return lm_graph_value(g, LM_ROLE_INPUT, per_seq, "used", &m->used, e) ||
+                       lm_graph_value(g, LM_ROLE_INPUT, per_seq, "fresh", &m->fresh, e) ||
+                       lm_graph_value(g, LM_ROLE_INPUT, per_seq, "rows", &m->rows, e)
+                   ? e->code
+                   : LM_OK;
+    if (m->build.documents && lm_graph_value(g, LM_ROLE_INPUT, ids, "lo", &m->lo, e))
+        return e->code;
+    return lm_graph_value(g, LM_ROLE_INPUT, ids, "targets", &m->targets, e) ||
+                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, 1), "scale",
+                                  &m->scale, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* Matrices first, so that weight decay covers one run of the block and leaves one alone. */
+static lm_code lay_out(lm_model *m, lm_err *e)
+{
+    enum { ALIGN = 64 };
+    for (int pass = 1; pass >= 0; pass--) {
+        for (int i = 0; i < m->n_params; i++) {
+            lm_param *p = &m->param[i];
+            if (p->decay != (pass == 1))
+                continue;
+            p->offset = m->block;
+            if (__builtin_add_overflow(m->block, (p->count + ALIGN - 1) / ALIGN * ALIGN,
+                                       &m->block))
+                return lm_fail(e, LM_ELIMIT, "model", NULL, "the parameters cannot be counted");
+        }
+        if (pass)
+            m->decay_end = m->block;
+    }
+    return LM_OK;
+}
+
+static bool slice_trainable(void *ctx, lm_vid v)
+{
+    const lm_model *m = ctx;
+    return m->build.trainable(m->build.ctx, m->graph->value[v].name);
+}
+
+static lm_code make_backward(lm_model *m, lm_err *e)
+{
+    lm_vid *grads = NULL;
+    size_t n = m->graph->n_values;
+    lm_backward b = { .root = m->loss, .seed = LM_NONE };
+    if (m->build.trainable) {
+        b.trainable = slice_trainable;
+        b.ctx = m;
+    }
+    if (lm_alloc_n(&grads, n, sizeof *grads, "gradients", e))
+        return e->code;
+    b.grads = grads;
+    lm_code rc = lm_pass_backward(m->graph, &b, e);
+    if (!rc)
+        rc = lm_alloc_n(&m->grad, (size_t)m->n_params, sizeof *m->grad, "gradients", e);
+    for (int i = 0; !rc && i < m->n_params; i++)
+        m->grad[i] = grads[m->param[i].value];
+    lm_free(grads);
+    return rc;
+}
+
+static lm_code build(lm_model *m, lm_err *e)
+{
+    const lm_config *c = &m->config;
+    lm_builder b = { .m = m, .arena = m->graph->arena, .e = e };
+    size_t layers = (size_t)c->layers;
+    if (make_inputs(m, e))
+        return e->code;
+    if (m->build.mode == LM_MODE_GENERATE &&
+        (lm_alloc_n(&m->kcache, layers, sizeof *m->kcache, "caches", e) ||
+         lm_alloc_n(&m->vcache, layers, sizeof *m->vcache, "caches", e)))
+        return e->code;
+    (c->arch == LM_ARCH_GPT2 ? lm_build_gpt2 : lm_build_llama)(&b);
+    if (!lm_b_ok(&b) || lay_out(m, e) || lm_pass_precision(m->graph, &m->build.precision, e))
+        return e->code;
+    for (int i = 0; i < m->n_params; i++)
+        m->param[i].weight = m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_BF16;
+    return m->build.mode == LM_MODE_TRAIN ? make_backward(m, e) : LM_OK;
+}
+
+lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e)
+{
+    lm_model *m = NULL;
+    *out = NULL;
+    if (check_build(c, b, e) || lm_alloc_n(&m, 1, sizeof *m, "a model", e))
+        return e->code;
+    m->config = *c;
+    m->build = *b;
+    lm_vid *const none[] = { &m->tokens, &m->targets, &m->pos,  &m->lo,   &m->scale, &m->used,
+                             &m->fresh,  &m->rows,    &m->rope, &m->loss, &m->logits };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        *none[i] = LM_NONE;
+    if (lm_graph_new(&m->graph, e) || build(m, e)) {
+        lm_model_free(m);
+        return e->code;
+    }
+    *out = m;
+    return LM_OK;
+}
+
+void lm_model_free(lm_model *m)
+{
+    if (!m)
+        return;
+    lm_graph_free(m->graph);
+    lm_free(m->param);
+    lm_free(m->slice);
+    lm_free(m->kcache);
+    lm_free(m->vcache);
+    lm_free(m->grad);
+    lm_free(m);
+}
+
+static const char *bare(const lm_model *m, const char *name)
+{
+    if (m->config.arch == LM_ARCH_GPT2 && !strncmp(name, "transformer.", 12))
+        return name + 12;
+    return name;
+}
+
+int lm_model_slice(const lm_model *m, const char *name)
+{
+    name = bare(m, name);
+    for (int i = 0; i < m->n_slices; i++)
+        if (!strcmp(bare(m, m->slice[i].name), name))
+            return i;
+    return -1;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+bool lm_model_ignores(const lm_model *m, const char *name)
+{
+    if (ends_with(name, ".rotary_emb.inv_freq"))
+        return true;
+    if (m->config.arch == LM_ARCH_GPT2 &&
+        (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias")))
+        return true;
+    return m->config.tied && !strcmp(name, "lm_head.weight");
+}

@@ -1,0 +1,81 @@
+/* rope.c -- rotary tables: inverse frequencies under the scalings of the field, in double, rounded once.
+ *
+ * Rules as in Hugging Face's modeling_rope_utils.py; YaRN is arXiv:2309.00071. */
+#include <math.h>
+
+#include "model/config.h"
+
+static double yarn_mscale(double factor, double k)
+{
+    return factor <= 1 ? 1 : 0.1 * k * log(factor) + 1;
+}
+
+static double yarn_attention(const lm_rope_config *r)
+{
+    if (r->attention > 0)
+        return r->attention;
+    if (r->mscale > 0 && r->mscale_all_dim > 0)
+        return yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim);
+    return yarn_mscale(r->factor, 1);
+}
+
+/* The dimension at which a frequency turns `rotations` times over the original context. */
+static double yarn_dim(const lm_rope_config *r, double d, double original, double rotations)
+{
+    return d * log(original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+static double llama3_scale(const lm_rope_config *r, double f)
+{
+    double wave = 2 * M_PI / f, original = (double)r->original;
+    if (wave < original / r->high_freq)
+        return f;
+    if (wave > original / r->low_freq)
+        return f / r->factor;
+    double s = (original / wave - r->low_freq) / (r->high_freq - r->low_freq);
+    return (1 - s) * f / r->factor + s * f;
+}
+
+void lm_rope_table(const lm_config *c, int64_t positions, float *out)
+{
+    const lm_rope_config *r = &c->rope;
+    int64_t half = c->head_dim / 2;
+    double d = (double)c->head_dim, theta = r->theta, attention = 1, lo = 0, hi = 0;
+    double original = r->original ? (double)r->original : (double)c->max_positions;
+
+    if (r->type == LM_ROPE_DYNAMIC && positions > c->max_positions)
+        theta *= pow(r->factor * (double)positions / (double)c->max_positions - (r->factor - 1),
+                     d / (d - 2));
+    if (r->type == LM_ROPE_YARN) {
+        attention = yarn_attention(r);
+        lo = yarn_dim(r, d, original, r->beta_fast);
+        hi = yarn_dim(r, d, original, r->beta_slow);
+        if (r->truncate) {
+            lo = floor(lo);
+            hi = ceil(hi);
+        }
+        lo = fmax(lo, 0);
+        hi = fmin(hi, d - 1);
+        if (lo == hi)
+            hi += 0.001;
+    }
+    for (int64_t j = 0; j < half; j++) {
+        /* Frameworks hold the inverse frequencies and the angles in F32: the same roundings here, so that a
+         * long context gives the same angles as theirs. */
+        double f = (float)(1.0 / (float)pow(theta, 2.0 * (double)j / d));
+        if (r->type == LM_ROPE_LINEAR)
+            f /= r->factor;
+        if (r->type == LM_ROPE_LLAMA3)
+            f = llama3_scale(r, f);
+        if (r->type == LM_ROPE_YARN) {
+            double ramp = fmin(fmax(((double)j - lo) / (hi - lo), 0), 1);
+            f = f / r->factor * ramp + f * (1 - ramp);
+        }
+        float f32 = (float)f;
+        for (int64_t p = 0; p < positions; p++) {
+            float angle = (float)p * f32;
+            out[p * c->head_dim + j] = (float)(cos((double)angle) * attention);
+            out[p * c->head_dim + half + j] = (float)(sin((double)angle) * attention);
+        }
+    }
+}
