@@ -1,0 +1,58 @@
+/* fuzz_jsonl.c -- a line of JSONL: what the scanner takes, a full parser takes and reads the same.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/text.h"
+#include "format/input.h"
+#include "format/jsonl.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* The text of a valid line without lone surrogates, by jansson. */
+static void compare(const lm_doc *doc)
+{
+    json_error_t why;
+    json_t *tree = json_loadb(doc->raw.data, doc->raw.len, JSON_ALLOW_NUL, &why);
+    if (!tree) { /* it has limits that RFC 8259 has not: range of numbers */
+        if (json_error_code(&why) != json_error_numeric_overflow)
+            abort();
+        return;
+    }
+    const json_t *text = json_object_get(tree, "text");
+    if (!json_is_string(text) || json_string_length(text) != doc->len ||
+        memcmp(json_string_value(text), doc->text, doc->len) != 0)
+        abort();
+    json_decref(tree);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const lm_utf8_policy policies[] = { LM_UTF8_FAIL, LM_UTF8_REPLACE, LM_UTF8_SKIP };
+    for (int i = 0; i < 3; i++) {
+        const lm_input_opts o = { .utf8 = policies[i] };
+        lm_doc doc = { .jsonl = true, .source = "fuzz", .line = 1 }, again = doc;
+        lm_buf out = { 0 };
+        lm_err e = { 0 };
+        if (lm_buf_add(&doc.raw, data, size, &e))
+            abort();
+        if (!lm_doc_decode(&o, &doc, &e) && !doc.skip) {
+            if (lm_utf8_valid(doc.text, doc.len) != doc.len)
+                abort();
+            if (i == 0)
+                compare(&doc);
+            /* written with another text and read again */
+            if (lm_doc_write(&o, &doc, "\"\\\n\x01", 4, &out, &e) ||
+                lm_buf_add(&again.raw, out.data, out.len, &e) || lm_doc_decode(&o, &again, &e) ||
+                again.len != 4 || memcmp(again.text, "\"\\\n\x01", 4) != 0)
+                abort();
+        }
+        lm_doc_fini(&doc);
+        lm_doc_fini(&again);
+        lm_buf_fini(&out);
+    }
+    return 0;
+}
