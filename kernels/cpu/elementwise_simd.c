@@ -144,31 +144,37 @@ LM_INLINE void dropout_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
     const lm_dropout_attr *a = c->attr;
+    const void *x = c->in[0].data;
+    void *y = c->out[0].data;
     uint64_t count = (uint64_t)lm_tensor_count(&c->in[0]);
     uint64_t base = ((uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro) * count;
     lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
-    uint32_t draws[VRNG_DRAWS];
-    uint32_t threshold = (uint32_t)floor(a->p * 4294967296.0);
+    uint32_t least = (uint32_t)floor(a->p * 4294967296.0);
     vf scale = vf_set((float)(1 / (1 - a->p)));
     for (int64_t i = begin; i < end;) {
         uint64_t index = base + (uint64_t)i, skip = index % 4;
-        lm_philox_draws(rng, index / 4, draws);
+        vrng_u32 v[5] = { 0 }; /* one more than drawn: with skip, a load may reach past the draws */
         int64_t m = VRNG_DRAWS - (int64_t)skip;
         m = m < end - i ? m : end - i;
-        VF_FOR(k, n, m, {
-            float keep[VF_LANES];
-            for (int64_t l = 0; l < n; l++)
-                keep[l] = draws[skip + (uint64_t)(k + l)] >= threshold ? 1.0f : 0.0f;
-            vf x = vf_get_any(t, c->in[0].data, i + k, n);
-            vf z = vf_get_any(LM_DTYPE_F32, keep, 0, n);
-            x = vf_if_lt(vf_zero(), z, x * scale, vf_zero());
-            vf_put_any(t, c->out[0].data, i + k, x, n);
-        });
+        lm_philox_vectors(rng, index / 4, v);
+        if (m == VRNG_DRAWS) {
+            for (int k = 0; k < 4; k++)
+                vf_put(t, y, i + k * VF_LANES,
+                       vf_keep_drawn(vf_get(t, x, i + k * VF_LANES), v[k], least, scale));
+        } else {
+            VF_FOR(k, n, m, {
+                vrng_u32 draws;
+                memcpy(&draws, (uint32_t *)v + skip + k, sizeof draws);
+                vf kept = vf_keep_drawn(vf_get_any(t, x, i + k, n), draws, least, scale);
+                vf_put_any(t, y, i + k, kept, n);
+            });
+        }
         i += m;
     }
 }
 VF_TYPED(dropout_span)
 
+#ifndef __AVX512BF16__
 /* Casts that vectors know; anything else is left to lm_convert. */
 static void cast_span(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -189,6 +195,7 @@ static void cast_span(void *ctx, int64_t begin, int64_t end, int worker)
         lm_convert(from, x + begin * (int64_t)lm_dtype_size(from), to,
                    y + begin * (int64_t)lm_dtype_size(to), end - begin);
 }
+#endif
 
 static void rows_part(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -237,10 +244,12 @@ static void dropout(const lm_call *c)
                (void *)(uintptr_t)c);
 }
 
+#ifndef __AVX512BF16__
 static void cast(const lm_call *c)
 {
     lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, cast_span, (void *)(uintptr_t)c);
 }
+#endif
 
 static void rows(const lm_call *c)
 {
@@ -249,13 +258,11 @@ static void rows(const lm_call *c)
 }
 
 const lm_kernel LM_TABLE_NAME(elementwise, LM_SIMD)[] = {
-    VF_KERNEL("gelu", gelu, NULL),
-    VF_KERNEL("gelu_dx", gelu_dx, NULL),
-    VF_KERNEL("swiglu", swiglu, NULL),
-    VF_KERNEL("swiglu_dx", swiglu_dx, NULL),
-    VF_KERNEL("add", add, NULL),
-    VF_KERNEL("dropout", dropout, NULL),
+    VF_KERNEL("gelu", gelu, NULL),     VF_KERNEL("gelu_dx", gelu_dx, NULL),
+    VF_KERNEL("swiglu", swiglu, NULL), VF_KERNEL("swiglu_dx", swiglu_dx, NULL),
+    VF_KERNEL("add", add, NULL),       VF_KERNEL("dropout", dropout, NULL),
+#ifndef __AVX512BF16__ /* whose conversion has no denormals: a cast is exact */
     VF_KERNEL("cast", cast, NULL),
-    VF_KERNEL("rows", rows, NULL),
-    VF_KERNEL_END,
+#endif
+    VF_KERNEL("rows", rows, NULL),     VF_KERNEL_END,
 };

@@ -13,10 +13,6 @@
 #include "kernels/cpu/tables.h"
 #include "kernels/linear.h"
 
-#ifndef LM_HEAD_LEVEL /* head_amx.c includes this file with a level of its own for the products */
-#define LM_HEAD_LEVEL LM_SIMD_LEVEL
-#endif
-
 typedef struct {
     const int32_t *target;
     float *loss, *z; /* z: rows of logits, `pitch` floats apart */
@@ -184,7 +180,7 @@ static size_t logits_bytes(const lm_call *c)
 static size_t packed_bytes(const lm_call *c)
 {
     products p = plan(c, 0, chunk_of(c));
-    size_t bytes = lm_gemm_pack_size(&p.dx, LM_HEAD_LEVEL);
+    size_t bytes = lm_gemm_pack_size(&p.dx, LM_SIMD_LEVEL);
     bool wanted = c->n_out > 1 && c->out[1].ndim && bytes <= logits_bytes(c);
     return wanted ? (bytes + 63) / 64 * 64 : 0;
 }
@@ -194,9 +190,9 @@ static size_t head_work(const lm_call *c, int threads)
     products p = plan(c, 0, chunk_of(c));
     size_t packed = packed_bytes(c);
     p.dx.b_packed = packed ? &p : NULL; /* any address: only its presence counts here */
-    size_t most = lm_gemm_work(&p.logits, LM_HEAD_LEVEL, threads);
-    size_t dx = lm_gemm_work(&p.dx, LM_HEAD_LEVEL, threads);
-    size_t dw = lm_gemm_work(&p.dw, LM_HEAD_LEVEL, threads);
+    size_t most = lm_gemm_work(&p.logits, LM_SIMD_LEVEL, threads);
+    size_t dx = lm_gemm_work(&p.dx, LM_SIMD_LEVEL, threads);
+    size_t dw = lm_gemm_work(&p.dw, LM_SIMD_LEVEL, threads);
     most = dx > most ? dx : most;
     most = dw > most ? dw : most;
     return logits_bytes(c) + packed + most;
@@ -207,7 +203,7 @@ static void run_product(const lm_call *c, lm_gemm *g)
     if (!g->c)
         return;
     g->work = (char *)c->work + logits_bytes(c) + packed_bytes(c);
-    lm_gemm_run(g, LM_HEAD_LEVEL, c->par);
+    lm_gemm_run(g, LM_SIMD_LEVEL, c->par);
 }
 
 static void head_loss(const lm_call *c)
@@ -219,7 +215,7 @@ static void head_loss(const lm_call *c)
     void *packed = packed_bytes(c) ? (char *)c->work + logits_bytes(c) : NULL;
     if (packed) {
         products p = plan(c, 0, chunk);
-        lm_gemm_pack(&p.dx, LM_HEAD_LEVEL, c->par, packed);
+        lm_gemm_pack(&p.dx, LM_SIMD_LEVEL, c->par, packed);
     }
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
@@ -244,7 +240,6 @@ static void head_loss(const lm_call *c)
 }
 
 const lm_kernel LM_TABLE_NAME(head, LM_SIMD)[] = {
-    { "head_loss", LM_DTYPE_F32, LM_HEAD_LEVEL, head_loss, head_work },
-    { "head_loss", LM_DTYPE_BF16, LM_HEAD_LEVEL, head_loss, head_work },
+    VF_KERNEL("head_loss", head_loss, head_work),
     VF_KERNEL_END,
 };

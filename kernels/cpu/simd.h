@@ -18,8 +18,10 @@
 #define LM_INLINE static inline __attribute__((always_inline))
 
 #ifdef __AVX512F__
-#define VF_LANES      16
+#define VF_LANES 16
+#ifndef LM_SIMD_LEVEL /* NAME_amx.c includes NAME_simd.c with a level of its own */
 #define LM_SIMD_LEVEL LM_CPU_AVX512
+#endif
 typedef __m512 vf;
 
 LM_INLINE __mmask16 vf_lanes(int64_t n)
@@ -96,6 +98,12 @@ LM_INLINE vf vf_sigmoid(vf v)
 {
     return lm_sigmoid16(v);
 }
+/* Lanes whose draw (an unsigned word) is at least `least`, times `scale`; the others 0. */
+LM_INLINE vf vf_keep_drawn(vf v, __m512i draws, uint32_t least, vf scale)
+{
+    __mmask16 kept = _mm512_cmpge_epu32_mask(draws, _mm512_set1_epi32((int)least));
+    return _mm512_maskz_mul_ps(kept, v, scale);
+}
 /* Sums in double, for the long reductions: vd is half as many doubles. */
 typedef __m512d vd;
 LM_INLINE vd vf_low_f64(vf v)
@@ -136,19 +144,38 @@ LM_INLINE vf vf_load_bf16_n(const uint16_t *p, int64_t n)
 {
     return vf_from_bf16_bits(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(vf_lanes(n), p)));
 }
+#ifdef __AVX512BF16__
+/* One instruction instead of eight; results below the normal range become 0. */
+LM_INLINE __m256i vf_pack_bf16(vf v)
+{
+    return (__m256i)_mm512_cvtneps_pbh(v);
+}
+#else
+LM_INLINE __m256i vf_pack_bf16(vf v)
+{
+    return _mm512_cvtepi32_epi16(vf_bf16_bits(v));
+}
+#endif
 LM_INLINE void vf_store_bf16(uint16_t *p, vf v)
 {
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(vf_bf16_bits(v)));
+    _mm256_storeu_si256((__m256i *)p, vf_pack_bf16(v));
 }
 LM_INLINE void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
 {
-    _mm256_mask_storeu_epi16(p, vf_lanes(n), _mm512_cvtepi32_epi16(vf_bf16_bits(v)));
+    _mm256_mask_storeu_epi16(p, vf_lanes(n), vf_pack_bf16(v));
+}
+LM_INLINE vf vf_round_bf16(vf v)
+{
+#ifdef __AVX512BF16__
+    return vf_from_bf16_bits(_mm512_cvtepu16_epi32(vf_pack_bf16(v)));
+#else
+    return vf_from_bf16_bits(vf_bf16_bits(v));
+#endif
 }
 /* Two vectors to 2 x VF_LANES bf16, past the caches; p aligned to 64 bytes. */
 LM_INLINE void vf_stream_bf16(uint16_t *p, vf a, vf b)
 {
-    __m256i lo = _mm512_cvtepi32_epi16(vf_bf16_bits(a)),
-            hi = _mm512_cvtepi32_epi16(vf_bf16_bits(b));
+    __m256i lo = vf_pack_bf16(a), hi = vf_pack_bf16(b);
     _mm512_stream_si512((__m512i *)p, _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1));
 }
 LM_INLINE void vf_stream(float *p, vf v) /* p aligned to the vector */
@@ -237,6 +264,11 @@ LM_INLINE vf vf_sigmoid(vf v)
 {
     return lm_sigmoid8(v);
 }
+LM_INLINE vf vf_keep_drawn(vf v, __m256i draws, uint32_t least, vf scale)
+{
+    __m256i most = _mm256_max_epu32(draws, _mm256_set1_epi32((int)least));
+    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(most, draws)), v * scale);
+}
 typedef __m256d vd;
 LM_INLINE vd vf_low_f64(vf v)
 {
@@ -278,14 +310,18 @@ LM_INLINE vf vf_load_bf16_n(const uint16_t *p, int64_t n)
     memcpy(cell, p, (size_t)n * 2);
     return vf_load_bf16(cell);
 }
-LM_INLINE __m128i vf_bf16_pack(vf v)
+LM_INLINE vf vf_round_bf16(vf v)
+{
+    return vf_from_bf16_bits(vf_bf16_bits(v));
+}
+LM_INLINE __m128i vf_pack_bf16(vf v)
 {
     __m256i u = vf_bf16_bits(v);
     return _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
 }
 LM_INLINE void vf_store_bf16(uint16_t *p, vf v)
 {
-    _mm_storeu_si128((__m128i *)p, vf_bf16_pack(v));
+    _mm_storeu_si128((__m128i *)p, vf_pack_bf16(v));
 }
 LM_INLINE void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
 {
@@ -295,7 +331,7 @@ LM_INLINE void vf_store_bf16_n(uint16_t *p, vf v, int64_t n)
 }
 LM_INLINE void vf_stream_bf16(uint16_t *p, vf a, vf b)
 {
-    _mm256_stream_si256((__m256i *)p, _mm256_set_m128i(vf_bf16_pack(b), vf_bf16_pack(a)));
+    _mm256_stream_si256((__m256i *)p, _mm256_set_m128i(vf_pack_bf16(b), vf_pack_bf16(a)));
 }
 LM_INLINE void vf_stream(float *p, vf v)
 {
@@ -310,7 +346,7 @@ LM_INLINE vf vf_zero(void)
 /* v as it would be read back from memory of type t. */
 LM_INLINE vf vf_round_to(lm_dtype t, vf v)
 {
-    return t == LM_DTYPE_BF16 ? vf_from_bf16_bits(vf_bf16_bits(v)) : v;
+    return t == LM_DTYPE_BF16 ? vf_round_bf16(v) : v;
 }
 
 /* Elements i.. of an array of F32 or BF16. */

@@ -29,29 +29,14 @@ static const lm_kernel *const tables[] = {
 #if __has_include("kernels/cpu/attention_amx.c")
     lm_attention_amx_kernels,
 #endif
-    lm_norm_ref_kernels,         lm_rope_ref_kernels,           lm_elementwise_ref_kernels,
-    lm_embed_ref_kernels,        lm_head_ref_kernels,           lm_optim_ref_kernels,
-#if __has_include("kernels/cpu/norm_simd.c")
-    lm_norm_avx2_kernels,        lm_norm_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/rope_simd.c")
-    lm_rope_avx2_kernels,        lm_rope_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/elementwise_simd.c")
-    lm_elementwise_avx2_kernels, lm_elementwise_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/embed_simd.c")
-    lm_embed_avx2_kernels,       lm_embed_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/head_simd.c")
-    lm_head_avx2_kernels,        lm_head_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/head_amx.c")
-    lm_head_amx_kernels,
-#endif
-#if __has_include("kernels/cpu/optim_simd.c")
-    lm_optim_avx2_kernels,       lm_optim_avx512_kernels,
-#endif
+    lm_norm_ref_kernels,         lm_norm_avx2_kernels,          lm_norm_avx512_kernels,
+    lm_norm_amx_kernels,         lm_rope_ref_kernels,           lm_rope_avx2_kernels,
+    lm_rope_avx512_kernels,      lm_rope_amx_kernels,           lm_elementwise_ref_kernels,
+    lm_elementwise_avx2_kernels, lm_elementwise_avx512_kernels, lm_elementwise_amx_kernels,
+    lm_embed_ref_kernels,        lm_embed_avx2_kernels,         lm_embed_avx512_kernels,
+    lm_head_ref_kernels,         lm_head_avx2_kernels,          lm_head_avx512_kernels,
+    lm_head_amx_kernels,         lm_optim_ref_kernels,          lm_optim_avx2_kernels,
+    lm_optim_avx512_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

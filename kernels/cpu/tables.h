@@ -9,10 +9,12 @@ extern const lm_kernel lm_linear_ref_kernels[], lm_linear_avx2_kernels[],
     lm_linear_avx512_kernels[], lm_linear_amx_kernels[];
 extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
     lm_attention_avx512_kernels[], lm_attention_amx_kernels[];
-extern const lm_kernel lm_norm_ref_kernels[], lm_norm_avx2_kernels[], lm_norm_avx512_kernels[];
-extern const lm_kernel lm_rope_ref_kernels[], lm_rope_avx2_kernels[], lm_rope_avx512_kernels[];
+extern const lm_kernel lm_norm_ref_kernels[], lm_norm_avx2_kernels[], lm_norm_avx512_kernels[],
+    lm_norm_amx_kernels[];
+extern const lm_kernel lm_rope_ref_kernels[], lm_rope_avx2_kernels[], lm_rope_avx512_kernels[],
+    lm_rope_amx_kernels[];
 extern const lm_kernel lm_elementwise_ref_kernels[], lm_elementwise_avx2_kernels[],
-    lm_elementwise_avx512_kernels[];
+    lm_elementwise_avx512_kernels[], lm_elementwise_amx_kernels[];
 extern const lm_kernel lm_embed_ref_kernels[], lm_embed_avx2_kernels[], lm_embed_avx512_kernels[];
 extern const lm_kernel lm_head_ref_kernels[], lm_head_avx2_kernels[], lm_head_avx512_kernels[],
     lm_head_amx_kernels[];

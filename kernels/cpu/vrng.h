@@ -31,23 +31,31 @@ static inline void vrng_mul(vrng_u32 x, vrng_u32 m, vrng_u32 *hi, vrng_u32 *lo)
     *hi = VRNG_MIX(VRNG_OP(srli_epi64)(even, 32), odd);
 }
 
-/* out[4 k + j] = word j of block (first + k), k < VRNG_LANES: lm_rng_u32(r, 4 first + ...).  Lane 4
- * l + j (of its 128-bit quarter l) works on block j L + l with L quarters, so that the
- * transposition inside each quarter leaves consecutive words in each vector. */
-static inline void lm_philox_draws(lm_rng r, uint64_t first, uint32_t *out)
+/* Word j of block (first + k), k < VRNG_LANES, as number 4 k + j of the VRNG_DRAWS numbers in v:
+ * what lm_rng_u32(r, 4 first + ...) gives.  Lane 4 l + j (quarter l of 128 bits) works on block j L
+ * + l, with L quarters in all, so that the transposition inside each quarter leaves consecutive
+ * words in each vector. */
+static inline void lm_philox_vectors(lm_rng r, uint64_t first, vrng_u32 v[4])
 {
-    enum { QUARTERS = VRNG_LANES / 4 };
-    uint32_t lo[VRNG_LANES], hi[VRNG_LANES];
-    for (uint64_t lane = 0; lane < VRNG_LANES; lane++) {
-        uint64_t block = first + lane % 4 * QUARTERS + lane / 4;
-        lo[lane] = (uint32_t)block;
-        hi[lane] = (uint32_t)(block >> 32);
-    }
-    vrng_u32 c0, c1, c2 = VRNG_OP(set1_epi32)((int)(uint32_t)r.hi);
+    static const uint32_t offset[16] = {
+#ifdef __AVX512F__
+        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15
+#else
+        0, 2, 4, 6, 1, 3, 5, 7
+#endif
+    };
+    vrng_u32 c0, c1 = VRNG_OP(set1_epi32)((int)(uint32_t)(first >> 32));
+    vrng_u32 c2 = VRNG_OP(set1_epi32)((int)(uint32_t)r.hi);
     vrng_u32 c3 = VRNG_OP(set1_epi32)((int)(uint32_t)(r.hi >> 32));
     vrng_u32 m0 = VRNG_SET64(0xD2511F53), m1 = VRNG_SET64(0xCD9E8D57);
-    __builtin_memcpy(&c0, lo, sizeof c0);
-    __builtin_memcpy(&c1, hi, sizeof c1);
+    __builtin_memcpy(&c0, offset, sizeof c0);
+    c0 = VRNG_OP(add_epi32)(c0, VRNG_OP(set1_epi32)((int)(uint32_t)first));
+    if ((uint32_t)first > UINT32_MAX - VRNG_LANES) { /* the low word of some block wraps */
+        uint32_t hi[VRNG_LANES];
+        for (int lane = 0; lane < VRNG_LANES; lane++)
+            hi[lane] = (uint32_t)((first + offset[lane]) >> 32);
+        __builtin_memcpy(&c1, hi, sizeof c1);
+    }
     uint32_t k0 = (uint32_t)r.key, k1 = (uint32_t)(r.key >> 32);
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
         vrng_u32 ah, al, bh, bl;
@@ -60,8 +68,17 @@ static inline void lm_philox_draws(lm_rng r, uint64_t first, uint32_t *out)
     }
     vrng_u32 p = VRNG_OP(unpacklo_epi32)(c0, c1), q = VRNG_OP(unpacklo_epi32)(c2, c3);
     vrng_u32 s = VRNG_OP(unpackhi_epi32)(c0, c1), t = VRNG_OP(unpackhi_epi32)(c2, c3);
-    vrng_u32 v[4] = { VRNG_OP(unpacklo_epi64)(p, q), VRNG_OP(unpackhi_epi64)(p, q),
-                      VRNG_OP(unpacklo_epi64)(s, t), VRNG_OP(unpackhi_epi64)(s, t) };
+    v[0] = VRNG_OP(unpacklo_epi64)(p, q);
+    v[1] = VRNG_OP(unpackhi_epi64)(p, q);
+    v[2] = VRNG_OP(unpacklo_epi64)(s, t);
+    v[3] = VRNG_OP(unpackhi_epi64)(s, t);
+}
+
+/* The same into memory. */
+static inline void lm_philox_draws(lm_rng r, uint64_t first, uint32_t out[VRNG_DRAWS])
+{
+    vrng_u32 v[4];
+    lm_philox_vectors(r, first, v);
     __builtin_memcpy(out, v, sizeof v);
 }
 
