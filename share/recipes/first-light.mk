@@ -11,6 +11,7 @@ CORPUS  ?=
 PRESET  ?= llama-5m#     see share/models
 VOCAB   ?= 4096
 RULES   ?= $(if $(CORPUS),none,gopher,c4,fineweb)
+SPLIT   ?= blank#        plain text is cut into documents at empty lines; none: a document a file
 BATCH   ?= 16#           sequences a step
 SEQ     ?= 256#          tokens a sequence
 LR      ?= 3e-3
@@ -29,7 +30,7 @@ TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --lr $(LR) --d
 
 all: report
 
-# 1. Text.  --split blank cuts plain text into documents at empty lines; JSONL has them already.
+# 1. Text: a document for each chapter.
 $W/raw.jsonl:
 	@mkdir -p $W && date +%s > $W/started
 	bash $(HERE)fetch-corpus $W > $@
@@ -37,7 +38,7 @@ $W/raw.jsonl:
 # 2. Clean it.
 $W/clean.jsonl: $(RAW)
 	@mkdir -p $W && { test -e $W/started || date +%s > $W/started; }
-	clean-data --rules $(RULES) --dedup minhash --split blank $(RAW) > $@
+	clean-data --rules $(RULES) --dedup minhash --split $(strip $(SPLIT)) $(RAW) > $@
 
 # 3. Hold out every fortieth document: training never sees it, the last measurement is made on it.
 $W/train.jsonl: $W/clean.jsonl

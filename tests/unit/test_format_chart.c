@@ -12,13 +12,6 @@
 
 #include "format/chart.h"
 
-/* fontconfig, behind cairo, keeps what it read of the fonts until the process ends. */
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void)
-{
-    return "leak:libfontconfig\n";
-}
-
 /* "2 4 6" of the labels of an axis over [min, max]. */
 static const char *labels(lm_axis_kind kind, bool log, double min, double max, int most, bool tight)
 {
