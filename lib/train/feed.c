@@ -1,0 +1,87 @@
+/* feed.c -- windows of a token stream in a counted order. */
+#include "train/feed.h"
+
+#include <inttypes.h>
+
+#include "base/mem.h"
+
+struct lm_feed {
+    const lm_tokens *t;
+    lm_feed_opts o;
+    int64_t windows;
+    uint32_t *ids; /* T+1 */
+};
+
+lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e)
+{
+    lm_feed *f = NULL;
+    int64_t have = lm_tokens_count(t);
+    *out = NULL;
+    if (have < o->seq + 1)
+        return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use shorter sequences or more text",
+                       "%" PRId64 " tokens, but a sequence needs %" PRId64, have, o->seq + 1);
+    if (lm_alloc_n(&f, 1, sizeof *f, "a data feed", e))
+        return e->code;
+    *f = (lm_feed){ .t = t, .o = *o, .windows = (have - 1) / o->seq };
+    if (lm_alloc_n(&f->ids, (size_t)o->seq + 1, sizeof *f->ids, "a data feed", e)) {
+        lm_free(f);
+        return e->code;
+    }
+    *out = f;
+    return LM_OK;
+}
+
+void lm_feed_free(lm_feed *f)
+{
+    if (!f)
+        return;
+    lm_free(f->ids);
+    lm_free(f);
+}
+
+int64_t lm_feed_windows(const lm_feed *f)
+{
+    return f->windows;
+}
+
+/* Positions, first keys and the targets that a document's end takes away. */
+static void mark_documents(const lm_feed *f, int64_t at, int32_t *targets, int32_t *pos,
+                           int32_t *lo)
+{
+    int64_t d = lm_tokens_doc_of(f->t, at), docs = lm_tokens_docs(f->t), start = 0;
+    for (int64_t i = 0; i < f->o.seq; i++) {
+        while (d + 1 < docs && lm_tokens_doc_start(f->t, d + 1) <= at + i) {
+            d++;
+            start = i;
+        }
+        if (d + 1 < docs && lm_tokens_doc_start(f->t, d + 1) == at + i + 1)
+            targets[i] = -1;
+        pos[i] = (int32_t)(i - start);
+        if (lo)
+            lo[i] = (int32_t)start;
+    }
+}
+
+lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
+                       int32_t *lo, int64_t *valid, lm_err *e)
+{
+    int64_t epoch = index / f->windows, w = index % f->windows, t = f->o.seq;
+    if (f->o.shuffle)
+        w = (int64_t)lm_rng_permute(lm_rng_make(f->o.seed, "shuffle", (uint64_t)epoch), (uint64_t)w,
+                                    (uint64_t)f->windows);
+    if (lm_tokens_read(f->t, w * t, t + 1, f->ids, e))
+        return e->code;
+    for (int64_t i = 0; i < t; i++) {
+        tokens[i] = (int32_t)f->ids[i];
+        targets[i] = (int32_t)f->ids[i + 1];
+        pos[i] = (int32_t)i;
+        if (lo)
+            lo[i] = 0;
+    }
+    if (f->o.documents)
+        mark_documents(f, w * t, targets, pos, lo);
+    *valid = 0;
+    for (int64_t i = 0; i < t; i++)
+        *valid += targets[i] >= 0;
+    return LM_OK;
+}

@@ -1,0 +1,29 @@
+/* schedule.h -- the learning rate of a step. */
+#ifndef LM_TRAIN_SCHEDULE_H
+#define LM_TRAIN_SCHEDULE_H
+
+#include <stdint.h>
+
+typedef enum {
+    LM_SCHED_CONSTANT,
+    LM_SCHED_LINEAR,      /* to min_ratio at the last step                           */
+    LM_SCHED_COSINE,      /* likewise, half a cosine; cycles > 1 restarts            */
+    LM_SCHED_STEP,        /* times gamma every step_size steps                       */
+    LM_SCHED_EXPONENTIAL, /* times gamma every step                                  */
+    LM_SCHED_WSD,         /* constant, then down over the last decay steps: 1 - sqrt(u) (arXiv:2405.18392) */
+    LM_SCHED_COUNT,
+} lm_sched_kind;
+extern const char *const lm_sched_names[]; /* NULL-terminated, in the order of the enum */
+
+typedef struct {
+    lm_sched_kind kind;
+    double lr, min_ratio; /* peak; floor as a share of the peak */
+    int64_t warmup, total, decay, step_size, cycles;
+    double gamma;
+} lm_schedule;
+
+/* The rate of step t (from 0).  Warm-up is linear and ends at the peak: step t < warmup gets lr (t+1)/warmup, so
+ * that no step is lost on a rate of zero. */
+double lm_schedule_lr(const lm_schedule *s, int64_t t);
+
+#endif
