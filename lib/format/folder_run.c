@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -207,5 +209,37 @@ lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
     }
     lm_names_free(names, n);
     lm_free(latest);
+    return rc;
+}
+
+/* The process that a temporary's name ends with, 0 if it is none of ours. */
+static long owner_of(const char *name)
+{
+    const char *mark = strstr(name, ".tmp.");
+    char *end;
+
+    if (name[0] != '.' || !mark)
+        return 0;
+    long pid = strtol(mark + 5, &end, 10);
+    return pid > 0 && (!*end || *end == '.') ? pid : 0;
+}
+
+lm_code lm_run_sweep(const char *run_dir, lm_err *e)
+{
+    char **names = NULL;
+    size_t n = 0;
+    lm_code rc = lm_dir_list(run_dir, &names, &n, e);
+
+    for (size_t i = 0; !rc && i < n; i++) {
+        long pid = owner_of(names[i]);
+        char *path = NULL;
+        if (!pid || kill((pid_t)pid, 0) == 0 || errno != ESRCH)
+            continue;
+        rc = lm_path_join(&path, run_dir, names[i], e);
+        if (!rc)
+            rc = lm_rm_rf(path, e);
+        lm_free(path);
+    }
+    lm_names_free(names, n);
     return rc;
 }

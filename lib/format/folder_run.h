@@ -31,5 +31,8 @@ lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e);
 /* Remove all but the newest `keep` (>= 1) checkpoints; never the one that latest names, nor newer
  * ones. */
 lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e);
+/* Remove what a killed run left behind: temporaries (.NAME.tmp.PID) of checkpoints and links whose
+ * process is gone from this machine.  To be called before a run begins to write. */
+lm_code lm_run_sweep(const char *run_dir, lm_err *e);
 
 #endif
