@@ -99,6 +99,19 @@ static void dropout(void **state)
     }
 }
 
+/* The low word of the block counter wraps inside this tensor: (255 * 2^16 + 49167) * 1025 < 2^34 <
+ * ... + 1025. */
+static void dropout_over_a_wrap(void **state)
+{
+    (void)state;
+    lm_dropout_attr a = { 0.5, 0 };
+    kernel_case k = {
+        .op = "dropout", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3, .step = { 9, 255, 49167 }
+    };
+    k.in[0] = k.out[0] = vec(ACT, 1025);
+    check_case(&k);
+}
+
 static void dropout_keeps_the_mean(void **state)
 {
     (void)state;
@@ -194,9 +207,13 @@ static void gradients(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(activations), cmocka_unit_test(activations_everywhere),
-        cmocka_unit_test(dropout),     cmocka_unit_test(dropout_keeps_the_mean),
-        cmocka_unit_test(casts),       cmocka_unit_test(row_selection),
+        cmocka_unit_test(activations),
+        cmocka_unit_test(activations_everywhere),
+        cmocka_unit_test(dropout),
+        cmocka_unit_test(dropout_over_a_wrap),
+        cmocka_unit_test(dropout_keeps_the_mean),
+        cmocka_unit_test(casts),
+        cmocka_unit_test(row_selection),
         cmocka_unit_test(gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
