@@ -1,0 +1,105 @@
+#!/usr/bin/env bats
+# train-tokenizer: what it learns, where it writes, what it refuses.
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/train-tokenizer.sh"
+}
+
+@test "train-tokenizer: the folder of the output is made" {
+    run train-tokenizer --vocab-size 340 --pattern llama3 -o tok/tokenizer.json clean.jsonl
+    [ "$status" -eq 0 ]
+    [ "$(ls -A tok)" = tokenizer.json ]
+    grep -q '"Regex": "(?i:' tok/tokenizer.json
+    [[ "$output" == *"340 tokens from 400 documents"* ]]
+}
+
+@test "train-tokenizer: a folder gets the tokenizer and its configuration" {
+    train-tokenizer -q -V 300 -s '<s>' -s '</s>' -o new/folder/ clean.jsonl
+    grep -q '"eos_token": "<s>"' new/folder/tokenizer_config.json
+    grep -q '"</s>": 1' new/folder/tokenizer.json
+    grep -q '"!": 2' new/folder/tokenizer.json
+}
+
+@test "train-tokenizer: no -o and no operand is a filter" {
+    train-tokenizer -q -V 300 < clean.jsonl > a.json
+    train-tokenizer -q -V 300 -o - clean.jsonl > b.json
+    cmp a.json b.json
+    [ "$(head -c 1 a.json)" = '{' ]
+}
+
+@test "train-tokenizer: the same bytes for any -j and any order of documents" {
+    for j in 1 2 7; do train-tokenizer -q -V 500 -j $j clean.jsonl > "t$j"; done
+    sort -r clean.jsonl | train-tokenizer -q -V 500 > t0
+    cmp t1 t2
+    cmp t1 t7
+    cmp t1 t0
+}
+
+@test "train-tokenizer: merges are the most frequent pairs, ties by the smallest ids" {
+    # ab 3 times; bc and cd twice each: b < c decides
+    printf 'ab ab ab bc bc cd cd' | train-tokenizer -q -V 260 -p '\w+| ' > t.json
+    run sh -c "tr -d ' \n' < t.json | grep -o '\"merges\":.*'"
+    [ "$output" = '"merges":[["a","b"],["b","c"],["c","d"]]}}' ]
+}
+
+@test "train-tokenizer: specials in the text are not learned from" {
+    printf '<x><x><x><x>ab ab' | train-tokenizer -q -V 258 -s '<x>' > t.json
+    run sh -c "tr -d ' \n' < t.json | grep -o '\"merges\":.*'"
+    [ "$output" = '"merges":[["a","b"]]}}' ]
+}
+
+@test "train-tokenizer: bounds on frequency and length hold" {
+    printf 'abcdabcd abcdabcd xy' | train-tokenizer -q -V 400 --max-token-bytes 3 > t.json
+    run grep -cE '^      "[A-Za-z]{4,}": [0-9]' t.json
+    [ "$output" -eq 0 ]
+    printf 'ab ab ab cd cd' | train-tokenizer -qq -V 400 --min-frequency 3 > t.json
+    grep -q '"ab": ' t.json
+    ! grep -q '"cd": ' t.json
+}
+
+@test "train-tokenizer: a text that is too small is said, and is no failure" {
+    run sh -c "printf 'ab' | train-tokenizer -V 1000 > t.json"
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == "train-tokenizer: only 258 of 1000 tokens: nothing is left to merge" ]]
+}
+
+@test "train-tokenizer: an existing output is refused without -f" {
+    echo keep > t.json
+    run train-tokenizer -V 300 -o t.json clean.jsonl
+    [ "$status" -eq 2 ]
+    [ "$(cat t.json)" = keep ]
+    train-tokenizer -q -f -V 300 -o t.json clean.jsonl
+    grep -q merges t.json
+}
+
+@test "train-tokenizer: requests that cannot be obeyed exit with 2" {
+    run train-tokenizer -V 256 clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--vocab-size: 256 is not in 257"* ]]
+    run train-tokenizer -p 'a(' clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--pattern: bad pattern near its byte 2"* ]]
+    run train-tokenizer -s x -s x clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *'"x" is given twice'* ]]
+    run train-tokenizer -o new/t.json missing.jsonl
+    [ "$status" -ne 0 ]
+    [ ! -e new/t.json ]
+}
+
+@test "train-tokenizer: bad input is one line, and leaves nothing behind" {
+    : > empty
+    run train-tokenizer -o t.json empty
+    [ "$status" -ne 0 ]
+    [ "${#lines[@]}" -eq 1 ]
+    printf 'abc\377def' > bad.txt
+    run train-tokenizer -o t.json bad.txt
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"UTF-8"* ]]
+    [ -z "$(ls -A | grep -E '^t\.json|tmp')" ]
+    run sh -c 'train-tokenizer -q -V 300 clean.jsonl > /dev/full'
+    [ "$status" -eq 1 ]
+}
