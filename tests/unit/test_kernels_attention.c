@@ -1,0 +1,307 @@
+/* Attention at every level against the definition; the definition against finite differences. */
+#include "kernel_case.h"
+
+#include "kernels/attention.h"
+
+enum { MOST_ROWS = 2 * 1025 };
+
+typedef enum { WHOLE, DOCUMENTS, BLIND } lo_kind;
+
+/* Document starts: three documents of uneven length; BLIND rows start after themselves. */
+static const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
+{
+    static int32_t lo[MOST_ROWS];
+    for (int64_t n = 0; n < batch * seq; n++) {
+        int64_t i = n % seq, cut1 = seq / 3 + n / seq, cut2 = seq * 3 / 4;
+        lo[n] = (int32_t)(i < cut1 ? 0 : i < cut2 ? cut1 : cut2);
+        if (kind == BLIND && (i % 5 == 2 || i == 0 || i / 40 == 1))
+            lo[n] = (int32_t)i + 1;
+    }
+    return lo;
+}
+
+static lm_attention_attr attr_of(int64_t batch, int64_t seq, int64_t heads, int64_t kv, int64_t dim)
+{
+    return (lm_attention_attr){ .batch = batch,
+                                .seq = seq,
+                                .heads = heads,
+                                .kv_heads = kv,
+                                .head_dim = dim,
+                                .causal = true,
+                                .scale = 1 / sqrt((double)dim) };
+}
+
+static kernel_case forward_of(const lm_attention_attr *a, lo_kind kind)
+{
+    int64_t n = a->batch * a->seq;
+    kernel_case k = {
+        .op = "attention", .attr = a, .tol_f32 = 2e-6, .tol_bf16 = 1e-2, .step = { 11, 3, 1 }
+    };
+    k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
+    if (kind != WHOLE)
+        k.in[1] = given(vec(I32, n), starts(kind, a->batch, a->seq));
+    k.out[0] = mat(ACT, n, a->heads * a->head_dim);
+    k.out[1] = mat(F32, a->batch * a->heads, a->seq);
+    return k;
+}
+
+/* The backward with o and lse of `y`, a run of the forward in F64. */
+static kernel_case backward_of(const kernel_case *f, const instance *y)
+{
+    kernel_case k = *f;
+    k.op = "attention_dx";
+    memset(k.out, 0, sizeof k.out);
+    k.in[0] = f->out[0];
+    k.in[1] = f->in[0];
+    k.in[2] = given(f->out[0], y->out[0].data);
+    k.in[3] = given(f->out[1], y->out[1].data);
+    k.in[4] = f->in[1];
+    k.out[0] = f->in[0];
+    return k;
+}
+
+/* The same numbers reach the backward as queries, keys and values: input 1 there, 0 here. */
+static void run_forward(const kernel_case *f, lm_dtype narrow, instance *y)
+{
+    build(f, LM_DTYPE_F64, narrow, y);
+    run(y, lm_cpu_kernel("attention", LM_DTYPE_F64, LM_CPU_REF), NULL);
+}
+
+static void check_both(const lm_attention_attr *a, lo_kind kind)
+{
+    kernel_case f = forward_of(a, kind);
+    check_case(&f);
+    instance y;
+    run_forward(&f, LM_DTYPE_F64, &y);
+    f.in[0] = given(f.in[0], y.in[0].data);
+    kernel_case b = backward_of(&f, &y);
+    check_case(&b);
+    drop(&f, &y);
+}
+
+static void ragged_shapes(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][5] = {
+        { 1, 1, 1, 1, 8 },   { 2, 3, 2, 1, 16 },    { 1, 31, 4, 2, 64 },  { 2, 33, 3, 3, 32 },
+        { 1, 65, 2, 1, 80 }, { 1, 127, 2, 1, 128 }, { 1, 70, 2, 2, 256 }, { 1, 129, 3, 1, 96 },
+        { 3, 17, 2, 2, 24 }, { 1, 64, 1, 1, 64 },   { 1, 517, 1, 1, 32 }, { 1, 200, 1, 1, 64 },
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int64_t *s = shapes[i];
+        lm_attention_attr a = attr_of(s[0], s[1], s[2], s[3], s[4]);
+        check_both(&a, WHOLE);
+    }
+}
+
+static void masks(void **state)
+{
+    (void)state;
+    static const int64_t windows[] = { 0, 1, 7, 40, 64, 1000 };
+    for (int w = 0; w < 6; w++) {
+        for (int causal = 0; causal < 2; causal++) {
+            for (int kind = 0; kind < 3; kind++) {
+                lm_attention_attr a = attr_of(1, 203 - 30 * w, 2, 1, w % 2 ? 32 : 64);
+                a.window = windows[w];
+                a.causal = causal;
+                check_both(&a, (lo_kind)kind);
+            }
+        }
+    }
+}
+
+static void dropped(void **state)
+{
+    (void)state;
+    static const int64_t dims[] = { 8, 64, 128 };
+    for (int i = 0; i < 3; i++) {
+        lm_attention_attr a = attr_of(2, 75, 2, 1, dims[i]);
+        a.dropout = 0.3;
+        a.site = 5;
+        check_both(&a, (lo_kind)i);
+    }
+}
+
+/* Scores far apart: one key takes nearly all, the rest underflow. */
+static void sharp_scores(void **state)
+{
+    (void)state;
+    lm_attention_attr a = attr_of(1, 90, 2, 1, 64);
+    a.scale = 40;
+    kernel_case k = forward_of(&a, WHOLE);
+    k.tol_f32 = 1e-4; /* errors of the scores themselves: 40 * 1e-6 and more */
+    check_case(&k);
+}
+
+/* With q = 0 and v_j = e_j the output is the row of multipliers itself. */
+static void dropout_draws(void **state)
+{
+    (void)state;
+    enum { T = 8, D = 8 };
+    lm_attention_attr a = attr_of(2, T, 2, 2, D);
+    a.dropout = 0.4;
+    a.site = 9;
+    double qkv[2 * T * 6 * D] = { 0 };
+    for (int n = 0; n < 2 * T; n++)
+        for (int h = 4; h < 6; h++)
+            qkv[(n * 6 + h) * D + n % T] = 1;
+    kernel_case k = forward_of(&a, WHOLE);
+    k.in[0] = given(k.in[0], qkv);
+    lm_rng rng = lm_rng_make(11, "attention dropout", 9);
+    instance y;
+    run_forward(&k, LM_DTYPE_F64, &y);
+    for (uint64_t n = 0; n < 2 * 2 * T * T; n++) {
+        uint64_t bh = n / (T * T), i = n / T % T, j = n % T;
+        uint64_t index = (((3 * 65536 + 1) * 2 + bh / 2) * 2 + bh % 2) * T * T + i * T + j;
+        double keep = lm_rng_u32(rng, index) >= (uint32_t)(0.4 * 0x1p32) ? 1 / 0.6 : 0;
+        double want = j <= i ? keep / (double)(i + 1) : 0;
+        double got = ((double *)y.out[0].data)[((bh / 2 * T + i) * 2 + bh % 2) * D + j];
+        assert_true(fabs(got - want) < 1e-6);
+    }
+    drop(&k, &y);
+}
+
+static void gradient(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        lm_attention_attr a = attr_of(2, 7, 4, 2, 8);
+        a.window = i == 1 ? 3 : 0;
+        a.dropout = i == 2 ? 0.25 : 0;
+        kernel_case f = forward_of(&a, i == 3 ? BLIND : i == 1 ? DOCUMENTS : WHOLE);
+        instance y, g;
+        run_forward(&f, LM_DTYPE_F64, &y);
+        f.in[0] = given(f.in[0], y.in[0].data);
+        kernel_case b = backward_of(&f, &y);
+        build(&b, LM_DTYPE_F64, LM_DTYPE_F64, &g);
+        run(&g, lm_cpu_kernel("attention_dx", LM_DTYPE_F64, LM_CPU_REF), NULL);
+        check_slope(&f, 0, 0, &g.in[0], &g.out[0]);
+        drop(&b, &g);
+        drop(&f, &y);
+    }
+}
+
+/* attention_cached: S places a sequence, `used` of them filled, `fresh` of the rows real. */
+static void build_cached(const kernel_case *k, lm_dtype act, lm_dtype narrow, instance *x,
+                         int64_t S)
+{
+    const lm_attention_attr *a = k->attr;
+    build(k, act, narrow, x);
+    for (int o = 1; o < 3; o++) {
+        x->out[o].ndim = 4;
+        memcpy(x->out[o].dim, (int64_t[]){ a->batch, a->kv_heads, S, a->head_dim }, 32);
+    }
+}
+
+static kernel_case cached_of(const lm_attention_attr *a, int64_t S, const int32_t *used,
+                             const int32_t *fresh)
+{
+    int64_t n = a->batch * a->seq;
+    kernel_case k = { .op = "attention_cached", .attr = a };
+    k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
+    k.in[1] = given(vec(I32, a->batch), used);
+    k.in[2] = given(vec(I32, a->batch), fresh);
+    k.out[0] = mat(ACT, n, a->heads * a->head_dim);
+    k.out[1] = mat(ACT, a->batch * a->kv_heads * S, a->head_dim);
+    k.out[2] = mat(ACT, a->batch * a->kv_heads * S, a->head_dim);
+    return k;
+}
+
+static void check_cached(const kernel_case *k, int64_t S)
+{
+    for (int bf = 0; bf < 2; bf++) {
+        lm_dtype act = bf ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        instance want, first, x;
+        build_cached(k, LM_DTYPE_F64, act, &want, S);
+        run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+        for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+            for (int threads = 1; threads <= 3; threads++) {
+                instance *it = threads == 1 ? &first : &x;
+                build_cached(k, act, act, it, S);
+                run(it, lm_cpu_kernel(k->op, act, (lm_cpu_level)level), pool_of(threads));
+                for (int o = 0; o < 3; o++) {
+                    double d = distance(&it->out[o], &want.out[o]);
+                    double tol = o ? 0 : bf ? 1e-2 : 2e-6; /* the caches hold copies */
+                    if (d > tol)
+                        fail_msg("cached %s %s out %d: relative error %.3g", lm_dtype_name(act),
+                                 lm_cpu_level_name((lm_cpu_level)level), o, d);
+                    assert_memory_equal(it->out[o].data, first.out[o].data,
+                                        bytes_of(&first.out[o]));
+                }
+                if (threads > 1)
+                    drop(k, &x);
+            }
+            drop(k, &first);
+        }
+        drop(k, &want);
+    }
+}
+
+static void cached(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][5] = {
+        /* T, H, K, D, S */
+        { 1, 4, 2, 64, 600 },  { 1, 3, 1, 24, 300 }, { 2, 2, 2, 128, 40 },
+        { 37, 4, 2, 64, 100 }, { 9, 2, 1, 80, 64 },
+    };
+    for (int i = 0; i < 5; i++) {
+        const int64_t *s = shapes[i];
+        int32_t T = (int32_t)s[0], S = (int32_t)s[4];
+        const int32_t used[3] = { 0, S / 2, S - T }, fresh[3] = { T, T > 1 ? T / 2 : 0, T };
+        lm_attention_attr a = attr_of(3, T, s[1], s[2], s[3]);
+        for (int w = 0; w < 2; w++) {
+            a.window = w ? 21 : 0;
+            kernel_case k = cached_of(&a, S, used, fresh);
+            check_cached(&k, S);
+        }
+    }
+}
+
+/* In the definition: from an empty cache it is attention; its second row alone is what decoding it
+ * gives. */
+static void cached_is_uncached(void **state)
+{
+    (void)state;
+    enum { T = 9, W = 4 * 8 };
+    const int32_t none[2] = { 0, 0 }, all[2] = { T, T }, before[2] = { T - 1, T - 1 };
+    const int32_t one[2] = { 1, 1 }, most[2] = { T - 1, T - 1 };
+    lm_attention_attr a = attr_of(2, T, 2, 1, 8), b = attr_of(2, 1, 2, 1, 8);
+    kernel_case f = forward_of(&a, WHOLE), k = cached_of(&a, T, none, all);
+    instance y, x, z, u;
+    const lm_kernel *ref = lm_cpu_kernel("attention_cached", LM_DTYPE_F64, LM_CPU_REF);
+    run_forward(&f, LM_DTYPE_F64, &y);
+    build_cached(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x, T);
+    run(&x, ref, NULL);
+    assert_true(distance(&x.out[0], &y.out[0]) < 1e-14);
+    /* All but the last row, then the last. */
+    kernel_case l = cached_of(&a, T, none, most), m = cached_of(&b, T, before, one);
+    build_cached(&l, LM_DTYPE_F64, LM_DTYPE_F64, &z, T);
+    run(&z, ref, NULL);
+    build_cached(&m, LM_DTYPE_F64, LM_DTYPE_F64, &u, T);
+    for (int o = 1; o < 3; o++)
+        memcpy(u.out[o].data, z.out[o].data, bytes_of(&z.out[o]));
+    for (int s = 0; s < 2; s++)
+        memcpy((double *)u.in[0].data + s * W, (double *)x.in[0].data + (s * T + T - 1) * W,
+               W * sizeof(double));
+    run(&u, ref, NULL);
+    for (int s = 0; s < 2; s++)
+        for (int d = 0; d < 16; d++)
+            assert_true(fabs(((double *)u.out[0].data)[s * 16 + d] -
+                             ((double *)y.out[0].data)[(s * T + T - 1) * 16 + d]) < 1e-14);
+    drop(&m, &u);
+    drop(&l, &z);
+    drop(&k, &x);
+    drop(&f, &y);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ragged_shapes), cmocka_unit_test(masks),
+        cmocka_unit_test(dropped),       cmocka_unit_test(sharp_scores),
+        cmocka_unit_test(dropout_draws), cmocka_unit_test(gradient),
+        cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
