@@ -1,0 +1,204 @@
+/* bench_attention.c -- FLOP/s of attention, forward and backward, as a share of the ceiling
+ * measured in the same run (AMX with tiles from L1 for BF16, vector FMA for F32); decoding as a
+ * share of the read bandwidth.
+ *
+ * usage: bench_attention [--quick] [--threads N] [NAME]     (only the shapes whose name starts with
+ * NAME)
+ *
+ * FLOPs are those of the usual convention: forward 4 B H T^2 D, halved for the causal mask,
+ * backward 2.5 times that; what is recomputed or masked inside a tile does not count.  Figures are
+ * medians. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kernels/attention.h"
+#include "tests/bench/ceilings.h"
+
+enum { MOST = 15 };
+
+typedef struct {
+    const char *name;
+    int64_t B, T, H, K, D;
+} shape;
+
+static const shape shapes[] = {
+    { "gpt2-124m", 4, 256, 12, 12, 64 },
+    { "gpt2-124m", 4, 1024, 12, 12, 64 },
+    { "llama-1b", 1, 2048, 32, 8, 64 },
+    { "llama-8b", 1, 2048, 32, 8, 128 },
+};
+enum { N_SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
+
+static lm_par *par;
+static lm_ceilings *ceilings;
+static bool quick;
+
+static void die(const lm_err *e)
+{
+    fprintf(stderr, "bench_attention: %s: %s\n", e->where, e->what);
+    exit(1);
+}
+
+static size_t bytes_of(const lm_tensor *t)
+{
+    return (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype);
+}
+
+/* Normal numbers, a block of them repeated. */
+static lm_tensor make(lm_dtype type, int64_t rows, int64_t cols)
+{
+    enum { DRAWN = 65521 };
+    lm_tensor t = { .dtype = type, .ndim = 2, .dim = { rows, cols } };
+    lm_err e = { 0 };
+    if (lm_block_alloc(&t.data, bytes_of(&t), "a bench operand", &e))
+        die(&e);
+    lm_rng r = lm_rng_make(5, "bench", (uint64_t)cols);
+    int64_t n = lm_tensor_count(&t);
+    size_t size = lm_dtype_size(type);
+    for (int64_t i = 0; i < n && i < DRAWN; i++)
+        lm_set(type, t.data, i, lm_rng_normal(r, (uint64_t)i));
+    for (int64_t i = DRAWN; i < n; i += DRAWN)
+        memcpy((char *)t.data + (size_t)i * size, t.data,
+               size * (size_t)(n - i < DRAWN ? n - i : DRAWN));
+    return t;
+}
+
+/* Median seconds of a call; a first one warms up. */
+static double seconds(const lm_kernel *k, lm_call *c)
+{
+    double t[MOST];
+    lm_err e = { 0 };
+    size_t work = k->work ? k->work(c, lm_par_threads(par)) : 0;
+    int n = quick ? 3 : 9;
+    if (lm_block_alloc(&c->work, work + 64, "bench scratch", &e))
+        die(&e);
+    for (int i = -1; i < n; i++) {
+        double from = lm_now();
+        k->run(c);
+        if (i >= 0)
+            t[i] = lm_now() - from;
+    }
+    lm_block_free(c->work, work + 64);
+    return lm_median(t, n);
+}
+
+static void report(const shape *s, const lm_kernel *k, lm_dtype act, double flops, double t)
+{
+    double peak = act == LM_DTYPE_BF16 ? lm_ceiling_amx_l1(ceilings) : lm_ceiling_fma_f32(ceilings);
+    printf("%-10s T %4lld H %2lld K %2lld D %3lld  %-12s %-5s %-7s %8.2f ms %8.0f GFLOP/s", s->name,
+           (long long)s->T, (long long)s->H, (long long)s->K, (long long)s->D, k->op,
+           lm_dtype_name(act), lm_cpu_level_name(k->level), t * 1e3, flops / t * 1e-9);
+    if (peak > 0)
+        printf(" %5.1f %% of %.0f", 100 * flops / t / peak, peak * 1e-9);
+    putchar('\n');
+}
+
+static void measure(const shape *s, lm_dtype act)
+{
+    static const lm_step step = { 1, 0, 0 };
+    lm_attention_attr a = { .batch = s->B,
+                            .seq = s->T,
+                            .heads = s->H,
+                            .kv_heads = s->K,
+                            .head_dim = s->D,
+                            .causal = true,
+                            .scale = 1 / sqrt((double)s->D) };
+    int64_t n = s->B * s->T, wide = (s->H + 2 * s->K) * s->D;
+    lm_tensor qkv = make(act, n, wide), dqkv = make(act, n, wide), o = make(act, n, s->H * s->D);
+    lm_tensor dout = make(act, n, s->H * s->D), lse = make(LM_DTYPE_F32, s->B * s->H, s->T);
+    double flops = 2.0 * (double)(s->B * s->H * s->D) * (double)s->T * (double)s->T;
+    lm_tensor in[5] = { qkv }, out[2] = { o, lse };
+    lm_call c = {
+        .attr = &a, .in = in, .n_in = 2, .out = out, .n_out = 2, .par = par, .step = &step
+    };
+    const lm_kernel *k = lm_cpu_kernel("attention", act, lm_cpu_detect());
+    report(s, k, act, flops, seconds(k, &c));
+    memcpy(in, (lm_tensor[]){ dout, qkv, o, lse }, 4 * sizeof *in);
+    out[0] = dqkv;
+    c.n_in = 5;
+    c.n_out = 1;
+    k = lm_cpu_kernel("attention_dx", act, lm_cpu_detect());
+    report(s, k, act, 2.5 * flops, seconds(k, &c));
+    lm_tensor *all[] = { &qkv, &dqkv, &o, &dout, &lse };
+    for (int i = 0; i < 5; i++)
+        lm_block_free(all[i]->data, bytes_of(all[i]));
+}
+
+/* One token for each of B sequences over a cache of S places: bytes of the cache a second. */
+static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t D, lm_dtype act)
+{
+    static const lm_step step = { 1, 0, 0 };
+    lm_attention_attr a = { .batch = B,
+                            .seq = 1,
+                            .heads = H,
+                            .kv_heads = K,
+                            .head_dim = D,
+                            .causal = true,
+                            .scale = 1 / sqrt((double)D) };
+    lm_tensor in[3] = { make(act, B, (H + 2 * K) * D), make(LM_DTYPE_I32, B, 1),
+                        make(LM_DTYPE_I32, B, 1) };
+    lm_tensor out[3] = { make(act, B, H * D), make(act, B * K * S, D), make(act, B * K * S, D) };
+    for (int64_t b = 0; b < B; b++) {
+        ((int32_t *)in[1].data)[b] = (int32_t)S - 1;
+        ((int32_t *)in[2].data)[b] = 1;
+    }
+    for (int i = 1; i < 3; i++) {
+        out[i].ndim = 4;
+        memcpy(out[i].dim, (int64_t[]){ B, K, S, D }, 4 * sizeof(int64_t));
+    }
+    lm_call c = {
+        .attr = &a, .in = in, .n_in = 3, .out = out, .n_out = 3, .par = par, .step = &step
+    };
+    const lm_kernel *k = lm_cpu_kernel("attention_cached", act, lm_cpu_detect());
+    double bytes = 2 * (double)bytes_of(&out[1]), t = seconds(k, &c);
+    double peak = lm_ceiling_read(ceilings);
+    printf("decoding   B %2lld S %5lld H %2lld K %2lld D %3lld       %-5s %-7s %8.2f ms %8.1f GB/s"
+           " %5.1f %% of %.1f\n",
+           (long long)B, (long long)S, (long long)H, (long long)K, (long long)D, lm_dtype_name(act),
+           lm_cpu_level_name(k->level), t * 1e3, bytes / t * 1e-9, 100 * bytes / t / peak,
+           peak * 1e-9);
+    for (int i = 0; i < 3; i++) {
+        lm_block_free(in[i].data, bytes_of(&in[i]));
+        lm_block_free(out[i].data, bytes_of(&out[i]));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    lm_err e = { 0 };
+    int threads = 0;
+    const char *only = "";
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--quick"))
+            quick = true;
+        else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
+            threads = atoi(argv[++i]);
+        else
+            only = argv[i];
+    }
+    lm_cpu_detect();
+    if (lm_par_new(&par, threads, &e) || lm_ceilings_new(&ceilings, par, &e))
+        die(&e);
+    printf("%s, %d threads\n", lm_cpu_model(), lm_par_threads(par));
+    for (int i = 0; i < N_SHAPES; i++) {
+        if (strncmp(shapes[i].name, only, strlen(only)))
+            continue;
+        measure(&shapes[i], LM_DTYPE_BF16);
+        if (!quick || shapes[i].T <= 256)
+            measure(&shapes[i], LM_DTYPE_F32);
+    }
+    if (!strncmp("decoding", only, strlen(only))) {
+        measure_decoding(8, 4096, 32, 8, 128, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, LM_DTYPE_BF16);
+        measure_decoding(1, 16384, 12, 12, 64, LM_DTYPE_F32);
+    }
+    lm_ceilings_free(ceilings);
+    lm_par_free(par);
+    return 0;
+}
