@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -30,6 +31,7 @@ const char *const lm_tokenizer_files[] = {
 #define MAX_SMALL ((size_t)1 << 30) /* bytes of a file that is copied */
 
 struct lm_folder {
+    char *target; /* as given, for messages */
     lm_outdir *dir;
     lm_st_plan **plan; /* one a shard */
     size_t n_shards, cur;
@@ -45,6 +47,32 @@ static void shard_name(char buf[64], size_t i, size_t n)
         snprintf(buf, 64, "model.safetensors");
     else
         snprintf(buf, 64, "model-%05zu-of-%05zu.safetensors", i + 1, n);
+}
+
+/* Messages name the file as it will be, not where it is being made. */
+static lm_code named(const lm_folder *f, lm_code rc, lm_err *e)
+{
+    const char *temp = f->dir ? lm_outdir_path(f->dir) : NULL;
+    char rest[sizeof e->where];
+    size_t n = temp ? strlen(temp) : 0;
+
+    if (!rc || !temp || strncmp(e->where, temp, n))
+        return rc;
+    snprintf(rest, sizeof rest, "%s", e->where + n);
+    n = strlen(f->target);
+    while (n > 1 && f->target[n - 1] == '/')
+        n--;
+    snprintf(e->where, sizeof e->where, "%.*s%.90s", n < 160 ? (int)n : 160, f->target, rest);
+    return rc;
+}
+
+static lm_code check_room(const lm_folder *f, lm_err *e)
+{
+    struct statvfs fs;
+
+    if (statvfs(lm_outdir_path(f->dir), &fs))
+        return LM_OK;
+    return lm_st_check_room(&fs, f->bytes, f->target, e);
 }
 
 /* ---- Planning ---- */
@@ -105,12 +133,12 @@ lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t b
     rc = lm_path_join(&path, lm_outdir_path(f->dir), name, e);
     if (!rc)
         rc = lm_out_open(path, false, &out, e);
-    if (!rc && (rc = lm_write_all(lm_out_fd(out), data, bytes, name, e)))
+    if (!rc && (rc = lm_write_all(lm_out_fd(out), data, bytes, path, e)))
         lm_out_drop(out);
     else if (!rc)
         rc = lm_out_commit(out, e);
     lm_free(path);
-    return rc;
+    return named(f, rc, e);
 }
 
 lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e)
@@ -243,10 +271,15 @@ lm_code lm_folder_create(const char *path, bool force, const lm_folder_spec *spe
     lm_code rc = lm_alloc_n(&f, 1, sizeof *f, "model folder", e);
 
     *out = NULL;
+    if (rc)
+        return rc;
+    rc = lm_strdup(&f->target, path, e);
     if (!rc)
         rc = plan_shards(f, spec, e);
     if (!rc && (rc = lm_outdir_open(path, force, &f->dir, e)))
         f->dir = NULL;
+    if (!rc)
+        rc = check_room(f, e);
     if (!rc)
         rc = put_json(f, "config.json", spec->config, e);
     if (!rc && spec->generation_config)
@@ -260,6 +293,7 @@ lm_code lm_folder_create(const char *path, bool force, const lm_folder_spec *spe
     if (!rc)
         rc = roll(f, e);
     if (rc) {
+        named(f, rc, e);
         lm_folder_drop(f);
         return rc;
     }
@@ -289,7 +323,9 @@ lm_code lm_folder_write(lm_folder *f, const void *data, size_t bytes, lm_err *e)
 
     if (!rc)
         rc = lm_st_write(f->writer, data, bytes, e);
-    return rc ? rc : roll(f, e);
+    if (!rc)
+        rc = roll(f, e);
+    return named(f, rc, e);
 }
 
 lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_t count, lm_err *e)
@@ -298,7 +334,9 @@ lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_
 
     if (!rc)
         rc = lm_st_write_as(f->writer, from, data, count, e);
-    return rc ? rc : roll(f, e);
+    if (!rc)
+        rc = roll(f, e);
+    return named(f, rc, e);
 }
 
 lm_code lm_folder_commit(lm_folder *f, lm_err *e)
@@ -312,7 +350,7 @@ lm_code lm_folder_commit(lm_folder *f, lm_err *e)
                      f->cur, f->n_shards);
         lm_st_drop(w);
     } else if (!rc) {
-        rc = lm_st_commit(w, e);
+        rc = named(f, lm_st_commit(w, e), e);
     }
     if (!rc) {
         lm_outdir *dir = f->dir;
@@ -333,5 +371,6 @@ void lm_folder_drop(lm_folder *f)
     for (size_t i = 0; i < f->n_shards; i++)
         lm_st_plan_free(f->plan[i]);
     lm_free(f->plan);
+    lm_free(f->target);
     lm_free(f);
 }

@@ -38,6 +38,9 @@ lm_code lm_st_table_parse(lm_st_table *t, const char *text, size_t len, uint64_t
                           const char *where, lm_err *e);
 /* The length field of a header: checked against the limit. */
 lm_code lm_st_header_length(const uint8_t field[8], const char *where, uint64_t *out, lm_err *e);
+/* LM_ELIMIT if the file system `fs` has fewer than `need` bytes free for us. */
+struct statvfs;
+lm_code lm_st_check_room(const struct statvfs *fs, uint64_t need, const char *where, lm_err *e);
 /* A name from outside made fit for a message: control bytes become '?', cut at 80 bytes.  Returns
  * buf. */
 #define LM_ST_SHOWN 96

@@ -92,21 +92,27 @@ lm_code lm_st_create_on(lm_write_fn write, void *ctx, const char *where, const l
     return LM_OK;
 }
 
+lm_code lm_st_check_room(const struct statvfs *fs, uint64_t need, const char *where, lm_err *e)
+{
+    double room = (double)fs->f_bavail * (double)fs->f_frsize;
+    char a[32], b[32];
+
+    if ((double)need <= room)
+        return LM_OK;
+    return lm_fail(e, LM_ELIMIT, where, "make room on the disk or write elsewhere",
+                   "needs %s, the file system has %s free", lm_show_bytes((double)need, a),
+                   lm_show_bytes(room, b));
+}
+
 /* A disk that is too small is better known before the work than after it. */
-static lm_code check_space(const lm_st_writer *w, uint64_t need, lm_err *e)
+static lm_code check_room(const lm_st_writer *w, uint64_t need, lm_err *e)
 {
     struct statvfs fs;
     struct stat st;
-    char a[32], b[32];
 
     if (fstat(lm_out_fd(w->out), &st) || !S_ISREG(st.st_mode) || fstatvfs(lm_out_fd(w->out), &fs))
         return LM_OK;
-    double room = (double)fs.f_bavail * (double)fs.f_frsize;
-    if ((double)need <= room)
-        return LM_OK;
-    return lm_fail(e, LM_ELIMIT, w->where, "make room on the disk or write elsewhere",
-                   "needs %s, the file system has %s free", lm_show_bytes((double)need, a),
-                   lm_show_bytes(room, b));
+    return lm_st_check_room(&fs, need, w->where, e);
 }
 
 lm_code lm_st_create(const char *path, bool force, const lm_st_plan *plan, lm_st_writer **out,
@@ -125,7 +131,7 @@ lm_code lm_st_create(const char *path, bool force, const lm_st_plan *plan, lm_st
     if (!rc)
         rc = start(w, path, plan, e);
     if (!rc)
-        rc = check_space(w, lm_st_plan_data_bytes(plan), e);
+        rc = check_room(w, lm_st_plan_data_bytes(plan), e);
     if (rc) {
         lm_st_drop(w);
         return rc;

@@ -252,6 +252,35 @@ static void test_lone_file(void **state)
     lm_model_source_close(m);
 }
 
+/* More bytes than any disk has: refused before anything is written, and the message names the
+ * target. */
+static void test_no_room(void **state)
+{
+    lm_err e = { 0 };
+    lm_st_plan *p = NULL;
+    lm_folder *f = NULL;
+    lm_st_writer *w = NULL;
+    int64_t dim[] = { INT64_C(1) << 57 };
+    json_t *config = json_object();
+    char **names = NULL;
+    size_t n = 0;
+    (void)state;
+
+    assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
+    assert_int_equal(lm_st_plan_add(p, "a", LM_DTYPE_F32, 1, dim, &e), LM_OK);
+    lm_folder_spec spec = { .config = config, .plan = p };
+    assert_int_equal(lm_folder_create(in("m/"), false, &spec, &f, &e), LM_ELIMIT);
+    assert_string_equal(e.where, in("m/"));
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_st_create(in("a.safetensors"), false, p, &w, &e), LM_ELIMIT);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_dir_list(dir, &names, &n, &e), LM_OK);
+    assert_int_equal(n, 0);
+    lm_names_free(names, n);
+    lm_st_plan_free(p);
+    json_decref(config);
+}
+
 static void test_names(void **state)
 {
     static const char *const bad[] = { "", ".", "..", "a/b", "/a", "a\\b", "a\nb", "\x7f" };
@@ -474,6 +503,7 @@ int main(void)
         WITH_DIR(test_index_lies),
         WITH_DIR(test_no_model),
         WITH_DIR(test_lone_file),
+        WITH_DIR(test_no_room),
         cmocka_unit_test(test_names),
         WITH_DIR(test_incomplete_folder),
         cmocka_unit_test(test_pretty_reals),
