@@ -309,6 +309,7 @@ lm_code lm_normal_run(const lm_normal *n, lm_regex_match *m, const char *text, s
                       lm_buf *a, lm_buf *b, const char **out, size_t *out_len, lm_err *e)
 {
     lm_buf *to = a;
+    size_t most = 64 * len + (1 << 20);
 
     for (int i = 0; n && i < n->n; i++) {
         to->len = 0;
@@ -317,6 +318,9 @@ lm_code lm_normal_run(const lm_normal *n, lm_regex_match *m, const char *text, s
             rc = run_step(&n->steps[i], m, text, len, to, e);
         if (rc)
             return rc;
+        if (to->len > most) /* replacements that feed each other */
+            return lm_fail(e, LM_ELIMIT, "normalizer", "use another tokenizer",
+                           "it blows up the text to more than %zu bytes", most);
         text = to->data;
         len = to->len;
         to = to == a ? b : a;

@@ -111,6 +111,7 @@ lm_code lm_regex_match_new(lm_regex_match **out, lm_err *e)
         *out = NULL;
         return lm_fail(e, LM_ELIMIT, "pattern matching", NULL, "out of memory");
     }
+    pcre2_set_match_limit(m->context, 1000000);
     pcre2_jit_stack_assign(m->context, NULL, m->stack);
     return LM_OK;
 }

@@ -410,11 +410,17 @@ lm_code lm_tokenizer_decode(const lm_tokenizer *t, const uint32_t *ids, size_t n
                             lm_buf *out, lm_err *e)
 {
     strings l[2] = { { .n = 0 }, { .n = 0 } };
+    size_t most;
     int at = 0;
     lm_code rc = gather(t, ids, n, skip_special, &l[0], e);
 
-    for (int i = 0; !rc && t->decoder && l[at].n && i < t->decoder->n; i++, at ^= 1)
+    most = 64 * l[0].text.len + (1 << 20);
+    for (int i = 0; !rc && t->decoder && l[at].n && i < t->decoder->n; i++, at ^= 1) {
         rc = run_step(&t->decoder->steps[i], &l[at], &l[at ^ 1], e);
+        if (!rc && l[at ^ 1].text.len > most) /* replacements that feed each other */
+            rc = lm_fail(e, LM_ELIMIT, "decoder", "use another tokenizer",
+                         "it blows up the text to more than %zu bytes", most);
+    }
     if (!rc)
         rc = lm_buf_add(out, l[at].text.data, l[at].text.len, e);
     strings_fini(&l[0]);
