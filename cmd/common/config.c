@@ -91,7 +91,7 @@ static lm_code unknown_key(const char *key, lm_err *e)
     return lm_fail(e, LM_EUSAGE, key, todo, "no option of this name");
 }
 
-lm_code lm_config_read(const char *path, lm_err *e)
+lm_code lm_options_read(const char *path, lm_err *e)
 {
     const char *key;
     json_t *v;
@@ -156,23 +156,44 @@ static void write_option(lm_jw *w, const lm_opt *o)
     }
 }
 
-lm_code lm_config_print(lm_tool *t, lm_err *e)
+lm_code lm_options_save(lm_buf *out, lm_err *e)
 {
-    lm_buf text = { 0 };
     lm_jw w;
-    lm_code rc;
-
-    (void)t;
-    lm_jw_begin(&w, &text, 2, e);
+    lm_jw_begin(&w, out, 2, e);
     lm_jw_obj(&w, NULL);
     for (int i = 0; i < f->n; i++) {
         if (takes_part(&f->opt[i]))
             write_option(&w, &f->opt[i]);
     }
     lm_jw_close_obj(&w);
-    rc = lm_jw_end(&w);
+    return lm_jw_end(&w);
+}
+
+lm_code lm_options_print(lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_options_save(&text, e);
     if (!rc)
         printf("%s\n", text.data);
     lm_buf_fini(&text);
     return rc;
+}
+
+lm_code lm_options_resume(const json_t *saved, const char *const *except, const char *where,
+                          lm_err *e)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)saved, key, v)
+    {
+        int i = lm_option_find(key);
+        bool skip = i < 0 || !takes_part(&f->opt[i]) || f->given[i] || json_is_null(v);
+        for (const char *const *x = except; !skip && x && *x; x++)
+            skip = !strcmp(*x, key);
+        if (!skip && set_json(i, v, e)) {
+            lm_err_in(e, "%s", where);
+            return e->code;
+        }
+    }
+    return LM_OK;
 }

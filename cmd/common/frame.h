@@ -27,8 +27,8 @@ int lm_option_find(const char *name); /* index by long name, -1 if there is none
 lm_code lm_option_set(int i, const char *text, lm_err *e);
 bool lm_option_takes_value(const lm_opt *o);
 
-lm_code lm_config_read(const char *path, lm_err *e);
-lm_code lm_config_print(lm_tool *t, lm_err *e);
+lm_code lm_options_read(const char *path, lm_err *e);
+lm_code lm_options_print(lm_err *e);
 
 void lm_help_print(const lm_tool *t);
 void lm_version_print(const lm_tool *t);

@@ -403,7 +403,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     }
     rc = rc ? rc : read_environment(t, e);
     if (!rc && f->config)
-        rc = lm_config_read(f->config, e);
+        rc = lm_options_read(f->config, e);
     for (size_t i = 0; i < l.n && !rc; i++)
         rc = apply(t, &l.v[i], fresh, e);
     f->progress_given = f->given[progress];

@@ -109,7 +109,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
             exit(lm_end(t));
     }
     if (!rc && lm_the_frame.print_config) {
-        rc = lm_config_print(t, &e);
+        rc = lm_options_print(&e);
         if (!rc)
             exit(lm_end(t));
     }

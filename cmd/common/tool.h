@@ -131,6 +131,12 @@ typedef struct {
 void lm_begin(lm_tool *t, int argc, char **argv);
 /* True if this option (long name) was given on the command line or in --config. */
 bool lm_given(const lm_tool *t, const char *name);
+/* All options as they are now, a JSON object that --config takes, appended to `out`. */
+lm_code lm_options_save(lm_buf *out, lm_err *e);
+/* Take over saved options that were not given now; keys that are no options, and those in `except`
+ * (NULL-terminated, may be NULL), are passed over.  `saved` must outlive the options' use. */
+lm_code lm_options_resume(const json_t *saved, const char *const *except, const char *where,
+                          lm_err *e);
 /* Print the failure once, remember the worst exit status, clear *e.  LM_EBUG aborts. */
 void lm_complain(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */

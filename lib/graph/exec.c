@@ -24,7 +24,8 @@ struct lm_exec {
     char *block; /* the activations' arena */
     lm_exec_time *times;
     size_t n_times;
-    bool ready; /* operands carry the bound pointers */
+    bool borrowed; /* block belongs to another executor */
+    bool ready;    /* operands carry the bound pointers */
 };
 
 static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
@@ -48,6 +49,12 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
 lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_exec **out,
                     lm_err *e)
 {
+    return lm_exec_new_sharing(g, b, keep, n_keep, NULL, out, e);
+}
+
+lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
+                            lm_exec *with, lm_exec **out, lm_err *e)
+{
     lm_exec *x = NULL;
     *out = NULL;
     if (lm_alloc_n(&x, 1, sizeof *x, "an executor", e))
@@ -59,8 +66,12 @@ lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_
         lm_alloc_n(&x->data, g->n_values, sizeof *x->data, "an executor", e) ||
         lm_alloc_n(&x->times, g->n_nodes, sizeof *x->times, "an executor", e))
         goto fail;
-    if (x->plan.bytes && b->alloc(b, x->plan.bytes, "activations", (void **)&x->block, e))
+    if (with && with->plan.bytes >= x->plan.bytes) {
+        x->block = with->block;
+        x->borrowed = true;
+    } else if (x->plan.bytes && b->alloc(b, x->plan.bytes, "activations", (void **)&x->block, e)) {
         goto fail;
+    }
     for (size_t v = 0; v < g->n_values; v++)
         if (x->plan.offset[v] != SIZE_MAX)
             x->data[v] = x->block + x->plan.offset[v];
@@ -78,7 +89,7 @@ void lm_exec_free(lm_exec *x)
 {
     if (!x)
         return;
-    if (x->block)
+    if (x->block && !x->borrowed)
         x->b->free(x->b, x->block, x->plan.bytes);
     lm_plan_fini(&x->plan);
     lm_arena_free(x->arena);

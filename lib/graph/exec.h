@@ -28,6 +28,10 @@ typedef struct lm_exec lm_exec;
 /* Ready `g` to run on `b`: makes the plan and allocates its arena.  g and b are borrowed. */
 lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_exec **out,
                     lm_err *e);
+/* The same in the arena of `with` when that is large enough (else in one of its own); `with` may be NULL.  The two must
+ * never run at the same time, nor keep values over each other's runs; `with` must live longer. */
+lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
+                            lm_exec *with, lm_exec **out, lm_err *e);
 void lm_exec_free(lm_exec *x);
 const lm_plan *lm_exec_plan(const lm_exec *x);
 

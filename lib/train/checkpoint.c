@@ -1,0 +1,339 @@
+/* checkpoint.c -- checkpoints written behind the training, and read back. */
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/folder_run.h"
+#include "format/provenance.h"
+#include "train/state.h"
+
+struct lm_ckpt {
+    lm_ckpt_opts o;
+    pthread_t thread;
+    bool running; /* a thread is to be joined */
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    bool copied, done; /* under lock */
+    lm_err err;        /* of the thread; read after it is done */
+    lm_train_state s;  /* the numbers at the time of lm_ckpt_begin, and pointers to the live blocks */
+    char *last;
+};
+
+lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e)
+{
+    lm_ckpt *c = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&c, 1, sizeof *c, "the checkpoint writer", e))
+        return e->code;
+    c->o = *o;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->change, NULL);
+    *out = c;
+    return LM_OK;
+}
+
+/* ---- writing ---- */
+
+static lm_code plan_states(const lm_train_state *s, lm_st_plan *plan, lm_err *e)
+{
+    const lm_model *m = s->model;
+    char name[512];
+    for (int k = 0; k < s->n_states; k++)
+        for (int i = 0; i < m->n_slices; i++) {
+            snprintf(name, sizeof name, "%s.%s", s->optim->state[k], m->slice[i].name);
+            if (lm_st_plan_add(plan, name, LM_DTYPE_F32, m->slice[i].ndim, m->slice[i].dim, e))
+                return e->code;
+        }
+    return LM_OK;
+}
+
+static lm_code write_states(const lm_train_state *s, const char *path, lm_err *e)
+{
+    const lm_model *m = s->model;
+    lm_st_plan *plan = NULL;
+    lm_st_writer *w = NULL;
+    float *tmp = NULL;
+    size_t room = 0;
+    lm_code rc = lm_st_plan_new(&plan, e);
+    if (!rc)
+        rc = plan_states(s, plan, e);
+    if (!rc)
+        rc = lm_st_create(path, false, plan, &w, e);
+    for (int k = 0; !rc && k < s->n_states; k++)
+        for (int i = 0; !rc && i < m->n_slices; i++) {
+            size_t n = (size_t)lm_st_next(w)->count;
+            rc = lm_grow(&tmp, &room, n, sizeof *tmp, "a tensor", e);
+            if (rc)
+                break;
+            lm_slice_get(m, i, s->state[k], tmp);
+            rc = lm_st_write(w, tmp, n * sizeof *tmp, e);
+        }
+    if (!rc)
+        rc = lm_st_commit(w, e);
+    else
+        lm_st_drop(w);
+    lm_st_plan_free(plan);
+    lm_free(tmp);
+    return rc;
+}
+
+static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
+{
+    const lm_train_state *s = &c->s;
+    json_t *options = NULL, *history = NULL;
+    lm_jw w;
+    if ((c->o.options &&
+         lm_json_parse(c->o.options, strlen(c->o.options), "options", &options, e)) ||
+        (c->o.history &&
+         lm_json_parse(c->o.history, strlen(c->o.history), "history", &history, e))) {
+        json_decref(options);
+        return e->code;
+    }
+    lm_jw_begin(&w, out, 2, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_int(&w, "version", 1);
+    lm_jw_str(&w, "optimizer", s->optim->name);
+    lm_jw_int(&w, "step", s->step);
+    lm_jw_int(&w, "tokens", s->tokens);
+    lm_jw_int(&w, "sample", s->sample);
+    lm_jw_f64(&w, "best_loss", s->best_loss);
+    lm_jw_int(&w, "bad_evals", s->bad_evals);
+    if (options)
+        lm_jw_json(&w, "options", options);
+    if (history)
+        lm_jw_json(&w, "history", history);
+    lm_jw_close_obj(&w);
+    json_decref(options);
+    json_decref(history);
+    return lm_jw_end(&w) || lm_buf_add(out, "\n", 1, e) ? e->code : LM_OK;
+}
+
+static void say_copied(lm_ckpt *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->copied = true;
+    pthread_cond_broadcast(&c->change);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
+{
+    lm_st_plan *plan = NULL;
+    lm_folder *f = NULL;
+    lm_buf json = { 0 };
+    char *path = NULL;
+    lm_code rc = lm_st_plan_new(&plan, e);
+    if (!rc)
+        rc = lm_weights_plan(c->s.model, LM_DTYPE_F32, plan, e);
+    if (!rc && c->o.history)
+        rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
+    lm_folder_spec spec = { .config = c->o.config,
+                            .tokenizer = c->o.tokenizer_dir,
+                            .plan = plan };
+    if (!rc)
+        rc = lm_folder_create(dir, false, &spec, &f, e);
+    if (!rc)
+        rc = lm_weights_write(c->s.model, c->s.param, f, e);
+    if (!rc)
+        rc = lm_path_join(&path, lm_folder_path(f), "optimizer.safetensors", e);
+    if (!rc && c->s.n_states)
+        rc = write_states(&c->s, path, e);
+    say_copied(c);
+    if (!rc)
+        rc = state_json(c, &json, e);
+    if (!rc)
+        rc = lm_folder_put(f, "state.json", json.data, json.len, e);
+    if (!rc)
+        rc = lm_folder_commit(f, e);
+    else
+        lm_folder_drop(f);
+    lm_st_plan_free(plan);
+    lm_buf_fini(&json);
+    lm_free(path);
+    return rc;
+}
+
+static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
+{
+    char name[32], *dir = NULL;
+    lm_run_step_name(c->s.step, name);
+    if (lm_path_join(&dir, c->o.run_dir, name, e))
+        return e->code;
+    lm_code rc = LM_OK;
+    if (!lm_path_exists(dir))
+        rc = write_folder(c, dir, e);
+    if (!rc)
+        rc = lm_run_publish(c->o.run_dir, name, e);
+    if (!rc && c->o.keep > 0)
+        rc = lm_run_prune(c->o.run_dir, c->o.keep, e);
+    if (rc) {
+        lm_free(dir);
+        return rc;
+    }
+    lm_free(c->last);
+    c->last = dir;
+    return LM_OK;
+}
+
+static void *writer(void *arg)
+{
+    lm_ckpt *c = arg;
+    write_checkpoint(c, &c->err);
+    pthread_mutex_lock(&c->lock);
+    c->copied = c->done = true;
+    pthread_cond_broadcast(&c->change);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
+{
+    if (lm_ckpt_wait(c, e))
+        return e->code;
+    c->s = *s;
+    c->copied = c->done = false;
+    memset(&c->err, 0, sizeof c->err);
+    int bad = pthread_create(&c->thread, NULL, writer, c);
+    if (bad)
+        return lm_fail(e, LM_ELIMIT, "checkpoint", NULL, "no thread to write it: %s",
+                       strerror(bad));
+    c->running = true;
+    return LM_OK;
+}
+
+static lm_code wait_for(lm_ckpt *c, const bool *flag, lm_err *e)
+{
+    if (!c->running)
+        return LM_OK;
+    pthread_mutex_lock(&c->lock);
+    while (!*flag)
+        pthread_cond_wait(&c->change, &c->lock);
+    bool done = c->done;
+    pthread_mutex_unlock(&c->lock);
+    if (!done)
+        return LM_OK;
+    pthread_join(c->thread, NULL);
+    c->running = false;
+    if (c->err.code)
+        *e = c->err;
+    return c->err.code;
+}
+
+lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e)
+{
+    return wait_for(c, &c->copied, e);
+}
+
+lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e)
+{
+    return wait_for(c, &c->done, e);
+}
+
+const char *lm_ckpt_last(const lm_ckpt *c)
+{
+    return c->last;
+}
+
+void lm_ckpt_free(lm_ckpt *c)
+{
+    lm_err ignored = { 0 };
+    if (!c)
+        return;
+    lm_ckpt_wait(c, &ignored);
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->change);
+    lm_free(c->last);
+    lm_free(c);
+}
+
+/* ---- reading ---- */
+
+static lm_code load_states(const char *path, lm_train_state *s, lm_err *e)
+{
+    const lm_model *m = s->model;
+    lm_st *st = NULL;
+    float *tmp = NULL;
+    size_t room = 0;
+    char name[512];
+    lm_code rc = lm_st_open(path, &st, e);
+    for (int k = 0; !rc && k < s->n_states; k++)
+        for (int i = 0; !rc && i < m->n_slices; i++) {
+            const lm_slice *sl = &m->slice[i];
+            snprintf(name, sizeof name, "%s.%s", s->optim->state[k], sl->name);
+            const lm_st_tensor *t = lm_st_find(st, name);
+            if (!t || t->ndim != sl->ndim || t->dim[0] != sl->dim[0] ||
+                (t->ndim == 2 && t->dim[1] != sl->dim[1])) {
+                rc = lm_fail(e, LM_EFORMAT, path, NULL, "tensor \"%s\" is missing or of another shape",
+                             name);
+                break;
+            }
+            rc = lm_grow(&tmp, &room, (size_t)t->count, sizeof *tmp, "a tensor", e);
+            if (!rc)
+                rc = lm_st_load(st, t, LM_DTYPE_F32, tmp, e);
+            if (!rc)
+                lm_slice_put(m, i, tmp, s->state[k]);
+        }
+    lm_st_close(st);
+    lm_free(tmp);
+    return rc;
+}
+
+static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *s, lm_err *e)
+{
+    const char *name;
+    int64_t most = INT64_C(1) << 60;
+    if (lm_json_str_or(o, "optimizer", "", &name, where, e))
+        return e->code;
+    if (strcmp(name, s->optim->name))
+        return lm_fail(e, LM_EUSAGE, where, "resume with the same optimiser",
+                       "the run was trained with %s, not %s", name, s->optim->name);
+    return lm_json_i64(o, "step", 0, most, &s->step, where, e) ||
+                   lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
+                   lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
+                   lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||
+                   lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e)
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
+{
+    char *path = NULL;
+    json_t *o = NULL;
+    lm_code rc = lm_path_join(&path, step_dir, "state.json", e);
+    if (!rc)
+        rc = lm_json_load(path, 16 << 20, &o, e);
+    if (!rc)
+        rc = load_numbers(o, path, s, e);
+    json_decref(o);
+    lm_free(path);
+    path = NULL;
+    if (rc || !s->n_states)
+        return rc;
+    rc = lm_path_join(&path, step_dir, "optimizer.safetensors", e);
+    if (!rc)
+        rc = load_states(path, s, e);
+    lm_free(path);
+    return rc;
+}
+
+lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e)
+{
+    char *path = NULL;
+    json_t *o = NULL;
+    *out = NULL;
+    lm_code rc = lm_path_join(&path, step_dir, "state.json", e);
+    if (!rc)
+        rc = lm_json_load(path, 16 << 20, &o, e);
+    if (!rc && !json_is_object(json_object_get(o, "options")))
+        rc = lm_fail(e, LM_EFORMAT, path, NULL, "\"options\" is missing");
+    if (!rc)
+        *out = json_incref(json_object_get(o, "options"));
+    json_decref(o);
+    lm_free(path);
+    return rc;
+}

@@ -1,0 +1,69 @@
+/* evaluate.c -- forward passes over windows. */
+#include "train/evaluate.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "model/weights.h"
+
+lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
+                         lm_evaluator *v, lm_err *e)
+{
+    lm_build own = *build;
+    memset(v, 0, sizeof *v);
+    own.mode = LM_MODE_EVAL;
+    if (lm_model_build(c, &own, &v->model, e) ||
+        lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||
+        lm_batch_new(&v->batch, own.batch, own.seq, e) ||
+        lm_alloc_n(&v->rope, (size_t)(v->model->rope_rows * c->head_dim), sizeof(float),
+                   "a rotary table", e)) {
+        lm_evaluator_fini(v);
+        return e->code;
+    }
+    lm_batch_bind(&v->batch, v->model, v->exec, &v->scale);
+    return LM_OK;
+}
+
+void lm_evaluator_fini(lm_evaluator *v)
+{
+    lm_exec_free(v->exec);
+    lm_model_free(v->model);
+    lm_batch_fini(&v->batch);
+    lm_free(v->rope);
+    memset(v, 0, sizeof *v);
+}
+
+void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low)
+{
+    lm_weights_bind(v->model, v->exec, block, low, v->rope);
+}
+
+lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e)
+{
+    lm_step step = { 0 };
+    if (lm_exec_run(v->exec, &step, e))
+        return e->code;
+    const float *loss = lm_exec_data(v->exec, v->model->loss);
+    for (int64_t i = 0; i < v->batch.batch * v->batch.seq; i++)
+        if (v->batch.targets[i] >= 0) {
+            sum->nll += loss[i];
+            sum->tokens++;
+        }
+    if (rows)
+        *rows = loss;
+    return LM_OK;
+}
+
+lm_code lm_evaluator_windows(lm_evaluator *v, lm_feed *f, int64_t first, int64_t n, lm_sink *sink,
+                             lm_eval_sum *sum, lm_err *e)
+{
+    for (int64_t i = 0; i < n && !lm_stopping(); i += v->batch.batch) {
+        if (lm_batch_fill(&v->batch, f, first + i, first + n, e) ||
+            lm_evaluator_run(v, sum, NULL, e))
+            return e->code;
+        lm_progress(sink, "evaluate", (double)(i + v->batch.batch < n ? i + v->batch.batch : n),
+                    (double)n, "windows", NULL);
+    }
+    return LM_OK;
+}
