@@ -2,8 +2,8 @@
  * Face folder that it is written to.
  *
  * Accepted as a model: a folder with config.json and model.safetensors, or
- * model.safetensors.index.json and its shards; a training run's folder (folder_run.h: its links
- * make it such a folder; if they are missing, `latest` is followed); one .safetensors file, alone.
+ * model.safetensors.index.json and its shards; a training run's folder (folder_run.h: the newest
+ * whole checkpoint is opened, and stays the one that was opened); one .safetensors file, alone.
  * The interface leaves room for sources that can only go forward (a tar stream): iterate with
  * lm_model_source_next and ask lm_model_source_random before anything else.
  *
@@ -33,8 +33,8 @@ typedef struct lm_model_source lm_model_source;
 lm_code lm_model_source_open(const char *path, lm_model_source **out, lm_err *e);
 void lm_model_source_close(lm_model_source *m);
 const char *lm_model_source_path(const lm_model_source *m); /* as given */
-/* The folder that the files lie in (for tokenizer.json beside the weights); NULL for a lone file.
- */
+/* The folder that the files lie in (for tokenizer.json beside the weights): of a run, that of its newest
+ * checkpoint; NULL for a lone file. */
 const char *lm_model_source_dir(const lm_model_source *m);
 /* config.json, borrowed; NULL for a lone file. */
 const json_t *lm_model_source_config(const lm_model_source *m);

@@ -233,26 +233,25 @@ static lm_code open_weights(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* A run folder whose links were lost is still a model: go to its newest checkpoint. */
+/* A run folder: go to its newest checkpoint once, so that all files are of the same one even when
+ * the next appears meanwhile, and so that it is a model when its links were lost. */
 static lm_code resolve_dir(lm_model_source *m, lm_err *e)
 {
-    char *config = NULL, *latest = NULL;
-    bool there = false;
-    lm_code rc = lm_strdup(&m->dir, m->path, e);
+    char *config = NULL, *link = NULL, *latest = NULL;
+    bool has_config = false, has_link = false;
+    lm_code rc = probe(m->path, "config.json", &config, &has_config, e);
 
     if (!rc)
-        rc = probe(m->dir, "config.json", &config, &there, e);
-    if (!rc && !there)
+        rc = probe(m->path, "latest", &link, &has_link, e);
+    if (!rc && (has_link || !has_config))
         rc = lm_run_latest(m->path, &latest, e);
-    if (!rc && !there && !latest)
+    if (!rc && !has_config && !latest)
         rc = lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
                      "it has no config.json");
-    if (!rc && latest) {
-        lm_free(m->dir);
-        m->dir = NULL;
-        rc = lm_path_join(&m->dir, m->path, latest, e);
-    }
+    if (!rc)
+        rc = latest ? lm_path_join(&m->dir, m->path, latest, e) : lm_strdup(&m->dir, m->path, e);
     lm_free(config);
+    lm_free(link);
     lm_free(latest);
     return rc;
 }

@@ -156,7 +156,7 @@ static void stats_spans(void *ctx, int64_t begin, int64_t end, int worker)
         int64_t stop = (s + 1) * SPAN < job->t->count ? (s + 1) * SPAN : job->t->count;
         p->min = INFINITY;
         p->max = -INFINITY;
-        for (int64_t i = s * SPAN; i < stop && !p->failed.rc; i += CHUNK) {
+        for (int64_t i = s * SPAN; i < stop && !p->failed.rc && !lm_stopping(); i += CHUNK) {
             int64_t n = stop - i < CHUNK ? stop - i : CHUNK;
             p->failed.rc = get_chunk(job->m, job->t, i, n, x, &p->failed.err);
             if (!p->failed.rc)
@@ -285,7 +285,7 @@ static void diff_spans(void *ctx, int64_t begin, int64_t end, int worker)
     for (int64_t s = begin; s < end; s++) {
         gap *g = &job->span[s];
         int64_t stop = (s + 1) * SPAN < job->a->count ? (s + 1) * SPAN : job->a->count;
-        for (int64_t i = s * SPAN; i < stop && !g->failed.rc; i += CHUNK)
+        for (int64_t i = s * SPAN; i < stop && !g->failed.rc && !lm_stopping(); i += CHUNK)
             g->failed.rc = compare_at(job, i, stop - i < CHUNK ? stop - i : CHUNK, g);
     }
 }

@@ -19,7 +19,8 @@ typedef struct {
     double min, max, mean, std;
 } lm_tensor_stats;
 
-/* Fails: LM_EUSAGE for a dtype without values (LM_DTYPE_NONE), LM_EIO. */
+/* Fails: LM_EUSAGE for a dtype without values (LM_DTYPE_NONE), LM_EIO.  After lm_stop_request the
+ * result is incomplete. */
 lm_code lm_tensor_stats_of(const lm_model_source *m, const lm_st_tensor *t, lm_par *par,
                            lm_tensor_stats *out, lm_err *e);
 

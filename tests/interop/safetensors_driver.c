@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/folder.h"
+#include "format/folder_run.h"
 
 static lm_err e;
 
@@ -137,6 +138,8 @@ int main(int argc, char **argv)
         folder(argv[2], argv[3], strtoull(argv[4], NULL, 10));
     else if (argc == 5 && !strcmp(argv[1], "as"))
         resave(argv[3], argv[4], lm_dtype_parse(argv[2]));
+    else if (argc == 4 && !strcmp(argv[1], "publish"))
+        must(lm_run_publish(argv[2], argv[3], &e));
     else
         return 2;
     return 0;

@@ -135,10 +135,31 @@ def test_folders(run, tmp):
                   "model.safetensors has the same bytes")
 
 
+def test_run_folder(run, tmp):
+    """A run folder is a model folder for transformers, before and after its next checkpoint."""
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+    out = os.path.join(tmp, "run")
+    os.mkdir(out)
+    for step in ("step-000100", "step-000200"):
+        torch.manual_seed(int(step[5:]))
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+        model.save_pretrained(os.path.join(tmp, step), max_shard_size="20KB" if step == "step-000200" else "5GB")
+        subprocess.run([run, "folder", os.path.join(tmp, step), os.path.join(out, step),
+                        "20000" if step == "step-000200" else "0"], check=True)
+        subprocess.run([run, "publish", out, step], check=True)
+        again = AutoModelForCausalLM.from_pretrained(out)
+        check(same_tensors(dict(model.state_dict()), dict(again.state_dict())), f"run folder at {step}")
+        subprocess.run([run, "folder", out, os.path.join(tmp, "copy-" + step), "0"], check=True)
+        same = subprocess.run([os.path.join(BUILD, "bin/inspect-model"), "--check", out, os.path.join(tmp, "copy-" + step)],
+                              stdout=subprocess.DEVNULL).returncode
+        check(same == 0, f"run folder at {step}: read here")
+
+
 with tempfile.TemporaryDirectory() as folder:
     exe = driver(folder)
     test_files(exe, folder)
     test_refused(folder)
     test_folders(exe, folder)
+    test_run_folder(exe, folder)
 print(f"1..{count}")
 sys.exit(failed > 0)

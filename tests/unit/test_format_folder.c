@@ -391,6 +391,11 @@ static void test_run(void **state)
     expect_latest("step-000200");
     assert_true(readlink(in("run/config.json"), link, 63) > 0);
     assert_string_equal(link, "latest/config.json");
+    lm_model_source *m = NULL;
+    assert_int_equal(lm_model_source_open(in("run"), &m, &e), LM_OK);
+    assert_string_equal(lm_path_base(lm_model_source_dir(m)),
+                        "step-000200"); /* not through latest */
+    lm_model_source_close(m);
     assert_true(lm_path_exists(in("run/generation_config.json")));
     assert_true(lstat(in("run/state.json"), &st) != 0);
     assert_true(lstat(in("run/optimizer.safetensors"), &st) != 0);
