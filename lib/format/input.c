@@ -141,6 +141,8 @@ static lm_code cut_jsonl(lm_input *in, lm_doc *doc, lm_err *e)
         if (rc || !doc->raw.len)
             return rc;
     } while (blank(doc->raw.data, doc->raw.len));
+    while (doc->raw.data[doc->raw.len - 1] == '\n' || doc->raw.data[doc->raw.len - 1] == '\r')
+        doc->raw.len--;
     return LM_OK;
 }
 

@@ -148,8 +148,6 @@ lm_code lm_doc_write(const lm_input_opts *o, const lm_doc *doc, const char *text
     const char *raw = doc->raw.data;
     size_t n = doc->raw.len;
     lm_code rc;
-    while (n && (raw[n - 1] == '\n' || raw[n - 1] == '\r'))
-        n--;
     if (!doc->jsonl) {
         rc = lm_buf_add(out, "{", 1, e);
         const char *field = o->field ? o->field : "text";

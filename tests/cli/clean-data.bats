@@ -1,0 +1,150 @@
+#!/usr/bin/env bats
+# clean-data: what it keeps, drops, counts and refuses.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/clean-data.sh"
+}
+
+# fails STATUS PART ARGUMENT ...: that exit status, nothing but one line with PART on standard error.
+fails() {
+    local want=$1 part=$2
+    shift 2
+    run --separate-stderr clean-data "$@"
+    [ "$status" -eq "$want" ] || { echo "status $status: $stderr"; false; }
+    [ -z "$output" ] || { echo "output: $output"; false; }
+    [ "${#stderr_lines[@]}" -eq 1 ] || { echo "$stderr"; false; }
+    [[ $stderr == "clean-data: "*"$part"* ]] || { echo "$stderr"; false; }
+}
+
+@test "clean-data: rules and near duplicates: the first of a cluster stays, in order" {
+    run --separate-stderr clean-data --rules gopher,c4,fineweb --dedup minhash raw.jsonl.zst
+    [ "$status" -eq 0 ]
+    [ "${#lines[@]}" -eq 8 ]
+    for i in 1 2 3 4 5 6 7 8; do
+        [[ ${lines[i - 1]} == "{\"id\": $i, "* ]]
+    done
+    [[ $stderr == *"kept 8 of 11 documents"*"gopher-min-words 1, duplicate 1, near-duplicate 1" ]]
+}
+
+@test "clean-data: the same bytes for any -j, from a file or a pipe" {
+    for i in $(seq 200); do sed "s/\"id\": /&$i/; s/The /The $i /" raw.jsonl; done > big.jsonl
+    clean-data -q -j 1 -r all -d minhash big.jsonl > j1
+    clean-data -q -j 2 -r all -d minhash big.jsonl > j2
+    clean-data -q -j 7 -r all -d minhash < big.jsonl > j7
+    gzip -c big.jsonl | clean-data -q -r all -d minhash - > jz
+    [ -s j1 ]
+    cmp j1 j2
+    cmp j1 j7
+    cmp j1 jz
+}
+
+@test "clean-data: without rules nothing is dropped, and lines come back byte for byte" {
+    printf '%s\n' '{"n":123456789012345678901234567890, "text" : "a\/\u00e9" ,"x":[1e999,{}]}' '' \
+        '{"text":"","y":null}' > odd.jsonl
+    clean-data -q odd.jsonl > out.jsonl
+    grep -v '^$' odd.jsonl | cmp - out.jsonl
+}
+
+@test "clean-data: c4 rewrites the text and leaves the other fields" {
+    printf '%s\n' '{"a":1.0,"text":"One good line is here.\nno end of a sentence here\nIt is the second line.","z":"\u0041"}' > l.jsonl
+    run clean-data -q -r c4 --c4-min-sentences 2 l.jsonl
+    [ "$output" = '{"a":1.0,"text":"One good line is here.\nIt is the second line.","z":"\u0041"}' ]
+    run clean-data -q -r c4 --c4-min-sentences 2 --no-c4-terminal-punct l.jsonl
+    [ "$output" = "$(cat l.jsonl)" ]
+    run clean-data -q -r c4 l.jsonl
+    [ "$status" -eq 0 ]
+    [ -z "$output" ]
+}
+
+@test "clean-data: the thresholds are options" {
+    printf '{"text":"one two three four five"}\n' > five.jsonl
+    run clean-data -q -r gopher --gopher-min-words 5 --gopher-stop-words 0 five.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    run clean-data -q -r gopher --gopher-min-words 6 --gopher-stop-words 0 five.jsonl
+    [ -z "$output" ]
+    run clean-data -q -r gopher --gopher-min-words 5 --gopher-stop-words 1 five.jsonl
+    [ -z "$output" ]
+    fails 2 "6 numbers from 0 to 1" -r gopher --gopher-dup-ngrams 0.1,0.2 five.jsonl
+    fails 2 "3 numbers from 0 to 1" -r gopher --gopher-top-ngrams 0.1,0.2,0.3,0.4 five.jsonl
+}
+
+@test "clean-data: the report adds up, and every drop is named" {
+    clean-data -q -r all -d minhash --report r.json --dropped d.jsonl -o k.jsonl raw.jsonl
+    grep -q '"documents":11,"kept":8,' r.json
+    grep -q '"duplicates":1,"near_duplicates":1,' r.json
+    grep -q '"gopher-min-words":1,' r.json
+    grep -q '"history":\[{"tool":"clean-data",' r.json
+    [ "$(wc -l < d.jsonl)" -eq 3 ]
+    [ "$(sed -n 1p d.jsonl)" = '{"rule":"gopher-min-words","source":"raw.jsonl","line":9,"document":{"id": 9, "text": "too short"}}' ]
+    grep -q '^{"rule":"near-duplicate","source":"raw.jsonl","line":11,' d.jsonl
+    clean-data -q d.jsonl --field rule > /dev/null # it is JSONL itself
+    run --separate-stderr clean-data -q --json raw.jsonl
+    [[ $stderr == '{"documents":11,"kept":11,'* ]]
+}
+
+@test "clean-data: text, archives and what is inside them" {
+    printf 'one\n\ntwo\n' > t.txt
+    run clean-data -q --split blank t.txt
+    [ "$output" = $'{"text": "one"}\n{"text": "two"}' ]
+    printf 'one<|x|>two "q"' > t.txt
+    run clean-data -q --separator '<|x|>' t.txt
+    [ "$output" = $'{"text": "one"}\n{"text": "two \\"q\\""}' ]
+    mkdir a
+    printf '{"text":"in a tar"}\n' | gzip > a/x.jsonl.gz
+    printf 'plain' > a/y.txt
+    tar -cf a.tar a/x.jsonl.gz a/y.txt
+    xz -k a.tar
+    run clean-data -q a.tar.xz
+    [ "$output" = $'{"text":"in a tar"}\n{"text": "plain"}' ]
+}
+
+@test "clean-data: bad input: one line that names it, status 1" {
+    head -c 1000 raw.jsonl | gzip > cut.gz
+    head -c 300 cut.gz > cut.jsonl.gz
+    fails 1 "cut.jsonl.gz: damaged or truncated" cut.jsonl.gz
+    if command -v zstd > /dev/null; then
+        head -c 1000 raw.jsonl.zst > cut.jsonl.zst
+        fails 1 "cut.jsonl.zst: damaged or truncated" cut.jsonl.zst
+    fi
+    printf '{"text":"a"}\n{"text":"b"\n' > bad.jsonl
+    run --separate-stderr clean-data bad.jsonl -o out.jsonl
+    [ "$status" -eq 1 ]
+    [[ $stderr == "clean-data: bad.jsonl:2: column 12: expected ',' or '}'"* ]]
+    [ ! -e out.jsonl ]
+    [ -z "$(ls -A | grep tmp)" ]
+    printf '{"body":"a"}\n' > field.jsonl
+    fails 1 "field.jsonl:1: column 1: no such field (field 'text')" field.jsonl
+    : > empty.jsonl
+    fails 1 "empty.jsonl: no document in it" empty.jsonl
+    fails 1 "nosuch.jsonl: cannot open: No such file" nosuch.jsonl
+    printf '{"text":"a\377"}\n' > u.jsonl
+    fails 1 "u.jsonl: invalid UTF-8 at byte 10 (0xff)" u.jsonl
+    run clean-data -q --utf8 replace u.jsonl
+    [ "$output" = $'{"text":"a\xef\xbf\xbd"}' ]
+    run --separate-stderr clean-data --utf8 skip u.jsonl raw.jsonl
+    [ "$status" -eq 0 ]
+    [[ $stderr == *"invalid-utf8 1"* ]]
+}
+
+@test "clean-data: requests that cannot be obeyed: status 2, nothing written" {
+    echo old > out.jsonl
+    fails 2 "out.jsonl" -o out.jsonl raw.jsonl
+    [ "$(cat out.jsonl)" = old ]
+    clean-data -q -f -o out.jsonl raw.jsonl
+    cmp out.jsonl raw.jsonl
+    fails 2 "it is an input as well" -f -o raw.jsonl raw.jsonl
+    fails 2 "did you mean gopher?" -r gofer raw.jsonl
+    fails 2 "it is a folder" notes
+    fails 2 "100 bands of 100 values" -d minhash --bands 100 --rows 100 raw.jsonl
+}
+
+@test "clean-data: a full disk: one line, status 1" {
+    [ -w /dev/full ] || skip "no /dev/full"
+    run --separate-stderr bash -c 'clean-data raw.jsonl > /dev/full'
+    [ "$status" -eq 1 ]
+    [ "${#stderr_lines[@]}" -eq 1 ] || { echo "$stderr"; false; }
+    [[ $stderr == "clean-data: standard output: cannot write: No space left on device"* ]]
+}

@@ -1,0 +1,146 @@
+#!/usr/bin/env bats
+# shard-data: shuffle, split, mixture, the formats and their conversion, and what it refuses.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/shard-data.sh"
+    T="-q -t tok/tokenizer.json"
+}
+
+# fails STATUS PART ARGUMENT ...: that exit status, and one line with PART on standard error.
+fails() {
+    local want=$1 part=$2
+    shift 2
+    run --separate-stderr shard-data "$@"
+    [ "$status" -eq "$want" ] || { echo "status $status: $stderr"; false; }
+    [ "${#stderr_lines[@]}" -eq 1 ] || { echo "$stderr"; false; }
+    [[ $stderr == "shard-data: "*"$part"* ]] || { echo "$stderr"; false; }
+}
+
+# documents FILE [SKIP]: one document a line, from u16 ids that end with id 0.
+documents() {
+    od -An -v -tu2 -w2 -j "${2:-0}" "$1" | awk '{ printf "%s ", $1 } $1 == 0 { print "" }'
+}
+
+# sum KEY FILE: of a number in meta.json, one line for each place.
+numbers() {
+    sed -nE "s/^ *\"$1\": ([0-9]+),?$/\\1/p" "$2"
+}
+
+@test "shard-data: train and val, every document once" {
+    shard-data $T --val-fraction 0.1 -o data/ clean.jsonl
+    shard-data $T --no-shuffle -o all/ clean.jsonl
+    [ "$(cd data && ls -A | xargs)" = "meta.json train.bin train.idx val.bin val.idx" ]
+    cat <(documents data/train.bin) <(documents data/val.bin) | sort > a
+    documents all/train.bin | sort > b
+    cmp a b
+    [ "$(wc -l < b)" -eq 400 ]
+    n=$(documents data/val.bin | wc -l)
+    [ "$n" -ge 20 ] && [ "$n" -le 60 ]
+    [ "$(numbers documents data/meta.json | sed -n 1,2p | xargs)" = "$((400 - n)) $n" ]
+    # shuffled: not the order they came in
+    ! cmp -s <(documents data/train.bin) <(documents all/train.bin | grep -Fxf <(documents data/train.bin))
+}
+
+@test "shard-data: the same bytes for any -j and the same seed, others for another" {
+    for j in 1 2 5; do shard-data $T -j $j --val-fraction 0.2 -o "j$j" clean.jsonl; done
+    for f in train.bin train.idx val.bin val.idx; do
+        cmp j1/$f j2/$f
+        cmp j1/$f j5/$f
+    done
+    shard-data $T --seed 7 --val-fraction 0.2 -o s7 clean.jsonl
+    ! cmp -s j1/train.bin s7/train.bin
+    cmp <(documents j1/val.bin | sort) <(documents s7/val.bin | sort)
+}
+
+@test "shard-data: a document stays on its side when data are added or more is held out" {
+    shard-data $T --no-shuffle --val-fraction 0.1 -o a clean.jsonl
+    head -100 clean.jsonl > part.jsonl
+    shard-data $T --no-shuffle --val-fraction 0.1 -o b part.jsonl
+    shard-data $T --no-shuffle --val-fraction 0.3 -o c clean.jsonl
+    [ -s b/val.bin ]
+    [ "$(documents b/val.bin | grep -vcFxf <(documents a/val.bin))" -eq 0 ]
+    [ "$(documents a/val.bin | grep -vcFxf <(documents c/val.bin))" -eq 0 ]
+}
+
+@test "shard-data: ids are those of the tokenizer, with the end-of-text id behind" {
+    printf '{"text":"the river"}\n' > one.jsonl
+    shard-data $T -o d one.jsonl
+    shard-data $T --no-eos -o n one.jsonl
+    [ "$(documents d/train.bin | awk '{ print $NF }')" = 0 ]
+    [ "$(stat -c %s n/train.bin)" -eq $(($(stat -c %s d/train.bin) - 2)) ]
+    cmp n/train.bin <(head -c -2 d/train.bin)
+}
+
+@test "shard-data: weights: shares of the ids, nothing used twice" {
+    shard-data $T --split blank -o w clean.jsonl:0.75 notes.txt:0.25
+    run numbers documents_taken w/meta.json
+    [ "$output" = $'400\n134' ]
+    shard-data $T --split blank -o v -w 3 -w 1 clean.jsonl notes.txt
+    cmp w/train.bin v/train.bin
+    [ "$(documents w/train.bin | sort | uniq -d | wc -l)" -eq 0 ]
+    shard-data $T --split blank -n 12k -o e clean.jsonl:1 notes.txt:0
+    [ "$(documents e/train.bin | sort | uniq -c | awk '$1 < 2 || $1 > 3' | wc -l)" -eq 0 ]
+    fails 2 "at most 4 passes" $T -n 1M -o x clean.jsonl
+    fails 2 "1 weights for 2 inputs" $T -o x clean.jsonl:0.5 notes.txt
+    [ ! -e x ]
+}
+
+@test "shard-data: through every format and back: the same documents" {
+    shard-data $T --no-shuffle -o m clean.jsonl
+    shard-data -q --no-shuffle --format llmc --eos-id 0 -o l m/train
+    shard-data -q --no-shuffle --format nanogpt --eos-id 0 -o n l/train.bin
+    shard-data -q --no-shuffle --format llmc --eos-id 0 --shard-tokens 1k -o s n/train
+    shard-data -q --no-shuffle --vocab-size 400 --eos-id 0 -o b s/train
+    cmp m/train.bin b/train.bin
+    cmp m/train.idx b/train.idx
+    cmp m/train.bin n/train.bin
+    [ "$(ls s | head -2 | xargs)" = "meta.json train_000000.bin" ]
+    [ "$(od -An -tu4 -N12 l/train.bin | xargs)" = "20240520 1 6000" ]
+    [ "$(od -An -tu2 -j1024 -N2 l/train.bin | xargs)" = 0 ]
+    [ "$(od -An -tu4 -j8 -N4 s/train_000001.bin | xargs)" = 1000 ]
+    shard-data $T --no-shuffle --format llmc -o t clean.jsonl
+    cmp t/train.bin l/train.bin
+}
+
+@test "shard-data: bad input: one line that names it, and no folder is left" {
+    : > empty.jsonl
+    fails 1 "empty.jsonl: no document in it" $T -o x empty.jsonl
+    printf '{"text":"a"}\n{"text"}\n' > bad.jsonl
+    fails 1 "bad.jsonl:2: column 8" $T -o x bad.jsonl
+    gzip -c clean.jsonl | head -c 2000 > cut.gz
+    fails 1 "cut.gz: damaged or truncated" $T -o x cut.gz
+    fails 1 "nosuch.jsonl: cannot open" $T -o x nosuch.jsonl
+    fails 1 "nosuch" -q -t nosuch -o x clean.jsonl
+    [ ! -e x ]
+    shard-data $T -o d clean.jsonl
+    truncate -s -2 d/train.bin
+    fails 1 "the .bin has" -q -o x d/train
+    fails 1 "neither" -q -o x d/val
+    truncate -s +2 d/train.bin
+    fails 1 "does not fit a vocabulary of 10" -q --vocab-size 10 -o x d/train
+    [ ! -e x ]
+}
+
+@test "shard-data: requests that cannot be obeyed: status 2, nothing changed" {
+    shard-data $T -o d clean.jsonl
+    cp -r d before
+    fails 2 "train.bin: it exists" $T -o d notes.txt
+    fails 2 "train.bin: it exists" $T --format nanogpt -o d notes.txt
+    diff -r d before
+    fails 2 "an output folder is needed" $T clean.jsonl
+    fails 2 "need an id between documents" -q --format llmc -o x d/train
+    fails 2 "16-bit ids" -q --format nanogpt --eos-id 70000 -o x d/train
+    fails 2 "no token 'nope'" $T --eos-token nope -o x clean.jsonl
+    [ ! -e x ]
+    shard-data $T -f --format nanogpt -o d clean.jsonl
+    [ "$(cd d && ls -A | xargs)" = "meta.json train.bin" ]
+}
+
+@test "shard-data: --json writes the facts to standard output" {
+    run --separate-stderr shard-data $T --json -o d clean.jsonl
+    [[ $output == '{"format":"megatron","vocab_size":'*',"eos_token_id":0,"train":{"documents":400,'* ]]
+    [ "$(wc -l <<< "$output")" -eq 1 ]
+}
