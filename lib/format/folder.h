@@ -33,8 +33,8 @@ typedef struct lm_model_source lm_model_source;
 lm_code lm_model_source_open(const char *path, lm_model_source **out, lm_err *e);
 void lm_model_source_close(lm_model_source *m);
 const char *lm_model_source_path(const lm_model_source *m); /* as given */
-/* The folder that the files lie in (for tokenizer.json beside the weights): of a run, that of its newest
- * checkpoint; NULL for a lone file. */
+/* The folder that the files lie in (for tokenizer.json beside the weights): of a run, that of its
+ * newest checkpoint; NULL for a lone file. */
 const char *lm_model_source_dir(const lm_model_source *m);
 /* config.json, borrowed; NULL for a lone file. */
 const json_t *lm_model_source_config(const lm_model_source *m);

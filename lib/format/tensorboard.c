@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +16,8 @@ struct lm_tb {
     int fd;
     char *path;
     lm_buf event, record;
+    bool regular; /* a file, not a pipe */
+    int64_t size; /* of whole records */
 };
 
 uint32_t lm_crc32c(uint32_t crc, const void *data, size_t len)
@@ -112,7 +115,42 @@ static lm_code put_record(lm_tb *t, lm_err *e)
         rc = lm_buf_add(r, t->event.data, t->event.len, e);
     if (!rc)
         rc = put_le(r, mask(lm_crc32c(0, t->event.data, t->event.len)), 4, e);
-    return rc ? rc : lm_write_all(t->fd, r->data, r->len, t->path, e);
+    if (!rc)
+        rc = lm_write_all(t->fd, r->data, r->len, t->path, e);
+    if (!rc)
+        t->size += (int64_t)r->len;
+    else if (t->regular &&
+             ftruncate(t->fd, (off_t)t->size)) /* no torn record, if it can be helped */
+        return rc;
+    return rc;
+}
+
+/* Where the whole records of the file end; a record cut short by a kill or a full disk does not
+ * count. */
+static lm_code whole_end(lm_tb *t, int64_t size, int64_t *end, lm_err *e)
+{
+    uint8_t head[12];
+
+    for (*end = 0; *end + 12 <= size;) {
+        uint64_t len = 0;
+        uint32_t crc = 0;
+        if (pread(t->fd, head, 12, (off_t)*end) != 12)
+            return lm_fail(e, LM_EIO, t->path, NULL, "cannot read");
+        for (int i = 7; i >= 0; i--)
+            len = len << 8 | head[i];
+        for (int i = 11; i >= 8; i--)
+            crc = crc << 8 | head[i];
+        if (crc != mask(lm_crc32c(0, head, 8)))
+            return lm_fail(e, LM_EFORMAT, t->path, "name a new file",
+                           "it is no TensorBoard event file, or damaged at byte %lld",
+                           (long long)*end);
+        if (len > (uint64_t)(size - *end))
+            break;
+        if (*end + 16 + (int64_t)len > size)
+            break;
+        *end += 16 + (int64_t)len;
+    }
+    return LM_OK;
 }
 
 static lm_code begin_file(lm_tb *t, double wall_time, lm_err *e)
@@ -123,7 +161,12 @@ static lm_code begin_file(lm_tb *t, double wall_time, lm_err *e)
 
     if (fstat(t->fd, &st))
         return lm_fail(e, LM_EIO, t->path, NULL, "cannot examine");
-    if (st.st_size)
+    t->regular = S_ISREG(st.st_mode);
+    if (t->regular && (rc = whole_end(t, st.st_size, &t->size, e)))
+        return rc;
+    if (t->regular && t->size < st.st_size && ftruncate(t->fd, (off_t)t->size))
+        return lm_fail(e, LM_EIO, t->path, NULL, "cannot cut off a torn record");
+    if (t->size)
         return LM_OK; /* a resumed run goes on in its file */
     rc = put_time_step(&t->event, wall_time, 0, e);
     if (!rc)
@@ -141,7 +184,7 @@ lm_code lm_tb_open(const char *path, double wall_time, lm_tb **out, lm_err *e)
         return rc;
     t->fd = -1;
     rc = lm_strdup(&t->path, path, e);
-    if (!rc && (t->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) < 0)
+    if (!rc && (t->fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) < 0)
         rc = lm_fail(e, LM_EIO, path, NULL, "cannot open for appending");
     if (!rc)
         rc = begin_file(t, wall_time, e);

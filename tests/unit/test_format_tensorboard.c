@@ -86,8 +86,50 @@ static void test_file(void **state)
     unlink(path);
 }
 
+/* After a kill in the middle of a write the file goes on behind its last whole record. */
+static void test_torn(void **state)
+{
+    char path[] = "/tmp/lm-test-XXXXXX";
+    lm_tb *t = NULL;
+    lm_err e = { 0 };
+    lm_tb_scalar v = { "loss", 2 };
+    lm_buf want = { 0 }, got = { 0 };
+    (void)state;
+    close(mkstemp(path));
+
+    for (int cut = 0; cut < 40; cut += 3) {
+        assert_int_equal(truncate(path, 0), 0);
+        assert_int_equal(lm_tb_open(path, 1, &t, &e), LM_OK);
+        assert_int_equal(lm_tb_add(t, 1, 2, &v, 1, &e), LM_OK);
+        assert_int_equal(lm_tb_close(t, &e), LM_OK);
+        want.len = got.len = 0;
+        assert_int_equal(lm_file_read(path, 4096, &want, &e), LM_OK);
+        if (cut) {
+            assert_int_equal(truncate(path, (off_t)want.len - cut), 0);
+            assert_int_equal(lm_tb_open(path, 9, &t, &e), LM_OK);
+            assert_int_equal(lm_tb_add(t, 1, 2, &v, 1, &e), LM_OK);
+            assert_int_equal(lm_tb_close(t, &e), LM_OK);
+        }
+        assert_int_equal(lm_file_read(path, 4096, &got, &e), LM_OK);
+        assert_int_equal(want.len, got.len);
+        assert_memory_equal(want.data, got.data, want.len);
+    }
+    lm_buf_fini(&want);
+    lm_buf_fini(&got);
+
+    FILE *f = fopen(path, "w");
+    fputs("these are notes, not events", f);
+    fclose(f);
+    assert_int_equal(lm_tb_open(path, 1, &t, &e), LM_EFORMAT);
+    assert_int_equal(lm_file_read(path, 4096, &got, &(lm_err){ 0 }), LM_OK);
+    assert_int_equal(got.len, 27); /* untouched */
+    lm_buf_fini(&got);
+    unlink(path);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_crc), cmocka_unit_test(test_file) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_crc), cmocka_unit_test(test_file),
+                                        cmocka_unit_test(test_torn) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
