@@ -1,4 +1,4 @@
-/* tokenizers_driver -- the other end of tokenizers_compare.py: encodes and decodes what comes in on
+/* tokenizers_driver -- the other end of test_tokenizers.py: encodes and decodes what comes in on
  * a pipe.
  *
  * tokenizers_driver TOKENIZER: records on standard input, each answered at once on standard output.

@@ -3,11 +3,13 @@
 covers every Unicode category, for the GPT-2 vocabulary, for tokenizers trained by train-tokenizer in each
 pattern, and for tokenizer.json files that exercise every part that is read.
 
-    tokenizers_compare.py --build DIR [--rounds N] [--seed N] [--only NAME]
+    test_tokenizers.py [--build DIR] [--rounds N] [--seed N] [--only NAME]
 
-DIR is a build folder with libcore.a and bin/train-tokenizer.  Exit 0: all equal; 1: differences, each shown."""
+DIR is a build folder with libcore.a and bin/train-tokenizer (LM_TEST_BUILD, else build).  Speaks TAP.
+Exit 0: all equal; 1: differences, the first of each kind shown."""
 import argparse
 import functools
+import json
 import os
 import random
 import struct
@@ -231,17 +233,35 @@ def cases():
 
 
 def our_trainer(build, name, where):
-    """A tokenizer from train-tokenizer, as `tokenizers` reads it."""
+    """A tokenizer from train-tokenizer; the trainer of `tokenizers` must learn the same."""
     source = os.path.join(where, "train.txt")
     if not os.path.exists(source):
-        open(source, "w", encoding="utf-8").write("\n\n".join(real_texts()))
-    out = os.path.join(where, f"trained-{name}.json")
+        with open(source, "w", encoding="utf-8", newline="") as f:
+            f.write("\n\n".join(real_texts()))
+    out = os.path.join(where, "trained.json")
     subprocess.run([os.path.join(build, "bin", "train-tokenizer"), "-q", "--vocab-size", "3000", "--pattern",
                     name, "-f", "-o", out, source], check=True)
-    return out
+    ours = Tokenizer.from_file(out)
+    theirs = Tokenizer(models.BPE())
+    theirs.pre_tokenizer = ours.pre_tokenizer
+    with open(source, encoding="utf-8", newline="") as f:
+        theirs.train_from_iterator([f.read()], trainers.BpeTrainer(
+            vocab_size=3000, special_tokens=["<|endoftext|>"], show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    a, b = json.loads(ours.to_str())["model"], json.loads(theirs.to_str())["model"]
+    if a["vocab"] != b["vocab"] or a["merges"] != b["merges"]:
+        show(f"train-tokenizer -p {name}: the trainer of tokenizers learns something else")
+        os.rename(out, out + ".bad")  # the comparison then fails
+    final = os.path.join(where, f"trained-{len(os.listdir(where))}.json")
+    os.rename(out, final)
+    return final
 
 
-def compare(name, theirs, driver, path, rng, rounds):
+def show(text):
+    print("# " + text.replace("\n", "\n# "))
+
+
+def compare(number, name, theirs, driver, path, rng, rounds):
     ours, bad, n = Ours(driver, path), 0, 0
     extra = ["<l>", "<r>", "<lr>", "Etat", "the", "<|x|>", "<|x|>y", "\u00e9t\u00e9", " <l> ", "\n<r>\n"]
     size = theirs.get_vocab_size()
@@ -253,13 +273,13 @@ def compare(name, theirs, driver, path, rng, rounds):
             if want != got:
                 bad += 1
                 if bad <= 5:
-                    print(f"{name}: {text!r}\n  theirs {want}\n  ours   {got}")
+                    show(f"{name}: {text!r}\n  theirs {want}\n  ours   {got}")
         if len(text) > 5000:
             continue
         if theirs.decode(want) != ours.decode(want, False):
             bad += 1
             if bad <= 5:
-                print(f"{name}: decode {want}\n  theirs {theirs.decode(want)!r}\n  ours   {ours.decode(want, False)!r}")
+                show(f"{name}: decode {want}\n  theirs {theirs.decode(want)!r}\n  ours   {ours.decode(want, False)!r}")
     for _ in range(rounds // 2):  # arbitrary ids, many of them broken UTF-8
         ids = [rng.randrange(size) if rng.random() < 0.5 else rng.randrange(min(size, 300))
                for _ in range(rng.randint(1, 20))]
@@ -268,17 +288,17 @@ def compare(name, theirs, driver, path, rng, rounds):
         if want != got or stream != got:
             bad += 1
             if bad <= 5:
-                print(f"{name}: decode {ids}\n  theirs {want!r}\n  ours   {got!r}\n  stream {stream!r}")
+                show(f"{name}: decode {ids}\n  theirs {want!r}\n  ours   {got!r}\n  stream {stream!r}")
     ours.close()
-    print(f"{'FAIL' if bad else 'ok  '} {name}: {n} comparisons, {bad} differences", flush=True)
+    print(f"{'not ok' if bad else 'ok'} {number} - {name}: {n} comparisons, {bad} differences", flush=True)
     return bad
 
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--build", default=os.path.join(ROOT, "build"))
+    ap.add_argument("--build", default=os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")))
     ap.add_argument("--driver", help="the compiled tokenizers_driver (default: compile it)")
-    ap.add_argument("--rounds", type=int, default=2000)
+    ap.add_argument("--rounds", type=int, default=300)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--only")
     opt = ap.parse_args()
@@ -291,28 +311,31 @@ def main():
                             os.path.join(HERE, "tokenizers_driver.c"), os.path.join(opt.build, "libcore.a"),
                             "-larchive", "-lzstd", "-lxxhash", "-ljansson", "-lpcre2-8", "-lutf8proc", "-lm",
                             "-lpthread"], check=True)
-        todo = []
+        todo, skipped = [], []
         t = gpt2(where)
         if t:
             path = os.path.join(where, "gpt2.json")
             t.save(path)
             todo += [("gpt2", t, path), ("gpt2-pair", t, os.path.join(DATA, "gpt2-tokenizer"))]
         else:
-            print("skip gpt2: no ../shared/data/gpt2-tokenizer")
+            skipped.append("gpt2: no ../shared/data/gpt2-tokenizer")
         for name, make in cases().items():
             if opt.only and opt.only != name:
                 continue
             path = os.path.join(where, name + ".json")
             make().save(path)
             todo.append((name, Tokenizer.from_file(path), path))
-        if os.path.exists(os.path.join(opt.build, "bin", "train-tokenizer")):
-            for name in ("gpt2", "llama3", "qwen", r"\p{L}+|\p{N}|[^\p{L}\p{N}]"):
-                path = our_trainer(opt.build, name, where) if "p{" not in name else None
-                if path:
-                    todo.append(("trained-" + name, Tokenizer.from_file(path), path))
-        for name, t, path in todo:
-            if not opt.only or opt.only == name:
-                bad += compare(name, t, driver, path, random.Random(opt.seed), opt.rounds)
+        for name in ("gpt2", "llama3", "qwen", r"\p{L}+|\p{N}|[^\p{L}\p{N}]+"):
+            label = "trained-" + (name if name.isalnum() else "own-pattern")
+            if not opt.only or opt.only == label:
+                path = our_trainer(opt.build, name, where)
+                todo.append((label, Tokenizer.from_file(path), path))
+        todo = [x for x in todo if not opt.only or opt.only == x[0]]
+        print(f"1..{len(todo) + len(skipped)}")
+        for number, (name, t, path) in enumerate(todo, 1):
+            bad += compare(number, name, t, driver, path, random.Random(opt.seed), opt.rounds)
+        for number, why in enumerate(skipped, len(todo) + 1):
+            print(f"ok {number} - # SKIP {why}")
     return 1 if bad else 0
 
 
