@@ -50,7 +50,7 @@ int lm_st_type_rank(const char *dtype_name)
 const char *lm_st_show(const char *name, char buf[LM_ST_SHOWN])
 {
     size_t n = 0;
-    for (; name[n] && n < 80; n++)
+    for (; n < 80 && name[n]; n++)
         buf[n] = (unsigned char)name[n] < 0x20 || name[n] == 0x7f ? '?' : name[n];
     if (name[n]) { /* do not cut a UTF-8 sequence in two */
         while (n && ((unsigned char)name[n] & 0xc0) == 0x80)
