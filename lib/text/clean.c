@@ -9,7 +9,8 @@
 
 struct lm_clean_scratch {
     lm_parts parts;
-    lm_buf kept; /* the text that C4 leaves */
+    lm_buf kept;  /* the text that C4 leaves */
+    lm_buf small; /* the text in small letters, for looking up phrases */
 };
 
 #define LM_CLEAN_ROW(id, set, shape, name, dflt, max, help) { name, LM_CLEAN_##set, dflt, help },
@@ -55,6 +56,7 @@ void lm_clean_scratch_free(lm_clean_scratch *s)
         return;
     lm_parts_fini(&s->parts);
     lm_buf_fini(&s->kept);
+    lm_buf_fini(&s->small);
     lm_free(s);
 }
 
@@ -129,31 +131,36 @@ static int judge_quality(const lm_clean_opts *o, const lm_parts *p)
 
 /* ---- c4 ---- */
 
+/* Both in small letters. */
 static bool holds(const char *s, size_t n, const char *what)
 {
-    size_t k = strlen(what);
-    for (size_t i = 0; i + k <= n; i++) {
-        size_t j = 0;
-        while (j < k && (s[i + j] >= 'A' && s[i + j] <= 'Z' ? s[i + j] + 32 : s[i + j]) == what[j])
-            j++;
-        if (j == k)
-            return true;
-    }
-    return false;
+    return s && memmem(s, n, what, strlen(what));
 }
 
-static bool holds_any(const char *s, size_t n)
+static bool holds_policy(const char *s, size_t n)
 {
-    static const char *const phrases[] = { "terms of use", "privacy policy", "cookie policy",
-                                           "uses cookies", "use of cookies", "use cookies" };
-    for (size_t i = 0; i < sizeof phrases / sizeof *phrases; i++)
+    static const char *const phrases[] = { "cookie policy", "uses cookies", "use of cookies",
+                                           "use cookies" };
+    if (holds(s, n, "terms of use") || holds(s, n, "privacy policy"))
+        return true;
+    for (size_t i = 0; holds(s, n, "cookie") && i < sizeof phrases / sizeof *phrases; i++)
         if (holds(s, n, phrases[i]))
             return true;
     return false;
 }
 
-/* The line rule that drops s[0..n), trimmed; -1 keeps it. */
-static int judge_line(const lm_clean_opts *o, const char *s, size_t n)
+static lm_code add_small(lm_buf *b, const char *s, size_t n, lm_err *e)
+{
+    b->len = 0;
+    lm_code rc = lm_buf_room(b, n, e);
+    for (size_t i = 0; !rc && i < n; i++)
+        b->data[i] = (char)(s[i] + (s[i] >= 'A' && s[i] <= 'Z' ? 32 : 0));
+    return rc;
+}
+
+/* The line rule that drops s[0..n), trimmed; -1 keeps it.  small[0..m) is the line as it came, in
+ * small letters. */
+static int judge_line(const lm_clean_opts *o, const char *s, size_t n, const char *small, size_t m)
 {
     int64_t words, longest;
     lm_line_words(s, n, &words, &longest);
@@ -163,9 +170,9 @@ static int judge_line(const lm_clean_opts *o, const char *s, size_t n)
         return LM_RULE_LINE_PUNCT;
     if (below(o, LM_RULE_LINE_WORDS, (double)words))
         return LM_RULE_LINE_WORDS;
-    if (o->rule[LM_RULE_LINE_SCRIPT].on && holds(s, n, "javascript"))
+    if (o->rule[LM_RULE_LINE_SCRIPT].on && holds(small, m, "javascript"))
         return LM_RULE_LINE_SCRIPT;
-    if (o->rule[LM_RULE_LINE_POLICY].on && holds_any(s, n))
+    if (o->rule[LM_RULE_LINE_POLICY].on && holds_policy(small, m))
         return LM_RULE_LINE_POLICY;
     return -1;
 }
@@ -207,7 +214,11 @@ static lm_code judge_c4(const lm_clean_opts *o, lm_clean_scratch *s, lm_clean_re
 {
     const char *at = r->text, *end = r->text + r->len;
     int64_t sentences = 0, dropped = 0;
-    if (o->rule[LM_RULE_LOREM].on && holds(r->text, r->len, "lorem ipsum")) {
+    lm_code rc = add_small(&s->small, r->text, r->len, e);
+    if (rc)
+        return rc;
+    const char *small = s->small.data;
+    if (o->rule[LM_RULE_LOREM].on && holds(small, r->len, "lorem ipsum")) {
         r->rule = LM_RULE_LOREM;
         return LM_OK;
     }
@@ -221,7 +232,7 @@ static lm_code judge_c4(const lm_clean_opts *o, lm_clean_scratch *s, lm_clean_re
         const char *a = at, *b = stop;
         lm_trim(&a, &b);
         size_t from = s->kept.len ? s->kept.len + 1 : 0;
-        lm_code rc = from ? lm_buf_add(&s->kept, "\n", 1, e) : LM_OK;
+        rc = from ? lm_buf_add(&s->kept, "\n", 1, e) : LM_OK;
         if (!rc && o->strip_citations)
             rc = add_without_citations(&s->kept, a, (size_t)(b - a), e);
         else if (!rc)
@@ -232,7 +243,9 @@ static lm_code judge_c4(const lm_clean_opts *o, lm_clean_scratch *s, lm_clean_re
         tail += s->kept.len - from;
         lm_trim(&line, &tail); /* a mark at the end leaves its space */
         s->kept.len -= (size_t)(s->kept.data + s->kept.len - tail);
-        int why = b > a ? judge_line(o, line, (size_t)(tail - line)) : -1;
+        int why = b > a ? judge_line(o, line, (size_t)(tail - line), small + (a - r->text),
+                                     (size_t)(b - a))
+                        : -1;
         if (why >= 0) {
             r->lines[why]++;
             dropped++;

@@ -14,17 +14,16 @@ struct lm_seen {
     uint32_t count; /* 0: free */
 };
 
-typedef enum { SPACE, LETTER, DIGIT, PUNCT } char_class;
+typedef enum { PUNCT, SPACE, LETTER, DIGIT } char_class;
 
-static char_class classify(uint32_t cp)
+static const uint8_t ascii_class[128] = {
+    /* the rest: PUNCT */
+    [9 ... 13] = SPACE,     [' '] = SPACE,          ['0' ... '9'] = DIGIT,
+    ['A' ... 'Z'] = LETTER, ['a' ... 'z'] = LETTER,
+};
+
+static char_class classify_wide(uint32_t cp)
 {
-    if (cp < 0x80) {
-        if (cp == ' ' || (cp >= 9 && cp <= 13))
-            return SPACE;
-        if ((cp | 32) >= 'a' && (cp | 32) <= 'z')
-            return LETTER;
-        return cp >= '0' && cp <= '9' ? DIGIT : PUNCT;
-    }
     switch (utf8proc_category((int32_t)cp)) {
     case UTF8PROC_CATEGORY_ZS:
     case UTF8PROC_CATEGORY_ZL:
@@ -47,7 +46,12 @@ static char_class classify(uint32_t cp)
     }
 }
 
-static uint32_t decode(const char *s, size_t n, size_t *k)
+static inline char_class classify(uint32_t cp)
+{
+    return cp < 0x80 ? (char_class)ascii_class[cp] : classify_wide(cp);
+}
+
+static inline uint32_t decode(const char *s, size_t n, size_t *k)
 {
     *k = 1;
     return (unsigned char)*s < 0x80 ? (unsigned char)*s : lm_utf8_get(s, n, k);
@@ -149,60 +153,69 @@ static unsigned stop_word(const char *s, size_t n)
     return 0;
 }
 
-/* The word s[0..n): its hash, and what the quality rules ask of it. */
-static lm_code add_word(lm_parts *p, const char *s, size_t n, unsigned *stops, lm_err *e)
+/* A word in the making. */
+typedef struct {
+    size_t start, first, last; /* bytes: from the first to behind the last character that counts */
+    int64_t chars, to_first, to_last; /* the same in characters */
+    bool plain, alpha;
+} word;
+
+static lm_code add_word(lm_parts *p, const char *s, size_t end, const word *w, unsigned *stops,
+                        lm_err *e)
 {
-    size_t first = n, last = 0; /* from the first to behind the last character that counts */
-    bool alpha = false;
-    int64_t chars = 0;
-    for (size_t i = 0, k; i < n; i += k) {
-        char_class c = classify(decode(s + i, n - i, &k));
-        chars++;
-        if (c == PUNCT)
-            continue;
-        alpha |= c == LETTER;
-        first = i < first ? i : first;
-        last = i + k;
-    }
-    if (last > first) {
+    if (w->plain) {
         p->plain_words++;
-        p->plain_chars += count_chars(s + first, last - first);
-        p->alpha_words += alpha;
-        *stops |= stop_word(s + first, last - first);
+        p->plain_chars += w->to_last - w->to_first;
+        p->alpha_words += w->alpha;
+        *stops |= stop_word(s + w->first, w->last - w->first);
     }
     lm_code rc = lm_grow(&p->words, &p->cap_words, (size_t)p->n_words + 1, sizeof *p->words,
                          "words of a document", e);
-    if (!rc)
-        p->words[p->n_words++] = (lm_unit){ lm_hash64(s, n, 0), chars };
-    return rc;
+    if (rc)
+        return rc;
+    int64_t before = p->n_words ? p->words[p->n_words - 1].chars : 0;
+    p->words[p->n_words++] =
+        (lm_unit){ lm_hash64(s + w->start, end - w->start, 0), before + w->chars };
+    return LM_OK;
 }
 
 static lm_code split_words(lm_parts *p, const char *s, size_t n, lm_err *e)
 {
-    size_t start = 0;
+    word w = { 0 };
     bool in_word = false;
     unsigned stops = 0;
     lm_code rc = LM_OK;
     for (size_t i = 0, k; i < n && !rc; i += k) {
         uint32_t cp = decode(s + i, n - i, &k);
-        bool space = classify(cp) == SPACE;
+        char_class c = classify(cp);
         p->chars++;
-        p->newlines += cp == '\n';
-        p->hashes += cp == '#';
-        p->ellipses += cp == 0x2026;
-        if (cp == '.' && n - i >= 3 && s[i + 1] == '.' && s[i + 2] == '.') {
-            p->ellipses++;
-            p->chars += 2;
-            k = 3;
+        if (c == SPACE) {
+            p->newlines += cp == '\n';
+            if (in_word)
+                rc = add_word(p, s, i, &w, &stops, e);
+            in_word = false;
+            continue;
         }
-        if (space && in_word)
-            rc = add_word(p, s + start, i - start, &stops, e);
-        else if (!space && !in_word)
-            start = i;
-        in_word = !space;
+        if (!in_word)
+            w = (word){ .start = i };
+        in_word = true;
+        if (c == PUNCT) {
+            p->hashes += cp == '#';
+            p->ellipses += cp == 0x2026;
+        } else {
+            w.first = w.plain ? w.first : i;
+            w.to_first = w.plain ? w.to_first : w.chars;
+            w.last = i + k;
+            w.to_last = w.chars + 1;
+            w.plain = true;
+            w.alpha |= c == LETTER;
+        }
+        w.chars++;
     }
     if (in_word && !rc)
-        rc = add_word(p, s + start, n - start, &stops, e);
+        rc = add_word(p, s, n, &w, &stops, e);
+    for (const char *q = s; (q = memmem(q, (size_t)(s + n - q), "...", 3)); q += 3)
+        p->ellipses++;
     p->stop_words = __builtin_popcount(stops);
     return rc;
 }
@@ -280,6 +293,8 @@ lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, lm_err *e)
                      .cap_words = p->cap_words,
                      .cap_lines = p->cap_lines,
                      .cap_paragraphs = p->cap_paragraphs,
+                     .gram = p->gram,
+                     .cap_gram = p->cap_gram,
                      .table = p->table,
                      .cap_table = p->cap_table };
     lm_code rc = split_words(p, text, len, e);
@@ -291,6 +306,7 @@ void lm_parts_fini(lm_parts *p)
     lm_free(p->words);
     lm_free(p->lines);
     lm_free(p->paragraphs);
+    lm_free(p->gram);
     lm_free(p->table);
     *p = (lm_parts){ 0 };
 }
@@ -342,16 +358,31 @@ lm_code lm_parts_repeats(lm_parts *p, lm_unit_kind kind, lm_repeats *out, lm_err
     return LM_OK;
 }
 
-/* Hash and length (one space between words when `spaced`) of the n words from i on. */
-static lm_unit gram_at(const lm_parts *p, int64_t i, int n, bool spaced)
+/* p->gram[i] = hash of the n words from i on, made from that of n - 1: rules ask for n = 2 to 10
+ * in this order. */
+static lm_code make_grams(lm_parts *p, int n, lm_err *e)
 {
-    lm_unit g = { 0x9e3779b97f4a7c15u, spaced ? n - 1 : 0 };
-    for (int k = 0; k < n; k++) {
-        g.hash = (g.hash ^ p->words[i + k].hash) * 0xff51afd7ed558ccdu;
-        g.hash ^= g.hash >> 32;
-        g.chars += p->words[i + k].chars;
+    lm_code rc = lm_grow(&p->gram, &p->cap_gram, (size_t)p->n_words, sizeof *p->gram,
+                         "n-grams of a document", e);
+    if (rc)
+        return rc;
+    if (p->gram_n > n || p->gram_n == 0) {
+        for (int64_t i = 0; i < p->n_words; i++)
+            p->gram[i] = p->words[i].hash;
+        p->gram_n = 1;
     }
-    return g;
+    for (; p->gram_n < n; p->gram_n++)
+        for (int64_t i = 0; i + p->gram_n < p->n_words; i++) {
+            uint64_t h = p->gram[i] * 0xff51afd7ed558ccdu;
+            p->gram[i] = (h ^ (h >> 32)) + p->words[i + p->gram_n].hash;
+        }
+    return LM_OK;
+}
+
+/* Characters of the n words from i on, spaces between them not counted. */
+static int64_t gram_chars(const lm_parts *p, int64_t i, int n)
+{
+    return p->words[i + n - 1].chars - (i ? p->words[i - 1].chars : 0);
 }
 
 lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e)
@@ -362,13 +393,14 @@ lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e)
     if (p->n_words < n)
         return LM_OK;
     lm_code rc = clear_table(p, p->n_words, &mask, e);
+    if (!rc)
+        rc = make_grams(p, n, e);
     for (int64_t i = 0; !rc && i + n <= p->n_words; i++) {
-        lm_unit g = gram_at(p, i, n, true);
-        struct lm_seen *s = look_up(p, mask, g.hash);
+        struct lm_seen *s = look_up(p, mask, p->gram[i]);
         s->count++;
         if (s->count < 2 || s->count < top)
             continue;
-        int64_t c = g.chars * s->count;
+        int64_t c = (gram_chars(p, i, n) + n - 1) * s->count;
         *chars = s->count > top || c > *chars ? c : *chars; /* a tie: the longest */
         top = s->count;
     }
@@ -382,11 +414,12 @@ lm_code lm_parts_dup_grams(lm_parts *p, int n, int64_t *chars, lm_err *e)
     if (p->n_words < n)
         return LM_OK;
     lm_code rc = clear_table(p, p->n_words, &mask, e);
+    if (!rc)
+        rc = make_grams(p, n, e);
     for (int64_t i = 0; !rc && i + n <= p->n_words;) {
-        lm_unit g = gram_at(p, i, n, false);
-        struct lm_seen *s = look_up(p, mask, g.hash);
+        struct lm_seen *s = look_up(p, mask, p->gram[i]);
         if (s->count) {
-            *chars += g.chars;
+            *chars += gram_chars(p, i, n);
             i += n; /* the next one may not overlap it */
         } else {
             s->count = 1;

@@ -23,9 +23,13 @@ typedef struct {
     int64_t hashes, ellipses; /* '#'; "..." and U+2026 */
     int64_t n_lines;          /* not blank */
     int64_t bullet_lines, ellipsis_lines, sentence_lines, short_lines;
-    lm_unit *words, *lines, *paragraphs; /* lines and paragraphs without the white space around */
+    lm_unit *words;              /* chars is a running sum */
+    lm_unit *lines, *paragraphs; /* lines and paragraphs without the white space around */
     int64_t n_paragraphs;
     size_t cap_words, cap_lines, cap_paragraphs;
+    uint64_t *gram; /* hashes of the gram_n words from each word on */
+    size_t cap_gram;
+    int gram_n;
     struct lm_seen *table; /* scratch for counting */
     size_t cap_table;
 } lm_parts; /* zero-initialise, reuse */

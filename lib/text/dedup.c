@@ -166,8 +166,8 @@ static lm_code make_plain(const char *text, size_t len, lm_dedup_sig *sig, size_
 static inline uint64_t affine(uint64_t a, uint64_t x, uint64_t b)
 {
     unsigned __int128 p = (unsigned __int128)a * x + b;
-    uint64_t r = ((uint64_t)p & M61) + (uint64_t)(p >> 61);
-    return r >= M61 ? r - M61 : r;
+    uint64_t r = ((uint64_t)p & M61) + (uint64_t)(p >> 61), less = r - M61;
+    return less < r ? less : r; /* below M61 the difference wraps round to something large */
 }
 
 /* Hashes of the n-grams of the simplified text, which are stretches of it. */
@@ -187,7 +187,8 @@ static lm_code hash_grams(const lm_dedup *d, lm_dedup_sig *sig, size_t n, size_t
         seen++;
         if (seen >= want) {
             size_t from = starts[seen % want];
-            sig->gram[seen - want] = lm_hash64(sig->plain + from, end - from, 0) >> 3;
+            uint64_t x = lm_hash64(sig->plain + from, end - from, 0) >> 3;
+            sig->gram[seen - want] = x == M61 ? 0 : x;
         }
         at = end + 1;
     }
@@ -216,7 +217,7 @@ lm_code lm_dedup_sign(const lm_dedup *d, const char *text, size_t len, lm_dedup_
     for (int i = 0; i < d->values; i++) {
         uint64_t a = d->a[i], b = d->b[i], min = M61;
         for (size_t g = 0; g < grams; g++) {
-            uint64_t h = affine(a, sig->gram[g] >= M61 ? 0 : sig->gram[g], b);
+            uint64_t h = affine(a, sig->gram[g], b);
             min = h < min ? h : min;
         }
         sig->value[i] = min;
