@@ -1,13 +1,14 @@
 /* tokenizer.h -- text to token ids and back, from a Hugging Face tokenizer.json.
  *
  * The pipeline is that of the `tokenizers` library: split on added tokens -> normaliser ->
- * pre-tokeniser
- * -> BPE -> post-processor; back through the decoder.  Read are
- *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3, Qwen) or byte-fallback
- * (Llama-2);
- *   - vocab.json + merges.txt, GPT-2's older pair of files, taken as byte-level with GPT-2's
- * pattern. Ids are the same as those of `tokenizers`.  Anything in the file that is not understood
- * is LM_EFORMAT with its name: a tokenizer is followed to the letter or refused.
+ * pre-tokeniser -> BPE -> post-processor; back through the decoder.  Read are
+ *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2);
+ *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern.
+ *
+ * Ids are the same as those of `tokenizers` (0.23), as far as the Unicode tables here (utf8proc,
+ * PCRE2) and there are of the same version.  Anything in the file that is not understood is
+ * LM_EFORMAT with its name: a tokenizer is followed to the letter or refused.  Only "truncation"
+ * and "padding", which shape batches, are passed over.
  *
  * A loaded lm_tokenizer is constant and may be shared by any number of threads; what changes while
  * encoding (word cache, buffers) is in an lm_tok_scratch, one a thread. */
@@ -35,8 +36,8 @@ void lm_ids_fini(lm_ids *ids);
  * merges.txt. tokenizer_config.json beside it, when there, names the special tokens.
  *
  * Fails: LM_EIO when nothing readable is there; LM_EFORMAT for a file that breaks its format
- * (merges of unknown tokens, two tokens with one id, ids over 2^27) or asks for a part that is not
- * known here; in e->where the file and the place in it. */
+ * (merges of unknown tokens, two tokens with one id, ids far beyond the number of tokens)
+ * or asks for a part that is not known here; in e->where the file and the place in it. */
 lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e);
 /* The same from the text of a tokenizer.json; `config` (may be NULL) is that of a
  * tokenizer_config.json. */
