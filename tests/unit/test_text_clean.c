@@ -98,6 +98,9 @@ static void gopher_repetition(void **st)
     assert_true(drops(LM_RULE_DUP_5, 0.23, "a b c d e x a b c d e"));
     assert_false(drops(LM_RULE_DUP_5, 0.24, "a b c d e x a b c d e"));
     assert_false(drops(LM_RULE_DUP_6, 0.0, "a b c d e x a b c d e"));
+    /* eight times "a": one repeat fits behind the first, overlapping ones do not count again */
+    assert_true(drops(LM_RULE_DUP_5, 0.33, "a a a a a a a a"));
+    assert_false(drops(LM_RULE_DUP_5, 0.34, "a a a a a a a a"));
 }
 
 static void c4_lines(void **st)
