@@ -175,6 +175,23 @@ LM_INLINE void dropout_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 VF_TYPED(dropout_span)
 
 #ifndef __AVX512BF16__
+static void to_f16(const float *x, uint16_t *y, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(y + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    lm_convert(LM_DTYPE_F32, x + i, LM_DTYPE_F16, y + i, n - i);
+}
+
+static void from_f16(const uint16_t *x, float *y, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+    lm_convert(LM_DTYPE_F16, x + i, LM_DTYPE_F32, y + i, n - i);
+}
+
 /* Casts that vectors know; anything else is left to lm_convert. */
 static void cast_span(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -191,6 +208,10 @@ static void cast_span(void *ctx, int64_t begin, int64_t end, int worker)
         VF_FOR(i, n, end - begin, {
             vf_put_any(LM_DTYPE_F32, y, begin + i, vf_get_any(LM_DTYPE_BF16, x, begin + i, n), n);
         });
+    else if (from == LM_DTYPE_F32 && to == LM_DTYPE_F16)
+        to_f16((const float *)x + begin, (uint16_t *)y + begin, end - begin);
+    else if (from == LM_DTYPE_F16 && to == LM_DTYPE_F32)
+        from_f16((const uint16_t *)x + begin, (float *)y + begin, end - begin);
     else
         lm_convert(from, x + begin * (int64_t)lm_dtype_size(from), to,
                    y + begin * (int64_t)lm_dtype_size(to), end - begin);

@@ -3,40 +3,17 @@
 
 #include "kernels/cpu/tables.h"
 
-/* A source file that is not there yet has no table. */
 static const lm_kernel *const tables[] = {
-#if __has_include("kernels/cpu/linear_ref.c")
-    lm_linear_ref_kernels,
-#endif
-#if __has_include("kernels/cpu/linear_simd.c") || __has_include("kernels/cpu/linear_avx2.c")
-    lm_linear_avx2_kernels,
-#endif
-#if __has_include("kernels/cpu/linear_simd.c") || __has_include("kernels/cpu/linear_avx512.c")
-    lm_linear_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/linear_amx.c")
-    lm_linear_amx_kernels,
-#endif
-#if __has_include("kernels/cpu/attention_ref.c")
-    lm_attention_ref_kernels,
-#endif
-#if __has_include("kernels/cpu/attention_simd.c") || __has_include("kernels/cpu/attention_avx2.c")
-    lm_attention_avx2_kernels,
-#endif
-#if __has_include("kernels/cpu/attention_simd.c") || __has_include("kernels/cpu/attention_avx512.c")
-    lm_attention_avx512_kernels,
-#endif
-#if __has_include("kernels/cpu/attention_amx.c")
-    lm_attention_amx_kernels,
-#endif
-    lm_norm_ref_kernels,         lm_norm_avx2_kernels,          lm_norm_avx512_kernels,
-    lm_norm_amx_kernels,         lm_rope_ref_kernels,           lm_rope_avx2_kernels,
-    lm_rope_avx512_kernels,      lm_rope_amx_kernels,           lm_elementwise_ref_kernels,
-    lm_elementwise_avx2_kernels, lm_elementwise_avx512_kernels, lm_elementwise_amx_kernels,
-    lm_embed_ref_kernels,        lm_embed_avx2_kernels,         lm_embed_avx512_kernels,
-    lm_head_ref_kernels,         lm_head_avx2_kernels,          lm_head_avx512_kernels,
-    lm_head_amx_kernels,         lm_optim_ref_kernels,          lm_optim_avx2_kernels,
-    lm_optim_avx512_kernels,
+    lm_linear_ref_kernels,         lm_linear_avx2_kernels,     lm_linear_avx512_kernels,
+    lm_linear_amx_kernels,         lm_attention_ref_kernels,   lm_attention_avx2_kernels,
+    lm_attention_avx512_kernels,   lm_attention_amx_kernels,   lm_norm_ref_kernels,
+    lm_norm_avx2_kernels,          lm_norm_avx512_kernels,     lm_norm_amx_kernels,
+    lm_rope_ref_kernels,           lm_rope_avx2_kernels,       lm_rope_avx512_kernels,
+    lm_rope_amx_kernels,           lm_elementwise_ref_kernels, lm_elementwise_avx2_kernels,
+    lm_elementwise_avx512_kernels, lm_elementwise_amx_kernels, lm_embed_ref_kernels,
+    lm_embed_avx2_kernels,         lm_embed_avx512_kernels,    lm_head_ref_kernels,
+    lm_head_avx2_kernels,          lm_head_avx512_kernels,     lm_head_amx_kernels,
+    lm_optim_ref_kernels,          lm_optim_avx2_kernels,      lm_optim_avx512_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

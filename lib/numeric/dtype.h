@@ -1,8 +1,9 @@
 /* dtype.h -- the element types that tensors are made of, and exact conversions between them.
  *
- * F16 is IEEE binary16, BF16 the upper half of binary32, F8E4M3 the "fn" form (no infinities, S.1111.111
- * is NaN, maximum 448) and F8E5M2 the IEEE-like form (maximum 57344) of OCP FP8 (arXiv:2209.05433).
- * Encoding rounds to nearest, ties to even; overflow of F8E4M3 gives NaN unless saturating. */
+ * F16 is IEEE binary16, BF16 the upper half of binary32, F8E4M3 the "fn" form (no infinities,
+ * S.1111.111 is NaN, maximum 448) and F8E5M2 the IEEE-like form (maximum 57344) of OCP FP8
+ * (arXiv:2209.05433). Encoding rounds to nearest, ties to even; overflow of F8E4M3 gives NaN unless
+ * saturating. */
 #ifndef LM_NUMERIC_DTYPE_H
 #define LM_NUMERIC_DTYPE_H
 
@@ -34,7 +35,8 @@ typedef enum {
 size_t lm_dtype_size(lm_dtype d);         /* bytes per element */
 const char *lm_dtype_name(lm_dtype d);    /* "f32", "bf16": what our options and JSON say */
 const char *lm_dtype_st_name(lm_dtype d); /* "F32", "BF16", "F8_E4M3": safetensors' spelling */
-lm_dtype lm_dtype_parse(const char *name);/* either spelling, torch's too ("float32"); NONE if unknown */
+lm_dtype
+lm_dtype_parse(const char *name); /* either spelling, torch's too ("float32"); NONE if unknown */
 bool lm_dtype_is_float(lm_dtype d);
 
 /* Scalars, inline because kernels' reference code is made of them. */
@@ -63,20 +65,21 @@ uint8_t lm_f32_to_f8e5m2(float f, bool saturate);
 uint16_t lm_f64_to_bf16(double d);
 uint16_t lm_f64_to_f16(double d);
 
-/* Element i of an array of any dtype as a double, and back (round to nearest; integers are clamped). */
+/* Element i of an array of any dtype as a double, and back (round to nearest; integers are
+ * clamped). */
 double lm_get(lm_dtype d, const void *p, int64_t i);
 void lm_set(lm_dtype d, void *p, int64_t i, double v);
 
-/* n elements from one type to another; same type copies.  Vectorised for f32<->bf16 and f32<->f16 by the
- * kernels ("cast"); this is the plain form that formats use. src and dst may not overlap. */
+/* n elements from one type to another; same type copies.  Vectorised for f32<->bf16 and f32<->f16
+ * by the kernels ("cast"); this is the plain form that formats use. src and dst may not overlap. */
 void lm_convert(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n);
 
-/* Stochastic rounding to bf16: round up with probability equal to the discarded fraction; `r` supplies
- * 16 random bits (low half used).  Unbiased: E[result] = f (arXiv:2010.06192 sec. 2). */
+/* Stochastic rounding to bf16: round up with probability equal to the discarded fraction; `r`
+ * supplies 16 random bits (low half used).  Unbiased: E[result] = f (arXiv:2010.06192 sec. 2). */
 uint16_t lm_f32_to_bf16_sr(float f, uint32_t r);
 /* The same for F16, BF16, F8E4M3 and F8E5M2 with all 32 bits of r; the code is in the low bits.
- * Finite numbers between the largest code and the next step above it go to the largest; beyond that,
- * and infinities, overflow as in rounding to nearest (saturate: to the largest). */
+ * Finite numbers between the largest code and the next step above it go to the largest; beyond
+ * that, and infinities, overflow as in rounding to nearest (saturate: to the largest). */
 uint16_t lm_f64_round_sr(lm_dtype to, double d, uint32_t r, bool saturate);
 
 #endif

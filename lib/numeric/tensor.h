@@ -1,4 +1,5 @@
-/* tensor.h -- a borrowed view of memory with a shape: contiguous, row-major, at most 5 dimensions. */
+/* tensor.h -- a borrowed view of memory with a shape: contiguous, row-major, at most 5 dimensions.
+ */
 #ifndef LM_NUMERIC_TENSOR_H
 #define LM_NUMERIC_TENSOR_H
 
