@@ -29,6 +29,9 @@ struct lm_backend {
     /* Wait for everything submitted on s (NULL: on all streams); failures of kernels surface here. */
     lm_code (*sync)(lm_backend *b, lm_stream *s, lm_err *e);
     const lm_kernel *(*kernel)(lm_backend *b, const char *op, lm_dtype act);
+    /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some tens of
+     * milliseconds on random data, or from a table; 0: unknown. */
+    double (*peak_flops)(lm_backend *b, lm_dtype act);
     void (*close)(lm_backend *b);
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "graph/backend.h"
+#include "kernels/peak.h"
 
 typedef struct {
     lm_backend b; /* first: the interface is cast to this */
@@ -67,6 +68,11 @@ static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
     return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
 }
 
+static double cpu_peak_flops(lm_backend *b, lm_dtype act)
+{
+    return lm_cpu_peak(act, ((cpu_backend *)b)->level, b->par);
+}
+
 static void cpu_close(lm_backend *b)
 {
     lm_free(b);
@@ -90,6 +96,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .copy = cpu_copy,
                          .sync = cpu_sync,
                          .kernel = cpu_kernel,
+                         .peak_flops = cpu_peak_flops,
                          .close = cpu_close };
     snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level),
              c->b.threads, c->b.threads == 1 ? "" : "s");

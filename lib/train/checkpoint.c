@@ -100,6 +100,7 @@ static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
     lm_jw_int(&w, "step", s->step);
     lm_jw_int(&w, "tokens", s->tokens);
     lm_jw_int(&w, "sample", s->sample);
+    lm_jw_f64(&w, "seconds", s->seconds);
     lm_jw_f64(&w, "best_loss", s->best_loss);
     lm_jw_int(&w, "bad_evals", s->bad_evals);
     if (options)
@@ -294,6 +295,7 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
     return lm_json_i64(o, "step", 0, most, &s->step, where, e) ||
                    lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
                    lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
+                   lm_json_f64_or(o, "seconds", 0, &s->seconds, where, e) ||
                    lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||
                    lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e)
                ? e->code

@@ -25,6 +25,7 @@ typedef struct {
 
     int64_t step, tokens; /* optimiser steps done, targets trained on */
     int64_t sample;       /* windows drawn so far */
+    double seconds;       /* spent training, over all resumes */
     double best_loss;     /* of validation; early stopping */
     int64_t bad_evals;
 } lm_train_state;
