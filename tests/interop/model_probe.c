@@ -1,0 +1,223 @@
+/* model_probe -- the other end of test_models.py: runs a model folder on given tokens.
+ *
+ * model_probe run MODEL BATCH OUT f32|bf16 LEVEL    loss, logits and all gradients
+ * model_probe train MODEL BATCH OUT f32|bf16 LEVEL  losses of one AdamW step for each batch
+ * model_probe copy MODEL OUT                        load, and write the folder again
+ *
+ * BATCH is a safetensors file with I64 `tokens` and `targets` [S,B,T]; targets below 0 are ignored;
+ * train: also F32 `adamw` (lr, beta1, beta2, eps, weight_decay). */
+#include "kernels/optim.h"
+#include "tests/unit/model_run.h"
+
+typedef struct {
+    int64_t steps, batch, seq;
+    int64_t *tokens, *targets;
+    float adamw[5];
+} batches;
+
+static int64_t *load_ids(const lm_st *f, const char *name, batches *b)
+{
+    lm_err e = { 0 };
+    const lm_st_tensor *t = lm_st_find(f, name);
+    if (!t || t->ndim != 3)
+        must(lm_fail(&e, LM_EFORMAT, lm_st_path(f), NULL, "no %s [S,B,T]", name), &e);
+    b->steps = t->dim[0];
+    b->batch = t->dim[1];
+    b->seq = t->dim[2];
+    int64_t *ids = room((size_t)t->count, sizeof *ids);
+    must(lm_st_load(f, t, LM_DTYPE_I64, ids, &e), &e);
+    return ids;
+}
+
+static void load_batches(const char *path, batches *b)
+{
+    lm_err e = { 0 };
+    lm_st *f;
+    must(lm_st_open(path, &f, &e), &e);
+    b->tokens = load_ids(f, "tokens", b);
+    b->targets = load_ids(f, "targets", b);
+    if (lm_st_find(f, "adamw"))
+        must(lm_st_load(f, lm_st_find(f, "adamw"), LM_DTYPE_F32, b->adamw, &e), &e);
+    lm_st_close(f);
+}
+
+/* Feed step s; returns the number of targets that count. */
+static int64_t feed(runner *r, const batches *b, int64_t s)
+{
+    const lm_model *m = r->model;
+    int64_t n = b->batch * b->seq, valid = 0;
+    for (int64_t i = 0; i < n; i++) {
+        ids_of(r, m->tokens)[i] = (int32_t)b->tokens[s * n + i];
+        if (m->targets == LM_NONE)
+            continue;
+        ids_of(r, m->targets)[i] = (int32_t)b->targets[s * n + i];
+        valid += b->targets[s * n + i] >= 0;
+    }
+    if (m->scale != LM_NONE)
+        *(float *)r->mem[m->scale] = 1.0f / (float)valid;
+    return valid;
+}
+
+typedef struct {
+    lm_st_plan *plan;
+    const void *data[4096];
+    int n;
+} product;
+
+static void put(product *p, const char *name, int ndim, const int64_t *dim, const void *data)
+{
+    lm_err e = { 0 };
+    must(lm_st_plan_add(p->plan, name, LM_DTYPE_F32, ndim, dim, &e), &e);
+    p->data[p->n++] = data;
+}
+
+static void save(product *p, const char *path)
+{
+    lm_err e = { 0 };
+    lm_st_writer *w;
+    must(lm_st_create(path, true, p->plan, &w, &e), &e);
+    for (int i = 0; i < p->n; i++)
+        must(lm_st_write(w, p->data[i], (size_t)lm_st_plan_at(p->plan, (size_t)i)->bytes, &e), &e);
+    must(lm_st_commit(w, &e), &e);
+}
+
+static void run_model(const lm_config *c, const lm_model_source *src, lm_build build,
+                      lm_cpu_level level, const batches *b, const char *out)
+{
+    lm_err e = { 0 };
+    runner train, speak;
+    product p = { 0 };
+    build.mode = LM_MODE_TRAIN;
+    runner_new(&train, c, &build, level, 2);
+    build.mode = LM_MODE_GENERATE;
+    build.cache = build.seq;
+    runner_new(&speak, c, &build, level, 2);
+
+    lm_model *m = train.model;
+    float *block = room((size_t)m->block, sizeof *block), *g = room((size_t)m->block, sizeof *g);
+    float *logits = room((size_t)(b->batch * b->seq * c->vocab), sizeof *logits), loss;
+    must(lm_weights_load(m, src, train.par, block, &e), &e);
+    runner_weights(&train, block);
+    runner_weights(&speak, block);
+    int64_t valid = feed(&train, b, 0);
+    feed(&speak, b, 0);
+    runner_run(&train);
+    all_logits(&speak, logits);
+    loss = (float)(loss_sum(&train) / (double)valid);
+    grad_block(&train, g);
+
+    must(lm_st_plan_new(&p.plan, &e), &e);
+    put(&p, "loss", 1, (int64_t[]){ 1 }, &loss);
+    put(&p, "logits", 3, (int64_t[]){ b->batch, b->seq, c->vocab }, logits);
+    for (int i = 0; i < m->n_slices; i++) {
+        float *copy =
+            room((size_t)(m->slice[i].dim[0] * (m->slice[i].ndim > 1 ? m->slice[i].dim[1] : 1)),
+                 sizeof *copy);
+        lm_slice_get(m, i, g, copy);
+        char name[300];
+        snprintf(name, sizeof name, "grad.%s", m->slice[i].name);
+        put(&p, name, m->slice[i].ndim, m->slice[i].dim, copy);
+    }
+    save(&p, out);
+}
+
+static void adamw(const runner *r, const lm_adamw_attr *a, int64_t from, int64_t to, float *p,
+                  const float *g, float *m1, float *m2)
+{
+    int64_t n = to - from;
+    if (!n)
+        return;
+    lm_tensor t = { .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { n } }, in = t, o[4] = { t, t, t };
+    in.data = (void *)(uintptr_t)(g + from);
+    o[0].data = p + from;
+    o[1].data = m1 + from;
+    o[2].data = m2 + from;
+    lm_call c = { .attr = a, .in = &in, .n_in = 1, .out = o, .n_out = 4, .par = r->par };
+    const lm_kernel *k = lm_cpu_kernel("adamw", LM_DTYPE_F32, lm_cpu_detect());
+    if (k->work)
+        c.work = room(k->work(&c, lm_par_threads(r->par)), 1);
+    k->run(&c);
+    lm_free(c.work);
+}
+
+static void train_model(const lm_config *c, const lm_model_source *src, lm_build build,
+                        lm_cpu_level level, const batches *b, const char *out)
+{
+    lm_err e = { 0 };
+    runner r;
+    product p = { 0 };
+    build.mode = LM_MODE_TRAIN;
+    runner_new(&r, c, &build, level, 2);
+    size_t n = (size_t)r.model->block;
+    float *block = room(n, 4), *g = room(n, 4), *m1 = room(n, 4), *m2 = room(n, 4);
+    float *losses = room((size_t)b->steps, 4);
+    must(lm_weights_load(r.model, src, r.par, block, &e), &e);
+    lm_adamw_attr a = { .lr = (double)b->adamw[0],
+                        .beta1 = (double)b->adamw[1],
+                        .beta2 = (double)b->adamw[2],
+                        .eps = (double)b->adamw[3],
+                        .g_scale = 1 };
+    for (int64_t s = 0; s < b->steps; s++) {
+        runner_weights(&r, block);
+        int64_t valid = feed(&r, b, s);
+        r.step.step = s;
+        runner_run(&r);
+        losses[s] = (float)(loss_sum(&r) / (double)valid);
+        grad_block(&r, g);
+        a.bc1 = 1 - pow(a.beta1, (double)s + 1);
+        a.bc2 = 1 - pow(a.beta2, (double)s + 1);
+        a.weight_decay = (double)b->adamw[4];
+        adamw(&r, &a, 0, r.model->decay_end, block, g, m1, m2);
+        a.weight_decay = 0;
+        adamw(&r, &a, r.model->decay_end, r.model->block, block, g, m1, m2);
+    }
+    must(lm_st_plan_new(&p.plan, &e), &e);
+    put(&p, "losses", 1, (int64_t[]){ b->steps }, losses);
+    save(&p, out);
+}
+
+static void copy_model(const lm_config *c, const lm_model_source *src, const char *out)
+{
+    lm_err e = { 0 };
+    lm_build build = {
+        .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { LM_DTYPE_F32, NULL }
+    };
+    lm_model *m;
+    lm_st_plan *plan;
+    lm_folder *f;
+    must(lm_model_build(c, &build, &m, &e), &e);
+    float *block = room((size_t)m->block, sizeof *block);
+    must(lm_weights_load(m, src, NULL, block, &e), &e);
+    must(lm_st_plan_new(&plan, &e), &e);
+    must(lm_weights_plan(m, LM_DTYPE_F32, plan, &e), &e);
+    lm_folder_spec spec = { .config = lm_model_source_config(src), .plan = plan };
+    must(lm_folder_create(out, true, &spec, &f, &e), &e);
+    must(lm_weights_write(m, block, f, &e), &e);
+    must(lm_folder_commit(f, &e), &e);
+}
+
+int main(int argc, char **argv)
+{
+    lm_err e = { 0 };
+    lm_model_source *src;
+    lm_config c;
+    batches b = { 0 };
+    lm_cpu_level level;
+    if (argc < 4)
+        return 2;
+    must(lm_model_source_open(argv[2], &src, &e), &e);
+    must(lm_config_read(lm_model_source_config(src), "config.json", &c, &e), &e);
+    if (!strcmp(argv[1], "copy")) {
+        copy_model(&c, src, argv[3]);
+        return 0;
+    }
+    if (argc != 7)
+        return 2;
+    load_batches(argv[3], &b);
+    must(lm_cpu_level_parse(argv[6], &level, &e), &e);
+    lm_build build = { .batch = b.batch,
+                       .seq = b.seq,
+                       .precision = { .low = lm_dtype_parse(argv[5]) } };
+    (strcmp(argv[1], "train") ? run_model : train_model)(&c, src, build, level, &b, argv[4]);
+    return 0;
+}

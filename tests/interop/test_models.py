@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Compare our models with transformers: logits, loss, every gradient, ten training steps, folders; speaks TAP.
+
+test_models.py --golden writes tests/golden/models/*.safetensors instead.
+Environment: LM_TEST_BUILD, a build folder with libcore.a."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
+LIBS = "-larchive -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lm -lpthread".split()
+BATCH, SEQ = 2, 24
+count = 0
+failed = 0
+
+
+def check(ok, name):
+    global count, failed
+    count += 1
+    failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {count} - {name}", flush=True)
+
+
+def probe(tmp):
+    path = os.path.join(tmp, "probe")
+    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + ROOT, "-I" + os.path.join(ROOT, "lib"), "-o",
+                    path, os.path.join(HERE, "model_probe.c"), os.path.join(BUILD, "libcore.a")] + LIBS, check=True)
+    return path
+
+
+def rope(kind, **more):
+    return {"rope_type": kind, "rope_theta": 10000.0, **more}
+
+
+def configs(vocab=97, wide=2):
+    """Name -> config.  `wide` scales the widths; small ones serve the golden vectors."""
+    no_drop = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
+    gpt2 = {"vocab_size": vocab, "n_embd": 16 * wide, "n_layer": 2, "n_head": 4, "n_positions": 32,
+            "bos_token_id": 0, "eos_token_id": 0, **no_drop}
+    base = {"vocab_size": vocab, "hidden_size": 16 * wide, "intermediate_size": 20 * wide, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+            "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+
+    def llama(**more):
+        return LlamaConfig(**{**base, **more})
+
+    yield "gpt2", GPT2Config(**gpt2)
+    yield "gpt2-scaled", GPT2Config(**gpt2, scale_attn_by_inverse_layer_idx=True, n_inner=24 * wide,
+                                    activation_function="gelu")
+    yield "gpt2-untied", GPT2Config(**gpt2, tie_word_embeddings=False, scale_attn_weights=False)
+    yield "llama", llama(rms_norm_eps=1e-5)
+    yield "llama-tied", llama(tie_word_embeddings=True, num_key_value_heads=4)
+    yield "llama-bias", llama(attention_bias=True, mlp_bias=True, num_key_value_heads=1)
+    yield "llama-head-dim", llama(head_dim=8 * wide)
+    yield "llama-linear", llama(rope_parameters=rope("linear", factor=4.0))
+    yield "llama-dynamic", llama(max_position_embeddings=16, rope_parameters=rope("dynamic", factor=2.0))
+    yield "llama-dynamic-short", llama(max_position_embeddings=64, rope_parameters=rope("dynamic", factor=2.0))
+    yield "llama-llama3", llama(rope_parameters=rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                     original_max_position_embeddings=16))
+    yield "llama-yarn", llama(rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=16))
+    yield "llama-yarn-more", llama(head_dim=32, rope_parameters=rope(
+        "yarn", factor=8.0, original_max_position_embeddings=16, mscale=0.9, mscale_all_dim=0.6, truncate=False,
+        beta_fast=4.0, beta_slow=1.0))
+    yield "llama-yarn-factor", llama(rope_parameters=rope("yarn", factor=4.0, attention_factor=1.3,
+                                                          original_max_position_embeddings=32))
+    yield "mistral", MistralConfig(**{**base, "sliding_window": 7})
+    yield "mistral-full", MistralConfig(**{**base, "sliding_window": None, "head_dim": 4 * wide})
+    yield "qwen2", Qwen2Config(**{**base, "use_sliding_window": False})
+    yield "qwen2-window", Qwen2Config(**{**base, "use_sliding_window": True, "sliding_window": 5,
+                                         "max_window_layers": 1, "tie_word_embeddings": True})
+    yield "qwen3", Qwen3Config(**{**base, "head_dim": 8 * wide, "tie_word_embeddings": True})
+    yield "qwen3-bias", Qwen3Config(**{**base, "head_dim": 6 * wide, "attention_bias": True, "sliding_window": 6,
+                                       "use_sliding_window": True, "max_window_layers": 1})
+
+
+def make(config, seed):
+    """A model whose every tensor is random: fresh norms and biases would hide mistakes."""
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.randn_like(p) * (0.3 if p.ndim == 1 else 0.6 / p.shape[-1] ** 0.5) + ("norm" in name or
+                                                                                           "ln_" in name))
+    return model
+
+
+def batch(config, steps, seed, seq=SEQ):
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, config.vocab_size, (steps, BATCH, seq + 1), generator=g)
+    tokens, targets = ids[..., :-1].contiguous(), ids[..., 1:].clone()
+    targets[torch.rand(targets.shape, generator=g) < 0.2] = -1
+    return tokens, targets.contiguous()
+
+
+def loss_of(model, tokens, targets):
+    logits = model(input_ids=tokens).logits
+    flat = logits.float().reshape(-1, logits.shape[-1])
+    labels = targets.masked_fill(targets < 0, -100).reshape(-1)
+    return torch.nn.functional.cross_entropy(flat, labels), logits
+
+
+def run_theirs(model, tokens, targets):
+    """loss, logits and gradients by our names."""
+    model.zero_grad()
+    loss, logits = loss_of(model, tokens, targets)
+    loss.backward()
+    out = {"loss": loss.detach().float().reshape(1), "logits": logits.detach().float()}
+    for name, p in model.named_parameters():
+        out["grad." + name] = p.grad.detach().float()
+    return {k: v.contiguous().clone() for k, v in out.items()}
+
+
+def error(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
+
+
+def compare(ours, theirs, limit):
+    """The worst relative error and its tensor; infinite when the names differ."""
+    if ours.keys() != theirs.keys():
+        return float("inf"), " ".join(sorted(ours.keys() ^ theirs.keys()))
+    return max((error(ours[k], theirs[k]) / limit(k), k) for k in theirs)
+
+
+def levels():
+    flags = open("/proc/cpuinfo").read()
+    return ["ref"] + [n for n, f in (("avx2", "avx2"), ("avx512", "avx512bw"), ("amx", "amx_bf16")) if f in flags]
+
+
+def ours(run, tmp, folder, ids, dtype, level, what="run"):
+    out = os.path.join(tmp, "out.safetensors")
+    subprocess.run([run, what, folder, ids, out, dtype, level], check=True)
+    return load_file(out)
+
+
+def write_ids(path, tokens, targets, adamw=None):
+    more = {} if adamw is None else {"adamw": torch.tensor(adamw, dtype=torch.float32)}
+    save_file({"tokens": tokens, "targets": targets, **more}, path)
+
+
+def test_gradients(run, tmp, name, config, seed):
+    model = make(config, seed)
+    folder, ids = os.path.join(tmp, name), os.path.join(tmp, "ids.safetensors")
+    model.save_pretrained(folder)
+    tokens, targets = batch(config, 1, seed)
+    write_ids(ids, tokens, targets)
+    truth = run_theirs(model, tokens[0], targets[0])
+    for level in levels():
+        worst, at = compare(ours(run, tmp, folder, ids, "f32", level), truth, lambda k: 1e-5)
+        check(worst < 1, f"{name} f32 {level}: {worst * 1e-5:.1e} at {at}")
+
+    # BF16: what both sides lose by rounding, against F32 on the same rounded weights.  These are single draws of
+    # noise, largest where a gradient is what is left after much cancels (biases of keys): hence the factor.
+    low = make(config, seed).to(torch.bfloat16)
+    exact = make(config, seed)
+    exact.load_state_dict({k: v.float() for k, v in low.state_dict().items()})
+    exact.save_pretrained(folder)
+    truth = run_theirs(exact, tokens[0], targets[0])
+    theirs = run_theirs(low, tokens[0], targets[0])
+    scale = {k: error(theirs[k], truth[k]) for k in truth}
+    for level in ("ref", levels()[-1]):
+        got = ours(run, tmp, folder, ids, "bf16", level)
+        worst, at = compare(got, truth, lambda k: 2.5 * scale[k] + 4e-3)
+        check(worst < 1, f"{name} bf16 {level}: {worst:.2f} of the limit at {at}")
+    return model, folder
+
+
+def test_folder(run, tmp, name, model, folder):
+    """What we write loads there, whole."""
+    again = os.path.join(tmp, name + "-again")
+    model.save_pretrained(folder)
+    subprocess.run([run, "copy", folder, again], check=True)
+    back, info = AutoModelForCausalLM.from_pretrained(again, output_loading_info=True, dtype=torch.float32)
+    same = all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), back.state_dict().values()))
+    clean = not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    check(same and clean and model.state_dict().keys() == back.state_dict().keys(), f"{name}: our folder loads there")
+
+
+def test_training(run, tmp, name, config):
+    model = make(config, 5).train()
+    folder, ids = os.path.join(tmp, name + "-train"), os.path.join(tmp, "steps.safetensors")
+    model.save_pretrained(folder)
+    lr, b1, b2, eps, decay = 3e-3, 0.9, 0.95, 1e-8, 0.1
+    tokens, targets = batch(config, 10, 6)
+    write_ids(ids, tokens, targets, [lr, b1, b2, eps, decay])
+    groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
+              {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+    opt = torch.optim.AdamW(groups, lr=lr, betas=(b1, b2), eps=eps)
+    want = []
+    for s in range(tokens.shape[0]):
+        opt.zero_grad()
+        loss, _ = loss_of(model, tokens[s], targets[s])
+        loss.backward()
+        opt.step()
+        want.append(loss.item())
+    for level in ("ref", levels()[-1]):
+        got = ours(run, tmp, folder, ids, "f32", level, "train")["losses"].tolist()
+        worst = max(abs(a - b) / b for a, b in zip(got, want))
+        check(worst < 1e-4 and want[-1] != want[0], f"{name} {level}: ten steps of AdamW, losses to {worst:.1e}")
+
+
+GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
+          "qwen3-bias"}
+
+
+def write_golden():
+    folder = os.path.join(ROOT, "tests/golden/models")
+    for seed, (name, config) in enumerate(configs(vocab=29, wide=1)):
+        if name not in GOLDEN:
+            continue
+        model = make(config, seed)
+        tokens, targets = batch(config, 1, seed, 11)
+        out = {k: v for k, v in run_theirs(model, tokens[0], targets[0]).items()}
+        out |= {name: p.detach().clone() for name, p in model.named_parameters()}
+        out |= {"tokens": tokens[0], "targets": targets[0]}
+        meta = {"config": json.dumps(config.to_diff_dict() | {"model_type": config.model_type}, sort_keys=True),
+                "script": "tests/interop/test_models.py --golden", "transformers": transformers.__version__,
+                "torch": torch.__version__.split("+")[0]}
+        save_file(out, os.path.join(folder, name + ".safetensors"), metadata=meta)
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # its choice of instructions ends in SIGILL on some virtual machines
+    if "--golden" in sys.argv:
+        write_golden()
+        return 0
+    only = [a for a in sys.argv[1:] if not a.startswith("-")]
+    with tempfile.TemporaryDirectory() as tmp:
+        run = probe(tmp)
+        for seed, (name, config) in enumerate(configs()):
+            if only and name not in only:
+                continue
+            model, folder = test_gradients(run, tmp, name, config, seed)
+            test_folder(run, tmp, name, model, folder)
+            if name in ("gpt2", "llama", "qwen3"):
+                test_training(run, tmp, name, config)
+    print(f"1..{count}")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+/* model_run.h -- a model with all of its memory, ready to run: what tests and the programs beside
+ * tests/interop share.
+ *
+ * Values that are no activations get memory of their own.  Parameters come from a flat block of
+ * F32, through lm_weights_bind where that applies, and converted one by one in F64. */
+#ifndef LM_TESTS_MODEL_RUN_H
+#define LM_TESTS_MODEL_RUN_H
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "graph/exec.h"
+#include "model/model.h"
+#include "model/weights.h"
+
+/* Success is not in question here: say what is wrong and leave. */
+static inline void must(lm_code rc, const lm_err *e)
+{
+    if (!rc)
+        return;
+    fprintf(stderr, "failed: %s: %s%s%s\n", e->where, e->what, e->todo[0] ? ": " : "", e->todo);
+    exit(1);
+}
+
+static inline void *room(size_t n, size_t size)
+{
+    lm_err e = { 0 };
+    void *p = NULL;
+    must(lm_alloc_n(&p, n, size, "a test", &e), &e);
+    return p;
+}
+
+typedef struct {
+    lm_model *model;
+    lm_backend *backend;
+    lm_exec *exec;
+    lm_par *par;
+    uint16_t *low;
+    float *rope;
+    void **mem; /* by value; NULL: not ours */
+    size_t n_mem;
+    lm_step step;
+} runner;
+
+static inline bool is_double(const runner *r)
+{
+    return r->model->build.precision.low == LM_DTYPE_F64;
+}
+
+/* In double nothing that is F32 elsewhere can be bound as it is. */
+static inline void bind_double(runner *r, const float *block)
+{
+    lm_model *m = r->model;
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_param *p = &m->param[i];
+        double *to = r->mem[p->value];
+        for (int64_t k = 0; k < p->count; k++)
+            to[k] = (double)block[p->offset + k];
+        lm_exec_bind(r->exec, p->value, to);
+    }
+    if (m->rope == LM_NONE)
+        return;
+    lm_rope_table(&m->config, m->rope_rows, r->rope);
+    double *to = r->mem[m->rope];
+    for (int64_t k = 0; k < m->rope_rows * m->config.head_dim; k++)
+        to[k] = (double)r->rope[k];
+    lm_exec_bind(r->exec, m->rope, to);
+}
+
+/* (Re)bind all parameters to the numbers of `block`, which must stay where it is. */
+static inline void runner_weights(runner *r, const float *block)
+{
+    if (is_double(r)) {
+        bind_double(r, block);
+        return;
+    }
+    if (r->low)
+        lm_weights_round(r->model, block, r->low, r->par);
+    lm_weights_bind(r->model, r->exec, block, r->low, r->rope);
+}
+
+static inline void runner_new(runner *r, const lm_config *c, const lm_build *b, lm_cpu_level level,
+                              int threads)
+{
+    lm_err e = { 0 };
+    memset(r, 0, sizeof *r);
+    must(lm_model_build(c, b, &r->model, &e), &e);
+    must(lm_par_new(&r->par, threads, &e), &e);
+    must(lm_backend_cpu(level, r->par, &r->backend, &e), &e);
+    lm_vid keep = b->mode == LM_MODE_GENERATE ? r->model->logits : r->model->loss;
+    must(lm_exec_new(r->model->graph, r->backend, &keep, 1, &r->exec, &e), &e);
+    const lm_graph *g = r->model->graph;
+    r->n_mem = g->n_values;
+    r->mem = room(g->n_values, sizeof *r->mem);
+    for (size_t v = 0; v < g->n_values; v++) {
+        const lm_value *x = &g->value[v];
+        bool given = x->role == LM_ROLE_PARAM || x->role == LM_ROLE_CONST;
+        if (x->role == LM_ROLE_ACT || (given && b->precision.low != LM_DTYPE_F64))
+            continue;
+        r->mem[v] = room((size_t)lm_tensor_count(&x->t), lm_dtype_size(x->t.dtype));
+        lm_exec_bind(r->exec, (lm_vid)v, r->mem[v]);
+    }
+    if (b->precision.low == LM_DTYPE_BF16)
+        r->low = room((size_t)r->model->block, sizeof *r->low);
+    if (r->model->rope != LM_NONE)
+        r->rope = room((size_t)(r->model->rope_rows * c->head_dim), sizeof *r->rope);
+    if (r->model->scale != LM_NONE) {
+        const lm_tensor *t = &g->value[r->model->scale].t;
+        lm_set(t->dtype, r->mem[r->model->scale], 0, 1);
+    }
+    if (r->model->pos != LM_NONE)
+        for (int64_t i = 0; i < b->batch * b->seq; i++)
+            ((int32_t *)r->mem[r->model->pos])[i] = (int32_t)(i % b->seq);
+}
+
+static inline void runner_free(runner *r)
+{
+    lm_exec_free(r->exec);
+    lm_backend_close(r->backend);
+    lm_par_free(r->par);
+    for (size_t v = 0; v < r->n_mem; v++)
+        lm_free(r->mem[v]);
+    lm_free(r->mem);
+    lm_free(r->low);
+    lm_free(r->rope);
+    lm_model_free(r->model);
+}
+
+static inline int32_t *ids_of(const runner *r, lm_vid v)
+{
+    return r->mem[v];
+}
+
+static inline void runner_run(runner *r)
+{
+    lm_err e = { 0 };
+    must(lm_exec_run(r->exec, &r->step, &e), &e);
+}
+
+/* Sum of the losses of all rows. */
+static inline double loss_sum(const runner *r)
+{
+    const lm_tensor *t = &r->model->graph->value[r->model->loss].t;
+    double sum = 0;
+    for (int64_t i = 0; i < t->dim[0]; i++)
+        sum += lm_get(t->dtype, lm_exec_data(r->exec, r->model->loss), i);
+    return sum;
+}
+
+/* Element k of the gradient of parameter i. */
+static inline double grad_at(const runner *r, int i, int64_t k)
+{
+    lm_vid v = r->model->grad[i];
+    return lm_get(r->model->graph->value[v].t.dtype, r->mem[v], k);
+}
+
+/* All gradients as a block of F32 with the layout of the parameters. */
+static inline void grad_block(const runner *r, float *out)
+{
+    memset(out, 0, (size_t)r->model->block * sizeof *out);
+    for (int i = 0; i < r->model->n_params; i++)
+        for (int64_t k = 0; k < r->model->param[i].count; k++)
+            out[r->model->param[i].offset + k] = (float)grad_at(r, i, k);
+}
+
+/* Logits of every row [B*T, V], one position of all sequences a run, by a model that generates. */
+static inline void all_logits(runner *r, float *out)
+{
+    const lm_model *m = r->model;
+    int64_t b_n = m->build.batch, t_n = m->build.seq, v = m->config.vocab;
+    lm_dtype d = m->graph->value[m->logits].t.dtype;
+    for (int64_t t = 0; t < t_n; t++) {
+        for (int64_t b = 0; b < b_n; b++) {
+            ids_of(r, m->used)[b] = 0;
+            ids_of(r, m->fresh)[b] = (int32_t)t_n;
+            ids_of(r, m->rows)[b] = (int32_t)(b * t_n + t);
+        }
+        runner_run(r);
+        for (int64_t b = 0; b < b_n; b++)
+            for (int64_t i = 0; i < v; i++)
+                out[(b * t_n + t) * v + i] =
+                    (float)lm_get(d, lm_exec_data(r->exec, m->logits), b * v + i);
+    }
+}
+
+/* ||a - b|| / ||b||. */
+static inline double far_apart(const float *a, const float *b, int64_t n)
+{
+    double diff = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        diff += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        norm += (double)b[i] * (double)b[i];
+    }
+    return diff == 0 ? 0 : sqrt(diff / (norm > 0 ? norm : 1));
+}
+
+#endif

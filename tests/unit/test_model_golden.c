@@ -1,0 +1,189 @@
+/* Golden vectors of transformers: logits, loss and every gradient of small random models, at each
+ * level of this machine.  tests/golden/models/README.md says how they were made. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+
+#include "model_run.h"
+
+typedef struct {
+    lm_st *file;
+    const char *name;
+    lm_config config;
+    int64_t batch, seq;
+    int64_t *tokens, *targets;
+} golden;
+
+static float *floats(const golden *g, const char *prefix, const char *name)
+{
+    lm_err e = { 0 };
+    char full[300];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const lm_st_tensor *t = lm_st_find(g->file, full);
+    if (!t)
+        fail_msg("%s: no tensor %s", g->name, full);
+    float *data = room((size_t)t->count, sizeof *data);
+    must(lm_st_load(g->file, t, LM_DTYPE_F32, data, &e), &e);
+    return data;
+}
+
+static int64_t *ids(golden *g, const char *name)
+{
+    lm_err e = { 0 };
+    const lm_st_tensor *t = lm_st_find(g->file, name);
+    assert_non_null(t);
+    assert_int_equal(t->ndim, 2);
+    g->batch = t->dim[0];
+    g->seq = t->dim[1];
+    int64_t *data = room((size_t)t->count, sizeof *data);
+    must(lm_st_load(g->file, t, LM_DTYPE_I64, data, &e), &e);
+    return data;
+}
+
+static void feed(const golden *g, runner *r)
+{
+    int64_t n = g->batch * g->seq, valid = 0;
+    for (int64_t i = 0; i < n; i++) {
+        ids_of(r, r->model->tokens)[i] = (int32_t)g->tokens[i];
+        if (r->model->targets == LM_NONE)
+            continue;
+        ids_of(r, r->model->targets)[i] = (int32_t)g->targets[i];
+        valid += g->targets[i] >= 0;
+    }
+    if (r->model->scale != LM_NONE)
+        *(float *)r->mem[r->model->scale] = 1.0f / (float)valid;
+}
+
+static float *weights(const golden *g, const lm_model *m)
+{
+    float *block = room((size_t)m->block, sizeof *block);
+    for (int i = 0; i < m->n_slices; i++) {
+        float *w = floats(g, "", m->slice[i].name);
+        lm_slice_put(m, i, w, block);
+        lm_free(w);
+    }
+    return block;
+}
+
+/* Relative L2 error that a run in `low` may have. */
+static double allowed(lm_dtype low)
+{
+    return low == LM_DTYPE_F32 ? 1e-5 : 6e-2;
+}
+
+static void check(const golden *g, const char *what, const float *got, const char *name, int64_t n,
+                  lm_dtype low, int level)
+{
+    float *want = floats(g, what, name);
+    double d = far_apart(got, want, n), most = allowed(low);
+    /* A bias of keys shifts all scores of a row alike: its gradient is what is left when they
+     * cancel, and roundings do not cancel. */
+    if (strstr(name, "k_proj.bias"))
+        most *= 10;
+    if (!(d <= most))
+        fail_msg("%s %s %s: %s%s: relative error %.2g, allowed %.2g", g->name, lm_dtype_name(low),
+                 lm_cpu_level_name((lm_cpu_level)level), what, name, d, most);
+    lm_free(want);
+}
+
+static void check_training(const golden *g, lm_dtype low, int level)
+{
+    lm_build b = {
+        .mode = LM_MODE_TRAIN, .batch = g->batch, .seq = g->seq, .precision = { .low = low }
+    };
+    runner r;
+    runner_new(&r, &g->config, &b, (lm_cpu_level)level, 2);
+    const lm_model *m = r.model;
+    float *block = weights(g, m), *grads = room((size_t)m->block, sizeof *grads);
+    runner_weights(&r, block);
+    feed(g, &r);
+    runner_run(&r);
+    float loss = (float)loss_sum(&r) * *(float *)r.mem[m->scale];
+    check(g, "", &loss, "loss", 1, low, level);
+    grad_block(&r, grads);
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        int64_t n = s->dim[0] * (s->ndim > 1 ? s->dim[1] : 1);
+        float *copy = room((size_t)n, sizeof *copy);
+        lm_slice_get(m, i, grads, copy);
+        check(g, "grad.", copy, s->name, n, low, level);
+        lm_free(copy);
+    }
+    lm_free(block);
+    lm_free(grads);
+    runner_free(&r);
+}
+
+static void check_logits(const golden *g, lm_dtype low, int level)
+{
+    lm_build b = { .mode = LM_MODE_GENERATE,
+                   .batch = g->batch,
+                   .seq = g->seq,
+                   .cache = g->seq,
+                   .precision = { .low = low } };
+    runner r;
+    int64_t n = g->batch * g->seq * g->config.vocab;
+    runner_new(&r, &g->config, &b, (lm_cpu_level)level, 2);
+    float *block = weights(g, r.model), *logits = room((size_t)n, sizeof *logits);
+    runner_weights(&r, block);
+    feed(g, &r);
+    all_logits(&r, logits);
+    check(g, "", logits, "logits", n, low, level);
+    lm_free(block);
+    lm_free(logits);
+    runner_free(&r);
+}
+
+static void check_model(const char *path, const char *name)
+{
+    golden g = { .name = name };
+    lm_err e = { 0 };
+    json_t *config;
+    must(lm_st_open(path, &g.file, &e), &e);
+    const char *text = lm_st_meta(g.file, "config");
+    assert_non_null(text);
+    must(lm_json_parse(text, strlen(text), name, &config, &e), &e);
+    must(lm_config_read(config, name, &g.config, &e), &e);
+    g.tokens = ids(&g, "tokens");
+    g.targets = ids(&g, "targets");
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            check_training(&g, bf16 ? LM_DTYPE_BF16 : LM_DTYPE_F32, level);
+            check_logits(&g, bf16 ? LM_DTYPE_BF16 : LM_DTYPE_F32, level);
+        }
+    lm_free(g.tokens);
+    lm_free(g.targets);
+    lm_config_fini(&g.config);
+    json_decref(config);
+    lm_st_close(g.file);
+}
+
+static void test_all(void **state)
+{
+    const char *root = getenv("LM_TEST_ROOT");
+    char folder[4096], path[8192];
+    int n = 0;
+    (void)state;
+    snprintf(folder, sizeof folder, "%s/tests/golden/models", root ? root : ".");
+    DIR *d = opendir(folder);
+    assert_non_null(d);
+    for (struct dirent *f; (f = readdir(d));) {
+        if (!strstr(f->d_name, ".safetensors"))
+            continue;
+        snprintf(path, sizeof path, "%s/%s", folder, f->d_name);
+        check_model(path, f->d_name);
+        n++;
+    }
+    closedir(d);
+    assert_true(n >= 9);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_all) };
+    return cmocka_run_group_tests_name("model_golden", tests, NULL, NULL);
+}
