@@ -47,6 +47,9 @@ $(BIN): $B/bin/%: $B/cmd/%.o $(CMN_OBJ) $B/libcore.a
 	mkdir -p $(@D)
 	$(LINK) -o $@ $< $(CMN_OBJ) $B/libcore.a $(LIBS)
 
+# Where presets are looked for last, and first when the build folder is not in this tree.
+$B/cmd/init-model.o: DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
+
 $B/libcore.a: $(LIB_OBJ) $(KER_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^
 

@@ -1,0 +1,322 @@
+/* init-model -- a model folder of fresh weights.  See man/man1/init-model.1. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/tool.h"
+#include "format/provenance.h"
+#include "model/config.h"
+#include "model/fresh.h"
+#include "model/preset.h"
+#include "model/weights.h"
+#include "text/tokenizer.h"
+
+#ifndef LM_PREFIX
+#define LM_PREFIX "/usr/local"
+#endif
+
+static struct {
+    const char *tokenizer, *dtype;
+    lm_strs set;
+    int64_t pad, shard;
+    bool list;
+} opt = { .dtype = "f32", .shard = LM_MAX_SHARD_BYTES };
+
+static const char *const dtypes[] = { "f32", "bf16", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("Model"),
+    LM_STR('t', "tokenizer", &opt.tokenizer, "PATH",
+           "take vocabulary size and special ids from this tokenizer, and copy it"),
+    LM_LIST('s', "set", &opt.set, "KEY=VALUE", "change a key of config.json (may be repeated)"),
+    LM_COUNT(0, "pad-vocab-to", &opt.pad, "N", 1, 1e6,
+             "round the vocabulary size up to a multiple of N [1]"),
+    LM_FLAG('l', "list", &opt.list, "list the presets and exit"),
+    LM_GROUP("Output (-o is a folder)"),
+    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32 or bf16 [f32]"),
+    LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
+             "begin another file when one holds this much [5 GB]"),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "init-model llama-5m --tokenizer tok/tokenizer.json -o m0/",
+    "init-model gpt2-124m --set n_layer=6 --set resid_pdrop=0 --dry-run", NULL
+};
+
+static lm_tool tool = {
+    .name = "init-model",
+    .args = "PRESET|config.json",
+    .brief = "make a model folder of fresh weights from a preset or a config.json",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN,
+    .max_args = 1,
+    .examples = examples,
+};
+
+/* ---- where presets are ---- */
+
+enum { MOST_DIRS = 4 };
+static char *preset_dir[MOST_DIRS + 1];
+
+/* Beside the executable as it lies in a build folder (build/bin) or in an installation (bin), else
+ * under the PREFIX of the build. */
+static lm_code find_presets(lm_err *e)
+{
+    static const char *const beside[] = { "/../../share/models", "/../share/lmutils/models" };
+    char exe[4096];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    int k = 0;
+    if (n > 0) {
+        exe[n] = 0;
+        *strrchr(exe, '/') = 0;
+        for (int i = 0; i < 2; i++)
+            if (lm_asprintf(&preset_dir[k++], e, "%s%s", exe, beside[i]))
+                return e->code;
+    }
+#ifdef LM_SHARE
+    if (lm_asprintf(&preset_dir[k++], e, "%s/models", LM_SHARE))
+        return e->code;
+#endif
+    return lm_asprintf(&preset_dir[k], e, "%s/share/lmutils/models", LM_PREFIX);
+}
+
+static const char *const *dirs(void)
+{
+    return (const char *const *)preset_dir;
+}
+
+static lm_code list_presets(lm_err *e)
+{
+    char **names = NULL, size[32];
+    size_t n = 0;
+    lm_code rc = lm_preset_list(dirs(), &names, &n, e);
+    for (size_t i = 0; i < n && !rc; i++) {
+        json_t *o = NULL;
+        lm_config c;
+        rc = lm_preset_load(dirs(), names[i], &o, NULL, e);
+        if (!rc && !(rc = lm_config_read(o, names[i], &c, e))) {
+            printf("%-12s %-8s %12s parameters  %3d layers  width %5d  vocabulary %6d\n", names[i],
+                   lm_arch_name(c.arch), lm_show_count((double)lm_config_params(&c), size),
+                   (int)c.layers, (int)c.width, (int)c.vocab);
+            lm_config_fini(&c);
+        }
+        json_decref(o);
+    }
+    lm_names_free(names, n);
+    return rc;
+}
+
+/* ---- the config ---- */
+
+typedef struct {
+    json_t *tree;
+    char *path; /* it came from here */
+    lm_tokenizer *tok;
+    lm_config config;
+    lm_model *model;
+    lm_st_plan *plan;
+    lm_par *par;
+} work;
+
+static bool was_set(const char *key)
+{
+    size_t n = strlen(key);
+    for (int i = 0; i < opt.set.n; i++)
+        if (!strncmp(opt.set.v[i], key, n) && opt.set.v[i][n] == '=')
+            return true;
+    return false;
+}
+
+static void put_id(work *w, const char *key, int64_t id)
+{
+    if (!was_set(key))
+        json_object_set_new(w->tree, key, id < 0 ? json_null() : json_integer(id));
+}
+
+/* What the tokenizer decides. */
+static lm_code fit_tokenizer(work *w, lm_err *e)
+{
+    int64_t need = lm_tokenizer_vocab_size(w->tok);
+    if (!was_set("vocab_size"))
+        json_object_set_new(w->tree, "vocab_size", json_integer(need));
+    int64_t have = json_integer_value(json_object_get(w->tree, "vocab_size"));
+    if (have < need)
+        return lm_fail(e, LM_EUSAGE, "--set", "give at least as much, or leave it to the tokenizer",
+                       "vocab_size %lld is less than the tokenizer's %lld", (long long)have,
+                       (long long)need);
+    put_id(w, "bos_token_id", lm_tokenizer_bos(w->tok));
+    put_id(w, "eos_token_id", lm_tokenizer_eos(w->tok));
+    if (lm_tokenizer_pad(w->tok) >= 0)
+        put_id(w, "pad_token_id", lm_tokenizer_pad(w->tok));
+    return LM_OK;
+}
+
+static lm_code make_config(work *w, lm_err *e)
+{
+    lm_code rc = lm_preset_load(dirs(), tool.argv[0], &w->tree, &w->path, e);
+    for (int i = 0; i < opt.set.n && !rc; i++)
+        rc = lm_config_set(w->tree, opt.set.v[i], e);
+    if (!rc && opt.tokenizer && !(rc = lm_tokenizer_load(opt.tokenizer, &w->tok, e)))
+        rc = fit_tokenizer(w, e);
+    if (rc)
+        return rc;
+    int64_t vocab = json_integer_value(json_object_get(w->tree, "vocab_size"));
+    if (opt.pad > 1 && vocab > 0 && vocab < (int64_t)1 << 40)
+        json_object_set_new(w->tree, "vocab_size",
+                            json_integer((vocab + opt.pad - 1) / opt.pad * opt.pad));
+    json_object_del(w->tree, "dtype");
+    json_object_set_new(w->tree, "torch_dtype",
+                        json_string(opt.dtype[0] == 'b' ? "bfloat16" : "float32"));
+    return lm_config_read(w->tree, w->path, &w->config, e);
+}
+
+/* ---- the folder ---- */
+
+static lm_code make_plan(work *w, lm_err *e)
+{
+    const lm_build build = {
+        .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { .low = LM_DTYPE_F32 }
+    };
+    lm_history_input inputs[2] = { { .name = w->path }, { .name = opt.tokenizer } };
+    lm_buf chain = { 0 };
+    lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
+    if (!rc)
+        rc = lm_st_plan_new(&w->plan, e);
+    if (!rc)
+        rc = lm_weights_plan(w->model, opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan,
+                             e);
+    if (!rc)
+        rc = lm_digest_path(w->path, &inputs[0].digest, e);
+    if (!rc && opt.tokenizer)
+        rc = lm_digest_path(opt.tokenizer, &inputs[1].digest, e);
+    inputs[0].name = lm_path_base(w->path);
+    const lm_history_step step = { .tool = tool.name,
+                                   .version = LM_VERSION,
+                                   .argv = tool.full_argv,
+                                   .argc = tool.full_argc,
+                                   .inputs = inputs,
+                                   .n_inputs = opt.tokenizer ? 2 : 1,
+                                   .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
+    if (!rc)
+        rc = lm_history_add(NULL, &step, &chain, e);
+    if (!rc)
+        rc = lm_st_plan_meta(w->plan, LM_HISTORY_KEY, chain.data, e);
+    lm_buf_fini(&chain);
+    return rc;
+}
+
+/* A lone tokenizer.json may have a tokenizer_config.json beside it: it goes along. */
+static lm_code put_tokenizer_config(const work *w, lm_folder *f, lm_err *e)
+{
+    size_t len = 0;
+    if (!w->tok || lm_path_is_dir(opt.tokenizer))
+        return LM_OK;
+    const char *text = lm_tokenizer_config_json(w->tok, &len);
+    return text ? lm_folder_put(f, "tokenizer_config.json", text, len, e) : LM_OK;
+}
+
+static lm_code write_model(work *w, lm_err *e)
+{
+    const lm_folder_spec spec = { .config = w->tree,
+                                  .tokenizer = opt.tokenizer,
+                                  .plan = w->plan,
+                                  .max_shard_bytes = (uint64_t)opt.shard };
+    lm_folder *f = NULL;
+    lm_code rc = lm_par_new(&w->par, tool.threads, e);
+    if (!rc)
+        rc = lm_folder_create(tool.output, tool.force, &spec, &f, e);
+    if (!rc)
+        rc = put_tokenizer_config(w, f, e);
+    if (!rc)
+        rc = lm_fresh_write(w->model, (uint64_t)tool.seed, w->par, f, &tool.sink, e);
+    if (!rc && !lm_stopping())
+        return lm_folder_commit(f, e);
+    lm_folder_drop(f);
+    return rc;
+}
+
+static lm_code report(const work *w, lm_err *e)
+{
+    const lm_config *c = &w->config;
+    char count[32], bytes[32];
+    int64_t params = lm_config_params(c);
+    uint64_t size = lm_st_plan_data_bytes(w->plan);
+    lm_buf text = { 0 };
+    lm_jw j;
+    if (!tool.json) {
+        lm_show_count((double)params, count);
+        lm_show_bytes((double)size, bytes);
+        if (tool.dry_run)
+            printf("model      %s\nparameters %lld (%s)\ntensors    %zu\nvocabulary %lld\n"
+                   "bytes      %llu (%s, %s)\n",
+                   lm_arch_name(c->arch), (long long)params, count, lm_st_plan_count(w->plan),
+                   (long long)c->vocab, (unsigned long long)size, bytes, opt.dtype);
+        else
+            lm_say(&tool, LM_LOG_WARN, "%s: %s, %s parameters, vocabulary %lld, %s", tool.output,
+                   lm_arch_name(c->arch), count, (long long)c->vocab, bytes);
+        return LM_OK;
+    }
+    lm_jw_begin(&j, &text, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "model_type", lm_arch_name(c->arch));
+    lm_jw_int(&j, "parameters", params);
+    lm_jw_int(&j, "tensors", (int64_t)lm_st_plan_count(w->plan));
+    lm_jw_int(&j, "vocab_size", c->vocab);
+    lm_jw_str(&j, "dtype", opt.dtype);
+    lm_jw_int(&j, "bytes", (int64_t)size);
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc)
+        printf("%s\n", text.data);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code init(work *w, lm_err *e)
+{
+    double start = lm_now();
+    lm_code rc = make_config(w, e);
+    if (!rc)
+        rc = make_plan(w, e);
+    if (!rc && !tool.dry_run)
+        rc = write_model(w, e);
+    if (!rc && !lm_stopping())
+        rc = report(w, e);
+    lm_say(&tool, LM_LOG_INFO, "%.2f s", lm_now() - start);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lm_err err = { 0 };
+    work w = { 0 };
+    lm_code rc;
+
+    lm_begin(&tool, argc, argv);
+    if (!opt.list && tool.argc != 1)
+        lm_misuse(&tool, "operand", "name one; --list shows the presets",
+                  "a preset or a config.json is needed");
+    if (!opt.list && !tool.dry_run && (!tool.output || !strcmp(tool.output, "-")))
+        lm_misuse(&tool, "-o", "name the folder with -o FOLDER", "an output folder is needed");
+    rc = find_presets(&err);
+    if (!rc)
+        rc = opt.list ? list_presets(&err) : init(&w, &err);
+    if (rc)
+        lm_complain(&tool, &err);
+    lm_par_free(w.par);
+    lm_st_plan_free(w.plan);
+    lm_model_free(w.model);
+    lm_config_fini(&w.config);
+    lm_tokenizer_free(w.tok);
+    json_decref(w.tree);
+    lm_free(w.path);
+    for (int i = 0; i < MOST_DIRS; i++)
+        lm_free(preset_dir[i]);
+    return lm_end(&tool);
+}

@@ -1,0 +1,245 @@
+/* preset.c -- presets and --set. */
+#include "model/preset.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "model/config.h"
+
+enum { MOST_BYTES = 1 << 24 }; /* of a config.json */
+
+static bool is_json(const char *name)
+{
+    size_t n = strlen(name);
+    return n > 5 && name[0] != '.' && !strcmp(name + n - 5, ".json");
+}
+
+lm_code lm_preset_list(const char *const *dirs, char ***names, size_t *n, lm_err *e)
+{
+    for (; *dirs; dirs++) {
+        if (!lm_path_is_dir(*dirs))
+            continue;
+        if (lm_dir_list(*dirs, names, n, e))
+            return e->code;
+        size_t kept = 0;
+        for (size_t i = 0; i < *n; i++) {
+            char *name = (*names)[i];
+            if (is_json(name)) {
+                name[strlen(name) - 5] = 0;
+                (*names)[kept++] = name;
+            } else {
+                lm_free(name);
+            }
+        }
+        *n = kept;
+        if (kept)
+            return LM_OK;
+        lm_names_free(*names, 0);
+    }
+    *names = NULL;
+    *n = 0;
+    return lm_fail(e, LM_EIO, "presets", "install them, or name a config.json",
+                   "no folder of presets is there");
+}
+
+/* The file that `what` means if it is a path: config.json itself or a folder that holds one. */
+static lm_code as_path(const char *what, char **path, lm_err *e)
+{
+    if (lm_path_is_dir(what))
+        return lm_path_join(path, what, "config.json", e);
+    return lm_strdup(path, what, e);
+}
+
+static lm_code as_preset(const char *const *dirs, const char *what, char **path, lm_err *e)
+{
+    char file[300];
+    snprintf(file, sizeof file, "%.200s.json", what);
+    for (; *dirs; dirs++) {
+        if (lm_path_join(path, *dirs, file, e))
+            return e->code;
+        if (lm_path_exists(*path))
+            return LM_OK;
+        lm_free(*path);
+        *path = NULL;
+    }
+    return LM_OK;
+}
+
+static lm_code no_such(const char *const *dirs, const char *what, lm_err *e)
+{
+    char **names = NULL, todo[128];
+    const char **list = NULL;
+    size_t n = 0;
+    if (lm_preset_list(dirs, &names, &n, e))
+        return e->code;
+    if (lm_alloc_n(&list, n + 1, sizeof *list, "names of presets", e)) {
+        lm_names_free(names, n);
+        return e->code;
+    }
+    for (size_t i = 0; i < n; i++)
+        list[i] = names[i];
+    const char *near = lm_nearest(what, list);
+    if (near)
+        snprintf(todo, sizeof todo, "did you mean %s?", near);
+    else
+        snprintf(todo, sizeof todo, "--list shows the presets");
+    lm_fail(e, LM_EUSAGE, what, todo, "is no preset and no config.json");
+    lm_free(list);
+    lm_names_free(names, n);
+    return e->code;
+}
+
+lm_code lm_preset_load(const char *const *dirs, const char *what, json_t **out, char **path,
+                       lm_err *e)
+{
+    char *file = NULL;
+    lm_code rc;
+    *out = NULL;
+    if (!strchr(what, '/') && (rc = as_preset(dirs, what, &file, e)))
+        return rc;
+    if (!file && !lm_path_exists(what))
+        return no_such(dirs, what, e);
+    rc = file ? LM_OK : as_path(what, &file, e);
+    if (!rc)
+        rc = lm_json_load(file, MOST_BYTES, out, e);
+    if (!rc && !json_is_object(*out)) {
+        json_decref(*out);
+        *out = NULL;
+        rc = lm_fail(e, LM_EFORMAT, file, NULL, "is not a JSON object");
+    }
+    if (path && !rc) {
+        *path = file;
+        file = NULL;
+    }
+    lm_free(file);
+    return rc;
+}
+
+/* Keys that mean something in a config of each family; of others nobody could say whether they were
+ * obeyed. */
+#define COMMON                                                                                \
+    "vocab_size", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", \
+        "pad_token_id", "use_cache"
+static const char *const gpt2_keys[] = { COMMON,
+                                         "n_embd",
+                                         "n_layer",
+                                         "n_head",
+                                         "n_positions",
+                                         "n_ctx",
+                                         "n_inner",
+                                         "activation_function",
+                                         "layer_norm_epsilon",
+                                         "embd_pdrop",
+                                         "resid_pdrop",
+                                         "attn_pdrop",
+                                         "scale_attn_weights",
+                                         "scale_attn_by_inverse_layer_idx",
+                                         "reorder_and_upcast_attn",
+                                         NULL };
+#define FAMILY                                                                              \
+    COMMON, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", \
+        "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings",         \
+        "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_dropout"
+static const char *const llama_keys[] = { FAMILY, "attention_bias", "mlp_bias", NULL };
+static const char *const mistral_keys[] = { FAMILY, "sliding_window", NULL };
+static const char *const qwen2_keys[] = { FAMILY,           "use_sliding_window",
+                                          "sliding_window", "max_window_layers",
+                                          "layer_types",    NULL };
+static const char *const qwen3_keys[] = { FAMILY,
+                                          "attention_bias",
+                                          "use_sliding_window",
+                                          "sliding_window",
+                                          "max_window_layers",
+                                          "layer_types",
+                                          NULL };
+static const char *const *const keys_of[LM_ARCH_COUNT] = {
+    [LM_ARCH_GPT2] = gpt2_keys,   [LM_ARCH_LLAMA] = llama_keys, [LM_ARCH_MISTRAL] = mistral_keys,
+    [LM_ARCH_QWEN2] = qwen2_keys, [LM_ARCH_QWEN3] = qwen3_keys,
+};
+static const char *const rope_keys[] = { "rope_type",
+                                         "type",
+                                         "rope_theta",
+                                         "factor",
+                                         "low_freq_factor",
+                                         "high_freq_factor",
+                                         "beta_fast",
+                                         "beta_slow",
+                                         "attention_factor",
+                                         "mscale",
+                                         "mscale_all_dim",
+                                         "truncate",
+                                         "original_max_position_embeddings",
+                                         NULL };
+
+static lm_code known(const char *key, const char *const *list, const char *of, lm_err *e)
+{
+    char todo[128] = "";
+    for (int i = 0; list[i]; i++)
+        if (!strcmp(list[i], key))
+            return LM_OK;
+    const char *near = lm_nearest(key, list);
+    if (near)
+        snprintf(todo, sizeof todo, "did you mean %s?", near);
+    return lm_fail(e, LM_EUSAGE, "--set", near ? todo : NULL, "%s has no key \"%s\"", of, key);
+}
+
+static lm_code check_key(const json_t *config, const char *key, const char *inner, lm_err *e)
+{
+    const char *type = NULL;
+    char of[80];
+    if (lm_json_str_or(config, "model_type", NULL, &type, "config", e))
+        return e->code;
+    for (int a = 0; type && a < LM_ARCH_COUNT; a++) {
+        if (strcmp(type, lm_arch_name((lm_arch)a)) != 0)
+            continue;
+        snprintf(of, sizeof of, "a %s config", type);
+        if (known(key, keys_of[a], of, e))
+            return e->code;
+        if (!inner)
+            return LM_OK;
+        if (strcmp(key, "rope_scaling") != 0 && strcmp(key, "rope_parameters") != 0)
+            return lm_fail(e, LM_EUSAGE, "--set", NULL, "\"%s\" is no object", key);
+        return known(inner, rope_keys, key, e);
+    }
+    return lm_fail(e, LM_EFORMAT, "config", "gpt2, llama, mistral, qwen2 and qwen3 are known",
+                   "model_type \"%s\" is not known", type ? type : "");
+}
+
+static lm_code put(json_t *config, const char *key, const char *inner, const char *value, lm_err *e)
+{
+    json_t *v = json_loads(value, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    json_t *obj = config;
+    if (!v)
+        v = json_string(value);
+    if (!v)
+        return lm_fail(e, LM_EUSAGE, "--set", NULL, "the value of %s is not UTF-8", key);
+    if (inner) {
+        obj = json_object_get(config, key);
+        if (!json_is_object(obj)) {
+            obj = json_object();
+            json_object_set_new(config, key, obj);
+        }
+        key = inner;
+    }
+    if (json_object_set_new(obj, key, v))
+        return lm_fail(e, LM_ELIMIT, "--set", NULL, "no memory for %s", key);
+    return LM_OK;
+}
+
+lm_code lm_config_set(json_t *config, const char *assignment, lm_err *e)
+{
+    const char *equals = strchr(assignment, '=');
+    char key[128], *dot;
+    if (!equals || equals == assignment || equals - assignment >= (ptrdiff_t)sizeof key)
+        return lm_fail(e, LM_EUSAGE, "--set", "write it as key=value", "'%s' is no assignment",
+                       assignment);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - assignment), assignment);
+    if ((dot = strchr(key, '.')))
+        *dot++ = 0;
+    if (check_key(config, key, dot, e))
+        return e->code;
+    return put(config, key, dot, equals + 1, e);
+}
