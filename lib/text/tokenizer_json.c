@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "text/tokenizer_impl.h"
+#include "text/tokenizer_lists.h"
 
 enum { MAX_FILE = 512 << 20, MAX_IDS = 1 << 27 };
 
@@ -70,26 +71,23 @@ static lm_code check_model(const json_t *m, const char *where, lm_err *e)
 
 /* The highest id of the vocabulary, checked against its size: holes are allowed, deserts are not.
  */
-static lm_code find_highest(const json_t *vocab, const json_t *added, size_t *n_ids,
+static lm_code find_highest(const lm_lists *l, const json_t *added, size_t *n_ids,
                             const char *where, lm_err *e)
 {
-    size_t count = json_object_size(vocab) + json_array_size(added), i;
-    size_t limit = 2 * count + 65536;
-    const char *key;
-    json_t *v;
+    size_t limit = 2 * (l->n_tokens + json_array_size(added)) + 65536, i;
+    const json_t *v;
 
     *n_ids = 1;
     if (limit > MAX_IDS)
         limit = MAX_IDS;
-    json_object_foreach((json_t *)vocab, key, v)
-    {
-        json_int_t id = json_integer_value(v);
-        if (!json_is_integer(v) || id < 0 || (size_t)id >= limit)
+    for (i = 0; i < l->n_tokens; i++) {
+        const lm_list_token *t = &l->tokens[i];
+        if (t->id < 0 || (uint64_t)t->id >= limit)
             return lm_fail(e, LM_EFORMAT, where, NULL,
-                           "the id of token \"%.80s\" is not a number from 0 to %zu", key,
-                           limit - 1);
-        if ((size_t)id >= *n_ids)
-            *n_ids = (size_t)id + 1;
+                           "the id of token \"%.*s\" is not a number from 0 to %zu",
+                           (int)(t->len < 80 ? t->len : 80), l->text.data + t->off, limit - 1);
+        if ((size_t)t->id >= *n_ids)
+            *n_ids = (size_t)t->id + 1;
     }
     json_array_foreach(added, i, v)
     {
@@ -104,52 +102,26 @@ static lm_code find_highest(const json_t *vocab, const json_t *added, size_t *n_
     return LM_OK;
 }
 
-static lm_code load_vocab(lm_tokenizer *t, const json_t *vocab, const char *where, lm_err *e)
+static lm_code load_vocab(lm_tokenizer *t, const lm_lists *l, const char *where, lm_err *e)
 {
-    const char *key;
-    json_t *v;
-    lm_code rc = lm_bpe_begin_vocab(&t->bpe, json_object_size(vocab), (size_t)t->vocab_size, e);
+    lm_code rc = lm_bpe_begin_vocab(&t->bpe, l->n_tokens, (size_t)t->vocab_size, e);
 
-    if (rc)
-        return rc;
-    json_object_foreach((json_t *)vocab, key, v)
-    {
-        rc = lm_bpe_add_token(&t->bpe, key, strlen(key), (uint32_t)json_integer_value(v), where, e);
-        if (rc)
-            return rc;
-    }
-    lm_bpe_end_vocab(&t->bpe);
-    return LM_OK;
+    for (size_t i = 0; i < l->n_tokens && !rc; i++)
+        rc = lm_bpe_add_token(&t->bpe, l->text.data + l->tokens[i].off, l->tokens[i].len,
+                              (uint32_t)l->tokens[i].id, where, e);
+    if (!rc)
+        lm_bpe_end_vocab(&t->bpe);
+    return rc;
 }
 
-/* One merge: ["left", "right"] or "left right". */
-static lm_code load_merge(lm_tokenizer *t, const json_t *m, uint32_t rank, const char *where,
+static lm_code load_model(lm_tokenizer *t, const json_t *m, const lm_lists *l, const char *where,
                           lm_err *e)
 {
-    const json_t *l = json_array_get(m, 0), *r = json_array_get(m, 1);
-
-    if (json_is_string(l) && json_is_string(r) && json_array_size(m) == 2)
-        return lm_bpe_add_merge(&t->bpe, json_string_value(l), json_string_length(l),
-                                json_string_value(r), json_string_length(r), rank, where, e);
-    const char *s = json_string_value(m), *space = s ? strchr(s, ' ') : NULL;
-    if (!space || strchr(space + 1, ' '))
-        return lm_fail(e, LM_EFORMAT, where, NULL,
-                       "neither [\"left\", \"right\"] nor \"left right\"");
-    return lm_bpe_add_merge(&t->bpe, s, (size_t)(space - s), space + 1, strlen(space + 1), rank,
-                            where, e);
-}
-
-static lm_code load_model(lm_tokenizer *t, const json_t *m, const char *where, lm_err *e)
-{
-    const json_t *vocab = json_object_get(m, "vocab"), *merges = json_object_get(m, "merges"), *v;
     const char *unk;
-    size_t i;
-    lm_code rc = load_vocab(t, vocab, where, e);
+    lm_code rc = load_vocab(t, l, where, e);
 
-    if (!rc && !json_is_array(merges))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"merges\" must be a list");
     if (!rc)
-        rc = lm_bpe_begin_merges(&t->bpe, json_array_size(merges), e);
+        rc = lm_bpe_begin_merges(&t->bpe, l->n_merges, e);
     if (!rc)
         rc = lm_json_bool_or(m, "fuse_unk", false, &t->bpe.fuse_unk, where, e);
     if (!rc)
@@ -165,15 +137,13 @@ static lm_code load_model(lm_tokenizer *t, const json_t *m, const char *where, l
         t->bpe.unk_name = t->unk_name;
         t->bpe.unk_id = lm_bpe_find(&t->bpe, unk, strlen(unk));
     }
-    json_array_foreach(merges, i, v)
-    {
-        rc = load_merge(t, v, (uint32_t)i, where, e);
-        if (rc) {
-            char at[40];
-            snprintf(at, sizeof at, "merge %zu", i);
-            lm_err_in(e, "%s", at);
-            break;
-        }
+    for (size_t i = 0; i < l->n_merges && !rc; i++) {
+        const lm_list_merge *x = &l->merges[i];
+        const char *left = l->text.data + x->off;
+        rc = lm_bpe_add_merge(&t->bpe, left, x->left, left + x->left, x->right, (uint32_t)i, where,
+                              e);
+        if (rc)
+            lm_err_in(e, "merge %zu", i);
     }
     return rc;
 }
@@ -292,29 +262,35 @@ static void find_specials(lm_tokenizer *t, const json_t *config)
     t->unk = find_special(t, config, "unk_token", unk);
 }
 
-static lm_code build(lm_tokenizer *t, const json_t *j, const json_t *config, const char *where,
-                     lm_err *e)
+/* `cut`: the lists are in *l already and empty in the tree. */
+static lm_code build(lm_tokenizer *t, const json_t *j, const json_t *config, lm_lists *l, bool cut,
+                     const char *where, lm_err *e)
 {
     static const char *const known[] = {
         "version",       "truncation",     "padding", "added_tokens", "normalizer",
         "pre_tokenizer", "post_processor", "decoder", "model",        NULL
     };
     const json_t *model = json_object_get(j, "model"), *vocab = json_object_get(model, "vocab");
+    const json_t *merges = json_object_get(model, "merges");
     const json_t *added = json_object_get(j, "added_tokens");
     size_t n_ids = 0;
     lm_code rc = check_model(model, where, e);
 
     if (!rc)
         rc = check_keys(j, known, where, e);
-    if (!rc && (!json_is_object(vocab) || !json_object_size(vocab)))
+    if (!rc && (!json_is_object(vocab) || (!cut && !json_object_size(vocab))))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"vocab\" must be an object with tokens");
     if (!rc && added && !json_is_null(added) && !json_is_array(added))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"added_tokens\" must be a list");
+    if (!rc && !json_is_array(merges))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"merges\" must be a list");
+    if (!rc && !cut)
+        rc = lm_lists_from_tree(l, vocab, merges, where, e);
     if (!rc)
-        rc = find_highest(vocab, added, &n_ids, where, e);
+        rc = find_highest(l, added, &n_ids, where, e);
     t->vocab_size = (int64_t)n_ids;
     if (!rc)
-        rc = load_model(t, model, where, e);
+        rc = load_model(t, model, l, where, e);
     if (!rc)
         rc = lm_normal_new(json_object_get(j, "normalizer"), where, &t->normal, e);
     if (!rc)
@@ -338,22 +314,29 @@ lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config,
                                const char *where, lm_tokenizer **out, lm_err *e)
 {
     json_t *j = NULL, *c = NULL;
+    lm_lists lists = { .n_tokens = 0 };
+    lm_buf rest = { 0 };
+    bool cut = false;
     lm_code rc = lm_alloc_n(out, 1, sizeof **out, "the tokenizer", e);
 
     if (!rc)
-        rc = lm_json_parse(json, len, where, &j, e);
+        rc = lm_lists_cut(&lists, json, len, &rest, &cut, e);
+    if (!rc)
+        rc = lm_json_parse(cut ? rest.data : json, cut ? rest.len : len, where, &j, e);
     if (!rc && config)
         rc = lm_json_parse(config, config_len, "tokenizer_config.json", &c, e);
     if (!rc && !json_is_object(j))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "a tokenizer must be an object");
     if (!rc)
-        rc = build(*out, j, c, where, e);
+        rc = build(*out, j, c, &lists, cut, where, e);
     if (!rc)
         rc = lm_buf_add(&(*out)->json, json, len, e);
     if (!rc && config)
         rc = lm_buf_add(&(*out)->config, config, config_len, e);
     json_decref(j);
     json_decref(c);
+    lm_lists_fini(&lists);
+    lm_buf_fini(&rest);
     if (rc) {
         lm_tokenizer_free(*out);
         *out = NULL;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "text/tokenizer.h"
 
@@ -52,6 +53,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             abort();
         return 0;
     }
+    json_t *whole = NULL; /* what was cut out of the text must have been JSON, too */
+    if (lm_json_parse(json, len, "fuzz", &whole, &e))
+        abort();
+    json_decref(whole);
     if (lm_tok_scratch_new(t, &s, &e))
         return 0;
     if (nul)

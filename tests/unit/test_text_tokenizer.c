@@ -314,7 +314,7 @@ static void hostile(void **state)
         { "{" MODEL("\"a\":4294967296", "") "}", "is not a number from 0" },
         { "{" MODEL("\"a\":900000000", "") "}", "is not a number from 0" },
         { "{" MODEL("\"a\":1.5", "") "}", "is not a number from 0" },
-        { "{" MODEL("\"a\":0,\"a\":1", "") "}", "duplicate" },
+        { "{" MODEL("\"a\":0,\"a\":1", "") "}", "appears twice" },
         { "{" MODEL("\"a\":0", "\"a b\"") "}", "\"b\" is not in the vocabulary" },
         { "{" MODEL("\"a\":0", "\"a a\"") "}", "\"aa\" is not in the vocabulary" },
         { "{" MODEL("\"a\":0", "\"a a a\"") "}", "neither" },
