@@ -245,6 +245,16 @@ static void finish_waiting(block *b)
     b->waiting.tile = NULL;
 }
 
+/* A tile that is added to is on its way from memory while its product is made. */
+static void fetch_target(const lm_gemm_tail *t)
+{
+    int64_t size = (int64_t)lm_dtype_size(t->cd);
+
+    for (int r = 0; r < t->rows; r++)
+        for (int64_t at = 0; at < t->cols * size; at += 64)
+            __builtin_prefetch((const char *)t->c + r * t->ldc * size + at, 1);
+}
+
 /* All panels of A in the block against panel q of B. */
 static void run_panel(block *b, int64_t q, const char *panel, const char *next)
 {
@@ -274,10 +284,12 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
                 finish_waiting(b);
             if (b->waiting.tile)
                 s.tail = &b->waiting;
+            bool complete = last_sup && k + kn >= b->depth;
+            lm_gemm_tail tail = complete ? tail_of(b, s.tile, i, q) : (lm_gemm_tail){ 0 };
+            if (complete && tail.accumulate)
+                fetch_target(&tail);
             im->micro(&s);
-            b->waiting.tile = NULL;
-            if (last_sup && k + kn >= b->depth)
-                b->waiting = tail_of(b, s.tile, i, q);
+            b->waiting = tail;
             if (!im->hide_tail)
                 finish_waiting(b);
         }
