@@ -1,6 +1,7 @@
 /* input.c -- see input.h.  Cuts the bytes of source.h into raw documents. */
 #include "format/input.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -17,7 +18,8 @@ struct lm_input {
     const char *p; /* the block in hand: p[at..n) is still to be cut */
     size_t n, at;
     int64_t line, offset; /* of p[at] in the member; line from 1 */
-    lm_input_stats st;
+    _Atomic int64_t docs; /* read by lm_input_stat from other threads */
+    int64_t skipped, bad;
 };
 
 static bool blank(const char *s, size_t n)
@@ -266,7 +268,7 @@ lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
         return rc;
     doc->jsonl = in->jsonl;
     doc->operand = lm_source_operand(in->src);
-    doc->index = in->st.docs++;
+    doc->index = atomic_fetch_add_explicit(&in->docs, 1, memory_order_relaxed);
     doc->name.len = 0;
     const char *name = lm_source_name(in->src);
     rc = lm_buf_add(&doc->name, name, strlen(name), e);
@@ -283,8 +285,8 @@ lm_code lm_input_read(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
         if (rc || !*got)
             return rc;
         rc = lm_doc_decode(&in->o, doc, e);
-        in->st.skipped += doc->skip;
-        in->st.bad += doc->skip ? 0 : doc->bad;
+        in->skipped += doc->skip;
+        in->bad += doc->skip ? 0 : doc->bad;
     } while (!rc && doc->skip);
     *got = !rc;
     return rc;
@@ -336,10 +338,11 @@ void lm_doc_fini(lm_doc *doc)
 
 lm_input_stats lm_input_stat(const lm_input *in)
 {
-    lm_input_stats st = in->st;
-    st.bytes = lm_source_bytes(in->src);
-    st.total = lm_source_total(in->src);
-    return st;
+    return (lm_input_stats){ .docs = atomic_load_explicit(&in->docs, memory_order_relaxed),
+                             .skipped = in->skipped,
+                             .bad = in->bad,
+                             .bytes = lm_source_bytes(in->src),
+                             .total = lm_source_total(in->src) };
 }
 
 uint64_t lm_input_digest(const lm_input *in, int i)

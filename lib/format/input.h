@@ -91,6 +91,7 @@ typedef struct {
     int64_t skipped, bad;  /* passed over / replaced sequences, counted by lm_input_read only */
     uint64_t bytes, total; /* compressed bytes read so far, and in all (0 = unknown, a pipe) */
 } lm_input_stats;
+/* Any thread. */
 lm_input_stats lm_input_stat(const lm_input *in);
 
 /* XXH3-64 of the bytes of path i as stored (compressed), valid when the stream has ended. */
