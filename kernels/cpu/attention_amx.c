@@ -24,10 +24,10 @@ typedef struct {
 
 /* Scratch of one worker; the packed keys and values follow it. */
 typedef struct {
-    score_block s[3];                   /* of the block before, this one and the next, in turn */
-    float l[BQ][16];                    /* lane-wise sums of p */
-    float m[BQ], top[BQ];               /* maximum in use, maximum of the block; log2 units */
-    float z[BK];                        /* dropout multipliers of a row */
+    score_block s[2];     /* of this block, and of the one before until it is that of the next */
+    float l[BQ][16];      /* lane-wise sums of p */
+    float m[BQ], top[BQ]; /* maximum in use, maximum of the block; log2 units */
+    float z[BK];          /* dropout multipliers of a row */
     uint16_t q[MAX_TILES_D * TILE];     /* queries, A tiles [2][D/32] */
     float acc[2 * MAX_TILES_D * CTILE]; /* output, C tiles [2][D/16] */
 } forward_scratch;
@@ -92,6 +92,32 @@ scores_unit(const forward_scratch *w, score_block *s, const uint16_t *kp, int st
     }
 }
 
+/* The same for head size 64 (nd = 2), a tile of keys at a time with the queries in registers 4
+ * to 7. */
+static inline __attribute__((always_inline)) void
+scores_unit_64(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int u)
+{
+    const uint16_t *k = kp + 2 * u * TILE;
+    if (u >= 2 * steps)
+        return;
+    if (u == 0) {
+        _tile_loadd(4, w->q, 64);
+        _tile_loadd(5, w->q + TILE, 64);
+        _tile_loadd(6, w->q + 2 * TILE, 64);
+        _tile_loadd(7, w->q + 3 * TILE, 64);
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(2, k, 64);
+    _tile_dpbf16ps(0, 4, 2);
+    _tile_dpbf16ps(1, 6, 2);
+    _tile_loadd(3, k + TILE, 64);
+    _tile_dpbf16ps(0, 5, 3);
+    _tile_dpbf16ps(1, 7, 3);
+    _tile_stored(0, s->tile[0][u], 64);
+    _tile_stored(1, s->tile[1][u], 64);
+}
+
 /* Unit u of acc += p v. */
 static inline __attribute__((always_inline)) void
 weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int steps, int u, int nd)
@@ -126,8 +152,12 @@ weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int ste
 static inline __attribute__((always_inline)) void
 scores_all(const forward_scratch *w, score_block *s, const uint16_t *kp, int steps, int nd)
 {
-    for (int u = 0; u < 2 * nd; u++)
-        scores_unit(w, s, kp, steps, u, nd);
+    for (int u = 0; u < 2 * nd; u++) {
+        if (nd == 2)
+            scores_unit_64(w, s, kp, steps, u);
+        else
+            scores_unit(w, s, kp, steps, u, nd);
+    }
 }
 
 static inline __attribute__((always_inline)) void
@@ -257,9 +287,20 @@ static void store_rows(forward_scratch *w, const attn_job *job, int64_t h, int64
     }
 }
 
+/* Bring into L1 what the tiles will read soon: the keys of the next block, the values of this one.
+ */
+static inline __attribute__((always_inline)) void fetch(const uint16_t *k_next, const uint16_t *v,
+                                                        int u, int nd)
+{
+    /* The keys are wanted in the second half of the units, the values after them. */
+    const uint16_t *from = u < 2 * nd ? k_next + 2 * u * TILE : v + 2 * (u - 2 * nd) * TILE;
+    for (int i = 0; i < 2 * TILE / 32; i++)
+        _mm_prefetch((const char *)(from + 32 * i), _MM_HINT_T0);
+}
+
 /* The blocks of keys that queries i0 .. i0+n-1 see.  While the exponentials of a block run, so do
  * the tile products of its neighbours, in small portions: the tile unit must never stay idle for
- * long, since it takes hundreds of nanoseconds to come back to its full rate. */
+ * long, since after a pause of some 300 ns its next product takes as long again. */
 static inline __attribute__((always_inline)) void
 sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n,
            const attn_span *span, const uint16_t *kp, const uint16_t *vp, int nd)
@@ -269,7 +310,7 @@ sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64
     if (x.drop)
         x.draw = attn_drop_row(x.drop, job->b * job->H + h, i0, job->T);
     int64_t first = span->lo / BK * BK, past = 0;
-    score_block *prev = &w->s[0], *cur = &w->s[1], *next = &w->s[2];
+    score_block *prev = &w->s[0], *cur = &w->s[1];
     int steps = span->hi - first > 32 ? 2 : 1, prev_steps = 0;
     scores_all(w, cur, kp + first / 16 * nd * TILE, steps, nd);
     for (int64_t j0 = first; j0 < span->hi; j0 += BK) {
@@ -288,14 +329,16 @@ sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64
         for (int u = 0; u < 4 * nd; u++) {
             if (u < 2 * nd)
                 weigh_unit(w, prev, v_prev, prev_steps, u, nd);
+            else if (nd == 2)
+                scores_unit_64(w, prev, k_next, next_steps, u - 2 * nd);
             else
-                scores_unit(w, next, k_next, next_steps, u - 2 * nd, nd);
+                scores_unit(w, prev, k_next, next_steps, u - 2 * nd, nd);
+            fetch(k_next, vp + j0 / 32 * 2 * nd * TILE, u, nd);
             exponentials(w, cur, BQ * u / (4 * nd), BQ * (u + 1) / (4 * nd), steps, scale2, &x, j0);
         }
-        score_block *spare = prev;
+        score_block *spare = prev; /* it holds the scores of the next block by now */
         prev = cur;
-        cur = next;
-        next = spare;
+        cur = spare;
         past = j0;
         prev_steps = steps;
         steps = next_steps;
@@ -313,10 +356,13 @@ query_block(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int6
         for (int d = 0; d < nd; d++)
             pack_natural(w->q + (g * nd + d) * TILE, q + 16 * g * job->q_pitch, job->q_pitch,
                          32 * d, n - 16 * g);
-    memset(w->acc, 0, (size_t)(4 * nd * CTILE) * sizeof(float));
-    memset(w->l, 0, sizeof(w->l));
-    for (int r = 0; r < BQ; r++)
+    _tile_zero(0);
+    for (int i = 0; i < 4 * nd; i++) /* tiles, to wake their unit */
+        _tile_stored(0, w->acc + i * CTILE, 64);
+    for (int r = 0; r < BQ; r++) {
+        _mm512_store_ps(w->l[r], _mm512_setzero_ps());
         w->m[r] = -INFINITY;
+    }
     attn_span span = attn_span_of(&job->mask, i0, i0 + n);
     if (span.lo < span.hi)
         sweep_keys(w, job, h, i0, n, &span, kp, vp, nd);

@@ -1,5 +1,5 @@
-/* peak_amx.c -- tile products fed from the first-level cache, one tile load for each, as a product with 2x2 register
- * blocking has it. */
+/* peak_amx.c -- tile products fed from the first-level cache, one tile load for each, as a product
+ * with 2x2 register blocking has it. */
 #include <immintrin.h>
 
 #include "kernels/peak.h"
@@ -16,17 +16,17 @@ static const struct {
 
 enum { GROUPS = 4, TILE = 512 }; /* 16 KiB of operands; BF16 numbers in a tile */
 
-#define GROUP(q)                                     \
-    do {                                             \
-        const uint16_t *t = data + (q) * 4 * TILE;   \
-        _tile_loadd(4, t, 64);                       \
-        _tile_loadd(6, t + TILE, 64);                \
-        _tile_dpbf16ps(0, 4, 6);                     \
-        _tile_loadd(7, t + 2 * TILE, 64);            \
-        _tile_dpbf16ps(1, 4, 7);                     \
-        _tile_loadd(5, t + 3 * TILE, 64);            \
-        _tile_dpbf16ps(2, 5, 6);                     \
-        _tile_dpbf16ps(3, 5, 7);                     \
+#define GROUP(q)                                 \
+    do {                                         \
+        const uint16_t *t = data + (q)*4 * TILE; \
+        _tile_loadd(4, t, 64);                   \
+        _tile_loadd(6, t + TILE, 64);            \
+        _tile_dpbf16ps(0, 4, 6);                 \
+        _tile_loadd(7, t + 2 * TILE, 64);        \
+        _tile_dpbf16ps(1, 4, 7);                 \
+        _tile_loadd(5, t + 3 * TILE, 64);        \
+        _tile_dpbf16ps(2, 5, 6);                 \
+        _tile_dpbf16ps(3, 5, 7);                 \
     } while (0)
 
 double lm_peak_amx(int64_t rounds, const uint16_t *data)

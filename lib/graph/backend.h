@@ -1,7 +1,7 @@
 /* backend.h -- where a graph runs: memory, streams and a table of kernels.
  *
- * The CPU backend is below; others (libcore-cuda.so) fill the same structure.  Streams of the CPU backend are
- * the caller's own order: every call is complete when it returns. */
+ * The CPU backend is below; others (libcore-cuda.so) fill the same structure.  Streams of the CPU
+ * backend are the caller's own order: every call is complete when it returns. */
 #ifndef LM_GRAPH_BACKEND_H
 #define LM_GRAPH_BACKEND_H
 
@@ -26,11 +26,12 @@ struct lm_backend {
     /* Either side may be host or backend memory; done in stream order. */
     lm_code (*copy)(lm_backend *b, void *dst, const void *src, size_t bytes, lm_stream *s,
                     lm_err *e);
-    /* Wait for everything submitted on s (NULL: on all streams); failures of kernels surface here. */
+    /* Wait for everything submitted on s (NULL: on all streams); failures of kernels surface here.
+     */
     lm_code (*sync)(lm_backend *b, lm_stream *s, lm_err *e);
     const lm_kernel *(*kernel)(lm_backend *b, const char *op, lm_dtype act);
-    /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some tens of
-     * milliseconds on random data, or from a table; 0: unknown. */
+    /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
+     * tens of milliseconds on random data, or from a table; 0: unknown. */
     double (*peak_flops)(lm_backend *b, lm_dtype act);
     void (*close)(lm_backend *b);
 };

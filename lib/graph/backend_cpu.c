@@ -98,8 +98,8 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .kernel = cpu_kernel,
                          .peak_flops = cpu_peak_flops,
                          .close = cpu_close };
-    snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level),
-             c->b.threads, c->b.threads == 1 ? "" : "s");
+    snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level), c->b.threads,
+             c->b.threads == 1 ? "" : "s");
     *out = &c->b;
     return LM_OK;
 }

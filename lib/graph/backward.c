@@ -1,9 +1,8 @@
-/* backward.c -- reverse-mode differentiation: walk the forward list backwards and let each operator's gradient rule
- * append what it needs. */
+/* backward.c -- reverse-mode differentiation: walk the forward list backwards and let each
+ * operator's gradient rule append what it needs. */
 #include <string.h>
 
 #include "graph/passes.h"
-
 
 struct lm_grad {
     lm_graph *g;
@@ -21,7 +20,8 @@ lm_graph *lm_grad_graph(lm_grad *s)
 
 lm_node *lm_grad_node(lm_grad *s, const lm_node *n)
 {
-    /* n may point at a copy (rules append, so the array moves): find the original by its first output. */
+    /* n may point at a copy (rules append, so the array moves): find the original by its first
+     * output. */
     for (size_t i = 0; i < s->g->n_nodes; i++)
         if (s->g->node[i].op == n->op && s->g->node[i].out[0] == n->out[0])
             return &s->g->node[i];
@@ -82,7 +82,8 @@ lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
     return LM_OK;
 }
 
-/* A value wants a gradient if it is a trainable parameter, is asked for, or is computed from one that does. */
+/* A value wants a gradient if it is a trainable parameter, is asked for, or is computed from one
+ * that does. */
 static void mark_wants(lm_grad *s)
 {
     const lm_backward *b = s->b;

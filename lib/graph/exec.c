@@ -163,8 +163,7 @@ size_t lm_exec_times(lm_exec *x, const lm_exec_time **out)
     for (size_t k = 0; k < x->g->n_nodes; k++) {
         const lm_node *n = &x->g->node[k];
         size_t i = 0;
-        while (i < x->n_times &&
-               (x->times[i].phase != n->phase || x->times[i].op != n->op->name))
+        while (i < x->n_times && (x->times[i].phase != n->phase || x->times[i].op != n->op->name))
             i++;
         if (i == x->n_times)
             x->times[x->n_times++] = (lm_exec_time){ .op = n->op->name, .phase = n->phase };

@@ -1,8 +1,8 @@
 /* exec.h -- memory for a graph's activations, and running it.
  *
- * The plan places every activation and every kernel's scratch in one arena, by liveness: greedy by size with
- * best fit.  The executor turns the list into a flat array of kernel calls once; a run walks it and allocates
- * nothing. */
+ * The plan places every activation and every kernel's scratch in one arena, by liveness: greedy by
+ * size with best fit.  The executor turns the list into a flat array of kernel calls once; a run
+ * walks it and allocates nothing. */
 #ifndef LM_GRAPH_EXEC_H
 #define LM_GRAPH_EXEC_H
 
@@ -17,8 +17,9 @@ typedef struct {
     size_t work_peak;    /* the largest scratch of one node */
 } lm_plan;
 
-/* Plan `g` for a backend (kernels say what scratch they need).  `keep`: activations that must survive the whole run
- * because the caller reads them afterwards.  Fails: LM_EUSAGE when the backend lacks a kernel (names it). */
+/* Plan `g` for a backend (kernels say what scratch they need).  `keep`: activations that must
+ * survive the whole run because the caller reads them afterwards.  Fails: LM_EUSAGE when the
+ * backend lacks a kernel (names it). */
 lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_plan *out,
                      lm_err *e);
 void lm_plan_fini(lm_plan *p);
@@ -28,16 +29,19 @@ typedef struct lm_exec lm_exec;
 /* Ready `g` to run on `b`: makes the plan and allocates its arena.  g and b are borrowed. */
 lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_exec **out,
                     lm_err *e);
-/* The same in the arena of `with` when that is large enough (else in one of its own); `with` may be NULL.  The two must
- * never run at the same time, nor keep values over each other's runs; `with` must live longer. */
+/* The same in the arena of `with` when that is large enough (else in one of its own); `with` may be
+ * NULL.  The two must never run at the same time, nor keep values over each other's runs; `with`
+ * must live longer. */
 lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
                             lm_exec *with, lm_exec **out, lm_err *e);
 void lm_exec_free(lm_exec *x);
 const lm_plan *lm_exec_plan(const lm_exec *x);
 
-/* Give a value that is not an activation its memory; every one must be bound before the first run. */
+/* Give a value that is not an activation its memory; every one must be bound before the first run.
+ */
 void lm_exec_bind(lm_exec *x, lm_vid v, void *data);
-/* Memory of a value: what was bound, or its place in the arena (valid after a run for kept values). */
+/* Memory of a value: what was bound, or its place in the arena (valid after a run for kept values).
+ */
 void *lm_exec_data(const lm_exec *x, lm_vid v);
 
 /* Run the whole list.  Fails: LM_EBUG if a value is not bound; what the backend reports. */

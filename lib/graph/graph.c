@@ -64,9 +64,7 @@ lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tens
         in[i] = n->in[i] >= 0 ? g->value[n->in[i]].t : (lm_tensor){ .dtype = LM_DTYPE_NONE };
     for (int i = 0; i < n->n_out; i++)
         out[i] = n->out[i] >= 0 ? g->value[n->out[i]].t : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    return (lm_call){
-        .attr = n->attr, .in = in, .n_in = n->n_in, .out = out, .n_out = n->n_out
-    };
+    return (lm_call){ .attr = n->attr, .in = in, .n_in = n->n_in, .out = out, .n_out = n->n_out };
 }
 
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)

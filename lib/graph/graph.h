@@ -1,8 +1,8 @@
 /* graph.h -- a model's computation as a static list of operators over values.
  *
- * The list is the order: nodes are appended in the order in which they run.  A pass walks the list and changes
- * it or writes a new one; the order of passes is build -> precision -> backward -> plan -> execute.  A graph
- * owns everything in it (one arena); values and nodes are named by number. */
+ * The list is the order: nodes are appended in the order in which they run.  A pass walks the list
+ * and changes it or writes a new one; the order of passes is build -> precision -> backward -> plan
+ * -> execute.  A graph owns everything in it (one arena); values and nodes are named by number. */
 #ifndef LM_GRAPH_GRAPH_H
 #define LM_GRAPH_GRAPH_H
 
@@ -63,19 +63,20 @@ void lm_graph_free(lm_graph *g);
 lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
                        lm_err *e);
 
-/* Append op(attr; in...) -> out.  `attr` is copied (op->attr_size).  in[i] LM_NONE: absent, if the operator
- * allows it.  out[i] on entry: an existing GRAD or STATE value to write to, LM_NONE to make a new activation, or
- * LM_SKIP when this optional output is not wanted (it is LM_NONE afterwards).
- * Fails: LM_EUSAGE from the shape rule, or an existing output of another shape. */
+/* Append op(attr; in...) -> out.  `attr` is copied (op->attr_size).  in[i] LM_NONE: absent, if the
+ * operator allows it.  out[i] on entry: an existing GRAD or STATE value to write to, LM_NONE to
+ * make a new activation, or LM_SKIP when this optional output is not wanted (it is LM_NONE
+ * afterwards). Fails: LM_EUSAGE from the shape rule, or an existing output of another shape. */
 enum { LM_SKIP = -2 };
 lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
                         lm_vid *out, lm_err *e);
 
-/* The node as rules and kernels see it: shapes without data.  in and out must have LM_MAX_* room. */
+/* The node as rules and kernels see it: shapes without data.  in and out must have LM_MAX_* room.
+ */
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out);
 
-/* The type of activations that the node works on, by which its kernel is chosen: that of its first operand in
- * op->act_in, else of its first float output. */
+/* The type of activations that the node works on, by which its kernel is chosen: that of its first
+ * operand in op->act_in, else of its first float output. */
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n);
 
 /* Text of the whole list, one node a line:

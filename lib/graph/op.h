@@ -1,8 +1,9 @@
 /* op.h -- what an operator is: one entry with its shape rule, gradient rule, cost and examples.
  *
- * Kernels are found by name in a backend's table; everything else that the house knows about an operator is
- * in its entry (lib/op/FAMILY.c).  Rules see a node as an lm_call whose operands have shapes but no data, the
- * same structure that the kernel will be given, so attributes and operand order are those of kernels/FAMILY.h. */
+ * Kernels are found by name in a backend's table; everything else that the house knows about an
+ * operator is in its entry (lib/op/FAMILY.c).  Rules see a node as an lm_call whose operands have
+ * shapes but no data, the same structure that the kernel will be given, so attributes and operand
+ * order are those of kernels/FAMILY.h. */
 #ifndef LM_GRAPH_OP_H
 #define LM_GRAPH_OP_H
 
@@ -32,12 +33,16 @@ typedef struct {
 struct lm_grad;
 struct lm_node;
 
-/* A random valid instance for tests: attributes, shapes of the inputs, and which outputs are wanted. */
+/* A random valid instance for tests: attributes, shapes of the inputs, and which outputs are
+ * wanted. */
 typedef struct {
     _Alignas(16) char attr[128];
     lm_tensor in[LM_MAX_IN]; /* act operands F32; dtype of integer operands I32; ndim 0: absent */
     int n_in;
     unsigned want; /* bit i: output i */
+    /* Outputs whose shape or type the caller chooses (a cast's type, caches), dtypes as for inputs;
+     * ndim 0: the shape rule says. */
+    lm_tensor out[LM_MAX_OUT];
 } lm_example;
 
 typedef struct lm_op {
@@ -46,17 +51,23 @@ typedef struct lm_op {
     int n_in, n_out;
     unsigned optional_in; /* bit i: input i may be absent */
     unsigned act_in;      /* bit i: input i has the dtype of activations */
-    unsigned low_param;   /* bit i: a parameter at input i follows the low type (weights, not biases) */
+    unsigned
+        low_param; /* bit i: a parameter at input i follows the low type (weights, not biases) */
     unsigned inplace[LM_MAX_OUT]; /* bit i: this output may share memory with input i */
+    unsigned fixed_in;            /* bit i: float input i never gets a gradient (tables, scales) */
     lm_prec prec;
+    /* Relative L2 error that a kernel may have against the reference in double, in F32 and BF16, as
+     * kernels/FAMILY.h says; 0: 1e-6 and 4e-3. */
+    double tolerance[2];
 
-    /* Set dtype, ndim and dim of every output in `want` from the inputs and the attributes; the others
-     * get ndim 0.  Fails: LM_EUSAGE naming what does not fit. */
+    /* Set dtype, ndim and dim of every output in `want` from the inputs and the attributes; the
+     * others get ndim 0.  Fails: LM_EUSAGE naming what does not fit. */
     lm_code (*shape)(lm_call *c, unsigned want, lm_err *e);
     /* Append the nodes of the backward; NULL: not differentiable. */
     lm_code (*grad)(struct lm_grad *g, const struct lm_node *n, lm_err *e);
     void (*cost)(const lm_call *c, lm_cost *out);
-    /* The i-th example of a deterministic, endless series; NULL: covered by the forward operator's. */
+    /* The i-th example of a deterministic, endless series; NULL: covered by the forward operator's.
+     */
     void (*example)(lm_rng r, int i, lm_example *out);
     /* Fill the integer inputs of an example with valid values; NULL: there are none. */
     void (*fill)(lm_rng r, const lm_call *c);

@@ -10,15 +10,16 @@
 /* ---- precision ---- */
 
 typedef struct {
-    lm_dtype low; /* the type of ALLOW operators and what follows them: F32, BF16, or F64 (then everything is
-                     F64: the reference) */
-    /* Operators that stay in F32 although their class allows less: NULL-terminated names; may be NULL. */
+    lm_dtype low; /* the type of ALLOW operators and what follows them: F32, BF16, or F64 (then
+                     everything is F64: the reference) */
+    /* Operators that stay in F32 although their class allows less: NULL-terminated names; may be
+     * NULL. */
     const char *const *keep;
 } lm_precision;
 
-/* Retype a freshly built forward graph (all F32) and insert casts where two types meet.  Parameters follow
- * their operators: a weight of an ALLOW operator takes the low type, norm weights and biases stay F32.
- * Fails: LM_EUSAGE when a parameter is used in two types. */
+/* Retype a freshly built forward graph (all F32) and insert casts where two types meet.  Parameters
+ * follow their operators: a weight of an ALLOW operator takes the low type, norm weights and biases
+ * stay F32. Fails: LM_EUSAGE when a parameter is used in two types. */
 lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e);
 
 /* ---- backward ---- */
@@ -26,10 +27,11 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e);
 /* The state of the backward pass; gradient rules use the functions below. */
 typedef struct lm_grad lm_grad;
 
-/* Append the backward of `root`.  seed: a value with the gradient of root, or LM_NONE when root's operator computes
- * its gradients itself (head_loss; the root's own gradient is then 1).  trainable(ctx, v) tells which
- * parameters want a gradient (NULL: all); INPUT values get one only if they are in `wrt`.  grads receives, for each of
- * the values of the graph as it was on entry, its gradient or LM_NONE (n_values numbers; may be NULL). */
+/* Append the backward of `root`.  seed: a value with the gradient of root, or LM_NONE when root's
+ * operator computes its gradients itself (head_loss; the root's own gradient is then 1).
+ * trainable(ctx, v) tells which parameters want a gradient (NULL: all); INPUT values get one only
+ * if they are in `wrt`.  grads receives, for each of the values of the graph as it was on entry,
+ * its gradient or LM_NONE (n_values numbers; may be NULL). */
 typedef struct {
     lm_vid root, seed;
     bool (*trainable)(void *ctx, lm_vid param);
@@ -42,7 +44,8 @@ lm_code lm_pass_backward(lm_graph *g, const lm_backward *b, lm_err *e);
 
 /* For gradient rules. */
 lm_graph *lm_grad_graph(lm_grad *g);
-/* The node's number `i` among the nodes; rules that widen a forward node (head_loss) edit it through this. */
+/* The node's number `i` among the nodes; rules that widen a forward node (head_loss) edit it
+ * through this. */
 lm_node *lm_grad_node(lm_grad *g, const lm_node *n);
 bool lm_grad_wants(const lm_grad *g, lm_vid v);
 /* The gradient gathered for v so far, or LM_NONE. */

@@ -1,8 +1,8 @@
 /* plan.c -- where each activation and each kernel's scratch lies in one arena.
  *
- * An item lives from the node that writes it to the last node that reads it.  Outputs that an operator may write in
- * place over a dying input share its item.  Items are placed in falling order of size, each into the lowest gap
- * that fits best among those that are alive with it. */
+ * An item lives from the node that writes it to the last node that reads it.  Outputs that an
+ * operator may write in place over a dying input share its item.  Items are placed in falling order
+ * of size, each into the lowest gap that fits best among those that are alive with it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -168,10 +168,9 @@ static lm_code plan_with(planner *p, int64_t *last, size_t *work, item **order, 
     size_t values = p->n_items;
     for (size_t k = 0; k < p->g->n_nodes; k++)
         if (work[k]) {
-            p->item[p->n_items] = (item){ .bytes = work[k],
-                                          .first = (int64_t)k,
-                                          .last = (int64_t)k,
-                                          .id = (int64_t)p->n_items };
+            p->item[p->n_items] = (item){
+                .bytes = work[k], .first = (int64_t)k, .last = (int64_t)k, .id = (int64_t)p->n_items
+            };
             p->n_items++;
         }
     for (size_t i = 0; i < p->n_items; i++)

@@ -1,9 +1,8 @@
-/* precision.c -- types for a forward graph: each operator gets the type of its class, parameters follow, and a cast
- * is put where an activation of one type meets an operator of another. */
+/* precision.c -- types for a forward graph: each operator gets the type of its class, parameters
+ * follow, and a cast is put where an activation of one type meets an operator of another. */
 #include <string.h>
 
 #include "graph/passes.h"
-
 
 typedef struct {
     lm_graph *g;

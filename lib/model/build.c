@@ -30,8 +30,7 @@ lm_vid lm_b_param(lm_builder *b, int64_t rows, int64_t cols, const char *fmt, ..
 {
     lm_model *m = b->m;
     lm_vid v = LM_NONE;
-    lm_tensor shape =
-        cols ? lm_shape2(LM_DTYPE_F32, rows, cols) : lm_shape1(LM_DTYPE_F32, rows);
+    lm_tensor shape = cols ? lm_shape2(LM_DTYPE_F32, rows, cols) : lm_shape1(LM_DTYPE_F32, rows);
     va_list ap;
     if (!lm_b_ok(b))
         return LM_NONE;
@@ -39,8 +38,8 @@ lm_vid lm_b_param(lm_builder *b, int64_t rows, int64_t cols, const char *fmt, ..
     char *name = format(b, fmt, ap);
     va_end(ap);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_PARAM, shape, name, &v, b->e) ||
-        lm_grow(&m->param, &b->cap_params, (size_t)m->n_params + 1, sizeof *m->param,
-                "parameters", b->e))
+        lm_grow(&m->param, &b->cap_params, (size_t)m->n_params + 1, sizeof *m->param, "parameters",
+                b->e))
         return LM_NONE;
     m->param[m->n_params++] =
         (lm_param){ .value = v, .count = rows * (cols ? cols : 1), .decay = cols > 0 };
@@ -57,8 +56,8 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
     va_start(ap, fmt);
     char *name = format(b, fmt, ap);
     va_end(ap);
-    if (!lm_b_ok(b) || lm_grow(&m->slice, &b->cap_slices, (size_t)m->n_slices + 1,
-                               sizeof *m->slice, "tensors", b->e))
+    if (!lm_b_ok(b) || lm_grow(&m->slice, &b->cap_slices, (size_t)m->n_slices + 1, sizeof *m->slice,
+                               "tensors", b->e))
         return;
     int p = m->n_params - 1;
     const lm_tensor *t = &m->graph->value[m->param[p].value].t;

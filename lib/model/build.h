@@ -1,23 +1,25 @@
-/* build.h -- what the architectures' files share while they build a graph.  Private to lib/model. */
+/* build.h -- what the architectures' files share while they build a graph.  Private to lib/model.
+ */
 #ifndef LM_MODEL_BUILD_H
 #define LM_MODEL_BUILD_H
 
 #include "kernels/norm.h"
 #include "model/model.h"
 
-/* A builder: the first failure sticks in *e and every later call does nothing, so that an architecture reads as a
- * list of layers. */
+/* A builder: the first failure sticks in *e and every later call does nothing, so that an
+ * architecture reads as a list of layers. */
 typedef struct {
     lm_model *m;
     lm_arena *arena; /* the model's own */
     lm_err *e;
     size_t cap_params, cap_slices;
-    int64_t site;    /* counts dropout sites */
+    int64_t site; /* counts dropout sites */
 } lm_builder;
 
 bool lm_b_ok(const lm_builder *b);
 
-/* Declare a parameter [rows, cols] (cols 0: a vector) made of the slices that follow; `fmt` names it. */
+/* Declare a parameter [rows, cols] (cols 0: a vector) made of the slices that follow; `fmt` names
+ * it. */
 lm_vid lm_b_param(lm_builder *b, int64_t rows, int64_t cols, const char *fmt, ...) LM_PRINTF(4, 5);
 /* The next `rows` rows of the latest parameter are the checkpoint's tensor `fmt`. */
 void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, double std,
@@ -25,8 +27,8 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe);
 /* y = norm(x [+ r]); *s receives x + r (x when r is LM_NONE). */
-lm_vid lm_b_norm(lm_builder *b, lm_norm_kind kind, lm_vid x, lm_vid w, lm_vid bias,
-                 lm_vid r, lm_vid *s);
+lm_vid lm_b_norm(lm_builder *b, lm_norm_kind kind, lm_vid x, lm_vid w, lm_vid bias, lm_vid r,
+                 lm_vid *s);
 lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
 lm_vid lm_b_head_norm(lm_builder *b, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, lm_vid qkv);

@@ -55,14 +55,17 @@ static lm_code read_ids(const json_t *o, const char *where, lm_config *c, lm_err
     return LM_OK;
 }
 
-/* Old files say "type", newer "rope_type"; newest put everything, with rope_theta, into rope_parameters. */
+/* Old files say "type", newer "rope_type"; newest put everything, with rope_theta, into
+ * rope_parameters. */
 static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     static const struct {
         const char *name;
         lm_rope_type type;
-    } types[] = { { "default", LM_ROPE_DEFAULT }, { "linear", LM_ROPE_LINEAR },
-                  { "dynamic", LM_ROPE_DYNAMIC }, { "llama3", LM_ROPE_LLAMA3 },
+    } types[] = { { "default", LM_ROPE_DEFAULT },
+                  { "linear", LM_ROPE_LINEAR },
+                  { "dynamic", LM_ROPE_DYNAMIC },
+                  { "llama3", LM_ROPE_LLAMA3 },
                   { "yarn", LM_ROPE_YARN } };
     const json_t *s = json_object_get(o, "rope_parameters");
     lm_rope_config *r = &c->rope;
@@ -151,8 +154,8 @@ static lm_code read_gpt2(const json_t *o, const char *where, lm_config *c, lm_er
     if (cross)
         return bad(where, "add_cross_attention", e, "is not supported");
     if (c->width % c->heads)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "n_head %" PRId64 " does not divide n_embd %" PRId64,
-                       c->heads, c->width);
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "n_head %" PRId64 " does not divide n_embd %" PRId64, c->heads, c->width);
     c->kv_heads = c->heads;
     c->head_dim = c->width / c->heads;
     return LM_OK;
@@ -184,8 +187,7 @@ static lm_code read_llama(const json_t *o, const char *where, lm_config *c, lm_e
         lm_json_i64(o, "intermediate_size", 1, MOST_WIDTH, &c->ffn, where, e) ||
         lm_json_i64(o, "num_hidden_layers", 1, MOST_LAYERS, &c->layers, where, e) ||
         lm_json_i64(o, "num_attention_heads", 1, MOST_WIDTH, &c->heads, where, e) ||
-        lm_json_i64_or(o, "num_key_value_heads", c->heads, 1, MOST_WIDTH, &c->kv_heads, where,
-                       e) ||
+        lm_json_i64_or(o, "num_key_value_heads", c->heads, 1, MOST_WIDTH, &c->kv_heads, where, e) ||
         lm_json_i64_or(o, "head_dim", c->width / c->heads, 1, 4096, &c->head_dim, where, e) ||
         lm_json_i64_or(o, "max_position_embeddings", 2048, 1, INT64_C(1) << 31, &c->max_positions,
                        where, e) ||
@@ -203,7 +205,8 @@ static lm_code read_llama(const json_t *o, const char *where, lm_config *c, lm_e
         return bad(where, "hidden_act", e, "only silu is known");
     if (c->heads % c->kv_heads)
         return lm_fail(e, LM_EFORMAT, where, NULL,
-                       "num_key_value_heads %" PRId64 " does not divide num_attention_heads %" PRId64,
+                       "num_key_value_heads %" PRId64
+                       " does not divide num_attention_heads %" PRId64,
                        c->kv_heads, c->heads);
     if (c->head_dim % 2)
         return bad(where, "head_dim", e, "is odd, which rotary positions cannot serve");
@@ -224,8 +227,8 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
         return lm_fail(e, LM_EFORMAT, where, NULL, "epsilon or initializer_range is not positive");
     if (c->rope.type != LM_ROPE_NONE && !(c->rope.theta > 0))
         return bad(where, "rope_theta", e, "is not positive");
-    if (!lm_mul_i64_ok(c->heads + 2 * c->kv_heads, c->head_dim, &n) || n > 8 * (int64_t)MOST_WIDTH ||
-        !lm_mul_i64_ok(c->vocab, c->width, &n))
+    if (!lm_mul_i64_ok(c->heads + 2 * c->kv_heads, c->head_dim, &n) ||
+        n > 8 * (int64_t)MOST_WIDTH || !lm_mul_i64_ok(c->vocab, c->width, &n))
         return lm_fail(e, LM_EFORMAT, where, NULL, "the dimensions multiply to an absurd size");
     return LM_OK;
 }

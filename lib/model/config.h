@@ -1,9 +1,10 @@
-/* config.h -- a model's hyper-parameters: read from a Hugging Face config.json, checked, and written back.
+/* config.h -- a model's hyper-parameters: read from a Hugging Face config.json, checked, and
+ * written back.
  *
- * Architectures: GPT-2, and the Llama family (Llama 2/3, Mistral, Qwen2, Qwen3), which differ in a few switches.
- * An unknown model_type, a missing key or a contradiction is LM_EFORMAT that names the key.  Keys that say something
- * this code would have to obey and does not know (another activation, another rope_type, quantization_config) are
- * refused, not ignored. */
+ * Architectures: GPT-2, and the Llama family (Llama 2/3, Mistral, Qwen2, Qwen3), which differ in a
+ * few switches. An unknown model_type, a missing key or a contradiction is LM_EFORMAT that names
+ * the key.  Keys that say something this code would have to obey and does not know (another
+ * activation, another rope_type, quantization_config) are refused, not ignored. */
 #ifndef LM_MODEL_CONFIG_H
 #define LM_MODEL_CONFIG_H
 
@@ -46,17 +47,17 @@ typedef struct {
     lm_arch arch;
     int64_t vocab, width, ffn, layers, heads, kv_heads, head_dim, max_positions;
     double norm_eps, init_std;
-    bool tied;           /* lm_head shares the embedding */
-    bool qkv_bias;       /* Qwen2; Llama's attention_bias sets both */
-    bool out_bias;       /* bias on the attention's output projection */
+    bool tied;     /* lm_head shares the embedding */
+    bool qkv_bias; /* Qwen2; Llama's attention_bias sets both */
+    bool out_bias; /* bias on the attention's output projection */
     bool mlp_bias;
-    bool qk_norm;        /* Qwen3 */
-    int64_t window;      /* sliding window in keys, itself included; 0: none */
-    int64_t window_from; /* layers >= this slide (Qwen max_window_layers); 0: all */
+    bool qk_norm;          /* Qwen3 */
+    int64_t window;        /* sliding window in keys, itself included; 0: none */
+    int64_t window_from;   /* layers >= this slide (Qwen max_window_layers); 0: all */
     uint8_t *layer_window; /* [layers] 1: this layer slides (layer_types); NULL: by window_from */
-    bool gelu_exact;     /* GPT-2: activation_function "gelu" instead of "gelu_new" */
-    bool scale_by_layer; /* GPT-2: scale_attn_by_inverse_layer_idx */
-    bool scale_attention;/* GPT-2: scale_attn_weights (true) */
+    bool gelu_exact;       /* GPT-2: activation_function "gelu" instead of "gelu_new" */
+    bool scale_by_layer;   /* GPT-2: scale_attn_by_inverse_layer_idx */
+    bool scale_attention;  /* GPT-2: scale_attn_weights (true) */
     double drop_embed, drop_resid, drop_attn;
     int64_t bos, eos, pad; /* -1: none (eos: the first when it is a list) */
     lm_rope_config rope;
@@ -66,11 +67,12 @@ lm_code lm_config_read(const json_t *obj, const char *where, lm_config *out, lm_
 void lm_config_fini(lm_config *c);
 bool lm_config_slides(const lm_config *c, int64_t layer);
 
-/* Number of parameters (tied tensors once), and those that take part in matrix products (N of the FLOP formula:
- * no looked-up embedding rows, a head counted whether tied or not). */
+/* Number of parameters (tied tensors once), and those that take part in matrix products (N of the
+ * FLOP formula: no looked-up embedding rows, a head counted whether tied or not). */
 int64_t lm_config_params(const lm_config *c);
 int64_t lm_config_matmul_params(const lm_config *c);
-/* FLOPs of forward and backward per token: 6 N + 12 L H D T (PaLM, appendix B; no causal discount). */
+/* FLOPs of forward and backward per token: 6 N + 12 L H D T (PaLM, appendix B; no causal discount).
+ */
 double lm_config_train_flops(const lm_config *c, int64_t seq);
 
 /* Rows 0..positions-1 of the rotary table that kernels/rope.h describes, [positions, head_dim]. */

@@ -1,7 +1,9 @@
-/* gpt2.c -- GPT-2 (Radford et al. 2019; tensor names and defaults of Hugging Face's modeling_gpt2.py):
- * learned positions, LayerNorm before each branch, biases everywhere, GELU, tied head.
+/* gpt2.c -- GPT-2 (Radford et al. 2019; tensor names and defaults of Hugging Face's
+ * modeling_gpt2.py): learned positions, LayerNorm before each branch, biases everywhere, GELU, tied
+ * head.
  *
- * Linear weights lie in the file as Conv1D [in, out]. Residual projections start at std / sqrt(2 L). */
+ * Linear weights lie in the file as Conv1D [in, out]. Residual projections start at std / sqrt(2
+ * L). */
 #include <math.h>
 
 #include "kernels/elementwise.h"

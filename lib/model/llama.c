@@ -1,8 +1,10 @@
-/* llama.c -- the Llama family: Llama 2/3 (arXiv:2302.13971, 2407.21783), Mistral (arXiv:2310.06825), Qwen2
- * (arXiv:2407.10671) and Qwen3 (arXiv:2505.09388); tensor names of Hugging Face.
+/* llama.c -- the Llama family: Llama 2/3 (arXiv:2302.13971, 2407.21783), Mistral
+ * (arXiv:2310.06825), Qwen2 (arXiv:2407.10671) and Qwen3 (arXiv:2505.09388); tensor names of
+ * Hugging Face.
  *
- * RMSNorm before each branch, rotary positions, grouped-query attention, SwiGLU.  They differ in biases (Qwen2: q, k, v),
- * per-head norms of q and k before the rotation (Qwen3) and sliding windows (Mistral, Qwen). */
+ * RMSNorm before each branch, rotary positions, grouped-query attention, SwiGLU.  They differ in
+ * biases (Qwen2: q, k, v), per-head norms of q and k before the rotation (Qwen3) and sliding
+ * windows (Mistral, Qwen). */
 #include <math.h>
 
 #include "model/build.h"
@@ -24,8 +26,8 @@ static lm_vid qkv_param(lm_builder *b, int64_t l, int64_t cols, const char *suff
     lm_init init = cols ? LM_INIT_NORMAL : LM_INIT_ZEROS;
     lm_vid p = lm_b_param(b, q + 2 * kv, cols, "layers.%d.qkv.%s", (int)l, suffix);
     for (int i = 0; i < 3; i++)
-        lm_b_slice(b, i ? kv : q, false, init, c->init_std,
-                   "model.layers.%d.self_attn.%s_proj.%s", (int)l, parts[i], suffix);
+        lm_b_slice(b, i ? kv : q, false, init, c->init_std, "model.layers.%d.self_attn.%s_proj.%s",
+                   (int)l, parts[i], suffix);
     return p;
 }
 

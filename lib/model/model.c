@@ -9,8 +9,7 @@
 static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
 {
     int64_t positions = b->mode == LM_MODE_GENERATE ? b->cache : b->seq, rows;
-    if (b->batch < 1 || b->seq < 1 || !lm_mul_i64_ok(b->batch, b->seq, &rows) ||
-        rows > INT32_MAX)
+    if (b->batch < 1 || b->seq < 1 || !lm_mul_i64_ok(b->batch, b->seq, &rows) || rows > INT32_MAX)
         return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
                        "%" PRId64 " sequences of %" PRId64 " tokens cannot be numbered", b->batch,
                        b->seq);
@@ -47,8 +46,8 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
     if (m->build.documents && lm_graph_value(g, LM_ROLE_INPUT, ids, "lo", &m->lo, e))
         return e->code;
     return lm_graph_value(g, LM_ROLE_INPUT, ids, "targets", &m->targets, e) ||
-                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, 1), "scale",
-                                  &m->scale, e)
+                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, 1), "scale", &m->scale,
+                                  e)
                ? e->code
                : LM_OK;
 }
@@ -63,8 +62,7 @@ static lm_code lay_out(lm_model *m, lm_err *e)
             if (p->decay != (pass == 1))
                 continue;
             p->offset = m->block;
-            if (__builtin_add_overflow(m->block, (p->count + ALIGN - 1) / ALIGN * ALIGN,
-                                       &m->block))
+            if (__builtin_add_overflow(m->block, (p->count + ALIGN - 1) / ALIGN * ALIGN, &m->block))
                 return lm_fail(e, LM_ELIMIT, "model", NULL, "the parameters cannot be counted");
         }
         if (pass)

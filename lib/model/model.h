@@ -1,8 +1,9 @@
 /* model.h -- a config as a graph, and where each tensor of a checkpoint lies in it.
  *
- * A model is a pure function of (config, build options).  Weights that are used together are one graph parameter:
- * q, k and v rows form `qkv` [(H+2K)D, C], gate and up form `gate_up` [2I, C]; a slice says which rows of which parameter
- * a named tensor is.  Linear weights are [out, in] inside; GPT-2's Conv1D tensors are transposed on the way. */
+ * A model is a pure function of (config, build options).  Weights that are used together are one
+ * graph parameter: q, k and v rows form `qkv` [(H+2K)D, C], gate and up form `gate_up` [2I, C]; a
+ * slice says which rows of which parameter a named tensor is.  Linear weights are [out, in] inside;
+ * GPT-2's Conv1D tensors are transposed on the way. */
 #ifndef LM_MODEL_MODEL_H
 #define LM_MODEL_MODEL_H
 
@@ -26,15 +27,18 @@ typedef struct {
 
 typedef struct {
     lm_vid value; /* in the graph */
-    int64_t count, offset; /* elements; offset in the flat parameter block, a multiple of 64 elements */
-    bool decay;            /* weight decay applies: matrices yes, vectors no; all decayed ones come first in the block */
-    bool weight;           /* takes the low type in mixed precision */
+    int64_t count,
+        offset;  /* elements; offset in the flat parameter block, a multiple of 64 elements */
+    bool decay;  /* weight decay applies: matrices yes, vectors no; all decayed ones come first in
+                    the block */
+    bool weight; /* takes the low type in mixed precision */
 } lm_param;
 
 typedef enum {
     LM_MODE_TRAIN,    /* tokens, targets -> loss [N] and gradients */
     LM_MODE_EVAL,     /* tokens, targets -> loss [N]               */
-    LM_MODE_GENERATE, /* tokens of a batch of sequences, KV caches -> logits of chosen rows; T = 1 decodes */
+    LM_MODE_GENERATE, /* tokens of a batch of sequences, KV caches -> logits of chosen rows; T = 1
+                         decodes */
 } lm_mode;
 
 typedef struct {
@@ -56,13 +60,14 @@ typedef struct {
     int n_params;
     lm_slice *slice;
     int n_slices;
-    int64_t block; /* elements of the flat parameter block, padding included */
+    int64_t block;     /* elements of the flat parameter block, padding included */
     int64_t decay_end; /* the first of them without weight decay */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
     lm_vid scale;                    /* F32 [1] */
-    lm_vid used, fresh, rows;        /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted */
-    lm_vid rope;                     /* CONST F32 [positions, D] or LM_NONE */
+    lm_vid used, fresh,
+        rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted */
+    lm_vid rope; /* CONST F32 [positions, D] or LM_NONE */
     int64_t rope_rows;
     lm_vid *kcache, *vcache; /* GENERATE: STATE [B,K,S,D] of each layer */
     lm_vid loss;             /* F32 [N] */
@@ -70,15 +75,15 @@ typedef struct {
     lm_vid *grad;            /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
-/* Build the graph of `c` (precision pass and, for TRAIN, backward included).  The config must outlive the model.
- * Fails: LM_EUSAGE for a batch or length that the config cannot serve. */
+/* Build the graph of `c` (precision pass and, for TRAIN, backward included).  The config must
+ * outlive the model. Fails: LM_EUSAGE for a batch or length that the config cannot serve. */
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
 
 /* Index of the slice of that name, -1 if none.  "transformer." prefixes are ignored for GPT-2. */
 int lm_model_slice(const lm_model *m, const char *name);
-/* True for tensors that checkpoints may carry and that are no parameters here (rotary inv_freq, GPT-2's attention
- * mask buffers, a duplicate of a tied head). */
+/* True for tensors that checkpoints may carry and that are no parameters here (rotary inv_freq,
+ * GPT-2's attention mask buffers, a duplicate of a tied head). */
 bool lm_model_ignores(const lm_model *m, const char *name);
 
 #endif

@@ -1,4 +1,5 @@
-/* rope.c -- rotary tables: inverse frequencies under the scalings of the field, in double, rounded once.
+/* rope.c -- rotary tables: inverse frequencies under the scalings of the field, in double, rounded
+ * once.
  *
  * Rules as in Hugging Face's modeling_rope_utils.py; YaRN is arXiv:2309.00071. */
 #include <math.h>
@@ -60,8 +61,8 @@ void lm_rope_table(const lm_config *c, int64_t positions, float *out)
             hi += 0.001;
     }
     for (int64_t j = 0; j < half; j++) {
-        /* Frameworks hold the inverse frequencies and the angles in F32: the same roundings here, so that a
-         * long context gives the same angles as theirs. */
+        /* Frameworks hold the inverse frequencies and the angles in F32: the same roundings here,
+         * so that a long context gives the same angles as theirs. */
         double f = (float)(1.0 / (float)pow(theta, 2.0 * (double)j / d));
         if (r->type == LM_ROPE_LINEAR)
             f /= r->factor;

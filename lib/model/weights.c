@@ -135,12 +135,10 @@ static lm_code load_slice(const lm_model *m, int i, const lm_model_source *src,
     return rc;
 }
 
-lm_code lm_weights_load(const lm_model *m, const lm_model_source *src, lm_par *par, float *block,
-                        lm_err *e)
+lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *e)
 {
     bool *seen = NULL;
     lm_code rc = LM_OK;
-    (void)par;
     if (lm_alloc_n(&seen, (size_t)m->n_slices, sizeof *seen, "a list of tensors", e))
         return e->code;
     for (size_t k = 0; !rc && k < lm_model_source_count(src); k++) {
@@ -154,15 +152,27 @@ lm_code lm_weights_load(const lm_model *m, const lm_model_source *src, lm_par *p
             continue;
         }
         rc = check_tensor(&m->slice[i], t, file, e);
-        if (!rc)
-            rc = load_slice(m, i, src, t, block, e);
         seen[i] = true;
     }
     for (int i = 0; !rc && i < m->n_slices; i++)
         if (!seen[i])
-            rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL,
-                         "tensor \"%s\" is missing", m->slice[i].name);
+            rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
+                         m->slice[i].name);
     lm_free(seen);
+    return rc;
+}
+
+lm_code lm_weights_load(const lm_model *m, const lm_model_source *src, lm_par *par, float *block,
+                        lm_err *e)
+{
+    lm_code rc = lm_weights_check(m, src, e);
+    (void)par;
+    for (size_t k = 0; !rc && k < lm_model_source_count(src); k++) {
+        const lm_st_tensor *t = lm_model_source_at(src, k);
+        int i = lm_model_slice(m, t->name);
+        if (i >= 0)
+            rc = load_slice(m, i, src, t, block, e);
+    }
     return rc;
 }
 
@@ -217,10 +227,15 @@ static void round_range(void *ctx, int64_t begin, int64_t end, int worker)
     j->cast(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1 });
 }
 
+void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par)
+{
+    round_job j = { src, dst, lm_cpu_kernel("cast", LM_DTYPE_F32, lm_cpu_detect())->run };
+    lm_par_for(par, n, 1 << 18, round_range, &j);
+}
+
 void lm_weights_round(const lm_model *m, const float *block, uint16_t *low, lm_par *par)
 {
-    round_job j = { block, low, lm_cpu_kernel("cast", LM_DTYPE_F32, lm_cpu_detect())->run };
-    lm_par_for(par, m->block, 1 << 18, round_range, &j);
+    lm_round_bf16(block, low, m->block, par);
 }
 
 void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const uint16_t *low,
@@ -228,8 +243,8 @@ void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const ui
 {
     for (int i = 0; i < m->n_params; i++) {
         const lm_param *p = &m->param[i];
-        const void *data = p->weight && low ? (const void *)(low + p->offset)
-                                            : (const void *)(block + p->offset);
+        const void *data =
+            p->weight && low ? (const void *)(low + p->offset) : (const void *)(block + p->offset);
         lm_exec_bind(x, p->value, (void *)(uintptr_t)data);
     }
     if (m->rope != LM_NONE) {

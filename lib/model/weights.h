@@ -1,7 +1,8 @@
-/* weights.h -- a model's parameters as one flat block: initialised, loaded from a model folder, written back.
+/* weights.h -- a model's parameters as one flat block: initialised, loaded from a model folder,
+ * written back.
  *
- * The block holds every parameter of lm_model.param at its offset, in F32 (the master copy).  What runs in BF16
- * reads a second block of the same offsets in BF16. */
+ * The block holds every parameter of lm_model.param at its offset, in F32 (the master copy).  What
+ * runs in BF16 reads a second block of the same offsets in BF16. */
 #ifndef LM_MODEL_WEIGHTS_H
 #define LM_MODEL_WEIGHTS_H
 
@@ -10,29 +11,34 @@
 #include "graph/exec.h"
 #include "model/model.h"
 
-/* Fresh weights from (seed, tensor name, element index): the same for any thread count or layout. */
+/* Fresh weights from (seed, tensor name, element index): the same for any thread count or layout.
+ */
 void lm_weights_init(const lm_model *m, uint64_t seed, lm_par *par, float *block);
 
-/* Load every slice from the source, converting to F32.  Fails: LM_EFORMAT when a tensor is missing, has another shape,
- * or is unknown to the architecture (named). */
+/* The source holds exactly the tensors of the model, in their shapes?  LM_EFORMAT as below. */
+lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *e);
+/* Load every slice from the source, converting to F32.  Fails: LM_EFORMAT when a tensor is missing,
+ * has another shape, or is unknown to the architecture (named). */
 lm_code lm_weights_load(const lm_model *m, const lm_model_source *src, lm_par *par, float *block,
                         lm_err *e);
 
-/* Add all slices to a plan (in `dtype`, sorted by the plan's owner), and write slice t (as the folder expects it next) from
- * the block. */
+/* Add all slices to a plan (in `dtype`, sorted by the plan's owner), and write slice t (as the
+ * folder expects it next) from the block. */
 lm_code lm_weights_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e);
 lm_code lm_weights_write(const lm_model *m, const float *block, lm_folder *f, lm_err *e);
 
-/* The flat layout for other arrays of the same shape as the parameters (optimiser states): elements of slice i copied
- * out of / into a block, in the file's shape. dst/src: slice elements in F32. */
+/* The flat layout for other arrays of the same shape as the parameters (optimiser states): elements
+ * of slice i copied out of / into a block, in the file's shape. dst/src: slice elements in F32. */
 void lm_slice_get(const lm_model *m, int i, const float *block, float *dst);
 void lm_slice_put(const lm_model *m, int i, const float *src, float *block);
 
 /* Round the block to BF16 (n elements) on the pool. */
 void lm_weights_round(const lm_model *m, const float *block, uint16_t *low, lm_par *par);
+void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par);
 
-/* Bind every PARAM of an executor: weights to `low` when it is not NULL, else to `block`; and fill and bind the rotary
- * table at `rope` (rope_rows * head_dim floats, may be NULL when the model has none). */
+/* Bind every PARAM of an executor: weights to `low` when it is not NULL, else to `block`; and fill
+ * and bind the rotary table at `rope` (rope_rows * head_dim floats, may be NULL when the model has
+ * none). */
 void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const uint16_t *low,
                      float *rope);
 

@@ -54,8 +54,7 @@ static double visible_pairs(const lm_attention_attr *a)
 static void attention_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = c->attr;
-    out->flops =
-        4.0 * (double)(a->batch * a->heads) * visible_pairs(a) * (double)a->head_dim;
+    out->flops = 4.0 * (double)(a->batch * a->heads) * visible_pairs(a) * (double)a->head_dim;
     out->bytes = lm_call_bytes(c);
 }
 
@@ -100,6 +99,7 @@ const lm_op lm_op_attention = { .name = "attention",
                                 .optional_in = 2,
                                 .act_in = 1,
                                 .prec = LM_PREC_ALLOW,
+                                .tolerance = { 2e-6, 1e-2 },
                                 .shape = attention_shape,
                                 .grad = attention_grad,
                                 .cost = attention_cost,
@@ -120,7 +120,8 @@ static lm_code dx_shape(lm_call *c, unsigned want, lm_err *e)
 static void dx_cost(const lm_call *c, lm_cost *out)
 {
     attention_cost(c, out);
-    out->flops *= 2.5; /* five products against two; the recomputed scores are not extra by convention */
+    out->flops *=
+        2.5; /* five products against two; the recomputed scores are not extra by convention */
 }
 
 const lm_op lm_op_attention_dx = { .name = "attention_dx",
@@ -130,6 +131,7 @@ const lm_op lm_op_attention_dx = { .name = "attention_dx",
                                    .optional_in = 16,
                                    .act_in = 7,
                                    .prec = LM_PREC_ALLOW,
+                                   .tolerance = { 2e-6, 1e-2 },
                                    .shape = dx_shape,
                                    .cost = dx_cost };
 
@@ -153,9 +155,41 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
 static void cached_cost(const lm_call *c, lm_cost *out)
 {
     const lm_attention_attr *a = c->attr;
-    out->flops = 4.0 * (double)(a->batch * a->seq * a->heads * a->head_dim) *
-                 (double)c->out[1].dim[2];
+    out->flops =
+        4.0 * (double)(a->batch * a->seq * a->heads * a->head_dim) * (double)c->out[1].dim[2];
     out->bytes = lm_call_bytes(c);
+}
+
+static void cached_example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 4, 8, 16, 32, 64, 128 };
+    int64_t b = 1 + (int64_t)lm_example_draw(r, i, 0, 3), t = 1;
+    int64_t d = dims[lm_example_draw(r, i, 2, 6)], kv = 1 + (int64_t)lm_example_draw(r, i, 3, 2);
+    int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 4, 3));
+    if (lm_example_draw(r, i, 5, 2)) /* half of them decode */
+        t = lm_example_size(r, i, 1, 40);
+    int64_t s = t + lm_example_size(r, i, 6, 70);
+    lm_attention_attr attr = { .batch = b, .seq = t, .heads = h, .kv_heads = kv, .head_dim = d };
+    attr.causal = true;
+    attr.window = lm_example_draw(r, i, 7, 3) == 0 ? 1 + s / 3 : 0;
+    attr.scale = 0.3;
+    *x = (lm_example){ .n_in = 3, .want = 7 };
+    x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
+    x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, b);
+    x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 4, .dim = { b, kv, s, d } };
+    x->out[2] = x->out[1];
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+static void cached_fill(lm_rng r, const lm_call *c)
+{
+    const lm_attention_attr *a = c->attr;
+    int32_t *used = c->in[1].data, *fresh = c->in[2].data;
+    for (int64_t b = 0; b < a->batch; b++) {
+        fresh[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 2, (uint64_t)a->seq + 1);
+        used[b] = (int32_t)lm_rng_below(r, (uint64_t)b * 2 + 1,
+                                        (uint64_t)(c->out[1].dim[2] - fresh[b]) + 1);
+    }
 }
 
 const lm_op lm_op_attention_cached = { .name = "attention_cached",
@@ -164,5 +198,6 @@ const lm_op lm_op_attention_cached = { .name = "attention_cached",
                                        .n_out = 3,
                                        .act_in = 1,
                                        .prec = LM_PREC_ALLOW,
+                                       .tolerance = { 2e-6, 1e-2 },
                                        .shape = cached_shape,
                                        .cost = cached_cost };

@@ -201,6 +201,13 @@ static lm_code cast_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return lm_grad_give(s, n->in[0], dx, e);
 }
 
+static void cast_example(lm_rng r, int i, lm_example *x)
+{
+    *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
+    x->out[0] = x->in[0];
+    x->out[0].dtype = lm_example_draw(r, i, 2, 2) ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+}
+
 const lm_op lm_op_cast = { .name = "cast",
                            .n_in = 1,
                            .n_out = 1,

@@ -38,8 +38,7 @@ static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
 static void embed_cost(const lm_call *c, lm_cost *out)
 {
     out->flops = lm_absent(&c->in[2]) ? 0 : (double)lm_tensor_count(&c->out[0]);
-    out->bytes = 2.0 * (double)lm_tensor_count(&c->out[0]) *
-                 (double)lm_dtype_size(c->out[0].dtype);
+    out->bytes = 2.0 * (double)lm_tensor_count(&c->out[0]) * (double)lm_dtype_size(c->out[0].dtype);
 }
 
 static void embed_example(lm_rng r, int i, lm_example *x)
@@ -86,9 +85,8 @@ static lm_code embed_dw_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_tensor *dx = &c->in[0];
     for (int i = 0; i < 2; i++)
-        if ((want >> i & 1) &&
-            lm_expect(c->out[i].ndim == 2 && c->out[i].dim[1] == dx->dim[1], "embed_dw", e,
-                      "the gradient of the table is not [V,C]"))
+        if ((want >> i & 1) && lm_expect(c->out[i].ndim == 2 && c->out[i].dim[1] == dx->dim[1],
+                                         "embed_dw", e, "the gradient of the table is not [V,C]"))
             return e->code;
     if (lm_expect(want & 1, "embed_dw", e, "no table to add to"))
         return e->code;

@@ -20,8 +20,8 @@ static lm_code head_shape(lm_call *c, unsigned want, lm_err *e)
         return e->code;
     c->out[0] = lm_shape1(wide, x->dim[0]);
     c->out[1] = want & 2 ? *x : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    c->out[2] = want & 4 ? lm_shape2(wide, w->dim[0], w->dim[1])
-                         : (lm_tensor){ .dtype = LM_DTYPE_NONE };
+    c->out[2] =
+        want & 4 ? lm_shape2(wide, w->dim[0], w->dim[1]) : (lm_tensor){ .dtype = LM_DTYPE_NONE };
     return LM_OK;
 }
 
@@ -85,6 +85,8 @@ const lm_op lm_op_head_loss = { .name = "head_loss",
                                 .act_in = 3,
                                 .low_param = 2,
                                 .prec = LM_PREC_ALLOW,
+                                .tolerance = { 2e-6, 1e-2 },
+                                .fixed_in = 8,
                                 .shape = head_shape,
                                 .grad = head_grad,
                                 .cost = head_cost,

@@ -1,4 +1,5 @@
-/* norm.c -- RMSNorm and LayerNorm with the residual add in front, and the per-head norm of q and k. */
+/* norm.c -- RMSNorm and LayerNorm with the residual add in front, and the per-head norm of q and k.
+ */
 #include "kernels/norm.h"
 
 #include "graph/passes.h"
@@ -82,6 +83,7 @@ const lm_op lm_op_norm = { .name = "norm",
                            .act_in = 9,
                            .inplace = { 0, 0, 9 },
                            .prec = LM_PREC_INFER,
+                           .tolerance = { 1e-6, 8e-3 },
                            .shape = norm_shape,
                            .grad = norm_grad,
                            .cost = norm_cost,
@@ -112,6 +114,7 @@ const lm_op lm_op_norm_dx = { .name = "norm_dx",
                               .act_in = 1 | 2 | 16,
                               .inplace = { 1 | 16 },
                               .prec = LM_PREC_INFER,
+                              .tolerance = { 1e-6, 8e-3 },
                               .shape = norm_dx_shape,
                               .cost = norm_dx_cost };
 
@@ -131,6 +134,7 @@ const lm_op lm_op_norm_dw = { .name = "norm_dw",
                               .n_out = 2,
                               .act_in = 3,
                               .prec = LM_PREC_INFER,
+                              .tolerance = { 1e-6, 8e-3 },
                               .shape = norm_dw_shape,
                               .cost = norm_cost };
 
@@ -192,6 +196,7 @@ const lm_op lm_op_head_norm = { .name = "head_norm",
                                 .n_out = 2,
                                 .act_in = 1,
                                 .prec = LM_PREC_INFER,
+                                .tolerance = { 1e-6, 8e-3 },
                                 .shape = head_norm_shape,
                                 .grad = head_norm_grad,
                                 .cost = norm_cost,
@@ -214,6 +219,7 @@ const lm_op lm_op_head_norm_dx = { .name = "head_norm_dx",
                                    .act_in = 3,
                                    .inplace = { 1 },
                                    .prec = LM_PREC_INFER,
+                                   .tolerance = { 1e-6, 8e-3 },
                                    .shape = head_norm_dx_shape,
                                    .cost = norm_dx_cost };
 
@@ -231,5 +237,6 @@ const lm_op lm_op_head_norm_dw = { .name = "head_norm_dw",
                                    .n_out = 2,
                                    .act_in = 3,
                                    .prec = LM_PREC_INFER,
+                                   .tolerance = { 1e-6, 8e-3 },
                                    .shape = head_norm_dw_shape,
                                    .cost = norm_cost };

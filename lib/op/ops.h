@@ -1,4 +1,5 @@
-/* ops.h -- all operators, by name and by variable.  Operands and attributes are those of kernels/FAMILY.h. */
+/* ops.h -- all operators, by name and by variable.  Operands and attributes are those of
+ * kernels/FAMILY.h. */
 #ifndef LM_OP_OPS_H
 #define LM_OP_OPS_H
 

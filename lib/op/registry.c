@@ -4,12 +4,30 @@
 #include "op/ops.h"
 
 static const lm_op *const ops[] = {
-    &lm_op_linear,    &lm_op_linear_dx,    &lm_op_linear_dw,    &lm_op_norm,
-    &lm_op_norm_dx,   &lm_op_norm_dw,      &lm_op_head_norm,    &lm_op_head_norm_dx,
-    &lm_op_head_norm_dw, &lm_op_rope,      &lm_op_attention,    &lm_op_attention_dx,
-    &lm_op_attention_cached, &lm_op_gelu,  &lm_op_gelu_dx,      &lm_op_swiglu,
-    &lm_op_swiglu_dx, &lm_op_add,          &lm_op_dropout,      &lm_op_cast,
-    &lm_op_rows,      &lm_op_embed,        &lm_op_embed_dw,     &lm_op_head_loss,
+    &lm_op_linear,
+    &lm_op_linear_dx,
+    &lm_op_linear_dw,
+    &lm_op_norm,
+    &lm_op_norm_dx,
+    &lm_op_norm_dw,
+    &lm_op_head_norm,
+    &lm_op_head_norm_dx,
+    &lm_op_head_norm_dw,
+    &lm_op_rope,
+    &lm_op_attention,
+    &lm_op_attention_dx,
+    &lm_op_attention_cached,
+    &lm_op_gelu,
+    &lm_op_gelu_dx,
+    &lm_op_swiglu,
+    &lm_op_swiglu_dx,
+    &lm_op_add,
+    &lm_op_dropout,
+    &lm_op_cast,
+    &lm_op_rows,
+    &lm_op_embed,
+    &lm_op_embed_dw,
+    &lm_op_head_loss,
 };
 
 const lm_op *lm_op_at(int i)

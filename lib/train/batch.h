@@ -16,7 +16,8 @@ typedef struct {
 lm_code lm_batch_new(lm_batch *b, int64_t batch, int64_t seq, lm_err *e);
 void lm_batch_fini(lm_batch *b);
 
-/* Fill from windows [index, index + batch) of the feed; those at `end` and later are left empty (every target -1). */
+/* Fill from windows [index, index + batch) of the feed; those at `end` and later are left empty
+ * (every target -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
 
 /* Bind the arrays as the inputs of a TRAIN or EVAL model. */

@@ -19,7 +19,8 @@ struct lm_ckpt {
     pthread_cond_t change;
     bool copied, done; /* under lock */
     lm_err err;        /* of the thread; read after it is done */
-    lm_train_state s;  /* the numbers at the time of lm_ckpt_begin, and pointers to the live blocks */
+    lm_train_state
+        s; /* the numbers at the time of lm_ckpt_begin, and pointers to the live blocks */
     char *last;
 };
 
@@ -132,9 +133,7 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
         rc = lm_weights_plan(c->s.model, LM_DTYPE_F32, plan, e);
     if (!rc && c->o.history)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
-    lm_folder_spec spec = { .config = c->o.config,
-                            .tokenizer = c->o.tokenizer_dir,
-                            .plan = plan };
+    lm_folder_spec spec = { .config = c->o.config, .tokenizer = c->o.tokenizer_dir, .plan = plan };
     if (!rc)
         rc = lm_folder_create(dir, false, &spec, &f, e);
     if (!rc)
@@ -268,8 +267,8 @@ static lm_code load_states(const char *path, lm_train_state *s, lm_err *e)
             const lm_st_tensor *t = lm_st_find(st, name);
             if (!t || t->ndim != sl->ndim || t->dim[0] != sl->dim[0] ||
                 (t->ndim == 2 && t->dim[1] != sl->dim[1])) {
-                rc = lm_fail(e, LM_EFORMAT, path, NULL, "tensor \"%s\" is missing or of another shape",
-                             name);
+                rc = lm_fail(e, LM_EFORMAT, path, NULL,
+                             "tensor \"%s\" is missing or of another shape", name);
                 break;
             }
             rc = lm_grow(&tmp, &room, (size_t)t->count, sizeof *tmp, "a tensor", e);

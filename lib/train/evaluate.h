@@ -1,4 +1,5 @@
-/* evaluate.h -- the loss of a model on windows of tokens: validation during training, and eval-model. */
+/* evaluate.h -- the loss of a model on windows of tokens: validation during training, and
+ * eval-model. */
 #ifndef LM_TRAIN_EVALUATE_H
 #define LM_TRAIN_EVALUATE_H
 
@@ -14,8 +15,9 @@ typedef struct {
     float *rope;
 } lm_evaluator;
 
-/* Build for `c` with sequences of T, `batch` at a time.  `share` (may be NULL): an executor on the same backend whose
- * arena may be used, since the two never run at the same time.  Weights are bound by lm_evaluator_bind. */
+/* Build for `c` with sequences of T, `batch` at a time.  `share` (may be NULL): an executor on the
+ * same backend whose arena may be used, since the two never run at the same time.  Weights are
+ * bound by lm_evaluator_bind. */
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
                          lm_evaluator *out, lm_err *e);
 void lm_evaluator_fini(lm_evaluator *v);
@@ -26,11 +28,12 @@ typedef struct {
     int64_t tokens;
 } lm_eval_sum;
 
-/* Run the batch as it is filled now and add its loss to *sum; `rows` (may be NULL) receives the loss of each of the B*T
- * rows. */
+/* Run the batch as it is filled now and add its loss to *sum; `rows` (may be NULL) receives the
+ * loss of each of the B*T rows. */
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
 
-/* All windows [first, first + n) of a feed.  Stops early when lm_stopping().  `sink` shows progress (may be NULL). */
+/* All windows [first, first + n) of a feed.  Stops early when lm_stopping().  `sink` shows progress
+ * (may be NULL). */
 lm_code lm_evaluator_windows(lm_evaluator *v, lm_feed *f, int64_t first, int64_t n, lm_sink *sink,
                              lm_eval_sum *sum, lm_err *e);
 

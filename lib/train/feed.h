@@ -1,9 +1,10 @@
 /* feed.h -- token datasets as training batches.
  *
- * The dataset is one stream of ids cut into windows of T+1 (stride T); window w of epoch e is drawn in the order of a
- * counted permutation (seed, "shuffle", e), so any position is reached without replaying what came before, and a run
- * resumes exactly.  With documents on, positions restart at each document, `lo` holds each row's first visible key,
- * and the token before a boundary predicts nothing (target -1): what follows belongs to another text. */
+ * The dataset is one stream of ids cut into windows of T+1 (stride T); window w of epoch e is drawn
+ * in the order of a counted permutation (seed, "shuffle", e), so any position is reached without
+ * replaying what came before, and a run resumes exactly.  With documents on, positions restart at
+ * each document, `lo` holds each row's first visible key, and the token before a boundary predicts
+ * nothing (target -1): what follows belongs to another text. */
 #ifndef LM_TRAIN_FEED_H
 #define LM_TRAIN_FEED_H
 
@@ -21,14 +22,15 @@ typedef struct {
     uint64_t seed;
 } lm_feed_opts;
 
-/* The dataset is borrowed and already indexed (lm_tokens_index).  Fails: LM_EUSAGE when it holds fewer than T+1 ids
- * (says how many there are). */
+/* The dataset is borrowed and already indexed (lm_tokens_index).  Fails: LM_EUSAGE when it holds
+ * fewer than T+1 ids (says how many there are). */
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e);
 void lm_feed_free(lm_feed *f);
 int64_t lm_feed_windows(const lm_feed *f); /* in one epoch */
 
-/* Window number `index` of the endless series (epoch = index / windows) into rows of T numbers.  tokens, targets, pos:
- * [T]; lo may be NULL.  Returns the number of valid targets through *valid. */
+/* Window number `index` of the endless series (epoch = index / windows) into rows of T numbers.
+ * tokens, targets, pos: [T]; lo may be NULL.  Returns the number of valid targets through *valid.
+ */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int64_t *valid, lm_err *e);
 

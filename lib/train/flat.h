@@ -17,8 +17,8 @@ static inline lm_tensor lm_flat(lm_dtype d, int64_t n, const void *data)
 lm_code lm_flat_call(lm_backend *b, const char *op, const void *attr, const lm_tensor *in, int n_in,
                      lm_tensor *out, int n_out, lm_err *e);
 
-/* Sum of squares of n elements, in double, the same bits for any number of threads. `work`: scratch of
- * lm_sumsq_work(n) bytes. */
+/* Sum of squares of n elements, in double, the same bits for any number of threads. `work`: scratch
+ * of lm_sumsq_work(n) bytes. */
 size_t lm_sumsq_work(lm_backend *b, int64_t n);
 lm_code lm_sumsq(lm_backend *b, const float *x, int64_t n, void *work, double *out, lm_err *e);
 

@@ -1,4 +1,5 @@
-/* memory.h -- what a training run will hold in memory and what a step will cost, from the config alone. */
+/* memory.h -- what a training run will hold in memory and what a step will cost, from the config
+ * alone. */
 #ifndef LM_TRAIN_MEMORY_H
 #define LM_TRAIN_MEMORY_H
 
@@ -17,14 +18,15 @@ typedef struct {
     lm_memory_row row[LM_MEMORY_ROWS];
     int n_rows;
     double total;
-    double arena, lower_bound;       /* of the activations: as planned, and the least possible */
+    double arena, lower_bound; /* of the activations: as planned, and the least possible */
     int64_t params, matmul_params;
-    double flops_per_token;          /* 6 N + 12 L H D T                                        */
+    double flops_per_token; /* 6 N + 12 L H D T                                        */
     double graph_flops[LM_PHASE_COUNT]; /* of one micro-batch by the operators' own cost rules  */
     int64_t tokens_per_step;
 } lm_memory_plan;
 
-/* `train` is the model in TRAIN mode; `eval` (may be NULL) the one used for validation, which shares the arena. */
+/* `train` is the model in TRAIN mode; `eval` (may be NULL) the one used for validation, which
+ * shares the arena. */
 lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
                      const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
                      lm_memory_plan *out, lm_err *e);

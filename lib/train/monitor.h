@@ -16,7 +16,8 @@ typedef struct {
 /* Sample at most 65,536 elements, evenly spaced over n. */
 lm_code lm_monitor_new(int64_t n, lm_monitor **out, lm_err *e);
 void lm_monitor_free(lm_monitor *m);
-/* Around an optimiser step: before() keeps the sampled parameters and reads the gradients; after() compares. */
+/* Around an optimiser step: before() keeps the sampled parameters and reads the gradients; after()
+ * compares. */
 void lm_monitor_before(lm_monitor *m, const float *param, const float *grad);
 void lm_monitor_after(lm_monitor *m, const float *param, lm_monitor_reading *out);
 

@@ -13,7 +13,8 @@ static int two_states(const lm_optim_hyper *h)
     return 2;
 }
 
-/* AdamW, arXiv:1711.05101 algorithm 2, with the full rate multiplying the decay as frameworks do. */
+/* AdamW, arXiv:1711.05101 algorithm 2, with the full rate multiplying the decay as frameworks do.
+ */
 static lm_code adamw_run(lm_backend *b, const lm_optim_hyper *h, const lm_optim_run *r, lm_err *e)
 {
     double t = (double)(r->t + 1);

@@ -1,8 +1,9 @@
 /* optim.h -- optimisers behind one interface.
  *
- * An optimiser is an entry of a table: its name, the states it keeps beside each parameter, and a function that steps
- * one run of the flat parameter block (all elements of a run share weight decay).  States are F32 blocks of the
- * parameters' own layout, so a checkpoint stores them by tensor name and shape and any layout resumes them. */
+ * An optimiser is an entry of a table: its name, the states it keeps beside each parameter, and a
+ * function that steps one run of the flat parameter block (all elements of a run share weight
+ * decay).  States are F32 blocks of the parameters' own layout, so a checkpoint stores them by
+ * tensor name and shape and any layout resumes them. */
 #ifndef LM_TRAIN_OPTIM_H
 #define LM_TRAIN_OPTIM_H
 

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stddef.h>
 
-const char *const lm_sched_names[] = { "constant", "linear", "cosine", "step", "exponential",
-                                       "wsd",      NULL };
+const char *const lm_sched_names[] = { "constant",    "linear", "cosine", "step",
+                                       "exponential", "wsd",    NULL };
 
 /* Share of the way from the end of the warm-up to the end, in [0,1]. */
 static double progress(const lm_schedule *s, int64_t t)

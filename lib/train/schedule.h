@@ -10,7 +10,8 @@ typedef enum {
     LM_SCHED_COSINE,      /* likewise, half a cosine; cycles > 1 restarts            */
     LM_SCHED_STEP,        /* times gamma every step_size steps                       */
     LM_SCHED_EXPONENTIAL, /* times gamma every step                                  */
-    LM_SCHED_WSD,         /* constant, then down over the last decay steps: 1 - sqrt(u) (arXiv:2405.18392) */
+    LM_SCHED_WSD, /* constant, then down over the last decay steps: 1 - sqrt(u) (arXiv:2405.18392)
+                   */
     LM_SCHED_COUNT,
 } lm_sched_kind;
 extern const char *const lm_sched_names[]; /* NULL-terminated, in the order of the enum */
@@ -22,8 +23,8 @@ typedef struct {
     double gamma;
 } lm_schedule;
 
-/* The rate of step t (from 0).  Warm-up is linear and ends at the peak: step t < warmup gets lr (t+1)/warmup, so
- * that no step is lost on a rate of zero. */
+/* The rate of step t (from 0).  Warm-up is linear and ends at the peak: step t < warmup gets lr
+ * (t+1)/warmup, so that no step is lost on a rate of zero. */
 double lm_schedule_lr(const lm_schedule *s, int64_t t);
 
 #endif

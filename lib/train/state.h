@@ -1,10 +1,11 @@
-/* state.h -- everything of a training run that must survive it: the flat blocks and a few numbers; and its
- * checkpoints.
+/* state.h -- everything of a training run that must survive it: the flat blocks and a few numbers;
+ * and its checkpoints.
  *
- * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights), the optimiser's states
- * by tensor name in optimizer.safetensors, and state.json.  It is written by a thread straight from the live blocks, with
- * no copy: forward and backward only read them, and the next optimiser step waits until the bytes are out
- * (lm_ckpt_wait_copied).  fsync, rename and pruning go on behind that. */
+ * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights),
+ * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  It is written by
+ * a thread straight from the live blocks, with no copy: forward and backward only read them, and
+ * the next optimiser step waits until the bytes are out (lm_ckpt_wait_copied).  fsync, rename and
+ * pruning go on behind that. */
 #ifndef LM_TRAIN_STATE_H
 #define LM_TRAIN_STATE_H
 
@@ -40,26 +41,26 @@ typedef struct {
     const char *run_dir;
     const json_t *config;      /* config.json as read */
     const char *tokenizer_dir; /* folder or file with the tokenizer; NULL: none */
-    const char *options;       /* JSON text of the tool's options, kept in state.json for --resume */
-    const char *history;       /* provenance chain, JSON text */
-    int keep;                  /* newest checkpoints to keep; 0: all */
+    const char *options; /* JSON text of the tool's options, kept in state.json for --resume */
+    const char *history; /* provenance chain, JSON text */
+    int keep;            /* newest checkpoints to keep; 0: all */
 } lm_ckpt_opts;
 
 typedef struct lm_ckpt lm_ckpt;
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e);
-/* Begin writing the state as run/step-NNNNNN in the background (waits for an earlier one first). Nothing
- * happens when that folder is there already. */
+/* Begin writing the state as run/step-NNNNNN in the background (waits for an earlier one first).
+ * Nothing happens when that folder is there already. */
 lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e);
-/* Until the blocks may change again; and until the checkpoint is on disk, published and old ones are pruned. Both return
- * its failure. */
+/* Until the blocks may change again; and until the checkpoint is on disk, published and old ones
+ * are pruned. Both return its failure. */
 lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e);
 lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e);
 /* Path of the last whole checkpoint of this process; NULL before the first. */
 const char *lm_ckpt_last(const lm_ckpt *c);
 void lm_ckpt_free(lm_ckpt *c); /* waits */
 
-/* Read optimizer.safetensors and state.json of a checkpoint folder into s (the model's weights are loaded apart).
- * Fails: LM_EFORMAT when optimiser, tensors or shapes differ. */
+/* Read optimizer.safetensors and state.json of a checkpoint folder into s (the model's weights are
+ * loaded apart). Fails: LM_EFORMAT when optimiser, tensors or shapes differ. */
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e);
 /* state.json alone: the options that the run was started with.  *out is yours (json_decref). */
 lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e);

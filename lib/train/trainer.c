@@ -84,10 +84,9 @@ static lm_code check_memory(lm_trainer *t, lm_err *e)
 
 static lm_code make_feeds(lm_trainer *t, lm_err *e)
 {
-    lm_feed_opts fo = { .seq = t->o.seq,
-                        .documents = t->o.documents,
-                        .shuffle = true,
-                        .seed = t->o.seed };
+    lm_feed_opts fo = {
+        .seq = t->o.seq, .documents = t->o.documents, .shuffle = true, .seed = t->o.seed
+    };
     if (lm_feed_new(t->io.train, &fo, &t->train_feed, e))
         return e->code;
     fo.shuffle = false;
@@ -315,8 +314,9 @@ static lm_code report_step(lm_trainer *t, const step_info *i, lm_err *e)
     lm_progress(t->io.sink, "train", (double)t->s.step, (double)t->o.steps, "steps", note);
     if (!i->logged)
         return LM_OK;
-    lm_log(t->io.sink, LM_LOG_INFO, "step %" PRId64 ": loss %.4f, norm %.3f, lr %.3g, %.0f tokens/s",
-           t->s.step, i->loss, i->norm, i->lr, rate);
+    lm_log(t->io.sink, LM_LOG_INFO,
+           "step %" PRId64 ": loss %.4f, norm %.3f, lr %.3g, %.0f tokens/s", t->s.step, i->loss,
+           i->norm, i->lr, rate);
     lm_metrics_begin(m, "step");
     lm_metrics_int(m, "step", t->s.step);
     lm_metrics_int(m, "tokens", t->s.tokens);
@@ -392,9 +392,8 @@ static lm_code validate(lm_trainer *t, bool *stop, lm_err *e)
         lm_metrics_f64(m, "bits_per_byte", loss / M_LN2 / t->val_bytes_per_token);
     if (lm_metrics_end(m, e))
         return e->code;
-    if (t->io.tensorboard &&
-        lm_tb_add(t->io.tensorboard, t->s.step, t->io.wall_clock(),
-                  &(lm_tb_scalar){ "eval/loss", loss }, 1, e))
+    if (t->io.tensorboard && lm_tb_add(t->io.tensorboard, t->s.step, t->io.wall_clock(),
+                                       &(lm_tb_scalar){ "eval/loss", loss }, 1, e))
         return e->code;
     if (loss < t->s.best_loss - t->o.min_delta) { /* NaN counts as no improvement */
         t->s.best_loss = loss;
@@ -459,11 +458,10 @@ static void sum_up(lm_trainer *t)
             line[i].seconds;
     t->r.step = t->s.step;
     t->r.seconds = lm_now() - t->started;
-    busy = t->r.seconds_forward + t->r.seconds_backward + t->r.seconds_optimizer +
-           t->r.seconds_data;
+    busy =
+        t->r.seconds_forward + t->r.seconds_backward + t->r.seconds_optimizer + t->r.seconds_data;
     if (busy > 0) {
-        t->r.tokens_per_second =
-            (double)(t->r.steps_run * t->plan.tokens_per_step) / busy;
+        t->r.tokens_per_second = (double)(t->r.steps_run * t->plan.tokens_per_step) / busy;
         t->r.mfu = mfu(t, t->r.tokens_per_second);
     }
 }

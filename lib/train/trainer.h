@@ -1,10 +1,11 @@
-/* trainer.h -- the training loop: batches -> forward and backward -> gradient norm, clipping -> optimiser, with
- * validation, metrics and checkpoints around it.
+/* trainer.h -- the training loop: batches -> forward and backward -> gradient norm, clipping ->
+ * optimiser, with validation, metrics and checkpoints around it.
  *
- * One optimiser step takes `accumulate` micro-batches.  The loss is the sum over all valid targets of the step divided by
- * their number, whatever micro-batch they fell into, so accumulation changes nothing but memory.  Step order: batches drawn;
- * forward + backward per micro-batch; norm; finite check; clip; update (arXiv:1711.05101); BF16 copy refreshed by the same
- * pass.  A non-finite loss or norm stops the run (LM_ENUMERIC) before the weights change. */
+ * One optimiser step takes `accumulate` micro-batches.  The loss is the sum over all valid targets
+ * of the step divided by their number, whatever micro-batch they fell into, so accumulation changes
+ * nothing but memory.  Step order: batches drawn; forward + backward per micro-batch; norm; finite
+ * check; clip; update (arXiv:1711.05101); BF16 copy refreshed by the same pass.  A non-finite loss
+ * or norm stops the run (LM_ENUMERIC) before the weights change. */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 
@@ -24,27 +25,28 @@ typedef struct {
     const lm_optim *optim;
     lm_optim_hyper hyper;
     lm_schedule schedule;
-    double clip_norm, clip_value;   /* 0: none */
+    double clip_norm, clip_value;     /* 0: none */
     int64_t eval_every, eval_batches; /* 0: never; eval_batches 0: the whole validation set */
-    int64_t save_every;             /* steps; 0: at the end only */
-    double save_seconds;            /* or so often; 0: not by time */
+    int64_t save_every;               /* steps; 0: at the end only */
+    double save_seconds;              /* or so often; 0: not by time */
     int64_t log_every;
-    int64_t patience;               /* evaluations without improvement before stopping; 0: off */
+    int64_t patience; /* evaluations without improvement before stopping; 0: off */
     double min_delta;
-    double peak_flops;              /* for MFU; 0: unknown */
+    double peak_flops; /* for MFU; 0: unknown */
 } lm_trainer_opts;
 
 /* Where it comes from and goes to.  All borrowed; NULL where absent. */
 typedef struct {
     const lm_config *config;
     const lm_model_source *weights; /* the start: a model folder, or a checkpoint's */
-    const char *resume;             /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
-    lm_tokens *train, *val;         /* checked and indexed by the caller; val may be NULL */
-    lm_ckpt_opts checkpoint;        /* run_dir NULL: no checkpoints */
+    const char *resume;      /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
+    lm_tokens *train, *val;  /* checked and indexed by the caller; val may be NULL */
+    lm_ckpt_opts checkpoint; /* run_dir NULL: no checkpoints */
     lm_metrics *metrics;
     lm_tb *tensorboard;
-    double (*wall_clock)(void);     /* seconds since 1970, for TensorBoard */
-    /* Bytes of text that each token id stands for [vocab], for bits per byte of validation; NULL: not reported. */
+    double (*wall_clock)(void); /* seconds since 1970, for TensorBoard */
+    /* Bytes of text that each token id stands for [vocab], for bits per byte of validation; NULL:
+     * not reported. */
     const uint16_t *id_bytes;
     lm_sink *sink;
 } lm_trainer_io;
@@ -70,14 +72,15 @@ typedef struct lm_trainer lm_trainer;
 lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation,
                         lm_backend *b, lm_memory_plan *out, lm_err *e);
 
-/* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated when the plan does not
- * fit into the memory that is available (numbers and what would help). */
+/* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated
+ * when the plan does not fit into the memory that is available (numbers and what would help). */
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                        lm_trainer **out, lm_err *e);
 void lm_trainer_free(lm_trainer *t);
 
-/* Train until `steps`, a signal (lm_stopping) or early stopping; writes a checkpoint at the end of each.  Fails: LM_ENUMERIC
- * on a non-finite loss or gradient (names step and kind; the last checkpoint stays), what I/O says. */
+/* Train until `steps`, a signal (lm_stopping) or early stopping; writes a checkpoint at the end of
+ * each.  Fails: LM_ENUMERIC on a non-finite loss or gradient (names step and kind; the last
+ * checkpoint stays), what I/O says. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
 
 const lm_train_state *lm_trainer_state(const lm_trainer *t);

@@ -1,0 +1,650 @@
+/* train -- pretraining and continued training.  See man/man1/train.1. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/tool.h"
+#include "format/folder_run.h"
+#include "format/provenance.h"
+#include "text/tokenizer.h"
+#include "train/trainer.h"
+
+static struct {
+    const char *resume, *val, *tensorboard;
+    int64_t steps, batch, seq, accumulate, warmup, decay_steps, step_size, cycles;
+    double lr, min_lr_ratio, gamma;
+    const char *schedule, *optimizer, *dtype;
+    double beta1, beta2, eps, weight_decay, momentum, dampening;
+    bool nesterov;
+    double max_grad_norm, clip_value, dropout;
+    bool documents;
+    int64_t eval_every, eval_batches, log_every, keep, patience;
+    double min_delta, peak_tflops;
+    const char *save_every;
+    bool dump_graph, stats;
+} opt = { .steps = 1000,
+          .batch = 8,
+          .seq = 256,
+          .accumulate = 1,
+          .decay_steps = -1,
+          .step_size = 1000,
+          .cycles = 1,
+          .lr = 3e-4,
+          .min_lr_ratio = 0.1,
+          .gamma = 0.999,
+          .schedule = "cosine",
+          .optimizer = "adamw",
+          .dtype = "f32",
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = 1e-8,
+          .weight_decay = 0.1,
+          .momentum = 0.9,
+          .max_grad_norm = 1,
+          .dropout = -1,
+          .documents = true,
+          .eval_batches = 16,
+          .log_every = 1,
+          .keep = 3,
+          .peak_tflops = -1 };
+
+static const char *const dtypes[] = { "f32", "bf16", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("Run"),
+    LM_STR(0, "resume", &opt.resume, "RUN", "go on with a run at its newest checkpoint"),
+    LM_COUNT(0, "steps", &opt.steps, "N", 1, 1e15, "optimiser steps in all [1000]"),
+    LM_COUNT(0, "batch-size", &opt.batch, "N", 1, 1e9, "sequences in a micro-batch [8]"),
+    LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "tokens in a sequence [256]"),
+    LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 1e9,
+             "micro-batches in a step [1]"),
+    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, or bf16 with f32 master weights [f32]"),
+    LM_REAL(0, "dropout", &opt.dropout, "P", 0, 0.999, "all rates [those of config.json]"),
+    LM_FLAG(0, "document-mask", &opt.documents, "attend inside documents only [on]"),
+    LM_STR(0, "val", &opt.val, "SHARD", "validation tokens [DATA/val]"),
+    LM_GROUP("Optimiser"),
+    LM_CHOICE(0, "optimizer", &opt.optimizer, "NAME", lm_optim_names, "adamw or sgd [adamw]"),
+    LM_REAL(0, "lr", &opt.lr, "X", 0, 1e3, "peak learning rate [3e-4]"),
+    LM_CHOICE(0, "lr-schedule", &opt.schedule, "NAME", lm_sched_names,
+              "constant linear cosine step exponential wsd [cosine]"),
+    LM_COUNT(0, "warmup", &opt.warmup, "N", 0, 1e15, "steps of linear warm-up [0]"),
+    LM_REAL(0, "min-lr-ratio", &opt.min_lr_ratio, "X", 0, 1, "floor, as a share of --lr [0.1]"),
+    LM_COUNT(0, "decay-steps", &opt.decay_steps, "N", 0, 1e15, "wsd: last steps [10 % of --steps]"),
+    LM_COUNT(0, "step-size", &opt.step_size, "N", 1, 1e15, "step: steps between drops [1000]"),
+    LM_REAL(0, "gamma", &opt.gamma, "X", 0, 1, "step, exponential: factor [0.999]"),
+    LM_COUNT(0, "cycles", &opt.cycles, "N", 1, 1e6, "cosine: restarts [1]"),
+    LM_REAL(0, "beta1", &opt.beta1, "X", 0, 0.9999999, "AdamW: first moment [0.9]"),
+    LM_REAL(0, "beta2", &opt.beta2, "X", 0, 0.9999999, "AdamW: second moment [0.95]"),
+    LM_REAL(0, "eps", &opt.eps, "X", 0, 1, "AdamW: epsilon [1e-8]"),
+    LM_REAL(0, "weight-decay", &opt.weight_decay, "X", 0, 10, "on matrices only [0.1]"),
+    LM_REAL(0, "momentum", &opt.momentum, "X", 0, 0.9999999, "SGD [0.9]"),
+    LM_REAL(0, "dampening", &opt.dampening, "X", 0, 1, "SGD [0]"),
+    LM_FLAG(0, "nesterov", &opt.nesterov, "SGD: Nesterov's momentum"),
+    LM_REAL(0, "max-grad-norm", &opt.max_grad_norm, "X", 0, 1e9, "clip the norm; 0: no [1]"),
+    LM_REAL(0, "clip-value", &opt.clip_value, "X", 0, 1e9, "clip each element; 0: no [0]"),
+    LM_GROUP("Checkpoints, validation, reports"),
+    LM_STR(0, "save-every", &opt.save_every, "N|TIME", "steps (100) or time (10m) [at the end]"),
+    LM_COUNT(0, "keep", &opt.keep, "N", 0, 1e6, "newest checkpoints kept; 0: all [3]"),
+    LM_COUNT(0, "eval-every", &opt.eval_every, "N", 0, 1e15, "steps; 0: never [0]"),
+    LM_COUNT(0, "eval-batches", &opt.eval_batches, "N", 0, 1e15, "0: all of them [16]"),
+    LM_COUNT(0, "early-stop", &opt.patience, "N", 0, 1e9, "evaluations without gain; 0: off [0]"),
+    LM_REAL(0, "early-stop-delta", &opt.min_delta, "X", 0, 1e9, "what counts as gain [0]"),
+    LM_COUNT(0, "log-every", &opt.log_every, "N", 1, 1e15, "steps between records [1]"),
+    LM_STR(0, "tensorboard", &opt.tensorboard, "FILE", "event file for TensorBoard"),
+    LM_REAL(0, "peak-tflops", &opt.peak_tflops, "X", 0, 1e9, "for MFU; 0: none [measured]"),
+    LM_FLAG(0, "stats", &opt.stats, "at the end, the time of each operator"),
+    LM_FLAG(0, "dump-graph", &opt.dump_graph, "print the training graph and stop"),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",
+    "train --resume run/ --steps 600", NULL
+};
+
+static lm_tool tool = { .name = "train",
+                        .args = "MODEL DATA | --resume RUN [DATA]",
+                        .brief = "train a language model on token shards",
+                        .opts = options,
+                        .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON |
+                               LM_USE_DEVICE | LM_USE_DRY_RUN | LM_USE_METRICS,
+                        .min_args = 0,
+                        .max_args = 2,
+                        .lasting = true,
+                        .examples = examples };
+
+/* Everything that main holds, so that there is one place that lets go of it. */
+typedef struct {
+    const char *model, *data, *run; /* operands and -o, or what --resume implies */
+    char *step_dir, *train_path, *val_path;
+    json_t *saved, *config_json;
+    lm_model_source *source;
+    lm_config config;
+    lm_par *par;
+    lm_backend *backend;
+    lm_tokens *train, *val;
+    lm_tokenizer *tokenizer;
+    uint16_t *id_bytes;
+    lm_buf options, history;
+    lm_metrics *metrics;
+    lm_tb *tb;
+    lm_trainer *trainer;
+    lm_trainer_opts o;
+} session;
+
+static double wall_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- what is asked for ---- */
+
+/* With --resume: the checkpoint, and the options of the run for all that was not given now. */
+static lm_code take_up(session *s, lm_err *e)
+{
+    static const char *const not_kept[] = { "resume", "dry-run", "json",   "print-config",
+                                            "force",  "threads", "output", "dump-graph",
+                                            "stats",  NULL };
+    char *name = NULL;
+    if (lm_run_latest(opt.resume, &name, e))
+        return e->code;
+    if (!name)
+        return lm_fail(e, LM_EUSAGE, opt.resume, "start a run with train MODEL DATA -o RUN",
+                       "holds no checkpoint to go on from");
+    bool itself = lm_run_step_of(lm_path_base(opt.resume)) >= 0;
+    lm_code rc = itself ? lm_asprintf(&s->step_dir, e, "%s", opt.resume)
+                        : lm_path_join(&s->step_dir, opt.resume, name, e);
+    lm_free(name);
+    if (rc || lm_ckpt_options(s->step_dir, &s->saved, e) ||
+        lm_options_resume(s->saved, not_kept, s->step_dir, e))
+        return e->code;
+    s->model = s->step_dir;
+    s->run = tool.output ? tool.output : opt.resume;
+    s->data = tool.argc > 0 ? tool.argv[tool.argc - 1]
+                            : json_string_value(json_object_get(s->saved, "data"));
+    if (!s->data)
+        return lm_fail(e, LM_EUSAGE, s->step_dir, "name the data: train --resume RUN DATA",
+                       "does not say which data it was trained on");
+    return LM_OK;
+}
+
+static lm_code parse_save_every(lm_trainer_opts *o, lm_err *e)
+{
+    const char *v = opt.save_every;
+    if (!v)
+        return LM_OK;
+    size_t n = strlen(v);
+    bool time_ = n && strchr("smh", v[n - 1]);
+    if (time_ ? lm_parse_seconds(v, &o->save_seconds) && o->save_seconds > 0
+              : lm_parse_count(v, &o->save_every) && o->save_every > 0)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, "--save-every", "give steps (100) or a time (90s, 10m, 2h)",
+                   "'%s' is neither", v);
+}
+
+static lm_sched_kind schedule_kind(void)
+{
+    int k = 0;
+    while (strcmp(lm_sched_names[k], opt.schedule))
+        k++;
+    return (lm_sched_kind)k;
+}
+
+static lm_code gather(session *s, lm_err *e)
+{
+    lm_trainer_opts *o = &s->o;
+    if (opt.resume) {
+        if (take_up(s, e))
+            return e->code;
+    } else {
+        if (tool.argc < 1 || (tool.argc < 2 && !tool.dry_run && !opt.dump_graph))
+            lm_misuse(&tool, "operands", "give MODEL and DATA, or --resume RUN", "%d given",
+                      tool.argc);
+        s->model = tool.argv[0];
+        s->data = tool.argc > 1 ? tool.argv[1] : NULL;
+        s->run = tool.output;
+        if (!s->run && !tool.dry_run && !opt.dump_graph)
+            lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
+    }
+    *o = (lm_trainer_opts){
+        .batch = opt.batch,
+        .seq = opt.seq,
+        .accumulate = opt.accumulate,
+        .steps = opt.steps,
+        .precision = { .low = lm_dtype_parse(opt.dtype) },
+        .documents = opt.documents,
+        .dropout = true,
+        .seed = (uint64_t)tool.seed,
+        .optim = lm_optim_find(opt.optimizer),
+        .hyper = { opt.beta1, opt.beta2, opt.eps, opt.weight_decay, opt.momentum, opt.dampening,
+                   opt.nesterov },
+        .schedule = { .kind = schedule_kind(),
+                      .lr = opt.lr,
+                      .min_ratio = opt.min_lr_ratio,
+                      .warmup = opt.warmup,
+                      .total = opt.steps,
+                      .decay = opt.decay_steps >= 0 ? opt.decay_steps : opt.steps / 10,
+                      .step_size = opt.step_size,
+                      .cycles = opt.cycles,
+                      .gamma = opt.gamma },
+        .clip_norm = opt.max_grad_norm,
+        .clip_value = opt.clip_value,
+        .eval_every = opt.eval_every,
+        .eval_batches = opt.eval_batches,
+        .log_every = opt.log_every,
+        .patience = opt.patience,
+        .min_delta = opt.min_delta,
+    };
+    if (opt.nesterov && (opt.momentum <= 0 || opt.dampening > 0))
+        return lm_fail(e, LM_EUSAGE, "--nesterov", NULL, "needs --momentum and no --dampening");
+    if (opt.patience && !opt.eval_every)
+        return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",
+                       "nothing is evaluated during the run");
+    return parse_save_every(o, e);
+}
+
+/* ---- inputs ---- */
+
+static lm_code read_config(session *s, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_path_join(&path, s->model, "config.json", e);
+    if (!rc)
+        rc = lm_json_load(path, 16 << 20, &s->config_json, e);
+    if (!rc)
+        rc = lm_config_read(s->config_json, path, &s->config, e);
+    lm_free(path);
+    if (rc)
+        return rc;
+    if (opt.dropout >= 0)
+        s->config.drop_embed = s->config.drop_resid = s->config.drop_attn = opt.dropout;
+    /* The weights are saved as the F32 master copy, and the config says so. */
+    json_object_del(s->config_json, "dtype");
+    json_object_set_new(s->config_json, "torch_dtype", json_string("float32"));
+    return LM_OK;
+}
+
+/* DATA is a folder with train.bin (and val.bin), or a dataset itself. */
+static lm_code find_data(session *s, lm_err *e)
+{
+    if (!lm_path_is_dir(s->data))
+        return lm_asprintf(&s->train_path, e, "%s", s->data) ||
+                       (opt.val && lm_asprintf(&s->val_path, e, "%s", opt.val))
+                   ? e->code
+                   : LM_OK;
+    if (lm_path_join(&s->train_path, s->data, "train", e))
+        return e->code;
+    if (opt.val)
+        return lm_asprintf(&s->val_path, e, "%s", opt.val);
+    char *bin = NULL;
+    lm_code rc = lm_path_join(&bin, s->data, "val.bin", e);
+    if (!rc && lm_path_exists(bin))
+        rc = lm_path_join(&s->val_path, s->data, "val", e);
+    lm_free(bin);
+    return rc;
+}
+
+static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)
+{
+    if (lm_tokens_open(path, LM_TOKENS_AUTO, s->config.eos, out, e) ||
+        lm_tokens_check(*out, s->config.vocab, s->par, e) || lm_tokens_index(*out, s->par, e))
+        return e->code;
+    return LM_OK;
+}
+
+static lm_code open_data(session *s, lm_err *e)
+{
+    if (find_data(s, e) || open_tokens(s, s->train_path, &s->train, e))
+        return e->code;
+    if (!opt.eval_every)
+        return LM_OK;
+    if (!s->val_path)
+        return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val SHARD", "no validation data in %s",
+                       s->data);
+    return open_tokens(s, s->val_path, &s->val, e);
+}
+
+/* Bytes of text for each id, when the model carries its tokenizer. */
+static lm_code read_tokenizer(session *s, lm_err *e)
+{
+    const char *dir = lm_model_source_dir(s->source);
+    char *path = NULL;
+    if (!s->val || !dir || lm_path_join(&path, dir, "tokenizer.json", e))
+        return e->code;
+    bool there = lm_path_exists(path);
+    lm_free(path);
+    if (!there)
+        return LM_OK;
+    if (lm_tokenizer_load(dir, &s->tokenizer, e) ||
+        lm_alloc_n(&s->id_bytes, (size_t)s->config.vocab, sizeof *s->id_bytes, "token lengths", e))
+        return e->code;
+    for (int64_t i = 0; i < s->config.vocab; i++)
+        s->id_bytes[i] = (uint16_t)lm_tokenizer_id_bytes(s->tokenizer, (uint32_t)i);
+    return LM_OK;
+}
+
+/* ---- outputs ---- */
+
+/* All options, and the operands under names of their own: what --resume needs. */
+static lm_code keep_options(session *s, lm_err *e)
+{
+    json_t *o = NULL;
+    lm_buf text = { 0 };
+    char *data = NULL;
+    lm_code rc = lm_options_save(&text, e);
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, "options", &o, e);
+    lm_buf_fini(&text);
+    if (rc)
+        return rc;
+    data = realpath(s->data, NULL); /* the run may be resumed from another folder */
+    json_object_set_new(o, "data", json_string(data ? data : s->data));
+    free(data);
+    lm_jw w;
+    lm_jw_begin(&w, &s->options, 0, e);
+    lm_jw_json(&w, NULL, o);
+    rc = lm_jw_end(&w);
+    json_decref(o);
+    return rc;
+}
+
+static lm_code make_history(session *s, lm_err *e)
+{
+    lm_history_input in[2] = { { s->model, 0 }, { s->train_path, 0 } };
+    lm_history_step step = { .tool = tool.name,
+                             .version = LM_VERSION,
+                             .argv = tool.full_argv,
+                             .argc = tool.full_argc,
+                             .inputs = in,
+                             .n_inputs = 2,
+                             .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
+    if (lm_digest_path(s->model, &in[0].digest, e))
+        return e->code;
+    return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
+}
+
+static lm_code open_run(session *s, lm_err *e)
+{
+    char *latest = NULL;
+    lm_code rc = LM_OK;
+    if (lm_path_exists(s->run) && lm_path_is_dir(s->run))
+        rc = lm_run_latest(s->run, &latest, e);
+    else if (lm_path_exists(s->run))
+        rc = lm_fail(e, LM_EUSAGE, s->run, "choose another name", "is a file, not a folder");
+    bool another = opt.resume && !lm_path_same(s->run, opt.resume);
+    if (!rc && latest && (!opt.resume || another) && lm_run_step_of(lm_path_base(s->model)) < 0) {
+        if (tool.force)
+            rc = lm_rm_rf(s->run, e);
+        else
+            rc = lm_fail(e, LM_EUSAGE, s->run,
+                         "go on with --resume, choose another folder, or overwrite with -f",
+                         "holds a run already (%s)", latest);
+    }
+    lm_free(latest);
+    if (!rc)
+        rc = lm_mkdir_p(s->run, e);
+    return rc ? rc : lm_run_sweep(s->run, e);
+}
+
+static lm_code open_reports(session *s, lm_err *e)
+{
+    lm_metrics_mode mode = opt.resume   ? LM_METRICS_APPEND
+                           : tool.force ? LM_METRICS_REPLACE
+                                        : LM_METRICS_NEW;
+    if (tool.metrics && lm_metrics_open(tool.metrics, mode, &tool.sink, &s->metrics, e))
+        return e->code;
+    if (opt.tensorboard && lm_tb_open(opt.tensorboard, wall_clock(), &s->tb, e))
+        return e->code;
+    lm_metrics_begin_run(s->metrics, tool.name, LM_VERSION, tool.full_argc, tool.full_argv,
+                         tool.seed);
+    lm_metrics_str(s->metrics, "device", s->backend->name);
+    lm_metrics_str(s->metrics, "kernels", s->backend->detail);
+    lm_metrics_str(s->metrics, "dtype", opt.dtype);
+    lm_metrics_int(s->metrics, "parameters", lm_config_params(&s->config));
+    if (s->o.peak_flops > 0)
+        lm_metrics_f32(s->metrics, "peak_flops", s->o.peak_flops);
+    return lm_metrics_end(s->metrics, e);
+}
+
+/* ---- plans and summaries ---- */
+
+static lm_code print_plan(const lm_memory_plan *p, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_jw w;
+    char size[32];
+    if (!tool.json) {
+        for (int i = 0; i < p->n_rows; i++)
+            printf("%-26s %12s\n", p->row[i].name, lm_show_bytes(p->row[i].bytes, size));
+        printf("%-26s %12s\n", "total", lm_show_bytes(p->total, size));
+        printf("parameters %" PRId64 ", tokens a step %" PRId64
+               ", FLOP a token %.4g, a step %.4g\n",
+               p->params, p->tokens_per_step, p->flops_per_token,
+               p->flops_per_token * (double)p->tokens_per_step);
+        return LM_OK;
+    }
+    lm_jw_begin(&w, &text, 2, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_int(&w, "parameters", p->params);
+    lm_jw_int(&w, "matmul_parameters", p->matmul_params);
+    lm_jw_obj(&w, "memory");
+    for (int i = 0; i < p->n_rows; i++)
+        lm_jw_int(&w, p->row[i].name, (int64_t)p->row[i].bytes);
+    lm_jw_close_obj(&w);
+    lm_jw_int(&w, "memory_total", (int64_t)p->total);
+    lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
+    lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
+    lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
+    lm_jw_f64(&w, "flops_per_step", p->flops_per_token * (double)p->tokens_per_step);
+    lm_jw_obj(&w, "graph_flops_per_micro_batch");
+    for (int i = 0; i < LM_PHASE_COUNT; i++)
+        lm_jw_f64(&w, lm_phase_name((lm_phase)i), p->graph_flops[i]);
+    lm_jw_close_obj(&w);
+    lm_jw_close_obj(&w);
+    lm_code rc = lm_jw_end(&w);
+    if (!rc)
+        puts(text.data);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code dump_graph(session *s, lm_err *e)
+{
+    lm_build b = { .mode = LM_MODE_TRAIN,
+                   .batch = s->o.batch,
+                   .seq = s->o.seq,
+                   .precision = s->o.precision,
+                   .documents = s->o.documents,
+                   .dropout = s->o.dropout };
+    lm_model *m = NULL;
+    lm_buf text = { 0 };
+    lm_code rc = lm_model_build(&s->config, &b, &m, e);
+    if (!rc)
+        rc = lm_graph_dump(m->graph, &text, e);
+    if (!rc)
+        fputs(text.data, stdout);
+    lm_buf_fini(&text);
+    lm_model_free(m);
+    return rc;
+}
+
+static void print_stats(session *s)
+{
+    const lm_exec_time *line;
+    size_t n = lm_trainer_times(s->trainer, &line);
+    double all = 0;
+    for (size_t i = 0; i < n; i++)
+        all += line[i].seconds;
+    for (size_t i = 0; i < n; i++)
+        lm_say(&tool, LM_LOG_WARN, "%-8s %-16s %6.2f %%  %8.3f s  %9.1f GFLOP/s",
+               lm_phase_name(line[i].phase), line[i].op, 100 * line[i].seconds / all,
+               line[i].seconds, line[i].flops / line[i].seconds * 1e-9);
+}
+
+static void report_end(session *s, const lm_train_result *r, const char *status)
+{
+    lm_err ignored = { 0 };
+    lm_metrics *m = s->metrics;
+    lm_metrics_begin(m, "end");
+    lm_metrics_str(m, "status", status);
+    lm_metrics_int(m, "step", r->step);
+    lm_metrics_f32(m, "seconds", r->seconds);
+    lm_metrics_f32(m, "seconds_data", r->seconds_data);
+    lm_metrics_f32(m, "seconds_forward", r->seconds_forward);
+    lm_metrics_f32(m, "seconds_backward", r->seconds_backward);
+    lm_metrics_f32(m, "seconds_optimizer", r->seconds_optimizer);
+    lm_metrics_f32(m, "seconds_eval", r->seconds_eval);
+    lm_metrics_f32(m, "seconds_checkpoint", r->seconds_checkpoint);
+    lm_metrics_f32(m, "tokens_per_second", r->tokens_per_second);
+    if (r->mfu > 0)
+        lm_metrics_f32(m, "mfu", r->mfu);
+    lm_metrics_int(m, "peak_memory_bytes", (int64_t)lm_rss_peak());
+    lm_metrics_end(m, &ignored);
+}
+
+static lm_code print_result(const lm_train_result *r, const char *status, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_jw w;
+    lm_jw_begin(&w, &text, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "status", status);
+    lm_jw_int(&w, "step", r->step);
+    lm_jw_f64(&w, "loss", r->loss);
+    lm_jw_f64(&w, "val_loss", r->val_loss);
+    lm_jw_f64(&w, "seconds", r->seconds);
+    lm_jw_f64(&w, "tokens_per_second", r->tokens_per_second);
+    lm_jw_f64(&w, "mfu", r->mfu);
+    lm_jw_int(&w, "peak_memory_bytes", (int64_t)lm_rss_peak());
+    lm_jw_close_obj(&w);
+    lm_code rc = lm_jw_end(&w);
+    if (!rc)
+        puts(text.data);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_err *e)
+{
+    static const char *const ends[] = { "done", "stopped", "converged" };
+    const char *status = rc == LM_ENUMERIC ? "nan" : rc ? "failed" : ends[r->end];
+    char tokens[32], share[32] = "", memory[32];
+    report_end(s, r, status);
+    if (rc)
+        return rc;
+    if (!r->steps_run) {
+        lm_say(&tool, LM_LOG_WARN, "%s is at step %" PRId64 " already: nothing to do", s->run,
+               r->step);
+        return tool.json ? print_result(r, status, e) : LM_OK;
+    }
+    if (r->mfu > 0)
+        snprintf(share, sizeof share, " (%.0f %% of the peak)", 100 * r->mfu);
+    lm_say(&tool, LM_LOG_WARN,
+           "%s: step %" PRId64 ", loss %.4f, %s tokens in %.1f s, %.0f "
+           "tokens/s%s, peak memory %s",
+           status, r->step, r->loss, lm_show_count((double)r->tokens, tokens), r->seconds,
+           r->tokens_per_second, share, lm_show_bytes((double)lm_rss_peak(), memory));
+    if (opt.stats)
+        print_stats(s);
+    return tool.json ? print_result(r, status, e) : LM_OK;
+}
+
+/* ---- the work ---- */
+
+static lm_code prepare(session *s, lm_err *e)
+{
+    if (gather(s, e) || lm_par_new(&s->par, tool.threads, e) ||
+        lm_backend_cpu(tool.cpu, s->par, &s->backend, e) || read_config(s, e))
+        return e->code;
+    if (s->o.precision.low == LM_DTYPE_BF16 && tool.cpu < LM_CPU_AMX)
+        lm_say(&tool, LM_LOG_WARN, "no AMX here: bf16 saves memory, but its products run in f32");
+    if (opt.peak_tflops >= 0)
+        s->o.peak_flops = opt.peak_tflops * 1e12;
+    else if (!tool.dry_run && !opt.dump_graph)
+        s->o.peak_flops = s->backend->peak_flops(s->backend, s->o.precision.low);
+    return LM_OK;
+}
+
+static lm_code open_all(session *s, lm_err *e)
+{
+    if (lm_model_source_open(s->model, &s->source, e) || open_data(s, e) || read_tokenizer(s, e) ||
+        keep_options(s, e) || make_history(s, e) || open_run(s, e) || open_reports(s, e))
+        return e->code;
+    lm_trainer_io io = { .config = &s->config,
+                         .weights = s->source,
+                         .resume = s->step_dir,
+                         .train = s->train,
+                         .val = s->val,
+                         .checkpoint = { .run_dir = s->run,
+                                         .config = s->config_json,
+                                         .tokenizer_dir = lm_model_source_dir(s->source),
+                                         .options = s->options.data,
+                                         .history = s->history.data,
+                                         .keep = (int)opt.keep },
+                         .metrics = s->metrics,
+                         .tensorboard = s->tb,
+                         .wall_clock = wall_clock,
+                         .id_bytes = s->id_bytes,
+                         .sink = &tool.sink };
+    return lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e);
+}
+
+static lm_code work(session *s, lm_err *e)
+{
+    lm_memory_plan plan;
+    lm_train_result r;
+    if (prepare(s, e))
+        return e->code;
+    if (opt.dump_graph)
+        return dump_graph(s, e);
+    if (tool.dry_run)
+        return lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->backend, &plan, e)
+                   ? e->code
+                   : print_plan(&plan, e);
+    if (open_all(s, e))
+        return e->code;
+    lm_code rc = lm_trainer_run(s->trainer, &r, e);
+    return summarise(s, &r, rc, e);
+}
+
+static void let_go(session *s, lm_err *e)
+{
+    lm_trainer_free(s->trainer);
+    lm_metrics_close(s->metrics, e);
+    if (s->tb)
+        lm_tb_close(s->tb, e);
+    lm_model_source_close(s->source);
+    lm_config_fini(&s->config);
+    json_decref(s->config_json);
+    lm_tokens_close(s->train);
+    lm_tokens_close(s->val);
+    lm_tokenizer_free(s->tokenizer);
+    lm_free(s->id_bytes);
+    lm_buf_fini(&s->options);
+    lm_buf_fini(&s->history);
+    lm_backend_close(s->backend);
+    lm_par_free(s->par);
+    lm_free(s->step_dir);
+    lm_free(s->train_path);
+    lm_free(s->val_path);
+}
+
+int main(int argc, char **argv)
+{
+    session s = { 0 };
+    lm_err e = { 0 };
+    lm_begin(&tool, argc, argv);
+    work(&s, &e);
+    let_go(&s, &e);
+    if (e.code)
+        lm_complain(&tool, &e);
+    json_decref(s.saved); /* the options borrow from it */
+    return lm_end(&tool);
+}
