@@ -300,7 +300,7 @@ def main():
     ap.add_argument("--driver", help="the compiled tokenizers_driver (default: compile it)")
     ap.add_argument("--rounds", type=int, default=300)
     ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--only")
+    ap.add_argument("--only", type=lambda s: s.split(","), help="names, with commas")
     opt = ap.parse_args()
     bad = 0
     with tempfile.TemporaryDirectory() as where:
@@ -320,17 +320,17 @@ def main():
         else:
             skipped.append("gpt2: no ../shared/data/gpt2-tokenizer")
         for name, make in cases().items():
-            if opt.only and opt.only != name:
+            if opt.only and name not in opt.only:
                 continue
             path = os.path.join(where, name + ".json")
             make().save(path)
             todo.append((name, Tokenizer.from_file(path), path))
         for name in ("gpt2", "llama3", "qwen", r"\p{L}+|\p{N}|[^\p{L}\p{N}]+"):
             label = "trained-" + (name if name.isalnum() else "own-pattern")
-            if not opt.only or opt.only == label:
+            if not opt.only or label in opt.only:
                 path = our_trainer(opt.build, name, where)
                 todo.append((label, Tokenizer.from_file(path), path))
-        todo = [x for x in todo if not opt.only or opt.only == x[0]]
+        todo = [x for x in todo if not opt.only or x[0] in opt.only]
         print(f"1..{len(todo) + len(skipped)}")
         for number, (name, t, path) in enumerate(todo, 1):
             bad += compare(number, name, t, driver, path, random.Random(opt.seed), opt.rounds)
