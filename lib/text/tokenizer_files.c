@@ -48,16 +48,35 @@ static void write_byte_level(lm_jw *w, const char *key)
     lm_jw_close_obj(w);
 }
 
-static void write_added(lm_jw *w, const json_t *vocab)
+/* The id that a vocabulary's text gives to <|endoftext|>, -1 if none: enough of a look for GPT-2's
+ * file. */
+static int64_t find_end_of_text(const lm_buf *vocab)
 {
-    static const char eot[] = "<|endoftext|>";
-    const json_t *id = json_object_get(vocab, eot);
+    static const char key[] = "\"<|endoftext|>\"";
+    const char *p = memmem(vocab->data, vocab->len, key, sizeof key - 1);
+    int64_t id = 0;
 
+    if (!p)
+        return -1;
+    p += sizeof key - 1;
+    p += strspn(p, " \t\r\n");
+    if (*p++ != ':')
+        return -1;
+    p += strspn(p, " \t\r\n");
+    if (*p < '0' || *p > '9')
+        return -1;
+    while (*p >= '0' && *p <= '9' && id < INT32_MAX)
+        id = id * 10 + (*p++ - '0');
+    return id;
+}
+
+static void write_added(lm_jw *w, int64_t id)
+{
     lm_jw_arr(w, "added_tokens");
-    if (json_is_integer(id)) {
+    if (id >= 0) {
         lm_jw_obj(w, NULL);
-        lm_jw_int(w, "id", json_integer_value(id));
-        lm_jw_str(w, "content", eot);
+        lm_jw_int(w, "id", id);
+        lm_jw_str(w, "content", "<|endoftext|>");
         lm_jw_bool(w, "single_word", false);
         lm_jw_bool(w, "lstrip", false);
         lm_jw_bool(w, "rstrip", false);
@@ -68,42 +87,58 @@ static void write_added(lm_jw *w, const json_t *vocab)
     lm_jw_close_arr(w);
 }
 
+/* Everything but the vocabulary's text, which comes last and is taken as it is: whoever parses the
+ * whole checks it. */
+static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
+                          lm_buf *json, lm_err *e)
+{
+    lm_jw w;
+    lm_code end, rc;
+
+    lm_jw_begin(&w, json, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "version", "1.0");
+    lm_jw_str(&w, "truncation", NULL);
+    lm_jw_str(&w, "padding", NULL);
+    write_added(&w, find_end_of_text(vocab));
+    lm_jw_str(&w, "normalizer", NULL);
+    write_byte_level(&w, "pre_tokenizer");
+    write_byte_level(&w, "post_processor");
+    write_byte_level(&w, "decoder");
+    lm_jw_obj(&w, "model");
+    lm_jw_str(&w, "type", "BPE");
+    rc = write_merges(&w, merges_path, merges, e);
+    lm_jw_close_obj(&w);
+    lm_jw_close_obj(&w);
+    end = lm_jw_end(&w);
+    return rc ? rc : end;
+}
+
 lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
                                 lm_err *e)
 {
-    json_t *vocab = NULL;
-    lm_buf merges = { 0 };
-    lm_jw w;
-    lm_code end, rc = lm_json_load(vocab_path, MAX_FILE, &vocab, e);
+    lm_buf vocab = { 0 }, merges = { 0 };
+    lm_code rc = lm_file_read(vocab_path, MAX_FILE, &vocab, e);
+    size_t valid;
 
-    if (!rc && !json_is_object(vocab))
-        rc = lm_fail(e, LM_EFORMAT, vocab_path, NULL, "a vocabulary must be an object");
     if (!rc)
         rc = lm_file_read(merges_path, MAX_FILE, &merges, e);
-    if (!rc && lm_utf8_valid(merges.data, merges.len) != merges.len)
-        rc = lm_fail(e, LM_EFORMAT, merges_path, NULL, "invalid UTF-8 at byte %zu",
-                     lm_utf8_valid(merges.data, merges.len));
+    valid = rc ? 0 : lm_utf8_valid(merges.data, merges.len);
+    if (!rc && valid != merges.len)
+        rc = lm_fail(e, LM_EFORMAT, merges_path, NULL, "invalid UTF-8 at byte %zu", valid);
+    if (!rc)
+        rc = write_rest(&vocab, merges_path, &merges, json, e);
     if (!rc) {
-        lm_jw_begin(&w, json, 0, e);
-        lm_jw_obj(&w, NULL);
-        lm_jw_str(&w, "version", "1.0");
-        lm_jw_str(&w, "truncation", NULL);
-        lm_jw_str(&w, "padding", NULL);
-        write_added(&w, vocab);
-        lm_jw_str(&w, "normalizer", NULL);
-        write_byte_level(&w, "pre_tokenizer");
-        write_byte_level(&w, "post_processor");
-        write_byte_level(&w, "decoder");
-        lm_jw_obj(&w, "model");
-        lm_jw_str(&w, "type", "BPE");
-        lm_jw_json(&w, "vocab", vocab);
-        rc = write_merges(&w, merges_path, &merges, e);
-        lm_jw_close_obj(&w);
-        lm_jw_close_obj(&w);
-        end = lm_jw_end(&w);
-        rc = rc ? rc : end;
+        while (json->len && json->data[json->len - 1] != '}') /* a newline, if there is one */
+            json->len--;
+        json->len -= 2; /* the braces of model and of the whole */
+        rc = lm_buf_addf(json, e, ",\"vocab\":");
     }
+    if (!rc)
+        rc = lm_buf_add(json, vocab.data, vocab.len, e);
+    if (!rc)
+        rc = lm_buf_add(json, "}}", 2, e);
+    lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
-    json_decref(vocab);
     return rc;
 }
