@@ -1,15 +1,18 @@
 /* elementwise.h -- activations, sums, dropout, casts, row selection.
  *
- * gelu       in x [N,C] act                 out y [N,C] act    tanh form ("gelu_new") or exact (erf)
+ * gelu       in x [N,C] act                 out y [N,C] act   tanh form ("gelu_new") or exact (erf)
  * gelu_dx    in dy, x                       out dx (may alias dy)
- * swiglu     in gu [N,2I] act (gate | up)   out h [N,I] act    h = silu(gate) * up (arXiv:2002.05202)
+ * swiglu     in gu [N,2I] act (gate | up)   out h [N,I] act   h = silu(gate) * up
+ *                                                             (arXiv:2002.05202)
  * swiglu_dx  in dh [N,I], gu [N,2I]         out dgu [N,2I]
  * add        in a, b (same shape) act       out y act (may alias a or b)
- * dropout    in x act                       out y act = x * Z/(1-p) (may alias x); the gradient is itself.
+ * dropout    in x act                       out y act = x * Z/(1-p) (may alias x); the gradient is
+ *                                               itself
  *            Z from Philox (seed, "dropout", site) at index (step*2^16 + micro)*count + i; kept iff
- *            lm_rng_u32 >= floor(p * 2^32)
- * cast       in x of any float dtype        out y of any float dtype, same shape
+ *            lm_rng_u32 >= floor(p * 2^32); 0 <= p < 1
+ * cast       in x of any float dtype        out y of any float dtype, same shape; exact rounding
  * rows       in x [N,C] act, idx [M] I32    out y [M,C] act: row i is x[idx[i]]
+ *
  * Tolerance: relative L2 1e-6 (F32), 4e-3 (BF16). */
 #ifndef LM_KERNELS_ELEMENTWISE_H
 #define LM_KERNELS_ELEMENTWISE_H

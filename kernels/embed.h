@@ -3,8 +3,9 @@
  * embed     in  tok [N] I32, wte [V,C] act, pos [N] I32 (optional), wpe [P,C] act (optional)
  *           out x [N,C] act = wte[tok] (+ wpe[pos])
  * embed_dw  in  dx [N,C] act, tok [N] I32, pos [N] I32 (optional)
- *           out dwte [V,C] F32 (acc), dwpe [P,C] F32 (optional, acc).  Rows of one token are summed in row order
- *           (tokens are sorted first), so the bits do not depend on threads.
+ *           out dwte [V,C] F32 (acc), dwpe [P,C] F32 (optional, acc).  Rows of one token are summed
+ *           in row order (tokens are sorted first), so the bits do not depend on threads.
+ *
  * Ids are inside the tables: the data layer checked them. */
 #ifndef LM_KERNELS_EMBED_H
 #define LM_KERNELS_EMBED_H

@@ -1,20 +1,26 @@
-/* norm.h -- RMSNorm and LayerNorm over the last dimension, with the residual add in front of them fused,
- * and the per-head norm of queries and keys (Qwen3).
+/* norm.h -- RMSNorm and LayerNorm over the last dimension, with the residual add in front of them
+ * fused, and the per-head norm of queries and keys (Qwen3).
  *
  * norm      in  x [N,C] act, w [C] F32, b [C] F32 (optional, LayerNorm), r [N,C] act (optional)
- *           out y [N,C] act, stat [N,2] F32 (mean, reciprocal deviation), s [N,C] act (present iff r is)
- *           s = x + r (rounded to act); LayerNorm: xh = (s-mean)*rstd, y = w xh + b (arXiv:1607.06450 eq. 3);
- *           RMSNorm: xh = round_act(s*rstd), y = w xh (arXiv:1910.07467 eq. 4; the rounding is that of
- *           the published Llama code); eps is added inside the root; mean = 0 for RMSNorm.  s may alias x or r.
+ *           out y [N,C] act, stat [N,2] F32 (mean, reciprocal deviation),
+ *               s [N,C] act (present iff r is)
+ *           s = x + r (rounded to act), may alias x or r; without r, s is x.
+ *           LayerNorm: xh = (s-mean)*rstd, y = w xh + b (arXiv:1607.06450 eq. 3).
+ *           RMSNorm: xh = round_act(s*rstd), y = w xh (arXiv:1910.07467 eq. 4; the rounding is
+ *           that of the published Llama code); mean = 0.  eps is added inside the root.
  * norm_dx   in  dy [N,C] act, s [N,C] act, w [C] F32, stat [N,2] F32, dres [N,C] act (optional)
- *           out ds [N,C] act                  gradient of s, plus dres when given; may alias dy or dres
+ *           out ds [N,C] act: gradient of s, plus dres when given; may alias dy or dres
  * norm_dw   in  dy [N,C] act, s [N,C] act, stat [N,2] F32
  *           out dw [C] F32 (acc), db [C] F32 (optional, acc)
- * head_norm in  qkv [N,(H+2K)D] act, wq [D] F32, wk [D] F32
- *           out y [N,(H+2K)D] act (values copied), stat [N,H+K] F32 (reciprocal deviations).  y may alias qkv
- *           only when no gradient is wanted.
- * head_norm_dx in dy, qkv, wq, wk, stat   out dqkv (value part copied; may alias dy)
- * head_norm_dw in dy, qkv, stat           out dwq [D] F32 (acc), dwk [D] F32 (acc)
+ *
+ * head_norm     in  qkv [N,(H+2K)D] act, wq [D] F32, wk [D] F32
+ *               out y [N,(H+2K)D] act (values copied), stat [N,H+K] F32 (reciprocal deviations);
+ *               y may alias qkv only when no gradient is wanted
+ * head_norm_dx  in  dy, qkv, wq, wk, stat
+ *               out dqkv (value part copied); may alias dy
+ * head_norm_dw  in  dy, qkv, stat
+ *               out dwq [D] F32 (acc), dwk [D] F32 (acc)
+ *
  * Tolerance: relative L2 1e-6 (F32), 8e-3 (BF16). */
 #ifndef LM_KERNELS_NORM_H
 #define LM_KERNELS_NORM_H
