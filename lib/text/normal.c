@@ -64,7 +64,7 @@ lm_code lm_pattern_from_json(const json_t *j, const char *where, lm_regex **out,
 
 static lm_code parse_bert(const json_t *j, lm_normal *n, const char *where, lm_err *e)
 {
-    bool clean, chinese, lower, accents;
+    bool clean = true, chinese = true, lower = true, accents = true;
     lm_code rc = lm_json_bool_or(j, "clean_text", true, &clean, where, e);
 
     if (!rc)

@@ -86,7 +86,7 @@ static lm_code parse_split(const json_t *j, lm_pretok *p, const char *where, lm_
 
 static lm_code parse_byte_level(const json_t *j, lm_pretok *p, const char *where, lm_err *e)
 {
-    bool prefix, regex;
+    bool prefix = true, regex = true;
     lm_code rc = lm_json_bool_or(j, "add_prefix_space", true, &prefix, where, e);
 
     if (!rc)

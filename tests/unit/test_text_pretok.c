@@ -18,10 +18,10 @@
 #include "text/pretok_scan.h"
 
 static const char *const bits[] = {
-    "'s",           "'S",   "'LL",    "'re",    "'",          "\u017f", "'\u017f", " ",
-    "  ",           "\n",   "\r\n",   "\t",     "\u00a0",     "\u3000", "\xC2\x85",  "1",
-    "23",           "4567", "\u0663", "\u00bd", "a",          "Word",   "\u00e9",  "e\u0301",
-    "\u0928\u093f", "!",    "...",    "-",      "\U0001f600", "\u4f60", "\u180e",  "\u200b",
+    "'s",           "'S",   "'LL",    "'re",    "'",          "\u017f", "'\u017f",  " ",
+    "  ",           "\n",   "\r\n",   "\t",     "\u00a0",     "\u3000", "\xC2\x85", "1",
+    "23",           "4567", "\u0663", "\u00bd", "a",          "Word",   "\u00e9",   "e\u0301",
+    "\u0928\u093f", "!",    "...",    "-",      "\U0001f600", "\u4f60", "\u180e",   "\u200b",
 };
 
 /* Assigned in Unicode 5 already, so that every library agrees. */
