@@ -132,7 +132,7 @@ def train(pre, decoder, normalizer=None, alphabet=True, vocab=2000, **bpe):
     specials = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
     if bpe.get("byte_fallback"):
         specials += [f"<0x{i:02X}>" for i in range(256)]
-    t.train_from_iterator(real_texts()[:1], trainers.BpeTrainer(
+    t.train_from_iterator([real_texts()[0][:40000]], trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=specials, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else []))
     return t
