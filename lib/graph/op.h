@@ -55,6 +55,8 @@ typedef struct lm_op {
         low_param; /* bit i: a parameter at input i follows the low type (weights, not biases) */
     unsigned inplace[LM_MAX_OUT]; /* bit i: this output may share memory with input i */
     unsigned fixed_in;            /* bit i: float input i never gets a gradient (tables, scales) */
+    unsigned saved_out; /* bit i: output i serves the backward only (statistics): no gradient flows
+                           into it */
     lm_prec prec;
     /* Relative L2 error that a kernel may have against the reference in double, in F32 and BF16, as
      * kernels/FAMILY.h says; 0: 1e-6 and 4e-3. */

@@ -100,6 +100,7 @@ const lm_op lm_op_attention = { .name = "attention",
                                 .act_in = 1,
                                 .prec = LM_PREC_ALLOW,
                                 .tolerance = { 2e-6, 1e-2 },
+                                .saved_out = 2,
                                 .shape = attention_shape,
                                 .grad = attention_grad,
                                 .cost = attention_cost,
@@ -176,7 +177,7 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     *x = (lm_example){ .n_in = 3, .want = 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, b);
-    x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 4, .dim = { b, kv, s, d } };
+    x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b, kv, s, d } };
     x->out[2] = x->out[1];
     lm_example_attr(x, &attr, sizeof attr);
 }
@@ -200,4 +201,6 @@ const lm_op lm_op_attention_cached = { .name = "attention_cached",
                                        .prec = LM_PREC_ALLOW,
                                        .tolerance = { 2e-6, 1e-2 },
                                        .shape = cached_shape,
-                                       .cost = cached_cost };
+                                       .cost = cached_cost,
+                                       .example = cached_example,
+                                       .fill = cached_fill };

@@ -215,7 +215,8 @@ const lm_op lm_op_cast = { .name = "cast",
                            .prec = LM_PREC_INFER,
                            .shape = cast_shape,
                            .grad = cast_grad,
-                           .cost = cheap_cost };
+                           .cost = cheap_cost,
+                           .example = cast_example };
 
 /* ---- rows ---- */
 
