@@ -93,6 +93,12 @@ void lm_slice_put(const lm_model *m, int i, const float *src, float *block)
         memcpy(block + slice_at(m, s), src, (size_t)(s->rows * cols) * sizeof *src);
 }
 
+float *lm_slice_view(const lm_model *m, int i, float *block)
+{
+    const lm_slice *s = &m->slice[i];
+    return s->transposed ? NULL : block + slice_at(m, s);
+}
+
 static void show_shape(int ndim, const int64_t *dim, char *out, size_t size)
 {
     size_t n = 0;

@@ -1,0 +1,341 @@
+/* eval-model -- perplexity, bits per byte and multiple choice.  See man/man1/eval-model.1. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/input_opts.h"
+#include "common/tool.h"
+#include "model/loaded.h"
+#include "train/mcq.h"
+#include "train/score.h"
+
+static struct {
+    lm_input_args in;
+    const char *task, *tokenizer, *dtype;
+    bool documents, special;
+    int64_t seq, stride, batch;
+    double max_loss, max_perplexity, min_accuracy;
+} opt = { .in = LM_INPUT_ARGS_DEFAULT,
+          .task = "perplexity",
+          .dtype = "f32",
+          .documents = true,
+          .special = true,
+          .batch = 8,
+          .max_loss = INFINITY,
+          .max_perplexity = INFINITY };
+
+static const char *const tasks[] = { "perplexity", "multiple-choice", NULL };
+static const char *const dtypes[] = { "f32", "bf16", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("Evaluation"),
+    LM_CHOICE('t', "task", &opt.task, "TASK", tasks, "perplexity or multiple-choice [perplexity]"),
+    LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9,
+             "tokens in a window [1024, less if the model holds less]"),
+    LM_COUNT(0, "stride", &opt.stride, "N", 1, 1e9, "step from window to window [seq-len / 2]"),
+    LM_FLAG(0, "documents", &opt.documents, "no context from another document [yes]"),
+    LM_FLAG(0, "add-special", &opt.special,
+            "text: add what the tokenizer's post-processor adds [yes]"),
+    LM_GROUP("Model"),
+    LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
+           "tokenizer.json or its folder [the model's own]"),
+    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "compute in f32 or bf16 [f32]"),
+    LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 65536, "windows at a time [8]"),
+    LM_GROUP("Verdict (exit status 3)"),
+    LM_REAL(0, "max-loss", &opt.max_loss, "X", 0, 1e300, "the loss must not be above X"),
+    LM_REAL(0, "max-perplexity", &opt.max_perplexity, "X", 1, 1e300, "nor the perplexity"),
+    LM_REAL(0, "min-accuracy", &opt.min_accuracy, "X", 0, 1,
+            "multiple-choice: nor accuracy below X"),
+    LM_GROUP("Input"),
+    LM_INPUT_OPTIONS(opt.in),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "eval-model run/ data/val",
+    "eval-model --task multiple-choice --batch-size 32 run/ hellaswag_val.jsonl", NULL
+};
+
+static lm_tool tool = {
+    .name = "eval-model",
+    .args = "MODEL [DATA]",
+    .brief = "measure perplexity, bits per byte or multiple-choice accuracy",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE,
+    .min_args = 1,
+    .max_args = 2,
+    .examples = examples,
+};
+
+typedef struct {
+    const char *data;
+    lm_loaded model;
+    lm_tokenizer *tok; /* NULL: shards of a model that has none */
+    uint32_t *id_bytes;
+    lm_par *par;
+    lm_backend *backend;
+    lm_evaluator eval;
+    lm_scorer *scorer;
+    lm_tokens *shards;
+    lm_input_opts in_opts;
+    lm_input *in;
+    int64_t seq, stride, documents;
+    lm_score score;
+    lm_mcq_sum mcq;
+    double seconds;
+} work;
+
+/* ---- opening ---- */
+
+/* A file that is no shard is text; whatever else, lm_tokens_open says what it looked for. */
+static bool is_text(const char *path)
+{
+    size_t n = strlen(path);
+    if (!strcmp(path, "-"))
+        return true;
+    return lm_path_exists(path) && !lm_path_is_dir(path) &&
+           !(n > 4 && (!strcmp(path + n - 4, ".bin") || !strcmp(path + n - 4, ".idx")));
+}
+
+static lm_code open_tokenizer(work *w, bool need, lm_err *e)
+{
+    int64_t vocab = w->model.config.vocab;
+    const char *from = opt.tokenizer ? opt.tokenizer : lm_model_source_dir(w->model.src);
+    char *json = NULL, *pair = NULL;
+    lm_code rc = LM_OK;
+    if (!opt.tokenizer) {
+        rc = lm_path_join(&json, from, "tokenizer.json", e);
+        if (!rc)
+            rc = lm_path_join(&pair, from, "vocab.json", e);
+        if (!rc && !lm_path_exists(json) && !lm_path_exists(pair))
+            from = NULL;
+        lm_free(json);
+        lm_free(pair);
+    }
+    if (!rc && !from && need)
+        rc = lm_fail(e, LM_EUSAGE, tool.argv[0], "name one with --tokenizer",
+                     "the model has no tokenizer, which text needs");
+    if (rc || !from)
+        return rc;
+    if (lm_tokenizer_load(from, &w->tok, e) ||
+        lm_alloc_n(&w->id_bytes, (size_t)vocab, sizeof *w->id_bytes, "sizes of tokens", e))
+        return e->code;
+    if (lm_tokenizer_vocab_size(w->tok) > vocab)
+        return lm_fail(e, LM_EUSAGE, from, "use the tokenizer that the model was trained with",
+                       "it has %lld ids, the model's vocabulary is %lld",
+                       (long long)lm_tokenizer_vocab_size(w->tok), (long long)vocab);
+    for (int64_t i = 0; i < vocab; i++)
+        w->id_bytes[i] = (uint32_t)lm_tokenizer_id_bytes(w->tok, (uint32_t)i);
+    return LM_OK;
+}
+
+static lm_code open_data(work *w, lm_err *e)
+{
+    bool text = is_text(w->data), choice = opt.task[0] == 'm';
+    if (open_tokenizer(w, text || choice, e))
+        return e->code;
+    w->in_opts = lm_input_args_read(&opt.in);
+    if (choice)
+        w->in_opts.kind = LM_INPUT_JSONL;
+    if (text || choice)
+        return lm_input_open(&w->in_opts, &w->data, 1, &w->in, e);
+    if (lm_tokens_open(w->data, LM_TOKENS_AUTO, w->tok ? lm_tokenizer_eos(w->tok) : -1, &w->shards,
+                       e) ||
+        lm_tokens_index(w->shards, w->par, e))
+        return e->code;
+    return lm_tokens_check(w->shards, w->model.config.vocab, w->par, e);
+}
+
+static lm_code open_model(work *w, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    w->seq = opt.seq ? opt.seq : c->max_positions < 1024 ? c->max_positions : 1024;
+    w->stride = opt.stride ? opt.stride : (w->seq + 1) / 2;
+    if (w->stride > w->seq)
+        return lm_fail(e, LM_EUSAGE, "--stride", "give at most the window's length",
+                       "%lld is more than --seq-len, %lld", (long long)w->stride,
+                       (long long)w->seq);
+    const lm_build build = { .batch = opt.batch,
+                             .seq = w->seq,
+                             .documents = true,
+                             .precision = { .low = opt.dtype[0] == 'b' ? LM_DTYPE_BF16
+                                                                       : LM_DTYPE_F32 } };
+    if (lm_backend_cpu(tool.cpu, w->par, &w->backend, e) ||
+        lm_evaluator_new(c, &build, w->backend, NULL, &w->eval, e) ||
+        lm_loaded_weights(&w->model, w->eval.model, e))
+        return e->code;
+    lm_loaded_bind(&w->model, w->eval.model, w->eval.exec, w->eval.rope);
+    lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, %d threads, windows of %lld, stride %lld",
+           tool.name, LM_VERSION, opt.dtype, w->backend->detail, lm_par_threads(w->par),
+           (long long)w->seq, (long long)w->stride);
+    return LM_OK;
+}
+
+/* ---- measuring ---- */
+
+static lm_code score_text(work *w, lm_err *e)
+{
+    lm_tok_scratch *scratch = NULL;
+    lm_doc doc = { 0 };
+    lm_ids ids = { 0 };
+    bool got = true;
+    lm_code rc = lm_tok_scratch_new(w->tok, &scratch, e);
+    while (!rc && !lm_stopping() && !(rc = lm_input_read(w->in, &doc, &got, e)) && got) {
+        if (opt.documents)
+            ids.n = 0;
+        size_t before = ids.n;
+        rc = lm_tokenizer_encode(w->tok, scratch, doc.text, doc.len, opt.special, &ids, e);
+        w->documents++;
+        w->score.bytes += (int64_t)doc.len;
+        if (!rc && !before && ids.n) /* the first id has no context: its text is not scored */
+            w->score.bytes -= w->id_bytes[ids.v[0]];
+        if (!rc && opt.documents)
+            rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 1, &w->score, e);
+        lm_input_stats st = lm_input_stat(w->in);
+        lm_progress(&tool.sink, "evaluate", (double)st.bytes, (double)st.total, "bytes", NULL);
+    }
+    if (!rc && !opt.documents)
+        rc = lm_scorer_add(w->scorer, ids.v, (int64_t)ids.n, 1, &w->score, e);
+    lm_doc_fini(&doc);
+    lm_ids_fini(&ids);
+    lm_tok_scratch_free(scratch);
+    return rc;
+}
+
+static lm_code score_shards(work *w, lm_err *e)
+{
+    int64_t count = lm_tokens_count(w->shards), docs = lm_tokens_docs(w->shards);
+    w->documents = docs;
+    if (!opt.documents)
+        return lm_scorer_add_tokens(w->scorer, w->shards, 0, count, &w->score, e);
+    for (int64_t d = 0; d < docs && !lm_stopping(); d++) {
+        int64_t at = lm_tokens_doc_start(w->shards, d), end = lm_tokens_doc_start(w->shards, d + 1);
+        if (lm_scorer_add_tokens(w->scorer, w->shards, at, end - at, &w->score, e))
+            return e->code;
+        lm_progress(&tool.sink, "evaluate", (double)end, (double)count, "tokens", NULL);
+    }
+    return LM_OK;
+}
+
+static lm_code measure(work *w, lm_err *e)
+{
+    double start = lm_now();
+    lm_code rc = lm_scorer_new(&w->eval, w->stride, w->shards ? w->id_bytes : NULL, &w->scorer, e);
+    if (!rc && opt.task[0] == 'm') {
+        rc = lm_mcq_run(w->in, w->tok, w->scorer, w->seq, &tool.sink, &w->mcq, e);
+        w->score.nll = w->mcq.nll;
+        w->score.tokens = w->mcq.tokens;
+    } else if (!rc) {
+        rc = w->in ? score_text(w, e) : score_shards(w, e);
+        if (!rc)
+            rc = lm_scorer_flush(w->scorer, e);
+    }
+    w->seconds = lm_now() - start;
+    if (rc || lm_stopping())
+        return rc;
+    if (!w->score.tokens)
+        return lm_fail(e, LM_EFORMAT, w->data, "give more text",
+                       "nothing to evaluate: no document has two tokens");
+    if (!isfinite(w->score.nll))
+        return lm_fail(e, LM_ENUMERIC, tool.argv[0], NULL, "the loss is not a finite number");
+    return LM_OK;
+}
+
+/* ---- the answer ---- */
+
+static void put_measures(const work *w, lm_jw *j, double loss)
+{
+    if (opt.task[0] == 'm') {
+        double n = (double)w->mcq.questions;
+        lm_jw_int(j, "questions", w->mcq.questions);
+        lm_jw_f64(j, "accuracy", (double)w->mcq.right / n);
+        lm_jw_f64(j, "accuracy_normalized", (double)w->mcq.right_norm / n);
+        lm_jw_int(j, "contexts_cut", w->mcq.cut);
+    }
+    lm_jw_f64(j, "loss", loss);
+    lm_jw_f64(j, "perplexity", exp(loss));
+    if (opt.task[0] != 'm') {
+        /* NAN is written as null: without a tokenizer nobody knows the bytes */
+        lm_jw_f64(j, "bits_per_byte",
+                  w->score.bytes ? w->score.nll / log(2) / (double)w->score.bytes : (double)NAN);
+        lm_jw_int(j, "bytes", w->score.bytes);
+        lm_jw_int(j, "documents", w->documents);
+    }
+    lm_jw_int(j, "tokens", w->score.tokens);
+}
+
+static lm_code answer(const work *w, lm_out *out, lm_err *e)
+{
+    double loss = w->score.nll / (double)w->score.tokens;
+    lm_buf text = { 0 };
+    lm_jw j;
+    lm_jw_begin(&j, &text, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "model", tool.argv[0]);
+    lm_jw_str(&j, "data", w->data);
+    lm_jw_str(&j, "task", opt.task);
+    put_measures(w, &j, loss);
+    lm_jw_f64(&j, "seconds", w->seconds);
+    lm_jw_f64(&j, "tokens_per_second", (double)w->score.tokens / w->seconds);
+    lm_jw_int(&j, "seq_len", w->seq);
+    lm_jw_int(&j, "stride", w->stride);
+    lm_jw_str(&j, "dtype", opt.dtype);
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc && text.data[text.len - 1] != '\n')
+        rc = lm_buf_add(&text, "\n", 1, e);
+    if (!rc && fwrite(text.data, 1, text.len, lm_out_file(out)) != text.len)
+        rc = lm_fail(e, LM_EIO, lm_out_path(out), NULL, "cannot write");
+    lm_buf_fini(&text);
+    if (loss > opt.max_loss || exp(loss) > opt.max_perplexity ||
+        (w->mcq.questions && (double)w->mcq.right < opt.min_accuracy * (double)w->mcq.questions))
+        lm_answer_no(&tool);
+    return rc;
+}
+
+static lm_code run(work *w, lm_err *e)
+{
+    lm_out *out = NULL;
+    lm_code rc = lm_loaded_open(tool.argv[0], &w->model, e);
+    if (!rc)
+        rc = lm_par_new(&w->par, tool.threads, e);
+    if (!rc)
+        rc = open_data(w, e);
+    if (!rc)
+        rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &out, e);
+    if (!rc)
+        rc = open_model(w, e);
+    if (!rc)
+        rc = measure(w, e);
+    if (!rc && !lm_stopping())
+        rc = answer(w, out, e);
+    if (!rc && !lm_stopping())
+        return lm_out_commit(out, e);
+    lm_out_drop(out);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lm_err err = { 0 };
+    work w = { 0 };
+
+    lm_begin(&tool, argc, argv);
+    w.data = tool.argc > 1 ? tool.argv[1] : "-";
+    if (run(&w, &err))
+        lm_complain(&tool, &err);
+    lm_scorer_free(w.scorer);
+    lm_evaluator_fini(&w.eval);
+    lm_backend_close(w.backend);
+    lm_loaded_fini(&w.model);
+    lm_tokens_close(w.shards);
+    lm_input_close(w.in);
+    lm_tokenizer_free(w.tok);
+    lm_free(w.id_bytes);
+    lm_par_free(w.par);
+    return lm_end(&tool);
+}

@@ -1,0 +1,127 @@
+/* loaded.c -- weights for use, in one type. */
+#include "model/loaded.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/weights.h"
+
+lm_code lm_loaded_open(const char *path, lm_loaded *l, lm_err *e)
+{
+    memset(l, 0, sizeof *l);
+    if (lm_model_source_open(path, &l->src, e))
+        return e->code;
+    const json_t *config = lm_model_source_config(l->src);
+    if (!config)
+        lm_fail(e, LM_EUSAGE, path, "name the folder that holds the model",
+                "a lone file has no config.json");
+    else
+        lm_config_read(config, path, &l->config, e);
+    if (e->code)
+        lm_loaded_fini(l);
+    return e->code;
+}
+
+/* Room for the types that the model's precision asks for: the matrices in one block, vectors behind
+ * them. */
+static lm_code make_room(lm_loaded *l, const lm_model *m, lm_err *e)
+{
+    l->dtype = m->build.precision.low;
+    l->first = l->dtype == LM_DTYPE_BF16 ? m->decay_end : 0;
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_param *p = &m->param[i];
+        if (l->first && p->weight != (p->offset < l->first))
+            return lm_fail(e, LM_EBUG, m->graph->value[p->value].name, NULL,
+                           "lies on the wrong side of the parameter block");
+    }
+    l->low_bytes = (size_t)l->first * sizeof *l->low;
+    l->block_bytes = (size_t)(m->block - l->first) * sizeof *l->block;
+    if (l->first && lm_block_alloc((void **)&l->low, l->low_bytes, "weights", e))
+        return e->code;
+    return lm_block_alloc((void **)&l->block, l->block_bytes, "weights", e);
+}
+
+static int64_t slice_at(const lm_model *m, const lm_slice *s)
+{
+    const lm_tensor *t = &m->graph->value[m->param[s->param].value].t;
+    return m->param[s->param].offset + s->row * (t->ndim == 2 ? t->dim[1] : 1);
+}
+
+/* A matrix that the file holds transposed, element by element of a tile, in either type. */
+static void transpose_into(const void *src, int64_t rows, int64_t cols, lm_dtype type, void *dst)
+{
+    enum { TILE = 64 };
+    for (int64_t r0 = 0; r0 < rows; r0 += TILE)
+        for (int64_t c0 = 0; c0 < cols; c0 += TILE)
+            for (int64_t r = r0; r < rows && r < r0 + TILE; r++)
+                for (int64_t c = c0; c < cols && c < c0 + TILE; c++)
+                    if (type == LM_DTYPE_BF16)
+                        ((uint16_t *)dst)[c * rows + r] = ((const uint16_t *)src)[r * cols + c];
+                    else
+                        ((float *)dst)[c * rows + r] = ((const float *)src)[r * cols + c];
+}
+
+static lm_code load_slice(lm_loaded *l, const lm_model *m, const lm_slice *s, const lm_st_tensor *t,
+                          lm_err *e)
+{
+    bool low = slice_at(m, s) < l->first;
+    lm_dtype type = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    void *to =
+        low ? (void *)(l->low + slice_at(m, s)) : (void *)(l->block + (slice_at(m, s) - l->first));
+    if (!s->transposed)
+        return lm_model_source_load(l->src, t, type, to, e);
+    void *tmp = NULL;
+    if (lm_alloc_n(&tmp, (size_t)t->count, lm_dtype_size(type), "a tensor", e))
+        return e->code;
+    lm_code rc = lm_model_source_load(l->src, t, type, tmp, e);
+    if (!rc)
+        transpose_into(tmp, s->dim[0], s->dim[1], type, to);
+    lm_free(tmp);
+    return rc;
+}
+
+lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e)
+{
+    if (lm_weights_check(m, l->src, e) || make_room(l, m, e))
+        return e->code;
+    for (size_t k = 0; k < lm_model_source_count(l->src); k++) {
+        const lm_st_tensor *t = lm_model_source_at(l->src, k);
+        int i = lm_model_slice(m, t->name);
+        if (i >= 0 && load_slice(l, m, &m->slice[i], t, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_par *par, lm_err *e)
+{
+    l->config = m->config;
+    if (make_room(l, m, e))
+        return e->code;
+    memcpy(l->block, block + l->first, l->block_bytes);
+    if (l->low)
+        lm_round_bf16(block, l->low, l->first, par);
+    return LM_OK;
+}
+
+void lm_loaded_bind(const lm_loaded *l, const lm_model *m, lm_exec *x, float *rope)
+{
+    for (int i = 0; i < m->n_params; i++) {
+        int64_t at = m->param[i].offset;
+        lm_exec_bind(x, m->param[i].value,
+                     at < l->first ? (void *)(l->low + at) : (void *)(l->block + (at - l->first)));
+    }
+    if (m->rope != LM_NONE) {
+        lm_rope_table(&m->config, m->rope_rows, rope);
+        lm_exec_bind(x, m->rope, rope);
+    }
+}
+
+void lm_loaded_fini(lm_loaded *l)
+{
+    lm_block_free(l->block, l->block_bytes);
+    lm_block_free(l->low, l->low_bytes);
+    lm_model_source_close(l->src);
+    lm_config_fini(&l->config);
+    memset(l, 0, sizeof *l);
+}

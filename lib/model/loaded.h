@@ -1,0 +1,37 @@
+/* loaded.h -- a model opened for use only: config and weights in one type, no master copy beside
+ * it.
+ *
+ * In BF16 the matrices are rounded on their way in, so that nothing but the BF16 block and the few
+ * F32 vectors is ever in memory. */
+#ifndef LM_MODEL_LOADED_H
+#define LM_MODEL_LOADED_H
+
+#include "base/par.h"
+#include "format/folder.h"
+#include "graph/exec.h"
+#include "model/model.h"
+
+typedef struct {
+    lm_model_source *src;
+    lm_config config;
+    lm_dtype dtype; /* of the weights: F32 or BF16 */
+    int64_t first;  /* `block` holds elements [first, end) of the parameter block */
+    float *block;   /* F32: everything; BF16: the vectors behind the matrices */
+    uint16_t *low;  /* BF16: elements [0, first); else NULL */
+    size_t block_bytes, low_bytes;
+} lm_loaded;
+
+/* Open a model folder and read its config; no weights yet.  Fails: LM_EIO, LM_EFORMAT; LM_EUSAGE
+ * for a lone file without config.json. */
+lm_code lm_loaded_open(const char *path, lm_loaded *out, lm_err *e);
+/* Load the weights for `m`, a model of this config in any mode, whose precision decides the type.
+ * Fails as lm_weights_load does. */
+lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e);
+/* The same from memory instead of a folder: `block` as lm_weights_init fills it (benches). */
+lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_par *par, lm_err *e);
+/* Bind the parameters, and the rotary table (m->rope_rows * head_dim floats, filled here; NULL when
+ * there is none). */
+void lm_loaded_bind(const lm_loaded *l, const lm_model *m, lm_exec *x, float *rope);
+void lm_loaded_fini(lm_loaded *l);
+
+#endif

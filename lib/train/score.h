@@ -1,0 +1,39 @@
+/* score.h -- the loss of given token sequences: each token once, with as much context as the stride
+ * grants.
+ *
+ * A sequence of n ids is cut into windows of T+1 that begin every `stride` ids (the strided
+ * evaluation of huggingface.co/docs/transformers/perplexity): the first scores all its targets,
+ * each later one those that no window before it has scored, so that every target but the first T
+ * sees at least T - stride + 1 ids before it.  Windows of many sequences share a row of the batch,
+ * kept apart by `lo`; a batch runs when it is full. */
+#ifndef LM_TRAIN_SCORE_H
+#define LM_TRAIN_SCORE_H
+
+#include "train/evaluate.h"
+
+/* Gathered over any number of sequences. */
+typedef struct {
+    double nll; /* natural log */
+    int64_t tokens, bytes;
+} lm_score;
+
+typedef struct lm_scorer lm_scorer;
+
+/* The evaluator (built with `documents`) and `id_bytes` ([vocab]: bytes of text of each id; NULL:
+ * bytes are not counted) are borrowed.  1 <= stride <= T of the evaluator. */
+lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
+                      lm_err *e);
+void lm_scorer_free(lm_scorer *s);
+
+/* Score the targets ids[from..n), from >= 1 (0 is taken as 1: the first id has no context).  What
+ * they add to *to is there after lm_scorer_flush at the latest; *to must live until then.  Ids are
+ * below the vocabulary: LM_EFORMAT. */
+lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from, lm_score *to,
+                      lm_err *e);
+/* The same for ids [at, at + n) of a dataset, read a window at a time. */
+lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64_t n, lm_score *to,
+                             lm_err *e);
+lm_code lm_scorer_flush(lm_scorer *s, lm_err *e);
+int64_t lm_scorer_rows(const lm_scorer *s); /* rows run so far, padding included */
+
+#endif
