@@ -86,11 +86,14 @@ FUZZ_BIN := $(patsubst tests/fuzz/%.c,$B/fuzz/%,$(FUZZ_SRC))
 FUZZ_SECONDS ?= 5
 INJECT   := $B/tests/inject/inject.so
 
+# As many jobs as cores, unless the caller chose.
+JOBS := $(if $(findstring -j,$(MAKEFLAGS))$(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
+
 deps: ## install the Debian packages that the build and the tests need (only those that are missing)
 	scripts/install-deps build check
 
 check: deps ## install what is missing, build, run every test that this machine can
-	$(MAKE) all tests
+	$(MAKE) $(JOBS) all tests
 	tests/run -b $B unit cli docs fuzz lint
 
 .PHONY: tests
@@ -110,7 +113,7 @@ check-fuzz: ## run every fuzzer for FUZZ_SECONDS on its corpus
 
 ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 check-asan: ## unit and command line tests with AddressSanitizer and UBSan
-	$(MAKE) B=$B-asan CFLAGS='$(ASAN_FLAGS)' all tests
+	$(MAKE) $(JOBS) B=$B-asan CFLAGS='$(ASAN_FLAGS)' all tests
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
@@ -167,7 +170,7 @@ probe = $(shell printf '%s\n' '\#include <$1>' 'int main(void) { return 0; }' | 
 
 bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
 	scripts/install-deps build bench
-	$(MAKE) bench-build
+	$(MAKE) $(JOBS) bench-build
 	scripts/run-bench -b $B -l "$(LLMC)" $(if $T,-t $T)
 
 .PHONY: bench-build
@@ -184,7 +187,7 @@ $(BENCH_BIN): $B/bench/%: tests/bench/%.c $(BENCH_AID) $(wildcard tests/bench/*.
 CORPUS ?=
 demo: ## from raw text to a speaking model on this machine, in minutes; CORPUS='FILE ...' takes your own text
 	scripts/install-deps build demo
-	$(MAKE) all
+	$(MAKE) $(JOBS) all
 	PATH="$(abspath $B/bin):$$PATH" $(MAKE) --no-print-directory -f share/recipes/first-light.mk \
 	    SHARE="$(abspath share)" WORK="$B/first-light" $(if $(CORPUS),CORPUS="$(abspath $(CORPUS))")
 
