@@ -1,5 +1,6 @@
 /* train -- pretraining and continued training.  See man/man1/train.1. */
 #include <inttypes.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,8 @@
 #include "format/folder_run.h"
 #include "format/provenance.h"
 #include "text/tokenizer.h"
-#include "train/trainer.h"
+#include "train/report.h"
+#include "train/run.h"
 
 static struct {
     const char *resume, *val, *tensorboard;
@@ -121,7 +123,7 @@ static lm_tool tool = { .name = "train",
 /* Everything that main holds, so that there is one place that lets go of it. */
 typedef struct {
     const char *model, *data, *run; /* operands and -o, or what --resume implies */
-    char *step_dir, *train_path, *val_path;
+    char *real, *parent, *step_dir, *train_path, *val_path;
     json_t *saved, *config_json;
     lm_model_source *source;
     lm_config config;
@@ -135,6 +137,8 @@ typedef struct {
     lm_tb *tb;
     lm_trainer *trainer;
     lm_trainer_opts o;
+    int64_t from; /* checkpoint of the run's own folder that it begins with; -1: none */
+    bool made;    /* the run folder is new */
 } session;
 
 static double wall_clock(void)
@@ -146,29 +150,50 @@ static double wall_clock(void)
 
 /* ---- what is asked for ---- */
 
-/* With --resume: the checkpoint, and the options of the run for all that was not given now. */
-static lm_code take_up(session *s, lm_err *e)
+/* --resume names a run (its newest checkpoint is meant) or one checkpoint of it. */
+static lm_code find_checkpoint(session *s, lm_err *e)
 {
-    static const char *const not_kept[] = { "resume", "dry-run", "json",   "print-config",
-                                            "force",  "threads", "output", "dump-graph",
-                                            "stats",  NULL };
     char *name = NULL;
+    s->real = realpath(opt.resume, NULL);
+    if (!s->real)
+        return lm_fail(e, LM_EIO, opt.resume, NULL, "cannot open");
+    if (lm_run_step_of(lm_path_base(s->real)) >= 0) {
+        if (lm_strdup(&s->step_dir, s->real, e) || lm_strdup(&s->parent, s->real, e))
+            return e->code;
+        s->run = dirname(s->parent);
+        return LM_OK;
+    }
+    s->run = opt.resume;
     if (lm_run_latest(opt.resume, &name, e))
         return e->code;
     if (!name)
         return lm_fail(e, LM_EUSAGE, opt.resume, "start a run with train MODEL DATA -o RUN",
                        "holds no checkpoint to go on from");
-    bool itself = lm_run_step_of(lm_path_base(opt.resume)) >= 0;
-    lm_code rc = itself ? lm_asprintf(&s->step_dir, e, "%s", opt.resume)
-                        : lm_path_join(&s->step_dir, opt.resume, name, e);
+    lm_code rc = lm_path_join(&s->step_dir, opt.resume, name, e);
     lm_free(name);
-    if (rc || lm_ckpt_options(s->step_dir, &s->saved, e) ||
-        lm_options_resume(s->saved, not_kept, s->step_dir, e))
+    return rc;
+}
+
+/* With --resume: the checkpoint, and the options of the run for all that was not given now. */
+static lm_code take_up(session *s, lm_err *e)
+{
+    /* The last two belong to the old run when -o begins another. */
+    static const char *const not_kept[] = { "resume",      "dry-run", "json",     "print-config",
+                                            "force",       "threads", "output",   "dump-graph",
+                                            "stats",       "device",  "progress", "metrics",
+                                            "tensorboard", NULL };
+    static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
+    if (find_checkpoint(s, e) || lm_ckpt_options(s->step_dir, &s->saved, e))
+        return e->code;
+    if (tool.output && !lm_path_same(tool.output, s->run))
+        s->run = tool.output;
+    else
+        s->from = lm_run_step_of(lm_path_base(s->step_dir));
+    memcpy(not_kept_here, not_kept, sizeof not_kept_here - sizeof *not_kept);
+    if (lm_options_resume(s->saved, s->from < 0 ? not_kept : not_kept_here, s->step_dir, e))
         return e->code;
     s->model = s->step_dir;
-    s->run = tool.output ? tool.output : opt.resume;
-    s->data = tool.argc > 0 ? tool.argv[tool.argc - 1]
-                            : json_string_value(json_object_get(s->saved, "data"));
+    s->data = tool.argc > 0 ? tool.argv[0] : json_string_value(json_object_get(s->saved, "data"));
     if (!s->data)
         return lm_fail(e, LM_EUSAGE, s->step_dir, "name the data: train --resume RUN DATA",
                        "does not say which data it was trained on");
@@ -197,22 +222,29 @@ static lm_sched_kind schedule_kind(void)
     return (lm_sched_kind)k;
 }
 
+static lm_code find_operands(session *s, lm_err *e)
+{
+    bool plan_only = tool.dry_run || opt.dump_graph;
+    if (opt.resume && tool.argc > 1)
+        lm_misuse(&tool, tool.argv[1], "with --resume only DATA may be named",
+                  "one operand too many");
+    if (opt.resume)
+        return take_up(s, e);
+    if (tool.argc < 1 || (tool.argc < 2 && !plan_only))
+        lm_misuse(&tool, "operands", "give MODEL and DATA, or --resume RUN", "%d given", tool.argc);
+    s->model = tool.argv[0];
+    s->data = tool.argc > 1 ? tool.argv[1] : NULL;
+    s->run = tool.output;
+    if (!s->run && !plan_only)
+        lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
+    return LM_OK;
+}
+
 static lm_code gather(session *s, lm_err *e)
 {
     lm_trainer_opts *o = &s->o;
-    if (opt.resume) {
-        if (take_up(s, e))
-            return e->code;
-    } else {
-        if (tool.argc < 1 || (tool.argc < 2 && !tool.dry_run && !opt.dump_graph))
-            lm_misuse(&tool, "operands", "give MODEL and DATA, or --resume RUN", "%d given",
-                      tool.argc);
-        s->model = tool.argv[0];
-        s->data = tool.argc > 1 ? tool.argv[1] : NULL;
-        s->run = tool.output;
-        if (!s->run && !tool.dry_run && !opt.dump_graph)
-            lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
-    }
+    if (find_operands(s, e))
+        return e->code;
     *o = (lm_trainer_opts){
         .batch = opt.batch,
         .seq = opt.seq,
@@ -293,10 +325,14 @@ static lm_code find_data(session *s, lm_err *e)
 
 static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)
 {
-    if (lm_tokens_open(path, LM_TOKENS_AUTO, s->config.eos, out, e) ||
-        lm_tokens_check(*out, s->config.vocab, s->par, e) || lm_tokens_index(*out, s->par, e))
-        return e->code;
-    return LM_OK;
+    lm_feed *f = NULL; /* only to hear that the data are too short while nothing is written yet */
+    lm_code rc = lm_tokens_open(path, LM_TOKENS_AUTO, s->config.eos, out, e);
+    if (!rc)
+        rc = lm_feed_new(*out, &(lm_feed_opts){ .seq = s->o.seq }, &f, e);
+    lm_feed_free(f);
+    if (!rc)
+        rc = lm_tokens_check(*out, s->config.vocab, s->par, e);
+    return rc ? rc : lm_tokens_index(*out, s->par, e);
 }
 
 static lm_code open_data(session *s, lm_err *e)
@@ -332,21 +368,45 @@ static lm_code read_tokenizer(session *s, lm_err *e)
 
 /* ---- outputs ---- */
 
+/* The run may be resumed from another folder: what it names is kept as an absolute path. */
+static lm_code keep_path(json_t *o, const char *key, const char *path, lm_err *e)
+{
+    char *cwd = NULL, *whole = NULL;
+    lm_code rc = LM_OK;
+    if (!path)
+        return LM_OK;
+    if (!(cwd = realpath(".", NULL)))
+        return lm_fail(e, LM_EIO, ".", NULL, "cannot tell the current folder");
+    rc = lm_path_join(&whole, cwd, path, e);
+    if (!rc)
+        json_object_set_new(o, key, json_string(whole));
+    free(cwd);
+    lm_free(whole);
+    return rc;
+}
+
 /* All options, and the operands under names of their own: what --resume needs. */
 static lm_code keep_options(session *s, lm_err *e)
 {
     json_t *o = NULL;
     lm_buf text = { 0 };
-    char *data = NULL;
     lm_code rc = lm_options_save(&text, e);
     if (!rc)
         rc = lm_json_parse(text.data, text.len, "options", &o, e);
     lm_buf_fini(&text);
     if (rc)
         return rc;
-    data = realpath(s->data, NULL); /* the run may be resumed from another folder */
-    json_object_set_new(o, "data", json_string(data ? data : s->data));
-    free(data);
+    rc = keep_path(o, "data", s->data, e);
+    if (!rc)
+        rc = keep_path(o, "val", opt.val, e);
+    if (!rc)
+        rc = keep_path(o, "tensorboard", opt.tensorboard, e);
+    if (!rc && tool.metrics && strcmp(tool.metrics, "-") && strncmp(tool.metrics, "fd:", 3))
+        rc = keep_path(o, "metrics", tool.metrics, e);
+    if (rc) {
+        json_decref(o);
+        return rc;
+    }
     lm_jw w;
     lm_jw_begin(&w, &s->options, 0, e);
     lm_jw_json(&w, NULL, o);
@@ -370,32 +430,33 @@ static lm_code make_history(session *s, lm_err *e)
     return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
 }
 
+/* Would -f take away the very model that the training starts from? */
+static lm_code check_apart(const session *s, lm_err *e)
+{
+    char *model = realpath(s->model, NULL), *run = realpath(s->run, NULL);
+    size_t n = run ? strlen(run) : 0;
+    bool inside =
+        model && run && !strncmp(model, run, n) && (model[n] == '/' || model[n] == 0 || n == 1);
+    free(model);
+    free(run);
+    return inside && s->from < 0
+               ? lm_fail(e, LM_EUSAGE, s->run, "choose another folder for the run",
+                         "is the folder that %s comes from", s->model)
+               : LM_OK;
+}
+
+/* Nothing is lost and next to nothing written before all else is known to be well. */
 static lm_code open_run(session *s, lm_err *e)
 {
-    char *latest = NULL;
-    lm_code rc = LM_OK;
-    if (lm_path_exists(s->run) && lm_path_is_dir(s->run))
-        rc = lm_run_latest(s->run, &latest, e);
-    else if (lm_path_exists(s->run))
-        rc = lm_fail(e, LM_EUSAGE, s->run, "choose another name", "is a file, not a folder");
-    bool another = opt.resume && !lm_path_same(s->run, opt.resume);
-    if (!rc && latest && (!opt.resume || another) && lm_run_step_of(lm_path_base(s->model)) < 0) {
-        if (tool.force)
-            rc = lm_rm_rf(s->run, e);
-        else
-            rc = lm_fail(e, LM_EUSAGE, s->run,
-                         "go on with --resume, choose another folder, or overwrite with -f",
-                         "holds a run already (%s)", latest);
-    }
-    lm_free(latest);
-    if (!rc)
-        rc = lm_mkdir_p(s->run, e);
-    return rc ? rc : lm_run_sweep(s->run, e);
+    if (check_apart(s, e) || lm_run_check(s->run, s->from, tool.force, e))
+        return e->code;
+    s->made = !lm_path_exists(s->run);
+    return lm_mkdir_p(s->run, e);
 }
 
 static lm_code open_reports(session *s, lm_err *e)
 {
-    lm_metrics_mode mode = opt.resume   ? LM_METRICS_APPEND
+    lm_metrics_mode mode = s->from >= 0 ? LM_METRICS_APPEND
                            : tool.force ? LM_METRICS_REPLACE
                                         : LM_METRICS_NEW;
     if (tool.metrics && lm_metrics_open(tool.metrics, mode, &tool.sink, &s->metrics, e))
@@ -415,44 +476,20 @@ static lm_code open_reports(session *s, lm_err *e)
 
 /* ---- plans and summaries ---- */
 
+/* Print what a library call laid out. */
+static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
+{
+    if (!rc)
+        printf("%s%s", text->data, end);
+    lm_buf_fini(text);
+    return rc;
+}
+
 static lm_code print_plan(const lm_memory_plan *p, lm_err *e)
 {
     lm_buf text = { 0 };
-    lm_jw w;
-    char size[32];
-    if (!tool.json) {
-        for (int i = 0; i < p->n_rows; i++)
-            printf("%-26s %12s\n", p->row[i].name, lm_show_bytes(p->row[i].bytes, size));
-        printf("%-26s %12s\n", "total", lm_show_bytes(p->total, size));
-        printf("parameters %" PRId64 ", tokens a step %" PRId64
-               ", FLOP a token %.4g, a step %.4g\n",
-               p->params, p->tokens_per_step, p->flops_per_token,
-               p->flops_per_token * (double)p->tokens_per_step);
-        return LM_OK;
-    }
-    lm_jw_begin(&w, &text, 2, e);
-    lm_jw_obj(&w, NULL);
-    lm_jw_int(&w, "parameters", p->params);
-    lm_jw_int(&w, "matmul_parameters", p->matmul_params);
-    lm_jw_obj(&w, "memory");
-    for (int i = 0; i < p->n_rows; i++)
-        lm_jw_int(&w, p->row[i].name, (int64_t)p->row[i].bytes);
-    lm_jw_close_obj(&w);
-    lm_jw_int(&w, "memory_total", (int64_t)p->total);
-    lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
-    lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
-    lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
-    lm_jw_f64(&w, "flops_per_step", p->flops_per_token * (double)p->tokens_per_step);
-    lm_jw_obj(&w, "graph_flops_per_micro_batch");
-    for (int i = 0; i < LM_PHASE_COUNT; i++)
-        lm_jw_f64(&w, lm_phase_name((lm_phase)i), p->graph_flops[i]);
-    lm_jw_close_obj(&w);
-    lm_jw_close_obj(&w);
-    lm_code rc = lm_jw_end(&w);
-    if (!rc)
-        puts(text.data);
-    lm_buf_fini(&text);
-    return rc;
+    return tool.json ? print_text(lm_memory_plan_json(p, &text, e), &text, "\n")
+                     : print_text(lm_memory_plan_table(p, &text, e), &text, "");
 }
 
 static lm_code dump_graph(session *s, lm_err *e)
@@ -468,11 +505,8 @@ static lm_code dump_graph(session *s, lm_err *e)
     lm_code rc = lm_model_build(&s->config, &b, &m, e);
     if (!rc)
         rc = lm_graph_dump(m->graph, &text, e);
-    if (!rc)
-        fputs(text.data, stdout);
-    lm_buf_fini(&text);
     lm_model_free(m);
-    return rc;
+    return print_text(rc, &text, "");
 }
 
 static void print_stats(session *s)
@@ -488,62 +522,9 @@ static void print_stats(session *s)
                line[i].seconds, line[i].flops / line[i].seconds * 1e-9);
 }
 
-static void report_end(session *s, const lm_train_result *r, const char *status)
+static void say_result(const lm_train_result *r, const char *status)
 {
-    lm_err ignored = { 0 };
-    lm_metrics *m = s->metrics;
-    lm_metrics_begin(m, "end");
-    lm_metrics_str(m, "status", status);
-    lm_metrics_int(m, "step", r->step);
-    lm_metrics_f32(m, "seconds", r->seconds);
-    lm_metrics_f32(m, "seconds_data", r->seconds_data);
-    lm_metrics_f32(m, "seconds_forward", r->seconds_forward);
-    lm_metrics_f32(m, "seconds_backward", r->seconds_backward);
-    lm_metrics_f32(m, "seconds_optimizer", r->seconds_optimizer);
-    lm_metrics_f32(m, "seconds_eval", r->seconds_eval);
-    lm_metrics_f32(m, "seconds_checkpoint", r->seconds_checkpoint);
-    lm_metrics_f32(m, "tokens_per_second", r->tokens_per_second);
-    if (r->mfu > 0)
-        lm_metrics_f32(m, "mfu", r->mfu);
-    lm_metrics_int(m, "peak_memory_bytes", (int64_t)lm_rss_peak());
-    lm_metrics_end(m, &ignored);
-}
-
-static lm_code print_result(const lm_train_result *r, const char *status, lm_err *e)
-{
-    lm_buf text = { 0 };
-    lm_jw w;
-    lm_jw_begin(&w, &text, 0, e);
-    lm_jw_obj(&w, NULL);
-    lm_jw_str(&w, "status", status);
-    lm_jw_int(&w, "step", r->step);
-    lm_jw_f64(&w, "loss", r->loss);
-    lm_jw_f64(&w, "val_loss", r->val_loss);
-    lm_jw_f64(&w, "seconds", r->seconds);
-    lm_jw_f64(&w, "tokens_per_second", r->tokens_per_second);
-    lm_jw_f64(&w, "mfu", r->mfu);
-    lm_jw_int(&w, "peak_memory_bytes", (int64_t)lm_rss_peak());
-    lm_jw_close_obj(&w);
-    lm_code rc = lm_jw_end(&w);
-    if (!rc)
-        puts(text.data);
-    lm_buf_fini(&text);
-    return rc;
-}
-
-static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_err *e)
-{
-    static const char *const ends[] = { "done", "stopped", "converged" };
-    const char *status = rc == LM_ENUMERIC ? "nan" : rc ? "failed" : ends[r->end];
     char tokens[32], share[32] = "", memory[32];
-    report_end(s, r, status);
-    if (rc)
-        return rc;
-    if (!r->steps_run) {
-        lm_say(&tool, LM_LOG_WARN, "%s is at step %" PRId64 " already: nothing to do", s->run,
-               r->step);
-        return tool.json ? print_result(r, status, e) : LM_OK;
-    }
     if (r->mfu > 0)
         snprintf(share, sizeof share, " (%.0f %% of the peak)", 100 * r->mfu);
     lm_say(&tool, LM_LOG_WARN,
@@ -551,9 +532,27 @@ static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_er
            "tokens/s%s, peak memory %s",
            status, r->step, r->loss, lm_show_count((double)r->tokens, tokens), r->seconds,
            r->tokens_per_second, share, lm_show_bytes((double)lm_rss_peak(), memory));
-    if (opt.stats)
+}
+
+static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_err *e)
+{
+    const char *status = lm_train_status(r, rc);
+    lm_buf text = { 0 };
+    lm_err second = { 0 };
+    if (lm_train_report_end(s->metrics, r, status, &second) && !rc) {
+        *e = second;
+        rc = second.code;
+    }
+    if (rc)
+        return rc;
+    if (r->steps_run)
+        say_result(r, status);
+    else
+        lm_say(&tool, LM_LOG_WARN, "%s is at step %" PRId64 " already: nothing to do", s->run,
+               r->step);
+    if (opt.stats && r->steps_run)
         print_stats(s);
-    return tool.json ? print_result(r, status, e) : LM_OK;
+    return tool.json ? print_text(lm_train_result_json(r, status, &text, e), &text, "\n") : LM_OK;
 }
 
 /* ---- the work ---- */
@@ -572,11 +571,16 @@ static lm_code prepare(session *s, lm_err *e)
     return LM_OK;
 }
 
-static lm_code open_all(session *s, lm_err *e)
+static lm_code open_inputs(session *s, lm_err *e)
 {
     if (lm_model_source_open(s->model, &s->source, e) || open_data(s, e) || read_tokenizer(s, e) ||
-        keep_options(s, e) || make_history(s, e) || open_run(s, e) || open_reports(s, e))
+        keep_options(s, e) || make_history(s, e))
         return e->code;
+    return LM_OK;
+}
+
+static lm_code train(session *s, lm_train_result *r, lm_err *e)
+{
     lm_trainer_io io = { .config = &s->config,
                          .weights = s->source,
                          .resume = s->step_dir,
@@ -593,25 +597,27 @@ static lm_code open_all(session *s, lm_err *e)
                          .wall_clock = wall_clock,
                          .id_bytes = s->id_bytes,
                          .sink = &tool.sink };
-    return lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e);
+    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
+        lm_run_claim(s->run, s->from, e) || lm_trainer_run(s->trainer, r, e))
+        return e->code;
+    return LM_OK;
 }
 
 static lm_code work(session *s, lm_err *e)
 {
     lm_memory_plan plan;
-    lm_train_result r;
+    lm_train_result r = { .loss = NAN, .val_loss = NAN };
     if (prepare(s, e))
         return e->code;
     if (opt.dump_graph)
         return dump_graph(s, e);
-    if (tool.dry_run)
-        return lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->backend, &plan, e)
-                   ? e->code
-                   : print_plan(&plan, e);
-    if (open_all(s, e))
+    if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->backend, &plan, e))
         return e->code;
-    lm_code rc = lm_trainer_run(s->trainer, &r, e);
-    return summarise(s, &r, rc, e);
+    if (tool.dry_run)
+        return print_plan(&plan, e);
+    if (open_inputs(s, e) || open_run(s, e) || open_reports(s, e))
+        return e->code;
+    return summarise(s, &r, train(s, &r, e), e);
 }
 
 static void let_go(session *s, lm_err *e)
@@ -620,6 +626,8 @@ static void let_go(session *s, lm_err *e)
     lm_metrics_close(s->metrics, e);
     if (s->tb)
         lm_tb_close(s->tb, e);
+    if (e->code && s->made)
+        remove(s->run); /* only when nothing is in it */
     lm_model_source_close(s->source);
     lm_config_fini(&s->config);
     json_decref(s->config_json);
@@ -631,6 +639,8 @@ static void let_go(session *s, lm_err *e)
     lm_buf_fini(&s->history);
     lm_backend_close(s->backend);
     lm_par_free(s->par);
+    free(s->real);
+    lm_free(s->parent);
     lm_free(s->step_dir);
     lm_free(s->train_path);
     lm_free(s->val_path);
@@ -638,7 +648,7 @@ static void let_go(session *s, lm_err *e)
 
 int main(int argc, char **argv)
 {
-    session s = { 0 };
+    session s = { .from = -1 };
     lm_err e = { 0 };
     lm_begin(&tool, argc, argv);
     work(&s, &e);

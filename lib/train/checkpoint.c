@@ -19,9 +19,9 @@ struct lm_ckpt {
     pthread_cond_t change;
     bool copied, done; /* under lock */
     lm_err err;        /* of the thread; read after it is done */
-    lm_train_state
-        s; /* the numbers at the time of lm_ckpt_begin, and pointers to the live blocks */
-    char *last;
+    /* The numbers at the time of lm_ckpt_begin, and pointers to the live blocks. */
+    lm_train_state s;
+    char *last; /* belongs to the thread while one runs */
 };
 
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e)
@@ -67,11 +67,15 @@ static lm_code write_states(const lm_train_state *s, const char *path, lm_err *e
     for (int k = 0; !rc && k < s->n_states; k++)
         for (int i = 0; !rc && i < m->n_slices; i++) {
             size_t n = (size_t)lm_st_next(w)->count;
-            rc = lm_grow(&tmp, &room, n, sizeof *tmp, "a tensor", e);
-            if (rc)
-                break;
-            lm_slice_get(m, i, s->state[k], tmp);
-            rc = lm_st_write(w, tmp, n * sizeof *tmp, e);
+            const float *data = lm_slice_view(m, i, s->state[k]);
+            if (!data) {
+                rc = lm_grow(&tmp, &room, n, sizeof *tmp, "a tensor", e);
+                if (rc)
+                    break;
+                lm_slice_get(m, i, s->state[k], tmp);
+                data = tmp;
+            }
+            rc = lm_st_write(w, data, n * sizeof *data, e);
         }
     if (!rc)
         rc = lm_st_commit(w, e);
@@ -104,6 +108,7 @@ static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
     lm_jw_f64(&w, "seconds", s->seconds);
     lm_jw_f64(&w, "best_loss", s->best_loss);
     lm_jw_int(&w, "bad_evals", s->bad_evals);
+    lm_jw_int(&w, "evaluated", s->evaluated);
     if (options)
         lm_jw_json(&w, "options", options);
     if (history)
@@ -163,9 +168,7 @@ static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
     lm_run_step_name(c->s.step, name);
     if (lm_path_join(&dir, c->o.run_dir, name, e))
         return e->code;
-    lm_code rc = LM_OK;
-    if (!lm_path_exists(dir))
-        rc = write_folder(c, dir, e);
+    lm_code rc = write_folder(c, dir, e);
     if (!rc)
         rc = lm_run_publish(c->o.run_dir, name, e);
     if (!rc && c->o.keep > 0)
@@ -233,9 +236,14 @@ lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e)
     return wait_for(c, &c->done, e);
 }
 
+bool lm_ckpt_busy(const lm_ckpt *c)
+{
+    return c->running;
+}
+
 const char *lm_ckpt_last(const lm_ckpt *c)
 {
-    return c->last;
+    return c->running ? NULL : c->last;
 }
 
 void lm_ckpt_free(lm_ckpt *c)
@@ -271,6 +279,11 @@ static lm_code load_states(const char *path, lm_train_state *s, lm_err *e)
                              "tensor \"%s\" is missing or of another shape", name);
                 break;
             }
+            float *data = lm_slice_view(m, i, s->state[k]);
+            if (data) {
+                rc = lm_st_load(st, t, LM_DTYPE_F32, data, e);
+                continue;
+            }
             rc = lm_grow(&tmp, &room, (size_t)t->count, sizeof *tmp, "a tensor", e);
             if (!rc)
                 rc = lm_st_load(st, t, LM_DTYPE_F32, tmp, e);
@@ -296,7 +309,8 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
                    lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
                    lm_json_f64_or(o, "seconds", 0, &s->seconds, where, e) ||
                    lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||
-                   lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e)
+                   lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e) ||
+                   lm_json_i64_or(o, "evaluated", -1, -1, most, &s->evaluated, where, e)
                ? e->code
                : LM_OK;
 }

@@ -14,6 +14,19 @@ static void row(lm_memory_plan *p, const char *name, double bytes)
 /* The program itself: code, libraries, graph, buffers of files.  Measured on small models. */
 static const double process_bytes = 14.0 * (1 << 20);
 
+/* A checkpoint goes out straight from the blocks, but for the tensors that lie transposed in them:
+ * those pass through a buffer. */
+static double checkpoint_bytes(const lm_model *m)
+{
+    double most = 0;
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        double n = s->transposed ? (double)(s->dim[0] * s->dim[1]) : 0;
+        most = n > most ? n : most;
+    }
+    return most * sizeof(float);
+}
+
 lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
                      const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
                      lm_memory_plan *out, lm_err *e)
@@ -45,6 +58,7 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
     row(out, "batches", (double)(rows * 4 * 4 * (accumulate + (eval ? 1 : 0))));
     row(out, "rotary table",
         (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1));
+    row(out, "checkpoint buffer", checkpoint_bytes(train));
     row(out, "program", process_bytes);
     out->params = lm_config_params(&train->config);
     out->matmul_params = lm_config_matmul_params(&train->config);

@@ -20,6 +20,7 @@ lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *opt
     s->optim = optim;
     s->backend = b;
     s->best_loss = INFINITY;
+    s->evaluated = -1;
     s->block_bytes = (size_t)m->block * sizeof(float);
     s->norm_bytes = lm_sumsq_work(b, m->block);
     s->n_states = optim ? optim->states(h) : 0;

@@ -29,6 +29,7 @@ typedef struct {
     double seconds;       /* spent training, over all resumes */
     double best_loss;     /* of validation; early stopping */
     int64_t bad_evals;
+    int64_t evaluated; /* step of the last whole evaluation; -1: none */
 } lm_train_state;
 
 /* Allocate for `m` (which fixes the layout).  grads: false for evaluation only. */
@@ -49,13 +50,15 @@ typedef struct {
 typedef struct lm_ckpt lm_ckpt;
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e);
 /* Begin writing the state as run/step-NNNNNN in the background (waits for an earlier one first).
- * Nothing happens when that folder is there already. */
+ * Fails later, through the waits, when something of that name is there already. */
 lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e);
 /* Until the blocks may change again; and until the checkpoint is on disk, published and old ones
  * are pruned. Both return its failure. */
 lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e);
 lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e);
-/* Path of the last whole checkpoint of this process; NULL before the first. */
+/* Is one under way whose end no wait has seen yet?  (Waits see the end, busy alone does not.) */
+bool lm_ckpt_busy(const lm_ckpt *c);
+/* Path of the last whole checkpoint of this process; NULL before the first, and while busy. */
 const char *lm_ckpt_last(const lm_ckpt *c);
 void lm_ckpt_free(lm_ckpt *c); /* waits */
 

@@ -7,9 +7,11 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "format/folder_run.h"
 #include "train/flat.h"
 #include "train/monitor.h"
 
@@ -31,6 +33,7 @@ struct lm_trainer {
 
     lm_train_result r;
     double started, last_save;
+    int64_t saved, saving; /* step of the last checkpoint, of the one without a record; -1: none */
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
 
@@ -221,13 +224,18 @@ static lm_code forward_backward(lm_trainer *t, int64_t valid, double *loss, lm_e
     return LM_OK;
 }
 
-static lm_code numeric_stop(const lm_trainer *t, const char *what, double value, lm_err *e)
+static lm_code numeric_stop(lm_trainer *t, const char *what, double value, lm_err *e)
 {
-    const char *last = t->ckpt ? lm_ckpt_last(t->ckpt) : NULL;
-    char todo[200];
-    snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and resume from %s",
-             last ? last : "the start");
-    char where[64];
+    const char *last = NULL;
+    char todo[200], where[64];
+    if (t->ckpt && lm_ckpt_wait(t->ckpt, e))
+        return e->code;
+    if (t->ckpt)
+        last = lm_ckpt_last(t->ckpt);
+    if (!last)
+        last = t->io.resume;
+    snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%s",
+             last ? "resume from " : "begin anew", last ? last : "");
     snprintf(where, sizeof where, "step %" PRId64, t->s.step + 1);
     return lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what,
                    isnan(value) ? "not a number" : "infinite");
@@ -381,6 +389,7 @@ static lm_code validate(lm_trainer *t, bool *stop, lm_err *e)
     if (!sum.tokens || lm_stopping())
         return LM_OK;
     double loss = t->r.val_loss = sum.nll / (double)sum.tokens;
+    t->s.evaluated = t->s.step;
     lm_log(t->io.sink, LM_LOG_INFO, "step %" PRId64 ": validation loss %.4f", t->s.step, loss);
     lm_metrics_begin(m, "eval");
     lm_metrics_int(m, "step", t->s.step);
@@ -405,19 +414,36 @@ static lm_code validate(lm_trainer *t, bool *stop, lm_err *e)
     return LM_OK;
 }
 
+/* The record of a checkpoint that is whole by now. */
+static lm_code report_saved(lm_trainer *t, lm_err *e)
+{
+    lm_metrics *m = t->io.metrics;
+    if (t->saving < 0 || lm_ckpt_busy(t->ckpt))
+        return LM_OK;
+    lm_metrics_begin(m, "checkpoint");
+    lm_metrics_int(m, "step", t->saving);
+    lm_metrics_str(m, "path", lm_ckpt_last(t->ckpt));
+    t->saving = -1;
+    return lm_metrics_end(m, e);
+}
+
+/* Begin a checkpoint.  It never holds a weight that is not finite: the last step's update is looked
+ * at here, since no loss will. */
 static lm_code save(lm_trainer *t, lm_err *e)
 {
-    double began = lm_now();
+    double began = lm_now(), norm;
     if (!t->ckpt)
         return LM_OK;
-    if (lm_ckpt_begin(t->ckpt, &t->s, e))
+    if (lm_sumsq(t->b, t->s.param, t->model->block, t->s.norm_work, &norm, e))
         return e->code;
+    if (!isfinite(norm))
+        return numeric_stop(t, "norm of the weights", norm, e);
+    if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || lm_ckpt_begin(t->ckpt, &t->s, e))
+        return e->code;
+    t->saving = t->saved = t->s.step;
     t->last_save = lm_now();
     t->r.seconds_checkpoint += t->last_save - began;
-    lm_metrics_begin(t->io.metrics, "checkpoint");
-    lm_metrics_int(t->io.metrics, "step", t->s.step);
-    lm_metrics_int(t->io.metrics, "tokens", t->s.tokens);
-    return lm_metrics_end(t->io.metrics, e);
+    return LM_OK;
 }
 
 static bool time_to_save(const lm_trainer *t)
@@ -427,25 +453,46 @@ static bool time_to_save(const lm_trainer *t)
     return t->o.save_seconds > 0 && lm_now() - t->last_save >= t->o.save_seconds;
 }
 
+static bool time_to_validate(const lm_trainer *t)
+{
+    return t->val_feed && t->s.evaluated != t->s.step &&
+           (t->s.step % t->o.eval_every == 0 || t->s.step == t->o.steps);
+}
+
 static lm_code loop(lm_trainer *t, lm_err *e)
 {
     bool stop = false;
-    int64_t saved = t->io.resume ? t->s.step : -1;
+    /* A signal may have cut the last evaluation before the resume short. */
+    if (t->io.resume && time_to_validate(t) && validate(t, &stop, e))
+        return e->code;
     while (t->s.step < t->o.steps && !lm_stopping() && !stop) {
         step_info i = { 0 };
-        if (train_step(t, &i, e) || report_step(t, &i, e))
+        if (train_step(t, &i, e) || report_step(t, &i, e) || report_saved(t, e))
             return e->code;
-        if (t->val_feed && (t->s.step % t->o.eval_every == 0 || t->s.step == t->o.steps) &&
-            validate(t, &stop, e))
+        if (time_to_validate(t) && validate(t, &stop, e))
             return e->code;
-        if (lm_poked() || time_to_save(t)) {
-            if (save(t, e))
-                return e->code;
-            saved = t->s.step;
-        }
+        if ((lm_poked() || time_to_save(t)) && save(t, e))
+            return e->code;
     }
     t->r.end = lm_stopping() ? LM_TRAIN_STOPPED : stop ? LM_TRAIN_CONVERGED : LM_TRAIN_DONE;
-    return saved == t->s.step ? LM_OK : save(t, e);
+    if (t->saved == t->s.step || (t->r.end == LM_TRAIN_STOPPED && !t->r.steps_run))
+        return LM_OK;
+    return save(t, e);
+}
+
+/* Is the state that the run begins with a checkpoint of this very run? */
+static lm_code find_saved(lm_trainer *t, lm_err *e)
+{
+    char name[32], *path = NULL;
+    t->saved = t->saving = -1;
+    if (!t->io.resume || !t->ckpt)
+        return LM_OK;
+    if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
+        return e->code;
+    if (lm_path_same(path, t->io.resume))
+        t->saved = t->s.step;
+    lm_free(path);
+    return LM_OK;
 }
 
 static void sum_up(lm_trainer *t)
@@ -469,11 +516,13 @@ static void sum_up(lm_trainer *t)
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
 {
     t->started = t->last_save = lm_now();
-    lm_code rc = loop(t, e);
+    lm_code rc = find_saved(t, e);
+    if (!rc)
+        rc = loop(t, e);
     double began = lm_now();
     if (t->ckpt) {
         lm_err second = { 0 };
-        if (lm_ckpt_wait(t->ckpt, &second) && !rc) {
+        if ((lm_ckpt_wait(t->ckpt, &second) || report_saved(t, &second)) && !rc) {
             *e = second;
             rc = second.code;
         }

@@ -1,0 +1,93 @@
+/* report.c -- numbers about a training, laid out. */
+#include "train/report.h"
+
+#include <inttypes.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+
+lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 2, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_int(&w, "parameters", p->params);
+    lm_jw_int(&w, "matmul_parameters", p->matmul_params);
+    lm_jw_obj(&w, "memory");
+    for (int i = 0; i < p->n_rows; i++)
+        lm_jw_int(&w, p->row[i].name, (int64_t)p->row[i].bytes);
+    lm_jw_close_obj(&w);
+    lm_jw_int(&w, "memory_total", (int64_t)p->total);
+    lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
+    lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
+    lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
+    lm_jw_f64(&w, "flops_per_step", p->flops_per_token * (double)p->tokens_per_step);
+    lm_jw_obj(&w, "graph_flops_per_micro_batch");
+    for (int i = 0; i < LM_PHASE_COUNT; i++)
+        lm_jw_f64(&w, lm_phase_name((lm_phase)i), p->graph_flops[i]);
+    lm_jw_close_obj(&w);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e)
+{
+    char size[32];
+    lm_code rc = LM_OK;
+    for (int i = 0; !rc && i < p->n_rows; i++)
+        rc = lm_buf_addf(out, e, "%-26s %12s\n", p->row[i].name,
+                         lm_show_bytes(p->row[i].bytes, size));
+    if (!rc)
+        rc = lm_buf_addf(out, e, "%-26s %12s\n", "total", lm_show_bytes(p->total, size));
+    if (!rc)
+        rc = lm_buf_addf(out, e,
+                         "parameters %" PRId64 ", tokens a step %" PRId64
+                         ", FLOP a token %.4g, a step %.4g\n",
+                         p->params, p->tokens_per_step, p->flops_per_token,
+                         p->flops_per_token * (double)p->tokens_per_step);
+    return rc;
+}
+
+const char *lm_train_status(const lm_train_result *r, lm_code rc)
+{
+    static const char *const ends[] = { "done", "stopped", "converged" };
+    return rc == LM_ENUMERIC ? "nan" : rc ? "failed" : ends[r->end];
+}
+
+lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "status", status);
+    lm_jw_int(&w, "step", r->step);
+    lm_jw_int(&w, "tokens", r->tokens);
+    lm_jw_f64(&w, "loss", r->loss);
+    lm_jw_f64(&w, "val_loss", r->val_loss);
+    lm_jw_f64(&w, "seconds", r->seconds);
+    lm_jw_f64(&w, "tokens_per_second", r->tokens_per_second);
+    lm_jw_f64(&w, "mfu", r->mfu);
+    lm_jw_int(&w, "peak_memory_bytes", (int64_t)lm_rss_peak());
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+lm_code lm_train_report_end(lm_metrics *m, const lm_train_result *r, const char *status, lm_err *e)
+{
+    lm_metrics_begin(m, "end");
+    lm_metrics_str(m, "status", status);
+    lm_metrics_int(m, "step", r->step);
+    lm_metrics_f32(m, "seconds", r->seconds);
+    lm_metrics_f32(m, "seconds_data", r->seconds_data);
+    lm_metrics_f32(m, "seconds_forward", r->seconds_forward);
+    lm_metrics_f32(m, "seconds_backward", r->seconds_backward);
+    lm_metrics_f32(m, "seconds_optimizer", r->seconds_optimizer);
+    lm_metrics_f32(m, "seconds_eval", r->seconds_eval);
+    lm_metrics_f32(m, "seconds_checkpoint", r->seconds_checkpoint);
+    lm_metrics_f32(m, "tokens_per_second", r->tokens_per_second);
+    if (r->mfu > 0)
+        lm_metrics_f32(m, "mfu", r->mfu);
+    lm_metrics_int(m, "peak_memory_bytes", (int64_t)lm_rss_peak());
+    return lm_metrics_end(m, e);
+}

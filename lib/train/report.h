@@ -1,0 +1,18 @@
+/* report.h -- a memory plan and the outcome of a training as JSON and as metrics. */
+#ifndef LM_TRAIN_REPORT_H
+#define LM_TRAIN_REPORT_H
+
+#include "train/trainer.h"
+
+/* The plan as one JSON object over several lines, or as a table, appended to `out`. */
+lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e);
+lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e);
+
+/* "done", "stopped", "converged"; "nan" and "failed" for a failure. */
+const char *lm_train_status(const lm_train_result *r, lm_code rc);
+/* One line of JSON, without the newline. */
+lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e);
+/* The "end" record; nothing when m is NULL. */
+lm_code lm_train_report_end(lm_metrics *m, const lm_train_result *r, const char *status, lm_err *e);
+
+#endif

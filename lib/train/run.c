@@ -1,0 +1,159 @@
+/* run.c -- a run folder before the first step. */
+#include "train/run.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/folder.h"
+#include "format/folder_run.h"
+
+static lm_code path_in(char **out, const char *run, const char *a, const char *b, lm_err *e)
+{
+    return lm_asprintf(out, e, "%s/%s%s%s", run, a, b ? "/" : "", b ? b : "");
+}
+
+/* A link of ours: `latest` to a checkpoint's name, any other into latest/. */
+static bool is_our_link(const char *path, const char *name)
+{
+    char target[512];
+    ssize_t n = readlink(path, target, sizeof target - 1);
+    if (n < 0)
+        return false;
+    target[n] = 0;
+    return strcmp(name, "latest") ? !strncmp(target, "latest/", 7) : lm_run_step_of(target) >= 0;
+}
+
+/* Would a link or a checkpoint of this run take this name? */
+static bool is_wanted(const char *name)
+{
+    size_t n = strlen(name);
+    if (!strcmp(name, "latest") || !strcmp(name, "config.json") || lm_run_step_of(name) >= 0 ||
+        (n > 12 && !strcmp(name + n - 12, ".safetensors")))
+        return true;
+    for (const char *const *t = lm_tokenizer_files; *t; t++)
+        if (!strcmp(*t, name))
+            return true;
+    return false;
+}
+
+/* *step: of the checkpoint `name`, -1 when it is none. */
+static lm_code checkpoint_step(const char *run, const char *name, int64_t *step, lm_err *e)
+{
+    char *state = NULL;
+    *step = lm_run_step_of(name);
+    if (*step < 0)
+        return LM_OK;
+    lm_code rc = path_in(&state, run, name, "state.json", e);
+    if (!rc && !lm_path_exists(state))
+        *step = -1;
+    lm_free(state);
+    return rc;
+}
+
+static lm_code check_name(const char *run, const char *name, int64_t from, bool force, lm_err *e)
+{
+    char *path = NULL;
+    int64_t step;
+    lm_code rc = checkpoint_step(run, name, &step, e);
+    if (rc)
+        return rc;
+    if (step >= 0) {
+        if (step <= from || force)
+            return LM_OK;
+        return from < 0 ? lm_fail(e, LM_EUSAGE, run,
+                                  "go on with --resume, choose another folder, or replace the run "
+                                  "with -f",
+                                  "holds a run already (%s)", name)
+                        : lm_fail(e, LM_EUSAGE, run,
+                                  "begin another run with -o, or give up the later checkpoints "
+                                  "with -f",
+                                  "the run has gone further (%s)", name);
+    }
+    rc = path_in(&path, run, name, NULL, e);
+    if (!rc && is_wanted(name) && !is_our_link(path, name))
+        rc = lm_fail(e, LM_EUSAGE, path, "choose another folder for the run",
+                     "stands where the run would put its own");
+    lm_free(path);
+    return rc;
+}
+
+lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e)
+{
+    char **names = NULL;
+    size_t n = 0;
+    if (!lm_path_exists(run))
+        return LM_OK;
+    if (!lm_path_is_dir(run))
+        return lm_fail(e, LM_EUSAGE, run, "choose another name", "is a file, not a folder");
+    lm_code rc = lm_dir_list(run, &names, &n, e);
+    for (size_t i = n; !rc && i-- > 0;) /* newest first: that one is named */
+        rc = check_name(run, names[i], from, force, e);
+    lm_names_free(names, n);
+    if (!rc && access(run, W_OK | X_OK))
+        rc = lm_fail(e, LM_EIO, run, NULL, "cannot write into the folder");
+    return rc;
+}
+
+/* Links go before checkpoints: what is cut short in between is still no run that lies. */
+static lm_code remove_links(const char *run, char **names, size_t n, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *path = NULL;
+        rc = path_in(&path, run, names[i], NULL, e);
+        if (!rc && is_our_link(path, names[i]) && unlink(path))
+            rc = lm_fail(e, LM_EIO, path, NULL, "cannot remove the link");
+        lm_free(path);
+    }
+    return rc;
+}
+
+/* Renamed first: what a kill leaves behind is a temporary, which the next run sweeps. */
+static lm_code remove_checkpoint(const char *run, const char *name, lm_err *e)
+{
+    char *dir = NULL, *temp = NULL;
+    lm_code rc = path_in(&dir, run, name, NULL, e);
+    if (!rc)
+        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%ld", run, name, (long)getpid());
+    if (!rc && rename(dir, temp))
+        rc = lm_fail(e, LM_EIO, dir, NULL, "cannot remove");
+    if (!rc)
+        rc = lm_rm_rf(temp, e);
+    lm_free(dir);
+    lm_free(temp);
+    return rc;
+}
+
+static lm_code remove_after(const char *run, int64_t from, lm_err *e)
+{
+    char **names = NULL, keep[32];
+    size_t n = 0;
+    bool any = false;
+    lm_code rc = lm_dir_list(run, &names, &n, e);
+    for (int pass = 0; !rc && pass < 2; pass++) {
+        for (size_t i = 0; !rc && i < n; i++) {
+            int64_t step;
+            rc = checkpoint_step(run, names[i], &step, e);
+            if (rc || step <= from)
+                continue;
+            any = true;
+            if (pass)
+                rc = remove_checkpoint(run, names[i], e);
+        }
+        if (!rc && !pass && any)
+            rc = from < 0 ? remove_links(run, names, n, e)
+                          : lm_run_publish(run, lm_run_step_name(from, keep), e);
+    }
+    lm_names_free(names, n);
+    return rc;
+}
+
+lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
+{
+    if (lm_mkdir_p(run, e) || lm_run_sweep(run, e) || remove_after(run, from, e))
+        return e->code;
+    return LM_OK;
+}
