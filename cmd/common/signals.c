@@ -1,17 +1,30 @@
-/* signals.c -- handlers only set flags; a second SIGINT or SIGTERM ends the tool at once. */
+/* signals.c -- the first SIGINT, SIGTERM or SIGHUP sets a flag, and the tool ends in its own time;
+ * a second one, and the loss of the reader, end it at once.  No way out leaves a temporary. */
 #include <signal.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/stop.h"
 #include "common/frame.h"
 
+static void end_at_once(int sig)
+{
+    sigset_t one;
+
+    lm_out_drop_last();
+    signal(sig, SIG_DFL);
+    raise(sig);
+    sigemptyset(&one); /* handlers run with all signals blocked: let this one through */
+    sigaddset(&one, sig);
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+}
+
 static void on_stop(int sig)
 {
-    if (lm_stop_signal()) {
-        signal(sig, SIG_DFL);
-        raise(sig);
-    }
-    lm_stop_request(sig);
+    if (lm_stop_signal())
+        end_at_once(sig);
+    else
+        lm_stop_request(sig);
 }
 
 static void on_poke(int sig)
@@ -30,6 +43,7 @@ static void handle(int sig, void (*fn)(int), int flags)
     memset(&a, 0, sizeof a);
     a.sa_handler = fn;
     a.sa_flags = flags;
+    sigfillset(&a.sa_mask);
     sigaction(sig, &a, NULL);
 }
 
@@ -38,10 +52,11 @@ void lm_signals_init(const lm_tool *t)
     /* A read that waits for input must end with the signal (no SA_RESTART); writes are repeated. */
     handle(SIGINT, on_stop, 0);
     handle(SIGTERM, on_stop, 0);
-    if (t->lasting) {
+    handle(SIGHUP, on_stop, 0);
+    handle(SIGXFSZ, SIG_IGN, 0); /* a limit on file sizes is a write that fails (EFBIG) */
+    handle(SIGPIPE, t->lasting ? SIG_IGN : end_at_once, 0);
+    if (t->lasting)
         handle(SIGUSR1, on_poke, SA_RESTART);
-        handle(SIGPIPE, SIG_IGN, 0);
-    }
 }
 
 void lm_signal_raise(void)

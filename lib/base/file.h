@@ -44,7 +44,10 @@ lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e)
 const char *lm_outdir_path(const lm_outdir *d);    /* the temporary folder */
 lm_code lm_outdir_commit(lm_outdir *d, lm_err *e); /* fsyncs every file and the folder */
 void lm_outdir_drop(lm_outdir *d);
-void lm_out_drop_all(void); /* remove every temporary that is still open; async-signal-unsafe */
+void lm_out_drop_all(void); /* remove every temporary that is still open */
+/* The same in a signal handler (all signals blocked), when the process ends right afterwards: any
+ * thread that opens or ends an output then waits for ever, so none leaves a new temporary. */
+void lm_out_drop_last(void);
 
 lm_code lm_path_join(char **out, const char *dir, const char *name, lm_err *e);
 const char *lm_path_base(const char *path); /* after the last '/' */

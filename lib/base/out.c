@@ -17,36 +17,6 @@ struct lm_out {
     char *name;    /* as given */
 };
 
-static void free_out(lm_out *o)
-{
-    lm_temp_unregister(&o->temp);
-    lm_temp_fini(&o->temp);
-    lm_free(o->name);
-    lm_free(o);
-}
-
-static lm_code create_temp(lm_out *o, lm_err *e)
-{
-    lm_code rc = LM_OK;
-
-    o->fd = -1;
-    for (int i = 0; i < 100 && !rc && o->fd < 0; i++) {
-        rc = lm_temp_name(&o->temp, i, e);
-        if (rc)
-            break;
-        o->fd = open(o->temp.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (o->fd < 0 && (errno != EEXIST || i == 99))
-            rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot create");
-    }
-    if (rc) {
-        lm_free(o->temp.path);
-        o->temp.path = NULL;
-        return rc;
-    }
-    lm_temp_register(&o->temp);
-    return LM_OK;
-}
-
 static lm_code open_target(lm_out *o, const char *path, bool force, lm_err *e)
 {
     struct stat st;
@@ -66,7 +36,7 @@ static lm_code open_target(lm_out *o, const char *path, bool force, lm_err *e)
             return lm_fail(e, LM_EIO, path, NULL, "cannot open for writing");
     } else {
         rc = lm_temp_init(&o->temp, path, force, e);
-        rc = rc ? rc : create_temp(o, e);
+        rc = rc ? rc : lm_temp_create(&o->temp, o->name, &o->fd, e);
         if (rc)
             return rc;
     }
@@ -151,7 +121,7 @@ void lm_out_drop(lm_out *o)
         else if (o->fd >= 0)
             close(o->fd);
     }
-    if (o->temp.path)
-        unlink(o->temp.path);
-    free_out(o);
+    lm_temp_fini(&o->temp);
+    lm_free(o->name);
+    lm_free(o);
 }

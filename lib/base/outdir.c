@@ -66,23 +66,13 @@ lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e)
 
     rc = rc ? rc : lm_alloc_n(&d, 1, sizeof *d, "an output folder", e);
     rc = rc ? rc : lm_temp_init(&d->temp, path, force, e);
-    for (int i = 0; !rc; i++) {
-        rc = lm_temp_name(&d->temp, i, e);
-        if (rc || mkdir(d->temp.path, 0777) == 0)
-            break;
-        if (errno != EEXIST || i == 99) {
-            rc = lm_fail(e, LM_EIO, path, NULL, "cannot create");
-            lm_free(d->temp.path);
-            d->temp.path = NULL;
-        }
-    }
+    rc = rc ? rc : lm_temp_create(&d->temp, path, NULL, e);
     if (rc) {
         if (d)
             lm_temp_fini(&d->temp);
         lm_free(d);
         return rc;
     }
-    lm_temp_register(&d->temp);
     *out = d;
     return LM_OK;
 }
@@ -150,9 +140,6 @@ void lm_outdir_drop(lm_outdir *d)
 {
     if (!d)
         return;
-    if (d->temp.path)
-        lm_rm_rf(d->temp.path, NULL);
-    lm_temp_unregister(&d->temp);
     lm_temp_fini(&d->temp);
     lm_free(d);
 }

@@ -70,12 +70,39 @@ lm_code lm_mkdir_p(const char *path, lm_err *e)
     return rc;
 }
 
-/* Remove `name` in the open folder `dirfd` and all below it. */
+static int remove_tree(int dirfd, const char *name);
+
+/* One pass over the open folder; *gone counts what was removed.  getdents64 instead of readdir,
+ * which allocates: this also runs in signal handlers. */
+static int empty_folder(int fd, long *gone)
+{
+    union {
+        struct dirent64 align;
+        char bytes[2048];
+    } block;
+    ssize_t got;
+
+    *gone = 0;
+    while ((got = getdents64(fd, block.bytes, sizeof block.bytes)) > 0) {
+        for (ssize_t at = 0; at < got;) {
+            const struct dirent64 *d = (const struct dirent64 *)(block.bytes + at);
+
+            at += d->d_reclen;
+            if (!strcmp(d->d_name, ".") || !strcmp(d->d_name, ".."))
+                continue;
+            if (remove_tree(fd, d->d_name))
+                return -1;
+            ++*gone;
+        }
+    }
+    return got < 0 ? -1 : 0;
+}
+
+/* Remove `name` in the open folder `dirfd` and all below it.  Async-signal-safe. */
 static int remove_tree(int dirfd, const char *name)
 {
-    struct dirent *d;
-    int fd, rc = 0;
-    DIR *dir;
+    int fd, rc;
+    long gone;
 
     if (unlinkat(dirfd, name, 0) == 0)
         return 0;
@@ -84,16 +111,10 @@ static int remove_tree(int dirfd, const char *name)
     fd = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -1;
-    dir = fdopendir(fd);
-    if (!dir) {
-        close(fd);
-        return -1;
-    }
-    while (!rc && (d = readdir(dir))) {
-        if (strcmp(d->d_name, ".") && strcmp(d->d_name, ".."))
-            rc = remove_tree(fd, d->d_name);
-    }
-    closedir(dir);
+    do { /* removing may move what has not been listed yet: until nothing is found */
+        rc = lseek(fd, 0, SEEK_SET) < 0 ? -1 : empty_folder(fd, &gone);
+    } while (!rc && gone);
+    close(fd);
     return rc ? rc : unlinkat(dirfd, name, AT_REMOVEDIR);
 }
 

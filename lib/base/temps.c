@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,41 +16,81 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_flag lock = ATOMIC_FLAG_INIT;
 static lm_temp *open_temps;
 
-void lm_temp_register(lm_temp *t)
+/* The holder cannot be interrupted, and holds it for a few system calls only: spinning is short,
+ * and allowed in a signal handler, as a mutex is not. */
+static void lock_list(sigset_t *before)
 {
-    pthread_mutex_lock(&lock);
+    sigset_t all;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, before);
+    while (atomic_flag_test_and_set_explicit(&lock, memory_order_acquire))
+        sched_yield();
+}
+
+static void unlock_list(const sigset_t *before)
+{
+    atomic_flag_clear_explicit(&lock, memory_order_release);
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
+/* With the list locked. */
+static void enter(lm_temp *t)
+{
     t->owner = getpid();
     t->next = open_temps;
     t->link = &open_temps;
     if (open_temps)
         open_temps->link = &t->next;
     open_temps = t;
-    pthread_mutex_unlock(&lock);
 }
 
-void lm_temp_unregister(lm_temp *t)
+/* Take it off the list and its path away; the path is the caller's then. */
+static char *withdraw(lm_temp *t)
 {
-    pthread_mutex_lock(&lock);
+    sigset_t before;
+    char *path;
+
+    lock_list(&before);
     if (t->link) {
         *t->link = t->next;
         if (t->next)
             t->next->link = t->link;
         t->link = NULL;
     }
-    pthread_mutex_unlock(&lock);
+    path = t->path;
+    t->path = NULL;
+    unlock_list(&before);
+    return path;
 }
 
-void lm_out_drop_all(void)
+static void remove_all(void)
 {
-    pthread_mutex_lock(&lock);
     for (lm_temp *t = open_temps; t; t = t->next) {
         if (t->path && t->owner == getpid())
             lm_rm_rf(t->path, NULL);
     }
-    pthread_mutex_unlock(&lock);
+}
+
+void lm_out_drop_all(void)
+{
+    sigset_t before;
+
+    lock_list(&before);
+    remove_all();
+    unlock_list(&before);
+}
+
+void lm_out_drop_last(void)
+{
+    sigset_t before;
+
+    lock_list(&before);
+    remove_all();
+    pthread_sigmask(SIG_SETMASK, &before, NULL); /* the lock stays */
 }
 
 /* "a/b/" -> "a/b", links followed, so that a link to a file stays and its file is replaced. */
@@ -100,17 +143,46 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
     return rc;
 }
 
-lm_code lm_temp_name(lm_temp *t, int attempt, lm_err *e)
+/* The name for attempt 0, 1, ...: another process may have left one behind. */
+static lm_code name_temp(const lm_temp *t, int attempt, char **out, lm_err *e)
 {
     char more[16] = "";
 
-    lm_free(t->path);
-    t->path = NULL;
     if (attempt)
         snprintf(more, sizeof more, ".%d", attempt);
     /* a name may have 255 bytes, the decoration needs some of them */
-    return lm_asprintf(&t->path, e, "%s/.%.200s.tmp.%ld%s", t->folder, lm_path_base(t->target),
+    return lm_asprintf(out, e, "%s/.%.200s.tmp.%ld%s", t->folder, lm_path_base(t->target),
                        (long)getpid(), more);
+}
+
+lm_code lm_temp_create(lm_temp *t, const char *name, int *fd, lm_err *e)
+{
+    for (int i = 0;; i++) {
+        sigset_t before;
+        char *path;
+        lm_code rc = name_temp(t, i, &path, e);
+        int made;
+
+        if (rc)
+            return rc;
+        lock_list(&before); /* made and entered at once, or a signal could come in between */
+        made = fd ? open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : mkdir(path, 0777);
+        if (made >= 0) {
+            t->path = path;
+            enter(t);
+        }
+        unlock_list(&before);
+        if (made >= 0) {
+            if (fd)
+                *fd = made;
+            return LM_OK;
+        }
+        if (errno != EEXIST || i == 99)
+            rc = lm_fail(e, LM_EIO, name, NULL, "cannot create");
+        lm_free(path);
+        if (rc)
+            return rc;
+    }
 }
 
 lm_code lm_temp_sync(const lm_temp *t, lm_err *e)
@@ -145,15 +217,19 @@ lm_code lm_temp_publish(lm_temp *t, lm_err *e)
                        "has appeared in the meantime");
     if (rc)
         return lm_fail(e, LM_EIO, t->target, NULL, "cannot put the finished output in place");
-    lm_free(t->path);
-    t->path = NULL;
+    lm_free(withdraw(t));
     return lm_temp_sync(t, e);
 }
 
 void lm_temp_fini(lm_temp *t)
 {
-    lm_free(t->path);
+    char *path;
+
+    if (t->path)
+        lm_rm_rf(t->path, NULL);
+    path = withdraw(t);
+    lm_free(path);
     lm_free(t->target);
     lm_free(t->folder);
-    t->path = t->target = t->folder = NULL;
+    t->target = t->folder = NULL;
 }

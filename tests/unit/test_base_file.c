@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -408,6 +409,70 @@ static void removal_does_not_follow_links(void **state)
     holds("keep/file", "1");
 }
 
+static void *churn(void *arg)
+{
+    for (;;) {
+        lm_out *o = NULL;
+
+        if (lm_out_open(arg, true, &o, NULL))
+            _exit(1);
+        lm_out_drop(o);
+    }
+    return NULL;
+}
+
+static void drop_and_die(int sig)
+{
+    lm_out_drop_last();
+    signal(sig, SIG_DFL);
+    raise(sig);
+}
+
+/* A handler removes files and deep folders while other threads open and close theirs, whatever it
+ * has interrupted. */
+static void dropped_by_a_signal(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 50; round++) {
+        int status, ready[2];
+        char byte;
+        pid_t child;
+
+        assert_int_equal(pipe(ready), 0);
+        child = fork();
+        if (child == 0) {
+            lm_outdir *d;
+            lm_buf path = { 0 };
+            pthread_t other;
+
+            signal(SIGTERM, drop_and_die);
+            alarm(20); /* a deadlock would end here */
+            if (lm_outdir_open("z", false, &d, NULL))
+                _exit(1);
+            lm_buf_addf(&path, NULL, "%s/a/b/c", lm_outdir_path(d));
+            lm_mkdir_p(path.data, NULL);
+            for (int i = 0; i < 100; i++) {
+                path.len = 0;
+                lm_buf_addf(&path, NULL, "%s/a/b/file-with-a-name-of-some-length-%d",
+                            lm_outdir_path(d), i);
+                put(path.data, "1");
+            }
+            pthread_create(&other, NULL, churn, "x");
+            if (write(ready[1], "!", 1) == 1)
+                churn("y");
+            _exit(1);
+        }
+        assert_int_equal(read(ready[0], &byte, 1), 1);
+        usleep((unsigned)round * 37);
+        kill(child, SIGTERM);
+        waitpid(child, &status, 0);
+        close(ready[0]);
+        close(ready[1]);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+        assert_int_equal(files("."), 0);
+    }
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, enter, leave)
 
 int main(void)
@@ -425,6 +490,7 @@ int main(void)
         TEST(full_disk),
         TEST(killed_halfway),
         TEST(drop_all),
+        TEST(dropped_by_a_signal),
         TEST(folders),
         TEST(folders_refused),
         TEST(paths),
