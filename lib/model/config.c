@@ -71,9 +71,19 @@ static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_er
     lm_rope_config *r = &c->rope;
     const char *type = NULL, *old = NULL;
 
+    double partial;
+
     r->type = LM_ROPE_DEFAULT;
     if (!s || json_is_null(s))
         s = json_object_get(o, "rope_scaling");
+    if (s && !json_is_null(s) && !json_is_object(s))
+        return bad(where, "rope_scaling", e, "is not an object");
+    if (lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e) ||
+        (s && !json_is_null(s) &&
+         lm_json_f64_or(s, "partial_rotary_factor", partial, &partial, where, e)))
+        return e->code;
+    if (partial < 1 || partial > 1)
+        return bad(where, "partial_rotary_factor", e, "only 1 is known");
     if (lm_json_f64_or(o, "rope_theta", 10000, &r->theta, where, e))
         return e->code;
     if (!s || json_is_null(s))
@@ -81,7 +91,7 @@ static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_er
     if (lm_json_str_or(s, "type", "default", &old, where, e) ||
         lm_json_str_or(s, "rope_type", old, &type, where, e) ||
         lm_json_f64_or(s, "rope_theta", r->theta, &r->theta, where, e) ||
-        lm_json_f64_or(s, "factor", 1, &r->factor, where, e) ||
+        lm_json_f64_or(s, "factor", 0, &r->factor, where, e) ||
         lm_json_f64_or(s, "low_freq_factor", 1, &r->low_freq, where, e) ||
         lm_json_f64_or(s, "high_freq_factor", 4, &r->high_freq, where, e) ||
         lm_json_f64_or(s, "beta_fast", 32, &r->beta_fast, where, e) ||
@@ -97,7 +107,7 @@ static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_er
         if (!strcmp(type, types[i].name)) {
             r->type = types[i].type;
             if (r->type != LM_ROPE_DEFAULT && !(r->factor >= 1))
-                return bad(where, "rope_scaling.factor", e, "is below 1");
+                return bad(where, "rope_scaling.factor", e, "is missing or below 1");
             if (r->type == LM_ROPE_LLAMA3 && (!(r->high_freq > r->low_freq) || !r->original))
                 return bad(where, "rope_scaling", e,
                            "llama3 needs original_max_position_embeddings and "
@@ -111,7 +121,7 @@ static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_er
 static lm_code read_layer_types(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const json_t *types = json_object_get(o, "layer_types");
-    if (!types || json_is_null(types) || c->window <= 0)
+    if (!types || json_is_null(types))
         return LM_OK;
     if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers)
         return bad(where, "layer_types", e, "is not a list with one entry for each layer");
@@ -123,6 +133,9 @@ static lm_code read_layer_types(const json_t *o, const char *where, lm_config *c
             c->layer_window[i] = 1;
         else if (!t || strcmp(t, "full_attention"))
             return bad(where, "layer_types", e, "holds a type of layer that is not known");
+        if (c->layer_window[i] && c->window <= 0)
+            return bad(where, "layer_types", e,
+                       "asks for sliding attention, but there is no window");
     }
     return LM_OK;
 }
@@ -170,27 +183,32 @@ static lm_code read_window(const json_t *o, const char *where, lm_config *c, lm_
         lm_json_bool_or(o, "use_sliding_window", false, &use, where, e))
         return e->code;
     if (!use)
-        return LM_OK;
-    if (lm_json_i64_or(o, "sliding_window", 0, 0, INT64_C(1) << 40, &c->window, where, e))
+        return read_layer_types(o, where, c, e);
+    /* Absent, the published classes have windows of 4096; null means none. */
+    if (lm_json_i64_or(o, "sliding_window", json_object_get(o, "sliding_window") ? 0 : 4096, 0,
+                       INT64_C(1) << 40, &c->window, where, e))
         return e->code;
     if (c->arch != LM_ARCH_MISTRAL &&
-        lm_json_i64_or(o, "max_window_layers", 0, 0, MOST_LAYERS, &c->window_from, where, e))
+        lm_json_i64_or(o, "max_window_layers", 28, 0, MOST_LAYERS, &c->window_from, where, e))
         return e->code;
     return read_layer_types(o, where, c, e);
 }
 
 static lm_code read_llama(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
+    /* What the published classes have when the key is absent. */
+    static const int64_t positions[LM_ARCH_COUNT] = { 0, 2048, 131072, 32768, 32768 };
     const char *act;
     bool bias = false;
+    int64_t dim;
     if (lm_json_i64(o, "hidden_size", 1, MOST_WIDTH, &c->width, where, e) ||
         lm_json_i64(o, "intermediate_size", 1, MOST_WIDTH, &c->ffn, where, e) ||
         lm_json_i64(o, "num_hidden_layers", 1, MOST_LAYERS, &c->layers, where, e) ||
         lm_json_i64(o, "num_attention_heads", 1, MOST_WIDTH, &c->heads, where, e) ||
         lm_json_i64_or(o, "num_key_value_heads", c->heads, 1, MOST_WIDTH, &c->kv_heads, where, e) ||
-        lm_json_i64_or(o, "head_dim", c->width / c->heads, 1, 4096, &c->head_dim, where, e) ||
-        lm_json_i64_or(o, "max_position_embeddings", 2048, 1, INT64_C(1) << 31, &c->max_positions,
-                       where, e) ||
+        lm_json_i64_or(o, "head_dim", 0, 1, 4096, &dim, where, e) ||
+        lm_json_i64_or(o, "max_position_embeddings", positions[c->arch], 1, INT64_C(1) << 31,
+                       &c->max_positions, where, e) ||
         lm_json_f64_or(o, "rms_norm_eps", 1e-6, &c->norm_eps, where, e) ||
         lm_json_bool_or(o, "tie_word_embeddings", false, &c->tied, where, e) ||
         lm_json_f64_or(o, "attention_dropout", 0, &c->drop_attn, where, e) ||
@@ -198,8 +216,18 @@ static lm_code read_llama(const json_t *o, const char *where, lm_config *c, lm_e
         lm_json_bool_or(o, "mlp_bias", false, &c->mlp_bias, where, e) ||
         lm_json_str_or(o, "hidden_act", "silu", &act, where, e))
         return e->code;
+    if (c->arch == LM_ARCH_QWEN3 && !dim)
+        dim = 128;
+    if (!dim && c->width % c->heads)
+        return lm_fail(e, LM_EFORMAT, where, "give head_dim",
+                       "num_attention_heads %" PRId64 " does not divide hidden_size %" PRId64
+                       ", and there is no head_dim",
+                       c->heads, c->width);
+    c->head_dim = dim ? dim : c->width / c->heads;
+    bias &= c->arch == LM_ARCH_LLAMA || c->arch == LM_ARCH_QWEN3; /* the others do not look at it */
+    c->mlp_bias &= c->arch == LM_ARCH_LLAMA;
     c->qkv_bias = bias || c->arch == LM_ARCH_QWEN2;
-    c->out_bias = bias && c->arch != LM_ARCH_QWEN2;
+    c->out_bias = bias;
     c->qk_norm = c->arch == LM_ARCH_QWEN3;
     if (strcmp(act, "silu") && strcmp(act, "swish"))
         return bad(where, "hidden_act", e, "only silu is known");

@@ -1,0 +1,283 @@
+/* config.json: what is read, what is refused, and what is counted from it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "model_run.h"
+
+static const char gpt2[] =
+    "{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":12,\"n_head\":12}";
+static const char llama[] =
+    "{\"model_type\":\"llama\",\"vocab_size\":128256,\"hidden_size\":4096,"
+    "\"intermediate_size\":14336,\"num_hidden_layers\":32,\"num_attention_heads\":32,"
+    "\"num_key_value_heads\":8,\"rope_theta\":500000.0,\"max_position_embeddings\":8192}";
+
+/* The config `text` with the members of `change` put over it; a member that is null is removed. */
+static json_t *changed(const char *text, const char *change)
+{
+    lm_err e = { 0 };
+    json_t *o, *c, *v;
+    const char *key;
+    must(lm_json_parse(text, strlen(text), "config", &o, &e), &e);
+    must(lm_json_parse(change, strlen(change), "change", &c, &e), &e);
+    json_object_foreach(c, key, v)
+    {
+        if (json_is_null(v))
+            json_object_del(o, key);
+        else
+            json_object_set(o, key, v);
+    }
+    json_decref(c);
+    return o;
+}
+
+static void read_ok(const char *text, const char *change, lm_config *c)
+{
+    lm_err e = { 0 };
+    json_t *o = changed(text, change);
+    if (lm_config_read(o, "config.json", c, &e))
+        fail_msg("%s: %s: %s", change, e.where, e.what);
+    json_decref(o);
+}
+
+static void refused(const char *text, const char *change, const char *says)
+{
+    lm_err e = { 0 };
+    lm_config c;
+    json_t *o = changed(text, change);
+    if (!lm_config_read(o, "config.json", &c, &e))
+        fail_msg("%s was accepted", change);
+    if (e.code != LM_EFORMAT || !(strstr(e.what, says) || strstr(e.where, says)))
+        fail_msg("%s: \"%s: %s\" does not name %s", change, e.where, e.what, says);
+    json_decref(o);
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        static const char *const keys[2][7] = {
+            { "model_type", "vocab_size", "n_embd", "n_layer", "n_head" },
+            { "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+              "num_attention_heads" },
+        };
+        for (const char *const *k = keys[i]; *k; k++) {
+            char change[64];
+            snprintf(change, sizeof change, "{\"%s\":null}", *k);
+            refused(i ? llama : gpt2, change, *k);
+            snprintf(change, sizeof change, "{\"%s\":{}}", *k);
+            refused(i ? llama : gpt2, change, *k);
+            snprintf(change, sizeof change, "{\"%s\":-1}", *k);
+            refused(i ? llama : gpt2, change, *k);
+        }
+    }
+}
+
+static void test_contradictions(void **state)
+{
+    static const char *const bad[][3] = {
+        { gpt2, "{\"n_head\":7}", "n_head" },
+        { gpt2, "{\"activation_function\":\"relu\"}", "activation_function" },
+        { gpt2, "{\"add_cross_attention\":true}", "add_cross_attention" },
+        { gpt2, "{\"resid_pdrop\":1.0}", "dropout" },
+        { gpt2, "{\"attn_pdrop\":-0.1}", "dropout" },
+        { gpt2, "{\"layer_norm_epsilon\":0}", "psilon" },
+        { gpt2, "{\"n_layer\":99999999}", "n_layer" },
+        { gpt2, "{\"vocab_size\":5000000000}", "vocab_size" },
+        { gpt2, "{\"bos_token_id\":\"a\"}", "bos_token_id" },
+        { gpt2, "{\"tie_word_embeddings\":1}", "tie_word_embeddings" },
+        { llama, "{\"model_type\":\"falcon\"}", "falcon" },
+        { llama, "{\"num_key_value_heads\":5}", "num_key_value_heads" },
+        { llama, "{\"head_dim\":7}", "head_dim" },
+        { llama, "{\"num_attention_heads\":24,\"num_key_value_heads\":8}", "head_dim" },
+        { llama, "{\"hidden_act\":\"gelu\"}", "hidden_act" },
+        { llama, "{\"rms_norm_eps\":0}", "psilon" },
+        { llama, "{\"rope_theta\":0}", "rope_theta" },
+        { llama, "{\"rope_theta\":\"big\"}", "rope_theta" },
+        { llama, "{\"quantization_config\":{}}", "quantization_config" },
+        { llama, "{\"rope_scaling\":[]}", "rope" },
+        { llama, "{\"rope_scaling\":{\"type\":\"spiral\",\"factor\":2}}", "spiral" },
+        { llama, "{\"rope_scaling\":{\"type\":\"linear\"}}", "factor" },
+        { llama, "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}", "factor" },
+        { llama, "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "original" },
+        { llama,
+          "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
+          "\"high_freq_factor\":1,\"original_max_position_embeddings\":8192}}",
+          "freq_factor" },
+        { llama, "{\"rope_parameters\":{\"rope_theta\":1e4,\"partial_rotary_factor\":0.5}}",
+          "partial_rotary_factor" },
+        { llama, "{\"partial_rotary_factor\":0.5}", "partial_rotary_factor" },
+        { llama, "{\"model_type\":\"mistral\",\"sliding_window\":8,\"layer_types\":[\"x\"]}",
+          "layer_types" },
+        { llama, "{\"model_type\":\"mistral\",\"sliding_window\":-4}", "sliding_window" },
+        { llama, "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"layer_types\":[\"linear\"]}",
+          "layer_types" },
+        { llama,
+          "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,"
+          "\"layer_types\":[\"sliding_attention\"]}",
+          "layer_types" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        refused(bad[i][0], bad[i][1], bad[i][2]);
+}
+
+/* Old and new spellings of the rotary keys say the same. */
+static void test_rope_spellings(void **state)
+{
+    static const char *const same[3] = {
+        "{\"rope_theta\":5e4,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,"
+        "\"original_max_position_embeddings\":2048}}",
+        "{\"rope_theta\":5e4,\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,"
+        "\"original_max_position_embeddings\":2048}}",
+        "{\"rope_theta\":null,\"rope_parameters\":{\"rope_theta\":5e4,\"rope_type\":\"yarn\","
+        "\"factor\":4.0,\"original_max_position_embeddings\":2048}}",
+    };
+    lm_config c[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        read_ok(llama, same[i], &c[i]);
+        assert_int_equal(c[i].rope.type, LM_ROPE_YARN);
+        assert_memory_equal(&c[i].rope, &c[0].rope, sizeof c[0].rope);
+    }
+    read_ok(llama, "{\"rope_theta\":null}", &c[0]);
+    assert_true(c[0].rope.theta == 10000);
+}
+
+static void test_windows(void **state)
+{
+    lm_config c;
+    (void)state;
+    read_ok(llama, "{\"model_type\":\"mistral\"}", &c); /* the class's window */
+    assert_true(lm_config_slides(&c, 0) && c.window == 4096);
+    lm_config_fini(&c);
+    read_ok(llama, "{\"model_type\":\"mistral\",\"sliding_window\":64}", &c);
+    assert_true(lm_config_slides(&c, 0) && c.window == 64);
+    lm_config_fini(&c);
+    read_ok(llama, "{\"model_type\":\"qwen2\",\"sliding_window\":64,\"max_window_layers\":20}", &c);
+    assert_false(lm_config_slides(&c, 31)); /* use_sliding_window is false when absent */
+    lm_config_fini(&c);
+    read_ok(llama,
+            "{\"model_type\":\"qwen2\",\"sliding_window\":64,\"max_window_layers\":20,"
+            "\"use_sliding_window\":true}",
+            &c);
+    assert_true(!lm_config_slides(&c, 19) && lm_config_slides(&c, 20));
+    lm_config_fini(&c);
+    json_t *o = changed(llama, "{\"model_type\":\"mistral\"}");
+    lm_err e = { 0 };
+    json_object_set_new(o, "sliding_window", json_null());
+    must(lm_config_read(o, "config.json", &c, &e), &e);
+    assert_int_equal(c.window, 0);
+    json_decref(o);
+}
+
+/* Parameter counts that the models' own files have. */
+static void test_counts(void **state)
+{
+    static const struct {
+        const char *base, *change;
+        int64_t params;
+    } known[] = {
+        { gpt2, "{}", 124439808 },
+        { gpt2, "{\"n_embd\":1600,\"n_layer\":48,\"n_head\":25}", 1557611200 },
+        { llama, "{}", 8030261248 },
+        { llama, "{\"vocab_size\":32000,\"intermediate_size\":11008,\"num_key_value_heads\":null}",
+          6738415616 },
+        { llama,
+          "{\"hidden_size\":2048,\"intermediate_size\":8192,\"num_hidden_layers\":16,"
+          "\"tie_word_embeddings\":true}",
+          1235814400 },
+        { llama, "{\"model_type\":\"mistral\",\"vocab_size\":32000}", 7241732096 },
+        { llama,
+          "{\"model_type\":\"qwen2\",\"vocab_size\":151936,\"hidden_size\":896,"
+          "\"intermediate_size\":4864,\"num_hidden_layers\":24,\"num_attention_heads\":14,"
+          "\"num_key_value_heads\":2,\"tie_word_embeddings\":true}",
+          494032768 },
+        { llama,
+          "{\"model_type\":\"qwen3\",\"vocab_size\":151936,\"hidden_size\":1024,"
+          "\"intermediate_size\":3072,\"num_hidden_layers\":28,\"num_attention_heads\":16,"
+          "\"head_dim\":128,\"tie_word_embeddings\":true}",
+          596049920 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        lm_config c;
+        lm_err e = { 0 };
+        lm_model *m;
+        lm_build b = {
+            .mode = LM_MODE_EVAL, .batch = 1, .seq = 8, .precision = { LM_DTYPE_F32, NULL }
+        };
+        int64_t sum = 0;
+        read_ok(known[i].base, known[i].change, &c);
+        if (lm_config_params(&c) != known[i].params)
+            fail_msg("%s: %lld parameters, expected %lld", known[i].change,
+                     (long long)lm_config_params(&c), (long long)known[i].params);
+        must(lm_model_build(&c, &b, &m, &e), &e);
+        for (int s = 0; s < m->n_slices; s++)
+            sum += m->slice[s].dim[0] * (m->slice[s].ndim > 1 ? m->slice[s].dim[1] : 1);
+        assert_int_equal(sum, known[i].params);
+        lm_model_free(m);
+        lm_config_fini(&c);
+    }
+}
+
+/* The graph's own count of FLOPs against 6 N + 12 L H D T (which has no causal discount). */
+static void test_flops(void **state)
+{
+    static const char *const bases[2] = { gpt2, llama };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        enum { B = 2, T = 1024 };
+        lm_config c;
+        lm_err e = { 0 };
+        lm_model *m;
+        lm_graph_cost_sum sum;
+        lm_build b = {
+            .mode = LM_MODE_TRAIN, .batch = B, .seq = T, .precision = { LM_DTYPE_F32, NULL }
+        };
+        read_ok(bases[i], "{}", &c);
+        must(lm_model_build(&c, &b, &m, &e), &e);
+        lm_graph_cost(m->graph, &sum);
+        /* Causal attention does half of the pairs; backward 5 products for 2 instead of 4 for 2. */
+        double pairs = 12.0 * (double)(c.layers * c.heads * c.head_dim) * T;
+        double want = B * T * (lm_config_train_flops(&c, T) - pairs + pairs / 3 * 3.5 / 2);
+        double all = sum.phase[0].flops + sum.phase[1].flops + sum.phase[2].flops;
+        assert_true(fabs(sum.all.flops / want - 1) < 0.02);
+        assert_true(fabs(all / sum.all.flops - 1) < 1e-12);
+        assert_true(sum.phase[LM_PHASE_BACKWARD_WEIGHT].flops > 0);
+        lm_model_free(m);
+        lm_config_fini(&c);
+    }
+}
+
+static void test_limits(void **state)
+{
+    lm_config c;
+    lm_err e = { 0 };
+    lm_model *m;
+    lm_build b = {
+        .mode = LM_MODE_EVAL, .batch = 1, .seq = 1025, .precision = { LM_DTYPE_F32, NULL }
+    };
+    (void)state;
+    read_ok(gpt2, "{}", &c);
+    assert_int_equal(lm_model_build(&c, &b, &m, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "1025"));
+    e = (lm_err){ 0 };
+    b.seq = INT64_C(1) << 40;
+    b.batch = INT64_C(1) << 40;
+    assert_int_equal(lm_model_build(&c, &b, &m, &e), LM_EUSAGE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_missing),        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_rope_spellings), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_counts),         cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_limits),
+    };
+    return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
+}
