@@ -1,0 +1,413 @@
+/* generate -- continue prompts with a model.  See man/man1/generate.1. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/tool.h"
+#include "format/input.h"
+#include "model/complete.h"
+
+static struct {
+    lm_strs prompt, stop;
+    const char *tokenizer, *dtype;
+    int64_t max_new, top_k, context, batch;
+    double temperature, top_p, min_p, penalty;
+    bool echo, ignore_eos, special, skip_special, logprobs;
+} opt = { .dtype = "auto",
+          .max_new = 128,
+          .batch = 8,
+          .temperature = 1,
+          .top_p = 1,
+          .penalty = 1,
+          .echo = true,
+          .special = true,
+          .skip_special = true };
+
+static const char *const dtypes[] = { "auto", "f32", "bf16", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("Prompts"),
+    LM_LIST('p', "prompt", &opt.prompt, "TEXT", "continue TEXT, print text (may be repeated)"),
+    LM_FLAG(0, "echo", &opt.echo, "with -p: print the prompt in front of its continuation [yes]"),
+    LM_FLAG(0, "add-special", &opt.special, "add what the tokenizer's post-processor adds [yes]"),
+    LM_GROUP("Sampling"),
+    LM_REAL('T', "temperature", &opt.temperature, "X", 0, 100,
+            "0: the likeliest token each time [1]"),
+    LM_COUNT(0, "top-k", &opt.top_k, "N", 0, 1e9, "of the N likeliest tokens only; 0: all [0]"),
+    LM_REAL(0, "top-p", &opt.top_p, "X", 0, 1, "of the likeliest that make up X together [1]"),
+    LM_REAL(0, "min-p", &opt.min_p, "X", 0, 1, "none below X times the likeliest's chance [0]"),
+    LM_REAL(0, "repetition-penalty", &opt.penalty, "X", 0.01, 100, "1: none [1]"),
+    LM_GROUP("End"),
+    LM_COUNT('n', "max-new-tokens", &opt.max_new, "N", 1, 1e9, "stop after N tokens [128]"),
+    LM_LIST('s', "stop", &opt.stop, "TEXT", "stop where TEXT comes up (may be repeated)"),
+    LM_FLAG(0, "ignore-eos", &opt.ignore_eos, "go on after the end-of-text token"),
+    LM_GROUP("Model"),
+    LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
+           "tokenizer.json or its folder [the model's own]"),
+    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, bf16, or auto for the faster [auto]"),
+    LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
+             "room for N tokens, prompt and new [see GENERATE(1)]"),
+    LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "prompts at a time [8]"),
+    LM_GROUP("Output"),
+    LM_FLAG(0, "skip-special", &opt.skip_special, "leave special tokens out of the text [yes]"),
+    LM_FLAG(0, "logprobs", &opt.logprobs, "JSON: ids and log-probabilities of the new tokens"),
+    LM_END
+};
+
+static const char *const examples[] = {
+    "generate run/ -p 'The system' -n 64 --temperature 0",
+    "generate run/ --top-p 0.95 < prompts.jsonl > answers.jsonl", NULL
+};
+
+static lm_tool tool = {
+    .name = "generate",
+    .args = "MODEL [FILE ...]",
+    .brief = "continue prompts with a model",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE,
+    .min_args = 1,
+    .max_args = -1,
+    .examples = examples,
+};
+
+typedef struct {
+    lm_loaded model;
+    lm_tokenizer *tok;
+    lm_tok_scratch *scratch;
+    lm_par *par;
+    lm_backend *backend;
+    lm_generator *gen;
+    lm_input *in; /* NULL: -p */
+    lm_doc doc;
+    lm_ids ids;
+    int at; /* next of -p */
+    lm_buf line;
+    lm_out *out;
+    FILE *to;
+    bool text, live; /* plain text; to a terminal */
+    size_t shown;
+    int64_t context, full;
+    lm_complete_stats st;
+} work;
+
+/* ---- prompts ---- */
+
+static lm_code encode(work *w, const char *text, size_t len, lm_ids *ids, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    int64_t first = c->bos >= 0 ? c->bos : c->eos >= 0 ? c->eos : lm_tokenizer_eos(w->tok);
+    if (lm_tokenizer_encode(w->tok, w->scratch, text, len, opt.special, ids, e))
+        return e->code;
+    if (ids->n)
+        return LM_OK;
+    if (first < 0)
+        return lm_fail(e, LM_EUSAGE, "prompt", "give some text",
+                       "is empty, and the model has no token to begin with");
+    if (lm_grow(&ids->v, &ids->cap, 1, sizeof *ids->v, "tokens", e))
+        return e->code;
+    ids->v[ids->n++] = (uint32_t)first;
+    return LM_OK;
+}
+
+/* The string under "prompt", or "text" when there is none. */
+static lm_code prompt_of(const json_t *o, const char *where, const char **text, size_t *len,
+                         lm_err *e)
+{
+    const json_t *v = json_object_get(o, "prompt");
+    if (!v)
+        v = json_object_get(o, "text");
+    if (!json_is_string(v))
+        return lm_fail(e, LM_EFORMAT, where, "write {\"prompt\": \"...\"}",
+                       v ? "the prompt is no string" : "there is neither \"prompt\" nor \"text\"");
+    *text = json_string_value(v);
+    *len = json_string_length(v);
+    return LM_OK;
+}
+
+static lm_code fits(const work *w, const lm_completion *c, const char *where, lm_err *e)
+{
+    if ((int64_t)c->ids.n <= w->context)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, where,
+                   w->context < w->model.config.max_positions ? "shorten it, or raise --context"
+                                                              : "shorten it",
+                   "the prompt has %zu tokens, the context holds %lld", c->ids.n,
+                   (long long)w->context);
+}
+
+/* One line of JSONL; *skip: it was no good and has been complained about. */
+static lm_code next_line(work *w, lm_completion *c, bool *got, bool *skip, lm_err *e)
+{
+    char where[300];
+    const char *text = NULL;
+    size_t len = 0;
+    json_t *o = NULL;
+    lm_err bad = { 0 };
+    if (lm_input_next(w->in, &w->doc, got, e) || !*got)
+        return e->code;
+    snprintf(where, sizeof where, "%.250s:%lld", w->doc.source, (long long)w->doc.line);
+    c->ids.n = c->prompt.len = 0;
+    if (lm_json_parse(w->doc.raw.data, w->doc.raw.len, where, &o, &bad) ||
+        prompt_of(o, where, &text, &len, &bad) || encode(w, text, len, &c->ids, &bad) ||
+        fits(w, c, where, &bad) || lm_buf_add(&c->prompt, text, len, &bad)) {
+        *skip = true;
+        lm_complain(&tool, &bad); /* the other lines are still answered */
+    }
+    json_decref(o);
+    return LM_OK;
+}
+
+static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
+{
+    work *w = ctx;
+    bool skip = true;
+    c->max_new = opt.max_new;
+    if (!w->in) {
+        *got = w->at < opt.prompt.n;
+        if (!*got)
+            return LM_OK;
+        const char *text = opt.prompt.v[w->at++];
+        return encode(w, text, strlen(text), &c->ids, e) || fits(w, c, "-p", e) ||
+                       lm_buf_add(&c->prompt, text, strlen(text), e)
+                   ? e->code
+                   : LM_OK;
+    }
+    for (*got = true; *got && skip && !lm_stopping();) {
+        skip = false;
+        if (next_line(w, c, got, &skip, e))
+            return e->code;
+    }
+    if (lm_stopping())
+        *got = false;
+    return LM_OK;
+}
+
+/* ---- answers ---- */
+
+static lm_code put(work *w, const char *text, size_t len, lm_err *e)
+{
+    if (fwrite(text, 1, len, w->to) != len || (w->live && fflush(w->to)))
+        return lm_fail(e, LM_EIO, lm_out_path(w->out), NULL, "cannot write");
+    return LM_OK;
+}
+
+/* What has become certain of the text since the last call; the prompt comes first. */
+static lm_code show_text(void *ctx, lm_completion *c, lm_err *e)
+{
+    work *w = ctx;
+    const lm_buf *prompt = &c->prompt;
+    if (!w->shown && opt.echo && put(w, prompt->data ? prompt->data : "", prompt->len, e))
+        return e->code;
+    if (!w->shown)
+        w->shown = 1; /* one more than the bytes shown: the prompt is out */
+    if (c->safe > w->shown - 1) {
+        if (put(w, c->text.data + (w->shown - 1), c->safe - (w->shown - 1), e))
+            return e->code;
+        w->shown = c->safe + 1;
+    }
+    return LM_OK;
+}
+
+static lm_code put_json(work *w, const lm_completion *c, lm_err *e)
+{
+    const lm_buf *prompt = &c->prompt;
+    size_t made = c->ids.n - c->n_prompt;
+    lm_jw j;
+    w->line.len = 0;
+    lm_jw_begin(&j, &w->line, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_strn(&j, "prompt", prompt->data ? prompt->data : "", prompt->len);
+    lm_jw_strn(&j, "text", c->text.data ? c->text.data : "", c->text.len);
+    lm_jw_int(&j, "tokens", (int64_t)made);
+    lm_jw_str(&j, "finish_reason", c->finish);
+    lm_jw_int(&j, "prompt_tokens", (int64_t)c->n_prompt);
+    if (opt.logprobs) {
+        lm_jw_arr(&j, "token_ids");
+        for (size_t i = 0; i < made; i++)
+            lm_jw_int(&j, NULL, c->ids.v[c->n_prompt + i]);
+        lm_jw_close_arr(&j);
+        lm_jw_arr(&j, "logprobs");
+        for (size_t i = 0; i < made; i++)
+            lm_jw_f32(&j, NULL, c->logprob[i]);
+        lm_jw_close_arr(&j);
+    }
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc && w->line.data[w->line.len - 1] != '\n')
+        rc = lm_buf_add(&w->line, "\n", 1, e);
+    return rc ? rc : put(w, w->line.data, w->line.len, e);
+}
+
+static lm_code finish(void *ctx, lm_completion *c, lm_err *e)
+{
+    work *w = ctx;
+    lm_code rc;
+    w->full += !strcmp(c->finish, "context");
+    if (w->text) {
+        rc = put(w, "\n", 1, e);
+        w->shown = 0;
+    } else {
+        rc = put_json(w, c, e);
+    }
+    return rc;
+}
+
+/* ---- the work ---- */
+
+static lm_code open_model(work *w, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    const char *from = opt.tokenizer ? opt.tokenizer : lm_model_source_dir(w->model.src);
+    if (lm_tokenizer_load(from, &w->tok, e) || lm_tok_scratch_new(w->tok, &w->scratch, e))
+        return e->code;
+    if (lm_tokenizer_vocab_size(w->tok) > c->vocab)
+        return lm_fail(e, LM_EUSAGE, from, "use the tokenizer that the model was trained with",
+                       "it has %lld ids, the model's vocabulary is %lld",
+                       (long long)lm_tokenizer_vocab_size(w->tok), (long long)c->vocab);
+    return LM_OK;
+}
+
+/* Room for what is asked: known for -p, else 2048 tokens. */
+static lm_code choose_context(work *w, lm_err *e)
+{
+    int64_t most = w->model.config.max_positions, need = w->in ? 2048 : 0;
+    for (int i = 0; i < opt.prompt.n && !w->in; i++) {
+        w->ids.n = 0;
+        if (encode(w, opt.prompt.v[i], strlen(opt.prompt.v[i]), &w->ids, e))
+            return e->code;
+        if ((int64_t)w->ids.n + opt.max_new > need)
+            need = (int64_t)w->ids.n + opt.max_new;
+    }
+    if (opt.context > most)
+        return lm_fail(e, LM_EUSAGE, "--context", "give at most as much",
+                       "%lld, but the model was made for %lld positions", (long long)opt.context,
+                       (long long)most);
+    w->context = opt.context ? opt.context : need < most ? need : most;
+    return LM_OK;
+}
+
+static lm_code open_prompts(work *w, lm_err *e)
+{
+    static const char *const standard_input[] = { "-" };
+    const lm_input_opts o = { .kind = LM_INPUT_JSONL };
+    bool files = tool.argc > 1;
+    if (opt.prompt.n)
+        return LM_OK;
+    return lm_input_open(&o, files ? (const char *const *)tool.argv + 1 : standard_input,
+                         files ? tool.argc - 1 : 1, &w->in, e);
+}
+
+static lm_code open_generator(work *w, lm_err *e)
+{
+    bool low = opt.dtype[0] == 'b' || (opt.dtype[0] == 'a' && tool.cpu >= LM_CPU_AVX512);
+    int64_t batch = !w->in && opt.prompt.n < opt.batch ? opt.prompt.n : opt.batch;
+    if (choose_context(w, e) || lm_backend_cpu(tool.cpu, w->par, &w->backend, e) ||
+        lm_generator_new(&w->model, low ? LM_DTYPE_BF16 : LM_DTYPE_F32, batch, w->context,
+                         w->backend, &w->gen, e))
+        return e->code;
+    char cache[32];
+    lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, %d threads, seed %lld, context %lld, caches %s",
+           tool.name, LM_VERSION, low ? "bf16" : "f32", w->backend->detail, lm_par_threads(w->par),
+           (long long)tool.seed, (long long)w->context,
+           lm_show_bytes((double)lm_generator_cache_bytes(w->gen), cache));
+    return LM_OK;
+}
+
+static double rate(int64_t n, double seconds)
+{
+    return seconds > 0 ? (double)n / seconds : 0;
+}
+
+static void say_summary(const work *w)
+{
+    const lm_complete_stats *s = &w->st;
+    if (w->full)
+        lm_say(&tool, LM_LOG_WARN, "%lld of %lld texts ended because the context of %lld is full",
+               (long long)w->full, (long long)s->prompts, (long long)w->context);
+    lm_say(&tool, LM_LOG_WARN, "prompt %lld tokens, %.1f tokens/s; new %lld tokens, %.1f tokens/s",
+           (long long)s->prompt_tokens, rate(s->prompt_tokens, s->prompt_seconds),
+           (long long)s->new_tokens, rate(s->new_tokens - s->prompts, s->decode_seconds));
+}
+
+static lm_code complete(work *w, lm_err *e)
+{
+    const lm_config *c = &w->model.config;
+    int64_t eos = c->eos >= 0 ? c->eos : lm_tokenizer_eos(w->tok);
+    const lm_complete_opts o = { .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p,
+                                             opt.penalty },
+                                 .seed = (uint64_t)tool.seed,
+                                 .eos = opt.ignore_eos ? -1 : eos,
+                                 .stop = opt.stop.v,
+                                 .n_stop = opt.stop.n,
+                                 .logprobs = opt.logprobs,
+                                 .skip_special = opt.skip_special };
+    const lm_complete_hooks h = { next_prompt, w->text ? show_text : NULL, finish, w };
+    return lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+}
+
+static lm_code run(work *w, lm_err *e)
+{
+    lm_code rc = lm_loaded_open(tool.argv[0], &w->model, e);
+    w->text = opt.prompt.n && !tool.json;
+    if (!rc)
+        rc = open_model(w, e);
+    if (!rc)
+        rc = open_prompts(w, e);
+    if (!rc)
+        rc = lm_par_new(&w->par, tool.threads, e);
+    if (!rc)
+        rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
+    if (!rc)
+        rc = open_generator(w, e);
+    if (rc)
+        return rc;
+    w->to = lm_out_file(w->out);
+    w->live =
+        isatty(lm_out_fd(w->out)) || !w->text; /* a reader of JSONL gets each answer at once */
+    rc = complete(w, e);
+    if (!rc && !lm_stopping()) {
+        lm_out *out = w->out;
+        w->out = NULL;
+        rc = lm_out_commit(out, e);
+    }
+    if (!rc)
+        say_summary(w);
+    return rc;
+}
+
+static void check_options(void)
+{
+    if (opt.prompt.n && tool.argc > 1)
+        lm_misuse(&tool, tool.argv[1], "give prompts by -p or in files", "not together with -p");
+    if (opt.logprobs && opt.prompt.n && !tool.json)
+        lm_misuse(&tool, "--logprobs", "add --json", "plain text has no place for them");
+    for (int i = 0; i < opt.stop.n; i++)
+        if (!*opt.stop.v[i])
+            lm_misuse(&tool, "--stop", "leave it out", "an empty string is everywhere");
+}
+
+int main(int argc, char **argv)
+{
+    lm_err err = { 0 };
+    work w = { 0 };
+
+    lm_begin(&tool, argc, argv);
+    check_options();
+    if (run(&w, &err))
+        lm_complain(&tool, &err);
+    lm_out_drop(w.out);
+    lm_generator_free(w.gen);
+    lm_backend_close(w.backend);
+    lm_loaded_fini(&w.model);
+    lm_tok_scratch_free(w.scratch);
+    lm_tokenizer_free(w.tok);
+    lm_input_close(w.in);
+    lm_doc_fini(&w.doc);
+    lm_ids_fini(&w.ids);
+    lm_buf_fini(&w.line);
+    lm_par_free(w.par);
+    return lm_end(&tool);
+}

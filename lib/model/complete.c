@@ -1,0 +1,228 @@
+/* complete.c -- the loop around a generator. */
+#include "model/complete.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/stop.h"
+
+enum {
+    AHEAD = 8
+}; /* completions in flight for each slot: how far a short text may overtake a long one */
+
+typedef struct {
+    lm_generator *g;
+    const lm_tokenizer *tok;
+    const lm_complete_opts *o;
+    const lm_complete_hooks *h;
+    lm_complete_stats *st;
+    lm_sampler *sampler;
+    lm_completion *ring; /* number i lives in ring[i % size] */
+    int64_t size, head, tail;
+    lm_completion **slot; /* NULL: free */
+    int32_t *next;
+    size_t longest_stop;
+    bool ended;
+} run;
+
+/* Bytes at the end of the text that may grow into a stop string. */
+static size_t held_back(const run *r, const lm_buf *text)
+{
+    size_t most = 0;
+    for (int i = 0; i < r->o->n_stop; i++) {
+        size_t n = strlen(r->o->stop[i]);
+        for (size_t k = n - 1 < text->len ? n - 1 : text->len; k > most; k--)
+            if (!memcmp(text->data + text->len - k, r->o->stop[i], k))
+                most = k;
+    }
+    return most;
+}
+
+/* The first stop string in text from byte `from` on: cut the text there. */
+static bool cut_at_stop(const run *r, lm_buf *text, size_t from)
+{
+    char *first = NULL;
+    for (int i = 0; i < r->o->n_stop && text->len > from; i++) {
+        char *p = memmem(text->data + from, text->len - from, r->o->stop[i], strlen(r->o->stop[i]));
+        if (p && (!first || p < first))
+            first = p;
+    }
+    if (!first)
+        return false;
+    *first = 0;
+    text->len = (size_t)(first - text->data);
+    return true;
+}
+
+static lm_code settle(run *r, lm_completion *c, const char *why, size_t before, lm_err *e)
+{
+    c->finish = why;
+    r->slot[c->slot] = NULL;
+    r->next[c->slot] = -1;
+    if (lm_tok_stream_end(&c->stream, r->tok, r->o->skip_special, &c->text, e))
+        return e->code;
+    cut_at_stop(r, &c->text, before > r->longest_stop ? before - r->longest_stop : 0);
+    c->safe = c->text.len;
+    return LM_OK;
+}
+
+/* Choose the next token of c from its logits, and see whether that was the last. */
+static lm_code take_token(run *r, lm_completion *c, const float *logits, lm_err *e)
+{
+    size_t made = c->ids.n - c->n_prompt, before = c->text.len;
+    double logprob = 0;
+    double u = lm_sample_draw(r->o->seed, c->index, (int64_t)made);
+    int64_t id = lm_sample(r->sampler, &r->o->sample, logits, c->ids.v, (int64_t)c->ids.n, u,
+                           r->o->logprobs ? &logprob : NULL);
+    c->ids.v[c->ids.n++] = (uint32_t)id; /* admit() made room */
+    if (r->o->logprobs)
+        c->logprob[made] = (float)logprob;
+    made++;
+    r->st->new_tokens++;
+    r->next[c->slot] = (int32_t)id;
+    if (id == r->o->eos)
+        return settle(r, c, "stop", before, e);
+    if (lm_tok_stream_push(&c->stream, r->tok, (uint32_t)id, r->o->skip_special, &c->text, e))
+        return e->code;
+    if (cut_at_stop(r, &c->text, before > r->longest_stop ? before - r->longest_stop : 0)) {
+        size_t end = c->text.len;
+        lm_code rc = settle(r, c, "stop", before, e);
+        c->text.len = c->safe = end; /* what was still waiting came behind the stop string */
+        return rc;
+    }
+    c->safe = c->text.len - held_back(r, &c->text);
+    if ((int64_t)made >= c->max_new)
+        return settle(r, c, "length", before, e);
+    if ((int64_t)c->ids.n > lm_generator_context(r->g))
+        return settle(r, c, "context", before, e);
+    return LM_OK;
+}
+
+/* Make room for all that c may become, and run its prompt. */
+static lm_code admit(run *r, lm_completion *c, int64_t slot, lm_err *e)
+{
+    const float *logits;
+    double start = lm_now();
+    int64_t room = lm_generator_context(r->g) - (int64_t)c->ids.n + 1;
+    size_t most = (size_t)(c->max_new < room ? c->max_new : room < 1 ? 1 : room);
+    c->n_prompt = c->ids.n;
+    c->slot = slot;
+    if (lm_grow(&c->ids.v, &c->ids.cap, c->ids.n + most + 1, sizeof *c->ids.v, "tokens", e) ||
+        lm_buf_room(&c->text, 8 * most, e) ||
+        (r->o->logprobs && lm_grow(&c->logprob, &c->cap_logprob, most + 1, sizeof *c->logprob,
+                                   "log-probabilities", e)) ||
+        lm_generator_prompt(r->g, slot, c->ids.v, (int64_t)c->ids.n, &logits, e))
+        return e->code;
+    r->slot[slot] = c;
+    r->st->prompts++;
+    r->st->prompt_tokens += (int64_t)c->n_prompt;
+    r->st->prompt_seconds += lm_now() - start;
+    return take_token(r, c, logits, e);
+}
+
+static lm_code fill_slots(run *r, lm_err *e)
+{
+    for (int64_t s = 0; s < lm_generator_batch(r->g) && !r->ended; s++) {
+        while (!r->slot[s] && !r->ended && r->tail - r->head < r->size && !lm_stopping()) {
+            lm_completion *c = &r->ring[r->tail % r->size];
+            bool got = true;
+            c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
+            c->finish = NULL;
+            c->index = r->tail;
+            if (r->h->next(r->h->ctx, c, &got, e))
+                return e->code;
+            r->ended = !got;
+            if (!got)
+                break;
+            r->tail++;
+            if (admit(r, c, s, e))
+                return e->code;
+        }
+    }
+    return LM_OK;
+}
+
+static lm_code hand_back(run *r, lm_err *e)
+{
+    for (; r->head < r->tail; r->head++) {
+        lm_completion *c = &r->ring[r->head % r->size];
+        if (r->h->text && r->h->text(r->h->ctx, c, e))
+            return e->code;
+        if (!c->finish)
+            return LM_OK;
+        if (r->h->done(r->h->ctx, c, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code step(run *r, lm_err *e)
+{
+    const float *logits;
+    double start = lm_now();
+    int64_t vocab = lm_generator_vocab(r->g);
+    if (lm_generator_decode(r->g, r->next, &logits, e))
+        return e->code;
+    for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
+        if (r->slot[s] && take_token(r, r->slot[s], logits + s * vocab, e))
+            return e->code;
+    r->st->decode_seconds += lm_now() - start;
+    return LM_OK;
+}
+
+static bool any_busy(const run *r)
+{
+    for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
+        if (r->slot[s])
+            return true;
+    return false;
+}
+
+static lm_code loop(run *r, lm_err *e)
+{
+    while (!lm_stopping()) {
+        if (fill_slots(r, e) || hand_back(r, e))
+            return e->code;
+        if (any_busy(r)) {
+            if (step(r, e))
+                return e->code;
+        } else if (r->ended && r->head == r->tail) {
+            break;
+        }
+    }
+    return LM_OK;
+}
+
+lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_complete_opts *o,
+                        const lm_complete_hooks *h, lm_complete_stats *st, lm_err *e)
+{
+    int64_t batch = lm_generator_batch(g);
+    run r = { .g = g, .tok = tok, .o = o, .h = h, .st = st, .size = AHEAD * batch };
+    lm_code rc = lm_sampler_new(lm_generator_vocab(g), &r.sampler, e);
+    for (int i = 0; i < o->n_stop; i++)
+        if (strlen(o->stop[i]) > r.longest_stop)
+            r.longest_stop = strlen(o->stop[i]);
+    if (!rc)
+        rc = lm_alloc_n(&r.ring, (size_t)r.size, sizeof *r.ring, "completions", e);
+    if (!rc)
+        rc = lm_alloc_n(&r.slot, (size_t)batch, sizeof *r.slot, "slots", e);
+    if (!rc)
+        rc = lm_alloc_n(&r.next, (size_t)batch, sizeof *r.next, "slots", e);
+    for (int64_t s = 0; !rc && s < batch; s++)
+        r.next[s] = -1;
+    if (!rc)
+        rc = loop(&r, e);
+    for (int64_t i = 0; r.ring && i < r.size; i++) {
+        lm_ids_fini(&r.ring[i].ids);
+        lm_buf_fini(&r.ring[i].text);
+        lm_buf_fini(&r.ring[i].prompt);
+        lm_tok_stream_fini(&r.ring[i].stream);
+        lm_free(r.ring[i].logprob);
+    }
+    lm_free(r.ring);
+    lm_free(r.slot);
+    lm_free(r.next);
+    lm_sampler_free(r.sampler);
+    return rc;
+}

@@ -1,0 +1,61 @@
+/* complete.h -- from prompts to finished texts: many at a time, handed back in order.
+ *
+ * A free slot of the generator takes the next prompt as soon as there is one.  What a prompt
+ * becomes is decided by the seed, its number and its position alone, not by its neighbours or the
+ * batch (but for rounding, where a matrix product of more rows adds up in another order). */
+#ifndef LM_MODEL_COMPLETE_H
+#define LM_MODEL_COMPLETE_H
+
+#include <stdbool.h>
+
+#include "base/buf.h"
+#include "model/generate.h"
+#include "model/sample.h"
+#include "text/tokenizer.h"
+
+typedef struct {
+    int64_t index;   /* number of the prompt, from 0 */
+    lm_ids ids;      /* the prompt, later what was made behind it */
+    size_t n_prompt; /* set by lm_complete_run */
+    int64_t max_new; /* how many tokens to make at most */
+    lm_buf prompt;   /* its text, for the caller alone */
+    float *logprob;  /* of each new token: natural log of its probability; NULL unless asked for */
+    lm_buf text;     /* of the new tokens, stop string excluded */
+    size_t safe;     /* bytes of text that are certain (no beginning of a stop string) */
+    const char *finish; /* "stop" (end of text or a stop string), "length", "context" (no room
+                           left); NULL: not yet */
+    size_t cap_logprob;
+    lm_tok_stream stream;
+    int64_t slot;
+} lm_completion;
+
+typedef struct {
+    lm_sample_opts sample;
+    uint64_t seed;
+    int64_t eos; /* -1: none */
+    const char *const *stop;
+    int n_stop;
+    bool logprobs, skip_special;
+} lm_complete_opts;
+
+/* All may be called again and again; ctx is the caller's.  next: fill c->ids, c->prompt and
+ * c->max_new (all are empty then), *got = false: no more.  text: c->text has grown (only for the
+ * completion that done will be called for next; may be NULL).  done: in the order of the prompts.
+ */
+typedef struct {
+    lm_code (*next)(void *ctx, lm_completion *c, bool *got, lm_err *e);
+    lm_code (*text)(void *ctx, lm_completion *c, lm_err *e);
+    lm_code (*done)(void *ctx, lm_completion *c, lm_err *e);
+    void *ctx;
+} lm_complete_hooks;
+
+typedef struct {
+    int64_t prompts, prompt_tokens, new_tokens;
+    double prompt_seconds, decode_seconds;
+} lm_complete_stats;
+
+/* Run until there are no more prompts, or lm_stopping().  Stats are added up. */
+lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_complete_opts *o,
+                        const lm_complete_hooks *h, lm_complete_stats *st, lm_err *e);
+
+#endif

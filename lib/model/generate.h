@@ -1,0 +1,41 @@
+/* generate.h -- a model with key/value caches: prompts in, logits of the next token out.
+ *
+ * B slots hold a sequence each, of at most S tokens.  A prompt runs through its slot alone, in
+ * chunks of 256, 64 or 16 rows, so its logits do not depend on the other slots; decoding takes all
+ * slots one token further at once.  All graphs share weights, caches and one arena; nothing is
+ * allocated after lm_generator_new. */
+#ifndef LM_MODEL_GENERATE_H
+#define LM_MODEL_GENERATE_H
+
+#include "model/loaded.h"
+
+typedef struct lm_generator lm_generator;
+
+/* Build for `w` in `dtype` (F32, BF16) with B = batch and S = context, and load its weights if it
+ * has none yet.  w and b are borrowed.  Fails: LM_EUSAGE when S exceeds the positions that the
+ * model was made for; as lm_loaded_weights. */
+lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t context,
+                         lm_backend *b, lm_generator **out, lm_err *e);
+void lm_generator_free(lm_generator *g);
+
+/* Begin slot `slot` anew with ids[0..n), 1 <= n <= S.  *logits [V] is borrowed until the next call.
+ */
+lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
+                            const float **logits, lm_err *e);
+/* One more token for each slot: next[slot], negative for slots that rest.  *logits [B,V] is
+ * borrowed until the next call; rows of resting slots mean nothing.  Fails: LM_EUSAGE when a slot
+ * is full. */
+lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **logits, lm_err *e);
+
+int64_t lm_generator_batch(const lm_generator *g);
+int64_t lm_generator_context(const lm_generator *g);
+int64_t lm_generator_vocab(const lm_generator *g);
+int64_t lm_generator_used(const lm_generator *g, int64_t slot);
+/* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
+ * caches as they are filled now. */
+double lm_generator_step_bytes(const lm_generator *g);
+size_t lm_generator_cache_bytes(const lm_generator *g);
+/* Of decoding: seconds by operator, see lm_exec_times. */
+lm_exec *lm_generator_exec(lm_generator *g);
+
+#endif
