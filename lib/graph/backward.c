@@ -63,6 +63,9 @@ lm_code lm_grad_give(lm_grad *s, lm_vid v, lm_vid d, lm_err *e)
 
 lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
 {
+    *out = LM_SKIP;
+    if (!lm_grad_wants(s, v))
+        return LM_OK;
     *acc = LM_ACC_ADD;
     if (s->param_out[v] == LM_NONE) {
         lm_tensor t = s->g->value[v].t;

@@ -54,7 +54,9 @@ lm_vid lm_grad_of(const lm_grad *g, lm_vid v);
 lm_vid lm_grad_take(lm_grad *g, lm_vid v);
 /* d is (a part of) the gradient of v; a second part is added to the first. */
 lm_code lm_grad_give(lm_grad *g, lm_vid v, lm_vid d, lm_err *e);
-/* The GRAD value of parameter v, made at its first use, and how this writer must write to it. */
+/* The GRAD value of parameter v, made at its first use, and how this writer must write to it.  When
+ * v wants no gradient (frozen) or is absent: *out = LM_SKIP and *acc is left alone; a writer that
+ * cannot do without that output writes to an activation that nobody reads. */
 lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
 
 #endif

@@ -22,14 +22,21 @@ static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
     lm_vid in[3] = { lm_grad_of(s, n->out[0]), n->in[0], n->in[2] };
-    lm_vid out[2] = { LM_NONE, LM_SKIP };
-    lm_embed_attr attr = { LM_ACC_ADD, LM_ACC_ADD };
-    if (!lm_grad_wants(s, n->in[1]) && !lm_grad_wants(s, n->in[3]))
+    lm_vid wte = n->in[1], wpe = n->in[3], out[2];
+    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    if (!lm_grad_wants(s, wte) && !lm_grad_wants(s, wpe))
         return LM_OK;
     g->phase = LM_PHASE_BACKWARD_WEIGHT;
-    if (lm_grad_param(s, n->in[1], &out[0], &attr.acc_tok, e) ||
-        (n->in[3] >= 0 && lm_grad_param(s, n->in[3], &out[1], &attr.acc_pos, e)) ||
-        lm_graph_append(g, &lm_op_embed_dw, &attr, in, out, e))
+    if (lm_grad_param(s, wte, &out[0], &attr.acc_tok, e) ||
+        lm_grad_param(s, wpe, &out[1], &attr.acc_pos, e))
+        return e->code;
+    if (out[0] == LM_SKIP) { /* frozen, but the kernel writes it */
+        lm_tensor t = g->value[wte].t;
+        t.dtype = lm_wide(t.dtype);
+        if (lm_graph_value(g, LM_ROLE_ACT, t, NULL, &out[0], e))
+            return e->code;
+    }
+    if (lm_graph_append(g, &lm_op_embed_dw, &attr, in, out, e))
         return e->code;
     /* The shapes of the tables are not operands of the gradient: they are its outputs'. */
     return LM_OK;

@@ -26,12 +26,16 @@ static lm_code linear_grad(lm_grad *s, const lm_node *n, lm_err *e)
     lm_linear_attr attr = { LM_ACC_ADD };
 
     if (lm_grad_wants(s, w) || lm_grad_wants(s, b)) {
-        lm_vid in[2] = { dy, x }, out[2] = { LM_NONE, LM_SKIP };
+        lm_vid in[2] = { dy, x }, out[2];
         lm_acc bias_acc = LM_ACC_ADD;
         g->phase = LM_PHASE_BACKWARD_WEIGHT;
         if (lm_grad_param(s, w, &out[0], &attr.acc, e) ||
-            (lm_grad_wants(s, b) && lm_grad_param(s, b, &out[1], &bias_acc, e)))
+            lm_grad_param(s, b, &out[1], &bias_acc, e))
             return e->code;
+        if (out[0] == LM_SKIP) {
+            out[0] = LM_NONE;
+            attr.acc = bias_acc;
+        }
         if (out[1] >= 0 && bias_acc != attr.acc)
             return lm_fail(e, LM_EUSAGE, "linear", NULL,
                            "a weight and its bias are shared by different layers");

@@ -33,13 +33,18 @@ static lm_code norm_grad(lm_grad *s, const lm_node *n, lm_err *e)
     lm_vid dres = lm_grad_take(s, sum), ds = dres;
     lm_norm_attr attr = *(const lm_norm_attr *)n->attr;
 
-    if (dy != LM_NONE && lm_grad_wants(s, w)) {
-        lm_vid in[3] = { dy, sum, n->out[1] }, out[2] = { LM_NONE, LM_SKIP };
-        lm_acc bias_acc;
+    if (dy != LM_NONE && (lm_grad_wants(s, w) || lm_grad_wants(s, b))) {
+        lm_vid in[3] = { dy, sum, n->out[1] }, out[2];
+        lm_acc bias_acc = LM_ACC_ADD;
         g->phase = LM_PHASE_BACKWARD_WEIGHT;
         if (lm_grad_param(s, w, &out[0], &attr.acc, e) ||
-            (b >= 0 && lm_grad_param(s, b, &out[1], &bias_acc, e)) ||
-            lm_graph_append(g, &lm_op_norm_dw, &attr, in, out, e))
+            lm_grad_param(s, b, &out[1], &bias_acc, e))
+            return e->code;
+        if (out[0] == LM_SKIP) {
+            out[0] = LM_NONE;
+            attr.acc = bias_acc;
+        }
+        if (lm_graph_append(g, &lm_op_norm_dw, &attr, in, out, e))
             return e->code;
         g->phase = LM_PHASE_BACKWARD_INPUT;
     }
@@ -161,12 +166,14 @@ static lm_code head_norm_grad(lm_grad *s, const lm_node *n, lm_err *e)
     lm_head_norm_attr attr = *(const lm_head_norm_attr *)n->attr;
 
     if (lm_grad_wants(s, wq) || lm_grad_wants(s, wk)) {
-        lm_vid in[3] = { dy, qkv, n->out[1] }, out[2] = { LM_NONE, LM_NONE };
-        lm_acc second;
+        lm_vid in[3] = { dy, qkv, n->out[1] }, out[2];
         g->phase = LM_PHASE_BACKWARD_WEIGHT;
         if (lm_grad_param(s, wq, &out[0], &attr.acc, e) ||
-            lm_grad_param(s, wk, &out[1], &second, e) ||
-            lm_graph_append(g, &lm_op_head_norm_dw, &attr, in, out, e))
+            lm_grad_param(s, wk, &out[1], &attr.acc, e))
+            return e->code;
+        for (int i = 0; i < 2; i++)
+            out[i] = out[i] == LM_SKIP ? LM_NONE : out[i];
+        if (lm_graph_append(g, &lm_op_head_norm_dw, &attr, in, out, e))
             return e->code;
         g->phase = LM_PHASE_BACKWARD_INPUT;
     }
