@@ -14,7 +14,7 @@ typedef struct {
 } stage;
 
 enum { CHUNKS = 3 };
-static const int64_t chunk_rows[CHUNKS] = { 256, 64, 16 };
+static const int64_t chunk_rows[CHUNKS] = { 256, 64, 8 };
 
 struct lm_generator {
     lm_backend *b;

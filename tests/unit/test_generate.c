@@ -1,0 +1,280 @@
+/* test_generate.c -- decoding through caches gives the losses and the choices of a whole forward
+ * pass; scoring by strides; completions do not depend on the batch. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/complete.h"
+#include "model/preset.h"
+#include "model/weights.h"
+#include "train/score.h"
+
+enum { V = 96, S = 96 };
+
+static const char *const configs[] = {
+    "{\"model_type\":\"gpt2\",\"vocab_size\":96,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,"
+    "\"n_positions\":96,\"initializer_range\":0.2}",
+    "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":96,\"initializer_range\":0.2}",
+    "{\"model_type\":\"mistral\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":96,\"sliding_window\":9,\"initializer_range\":0.2}",
+    "{\"model_type\":\"qwen2\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":96,\"tie_word_embeddings\":true,\"initializer_range\":0.2}",
+    "{\"model_type\":\"qwen3\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
+    "\"max_position_embeddings\":96,\"initializer_range\":0.2}",
+};
+enum { N_CONFIGS = sizeof configs / sizeof *configs };
+
+static lm_err err;
+static lm_par *par;
+static lm_backend *backend;
+
+static int setup(void **state)
+{
+    (void)state;
+    return lm_par_new(&par, 2, &err) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &err);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lm_backend_close(backend);
+    lm_par_free(par);
+    return 0;
+}
+
+static void ok(lm_code rc)
+{
+    if (rc)
+        fail_msg("%s: %s", err.where, err.what);
+}
+
+static void make(const char *text, lm_dtype type, lm_loaded *w)
+{
+    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
+    lm_model *m;
+    json_t *o;
+    lm_config c;
+    float *block;
+    memset(w, 0, sizeof *w);
+    ok(lm_json_parse(text, strlen(text), "config", &o, &err));
+    ok(lm_config_read(o, "config", &c, &err));
+    ok(lm_model_build(&c, &build, &m, &err));
+    ok(lm_alloc_n(&block, (size_t)m->block, sizeof *block, "weights", &err));
+    lm_weights_init(m, 5, par, block);
+    ok(lm_loaded_take(w, m, block, par, &err));
+    lm_free(block);
+    lm_model_free(m);
+    json_decref(o);
+}
+
+static void open_eval(const lm_loaded *w, lm_dtype type, int64_t batch, int64_t seq,
+                      lm_evaluator *v)
+{
+    const lm_build build = { .batch = batch, .seq = seq, .documents = true, .precision = { type } };
+    ok(lm_evaluator_new(&w->config, &build, backend, NULL, v, &err));
+    lm_loaded_bind(w, v->model, v->exec, v->rope);
+}
+
+static double log_softmax(const float *x, int64_t i)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < V; k++)
+        sum += exp(x[k]);
+    return x[i] - log(sum);
+}
+
+static void caches_equal_a_whole_forward(void **state)
+{
+    uint32_t ids[S];
+    (void)state;
+    for (int i = 0; i < S; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(1, "test", 0), (uint64_t)i, V);
+    for (int k = 0; k < N_CONFIGS; k++) {
+        lm_loaded w;
+        lm_evaluator v;
+        lm_generator *g;
+        const float *loss, *logits;
+        lm_eval_sum sum = { 0 };
+        make(configs[k], LM_DTYPE_F32, &w);
+        open_eval(&w, LM_DTYPE_F32, 1, S - 1, &v);
+        for (int i = 0; i + 1 < S; i++) {
+            v.batch.tokens[i] = (int32_t)ids[i];
+            v.batch.targets[i] = (int32_t)ids[i + 1];
+            v.batch.pos[i] = i;
+            v.batch.lo[i] = 0;
+        }
+        ok(lm_evaluator_run(&v, &sum, &loss, &err));
+        ok(lm_generator_new(&w, LM_DTYPE_F32, 3, S, backend, &g, &err));
+        /* a prompt of 70 takes a chunk of 96 rows, one of 20 a chunk of 64 */
+        const int64_t prompts[3] = { 70, 20, 1 };
+        int32_t next[3];
+        for (int s = 0; s < 3; s++) {
+            int64_t n = prompts[s];
+            ok(lm_generator_prompt(g, s, ids, n, &logits, &err));
+            assert_true(fabs(-log_softmax(logits, ids[n]) - loss[n - 1]) < 1e-4);
+            next[s] = (int32_t)ids[n];
+        }
+        for (int64_t i = 0; i < 25; i++) { /* the middle slot rests for a while */
+            next[1] = i < 5 || i >= 10 ? (int32_t)ids[lm_generator_used(g, 1)] : -1;
+            ok(lm_generator_decode(g, next, &logits, &err));
+            for (int s = 0; s < 3; s++) {
+                int64_t n = lm_generator_used(g, s);
+                if (next[s] >= 0)
+                    assert_true(fabs(-log_softmax(logits + s * V, ids[n]) - loss[n - 1]) < 1e-4);
+                next[s] = (int32_t)ids[n];
+            }
+        }
+        lm_generator_free(g);
+        lm_evaluator_fini(&v);
+        lm_loaded_fini(&w);
+    }
+}
+
+static void a_full_slot_is_refused(void **state)
+{
+    lm_loaded w;
+    lm_generator *g;
+    const float *logits;
+    uint32_t ids[9] = { 1, 2, 3 };
+    int32_t next = 4;
+    (void)state;
+    make(configs[1], LM_DTYPE_F32, &w);
+    assert_int_equal(lm_generator_new(&w, LM_DTYPE_F32, 1, 97, backend, &g, &err), LM_EUSAGE);
+    err = (lm_err){ 0 };
+    ok(lm_generator_new(&w, LM_DTYPE_F32, 1, 8, backend, &g, &err));
+    assert_int_equal(lm_generator_prompt(g, 0, ids, 9, &logits, &err), LM_EUSAGE);
+    err = (lm_err){ 0 };
+    ok(lm_generator_prompt(g, 0, ids, 7, &logits, &err));
+    ok(lm_generator_decode(g, &next, &logits, &err));
+    assert_int_equal(lm_generator_decode(g, &next, &logits, &err), LM_EUSAGE);
+    err = (lm_err){ 0 };
+    ok(lm_generator_prompt(g, 0, ids, 8, &logits, &err)); /* a slot begins anew */
+    lm_generator_free(g);
+    lm_loaded_fini(&w);
+}
+
+static void decoding_allocates_nothing(void **state)
+{
+    lm_loaded w;
+    lm_generator *g;
+    lm_sampler *s;
+    const float *logits;
+    const lm_sample_opts o = { 0.8, 20, 0.9, 0.01, 1.1 };
+    uint32_t ids[S] = { 1, 2, 3 };
+    (void)state;
+    make(configs[1], LM_DTYPE_BF16, &w);
+    ok(lm_generator_new(&w, LM_DTYPE_BF16, 1, S, backend, &g, &err));
+    ok(lm_sampler_new(V, &s, &err));
+    ok(lm_generator_prompt(g, 0, ids, 3, &logits, &err));
+    uint64_t before = lm_alloc_count();
+    for (int n = 3; n < S; n++) {
+        ids[n] = (uint32_t)lm_sample(s, &o, logits, ids, n, lm_sample_draw(1, 0, n), NULL);
+        int32_t next = (int32_t)ids[n];
+        ok(lm_generator_decode(g, &next, &logits, &err));
+    }
+    assert_int_equal(lm_alloc_count(), before);
+    lm_sampler_free(s);
+    lm_generator_free(g);
+    lm_loaded_fini(&w);
+}
+
+/* Every target is scored once, with the context that the stride grants, whatever shares its batch.
+ */
+static void strides_score_each_target_once(void **state)
+{
+    enum { N = 75, T = 16 };
+    uint32_t ids[N], bytes[V];
+    lm_loaded w;
+    lm_evaluator one, v;
+    double expect[2] = { 0, 0 };
+    (void)state;
+    for (int i = 0; i < N; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(2, "test", 0), (uint64_t)i, V);
+    for (uint32_t i = 0; i < V; i++)
+        bytes[i] = i;
+    make(configs[1], LM_DTYPE_F32, &w);
+    open_eval(&w, LM_DTYPE_F32, 1, T, &one);
+    for (int64_t begin = 0, done = 0; done + 1 < N;
+         begin += 6) { /* by the definition, a window a run */
+        lm_eval_sum sum = { 0 };
+        int64_t end = begin + T < N - 1 ? begin + T : N - 1;
+        for (int64_t r = 0; r < T; r++) {
+            bool in = begin + r < end;
+            one.batch.tokens[r] = in ? (int32_t)ids[begin + r] : 0;
+            one.batch.targets[r] = in && begin + r >= done ? (int32_t)ids[begin + r + 1] : -1;
+            one.batch.pos[r] = (int32_t)r;
+            one.batch.lo[r] = 0;
+        }
+        ok(lm_evaluator_run(&one, &sum, NULL, &err));
+        expect[0] += sum.nll;
+        done = end;
+    }
+    open_eval(&w, LM_DTYPE_F32, 3, T, &v);
+    lm_scorer *s;
+    lm_score got = { 0 }, other = { 0 }, tail = { 0 };
+    ok(lm_scorer_new(&v, 6, bytes, &s, &err));
+    for (int i = 0; i < 7; i++) /* short ones in between */
+        ok(lm_scorer_add(s, ids, 3 + i, 1, &other, &err));
+    ok(lm_scorer_add(s, ids, N, 1, &got, &err));
+    ok(lm_scorer_add(s, ids, 1, 1, &other, &err));
+    ok(lm_scorer_add(s, ids, 12, 9, &tail, &err));
+    ok(lm_scorer_flush(s, &err));
+    for (int i = 1; i < N; i++)
+        expect[1] += ids[i];
+    assert_int_equal(got.tokens, N - 1);
+    assert_int_equal(got.bytes, (int64_t)expect[1]);
+    assert_true(fabs(got.nll - expect[0]) < 1e-3);
+    assert_int_equal(other.tokens, 2 + 3 + 4 + 5 + 6 + 7 + 8);
+    assert_int_equal(tail.tokens, 3);
+    ids[5] = V;
+    assert_int_equal(lm_scorer_add(s, ids, N, 1, &got, &err), LM_EFORMAT);
+    err = (lm_err){ 0 };
+    lm_scorer_free(s);
+    lm_evaluator_fini(&one);
+    lm_evaluator_fini(&v);
+    lm_loaded_fini(&w);
+}
+
+static void set_knows_the_keys(void **state)
+{
+    json_t *o;
+    (void)state;
+    ok(lm_json_parse(configs[1], strlen(configs[1]), "config", &o, &err));
+    ok(lm_config_set(o, "hidden_size=32", &err));
+    ok(lm_config_set(o, "rope_scaling.rope_type=linear", &err));
+    ok(lm_config_set(o, "rope_scaling.factor=2.5", &err));
+    assert_int_equal(json_integer_value(json_object_get(o, "hidden_size")), 32);
+    json_t *rope = json_object_get(o, "rope_scaling");
+    assert_string_equal(json_string_value(json_object_get(rope, "rope_type")), "linear");
+    assert_true(json_real_value(json_object_get(rope, "factor")) == 2.5);
+    const char *const wrong[] = { "n_embd=3",         "hidden_size",     "=3",
+                                  "rope_scaling.x=1", "hidden_size.x=1", "model_type=gpt2" };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(lm_config_set(o, wrong[i], &err), LM_EUSAGE);
+        err = (lm_err){ 0 };
+    }
+    json_decref(o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(caches_equal_a_whole_forward),
+        cmocka_unit_test(a_full_slot_is_refused),
+        cmocka_unit_test(decoding_allocates_nothing),
+        cmocka_unit_test(strides_score_each_target_once),
+        cmocka_unit_test(set_knows_the_keys),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

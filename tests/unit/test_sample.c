@@ -1,0 +1,168 @@
+/* test_sample.c -- sampling: limits, penalty, distribution, counted draws. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <string.h>
+
+#include "model/sample.h"
+
+enum { V = 6 };
+static const float logits[V] = { 0.5f, 3.0f, -1.0f, 2.0f, 3.0f, -INFINITY };
+static const lm_sample_opts plain = { .temperature = 1, .top_p = 1, .repetition_penalty = 1 };
+static lm_sampler *sampler;
+
+static int setup(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    return lm_sampler_new(V, &sampler, &e);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lm_sampler_free(sampler);
+    return 0;
+}
+
+/* Which ids come up over an even grid of draws, as a bit mask; share[i] of each. */
+static unsigned spread(const lm_sample_opts *o, double *share)
+{
+    enum { N = 20000 };
+    unsigned mask = 0;
+    memset(share, 0, V * sizeof *share);
+    for (int i = 0; i < N; i++) {
+        int64_t id = lm_sample(sampler, o, logits, NULL, 0, (i + 0.5) / N, NULL);
+        assert_in_range(id, 0, V - 1);
+        mask |= 1u << id;
+        share[id] += 1.0 / N;
+    }
+    return mask;
+}
+
+static void greedy_takes_the_first_of_the_largest(void **state)
+{
+    lm_sample_opts o = plain;
+    (void)state;
+    o.temperature = 0;
+    assert_int_equal(lm_sample(sampler, &o, logits, NULL, 0, 0.99, NULL), 1);
+}
+
+static void plain_sampling_follows_the_softmax(void **state)
+{
+    const double t[3] = { 1, 0.5, 2 };
+    double share[V], sum;
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        lm_sample_opts o = plain;
+        o.temperature = t[k];
+        assert_int_equal(spread(&o, share), 0x1f);
+        sum = 0;
+        for (int i = 0; i < V; i++)
+            sum += exp(logits[i] / t[k]);
+        for (int i = 0; i < V; i++)
+            assert_true(fabs(share[i] - exp(logits[i] / t[k]) / sum) < 2e-4);
+    }
+}
+
+static void limits_keep_the_likeliest(void **state)
+{
+    lm_sample_opts o = plain;
+    double share[V];
+    (void)state;
+    o.top_k = 1;
+    assert_int_equal(spread(&o, share), 1 << 1); /* of equal ones the lower id */
+    o.top_k = 3;
+    assert_int_equal(spread(&o, share), 1 << 1 | 1 << 4 | 1 << 3);
+    assert_true(fabs(share[3] - exp(-1) / (2 + exp(-1))) < 2e-4);
+    o.top_k = 100;
+    assert_int_equal(spread(&o, share), 0x1f);
+    o = plain;
+    o.top_p = 0.4; /* 3.0 has 0.406 of all */
+    assert_int_equal(spread(&o, share), 1 << 1);
+    o.top_p = 0.45;
+    assert_int_equal(spread(&o, share), 1 << 1 | 1 << 4);
+    o.top_p = 0;
+    assert_int_equal(spread(&o, share), 1 << 1);
+    o = plain;
+    o.min_p = 0.36; /* e^-1 = 0.368 stays, e^-2.5 goes */
+    assert_int_equal(spread(&o, share), 1 << 1 | 1 << 4 | 1 << 3);
+    o.min_p = 1;
+    assert_int_equal(spread(&o, share), 1 << 1 | 1 << 4);
+}
+
+static void top_p_is_a_share_of_what_top_k_left(void **state)
+{
+    lm_sample_opts o = plain;
+    double share[V];
+    (void)state;
+    o.top_k = 2;
+    o.top_p = 0.49; /* of two equal ones the first has a half */
+    assert_int_equal(spread(&o, share), 1 << 1);
+    o.top_p = 0.51;
+    assert_int_equal(spread(&o, share), 1 << 1 | 1 << 4);
+}
+
+static void the_penalty_counts_each_token_once(void **state)
+{
+    const uint32_t seen[4] = { 1, 4, 1, 1 };
+    lm_sample_opts o = plain;
+    (void)state;
+    o.temperature = 0;
+    o.repetition_penalty = 1.4; /* 3 / 1.4 = 2.14 > 2; twice would be 1.53 */
+    assert_int_equal(lm_sample(sampler, &o, logits, seen, 4, 0, NULL), 1);
+    o.repetition_penalty = 1.6;
+    assert_int_equal(lm_sample(sampler, &o, logits, seen, 4, 0, NULL), 3);
+    const uint32_t three[3] = { 1, 4, 3 };
+    o.repetition_penalty = 100; /* 0.5 is untouched */
+    assert_int_equal(lm_sample(sampler, &o, logits, three, 3, 0, NULL), 0);
+    const float low[V] = { -1, -1.5f, -9, -9, -9, -9 };
+    const uint32_t zero = 0;
+    o.repetition_penalty = 2; /* -1 becomes -2 */
+    assert_int_equal(lm_sample(sampler, &o, low, &zero, 1, 0, NULL), 1);
+}
+
+static void the_probability_is_that_of_the_model(void **state)
+{
+    lm_sample_opts o = plain;
+    double p, sum = 0;
+    (void)state;
+    o.temperature = 0.3;
+    o.top_k = 1;
+    int64_t id = lm_sample(sampler, &o, logits, NULL, 0, 0.5, &p);
+    for (int i = 0; i < V; i++)
+        sum += exp(logits[i]);
+    assert_int_equal(id, 1);
+    assert_true(fabs(p - (3 - log(sum))) < 1e-12);
+}
+
+static void draws_are_counted(void **state)
+{
+    (void)state;
+    for (int64_t i = 0; i < 100; i++) {
+        double u = lm_sample_draw(7, 3, i);
+        assert_true(u >= 0 && u < 1);
+        assert_true(u == lm_sample_draw(7, 3, i));
+        assert_true(u != lm_sample_draw(7, 4, i));
+        assert_true(u != lm_sample_draw(8, 3, i));
+        assert_true(u != lm_sample_draw(7, 3, i + 1));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(greedy_takes_the_first_of_the_largest),
+        cmocka_unit_test(plain_sampling_follows_the_softmax),
+        cmocka_unit_test(limits_keep_the_likeliest),
+        cmocka_unit_test(top_p_is_a_share_of_what_top_k_left),
+        cmocka_unit_test(the_penalty_counts_each_token_once),
+        cmocka_unit_test(the_probability_is_that_of_the_model),
+        cmocka_unit_test(draws_are_counted),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
