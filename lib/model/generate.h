@@ -1,7 +1,7 @@
 /* generate.h -- a model with key/value caches: prompts in, logits of the next token out.
  *
  * B slots hold a sequence each, of at most S tokens.  A prompt runs through its slot alone, in
- * chunks of 256, 64 or 16 rows, so its logits do not depend on the other slots; decoding takes all
+ * chunks of 256, 64 or 8 rows, so its logits do not depend on the other slots; decoding takes all
  * slots one token further at once.  All graphs share weights, caches and one arena; nothing is
  * allocated after lm_generator_new. */
 #ifndef LM_MODEL_GENERATE_H

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Compare generate and eval-model with transformers on folders that transformers wrote, and init-model's folders the
+other way; speaks TAP.
+
+Environment: LM_TEST_BUILD, a build folder with bin/."""
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
+TEXT = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
+NEW = 40
+count = 0
+failed = 0
+
+
+def check(ok, name, *detail):
+    global count, failed
+    count += 1
+    failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
+    for d in detail if not ok else ():
+        print("# " + str(d))
+
+
+def tool(name, *args):
+    r = subprocess.run([os.path.join(BUILD, "bin", name), *args], capture_output=True, text=True)
+    if r.returncode:
+        print("# " + r.stderr)
+    return r.stdout
+
+
+def tokenizer(tmp):
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=500, show_progress=False, special_tokens=["<|endoftext|>"],
+                                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    t.save(os.path.join(tmp, "tokenizer.json"))
+    return t
+
+
+def configs():
+    llama = dict(vocab_size=500, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+                 num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.15, bos_token_id=0, eos_token_id=0)
+    yield "gpt2", GPT2Config(vocab_size=500, n_embd=64, n_layer=3, n_head=4, n_positions=256, initializer_range=0.15,
+                             bos_token_id=0, eos_token_id=0)
+    yield "llama", LlamaConfig(**llama)
+    yield "llama3 rope", LlamaConfig(**llama, tie_word_embeddings=True, rope_scaling={
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64})
+    yield "mistral", MistralConfig(**llama, sliding_window=16)
+    yield "qwen2", Qwen2Config(**llama)
+    yield "qwen3", Qwen3Config(**llama, head_dim=32)
+
+
+def greedy(model, ids):
+    ids = list(ids)
+    probs = []
+    with torch.no_grad():
+        for _ in range(NEW):
+            p = model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
+            ids.append(int(p.argmax()))
+            probs.append(float(p[ids[-1]]))
+    return ids[-NEW:], probs
+
+
+def perplexity(model, ids):
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]])).logits[0].double().log_softmax(-1)
+    return -float(logits[range(len(ids) - 1), ids[1:]].mean())
+
+
+def compare(name, model, tok, folder):
+    prompts = [TEXT[:n] for n in (3, 60, 400)]
+    jsonl = os.path.join(folder, "prompts.jsonl")
+    with open(jsonl, "w", encoding="utf-8") as f:
+        f.writelines(json.dumps({"prompt": p}) + "\n" for p in prompts)
+    out = tool("generate", folder, jsonl, "--temperature", "0", "-n", str(NEW), "--dtype", "f32", "--logprobs",
+               "--ignore-eos", "--context", "256", "-q").splitlines()
+    for line, p in zip(out, prompts):
+        ids, probs = greedy(model, tok.encode(p).ids)
+        got = json.loads(line)
+        check(got["token_ids"] == ids, f"{name}: greedy tokens behind {len(p)} characters", got["token_ids"], ids)
+        worst = max(abs(a - b) for a, b in zip(got["logprobs"], probs))
+        check(worst < 1e-4, f"{name}: their log-probabilities", worst)
+        check(got["text"] == tok.decode(ids, skip_special_tokens=True), f"{name}: their text")
+    check(len(out) == len(prompts), f"{name}: an answer for each prompt")
+    text = os.path.join(folder, "text.txt")
+    with open(text, "w", encoding="utf-8") as f:
+        f.write(TEXT[:500])
+    got = json.loads(tool("eval-model", folder, text, "--seq-len", "256", "-q"))
+    want = perplexity(model, tok.encode(TEXT[:500]).ids)
+    check(abs(got["loss"] - want) < 1e-5 * want, f"{name}: loss of a text", got["loss"], want)
+
+
+def fresh(tmp, tok):
+    """What init-model writes loads there, with nothing missing or left over, and says the same."""
+    for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b"):
+        folder = os.path.join(tmp, preset)
+        small = (["n_layer=2", "n_embd=64", "n_head=4"] if "gpt2" in preset else
+                 ["num_hidden_layers=2", "hidden_size=64", "intermediate_size=96", "num_attention_heads=4", "num_key_value_heads=2"])
+        if preset in ("mistral-7b", "qwen3-0.6b"):
+            small.append("head_dim=16")
+        tool("init-model", preset, *[x for s in small for x in ("--set", s)], "--set", "initializer_range=0.15",
+             "-t", os.path.join(tmp, "tokenizer.json"), "-o", folder, "-q")
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+        check(not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")), f"{preset}: loads", info)
+        compare(preset, model.eval(), tok, folder)
+
+
+def main():
+    torch.manual_seed(3)
+    with tempfile.TemporaryDirectory() as tmp:
+        tok = tokenizer(tmp)
+        for name, config in configs():
+            folder = os.path.join(tmp, name)
+            model = AutoModelForCausalLM.from_config(config).eval()
+            for n, p in model.named_parameters():  # biases and norms too: zeros would hide mistakes
+                if p.dim() == 1:
+                    p.data += 0.1 * torch.randn_like(p)
+            model.save_pretrained(folder)
+            tok.save(os.path.join(folder, "tokenizer.json"))
+            compare(name, model, tok, folder)
+        fresh(tmp, tok)
+    print(f"1..{count}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
