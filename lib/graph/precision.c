@@ -9,7 +9,7 @@ typedef struct {
     const lm_precision *p;
     lm_vid *cast_of; /* by value: its copy in the other type, or LM_NONE */
     size_t n_cast;
-    bool *param_seen;
+    bool *seen; /* by value that is no activation: its type is chosen */
 } pass;
 
 static bool kept(const lm_precision *p, const char *op)
@@ -59,11 +59,11 @@ static lm_code in_type(pass *s, lm_vid v, lm_dtype d, lm_vid *out, lm_err *e)
 static lm_code param_type(pass *s, const lm_node *n, lm_vid v, lm_dtype d, lm_err *e)
 {
     lm_value *x = &s->g->value[v];
-    if (s->param_seen[v] && x->t.dtype != d)
+    if (s->seen[v] && x->t.dtype != d)
         return lm_fail(e, LM_EUSAGE, x->name, "keep all of its operators in one type",
                        "used as %s and, by %s, as %s", lm_dtype_name(x->t.dtype), n->op->name,
                        lm_dtype_name(d));
-    s->param_seen[v] = true;
+    s->seen[v] = true;
     x->t.dtype = d;
     return LM_OK;
 }
@@ -79,12 +79,12 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
             if (param_type(s, &n, v, n.op->low_param >> i & 1 ? d : lm_wide(d), e))
                 return e->code;
         } else if (n.op->act_in >> i & 1) {
-            if (s->g->value[v].role == LM_ROLE_ACT) {
-                if (in_type(s, v, d, &n.in[i], e))
-                    return e->code;
-            } else {
+            if (s->g->value[v].role != LM_ROLE_ACT && !s->seen[v]) {
+                s->seen[v] = true;
                 s->g->value[v].t.dtype = d;
             }
+            if (in_type(s, v, d, &n.in[i], e))
+                return e->code;
         } else if (s->g->value[v].role != LM_ROLE_ACT) {
             s->g->value[v].t.dtype = lm_wide(d);
         }
@@ -113,7 +113,7 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e)
     size_t n_old = g->n_nodes;
     lm_code rc = lm_alloc_n(&s.cast_of, g->n_values, sizeof *s.cast_of, "a pass", e);
     if (!rc)
-        rc = lm_alloc_n(&s.param_seen, g->n_values, sizeof *s.param_seen, "a pass", e);
+        rc = lm_alloc_n(&s.seen, g->n_values, sizeof *s.seen, "a pass", e);
     if (!rc)
         rc = lm_alloc_n(&old, n_old, sizeof *old, "a pass", e);
     if (!rc) {
@@ -128,7 +128,7 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e)
         }
     }
     lm_free(s.cast_of);
-    lm_free(s.param_seen);
+    lm_free(s.seen);
     lm_free(old);
     return rc;
 }
