@@ -165,7 +165,8 @@ BENCH_AID := $(filter-out $(BENCH_SRC),$(sort $(wildcard tests/bench/*.c)))
 LLMC ?=
 
 # A library is there when three lines that use it compile and link.
-probe = $(shell printf '%s\n' '\#include <$1>' 'int main(void) { return 0; }' | \
+HASH := \#
+probe = $(shell printf '%s\n' '$(HASH)include <$1>' 'int main(void) { return 0; }' | \
                 $(CC) -x c - -o /dev/null -Wl,--no-as-needed $2 2>/dev/null && echo yes)
 
 bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
