@@ -224,7 +224,7 @@ static lm_code forward_backward(lm_trainer *t, int64_t valid, double *loss, lm_e
     return LM_OK;
 }
 
-static lm_code numeric_stop(lm_trainer *t, const char *what, double value, lm_err *e)
+static lm_code numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
 {
     const char *last = NULL;
     char todo[200], where[64];
@@ -236,7 +236,7 @@ static lm_code numeric_stop(lm_trainer *t, const char *what, double value, lm_er
         last = t->io.resume;
     snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%s",
              last ? "resume from " : "begin anew", last ? last : "");
-    snprintf(where, sizeof where, "step %" PRId64, t->s.step + 1);
+    snprintf(where, sizeof where, "step %" PRId64, step);
     return lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what,
                    isnan(value) ? "not a number" : "infinite");
 }
@@ -277,9 +277,9 @@ static lm_code train_step(lm_trainer *t, step_info *i, lm_err *e)
     i->norm = sqrt(i->norm);
     i->lr = lm_schedule_lr(&t->o.schedule, t->s.step);
     if (!isfinite(i->loss))
-        return numeric_stop(t, "loss", i->loss, e);
+        return numeric_stop(t, t->s.step + 1, "loss", i->loss, e);
     if (!isfinite(i->norm))
-        return numeric_stop(t, "gradient norm", i->norm, e);
+        return numeric_stop(t, t->s.step + 1, "gradient norm", i->norm, e);
     t->r.seconds_optimizer += lm_now() - t0;
     t0 = lm_now();
     if (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e))
@@ -437,7 +437,7 @@ static lm_code save(lm_trainer *t, lm_err *e)
     if (lm_sumsq(t->b, t->s.param, t->model->block, t->s.norm_work, &norm, e))
         return e->code;
     if (!isfinite(norm))
-        return numeric_stop(t, "norm of the weights", norm, e);
+        return numeric_stop(t, t->s.step, "norm of the weights", norm, e);
     if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || lm_ckpt_begin(t->ckpt, &t->s, e))
         return e->code;
     t->saving = t->saved = t->s.step;

@@ -1,0 +1,509 @@
+#!/usr/bin/env bats
+# train: checkpoints and resumes to the bit, signals, records, refusals, and what is left after failures.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+}
+
+setup() {
+    load ../inject/inject
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" .
+}
+
+# A training of 8 steps, in about a tenth of a second.
+T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --lr 3e-3 --warmup 2 --steps 8)
+
+# tensors FILE -> the data of a safetensors file, without the header and its history
+tensors() {
+    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
+}
+
+# numbers RUN -> what state.json holds besides time, options and history
+numbers() {
+    grep -E '^  "(optimizer|step|tokens|sample|best_loss|bad_evals|evaluated)"' "$1/latest/state.json"
+}
+
+same_bits() { # same_bits RUN RUN
+    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
+    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
+    diff <(numbers "$1") <(numbers "$2")
+}
+
+# field FILE EVENT KEY -> the values of a key, a line each
+field() {
+    sed -nE "/^\{\"event\":\"$2\"/s/.*\"$3\":([^,}]*).*/\1/p" "$1"
+}
+
+wait_for() { # wait_for COMMAND ...: until it succeeds, two minutes at most
+    for ((i = 0; i < 1200; i++)); do
+        "$@" && return
+        sleep 0.1
+    done
+    echo "waited in vain for $*"
+    return 1
+}
+
+no_temporaries() {
+    [ -z "$(find . -name '.*.tmp.*')" ]
+}
+
+@test "train: the run folder is a model, its checkpoints are whole" {
+    "${T[@]}" m0 data -o run --save-every 3
+    [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors step-00000{3,6,8} tokenizer.json)" ]
+    [ "$(readlink run/latest)" = step-000008 ]
+    [ "$(ls run/latest/)" = "$(printf '%s\n' config.json model.safetensors optimizer.safetensors state.json tokenizer.json)" ]
+    cmp run/tokenizer.json m0/tokenizer.json
+    inspect-model -q run > /dev/null
+    grep -q '"torch_dtype": "float32"' run/config.json
+    no_temporaries
+}
+
+@test "train: the loss falls" {
+    "${T[@]}" m0 data -o run --steps 60 --batch-size 4 --metrics m.jsonl
+    field m.jsonl step loss | awk 'NR == 1 { a = $1 } { b = $1 } END { exit !(a > 5.5 && b < 3.5) }'
+}
+
+@test "train: resume gives the same bits, from any checkpoint, for every optimiser and precision" {
+    for o in "--optimizer adamw" "--optimizer sgd --nesterov" "--dtype bf16 --dropout 0.1" \
+        "--gradient-accumulation-steps 2 --eval-every 2"; do
+        rm -rf whole cut again
+        # shellcheck disable=SC2086
+        "${T[@]}" m0 data -o whole --keep 0 --save-every 1 $o
+        for n in 1 4 7; do
+            rm -rf again
+            train -q --resume whole/step-00000$n -o again
+            same_bits whole again || { echo "$o: from $n"; false; }
+        done
+    done
+}
+
+@test "train: plain SGD has no states and resumes all the same" {
+    "${T[@]}" m0 data -o whole --optimizer sgd --momentum 0 --save-every 5
+    [ ! -e whole/latest/optimizer.safetensors ]
+    train -q --resume whole/step-000005 -o again
+    cmp <(tensors whole/model.safetensors) <(tensors again/model.safetensors)
+}
+
+@test "train: kill -9 at any moment, then --resume: the same bits" {
+    "${T[@]}" m0 data -o whole --steps 30
+    for n in 1 7 12 23; do
+        rm -rf run
+        "${T[@]}" m0 data -o run --steps 30 --save-every 1 --keep 2 &
+        pid=$!
+        reached() { [ "$(find run -maxdepth 1 -name 'step-*' 2> /dev/null | sed 's/.*-0*//' | sort -n | tail -1)0" -ge $((10 * n)) ]; }
+        wait_for reached
+        kill -9 $pid
+        wait $pid || true
+        inspect-model -q run > /dev/null
+        train -q --resume run
+        same_bits whole run || { echo "killed after $n"; false; }
+        no_temporaries
+    done
+}
+
+@test "train: SIGINT and SIGTERM finish the step, write a checkpoint and end by the signal" {
+    "${T[@]}" m0 data -o whole --lr-schedule constant --steps 1
+    for s in INT TERM; do
+        rm -rf run m.jsonl
+        env --default-signal=INT "${T[@]}" m0 data -o run --steps 1M --lr-schedule constant --metrics m.jsonl &
+        pid=$!
+        wait_for grep -qs '"event":"step","step":5,' m.jsonl
+        kill -$s $pid
+        status=0
+        wait $pid || status=$?
+        [ "$s$status" = INT130 ] || [ "$s$status" = TERM143 ]
+        last=$(field m.jsonl step step | tail -1)
+        [ "$(readlink run/latest)" = "$(printf 'step-%06d' "$last")" ]
+        [ "$(field m.jsonl end status)" = '"stopped"' ]
+        # what it stands for is the run that was never stopped
+        train -q --resume run --steps $((last + 2))
+        "${T[@]}" m0 data -o "whole$s" --steps $((last + 2)) --lr-schedule constant
+        same_bits "whole$s" run
+    done
+}
+
+@test "train: SIGUSR1 writes a checkpoint and goes on" {
+    "${T[@]}" m0 data -o run --steps 1M --metrics m.jsonl &
+    pid=$!
+    wait_for grep -qs '"event":"step","step":3,' m.jsonl
+    kill -USR1 $pid
+    wait_for grep -q '"event":"checkpoint"' m.jsonl
+    at=$(field m.jsonl checkpoint step)
+    [ -s "run/$(printf 'step-%06d' "$at")/state.json" ]
+    later() { [ "$(field m.jsonl step step | tail -1)" -gt "$at" ]; }
+    wait_for later
+    kill -TERM $pid
+    wait $pid || true
+}
+
+@test "train: the same bits for any -j" {
+    for j in 1 2 3; do "${T[@]}" m0 data -o run$j -j $j --dtype bf16; done
+    same_bits run1 run2
+    same_bits run1 run3
+    for j in 1 3; do "${T[@]}" m0 data -o again$j -j $j --clip-value 1e-3; done
+    same_bits again1 again3
+}
+
+@test "train: micro-batches give the loss of the whole batch, whatever tokens each predicts" {
+    train -q --peak-tflops 0 m0 data -o a --seq-len 24 --steps 6 --batch-size 8 --metrics a.jsonl
+    train -q --peak-tflops 0 m0 data -o b --seq-len 24 --steps 6 --batch-size 2 --gradient-accumulation-steps 4 \
+        --metrics b.jsonl
+    [ "$(field a.jsonl step tokens)" = "$(field b.jsonl step tokens)" ]
+    # the windows differ in what they predict, or this test shows nothing
+    [ "$(field a.jsonl step tokens | tail -1)" -ne $((6 * 8 * 24)) ]
+    paste <(field a.jsonl step loss) <(field b.jsonl step loss) <(field a.jsonl step grad_norm) <(field b.jsonl step grad_norm) |
+        awk '{ d = ($1 - $2) / $1; n = ($3 - $4) / $3; if (d * d > 4e-12 || n * n > 1e-10) bad = 1; print } END { exit bad }'
+}
+
+@test "train: metrics: every record, and one line of numbers that goes on through a resume" {
+    "${T[@]}" m0 data -o run --eval-every 4 --save-every 4 --metrics m.jsonl --tensorboard events.out.tfevents.x
+    [ "$(sed -E 's/^\{"event":"([a-z]*)".*/\1/' m.jsonl | sort | uniq -c | tr -s ' \n' ' ')" = \
+        " 2 checkpoint 1 end 2 eval 1 run 8 step " ]
+    head -1 m.jsonl | grep -q '"event":"run","tool":"train",.*"device":"cpu","kernels":.*"dtype":"f32","parameters":97472'
+    tail -1 m.jsonl | grep -q '"event":"end","status":"done","step":8,.*"peak_memory_bytes":[0-9]'
+    for k in tokens seconds loss lr grad_norm grad_p50 grad_p90 grad_p99 grad_max update_ratio tokens_per_second memory_bytes; do
+        [ "$(field m.jsonl step $k | grep -c '[0-9]')" -eq 8 ] || { echo "$k"; false; }
+    done
+    [ "$(field m.jsonl eval bits_per_byte | grep -c '[0-9]')" -eq 2 ]
+    field m.jsonl checkpoint path | grep -qx '"run/step-000008"'
+    (cd / && train -q --resume "$OLDPWD/run" --steps 12) # paths do not depend on the folder
+    [ "$(field m.jsonl step step | tr '\n' ' ')" = "1 2 3 4 5 6 7 8 9 10 11 12 " ]
+    [ "$(grep -c '"event":"run"' m.jsonl)" -eq 2 ]
+    field m.jsonl step tokens | sort -n -c -u
+    field m.jsonl step seconds | sort -g -c -u
+    plot-run -q m.jsonl -o loss.svg
+    grep -q '<svg' loss.svg
+    grep -aq 'train/loss' events.out.tfevents.x
+    grep -aq 'eval/loss' events.out.tfevents.x
+}
+
+@test "train: metrics on standard output, alone there; a reader that goes away stops nothing" {
+    "${T[@]}" m0 data -o run --metrics - > m.jsonl
+    [ "$(grep -c '^{"event":' m.jsonl)" -eq "$(wc -l < m.jsonl)" ]
+    "${T[@]}" m0 data -o run2 --steps 40 --metrics - | head -1 > /dev/null
+    [ "${PIPESTATUS[0]}" -eq 0 ]
+    [ "$(readlink run2/latest)" = step-000040 ]
+    "${T[@]}" m0 data -o run3 --metrics fd:7 7> seven
+    grep -q '"event":"end"' seven
+}
+
+@test "train: --json: one object with the outcome" {
+    "${T[@]}" m0 data -o run --json > out.json
+    [ "$(wc -l < out.json)" -eq 1 ]
+    grep -qE '^\{"status":"done","step":8,"tokens":[0-9]+,"loss":[0-9.]+,"val_loss":null,.*"peak_memory_bytes":[0-9]+\}$' out.json
+    # nothing left to do is no failure
+    run --separate-stderr train --resume run --json
+    [ "$status" -eq 0 ]
+    [[ $stderr == *"run is at step 8 already: nothing to do"* ]]
+    [[ $output == '{"status":"done","step":8,'* ]]
+}
+
+@test "train: an existing run is refused, -f replaces it and nothing else" {
+    "${T[@]}" m0 data -o run
+    echo mine > run/notes.txt
+    mkdir run/step-by-step
+    run "${T[@]}" m0 data -o run --steps 3
+    [ "$status" -eq 2 ]
+    [[ $output == "train: run: holds a run already (step-000008): go on with --resume, choose another folder, or replace the run with -f" ]]
+    [ "$(readlink run/latest)" = step-000008 ]
+    "${T[@]}" m0 data -o run --steps 3 -f
+    [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors notes.txt step-000003 step-by-step tokenizer.json)" ]
+    [ "$(cat run/notes.txt)" = mine ]
+}
+
+@test "train: a folder that is no run is left as it is, -f or not" {
+    mkdir -p other/step-000008
+    echo '{}' > other/config.json
+    echo x > other/step-000008/thesis.tex
+    for f in "" -f; do
+        # shellcheck disable=SC2086
+        run "${T[@]}" m0 data -o other $f
+        [ "$status" -eq 2 ]
+        [[ $output == *"stands where the run would put its own"* ]]
+        rm -f other/config.json
+    done
+    [ "$(find other -type f)" = other/step-000008/thesis.tex ]
+    run "${T[@]}" m0 data -o m0/ -f
+    [ "$status" -eq 2 ]
+    [[ $output == *"is the folder that m0 comes from"* ]]
+    "${T[@]}" m0 data -o run
+    run "${T[@]}" run/step-000008 data -o run -f
+    [ "$status" -eq 2 ]
+    [ -s run/step-000008/state.json ]
+    run "${T[@]}" m0 data -o data/train.bin -f
+    [ "$status" -eq 2 ]
+    [[ $output == *"is a file, not a folder"* ]]
+}
+
+@test "train: going back to an earlier checkpoint is said aloud" {
+    "${T[@]}" m0 data -o run --save-every 2 --keep 0
+    run train --resume run/step-000004
+    [ "$status" -eq 2 ]
+    [[ $output == *"the run has gone further (step-000008): begin another run with -o, or give up the later checkpoints with -f" ]]
+    cp -r run copy
+    train -q --resume run/step-000004/ -f --lr 1e-3
+    [ "$(readlink run/latest)" = step-000008 ]
+    run ! cmp -s <(tensors run/model.safetensors) <(tensors copy/model.safetensors)
+    cmp run/step-000004/model.safetensors copy/step-000004/model.safetensors
+}
+
+@test "train: options of the run hold on resume, those given now are stronger" {
+    "${T[@]}" m0 data -o run --lr-schedule constant --metrics m.jsonl --keep 7
+    train -q --resume run --steps 9
+    train -q --resume run --steps 10 --lr 0.25 --warmup 0
+    [ "$(field m.jsonl step lr | tail -3 | tr '\n' ' ')" = "0.003 0.003 0.25 " ]
+    grep -q '"keep":7' run/latest/state.json
+    cp -r "$BATS_FILE_TMPDIR/data" moved
+    train -q --resume run moved --steps 11
+    grep -q "\"data\":\"$PWD/moved\"" run/latest/state.json
+    run train --resume run --optimizer sgd --steps 12
+    [ "$status" -eq 2 ]
+    [[ $output == *"trained with adamw, not sgd"* ]]
+    run train --resume run data more
+    [ "$status" -eq 2 ]
+}
+
+@test "train: --print-config is a --config that makes the same run" {
+    "${T[@]}" --clip-value 0.01 --optimizer sgd --no-document-mask --print-config > c.json
+    "${T[@]}" --clip-value 0.01 --optimizer sgd --no-document-mask m0 data -o a
+    train --config c.json m0 data -o b
+    same_bits a b
+    [ "$(train --config c.json --print-config)" = "$(cat c.json)" ]
+}
+
+@test "train: --save-every takes steps and times, --keep bounds the checkpoints" {
+    "${T[@]}" m0 data -o run --save-every 1 --keep 2
+    [ "$(echo run/step-*)" = "run/step-000007 run/step-000008" ]
+    "${T[@]}" m0 data -o timed --steps 300 --save-every 0.1s --keep 0
+    [ "$(find timed -name 'step-*' | wc -l)" -gt 1 ]
+    "${T[@]}" m0 data -o hour --save-every 1h --keep 0
+    [ "$(echo hour/step-*)" = hour/step-000008 ]
+    for bad in 0 ten 10x -1 0s; do
+        run "${T[@]}" m0 data -o bad "--save-every=$bad"
+        [ "$status" -eq 2 ]
+        [[ $output == "train: --save-every: '$bad' is neither: give steps (100) or a time (90s, 10m, 2h)" ]]
+        [ ! -e bad ]
+    done
+}
+
+@test "train: early stopping ends the run after evaluations without gain" {
+    "${T[@]}" m0 data -o run --steps 100 --eval-every 2 --early-stop 3 --early-stop-delta 100 --metrics m.jsonl
+    # the first is a gain over nothing, then three are none
+    [ "$(readlink run/latest)" = step-000008 ]
+    [ "$(field m.jsonl end status)" = '"converged"' ]
+    [ "$(field m.jsonl eval step | tr '\n' ' ')" = "2 4 6 8 " ]
+    run "${T[@]}" m0 data -o other --early-stop 3
+    [ "$status" -eq 2 ]
+    [[ $output == *"--early-stop: nothing is evaluated during the run: give --eval-every too" ]]
+}
+
+@test "train: validation says nothing about training: the same bits with and without" {
+    "${T[@]}" m0 data -o a
+    "${T[@]}" m0 data -o b --eval-every 2 --eval-batches 1
+    cmp <(tensors a/model.safetensors) <(tensors b/model.safetensors)
+}
+
+@test "train: --dry-run needs config.json alone and writes nothing" {
+    mkdir plan
+    cp m0/config.json plan
+    run --separate-stderr train plan --dry-run --batch-size 4 --seq-len 64
+    [ "$status" -eq 0 ]
+    [[ $output == *"weights (f32 master)"*"optimiser states"*"activations and scratch"*"total"*"parameters 97472, tokens a step 256,"* ]]
+    train plan --dry-run --json --dtype bf16 > p.json
+    # the rows add up to the total
+    sed -n '/"memory": {/,/}/p' p.json | sed -nE 's/.*": ([0-9]+),?$/\1/p' |
+        awk -v t="$(sed -nE 's/.*"memory_total": ([0-9]+).*/\1/p' p.json)" '{ s += $1 } END { exit !(s == t && t > 0) }'
+    [ "$(ls plan)" = config.json ]
+    train plan --dump-graph | grep -q attention
+}
+
+@test "train: numbers that run away: status 4, one line, the last checkpoint stays" {
+    "${T[@]}" m0 data -o run
+    run --separate-stderr train --resume run --steps 60 --optimizer adamw --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
+    [ "$status" -eq 4 ]
+    [ "${#stderr_lines[@]}" -eq 1 ]
+    [[ $stderr =~ ^"train: step "[0-9]+": the ".*" is "(not a number|infinite)": lower --lr or --max-grad-norm and resume from "run/step-[0-9]+$ ]]
+    [ -s "${stderr##* }/state.json" ]
+    [ "${stderr##* }" = "run/$(readlink run/latest)" ]
+    [ "$(field m.jsonl end status)" = '"nan"' ]
+    no_temporaries
+}
+
+@test "train: a weight that is not a number: status 4, no checkpoint" {
+    cp -rL m0 bad
+    printf '\0\0\300\177' | dd of=bad/model.safetensors bs=1 seek=$(($(stat -c %s bad/model.safetensors) - 4)) conv=notrunc status=none
+    run "${T[@]}" bad data -o run
+    [ "$status" -eq 4 ]
+    [[ $output == "train: step 1: the loss is not a number: lower --lr or --max-grad-norm and begin anew" ]]
+    [ ! -e run/latest ]
+}
+
+@test "train: data that cannot be trained on: one line, a status, and no run folder" {
+    run "${T[@]}" m0 nothing -o run
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == "train: nothing"* ]]
+    run "${T[@]}" m0 data -o run --seq-len 100000
+    [ "$status" -eq 2 ]
+    mkdir short
+    printf '\1\0\2\0\3\0' > short/train.bin
+    run "${T[@]}" m0 short -o run
+    [ "$status" -eq 2 ]
+    [[ $output == *"3 tokens, but a sequence needs 33: use shorter sequences or more text" ]]
+    : > short/train.bin
+    run "${T[@]}" m0 short -o run
+    [ "$status" -ne 0 ]
+    [ "${#lines[@]}" -eq 1 ]
+    awk 'BEGIN { for (i = 0; i < 400; i++) printf "\377\177" }' > short/train.bin
+    run "${T[@]}" m0 short -o run
+    [ "$status" -eq 1 ]
+    [[ $output == *"32767"* ]]
+    run "${T[@]}" m0 data -o run --eval-every 2 --val nowhere
+    [ "$status" -eq 1 ]
+    [ ! -e run ]
+    mkdir noval
+    cp data/train.* noval
+    run "${T[@]}" m0 noval -o run --eval-every 2
+    [ "$status" -eq 2 ]
+    [[ $output == *"no validation data in noval: give --val SHARD" ]]
+    truncate -s -1000 noval/train.bin
+    run "${T[@]}" m0 noval -o run
+    [ "$status" -eq 1 ]
+    [ ! -e run ]
+}
+
+@test "train: a model that contradicts itself: one line, a status, and no run folder" {
+    cp -rL m0 bad
+    sed 's/"hidden_size": 64/"hidden_size": 128/' m0/config.json > bad/config.json
+    run "${T[@]}" bad data -o run
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == *"tensor"*"shape"* ]]
+    sed 's/"num_attention_heads": 4/"num_attention_heads": 5/' m0/config.json > bad/config.json
+    run "${T[@]}" bad data -o run
+    [ "$status" -ne 0 ]
+    [ "${#lines[@]}" -eq 1 ]
+    rm bad/config.json
+    run "${T[@]}" bad data -o run
+    [ "$status" -ne 0 ]
+    [[ $output == *"config.json"* ]]
+    cp m0/config.json bad
+    truncate -s 1000 bad/model.safetensors
+    run "${T[@]}" bad data -o run
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [ ! -e run ]
+    run "${T[@]}" m0 data -o run --nesterov --momentum 0 --optimizer sgd
+    [ "$status" -eq 2 ]
+    run "${T[@]}" m0 data
+    [ "$status" -eq 2 ]
+    run "${T[@]}" m0
+    [ "$status" -eq 2 ]
+    run "${T[@]}"
+    [ "$status" -eq 2 ]
+    run "${T[@]}" --resume m0
+    [ "$status" -eq 2 ]
+    [[ $output == *"holds no checkpoint to go on from"* ]]
+    run "${T[@]}" --resume nowhere
+    [ "$status" -eq 1 ]
+    run "${T[@]}" m0 data -o run --lr 1e30
+    [ "$status" -eq 2 ]
+    [ ! -e run ]
+}
+
+@test "train: a checkpoint that was damaged is refused" {
+    "${T[@]}" m0 data -o run
+    for f in model.safetensors optimizer.safetensors state.json; do
+        rm -rf bad
+        cp -r run bad
+        truncate -s -10 "bad/latest/$f"
+        run train --resume bad --steps 12
+        [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ $output == *"$f"* ]]
+        [ "$(echo bad/step-*)" = bad/step-000008 ]
+        rm "bad/step-000008/$f"
+        run train --resume bad --steps 12
+        [ "$status" -ne 0 ]
+        [ "${#lines[@]}" -eq 1 ]
+    done
+}
+
+mounted() { # mounted OPTIONS FOLDER, or skip
+    mkdir -p "$2"
+    mount -t tmpfs -o "$1" tmpfs "$2" 2> /dev/null || skip "mounting a small file system needs root"
+    mounts+=("$2")
+}
+
+teardown() {
+    for m in "${mounts[@]}"; do umount -l "$m"; done
+}
+
+@test "train: a full disk: status 1, one line, earlier checkpoints whole, nothing half-written" {
+    mounts=()
+    mounted size=3500k small # room for two checkpoints, not for three
+    run "${T[@]}" m0 data -o small/run --save-every 2 --keep 0
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == *"No space left on device" ]]
+    (cd small && no_temporaries)
+    last=$(readlink small/run/latest)
+    [ "$(find small/run -name state.json | wc -l)" -eq "$(find small/run -name 'step-*' | wc -l)" ]
+    train -q --resume small/run -o run
+    "${T[@]}" m0 data -o whole
+    same_bits whole run
+    echo "# the disk was full after $last"
+}
+
+@test "train: a run folder that cannot be written: status 1 before the first step" {
+    mounts=()
+    mounted size=1m,ro fixed
+    run "${T[@]}" m0 data -o fixed --metrics m.jsonl
+    [ "$status" -eq 1 ]
+    [[ $output == "train: fixed: cannot write into the folder: Read-only file system" ]]
+    [ ! -e m.jsonl ]
+    run "${T[@]}" m0 data -o fixed/run
+    [ "$status" -eq 1 ]
+    run "${T[@]}" m0 data -o run --metrics nodir/m.jsonl
+    [ "$status" -eq 1 ]
+    [ ! -e run ]
+}
+
+# Whatever failed: all checkpoints there are whole and right, and the run opens at one, if there is any.
+whole_or_none() {
+    local c
+    for c in run/step-*; do
+        [ -e "$c" ] || continue
+        cmp <(tensors "$c/model.safetensors") <(tensors "whole/${c##*/}/model.safetensors") || return 1
+        cmp "$c/optimizer.safetensors" "whole/${c##*/}/optimizer.safetensors" || return 1
+        [ -s "$c/state.json" ] || return 1
+    done
+    [ "$1" -ne 0 ] || [ "$(readlink run/latest)" = step-000004 ]
+}
+
+@test "train: each write, fsync and rename that fails leaves whole checkpoints" {
+    t=("${T[@]}" -j 1 --steps 4 --save-every 2)
+    "${t[@]}" m0 data -o whole
+    inject_each write 60 whole_or_none "${t[@]}" m0 data -o run -f
+    inject_each fsync 20 whole_or_none "${t[@]}" m0 data -o run -f
+    inject_each rename 20 whole_or_none "${t[@]}" m0 data -o run -f
+}
+
+@test "train: the plan holds: the memory that is used is within 5 % of it" {
+    [ "$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)" -gt 2500 ] || skip "less than 2.5 GB of memory free"
+    LM_SHARE=$root/share init-model -q gpt2-124m --set n_layer=2 -o big # 53.6 M parameters
+    for d in f32 bf16; do
+        o=(--batch-size 1 --seq-len 64 --dtype $d --eval-every 2)
+        plan=$(train big --dry-run --json "${o[@]}" | sed -nE 's/.*"memory_total": ([0-9]+).*/\1/p')
+        used=$(train -q big data -o run --peak-tflops 0 --steps 2 "${o[@]}" --json | sed -nE 's/.*"peak_memory_bytes":([0-9]+).*/\1/p')
+        rm -rf run
+        echo "# $d: planned $plan, used $used"
+        [ $((used * 100)) -lt $((plan * 105)) ]
+        [ $((used * 100)) -gt $((plan * 95)) ]
+    done
+}
