@@ -1,0 +1,193 @@
+/* Windows: each once an epoch, by the seed alone; documents; batches and their empty rows. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "train/batch.h"
+
+enum { T = 8 };
+static const int lengths[] = { 3, 20, 1, 1, 30, 8, 8, 0, 11, 5 };
+enum { DOCS = sizeof lengths / sizeof *lengths };
+
+static char folder[] = "/tmp/test_train_feed.XXXXXX";
+static lm_tokens *tokens;
+static int64_t total;
+
+/* Token i of the stream is i + 1, so that a window says where it comes from. */
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    lm_tokens_writer *w = NULL;
+    char *path = NULL;
+    (void)state;
+    if (!mkdtemp(folder) || lm_path_join(&path, folder, "train", &e) ||
+        lm_tokens_create(path, &(lm_tokens_writer_opts){ .vocab = 1000 }, &w, &e))
+        return 1;
+    for (int d = 0; d < DOCS; d++) {
+        uint32_t ids[64];
+        for (int i = 0; i < lengths[d]; i++)
+            ids[i] = (uint32_t)++total;
+        if (lm_tokens_put(w, ids, lengths[d], &e) || lm_tokens_end_doc(w, &e))
+            return 1;
+    }
+    int bad = lm_tokens_commit(w, &e) || lm_tokens_open(path, LM_TOKENS_AUTO, -1, &tokens, &e) ||
+              lm_tokens_index(tokens, NULL, &e);
+    lm_free(path);
+    return bad;
+}
+
+static int end(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    lm_tokens_close(tokens);
+    return lm_rm_rf(folder, &e);
+}
+
+static lm_feed *feed(bool documents, bool shuffle, uint64_t seed, int64_t seq)
+{
+    lm_err e = { 0 };
+    lm_feed *f = NULL;
+    lm_feed_opts o = { .seq = seq, .documents = documents, .shuffle = shuffle, .seed = seed };
+    assert_int_equal(lm_feed_new(tokens, &o, &f, &e), LM_OK);
+    return f;
+}
+
+typedef struct {
+    int32_t token[T], target[T], pos[T], lo[T];
+    int64_t valid;
+} window;
+
+static window draw(lm_feed *f, int64_t index)
+{
+    window w;
+    lm_err e = { 0 };
+    assert_int_equal(lm_feed_window(f, index, w.token, w.target, w.pos, w.lo, &w.valid, &e), LM_OK);
+    return w;
+}
+
+static void every_window_once_an_epoch(void **state)
+{
+    (void)state;
+    lm_feed *f = feed(false, true, 5, T);
+    int64_t n = lm_feed_windows(f), moved = 0;
+    int first[64] = { 0 };
+    assert_int_equal(n, (total - 1) / T);
+    for (int epoch = 0; epoch < 4; epoch++) {
+        int seen[64] = { 0 };
+        for (int64_t i = 0; i < n; i++) {
+            window w = draw(f, epoch * n + i);
+            int at = (w.token[0] - 1) / T;
+            assert_int_equal((w.token[0] - 1) % T, 0);
+            assert_int_equal(seen[at]++, 0);
+            if (epoch == 0)
+                first[i] = at;
+            moved += at != first[i];
+            for (int k = 0; k < T; k++) {
+                assert_int_equal(w.token[k], at * T + k + 1);
+                assert_int_equal(w.target[k], at * T + k + 2);
+            }
+            assert_int_equal(w.valid, T);
+        }
+    }
+    assert_true(moved > 0); /* another order in each epoch */
+    lm_feed_free(f);
+}
+
+static void the_order_is_the_seeds(void **state)
+{
+    (void)state;
+    lm_feed *a = feed(true, true, 5, T), *b = feed(true, true, 5, T), *c = feed(true, true, 6, T);
+    int64_t n = 3 * lm_feed_windows(a), other = 0;
+    for (int64_t i = 0; i < n; i++) {
+        window x = draw(a, i), y = draw(b, n - 1 - i), z = draw(c, i); /* b: from the end */
+        window again = draw(a, n - 1 - i);
+        assert_memory_equal(again.token, y.token, sizeof y.token);
+        other += memcmp(x.token, z.token, sizeof x.token) != 0;
+    }
+    assert_true(other > 0);
+    lm_feed_free(a);
+    lm_feed_free(b);
+    lm_feed_free(c);
+}
+
+/* By another way: walk the documents and say for each token of the stream where its own began. */
+static void documents_are_kept_apart(void **state)
+{
+    (void)state;
+    int64_t start[256] = { 0 }, next = 0;
+    bool last[256] = { false };
+    for (int d = 0; d < DOCS; d++) {
+        for (int i = 0; i < lengths[d]; i++)
+            start[next + i] = next;
+        next += lengths[d];
+        if (next > 0)
+            last[next - 1] = true;
+    }
+    lm_feed *f = feed(true, false, 0, T);
+    for (int64_t w = 0; w < lm_feed_windows(f); w++) {
+        window x = draw(f, w);
+        int64_t valid = 0;
+        for (int64_t k = 0; k < T; k++) {
+            int64_t at = w * T + k, from = start[at] < w * T ? w * T : start[at];
+            assert_int_equal(x.token[k], at + 1);
+            assert_int_equal(x.target[k], last[at] ? -1 : at + 2);
+            assert_int_equal(x.pos[k], at - from);
+            assert_int_equal(x.lo[k], from - w * T);
+            valid += !last[at];
+        }
+        assert_int_equal(x.valid, valid);
+    }
+    lm_feed_free(f);
+}
+
+static void too_little_is_refused(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_feed *f = NULL;
+    assert_int_equal(lm_feed_new(tokens, &(lm_feed_opts){ .seq = total }, &f, &e), LM_EUSAGE);
+    assert_null(f);
+    f = feed(false, true, 0, total - 1);
+    assert_int_equal(lm_feed_windows(f), 1);
+    lm_feed_free(f);
+}
+
+static void a_batch_beyond_the_end_is_empty(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_batch b;
+    lm_feed *f = feed(true, false, 0, T);
+    assert_int_equal(lm_batch_new(&b, 3, T, &e), LM_OK);
+    assert_int_equal(lm_batch_fill(&b, f, 1, 3, &e), LM_OK);
+    window x = draw(f, 1), y = draw(f, 2);
+    assert_int_equal(b.valid, x.valid + y.valid);
+    assert_memory_equal(b.targets, x.target, sizeof x.target);
+    assert_memory_equal(b.lo + T, y.lo, sizeof y.lo);
+    for (int i = 2 * T; i < 3 * T; i++) {
+        assert_int_equal(b.targets[i], -1);
+        assert_int_equal(b.pos[i], i - 2 * T);
+    }
+    lm_batch_fini(&b);
+    lm_feed_free(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_window_once_an_epoch),      cmocka_unit_test(the_order_is_the_seeds),
+        cmocka_unit_test(documents_are_kept_apart),        cmocka_unit_test(too_little_is_refused),
+        cmocka_unit_test(a_batch_beyond_the_end_is_empty),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
