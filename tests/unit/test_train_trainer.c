@@ -1,0 +1,412 @@
+/* The trainer as a whole on a tiny model: no allocation inside steps, nothing but the optimiser
+ * writes weights and states (a checkpoint reads them meanwhile), checkpoints hold the moment they
+ * were begun at, a failed one leaves no trace. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "model/fresh.h"
+#include "train/monitor.h"
+#include "train/run.h"
+#include "train/trainer.h"
+
+enum { T = 16, VOCAB = 64 };
+
+static const char config_text[] =
+    "{\"model_type\":\"llama\",\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":48,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","
+    "\"tie_word_embeddings\":true,\"initializer_range\":0.02,\"rope_theta\":10000.0}";
+
+static char folder[] = "/tmp/test_train_trainer.XXXXXX";
+static json_t *config_json;
+static lm_config config;
+static lm_par *par;
+static lm_backend *backend;
+static lm_tokens *tokens;
+static lm_model_source *source;
+
+static char *path_of(const char *name)
+{
+    lm_err e = { 0 };
+    char *path = NULL;
+    assert_int_equal(lm_path_join(&path, folder, name, &e), LM_OK);
+    return path;
+}
+
+static void ok(lm_code rc, const lm_err *e)
+{
+    if (rc)
+        fail_msg("%s: %s", e->where, e->what);
+}
+
+static void make_model(lm_err *e)
+{
+    lm_build b = {
+        .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
+    };
+    lm_model *m = NULL;
+    lm_st_plan *plan = NULL;
+    lm_folder *f = NULL;
+    char *path = path_of("m0");
+    ok(lm_model_build(&config, &b, &m, e), e);
+    ok(lm_st_plan_new(&plan, e), e);
+    ok(lm_weights_plan(m, LM_DTYPE_F32, plan, e), e);
+    lm_folder_spec spec = { .config = config_json, .plan = plan };
+    ok(lm_folder_create(path, false, &spec, &f, e), e);
+    ok(lm_fresh_write(m, 1, par, f, NULL, e), e);
+    ok(lm_folder_commit(f, e), e);
+    ok(lm_model_source_open(path, &source, e), e);
+    lm_st_plan_free(plan);
+    lm_model_free(m);
+    lm_free(path);
+}
+
+static void make_tokens(lm_err *e)
+{
+    lm_tokens_writer *w = NULL;
+    char *path = path_of("train");
+    ok(lm_tokens_create(path, &(lm_tokens_writer_opts){ .vocab = VOCAB }, &w, e), e);
+    for (uint32_t d = 0; d < 40; d++) {
+        uint32_t ids[40], n = 5 + d * 7 % 34;
+        for (uint32_t i = 0; i < n; i++)
+            ids[i] = (d + i * (1 + d % 3)) % VOCAB;
+        ok(lm_tokens_put(w, ids, n, e), e);
+        ok(lm_tokens_end_doc(w, e), e);
+    }
+    ok(lm_tokens_commit(w, e), e);
+    ok(lm_tokens_open(path, LM_TOKENS_AUTO, -1, &tokens, e), e);
+    ok(lm_tokens_index(tokens, NULL, e), e);
+    lm_free(path);
+}
+
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    if (!mkdtemp(folder))
+        return 1;
+    ok(lm_json_parse(config_text, strlen(config_text), "config", &config_json, &e), &e);
+    ok(lm_config_read(config_json, "config", &config, &e), &e);
+    ok(lm_par_new(&par, 2, &e), &e);
+    ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &e), &e);
+    make_model(&e);
+    make_tokens(&e);
+    return 0;
+}
+
+static int end(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    lm_model_source_close(source);
+    lm_tokens_close(tokens);
+    lm_backend_close(backend);
+    lm_par_free(par);
+    lm_config_fini(&config);
+    json_decref(config_json);
+    return lm_rm_rf(folder, &e);
+}
+
+static lm_trainer_opts options(int64_t steps)
+{
+    return (lm_trainer_opts){ .batch = 2,
+                              .seq = T,
+                              .accumulate = 2,
+                              .steps = steps,
+                              .precision = { .low = LM_DTYPE_BF16 },
+                              .documents = true,
+                              .dropout = true,
+                              .optim = lm_optim_find("adamw"),
+                              .hyper = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+                              .schedule = { .kind = LM_SCHED_CONSTANT, .lr = 1e-2 },
+                              .clip_norm = 1,
+                              .eval_every = 3,
+                              .eval_batches = 2,
+                              .log_every = 1 };
+}
+
+/* A sink that is told of every step, after the optimiser has moved the weights. */
+typedef struct {
+    lm_sink sink;
+    const lm_trainer *trainer;
+    int steps;
+    uint64_t calls[64];
+} watcher;
+
+static void count_allocations(lm_sink *s, const char *what, double done, double total,
+                              const char *unit, const char *note)
+{
+    watcher *w = (watcher *)s;
+    (void)done, (void)total, (void)unit, (void)note;
+    if (!strcmp(what, "train") && w->steps < 64)
+        w->calls[w->steps++] = lm_alloc_count();
+}
+
+static lm_trainer_io io_of(watcher *w, const char *run)
+{
+    return (lm_trainer_io){ .config = &config,
+                            .weights = source,
+                            .train = tokens,
+                            .val = tokens,
+                            .checkpoint = { .run_dir = run, .config = config_json },
+                            .sink = &w->sink };
+}
+
+static void a_step_allocates_nothing(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    watcher w = { .sink = { .progress = count_allocations } };
+    lm_trainer_opts o = options(12);
+    lm_trainer_io io = io_of(&w, NULL);
+    lm_trainer *t = NULL;
+    lm_train_result r;
+    ok(lm_trainer_new(&o, &io, backend, &t, &e), &e);
+    ok(lm_trainer_run(t, &r, &e), &e);
+    assert_int_equal(w.steps, 12);
+    for (int i = 2; i < 12; i++)
+        assert_int_equal(w.calls[i], w.calls[1]); /* evaluations included */
+    lm_trainer_free(t);
+}
+
+/* ---- weights and states behind bars, but for the optimiser ---- */
+
+static struct {
+    lm_backend b;
+    lm_backend *real;
+    lm_kernel adamw;
+    lm_kernel_fn run;
+    const lm_train_state *s;
+    int updates;
+} guard;
+
+static void bar(int how)
+{
+    const lm_train_state *s = guard.s;
+    if (!s)
+        return;
+    assert_int_equal(mprotect(s->param, s->block_bytes, how), 0);
+    assert_int_equal(mprotect(s->low, s->block_bytes / 2, how), 0);
+    for (int k = 0; k < s->n_states; k++)
+        assert_int_equal(mprotect(s->state[k], s->block_bytes, how), 0);
+}
+
+static void run_unbarred(const lm_call *c)
+{
+    bar(PROT_READ | PROT_WRITE);
+    guard.run(c);
+    bar(PROT_READ);
+    guard.updates += guard.s != NULL;
+}
+
+static const lm_kernel *find_guarded(lm_backend *b, const char *op, lm_dtype act)
+{
+    const lm_kernel *k = guard.real->kernel(guard.real, op, act);
+    (void)b;
+    if (!k || strcmp(op, "adamw"))
+        return k;
+    guard.adamw = *k;
+    guard.run = k->run;
+    guard.adamw.run = run_unbarred;
+    return &guard.adamw;
+}
+
+static void watch_state(lm_sink *s, const char *what, double done, double total, const char *unit,
+                        const char *note)
+{
+    watcher *w = (watcher *)s;
+    (void)done, (void)total, (void)unit, (void)note;
+    if (!strcmp(what, "train") && !guard.s) {
+        guard.s = lm_trainer_state(w->trainer);
+        bar(PROT_READ);
+    }
+}
+
+static lm_code guarded_alloc(lm_backend *b, size_t n, const char *what, void **out, lm_err *e)
+{
+    (void)b;
+    return guard.real->alloc(guard.real, n, what, out, e);
+}
+
+static void guarded_free(lm_backend *b, void *p, size_t n)
+{
+    (void)b;
+    guard.real->free(guard.real, p, n);
+}
+
+/* A write to a barred page is a fault, and no test passes with that. */
+static void only_the_optimiser_writes(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    watcher w = { .sink = { .progress = watch_state } };
+    lm_trainer_opts o = options(7);
+    char *run = path_of("guarded");
+    lm_trainer_io io = io_of(&w, run);
+    lm_trainer *t = NULL;
+    lm_train_result r;
+    o.save_every = 2;
+    guard.b = *backend;
+    guard.real = backend;
+    guard.b.kernel = find_guarded;
+    guard.b.alloc = guarded_alloc;
+    guard.b.free = guarded_free;
+    ok(lm_run_claim(run, -1, &e), &e);
+    ok(lm_trainer_new(&o, &io, &guard.b, &t, &e), &e);
+    w.trainer = t;
+    ok(lm_trainer_run(t, &r, &e), &e);
+    assert_int_equal(r.step, 7);
+    assert_true(guard.updates >= 6);
+    bar(PROT_READ | PROT_WRITE);
+    lm_trainer_free(t);
+    lm_free(run);
+}
+
+/* ---- checkpoints ---- */
+
+static void fill(lm_train_state *s, const char *name)
+{
+    lm_rng r = lm_rng_make(3, name, 0);
+    for (int64_t i = 0; i < s->model->block; i++) {
+        s->param[i] = (float)lm_rng_normal(r, (uint64_t)i);
+        for (int k = 0; k < s->n_states; k++)
+            s->state[k][i] = s->param[i] + (float)k + 1;
+    }
+}
+
+static void new_state(lm_model **m, lm_train_state *s)
+{
+    lm_err e = { 0 };
+    lm_optim_hyper h = { .beta1 = 0.9 };
+    lm_build b = {
+        .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
+    };
+    ok(lm_model_build(&config, &b, m, &e), &e);
+    ok(lm_train_state_new(*m, backend, lm_optim_find("adamw"), &h, s, &e), &e);
+}
+
+/* After wait_copied the blocks are free to change, and the checkpoint does not notice. */
+static void a_checkpoint_is_of_its_moment(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_model *m, *m2;
+    lm_train_state s, back;
+    lm_ckpt *c = NULL;
+    lm_model_source *src = NULL;
+    char *run = path_of("moment"), *dir = path_of("moment/step-000005");
+    lm_ckpt_opts o = { .run_dir = run, .config = config_json };
+    new_state(&m, &s);
+    new_state(&m2, &back);
+    fill(&s, "first");
+    s.step = 5, s.tokens = 1234, s.sample = 77, s.seconds = 1.25, s.best_loss = 2.5;
+    s.bad_evals = 2, s.evaluated = 4;
+    ok(lm_mkdir_p(run, &e), &e);
+    ok(lm_ckpt_new(&o, &c, &e), &e);
+    assert_null(lm_ckpt_last(c));
+    ok(lm_ckpt_begin(c, &s, &e), &e);
+    ok(lm_ckpt_wait_copied(c, &e), &e);
+    fill(&s, "second");
+    s.step = 6;
+    ok(lm_ckpt_wait(c, &e), &e);
+    assert_false(lm_ckpt_busy(c));
+    assert_string_equal(lm_ckpt_last(c), dir);
+    ok(lm_model_source_open(dir, &src, &e), &e);
+    ok(lm_weights_load(m2, src, par, back.param, &e), &e);
+    ok(lm_ckpt_load(dir, &back, &e), &e);
+    fill(&s, "first");
+    for (int i = 0; i < m->n_params; i++) { /* between them lies padding */
+        int64_t at = m->param[i].offset;
+        size_t n = (size_t)m->param[i].count * sizeof(float);
+        assert_memory_equal(back.param + at, s.param + at, n);
+        assert_memory_equal(back.state[0] + at, s.state[0] + at, n);
+        assert_memory_equal(back.state[1] + at, s.state[1] + at, n);
+    }
+    assert_int_equal(back.step, 5);
+    assert_int_equal(back.tokens, 1234);
+    assert_int_equal(back.sample, 77);
+    assert_true(back.seconds == 1.25 && back.best_loss == 2.5);
+    assert_int_equal(back.bad_evals, 2);
+    assert_int_equal(back.evaluated, 4);
+    lm_model_source_close(src);
+    lm_ckpt_free(c);
+    lm_train_state_fini(&s);
+    lm_train_state_fini(&back);
+    lm_model_free(m);
+    lm_model_free(m2);
+    lm_free(run);
+    lm_free(dir);
+}
+
+/* A place that cannot be written to: the failure arrives through the waits, once. */
+static void a_failed_checkpoint_is_told(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_model *m;
+    lm_train_state s;
+    lm_ckpt *c = NULL;
+    char *run = path_of("train.bin/run"); /* below a file */
+    lm_ckpt_opts o = { .run_dir = run, .config = config_json };
+    new_state(&m, &s);
+    ok(lm_ckpt_new(&o, &c, &e), &e);
+    ok(lm_ckpt_begin(c, &s, &e), &e);
+    lm_code first = lm_ckpt_wait_copied(c, &e), second = lm_ckpt_wait(c, &e);
+    assert_true(first == LM_EIO || second == LM_EIO);
+    assert_int_equal(e.code, LM_EIO);
+    memset(&e, 0, sizeof e);
+    assert_int_equal(lm_ckpt_wait(c, &e), LM_OK);
+    assert_null(lm_ckpt_last(c));
+    lm_ckpt_free(c);
+    lm_train_state_fini(&s);
+    lm_model_free(m);
+    lm_free(run);
+}
+
+static void monitors(void **state)
+{
+    (void)state;
+    enum { N = 1001 };
+    static float p[N], g[N];
+    lm_err e = { 0 };
+    lm_monitor *m = NULL;
+    lm_monitor_reading r;
+    for (int i = 0; i < N; i++) {
+        p[i] = 2;
+        g[i] = (float)(i % 2 ? -i : i) * 7 + 0; /* sizes 0, 7, 14 ... in any sign */
+    }
+    ok(lm_monitor_new(N, &m, &e), &e);
+    lm_monitor_before(m, p, g);
+    for (int i = 0; i < N; i++)
+        p[i] += i % 2 ? 0.5f : -0.5f;
+    lm_monitor_after(m, p, &r);
+    assert_true(r.p50 == 3500 && r.p90 == 6300 && r.p99 == 6930 && r.max == 7000);
+    assert_true(fabs(r.update_ratio - 0.25) < 1e-12);
+    lm_monitor_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_allocates_nothing),
+        cmocka_unit_test(only_the_optimiser_writes),
+        cmocka_unit_test(a_checkpoint_is_of_its_moment),
+        cmocka_unit_test(a_failed_checkpoint_is_told),
+        cmocka_unit_test(monitors),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
