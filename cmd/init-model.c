@@ -116,7 +116,8 @@ static lm_code list_presets(lm_err *e)
 
 typedef struct {
     json_t *tree;
-    char *path; /* it came from here */
+    char *path;  /* it came from here */
+    char *where; /* the same for messages */
     lm_tokenizer *tok;
     lm_config config;
     lm_model *model;
@@ -173,7 +174,8 @@ static lm_code make_config(work *w, lm_err *e)
     json_object_del(w->tree, "dtype");
     json_object_set_new(w->tree, "torch_dtype",
                         json_string(opt.dtype[0] == 'b' ? "bfloat16" : "float32"));
-    return lm_config_read(w->tree, w->path, &w->config, e);
+    rc = lm_asprintf(&w->where, e, "%s%s", w->path, opt.set.n ? " with --set" : "");
+    return rc ? rc : lm_config_read(w->tree, w->where, &w->config, e);
 }
 
 /* ---- the folder ---- */
@@ -316,6 +318,7 @@ int main(int argc, char **argv)
     lm_tokenizer_free(w.tok);
     json_decref(w.tree);
     lm_free(w.path);
+    lm_free(w.where);
     for (int i = 0; i < MOST_DIRS; i++)
         lm_free(preset_dir[i]);
     return lm_end(&tool);
