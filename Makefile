@@ -117,9 +117,10 @@ check-asan: ## unit and command line tests with AddressSanitizer and UBSan
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
-check-tsan: ## the thread pool with ThreadSanitizer
-	$(MAKE) B=$B-tsan CFLAGS='$(TSAN_FLAGS)' $B-tsan/tests/unit/test_base_par
+check-tsan: ## the thread pool and the trainer with ThreadSanitizer
+	$(MAKE) B=$B-tsan CFLAGS='$(TSAN_FLAGS)' $B-tsan/tests/unit/test_base_par $B-tsan/tests/unit/test_train_trainer
 	tests/run -b $B-tsan -t base_par unit
+	tests/run -b $B-tsan -t train_trainer unit
 
 lint: ## formatting, includes, man pages, scripts, static analysis
 	tests/run -b $B lint

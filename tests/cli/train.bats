@@ -332,6 +332,37 @@ no_temporaries() {
     [ "${stderr##* }" = "run/$(readlink run/latest)" ]
     [ "$(field m.jsonl end status)" = '"nan"' ]
     no_temporaries
+    # the same when nothing but the last update shows it
+    step=${stderr#train: step }
+    step=${step%%:*}
+    "${T[@]}" m0 data -o last
+    run train --resume last --steps "$step" --lr 1000 --warmup 0 --max-grad-norm 0 --lr-schedule constant --weight-decay 10
+    [ "$status" -eq 4 ]
+    [[ $output == "train: step $step: the norm of the weights is infinite: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
+    [ "$(echo last/step-*)" = last/step-000008 ]
+}
+
+# One step of plain SGD at rate 1: the weights move by the gradient.
+S=(train -q --peak-tflops 0 --seq-len 32 --steps 1 --optimizer sgd --momentum 0 --lr 1 --lr-schedule constant)
+
+moved() { # moved RUN [GLOB] -> the largest movement of a weight from m0
+    inspect-model --check m0 "$1" --json ${2:+--only "$2"} | sed -nE 's/.*"differing":[^t]*"max_abs":([^,]*),.*/\1/p' | head -1
+}
+
+@test "train: clipping by value and by norm bound what a step may do" {
+    "${S[@]}" m0 data -o free --weight-decay 0 --max-grad-norm 0 --metrics m.jsonl
+    "${S[@]}" m0 data -o value --weight-decay 0 --max-grad-norm 0 --clip-value 1e-4
+    "${S[@]}" m0 data -o norm --weight-decay 0 --max-grad-norm 0.5
+    echo "$(moved free) $(moved value) $(moved norm) $(field m.jsonl step grad_norm)" |
+        awk '{ print; exit !($1 > 1e-3 && $2 > 0.99e-4 && $2 < 1.01e-4 && $3 / $1 > 0.499 / $4 && $3 / $1 < 0.501 / $4) }'
+}
+
+@test "train: weight decay is for matrices only" {
+    "${S[@]}" m0 data -o run --weight-decay 0.25 --lr 0.4 --max-grad-norm 1e-12
+    inspect-model -q --check --only '*norm*' m0 run > /dev/null
+    inspect-model --check --json --only '*proj*' m0 run > j || [ $? -eq 3 ]
+    # every element of a matrix lost a tenth
+    sed -nE 's/.*"max_rel":([0-9.e-]+),"tensors".*/\1/p' j | awk '{ print; exit !($1 > 0.0999 && $1 < 0.1001) }'
 }
 
 @test "train: a weight that is not a number: status 4, no checkpoint" {
