@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/buf.h"
 #include "base/mem.h"
@@ -90,6 +91,26 @@ static void read_ids(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst)
     }
 }
 
+/* Pages that were read stay in the page cache, but need not count as memory of this process: over
+ * an epoch they would add up to the whole dataset.  The kernel maps 64 KiB around each touch. */
+static void forget_ids(const lm_tokens *t, int64_t at, int64_t n)
+{
+    const uintptr_t around = 65536;
+    for (size_t k = 0; k < t->n_parts; k++) {
+        const lm_tokens_part *p = &t->parts[k];
+        int64_t from = at > p->start ? at - p->start : 0, to = at + n - p->start;
+        if (to <= 0 || from >= p->count)
+            continue;
+        uintptr_t base = (uintptr_t)p->map.data;
+        uintptr_t a = (uintptr_t)(p->ids + from * t->id_bytes) & ~(around - 1);
+        uintptr_t b = (uintptr_t)(p->ids + (to < p->count ? to : p->count) * t->id_bytes);
+        b = (b + around - 1) & ~(around - 1);
+        a = a < base ? base : a;
+        b = b > base + p->map.size ? base + p->map.size : b;
+        madvise((void *)a, b - a, MADV_DONTNEED);
+    }
+}
+
 lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst, lm_err *e)
 {
     if (at < 0 || n < 0 || at > t->count || n > t->count - at)
@@ -97,6 +118,8 @@ lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst,
                        "%lld ids from place %lld on were asked for, it holds %lld", (long long)n,
                        (long long)at, (long long)t->count);
     read_ids(t, at, n, dst);
+    if (n >= 64) /* below, the next call may want the same page */
+        forget_ids(t, at, n);
     return LM_OK;
 }
 
@@ -138,6 +161,7 @@ static void find_starts(void *ctx, int64_t begin, int64_t end, int worker)
             }
             at += n;
         }
+        forget_ids(job->t, c * CHUNK, stop - c * CHUNK);
         if (!job->starts)
             job->counts[c] = found;
     }
@@ -218,6 +242,7 @@ static void find_max(void *ctx, int64_t begin, int64_t end, int worker)
         for (int64_t i = 0; i < n; i++)
             max = buf[i] > max ? buf[i] : max;
     }
+    forget_ids(job->t, begin, end - begin);
     uint32_t seen = atomic_load(&job->max);
     while (max > seen && !atomic_compare_exchange_weak(&job->max, &seen, max))
         ;
