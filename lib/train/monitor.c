@@ -2,11 +2,11 @@
 #include "train/monitor.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 
-enum { SAMPLE = 65536 };
+/* Each element costs three cache misses; the 99th percentile of so many is good to a few percent. */
+enum { SAMPLE = 16384 };
 
 struct lm_monitor {
     int64_t n, stride, count;
@@ -20,7 +20,8 @@ lm_code lm_monitor_new(int64_t n, lm_monitor **out, lm_err *e)
     if (lm_alloc_n(&m, 1, sizeof *m, "monitors", e))
         return e->code;
     m->n = n;
-    m->stride = n > SAMPLE ? n / SAMPLE : 1;
+    /* Odd: widths are even, and a sample of one column is none. */
+    m->stride = n > SAMPLE ? n / SAMPLE | 1 : 1;
     m->count = n / m->stride < SAMPLE ? n / m->stride : SAMPLE;
     if (lm_alloc_n(&m->before, (size_t)m->count, sizeof(float), "monitors", e) ||
         lm_alloc_n(&m->grad, (size_t)m->count, sizeof(float), "monitors", e)) {
@@ -48,10 +49,33 @@ void lm_monitor_before(lm_monitor *m, const float *param, const float *grad)
     }
 }
 
-static int ascending(const void *a, const void *b)
+/* Element k of x[from, n) as if sorted; what lies before it is no larger, behind it no smaller
+ * (C. A. R. Hoare, Algorithm 65: Find). */
+static float select_nth(float *x, int64_t from, int64_t n, int64_t k)
 {
-    float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
+    int64_t lo = from, hi = n - 1;
+    while (lo < hi) {
+        float pivot = x[lo + (hi - lo) / 2];
+        int64_t i = lo, j = hi;
+        while (i <= j) {
+            while (x[i] < pivot)
+                i++;
+            while (pivot < x[j])
+                j--;
+            if (i > j)
+                break;
+            float t = x[i];
+            x[i++] = x[j];
+            x[j--] = t;
+        }
+        if (k <= j)
+            hi = j;
+        else if (k >= i)
+            lo = i;
+        else
+            break;
+    }
+    return x[k];
 }
 
 void lm_monitor_after(lm_monitor *m, const float *param, lm_monitor_reading *out)
@@ -62,10 +86,11 @@ void lm_monitor_after(lm_monitor *m, const float *param, lm_monitor_reading *out
         moved += d * d;
         size += (double)m->before[i] * m->before[i];
     }
-    qsort(m->grad, (size_t)m->count, sizeof *m->grad, ascending);
-    out->p50 = m->grad[(int64_t)(0.50 * last)];
-    out->p90 = m->grad[(int64_t)(0.90 * last)];
-    out->p99 = m->grad[(int64_t)(0.99 * last)];
-    out->max = m->grad[m->count - 1];
+    int64_t k50 = (int64_t)(0.50 * last), k90 = (int64_t)(0.90 * last),
+            k99 = (int64_t)(0.99 * last), n = m->count;
+    out->p50 = select_nth(m->grad, 0, n, k50);
+    out->p90 = select_nth(m->grad, k50, n, k90);
+    out->p99 = select_nth(m->grad, k90, n, k99);
+    out->max = select_nth(m->grad, k99, n, n - 1);
     out->update_ratio = size > 0 ? sqrt(moved / size) : 0;
 }

@@ -13,7 +13,7 @@ typedef struct {
     double update_ratio;       /* |p_after - p_before| / |p_before| over the sample (2-norms) */
 } lm_monitor_reading;
 
-/* Sample at most 65,536 elements, evenly spaced over n. */
+/* Sample at most 16,384 elements, evenly spaced over n. */
 lm_code lm_monitor_new(int64_t n, lm_monitor **out, lm_err *e);
 void lm_monitor_free(lm_monitor *m);
 /* Around an optimiser step: before() keeps the sampled parameters and reads the gradients; after()

@@ -399,6 +399,32 @@ static void monitors(void **state)
     lm_monitor_free(m);
 }
 
+/* The sample of a large block is spread over all of it. */
+static void monitors_sample(void **state)
+{
+    (void)state;
+    enum { N = 1 << 20 };
+    lm_err e = { 0 };
+    lm_monitor *m = NULL;
+    lm_monitor_reading r;
+    float *p = NULL, *g = NULL;
+    ok(lm_alloc_n(&p, N, sizeof *p, "a test", &e), &e);
+    ok(lm_alloc_n(&g, N, sizeof *g, "a test", &e), &e);
+    for (int i = 0; i < N; i++) {
+        p[i] = 1;
+        g[i] = (float)((i * INT64_C(7919)) % N); /* every value once, in no order */
+    }
+    ok(lm_monitor_new(N, &m, &e), &e);
+    lm_monitor_before(m, p, g);
+    lm_monitor_after(m, p, &r);
+    assert_true(fabs(r.p50 / N - 0.5) < 0.02 && fabs(r.p90 / N - 0.9) < 0.02);
+    assert_true(fabs(r.p99 / N - 0.99) < 0.005 && r.max > 0.995 * N);
+    assert_true(r.update_ratio == 0);
+    lm_monitor_free(m);
+    lm_free(p);
+    lm_free(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -407,6 +433,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_is_of_its_moment),
         cmocka_unit_test(a_failed_checkpoint_is_told),
         cmocka_unit_test(monitors),
+        cmocka_unit_test(monitors_sample),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
