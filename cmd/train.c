@@ -12,7 +12,7 @@
 #include "common/tool.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
-#include "text/tokenizer.h"
+#include "train/data.h"
 #include "train/report.h"
 #include "train/run.h"
 
@@ -124,13 +124,12 @@ static lm_tool tool = { .name = "train",
 typedef struct {
     const char *model, *data, *run; /* operands and -o, or what --resume implies */
     char *real, *parent, *step_dir, *train_path, *val_path;
-    json_t *saved, *config_json;
+    json_t *saved, *config_json, *generation;
     lm_model_source *source;
     lm_config config;
     lm_par *par;
     lm_backend *backend;
     lm_tokens *train, *val;
-    lm_tokenizer *tokenizer;
     uint16_t *id_bytes;
     lm_buf options, history;
     lm_metrics *metrics;
@@ -303,67 +302,37 @@ static lm_code read_config(session *s, lm_err *e)
     return LM_OK;
 }
 
-/* DATA is a folder with train.bin (and val.bin), or a dataset itself. */
-static lm_code find_data(session *s, lm_err *e)
-{
-    if (!lm_path_is_dir(s->data))
-        return lm_asprintf(&s->train_path, e, "%s", s->data) ||
-                       (opt.val && lm_asprintf(&s->val_path, e, "%s", opt.val))
-                   ? e->code
-                   : LM_OK;
-    if (lm_path_join(&s->train_path, s->data, "train", e))
-        return e->code;
-    if (opt.val)
-        return lm_asprintf(&s->val_path, e, "%s", opt.val);
-    char *bin = NULL;
-    lm_code rc = lm_path_join(&bin, s->data, "val.bin", e);
-    if (!rc && lm_path_exists(bin))
-        rc = lm_path_join(&s->val_path, s->data, "val", e);
-    lm_free(bin);
-    return rc;
-}
-
 static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)
 {
-    lm_feed *f = NULL; /* only to hear that the data are too short while nothing is written yet */
-    lm_code rc = lm_tokens_open(path, LM_TOKENS_AUTO, s->config.eos, out, e);
-    if (!rc)
-        rc = lm_feed_new(*out, &(lm_feed_opts){ .seq = s->o.seq }, &f, e);
-    lm_feed_free(f);
-    if (!rc)
-        rc = lm_tokens_check(*out, s->config.vocab, s->par, e);
-    return rc ? rc : lm_tokens_index(*out, s->par, e);
+    return lm_data_open(path, s->config.vocab, s->config.eos, s->o.seq, s->par, out, e);
 }
 
 static lm_code open_data(session *s, lm_err *e)
 {
-    if (find_data(s, e) || open_tokens(s, s->train_path, &s->train, e))
+    if (lm_data_find(s->data, opt.val, &s->train_path, &s->val_path, e) ||
+        open_tokens(s, s->train_path, &s->train, e))
         return e->code;
     if (!opt.eval_every)
         return LM_OK;
     if (!s->val_path)
         return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val SHARD", "no validation data in %s",
                        s->data);
-    return open_tokens(s, s->val_path, &s->val, e);
+    if (open_tokens(s, s->val_path, &s->val, e) ||
+        lm_data_id_bytes(lm_model_source_dir(s->source), s->config.vocab, &s->id_bytes, e))
+        return e->code;
+    return LM_OK;
 }
 
-/* Bytes of text for each id, when the model carries its tokenizer. */
-static lm_code read_tokenizer(session *s, lm_err *e)
+/* generation_config.json goes with the model. */
+static lm_code read_generation(session *s, lm_err *e)
 {
     const char *dir = lm_model_source_dir(s->source);
     char *path = NULL;
-    if (!s->val || !dir || lm_path_join(&path, dir, "tokenizer.json", e))
-        return e->code;
-    bool there = lm_path_exists(path);
+    lm_code rc = dir ? lm_path_join(&path, dir, "generation_config.json", e) : LM_OK;
+    if (!rc && path && lm_path_exists(path))
+        rc = lm_json_load(path, 16 << 20, &s->generation, e);
     lm_free(path);
-    if (!there)
-        return LM_OK;
-    if (lm_tokenizer_load(dir, &s->tokenizer, e) ||
-        lm_alloc_n(&s->id_bytes, (size_t)s->config.vocab, sizeof *s->id_bytes, "token lengths", e))
-        return e->code;
-    for (int64_t i = 0; i < s->config.vocab; i++)
-        s->id_bytes[i] = (uint16_t)lm_tokenizer_id_bytes(s->tokenizer, (uint32_t)i);
-    return LM_OK;
+    return rc;
 }
 
 /* ---- outputs ---- */
@@ -573,7 +542,7 @@ static lm_code prepare(session *s, lm_err *e)
 
 static lm_code open_inputs(session *s, lm_err *e)
 {
-    if (lm_model_source_open(s->model, &s->source, e) || open_data(s, e) || read_tokenizer(s, e) ||
+    if (lm_model_source_open(s->model, &s->source, e) || open_data(s, e) || read_generation(s, e) ||
         keep_options(s, e) || make_history(s, e))
         return e->code;
     return LM_OK;
@@ -588,6 +557,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                          .val = s->val,
                          .checkpoint = { .run_dir = s->run,
                                          .config = s->config_json,
+                                         .generation_config = s->generation,
                                          .tokenizer_dir = lm_model_source_dir(s->source),
                                          .options = s->options.data,
                                          .history = s->history.data,
@@ -631,9 +601,9 @@ static void let_go(session *s, lm_err *e)
     lm_model_source_close(s->source);
     lm_config_fini(&s->config);
     json_decref(s->config_json);
+    json_decref(s->generation);
     lm_tokens_close(s->train);
     lm_tokens_close(s->val);
-    lm_tokenizer_free(s->tokenizer);
     lm_free(s->id_bytes);
     lm_buf_fini(&s->options);
     lm_buf_fini(&s->history);

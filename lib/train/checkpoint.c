@@ -140,7 +140,10 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
     /* From the checkpoint before this one: where the run began may be pruned by now. */
     const char *tokenizer = c->o.tokenizer_dir && c->last ? c->last : c->o.tokenizer_dir;
-    lm_folder_spec spec = { .config = c->o.config, .tokenizer = tokenizer, .plan = plan };
+    lm_folder_spec spec = { .config = c->o.config,
+                            .generation_config = c->o.generation_config,
+                            .tokenizer = tokenizer,
+                            .plan = plan };
     if (!rc)
         rc = lm_folder_create(dir, false, &spec, &f, e);
     if (!rc)

@@ -30,7 +30,8 @@ static bool is_our_link(const char *path, const char *name)
 static bool is_wanted(const char *name)
 {
     size_t n = strlen(name);
-    if (!strcmp(name, "latest") || !strcmp(name, "config.json") || lm_run_step_of(name) >= 0 ||
+    if (!strcmp(name, "latest") || !strcmp(name, "config.json") ||
+        !strcmp(name, "generation_config.json") || lm_run_step_of(name) >= 0 ||
         (n > 12 && !strcmp(name + n - 12, ".safetensors")))
         return true;
     for (const char *const *t = lm_tokenizer_files; *t; t++)

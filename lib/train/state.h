@@ -40,8 +40,9 @@ void lm_train_state_fini(lm_train_state *s);
 /* What does not change from checkpoint to checkpoint. All borrowed. */
 typedef struct {
     const char *run_dir;
-    const json_t *config;      /* config.json as read */
-    const char *tokenizer_dir; /* folder or file with the tokenizer; NULL: none */
+    const json_t *config;            /* config.json as read */
+    const json_t *generation_config; /* generation_config.json; NULL: none */
+    const char *tokenizer_dir;       /* folder or file with the tokenizer; NULL: none */
     const char *options; /* JSON text of the tool's options, kept in state.json for --resume */
     const char *history; /* provenance chain, JSON text */
     int keep;            /* newest checkpoints to keep; 0: all */

@@ -63,6 +63,16 @@ no_temporaries() {
     no_temporaries
 }
 
+@test "train: what belongs to the model goes with it" {
+    cp -rL m0 m1
+    echo '{"temperature": 0.7}' > m1/generation_config.json
+    "${T[@]}" m1 data -o run
+    train -q --resume run --steps 12 --keep 1 --save-every 1
+    for f in generation_config.json tokenizer.json; do
+        [ "$(tr -d ' \n' < run/$f)" = "$(tr -d ' \n' < m1/$f)" ]
+    done
+}
+
 @test "train: the loss falls" {
     "${T[@]}" m0 data -o run --steps 60 --batch-size 4 --metrics m.jsonl
     field m.jsonl step loss | awk 'NR == 1 { a = $1 } { b = $1 } END { exit !(a > 5.5 && b < 3.5) }'
@@ -481,7 +491,7 @@ teardown() {
     run "${T[@]}" m0 data -o small/run --save-every 2 --keep 0
     [ "$status" -eq 1 ]
     [ "${#lines[@]}" -eq 1 ]
-    [[ $output == *"No space left on device" ]]
+    [[ $output == *"No space left on device"* ]]
     (cd small && no_temporaries)
     last=$(readlink small/run/latest)
     [ "$(find small/run -name state.json | wc -l)" -eq "$(find small/run -name 'step-*' | wc -l)" ]
@@ -537,4 +547,12 @@ whole_or_none() {
         [ $((used * 100)) -lt $((plan * 105)) ]
         [ $((used * 100)) -gt $((plan * 95)) ]
     done
+}
+
+@test "train: tokens that were read are no memory of the process" {
+    mkdir long
+    head -c 64M /dev/zero | tr '\0' '\1' > long/train.bin
+    used=$("${T[@]}" m0 long -o run --json | sed -nE 's/.*"peak_memory_bytes":([0-9]+).*/\1/p')
+    echo "# $used"
+    [ "$used" -lt $((48 << 20)) ]
 }

@@ -1,0 +1,57 @@
+/* data.c -- finding and opening what a model trains on. */
+#include "train/data.h"
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "text/tokenizer.h"
+#include "train/feed.h"
+
+lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out, lm_err *e)
+{
+    bool folder = lm_path_is_dir(data);
+    *train_out = *val_out = NULL;
+    lm_code rc = folder ? lm_path_join(train_out, data, "train", e) : lm_strdup(train_out, data, e);
+    if (!rc && val)
+        return lm_strdup(val_out, val, e);
+    if (rc || !folder)
+        return rc;
+    char *bin = NULL;
+    rc = lm_path_join(&bin, data, "val.bin", e);
+    if (!rc && lm_path_exists(bin))
+        rc = lm_path_join(val_out, data, "val", e);
+    lm_free(bin);
+    return rc;
+}
+
+lm_code lm_data_open(const char *path, int64_t vocab, int64_t eos, int64_t seq, lm_par *par,
+                     lm_tokens **out, lm_err *e)
+{
+    lm_feed *f = NULL; /* only to hear that there is too little */
+    lm_code rc = lm_tokens_open(path, LM_TOKENS_AUTO, eos, out, e);
+    if (!rc)
+        rc = lm_feed_new(*out, &(lm_feed_opts){ .seq = seq }, &f, e);
+    lm_feed_free(f);
+    if (!rc)
+        rc = lm_tokens_check(*out, vocab, par, e);
+    return rc ? rc : lm_tokens_index(*out, par, e);
+}
+
+lm_code lm_data_id_bytes(const char *dir, int64_t vocab, uint16_t **out, lm_err *e)
+{
+    lm_tokenizer *t = NULL;
+    char *path = NULL;
+    *out = NULL;
+    if (!dir || lm_path_join(&path, dir, "tokenizer.json", e))
+        return e->code;
+    bool there = lm_path_exists(path);
+    lm_free(path);
+    if (!there)
+        return LM_OK;
+    lm_code rc = lm_tokenizer_load(dir, &t, e);
+    if (!rc)
+        rc = lm_alloc_n(out, (size_t)vocab, sizeof **out, "token lengths", e);
+    for (int64_t i = 0; !rc && i < vocab; i++)
+        (*out)[i] = (uint16_t)lm_tokenizer_id_bytes(t, (uint32_t)i);
+    lm_tokenizer_free(t);
+    return rc;
+}
