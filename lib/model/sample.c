@@ -74,8 +74,8 @@ static double log_softmax(const float *x, int64_t n, int64_t i)
 {
     double sum = 0, top = x[likeliest(x, n)];
     for (int64_t k = 0; k < n; k++)
-        sum += exp(x[k] - top);
-    return x[i] - top - log(sum);
+        sum += exp(x[k] - top); /* at least 1 */
+    return x[i] - top - log1p(sum - 1);
 }
 
 /* ---- ranking: a heap with the heaviest candidate on top ---- */

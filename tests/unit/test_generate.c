@@ -7,31 +7,35 @@
 
 #include <cmocka.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "model/complete.h"
+#include "model/fresh.h"
 #include "model/preset.h"
 #include "model/weights.h"
 #include "train/score.h"
 
-enum { V = 96, S = 96 };
+enum { V = 96, S = 340 };
 
 static const char *const configs[] = {
     "{\"model_type\":\"gpt2\",\"vocab_size\":96,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,"
-    "\"n_positions\":96,\"initializer_range\":0.2}",
+    "\"n_positions\":400,\"initializer_range\":0.2}",
     "{\"model_type\":\"llama\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":96,\"initializer_range\":0.2}",
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
     "{\"model_type\":\"mistral\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":96,\"sliding_window\":9,\"initializer_range\":0.2}",
+    "\"max_position_embeddings\":400,\"sliding_window\":9,\"initializer_range\":0.2}",
     "{\"model_type\":\"qwen2\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"max_position_embeddings\":96,\"tie_word_embeddings\":true,\"initializer_range\":0.2}",
+    "\"max_position_embeddings\":400,\"tie_word_embeddings\":true,\"initializer_range\":0.2}",
     "{\"model_type\":\"qwen3\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
-    "\"max_position_embeddings\":96,\"initializer_range\":0.2}",
+    "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
 
@@ -116,8 +120,8 @@ static void caches_equal_a_whole_forward(void **state)
         }
         ok(lm_evaluator_run(&v, &sum, &loss, &err));
         ok(lm_generator_new(&w, LM_DTYPE_F32, 3, S, backend, &g, &err));
-        /* a prompt of 70 takes a chunk of 96 rows, one of 20 a chunk of 64 */
-        const int64_t prompts[3] = { 70, 20, 1 };
+        /* a prompt of 300 takes two chunks, one of 20 a chunk of 64, one of 1 a chunk of 8 */
+        const int64_t prompts[3] = { 300, 20, 1 };
         int32_t next[3];
         for (int s = 0; s < 3; s++) {
             int64_t n = prompts[s];
@@ -150,7 +154,7 @@ static void a_full_slot_is_refused(void **state)
     int32_t next = 4;
     (void)state;
     make(configs[1], LM_DTYPE_F32, &w);
-    assert_int_equal(lm_generator_new(&w, LM_DTYPE_F32, 1, 97, backend, &g, &err), LM_EUSAGE);
+    assert_int_equal(lm_generator_new(&w, LM_DTYPE_F32, 1, 401, backend, &g, &err), LM_EUSAGE);
     err = (lm_err){ 0 };
     ok(lm_generator_new(&w, LM_DTYPE_F32, 1, 8, backend, &g, &err));
     assert_int_equal(lm_generator_prompt(g, 0, ids, 9, &logits, &err), LM_EUSAGE);
@@ -237,6 +241,12 @@ static void strides_score_each_target_once(void **state)
     assert_true(fabs(got.nll - expect[0]) < 1e-3);
     assert_int_equal(other.tokens, 2 + 3 + 4 + 5 + 6 + 7 + 8);
     assert_int_equal(tail.tokens, 3);
+    lm_score alone = { 0 };
+    for (int i = 0; i < 7; i++) {
+        ok(lm_scorer_add(s, ids, 3 + i, 1, &alone, &err));
+        ok(lm_scorer_flush(s, &err));
+    }
+    assert_true(fabs(alone.nll - other.nll) < 1e-3);
     ids[5] = V;
     assert_int_equal(lm_scorer_add(s, ids, N, 1, &got, &err), LM_EFORMAT);
     err = (lm_err){ 0 };
@@ -244,6 +254,54 @@ static void strides_score_each_target_once(void **state)
     lm_evaluator_fini(&one);
     lm_evaluator_fini(&v);
     lm_loaded_fini(&w);
+}
+
+/* Written a chunk at a time and read in either type, a folder holds what lm_weights_init fills a block with. */
+static void a_folder_holds_fresh_weights(void **state)
+{
+    char dir[] = "/tmp/lm-test-XXXXXX", path[64];
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/m", dir);
+    for (int k = 0; k < N_CONFIGS; k++)
+        for (int low = 0; low < 2; low++) {
+            lm_dtype type = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+            const lm_build build = {
+                .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type }
+            };
+            lm_loaded made, read;
+            lm_model *m;
+            lm_st_plan *plan;
+            lm_folder *f;
+            json_t *o;
+            make(configs[k], type, &made);
+            ok(lm_model_build(&made.config, &build, &m, &err));
+            ok(lm_json_parse(configs[k], strlen(configs[k]), "config", &o, &err));
+            ok(lm_st_plan_new(&plan, &err));
+            ok(lm_weights_plan(m, LM_DTYPE_F32, plan, &err));
+            const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 50000 };
+            ok(lm_folder_create(path, true, &spec, &f, &err));
+            ok(lm_fresh_write(m, 5, par, f, NULL, &err));
+            ok(lm_folder_commit(f, &err));
+            ok(lm_loaded_open(path, &read, &err));
+            ok(lm_loaded_weights(&read, m, &err));
+            float whole[100], part[60];
+            lm_slice_init(m, 0, 5, par, 0, 100, whole);
+            lm_slice_init(m, 0, 5, NULL, 40, 60, part);
+            assert_memory_equal(part, whole + 40, sizeof part);
+            assert_int_equal(read.first, made.first);
+            assert_int_equal(read.block_bytes, made.block_bytes);
+            assert_true(low ? read.low_bytes == made.low_bytes && read.low_bytes > 0 : !read.low);
+            assert_memory_equal(read.block, made.block, made.block_bytes);
+            if (low)
+                assert_memory_equal(read.low, made.low, made.low_bytes);
+            lm_loaded_fini(&read);
+            lm_loaded_fini(&made);
+            lm_st_plan_free(plan);
+            lm_model_free(m);
+            json_decref(o);
+        }
+    ok(lm_rm_rf(dir, &err));
 }
 
 static void set_knows_the_keys(void **state)
@@ -274,6 +332,7 @@ int main(void)
         cmocka_unit_test(a_full_slot_is_refused),
         cmocka_unit_test(decoding_allocates_nothing),
         cmocka_unit_test(strides_score_each_target_once),
+        cmocka_unit_test(a_folder_holds_fresh_weights),
         cmocka_unit_test(set_knows_the_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
