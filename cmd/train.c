@@ -370,7 +370,9 @@ static lm_code keep_options(session *s, lm_err *e)
         rc = keep_path(o, "val", opt.val, e);
     if (!rc)
         rc = keep_path(o, "tensorboard", opt.tensorboard, e);
-    if (!rc && tool.metrics && strcmp(tool.metrics, "-") && strncmp(tool.metrics, "fd:", 3))
+    if (!rc && tool.metrics && !strncmp(tool.metrics, "fd:", 3))
+        json_object_set_new(o, "metrics", json_null()); /* open in this process only */
+    else if (!rc && tool.metrics && strcmp(tool.metrics, "-"))
         rc = keep_path(o, "metrics", tool.metrics, e);
     if (rc) {
         json_decref(o);
