@@ -60,10 +60,9 @@ typedef struct {
 static void prepare(run *r, const setup *c, lm_err *e)
 {
     json_t *json;
-    lm_build b = { .mode = LM_MODE_TRAIN,
-                   .batch = c->batch,
-                   .seq = c->seq,
-                   .precision = { .low = c->dtype } };
+    lm_build b = {
+        .mode = LM_MODE_TRAIN, .batch = c->batch, .seq = c->seq, .precision = { .low = c->dtype }
+    };
     int64_t n = c->batch * c->seq;
     lm_rng rng = lm_rng_make(1, "tokens", 0);
     r->hyper = (lm_optim_hyper){ .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1 };
@@ -165,7 +164,8 @@ static void measure(const setup *c, int result)
     getrusage(RUSAGE_SELF, &use);
     if (lm_memory_of(r.model, NULL, r.backend, r.s.optim, &r.hyper, 1, &plan, &e))
         die(&e);
-    printf("  %-4s B=%lld T=%-4lld %8.0f tokens/s  %7.0f ms/step  %4.1f %% of %.2f TFLOP/s  loss %.3f  "
+    printf("  %-4s B=%lld T=%-4lld %8.0f tokens/s  %7.0f ms/step  %4.1f %% of %.2f TFLOP/s  loss "
+           "%.3f  "
            "memory %.2f GB, planned %.2f\n",
            lm_dtype_name(c->dtype), (long long)c->batch, (long long)c->seq, rate,
            1e3 * (double)(c->batch * c->seq) / rate,
