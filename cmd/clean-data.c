@@ -41,6 +41,8 @@ static const char *const dedup_choices[] = { "none", "exact", "minhash", NULL };
 #define ROW_LIST(id, name, dflt, max, help)
 #define RULE_ROW(id, set, shape, name, dflt, max, help) ROW_##shape(id, name, dflt, max, help)
 
+static lm_tool tool;
+
 static const lm_opt options[] = {
     LM_GROUP("Input"),
     LM_INPUT_OPTIONS(opt.in),
@@ -55,6 +57,7 @@ static const lm_opt options[] = {
             "minhash: estimated similarity of duplicates [0.7]"),
     LM_GROUP("Report"),
     LM_STR(0, "report", &opt.report, "FILE", "write the counts of every rule there, as JSON"),
+    LM_FLAG(0, "json", &tool.json, "write the same counts to standard error"),
     LM_STR(0, "dropped", &opt.dropped, "FILE", "write what is dropped there, with the rule"),
     LM_GROUP("Rules (drop a document when ...; 'line:' drops a line)"),
     LM_STR(0, "gopher-top-ngrams", &opt.top_ngrams, "X,X,X",
@@ -76,7 +79,7 @@ static lm_tool tool = {
     .args = "[FILE ...]",
     .brief = "filter and deduplicate JSONL, plain text and archives",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED,
     .max_args = -1,
     .filter = true,
     .examples = examples,
@@ -133,28 +136,15 @@ static void read_shares(const char *name, const char *list, int first, int n)
 
 static lm_code report_history(lm_jw *w, const lm_input *in, lm_err *e)
 {
+    lm_history_step step = lm_tool_step(&tool);
     lm_history_input *inputs;
-    lm_buf chain = { 0 };
-    json_t *tree = NULL;
     lm_code rc = lm_alloc_n(&inputs, (size_t)tool.argc, sizeof *inputs, "inputs", e);
-    if (rc)
-        return rc;
-    for (int i = 0; i < tool.argc; i++)
+    for (int i = 0; i < tool.argc && !rc; i++)
         inputs[i] = (lm_history_input){ tool.argv[i], lm_input_digest(in, i) };
-    const lm_history_step step = { .tool = tool.name,
-                                   .version = LM_VERSION,
-                                   .argv = tool.full_argv,
-                                   .argc = tool.full_argc,
-                                   .inputs = inputs,
-                                   .n_inputs = (size_t)tool.argc,
-                                   .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
-    rc = lm_history_add(NULL, &step, &chain, e);
+    step.inputs = inputs;
+    step.n_inputs = (size_t)tool.argc;
     if (!rc)
-        rc = lm_json_parse(chain.data, chain.len, "history", &tree, e);
-    if (!rc)
-        lm_jw_json(w, "history", tree);
-    json_decref(tree);
-    lm_buf_fini(&chain);
+        rc = lm_history_write(w, "history", &step, e);
     lm_free(inputs);
     return rc;
 }
@@ -228,11 +218,15 @@ typedef struct {
 static lm_code open_outputs(outputs *o, lm_err *e)
 {
     const char *out = tool.output ? tool.output : "-";
-    for (int i = 0; i < tool.argc; i++)
-        if (strcmp(out, "-") != 0 && strcmp(tool.argv[i], "-") != 0 &&
-            lm_path_same(out, tool.argv[i]))
-            return lm_fail(e, LM_EUSAGE, out, "write to another file",
-                           "it is an input as well as the output");
+    const char *const names[] = { out, opt.dropped, opt.report };
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < tool.argc; i++)
+            lm_refuse_same(&tool, names[k], tool.argv[i]);
+        for (int i = 0; i < k; i++)
+            if (names[k] && names[i] && !strcmp(names[k], names[i]))
+                return lm_fail(e, LM_EUSAGE, names[k], "give each its own",
+                               "two outputs have this name");
+    }
     lm_code rc = lm_out_open(out, tool.force, &o->out, e);
     if (!rc && opt.dropped)
         rc = lm_out_open(opt.dropped, tool.force, &o->dropped, e);
@@ -301,10 +295,6 @@ static lm_code clean(lm_par *par, lm_err *e)
         rc = finish(&o, &st, in, e);
     if (!rc && !lm_stopping())
         say_summary(&st, lm_now() - start);
-    if (rc && !tool.output) { /* said once: lm_end need not stumble over the same full disk */
-        __fpurge(stdout);
-        clearerr(stdout);
-    }
     lm_out_drop(o.out);
     lm_out_drop(o.dropped);
     lm_out_drop(o.report);

@@ -69,7 +69,7 @@ static lm_code compare(const lm_model_source *a, const lm_model_source *b, lm_pa
 static lm_code write_text(lm_out *out, const lm_buf *text, lm_err *e)
 {
     if (fwrite(text->data, 1, text->len, lm_out_file(out)) != text->len)
-        return lm_fail(e, LM_EIO, lm_out_path(out), NULL, "cannot write");
+        return lm_fail_write(lm_out_path(out), e);
     return LM_OK;
 }
 
@@ -111,6 +111,8 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "--check", "name the two models to compare", "one model given");
     if (tool.argc == 2 && opt.stats)
         lm_misuse(&tool, "--stats", "inspect one model at a time", "not with two models");
+    for (int i = 0; i < tool.argc; i++)
+        lm_refuse_same(&tool, tool.output, tool.argv[i]);
     if (run(&e))
         lm_complain(&tool, &e);
     return lm_end(&tool);

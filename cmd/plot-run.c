@@ -85,8 +85,7 @@ static lm_run_chart request(void)
                            .title = opt.title };
 }
 
-/* ---- where it goes -----------------------------------------------------------------------------
- */
+/* ---- where it goes ---- */
 
 static const char *pick_format(void)
 {
@@ -196,8 +195,7 @@ static lm_code draw(const char *format, lm_out *out, bool first, lm_err *e)
     return rc;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ---- */
 
 /* Open run i if it is not yet open.  A file that is still missing is no failure to one who follows.
  */
@@ -340,8 +338,7 @@ static void check_request(const char *format)
                   text ? "6 to 500 rows" : "160 to 16384 pixels");
     for (int i = 0; i < runs; i++) {
         stdins += !strcmp(tool.argv[i], "-");
-        if (tool.output && strcmp(tool.output, "-") && lm_path_same(tool.argv[i], tool.output))
-            lm_misuse(&tool, tool.output, "choose another name", "is an input too");
+        lm_refuse_same(&tool, tool.output, tool.argv[i]);
     }
     if (stdins > 1)
         lm_misuse(&tool, "-", NULL, "standard input can be read once only");
@@ -359,10 +356,10 @@ int main(int argc, char **argv)
         opt.keys = (lm_strs){ loss, 1 };
     format = pick_format();
     check_request(format);
-    if (lm_alloc_n(&file, (size_t)runs, sizeof *file, "runs", &e) || name_runs(&e) ||
-        (opt.follow ? follow(format, &e) : plot_once(format, &e)))
-        lm_complain(&tool, &e);
+    if (!lm_alloc_n(&file, (size_t)runs, sizeof *file, "runs", &e) && !name_runs(&e))
+        (void)(opt.follow ? follow(format, &e) : plot_once(format, &e));
     warn_skipped();
+    lm_complain(&tool, &e);
     for (int i = 0; file && i < runs; i++)
         lm_metrics_file_close(file[i]);
     lm_free(file);

@@ -158,6 +158,8 @@ int main(int argc, char **argv)
     product p = { 0 };
 
     lm_begin(&tool, argc, argv);
+    for (int i = 0; i < tool.argc; i++)
+        lm_refuse_same(&tool, tool.output, tool.argv[i]);
     if (lm_par_new(&par, tool.threads, &err) || train(par, &p, &err))
         lm_complain(&tool, &err);
     if (p.json)

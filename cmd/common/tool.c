@@ -8,6 +8,8 @@
 #include "base/mem.h"
 #include "common/frame.h"
 
+static const char standard_output[] = "standard output"; /* as lm_out_open names it */
+
 /* How bad an exit status is: "no" gives way to a failure, a failure to a numerical stop. */
 static int rank(int status)
 {
@@ -27,12 +29,15 @@ static int status_of(lm_code code)
     return code == LM_EUSAGE ? 2 : code == LM_ENUMERIC ? 4 : 1;
 }
 
+static bool stdout_lost; /* said already: one full disk is one message */
+
 void lm_complain(lm_tool *t, lm_err *e)
 {
     lm_code code = e->code;
 
     if (!code)
         return;
+    stdout_lost |= !strcmp(e->where, standard_output);
     lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", e->where, e->where[0] ? ": " : "", e->what,
            e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "", e->todo);
     if (code == LM_EBUG)
@@ -53,6 +58,21 @@ void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what
     va_end(ap);
     lm_complain(t, &e);
     exit(lm_end(t));
+}
+
+lm_history_step lm_tool_step(const lm_tool *t)
+{
+    return (lm_history_step){ .tool = t->name,
+                              .version = LM_VERSION,
+                              .argv = t->full_argv,
+                              .argc = t->full_argc,
+                              .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
+}
+
+void lm_refuse_same(lm_tool *t, const char *output, const char *input)
+{
+    if (output && strcmp(output, "-") && strcmp(input, "-") && lm_path_same(output, input))
+        lm_misuse(t, output, "write to another file", "is an input as well as the output");
 }
 
 void lm_answer_no(lm_tool *t)
@@ -136,14 +156,14 @@ static void close_stdout(lm_tool *t)
         bad = true;
         why = errno;
     }
-    if (!bad)
+    if (!bad || stdout_lost)
         return;
     if (why == EPIPE && t->lasting) {
         lm_say(t, LM_LOG_WARN, "standard output: the reader has gone");
         return;
     }
     errno = why ? why : EIO;
-    lm_fail(&e, LM_EIO, "standard output", NULL, "cannot write");
+    lm_fail_write(standard_output, &e);
     lm_complain(t, &e);
 }
 

@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "base/par.h"
 #include "base/progress.h"
+#include "format/provenance.h"
 
 typedef enum {
     LM_OPT_END,
@@ -142,6 +143,10 @@ void lm_complain(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */
 _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what, ...)
     LM_PRINTF(4, 5);
+/* This run as a step of a product's history; the inputs are the caller's to add. */
+lm_history_step lm_tool_step(const lm_tool *t);
+/* Leaves as lm_misuse does when the output is the same file as this input ("-" is none). */
+void lm_refuse_same(lm_tool *t, const char *output, const char *input);
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...) LM_PRINTF(3, 4);
 /* Status 3, "the answer is no". */
 void lm_answer_no(lm_tool *t);

@@ -88,6 +88,13 @@ lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
     return rc;
 }
 
+lm_code lm_fail_write(const char *where, lm_err *e)
+{
+    bool full = errno == ENOSPC || errno == EDQUOT;
+
+    return lm_fail(e, LM_EIO, where, full ? "make room on the disk" : NULL, "cannot write");
+}
+
 lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e)
 {
     const char *p = data;
@@ -98,7 +105,7 @@ lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm
         if (put < 0 && errno == EINTR)
             continue;
         if (put < 0)
-            return lm_fail(e, LM_EIO, where, NULL, "cannot write");
+            return lm_fail_write(where, e);
         p += put;
         len -= (size_t)put;
     }

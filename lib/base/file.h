@@ -59,6 +59,8 @@ lm_code lm_rm_rf(const char *path, lm_err *e); /* does not follow links */
 /* Names in a folder, sorted bytewise, without . and ..; free with lm_names_free. */
 lm_code lm_dir_list(const char *path, char ***names, size_t *n, lm_err *e);
 void lm_names_free(char **names, size_t n);
+/* "cannot write" with errno, and what to do about a full disk. */
+lm_code lm_fail_write(const char *where, lm_err *e);
 /* Full write(2) with retries. */
 lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e);
 

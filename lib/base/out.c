@@ -88,7 +88,7 @@ static lm_code finish(lm_out *o, lm_err *e)
     errno = 0;
     if (fflush(o->file) || bad) {
         errno = errno ? errno : EIO; /* an earlier write failed, its reason is gone */
-        rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot write");
+        rc = lm_fail_write(o->name, e);
     }
     if (!rc && o->temp.path && fsync(o->fd))
         rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot sync to disk");

@@ -136,7 +136,7 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
 
         errno = errno ? errno : ENOTDIR;
         snprintf(todo, sizeof todo, "make the folder '%.200s' first", t->folder);
-        rc = lm_fail(e, LM_EIO, path, todo, "cannot create");
+        rc = lm_fail(e, LM_EIO, path, errno == ENOENT ? todo : NULL, "cannot create");
     }
     if (rc)
         lm_temp_fini(t);

@@ -88,6 +88,14 @@ lm_code lm_history_add(const char *before, const lm_history_step *step, lm_buf *
     return rc ? rc : end;
 }
 
+lm_code lm_history_write(lm_jw *w, const char *name, const lm_history_step *step, lm_err *e)
+{
+    lm_jw_arr(w, name);
+    lm_code rc = put_step(w, step, e);
+    lm_jw_close_arr(w);
+    return rc;
+}
+
 static lm_code digest_file(const char *path, uint64_t *out, lm_err *e)
 {
     lm_map map;

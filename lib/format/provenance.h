@@ -15,6 +15,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 
 #define LM_HISTORY_KEY "lmutils.history"
 
@@ -35,6 +36,9 @@ typedef struct {
 /* `before` (the chain of the main input, NULL for none; one that cannot be parsed is dropped) with
  * `step` appended, as compact JSON appended to `out`. */
 lm_code lm_history_add(const char *before, const lm_history_step *step, lm_buf *out, lm_err *e);
+
+/* The chain of this one step as a member `name` of the object that `w` is in. */
+lm_code lm_history_write(lm_jw *w, const char *name, const lm_history_step *step, lm_err *e);
 
 /* XXH3-64 of a file's content; of a folder: over its regular files (links to files followed, names
  * sorted bytewise, not recursive) as name, NUL, digest. */

@@ -17,6 +17,7 @@
 #include <xxhash.h>
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/mem.h"
 
 enum { BLOCK = 256 * 1024 };
@@ -222,6 +223,23 @@ static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
     return rc;
 }
 
+/* A file that is packed by its name and by nothing else is one that was cut off or mixed up: to read
+ * it as text would let its bytes through as documents. */
+static lm_code check_name(struct archive *a, const char *name, lm_err *e)
+{
+    static const char *const packed[] = { "zst", "zstd", "gz",  "xz",  "bz2", "lz4", "lzma", "lz",
+                                          "Z",   "tar",  "tgz", "txz", "zip", "7z",  "rar" };
+    const char *dot = strrchr(lm_path_base(name), '.');
+    bool bare = archive_filter_count(a) <= 1 && archive_format(a) == ARCHIVE_FORMAT_RAW;
+    if (!bare && archive_filter_bytes(a, -1) > 0)
+        return LM_OK;
+    for (size_t i = 0; dot && i < sizeof packed / sizeof *packed; i++)
+        if (strcmp(dot + 1, packed[i]) == 0)
+            return lm_fail(e, LM_EFORMAT, name, "fetch it again, or rename it if it is plain text",
+                           "its name ends in .%s, its bytes do not say so", packed[i]);
+    return LM_OK;
+}
+
 /* Put a second reader on the member that outer stands on. *got is false when it is empty. */
 static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
 {
@@ -236,12 +254,10 @@ static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
     int r = archive_read_open1(s->inner);
     if (r == ARCHIVE_OK)
         r = archive_read_next_header(s->inner, &entry);
-    if (r == ARCHIVE_EOF)
-        return LM_OK;
-    if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+    if (r != ARCHIVE_EOF && r != ARCHIVE_OK && r != ARCHIVE_WARN)
         return decoder_failed(s, s->inner, e);
-    *got = true;
-    return LM_OK;
+    *got = r != ARCHIVE_EOF;
+    return check_name(s->inner, s->name.data, e);
 }
 
 /* The next member of the current operand. */
@@ -255,7 +271,9 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         s->in_member = false;
         int r = archive_read_next_header(s->outer, &entry);
         if (r == ARCHIVE_EOF)
-            return LM_OK;
+            return archive_filter_bytes(s->outer, -1)
+                       ? LM_OK
+                       : check_name(s->outer, shown(s->paths[s->at]), e);
         if (r == ARCHIVE_RETRY)
             continue;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
@@ -265,7 +283,8 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         if (!s->is_archive) {
             s->name.len = 0;
             s->in_member = *got = true;
-            return lm_buf_addf(&s->name, e, "%s", shown(s->paths[s->at]));
+            lm_code rc = lm_buf_addf(&s->name, e, "%s", shown(s->paths[s->at]));
+            return rc ? rc : check_name(s->outer, s->name.data, e);
         }
         if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
             continue;

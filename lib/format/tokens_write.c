@@ -33,7 +33,7 @@ struct lm_tokens_writer {
 
 static lm_code write_failed(lm_out *o, lm_err *e)
 {
-    return lm_fail(e, LM_EIO, lm_out_path(o), "make room on the disk", "cannot write");
+    return lm_fail_write(lm_out_path(o), e);
 }
 
 static lm_code put_bytes(lm_out *o, const void *p, size_t n, lm_err *e)
@@ -77,7 +77,7 @@ static lm_code clear_old(const char *prefix, bool force, const lm_buf *keep, siz
         if (rc || kept)
             continue;
         if (!force)
-            rc = lm_fail(e, LM_EUSAGE, path.data, "give -f to replace it", "it exists");
+            rc = lm_fail(e, LM_EUSAGE, path.data, "add -f to replace it", "exists already");
         else if (unlink(path.data))
             rc = lm_fail(e, LM_EIO, path.data, "remove it: it is of an older dataset",
                          "cannot remove");

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/stop.h"
@@ -115,7 +116,7 @@ static lm_code put(FILE *f, const char *name, const void *p, size_t n, lm_err *e
 {
     if (fwrite(p, 1, n, f) == n)
         return LM_OK;
-    return lm_fail(e, LM_EIO, name, "make room on the disk", "cannot write");
+    return lm_fail_write(name, e);
 }
 
 /* Say in the file of dropped documents which rule it was. */

@@ -135,10 +135,51 @@ fails() {
     [ "$(cat out.jsonl)" = old ]
     clean-data -q -f -o out.jsonl raw.jsonl
     cmp out.jsonl raw.jsonl
-    fails 2 "it is an input as well" -f -o raw.jsonl raw.jsonl
+    fails 2 "is an input as well" -f -o raw.jsonl raw.jsonl
+    ln -s raw.jsonl also
+    fails 2 "is an input as well" -f -o also raw.jsonl
+    fails 2 "is an input as well" -f --dropped raw.jsonl -o new raw.jsonl
+    fails 2 "two outputs have this name" -f --dropped new -o new raw.jsonl
+    [ ! -e new ]
     fails 2 "did you mean gopher?" -r gofer raw.jsonl
     fails 2 "it is a folder" notes
     fails 2 "100 bands of 100 values" -d minhash --bands 100 --rows 100 raw.jsonl
+}
+
+@test "clean-data: the report as JSON goes to standard error, beside the product" {
+    run --separate-stderr clean-data -q --json raw.jsonl
+    [ "$output" = "$(cat raw.jsonl)" ]
+    [[ $stderr == '{"documents":'* ]]
+    [ "${#stderr_lines[@]}" -eq 1 ]
+}
+
+@test "clean-data: a reader that goes away ends it without a word, in every thread" {
+    for i in $(seq 200); do cat raw.jsonl; done > big.jsonl
+    for j in 1 2 5; do
+        { clean-data -j $j big.jsonl 2> err || echo $? > status; } | head -n 1 > /dev/null
+        [ "$(cat status)" -eq 141 ] || { cat status err; false; }
+        [ ! -s err ]
+    done
+}
+
+@test "clean-data: signals leave nothing behind, a second one too" {
+    mkfifo text
+    for signals in INT TERM HUP "INT TERM" "TERM INT"; do
+        clean-data -o out.jsonl --dropped dropped.jsonl text 2> err &
+        pid=$!
+        exec 7<> text
+        cat raw.jsonl >&7
+        for ((i = 0; i < 500; i++)); do
+            [ "$(ls -A | grep -c '\.tmp\.')" -lt 2 ] || break
+            sleep 0.01
+        done
+        for s in $signals; do kill -$s $pid; done
+        status=0
+        wait $pid || status=$?
+        exec 7>&-
+        [ "$status" -gt 128 ] || { echo "$signals: status $status"; cat err; false; }
+        [ -z "$(ls -A | grep -E 'tmp|out|dropped')" ] || { ls -A; false; }
+    done
 }
 
 @test "clean-data: a full disk: one line, status 1" {

@@ -154,7 +154,7 @@ setup() {
 @test "inspect-model: a full disk is exit 1" {
     run sh -c 'inspect-model m0/ > /dev/full'
     [ "$status" -eq 1 ]
-    [[ "$output" == *"No space left on device"* ]]
+    [ "$output" = "inspect-model: standard output: cannot write: No space left on device: make room on the disk" ]
 }
 
 @test "inspect-model: wrong use is exit 2" {
@@ -166,6 +166,9 @@ setup() {
     [ "$status" -eq 2 ]
     run inspect-model --stats m0 m0
     [ "$status" -eq 2 ]
+    run inspect-model -f -o m0/model.safetensors m0/model.safetensors
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"is an input as well"* ]]
     run inspect-model --atol -1 m0 m0
     [ "$status" -eq 2 ]
 }

@@ -127,14 +127,18 @@ numbers() {
 @test "shard-data: requests that cannot be obeyed: status 2, nothing changed" {
     shard-data $T -o d clean.jsonl
     cp -r d before
-    fails 2 "train.bin: it exists" $T -o d notes.txt
-    fails 2 "train.bin: it exists" $T --format nanogpt -o d notes.txt
+    fails 2 "train.bin: exists already" $T -o d notes.txt
+    fails 2 "train.bin: exists already" $T --format nanogpt -o d notes.txt
     diff -r d before
     fails 2 "an output folder is needed" $T clean.jsonl
     fails 2 "need an id between documents" -q --format llmc -o x d/train
     fails 2 "16-bit ids" -q --format nanogpt --eos-id 70000 -o x d/train
     fails 2 "no token 'nope'" $T --eos-token nope -o x clean.jsonl
     [ ! -e x ]
+    fails 2 "clean.jsonl: exists and is not a folder" $T -f -o clean.jsonl notes.txt
+    fails 2 "d/train is an input as well" -f -o d d/train
+    fails 2 "d/train.bin is an input as well" -f -o ./d/ d/train.bin
+    diff -r d before
     shard-data $T -f --format nanogpt -o d clean.jsonl
     [ "$(cd d && ls -A | xargs)" = "meta.json train.bin" ]
 }

@@ -72,6 +72,10 @@ setup() {
     [ "$(cat t.json)" = keep ]
     train-tokenizer -q -f -V 300 -o t.json clean.jsonl
     grep -q merges t.json
+    cp clean.jsonl before
+    run train-tokenizer -f -V 300 -o clean.jsonl clean.jsonl
+    [ "$status" -eq 2 ]
+    cmp clean.jsonl before
 }
 
 @test "train-tokenizer: requests that cannot be obeyed exit with 2" {

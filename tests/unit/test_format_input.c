@@ -210,6 +210,20 @@ static void archives_and_filters(void **st)
     expect_opts(&o, "t.tar.gz", outer, n, "packed|plain|last|");
 }
 
+/* Too short for its magic number, or something else: not taken for text. */
+static void packed_by_name_alone(void **st)
+{
+    (void)st;
+    static char tar[1 << 16];
+    const lm_input_opts o = { 0 };
+    const char *names[] = { "in.txt.gz", "good.txt" }, *texts[] = { "x", "y" };
+    size_t lens[] = { 1, 1 }, n = pack(tar, sizeof tar, true, 0, 2, names, texts, lens);
+    expect_fail(&o, "a.jsonl.zst", LIT("("), LM_EFORMAT, "its name ends in .zst");
+    expect_fail(&o, "a.txt.gz", LIT(""), LM_EFORMAT, "its name ends in .gz");
+    expect_fail(&o, "a.tar", LIT("some text\n"), LM_EFORMAT, "its name ends in .tar");
+    expect_fail(&o, "b.tar", tar, n, LM_EFORMAT, "its name ends in .gz");
+}
+
 static void places_are_counted(void **st)
 {
     (void)st;
@@ -294,7 +308,7 @@ int main(void)
         cmocka_unit_test(plain_text),         cmocka_unit_test(separator_across_blocks),
         cmocka_unit_test(utf8_policies),      cmocka_unit_test(archives_and_filters),
         cmocka_unit_test(places_are_counted), cmocka_unit_test(lines_are_written_back_whole),
-        cmocka_unit_test(bad_requests),
+        cmocka_unit_test(bad_requests),       cmocka_unit_test(packed_by_name_alone),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,378 @@
+/* shard_set.c -- see shard_set.h. */
+#include "text/shard_set.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/stop.h"
+
+typedef struct {
+    const lm_shard_opts *o;
+    lm_shard_set *set;
+    lm_par *par;
+    lm_tokenizer *tok;
+    lm_input *in;
+    lm_tokens **shards; /* inputs that are token datasets */
+    bool made_folder;
+    lm_out *meta;
+    lm_shard_job job;
+    int64_t *taken; /* documents of 'train' by source */
+} work;
+
+static const char *const split_names[LM_SPLITS] = { "train", "val" };
+
+/* ---- inputs ---- */
+
+static lm_code find_eos(work *w, lm_err *e)
+{
+    w->set->eos = -1;
+    if (!w->o->eos)
+        return LM_OK;
+    if (w->o->eos_token)
+        w->set->eos = lm_tokenizer_id(w->tok, w->o->eos_token, strlen(w->o->eos_token));
+    else
+        w->set->eos = w->o->eos_id >= 0 ? w->o->eos_id : lm_tokenizer_eos(w->tok);
+    if (w->set->eos >= 0)
+        return LM_OK;
+    if (w->o->eos_token)
+        return lm_fail(e, LM_EUSAGE, "--eos-token", "choose one that is in it",
+                       "the tokenizer has no token '%s'", w->o->eos_token);
+    return lm_fail(e, LM_EUSAGE, w->o->tokenizer, "name one with --eos-token, or give --no-eos",
+                   "the tokenizer has no end-of-text token");
+}
+
+static lm_code open_text(work *w, lm_err *e)
+{
+    lm_code rc = lm_tokenizer_load(w->o->tokenizer, &w->tok, e);
+    if (!rc)
+        rc = find_eos(w, e);
+    if (!rc)
+        rc = lm_input_open(&w->o->in, w->o->path, w->o->n, &w->in, e);
+    if (rc)
+        return rc;
+    w->set->vocab = lm_tokenizer_vocab_size(w->tok);
+    if (w->o->vocab && w->o->vocab < w->set->vocab)
+        return lm_fail(e, LM_EUSAGE, "--vocab-size", "give at least as much",
+                       "%lld is less than the tokenizer's %lld", (long long)w->o->vocab,
+                       (long long)w->set->vocab);
+    return LM_OK;
+}
+
+static lm_code open_shards(work *w, lm_err *e)
+{
+    lm_code rc = lm_alloc_n(&w->shards, (size_t)w->o->n, sizeof *w->shards, "shards", e);
+    w->set->eos = w->o->eos ? w->o->eos_id : -1;
+    for (int i = 0; i < w->o->n && !rc; i++) {
+        rc = lm_tokens_open(w->o->path[i], LM_TOKENS_AUTO, w->o->eos_id, &w->shards[i], e);
+        if (!rc)
+            rc = lm_tokens_index(w->shards[i], w->par, e);
+        if (rc)
+            break;
+        int64_t top = (int64_t)lm_tokens_max(w->shards[i], w->par) + 1;
+        if (w->o->vocab)
+            rc = lm_tokens_check(w->shards[i], w->o->vocab, w->par, e);
+        w->set->vocab = top > w->set->vocab ? top : w->set->vocab;
+        if (w->o->eos && w->set->eos < 0)
+            w->set->eos = lm_tokens_eot(w->shards[i]);
+    }
+    if (rc)
+        return rc;
+    if (w->set->vocab > UINT32_MAX)
+        return lm_fail(e, LM_EFORMAT, w->o->path[0], "shard the text again",
+                       "it holds ids that are negative or beyond 32 bits");
+    if (w->set->eos < 0 && w->o->eos && w->o->kind != LM_TOKENS_MEGATRON)
+        return lm_fail(e, LM_EUSAGE, "--eos-id", "give the id, or --no-eos",
+                       "%s shards need an id between documents, the input does not tell it",
+                       lm_tokens_kind_name(w->o->kind));
+    if (w->set->eos >= w->set->vocab)
+        w->set->vocab = w->set->eos + 1;
+    return LM_OK;
+}
+
+/* ---- outputs ---- */
+
+static lm_code target(const work *w, const char *name, lm_buf *out, lm_err *e)
+{
+    size_t n = strlen(w->o->output);
+    out->len = 0;
+    return lm_buf_addf(out, e, "%s%s%s", w->o->output, n && w->o->output[n - 1] == '/' ? "" : "/",
+                       name);
+}
+
+/* The files behind an operand: itself, or PREFIX.bin. */
+static bool same_file(const char *target, const char *input)
+{
+    lm_buf bin = { 0 };
+    bool same = lm_path_same(target, input);
+    if (!same && !lm_buf_addf(&bin, NULL, "%s.bin", input))
+        same = lm_path_same(target, bin.data);
+    lm_buf_fini(&bin);
+    return same;
+}
+
+/* With force too: datasets are mapped while the new ones are written, but afterwards the input would
+ * be gone. */
+static lm_code refuse_inputs(const work *w, lm_err *e)
+{
+    lm_buf path = { 0 };
+    lm_code rc = LM_OK;
+    for (int s = 0; s < LM_SPLITS && !rc; s++) {
+        rc = target(w, split_names[s], &path, e);
+        rc = rc ? rc : lm_buf_addf(&path, e, ".bin");
+        for (int i = 0; i < w->o->n && !rc; i++)
+            if (same_file(path.data, w->o->path[i]))
+                rc = lm_fail(e, LM_EUSAGE, w->o->output, "write to another folder",
+                             "%s is an input as well as the output", w->o->path[i]);
+    }
+    lm_buf_fini(&path);
+    return rc;
+}
+
+static lm_code open_outputs(work *w, lm_err *e)
+{
+    lm_buf path = { 0 };
+    lm_code rc = refuse_inputs(w, e);
+    w->made_folder = !rc && !lm_path_exists(w->o->output);
+    if (!rc && !w->made_folder && !lm_path_is_dir(w->o->output))
+        rc = lm_fail(e, LM_EUSAGE, w->o->output, "name a folder", "exists and is not a folder");
+    if (w->made_folder)
+        rc = lm_mkdir_p(w->o->output, e);
+    for (int s = 0; s < LM_SPLITS && !rc && !w->o->force; s++) {
+        rc = target(w, split_names[s], &path, e);
+        if (!rc)
+            rc = lm_tokens_clear(path.data, false, e);
+    }
+    if (!rc)
+        rc = target(w, "meta.json", &path, e);
+    if (!rc)
+        rc = lm_out_open(path.data, w->o->force, &w->meta, e);
+    for (int s = 0; s < LM_SPLITS && !rc; s++)
+        if (s == LM_SPLIT_TRAIN || w->o->val_fraction > 0)
+            rc = lm_tokens_pool_new(w->o->output, w->o->n, w->set->vocab, &w->job.pool[s], e);
+    lm_buf_fini(&path);
+    return rc;
+}
+
+/* A pool to its dataset; the writer waits in *out to be committed with the others. */
+static lm_code write_split(work *w, int s, lm_tokens_writer **out, lm_err *e)
+{
+    const lm_tokens_writer_opts o = { .kind = w->o->kind,
+                                      .vocab = w->set->vocab,
+                                      .shard_tokens = w->o->shard_tokens,
+                                      .force = w->o->force };
+    bool train = s == LM_SPLIT_TRAIN;
+    const lm_tokens_mix mix = { .shuffle = w->o->shuffle,
+                                .seed = w->o->seed,
+                                .weight = train ? w->o->weight : NULL,
+                                .tokens = train ? w->o->tokens : 0,
+                                .max_epochs = w->o->tokens ? w->o->max_epochs : 1 };
+    lm_buf path = { 0 };
+    lm_code rc = target(w, split_names[s], &path, e);
+    if (!rc)
+        rc = lm_tokens_create(path.data, &o, out, e);
+    if (!rc)
+        rc = lm_tokens_pool_write(w->job.pool[s], &mix, *out, train ? w->taken : NULL, w->o->sink,
+                                  e);
+    if (!rc) {
+        w->set->tokens[s] = lm_tokens_written(*out);
+        w->set->docs[s] = lm_tokens_written_docs(*out);
+    }
+    lm_buf_fini(&path);
+    return rc;
+}
+
+/* ---- meta.json ---- */
+
+static lm_code digest_input(const work *w, int i, uint64_t *out, lm_err *e)
+{
+    if (w->in) {
+        *out = lm_input_digest(w->in, i);
+        return LM_OK;
+    }
+    lm_buf path = { 0 };
+    lm_code rc = lm_buf_addf(&path, e, "%s", w->o->path[i]);
+    if (!rc && (!lm_path_exists(path.data) || lm_path_is_dir(path.data)))
+        rc = lm_buf_addf(&path, e, ".bin");
+    *out = 0; /* numbered shards: not taken */
+    if (!rc && lm_path_exists(path.data))
+        rc = lm_digest_path(path.data, out, e);
+    lm_buf_fini(&path);
+    return rc;
+}
+
+static lm_code put_history(const work *w, lm_jw *j, lm_err *e)
+{
+    lm_history_step step = w->o->step;
+    lm_history_input *inputs;
+    size_t n = (size_t)w->o->n;
+    lm_code rc = lm_alloc_n(&inputs, n + 1, sizeof *inputs, "inputs", e);
+    for (int i = 0; i < w->o->n && !rc; i++) {
+        inputs[i].name = w->o->path[i];
+        rc = digest_input(w, i, &inputs[i].digest, e);
+    }
+    if (!rc && w->tok) {
+        inputs[n].name = w->o->tokenizer;
+        rc = lm_digest_path(w->o->tokenizer, &inputs[n++].digest, e);
+    }
+    step.inputs = inputs;
+    step.n_inputs = n;
+    if (!rc)
+        rc = lm_history_write(j, "history", &step, e);
+    lm_free(inputs);
+    return rc;
+}
+
+static void put_sources(const work *w, lm_jw *j)
+{
+    lm_jw_arr(j, "sources");
+    for (int i = 0; i < w->o->n; i++) {
+        lm_jw_obj(j, NULL);
+        lm_jw_str(j, "name", w->o->path[i]);
+        if (w->o->weight)
+            lm_jw_f64(j, "weight", w->o->weight[i]);
+        lm_jw_int(j, "documents", lm_tokens_pool_docs(w->job.pool[LM_SPLIT_TRAIN], i));
+        lm_jw_int(j, "tokens", lm_tokens_pool_tokens(w->job.pool[LM_SPLIT_TRAIN], i));
+        lm_jw_int(j, "documents_taken", w->taken[i]);
+        lm_jw_close_obj(j);
+    }
+    lm_jw_close_arr(j);
+}
+
+static lm_code make_meta(const work *w, int indent, lm_buf *out, lm_err *e)
+{
+    lm_jw j;
+    lm_jw_begin(&j, out, indent, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "format", lm_tokens_kind_name(w->o->kind));
+    lm_jw_int(&j, "vocab_size", w->set->vocab);
+    if (w->set->eos >= 0)
+        lm_jw_int(&j, "eos_token_id", w->set->eos);
+    else
+        lm_jw_str(&j, "eos_token_id", NULL);
+    for (int s = 0; s < LM_SPLITS; s++) {
+        lm_jw_obj(&j, split_names[s]);
+        lm_jw_int(&j, "documents", w->set->docs[s]);
+        lm_jw_int(&j, "tokens", w->set->tokens[s]);
+        lm_jw_close_obj(&j);
+    }
+    lm_jw_f64(&j, "val_fraction", w->o->val_fraction);
+    lm_jw_bool(&j, "shuffle", w->o->shuffle);
+    lm_jw_int(&j, "seed", (int64_t)w->o->seed);
+    lm_jw_int(&j, "bytes", w->set->read.bytes);
+    lm_jw_int(&j, "skipped", w->set->read.skipped);
+    put_sources(w, &j);
+    lm_code rc = put_history(w, &j, e);
+    lm_jw_close_obj(&j);
+    lm_code end = lm_jw_end(&j);
+    if (!rc && !end && (!out->len || out->data[out->len - 1] != '\n'))
+        rc = lm_buf_add(out, "\n", 1, e);
+    return rc ? rc : end;
+}
+
+/* ---- the work ---- */
+
+static lm_code fill_pools(work *w, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    w->job.val_fraction = w->o->val_fraction;
+    w->job.eos = w->set->eos;
+    w->job.eos_first = w->o->kind == LM_TOKENS_LLMC;
+    w->job.add_special = w->o->add_special;
+    w->job.sink = w->o->sink;
+    if (w->in)
+        rc = lm_shard_text(&w->job, w->in, &w->o->in, w->tok, w->par, &w->set->read, e);
+    for (int i = 0; w->shards && i < w->o->n && !rc; i++)
+        rc = lm_shard_tokens(&w->job, w->shards[i], i, &w->set->read, e);
+    if (rc || lm_stopping())
+        return rc;
+    if (!w->set->read.documents)
+        return lm_fail(e, LM_EFORMAT, w->o->n == 1 ? w->o->path[0] : "inputs",
+                       "give at least one document", "no document in it");
+    if (!lm_tokens_pool_tokens(w->job.pool[LM_SPLIT_TRAIN], -1))
+        return lm_fail(e, LM_EUSAGE, "--val-fraction", "hold out less",
+                       "all %lld documents fell into the validation split",
+                       (long long)w->set->read.documents);
+    return LM_OK;
+}
+
+static lm_code publish(work *w, lm_tokens_writer *writer[LM_SPLITS], lm_err *e)
+{
+    lm_buf text = { 0 }, path = { 0 };
+    lm_code rc = make_meta(w, 2, &text, e);
+    if (!rc)
+        rc = lm_write_all(lm_out_fd(w->meta), text.data, text.len, lm_out_path(w->meta), e);
+    for (int s = LM_SPLITS - 1; s >= 0 && !rc; s--) {
+        lm_tokens_writer *one = writer[s];
+        writer[s] = NULL;
+        if (one)
+            rc = lm_tokens_commit(one, e);
+        else if (!(rc = target(w, split_names[s], &path, e)))
+            rc = lm_tokens_clear(path.data, w->o->force, e);
+    }
+    if (!rc) {
+        lm_out *meta = w->meta;
+        w->meta = NULL;
+        rc = lm_out_commit(meta, e);
+    }
+    lm_buf_fini(&text);
+    lm_buf_fini(&path);
+    return rc;
+}
+
+static lm_code make_set(work *w, lm_buf *meta, lm_err *e)
+{
+    lm_tokens_writer *writer[LM_SPLITS] = { 0 };
+    lm_code rc = w->o->tokenizer ? open_text(w, e) : open_shards(w, e);
+    if (!rc && w->o->vocab)
+        w->set->vocab = w->o->vocab;
+    if (!rc && w->o->kind == LM_TOKENS_NANOGPT && w->set->vocab > 65536)
+        rc = lm_fail(e, LM_EUSAGE, "--format", "choose megatron or llmc",
+                     "nanoGPT shards hold 16-bit ids, the vocabulary has %lld",
+                     (long long)w->set->vocab);
+    if (!rc)
+        rc = open_outputs(w, e);
+    if (!rc)
+        rc = fill_pools(w, e);
+    for (int s = 0; s < LM_SPLITS && !rc && !lm_stopping(); s++)
+        if (w->job.pool[s] && lm_tokens_pool_docs(w->job.pool[s], -1))
+            rc = write_split(w, s, &writer[s], e);
+    if (!rc && !lm_stopping()) {
+        rc = publish(w, writer, e);
+        w->made_folder = false;
+        rc = rc ? rc : make_meta(w, 0, meta, e);
+    }
+    for (int s = 0; s < LM_SPLITS; s++)
+        lm_tokens_drop(writer[s]);
+    return rc;
+}
+
+static void close_work(work *w)
+{
+    lm_out_drop(w->meta);
+    for (int s = 0; s < LM_SPLITS; s++)
+        lm_tokens_pool_free(w->job.pool[s]);
+    for (int i = 0; w->shards && i < w->o->n; i++)
+        lm_tokens_close(w->shards[i]);
+    if (w->made_folder)
+        rmdir(w->o->output); /* nothing came of it */
+    lm_free(w->shards);
+    lm_input_close(w->in);
+    lm_tokenizer_free(w->tok);
+    lm_free(w->taken);
+}
+
+lm_code lm_shard_set_make(const lm_shard_opts *o, lm_par *par, lm_shard_set *set, lm_buf *meta,
+                          lm_err *e)
+{
+    work w = { .o = o, .par = par, .set = set };
+    *set = (lm_shard_set){ 0 };
+    lm_code rc = lm_alloc_n(&w.taken, (size_t)o->n, sizeof *w.taken, "counts", e);
+    if (!rc)
+        rc = make_set(&w, meta, e);
+    close_work(&w);
+    return rc;
+}

@@ -1,0 +1,52 @@
+/* shard_set.h -- inputs to a whole token dataset: FOLDER/train.* and, when documents are held out,
+ * FOLDER/val.*, with FOLDER/meta.json that says what they are made of.
+ *
+ * Texts are tokenised, token datasets taken as they are; both wait in pools of the two splits until
+ * their sizes are known, are mixed by weight and shuffled, and appear together at the end: first
+ * val, then train, last meta.json. */
+#ifndef LM_TEXT_SHARD_SET_H
+#define LM_TEXT_SHARD_SET_H
+
+#include "format/provenance.h"
+#include "text/shard_run.h"
+
+typedef struct {
+    const char *const *path; /* the inputs, */
+    const double *weight;    /* their shares of train (NULL: by size), */
+    int n;                   /* and how many they are */
+    const char *tokenizer;   /* tokenizer.json or its folder; NULL: the inputs are token datasets */
+    lm_input_opts in;        /* how texts are read */
+    bool eos; /* an id between documents: that of the token `eos_token` (may be NULL), */
+    const char
+        *eos_token; /* else `eos_id` (-1: not given), else the tokenizer's or the dataset's */
+    int64_t eos_id;
+    bool add_special;     /* what the tokenizer's post-processor adds */
+    int64_t vocab;        /* ids are below it; 0: the tokenizer's, of datasets the largest id + 1 */
+    double val_fraction;  /* share of the documents that is held out, [0, 1) */
+    bool shuffle;         /* documents in a random order that `seed` decides */
+    uint64_t seed;        /* */
+    int64_t tokens;       /* about so many ids in train (0: all), */
+    double max_epochs;    /* going through no input more often than this */
+    lm_tokens_kind kind;  /* of what is written */
+    int64_t shard_tokens; /* as in lm_tokens_writer_opts */
+    const char *output;   /* the folder; made when it is missing */
+    bool force;
+    lm_history_step step; /* tool, version and argv for meta.json; the inputs are filled in here */
+    lm_sink *sink;
+} lm_shard_opts;
+
+typedef struct {
+    lm_shard_stats read;
+    int64_t vocab, eos; /* eos -1: none */
+    int64_t docs[LM_SPLITS], tokens[LM_SPLITS];
+} lm_shard_set;
+
+/* Make the dataset.  `meta`: what meta.json says, in one line, is appended.  When lm_stopping, it
+ * returns early with success and nothing is made.
+ * Fails: LM_EUSAGE for a tokenizer without end-of-text token, a vocabulary that does not fit, an
+ * output that exists (unless force) or is an input, all documents held out; LM_EFORMAT if the inputs
+ * hold no document; and as lm_shard_text, lm_tokens_open, lm_tokens_create. */
+lm_code lm_shard_set_make(const lm_shard_opts *o, lm_par *par, lm_shard_set *set, lm_buf *meta,
+                          lm_err *e);
+
+#endif
