@@ -48,7 +48,10 @@ $(BIN): $B/bin/%: $B/cmd/%.o $(CMN_OBJ) $B/libcore.a
 	$(LINK) -o $@ $< $(CMN_OBJ) $B/libcore.a $(LIBS)
 
 # Where presets are looked for last, and first when the build folder is not in this tree.
-$B/cmd/init-model.o: DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
+$B/cmd/init-model.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
+
+# Conversions of whole tensors: loops that -O2 does not turn into vectors.
+$B/lib/numeric/dtype.o: private COMPILE += -O3
 
 $B/libcore.a: $(LIB_OBJ) $(KER_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^

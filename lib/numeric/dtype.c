@@ -344,6 +344,104 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v)
     }
 }
 
+/* Every code of FP8 decoded once for a whole array: a table of 256 fits the first-level cache. */
+static void decode_bytes(layout t, const uint8_t *src, float *dst, int64_t n)
+{
+    float table[256];
+    for (uint32_t b = 0; b < 256; b++)
+        table[b] = decode(b, t);
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = table[src[i]];
+}
+
+/* Binary16 to float without a branch, so that compilers make vectors of it: exponent and mantissa
+ * moved to their places, the exponent made right by an exact product with 2^112 (subnormals come
+ * out normal), infinity and NaN, which the product brings to 2^16 and up, by their exponent. */
+static void decode_halves(const uint16_t *src, float *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t h = src[i], u = (h & 0x7fffu) << 13, special;
+        float f;
+        memcpy(&f, &u, 4);
+        f *= 0x1p112f;
+        memcpy(&u, &f, 4);
+        special = -(uint32_t)((h & 0x7fffu) >= 0x7c00u);
+        u |= special & 0x7f800000u;
+        u |= -(uint32_t)((h & 0x7fffu) > 0x7c00u) & 0x400000u; /* NaN: quiet */
+        u |= (h & 0x8000u) << 16;
+        memcpy(&dst[i], &u, 4);
+    }
+}
+
+/* encode() of a float with a bias below 127 and no saturation, without a branch.  Normal results are
+ * rounded on the bits; for subnormal ones the sum with a number whose last place is theirs rounds.
+ */
+static inline uint32_t encode_narrow(float x, layout t)
+{
+    int bias = (1 << (t.e - 1)) - 1, shift = 23 - t.m;
+    uint32_t least = (uint32_t)(128 - bias) << 23, unit = (uint32_t)(128 - bias - t.m + 23) << 23;
+    uint32_t inf = t.has_inf ? ((1u << t.e) - 1u) << t.m : t.top + 1, u, mag, normal, nan, small;
+    float f, g;
+    memcpy(&u, &x, 4);
+    mag = u & 0x7fffffffu;
+    normal = mag + (1u << (shift - 1)) - 1u + (mag >> shift & 1u);
+    normal = (normal - (least - (1u << 23))) >> shift;
+    normal = normal > t.top ? inf : normal;
+    nan = t.has_inf ? inf | 1u << (t.m - 1) | (mag >> shift & ((1u << t.m) - 1u)) : inf;
+    memcpy(&f, &mag, 4);
+    memcpy(&g, &unit, 4);
+    f += g;
+    memcpy(&small, &f, 4);
+    normal = mag < least ? small - unit : normal;
+    normal = mag > 0x7f800000u ? nan : normal;
+    return normal | u >> 31 << (t.e + t.m);
+}
+
+static void encode_halves(const float *src, uint16_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = (uint16_t)encode_narrow(src[i], f16_layout);
+}
+
+static void encode_e4m3(const float *src, uint8_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = (uint8_t)encode_narrow(src[i], e4m3_layout);
+}
+
+static void encode_e5m2(const float *src, uint8_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = (uint8_t)encode_narrow(src[i], e5m2_layout);
+}
+
+/* The pairs that formats meet in bulk. */
+static bool convert_fast(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
+{
+    if (from == LM_DTYPE_F32 && to == LM_DTYPE_BF16) {
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)dst)[i] = lm_f32_to_bf16(((const float *)src)[i]);
+    } else if (from == LM_DTYPE_BF16 && to == LM_DTYPE_F32) {
+        for (int64_t i = 0; i < n; i++)
+            ((float *)dst)[i] = lm_bf16_to_f32(((const uint16_t *)src)[i]);
+    } else if (from == LM_DTYPE_F16 && to == LM_DTYPE_F32) {
+        decode_halves(src, dst, n);
+    } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_F16) {
+        encode_halves(src, dst, n);
+    } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_F8E4M3) {
+        encode_e4m3(src, dst, n);
+    } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_F8E5M2) {
+        encode_e5m2(src, dst, n);
+    } else if (from == LM_DTYPE_F8E4M3 && to == LM_DTYPE_F32) {
+        decode_bytes(e4m3_layout, src, dst, n);
+    } else if (from == LM_DTYPE_F8E5M2 && to == LM_DTYPE_F32) {
+        decode_bytes(e5m2_layout, src, dst, n);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 /* 64-bit integers do not fit a double, so they meet each other without it. */
 static bool convert_wide(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
 {
@@ -370,13 +468,7 @@ void lm_convert(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t 
         return;
     if (from == to) {
         memcpy(dst, src, (size_t)n * lm_dtype_size(from));
-    } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_BF16) {
-        for (int64_t i = 0; i < n; i++)
-            ((uint16_t *)dst)[i] = lm_f32_to_bf16(((const float *)src)[i]);
-    } else if (from == LM_DTYPE_BF16 && to == LM_DTYPE_F32) {
-        for (int64_t i = 0; i < n; i++)
-            ((float *)dst)[i] = lm_bf16_to_f32(((const uint16_t *)src)[i]);
-    } else if (!convert_wide(from, src, to, dst, n)) {
+    } else if (!convert_fast(from, src, to, dst, n) && !convert_wide(from, src, to, dst, n)) {
         for (int64_t i = 0; i < n; i++)
             lm_set(to, dst, i, lm_get(from, src, i));
     }

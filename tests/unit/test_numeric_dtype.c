@@ -247,6 +247,48 @@ static void convert_arrays(void **state)
     lm_convert(LM_DTYPE_F32, x, LM_DTYPE_F32, y, 0);
 }
 
+/* Arrays go through loops of their own: the same as lm_set and lm_get one by one, for every code and
+ * for floats of every exponent, with the neighbours of each rounding boundary of F16 and FP8. */
+static void arrays_are_scalars(void **state)
+{
+    (void)state;
+    static const lm_dtype types[] = { LM_DTYPE_F16, LM_DTYPE_BF16, LM_DTYPE_F8E4M3,
+                                      LM_DTYPE_F8E5M2 };
+    enum { N = 65536 };
+    static uint16_t codes[N], want[N];
+    static float x[N];
+    for (int t = 0; t < 4; t++) {
+        size_t size = lm_dtype_size(types[t]);
+        int n = size == 1 ? 256 : N;
+        for (int i = 0; i < n; i++)
+            size == 1 ? (((uint8_t *)codes)[i] = (uint8_t)i) : (codes[i] = (uint16_t)i);
+        lm_convert(types[t], codes, LM_DTYPE_F32, x, n);
+        for (int i = 0; i < n; i++) {
+            float one = (float)lm_get(types[t], codes, i);
+            assert_true(isnan(x[i]) ? isnan(one) : memcmp(&one, &x[i], 4) == 0);
+        }
+        for (uint32_t low = 0; low < 9; low++) {
+            static const uint32_t lows[] = { 0,      1,      0xfff,  0x1000, 0x1001,
+                                             0x7fff, 0x8000, 0x8001, 0xffff };
+            for (uint32_t i = 0; i < N; i++) {
+                uint32_t u = i << 16 | lows[low];
+                memcpy(&x[i], &u, 4);
+            }
+            lm_convert(LM_DTYPE_F32, x, types[t], codes, N);
+            for (int i = 0; i < N; i++)
+                if (types[t] == LM_DTYPE_F16)
+                    want[i] = lm_f32_to_f16(x[i]);
+                else if (types[t] == LM_DTYPE_BF16)
+                    want[i] = lm_f32_to_bf16(x[i]);
+                else if (types[t] == LM_DTYPE_F8E4M3)
+                    ((uint8_t *)want)[i] = lm_f32_to_f8e4m3(x[i], false);
+                else
+                    ((uint8_t *)want)[i] = lm_f32_to_f8e5m2(x[i], false);
+            assert_memory_equal(codes, want, N * size);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +301,7 @@ int main(void)
         cmocka_unit_test(integers_clamp),
         cmocka_unit_test(names_and_sizes),
         cmocka_unit_test(convert_arrays),
+        cmocka_unit_test(arrays_are_scalars),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
