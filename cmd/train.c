@@ -163,7 +163,7 @@ static lm_code find_checkpoint(session *s, lm_err *e)
         return LM_OK;
     }
     s->run = opt.resume;
-    if (lm_run_latest(opt.resume, &name, e))
+    if (lm_run_newest(opt.resume, &name, e))
         return e->code;
     if (!name)
         return lm_fail(e, LM_EUSAGE, opt.resume, "start a run with train MODEL DATA -o RUN",

@@ -178,6 +178,22 @@ lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e)
     return rc;
 }
 
+lm_code lm_run_remove(const char *run_dir, const char *step_dir_name, lm_err *e)
+{
+    char *dir = NULL, *temp = NULL;
+    lm_code rc = lm_path_join(&dir, run_dir, step_dir_name, e);
+
+    if (!rc)
+        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%ld", run_dir, step_dir_name, (long)getpid());
+    if (!rc && rename(dir, temp))
+        rc = lm_fail(e, LM_EIO, dir, NULL, "cannot remove");
+    if (!rc)
+        rc = lm_rm_rf(temp, e);
+    lm_free(dir);
+    lm_free(temp);
+    return rc;
+}
+
 lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
 {
     char **names = NULL, *latest = NULL;
@@ -199,13 +215,8 @@ lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
         if (!next)
             break;
         below = lm_run_step_of(next);
-        if (older >= keep) {
-            char *path = NULL;
-            rc = lm_path_join(&path, run_dir, next, e);
-            if (!rc)
-                rc = lm_rm_rf(path, e);
-            lm_free(path);
-        }
+        if (older >= keep)
+            rc = lm_run_remove(run_dir, next, e);
     }
     lm_names_free(names, n);
     lm_free(latest);

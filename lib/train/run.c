@@ -1,7 +1,6 @@
 /* run.c -- a run folder before the first step. */
 #include "train/run.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -54,6 +53,28 @@ static lm_code checkpoint_step(const char *run, const char *name, int64_t *step,
     return rc;
 }
 
+lm_code lm_run_newest(const char *run, char **out, lm_err *e)
+{
+    char **names = NULL;
+    size_t n = 0;
+    int64_t best = -1;
+    const char *name = NULL;
+    *out = NULL;
+    lm_code rc = lm_dir_list(run, &names, &n, e);
+    for (size_t i = 0; !rc && i < n; i++) {
+        int64_t step;
+        rc = checkpoint_step(run, names[i], &step, e);
+        if (!rc && step > best) {
+            best = step;
+            name = names[i];
+        }
+    }
+    if (!rc && name)
+        rc = lm_strdup(out, name, e);
+    lm_names_free(names, n);
+    return rc;
+}
+
 static lm_code check_name(const char *run, const char *name, int64_t from, bool force, lm_err *e)
 {
     char *path = NULL;
@@ -98,7 +119,7 @@ lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e)
     return rc;
 }
 
-/* Links go before checkpoints: what is cut short in between is still no run that lies. */
+/* Links go before checkpoints: none ever points to what is gone. */
 static lm_code remove_links(const char *run, char **names, size_t n, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -112,41 +133,19 @@ static lm_code remove_links(const char *run, char **names, size_t n, lm_err *e)
     return rc;
 }
 
-/* Renamed first: what a kill leaves behind is a temporary, which the next run sweeps. */
-static lm_code remove_checkpoint(const char *run, const char *name, lm_err *e)
-{
-    char *dir = NULL, *temp = NULL;
-    lm_code rc = path_in(&dir, run, name, NULL, e);
-    if (!rc)
-        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%ld", run, name, (long)getpid());
-    if (!rc && rename(dir, temp))
-        rc = lm_fail(e, LM_EIO, dir, NULL, "cannot remove");
-    if (!rc)
-        rc = lm_rm_rf(temp, e);
-    lm_free(dir);
-    lm_free(temp);
-    return rc;
-}
-
 static lm_code remove_after(const char *run, int64_t from, lm_err *e)
 {
     char **names = NULL, keep[32];
     size_t n = 0;
-    bool any = false;
     lm_code rc = lm_dir_list(run, &names, &n, e);
-    for (int pass = 0; !rc && pass < 2; pass++) {
-        for (size_t i = 0; !rc && i < n; i++) {
-            int64_t step;
-            rc = checkpoint_step(run, names[i], &step, e);
-            if (rc || step <= from)
-                continue;
-            any = true;
-            if (pass)
-                rc = remove_checkpoint(run, names[i], e);
-        }
-        if (!rc && !pass && any)
-            rc = from < 0 ? remove_links(run, names, n, e)
-                          : lm_run_publish(run, lm_run_step_name(from, keep), e);
+    if (!rc)
+        rc = from < 0 ? remove_links(run, names, n, e)
+                      : lm_run_publish(run, lm_run_step_name(from, keep), e);
+    for (size_t i = 0; !rc && i < n; i++) {
+        int64_t step;
+        rc = checkpoint_step(run, names[i], &step, e);
+        if (!rc && step > from)
+            rc = lm_run_remove(run, names[i], e);
     }
     lm_names_free(names, n);
     return rc;

@@ -17,8 +17,12 @@
  * LM_EIO when it cannot be written. */
 lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e);
 
+/* Name of the newest whole checkpoint ("step-000300", yours), NULL when there is none.  Unlike
+ * lm_run_latest this does not ask `latest`, which a killed run may have left one behind. */
+lm_code lm_run_newest(const char *run, char **out, lm_err *e);
+
 /* Make the folder if need be, remove what a killed run left half-written, and all checkpoints after
- * `from` (-1: all of them, and the links). */
+ * `from` (-1: all of them, and the links); `latest` then names `from`. */
 lm_code lm_run_claim(const char *run, int64_t from, lm_err *e);
 
 #endif
