@@ -6,8 +6,8 @@
 #include "format/tokens.h"
 
 /* Where `data` keeps its tokens: a folder holds train (always named) and val (when val.bin is
- * there), anything else is the training data itself.  `val` (may be NULL) goes before that.  *val_out
- * is NULL when there is no validation data.  Both are yours. */
+ * there), anything else is the training data itself.  `val` (may be NULL) goes before that.
+ * *val_out is NULL when there is no validation data.  Both are yours. */
 lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out,
                      lm_err *e);
 

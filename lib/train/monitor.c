@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 
-/* Each element costs three cache misses; the 99th percentile of so many is good to a few percent. */
+/* Each costs three cache misses; of so many the 99th percentile is good to a few percent. */
 enum { SAMPLE = 16384 };
 
 struct lm_monitor {
