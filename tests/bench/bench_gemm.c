@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -255,6 +256,13 @@ typedef struct {
     double ratio[2];          /* ours and packed, over the best library of the same round */
 } result;
 
+/* The libraries' threads spin for some time after a call and would take cores from whoever runs next:
+ * everybody starts on a machine at rest. */
+static void rest(void)
+{
+    nanosleep(&(struct timespec){ .tv_nsec = 40000000 }, NULL);
+}
+
 static result measure(product *x, int rounds)
 {
     double f[CONTENDERS][MOST_ROUNDS], share[2][MOST_ROUNDS], ratio[2][MOST_ROUNDS];
@@ -267,8 +275,10 @@ static result measure(product *x, int rounds)
         run(x, i); /* warm up */
     for (int round = 0; round < rounds; round++) {
         double best = 0;
+        rest();
         double top = amx ? lm_ceiling_amx_l1(ceilings) : lm_ceiling_fma_f32(ceilings);
         for (int i = 0; i < CONTENDERS; i++) {
+            rest();
             double t = lm_now();
             bool there = run(x, i);
             f[i][round] = there ? flop / (lm_now() - t) : 0;
