@@ -137,7 +137,7 @@ static void read_shares(const char *name, const char *list, int first, int n)
 static lm_code report_history(lm_jw *w, const lm_input *in, lm_err *e)
 {
     lm_history_step step = lm_tool_step(&tool);
-    lm_history_input *inputs;
+    lm_history_input *inputs = NULL;
     lm_code rc = lm_alloc_n(&inputs, (size_t)tool.argc, sizeof *inputs, "inputs", e);
     for (int i = 0; i < tool.argc && !rc; i++)
         inputs[i] = (lm_history_input){ tool.argv[i], lm_input_digest(in, i) };

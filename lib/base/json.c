@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -36,8 +37,26 @@ static bool too_deep(const char *text, size_t len)
     return false;
 }
 
+/* jansson's lexer passes over a failed allocation and drops the character at hand, so we watch. */
+static _Thread_local bool starved;
+
+static void *take(size_t n)
+{
+    void *p = NULL;
+
+    if (lm_realloc_n(&p, n, 1, "JSON", NULL))
+        starved = true;
+    return p;
+}
+
+static void watch(void)
+{
+    json_set_alloc_funcs(take, lm_free);
+}
+
 lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t j;
     const char *nul = len ? memchr(text, 0, len) : NULL;
 
@@ -46,10 +65,14 @@ lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **
                        nul - text);
     if (too_deep(text, len))
         return lm_fail(e, LM_EFORMAT, where, NULL, "JSON nested deeper than %d", DEEPEST);
+    pthread_once(&once, watch);
+    starved = false;
     *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &j);
-    if (*out)
+    if (*out && !starved)
         return LM_OK;
-    if (json_error_code(&j) == json_error_out_of_memory)
+    json_decref(*out);
+    *out = NULL;
+    if (starved)
         return lm_fail(e, LM_ELIMIT, where, NULL, "no memory for a JSON text of %zu bytes", len);
     for (char *s = j.text; *s; s++) /* the text may quote raw bytes of the input */
         *s = *s < ' ' || *s > '~' ? '?' : *s;

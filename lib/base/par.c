@@ -340,7 +340,8 @@ static lm_code start_threads(lm_par *p, lm_err *e)
     int rc = 0, cpu = -1;
     bool pinned = CPU_COUNT(&start_mask) == p->n;
 
-    sigfillset(&all); /* signals are for the main thread, but the loss of a reader hits who writes */
+    sigfillset(
+        &all); /* signals are for the main thread, but the loss of a reader hits who writes */
     sigdelset(&all, SIGPIPE);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (p->started = 1; p->started < p->n && !rc; p->started += !rc) {

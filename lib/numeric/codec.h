@@ -3,12 +3,14 @@
  *
  * A codec turns a row-major matrix of F32 into codes and scales, and back.  Elements are grouped in
  * blocks of block_rows x block_cols that share one scale; the last blocks of a row or column may be
- * short. codes    rows one after another; element j of a row is the `bits` bits from bit j * bits
- * on, least significant first; each row begins on a whole byte. scales   [ceil(rows / block_rows),
- * ceil(cols / block_cols)] of the scale type, row-major; none for formats without blocks. The value
- * of an element is value(code) * scale.  Encoding rounds to nearest, ties to even, unless the mode
- * asks for stochastic rounding, whose draws are counted by the element's index, so that the same
- * bits come out of any split of the rows over threads. */
+ * short.
+ *   codes    rows one after another; element j of a row is the `bits` bits from bit j * bits on,
+ *            least significant first; each row begins on a whole byte
+ *   scales   [ceil(rows / block_rows), ceil(cols / block_cols)] of the scale type, row-major; none
+ *            for formats without blocks
+ * The value of an element is value(code) * scale.  Encoding rounds to nearest, ties to even, unless
+ * the mode asks for stochastic rounding, whose draws are counted by the element's index, so that the
+ * same bits come out of any split of the rows over threads. */
 #ifndef LM_NUMERIC_CODEC_H
 #define LM_NUMERIC_CODEC_H
 

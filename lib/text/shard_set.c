@@ -207,7 +207,7 @@ static lm_code digest_input(const work *w, int i, uint64_t *out, lm_err *e)
 static lm_code put_history(const work *w, lm_jw *j, lm_err *e)
 {
     lm_history_step step = w->o->step;
-    lm_history_input *inputs;
+    lm_history_input *inputs = NULL;
     size_t n = (size_t)w->o->n;
     lm_code rc = lm_alloc_n(&inputs, n + 1, sizeof *inputs, "inputs", e);
     for (int i = 0; i < w->o->n && !rc; i++) {

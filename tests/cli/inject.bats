@@ -33,3 +33,67 @@ old_or_new() {
 @test "a picture and failing rename" {
     inject_each rename 50 old_or_new plot-run run.jsonl -f -o loss.svg
 }
+
+# No file is half-written, and meta.json, which comes last, is new only beside the new data.
+dataset_old_or_new() {
+    local f
+    for f in train.bin train.idx; do
+        [ "$1" -ne 0 ] && [ ! -e "data/$f" ] || cmp "data/$f" "new/$f" || return
+    done
+    if [ "$(cat data/meta.json)" = old ]; then
+        [ "$1" -ne 0 ] || return
+    else
+        cmp data/train.bin new/train.bin && cmp data/train.idx new/train.idx || return
+    fi
+    rm -rf data && mkdir data && echo old > data/meta.json
+}
+
+prepare_dataset() {
+    for i in 1 2 3 4; do echo "{\"text\":\"the house number $i by the river\"}"; done > text.jsonl
+    train-tokenizer -q -V 270 -o tok.json text.jsonl
+    shard-data -q -t tok.json -o new text.jsonl
+    export SOURCE_DATE_EPOCH=0
+    mkdir data && echo old > data/meta.json
+}
+
+@test "token shards and failing writes" {
+    prepare_dataset
+    inject_each write 60 dataset_old_or_new shard-data -q -j 1 -f -t tok.json -o data text.jsonl
+}
+
+@test "token shards and failing fsync" {
+    prepare_dataset
+    inject_each fsync 60 dataset_old_or_new shard-data -q -j 1 -f -t tok.json -o data text.jsonl
+}
+
+@test "token shards and failing memory" { # from shards: libarchive does not survive a text's
+    prepare_dataset
+    shard-data -q --no-eos --no-shuffle -o from-shards new/train
+    rm -r new && mv from-shards new
+    shard-data -q --no-eos --no-shuffle -o old new/train
+    inject_each malloc 400 dataset_old_or_new shard-data -q -j 1 -f --no-eos --no-shuffle -o data old/train
+}
+
+# Memory is not asked for here: libarchive itself does not survive that.
+@test "cleaned text and failing writes" {
+    prepare_dataset
+    clean-data -q -o clean.jsonl text.jsonl
+    echo old > out.jsonl
+    clean_old_or_new() {
+        [ "$1" -ne 0 ] && [ "$(cat out.jsonl)" = old ] && return
+        cmp clean.jsonl out.jsonl && echo old > out.jsonl
+    }
+    inject_each write 30 clean_old_or_new clean-data -q -j 1 -f -o out.jsonl text.jsonl
+}
+
+@test "a report of a model and failing writes, memory" {
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=16 --set vocab_size=64 -o m0
+    inspect-model -q -o good.txt m0
+    echo old > out.txt
+    report_old_or_new() {
+        [ "$1" -ne 0 ] && [ "$(cat out.txt)" = old ] && return
+        cmp good.txt out.txt && echo old > out.txt
+    }
+    inject_each write 30 report_old_or_new inspect-model -q -f -o out.txt m0
+    inject_each malloc 200 report_old_or_new inspect-model -q -f -o out.txt m0
+}
