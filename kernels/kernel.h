@@ -38,7 +38,7 @@ typedef struct {
     int n_in;
     lm_tensor *out;
     int n_out;
-    void *work; /* scratch of at least the bytes that the kernel's work() asked for, 64-byte aligned */
+    void *work; /* scratch: at least the bytes that the kernel's work() asks for, 64-byte aligned */
     lm_par *par;
     const lm_step *step;
 } lm_call;

@@ -39,7 +39,7 @@ typedef struct {
     const float *bias;    /* [n] or NULL */
     void *work;           /* lm_gemm_work bytes, 64-byte aligned */
     const void *b_packed; /* from lm_gemm_pack, or NULL; then b may be NULL */
-    float *a_sum;         /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
+    float *a_sum; /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
     bool a_sum_add;
 } lm_gemm;
 
@@ -48,7 +48,8 @@ typedef struct {
 
 size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads);
 void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par);
-size_t lm_gemm_pack_size(const lm_gemm *g, lm_cpu_level level); /* 0: this level has no packed form */
+/* 0: this level has no packed form. */
+size_t lm_gemm_pack_size(const lm_gemm *g, lm_cpu_level level);
 void lm_gemm_pack(const lm_gemm *g, lm_cpu_level level, lm_par *par, void *dst);
 
 #endif
