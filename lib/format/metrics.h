@@ -58,7 +58,7 @@ lm_code lm_metrics_end(lm_metrics *m, lm_err *e);
 void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, int argc,
                           char *const *argv, int64_t seed);
 
-/* Close; the caller has written the "end" record before ("done", "stopped", "nan", "failed"). */
+/* Close; the caller has written the "end" record before ("done", "stopped", "converged", "nan", "failed"). */
 lm_code lm_metrics_close(lm_metrics *m, lm_err *e);
 
 /* ---- reading ----------------------------------------------------------------------------------
