@@ -54,6 +54,7 @@ static struct {
           .log_every = 1,
           .keep = 3,
           .peak_tflops = -1 };
+static __typeof__(opt) built_in; /* the defaults, as they stood before parsing */
 
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
@@ -239,6 +240,37 @@ static lm_code find_operands(session *s, lm_err *e)
     return LM_OK;
 }
 
+/* An option that the chosen optimiser or schedule does not read is refused, not ignored.  Its default passes: a saved
+ * config holds every option. */
+static lm_code refuse_idle(lm_err *e)
+{
+    bool adamw = !strcmp(opt.optimizer, "adamw"), step = !strcmp(opt.schedule, "step");
+    bool exponential = !strcmp(opt.schedule, "exponential");
+    const struct {
+        bool idle;
+        const char *option, *needs;
+    } checks[] = {
+        { adamw && opt.momentum != built_in.momentum, "--momentum", "--optimizer sgd" },
+        { adamw && opt.dampening != built_in.dampening, "--dampening", "--optimizer sgd" },
+        { adamw && opt.nesterov, "--nesterov", "--optimizer sgd" },
+        { !adamw && opt.beta1 != built_in.beta1, "--beta1", "--optimizer adamw" },
+        { !adamw && opt.beta2 != built_in.beta2, "--beta2", "--optimizer adamw" },
+        { !adamw && opt.eps != built_in.eps, "--eps", "--optimizer adamw" },
+        { !step && opt.step_size != built_in.step_size, "--step-size", "--lr-schedule step" },
+        { !step && !exponential && opt.gamma != built_in.gamma, "--gamma",
+          "--lr-schedule step or exponential" },
+        { strcmp(opt.schedule, "cosine") && opt.cycles != built_in.cycles, "--cycles",
+          "--lr-schedule cosine" },
+        { strcmp(opt.schedule, "wsd") && opt.decay_steps != built_in.decay_steps, "--decay-steps",
+          "--lr-schedule wsd" },
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
+        if (checks[i].idle)
+            return lm_fail(e, LM_EUSAGE, checks[i].option, "leave it away", "serves %s only",
+                           checks[i].needs);
+    return LM_OK;
+}
+
 static lm_code gather(session *s, lm_err *e)
 {
     lm_trainer_opts *o = &s->o;
@@ -273,6 +305,8 @@ static lm_code gather(session *s, lm_err *e)
         .patience = opt.patience,
         .min_delta = opt.min_delta,
     };
+    if (refuse_idle(e))
+        return e->code;
     if (opt.nesterov && (opt.momentum <= 0 || opt.dampening > 0))
         return lm_fail(e, LM_EUSAGE, "--nesterov", NULL, "needs --momentum and no --dampening");
     if (opt.patience && !opt.eval_every)
@@ -622,6 +656,7 @@ int main(int argc, char **argv)
 {
     session s = { .from = -1 };
     lm_err e = { 0 };
+    built_in = opt;
     lm_begin(&tool, argc, argv);
     work(&s, &e);
     let_go(&s, &e);

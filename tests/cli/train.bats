@@ -574,3 +574,14 @@ plain_memory() {
     echo "# $used"
     [ "$used" -lt $((48 << 20)) ]
 }
+
+@test "an option that the optimiser or the schedule does not read is refused" {
+    for o in "--momentum 0.5" "--nesterov" "--optimizer sgd --beta1 0.5" "--decay-steps 3" "--lr-schedule wsd --cycles 2"; do
+        # shellcheck disable=SC2086
+        run train m0 data -o idle --steps 1 $o
+        [ "$status" -eq 2 ]
+        [[ ${lines[0]} == "train: --"*": serves --"* ]]
+        [ "${#lines[@]}" -eq 1 ]
+        [ ! -e idle ]
+    done
+}
