@@ -241,7 +241,9 @@ static lm_code measure(work *w, lm_err *e)
         return lm_fail(e, LM_EFORMAT, w->data, "give more text",
                        "nothing to evaluate: no document has two tokens");
     if (!isfinite(w->score.nll))
-        return lm_fail(e, LM_ENUMERIC, tool.argv[0], NULL, "the loss is not a finite number");
+        return lm_fail(e, LM_ENUMERIC, tool.argv[0],
+                       "inspect-model --stats shows which weights are not finite",
+                       "the loss is not a finite number");
     return LM_OK;
 }
 
@@ -325,6 +327,9 @@ int main(int argc, char **argv)
     work w = { 0 };
 
     lm_begin(&tool, argc, argv);
+    if (lm_given(&tool, "min-accuracy") && opt.task[0] != 'm')
+        lm_misuse(&tool, "--min-accuracy", "add --task multiple-choice",
+                  "perplexity has no accuracy");
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
     if (run(&w, &err))
         lm_complain(&tool, &err);

@@ -49,7 +49,7 @@ static const lm_opt options[] = {
            "tokenizer.json or its folder [the model's own]"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, bf16, or auto for the faster [auto]"),
     LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
-             "room for N tokens, prompt and new [see GENERATE(1)]"),
+             "room for N tokens, prompt and new [-p: enough; else 2048]"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "prompts at a time [8]"),
     LM_GROUP("Output"),
     LM_FLAG(0, "skip-special", &opt.skip_special, "leave special tokens out of the text [yes]"),
@@ -170,10 +170,9 @@ static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
         if (!*got)
             return LM_OK;
         const char *text = opt.prompt.v[w->at++];
-        return encode(w, text, strlen(text), &c->ids, e) || fits(w, c, "-p", e) ||
-                       lm_buf_add(&c->prompt, text, strlen(text), e)
-                   ? e->code
-                   : LM_OK;
+        if (encode(w, text, strlen(text), &c->ids, e) || fits(w, c, "-p", e))
+            return e->code;
+        return lm_buf_add(&c->prompt, text, strlen(text), e);
     }
     for (*got = true; *got && skip && !lm_stopping();) {
         skip = false;
@@ -276,8 +275,10 @@ static lm_code choose_context(work *w, lm_err *e)
     int64_t most = w->model.config.max_positions, need = w->in ? 2048 : 0;
     for (int i = 0; i < opt.prompt.n && !w->in; i++) {
         w->ids.n = 0;
-        if (encode(w, opt.prompt.v[i], strlen(opt.prompt.v[i]), &w->ids, e))
+        if (encode(w, opt.prompt.v[i], strlen(opt.prompt.v[i]), &w->ids, e)) {
+            lm_err_in(e, "-p");
             return e->code;
+        }
         if ((int64_t)w->ids.n + opt.max_new > need)
             need = (int64_t)w->ids.n + opt.max_new;
     }
@@ -345,7 +346,10 @@ static lm_code complete(work *w, lm_err *e)
                                  .logprobs = opt.logprobs,
                                  .skip_special = opt.skip_special };
     const lm_complete_hooks h = { next_prompt, w->text ? show_text : NULL, finish, w };
-    return lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+    lm_code rc = lm_complete_run(w->gen, w->tok, &o, &h, &w->st, e);
+    if (rc == LM_ENUMERIC)
+        lm_err_in(e, "%s", tool.argv[0]);
+    return rc;
 }
 
 static lm_code run(work *w, lm_err *e)

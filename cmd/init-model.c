@@ -174,8 +174,14 @@ static lm_code make_config(work *w, lm_err *e)
     json_object_del(w->tree, "dtype");
     json_object_set_new(w->tree, "torch_dtype",
                         json_string(opt.dtype[0] == 'b' ? "bfloat16" : "float32"));
-    rc = lm_asprintf(&w->where, e, "%s%s", w->path, opt.set.n ? " with --set" : "");
-    return rc ? rc : lm_config_read(w->tree, w->where, &w->config, e);
+    rc = lm_asprintf(&w->where, e, "%s%s",
+                     lm_path_exists(tool.argv[0]) ? w->path : lm_path_base(tool.argv[0]),
+                     opt.set.n ? " with --set" : "");
+    if (!rc)
+        rc = lm_config_read(w->tree, w->where, &w->config, e);
+    if (rc == LM_EFORMAT && opt.set.n)
+        rc = e->code = LM_EUSAGE; /* the options ask for what cannot be */
+    return rc;
 }
 
 /* ---- the folder ---- */

@@ -75,6 +75,10 @@ static lm_code take_token(run *r, lm_completion *c, const float *logits, lm_err 
     double u = lm_sample_draw(r->o->seed, c->index, (int64_t)made);
     int64_t id = lm_sample(r->sampler, &r->o->sample, logits, c->ids.v, (int64_t)c->ids.n, u,
                            r->o->logprobs ? &logprob : NULL);
+    if (id < 0)
+        return lm_fail(
+            e, LM_ENUMERIC, "logits", "inspect-model --stats shows which weights are not finite",
+            "not a number behind token %zu of text %lld", c->ids.n, (long long)c->index + 1);
     c->ids.v[c->ids.n++] = (uint32_t)id; /* admit() made room */
     if (r->o->logprobs)
         c->logprob[made] = (float)logprob;

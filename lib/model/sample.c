@@ -166,14 +166,27 @@ static int64_t draw_plain(const lm_sampler *s, double all, double u)
     return last;
 }
 
+/* NaN or +Inf somewhere. */
+static bool unusable(const float *x, int64_t n)
+{
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad |= !(x[i] < INFINITY);
+    return bad;
+}
+
 int64_t lm_sample(lm_sampler *s, const lm_sample_opts *o, const float *logits, const uint32_t *seen,
                   int64_t n_seen, double u, double *logprob)
 {
     int64_t got;
+    if (unusable(logits, s->vocab))
+        return -1;
     memcpy(s->logit, logits, (size_t)s->vocab * sizeof *s->logit);
     if (o->repetition_penalty != 1)
         penalise(s, o->repetition_penalty, seen, n_seen);
     got = likeliest(s->logit, s->vocab);
+    if (s->logit[got] == -INFINITY)
+        return -1;
     if (o->temperature > 0) {
         double all = 0, top = s->logit[got];
         for (int64_t i = 0; i < s->vocab; i++) {

@@ -26,7 +26,7 @@ typedef struct lm_sampler
 lm_code lm_sampler_new(int64_t vocab, lm_sampler **out, lm_err *e);
 void lm_sampler_free(lm_sampler *s);
 
-/* Choose by u in [0,1); `seen`: the ids that the penalty is for, each may be there more than once.
+/* Choose by u in [0,1); -1 when a logit is NaN or +Inf, or all are -Inf.  `seen`: the ids that the penalty is for, each may be there more than once.
  * logprob (may be NULL) receives the natural log of the token's probability under the plain logits.
  */
 int64_t lm_sample(lm_sampler *s, const lm_sample_opts *o, const float *logits, const uint32_t *seen,

@@ -160,6 +160,7 @@ lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *
         rc = check_tensor(&m->slice[i], t, file, e);
         seen[i] = true;
     }
+    lm_err_in(e, "%s", lm_model_source_path(src));
     for (int i = 0; !rc && i < m->n_slices; i++)
         if (!seen[i])
             rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",

@@ -98,6 +98,23 @@ setup() {
     generate -q run/ -p '' -n 3 --json | grep -q '"prompt":"",.*"prompt_tokens":1'
 }
 
+@test "generate: weights with NaN are status 4, and no text" {
+    dd if=/dev/zero bs=1 count=400 status=none | tr '\0' '\377' |
+        dd of=run/model.safetensors bs=1 seek=$(($(stat -c %s run/model.safetensors) - 400)) conv=notrunc status=none
+    for t in 0 1; do
+        run generate -q run/ -T $t -n 3 prompts.jsonl
+        [ "$status" -eq 4 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == "generate: run/: logits: not a number"* ]]
+    done
+}
+
+@test "generate: a prompt that is not UTF-8 is named" {
+    run generate run/ -p $'a\xff'
+    [ "$status" -eq 1 ]
+    [[ "$output" == "generate: -p: "*"invalid UTF-8 at byte 1"* ]]
+}
+
 @test "generate: what it refuses" {
     run generate run/ -p a prompts.jsonl
     [ "$status" -eq 2 ]

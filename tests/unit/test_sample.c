@@ -52,6 +52,20 @@ static void greedy_takes_the_first_of_the_largest(void **state)
     assert_int_equal(lm_sample(sampler, &o, logits, NULL, 0, 0.99, NULL), 1);
 }
 
+static void no_token_comes_of_nan(void **state)
+{
+    const float nan[V] = { 1, 2, NAN, 3 }, inf[V] = { 1, INFINITY };
+    const float none[V] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    (void)state;
+    for (int t = 0; t < 2; t++) {
+        lm_sample_opts o = plain;
+        o.temperature = t;
+        assert_int_equal(lm_sample(sampler, &o, nan, NULL, 0, 0.5, NULL), -1);
+        assert_int_equal(lm_sample(sampler, &o, inf, NULL, 0, 0.5, NULL), -1);
+        assert_int_equal(lm_sample(sampler, &o, none, NULL, 0, 0.5, NULL), -1);
+    }
+}
+
 static void plain_sampling_follows_the_softmax(void **state)
 {
     const double t[3] = { 1, 0.5, 2 };
@@ -157,6 +171,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_takes_the_first_of_the_largest),
+        cmocka_unit_test(no_token_comes_of_nan),
         cmocka_unit_test(plain_sampling_follows_the_softmax),
         cmocka_unit_test(limits_keep_the_likeliest),
         cmocka_unit_test(top_p_is_a_share_of_what_top_k_left),

@@ -12,7 +12,7 @@ complete -c generate -s s -l stop -r -d 'stop where TEXT comes up (may be repeat
 complete -c generate -l ignore-eos -d 'go on after the end-of-text token'
 complete -c generate -l tokenizer -r -d 'tokenizer.json or its folder [the model\'s own]'
 complete -c generate -l dtype -x -a 'auto f32 bf16' -d 'f32, bf16, or auto for the faster [auto]'
-complete -c generate -l context -r -d 'room for N tokens, prompt and new [see GENERATE(1)]'
+complete -c generate -l context -r -d 'room for N tokens, prompt and new [-p: enough; else 2048]'
 complete -c generate -s b -l batch-size -r -d 'prompts at a time [8]'
 complete -c generate -l skip-special -d 'leave special tokens out of the text [yes]'
 complete -c generate -l logprobs -d 'JSON: ids and log-probabilities of the new tokens'
