@@ -74,40 +74,13 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->scale2 = (float)(a->scale * 1.44269504088896341);
 }
 
-/* Where the rows of a job are in the operands. */
-typedef struct {
-    const lm_attention_attr *a;
-    attn_mask mask;
-    const uint16_t *qkv, *dout, *o; /* of the sequence */
-    uint16_t *dqkv;
-    const float *lse; /* [H][T] of the sequence */
-    int64_t pitch, o_pitch, k_at, v_at;
-} dx_view;
-
-static dx_view view_of(const attn_dx_job *job)
-{
-    const lm_call *c = job->c;
-    const lm_attention_attr *a = c->attr;
-    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq, pitch = (H + 2 * K) * D;
-    return (dx_view){ .a = a,
-                      .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
-                      .qkv = (const uint16_t *)c->in[1].data + job->b * T * pitch,
-                      .dqkv = (uint16_t *)c->out[0].data + job->b * T * pitch,
-                      .dout = (const uint16_t *)c->in[0].data + job->b * T * H * D,
-                      .o = (const uint16_t *)c->in[2].data + job->b * T * H * D,
-                      .lse = (const float *)c->in[3].data + job->b * H * T,
-                      .pitch = pitch,
-                      .o_pitch = H * D,
-                      .k_at = (H + job->kv) * D,
-                      .v_at = (H + K + job->kv) * D };
-}
-
-static void load_keys(dx_scratch *w, const dx_view *x, int64_t k0, int64_t k1)
+static void load_keys(dx_scratch *w, const attn_dx_view *x, int64_t k0, int64_t k1)
 {
     uint16_t lo[TILE] __attribute__((aligned(64))), hi[TILE] __attribute__((aligned(64)));
+    const uint16_t *qkv = x->qkv;
     int nd = w->nd;
     for (int64_t j = k0; j < up(k1); j += 16) {
-        const uint16_t *k = x->qkv + x->k_at + j * x->pitch, *v = x->qkv + x->v_at + j * x->pitch;
+        const uint16_t *k = qkv + x->k_at + j * x->pitch, *v = qkv + x->v_at + j * x->pitch;
         for (int d = 0; d < nd; d++) {
             pack_natural(w->kn + (j / 16 * nd + d) * TILE, k, x->pitch, 32 * d, k1 - j);
             pack_natural(w->vn + (j / 16 * nd + d) * TILE, v, x->pitch, 32 * d, k1 - j);
@@ -116,7 +89,7 @@ static void load_keys(dx_scratch *w, const dx_view *x, int64_t k0, int64_t k1)
     for (int64_t j = k0; j < up(k1); j += 32) {
         for (int d = 0; d < nd; d++) {
             uint16_t *to = w->kt + (j / 32 * 2 * nd + 2 * d) * TILE;
-            pack_pairs(lo, hi, x->qkv + x->k_at + j * x->pitch, x->pitch, 32 * d, k1 - j);
+            pack_pairs(lo, hi, qkv + x->k_at + j * x->pitch, x->pitch, 32 * d, k1 - j);
             turn_pairs(to, lo);
             turn_pairs(to + TILE, hi);
         }
@@ -124,7 +97,7 @@ static void load_keys(dx_scratch *w, const dx_view *x, int64_t k0, int64_t k1)
 }
 
 /* What every query of [q0, q1) sees; the padding after them sees nothing. */
-static void load_masks(dx_scratch *w, const dx_view *x, int64_t q0, int64_t q1)
+static void load_masks(dx_scratch *w, const attn_dx_view *x, int64_t q0, int64_t q1)
 {
     for (int64_t i = q0; i < up(q1); i++) {
         w->start[i] = i < q1 ? (int32_t)attn_start(&x->mask, i) : INT32_MAX;
@@ -141,12 +114,13 @@ static void load_masks(dx_scratch *w, const dx_view *x, int64_t q0, int64_t q1)
 }
 
 /* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
-static void load_head(dx_scratch *w, const dx_view *x, int64_t h, int64_t q0, int64_t q1)
+static void load_head(dx_scratch *w, const attn_dx_view *x, int64_t h, int64_t q0, int64_t q1)
 {
+    const uint16_t *qkv = x->qkv, *dout = x->dout, *out = x->o;
     int nd = w->nd;
     int64_t D = x->a->head_dim;
     for (int64_t i = q0; i < up(q1); i += 32) {
-        const uint16_t *q = x->qkv + i * x->pitch + h * D, *o = x->dout + i * x->o_pitch + h * D;
+        const uint16_t *q = qkv + i * x->pitch + h * D, *o = dout + i * x->o_pitch + h * D;
         for (int d = 0; d < nd; d++) {
             int64_t c = (i / 16 * nd + d) * TILE, p = (i / 32 * 2 * nd + 2 * d) * TILE;
             pack_columns(w->qc + c, q, x->pitch, 32 * d, q1 - i);
@@ -162,8 +136,8 @@ static void load_head(dx_scratch *w, const dx_view *x, int64_t h, int64_t q0, in
         __m512 sum = _mm512_setzero_ps();
         float lse = -INFINITY;
         if (i < q1) {
-            const uint16_t *a = x->dout + i * x->o_pitch + h * D;
-            const uint16_t *b = x->o + i * x->o_pitch + h * D;
+            const uint16_t *a = dout + i * x->o_pitch + h * D;
+            const uint16_t *b = out + i * x->o_pitch + h * D;
             for (int64_t d = 0; d < D; d += 16) {
                 __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(a + d)));
                 __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(b + d)));
@@ -379,7 +353,7 @@ static inline __attribute__((always_inline)) void batch(dx_scratch *w, const att
 }
 
 static inline __attribute__((always_inline)) void
-sweep_head(dx_scratch *w, const dx_view *x, const attn_dx_job *job, int64_t h, int nd)
+sweep_head(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t h, int nd)
 {
     uint64_t draw = 0;
     if (job->drop->rate > 0)
@@ -436,7 +410,8 @@ static inline __attribute__((always_inline)) void store_part(const dx_scratch *w
 static void run_job(const attn_dx_job *job, void *scratch)
 {
     dx_scratch *w = scratch;
-    dx_view x = view_of(job);
+    attn_dx_view x = attn_dx_view_of(job);
+    uint16_t *dqkv = x.dqkv;
     const lm_attention_attr *a = x.a;
     int64_t D = a->head_dim, group = a->heads / a->kv_heads;
     size_t sums = (size_t)(up(a->seq) * D) * sizeof(float);
@@ -456,11 +431,11 @@ static void run_job(const attn_dx_job *job, void *scratch)
         else
             sweep_head(w, &x, job, h, w->nd);
         if (job->queries)
-            store_part(w, x.dqkv + h * D, x.pitch, w->dq, job->q0, job->q1, (float)a->scale, true);
+            store_part(w, dqkv + h * D, x.pitch, w->dq, job->q0, job->q1, (float)a->scale, true);
     }
     if (job->keys) {
-        store_part(w, x.dqkv + x.k_at, x.pitch, w->dk, job->k0, job->k1, (float)a->scale, false);
-        store_part(w, x.dqkv + x.v_at, x.pitch, w->dv, job->k0, job->k1, 1, false);
+        store_part(w, dqkv + x.k_at, x.pitch, w->dk, job->k0, job->k1, (float)a->scale, false);
+        store_part(w, dqkv + x.v_at, x.pitch, w->dv, job->k0, job->k1, 1, false);
     }
     tiles_end();
 }

@@ -36,37 +36,8 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->vt = w->kt + n * a->head_dim;
 }
 
-/* Where the rows of a job are in the operands. */
-typedef struct {
-    const lm_attention_attr *a;
-    attn_mask mask;
-    const void *qkv, *dout, *o; /* of the sequence */
-    void *dqkv;
-    const float *lse; /* [H][T] of the sequence */
-    int64_t pitch, o_pitch, k_at, v_at;
-} dx_view;
-
-static dx_view view_of(const attn_dx_job *job)
-{
-    const lm_call *c = job->c;
-    const lm_attention_attr *a = c->attr;
-    size_t size = lm_dtype_size(c->in[1].dtype);
-    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq, pitch = (H + 2 * K) * D;
-    return (dx_view){ .a = a,
-                      .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
-                      .qkv = attn_at(c->in[1].data, job->b * T * pitch, size),
-                      .dqkv = attn_at(c->out[0].data, job->b * T * pitch, size),
-                      .dout = attn_at(c->in[0].data, job->b * T * H * D, size),
-                      .o = attn_at(c->in[2].data, job->b * T * H * D, size),
-                      .lse = (const float *)c->in[3].data + job->b * H * T,
-                      .pitch = pitch,
-                      .o_pitch = H * D,
-                      .k_at = (H + job->kv) * D,
-                      .v_at = (H + K + job->kv) * D };
-}
-
 /* Queries and output gradients of head h, D_i = rowsum(dO o) (algorithm 2, line 4). */
-LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const dx_view *x, int64_t h)
+LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, int64_t h)
 {
     int64_t D = x->a->head_dim, T = x->a->seq, ld = w->ld;
     size_t size = lm_dtype_size(t);
@@ -85,8 +56,9 @@ LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const dx_view *x, int64_t h)
 }
 
 /* p and ds of queries i0 .. i0+n-1 against the keys at j0, from scores and dP in their places. */
-LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const dx_view *x, const attn_drop *drop,
-                             uint64_t draw, int64_t i0, int64_t n, int64_t j0)
+LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
+                             const attn_drop *drop, uint64_t draw, int64_t i0, int64_t n,
+                             int64_t j0)
 {
     for (int64_t r = 0; r < n; r++) {
         int64_t from, to;
@@ -105,7 +77,7 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const dx_view *x, const 
     }
 }
 
-LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const dx_view *x, const attn_dx_job *job,
+LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job,
                           int64_t h)
 {
     int64_t D = x->a->head_dim, ld = w->ld;
@@ -145,7 +117,7 @@ LM_INLINE void store_part(lm_dtype t, void *to, int64_t pitch, const float *x, i
 LM_INLINE void run_job(lm_dtype t, const attn_dx_job *job, void *scratch)
 {
     dx_scratch *w = scratch;
-    dx_view x = view_of(job);
+    attn_dx_view x = attn_dx_view_of(job);
     const lm_attention_attr *a = x.a;
     int64_t D = a->head_dim, T = a->seq, n = padded(T, BC), group = a->heads / a->kv_heads;
     size_t size = lm_dtype_size(t);

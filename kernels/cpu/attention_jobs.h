@@ -168,6 +168,35 @@ typedef struct {
     bool keys, queries; /* which gradients */
 } attn_dx_job;
 
+/* Where the rows of a job are in the operands. */
+typedef struct {
+    const lm_attention_attr *a;
+    attn_mask mask;
+    const void *qkv, *dout, *o; /* of the sequence */
+    void *dqkv;
+    const float *lse; /* [H][T] of the sequence */
+    int64_t pitch, o_pitch, k_at, v_at;
+} attn_dx_view;
+
+static inline attn_dx_view attn_dx_view_of(const attn_dx_job *job)
+{
+    const lm_call *c = job->c;
+    const lm_attention_attr *a = c->attr;
+    size_t size = lm_dtype_size(c->in[1].dtype);
+    int64_t H = a->heads, K = a->kv_heads, D = a->head_dim, T = a->seq, pitch = (H + 2 * K) * D;
+    return (attn_dx_view){ .a = a,
+                           .mask = attn_mask_of(a, attn_i32(c, 4), job->b),
+                           .qkv = attn_at(c->in[1].data, job->b * T * pitch, size),
+                           .dqkv = attn_at(c->out[0].data, job->b * T * pitch, size),
+                           .dout = attn_at(c->in[0].data, job->b * T * H * D, size),
+                           .o = attn_at(c->in[2].data, job->b * T * H * D, size),
+                           .lse = (const float *)c->in[3].data + job->b * H * T,
+                           .pitch = pitch,
+                           .o_pitch = H * D,
+                           .k_at = (H + job->kv) * D,
+                           .v_at = (H + K + job->kv) * D };
+}
+
 typedef void (*attn_dx_fn)(const attn_dx_job *job, void *scratch);
 
 typedef struct {
