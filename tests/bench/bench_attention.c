@@ -18,9 +18,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/attention.h"
-#include "tests/bench/ceilings.h"
-
-enum { MOST = 15 };
+#include "tests/bench/call.h"
 
 typedef struct {
     const char *name;
@@ -69,23 +67,13 @@ static lm_tensor make(lm_dtype type, int64_t rows, int64_t cols)
     return t;
 }
 
-/* Median seconds of a call; a first one warms up. */
 static double seconds(const lm_kernel *k, lm_call *c)
 {
-    double t[MOST];
+    double t = 0;
     lm_err e = { 0 };
-    size_t work = k->work ? k->work(c, lm_par_threads(par)) : 0;
-    int n = quick ? 3 : 9;
-    if (lm_block_alloc(&c->work, work + 64, "bench scratch", &e))
+    if (call_seconds(k, c, quick ? 3 : 9, &t, &e))
         die(&e);
-    for (int i = -1; i < n; i++) {
-        double from = lm_now();
-        k->run(c);
-        if (i >= 0)
-            t[i] = lm_now() - from;
-    }
-    lm_block_free(c->work, work + 64);
-    return lm_median(t, n);
+    return t;
 }
 
 static void report(const shape *s, const lm_kernel *k, lm_dtype act, double flops, double t)

@@ -23,9 +23,9 @@
 #include "kernels/norm.h"
 #include "kernels/optim.h"
 #include "kernels/rope.h"
-#include "tests/bench/ceilings.h"
+#include "tests/bench/call.h"
 
-enum { ROWS = 65536, WIDTH = 768, HEADS = 12, VOCAB = 50257, PARAMS = 32 << 20, MOST = 15 };
+enum { ROWS = 65536, WIDTH = 768, HEADS = 12, VOCAB = 50257, PARAMS = 32 << 20 };
 enum kind { NONE, ACT, F32, F64, BF16, I32 };
 
 typedef struct {
@@ -174,23 +174,13 @@ static lm_tensor make(const operand *o, lm_dtype act, double scale)
     return t;
 }
 
-/* Median seconds of a call; a first one warms up. */
 static double seconds(const lm_kernel *k, lm_call *c)
 {
-    double t[MOST];
+    double t = 0;
     lm_err e = { 0 };
-    size_t work = k->work ? k->work(c, lm_par_threads(par)) : 0;
-    int n = quick ? 3 : 7;
-    if (lm_block_alloc(&c->work, work + 64, "bench scratch", &e))
+    if (call_seconds(k, c, quick ? 3 : 7, &t, &e))
         die(&e);
-    for (int i = -1; i < n; i++) {
-        double from = lm_now();
-        k->run(c);
-        if (i >= 0)
-            t[i] = lm_now() - from;
-    }
-    lm_block_free(c->work, work + 64);
-    return lm_median(t, n);
+    return t;
 }
 
 static void measure(const row *r, lm_dtype act)
