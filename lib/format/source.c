@@ -10,6 +10,7 @@
 #include <archive_entry.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,6 +20,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/stop.h"
 
 enum { BLOCK = 256 * 1024 };
 
@@ -46,13 +48,27 @@ static const char *shown(const char *path)
 
 /* ---- the file below: read, count, hash ---- */
 
+/* Bytes of fd, 0 at its end, -1 with errno.  A pipe may stay silent for ever, and a signal is handled in any thread, not
+ * in this one: so it waits in short turns, and a request to stop ends the file. */
+static ssize_t read_some(int fd, void *dst, size_t cap)
+{
+    struct pollfd wait = { .fd = fd, .events = POLLIN };
+    for (;;) {
+        if (lm_stopping())
+            return 0;
+        int ready = poll(&wait, 1, 50);
+        if (ready == 0 || (ready < 0 && errno == EINTR))
+            continue;
+        ssize_t n = ready < 0 ? -1 : read(fd, dst, cap);
+        if (n >= 0 || errno != EINTR)
+            return n;
+    }
+}
+
 static la_ssize_t read_file(struct archive *a, void *ctx, const void **out)
 {
     lm_source *s = ctx;
-    ssize_t n;
-    do
-        n = read(s->fd, s->block, BLOCK);
-    while (n < 0 && errno == EINTR);
+    ssize_t n = read_some(s->fd, s->block, BLOCK);
     if (n < 0) {
         archive_set_error(a, errno, "%s", strerror(errno));
         return -1;

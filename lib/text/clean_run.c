@@ -1,24 +1,19 @@
 /* clean_run.c -- see clean_run.h: batches of documents through lm_par_pipe. */
 #include "text/clean_run.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/stop.h"
+#include "text/doc_batch.h"
 
-enum { BATCH_DOCS = 64, BATCH_BYTES = 1 << 20 };
-
-typedef struct batch {
-    lm_doc doc[BATCH_DOCS];
-    lm_clean_result result[BATCH_DOCS];
-    lm_dedup_sig sig[BATCH_DOCS];
-    size_t end[BATCH_DOCS]; /* of its line in `lines` */
+typedef struct {
+    lm_doc_batch docs; /* first: the pool's */
+    lm_clean_result result[LM_BATCH_DOCS];
+    lm_dedup_sig sig[LM_BATCH_DOCS];
+    size_t end[LM_BATCH_DOCS]; /* of its line in `lines` */
     lm_buf lines;
-    int n;
-    struct batch *next; /* in the list of free ones */
 } batch;
 
 typedef struct {
@@ -27,67 +22,26 @@ typedef struct {
     lm_clean_scratch **scratch; /* by worker */
     lm_dedup *dedup;
     lm_buf note;
-    pthread_mutex_t lock; /* of `free` */
-    batch *free;
+    lm_doc_pool pool;
 } run;
 
-static void free_batch(batch *b)
+static void fini_batch(void *item)
 {
-    if (!b)
-        return;
-    for (int i = 0; i < BATCH_DOCS; i++) {
-        lm_doc_fini(&b->doc[i]);
-        lm_dedup_sig_fini(&b->sig[i]);
-    }
-    lm_buf_fini(&b->lines);
-    lm_free(b);
-}
-
-static lm_code take_batch(run *r, batch **out, lm_err *e)
-{
-    pthread_mutex_lock(&r->lock);
-    *out = r->free;
-    if (*out)
-        r->free = (*out)->next;
-    pthread_mutex_unlock(&r->lock);
-    if (*out) {
-        (*out)->n = 0;
-        return LM_OK;
-    }
-    return lm_alloc_n(out, 1, sizeof **out, "a batch of documents", e);
-}
-
-static void give_batch(void *ctx, void *item)
-{
-    run *r = ctx;
     batch *b = item;
-    pthread_mutex_lock(&r->lock);
-    b->next = r->free;
-    r->free = b;
-    pthread_mutex_unlock(&r->lock);
+    for (int i = 0; i < LM_BATCH_DOCS; i++)
+        lm_dedup_sig_fini(&b->sig[i]);
+    lm_buf_fini(&b->lines);
 }
 
 static lm_code read_batch(void *ctx, void **item, lm_err *e)
 {
     run *r = ctx;
-    batch *b;
-    size_t bytes = 0;
-    bool got = true;
-    *item = NULL;
-    lm_code rc = take_batch(r, &b, e);
-    if (rc)
-        return rc;
-    while (b->n < BATCH_DOCS && bytes < BATCH_BYTES && !lm_stopping()) {
-        rc = lm_input_next(r->job->in, &b->doc[b->n], &got, e);
-        if (rc || !got)
-            break;
-        bytes += b->doc[b->n++].raw.len;
-    }
-    if (rc || b->n == 0)
-        give_batch(r, b);
-    else
-        *item = b;
-    return rc;
+    return lm_doc_pool_read(&r->pool, r->job->in, item, e);
+}
+
+static void drop_batch(void *ctx, void *item)
+{
+    lm_doc_pool_give(&((run *)ctx)->pool, item);
 }
 
 static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
@@ -97,8 +51,8 @@ static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
     const lm_clean_job *j = r->job;
     lm_code rc = LM_OK;
     b->lines.len = 0;
-    for (int i = 0; i < b->n && !rc; i++) {
-        lm_doc *d = &b->doc[i];
+    for (int i = 0; i < b->docs.n && !rc; i++) {
+        lm_doc *d = &b->docs.doc[i];
         lm_clean_result *res = &b->result[i];
         rc = lm_doc_decode(j->in_opts, d, e);
         if (!rc && !d->skip)
@@ -152,7 +106,7 @@ static lm_code note_drop(run *r, const lm_doc *d, const char *rule, lm_err *e)
 
 static lm_code write_doc(run *r, batch *b, int i, lm_err *e)
 {
-    const lm_doc *d = &b->doc[i];
+    const lm_doc *d = &b->docs.doc[i];
     const lm_clean_result *res = &b->result[i];
     lm_clean_stats *st = r->st;
     lm_dedup_verdict v = LM_DEDUP_NEW;
@@ -190,9 +144,9 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
     run *r = ctx;
     batch *b = item;
     lm_code rc = LM_OK;
-    for (int i = 0; i < b->n && !rc; i++)
+    for (int i = 0; i < b->docs.n && !rc; i++)
         rc = write_doc(r, b, i, e);
-    give_batch(r, b);
+    lm_doc_pool_give(&r->pool, b);
     lm_input_stats in = lm_input_stat(r->job->in);
     lm_progress(r->job->sink, "cleaning", (double)in.bytes, (double)in.total, "bytes", NULL);
     return rc;
@@ -201,13 +155,14 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
 lm_code lm_clean_stream(const lm_clean_job *job, lm_par *par, lm_clean_stats *st, lm_err *e)
 {
     int n = lm_par_threads(par);
-    run r = { .job = job, .st = st, .lock = PTHREAD_MUTEX_INITIALIZER };
+    run r = { .job = job, .st = st };
     lm_pipe_ops ops = { .read = read_batch,
                         .work = work_batch,
                         .write = write_batch,
-                        .drop = give_batch,
+                        .drop = drop_batch,
                         .ctx = &r,
                         .depth = 2 * n + 2 };
+    lm_doc_pool_init(&r.pool, sizeof(batch), fini_batch);
     *st = (lm_clean_stats){ 0 };
     lm_code rc = lm_alloc_n(&r.scratch, (size_t)n, sizeof *r.scratch, "scratch", e);
     for (int i = 0; i < n && !rc; i++)
@@ -218,11 +173,7 @@ lm_code lm_clean_stream(const lm_clean_job *job, lm_par *par, lm_clean_stats *st
         rc = lm_par_pipe(par, &ops, e);
     for (int i = 0; i < n && r.scratch; i++)
         lm_clean_scratch_free(r.scratch[i]);
-    while (r.free) {
-        batch *b = r.free;
-        r.free = b->next;
-        free_batch(b);
-    }
+    lm_doc_pool_fini(&r.pool);
     lm_free(r.scratch);
     lm_buf_fini(&r.note);
     lm_dedup_free(r.dedup);

@@ -1,22 +1,18 @@
 /* shard_run.c -- see shard_run.h. */
 #include "text/shard_run.h"
 
-#include <pthread.h>
 #include <stdio.h>
 
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "text/doc_batch.h"
 
-enum { BATCH_DOCS = 64, BATCH_BYTES = 1 << 20 };
-
-typedef struct batch {
-    lm_doc doc[BATCH_DOCS];
-    bool val[BATCH_DOCS];
-    size_t end[BATCH_DOCS]; /* of its ids */
+typedef struct {
+    lm_doc_batch docs; /* first: the pool's */
+    bool val[LM_BATCH_DOCS];
+    size_t end[LM_BATCH_DOCS]; /* of its ids */
     lm_ids ids;
-    int n;
-    struct batch *next; /* in the list of free ones */
 } batch;
 
 typedef struct {
@@ -26,8 +22,7 @@ typedef struct {
     const lm_tokenizer *tok;
     lm_tok_scratch **scratch; /* by worker */
     lm_shard_stats *st;
-    pthread_mutex_t lock; /* of `free` */
-    batch *free;
+    lm_doc_pool pool;
 } run;
 
 bool lm_shard_is_val(const void *data, size_t len, double fraction)
@@ -36,58 +31,20 @@ bool lm_shard_is_val(const void *data, size_t len, double fraction)
     return (double)(lm_hash64(data, len, purpose) >> 11) * 0x1p-53 < fraction;
 }
 
-static void free_batch(batch *b)
+static void fini_batch(void *item)
 {
-    for (int i = 0; i < BATCH_DOCS; i++)
-        lm_doc_fini(&b->doc[i]);
-    lm_ids_fini(&b->ids);
-    lm_free(b);
-}
-
-static lm_code take_batch(run *r, batch **out, lm_err *e)
-{
-    pthread_mutex_lock(&r->lock);
-    *out = r->free;
-    if (*out)
-        r->free = (*out)->next;
-    pthread_mutex_unlock(&r->lock);
-    if (!*out)
-        return lm_alloc_n(out, 1, sizeof **out, "a batch of documents", e);
-    (*out)->n = 0;
-    return LM_OK;
-}
-
-static void give_batch(void *ctx, void *item)
-{
-    run *r = ctx;
-    batch *b = item;
-    pthread_mutex_lock(&r->lock);
-    b->next = r->free;
-    r->free = b;
-    pthread_mutex_unlock(&r->lock);
+    lm_ids_fini(&((batch *)item)->ids);
 }
 
 static lm_code read_batch(void *ctx, void **item, lm_err *e)
 {
     run *r = ctx;
-    batch *b;
-    size_t bytes = 0;
-    bool got = true;
-    *item = NULL;
-    lm_code rc = take_batch(r, &b, e);
-    if (rc)
-        return rc;
-    while (b->n < BATCH_DOCS && bytes < BATCH_BYTES && !lm_stopping()) {
-        rc = lm_input_next(r->in, &b->doc[b->n], &got, e);
-        if (rc || !got)
-            break;
-        bytes += b->doc[b->n++].raw.len;
-    }
-    if (rc || b->n == 0)
-        give_batch(r, b);
-    else
-        *item = b;
-    return rc;
+    return lm_doc_pool_read(&r->pool, r->in, item, e);
+}
+
+static void drop_batch(void *ctx, void *item)
+{
+    lm_doc_pool_give(&((run *)ctx)->pool, item);
 }
 
 static lm_code add_id(lm_ids *ids, int64_t id, lm_err *e)
@@ -107,8 +64,8 @@ static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
     const lm_shard_job *j = r->job;
     lm_code rc = LM_OK;
     b->ids.n = 0;
-    for (int i = 0; i < b->n && !rc; i++) {
-        lm_doc *d = &b->doc[i];
+    for (int i = 0; i < b->docs.n && !rc; i++) {
+        lm_doc *d = &b->docs.doc[i];
         rc = lm_doc_decode(r->in_opts, d, e);
         if (!rc && !d->skip) {
             b->val[i] = lm_shard_is_val(d->text, d->len, j->val_fraction);
@@ -132,8 +89,8 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
     batch *b = item;
     lm_code rc = LM_OK;
     char note[48];
-    for (int i = 0; i < b->n && !rc; i++) {
-        const lm_doc *d = &b->doc[i];
+    for (int i = 0; i < b->docs.n && !rc; i++) {
+        const lm_doc *d = &b->docs.doc[i];
         size_t from = i ? b->end[i - 1] : 0;
         if (d->skip) {
             r->st->skipped++;
@@ -145,7 +102,7 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
         rc = lm_tokens_pool_add(r->job->pool[b->val[i] ? LM_SPLIT_VAL : LM_SPLIT_TRAIN], d->operand,
                                 b->ids.v + from, (int64_t)(b->end[i] - from), e);
     }
-    give_batch(r, b);
+    lm_doc_pool_give(&r->pool, b);
     lm_input_stats in = lm_input_stat(r->in);
     snprintf(note, sizeof note, "%lld documents", (long long)r->st->documents);
     lm_progress(r->job->sink, "tokenising", (double)in.bytes, (double)in.total, "bytes", note);
@@ -156,18 +113,14 @@ lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts
                       const lm_tokenizer *tok, lm_par *par, lm_shard_stats *st, lm_err *e)
 {
     int n = lm_par_threads(par);
-    run r = { .job = job,
-              .in = in,
-              .in_opts = in_opts,
-              .tok = tok,
-              .st = st,
-              .lock = PTHREAD_MUTEX_INITIALIZER };
+    run r = { .job = job, .in = in, .in_opts = in_opts, .tok = tok, .st = st };
     lm_pipe_ops ops = { .read = read_batch,
                         .work = work_batch,
                         .write = write_batch,
-                        .drop = give_batch,
+                        .drop = drop_batch,
                         .ctx = &r,
                         .depth = 2 * n + 2 };
+    lm_doc_pool_init(&r.pool, sizeof(batch), fini_batch);
     lm_code rc = lm_alloc_n(&r.scratch, (size_t)n, sizeof *r.scratch, "scratch", e);
     for (int i = 0; i < n && !rc; i++)
         rc = lm_tok_scratch_new(tok, &r.scratch[i], e);
@@ -175,11 +128,7 @@ lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts
         rc = lm_par_pipe(par, &ops, e);
     for (int i = 0; i < n && r.scratch; i++)
         lm_tok_scratch_free(r.scratch[i]);
-    while (r.free) {
-        batch *b = r.free;
-        r.free = b->next;
-        free_batch(b);
-    }
+    lm_doc_pool_fini(&r.pool);
     lm_free(r.scratch);
     return rc;
 }
