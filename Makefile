@@ -90,7 +90,7 @@ FUZZ_SECONDS ?= 5
 INJECT   := $B/tests/inject/inject.so
 
 # As many jobs as cores, unless the caller chose.
-JOBS := $(if $(findstring -j,$(MAKEFLAGS))$(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
+JOBS = $(if $(findstring -j,$(MAKEFLAGS))$(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 
 deps: ## install the Debian packages that the build and the tests need (only those that are missing)
 	scripts/install-deps build check
