@@ -238,7 +238,7 @@ static lm_code write_model(work *w, lm_err *e)
     lm_folder *f = NULL;
     lm_code rc = lm_par_new(&w->par, tool.threads, e);
     if (!rc)
-        rc = lm_folder_create(tool.output, tool.force, &spec, &f, e);
+        rc = lm_folder_create(tool.output, tool.force, NULL, &spec, &f, e);
     if (!rc)
         rc = put_tokenizer_config(w, f, e);
     if (!rc)

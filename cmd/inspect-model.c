@@ -82,7 +82,7 @@ static lm_code run(lm_err *e)
     lm_code rc = LM_OK;
 
     for (int i = 0; i < tool.argc && !rc; i++)
-        rc = lm_model_source_open(tool.argv[i], &m[i], e);
+        rc = lm_model_source_open(tool.argv[i], NULL, &m[i], e);
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &out, e);
     if (!rc && (opt.stats || m[1]))

@@ -578,8 +578,8 @@ static lm_code prepare(session *s, lm_err *e)
 
 static lm_code open_inputs(session *s, lm_err *e)
 {
-    if (lm_model_source_open(s->model, &s->source, e) || open_data(s, e) || read_generation(s, e) ||
-        keep_options(s, e) || make_history(s, e))
+    if (lm_model_source_open(s->model, NULL, &s->source, e) || open_data(s, e) ||
+        read_generation(s, e) || keep_options(s, e) || make_history(s, e))
         return e->code;
     return LM_OK;
 }

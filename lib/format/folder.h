@@ -20,6 +20,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "format/bundle.h"
 #include "format/safetensors.h"
 
 #define LM_MAX_SHARD_BYTES 5000000000 /* default size of a shard, as the field has it ("5GB") */
@@ -28,9 +29,11 @@
 
 typedef struct lm_model_source lm_model_source;
 
-/* Open a model; reads config.json and the headers, no data.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE
- * if `path` is no model at all (says what was looked for). */
-lm_code lm_model_source_open(const char *path, lm_model_source **out, lm_err *e);
+/* Open a model; reads config.json and the headers, no data.  `o` (bundle.h; NULL: the usual) is
+ * borrowed until the source is closed.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE if `path` is no model
+ * at all (says what was looked for). */
+lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model_source **out,
+                             lm_err *e);
 void lm_model_source_close(lm_model_source *m);
 const char *lm_model_source_path(const lm_model_source *m); /* as given */
 /* The folder that the files lie in (for tokenizer.json beside the weights): of a run, that of its
@@ -84,9 +87,10 @@ typedef struct {
 extern const char *const lm_tokenizer_files[];
 
 typedef struct lm_folder lm_folder;
-/* Begin the folder at `path` (a temporary beside it until commit); small files are written now. */
-lm_code lm_folder_create(const char *path, bool force, const lm_folder_spec *spec, lm_folder **out,
-                         lm_err *e);
+/* Begin the model at `path`, in the form that the name asks for (lm_bundle_create; `o` may be NULL);
+ * small files are written now. */
+lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
+                         const lm_folder_spec *spec, lm_folder **out, lm_err *e);
 /* The temporary folder, for files of the caller's own (optimizer.safetensors, state.json). */
 const char *lm_folder_path(const lm_folder *f);
 /* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok. */

@@ -274,8 +274,10 @@ static lm_code open_path(lm_model_source *m, lm_err *e)
     return rc ? rc : open_weights(m, e);
 }
 
-lm_code lm_model_source_open(const char *path, lm_model_source **out, lm_err *e)
+lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model_source **out,
+                             lm_err *e)
 {
+    (void)o;
     lm_model_source *m = NULL;
     lm_code rc = lm_alloc_n(&m, 1, sizeof *m, "model", e);
 

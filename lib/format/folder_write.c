@@ -264,9 +264,10 @@ static lm_code roll(lm_folder *f, lm_err *e)
     return rc;
 }
 
-lm_code lm_folder_create(const char *path, bool force, const lm_folder_spec *spec, lm_folder **out,
-                         lm_err *e)
+lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
+                         const lm_folder_spec *spec, lm_folder **out, lm_err *e)
 {
+    (void)o;
     lm_folder *f = NULL;
     lm_code rc = lm_alloc_n(&f, 1, sizeof *f, "model folder", e);
 

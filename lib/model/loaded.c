@@ -9,7 +9,7 @@
 lm_code lm_loaded_open(const char *path, lm_loaded *l, lm_err *e)
 {
     memset(l, 0, sizeof *l);
-    if (lm_model_source_open(path, &l->src, e))
+    if (lm_model_source_open(path, NULL, &l->src, e))
         return e->code;
     const json_t *config = lm_model_source_config(l->src);
     if (!config)

@@ -145,7 +145,7 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
                             .tokenizer = tokenizer,
                             .plan = plan };
     if (!rc)
-        rc = lm_folder_create(dir, false, &spec, &f, e);
+        rc = lm_folder_create(dir, false, NULL, &spec, &f, e);
     if (!rc)
         rc = lm_weights_write(c->s.model, c->s.param, f, e);
     if (!rc)

@@ -81,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     json_decref(tree);
     put("model.safetensors.index.json", data, size);
     e = (lm_err){ 0 };
-    if (lm_model_source_open(dir, &m, &e) ? !e.what[0] : lm_model_source_count(m) > 2)
+    if (lm_model_source_open(dir, NULL, &m, &e) ? !e.what[0] : lm_model_source_count(m) > 2)
         abort();
     lm_model_source_close(m);
     return 0;

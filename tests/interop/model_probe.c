@@ -191,7 +191,7 @@ static void copy_model(const lm_config *c, const lm_model_source *src, const cha
     must(lm_st_plan_new(&plan, &e), &e);
     must(lm_weights_plan(m, LM_DTYPE_F32, plan, &e), &e);
     lm_folder_spec spec = { .config = lm_model_source_config(src), .plan = plan };
-    must(lm_folder_create(out, true, &spec, &f, &e), &e);
+    must(lm_folder_create(out, true, NULL, &spec, &f, &e), &e);
     must(lm_weights_write(m, block, f, &e), &e);
     must(lm_folder_commit(f, &e), &e);
 }
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
     lm_cpu_level level;
     if (argc < 4)
         return 2;
-    must(lm_model_source_open(argv[2], &src, &e), &e);
+    must(lm_model_source_open(argv[2], NULL, &src, &e), &e);
     must(lm_config_read(lm_model_source_config(src), "config.json", &c, &e), &e);
     if (!strcmp(argv[1], "copy")) {
         copy_model(&c, src, argv[3]);

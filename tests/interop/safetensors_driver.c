@@ -110,7 +110,7 @@ static void folder(const char *in, const char *out, uint64_t shard)
     lm_folder *f;
     const lm_st_tensor *t;
 
-    must(lm_model_source_open(in, &m, &e));
+    must(lm_model_source_open(in, NULL, &m, &e));
     must(lm_st_plan_new(&p, &e));
     for (size_t i = 0; i < lm_model_source_count(m); i++)
         must(lm_st_plan_add_like(p, lm_model_source_at(m, i), &e));
@@ -118,7 +118,7 @@ static void folder(const char *in, const char *out, uint64_t shard)
                             .plan = p,
                             .tokenizer = lm_model_source_dir(m),
                             .max_shard_bytes = shard };
-    must(lm_folder_create(out, false, &spec, &f, &e));
+    must(lm_folder_create(out, false, NULL, &spec, &f, &e));
     while ((t = lm_folder_next(f))) {
         const lm_st_tensor *from = lm_model_source_find(m, t->name);
         must(lm_folder_write(f, lm_model_source_data(m, from), from->bytes, &e));

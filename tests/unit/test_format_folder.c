@@ -78,7 +78,7 @@ static void write_model(const char *name, uint64_t shard_bytes, const char *toke
     lm_folder_spec spec = {
         .config = config, .plan = p, .tokenizer = tokenizer, .max_shard_bytes = shard_bytes
     };
-    assert_int_equal(lm_folder_create(where, false, &spec, &f, &e), LM_OK);
+    assert_int_equal(lm_folder_create(where, false, NULL, &spec, &f, &e), LM_OK);
     const lm_st_tensor *t;
     while ((t = lm_folder_next(f))) {
         float x[8];
@@ -100,7 +100,7 @@ static void check_model(const char *name, size_t files)
     const lm_st_tensor *t;
     int seen = 0;
 
-    if (lm_model_source_open(in(name), &m, &e))
+    if (lm_model_source_open(in(name), NULL, &m, &e))
         fail_msg("%s: %s", e.where, e.what);
     assert_int_equal(lm_model_source_files(m), files);
     assert_int_equal(lm_model_source_count(m), 5);
@@ -133,7 +133,7 @@ static void refuse(const char *name, lm_code code, const char *message)
     lm_model_source *m = NULL;
     char all[600];
 
-    assert_int_equal(lm_model_source_open(in(name), &m, &e), code);
+    assert_int_equal(lm_model_source_open(in(name), NULL, &m, &e), code);
     assert_null(m);
     snprintf(all, sizeof all, "%s: %s", e.where, e.what);
     if (!strstr(all, message))
@@ -225,7 +225,7 @@ static void test_no_model(void **state)
     lm_err e = { 0 };
     lm_model_source *m = NULL;
     (void)state;
-    assert_int_equal(lm_model_source_open(in("none"), &m, &e), LM_EIO);
+    assert_int_equal(lm_model_source_open(in("none"), NULL, &m, &e), LM_EIO);
     mkdir(in("m"), 0777);
     refuse("m", LM_EUSAGE, "no config.json");
     put_text("m/config.json", "[]");
@@ -244,7 +244,7 @@ static void test_lone_file(void **state)
     lm_model_source *m = NULL;
     (void)state;
     write_model("m", 0, NULL);
-    assert_int_equal(lm_model_source_open(in("m/model.safetensors"), &m, &e), LM_OK);
+    assert_int_equal(lm_model_source_open(in("m/model.safetensors"), NULL, &m, &e), LM_OK);
     assert_null(lm_model_source_config(m));
     assert_null(lm_model_source_dir(m));
     assert_int_equal(lm_model_source_count(m), 5);
@@ -269,7 +269,7 @@ static void test_no_room(void **state)
     assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
     assert_int_equal(lm_st_plan_add(p, "a", LM_DTYPE_F32, 1, dim, &e), LM_OK);
     lm_folder_spec spec = { .config = config, .plan = p };
-    assert_int_equal(lm_folder_create(in("m/"), false, &spec, &f, &e), LM_ELIMIT);
+    assert_int_equal(lm_folder_create(in("m/"), false, NULL, &spec, &f, &e), LM_ELIMIT);
     assert_string_equal(e.where, in("m/"));
     e = (lm_err){ 0 };
     assert_int_equal(lm_st_create(in("a.safetensors"), false, p, &w, &e), LM_ELIMIT);
@@ -308,7 +308,7 @@ static void test_incomplete_folder(void **state)
     assert_int_equal(lm_st_plan_add(p, "b", LM_DTYPE_F32, 1, dim, &e), LM_OK);
     for (int shards = 0; shards < 2; shards++) {
         lm_folder_spec spec = { .config = config, .plan = p, .max_shard_bytes = shards ? 16 : 0 };
-        assert_int_equal(lm_folder_create(in("m"), false, &spec, &f, &e), LM_OK);
+        assert_int_equal(lm_folder_create(in("m"), false, NULL, &spec, &f, &e), LM_OK);
         assert_int_equal(lm_folder_put(f, "../x", "", 0, &e), LM_EUSAGE);
         e = (lm_err){ 0 };
         assert_int_equal(lm_folder_put(f, "state.json", "{}", 2, &e), LM_OK);
@@ -392,7 +392,7 @@ static void test_run(void **state)
     assert_true(readlink(in("run/config.json"), link, 63) > 0);
     assert_string_equal(link, "latest/config.json");
     lm_model_source *m = NULL;
-    assert_int_equal(lm_model_source_open(in("run"), &m, &e), LM_OK);
+    assert_int_equal(lm_model_source_open(in("run"), NULL, &m, &e), LM_OK);
     assert_string_equal(lm_path_base(lm_model_source_dir(m)),
                         "step-000200"); /* not through latest */
     lm_model_source_close(m);

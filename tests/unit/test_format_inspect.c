@@ -53,7 +53,7 @@ static lm_model_source *model_of(const char *name, const char *tensor, lm_dtype 
     assert_int_equal(lm_st_write_as(w, from, x, n, &e), LM_OK);
     assert_int_equal(lm_st_commit(w, &e), LM_OK);
     lm_st_plan_free(p);
-    assert_int_equal(lm_model_source_open(path, &m, &e), LM_OK);
+    assert_int_equal(lm_model_source_open(path, NULL, &m, &e), LM_OK);
     return m;
 }
 
@@ -241,7 +241,7 @@ static void test_one_sided(void **state)
     assert_int_equal(lm_st_write(w, x, 8, &e), LM_OK);
     assert_int_equal(lm_st_commit(w, &e), LM_OK);
     lm_st_plan_free(p);
-    assert_int_equal(lm_model_source_open(path, &more, &e), LM_OK);
+    assert_int_equal(lm_model_source_open(path, NULL, &more, &e), LM_OK);
     d = diff_of(a, more, (lm_compare_opts){ 0 });
     assert_true(!d.same && d.only_a == 0 && d.only_b == 1 && d.differing == 0);
     lm_model_diff_fini(&d);

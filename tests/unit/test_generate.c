@@ -280,7 +280,7 @@ static void a_folder_holds_fresh_weights(void **state)
             ok(lm_st_plan_new(&plan, &err));
             ok(lm_weights_plan(m, LM_DTYPE_F32, plan, &err));
             const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 50000 };
-            ok(lm_folder_create(path, true, &spec, &f, &err));
+            ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
             ok(lm_fresh_write(m, 5, par, f, NULL, &err));
             ok(lm_folder_commit(f, &err));
             ok(lm_loaded_open(path, &read, &err));

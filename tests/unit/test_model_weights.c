@@ -118,7 +118,7 @@ static void write_folder(const fixture *f, const char *path, const char *drop, c
     if (extra)
         must(lm_st_plan_add(plan, extra, LM_DTYPE_F32, 1, (int64_t[]){ 2 }, &e), &e);
     lm_folder_spec spec = { .config = f->json, .plan = plan };
-    must(lm_folder_create(path, true, &spec, &out, &e), &e);
+    must(lm_folder_create(path, true, NULL, &spec, &out, &e), &e);
     if (drop || odd || ids || extra) {
         static const char zeros[1 << 16];
         for (const lm_st_tensor *t; (t = lm_folder_next(out));)
@@ -133,7 +133,7 @@ static void write_folder(const fixture *f, const char *path, const char *drop, c
 static lm_code load(const fixture *f, const char *path, float *block, lm_err *e)
 {
     lm_model_source *src;
-    must(lm_model_source_open(path, &src, e), e);
+    must(lm_model_source_open(path, NULL, &src, e), e);
     lm_code rc = lm_weights_load(f->model, src, NULL, block, e);
     lm_model_source_close(src);
     return rc;

@@ -66,10 +66,10 @@ static void make_model(lm_err *e)
     ok(lm_st_plan_new(&plan, e), e);
     ok(lm_weights_plan(m, LM_DTYPE_F32, plan, e), e);
     lm_folder_spec spec = { .config = config_json, .plan = plan };
-    ok(lm_folder_create(path, false, &spec, &f, e), e);
+    ok(lm_folder_create(path, false, NULL, &spec, &f, e), e);
     ok(lm_fresh_write(m, 1, par, f, NULL, e), e);
     ok(lm_folder_commit(f, e), e);
-    ok(lm_model_source_open(path, &source, e), e);
+    ok(lm_model_source_open(path, NULL, &source, e), e);
     lm_st_plan_free(plan);
     lm_model_free(m);
     lm_free(path);
@@ -325,7 +325,7 @@ static void a_checkpoint_is_of_its_moment(void **state)
     ok(lm_ckpt_wait(c, &e), &e);
     assert_false(lm_ckpt_busy(c));
     assert_string_equal(lm_ckpt_last(c), dir);
-    ok(lm_model_source_open(dir, &src, &e), &e);
+    ok(lm_model_source_open(dir, NULL, &src, &e), &e);
     ok(lm_weights_load(m2, src, par, back.param, &e), &e);
     ok(lm_ckpt_load(dir, &back, &e), &e);
     fill(&s, "first");

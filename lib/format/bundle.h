@@ -1,0 +1,112 @@
+/* bundle.h -- the files of a model wherever they lie: one way to read them, one way to write them.
+ *
+ * A bundle is a sequence of files with plain names: config.json, model.safetensors, tokenizer.json.
+ * Read from                                        random access
+ *   a folder (its regular files; not recursive)    yes, mapped
+ *   one .safetensors file (a bundle of one)        yes, mapped
+ *   a tar archive, not compressed, in a file       yes, mapped
+ *   an .lmz file (lmz.h)                           yes, decoded
+ *   a tar archive under any libarchive filter      no
+ *   "-": a tar, an .lmz or a lone .safetensors on  no
+ *   standard input (its kind is told by content)
+ * What has no random access is read forward, file by file; the first request out of order spools
+ * what is still to come to an unlinked file in the folder for temporaries (disk, not memory), and
+ * from then on the bundle has random access to the current and all later files.
+ *
+ * Archives and streams are hostile until checked: names are plain (lm_name_ok; one common leading
+ * folder is taken off), no file comes twice, links and devices fail, sizes are not believed. */
+#ifndef LM_FORMAT_BUNDLE_H
+#define LM_FORMAT_BUNDLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/par.h"
+#include "base/progress.h"
+#include "format/safetensors.h"
+
+typedef enum {
+    LM_BUNDLE_FOLDER,
+    LM_BUNDLE_FILE, /* one .safetensors */
+    LM_BUNDLE_TAR,
+    LM_BUNDLE_LMZ,
+} lm_bundle_kind;
+
+/* How to read or write; all zero is the usual.  Borrowed until the bundle is closed. */
+typedef struct {
+    const char *tmpdir; /* where streams are spooled; NULL: /var/tmp */
+    const char *base;   /* reading or writing an .lmz delta: the model it is a difference to; NULL:
+                           reading: where the .lmz says; writing: not a delta */
+    int level;          /* writing .lmz and compressed tars: effort; 0: the default */
+    lm_par *par;        /* .lmz is coded on it; NULL: here.  A loop of the caller's own on the same
+                           pool may read (the inner loop then runs in its caller). */
+    lm_sink *sink;      /* says when a stream is spooled, and how much */
+} lm_bundle_opts;
+
+typedef struct {
+    const char *name;
+    uint64_t bytes;
+} lm_bundle_file;
+
+/* ---- Reading ---- */
+
+typedef struct lm_bundle lm_bundle;
+
+/* Open `path` ("-": standard input).  Fails: LM_EIO; LM_EUSAGE if it is none of the above (says what
+ * was looked for); LM_EFORMAT. */
+lm_code lm_bundle_open(const char *path, const lm_bundle_opts *o, lm_bundle **out, lm_err *e);
+void lm_bundle_close(lm_bundle *b);
+lm_bundle_kind lm_bundle_kind_of(const lm_bundle *b);
+const char *lm_bundle_path(const lm_bundle *b); /* as given; "standard input" for "-" */
+const char *lm_bundle_dir(const lm_bundle *b);  /* the folder; NULL for every other kind */
+
+/* Forward: go to the next file (*f = NULL at the end, which for a stream means that it was read to
+ * its end and found whole), and read it; an lm_read_fn with ctx = lm_bundle. */
+lm_code lm_bundle_next(lm_bundle *b, const lm_bundle_file **f, lm_err *e);
+lm_code lm_bundle_read(void *bundle, void *dst, size_t cap, size_t *got, lm_err *e);
+
+/* Random access.  False for a stream that was not spooled. */
+bool lm_bundle_random(const lm_bundle *b);
+/* Make it random: from the current file on.  Does nothing when it is. */
+lm_code lm_bundle_spool(lm_bundle *b, lm_err *e);
+/* The files, known in full when random; else those met so far. */
+size_t lm_bundle_count(const lm_bundle *b);
+const lm_bundle_file *lm_bundle_at(const lm_bundle *b, size_t i);
+const lm_bundle_file *lm_bundle_find(const lm_bundle *b, const char *name); /* NULL if absent */
+/* Bytes [from, from + bytes) of file f.  Any thread. */
+lm_code lm_bundle_pread(const lm_bundle *b, const lm_bundle_file *f, uint64_t from, void *dst,
+                        size_t bytes, lm_err *e);
+/* The bytes of f in memory, borrowed until the bundle is closed; NULL where nothing is mapped (an
+ * .lmz). */
+const uint8_t *lm_bundle_map(const lm_bundle *b, const lm_bundle_file *f);
+/* These mapped bytes are not needed again soon: they leave this process's resident set. */
+void lm_bundle_forget(const lm_bundle *b, const lm_bundle_file *f, uint64_t from, uint64_t bytes);
+/* A whole small file, at most `limit` bytes; NUL-terminated, yours. */
+lm_code lm_bundle_load(lm_bundle *b, const char *name, size_t limit, lm_buf *out, lm_err *e);
+
+/* ---- Writing ---- */
+
+typedef struct lm_bundle_out lm_bundle_out;
+
+/* What `path` asks for: "-" and NAME.tar a tar, NAME.tar.gz .tar.zst .tar.xz .tar.bz2 .tar.lz4 a
+ * compressed one, NAME.lmz, NAME.safetensors (files other than the weights are left out), anything
+ * else a folder.  Files and folders appear whole or not at all; standard output is written in place
+ * (LM_EUSAGE when it is a terminal is the tool's business).
+ * A folder takes files in any order and needs no sizes; the others one after another. */
+lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
+                         lm_err *e);
+lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b);
+/* Begin a file of exactly `bytes` bytes; the one before must be complete. */
+lm_code lm_bundle_begin(lm_bundle_out *b, const char *name, uint64_t bytes, lm_err *e);
+lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes,
+                        lm_err *e); /* lm_write_fn */
+/* A whole small file. */
+lm_code lm_bundle_put(lm_bundle_out *b, const char *name, const void *data, size_t bytes,
+                      lm_err *e);
+/* All or nothing; b is gone whatever the result. */
+lm_code lm_bundle_commit(lm_bundle_out *b, lm_err *e);
+void lm_bundle_drop(lm_bundle_out *b);
+
+#endif

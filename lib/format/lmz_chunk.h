@@ -1,0 +1,75 @@
+/* lmz_chunk.h -- one chunk of an .lmz file: elements split into planes, each plane coded or kept.
+ *
+ * A chunk holds whole elements of one kind.  Encoding: (delta: combined with the same bytes of a
+ * base) -> fields rotated so that the exponent fills bytes of its own -> byte planes -> each plane
+ * coded by what is smallest for its effort: constant, raw, our exponent coder, zstd.  The layout of
+ * the bytes is described in lmz(5).  Decoding never trusts a length: whatever the input, it writes
+ * `raw` bytes at most and fails on everything that does not decode to exactly that. */
+#ifndef LM_FORMAT_LMZ_CHUNK_H
+#define LM_FORMAT_LMZ_CHUNK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu.h"
+#include "base/err.h"
+#include "numeric/dtype.h"
+
+#define LM_LMZ_CHUNK 1048576 /* bytes of raw data in a full chunk; a multiple of every element */
+
+/* What the elements are; the values are part of the format. */
+typedef enum {
+    LM_LMZ_BYTES = 0, /* text, JSON, headers, anything unknown: zstd */
+    LM_LMZ_U8 = 1,    /* elements of 1, 2, 4, 8 bytes without fields */
+    LM_LMZ_U16 = 2,
+    LM_LMZ_U32 = 3,
+    LM_LMZ_U64 = 4,
+    LM_LMZ_BF16 = 5,
+    LM_LMZ_F16 = 6,
+    LM_LMZ_F32 = 7,
+    LM_LMZ_F64 = 8,
+    LM_LMZ_F8E4M3 = 9,
+    LM_LMZ_F8E5M2 = 10,
+    LM_LMZ_KINDS,
+} lm_lmz_kind;
+lm_lmz_kind lm_lmz_kind_of(lm_dtype d); /* LM_DTYPE_NONE: LM_LMZ_U8 */
+size_t lm_lmz_kind_size(lm_lmz_kind k); /* bytes of an element */
+
+/* How a chunk is a difference to the base's chunk. */
+typedef enum {
+    LM_LMZ_PLAIN = 0,
+    LM_LMZ_XOR = 1,
+    LM_LMZ_SUB = 2, /* integer difference of the bit patterns, in sign-folded order for floats */
+} lm_lmz_delta;
+
+/* Scratch and zstd contexts of one thread. */
+typedef struct lm_lmz_coder lm_lmz_coder;
+/* level 1..19 as zstd counts (0: 3); up to 9 or so the exponent coder alone decides on float planes,
+ * higher levels try more.  `cpu` chooses the kernels; every level gives the same bytes. */
+lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err *e);
+void lm_lmz_coder_free(lm_lmz_coder *c);
+
+/* Room that encoding `raw` bytes may need; raw + a few dozen bytes. */
+size_t lm_lmz_chunk_bound(size_t raw);
+/* Encode; `base` (raw bytes, or NULL) gives the difference that codes best, told in the chunk
+ * itself.  raw <= LM_LMZ_CHUNK, a multiple of the element's size. Deterministic. */
+lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t raw,
+                      const void *base, void *dst, size_t cap, size_t *len, lm_err *e);
+/* Fails: LM_EFORMAT for bytes that are no such chunk, LM_EUSAGE for a delta without base. */
+lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t len,
+                      const void *base, void *dst, size_t raw, lm_err *e);
+
+/* What an encoded chunk says about itself, for tables: coded bytes of each plane (n planes, at most
+ * 8) and how ("raw", "const", "exp", "zstd").  Fails as decoding does. */
+typedef struct {
+    int n;
+    lm_lmz_delta delta;
+    struct {
+        const char *coding;
+        size_t raw, coded;
+    } plane[8];
+} lm_lmz_chunk_info;
+lm_code lm_lmz_chunk_look(lm_lmz_kind kind, const void *src, size_t len, size_t raw,
+                          lm_lmz_chunk_info *out, lm_err *e);
+
+#endif

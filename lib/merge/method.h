@@ -1,0 +1,118 @@
+/* method.h -- the ways to merge one tensor, in one table.
+ *
+ * A method sees one tensor of every model at a time, as arrays in memory, and writes the merged one.
+ * Names, parameters and defaults are those of the field (mergekit); each entry of the table says
+ * where its equation comes from and in what it differs.
+ *
+ * Arithmetic: FP32 when all inputs have 16 bits or fewer, FP64 otherwise, and one rounding to the
+ * type of the output; sums over a tensor are FP64 over fixed blocks.  The bytes do not depend on the
+ * number of threads.  A weight of one on one model gives that model's own bits where the equation
+ * says so (theta = theta_0 + 1 * (theta_1 - theta_0) is computed so that it is exact).
+ * Masks are counted randomness: lm_rng_make(seed, "merge", hash of the tensor's name ^ model's
+ * index), index = element. */
+#ifndef LM_MERGE_METHOD_H
+#define LM_MERGE_METHOD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/par.h"
+#include "base/progress.h"
+#include "numeric/dtype.h"
+
+/* Parameters, global or of one model; names as in mergekit's YAML ("weight", "density", ...).
+ * A method's table entry lists those it takes; NAN: not given. */
+typedef enum {
+    /* of a model */
+    LM_MERGE_WEIGHT,
+    LM_MERGE_DENSITY,
+    LM_MERGE_GAMMA,
+    LM_MERGE_EPSILON,
+    LM_MERGE_SCALE,
+    /* global */
+    LM_MERGE_NORMALIZE,
+    LM_MERGE_RESCALE, /* an lm_merge_rescale */
+    LM_MERGE_LAMBDA,
+    LM_MERGE_T,
+    LM_MERGE_INT8_MASK,
+    LM_MERGE_NUSLERP_FLATTEN,
+    LM_MERGE_NUSLERP_ROW_WISE,
+    LM_MERGE_NORMALIZE_WEIGHTS,
+    LM_MERGE_EPS,
+    LM_MERGE_MAX_ITER,
+    LM_MERGE_TOL,
+    LM_MERGE_SELECT_TOPK,
+    LM_MERGE_FILTER_WISE,
+    LM_MERGE_SIGN_ELECTION, /* an lm_merge_election */
+    LM_MERGE_CLAMP_T,       /* model stock: 1 = t is held to [0,1] */
+    LM_MERGE_ALPHA,         /* RegMean: share of the off-diagonal of the Gram matrix */
+    LM_MERGE_FISHER_FLOOR,
+    LM_MERGE_PARAMS,
+} lm_merge_param;
+
+typedef enum { LM_RESCALE_NONE, LM_RESCALE_L1, LM_RESCALE_EXPECTED } lm_merge_rescale;
+/* The sign of sum(w delta) (mergekit), of sum(delta) (the TIES paper), or of the count of signs. */
+typedef enum { LM_ELECT_WEIGHTED, LM_ELECT_SUM, LM_ELECT_COUNT } lm_merge_election;
+
+typedef struct {
+    const char *name;           /* "int8_mask", as in YAML */
+    const char *const *choices; /* names of the values 0, 1, ...; NULL: a number or a truth value */
+    bool per_model, truth;
+    double min, max;
+    const char *help; /* one line */
+} lm_merge_param_info;
+extern const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS];
+
+/* One model's share in a tensor. */
+typedef struct {
+    const void *data; /* count elements, any alignment */
+    lm_dtype dtype;
+    double param[LM_MERGE_PARAMS]; /* those of models; NAN elsewhere */
+    /* Side data where the method asks for it: Fisher: F32, one value (per-tensor importance) or
+     * count values; RegMean: the Gram matrix F32 or F64 [cols, cols]; NULL: absent, the tensor is
+     * averaged. */
+    const void *extra;
+    lm_dtype extra_dtype;
+    int64_t extra_count;
+} lm_merge_operand;
+
+/* One tensor to merge. */
+typedef struct {
+    const char *name; /* for the masks and messages */
+    int ndim;
+    const int64_t *dim;
+    int64_t count;
+    const lm_merge_operand *model; /* without the base, in the order given */
+    int n_models;
+    const lm_merge_operand *base;  /* NULL where there is none */
+    double param[LM_MERGE_PARAMS]; /* global ones, defaults filled in by lm_merge_defaults */
+    uint64_t seed;
+    void *out; /* count elements; may not alias the inputs */
+    lm_dtype out_dtype;
+    lm_par *par;
+    void *work;    /* scratch of at least the method's work() bytes, 64-byte aligned */
+    lm_sink *sink; /* warnings: an angle that explodes, a density that keeps nothing */
+} lm_merge_job;
+
+typedef struct lm_merge_method lm_merge_method;
+struct lm_merge_method {
+    const char *name, *about, *source; /* "ties"; one line; "arXiv:2306.01708" */
+    bool base_required, base_allowed;
+    int min_models, max_models;  /* without the base; max 0: any number */
+    uint64_t takes;              /* bit i: parameter i */
+    uint64_t required;           /* bit i: must be given for every model, or globally */
+    double def[LM_MERGE_PARAMS]; /* NAN where there is no default */
+    enum { LM_EXTRA_NONE, LM_EXTRA_FISHER, LM_EXTRA_GRAM } extra;
+    size_t (*work)(const lm_merge_job *j, int threads); /* NULL: none; small beside the tensor */
+    lm_code (*run)(const lm_merge_job *j, lm_err *e);
+};
+
+const lm_merge_method *lm_merge_method_at(int i); /* NULL past the end */
+/* Fails: LM_EUSAGE with the names there are. */
+lm_code lm_merge_method_find(const char *name, const lm_merge_method **out, lm_err *e);
+/* Put the method's defaults where param[i] is NAN. */
+void lm_merge_defaults(const lm_merge_method *m, double param[LM_MERGE_PARAMS]);
+int lm_merge_param_find(const char *name); /* -1 if unknown */
+
+#endif
