@@ -9,13 +9,20 @@
  * number of threads.  A weight of one on one model gives that model's own bits where the equation
  * says so (theta = theta_0 + 1 * (theta_1 - theta_0) is computed so that it is exact).
  * Masks are counted randomness: lm_rng_make(seed, "merge", hash of the tensor's name ^ model's
- * index), index = element. */
+ * index), index = element.
+ *
+ * Deltas are taken in the arithmetic above, not rounded to the base's type as mergekit does.  The k
+ * largest of a tensor are exact, and of equal ones the lower flat index wins.  A NaN or an infinity
+ * stays where it is in its model: it goes on into that element of the result, counts as the largest
+ * there is where magnitudes are ranked, and makes a sum over the tensor (an angle, an L1 norm) NaN,
+ * which is warned of.  A model of weight zero is not looked at. */
 #ifndef LM_MERGE_METHOD_H
 #define LM_MERGE_METHOD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/cpu.h"
 #include "base/err.h"
 #include "base/par.h"
 #include "base/progress.h"
@@ -32,7 +39,7 @@ typedef enum {
     LM_MERGE_SCALE,
     /* global */
     LM_MERGE_NORMALIZE,
-    LM_MERGE_RESCALE, /* an lm_merge_rescale */
+    LM_MERGE_RESCALE, /* an lm_merge_rescale; mergekit's true is L1, its false NONE */
     LM_MERGE_LAMBDA,
     LM_MERGE_T,
     LM_MERGE_INT8_MASK,
@@ -51,6 +58,9 @@ typedef enum {
     LM_MERGE_PARAMS,
 } lm_merge_param;
 
+/* What is left of a delta after pruning is multiplied by 1, by what brings its L1 norm back (mergekit),
+ * or by the inverse of the probability of having been kept (the papers of DARE and DELLA; methods that
+ * prune by magnitude do not take it).  Methods whose default here is EXPECTED have L1 in mergekit. */
 typedef enum { LM_RESCALE_NONE, LM_RESCALE_L1, LM_RESCALE_EXPECTED } lm_merge_rescale;
 /* The sign of sum(w delta) (mergekit), of sum(delta) (the TIES paper), or of the count of signs. */
 typedef enum { LM_ELECT_WEIGHTED, LM_ELECT_SUM, LM_ELECT_COUNT } lm_merge_election;
@@ -88,11 +98,13 @@ typedef struct {
     const lm_merge_operand *base;  /* NULL where there is none */
     double param[LM_MERGE_PARAMS]; /* global ones, defaults filled in by lm_merge_defaults */
     uint64_t seed;
-    void *out; /* count elements; may not alias the inputs */
+    bool transposed; /* RegMean: the matrix is [in, out] (GPT-2's Conv1D), not [out, in] */
+    void *out;       /* count elements; may not alias the inputs */
     lm_dtype out_dtype;
     lm_par *par;
-    void *work;    /* scratch of at least the method's work() bytes, 64-byte aligned */
-    lm_sink *sink; /* warnings: an angle that explodes, a density that keeps nothing */
+    lm_cpu_level cpu; /* which loops; their bits are the same */
+    void *work;       /* scratch of at least the method's work() bytes, 64-byte aligned */
+    lm_sink *sink;    /* warnings: an angle that explodes, a density that keeps nothing */
 } lm_merge_job;
 
 typedef struct lm_merge_method lm_merge_method;
@@ -111,6 +123,10 @@ struct lm_merge_method {
 const lm_merge_method *lm_merge_method_at(int i); /* NULL past the end */
 /* Fails: LM_EUSAGE with the names there are. */
 lm_code lm_merge_method_find(const char *name, const lm_merge_method **out, lm_err *e);
+/* Whether the method can do this: numbers of models, base, types, parameters there and in range.  Looks
+ * at no data, so it can be asked before anything is written.  Fails: LM_EUSAGE naming the model's
+ * position and the parameter. */
+lm_code lm_merge_check(const lm_merge_method *m, const lm_merge_job *j, lm_err *e);
 /* Put the method's defaults where param[i] is NAN. */
 void lm_merge_defaults(const lm_merge_method *m, double param[LM_MERGE_PARAMS]);
 int lm_merge_param_find(const char *name); /* -1 if unknown */
