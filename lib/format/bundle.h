@@ -61,6 +61,8 @@ void lm_bundle_close(lm_bundle *b);
 lm_bundle_kind lm_bundle_kind_of(const lm_bundle *b);
 const char *lm_bundle_path(const lm_bundle *b); /* as given; "standard input" for "-" */
 const char *lm_bundle_dir(const lm_bundle *b);  /* the folder; NULL for every other kind */
+/* The .lmz behind it when it was opened by its index (lmz.h: digest, chain, parts); else NULL. */
+const struct lm_lmz *lm_bundle_lmz(const lm_bundle *b);
 
 /* Forward: go to the next file (*f = NULL at the end, which for a stream means that it was read to
  * its end and found whole), and read it; an lm_read_fn with ctx = lm_bundle. */

@@ -16,19 +16,28 @@
 
 #define LM_LMZ_MAX_CHAIN 8 /* a delta of a delta of ... a whole: at most so many steps */
 
+/* The first bytes of every .lmz: how content is told from a tar or a .safetensors. */
+#define LM_LMZ_MAGIC       "\x89LMZ\r\n\x1a\n"
+#define LM_LMZ_MAGIC_BYTES 8
+
 /* ---- Writing: bytes are pushed, chunks are coded on the pool ---- */
 
 typedef struct {
     int level;             /* 1..19; 0: 3 */
     lm_par *par;           /* NULL: on the caller's thread */
-    lm_bundle *base;       /* random access; NULL: not a delta */
+    lm_bundle *base;       /* random access, borrowed until the writer is gone; NULL: no delta */
     const char *base_name; /* how a reader finds it: a path relative to the .lmz, or absolute */
 } lm_lmz_opts;
 
 typedef struct lm_lmz_writer lm_lmz_writer;
+/* Begin an .lmz on `write`, which is called on any thread of the pool, one call at a time; `where`
+ * names it in messages.  The bytes are the same for any number of threads.  With a base its digest
+ * is needed (lm_bundle_digest: a folder is read once).  Fails: LM_EUSAGE for a base without random
+ * access or whose own chain is LM_LMZ_MAX_CHAIN long already. */
 lm_code lm_lmz_create_on(lm_write_fn write, void *ctx, const char *where, const lm_lmz_opts *o,
                          lm_lmz_writer **out, lm_err *e);
-/* Begin a file of exactly `bytes` bytes. */
+/* Begin a file of exactly `bytes` bytes; the one before must be complete (else LM_EBUG).  Fails:
+ * LM_EUSAGE for a name that is no plain one or came before. */
 lm_code lm_lmz_begin(lm_lmz_writer *w, const char *name, uint64_t bytes, lm_err *e);
 /* The next bytes of it, in pieces of any size: an lm_write_fn with ctx = lm_lmz_writer. */
 lm_code lm_lmz_write(void *writer, const void *data, size_t bytes, lm_err *e);
@@ -47,6 +56,8 @@ typedef struct {
     const char *dtype;           /* "BF16"; NULL as above */
     uint64_t offset, raw, coded; /* offset inside the file; bytes */
     uint64_t first, chunks;      /* in the list of chunks of the file */
+    lm_lmz_kind kind;
+    bool delta; /* a difference to the base's tensor of this name */
 } lm_lmz_part;
 
 typedef struct {
@@ -65,6 +76,9 @@ lm_code lm_lmz_open(const char *path, const lm_bundle_opts *o, lm_lmz **out, lm_
 /* Read forward from a stream; then lm_lmz_next and lm_lmz_read only. */
 lm_code lm_lmz_stream_open(lm_read_fn read, void *ctx, const char *where, const lm_bundle_opts *o,
                            lm_lmz **out, lm_err *e);
+/* As lm_lmz_open, for tables: the base of a delta is not looked for, and reading what is a difference
+ * to it fails. */
+lm_code lm_lmz_open_index(const char *path, const lm_bundle_opts *o, lm_lmz **out, lm_err *e);
 void lm_lmz_free(lm_lmz *z);
 const lm_lmz_info *lm_lmz_about(const lm_lmz *z);
 
@@ -77,17 +91,28 @@ const lm_lmz_part *lm_lmz_part_at(const lm_lmz *z, size_t i);
 /* Bytes and codings of the planes of a part, summed over its chunks. */
 lm_code lm_lmz_part_planes(const lm_lmz *z, size_t part, lm_lmz_chunk_info *sum, lm_err *e);
 
-lm_code lm_lmz_next(lm_lmz *z, const lm_bundle_file **f, lm_err *e); /* NULL: the end, verified */
+/* Forward, of a stream (chunks are decoded ahead on the pool) or a file: go to the next file, *f =
+ * NULL at the end, which for a stream means that every checksum in it was right; read its bytes. */
+lm_code lm_lmz_next(lm_lmz *z, const lm_bundle_file **f, lm_err *e);
 lm_code lm_lmz_read(void *z, void *dst, size_t cap, size_t *got, lm_err *e); /* lm_read_fn */
 
 /* Decode everything and compare every checksum; the first fault, named by file, tensor and chunk.
- * With `each`, every fault is told to it and the check goes on; LM_EFORMAT at the end if any. */
-typedef void (*lm_lmz_fault_fn)(void *ctx, const lm_lmz_part *part, uint64_t chunk,
-                                const char *what);
+ * With `each`, every fault is told to it and the check goes on; LM_EFORMAT at the end if any.  Not
+ * for a stream (reading it to its end is the check). */
+typedef struct {
+    const char *file;        /* NULL: the .lmz itself (its records, index, digest) */
+    const lm_lmz_part *part; /* NULL: not a part's */
+    uint64_t chunk;          /* the first at fault, counted in the part; UINT64_MAX: none */
+    uint64_t chunks;         /* how many in a row */
+    const char *what;
+} lm_lmz_fault;
+typedef void (*lm_lmz_fault_fn)(void *ctx, const lm_lmz_fault *f);
 lm_code lm_lmz_verify(lm_lmz *z, lm_lmz_fault_fn each, void *ctx, lm_sink *sink, lm_err *e);
 
-/* Open what can be opened of a damaged file: without index, by walking the records and searching
- * for the next whole one after damage.  Parts with faults are listed by lm_lmz_verify. */
+/* Open what can be opened of a damaged file: by its index if that is whole, else by walking the
+ * records and searching for the next whole one after damage.  Reading what is lost fails with its
+ * name; lm_lmz_verify lists it.  A base that cannot be had is no failure here: what is a difference
+ * to it is lost.  Fails: LM_EIO; LM_EFORMAT if nothing of an .lmz is found. */
 lm_code lm_lmz_salvage(const char *path, const lm_bundle_opts *o, lm_lmz **out, lm_err *e);
 
 /* Digest of a bundle's content, 32 hex digits: XXH3-128 over its files (names sorted bytewise) as
