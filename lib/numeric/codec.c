@@ -1,11 +1,12 @@
 /* codec.c -- the registry of number formats, and the codecs whose codes are plain elements of a
- * dtype. */
+ * dtype; block formats have files of their own. */
 #include "numeric/codec.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "numeric/codec_dynamic.h"
 
 static void encode_row(const lm_codec *c, const float *x, int64_t n, void *codes,
                        const lm_codec_mode *mode, uint64_t index)
@@ -53,22 +54,37 @@ static void decode_plain(const lm_codec *c, const void *codes, const void *scale
                    cols);
 }
 
-#define PLAIN(name_, also_, about_, bits_, element_, max_)                             \
-    {                                                                                  \
-        .name = name_, .also = also_, .about = about_, .bits = bits_, .block_rows = 1, \
-        .block_cols = 1, .scale = LM_DTYPE_NONE, .element = element_, .max = max_,     \
-        .encode = encode_plain, .decode = decode_plain                                 \
+/* rel_: half a unit of the last bit; abs_: half the least denormal number */
+#define PLAIN(name_, also_, about_, bits_, element_, max_, rel_, abs_)                   \
+    {                                                                                    \
+        .name = name_, .also = also_, .about = about_, .bits = bits_, .block_rows = 1,   \
+        .block_cols = 1, .scale = LM_DTYPE_NONE, .element = element_, .max = max_,       \
+        .err_rel = rel_, .err_abs = abs_, .encode = encode_plain, .decode = decode_plain \
     }
 
 static const lm_codec codecs[] = {
-    PLAIN("fp32", "f32", "IEEE binary32", 32, LM_DTYPE_F32, 0x1.fffffep127),
-    PLAIN("fp16", "f16", "IEEE binary16: 5 exponent and 10 mantissa bits", 16, LM_DTYPE_F16, 65504),
+    PLAIN("fp32", "f32", "IEEE binary32", 32, LM_DTYPE_F32, 0x1.fffffep127, 0, 0),
+    PLAIN("fp16", "f16", "IEEE binary16: 5 exponent and 10 mantissa bits", 16, LM_DTYPE_F16, 65504,
+          0x1p-11, 0x1p-25),
     PLAIN("bf16", "bfloat16", "the upper half of binary32: 8 exponent and 7 mantissa bits", 16,
-          LM_DTYPE_BF16, 0x1.fep127),
+          LM_DTYPE_BF16, 0x1.fep127, 0x1p-8, 0x1p-134),
     PLAIN("fp8_e4m3", "f8e4m3", "OCP FP8 for weights and activations: no infinities", 8,
-          LM_DTYPE_F8E4M3, 448),
+          LM_DTYPE_F8E4M3, 448, 0x1p-4, 0x1p-10),
     PLAIN("fp8_e5m2", "f8e5m2", "OCP FP8 for gradients: a short binary16", 8, LM_DTYPE_F8E5M2,
-          57344),
+          57344, 0x1p-3, 0x1p-17),
+    { .name = "dynamic8",
+      .also = "int8_dynamic",
+      .about = "8 bits with steps that grow with the number, blocks of 256: optimiser states",
+      .bits = 8,
+      .block_rows = 1,
+      .block_cols = LM_DYNAMIC_BLOCK,
+      .scale = LM_DTYPE_F32,
+      .element = LM_DTYPE_NONE,
+      .max = 1,
+      .err_abs = 0x1p-149,
+      .err_block = LM_DYNAMIC_BOUND,
+      .encode = lm_dynamic_encode,
+      .decode = lm_dynamic_decode },
 };
 enum { N_CODECS = sizeof(codecs) / sizeof(codecs[0]) };
 

@@ -45,6 +45,9 @@ struct lm_codec {
     lm_dtype scale;   /* type of scales; LM_DTYPE_NONE: no scales */
     lm_dtype element; /* when codes are plain elements of a dtype; else LM_DTYPE_NONE */
     double max;       /* the largest finite value of a code */
+    /* Rounding to nearest moves a number x that does not overflow by at most
+     * max(err_rel * |x|, err_abs) + err_block * (largest magnitude in its block). */
+    double err_rel, err_abs, err_block;
     /* `rows` rows of `cols` numbers, `pitch` numbers apart.  codes and scales are sized by
      * lm_codec_size. */
     void (*encode)(const lm_codec *c, const float *x, int64_t rows, int64_t cols, int64_t pitch,

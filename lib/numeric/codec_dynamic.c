@@ -1,0 +1,172 @@
+/* codec_dynamic.c -- the dynamic map: tables made once, codes found by the leading bits of a number. */
+#include "numeric/codec_dynamic.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Magnitudes from 2^-23 (below half of the least entry) to 1, told apart by 6 bits of the mantissa:
+ * where the search for the code begins.  No cell holds more than three middles. */
+enum { LEAST_EXPONENT = 127 - 23, CELL_BITS = 6, CELLS = (23 << CELL_BITS) + 1 };
+
+typedef struct {
+    float value[256]; /* ascending */
+    float mid[256];   /* between an entry and the next; the last is infinite */
+    uint8_t zero;     /* code of 0 */
+    uint8_t positive[CELLS], negative[CELLS];
+} dynamic_map;
+
+static dynamic_map maps[2]; /* unsigned, signed */
+static pthread_once_t made = PTHREAD_ONCE_INIT;
+
+static int ascending(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* The cell of a magnitude in (0, 1], and the least magnitude in it. */
+static int cell_of(float v)
+{
+    uint32_t u;
+    memcpy(&u, &v, sizeof u);
+    int i = (int)(u >> (23 - CELL_BITS)) - (LEAST_EXPONENT << CELL_BITS);
+    return i < 0 ? 0 : i;
+}
+
+static float cell_from(int i)
+{
+    uint32_t u = (uint32_t)(i + (LEAST_EXPONENT << CELL_BITS)) << (23 - CELL_BITS);
+    float v;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+
+static uint8_t search(const dynamic_map *m, float v)
+{
+    int k = 0;
+    while (v > m->mid[k])
+        k++;
+    return (uint8_t)k;
+}
+
+static void make_map(dynamic_map *m, bool with_sign)
+{
+    int n = 0;
+    for (int d = 0; d < 7; d++) {
+        int cells = with_sign ? 1 << d : 2 << d;
+        for (int k = 0; k < cells; k++) {
+            double v = pow(10, d - 6) * (0.1 + 0.9 * (k + 0.5) / cells);
+            m->value[n++] = (float)v;
+            if (with_sign)
+                m->value[n++] = d ? -(float)v : -1;
+        }
+    }
+    m->value[n++] = 0;
+    m->value[n++] = 1;
+    qsort(m->value, 256, sizeof *m->value, ascending);
+    for (int k = 0; k < 255; k++) {
+        m->mid[k] = (m->value[k] + m->value[k + 1]) / 2;
+        if (m->value[k] == 0)
+            m->zero = (uint8_t)k;
+    }
+    m->mid[255] = INFINITY;
+    /* Codes grow with the number: for negative ones the search begins at the far end of the cell. */
+    for (int i = 0; i < CELLS; i++) {
+        m->positive[i] = i ? search(m, cell_from(i)) : m->zero;
+        m->negative[i] = search(m, -cell_from(i + 1));
+    }
+}
+
+static void make_maps(void)
+{
+    make_map(&maps[0], false);
+    make_map(&maps[1], true);
+}
+
+/* The nearest entry to v in [-1, 1]; between two, the lower one. */
+static uint8_t nearest(const dynamic_map *m, float v)
+{
+    int i = cell_of(fabsf(v));
+    int k = v >= 0 ? m->positive[i] : m->negative[i];
+    while (v > m->mid[k])
+        k++;
+    return (uint8_t)k;
+}
+
+/* One of the two entries around v, drawn so that the mean is v. */
+static uint8_t drawn(const dynamic_map *m, float v, uint32_t r)
+{
+    int k = nearest(m, v);
+    if (v < m->value[k])
+        k--;
+    if (k == 255 || v == m->value[k])
+        return (uint8_t)k;
+    double up = ((double)v - m->value[k]) / ((double)m->value[k + 1] - m->value[k]);
+    return (uint8_t)(k + (r * 0x1p-32 < up));
+}
+
+/* The scale of n numbers, as the header says. */
+static float scale_of(const float *x, int64_t n)
+{
+    float most = 0;
+    bool negative = false, finite = true;
+    for (int64_t j = 0; j < n; j++) {
+        float a = fabsf(x[j]);
+        most = a > most ? a : most;
+        negative |= x[j] < 0;
+        finite &= a <= 0x1.fffffep127f;
+    }
+    return !finite ? NAN : negative ? -most : most;
+}
+
+static void encode_block(const float *x, int64_t n, uint8_t *code, float *scale,
+                         const lm_codec_mode *mode, uint64_t index)
+{
+    float s = *scale = scale_of(x, n), most = fabsf(s);
+    const dynamic_map *m = &maps[s < 0];
+    for (int64_t j = 0; j < n; j++) {
+        if (!(most > 0)) { /* all 0, or not finite */
+            code[j] = m->zero;
+            continue;
+        }
+        float v = x[j] / most;
+        code[j] = mode && mode->rounding == LM_ROUND_STOCHASTIC
+                      ? drawn(m, v, lm_rng_u32(mode->rng, index + (uint64_t)j))
+                      : nearest(m, v);
+        if (s > 0 && code[j] == m->zero && x[j] > 0)
+            code[j]++;
+    }
+}
+
+void lm_dynamic_encode(const lm_codec *c, const float *x, int64_t rows, int64_t cols, int64_t pitch,
+                       void *codes, void *scales, const lm_codec_mode *mode)
+{
+    uint8_t *code = codes;
+    float *scale = scales;
+    (void)c;
+    pthread_once(&made, make_maps);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale++) {
+            int64_t n = cols - j < LM_DYNAMIC_BLOCK ? cols - j : LM_DYNAMIC_BLOCK;
+            encode_block(x + i * pitch + j, n, code + i * cols + j, scale, mode,
+                         (mode ? mode->index : 0) + (uint64_t)(i * cols + j));
+        }
+}
+
+void lm_dynamic_decode(const lm_codec *c, const void *codes, const void *scales, int64_t rows,
+                       int64_t cols, float *y, int64_t pitch)
+{
+    const uint8_t *code = codes;
+    const float *scale = scales;
+    (void)c;
+    pthread_once(&made, make_maps);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale++) {
+            const dynamic_map *m = &maps[*scale < 0];
+            float most = fabsf(*scale);
+            for (int64_t k = j; k < cols && k < j + LM_DYNAMIC_BLOCK; k++)
+                y[i * pitch + k] = m->value[code[i * cols + k]] * most;
+        }
+}
