@@ -1,0 +1,45 @@
+/* lora.h -- a PEFT folder with low-rank adapters, merged into the tensors of its base as they are
+ * read.
+ *
+ * W' = W + s B A, s = lora_alpha / r, with use_rslora lora_alpha / sqrt(r); r and alpha of a module
+ * by rank_pattern and alpha_pattern.  A [r,in], B [out,r]; transposed where fan_in_fan_out says
+ * that W is [in,out], and for embeddings (lora_embedding_A [r,V], _B [H,r], W [V,H]).  A module's
+ * bias gets s times lora_B.bias; modules_to_save and trained biases replace the base's tensors.
+ * Source: huggingface/peft tuners/lora.  DoRA, other kinds of adapters and tensors that belong to
+ * no module of the base are errors.
+ *
+ * The sum is made in FP64.  Into a 16-bit W it gives F32 rounded to odd, so that the rounding of
+ * the result to 16 bits is the only one; into an F32 W it gives F32, one rounding. */
+#ifndef LM_MERGE_LORA_H
+#define LM_MERGE_LORA_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/par.h"
+#include "format/folder.h"
+
+typedef struct lm_lora lm_lora;
+
+/* True if `path` is a folder with adapter_config.json. */
+bool lm_lora_is(const char *path);
+/* Read configuration and headers.  Fails: LM_EUSAGE for a kind that cannot be merged, LM_EFORMAT,
+ * LM_EIO. */
+lm_code lm_lora_open(const char *path, lm_lora **out, lm_err *e);
+void lm_lora_close(lm_lora *l);
+const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if not said */
+/* Find the tensors of `base` that the adapter changes and check every shape.  Fails: LM_EFORMAT
+ * naming adapter and tensor. */
+lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e);
+
+typedef enum { LM_LORA_UNTOUCHED, LM_LORA_ADDED, LM_LORA_REPLACED } lm_lora_effect;
+lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t);
+/* REPLACED: the tensor that takes the place of t, and its bytes. */
+const lm_st_tensor *lm_lora_replacement(const lm_lora *l, const lm_st_tensor *t, const void **data);
+/* ADDED: the dtype of the sum for a t of this dtype, and the sum of w (t->count elements of
+ * t->dtype) and the adapter, at out. */
+lm_dtype lm_lora_dtype(lm_dtype of);
+lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void *out, lm_par *par,
+                    lm_err *e);
+
+#endif

@@ -1,0 +1,98 @@
+/* plan.h -- a recipe and its opened models made into the list of the result's tensors.
+ *
+ * Tensors go by name: those of the base (else of the first model) are the result's, in its order,
+ * whatever the architecture.  The layer of a tensor is the first number among the parts of its name
+ * ("model.layers.7.mlp.up_proj.weight": 7).  With slices, layers are renumbered; tensors outside the
+ * layers come from the first slice, the final norm and the head from the last.
+ *
+ * Everything is checked here, before anything is written: every model has every tensor, with the
+ * same shape, a number type where the others have one, and a config of the same architecture.  A
+ * head that one model stores and another ties to its embedding is taken from the embedding.  Buffers
+ * that are recomputed (rotary_emb.inv_freq, attn.bias, attn.masked_bias) may be missing. */
+#ifndef LM_MERGE_PLAN_H
+#define LM_MERGE_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/json.h"
+#include "base/par.h"
+#include "base/progress.h"
+#include "format/folder.h"
+#include "format/provenance.h"
+#include "format/safetensors.h"
+#include "merge/lora.h"
+#include "merge/recipe.h"
+#include "merge/vocab.h"
+#include "text/tokenizer.h"
+
+/* An input, opened. */
+typedef struct {
+    const char *name;        /* as in the recipe */
+    lm_model_source *source; /* with a LoRA: its base */
+    lm_lora *lora;           /* NULL: none */
+    lm_st *fisher, *gram;    /* NULL: none */
+    lm_tokenizer *tok;       /* NULL: it has none, or none was needed */
+    int64_t layers;          /* num_hidden_layers; 0: unknown */
+    uint64_t digest;         /* lm_merge_digest; 0: not taken */
+} lm_merge_model;
+
+/* One model's part in one tensor. */
+typedef struct {
+    int input;
+    const lm_st_tensor *tensor; /* of its source */
+    const lm_st_tensor *extra;  /* Fisher or Gram, of its file; NULL: absent */
+    double param[LM_MERGE_PARAMS];
+} lm_merge_ref;
+
+/* One tensor of the result. */
+typedef struct {
+    const char *name;
+    lm_dtype dtype;         /* of the result; NONE: bytes are carried */
+    const char *dtype_name; /* as in the file */
+    int ndim;
+    int64_t dim[LM_ST_MAX_DIMS];
+    int64_t count;
+    uint64_t bytes;
+    bool copy;  /* the bytes of model[0] are the result (not numbers of floating point; passthrough
+                   of the same type) */
+    bool table; /* has a row for each token and is remapped by the vocabulary */
+    lm_merge_ref *model; /* without the base, in the recipe's order */
+    int n_models;
+    const lm_merge_ref *base; /* NULL: none */
+    double param[LM_MERGE_PARAMS];
+} lm_merge_tensor;
+
+typedef struct {
+    const lm_merge_recipe *recipe; /* borrowed */
+    lm_merge_model *model;         /* [recipe->n_inputs] */
+    int lead;                      /* the input whose config, tokenizer and order are taken */
+    lm_merge_tensor *tensor;
+    int64_t n;
+    json_t *config, *generation_config; /* of the result; generation_config NULL: none */
+    lm_vocab *vocab;      /* NULL: vocabularies were not compared (no tokenizers, no policy) */
+    uint64_t read, write; /* bytes of the whole merge */
+    uint64_t largest;     /* bytes of the largest tensor, of inputs or result */
+    lm_arena *arena;
+} lm_merge_plan;
+
+/* How inputs are opened. */
+typedef struct {
+    const lm_bundle_opts *bundle; /* may be NULL */
+    lm_sink *sink;                /* warnings */
+    bool no_digest;               /* leave lm_merge_model.digest 0 */
+} lm_merge_plan_opts;
+
+/* Open the inputs and plan.  Fails: LM_EUSAGE, LM_EFORMAT, LM_EIO. */
+lm_code lm_merge_plan_new(const lm_merge_recipe *r, const lm_merge_plan_opts *o,
+                          lm_merge_plan **out, lm_err *e);
+void lm_merge_plan_free(lm_merge_plan *p);
+
+/* The bound on resident memory that a merge keeps: 2 x largest tensor x inputs + 64 MiB. */
+uint64_t lm_merge_plan_bound(const lm_merge_plan *p);
+
+/* A digest of a model that does not read it all: XXH3-64 over name, dtype, shape and 4 KiB at the
+ * beginning, the middle and the end of each tensor, tensors in order of their names. */
+lm_code lm_merge_digest(const lm_model_source *m, uint64_t *out, lm_err *e);
+
+#endif

@@ -1,0 +1,49 @@
+/* yaml.h -- a small YAML document as a tree, for configuration files of strangers.
+ *
+ * YAML 1.1 as libyaml parses it, without tags, merge keys ("<<") and more than one document.  The
+ * text is hostile: bytes, events, depth and the nodes after expansion of aliases are limited, so
+ * that a bomb of aliases is an error of one line; a node cannot contain itself. */
+#ifndef LM_MERGE_YAML_H
+#define LM_MERGE_YAML_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+
+enum {
+    LM_YAML_MAX_BYTES = 4 << 20,
+    LM_YAML_MAX_DEPTH = 32,
+    LM_YAML_MAX_NODES = 100000, /* aliases count as what they stand for */
+};
+
+typedef enum { LM_YAML_SCALAR, LM_YAML_LIST, LM_YAML_MAP } lm_yaml_kind;
+
+typedef struct lm_yaml lm_yaml;
+struct lm_yaml {
+    lm_yaml_kind kind;
+    int line;             /* from 1 */
+    const char *text;     /* SCALAR: NUL-terminated, without NUL bytes inside */
+    bool plain;           /* SCALAR: not quoted: may be null, a number or a truth value */
+    size_t n;             /* items of a list, pairs of a map */
+    const lm_yaml **item; /* [n]; of a map: the values */
+    const char **key;     /* MAP: [n], different from each other */
+    const int *key_line;  /* MAP: [n] */
+};
+
+/* Parse `text`; the tree lies in `a`.  An empty document is a null scalar.  Fails: LM_EUSAGE naming
+ * `where` and the line. */
+lm_code lm_yaml_parse(const char *text, size_t len, const char *where, lm_arena *a,
+                      const lm_yaml **out, lm_err *e);
+
+/* Value of a key; NULL if absent. */
+const lm_yaml *lm_yaml_get(const lm_yaml *map, const char *key);
+bool lm_yaml_is_null(const lm_yaml *y);          /* NULL, ~, null, empty */
+bool lm_yaml_truth(const lm_yaml *y, bool *out); /* true false yes no on off, not quoted */
+/* A finite decimal number; quoted ones count, as do those with an exponent without a dot. */
+bool lm_yaml_number(const lm_yaml *y, double *out);
+bool lm_yaml_integer(const lm_yaml *y, int64_t *out);
+
+#endif
