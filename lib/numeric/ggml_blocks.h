@@ -27,9 +27,10 @@ void lm_q5_k_decode(const void *src, int64_t n, float *y);
 void lm_q6_k_encode(const float *x, int64_t n, void *dst);
 void lm_q6_k_decode(const void *src, int64_t n, float *y);
 
+/* A scale: never infinite, so that a block always decodes to numbers. */
 static inline void lm_put_f16(uint8_t *p, float f)
 {
-    uint16_t h = lm_f32_to_f16(f);
+    uint16_t h = lm_f32_to_f16(f > 65504.0f ? 65504.0f : f < -65504.0f ? -65504.0f : f);
     memcpy(p, &h, 2);
 }
 
@@ -47,9 +48,10 @@ static inline void lm_take_finite(const float *x, int n, float *v)
         v[i] = isfinite(x[i]) ? x[i] : 0.0f;
 }
 
-static inline int lm_clamp_int(int v, int lo, int hi)
+/* The fraction cut off, held to [lo, hi]; NaN gives lo. */
+static inline int lm_cut(float f, int lo, int hi)
 {
-    return v < lo ? lo : v > hi ? hi : v;
+    return f > (float)lo ? (f < (float)hi ? (int)f : hi) : lo;
 }
 
 #endif
