@@ -1,0 +1,83 @@
+/* expcode.h -- entropy coder of byte planes with few likely values, such as the exponents of
+ * weights: a canonical Huffman code of at most 11 bits, in eight independent streams.
+ *
+ * No matches are sought: in exponents, which are independent draws, every match is an accident that
+ * costs more than its literals.  Eight streams keep a core busy, 11 bits make a table that fits the
+ * first-level cache and whose entries hold as many symbols as the bits decide (about four of a
+ * normal distribution's 2.6-bit exponents).
+ *
+ * Layout of n coded bytes:
+ *   1. u8 first, u8 last: the least and the greatest symbol that has a code; first < last
+ *   2. a code length for each symbol first..last, 4 bits each, the low half of a byte first:
+ *      0 (no code) or 1..11; a half left over is 0.  The lengths fill the code exactly:
+ *      the sum of 2^-length is 1
+ *   3. n >= 4096 only: the bytes of streams 0..6, u24 little-endian each
+ *   4. the streams: eight of them, stream i holding symbols [i q, min((i+1) q, n)) with
+ *      q = ceil(n / 8); for n < 4096 a single one
+ * Codes are canonical: numbered in the order of (length, symbol), each the one before plus one,
+ * shifted left by the growth in length.  In a stream the first bit of a code (its most significant)
+ * takes the lowest free bit of the current byte; the last byte is filled up with zero bits. */
+#ifndef LM_KERNELS_EXPCODE_H
+#define LM_KERNELS_EXPCODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu.h"
+
+enum {
+    LM_EXP_BITS = 11,
+    LM_EXP_STREAMS = 8,
+    LM_EXP_SPLIT = 4096,  /* from so many symbols on there are eight streams */
+    LM_EXP_MAX = 8 << 20, /* symbols in a plane at most */
+};
+
+/* Scratch of one thread; its content on entry does not matter.  Some 300 KiB. */
+typedef struct {
+    uint32_t count[LM_EXP_STREAMS][256];
+    uint32_t pair[65536];             /* codes of two symbols: length | code << 8 */
+    uint64_t table[1 << LM_EXP_BITS]; /* decoding: bits | symbols << 8 | up to 6 symbols << 16 */
+    uint16_t code[256];               /* first bit lowest */
+    uint8_t length[256];              /* 0: no code */
+    uint32_t bytes[LM_EXP_STREAMS];   /* of each stream */
+    uint32_t total[256];
+    uint8_t used[256]; /* symbols with a code, ascending */
+    int n_used;
+} lm_exp_work;
+
+/* The inner loops, by level; the same bytes from each. */
+typedef struct {
+    /* w->count[i][s]: how often s occurs in stream i (one stream: all in row 0, others 0). */
+    void (*count)(lm_exp_work *w, const uint8_t *src, size_t n);
+    /* Write every stream at dst, w->bytes long each, one after another. */
+    void (*put)(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst);
+    /* Decode n symbols from streams of w->bytes bytes at src; false: bytes that no writer wrote.
+     * Reads nothing outside the streams, writes nothing outside dst[0..n). */
+    bool (*get)(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n);
+} lm_exp_kernels;
+
+const lm_exp_kernels *lm_exp_at(lm_cpu_level max);
+extern const lm_exp_kernels lm_exp_ref, lm_exp_avx2, lm_exp_avx512;
+
+/* Count src[0..n), n <= LM_EXP_MAX, and choose its code: the exact number of bytes that lm_exp_write
+ * will write.  0: not for this coder (fewer than two different symbols). */
+size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n);
+/* Write what lm_exp_plan of the same src planned. */
+void lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n,
+                  uint8_t *dst);
+/* Decode exactly n symbols from exactly len bytes of any content; false when they are not that. */
+bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t len,
+                 uint8_t *dst, size_t n);
+
+/* For the kernels: number of streams for n symbols, and symbols in each but the last. */
+static inline int lm_exp_streams(size_t n)
+{
+    return n < LM_EXP_SPLIT ? 1 : LM_EXP_STREAMS;
+}
+static inline size_t lm_exp_share(size_t n)
+{
+    return n < LM_EXP_SPLIT ? n : (n + LM_EXP_STREAMS - 1) / LM_EXP_STREAMS;
+}
+
+#endif

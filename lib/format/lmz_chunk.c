@@ -1,0 +1,399 @@
+/* lmz_chunk.c -- planes of a chunk, and what each is coded with.
+ *
+ * Layout of a chunk of `raw` bytes; the kind gives the element's size e (BYTES: e = 1), n = raw / e:
+ *   1. u8 head: 0x80 stored, nothing of 2-3 but the raw bytes follow; else the delta: 0 plain, 1 XOR,
+ *      2 SUB.  Other values are errors
+ *   2. for each of the e planes, least significant byte first:
+ *      u8 coding: 0 constant, 1 raw, 2 exponent coder, 3 zstd;  u24 little-endian: coded bytes
+ *   3. the coded planes in that order, nothing after them:
+ *      constant: one byte, the value of all n
+ *      raw: the n bytes
+ *      exponent coder: the layout at the head of kernels/expcode.h
+ *      zstd: one frame (RFC 8878) whose content is the n bytes
+ * What bytes the planes hold is defined at the head of kernels/planes.h; BF16, F16, F32, F64 and the
+ * F8 kinds are its fields. A chunk of 0 bytes is stored. */
+#include "format/lmz_chunk.h"
+
+#include <math.h>
+#include <string.h>
+#include <zstd.h>
+
+#include "base/mem.h"
+#include "kernels/expcode.h"
+#include "kernels/planes.h"
+
+enum { STORED = 0x80, CONST = 0, RAW = 1, EXP = 2, ZSTD = 3, CODINGS };
+enum { SAMPLE = 4096, BLOCK = 256 }; /* elements looked at before deciding, in blocks */
+
+struct lm_lmz_coder {
+    int level;
+    const lm_planes_kernels *planes;
+    const lm_exp_kernels *exp;
+    ZSTD_CCtx *pack;
+    ZSTD_DCtx *unpack;
+    lm_exp_work work;
+    uint32_t clog[SAMPLE + 1];         /* 2^16 c log2(c) / 4096 */
+    uint8_t plane[LM_LMZ_CHUNK + 64];  /* the planes one after another */
+    uint8_t sample[2][8 * SAMPLE];     /* gathered elements, of the chunk and of its base */
+    uint8_t packed[LM_LMZ_CHUNK + 64]; /* what zstd makes of a plane */
+};
+
+static const struct {
+    uint8_t size;
+    bool field;
+} kinds[LM_LMZ_KINDS] = {
+    [LM_LMZ_BYTES] = { 1, false }, [LM_LMZ_U8] = { 1, false },    [LM_LMZ_U16] = { 2, false },
+    [LM_LMZ_U32] = { 4, false },   [LM_LMZ_U64] = { 8, false },   [LM_LMZ_BF16] = { 2, true },
+    [LM_LMZ_F16] = { 2, true },    [LM_LMZ_F32] = { 4, true },    [LM_LMZ_F64] = { 8, true },
+    [LM_LMZ_F8E4M3] = { 1, true }, [LM_LMZ_F8E5M2] = { 1, true },
+};
+
+lm_lmz_kind lm_lmz_kind_of(lm_dtype d)
+{
+    switch (d) {
+    case LM_DTYPE_F64:
+        return LM_LMZ_F64;
+    case LM_DTYPE_F32:
+        return LM_LMZ_F32;
+    case LM_DTYPE_F16:
+        return LM_LMZ_F16;
+    case LM_DTYPE_BF16:
+        return LM_LMZ_BF16;
+    case LM_DTYPE_F8E4M3:
+        return LM_LMZ_F8E4M3;
+    case LM_DTYPE_F8E5M2:
+        return LM_LMZ_F8E5M2;
+    case LM_DTYPE_I64:
+    case LM_DTYPE_U64:
+        return LM_LMZ_U64;
+    case LM_DTYPE_I32:
+    case LM_DTYPE_U32:
+        return LM_LMZ_U32;
+    case LM_DTYPE_I16:
+    case LM_DTYPE_U16:
+        return LM_LMZ_U16;
+    default:
+        return LM_LMZ_U8;
+    }
+}
+
+size_t lm_lmz_kind_size(lm_lmz_kind k)
+{
+    return (unsigned)k < LM_LMZ_KINDS ? kinds[k].size : 1;
+}
+
+size_t lm_lmz_chunk_bound(size_t raw)
+{
+    return raw + 1 + 4 * LM_PLANES_MAX;
+}
+
+/* ---- The coder ---- */
+
+lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err *e)
+{
+    lm_lmz_coder *c = NULL;
+    *out = NULL;
+    if (level < 0 || level > 19)
+        return lm_fail(e, LM_EUSAGE, "lmz", "levels are 1 to 19", "no compression level %d", level);
+    if (lm_alloc_n(&c, 1, sizeof *c, "the buffers of a chunk coder", e))
+        return e->code;
+    c->level = level ? level : 3;
+    c->planes = lm_planes_at(cpu);
+    c->exp = lm_exp_at(cpu);
+    c->pack = ZSTD_createCCtx();
+    c->unpack = ZSTD_createDCtx();
+    if (!c->pack || !c->unpack ||
+        ZSTD_isError(ZSTD_CCtx_setParameter(c->pack, ZSTD_c_compressionLevel, c->level)) ||
+        ZSTD_isError(ZSTD_CCtx_setParameter(c->pack, ZSTD_c_contentSizeFlag, 0))) {
+        lm_lmz_coder_free(c);
+        return lm_fail(e, LM_ELIMIT, "lmz", "use fewer threads", "no memory for a zstd context");
+    }
+    for (int i = 1; i <= SAMPLE; i++)
+        c->clog[i] = (uint32_t)lrint(i * log2(i) * 65536 / SAMPLE);
+    *out = c;
+    return LM_OK;
+}
+
+void lm_lmz_coder_free(lm_lmz_coder *c)
+{
+    if (!c)
+        return;
+    ZSTD_freeCCtx(c->pack);
+    ZSTD_freeDCtx(c->unpack);
+    lm_free(c);
+}
+
+/* ---- What a sample says ---- */
+
+typedef struct {
+    double bits;  /* entropy of a symbol, order 0, bias corrected */
+    double top;   /* share of the likeliest symbol */
+    int distinct; /* different symbols */
+} guess;
+
+/* From the planes of m sampled elements, m <= SAMPLE. */
+static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
+{
+    guess g = { 0 };
+    uint32_t top = 0;
+    uint64_t sum = 0;
+    uint32_t n[256] = { 0 };
+    for (size_t i = 0; i < m; i++)
+        n[p[i]]++;
+    for (int s = 0; s < 256; s++) {
+        g.distinct += n[s] > 0;
+        top = n[s] > top ? n[s] : top;
+        sum += c->clog[n[s]];
+    }
+    if (!m)
+        return g;
+    double scale = (double)SAMPLE / (65536.0 * (double)m);
+    g.bits = (double)c->clog[m] * scale - (double)sum * scale;
+    g.bits += (g.distinct - 1) / (2 * (double)m * 0.6931471805599453); /* Miller and Madow, 1955 */
+    g.top = (double)top / (double)m;
+    return g;
+}
+
+/* Copy m of n elements in blocks spread over all of them; returns m. */
+static size_t gather(uint8_t *out, const uint8_t *x, size_t n, size_t size)
+{
+    if (n <= SAMPLE) {
+        memcpy(out, x, n * size);
+        return n;
+    }
+    for (size_t i = 0; i < SAMPLE / BLOCK; i++) {
+        size_t at = (n - BLOCK) * i / (SAMPLE / BLOCK - 1);
+        memcpy(out + i * BLOCK * size, x + at * size, BLOCK * size);
+    }
+    return SAMPLE;
+}
+
+static void lay_out(uint8_t *p, size_t n, uint8_t *plane[LM_PLANES_MAX])
+{
+    for (size_t k = 0; k < LM_PLANES_MAX; k++)
+        plane[k] = p + k * n;
+}
+
+/* The delta whose planes promise the fewest bits, and what they look like. */
+static lm_planes_delta choose_delta(lm_lmz_coder *c, lm_planes_form f, const void *src,
+                                    const void *base, size_t n, guess best[LM_PLANES_MAX])
+{
+    size_t size = (size_t)f.size, m = gather(c->sample[0], src, n, size);
+    lm_planes_delta chosen = LM_PLANES_NONE;
+    double least = INFINITY;
+    uint8_t *plane[LM_PLANES_MAX];
+    if (base)
+        gather(c->sample[1], base, n, size);
+    lay_out(c->plane, m, plane);
+    for (int d = LM_PLANES_NONE; d <= (base ? LM_PLANES_SUB : LM_PLANES_NONE); d++) {
+        guess g[LM_PLANES_MAX];
+        double bits = 0;
+        f.delta = (lm_planes_delta)d;
+        c->planes->split(f, c->sample[0], c->sample[1], m, plane);
+        for (int k = 0; k < f.size; k++) {
+            g[k] = look_at(c, plane[k], m);
+            bits += g[k].bits;
+        }
+        if (bits < least) {
+            least = bits;
+            chosen = f.delta;
+            memcpy(best, g, sizeof g);
+        }
+    }
+    return chosen;
+}
+
+/* ---- Encoding ---- */
+
+typedef struct {
+    uint8_t coding;
+    size_t len;
+} coded;
+
+static void put_head(uint8_t *at, coded p)
+{
+    at[0] = p.coding;
+    at[1] = (uint8_t)p.len;
+    at[2] = (uint8_t)(p.len >> 8);
+    at[3] = (uint8_t)(p.len >> 16);
+}
+
+/* Code the n bytes p into dst, which has room for n. */
+static coded encode_plane(lm_lmz_coder *c, lm_lmz_kind kind, guess g, const uint8_t *p, size_t n,
+                          uint8_t *dst)
+{
+    bool all = c->level >= 10, text = kind == LM_LMZ_BYTES;
+    size_t planned = 0, best = n - n / 128; /* less gain than that is not worth decoding */
+    if (g.distinct == 1 && !memcmp(p, p + 1, n - 1)) {
+        dst[0] = p[0];
+        return (coded){ CONST, 1 };
+    }
+    if (all || text || g.bits < 7.92)
+        planned = lm_exp_plan(c->exp, &c->work, p, n);
+    if (planned && planned < best)
+        best = planned;
+    if (all || text || g.top > 0.6 || (!kinds[kind].field && g.bits < 7.92)) {
+        size_t z = ZSTD_compress2(c->pack, c->packed, best, p, n);
+        if (!ZSTD_isError(z) && z < best) {
+            memcpy(dst, c->packed, z);
+            return (coded){ ZSTD, z };
+        }
+    }
+    if (planned && planned == best) {
+        lm_exp_write(c->exp, &c->work, p, n, dst);
+        return (coded){ EXP, planned };
+    }
+    memcpy(dst, p, n);
+    return (coded){ RAW, n };
+}
+
+static lm_code check_kind(lm_lmz_kind kind, size_t raw, lm_err *e)
+{
+    if ((unsigned)kind >= LM_LMZ_KINDS)
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no kind of elements %d", (int)kind);
+    if (raw > LM_LMZ_CHUNK || raw % kinds[kind].size)
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
+                       "%zu raw bytes: expected at most %d, a multiple of %d", raw, LM_LMZ_CHUNK,
+                       kinds[kind].size);
+    return LM_OK;
+}
+
+lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t raw,
+                      const void *base, void *dst, size_t cap, size_t *len, lm_err *e)
+{
+    uint8_t *out = dst, *plane[LM_PLANES_MAX];
+    guess g[LM_PLANES_MAX];
+    if (check_kind(kind, raw, e))
+        return e->code;
+    if (cap < lm_lmz_chunk_bound(raw))
+        return lm_fail(e, LM_EUSAGE, "lmz chunk", NULL, "room for %zu bytes, %zu are needed", cap,
+                       lm_lmz_chunk_bound(raw));
+    lm_planes_form f = { .size = kinds[kind].size, .field = kinds[kind].field };
+    size_t n = raw / (size_t)f.size, at = 1 + 4 * (size_t)f.size;
+    if (raw) {
+        f.delta = choose_delta(c, f, src, base, n, g);
+        lay_out(c->plane, n, plane);
+        c->planes->split(f, src, base, n, plane);
+        for (int k = 0; k < f.size; k++) {
+            coded p = encode_plane(c, kind, g[k], plane[k], n, out + at);
+            put_head(out + 1 + 4 * k, p);
+            at += p.len;
+        }
+    }
+    out[0] = (uint8_t)f.delta;
+    if (at > raw) {
+        out[0] = STORED;
+        if (raw)
+            memcpy(out + 1, src, raw);
+        at = raw + 1;
+    }
+    *len = at;
+    return LM_OK;
+}
+
+/* ---- Decoding ---- */
+
+typedef struct {
+    lm_planes_form form;
+    bool stored;
+    struct {
+        int coding;
+        const uint8_t *at;
+        size_t len;
+    } plane[LM_PLANES_MAX];
+} parsed;
+
+static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t raw, parsed *p,
+                     lm_err *e)
+{
+    if (check_kind(kind, raw, e))
+        return e->code;
+    p->form = (lm_planes_form){ .size = kinds[kind].size, .field = kinds[kind].field };
+    size_t n = raw / (size_t)p->form.size, at = 1 + 4 * (size_t)p->form.size;
+    p->stored = len > 0 && src[0] == STORED;
+    if (p->stored) {
+        if (len == raw + 1)
+            return LM_OK;
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu stored bytes, expected %zu", len - 1,
+                       raw);
+    }
+    if (len < at || src[0] > LM_LMZ_SUB || !n)
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no head of a chunk in %zu bytes", len);
+    p->form.delta = (lm_planes_delta)src[0];
+    for (int k = 0; k < p->form.size; k++) {
+        const uint8_t *h = src + 1 + 4 * k;
+        size_t bytes = h[1] | (size_t)h[2] << 8 | (size_t)h[3] << 16;
+        bool fits = h[0] == CONST ? bytes == 1 : h[0] == RAW ? bytes == n : h[0] < CODINGS;
+        if (!fits || bytes > len - at)
+            return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
+                           "plane %d: coding %d of %zu bytes with %zu left", k, h[0], bytes,
+                           len - at);
+        p->plane[k].coding = h[0];
+        p->plane[k].at = src + at;
+        p->plane[k].len = bytes;
+        at += bytes;
+    }
+    if (at != len)
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu bytes behind the last plane",
+                       len - at);
+    return LM_OK;
+}
+
+static bool decode_plane(lm_lmz_coder *c, int coding, const uint8_t *src, size_t len, uint8_t *dst,
+                         size_t n)
+{
+    if (coding == CONST)
+        memset(dst, src[0], n);
+    else if (coding == EXP)
+        return lm_exp_read(c->exp, &c->work, src, len, dst, n);
+    else if (coding == ZSTD)
+        return ZSTD_decompressDCtx(c->unpack, dst, n, src, len) == n;
+    return true;
+}
+
+lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t len,
+                      const void *base, void *dst, size_t raw, lm_err *e)
+{
+    static const char *const how[CODINGS] = { "const", "raw", "exp", "zstd" };
+    const uint8_t *from[LM_PLANES_MAX];
+    uint8_t *plane[LM_PLANES_MAX];
+    parsed p;
+    if (parse(kind, src, len, raw, &p, e))
+        return e->code;
+    if (p.stored) {
+        if (raw)
+            memcpy(dst, (const uint8_t *)src + 1, raw);
+        return LM_OK;
+    }
+    if (p.form.delta && !base)
+        return lm_fail(e, LM_EUSAGE, "lmz chunk", "give the base it was made with",
+                       "it is a difference, and there is no base");
+    size_t n = raw / (size_t)p.form.size;
+    lay_out(c->plane, n, plane);
+    for (int k = 0; k < p.form.size; k++) {
+        from[k] = p.plane[k].coding == RAW ? p.plane[k].at : plane[k];
+        if (!decode_plane(c, p.plane[k].coding, p.plane[k].at, p.plane[k].len, plane[k], n))
+            return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "plane %d (%s) does not decode", k,
+                           how[p.plane[k].coding]);
+    }
+    c->planes->join(p.form, from, base, n, dst);
+    return LM_OK;
+}
+
+lm_code lm_lmz_chunk_look(lm_lmz_kind kind, const void *src, size_t len, size_t raw,
+                          lm_lmz_chunk_info *out, lm_err *e)
+{
+    static const char *const how[CODINGS] = { "const", "raw", "exp", "zstd" };
+    parsed p;
+    memset(out, 0, sizeof *out);
+    if (parse(kind, src, len, raw, &p, e))
+        return e->code;
+    out->n = p.stored ? 1 : p.form.size;
+    out->delta = p.stored ? LM_LMZ_PLAIN : (lm_lmz_delta)p.form.delta;
+    for (int k = 0; k < out->n; k++) {
+        out->plane[k].coding = p.stored ? how[RAW] : how[p.plane[k].coding];
+        out->plane[k].raw = raw / (size_t)out->n;
+        out->plane[k].coded = p.stored ? raw : p.plane[k].len;
+    }
+    return LM_OK;
+}
