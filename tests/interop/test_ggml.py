@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Compare the quantised blocks of GGUF with the Python package gguf, and with ggml itself where
+LM_TEST_GGML names a shared library of it; speaks TAP.
+
+Environment: LM_TEST_BUILD, a build folder with libcore.a."""
+import ctypes
+import os
+import subprocess
+import tempfile
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
+TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+count = 0
+failed = 0
+
+
+def check(ok, name):
+    global count, failed
+    count += 1
+    failed += not ok
+    print(f"{'ok' if ok else 'not ok'} {count} - {name}")
+
+
+def driver(tmp):
+    path = os.path.join(tmp, "driver")
+    subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + os.path.join(ROOT, "lib"), "-o", path,
+                    os.path.join(HERE, "ggml_driver.c"), os.path.join(BUILD, "libcore.a"), "-lm", "-lpthread"],
+                   check=True)
+    return path
+
+
+def run(program, data, *args):
+    return np.frombuffer(subprocess.run([program, *args], input=data.tobytes(), stdout=subprocess.PIPE,
+                                        check=True).stdout, dtype=np.uint8)
+
+
+def numbers():
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((300, 256)).astype(np.float32)
+    x *= np.float32([1, 0.02, 1e-4, 3])[np.arange(300) % 4][:, None]
+    x[7] = 0
+    x[8] = np.abs(x[8])
+    x[9] = 1.5
+    x[10, :40] = 0
+    return x
+
+
+def main():
+    x = numbers()
+    peer = os.environ.get("LM_TEST_GGML")
+    with tempfile.TemporaryDirectory() as tmp:
+        prog = driver(tmp)
+        for name in TYPES:
+            kind = GGMLQuantizationType[name]
+            ours = run(prog, x, name)
+            blocks = ours.reshape(x.shape[0], -1)
+            theirs = dequantize(blocks, kind)
+            back = run(prog, ours, "-d", name).view(np.float32).reshape(x.shape)
+            check(np.allclose(back, theirs, rtol=1e-6, atol=0), f"{name}: the package decodes our blocks as we do")
+            if name.endswith("K"):
+                print(f"# {name}: the package has no encoder")
+            else:
+                check(np.array_equal(blocks, quantize(x, kind)), f"{name}: the bytes of the package's encoder")
+            if peer:
+                lib = ctypes.CDLL(peer)
+                lib.ggml_quantize_chunk.restype = ctypes.c_size_t
+                out = np.zeros_like(ours)
+                lib.ggml_quantize_chunk(ctypes.c_int(int(kind)), x.ctypes.data_as(ctypes.c_void_p),
+                                        out.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(0),
+                                        ctypes.c_int64(x.shape[0]), ctypes.c_int64(256), None)
+                check(np.array_equal(out, ours), f"{name}: the bytes of ggml")
+    print(f"1..{count}")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
