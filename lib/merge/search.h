@@ -42,7 +42,7 @@ typedef struct {
     double sigma;        /* CMAES: first step size; 0: 0.3 (hi - lo) */
     int popsize;         /* CMAES: lambda; 0: 4 + floor(3 ln n) */
     double tol;          /* CMAES: ends when every step is below this; 0: 1e-3 */
-    int64_t max;         /* at most so many points are measured; 0: GRID all, SIMPLEX 32, else 100 */
+    int64_t max; /* at most so many points are measured; 0: GRID all, SIMPLEX n + 32, else 100 */
     uint64_t seed;
 } lm_search_opts;
 
@@ -77,7 +77,7 @@ typedef struct {
 typedef struct {
     double *weight, *loss; /* [count, n], [count, sets] */
     double *objective, *seconds;
-    int64_t count;
+    int64_t count, cap;
 } lm_candidates; /* zero-initialise */
 void lm_candidates_fini(lm_candidates *c);
 lm_code lm_candidates_add(lm_candidates *c, int n, int sets, const double *weight,

@@ -1,0 +1,27 @@
+/* search_impl.h -- what the searches share; for lib/merge/search*.c only. */
+#ifndef LM_MERGE_SEARCH_IMPL_H
+#define LM_MERGE_SEARCH_IMPL_H
+
+#include "merge/search.h"
+
+/* A way to search.  The state is of the search's own; ask and tell as in search.h, but the objective
+ * is never NAN. */
+typedef struct {
+    lm_code (*begin)(lm_search *s, lm_err *e);
+    bool (*ask)(lm_search *s, double *w, const char **kind);
+    void (*tell)(lm_search *s, double objective);
+    void (*end)(void *state);
+} lm_search_ops;
+
+struct lm_search {
+    lm_search_opts o; /* defaults filled in; grid and start point to the two below */
+    double grid[256], start[LM_SEARCH_MAX_DIM];
+    int64_t asked; /* points so far */
+    const lm_search_ops *ops;
+    void *state;
+};
+
+extern const lm_search_ops lm_search_grid_ops, lm_search_simplex_ops, lm_search_coordinate_ops,
+    lm_search_cmaes_ops;
+
+#endif
