@@ -1,0 +1,303 @@
+/* blend_body.h -- the loops of blend.h for one type of reals; included by blend_loops.h with
+ *   REAL       float or double
+ *   BITS       the unsigned type of its size
+ *   FN(name)   the names of its functions
+ * and with FN(load) defined there.
+ *
+ * Each loop is written so that a compiler makes vectors of it: no call, no branch, lanes of sums
+ * spelled out. */
+
+#define MAGNITUDE ((BITS) ~(BITS)0 >> 1)
+
+static inline BITS FN(bits_of)(REAL x)
+{
+    BITS u;
+    memcpy(&u, &x, sizeof u);
+    return u & MAGNITUDE;
+}
+
+/* Run BODY over a block of src as reals `x`: straight from memory for the types worth it. */
+#define FROM_SOURCE(BODY)                                   \
+    do {                                                    \
+        if (t == LM_DTYPE_BF16) {                           \
+            const half_at *s = (const half_at *)src + at;   \
+            for (int64_t i = 0; i < n; i++) {               \
+                REAL x = (REAL)from_bf16(s[i]);             \
+                BODY;                                       \
+            }                                               \
+        } else if (t == LM_DTYPE_F32) {                     \
+            const float_at *s = (const float_at *)src + at; \
+            for (int64_t i = 0; i < n; i++) {               \
+                REAL x = (REAL)s[i];                        \
+                BODY;                                       \
+            }                                               \
+        } else {                                            \
+            REAL cell[256];                                 \
+            for (int64_t k = 0; k < n; k += 256) {          \
+                int64_t m = n - k < 256 ? n - k : 256;      \
+                FN(load)(t, src, at + k, cell, m);          \
+                for (int64_t j = 0; j < m; j++) {           \
+                    REAL x = cell[j];                       \
+                    int64_t i = k + j;                      \
+                    BODY;                                   \
+                }                                           \
+            }                                               \
+        }                                                   \
+    } while (0)
+
+static void FN(start)(lm_dtype t, const void *src, int64_t at, double w, void *acc, int64_t n)
+{
+    REAL *restrict a = acc;
+    REAL c = (REAL)w;
+    FROM_SOURCE(a[i] = c * x);
+}
+
+static void FN(add)(lm_dtype t, const void *src, int64_t at, double w, void *acc, int64_t n)
+{
+    REAL *restrict a = acc;
+    REAL c = (REAL)w;
+    FROM_SOURCE(a[i] += c * x);
+}
+
+static void FN(delta)(lm_dtype t, const void *src, int64_t at, const void *base, void *d, int64_t n)
+{
+    const REAL *restrict b = base;
+    REAL *restrict o = d;
+    FROM_SOURCE(o[i] = x - b[i]);
+}
+
+static void FN(scale)(void *x, double by, int64_t n)
+{
+    REAL *restrict a = x;
+    REAL c = (REAL)by;
+    for (int64_t i = 0; i < n; i++)
+        a[i] *= c;
+}
+
+static void FN(axpy)(const void *x, double w, void *acc, int64_t n)
+{
+    const REAL *restrict b = x;
+    REAL *restrict a = acc;
+    REAL c = (REAL)w;
+    for (int64_t i = 0; i < n; i++)
+        a[i] += c * b[i];
+}
+
+static void FN(mul)(const void *x, void *y, int64_t n)
+{
+    const REAL *restrict b = x;
+    REAL *restrict a = y;
+    for (int64_t i = 0; i < n; i++)
+        a[i] *= b[i];
+}
+
+static void FN(div)(const void *x, void *y, int64_t n)
+{
+    const REAL *restrict b = x;
+    REAL *restrict a = y;
+    for (int64_t i = 0; i < n; i++)
+        a[i] /= b[i];
+}
+
+static void FN(at_least)(void *x, double least, int64_t n)
+{
+    REAL *restrict a = x;
+    REAL c = (REAL)least;
+    for (int64_t i = 0; i < n; i++)
+        a[i] = a[i] < c ? c : a[i];
+}
+
+static double FN(dot)(const void *a, const void *b, int64_t n)
+{
+    const REAL *p = a, *q = b;
+    double lane[LANES] = { 0 };
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] += (double)p[i + l] * (double)q[i + l];
+    for (int l = 0; i + l < n; l++)
+        lane[l] += (double)p[i + l] * (double)q[i + l];
+    return tree(lane);
+}
+
+static double FN(sum_abs)(const void *a, int64_t n)
+{
+    const REAL *p = a;
+    double lane[LANES] = { 0 };
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] += fabs((double)p[i + l]);
+    for (int l = 0; i + l < n; l++)
+        lane[l] += fabs((double)p[i + l]);
+    return tree(lane);
+}
+
+static void FN(keep_bits)(void *d, uint64_t lo, uint64_t hi, double scale, int64_t n)
+{
+    REAL *restrict a = d;
+    REAL c = (REAL)scale;
+    BITS from = lo > MAGNITUDE ? MAGNITUDE : (BITS)lo; /* no finite bound above: see `none` */
+    BITS below = hi > MAGNITUDE ? MAGNITUDE + 1 : (BITS)hi, none = lo > MAGNITUDE;
+    for (int64_t i = 0; i < n; i++) {
+        BITS b = FN(bits_of)(a[i]);
+        BITS kept = (BITS)(b >= from) & (BITS)(b < below) & (none ^ 1);
+        REAL v = a[i] * c;
+        a[i] = kept ? v : 0;
+    }
+}
+
+static void FN(keep_drawn)(void *d, const uint32_t *draw, uint64_t below, double scale, int64_t n)
+{
+    REAL *restrict a = d;
+    REAL c = (REAL)scale;
+    uint32_t least = (uint32_t)below;
+    if (below > UINT32_MAX) {
+        FN(scale)(d, scale, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        REAL v = a[i] * c;
+        a[i] = draw[i] < least ? v : 0;
+    }
+}
+
+static void FN(keep_each)(void *d, const void *m, int64_t n)
+{
+    REAL *restrict a = d;
+    const REAL *restrict by = m;
+    for (int64_t i = 0; i < n; i++) {
+        REAL v = a[i] * by[i];
+        a[i] = by[i] > 0 ? v : 0;
+    }
+}
+
+static void FN(bits)(const void *x, uint64_t *out, int64_t n)
+{
+    const REAL *a = x;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = FN(bits_of)(a[i]);
+}
+
+static void FN(histogram)(const void *x, uint64_t lo, uint64_t hi, int shift, uint32_t *count,
+                          int64_t n)
+{
+    const REAL *a = x;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t b = FN(bits_of)(a[i]);
+        if (b >= lo && b < hi)
+            count[(b - lo) >> shift]++;
+    }
+}
+
+/* A strip short enough for the votes to stay in registers. */
+enum { FN(STRIP) = 128 / (int)sizeof(REAL) };
+
+static inline __attribute__((always_inline)) void FN(agree_strip)(const lm_blend_terms *t,
+                                                                  lm_blend_vote by, const REAL *d,
+                                                                  int64_t stride, const REAL *base,
+                                                                  REAL *out, int64_t n)
+{
+    REAL vote[FN(STRIP)], sum[FN(STRIP)], weight[FN(STRIP)];
+    for (int64_t i = 0; i < n; i++)
+        vote[i] = sum[i] = weight[i] = 0;
+    for (int m = 0; m < t->k; m++) {
+        const REAL *x = d + m * stride;
+        REAL w = (REAL)t->w[m];
+        for (int64_t i = 0; i < n; i++) {
+            REAL v = w * x[i];
+            if (by == LM_BLEND_BY_SUM)
+                vote[i] += x[i];
+            else if (by == LM_BLEND_BY_COUNT)
+                vote[i] += (REAL)((v > 0 ? 1 : 0) - (v < 0 ? 1 : 0));
+            else
+                vote[i] += v;
+        }
+    }
+    for (int m = 0; m < t->k; m++) {
+        const REAL *x = d + m * stride;
+        REAL w = (REAL)t->w[m];
+        for (int64_t i = 0; i < n; i++) {
+            REAL v = w * x[i], s = vote[i] >= 0 ? v : -v;
+            bool out_voted = s <= 0;
+            sum[i] += out_voted ? 0 : v;
+            weight[i] += out_voted ? 0 : w;
+        }
+    }
+    REAL lambda = (REAL)t->lambda, least = (REAL)t->floor;
+    if (t->normalize && t->floor > 0)
+        for (int64_t i = 0; i < n; i++)
+            sum[i] /= weight[i] < least ? least : weight[i];
+    else if (t->normalize)
+        for (int64_t i = 0; i < n; i++)
+            sum[i] /= weight[i] == 0 ? 1 : weight[i];
+    for (int64_t i = 0; i < n; i++)
+        out[i] = base[i] + lambda * sum[i];
+}
+
+static void FN(agree)(const lm_blend_terms *t, const void *d, int64_t stride, const void *base,
+                      void *out, int64_t n)
+{
+    const REAL *x = d, *b = base;
+    REAL *o = out;
+    int64_t i = 0;
+#define OVER(by, len) FN(agree_strip)(t, by, x + i, stride, b + i, o + i, len)
+#define STRIPS(by)                                 \
+    do {                                           \
+        for (; i + FN(STRIP) <= n; i += FN(STRIP)) \
+            OVER(by, FN(STRIP));                   \
+        if (i < n)                                 \
+            OVER(by, n - i);                       \
+    } while (0)
+    if (t->vote == LM_BLEND_BY_SUM)
+        STRIPS(LM_BLEND_BY_SUM);
+    else if (t->vote == LM_BLEND_BY_COUNT)
+        STRIPS(LM_BLEND_BY_COUNT);
+    else
+        STRIPS(LM_BLEND_BY_WEIGHT);
+#undef OVER
+#undef STRIPS
+}
+
+/* Deviations from the first row keep equal rows at a variance of exactly 0. */
+static void FN(variance)(int k, const void *d, int64_t stride, void *out, int64_t n)
+{
+    const REAL *x = d;
+    REAL *restrict o = out;
+    REAL mean[FN(STRIP)], v[FN(STRIP)], count = (REAL)k;
+    for (int64_t at = 0; at < n; at += FN(STRIP)) {
+        int64_t len = n - at < FN(STRIP) ? n - at : FN(STRIP);
+        for (int64_t i = 0; i < len; i++)
+            mean[i] = v[i] = 0;
+        for (int m = 1; m < k; m++)
+            for (int64_t i = 0; i < len; i++)
+                mean[i] += x[m * stride + at + i] - x[at + i];
+        for (int64_t i = 0; i < len; i++)
+            mean[i] /= count;
+        for (int m = 0; m < k; m++)
+            for (int64_t i = 0; i < len; i++) {
+                REAL e = x[m * stride + at + i] - x[at + i] - mean[i];
+                v[i] += e * e;
+            }
+        for (int64_t i = 0; i < len; i++)
+            o[at + i] = v[i] / count;
+    }
+}
+
+static void FN(near)(double t, const void *base, const void *x, void *out, int64_t n)
+{
+    const REAL *b = base, *a = x;
+    REAL *o = out;
+    REAL c = (REAL)t, least = (REAL)1e-6;
+    for (int64_t i = 0; i < n; i++) {
+        REAL gap = b[i] - a[i];
+        gap = gap < 0 ? -gap : gap;
+        REAL s = c / (gap < least ? least : gap);
+        s = s < 0 ? 0 : s > 1 ? 1 : s;
+        REAL far = s * a[i] + (1 - s) * b[i];
+        o[i] = s == 1 ? a[i] : far; /* no rounding of what is taken whole, NaN in either passes */
+    }
+}
+
+#undef MAGNITUDE
+#undef FROM_SOURCE
