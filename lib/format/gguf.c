@@ -1,0 +1,620 @@
+/* gguf.c -- a GGUF file read: every length, count and offset checked against what is there. */
+#include "format/gguf.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/safetensors_table.h"
+
+enum {
+    LEAST_PAIR = 13,   /* bytes: key's length, kind, one byte of value */
+    LEAST_TENSOR = 24, /* name's length, dimensions, type, offset */
+    MOST_NESTING = 4,
+    MOST_KEY = 65535,
+    MOST_ALIGN = 1 << 20,
+};
+
+struct lm_gguf {
+    char *where;
+    lm_map map; /* data NULL: the bytes are borrowed */
+    const uint8_t *data;
+    size_t size;
+    uint32_t version;
+    lm_arena *arena; /* keys and names */
+    lm_gguf_value *pair;
+    lm_gguf_tensor *tensor;
+    size_t n_pairs, n_tensors;
+    const lm_gguf_value **by_key; /* sorted */
+    const lm_gguf_tensor **by_name;
+    size_t start; /* of the data */
+};
+
+static const lm_gguf_type types[] = {
+    { 0, "f32", 1, 4, LM_DTYPE_F32 },          { 1, "f16", 1, 2, LM_DTYPE_F16 },
+    { 2, "q4_0", 32, 18, LM_DTYPE_NONE },      { 3, "q4_1", 32, 20, LM_DTYPE_NONE },
+    { 6, "q5_0", 32, 22, LM_DTYPE_NONE },      { 7, "q5_1", 32, 24, LM_DTYPE_NONE },
+    { 8, "q8_0", 32, 34, LM_DTYPE_NONE },      { 9, "q8_1", 32, 40, LM_DTYPE_NONE },
+    { 10, "q2_k", 256, 84, LM_DTYPE_NONE },    { 11, "q3_k", 256, 110, LM_DTYPE_NONE },
+    { 12, "q4_k", 256, 144, LM_DTYPE_NONE },   { 13, "q5_k", 256, 176, LM_DTYPE_NONE },
+    { 14, "q6_k", 256, 210, LM_DTYPE_NONE },   { 15, "q8_k", 256, 292, LM_DTYPE_NONE },
+    { 16, "iq2_xxs", 256, 66, LM_DTYPE_NONE }, { 17, "iq2_xs", 256, 74, LM_DTYPE_NONE },
+    { 18, "iq3_xxs", 256, 98, LM_DTYPE_NONE }, { 19, "iq1_s", 256, 50, LM_DTYPE_NONE },
+    { 20, "iq4_nl", 32, 18, LM_DTYPE_NONE },   { 21, "iq3_s", 256, 110, LM_DTYPE_NONE },
+    { 22, "iq2_s", 256, 82, LM_DTYPE_NONE },   { 23, "iq4_xs", 256, 136, LM_DTYPE_NONE },
+    { 24, "i8", 1, 1, LM_DTYPE_I8 },           { 25, "i16", 1, 2, LM_DTYPE_I16 },
+    { 26, "i32", 1, 4, LM_DTYPE_I32 },         { 27, "i64", 1, 8, LM_DTYPE_I64 },
+    { 28, "f64", 1, 8, LM_DTYPE_F64 },         { 29, "iq1_m", 256, 56, LM_DTYPE_NONE },
+    { 30, "bf16", 1, 2, LM_DTYPE_BF16 },       { 34, "tq1_0", 256, 54, LM_DTYPE_NONE },
+    { 35, "tq2_0", 256, 66, LM_DTYPE_NONE },   { 39, "mxfp4", 32, 17, LM_DTYPE_NONE },
+    { 40, "nvfp4", 64, 36, LM_DTYPE_NONE },    { 41, "q1_0", 128, 18, LM_DTYPE_NONE },
+};
+
+const lm_gguf_type *lm_gguf_type_of(uint32_t type)
+{
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (types[i].type == type)
+            return &types[i];
+    return NULL;
+}
+
+/* Bytes of one value; 0 for those without a fixed size. */
+static const uint8_t kind_bytes[LM_GGUF_KINDS] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
+
+/* ---- A cursor over the bytes ---- */
+
+typedef struct {
+    const lm_gguf *g;
+    size_t at;
+    lm_err *e;
+} cursor;
+
+static lm_code broken(const cursor *c, const char *name, const char *what)
+{
+    char show[LM_ST_SHOWN];
+
+    if (name)
+        return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL, "'%s': %s", lm_st_show(name, show),
+                       what);
+    return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL, "%s", what);
+}
+
+static lm_code ends_early(const cursor *c, const char *name)
+{
+    return lm_fail(c->e, LM_EFORMAT, c->g->where, "fetch the file again",
+                   "it ends at byte %zu, within %s%.80s", c->g->size, name ? "" : "its tables",
+                   name ? name : "");
+}
+
+static size_t left(const cursor *c)
+{
+    return c->g->size - c->at;
+}
+
+static uint64_t get(const uint8_t *p, int bytes)
+{
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++)
+        v |= (uint64_t)p[i] << 8 * i;
+    return v;
+}
+
+static lm_code take(cursor *c, int bytes, const char *name, uint64_t *out)
+{
+    if (left(c) < (size_t)bytes)
+        return ends_early(c, name);
+    *out = get(c->g->data + c->at, bytes);
+    c->at += (size_t)bytes;
+    return LM_OK;
+}
+
+static lm_code take_u32(cursor *c, const char *name, uint32_t *out)
+{
+    uint64_t v = 0;
+    lm_code rc = take(c, 4, name, &v);
+
+    *out = (uint32_t)v;
+    return rc;
+}
+
+/* A string of at most `most` bytes that has no NUL in it, copied. */
+static lm_code take_name(cursor *c, size_t most, const char *what, char **out)
+{
+    uint64_t n = 0;
+    lm_code rc = take(c, 8, NULL, &n);
+
+    if (rc)
+        return rc;
+    if (n > left(c))
+        return ends_early(c, what);
+    if (!n || n > most || memchr(c->g->data + c->at, 0, n))
+        return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
+                       "%s of %" PRIu64 " bytes at byte %zu is no proper name (1 to %zu bytes, "
+                       "no NUL)",
+                       what, n, c->at, most);
+    rc = lm_arena_strdup(c->g->arena, out, (const char *)c->g->data + c->at, n, c->e);
+    c->at += n;
+    return rc;
+}
+
+/* Pass over `count` values of a kind. */
+static lm_code skip(cursor *c, const char *key, uint32_t kind, uint64_t count, int depth)
+{
+    size_t bytes;
+    uint64_t n = 0;
+
+    if (kind >= LM_GGUF_KINDS)
+        return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
+                       "'%.80s': a value of kind %" PRIu32 ", known are 0 to %d", key, kind,
+                       LM_GGUF_KINDS - 1);
+    if (kind_bytes[kind]) {
+        if (!lm_mul_ok(count, kind_bytes[kind], &bytes) || bytes > left(c))
+            return ends_early(c, key);
+        c->at += bytes;
+        return LM_OK;
+    }
+    if (count > left(c) / 8)
+        return ends_early(c, key);
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t item = 0;
+        if (kind == LM_GGUF_STRING) {
+            if (take(c, 8, key, &n))
+                return c->e->code;
+            if (n > left(c))
+                return ends_early(c, key);
+            c->at += n;
+            continue;
+        }
+        if (depth >= MOST_NESTING)
+            return broken(c, key, "arrays are nested too deeply");
+        if (take_u32(c, key, &item) || take(c, 8, key, &n) || skip(c, key, item, n, depth + 1))
+            return c->e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code read_pair(cursor *c, lm_gguf_value *v)
+{
+    char *key = NULL;
+    uint32_t kind = 0;
+    lm_code rc = take_name(c, MOST_KEY, "key", &key);
+
+    if (rc || (rc = take_u32(c, key, &kind)))
+        return rc;
+    v->key = key;
+    v->count = 1;
+    if (kind == LM_GGUF_ARRAY) {
+        v->array = true;
+        if (take_u32(c, key, &kind) || take(c, 8, key, &v->count))
+            return c->e->code;
+    }
+    size_t from = c->at;
+    rc = skip(c, key, kind, v->count, 1);
+    if (rc)
+        return rc;
+    v->kind = (lm_gguf_kind)kind;
+    v->data = c->g->data + from;
+    v->bytes = c->at - from;
+    if (kind == LM_GGUF_BOOL)
+        for (uint64_t i = 0; i < v->count; i++)
+            if (v->data[i] > 1)
+                return broken(c, key, "a boolean that is neither 0 nor 1");
+    return LM_OK;
+}
+
+/* Size and shape; the offset is checked when the alignment is known. */
+static lm_code read_tensor(cursor *c, lm_gguf_tensor *t)
+{
+    char *name = NULL;
+    uint32_t ndim = 0;
+    uint64_t dim = 0;
+    lm_code rc = take_name(c, MOST_KEY, "name of a tensor", &name);
+
+    if (rc || (rc = take_u32(c, name, &ndim)))
+        return rc;
+    t->name = name;
+    if (ndim < 1 || ndim > LM_GGUF_MAX_DIMS)
+        return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
+                       "tensor '%.80s' has %" PRIu32 " dimensions, 1 to %d are allowed", name, ndim,
+                       LM_GGUF_MAX_DIMS);
+    t->ndim = (int)ndim;
+    t->count = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (take(c, 8, name, &dim))
+            return c->e->code;
+        if (dim < 1 || dim > INT64_MAX || !lm_mul_i64_ok(t->count, (int64_t)dim, &t->count))
+            return broken(c, name, "a dimension is 0, or their product is too large");
+        t->dim[i] = (int64_t)dim;
+    }
+    if (take_u32(c, name, &t->type) || take(c, 8, name, &t->offset))
+        return c->e->code;
+    const lm_gguf_type *type = lm_gguf_type_of(t->type);
+    if (!type)
+        return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
+                       "tensor '%.80s' has type %" PRIu32 ", which is not known", name, t->type);
+    if (t->dim[t->ndim - 1] % type->block)
+        return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
+                       "tensor '%.80s' has rows of %" PRId64 " numbers, %s needs a multiple of %d",
+                       name, t->dim[t->ndim - 1], type->name, type->block);
+    if (!lm_mul_ok((size_t)(t->count / type->block), type->bytes, &(size_t){ 0 }))
+        return broken(c, name, "too many bytes");
+    t->bytes = (uint64_t)(t->count / type->block) * type->bytes;
+    return LM_OK;
+}
+
+/* ---- Tables ---- */
+
+static int key_order(const void *a, const void *b)
+{
+    return strcmp((*(const lm_gguf_value *const *)a)->key, (*(const lm_gguf_value *const *)b)->key);
+}
+
+static int name_order(const void *a, const void *b)
+{
+    return strcmp((*(const lm_gguf_tensor *const *)a)->name,
+                  (*(const lm_gguf_tensor *const *)b)->name);
+}
+
+static lm_code index_pairs(lm_gguf *g, cursor *c)
+{
+    lm_code rc = lm_alloc_n(&g->by_key, g->n_pairs, sizeof *g->by_key, "index of keys", c->e);
+
+    if (rc || !g->n_pairs)
+        return rc;
+    for (size_t i = 0; i < g->n_pairs; i++)
+        g->by_key[i] = &g->pair[i];
+    qsort(g->by_key, g->n_pairs, sizeof *g->by_key, key_order);
+    for (size_t i = 1; i < g->n_pairs; i++)
+        if (!strcmp(g->by_key[i - 1]->key, g->by_key[i]->key))
+            return broken(c, g->by_key[i]->key, "this key is there twice");
+    return LM_OK;
+}
+
+static lm_code index_tensors(lm_gguf *g, cursor *c)
+{
+    lm_code rc =
+        lm_alloc_n(&g->by_name, g->n_tensors, sizeof *g->by_name, "index of tensors", c->e);
+
+    if (rc || !g->n_tensors)
+        return rc;
+    for (size_t i = 0; i < g->n_tensors; i++)
+        g->by_name[i] = &g->tensor[i];
+    qsort(g->by_name, g->n_tensors, sizeof *g->by_name, name_order);
+    for (size_t i = 1; i < g->n_tensors; i++)
+        if (!strcmp(g->by_name[i - 1]->name, g->by_name[i]->name))
+            return broken(c, g->by_name[i]->name, "this tensor is there twice");
+    return LM_OK;
+}
+
+/* Tensors follow one another, each at the next multiple of the alignment. */
+static lm_code place_tensors(lm_gguf *g, cursor *c)
+{
+    int64_t align;
+    uint64_t at = 0, room;
+    lm_code rc =
+        lm_gguf_i64_or(g, "general.alignment", LM_GGUF_ALIGN, 8, MOST_ALIGN, &align, NULL, c->e);
+
+    if (rc)
+        return rc;
+    if (align & (align - 1))
+        return broken(c, "general.alignment", "not a power of two");
+    g->start = (c->at + (size_t)align - 1) / (size_t)align * (size_t)align;
+    room = g->start < g->size ? g->size - g->start : 0;
+    for (size_t i = 0; i < g->n_tensors; i++) {
+        const lm_gguf_tensor *t = &g->tensor[i];
+        if (t->offset != at)
+            return lm_fail(c->e, LM_EFORMAT, g->where, NULL,
+                           "tensor '%.80s' begins at %" PRIu64 ", the one before it ends so that "
+                           "it must begin at %" PRIu64,
+                           t->name, t->offset, at);
+        if (t->offset > room || t->bytes > room - t->offset)
+            return lm_fail(c->e, LM_EFORMAT, g->where, "fetch the file again",
+                           "it ends at byte %zu, within tensor '%.80s' of %" PRIu64 " bytes",
+                           g->size, t->name, t->bytes);
+        at = (t->offset + t->bytes + (uint64_t)align - 1) / (uint64_t)align * (uint64_t)align;
+    }
+    return LM_OK;
+}
+
+static lm_code read_counts(lm_gguf *g, cursor *c)
+{
+    uint64_t n_tensors = 0, n_pairs = 0;
+
+    if (g->size < 24 || memcmp(g->data, "GGUF", 4))
+        return lm_fail(c->e, LM_EFORMAT, g->where, NULL, "this is not a GGUF file");
+    c->at = 4;
+    if (take_u32(c, NULL, &g->version))
+        return c->e->code;
+    if (g->version < 2 || g->version > 3)
+        return lm_fail(c->e, LM_EFORMAT, g->where,
+                       g->version & 0xffff ? "versions 2 and 3 are known"
+                                           : "big-endian files are not read",
+                       "GGUF version %" PRIu32, g->version);
+    if (take(c, 8, NULL, &n_tensors) || take(c, 8, NULL, &n_pairs))
+        return c->e->code;
+    if (n_pairs > left(c) / LEAST_PAIR || n_tensors > left(c) / LEAST_TENSOR)
+        return lm_fail(c->e, LM_EFORMAT, g->where, "fetch the file again",
+                       "it promises %" PRIu64 " pairs and %" PRIu64
+                       " tensors, more than its %zu bytes can hold",
+                       n_pairs, n_tensors, g->size);
+    g->n_pairs = n_pairs;
+    g->n_tensors = n_tensors;
+    return LM_OK;
+}
+
+static lm_code read_tables(lm_gguf *g, lm_err *e)
+{
+    cursor c = { g, 0, e };
+    lm_code rc = read_counts(g, &c);
+
+    if (!rc)
+        rc = lm_alloc_n(&g->pair, g->n_pairs, sizeof *g->pair, "pairs of a GGUF file", e);
+    if (!rc)
+        rc = lm_alloc_n(&g->tensor, g->n_tensors, sizeof *g->tensor, "tensors of a GGUF file", e);
+    for (size_t i = 0; !rc && i < g->n_pairs; i++)
+        rc = read_pair(&c, &g->pair[i]);
+    if (!rc)
+        rc = index_pairs(g, &c);
+    for (size_t i = 0; !rc && i < g->n_tensors; i++)
+        rc = read_tensor(&c, &g->tensor[i]);
+    if (!rc)
+        rc = index_tensors(g, &c);
+    return rc ? rc : place_tensors(g, &c);
+}
+
+static lm_code start(const char *where, lm_gguf **out, lm_err *e)
+{
+    lm_gguf *g = NULL;
+    lm_code rc = lm_alloc_n(&g, 1, sizeof *g, "a GGUF file", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    if ((rc = lm_strdup(&g->where, where, e)) || (rc = lm_arena_new(&g->arena, 1 << 16, e))) {
+        lm_gguf_close(g);
+        return rc;
+    }
+    *out = g;
+    return LM_OK;
+}
+
+static lm_code finish(lm_gguf **out, lm_err *e)
+{
+    lm_code rc = read_tables(*out, e);
+
+    if (rc) {
+        lm_gguf_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+lm_code lm_gguf_parse(const void *data, size_t size, const char *where, lm_gguf **out, lm_err *e)
+{
+    lm_code rc = start(where, out, e);
+
+    if (rc)
+        return rc;
+    (*out)->data = data;
+    (*out)->size = size;
+    return finish(out, e);
+}
+
+lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e)
+{
+    lm_code rc = start(path, out, e);
+
+    if (rc)
+        return rc;
+    rc = lm_map_open(path, &(*out)->map, e);
+    if (rc) {
+        (*out)->map.data = NULL;
+        lm_gguf_close(*out);
+        *out = NULL;
+        return rc;
+    }
+    (*out)->data = (*out)->map.data;
+    (*out)->size = (*out)->map.size;
+    return finish(out, e);
+}
+
+void lm_gguf_close(lm_gguf *g)
+{
+    if (!g)
+        return;
+    if (g->map.data)
+        lm_map_close(&g->map);
+    lm_arena_free(g->arena);
+    lm_free(g->by_key);
+    lm_free(g->by_name);
+    lm_free(g->pair);
+    lm_free(g->tensor);
+    lm_free(g->where);
+    lm_free(g);
+}
+
+/* ---- Looking things up ---- */
+
+const char *lm_gguf_path(const lm_gguf *g)
+{
+    return g->where;
+}
+
+uint32_t lm_gguf_version(const lm_gguf *g)
+{
+    return g->version;
+}
+
+size_t lm_gguf_pairs(const lm_gguf *g)
+{
+    return g->n_pairs;
+}
+
+const lm_gguf_value *lm_gguf_pair(const lm_gguf *g, size_t i)
+{
+    return &g->pair[i];
+}
+
+const lm_gguf_value *lm_gguf_value_of(const lm_gguf *g, const char *key)
+{
+    const lm_gguf_value want = { .key = key }, *p = &want, **found;
+
+    if (!g->n_pairs)
+        return NULL;
+    found = bsearch(&p, g->by_key, g->n_pairs, sizeof *g->by_key, key_order);
+    return found ? *found : NULL;
+}
+
+size_t lm_gguf_count(const lm_gguf *g)
+{
+    return g->n_tensors;
+}
+
+const lm_gguf_tensor *lm_gguf_at(const lm_gguf *g, size_t i)
+{
+    return &g->tensor[i];
+}
+
+const lm_gguf_tensor *lm_gguf_find(const lm_gguf *g, const char *name)
+{
+    const lm_gguf_tensor want = { .name = name }, *p = &want, **found;
+
+    if (!g->n_tensors)
+        return NULL;
+    found = bsearch(&p, g->by_name, g->n_tensors, sizeof *g->by_name, name_order);
+    return found ? *found : NULL;
+}
+
+const uint8_t *lm_gguf_data(const lm_gguf *g, const lm_gguf_tensor *t)
+{
+    return g->data + g->start + t->offset;
+}
+
+void lm_gguf_forget(const lm_gguf *g, const lm_gguf_tensor *t)
+{
+    uintptr_t from = ((uintptr_t)lm_gguf_data(g, t) + 4095) / 4096 * 4096;
+    uintptr_t to = ((uintptr_t)lm_gguf_data(g, t) + t->bytes) / 4096 * 4096;
+
+    if (g->map.data && to > from)
+        madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
+/* ---- Values ---- */
+
+double lm_gguf_number(const lm_gguf_value *v, uint64_t i)
+{
+    int bytes = kind_bytes[v->kind];
+    uint64_t u = bytes ? get(v->data + i * (uint64_t)bytes, bytes) : 0;
+    uint32_t low = (uint32_t)u;
+    float f;
+    double d;
+
+    switch (v->kind) {
+    case LM_GGUF_I8:
+        return (int8_t)u;
+    case LM_GGUF_I16:
+        return (int16_t)u;
+    case LM_GGUF_I32:
+        return (int32_t)u;
+    case LM_GGUF_I64:
+        return (double)(int64_t)u;
+    case LM_GGUF_F32:
+        memcpy(&f, &low, 4);
+        return f;
+    case LM_GGUF_F64:
+        memcpy(&d, &u, 8);
+        return d;
+    default:
+        return (double)u;
+    }
+}
+
+static bool whole(lm_gguf_kind k)
+{
+    return k <= LM_GGUF_I32 || k == LM_GGUF_U64 || k == LM_GGUF_I64;
+}
+
+static lm_code wrong(const lm_gguf *g, const char *key, const char *want, lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, g->where, NULL, "'%s' is not %s", key, want);
+}
+
+lm_code lm_gguf_i64_or(const lm_gguf *g, const char *key, int64_t dflt, int64_t min, int64_t max,
+                       int64_t *out, bool *given, lm_err *e)
+{
+    const lm_gguf_value *v = lm_gguf_value_of(g, key);
+    double d;
+
+    *out = dflt;
+    if (given)
+        *given = v != NULL;
+    if (!v)
+        return LM_OK;
+    if (v->array || !whole(v->kind))
+        return wrong(g, key, "a whole number", e);
+    d = lm_gguf_number(v, 0);
+    if (!(d >= (double)min && d <= (double)max) || d >= 9e18)
+        return lm_fail(e, LM_EFORMAT, g->where, NULL,
+                       "'%s' is %.17g, it must be from %" PRId64 " to %" PRId64, key, d, min, max);
+    *out = (int64_t)d;
+    return LM_OK;
+}
+
+lm_code lm_gguf_f64_or(const lm_gguf *g, const char *key, double dflt, double *out, bool *given,
+                       lm_err *e)
+{
+    const lm_gguf_value *v = lm_gguf_value_of(g, key);
+
+    *out = dflt;
+    if (given)
+        *given = v != NULL;
+    if (!v)
+        return LM_OK;
+    if (v->array || (!whole(v->kind) && v->kind != LM_GGUF_F32 && v->kind != LM_GGUF_F64))
+        return wrong(g, key, "a number", e);
+    *out = lm_gguf_number(v, 0);
+    return LM_OK;
+}
+
+lm_code lm_gguf_bool_or(const lm_gguf *g, const char *key, bool dflt, bool *out, bool *given,
+                        lm_err *e)
+{
+    const lm_gguf_value *v = lm_gguf_value_of(g, key);
+
+    *out = dflt;
+    if (given)
+        *given = v != NULL;
+    if (!v)
+        return LM_OK;
+    if (v->array || v->kind != LM_GGUF_BOOL)
+        return wrong(g, key, "true or false", e);
+    *out = v->data[0] != 0;
+    return LM_OK;
+}
+
+lm_code lm_gguf_str(const lm_gguf *g, const char *key, lm_gguf_text *out, lm_err *e)
+{
+    const lm_gguf_value *v = lm_gguf_value_of(g, key);
+
+    *out = (lm_gguf_text){ NULL, 0 };
+    if (!v)
+        return LM_OK;
+    if (v->array || v->kind != LM_GGUF_STRING)
+        return wrong(g, key, "a string", e);
+    *out = (lm_gguf_text){ (const char *)v->data + 8, v->bytes - 8 };
+    return LM_OK;
+}
+
+bool lm_gguf_next_str(lm_gguf_iter *it, lm_gguf_text *out)
+{
+    if (it->v->kind != LM_GGUF_STRING || it->i >= it->v->count)
+        return false;
+    out->len = get(it->v->data + it->at, 8);
+    out->text = (const char *)it->v->data + it->at + 8;
+    it->at += 8 + out->len;
+    it->i++;
+    return true;
+}
