@@ -1,0 +1,472 @@
+/* coded.c -- plans of reduction and expansion, and the one loop that carries either out. */
+#include "compress/coded.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "format/inspect_text.h"
+
+enum { COPY = 4 << 20 }; /* bytes of a copied tensor in one step */
+
+struct lm_coded {
+    lm_st_stream *in; /* borrowed */
+    char *file;
+    bool expand;
+    lm_st_plan *plan;
+    uint64_t bytes;
+    lm_coded_item *item;
+    lm_arena *names;
+    size_t n, cap;
+};
+
+bool lm_coded_is_state(const char *file)
+{
+    return !strncmp(file, "optimizer", 9);
+}
+
+const lm_codec *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t)
+{
+    bool state = lm_coded_is_state(file);
+    const lm_codec *c = state ? p->states : p->weights;
+    if (!c || !lm_lossy_can(c, t->dtype))
+        return NULL;
+    if (c->bits <= 8 && (state ? t->count < LM_CODED_MIN_STATE : t->ndim < 2))
+        return NULL;
+    return c;
+}
+
+/* ---- common to both plans ---- */
+
+static lm_code coded_new(lm_st_stream *in, const char *file, bool expand, lm_coded **out, lm_err *e)
+{
+    lm_coded *c = NULL;
+    lm_code rc = lm_alloc_n(&c, 1, sizeof *c, "a plan of tensors", e);
+    *out = c;
+    if (rc)
+        return rc;
+    c->in = in;
+    c->expand = expand;
+    if (lm_strdup(&c->file, file, e) || lm_arena_new(&c->names, 1 << 16, e) ||
+        lm_st_plan_new(&c->plan, e))
+        return e->code;
+    return LM_OK;
+}
+
+void lm_coded_free(lm_coded *c)
+{
+    if (!c)
+        return;
+    lm_st_plan_free(c->plan);
+    lm_arena_free(c->names);
+    lm_free(c->item);
+    lm_free(c->file);
+    lm_free(c);
+}
+
+static lm_code add_item(lm_coded *c, lm_coded_item item, lm_err *e)
+{
+    lm_code rc = lm_grow(&c->item, &c->cap, c->n + 1, sizeof *c->item, "a plan of tensors", e);
+    if (!rc)
+        c->item[c->n++] = item;
+    return rc;
+}
+
+/* A name from a file, fit for a message. */
+static void show_name(const char *name, lm_buf *out)
+{
+    lm_err ignored = { 0 };
+    lm_text x = { out, &ignored, LM_OK };
+    lm_text_clean(&x, name);
+}
+
+static lm_coded_item item_of(const lm_st_tensor *t, const lm_codec *codec)
+{
+    return (lm_coded_item){ .name = t->name,
+                            .dtype = t->dtype_name,
+                            .count = t->count,
+                            .codec = codec,
+                            .coded = t->bytes };
+}
+
+static lm_code name_with(lm_coded *c, const char *name, const char *suffix, char **out, lm_err *e)
+{
+    size_t n = strlen(name), more = strlen(suffix);
+    lm_code rc = lm_arena_alloc(c->names, out, n + more + 1, 1, e);
+    if (!rc) {
+        memcpy(*out, name, n);
+        memcpy(*out + n, suffix, more + 1);
+    }
+    return rc;
+}
+
+/* Metadata as it is, without our own key. */
+static lm_code copy_meta(lm_coded *c, lm_err *e)
+{
+    const char *key, *value;
+    for (size_t i = 0; lm_st_stream_meta_at(c->in, i, &key, &value); i++)
+        if (strcmp(key, LM_CODED_KEY) && lm_st_plan_meta(c->plan, key, value, e))
+            return e->code;
+    return LM_OK;
+}
+
+static lm_code measure(lm_coded *c, lm_err *e)
+{
+    lm_buf header = { 0 };
+    lm_code rc = lm_st_plan_header(c->plan, &header, e);
+    c->bytes = header.len + lm_st_plan_data_bytes(c->plan);
+    lm_buf_fini(&header);
+    return rc;
+}
+
+/* ---- reducing ---- */
+
+static lm_code plan_codes(lm_coded *c, const lm_codec *codec, const lm_st_tensor *t,
+                          lm_coded_item *item, lm_err *e)
+{
+    size_t codes, scales;
+    char *name = NULL;
+    if (lm_lossy_size(codec, t->count, &codes, &scales, e))
+        return e->code;
+    item->coded = codes + scales;
+    if (codec->element != LM_DTYPE_NONE)
+        return lm_st_plan_add(c->plan, t->name, codec->element, t->ndim, t->dim, e);
+    int64_t n_scales = (int64_t)(scales / lm_dtype_size(codec->scale)), n_codes = (int64_t)codes;
+    if (name_with(c, t->name, ".scales", &name, e) ||
+        lm_st_plan_add(c->plan, name, codec->scale, 1, &n_scales, e) ||
+        name_with(c, t->name, ".codes", &name, e))
+        return e->code;
+    return codec->bits == 8 ? lm_st_plan_add(c->plan, name, LM_DTYPE_U8, t->ndim, t->dim, e)
+                            : lm_st_plan_add(c->plan, name, LM_DTYPE_U8, 1, &n_codes, e);
+}
+
+static void describe(lm_jw *w, const lm_codec *codec, const lm_st_tensor *t)
+{
+    lm_jw_obj(w, t->name);
+    lm_jw_str(w, "codec", codec->name);
+    lm_jw_str(w, "dtype", t->dtype_name);
+    lm_jw_arr(w, "shape");
+    for (int i = 0; i < t->ndim; i++)
+        lm_jw_int(w, NULL, t->dim[i]);
+    lm_jw_close_arr(w);
+    lm_jw_close_obj(w);
+}
+
+static lm_code plan_reduction(lm_coded *c, const lm_coded_policy *p, lm_buf *text, lm_err *e)
+{
+    bool any = false;
+    lm_jw w;
+    lm_jw_begin(&w, text, 0, e);
+    lm_jw_obj(&w, NULL);
+    for (size_t i = 0; i < lm_st_stream_count(c->in); i++) {
+        const lm_st_tensor *t = lm_st_stream_at(c->in, i);
+        const lm_codec *codec = lm_coded_choice(p, c->file, t);
+        lm_coded_item item = item_of(t, codec);
+        if (codec ? plan_codes(c, codec, t, &item, e) : lm_st_plan_add_like(c->plan, t, e))
+            return e->code;
+        if (add_item(c, item, e))
+            return e->code;
+        if (codec && (codec->element == LM_DTYPE_NONE || lm_coded_is_state(c->file))) {
+            describe(&w, codec, t);
+            any = true;
+        }
+    }
+    lm_jw_close_obj(&w);
+    lm_code rc = lm_jw_end(&w);
+    return rc || !any ? rc : lm_st_plan_meta(c->plan, LM_CODED_KEY, text->data, e);
+}
+
+static lm_code add_history(lm_coded *c, const lm_history_step *step, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_history_add(lm_st_stream_meta(c->in, LM_HISTORY_KEY), step, &text, e);
+    if (!rc)
+        rc = lm_st_plan_meta(c->plan, LM_HISTORY_KEY, text.data, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_policy *p,
+                        const lm_history_step *step, lm_coded **out, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = coded_new(in, file, false, out, e);
+    if (!rc && lm_st_stream_meta(in, LM_CODED_KEY))
+        rc = lm_fail(e, LM_EUSAGE, file, "expand it first (compress-ckpt -d)",
+                     "its tensors are coded already");
+    if (!rc)
+        rc = copy_meta(*out, e);
+    if (!rc)
+        rc = plan_reduction(*out, p, &text, e);
+    if (!rc && step)
+        rc = add_history(*out, step, e);
+    if (!rc)
+        rc = measure(*out, e);
+    lm_buf_fini(&text);
+    if (rc) {
+        lm_coded_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+/* ---- expanding ---- */
+
+static lm_code bad_coding(const lm_coded *c, const char *name, const char *why, lm_err *e)
+{
+    lm_buf clean = { 0 };
+    show_name(name, &clean);
+    lm_fail(e, LM_EFORMAT, c->file, "it is damaged, or of a newer version", "tensor \"%.80s\": %s",
+            clean.data ? clean.data : "", why);
+    lm_buf_fini(&clean);
+    return e->code;
+}
+
+/* The whole tensor of a description. */
+static lm_code read_description(const lm_coded *c, const char *name, const json_t *o,
+                                lm_st_tensor *t, const lm_codec **codec, lm_err *e)
+{
+    const char *codec_name, *dtype;
+    const json_t *shape = json_object_get(o, "shape");
+    lm_err ignored = { 0 };
+    if (lm_json_str_or(o, "codec", "", &codec_name, c->file, e) ||
+        lm_json_str_or(o, "dtype", "", &dtype, c->file, e))
+        return e->code;
+    *t = (lm_st_tensor){ .name = name, .dtype_name = dtype, .count = 1 };
+    t->dtype = lm_dtype_parse(dtype);
+    if (lm_codec_find(codec_name, codec, &ignored))
+        return bad_coding(c, name, "its codec is not known", e);
+    if (t->dtype == LM_DTYPE_NONE || !lm_lossy_can(*codec, t->dtype))
+        return bad_coding(c, name, "its codec and its dtype do not go together", e);
+    if (!json_is_array(shape) || json_array_size(shape) > LM_ST_MAX_DIMS)
+        return bad_coding(c, name, "it has no proper shape", e);
+    for (size_t i = 0; i < json_array_size(shape); i++) {
+        const json_t *d = json_array_get(shape, i);
+        int64_t n = json_is_integer(d) ? (int64_t)json_integer_value(d) : -1;
+        if (n < 0 || !lm_mul_i64_ok(t->count, n, &t->count))
+            return bad_coding(c, name, "it has no proper shape", e);
+        t->dim[t->ndim++] = n;
+    }
+    return LM_OK;
+}
+
+/* Tensor i of the stream begins the described tensor `name`: check what stands there and plan the
+ * whole one; *used: how many tensors of the stream it takes. */
+static lm_code plan_whole(lm_coded *c, size_t i, const char *name, const json_t *o, size_t *used,
+                          lm_err *e)
+{
+    const lm_st_tensor *first = lm_st_stream_at(c->in, i), *second = NULL;
+    const lm_codec *codec = NULL;
+    lm_st_tensor t;
+    size_t codes, scales;
+    char *codes_name = NULL;
+    if (read_description(c, name, o, &t, &codec, e) ||
+        lm_lossy_size(codec, t.count, &codes, &scales, e))
+        return e->code;
+    *used = codec->element == LM_DTYPE_NONE ? 2 : 1;
+    if (*used == 2 && i + 1 < lm_st_stream_count(c->in))
+        second = lm_st_stream_at(c->in, i + 1);
+    if (*used == 2) {
+        if (name_with(c, name, ".codes", &codes_name, e))
+            return e->code;
+        if (!second || strcmp(second->name, codes_name) || first->dtype != codec->scale ||
+            first->bytes != scales || second->dtype != LM_DTYPE_U8 || second->bytes != codes)
+            return bad_coding(c, name, "its codes and scales do not have the sizes it describes",
+                              e);
+    } else if (first->dtype != codec->element || first->bytes != codes) {
+        return bad_coding(c, name, "it does not have the size it describes", e);
+    }
+    char *kept = NULL;
+    if (name_with(c, name, "", &kept, e) ||
+        lm_st_plan_add(c->plan, name, t.dtype, t.ndim, t.dim, e))
+        return e->code;
+    lm_coded_item item = item_of(&t, codec);
+    item.name = kept;
+    item.dtype = lm_dtype_st_name(t.dtype);
+    item.coded = codes + scales;
+    return add_item(c, item, e);
+}
+
+/* The described tensor that tensor t of the file begins: t itself, or what t holds the scales of. */
+static const json_t *described(lm_coded *c, const json_t *all, const char *t, char **name,
+                               lm_err *e)
+{
+    size_t n = strlen(t), tail = strlen(".scales");
+    if (name_with(c, t, "", name, e))
+        return NULL;
+    if (n > tail && !strcmp(t + n - tail, ".scales")) {
+        (*name)[n - tail] = 0;
+        if (json_object_get(all, *name))
+            return json_object_get(all, *name);
+        (*name)[n - tail] = '.';
+    }
+    return json_object_get(all, *name);
+}
+
+static lm_code plan_expansion(lm_coded *c, const json_t *all, lm_err *e)
+{
+    size_t found = 0, used;
+    for (size_t i = 0; i < lm_st_stream_count(c->in); i += used) {
+        const lm_st_tensor *t = lm_st_stream_at(c->in, i);
+        char *name = NULL;
+        const json_t *o = described(c, all, t->name, &name, e);
+        if (e->code)
+            return e->code;
+        used = 1;
+        if (o) {
+            if (plan_whole(c, i, name, o, &used, e))
+                return e->code;
+            found++;
+            continue;
+        }
+        lm_coded_item item = item_of(t, NULL);
+        if (lm_st_plan_add_like(c->plan, t, e) || add_item(c, item, e))
+            return e->code;
+    }
+    if (found != json_object_size(all))
+        return lm_fail(e, LM_EFORMAT, c->file, "it is damaged",
+                       "\"" LM_CODED_KEY "\" describes %zu tensors, %zu are there",
+                       json_object_size(all), found);
+    return LM_OK;
+}
+
+lm_code lm_coded_expand(lm_st_stream *in, const char *file, lm_coded **out, lm_err *e)
+{
+    const char *text = lm_st_stream_meta(in, LM_CODED_KEY);
+    json_t *all = NULL;
+    *out = NULL;
+    if (!text)
+        return LM_OK;
+    lm_code rc = coded_new(in, file, true, out, e);
+    if (!rc)
+        rc = lm_json_parse(text, strlen(text), file, &all, e);
+    if (!rc && !json_is_object(all))
+        rc = lm_fail(e, LM_EFORMAT, file, NULL, "\"" LM_CODED_KEY "\" is not a JSON object");
+    if (!rc)
+        rc = copy_meta(*out, e);
+    if (!rc)
+        rc = plan_expansion(*out, all, e);
+    if (!rc)
+        rc = measure(*out, e);
+    json_decref(all);
+    if (rc) {
+        lm_coded_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+/* ---- running ---- */
+
+uint64_t lm_coded_bytes(const lm_coded *c)
+{
+    return c->bytes;
+}
+
+size_t lm_coded_count(const lm_coded *c)
+{
+    return c->n;
+}
+
+const lm_coded_item *lm_coded_at(const lm_coded *c, size_t i)
+{
+    return &c->item[i];
+}
+
+/* Buffers that grow to the largest tensor. */
+typedef struct {
+    void *whole, *codes, *scales;
+    size_t whole_cap, codes_cap, scales_cap;
+} buffers;
+
+static lm_code copy_tensor(lm_coded *c, lm_st_writer *w, const lm_st_tensor *t, buffers *b,
+                           lm_err *e)
+{
+    lm_code rc = lm_grow(&b->whole, &b->whole_cap, COPY, 1, "a tensor", e);
+    for (uint64_t at = 0; !rc && at < t->bytes && !lm_stopping();) {
+        size_t n = t->bytes - at < COPY ? (size_t)(t->bytes - at) : COPY;
+        rc = lm_st_stream_read(c->in, b->whole, n, e);
+        if (!rc)
+            rc = lm_st_write(w, b->whole, n, e);
+        at += n;
+    }
+    return rc;
+}
+
+static lm_code room(const lm_coded_item *it, buffers *b, size_t *whole, size_t *codes,
+                    size_t *scales, lm_err *e)
+{
+    *whole = (size_t)it->count * lm_dtype_size(lm_dtype_parse(it->dtype));
+    if (lm_lossy_size(it->codec, it->count, codes, scales, e) ||
+        lm_grow(&b->whole, &b->whole_cap, *whole + 1, 1, "a tensor", e) ||
+        lm_grow(&b->codes, &b->codes_cap, *codes + 1, 1, "codes of a tensor", e) ||
+        lm_grow(&b->scales, &b->scales_cap, *scales + 1, 1, "scales of a tensor", e))
+        return e->code;
+    return LM_OK;
+}
+
+static lm_code reduce_tensor(lm_coded *c, lm_coded_item *it, lm_st_writer *w, buffers *b,
+                             lm_par *par, lm_err *e)
+{
+    size_t whole, codes, scales;
+    lm_buf name = { 0 };
+    if (room(it, b, &whole, &codes, &scales, e) || lm_st_stream_read(c->in, b->whole, whole, e))
+        return e->code;
+    show_name(it->name, &name);
+    lm_code rc = lm_lossy_encode(it->codec, name.data ? name.data : "", lm_dtype_parse(it->dtype),
+                                 b->whole, it->count, b->codes, b->scales, par, &it->err, e);
+    lm_buf_fini(&name);
+    if (rc) {
+        lm_err_in(e, "%s", c->file);
+        return rc;
+    }
+    rc = scales ? lm_st_write(w, b->scales, scales, e) : LM_OK;
+    if (!rc && codes)
+        rc = lm_st_write(w, b->codes, codes, e);
+    return rc;
+}
+
+static lm_code expand_tensor(lm_coded *c, lm_coded_item *it, lm_st_writer *w, buffers *b,
+                             lm_par *par, lm_err *e)
+{
+    size_t whole, codes, scales;
+    const lm_st_tensor *t;
+    if (room(it, b, &whole, &codes, &scales, e))
+        return e->code;
+    if (it->codec->element == LM_DTYPE_NONE &&
+        (lm_st_stream_read(c->in, b->scales, scales, e) || lm_st_stream_next(c->in, &t, e)))
+        return e->code;
+    if (lm_st_stream_read(c->in, b->codes, codes, e) ||
+        lm_lossy_decode(it->codec, b->codes, b->scales, it->count, lm_dtype_parse(it->dtype),
+                        b->whole, par, e))
+        return e->code;
+    return whole ? lm_st_write(w, b->whole, whole, e) : LM_OK;
+}
+
+lm_code lm_coded_run(lm_coded *c, lm_write_fn write, void *ctx, lm_par *par, lm_err *e)
+{
+    const lm_st_tensor *t;
+    lm_st_writer *w = NULL;
+    buffers b = { 0 };
+    lm_code rc = lm_st_create_on(write, ctx, c->file, c->plan, &w, e);
+    for (size_t i = 0; !rc && i < c->n && !lm_stopping(); i++) {
+        lm_coded_item *it = &c->item[i];
+        rc = lm_st_stream_next(c->in, &t, e);
+        if (rc)
+            break;
+        rc = !it->codec  ? copy_tensor(c, w, t, &b, e)
+             : c->expand ? expand_tensor(c, it, w, &b, par, e)
+                         : reduce_tensor(c, it, w, &b, par, e);
+    }
+    if (!rc && !lm_stopping())
+        rc = lm_st_stream_next(c->in, &t, e); /* nothing may follow */
+    if (!rc && !lm_stopping())
+        rc = lm_st_commit(w, e);
+    else
+        lm_st_drop(w);
+    lm_free(b.whole);
+    lm_free(b.codes);
+    lm_free(b.scales);
+    return rc;
+}

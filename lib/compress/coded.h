@@ -1,0 +1,63 @@
+/* coded.h -- a safetensors file some of whose tensors go through a codec, as a stream, and back.
+ *
+ * A tensor NAME becomes
+ *   by a codec of plain elements (bf16)   NAME with that dtype
+ *   by a codec with scales (dynamic8)     NAME.scales and, right behind it, NAME.codes
+ * What is to be expanded again is described in __metadata__ under "lmutils.coded", a JSON object
+ *   {"NAME": {"codec": "dynamic8", "dtype": "F32", "shape": [64, 64]}, ...}
+ * Weights in plain elements are not described: the file is then an ordinary one of that dtype.
+ * Scales are of the codec's scale type and 1-D; codes have the shape of NAME where a code is one
+ * byte, else 1-D U8.  All other tensors, their order and the metadata stay as they are.
+ *
+ * Memory is bounded by the largest tensor that is coded, and what it is coded to. */
+#ifndef LM_COMPRESS_CODED_H
+#define LM_COMPRESS_CODED_H
+
+#include "compress/lossy.h"
+#include "format/provenance.h"
+#include "format/safetensors.h"
+
+#define LM_CODED_KEY "lmutils.coded"
+#define LM_CODED_MIN_STATE \
+    4096 /* a state of fewer elements stays whole in 8 bits, as in 8-bit Adam */
+
+/* What is to be lossy; all NULL: nothing. */
+typedef struct {
+    const lm_codec *weights; /* model files */
+    const lm_codec *states;  /* optimizer*.safetensors; always described, so that they come back in
+                                their own dtype */
+} lm_coded_policy;
+
+/* The codec that tensor t of file `file` gets; NULL: it stays.  Of 8 bits and fewer, weights of one
+ * dimension (norms, biases) and states of fewer than LM_CODED_MIN_STATE elements stay. */
+const lm_codec *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t);
+/* Do the tensors of this file belong to the optimiser? */
+bool lm_coded_is_state(const char *file);
+
+/* One tensor of the file that is read. */
+typedef struct {
+    const char *name;      /* that of the whole tensor */
+    const char *dtype;     /* of the whole tensor: "F32" */
+    int64_t count;         /* its elements */
+    const lm_codec *codec; /* NULL: copied */
+    uint64_t coded;        /* bytes of codes and scales, or of the copy */
+    lm_lossy_error err;    /* reducing, after lm_coded_run */
+} lm_coded_item;
+
+typedef struct lm_coded lm_coded;
+/* Plan the reduction of the file that `in` has just been opened on, and a history with `step` (may be
+ * NULL) added. */
+lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_policy *p,
+                        const lm_history_step *step, lm_coded **out, lm_err *e);
+/* *out = NULL for a file that needs no expansion.  Fails: LM_EFORMAT for a description that the
+ * tensors do not keep. */
+lm_code lm_coded_expand(lm_st_stream *in, const char *file, lm_coded **out, lm_err *e);
+void lm_coded_free(lm_coded *c);
+
+uint64_t lm_coded_bytes(const lm_coded *c); /* of the file that will be written */
+size_t lm_coded_count(const lm_coded *c);
+const lm_coded_item *lm_coded_at(const lm_coded *c, size_t i);
+/* Read `in` to its end and write the other form. */
+lm_code lm_coded_run(lm_coded *c, lm_write_fn write, void *ctx, lm_par *par, lm_err *e);
+
+#endif

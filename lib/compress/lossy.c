@@ -1,0 +1,178 @@
+/* lossy.c -- pieces of a tensor, each converted to F32, encoded, decoded and compared by one
+ * thread. */
+#include "compress/lossy.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { PIECE = 16384 }; /* elements; a multiple of every codec's block */
+
+/* What one piece adds to the account. */
+typedef struct {
+    double d2, x2, max_abs, bound;
+    int64_t broken; /* first element beyond the bound; -1: none */
+} piece_sums;
+
+typedef struct {
+    const lm_codec *c;
+    lm_dtype dtype; /* outside */
+    const uint8_t *in;
+    uint8_t *out, *codes, *scales;
+    int64_t count;
+    float *scratch; /* 2 * PIECE for each worker */
+    piece_sums *sums;
+} job;
+
+bool lm_lossy_can(const lm_codec *c, lm_dtype from)
+{
+    bool taken = from == LM_DTYPE_F32 || from == LM_DTYPE_F16 || from == LM_DTYPE_BF16;
+    return taken && c->block_rows == 1 && PIECE % c->block_cols == 0 && PIECE * c->bits % 8 == 0 &&
+           8 * lm_dtype_size(from) > (size_t)c->bits;
+}
+
+lm_code lm_lossy_size(const lm_codec *c, int64_t count, size_t *codes, size_t *scales, lm_err *e)
+{
+    return lm_codec_size(c, count ? 1 : 0, count, codes, scales, e);
+}
+
+static uint8_t *codes_at(const job *j, int64_t i)
+{
+    return j->codes + i * j->c->bits / 8;
+}
+
+static uint8_t *scales_at(const job *j, int64_t i)
+{
+    bool none = j->c->scale == LM_DTYPE_NONE;
+    return none ? NULL : j->scales + (size_t)(i / j->c->block_cols) * lm_dtype_size(j->c->scale);
+}
+
+/* The same bits, infinities and NaNs included. */
+static bool agrees(float x, float y)
+{
+    return x == y || (isnan(x) && isnan(y));
+}
+
+/* Compare a block of n numbers, the first of which is element `at` of the tensor. */
+static void account_block(const lm_codec *c, const float *x, const float *y, int64_t n, int64_t at,
+                          piece_sums *s)
+{
+    double most = 0;
+    for (int64_t i = 0; c->err_block > 0 && i < n; i++)
+        most = fabs(x[i]) > most ? fabs(x[i]) : most;
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)x[i] - y[i]), rel = c->err_rel * fabs(x[i]);
+        double bound = (rel > c->err_abs ? rel : c->err_abs) + c->err_block * most;
+        bool kept = agrees(x[i], y[i]) && c->scale == LM_DTYPE_NONE;
+        if (!(d <= bound && isfinite(y[i])) && !kept) {
+            if (s->broken < 0)
+                s->broken = at + i;
+            continue;
+        }
+        if (!isfinite(x[i]))
+            continue;
+        s->d2 += d * d;
+        s->x2 += (double)x[i] * x[i];
+        s->max_abs = d > s->max_abs ? d : s->max_abs;
+        s->bound = bound > s->bound ? bound : s->bound;
+    }
+}
+
+static void encode_piece(job *j, int64_t p, float *x, float *y)
+{
+    const lm_codec *c = j->c;
+    int64_t from = p * PIECE, n = j->count - from < PIECE ? j->count - from : PIECE;
+    piece_sums *s = &j->sums[p];
+    lm_convert(j->dtype, j->in + (size_t)from * lm_dtype_size(j->dtype), LM_DTYPE_F32, x, n);
+    c->encode(c, x, 1, n, n, codes_at(j, from), scales_at(j, from), NULL);
+    c->decode(c, codes_at(j, from), scales_at(j, from), 1, n, y, n);
+    s->broken = -1;
+    int64_t step = c->block_cols > 1 ? c->block_cols : n;
+    for (int64_t i = 0; i < n; i += step)
+        account_block(c, x + i, y + i, n - i < step ? n - i : step, from + i, s);
+}
+
+static void encode_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    job *j = ctx;
+    float *x = j->scratch + (size_t)worker * 2 * PIECE;
+    for (int64_t p = begin; p < end; p++)
+        encode_piece(j, p, x, x + PIECE);
+}
+
+static void decode_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    job *j = ctx;
+    float *y = j->scratch + (size_t)worker * 2 * PIECE;
+    for (int64_t p = begin; p < end; p++) {
+        int64_t from = p * PIECE, n = j->count - from < PIECE ? j->count - from : PIECE;
+        j->c->decode(j->c, codes_at(j, from), scales_at(j, from), 1, n, y, n);
+        lm_convert(LM_DTYPE_F32, y, j->dtype, j->out + (size_t)from * lm_dtype_size(j->dtype), n);
+    }
+}
+
+static int64_t pieces_of(int64_t count)
+{
+    return count / PIECE + (count % PIECE != 0);
+}
+
+/* The sums of all pieces, in their order. */
+static lm_code account(const job *j, const char *name, lm_lossy_error *err, lm_err *e)
+{
+    double d2 = 0, x2 = 0;
+    *err = (lm_lossy_error){ 0 };
+    for (int64_t p = 0; p < pieces_of(j->count); p++) {
+        const piece_sums *s = &j->sums[p];
+        if (s->broken >= 0)
+            return lm_fail(e, LM_ENUMERIC, name, "choose a format of wider range, or keep it whole",
+                           "element %" PRId64 " is %.9g, which %s cannot hold within its bound",
+                           s->broken, lm_get(j->dtype, j->in, s->broken), j->c->name);
+        d2 += s->d2;
+        x2 += s->x2;
+        err->max_abs = s->max_abs > err->max_abs ? s->max_abs : err->max_abs;
+        err->bound = s->bound > err->bound ? s->bound : err->bound;
+    }
+    err->rel_l2 = x2 > 0 ? sqrt(d2 / x2) : 0;
+    return LM_OK;
+}
+
+static lm_code take_scratch(job *j, lm_par *par, lm_err *e)
+{
+    return lm_alloc_n(&j->scratch, (size_t)lm_par_threads(par) * 2 * PIECE, sizeof *j->scratch,
+                      "a piece of a tensor", e);
+}
+
+lm_code lm_lossy_encode(const lm_codec *c, const char *name, lm_dtype from, const void *x,
+                        int64_t count, void *codes, void *scales, lm_par *par, lm_lossy_error *err,
+                        lm_err *e)
+{
+    job j = { .c = c, .dtype = from, .in = x, .codes = codes, .scales = scales, .count = count };
+    lm_code rc = take_scratch(&j, par, e);
+    if (!rc)
+        rc = lm_alloc_n(&j.sums, (size_t)pieces_of(count), sizeof *j.sums, "sums of errors", e);
+    if (!rc) {
+        lm_par_for(par, pieces_of(count), 1, encode_range, &j);
+        rc = account(&j, name, err, e);
+    }
+    lm_free(j.scratch);
+    lm_free(j.sums);
+    return rc;
+}
+
+lm_code lm_lossy_decode(const lm_codec *c, const void *codes, const void *scales, int64_t count,
+                        lm_dtype to, void *y, lm_par *par, lm_err *e)
+{
+    job j = { .c = c,
+              .dtype = to,
+              .out = y,
+              .codes = (uint8_t *)(uintptr_t)codes,
+              .scales = (uint8_t *)(uintptr_t)scales,
+              .count = count };
+    lm_code rc = take_scratch(&j, par, e);
+    if (!rc)
+        lm_par_for(par, pieces_of(count), 1, decode_range, &j);
+    lm_free(j.scratch);
+    return rc;
+}
