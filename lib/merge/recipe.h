@@ -120,6 +120,10 @@ lm_code lm_merge_recipe_load(const char *path, lm_merge_recipe **out, lm_err *e)
 lm_code lm_merge_recipe_parse(const char *text, size_t len, const char *where,
                               lm_merge_recipe **out, lm_err *e);
 
+/* The method's default of a parameter, as this recipe has it: rescale l1 for "expected" when it comes
+ * from YAML, weight 1 where options gave none; NAN: none. */
+double lm_merge_recipe_default(const lm_merge_recipe *r, lm_merge_param p);
+
 /* The whole as compact JSON appended to `out`, for provenance and --json: method, base, inputs,
  * parameters with defaults filled in. */
 lm_code lm_merge_recipe_json(const lm_merge_recipe *r, bool hide_paths, lm_buf *out, lm_err *e);

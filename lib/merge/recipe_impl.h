@@ -1,0 +1,25 @@
+/* recipe_impl.h -- what the parts of the recipe reader share. */
+#ifndef LM_MERGE_RECIPE_IMPL_H
+#define LM_MERGE_RECIPE_IMPL_H
+
+#include "merge/recipe.h"
+
+lm_code lm_recipe_begin(const char *method, lm_merge_recipe **out, lm_err *e);
+/* A copy of `len` bytes that lives as long as the recipe. */
+lm_code lm_recipe_text(lm_merge_recipe *r, const char *s, size_t len, const char **out, lm_err *e);
+/* The input of this name, added when it is new; "MODEL+LORA" is taken apart. */
+lm_code lm_recipe_input(lm_merge_recipe *r, const char *name, int *out, lm_err *e);
+/* One more source at the end of a slice. */
+lm_code lm_recipe_source(lm_merge_recipe *r, lm_merge_slice *s, int input, lm_merge_source **out,
+                         lm_err *e);
+/* Is there such a parameter, and does the method take it (int8_mask, which changes no result, is
+ * taken by all)?  `what` fills in the message. */
+lm_code lm_recipe_takes(const lm_merge_recipe *r, const char *name, const char *where, int *p,
+                        lm_err *e);
+/* One number from its text: a name of a choice, a truth value, a number in range. */
+lm_code lm_recipe_number(lm_merge_param p, const char *text, const char *where, double *out,
+                         lm_err *e);
+/* A value of one case; v [n] is copied. */
+lm_code lm_recipe_value(lm_merge_recipe *r, const double *v, int n, lm_merge_value *out, lm_err *e);
+
+#endif

@@ -1,0 +1,527 @@
+/* recipe_yaml.c -- a mergekit YAML file made into a recipe: every key is known or an error. */
+#include <math.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "merge/recipe_impl.h"
+
+enum { MAX_GRADIENT = 4096 };
+
+typedef struct {
+    lm_merge_recipe *r;
+    const char *where;
+    lm_err *err;
+} reader;
+
+static lm_code wrong(const reader *x, const lm_yaml *y, const char *key, const char *need)
+{
+    return lm_fail(x->err, LM_EUSAGE, x->where, NULL, "line %d: %s: %s is needed", y->line, key,
+                   need);
+}
+
+/* Every key of `map` is in `known` (NULL-terminated). */
+static lm_code check_keys(const reader *x, const lm_yaml *map, const char *what,
+                          const char *const *known)
+{
+    if (map->kind != LM_YAML_MAP)
+        return wrong(x, map, what, "a mapping of keys to values");
+    for (size_t i = 0; i < map->n; i++) {
+        const char *near;
+        char todo[160];
+        size_t used;
+        bool there = false;
+
+        for (const char *const *k = known; *k && !there; k++)
+            there = !strcmp(*k, map->key[i]);
+        if (there)
+            continue;
+        near = lm_nearest(map->key[i], known);
+        used = (size_t)snprintf(todo, sizeof todo, near ? "did you mean '%s'?" : "%s",
+                                near ? near : "choose from");
+        for (const char *const *k = known; !near && *k && used < sizeof todo; k++)
+            used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s",
+                                     k == known ? "" : ",", *k);
+        return lm_fail(x->err, LM_EUSAGE, x->where, todo, "line %d: unknown key '%.60s' in %s",
+                       map->key_line[i], map->key[i], what);
+    }
+    return LM_OK;
+}
+
+/* A string; NULL if absent or null. */
+static lm_code get_text(const reader *x, const lm_yaml *map, const char *key, const char **out)
+{
+    const lm_yaml *y = lm_yaml_get(map, key);
+
+    *out = NULL;
+    if (lm_yaml_is_null(y))
+        return LM_OK;
+    if (y->kind != LM_YAML_SCALAR)
+        return wrong(x, y, key, "a string");
+    return lm_recipe_text(x->r, y->text, strlen(y->text), out, x->err);
+}
+
+/* ---- Models ---- */
+
+/* "path", "path+lora", or mergekit's long form of them. */
+static lm_code model_name(const reader *x, const lm_yaml *y, const char *key, char **out)
+{
+    static const char *const long_keys[] = { "model", "lora", "override_architecture", NULL };
+    static const char *const path_keys[] = { "path", "revision", NULL };
+    const char *part[2] = { NULL, NULL };
+
+    if (y->kind == LM_YAML_SCALAR && !lm_yaml_is_null(y))
+        return lm_asprintf(out, x->err, "%s", y->text);
+    if (y->kind != LM_YAML_MAP)
+        return wrong(x, y, key, "a model's path");
+    lm_code rc = check_keys(x, y, key, long_keys);
+    for (int i = 0; i < 2 && !rc; i++) {
+        const lm_yaml *v = lm_yaml_get(y, long_keys[i]);
+
+        if (lm_yaml_is_null(v))
+            continue;
+        if (v->kind == LM_YAML_MAP) {
+            rc = check_keys(x, v, long_keys[i], path_keys);
+            if (!rc && !lm_yaml_is_null(lm_yaml_get(v, "revision")))
+                rc = wrong(x, v, "revision", "a local folder, without revisions,");
+            v = lm_yaml_get(v, "path");
+        }
+        if (!rc && (!v || v->kind != LM_YAML_SCALAR))
+            rc = wrong(x, y, long_keys[i], "a path");
+        if (!rc)
+            part[i] = v->text;
+    }
+    if (!rc && !lm_yaml_is_null(lm_yaml_get(y, "override_architecture")))
+        rc = wrong(x, y, "override_architecture", "a config.json of that architecture");
+    if (!rc && !part[0])
+        rc = wrong(x, y, key, "a model's path");
+    return rc ? rc
+              : lm_asprintf(out, x->err, "%s%s%s", part[0], part[1] ? "+" : "",
+                            part[1] ? part[1] : "");
+}
+
+static lm_code get_input(const reader *x, const lm_yaml *map, const char *key, int *out)
+{
+    const lm_yaml *y = lm_yaml_get(map, key);
+    char *name = NULL;
+    lm_code rc;
+
+    if (lm_yaml_is_null(y))
+        return LM_OK;
+    rc = model_name(x, y, key, &name);
+    if (!rc && (rc = lm_recipe_input(x->r, name, out, x->err)))
+        lm_err_in(x->err, "%s: line %d", x->where, y->line);
+    lm_free(name);
+    return rc;
+}
+
+/* ---- Parameters ---- */
+
+static lm_code read_number(const reader *x, lm_merge_param p, const lm_yaml *y, double *out)
+{
+    char where[300];
+
+    if (y->kind != LM_YAML_SCALAR || lm_yaml_is_null(y))
+        return wrong(x, y, lm_merge_params[p].name, "a number");
+    snprintf(where, sizeof where, "%.200s: line %d", x->where, y->line);
+    return lm_recipe_number(p, y->text, where, out, x->err);
+}
+
+/* A scalar, or a list of them. */
+static lm_code read_gradient(const reader *x, lm_merge_param p, const lm_yaml *y, lm_merge_case *c)
+{
+    double *v = NULL;
+    bool list = y->kind == LM_YAML_LIST;
+    size_t n = list ? y->n : 1;
+    lm_code rc;
+
+    if (!n || n > MAX_GRADIENT)
+        return wrong(x, y, lm_merge_params[p].name, "a list of 1 to 4096 numbers");
+    rc = lm_arena_alloc(x->r->arena, &v, n, sizeof *v, x->err);
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = read_number(x, p, list ? y->item[i] : y, &v[i]);
+    c->v = v;
+    c->n = (int)n;
+    return rc;
+}
+
+static lm_code read_case(const reader *x, lm_merge_param p, const lm_yaml *y, lm_merge_case *c)
+{
+    static const char *const known[] = { "filter", "value", NULL };
+    const lm_yaml *value;
+    lm_code rc = check_keys(x, y, lm_merge_params[p].name, known);
+
+    if (!rc)
+        rc = get_text(x, y, "filter", &c->filter);
+    value = rc ? NULL : lm_yaml_get(y, "value");
+    if (!rc && lm_yaml_is_null(value))
+        rc = wrong(x, y, lm_merge_params[p].name, "a value beside the filter");
+    return rc ? rc : read_gradient(x, p, value, c);
+}
+
+static lm_code read_value(const reader *x, lm_merge_param p, const lm_yaml *y, lm_merge_value *out)
+{
+    bool cases = y->kind == LM_YAML_MAP ||
+                 (y->kind == LM_YAML_LIST && y->n && y->item[0]->kind == LM_YAML_MAP);
+    size_t n = y->kind == LM_YAML_LIST && cases ? y->n : 1;
+    lm_merge_case *c = NULL;
+    lm_code rc = lm_arena_alloc(x->r->arena, &c, n, sizeof *c, x->err);
+
+    if (!rc && !cases)
+        rc = read_gradient(x, p, y, c);
+    for (size_t i = 0; !rc && cases && i < n; i++)
+        rc = read_case(x, p, y->kind == LM_YAML_MAP ? y : y->item[i], &c[i]);
+    *out = (lm_merge_value){ c, (int)n };
+    return rc;
+}
+
+static lm_code read_settings(const reader *x, const lm_yaml *map, lm_merge_settings *out)
+{
+    const lm_yaml *y = lm_yaml_get(map, "parameters");
+    lm_code rc = LM_OK;
+
+    if (lm_yaml_is_null(y))
+        return LM_OK;
+    if (y->kind != LM_YAML_MAP)
+        return wrong(x, y, "parameters", "a mapping of names to values");
+    for (size_t i = 0; i < y->n && !rc; i++) {
+        char where[300];
+        int p;
+
+        snprintf(where, sizeof where, "%.200s: line %d", x->where, y->key_line[i]);
+        rc = lm_recipe_takes(x->r, y->key[i], where, &p, x->err);
+        if (!rc && !lm_yaml_is_null(y->item[i]))
+            rc = read_value(x, (lm_merge_param)p, y->item[i], &out->param[p]);
+    }
+    return rc;
+}
+
+/* ---- Models and slices ---- */
+
+static lm_code read_range(const reader *x, const lm_yaml *map, lm_merge_source *s)
+{
+    const lm_yaml *y = lm_yaml_get(map, "layer_range");
+
+    if (lm_yaml_is_null(y))
+        return wrong(x, map, "layer_range", "a range of layers, [first, end],");
+    if (y->kind != LM_YAML_LIST || y->n != 2 || !lm_yaml_integer(y->item[0], &s->from) ||
+        !lm_yaml_integer(y->item[1], &s->to))
+        return wrong(x, y, "layer_range", "a range of two whole numbers, [first, end],");
+    if (s->from < 0 || s->to <= s->from || s->to > LM_MERGE_MAX_LAYERS)
+        return lm_fail(x->err, LM_EUSAGE, x->where, "the end is the first layer that is left out",
+                       "line %d: [%lld, %lld] is no range of layers", y->line, (long long)s->from,
+                       (long long)s->to);
+    return LM_OK;
+}
+
+static lm_code read_source(const reader *x, const lm_yaml *y, bool sliced, lm_merge_slice *out)
+{
+    static const char *const model_keys[] = { "model", "parameters", NULL };
+    static const char *const slice_keys[] = { "model", "layer_range", "parameters", NULL };
+    lm_merge_source *s = NULL;
+    int input = -1;
+    lm_code rc = check_keys(x, y, sliced ? "sources" : "models", sliced ? slice_keys : model_keys);
+
+    if (!rc)
+        rc = get_input(x, y, "model", &input);
+    if (!rc && input < 0)
+        rc = wrong(x, y, "model", "a model's path");
+    if (!rc)
+        rc = lm_recipe_source(x->r, out, input, &s, x->err);
+    if (!rc && sliced)
+        rc = read_range(x, y, s);
+    return rc ? rc : read_settings(x, y, &s->set);
+}
+
+static lm_code read_sources(const reader *x, const lm_yaml *list, const char *what, bool sliced,
+                            lm_merge_slice *out)
+{
+    lm_code rc = LM_OK;
+
+    if (lm_yaml_is_null(list) || list->kind != LM_YAML_LIST || !list->n)
+        return lm_fail(x->err, LM_EUSAGE, x->where, NULL, "line %d: %s: a list of models is needed",
+                       list ? list->line : 1, what);
+    for (size_t i = 0; i < list->n && !rc; i++)
+        rc = read_source(x, list->item[i], sliced, out);
+    return rc;
+}
+
+static lm_code read_slice(const reader *x, const lm_yaml *y, lm_merge_slice *s)
+{
+    static const char *const known[] = { "sources", "base_model", "residual_weight", "parameters",
+                                         NULL };
+    lm_code rc = check_keys(x, y, "slices", known);
+
+    s->base = -1;
+    if (!rc && !lm_yaml_is_null(lm_yaml_get(y, "residual_weight")))
+        rc = wrong(x, y, "residual_weight", "a slice without it (it is not supported)");
+    if (!rc)
+        rc = get_input(x, y, "base_model", &s->base);
+    if (!rc)
+        rc = read_sources(x, lm_yaml_get(y, "sources"), "sources", true, s);
+    return rc ? rc : read_settings(x, y, &s->set);
+}
+
+static lm_code read_parts(const reader *x, const lm_yaml *root)
+{
+    static const char *const names[] = { "models", "slices", "modules" };
+    lm_merge_recipe *r = x->r;
+    const lm_yaml *part[3];
+    int given = 0;
+    lm_code rc;
+
+    for (int i = 0; i < 3; i++) {
+        part[i] = lm_yaml_get(root, names[i]);
+        part[i] = lm_yaml_is_null(part[i]) ? NULL : part[i];
+        given += part[i] != NULL;
+    }
+    if (part[2])
+        return lm_fail(x->err, LM_EUSAGE, x->where, "write the module's models: or slices: alone",
+                       "line %d: modules: is not supported", part[2]->line);
+    if (given != 1)
+        return lm_fail(x->err, LM_EUSAGE, x->where, NULL,
+                       "exactly one of models: and slices: is needed, %d are there", given);
+    r->sliced = part[1] != NULL;
+    if (r->sliced && (part[1]->kind != LM_YAML_LIST || !part[1]->n))
+        return wrong(x, part[1], "slices", "a list of slices");
+    r->n_slices = r->sliced ? (int)part[1]->n : 1;
+    rc = lm_arena_alloc(r->arena, &r->slice, (size_t)r->n_slices, sizeof *r->slice, x->err);
+    for (int i = 0; !rc && r->sliced && i < r->n_slices; i++)
+        rc = read_slice(x, part[1]->item[i], &r->slice[i]);
+    if (!rc && !r->sliced) {
+        r->slice->base = -1;
+        rc = read_sources(x, part[0], "models", false, r->slice);
+    }
+    return rc;
+}
+
+/* ---- Tokenizer ---- */
+
+static lm_code read_policy(const reader *x, const lm_yaml *y)
+{
+    lm_vocab_spec *v = &x->r->vocab;
+    char *name = NULL;
+    int input;
+    lm_code rc;
+
+    if (y->kind == LM_YAML_SCALAR && !strcmp(y->text, "union")) {
+        v->policy = LM_VOCAB_UNION;
+        return LM_OK;
+    }
+    if (y->kind == LM_YAML_SCALAR && !strcmp(y->text, "base")) {
+        v->policy = LM_VOCAB_BASE;
+        return LM_OK;
+    }
+    rc = model_name(x, y, "tokenizer", &name);
+    if (!rc)
+        rc = lm_recipe_input(x->r, name, &input, x->err);
+    if (!rc) {
+        v->policy = LM_VOCAB_MODEL;
+        v->model = x->r->input[input].name;
+    }
+    lm_free(name);
+    return rc;
+}
+
+/* {kind: zero}, {kind: model_token, model, token | token_id}, or a model. */
+static lm_code read_token_source(const reader *x, const lm_yaml *y, lm_vocab_rule *rule)
+{
+    static const char *const known[] = { "kind", "model", "token", "token_id", NULL };
+    const char *kind = NULL;
+    const lm_yaml *id;
+    char *name = NULL;
+    int input = -1;
+    lm_code rc = LM_OK;
+
+    if (y->kind == LM_YAML_MAP && lm_yaml_get(y, "kind")) {
+        rc = check_keys(x, y, "source", known);
+        if (!rc)
+            rc = get_text(x, y, "kind", &kind);
+        if (!rc && kind && !strcmp(kind, "zero")) {
+            rule->from = LM_VOCAB_FROM_ZERO;
+            return LM_OK;
+        }
+        if (!rc && (!kind || strcmp(kind, "model_token") != 0))
+            rc = wrong(x, y, "kind", "zero or model_token");
+        if (!rc)
+            rc = get_input(x, y, "model", &input);
+        if (!rc)
+            rc = get_text(x, y, "token", &rule->source);
+        id = rc ? NULL : lm_yaml_get(y, "token_id");
+        if (!rc && !lm_yaml_is_null(id) &&
+            !(lm_yaml_integer(id, &rule->source_id) && rule->source_id >= 0))
+            rc = wrong(x, id, "token_id", "a whole number");
+        if (!rc && (input < 0 || lm_yaml_is_null(id) == !rule->source))
+            rc = wrong(x, y, "model_token", "a model and one of token and token_id");
+    } else {
+        rc = model_name(x, y, "source", &name);
+        if (!rc)
+            rc = lm_recipe_input(x->r, name, &input, x->err);
+        lm_free(name);
+    }
+    if (!rc) {
+        rule->from = LM_VOCAB_FROM_MODEL;
+        rule->model = x->r->input[input].name;
+    }
+    return rc;
+}
+
+static lm_code read_token(const reader *x, const char *token, const lm_yaml *y, lm_vocab_rule *rule)
+{
+    static const char *const known[] = { "source", "force", NULL };
+    const lm_yaml *v;
+    lm_code rc;
+
+    rule->token = token;
+    rule->source_id = -1;
+    if (lm_yaml_is_null(y))
+        return LM_OK;
+    rc = check_keys(x, y, "tokens", known);
+    v = rc ? NULL : lm_yaml_get(y, "source");
+    if (!rc && !lm_yaml_is_null(v))
+        rc = read_token_source(x, v, rule);
+    v = rc ? NULL : lm_yaml_get(y, "force");
+    if (!rc && !lm_yaml_is_null(v) && !lm_yaml_truth(v, &rule->force))
+        rc = wrong(x, v, "force", "true or false");
+    return rc;
+}
+
+static lm_code read_tokens(const reader *x, const lm_yaml *y)
+{
+    lm_vocab_rule *rules = NULL;
+    lm_code rc;
+
+    if (lm_yaml_is_null(y))
+        return LM_OK;
+    if (y->kind != LM_YAML_MAP)
+        return wrong(x, y, "tokens", "a mapping of tokens to rules");
+    rc = lm_arena_alloc(x->r->arena, &rules, y->n, sizeof *rules, x->err);
+    for (size_t i = 0; i < y->n && !rc; i++) {
+        const char *token = NULL;
+
+        rc = lm_recipe_text(x->r, y->key[i], strlen(y->key[i]), &token, x->err);
+        if (!rc)
+            rc = read_token(x, token, y->item[i], &rules[i]);
+    }
+    x->r->vocab.rules = rules;
+    x->r->vocab.n_rules = (int)y->n;
+    return rc;
+}
+
+static lm_code read_tokenizer(const reader *x, const lm_yaml *root)
+{
+    static const char *const known[] = { "source", "tokens", "pad_to_multiple_of", NULL };
+    const lm_yaml *y = lm_yaml_get(root, "tokenizer"), *v;
+    const lm_yaml *source = lm_yaml_get(root, "tokenizer_source");
+    lm_code rc;
+
+    if (!lm_yaml_is_null(y) && !lm_yaml_is_null(source))
+        return wrong(x, source, "tokenizer_source", "only one of it and tokenizer");
+    if (lm_yaml_is_null(y))
+        return lm_yaml_is_null(source) ? LM_OK : read_policy(x, source);
+    rc = check_keys(x, y, "tokenizer", known);
+    if (rc)
+        return rc;
+    x->r->vocab.policy = LM_VOCAB_UNION; /* mergekit's default */
+    v = lm_yaml_get(y, "source");
+    if (!lm_yaml_is_null(v))
+        rc = read_policy(x, v);
+    v = rc ? NULL : lm_yaml_get(y, "pad_to_multiple_of");
+    if (!rc && !lm_yaml_is_null(v) &&
+        !(lm_yaml_integer(v, &x->r->vocab.pad_to) && x->r->vocab.pad_to > 0 &&
+          x->r->vocab.pad_to <= 1 << 20))
+        rc = wrong(x, v, "pad_to_multiple_of", "a whole number from 1 to 1048576");
+    return rc ? rc : read_tokens(x, lm_yaml_get(y, "tokens"));
+}
+
+/* ---- The whole ---- */
+
+static lm_code read_dtype(const reader *x, const lm_yaml *root, const char *key, lm_dtype *out)
+{
+    const lm_yaml *y = lm_yaml_get(root, key);
+
+    if (lm_yaml_is_null(y))
+        return LM_OK;
+    *out = y->kind == LM_YAML_SCALAR ? lm_dtype_parse(y->text) : LM_DTYPE_NONE;
+    if (*out == LM_DTYPE_NONE || !lm_dtype_is_float(*out))
+        return wrong(x, y, key, "float32, float16, bfloat16 or another type of floating point");
+    return LM_OK;
+}
+
+static lm_code read_all(const reader *x, const lm_yaml *root)
+{
+    lm_merge_recipe *r = x->r;
+    lm_code rc = get_input(x, root, "base_model", &r->base);
+
+    if (!rc)
+        rc = read_parts(x, root);
+    if (!rc)
+        rc = read_settings(x, root, &r->set);
+    if (!rc)
+        rc = read_dtype(x, root, "dtype", &r->dtype);
+    if (!rc)
+        rc = read_dtype(x, root, "out_dtype", &r->out_dtype);
+    if (!rc)
+        rc = read_tokenizer(x, root);
+    if (!rc)
+        rc = get_text(x, root, "chat_template", &r->chat_template);
+    if (!rc && (rc = lm_merge_recipe_check(r, x->err)))
+        lm_err_in(x->err, "%s", x->where);
+    return rc;
+}
+
+static lm_code read_root(const lm_yaml *root, const char *where, lm_merge_recipe **out, lm_err *e)
+{
+    static const char *const known[] = {
+        "merge_method", "base_model",       "models",        "slices",
+        "modules",      "parameters",       "dtype",         "out_dtype",
+        "tokenizer",    "tokenizer_source", "chat_template", NULL
+    };
+    reader x = { NULL, where, e };
+    const lm_yaml *method;
+    lm_code rc = check_keys(&x, root, "the file", known);
+
+    method = rc ? NULL : lm_yaml_get(root, "merge_method");
+    if (!rc && (lm_yaml_is_null(method) || method->kind != LM_YAML_SCALAR))
+        rc = wrong(&x, root, "merge_method", "the name of a method");
+    if (!rc && (rc = lm_recipe_begin(method->text, &x.r, e)))
+        lm_err_in(e, "%s: line %d", where, method->line);
+    if (rc)
+        return rc;
+    x.r->mergekit = true;
+    rc = read_all(&x, root);
+    if (rc) {
+        lm_merge_recipe_free(x.r);
+        return rc;
+    }
+    *out = x.r;
+    return LM_OK;
+}
+
+lm_code lm_merge_recipe_parse(const char *text, size_t len, const char *where,
+                              lm_merge_recipe **out, lm_err *e)
+{
+    const lm_yaml *root = NULL;
+    lm_arena *a = NULL;
+    lm_code rc = lm_arena_new(&a, 1 << 16, e);
+
+    *out = NULL;
+    if (!rc)
+        rc = lm_yaml_parse(text, len, where, a, &root, e);
+    if (!rc)
+        rc = read_root(root, where, out, e);
+    lm_arena_free(a);
+    return rc;
+}
+
+lm_code lm_merge_recipe_load(const char *path, lm_merge_recipe **out, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_file_read(path, LM_YAML_MAX_BYTES, &text, e);
+
+    *out = NULL;
+    if (!rc)
+        rc = lm_merge_recipe_parse(text.data ? text.data : "", text.len, path, out, e);
+    lm_buf_fini(&text);
+    return rc;
+}
