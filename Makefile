@@ -53,6 +53,9 @@ $B/cmd/init-model.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,
 # Conversions of whole tensors: loops that -O2 does not turn into vectors.
 $B/lib/numeric/dtype.o: private COMPILE += -O3
 
+# The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
+$B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += -mbmi2 -mlzcnt
+
 $B/libcore.a: $(LIB_OBJ) $(KER_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^
 

@@ -184,9 +184,3 @@ bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, si
     w->bytes[streams - 1] = (uint32_t)left;
     return k->get(w, src + head, dst, n);
 }
-
-const lm_exp_kernels *lm_exp_at(lm_cpu_level max)
-{
-    (void)max;
-    return &lm_exp_ref;
-}

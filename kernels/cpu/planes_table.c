@@ -1,8 +1,15 @@
-/* planes_table.c -- which byte plane kernels serve which processor. */
+/* planes_table.c -- which loops serve which processor: byte planes and their entropy coder. */
+#include "kernels/expcode.h"
 #include "kernels/planes.h"
 
 const lm_planes_kernels *lm_planes_at(lm_cpu_level max)
 {
-    (void)max;
-    return &lm_planes_ref;
+    return max >= LM_CPU_AVX512 ? &lm_planes_avx512
+           : max >= LM_CPU_AVX2 ? &lm_planes_avx2
+                                : &lm_planes_ref;
+}
+
+const lm_exp_kernels *lm_exp_at(lm_cpu_level max)
+{
+    return max >= LM_CPU_AVX512 ? &lm_exp_avx512 : max >= LM_CPU_AVX2 ? &lm_exp_avx2 : &lm_exp_ref;
 }

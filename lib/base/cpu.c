@@ -38,6 +38,8 @@ static lm_cpu_level detect(void)
     state = enabled_state();
     if ((state & 0x6) != 0x6 || !has(c1, 12) || !has(c1, 29) || !has(b7, 5)) /* FMA F16C AVX2 */
         return LM_CPU_REF;
+    if (!has(b7, 8) || !__get_cpuid(0x80000001u, &a, &b, &c, &d) || !has(c, 5)) /* BMI2 LZCNT */
+        return LM_CPU_REF;
     if ((state & 0xe6) != 0xe6 || !has(b7, 16) || !has(b7, 17) || !has(b7, 30) || !has(b7, 31))
         return LM_CPU_AVX2; /* AVX512 F DQ BW VL */
     if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(a71, 5))

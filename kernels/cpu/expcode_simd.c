@@ -1,0 +1,285 @@
+/* expcode_simd.c -- the coder's loops for processors that shift by any register (BMI2, which comes
+ * with AVX2): several streams at once, as many symbols for each table entry as its bits decide.
+ *
+ * Decoding.  A stream is a window of 64 bits, the next bit lowest, with a mark above the last: it
+ * moves towards bit 0, so that the leading zeros are the bits consumed.  A refill loads eight bytes
+ * and leaves 56 bits or more, enough for five entries of eleven. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/expcode.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#define PASTE(level) lm_exp_##level
+#define NAME(level)  PASTE(level)
+
+enum {
+    STREAMS = LM_EXP_STREAMS,
+    ENTRIES = 1 << LM_EXP_BITS,
+    LOOKUPS = 5,                       /* for one refill */
+    SYMBOLS = 6,                       /* in one entry at most */
+    ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes more than it means */
+    ROUND_IN = 7,                      /* bytes that a round moves on at most */
+    GET_AT_ONCE = 4,
+    PUT_AT_ONCE = 2,
+};
+
+INLINE uint64_t load64(const uint8_t *p)
+{
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
+
+INLINE void store64(uint8_t *p, uint64_t x)
+{
+    memcpy(p, &x, 8);
+}
+
+static size_t end_of(size_t n, int stream)
+{
+    size_t end = lm_exp_share(n) * ((size_t)stream + 1);
+    return end < n ? end : n;
+}
+
+/* ---- Counting ---- */
+
+static void count(lm_exp_work *w, const uint8_t *src, size_t n)
+{
+    size_t q = lm_exp_share(n), streams = (size_t)lm_exp_streams(n), i = 0;
+    memset(w->count, 0, sizeof w->count);
+    if (streams == STREAMS) {
+        /* The streams in turn: equal neighbours in one stream would wait for each other. */
+        for (size_t last = n - q * (STREAMS - 1); i + 8 <= last; i += 8) {
+            uint64_t x[STREAMS];
+            UNROLL for (size_t s = 0; s < STREAMS; s++) x[s] = load64(src + s * q + i);
+            UNROLL for (int b = 0; b < 8; b++)
+            {
+                UNROLL for (size_t s = 0; s < STREAMS; s++) w->count[s][x[s] >> 8 * b & 255]++;
+            }
+        }
+    }
+    for (size_t s = 0; s < streams; s++)
+        for (size_t at = s * q + i, end = end_of(n, (int)s); at < end; at++)
+            w->count[s][src[at]]++;
+}
+
+/* ---- Encoding ---- */
+
+typedef struct {
+    uint64_t bits; /* not yet written, the first lowest */
+    unsigned held; /* how many */
+    const uint8_t *src;
+    uint8_t *dst;
+} writer;
+
+INLINE void push(writer *w, uint32_t entry)
+{
+    w->bits |= (uint64_t)(entry >> 8) << (w->held & 63);
+    w->held += entry & 255;
+}
+
+INLINE void flush(writer *w)
+{
+    store64(w->dst, w->bits);
+    w->dst += w->held >> 3;
+    w->bits >>= w->held & 56;
+    w->held &= 7;
+}
+
+/* `rounds` times four symbols of each of g streams.  At most 7 + 4 * 11 bits are held. */
+INLINE void put_some(const uint32_t *entry, bool pairs, writer *from, int g, size_t rounds)
+{
+    writer w[STREAMS];
+    UNROLL for (int i = 0; i < g; i++) w[i] = from[i];
+    for (; rounds; rounds--) {
+        UNROLL for (int i = 0; i < g; i++)
+        {
+            const uint8_t *s = w[i].src;
+            if (pairs) {
+                uint16_t a, b;
+                memcpy(&a, s, 2), memcpy(&b, s + 2, 2);
+                push(&w[i], entry[a]);
+                push(&w[i], entry[b]);
+            } else {
+                UNROLL for (int k = 0; k < 4; k++) push(&w[i], entry[s[k]]);
+            }
+            flush(&w[i]);
+            w[i].src += 4;
+        }
+    }
+    UNROLL for (int i = 0; i < g; i++) from[i] = w[i];
+}
+
+static void put_rest(const uint32_t *entry, writer *w, const uint8_t *end)
+{
+    while (w->src < end) {
+        push(w, entry[*w->src++]);
+        for (; w->held >= 8; w->held -= 8, w->bits >>= 8)
+            *w->dst++ = (uint8_t)w->bits;
+    }
+    if (w->held)
+        *w->dst = (uint8_t)w->bits;
+}
+
+static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
+{
+    uint32_t one[256] = { 0 };
+    int streams = lm_exp_streams(n);
+    /* The table of pairs has to be made and to stay in the cache. */
+    bool pairs = w->n_used <= 64 && n >= 32768;
+    writer at[STREAMS];
+    for (int u = 0; u < w->n_used; u++)
+        one[w->used[u]] = w->length[w->used[u]] | (uint32_t)w->code[w->used[u]] << 8;
+    for (int v = 0; pairs && v < w->n_used; v++) {
+        uint32_t *row = w->pair + 256 * w->used[v], second = one[w->used[v]];
+        for (int u = 0; u < w->n_used; u++) {
+            uint32_t first = one[w->used[u]];
+            row[w->used[u]] =
+                (first & 255) + (second & 255) + ((first >> 8 | second >> 8 << (first & 255)) << 8);
+        }
+    }
+    for (int i = 0; i < streams; i++) {
+        at[i] = (writer){ .src = src + lm_exp_share(n) * (size_t)i, .dst = dst };
+        dst += w->bytes[i];
+    }
+    /* Eight bytes are stored at a time; the last 64 symbols, a bit each at least, keep that inside
+     * the stream. */
+    if (streams == STREAMS) {
+        size_t rounds = (n - lm_exp_share(n) * (STREAMS - 1) - 64) / 4;
+        for (int i = 0; i < STREAMS; i += PUT_AT_ONCE) {
+            if (pairs)
+                put_some(w->pair, true, at + i, PUT_AT_ONCE, rounds);
+            else
+                put_some(one, false, at + i, PUT_AT_ONCE, rounds);
+        }
+    }
+    for (int i = 0; i < streams; i++)
+        put_rest(one, &at[i], src + end_of(n, i));
+}
+
+/* ---- Decoding ---- */
+
+typedef struct {
+    uint64_t bits;
+    const uint8_t *src, *src_end;
+    uint8_t *dst, *dst_end;
+} reader;
+
+static void fill(lm_exp_work *w, uint16_t first[ENTRIES])
+{
+    for (int u = 0; u < w->n_used; u++) {
+        int s = w->used[u];
+        for (unsigned c = w->code[s]; c < ENTRIES; c += 1u << w->length[s])
+            first[c] = (uint16_t)(s << 8 | w->length[s]);
+    }
+    for (unsigned c = 0; c < ENTRIES; c++) {
+        uint64_t symbols = 0;
+        unsigned used = first[c] & 255, k = 0, length = used;
+        for (used = 0; k < SYMBOLS && used + length <= LM_EXP_BITS; k++) {
+            symbols |= (uint64_t)(first[c >> used] >> 8) << 8 * k;
+            used += length;
+            length = first[c >> used] & 255;
+        }
+        w->table[c] = used | k << 8 | symbols << 16;
+    }
+}
+
+/* Rounds that all g readers can take without a look at their ends. */
+INLINE size_t safe_rounds(const reader *r, int g)
+{
+    size_t least = SIZE_MAX;
+    for (int i = 0; i < g; i++) {
+        size_t in = (size_t)(r[i].src_end - r[i].src), out = (size_t)(r[i].dst_end - r[i].dst);
+        in = in < 8 ? 0 : (in - 8) / ROUND_IN;
+        out /= ROUND_OUT;
+        in = in < out ? in : out;
+        least = in < least ? in : least;
+    }
+    return least;
+}
+
+INLINE void refill(reader *r)
+{
+    unsigned gone = (unsigned)__builtin_clzll(r->bits);
+    r->src += gone >> 3;
+    r->bits = (load64(r->src) | (uint64_t)1 << 63) >> (gone & 7);
+}
+
+/* Decode with g readers, whose windows are full, until one is near an end. */
+INLINE void get_some(const uint64_t *table, reader *from, int g)
+{
+    reader r[STREAMS];
+    UNROLL for (int i = 0; i < g; i++) r[i] = from[i];
+    for (size_t rounds; (rounds = safe_rounds(r, g)) > 0;) {
+        for (; rounds; rounds--) {
+            UNROLL for (int k = 0; k < LOOKUPS; k++)
+            {
+                UNROLL for (int i = 0; i < g; i++)
+                {
+                    uint64_t e = table[r[i].bits & (ENTRIES - 1)];
+                    r[i].bits >>= e & 63;
+                    store64(r[i].dst, e >> 16);
+                    r[i].dst += e >> 8 & 255;
+                }
+            }
+            UNROLL for (int i = 0; i < g; i++) refill(&r[i]);
+        }
+    }
+    UNROLL for (int i = 0; i < g; i++) from[i] = r[i];
+}
+
+/* The end of a stream, symbol by symbol; `skip` bits of *src are consumed. */
+static bool get_rest(const uint16_t *first, reader *r, unsigned skip)
+{
+    uint64_t bits = 0;
+    unsigned held = 0;
+    if (skip) {
+        if (r->src == r->src_end)
+            return false;
+        bits = *r->src++ >> skip;
+        held = 8 - skip;
+    }
+    while (r->dst < r->dst_end) {
+        for (; held < LM_EXP_BITS && r->src < r->src_end; held += 8)
+            bits |= (uint64_t)*r->src++ << held;
+        unsigned e = first[bits & (ENTRIES - 1)], length = e & 255;
+        if (length > held)
+            return false;
+        *r->dst++ = (uint8_t)(e >> 8);
+        bits >>= length;
+        held -= length;
+    }
+    return r->src == r->src_end && held < 8 && !bits;
+}
+
+static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
+{
+    reader r[STREAMS];
+    uint16_t first[ENTRIES + 1];
+    int streams = lm_exp_streams(n);
+    size_t begin = 0;
+    bool good = true;
+    first[ENTRIES] = 0;
+    fill(w, first);
+    for (int i = 0; i < streams; i++) {
+        r[i] = (reader){ 0, src, src + w->bytes[i], dst + begin, dst + end_of(n, i) };
+        src += w->bytes[i];
+        begin = end_of(n, i);
+        /* A stream shorter than a window is left to get_rest. */
+        r[i].bits = (w->bytes[i] < 8 ? 0 : load64(r[i].src)) | (uint64_t)1 << 63;
+    }
+    for (int i = 0; streams == STREAMS && i < STREAMS; i += GET_AT_ONCE)
+        get_some(w->table, r + i, GET_AT_ONCE);
+    for (int i = 0; i < streams && good; i++) {
+        get_some(w->table, &r[i], 1);
+        unsigned gone = (unsigned)__builtin_clzll(r[i].bits);
+        r[i].src += gone >> 3;
+        good = get_rest(first, &r[i], gone & 7);
+    }
+    return good;
+}
+
+const lm_exp_kernels NAME(LM_SIMD) = { count, put, get };
