@@ -29,6 +29,8 @@ int64_t lm_run_step_of(const char *name)
     if (strncmp(name, "step-", 5))
         return -1;
     for (name += 5; name[n]; n++) {
+        if (n >= 6 && !strcmp(name + n, ".lmz"))
+            return step;
         if (name[n] < '0' || name[n] > '9' || n >= 18)
             return -1;
         step = 10 * step + (name[n] - '0');
@@ -114,7 +116,7 @@ lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e
         return lm_fail(e, LM_EBUG, run_dir, NULL, "'%s' is not the name of a checkpoint",
                        step_dir_name);
     rc = lm_path_join(&step, run_dir, step_dir_name, e);
-    if (!rc)
+    if (!rc && lm_path_is_dir(step))
         rc = lm_dir_list(step, &names, &n, e);
     if (!rc)
         rc = put_link(run_dir, "latest", step_dir_name, e);
@@ -136,20 +138,40 @@ lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e
     return rc;
 }
 
-static lm_code has_state(const char *run_dir, const char *name, bool *yes, lm_err *e)
+lm_code lm_run_checkpoint(const char *run_dir, const char *name, int64_t *step, lm_err *e)
 {
     char *path = NULL;
-    lm_code rc = lm_asprintf(&path, e, "%s/%s/state.json", run_dir, name);
-
-    *yes = !rc && lm_path_exists(path);
+    struct stat st;
+    bool whole = false;
+    *step = lm_run_step_of(name);
+    if (*step < 0)
+        return LM_OK;
+    lm_code rc = lm_path_join(&path, run_dir, name, e);
+    if (!rc && strchr(name, '.')) {
+        whole = !stat(path, &st) && S_ISREG(st.st_mode);
+    } else if (!rc) {
+        lm_free(path);
+        path = NULL;
+        rc = lm_asprintf(&path, e, "%s/%s/state.json", run_dir, name);
+        whole = !rc && lm_path_exists(path);
+    }
+    if (!whole)
+        *step = -1;
     lm_free(path);
     return rc;
+}
+
+/* Is a, of step `step`, to be preferred to the best so far? */
+static bool is_newer(const char *a, int64_t step, const char *best)
+{
+    int64_t of_best = best ? lm_run_step_of(best) : -1;
+    return step > of_best || (step == of_best && strchr(best, '.') && !strchr(a, '.'));
 }
 
 lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e)
 {
     char *link = NULL, *best = NULL, target[64], **names = NULL;
-    bool whole = false;
+    int64_t step = -1;
     size_t n = 0;
     lm_code rc = lm_path_join(&link, run_dir, "latest", e);
 
@@ -160,21 +182,39 @@ lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e)
     lm_free(link);
     if (len > 0) {
         target[len] = '\0';
-        if (lm_run_step_of(target) >= 0 && !(rc = has_state(run_dir, target, &whole, e)) && whole)
+        if (!(rc = lm_run_checkpoint(run_dir, target, &step, e)) && step >= 0)
             return lm_strdup(out, target, e);
     }
     if (!rc)
         rc = lm_dir_list(run_dir, &names, &n, e);
     for (size_t i = 0; !rc && i < n; i++) {
-        if (lm_run_step_of(names[i]) < 0 || (rc = has_state(run_dir, names[i], &whole, e)) ||
-            !whole)
-            continue;
-        if (!best || lm_run_step_of(names[i]) > lm_run_step_of(best))
+        rc = lm_run_checkpoint(run_dir, names[i], &step, e);
+        if (!rc && step >= 0 && is_newer(names[i], step, best))
             best = names[i];
     }
     if (!rc && best)
         rc = lm_strdup(out, best, e);
     lm_names_free(names, n);
+    return rc;
+}
+
+lm_code lm_run_resolve(const char *path, char **out, lm_err *e)
+{
+    char *config = NULL, *link = NULL, *latest = NULL;
+    struct stat st;
+    *out = NULL;
+    if (!lm_path_is_dir(path))
+        return lm_strdup(out, path, e);
+    lm_code rc = lm_path_join(&config, path, "config.json", e);
+    if (!rc)
+        rc = lm_path_join(&link, path, "latest", e);
+    if (!rc && (!lstat(link, &st) || !lm_path_exists(config)))
+        rc = lm_run_latest(path, &latest, e);
+    if (!rc)
+        rc = latest ? lm_path_join(out, path, latest, e) : lm_strdup(out, path, e);
+    lm_free(config);
+    lm_free(link);
+    lm_free(latest);
     return rc;
 }
 
@@ -206,17 +246,16 @@ lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
     /* Names sort like steps only below 10^6: look for the next lower step each time. */
     int64_t below = latest ? lm_run_step_of(latest) : -1;
     for (older = 1; !rc && below >= 0; older++) {
-        const char *next = NULL;
+        int64_t next = -1;
         for (size_t i = 0; i < n; i++) {
             int64_t step = lm_run_step_of(names[i]);
-            if (step >= 0 && step < below && (!next || step > lm_run_step_of(next)))
-                next = names[i];
+            if (step >= 0 && step < below && step > next)
+                next = step;
         }
-        if (!next)
-            break;
-        below = lm_run_step_of(next);
-        if (older >= keep)
-            rc = lm_run_remove(run_dir, next, e);
+        below = next;
+        for (size_t i = 0; older >= keep && next >= 0 && i < n && !rc; i++)
+            if (lm_run_step_of(names[i]) == next) /* a folder, an .lmz, or both */
+                rc = lm_run_remove(run_dir, names[i], e);
     }
     lm_names_free(names, n);
     lm_free(latest);

@@ -5,8 +5,11 @@
  * atomically run/config.json    -> latest/config.json     and so on for each file of the model, so
  * that run/ itself loads
  *
- * A checkpoint folder appears under its name only when whole (lm_folder_commit), and `latest` names
- * it only after that: kill -9 at any moment leaves a run that resumes. */
+ * A checkpoint may be one file instead, step-000300.lmz (lmz.h), with the same files inside; the
+ * links into `latest` are then missing, as there is no folder that they could point into.
+ *
+ * A checkpoint appears under its name only when whole, and `latest` names it only after that: kill
+ * -9 at any moment leaves a run that resumes. */
 #ifndef LM_FORMAT_FOLDER_RUN_H
 #define LM_FORMAT_FOLDER_RUN_H
 
@@ -17,19 +20,24 @@
 
 /* "step-000300": at least six digits; `buf` of at least 32 bytes. */
 char *lm_run_step_name(int64_t step, char *buf);
-/* The step of such a name, -1 if it is none. */
+/* The step of such a name, with or without ".lmz"; -1 if it is none. */
 int64_t lm_run_step_of(const char *name);
+/* Is run_dir/name a whole checkpoint: a folder with a state.json, or an .lmz file?  *step: its step,
+ * -1 when it is none. */
+lm_code lm_run_checkpoint(const char *run_dir, const char *name, int64_t *step, lm_err *e);
 /* Point run/latest at run_dir/step_dir_name (which must exist) and make the links of its model
  * files; links of files that it has not are removed.  optimizer*.safetensors and state.json get no
- * link. */
+ * link; an .lmz has none at all. */
 lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e);
-/* Name of the newest whole checkpoint ("step-000300", yours): what latest points at, or, when
- * latest is missing or dangling, the highest step folder that has a state.json.  *out = NULL if
- * there is none (no failure).  `path` may also be a step folder itself: then *out is its base name.
- */
+/* Name of the newest whole checkpoint ("step-000300" or "step-000300.lmz", yours): what latest points
+ * at, or, when latest is missing or dangling, the highest step (of two forms of one step the
+ * folder).  *out = NULL if there is none (no failure). */
 lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e);
-/* Remove all but the newest `keep` (>= 1) checkpoints; never the one that latest names, nor newer
- * ones. */
+/* Where the model at `path` really lies: the newest checkpoint when path is the folder of a run
+ * (`latest` is there, or no config.json), else path itself.  *out is yours. */
+lm_code lm_run_resolve(const char *path, char **out, lm_err *e);
+/* Remove all but the checkpoints of the newest `keep` (>= 1) steps; never the one that latest names,
+ * nor newer ones. */
 lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e);
 /* Remove one checkpoint.  It loses its name first: a kill in between leaves a temporary, never half
  * a checkpoint. */

@@ -39,20 +39,6 @@ static bool is_wanted(const char *name)
     return false;
 }
 
-/* *step: of the checkpoint `name`, -1 when it is none. */
-static lm_code checkpoint_step(const char *run, const char *name, int64_t *step, lm_err *e)
-{
-    char *state = NULL;
-    *step = lm_run_step_of(name);
-    if (*step < 0)
-        return LM_OK;
-    lm_code rc = path_in(&state, run, name, "state.json", e);
-    if (!rc && !lm_path_exists(state))
-        *step = -1;
-    lm_free(state);
-    return rc;
-}
-
 lm_code lm_run_newest(const char *run, char **out, lm_err *e)
 {
     char **names = NULL;
@@ -63,7 +49,7 @@ lm_code lm_run_newest(const char *run, char **out, lm_err *e)
     lm_code rc = lm_dir_list(run, &names, &n, e);
     for (size_t i = 0; !rc && i < n; i++) {
         int64_t step;
-        rc = checkpoint_step(run, names[i], &step, e);
+        rc = lm_run_checkpoint(run, names[i], &step, e);
         if (!rc && step > best) {
             best = step;
             name = names[i];
@@ -79,7 +65,7 @@ static lm_code check_name(const char *run, const char *name, int64_t from, bool 
 {
     char *path = NULL;
     int64_t step;
-    lm_code rc = checkpoint_step(run, name, &step, e);
+    lm_code rc = lm_run_checkpoint(run, name, &step, e);
     if (rc)
         return rc;
     if (step >= 0) {
@@ -133,17 +119,26 @@ static lm_code remove_links(const char *run, char **names, size_t n, lm_err *e)
     return rc;
 }
 
+/* Let `latest` name the checkpoint of step `from`, in the form that it has. */
+static lm_code go_back(const char *run, int64_t from, lm_err *e)
+{
+    char name[40];
+    int64_t step;
+    if (lm_run_checkpoint(run, lm_run_step_name(from, name), &step, e))
+        return e->code;
+    return lm_run_publish(run, step >= 0 ? name : strcat(name, ".lmz"), e);
+}
+
 static lm_code remove_after(const char *run, int64_t from, lm_err *e)
 {
-    char **names = NULL, keep[32];
+    char **names = NULL;
     size_t n = 0;
     lm_code rc = lm_dir_list(run, &names, &n, e);
     if (!rc)
-        rc = from < 0 ? remove_links(run, names, n, e)
-                      : lm_run_publish(run, lm_run_step_name(from, keep), e);
+        rc = from < 0 ? remove_links(run, names, n, e) : go_back(run, from, e);
     for (size_t i = 0; !rc && i < n; i++) {
         int64_t step;
-        rc = checkpoint_step(run, names[i], &step, e);
+        rc = lm_run_checkpoint(run, names[i], &step, e);
         if (!rc && step > from)
             rc = lm_run_remove(run, names[i], e);
     }
