@@ -56,7 +56,7 @@ typedef struct {
     const lm_vocab_rule *rules;
     int n_rules;
     int64_t pad_to; /* rows are a multiple of this; 0: as many as the vocabulary needs */
-} lm_vocab_spec;    /* all zero: strict */
+} lm_vocab_spec;    /* all zero: strict; rules or pad_to without a policy: union */
 
 typedef struct {
     const char *name;        /* its path, as the user wrote it */
@@ -71,7 +71,8 @@ typedef struct lm_vocab lm_vocab;
  * Fails: LM_EUSAGE for a mismatch without a policy (says how many tokens differ and names some), a
  * model without tokenizer where one is needed, LM_VOCAB_BASE without a base, an unknown model in
  * spec or a rule, a rule's source that is not there, tokenizers of different kinds that cannot be
- * united (byte-level with byte-fallback, other normalisers); LM_EFORMAT, LM_ELIMIT. */
+ * united (byte-level with byte-fallback); LM_EFORMAT, LM_ELIMIT.  Other differences between united
+ * tokenizers (normaliser, pre-tokeniser, ...) are said as warnings: the first one's part is used. */
 lm_code lm_vocab_new(const lm_vocab_spec *spec, const lm_vocab_model *model, int n, int base,
                      lm_sink *sink, lm_vocab **out, lm_err *e);
 void lm_vocab_free(lm_vocab *v);
@@ -88,6 +89,7 @@ bool lm_vocab_is_table(const char *tensor);
 /* The model whose tokenizer's files are the output's, byte for byte; -1: those of the union, which
  * are lm_vocab_json and lm_vocab_config_json (NULL: none). */
 int lm_vocab_owner(const lm_vocab *v);
+const lm_tokenizer *lm_vocab_tokenizer(const lm_vocab *v); /* of the result; NULL: there is none */
 const char *lm_vocab_json(const lm_vocab *v, size_t *len);
 const char *lm_vocab_config_json(const lm_vocab *v, size_t *len);
 
