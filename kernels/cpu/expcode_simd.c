@@ -22,7 +22,7 @@ enum {
     SYMBOLS = 6,                       /* in one entry at most */
     ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes more than it means */
     ROUND_IN = 7,                      /* bytes that a round moves on at most */
-    GET_AT_ONCE = 4,
+    GET_AT_ONCE = 8,
     PUT_AT_ONCE = 2,
 };
 

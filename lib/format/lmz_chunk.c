@@ -32,10 +32,9 @@ struct lm_lmz_coder {
     ZSTD_CCtx *pack;
     ZSTD_DCtx *unpack;
     lm_exp_work work;
-    uint32_t clog[SAMPLE + 1];         /* 2^16 c log2(c) / 4096 */
-    uint8_t plane[LM_LMZ_CHUNK + 64];  /* the planes one after another */
-    uint8_t sample[2][8 * SAMPLE];     /* gathered elements, of the chunk and of its base */
-    uint8_t packed[LM_LMZ_CHUNK + 64]; /* what zstd makes of a plane */
+    uint32_t clog[SAMPLE + 1];        /* 2^16 c log2(c) / 4096 */
+    uint8_t plane[LM_LMZ_CHUNK + 64]; /* the planes one after another */
+    uint8_t sample[2][8 * SAMPLE];    /* gathered elements, of the chunk and of its base */
 };
 
 static const struct {
@@ -218,28 +217,65 @@ static void put_head(uint8_t *at, coded p)
     at[3] = (uint8_t)(p.len >> 16);
 }
 
-/* Code the n bytes p into dst, which has room for n. */
-static coded encode_plane(lm_lmz_coder *c, lm_lmz_kind kind, guess g, const uint8_t *p, size_t n,
-                          uint8_t *dst)
+/* Whether matches are to be had: contents that repeat, be it rows or runs of zeros.  Words that
+ * begin with a given byte, wherever they lie, are compared with those seen before; in p, the plane
+ * nearest to random, two are equal only where the elements are. */
+static bool repeats(const uint8_t *p, size_t n)
 {
-    bool all = c->level >= 10, text = kind == LM_LMZ_BYTES;
-    size_t planned = 0, best = n - n / 128; /* less gain than that is not worth decoding */
-    if (g.distinct == 1 && !memcmp(p, p + 1, n - 1)) {
+    enum { PARTS = 4, HITS = 64, SLOTS = 1024 };
+    uint64_t seen[SLOTS] = { 0 }, word;
+    unsigned hits = 0, equal = 0;
+    for (size_t part = 0; n >= 64 && part < PARTS; part++) {
+        const uint8_t *at = p + n / PARTS * part, *end = at + n / PARTS - 8;
+        int begin = part & 1 ? p[n / 2] : 0; /* a byte that occurs; runs of zeros */
+        for (int i = 0; i < HITS && at < end && (at = memchr(at, begin, (size_t)(end - at))); i++) {
+            memcpy(&word, at, 8);
+            uint64_t slot = (word | 1) * 0x9e3779b97f4a7c15u >> 54;
+            equal += seen[slot] == (word | 1);
+            seen[slot] = word | 1;
+            hits++;
+            at += 8;
+        }
+    }
+    return equal * 8 > hits;
+}
+
+/* What a plane is coded with, decided by what its sample promises. */
+typedef struct {
+    bool huffman, zstd;
+    size_t worth; /* more bytes than that, and it is kept raw */
+} attempt;
+
+static attempt attempt_for(const lm_lmz_coder *c, lm_lmz_kind kind, const guess *g, bool repeating,
+                           size_t n)
+{
+    bool all = c->level >= 10 || kind == LM_LMZ_BYTES, promising = g->bits < 7.92;
+    return (attempt){
+        .huffman = all || promising,
+        .zstd = all || repeating || g->top > 0.6 || (promising && !kinds[kind].field),
+        .worth = c->level >= 10 ? n : n - n / 128,
+    };
+}
+
+/* Code the n bytes p into dst, which has room for n. */
+static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n, uint8_t *dst)
+{
+    size_t planned = 0, best = a.worth;
+    if (p[0] == p[n - 1] && !memcmp(p, p + 1, n - 1)) {
         dst[0] = p[0];
         return (coded){ CONST, 1 };
     }
-    if (all || text || g.bits < 7.92)
+    if (a.huffman)
         planned = lm_exp_plan(c->exp, &c->work, p, n);
-    if (planned && planned < best)
-        best = planned;
-    if (all || text || g.top > 0.6 || (!kinds[kind].field && g.bits < 7.92)) {
-        size_t z = ZSTD_compress2(c->pack, c->packed, best, p, n);
-        if (!ZSTD_isError(z) && z < best) {
-            memcpy(dst, c->packed, z);
+    if (planned >= best)
+        planned = 0;
+    best = planned ? planned : best;
+    if (a.zstd) {
+        size_t z = ZSTD_compress2(c->pack, dst, best, p, n);
+        if (!ZSTD_isError(z) && z < best)
             return (coded){ ZSTD, z };
-        }
     }
-    if (planned && planned == best) {
+    if (planned) {
         lm_exp_write(c->exp, &c->work, p, n, dst);
         return (coded){ EXP, planned };
     }
@@ -274,8 +310,13 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         f.delta = choose_delta(c, f, src, base, n, g);
         lay_out(c->plane, n, plane);
         c->planes->split(f, src, base, n, plane);
+        int noisy = 0;
+        for (int k = 1; k < f.size; k++)
+            noisy = g[k].bits > g[noisy].bits ? k : noisy;
+        bool again = repeats(plane[noisy], n);
         for (int k = 0; k < f.size; k++) {
-            coded p = encode_plane(c, kind, g[k], plane[k], n, out + at);
+            attempt a = attempt_for(c, kind, &g[k], again, n);
+            coded p = encode_plane(c, a, plane[k], n, out + at);
             put_head(out + 1 + 4 * k, p);
             at += p.len;
         }

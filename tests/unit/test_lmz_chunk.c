@@ -1,0 +1,301 @@
+/* Chunks of .lmz files: every kind and shape of data comes back, the same bytes on every processor,
+ * never larger than promised, and damaged ones never lead outside the buffers. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "format/lmz_chunk.h"
+
+enum data { NORMAL, CONSTANT, UNIFORM, SPIKES, NANS, SPARSE, ROWS, DATA_KINDS };
+static const size_t counts[] = { 0, 1, 3, 255, 256, 4095, 4096, 4099, 30001 };
+enum { N_COUNTS = sizeof counts / sizeof *counts, FULL = LM_LMZ_CHUNK };
+
+static const lm_dtype type_of[LM_LMZ_KINDS] = { LM_DTYPE_U8,     LM_DTYPE_U8,    LM_DTYPE_I16,
+                                                LM_DTYPE_I32,    LM_DTYPE_I64,   LM_DTYPE_BF16,
+                                                LM_DTYPE_F16,    LM_DTYPE_F32,   LM_DTYPE_F64,
+                                                LM_DTYPE_F8E4M3, LM_DTYPE_F8E5M2 };
+
+static uint64_t word(uint64_t i)
+{
+    return lm_rng_u64(lm_rng_make(7, "chunk", 0), i);
+}
+
+/* n elements of the kind, exactly as long: reads and writes beyond are seen by ASan. */
+static uint8_t *make(lm_lmz_kind kind, enum data data, size_t n, uint64_t seed)
+{
+    static const uint64_t nans[] = { 0x8000000000000000, 0x7ff0000000000001, 0xfff8000000000123,
+                                     0x7fc0000180008001, 0xffffffffffffffff, 0x0000000100010001 };
+    size_t size = lm_lmz_kind_size(kind);
+    uint8_t *x = malloc(n * size + 1);
+    lm_rng r = lm_rng_make(seed, "chunk data", 0);
+    bool real = lm_dtype_is_float(type_of[kind]);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t u = 0, w = word(i * 3 + seed);
+        double v = lm_rng_normal(r, i);
+        if (data == NORMAL || data == SPARSE || data == ROWS)
+            lm_set(type_of[kind], &u, 0, real ? 0.02 * v : floor(30 + 10 * v));
+        if (data == SPARSE && w % 20)
+            u = 0;
+        else if (data == CONSTANT)
+            u = 0x3c3d3e3f40414243;
+        else if (data == UNIFORM)
+            u = w;
+        else if (data == SPIKES)
+            u = w % 1000 ? 0 : w >> 7;
+        else if (data == NANS)
+            u = nans[w % 6] >> (w % 3 ? 0 : 64 - 8 * size);
+        memcpy(x + i * size, &u, size);
+        if (data == ROWS && i >= 333)
+            memcpy(x + i * size, x + (i - 333) * size, size);
+    }
+    return x;
+}
+
+static lm_lmz_coder *coder(int level, lm_cpu_level cpu)
+{
+    static lm_lmz_coder *made[20][4];
+    lm_err e = { 0 };
+    if (!made[level][cpu])
+        assert_int_equal(lm_lmz_coder_new(level, cpu, &made[level][cpu], &e), 0);
+    return made[level][cpu];
+}
+
+static size_t encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *x, size_t raw, const void *base,
+                     uint8_t *out)
+{
+    size_t len = 0;
+    lm_err e = { 0 };
+    assert_int_equal(lm_lmz_encode(c, kind, x, raw, base, out, lm_lmz_chunk_bound(raw), &len, &e),
+                     0);
+    assert_true(len <= raw + 1);
+    return len;
+}
+
+/* There and back on every processor level, and what the chunk says about itself. */
+static size_t round_trip(int level, lm_lmz_kind kind, const uint8_t *x, size_t raw,
+                         const uint8_t *base)
+{
+    uint8_t *first = malloc(lm_lmz_chunk_bound(raw)), *out = malloc(lm_lmz_chunk_bound(raw));
+    uint8_t *back = malloc(raw + 1), *exact;
+    size_t len = encode(coder(level, LM_CPU_REF), kind, x, raw, base, first), sum = 0;
+    lm_lmz_chunk_info info;
+    lm_err e = { 0 };
+    exact = malloc(len);
+    memcpy(exact, first, len);
+    for (lm_cpu_level cpu = LM_CPU_REF; cpu <= lm_cpu_detect(); cpu++) {
+        lm_lmz_coder *c = coder(level, cpu);
+        assert_int_equal(encode(c, kind, x, raw, base, out), len);
+        assert_memory_equal(out, first, len);
+        memset(back, 0xa5, raw + 1);
+        if (lm_lmz_decode(c, kind, exact, len, base, back, raw, &e))
+            fail_msg("kind %d, %zu bytes: %s", kind, raw, e.what);
+        if (raw)
+            assert_memory_equal(back, x, raw);
+        assert_int_equal(back[raw], 0xa5);
+    }
+    assert_int_equal(lm_lmz_chunk_look(kind, exact, len, raw, &info, &e), 0);
+    for (int k = 0; k < info.n; k++)
+        sum += info.plane[k].coded;
+    assert_int_equal(len, first[0] & 0x80 ? 1 + sum : 1 + 4 * (size_t)info.n + sum);
+    free(first), free(out), free(back), free(exact);
+    return len;
+}
+
+static void every_kind_of_data_comes_back(void **state)
+{
+    (void)state;
+    for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
+        for (int d = 0; d < DATA_KINDS; d++) {
+            for (int i = 0; i < N_COUNTS; i++) {
+                uint8_t *x = make(kind, (enum data)d, counts[i], 1);
+                round_trip(3, kind, x, counts[i] * lm_lmz_kind_size(kind), NULL);
+                free(x);
+            }
+        }
+    }
+}
+
+static void full_chunks_of_every_kind(void **state)
+{
+    (void)state;
+    for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
+        uint8_t *x = make(kind, NORMAL, FULL / lm_lmz_kind_size(kind), 1);
+        round_trip(1, kind, x, FULL, NULL);
+        free(x);
+        x = make(kind, UNIFORM, FULL / lm_lmz_kind_size(kind), 1);
+        assert_true(round_trip(1, kind, x, FULL, NULL) <= FULL + FULL / 1000);
+        free(x);
+    }
+}
+
+static void high_levels_are_not_larger(void **state)
+{
+    (void)state;
+    for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
+        for (int d = 0; d < DATA_KINDS; d++) {
+            uint8_t *x = make(kind, (enum data)d, 20000, 1);
+            size_t raw = 20000 * lm_lmz_kind_size(kind);
+            size_t low = round_trip(3, kind, x, raw, NULL);
+            assert_true(round_trip(12, kind, x, raw, NULL) <= low + low / 50);
+            free(x);
+        }
+    }
+}
+
+/* A neighbour: most elements moved by a few units in the last place. */
+static uint8_t *moved(lm_lmz_kind kind, const uint8_t *x, size_t n)
+{
+    size_t size = lm_lmz_kind_size(kind);
+    uint8_t *y = malloc(n * size + 1);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t u = 0;
+        memcpy(&u, x + i * size, size);
+        u += word(i) % 7 - 3;
+        memcpy(y + i * size, &u, size);
+    }
+    return y;
+}
+
+static void differences_come_back_and_are_smaller(void **state)
+{
+    (void)state;
+    for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
+        for (int d = 0; d < DATA_KINDS; d++) {
+            for (int i = 1; i < N_COUNTS; i++) {
+                uint8_t *x = make(kind, (enum data)d, counts[i], 1), *y = moved(kind, x, counts[i]);
+                size_t raw = counts[i] * lm_lmz_kind_size(kind);
+                size_t plain = round_trip(3, kind, y, raw, NULL);
+                size_t delta = round_trip(3, kind, y, raw, x);
+                if (counts[i] > 4000 && d == NORMAL)
+                    assert_true(delta < plain);
+                free(x), free(y);
+            }
+        }
+    }
+}
+
+/* An unrelated base does no harm: the chunk is then no difference. */
+static void unrelated_base_is_left_alone(void **state)
+{
+    (void)state;
+    uint8_t *x = make(LM_LMZ_BF16, NORMAL, 100000, 1), *y = make(LM_LMZ_BF16, UNIFORM, 100000, 2);
+    assert_int_equal(round_trip(3, LM_LMZ_BF16, x, 200000, y),
+                     round_trip(3, LM_LMZ_BF16, x, 200000, NULL));
+    free(x), free(y);
+}
+
+static void normal_bf16_reaches_its_bound(void **state)
+{
+    (void)state;
+    uint8_t *x = make(LM_LMZ_BF16, NORMAL, FULL / 2, 5);
+    size_t len = round_trip(3, LM_LMZ_BF16, x, FULL, NULL);
+    assert_true((double)len < 0.664 * FULL);
+    free(x);
+}
+
+static void same_values_cost_nothing(void **state)
+{
+    (void)state;
+    for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
+        size_t size = lm_lmz_kind_size(kind);
+        uint8_t *x = make(kind, CONSTANT, FULL / size, 5);
+        assert_int_equal(round_trip(3, kind, x, FULL, NULL), 1 + 5 * size);
+        assert_int_equal(round_trip(3, kind, x, FULL, x), 1 + 5 * size);
+        free(x);
+        x = make(kind, ROWS, FULL / size, 5);
+        assert_true(round_trip(3, kind, x, FULL, NULL) < FULL / 20);
+        free(x);
+    }
+}
+
+/* Every flipped bit and every length: refused, or other bytes; never anything outside.  Matches of
+ * zstd may be told in more than one way, so a flip there may change nothing. */
+static void damage_is_contained(void **state)
+{
+    (void)state;
+    static const struct {
+        lm_lmz_kind kind;
+        enum data data;
+        size_t n;
+        bool matches;
+    } cases[] = { { LM_LMZ_BF16, NORMAL, 300, false }, { LM_LMZ_BF16, NORMAL, 4200, false },
+                  { LM_LMZ_F32, SPARSE, 4200, true },  { LM_LMZ_F8E4M3, NORMAL, 500, false },
+                  { LM_LMZ_BYTES, SPIKES, 900, true }, { LM_LMZ_U64, ROWS, 700, true } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint8_t *x = make(cases[i].kind, cases[i].data, cases[i].n, 1);
+        size_t raw = cases[i].n * lm_lmz_kind_size(cases[i].kind);
+        uint8_t *out = malloc(lm_lmz_chunk_bound(raw)), *back = malloc(raw);
+        size_t len = encode(coder(3, LM_CPU_REF), cases[i].kind, x, raw, NULL, out), same = 0;
+        for (size_t bit = 0; bit < 8 * len + len; bit++) {
+            size_t cut = bit < 8 * len ? len : bit - 8 * len;
+            uint8_t *bad = malloc(cut ? cut : 1);
+            int answer[4];
+            memcpy(bad, out, cut);
+            if (cut == len)
+                bad[bit / 8] ^= (uint8_t)(1 << bit % 8);
+            for (lm_cpu_level cpu = LM_CPU_REF; cpu <= lm_cpu_detect(); cpu++) {
+                lm_err e = { 0 };
+                answer[cpu] =
+                    lm_lmz_decode(coder(3, cpu), cases[i].kind, bad, cut, x, back, raw, &e);
+                assert_true(answer[cpu] == answer[0]);
+                assert_true(answer[cpu] == LM_OK || e.what[0]);
+                same += !answer[cpu] && !memcmp(back, x, raw);
+            }
+            free(bad);
+        }
+        assert_true(same == 0 || cases[i].matches);
+        free(x), free(out), free(back);
+    }
+}
+
+static void misuse_is_refused(void **state)
+{
+    (void)state;
+    lm_lmz_coder *none, *c = coder(3, LM_CPU_REF);
+    uint8_t x[64] = { 0 }, out[128];
+    lm_lmz_chunk_info info;
+    size_t len;
+    lm_err e = { 0 };
+    assert_int_equal(lm_lmz_coder_new(20, LM_CPU_REF, &none, &e), LM_EUSAGE);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_lmz_encode(c, LM_LMZ_F32, x, 63, NULL, out, 128, &len, &e), LM_EFORMAT);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_lmz_encode(c, LM_LMZ_F32, x, 64, NULL, out, 65, &len, &e), LM_EUSAGE);
+    e = (lm_err){ 0 };
+    uint8_t delta[] = { 1, 0, 1, 0, 0, 0, 1, 0, 0, 5, 5 };
+    assert_int_equal(lm_lmz_decode(c, LM_LMZ_BF16, delta, sizeof delta, NULL, x, 64, &e),
+                     LM_EUSAGE);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_lmz_chunk_look(LM_LMZ_BF16, delta, sizeof delta - 1, 64, &info, &e),
+                     LM_EFORMAT);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_lmz_chunk_look(LM_LMZ_KINDS, delta, sizeof delta, 64, &info, &e),
+                     LM_EFORMAT);
+    assert_int_equal(lm_lmz_kind_of(LM_DTYPE_NONE), LM_LMZ_U8);
+    for (lm_lmz_kind k = LM_LMZ_U8; k < LM_LMZ_KINDS; k++)
+        assert_int_equal(lm_lmz_kind_of(type_of[k]), k);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind_of_data_comes_back),
+        cmocka_unit_test(full_chunks_of_every_kind),
+        cmocka_unit_test(high_levels_are_not_larger),
+        cmocka_unit_test(differences_come_back_and_are_smaller),
+        cmocka_unit_test(unrelated_base_is_left_alone),
+        cmocka_unit_test(normal_bf16_reaches_its_bound),
+        cmocka_unit_test(same_values_cost_nothing),
+        cmocka_unit_test(damage_is_contained),
+        cmocka_unit_test(misuse_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
