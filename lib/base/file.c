@@ -12,14 +12,21 @@
 
 lm_code lm_map_open(const char *path, lm_map *out, lm_err *e)
 {
-    static const uint8_t nothing[1];
-    struct stat st;
-    void *p;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
     *out = (lm_map){ .fd = -1 };
     if (fd < 0)
         return lm_fail(e, LM_EIO, path, NULL, "cannot open");
+    return lm_map_fd(fd, path, out, e);
+}
+
+lm_code lm_map_fd(int fd, const char *path, lm_map *out, lm_err *e)
+{
+    static const uint8_t nothing[1];
+    struct stat st;
+    void *p;
+
+    *out = (lm_map){ .fd = -1 };
     if (fstat(fd, &st)) {
         lm_fail(e, LM_EIO, path, NULL, "cannot examine");
         close(fd);

@@ -23,6 +23,8 @@ typedef struct {
 } lm_map;
 lm_code lm_map_open(const char *path, lm_map *out,
                     lm_err *e); /* an empty file gives data != NULL, size 0 */
+/* The same of an open descriptor, which is taken over whatever the result; `path` is for messages. */
+lm_code lm_map_fd(int fd, const char *path, lm_map *out, lm_err *e);
 void lm_map_close(lm_map *m);
 
 /* A whole small file (at most `limit` bytes, else LM_EFORMAT); NUL-terminated, yours. */

@@ -5,6 +5,7 @@
 #include <archive_entry.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -37,50 +38,106 @@ bool lm_ar_name_safe(const char *name)
 
 struct lm_ar {
     struct archive *a;
-    char *where;
-    uint64_t left; /* of the current member */
+    char *where, *root;
+    lm_read_fn read;
+    void *ctx;
+    uint8_t *block;
+    const uint8_t *map; /* NULL: a stream */
+    size_t map_bytes;
+    uint64_t size, left; /* of the current member */
+    lm_err err;          /* of the read callback */
 };
+
+static la_ssize_t read_block(struct archive *a, void *ctx, const void **out)
+{
+    lm_ar *r = ctx;
+    size_t got = 0;
+
+    *out = r->block;
+    if (!r->read(r->ctx, r->block, BLOCK, &got, &r->err))
+        return (la_ssize_t)got;
+    archive_set_error(a, r->err.sys ? r->err.sys : EIO, "read failed");
+    return -1;
+}
 
 static lm_code decoder_failed(const lm_ar *a, lm_err *e)
 {
     const char *why = archive_error_string(a->a);
-    int sys = archive_errno(a->a);
 
-    if (sys == ENOENT || sys == EACCES || sys == EISDIR || sys == EIO) {
-        errno = sys;
-        return lm_fail(e, LM_EIO, a->where, NULL, "cannot read");
+    if (a->err.code) {
+        if (!e->code)
+            *e = a->err;
+        return a->err.code;
     }
     return lm_fail(e, LM_EFORMAT, a->where, "check that it is a whole tar archive",
                    "the decoder says '%s'", why ? why : "no reason given");
 }
 
-lm_code lm_ar_open(const char *path, lm_ar **out, lm_err *e)
+/* Those that libarchive has in itself; no other program is started. */
+static void add_filters(struct archive *a)
+{
+    archive_read_support_filter_gzip(a);
+    archive_read_support_filter_bzip2(a);
+    archive_read_support_filter_compress(a);
+    archive_read_support_filter_xz(a);
+    archive_read_support_filter_lzma(a);
+    archive_read_support_filter_lzip(a);
+    archive_read_support_filter_zstd(a);
+    archive_read_support_filter_lz4(a);
+}
+
+static lm_code new_reader(const char *where, lm_ar **out, lm_err *e)
 {
     lm_ar *a = NULL;
-    bool std = !strcmp(path, "-");
     lm_code rc = lm_alloc_n(&a, 1, sizeof *a, "archive", e);
 
-    *out = NULL;
+    *out = a;
     if (!rc)
-        rc = lm_strdup(&a->where, std ? "standard input" : path, e);
+        rc = lm_strdup(&a->where, where, e);
     if (!rc && !(a->a = archive_read_new()))
-        rc = lm_fail(e, LM_ELIMIT, path, NULL, "no memory for a decoder");
-    if (!rc) {
-        archive_read_support_filter_gzip(a->a);
-        archive_read_support_filter_bzip2(a->a);
-        archive_read_support_filter_xz(a->a);
-        archive_read_support_filter_zstd(a->a);
-        archive_read_support_filter_lz4(a->a);
+        rc = lm_fail(e, LM_ELIMIT, where, NULL, "no memory for a decoder");
+    if (!rc)
         archive_read_support_format_tar(a->a);
-        if (archive_read_open_filename(a->a, std ? NULL : path, BLOCK) != ARCHIVE_OK)
+    return rc;
+}
+
+static lm_code opened(lm_ar *a, lm_code rc, lm_ar **out)
+{
+    *out = rc ? NULL : a;
+    if (rc)
+        lm_ar_close(a);
+    return rc;
+}
+
+lm_code lm_ar_open(lm_read_fn read, void *ctx, const char *where, lm_ar **out, lm_err *e)
+{
+    lm_ar *a;
+    lm_code rc = new_reader(where, &a, e);
+
+    if (!rc)
+        rc = lm_alloc_n(&a->block, BLOCK, 1, "a buffer", e);
+    if (!rc) {
+        a->read = read;
+        a->ctx = ctx;
+        add_filters(a->a);
+        if (archive_read_open(a->a, a, NULL, read_block, NULL) != ARCHIVE_OK)
             rc = decoder_failed(a, e);
     }
-    if (rc) {
-        lm_ar_close(a);
-        return rc;
+    return opened(a, rc, out);
+}
+
+lm_code lm_ar_open_map(const uint8_t *data, size_t bytes, const char *where, lm_ar **out, lm_err *e)
+{
+    lm_ar *a;
+    lm_code rc = new_reader(where, &a, e);
+
+    if (!rc) {
+        a->map = data;
+        a->map_bytes = bytes;
+        if (archive_read_open_memory(a->a, data, bytes) != ARCHIVE_OK)
+            rc = decoder_failed(a, e);
     }
-    *out = a;
-    return LM_OK;
+    return opened(a, rc, out);
 }
 
 void lm_ar_close(lm_ar *a)
@@ -88,13 +145,44 @@ void lm_ar_close(lm_ar *a)
     if (!a)
         return;
     archive_read_free(a->a);
+    lm_free(a->block);
+    lm_free(a->root);
     lm_free(a->where);
     lm_free(a);
+}
+
+/* The first entry says which folder the others lie in: "m/" and "m/config.json" alike. */
+static lm_code find_root(lm_ar *a, const char *path, lm_err *e)
+{
+    const char *slash = path ? strchr(path, '/') : NULL;
+    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+
+    if (n == 2 && path[0] == '.') /* made as "tar c ." */
+        n = 0;
+    lm_code rc = lm_alloc_n(&a->root, n + 1, 1, "archive", e);
+    if (!rc && n)
+        memcpy(a->root, path, n);
+    return rc;
+}
+
+static lm_code check_kind(const lm_ar *a, struct archive_entry *entry, lm_err *e)
+{
+    if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
+        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with tar -h",
+                       "it has a member that is a link or a device");
+    if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
+        return lm_fail(e, LM_EFORMAT, a->where, NULL, "a member has no size");
+    if (archive_entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
+        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
+                       "it has a sparse member");
+    return LM_OK;
 }
 
 lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
 {
     struct archive_entry *entry;
+    const char *path;
+    lm_code rc = LM_OK;
 
     *name = NULL;
     for (;;) {
@@ -103,24 +191,53 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
             return LM_OK;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             return decoder_failed(a, e);
-        if (archive_entry_filetype(entry) == AE_IFREG && !archive_entry_hardlink(entry))
+        path = archive_entry_pathname(entry);
+        if (!a->root && (rc = find_root(a, path, e)))
+            return rc;
+        if (archive_entry_filetype(entry) != AE_IFDIR)
             break;
     }
-    const char *path = archive_entry_pathname(entry);
     while (path && path[0] == '.' && path[1] == '/')
         path += 2;
     if (!path || !lm_ar_name_safe(path))
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with relative names",
                        "it has a member whose name leaves the folder or cannot be read");
-    if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
-        return lm_fail(e, LM_EFORMAT, a->where, NULL, "a member has no size");
-    if (archive_entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
-        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
-                       "it has a sparse member");
-    a->left = (uint64_t)archive_entry_size(entry);
+    if ((rc = check_kind(a, entry, e)))
+        return rc;
+    a->size = a->left = (uint64_t)archive_entry_size(entry);
     if (size)
         *size = a->left;
     *name = path;
+    return LM_OK;
+}
+
+const char *lm_ar_root(const lm_ar *a)
+{
+    return a->root;
+}
+
+bool lm_ar_filtered(const lm_ar *a)
+{
+    return archive_filter_count(a->a) > 1;
+}
+
+/* The decoder hands out pieces of the memory it was given: one piece, the whole member. */
+lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
+{
+    const void *p = a->map;
+    size_t n = 0;
+    la_int64_t at = 0;
+    int r = a->size ? archive_read_data_block(a->a, &p, &n, &at) : ARCHIVE_OK;
+    uintptr_t from = (uintptr_t)p - (uintptr_t)a->map;
+
+    if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+        return decoder_failed(a, e);
+    if (a->size > n && from <= a->map_bytes && n == a->map_bytes - from)
+        return lm_fail(e, LM_EFORMAT, a->where, "it is truncated: fetch or write it again",
+                       "a member of %" PRIu64 " bytes has %zu", a->size, n);
+    if (at || n != a->size || from > a->map_bytes || n > a->map_bytes - from)
+        return lm_fail(e, LM_EBUG, a->where, NULL, "a member is not in one piece");
+    *data = p;
     return LM_OK;
 }
 
@@ -171,7 +288,46 @@ static lm_code encoder_failed(const lm_tar *t, lm_err *e)
                    why ? why : "no reason given");
 }
 
-lm_code lm_tar_open(int fd, const char *where, lm_tar **out, lm_err *e)
+static const struct {
+    const char *end, *filter; /* libarchive's name */
+} tar_names[] = {
+    { ".tar", NULL },     { ".tar.gz", "gzip" }, { ".tgz", "gzip" }, { ".tar.zst", "zstd" },
+    { ".tzst", "zstd" },  { ".tar.xz", "xz" },   { ".txz", "xz" },   { ".tar.bz2", "bzip2" },
+    { ".tbz2", "bzip2" }, { ".tar.lz4", "lz4" },
+};
+
+bool lm_tar_name(const char *path, const char **filter)
+{
+    size_t n = strlen(path);
+
+    for (size_t i = 0; i < sizeof tar_names / sizeof *tar_names; i++) {
+        size_t k = strlen(tar_names[i].end);
+        *filter = tar_names[i].filter;
+        if (n > k && !strcmp(path + n - k, tar_names[i].end))
+            return true;
+    }
+    *filter = NULL;
+    return false;
+}
+
+static lm_code set_filter(lm_tar *t, const char *filter, int level, lm_err *e)
+{
+    char number[16];
+
+    if (!filter)
+        return LM_OK;
+    if (archive_write_add_filter_by_name(t->a, filter) != ARCHIVE_OK)
+        return lm_fail(e, LM_EUSAGE, t->where, "choose another ending",
+                       "libarchive cannot write %s here", filter);
+    archive_write_set_filter_option(t->a, "gzip", "timestamp", NULL); /* no clock in the bytes */
+    snprintf(number, sizeof number, "%d", level);
+    if (level && archive_write_set_filter_option(t->a, filter, "compression-level", number))
+        return lm_fail(e, LM_EUSAGE, t->where, NULL, "%s has no level %d", filter, level);
+    return LM_OK;
+}
+
+lm_code lm_tar_open(int fd, const char *where, const char *filter, int level, lm_tar **out,
+                    lm_err *e)
 {
     lm_tar *t = NULL;
     lm_code rc = lm_alloc_n(&t, 1, sizeof *t, "tar stream", e);
@@ -183,6 +339,8 @@ lm_code lm_tar_open(int fd, const char *where, lm_tar **out, lm_err *e)
     rc = lm_strdup(&t->where, where, e);
     if (!rc && !(t->a = archive_write_new()))
         rc = lm_fail(e, LM_ELIMIT, where, NULL, "no memory for an encoder");
+    if (!rc)
+        rc = set_filter(t, filter, level, e);
     if (!rc && (archive_write_set_format_pax_restricted(t->a) != ARCHIVE_OK ||
                 archive_write_set_bytes_per_block(t->a, BLOCK) != ARCHIVE_OK ||
                 archive_write_set_bytes_in_last_block(t->a, 512) != ARCHIVE_OK ||

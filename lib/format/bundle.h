@@ -14,7 +14,9 @@
  * from then on the bundle has random access to the current and all later files.
  *
  * Archives and streams are hostile until checked: names are plain (lm_name_ok; one common leading
- * folder is taken off), no file comes twice, links and devices fail, sizes are not believed. */
+ * folder is taken off), no file comes twice, links and devices fail, sizes are not believed.  Hidden
+ * files (".gitattributes", temporaries) and what lies in folders below are passed over, in folders
+ * and archives alike. */
 #ifndef LM_FORMAT_BUNDLE_H
 #define LM_FORMAT_BUNDLE_H
 
@@ -22,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/par.h"
 #include "base/progress.h"
@@ -54,8 +57,9 @@ typedef struct {
 
 typedef struct lm_bundle lm_bundle;
 
-/* Open `path` ("-": standard input).  Fails: LM_EIO; LM_EUSAGE if it is none of the above (says what
- * was looked for); LM_EFORMAT. */
+/* Open `path` ("-": standard input; when that is a file it is read as one, with random access).
+ * Fails: LM_EIO; LM_EUSAGE if it is none of the above (says what was looked for), or a terminal;
+ * LM_EFORMAT. */
 lm_code lm_bundle_open(const char *path, const lm_bundle_opts *o, lm_bundle **out, lm_err *e);
 void lm_bundle_close(lm_bundle *b);
 lm_bundle_kind lm_bundle_kind_of(const lm_bundle *b);
@@ -69,6 +73,9 @@ const struct lm_lmz *lm_bundle_lmz(const lm_bundle *b);
 lm_code lm_bundle_next(lm_bundle *b, const lm_bundle_file **f, lm_err *e);
 lm_code lm_bundle_read(void *bundle, void *dst, size_t cap, size_t *got, lm_err *e);
 
+/* Read on to the end of a stream and find it whole; nothing to do when it is random. */
+lm_code lm_bundle_finish(lm_bundle *b, lm_err *e);
+
 /* Random access.  False for a stream that was not spooled. */
 bool lm_bundle_random(const lm_bundle *b);
 /* Make it random: from the current file on.  Does nothing when it is. */
@@ -77,7 +84,10 @@ lm_code lm_bundle_spool(lm_bundle *b, lm_err *e);
 size_t lm_bundle_count(const lm_bundle *b);
 const lm_bundle_file *lm_bundle_at(const lm_bundle *b, size_t i);
 const lm_bundle_file *lm_bundle_find(const lm_bundle *b, const char *name); /* NULL if absent */
-/* Bytes [from, from + bytes) of file f.  Any thread. */
+/* The name of f for messages: "dir/config.json", "m.tar: config.json". */
+const char *lm_bundle_where(const lm_bundle *b, const lm_bundle_file *f, char buf[256]);
+/* Bytes [from, from + bytes) of file f.  Any thread.  LM_EUSAGE outside of it, and for bytes of a
+ * stream that had passed before it was spooled. */
 lm_code lm_bundle_pread(const lm_bundle *b, const lm_bundle_file *f, uint64_t from, void *dst,
                         size_t bytes, lm_err *e);
 /* The bytes of f in memory, borrowed until the bundle is closed; NULL where nothing is mapped (an
@@ -85,8 +95,11 @@ lm_code lm_bundle_pread(const lm_bundle *b, const lm_bundle_file *f, uint64_t fr
 const uint8_t *lm_bundle_map(const lm_bundle *b, const lm_bundle_file *f);
 /* These mapped bytes are not needed again soon: they leave this process's resident set. */
 void lm_bundle_forget(const lm_bundle *b, const lm_bundle_file *f, uint64_t from, uint64_t bytes);
-/* A whole small file, at most `limit` bytes; NUL-terminated, yours. */
+/* A whole small file, at most `limit` bytes; NUL-terminated, appended to `out`.  On a stream it must
+ * be the current file (lm_bundle_next).  LM_EFORMAT if it is absent or larger. */
 lm_code lm_bundle_load(lm_bundle *b, const char *name, size_t limit, lm_buf *out, lm_err *e);
+/* A .safetensors file of a random bundle; close it before the bundle. */
+lm_code lm_bundle_st(lm_bundle *b, const char *name, lm_st **out, lm_err *e);
 
 /* ---- Writing ---- */
 
@@ -94,16 +107,22 @@ typedef struct lm_bundle_out lm_bundle_out;
 
 /* What `path` asks for: "-" and NAME.tar a tar, NAME.tar.gz .tar.zst .tar.xz .tar.bz2 .tar.lz4 a
  * compressed one, NAME.lmz, NAME.safetensors (files other than the weights are left out), anything
- * else a folder.  Files and folders appear whole or not at all; standard output is written in place
- * (LM_EUSAGE when it is a terminal is the tool's business).
- * A folder takes files in any order and needs no sizes; the others one after another. */
+ * else a folder; pipes and devices are written in place as a tar.  Files and folders appear whole or
+ * not at all; standard output is written in place too (LM_EUSAGE when it is a terminal). */
 lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
                          lm_err *e);
 lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b);
+const char *lm_bundle_out_path(const lm_bundle_out *b); /* as given; "standard output" for "-" */
+/* LM_ELIMIT if the file system that it is written to has fewer than `bytes` bytes free (a
+ * compressed output: not checked). */
+lm_code lm_bundle_room(const lm_bundle_out *b, uint64_t bytes, lm_err *e);
 /* Begin a file of exactly `bytes` bytes; the one before must be complete. */
 lm_code lm_bundle_begin(lm_bundle_out *b, const char *name, uint64_t bytes, lm_err *e);
 lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes,
                         lm_err *e); /* lm_write_fn */
+/* Begin a .safetensors file that will hold `plan` (borrowed); to be committed before the next. */
+lm_code lm_bundle_st_create(lm_bundle_out *b, const char *name, const lm_st_plan *plan,
+                            lm_st_writer **out, lm_err *e);
 /* A whole small file. */
 lm_code lm_bundle_put(lm_bundle_out *b, const char *name, const void *data, size_t bytes,
                       lm_err *e);

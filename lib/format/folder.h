@@ -1,13 +1,17 @@
 /* folder.h -- a model as the tools meet it: tensors by name from wherever they lie, and the Hugging
- * Face folder that it is written to.
+ * Face folder (or its tar, .lmz or stream) that it is written to.
  *
  * Accepted as a model: a folder with config.json and model.safetensors, or
  * model.safetensors.index.json and its shards; a training run's folder (folder_run.h: the newest
- * whole checkpoint is opened, and stays the one that was opened); one .safetensors file, alone.
- * The interface leaves room for sources that can only go forward (a tar stream): iterate with
- * lm_model_source_next and ask lm_model_source_random before anything else.
+ * whole checkpoint is opened, and stays the one that was opened); one .safetensors file, alone; a
+ * tar or an .lmz of such a folder; a stream of any of the last three (bundle.h).
  *
- * Whatever is wrong with a folder is one error that names the file: a shard missing or truncated, a
+ * A stream with config.json before one file of weights is read forward: the tensor that
+ * lm_model_source_next gave last is held in memory and may be read in any way, those before are
+ * gone.  Whatever asks for more (a tensor further on, a file behind the weights) spools the rest to
+ * disk.  Shards, and weights before config.json, are spooled at once.
+ *
+ * Whatever is wrong with a model is one error that names the file: a shard missing or truncated, a
  * tensor that the index promises and its shard lacks, a name in two shards, a file name with a path
  * in it. */
 #ifndef LM_FORMAT_FOLDER_H
@@ -35,14 +39,36 @@ typedef struct lm_model_source lm_model_source;
 lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model_source **out,
                              lm_err *e);
 void lm_model_source_close(lm_model_source *m);
-const char *lm_model_source_path(const lm_model_source *m); /* as given */
-/* The folder that the files lie in (for tokenizer.json beside the weights): of a run, that of its
- * newest checkpoint; NULL for a lone file. */
+const char *lm_model_source_path(const lm_model_source *m); /* as given; "standard input" for "-" */
+/* The files that it was read from.  On a stream, what has passed is gone. */
+lm_bundle *lm_model_source_bundle(const lm_model_source *m);
+/* The folder that the files lie in: of a run, that of its newest checkpoint; NULL for everything
+ * that is no folder (lm_model_source_file reads tokenizer.json of all). */
 const char *lm_model_source_dir(const lm_model_source *m);
 /* config.json, borrowed; NULL for a lone file. */
 const json_t *lm_model_source_config(const lm_model_source *m);
-bool lm_model_source_random(
-    const lm_model_source *m); /* find, data, read and load work in any order */
+/* find, data, read and load work in any order, as cheaply. */
+bool lm_model_source_random(const lm_model_source *m);
+/* Make it so: what is still to come of a stream goes to disk.  Does nothing when it is. */
+lm_code lm_model_source_spool(lm_model_source *m, lm_err *e);
+/* Read on to the end of a stream and find it whole; to be called when the last tensor has been
+ * taken, before anything is published.  Does nothing on other sources. */
+lm_code lm_model_source_finish(lm_model_source *m, lm_err *e);
+
+/* A file beside the weights ("tokenizer.json"), at most `limit` bytes, NUL-terminated, appended to
+ * `out`; *found = false (no failure) when there is none.  A stream is spooled when that is what it
+ * takes to know. */
+lm_code lm_model_source_file(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
+                             bool *found, lm_err *e);
+/* The same for what may be missed: of a stream only what came before the weights.  If the file comes
+ * behind them after all, lm_model_source_finish fails and says so. */
+lm_code lm_model_source_file_now(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
+                                 bool *found, lm_err *e);
+/* Copy name beside the weights into a JSON tree; *out = NULL when there is none. */
+lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out, lm_err *e);
+/* Digest of the input for its product's history (provenance.h); 0 for a stream, which is not read
+ * twice. */
+lm_code lm_model_source_digest(const lm_model_source *m, uint64_t *out, lm_err *e);
 
 /* Tensors in order: shards in the order of their names, each in the order of its data. */
 size_t lm_model_source_count(const lm_model_source *m);
@@ -57,15 +83,20 @@ int64_t lm_model_source_params(const lm_model_source *m);   /* elements of all t
 /* __metadata__ of the first weight file; NULL if absent. */
 const char *lm_model_source_meta(const lm_model_source *m, const char *key);
 
-/* Iterate; *t = NULL at the end.  Works on every source. */
+/* Iterate in the order of lm_model_source_at; *t = NULL at the end.  Works on every source. */
 lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);
-/* As lm_st_data, lm_st_aligned, lm_st_read, lm_st_load.  `t` must come from this source. */
+/* Begin again; LM_EUSAGE on a stream of which tensors are gone. */
+lm_code lm_model_source_rewind(lm_model_source *m, lm_err *e);
+/* As lm_st_data (NULL where nothing is mapped: read then), lm_st_aligned, lm_st_read, lm_st_load.
+ * `t` must come from this source.  Any thread; on a stream one tensor at a time. */
 const void *lm_model_source_data(const lm_model_source *m, const lm_st_tensor *t);
 bool lm_model_source_aligned(const lm_model_source *m, const lm_st_tensor *t);
 lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
                              void *dst, size_t bytes, lm_err *e);
 lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to,
                              void *dst, lm_err *e);
+/* The mapped bytes of t are not needed again soon: they leave this process's resident set. */
+void lm_model_source_forget(const lm_model_source *m, const lm_st_tensor *t);
 
 /* ---- Writing ---- */
 
@@ -76,10 +107,13 @@ typedef struct {
     /* Folder from which the tokenizer's files are copied byte for byte (those of lm_tokenizer_files
      * that are there), or one file that becomes tokenizer.json; NULL: none. */
     const char *tokenizer;
+    /* Or the model whose tokenizer files are copied: those of a stream that lie behind its weights
+     * when it is read to its end, at commit. */
+    lm_model_source *tokenizer_from;
     const lm_st_plan
         *plan; /* all tensors and __metadata__; {"format":"pt"} is added when missing */
-    uint64_t max_shard_bytes; /* 0: LM_MAX_SHARD_BYTES; a tensor larger than this gets a shard of
-                                 its own */
+    uint64_t max_shard_bytes; /* 0: LM_MAX_SHARD_BYTES in a folder, one file elsewhere; a tensor
+                                 larger than this gets a shard of its own */
     bool keep_order; /* files keep the plan's order; else each is sorted as lm_st_plan_sort does */
 } lm_folder_spec;
 
@@ -88,12 +122,13 @@ extern const char *const lm_tokenizer_files[];
 
 typedef struct lm_folder lm_folder;
 /* Begin the model at `path`, in the form that the name asks for (lm_bundle_create; `o` may be NULL);
- * small files are written now. */
+ * the small files of the spec are written now, the weights begin with the first lm_folder_write, so
+ * that readers of a stream have all else before them. */
 lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
                          const lm_folder_spec *spec, lm_folder **out, lm_err *e);
-/* The temporary folder, for files of the caller's own (optimizer.safetensors, state.json). */
-const char *lm_folder_path(const lm_folder *f);
-/* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok. */
+lm_bundle_kind lm_folder_kind(const lm_folder *f);
+/* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok.  At any time:
+ * one that comes amid the weights is kept in memory until they are complete. */
 lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e);
 lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e);
 /* Tensors, as in safetensors.h: lm_folder_next says which is expected (names are the plan's), NULL
@@ -102,6 +137,13 @@ lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err 
 const lm_st_tensor *lm_folder_next(const lm_folder *f);
 lm_code lm_folder_write(lm_folder *f, const void *data, size_t bytes, lm_err *e);
 lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_t count, lm_err *e);
+/* Another large file (optimizer.safetensors): before the weights are begun or after they are
+ * complete.  By a plan, with a writer to be committed before anything else is written ... */
+lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *plan,
+                            lm_st_writer **out, lm_err *e);
+/* ... or as `bytes` bytes in pieces of any size: lm_folder_stream is an lm_write_fn with ctx = f. */
+lm_code lm_folder_begin(lm_folder *f, const char *name, uint64_t bytes, lm_err *e);
+lm_code lm_folder_stream(void *f, const void *data, size_t bytes, lm_err *e);
 /* All or nothing; f is gone whatever the result. */
 lm_code lm_folder_commit(lm_folder *f, lm_err *e);
 void lm_folder_drop(lm_folder *f);

@@ -1,8 +1,8 @@
-/* folder_source.c -- a model read: folder, run folder or lone file -> one list of tensors.
+/* folder_source.c -- a model opened: whatever holds its files (bundle.h) -> one list of tensors, and
+ * the small files beside them.
  *
- * A source is a small table of functions, so that forward-only sources (an archive, a pipe) can
- * join; this file holds the common part and the one kind that has files on disk. */
-#include <errno.h>
+ * With random access each file of weights is an lm_st; a stream of one file of weights is an
+ * lm_st_stream. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,22 +11,17 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/folder.h"
+#include "format/folder_impl.h"
 #include "format/folder_run.h"
+#include "format/provenance.h"
 #include "format/safetensors_table.h"
 
 #define MAX_CONFIG ((size_t)16 << 20)  /* bytes of config.json */
 #define MAX_INDEX  ((size_t)256 << 20) /* bytes of model.safetensors.index.json */
+#define MAX_KEPT   ((size_t)64 << 20)  /* bytes of one small file of a stream that is kept */
+#define MAX_ALL    ((size_t)256 << 20) /* and of all of them */
 
-struct lm_model_source {
-    char *path;
-    char *dir; /* NULL: a lone file */
-    json_t *config;
-    lm_st **file; /* sorted by name */
-    size_t n_files;
-    size_t *first; /* [n_files + 1]: number of tensors in the files before */
-    size_t next;
-};
+static const char single[] = "model.safetensors", index_name[] = "model.safetensors.index.json";
 
 bool lm_name_ok(const char *name)
 {
@@ -42,24 +37,23 @@ bool lm_name_ok(const char *name)
 
 /* ---- Opening ---- */
 
-static lm_code add_file(lm_model_source *m, const char *path, lm_err *e)
+static lm_code add_file(lm_model_source *m, const char *name, lm_err *e)
 {
     lm_code rc = lm_realloc_n(&m->file, m->n_files + 1, sizeof *m->file, "list of files", e);
     if (!rc)
-        rc = lm_st_open(path, &m->file[m->n_files], e);
-    if (!rc)
+        rc = lm_bundle_st(m->b, name, &m->file[m->n_files].st, e);
+    if (!rc) {
+        m->file[m->n_files].name = lm_bundle_find(m->b, name)->name;
         m->n_files++;
+    }
     return rc;
 }
 
-static lm_code add_named(lm_model_source *m, const char *name, lm_err *e)
+/* "dir/x" or "m.tar: x", also of a file that is not there. */
+static const char *where_of(const lm_model_source *m, const char *name, char buf[256])
 {
-    char *path = NULL;
-    lm_code rc = lm_path_join(&path, m->dir, name, e);
-    if (!rc)
-        rc = add_file(m, path, e);
-    lm_free(path);
-    return rc;
+    const lm_bundle_file absent = { name, 0 };
+    return lm_bundle_where(m->b, &absent, buf);
 }
 
 static int by_string(const void *a, const void *b)
@@ -135,13 +129,13 @@ static lm_code check_names(const lm_model_source *m, lm_err *e)
     char show[LM_ST_SHOWN];
 
     for (size_t f = 1; f < m->n_files; f++)
-        for (size_t i = 0; i < lm_st_count(m->file[f]); i++) {
-            const char *name = lm_st_at(m->file[f], i)->name;
+        for (size_t i = 0; i < lm_st_count(m->file[f].st); i++) {
+            const char *name = lm_st_at(m->file[f].st, i)->name;
             for (size_t g = 0; g < f; g++)
-                if (lm_st_find(m->file[g], name))
-                    return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f]), NULL,
+                if (lm_st_find(m->file[g].st, name))
+                    return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f].st), NULL,
                                    "tensor '%s' is also in %s", lm_st_show(name, show),
-                                   lm_path_base(lm_st_path(m->file[g])));
+                                   m->file[g].name);
         }
     return LM_OK;
 }
@@ -151,141 +145,297 @@ static lm_code count_files(lm_model_source *m, lm_err *e)
     lm_code rc = lm_alloc_n(&m->first, m->n_files + 1, sizeof *m->first, "list of files", e);
 
     for (size_t i = 0; !rc && i < m->n_files; i++)
-        m->first[i + 1] = m->first[i] + lm_st_count(m->file[i]);
+        m->first[i + 1] = m->first[i] + lm_st_count(m->file[i].st);
     return rc;
 }
 
-static lm_code open_shards(lm_model_source *m, const char *index_path, lm_err *e)
+/* ---- Small files ---- */
+
+static const lm_source_small *find_small(const lm_model_source *m, const char *name)
+{
+    for (size_t i = 0; i < m->n_small; i++)
+        if (!strcmp(m->small[i].name, name))
+            return &m->small[i];
+    return NULL;
+}
+
+lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
+{
+    if (f->bytes > MAX_KEPT || f->bytes > MAX_ALL - m->small_bytes)
+        return LM_OK;
+    lm_code rc = lm_grow(&m->small, &m->cap_small, m->n_small + 1, sizeof *m->small, "files", e);
+    if (rc)
+        return rc;
+    lm_source_small *x = &m->small[m->n_small];
+    *x = (lm_source_small){ 0 };
+    rc = lm_strdup(&x->name, f->name, e);
+    if (rc)
+        return rc;
+    m->n_small++;
+    m->small_bytes += (size_t)f->bytes;
+    return lm_bundle_load(m->b, f->name, MAX_KEPT, &x->data, e);
+}
+
+lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,
+                       lm_err *e)
+{
+    const lm_source_small *x = find_small(m, name);
+    char where[256];
+
+    *found = false;
+    if (m->streamed && !strcmp(m->streamed->name, name))
+        return lm_fail(e, LM_EBUG, m->path, NULL, "the weights are not a small file");
+    if (!x && (!lm_bundle_random(m->b) || !lm_bundle_find(m->b, name)))
+        return LM_OK;
+    *found = true;
+    if (!x)
+        return lm_bundle_load(m->b, name, limit, out, e);
+    if (x->data.len > limit)
+        return lm_fail(e, LM_EFORMAT, where_of(m, name, where), NULL,
+                       "larger than the %zu bytes that are allowed", limit);
+    return lm_buf_add(out, x->data.len ? x->data.data : "", x->data.len, e);
+}
+
+lm_code lm_model_source_file(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
+                             bool *found, lm_err *e)
+{
+    lm_code rc = lm_source_seen(m, name, limit, out, found, e);
+
+    if (rc || *found || lm_bundle_random(m->b) || m->ended)
+        return rc;
+    rc = lm_model_source_spool(m, e);
+    return rc ? rc : lm_source_seen(m, name, limit, out, found, e);
+}
+
+lm_code lm_model_source_file_now(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
+                                 bool *found, lm_err *e)
+{
+    lm_code rc = lm_source_seen(m, name, limit, out, found, e);
+
+    if (rc || *found || lm_bundle_random(m->b) || m->ended)
+        return rc;
+    rc = lm_grow(&m->missed, &m->cap_missed, m->n_missed + 1, sizeof *m->missed, "files", e);
+    if (!rc && !(rc = lm_strdup(&m->missed[m->n_missed], name, e)))
+        m->n_missed++;
+    return rc;
+}
+
+static lm_code json_of(lm_model_source *m, const char *name, size_t limit, const lm_buf *text,
+                       json_t **out, lm_err *e)
+{
+    char where[256];
+
+    where_of(m, name, where);
+    if (text->len > limit)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "larger than the %zu bytes that are allowed",
+                       limit);
+    return lm_json_parse(text->data ? text->data : "", text->len, where, out, e);
+}
+
+lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out, lm_err *e)
+{
+    lm_buf text = { 0 };
+    bool found = false;
+    lm_code rc = lm_model_source_file_now(m, name, MAX_CONFIG, &text, &found, e);
+
+    *out = NULL;
+    if (!rc && found)
+        rc = json_of(m, name, MAX_CONFIG, &text, out, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code load_json(lm_model_source *m, const char *name, size_t limit, json_t **out,
+                         lm_err *e)
+{
+    lm_buf text = { 0 };
+    bool found = false;
+    lm_code rc = lm_source_seen(m, name, limit, &text, &found, e);
+
+    if (!rc && found)
+        rc = json_of(m, name, limit, &text, out, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+/* ---- Opening ---- */
+
+static lm_code open_shards(lm_model_source *m, lm_err *e)
 {
     json_t *root = NULL;
     const char **names = NULL;
+    char index[256], where[256], show[LM_ST_SHOWN];
     size_t n = 0;
-    lm_code rc = lm_json_load(index_path, MAX_INDEX, &root, e);
+    lm_code rc = load_json(m, index_name, MAX_INDEX, &root, e);
     const json_t *map = rc ? NULL : json_object_get(root, "weight_map");
 
+    where_of(m, index_name, index);
     if (!rc && !json_is_object(map))
-        rc = lm_fail(e, LM_EFORMAT, index_path, NULL, "it has no object 'weight_map'");
+        rc = lm_fail(e, LM_EFORMAT, index, NULL, "it has no object 'weight_map'");
     if (!rc)
-        rc = shard_names(map, index_path, &names, &n, e);
+        rc = shard_names(map, index, &names, &n, e);
     for (size_t i = 0; !rc && i < n; i++) {
-        char *path = NULL;
-        rc = lm_path_join(&path, m->dir, names[i], e);
-        if (!rc && !lm_path_exists(path))
-            rc = lm_fail(e, LM_EFORMAT, path, "fetch it again",
-                         "shard %zu of %zu that %s names is missing", i + 1, n,
-                         lm_path_base(index_path));
-        lm_free(path);
-        if (!rc)
-            rc = add_named(m, names[i], e);
+        if (lm_bundle_find(m->b, names[i]))
+            rc = add_file(m, names[i], e);
+        else
+            rc = lm_fail(e, LM_EFORMAT, where_of(m, lm_st_show(names[i], show), where),
+                         "fetch it again", "shard %zu of %zu that %s names is missing", i + 1, n,
+                         index_name);
     }
     if (!rc)
         rc = count_files(m, e);
     if (!rc)
         rc = check_names(m, e);
     if (!rc)
-        rc = check_index(m, map, index_path, e);
+        rc = check_index(m, map, index, e);
     lm_free(names);
     json_decref(root);
     return rc;
 }
 
-/* 1 if dir/name is there; its path in *path (yours) in any case. */
-static lm_code probe(const char *dir, const char *name, char **path, bool *there, lm_err *e)
+static bool have(const lm_model_source *m, const char *name)
 {
-    lm_code rc = lm_path_join(path, dir, name, e);
-    *there = !rc && lm_path_exists(*path);
-    return rc;
+    return find_small(m, name) || lm_bundle_find(m->b, name);
 }
 
 static lm_code open_config(lm_model_source *m, lm_err *e)
 {
-    char *path = NULL;
-    lm_code rc = lm_path_join(&path, m->dir, "config.json", e);
+    char where[256];
+    lm_code rc;
 
-    if (!rc)
-        rc = lm_json_load(path, MAX_CONFIG, &m->config, e);
+    if (!have(m, "config.json"))
+        return lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
+                       "it has no config.json");
+    rc = load_json(m, "config.json", MAX_CONFIG, &m->config, e);
     if (!rc && !json_is_object(m->config))
-        rc = lm_fail(e, LM_EFORMAT, path, NULL, "it is not a JSON object");
-    lm_free(path);
+        rc = lm_fail(e, LM_EFORMAT, where_of(m, "config.json", where), NULL,
+                     "it is not a JSON object");
     return rc;
 }
 
-static lm_code open_weights(lm_model_source *m, lm_err *e)
+/* With random access to all that is not in memory. */
+static lm_code open_random(lm_model_source *m, lm_err *e)
 {
-    char *single = NULL, *index = NULL;
-    bool has_single = false, has_index = false;
-    lm_code rc = probe(m->dir, "model.safetensors", &single, &has_single, e);
+    lm_code rc;
 
-    if (!rc)
-        rc = probe(m->dir, "model.safetensors.index.json", &index, &has_index, e);
-    if (!rc && has_single) { /* as transformers: the single file comes first */
-        rc = add_file(m, single, e);
-        if (!rc)
-            rc = count_files(m, e);
-    } else if (!rc && has_index) {
-        rc = open_shards(m, index, e);
-    } else if (!rc) {
-        rc = lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
-                     "it has neither model.safetensors nor model.safetensors.index.json");
+    if (lm_bundle_kind_of(m->b) == LM_BUNDLE_FILE) {
+        rc = add_file(m, lm_bundle_at(m->b, 0)->name, e);
+        return rc ? rc : count_files(m, e);
     }
-    lm_free(single);
-    lm_free(index);
+    rc = open_config(m, e);
+    if (rc)
+        return rc;
+    if (lm_bundle_find(m->b, single)) { /* as transformers: the single file comes first */
+        rc = add_file(m, single, e);
+        return rc ? rc : count_files(m, e);
+    }
+    return have(m, index_name)
+               ? open_shards(m, e)
+               : lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
+                         "it has neither model.safetensors nor model.safetensors.index.json");
+}
+
+static bool is_weights(const char *name)
+{
+    size_t n = strlen(name);
+    return n > 12 && !strcmp(name + n - 12, ".safetensors");
+}
+
+/* The one file of weights of a stream begins. */
+static lm_code open_forward(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
+{
+    char where[256];
+    lm_code rc =
+        lm_st_stream_open(lm_bundle_read, m->b, lm_bundle_where(m->b, f, where), &m->stream, e);
+
+    m->streamed = f;
+    if (!rc && lm_st_stream_bytes(m->stream) != f->bytes)
+        rc = lm_fail(e, LM_EFORMAT, where, "fetch or write it again",
+                     "header says %" PRIu64 " bytes, file has %" PRIu64,
+                     lm_st_stream_bytes(m->stream), f->bytes);
+    return rc;
+}
+
+/* Take small files as they come, until the weights. */
+static lm_code open_stream(lm_model_source *m, lm_err *e)
+{
+    bool lone = lm_bundle_kind_of(m->b) == LM_BUNDLE_FILE;
+    const lm_bundle_file *f = NULL;
+    lm_code rc;
+
+    while (!(rc = lm_bundle_next(m->b, &f, e)) && f) {
+        if (!is_weights(f->name)) {
+            if ((rc = lm_source_keep(m, f, e)))
+                return rc;
+            continue;
+        }
+        if (!lone && (strcmp(f->name, single) || !find_small(m, "config.json"))) {
+            rc = lm_bundle_spool(m->b, e);
+            return rc ? rc : open_random(m, e);
+        }
+        rc = lone ? LM_OK : open_config(m, e);
+        return rc ? rc : open_forward(m, f, e);
+    }
+    if (!rc)
+        rc = lm_fail(e, LM_EUSAGE, m->path, "give a model",
+                     find_small(m, "config.json") ? "it has no weights" : "it has no config.json");
     return rc;
 }
 
 /* A run folder: go to its newest checkpoint once, so that all files are of the same one even when
- * the next appears meanwhile, and so that it is a model when its links were lost. */
-static lm_code resolve_dir(lm_model_source *m, lm_err *e)
+ * the next appears meanwhile, and so that it is a model when its links were lost.  A checkpoint is a
+ * folder, or an .lmz of one. */
+static lm_code resolve_dir(const char *path, char **out, lm_err *e)
 {
-    char *config = NULL, *link = NULL, *latest = NULL;
-    bool has_config = false, has_link = false;
-    lm_code rc = probe(m->path, "config.json", &config, &has_config, e);
+    char *config = NULL, *link = NULL, *latest = NULL, *found = NULL;
+    bool has_config, has_link;
+    lm_code rc = lm_path_join(&config, path, "config.json", e);
 
     if (!rc)
-        rc = probe(m->path, "latest", &link, &has_link, e);
+        rc = lm_path_join(&link, path, "latest", e);
+    has_config = !rc && lm_path_exists(config);
+    has_link = !rc && lm_path_exists(link);
     if (!rc && (has_link || !has_config))
-        rc = lm_run_latest(m->path, &latest, e);
-    if (!rc && !has_config && !latest)
-        rc = lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
-                     "it has no config.json");
+        rc = lm_run_latest(path, &latest, e);
+    if (!rc && latest)
+        rc = lm_path_join(&found, path, latest, e);
     if (!rc)
-        rc = latest ? lm_path_join(&m->dir, m->path, latest, e) : lm_strdup(&m->dir, m->path, e);
+        rc = lm_strdup(out, found ? found : path, e);
     lm_free(config);
     lm_free(link);
     lm_free(latest);
+    lm_free(found);
     return rc;
 }
 
-static lm_code open_path(lm_model_source *m, lm_err *e)
+static lm_code open_path(lm_model_source *m, const char *path, const lm_bundle_opts *o, lm_err *e)
 {
-    struct stat st;
-    lm_code rc;
+    char *resolved = NULL;
+    lm_code rc =
+        strcmp(path, "-") && lm_path_is_dir(path) ? resolve_dir(path, &resolved, e) : LM_OK;
 
-    if (stat(m->path, &st))
-        return lm_fail(e, LM_EIO, m->path, "give a model folder or a .safetensors file",
-                       "cannot open");
-    if (!S_ISDIR(st.st_mode)) {
-        rc = add_file(m, m->path, e);
-        return rc ? rc : count_files(m, e);
-    }
-    rc = resolve_dir(m, e);
     if (!rc)
-        rc = open_config(m, e);
-    return rc ? rc : open_weights(m, e);
+        rc = lm_bundle_open(resolved ? resolved : path, o, &m->b, e);
+    lm_free(resolved);
+    if (rc)
+        return rc;
+    rc = lm_strdup(&m->path, strcmp(path, "-") ? path : lm_bundle_path(m->b), e);
+    if (!rc)
+        rc = lm_bundle_random(m->b) ? open_random(m, e) : open_stream(m, e);
+    return rc;
 }
 
 lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model_source **out,
                              lm_err *e)
 {
-    (void)o;
     lm_model_source *m = NULL;
     lm_code rc = lm_alloc_n(&m, 1, sizeof *m, "model", e);
 
     *out = NULL;
-    if (!rc)
-        rc = lm_strdup(&m->path, path, e);
-    if (!rc)
-        rc = open_path(m, e);
+    if (rc)
+        return rc;
+    pthread_rwlock_init(&m->lock, NULL);
+    rc = open_path(m, path, o, e);
     if (rc) {
         lm_model_source_close(m);
         return rc;
@@ -299,12 +449,21 @@ void lm_model_source_close(lm_model_source *m)
     if (!m)
         return;
     for (size_t i = 0; i < m->n_files; i++)
-        lm_st_close(m->file[i]);
+        lm_st_close(m->file[i].st);
+    lm_st_stream_close(m->stream);
+    for (size_t i = 0; i < m->n_small; i++) {
+        lm_free(m->small[i].name);
+        lm_buf_fini(&m->small[i].data);
+    }
+    lm_free(m->small);
+    lm_names_free(m->missed, m->n_missed);
     lm_free(m->file);
     lm_free(m->first);
     json_decref(m->config);
-    lm_free(m->dir);
+    lm_bundle_close(m->b);
+    lm_free(m->window);
     lm_free(m->path);
+    pthread_rwlock_destroy(&m->lock);
     lm_free(m);
 }
 
@@ -315,9 +474,14 @@ const char *lm_model_source_path(const lm_model_source *m)
     return m->path;
 }
 
+lm_bundle *lm_model_source_bundle(const lm_model_source *m)
+{
+    return m->b;
+}
+
 const char *lm_model_source_dir(const lm_model_source *m)
 {
-    return m->dir;
+    return lm_bundle_dir(m->b);
 }
 
 const json_t *lm_model_source_config(const lm_model_source *m)
@@ -327,50 +491,59 @@ const json_t *lm_model_source_config(const lm_model_source *m)
 
 bool lm_model_source_random(const lm_model_source *m)
 {
-    return m->n_files > 0;
+    return lm_bundle_random(m->b);
 }
 
 size_t lm_model_source_count(const lm_model_source *m)
 {
-    return m->first[m->n_files];
+    return m->stream ? lm_st_stream_count(m->stream) : m->first[m->n_files];
 }
 
 const lm_st_tensor *lm_model_source_at(const lm_model_source *m, size_t i)
 {
     size_t f = 0;
+
+    if (m->stream)
+        return lm_st_stream_at(m->stream, i);
     while (i >= m->first[f + 1])
         f++;
-    return lm_st_at(m->file[f], i - m->first[f]);
+    return lm_st_at(m->file[f].st, i - m->first[f]);
 }
 
 const lm_st_tensor *lm_model_source_find(const lm_model_source *m, const char *name)
 {
-    const lm_st_tensor *t = NULL;
+    const lm_st_tensor *t = m->stream ? lm_st_stream_find(m->stream, name) : NULL;
+
     for (size_t f = 0; f < m->n_files && !t; f++)
-        t = lm_st_find(m->file[f], name);
+        t = lm_st_find(m->file[f].st, name);
     return t;
 }
 
-/* The file that t belongs to: t points into its table. */
-static const lm_st *file_of(const lm_model_source *m, const lm_st_tensor *t)
+const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t)
 {
     for (size_t f = 0; f < m->n_files; f++) {
-        size_t n = lm_st_count(m->file[f]);
-        if (n && t >= lm_st_at(m->file[f], 0) && t <= lm_st_at(m->file[f], n - 1))
-            return m->file[f];
+        size_t n = lm_st_count(m->file[f].st);
+        if (n && t >= lm_st_at(m->file[f].st, 0) && t <= lm_st_at(m->file[f].st, n - 1))
+            return &m->file[f];
     }
     return NULL;
 }
 
+bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t)
+{
+    size_t n = m->stream ? lm_st_stream_count(m->stream) : 0;
+    return n && t >= lm_st_stream_at(m->stream, 0) && t <= lm_st_stream_at(m->stream, n - 1);
+}
+
 const char *lm_model_source_file_of(const lm_model_source *m, const lm_st_tensor *t)
 {
-    const lm_st *s = file_of(m, t);
-    return s ? lm_path_base(lm_st_path(s)) : NULL;
+    const lm_source_weights *w = lm_source_file_of(m, t);
+    return w ? w->name : lm_source_of_stream(m, t) ? m->streamed->name : NULL;
 }
 
 size_t lm_model_source_files(const lm_model_source *m)
 {
-    return m->n_files;
+    return m->stream ? 1 : m->n_files;
 }
 
 uint64_t lm_model_source_bytes(const lm_model_source *m)
@@ -391,44 +564,17 @@ int64_t lm_model_source_params(const lm_model_source *m)
 
 const char *lm_model_source_meta(const lm_model_source *m, const char *key)
 {
-    return m->n_files ? lm_st_meta(m->file[0], key) : NULL;
+    if (m->stream)
+        return lm_st_stream_meta(m->stream, key);
+    return m->n_files ? lm_st_meta(m->file[0].st, key) : NULL;
 }
 
-/* ---- Data ---- */
-
-lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e)
+lm_code lm_model_source_digest(const lm_model_source *m, uint64_t *out, lm_err *e)
 {
-    (void)e;
-    *t = m->next < lm_model_source_count(m) ? lm_model_source_at(m, m->next++) : NULL;
-    return LM_OK;
-}
+    struct stat st;
 
-const void *lm_model_source_data(const lm_model_source *m, const lm_st_tensor *t)
-{
-    const lm_st *s = file_of(m, t);
-    return s ? lm_st_data(s, t) : NULL;
-}
-
-bool lm_model_source_aligned(const lm_model_source *m, const lm_st_tensor *t)
-{
-    const lm_st *s = file_of(m, t);
-    return s && lm_st_aligned(s, t);
-}
-
-lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
-                             void *dst, size_t bytes, lm_err *e)
-{
-    const lm_st *s = file_of(m, t);
-    if (!s)
-        return lm_fail(e, LM_EBUG, m->path, NULL, "a tensor of another model was asked for");
-    return lm_st_read(s, t, from, dst, bytes, e);
-}
-
-lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to,
-                             void *dst, lm_err *e)
-{
-    const lm_st *s = file_of(m, t);
-    if (!s)
-        return lm_fail(e, LM_EBUG, m->path, NULL, "a tensor of another model was asked for");
-    return lm_st_load(s, t, to, dst, e);
+    *out = 0;
+    if (stat(m->path, &st) || !(S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
+        return LM_OK;
+    return lm_digest_path(m->path, out, e);
 }

@@ -1,15 +1,15 @@
-/* folder_write.c -- a Hugging Face folder written: shards planned first, tensors streamed through,
- * the small files beside them, published as a whole. */
+/* folder_write.c -- a model written: shards planned first, the small files, then the tensors streamed
+ * through, published as a whole. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "format/folder.h"
+#include "format/folder_impl.h"
 #include "format/folder_json.h"
 #include "format/safetensors_table.h"
 
@@ -30,12 +30,22 @@ const char *const lm_tokenizer_files[] = {
 
 #define MAX_SMALL ((size_t)1 << 30) /* bytes of a file that is copied */
 
+/* A small file that came amid the weights. */
+typedef struct {
+    char *name;
+    lm_buf data;
+} late_file;
+
 struct lm_folder {
-    char *target; /* as given, for messages */
-    lm_outdir *dir;
+    lm_bundle_out *b;
     lm_st_plan **plan; /* one a shard */
     size_t n_shards, cur;
-    lm_st_writer *writer; /* of shard `cur` */
+    lm_st_writer *writer; /* of shard `cur`; NULL: not begun, or all are complete */
+    bool failed;          /* only drop is left */
+    bool whole;           /* weights kept as one file unless shards were asked for */
+    lm_model_source *tokenizer_from;
+    late_file *late;
+    size_t n_late, cap_late;
     int64_t params;
     uint64_t bytes;
 };
@@ -47,32 +57,6 @@ static void shard_name(char buf[64], size_t i, size_t n)
         snprintf(buf, 64, "model.safetensors");
     else
         snprintf(buf, 64, "model-%05zu-of-%05zu.safetensors", i + 1, n);
-}
-
-/* Messages name the file as it will be, not where it is being made. */
-static lm_code named(const lm_folder *f, lm_code rc, lm_err *e)
-{
-    const char *temp = f->dir ? lm_outdir_path(f->dir) : NULL;
-    char rest[sizeof e->where];
-    size_t n = temp ? strlen(temp) : 0;
-
-    if (!rc || !temp || strncmp(e->where, temp, n))
-        return rc;
-    snprintf(rest, sizeof rest, "%s", e->where + n);
-    n = strlen(f->target);
-    while (n > 1 && f->target[n - 1] == '/')
-        n--;
-    snprintf(e->where, sizeof e->where, "%.*s%.90s", n < 160 ? (int)n : 160, f->target, rest);
-    return rc;
-}
-
-static lm_code check_room(const lm_folder *f, lm_err *e)
-{
-    struct statvfs fs;
-
-    if (statvfs(lm_outdir_path(f->dir), &fs))
-        return LM_OK;
-    return lm_st_check_room(&fs, f->bytes, f->target, e);
 }
 
 /* ---- Planning ---- */
@@ -100,7 +84,9 @@ static lm_code add_shard(lm_folder *f, const lm_st_plan *whole, lm_err *e)
 /* Fill shards greedily in the order of the plan, as huggingface_hub does, then sort each. */
 static lm_code plan_shards(lm_folder *f, const lm_folder_spec *spec, lm_err *e)
 {
-    uint64_t limit = spec->max_shard_bytes ? spec->max_shard_bytes : LM_MAX_SHARD_BYTES;
+    uint64_t limit = spec->max_shard_bytes ? spec->max_shard_bytes
+                     : f->whole            ? UINT64_MAX
+                                           : LM_MAX_SHARD_BYTES;
     lm_code rc = add_shard(f, spec->plan, e);
 
     for (size_t i = 0; !rc && i < lm_st_plan_count(spec->plan); i++) {
@@ -120,25 +106,40 @@ static lm_code plan_shards(lm_folder *f, const lm_folder_spec *spec, lm_err *e)
 
 /* ---- Small files ---- */
 
+static lm_code keep_late(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e)
+{
+    lm_code rc = lm_grow(&f->late, &f->cap_late, f->n_late + 1, sizeof *f->late, "small files", e);
+
+    if (rc)
+        return rc;
+    late_file *x = &f->late[f->n_late];
+    *x = (late_file){ 0 };
+    rc = lm_strdup(&x->name, name, e);
+    if (!rc && (rc = lm_buf_add(&x->data, data, bytes, e)))
+        lm_free(x->name);
+    f->n_late += !rc;
+    return rc;
+}
+
+static lm_code put_late(lm_folder *f, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; i < f->n_late; i++) {
+        late_file *x = &f->late[i];
+        if (!rc)
+            rc = lm_bundle_put(f->b, x->name, x->data.data, x->data.len, e);
+        lm_buf_fini(&x->data);
+        lm_free(x->name);
+    }
+    f->n_late = 0;
+    return rc;
+}
+
 lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e)
 {
-    char *path = NULL, show[LM_ST_SHOWN];
-    lm_out *out = NULL;
-    lm_code rc;
-
-    if (!lm_name_ok(name))
-        return lm_fail(e, LM_EUSAGE, lm_outdir_path(f->dir), NULL,
-                       "'%s' cannot be the name of a file in a model folder",
-                       lm_st_show(name, show));
-    rc = lm_path_join(&path, lm_outdir_path(f->dir), name, e);
-    if (!rc)
-        rc = lm_out_open(path, false, &out, e);
-    if (!rc && (rc = lm_write_all(lm_out_fd(out), data, bytes, path, e)))
-        lm_out_drop(out);
-    else if (!rc)
-        rc = lm_out_commit(out, e);
-    lm_free(path);
-    return named(f, rc, e);
+    return f->writer && lm_name_ok(name) ? keep_late(f, name, data, bytes, e)
+                                         : lm_bundle_put(f->b, name, data, bytes, e);
 }
 
 lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e)
@@ -149,6 +150,25 @@ lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err 
     if (!rc)
         rc = lm_folder_put(f, name, data.data ? data.data : "", data.len, e);
     lm_buf_fini(&data);
+    return rc;
+}
+
+/* Tokenizer files of a source, all or (again) those that have come since. */
+static lm_code put_from(lm_folder *f, lm_model_source *m, bool again, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
+        const char *name = lm_tokenizer_files[i];
+        lm_buf data = { 0 };
+        bool found = false;
+        if (again && lm_bundle_has(f->b, name))
+            continue;
+        rc = lm_source_seen(m, name, MAX_SMALL, &data, &found, e);
+        if (!rc && found)
+            rc = lm_folder_put(f, name, data.data, data.len, e);
+        lm_buf_fini(&data);
+    }
     return rc;
 }
 
@@ -237,64 +257,72 @@ static lm_code put_index(lm_folder *f, size_t n, lm_err *e)
 
 static lm_code open_shard(lm_folder *f, lm_err *e)
 {
-    char name[64], *path = NULL;
-    lm_code rc;
+    char name[64];
 
     shard_name(name, f->cur, f->n_shards);
-    rc = lm_path_join(&path, lm_outdir_path(f->dir), name, e);
-    if (!rc)
-        rc = lm_st_create(path, false, f->plan[f->cur], &f->writer, e);
-    lm_free(path);
-    return rc;
+    return lm_bundle_st_create(f->b, name, f->plan[f->cur], &f->writer, e);
 }
 
-/* Close shards that are complete and begin the next; the last one stays open until commit. */
+/* Begin the weights if they are not, close shards that are complete and begin the next. */
 static lm_code roll(lm_folder *f, lm_err *e)
 {
     lm_code rc = LM_OK;
 
-    while (!rc && !lm_st_next(f->writer) && f->cur + 1 < f->n_shards) {
+    while (!rc && f->cur < f->n_shards) {
+        if (!f->writer)
+            rc = open_shard(f, e);
+        if (rc || lm_st_next(f->writer))
+            break;
         lm_st_writer *w = f->writer;
         f->writer = NULL;
         rc = lm_st_commit(w, e);
         f->cur++;
         if (!rc)
-            rc = open_shard(f, e);
+            rc = put_late(f, e);
     }
+    f->failed = f->failed || rc;
+    return rc;
+}
+
+static lm_code put_small(lm_folder *f, const lm_folder_spec *spec, lm_err *e)
+{
+    lm_code rc = put_json(f, "config.json", spec->config, e);
+
+    if (!rc && spec->generation_config)
+        rc = put_json(f, "generation_config.json", spec->generation_config, e);
+    if (!rc && spec->tokenizer)
+        rc = put_tokenizer(f, spec->tokenizer, e);
+    if (!rc && spec->tokenizer_from)
+        rc = put_from(f, spec->tokenizer_from, false, e);
+    if (!rc && f->n_shards > 1)
+        rc = put_index(f, lm_st_plan_count(spec->plan), e);
     return rc;
 }
 
 lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
                          const lm_folder_spec *spec, lm_folder **out, lm_err *e)
 {
-    (void)o;
     lm_folder *f = NULL;
     lm_code rc = lm_alloc_n(&f, 1, sizeof *f, "model folder", e);
 
     *out = NULL;
     if (rc)
         return rc;
-    rc = lm_strdup(&f->target, path, e);
-    if (!rc)
+    if ((rc = lm_bundle_create(path, force, o, &f->b, e)))
+        f->b = NULL;
+    if (!rc) {
+        f->whole = lm_bundle_out_kind(f->b) != LM_BUNDLE_FOLDER;
+        f->tokenizer_from = spec->tokenizer_from;
         rc = plan_shards(f, spec, e);
-    if (!rc && (rc = lm_outdir_open(path, force, &f->dir, e)))
-        f->dir = NULL;
+    }
+    if (!rc && f->n_shards > 1 && lm_bundle_out_kind(f->b) == LM_BUNDLE_FILE)
+        rc = lm_fail(e, LM_EUSAGE, path, "write a folder or a tar",
+                     "%zu shards do not go into one .safetensors", f->n_shards);
     if (!rc)
-        rc = check_room(f, e);
+        rc = lm_bundle_room(f->b, f->bytes, e);
     if (!rc)
-        rc = put_json(f, "config.json", spec->config, e);
-    if (!rc && spec->generation_config)
-        rc = put_json(f, "generation_config.json", spec->generation_config, e);
-    if (!rc && spec->tokenizer)
-        rc = put_tokenizer(f, spec->tokenizer, e);
-    if (!rc && f->n_shards > 1)
-        rc = put_index(f, lm_st_plan_count(spec->plan), e);
-    if (!rc)
-        rc = open_shard(f, e);
-    if (!rc)
-        rc = roll(f, e);
+        rc = put_small(f, spec, e);
     if (rc) {
-        named(f, rc, e);
         lm_folder_drop(f);
         return rc;
     }
@@ -302,62 +330,112 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
     return LM_OK;
 }
 
-const char *lm_folder_path(const lm_folder *f)
+lm_bundle_kind lm_folder_kind(const lm_folder *f)
 {
-    return lm_outdir_path(f->dir);
+    return lm_bundle_out_kind(f->b);
 }
 
+/* Tensors without bytes need no writing and are stepped over. */
 const lm_st_tensor *lm_folder_next(const lm_folder *f)
 {
-    return f->writer ? lm_st_next(f->writer) : NULL;
+    if (f->failed)
+        return NULL;
+    if (f->writer)
+        return lm_st_next(f->writer);
+    for (size_t s = f->cur; s < f->n_shards; s++)
+        for (size_t i = 0; i < lm_st_plan_count(f->plan[s]); i++)
+            if (lm_st_plan_at(f->plan[s], i)->bytes)
+                return lm_st_plan_at(f->plan[s], i);
+    return NULL;
 }
 
-/* After a failure there is no writer: only drop is left. */
-static lm_code check_open(const lm_folder *f, lm_err *e)
+/* Before tensors are written: the weights begun, nothing failed, not all there already. */
+static lm_code check_open(lm_folder *f, lm_err *e)
 {
-    return f->writer ? LM_OK : lm_fail(e, LM_EBUG, "model folder", NULL, "used after a failure");
+    if (f->failed)
+        return lm_fail(e, LM_EBUG, "model folder", NULL, "used after a failure");
+    lm_code rc = roll(f, e);
+    if (!rc && !f->writer)
+        rc = lm_fail(e, LM_EBUG, "model folder", NULL, "more tensors than planned");
+    return rc;
 }
 
 lm_code lm_folder_write(lm_folder *f, const void *data, size_t bytes, lm_err *e)
 {
-    lm_code rc = check_open(f, e);
+    lm_code rc = bytes ? check_open(f, e) : LM_OK;
 
-    if (!rc)
+    if (!rc && bytes)
         rc = lm_st_write(f->writer, data, bytes, e);
-    if (!rc)
-        rc = roll(f, e);
-    return named(f, rc, e);
+    f->failed = f->failed || rc;
+    return rc ? rc : bytes ? roll(f, e) : LM_OK;
 }
 
 lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_t count, lm_err *e)
 {
-    lm_code rc = check_open(f, e);
+    lm_code rc = count ? check_open(f, e) : LM_OK;
 
-    if (!rc)
+    if (!rc && count)
         rc = lm_st_write_as(f->writer, from, data, count, e);
-    if (!rc)
-        rc = roll(f, e);
-    return named(f, rc, e);
+    f->failed = f->failed || rc;
+    return rc ? rc : count ? roll(f, e) : LM_OK;
+}
+
+/* ---- Other large files ---- */
+
+/* Not amid the weights. */
+static lm_code check_between(lm_folder *f, const char *name, lm_err *e)
+{
+    if (f->failed || (f->cur < f->n_shards && (f->writer || f->cur)))
+        return lm_fail(e, LM_EBUG, "model folder", NULL, "%s begun amid the weights", name);
+    return LM_OK;
+}
+
+lm_code lm_folder_begin(lm_folder *f, const char *name, uint64_t bytes, lm_err *e)
+{
+    lm_code rc = check_between(f, name, e);
+    return rc ? rc : lm_bundle_begin(f->b, name, bytes, e);
+}
+
+lm_code lm_folder_stream(void *f, const void *data, size_t bytes, lm_err *e)
+{
+    return lm_bundle_write(((lm_folder *)f)->b, data, bytes, e);
+}
+
+lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *plan,
+                            lm_st_writer **out, lm_err *e)
+{
+    lm_code rc = check_between(f, name, e);
+
+    *out = NULL;
+    return rc ? rc : lm_bundle_st_create(f->b, name, plan, out, e);
+}
+
+/* ---- The end ---- */
+
+static lm_code commit(lm_folder *f, lm_err *e)
+{
+    lm_code rc = f->failed ? lm_fail(e, LM_EBUG, "model folder", NULL, "committed after a failure")
+                           : roll(f, e); /* tensors without bytes at the end */
+
+    if (!rc && f->writer)
+        rc = lm_fail(e, LM_EBUG, "model folder", NULL, "the bytes of tensor '%s' were not written",
+                     lm_st_next(f->writer)->name);
+    if (!rc && f->tokenizer_from)
+        rc = lm_model_source_finish(f->tokenizer_from, e);
+    if (!rc && f->tokenizer_from)
+        rc = put_from(f, f->tokenizer_from, true, e);
+    if (!rc) {
+        lm_bundle_out *b = f->b;
+        f->b = NULL;
+        rc = lm_bundle_commit(b, e);
+    }
+    return rc;
 }
 
 lm_code lm_folder_commit(lm_folder *f, lm_err *e)
 {
-    lm_st_writer *w = f->writer;
-    lm_code rc = check_open(f, e);
+    lm_code rc = commit(f, e);
 
-    f->writer = NULL;
-    if (!rc && f->cur + 1 < f->n_shards) {
-        rc = lm_fail(e, LM_EBUG, "model folder", NULL, "only %zu of %zu shards were written",
-                     f->cur, f->n_shards);
-        lm_st_drop(w);
-    } else if (!rc) {
-        rc = named(f, lm_st_commit(w, e), e);
-    }
-    if (!rc) {
-        lm_outdir *dir = f->dir;
-        f->dir = NULL;
-        rc = lm_outdir_commit(dir, e);
-    }
     lm_folder_drop(f);
     return rc;
 }
@@ -367,11 +445,14 @@ void lm_folder_drop(lm_folder *f)
     if (!f)
         return;
     lm_st_drop(f->writer);
-    if (f->dir)
-        lm_outdir_drop(f->dir);
+    lm_bundle_drop(f->b);
+    for (size_t i = 0; i < f->n_late; i++) {
+        lm_buf_fini(&f->late[i].data);
+        lm_free(f->late[i].name);
+    }
+    lm_free(f->late);
     for (size_t i = 0; i < f->n_shards; i++)
         lm_st_plan_free(f->plan[i]);
     lm_free(f->plan);
-    lm_free(f->target);
     lm_free(f);
 }

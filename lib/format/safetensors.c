@@ -10,31 +10,57 @@
 
 struct lm_st {
     char *path;
-    lm_map map;
+    lm_map map;       /* its own file; unused with io.pread */
+    lm_st_io io;      /* bytes and map are set for both */
     uint64_t data_at; /* offset of the data in the file */
     lm_st_table table;
 };
 
-static lm_code open_table(lm_st *s, lm_err *e)
-{
-    uint64_t header;
-    lm_code rc;
+static lm_code read_at(const lm_st *s, uint64_t from, void *dst, size_t bytes, lm_err *e);
 
-    if (s->map.size < 8)
-        return lm_fail(e, LM_EFORMAT, s->path, "check that it is a safetensors file",
-                       "it has %zu bytes, fewer than the 8 of the length of its header",
-                       s->map.size);
-    if ((rc = lm_st_header_length(s->map.data, s->path, &header, e)))
-        return rc;
-    if (header > s->map.size - 8)
-        return lm_fail(e, LM_EFORMAT, s->path, "it is truncated: fetch or write it again",
-                       "header says it has %" PRIu64 " bytes, file has %zu", header, s->map.size);
-    s->data_at = 8 + header;
-    return lm_st_table_parse(&s->table, (const char *)s->map.data + 8, header,
-                             s->map.size - s->data_at, s->path, e);
+/* The header's text: where it is mapped, or a copy in *own. */
+static lm_code header_text(const lm_st *s, uint64_t header, lm_buf *own, const char **text,
+                           lm_err *e)
+{
+    *text = (const char *)s->io.map + 8;
+    if (s->io.map)
+        return LM_OK;
+    lm_code rc = lm_buf_room(own, (size_t)header, e);
+    if (!rc)
+        rc = read_at(s, 8, own->data, (size_t)header, e);
+    *text = own->data;
+    return rc;
 }
 
-lm_code lm_st_open(const char *path, lm_st **out, lm_err *e)
+static lm_code open_table(lm_st *s, lm_err *e)
+{
+    uint64_t header = 0;
+    uint8_t field[8];
+    const char *text;
+    lm_buf own = { 0 };
+    lm_code rc;
+
+    if (s->io.bytes < 8)
+        return lm_fail(e, LM_EFORMAT, s->path, "check that it is a safetensors file",
+                       "it has %" PRIu64 " bytes, fewer than the 8 of the length of its header",
+                       s->io.bytes);
+    if ((rc = read_at(s, 0, field, 8, e)) || (rc = lm_st_header_length(field, s->path, &header, e)))
+        return rc;
+    if (header > s->io.bytes - 8)
+        return lm_fail(e, LM_EFORMAT, s->path, "it is truncated: fetch or write it again",
+                       "header says it has %" PRIu64 " bytes, file has %" PRIu64, header,
+                       s->io.bytes);
+    s->data_at = 8 + header;
+    rc = header_text(s, header, &own, &text, e);
+    if (!rc)
+        rc = lm_st_table_parse(&s->table, text, (size_t)header, s->io.bytes - s->data_at, s->path,
+                               e);
+    lm_buf_fini(&own);
+    return rc;
+}
+
+/* Of the file `path`, or of io. */
+static lm_code open_either(const char *path, const lm_st_io *io, lm_st **out, lm_err *e)
 {
     lm_st *s = NULL;
     lm_code rc = lm_alloc_n(&s, 1, sizeof *s, "safetensors file", e);
@@ -44,8 +70,12 @@ lm_code lm_st_open(const char *path, lm_st **out, lm_err *e)
         return rc;
     s->map.fd = -1;
     rc = lm_strdup(&s->path, path, e);
-    if (!rc && (rc = lm_map_open(path, &s->map, e)))
+    if (io)
+        s->io = *io;
+    else if (!rc && (rc = lm_map_open(path, &s->map, e)))
         s->map = (lm_map){ .fd = -1 };
+    else if (!rc)
+        s->io = (lm_st_io){ .bytes = s->map.size, .map = s->map.data };
     if (!rc)
         rc = open_table(s, e);
     if (rc) {
@@ -54,6 +84,16 @@ lm_code lm_st_open(const char *path, lm_st **out, lm_err *e)
     }
     *out = s;
     return LM_OK;
+}
+
+lm_code lm_st_open(const char *path, lm_st **out, lm_err *e)
+{
+    return open_either(path, NULL, out, e);
+}
+
+lm_code lm_st_open_on(const lm_st_io *io, const char *where, lm_st **out, lm_err *e)
+{
+    return open_either(where, io, out, e);
 }
 
 void lm_st_close(lm_st *s)
@@ -74,7 +114,7 @@ const char *lm_st_path(const lm_st *s)
 
 uint64_t lm_st_file_bytes(const lm_st *s)
 {
-    return s->map.size;
+    return s->io.bytes;
 }
 
 size_t lm_st_count(const lm_st *s)
@@ -104,7 +144,7 @@ bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **valu
 
 const void *lm_st_data(const lm_st *s, const lm_st_tensor *t)
 {
-    return s->map.data + s->data_at + t->offset;
+    return s->io.map ? s->io.map + s->data_at + t->offset : NULL;
 }
 
 bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t)
@@ -113,33 +153,37 @@ bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t)
     return (uintptr_t)lm_st_data(s, t) % size == 0;
 }
 
-lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,
-                   lm_err *e)
+static lm_code read_at(const lm_st *s, uint64_t from, void *dst, size_t bytes, lm_err *e)
 {
-    char show[LM_ST_SHOWN];
     uint8_t *to = dst;
 
-    if (from > t->bytes || bytes > t->bytes - from)
-        return lm_fail(e, LM_EUSAGE, s->path, NULL,
-                       "bytes %" PRIu64 " to %" PRIu64 " asked of tensor '%s', which has %" PRIu64,
-                       from, from + bytes, lm_st_show(t->name, show), t->bytes);
-    from += s->data_at + t->offset;
+    if (s->io.pread)
+        return s->io.pread(s->io.ctx, from, dst, bytes, e);
     while (bytes) {
         ssize_t n = pread(s->map.fd, to, bytes, (off_t)from);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return lm_fail(e, LM_EIO, s->path, NULL, "cannot read tensor '%s'",
-                           lm_st_show(t->name, show));
+            return lm_fail(e, LM_EIO, s->path, NULL, "cannot read");
         if (n == 0)
-            return lm_fail(e, LM_EFORMAT, s->path, NULL,
-                           "it became shorter while tensor '%s' was read",
-                           lm_st_show(t->name, show));
+            return lm_fail(e, LM_EFORMAT, s->path, NULL, "it became shorter while it was read");
         to += n;
         from += (uint64_t)n;
         bytes -= (size_t)n;
     }
     return LM_OK;
+}
+
+lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,
+                   lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+
+    if (from > t->bytes || bytes > t->bytes - from)
+        return lm_fail(e, LM_EUSAGE, s->path, NULL,
+                       "bytes %" PRIu64 " to %" PRIu64 " asked of tensor '%s', which has %" PRIu64,
+                       from, from + bytes, lm_st_show(t->name, show), t->bytes);
+    return read_at(s, s->data_at + t->offset + from, dst, bytes, e);
 }
 
 lm_code lm_st_load(const lm_st *s, const lm_st_tensor *t, lm_dtype to, void *dst, lm_err *e)

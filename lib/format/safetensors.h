@@ -45,6 +45,15 @@ typedef struct lm_st lm_st;
  * for whatever breaks the format; LM_ELIMIT for more than LM_ST_MAX_DIMS dimensions.  All accessors
  * are thread-safe. */
 lm_code lm_st_open(const char *path, lm_st **out, lm_err *e);
+/* The same over `bytes` bytes that lie elsewhere (a member of an archive): pread copies a range of
+ * them, map (NULL where nothing is mapped) shows them all. */
+typedef struct {
+    lm_code (*pread)(void *ctx, uint64_t from, void *dst, size_t bytes, lm_err *e); /* any thread */
+    void *ctx;
+    uint64_t bytes;
+    const uint8_t *map;
+} lm_st_io;
+lm_code lm_st_open_on(const lm_st_io *io, const char *where, lm_st **out, lm_err *e);
 void lm_st_close(lm_st *s);
 const char *lm_st_path(const lm_st *s);
 uint64_t lm_st_file_bytes(const lm_st *s);
@@ -55,7 +64,8 @@ const lm_st_tensor *lm_st_find(const lm_st *s, const char *name); /* NULL if abs
  * end). */
 const char *lm_st_meta(const lm_st *s, const char *key);
 bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **value);
-/* The bytes of t, borrowed from a read-only mapping of the file until lm_st_close.  Aligned to 8
+/* The bytes of t, borrowed from a read-only mapping of the file until lm_st_close; NULL where
+ * nothing is mapped.  Aligned to 8
  * and to the element when the file was written as the reference library does; other files may give
  * any address (test with lm_st_aligned; lm_st_load and lm_st_read do not care). */
 const void *lm_st_data(const lm_st *s, const lm_st_tensor *t);
@@ -80,6 +90,9 @@ lm_code lm_st_stream_open(lm_read_fn read, void *ctx, const char *where, lm_st_s
 void lm_st_stream_close(lm_st_stream *s);
 size_t lm_st_stream_count(const lm_st_stream *s);
 const lm_st_tensor *lm_st_stream_at(const lm_st_stream *s, size_t i);
+const lm_st_tensor *lm_st_stream_find(const lm_st_stream *s, const char *name); /* NULL if absent */
+uint64_t lm_st_stream_data_at(const lm_st_stream *s); /* bytes before the data: length and header */
+uint64_t lm_st_stream_bytes(const lm_st_stream *s);   /* of the whole file, as the header says */
 const char *lm_st_stream_meta(const lm_st_stream *s, const char *key);
 bool lm_st_stream_meta_at(const lm_st_stream *s, size_t i, const char **key, const char **value);
 /* Go on to the next tensor, skipping what is left of this one; *t = NULL after the last, and then
@@ -111,6 +124,8 @@ uint64_t lm_st_plan_data_bytes(const lm_st_plan *p);
 bool lm_st_plan_meta_at(const lm_st_plan *p, size_t i, const char **key, const char **value);
 /* The length field and the padded header, appended to `out`: the data starts at a multiple of 8. */
 lm_code lm_st_plan_header(const lm_st_plan *p, lm_buf *out, lm_err *e);
+/* Bytes of the whole file: header and data. */
+lm_code lm_st_plan_file_bytes(const lm_st_plan *p, uint64_t *out, lm_err *e);
 
 /* ---- Writing ---- */
 

@@ -166,3 +166,14 @@ lm_code lm_st_plan_header(const lm_st_plan *p, lm_buf *out, lm_err *e)
     lm_buf_fini(&text);
     return rc;
 }
+
+lm_code lm_st_plan_file_bytes(const lm_st_plan *p, uint64_t *out, lm_err *e)
+{
+    lm_buf header = { 0 };
+    lm_code rc = lm_st_plan_header(p, &header, e);
+
+    if (!rc && __builtin_add_overflow((uint64_t)header.len, lm_st_plan_data_bytes(p), out))
+        rc = lm_fail(e, LM_EUSAGE, "plan of tensors", NULL, "more than 2^64 bytes");
+    lm_buf_fini(&header);
+    return rc;
+}

@@ -9,6 +9,7 @@ struct lm_st_stream {
     void *ctx;
     char *where;
     lm_st_table table;
+    uint64_t data_at;
     size_t next;   /* tensor that lm_st_stream_next will give */
     uint64_t left; /* bytes of the current tensor not yet read */
 };
@@ -69,6 +70,9 @@ lm_code lm_st_stream_open(lm_read_fn read, void *ctx, const char *where, lm_st_s
         rc = read_header(s, &text, e);
     if (!rc)
         rc = lm_st_table_parse(&s->table, text.data, text.len, UINT64_MAX, s->where, e);
+    s->data_at = 8 + (uint64_t)text.len;
+    if (!rc && s->table.data_bytes > UINT64_MAX - s->data_at)
+        rc = lm_fail(e, LM_EFORMAT, s->where, NULL, "its tensors have more than 2^64 bytes");
     lm_buf_fini(&text);
     if (rc) {
         lm_st_stream_close(s);
@@ -95,6 +99,21 @@ size_t lm_st_stream_count(const lm_st_stream *s)
 const lm_st_tensor *lm_st_stream_at(const lm_st_stream *s, size_t i)
 {
     return &s->table.tensor[i];
+}
+
+const lm_st_tensor *lm_st_stream_find(const lm_st_stream *s, const char *name)
+{
+    return lm_st_table_find(&s->table, name);
+}
+
+uint64_t lm_st_stream_data_at(const lm_st_stream *s)
+{
+    return s->data_at;
+}
+
+uint64_t lm_st_stream_bytes(const lm_st_stream *s)
+{
+    return s->data_at + s->table.data_bytes;
 }
 
 const char *lm_st_stream_meta(const lm_st_stream *s, const char *key)

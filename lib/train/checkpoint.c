@@ -52,7 +52,7 @@ static lm_code plan_states(const lm_train_state *s, lm_st_plan *plan, lm_err *e)
     return LM_OK;
 }
 
-static lm_code write_states(const lm_train_state *s, const char *path, lm_err *e)
+static lm_code write_states(const lm_train_state *s, lm_folder *f, lm_err *e)
 {
     const lm_model *m = s->model;
     lm_st_plan *plan = NULL;
@@ -63,7 +63,7 @@ static lm_code write_states(const lm_train_state *s, const char *path, lm_err *e
     if (!rc)
         rc = plan_states(s, plan, e);
     if (!rc)
-        rc = lm_st_create(path, false, plan, &w, e);
+        rc = lm_folder_st_create(f, "optimizer.safetensors", plan, &w, e);
     for (int k = 0; !rc && k < s->n_states; k++)
         for (int i = 0; !rc && i < m->n_slices; i++) {
             size_t n = (size_t)lm_st_next(w)->count;
@@ -132,7 +132,6 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
     lm_st_plan *plan = NULL;
     lm_folder *f = NULL;
     lm_buf json = { 0 };
-    char *path = NULL;
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
         rc = lm_weights_plan(c->s.model, LM_DTYPE_F32, plan, e);
@@ -148,10 +147,8 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
         rc = lm_folder_create(dir, false, NULL, &spec, &f, e);
     if (!rc)
         rc = lm_weights_write(c->s.model, c->s.param, f, e);
-    if (!rc)
-        rc = lm_path_join(&path, lm_folder_path(f), "optimizer.safetensors", e);
     if (!rc && c->s.n_states)
-        rc = write_states(&c->s, path, e);
+        rc = write_states(&c->s, f, e);
     say_copied(c);
     if (!rc)
         rc = state_json(c, &json, e);
@@ -163,7 +160,6 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
         lm_folder_drop(f);
     lm_st_plan_free(plan);
     lm_buf_fini(&json);
-    lm_free(path);
     return rc;
 }
 

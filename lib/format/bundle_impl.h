@@ -1,0 +1,79 @@
+/* bundle_impl.h -- what the parts of bundle.c share; private to lib/format. */
+#ifndef LM_FORMAT_BUNDLE_IMPL_H
+#define LM_FORMAT_BUNDLE_IMPL_H
+
+#include <pthread.h>
+
+#include "base/file.h"
+#include "format/bundle.h"
+
+typedef struct lm_bundle_entry {
+    lm_bundle_file f; /* first: what is handed out is the entry; f.name is ours */
+    lm_bundle *b;
+    lm_map map;    /* a folder's file, opened when first needed */
+    uint64_t at;   /* of its first byte in the bundle's own map */
+    uint64_t from; /* bytes before this one had passed when the stream was spooled */
+    size_t number; /* for the reader of the container */
+    bool gone;     /* passed on a stream */
+} lm_bundle_entry;
+
+/* A container that is read member by member; `state` in lm_bundle is its own. */
+typedef struct {
+    /* The next file, over what is left of this one; *name = NULL at the end, found whole. */
+    lm_code (*next)(lm_bundle *b, const char **name, uint64_t *bytes, lm_err *e);
+    lm_code (*read)(lm_bundle *b, void *dst, size_t cap, size_t *got, lm_err *e);
+    /* Random access without a map; NULL: the map serves. */
+    lm_code (*pread)(const lm_bundle *b, const lm_bundle_entry *f, uint64_t from, void *dst,
+                     size_t bytes, lm_err *e);
+    void (*close)(lm_bundle *b);
+} lm_bundle_ops;
+
+/* A file descriptor read forward, with the bytes that were looked at put back. */
+typedef struct {
+    int fd;
+    bool own; /* to be closed */
+    const char *where;
+    lm_buf head; /* looked at, not yet read again from head_at on */
+    size_t head_at;
+    uint8_t tail[512]; /* the last bytes read, in the order of a ring that `total` turns */
+    uint64_t total;
+} lm_bundle_raw;
+
+struct lm_bundle {
+    lm_bundle_kind kind;
+    char *path, *dir;
+    lm_bundle_opts o;
+    lm_bundle_entry **entry;
+    size_t n, cap;
+    bool random, ended;
+    lm_map map;               /* of one file, of a tar, of what was spooled */
+    pthread_mutex_t lock;     /* of the maps of a folder */
+    const lm_bundle_ops *ops; /* NULL: a folder or a map */
+    void *state;
+    lm_bundle_raw raw;
+    lm_bundle_entry *cur;
+    size_t next;       /* random: entry that lm_bundle_next gives */
+    uint64_t cur_done; /* bytes read of cur */
+};
+
+/* Append a file; LM_EFORMAT for a name that is there already or is not plain. */
+lm_code lm_bundle_add(lm_bundle *b, const char *name, uint64_t bytes, lm_bundle_entry **out,
+                      lm_err *e);
+/* An lm_read_fn on the raw bytes (ctx = lm_bundle_raw); and to look at the next `want` without
+ * reading them, *have fewer only at the end. */
+lm_code lm_bundle_raw_read(void *raw, void *dst, size_t cap, size_t *got, lm_err *e);
+lm_code lm_bundle_raw_look(lm_bundle_raw *r, size_t want, const uint8_t **p, size_t *have,
+                           lm_err *e);
+/* Read on to the end; *zeros: the last 512 bytes are. */
+lm_code lm_bundle_raw_drain(lm_bundle_raw *r, bool *zeros, lm_err *e);
+
+/* Is a file of this name written, or begun? */
+bool lm_bundle_has(const lm_bundle_out *b, const char *name);
+
+/* The kinds.  b->raw is open on a stream, b->map holds a whole file; each sets up b->ops or the
+ * entries. */
+lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e); /* !*plain: under a filter */
+lm_code lm_bundle_tar_stream(lm_bundle *b, lm_err *e);
+lm_code lm_bundle_st_stream(lm_bundle *b, lm_err *e);
+
+#endif

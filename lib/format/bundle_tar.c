@@ -1,0 +1,152 @@
+/* bundle_tar.c -- the files of a tar: with random access where it lies uncompressed in a mapped
+ * file, member by member elsewhere. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "format/archive.h"
+#include "format/bundle_impl.h"
+
+/* The plain name of a member; NULL: it is hidden or lies in a folder below and is passed over. */
+static lm_code plain_name(const lm_bundle *b, const lm_ar *a, const char *member, const char **name,
+                          lm_err *e)
+{
+    const char *root = lm_ar_root(a);
+    size_t n = strlen(root);
+
+    *name = NULL;
+    if (strncmp(member, root, n))
+        return lm_fail(e, LM_EFORMAT, b->path, "make the archive again of one folder",
+                       "its files lie in different folders");
+    if (!strchr(member + n, '/') && member[n] != '.')
+        *name = member + n;
+    return LM_OK;
+}
+
+static lm_code not_whole(const lm_bundle *b, lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, b->path, "it is truncated: fetch or write it again",
+                   "it has no end mark");
+}
+
+/* What the decoder did not know as a tar is no model at all. */
+static lm_code no_model(const lm_bundle *b, lm_err *e)
+{
+    if (!strstr(e->what, "Unrecognized"))
+        return e->code;
+    *e = (lm_err){ 0 };
+    return lm_fail(e, LM_EUSAGE, b->path, "give a folder, a .safetensors file, a tar or an .lmz",
+                   "is no model: neither .safetensors nor tar nor .lmz");
+}
+
+static lm_code next_member(lm_bundle *b, lm_ar *a, const char **name, uint64_t *bytes, lm_err *e)
+{
+    const char *member = NULL;
+    lm_code rc;
+
+    do {
+        *name = NULL;
+        rc = lm_ar_next(a, &member, bytes, e);
+        if (!rc && member)
+            rc = plain_name(b, a, member, name, e);
+    } while (!rc && member && !*name);
+    return rc;
+}
+
+/* ---- Mapped ---- */
+
+/* What compressed files begin with, as far as it tells them from a tar's first name. */
+static bool looks_filtered(const uint8_t *p, size_t n)
+{
+    static const struct {
+        uint8_t n, byte[6];
+    } magic[] = {
+        { 2, { 0x1f, 0x8b } },
+        { 4, { 0x28, 0xb5, 0x2f, 0xfd } },
+        { 6, { 0xfd, '7', 'z', 'X', 'Z', 0 } },
+        { 3, { 'B', 'Z', 'h' } },
+        { 4, { 0x04, 0x22, 0x4d, 0x18 } },
+        { 4, { 'L', 'Z', 'I', 'P' } },
+        { 2, { 0x1f, 0x9d } },
+        { 3, { 0x5d, 0, 0 } },
+    };
+
+    if (n > 262 && !memcmp(p + 257, "ustar", 5))
+        return false;
+    for (size_t i = 0; i < sizeof magic / sizeof *magic; i++)
+        if (n >= magic[i].n && !memcmp(p, magic[i].byte, magic[i].n))
+            return true;
+    return false;
+}
+
+lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e)
+{
+    const char *name = NULL;
+    const uint8_t *p = b->map.data;
+    size_t n = b->map.size;
+    lm_bundle_entry *x;
+    lm_ar *a = NULL;
+    uint64_t bytes = 0;
+    lm_code rc;
+
+    *plain = !looks_filtered(p, n);
+    if (!*plain)
+        return LM_OK;
+    rc = lm_ar_open_map(p, n, b->path, &a, e);
+    if (!rc)
+        rc = next_member(b, a, &name, &bytes, e);
+    if (rc && a && !lm_ar_root(a))
+        rc = no_model(b, e);
+    for (; !rc && name; rc = next_member(b, a, &name, &bytes, e)) {
+        const uint8_t *data = p;
+        if ((rc = lm_ar_place(a, &data, e)) || (rc = lm_bundle_add(b, name, bytes, &x, e)))
+            break;
+        x->at = (uint64_t)(data - p);
+    }
+    for (size_t i = 0; !rc && i < 512; i++)
+        if (p[n - 512 + i])
+            rc = not_whole(b, e);
+    lm_ar_close(a);
+    return rc;
+}
+
+/* ---- Forward ---- */
+
+static lm_code tar_next(lm_bundle *b, const char **name, uint64_t *bytes, lm_err *e)
+{
+    lm_ar *a = b->state;
+    bool zeros = false;
+    lm_code rc = next_member(b, a, name, bytes, e);
+
+    if (rc && !lm_ar_root(a))
+        rc = no_model(b, e);
+    if (rc || *name)
+        return rc;
+    /* Under a filter the decoder has seen whether the end is there. */
+    rc = lm_bundle_raw_drain(&b->raw, &zeros, e);
+    return !rc && !zeros && !lm_ar_filtered(a) ? not_whole(b, e) : rc;
+}
+
+static lm_code tar_read(lm_bundle *b, void *dst, size_t cap, size_t *got, lm_err *e)
+{
+    return lm_ar_read(b->state, dst, cap, got, e);
+}
+
+static void tar_close(lm_bundle *b)
+{
+    lm_ar_close(b->state);
+    b->state = NULL;
+}
+
+lm_code lm_bundle_tar_stream(lm_bundle *b, lm_err *e)
+{
+    static const lm_bundle_ops ops = { tar_next, tar_read, NULL, tar_close };
+    lm_ar *a = NULL;
+    lm_code rc = lm_ar_open(lm_bundle_raw_read, &b->raw, b->path, &a, e);
+
+    b->kind = LM_BUNDLE_TAR;
+    if (rc)
+        return rc;
+    b->state = a;
+    b->ops = &ops;
+    return LM_OK;
+}

@@ -1,0 +1,298 @@
+/* bundle_write.c -- the files of a model written: into a folder, into an archive, or one of them
+ * alone. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "format/archive.h"
+#include "format/bundle_impl.h"
+#include "format/folder.h"
+#include "format/safetensors_table.h"
+
+struct lm_bundle_out {
+    lm_bundle_kind kind;
+    char *path;
+    lm_bundle_opts o;
+    lm_outdir *dir;
+    lm_out *out; /* the one file of every other kind */
+    lm_tar *tar;
+    int fd;        /* of the current file in a folder */
+    char *where;   /* the current file, for messages */
+    uint64_t left; /* of it */
+    bool mute;     /* it has no place in a lone .safetensors */
+    bool packed;   /* its size says nothing about the output's */
+    char **name;
+    size_t n, cap;
+};
+
+static bool ends_in(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n > k && !strcmp(s + n - k, end);
+}
+
+static lm_bundle_kind kind_for(const char *path, const char **filter)
+{
+    struct stat st;
+
+    if (lm_tar_name(path, filter) || !strcmp(path, "-"))
+        return LM_BUNDLE_TAR;
+    if (ends_in(path, ".safetensors"))
+        return LM_BUNDLE_FILE;
+    if (ends_in(path, ".lmz"))
+        return LM_BUNDLE_LMZ;
+    return !stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode) ? LM_BUNDLE_TAR
+                                                                            : LM_BUNDLE_FOLDER;
+}
+
+/* A file under the name of a folder that is there, and the other way round, would be an odd find. */
+static lm_code open_one(lm_bundle_out *b, const char *path, bool force, const char *filter,
+                        lm_err *e)
+{
+    lm_code rc;
+
+    if (!strcmp(path, "-") && isatty(STDOUT_FILENO))
+        return lm_fail(e, LM_EUSAGE, b->path, "pipe it into a tool or a file, or name one",
+                       "a model is not written to a terminal");
+    rc = lm_out_open(path, force, &b->out, e);
+    if (rc)
+        b->out = NULL;
+    if (!rc && b->kind == LM_BUNDLE_TAR)
+        rc = lm_tar_open(lm_out_fd(b->out), b->path, filter, b->o.level, &b->tar, e);
+    if (!rc && b->kind == LM_BUNDLE_LMZ)
+        rc = lm_fail(e, LM_EUSAGE, b->path, "write a .tar.zst", "no .lmz can be written here");
+    return rc;
+}
+
+lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
+                         lm_err *e)
+{
+    lm_bundle_out *b = NULL;
+    const char *filter = NULL;
+    lm_code rc = lm_alloc_n(&b, 1, sizeof *b, "model", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    b->fd = -1;
+    if (o)
+        b->o = *o;
+    b->kind = kind_for(path, &filter);
+    b->packed = filter || b->kind == LM_BUNDLE_LMZ;
+    rc = lm_strdup(&b->path, strcmp(path, "-") ? path : "standard output", e);
+    if (!rc && b->kind != LM_BUNDLE_FOLDER)
+        rc = open_one(b, path, force, filter, e);
+    else if (!rc && (rc = lm_outdir_open(path, force, &b->dir, e)))
+        b->dir = NULL;
+    if (rc) {
+        lm_bundle_drop(b);
+        return rc;
+    }
+    *out = b;
+    return LM_OK;
+}
+
+lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b)
+{
+    return b->kind;
+}
+
+const char *lm_bundle_out_path(const lm_bundle_out *b)
+{
+    return b->path;
+}
+
+lm_code lm_bundle_room(const lm_bundle_out *b, uint64_t bytes, lm_err *e)
+{
+    struct statvfs fs;
+    struct stat st;
+
+    if (b->packed || (b->out && (fstat(lm_out_fd(b->out), &st) || !S_ISREG(st.st_mode))) ||
+        (b->out ? fstatvfs(lm_out_fd(b->out), &fs) : statvfs(lm_outdir_path(b->dir), &fs)))
+        return LM_OK;
+    return lm_st_check_room(&fs, bytes, b->path, e);
+}
+
+/* ---- Files ---- */
+
+bool lm_bundle_has(const lm_bundle_out *b, const char *name)
+{
+    for (size_t i = 0; i < b->n; i++)
+        if (!strcmp(b->name[i], name))
+            return true;
+    return false;
+}
+
+static lm_code check_name(lm_bundle_out *b, const char *name, lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+    lm_code rc;
+
+    if (!lm_name_ok(name))
+        return lm_fail(e, LM_EUSAGE, b->path, NULL,
+                       "'%s' cannot be the name of a file in a model folder",
+                       lm_st_show(name, show));
+    if (lm_bundle_has(b, name))
+        return lm_fail(e, LM_EUSAGE, b->path, NULL, "the file '%s' is there already",
+                       lm_st_show(name, show));
+    rc = lm_grow(&b->name, &b->cap, b->n + 1, sizeof *b->name, "list of files", e);
+    if (!rc && !(rc = lm_strdup(&b->name[b->n], name, e)))
+        b->n++;
+    return rc;
+}
+
+static lm_code set_where(lm_bundle_out *b, const char *name, lm_err *e)
+{
+    lm_free(b->where);
+    b->where = NULL;
+    if (b->kind == LM_BUNDLE_FOLDER)
+        return lm_path_join(&b->where, b->path, name, e);
+    return b->kind == LM_BUNDLE_FILE ? lm_strdup(&b->where, b->path, e)
+                                     : lm_asprintf(&b->where, e, "%s: %s", b->path, name);
+}
+
+/* What the last file needed is done; a folder's file is closed (lm_outdir_commit syncs it). */
+static lm_code end_file(lm_bundle_out *b, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    if (b->left)
+        return lm_fail(e, LM_EBUG, b->where, NULL, "it lacks %" PRIu64 " bytes", b->left);
+    if (b->fd >= 0 && close(b->fd))
+        rc = lm_fail(e, LM_EIO, b->where, NULL, "cannot close");
+    b->fd = -1;
+    return rc;
+}
+
+static lm_code begin_in_folder(lm_bundle_out *b, const char *name, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_path_join(&path, lm_outdir_path(b->dir), name, e);
+
+    if (!rc && (b->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) < 0)
+        rc = lm_fail(e, LM_EIO, b->where, NULL, "cannot create");
+    lm_free(path);
+    return rc;
+}
+
+/* A lone .safetensors takes one file of weights, the rest has no place in it. */
+static lm_code begin_alone(lm_bundle_out *b, const char *name, lm_err *e)
+{
+    b->mute = !ends_in(name, ".safetensors");
+    for (size_t i = 0; i + 1 < b->n && !b->mute; i++)
+        if (ends_in(b->name[i], ".safetensors"))
+            return lm_fail(e, LM_EUSAGE, b->path, "write a folder or a tar",
+                           "there is room for one file of tensors, not for %s too", name);
+    return LM_OK;
+}
+
+lm_code lm_bundle_begin(lm_bundle_out *b, const char *name, uint64_t bytes, lm_err *e)
+{
+    lm_code rc = end_file(b, e);
+
+    if (!rc)
+        rc = check_name(b, name, e);
+    if (!rc)
+        rc = set_where(b, name, e);
+    if (!rc && b->kind == LM_BUNDLE_FOLDER)
+        rc = begin_in_folder(b, name, e);
+    else if (!rc && b->kind == LM_BUNDLE_FILE)
+        rc = begin_alone(b, name, e);
+    else if (!rc)
+        rc = lm_tar_member(b->tar, name, bytes, e);
+    if (!rc)
+        b->left = bytes;
+    return rc;
+}
+
+lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes, lm_err *e)
+{
+    lm_bundle_out *b = bundle_out;
+    lm_code rc = LM_OK;
+
+    if (bytes > b->left)
+        return lm_fail(e, LM_EBUG, b->where ? b->where : b->path, NULL,
+                       "%zu bytes where %" PRIu64 " are expected", bytes, b->left);
+    if (b->kind == LM_BUNDLE_FOLDER)
+        rc = lm_write_all(b->fd, data, bytes, b->where, e);
+    else if (b->kind == LM_BUNDLE_TAR)
+        rc = lm_tar_write(b->tar, data, bytes, e);
+    else if (!b->mute)
+        rc = lm_write_all(lm_out_fd(b->out), data, bytes, b->where, e);
+    if (!rc)
+        b->left -= bytes;
+    return rc;
+}
+
+lm_code lm_bundle_put(lm_bundle_out *b, const char *name, const void *data, size_t bytes, lm_err *e)
+{
+    lm_code rc = lm_bundle_begin(b, name, bytes, e);
+    return rc ? rc : lm_bundle_write(b, data, bytes, e);
+}
+
+lm_code lm_bundle_st_create(lm_bundle_out *b, const char *name, const lm_st_plan *plan,
+                            lm_st_writer **out, lm_err *e)
+{
+    uint64_t bytes = 0;
+    lm_code rc = lm_st_plan_file_bytes(plan, &bytes, e);
+
+    *out = NULL;
+    if (!rc)
+        rc = lm_bundle_begin(b, name, bytes, e);
+    return rc ? rc : lm_st_create_on(lm_bundle_write, b, b->where, plan, out, e);
+}
+
+/* ---- The end ---- */
+
+static lm_code commit(lm_bundle_out *b, lm_err *e)
+{
+    lm_code rc = end_file(b, e);
+
+    if (!rc && b->kind == LM_BUNDLE_FILE && !b->n)
+        rc = lm_fail(e, LM_EBUG, b->path, NULL, "no tensors were written");
+    if (!rc && b->tar) {
+        lm_tar *tar = b->tar;
+        b->tar = NULL;
+        rc = lm_tar_close(tar, e);
+    }
+    if (!rc && b->out) {
+        lm_out *out = b->out;
+        b->out = NULL;
+        rc = lm_out_commit(out, e);
+    } else if (!rc) {
+        lm_outdir *dir = b->dir;
+        b->dir = NULL;
+        rc = lm_outdir_commit(dir, e);
+    }
+    return rc;
+}
+
+lm_code lm_bundle_commit(lm_bundle_out *b, lm_err *e)
+{
+    lm_code rc = commit(b, e);
+
+    lm_bundle_drop(b);
+    return rc;
+}
+
+void lm_bundle_drop(lm_bundle_out *b)
+{
+    if (!b)
+        return;
+    if (b->fd >= 0)
+        close(b->fd);
+    lm_tar_drop(b->tar);
+    if (b->out)
+        lm_out_drop(b->out);
+    if (b->dir)
+        lm_outdir_drop(b->dir);
+    lm_names_free(b->name, b->n);
+    lm_free(b->where);
+    lm_free(b->path);
+    lm_free(b);
+}

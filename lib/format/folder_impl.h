@@ -1,0 +1,53 @@
+/* folder_impl.h -- what folder_source.c, source_data.c and folder_write.c share; private to
+ * lib/format. */
+#ifndef LM_FORMAT_FOLDER_IMPL_H
+#define LM_FORMAT_FOLDER_IMPL_H
+
+#include "format/bundle_impl.h"
+#include "format/folder.h"
+
+/* A file that a stream gave beside its weights. */
+typedef struct {
+    char *name;
+    lm_buf data;
+} lm_source_small;
+
+typedef struct {
+    lm_st *st;
+    const char *name;
+} lm_source_weights;
+
+struct lm_model_source {
+    char *path;
+    lm_bundle *b;
+    json_t *config;
+    lm_source_weights *file; /* sorted by name; none on a stream */
+    size_t n_files;
+    size_t *first; /* [n_files + 1]: number of tensors in the files before */
+    size_t next;   /* tensor that lm_model_source_next gives */
+
+    lm_st_stream *stream; /* the weights come forward, or came so before they were spooled */
+    const lm_bundle_file *streamed; /* in this file */
+    size_t taken;                   /* tensors of it that were begun */
+    bool ended;                     /* the stream was read to its end */
+    lm_source_small *small;
+    size_t n_small, cap_small, small_bytes;
+    char **missed; /* files said to be absent before the stream had ended */
+    size_t n_missed, cap_missed;
+
+    pthread_rwlock_t lock;    /* of the window and of where the stream stands */
+    const lm_st_tensor *held; /* the tensor whose bytes are in `window` */
+    uint8_t *window;
+    size_t window_bytes;
+};
+
+/* The file that t belongs to: t points into its table.  NULL: a stream's, or another model's. */
+const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t);
+bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t);
+/* The current file of a stream into memory, if it is small. */
+lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e);
+/* lm_model_source_file_now without the promise that the file does not come later. */
+lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,
+                       lm_err *e);
+
+#endif
