@@ -22,9 +22,9 @@ lm_code lm_loaded_open(const char *path, lm_loaded *l, lm_err *e)
     return e->code;
 }
 
-/* Room for the types that the model's precision asks for: the matrices in one block, vectors behind
+/* The types are those that the model's precision asks for: the matrices in one block, vectors behind
  * them. */
-static lm_code make_room(lm_loaded *l, const lm_model *m, lm_err *e)
+lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_err *e)
 {
     l->dtype = m->build.precision.low;
     l->first = l->dtype == LM_DTYPE_BF16 ? m->decay_end : 0;
@@ -61,13 +61,19 @@ static void transpose_into(const void *src, int64_t rows, int64_t cols, lm_dtype
                         ((float *)dst)[c * rows + r] = ((const float *)src)[r * cols + c];
 }
 
+/* Where a slice lies, and in which type. */
+static void *place_of(const lm_loaded *l, const lm_model *m, const lm_slice *s, lm_dtype *type)
+{
+    int64_t at = slice_at(m, s);
+    *type = at < l->first ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    return at < l->first ? (void *)(l->low + at) : (void *)(l->block + (at - l->first));
+}
+
 static lm_code load_slice(lm_loaded *l, const lm_model *m, const lm_slice *s, const lm_st_tensor *t,
                           lm_err *e)
 {
-    bool low = slice_at(m, s) < l->first;
-    lm_dtype type = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
-    void *to =
-        low ? (void *)(l->low + slice_at(m, s)) : (void *)(l->block + (slice_at(m, s) - l->first));
+    lm_dtype type;
+    void *to = place_of(l, m, s, &type);
     if (!s->transposed)
         return lm_model_source_load(l->src, t, type, to, e);
     void *tmp = NULL;
@@ -82,7 +88,7 @@ static lm_code load_slice(lm_loaded *l, const lm_model *m, const lm_slice *s, co
 
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e)
 {
-    if (lm_weights_check(m, l->src, e) || make_room(l, m, e))
+    if (lm_weights_check(m, l->src, e) || lm_loaded_room(l, m, e))
         return e->code;
     for (size_t k = 0; k < lm_model_source_count(l->src); k++) {
         const lm_st_tensor *t = lm_model_source_at(l->src, k);
@@ -93,10 +99,41 @@ lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e)
     return LM_OK;
 }
 
+typedef struct {
+    lm_dtype from, to;
+    const uint8_t *src;
+    uint8_t *dst;
+} convert_job;
+
+static void convert_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const convert_job *j = ctx;
+    (void)worker;
+    lm_convert(j->from, j->src + (size_t)begin * lm_dtype_size(j->from), j->to,
+               j->dst + (size_t)begin * lm_dtype_size(j->to), end - begin);
+}
+
+lm_code lm_loaded_put(lm_loaded *l, const lm_model *m, int i, lm_dtype dtype, const void *data,
+                      lm_par *par, lm_err *e)
+{
+    const lm_slice *s = &m->slice[i];
+    int64_t count = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+    lm_dtype type;
+    void *to = place_of(l, m, s, &type), *tmp = NULL;
+    if (s->transposed && lm_alloc_n(&tmp, (size_t)count, lm_dtype_size(type), "a tensor", e))
+        return e->code;
+    convert_job j = { dtype, type, data, tmp ? tmp : to };
+    lm_par_for(par, count, 1 << 18, convert_range, &j);
+    if (tmp)
+        transpose_into(tmp, s->dim[0], s->dim[1], type, to);
+    lm_free(tmp);
+    return LM_OK;
+}
+
 lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_par *par, lm_err *e)
 {
     l->config = m->config;
-    if (make_room(l, m, e))
+    if (lm_loaded_room(l, m, e))
         return e->code;
     memcpy(l->block, block + l->first, l->block_bytes);
     if (l->low)

@@ -29,6 +29,11 @@ lm_code lm_loaded_open(const char *path, lm_loaded *out, lm_err *e);
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e);
 /* The same from memory instead of a folder: `block` as lm_weights_init fills it (benches). */
 lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_par *par, lm_err *e);
+/* Room for the weights of `m`, which come one by one: slice i of the model from count elements of
+ * `dtype` in the file's shape (weights that are merged in memory).  No config is taken. */
+lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_err *e);
+lm_code lm_loaded_put(lm_loaded *l, const lm_model *m, int i, lm_dtype dtype, const void *data,
+                      lm_par *par, lm_err *e);
 /* Bind the parameters, and the rotary table (m->rope_rows * head_dim floats, filled here; NULL when
  * there is none). */
 void lm_loaded_bind(const lm_loaded *l, const lm_model *m, lm_exec *x, float *rope);
