@@ -66,6 +66,7 @@ typedef struct {
 typedef struct {
     const lm_merge_recipe *recipe; /* borrowed */
     lm_merge_model *model;         /* [recipe->n_inputs] */
+    const char **path;             /* [recipe->n_inputs]: what was opened for each */
     int lead;                      /* the input whose config, tokenizer and order are taken */
     lm_merge_tensor *tensor;
     int64_t n;

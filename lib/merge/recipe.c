@@ -331,16 +331,9 @@ static lm_code check_required(const lm_merge_recipe *r, const lm_merge_slice *s,
         if (!(r->method->required >> p & 1) || (p == LM_MERGE_WEIGHT && !r->mergekit) ||
             s->set.param[p].n || r->set.param[p].n)
             continue;
-        if (!lm_merge_params[p].per_model) {
-            bool given = false; /* mergekit reads global ones from sources, too */
-
-            for (int k = 0; k < s->n; k++)
-                given = given || s->source[k].set.param[p].n;
-            if (!given)
-                return lm_fail(e, LM_EUSAGE, "--method", NULL, "method %s needs a value for %s",
-                               r->method->name, lm_merge_params[p].name);
-            continue;
-        }
+        if (!lm_merge_params[p].per_model)
+            return lm_fail(e, LM_EUSAGE, "--method", NULL, "method %s needs a value for %s",
+                           r->method->name, lm_merge_params[p].name);
         for (int k = 0; k < s->n; k++)
             if (s->source[k].input != base && !s->source[k].set.param[p].n)
                 return lm_fail(e, LM_EUSAGE, r->input[s->source[k].input].name, NULL,
@@ -463,7 +456,7 @@ static void show_global(lm_jw *w, const lm_merge_recipe *r)
 
 double lm_merge_recipe_default(const lm_merge_recipe *r, lm_merge_param p)
 {
-    double def = r->method->def[p];
+    double def = r->method->defaults >> p & 1 ? r->method->def[p] : NAN;
 
     if (p == LM_MERGE_RESCALE && r->mergekit && def == LM_RESCALE_EXPECTED)
         return LM_RESCALE_L1;

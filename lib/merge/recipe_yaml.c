@@ -175,7 +175,8 @@ static lm_code read_value(const reader *x, lm_merge_param p, const lm_yaml *y, l
     return rc;
 }
 
-static lm_code read_settings(const reader *x, const lm_yaml *map, lm_merge_settings *out)
+static lm_code read_settings(const reader *x, const lm_yaml *map, bool of_model,
+                             lm_merge_settings *out)
 {
     const lm_yaml *y = lm_yaml_get(map, "parameters");
     lm_code rc = LM_OK;
@@ -190,6 +191,9 @@ static lm_code read_settings(const reader *x, const lm_yaml *map, lm_merge_setti
 
         snprintf(where, sizeof where, "%.200s: line %d", x->where, y->key_line[i]);
         rc = lm_recipe_takes(x->r, y->key[i], where, &p, x->err);
+        if (!rc && of_model && !lm_merge_params[p].per_model)
+            rc = lm_fail(x->err, LM_EUSAGE, where, "put it among the parameters of the whole",
+                         "%s is not of one model", y->key[i]);
         if (!rc && !lm_yaml_is_null(y->item[i]))
             rc = read_value(x, (lm_merge_param)p, y->item[i], &out->param[p]);
     }
@@ -230,7 +234,7 @@ static lm_code read_source(const reader *x, const lm_yaml *y, bool sliced, lm_me
         rc = lm_recipe_source(x->r, out, input, &s, x->err);
     if (!rc && sliced)
         rc = read_range(x, y, s);
-    return rc ? rc : read_settings(x, y, &s->set);
+    return rc ? rc : read_settings(x, y, true, &s->set);
 }
 
 static lm_code read_sources(const reader *x, const lm_yaml *list, const char *what, bool sliced,
@@ -259,7 +263,7 @@ static lm_code read_slice(const reader *x, const lm_yaml *y, lm_merge_slice *s)
         rc = get_input(x, y, "base_model", &s->base);
     if (!rc)
         rc = read_sources(x, lm_yaml_get(y, "sources"), "sources", true, s);
-    return rc ? rc : read_settings(x, y, &s->set);
+    return rc ? rc : read_settings(x, y, false, &s->set);
 }
 
 static lm_code read_parts(const reader *x, const lm_yaml *root)
@@ -456,7 +460,7 @@ static lm_code read_all(const reader *x, const lm_yaml *root)
     if (!rc)
         rc = read_parts(x, root);
     if (!rc)
-        rc = read_settings(x, root, &r->set);
+        rc = read_settings(x, root, false, &r->set);
     if (!rc)
         rc = read_dtype(x, root, "dtype", &r->dtype);
     if (!rc)

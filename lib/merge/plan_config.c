@@ -1,0 +1,112 @@
+/* plan_config.c -- config.json of the result: the lead's, with what the tensors say. */
+#include <string.h>
+
+#include "merge/plan_impl.h"
+
+static lm_code set(json_t *c, const char *key, json_t *value, lm_err *e)
+{
+    return value && !json_object_set_new(c, key, value)
+               ? LM_OK
+               : lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for '%s'", key);
+}
+
+/* torch's name of the type that all numbers of the result have; NULL: they differ. */
+static const char *common_dtype(const lm_merge_plan *p)
+{
+    static const char *const torch[LM_DTYPE_COUNT] = {
+        [LM_DTYPE_F64] = "float64",          [LM_DTYPE_F32] = "float32",
+        [LM_DTYPE_F16] = "float16",          [LM_DTYPE_BF16] = "bfloat16",
+        [LM_DTYPE_F8E4M3] = "float8_e4m3fn", [LM_DTYPE_F8E5M2] = "float8_e5m2",
+    };
+    lm_dtype all = LM_DTYPE_NONE;
+
+    for (int64_t i = 0; i < p->n; i++) {
+        if (p->tensor[i].dtype == LM_DTYPE_NONE || !lm_dtype_is_float(p->tensor[i].dtype))
+            continue;
+        if (all != LM_DTYPE_NONE && all != p->tensor[i].dtype)
+            return NULL;
+        all = p->tensor[i].dtype;
+    }
+    return all == LM_DTYPE_NONE ? NULL : torch[all];
+}
+
+static lm_code fix_dtype(const lm_merge_plan *p, json_t *c, lm_err *e)
+{
+    const char *name = common_dtype(p);
+
+    if (!name)
+        return LM_OK;
+    return set(c, json_object_get(c, "dtype") ? "dtype" : "torch_dtype", json_string(name), e);
+}
+
+/* The entry of each layer in a list that has one for each ("layer_types"). */
+static lm_code fix_list(const lm_merge_plan *p, json_t *c, const char *key, lm_err *e)
+{
+    const lm_merge_recipe *r = p->recipe;
+    json_t *old = json_object_get(c, key), *list = NULL;
+
+    if (!json_is_array(old) || (int64_t)json_array_size(old) != p->model[p->lead].layers)
+        return LM_OK;
+    list = json_array();
+    for (int s = 0; list && s < r->n_slices; s++)
+        for (int64_t l = r->slice[s].source[0].from; l < r->slice[s].source[0].to; l++)
+            json_array_append(list, json_array_get(old, (size_t)l)); /* absent: nothing */
+    return set(c, key, list, e);
+}
+
+static lm_code fix_layers(const lm_merge_plan *p, json_t *c, lm_err *e)
+{
+    static const char *const keys[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers" };
+    const lm_merge_recipe *r = p->recipe;
+    int64_t n = 0;
+    lm_code rc = fix_list(p, c, "layer_types", e);
+
+    for (int s = 0; s < r->n_slices; s++)
+        n += r->slice[s].source[0].to - r->slice[s].source[0].from;
+    for (int i = 0; i < 4 && !rc; i++)
+        if (json_object_get(c, keys[i]))
+            rc = set(c, keys[i], json_integer(n), e);
+    return rc;
+}
+
+static lm_code fix_vocab(const lm_merge_plan *p, json_t *c, lm_err *e)
+{
+    int of = p->lead;
+    lm_code rc;
+
+    if (p->vocab && !lm_vocab_same(p->vocab)) {
+        rc = lm_vocab_fix_config(p->vocab, of, c, e);
+        if (!rc && p->generation_config)
+            rc = lm_vocab_fix_config(p->vocab, of, p->generation_config, e);
+        if (rc)
+            return rc;
+    }
+    for (int64_t i = 0; i < p->n; i++) {
+        const lm_merge_tensor *t = &p->tensor[i];
+        const json_t *said = json_object_get(c, "vocab_size");
+
+        if (t->ndim == 2 && lm_vocab_is_table(t->name) && json_is_integer(said))
+            return json_integer_value(said) == t->dim[0]
+                       ? LM_OK
+                       : set(c, "vocab_size", json_integer(t->dim[0]), e);
+    }
+    return LM_OK;
+}
+
+lm_code lm_plan_config(lm_merge_plan *p, lm_err *e)
+{
+    const lm_merge_model *m = &p->model[p->lead];
+    lm_code rc;
+
+    if (!lm_model_source_config(m->source))
+        return LM_OK; /* weights alone */
+    p->config = json_deep_copy(lm_model_source_config(m->source));
+    if (!p->config)
+        return lm_fail(e, LM_ELIMIT, m->name, NULL, "no memory for config.json");
+    rc = lm_model_source_json(m->source, "generation_config.json", &p->generation_config, e);
+    if (!rc)
+        rc = fix_dtype(p, p->config, e);
+    if (!rc && p->recipe->sliced)
+        rc = fix_layers(p, p->config, e);
+    return rc ? rc : fix_vocab(p, p->config, e);
+}

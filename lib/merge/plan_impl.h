@@ -1,0 +1,25 @@
+/* plan_impl.h -- what the parts of planning share. */
+#ifndef LM_MERGE_PLAN_IMPL_H
+#define LM_MERGE_PLAN_IMPL_H
+
+#include "merge/plan.h"
+
+/* Open every input, check that they are of one architecture, read their tokenizers' words. */
+lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e);
+void lm_plan_close(lm_merge_plan *p);
+/* Compare vocabularies and make the merged one. */
+lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e);
+/* Fill p->tensor. */
+lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e);
+/* config.json and generation_config.json of the result. */
+lm_code lm_plan_config(lm_merge_plan *p, lm_err *e);
+
+/* What stands for a tensor of model m after its LoRA: shape and dtype. */
+const lm_st_tensor *lm_plan_effective(const lm_merge_model *m, const lm_st_tensor *t);
+/* True if input i takes part in a slice or is its base. */
+bool lm_plan_used(const lm_merge_plan *p, int i);
+int lm_plan_base_of(const lm_merge_plan *p, const lm_merge_slice *s);
+/* Rows of the embedding of a model; 0: it has none that is known. */
+int64_t lm_plan_rows(const lm_merge_model *m);
+
+#endif

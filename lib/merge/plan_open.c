@@ -1,0 +1,351 @@
+/* plan_open.c -- the inputs of a merge opened, and compared as wholes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "merge/plan_impl.h"
+
+enum { MAX_TOKENIZER = 1 << 28 }; /* bytes of tokenizer.json */
+
+bool lm_plan_used(const lm_merge_plan *p, int i)
+{
+    const lm_merge_recipe *r = p->recipe;
+
+    if (i == r->base)
+        return true;
+    for (int s = 0; s < r->n_slices; s++) {
+        if (r->slice[s].base == i)
+            return true;
+        for (int k = 0; k < r->slice[s].n; k++)
+            if (r->slice[s].source[k].input == i)
+                return true;
+    }
+    return false;
+}
+
+int lm_plan_base_of(const lm_merge_plan *p, const lm_merge_slice *s)
+{
+    return s->base >= 0 ? s->base : p->recipe->base;
+}
+
+const lm_st_tensor *lm_plan_effective(const lm_merge_model *m, const lm_st_tensor *t)
+{
+    const void *data;
+
+    return m->lora && lm_lora_effect_on(m->lora, t) == LM_LORA_REPLACED
+               ? lm_lora_replacement(m->lora, t, &data)
+               : t;
+}
+
+int64_t lm_plan_rows(const lm_merge_model *m)
+{
+    for (size_t i = 0; i < lm_model_source_count(m->source); i++) {
+        const lm_st_tensor *t = lm_model_source_at(m->source, i);
+
+        if (t->ndim == 2 && lm_vocab_is_table(t->name))
+            return lm_plan_effective(m, t)->dim[0];
+    }
+    return 0;
+}
+
+/* ---- Opening ---- */
+
+/* The model that an adapter alone is merged into: the one it names when that is here, else the
+ * base of the merge. */
+static lm_code base_of_lora(const lm_merge_plan *p, int i, const char **path, lm_err *e)
+{
+    const lm_merge_recipe *r = p->recipe;
+    const char *named = lm_lora_base(p->model[i].lora);
+
+    *path = NULL;
+    if (named && *named && lm_path_exists(named))
+        *path = named;
+    else if (r->base >= 0 && r->base != i && !lm_lora_is(r->input[r->base].path))
+        *path = r->input[r->base].path;
+    if (*path)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, r->input[i].name, "write MODEL+ADAPTER",
+                   "this adapter's base '%.100s' is not here", named ? named : "");
+}
+
+/* The same path is opened once: streams cannot be read twice, mappings need not be. */
+static lm_code open_source(lm_merge_plan *p, int i, const char *path, const lm_merge_plan_opts *o,
+                           lm_err *e)
+{
+    for (int k = 0; k < i; k++) {
+        if (!strcmp(p->path[k], path)) {
+            p->model[i].source = p->model[k].source;
+            p->path[i] = path;
+            return LM_OK;
+        }
+    }
+    p->path[i] = path;
+    return lm_model_source_open(path, o->bundle, &p->model[i].source, e);
+}
+
+static lm_code open_extra(const char *path, lm_st **out, lm_err *e)
+{
+    return path ? lm_st_open(path, out, e) : LM_OK;
+}
+
+static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, lm_err *e)
+{
+    const lm_merge_input *in = &p->recipe->input[i];
+    lm_merge_model *m = &p->model[i];
+    const char *path = in->path, *lora = in->lora;
+    lm_code rc = LM_OK;
+
+    m->name = in->name;
+    if (!lora && lm_lora_is(in->path))
+        lora = in->path;
+    if (lora)
+        rc = lm_lora_open(lora, &m->lora, e);
+    if (!rc && lora && !in->lora)
+        rc = base_of_lora(p, i, &path, e);
+    if (!rc)
+        rc = open_source(p, i, path, o, e);
+    if (!rc && m->lora)
+        rc = lm_lora_bind(m->lora, m->source, e);
+    if (!rc)
+        rc = open_extra(in->fisher, &m->fisher, e);
+    if (!rc)
+        rc = open_extra(in->gram, &m->gram, e);
+    return rc;
+}
+
+static lm_code count_layers(lm_merge_model *m, lm_err *e)
+{
+    static const char *const keys[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers" };
+    const json_t *c = lm_model_source_config(m->source);
+    lm_code rc = LM_OK;
+
+    for (int i = 0; c && i < 4 && !rc && !m->layers; i++)
+        rc = lm_json_i64_or(c, keys[i], 0, 0, LM_MERGE_MAX_LAYERS, &m->layers, m->name, e);
+    return rc;
+}
+
+/* ---- Comparing ---- */
+
+static const char *text_of(const json_t *c, const char *key)
+{
+    const json_t *v = json_object_get(c, key);
+
+    if (json_is_array(v)) /* architectures */
+        v = json_array_get(v, 0);
+    return json_string_value(v);
+}
+
+static lm_code same_text(const lm_merge_model *a, const lm_merge_model *b, const char *key,
+                         lm_err *e)
+{
+    const char *x = text_of(lm_model_source_config(a->source), key);
+    const char *y = text_of(lm_model_source_config(b->source), key);
+
+    if (!x || !y || !strcmp(x, y))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, b->name, "merge models of one architecture",
+                   "%s is %.60s, but %.60s in %.80s", key, y, x, a->name);
+}
+
+/* Keys that change what the same weights mean. */
+static void warn_meaning(const lm_merge_model *a, const lm_merge_model *b, lm_sink *sink)
+{
+    static const char *const keys[] = {
+        "num_attention_heads", "num_key_value_heads", "n_head",     "head_dim",
+        "rope_theta",          "rope_scaling",        "hidden_act", "activation_function",
+        "rms_norm_eps",        "sliding_window"
+    };
+
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        json_t *x = json_object_get(lm_model_source_config(a->source), keys[i]);
+        json_t *y = json_object_get(lm_model_source_config(b->source), keys[i]);
+
+        if (x && y && !json_equal(x, y))
+            lm_log(sink, LM_LOG_WARN, "%s: %s is not that of %s, whose config.json is taken",
+                   b->name, keys[i], a->name);
+    }
+}
+
+static lm_code compare(const lm_merge_plan *p, lm_sink *sink, lm_err *e)
+{
+    const lm_merge_model *lead = &p->model[p->lead];
+    bool computes = strcmp(p->recipe->method->name, "passthrough") != 0;
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && i < p->recipe->n_inputs; i++) {
+        const lm_merge_model *m = &p->model[i];
+        const json_t *c = lm_model_source_config(m->source);
+
+        if (!c || !lm_plan_used(p, i))
+            continue;
+        if (computes && json_is_object(json_object_get(c, "quantization_config")))
+            rc = lm_fail(e, LM_EUSAGE, m->name, "merge the models before quantising",
+                         "its weights are quantised");
+        if (!rc && lm_model_source_config(lead->source) && m != lead) {
+            rc = same_text(lead, m, "model_type", e);
+            rc = rc ? rc : same_text(lead, m, "architectures", e);
+            if (!rc)
+                warn_meaning(lead, m, sink);
+        }
+    }
+    return rc;
+}
+
+lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
+{
+    const lm_merge_recipe *r = p->recipe;
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && i < r->n_inputs; i++) {
+        rc = open_input(p, i, o, e);
+        if (!rc)
+            rc = count_layers(&p->model[i], e);
+        if (!rc && !o->no_digest)
+            rc = lm_merge_digest(p->model[i].source, &p->model[i].digest, e);
+    }
+    return rc ? rc : compare(p, o->sink, e);
+}
+
+void lm_plan_close(lm_merge_plan *p)
+{
+    for (int i = 0; p->model && i < p->recipe->n_inputs; i++) {
+        lm_merge_model *m = &p->model[i];
+        bool shared = false;
+
+        for (int k = 0; k < i; k++)
+            shared = shared || p->model[k].source == m->source;
+        if (!shared)
+            lm_model_source_close(m->source);
+        lm_lora_close(m->lora);
+        lm_st_close(m->fisher);
+        lm_st_close(m->gram);
+        lm_tokenizer_free(m->tok);
+    }
+}
+
+/* ---- Tokenizers ---- */
+
+typedef struct {
+    lm_buf json, config;
+    bool found;
+} words;
+
+static lm_code read_words(const lm_merge_model *m, words *w, lm_err *e)
+{
+    bool has_config;
+    lm_code rc = lm_model_source_file_now(m->source, "tokenizer.json", MAX_TOKENIZER, &w->json,
+                                          &w->found, e);
+
+    if (!rc && w->found)
+        rc = lm_model_source_file_now(m->source, "tokenizer_config.json", MAX_TOKENIZER, &w->config,
+                                      &has_config, e);
+    return rc;
+}
+
+static bool same_bytes(const lm_buf *a, const lm_buf *b)
+{
+    return a->len == b->len && (!a->len || !memcmp(a->data, b->data, a->len));
+}
+
+/* Without a policy, equal bytes and equally many rows need no reading of the tokens. */
+static bool all_alike(const lm_merge_plan *p, const words *w)
+{
+    int first = -1;
+
+    for (int i = 0; i < p->recipe->n_inputs; i++) {
+        if (!w[i].found)
+            continue;
+        if (first >= 0 && (!same_bytes(&w[i].json, &w[first].json) ||
+                           lm_plan_rows(&p->model[i]) != lm_plan_rows(&p->model[first])))
+            return false;
+        first = i;
+    }
+    return true;
+}
+
+static lm_code make_vocab(lm_merge_plan *p, const words *w, lm_sink *sink, lm_err *e)
+{
+    const lm_merge_recipe *r = p->recipe;
+    lm_vocab_model *of = NULL;
+    lm_code rc = lm_arena_alloc(p->arena, &of, (size_t)r->n_inputs, sizeof *of, e);
+
+    for (int i = 0; !rc && i < r->n_inputs; i++) {
+        lm_merge_model *m = &p->model[i];
+
+        if (w[i].found)
+            rc = lm_tokenizer_from_json(w[i].json.data, w[i].json.len, w[i].config.data,
+                                        w[i].config.len, m->name, &m->tok, e);
+        of[i] = (lm_vocab_model){ m->name, m->tok, lm_plan_rows(m) };
+    }
+    return rc ? rc : lm_vocab_new(&r->vocab, of, r->n_inputs, r->base, sink, &p->vocab, e);
+}
+
+lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
+{
+    const lm_merge_recipe *r = p->recipe;
+    words *w = NULL;
+    int found = 0;
+    bool policy = r->vocab.policy != LM_VOCAB_STRICT || r->vocab.n_rules || r->vocab.pad_to;
+    lm_code rc = lm_arena_alloc(p->arena, &w, (size_t)r->n_inputs, sizeof *w, e);
+
+    for (int i = 0; !rc && i < r->n_inputs; i++) {
+        rc = read_words(&p->model[i], &w[i], e);
+        found += w[i].found;
+    }
+    if (!rc && (policy || (found == r->n_inputs && !all_alike(p, w))))
+        rc = make_vocab(p, w, o->sink, e);
+    for (int i = 0; w && i < r->n_inputs; i++) {
+        lm_buf_fini(&w[i].json);
+        lm_buf_fini(&w[i].config);
+    }
+    return rc;
+}
+
+/* ---- Digest ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(const lm_st_tensor *const *)a)->name, (*(const lm_st_tensor *const *)b)->name);
+}
+
+static lm_code digest_tensor(const lm_model_source *m, const lm_st_tensor *t, uint64_t *h,
+                             lm_err *e)
+{
+    unsigned char part[4096];
+    size_t n = t->bytes < sizeof part ? (size_t)t->bytes : sizeof part;
+    uint64_t at[3] = { 0, (t->bytes - n) / 2, t->bytes - n };
+    lm_code rc = LM_OK;
+
+    *h = lm_hash64(t->name, strlen(t->name), *h);
+    *h = lm_hash64(t->dtype_name, strlen(t->dtype_name), *h);
+    *h = lm_hash64(t->dim, (size_t)t->ndim * sizeof *t->dim, *h);
+    for (int i = 0; !rc && i < 3; i++) {
+        rc = lm_model_source_read(m, t, at[i], part, n, e);
+        if (!rc)
+            *h = lm_hash64(part, n, *h);
+    }
+    return rc;
+}
+
+lm_code lm_merge_digest(const lm_model_source *m, uint64_t *out, lm_err *e)
+{
+    const lm_st_tensor **t = NULL;
+    size_t n = lm_model_source_count(m);
+    uint64_t h = 0;
+    lm_code rc;
+
+    *out = 0;
+    if (!lm_model_source_random(m))
+        return LM_OK;
+    rc = lm_alloc_n(&t, n, sizeof *t, "names of tensors", e);
+    for (size_t i = 0; !rc && i < n; i++)
+        t[i] = lm_model_source_at(m, i);
+    if (!rc && n)
+        qsort(t, n, sizeof *t, by_name);
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = digest_tensor(m, t[i], &h, e);
+    lm_free(t);
+    *out = rc ? 0 : h ? h : 1;
+    return rc;
+}
