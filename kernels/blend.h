@@ -52,8 +52,11 @@ typedef struct {
     /* acc = w src, or acc += w src */
     void (*start)(lm_dtype t, const void *src, int64_t at, double w, void *acc, int64_t n);
     void (*add)(lm_dtype t, const void *src, int64_t at, double w, void *acc, int64_t n);
-    /* d = src - base */
+    /* d = src - base; acc += w (src - base) */
     void (*delta)(lm_dtype t, const void *src, int64_t at, const void *base, void *d, int64_t n);
+    void (*add_delta)(lm_dtype t, const void *src, int64_t at, const void *base, double w,
+                      void *acc, int64_t n);
+    void (*fill)(void *x, double v, int64_t n);
     void (*scale)(void *x, double by, int64_t n);                /* x *= by */
     void (*axpy)(const void *x, double w, void *acc, int64_t n); /* acc += w x */
     void (*mul)(const void *x, void *y, int64_t n);              /* y *= x */

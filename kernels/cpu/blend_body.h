@@ -66,6 +66,22 @@ static void FN(delta)(lm_dtype t, const void *src, int64_t at, const void *base,
     FROM_SOURCE(o[i] = x - b[i]);
 }
 
+static void FN(add_delta)(lm_dtype t, const void *src, int64_t at, const void *base, double w,
+                          void *acc, int64_t n)
+{
+    const REAL *restrict b = base;
+    REAL *restrict a = acc;
+    REAL c = (REAL)w;
+    FROM_SOURCE(a[i] += c * (x - b[i]));
+}
+
+static void FN(fill)(void *x, double v, int64_t n)
+{
+    REAL *restrict a = x;
+    for (int64_t i = 0; i < n; i++)
+        a[i] = (REAL)v;
+}
+
 static void FN(scale)(void *x, double by, int64_t n)
 {
     REAL *restrict a = x;

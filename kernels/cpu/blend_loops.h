@@ -16,6 +16,7 @@
 
 /* Elements at any address. */
 typedef uint16_t half_at __attribute__((aligned(1), may_alias));
+typedef double double_at __attribute__((aligned(1), may_alias));
 typedef float float_at __attribute__((aligned(1), may_alias));
 
 enum { LANES = 16 };
@@ -87,6 +88,10 @@ static void load_f32(lm_dtype t, const void *src, int64_t at, void *x, int64_t n
         from_f16((const half_at *)src + at, f, n);
     } else if (t == LM_DTYPE_F32) {
         memcpy(f, (const char *)src + 4 * at, 4 * (size_t)n);
+    } else if (t == LM_DTYPE_F64) {
+        const double_at *s = (const double_at *)src + at;
+        for (int64_t i = 0; i < n; i++)
+            f[i] = (float)s[i];
     } else { /* bytes */
         lm_convert(t, (const char *)src + at, LM_DTYPE_F32, f, n);
     }
@@ -104,10 +109,9 @@ static void store_f32(lm_dtype t, void *dst, int64_t at, const void *x, int64_t 
     } else if (t == LM_DTYPE_F32) {
         memcpy((char *)dst + 4 * at, f, 4 * (size_t)n);
     } else if (t == LM_DTYPE_F64) {
-        for (int64_t i = 0; i < n; i++) {
-            double d = (double)f[i];
-            memcpy((char *)dst + 8 * (at + i), &d, 8);
-        }
+        double_at *s = (double_at *)dst + at;
+        for (int64_t i = 0; i < n; i++)
+            s[i] = (double)f[i];
     } else {
         lm_convert(LM_DTYPE_F32, f, t, (char *)dst + at, n);
     }
@@ -239,11 +243,12 @@ static int64_t pick_f64(const void *x, uint64_t lo, uint64_t hi, int64_t at, int
 
 #define ENTRIES(of)                                                                                \
     .load = load_##of, .store = store_##of, .start = start_##of, .add = add_##of,                  \
-    .delta = delta_##of, .scale = scale_##of, .axpy = axpy_##of, .mul = mul_##of, .div = div_##of, \
-    .at_least = at_least_##of, .dot = dot_##of, .sum_abs = sum_abs_##of,                           \
-    .keep_bits = keep_bits_##of, .keep_drawn = keep_drawn_##of, .keep_each = keep_each_##of,       \
-    .draws = draws, .bits = bits_##of, .pick = pick_##of, .histogram = histogram_##of,             \
-    .agree = agree_##of, .variance = variance_##of, .near = near_##of
+    .delta = delta_##of, .add_delta = add_delta_##of, .fill = fill_##of, .scale = scale_##of,      \
+    .axpy = axpy_##of, .mul = mul_##of, .div = div_##of, .at_least = at_least_##of,                \
+    .dot = dot_##of, .sum_abs = sum_abs_##of, .keep_bits = keep_bits_##of,                         \
+    .keep_drawn = keep_drawn_##of, .keep_each = keep_each_##of, .draws = draws, .bits = bits_##of, \
+    .pick = pick_##of, .histogram = histogram_##of, .agree = agree_##of,                           \
+    .variance = variance_##of, .near = near_##of
 
 #define BLEND_TABLE(of_level)                                            \
     {                                                                    \

@@ -111,10 +111,11 @@ typedef struct lm_merge_method lm_merge_method;
 struct lm_merge_method {
     const char *name, *about, *source; /* "ties"; one line; "arXiv:2306.01708" */
     bool base_required, base_allowed;
-    int min_models, max_models;  /* without the base; max 0: any number */
-    uint64_t takes;              /* bit i: parameter i */
-    uint64_t required;           /* bit i: must be given for every model, or globally */
-    double def[LM_MERGE_PARAMS]; /* NAN where there is no default */
+    int min_models, max_models; /* without the base; max 0: any number */
+    uint64_t takes;             /* bit i: parameter i */
+    uint64_t required;          /* bit i: must be given for every model, or globally */
+    uint64_t defaults;          /* bit i: def[i] holds where it is not given */
+    double def[LM_MERGE_PARAMS];
     enum { LM_EXTRA_NONE, LM_EXTRA_FISHER, LM_EXTRA_GRAM } extra;
     size_t (*work)(const lm_merge_job *j, int threads); /* NULL: none; small beside the tensor */
     lm_code (*run)(const lm_merge_job *j, lm_err *e);

@@ -1,0 +1,14 @@
+/* entries.h -- the rows of the table of methods, one array for each family, ended by one without a
+ * name. */
+#ifndef LM_MERGE_ENTRIES_H
+#define LM_MERGE_ENTRIES_H
+
+#include <math.h>
+
+#include "merge/method.h"
+
+#define LM_MERGE_BIT(p) (UINT64_C(1) << (p))
+extern const lm_merge_method lm_merge_linear_methods[], lm_merge_sphere_methods[],
+    lm_merge_task_methods[], lm_merge_other_methods[], lm_merge_gram_methods[];
+
+#endif

@@ -1,0 +1,197 @@
+/* methods_linear.c -- the merges that are weighted sums, element by element: linear, DEM, task
+ * arithmetic, passthrough, Fisher. */
+#include "merge/blocks.h"
+#include "merge/entries.h"
+
+static size_t sum_work(const lm_merge_job *j, int threads)
+{
+    (void)j;
+    return lm_merge_sum_work(threads);
+}
+
+/* Parameter p of every model, a global value standing in for those not given. */
+static double weights(const lm_merge_job *j, double *w)
+{
+    double sum = 0;
+    for (int i = 0; i < j->n_models; i++)
+        sum += w[i] = lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]);
+    return sum;
+}
+
+static void run_sum(const lm_merge_job *j, const double *c)
+{
+    const lm_merge_operand *of[LM_MERGE_MOST_MODELS];
+    lm_merge_sum s = { of, j->n_models, c, j->base };
+    lm_merge_list(j, of);
+    lm_merge_sum_run(j, &s, j->work);
+}
+
+static lm_code linear(const lm_merge_job *j, lm_err *e)
+{
+    double c[LM_MERGE_MOST_MODELS], sum = weights(j, c);
+    if (lm_merge_true(j, LM_MERGE_NORMALIZE)) {
+        if (sum == 0)
+            return lm_fail(e, LM_EUSAGE, j->name, "change one, or do not normalize",
+                           "the weights add up to 0");
+        for (int i = 0; i < j->n_models; i++)
+            c[i] /= sum;
+    }
+    run_sum(j, c);
+    return LM_OK;
+}
+
+static lm_code dem(const lm_merge_job *j, lm_err *e)
+{
+    double c[LM_MERGE_MOST_MODELS];
+    (void)e;
+    weights(j, c);
+    run_sum(j, c);
+    return LM_OK;
+}
+
+static lm_code task_arithmetic(const lm_merge_job *j, lm_err *e)
+{
+    double c[LM_MERGE_MOST_MODELS], sum = weights(j, c), by = j->param[LM_MERGE_LAMBDA];
+    (void)e;
+    if (lm_merge_true(j, LM_MERGE_NORMALIZE) && fabs(sum) >= 1e-8)
+        by /= sum;
+    for (int i = 0; i < j->n_models; i++)
+        c[i] *= by;
+    run_sum(j, c);
+    return LM_OK;
+}
+
+static lm_code passthrough(const lm_merge_job *j, lm_err *e)
+{
+    double c = lm_merge_of(j, 0, LM_MERGE_SCALE, 1);
+    (void)e;
+    run_sum(j, &c);
+    return LM_OK;
+}
+
+enum { FISHER_ROWS = 4 };
+
+static size_t fisher_work(const lm_merge_job *j, int threads)
+{
+    lm_merge_scratch s = { 0 };
+    (void)j;
+    lm_merge_take_cells(&s, FISHER_ROWS, threads);
+    return s.used;
+}
+
+/* Numerator and denominator side by side; a model without importance counts as 1. */
+static void fisher_block(const lm_merge_walk *w, int64_t at, int64_t n, void *cells, double *sums)
+{
+    const lm_merge_job *j = w->job;
+    const lm_blend *b = w->loops;
+    void *over = lm_merge_cell(b, cells, 0), *under = lm_merge_cell(b, cells, 1);
+    void *f = lm_merge_cell(b, cells, 2), *x = lm_merge_cell(b, cells, 3);
+    double least = j->param[LM_MERGE_FISHER_FLOOR];
+    (void)sums;
+    memset(over, 0, (size_t)n * b->real);
+    memset(under, 0, (size_t)n * b->real);
+    for (int i = 0; i < j->n_models; i++) {
+        const lm_merge_operand *o = &j->model[i];
+        double weight = lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]);
+        if (weight == 0)
+            continue;
+        b->start(o->dtype, o->data, at, 1, x, n);
+        if (o->extra && o->extra_count == j->count) {
+            b->load(o->extra_dtype, o->extra, at, f, n);
+            b->at_least(f, least, n);
+        } else {
+            double one = o->extra ? lm_get(o->extra_dtype, o->extra, 0) : 1;
+            b->fill(f, one < least ? least : one, n);
+        }
+        b->scale(f, weight, n);
+        b->axpy(f, 1, under, n);
+        b->mul(f, x, n);
+        b->axpy(x, 1, over, n);
+    }
+    b->div(under, over, n);
+    b->store(j->out_dtype, j->out, at, over, n);
+}
+
+static lm_code fisher(const lm_merge_job *j, lm_err *e)
+{
+    lm_merge_walk w = { .job = j,
+                        .loops = lm_merge_loops(j),
+                        .block = fisher_block,
+                        .cells = j->work,
+                        .rows = FISHER_ROWS };
+    int used = 0, last = 0;
+    for (int i = 0; i < j->n_models; i++) {
+        const lm_merge_operand *o = &j->model[i];
+        if (o->extra && o->extra_count != 1 && o->extra_count != j->count)
+            return lm_fail(e, LM_EFORMAT, j->name, "give one value, or one for each element",
+                           "model %d has %lld values of importance for %lld elements", i + 1,
+                           (long long)o->extra_count, (long long)j->count);
+        if (lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]) != 0) {
+            used++;
+            last = i;
+        }
+    }
+    if (!used)
+        return lm_fail(e, LM_EUSAGE, j->name, "change one", "all weights are 0");
+    if (used == 1)
+        lm_merge_copy(j, &j->model[last]);
+    else
+        lm_merge_go(&w, NULL);
+    return LM_OK;
+}
+
+#define B LM_MERGE_BIT
+const lm_merge_method lm_merge_linear_methods[] = {
+    { .name = "linear",
+      .about = "weighted mean: sum(w_i theta_i) / sum(w_i)",
+      .source = "arXiv:2203.05482",
+      .min_models = 1,
+      .takes = B(LM_MERGE_WEIGHT) | B(LM_MERGE_NORMALIZE),
+      .required = B(LM_MERGE_WEIGHT),
+      .defaults = B(LM_MERGE_NORMALIZE),
+      .def = { [LM_MERGE_NORMALIZE] = 1 },
+      .work = sum_work,
+      .run = linear },
+    { .name = "dem",
+      .about = "distribution edited model: theta + sum w_i (theta_i - theta)",
+      .source = "arXiv:2406.15570",
+      .base_required = true,
+      .base_allowed = true,
+      .min_models = 1,
+      .takes = B(LM_MERGE_WEIGHT),
+      .required = B(LM_MERGE_WEIGHT),
+      .work = sum_work,
+      .run = dem },
+    { .name = "task_arithmetic",
+      .about = "theta + lambda sum w_i (theta_i - theta)",
+      .source = "arXiv:2212.04089",
+      .base_required = true,
+      .base_allowed = true,
+      .min_models = 1,
+      .takes =
+          B(LM_MERGE_WEIGHT) | B(LM_MERGE_NORMALIZE) | B(LM_MERGE_LAMBDA) | B(LM_MERGE_INT8_MASK),
+      .required = B(LM_MERGE_WEIGHT),
+      .defaults = B(LM_MERGE_NORMALIZE) | B(LM_MERGE_LAMBDA),
+      .def = { [LM_MERGE_LAMBDA] = 1 },
+      .work = sum_work,
+      .run = task_arithmetic },
+    { .name = "passthrough",
+      .about = "the tensor itself, times scale: layers stacked from several models",
+      .source = "mergekit",
+      .min_models = 1,
+      .max_models = 1,
+      .takes = B(LM_MERGE_SCALE),
+      .work = sum_work,
+      .run = passthrough },
+    { .name = "fisher",
+      .about = "mean weighted by importance: sum(w_i F_i theta_i) / sum(w_i F_i)",
+      .source = "arXiv:2111.09832",
+      .min_models = 1,
+      .takes = B(LM_MERGE_WEIGHT) | B(LM_MERGE_FISHER_FLOOR),
+      .defaults = B(LM_MERGE_WEIGHT) | B(LM_MERGE_FISHER_FLOOR),
+      .def = { [LM_MERGE_WEIGHT] = 1, [LM_MERGE_FISHER_FLOOR] = 1e-6 },
+      .extra = LM_EXTRA_FISHER,
+      .work = fisher_work,
+      .run = fisher },
+    { .name = NULL },
+};

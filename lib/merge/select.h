@@ -1,0 +1,44 @@
+/* select.h -- exactly the k largest magnitudes of values that are never all in memory.
+ *
+ * Several rows of values (one for each model) are computed block by block, by the caller, as often
+ * as it takes.  A sample brackets each threshold; one pass counts what is above and lists what is
+ * inside the bracket (some hundredths), and the list is searched.  Where the bracket misses, or too
+ * many values fall into it (weights of few bits have few distinct deltas), histograms of the bits
+ * narrow the threshold down instead, eleven bits a pass.  Either way the answer is the same, and the
+ * same for any number of threads. */
+#ifndef LM_MERGE_SELECT_H
+#define LM_MERGE_SELECT_H
+
+#include "merge/blocks.h"
+
+/* The k largest |x| of row `row`, 0 <= k <= count, of equal ones those with the lower index, are:
+ * the magnitude's bits > bits, or == bits and the index <= cut. */
+typedef struct {
+    int row;
+    int64_t k;
+    uint64_t bits;
+    int64_t cut;
+} lm_merge_top;
+
+/* out: rows of LM_BLEND_BLOCK reals; elements at .. at + n - 1 of each. */
+typedef void (*lm_merge_fill)(const void *ctx, int64_t at, int64_t n, void *out, void *cells);
+
+typedef struct {
+    const lm_merge_job *job;
+    const lm_blend *loops;
+    lm_merge_fill fill;
+    const void *ctx;
+    int rows;  /* that fill makes */
+    int extra; /* rows of cells that fill needs beside */
+} lm_merge_values;
+
+/* Takes scratch from s (only counting it when s->at is NULL) and, with it, selects. */
+void lm_merge_select(const lm_merge_values *v, lm_merge_top *top, int n_tops, int threads,
+                     lm_merge_scratch *s);
+
+/* Zero what is not among the kept ones of a block: those in `top` (and, unless out is NULL, not in
+ * `out`), times scale. */
+void lm_merge_keep(const lm_blend *b, void *d, int64_t at, int64_t n, const lm_merge_top *top,
+                   const lm_merge_top *out, double scale);
+
+#endif
