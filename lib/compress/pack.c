@@ -1,0 +1,401 @@
+/* pack.c -- the files of a bundle pushed through the writer of .lmz; see pack.h. */
+#include "compress/pack.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "format/bundle.h"
+#include "format/folder_json.h"
+#include "format/folder_run.h"
+#include "format/lmz.h"
+
+enum { COPY = 16 << 20, MAX_CONFIG = 16 << 20 };
+
+typedef struct {
+    const lm_pack_opts *o;
+    lm_bundle_opts in_opts, base_opts;
+    char *from, *base_path, *base_name; /* resolved; base_name as the .lmz will say it */
+    lm_bundle *in, *base;
+    lm_out *out;
+    lm_lmz_writer *w;
+    lm_pack_report *r;
+    uint64_t total;
+    void *copy;
+} job;
+
+void lm_pack_report_fini(lm_pack_report *r)
+{
+    for (size_t i = 0; i < r->n_loss; i++) {
+        lm_free(r->loss[i].file);
+        lm_free(r->loss[i].tensor);
+    }
+    lm_free(r->loss);
+    *r = (lm_pack_report){ 0 };
+}
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), k = strlen(tail);
+    return n >= k && !strcmp(s + n - k, tail);
+}
+
+lm_code lm_pack_left_out(const char *folder, char **out, lm_err *e)
+{
+    char **names = NULL;
+    size_t n = 0;
+    *out = NULL;
+    lm_code rc = lm_dir_list(folder, &names, &n, e);
+    for (size_t i = 0; !rc && !*out && i < n; i++) {
+        char *path = NULL;
+        struct stat st;
+        rc = lm_path_join(&path, folder, names[i], e);
+        if (!rc && (names[i][0] == '.' || stat(path, &st) || !S_ISREG(st.st_mode)))
+            rc = lm_strdup(out, names[i], e);
+        lm_free(path);
+    }
+    lm_names_free(names, n);
+    return rc;
+}
+
+/* ---- the way to the base ---- */
+
+/* The folder that `path` lies in, without links, in buf[PATH_MAX]. */
+static lm_code real_folder(const char *path, char *buf, lm_err *e)
+{
+    char *copy = NULL;
+    if (!path || !strcmp(path, "-"))
+        return realpath(".", buf) ? LM_OK : lm_fail(e, LM_EIO, ".", NULL, "cannot tell the folder");
+    if (lm_strdup(&copy, path, e))
+        return e->code;
+    char *slash = strrchr(copy, '/');
+    if (slash == copy)
+        slash++;
+    if (slash)
+        *slash = 0;
+    if (!realpath(slash ? copy : ".", buf))
+        lm_fail(e, LM_EIO, path, "make the folder first", "cannot find its folder");
+    lm_free(copy);
+    return e->code;
+}
+
+/* `to` as seen from the folder of `from`: both exist. */
+static lm_code relative_path(const char *from, const char *to, char **out, lm_err *e)
+{
+    char here[PATH_MAX], there[PATH_MAX];
+    lm_buf path = { 0 };
+    size_t at = 0;
+    if (real_folder(from, here, e))
+        return e->code;
+    if (!realpath(to, there))
+        return lm_fail(e, LM_EIO, to, NULL, "cannot open");
+    for (size_t i = 0;; i++) { /* the common leading folders */
+        bool end = !here[i] || here[i] == '/', other = !there[i] || there[i] == '/';
+        if (end && other)
+            at = i;
+        if (here[i] != there[i] || !here[i])
+            break;
+    }
+    lm_code rc = LM_OK;
+    for (const char *p = here + at; !rc && *p; p++)
+        if (*p == '/' && p[1])
+            rc = lm_buf_add(&path, "../", 3, e);
+    if (!rc)
+        rc = lm_buf_addf(&path, e, "%s", there[at] == '/' ? there + at + 1 : there + at);
+    if (!rc)
+        rc = lm_strdup(out, path.len ? path.data : ".", e);
+    lm_buf_fini(&path);
+    return rc;
+}
+
+/* Does the chain that begins at the model `path` lead through `target`?  Then a delta of target to
+ * path could never be read again. */
+static lm_code check_circle(const char *path, const char *target, lm_err *e)
+{
+    char *now = NULL;
+    lm_code rc = lm_strdup(&now, path, e);
+    for (int step = 0; !rc && step <= LM_LMZ_MAX_CHAIN; step++) {
+        lm_lmz *z = NULL;
+        lm_err ignored = { 0 };
+        char *next = NULL, folder[PATH_MAX];
+        if (lm_path_same(now, target))
+            rc = lm_fail(e, LM_EUSAGE, path, "choose a base that does not depend on it",
+                         "is itself a difference to %s", target);
+        if (rc || lm_path_is_dir(now) || lm_lmz_open_index(now, NULL, &z, &ignored))
+            break;
+        const lm_lmz_info *info = lm_lmz_about(z);
+        if (info->delta && !(rc = real_folder(now, folder, e)))
+            rc = lm_path_join(&next, folder, info->base_name, e);
+        lm_lmz_free(z);
+        lm_free(now);
+        now = next;
+        if (!next)
+            break;
+    }
+    lm_free(now);
+    return rc;
+}
+
+static lm_code open_base(job *j, const char *to, lm_err *e)
+{
+    if (!j->o->base)
+        return LM_OK;
+    if (lm_run_resolve(j->o->base, &j->base_path, e))
+        return e->code;
+    if (strcmp(to, "-") && check_circle(j->base_path, to, e))
+        return e->code;
+    if (relative_path(to, j->base_path, &j->base_name, e) ||
+        lm_bundle_open(j->base_path, &j->base_opts, &j->base, e))
+        return e->code;
+    return lm_bundle_spool(j->base, e);
+}
+
+/* ---- files ---- */
+
+static lm_code step_done(job *j, const char *name, uint64_t bytes)
+{
+    j->r->raw += bytes;
+    lm_progress(j->o->sink, "compress", (double)j->r->raw, (double)j->total, "bytes", name);
+    return LM_OK;
+}
+
+static lm_code pack_plain(job *j, const lm_bundle_file *f, lm_err *e)
+{
+    const uint8_t *map = lm_bundle_random(j->in) ? lm_bundle_map(j->in, f) : NULL;
+    lm_code rc = lm_lmz_begin(j->w, f->name, f->bytes, e);
+    for (uint64_t at = 0; !rc && at < f->bytes && !lm_stopping();) {
+        size_t got = f->bytes - at < COPY ? (size_t)(f->bytes - at) : COPY;
+        const void *data = j->copy;
+        if (map)
+            data = map + at;
+        else
+            rc = lm_bundle_read(j->in, j->copy, got, &got, e);
+        if (!rc && !got)
+            rc = lm_fail(e, LM_EFORMAT, f->name, "it is truncated: fetch or write it again",
+                         "it ends early");
+        if (!rc)
+            rc = lm_lmz_write(j->w, data, got, e);
+        if (map)
+            lm_bundle_forget(j->in, f, at, got);
+        at += got;
+        step_done(j, f->name, got);
+    }
+    return rc;
+}
+
+static lm_code keep_losses(job *j, const char *file, const lm_coded *c, lm_err *e)
+{
+    lm_pack_report *r = j->r;
+    for (size_t i = 0; i < lm_coded_count(c); i++) {
+        const lm_coded_item *it = lm_coded_at(c, i);
+        if (!it->codec)
+            continue;
+        if (lm_grow(&r->loss, &r->cap_loss, r->n_loss + 1, sizeof *r->loss, "report", e))
+            return e->code;
+        lm_pack_loss *l = &r->loss[r->n_loss];
+        size_t size = lm_dtype_size(lm_dtype_parse(it->dtype));
+        *l = (lm_pack_loss){ .codec = it->codec->name,
+                             .count = it->count,
+                             .before = (uint64_t)it->count * size,
+                             .after = it->coded,
+                             .err = it->err };
+        r->n_loss++;
+        if (lm_strdup(&l->file, file, e) || lm_strdup(&l->tensor, it->name, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code pack_coded(job *j, const lm_bundle_file *f, lm_err *e)
+{
+    lm_st_stream *in = NULL;
+    lm_coded *c = NULL;
+    lm_code rc = lm_st_stream_open(lm_bundle_read, j->in, f->name, &in, e);
+    if (!rc)
+        rc = lm_coded_reduce(in, f->name, &j->o->lossy, j->o->step, &c, e);
+    if (!rc)
+        rc = lm_lmz_begin(j->w, f->name, lm_coded_bytes(c), e);
+    if (!rc)
+        rc = lm_coded_run(c, lm_lmz_write, j->w, j->o->par, e);
+    if (!rc)
+        rc = keep_losses(j, f->name, c, e);
+    if (!rc)
+        step_done(j, f->name, f->bytes);
+    lm_coded_free(c);
+    lm_st_stream_close(in);
+    return rc;
+}
+
+/* config.json says which dtype the weights have; what it says is brought up to date. */
+static lm_code pack_config(job *j, const lm_bundle_file *f, const char *torch_name, lm_err *e)
+{
+    static const char *const keys[] = { "torch_dtype", "dtype" };
+    json_t *config = NULL;
+    lm_buf text = { 0 }, out = { 0 };
+    uint64_t bytes = f->bytes;
+    lm_code rc = lm_bundle_load(j->in, f->name, MAX_CONFIG, &text, e);
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, f->name, &config, e);
+    for (size_t i = 0; !rc && i < 2; i++)
+        if (json_is_string(json_object_get(config, keys[i])))
+            json_object_set_new(config, keys[i], json_string(torch_name));
+    if (!rc)
+        rc = lm_json_pretty(config, &out, e);
+    if (!rc)
+        rc = lm_lmz_begin(j->w, "config.json", out.len, e);
+    if (!rc)
+        rc = lm_lmz_write(j->w, out.data, out.len, e);
+    step_done(j, "config.json", bytes);
+    json_decref(config);
+    lm_buf_fini(&text);
+    lm_buf_fini(&out);
+    return rc;
+}
+
+static const char *torch_dtype(const lm_codec *c)
+{
+    return !c                            ? NULL
+           : c->element == LM_DTYPE_BF16 ? "bfloat16"
+           : c->element == LM_DTYPE_F16  ? "float16"
+           : c->element == LM_DTYPE_F32  ? "float32"
+                                         : NULL;
+}
+
+static lm_code pack_file(job *j, const lm_bundle_file *f, lm_err *e)
+{
+    const lm_coded_policy *p = &j->o->lossy;
+    const char *dtype = torch_dtype(p->weights);
+    bool lossy = lm_coded_is_state(f->name) ? p->states != NULL : p->weights != NULL;
+    j->r->files++;
+    if (lossy && ends_with(f->name, ".safetensors"))
+        return pack_coded(j, f, e);
+    if (dtype && !strcmp(f->name, "config.json"))
+        return pack_config(j, f, dtype, e);
+    return pack_plain(j, f, e);
+}
+
+static lm_code pack_files(job *j, lm_err *e)
+{
+    const lm_bundle_file *f = NULL;
+    lm_code rc = LM_OK;
+    while (!rc && !lm_stopping() && !(rc = lm_bundle_next(j->in, &f, e)) && f)
+        rc = pack_file(j, f, e);
+    if (!rc && !lm_stopping() && !j->r->files)
+        rc = lm_fail(e, LM_EUSAGE, j->from, NULL, "it holds no files");
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static lm_code write_out(void *ctx, const void *data, size_t bytes, lm_err *e)
+{
+    job *j = ctx;
+    j->r->coded += bytes;
+    if (fwrite(data, 1, bytes, lm_out_file(j->out)) != bytes)
+        return lm_fail_write(lm_out_path(j->out), e);
+    return LM_OK;
+}
+
+/* Read back what was written, while it still has its temporary name. */
+static lm_code verify(job *j, const char *to, lm_err *e)
+{
+    char path[64], before[33];
+    lm_bundle_opts opts = { .base = j->base_path, .par = j->o->par };
+    lm_bundle *again = NULL;
+    lm_lmz *z = NULL;
+    if (fflush(lm_out_file(j->out)))
+        return lm_fail_write(lm_out_path(j->out), e);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", lm_out_fd(j->out));
+    lm_code rc = lm_lmz_open(path, &opts, &z, e);
+    if (!rc)
+        rc = lm_lmz_verify(z, NULL, NULL, j->o->sink, e);
+    if (!rc)
+        rc = lm_bundle_open(j->from, &j->in_opts, &again, e);
+    if (!rc)
+        rc = lm_bundle_digest(again, before, j->o->sink, e);
+    if (!rc && strcmp(before, lm_lmz_about(z)->digest))
+        rc = lm_fail(e, LM_EFORMAT, to, "keep the input and try again",
+                     "reading it back gives digest %s, the input has %s", lm_lmz_about(z)->digest,
+                     before);
+    lm_bundle_close(again);
+    lm_lmz_free(z);
+    return rc;
+}
+
+static lm_code check_inside(const char *from, const char *to, lm_err *e)
+{
+    char in[PATH_MAX], out[PATH_MAX];
+    if (!lm_path_is_dir(from) || !strcmp(to, "-"))
+        return LM_OK;
+    if (real_folder(to, out, e))
+        return e->code;
+    size_t n = realpath(from, in) ? strlen(in) : 0;
+    if (n && !strncmp(in, out, n) && (!out[n] || out[n] == '/'))
+        return lm_fail(e, LM_EUSAGE, to, "write it to another folder", "lies inside the input %s",
+                       from);
+    return LM_OK;
+}
+
+static lm_code open_all(job *j, const char *from, const char *to, lm_err *e)
+{
+    char *extra = NULL;
+    if (lm_run_resolve(from, &j->from, e) || check_inside(j->from, to, e) || open_base(j, to, e) ||
+        lm_bundle_open(j->from, &j->in_opts, &j->in, e) || lm_out_open(to, j->o->force, &j->out, e))
+        return e->code;
+    if (lm_path_is_dir(j->from) && lm_pack_left_out(j->from, &extra, e))
+        return e->code;
+    if (extra)
+        lm_log(j->o->sink, LM_LOG_WARN, "%s: '%s' is left out: an .lmz holds plain files", j->from,
+               extra);
+    lm_free(extra);
+    for (size_t i = 0; lm_bundle_random(j->in) && i < lm_bundle_count(j->in); i++)
+        j->total += lm_bundle_at(j->in, i)->bytes;
+    return lm_alloc_n(&j->copy, COPY, 1, "a piece of a file", e);
+}
+
+static lm_code run(job *j, const char *to, lm_err *e)
+{
+    lm_lmz_opts opts = {
+        .level = j->o->level, .par = j->o->par, .base = j->base, .base_name = j->base_name
+    };
+    lm_code rc = lm_lmz_create_on(write_out, j, lm_out_path(j->out), &opts, &j->w, e);
+    if (!rc)
+        rc = pack_files(j, e);
+    if (rc || lm_stopping()) {
+        lm_lmz_drop(j->w);
+        return rc;
+    }
+    rc = lm_lmz_close(j->w, e);
+    if (!rc && j->o->verify)
+        rc = verify(j, to, e);
+    return rc;
+}
+
+lm_code lm_pack(const char *from, const char *to, const lm_pack_opts *o, lm_pack_report *r,
+                lm_err *e)
+{
+    job j = {
+        .o = o,
+        .r = r,
+        .in_opts = { .base = o->input_base, .tmpdir = o->tmpdir, .par = o->par, .sink = o->sink },
+        .base_opts = { .tmpdir = o->tmpdir, .par = o->par, .sink = o->sink }
+    };
+    lm_code rc = open_all(&j, from, to, e);
+    if (!rc)
+        rc = run(&j, to, e);
+    if (!rc && !lm_stopping())
+        rc = lm_out_commit(j.out, e);
+    else
+        lm_out_drop(j.out);
+    lm_bundle_close(j.in);
+    lm_bundle_close(j.base);
+    lm_free(j.copy);
+    lm_free(j.from);
+    lm_free(j.base_path);
+    lm_free(j.base_name);
+    return rc;
+}

@@ -1,0 +1,53 @@
+/* pack.h -- a model, a training state or a safetensors file into an .lmz: byte for byte, or with the
+ * tensors that were named for it coded with loss. */
+#ifndef LM_COMPRESS_PACK_H
+#define LM_COMPRESS_PACK_H
+
+#include "base/par.h"
+#include "base/progress.h"
+#include "compress/coded.h"
+
+/* All borrowed.  Zero-initialise. */
+typedef struct {
+    int level;              /* 1..19; 0: the default of lmz.h */
+    const char *base;       /* the model that it is a difference to; NULL: whole */
+    const char *input_base; /* the base of an input that is a delta itself; NULL: where it says */
+    lm_coded_policy lossy;
+    const lm_history_step *step; /* for the history of what is coded with loss; may be NULL */
+    bool force;                  /* replace `to` */
+    bool verify; /* before it appears, read it back, check every chunk, and compare its digest with
+                    that of the input, which is read again; not for streams */
+    lm_par *par;
+    lm_sink *sink;
+    const char *tmpdir;
+} lm_pack_opts;
+
+typedef struct {
+    char *file, *tensor;
+    const char *codec;
+    int64_t count;
+    uint64_t before, after; /* bytes */
+    lm_lossy_error err;
+} lm_pack_loss;
+
+typedef struct {
+    uint64_t files, raw, coded; /* files and their bytes as read; bytes of the .lmz */
+    lm_pack_loss *loss;         /* a line for each tensor that was coded with loss */
+    size_t n_loss, cap_loss;
+} lm_pack_report;
+void lm_pack_report_fini(lm_pack_report *r);
+
+/* Write the model at `from` (bundle.h) to the .lmz `to` ("-": standard output).  The folder of a run
+ * stands for its newest checkpoint.  Plain 16- and 32-bit codecs of weights are also written to the
+ * "torch_dtype" or "dtype" of config.json.
+ * Fails: LM_EUSAGE when `to` exists and !force, or lies inside `from`, or the chain of bases would be
+ * too long or closed; LM_ENUMERIC as lm_lossy_encode; LM_EFORMAT when verification finds a
+ * difference. */
+lm_code lm_pack(const char *from, const char *to, const lm_pack_opts *o, lm_pack_report *r,
+                lm_err *e);
+
+/* The first entry of a folder that an .lmz does not carry (a folder below, a hidden or special
+ * file), NULL if there is none; *out is yours. */
+lm_code lm_pack_left_out(const char *folder, char **out, lm_err *e);
+
+#endif

@@ -1,0 +1,290 @@
+/* unpack.c -- see unpack.h. */
+#include "compress/unpack.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "compress/coded.h"
+#include "compress/pick.h"
+#include "compress/unpack_impl.h"
+
+bool lm_unpack_is_st(const char *name)
+{
+    size_t n = strlen(name), k = strlen(".safetensors");
+    return n > k && !strcmp(name + n - k, ".safetensors");
+}
+
+/* ---- where it goes ---- */
+
+lm_code lm_unpack_to_open(lm_unpack_to *t, const char *to, bool lone, lm_err *e)
+{
+    lm_bundle_opts opts = { .tmpdir = t->o->tmpdir, .par = t->o->par, .sink = t->o->sink };
+    t->r->lone = lone && (!strcmp(to, "-") || lm_unpack_is_st(to));
+    lm_code rc = t->r->lone ? lm_out_open(to, t->o->force, &t->lone, e)
+                            : lm_bundle_create(to, t->o->force, &opts, &t->out, e);
+    return rc ? rc : lm_alloc_n(&t->copy, LM_UNPACK_COPY, 1, "a piece of a file", e);
+}
+
+lm_code lm_unpack_to_close(lm_unpack_to *t, lm_code rc, lm_err *e)
+{
+    bool good = !rc && !lm_stopping();
+    if (t->lone) {
+        if (good)
+            rc = lm_out_commit(t->lone, e);
+        else
+            lm_out_drop(t->lone);
+    } else if (t->out) {
+        if (good)
+            rc = lm_bundle_commit(t->out, e);
+        else
+            lm_bundle_drop(t->out);
+    }
+    lm_free(t->copy);
+    return rc;
+}
+
+static lm_code begin(lm_unpack_to *t, const char *name, uint64_t bytes, lm_err *e)
+{
+    t->r->files++;
+    return t->out ? lm_bundle_begin(t->out, name, bytes, e) : LM_OK;
+}
+
+static lm_code put(void *to, const void *data, size_t bytes, lm_err *e)
+{
+    lm_unpack_to *t = to;
+    t->r->bytes += bytes;
+    lm_progress(t->o->sink, "expand", (double)t->r->bytes, (double)t->total, "bytes", NULL);
+    if (t->out)
+        return lm_bundle_write(t->out, data, bytes, e);
+    if (fwrite(data, 1, bytes, lm_out_file(t->lone)) != bytes)
+        return lm_fail_write(lm_out_path(t->lone), e);
+    return LM_OK;
+}
+
+/* ---- one file ---- */
+
+/* A reader whose first bytes are kept, so that it can begin again after a look at the header. */
+typedef struct {
+    lm_read_fn read;
+    void *ctx;
+    lm_buf seen;
+    size_t at;    /* read again from here */
+    bool looking; /* what comes is kept */
+    lm_code failed;
+} replay;
+
+static lm_code replay_read(void *ctx, void *dst, size_t cap, size_t *got, lm_err *e)
+{
+    replay *p = ctx;
+    size_t left = p->seen.len - p->at;
+    if (!p->looking && left) {
+        *got = left < cap ? left : cap;
+        memcpy(dst, p->seen.data + p->at, *got);
+        p->at += *got;
+        return LM_OK;
+    }
+    p->failed = p->read(p->ctx, dst, cap, got, e);
+    if (!p->failed && p->looking)
+        return lm_buf_add(&p->seen, dst, *got, e);
+    return p->failed;
+}
+
+static lm_code copy_file(lm_unpack_to *t, const char *name, uint64_t bytes, lm_read_fn read,
+                         void *ctx, lm_err *e)
+{
+    lm_code rc = begin(t, name, bytes, e);
+    while (!rc && !lm_stopping()) {
+        size_t got = 0;
+        rc = read(ctx, t->copy, LM_UNPACK_COPY, &got, e);
+        if (rc || !got)
+            break;
+        rc = put(t, t->copy, got, e);
+    }
+    return rc;
+}
+
+static lm_code write_expanded(lm_unpack_to *t, const char *name, lm_coded *c, lm_err *e)
+{
+    for (size_t i = 0; i < lm_coded_count(c); i++)
+        t->r->expanded += lm_coded_at(c, i)->codec != NULL;
+    lm_code rc = begin(t, name, lm_coded_bytes(c), e);
+    return rc ? rc : lm_coded_run(c, put, t, t->o->par, e);
+}
+
+lm_code lm_unpack_file(lm_unpack_to *t, const char *name, uint64_t bytes, lm_read_fn read,
+                       void *ctx, lm_err *e)
+{
+    replay p = { .read = read, .ctx = ctx, .looking = true };
+    lm_st_stream *in = NULL;
+    lm_coded *c = NULL;
+    lm_err malformed = { 0 }; /* what is no safetensors file is carried all the same */
+    if (!lm_unpack_is_st(name))
+        return copy_file(t, name, bytes, read, ctx, e);
+    lm_code rc = lm_st_stream_open(replay_read, &p, name, &in, &malformed);
+    p.looking = false;
+    if (p.failed || rc == LM_ELIMIT)
+        *e = malformed;
+    else
+        rc = rc ? LM_OK : lm_coded_expand(in, name, &c, e);
+    if (!rc && c) {
+        p.at = p.seen.len;
+        rc = write_expanded(t, name, c, e);
+    } else if (!rc) {
+        rc = copy_file(t, name, bytes, replay_read, &p, e);
+    }
+    lm_coded_free(c);
+    lm_st_stream_close(in);
+    lm_buf_fini(&p.seen);
+    return rc;
+}
+
+/* ---- all files ---- */
+
+static lm_bundle_opts read_opts(const lm_unpack_opts *o)
+{
+    return (lm_bundle_opts){ .base = o->base, .tmpdir = o->tmpdir, .par = o->par, .sink = o->sink };
+}
+
+static lm_code open_lmz(const char *from, const lm_bundle_opts *opts, lm_bundle **in, lm_err *e)
+{
+    lm_code rc = lm_bundle_open(from, opts, in, e);
+    if (!rc && lm_bundle_kind_of(*in) != LM_BUNDLE_LMZ)
+        rc =
+            lm_fail(e, LM_EUSAGE, lm_bundle_path(*in), "without -d it is compressed", "is no .lmz");
+    return rc;
+}
+
+static bool is_lone(const lm_bundle *in)
+{
+    return lm_bundle_count(in) == 1 && lm_unpack_is_st(lm_bundle_at(in, 0)->name);
+}
+
+lm_code lm_unpack_is_lone(const char *path, bool *lone, lm_err *e)
+{
+    lm_lmz *z = NULL;
+    lm_code rc = lm_lmz_open_index(path, NULL, &z, e);
+    *lone = !rc && lm_lmz_files(z) == 1 && lm_unpack_is_st(lm_lmz_file(z, 0)->name);
+    lm_lmz_free(z);
+    return rc;
+}
+
+/* The first file of a stream that may be a lone one is kept on disk until that is known. */
+static lm_code first_file(lm_bundle *in, const lm_bundle_file **f, bool *lone, lm_err *e)
+{
+    lm_code rc = lm_bundle_next(in, f, e);
+    if (!rc && *f && lm_unpack_is_st((*f)->name) && !lm_bundle_random(in))
+        rc = lm_bundle_spool(in, e);
+    *lone = !rc && lm_bundle_random(in) && is_lone(in);
+    return rc;
+}
+
+lm_code lm_unpack(const char *from, const char *to, const lm_unpack_opts *o, lm_unpack_report *r,
+                  lm_err *e)
+{
+    lm_bundle_opts opts = read_opts(o);
+    lm_unpack_to t = { .o = o, .r = r };
+    lm_bundle *in = NULL;
+    const lm_bundle_file *f = NULL;
+    bool lone = false;
+    lm_code rc = open_lmz(from, &opts, &in, e);
+    if (!rc)
+        rc = first_file(in, &f, &lone, e);
+    for (size_t i = 0; !rc && lm_bundle_random(in) && i < lm_bundle_count(in); i++)
+        t.total += lm_bundle_at(in, i)->bytes;
+    if (!rc)
+        rc = lm_unpack_to_open(&t, to, lone, e);
+    while (!rc && f && !lm_stopping()) {
+        rc = lm_unpack_file(&t, f->name, f->bytes, lm_bundle_read, in, e);
+        if (!rc)
+            rc = lm_bundle_next(in, &f, e);
+    }
+    rc = lm_unpack_to_close(&t, rc, e);
+    lm_bundle_close(in);
+    return rc;
+}
+
+/* ---- single tensors ---- */
+
+typedef struct {
+    lm_st **st;
+    json_t **described;
+    size_t n;
+} st_files;
+
+static lm_code open_files(lm_bundle *in, st_files *s, lm_err *e)
+{
+    size_t n = lm_bundle_count(in);
+    if (lm_alloc_n(&s->st, n, sizeof *s->st, "list of files", e) ||
+        lm_alloc_n(&s->described, n, sizeof *s->described, "list of files", e))
+        return e->code;
+    for (size_t i = 0; i < n; i++) {
+        const char *name = lm_bundle_at(in, i)->name;
+        if (!lm_unpack_is_st(name))
+            continue;
+        if (lm_bundle_st(in, name, &s->st[s->n], e) ||
+            lm_pick_described(s->st[s->n], &s->described[s->n], e))
+            return e->code;
+        s->n++;
+    }
+    return LM_OK;
+}
+
+static void close_files(st_files *s, size_t room)
+{
+    for (size_t i = 0; s->st && i < room; i++)
+        lm_st_close(s->st[i]);
+    for (size_t i = 0; s->described && i < room; i++)
+        json_decref(s->described[i]);
+    lm_free(s->st);
+    lm_free(s->described);
+}
+
+static lm_code pick_all(lm_pick *p, const st_files *s, const char *from, const char *const *names,
+                        int n, lm_err *e)
+{
+    for (int k = 0; k < n; k++) {
+        bool found = false;
+        for (size_t i = 0; i < s->n && !found; i++) {
+            if (lm_pick_add(p, s->st[i], s->described[i], names[k], &found, e) ||
+                (found && lm_pick_meta(p, s->st[i], e)))
+                return e->code;
+        }
+        if (!found)
+            return lm_fail(e, LM_EUSAGE, names[k], "list the tensors with -l",
+                           "%s has no tensor of this name", from);
+    }
+    return LM_OK;
+}
+
+lm_code lm_unpack_tensors(const char *from, const char *to, const char *const *names, int n,
+                          const lm_unpack_opts *o, lm_unpack_report *r, lm_err *e)
+{
+    lm_bundle_opts opts = read_opts(o);
+    lm_unpack_to t = { .o = o, .r = r };
+    lm_bundle *in = NULL;
+    lm_pick *p = NULL;
+    st_files s = { 0 };
+    uint64_t bytes = 0;
+    lm_code rc = open_lmz(from, &opts, &in, e);
+    if (!rc)
+        rc = lm_bundle_spool(in, e);
+    if (!rc)
+        rc = open_files(in, &s, e);
+    if (!rc)
+        rc = lm_pick_new(&p, e);
+    if (!rc)
+        rc = pick_all(p, &s, lm_bundle_path(in), names, n, e);
+    if (!rc)
+        rc = lm_pick_ready(p, &bytes, e);
+    t.total = bytes;
+    if (!rc)
+        rc = lm_unpack_to_open(&t, to, true, e);
+    if (!rc)
+        rc = lm_unpack_file(&t, "tensors.safetensors", bytes, lm_pick_read, p, e);
+    rc = lm_unpack_to_close(&t, rc, e);
+    lm_pick_free(p);
+    close_files(&s, in ? lm_bundle_count(in) : 0);
+    lm_bundle_close(in);
+    return rc;
+}
