@@ -54,7 +54,8 @@ $B/cmd/init-model.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,
 $B/lib/numeric/dtype.o: private COMPILE += -O3
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
-$B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += -mbmi2 -mlzcnt
+FLAGS_bits := -mbmi2 -mlzcnt
+$B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += $(FLAGS_bits)
 
 $B/libcore.a: $(LIB_OBJ) $(KER_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^
@@ -147,13 +148,25 @@ FUZZ_CC    := clang
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/%,$(LIB_SRC)))
 
+# The kernels that formats call, at every level.
+FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref)
+FUZZ_SIMD  := $(foreach f,planes expcode,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o)
+
 fuzz: $(FUZZ_BIN) ## build the fuzzers (clang); run one as build/fuzz/fuzz_NAME tests/fuzz/corpus/NAME
 
-$(FUZZ_LIB): $B/fuzz/%.o: %.c $B/.flags
+$(FUZZ_LIB) $(FUZZ_KER): $B/fuzz/%.o: %.c $B/.flags
 	mkdir -p $(@D)
 	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 
-$B/fuzz/libparse.a: $(FUZZ_LIB)
+$B/fuzz/%_avx2.o: %_simd.c $B/.flags
+	mkdir -p $(@D)
+	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FLAGS_avx2) $(FLAGS_bits) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+
+$B/fuzz/%_avx512.o: %_simd.c $B/.flags
+	mkdir -p $(@D)
+	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FLAGS_avx512) $(FLAGS_bits) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+
+$B/fuzz/libparse.a: $(FUZZ_LIB) $(FUZZ_KER) $(FUZZ_SIMD)
 	rm -f $@ && $(AR) rcs $@ $^
 
 $(FUZZ_BIN): $B/fuzz/%: tests/fuzz/%.c $B/fuzz/libparse.a
@@ -258,4 +271,4 @@ clean: ## remove the build folder
 	rm -rf $B $B-asan $B-tsan
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
--include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d)
+-include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d)

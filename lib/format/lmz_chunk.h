@@ -4,7 +4,9 @@
  * base) -> fields rotated so that the exponent fills bytes of its own -> byte planes -> each plane
  * coded by what is smallest for its effort: constant, raw, our exponent coder, zstd.  The layout of
  * the bytes is described in lmz(5).  Decoding never trusts a length: whatever the input, it writes
- * `raw` bytes at most and fails on everything that does not decode to exactly that. */
+ * `raw` bytes at most and fails on everything that does not decode to exactly that.  It need not
+ * find every damage: another bit may tell other bytes, or, among zstd's matches, the same bytes in
+ * another way; the container's checksums are there for that. */
 #ifndef LM_FORMAT_LMZ_CHUNK_H
 #define LM_FORMAT_LMZ_CHUNK_H
 
@@ -44,8 +46,9 @@ typedef enum {
 
 /* Scratch and zstd contexts of one thread. */
 typedef struct lm_lmz_coder lm_lmz_coder;
-/* level 1..19 as zstd counts (0: 3); up to 9 or so the exponent coder alone decides on float planes,
- * higher levels try more.  `cpu` chooses the kernels; every level gives the same bytes. */
+/* level 1..19 as zstd counts (0: 3).  Up to 9 a sample decides for each plane whether the exponent
+ * coder, zstd or both are tried; from 10 on both always are.  `cpu` chooses the kernels; every cpu
+ * level gives the same bytes. */
 lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err *e);
 void lm_lmz_coder_free(lm_lmz_coder *c);
 
