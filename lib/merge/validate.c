@@ -196,7 +196,22 @@ int64_t lm_validator_tokens(const lm_validator *v, int i)
     return v->sets[i].tokens;
 }
 
+int64_t lm_validator_seq(const lm_validator *v)
+{
+    return v->o.seq;
+}
+
+int64_t lm_validator_stride(const lm_validator *v)
+{
+    return v->o.stride;
+}
+
 /* ---- weights ---- */
+
+bool lm_validator_wants(const lm_validator *v, const char *name)
+{
+    return lm_model_slice(v->eval.model, name) >= 0;
+}
 
 lm_code lm_validator_put(lm_validator *v, const char *name, int ndim, const int64_t *dim,
                          lm_dtype dtype, const void *data, lm_err *e)

@@ -38,6 +38,12 @@ void lm_validator_free(lm_validator *v);
 /* Tokens of a set that are scored. */
 int64_t lm_validator_tokens(const lm_validator *v, int set);
 
+/* The window and stride in use. */
+int64_t lm_validator_seq(const lm_validator *v);
+int64_t lm_validator_stride(const lm_validator *v);
+
+/* Is a tensor of that name among the model's weights? */
+bool lm_validator_wants(const lm_validator *v, const char *name);
 /* Put a tensor, count elements of `dtype` in the file's shape, among the weights.  Tensors that the
  * model does not have but may carry are passed over.  Fails: LM_EFORMAT for a tensor that is no
  * part of the model, or has another shape. */

@@ -1,0 +1,23 @@
+/* search_log.h -- the lines of a weight search: written, and read again.  Their keys are in
+ * search_weights.h. */
+#ifndef LM_MERGE_SEARCH_LOG_H
+#define LM_MERGE_SEARCH_LOG_H
+
+#include "base/buf.h"
+#include "merge/search_weights.h"
+
+/* The first line, without its newline: what a search is about. */
+lm_code lm_search_log_head(const lm_merge_plan *p, const lm_merge_search_opts *o,
+                           const lm_validator *v, lm_buf *out, lm_err *e);
+lm_code lm_search_log_candidate(const lm_candidate *c, lm_buf *out, lm_err *e);
+lm_code lm_search_log_best(int n, const double *weights, double objective, int64_t candidates,
+                           double seconds, lm_buf *out, lm_err *e);
+
+/* The candidates of the file `path`, whose first line must be about the same search as `head`
+ * (other searches among the same weights are the same in that).  The objective is that of v and
+ * `equal`.  A last line without its end is passed over.  Fails: LM_EUSAGE for another search,
+ * LM_EFORMAT, LM_EIO. */
+lm_code lm_search_log_read(const char *path, const lm_buf *head, int n, int sets, bool equal,
+                           const lm_validator *v, lm_candidates *out, lm_err *e);
+
+#endif
