@@ -1,0 +1,627 @@
+/* lmz_write.c -- pushed bytes to an .lmz.
+ *
+ * The bytes of a file are cut into parts (a .safetensors at its tensors, once its header is there)
+ * and these into chunks; some chunks for each thread make a batch.  While the chunks of one batch
+ * are coded on the pool, another task writes what the batch before became, and one adds the raw
+ * bytes to the file's digest, so that neither is waited for.  What is written depends on the bytes
+ * alone, never on how they were pushed or on the threads. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <zstd.h>
+
+#include "base/hash.h"
+#include "format/lmz_base.h"
+#include "format/safetensors_table.h"
+
+enum { JOBS_A_THREAD = 3, INDEX_LEVEL = 9 };
+
+/* One chunk on its way. */
+typedef struct {
+    uint8_t *own;       /* raw bytes gathered here ... */
+    const uint8_t *src; /* ... or where the caller has them */
+    uint8_t *out;       /* the record and the coded bytes */
+    lmz_chunk_rec rec;
+    const char *base_file; /* NULL: no delta */
+    uint64_t base_from;
+    size_t records_end; /* records of the batch that go before it */
+    lm_code rc;
+    lm_err err;
+} job;
+
+typedef struct {
+    job *jobs;
+    size_t n;
+    lm_buf records;
+} batch;
+
+/* How far the current file is known. */
+typedef enum { NO_FILE, LENGTH, HEADER, DATA } stage;
+
+struct lm_lmz_writer {
+    lm_write_fn write;
+    void *ctx;
+    char *where;
+    lm_par *par;
+    lm_bundle *base;
+    lmz_bases *bases;
+    lmz_table table;
+    lm_hash128 records, digest; /* of the record checks, of the current file */
+    uint64_t at;                /* bytes written */
+
+    batch batches[2];
+    int current;
+    size_t jobs; /* in each */
+    lm_lmz_coder **coders;
+    uint8_t **rooms; /* of the base's bytes; one for each thread */
+
+    stage stage;
+    uint64_t file_bytes, pushed;
+    lm_buf head; /* length field and header, while they are gathered */
+    uint64_t head_bytes;
+    lm_st_table tensors; /* of the current file; empty: plain */
+    size_t next_part;    /* 0: the header or the whole file */
+    size_t n_parts;
+    lmz_part_rec part;
+    uint64_t part_at; /* bytes of the part that are in jobs */
+
+    lm_code failed;
+    lm_err failure;
+};
+
+static batch *now(lm_lmz_writer *w)
+{
+    return &w->batches[w->current];
+}
+
+/* ---- Coding and writing batches ---- */
+
+static void code_job(lm_lmz_writer *w, job *j, int who)
+{
+    const uint8_t *base = NULL;
+    size_t coded = 0;
+
+    j->rc = LM_OK;
+    if (j->base_file && !w->rooms[who])
+        j->rc = lm_alloc_n(&w->rooms[who], LM_LMZ_CHUNK, 1, "a chunk of the base", &j->err);
+    if (!j->rc && j->base_file)
+        j->rc = lmz_base_bytes(w->base, j->base_file, j->base_from, j->rec.raw, w->rooms[who],
+                               &base, &j->err);
+    if (!j->rc)
+        j->rc = lm_lmz_encode(w->coders[who], j->rec.kind, j->src, j->rec.raw, base,
+                              j->out + LMZ_CHUNK_RECORD, lm_lmz_chunk_bound(LM_LMZ_CHUNK), &coded,
+                              &j->err);
+    if (j->rc)
+        return;
+    if (j->base_file)
+        lmz_base_forget(w->base, j->base_file, j->base_from, j->rec.raw);
+    j->rec.coded = (uint32_t)coded;
+    j->rec.raw_check = lm_hash64(j->src, j->rec.raw, 0);
+    j->rec.coded_check = lm_hash64(j->out + LMZ_CHUNK_RECORD, coded, 0);
+    lmz_put_chunk(j->out, &j->rec);
+}
+
+static lm_code emit(lm_lmz_writer *w, const void *data, size_t bytes, lm_err *e)
+{
+    lm_code rc = bytes ? w->write(w->ctx, data, bytes, e) : LM_OK;
+
+    w->at += bytes;
+    return rc;
+}
+
+/* Whole records one after another. */
+static lm_code emit_records(lm_lmz_writer *w, const uint8_t *p, size_t bytes, lm_err *e)
+{
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = lmz_record_size(p + at);
+        lm_hash128_add(&w->records, p + at + n - 8, 8);
+    }
+    return emit(w, p, bytes, e);
+}
+
+/* The index wants the coded bytes of each chunk, in order. */
+static lm_code note_chunk(lm_lmz_writer *w, uint32_t coded, lm_err *e)
+{
+    lmz_table *t = &w->table;
+    lm_code rc =
+        lm_grow(&t->chunk, &t->chunks_cap, t->chunks + 1, sizeof *t->chunk, "chunks of an .lmz", e);
+    if (!rc)
+        t->chunk[t->chunks++].coded = coded;
+    return rc;
+}
+
+static lm_code write_batch(lm_lmz_writer *w, batch *b, lm_err *e)
+{
+    const uint8_t *records = (const uint8_t *)b->records.data;
+    size_t done = 0;
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; i < b->n && !rc; i++) {
+        job *j = &b->jobs[i];
+
+        rc = emit_records(w, records + done, j->records_end - done, e);
+        done = j->records_end;
+        rc = rc ? rc : note_chunk(w, j->rec.coded, e);
+        lm_hash128_add(&w->records, j->out + LMZ_CHUNK_RECORD - 8, 8);
+        rc = rc ? rc : emit(w, j->out, LMZ_CHUNK_RECORD + j->rec.coded, e);
+    }
+    rc = rc ? rc : emit_records(w, records + done, b->records.len - done, e);
+    b->n = 0;
+    b->records.len = 0;
+    return rc;
+}
+
+typedef struct {
+    lm_lmz_writer *w;
+    batch *before, *coded;
+    lm_code rc;
+    lm_err err;
+} round;
+
+static void work(void *ctx, int64_t begin, int64_t end, int who)
+{
+    round *r = ctx;
+
+    for (int64_t i = begin; i < end; i++) {
+        if (i == 0)
+            r->rc = write_batch(r->w, r->before, &r->err);
+        else if (i == 1)
+            for (size_t k = 0; k < r->coded->n; k++)
+                lm_hash128_add(&r->w->digest, r->coded->jobs[k].src, r->coded->jobs[k].rec.raw);
+        else
+            code_job(r->w, &r->coded->jobs[i - 2], who);
+    }
+}
+
+static lm_code fail_writer(lm_lmz_writer *w, lm_code rc, lm_err *e)
+{
+    if (rc && !w->failed) {
+        w->failed = rc;
+        w->failure = *e;
+    }
+    return rc;
+}
+
+/* Code the current batch, write the one before, and go on with the other. */
+static lm_code turn(lm_lmz_writer *w, lm_err *e)
+{
+    round r = { .w = w, .before = &w->batches[!w->current], .coded = now(w) };
+
+    lm_par_for(w->par, (int64_t)r.coded->n + 2, 1, work, &r);
+    if (r.rc) {
+        *e = r.err;
+        return r.rc;
+    }
+    for (size_t i = 0; i < r.coded->n; i++)
+        if (r.coded->jobs[i].rc) {
+            *e = r.coded->jobs[i].err;
+            return r.coded->jobs[i].rc;
+        }
+    w->current = !w->current;
+    return LM_OK;
+}
+
+/* ---- Cutting files into parts and chunks ---- */
+
+static lm_lmz_kind kind_of(const lm_st_tensor *t)
+{
+    return !strcmp(t->dtype_name, "C64") ? LM_LMZ_F32 : lm_lmz_kind_of(t->dtype);
+}
+
+/* What part number i of the current file is. */
+static void describe_part(lm_lmz_writer *w, size_t i)
+{
+    w->part = (lmz_part_rec){ .file = (uint32_t)(w->table.files - 1), .part = (uint32_t)i };
+    w->part_at = 0;
+    if (i == 0) {
+        w->part.kind = LM_LMZ_BYTES;
+        w->part.raw = w->tensors.n ? w->head_bytes : w->file_bytes;
+        return;
+    }
+    const lm_st_tensor *t = &w->tensors.tensor[i - 1];
+    const char *found;
+
+    w->part.kind = kind_of(t);
+    w->part.flags = LMZ_PART_NAMED;
+    w->part.offset = w->head_bytes + t->offset;
+    w->part.raw = t->bytes;
+    w->part.dtype = (lmz_str){ t->dtype_name, strlen(t->dtype_name) };
+    w->part.name = (lmz_str){ t->name, strlen(t->name) };
+    if (w->bases && t->bytes &&
+        lmz_bases_find(w->bases, w->table.file[w->table.files - 1].pub->name, t->name,
+                       t->dtype_name, t->bytes, &found, &w->part.base_from)) {
+        w->part.flags |= LMZ_PART_DELTA;
+        w->part.base_file = (lmz_str){ found, strlen(found) };
+    }
+}
+
+/* Begin parts until one wants bytes or all have begun. */
+static lm_code next_part(lm_lmz_writer *w, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    while (!rc && w->next_part < w->n_parts && w->part_at == w->part.raw) {
+        describe_part(w, w->next_part++);
+        rc = lmz_table_part(&w->table, &w->part, 0, false, w->where, e);
+        rc = rc ? rc : lmz_put_part(&now(w)->records, &w->part, e);
+    }
+    return rc;
+}
+
+static lm_code open_job(lm_lmz_writer *w, job *j, lm_err *e)
+{
+    uint64_t left = w->part.raw - w->part_at;
+    uint8_t *out = j->out, *own = j->own;
+    lm_code rc = LM_OK;
+
+    if (!out)
+        rc = lm_alloc_n(&out, LMZ_CHUNK_RECORD + lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1,
+                        "a coded chunk", e);
+    if (rc)
+        return rc;
+    *j = (job){ .own = own, .out = out, .records_end = now(w)->records.len };
+    j->rec = (lmz_chunk_rec){ .file = w->part.file,
+                              .part = w->part.part,
+                              .offset = w->part.offset + w->part_at,
+                              .kind = w->part.kind,
+                              .flags = w->part.flags };
+    j->rec.raw = left < LM_LMZ_CHUNK ? (uint32_t)left : LM_LMZ_CHUNK;
+    if (w->part.flags & LMZ_PART_DELTA) {
+        j->base_file = w->part.base_file.p;
+        j->base_from = w->part.base_from + w->part_at;
+    }
+    return LM_OK;
+}
+
+/* Bytes into the job's own memory. */
+static lm_code gather(job *j, size_t at, const void *data, size_t bytes, lm_err *e)
+{
+    lm_code rc = j->own ? LM_OK : lm_alloc_n(&j->own, LM_LMZ_CHUNK, 1, "a chunk", e);
+
+    if (rc)
+        return rc;
+    memcpy(j->own + at, data, bytes);
+    j->src = j->own;
+    return LM_OK;
+}
+
+/* The caller's bytes must not be used after it has returned. */
+static lm_code keep_borrowed(lm_lmz_writer *w, lm_err *e)
+{
+    batch *b = now(w);
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; i < b->n && !rc; i++)
+        if (b->jobs[i].src != b->jobs[i].own)
+            rc = gather(&b->jobs[i], 0, b->jobs[i].src, b->jobs[i].rec.raw, e);
+    return rc;
+}
+
+/* Bytes of the parts.  A chunk is complete when part_at stands at its end. */
+static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    while (bytes && !rc && !(rc = next_part(w, e))) {
+        size_t in = w->part_at % LM_LMZ_CHUNK;
+        batch *b = now(w);
+        job *j = &b->jobs[b->n];
+
+        if (!in && (rc = open_job(w, j, e)))
+            break;
+        size_t n = j->rec.raw - in < bytes ? j->rec.raw - in : bytes;
+        if (n == j->rec.raw)
+            j->src = data;
+        else
+            rc = gather(j, in, data, n, e);
+        w->part_at += n;
+        data += n;
+        bytes -= n;
+        if (!rc && in + n == j->rec.raw && ++b->n == w->jobs)
+            rc = turn(w, e);
+    }
+    return rc;
+}
+
+/* The header is there: its tensors become the parts, if it is one. */
+static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
+{
+    lm_err ignored = { 0 };
+    lm_buf head = w->head;
+    lm_code rc;
+
+    w->stage = DATA;
+    w->head_bytes = head.len;
+    if (head.len > 8 && lm_st_table_parse(&w->tensors, head.data + 8, head.len - 8,
+                                          w->file_bytes - head.len, w->where, &ignored))
+        lm_st_table_fini(&w->tensors);
+    for (size_t i = 0; i < w->tensors.n; i++)
+        if (strlen(w->tensors.tensor[i].name) > LMZ_NAME) {
+            lm_st_table_fini(&w->tensors);
+            break;
+        }
+    w->n_parts = w->file_bytes ? 1 + w->tensors.n : 0;
+    w->head = (lm_buf){ 0 };
+    rc = cut(w, (const uint8_t *)head.data, head.len, e);
+    rc = rc ? rc : keep_borrowed(w, e);
+    lm_buf_fini(&head);
+    return rc;
+}
+
+/* Gather up to `want` bytes of the head; moves *data on. */
+static lm_code gather_head(lm_lmz_writer *w, uint64_t want, const uint8_t **data, size_t *bytes,
+                           lm_err *e)
+{
+    uint64_t miss = want - w->head.len;
+    size_t n = *bytes < miss ? *bytes : (size_t)miss;
+    lm_code rc = lm_buf_add(&w->head, *data, n, e);
+
+    *data += n;
+    *bytes -= n;
+    return rc;
+}
+
+static lm_code push(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *e)
+{
+    lm_err ignored = { 0 };
+    lm_code rc = LM_OK;
+
+    if (w->stage == LENGTH) {
+        rc = gather_head(w, 8, &data, &bytes, e);
+        if (rc || w->head.len < 8)
+            return rc;
+        uint64_t n = 0;
+        bool fits = !lm_st_header_length((const uint8_t *)w->head.data, w->where, &n, &ignored) &&
+                    n <= w->file_bytes - 8;
+        w->head_bytes = fits ? 8 + n : 0;
+        w->stage = HEADER;
+        if (!fits && (rc = begin_data(w, e)))
+            return rc;
+    }
+    if (w->stage == HEADER) {
+        rc = gather_head(w, w->head_bytes, &data, &bytes, e);
+        if (rc || w->head.len < w->head_bytes || (rc = begin_data(w, e)))
+            return rc;
+    }
+    rc = cut(w, data, bytes, e);
+    return rc ? rc : keep_borrowed(w, e);
+}
+
+lm_code lm_lmz_write(void *writer, const void *data, size_t bytes, lm_err *e)
+{
+    lm_lmz_writer *w = writer;
+
+    if (w->failed) {
+        *e = w->failure;
+        return w->failed;
+    }
+    if (w->stage == NO_FILE || bytes > w->file_bytes - w->pushed)
+        return lm_fail(e, LM_EBUG, w->where, NULL,
+                       "%zu bytes more than the %" PRIu64 " announced of a file", bytes,
+                       w->file_bytes);
+    w->pushed += bytes;
+    return bytes ? fail_writer(w, push(w, data, bytes, e), e) : LM_OK;
+}
+
+/* ---- Files ---- */
+
+static lm_code end_file(lm_lmz_writer *w, lm_err *e)
+{
+    lmz_file *f = &w->table.file[w->table.files - 1];
+    lm_code rc;
+
+    if (w->pushed != w->file_bytes)
+        return lm_fail(e, LM_EBUG, w->where, NULL,
+                       "%" PRIu64 " of the %" PRIu64 " bytes of '%s' were written", w->pushed,
+                       w->file_bytes, f->pub->name);
+    rc = next_part(w, e);      /* empty tensors at the end */
+    rc = rc ? rc : turn(w, e); /* the digest is known afterwards */
+    if (rc)
+        return rc;
+    f->whole = true;
+    lm_hash128_end(&w->digest, f->digest);
+    lmz_end_rec r = lmz_end_record(&w->table, w->table.files - 1);
+    lm_st_table_fini(&w->tensors);
+    w->stage = NO_FILE;
+    return lmz_put_end(&now(w)->records, &r, e);
+}
+
+static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm_err *e)
+{
+    size_t n = strlen(name);
+    bool st = n > 12 && !strcmp(name + n - 12, ".safetensors");
+    lmz_file_rec r = { .file = (uint32_t)w->table.files,
+                       .type = st ? LMZ_FILE_SAFETENSORS : LMZ_FILE_PLAIN,
+                       .bytes = bytes,
+                       .name = { name, n } };
+    lm_code rc = w->stage == NO_FILE ? LM_OK : end_file(w, e);
+
+    rc = rc ? rc : lmz_table_file(&w->table, &r, 0, w->where, LM_EUSAGE, e);
+    rc = rc ? rc : lmz_put_file(&now(w)->records, &r, e);
+    if (rc)
+        return rc;
+    lm_hash128_init(&w->digest);
+    w->file_bytes = bytes;
+    w->pushed = 0;
+    w->next_part = 0;
+    w->part = (lmz_part_rec){ 0 };
+    w->part_at = 0;
+    w->stage = LENGTH;
+    return st && bytes >= 8 ? LM_OK : begin_data(w, e);
+}
+
+lm_code lm_lmz_begin(lm_lmz_writer *w, const char *name, uint64_t bytes, lm_err *e)
+{
+    if (w->failed) {
+        *e = w->failure;
+        return w->failed;
+    }
+    return fail_writer(w, begin_file(w, name, bytes, e), e);
+}
+
+/* ---- The whole ---- */
+
+/* What a delta's header says about its base. */
+static lm_code know_base(lm_lmz_writer *w, const lm_lmz_opts *o, lmz_header *h, lm_err *e)
+{
+    const lm_lmz *z = lm_bundle_lmz(o->base);
+    char hex[33];
+    lm_code rc;
+
+    h->delta = true;
+    h->chain = (z ? lm_lmz_about(z)->chain : 0) + 1;
+    h->base_name = (lmz_str){ o->base_name, o->base_name ? strlen(o->base_name) : 0 };
+    if (!h->base_name.n || h->base_name.n > LMZ_BASE_NAME)
+        return lm_fail(e, LM_EUSAGE, w->where, NULL,
+                       "the path of its base has %zu bytes, not 1 to %d", h->base_name.n,
+                       LMZ_BASE_NAME);
+    if (!lm_bundle_random(o->base))
+        return lm_fail(e, LM_EUSAGE, lm_bundle_path(o->base), "store it in a file or folder first",
+                       "a base is read in any order, this one only goes forward");
+    if (h->chain > LM_LMZ_MAX_CHAIN)
+        return lm_fail(e, LM_EUSAGE, lm_bundle_path(o->base),
+                       "write a whole one without --base, or --rebase it first",
+                       "it is step %d of a chain of differences, and %d are the limit",
+                       h->chain - 1, LM_LMZ_MAX_CHAIN);
+    rc = lm_bundle_digest(o->base, hex, NULL, e);
+    rc = rc ? rc : lmz_bases_new(o->base, &w->bases, e);
+    w->base = o->base;
+    for (int i = 0; i < 16 && !rc; i++) {
+        unsigned byte;
+        sscanf(hex + 2 * i, "%2x", &byte);
+        h->base_digest[i] = (uint8_t)byte;
+    }
+    return rc;
+}
+
+static lm_code make_room(lm_lmz_writer *w, int level, lm_err *e)
+{
+    size_t n = (size_t)lm_par_threads(w->par);
+    lm_code rc;
+
+    w->jobs = JOBS_A_THREAD * n;
+    rc = lm_alloc_n(&w->coders, n, sizeof *w->coders, "coders", e);
+    rc = rc ? rc : lm_alloc_n(&w->rooms, n, sizeof *w->rooms, "coders", e);
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = lm_alloc_n(&w->batches[i].jobs, w->jobs, sizeof *w->batches[i].jobs, "chunks", e);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = lm_lmz_coder_new(level, lm_cpu_detect(), &w->coders[i], e);
+    return rc;
+}
+
+lm_code lm_lmz_create_on(lm_write_fn write, void *ctx, const char *where, const lm_lmz_opts *o,
+                         lm_lmz_writer **out, lm_err *e)
+{
+    static const lm_lmz_opts usual;
+    lm_lmz_writer *w = NULL;
+    lmz_header h = { 0 };
+    lm_buf head = { 0 };
+    lm_code rc = lm_alloc_n(&w, 1, sizeof *w, "an .lmz writer", e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    o = o ? o : &usual;
+    w->write = write;
+    w->ctx = ctx;
+    w->par = o->par;
+    lm_hash128_init(&w->records);
+    rc = lm_strdup(&w->where, where, e);
+    rc = rc ? rc : make_room(w, o->level, e);
+    if (!rc && o->base)
+        rc = know_base(w, o, &h, e);
+    rc = rc ? rc : lmz_put_header(&head, &h, e);
+    if (!rc) {
+        lm_hash128_add(&w->records, head.data + head.len - 8, 8);
+        rc = emit(w, head.data, head.len, e);
+    }
+    lm_buf_fini(&head);
+    if (rc)
+        lm_lmz_drop(w);
+    else
+        *out = w;
+    return rc;
+}
+
+static lm_code put_index(lm_lmz_writer *w, lm_buf *out, lm_err *e)
+{
+    lm_buf index = { 0 }, coded = { 0 };
+    lm_code rc = lmz_table_to_index(&w->table, &index, e);
+    size_t bound = ZSTD_compressBound(index.len), n = 0;
+
+    rc = rc ? rc : lm_buf_room(&coded, bound, e);
+    if (!rc) {
+        n = ZSTD_compress(coded.data, bound, index.data, index.len, INDEX_LEVEL);
+        if (ZSTD_isError(n))
+            rc = lm_fail(e, LM_ELIMIT, w->where, NULL, "its index cannot be compressed: %s",
+                         ZSTD_getErrorName(n));
+    }
+    lmz_index_rec r = { index.len, n, rc ? 0 : lm_hash64(coded.data, n, 0) };
+    rc = rc ? rc : lmz_put_index(out, &r, e);
+    if (!rc)
+        lm_hash128_add(&w->records, out->data + out->len - 8, 8);
+    rc = rc ? rc : lm_buf_add(out, coded.data, n, e);
+    lm_buf_fini(&index);
+    lm_buf_fini(&coded);
+    return rc;
+}
+
+static lm_code finish(lm_lmz_writer *w, lm_err *e)
+{
+    lm_buf out = { 0 };
+    lmz_footer f = { .raw = w->table.raw, .files = (uint32_t)w->table.files };
+    lm_code rc = w->stage == NO_FILE ? LM_OK : end_file(w, e);
+
+    rc = rc ? rc : turn(w, e);
+    rc = rc ? rc : write_batch(w, &w->batches[!w->current], e);
+    f.index_at = w->at;
+    rc = rc ? rc : put_index(w, &out, e);
+    f.index_bytes = out.len;
+    f.bytes = w->at + out.len + LMZ_FOOTER;
+    lm_hash128_end(&w->records, f.records);
+    rc = rc ? rc : lmz_table_digest(&w->table, f.content, e);
+    rc = rc ? rc : lmz_put_footer(&out, &f, e);
+    rc = rc ? rc : emit(w, out.data, out.len, e);
+    lm_buf_fini(&out);
+    return rc;
+}
+
+lm_code lm_lmz_close(lm_lmz_writer *w, lm_err *e)
+{
+    lm_code rc = w->failed;
+
+    if (rc)
+        *e = w->failure;
+    else
+        rc = finish(w, e);
+    lm_lmz_drop(w);
+    return rc;
+}
+
+void lm_lmz_drop(lm_lmz_writer *w)
+{
+    if (!w)
+        return;
+    for (int i = 0; i < 2; i++) {
+        for (size_t k = 0; w->batches[i].jobs && k < w->jobs; k++) {
+            lm_free(w->batches[i].jobs[k].own);
+            lm_free(w->batches[i].jobs[k].out);
+        }
+        lm_free(w->batches[i].jobs);
+        lm_buf_fini(&w->batches[i].records);
+    }
+    for (int i = 0; i < lm_par_threads(w->par); i++) {
+        if (w->coders)
+            lm_lmz_coder_free(w->coders[i]);
+        if (w->rooms)
+            lm_free(w->rooms[i]);
+    }
+    lm_free(w->coders);
+    lm_free(w->rooms);
+    lmz_bases_free(w->bases);
+    lm_st_table_fini(&w->tensors);
+    lm_buf_fini(&w->head);
+    lmz_table_fini(&w->table);
+    lm_free(w->where);
+    lm_free(w);
+}
