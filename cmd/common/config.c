@@ -134,6 +134,7 @@ static void write_option(lm_jw *w, const lm_opt *o)
     case LM_OPT_FLAG:
         lm_jw_bool(w, o->name, *(bool *)o->dst);
         break;
+    case LM_OPT_LEVEL:
     case LM_OPT_COUNT:
     case LM_OPT_BYTES:
         if (number_is_set(o, (double)*(int64_t *)o->dst))

@@ -107,6 +107,7 @@ static lm_code out_of_range(const lm_opt *o, const char *text, lm_err *e)
 static lm_code bad_value(const lm_opt *o, const char *text, lm_err *e)
 {
     static const char *const need[] = {
+        [LM_OPT_LEVEL] = "give a whole number",
         [LM_OPT_COUNT] = "give a whole number such as 300, 20k or 1.5M",
         [LM_OPT_BYTES] = "give a size such as 4096, 64K or 2G",
         [LM_OPT_TIME] = "give a time such as 90, 90s, 15m or 2h",
@@ -156,9 +157,10 @@ lm_code lm_option_set(int i, const char *text, lm_err *e)
     double x = 0;
 
     switch (o->kind) {
+    case LM_OPT_LEVEL:
     case LM_OPT_COUNT:
     case LM_OPT_BYTES:
-        if (!(o->kind == LM_OPT_COUNT ? lm_parse_count : lm_parse_bytes)(text, &n))
+        if (!(o->kind == LM_OPT_BYTES ? lm_parse_bytes : lm_parse_count)(text, &n))
             return bad_value(o, text, e);
         if ((double)n < o->min || (double)n > o->max)
             return out_of_range(o, text, e);
@@ -264,15 +266,42 @@ static lm_code parse_long(const lm_tool *t, int argc, char **argv, int *at, give
     return note(l, i, value ? value + 1 : argv[++*at], false, e);
 }
 
+/* The option that "-19" sets, -1 if `arg` is not of this form or the tool has none. */
+static int find_level(const char *arg)
+{
+    if (strspn(arg + 1, "0123456789") != strlen(arg + 1))
+        return -1;
+    for (int i = 0; i < f->n; i++) {
+        if (f->opt[i].kind == LM_OPT_LEVEL)
+            return i;
+    }
+    return -1;
+}
+
+/* The option of a letter, or of the letter that it stands for. */
+static int find_letter_or_alias(const lm_tool *t, char c)
+{
+    int i = find_letter(c);
+
+    for (const char *a = t->alias; i < 0 && a && a[0] && a[1]; a += 2) {
+        if (*a == c)
+            i = find_letter(a[1]);
+    }
+    return i;
+}
+
 /* argv[*at] is "-abc" or "-nVALUE" or "-n" with the value behind it. */
 static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, given_list *l,
                            lm_err *e)
 {
     lm_code rc = LM_OK;
+    int level = find_level(argv[*at]);
 
+    if (level >= 0)
+        return note(l, level, argv[*at] + 1, false, e);
     for (const char *c = argv[*at] + 1; *c && !rc; c++) {
         char where[3] = { '-', *c, 0 };
-        int i = find_letter(*c);
+        int i = find_letter_or_alias(t, *c);
 
         if (i < 0) {
             char todo[128];

@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "base/par.h"
 #include "base/progress.h"
+#include "format/bundle.h"
 #include "format/provenance.h"
 
 typedef enum {
@@ -30,6 +31,7 @@ typedef enum {
     LM_OPT_STR,    /* const char * */
     LM_OPT_CHOICE, /* const char *, one of a NULL-terminated list */
     LM_OPT_LIST,   /* lm_strs: may be given again and again */
+    LM_OPT_LEVEL,  /* int64_t; --x N and, one such option a tool, -N */
 } lm_opt_kind;
 
 typedef struct {
@@ -85,6 +87,10 @@ typedef struct {
     {                                                                \
         LM_OPT_LIST, c, nm, 1 ? (d) : (lm_strs *)0, v, 0, 0, NULL, h \
     }
+#define LM_LEVEL(nm, d, v, lo, hi, h)                                   \
+    {                                                                   \
+        LM_OPT_LEVEL, 0, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h \
+    }
 #define LM_END                                            \
     {                                                     \
         LM_OPT_END, 0, NULL, NULL, NULL, 0, 0, NULL, NULL \
@@ -108,6 +114,7 @@ typedef struct {
     unsigned use;           /* LM_USE_* */
     int min_args, max_args; /* operands; max -1 = any; with min 0 and filter set, none = "-" */
     bool filter;
+    const char *alias;           /* "Tj": -T is another letter for -j; pairs, may be NULL */
     bool lasting;                /* builds something lasting: SIGPIPE is ignored */
     const char *const *examples; /* two command lines for --help, NULL-terminated */
 
@@ -145,8 +152,11 @@ _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const 
     LM_PRINTF(4, 5);
 /* This run as a step of a product's history; the inputs are the caller's to add. */
 lm_history_step lm_tool_step(const lm_tool *t);
-/* Leaves as lm_misuse does when the output is the same file as this input ("-" is none). */
+/* Leaves as lm_misuse does when the output is the same file or folder as this input; "-" is what
+ * standard output or input is. */
 void lm_refuse_same(lm_tool *t, const char *output, const char *input);
+/* How this tool reads and writes models: spooled in LM_TMPDIR, coded on `par` (may be NULL). */
+lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...) LM_PRINTF(3, 4);
 /* Status 3, "the answer is no". */
 void lm_answer_no(lm_tool *t);
