@@ -204,6 +204,73 @@ lm_code lm_unpack(const char *from, const char *to, const lm_unpack_opts *o, lm_
     return rc;
 }
 
+/* ---- comparing ---- */
+
+static lm_code fill(lm_read_fn read, void *ctx, uint8_t *dst, size_t want, size_t *got, lm_err *e)
+{
+    size_t n = 1;
+    lm_code rc = LM_OK;
+    for (*got = 0; !rc && n && *got < want; *got += n)
+        rc = read(ctx, dst + *got, want - *got, &n, e);
+    return rc;
+}
+
+static lm_code compare_file(lm_bundle *a, lm_bundle *b, const lm_bundle_file *f,
+                            const lm_bundle_file *g, uint8_t *x, uint8_t *y, lm_err *e)
+{
+    bool same = f->bytes == g->bytes;
+    lm_code rc = LM_OK;
+    for (uint64_t at = 0; !rc && same && at < f->bytes;) {
+        size_t got, n = f->bytes - at < LM_UNPACK_COPY ? (size_t)(f->bytes - at) : LM_UNPACK_COPY;
+        rc = fill(lm_bundle_read, a, x, n, &got, e);
+        if (!rc)
+            rc = lm_bundle_pread(b, g, at, y, n, e);
+        same = rc || (got == n && !memcmp(x, y, n));
+        at += n;
+    }
+    return rc || same ? rc
+                      : lm_fail(e, LM_EFORMAT, f->name, "keep the .lmz and try again",
+                                "what was written differs from what the .lmz holds");
+}
+
+static lm_code compare_bundles(lm_bundle *a, lm_bundle *b, uint8_t *x, uint8_t *y, lm_err *e)
+{
+    const lm_bundle_file *f, *g;
+    size_t n = 0;
+    lm_code rc = LM_OK;
+    while (!rc && !(rc = lm_bundle_next(a, &f, e)) && f) {
+        g = lm_bundle_kind_of(b) == LM_BUNDLE_FILE ? lm_bundle_at(b, 0)
+                                                   : lm_bundle_find(b, f->name);
+        rc = g ? compare_file(a, b, f, g, x, y, e)
+               : lm_fail(e, LM_EFORMAT, f->name, NULL, "is not in %s", lm_bundle_path(b));
+        n++;
+    }
+    if (!rc && n != lm_bundle_count(b))
+        rc = lm_fail(e, LM_EFORMAT, lm_bundle_path(b), NULL, "it has %zu files, not %zu",
+                     lm_bundle_count(b), n);
+    return rc;
+}
+
+lm_code lm_unpack_compare(const char *from, const char *to, const lm_unpack_opts *o, lm_err *e)
+{
+    lm_bundle_opts opts = read_opts(o), plain = { .tmpdir = o->tmpdir, .sink = o->sink };
+    lm_bundle *a = NULL, *b = NULL;
+    uint8_t *x = NULL, *y = NULL;
+    lm_code rc = open_lmz(from, &opts, &a, e);
+    if (!rc)
+        rc = lm_bundle_open(to, &plain, &b, e);
+    if (!rc)
+        rc = lm_bundle_spool(b, e);
+    if (!rc && !lm_alloc_n(&x, LM_UNPACK_COPY, 1, "a piece of a file", e) &&
+        !lm_alloc_n(&y, LM_UNPACK_COPY, 1, "a piece of a file", e))
+        rc = compare_bundles(a, b, x, y, e);
+    lm_free(x);
+    lm_free(y);
+    lm_bundle_close(a);
+    lm_bundle_close(b);
+    return e->code;
+}
+
 /* ---- single tensors ---- */
 
 typedef struct {

@@ -30,6 +30,10 @@ typedef struct {
 lm_code lm_unpack(const char *from, const char *to, const lm_unpack_opts *o, lm_unpack_report *r,
                   lm_err *e);
 
+/* Hold what lm_unpack has written to the file, folder or archive `to` against the .lmz again, byte for
+ * byte.  Fails: LM_EFORMAT naming the first file that differs. */
+lm_code lm_unpack_compare(const char *from, const char *to, const lm_unpack_opts *o, lm_err *e);
+
 /* Does the .lmz at `path` hold one .safetensors and nothing else? */
 lm_code lm_unpack_is_lone(const char *path, bool *lone, lm_err *e);
 

@@ -1,0 +1,511 @@
+/* compress-ckpt -- models and checkpoints to .lmz and back.  See man/man1/compress-ckpt.1. */
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/tool.h"
+#include "compress/pack.h"
+#include "compress/table.h"
+#include "compress/unpack.h"
+#include "format/folder_run.h"
+
+static struct {
+    bool decompress, test, list, to_stdout, keep, rm, salvage;
+    int64_t level;
+    const char *base, *rebase, *states, *weights;
+    lm_strs tensor;
+} opt = { .keep = true };
+
+static const char *const state_forms[] = { "bf16", "int8", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("What to do (by default: compress)"),
+    LM_FLAG('d', "decompress", &opt.decompress, "take .lmz files apart again"),
+    LM_FLAG('t', "test", &opt.test, "check every chunk; exit with 3 when one is damaged"),
+    LM_FLAG('l', "list", &opt.list, "a table of tensors; with -v of their planes too"),
+    LM_STR(0, "rebase", &opt.rebase, "BASE|none", "rewrite against another base, or whole"),
+    LM_GROUP("Compression"),
+    LM_LEVEL("level", &opt.level, "N", 1, 19, "effort, also written -1 ... -19 [3]"),
+    LM_STR(0, "base", &opt.base, "MODEL", "keep, or read, the difference to MODEL"),
+    LM_CHOICE(0, "optimizer-states", &opt.states, "FORM", state_forms,
+              "lossy: the optimiser's states as bf16 or int8"),
+    LM_STR(0, "weights", &opt.weights, "CODEC",
+           "lossy: the weights by a codec: bf16, fp8_e4m3 ..."),
+    LM_GROUP("Decompression"),
+    LM_LIST(0, "tensor", &opt.tensor, "NAME", "only this tensor, as a .safetensors (repeatable)"),
+    LM_FLAG(0, "salvage", &opt.salvage, "what is intact of a damaged file; list the rest"),
+    LM_GROUP("Files"),
+    LM_FLAG('c', "stdout", &opt.to_stdout, "write to standard output, as -o - does"),
+    LM_FLAG('k', "keep", &opt.keep, "keep the input [on]"),
+    LM_FLAG(0, "rm", &opt.rm, "remove the input once the output was read back and found equal"),
+    LM_END,
+};
+
+static const char *const examples[] = {
+    "compress-ckpt model/ && compress-ckpt -l model.lmz",
+    "compress-ckpt run/step-002000 --base run/step-001000 -o step-002000.lmz",
+    NULL,
+};
+
+static lm_tool tool = {
+    .name = "compress-ckpt",
+    .args = "[MODEL ...]",
+    .brief = "compress models and checkpoints without loss, or as asked for",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
+    .min_args = 0,
+    .max_args = -1,
+    .filter = true,
+    .alias = "Tj",
+    .examples = examples,
+};
+
+/* ---- names ---- */
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), k = strlen(tail);
+    return n > k && !strcmp(s + n - k, tail);
+}
+
+/* Where the product of `input` goes; yours. */
+static lm_code output_of(const char *input, char **out, lm_err *e)
+{
+    static const char *const archives[] = { ".tar",    ".tar.gz",  ".tar.zst",
+                                            ".tar.xz", ".tar.bz2", ".tar.lz4" };
+    size_t n = strlen(input);
+    if (tool.output || opt.to_stdout || opt.tensor.n || !strcmp(input, "-"))
+        return lm_strdup(out, tool.output ? tool.output : "-", e);
+    if (opt.rebase)
+        return lm_strdup(out, input, e);
+    if (opt.decompress && !ends_with(input, ".lmz"))
+        return lm_fail(e, LM_EUSAGE, input, "name the output with -o", "does not end in .lmz");
+    if (opt.decompress)
+        return lm_asprintf(out, e, "%.*s", (int)(n - 4), input);
+    while (n > 1 && input[n - 1] == '/')
+        n--;
+    for (size_t i = 0; i < sizeof archives / sizeof *archives; i++)
+        if (ends_with(input, archives[i]))
+            n = strlen(input) - strlen(archives[i]);
+    const char *base = lm_path_base(input);
+    if (!strcmp(base, ".") || !strcmp(base, "..") || (n == 1 && *input == '/'))
+        return lm_fail(e, LM_EUSAGE, input, "name the output with -o",
+                       "gives no name to the output");
+    if (ends_with(input, ".lmz"))
+        return lm_fail(e, LM_EUSAGE, input, "give -d, --rebase, or another output with -o",
+                       "is compressed already");
+    return lm_asprintf(out, e, "%.*s.lmz", (int)n, input);
+}
+
+static void refuse_terminal(const char *output)
+{
+    if (!strcmp(output, "-") && isatty(STDOUT_FILENO) && !tool.force)
+        lm_misuse(&tool, "standard output", "redirect it, name a file with -o, or force it with -f",
+                  "is a terminal");
+}
+
+static lm_unpack_opts unpack_opts(lm_par *par)
+{
+    return (lm_unpack_opts){
+        .base = opt.base, .force = tool.force, .par = par, .sink = &tool.sink, .tmpdir = tool.tmpdir
+    };
+}
+
+/* ---- compressing ---- */
+
+static void json_losses(lm_jw *w, const lm_pack_report *r)
+{
+    lm_jw_arr(w, "lossy");
+    for (size_t i = 0; i < r->n_loss; i++) {
+        const lm_pack_loss *l = &r->loss[i];
+        lm_jw_obj(w, NULL);
+        lm_jw_str(w, "file", l->file);
+        lm_jw_str(w, "tensor", l->tensor);
+        lm_jw_str(w, "codec", l->codec);
+        lm_jw_int(w, "elements", l->count);
+        lm_jw_int(w, "raw", (int64_t)l->before);
+        lm_jw_int(w, "coded", (int64_t)l->after);
+        lm_jw_f64(w, "max_abs", l->err.max_abs);
+        lm_jw_f64(w, "rel_l2", l->err.rel_l2);
+        lm_jw_f64(w, "bound", l->err.bound);
+        lm_jw_close_obj(w);
+    }
+    lm_jw_close_arr(w);
+}
+
+static lm_code print_json(lm_buf *text, lm_jw *w, lm_err *e)
+{
+    lm_jw_close_obj(w);
+    lm_code rc = lm_jw_end(w);
+    if (!rc)
+        rc = lm_buf_add(text, "\n", 1, e);
+    if (!rc)
+        fwrite(text->data, 1, text->len, stdout);
+    lm_buf_fini(text);
+    return rc;
+}
+
+/* A line for each tensor that lost something: a result, unless the product has standard output. */
+static void print_losses(const lm_pack_report *r, bool apart)
+{
+    for (size_t i = 0; i < r->n_loss; i++) {
+        const lm_pack_loss *l = &r->loss[i];
+        char line[512];
+        snprintf(line, sizeof line, "%-9s max %.3e  rel %.3e  bound %.3e  %s", l->codec,
+                 l->err.max_abs, l->err.rel_l2, l->err.bound, l->tensor);
+        if (apart)
+            puts(line);
+        else
+            lm_say(&tool, LM_LOG_WARN, "%s", line);
+    }
+}
+
+static lm_code report_packed(const char *input, const char *output, const lm_pack_report *r,
+                             lm_err *e)
+{
+    char raw[32], coded[32];
+    bool apart = strcmp(output, "-") != 0;
+    if (tool.json) {
+        lm_buf text = { 0 };
+        lm_jw w;
+        lm_jw_begin(&w, &text, 0, e);
+        lm_jw_obj(&w, NULL);
+        lm_jw_str(&w, "input", input);
+        lm_jw_str(&w, "output", output);
+        lm_jw_int(&w, "files", (int64_t)r->files);
+        lm_jw_int(&w, "raw", (int64_t)r->raw);
+        lm_jw_int(&w, "coded", (int64_t)r->coded);
+        lm_jw_f64(&w, "ratio", r->raw ? (double)r->coded / (double)r->raw : 1);
+        json_losses(&w, r);
+        if (print_json(&text, &w, e))
+            return e->code;
+    } else {
+        print_losses(r, apart);
+    }
+    lm_say(&tool, LM_LOG_WARN, "%s: %" PRIu64 " %s, %s to %s (%.1f %%)%s",
+           apart ? output : "standard output", r->files, r->files == 1 ? "file" : "files",
+           lm_show_bytes((double)r->raw, raw), lm_show_bytes((double)r->coded, coded),
+           r->raw ? 100 * (double)r->coded / (double)r->raw : 100, r->n_loss ? ", with loss" : "");
+    return LM_OK;
+}
+
+static lm_code find_codecs(lm_coded_policy *p, lm_err *e)
+{
+    if (opt.states &&
+        lm_codec_find(strcmp(opt.states, "int8") ? opt.states : "dynamic8", &p->states, e))
+        return e->code;
+    if (opt.weights && lm_codec_find(opt.weights, &p->weights, e)) {
+        lm_err_in(e, "--weights");
+        return e->code;
+    }
+    return LM_OK;
+}
+
+/* May the input be removed afterwards?  Nothing of it may be missing in the output. */
+static lm_code check_removal(const char *input, lm_err *e)
+{
+    char *real = NULL, *extra = NULL;
+    lm_code rc = lm_run_resolve(input, &real, e);
+    if (!rc && strcmp(real, input))
+        rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is taken",
+                     real);
+    if (!rc && lm_path_is_dir(input))
+        rc = lm_pack_left_out(input, &extra, e);
+    if (!rc && extra)
+        rc = lm_fail(e, LM_EUSAGE, input, "leave --rm away, or move it elsewhere",
+                     "holds '%s', which an .lmz does not carry", extra);
+    lm_free(real);
+    lm_free(extra);
+    return rc;
+}
+
+static lm_code compress(const char *input, const char *output, lm_par *par, lm_err *e)
+{
+    lm_history_step step = lm_tool_step(&tool);
+    lm_pack_report r = { 0 };
+    lm_pack_opts o = { .level = (int)opt.level,
+                       .base = opt.base,
+                       .step = &step,
+                       .force = tool.force,
+                       .verify = opt.rm,
+                       .par = par,
+                       .sink = &tool.sink,
+                       .tmpdir = tool.tmpdir };
+    if (opt.rebase) {
+        o.base = strcmp(opt.rebase, "none") ? opt.rebase : NULL;
+        o.input_base = opt.base;
+        o.verify = true;
+        o.force |= !strcmp(input, output);
+    }
+    lm_code rc = find_codecs(&o.lossy, e);
+    if (!rc && opt.rm)
+        rc = check_removal(input, e);
+    if (!rc)
+        rc = lm_pack(input, output, &o, &r, e);
+    if (!rc && !lm_stopping())
+        rc = report_packed(input, output, &r, e);
+    if (!rc && opt.rm && !lm_stopping())
+        rc = lm_rm_rf(input, e);
+    lm_pack_report_fini(&r);
+    return rc;
+}
+
+/* --rebase: the input must be an .lmz. */
+static lm_code check_lmz(const char *input, lm_err *e)
+{
+    lm_lmz *z = NULL;
+    lm_code rc = lm_lmz_open_index(input, NULL, &z, e);
+    lm_lmz_free(z);
+    return rc;
+}
+
+/* ---- taking apart ---- */
+
+static void say_lost(void *ctx, const char *file, const char *tensor, uint64_t chunk,
+                     const char *what)
+{
+    char at[32] = "";
+    if (chunk != UINT64_MAX)
+        snprintf(at, sizeof at, ": chunk %" PRIu64, chunk);
+    lm_say(&tool, LM_LOG_ERROR, "%s%s%s%s%s%s: %s: lost", (const char *)ctx, file ? ": " : "",
+           file ? file : "", tensor ? ": " : "", tensor ? tensor : "", at, what);
+}
+
+static lm_code expand(const char *input, const char *output, lm_par *par, lm_err *e)
+{
+    lm_unpack_opts o = unpack_opts(par);
+    lm_unpack_report r = { 0 };
+    uint64_t lost = 0;
+    char bytes[32];
+    lm_code rc =
+        opt.salvage
+            ? lm_unpack_salvage(input, output, &o, say_lost, (void *)(uintptr_t)input, &lost, &r, e)
+        : opt.tensor.n ? lm_unpack_tensors(input, output, opt.tensor.v, opt.tensor.n, &o, &r, e)
+                       : lm_unpack(input, output, &o, &r, e);
+    if (rc || lm_stopping())
+        return rc;
+    if (lost)
+        lm_answer_no(&tool);
+    lm_say(&tool, LM_LOG_WARN, "%s: %" PRIu64 " %s, %s%s",
+           strcmp(output, "-") ? output : "standard output", r.files,
+           r.files == 1 ? "file" : "files", lm_show_bytes((double)r.bytes, bytes),
+           lost ? ", not all that there was" : "");
+    if (!opt.rm)
+        return LM_OK;
+    if (r.expanded)
+        return lm_fail(e, LM_EUSAGE, input, "remove it by hand",
+                       "is kept: its expanded tensors cannot be compared with the original");
+    rc = lm_unpack_compare(input, output, &o, e);
+    return rc || lm_stopping() ? rc : lm_rm_rf(input, e);
+}
+
+/* ---- testing ---- */
+
+typedef struct {
+    const char *path;
+    lm_jw *w; /* NULL: text */
+    uint64_t faults;
+} check;
+
+static void add_fault(check *c, const char *file, const char *tensor, uint64_t chunk,
+                      const char *what)
+{
+    c->faults++;
+    if (!c->w) {
+        char at[32] = "";
+        if (chunk != UINT64_MAX)
+            snprintf(at, sizeof at, ": chunk %" PRIu64, chunk);
+        lm_say(&tool, LM_LOG_ERROR, "%s%s%s%s%s%s: %s", c->path, file ? ": " : "", file ? file : "",
+               tensor ? ": " : "", tensor ? tensor : "", at, what);
+        return;
+    }
+    lm_jw_obj(c->w, NULL);
+    lm_jw_str(c->w, "file", file);
+    lm_jw_str(c->w, "tensor", tensor);
+    if (chunk != UINT64_MAX)
+        lm_jw_int(c->w, "chunk", (int64_t)chunk);
+    lm_jw_str(c->w, "what", what);
+    lm_jw_close_obj(c->w);
+}
+
+static void on_fault(void *ctx, const lm_lmz_fault *f)
+{
+    add_fault(ctx, f->file, f->part ? f->part->tensor : NULL, f->chunk, f->what);
+}
+
+/* Damage becomes faults; what is left in *e is of another kind. */
+static lm_code absorb(check *c, lm_code rc, bool told, lm_err *e)
+{
+    if (rc != LM_EFORMAT)
+        return rc;
+    if (!told)
+        add_fault(c, NULL, NULL, UINT64_MAX, e->what);
+    *e = (lm_err){ 0 };
+    return LM_OK;
+}
+
+static lm_code check_stream(check *c, const lm_bundle_opts *o, lm_err *e)
+{
+    lm_bundle *in = NULL;
+    const lm_bundle_file *f = NULL;
+    lm_code rc = lm_bundle_open("-", o, &in, e);
+    if (!rc && lm_bundle_kind_of(in) != LM_BUNDLE_LMZ)
+        rc = lm_fail(e, LM_EFORMAT, lm_bundle_path(in), NULL, "is no .lmz");
+    while (!rc && !lm_stopping() && !(rc = lm_bundle_next(in, &f, e)) && f)
+        continue;
+    lm_bundle_close(in);
+    if (rc == LM_EFORMAT)
+        c->path = e->where[0] ? e->where : c->path;
+    return absorb(c, rc, false, e);
+}
+
+static lm_code check_file(check *c, const char *path, const lm_bundle_opts *o, lm_err *e)
+{
+    lm_lmz *z = NULL;
+    lm_err more = { 0 };
+    lm_code rc = lm_lmz_open(path, o, &z, e);
+    if (rc == LM_EFORMAT) { /* the index is damaged: say what is under it */
+        rc = absorb(c, rc, false, e);
+        if (!lm_lmz_salvage(path, o, &z, &more))
+            rc = absorb(c, lm_lmz_verify(z, on_fault, c, &tool.sink, e), true, e);
+    } else if (!rc) {
+        rc = absorb(c, lm_lmz_verify(z, on_fault, c, &tool.sink, e), true, e);
+    }
+    lm_lmz_free(z);
+    return rc;
+}
+
+static lm_code test(const char *path, lm_par *par, lm_err *e)
+{
+    lm_bundle_opts o = { .base = opt.base, .par = par, .sink = &tool.sink, .tmpdir = tool.tmpdir };
+    lm_buf text = { 0 };
+    lm_jw w;
+    check c = { path, NULL, 0 };
+    if (tool.json) {
+        lm_jw_begin(&w, &text, 0, e);
+        lm_jw_obj(&w, NULL);
+        lm_jw_str(&w, "path", path);
+        lm_jw_arr(&w, "faults");
+        c.w = &w;
+    }
+    lm_code rc = strcmp(path, "-") ? check_file(&c, path, &o, e) : check_stream(&c, &o, e);
+    if (rc || lm_stopping()) {
+        lm_buf_fini(&text);
+        return rc;
+    }
+    if (c.faults)
+        lm_answer_no(&tool);
+    else
+        lm_say(&tool, LM_LOG_WARN, "%s: no fault", path);
+    if (!tool.json)
+        return LM_OK;
+    lm_jw_close_arr(&w);
+    lm_jw_bool(&w, "ok", !c.faults);
+    return print_json(&text, &w, e);
+}
+
+static lm_code list(const char *path, lm_err *e)
+{
+    lm_table_opts o = { tool.json, true, tool.verbosity > 2 };
+    lm_lmz *z = NULL;
+    lm_buf text = { 0 };
+    if (!strcmp(path, "-"))
+        return lm_fail(e, LM_EUSAGE, "--list", "name a file",
+                       "needs the index at the end of a file");
+    lm_code rc = lm_lmz_open_index(path, NULL, &z, e);
+    if (!rc)
+        rc = lm_lmz_table(z, path, &o, &text, e);
+    if (!rc)
+        fwrite(text.data, 1, text.len, stdout);
+    lm_buf_fini(&text);
+    lm_lmz_free(z);
+    return rc;
+}
+
+/* ---- the command line ---- */
+
+static lm_code handle(const char *input, lm_par *par, lm_err *e)
+{
+    char *output = NULL;
+    if (opt.test)
+        return test(input, par, e);
+    if (opt.list)
+        return list(input, e);
+    lm_code rc = opt.rebase ? check_lmz(input, e) : LM_OK;
+    if (!rc)
+        rc = output_of(input, &output, e);
+    if (rc)
+        return rc;
+    if (!(opt.rebase && !strcmp(input, output)))
+        lm_refuse_same(&tool, output, input);
+    if (opt.base)
+        lm_refuse_same(&tool, output, opt.base);
+    refuse_terminal(output);
+    rc = opt.decompress ? expand(input, output, par, e) : compress(input, output, par, e);
+    lm_free(output);
+    return rc;
+}
+
+/* What cannot be obeyed together. */
+static void check_options(void)
+{
+    bool packs = !opt.decompress && !opt.test && !opt.list, lossy = opt.states || opt.weights;
+    bool looks = opt.test || opt.list,
+         piped = opt.to_stdout || (tool.output && !strcmp(tool.output, "-"));
+    const struct {
+        bool wrong;
+        const char *option, *todo, *what;
+    } checks[] = {
+        { opt.decompress + opt.test + opt.list + (opt.rebase != NULL) > 1, "-d -t -l --rebase",
+          "choose one", "do different things" },
+        { opt.level && !packs, "--level", NULL, "serves compressing only" },
+        { lossy && (!packs || opt.rebase), opt.states ? "--optimizer-states" : "--weights", NULL,
+          "serves compressing only" },
+        { opt.tensor.n && !opt.decompress, "--tensor", "give -d too", "serves -d only" },
+        { opt.salvage && !opt.decompress, "--salvage", "give -d too", "serves -d only" },
+        { opt.tensor.n && opt.salvage, "--tensor", "salvage everything first",
+          "does not go with --salvage" },
+        { opt.list && opt.base, "--base", "leave it away", "is not read for a table" },
+        { looks && (tool.output || opt.to_stdout), "--output", "redirect standard output",
+          "serves neither -t nor -l" },
+        { tool.output && opt.to_stdout, "--stdout", "give -c or -o", "contradicts -o" },
+        { tool.output && tool.argc > 1, "--output", "give one input", "cannot hold %d inputs" },
+        { tool.json && opt.decompress, "--json", NULL, "serves compressing, -t and -l" },
+        { tool.json && packs && piped, "--json", "write the .lmz to a file",
+          "both want standard output" },
+        { opt.rm && lm_given(&tool, "keep") && opt.keep, "--rm", "give one of them",
+          "contradicts --keep" },
+        { opt.rm && (!packs || opt.rebase) && !opt.decompress, "--rm", NULL,
+          "serves compressing and -d only" },
+        { opt.rm && (lossy || opt.salvage || opt.tensor.n), "--rm", "remove the input by hand",
+          "would lose what the output does not hold" },
+        { opt.rm && piped, "--rm", "write to a file", "cannot read standard output back" },
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
+        if (checks[i].wrong)
+            lm_misuse(&tool, checks[i].option, checks[i].todo, checks[i].what, tool.argc);
+    for (int i = 0; i < tool.argc; i++)
+        if (!strcmp(tool.argv[i], "-") && (opt.rm || opt.rebase))
+            lm_misuse(&tool, opt.rm ? "--rm" : "--rebase", "name a file",
+                      "does not go with standard input");
+}
+
+int main(int argc, char **argv)
+{
+    lm_err e = { 0 };
+    lm_par *par = NULL;
+    lm_begin(&tool, argc, argv);
+    if (lm_given(&tool, "keep") && !opt.keep)
+        opt.rm = true;
+    check_options();
+    if (lm_par_new(&par, tool.threads, &e))
+        lm_complain(&tool, &e);
+    for (int i = 0; par && i < tool.argc && !lm_stopping(); i++)
+        if (handle(tool.argv[i], par, &e))
+            lm_complain(&tool, &e);
+    lm_par_free(par);
+    return lm_end(&tool);
+}
