@@ -129,7 +129,7 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
     uint32_t one[256] = { 0 };
     int streams = lm_exp_streams(n);
     /* The table of pairs has to be made and to stay in the cache. */
-    bool pairs = w->n_used <= 64 && n >= 32768;
+    bool pairs = w->n_used <= 128 && n >= 32768;
     writer at[STREAMS];
     for (int u = 0; u < w->n_used; u++)
         one[w->used[u]] = w->length[w->used[u]] | (uint32_t)w->code[w->used[u]] << 8;

@@ -167,9 +167,9 @@ static size_t gather(uint8_t *out, const uint8_t *x, size_t n, size_t size)
     return SAMPLE;
 }
 
-static void lay_out(uint8_t *p, size_t n, uint8_t *plane[LM_PLANES_MAX])
+static void lay_out(uint8_t *p, size_t n, int planes, uint8_t *plane[LM_PLANES_MAX])
 {
-    for (size_t k = 0; k < LM_PLANES_MAX; k++)
+    for (size_t k = 0; k < (size_t)planes; k++)
         plane[k] = p + k * n;
 }
 
@@ -183,7 +183,7 @@ static lm_planes_delta choose_delta(lm_lmz_coder *c, lm_planes_form f, const voi
     uint8_t *plane[LM_PLANES_MAX];
     if (base)
         gather(c->sample[1], base, n, size);
-    lay_out(c->plane, m, plane);
+    lay_out(c->plane, m, f.size, plane);
     for (int d = LM_PLANES_NONE; d <= (base ? LM_PLANES_SUB : LM_PLANES_NONE); d++) {
         guess g[LM_PLANES_MAX];
         double bits = 0;
@@ -297,6 +297,7 @@ static lm_code check_kind(lm_lmz_kind kind, size_t raw, lm_err *e)
 lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t raw,
                       const void *base, void *dst, size_t cap, size_t *len, lm_err *e)
 {
+    const uint8_t *from[LM_PLANES_MAX];
     uint8_t *out = dst, *plane[LM_PLANES_MAX];
     guess g[LM_PLANES_MAX];
     if (check_kind(kind, raw, e))
@@ -308,15 +309,20 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
     size_t n = raw / (size_t)f.size, at = 1 + 4 * (size_t)f.size;
     if (raw) {
         f.delta = choose_delta(c, f, src, base, n, g);
-        lay_out(c->plane, n, plane);
-        c->planes->split(f, src, base, n, plane);
+        lay_out(c->plane, n, f.size, plane);
+        for (int k = 0; k < f.size; k++)
+            from[k] = plane[k];
+        if (f.size == 1 && !f.delta)
+            from[0] = src;
+        else
+            c->planes->split(f, src, base, n, plane);
         int noisy = 0;
         for (int k = 1; k < f.size; k++)
             noisy = g[k].bits > g[noisy].bits ? k : noisy;
-        bool again = repeats(plane[noisy], n);
+        bool again = repeats(from[noisy], n);
         for (int k = 0; k < f.size; k++) {
             attempt a = attempt_for(c, kind, &g[k], again, n);
-            coded p = encode_plane(c, a, plane[k], n, out + at);
+            coded p = encode_plane(c, a, from[k], n, out + at);
             put_head(out + 1 + 4 * k, p);
             at += p.len;
         }
@@ -410,14 +416,18 @@ lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         return lm_fail(e, LM_EUSAGE, "lmz chunk", "give the base it was made with",
                        "it is a difference, and there is no base");
     size_t n = raw / (size_t)p.form.size;
-    lay_out(c->plane, n, plane);
+    bool whole = p.form.size == 1 && !p.form.delta; /* the plane is the chunk */
+    lay_out(whole ? dst : c->plane, n, p.form.size, plane);
     for (int k = 0; k < p.form.size; k++) {
         from[k] = p.plane[k].coding == RAW ? p.plane[k].at : plane[k];
         if (!decode_plane(c, p.plane[k].coding, p.plane[k].at, p.plane[k].len, plane[k], n))
             return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "plane %d (%s) does not decode", k,
                            how[p.plane[k].coding]);
     }
-    c->planes->join(p.form, from, base, n, dst);
+    if (!whole)
+        c->planes->join(p.form, from, base, n, dst);
+    else if (from[0] != dst)
+        memcpy(dst, from[0], n);
     return LM_OK;
 }
 
