@@ -51,7 +51,7 @@ $(BIN): $B/bin/%: $B/cmd/%.o $(CMN_OBJ) $B/libcore.a
 $B/cmd/init-model.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions of whole tensors: loops that -O2 does not turn into vectors.
-$B/lib/numeric/dtype.o: private COMPILE += -O3
+$B/lib/numeric/dtype.o $B/lib/merge/lora.o: private COMPILE += -O3
 
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt

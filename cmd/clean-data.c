@@ -140,7 +140,7 @@ static lm_code report_history(lm_jw *w, const lm_input *in, lm_err *e)
     lm_history_input *inputs = NULL;
     lm_code rc = lm_alloc_n(&inputs, (size_t)tool.argc, sizeof *inputs, "inputs", e);
     for (int i = 0; i < tool.argc && !rc; i++)
-        inputs[i] = (lm_history_input){ tool.argv[i], lm_input_digest(in, i) };
+        inputs[i] = (lm_history_input){ .name = tool.argv[i], .digest = lm_input_digest(in, i) };
     step.inputs = inputs;
     step.n_inputs = (size_t)tool.argc;
     if (!rc)

@@ -74,7 +74,8 @@ void lm_frame_build(lm_tool *t)
         (lm_opt)LM_FLAG(0, "dry-run", &t->dry_run, "show the plan, do nothing"));
     add(use & LM_USE_METRICS,
         (lm_opt)LM_STR(0, "metrics", &t->metrics, "DEST", "JSON lines to FILE, - or fd:N"));
-    add(true, (lm_opt)LM_STR(0, "config", &f->config, "FILE", "options from a JSON file"));
+    add(true, (lm_opt)LM_STR(0, "config", &f->config, "FILE",
+                             t->config_help ? t->config_help : "options from a JSON file"));
     add(true, (lm_opt)LM_FLAG(0, "print-config", &f->print_config, "print the options as JSON"));
     add(true, (lm_opt)LM_FLAG(0, "progress", &f->progress, "progress line [on a terminal]"));
     add(true, action('v', "verbose", "say more (repeatable)"));
@@ -431,7 +432,9 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
             f->config = l.v[i].text;
     }
     rc = rc ? rc : read_environment(t, e);
-    if (!rc && f->config)
+    if (!rc && f->config && t->takes_config && t->takes_config(f->config))
+        t->config = f->config;
+    else if (!rc && f->config)
         rc = lm_options_read(f->config, e);
     for (size_t i = 0; i < l.n && !rc; i++)
         rc = apply(t, &l.v[i], fresh, e);

@@ -117,6 +117,9 @@ typedef struct {
     const char *alias;           /* "Tj": -T is another letter for -j; pairs, may be NULL */
     bool lasting;                /* builds something lasting: SIGPIPE is ignored */
     const char *const *examples; /* two command lines for --help, NULL-terminated */
+    /* True for a --config file that is not one of options: the tool reads t->config itself. */
+    bool (*takes_config)(const char *path);
+    const char *config_help; /* of --config when it takes more than options; NULL: the usual */
 
     /* Filled by lm_begin. */
     int argc;
@@ -127,6 +130,7 @@ typedef struct {
     int64_t seed;
     bool seed_given;
     const char *device, *metrics;
+    const char *config; /* a file that takes_config accepted; NULL: none */
     const char *tmpdir; /* LM_TMPDIR, NULL when not set */
     int verbosity;      /* 0..4, 2 default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */

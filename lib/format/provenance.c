@@ -60,7 +60,7 @@ static lm_code put_step(lm_jw *w, const lm_history_step *s, lm_err *e)
         rc = put_arg(w, "name", s->inputs[i].name, s->hide_paths, e);
         snprintf(hex, sizeof hex, "%016" PRIx64, s->inputs[i].digest);
         if (s->inputs[i].digest)
-            lm_jw_str(w, "xxh3", hex);
+            lm_jw_str(w, s->inputs[i].sampled ? "xxh3_sample" : "xxh3", hex);
         lm_jw_close_obj(w);
     }
     lm_jw_close_arr(w);

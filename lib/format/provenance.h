@@ -22,6 +22,7 @@
 typedef struct {
     const char *name; /* path of the input as given */
     uint64_t digest;  /* lm_digest_path, 0: not taken */
+    bool sampled;     /* the digest is of parts of the data (merge/plan.h): "xxh3_sample" */
 } lm_history_input;
 
 typedef struct {

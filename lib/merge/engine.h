@@ -10,16 +10,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/cpu.h"
 #include "base/err.h"
 #include "base/par.h"
 #include "base/progress.h"
 #include "format/bundle.h"
 #include "merge/plan.h"
 
+/* Beside LM_HISTORY_KEY in __metadata__: lm_merge_recipe_json of the recipe. */
+#define LM_MERGE_KEY "lmutils.merge"
+
 typedef struct lm_merge_engine lm_merge_engine;
 
 /* plan and par (NULL: one thread) are borrowed.  One engine is used by one thread at a time. */
-lm_code lm_merge_engine_new(const lm_merge_plan *plan, lm_par *par, lm_sink *sink,
+lm_code lm_merge_engine_new(const lm_merge_plan *plan, lm_par *par, lm_cpu_level cpu, lm_sink *sink,
                             lm_merge_engine **out, lm_err *e);
 void lm_merge_engine_free(lm_merge_engine *g);
 

@@ -258,9 +258,10 @@ static lm_code check_pair(lm_lora *l, change *c, lm_err *e)
         char *weight = NULL;
 
         rc = lm_asprintf(&weight, e, "%.*s.weight", (int)(len - 5), c->name);
+        snprintf(module, sizeof module, "%.*s", (int)(len - 5 < 511 ? len - 5 : 511), c->name);
         for (size_t i = 0; !rc && i < l->n; i++)
             if (!strcmp(l->change[i].name, weight) && l->change[i].a)
-                rc = find_scale(l, weight, l->change[i].a->dim[0], &c->scale, e);
+                rc = find_scale(l, module, l->change[i].a->dim[0], &c->scale, e);
         lm_free(weight);
         return rc;
     }

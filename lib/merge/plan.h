@@ -54,9 +54,10 @@ typedef struct {
     int64_t dim[LM_ST_MAX_DIMS];
     int64_t count;
     uint64_t bytes;
-    bool copy;  /* the bytes of model[0] are the result (not numbers of floating point; passthrough
+    bool copy; /* the bytes of model[0] are the result (not numbers of floating point; passthrough
                    of the same type) */
-    bool table; /* has a row for each token and is remapped by the vocabulary */
+    bool transposed;     /* a matrix that is [in, out] (GPT-2's Conv1D) */
+    bool table;          /* has a row for each token and is remapped by the vocabulary */
     lm_merge_ref *model; /* without the base, in the recipe's order */
     int n_models;
     const lm_merge_ref *base; /* NULL: none */
@@ -67,7 +68,8 @@ typedef struct {
     const lm_merge_recipe *recipe; /* borrowed */
     lm_merge_model *model;         /* [recipe->n_inputs] */
     const char **path;             /* [recipe->n_inputs]: what was opened for each */
-    int lead;                      /* the input whose config, tokenizer and order are taken */
+    int tokenizer; /* the input whose tokenizer's files are taken when none is made */
+    int lead;      /* the input whose config, tokenizer and order are taken */
     lm_merge_tensor *tensor;
     int64_t n;
     json_t *config, *generation_config; /* of the result; generation_config NULL: none */

@@ -14,6 +14,10 @@ lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e);
 /* config.json and generation_config.json of the result. */
 lm_code lm_plan_config(lm_merge_plan *p, lm_err *e);
 
+/* The job of tensor t, without data, output and threads: model [t->n_models] and base are the
+ * caller's. */
+void lm_plan_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_merge_operand *model,
+                 lm_merge_operand *base, lm_merge_job *out);
 /* What stands for a tensor of model m after its LoRA: shape and dtype. */
 const lm_st_tensor *lm_plan_effective(const lm_merge_model *m, const lm_st_tensor *t);
 /* True if input i takes part in a slice or is its base. */

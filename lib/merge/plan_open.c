@@ -293,6 +293,9 @@ lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
         rc = read_words(&p->model[i], &w[i], e);
         found += w[i].found;
     }
+    p->tokenizer = p->lead;
+    for (int i = 0; !rc && found && !w[p->tokenizer].found; i++)
+        p->tokenizer = i;
     if (!rc && (policy || (found == r->n_inputs && !all_alike(p, w))))
         rc = make_vocab(p, w, o->sink, e);
     for (int i = 0; w && i < r->n_inputs; i++) {

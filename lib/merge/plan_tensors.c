@@ -79,6 +79,17 @@ static bool is_tied(const lm_merge_model *m)
     return v ? json_is_true(v) : type && !strcmp(type, "gpt2");
 }
 
+/* GPT-2's linear layers lie transposed. */
+static bool is_conv1d(const lm_merge_model *m, const char *name)
+{
+    const char *type =
+        json_string_value(json_object_get(lm_model_source_config(m->source), "model_type"));
+
+    return type && !strcmp(type, "gpt2") &&
+           (ends_with(name, "c_attn.weight") || ends_with(name, "c_proj.weight") ||
+            ends_with(name, "c_fc.weight"));
+}
+
 /* ---- Finding ---- */
 
 /* The tensor of this name; of a tied head, the embedding. */
@@ -232,7 +243,7 @@ static lm_code check_extra(const lm_merge_plan *p, const lm_merge_ref *r, const 
                            lm_err *e)
 {
     const lm_st_tensor *x = r->extra;
-    int64_t cols = t->ndim ? t->dim[t->ndim - 1] : 1;
+    int64_t cols = t->ndim ? t->dim[t->transposed ? 0 : t->ndim - 1] : 1;
     char sx[120], show[LM_ST_SHOWN];
     bool good;
 
@@ -293,6 +304,45 @@ static void carry(lm_merge_tensor *t, const lm_merge_ref *from)
     t->copy = true;
 }
 
+void lm_plan_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_merge_operand *model,
+                 lm_merge_operand *base, lm_merge_job *out)
+{
+    *out = (lm_merge_job){ .name = t->name,
+                           .ndim = t->ndim,
+                           .dim = t->dim,
+                           .count = t->count,
+                           .model = model,
+                           .n_models = t->n_models,
+                           .base = t->base ? base : NULL,
+                           .seed = p->recipe->seed,
+                           .transposed = t->transposed,
+                           .out_dtype = t->dtype };
+    memcpy(out->param, t->param, sizeof t->param);
+    for (int k = t->base ? -1 : 0; k < t->n_models; k++) {
+        const lm_merge_ref *ref = k < 0 ? t->base : &t->model[k];
+        lm_merge_operand *o = k < 0 ? base : &model[k];
+
+        memset(o, 0, sizeof *o);
+        memcpy(o->param, ref->param, sizeof o->param);
+        o->dtype = lm_plan_effective(&p->model[ref->input], ref->tensor)->dtype;
+    }
+}
+
+/* The method can do it. */
+static lm_code check_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_err *e)
+{
+    lm_merge_operand *model = NULL, base;
+    lm_merge_job job;
+    lm_code rc = lm_alloc_n(&model, (size_t)t->n_models, sizeof *model, "operands", e);
+
+    if (!rc) {
+        lm_plan_job(p, t, model, &base, &job);
+        rc = lm_merge_check(p->recipe->method, &job, e);
+    }
+    lm_free(model);
+    return rc;
+}
+
 static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
@@ -307,6 +357,7 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     t->table = p->vocab && !lm_vocab_same(p->vocab) && lm_vocab_is_table(t->name);
     t->ndim = x->ndim;
     memcpy(t->dim, x->dim, sizeof t->dim);
+    t->transposed = x->ndim == 2 && is_conv1d(m, t->name);
     t->count = x->count;
     for (int k = 0; !rc && k < t->n_models; k++)
         if (&t->model[k] != first)
@@ -336,7 +387,7 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     else if (passes && t->dtype == x->dtype && !t->table && (isnan(scale) || scale == 1) &&
              !(m->lora && lm_lora_effect_on(m->lora, first->tensor) == LM_LORA_ADDED))
         carry(t, first);
-    return LM_OK;
+    return t->copy ? LM_OK : check_job(p, t, e);
 }
 
 static lm_code add(lm_merge_plan *p, const wanted *w, size_t *cap, lm_err *e)

@@ -1,0 +1,41 @@
+/* engine_impl.h -- what the parts of the engine share. */
+#ifndef LM_MERGE_ENGINE_IMPL_H
+#define LM_MERGE_ENGINE_IMPL_H
+
+#include "merge/engine.h"
+
+/* A buffer that is used again and grows by being replaced. */
+typedef struct {
+    void *data;
+    size_t bytes;
+} lm_merge_buf;
+
+/* What is held of one operand. */
+typedef struct {
+    const void *data;
+    lm_dtype dtype;
+    lm_merge_buf read, made; /* what no source maps; what a LoRA or a vocabulary made of it */
+} lm_merge_held;
+
+struct lm_merge_engine {
+    const lm_merge_plan *plan;
+    lm_par *par;
+    lm_cpu_level cpu;
+    lm_sink *sink;
+    lm_merge_held *held; /* [n_held]: base, then models */
+    int n_held;
+    lm_merge_operand *operand; /* [n_held] */
+    lm_vocab_table *table;     /* [inputs] */
+    size_t *met;               /* [inputs]: tensors that a stream has given */
+    lm_merge_buf work;
+};
+
+lm_code lm_merge_buf_need(lm_merge_buf *b, size_t bytes, lm_err *e);
+void lm_merge_buf_fini(lm_merge_buf *b);
+
+/* The bytes of a ref as they count in the merge (LoRA replaced, not added), borrowed or read into
+ * `read`. */
+lm_code lm_engine_fetch(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_buf *read,
+                        const void **data, lm_err *e);
+
+#endif

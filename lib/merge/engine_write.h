@@ -1,0 +1,28 @@
+/* engine_write.h -- a thread that writes one tensor while the next is made. */
+#ifndef LM_MERGE_ENGINE_WRITE_H
+#define LM_MERGE_ENGINE_WRITE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "format/folder.h"
+
+typedef struct {
+    lm_folder *folder;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    bool running, quit; /* running: the thread is there; without it writing happens in submit */
+    const void *data;   /* NULL: nothing to do */
+    size_t bytes;
+    lm_err err;
+} lm_merge_writer;
+
+/* `apart` asks for the thread. */
+lm_code lm_merge_writer_init(lm_merge_writer *w, lm_folder *f, bool apart, lm_err *e);
+/* Waits for what was submitted before, then takes `data`, which must stay until the next wait. */
+lm_code lm_merge_writer_submit(lm_merge_writer *w, const void *data, size_t bytes, lm_err *e);
+lm_code lm_merge_writer_wait(lm_merge_writer *w, lm_err *e);
+void lm_merge_writer_fini(lm_merge_writer *w);
+
+#endif
