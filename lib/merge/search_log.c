@@ -155,8 +155,6 @@ static lm_code check_head(const json_t *old, const char *path, const lm_buf *hea
 
 typedef struct {
     int n, sets;
-    bool equal;
-    const lm_validator *v;
     double *w, *loss;
 } shape;
 
@@ -171,8 +169,7 @@ static lm_code read_line(const json_t *j, const shape *s, const char *where, lm_
         !read_numbers(json_object_get(j, "loss"), s->sets, s->loss))
         return lm_fail(e, LM_EFORMAT, where, "begin anew, without --resume",
                        "a candidate needs %d weights and %d losses", s->n, s->sets);
-    return lm_candidates_add(out, s->n, s->sets, s->w, s->loss,
-                             lm_validator_mean(s->v, s->loss, s->equal), seconds, e);
+    return lm_candidates_add(out, s->n, s->sets, s->w, s->loss, NAN, seconds, e);
 }
 
 static lm_code read_lines(const char *path, const lm_buf *text, const lm_buf *head, const shape *s,
@@ -193,11 +190,11 @@ static lm_code read_lines(const char *path, const lm_buf *text, const lm_buf *he
     return rc;
 }
 
-lm_code lm_search_log_read(const char *path, const lm_buf *head, int n, int sets, bool equal,
-                           const lm_validator *v, lm_candidates *out, lm_err *e)
+lm_code lm_search_log_read(const char *path, const lm_buf *head, int n, int sets,
+                           lm_candidates *out, lm_err *e)
 {
     lm_buf text = { 0 };
-    shape s = { .n = n, .sets = sets, .equal = equal, .v = v };
+    shape s = { .n = n, .sets = sets };
     lm_code rc = lm_file_read(path, MAX_LOG, &text, e);
     if (!rc)
         rc = lm_alloc_n(&s.w, (size_t)(n + sets), sizeof *s.w, "a candidate", e);

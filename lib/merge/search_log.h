@@ -13,11 +13,11 @@ lm_code lm_search_log_candidate(const lm_candidate *c, lm_buf *out, lm_err *e);
 lm_code lm_search_log_best(int n, const double *weights, double objective, int64_t candidates,
                            double seconds, lm_buf *out, lm_err *e);
 
-/* The candidates of the file `path`, whose first line must be about the same search as `head`
- * (other searches among the same weights are the same in that).  The objective is that of v and
- * `equal`.  A last line without its end is passed over.  Fails: LM_EUSAGE for another search,
- * LM_EFORMAT, LM_EIO. */
-lm_code lm_search_log_read(const char *path, const lm_buf *head, int n, int sets, bool equal,
-                           const lm_validator *v, lm_candidates *out, lm_err *e);
+/* The candidates of the file `path`, whose first line must be about the same search as `head` (ways
+ * to search, seeds and the objective may differ).  The objective is not read: it is the caller's to
+ * compute from the losses.  A last line without its end is passed over.  Fails: LM_EUSAGE for
+ * another search, LM_EFORMAT, LM_EIO. */
+lm_code lm_search_log_read(const char *path, const lm_buf *head, int n, int sets,
+                           lm_candidates *out, lm_err *e);
 
 #endif

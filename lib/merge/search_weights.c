@@ -130,7 +130,9 @@ static lm_code run(work *w, const lm_search_opts *s, double *best, lm_err *e)
     if (!rc)
         rc = lm_search_log_head(w->p, w->o, w->v, &head, e);
     if (!rc && w->o->resume)
-        rc = lm_search_log_read(w->o->resume, &head, w->n, sets, w->o->equal, w->v, &known, e);
+        rc = lm_search_log_read(w->o->resume, &head, w->n, sets, &known, e);
+    for (int64_t i = 0; i < known.count; i++)
+        known.objective[i] = lm_validator_mean(w->v, known.loss + i * sets, w->o->equal);
     if (!rc && w->o->resume)
         lm_log(w->o->sink, LM_LOG_INFO, "%s: %" PRId64 " candidates are known", w->o->resume,
                known.count);

@@ -7,11 +7,15 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "merge/search.h"
+#include "merge/search_log.h"
 
 enum { SETS = 2 };
 
@@ -303,6 +307,70 @@ static void test_limit(void **state)
     lm_candidates_fini(&one.log);
 }
 
+/* ---- lines ---- */
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+/* What a candidate's line says is read back bit for bit, cut lines are passed over. */
+static void test_lines(void **state)
+{
+    char path[256];
+    const char *tmp = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/search-%d.jsonl", tmp ? tmp : "/tmp", (int)getpid());
+    static const char top[] =
+        "{\"event\":\"search\",\"method\":\"dem\",\"merge\":\"12\",\"val\":[],"
+        "\"dtype\":\"f32\",\"seq_len\":9,\"stride\":5";
+    lm_err e = { 0 };
+    lm_buf text = { 0 }, head = { 0 };
+    lm_candidates got = { 0 };
+    double w[] = { 0.1, 1.0 / 3 }, loss[] = { 2.0 / 3, NAN };
+    (void)state;
+    const lm_candidate c = { .index = 4,
+                             .kind = "random",
+                             .n = 2,
+                             .sets = 2,
+                             .weight = w,
+                             .loss = loss,
+                             .objective = NAN,
+                             .seconds = 0.7 };
+    assert_int_equal(lm_buf_addf(&head, &e, "%s,\"seed\":1}", top), 0);
+    assert_int_equal(lm_buf_addf(&text, &e, "%s,\"seed\":2}\n", top), 0);
+    assert_int_equal(lm_search_log_candidate(&c, &text, &e), 0);
+    assert_int_equal(lm_buf_addf(&text, &e, "\n"), 0);
+    assert_int_equal(lm_search_log_best(2, w, 1, 5, 0.5, &text, &e), 0);
+    assert_int_equal(lm_buf_addf(&text, &e, "\n{\"event\":\"candidate\",\"weig"), 0);
+    write_file(path, text.data);
+    assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), 0);
+    assert_int_equal(got.count, 1);
+    assert_memory_equal(got.weight, w, sizeof w);
+    assert_true(got.loss[0] == loss[0] && isnan(got.loss[1]) && got.seconds[0] == 0.7);
+    lm_candidates_fini(&got);
+
+    /* another number of models, another search, no search at all */
+    assert_int_equal(lm_search_log_read(path, &head, 3, 2, &got, &e), LM_EFORMAT);
+    memset(&e, 0, sizeof e);
+    head.data[strlen("{\"event\":\"search\",\"method\":\"d")] = 'X';
+    assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "\"method\""));
+    memset(&e, 0, sizeof e);
+    write_file(path, "[1]\n");
+    assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), LM_EUSAGE);
+    memset(&e, 0, sizeof e);
+    write_file(path, "");
+    assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), 0);
+    assert_int_equal(got.count, 0);
+    lm_buf_fini(&text);
+    lm_buf_fini(&head);
+    lm_candidates_fini(&got);
+    remove(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -315,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_lines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
