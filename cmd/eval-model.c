@@ -10,6 +10,7 @@
 #include "common/input_opts.h"
 #include "common/tool.h"
 #include "model/loaded.h"
+#include "text/tokenizer_source.h"
 #include "train/mcq.h"
 #include "train/score.h"
 
@@ -104,30 +105,11 @@ static bool is_text(const char *path)
 static lm_code open_tokenizer(work *w, bool need, lm_err *e)
 {
     int64_t vocab = w->model.config.vocab;
-    const char *from = opt.tokenizer ? opt.tokenizer : lm_model_source_dir(w->model.src);
-    char *json = NULL, *pair = NULL;
-    lm_code rc = LM_OK;
-    if (!opt.tokenizer) {
-        rc = lm_path_join(&json, from, "tokenizer.json", e);
-        if (!rc)
-            rc = lm_path_join(&pair, from, "vocab.json", e);
-        if (!rc && !lm_path_exists(json) && !lm_path_exists(pair))
-            from = NULL;
-        lm_free(json);
-        lm_free(pair);
-    }
-    if (!rc && !from && need)
-        rc = lm_fail(e, LM_EUSAGE, tool.argv[0], "name one with --tokenizer",
-                     "the model has no tokenizer, which text needs");
-    if (rc || !from)
+    lm_code rc = lm_tokenizer_choose(opt.tokenizer, w->model.src, vocab, need, &w->tok, e);
+    if (rc || !w->tok)
         return rc;
-    if (lm_tokenizer_load(from, &w->tok, e) ||
-        lm_alloc_n(&w->id_bytes, (size_t)vocab, sizeof *w->id_bytes, "sizes of tokens", e))
+    if (lm_alloc_n(&w->id_bytes, (size_t)vocab, sizeof *w->id_bytes, "sizes of tokens", e))
         return e->code;
-    if (lm_tokenizer_vocab_size(w->tok) > vocab)
-        return lm_fail(e, LM_EUSAGE, from, "use the tokenizer that the model was trained with",
-                       "it has %lld ids, the model's vocabulary is %lld",
-                       (long long)lm_tokenizer_vocab_size(w->tok), (long long)vocab);
     for (int64_t i = 0; i < vocab; i++)
         w->id_bytes[i] = (uint32_t)lm_tokenizer_id_bytes(w->tok, (uint32_t)i);
     return LM_OK;
@@ -302,9 +284,11 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
 static lm_code run(work *w, lm_err *e)
 {
     lm_out *out = NULL;
-    lm_code rc = lm_loaded_open(tool.argv[0], &w->model, e);
-    if (!rc)
-        rc = lm_par_new(&w->par, tool.threads, e);
+    lm_code rc = lm_par_new(&w->par, tool.threads, e);
+    if (!rc) {
+        const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
+        rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);
+    }
     if (!rc)
         rc = open_data(w, e);
     if (!rc)
@@ -331,6 +315,10 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "--min-accuracy", "add --task multiple-choice",
                   "perplexity has no accuracy");
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
+    if (!strcmp(tool.argv[0], "-") && !strcmp(w.data, "-"))
+        lm_misuse(&tool, "standard input", "name the data",
+                  "the model comes from it, the data cannot");
+    lm_refuse_same(&tool, tool.output, tool.argv[0]);
     if (run(&w, &err))
         lm_complain(&tool, &err);
     lm_scorer_free(w.scorer);

@@ -9,6 +9,7 @@
 #include "common/tool.h"
 #include "format/input.h"
 #include "model/complete.h"
+#include "text/tokenizer_source.h"
 
 static struct {
     lm_strs prompt, stop;
@@ -258,15 +259,9 @@ static lm_code finish(void *ctx, lm_completion *c, lm_err *e)
 
 static lm_code open_model(work *w, lm_err *e)
 {
-    const lm_config *c = &w->model.config;
-    const char *from = opt.tokenizer ? opt.tokenizer : lm_model_source_dir(w->model.src);
-    if (lm_tokenizer_load(from, &w->tok, e) || lm_tok_scratch_new(w->tok, &w->scratch, e))
-        return e->code;
-    if (lm_tokenizer_vocab_size(w->tok) > c->vocab)
-        return lm_fail(e, LM_EUSAGE, from, "use the tokenizer that the model was trained with",
-                       "it has %lld ids, the model's vocabulary is %lld",
-                       (long long)lm_tokenizer_vocab_size(w->tok), (long long)c->vocab);
-    return LM_OK;
+    lm_code rc =
+        lm_tokenizer_choose(opt.tokenizer, w->model.src, w->model.config.vocab, true, &w->tok, e);
+    return rc ? rc : lm_tok_scratch_new(w->tok, &w->scratch, e);
 }
 
 /* Room for what is asked: known for -p, else 2048 tokens. */
@@ -354,14 +349,16 @@ static lm_code complete(work *w, lm_err *e)
 
 static lm_code run(work *w, lm_err *e)
 {
-    lm_code rc = lm_loaded_open(tool.argv[0], &w->model, e);
+    lm_code rc = lm_par_new(&w->par, tool.threads, e);
     w->text = opt.prompt.n && !tool.json;
+    if (!rc) {
+        const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
+        rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);
+    }
     if (!rc)
         rc = open_model(w, e);
     if (!rc)
         rc = open_prompts(w, e);
-    if (!rc)
-        rc = lm_par_new(&w->par, tool.threads, e);
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
     if (!rc)
@@ -384,6 +381,15 @@ static lm_code run(work *w, lm_err *e)
 
 static void check_options(void)
 {
+    bool model_in = !strcmp(tool.argv[0], "-");
+    if (model_in && !opt.prompt.n && tool.argc == 1)
+        lm_misuse(&tool, "standard input", "give prompts by -p or in files",
+                  "the model comes from it, the prompts cannot");
+    for (int i = 1; i < tool.argc && model_in; i++)
+        if (!strcmp(tool.argv[i], "-"))
+            lm_misuse(&tool, "standard input", "give prompts by -p or in files",
+                      "the model comes from it, the prompts cannot");
+    lm_refuse_same(&tool, tool.output, tool.argv[0]);
     if (opt.prompt.n && tool.argc > 1)
         lm_misuse(&tool, tool.argv[1], "give prompts by -p or in files", "not together with -p");
     if (opt.logprobs && opt.prompt.n && !tool.json)

@@ -1,4 +1,4 @@
-/* init-model -- a model folder of fresh weights.  See man/man1/init-model.1. */
+/* init-model -- a model of fresh weights.  See man/man1/init-model.1. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static struct {
     lm_strs set;
     int64_t pad, shard;
     bool list;
-} opt = { .dtype = "f32", .shard = LM_MAX_SHARD_BYTES };
+} opt = { .dtype = "f32" };
 
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
@@ -37,10 +37,10 @@ static const lm_opt options[] = {
     LM_COUNT(0, "pad-vocab-to", &opt.pad, "N", 1, 1e6,
              "round the vocabulary size up to a multiple of N [1]"),
     LM_FLAG('l', "list", &opt.list, "list the presets and exit"),
-    LM_GROUP("Output (-o is a folder)"),
+    LM_GROUP("Output (-o is a folder, .tar[.zst ...], .lmz, .safetensors or -)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32 or bf16 [f32]"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
-             "begin another file when one holds this much [5 GB]"),
+             "begin another file when one holds this much [folder: 5 GB]"),
     LM_END
 };
 
@@ -231,14 +231,16 @@ static lm_code put_tokenizer_config(const work *w, lm_folder *f, lm_err *e)
 
 static lm_code write_model(work *w, lm_err *e)
 {
+    lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
     const lm_folder_spec spec = { .config = w->tree,
                                   .tokenizer = opt.tokenizer,
                                   .plan = w->plan,
                                   .max_shard_bytes = (uint64_t)opt.shard };
     lm_folder *f = NULL;
     lm_code rc = lm_par_new(&w->par, tool.threads, e);
+    how.par = w->par;
     if (!rc)
-        rc = lm_folder_create(tool.output, tool.force, NULL, &spec, &f, e);
+        rc = lm_folder_create(tool.output, tool.force, &how, &spec, &f, e);
     if (!rc)
         rc = put_tokenizer_config(w, f, e);
     if (!rc)
@@ -266,7 +268,8 @@ static lm_code report(const work *w, lm_err *e)
                    lm_arch_name(c->arch), (long long)params, count, lm_st_plan_count(w->plan),
                    (long long)c->vocab, (unsigned long long)size, bytes, opt.dtype);
         else
-            lm_say(&tool, LM_LOG_WARN, "%s: %s, %s parameters, vocabulary %lld, %s", tool.output,
+            lm_say(&tool, LM_LOG_WARN, "%s: %s, %s parameters, vocabulary %lld, %s",
+                   strcmp(tool.output, "-") ? tool.output : "standard output",
                    lm_arch_name(c->arch), count, (long long)c->vocab, bytes);
         return LM_OK;
     }
@@ -310,8 +313,11 @@ int main(int argc, char **argv)
     if (!opt.list && tool.argc != 1)
         lm_misuse(&tool, "operand", "name one; --list shows the presets",
                   "a preset or a config.json is needed");
-    if (!opt.list && !tool.dry_run && (!tool.output || !strcmp(tool.output, "-")))
+    if (!opt.list && !tool.dry_run && !tool.output)
         lm_misuse(&tool, "-o", "name the folder with -o FOLDER", "an output folder is needed");
+    if (!opt.list && !tool.dry_run && tool.json && !strcmp(tool.output, "-"))
+        lm_misuse(&tool, "--json", "name a file or folder with -o",
+                  "standard output takes the model already");
     rc = find_presets(&err);
     if (!rc)
         rc = opt.list ? list_presets(&err) : init(&w, &err);

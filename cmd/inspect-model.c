@@ -44,20 +44,24 @@ static lm_tool tool = {
     .examples = examples,
 };
 
-static lm_code show(const lm_model_source *m, lm_par *par, lm_buf *text, lm_err *e)
+static lm_code show(lm_model_source *m, lm_par *par, lm_buf *text, lm_err *e)
 {
     lm_inspect_opts how = { tool.json, opt.list, opt.stats, opt.only.v, opt.only.n };
+    lm_code rc = lm_inspect_report(m, &how, par, &tool.sink, text, e);
 
-    return lm_inspect_report(m, &how, par, &tool.sink, text, e);
+    return rc || lm_stopping() ? rc : lm_model_source_finish(m, e);
 }
 
-static lm_code compare(const lm_model_source *a, const lm_model_source *b, lm_par *par,
-                       lm_buf *text, lm_err *e)
+static lm_code compare(lm_model_source *a, lm_model_source *b, lm_par *par, lm_buf *text, lm_err *e)
 {
     lm_compare_opts how = { opt.atol, opt.rtol, opt.strict, opt.only.v, opt.only.n };
     lm_model_diff diff;
     lm_code rc = lm_model_compare(a, b, &how, par, &tool.sink, &diff, e);
 
+    if (!rc && !lm_stopping())
+        rc = lm_model_source_finish(a, e);
+    if (!rc && !lm_stopping())
+        rc = lm_model_source_finish(b, e);
     if (!rc)
         rc = lm_compare_report(a, b, &diff, tool.json, text, e);
     if (!rc && opt.check && !diff.same && !lm_stopping())
@@ -79,14 +83,13 @@ static lm_code run(lm_err *e)
     lm_par *par = NULL;
     lm_buf text = { 0 };
     lm_out *out = NULL;
-    lm_code rc = LM_OK;
+    lm_code rc = lm_par_new(&par, opt.stats || tool.argc > 1 ? tool.threads : 1, e);
 
+    const lm_bundle_opts how = lm_tool_bundle(&tool, par);
     for (int i = 0; i < tool.argc && !rc; i++)
-        rc = lm_model_source_open(tool.argv[i], NULL, &m[i], e);
+        rc = lm_model_source_open(tool.argv[i], &how, &m[i], e);
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &out, e);
-    if (!rc && (opt.stats || m[1]))
-        rc = lm_par_new(&par, tool.threads, e);
     if (!rc)
         rc = m[1] ? compare(m[0], m[1], par, &text, e) : show(m[0], par, &text, e);
     if (!rc && !lm_stopping())
@@ -96,9 +99,9 @@ static lm_code run(lm_err *e)
     else
         lm_out_drop(out);
     lm_buf_fini(&text);
-    lm_par_free(par);
     lm_model_source_close(m[0]);
     lm_model_source_close(m[1]);
+    lm_par_free(par);
     return rc;
 }
 
@@ -111,6 +114,8 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "--check", "name the two models to compare", "one model given");
     if (tool.argc == 2 && opt.stats)
         lm_misuse(&tool, "--stats", "inspect one model at a time", "not with two models");
+    if (tool.argc == 2 && !strcmp(tool.argv[0], "-") && !strcmp(tool.argv[1], "-"))
+        lm_misuse(&tool, "standard input", "name one of the models", "it is one model, not two");
     for (int i = 0; i < tool.argc; i++)
         lm_refuse_same(&tool, tool.output, tool.argv[i]);
     if (run(&e))

@@ -133,6 +133,7 @@ typedef struct {
     lm_tokens *train, *val;
     uint16_t *id_bytes;
     lm_buf options, history;
+    lm_folder_files files; /* the tokenizer's */
     lm_metrics *metrics;
     lm_tb *tb;
     lm_trainer *trainer;
@@ -317,17 +318,34 @@ static lm_code gather(session *s, lm_err *e)
 
 /* ---- inputs ---- */
 
-static lm_code read_config(session *s, lm_err *e)
+/* A plan needs no weights: a folder with nothing but config.json is enough for one. */
+static lm_code load_config(session *s, lm_err *e)
 {
+    const lm_bundle_opts how = lm_tool_bundle(&tool, s->par);
     char *path = NULL;
     lm_code rc = lm_path_join(&path, s->model, "config.json", e);
-    if (!rc)
+    if (!rc && (tool.dry_run || opt.dump_graph) && lm_path_exists(path)) {
         rc = lm_json_load(path, 16 << 20, &s->config_json, e);
-    if (!rc)
-        rc = lm_config_read(s->config_json, path, &s->config, e);
+        lm_free(path);
+        return rc;
+    }
     lm_free(path);
+    if (!rc)
+        rc = lm_model_source_open(s->model, &how, &s->source, e);
     if (rc)
         return rc;
+    if (!lm_model_source_config(s->source))
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->source), "name a model folder",
+                       "a lone file has no config.json");
+    s->config_json = json_deep_copy(lm_model_source_config(s->source));
+    return s->config_json ? LM_OK
+                          : lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
+}
+
+static lm_code read_config(session *s, lm_err *e)
+{
+    if (load_config(s, e) || lm_config_read(s->config_json, s->model, &s->config, e))
+        return e->code;
     if (opt.dropout >= 0)
         s->config.drop_embed = s->config.drop_resid = s->config.drop_attn = opt.dropout;
     /* The weights are saved as the F32 master copy, and the config says so. */
@@ -352,21 +370,17 @@ static lm_code open_data(session *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val SHARD", "no validation data in %s",
                        s->data);
     if (open_tokens(s, s->val_path, &s->val, e) ||
-        lm_data_id_bytes(lm_model_source_dir(s->source), s->config.vocab, &s->id_bytes, e))
+        lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
         return e->code;
     return LM_OK;
 }
 
-/* generation_config.json goes with the model. */
-static lm_code read_generation(session *s, lm_err *e)
+/* The files that go with the model into each checkpoint; kept in memory, for where they came from may
+ * be gone or pruned by then. */
+static lm_code read_files(session *s, lm_err *e)
 {
-    const char *dir = lm_model_source_dir(s->source);
-    char *path = NULL;
-    lm_code rc = dir ? lm_path_join(&path, dir, "generation_config.json", e) : LM_OK;
-    if (!rc && path && lm_path_exists(path))
-        rc = lm_json_load(path, 16 << 20, &s->generation, e);
-    lm_free(path);
-    return rc;
+    lm_code rc = lm_model_source_tokenizer(s->source, &s->files, e);
+    return rc ? rc : lm_model_source_json(s->source, "generation_config.json", &s->generation, e);
 }
 
 /* ---- outputs ---- */
@@ -430,7 +444,7 @@ static lm_code make_history(session *s, lm_err *e)
                              .inputs = in,
                              .n_inputs = 2,
                              .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
-    if (lm_digest_path(s->model, &in[0].digest, e))
+    if (lm_model_source_digest(s->source, &in[0].digest, e))
         return e->code;
     return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
 }
@@ -578,8 +592,7 @@ static lm_code prepare(session *s, lm_err *e)
 
 static lm_code open_inputs(session *s, lm_err *e)
 {
-    if (lm_model_source_open(s->model, NULL, &s->source, e) || open_data(s, e) ||
-        read_generation(s, e) || keep_options(s, e) || make_history(s, e))
+    if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e))
         return e->code;
     return LM_OK;
 }
@@ -594,7 +607,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                          .checkpoint = { .run_dir = s->run,
                                          .config = s->config_json,
                                          .generation_config = s->generation,
-                                         .tokenizer_dir = lm_model_source_dir(s->source),
+                                         .files = &s->files,
                                          .options = s->options.data,
                                          .history = s->history.data,
                                          .keep = (int)opt.keep },
@@ -641,6 +654,7 @@ static void let_go(session *s, lm_err *e)
     lm_tokens_close(s->train);
     lm_tokens_close(s->val);
     lm_free(s->id_bytes);
+    lm_folder_files_fini(&s->files);
     lm_buf_fini(&s->options);
     lm_buf_fini(&s->history);
     lm_backend_close(s->backend);

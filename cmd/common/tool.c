@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "common/frame.h"
@@ -69,10 +71,25 @@ lm_history_step lm_tool_step(const lm_tool *t)
                               .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
 }
 
+static bool examine(const char *path, int fd, struct stat *st)
+{
+    return !(strcmp(path, "-") ? stat(path, st) : fstat(fd, st)) &&
+           (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode));
+}
+
 void lm_refuse_same(lm_tool *t, const char *output, const char *input)
 {
-    if (output && strcmp(output, "-") && strcmp(input, "-") && lm_path_same(output, input))
-        lm_misuse(t, output, "write to another file", "is an input as well as the output");
+    struct stat in, out;
+
+    if (output && examine(output, STDOUT_FILENO, &out) && examine(input, STDIN_FILENO, &in) &&
+        in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+        lm_misuse(t, strcmp(output, "-") ? output : standard_output, "write to another file",
+                  "is an input as well as the output");
+}
+
+lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par)
+{
+    return (lm_bundle_opts){ .tmpdir = t->tmpdir, .par = par, .sink = &t->sink };
 }
 
 void lm_answer_no(lm_tool *t)

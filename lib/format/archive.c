@@ -343,7 +343,7 @@ lm_code lm_tar_open(int fd, const char *where, const char *filter, int level, lm
         rc = set_filter(t, filter, level, e);
     if (!rc && (archive_write_set_format_pax_restricted(t->a) != ARCHIVE_OK ||
                 archive_write_set_bytes_per_block(t->a, BLOCK) != ARCHIVE_OK ||
-                archive_write_set_bytes_in_last_block(t->a, 512) != ARCHIVE_OK ||
+                archive_write_set_bytes_in_last_block(t->a, filter ? 1 : 512) != ARCHIVE_OK ||
                 archive_write_open(t->a, t, NULL, write_block, NULL) != ARCHIVE_OK))
         rc = encoder_failed(t, e);
     if (rc) {

@@ -124,7 +124,7 @@ static lm_code lone_bytes(lm_bundle *b, uint64_t *bytes, lm_err *e)
     uint64_t header = 0;
     lm_code rc = lm_bundle_raw_look(&b->raw, 8, &p, &have, e);
 
-    if (!rc && have == 8)
+    if (!rc && have >= 8)
         rc = lm_st_header_length(p, b->path, &header, e);
     if (!rc)
         rc = lm_bundle_raw_look(&b->raw, 8 + (size_t)header, &p, &have, e);

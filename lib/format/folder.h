@@ -64,7 +64,20 @@ lm_code lm_model_source_file(lm_model_source *m, const char *name, size_t limit,
  * behind them after all, lm_model_source_finish fails and says so. */
 lm_code lm_model_source_file_now(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
                                  bool *found, lm_err *e);
-/* Copy name beside the weights into a JSON tree; *out = NULL when there is none. */
+/* Small files in memory: zero-initialise, release with lm_folder_files_fini. */
+typedef struct {
+    struct lm_folder_file {
+        char *name;
+        lm_buf data;
+    } * v;
+    size_t n, cap;
+} lm_folder_files;
+void lm_folder_files_fini(lm_folder_files *f);
+/* The tokenizer's files (lm_tokenizer_files) of a model, all that there are; a stream that did not
+ * bring tokenizer.json before its weights is spooled. */
+lm_code lm_model_source_tokenizer(lm_model_source *m, lm_folder_files *out, lm_err *e);
+/* A JSON file beside the weights as a tree, as lm_model_source_file_now; *out = NULL when there is
+ * none. */
 lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out, lm_err *e);
 /* Digest of the input for its product's history (provenance.h); 0 for a stream, which is not read
  * twice. */
@@ -102,7 +115,7 @@ void lm_model_source_forget(const lm_model_source *m, const lm_st_tensor *t);
 
 /* What a folder will hold.  Zero-initialise; all borrowed until commit or drop. */
 typedef struct {
-    const json_t *config;            /* config.json, keys in their order; required */
+    const json_t *config; /* config.json, keys in their order; NULL: the caller puts it */
     const json_t *generation_config; /* generation_config.json; NULL: none */
     /* Folder from which the tokenizer's files are copied byte for byte (those of lm_tokenizer_files
      * that are there), or one file that becomes tokenizer.json; NULL: none. */
@@ -110,6 +123,7 @@ typedef struct {
     /* Or the model whose tokenizer files are copied: those of a stream that lie behind its weights
      * when it is read to its end, at commit. */
     lm_model_source *tokenizer_from;
+    const lm_folder_files *files; /* more small files; NULL: none */
     const lm_st_plan
         *plan; /* all tensors and __metadata__; {"format":"pt"} is added when missing */
     uint64_t max_shard_bytes; /* 0: LM_MAX_SHARD_BYTES in a folder, one file elsewhere; a tensor

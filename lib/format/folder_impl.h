@@ -6,12 +6,6 @@
 #include "format/bundle_impl.h"
 #include "format/folder.h"
 
-/* A file that a stream gave beside its weights. */
-typedef struct {
-    char *name;
-    lm_buf data;
-} lm_source_small;
-
 typedef struct {
     lm_st *st;
     const char *name;
@@ -30,8 +24,8 @@ struct lm_model_source {
     const lm_bundle_file *streamed; /* in this file */
     size_t taken;                   /* tensors of it that were begun */
     bool ended;                     /* the stream was read to its end */
-    lm_source_small *small;
-    size_t n_small, cap_small, small_bytes;
+    lm_folder_files small;          /* that a stream gave beside its weights */
+    size_t small_bytes;
     char **missed; /* files said to be absent before the stream had ended */
     size_t n_missed, cap_missed;
 

@@ -151,35 +151,53 @@ static lm_code count_files(lm_model_source *m, lm_err *e)
 
 /* ---- Small files ---- */
 
-static const lm_source_small *find_small(const lm_model_source *m, const char *name)
+void lm_folder_files_fini(lm_folder_files *f)
 {
-    for (size_t i = 0; i < m->n_small; i++)
-        if (!strcmp(m->small[i].name, name))
-            return &m->small[i];
+    for (size_t i = 0; i < f->n; i++) {
+        lm_free(f->v[i].name);
+        lm_buf_fini(&f->v[i].data);
+    }
+    lm_free(f->v);
+    *f = (lm_folder_files){ 0 };
+}
+
+/* Append an empty file of this name. */
+static lm_code add_small(lm_folder_files *f, const char *name, lm_buf **data, lm_err *e)
+{
+    lm_code rc = lm_grow(&f->v, &f->cap, f->n + 1, sizeof *f->v, "files", e);
+
+    if (rc)
+        return rc;
+    f->v[f->n] = (struct lm_folder_file){ 0 };
+    *data = &f->v[f->n].data;
+    rc = lm_strdup(&f->v[f->n].name, name, e);
+    f->n += !rc;
+    return rc;
+}
+
+static const struct lm_folder_file *find_small(const lm_model_source *m, const char *name)
+{
+    for (size_t i = 0; i < m->small.n; i++)
+        if (!strcmp(m->small.v[i].name, name))
+            return &m->small.v[i];
     return NULL;
 }
 
 lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
 {
+    lm_buf *data = NULL;
+
     if (f->bytes > MAX_KEPT || f->bytes > MAX_ALL - m->small_bytes)
         return LM_OK;
-    lm_code rc = lm_grow(&m->small, &m->cap_small, m->n_small + 1, sizeof *m->small, "files", e);
-    if (rc)
-        return rc;
-    lm_source_small *x = &m->small[m->n_small];
-    *x = (lm_source_small){ 0 };
-    rc = lm_strdup(&x->name, f->name, e);
-    if (rc)
-        return rc;
-    m->n_small++;
     m->small_bytes += (size_t)f->bytes;
-    return lm_bundle_load(m->b, f->name, MAX_KEPT, &x->data, e);
+    lm_code rc = add_small(&m->small, f->name, &data, e);
+    return rc ? rc : lm_bundle_load(m->b, f->name, MAX_KEPT, data, e);
 }
 
 lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,
                        lm_err *e)
 {
-    const lm_source_small *x = find_small(m, name);
+    const struct lm_folder_file *x = find_small(m, name);
     char where[256];
 
     *found = false;
@@ -242,6 +260,26 @@ lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out,
     if (!rc && found)
         rc = json_of(m, name, MAX_CONFIG, &text, out, e);
     lm_buf_fini(&text);
+    return rc;
+}
+
+lm_code lm_model_source_tokenizer(lm_model_source *m, lm_folder_files *out, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
+        const char *name = lm_tokenizer_files[i];
+        lm_buf text = { 0 }, *data = NULL;
+        bool found = false;
+        rc = (i ? lm_model_source_file_now : lm_model_source_file)(m, name, MAX_INDEX, &text,
+                                                                   &found, e);
+        if (!rc && found)
+            rc = add_small(out, name, &data, e);
+        if (!rc && found)
+            *data = text;
+        else
+            lm_buf_fini(&text);
+    }
     return rc;
 }
 
@@ -382,37 +420,13 @@ static lm_code open_stream(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* A run folder: go to its newest checkpoint once, so that all files are of the same one even when
- * the next appears meanwhile, and so that it is a model when its links were lost.  A checkpoint is a
- * folder, or an .lmz of one. */
-static lm_code resolve_dir(const char *path, char **out, lm_err *e)
-{
-    char *config = NULL, *link = NULL, *latest = NULL, *found = NULL;
-    bool has_config, has_link;
-    lm_code rc = lm_path_join(&config, path, "config.json", e);
-
-    if (!rc)
-        rc = lm_path_join(&link, path, "latest", e);
-    has_config = !rc && lm_path_exists(config);
-    has_link = !rc && lm_path_exists(link);
-    if (!rc && (has_link || !has_config))
-        rc = lm_run_latest(path, &latest, e);
-    if (!rc && latest)
-        rc = lm_path_join(&found, path, latest, e);
-    if (!rc)
-        rc = lm_strdup(out, found ? found : path, e);
-    lm_free(config);
-    lm_free(link);
-    lm_free(latest);
-    lm_free(found);
-    return rc;
-}
-
+/* Of a run folder the newest checkpoint is opened once, so that all files are of the same one even
+ * when the next appears meanwhile, and so that it is a model when its links were lost. */
 static lm_code open_path(lm_model_source *m, const char *path, const lm_bundle_opts *o, lm_err *e)
 {
     char *resolved = NULL;
     lm_code rc =
-        strcmp(path, "-") && lm_path_is_dir(path) ? resolve_dir(path, &resolved, e) : LM_OK;
+        strcmp(path, "-") && lm_path_is_dir(path) ? lm_run_resolve(path, &resolved, e) : LM_OK;
 
     if (!rc)
         rc = lm_bundle_open(resolved ? resolved : path, o, &m->b, e);
@@ -451,11 +465,7 @@ void lm_model_source_close(lm_model_source *m)
     for (size_t i = 0; i < m->n_files; i++)
         lm_st_close(m->file[i].st);
     lm_st_stream_close(m->stream);
-    for (size_t i = 0; i < m->n_small; i++) {
-        lm_free(m->small[i].name);
-        lm_buf_fini(&m->small[i].data);
-    }
-    lm_free(m->small);
+    lm_folder_files_fini(&m->small);
     lm_names_free(m->missed, m->n_missed);
     lm_free(m->file);
     lm_free(m->first);

@@ -286,7 +286,7 @@ static lm_code roll(lm_folder *f, lm_err *e)
 
 static lm_code put_small(lm_folder *f, const lm_folder_spec *spec, lm_err *e)
 {
-    lm_code rc = put_json(f, "config.json", spec->config, e);
+    lm_code rc = spec->config ? put_json(f, "config.json", spec->config, e) : LM_OK;
 
     if (!rc && spec->generation_config)
         rc = put_json(f, "generation_config.json", spec->generation_config, e);
@@ -294,6 +294,9 @@ static lm_code put_small(lm_folder *f, const lm_folder_spec *spec, lm_err *e)
         rc = put_tokenizer(f, spec->tokenizer, e);
     if (!rc && spec->tokenizer_from)
         rc = put_from(f, spec->tokenizer_from, false, e);
+    for (size_t i = 0; !rc && spec->files && i < spec->files->n; i++)
+        rc = lm_folder_put(f, spec->files->v[i].name, spec->files->v[i].data.data,
+                           spec->files->v[i].data.len, e);
     if (!rc && f->n_shards > 1)
         rc = put_index(f, lm_st_plan_count(spec->plan), e);
     return rc;

@@ -6,17 +6,17 @@
 #include "base/mem.h"
 #include "model/weights.h"
 
-lm_code lm_loaded_open(const char *path, lm_loaded *l, lm_err *e)
+lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_err *e)
 {
     memset(l, 0, sizeof *l);
-    if (lm_model_source_open(path, NULL, &l->src, e))
+    if (lm_model_source_open(path, o, &l->src, e))
         return e->code;
     const json_t *config = lm_model_source_config(l->src);
     if (!config)
-        lm_fail(e, LM_EUSAGE, path, "name the folder that holds the model",
+        lm_fail(e, LM_EUSAGE, lm_model_source_path(l->src), "name the folder that holds the model",
                 "a lone file has no config.json");
     else
-        lm_config_read(config, path, &l->config, e);
+        lm_config_read(config, lm_model_source_path(l->src), &l->config, e);
     if (e->code)
         lm_loaded_fini(l);
     return e->code;
@@ -90,13 +90,14 @@ lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e)
 {
     if (lm_weights_check(m, l->src, e) || lm_loaded_room(l, m, e))
         return e->code;
-    for (size_t k = 0; k < lm_model_source_count(l->src); k++) {
-        const lm_st_tensor *t = lm_model_source_at(l->src, k);
+    const lm_st_tensor *t = NULL;
+    lm_code rc = lm_model_source_rewind(l->src, e);
+    while (!rc && !(rc = lm_model_source_next(l->src, &t, e)) && t) {
         int i = lm_model_slice(m, t->name);
-        if (i >= 0 && load_slice(l, m, &m->slice[i], t, e))
-            return e->code;
+        if (i >= 0)
+            rc = load_slice(l, m, &m->slice[i], t, e);
     }
-    return LM_OK;
+    return rc ? rc : lm_model_source_finish(l->src, e);
 }
 
 typedef struct {

@@ -21,13 +21,13 @@ typedef struct {
     size_t block_bytes, low_bytes;
 } lm_loaded;
 
-/* Open a model folder and read its config; no weights yet.  Fails: LM_EIO, LM_EFORMAT; LM_EUSAGE
- * for a lone file without config.json. */
-lm_code lm_loaded_open(const char *path, lm_loaded *out, lm_err *e);
-/* Load the weights for `m`, a model of this config in any mode, whose precision decides the type.
- * Fails as lm_weights_load does. */
+/* Open a model (folder.h; `o` may be NULL) and read its config; no weights yet.  Fails: LM_EIO,
+ * LM_EFORMAT; LM_EUSAGE for a lone file without config.json. */
+lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out, lm_err *e);
+/* Load the weights for `m`, a model of this config in any mode, whose precision decides the type; a
+ * stream is read to its end.  Fails as lm_weights_load does. */
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e);
-/* The same from memory instead of a folder: `block` as lm_weights_init fills it (benches). */
+/* The same from memory instead of a file: `block` as lm_weights_init fills it (benches). */
 lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_par *par, lm_err *e);
 /* Room for the weights of `m`, which come one by one: slice i of the model from count elements of
  * `dtype` in the file's shape (weights that are merged in memory).  No config is taken. */

@@ -169,18 +169,20 @@ lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *
     return rc;
 }
 
-lm_code lm_weights_load(const lm_model *m, const lm_model_source *src, lm_par *par, float *block,
+lm_code lm_weights_load(const lm_model *m, lm_model_source *src, lm_par *par, float *block,
                         lm_err *e)
 {
+    const lm_st_tensor *t = NULL;
     lm_code rc = lm_weights_check(m, src, e);
     (void)par;
-    for (size_t k = 0; !rc && k < lm_model_source_count(src); k++) {
-        const lm_st_tensor *t = lm_model_source_at(src, k);
+    if (!rc)
+        rc = lm_model_source_rewind(src, e);
+    while (!rc && !(rc = lm_model_source_next(src, &t, e)) && t) {
         int i = lm_model_slice(m, t->name);
         if (i >= 0)
             rc = load_slice(m, i, src, t, block, e);
     }
-    return rc;
+    return rc ? rc : lm_model_source_finish(src, e);
 }
 
 lm_code lm_weights_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e)

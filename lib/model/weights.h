@@ -17,9 +17,9 @@ void lm_weights_init(const lm_model *m, uint64_t seed, lm_par *par, float *block
 
 /* The source holds exactly the tensors of the model, in their shapes?  LM_EFORMAT as below. */
 lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *e);
-/* Load every slice from the source, converting to F32.  Fails: LM_EFORMAT when a tensor is missing,
+/* Load every slice from the source, converting to F32; a stream is read to its end.  Fails: LM_EFORMAT when a tensor is missing,
  * has another shape, or is unknown to the architecture (named). */
-lm_code lm_weights_load(const lm_model *m, const lm_model_source *src, lm_par *par, float *block,
+lm_code lm_weights_load(const lm_model *m, lm_model_source *src, lm_par *par, float *block,
                         lm_err *e);
 
 /* Add all slices to a plan (in `dtype`, sorted by the plan's owner), and write slice t (as the

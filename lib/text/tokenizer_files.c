@@ -114,20 +114,16 @@ static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm
     return rc ? rc : end;
 }
 
-lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
-                                lm_err *e)
+lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
+                          lm_buf *json, lm_err *e)
 {
-    lm_buf vocab = { 0 }, merges = { 0 };
-    lm_code rc = lm_file_read(vocab_path, MAX_FILE, &vocab, e);
-    size_t valid;
+    size_t valid = lm_utf8_valid(merges->data, merges->len);
+    lm_code rc = LM_OK;
 
-    if (!rc)
-        rc = lm_file_read(merges_path, MAX_FILE, &merges, e);
-    valid = rc ? 0 : lm_utf8_valid(merges.data, merges.len);
-    if (!rc && valid != merges.len)
+    if (valid != merges->len)
         rc = lm_fail(e, LM_EFORMAT, merges_path, NULL, "invalid UTF-8 at byte %zu", valid);
     if (!rc)
-        rc = write_rest(&vocab, merges_path, &merges, json, e);
+        rc = write_rest(vocab, merges_path, merges, json, e);
     if (!rc) {
         while (json->len && json->data[json->len - 1] != '}') /* a newline, if there is one */
             json->len--;
@@ -135,9 +131,20 @@ lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path,
         rc = lm_buf_addf(json, e, ",\"vocab\":");
     }
     if (!rc)
-        rc = lm_buf_add(json, vocab.data, vocab.len, e);
+        rc = lm_buf_add(json, vocab->data, vocab->len, e);
+    return rc ? rc : lm_buf_add(json, "}}", 2, e);
+}
+
+lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
+                                lm_err *e)
+{
+    lm_buf vocab = { 0 }, merges = { 0 };
+    lm_code rc = lm_file_read(vocab_path, MAX_FILE, &vocab, e);
+
     if (!rc)
-        rc = lm_buf_add(json, "}}", 2, e);
+        rc = lm_file_read(merges_path, MAX_FILE, &merges, e);
+    if (!rc)
+        rc = lm_tokenizer_join(&vocab, merges_path, &merges, json, e);
     lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
     return rc;

@@ -38,6 +38,8 @@ void lm_decoder_free(lm_decoder *d);
 lm_code lm_post_parse(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e);
 
 /* tokenizer_files.c: a tokenizer.json text from GPT-2's pair of files. */
+lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
+                          lm_buf *json, lm_err *e);
 lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
                                 lm_err *e);
 

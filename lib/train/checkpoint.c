@@ -137,11 +137,9 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
         rc = lm_weights_plan(c->s.model, LM_DTYPE_F32, plan, e);
     if (!rc && c->o.history)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
-    /* From the checkpoint before this one: where the run began may be pruned by now. */
-    const char *tokenizer = c->o.tokenizer_dir && c->last ? c->last : c->o.tokenizer_dir;
     lm_folder_spec spec = { .config = c->o.config,
                             .generation_config = c->o.generation_config,
-                            .tokenizer = tokenizer,
+                            .files = c->o.files,
                             .plan = plan };
     if (!rc)
         rc = lm_folder_create(dir, false, NULL, &spec, &f, e);

@@ -3,7 +3,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer_source.h"
 #include "train/feed.h"
 
 lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out, lm_err *e)
@@ -36,20 +36,15 @@ lm_code lm_data_open(const char *path, int64_t vocab, int64_t eos, int64_t seq, 
     return rc ? rc : lm_tokens_index(*out, par, e);
 }
 
-lm_code lm_data_id_bytes(const char *dir, int64_t vocab, uint16_t **out, lm_err *e)
+lm_code lm_data_id_bytes(lm_model_source *m, int64_t vocab, uint16_t **out, lm_err *e)
 {
     lm_tokenizer *t = NULL;
-    char *path = NULL;
+    lm_code rc = lm_tokenizer_of(m, &t, e);
+
     *out = NULL;
-    if (!dir || lm_path_join(&path, dir, "tokenizer.json", e))
-        return e->code;
-    bool there = lm_path_exists(path);
-    lm_free(path);
-    if (!there)
-        return LM_OK;
-    lm_code rc = lm_tokenizer_load(dir, &t, e);
-    if (!rc)
-        rc = lm_alloc_n(out, (size_t)vocab, sizeof **out, "token lengths", e);
+    if (rc || !t)
+        return rc;
+    rc = lm_alloc_n(out, (size_t)vocab, sizeof **out, "token lengths", e);
     for (int64_t i = 0; !rc && i < vocab; i++)
         (*out)[i] = (uint16_t)lm_tokenizer_id_bytes(t, (uint32_t)i);
     lm_tokenizer_free(t);

@@ -3,6 +3,7 @@
 #define LM_TRAIN_DATA_H
 
 #include "base/par.h"
+#include "format/folder.h"
 #include "format/tokens.h"
 
 /* Where `data` keeps its tokens: a folder holds train (always named) and val (when val.bin is
@@ -16,8 +17,8 @@ lm_code lm_data_find(const char *data, const char *val, char **train_out, char *
 lm_code lm_data_open(const char *path, int64_t vocab, int64_t eos, int64_t seq, lm_par *par,
                      lm_tokens **out, lm_err *e);
 
-/* Bytes of text that each id stands for, [vocab], from the tokenizer in the folder `dir`; *out =
- * NULL when there is none, or dir is NULL. */
-lm_code lm_data_id_bytes(const char *dir, int64_t vocab, uint16_t **out, lm_err *e);
+/* Bytes of text that each id stands for, [vocab], from the tokenizer of the model; *out = NULL when
+ * it has none. */
+lm_code lm_data_id_bytes(lm_model_source *m, int64_t vocab, uint16_t **out, lm_err *e);
 
 #endif

@@ -42,7 +42,7 @@ typedef struct {
     const char *run_dir;
     const json_t *config;            /* config.json as read */
     const json_t *generation_config; /* generation_config.json; NULL: none */
-    const char *tokenizer_dir;       /* folder or file with the tokenizer; NULL: none */
+    const lm_folder_files *files;    /* the tokenizer's; NULL: none */
     const char *options; /* JSON text of the tool's options, kept in state.json for --resume */
     const char *history; /* provenance chain, JSON text */
     int keep;            /* newest checkpoints to keep; 0: all */

@@ -38,7 +38,7 @@ typedef struct {
 /* Where it comes from and goes to.  All borrowed; NULL where absent. */
 typedef struct {
     const lm_config *config;
-    const lm_model_source *weights; /* the start: a model folder, or a checkpoint's */
+    lm_model_source *weights; /* the start: a model, or a checkpoint's */
     const char *resume;      /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
     lm_tokens *train, *val;  /* checked and indexed by the caller; val may be NULL */
     lm_ckpt_opts checkpoint; /* run_dir NULL: no checkpoints */

@@ -126,7 +126,7 @@ setup() {
     [ "$status" -ne 0 ]
     rm run/tokenizer.json
     run generate run/ -p a
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [ "${#lines[@]}" -eq 1 ]
 }
 

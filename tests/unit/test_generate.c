@@ -283,7 +283,7 @@ static void a_folder_holds_fresh_weights(void **state)
             ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
             ok(lm_fresh_write(m, 5, par, f, NULL, &err));
             ok(lm_folder_commit(f, &err));
-            ok(lm_loaded_open(path, &read, &err));
+            ok(lm_loaded_open(path, NULL, &read, &err));
             ok(lm_loaded_weights(&read, m, &err));
             float whole[100], part[60];
             lm_slice_init(m, 0, 5, par, 0, 100, whole);

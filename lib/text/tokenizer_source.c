@@ -1,0 +1,64 @@
+/* tokenizer_source.c -- see tokenizer_source.h. */
+#include "text/tokenizer_source.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/tokenizer_impl.h"
+
+enum { MAX_FILE = 256 << 20 };
+
+lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
+{
+    lm_buf json = { 0 }, config = { 0 }, vocab = { 0 }, merges = { 0 };
+    bool found = false, pair = false;
+    char where[300];
+    lm_code rc = lm_model_source_file(m, "tokenizer.json", MAX_FILE, &json, &found, e);
+
+    *out = NULL;
+    snprintf(where, sizeof where, "%.200s: tokenizer.json", lm_model_source_path(m));
+    if (!rc && !found)
+        rc = lm_model_source_file(m, "vocab.json", MAX_FILE, &vocab, &pair, e);
+    if (!rc && pair)
+        rc = lm_model_source_file(m, "merges.txt", MAX_FILE, &merges, &pair, e);
+    if (!rc && pair) {
+        snprintf(where, sizeof where, "%.200s: merges.txt", lm_model_source_path(m));
+        rc = lm_tokenizer_join(&vocab, where, &merges, &json, e);
+        snprintf(where, sizeof where, "%.200s: vocab.json", lm_model_source_path(m));
+    }
+    if (!rc && (found || pair)) {
+        bool more;
+        rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, &config, &more, e);
+        if (!rc)
+            rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
+                                        config.len, where, out, e);
+    }
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
+    lm_buf_fini(&vocab);
+    lm_buf_fini(&merges);
+    return rc;
+}
+
+lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab, bool needed,
+                            lm_tokenizer **out, lm_err *e)
+{
+    const char *where = path ? path : lm_model_source_path(m);
+    lm_code rc = path ? lm_tokenizer_load(path, out, e) : lm_tokenizer_of(m, out, e);
+
+    if (!rc && !*out && needed)
+        rc = lm_fail(e, LM_EUSAGE, where, "name one with --tokenizer",
+                     "the model has no tokenizer, which text needs");
+    if (rc || !*out)
+        return rc;
+    int64_t ids = lm_tokenizer_vocab_size(*out);
+    if (ids > vocab)
+        rc = lm_fail(e, LM_EUSAGE, where, "use the tokenizer that the model was trained with",
+                     "it has %" PRId64 " ids, the model's vocabulary is %" PRId64, ids, vocab);
+    if (rc) {
+        lm_tokenizer_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}

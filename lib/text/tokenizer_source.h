@@ -1,0 +1,16 @@
+/* tokenizer_source.h -- the tokenizer that comes with a model, wherever the model lies. */
+#ifndef LM_TEXT_TOKENIZER_SOURCE_H
+#define LM_TEXT_TOKENIZER_SOURCE_H
+
+#include "format/folder.h"
+#include "text/tokenizer.h"
+
+/* As lm_tokenizer_load of a folder; *out = NULL (no failure) when the model has no tokenizer.  A
+ * stream that did not bring it before its weights is spooled. */
+lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e);
+/* For a tool: the tokenizer at `path`, or that of the model when path is NULL.  LM_EUSAGE when there
+ * is none but one is `needed`, and for one with more than `vocab` ids. */
+lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab, bool needed,
+                            lm_tokenizer **out, lm_err *e);
+
+#endif
