@@ -64,6 +64,10 @@ void lmz_desk_fini(lmz_desk *d);
 lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
                    const char *base_file, uint64_t base_from, const uint8_t *coded, uint8_t *dst,
                    lm_err *e);
+/* Read and decode chunk c to dst; with `coded` its coded bytes are checked, too (a bit that decoding
+ * does not look at).  The failure says what is wrong, not where. */
+lm_code lmz_try_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, bool coded,
+                      lm_err *why);
 /* Read and decode chunk c to dst, which has lmz_chunk_raw bytes; named in the failure. */
 lm_code lmz_load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e);
 /* A failure with its place in the .lmz; file and p may be NULL, chunk UINT64_MAX.  The second takes

@@ -170,6 +170,7 @@ lm_code lmz_table_from_index(lmz_table *t, const void *index, size_t bytes, uint
         at += lmz_file_size(name);
         for (size_t k = 0; k < f->parts && !rc; k++)
             rc = take_chunks(t, &t->part[f->first_part + k], &c, &at);
+        f->end = at;
         at += lmz_end_size(name);
     }
     if (rc == LM_EFORMAT || (!rc && at != last))

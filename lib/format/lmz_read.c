@@ -111,21 +111,30 @@ static bool record_fits(const lmz_part *p, const lmz_chunk *c, const lmz_chunk_r
            r->kind == p->pub.kind && r->flags == p->flags;
 }
 
-lm_code lmz_load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e)
+lm_code lmz_try_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, bool coded,
+                      lm_err *why)
 {
     const lmz_part *p = &z->table.part[c->part];
-    uint64_t number = (c->offset - p->pub.offset) / LM_LMZ_CHUNK;
     lmz_chunk_rec r;
-    lm_err why = { 0 };
-    lm_code rc = lmz_pread_all(z, c->at, d->record, LMZ_CHUNK_RECORD + c->coded, e);
+    lm_code rc = lmz_pread_all(z, c->at, d->record, LMZ_CHUNK_RECORD + c->coded, why);
 
     if (rc)
         return rc;
     if (!lmz_get_chunk(d->record, LMZ_CHUNK_RECORD, &r) || !record_fits(p, c, &r))
-        return lmz_fail_at(z, p->pub.file, &p->pub, number, LM_EFORMAT, "its record is damaged", e);
-    rc = lmz_decode(d, z->base, &r, p->base_file, p->base_from + (c->offset - p->pub.offset),
-                    d->record + LMZ_CHUNK_RECORD, dst, &why);
-    return rc ? lmz_fail_in(z, p->pub.file, &p->pub, number, &why, e) : LM_OK;
+        return lm_fail(why, LM_EFORMAT, "", NULL, "its record is damaged");
+    if (coded && lm_hash64(d->record + LMZ_CHUNK_RECORD, c->coded, 0) != r.coded_check)
+        return lm_fail(why, LM_EFORMAT, "", NULL, "its coded bytes are damaged");
+    return lmz_decode(d, z->base, &r, p->base_file, p->base_from + (c->offset - p->pub.offset),
+                      d->record + LMZ_CHUNK_RECORD, dst, why);
+}
+
+lm_code lmz_load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e)
+{
+    const lm_lmz_part *p = &z->table.part[c->part].pub;
+    lm_err why = { 0 };
+    lm_code rc = lmz_try_chunk(z, d, c, dst, false, &why);
+
+    return rc ? lmz_fail_in(z, p->file, p, (c->offset - p->offset) / LM_LMZ_CHUNK, &why, e) : LM_OK;
 }
 
 /* ---- A range ---- */

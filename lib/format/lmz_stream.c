@@ -265,6 +265,8 @@ static void decode_event(lm_lmz *z, batch *b, event *v, int who)
     lmz_desk *d = &z->stream->desks[who];
 
     v->rc = lmz_desk_init(d, &why);
+    if (!v->rc && lm_hash64(at->coded, v->rec.coded, 0) != v->rec.coded_check)
+        v->rc = lm_fail(&why, LM_EFORMAT, "", NULL, "its coded bytes are damaged");
     if (!v->rc)
         v->rc =
             lmz_decode(d, z->base, &v->rec, v->base_file, v->base_from, at->coded, at->raw, &why);

@@ -59,10 +59,9 @@ size_t lmz_table_find(const lmz_table *t, const char *name, size_t len)
     return at ? at - 1 : SIZE_MAX;
 }
 
-static lm_code more_slots(lmz_table *t, lm_err *e)
+static lm_code hash_names(lmz_table *t, size_t n, lm_err *e)
 {
     uint32_t *fresh = NULL;
-    size_t n = t->slots ? 2 * t->slots : 16;
     lm_code rc = lm_alloc_n(&fresh, n, sizeof *fresh, "index of file names", e);
 
     if (rc)
@@ -110,7 +109,7 @@ lm_code lmz_table_file(lmz_table *t, const lmz_file_rec *r, uint64_t at, const c
     if (!rc && !t->arena)
         rc = lm_arena_new(&t->arena, 4096, e);
     if (!rc && 2 * (t->files + 1) > t->slots)
-        rc = more_slots(t, e);
+        rc = hash_names(t, t->slots ? 2 * t->slots : 16, e);
     if (!rc)
         rc = lm_grow(&t->file, &t->files_cap, t->files + 1, sizeof *t->file, "files of an .lmz", e);
     if (!rc)
@@ -126,6 +125,22 @@ lm_code lmz_table_file(lmz_table *t, const lmz_file_rec *r, uint64_t at, const c
     };
     t->raw = raw;
     return LM_OK;
+}
+
+lm_code lmz_table_rename(lmz_table *t, size_t f, lmz_str name, uint64_t bytes, const char *where,
+                         lm_err *e)
+{
+    char *copy;
+    lm_code rc = check_file_name(t, name, where, LM_EFORMAT, e);
+
+    rc = rc ? rc : lm_arena_strdup(t->arena, &copy, name.p, name.n, e);
+    if (rc)
+        return rc;
+    t->file[f].pub->name = copy;
+    t->file[f].pub->bytes = bytes;
+    for (size_t i = 0; i < t->file[f].parts; i++)
+        t->part[t->file[f].first_part + i].pub.file = copy;
+    return hash_names(t, t->slots, e);
 }
 
 /* A part's own fields, apart from what came before it. */

@@ -13,7 +13,7 @@ typedef struct {
     lmz_file_type type;
     bool whole;         /* its end was seen: the digest is known */
     uint8_t digest[16]; /* XXH3-128 of its bytes */
-    uint64_t at;        /* position of its record */
+    uint64_t at, end;   /* positions of the records of its begin and end; 0: lost */
     uint64_t covered;   /* bytes of it that belong to parts so far */
     size_t first_part, parts, first_chunk, chunks;
 } lmz_file;
@@ -59,6 +59,9 @@ lm_code lmz_table_chunk(lmz_table *t, const lmz_chunk_rec *r, uint64_t at, bool 
                         const char *where, lm_err *e);
 lm_code lmz_table_end(lmz_table *t, const lmz_end_rec *r, bool gaps, const char *where, lm_err *e);
 
+/* What was a placeholder for a file whose beginning is lost gets its name and size. */
+lm_code lmz_table_rename(lmz_table *t, size_t f, lmz_str name, uint64_t bytes, const char *where,
+                         lm_err *e);
 /* Number of the file of that name; SIZE_MAX if there is none. */
 size_t lmz_table_find(const lmz_table *t, const char *name, size_t len);
 /* The chunk of file f that begins at `offset`; NULL if there is none. */

@@ -116,7 +116,9 @@ static void add_tensors(content *c, const char *name, const tensor *t, size_t n,
     for (size_t i = 0; i < n; i++) {
         lm_st_tensor x = { .name = t[i].name,
                            .dtype_name = t[i].dtype,
-                           .ndim = t[i].rows < 0 ? 0 : t[i].cols < 0 ? 1 : 2,
+                           .ndim = t[i].rows < 0   ? 0
+                                   : t[i].cols < 0 ? 1
+                                                   : 2,
                            .dim = { t[i].rows, t[i].cols } };
         assert_int_equal(lm_st_plan_add_like(p, &x, &e), LM_OK);
     }
@@ -134,17 +136,17 @@ static void add_tensors(content *c, const char *name, const tensor *t, size_t n,
 }
 
 static const tensor all_types[] = {
-    { "bool", "BOOL", 7, 3 },          { "f4", "F4", 10, -1 },
-    { "f6", "F6_E2M3", 8, -1 },        { "u8", "U8", 1001, -1 },
-    { "i8", "I8", 33, 31 },            { "e5m2", "F8_E5M2", 3000, -1 },
-    { "e4m3", "F8_E4M3", 127, 129 },   { "e8m0", "F8_E8M0", 65, -1 },
-    { "i16", "I16", 501, -1 },         { "u16", "U16", 77, 7 },
-    { "f16", "F16", 255, 257 },        { "empty", "F32", 0, 5 },
-    { "bf16", "BF16", 1100, 1000 },    { "i32", "I32", 999, -1 },
-    { "u32", "U32", 1, -1 },           { "scalar", "F32", -1, -1 },
-    { "f32", "F32", 700, 801 },        { "c64", "C64", 11, 13 },
-    { "f64", "F64", 300, 500 },        { "i64", "I64", 44, -1 },
-    { "u64", "U64", 5, 3 },            { "none at the end", "BF16", 0, -1 },
+    { "bool", "BOOL", 7, 3 },        { "f4", "F4", 10, -1 },
+    { "f6", "F6_E2M3", 8, -1 },      { "u8", "U8", 1001, -1 },
+    { "i8", "I8", 33, 31 },          { "e5m2", "F8_E5M2", 3000, -1 },
+    { "e4m3", "F8_E4M3", 127, 129 }, { "e8m0", "F8_E8M0", 65, -1 },
+    { "i16", "I16", 501, -1 },       { "u16", "U16", 77, 7 },
+    { "f16", "F16", 255, 257 },      { "empty", "F32", 0, 5 },
+    { "bf16", "BF16", 1100, 1000 },  { "i32", "I32", 999, -1 },
+    { "u32", "U32", 1, -1 },         { "scalar", "F32", -1, -1 },
+    { "f32", "F32", 700, 801 },      { "c64", "C64", 11, 13 },
+    { "f64", "F64", 300, 500 },      { "i64", "I64", 44, -1 },
+    { "u64", "U64", 5, 3 },          { "none at the end", "BF16", 0, -1 },
 };
 
 static void make_model(content *c, uint64_t seed)
@@ -333,10 +335,532 @@ static void test_round_trip(void **state)
     drop(&c);
 }
 
+/* ---- Damage ---- */
+
+static void make_small(content *c)
+{
+    static const tensor t[] = { { "a.weight", "BF16", 30, 5 },
+                                { "b.weight", "F32", 11, 3 },
+                                { "c.bias", "U8", 9, -1 } };
+    *c = (content){ 0 };
+    add(c, "config.json", "{\"hidden_size\": 4}", 18);
+    add_tensors(c, "model.safetensors", t, 3, 7);
+}
+
+typedef struct {
+    size_t n, named;
+} faults;
+
+static void count_fault(void *ctx, const lm_lmz_fault *f)
+{
+    faults *n = ctx;
+
+    n->n++;
+    n->named += f->what && f->what[0];
+}
+
+/* What of the small content can still be read must be right; how many whole files that is. */
+static size_t check_salvaged(const char *path, const content *c)
+{
+    lm_lmz *z = NULL;
+    lm_err e = { 0 };
+    faults n = { 0 };
+    uint8_t room[2048];
+    size_t whole = 0;
+
+    if (lm_lmz_salvage(path, NULL, &z, &e)) {
+        assert_int_equal(e.code, LM_EFORMAT);
+        return 0;
+    }
+    assert_int_equal(lm_lmz_verify(z, count_fault, &n, NULL, &e), LM_EFORMAT);
+    assert_true(n.n && n.named == n.n);
+    for (size_t i = 0; i < lm_lmz_files(z); i++) {
+        const lm_bundle_file *f = lm_lmz_file(z, i);
+        for (size_t k = 0; k < c->n; k++) {
+            e = (lm_err){ 0 };
+            if (strcmp(f->name, c->m[k].name) || f->bytes != c->m[k].bytes)
+                continue;
+            if (lm_lmz_pread(z, i, 0, room, f->bytes, &e))
+                continue;
+            assert_memory_equal(room, c->m[k].data, f->bytes);
+            whole++;
+        }
+    }
+    for (size_t i = 0; i < lm_lmz_parts(z); i++) { /* nothing may crash */
+        const lm_lmz_part *p = lm_lmz_part_at(z, i);
+        lm_lmz_chunk_info info;
+        for (size_t k = 0; k < lm_lmz_files(z); k++) {
+            e = (lm_err){ 0 };
+            if (!strcmp(lm_lmz_file(z, k)->name, p->file))
+                (void)!lm_lmz_pread(z, k, p->offset, room, p->raw, &e);
+        }
+        e = (lm_err){ 0 };
+        (void)!lm_lmz_part_planes(z, i, &info, &e);
+    }
+    lm_lmz_free(z);
+    return whole;
+}
+
+static bool stream_accepts(const lm_buf *b, size_t bytes)
+{
+    memory m = { (const uint8_t *)b->data, bytes, 0 };
+    const lm_bundle_file *f = NULL;
+    lm_lmz *z = NULL;
+    lm_err e = { 0 };
+    lm_code rc = lm_lmz_stream_open(from_memory, &m, "stream", NULL, &z, &e);
+
+    do {
+        if (!rc)
+            rc = lm_lmz_next(z, &f, &e);
+    } while (!rc && f);
+    lm_lmz_free(z);
+    assert_int_equal(e.code, rc);
+    assert_true(!rc || (e.where[0] && e.what[0]));
+    return !rc;
+}
+
+static void test_every_bit(void **state)
+{
+    lm_buf b = { 0 };
+    content c;
+    size_t saved = 0, opened = 0;
+    const char *path = in_dir("bits.lmz");
+    (void)state;
+
+    make_small(&c);
+    pack(&c, NULL, 0, &b);
+    store(path, &b);
+    lm_lmz *z = open_whole(path, NULL);
+    lm_err e = { 0 };
+    assert_int_equal(lm_lmz_verify(z, NULL, NULL, NULL, &e), LM_OK);
+    lm_lmz_free(z);
+    int fd = open(path, O_RDWR);
+    for (size_t i = 0; i < 8 * b.len; i++) {
+        char was = b.data[i / 8];
+
+        b.data[i / 8] = (char)(was ^ 1 << i % 8);
+        assert_int_equal(pwrite(fd, b.data + i / 8, 1, (off_t)(i / 8)), 1);
+        e = (lm_err){ 0 };
+        if (!lm_lmz_open(path, NULL, &z, &e)) {
+            opened++;
+            assert_int_equal(lm_lmz_verify(z, NULL, NULL, NULL, &e), LM_EFORMAT);
+            lm_lmz_free(z);
+        }
+        assert_int_equal(e.code, LM_EFORMAT);
+        if (!strstr(e.where, "bits.lmz") || !e.what[0])
+            fail_msg("bit %zu: %s: %s", i, e.where, e.what);
+        assert_false(stream_accepts(&b, b.len));
+        saved += check_salvaged(path, &c);
+        b.data[i / 8] = was;
+        assert_int_equal(pwrite(fd, b.data + i / 8, 1, (off_t)(i / 8)), 1);
+    }
+    close(fd);
+    /* one bit costs one file at most, and some bits (of records, index, footer) none */
+    assert_true(saved > 8 * b.len);
+    assert_true(opened > 4 * b.len);
+    lm_buf_fini(&b);
+    drop(&c);
+}
+
+static void test_truncated(void **state)
+{
+    lm_buf b = { 0 };
+    content c;
+    const char *path = in_dir("short.lmz");
+    size_t saved = 0;
+    (void)state;
+
+    make_small(&c);
+    pack(&c, NULL, 0, &b);
+    store(path, &b);
+    for (size_t n = b.len; n-- > 0;) {
+        lm_lmz *z = NULL;
+        lm_err e = { 0 };
+        assert_int_equal(truncate(path, (off_t)n), 0);
+        assert_int_equal(lm_lmz_open(path, NULL, &z, &e), LM_EFORMAT);
+        assert_false(stream_accepts(&b, n));
+        size_t now = check_salvaged(path, &c);
+        assert_true(n + 1 == b.len || now <= saved);
+        if (n + 1 == b.len)
+            assert_int_equal(now, 2);
+        saved = now;
+    }
+    assert_true(lm_buf_add(&b, "x", 1, &(lm_err){ 0 }) == LM_OK);
+    assert_false(stream_accepts(&b, b.len));
+    lm_buf_fini(&b);
+    drop(&c);
+}
+
+typedef struct {
+    const char *file, *tensor;
+    uint64_t chunk, chunks;
+    size_t n;
+} expected;
+
+static void note_fault(void *ctx, const lm_lmz_fault *f)
+{
+    expected *x = ctx;
+
+    if (!f->part || f->chunk == UINT64_MAX)
+        return;
+    x->n++;
+    x->file = f->file;
+    x->tensor = f->part->tensor;
+    x->chunk = f->chunk;
+    x->chunks = f->chunks;
+}
+
+/* Position of the k-th record of a type whose fields hold `text`. */
+static size_t find_record(const lm_buf *b, char type, const char *text, size_t k)
+{
+    for (size_t i = 0; i + 20 < b->len; i++)
+        if (!memcmp(b->data + i, (const char[]){ '\xf5', 'L', 'Z', type }, 4)) {
+            uint32_t n;
+            memcpy(&n, b->data + i + 4, 4);
+            if ((!text || memmem(b->data + i, n + 8, text, strlen(text))) && !k--)
+                return i;
+        }
+    fail_msg("no record %c", type);
+    return 0;
+}
+
+/* The third chunk of a tensor is hit: named by verify; without index its neighbours still come out. */
+static void test_chunk_lost(void **state)
+{
+    static const tensor t[] = { { "first", "BF16", 1 << 19, 3 }, /* 3 chunks */
+                                { "second", "F16", 1 << 19, 5 },
+                                { "third", "U8", 100, -1 } };
+    lm_buf b = { 0 };
+    content c = { 0 };
+    lm_lmz *z = NULL;
+    lm_err e = { 0 };
+    uint8_t *room = NULL;
+    (void)state;
+
+    add_tensors(&c, "model.safetensors", t, 3, 3);
+    pack(&c, NULL, 0, &b);
+    size_t at = find_record(&b, 'C', NULL, 1 + 3 + 2); /* header, first, two of second */
+    b.data[at + 5000] ^= 4;
+    store(in_dir("hit.lmz"), &b);
+    z = open_whole(in_dir("hit.lmz"), NULL);
+    for (int walked = 0; walked < 2; walked++) {
+        expected x = { 0 };
+        assert_int_equal(lm_lmz_verify(z, note_fault, &x, NULL, &e), LM_EFORMAT);
+        assert_int_equal(x.n, 1);
+        assert_string_equal(x.file, "model.safetensors");
+        assert_string_equal(x.tensor, "second");
+        assert_int_equal(x.chunk, 2);
+        if (!walked)
+            assert_non_null(strstr(e.where, "model.safetensors: tensor 'second', chunk 2"));
+        assert_int_equal(lm_alloc_n(&room, c.m[0].bytes, 1, "test", &e), LM_OK);
+        for (size_t i = 0; i < lm_lmz_parts(z); i++) {
+            const lm_lmz_part *p = lm_lmz_part_at(z, i);
+            bool hit = p->tensor && !strcmp(p->tensor, "second");
+            e = (lm_err){ 0 };
+            assert_int_equal(lm_lmz_pread(z, 0, p->offset, room, p->raw, &e),
+                             hit ? LM_EFORMAT : LM_OK);
+            if (!hit)
+                assert_memory_equal(room, c.m[0].data + p->offset, p->raw);
+            else
+                assert_int_equal(lm_lmz_pread(z, 0, p->offset, room, 2 << 20, &(lm_err){ 0 }),
+                                 LM_OK);
+        }
+        lm_free(room);
+        lm_lmz_free(z);
+        z = NULL;
+        if (walked)
+            break;
+        b.data[at + 9] ^= 1; /* now its record, too; and the record of the tensor; and no index */
+        b.data[find_record(&b, 'P', "second", 0) + 20] ^= 1;
+        b.len -= 30;
+        store(in_dir("hit.lmz"), &b);
+        e = (lm_err){ 0 };
+        if (lm_lmz_salvage(in_dir("hit.lmz"), NULL, &z, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        assert_int_equal(lm_lmz_parts(z), 4);
+        assert_string_equal(lm_lmz_part_at(z, 2)->tensor, "second"); /* from the header */
+    }
+    lm_buf_fini(&b);
+    drop(&c);
+}
+
+/* ---- What is no proper .safetensors, and what cannot be compressed ---- */
+
+static void test_odd_headers(void **state)
+{
+    content c = { 0 };
+    lm_buf b = { 0 };
+    uint8_t noise[300];
+    (void)state;
+
+    for (size_t i = 0; i < sizeof noise; i++)
+        noise[i] = (uint8_t)mix(i);
+    add(&c, "empty.safetensors", "", 0);
+    add(&c, "short.safetensors", "abc", 3);
+    add(&c, "lies.safetensors", "\xff\xff\xff\xff\xff\xff\xff\xff....", 12);
+    add(&c, "long.safetensors", "\x40\0\0\0\0\0\0\0{\"a\":", 13);
+    add(&c, "no.safetensors", "\x05\0\0\0\0\0\0\0{\"a\":more", 17);
+    add(&c, "none.safetensors", "\x02\0\0\0\0\0\0\0{}", 10);
+    add(&c, "noise.safetensors", noise, sizeof noise);
+    pack(&c, NULL, 0, &b);
+    store(in_dir("odd.lmz"), &b);
+    lm_lmz *z = open_whole(in_dir("odd.lmz"), NULL);
+    check_random(z, &c);
+    lm_lmz_free(z);
+    check_stream(&b, NULL, &c, 1, 5);
+    lm_buf_fini(&b);
+    drop(&c);
+}
+
+static void test_growth(void **state)
+{
+    static const size_t bytes = 24 << 20;
+    content c = { 0 };
+    lm_buf b = { 0 };
+    uint64_t *noise = NULL;
+    lm_err e = { 0 };
+    (void)state;
+
+    assert_int_equal(lm_alloc_n(&noise, bytes / 8, 8, "test", &e), LM_OK);
+    for (size_t i = 0; i < bytes / 8; i++)
+        noise[i] = mix(i + 77);
+    add(&c, "noise.bin", noise, bytes);
+    lm_free(noise);
+    pack(&c, NULL, 0, &b);
+    assert_true(b.len <= bytes + bytes / 1000);
+    assert_true(b.len <= bytes + bytes / 10000);
+    lm_buf_fini(&b);
+    drop(&c);
+}
+
+static void test_names(void **state)
+{
+    lm_lmz_writer *w = NULL;
+    lm_buf b = { 0 };
+    lm_err e = { 0 };
+    static const char *const bad[] = { "", "a/b", "..", "same", "a\nb" };
+    (void)state;
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        e = (lm_err){ 0 };
+        assert_int_equal(lm_lmz_create_on(to_buf, &b, "test.lmz", NULL, &w, &e), LM_OK);
+        assert_int_equal(lm_lmz_begin(w, "same", 0, &e), LM_OK);
+        assert_int_equal(lm_lmz_begin(w, bad[i], 0, &e), LM_EUSAGE);
+        e = (lm_err){ 0 };
+        assert_int_equal(lm_lmz_close(w, &e), LM_EUSAGE); /* it is not forgotten */
+        assert_true(e.what[0]);
+    }
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_lmz_create_on(to_buf, &b, "test.lmz", NULL, &w, &e), LM_OK);
+    assert_int_equal(lm_lmz_begin(w, "x", 3, &e), LM_OK);
+    assert_int_equal(lm_lmz_write(w, "1234", 4, &e), LM_EBUG);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_lmz_write(w, "12", 2, &e), LM_OK);
+    assert_int_equal(lm_lmz_close(w, &e), LM_EBUG);
+    lm_buf_fini(&b);
+}
+
+static lm_code full_disk(void *ctx, const void *data, size_t bytes, lm_err *e)
+{
+    size_t *left = ctx;
+    (void)data;
+    if (bytes > *left)
+        return lm_fail(e, LM_EIO, "disk", NULL, "full");
+    *left -= bytes;
+    return LM_OK;
+}
+
+static void test_full_disk(void **state)
+{
+    content c;
+    (void)state;
+
+    make_model(&c, 1);
+    for (size_t room = 10; room < 6000000; room = room * 5 + 1) {
+        lm_lmz_writer *w = NULL;
+        size_t left = room;
+        lm_err e = { 0 };
+        lm_code rc = lm_lmz_create_on(full_disk, &left, "test.lmz", NULL, &w, &e);
+        for (size_t i = 0; i < c.n && !rc; i++) {
+            rc = lm_lmz_begin(w, c.m[i].name, c.m[i].bytes, &e);
+            rc = rc ? rc : lm_lmz_write(w, c.m[i].data, c.m[i].bytes, &e);
+        }
+        if (w && rc)
+            lm_lmz_drop(w);
+        else if (w)
+            rc = lm_lmz_close(w, &e);
+        assert_int_equal(rc, LM_EIO);
+        assert_string_equal(e.where, "disk");
+    }
+    drop(&c);
+}
+
+/* ---- Differences ---- */
+
+static void store_folder(const char *name, const content *c)
+{
+    assert_int_equal(mkdir(in_dir(name), 0777), 0);
+    for (size_t i = 0; i < c->n; i++) {
+        char path[300];
+        snprintf(path, sizeof path, "%s/%s/%s", dir, name, c->m[i].name);
+        store(path, &(lm_buf){ .data = (char *)c->m[i].data, .len = c->m[i].bytes });
+    }
+}
+
+/* The same model a little further on: every sixteenth element moved by one. */
+static void move_on(content *c, uint64_t seed)
+{
+    member *m = &c->m[2];
+    uint64_t head;
+
+    memcpy(&head, m->data, 8);
+    for (size_t i = 8 + head; i < m->bytes; i += 2)
+        if (mix(seed + i) % 16 == 0)
+            m->data[i] ^= 1;
+}
+
+static void pack_delta(const content *c, const char *base, const char *path)
+{
+    lm_bundle *b = NULL;
+    lm_buf out = { 0 };
+    lm_err e = { 0 };
+
+    if (lm_bundle_open(base, NULL, &b, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    pack(c, &(lm_lmz_opts){ .base = b, .base_name = lm_path_base(base) }, 0, &out);
+    store(path, &out);
+    lm_bundle_close(b);
+    lm_buf_fini(&out);
+}
+
+static void check_delta(const char *path, const content *c)
+{
+    lm_buf b = { 0 };
+    lm_err e = { 0 };
+    char base[200];
+    lm_lmz *z = open_whole(path, NULL);
+
+    check_random(z, c);
+    assert_true(lm_lmz_about(z)->delta);
+    snprintf(base, sizeof base, "%s/%s", dir, lm_lmz_about(z)->base_name);
+    assert_int_equal(lm_lmz_verify(z, NULL, NULL, NULL, &e), LM_OK);
+    lm_lmz_free(z);
+    assert_int_equal(lm_file_read(path, 1 << 28, &b, &e), LM_OK);
+    check_stream(&b, &(lm_bundle_opts){ .base = base }, c, 0, 99999);
+    lm_buf_fini(&b);
+}
+
+static void test_delta(void **state)
+{
+    content c;
+    lm_buf whole = { 0 };
+    struct stat delta;
+    lm_lmz *z = NULL;
+    lm_err e = { 0 };
+    (void)state;
+
+    make_model(&c, 5);
+    store_folder("step0", &c);
+    move_on(&c, 1);
+    pack_delta(&c, in_dir("step0"), in_dir("step1.lmz"));
+    pack(&c, NULL, 0, &whole);
+    assert_int_equal(stat(in_dir("step1.lmz"), &delta), 0);
+    assert_true((size_t)delta.st_size < whole.len / 2);
+    check_delta(in_dir("step1.lmz"), &c);
+
+    /* the same base as a tar would be, renamed; another one; none; none needed for a table */
+    assert_int_equal(rename(in_dir("step0"), in_dir("moved")), 0);
+    assert_int_equal(lm_lmz_open(in_dir("step1.lmz"), NULL, &z, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "step0"));
+    e = (lm_err){ 0 };
+    z = open_whole(in_dir("step1.lmz"), &(lm_bundle_opts){ .base = in_dir("moved") });
+    check_random(z, &c);
+    lm_lmz_free(z);
+    assert_int_equal(lm_lmz_open_index(in_dir("step1.lmz"), NULL, &z, &e), LM_OK);
+    assert_int_equal(lm_lmz_about(z)->chain, 1);
+    assert_string_equal(lm_lmz_about(z)->base_name, "step0");
+    uint8_t room[9];
+    assert_int_equal(lm_lmz_pread(z, 3, 0, room, 9, &e), LM_OK); /* a plain file */
+    assert_int_equal(lm_lmz_pread(z, 2, c.m[2].bytes / 2, room, 9, &e), LM_EUSAGE);
+    lm_lmz_free(z);
+    e = (lm_err){ 0 };
+    store_folder("step0", &c);
+    assert_int_equal(lm_lmz_open(in_dir("step1.lmz"), NULL, &z, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "content"));
+    lm_buf_fini(&whole);
+    drop(&c);
+}
+
+/* A delta of a delta ..., up to the limit; and one that claims to be its own base. */
+static void test_chain(void **state)
+{
+    content c;
+    lm_bundle *b = NULL;
+    lm_lmz_writer *w = NULL;
+    lm_buf out = { 0 };
+    lm_err e = { 0 };
+    (void)state;
+
+    make_model(&c, 6);
+    pack(&c, NULL, 0, &out);
+    store(in_dir("c0.lmz"), &out);
+    for (int i = 1; i <= LM_LMZ_MAX_CHAIN; i++) {
+        char path[100], base[100];
+        snprintf(path, sizeof path, "%s/c%d.lmz", dir, i);
+        snprintf(base, sizeof base, "%s/c%d.lmz", dir, i - 1);
+        move_on(&c, (uint64_t)i);
+        pack_delta(&c, base, path);
+    }
+    check_delta(in_dir("c8.lmz"), &c);
+    assert_int_equal(lm_bundle_open(in_dir("c8.lmz"), NULL, &b, &e), LM_OK);
+    assert_int_equal(lm_lmz_create_on(to_buf, &out, "test.lmz",
+                                      &(lm_lmz_opts){ .base = b, .base_name = "c8.lmz" }, &w, &e),
+                     LM_EUSAGE);
+    assert_non_null(strstr(e.todo, "rebase"));
+    lm_bundle_close(b);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_file_read(in_dir("c1.lmz"), 1 << 28, &out, &e), LM_OK);
+    store(in_dir("c0.lmz"), &out);
+    lm_lmz *z = NULL;
+    assert_int_equal(lm_lmz_open(in_dir("c1.lmz"), NULL, &z, &e), LM_EFORMAT);
+    assert_int_equal(lm_lmz_open(in_dir("c2.lmz"), NULL, &z, &(lm_err){ 0 }), LM_EFORMAT);
+    lm_buf_fini(&out);
+    drop(&c);
+}
+
+static void test_digest(void **state)
+{
+    content c;
+    lm_buf out = { 0 };
+    lm_err e = { 0 };
+    lm_bundle *b = NULL;
+    char folder[33], lmz[33];
+    (void)state;
+
+    make_model(&c, 9);
+    store_folder("digest", &c);
+    pack(&c, NULL, 0, &out);
+    store(in_dir("digest.lmz"), &out);
+    assert_int_equal(lm_bundle_open(in_dir("digest"), NULL, &b, &e), LM_OK);
+    assert_int_equal(lm_bundle_digest(b, folder, NULL, &e), LM_OK);
+    lm_bundle_close(b);
+    lm_lmz *z = open_whole(in_dir("digest.lmz"), NULL);
+    memcpy(lmz, lm_lmz_about(z)->digest, 33);
+    lm_lmz_free(z);
+    assert_string_equal(folder, lmz);
+    lm_buf_fini(&out);
+    drop(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_every_bit),
+        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_chunk_lost),
+        cmocka_unit_test(test_odd_headers), cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_delta),       cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_chain),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }
