@@ -76,6 +76,9 @@ typedef struct {
     /* Draws at .. at + n - 1 of a stream: lm_rng_u32 in bulk. */
     void (*draws)(lm_rng r, int64_t at, uint32_t *out, int64_t n);
 
+    /* y = m == 0 ? x : y */
+    void (*choose)(const void *m, const void *x, void *y, int64_t n);
+
     /* Selection on the bits of |x|. */
     void (*bits)(const void *x, uint64_t *out, int64_t n);
     /* Appends those of [lo, hi) to list (room for n), returns how many; *above += those >= hi. */

@@ -188,6 +188,15 @@ static void FN(keep_each)(void *d, const void *m, int64_t n)
     }
 }
 
+static void FN(choose)(const void *m, const void *x, void *y, int64_t n)
+{
+    const REAL *restrict by = m;
+    const REAL *restrict a = x;
+    REAL *restrict b = y;
+    for (int64_t i = 0; i < n; i++)
+        b[i] = by[i] == 0 ? a[i] : b[i];
+}
+
 static void FN(bits)(const void *x, uint64_t *out, int64_t n)
 {
     const REAL *a = x;

@@ -241,14 +241,14 @@ static int64_t pick_f64(const void *x, uint64_t lo, uint64_t hi, int64_t at, int
     return found;
 }
 
-#define ENTRIES(of)                                                                                \
-    .load = load_##of, .store = store_##of, .start = start_##of, .add = add_##of,                  \
-    .delta = delta_##of, .add_delta = add_delta_##of, .fill = fill_##of, .scale = scale_##of,      \
-    .axpy = axpy_##of, .mul = mul_##of, .div = div_##of, .at_least = at_least_##of,                \
-    .dot = dot_##of, .sum_abs = sum_abs_##of, .keep_bits = keep_bits_##of,                         \
-    .keep_drawn = keep_drawn_##of, .keep_each = keep_each_##of, .draws = draws, .bits = bits_##of, \
-    .pick = pick_##of, .histogram = histogram_##of, .agree = agree_##of,                           \
-    .variance = variance_##of, .near = near_##of
+#define ENTRIES(of)                                                                           \
+    .load = load_##of, .store = store_##of, .start = start_##of, .add = add_##of,             \
+    .delta = delta_##of, .add_delta = add_delta_##of, .fill = fill_##of, .scale = scale_##of, \
+    .axpy = axpy_##of, .mul = mul_##of, .div = div_##of, .at_least = at_least_##of,           \
+    .dot = dot_##of, .sum_abs = sum_abs_##of, .keep_bits = keep_bits_##of,                    \
+    .keep_drawn = keep_drawn_##of, .keep_each = keep_each_##of, .choose = choose_##of,        \
+    .draws = draws, .bits = bits_##of, .pick = pick_##of, .histogram = histogram_##of,        \
+    .agree = agree_##of, .variance = variance_##of, .near = near_##of
 
 #define BLEND_TABLE(of_level)                                            \
     {                                                                    \

@@ -80,8 +80,8 @@ typedef struct {
     lm_dtype dtype;
     double param[LM_MERGE_PARAMS]; /* those of models; NAN elsewhere */
     /* Side data where the method asks for it: Fisher: F32, one value (per-tensor importance) or
-     * count values; RegMean: the Gram matrix F32 or F64 [cols, cols]; NULL: absent, the tensor is
-     * averaged. */
+     * count values; RegMean: the Gram matrix X'X of the layer's inputs, F32 or F64 [in, in].  NULL
+     * with a count of 0: absent, the tensor is averaged. */
     const void *extra;
     lm_dtype extra_dtype;
     int64_t extra_count;
@@ -117,7 +117,9 @@ struct lm_merge_method {
     uint64_t defaults;          /* bit i: def[i] holds where it is not given */
     double def[LM_MERGE_PARAMS];
     enum { LM_EXTRA_NONE, LM_EXTRA_FISHER, LM_EXTRA_GRAM } extra;
-    size_t (*work)(const lm_merge_job *j, int threads); /* NULL: none; small beside the tensor */
+    /* Bytes of scratch; reads all of the job but what data, extra, out and work point to.  Small
+     * beside the tensor, but for the matrices of RegMean and one value for each row (Arcee). */
+    size_t (*work)(const lm_merge_job *j, int threads);
     lm_code (*run)(const lm_merge_job *j, lm_err *e);
 };
 

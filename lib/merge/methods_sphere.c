@@ -210,7 +210,7 @@ static double along(int n, const double *G, const double *x, int i)
 static bool solve_multislerp(const lm_merge_job *j, int n, const double *G, double *c, double *room,
                              bool *odd)
 {
-    double eps = j->param[LM_MERGE_EPS], sum = 0, scale = 0, size, turn;
+    double eps = j->param[LM_MERGE_EPS], sum = 0, scale = 0, largest = 0, size, turn;
     double *w = room, *m = room + n, *T = room + 2 * n;
     (void)odd;
     for (int i = 0; i < n; i++)
@@ -222,8 +222,13 @@ static bool solve_multislerp(const lm_merge_job *j, int n, const double *G, doub
         scale += w[i] * length(G, n, i);
         m[i] = w[i] / (length(G, n, i) + eps);
         c[i] = w[i];
+        largest = fmax(largest, G[i * n + i]);
     }
     size = norm_of(n, G, m);
+    if (largest == 0) { /* tensors that no model has moved */
+        memset(c, 0, (size_t)n * sizeof *c);
+        return true;
+    }
     if (size < eps)
         return n == 2; /* the weighted sum, as it stands in c */
     for (int i = 0; i < n; i++) {
