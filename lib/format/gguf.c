@@ -403,22 +403,27 @@ lm_code lm_gguf_parse(const void *data, size_t size, const char *where, lm_gguf 
     return finish(out, e);
 }
 
-lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e)
+lm_code lm_gguf_open_map(lm_map *map, const char *where, lm_gguf **out, lm_err *e)
 {
-    lm_code rc = start(path, out, e);
+    lm_code rc = start(where, out, e);
 
-    if (rc)
-        return rc;
-    rc = lm_map_open(path, &(*out)->map, e);
     if (rc) {
-        (*out)->map.data = NULL;
-        lm_gguf_close(*out);
-        *out = NULL;
+        lm_map_close(map);
         return rc;
     }
-    (*out)->data = (*out)->map.data;
-    (*out)->size = (*out)->map.size;
+    (*out)->map = *map;
+    (*out)->data = map->data;
+    (*out)->size = map->size;
     return finish(out, e);
+}
+
+lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e)
+{
+    lm_map map;
+    lm_code rc = lm_map_open(path, &map, e);
+
+    *out = NULL;
+    return rc ? rc : lm_gguf_open_map(&map, path, out, e);
 }
 
 void lm_gguf_close(lm_gguf *g)

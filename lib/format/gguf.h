@@ -21,6 +21,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "format/safetensors.h"
 #include "numeric/dtype.h"
 
@@ -91,6 +92,9 @@ typedef struct lm_gguf lm_gguf;
 /* Map the file at `path` and check all of its tables.  Fails: LM_EIO; LM_EFORMAT with the key or
  * tensor at fault; LM_ELIMIT. */
 lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e);
+/* The same of a file that is mapped already; the map is the reader's from now on, whatever the
+ * result. */
+lm_code lm_gguf_open_map(lm_map *map, const char *where, lm_gguf **out, lm_err *e);
 /* The same of bytes in memory, borrowed; `where` names them in messages. */
 lm_code lm_gguf_parse(const void *data, size_t size, const char *where, lm_gguf **out, lm_err *e);
 void lm_gguf_close(lm_gguf *g);

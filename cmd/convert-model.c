@@ -1,0 +1,148 @@
+/* convert-model -- models between Hugging Face, GGUF, llm.c and llama2.c.  See convert-model(1). */
+#include <string.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "common/tool.h"
+#include "model/convert.h"
+
+static struct {
+    const char *from, *to, *type, *dtype, *tokenizer, *name;
+    int64_t shard;
+    bool originals;
+} opt = {
+    .from = "auto", .to = "auto", .type = "keep", .shard = LM_MAX_SHARD_BYTES, .originals = true
+};
+
+static const char *const dtypes[] = { "f32", "f16", "bf16", NULL };
+
+static const lm_opt options[] = {
+    LM_GROUP("Input"),
+    LM_CHOICE(0, "from", &opt.from, "FORMAT", lm_model_formats,
+              "hf, gguf, llmc or llama2c [auto: by content]"),
+    LM_STR('t', "tokenizer", &opt.tokenizer, "PATH",
+           "take this tokenizer in place of the input's; none: no tokenizer"),
+    LM_GROUP("Output"),
+    LM_CHOICE(0, "to", &opt.to, "FORMAT", lm_model_formats,
+              "hf, gguf, llmc or llama2c [auto: by the output's name]"),
+    LM_CHOICE(0, "type", &opt.type, "TYPE", lm_gguf_types, "GGUF: type of the matrices [keep]"),
+    LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes,
+              "hf, llmc: f32, f16 or bf16 [as they are; decoded blocks bf16]"),
+    LM_STR(0, "name", &opt.name, "TEXT", "GGUF: general.name [from the input's path]"),
+    LM_FLAG(0, "originals", &opt.originals,
+            "GGUF: keep config.json and tokenizer files for an exact way back [on]"),
+    LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
+             "hf: begin another file when one holds this much [5 GB]"),
+    LM_END,
+};
+
+static const char *const examples[] = {
+    "convert-model model/ -o model.gguf --type q8_0",
+    "convert-model model.gguf -o back/",
+    NULL,
+};
+
+static lm_tool tool = {
+    .name = "convert-model",
+    .args = "MODEL",
+    .brief = "convert a model between Hugging Face, GGUF, llm.c and llama2.c",
+    .opts = options,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS,
+    .min_args = 1,
+    .max_args = 1,
+    .examples = examples,
+};
+
+/* ---- Options that would do nothing ---- */
+
+static void check_use(lm_model_format to, const lm_import *m)
+{
+    static const struct {
+        const char *option;
+        unsigned formats; /* of the output: bits of lm_model_format */
+    } uses[] = {
+        { "type", 1u << LM_FORMAT_GGUF },
+        { "name", 1u << LM_FORMAT_GGUF },
+        { "originals", 1u << LM_FORMAT_GGUF },
+        { "max-shard-size", 1u << LM_FORMAT_HF },
+        { "dtype", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_LLMC },
+        { "tokenizer", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_GGUF },
+    };
+
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
+        bool decodes = !strcmp(uses[i].option, "dtype") && m->quantised;
+        char name[40] = "--";
+        strcat(name, uses[i].option);
+        if (lm_given(&tool, uses[i].option) && !decodes && !(uses[i].formats & 1u << to))
+            lm_misuse(&tool, name, "leave it out", "it says nothing about an output of format %s",
+                      lm_model_formats[to]);
+    }
+}
+
+/* ---- The conversion ---- */
+
+static lm_code convert(lm_import *m, lm_export_opts *o, lm_err *e)
+{
+    lm_model_format to = lm_model_format_of(opt.to);
+    lm_history_input input = { .name = m->path, .digest = m->digest };
+    lm_history_step step = lm_tool_step(&tool);
+
+    if (to == LM_FORMAT_AUTO)
+        to = lm_export_format(tool.output, m);
+    check_use(to, m);
+    step.inputs = &input;
+    step.n_inputs = 1;
+    o->step = &step;
+    lm_say(&tool, LM_LOG_INFO, "%s: %s to %s, %zu tensors", m->path, lm_model_formats[m->format],
+           lm_model_formats[to], lm_st_plan_count(m->plan));
+    return lm_export(m, tool.output, to, o, e);
+}
+
+static lm_code run(lm_err *e)
+{
+    double start = lm_now();
+    lm_dtype dtype = opt.dtype ? lm_dtype_parse(opt.dtype) : LM_DTYPE_NONE;
+    lm_import m = { 0 };
+    lm_par *par = NULL;
+    char peak[32];
+    lm_code rc = lm_par_new(&par, tool.threads, e);
+
+    lm_bundle_opts bundle = lm_tool_bundle(&tool, par);
+    lm_import_opts in = { &bundle, par, &tool.sink, opt.tokenizer, dtype };
+    lm_export_opts out = { .force = tool.force,
+                           .bundle = &bundle,
+                           .type = opt.type,
+                           .dtype = dtype,
+                           .shard_bytes = (uint64_t)opt.shard,
+                           .originals = opt.originals,
+                           .name = opt.name };
+    if (!rc)
+        rc = lm_import_open(tool.argv[0], lm_model_format_of(opt.from), &in, &m, e);
+    if (!rc && !lm_stopping())
+        rc = convert(&m, &out, e);
+    lm_import_close(&m);
+    lm_par_free(par);
+    lm_say(&tool, LM_LOG_INFO, "%.2f s, %s of memory at most", lm_now() - start,
+           lm_show_bytes((double)lm_rss_peak(), peak));
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lm_err e = { 0 };
+
+    lm_begin(&tool, argc, argv);
+    if (!tool.output)
+        lm_misuse(&tool, "-o", "name it with -o", "an output is needed");
+    if (!strcmp(tool.output, "-") && isatty(STDOUT_FILENO))
+        lm_misuse(&tool, "-o", "name a file, or redirect it",
+                  "a model is not written to a terminal");
+    lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    if (run(&e))
+        lm_complain(&tool, &e);
+    return lm_end(&tool);
+}

@@ -1,0 +1,422 @@
+/* convert.c -- what is it, and who can read or write it. */
+#include "model/convert.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+#include "format/safetensors_table.h"
+#include "model/convert_impl.h"
+#include "text/tokenizer.h"
+
+const char *const lm_model_formats[] = { "auto", "hf", "gguf", "llmc", "llama2c", NULL };
+
+lm_model_format lm_model_format_of(const char *name)
+{
+    for (int i = 0; lm_model_formats[i]; i++)
+        if (!strcmp(lm_model_formats[i], name))
+            return (lm_model_format)i;
+    return LM_FORMAT_AUTO;
+}
+
+/* ---- Small files ---- */
+
+lm_code lm_import_put(lm_import *m, const char *name, lm_buf *data, lm_err *e)
+{
+    lm_code rc = lm_grow(&m->side, &m->cap_side, m->n_side + 1, sizeof *m->side, "small files", e);
+    lm_side_file *f;
+
+    if (rc)
+        return rc;
+    f = &m->side[m->n_side];
+    memset(f, 0, sizeof *f);
+    rc = lm_strdup(&f->name, name, e);
+    if (!rc && !data->data)
+        rc = lm_buf_add(data, "", 0, e);
+    if (rc)
+        return rc;
+    f->data = *data;
+    *data = (lm_buf){ 0 };
+    m->n_side++;
+    return LM_OK;
+}
+
+const lm_side_file *lm_import_side(const lm_import *m, const char *name)
+{
+    for (size_t i = 0; i < m->n_side; i++)
+        if (!strcmp(m->side[i].name, name))
+            return &m->side[i];
+    return NULL;
+}
+
+static lm_code put_file(lm_import *m, const char *name, const char *path, lm_err *e)
+{
+    lm_buf data = { 0 };
+    lm_code rc = lm_file_read(path, LM_SIDE_MAX, &data, e);
+
+    if (!rc)
+        rc = lm_import_put(m, name, &data, e);
+    lm_buf_fini(&data);
+    return rc;
+}
+
+lm_code lm_import_join(const char *dir, lm_buf *json, bool *made, lm_err *e)
+{
+    char *merges = NULL;
+    lm_tokenizer *t = NULL;
+    size_t len = 0;
+    lm_code rc = lm_path_join(&merges, dir, "merges.txt", e);
+
+    *made = !rc && lm_path_exists(merges);
+    lm_free(merges);
+    if (rc || !*made)
+        return rc;
+    rc = lm_tokenizer_load(dir, &t, e);
+    if (!rc) {
+        const char *text = lm_tokenizer_json(t, &len);
+        rc = lm_buf_add(json, text, len, e);
+    }
+    lm_tokenizer_free(t);
+    return rc;
+}
+
+lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
+{
+    lm_buf json = { 0 };
+    bool made = false;
+    lm_code rc = LM_OK;
+
+    if (!strcmp(from, "none"))
+        return LM_OK;
+    if (!lm_path_is_dir(from))
+        return put_file(m, "tokenizer.json", from, e);
+    for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
+        char *path = NULL;
+        rc = lm_path_join(&path, from, lm_tokenizer_files[i], e);
+        if (!rc && lm_path_exists(path))
+            rc = put_file(m, lm_tokenizer_files[i], path, e);
+        lm_free(path);
+    }
+    if (!rc && !lm_import_side(m, "tokenizer.json")) {
+        rc = lm_import_join(from, &json, &made, e);
+        if (!rc && !made)
+            rc = lm_fail(e, LM_EUSAGE, from, NULL, "there is no tokenizer in this folder");
+        if (!rc && !(rc = lm_import_put(m, "tokenizer.json", &json, e)))
+            m->side[m->n_side - 1].made = true;
+    }
+    lm_buf_fini(&json);
+    return rc;
+}
+
+/* ---- Opening ---- */
+
+enum { PEEK = 256 };
+
+/* The first bytes of standard input, which stay there; *n = 0 when it cannot be looked at. */
+static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
+{
+    struct stat st;
+    int pipe_fd[2];
+    ssize_t got = 0;
+
+    *n = 0;
+    if (fstat(STDIN_FILENO, &st))
+        return lm_fail(e, LM_EIO, "standard input", NULL, "cannot be read");
+    if (S_ISREG(st.st_mode)) {
+        off_t at = lseek(STDIN_FILENO, 0, SEEK_CUR);
+        got = at < 0 ? 0 : pread(STDIN_FILENO, head, PEEK, at);
+    } else if (S_ISFIFO(st.st_mode)) {
+        if (pipe2(pipe_fd, O_CLOEXEC))
+            return lm_fail(e, LM_EIO, "standard input", NULL, "cannot open a pipe to look at it");
+        do
+            got = tee(STDIN_FILENO, pipe_fd[1], PEEK, 0); /* waits for the first bytes */
+        while (got < 0 && errno == EINTR && !lm_stopping());
+        if (got > 0)
+            got = read(pipe_fd[0], head, (size_t)got);
+        close(pipe_fd[0]);
+        close(pipe_fd[1]);
+    }
+    *n = got > 0 ? (size_t)got : 0;
+    return LM_OK;
+}
+
+/* Standard input to its end in a file without a name, mapped. */
+static lm_code spool_stdin(const lm_bundle_opts *o, lm_map *map, lm_sink *sink, lm_err *e)
+{
+    const char *dir = o && o->tmpdir ? o->tmpdir : "/var/tmp";
+    char name[512], buf[1 << 16];
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    lm_code rc = LM_OK;
+    double bytes = 0;
+
+    if (fd < 0) { /* a file system that has no nameless files */
+        snprintf(name, sizeof name, "%.480s/lmutils-XXXXXX", dir);
+        fd = mkostemp(name, O_CLOEXEC);
+        if (fd >= 0)
+            unlink(name);
+    }
+    if (fd < 0)
+        return lm_fail(e, LM_EIO, dir, "name another folder in LM_TMPDIR",
+                       "cannot make a file to keep standard input in");
+    while (!rc && !lm_stopping()) {
+        ssize_t n = read(STDIN_FILENO, buf, sizeof buf);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            rc = lm_fail(e, LM_EIO, "standard input", NULL, "cannot read");
+        if (n <= 0)
+            break;
+        bytes += (double)n;
+        rc = lm_write_all(fd, buf, (size_t)n, dir, e);
+        lm_progress(sink, "standard input", bytes, 0, "bytes", NULL);
+    }
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    if (!rc)
+        rc = lm_map_open(name, map, e);
+    close(fd);
+    return rc;
+}
+
+static lm_model_format by_head(const uint8_t *head, size_t n, uint64_t size)
+{
+    if (n >= 4 && !memcmp(head, "GGUF", 4))
+        return LM_FORMAT_GGUF;
+    if (lm_is_llmc(head, n))
+        return LM_FORMAT_LLMC;
+    if (n >= 28 && lm_is_llama2c(head, size))
+        return LM_FORMAT_LLAMA2C;
+    return LM_FORMAT_HF;
+}
+
+static lm_code tell(const char *path, lm_model_format *from, lm_err *e)
+{
+    uint8_t head[PEEK] = { 0 };
+    size_t n = 0;
+    struct stat st;
+    lm_map map;
+    lm_code rc;
+
+    if (!strcmp(path, "-")) {
+        rc = peek_stdin(head, &n, e);
+        if (rc)
+            return rc;
+        *from = by_head(head, n, 0);
+        return LM_OK;
+    }
+    *from = LM_FORMAT_HF;
+    if (stat(path, &st) || !S_ISREG(st.st_mode))
+        return LM_OK; /* a folder; what is not there is for its reader to say */
+    rc = lm_map_open(path, &map, e);
+    if (rc)
+        return rc;
+    memcpy(head, map.data, map.size < PEEK ? map.size : PEEK);
+    *from = by_head(head, map.size < PEEK ? map.size : PEEK, map.size);
+    lm_map_close(&map);
+    return LM_OK;
+}
+
+static lm_code open_mapped(lm_import *m, const char *path, const lm_import_opts *o, lm_err *e)
+{
+    lm_map map = { 0 };
+    lm_code rc =
+        strcmp(path, "-") ? lm_map_open(path, &map, e) : spool_stdin(o->bundle, &map, o->sink, e);
+
+    if (rc)
+        return rc;
+    if (m->format == LM_FORMAT_GGUF)
+        rc = lm_import_gguf(m, &map, o, e);
+    else if (m->format == LM_FORMAT_LLMC)
+        rc = lm_import_llmc(m, &map, e);
+    else
+        rc = lm_import_llama2c(m, &map, e);
+    if (!rc && o->tokenizer && m->format != LM_FORMAT_GGUF)
+        rc = lm_import_tokenizer(m, o->tokenizer, e);
+    if (!rc && strcmp(path, "-"))
+        rc = lm_digest_path(path, &m->digest, e);
+    return rc;
+}
+
+lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_opts *o,
+                       lm_import *m, lm_err *e)
+{
+    lm_code rc = lm_strdup(&m->path, strcmp(path, "-") ? path : "standard input", e);
+
+    m->par = o->par;
+    m->sink = o->sink;
+    if (!rc && from == LM_FORMAT_AUTO)
+        rc = tell(path, &from, e);
+    m->format = from;
+    if (!rc)
+        rc = lm_st_plan_new(&m->plan, e);
+    if (rc)
+        return rc;
+    return from == LM_FORMAT_HF ? lm_import_hf(m, path, o, e) : open_mapped(m, path, o, e);
+}
+
+void lm_import_close(lm_import *m)
+{
+    if (m->close)
+        m->close(m);
+    for (size_t i = 0; i < m->n_side; i++) {
+        lm_free(m->side[i].name);
+        lm_buf_fini(&m->side[i].data);
+    }
+    lm_free(m->side);
+    lm_st_plan_free(m->plan);
+    lm_config_fini(&m->config);
+    json_decref(m->tree);
+    lm_free(m->history);
+    lm_free(m->path);
+    memset(m, 0, sizeof *m);
+}
+
+/* ---- Slots ---- */
+
+bool lm_slot_is(const lm_slot *s, const char *name)
+{
+    const char *dot = strchr(s->hf, '.');
+
+    return !strcmp(s->hf, name) || (s->role != LM_ROLE_OUTPUT && dot && !strcmp(dot + 1, name));
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+/* Tables that are made anew when the model is built. */
+static bool is_buffer(const char *name)
+{
+    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") ||
+           ends_with(name, "rotary_emb.inv_freq");
+}
+
+static lm_code check_slot(const lm_import *m, const lm_slot *s, const lm_st_tensor *t, lm_err *e)
+{
+    bool fits = t->ndim == s->ndim;
+    char shape[64];
+
+    for (int d = 0; fits && d < s->ndim; d++)
+        fits = t->dim[d] == s->dim[d];
+    snprintf(shape, sizeof shape, s->ndim > 1 ? "%" PRId64 ", %" PRId64 : "%" PRId64, s->dim[0],
+             s->dim[1]);
+    if (!fits)
+        return lm_fail(e, LM_EFORMAT, m->path, NULL,
+                       "tensor '%s' has not the shape [%s] that the config asks for", t->name,
+                       shape);
+    if (t->dtype != LM_DTYPE_F32 && t->dtype != LM_DTYPE_F16 && t->dtype != LM_DTYPE_BF16)
+        return lm_fail(e, LM_EUSAGE, m->path, "convert it to F32, F16 or BF16 first",
+                       "tensor '%s' is of type %s", t->name, t->dtype_name);
+    return LM_OK;
+}
+
+static lm_code place(const lm_import *m, lm_slotted *s, size_t i, size_t *hint, lm_err *e)
+{
+    const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
+    char show[LM_ST_SHOWN];
+
+    for (size_t k = 0; k < s->n; k++) { /* mostly the one after the last one found */
+        size_t at = (*hint + k) % s->n;
+        if (!lm_slot_is(&s->slot[at], t->name))
+            continue;
+        if (s->from[at])
+            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is there twice", t->name);
+        s->from[at] = t;
+        s->slot_of[i] = (int64_t)at;
+        *hint = at + 1;
+        return check_slot(m, &s->slot[at], t, e);
+    }
+    s->slot_of[i] =
+        m->config.tied && !strcmp(t->name, "lm_head.weight") ? LM_SLOT_TIED : LM_SLOT_IGNORED;
+    if (s->slot_of[i] == LM_SLOT_IGNORED && !is_buffer(t->name))
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is not known to %s",
+                       lm_st_show(t->name, show), lm_arch_name(m->config.arch));
+    return LM_OK;
+}
+
+lm_code lm_slotted_make(const lm_import *m, lm_slotted *s, lm_err *e)
+{
+    size_t n = lm_st_plan_count(m->plan), hint = 0;
+    lm_code rc = lm_slots_make(&m->config, &s->slot, &s->n, e);
+
+    if (!rc)
+        rc = lm_alloc_n(&s->slot_of, n, sizeof *s->slot_of, "tensors of a model", e);
+    if (!rc)
+        rc = lm_alloc_n(&s->from, s->n, sizeof *s->from, "tensors of a model", e);
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = place(m, s, i, &hint, e);
+    for (size_t k = 0; !rc && k < s->n; k++)
+        if (!s->from[k])
+            rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", s->slot[k].hf);
+    return rc;
+}
+
+void lm_slotted_fini(lm_slotted *s)
+{
+    lm_free(s->slot);
+    lm_free(s->slot_of);
+    lm_free(s->from);
+}
+
+/* ---- Exporting ---- */
+
+lm_model_format lm_export_format(const char *path, const lm_import *m)
+{
+    if (!strcmp(path, "-"))
+        return m->format == LM_FORMAT_HF ? LM_FORMAT_GGUF : LM_FORMAT_HF;
+    if (ends_with(path, ".gguf"))
+        return LM_FORMAT_GGUF;
+    if (ends_with(path, ".bin"))
+        return m->config.arch == LM_ARCH_GPT2 ? LM_FORMAT_LLMC : LM_FORMAT_LLAMA2C;
+    return LM_FORMAT_HF;
+}
+
+lm_code lm_export(lm_import *m, const char *path, lm_model_format to, const lm_export_opts *o,
+                  lm_err *e)
+{
+    switch (to == LM_FORMAT_AUTO ? lm_export_format(path, m) : to) {
+    case LM_FORMAT_GGUF:
+        return lm_export_gguf(m, path, o, e);
+    case LM_FORMAT_LLMC:
+        return lm_export_llmc(m, path, o, e);
+    case LM_FORMAT_LLAMA2C:
+        return lm_export_llama2c(m, path, o, e);
+    default:
+        return lm_export_hf(m, path, o, e);
+    }
+}
+
+lm_code lm_export_history(const lm_import *m, const lm_export_opts *o, lm_buf *out, lm_err *e)
+{
+    return lm_history_add(m->history, o->step, out, e);
+}
+
+lm_code lm_export_open(const char *path, bool force, uint64_t bytes, lm_out **out, lm_err *e)
+{
+    struct statvfs fs;
+    struct stat st;
+    lm_code rc = lm_out_open(path, force, out, e);
+
+    if (rc)
+        return rc;
+    if (!fstat(lm_out_fd(*out), &st) && S_ISREG(st.st_mode) && !fstatvfs(lm_out_fd(*out), &fs))
+        rc = lm_st_check_room(&fs, bytes, lm_out_path(*out), e);
+    if (rc) {
+        lm_out_drop(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+lm_code lm_export_write(void *out, const void *data, size_t bytes, lm_err *e)
+{
+    return lm_write_all(lm_out_fd(out), data, bytes, lm_out_path(out), e);
+}

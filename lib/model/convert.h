@@ -1,0 +1,112 @@
+/* convert.h -- a model from one published format to another: Hugging Face, GGUF, llm.c, llama2.c.
+ *
+ * Whatever a model lies in, it is seen here as Hugging Face has it: a config.json, some small
+ * files, and tensors under their names there, in their shapes there.  An importer makes that view,
+ * an exporter writes it out; one tensor at a time is in memory, as it is and as it becomes.
+ *
+ * GGUF of our own making keeps config.json, the tokenizer's files and the types of the tensors
+ * under "lmutils.*", so that the way back gives the same bytes; from other GGUF files config.json
+ * and tokenizer.json are made anew out of the metadata. */
+#ifndef LM_MODEL_CONVERT_H
+#define LM_MODEL_CONVERT_H
+
+#include <stdbool.h>
+
+#include "base/buf.h"
+#include "base/par.h"
+#include "base/progress.h"
+#include "format/folder.h"
+#include "format/provenance.h"
+#include "model/config.h"
+
+typedef enum {
+    LM_FORMAT_AUTO, /* by content when reading, by the name when writing */
+    LM_FORMAT_HF,
+    LM_FORMAT_GGUF,
+    LM_FORMAT_LLMC,    /* GPT-2 checkpoints of karpathy/llm.c, versions 3 (F32) and 5 (BF16) */
+    LM_FORMAT_LLAMA2C, /* karpathy/llama2.c: version 0 (read and written), version 1 (read) */
+} lm_model_format;
+
+/* NULL-terminated, in the order of the enum: "auto", "hf", "gguf", "llmc", "llama2c". */
+extern const char *const lm_model_formats[];
+lm_model_format lm_model_format_of(const char *name);
+
+/* ---- Importing ---- */
+
+typedef struct {
+    char *name;
+    lm_buf data;
+    bool made; /* here, out of other files: goes into no folder */
+} lm_side_file;
+
+typedef struct lm_import lm_import;
+struct lm_import {
+    lm_model_format format;
+    char *path;   /* for messages */
+    json_t *tree; /* config.json */
+    lm_config config;
+    lm_side_file *side; /* config.json, tokenizer.json, ...: byte for byte */
+    size_t n_side, cap_side;
+    lm_st_plan *plan; /* the tensors; their types are what load gives */
+    bool quantised;   /* some tensors were decoded from fewer bits */
+    char *history;    /* provenance.h; NULL: none */
+    uint64_t digest;  /* of the input; 0: not taken */
+    /* All of t (of the plan) at *data, until the next call.  A forward-only source serves tensors in
+     * the order of the plan; spool makes it serve any. */
+    lm_code (*load)(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e);
+    lm_code (*spool)(lm_import *m, lm_err *e);
+    lm_code (*end)(lm_import *m, lm_err *e); /* all was read: is the source whole? NULL: it is */
+    void (*close)(lm_import *m);
+    lm_par *par;
+    lm_sink *sink;
+    void *state;
+};
+
+typedef struct {
+    const lm_bundle_opts *bundle;
+    lm_par *par;
+    lm_sink *sink;
+    /* A folder or tokenizer.json to take in place of the input's tokenizer; NULL: the input's;
+     * "none": none. */
+    const char *tokenizer;
+    lm_dtype dtype; /* of quantised tensors when they are decoded, NONE: what they were made from
+                       when that is known, else BF16 */
+} lm_import_opts;
+
+/* Open the model at `path` ("-": standard input).  *out must be zeroed; close it whatever the
+ * result.  Fails: LM_EIO; LM_EFORMAT naming key or tensor; LM_EUSAGE for what is no model, or for
+ * one whose tokenizer cannot be made. */
+lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_opts *o,
+                       lm_import *out, lm_err *e);
+void lm_import_close(lm_import *m);
+/* NULL if there is no such file. */
+const lm_side_file *lm_import_side(const lm_import *m, const char *name);
+
+/* ---- Exporting ---- */
+
+typedef struct {
+    bool force;
+    const lm_bundle_opts *bundle;
+    /* GGUF: "keep", "f32", "f16", "bf16", a block type (numeric/ggml.h) or a mix (lm_gguf_types).
+     * NULL: keep. */
+    const char *type;
+    lm_dtype dtype;       /* HF, llm.c: of all tensors; NONE: as they are */
+    uint64_t shard_bytes; /* HF */
+    bool originals;       /* GGUF: keep config.json and tokenizer files for the way back */
+    const lm_history_step *step;
+    const char *name; /* general.name; NULL: from the path */
+} lm_export_opts;
+
+/* What the output's name asks for: NAME.gguf; NAME.bin (llm.c for GPT-2, else llama2.c); "-": GGUF
+ * when the input is none, else HF; anything else HF. */
+lm_model_format lm_export_format(const char *path, const lm_import *m);
+/* Write the model to `path` ("-": standard output).  The file or folder appears whole or not at
+ * all.  Fails: LM_EUSAGE when the format has no words for this model (nothing is written), LM_EIO,
+ * LM_EFORMAT when the source is damaged. */
+lm_code lm_export(lm_import *m, const char *path, lm_model_format to, const lm_export_opts *o,
+                  lm_err *e);
+
+/* Names of what `type` may be, NULL-terminated. */
+extern const char *const lm_gguf_types[];
+
+#endif

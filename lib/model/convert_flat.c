@@ -1,0 +1,308 @@
+/* convert_flat.c -- tensors in a known order, without names. */
+#include "model/convert_flat.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/stop.h"
+
+const char *const lm_llmc_order[] = { "token_embd.weight",
+                                      "position_embd.weight",
+                                      "*attn_norm.weight",
+                                      "*attn_norm.bias",
+                                      "*attn_qkv.weight",
+                                      "*attn_qkv.bias",
+                                      "*attn_output.weight",
+                                      "*attn_output.bias",
+                                      "*ffn_norm.weight",
+                                      "*ffn_norm.bias",
+                                      "*ffn_up.weight",
+                                      "*ffn_up.bias",
+                                      "*ffn_down.weight",
+                                      "*ffn_down.bias",
+                                      "output_norm.weight",
+                                      "output_norm.bias",
+                                      NULL };
+
+const char *const lm_llama2c_order[] = { "token_embd.weight",  "*attn_norm.weight",
+                                         "*attn_q.weight",     "*attn_k.weight",
+                                         "*attn_v.weight",     "*attn_output.weight",
+                                         "*ffn_norm.weight",   "*ffn_gate.weight",
+                                         "*ffn_down.weight",   "*ffn_up.weight",
+                                         "output_norm.weight", "#",
+                                         "output.weight",      NULL };
+
+const char *const lm_llama2c_order1[] = { "*attn_norm.weight",
+                                          "*ffn_norm.weight",
+                                          "output_norm.weight",
+                                          "token_embd.weight",
+                                          "*attn_q.weight",
+                                          "*attn_k.weight",
+                                          "*attn_v.weight",
+                                          "*attn_output.weight",
+                                          "*ffn_gate.weight",
+                                          "*ffn_down.weight",
+                                          "*ffn_up.weight",
+                                          "output.weight",
+                                          NULL };
+
+/* ---- Going through the file ---- */
+
+typedef lm_code (*visit_fn)(void *ctx, size_t slot, uint64_t bytes, lm_err *e);
+
+typedef struct {
+    const lm_config *c;
+    const lm_flat *f;
+    const lm_slot *slot;
+    size_t n;
+} layout;
+
+static uint64_t slot_bytes(const layout *l, const lm_slot *s)
+{
+    int64_t rows = s->role == LM_ROLE_EMBED && l->f->pad_rows ? l->f->pad_rows : s->dim[0];
+
+    return (uint64_t)(rows * (s->ndim == 2 ? s->dim[1] : 1)) * lm_dtype_size(l->f->dtype);
+}
+
+static uint64_t table_bytes(const lm_config *c)
+{
+    return (uint64_t)(c->max_positions * c->head_dim) * 4; /* cosines, then sines */
+}
+
+static lm_code visit_name(const layout *l, const char *name, visit_fn visit, void *ctx, lm_err *e)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (!strcmp(l->slot[i].gguf, name))
+            return visit(ctx, i, slot_bytes(l, &l->slot[i]), e);
+    return LM_OK; /* the head of a tied model */
+}
+
+/* Visit the tensors in the file's order; the tables are slot n. */
+static lm_code go_through(const layout *l, visit_fn visit, void *ctx, lm_err *e)
+{
+    char name[64];
+    lm_code rc = LM_OK;
+
+    for (const char *const *o = l->f->order; *o && !rc; o++) {
+        if (**o == '#')
+            rc = visit(ctx, l->n, table_bytes(l->c), e);
+        else if (**o != '*')
+            rc = visit_name(l, *o, visit, ctx, e);
+        for (int64_t i = 0; **o == '*' && i < l->c->layers && !rc; i++) {
+            snprintf(name, sizeof name, "blk.%" PRId64 ".%s", i, *o + 1);
+            rc = visit_name(l, name, visit, ctx, e);
+        }
+    }
+    return rc;
+}
+
+/* ---- Importing ---- */
+
+typedef struct {
+    lm_map map;
+    lm_slot *slot;
+    size_t n;
+    uint64_t *at; /* of slot i */
+    uint64_t end;
+    size_t *slot_of;
+    size_t cap_of;
+    lm_import *m;
+    lm_dtype dtype;
+    void *copy;
+    size_t cap;
+} flat;
+
+static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
+{
+    flat *q = m->state;
+    size_t i = q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
+    const lm_row_type type = { q->dtype, NULL };
+    lm_rows r;
+    lm_code rc;
+
+    *data = q->map.data + q->at[i];
+    if (!lm_rows_of_slot(&q->slot[i], false, type, type, &r) && q->at[i] % 4 == 0)
+        return LM_OK;
+    rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
+    r.src = *data;
+    *data = r.dst = q->copy;
+    return rc ? rc : lm_rows_convert(&r, m->par, e);
+}
+
+static void close_flat(lm_import *m)
+{
+    flat *q = m->state;
+
+    lm_map_close(&q->map);
+    lm_free(q->slot);
+    lm_free(q->at);
+    lm_free(q->slot_of);
+    lm_free(q->copy);
+    lm_free(q);
+}
+
+static lm_code take(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
+{
+    flat *q = ctx;
+    size_t i = lm_st_plan_count(q->m->plan);
+    lm_code rc = LM_OK;
+
+    if (q->end > q->map.size || bytes > q->map.size - q->end)
+        return lm_fail(e, LM_EFORMAT, q->m->path, "fetch the file again",
+                       "it ends at byte %zu, within '%s'", q->map.size,
+                       slot < q->n ? q->slot[slot].gguf : "its tables");
+    if (slot < q->n) {
+        const lm_slot *s = &q->slot[slot];
+        q->at[slot] = q->end;
+        rc = lm_st_plan_add(q->m->plan, s->hf, q->dtype, s->ndim, s->dim, e);
+        if (!rc)
+            rc = lm_grow(&q->slot_of, &q->cap_of, i + 1, sizeof *q->slot_of, "tensors", e);
+        if (!rc)
+            q->slot_of[i] = slot;
+    }
+    q->end += bytes;
+    return rc;
+}
+
+lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat *f, lm_err *e)
+{
+    flat *q = NULL;
+    lm_code rc = lm_alloc_n(&q, 1, sizeof *q, "a checkpoint", e);
+
+    if (rc) {
+        lm_map_close(map);
+        return rc;
+    }
+    *q = (flat){ .map = *map, .m = m, .dtype = f->dtype, .end = f->header };
+    m->state = q;
+    m->close = close_flat;
+    m->load = load;
+    if ((uint64_t)m->config.layers > map->size / 16)
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu bytes for %" PRId64 " layers",
+                       map->size, m->config.layers);
+    rc = lm_slots_make(&m->config, &q->slot, &q->n, e);
+    if (!rc)
+        rc = lm_alloc_n(&q->at, q->n, sizeof *q->at, "tensors", e);
+    if (!rc)
+        rc = go_through(&(layout){ &m->config, f, q->slot, q->n }, take, q, e);
+    if (!rc && q->end != q->map.size)
+        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu bytes, its header asks for %" PRIu64,
+                     q->map.size, q->end);
+    return rc;
+}
+
+/* ---- Exporting ---- */
+
+typedef struct {
+    lm_import *m;
+    const lm_flat *f;
+    lm_slotted s;
+    lm_out *out;
+    void *cast;
+    size_t cap;
+    uint64_t total, done;
+} writer;
+
+static lm_code add_up(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
+{
+    (void)slot;
+    (void)e;
+    ((writer *)ctx)->total += bytes;
+    return LM_OK;
+}
+
+static lm_code put_tables(writer *w, lm_err *e)
+{
+    const lm_config *c = &w->m->config;
+    int64_t half = c->head_dim / 2;
+    float *row = NULL;
+    lm_code rc = lm_alloc_n(&row, (size_t)half, sizeof *row, "tables of the rotation", e);
+
+    for (int64_t i = 0; !rc && i < 2 * c->max_positions; i++) {
+        int64_t pos = i % c->max_positions;
+        for (int64_t k = 0; k < half; k++) {
+            double angle = (double)pos * pow(c->rope.theta, -(double)(2 * k) / (double)c->head_dim);
+            row[k] = (float)(i < c->max_positions ? cos(angle) : sin(angle));
+        }
+        rc = lm_export_write(w->out, row, (size_t)half * sizeof *row, e);
+    }
+    lm_free(row);
+    return rc;
+}
+
+static lm_code put_zeros(writer *w, uint64_t bytes, lm_err *e)
+{
+    static const uint8_t zeros[4096];
+    lm_code rc = LM_OK;
+
+    for (uint64_t n; !rc && bytes; bytes -= n) {
+        n = bytes < sizeof zeros ? bytes : sizeof zeros;
+        rc = lm_export_write(w->out, zeros, n, e);
+    }
+    return rc;
+}
+
+static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
+{
+    writer *w = ctx;
+    lm_rows r;
+    const void *data;
+    lm_code rc;
+
+    if (lm_stopping())
+        return LM_OK;
+    if (slot == w->s.n)
+        return put_tables(w, e);
+    const lm_st_tensor *t = w->s.from[slot];
+    uint64_t own = (uint64_t)t->count * lm_dtype_size(w->f->dtype);
+    rc = w->m->load(w->m, t, &data, e);
+    if (!rc && lm_rows_of_slot(&w->s.slot[slot], true, (lm_row_type){ t->dtype, NULL },
+                               (lm_row_type){ w->f->dtype, NULL }, &r)) {
+        rc = lm_grow(&w->cast, &w->cap, own, 1, "a tensor", e);
+        r.src = data;
+        r.dst = w->cast;
+        if (!rc)
+            rc = lm_rows_convert(&r, w->m->par, e);
+        data = w->cast;
+    }
+    if (!rc)
+        rc = lm_export_write(w->out, data, own, e);
+    if (!rc)
+        rc = put_zeros(w, bytes - own, e);
+    w->done += bytes;
+    lm_progress(w->m->sink, "convert", (double)w->done, (double)w->total, "bytes", t->name);
+    return rc;
+}
+
+lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat *f, const void *header,
+                       const lm_export_opts *o, lm_err *e)
+{
+    writer w = { .m = m, .f = f, .total = f->header };
+    layout l = { &m->config, f, NULL, 0 };
+    lm_code rc = lm_slotted_make(m, &w.s, e);
+
+    l.slot = w.s.slot;
+    l.n = w.s.n;
+    if (!rc && m->spool)
+        rc = m->spool(m, e); /* another order than the source's */
+    if (!rc)
+        rc = go_through(&l, add_up, &w, e);
+    if (!rc)
+        rc = lm_export_open(path, o->force, w.total, &w.out, e);
+    if (!rc)
+        rc = lm_export_write(w.out, header, f->header, e);
+    if (!rc)
+        rc = go_through(&l, put, &w, e);
+    if (!rc && m->end && !lm_stopping())
+        rc = m->end(m, e);
+    if (!rc && !lm_stopping())
+        rc = lm_out_commit(w.out, e);
+    else
+        lm_out_drop(w.out);
+    lm_free(w.cast);
+    lm_slotted_fini(&w.s);
+    return rc;
+}

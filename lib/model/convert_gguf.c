@@ -1,0 +1,318 @@
+/* convert_gguf.c -- a GGUF file seen as Hugging Face has its model. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/base64.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "format/safetensors_table.h"
+#include "model/convert_impl.h"
+#include "model/gguf_meta.h"
+
+typedef struct {
+    lm_gguf *g;
+    lm_slot *slot;
+    size_t n;
+    const lm_gguf_tensor **from; /* of slot i */
+    size_t *slot_of;             /* of tensor i of the plan */
+    size_t cap_of;
+    const lm_gguf_tensor *last;
+    void *copy;
+    size_t cap;
+} gguf;
+
+/* ---- Files kept by a conversion of ours ---- */
+
+static bool may_keep(const char *name)
+{
+    if (!strcmp(name, "config.json") || !strcmp(name, "generation_config.json"))
+        return true;
+    for (int i = 0; lm_tokenizer_files[i]; i++)
+        if (!strcmp(name, lm_tokenizer_files[i]))
+            return true;
+    return false;
+}
+
+static lm_code take_kept(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e)
+{
+    static const char *const prefixes[] = { LM_GGUF_FILE, LM_GGUF_FILE64 };
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; !rc && i < 2 * lm_gguf_pairs(g); i++) {
+        const lm_gguf_value *v = lm_gguf_pair(g, i / 2);
+        const char *prefix = prefixes[i % 2], *name = v->key + strlen(prefix);
+        lm_gguf_text text;
+        lm_buf data = { 0 };
+        if (strncmp(v->key, prefix, strlen(prefix)) || !may_keep(name) ||
+            (!tokenizer && strcmp(name, "config.json") && strcmp(name, "generation_config.json")))
+            continue;
+        rc = lm_gguf_str(g, v->key, &text, e);
+        if (!rc && i % 2)
+            rc = lm_base64_decode(text.text, text.len, v->key, &data, e);
+        else if (!rc)
+            rc = lm_buf_add(&data, text.text, text.len, e);
+        if (!rc)
+            rc = lm_import_put(m, name, &data, e);
+        lm_buf_fini(&data);
+    }
+    return rc;
+}
+
+/* ---- Tensors ---- */
+
+/* Axes of length 1 in front do not count: llama.cpp leaves them out. */
+static bool fits(const lm_slot *s, const lm_gguf_tensor *t)
+{
+    int64_t want[2], have[2] = { 1, 1 };
+
+    lm_slot_gguf_dim(s, want);
+    if (s->ndim == 1) {
+        want[1] = want[0];
+        want[0] = 1;
+    }
+    for (int d = 0; d < t->ndim; d++) {
+        if (d < t->ndim - 2 && t->dim[d] != 1)
+            return false;
+        if (d >= t->ndim - 2)
+            have[2 - t->ndim + d] = t->dim[d];
+    }
+    return have[0] == want[0] && have[1] == want[1];
+}
+
+static lm_code match(lm_import *m, gguf *q, lm_err *e)
+{
+    size_t used = 0;
+    lm_code rc;
+
+    if (m->config.layers > (int64_t)lm_gguf_count(q->g))
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensors for %" PRId64 " layers",
+                       lm_gguf_count(q->g), m->config.layers);
+    rc = lm_slots_make(&m->config, &q->slot, &q->n, e);
+
+    if (!rc)
+        rc = lm_alloc_n(&q->from, q->n, sizeof *q->from, "tensors of a model", e);
+    for (size_t i = 0; !rc && i < q->n; i++) {
+        const lm_gguf_tensor *t = q->from[i] = lm_gguf_find(q->g, q->slot[i].gguf);
+        if (!t)
+            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", q->slot[i].gguf);
+        if (!fits(&q->slot[i], t))
+            return lm_fail(e, LM_EFORMAT, m->path, NULL,
+                           "tensor '%s' has not the shape that the metadata ask for", t->name);
+        if (!lm_ggml_of(t->type) && t->type != LM_GGUF_TYPE_F32 && t->type != LM_GGUF_TYPE_F16 &&
+            t->type != LM_GGUF_TYPE_BF16)
+            return lm_fail(e, LM_EUSAGE, m->path, NULL,
+                           "tensor '%s' is of type %s, which cannot be decoded here", t->name,
+                           lm_gguf_type_of(t->type)->name);
+        used++;
+    }
+    if (rc || used == lm_gguf_count(q->g))
+        return rc;
+    for (size_t i = 0; i < lm_gguf_count(q->g); i++) {
+        const char *name = lm_gguf_at(q->g, i)->name;
+        bool known =
+            !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, "output.weight"));
+        for (size_t k = 0; !known && k < q->n; k++)
+            known = !strcmp(q->slot[k].gguf, name);
+        if (!known)
+            return lm_fail(e, LM_EUSAGE, m->path, NULL,
+                           "tensor '%.80s' is not known to the architecture %s", name,
+                           lm_arch_name(m->config.arch));
+    }
+    return LM_OK;
+}
+
+/* The type that a tensor gets: its own, but what was only widened for GGUF (F32 of `made`, what it
+ * was made from) goes back, and blocks become `want`. */
+static lm_dtype result_type(const lm_gguf_tensor *t, lm_dtype made, lm_dtype want)
+{
+    if (lm_ggml_of(t->type))
+        return want != LM_DTYPE_NONE ? want : made != LM_DTYPE_NONE ? made : LM_DTYPE_BF16;
+    if (t->type == LM_GGUF_TYPE_F32 && made != LM_DTYPE_NONE)
+        return made;
+    return lm_gguf_type_of(t->type)->dtype;
+}
+
+static lm_code add(lm_import *m, gguf *q, size_t slot, const char *name, lm_dtype made,
+                   lm_dtype want, lm_err *e)
+{
+    const lm_slot *s = &q->slot[slot];
+    size_t i = lm_st_plan_count(m->plan);
+    lm_code rc =
+        lm_st_plan_add(m->plan, name, result_type(q->from[slot], made, want), s->ndim, s->dim, e);
+
+    m->quantised = m->quantised || lm_ggml_of(q->from[slot]->type);
+    if (!rc)
+        rc = lm_grow(&q->slot_of, &q->cap_of, i + 1, sizeof *q->slot_of, "tensors of a model", e);
+    if (!rc)
+        q->slot_of[i] = slot;
+    return rc;
+}
+
+/* One of the tensors that a file of ours was made from: "BF16 model.norm.weight". */
+static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t *hint,
+                        lm_dtype want, lm_err *e)
+{
+    char type[16], name[128];
+    const char *space = memchr(line->text, ' ', line->len);
+    size_t n = space ? (size_t)(space - line->text) : 0;
+
+    if (!space || n >= sizeof type || line->len - n - 1 >= sizeof name)
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' has an entry that names no tensor",
+                       LM_GGUF_TENSORS);
+    memcpy(type, line->text, n);
+    type[n] = 0;
+    memcpy(name, space + 1, line->len - n - 1);
+    name[line->len - n - 1] = 0;
+    lm_dtype made = lm_dtype_parse(type);
+    if (made != LM_DTYPE_F32 && made != LM_DTYPE_F16 && made != LM_DTYPE_BF16)
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' has an entry of type %s",
+                       LM_GGUF_TENSORS, type);
+    if (m->config.tied && !strcmp(name, "lm_head.weight"))
+        return add(m, q, 0, name, made, want, e); /* slot 0 is the embedding */
+    for (size_t k = 0; k < q->n; k++) {
+        size_t at = (*hint + k) % q->n;
+        if (lm_slot_is(&q->slot[at], name)) {
+            *hint = at + 1;
+            return add(m, q, at, name, made, want, e);
+        }
+    }
+    return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names '%.80s', which is no tensor of it",
+                   LM_GGUF_TENSORS, name);
+}
+
+static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
+{
+    const lm_gguf_value *kept = lm_gguf_value_of(q->g, LM_GGUF_TENSORS);
+    lm_gguf_iter it = { .v = kept };
+    lm_gguf_text line;
+    size_t hint = 0;
+    lm_code rc = LM_OK;
+
+    if (!kept || !kept->array || kept->kind != LM_GGUF_STRING) {
+        for (size_t i = 0; !rc && i < q->n; i++)
+            rc = add(m, q, i, q->slot[i].hf, LM_DTYPE_NONE, want, e);
+        return rc;
+    }
+    while (!rc && lm_gguf_next_str(&it, &line))
+        rc = add_kept(m, q, &line, &hint, want, e);
+    if (!rc && lm_st_plan_count(m->plan) < q->n)
+        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names %zu tensors, there are %zu",
+                     LM_GGUF_TENSORS, lm_st_plan_count(m->plan), q->n);
+    return rc;
+}
+
+static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
+{
+    gguf *q = m->state;
+    size_t slot = q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
+    const lm_slot *s = &q->slot[slot];
+    const lm_gguf_tensor *from = q->from[slot];
+    const lm_ggml_type *block = lm_ggml_of(from->type);
+    lm_rows r;
+    lm_code rc;
+
+    if (q->last)
+        lm_gguf_forget(q->g, q->last);
+    q->last = from;
+    *data = lm_gguf_data(q->g, from);
+    if (!lm_rows_of_slot(
+            s, false,
+            (lm_row_type){ block ? LM_DTYPE_NONE : lm_gguf_type_of(from->type)->dtype, block },
+            (lm_row_type){ t->dtype, NULL }, &r))
+        return LM_OK;
+    rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
+    r.src = *data;
+    *data = r.dst = q->copy;
+    return rc ? rc : lm_rows_convert(&r, m->par, e);
+}
+
+static void close_file(lm_import *m)
+{
+    gguf *q = m->state;
+
+    lm_gguf_close(q->g);
+    lm_free(q->slot);
+    lm_free(q->from);
+    lm_free(q->slot_of);
+    lm_free(q->copy);
+    lm_free(q);
+}
+
+/* ---- Config and tokenizer ---- */
+
+static lm_code take_config(lm_import *m, const lm_gguf *g, lm_err *e)
+{
+    const lm_side_file *kept = lm_import_side(m, "config.json");
+    lm_gguf_text arch;
+    lm_code rc = lm_gguf_str(g, "general.architecture", &arch, e);
+
+    if (!rc)
+        rc = kept ? lm_json_parse(kept->data.data, kept->data.len, m->path, &m->tree, e)
+                  : lm_gguf_get_config(g, &m->tree, e);
+    if (!rc)
+        rc = lm_config_read(m->tree, m->path, &m->config, e);
+    if (rc || !kept)
+        return rc;
+    const char *name = lm_gguf_arch(m->config.arch);
+    if (arch.len != strlen(name) || memcmp(arch.text, name, arch.len))
+        return lm_fail(e, LM_EFORMAT, m->path, NULL,
+                       "the config.json kept in it is of %s, the file itself is not",
+                       lm_arch_name(m->config.arch));
+    return LM_OK;
+}
+
+static lm_code take_tokenizer(lm_import *m, const lm_gguf *g, const char *from, lm_err *e)
+{
+    lm_buf json = { 0 }, config = { 0 };
+    bool found = false;
+    lm_code rc;
+
+    if (from)
+        return lm_import_tokenizer(m, from, e);
+    if (lm_import_side(m, "tokenizer.json"))
+        return LM_OK;
+    rc = lm_gguf_get_vocab(g, &m->config, &json, &config, &found, e);
+    if (!rc && found)
+        rc = lm_import_put(m, "tokenizer.json", &json, e);
+    if (!rc && found && !lm_import_side(m, "tokenizer_config.json"))
+        rc = lm_import_put(m, "tokenizer_config.json", &config, e);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
+    return rc;
+}
+
+lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_err *e)
+{
+    gguf *q = NULL;
+    lm_gguf_text chain;
+    lm_buf text = { 0 };
+    lm_code rc = lm_alloc_n(&q, 1, sizeof *q, "a GGUF file", e);
+
+    if (rc) {
+        lm_map_close(map);
+        return rc;
+    }
+    m->state = q;
+    m->close = close_file;
+    m->load = load;
+    rc = lm_gguf_open_map(map, m->path, &q->g, e);
+    if (!rc)
+        rc = take_kept(m, q->g, !o->tokenizer, e);
+    if (!rc)
+        rc = take_config(m, q->g, e);
+    if (!rc)
+        rc = take_tokenizer(m, q->g, o->tokenizer, e);
+    if (!rc)
+        rc = match(m, q, e);
+    if (!rc)
+        rc = list_tensors(m, q, o->dtype, e);
+    if (!rc)
+        rc = lm_gguf_str(q->g, LM_HISTORY_KEY, &chain, e);
+    if (!rc && chain.text && !(rc = lm_buf_add(&text, chain.text, chain.len, e)))
+        rc = lm_strdup(&m->history, text.data, e);
+    lm_buf_fini(&text);
+    if (!rc && !lm_import_side(m, "config.json"))
+        json_object_set_new(m->tree, "torch_dtype", json_string("float32")); /* made to fit later */
+    return rc;
+}

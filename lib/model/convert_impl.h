@@ -1,0 +1,58 @@
+/* convert_impl.h -- what importers and exporters share; private to lib/model/convert*.c. */
+#ifndef LM_MODEL_CONVERT_IMPL_H
+#define LM_MODEL_CONVERT_IMPL_H
+
+#include "base/file.h"
+#include "model/convert.h"
+#include "model/convert_rows.h"
+#include "model/slots.h"
+
+#define LM_SIDE_MAX ((size_t)1 << 30) /* bytes of a small file */
+
+/* Importers: each fills *m or fails. */
+lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm_err *e);
+/* From bytes that `map` maps; its ownership passes, whatever the result. */
+lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_err *e);
+lm_code lm_import_llmc(lm_import *m, lm_map *map, lm_err *e);
+lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e);
+/* Is this the beginning (of `size` bytes in all) of one? */
+bool lm_is_llmc(const uint8_t *data, size_t size);
+bool lm_is_llama2c(const uint8_t *data, size_t size);
+
+/* Takes the bytes of `data` over. */
+lm_code lm_import_put(lm_import *m, const char *name, lm_buf *data, lm_err *e);
+/* Add the tokenizer files of `from` (a folder or a file), or none for "none". */
+lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e);
+/* tokenizer.json out of vocab.json and merges.txt in a folder; *made false when they are not there. */
+lm_code lm_import_join(const char *dir, lm_buf *json, bool *made, lm_err *e);
+
+/* A model's tensors beside the slots of its config. */
+typedef struct {
+    lm_slot *slot;
+    size_t n;
+    int64_t *slot_of;          /* of tensor i of the plan: index, or one of the two below */
+    const lm_st_tensor **from; /* of slot i */
+} lm_slotted;
+enum { LM_SLOT_IGNORED = -1, LM_SLOT_TIED = -2 }; /* a buffer; the head's copy of the embedding */
+
+/* Find every slot of m->config among m's tensors, in its shape, and every tensor among the slots.
+ * Fails: LM_EFORMAT naming the tensor. */
+lm_code lm_slotted_make(const lm_import *m, lm_slotted *out, lm_err *e);
+void lm_slotted_fini(lm_slotted *s);
+/* Is `name` what Hugging Face calls the slot, with or without the leading "model."? */
+bool lm_slot_is(const lm_slot *s, const char *name);
+
+/* Exporters. */
+lm_code lm_export_hf(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e);
+lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e);
+lm_code lm_export_llmc(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e);
+lm_code lm_export_llama2c(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e);
+
+/* The history of m and this step. */
+lm_code lm_export_history(const lm_import *m, const lm_export_opts *o, lm_buf *out, lm_err *e);
+/* Open `path` for `bytes` bytes to come, for which there must be room.  Then lm_export_write is an
+ * lm_write_fn with ctx = lm_out. */
+lm_code lm_export_open(const char *path, bool force, uint64_t bytes, lm_out **out, lm_err *e);
+lm_code lm_export_write(void *out, const void *data, size_t bytes, lm_err *e);
+
+#endif

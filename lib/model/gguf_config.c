@@ -1,0 +1,432 @@
+/* gguf_config.c -- hyper-parameters between config.json and GGUF's keys. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "format/provenance.h"
+#include "model/gguf_meta.h"
+#include "model/slots.h"
+
+/* ---- Writing ---- */
+
+/* "llama.context_length" */
+static const char *key_of(char buf[96], const char *arch, const char *rest)
+{
+    snprintf(buf, 96, "%s.%s", arch, rest);
+    return buf;
+}
+
+static lm_code no_words(const lm_import *m, const char *what, lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", lm_gguf_arch(m->config.arch),
+                   what);
+}
+
+/* What llama.cpp would compute otherwise than the model means. */
+static lm_code check_words(const lm_import *m, lm_err *e)
+{
+    const lm_config *c = &m->config;
+    const char *arch = lm_gguf_arch(c->arch);
+
+    if (c->gelu_exact)
+        return no_words(m, "exact GELU (activation_function gelu)", e);
+    if (c->arch == LM_ARCH_GPT2 && (c->scale_by_layer || !c->scale_attention))
+        return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
+    if (c->rope.type == LM_ROPE_DYNAMIC)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: GGUF has no dynamic rotary scaling: llama.cpp will not go beyond %" PRId64
+               " positions",
+               m->path, c->max_positions);
+    if (c->window > 0)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: llama.cpp's %s knows no sliding window: texts of more than %" PRId64
+               " tokens will be seen whole",
+               m->path, arch, c->window);
+    if ((c->arch == LM_ARCH_QWEN2 || c->arch == LM_ARCH_QWEN3) && c->out_bias)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: llama.cpp's %s has no bias on attn_output and will refuse this file", m->path,
+               arch);
+    return LM_OK;
+}
+
+static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
+{
+    const lm_rope_config *r = &c->rope;
+    char key[96];
+
+    lm_gguf_put_f32(p, key_of(key, arch, "rope.freq_base"), (float)r->theta);
+    if (r->type == LM_ROPE_LINEAR || r->type == LM_ROPE_YARN) {
+        const char *name = r->type == LM_ROPE_LINEAR ? "linear" : "yarn";
+        lm_gguf_put_str(p, key_of(key, arch, "rope.scaling.type"), name, strlen(name));
+        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.factor"), (float)r->factor);
+    }
+    if (r->type != LM_ROPE_YARN)
+        return;
+    lm_gguf_put_u32(p, key_of(key, arch, "rope.scaling.original_context_length"),
+                    (uint32_t)(r->original ? r->original : c->max_positions));
+    if (r->attention > 0)
+        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_attn_factor"), (float)r->attention);
+    if (r->beta_fast < 32 || r->beta_fast > 32)
+        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_beta_fast"), (float)r->beta_fast);
+    if (r->beta_slow < 1 || r->beta_slow > 1)
+        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_beta_slow"), (float)r->beta_slow);
+}
+
+lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
+{
+    const lm_config *c = &m->config;
+    const char *arch = lm_gguf_arch(c->arch);
+    bool gpt2 = c->arch == LM_ARCH_GPT2;
+    char key[96];
+    lm_code rc = check_words(m, e);
+
+    if (rc)
+        return rc;
+    lm_gguf_put_u32(p, key_of(key, arch, "block_count"), (uint32_t)c->layers);
+    lm_gguf_put_u32(p, key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
+    lm_gguf_put_u32(p, key_of(key, arch, "embedding_length"), (uint32_t)c->width);
+    lm_gguf_put_u32(p, key_of(key, arch, "feed_forward_length"), (uint32_t)c->ffn);
+    lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count"), (uint32_t)c->heads);
+    if (gpt2) {
+        lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_epsilon"), (float)c->norm_eps);
+    } else {
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count_kv"), (uint32_t)c->kv_heads);
+        lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_rms_epsilon"),
+                        (float)c->norm_eps);
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.key_length"), (uint32_t)c->head_dim);
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.value_length"), (uint32_t)c->head_dim);
+        lm_gguf_put_u32(p, key_of(key, arch, "rope.dimension_count"), (uint32_t)c->head_dim);
+        put_rope(p, arch, c);
+    }
+    if (c->window > 0)
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)c->window);
+    lm_gguf_put_u32(p, key_of(key, arch, "vocab_size"), (uint32_t)c->vocab);
+    return LM_OK;
+}
+
+void lm_gguf_rope_factors(const lm_config *c, float *out)
+{
+    const lm_rope_config *r = &c->rope;
+    double longest = (double)r->original / r->low_freq,
+           shortest = (double)r->original / r->high_freq;
+
+    for (int64_t i = 0; i < c->head_dim / 2; i++) {
+        double wave = 2 * acos(-1.0) * pow(r->theta, (double)(2 * i) / (double)c->head_dim);
+        double smooth = ((double)r->original / wave - r->low_freq) / (r->high_freq - r->low_freq);
+        out[i] = wave < shortest  ? 1.0f
+                 : wave > longest ? (float)r->factor
+                                  : (float)(1 / ((1 - smooth) / r->factor + smooth));
+    }
+}
+
+/* ---- Reading ---- */
+
+typedef struct {
+    const lm_gguf *g;
+    const char *arch;
+    char key[96];
+    json_t *o;
+    lm_err *e;
+} reader;
+
+static lm_code whole(reader *r, const char *rest, int64_t dflt, int64_t *out, bool *given)
+{
+    bool there;
+    lm_code rc = lm_gguf_i64_or(r->g, key_of(r->key, r->arch, rest), dflt, 0, INT64_C(1) << 40, out,
+                                &there, r->e);
+
+    if (given)
+        *given = there;
+    if (!rc && !there && dflt < 0)
+        rc = lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL, "'%s' is missing", r->key);
+    return rc;
+}
+
+static lm_code real(reader *r, const char *rest, double dflt, double *out, bool *given)
+{
+    return lm_gguf_f64_or(r->g, key_of(r->key, r->arch, rest), dflt, out, given, r->e);
+}
+
+/* A float's value in as few digits as tell it apart: 1e-05, not 9.99999974737875e-06. */
+static double shortest(double v)
+{
+    char digits[40];
+    double back = v;
+
+    for (int n = 6; n <= 9; n++) {
+        snprintf(digits, sizeof digits, "%.*g", n, v);
+        if (sscanf(digits, "%lf", &back) == 1 && (float)back == (float)v)
+            return back;
+    }
+    return v;
+}
+
+static void set_int(reader *r, const char *key, int64_t v)
+{
+    json_object_set_new(r->o, key, json_integer(v));
+}
+
+static void set_real(json_t *o, const char *key, double v)
+{
+    json_object_set_new(o, key, json_real(shortest(v)));
+}
+
+static bool has(const reader *r, const char *tensor)
+{
+    return lm_gguf_find(r->g, tensor) != NULL;
+}
+
+static lm_code get_ids(reader *r)
+{
+    static const char *const keys[][2] = {
+        { "tokenizer.ggml.bos_token_id", "bos_token_id" },
+        { "tokenizer.ggml.eos_token_id", "eos_token_id" },
+        { "tokenizer.ggml.padding_token_id", "pad_token_id" },
+    };
+
+    for (int i = 0; i < 3; i++) {
+        int64_t id;
+        bool given;
+        if (lm_gguf_i64_or(r->g, keys[i][0], -1, 0, INT64_C(1) << 31, &id, &given, r->e))
+            return r->e->code;
+        if (given)
+            set_int(r, keys[i][1], id);
+        else if (i < 2)
+            json_object_set_new(r->o, keys[i][1], json_null());
+    }
+    return LM_OK;
+}
+
+static lm_code get_gpt2(reader *r)
+{
+    int64_t ctx, width, layers, heads, ffn;
+    double eps;
+
+    if (whole(r, "context_length", -1, &ctx, NULL) ||
+        whole(r, "embedding_length", -1, &width, NULL) ||
+        whole(r, "block_count", -1, &layers, NULL) ||
+        whole(r, "attention.head_count", -1, &heads, NULL) ||
+        whole(r, "feed_forward_length", 4 * width, &ffn, NULL) ||
+        real(r, "attention.layer_norm_epsilon", 1e-5, &eps, NULL))
+        return r->e->code;
+    json_object_set_new(r->o, "activation_function", json_string("gelu_new"));
+    set_int(r, "n_positions", ctx);
+    set_int(r, "n_ctx", ctx);
+    set_int(r, "n_embd", width);
+    set_int(r, "n_layer", layers);
+    set_int(r, "n_head", heads);
+    if (ffn != 4 * width)
+        set_int(r, "n_inner", ffn);
+    set_real(r->o, "layer_norm_epsilon", eps);
+    return LM_OK;
+}
+
+/* llama3's parameters out of its divisors f: 1/f is linear in the frequency between the two ends,
+ * so two numbers between give low_freq_factor : high_freq_factor : original length.  The first is
+ * taken as 1, as all published models have it. */
+static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
+{
+    const lm_gguf_tensor *t = lm_gguf_find(r->g, LM_GGUF_ROPE_FREQS);
+    const float *f = (const float *)lm_gguf_data(r->g, t);
+    double factor = 1, x[2], s[2], slope, cut, high = 4, original = 8192;
+    int64_t n = dim / 2, between = 0;
+    lm_config back = { .head_dim = dim };
+    float again;
+
+    if (t->type != LM_GGUF_TYPE_F32 || t->ndim != 1 || t->count != n || n > 4096)
+        return lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL,
+                       "'%s' is not one F32 number for each of %" PRId64 " frequencies",
+                       LM_GGUF_ROPE_FREQS, n);
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&again, (const char *)f + 4 * i, 4);
+        factor = again > factor ? again : factor;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&again, (const char *)f + 4 * i, 4);
+        if (!(again > 1.000001) || !(again < factor * 0.999999))
+            continue;
+        int k = between ? 1 : 0;
+        x[k] = pow(theta, -(double)(2 * i) / (double)dim) / (2 * acos(-1.0));
+        s[k] = (1 / (double)again - 1 / factor) / (1 - 1 / factor);
+        between++;
+    }
+    if (between >= 2) {
+        slope = (s[0] - s[1]) / (x[0] - x[1]);
+        cut = slope * x[0] - s[0];
+        high = rint((1 + 1 / cut) * 1000) / 1000;
+        original = rint(slope * (high - 1));
+    }
+    back.rope = (lm_rope_config){ .type = LM_ROPE_LLAMA3,
+                                  .theta = theta,
+                                  .factor = factor,
+                                  .low_freq = 1,
+                                  .high_freq = high,
+                                  .original = (int64_t)original };
+    float made[4096];
+    if (high > 1 && original >= 1 && original < 1e12)
+        lm_gguf_rope_factors(&back, made);
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&again, (const char *)f + 4 * i, 4);
+        if (!(high > 1 && original >= 1 && original < 1e12) ||
+            !(fabs((double)again - made[i]) <= 1e-3 * fabs((double)again)))
+            return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
+                           "'%s' is no scaling of the kind llama3", LM_GGUF_ROPE_FREQS);
+    }
+    json_object_set_new(scaling, "rope_type", json_string("llama3"));
+    set_real(scaling, "factor", factor);
+    set_real(scaling, "low_freq_factor", 1);
+    set_real(scaling, "high_freq_factor", high);
+    json_object_set_new(scaling, "original_max_position_embeddings",
+                        json_integer((int64_t)original));
+    return LM_OK;
+}
+
+static lm_code get_rope(reader *r, int64_t dim)
+{
+    json_t *s = json_object();
+    lm_gguf_text type;
+    double theta, factor, v;
+    int64_t original;
+    bool given;
+    lm_code rc;
+
+    if ((rc = real(r, "rope.freq_base", 10000, &theta, NULL)) ||
+        (rc = real(r, "rope.scaling.factor", 1, &factor, NULL)) ||
+        (rc = whole(r, "rope.scaling.original_context_length", 0, &original, NULL)) ||
+        (rc = lm_gguf_str(r->g, key_of(r->key, r->arch, "rope.scaling.type"), &type, r->e)))
+        goto out;
+    set_real(r->o, "rope_theta", theta);
+    if (has(r, LM_GGUF_ROPE_FREQS)) {
+        rc = get_llama3(r, s, theta, dim);
+    } else if (type.text && type.len == 6 && !memcmp(type.text, "linear", 6)) {
+        json_object_set_new(s, "rope_type", json_string("linear"));
+        set_real(s, "factor", factor);
+    } else if (type.text && type.len == 4 && !memcmp(type.text, "yarn", 4)) {
+        static const char *const names[][2] = { { "yarn_attn_factor", "attention_factor" },
+                                                { "yarn_beta_fast", "beta_fast" },
+                                                { "yarn_beta_slow", "beta_slow" } };
+        char rest[64];
+        json_object_set_new(s, "rope_type", json_string("yarn"));
+        set_real(s, "factor", factor);
+        if (original)
+            json_object_set_new(s, "original_max_position_embeddings", json_integer(original));
+        for (int i = 0; i < 3 && !rc; i++) {
+            snprintf(rest, sizeof rest, "rope.scaling.%s", names[i][0]);
+            rc = real(r, rest, 0, &v, &given);
+            if (given && v > 0)
+                set_real(s, names[i][1], v);
+        }
+    } else if (type.text && !(type.len == 4 && !memcmp(type.text, "none", 4))) {
+        rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), "linear, yarn and llama3 are known",
+                     "rotary scaling '%.*s' is not known", (int)(type.len < 40 ? type.len : 40),
+                     type.text);
+    }
+    if (!rc && json_object_size(s))
+        json_object_set(r->o, "rope_scaling", s);
+out:
+    json_decref(s);
+    return rc;
+}
+
+static lm_code get_llama(reader *r, lm_arch arch)
+{
+    int64_t ctx, width, ffn, layers, heads, kv, dim, window;
+    double eps;
+    bool given;
+
+    if (whole(r, "context_length", -1, &ctx, NULL) ||
+        whole(r, "embedding_length", -1, &width, NULL) ||
+        whole(r, "feed_forward_length", -1, &ffn, NULL) ||
+        whole(r, "block_count", -1, &layers, NULL) ||
+        whole(r, "attention.head_count", -1, &heads, NULL) ||
+        whole(r, "attention.head_count_kv", heads, &kv, NULL) ||
+        whole(r, "rope.dimension_count", heads ? width / heads : 0, &dim, NULL) ||
+        whole(r, "attention.key_length", dim, &dim, NULL) ||
+        whole(r, "attention.sliding_window", 0, &window, &given) ||
+        real(r, "attention.layer_norm_rms_epsilon", 1e-6, &eps, NULL))
+        return r->e->code;
+    set_int(r, "hidden_size", width);
+    set_int(r, "intermediate_size", ffn);
+    set_int(r, "num_hidden_layers", layers);
+    set_int(r, "num_attention_heads", heads);
+    set_int(r, "num_key_value_heads", kv);
+    if (arch == LM_ARCH_QWEN3 || dim * heads != width)
+        set_int(r, "head_dim", dim);
+    set_int(r, "max_position_embeddings", ctx);
+    json_object_set_new(r->o, "hidden_act", json_string("silu"));
+    set_real(r->o, "rms_norm_eps", eps);
+    if (window && arch == LM_ARCH_MISTRAL)
+        set_int(r, "sliding_window", window);
+    else if (window)
+        return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
+                       "a sliding window in '%s' cannot be said in config.json", r->arch);
+    if (arch != LM_ARCH_QWEN2)
+        json_object_set_new(r->o, "attention_bias", json_boolean(has(r, "blk.0.attn_q.bias")));
+    if (arch == LM_ARCH_LLAMA)
+        json_object_set_new(r->o, "mlp_bias", json_boolean(has(r, "blk.0.ffn_up.bias")));
+    return get_rope(r, dim);
+}
+
+static lm_code find_arch(const lm_gguf *g, lm_arch *out, lm_err *e)
+{
+    lm_gguf_text name;
+    int64_t window, experts;
+    lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
+
+    if (!rc && !name.text)
+        rc = lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL, "'general.architecture' is missing");
+    for (lm_arch a = 0; !rc && a < LM_ARCH_COUNT; a++)
+        if (strlen(lm_gguf_arch(a)) == name.len && !memcmp(lm_gguf_arch(a), name.text, name.len)) {
+            *out = a;
+            if (a != LM_ARCH_LLAMA)
+                return LM_OK;
+            rc = lm_gguf_i64_or(g, "llama.expert_count", 0, 0, 1 << 20, &experts, NULL, e);
+            if (!rc && experts)
+                return lm_fail(e, LM_EUSAGE, lm_gguf_path(g), NULL,
+                               "a model of %" PRId64 " experts; only dense ones are converted",
+                               experts);
+            /* Only our own files say so: llama.cpp's conversion drops Mistral's window. */
+            rc = rc ? rc
+                    : lm_gguf_i64_or(g, "llama.attention.sliding_window", 0, 0, INT64_C(1) << 40,
+                                     &window, NULL, e);
+            *out = !rc && window ? LM_ARCH_MISTRAL : LM_ARCH_LLAMA;
+            return rc;
+        }
+    return rc ? rc
+              : lm_fail(e, LM_EUSAGE, lm_gguf_path(g), "gpt2, llama, qwen2 and qwen3 are converted",
+                        "architecture '%.*s'", (int)(name.len < 60 ? name.len : 60), name.text);
+}
+
+lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
+{
+    static const char *const classes[LM_ARCH_COUNT] = { "GPT2LMHeadModel", "LlamaForCausalLM",
+                                                        "MistralForCausalLM", "Qwen2ForCausalLM",
+                                                        "Qwen3ForCausalLM" };
+    const lm_gguf_tensor *embed = lm_gguf_find(g, "token_embd.weight");
+    reader r = { .g = g, .e = e };
+    lm_arch arch = LM_ARCH_LLAMA;
+    lm_code rc = find_arch(g, &arch, e);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    if (!embed || embed->ndim != 2)
+        return lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL,
+                       "it has no tensor 'token_embd.weight' of two dimensions: the vocabulary "
+                       "alone is no model");
+    r.arch = lm_gguf_arch(arch);
+    r.o = json_object();
+    json_object_set_new(r.o, "architectures", json_pack("[s]", classes[arch]));
+    json_object_set_new(r.o, "model_type", json_string(lm_arch_name(arch)));
+    rc = arch == LM_ARCH_GPT2 ? get_gpt2(&r) : get_llama(&r, arch);
+    if (!rc)
+        rc = get_ids(&r);
+    set_int(&r, "vocab_size", embed->dim[0]);
+    json_object_set_new(r.o, "tie_word_embeddings", json_boolean(!has(&r, "output.weight")));
+    if (rc)
+        json_decref(r.o);
+    else
+        *out = r.o;
+    return rc;
+}

@@ -1,0 +1,43 @@
+/* gguf_meta.h -- the metadata of a model in GGUF: config.json and tokenizer.json as the keys that
+ * llama.cpp reads, and back.
+ *
+ * The keys are those that llama.cpp's conversion writes for the same model (docs/gguf.md;
+ * conversion/ and gguf-py of ggml-org/llama.cpp).  Private to lib/model. */
+#ifndef LM_MODEL_GGUF_META_H
+#define LM_MODEL_GGUF_META_H
+
+#include "format/gguf.h"
+#include "model/convert.h"
+
+/* A tensor of divisors of the rotary frequencies, [head_dim / 2], which llama3's scaling needs in
+ * GGUF; it is no tensor of Hugging Face's. */
+#define LM_GGUF_ROPE_FREQS "rope_freqs.weight"
+
+/* Keys of our own. */
+#define LM_GGUF_FILE    "lmutils.file."   /* + name: its text */
+#define LM_GGUF_FILE64  "lmutils.file64." /* + name: its bytes in base 64, when they are not UTF-8 */
+#define LM_GGUF_TENSORS "lmutils.tensors" /* "TYPE NAME" of each tensor it was made from */
+
+/* ---- Writing ---- */
+
+/* Hyper-parameters of the architecture.  Fails: LM_EUSAGE for what GGUF has no key for and that
+ * changes every result; what changes only some is said as a warning. */
+lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e);
+/* Divisors of llama3's scaling; c->head_dim / 2 numbers. */
+void lm_gguf_rope_factors(const lm_config *c, float *out);
+/* tokenizer.*: "none" when the model has no tokenizer.  Fails: LM_EFORMAT for a tokenizer.json that
+ * is not understood, LM_EUSAGE when it has more tokens than the model. */
+lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e);
+
+/* ---- Reading ---- */
+
+/* A config.json made out of the metadata and the shapes of some tensors.  *out is yours.  Fails:
+ * LM_EUSAGE for another architecture, LM_EFORMAT. */
+lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e);
+/* tokenizer.json and tokenizer_config.json, appended to the buffers; *found false when the file has
+ * no tokenizer.  Fails: LM_EUSAGE for a kind of tokenizer that cannot be said in a tokenizer.json
+ * of ours. */
+lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm_buf *config,
+                          bool *found, lm_err *e);
+
+#endif
