@@ -1,4 +1,5 @@
 /* merge-models -- several models made into one.  See man/man1/merge-models.1. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -6,11 +7,13 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "common/tool.h"
 #include "merge/engine.h"
 #include "merge/plan.h"
 #include "merge/recipe.h"
 #include "merge/report.h"
+#include "merge/search_weights.h"
 
 static struct {
     const char *method, *base, *dtype;
@@ -20,10 +23,20 @@ static struct {
     bool normalize, nuslerp_flatten, nuslerp_row_wise, normalize_weights, filter_wise, clamp_t;
     int64_t shard;
     bool list, print_plan;
-} opt = { .shard = LM_MAX_SHARD_BYTES };
+    /* tokenizers that differ */
+    const char *tokenizer;
+    int64_t pad_to;
+    /* the search for weights */
+    const char *search, *objective, *val_dtype, *grid, *bounds, *resume;
+    lm_strs val;
+    int64_t val_tokens, seq, stride, max_candidates;
+    double sigma;
+} opt = { .shard = LM_MAX_SHARD_BYTES, .objective = "tokens", .val_dtype = "f32" };
 
 static const char *const dtypes[] = { "f64", "f32", "f16", "bf16", NULL };
 static const char *const rescales[] = { "none", "l1", "expected", NULL };
+static const char *const objectives[] = { "tokens", "equal", NULL };
+static const char *const val_dtypes[] = { "f32", "bf16", NULL };
 static const char *const elections[] = { "weighted", "sum", "count", NULL };
 
 static const lm_opt options[] = {
@@ -56,6 +69,25 @@ static const lm_opt options[] = {
     LM_FLAG(0, "clamp-t", &opt.clamp_t, "hold the ratio of model_stock to [0,1]"),
     LM_STR(0, "alpha", &opt.alpha, "V", "share of the off-diagonal of a Gram matrix"),
     LM_STR(0, "fisher-floor", &opt.fisher_floor, "V", "least importance"),
+    LM_GROUP("Tokenizers that differ"),
+    LM_STR(0, "tokenizer", &opt.tokenizer, "WHICH", "union, base, or one of the models"),
+    LM_COUNT(0, "pad-to-multiple-of", &opt.pad_to, "N", 1, 1 << 20, "rows of the embedding"),
+    LM_GROUP("Search for the weights (candidates go to standard output as JSONL)"),
+    LM_CHOICE('s', "search", &opt.search, "WAY", lm_search_names,
+              "grid, simplex, coordinate or cma-es"),
+    LM_LIST(0, "val", &opt.val, "DATA", "held-out shards or text of a distribution; repeat it"),
+    LM_CHOICE(0, "objective", &opt.objective, "HOW", objectives,
+              "mean loss: by tokens, or all sets equal [tokens]"),
+    LM_COUNT(0, "val-tokens", &opt.val_tokens, "N", 1, 1e15, "of each set at most [all]"),
+    LM_CHOICE(0, "val-dtype", &opt.val_dtype, "TYPE", val_dtypes, "compute in f32 or bf16 [f32]"),
+    LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "window [1024, less if the model holds less]"),
+    LM_COUNT(0, "stride", &opt.stride, "N", 1, 1e9, "step from window to window [seq-len / 2]"),
+    LM_COUNT(0, "max-candidates", &opt.max_candidates, "N", 1, 1e6,
+             "at most [grid all, simplex models + 32, else 100]"),
+    LM_STR(0, "grid", &opt.grid, "V,V,...", "grid, coordinate: values [0,0.25,...,1.5]"),
+    LM_STR(0, "bounds", &opt.bounds, "LO,HI", "cma-es: of each weight [0,1.5]"),
+    LM_REAL(0, "sigma", &opt.sigma, "X", 1e-9, 1e9, "cma-es: first step [0.3 of the bounds]"),
+    LM_STR(0, "resume", &opt.resume, "FILE", "go on with the candidates of an earlier search"),
     LM_GROUP("Output (-o: a folder, NAME.tar, NAME.lmz, NAME.safetensors, or - for a tar)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "type of the result [that of the base]"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
@@ -66,7 +98,7 @@ static const lm_opt options[] = {
 
 static const char *const examples[] = {
     "merge-models --method dem --base base/ math/:0.4 code/:0.7 -o merged/",
-    "merge-models --config mergekit.yaml -o merged/", NULL
+    "merge-models -m dem -b base/ math/ code/ --search coordinate --val math/val -o best/", NULL
 };
 
 static bool takes_config(const char *path);
@@ -155,6 +187,13 @@ static lm_code from_options(lm_merge_recipe **out, lm_err *e)
         rc = set_params(r, e);
     if (!rc)
         rc = lm_merge_recipe_check(r, e);
+    if (!rc && opt.tokenizer)
+        r->vocab = (lm_vocab_spec){ .policy = !strcmp(opt.tokenizer, "union")  ? LM_VOCAB_UNION
+                                              : !strcmp(opt.tokenizer, "base") ? LM_VOCAB_BASE
+                                                                               : LM_VOCAB_MODEL,
+                                    .model = opt.tokenizer };
+    if (!rc)
+        r->vocab.pad_to = opt.pad_to;
     *out = r;
     return rc;
 }
@@ -167,7 +206,7 @@ static void check_config(void)
         "epsilon",  "scale", "normalize",     "rescale",         "lambda",
         "t",        "eps",   "sign-election", "nuslerp-flatten", "nuslerp-row-wise",
         "max-iter", "tol",   "select-topk",   "filter-wise",     "normalize-weights",
-        "clamp-t",  "alpha", "fisher-floor",
+        "clamp-t",  "alpha", "fisher-floor",  "tokenizer",       "pad-to-multiple-of",
     };
 
     if (tool.argc)
@@ -239,6 +278,131 @@ static lm_code merge(const lm_merge_plan *p, const lm_bundle_opts *bundle, lm_pa
     return rc;
 }
 
+/* ---- The search ---- */
+
+/* "0,0.5,1" as numbers; leaves with misuse. */
+static int read_list(const char *where, const char *text, double *v, int most)
+{
+    int n = 0;
+
+    for (const char *at = text, *end; at; at = *end ? end + 1 : NULL) {
+        char one[64];
+
+        end = at + strcspn(at, ",");
+        snprintf(one, sizeof one, "%.*s", end - at < 63 ? (int)(end - at) : 63, at);
+        if (n == most)
+            lm_misuse(&tool, where, NULL, "more than %d numbers", most);
+        if (!lm_parse_double(one, &v[n++]))
+            lm_misuse(&tool, where, "write numbers with commas between them",
+                      "'%s' is not a number", one);
+    }
+    return n;
+}
+
+/* Each line at once, so that a search that is killed can be resumed; a reader that has left does
+ * not end the search. */
+static lm_code write_line(void *gone, const void *data, size_t bytes, lm_err *e)
+{
+    bool *left = gone;
+
+    if (*left || (fwrite(data, 1, bytes, stdout) == bytes && !fflush(stdout)))
+        return LM_OK;
+    if (errno != EPIPE)
+        return lm_fail_write("standard output", e);
+    *left = true;
+    lm_say(&tool, LM_LOG_WARN, "standard output: nobody reads the candidates");
+    return LM_OK;
+}
+
+/* What -o asks for can be made: known now, not after the search. */
+static lm_code try_output(const lm_bundle_opts *bundle, lm_err *e)
+{
+    lm_bundle_out *out = NULL;
+    lm_code rc = lm_bundle_create(tool.output, tool.force, bundle, &out, e);
+
+    lm_bundle_drop(out);
+    return rc;
+}
+
+static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err *e)
+{
+    static double grid[256], bounds[2], best[LM_MERGE_MAX_INPUTS];
+    bool gone = false;
+    lm_merge_engine *g = NULL;
+    lm_backend *b = NULL;
+    lm_merge_search_opts o = { .equal = opt.objective[0] == 'e',
+                               .resume = opt.resume,
+                               .write = write_line,
+                               .ctx = &gone,
+                               .sink = &tool.sink };
+
+    while (strcmp(lm_search_names[o.search.kind], opt.search) != 0)
+        o.search.kind++;
+    o.search.seed = (uint64_t)tool.seed;
+    o.search.max = opt.max_candidates;
+    o.search.sigma = opt.sigma;
+    if (opt.grid) {
+        o.search.n_grid = read_list("--grid", opt.grid, grid, 256);
+        o.search.grid = grid;
+    }
+    if (opt.bounds && read_list("--bounds", opt.bounds, bounds, 2) != 2)
+        lm_misuse(&tool, "--bounds", "write LO,HI", "two numbers are needed");
+    o.search.lo = bounds[0];
+    o.search.hi = bounds[1];
+    o.val = (lm_validator_opts){ .path = opt.val.v,
+                                 .sets = opt.val.n,
+                                 .seq = opt.seq,
+                                 .stride = opt.stride,
+                                 .max_tokens = opt.val_tokens,
+                                 .dtype = lm_dtype_parse(opt.val_dtype) };
+    lm_code rc = lm_backend_cpu(tool.cpu, par, &b, e);
+    if (!rc)
+        rc = lm_merge_engine_new(p, par, tool.cpu, &tool.sink, &g, e);
+    if (!rc)
+        rc = lm_merge_search(r, p, g, b, &o, best, e);
+    lm_merge_engine_free(g);
+    lm_backend_close(b);
+    return rc;
+}
+
+/* Options of a search without one, and a search without what it needs. */
+static void check_search(void)
+{
+    static const struct {
+        const char *option, *way, *other;
+    } needs[] = { { "val", NULL, NULL },
+                  { "objective", NULL, NULL },
+                  { "val-tokens", NULL, NULL },
+                  { "val-dtype", NULL, NULL },
+                  { "seq-len", NULL, NULL },
+                  { "stride", NULL, NULL },
+                  { "resume", NULL, NULL },
+                  { "max-candidates", NULL, NULL },
+                  { "grid", "grid", "coordinate" },
+                  { "bounds", "cma-es", NULL },
+                  { "sigma", "cma-es", NULL } };
+
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        char where[40];
+        bool fits = opt.search && (!needs[i].way || !strcmp(opt.search, needs[i].way) ||
+                                   (needs[i].other && !strcmp(opt.search, needs[i].other)));
+
+        snprintf(where, sizeof where, "--%s", needs[i].option);
+        if (lm_given(&tool, needs[i].option) && !fits)
+            lm_misuse(&tool, where, "leave it out, or add --search", "%s%s does not read it",
+                      opt.search ? "--search " : "a merge without search",
+                      opt.search ? opt.search : "");
+    }
+    if (!opt.search)
+        return;
+    if (!opt.val.n)
+        lm_misuse(&tool, "--search", "give held-out data with --val",
+                  "there is nothing to validate on");
+    if (tool.json || (tool.output && !strcmp(tool.output, "-")))
+        lm_misuse(&tool, tool.json ? "--json" : "-o", "write the model to a file or folder",
+                  "standard output holds the candidates of the search");
+}
+
 static void refuse_inputs(const lm_merge_recipe *r)
 {
     for (int i = 0; i < r->n_inputs; i++) {
@@ -266,8 +430,11 @@ static lm_code run(lm_err *e)
         rc = lm_merge_plan_new(r, &how, &p, e);
     if (!rc && (tool.dry_run || opt.print_plan))
         rc = report(p, 0, e);
-    else if (!rc)
-        rc = merge(p, &bundle, par, e);
+    else if (!rc) {
+        if (opt.search && !try_output(&bundle, e))
+            search(r, p, par, e);
+        rc = e->code || lm_stopping() ? e->code : merge(p, &bundle, par, e);
+    }
     lm_merge_plan_free(p);
     lm_par_free(par);
     lm_merge_recipe_free(r);
@@ -306,6 +473,7 @@ int main(int argc, char **argv)
     if (!tool.output && !tool.dry_run && !opt.print_plan)
         lm_misuse(&tool, "-o", "name the folder or file to make, or - for a stream",
                   "no output is given");
+    check_search();
     if (tool.json && tool.output && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     if (run(&e))

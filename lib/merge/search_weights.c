@@ -166,6 +166,27 @@ static lm_code take_best(lm_merge_recipe *r, lm_merge_plan *p, int n, const doub
     return LM_OK;
 }
 
+enum { MAX_TOKENIZER = 512 << 20 };
+
+/* The tokenizer that the merged model will have; *own is to be freed; both NULL: it has none. */
+static lm_code find_tokenizer(const lm_merge_plan *p, const lm_tokenizer **tok, lm_tokenizer **own,
+                              lm_err *e)
+{
+    const lm_merge_model *m = &p->model[p->tokenizer];
+    lm_buf json = { 0 };
+    bool found = false;
+    *tok = p->vocab ? lm_vocab_tokenizer(p->vocab) : NULL;
+    if (*tok)
+        return LM_OK;
+    lm_code rc =
+        lm_model_source_file_now(m->source, "tokenizer.json", MAX_TOKENIZER, &json, &found, e);
+    if (!rc && found)
+        rc = lm_tokenizer_from_json(json.data, json.len, NULL, 0, m->name, own, e);
+    *tok = *own;
+    lm_buf_fini(&json);
+    return rc;
+}
+
 lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g, lm_backend *b,
                         const lm_merge_search_opts *o, double *best, lm_err *e)
 {
@@ -175,6 +196,8 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
     lm_config config = { 0 };
     work w = { .p = p, .g = g, .o = o, .n = n, .best = NAN };
     lm_search *trial = NULL;
+    lm_validator_opts val = o->val;
+    lm_tokenizer *own = NULL;
     if (check(r, n, o, e))
         return e->code;
     s.n = n;
@@ -185,8 +208,10 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
     lm_search_free(trial);
     if (!rc)
         rc = lm_config_read(p->config, "config.json", &config, e);
+    if (!rc && !val.tok)
+        rc = find_tokenizer(p, &val.tok, &own, e);
     if (!rc)
-        rc = lm_validator_new(&o->val, &config, b, &w.v, e);
+        rc = lm_validator_new(&val, &config, b, &w.v, e);
     if (!rc)
         rc = run(&w, &s, best, e);
     if (!rc && !lm_stopping())
@@ -195,6 +220,7 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
     lm_free(w.weight);
     lm_buf_fini(&w.line);
     lm_validator_free(w.v);
+    lm_tokenizer_free(own);
     lm_config_fini(&config);
     return rc;
 }

@@ -24,7 +24,7 @@
 typedef struct {
     lm_search_opts search; /* n is set here; start NULL: the recipe's weights where every model
                                 has one, else 1/n */
-    lm_validator_opts val; /* tok: of the merged model */
+    lm_validator_opts val; /* tok NULL: the one that the merged model will have */
     bool equal;            /* the objective takes all sets alike, not by their tokens */
     const char *resume;    /* lines of an earlier search; NULL: none */
     lm_write_fn write;     /* receives each line with its newline, in one call */
