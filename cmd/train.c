@@ -436,7 +436,7 @@ static lm_code keep_options(session *s, lm_err *e)
 
 static lm_code make_history(session *s, lm_err *e)
 {
-    lm_history_input in[2] = { { s->model, 0 }, { s->train_path, 0 } };
+    lm_history_input in[2] = { { .name = s->model }, { .name = s->train_path } };
     lm_history_step step = { .tool = tool.name,
                              .version = LM_VERSION,
                              .argv = tool.full_argv,

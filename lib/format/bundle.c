@@ -116,6 +116,15 @@ static lm_code open_lone(lm_bundle *b, lm_err *e)
     return lm_bundle_add(b, std ? "model.safetensors" : lm_path_base(b->path), b->map.size, &x, e);
 }
 
+/* From now on the file comes as a stream. */
+static void unmap(lm_bundle *b)
+{
+    b->raw = (lm_bundle_raw){ .fd = b->map.fd, .own = true, .where = b->path };
+    if (b->map.size)
+        munmap((void *)(uintptr_t)b->map.data, b->map.size);
+    b->map = (lm_map){ .fd = -1 };
+}
+
 /* A file: whatever its name says, a .safetensors apart, its content decides. */
 static lm_code open_file(lm_bundle *b, lm_err *e)
 {
@@ -124,15 +133,20 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
 
     if (ends_in(b->path, ".safetensors") || is_safetensors(b->map.data, b->map.size))
         return open_lone(b, e);
+    if (ends_in(b->path, ".lmz") || lm_bundle_is_lmz(b->map.data, b->map.size)) {
+        if (!strcmp(b->path, "standard input")) {
+            unmap(b);
+            return lm_bundle_lmz_stream(b, e);
+        }
+        lm_map_close(&b->map);
+        return lm_bundle_lmz_open(b, e);
+    }
     b->kind = LM_BUNDLE_TAR;
     rc = lm_bundle_tar_map(b, &plain, e);
     b->random = plain;
     if (rc || plain)
         return rc;
-    b->raw = (lm_bundle_raw){ .fd = b->map.fd, .own = true, .where = b->path };
-    b->map.fd = -1; /* the stream has it now */
-    munmap((void *)(uintptr_t)b->map.data, b->map.size);
-    b->map = (lm_map){ .fd = -1 };
+    unmap(b);
     return lm_bundle_tar_stream(b, e);
 }
 
@@ -150,6 +164,8 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
         return rc;
     if (!n)
         return lm_fail(e, LM_EFORMAT, b->path, looked_for, "it is empty");
+    if (lm_bundle_is_lmz(p, n))
+        return lm_bundle_lmz_stream(b, e);
     return is_safetensors(p, n) ? lm_bundle_st_stream(b, e) : lm_bundle_tar_stream(b, e);
 }
 

@@ -75,5 +75,19 @@ bool lm_bundle_has(const lm_bundle_out *b, const char *name);
 lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e); /* !*plain: under a filter */
 lm_code lm_bundle_tar_stream(lm_bundle *b, lm_err *e);
 lm_code lm_bundle_st_stream(lm_bundle *b, lm_err *e);
+bool lm_bundle_is_lmz(const uint8_t *p, size_t n);
+lm_code lm_bundle_lmz_open(lm_bundle *b, lm_err *e); /* by its path */
+lm_code lm_bundle_lmz_stream(lm_bundle *b, lm_err *e);
+
+/* An .lmz being written, and what it is a difference to.  Zero-initialise. */
+typedef struct {
+    struct lm_lmz_writer *w;
+    lm_bundle *base;
+    char *base_name;
+} lm_bundle_lmz_out;
+lm_code lm_bundle_lmz_create(const lm_bundle_opts *o, lm_write_fn write, void *ctx,
+                             const char *where, lm_bundle_lmz_out *out, lm_err *e);
+lm_code lm_bundle_lmz_commit(lm_bundle_lmz_out *out, lm_err *e);
+void lm_bundle_lmz_drop(lm_bundle_lmz_out *out);
 
 #endif

@@ -12,6 +12,7 @@
 #include "format/archive.h"
 #include "format/bundle_impl.h"
 #include "format/folder.h"
+#include "format/lmz.h"
 #include "format/safetensors_table.h"
 
 struct lm_bundle_out {
@@ -21,6 +22,7 @@ struct lm_bundle_out {
     lm_outdir *dir;
     lm_out *out; /* the one file of every other kind */
     lm_tar *tar;
+    lm_bundle_lmz_out lmz;
     int fd;        /* of the current file in a folder */
     char *where;   /* the current file, for messages */
     uint64_t left; /* of it */
@@ -50,7 +52,12 @@ static lm_bundle_kind kind_for(const char *path, const char **filter)
                                                                             : LM_BUNDLE_FOLDER;
 }
 
-/* A file under the name of a folder that is there, and the other way round, would be an odd find. */
+static lm_code write_out(void *ctx, const void *data, size_t bytes, lm_err *e)
+{
+    lm_bundle_out *b = ctx;
+    return lm_write_all(lm_out_fd(b->out), data, bytes, b->path, e);
+}
+
 static lm_code open_one(lm_bundle_out *b, const char *path, bool force, const char *filter,
                         lm_err *e)
 {
@@ -65,7 +72,7 @@ static lm_code open_one(lm_bundle_out *b, const char *path, bool force, const ch
     if (!rc && b->kind == LM_BUNDLE_TAR)
         rc = lm_tar_open(lm_out_fd(b->out), b->path, filter, b->o.level, &b->tar, e);
     if (!rc && b->kind == LM_BUNDLE_LMZ)
-        rc = lm_fail(e, LM_EUSAGE, b->path, "write a .tar.zst", "no .lmz can be written here");
+        rc = lm_bundle_lmz_create(&b->o, write_out, b, b->path, &b->lmz, e);
     return rc;
 }
 
@@ -203,6 +210,8 @@ lm_code lm_bundle_begin(lm_bundle_out *b, const char *name, uint64_t bytes, lm_e
         rc = begin_in_folder(b, name, e);
     else if (!rc && b->kind == LM_BUNDLE_FILE)
         rc = begin_alone(b, name, e);
+    else if (!rc && b->kind == LM_BUNDLE_LMZ)
+        rc = lm_lmz_begin(b->lmz.w, name, bytes, e);
     else if (!rc)
         rc = lm_tar_member(b->tar, name, bytes, e);
     if (!rc)
@@ -222,8 +231,10 @@ lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes, lm_err
         rc = lm_write_all(b->fd, data, bytes, b->where, e);
     else if (b->kind == LM_BUNDLE_TAR)
         rc = lm_tar_write(b->tar, data, bytes, e);
+    else if (b->kind == LM_BUNDLE_LMZ)
+        rc = lm_lmz_write(b->lmz.w, data, bytes, e);
     else if (!b->mute)
-        rc = lm_write_all(lm_out_fd(b->out), data, bytes, b->where, e);
+        rc = write_out(b, data, bytes, e);
     if (!rc)
         b->left -= bytes;
     return rc;
@@ -260,6 +271,8 @@ static lm_code commit(lm_bundle_out *b, lm_err *e)
         b->tar = NULL;
         rc = lm_tar_close(tar, e);
     }
+    if (!rc && b->lmz.w)
+        rc = lm_bundle_lmz_commit(&b->lmz, e);
     if (!rc && b->out) {
         lm_out *out = b->out;
         b->out = NULL;
@@ -287,6 +300,7 @@ void lm_bundle_drop(lm_bundle_out *b)
     if (b->fd >= 0)
         close(b->fd);
     lm_tar_drop(b->tar);
+    lm_bundle_lmz_drop(&b->lmz);
     if (b->out)
         lm_out_drop(b->out);
     if (b->dir)

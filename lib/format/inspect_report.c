@@ -26,7 +26,7 @@ typedef struct {
 } type_sum;
 
 typedef struct {
-    const lm_model_source *m;
+    lm_model_source *m;
     const lm_inspect_opts *opts;
     type_sum type[MAX_TYPES];
     int n_types;
@@ -68,11 +68,14 @@ static lm_code gather_stats(report *r, lm_par *par, lm_sink *sink, lm_err *e)
     double done = 0, total = (double)lm_model_source_bytes(r->m);
     lm_code rc = lm_alloc_n(&r->stats, n, sizeof *r->stats, "statistics", e);
 
+    if (!rc)
+        rc = lm_model_source_rewind(r->m, e);
     for (size_t i = 0; i < n && !rc && !lm_stopping(); i++) {
-        const lm_st_tensor *t = lm_model_source_at(r->m, i);
-        if (listed(r, t) && has_stats(r, t))
+        const lm_st_tensor *t = NULL;
+        rc = lm_model_source_next(r->m, &t, e);
+        if (!rc && listed(r, t) && has_stats(r, t))
             rc = lm_tensor_stats_of(r->m, t, par, &r->stats[i], e);
-        done += (double)t->bytes;
+        done += t ? (double)t->bytes : 0;
         lm_progress(sink, "read", done, total, "bytes", NULL);
     }
     return rc;
@@ -291,7 +294,7 @@ static lm_code json_report(const report *r, lm_buf *out, lm_err *e)
     return rc ? rc : lm_buf_add(out, "\n", 1, e);
 }
 
-lm_code lm_inspect_report(const lm_model_source *m, const lm_inspect_opts *opts, lm_par *par,
+lm_code lm_inspect_report(lm_model_source *m, const lm_inspect_opts *opts, lm_par *par,
                           lm_sink *sink, lm_buf *out, lm_err *e)
 {
     report r = { .m = m, .opts = opts };

@@ -13,9 +13,9 @@ typedef struct {
     int n_only;
 } lm_inspect_opts;
 
-/* Summary and list of one model, appended to `out`.  JSON: one object, described in
+/* Summary and list of one model (a stream is read in order), appended to `out`.  JSON: one object, described in
  * inspect-model(1). */
-lm_code lm_inspect_report(const lm_model_source *m, const lm_inspect_opts *opts, lm_par *par,
+lm_code lm_inspect_report(lm_model_source *m, const lm_inspect_opts *opts, lm_par *par,
                           lm_sink *sink, lm_buf *out, lm_err *e);
 /* The differences of two models: in text only what is not the same, and a closing line. */
 lm_code lm_compare_report(const lm_model_source *a, const lm_model_source *b,
