@@ -1,0 +1,452 @@
+#!/usr/bin/env bats
+# compress-ckpt: what goes in comes back, what is damaged is named, what is lossy keeps its bound.
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/compress-ckpt.sh"
+    compress-ckpt -q m0/ -o m0.lmz
+    compress-ckpt -q run/step-000004 --base run/step-000002 -o delta.lmz
+}
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cp -a "$BATS_FILE_TMPDIR"/{m0,run,m0.lmz,delta.lmz,data} "$BATS_TEST_TMPDIR"
+    cd "$BATS_TEST_TMPDIR"
+}
+
+# flip FILE OFFSET: invert one bit
+flip() {
+    local byte
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf "$(printf '\\%03o' $((byte ^ 16)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+same() { # same A B: the same files, names and bytes
+    diff -r "$1" "$2"
+}
+
+@test "compress-ckpt: a folder there and back, with zstd's names" {
+    cp -a m0 m
+    run compress-ckpt m/
+    [ "$status" -eq 0 ]
+    [[ "$output" == "m.lmz: "*" files, "*"%)" ]]
+    [ "$(stat -c %s m.lmz)" -lt "$(cat m/* | wc -c)" ]
+    mv m was
+    compress-ckpt -q -d m.lmz
+    same was m
+}
+
+@test "compress-ckpt: a training state comes back whole" {
+    compress-ckpt -q run/step-000004 -o s.lmz
+    compress-ckpt -q -d s.lmz -o back
+    same run/step-000004 back
+}
+
+@test "compress-ckpt: a lone safetensors file stays one" {
+    cp run/step-000004/optimizer.safetensors x.safetensors
+    compress-ckpt -q x.safetensors
+    cp x.safetensors was
+    rm x.safetensors
+    compress-ckpt -q -d x.safetensors.lmz
+    cmp was x.safetensors
+    compress-ckpt -q -d -c x.safetensors.lmz | cmp - was
+    compress-ckpt -q < was | compress-ckpt -q -d | cmp - was
+}
+
+@test "compress-ckpt: what is no safetensors file in spite of its name is carried" {
+    mkdir odd
+    printf 'no header at all' > odd/a.safetensors
+    : > odd/empty.safetensors
+    head -c 3000 m0/model.safetensors > odd/cut.safetensors
+    head -c 100000 /dev/urandom > odd/noise.bin
+    compress-ckpt -q odd
+    compress-ckpt -q -d odd.lmz -o back
+    same odd back
+}
+
+@test "compress-ckpt: tars in, tars out, on pipes" {
+    tar -cf m.tar m0
+    tar -cf - m0 | compress-ckpt -q - -o a.lmz
+    gzip -k m.tar
+    compress-ckpt -q m.tar.gz -o b.lmz
+    compress-ckpt -q -d a.lmz -o a
+    compress-ckpt -q -d b.lmz -o b
+    same m0 a
+    same m0 b
+    compress-ckpt -q -d m0.lmz -o - | tar -tf - | grep -q 'model.safetensors$'
+    compress-ckpt -q -d m0.lmz -o - | compress-ckpt -q - -o c.lmz
+    compress-ckpt -q -d c.lmz -o c
+    same m0 c
+    compress-ckpt -q -c m0 > d.lmz
+    cat d.lmz | compress-ckpt -q -d - -o d
+    same m0 d
+}
+
+@test "compress-ckpt: inspect-model reads the .lmz and the pipe alike" {
+    inspect-model --stats --json m0 | sed 's/"model":"[^"]*"//' > a
+    inspect-model --stats --json m0.lmz | sed 's/"model":"[^"]*"//' > b
+    compress-ckpt -q -d m0.lmz -o - | inspect-model --stats --json - | sed 's/"model":"[^"]*"//' > c
+    cmp a b
+    cmp a c
+}
+
+@test "compress-ckpt: the same bytes for any -j, levels differ" {
+    for j in 1 2 5; do compress-ckpt -q -j $j m0 -o j$j.lmz; done
+    cmp j1.lmz j2.lmz
+    cmp j1.lmz j5.lmz
+    compress-ckpt -q -T1 m0 -o t.lmz
+    cmp j1.lmz t.lmz
+    compress-ckpt -q -19 m0 -o l19.lmz
+    compress-ckpt -q --level 19 m0 -o level19.lmz
+    cmp l19.lmz level19.lmz
+    [ "$(stat -c %s l19.lmz)" -le "$(stat -c %s j1.lmz)" ]
+    compress-ckpt -q -1 m0 -o l1.lmz
+    compress-ckpt -q -d l19.lmz -o back
+    same m0 back
+    run compress-ckpt -20 m0 -o x.lmz
+    [ "$status" -eq 2 ]
+    run compress-ckpt -0 m0 -o x.lmz
+    [ "$status" -eq 2 ]
+}
+
+@test "compress-ckpt: -t says nothing is wrong, -v and -q" {
+    run compress-ckpt -t m0.lmz delta.lmz
+    [ "$status" -eq 0 ]
+    [ "${lines[0]}" = "m0.lmz: no fault" ]
+    [ "${lines[1]}" = "delta.lmz: no fault" ]
+    run compress-ckpt -q -t m0.lmz
+    [ "$status" -eq 0 ]
+    [ -z "$output" ]
+    run compress-ckpt -t --json m0.lmz
+    [[ "$output" == *'{"path":"m0.lmz","faults":[],"ok":true}'* ]]
+    cat m0.lmz | compress-ckpt -q -t -
+}
+
+@test "compress-ckpt: flipped bits anywhere are found; a flip in a tensor is named" {
+    local size at
+    size=$(stat -c %s m0.lmz)
+    for at in 0 9 $(seq 37 $((size / 40)) $((size - 1))) $((size - 1)); do
+        cp m0.lmz f.lmz
+        flip f.lmz "$at"
+        run compress-ckpt -q -t f.lmz
+        echo "$at of $size: $status: $output"
+        [ "$status" -eq 3 ]
+        [ -n "$output" ]
+        run sh -c 'cat f.lmz | compress-ckpt -q -t -'
+        [ "$status" -eq 3 ]
+    done
+    cp m0.lmz f.lmz
+    flip f.lmz $((size / 2))
+    run compress-ckpt -t --json f.lmz
+    [ "$status" -eq 3 ]
+    [[ "$output" == *'"file":"model.safetensors","tensor":"model.'*'"chunk":'*'"ok":false'* ]]
+    run compress-ckpt -d f.lmz -o back
+    [ "$status" -eq 1 ]
+    [[ "$output" == *model.safetensors* ]]
+    [ ! -e back ]
+}
+
+@test "compress-ckpt: truncation is found at any length" {
+    local size
+    size=$(stat -c %s m0.lmz)
+    for n in 0 1 8 20 100 $((size / 3)) $((size / 2)) $((size - 40)) $((size - 1)); do
+        head -c "$n" m0.lmz > f.lmz
+        run compress-ckpt -q -t f.lmz
+        echo "$n of $size: $status: $output"
+        [ "$status" -eq 3 ]
+        run sh -c 'cat f.lmz | compress-ckpt -q -d - -o back'
+        [ "$status" -ne 0 ]
+        [ ! -e back ]
+    done
+}
+
+@test "compress-ckpt: --salvage takes out what is intact and lists the rest" {
+    local size
+    size=$(stat -c %s m0.lmz)
+    cp m0.lmz f.lmz
+    flip f.lmz $((size / 2))
+    run compress-ckpt -d --salvage f.lmz -o back
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"f.lmz: model.safetensors: model."*": lost"* ]]
+    cmp m0/config.json back/config.json
+    cmp m0/tokenizer.json back/tokenizer.json
+    run inspect-model --check m0 back
+    [[ "$output" == *"only in A"* ]]
+    [ "$(inspect-model back | wc -l)" -gt 10 ]
+    head -c $((size * 3 / 4)) m0.lmz > f.lmz
+    run compress-ckpt -d --salvage f.lmz -o cut
+    [ "$status" -eq 3 ]
+    [ -s cut/config.json ]
+    run compress-ckpt -d --salvage m0.lmz -o all
+    [ "$status" -eq 0 ]
+    same m0 all
+    head -c 10 m0.lmz > f.lmz
+    run compress-ckpt -d --salvage f.lmz -o none
+    [ "$status" -eq 1 ]
+    [ ! -e none ]
+}
+
+@test "compress-ckpt: -l is a table, of planes with -v, or JSON" {
+    run compress-ckpt -l m0.lmz
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"digest     "* ]]
+    [[ "$output" =~ F32\ +[0-9.]+\ KiB\ +[0-9.]+\ KiB\ +[0-9.]+\ %\ +[0-9]+ ]]
+    [[ "$output" =~ F32\ .*\ model.norm.weight ]]
+    run compress-ckpt -q -l -vv m0.lmz
+    [[ "$output" == *" 0: raw 100.0 %"* ]]
+    compress-ckpt -l --json m0.lmz > t.json
+    grep -q '"base":null' t.json
+    grep -q '"tensor":"model.norm.weight","dtype":"F32"' t.json
+    ! grep -q planes t.json
+    compress-ckpt -v -l --json m0.lmz 2> /dev/null | grep -q '"planes":\[{"coding":'
+}
+
+@test "compress-ckpt: --tensor takes tensors out, in the order asked for" {
+    compress-ckpt -q -d m0.lmz --tensor model.norm.weight -o a.safetensors
+    run inspect-model a.safetensors
+    [[ "$output" == *"parameters 64 "* ]]
+    run inspect-model --check --only model.norm.weight m0 a.safetensors
+    [[ "$output" == *"0.0"* || "$output" == *"1 of 1 tensors are the same"* ]]
+    compress-ckpt -q -d m0.lmz --tensor model.norm.weight --tensor model.embed_tokens.weight > b.safetensors
+    head -c 400 b.safetensors | grep -q 'model.norm.weight.*model.embed_tokens.weight'
+    cat m0.lmz | compress-ckpt -q -d - --tensor model.norm.weight | cmp - a.safetensors
+    run compress-ckpt -d m0.lmz --tensor nowhere -o c.safetensors
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"nowhere: "*"no tensor of this name"* ]]
+    [ ! -e c.safetensors ]
+}
+
+@test "compress-ckpt: a difference is smaller, and needs its base" {
+    compress-ckpt -q run/step-000004 -o whole.lmz
+    [ "$(stat -c %s delta.lmz)" -lt "$(stat -c %s whole.lmz)" ]
+    compress-ckpt -q -d delta.lmz -o back
+    same run/step-000004 back
+    run compress-ckpt -l delta.lmz
+    [[ "$output" == *"base       run/step-000002 (digest "*", 1 step to a whole one)"* ]]
+    mkdir away
+    mv run/step-000002 away
+    run compress-ckpt -d delta.lmz -o back2
+    [ "$status" -eq 2 ]
+    [[ "$output" == *step-000002* ]]
+    [ ! -e back2 ]
+    run compress-ckpt -t delta.lmz
+    [ "$status" -eq 2 ]
+    compress-ckpt -l -q delta.lmz > /dev/null
+    compress-ckpt -q -d delta.lmz --base away/step-000002 -o back2
+    same run/step-000004 back2
+    run compress-ckpt -d delta.lmz --base m0 -o back3
+    [ "$status" -eq 2 ]
+    [[ "$output" == *digest* ]]
+    [ ! -e back3 ]
+}
+
+@test "compress-ckpt: the base is found from another folder, and through a link" {
+    mkdir -p deep/er
+    compress-ckpt -q run/step-000004 --base run/step-000002 -o deep/er/d.lmz
+    run compress-ckpt -l deep/er/d.lmz
+    [[ "$output" == *"base       ../../run/step-000002 "* ]]
+    cd /
+    compress-ckpt -q -d "$BATS_TEST_TMPDIR/deep/er/d.lmz" -o "$BATS_TEST_TMPDIR/back"
+    same "$BATS_TEST_TMPDIR/run/step-000004" "$BATS_TEST_TMPDIR/back"
+}
+
+@test "compress-ckpt: chains, their limit, no circles" {
+    cp -a run/step-000004 s
+    compress-ckpt -q s -o c0.lmz
+    for i in 1 2 3 4 5 6 7 8; do
+        printf '%s' "$i" >> s/state.json
+        compress-ckpt -q s --base c$((i - 1)).lmz -o c$i.lmz
+    done
+    compress-ckpt -q -d c8.lmz -o back
+    same s back
+    run compress-ckpt s --base c8.lmz -o c9.lmz
+    [ "$status" -eq 2 ]
+    [[ "$output" == *8* ]]
+    [ ! -e c9.lmz ]
+    run compress-ckpt --rebase c3.lmz c1.lmz
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"difference to c1.lmz"* ]]
+    run compress-ckpt --rebase c3.lmz c3.lmz
+    [ "$status" -eq 2 ]
+    compress-ckpt -q --rebase none c4.lmz
+    compress-ckpt -q -t c8.lmz
+    run compress-ckpt -l c8.lmz
+    [[ "$output" == *"4 steps to a whole one"* ]]
+}
+
+@test "compress-ckpt: --rebase makes it whole, or a difference to another" {
+    compress-ckpt -q --rebase none delta.lmz -o whole.lmz
+    rm -r run/step-000002
+    compress-ckpt -q -d whole.lmz -o back
+    same run/step-000004 back
+    compress-ckpt -q --rebase m0 whole.lmz
+    compress-ckpt -l whole.lmz | grep -q 'base       m0 '
+    compress-ckpt -q -d whole.lmz -o back2
+    same run/step-000004 back2
+    run compress-ckpt --rebase none m0/model.safetensors
+    [ "$status" -ne 0 ]
+    run compress-ckpt --rebase nowhere whole.lmz
+    [ "$status" -eq 1 ]
+    compress-ckpt -q -t whole.lmz
+}
+
+@test "compress-ckpt: --rm only what was read back" {
+    cp -a m0 m
+    compress-ckpt -q --rm m
+    [ ! -e m ]
+    compress-ckpt -q -d --rm m.lmz
+    [ ! -e m.lmz ]
+    same m0 m
+    mkdir m/sub
+    run compress-ckpt --rm m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"'sub'"* ]]
+    [ -d m ] && [ ! -e m.lmz ]
+    run compress-ckpt m
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"'sub' is left out"* ]]
+    run compress-ckpt --rm run -o r.lmz
+    [ "$status" -eq 2 ]
+    [ -d run ]
+    run compress-ckpt --rm --weights bf16 m0 -o w.lmz
+    [ "$status" -eq 2 ]
+    run compress-ckpt --rm m0 -c
+    [ "$status" -eq 2 ]
+    run compress-ckpt --rm -k m0
+    [ "$status" -eq 2 ]
+    cp run/step-000004/optimizer.safetensors o.safetensors
+    compress-ckpt -q --no-keep o.safetensors
+    [ ! -e o.safetensors ]
+    compress-ckpt -q -d --rm o.safetensors.lmz -o p.safetensors
+    cmp p.safetensors run/step-000004/optimizer.safetensors
+}
+
+@test "compress-ckpt: lossy states come back in F32 and training goes on" {
+    compress-ckpt run/step-000004 --optimizer-states int8 -o s.lmz --json > loss.json
+    grep -q '"tensor":"exp_avg_sq.model.embed_tokens.weight","codec":"dynamic8"' loss.json
+    compress-ckpt -q -d s.lmz -o run/step-000006
+    cmp run/step-000004/model.safetensors run/step-000006/model.safetensors
+    cmp run/step-000004/state.json run/step-000006/state.json
+    ! cmp -s run/step-000004/optimizer.safetensors run/step-000006/optimizer.safetensors
+    [ "$(stat -c %s run/step-000004/optimizer.safetensors)" -lt \
+        $(($(stat -c %s run/step-000006/optimizer.safetensors) + 1000)) ]
+    sed 's/"step": 4/"step": 6/' run/step-000004/state.json > run/step-000006/state.json
+    run train -q --resume run --steps 8 --json
+    [ "$status" -eq 0 ]
+    compress-ckpt -q run/step-000004 --optimizer-states bf16 -o b.lmz
+    compress-ckpt -q -d b.lmz -o back
+    run inspect-model --check --rtol 0.00390625 run/step-000004/optimizer.safetensors back/optimizer.safetensors
+    [ "$status" -eq 0 ]
+    run inspect-model --check --rtol 0.001 run/step-000004/optimizer.safetensors back/optimizer.safetensors
+    [ "$status" -eq 3 ]
+}
+
+@test "compress-ckpt: lossy weights are an ordinary model of that dtype" {
+    run compress-ckpt m0 --weights bf16 -o w.lmz
+    [ "$status" -eq 0 ]
+    [[ "$output" =~ bf16\ +max\ .*\ rel\ .*\ bound\ .*model.embed_tokens.weight ]]
+    [[ "$output" == *", with loss" ]]
+    compress-ckpt -q -d w.lmz -o w
+    run inspect-model w
+    [[ "$output" == *BF16* && "$output" != *F32* ]]
+    [[ "$output" == *"history"*"compress-ckpt"* ]]
+    run inspect-model --check --rtol 0.00390625 m0 w
+    [ "$status" -eq 0 ]
+    run compress-ckpt m0 --weights fp8_e4m3 -o w8.lmz
+    [ "$status" -eq 0 ]
+    run inspect-model w8.lmz
+    [[ "$output" == *F8_E4M3* && "$output" == *F32*model.norm.weight* ]]
+    run compress-ckpt m0 --weights nf3 -o x.lmz
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"there are fp32, fp16, bf16"* ]]
+    [ ! -e x.lmz ]
+}
+
+@test "compress-ckpt: weights in blocks come back in their own dtype" {
+    compress-ckpt -q m0 --weights dynamic8 -o w.lmz
+    run inspect-model w.lmz
+    [[ "$output" == *model.embed_tokens.weight.codes* ]]
+    compress-ckpt -q -d w.lmz -o w
+    run inspect-model w
+    [[ "$output" != *.codes* && "$output" == *F32*model.embed_tokens.weight* ]]
+    compress-ckpt -q -d w.lmz --tensor model.embed_tokens.weight -o e.safetensors
+    run inspect-model --check --only model.embed_tokens.weight w e.safetensors
+    [[ "$output" == *"1 of 1 tensors are the same"* ]]
+    run compress-ckpt w.lmz --weights bf16 -o again.lmz
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"coded already"* ]]
+}
+
+@test "compress-ckpt: what does not fit a format is status 4, and nothing is left" {
+    header='{"w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}'
+    while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
+    { printf "\\$(printf %03o ${#header})\0\0\0\0\0\0\0"; printf '%s' "$header"; printf '\0\0\200\077\0\0\200\111'; } > w.safetensors
+    run compress-ckpt w.safetensors --weights fp16
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"w.safetensors: w: element 1 is 1048576, which fp16 cannot hold"* ]]
+    [ ! -e w.safetensors.lmz ]
+    [ -z "$(ls -A | grep tmp)" ]
+    compress-ckpt -q w.safetensors --weights bf16
+}
+
+@test "compress-ckpt: a run stands for its newest checkpoint" {
+    compress-ckpt -q run -o r.lmz
+    compress-ckpt -q -d r.lmz -o back
+    same run/step-000004 back
+}
+
+@test "compress-ckpt: existing outputs, -f, same files, inside the input" {
+    run compress-ckpt m0
+    [ "$status" -eq 2 ]
+    [[ "$output" == "compress-ckpt: m0.lmz: "* ]]
+    compress-ckpt -q -f m0
+    run compress-ckpt -d m0.lmz
+    [ "$status" -eq 2 ]
+    compress-ckpt -q -d -f m0.lmz
+    run compress-ckpt -f m0.lmz -o m0.lmz
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"is an input as well"* ]]
+    ln m0.lmz link.lmz
+    run compress-ckpt -f m0.lmz -o link.lmz
+    [ "$status" -eq 2 ]
+    run compress-ckpt m0 -o m0/x.lmz
+    [ "$status" -eq 2 ]
+    [ ! -e m0/x.lmz ]
+    run compress-ckpt -f run/step-000004 --base delta.lmz -o delta.lmz
+    [ "$status" -eq 2 ]
+    compress-ckpt -q -t delta.lmz
+}
+
+@test "compress-ckpt: several inputs, the bad one is reported, the others done" {
+    cp -a m0 a
+    cp -a m0 b
+    run compress-ckpt a nowhere b
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"nowhere: cannot open: No such file or directory"* ]]
+    [ -e a.lmz ] && [ -e b.lmz ]
+}
+
+@test "compress-ckpt: a full disk is exit 1 and one line" {
+    run sh -c 'compress-ckpt -q -c m0 > /dev/full'
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"No space left on device"* ]]
+    run sh -c 'compress-ckpt -q -d m0.lmz -c > /dev/full'
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"No space left on device"* ]]
+    run compress-ckpt -q m0 -o /dev/full
+    [ "$status" -eq 1 ]
+}
+
+@test "compress-ckpt: what contradicts itself is misuse" {
+    for words in "-d -t m0.lmz" "-d -5 m0.lmz" "--tensor x m0" "--salvage m0" "-l -o x m0.lmz" "-c -o x m0" \
+        "-o x m0 run" "-d --json m0.lmz" "--json -c m0" "-d --weights bf16 m0.lmz" "-l -" "--rebase none -" \
+        "-d m0" "--rm -t m0.lmz" "-d --salvage -" "--optimizer-states int4 m0" "m0.lmz" "." "-l --base m0 m0.lmz"; do
+        # shellcheck disable=SC2086
+        run compress-ckpt $words
+        echo "$words: $status: $output"
+        [ "$status" -eq 2 ]
+        [ "${#lines[@]}" -eq 1 ]
+    done
+}
