@@ -289,7 +289,7 @@ static void FN(variance)(int k, const void *d, int64_t stride, void *out, int64_
 {
     const REAL *x = d;
     REAL *restrict o = out;
-    REAL mean[FN(STRIP)], v[FN(STRIP)], count = (REAL)k;
+    REAL mean[FN(STRIP)], v[FN(STRIP)], one = (REAL)1 / (REAL)k;
     for (int64_t at = 0; at < n; at += FN(STRIP)) {
         int64_t len = n - at < FN(STRIP) ? n - at : FN(STRIP);
         for (int64_t i = 0; i < len; i++)
@@ -298,14 +298,14 @@ static void FN(variance)(int k, const void *d, int64_t stride, void *out, int64_
             for (int64_t i = 0; i < len; i++)
                 mean[i] += x[m * stride + at + i] - x[at + i];
         for (int64_t i = 0; i < len; i++)
-            mean[i] /= count;
+            mean[i] *= one;
         for (int m = 0; m < k; m++)
             for (int64_t i = 0; i < len; i++) {
                 REAL e = x[m * stride + at + i] - x[at + i] - mean[i];
                 v[i] += e * e;
             }
         for (int64_t i = 0; i < len; i++)
-            o[at + i] = v[i] / count;
+            o[at + i] = v[i] * one;
     }
 }
 

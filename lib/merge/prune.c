@@ -77,15 +77,15 @@ void lm_prune_block(const lm_blend *b, const lm_prune_part *p, void *d, int64_t 
 enum { DIGIT = 11, DIGITS = 1 << DIGIT };
 
 /* Entries by their bits, ascending, equal ones as they came; the result is in a. */
-static void sort(lm_blend_entry *a, lm_blend_entry *other, int64_t n, int bits)
+static void sort(lm_blend_entry *a, lm_blend_entry *other, int64_t n)
 {
     lm_blend_entry *from = a, *to = other;
-    for (int shift = 0; shift < bits; shift += DIGIT) {
-        uint32_t start[DIGITS] = { 0 }, sum = 0;
+    for (int shift = 0; shift < 63; shift += DIGIT) {
+        int64_t start[DIGITS] = { 0 }, sum = 0;
         for (int64_t i = 0; i < n; i++)
             start[from[i].bits >> shift & (DIGITS - 1)]++;
         for (int k = 0; k < DIGITS; k++) {
-            uint32_t here = start[k];
+            int64_t here = start[k];
             start[k] = sum;
             sum += here;
         }
@@ -99,31 +99,69 @@ static void sort(lm_blend_entry *a, lm_blend_entry *other, int64_t n, int bits)
         memcpy(a, from, (size_t)n * sizeof *a);
 }
 
-void lm_prune_row(const lm_blend *b, const lm_prune_part *p, const void *d, int64_t at,
-                  int64_t cols, void *keep, lm_blend_entry *order)
+/* The same for 31 bits in the upper half of a word: three digits, counted in one go. */
+static void sort_words(uint64_t *a, uint64_t *other, int64_t n)
 {
-    lm_dtype real = b->real == 8 ? LM_DTYPE_F64 : LM_DTYPE_F32;
-    uint64_t bits[256];
-    uint32_t draw[256];
-    for (int64_t k = 0; k < cols; k += 256) { /* of equal ones the lower index ranks higher */
+    uint32_t start[3][DIGITS] = { 0 };
+    for (int64_t i = 0; i < n; i++)
+        for (int d = 0; d < 3; d++)
+            start[d][a[i] >> (32 + d * DIGIT) & (DIGITS - 1)]++;
+    for (int d = 0; d < 3; d++) {
+        uint32_t sum = 0;
+        for (int k = 0; k < DIGITS; k++) {
+            uint32_t here = start[d][k];
+            start[d][k] = sum;
+            sum += here;
+        }
+        for (int64_t i = 0; i < n; i++)
+            other[start[d][a[i] >> (32 + d * DIGIT) & (DIGITS - 1)]++] = a[i];
+        uint64_t *t = a;
+        a = other;
+        other = t;
+    }
+    memcpy(other, a, (size_t)n * sizeof *a); /* three moves: back where it was */
+}
+
+/* Columns of a row by magnitude, ascending; of equal ones the lower index ranks higher.  True: their
+ * indices are the low halves of words at `order`; else they are in the entries. */
+static bool rank(const lm_blend *b, const void *d, int64_t cols, lm_blend_entry *order)
+{
+    bool words = b->real == 4 && cols <= UINT32_MAX;
+    uint64_t bits[256], *word = (uint64_t *)order;
+    for (int64_t k = 0; k < cols; k += 256) {
         int64_t n = cols - k < 256 ? cols - k : 256;
         b->bits((const char *)d + (size_t)k * b->real, bits, n);
         for (int64_t i = 0; i < n; i++)
-            order[cols - 1 - k - i] = (lm_blend_entry){ bits[i], k + i };
+            if (words)
+                word[cols - 1 - k - i] = bits[i] << 32 | (uint64_t)(k + i);
+            else
+                order[cols - 1 - k - i] = (lm_blend_entry){ bits[i], k + i };
     }
-    sort(order, order + cols, cols, b->real == 8 ? 63 : 31);
+    if (words)
+        sort_words(word, word + cols, cols);
+    else
+        sort(order, order + cols, cols);
+    return words;
+}
+
+void lm_prune_row(const lm_blend *b, const lm_prune_part *p, const void *d, int64_t at,
+                  int64_t cols, void *keep, lm_blend_entry *order)
+{
+    bool words = rank(b, d, cols, order);
+    const uint64_t *word = (const uint64_t *)order;
+    uint32_t *draw = (uint32_t *)(order + cols);
+    double low = p->density - p->epsilon, step = cols > 1 ? 2 * p->epsilon / (double)(cols - 1) : 0;
+    if (cols == 1)
+        low = p->density;
+    for (int64_t k = 0; k < cols; k += LM_BLEND_BLOCK)
+        b->draws(p->rng, at + k, draw + k, cols - k < LM_BLEND_BLOCK ? cols - k : LM_BLEND_BLOCK);
     for (int64_t r = 0; r < cols; r++) {
-        double share = cols > 1 ? (double)r / (double)(cols - 1) : 0.5;
-        double chance = p->density > 0 ? p->density - p->epsilon + 2 * p->epsilon * share : 0;
-        lm_set(real, keep, order[r].index, chance);
-    }
-    for (int64_t k = 0; k < cols; k += 256) {
-        int64_t n = cols - k < 256 ? cols - k : 256;
-        b->draws(p->rng, at + k, draw, n);
-        for (int64_t i = 0; i < n; i++) {
-            double chance = lm_get(real, keep, k + i);
-            bool kept = draw[i] < limit(chance);
-            lm_set(real, keep, k + i, kept ? p->scale / (p->inverse ? chance : 1) : 0);
-        }
+        int64_t i = words ? (int64_t)(uint32_t)word[r] : order[r].index;
+        double chance = p->density > 0 ? low + step * (double)r : 0;
+        double by = draw[i] < limit(chance) ? p->scale / (p->inverse ? chance : 1) : 0;
+        if (b->real == 4)
+            ((float *)keep)[i] = (float)by;
+        else
+            ((double *)keep)[i] = by;
     }
 }

@@ -54,7 +54,7 @@ static bool before(lm_blend_entry a, lm_blend_entry b)
 
 /* Put the entry of rank r (0: the largest) at list[r], larger ones before it (Hoare's FIND; the
  * pivot's place is hashed from the bounds, so no order of the input is slow). */
-static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r)
+static lm_blend_entry find(lm_blend_entry *list, int64_t n, int64_t r)
 {
     int64_t lo = 0, hi = n - 1;
     while (lo < hi) {
@@ -82,6 +82,37 @@ static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r)
     return list[r];
 }
 
+/* The same with the list in any order after it: long ones are cut down to the bucket of bits that
+ * rank r falls into, which comes to the front. */
+static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r)
+{
+    while (n > BUCKETS) {
+        uint64_t lo = UINT64_MAX, hi = 0;
+        int64_t count[BUCKETS] = { 0 }, front = 0, bucket = BUCKETS - 1;
+        int shift = 0;
+        for (int64_t i = 0; i < n; i++) {
+            lo = list[i].bits < lo ? list[i].bits : lo;
+            hi = list[i].bits > hi ? list[i].bits : hi;
+        }
+        if (lo == hi)
+            break;
+        while ((hi - lo) >> shift >= BUCKETS)
+            shift++;
+        for (int64_t i = 0; i < n; i++)
+            count[(list[i].bits - lo) >> shift]++;
+        for (; r >= count[bucket]; bucket--)
+            r -= count[bucket];
+        for (int64_t i = 0; i < n; i++)
+            if ((int64_t)((list[i].bits - lo) >> shift) == bucket) {
+                lm_blend_entry t = list[i];
+                list[i] = list[front];
+                list[front++] = t;
+            }
+        n = front;
+    }
+    return find(list, n, r);
+}
+
 /* Runs spread evenly, each at a drawn place of its stretch. */
 static void sample_runs(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -102,7 +133,7 @@ static void sample_runs(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Six standard errors of a rank either way, were the sample drawn one by one. */
+/* Four standard errors of a rank either way, were the sample drawn one by one. */
 static void bracket(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const selection *s = ctx;
@@ -111,7 +142,7 @@ static void bracket(void *ctx, int64_t begin, int64_t end, int worker)
         search *f = &s->of[t];
         double q = (double)f->top->k / (double)s->v->job->count;
         int64_t rank = (int64_t)(q * SAMPLE),
-                margin = 16 + (int64_t)(6 * sqrt(SAMPLE * q * (1 - q)));
+                margin = 16 + (int64_t)(4 * sqrt(SAMPLE * q * (1 - q)));
         if (rank - margin >= 0)
             f->hi = nth(f->list, SAMPLE, rank - margin).bits + 1;
         if (rank + margin < SAMPLE)

@@ -689,9 +689,12 @@ static void equal_models_stay(void **state)
     (void)state;
     const lm_merge_method *m;
     for (int i = 0; (m = lm_merge_method_at(i)); i++)
-        for (int ty = 0; ty < 3; ty++) {
+        for (int ty = 0; ty < N_TYPES; ty++) {
+            if (types[ty] == LM_DTYPE_F64)
+                continue; /* as wide as the arithmetic: weights of a third cost the last place */
             merge_case *c = new_case(models_of(m, 3), types[ty], 2, 9, 231, i);
             ask(c, m);
+            c->job.param[LM_MERGE_SELECT_TOPK] = NAN; /* nothing varies */
             for (int k = 0; k < c->job.n_models; k++) {
                 memcpy(c->x[k], c->b, (size_t)c->job.count * 8);
                 put(c, k, types[ty]);
