@@ -29,43 +29,48 @@
 enum {
     LM_EXP_BITS = 11,
     LM_EXP_STREAMS = 8,
-    LM_EXP_SPLIT = 4096,  /* from so many symbols on there are eight streams */
-    LM_EXP_MAX = 8 << 20, /* symbols in a plane at most */
+    LM_EXP_SPLIT = 4096,   /* from so many symbols on there are eight streams */
+    LM_EXP_SAMPLE = 65536, /* from so many on a sample chooses the code, see lm_exp_kernels */
+    LM_EXP_MAX = 1 << 20,  /* symbols in a plane at most */
+    LM_EXP_OUT = LM_EXP_MAX / 8 * LM_EXP_BITS + 64 * LM_EXP_STREAMS,
 };
 
-/* Scratch of one thread; its content on entry does not matter.  Some 300 KiB. */
+/* Scratch of one thread; its content on entry does not matter.  Some 1.7 MiB. */
 typedef struct {
-    uint32_t count[LM_EXP_STREAMS][256];
-    uint32_t pair[65536];             /* codes of two symbols: length | code << 8 */
-    uint64_t table[1 << LM_EXP_BITS]; /* decoding: bits | symbols << 8 | up to 6 symbols << 16 */
-    uint16_t code[256];               /* first bit lowest */
-    uint8_t length[256];              /* 0: no code */
-    uint32_t bytes[LM_EXP_STREAMS];   /* of each stream */
-    uint32_t total[256];
-    uint8_t used[256]; /* symbols with a code, ascending */
+    uint32_t weight[256]; /* how likely each symbol is; 0 for those, and only those, that are not */
+    uint16_t code[256];   /* first bit lowest */
+    uint8_t length[256];  /* 0: no code */
+    uint8_t used[256];    /* symbols with a code, ascending */
     int n_used;
+    uint32_t bytes[LM_EXP_STREAMS];   /* of each stream */
+    uint32_t count[8][256];           /* of the vector kernels: counts, */
+    uint32_t pair[65536];             /* codes of two symbols: length | code << 8, */
+    uint64_t table[1 << LM_EXP_BITS]; /* decoding: bits | symbols << 8 | up to 6 symbols << 16 */
+    uint8_t out[LM_EXP_OUT];          /* streams, see lm_exp_room */
 } lm_exp_work;
 
-/* The inner loops, by level; the same bytes from each. */
+/* The inner loops, by level; the same results from each. */
 typedef struct {
-    /* w->count[i][s]: how often s occurs in stream i (one stream: all in row 0, others 0). */
+    /* w->weight: n < LM_EXP_SAMPLE: how often each symbol occurs.  Else 4 for each occurrence among
+     * the first 256 of every 1024 symbols, and 1 for what occurs elsewhere only. */
     void (*count)(lm_exp_work *w, const uint8_t *src, size_t n);
-    /* Write every stream at dst, w->bytes long each, one after another. */
-    void (*put)(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst);
-    /* Decode n symbols from streams of w->bytes bytes at src; false: bytes that no writer wrote.
-     * Reads nothing outside the streams, writes nothing outside dst[0..n). */
+    /* Write stream i at w->out + i * lm_exp_room(n), its size to w->bytes[i]. */
+    void (*put)(lm_exp_work *w, const uint8_t *src, size_t n);
+    /* Decode n symbols from streams of w->bytes bytes, one after another at src; false: bytes that
+     * no writer wrote.  Reads nothing outside the streams, writes nothing outside dst[0..n). */
     bool (*get)(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n);
 } lm_exp_kernels;
 
 const lm_exp_kernels *lm_exp_at(lm_cpu_level max);
 extern const lm_exp_kernels lm_exp_ref, lm_exp_avx2, lm_exp_avx512;
 
-/* Count src[0..n), n <= LM_EXP_MAX, and choose its code: the exact number of bytes that lm_exp_write
- * will write.  0: not for this coder (fewer than two different symbols). */
+/* Choose the code for src[0..n), n <= LM_EXP_MAX: about the number of bytes that lm_exp_write will
+ * write.  0: not for this coder (fewer than two different symbols). */
 size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n);
-/* Write what lm_exp_plan of the same src planned. */
-void lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n,
-                  uint8_t *dst);
+/* Write what lm_exp_plan of the same src planned: the number of bytes, 0 if they are more than cap
+ * (dst is then untouched). */
+size_t lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n,
+                    uint8_t *dst, size_t cap);
 /* Decode exactly n symbols from exactly len bytes of any content; false when they are not that. */
 bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t len,
                  uint8_t *dst, size_t n);
@@ -78,6 +83,11 @@ static inline int lm_exp_streams(size_t n)
 static inline size_t lm_exp_share(size_t n)
 {
     return n < LM_EXP_SPLIT ? n : (n + LM_EXP_STREAMS - 1) / LM_EXP_STREAMS;
+}
+/* Room for a stream in w->out: every code as long as can be, and a store of eight bytes more. */
+static inline size_t lm_exp_room(size_t n)
+{
+    return lm_exp_share(n) * LM_EXP_BITS / 8 + 16;
 }
 
 #endif

@@ -98,38 +98,35 @@ static size_t head_bytes(const lm_exp_work *w, size_t n)
 size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n)
 {
     leaf v[256];
+    uint64_t all = 0, bits = 0;
     int m = 0;
     k->count(w, src, n);
-    for (int s = 0; s < 256; s++) {
-        uint32_t sum = 0;
-        for (int i = 0; i < LM_EXP_STREAMS; i++)
-            sum += w->count[i][s];
-        w->total[s] = sum;
-        if (sum)
-            v[m++] = (leaf){ sum, (uint8_t)s };
-    }
+    for (int s = 0; s < 256; s++)
+        if (w->weight[s])
+            v[m++] = (leaf){ w->weight[s], (uint8_t)s };
     if (m < 2)
         return 0;
     sort_leaves(v, m);
     memset(w->length, 0, sizeof w->length);
     package_merge(v, m, w->length);
     number_codes(w);
-    size_t bytes = head_bytes(w, n);
-    for (int i = 0; i < lm_exp_streams(n); i++) {
-        uint32_t bits = 0;
-        for (int u = 0; u < w->n_used; u++)
-            bits += w->count[i][w->used[u]] * w->length[w->used[u]];
-        w->bytes[i] = (bits + 7) / 8;
-        bytes += w->bytes[i];
+    for (int i = 0; i < m; i++) {
+        all += v[i].weight;
+        bits += (uint64_t)v[i].weight * w->length[v[i].symbol];
     }
-    return bytes;
+    return head_bytes(w, n) + (bits * n / all + 7) / 8;
 }
 
-void lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n,
-                  uint8_t *dst)
+size_t lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n,
+                    uint8_t *dst, size_t cap)
 {
-    size_t head = head_bytes(w, n);
+    size_t head = head_bytes(w, n), total = head;
     int first = w->used[0], last = w->used[w->n_used - 1], streams = lm_exp_streams(n);
+    k->put(w, src, n);
+    for (int i = 0; i < streams; i++)
+        total += w->bytes[i];
+    if (total > cap)
+        return 0;
     memset(dst, 0, head);
     dst[0] = (uint8_t)first, dst[1] = (uint8_t)last;
     for (int s = first; s <= last; s++)
@@ -140,7 +137,10 @@ void lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, s
         at[1] = (uint8_t)(w->bytes[i] >> 8);
         at[2] = (uint8_t)(w->bytes[i] >> 16);
     }
-    k->put(w, src, n, dst + head);
+    dst += head;
+    for (int i = 0; i < streams; dst += w->bytes[i++])
+        memcpy(dst, w->out + lm_exp_room(n) * (size_t)i, w->bytes[i]);
+    return total;
 }
 
 /* ---- Reading ---- */

@@ -11,17 +11,21 @@ static size_t end_of(size_t n, int stream)
 
 static void count(lm_exp_work *w, const uint8_t *src, size_t n)
 {
-    size_t at = 0;
-    memset(w->count, 0, sizeof w->count);
-    for (int i = 0; i < lm_exp_streams(n); i++)
-        for (; at < end_of(n, i); at++)
-            w->count[i][src[at]]++;
+    bool sample = n >= LM_EXP_SAMPLE;
+    memset(w->weight, 0, sizeof w->weight);
+    for (size_t i = 0; i < n; i++)
+        if (!sample || i % 1024 < 256)
+            w->weight[src[i]] += sample ? 4 : 1;
+    for (size_t i = 0; i < n; i++)
+        if (!w->weight[src[i]])
+            w->weight[src[i]] = 1;
 }
 
-static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
+static void put(lm_exp_work *w, const uint8_t *src, size_t n)
 {
     size_t at = 0;
     for (int i = 0; i < lm_exp_streams(n); i++) {
+        uint8_t *begin = w->out + lm_exp_room(n) * (size_t)i, *dst = begin;
         uint32_t bits = 0;
         int held = 0;
         for (; at < end_of(n, i); at++) {
@@ -31,6 +35,7 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
         }
         if (held)
             *dst++ = (uint8_t)bits;
+        w->bytes[i] = (uint32_t)(dst - begin);
     }
 }
 

@@ -46,24 +46,100 @@ static size_t end_of(size_t n, int stream)
 
 /* ---- Counting ---- */
 
+/* In eight tables, so that equal neighbours do not wait for each other. */
+static void count_some(lm_exp_work *w, const uint8_t *src, size_t n)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t x = load64(src + i);
+        UNROLL for (int b = 0; b < 8; b++) w->count[b][x >> 8 * b & 255]++;
+    }
+    for (; i < n; i++)
+        w->count[0][src[i]]++;
+}
+
+/* Weight 1 for each symbol in src that has none. */
+static void notice(lm_exp_work *w, const uint8_t *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!w->weight[src[i]])
+            w->weight[src[i]] = 1;
+}
+
+/* The set of symbols that have a weight, by nibbles: bit (high & 7) of set[high >> 3][low]. */
+static void make_set(const lm_exp_work *w, uint8_t set[2][16])
+{
+    memset(set, 0, 32);
+    for (int s = 0; s < 256; s++)
+        if (w->weight[s])
+            set[s >> 7][s & 15] |= (uint8_t)(1 << (s >> 4 & 7));
+}
+
+#ifdef __AVX512BW__
+enum { V = 64 };
+INLINE bool any_outside(const uint8_t set[2][16], const uint8_t *src, size_t vectors)
+{
+    const __m512i low = _mm512_set1_epi8(15), three = _mm512_set1_epi8(7);
+    const __m512i bit = _mm512_set1_epi64((long long)0x8040201008040201u);
+    __m512i s0 = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)set[0]));
+    __m512i s1 = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)set[1]));
+    __mmask64 outside = 0;
+    for (size_t i = 0; i < vectors; i++) {
+        __m512i x = _mm512_loadu_si512(src + i * V), nibble = _mm512_and_si512(x, low);
+        __m512i rows = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(s0, nibble),
+                                                _mm512_movepi8_mask(x), s1, nibble);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi16(x, 4), three);
+        outside |= _mm512_testn_epi8_mask(rows, _mm512_shuffle_epi8(bit, high));
+    }
+    return outside != 0;
+}
+#else
+enum { V = 32 };
+INLINE bool any_outside(const uint8_t set[2][16], const uint8_t *src, size_t vectors)
+{
+    const __m256i low = _mm256_set1_epi8(15), three = _mm256_set1_epi8(7);
+    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201u);
+    __m256i s0 = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)set[0]));
+    __m256i s1 = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)set[1]));
+    __m256i outside = _mm256_setzero_si256();
+    for (size_t i = 0; i < vectors; i++) {
+        __m256i x = _mm256_loadu_si256((const __m256i *)(src + i * V));
+        __m256i nibble = _mm256_and_si256(x, low);
+        __m256i rows =
+            _mm256_blendv_epi8(_mm256_shuffle_epi8(s0, nibble), _mm256_shuffle_epi8(s1, nibble), x);
+        __m256i high = _mm256_and_si256(_mm256_srli_epi16(x, 4), three);
+        rows = _mm256_and_si256(rows, _mm256_shuffle_epi8(bit, high));
+        outside = _mm256_or_si256(outside, _mm256_cmpeq_epi8(rows, _mm256_setzero_si256()));
+    }
+    return !_mm256_testz_si256(outside, outside);
+}
+#endif
+
 static void count(lm_exp_work *w, const uint8_t *src, size_t n)
 {
-    size_t q = lm_exp_share(n), streams = (size_t)lm_exp_streams(n), i = 0;
+    enum { PART = 1024, COUNTED = 256 };
+    bool sample = n >= LM_EXP_SAMPLE;
+    uint8_t set[2][16];
     memset(w->count, 0, sizeof w->count);
-    if (streams == STREAMS) {
-        /* The streams in turn: equal neighbours in one stream would wait for each other. */
-        for (size_t last = n - q * (STREAMS - 1); i + 8 <= last; i += 8) {
-            uint64_t x[STREAMS];
-            UNROLL for (size_t s = 0; s < STREAMS; s++) x[s] = load64(src + s * q + i);
-            UNROLL for (int b = 0; b < 8; b++)
-            {
-                UNROLL for (size_t s = 0; s < STREAMS; s++) w->count[s][x[s] >> 8 * b & 255]++;
-            }
-        }
+    if (!sample)
+        count_some(w, src, n);
+    for (size_t i = 0; sample && i < n; i += PART)
+        count_some(w, src + i, n - i < COUNTED ? n - i : COUNTED);
+    for (int s = 0; s < 256; s++) {
+        uint32_t sum = 0;
+        for (int b = 0; b < 8; b++)
+            sum += w->count[b][s];
+        w->weight[s] = sample ? 4 * sum : sum;
     }
-    for (size_t s = 0; s < streams; s++)
-        for (size_t at = s * q + i, end = end_of(n, (int)s); at < end; at++)
-            w->count[s][src[at]]++;
+    make_set(w, set);
+    for (size_t i = 0; sample && i < n; i += PART) {
+        size_t part = n - i < PART ? n - i : PART;
+        if (any_outside(set, src + i, part / V)) {
+            notice(w, src + i, part);
+            make_set(w, set);
+        }
+        notice(w, src + i + part / V * V, part % V);
+    }
 }
 
 /* ---- Encoding ---- */
@@ -121,10 +197,10 @@ static void put_rest(const uint32_t *entry, writer *w, const uint8_t *end)
             *w->dst++ = (uint8_t)w->bits;
     }
     if (w->held)
-        *w->dst = (uint8_t)w->bits;
+        *w->dst++ = (uint8_t)w->bits;
 }
 
-static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
+static void put(lm_exp_work *w, const uint8_t *src, size_t n)
 {
     uint32_t one[256] = { 0 };
     int streams = lm_exp_streams(n);
@@ -141,14 +217,11 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
                 (first & 255) + (second & 255) + ((first >> 8 | second >> 8 << (first & 255)) << 8);
         }
     }
-    for (int i = 0; i < streams; i++) {
-        at[i] = (writer){ .src = src + lm_exp_share(n) * (size_t)i, .dst = dst };
-        dst += w->bytes[i];
-    }
-    /* Eight bytes are stored at a time; the last 64 symbols, a bit each at least, keep that inside
-     * the stream. */
+    for (int i = 0; i < streams; i++)
+        at[i] = (writer){ .src = src + lm_exp_share(n) * (size_t)i,
+                          .dst = w->out + lm_exp_room(n) * (size_t)i };
     if (streams == STREAMS) {
-        size_t rounds = (n - lm_exp_share(n) * (STREAMS - 1) - 64) / 4;
+        size_t rounds = (n - lm_exp_share(n) * (STREAMS - 1)) / 4;
         for (int i = 0; i < STREAMS; i += PUT_AT_ONCE) {
             if (pairs)
                 put_some(w->pair, true, at + i, PUT_AT_ONCE, rounds);
@@ -156,8 +229,10 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n, uint8_t *dst)
                 put_some(one, false, at + i, PUT_AT_ONCE, rounds);
         }
     }
-    for (int i = 0; i < streams; i++)
+    for (int i = 0; i < streams; i++) {
         put_rest(one, &at[i], src + end_of(n, i));
+        w->bytes[i] = (uint32_t)(at[i].dst - (w->out + lm_exp_room(n) * (size_t)i));
+    }
 }
 
 /* ---- Decoding ---- */

@@ -110,8 +110,6 @@ lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err
         lm_lmz_coder_free(c);
         return lm_fail(e, LM_ELIMIT, "lmz", "use fewer threads", "no memory for a zstd context");
     }
-    for (int i = 1; i <= SAMPLE; i++)
-        c->clog[i] = (uint32_t)lrint(i * log2(i) * 65536 / SAMPLE);
     *out = c;
     return LM_OK;
 }
@@ -123,6 +121,14 @@ void lm_lmz_coder_free(lm_lmz_coder *c)
     ZSTD_freeCCtx(c->pack);
     ZSTD_freeDCtx(c->unpack);
     lm_free(c);
+}
+
+/* For encoding only: many decoders live too short for it. */
+static void fill_clog(lm_lmz_coder *c)
+{
+    if (!c->clog[SAMPLE])
+        for (int i = 1; i <= SAMPLE; i++)
+            c->clog[i] = (uint32_t)lrint(i * log2(i) * 65536 / SAMPLE);
 }
 
 /* ---- What a sample says ---- */
@@ -278,10 +284,9 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
         if (!ZSTD_isError(z) && z < best)
             return (coded){ ZSTD, z };
     }
-    if (planned) {
-        lm_exp_write(c->exp, &c->work, p, n, dst);
+    planned = planned ? lm_exp_write(c->exp, &c->work, p, n, dst, a.worth) : 0;
+    if (planned)
         return (coded){ EXP, planned };
-    }
     memcpy(dst, p, n);
     return (coded){ RAW, n };
 }
@@ -311,6 +316,7 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
     lm_planes_form f = { .size = kinds[kind].size, .field = kinds[kind].field };
     size_t n = raw / (size_t)f.size, at = 1 + 4 * (size_t)f.size;
     if (raw) {
+        fill_clog(c);
         f.delta = choose_delta(c, f, src, base, n, g);
         lay_out(c->plane, n, f.size, plane);
         for (int k = 0; k < f.size; k++)
