@@ -457,6 +457,7 @@ lm_code lm_bundle_read(void *bundle, void *dst, size_t cap, size_t *got, lm_err 
     b->cur_done += *got;
     if (!rc && !*got) {
         char where[256];
+        b->cut = true;
         rc = lm_fail(e, LM_EFORMAT, lm_bundle_where(b, &b->cur->f, where),
                      "it is truncated: fetch or write it again", "it ends %" PRIu64 " bytes early",
                      left);

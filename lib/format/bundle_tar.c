@@ -94,7 +94,7 @@ lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e)
     rc = lm_ar_open_map(p, n, b->path, &a, e);
     if (!rc)
         rc = next_member(b, a, &name, &bytes, e);
-    if (rc && a && !lm_ar_root(a))
+    if (rc && (!a || !lm_ar_root(a)))
         rc = no_model(b, e);
     for (; !rc && name; rc = next_member(b, a, &name, &bytes, e)) {
         const uint8_t *data = p;
@@ -145,7 +145,7 @@ lm_code lm_bundle_tar_stream(lm_bundle *b, lm_err *e)
 
     b->kind = LM_BUNDLE_TAR;
     if (rc)
-        return rc;
+        return no_model(b, e);
     b->state = a;
     b->ops = &ops;
     return LM_OK;
