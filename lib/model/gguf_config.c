@@ -38,6 +38,10 @@ static lm_code check_words(const lm_import *m, lm_err *e)
                "%s: GGUF has no dynamic rotary scaling: llama.cpp will not go beyond %" PRId64
                " positions",
                m->path, c->max_positions);
+    if (c->rope.type == LM_ROPE_YARN && !c->rope.truncate)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",
+               m->path);
     if (c->window > 0)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s knows no sliding window: texts of more than %" PRId64
@@ -48,6 +52,23 @@ static lm_code check_words(const lm_import *m, lm_err *e)
                "%s: llama.cpp's %s has no bias on attn_output and will refuse this file", m->path,
                arch);
     return LM_OK;
+}
+
+static double yarn_scale(double factor, double m)
+{
+    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
+}
+
+/* What the rotated vectors are multiplied with.  llama.cpp takes yarn_scale(factor, 1) times
+ * rope.scaling.attn_factor, and no notice of rope.scaling.yarn_attn_factor, which its own
+ * conversion writes. */
+static double yarn_attention(const lm_rope_config *r)
+{
+    if (r->attention > 0)
+        return r->attention;
+    if (r->mscale > 0 && r->mscale_all_dim > 0)
+        return yarn_scale(r->factor, r->mscale) / yarn_scale(r->factor, r->mscale_all_dim);
+    return yarn_scale(r->factor, 1);
 }
 
 static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
@@ -67,6 +88,9 @@ static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
                     (uint32_t)(r->original ? r->original : c->max_positions));
     if (r->attention > 0)
         lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_attn_factor"), (float)r->attention);
+    if (fabs(yarn_attention(r) - yarn_scale(r->factor, 1)) > 1e-6)
+        lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.attn_factor"),
+                        (float)(yarn_attention(r) / yarn_scale(r->factor, 1)));
     if (r->beta_fast < 32 || r->beta_fast > 32)
         lm_gguf_put_f32(p, key_of(key, arch, "rope.scaling.yarn_beta_fast"), (float)r->beta_fast);
     if (r->beta_slow < 1 || r->beta_slow > 1)
@@ -317,6 +341,10 @@ static lm_code get_rope(reader *r, int64_t dim)
             if (given && v > 0)
                 set_real(s, names[i][1], v);
         }
+        if (!rc)
+            rc = real(r, "rope.scaling.attn_factor", 0, &v, &given);
+        if (!rc && given && v > 0)
+            set_real(s, "attention_factor", v * yarn_scale(factor, 1));
     } else if (type.text && !(type.len == 4 && !memcmp(type.text, "none", 4))) {
         rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), "linear, yarn and llama3 are known",
                      "rotary scaling '%.*s' is not known", (int)(type.len < 40 ? type.len : 40),

@@ -214,6 +214,7 @@ static lm_code post_processor(lm_jw *w, const vocab *v, bool fallback)
     return rc;
 }
 
+/* Added tokens too: the `tokenizers` library gives them the ids that the vocabulary says. */
 static lm_code model_vocab(lm_jw *w, const vocab *v)
 {
     lm_buf name = { 0 };
@@ -221,8 +222,7 @@ static lm_code model_vocab(lm_jw *w, const vocab *v)
 
     lm_jw_obj(w, "vocab");
     for (size_t i = 0; !rc && i < v->n; i++) {
-        int type = v->v[i].type;
-        if (type == UNUSED || type == CONTROL || type == USER)
+        if (v->v[i].type == UNUSED)
             continue;
         name.len = 0;
         rc = lm_buf_add(&name, v->v[i].text.text, v->v[i].text.len, v->e);
@@ -252,8 +252,10 @@ static void model_head(lm_jw *w, const vocab *v, bool fallback, bool ignore_merg
 
     name_type(w, "model", "BPE");
     lm_jw_str(w, "dropout", NULL);
-    lm_jw_strn(w, "unk_token", unk ? v->v[v->unk].text.text : NULL,
-               unk ? v->v[v->unk].text.len : 0);
+    if (unk)
+        lm_jw_strn(w, "unk_token", v->v[v->unk].text.text, v->v[v->unk].text.len);
+    else
+        lm_jw_str(w, "unk_token", NULL);
     lm_jw_str(w, "continuing_subword_prefix", NULL);
     lm_jw_str(w, "end_of_word_suffix", NULL);
     lm_jw_bool(w, "fuse_unk", fallback);

@@ -324,6 +324,9 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 
     if (!json) {
         lm_gguf_put_str(p, "tokenizer.ggml.model", "none", 4);
+        put_id(&v, "tokenizer.ggml.bos_token_id", -1, m->config.bos);
+        put_id(&v, "tokenizer.ggml.eos_token_id", -1, m->config.eos);
+        put_id(&v, "tokenizer.ggml.padding_token_id", -1, m->config.pad);
         return LM_OK;
     }
     rc = open_tokenizer(&v, json, config);
