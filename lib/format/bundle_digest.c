@@ -87,7 +87,7 @@ lm_code lm_bundle_digest(lm_bundle *b, char out[33], lm_sink *sink, lm_err *e)
     uint8_t digest[16];
     lm_code rc;
 
-    if (z) {
+    if (z && lm_lmz_about(z)->digest[0]) { /* a stream tells it at its end */
         memcpy(out, lm_lmz_about(z)->digest, 33);
         return LM_OK;
     }

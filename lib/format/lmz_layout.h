@@ -23,8 +23,9 @@ enum {
     LMZ_HEAD = 8,    /* of a record: mark and length */
     LMZ_AROUND = 16, /* mark, length and check */
     LMZ_FIELDS = 70000,
-    LMZ_CHUNK_RECORD = 60, /* without the coded bytes */
-    LMZ_INDEX_RECORD = 40, /* likewise */
+    LMZ_CHUNK_RECORD = 60,    /* without the coded bytes */
+    LMZ_INDEX_RECORD = 40,    /* likewise */
+    LMZ_INDEX_MOST = 1 << 30, /* bytes: the chunks of 256 TB */
     LMZ_FOOTER = 88,
 };
 

@@ -204,10 +204,11 @@ static lm_code unpack_index(lm_lmz *z, const lmz_index_rec *r, const uint8_t *co
 
     if (lm_hash64(coded, (size_t)r->coded, 0) != r->coded_check)
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index is damaged");
-    if (r->raw > z->footer.index_at) /* no entry is longer than what it stands for */
+    if (r->raw > z->footer.index_at ||
+        r->raw > LMZ_INDEX_MOST) /* no entry is longer than what it stands for */
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED,
                        "its index claims %" PRIu64 " bytes, more than can be", r->raw);
-    rc = lm_alloc_n(&raw, (size_t)r->raw, 1, "the index of an .lmz", e);
+    rc = lm_realloc_n(&raw, (size_t)r->raw, 1, "the index of an .lmz", e);
     if (rc)
         return rc;
     if (ZSTD_decompress(raw, (size_t)r->raw, coded, (size_t)r->coded) != r->raw)
@@ -228,7 +229,11 @@ static lm_code read_index(lm_lmz *z, lm_err *e)
     uint8_t *p = NULL;
     size_t n = (size_t)z->footer.index_bytes;
     lmz_index_rec r = { 0 };
-    lm_code rc = lm_alloc_n(&p, n, 1, "the index of an .lmz", e);
+    lm_code rc;
+
+    if (n > LMZ_INDEX_MOST)
+        return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index claims %zu bytes", n);
+    rc = lm_realloc_n(&p, n, 1, "the index of an .lmz", e);
 
     rc = rc ? rc : lmz_pread_all(z, z->footer.index_at, p, n, e);
     if (!rc && (!lmz_get_index(p, LMZ_INDEX_RECORD, &r) || r.coded != n - LMZ_INDEX_RECORD))

@@ -15,7 +15,7 @@ lm_code lmz_desk_init(lmz_desk *d, lm_err *e)
     lm_code rc = d->coder ? LM_OK : lm_lmz_coder_new(0, lm_cpu_detect(), &d->coder, e);
 
     if (!rc && !d->record)
-        rc = lm_alloc_n(&d->record, room, 1, "a coded chunk", e);
+        rc = lm_realloc_n(&d->record, room, 1, "a coded chunk", e);
     return rc;
 }
 
@@ -88,7 +88,7 @@ lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
         return lm_fail(e, LM_EUSAGE, "", "give its base with --base",
                        "it is a difference to a base, which is not open");
     if (base_file && !d->base)
-        rc = lm_alloc_n(&d->base, LM_LMZ_CHUNK, 1, "a chunk of the base", e);
+        rc = lm_realloc_n(&d->base, LM_LMZ_CHUNK, 1, "a chunk of the base", e);
     if (!rc && base_file)
         rc = lmz_base_bytes(base, base_file, base_from, r->raw, d->base, &from, e);
     if (!rc)
@@ -171,7 +171,7 @@ static lm_code copy_chunk(range *r, size_t i, lm_err *e)
     } else {
         d->held = 0;
         if (!d->raw)
-            rc = lm_alloc_n(&d->raw, LM_LMZ_CHUNK, 1, "a decoded chunk", e);
+            rc = lm_realloc_n(&d->raw, LM_LMZ_CHUNK, 1, "a decoded chunk", e);
         rc = rc ? rc : lmz_load_chunk(z, d, c, d->raw, e);
         if (!rc) {
             d->held = i + 1;

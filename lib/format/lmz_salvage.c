@@ -274,7 +274,7 @@ static void name_parts(lm_lmz *z, size_t f)
     lm_err e = { 0 };
 
     if (!head || head->number || head->pub.raw <= 8 || head->pub.raw > LM_ST_MAX_HEADER ||
-        head->pub.offset || lm_alloc_n(&text, head->pub.raw, 1, "a header", &e))
+        head->pub.offset || lm_realloc_n(&text, head->pub.raw, 1, "a header", &e))
         return;
     if (!lm_lmz_pread(z, f, 0, text, head->pub.raw, &e) &&
         !lm_st_table_parse(&st, text + 8, head->pub.raw - 8, UINT64_MAX, z->where, &e))
@@ -332,7 +332,7 @@ static lm_code open_damaged(const char *path, const lm_bundle_opts *o, lm_lmz **
     lm_code rc = lmz_new(path, o, &z, e);
 
     rc = rc ? rc : lmz_open_fd(z, path, e);
-    rc = rc ? rc : lm_alloc_n(&w.window, WINDOW, 1, "searching an .lmz", e);
+    rc = rc ? rc : lm_realloc_n(&w.window, WINDOW, 1, "searching an .lmz", e);
     rc = rc ? rc : try_header(z, &w.at, e);
     w.z = z;
     rc = rc ? rc : walk(&w, e);

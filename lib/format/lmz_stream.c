@@ -35,7 +35,7 @@ typedef struct {
 typedef struct {
     event *events;
     buffer *buffers;
-    size_t n, chunks, done; /* done: served */
+    size_t n, cap, chunks, done; /* done: served */
 } batch;
 
 struct lmz_stream {
@@ -50,8 +50,9 @@ struct lmz_stream {
     size_t chunks;  /* most in a batch */
     lmz_desk *desks;
     int threads;
-    bool digested; /* the last batch too */
-    bool over;     /* the reading side has met the end or a fault */
+    bool digested;  /* the last batch too */
+    bool over;      /* the reading side has met the end or a fault */
+    lm_err reading; /* of the reading side, when memory is short */
     lm_hash128 digest;
     bool in_file;  /* of the caller */
     size_t served; /* bytes of the first chunk that were read */
@@ -136,9 +137,9 @@ static lm_code read_chunk(lm_lmz *z, batch *b, event *v, const lm_buf *record, l
         return fail_record(z, e);
     rc = lmz_table_chunk(&z->table, &v->rec, z->stream->previous, false, z->where, e);
     if (!rc && !to->coded)
-        rc = lm_alloc_n(&to->coded, lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1, "a coded chunk", e);
+        rc = lm_realloc_n(&to->coded, lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1, "a coded chunk", e);
     if (!rc && !to->raw)
-        rc = lm_alloc_n(&to->raw, LM_LMZ_CHUNK, 1, "a chunk", e);
+        rc = lm_realloc_n(&to->raw, LM_LMZ_CHUNK, 1, "a chunk", e);
     rc = rc ? rc : take(z, to->coded, v->rec.coded, NULL, e);
     if (rc)
         return rc;
@@ -165,9 +166,9 @@ static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
     if (!lmz_get_index((const uint8_t *)record->data, record->len, &index))
         return fail_record(z, e);
     left = index.coded;
-    if (left > s->at + 65536) /* it is shorter than what it lists */
+    if (left > s->at + 65536 || left > LMZ_INDEX_MOST) /* it is shorter than what it lists */
         return fail_record(z, e);
-    lm_code rc = lm_alloc_n(&coded, (size_t)left, 1, "the index of an .lmz", e);
+    lm_code rc = lm_realloc_n(&coded, (size_t)left, 1, "the index of an .lmz", e);
     rc = rc ? rc : take(z, coded, (size_t)left, NULL, e);
     if (!rc && lm_hash64(coded, (size_t)left, 0) != index.coded_check)
         rc = lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index is damaged");
@@ -242,9 +243,15 @@ static void read_batch(lm_lmz *z, batch *b)
 
     b->n = b->chunks = b->done = 0;
     while (!s->over && b->n < EVENTS && b->chunks < s->chunks) {
-        event *v = &b->events[b->n];
+        lm_err e = { 0 };
         bool is_event = true;
 
+        if (lm_grow(&b->events, &b->cap, b->n + 1, sizeof *b->events, "reading an .lmz", &e)) {
+            s->reading = e; /* with no room for an event that says so */
+            s->over = true;
+            break;
+        }
+        event *v = &b->events[b->n];
         *v = (event){ .kind = FAULT };
         v->rc = read_record(z, b, v, &record, &is_event, &v->err);
         if (v->rc)
@@ -333,6 +340,10 @@ static lm_code turn(lm_lmz *z, lm_err *e)
     lm_par_for(z->par, (int64_t)r.decode->n + 2, 1, work, &r);
     s->turn = (s->turn + 1) % 3;
     s->serving = r.decode;
+    if (!r.rc && s->reading.code) {
+        r.rc = s->reading.code;
+        r.err = s->reading;
+    }
     if (r.rc)
         *e = r.err;
     return r.rc;
@@ -458,8 +469,7 @@ static lm_code make_stream(lm_lmz *z, lm_read_fn read, void *ctx, lm_err *e)
     rc = lm_alloc_n(&s->desks, (size_t)s->threads, sizeof *s->desks, "decoders", e);
     for (int i = 0; i < 3 && !rc; i++) {
         batch *b = &s->batches[i];
-        rc = lm_alloc_n(&b->events, EVENTS, sizeof *b->events, "reading an .lmz", e);
-        rc = rc ? rc : lm_alloc_n(&b->buffers, s->chunks, sizeof *b->buffers, "chunks", e);
+        rc = lm_alloc_n(&b->buffers, s->chunks, sizeof *b->buffers, "chunks", e);
     }
     return rc;
 }

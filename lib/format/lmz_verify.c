@@ -263,7 +263,7 @@ static lm_code make_jobs(verifier *v)
     for (int i = 0; i < 2 && !rc; i++) {
         rc = lm_alloc_n(&v->jobs[i], v->most, sizeof *v->jobs[i], "testing", v->err);
         for (size_t k = 0; k < v->most && !rc; k++)
-            rc = lm_alloc_n(&v->jobs[i][k].raw, LM_LMZ_CHUNK, 1, "a chunk", v->err);
+            rc = lm_realloc_n(&v->jobs[i][k].raw, LM_LMZ_CHUNK, 1, "a chunk", v->err);
     }
     return rc;
 }

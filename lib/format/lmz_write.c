@@ -83,7 +83,7 @@ static void code_job(lm_lmz_writer *w, job *j, int who)
 
     j->rc = LM_OK;
     if (j->base_file && !w->rooms[who])
-        j->rc = lm_alloc_n(&w->rooms[who], LM_LMZ_CHUNK, 1, "a chunk of the base", &j->err);
+        j->rc = lm_realloc_n(&w->rooms[who], LM_LMZ_CHUNK, 1, "a chunk of the base", &j->err);
     if (!j->rc && j->base_file)
         j->rc = lmz_base_bytes(w->base, j->base_file, j->base_from, j->rec.raw, w->rooms[who],
                                &base, &j->err);
@@ -276,7 +276,7 @@ static lm_code open_job(lm_lmz_writer *w, job *j, lm_err *e)
 /* Bytes into the job's own memory. */
 static lm_code gather(job *j, size_t at, const void *data, size_t bytes, lm_err *e)
 {
-    lm_code rc = j->own ? LM_OK : lm_alloc_n(&j->own, LM_LMZ_CHUNK, 1, "a chunk", e);
+    lm_code rc = j->own ? LM_OK : lm_realloc_n(&j->own, LM_LMZ_CHUNK, 1, "a chunk", e);
 
     if (rc)
         return rc;
