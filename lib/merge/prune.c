@@ -6,10 +6,10 @@
 
 #include "base/hash.h"
 
-/* Keep what is below it: a draw is 32 bits. */
+/* A draw of 32 bits keeps where draw < p 2^32: where it is below this. */
 static uint64_t limit(double p)
 {
-    return p <= 0 ? 0 : p >= 1 ? UINT64_C(1) << 32 : (uint64_t)(p * 0x1p32);
+    return p <= 0 ? 0 : p >= 1 ? UINT64_C(1) << 32 : (uint64_t)ceil(p * 0x1p32);
 }
 
 static lm_code ranked_range(const lm_merge_job *j, int i, const lm_prune_part *p, lm_err *e)
@@ -149,19 +149,24 @@ void lm_prune_row(const lm_blend *b, const lm_prune_part *p, const void *d, int6
 {
     bool words = rank(b, d, cols, order);
     const uint64_t *word = (const uint64_t *)order;
-    uint32_t *draw = (uint32_t *)(order + cols);
-    double low = p->density - p->epsilon, step = cols > 1 ? 2 * p->epsilon / (double)(cols - 1) : 0;
-    if (cols == 1)
+    double *chance = (double *)(order + cols); /* ranks are read from the first half only */
+    uint32_t *draw = (uint32_t *)(chance + cols);
+    double low = p->density - p->epsilon, step = 2 * p->epsilon;
+    if (cols == 1 || p->density <= 0) {
         low = p->density;
+        step = 0;
+    } else {
+        step /= (double)(cols - 1);
+    }
+    for (int64_t r = 0; r < cols; r++)
+        chance[words ? (int64_t)(uint32_t)word[r] : order[r].index] = low + step * (double)r;
     for (int64_t k = 0; k < cols; k += LM_BLEND_BLOCK)
         b->draws(p->rng, at + k, draw + k, cols - k < LM_BLEND_BLOCK ? cols - k : LM_BLEND_BLOCK);
-    for (int64_t r = 0; r < cols; r++) {
-        int64_t i = words ? (int64_t)(uint32_t)word[r] : order[r].index;
-        double chance = p->density > 0 ? low + step * (double)r : 0;
-        double by = draw[i] < limit(chance) ? p->scale / (p->inverse ? chance : 1) : 0;
-        if (b->real == 4)
-            ((float *)keep)[i] = (float)by;
-        else
-            ((double *)keep)[i] = by;
+    for (int64_t i = 0; i < cols; i++) {
+        double by = p->inverse ? p->scale / chance[i] : p->scale;
+        chance[i] = (double)draw[i] < chance[i] * 0x1p32 ? by : 0;
     }
+    for (int64_t k = 0; k < cols; k += LM_BLEND_BLOCK)
+        b->load(LM_DTYPE_F64, chance, k, (char *)keep + (size_t)k * b->real,
+                cols - k < LM_BLEND_BLOCK ? cols - k : LM_BLEND_BLOCK);
 }

@@ -110,7 +110,7 @@ static void della_row(const merge_case *c, int i, const double *d, int64_t at, i
     for (int64_t k = 0; k < n; k++) {
         double up = n > 1 ? (double)(n - 1 - k) / (double)(n - 1) : 0.5;
         double p = density - eps + 2 * eps * up;
-        bool kept = drawn(c, i, at + r[k].at) < floor(p * 0x1p32) * 0x1p-32;
+        bool kept = drawn(c, i, at + r[k].at) < p;
         m[r[k].at] = !kept ? 0 : c->job.param[LM_MERGE_RESCALE] == LM_RESCALE_EXPECTED ? 1 / p : 1;
     }
     lm_free(r);
@@ -132,7 +132,7 @@ static void mask_of(const merge_case *c, const char *name, int i, const double *
         m[k] = 0;
     if (!strncmp(name, "dare", 4)) {
         for (int64_t k = 0; k < n; k++)
-            m[k] = drawn(c, i, k) >= floor(density * 0x1p32) * 0x1p-32     ? 0
+            m[k] = drawn(c, i, k) >= density                               ? 0
                    : c->job.param[LM_MERGE_RESCALE] == LM_RESCALE_EXPECTED ? 1 / density
                                                                            : 1;
     } else if (!strncmp(name, "della", 5)) {
@@ -202,7 +202,7 @@ static const struct {
     int ndim;
     int64_t d0, d1;
 } shapes[] = { { 0, 1, 1 },  { 1, 1, 0 },    { 1, 7, 0 },   { 1, 2049, 0 },
-               { 2, 5, 13 }, { 2, 33, 700 }, { 2, 3, 2500 } };
+               { 2, 5, 13 }, { 2, 17, 300 }, { 2, 2, 2500 } };
 enum { N_TYPES = 5, N_SHAPES = 7 };
 
 #define FOR_CASES(c, n, out)                                                               \
@@ -434,18 +434,18 @@ static void pruned(void **state)
             bool vote = strcmp(names[m] + strlen(names[m]) - 4, "ties") == 0 || m == 3;
             bool draws = names[m][0] == 'd';
             for (int by = 0; by < (vote ? 3 : 1); by++)
-                for (int scaling = 0; scaling < (draws ? 3 : 2); scaling++)
-                    for (int norm = 0; norm < 2; norm++) {
-                        if (vote)
-                            c->job.param[LM_MERGE_SIGN_ELECTION] = by;
-                        c->job.param[LM_MERGE_RESCALE] = scaling;
-                        c->job.param[LM_MERGE_NORMALIZE] = norm;
-                        c->job.param[LM_MERGE_LAMBDA] = norm ? 0.75 : 1;
-                        want_task(c, names[m], vote, want);
-                        merge(c, names[m]);
-                        expect(c, want, names[m]);
-                        c->job.param[LM_MERGE_SIGN_ELECTION] = NAN;
-                    }
+                for (int scaling = 0; scaling < (draws ? 3 : 2); scaling++) {
+                    int norm = (by + scaling) % 2;
+                    if (vote)
+                        c->job.param[LM_MERGE_SIGN_ELECTION] = by;
+                    c->job.param[LM_MERGE_RESCALE] = scaling;
+                    c->job.param[LM_MERGE_NORMALIZE] = norm;
+                    c->job.param[LM_MERGE_LAMBDA] = norm ? 0.75 : 1;
+                    want_task(c, names[m], vote, want);
+                    merge(c, names[m]);
+                    expect(c, want, names[m]);
+                    c->job.param[LM_MERGE_SIGN_ELECTION] = NAN;
+                }
         }
     }
 }
@@ -899,6 +899,16 @@ static void warnings(void **state)
     assert_non_null(strstr(c->warned, "keeps nothing of model 1"));
     assert_true(c->got[0] == -1);
     free_case(c);
+    static const char *const names[] = { "ties",         "dare_linear", "dare_ties",       "della",
+                                         "della_linear", "breadcrumbs", "breadcrumbs_ties" };
+    for (int m = 0; m < 7; m++) {
+        c = new_case(1, LM_DTYPE_BF16, 2, 9, 40, 0);
+        c->model[0].param[LM_MERGE_WEIGHT] = 1;
+        c->model[0].param[LM_MERGE_DENSITY] = 0;
+        merge(c, names[m]);
+        assert_memory_equal(c->job.out, c->base.data, 720);
+        free_case(c);
+    }
 }
 
 static void refuse(merge_case *c, const char *name, lm_code code, const char *says)
@@ -961,9 +971,9 @@ static void fill_from(const void *ctx, int64_t at, int64_t n, void *out, void *c
 
 static void selection(void **state)
 {
-    const int64_t sizes[] = { 1, 100, 131072, 131073, 200000 };
+    const int64_t sizes[] = { 1, 100, 131072, 160000 };
     (void)state;
-    for (int s = 0; s < 5; s++)
+    for (int s = 0; s < 4; s++)
         for (int ty = 0; ty < 3; ty++)
             for (int kind = 0; kind < 2; kind++) {
                 int64_t n = sizes[s];
