@@ -347,18 +347,24 @@ static lm_code absorb(check *c, lm_code rc, bool told, lm_err *e)
     return LM_OK;
 }
 
+static lm_code read_stdin(void *ctx, void *dst, size_t cap, size_t *got, lm_err *e)
+{
+    *got = fread(dst, 1, cap, stdin);
+    return !*got && ferror(stdin) ? lm_fail(e, LM_EIO, ctx, NULL, "cannot read") : LM_OK;
+}
+
 static lm_code check_stream(check *c, const lm_bundle_opts *o, lm_err *e)
 {
-    lm_bundle *in = NULL;
+    static char name[] = "standard input";
     const lm_bundle_file *f = NULL;
-    lm_code rc = lm_bundle_open("-", o, &in, e);
-    if (!rc && lm_bundle_kind_of(in) != LM_BUNDLE_LMZ)
-        rc = lm_fail(e, LM_EFORMAT, lm_bundle_path(in), NULL, "is no .lmz");
-    while (!rc && !lm_stopping() && !(rc = lm_bundle_next(in, &f, e)) && f)
+    lm_lmz *z = NULL;
+    if (isatty(STDIN_FILENO))
+        return lm_fail(e, LM_EUSAGE, name, "pipe an .lmz into it", "is a terminal");
+    lm_code rc = lm_lmz_stream_open(read_stdin, name, name, o, &z, e);
+    while (!rc && !lm_stopping() && !(rc = lm_lmz_next(z, &f, e)) && f)
         continue;
-    lm_bundle_close(in);
-    if (rc == LM_EFORMAT)
-        c->path = e->where[0] ? e->where : c->path;
+    lm_lmz_free(z);
+    c->path = e->where[0] ? e->where : name;
     return absorb(c, rc, false, e);
 }
 

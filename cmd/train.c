@@ -27,7 +27,7 @@ static struct {
     bool documents;
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
-    const char *save_every;
+    const char *save_every, *checkpoint_format;
     bool dump_graph, stats;
 } opt = { .steps = 1000,
           .batch = 8,
@@ -53,10 +53,12 @@ static struct {
           .eval_batches = 16,
           .log_every = 1,
           .keep = 3,
+          .checkpoint_format = "safetensors",
           .peak_tflops = -1 };
 static __typeof__(opt) built_in; /* the defaults, as they stood before parsing */
 
 static const char *const dtypes[] = { "f32", "bf16", NULL };
+static const char *const checkpoint_formats[] = { "safetensors", "lmz", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Run"),
@@ -93,6 +95,8 @@ static const lm_opt options[] = {
     LM_GROUP("Checkpoints, validation, reports"),
     LM_STR(0, "save-every", &opt.save_every, "N|TIME", "steps (100) or time (10m) [at the end]"),
     LM_COUNT(0, "keep", &opt.keep, "N", 0, 1e6, "newest checkpoints kept; 0: all [3]"),
+    LM_CHOICE(0, "checkpoint-format", &opt.checkpoint_format, "FORMAT", checkpoint_formats,
+              "safetensors in a folder, or lmz, compressed [safetensors]"),
     LM_COUNT(0, "eval-every", &opt.eval_every, "N", 0, 1e15, "steps; 0: never [0]"),
     LM_COUNT(0, "eval-batches", &opt.eval_batches, "N", 0, 1e15, "0: all of them [16]"),
     LM_COUNT(0, "early-stop", &opt.patience, "N", 0, 1e9, "evaluations without gain; 0: off [0]"),
@@ -610,7 +614,8 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                                          .files = &s->files,
                                          .options = s->options.data,
                                          .history = s->history.data,
-                                         .keep = (int)opt.keep },
+                                         .keep = (int)opt.keep,
+                                         .lmz = !strcmp(opt.checkpoint_format, "lmz") },
                          .metrics = s->metrics,
                          .tensorboard = s->tb,
                          .wall_clock = wall_clock,

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/bundle.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
 #include "train/state.h"
@@ -21,8 +22,16 @@ struct lm_ckpt {
     lm_err err;        /* of the thread; read after it is done */
     /* The numbers at the time of lm_ckpt_begin, and pointers to the live blocks. */
     lm_train_state s;
-    char *last; /* belongs to the thread while one runs */
+    char *last;  /* belongs to the thread while one runs */
+    lm_par *par; /* codes .lmz; used by the thread only */
 };
+
+/* Threads that code an .lmz: few, as training goes on meanwhile. */
+static int pool_size(void)
+{
+    int n = lm_cpu_count() / 4;
+    return n < 1 ? 1 : n > 4 ? 4 : n;
+}
 
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e)
 {
@@ -30,6 +39,10 @@ lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e)
     *out = NULL;
     if (lm_alloc_n(&c, 1, sizeof *c, "the checkpoint writer", e))
         return e->code;
+    if (o->lmz && lm_par_new(&c->par, pool_size(), e)) {
+        lm_free(c);
+        return e->code;
+    }
     c->o = *o;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->change, NULL);
@@ -127,8 +140,10 @@ static void say_copied(lm_ckpt *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
+/* `path` ends in .lmz or names a folder: its files are the same. */
+static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
 {
+    lm_bundle_opts opts = { .par = c->par };
     lm_st_plan *plan = NULL;
     lm_folder *f = NULL;
     lm_buf json = { 0 };
@@ -142,7 +157,7 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
                             .files = c->o.files,
                             .plan = plan };
     if (!rc)
-        rc = lm_folder_create(dir, false, NULL, &spec, &f, e);
+        rc = lm_folder_create(path, false, &opts, &spec, &f, e);
     if (!rc)
         rc = lm_weights_write(c->s.model, c->s.param, f, e);
     if (!rc && c->s.n_states)
@@ -163,11 +178,13 @@ static lm_code write_folder(lm_ckpt *c, const char *dir, lm_err *e)
 
 static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
 {
-    char name[32], *dir = NULL;
+    char name[40], *dir = NULL;
     lm_run_step_name(c->s.step, name);
+    if (c->o.lmz)
+        strcat(name, ".lmz");
     if (lm_path_join(&dir, c->o.run_dir, name, e))
         return e->code;
-    lm_code rc = write_folder(c, dir, e);
+    lm_code rc = write_files(c, dir, e);
     if (!rc)
         rc = lm_run_publish(c->o.run_dir, name, e);
     if (!rc && c->o.keep > 0)
@@ -253,42 +270,47 @@ void lm_ckpt_free(lm_ckpt *c)
     lm_ckpt_wait(c, &ignored);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->change);
+    lm_par_free(c->par);
     lm_free(c->last);
     lm_free(c);
 }
 
 /* ---- reading ---- */
 
-static lm_code load_states(const char *path, lm_train_state *s, lm_err *e)
+/* State k of slice i from the file, whose dtype may be a narrower one. */
+static lm_code load_state(const lm_st *st, lm_train_state *s, int k, int i, float **tmp,
+                          size_t *room, lm_err *e)
 {
     const lm_model *m = s->model;
+    const lm_slice *sl = &m->slice[i];
+    char name[512];
+    snprintf(name, sizeof name, "%s.%s", s->optim->state[k], sl->name);
+    const lm_st_tensor *t = lm_st_find(st, name);
+    if (!t || t->ndim != sl->ndim || t->dim[0] != sl->dim[0] ||
+        (t->ndim == 2 && t->dim[1] != sl->dim[1]))
+        return lm_fail(e, LM_EFORMAT, lm_st_path(st),
+                       lm_st_meta(st, "lmutils.coded") ? "expand its states with compress-ckpt -d"
+                                                       : NULL,
+                       "tensor \"%s\" is missing or of another shape", name);
+    float *data = lm_slice_view(m, i, s->state[k]);
+    if (data)
+        return lm_st_load(st, t, LM_DTYPE_F32, data, e);
+    if (lm_grow(tmp, room, (size_t)t->count, sizeof **tmp, "a tensor", e) ||
+        lm_st_load(st, t, LM_DTYPE_F32, *tmp, e))
+        return e->code;
+    lm_slice_put(m, i, *tmp, s->state[k]);
+    return LM_OK;
+}
+
+static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
+{
     lm_st *st = NULL;
     float *tmp = NULL;
     size_t room = 0;
-    char name[512];
-    lm_code rc = lm_st_open(path, &st, e);
+    lm_code rc = lm_bundle_st(b, "optimizer.safetensors", &st, e);
     for (int k = 0; !rc && k < s->n_states; k++)
-        for (int i = 0; !rc && i < m->n_slices; i++) {
-            const lm_slice *sl = &m->slice[i];
-            snprintf(name, sizeof name, "%s.%s", s->optim->state[k], sl->name);
-            const lm_st_tensor *t = lm_st_find(st, name);
-            if (!t || t->ndim != sl->ndim || t->dim[0] != sl->dim[0] ||
-                (t->ndim == 2 && t->dim[1] != sl->dim[1])) {
-                rc = lm_fail(e, LM_EFORMAT, path, NULL,
-                             "tensor \"%s\" is missing or of another shape", name);
-                break;
-            }
-            float *data = lm_slice_view(m, i, s->state[k]);
-            if (data) {
-                rc = lm_st_load(st, t, LM_DTYPE_F32, data, e);
-                continue;
-            }
-            rc = lm_grow(&tmp, &room, (size_t)t->count, sizeof *tmp, "a tensor", e);
-            if (!rc)
-                rc = lm_st_load(st, t, LM_DTYPE_F32, tmp, e);
-            if (!rc)
-                lm_slice_put(m, i, tmp, s->state[k]);
-        }
+        for (int i = 0; !rc && i < s->model->n_slices; i++)
+            rc = load_state(st, s, k, i, &tmp, &room, e);
     lm_st_close(st);
     lm_free(tmp);
     return rc;
@@ -314,40 +336,50 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
                : LM_OK;
 }
 
+/* The files of a checkpoint, and its state.json; where: a name for messages. */
+static lm_code open_checkpoint(const char *path, lm_bundle **b, json_t **state, char where[256],
+                               lm_err *e)
+{
+    lm_buf text = { 0 };
+    *state = NULL;
+    lm_code rc = lm_bundle_open(path, NULL, b, e);
+    if (!rc)
+        rc = lm_bundle_load(*b, "state.json", 16 << 20, &text, e);
+    if (!rc)
+        lm_bundle_where(*b, lm_bundle_find(*b, "state.json"), where);
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, where, state, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
 {
-    char *path = NULL;
+    char where[256];
+    lm_bundle *b = NULL;
     json_t *o = NULL;
-    lm_code rc = lm_path_join(&path, step_dir, "state.json", e);
+    lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc)
-        rc = lm_json_load(path, 16 << 20, &o, e);
-    if (!rc)
-        rc = load_numbers(o, path, s, e);
+        rc = load_numbers(o, where, s, e);
+    if (!rc && s->n_states)
+        rc = load_states(b, s, e);
     json_decref(o);
-    lm_free(path);
-    path = NULL;
-    if (rc || !s->n_states)
-        return rc;
-    rc = lm_path_join(&path, step_dir, "optimizer.safetensors", e);
-    if (!rc)
-        rc = load_states(path, s, e);
-    lm_free(path);
+    lm_bundle_close(b);
     return rc;
 }
 
 lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e)
 {
-    char *path = NULL;
+    char where[256];
+    lm_bundle *b = NULL;
     json_t *o = NULL;
     *out = NULL;
-    lm_code rc = lm_path_join(&path, step_dir, "state.json", e);
-    if (!rc)
-        rc = lm_json_load(path, 16 << 20, &o, e);
+    lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc && !json_is_object(json_object_get(o, "options")))
-        rc = lm_fail(e, LM_EFORMAT, path, NULL, "\"options\" is missing");
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"options\" is missing");
     if (!rc)
         *out = json_incref(json_object_get(o, "options"));
     json_decref(o);
-    lm_free(path);
+    lm_bundle_close(b);
     return rc;
 }

@@ -5,7 +5,8 @@
  * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  It is written by
  * a thread straight from the live blocks, with no copy: forward and backward only read them, and
  * the next optimiser step waits until the bytes are out (lm_ckpt_wait_copied).  fsync, rename and
- * pruning go on behind that. */
+ * pruning go on behind that.  With `lmz` the same files go to one run/step-NNNNNN.lmz (lmz.h), coded
+ * on a small pool of the writer's own. */
 #ifndef LM_TRAIN_STATE_H
 #define LM_TRAIN_STATE_H
 
@@ -46,6 +47,7 @@ typedef struct {
     const char *options; /* JSON text of the tool's options, kept in state.json for --resume */
     const char *history; /* provenance chain, JSON text */
     int keep;            /* newest checkpoints to keep; 0: all */
+    bool lmz;            /* write .lmz files instead of folders */
 } lm_ckpt_opts;
 
 typedef struct lm_ckpt lm_ckpt;
@@ -63,8 +65,8 @@ bool lm_ckpt_busy(const lm_ckpt *c);
 const char *lm_ckpt_last(const lm_ckpt *c);
 void lm_ckpt_free(lm_ckpt *c); /* waits */
 
-/* Read optimizer.safetensors and state.json of a checkpoint folder into s (the model's weights are
- * loaded apart). Fails: LM_EFORMAT when optimiser, tensors or shapes differ. */
+/* Read optimizer.safetensors and state.json of a checkpoint, a folder or an .lmz, into s (the model's
+ * weights are loaded apart). Fails: LM_EFORMAT when optimiser, tensors or shapes differ. */
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e);
 /* state.json alone: the options that the run was started with.  *out is yours (json_decref). */
 lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e);
