@@ -81,7 +81,8 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
 {
     struct stat in, out;
 
-    if (output && examine(output, STDOUT_FILENO, &out) && examine(input, STDIN_FILENO, &in) &&
+    output = output ? output : "-";
+    if (examine(output, STDOUT_FILENO, &out) && examine(input, STDIN_FILENO, &in) &&
         in.st_dev == out.st_dev && in.st_ino == out.st_ino)
         lm_misuse(t, strcmp(output, "-") ? output : standard_output, "write to another file",
                   "is an input as well as the output");

@@ -476,7 +476,7 @@ static void test_truncated(void **state)
     refuse_both("cut.tar", "no end mark");
     sh("printf xx >> m/model.safetensors");
     refuse("cat m/model.safetensors", NULL, LM_EFORMAT, "bytes follow the last tensor");
-    sh("tar -cf long.tar m");
+    sh("tar -cf long.tar -C m config.json model.safetensors");
     refuse("cat long.tar", NULL, LM_EFORMAT, "header says");
 }
 

@@ -1,0 +1,229 @@
+#!/usr/bin/env bats
+# Models as streams: every tool takes and gives every form, in memory bounded by the largest tensor; what
+# comes from outside is hostile, what goes out is whole or not there.
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    export SOURCE_DATE_EPOCH=0
+}
+
+# init [OPTION ...]: a model of half a megabyte
+init() {
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 --set vocab_size=1000 "$@"
+}
+export -f init
+
+# one STATUS TEXT ... : the run failed with this status, in one line that holds all the texts
+one() {
+    local want=$1 text
+    shift
+    echo "$status: $output"
+    [ "$status" -eq "$want" ]
+    [ "${#lines[@]}" -eq 1 ]
+    for text; do
+        [[ "$output" == *"$text"* ]] || return 1
+    done
+}
+
+# header TENSORS BYTES: the header of a safetensors file of F32 tensors of so many bytes each
+header() {
+    local h='{' i at=0
+    for ((i = 0; i < $1; i++)); do
+        h+="\"t$i\":{\"dtype\":\"F32\",\"shape\":[$(($2 / 4))],\"data_offsets\":[$at,$((at + $2))]},"
+        at=$((at + $2))
+    done
+    h=${h%,}'}'
+    while [ $((${#h} % 8)) -ne 0 ]; do h+=' '; done
+    # shellcheck disable=SC2059
+    printf "$(printf '\\%03o\\%03o\\000\\000\\000\\000\\000\\000' $((${#h} % 256)) $((${#h} / 256)))"
+    printf '%s' "$h"
+}
+
+# peak COMMAND: MiB of memory that its last line of talk under -v names
+peak() {
+    sed -n 's/.*peak memory \([0-9]*\).*/\1/p'
+}
+
+@test "streams: init-model writes every form, and each holds the same model" {
+    init -o m/
+    for form in tar tar.gz tar.zst tar.xz tar.bz2 tar.lz4 lmz safetensors; do
+        init -o m.$form
+        inspect-model -q --check m/ m.$form > /dev/null
+        cat m.$form | inspect-model -q --check m/ - > /dev/null
+    done
+    init -o - > out.tar
+    tar -xOf out.tar model.safetensors | inspect-model -q --check m/ - > /dev/null
+    [ "$(tar -tf out.tar | tail -n 1)" = model.safetensors ]
+    [ -z "$(find . -name '.*.tmp.*')" ]
+}
+
+@test "streams: tar's own archives are read, with and without a folder's name" {
+    init --max-shard-size 100k -o m/
+    tar -cf a.tar m
+    tar -czf b.tar.gz -C m .
+    (cd m && tar --format=pax -cf ../c.tar -- *)
+    for tar in a.tar b.tar.gz c.tar; do
+        inspect-model -q --check m/ $tar > /dev/null
+        cat $tar | inspect-model -q --check - m/ > /dev/null
+    done
+}
+
+@test "streams: eval-model and generate take their tokenizer from the stream" {
+    sh "${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}/tests/cli/examples/generate.sh"
+    generate -q run/ -p 'The ' -n 8 --temperature 0 > folder
+    tar -cf run.tar run
+    tar -cf front.tar -C run config.json tokenizer.json model.safetensors
+    for tar in run.tar front.tar; do
+        generate -q $tar -p 'The ' -n 8 --temperature 0 | cmp - folder
+        cat $tar | generate -q - -p 'The ' -n 8 --temperature 0 | cmp - folder
+    done
+    eval-model -q run/ data/val | sed 's/.*"loss"/"loss"/; s/"seconds".*//' > loss
+    cat front.tar | eval-model -q - data/val | sed 's/.*"loss"/"loss"/; s/"seconds".*//' | cmp - loss
+    run bash -c "cat front.tar | eval-model -v - data/val 2>&1 | grep -c spooled"
+    [ "$output" = 0 ] # small files first: nothing is spooled
+    run bash -c "cat front.tar | train -q - data --steps 2 -o run2 && inspect-model -q run2"
+    [ "$status" -eq 0 ]
+    cmp run2/tokenizer.json run/tokenizer.json
+}
+
+@test "streams: standard input is one thing" {
+    run inspect-model - -
+    one 2 "standard input"
+    run eval-model -
+    one 2 "standard input" "the model comes from it"
+    run generate -
+    one 2 "standard input" "the model comes from it"
+    run generate - - a.jsonl
+    one 2 "standard input"
+}
+
+@test "streams: nothing, a text, and a lone file without its config are refused" {
+    run inspect-model - < /dev/null
+    one 1 "standard input: it is empty"
+    run bash -c "echo hello | inspect-model -"
+    one 2 "standard input: is no model"
+    init -o m.safetensors
+    run eval-model m.safetensors data
+    one 2 "no config.json"
+    run bash -c "cat m.safetensors | generate - -p a"
+    one 2 "standard input" "no config.json"
+}
+
+@test "streams: memory is bounded by the largest tensor" {
+    mkdir m
+    echo '{"model_type": "llama"}' > m/config.json
+    header 10 31457280 > m/model.safetensors
+    truncate -s +314572800 m/model.safetensors || skip "no sparse files here"
+    [ "$(cat m/model.safetensors | inspect-model -v - 2>&1 > /dev/null | peak)" -le 64 ]
+    tar -cf - -C m config.json model.safetensors | inspect-model -v - 2> log > /dev/null
+    [ "$(peak < log)" -le 64 ]
+    tar -cf - -C m config.json model.safetensors | inspect-model -v --stats - 2> log > /dev/null
+    [ "$(peak < log)" -le $((64 + 30)) ]
+    ! grep -q spooled log
+    inspect-model -v --stats m/ 2> log > /dev/null
+    [ "$(peak < log)" -le 64 ]
+}
+
+@test "streams: what cannot be read in order is spooled to LM_TMPDIR, and nothing stays there" {
+    init --max-shard-size 100k -o m/
+    tar -cf s.tar m
+    mkdir tmp
+    cat s.tar | LM_TMPDIR=$PWD/tmp inspect-model -v - 2> log > /dev/null
+    grep -q "standard input: spooled to $PWD/tmp" log
+    [ -z "$(ls -A tmp)" ]
+    run bash -c "cat s.tar | LM_TMPDIR=$PWD/none inspect-model -"
+    one 1 "$PWD/none: cannot make a temporary file" "LM_TMPDIR"
+}
+
+@test "streams: an input is read to its end, so that its writer is not cut off" {
+    init -o m.tar
+    truncate -s +3M m.tar # more than any pipe holds, behind the archive's end
+    bash -c 'set -o pipefail; cat m.tar | inspect-model -q - > out'
+    inspect-model -q m.tar | tail -n +2 | cmp - <(tail -n +2 out)
+}
+
+@test "streams: truncation is one line, whatever the form" {
+    for form in tar tar.gz tar.zst tar.xz lmz safetensors; do
+        init -o m.$form
+        head -c 100000 m.$form > cut.$form
+        run inspect-model --stats cut.$form
+        one 1 "cut.$form"
+        run bash -c "cat cut.$form | inspect-model -"
+        one 1 "standard input"
+    done
+}
+
+@test "streams: archives that reach out of their folder are refused" {
+    init -o m/
+    echo secret > outside
+    tar -cPf abs.tar "$PWD/outside"
+    tar -cPf up.tar --transform='s,^,../,' outside
+    cp -r m link && ln -s ../outside link/a.json && tar -cf link.tar link
+    cp -r m dev && mkfifo dev/a && tar -cf dev.tar dev
+    tar -cf twice.tar -C m . && tar -rf twice.tar -C m ./config.json
+    while read -r name message; do
+        run inspect-model "$name.tar"
+        one 1 "$message"
+        run bash -c "cat $name.tar | inspect-model -"
+        one 1 "$message"
+    done << 'END'
+abs leaves the folder
+up leaves the folder
+link a link or a device
+dev a link or a device
+twice 'config.json' twice
+END
+}
+
+@test "streams: a full disk leaves nothing half-written, and what was there stays" {
+    for form in m/ m.tar m.tar.zst m.lmz m.safetensors; do
+        init --seed 3 -o "$form"
+        cp -r "${form%/}" kept
+        run bash -c "trap '' XFSZ; ulimit -f 100; init-model -q -f llama-1m -o $form"
+        one 1 "${form%/}" "File too large"
+        diff -r "${form%/}" kept
+        rm -r kept "${form%/}"
+        run bash -c "trap '' XFSZ; ulimit -f 100; init -o $form"
+        one 1 "File too large"
+        [ -z "$(ls -A)" ]
+    done
+    run bash -c "init -o - > /dev/full"
+    one 1 "standard output" "No space left on device"
+    run init -o /dev/full
+    one 1 "/dev/full" "No space left on device"
+}
+
+@test "streams: a spool that does not fit is one line too" {
+    init --max-shard-size 100k -o m/
+    tar -cf s.tar m
+    rm -r m
+    run bash -c "trap '' XFSZ; ulimit -f 100; cat s.tar | LM_TMPDIR=$PWD inspect-model -"
+    one 1 "File too large"
+    [ "$(ls -A)" = s.tar ]
+}
+
+@test "streams: the output is never one of the inputs" {
+    init -o m.tar
+    cp m.tar kept
+    run inspect-model -f -o m.tar m.tar
+    one 2 "is an input as well as the output"
+    run bash -c "inspect-model - < m.tar >> m.tar"
+    one 2 "standard output" "is an input as well as the output"
+    cmp m.tar kept
+}
+
+@test "streams: a model is not written to a terminal" {
+    command -v script > /dev/null || skip "no script(1) here"
+    run script -qec "init-model -q llama-1m -o -" /dev/null
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"a model is not written to a terminal"* ]]
+    [ "${#output}" -lt 300 ]
+}
+
+@test "streams: a lone .safetensors has no room for shards" {
+    run init --max-shard-size 100k -o m.safetensors
+    one 2 "shards do not go into one .safetensors"
+    init --max-shard-size 100k -o m.tar
+    [ "$(tar -tf m.tar | grep -c '^model-0000.*safetensors$')" -gt 1 ]
+    [ "$(tar -tf m.tar | sed -n 2p)" = model.safetensors.index.json ]
+}
