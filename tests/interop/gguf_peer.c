@@ -1,0 +1,92 @@
+/* gguf_peer -- llama.cpp on a GGUF file, for test_gguf.py: built against a llama.cpp of one's own.
+ *
+ *   gguf_peer logits FILE ID...        F32 logits of every position on standard output
+ *   gguf_peer tokenize FILE            ids of standard input, one line
+ *   gguf_peer quantize FILE OUT FTYPE  llama_ftype as a number; PURE=1 in the environment: one type */
+#include <llama.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void quiet(enum ggml_log_level level, const char *text, void *ctx)
+{
+    (void)ctx;
+    if (level >= GGML_LOG_LEVEL_WARN)
+        fputs(text, stderr);
+}
+
+static struct llama_model *load(const char *path, bool vocab_only)
+{
+    struct llama_model_params p = llama_model_default_params();
+    struct llama_model *m;
+    p.vocab_only = vocab_only;
+    m = llama_model_load_from_file(path, p);
+    if (!m)
+        exit(1);
+    return m;
+}
+
+static int logits(const char *path, char **ids, int n)
+{
+    struct llama_model *m = load(path, false);
+    struct llama_context_params p = llama_context_default_params();
+    llama_token *tok = malloc((size_t)n * sizeof *tok);
+    struct llama_batch b = llama_batch_init(n, 0, 1);
+    struct llama_context *c;
+    size_t vocab = (size_t)llama_vocab_n_tokens(llama_model_get_vocab(m));
+
+    p.n_ctx = (uint32_t)n > 64 ? (uint32_t)n : 64;
+    p.n_batch = p.n_ubatch = p.n_ctx;
+    p.n_threads = p.n_threads_batch = 1;
+    p.type_k = p.type_v = GGML_TYPE_F32;
+    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    c = llama_init_from_model(m, p);
+    if (!c)
+        return 1;
+    for (int i = 0; i < n; i++) {
+        b.token[i] = atoi(ids[i]);
+        b.pos[i] = i;
+        b.n_seq_id[i] = 1;
+        b.seq_id[i][0] = 0;
+        b.logits[i] = 1;
+    }
+    b.n_tokens = n;
+    if (llama_decode(c, b))
+        return 1;
+    for (int i = 0; i < n; i++)
+        fwrite(llama_get_logits_ith(c, i), sizeof(float), vocab, stdout);
+    free(tok);
+    return 0;
+}
+
+static int tokenize(const char *path)
+{
+    const struct llama_vocab *v = llama_model_get_vocab(load(path, true));
+    static char text[1 << 20];
+    static llama_token tok[1 << 20];
+    int n = (int)fread(text, 1, sizeof text, stdin);
+
+    n = llama_tokenize(v, text, n, tok, 1 << 20, true, true);
+    for (int i = 0; i < n; i++)
+        printf("%d ", tok[i]);
+    printf("\n");
+    return n < 0;
+}
+
+int main(int argc, char **argv)
+{
+    llama_log_set(quiet, NULL);
+    llama_backend_init();
+    if (argc > 3 && !strcmp(argv[1], "logits"))
+        return logits(argv[2], argv + 3, argc - 3);
+    if (argc == 3 && !strcmp(argv[1], "tokenize"))
+        return tokenize(argv[2]);
+    if (argc == 5 && !strcmp(argv[1], "quantize")) {
+        struct llama_model_quantize_params p = llama_model_quantize_default_params();
+        p.ftype = (enum llama_ftype)atoi(argv[4]);
+        p.nthread = 1;
+        p.pure = getenv("PURE") != NULL;
+        return llama_model_quantize(argv[2], argv[3], &p) != 0;
+    }
+    return 2;
+}
