@@ -5,9 +5,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
 #include "base/hash.h"
 #include "format/safetensors_table.h"
 
@@ -135,7 +135,7 @@ static int chain_of(const char *path)
 {
     uint8_t head[LMZ_HEADER + LMZ_BASE_NAME];
     lmz_header h;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : pread(fd, head, sizeof head, 0);
 
     if (fd >= 0)
@@ -157,7 +157,22 @@ static lm_code base_path(const char *path, const lmz_header *h, const lm_bundle_
     if (slash && h->base_name.p[0] != '/')
         return lm_asprintf(out, e, "%.*s/%.*s", (int)(slash - path), path, (int)h->base_name.n,
                            h->base_name.p);
-    return lm_asprintf(out, e, "%.*s", (int)h->base_name.n, h->base_name.p);
+    return lm_asprintf(out, e, "%s%.*s", h->base_name.p[0] == '/' ? "" : "./", /* never "-" */
+                       (int)h->base_name.n, h->base_name.p);
+}
+
+/* What a stranger's .lmz names may be anything: a pipe or a device is not waited for. */
+static lm_code check_path(const char *where, const char *base, lm_err *e)
+{
+    struct stat st;
+
+    if (stat(base, &st))
+        return lm_fail(e, LM_EUSAGE, where, "give its base with --base",
+                       "it is a difference to '%s', which is not there", base);
+    if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return lm_fail(e, LM_EUSAGE, where, "give its base with --base",
+                       "it is a difference to '%s', which is no file or folder", base);
+    return LM_OK;
 }
 
 static lm_code compare_digest(const char *where, const char *path, const lmz_header *h,
@@ -183,13 +198,11 @@ lm_code lmz_base_open(const char *path, const char *where, const lmz_header *h,
 
     *out = NULL;
     deeper.base = NULL; /* what was asked for is the base of this one only */
+    rc = rc ? rc : check_path(where, base, e);
     if (!rc && (chain = chain_of(base)) >= h->chain)
         rc = lm_fail(e, LM_EFORMAT, where, "give the base that it was made from with --base",
                      "it is step %d of a chain, and its base '%s' is step %d", h->chain, base,
                      chain);
-    if (!rc && !lm_path_exists(base))
-        rc = lm_fail(e, LM_EUSAGE, where, "give its base with --base",
-                     "it is a difference to '%s', which is not there", base);
     if (!rc)
         rc = lm_bundle_open(base, &deeper, out, e);
     if (!rc && !lm_bundle_random(*out))
