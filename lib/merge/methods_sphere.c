@@ -321,11 +321,9 @@ static bool solve_stock(const lm_merge_job *j, int n, const double *G, double *c
     sum /= (double)n * (n - 1) / 2;
     *odd = sum < 0;
     under = 1 + (n - 1) * sum;
-    t = n * sum / under;
+    t = under < 1e-6 ? 0 : n * sum / under; /* no finite ratio: the base, as in mergekit */
     if (lm_merge_true(j, LM_MERGE_CLAMP_T))
-        t = under <= 0 ? 0 : clamp(t, 0, 1);
-    else if (under <= 0)
-        return false;
+        t = clamp(t, 0, 1);
     for (int i = 0; i < n; i++)
         c[i] = t / n;
     return true;
