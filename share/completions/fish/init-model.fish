@@ -4,7 +4,7 @@ complete -c init-model -s s -l set -r -d 'change a key of config.json (may be re
 complete -c init-model -l pad-vocab-to -r -d 'round the vocabulary size up to a multiple of N [1]'
 complete -c init-model -s l -l list -d 'list the presets and exit'
 complete -c init-model -l dtype -x -a 'f32 bf16' -d 'f32 or bf16 [f32]'
-complete -c init-model -l max-shard-size -r -d 'begin another file when one holds this much [5 GB]'
+complete -c init-model -l max-shard-size -r -d 'begin another file when one holds this much [folder: 5 GB]'
 complete -c init-model -s o -l output -r -d 'where the product goes'
 complete -c init-model -s f -l force -d 'overwrite what exists'
 complete -c init-model -s j -l threads -r -d 'threads; 0 = every core [0]'
