@@ -122,11 +122,12 @@ static bool takes_config(const char *path)
     FILE *f = fopen(path, "re");
     int c = ' ';
 
-    while (f && strchr(" \t\r\n", c) && c)
+    if (!f)
+        return false;
+    while (c == ' ' || c == '\t' || c == '\r' || c == '\n')
         c = getc(f);
-    if (f)
-        fclose(f);
-    return f && c != '{';
+    fclose(f);
+    return c != '{';
 }
 
 /* ---- The recipe ---- */

@@ -432,7 +432,7 @@ static lm_code check_others(const lm_merge_plan *p, int first, int other, int64_
         if (is_buffer(name) || (is_head(name) && is_tied(b) && is_tied(a)))
             continue;
         if (layer < 0 || from < 0) {
-            there = find(a, name) != NULL;
+            there = lm_model_source_find(a->source, name) != NULL; /* an alias is no place for it */
         } else {
             if (layer < from || layer >= to)
                 continue;
@@ -440,7 +440,7 @@ static lm_code check_others(const lm_merge_plan *p, int first, int other, int64_
                              (long long)(layer - from + first_from), name + end);
             if (rc)
                 return rc;
-            there = find(a, mine) != NULL;
+            there = lm_model_source_find(a->source, mine) != NULL;
             lm_free(mine);
         }
         if (!there)

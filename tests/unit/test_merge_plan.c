@@ -1,0 +1,184 @@
+/* Plans of merges: what fits, what does not, layers, parameters, and every mismatch found before
+ * anything is written. */
+#include "tests/unit/merge_model.h"
+
+static lm_merge_plan *plan(const lm_merge_recipe *r)
+{
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    if (lm_merge_plan_new(r, NULL, &p, &e))
+        fail_msg("%s: %s: %s", e.where, e.what, e.todo);
+    return p;
+}
+
+static const lm_merge_tensor *find(const lm_merge_plan *p, const char *name)
+{
+    for (int64_t i = 0; i < p->n; i++)
+        if (!strcmp(p->tensor[i].name, name))
+            return &p->tensor[i];
+    return NULL;
+}
+
+static void by_name(void **state)
+{
+    lm_merge_recipe *r;
+    lm_merge_plan *p;
+    const lm_merge_tensor *t;
+
+    (void)state;
+    mm_model("b", 1, NULL);
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, NULL);
+    r = mm_recipe("ties", "b", OPERANDS("x:0.25", "y:weight=0,1,density=0.5"));
+    p = plan(r);
+    assert_int_equal(p->n, 9);
+    assert_int_equal(p->lead, 0);
+    t = find(p, "model.layers.1.mlp.up_proj.weight");
+    assert_non_null(t);
+    assert_int_equal(t->n_models, 2);
+    assert_int_equal(t->base->input, 0);
+    assert_int_equal(t->dtype, LM_DTYPE_F32);
+    assert_true(t->model[0].param[LM_MERGE_WEIGHT] == 0.25);
+    assert_true(t->model[0].param[LM_MERGE_DENSITY] == 1); /* the method's default */
+    assert_true(t->model[1].param[LM_MERGE_WEIGHT] == 0.5);
+    assert_true(find(p, "model.layers.2.mlp.up_proj.weight")->model[1].param[LM_MERGE_WEIGHT] == 1);
+    assert_true(find(p, "lm_head.weight")->model[1].param[LM_MERGE_WEIGHT] == 0);
+    assert_int_equal(p->largest, ROWS * COLS * 4);
+    assert_int_equal(lm_merge_plan_bound(p), 2u * 3 * ROWS * COLS * 4 + (64u << 20));
+    assert_true(p->model[0].digest && p->model[0].digest != p->model[1].digest);
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+}
+
+static void stacked(void **state)
+{
+    lm_merge_recipe *r =
+        mm_yaml("merge_method: passthrough\n"
+                "slices:\n"
+                "  - sources: [{model: x, layer_range: [1, 3]}]\n"
+                "  - sources: [{model: y, layer_range: [0, 2], parameters: {scale: 0.5}}]\n"
+                "dtype: bfloat16\n");
+    lm_merge_plan *p;
+    const lm_merge_tensor *t;
+
+    (void)state;
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, NULL);
+    p = plan(r);
+    assert_int_equal(p->n, 11);
+    assert_int_equal(json_integer_value(json_object_get(p->config, "num_hidden_layers")), 4);
+    assert_string_equal(json_string_value(json_object_get(p->config, "torch_dtype")), "bfloat16");
+    t = find(p, "model.layers.2.mlp.up_proj.weight");
+    assert_string_equal(t->model[0].tensor->name, "model.layers.0.mlp.up_proj.weight");
+    assert_int_equal(t->model[0].input, 1);
+    assert_true(t->model[0].param[LM_MERGE_SCALE] == 0.5);
+    assert_int_equal(find(p, "model.embed_tokens.weight")->model[0].input, 0);
+    assert_int_equal(find(p, "lm_head.weight")->model[0].input, 1);
+    assert_null(find(p, "model.layers.4.mlp.up_proj.weight"));
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+}
+
+static void tied(void **state)
+{
+    lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y"));
+    mm_shape s = { .tied = true };
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, &s);
+    p = plan(r);
+    assert_string_equal(find(p, "lm_head.weight")->model[1].tensor->name,
+                        "model.embed_tokens.weight");
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+    r = mm_recipe("linear", NULL, OPERANDS("y", "x")); /* the first has no place for a head */
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "lm_head.weight"));
+    lm_merge_recipe_free(r);
+}
+
+static void refuse(const mm_shape *s, const char *where, const char *what)
+{
+    lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y"));
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, s);
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_null(p);
+    assert_string_equal(e.where, where);
+    if (!strstr(e.what, what))
+        fail_msg("'%s' is not in '%s'", what, e.what);
+    lm_merge_recipe_free(r);
+}
+
+static void mismatches(void **state)
+{
+    (void)state;
+    refuse(&(mm_shape){ .without = "model.layers.1.mlp.up_proj.weight" }, "y",
+           "it has no tensor 'model.layers.1.mlp.up_proj.weight', which x has");
+    refuse(&(mm_shape){ .extra = "model.more" }, "x", "it has no tensor 'model.more', which y has");
+    refuse(&(mm_shape){ .cols = COLS + 1 }, "y", "is F32 [12,9], but F32 [12,8] in x");
+    refuse(&(mm_shape){ .whole = true }, "y", "is I32 [12,8], but F32 [12,8] in x");
+    refuse(&(mm_shape){ .type = "qwen2" }, "y", "model_type is qwen2, but llama in x");
+    refuse(&(mm_shape){ .vocab = ROWS + 2 }, "y", "[14,8], but F32 [12,8] in x");
+    refuse(&(mm_shape){ .layers = 4 }, "x", "model.layers.3.");
+    mm_model("y", 3, &(mm_shape){ .extra = "model.layers.0.self_attn.rotary_emb.inv_freq" });
+    lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y")); /* a buffer is no loss */
+    lm_merge_plan *p = plan(r);
+    assert_int_equal(p->n, 9);
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+}
+
+static void ranges(void **state)
+{
+    lm_merge_recipe *r = mm_yaml("merge_method: passthrough\n"
+                                 "slices: [{sources: [{model: x, layer_range: [1, 4]}]}]\n");
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("x", 2, NULL);
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "layers up to 4 are asked for, it has 3");
+    lm_merge_recipe_free(r);
+    r = mm_yaml("merge_method: linear\n"
+                "models: [{model: x, parameters: {weight: [{filter: mlp, value: 1}]}}]\n");
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE); /* a filter leaves a gap */
+    assert_non_null(strstr(e.what, "no value of weight for tensor 'model.embed_tokens.weight'"));
+    lm_merge_recipe_free(r);
+}
+
+static void quantised(void **state)
+{
+    lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x"));
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("x", 2, NULL);
+    mm_put("x/config.json", "{\"model_type\": \"llama\", \"quantization_config\": {\"bits\": 4}}");
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "its weights are quantised");
+    lm_merge_recipe_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(by_name, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(stacked, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(tied, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(mismatches, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(ranges, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(quantised, mm_enter, mm_leave),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
