@@ -97,3 +97,20 @@ prepare_dataset() {
     inject_each write 30 report_old_or_new inspect-model -q -f -o out.txt m0
     inject_each malloc 200 report_old_or_new inspect-model -q -f -o out.txt m0
 }
+
+@test "a model in every form and failing writes, fsync, rename" {
+    local tiny=(llama-1m --set num_hidden_layers=1 --set hidden_size=16 --set vocab_size=64) to
+    export SOURCE_DATE_EPOCH=0
+    model_old_or_new() {
+        [ "$1" -ne 0 ] && diff -r "$to" old > /dev/null && return
+        diff -r "$to" new && rm -r "$to" && cp -r old "$to"
+    }
+    for to in m m.tar m.tar.gz m.lmz m.safetensors; do
+        init-model -q -j 1 -f "${tiny[@]}" -o $to && mv $to new
+        init-model -q "${tiny[@]}" --seed 1 -o $to && cp -r $to old
+        for kind in write fsync rename; do
+            inject_each $kind 40 model_old_or_new init-model -q -j 1 -f "${tiny[@]}" -o $to
+        done
+        rm -r new old
+    done
+}
