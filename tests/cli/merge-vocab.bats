@@ -1,0 +1,119 @@
+#!/usr/bin/env bats
+# merge-models: models whose tokenizers differ.
+
+# a/ and b/: the same architecture, tokenizers learned from different texts; a2/ has the tokenizer of a/.
+setup_file() {
+    cd "$BATS_FILE_TMPDIR"
+    awk 'BEGIN { for (i = 0; i < 200; i++) printf "The system reads word%d and writes line %d of it.\n\n", i % 37, i }' > words.txt
+    awk 'BEGIN { for (i = 0; i < 200; i++) printf "Numbers: %d plus %d makes %d exactly.\n\n", i % 17, i % 23, i % 17 + i % 23 }' > sums.txt
+    train-tokenizer -q --vocab-size 300 --pattern llama3 -o tok-a/tokenizer.json words.txt
+    train-tokenizer -q --vocab-size 310 --pattern llama3 --special '<|endoftext|>' --special '<|sum|>' -o tok-b/tokenizer.json sums.txt
+    small="--set num_hidden_layers=1 --set hidden_size=32 --set intermediate_size=48"
+    init-model -q llama-1m $small --tokenizer tok-a/tokenizer.json --seed 1 -o a/
+    init-model -q llama-1m $small --tokenizer tok-a/tokenizer.json --seed 2 -o a2/
+    init-model -q llama-1m $small --set tie_word_embeddings=false --tokenizer tok-b/tokenizer.json --seed 3 -o b/
+    init-model -q llama-1m $small --tokenizer tok-b/tokenizer.json --seed 4 -o b2/
+    shard-data -q --tokenizer tok-a --split blank -o data-a/ words.txt
+    shard-data -q --tokenizer tok-b --split blank -o data-b/ sums.txt
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR"
+    out=$BATS_TEST_TMPDIR
+}
+
+loss() { eval-model -q "$@" | grep -o '"loss":[-0-9.e+]*'; }
+vocab() { grep -o '"vocab_size": *[0-9]*' "$1/config.json" | grep -o '[0-9]*$'; }
+tokens() { grep -o '"vocab":{[^}]*}' "$1/tokenizer.json" | grep -c .; }
+
+@test "merge-models: tokenizers that differ without a policy are an error, and nothing is written" {
+    run merge-models -m linear a/ b2/ -o "$out/x"
+    [ "$status" -eq 2 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"b2/: its tokenizer is not that of a/: of its tokens it has "*"that a/ lacks, lacks "*": choose the tokenizer"* ]]
+    [ ! -e "$out/x" ]
+    [ -z "$(ls -A "$out")" ]
+    # the same tokenizer needs none
+    merge-models -q -m linear a/ a2/ -o "$out/same"
+    [ "$(vocab "$out/same")" -eq 300 ]
+    cmp a/tokenizer.json "$out/same/tokenizer.json"
+}
+
+@test "merge-models --tokenizer base and MODEL: that model's ids, its own rows to the bit" {
+    merge-models -q -m task_arithmetic -b a/ b2/:0 --tokenizer base -o "$out/base"
+    [ "$(vocab "$out/base")" -eq 300 ]
+    cmp a/tokenizer.json "$out/base/tokenizer.json"
+    [ "$(loss "$out/base" data-a/train)" = "$(loss a/ data-a/train)" ]
+
+    merge-models -q -m linear a/:0 b2/:1 --tokenizer b2/ -o "$out/b"
+    [ "$(vocab "$out/b")" -eq "$(vocab b2)" ]
+    cmp b2/tokenizer.json "$out/b/tokenizer.json"
+    [ "$(loss "$out/b" data-b/train)" = "$(loss b2/ data-b/train)" ]
+}
+
+@test "merge-models --tokenizer union: all tokens, padded, and a model that loads" {
+    merge-models -q -m linear a/ b2/ --tokenizer union --pad-to-multiple-of 64 -o "$out/u"
+    n=$(vocab "$out/u")
+    [ $((n % 64)) -eq 0 ]
+    [ "$n" -gt 310 ]
+    grep -q '<|sum|>' "$out/u/tokenizer.json"
+    # the ids of the first model are kept: its shards mean the same
+    loss "$out/u" data-a/train
+    loss "$out/u" sums.txt
+    inspect-model "$out/u" > "$out/i"
+    generate "$out/u" -p 'Numbers: 1 plus' -n 4 --temperature 0 > "$out/g"
+    # and so is what --tokenizer in a YAML file asks for
+    cat > "$out/m.yaml" <<END
+merge_method: linear
+models:
+  - {model: $PWD/a/, parameters: {weight: 1}}
+  - {model: $PWD/b2/, parameters: {weight: 1}}
+tokenizer: {source: union, pad_to_multiple_of: 64}
+END
+    merge-models -q --config "$out/m.yaml" -o "$out/y"
+    cmp "$out/u/tokenizer.json" "$out/y/tokenizer.json"
+    cmp <(tail -c 30000 "$out/u/model.safetensors") <(tail -c 30000 "$out/y/model.safetensors")
+}
+
+@test "merge-models: embeddings of tokens by rules" {
+    cat > "$out/m.yaml" <<END
+merge_method: task_arithmetic
+base_model: $PWD/a/
+models:
+  - {model: $PWD/b2/, parameters: {weight: 0}}
+tokenizer:
+  source: base
+  tokens:
+    <|sum|>: {source: {kind: model_token, model: $PWD/b2/, token: <|endoftext|>}}
+    <|zero|>: {source: {kind: zero}}
+END
+    merge-models -q --config "$out/m.yaml" -o "$out/y"
+    [ "$(vocab "$out/y")" -eq 302 ]
+    grep -q '<|zero|>' "$out/y/tokenizer.json"
+    loss "$out/y" words.txt
+    sed -i 's/token: <|endoftext|>/token: nothing-like-it/' "$out/m.yaml"
+    run merge-models --config "$out/m.yaml" -o "$out/z"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"no token \"nothing-like-it\""* ]]
+    [ ! -e "$out/z" ]
+}
+
+@test "merge-models: a tied head beside one of its own goes through the vocabulary too" {
+    merge-models -q -m linear b/:1 a/:0 --tokenizer b/ -o "$out/m"
+    [ "$(loss "$out/m" data-b/train)" = "$(loss b/ data-b/train)" ]
+}
+
+@test "merge-models: a policy that cannot be" {
+    run merge-models -m linear a/ b2/ --tokenizer base -o "$out/x"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"there is none"* ]]
+    run merge-models -m linear a/ b2/ --tokenizer other/ -o "$out/x"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *'"other/" is none of the models'* ]]
+    cp -r b2 "$out/bare"
+    rm "$out/bare/tokenizer.json"
+    run merge-models -m linear a/ "$out/bare" --tokenizer union -o "$out/x"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"no tokenizer"* ]]
+    [ ! -e "$out/x" ]
+}
