@@ -1,8 +1,8 @@
 /* lmz_chunk.c -- planes of a chunk, and what each is coded with.
  *
- * Layout of a chunk of `raw` bytes; the kind gives the element's size e (BYTES: e = 1), n = raw / e:
- *   1. u8 head: 0x80 stored, nothing of 2-3 but the raw bytes follow; else the delta: 0 plain, 1 XOR,
- *      2 SUB.  Other values are errors
+ * Layout of a chunk of `raw` bytes, n = raw / e elements of e bytes (by its kind; BYTES: e = 1):
+ *   1. u8 head: 0x80 stored, the raw bytes follow and nothing of 2 and 3; else the delta: 0 plain,
+ *      1 XOR, 2 SUB.  Other values are errors
  *   2. for each of the e planes, least significant byte first:
  *      u8 coding: 0 constant, 1 raw, 2 exponent coder, 3 zstd;  u24 little-endian: coded bytes
  *   3. the coded planes in that order, nothing after them:
@@ -10,8 +10,8 @@
  *      raw: the n bytes
  *      exponent coder: the layout at the head of kernels/expcode.h
  *      zstd: one frame (RFC 8878) whose content is the n bytes
- * What bytes the planes hold is defined at the head of kernels/planes.h; BF16, F16, F32, F64 and the
- * F8 kinds are its fields. A chunk of 0 bytes is stored. */
+ * What bytes the planes hold is defined at the head of kernels/planes.h; BF16, F16, F32, F64 and
+ * the F8 kinds are its fields.  A chunk of 0 bytes is stored. */
 #include "format/lmz_chunk.h"
 
 #include <math.h>

@@ -2,9 +2,10 @@
  * what others have published.
  *
  * bench_lmz [--quick] [--base FILE] [FILE.safetensors ...]: random-normal weights of sigma 0.02 in
- * each type, then the weights of the given files (or of those in WEIGHTS, separated by blanks);
- * with --base (or WEIGHTS_BASE) also as differences to the tensors of that name there.  Rates are of
- * raw bytes, the best of several rounds in which every coder has its turn. */
+ * each type, then the weights of the given files (or of those in WEIGHTS, separated by blanks); with
+ * --base (or WEIGHTS_BASE) also as differences to the tensors of that name there.  Rates are of raw
+ * bytes; every coder has its turn in each of several rounds over all chunks, and for each chunk its
+ * best time counts, so that a busy machine disturbs little. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,23 +28,26 @@ static const struct {
     { "DFloat11", "67.6-69.5", "-", "-", "arXiv:2504.11651; decoded on a GPU" },
 };
 
+enum { COPY, LMZ, DELTA, ZSTD, SLOW, CODERS };
+static const char *const coder_name[CODERS] = { "memcpy", "lmz", "lmz, difference", "zstd -3",
+                                                "zstd -19" };
+
 typedef struct {
     lm_lmz_kind kind;
     const uint8_t *raw, *base;
     size_t bytes;
     uint8_t *coded;
     size_t len, cap;
+    struct {
+        double in, out; /* seconds, the best */
+        size_t coded;
+    } by[CODERS];
 } piece;
 
 typedef struct {
     piece *v;
     size_t n, cap, bytes;
 } pieces;
-
-typedef struct {
-    double in, out; /* seconds, the best */
-    size_t coded;
-} result;
 
 static int rounds = 7;
 
@@ -89,62 +93,63 @@ static void drop(pieces *p)
     *p = (pieces){ 0 };
 }
 
-static void keep_best(result *r, double in, double out)
+static void keep_best(piece *q, int coder, double start, double middle, double end)
 {
-    r->in = r->in == 0 || in < r->in ? in : r->in;
-    r->out = r->out == 0 || out < r->out ? out : r->out;
+    double in = middle - start, out = end - middle;
+    q->by[coder].in = q->by[coder].coded && q->by[coder].in < in ? q->by[coder].in : in;
+    q->by[coder].out = q->by[coder].coded && q->by[coder].out < out ? q->by[coder].out : out;
+    q->by[coder].coded = q->len;
 }
 
-static void run_lmz(pieces *p, lm_lmz_coder *c, bool delta, uint8_t *back, result *r)
+static void run_lmz(pieces *p, lm_lmz_coder *c, int coder, uint8_t *back)
 {
     lm_err e = { 0 };
-    double start = lm_now(), in, out;
-    size_t coded = 0;
-    for (piece *q = p->v; q < p->v + p->n; q++) {
-        if (lm_lmz_encode(c, q->kind, q->raw, q->bytes, delta ? q->base : NULL, q->coded, q->cap,
-                          &q->len, &e))
+    for (piece *q = p->v; q < p->v + p->n; back += q++->bytes) {
+        const void *base = coder == DELTA ? q->base : NULL;
+        double start = lm_now(), middle;
+        if (lm_lmz_encode(c, q->kind, q->raw, q->bytes, base, q->coded, q->cap, &q->len, &e))
             die(&e);
-        coded += q->len;
+        middle = lm_now();
+        if (lm_lmz_decode(c, q->kind, q->coded, q->len, base, back, q->bytes, &e))
+            die(&e);
+        keep_best(q, coder, start, middle, lm_now());
     }
-    in = lm_now() - start;
-    start = lm_now();
-    for (piece *q = p->v; q < p->v + p->n; back += q++->bytes)
-        if (lm_lmz_decode(c, q->kind, q->coded, q->len, delta ? q->base : NULL, back, q->bytes, &e))
-            die(&e);
-    out = lm_now() - start;
-    keep_best(r, in, out);
-    r->coded = coded;
 }
 
-static void run_zstd(pieces *p, ZSTD_CCtx *cc, ZSTD_DCtx *dc, int level, uint8_t *back, result *r)
+static void run_zstd(pieces *p, ZSTD_CCtx *cc, ZSTD_DCtx *dc, int coder, uint8_t *back)
 {
-    double start = lm_now(), in, out;
-    size_t coded = 0;
-    for (piece *q = p->v; q < p->v + p->n; q++)
-        coded += q->len = ZSTD_compressCCtx(cc, q->coded, q->cap, q->raw, q->bytes, level);
-    in = lm_now() - start;
-    start = lm_now();
-    for (piece *q = p->v; q < p->v + p->n; back += q++->bytes)
+    int level = coder == SLOW ? 19 : 3;
+    for (piece *q = p->v; q < p->v + p->n; back += q++->bytes) {
+        double start = lm_now(), middle;
+        q->len = ZSTD_compressCCtx(cc, q->coded, q->cap, q->raw, q->bytes, level);
+        middle = lm_now();
         ZSTD_decompressDCtx(dc, back, q->bytes, q->coded, q->len);
-    out = lm_now() - start;
-    keep_best(r, in, out);
-    r->coded = coded;
+        keep_best(q, coder, start, middle, lm_now());
+    }
 }
 
-static void run_copy(pieces *p, uint8_t *back, result *r)
+static void run_copy(pieces *p, uint8_t *back)
 {
-    double start = lm_now();
-    for (piece *q = p->v; q < p->v + p->n; back += q++->bytes)
-        memcpy(back, q->raw, q->bytes);
-    double t = lm_now() - start;
-    keep_best(r, t, t);
-    r->coded = p->bytes;
+    for (piece *q = p->v; q < p->v + p->n; back += q++->bytes) {
+        double start = lm_now(), middle;
+        memcpy(q->coded, q->raw, q->bytes);
+        middle = lm_now();
+        memcpy(back, q->coded, q->bytes);
+        q->len = q->bytes;
+        keep_best(q, COPY, start, middle, lm_now());
+    }
 }
 
-static void show(const char *data, const char *coder, size_t bytes, const result *r)
+/* One line, of the first n chunks. */
+static void show(const char *data, int coder, const pieces *p, size_t n)
 {
-    printf("%-22s %-16s %7.2f %9.0f %9.0f\n", data, coder, 100.0 * (double)r->coded / (double)bytes,
-           (double)bytes / r->in / 1e6, (double)bytes / r->out / 1e6);
+    double in = 0, out = 0, coded = 0, bytes = 0;
+    for (const piece *q = p->v; q < p->v + n; q++) {
+        in += q->by[coder].in, out += q->by[coder].out;
+        coded += (double)q->by[coder].coded, bytes += (double)q->bytes;
+    }
+    printf("%-22s %-16s %7.2f %9.0f %9.0f\n", data, coder_name[coder], 100 * coded / bytes,
+           bytes / in / 1e6, bytes / out / 1e6);
 }
 
 static void check(const pieces *p, const uint8_t *back)
@@ -156,23 +161,21 @@ static void check(const pieces *p, const uint8_t *back)
         }
 }
 
-/* zstd -19 sees the first bytes only: it takes seconds for each megabyte. */
-static void run_slow(const char *name, const pieces *p, ZSTD_CCtx *cc, ZSTD_DCtx *dc, uint8_t *back)
+/* zstd -19 sees the first bytes only and codes them once: it takes a second for a megabyte. */
+static size_t run_slow(pieces *p, ZSTD_CCtx *cc, ZSTD_DCtx *dc, uint8_t *back)
 {
-    pieces few = { 0 };
-    result r = { 0 };
-    for (size_t i = 0; i < p->n && few.bytes < SLOW_BYTES; i++)
-        add(&few, p->v[i].kind, p->v[i].raw, NULL, p->v[i].bytes);
-    run_zstd(&few, cc, dc, 19, back, &r);
-    for (int i = 0; i < rounds; i++) { /* time out, the best of more */
-        double start = lm_now();
-        uint8_t *at = back;
-        for (piece *q = few.v; q < few.v + few.n; at += q++->bytes)
-            ZSTD_decompressDCtx(dc, at, q->bytes, q->coded, q->len);
-        keep_best(&r, r.in, lm_now() - start);
+    pieces few = { .v = p->v };
+    while (few.n < p->n && few.bytes < SLOW_BYTES)
+        few.bytes += p->v[few.n++].bytes;
+    run_zstd(&few, cc, dc, SLOW, back);
+    for (int i = 1; i < rounds; i++) {
+        for (piece *q = few.v; q < few.v + few.n; q++) {
+            double start = lm_now();
+            ZSTD_decompressDCtx(dc, back, q->bytes, q->coded, q->len);
+            keep_best(q, SLOW, start - q->by[SLOW].in, start, lm_now());
+        }
     }
-    show(name, "zstd -19", few.bytes, &r);
-    drop(&few);
+    return few.n;
 }
 
 static void compare(const char *name, pieces *p, bool delta)
@@ -181,27 +184,26 @@ static void compare(const char *name, pieces *p, bool delta)
     lm_err e = { 0 };
     ZSTD_CCtx *cc = ZSTD_createCCtx();
     ZSTD_DCtx *dc = ZSTD_createDCtx();
-    result lmz = { 0 }, zstd = { 0 }, copy = { 0 }, diff = { 0 };
     uint8_t *back = take(p->bytes, "decoded bytes");
     if (!cc || !dc || lm_lmz_coder_new(3, lm_cpu_detect(), &c, &e))
         die(&e);
     memset(back, 1, p->bytes);
     for (int i = 0; i < rounds; i++) {
-        run_copy(p, back, &copy);
-        run_zstd(p, cc, dc, 3, back, &zstd);
+        run_copy(p, back);
+        run_zstd(p, cc, dc, ZSTD, back);
         if (delta) {
-            run_lmz(p, c, true, back, &diff);
+            run_lmz(p, c, DELTA, back);
             check(p, back);
         }
-        run_lmz(p, c, false, back, &lmz);
+        run_lmz(p, c, LMZ, back);
         check(p, back);
     }
-    show(name, "lmz", p->bytes, &lmz);
+    show(name, LMZ, p, p->n);
     if (delta)
-        show(name, "lmz, difference", p->bytes, &diff);
-    show(name, "zstd -3", p->bytes, &zstd);
-    run_slow(name, p, cc, dc, back);
-    show(name, "memcpy", p->bytes, &copy);
+        show(name, DELTA, p, p->n);
+    show(name, ZSTD, p, p->n);
+    show(name, SLOW, p, run_slow(p, cc, dc, back));
+    show(name, COPY, p, p->n);
     ZSTD_freeCCtx(cc);
     ZSTD_freeDCtx(dc);
     lm_lmz_coder_free(c);
@@ -264,7 +266,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
             i++;
     }
-    printf("one core, %s, chunks of %d KiB, zstd %s, best of %d rounds\n",
+    printf("one core, %s, chunks of %d KiB, zstd %s, best of %d rounds for each chunk\n",
            lm_cpu_level_name(lm_cpu_detect()), LM_LMZ_CHUNK >> 10, ZSTD_versionString(), rounds);
     printf("%-22s %-16s %7s %9s %9s\n", "weights", "coder", "size %", "MB/s in", "MB/s out");
     random_weights(bytes);
