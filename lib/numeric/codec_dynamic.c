@@ -6,15 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Magnitudes from 2^-23 (below half of the least entry) to 1, told apart by 6 bits of the mantissa:
- * where the search for the code begins.  No cell holds more than three middles. */
-enum { LEAST_EXPONENT = 127 - 23, CELL_BITS = 6, CELLS = (23 << CELL_BITS) + 1 };
+/* Magnitudes from 2^-23 (below half of the least entry) to 1, told apart by 8 bits of the mantissa:
+ * entries are at least 0.7 % apart, so no cell holds more than one middle between two of them, and
+ * one comparison behind a look-up gives the code. */
+enum { LEAST_EXPONENT = 127 - 23, CELL_BITS = 8, CELLS = (23 << CELL_BITS) + 1 };
 
 typedef struct {
-    float value[256]; /* ascending */
-    float mid[256];   /* between an entry and the next; the last is infinite */
-    uint8_t zero;     /* code of 0 */
-    uint8_t positive[CELLS], negative[CELLS];
+    float value[256];        /* ascending */
+    float mid[256];          /* between an entry and the next; the last is infinite */
+    uint8_t zero;            /* code of 0 */
+    uint8_t start[2][CELLS]; /* of numbers without and with a sign: the lowest code in the cell */
 } dynamic_map;
 
 static dynamic_map maps[2]; /* unsigned, signed */
@@ -26,12 +27,10 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The cell of a magnitude in (0, 1], and the least magnitude in it. */
-static int cell_of(float v)
+/* The cell of the magnitude of v in [-1, 1], and the least magnitude in a cell. */
+static int cell_of(uint32_t bits)
 {
-    uint32_t u;
-    memcpy(&u, &v, sizeof u);
-    int i = (int)(u >> (23 - CELL_BITS)) - (LEAST_EXPONENT << CELL_BITS);
+    int i = (int)(bits >> (23 - CELL_BITS)) - (LEAST_EXPONENT << CELL_BITS);
     return i < 0 ? 0 : i;
 }
 
@@ -74,8 +73,8 @@ static void make_map(dynamic_map *m, bool with_sign)
     m->mid[255] = INFINITY;
     /* Codes grow with the number: for negative ones the search begins at the far end of the cell. */
     for (int i = 0; i < CELLS; i++) {
-        m->positive[i] = i ? search(m, cell_from(i)) : m->zero;
-        m->negative[i] = search(m, -cell_from(i + 1));
+        m->start[0][i] = i ? search(m, cell_from(i)) : m->zero;
+        m->start[1][i] = search(m, -cell_from(i + 1));
     }
 }
 
@@ -88,11 +87,10 @@ static void make_maps(void)
 /* The nearest entry to v in [-1, 1]; between two, the lower one. */
 static uint8_t nearest(const dynamic_map *m, float v)
 {
-    int i = cell_of(fabsf(v));
-    int k = v >= 0 ? m->positive[i] : m->negative[i];
-    while (v > m->mid[k])
-        k++;
-    return (uint8_t)k;
+    uint32_t u;
+    memcpy(&u, &v, sizeof u);
+    int k = m->start[u >> 31][cell_of(u & 0x7fffffffu)];
+    return (uint8_t)(k + (v > m->mid[k]));
 }
 
 /* One of the two entries around v, drawn so that the mean is v. */
