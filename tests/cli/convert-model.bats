@@ -1,0 +1,202 @@
+#!/usr/bin/env bats
+# convert-model: there and back, on pipes, and what it refuses.
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/convert-model.sh"
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    cp -r "$BATS_FILE_TMPDIR/model" "$BATS_FILE_TMPDIR/gpt2" .
+}
+
+same() { # same A B: tensors, config.json and tokenizer.json
+    inspect-model --check --strict "$1" "$2" > /dev/null
+    cmp "$1/config.json" "$2/config.json"
+    cmp "$1/tokenizer.json" "$2/tokenizer.json"
+}
+
+put() { # put FILE OFFSET ESCAPES: overwrite bytes
+    # shellcheck disable=SC2059
+    printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+@test "convert-model: to GGUF and back is exact" {
+    for m in model gpt2; do
+        convert-model $m -o $m.gguf
+        convert-model $m.gguf -o back-$m
+        same $m back-$m
+    done
+}
+
+@test "convert-model: from F32 and back from what F32 was made of" {
+    convert-model model -o m.gguf --type f32
+    convert-model m.gguf -o back
+    same model back
+}
+
+@test "convert-model: without the originals, tensors and tokenizer are the same" {
+    convert-model model -o m.gguf --no-originals
+    convert-model m.gguf -o back --dtype bf16
+    inspect-model --check --strict model back > /dev/null
+    grep -q '"LlamaForCausalLM"' back/config.json
+    grep -q '"torch_dtype": "bfloat16"' back/config.json
+    [ "$(tr -d ' \n' < back/tokenizer.json | grep -o '"merges".*' | cksum)" = \
+      "$(tr -d ' \n' < model/tokenizer.json | grep -o '"merges".*' | cksum)" ]
+}
+
+@test "convert-model: the same bytes for any -j" {
+    for t in q8_0 q4_k_m; do
+        for j in 1 3; do
+            SOURCE_DATE_EPOCH=0 convert-model model -j $j -o - --type $t --name x > $t.$j
+        done
+        # the history has the command line in it: compare what follows the tables
+        cmp <(tail -c 20000 $t.1) <(tail -c 20000 $t.3)
+        [ "$(wc -c < $t.1)" -eq "$(wc -c < $t.3)" ]
+    done
+}
+
+@test "convert-model: blocks take the space that they should, rows of 64 fall back" {
+    convert-model model -o q8.gguf --type q8_0 --no-originals
+    convert-model model -o q4.gguf --type q4_k --no-originals
+    convert-model model -o f16.gguf --type f16 --no-originals
+    [ "$(wc -c < q4.gguf)" -lt "$(wc -c < q8.gguf)" ]
+    [ "$(wc -c < q8.gguf)" -lt "$(wc -c < f16.gguf)" ]
+    convert-model q8.gguf -o back
+    inspect-model --check --atol 0.01 model back
+    grep -q '"torch_dtype": "bfloat16"' back/config.json
+}
+
+@test "convert-model: pipes, either way" {
+    tar -cf - -C model . | convert-model - -o a.gguf
+    convert-model - -o - < a.gguf > b.tar
+    mkdir b && tar -xf b.tar -C b
+    same model b
+    convert-model b.tar -o - | convert-model - -o c
+    same model c
+}
+
+@test "convert-model: GGUF to GGUF quantises what is there" {
+    convert-model model -o m.gguf
+    convert-model m.gguf -o q.gguf --type q8_0
+    convert-model model -o p.gguf --type q8_0
+    cmp <(tail -c 30000 q.gguf) <(tail -c 30000 p.gguf)
+}
+
+@test "convert-model: llm.c and back" {
+    convert-model gpt2 -o g.bin
+    [ "$(od -An -tu4 -N 32 g.bin | tr -s ' \n' ' ')" = " 20240326 3 64 400 2 2 64 512 " ]
+    convert-model g.bin --tokenizer gpt2 -o back
+    inspect-model --check --strict gpt2 back > /dev/null
+    cmp gpt2/tokenizer.json back/tokenizer.json
+    convert-model gpt2 -o h.bin --dtype bf16
+    [ "$(od -An -tu4 -j 4 -N 4 h.bin | tr -d ' ')" = 5 ]
+    convert-model h.bin -o low
+    inspect-model --check --rtol 0.004 gpt2 low > /dev/null
+}
+
+@test "convert-model: llama2.c and back" {
+    convert-model model -o m.bin
+    convert-model m.bin -o back --dtype bf16
+    inspect-model --check --strict model back > /dev/null
+    run convert-model gpt2 -o x.bin --to llama2c
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"llama2.c has no model but Llama"* ]]
+    [ ! -e x.bin ]
+}
+
+@test "convert-model: shards, tar and .lmz come out as well" {
+    convert-model model -o m.gguf
+    convert-model m.gguf -o parts --max-shard-size 40K
+    [ -e parts/model.safetensors.index.json ]
+    inspect-model --check --strict model parts > /dev/null
+    convert-model m.gguf -o m.tar.zst
+    convert-model m.tar.zst -o back
+    same model back
+}
+
+@test "convert-model: what GGUF cannot say is refused, nothing is written" {
+    sed -i 's/"activation_function": "gelu_new"/"activation_function": "gelu"/' gpt2/config.json
+    run convert-model gpt2 -o x.gguf
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"GGUF's gpt2 has no exact GELU"* ]]
+    [ ! -e x.gguf ]
+}
+
+@test "convert-model: a damaged GGUF is one line that names what is wrong" {
+    convert-model model -o m.gguf
+    head -c $(($(wc -c < m.gguf) - 100)) m.gguf > short.gguf
+    run convert-model short.gguf -o x
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"within tensor"* ]]
+    head -c 100 m.gguf > head.gguf
+    run convert-model head.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"more than its 100 bytes can hold"* ]]
+    cp m.gguf much.gguf
+    put much.gguf 8 '\377\377\377\377\377\377\377\177'
+    run convert-model much.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"promises 9223372036854775807"* || "$output" == *"9223372036854775807 tensors"* ]]
+    cp m.gguf v9.gguf
+    put v9.gguf 4 '\011'
+    run convert-model v9.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"GGUF version 9"* ]]
+    [ ! -e x ]
+}
+
+@test "convert-model: a tensor that is missing or unknown is named" {
+    convert-model model -o m.gguf
+    sed 's/blk\.1\.attn_q\.weight/blk.1.attn_Q.weight/' m.gguf > other.gguf
+    run convert-model other.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"tensor 'blk.1.attn_q.weight' is missing"* ]]
+    sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' model/config.json
+    run convert-model model -o x.gguf
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"layers.1."*"is not known to llama"* ]]
+}
+
+@test "convert-model: an unknown pre-tokeniser is refused, or given, or left out" {
+    convert-model model -o m.gguf --no-originals
+    sed 's/smaug-bpe/smaug-xyz/' m.gguf > other.gguf
+    run convert-model other.gguf -o x
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"its pre-tokeniser smaug-xyz is not known"*"--tokenizer"* ]]
+    convert-model other.gguf -o y --tokenizer model
+    cmp y/tokenizer.json model/tokenizer.json
+    convert-model other.gguf -o z --tokenizer none
+    [ ! -e z/tokenizer.json ]
+}
+
+@test "convert-model: misuse" {
+    run convert-model model
+    [ "$status" -eq 2 ]
+    run convert-model model -o x --type q8_0
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--type: it says nothing about an output of format hf"* ]]
+    run convert-model model -o x.gguf --type q9
+    [ "$status" -eq 2 ]
+    run convert-model nosuch -o x.gguf
+    [ "$status" -eq 1 ]
+    convert-model model -o m.gguf
+    run convert-model m.gguf -o m.gguf -f
+    [ "$status" -eq 2 ]
+    run convert-model model -o m.gguf
+    [ "$status" -eq 2 ]
+    [[ "$output" == *exists* ]]
+}
+
+@test "convert-model: a full disk leaves nothing behind" {
+    run bash -c 'convert-model model -o - > /dev/full'
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"No space left on device"* ]]
+    ls -A > before
+    run convert-model model -o nodir/x.gguf
+    [ "$status" -ne 0 ]
+    ls -A | diff - before
+}
