@@ -23,6 +23,8 @@ lm_code lm_unpack_to_open(lm_unpack_to *t, const char *to, bool lone, lm_err *e)
     t->r->lone = lone && (!strcmp(to, "-") || lm_unpack_is_st(to));
     lm_code rc = t->r->lone ? lm_out_open(to, t->o->force, &t->lone, e)
                             : lm_bundle_create(to, t->o->force, &opts, &t->out, e);
+    if (!rc && t->out)
+        rc = lm_bundle_room(t->out, t->total, e);
     return rc ? rc : lm_alloc_n(&t->copy, LM_UNPACK_COPY, 1, "a piece of a file", e);
 }
 
