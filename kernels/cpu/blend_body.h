@@ -215,49 +215,60 @@ static void FN(histogram)(const void *x, uint64_t lo, uint64_t hi, int shift, ui
     }
 }
 
-/* A strip short enough for the votes to stay in registers. */
-enum { FN(STRIP) = 128 / (int)sizeof(REAL) };
+/* 64 bytes of reals, so that votes and sums stay in registers over the models.  Comparisons give
+ * lanes of all ones or zeros. */
+typedef REAL FN(vec) __attribute__((vector_size(64)));
+typedef BITS FN(vec_bits) __attribute__((vector_size(64)));
+enum { FN(VEC) = 64 / (int)sizeof(REAL) };
 
-static inline __attribute__((always_inline)) void FN(agree_strip)(const lm_blend_terms *t,
-                                                                  lm_blend_vote by, const REAL *d,
-                                                                  int64_t stride, const REAL *base,
-                                                                  REAL *out, int64_t n)
+/* v = the first n of p, the rest 0. */
+static inline __attribute__((always_inline)) void FN(vec_load)(FN(vec) * v, const REAL *p,
+                                                               int64_t n)
 {
-    REAL vote[FN(STRIP)], sum[FN(STRIP)], weight[FN(STRIP)];
-    for (int64_t i = 0; i < n; i++)
-        vote[i] = sum[i] = weight[i] = 0;
-    for (int m = 0; m < t->k; m++) {
-        const REAL *x = d + m * stride;
-        REAL w = (REAL)t->w[m];
-        for (int64_t i = 0; i < n; i++) {
-            REAL v = w * x[i];
-            if (by == LM_BLEND_BY_SUM)
-                vote[i] += x[i];
-            else if (by == LM_BLEND_BY_COUNT)
-                vote[i] += (REAL)((v > 0 ? 1 : 0) - (v < 0 ? 1 : 0));
-            else
-                vote[i] += v;
-        }
+    if (n == FN(VEC)) {
+        memcpy(v, p, sizeof *v);
+    } else {
+        memset(v, 0, sizeof *v);
+        memcpy(v, p, (size_t)n * sizeof *p);
     }
+}
+
+static inline __attribute__((always_inline)) void FN(agree_vec)(const lm_blend_terms *t,
+                                                                lm_blend_vote by, const REAL *d,
+                                                                int64_t stride, const REAL *base,
+                                                                REAL *out, int64_t n)
+{
+    FN(vec) x, v, vote = { 0 }, sum = { 0 }, weight = { 0 }, b;
+    const FN(vec_bits) sign = ~((FN(vec_bits)){ 0 } + MAGNITUDE);
+    const FN(vec) zero = { 0 }, one = zero + 1;
     for (int m = 0; m < t->k; m++) {
-        const REAL *x = d + m * stride;
-        REAL w = (REAL)t->w[m];
-        for (int64_t i = 0; i < n; i++) {
-            REAL v = w * x[i], s = vote[i] >= 0 ? v : -v;
-            bool out_voted = s <= 0;
-            sum[i] += out_voted ? 0 : v;
-            weight[i] += out_voted ? 0 : w;
-        }
+        FN(vec_load)(&x, d + m * stride, n);
+        v = (REAL)t->w[m] * x;
+        if (by == LM_BLEND_BY_SUM)
+            vote += x;
+        else if (by == LM_BLEND_BY_COUNT)
+            vote += (FN(vec))((FN(vec_bits))(v > zero) & (FN(vec_bits))one) -
+                    (FN(vec))((FN(vec_bits))(v < zero) & (FN(vec_bits))one);
+        else
+            vote += v;
     }
-    REAL lambda = (REAL)t->lambda, least = (REAL)t->floor;
-    if (t->normalize && t->floor > 0)
-        for (int64_t i = 0; i < n; i++)
-            sum[i] /= weight[i] < least ? least : weight[i];
-    else if (t->normalize)
-        for (int64_t i = 0; i < n; i++)
-            sum[i] /= weight[i] == 0 ? 1 : weight[i];
-    for (int64_t i = 0; i < n; i++)
-        out[i] = base[i] + lambda * sum[i];
+    FN(vec_bits) turn = ~(FN(vec_bits))(vote >= zero) & sign;
+    for (int m = 0; m < t->k; m++) {
+        FN(vec_load)(&x, d + m * stride, n);
+        v = (REAL)t->w[m] * x;
+        FN(vec_bits) voted_out = (FN(vec_bits))((FN(vec))((FN(vec_bits))v ^ turn) <= zero);
+        sum += (FN(vec))((FN(vec_bits))v & ~voted_out);
+        weight += (FN(vec))((FN(vec_bits))(zero + (REAL)t->w[m]) & ~voted_out);
+    }
+    if (t->normalize) {
+        FN(vec) least = zero + (REAL)(t->floor > 0 ? t->floor : 1);
+        FN(vec_bits) few = (FN(vec_bits))(t->floor > 0 ? weight < least : weight == zero);
+        weight = (FN(vec))(((FN(vec_bits))weight & ~few) | ((FN(vec_bits))least & few));
+        sum /= weight;
+    }
+    FN(vec_load)(&b, base, n);
+    b += (REAL)t->lambda * sum;
+    memcpy(out, &b, (size_t)n * sizeof *out);
 }
 
 static void FN(agree)(const lm_blend_terms *t, const void *d, int64_t stride, const void *base,
@@ -266,23 +277,26 @@ static void FN(agree)(const lm_blend_terms *t, const void *d, int64_t stride, co
     const REAL *x = d, *b = base;
     REAL *o = out;
     int64_t i = 0;
-#define OVER(by, len) FN(agree_strip)(t, by, x + i, stride, b + i, o + i, len)
-#define STRIPS(by)                                 \
-    do {                                           \
-        for (; i + FN(STRIP) <= n; i += FN(STRIP)) \
-            OVER(by, FN(STRIP));                   \
-        if (i < n)                                 \
-            OVER(by, n - i);                       \
+#define OVER(by, len) FN(agree_vec)(t, by, x + i, stride, b + i, o + i, len)
+#define ALL(by)                                \
+    do {                                       \
+        for (; i + FN(VEC) <= n; i += FN(VEC)) \
+            OVER(by, FN(VEC));                 \
+        if (i < n)                             \
+            OVER(by, n - i);                   \
     } while (0)
     if (t->vote == LM_BLEND_BY_SUM)
-        STRIPS(LM_BLEND_BY_SUM);
+        ALL(LM_BLEND_BY_SUM);
     else if (t->vote == LM_BLEND_BY_COUNT)
-        STRIPS(LM_BLEND_BY_COUNT);
+        ALL(LM_BLEND_BY_COUNT);
     else
-        STRIPS(LM_BLEND_BY_WEIGHT);
+        ALL(LM_BLEND_BY_WEIGHT);
 #undef OVER
-#undef STRIPS
+#undef ALL
 }
+
+/* A strip short enough for the first cache. */
+enum { FN(STRIP) = 1024 / (int)sizeof(REAL) };
 
 /* Deviations from the first row keep equal rows at a variance of exactly 0. */
 static void FN(variance)(int k, const void *d, int64_t stride, void *out, int64_t n)

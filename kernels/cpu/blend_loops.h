@@ -133,23 +133,37 @@ static void load_f64(lm_dtype t, const void *src, int64_t at, void *x, int64_t n
     }
 }
 
+/* To float by rounding to odd: towards zero, and the last place set where anything was lost.  What
+ * has two bits less or fewer is then rounded from it as from the double itself. */
+static inline float to_odd(double d)
+{
+    float f = (float)d;
+    uint32_t u;
+    double back = (double)f;
+    memcpy(&u, &f, 4);
+    u -= fabs(back) > fabs(d);
+    u |= back != d;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
 /* One rounding from double, also to the narrow types. */
 static void store_f64(lm_dtype t, void *dst, int64_t at, const void *x, int64_t n)
 {
     const double *d = x;
-    size_t size = lm_dtype_size(t);
-    char *p = (char *)dst + (size_t)at * size;
+    float cell[256];
     if (t == LM_DTYPE_F64) {
-        memcpy(p, d, 8 * (size_t)n);
+        memcpy((char *)dst + 8 * at, d, 8 * (size_t)n);
     } else if (t == LM_DTYPE_F32) {
-        float_at *f = (float_at *)p;
+        float_at *f = (float_at *)dst + at;
         for (int64_t i = 0; i < n; i++)
             f[i] = (float)d[i];
     } else {
-        for (int64_t i = 0; i < n; i++) {
-            double cell;
-            lm_set(t, &cell, 0, d[i]);
-            memcpy(p + (size_t)i * size, &cell, size);
+        for (int64_t k = 0; k < n; k += 256) {
+            int64_t m = n - k < 256 ? n - k : 256;
+            for (int64_t i = 0; i < m; i++)
+                cell[i] = to_odd(d[k + i]);
+            store_f32(t, dst, at + k, cell, m);
         }
     }
 }

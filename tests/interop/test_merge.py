@@ -17,7 +17,7 @@ try:
     from mergekit.merge_methods.base import TensorGroup
     from safetensors.torch import save_file
 except ImportError as e:
-    print(f"1..0 # skip mergekit cannot be imported: {e}")
+    print(f"ok 1 - merge methods beside mergekit's # skip mergekit cannot be imported: {e}")
     sys.exit(0)
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -791,6 +791,36 @@ static void mixed_types(void **state)
     free_case(c);
 }
 
+/* A double to a narrow type is rounded once: beside the halfway points of the type. */
+static void one_rounding(void **state)
+{
+    const lm_blend *b = lm_blend_at(lm_cpu_detect(), true), *plain = lm_blend_at(LM_CPU_REF, true);
+    static const double apart[] = { 0, 1e-15, -1e-15, 1e-9, -1e-9, 0.01, -0.01 };
+    (void)state;
+    for (int ty = 0; ty < N_TYPES; ty++) {
+        lm_dtype t = types[ty];
+        double x[64 * 7 + 6], want, got[64 * 7 + 6], ref[64 * 7 + 6];
+        const double odd[] = { NAN, INFINITY, -INFINITY, 1e300, -3.4028235677973366e38, 1e-320 };
+        int64_t n = 0;
+        for (int k = 0; k < 64; k++)
+            for (int a = 0; a < 7; a++)
+                x[n++] =
+                    ldexp((1 + (2 * k + 1) * half_place(t) / 2 * (k % 2 ? 2 : 1)) * (1 + apart[a]),
+                          k % 40 - 20) *
+                    (k % 3 ? 1 : -1);
+        memcpy(x + n, odd, sizeof odd);
+        n += 6;
+        b->store(t, got, 0, x, n);
+        plain->store(t, ref, 0, x, n);
+        for (int64_t k = 0; k < n; k++) {
+            size_t size = lm_dtype_size(t);
+            lm_set(t, &want, 0, x[k]);
+            assert_memory_equal((char *)got + (size_t)k * size, &want, size);
+            assert_memory_equal((char *)ref + (size_t)k * size, &want, size);
+        }
+    }
+}
+
 /* --- small ones, computed by hand ------------------------------------------------------------ */
 
 static void set_all(merge_case *c, int i, const double *v)
@@ -1045,6 +1075,7 @@ int main(void)
         cmocka_unit_test(a_weight_of_one_gives_the_bits),
         cmocka_unit_test(order_does_not_matter),
         cmocka_unit_test(mixed_types),
+        cmocka_unit_test(one_rounding),
         cmocka_unit_test(by_hand),
         cmocka_unit_test(dare_keeps_the_expectation),
         cmocka_unit_test(nan_stays_where_it_is),
