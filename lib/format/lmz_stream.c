@@ -464,7 +464,7 @@ static lm_code make_stream(lm_lmz *z, lm_read_fn read, void *ctx, lm_err *e)
     s->read = read;
     s->ctx = ctx;
     s->threads = lm_par_threads(z->par);
-    s->chunks = CHUNKS_A_THREAD * (size_t)s->threads;
+    s->chunks = s->threads == 1 ? 1 : CHUNKS_A_THREAD * (size_t)s->threads;
     lm_hash128_init(&s->records);
     rc = lm_alloc_n(&s->desks, (size_t)s->threads, sizeof *s->desks, "decoders", e);
     for (int i = 0; i < 3 && !rc; i++) {

@@ -259,7 +259,8 @@ static lm_code make_jobs(verifier *v)
 {
     lm_code rc = LM_OK;
 
-    v->most = CHUNKS_A_THREAD * (size_t)lm_par_threads(v->z->par);
+    v->most =
+        lm_par_threads(v->z->par) == 1 ? 1 : CHUNKS_A_THREAD * (size_t)lm_par_threads(v->z->par);
     for (int i = 0; i < 2 && !rc; i++) {
         rc = lm_alloc_n(&v->jobs[i], v->most, sizeof *v->jobs[i], "testing", v->err);
         for (size_t k = 0; k < v->most && !rc; k++)

@@ -499,7 +499,7 @@ static lm_code make_room(lm_lmz_writer *w, int level, lm_err *e)
     size_t n = (size_t)lm_par_threads(w->par);
     lm_code rc;
 
-    w->jobs = JOBS_A_THREAD * n;
+    w->jobs = n == 1 ? 1 : JOBS_A_THREAD * n; /* alone: what is digested is still in the cache */
     rc = lm_alloc_n(&w->coders, n, sizeof *w->coders, "coders", e);
     rc = rc ? rc : lm_alloc_n(&w->rooms, n, sizeof *w->rooms, "coders", e);
     for (int i = 0; i < 2 && !rc; i++)
