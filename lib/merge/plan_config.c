@@ -98,6 +98,8 @@ lm_code lm_plan_config(lm_merge_plan *p, lm_err *e)
     const lm_merge_model *m = &p->model[p->lead];
     lm_code rc;
 
+    for (int i = 0; !lm_model_source_config(m->source) && i < p->recipe->n_inputs; i++)
+        m = &p->model[i]; /* the lead is a lone file */
     if (!lm_model_source_config(m->source))
         return LM_OK; /* weights alone */
     p->config = json_deep_copy(lm_model_source_config(m->source));

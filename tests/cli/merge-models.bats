@@ -1,0 +1,174 @@
+#!/usr/bin/env bats
+# merge-models: what it makes of folders, streams, YAML and adapters, and what it refuses.
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/merge-models.sh"
+}
+
+same() { inspect-model --check "$@" > /dev/null; }
+
+# refused STATUS MESSAGE COMMAND...: one line that holds MESSAGE, and nothing is made
+refused() {
+    local want=$1 message=$2
+    shift 2
+    run "$@"
+    echo "$status: $output"
+    [ "$status" -eq "$want" ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == "merge-models: "*"$message"* ]]
+    [ ! -e bad ]
+    [ -z "$(ls -d .*.tmp.* 2> /dev/null)" ]
+}
+
+@test "merge-models: a weight of one gives that model, of zero the base" {
+    merge-models --method dem --base base/ math/:1 code/:0 -o one/
+    same one/ math/
+    merge-models --method dem --base base/ math/:0 code/:0 -o none/
+    same none/ base/
+    run same one/ base/
+    [ "$status" -eq 3 ]
+}
+
+@test "merge-models: the same bytes for any -j" {
+    for j in 1 2 5; do
+        LM_THREADS=$j merge-models -q -f --seed 7 --method dare_ties --density 0.5 --base base/ math/ code/ -o out/
+        cp out/model.safetensors "$j"
+    done
+    cmp 1 2 && cmp 1 5
+    LM_THREADS=1 merge-models -q -f --seed 8 --method dare_ties --density 0.5 --base base/ math/ code/ -o out/
+    run inspect-model --check out/model.safetensors 1
+    [ "$status" -eq 3 ]
+}
+
+@test "merge-models: folders, tars, lone files and standard input give one result" {
+    merge-models -q -m linear math/:0.3 code/:0.7 -o folder/
+    tar -cf math.tar math
+    tar -czf code.tgz code
+    merge-models -q -m linear math.tar:0.3 code.tgz:0.7 -o tars.tar
+    same folder/ tars.tar
+    merge-models -q -m linear math/model.safetensors:0.3 code/model.safetensors:0.7 -o files.safetensors
+    same folder/ files.safetensors
+    merge-models -q -m linear -:0.3 code/:0.7 -o stream/ < math.tar
+    same folder/ stream/
+    tar -C math -cf - config.json model.safetensors | merge-models -q -m linear -:0.3 code/:0.7 -o - > pipe.tar
+    same folder/ pipe.tar
+    tar -C code -cf - model.safetensors config.json | merge-models -q -m linear math/:0.3 -:0.7 -o piped.lmz
+    same folder/ piped.lmz
+}
+
+@test "merge-models: layers are stacked and renumbered, config.json says how many" {
+    merge-models -q --config mergekit.yaml -o out/
+    grep -q '"num_hidden_layers": 3' out/config.json
+    run inspect-model out/
+    [[ "$output" == *model.layers.2.mlp.up_proj.weight* ]]
+    [[ "$output" != *model.layers.3.* ]]
+    run merge-models --config mergekit.yaml --print-plan
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"model.layers.2.mlp.up_proj.weight F32 [48,32]"*"code model.layers.1.mlp.up_proj.weight:scale=0.5"* ]]
+}
+
+@test "merge-models: YAML gradients and filters" {
+    cat > g.yaml << 'YAML'
+merge_method: slerp
+base_model: math
+models: [{model: math}, {model: code}]
+parameters:
+  t:
+    - {filter: self_attn, value: [0, 1]}
+    - {filter: mlp, value: 0.25}
+    - value: 0.5
+dtype: bfloat16
+YAML
+    run merge-models --config g.yaml --print-plan
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"model.layers.0.self_attn.q_proj.weight BF16 [32,32]  t=0  code"* ]]
+    [[ "$output" == *"model.layers.1.self_attn.q_proj.weight BF16 [32,32]  t=1  code"* ]]
+    [[ "$output" == *"model.layers.1.mlp.up_proj.weight BF16 [48,32]  t=0.25  code"* ]]
+    [[ "$output" == *"model.norm.weight BF16 [32]  t=0.5  code"* ]]
+    merge-models -q --config g.yaml -o out/
+    grep -q '"torch_dtype": "bfloat16"' out/config.json
+}
+
+@test "merge-models: an adapter is merged into its base" {
+    merge-models -q -m passthrough base/+adapter/ -o a/
+    merge-models -q -m passthrough adapter -o b/
+    same a/ b/
+    # every element of q_proj of layer 0 by 2 / 1 * 0.5 * 0.5 = 0.5, within a rounding; nothing else
+    run inspect-model base/ a/
+    [[ "$output" =~ "19 of 20 tensors are the same; largest difference 0.5"(0000[0-9]*)?, ]]
+    run inspect-model --json --only '*layers.0.self_attn.q_proj*' base/ a/
+    [[ "$output" == *'"differing":1024'* ]]
+    sed -i 's/"r": 1/"r": 1, "use_dora": true/' adapter/adapter_config.json
+    refused 2 "adapters with use_dora cannot be merged" merge-models -m passthrough base/+adapter/ -o bad
+}
+
+@test "merge-models: --dry-run shows weights and the bound, and writes nothing" {
+    run merge-models --method linear math/:1 code/:3 --dry-run
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"weight=3 (effective 0.75)"* ]]
+    [[ "$output" == *"(2 x largest tensor x 2 inputs + 64 MiB)"* ]]
+    run merge-models --method linear math/:1 code/:3 --json -o out/
+    [[ "$output" == '{"output":"out/","method":"linear",'*'"effective_weight":0.75'* ]]
+    peak=$(grep -o '"peak_rss":[0-9]*' <<< "$output" | cut -d: -f2)
+    bound=$(grep -o '"memory_bound":[0-9]*' <<< "$output" | cut -d: -f2)
+    [ "$peak" -le "$bound" ]
+}
+
+@test "merge-models: provenance names inputs and parameters" {
+    merge-models -q -m dem -b base/ math/:0.5 -o out/
+    head -c 4000 out/model.safetensors > head
+    grep -aq 'lmutils.merge.*method.*dem.*weight.*0.5' head
+    grep -aq 'xxh3_sample' head
+    grep -aq 'init-model' head # the base's own history
+}
+
+@test "merge-models: models that do not fit are refused before anything is written" {
+    init-model -q llama-1m --set num_hidden_layers=3 --set hidden_size=32 --set intermediate_size=48 --set vocab_size=96 -o deep/
+    refused 2 "it has no tensor 'model.layers.2." merge-models -m linear math/ deep/ -o bad
+    init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=32 --set intermediate_size=64 --set vocab_size=96 -o wide/
+    refused 2 "is F32 [32,64], but F32 [32,48] in math/" merge-models -m linear math/ wide/ -o bad
+    init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=32 --set intermediate_size=48 --set vocab_size=98 -o words/
+    refused 2 "--tokenizer" merge-models -m linear math/ words/ -o bad
+    sed -i 's/"model_type": "llama"/"model_type": "mistral"/' code/config.json
+    refused 2 "model_type is mistral, but llama in math/" merge-models -m linear math/ code/ -o bad
+}
+
+@test "merge-models: what cannot be obeyed is one line" {
+    refused 2 "no such merge method" merge-models -m tis math/ -o bad
+    refused 2 "needs a base model" merge-models -m ties math/ -o bad
+    refused 2 "unknown parameter 'wieght': did you mean 'weight'?" merge-models -m linear math/:wieght=1 -o bad
+    refused 2 "method linear has no parameter 'density'" merge-models -m linear --density 0.5 math/ -o bad
+    refused 2 "density: 2 is out of range" merge-models -m ties -b base/ math/:density=2 -o bad
+    refused 2 "no output is given" merge-models -m linear math/
+    refused 2 "no method is given" merge-models math/ -o bad
+    refused 2 "is an input as well as the output" merge-models -f -m linear math/ code/ -o math/
+    refused 2 "exists already" merge-models -m linear math/ code/ -o base/
+    refused 1 "nowhere: cannot open" merge-models -m linear math/ nowhere -o bad
+    refused 2 "the models are those of mergekit.yaml" merge-models --config mergekit.yaml math/ -o bad
+    refused 2 "mergekit.yaml says how to merge" merge-models --config mergekit.yaml --lambda 2 -o bad
+}
+
+@test "merge-models: YAML that is wrong is one line with its number" {
+    sed 's/scale:/scael:/' mergekit.yaml > y
+    refused 2 "y: line 10: unknown parameter 'scael'" merge-models --config y -o bad
+    sed 's/sources:/soruces:/' mergekit.yaml > y
+    refused 2 "line 3: unknown key 'soruces' in slices: did you mean 'sources'?" merge-models --config y -o bad
+    { echo 'a: &a [x,x,x,x,x,x,x,x,x,x]'; for i in b c d e f g h; do p=$(tr b-h a-g <<< "$i"); echo "$i: &$i [*$p,*$p,*$p,*$p,*$p,*$p,*$p,*$p,*$p,*$p]"; done; } > y
+    refused 2 "more than 100000 nodes with aliases expanded" merge-models --config y -o bad
+    sed 's/\[0, 2\]/[0, 9]/' mergekit.yaml > y
+    refused 2 "layers up to 9 are asked for, it has 2" merge-models --config y -o bad
+}
+
+@test "merge-models: --config takes options as JSON, too" {
+    echo '{"method": "dem", "base": "base/"}' > o.json
+    merge-models -q --config o.json math/:1 -o out/
+    same out/ math/
+}
+
+@test "merge-models: a stream that ends early leaves nothing" {
+    refused 1 "truncated" sh -c 'head -c 60000 math/model.safetensors | merge-models -m linear -:0.5 code/:0.5 -o bad'
+    refused 1 "standard input" sh -c 'tar -C math -cf - config.json model.safetensors | head -c 60000 | merge-models -m linear -:0.5 code/:0.5 -o bad'
+    refused 1 "No space left on device" sh -c 'merge-models -m linear math/ code/ -o - > /dev/full'
+}
