@@ -1,6 +1,6 @@
 #!/bin/sh
 # Models for the examples of merge-models(1): base/, its fine-tunes math/ and code/, a LoRA folder
-# adapter/, and mergekit.yaml.
+# adapter/, mergekit.yaml, and held-out tokens in data-math/ and data-code/.
 # usage: merge-models.sh, in the folder where the examples run
 set -eu
 
@@ -44,3 +44,16 @@ while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
         i=$((i + 1))
     done
 } > adapter/adapter_model.safetensors
+
+# 300 ids below 96, two bytes each.
+k=3
+for m in math code; do
+    mkdir data-$m
+    i=0
+    while [ $i -lt 300 ]; do
+        # shellcheck disable=SC2059
+        printf "$(printf '\\%03o\\000' $((i * i * k % 89)))"
+        i=$((i + 1))
+    done > data-$m/val.bin
+    k=7
+done
