@@ -1,0 +1,259 @@
+/* Conversions: layouts are undone by their inverse, matrices recast as plain loops do it, metadata
+ * say what config.json said. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "model/convert_rows.h"
+#include "model/gguf_meta.h"
+#include "model/slots.h"
+
+static void read_config(const char *text, lm_config *c)
+{
+    json_t *o = json_loads(text, 0, NULL);
+    lm_err e = { 0 };
+
+    assert_non_null(o);
+    assert_int_equal(lm_config_read(o, "test", c, &e), LM_OK);
+    json_decref(o);
+}
+
+static const char llama_text[] =
+    "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":48,\"num_hidden_layers\":2,"
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"vocab_size\":20,"
+    "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"rope_theta\":500000.0,"
+    "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+    "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":16}}";
+static const char gpt2_text[] =
+    "{\"model_type\":\"gpt2\",\"n_embd\":32,\"n_layer\":1,\"n_head\":2,\"n_positions\":16,"
+    "\"vocab_size\":20}";
+
+static const lm_slot *slot_of(const lm_slot *s, size_t n, const char *gguf)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(s[i].gguf, gguf))
+            return &s[i];
+    fail_msg("no %s", gguf);
+    return NULL;
+}
+
+static void slots_have_names_and_shapes(void **state)
+{
+    (void)state;
+    lm_config c;
+    lm_slot *s = NULL;
+    size_t n = 0;
+    lm_err e = { 0 };
+    int64_t dim[2];
+
+    read_config(llama_text, &c);
+    assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+    assert_int_equal(n, 3 + 2 * 9);
+    const lm_slot *k = slot_of(s, n, "blk.1.attn_k.weight");
+    assert_string_equal(k->hf, "model.layers.1.self_attn.k_proj.weight");
+    assert_true(k->layout == LM_LAYOUT_ROPE && k->heads == 2);
+    assert_true(k->dim[0] == 16 && k->dim[1] == 32);
+    assert_string_equal(slot_of(s, n, "output.weight")->hf, "lm_head.weight");
+    lm_free(s);
+    lm_config_fini(&c);
+
+    read_config(gpt2_text, &c);
+    assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+    assert_int_equal(n, 2 + 12 + 2);
+    const lm_slot *up = slot_of(s, n, "blk.0.ffn_up.weight");
+    assert_string_equal(up->hf, "transformer.h.0.mlp.c_fc.weight");
+    lm_slot_gguf_dim(up, dim);
+    assert_true(up->dim[0] == 32 && dim[0] == 128 && dim[1] == 32);
+    lm_free(s);
+    lm_config_fini(&c);
+}
+
+/* In llama.cpp's conversion: view [heads, 2, d/2, in], axes 1 and 2 exchanged. */
+static void rope_rows_are_llama_cpps(void **state)
+{
+    (void)state;
+    const lm_slot s = { .ndim = 2, .dim = { 24, 1 }, .layout = LM_LAYOUT_ROPE, .heads = 3 };
+
+    for (int64_t h = 0; h < 3; h++)
+        for (int64_t i = 0; i < 4; i++)
+            for (int64_t half = 0; half < 2; half++) {
+                int64_t gguf = h * 8 + i * 2 + half, hf = h * 8 + half * 4 + i;
+                assert_int_equal(lm_slot_hf_row(&s, gguf), hf);
+                assert_int_equal(lm_slot_gguf_row(&s, hf), gguf);
+            }
+}
+
+static uint16_t pattern(int64_t i)
+{
+    return (uint16_t)(i * 40503u >> 3);
+}
+
+/* Every bit of 16-bit elements survives turning and reordering, NaN payloads too. */
+static void bits_are_moved(void **state)
+{
+    (void)state;
+    enum { ROWS = 70, COLS = 37 };
+    static uint16_t src[ROWS * COLS], dst[ROWS * COLS], back[ROWS * COLS];
+    const lm_row_type f16 = { LM_DTYPE_F16, NULL };
+    const lm_slot slot = { .ndim = 2, .dim = { ROWS, COLS }, .layout = LM_LAYOUT_CONV1D };
+    lm_rows r;
+    lm_err e = { 0 };
+
+    for (int64_t i = 0; i < ROWS * COLS; i++)
+        src[i] = pattern(i);
+    assert_true(lm_rows_of_slot(&slot, true, f16, f16, &r));
+    r.src = src;
+    r.dst = dst;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t k = 0; k < COLS; k++)
+            assert_int_equal(dst[k * ROWS + i], src[i * COLS + k]);
+    assert_true(lm_rows_of_slot(&slot, false, f16, f16, &r));
+    r.src = dst;
+    r.dst = back;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    assert_memory_equal(back, src, sizeof src);
+}
+
+/* Turning into blocks and out of them is turning and then coding, on any pool. */
+static void blocks_are_turned(void **state)
+{
+    (void)state;
+    enum { IN = 96, OUT = 70 };
+    static float src[IN * OUT], turned[IN * OUT], back[IN * OUT], want[IN * OUT];
+    static uint8_t a[OUT * 34 * 3], b[OUT * 34 * 3];
+    const lm_slot slot = { .ndim = 2, .dim = { IN, OUT }, .layout = LM_LAYOUT_CONV1D };
+    const lm_row_type f32 = { LM_DTYPE_F32, NULL }, q8 = { LM_DTYPE_NONE, lm_ggml_of(8) };
+    lm_par *par = NULL;
+    lm_err e = { 0 };
+    lm_rows r;
+
+    assert_int_equal(lm_par_new(&par, 3, &e), LM_OK);
+    for (int i = 0; i < IN; i++)
+        for (int k = 0; k < OUT; k++)
+            turned[k * IN + i] = src[i * OUT + k] = sinf((float)(i * 131 + k * 7));
+    q8.block->encode(turned, IN * OUT, a);
+    assert_true(lm_rows_of_slot(&slot, true, f32, q8, &r));
+    r.src = src;
+    r.dst = b;
+    assert_int_equal(lm_rows_convert(&r, par, &e), LM_OK);
+    assert_memory_equal(a, b, sizeof a);
+    q8.block->decode(a, IN * OUT, turned);
+    for (int i = 0; i < IN; i++)
+        for (int k = 0; k < OUT; k++)
+            want[i * OUT + k] = turned[k * IN + i];
+    assert_true(lm_rows_of_slot(&slot, false, q8, f32, &r));
+    r.src = b;
+    r.dst = back;
+    assert_int_equal(lm_rows_convert(&r, par, &e), LM_OK);
+    assert_memory_equal(back, want, sizeof want);
+    lm_par_free(par);
+}
+
+/* What was put in, config.json says again: also llama3's scaling, which is only in its divisors. */
+static void config_comes_back(void **state)
+{
+    (void)state;
+    static const int64_t originals[] = { 16, 8192, 100000 };
+    lm_err e = { 0 };
+
+    for (int k = 0; k < 3; k++) {
+        lm_import m = { .path = (char *)(uintptr_t) "test" };
+        lm_gguf_plan *p = NULL;
+        lm_gguf *g = NULL;
+        lm_buf b = { 0 };
+        json_t *tree = NULL;
+        lm_config again;
+        float factors[64];
+        int64_t dim[2] = { 20, 32 };
+        read_config(llama_text, &m.config);
+        m.config.rope.original = originals[k];
+        m.config.head_dim = 128;
+        m.config.heads = 2;
+        assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
+        lm_gguf_put_str(p, "general.architecture", "llama", 5);
+        assert_int_equal(lm_gguf_put_config(p, &m, &e), LM_OK);
+        lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, (int64_t[]){ 64 });
+        lm_gguf_put_tensor(p, "token_embd.weight", LM_GGUF_TYPE_F32, 2, dim);
+        assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
+        lm_gguf_rope_factors(&m.config, factors);
+        assert_int_equal(lm_buf_add(&b, factors, sizeof factors, &e), LM_OK);
+        for (int i = 0; i < 20; i++)
+            assert_int_equal(lm_buf_add(&b, factors, 128, &e), LM_OK);
+        assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, &e), LM_OK);
+        assert_int_equal(lm_gguf_get_config(g, &tree, &e), LM_OK);
+        assert_int_equal(lm_config_read(tree, "again", &again, &e), LM_OK);
+        assert_int_equal(again.rope.type, LM_ROPE_LLAMA3);
+        assert_int_equal(again.rope.original, originals[k]);
+        assert_true(again.rope.factor == 8 && again.rope.low_freq == 1 &&
+                    again.rope.high_freq == 4);
+        assert_true(again.norm_eps == 1e-5 && again.rope.theta == 500000);
+        assert_true(again.kv_heads == 2 && again.head_dim == 128 && again.tied);
+        json_decref(tree);
+        lm_gguf_close(g);
+        lm_gguf_plan_free(p);
+        lm_buf_fini(&b);
+        lm_config_fini(&again);
+        lm_config_fini(&m.config);
+    }
+}
+
+/* Scores say the order of merges; a text's space is there only when it is said. */
+static void merges_come_out_of_scores(void **state)
+{
+    (void)state;
+    static const lm_gguf_text words[] = { { "<unk>", 5 }, { "<s>", 3 }, { "</s>", 4 },
+                                          { "a", 1 },     { "b", 1 },   { "c", 1 },
+                                          { "bc", 2 },    { "ab", 2 },  { "abc", 3 } };
+    static const int32_t types[] = { 2, 3, 3, 1, 1, 1, 1, 1, 1 };
+    static const float scores[] = { 0, 0, 0, -9, -9, -9, -1, 0, -2 };
+    lm_config c = { .vocab = 9, .max_positions = 8 };
+    lm_buf b = { 0 }, json = { 0 }, config = { 0 };
+    lm_gguf_plan *p = NULL;
+    lm_gguf *g = NULL;
+    lm_err e = { 0 };
+    bool found;
+
+    assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
+    lm_gguf_put_str(p, "tokenizer.ggml.model", "llama", 5);
+    lm_gguf_put_strs(p, "tokenizer.ggml.tokens", words, 9);
+    lm_gguf_put_i32s(p, "tokenizer.ggml.token_type", types, 9);
+    lm_gguf_put_f32s(p, "tokenizer.ggml.scores", scores, 9);
+    lm_gguf_put_bool(p, "tokenizer.ggml.add_space_prefix", false);
+    assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
+    assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, &e), LM_OK);
+    assert_int_equal(lm_gguf_get_vocab(g, &c, &json, &config, &found, &e), LM_OK);
+    assert_true(found);
+    assert_non_null(strstr(
+        json.data, "\"merges\":[[\"a\",\"b\"],[\"b\",\"c\"],[\"a\",\"bc\"],[\"ab\",\"c\"]]"));
+    assert_null(strstr(json.data, "Prepend"));
+    assert_non_null(strstr(config.data, "\"bos_token\": \"<s>\""));
+    c.vocab = 8;
+    assert_int_equal(lm_gguf_get_vocab(g, &c, &json, &config, &found, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "9 tokens"));
+    lm_gguf_close(g);
+    lm_gguf_plan_free(p);
+    lm_buf_fini(&b);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_have_names_and_shapes),
+        cmocka_unit_test(rope_rows_are_llama_cpps),
+        cmocka_unit_test(bits_are_moved),
+        cmocka_unit_test(blocks_are_turned),
+        cmocka_unit_test(config_comes_back),
+        cmocka_unit_test(merges_come_out_of_scores),
+    };
+    return cmocka_run_group_tests_name("convert", tests, NULL, NULL);
+}
