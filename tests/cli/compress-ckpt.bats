@@ -188,6 +188,35 @@ same() { # same A B: the same files, names and bytes
     [ ! -e none ]
 }
 
+@test "compress-ckpt: --salvage without the base gives what does not need it" {
+    mv run/step-000002 away
+    run compress-ckpt -d --salvage delta.lmz -o back
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"delta.lmz: model.safetensors: model.norm.weight"*": lost"* ]]
+    cmp run/step-000004/state.json back/state.json
+    run compress-ckpt -d --salvage delta.lmz --base away -o all
+    [ "$status" -eq 0 ]
+    same run/step-000004 all
+}
+
+@test "compress-ckpt: --salvage of coded tensors: both halves or none, expanded" {
+    compress-ckpt -q m0 --weights dynamic8 -o w.lmz
+    compress-ckpt -q -d w.lmz -o w
+    flip w.lmz $(($(stat -c %s w.lmz) / 2))
+    run compress-ckpt -d --salvage w.lmz -o back
+    [ "$status" -eq 3 ]
+    run inspect-model --check w back
+    [[ "$output" == *"only in A"* && "$output" != *.codes* ]]
+    [[ "$output" =~ ([0-9]+)" of "([0-9]+)" tensors are the same" && ${BASH_REMATCH[1]} -ge $((BASH_REMATCH[2] - 1)) ]]
+}
+
+@test "compress-ckpt: weights alone, with a word about the rest" {
+    run compress-ckpt -d m0.lmz -o w.safetensors
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"other files are left out"* ]]
+    cmp w.safetensors m0/model.safetensors
+}
+
 @test "compress-ckpt: -l is a table, of planes with -v, or JSON" {
     run compress-ckpt -l m0.lmz
     [ "$status" -eq 0 ]
