@@ -118,7 +118,7 @@ struct lm_merge_method {
     double def[LM_MERGE_PARAMS];
     enum { LM_EXTRA_NONE, LM_EXTRA_FISHER, LM_EXTRA_GRAM } extra;
     /* Bytes of scratch; reads all of the job but what data, extra, out and work point to.  Small
-     * beside the tensor, but for the matrices of RegMean and one value for each row (Arcee). */
+     * beside the tensor, but for the matrices of RegMean and, a thread, some rows of DELLA. */
     size_t (*work)(const lm_merge_job *j, int threads);
     lm_code (*run)(const lm_merge_job *j, lm_err *e);
 };

@@ -914,6 +914,21 @@ static void nan_stays_where_it_is(void **state)
     free_case(c);
 }
 
+static void empty_tensors(void **state)
+{
+    const lm_merge_method *m;
+    (void)state;
+    for (int i = 0; (m = lm_merge_method_at(i)); i++)
+        for (int way = 0; way < 3; way++) {
+            int64_t d[3][2] = { { 0, 5 }, { 5, 0 }, { 0, 0 } };
+            merge_case *c =
+                new_case(models_of(m, 3), LM_DTYPE_BF16, way == 2 ? 1 : 2, d[way][0], d[way][1], 0);
+            ask(c, m);
+            merge(c, m->name);
+            free_case(c);
+        }
+}
+
 static void warnings(void **state)
 {
     (void)state;
@@ -1079,6 +1094,7 @@ int main(void)
         cmocka_unit_test(by_hand),
         cmocka_unit_test(dare_keeps_the_expectation),
         cmocka_unit_test(nan_stays_where_it_is),
+        cmocka_unit_test(empty_tensors),
         cmocka_unit_test(warnings),
         cmocka_unit_test(misuse),
         cmocka_unit_test(selection),
