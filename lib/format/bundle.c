@@ -159,6 +159,7 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     b->raw = (lm_bundle_raw){ .fd = fd, .own = own, .where = b->path };
     if (isatty(fd))
         return lm_fail(e, LM_EUSAGE, b->path, "pipe a model into it", "is a terminal");
+    fcntl(fd, F_SETPIPE_SZ, 1 << 20); /* fewer and longer turns, where it is a pipe */
     rc = lm_bundle_raw_look(&b->raw, 16, &p, &n, e);
     if (rc)
         return rc;

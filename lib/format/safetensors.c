@@ -22,9 +22,10 @@ static lm_code read_at(const lm_st *s, uint64_t from, void *dst, size_t bytes, l
 static lm_code header_text(const lm_st *s, uint64_t header, lm_buf *own, const char **text,
                            lm_err *e)
 {
-    *text = (const char *)s->io.map + 8;
-    if (s->io.map)
+    if (s->io.map) {
+        *text = (const char *)s->io.map + 8;
         return LM_OK;
+    }
     lm_code rc = lm_buf_room(own, (size_t)header, e);
     if (!rc)
         rc = read_at(s, 8, own->data, (size_t)header, e);
