@@ -42,7 +42,7 @@ void *lm_merge_take_cells(lm_merge_scratch *s, int rows, int threads)
 static void walk_chunk(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const lm_merge_walk *w = ctx;
-    void *cells = lm_merge_cells_of(w, worker);
+    void *cells = lm_merge_cells_of(w->cells, w->rows, worker);
     double *sums = w->parts ? w->parts + begin / LM_MERGE_CHUNK * w->n_sums : NULL;
     for (int s = 0; sums && s < w->n_sums; s++)
         sums[s] = 0;

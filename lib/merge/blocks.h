@@ -57,9 +57,9 @@ static inline void *lm_merge_cell(const lm_blend *b, void *cells, int r)
 {
     return (char *)cells + (size_t)r * LM_BLEND_BLOCK * b->real;
 }
-static inline void *lm_merge_cells_of(const lm_merge_walk *w, int worker)
+static inline void *lm_merge_cells_of(void *cells, int rows, int worker)
 {
-    return (char *)w->cells + (size_t)worker * (size_t)w->rows * LM_BLEND_BLOCK * sizeof(double);
+    return (char *)cells + (size_t)worker * (size_t)rows * LM_BLEND_BLOCK * sizeof(double);
 }
 
 /* A model's own bits where the type is the same, else one rounding. */

@@ -10,7 +10,7 @@
 
 static const lm_merge_method *const families[] = {
     lm_merge_linear_methods, lm_merge_sphere_methods, lm_merge_task_methods,
-    lm_merge_other_methods,  lm_merge_gram_methods,
+    lm_merge_other_methods,  lm_merge_arcee_methods,  lm_merge_gram_methods,
 };
 enum { N_FAMILIES = sizeof(families) / sizeof(families[0]) };
 

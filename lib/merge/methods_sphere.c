@@ -107,8 +107,7 @@ static void each_row(void *ctx, int64_t begin, int64_t end, int worker)
     size_t n = (size_t)a->n;
     int64_t cols = lm_merge_cols(a->job), step = LM_BLEND_BLOCK;
     double *G = a->gram + (size_t)worker * n * (n + 5), *c = G + n * n, *room = c + n;
-    void *cells =
-        lm_merge_cells_of(&(lm_merge_walk){ .cells = a->cells, .rows = a->n + 2 }, worker);
+    void *cells = lm_merge_cells_of(a->cells, a->n + 2, worker);
     lm_merge_sum s = { a->of, a->n, c, a->base };
     for (int64_t r = begin; r < end; r++) {
         bool odd = false;
@@ -395,8 +394,7 @@ static void each_strip(void *ctx, int64_t begin, int64_t end, int worker)
     const lm_blend *b = a->loops;
     int64_t rows = j->dim[0], cols = j->count / rows, n = end - begin;
     double G[3 * STRIP], by[2 * STRIP], room[8];
-    void *cells =
-        lm_merge_cells_of(&(lm_merge_walk){ .cells = a->cells, .rows = a->n + 2 }, worker);
+    void *cells = lm_merge_cells_of(a->cells, a->n + 2, worker);
     void *x = lm_merge_cell(b, cells, 0), *acc = lm_merge_cell(b, cells, 1);
     void *base = lm_merge_cell(b, cells, 2), *c = lm_merge_cell(b, cells, 3);
     lm_dtype real = b->real == 8 ? LM_DTYPE_F64 : LM_DTYPE_F32;

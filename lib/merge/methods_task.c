@@ -145,8 +145,7 @@ typedef struct {
 static void span(const stage *s, int64_t begin, int64_t end, int64_t row_at, int worker,
                  double *sums)
 {
-    lm_merge_walk w = { .cells = s->task->cells, .rows = s->task->n + EXTRA };
-    void *cells = lm_merge_cells_of(&w, worker);
+    void *cells = lm_merge_cells_of(s->task->cells, s->task->n + EXTRA, worker);
     for (int64_t at = begin; at < end; at += LM_BLEND_BLOCK) {
         int64_t n = end - at < LM_BLEND_BLOCK ? end - at : LM_BLEND_BLOCK;
         pruned_block(s->task, at, n, row_at, cells, worker, sums);
@@ -177,8 +176,7 @@ static void row_group(void *ctx, int64_t begin, int64_t end, int worker)
     const lm_merge_operand *base = t->job->base;
     int64_t cols = lm_merge_cols(t->job), step = LM_BLEND_BLOCK;
     double *sums = part_sums(s, begin / rows_of_group(t->job));
-    lm_merge_walk w = { .cells = t->cells, .rows = t->n + EXTRA };
-    void *cell = lm_merge_cells_of(&w, worker);
+    void *cell = lm_merge_cells_of(t->cells, t->n + EXTRA, worker);
     char *d = multipliers(t, worker, t->n);
     for (int64_t r = begin; r < end; r++) {
         for (int i = 0; i < t->n; i++) {

@@ -150,7 +150,7 @@ void lm_prune_row(const lm_blend *b, const lm_prune_part *p, const void *d, int6
     bool words = rank(b, d, cols, order);
     const uint64_t *word = (const uint64_t *)order;
     double *chance = (double *)(order + cols); /* ranks are read from the first half only */
-    uint32_t *draw = (uint32_t *)(chance + cols);
+    uint32_t *draw = (void *)(chance + cols);
     double low = p->density - p->epsilon, step = 2 * p->epsilon;
     if (cols == 1 || p->density <= 0) {
         low = p->density;

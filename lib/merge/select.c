@@ -41,8 +41,7 @@ static uint64_t end_of_bits(const lm_blend *b)
 static void *values_at(const selection *s, int64_t at, int64_t n, int worker)
 {
     const lm_merge_values *v = s->v;
-    lm_merge_walk w = { .cells = s->cells, .rows = v->rows + v->extra };
-    void *cells = lm_merge_cells_of(&w, worker);
+    void *cells = lm_merge_cells_of(s->cells, v->rows + v->extra, worker);
     v->fill(v->ctx, at, n, cells, lm_merge_cell(v->loops, cells, v->rows));
     return cells;
 }

@@ -199,4 +199,37 @@ static inline void expect(const merge_case *c, const double *want, const char *w
     }
 }
 
+enum { N_TYPES = 5 };
+static const lm_dtype types[] = { LM_DTYPE_BF16, LM_DTYPE_F32, LM_DTYPE_F64, LM_DTYPE_F16,
+                                  LM_DTYPE_F8E4M3 };
+
+typedef struct {
+    double size;
+    int64_t at;
+} ranked;
+
+static inline int by_size(const void *a,
+                          const void *b) /* the largest first, then the lowest index */
+{
+    const ranked *p = a, *q = b;
+    return p->size != q->size ? (p->size < q->size) - (p->size > q->size)
+                              : (p->at > q->at) - (p->at < q->at);
+}
+
+static inline ranked *rank_all(const double *d, int64_t n)
+{
+    ranked *r = room((size_t)n, sizeof *r);
+    for (int64_t k = 0; k < n; k++)
+        r[k] = (ranked){ fabs(d[k]), k };
+    qsort(r, (size_t)n, sizeof *r, by_size);
+    return r;
+}
+
+static inline void set_weights(merge_case *c, double a, double b, double d)
+{
+    double w[] = { a, b, d };
+    for (int i = 0; i < c->job.n_models; i++)
+        c->model[i].param[LM_MERGE_WEIGHT] = w[i];
+}
+
 #endif
