@@ -190,7 +190,7 @@ static lm_code remap(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e)
     return rc;
 }
 
-static void release(lm_merge_engine *g, const lm_merge_tensor *t)
+void lm_engine_release(lm_merge_engine *g, const lm_merge_tensor *t)
 {
     for (int k = 0; k <= t->n_models; k++) {
         const lm_merge_ref *ref = ref_at(t, k);
@@ -204,8 +204,26 @@ static void release(lm_merge_engine *g, const lm_merge_tensor *t)
 
 /* ---- Running ---- */
 
-static lm_code run(lm_merge_engine *g, const lm_merge_tensor *t, const double *weight,
-                   lm_dtype dtype, void *out, lm_err *e)
+/* Where operand k lies, from element `at` on. */
+static void place(lm_merge_engine *g, const lm_merge_ref *ref, int k, int64_t at, int64_t count)
+{
+    const lm_merge_model *of = &g->plan->model[ref->input];
+    lm_merge_operand *o = &g->operand[k];
+
+    o->dtype = g->held[k].dtype;
+    o->data = (const char *)g->held[k].data + (size_t)at * lm_dtype_size(o->dtype);
+    if (!ref->extra)
+        return;
+    o->extra = lm_st_data(of->fisher ? of->fisher : of->gram, ref->extra);
+    o->extra_dtype = ref->extra->dtype;
+    o->extra_count = ref->extra->count;
+    if (o->extra_count == count && count > 1) { /* one for each element */
+        o->extra = (const char *)o->extra + (size_t)at * lm_dtype_size(o->extra_dtype);
+    }
+}
+
+lm_code lm_engine_part(lm_merge_engine *g, const lm_merge_tensor *t, int64_t at, int64_t n,
+                       const double *weight, lm_dtype dtype, void *out, lm_err *e)
 {
     const lm_merge_plan *p = g->plan;
     const lm_merge_method *m = p->recipe->method;
@@ -215,21 +233,18 @@ static lm_code run(lm_merge_engine *g, const lm_merge_tensor *t, const double *w
     lm_plan_job(p, t, g->operand + 1, g->operand, &job);
     for (int k = 0; k <= t->n_models; k++) {
         const lm_merge_ref *ref = ref_at(t, k);
-        lm_merge_operand *o = &g->operand[k];
 
         if (!ref)
             continue;
-        o->data = g->held[k].data;
-        o->dtype = g->held[k].dtype;
-        if (ref->extra) {
-            const lm_merge_model *of = &p->model[ref->input];
-
-            o->extra = lm_st_data(of->fisher ? of->fisher : of->gram, ref->extra);
-            o->extra_dtype = ref->extra->dtype;
-            o->extra_count = ref->extra->count;
-        }
+        place(g, ref, k, at, t->count);
         if (k && weight && m->takes >> LM_MERGE_WEIGHT & 1)
-            o->param[LM_MERGE_WEIGHT] = weight[ref->input];
+            g->operand[k].param[LM_MERGE_WEIGHT] = weight[ref->input];
+    }
+    if (n != t->count) {
+        job.count = n;
+        job.ndim = 1;
+        job.dim = &job.count;
+        job.transposed = false;
     }
     job.out = out;
     job.out_dtype = dtype;
@@ -243,6 +258,18 @@ static lm_code run(lm_merge_engine *g, const lm_merge_tensor *t, const double *w
         job.work = g->work.data;
     }
     return m->run(&job, e);
+}
+
+lm_code lm_engine_hold(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (int k = 0; k <= t->n_models; k++)
+        memset(&g->operand[k], 0, sizeof g->operand[k]);
+    for (int k = 0; k <= t->n_models && !rc; k++)
+        if (ref_at(t, k))
+            rc = hold(g, ref_at(t, k), &g->held[k], e);
+    return !rc && t->table ? remap(g, t, e) : rc;
 }
 
 lm_code lm_merge_engine_tensor(lm_merge_engine *g, int64_t i, const double *weight, lm_dtype dtype,
@@ -259,15 +286,9 @@ lm_code lm_merge_engine_tensor(lm_merge_engine *g, int64_t i, const double *weig
         lm_model_source_forget(g->plan->model[t->model[0].input].source, t->model[0].tensor);
         return rc;
     }
-    for (int k = 0; k <= t->n_models; k++)
-        memset(&g->operand[k], 0, sizeof g->operand[k]);
-    for (int k = 0; k <= t->n_models && !rc; k++)
-        if (ref_at(t, k))
-            rc = hold(g, ref_at(t, k), &g->held[k], e);
-    if (!rc && t->table)
-        rc = remap(g, t, e);
+    rc = lm_engine_hold(g, t, e);
     if (!rc)
-        rc = run(g, t, weight, dtype, out, e);
-    release(g, t);
+        rc = lm_engine_part(g, t, 0, t->count, weight, dtype, out, e);
+    lm_engine_release(g, t);
     return rc;
 }

@@ -38,4 +38,12 @@ void lm_merge_buf_fini(lm_merge_buf *b);
 lm_code lm_engine_fetch(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_buf *read,
                         const void **data, lm_err *e);
 
+/* The operands of tensor t, which is not copied, fetched and made ready ... */
+lm_code lm_engine_hold(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e);
+/* ... elements [at, at + n) merged into out; all of them unless the method goes by pieces ... */
+lm_code lm_engine_part(lm_merge_engine *g, const lm_merge_tensor *t, int64_t at, int64_t n,
+                       const double *weight, lm_dtype dtype, void *out, lm_err *e);
+/* ... and given back, whatever happened. */
+void lm_engine_release(lm_merge_engine *g, const lm_merge_tensor *t);
+
 #endif

@@ -10,7 +10,11 @@
 #include "merge/engine_write.h"
 #include "merge/plan_impl.h"
 
-enum { MAX_SMALL = 1 << 28, SLICE = 8 << 20 };
+enum {
+    MAX_SMALL = 1 << 28,
+    SLICE = 8 << 20, /* bytes that are copied at a time */
+    PART = 1 << 20   /* elements that are merged at a time */
+};
 
 /* A merge on its way out. */
 typedef struct {
@@ -321,9 +325,25 @@ static lm_code copy_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
     return rc;
 }
 
-static lm_code merge_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
+/* One part is written while the next is made. */
+static lm_code merge_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t n, lm_err *e)
 {
     lm_merge_buf *out = &j->out[j->turn];
+    size_t bytes = (size_t)n * lm_dtype_size(t->dtype);
+    lm_code rc = lm_merge_buf_need(out, bytes, e);
+
+    if (!rc)
+        rc = lm_engine_part(j->g, t, at, n, NULL, t->dtype, out->data, e);
+    if (!rc)
+        rc = lm_merge_writer_submit(&j->writer, out->data, bytes, e);
+    j->turn = 1 - j->turn;
+    return rc;
+}
+
+/* In parts that stay in the caches where the method allows it, else whole. */
+static lm_code merge_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
+{
+    int64_t step = j->g->plan->recipe->method->pieces ? PART : t->count;
     lm_code rc = LM_OK;
 
     if (t->table) { /* its operands are there twice: nothing else may be */
@@ -331,12 +351,10 @@ static lm_code merge_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
         lm_merge_buf_fini(&j->out[1 - j->turn]);
     }
     if (!rc)
-        rc = lm_merge_buf_need(out, (size_t)t->bytes, e);
-    if (!rc)
-        rc = lm_merge_engine_tensor(j->g, t - j->g->plan->tensor, NULL, t->dtype, out->data, e);
-    if (!rc)
-        rc = lm_merge_writer_submit(&j->writer, out->data, (size_t)t->bytes, e);
-    j->turn = 1 - j->turn;
+        rc = lm_engine_hold(j->g, t, e);
+    for (int64_t at = 0; !rc && at < t->count && !lm_stopping(); at += step)
+        rc = merge_part(j, t, at, t->count - at < step ? t->count - at : step, e);
+    lm_engine_release(j->g, t);
     return rc;
 }
 

@@ -117,6 +117,8 @@ struct lm_merge_method {
     uint64_t defaults;          /* bit i: def[i] holds where it is not given */
     double def[LM_MERGE_PARAMS];
     enum { LM_EXTRA_NONE, LM_EXTRA_FISHER, LM_EXTRA_GRAM } extra;
+    bool pieces; /* an element depends on nothing but those at its place: a part of the tensor may
+                    be merged as if it were one */
     /* Bytes of scratch; reads all of the job but what data, extra, out and work point to.  Small
      * beside the tensor, but for the matrices of RegMean and, a thread, some rows of DELLA. */
     size_t (*work)(const lm_merge_job *j, int threads);
