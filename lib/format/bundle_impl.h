@@ -46,7 +46,7 @@ struct lm_bundle {
     lm_bundle_entry **entry;
     size_t n, cap;
     bool random, ended;
-    bool cut; /* a stream has ended amid a file */
+    bool cut;                 /* a stream has ended amid a file */
     lm_map map;               /* of one file, of a tar, of what was spooled */
     pthread_mutex_t lock;     /* of the maps of a folder */
     const lm_bundle_ops *ops; /* NULL: a folder or a map */
