@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "format/provenance.h"
 #include "model/gguf_meta.h"
 #include "model/slots.h"
@@ -246,59 +247,98 @@ static lm_code get_gpt2(reader *r)
     return LM_OK;
 }
 
-/* llama3's parameters out of its divisors f: 1/f is linear in the frequency between the two ends,
- * so two numbers between give low_freq_factor : high_freq_factor : original length.  The first is
- * taken as 1, as all published models have it. */
+/* The divisors f of llama3's scaling, i of them 1 at first, the last ones the factor; between them
+ * 1/f is linear in the frequency x in turns per token: (original x - low) / (high - low), where low
+ * is taken as 1, as all published models have it. */
+typedef struct {
+    double factor;     /* the largest divisor */
+    double x[2], s[2]; /* first and last of those between */
+    int64_t between;
+    double last_one, first_factor; /* x of the last 1 and of the first factor; 0: none */
+} divisors;
+
+static double divisor(const lm_gguf *g, const lm_gguf_tensor *t, int64_t i)
+{
+    float f;
+
+    memcpy(&f, lm_gguf_data(g, t) + 4 * i, 4);
+    return (double)f;
+}
+
+static divisors look_at(const lm_gguf *g, const lm_gguf_tensor *t, double theta)
+{
+    divisors d = { .factor = 1 };
+    int64_t n = t->count;
+
+    for (int64_t i = 0; i < n; i++)
+        d.factor = fmax(d.factor, divisor(g, t, i));
+    for (int64_t i = 0; i < n; i++) {
+        double f = divisor(g, t, i), x = pow(theta, -(double)i / (double)n) / (2 * acos(-1.0));
+        if (!(f > 1.000001)) {
+            d.last_one = x;
+        } else if (f < d.factor * 0.999999) {
+            int k = d.between++ ? 1 : 0;
+            d.x[k] = x;
+            d.s[k] = (1 / f - 1 / d.factor) / (1 - 1 / d.factor);
+        } else if (!(d.first_factor > 0)) {
+            d.first_factor = x;
+        }
+    }
+    return d;
+}
+
+/* Two numbers between the ends give both parameters; of fewer, all that fit do alike. */
+static void solve(const divisors *d, double *high, double *original)
+{
+    *high = 4;
+    if (d->between >= 2) {
+        double slope = (d->s[0] - d->s[1]) / (d->x[0] - d->x[1]), cut = slope * d->x[0] - d->s[0];
+        *high = rint((1 + 1 / cut) * 1000) / 1000;
+        *original = rint(slope * (*high - 1));
+    } else if (d->between) {
+        *original = rint((d->s[0] * (*high - 1) + 1) / d->x[0]);
+    } else {
+        double least = d->last_one > 0 ? *high / d->last_one : 1;
+        double most = d->first_factor > 0 ? 1 / d->first_factor : 2 * least + 1;
+        *original = rint(sqrt(least * most));
+    }
+}
+
 static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
 {
     const lm_gguf_tensor *t = lm_gguf_find(r->g, LM_GGUF_ROPE_FREQS);
-    const float *f = (const float *)lm_gguf_data(r->g, t);
-    double factor = 1, x[2], s[2], slope, cut, high = 4, original = 8192;
-    int64_t n = dim / 2, between = 0;
-    lm_config back = { .head_dim = dim };
-    float again;
+    lm_config made = { .head_dim = dim };
+    double high, original = 0;
+    float *f = NULL;
+    lm_code rc;
 
-    if (t->type != LM_GGUF_TYPE_F32 || t->ndim != 1 || t->count != n || n > 4096)
+    if (t->type != LM_GGUF_TYPE_F32 || t->ndim != 1 || t->count != dim / 2)
         return lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL,
                        "'%s' is not one F32 number for each of %" PRId64 " frequencies",
-                       LM_GGUF_ROPE_FREQS, n);
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&again, (const char *)f + 4 * i, 4);
-        factor = again > factor ? again : factor;
+                       LM_GGUF_ROPE_FREQS, dim / 2);
+    divisors d = look_at(r->g, t, theta);
+    solve(&d, &high, &original);
+    bool fits = high > 1 && original >= 1 && original < 1e12 && d.factor < 1e12;
+    rc = lm_alloc_n(&f, (size_t)t->count, sizeof *f, "rotary factors", r->e);
+    if (!rc && fits) {
+        made.rope = (lm_rope_config){ .type = LM_ROPE_LLAMA3,
+                                      .theta = theta,
+                                      .factor = d.factor,
+                                      .low_freq = 1,
+                                      .high_freq = high,
+                                      .original = (int64_t)original };
+        lm_gguf_rope_factors(&made, f);
+        for (int64_t i = 0; i < t->count; i++)
+            fits = fits && fabs(divisor(r->g, t, i) - (double)f[i]) <= 1e-3 * (double)f[i];
     }
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&again, (const char *)f + 4 * i, 4);
-        if (!(again > 1.000001) || !(again < factor * 0.999999))
-            continue;
-        int k = between ? 1 : 0;
-        x[k] = pow(theta, -(double)(2 * i) / (double)dim) / (2 * acos(-1.0));
-        s[k] = (1 / (double)again - 1 / factor) / (1 - 1 / factor);
-        between++;
-    }
-    if (between >= 2) {
-        slope = (s[0] - s[1]) / (x[0] - x[1]);
-        cut = slope * x[0] - s[0];
-        high = rint((1 + 1 / cut) * 1000) / 1000;
-        original = rint(slope * (high - 1));
-    }
-    back.rope = (lm_rope_config){ .type = LM_ROPE_LLAMA3,
-                                  .theta = theta,
-                                  .factor = factor,
-                                  .low_freq = 1,
-                                  .high_freq = high,
-                                  .original = (int64_t)original };
-    float made[4096];
-    if (high > 1 && original >= 1 && original < 1e12)
-        lm_gguf_rope_factors(&back, made);
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&again, (const char *)f + 4 * i, 4);
-        if (!(high > 1 && original >= 1 && original < 1e12) ||
-            !(fabs((double)again - made[i]) <= 1e-3 * fabs((double)again)))
-            return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
-                           "'%s' is no scaling of the kind llama3", LM_GGUF_ROPE_FREQS);
-    }
+    if (!rc && !fits)
+        rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
+                     "'%s' is no scaling of the kind llama3", LM_GGUF_ROPE_FREQS);
+    lm_free(f);
+    if (rc)
+        return rc;
     json_object_set_new(scaling, "rope_type", json_string("llama3"));
-    set_real(scaling, "factor", factor);
+    set_real(scaling, "factor", d.factor);
     set_real(scaling, "low_freq_factor", 1);
     set_real(scaling, "high_freq_factor", high);
     json_object_set_new(scaling, "original_max_position_embeddings",

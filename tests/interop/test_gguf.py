@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Compare our GGUF with the gguf package, transformers, tokenizers, and llama.cpp when there is one; speaks TAP.
+
+Environment: LM_TEST_BUILD, a build folder with bin/; LLAMA_CPP, a llama.cpp with include/, ggml/include/ and its shared
+libraries in LLAMA_CPP_LIB (default: $LLAMA_CPP/build/bin)."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import numpy as np
+import torch
+import transformers
+
+try:
+    import gguf
+except ImportError:
+    print("1..0 # SKIP the Python package gguf is not installed")
+    sys.exit(0)
+import test_models
+from test_models import BUILD, check, configs, make
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+IDS = list(range(5, 29))
+TEXT = "The system's 1234 words:\n\n  don't   I'LL naïve €uro <|im_start|>x\ttab"
+LLAMA_CPP = os.environ.get("LLAMA_CPP")
+LLAMA_LIB = os.environ.get("LLAMA_CPP_LIB", os.path.join(LLAMA_CPP or "", "build", "bin"))
+# Names in configs() whose meaning GGUF holds in full.
+WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-linear", "llama-llama3", "llama-yarn",
+         "llama-yarn-factor", "mistral-full", "qwen2", "qwen3"]
+# transformers' own GGUF reader knows no biases, scalings and head sizes, and needs a vocabulary for the others.
+DIRECT = ["llama", "llama-tied", "qwen2"]
+REFUSED = ["gpt2-scaled", "gpt2-untied"]  # exact GELU; no scale of attention
+
+
+def convert(*args, ok=True):
+    if os.path.isdir(args[2]):
+        shutil.rmtree(args[2])  # what a failure leaves behind must not pass for its result
+    r = subprocess.run([os.path.join(BUILD, "bin", "convert-model"), "-q", "-f", *args], capture_output=True, text=True)
+    if ok and r.returncode:
+        print("#", r.stderr.strip())
+    return r
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(torch.tensor([IDS])).logits[0].float().numpy()
+
+
+def close(a, b, tol):
+    return a.shape == b.shape and np.linalg.norm(a - b) <= tol * np.linalg.norm(b)
+
+
+def load(folder, **more):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)
+
+
+def same_tensors(a, b):
+    from safetensors.torch import load_file
+    x, y = (load_file(os.path.join(f, "model.safetensors")) for f in (a, b))
+    return x.keys() == y.keys() and all(x[k].dtype == y[k].dtype and torch.equal(x[k], y[k]) for k in x)
+
+
+def architectures(tmp):
+    """Our GGUF in transformers, and the folder made from it without its originals."""
+    for name, config in configs(vocab=96, wide=4):
+        folder, file, back = (os.path.join(tmp, name + end) for end in ("", ".gguf", "-back"))
+        model = make(config, 3)
+        if name.startswith("qwen"):
+            model = model.to(torch.bfloat16)
+        model.save_pretrained(folder)
+        if name in REFUSED:
+            check(convert(folder, "-o", file, ok=False).returncode == 2, f"{name}: refused")
+            continue
+        convert(folder, "-o", file)
+        convert(file, "-o", back)
+        check(same_tensors(folder, back) and open(folder + "/config.json").read() == open(back + "/config.json").read(),
+              f"{name}: exact there and back")
+        if name not in WHOLE:
+            continue
+        want = logits(load(folder))
+        convert(folder, "-o", file, "--no-originals")
+        convert(file, "-o", back, "--dtype", "f32")
+        check(close(logits(load(back)), want, 1e-5), f"{name}: a folder from the metadata alone computes the same")
+        if name in DIRECT:
+            check(close(logits(load(tmp, gguf_file=os.path.basename(file))), want, 1e-5), f"{name}: transformers loads it")
+        if peer(tmp):
+            got = run_peer(tmp, "logits", file, *map(str, IDS))
+            check(close(np.frombuffer(got, np.float32).reshape(want.shape), want, 1e-2), f"{name}: llama.cpp computes the same")
+
+
+def types(tmp):
+    """Blocks that the gguf package decodes are the numbers that we decode."""
+    folder = os.path.join(tmp, "llama")
+    config = transformers.LlamaConfig(vocab_size=96, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
+                                      num_attention_heads=4, num_key_value_heads=4)
+    make(config, 1).save_pretrained(folder)
+    from safetensors.torch import load_file
+    for t in ["f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_s"]:
+        file, back = os.path.join(tmp, t + ".gguf"), os.path.join(tmp, t)
+        convert(folder, "-o", file, "--type", t)
+        convert(file, "-o", back, "--dtype", "f32")
+        ours = load_file(os.path.join(back, "model.safetensors"))["model.layers.0.mlp.down_proj.weight"].numpy()
+        theirs = {x.name: x for x in gguf.GGUFReader(file).tensors}["blk.0.ffn_down.weight"]
+        check(np.array_equal(gguf.quants.dequantize(theirs.data, theirs.tensor_type), ours), f"{t}: decoded alike")
+        if peer(tmp):
+            ftype = {"f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q4_k": 14, "q5_k": 16,
+                     "q6_k": 18, "q4_k_m": 15, "q5_k_s": 16}[t]
+            whole, made = os.path.join(tmp, "whole.gguf"), os.path.join(tmp, "made.gguf")
+            convert(folder, "-o", whole)
+            run_peer(tmp, "quantize", whole, made, str(ftype), **({} if t.endswith(("_m", "_s")) else {"PURE": "1"}))
+            a, b = ({x.name: (x.tensor_type, x.data.tobytes()) for x in gguf.GGUFReader(f).tensors} for f in (file, made))
+            check(a == b, f"{t}: the same bytes as llama.cpp's")
+
+
+def tokenizers(tmp):
+    """Tokenizers of three patterns: there, in llama.cpp, and made anew from the metadata."""
+    from tokenizers import Tokenizer
+    corpus = os.path.join(tmp, "corpus.txt")
+    with open(corpus, "w") as f:
+        f.write("".join(f"The system's words {i % 37} and it'll write line {i} of the text.\n\n" for i in range(400)))
+    for pattern, pre in [("gpt2", "gpt-2"), ("llama3", "smaug-bpe"), ("qwen", "qwen2")]:
+        folder, file, back = (os.path.join(tmp, pattern + end) for end in ("-tok", "-tok.gguf", "-tok-back"))
+        config = transformers.Qwen2Config(vocab_size=420, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                                          num_attention_heads=2, num_key_value_heads=2)
+        make(config, 1).save_pretrained(folder)
+        subprocess.run([os.path.join(BUILD, "bin", "train-tokenizer"), "-q", "-f", "-V", "400", "-p", pattern, "-s",
+                        "<|endoftext|>", "-s", "<|im_start|>", corpus, "-o", folder + "/tokenizer.json"], check=True)
+        want = Tokenizer.from_file(folder + "/tokenizer.json").encode(TEXT).ids
+        convert(folder, "-o", file, "--no-originals")
+        fields = gguf.GGUFReader(file).fields
+        tokens = fields["tokenizer.ggml.tokens"].contents()
+        check(fields["tokenizer.ggml.pre"].contents() == pre and len(tokens) == 420 and tokens[419] == "[PAD419]",
+              f"{pattern}: the metadata say so")
+        convert(file, "-o", back)
+        check(Tokenizer.from_file(back + "/tokenizer.json").encode(TEXT).ids == want, f"{pattern}: made anew, the same ids")
+        auto = transformers.AutoTokenizer.from_pretrained(back)
+        check(auto(TEXT)["input_ids"] == want, f"{pattern}: AutoTokenizer takes it")
+        if peer(tmp):
+            got = run_peer(tmp, "tokenize", file, stdin=TEXT.encode())
+            check([int(x) for x in got.split()] == want, f"{pattern}: llama.cpp gives the same ids")
+
+
+def foreign(tmp):
+    """A file that the gguf package writes."""
+    file, back = os.path.join(tmp, "foreign.gguf"), os.path.join(tmp, "foreign")
+    rng, width, vocab = np.random.default_rng(0), 64, 5
+    w = gguf.GGUFWriter(file, "llama")
+    w.add_context_length(128)
+    w.add_embedding_length(width)
+    w.add_block_count(1)
+    w.add_feed_forward_length(width)
+    w.add_head_count(2)
+    w.add_head_count_kv(1)
+    w.add_layer_norm_rms_eps(1e-6)
+    w.add_tokenizer_model("llama")
+    w.add_token_list(["<unk>", "<s>", "</s>", "a", "\u2581a"])
+    w.add_token_scores([0.0, 0.0, 0.0, -1.0, -2.0])
+    w.add_token_types([2, 3, 3, 1, 1])
+    shapes = {"token_embd": (vocab, width), "output": (vocab, width), "output_norm": (width,),
+              "blk.0.attn_norm": (width,), "blk.0.ffn_norm": (width,), "blk.0.attn_q": (width, width),
+              "blk.0.attn_k": (32, width), "blk.0.attn_v": (32, width), "blk.0.attn_output": (width, width),
+              "blk.0.ffn_gate": (width, width), "blk.0.ffn_up": (width, width), "blk.0.ffn_down": (width, width)}
+    for name, shape in shapes.items():
+        x = rng.standard_normal(shape).astype(np.float32)
+        if name.startswith("blk.0.ffn_g"):
+            w.add_tensor(name + ".weight", gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0),
+                         raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        else:
+            w.add_tensor(name + ".weight", x.astype(np.float16) if x.ndim == 2 else x)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    check(convert(file, "-o", back).returncode == 0, "foreign: converted")
+    config = json.load(open(back + "/config.json"))
+    check(config["rms_norm_eps"] == 1e-6 and config["num_key_value_heads"] == 1 and not config["tie_word_embeddings"],
+          "foreign: config.json")
+    with torch.no_grad():
+        out = load(back)(torch.tensor([[1, 3, 4]])).logits
+    check(bool(torch.isfinite(out).all()), "foreign: transformers runs it")
+
+
+built = None
+
+
+def peer(tmp):
+    """The program gguf_peer, built once; None without llama.cpp."""
+    global built
+    if not LLAMA_CPP or built is False:
+        return None
+    if built is None:
+        path = os.path.join(tmp, "gguf_peer")
+        r = subprocess.run(["cc", "-O1", "-o", path, os.path.join(HERE, "gguf_peer.c"), f"-I{LLAMA_CPP}/include",
+                            f"-I{LLAMA_CPP}/ggml/include", f"-L{LLAMA_LIB}", "-lllama", "-lggml", "-lggml-base",
+                            f"-Wl,-rpath,{LLAMA_LIB}"], capture_output=True, text=True)
+        built = path if r.returncode == 0 else False
+        check(bool(built), "gguf_peer is built" + (": " + r.stderr[-300:].replace("\n", " ") if r.returncode else ""))
+    return built or None
+
+
+def run_peer(tmp, *args, stdin=None, **env):
+    r = subprocess.run([peer(tmp), *args], capture_output=True, input=stdin, env={**os.environ, **env})
+    if r.returncode:
+        print("#", r.stderr.decode()[-300:].replace("\n", " "))
+    return r.stdout
+
+
+def main():
+    with tempfile.TemporaryDirectory() as tmp:
+        if not LLAMA_CPP:
+            print("# llama.cpp itself is left out: LLAMA_CPP is not set")
+        architectures(tmp)
+        types(tmp)
+        tokenizers(tmp)
+        foreign(tmp)
+    print(f"1..{test_models.count}")
+    sys.exit(test_models.failed > 0)
+
+
+if __name__ == "__main__":
+    main()
