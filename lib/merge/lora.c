@@ -374,12 +374,13 @@ static bool fits(const lm_lora *l, const change *c)
         return false;
     if (c->bias)
         return t->ndim == 1 && c->bias->count == t->count;
-    if (c->whole) { /* rows may have been added */
+    if (c->whole) { /* rows may have been added, unless there is a sum as well */
         bool same = c->whole->ndim == t->ndim;
 
-        for (int i = 1; same && i < t->ndim; i++)
+        for (int i = c->a ? 0 : 1; same && i < t->ndim; i++)
             same = c->whole->dim[i] == t->dim[i];
-        return same;
+        if (!same || !c->a)
+            return same;
     }
     return t->ndim == 2 && t->dim[turned ? 1 : 0] == c->b->dim[0] &&
            t->dim[turned ? 0 : 1] == c->a->dim[1];
@@ -416,7 +417,7 @@ lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t)
 {
     const change *c = change_on(l, t);
 
-    return !c ? LM_LORA_UNTOUCHED : c->whole ? LM_LORA_REPLACED : LM_LORA_ADDED;
+    return !c ? LM_LORA_UNTOUCHED : c->whole && !c->a ? LM_LORA_REPLACED : LM_LORA_ADDED;
 }
 
 const lm_st_tensor *lm_lora_replacement(const lm_lora *l, const lm_st_tensor *t, const void **data)
@@ -440,7 +441,7 @@ typedef struct {
     int64_t m, rank;
     double scale;
     const char *w;
-    lm_dtype from;
+    lm_dtype from, into; /* of w, of the base's tensor */
     char *out;
 } sum;
 
@@ -464,10 +465,10 @@ static void store(const sum *s, int64_t at, int64_t n, const double *v)
     float *f = (float *)(void *)s->out + at;
 
     for (int64_t j = 0; j < n; j++) {
-        if (s->from == LM_DTYPE_F64)
+        if (s->into == LM_DTYPE_F64)
             d[j] = v[j];
         else
-            f[j] = s->from == LM_DTYPE_F32 ? (float)v[j] : round_odd(v[j]);
+            f[j] = s->into == LM_DTYPE_F32 ? (float)v[j] : round_odd(v[j]);
     }
 }
 
@@ -528,8 +529,13 @@ lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void
     const change *c = change_on(l, t);
     bool turned = c->embedding || l->transposed;
     double *left = NULL, *right = NULL, one = 1;
-    sum s = { .scale = c->scale, .w = w, .from = t->dtype, .out = out };
+    sum s = { .scale = c->scale, .w = w, .from = t->dtype, .into = t->dtype, .out = out };
     lm_code rc;
+
+    if (c->whole) { /* peft saves the embedding that it adapts */
+        s.w = lm_st_data(l->st, c->whole);
+        s.from = c->whole->dtype;
+    }
 
     if (c->bias) { /* one row: 1 x bias */
         rc = load(l, c->bias, false, &right, e);
