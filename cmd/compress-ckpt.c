@@ -7,6 +7,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "common/tool.h"
+#include "compress/check.h"
 #include "compress/pack.h"
 #include "compress/table.h"
 #include "compress/unpack.h"
@@ -116,32 +117,9 @@ static lm_unpack_opts unpack_opts(lm_par *par)
 
 /* ---- compressing ---- */
 
-static void json_losses(lm_jw *w, const lm_pack_report *r)
+/* Print what a library call laid out. */
+static lm_code print_text(lm_code rc, lm_buf *text)
 {
-    lm_jw_arr(w, "lossy");
-    for (size_t i = 0; i < r->n_loss; i++) {
-        const lm_pack_loss *l = &r->loss[i];
-        lm_jw_obj(w, NULL);
-        lm_jw_str(w, "file", l->file);
-        lm_jw_str(w, "tensor", l->tensor);
-        lm_jw_str(w, "codec", l->codec);
-        lm_jw_int(w, "elements", l->count);
-        lm_jw_int(w, "raw", (int64_t)l->before);
-        lm_jw_int(w, "coded", (int64_t)l->after);
-        lm_jw_f64(w, "max_abs", l->err.max_abs);
-        lm_jw_f64(w, "rel_l2", l->err.rel_l2);
-        lm_jw_f64(w, "bound", l->err.bound);
-        lm_jw_close_obj(w);
-    }
-    lm_jw_close_arr(w);
-}
-
-static lm_code print_json(lm_buf *text, lm_jw *w, lm_err *e)
-{
-    lm_jw_close_obj(w);
-    lm_code rc = lm_jw_end(w);
-    if (!rc)
-        rc = lm_buf_add(text, "\n", 1, e);
     if (!rc)
         fwrite(text->data, 1, text->len, stdout);
     lm_buf_fini(text);
@@ -170,17 +148,7 @@ static lm_code report_packed(const char *input, const char *output, const lm_pac
     bool apart = strcmp(output, "-") != 0;
     if (tool.json) {
         lm_buf text = { 0 };
-        lm_jw w;
-        lm_jw_begin(&w, &text, 0, e);
-        lm_jw_obj(&w, NULL);
-        lm_jw_str(&w, "input", input);
-        lm_jw_str(&w, "output", output);
-        lm_jw_int(&w, "files", (int64_t)r->files);
-        lm_jw_int(&w, "raw", (int64_t)r->raw);
-        lm_jw_int(&w, "coded", (int64_t)r->coded);
-        lm_jw_f64(&w, "ratio", r->raw ? (double)r->coded / (double)r->raw : 1);
-        json_losses(&w, r);
-        if (print_json(&text, &w, e))
+        if (print_text(lm_pack_report_json(r, input, output, &text, e), &text))
             return e->code;
     } else {
         print_losses(r, apart);
@@ -304,113 +272,32 @@ static lm_code expand(const char *input, const char *output, lm_par *par, lm_err
 
 /* ---- testing ---- */
 
-typedef struct {
-    const char *path;
-    lm_jw *w; /* NULL: text */
-    uint64_t faults;
-} check;
-
-static void add_fault(check *c, const char *file, const char *tensor, uint64_t chunk,
-                      const char *what)
+static void say_fault(void *ctx, const lm_check_fault *f)
 {
-    c->faults++;
-    if (!c->w) {
-        char at[32] = "";
-        if (chunk != UINT64_MAX)
-            snprintf(at, sizeof at, ": chunk %" PRIu64, chunk);
-        lm_say(&tool, LM_LOG_ERROR, "%s%s%s%s%s%s: %s", c->path, file ? ": " : "", file ? file : "",
-               tensor ? ": " : "", tensor ? tensor : "", at, what);
-        return;
-    }
-    lm_jw_obj(c->w, NULL);
-    lm_jw_str(c->w, "file", file);
-    lm_jw_str(c->w, "tensor", tensor);
-    if (chunk != UINT64_MAX)
-        lm_jw_int(c->w, "chunk", (int64_t)chunk);
-    lm_jw_str(c->w, "what", what);
-    lm_jw_close_obj(c->w);
-}
-
-static void on_fault(void *ctx, const lm_lmz_fault *f)
-{
-    add_fault(ctx, f->file, f->part ? f->part->tensor : NULL, f->chunk, f->what);
-}
-
-/* Damage becomes faults; what is left in *e is of another kind. */
-static lm_code absorb(check *c, lm_code rc, bool told, lm_err *e)
-{
-    if (rc != LM_EFORMAT)
-        return rc;
-    if (!told)
-        add_fault(c, NULL, NULL, UINT64_MAX, e->what);
-    *e = (lm_err){ 0 };
-    return LM_OK;
-}
-
-static lm_code read_stdin(void *ctx, void *dst, size_t cap, size_t *got, lm_err *e)
-{
-    *got = fread(dst, 1, cap, stdin);
-    return !*got && ferror(stdin) ? lm_fail(e, LM_EIO, ctx, NULL, "cannot read") : LM_OK;
-}
-
-static lm_code check_stream(check *c, const lm_bundle_opts *o, lm_err *e)
-{
-    static char name[] = "standard input";
-    const lm_bundle_file *f = NULL;
-    lm_lmz *z = NULL;
-    if (isatty(STDIN_FILENO))
-        return lm_fail(e, LM_EUSAGE, name, "pipe an .lmz into it", "is a terminal");
-    lm_code rc = lm_lmz_stream_open(read_stdin, name, name, o, &z, e);
-    while (!rc && !lm_stopping() && !(rc = lm_lmz_next(z, &f, e)) && f)
-        continue;
-    lm_lmz_free(z);
-    c->path = e->where[0] ? e->where : name;
-    return absorb(c, rc, false, e);
-}
-
-static lm_code check_file(check *c, const char *path, const lm_bundle_opts *o, lm_err *e)
-{
-    lm_lmz *z = NULL;
-    lm_err more = { 0 };
-    lm_code rc = lm_lmz_open(path, o, &z, e);
-    if (rc == LM_EFORMAT) { /* the index is damaged: say what is under it */
-        rc = absorb(c, rc, false, e);
-        if (!lm_lmz_salvage(path, o, &z, &more))
-            rc = absorb(c, lm_lmz_verify(z, on_fault, c, &tool.sink, e), true, e);
-    } else if (!rc) {
-        rc = absorb(c, lm_lmz_verify(z, on_fault, c, &tool.sink, e), true, e);
-    }
-    lm_lmz_free(z);
-    return rc;
+    char at[32] = "";
+    (void)ctx;
+    if (f->chunk != UINT64_MAX)
+        snprintf(at, sizeof at, ": chunk %" PRIu64, f->chunk);
+    lm_say(&tool, LM_LOG_ERROR, "%s%s%s%s%s%s: %s", f->where, f->file ? ": " : "",
+           f->file ? f->file : "", f->tensor ? ": " : "", f->tensor ? f->tensor : "", at, f->what);
 }
 
 static lm_code test(const char *path, lm_par *par, lm_err *e)
 {
     lm_bundle_opts o = { .base = opt.base, .par = par, .sink = &tool.sink, .tmpdir = tool.tmpdir };
     lm_buf text = { 0 };
-    lm_jw w;
-    check c = { path, NULL, 0 };
-    if (tool.json) {
-        lm_jw_begin(&w, &text, 0, e);
-        lm_jw_obj(&w, NULL);
-        lm_jw_str(&w, "path", path);
-        lm_jw_arr(&w, "faults");
-        c.w = &w;
-    }
-    lm_code rc = strcmp(path, "-") ? check_file(&c, path, &o, e) : check_stream(&c, &o, e);
+    uint64_t faults = 0;
+    lm_code rc = tool.json ? lm_check_json(path, &o, &text, &faults, e)
+                           : lm_check(path, &o, say_fault, NULL, &faults, e);
     if (rc || lm_stopping()) {
         lm_buf_fini(&text);
         return rc;
     }
-    if (c.faults)
+    if (faults)
         lm_answer_no(&tool);
     else
         lm_say(&tool, LM_LOG_WARN, "%s: no fault", path);
-    if (!tool.json)
-        return LM_OK;
-    lm_jw_close_arr(&w);
-    lm_jw_bool(&w, "ok", !c.faults);
-    return print_json(&text, &w, e);
+    return tool.json ? print_text(LM_OK, &text) : LM_OK;
 }
 
 static lm_code list(const char *path, lm_err *e)
@@ -424,11 +311,8 @@ static lm_code list(const char *path, lm_err *e)
     lm_code rc = lm_lmz_open_index(path, NULL, &z, e);
     if (!rc)
         rc = lm_lmz_table(z, path, &o, &text, e);
-    if (!rc)
-        fwrite(text.data, 1, text.len, stdout);
-    lm_buf_fini(&text);
     lm_lmz_free(z);
-    return rc;
+    return print_text(rc, &text);
 }
 
 /* ---- the command line ---- */

@@ -28,16 +28,6 @@ typedef struct {
     void *copy;
 } job;
 
-void lm_pack_report_fini(lm_pack_report *r)
-{
-    for (size_t i = 0; i < r->n_loss; i++) {
-        lm_free(r->loss[i].file);
-        lm_free(r->loss[i].tensor);
-    }
-    lm_free(r->loss);
-    *r = (lm_pack_report){ 0 };
-}
-
 static bool ends_with(const char *s, const char *tail)
 {
     size_t n = strlen(s), k = strlen(tail);

@@ -36,6 +36,9 @@ typedef struct {
     size_t n_loss, cap_loss;
 } lm_pack_report;
 void lm_pack_report_fini(lm_pack_report *r);
+/* The report as one line of JSON, appended to `out`: compress-ckpt(1), OUTPUT. */
+lm_code lm_pack_report_json(const lm_pack_report *r, const char *input, const char *output,
+                            lm_buf *out, lm_err *e);
 
 /* Write the model at `from` (bundle.h) to the .lmz `to` ("-": standard output).  The folder of a run
  * stands for its newest checkpoint.  Plain 16- and 32-bit codecs of weights are also written to the
