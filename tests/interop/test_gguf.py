@@ -127,8 +127,10 @@ def tokenizers(tmp):
         f.write("".join(f"The system's words {i % 37} and it'll write line {i} of the text.\n\n" for i in range(400)))
     for pattern, pre in [("gpt2", "gpt-2"), ("llama3", "smaug-bpe"), ("qwen", "qwen2")]:
         folder, file, back = (os.path.join(tmp, pattern + end) for end in ("-tok", "-tok.gguf", "-tok-back"))
-        config = transformers.Qwen2Config(vocab_size=420, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-                                          num_attention_heads=2, num_key_value_heads=2)
+        # AutoTokenizer goes by the architecture where it has a class of its own.
+        kind = transformers.Qwen2Config if pattern == "qwen" else transformers.LlamaConfig
+        config = kind(vocab_size=420, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                      num_key_value_heads=2)
         make(config, 1).save_pretrained(folder)
         subprocess.run([os.path.join(BUILD, "bin", "train-tokenizer"), "-q", "-f", "-V", "400", "-p", pattern, "-s",
                         "<|endoftext|>", "-s", "<|im_start|>", corpus, "-o", folder + "/tokenizer.json"], check=True)
