@@ -97,8 +97,9 @@ lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err
     *out = NULL;
     if (level < 0 || level > 19)
         return lm_fail(e, LM_EUSAGE, "lmz", "levels are 1 to 19", "no compression level %d", level);
-    if (lm_alloc_n(&c, 1, sizeof *c, "the buffers of a chunk coder", e))
+    if (lm_realloc_n(&c, 1, sizeof *c, "the buffers of a chunk coder", e))
         return e->code;
+    c->clog[SAMPLE] = 0; /* the rest is scratch: it need not be touched */
     c->level = level ? level : 3;
     c->planes = lm_planes_at(cpu);
     c->exp = lm_exp_at(cpu);

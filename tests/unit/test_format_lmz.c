@@ -93,10 +93,9 @@ static void fill(lm_dtype d, uint8_t *p, size_t bytes, uint64_t seed)
 
     for (size_t i = 0; i + size <= bytes; i += size) {
         uint64_t r = mix(seed + i);
-        if (lm_dtype_is_float(d))
-            lm_set(d, p + i, 0, ((double)(r >> 40) / (1 << 24) - 0.5) / (double)(1 + r % 7));
-        else
-            memcpy(p + i, &r, size);
+        if (lm_dtype_is_float(d)) /* through r: p may lie anywhere */
+            lm_set(d, &r, 0, ((double)(r >> 40) / (1 << 24) - 0.5) / (double)(1 + r % 7));
+        memcpy(p + i, &r, size);
     }
 }
 
