@@ -69,6 +69,7 @@ void lm_merge_engine_free(lm_merge_engine *g)
     for (int k = 0; g->held && k < g->n_held; k++) {
         lm_merge_buf_fini(&g->held[k].read);
         lm_merge_buf_fini(&g->held[k].made);
+        lm_merge_buf_fini(&g->held[k].next);
     }
     lm_merge_buf_fini(&g->work);
     lm_free(g->held);
@@ -162,29 +163,25 @@ static lm_code remap(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e)
     for (int k = 0; k <= t->n_models && !rc; k++) {
         const lm_merge_ref *ref = ref_at(t, k);
         lm_merge_held *h = &g->held[k];
-        lm_merge_buf to = { 0 };
 
         if (!ref)
             continue;
-        rc = lm_merge_buf_need(&to, (size_t)t->count * lm_dtype_size(h->dtype), e);
+        rc = lm_merge_buf_need(&h->next, (size_t)t->count * lm_dtype_size(h->dtype), e);
         if (!rc)
-            rc = lm_vocab_operand(p->vocab, ref->input, g->table, cols, t->name, h->dtype, to.data,
-                                  g->par, e);
-        g->operand[k].data = to.data; /* the others still need h->data */
-        if (rc)
-            lm_merge_buf_fini(&to);
+            rc = lm_vocab_operand(p->vocab, ref->input, g->table, cols, t->name, h->dtype,
+                                  h->next.data, g->par, e);
     }
-    for (int k = 0; k <= t->n_models; k++) {
-        lm_merge_held *h = &g->held[k];
+    for (int k = 0; k <= t->n_models && !rc; k++) { /* until now the others were asked, too */
         const lm_merge_ref *ref = ref_at(t, k);
+        lm_merge_held *h = &g->held[k];
 
-        if (!ref || !g->operand[k].data)
+        if (!ref)
             continue;
         lm_merge_buf_fini(&h->made);
         lm_merge_buf_fini(&h->read);
         lm_model_source_forget(p->model[ref->input].source, ref->tensor);
-        h->made = (lm_merge_buf){ (void *)(uintptr_t)g->operand[k].data,
-                                  (size_t)t->count * lm_dtype_size(h->dtype) };
+        h->made = h->next;
+        h->next = (lm_merge_buf){ 0 };
         h->data = h->made.data;
     }
     return rc;

@@ -15,6 +15,7 @@ typedef struct {
     const void *data;
     lm_dtype dtype;
     lm_merge_buf read, made; /* what no source maps; what a LoRA or a vocabulary made of it */
+    lm_merge_buf next;       /* what the vocabulary is making of it */
 } lm_merge_held;
 
 struct lm_merge_engine {
