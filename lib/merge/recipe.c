@@ -42,17 +42,21 @@ lm_code lm_recipe_begin(const char *method, lm_merge_recipe **out, lm_err *e)
 
 lm_code lm_merge_recipe_new(const char *method, lm_merge_recipe **out, lm_err *e)
 {
-    lm_code rc = lm_recipe_begin(method, out, e);
+    lm_merge_recipe *r = NULL;
+    lm_code rc = lm_recipe_begin(method, &r, e);
 
-    if (!rc && (rc = lm_arena_alloc((*out)->arena, &(*out)->slice, 1, sizeof *(*out)->slice, e))) {
-        lm_merge_recipe_free(*out);
-        *out = NULL;
+    *out = NULL;
+    if (rc)
+        return rc;
+    rc = lm_arena_alloc(r->arena, &r->slice, 1, sizeof *r->slice, e);
+    if (rc) {
+        lm_merge_recipe_free(r);
+        return rc;
     }
-    if (!rc) {
-        (*out)->slice->base = -1;
-        (*out)->n_slices = 1;
-    }
-    return rc;
+    r->slice->base = -1;
+    r->n_slices = 1;
+    *out = r;
+    return LM_OK;
 }
 
 void lm_merge_recipe_free(lm_merge_recipe *r)

@@ -167,6 +167,31 @@ YAML
     same out/ math/
 }
 
+@test "merge-models: the tokenizer travels with the result; a chat template is put into it" {
+    awk 'BEGIN { for (i = 0; i < 200; i++) printf "The system reads word%d and writes line %d.\n", i % 37, i }' > t.txt
+    train-tokenizer -q --vocab-size 300 --pattern llama3 -o tok/tokenizer.json t.txt
+    small="--set num_hidden_layers=2 --set hidden_size=32 --set intermediate_size=48 --tokenizer tok/tokenizer.json"
+    init-model -q llama-1m $small --seed 1 -o a/
+    init-model -q llama-1m $small --seed 2 -o b/
+    merge-models -q -m linear a/ b/ -o plain/
+    cmp a/tokenizer.json plain/tokenizer.json
+    printf 'merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 1}}]\n' > y
+    printf 'chat_template: "{{ messages }}"\n' | cat y - > t.yaml
+    merge-models -q --config t.yaml -o chat/
+    grep -q '"chat_template": "{{ messages }}"' chat/tokenizer_config.json
+    cmp a/tokenizer.json chat/tokenizer.json
+    printf 'chat_template: chatml\n' | cat y - > t.yaml
+    merge-models -q --config t.yaml -o chatml.tar
+    tar -xOf chatml.tar tokenizer_config.json | grep -q '<|im_start|>'
+    printf 'chat_template: alpaca\n' | cat y - > t.yaml
+    refused 2 "no template of the name 'alpaca'" merge-models --config t.yaml -o bad
+    printf 'tokenizer: {source: union, pad_to_multiple_of: 64}\n' | cat y - > t.yaml
+    merge-models -q --config t.yaml -o padded/
+    grep -q '"vocab_size": 320' padded/config.json
+    run inspect-model padded/
+    [[ "$output" == *"[320, 32]"* ]]
+}
+
 @test "merge-models: a stream that ends early leaves nothing" {
     refused 1 "truncated" sh -c 'head -c 60000 math/model.safetensors | merge-models -m linear -:0.5 code/:0.5 -o bad'
     refused 1 "standard input" sh -c 'tar -C math -cf - config.json model.safetensors | head -c 60000 | merge-models -m linear -:0.5 code/:0.5 -o bad'
