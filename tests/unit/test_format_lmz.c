@@ -418,6 +418,12 @@ static bool stream_accepts(const lm_buf *b, size_t bytes)
     return !rc;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { STEP = 13 }; /* large blocks are slow to get there */
+#else
+enum { STEP = 1 };
+#endif
+
 static void test_every_bit(void **state)
 {
     lm_buf b = { 0 };
@@ -434,7 +440,7 @@ static void test_every_bit(void **state)
     assert_int_equal(lm_lmz_verify(z, NULL, NULL, NULL, &e), LM_OK);
     lm_lmz_free(z);
     int fd = open(path, O_RDWR);
-    for (size_t i = 0; i < 8 * b.len; i++) {
+    for (size_t i = 0; i < 8 * b.len; i += STEP) {
         char was = b.data[i / 8];
 
         b.data[i / 8] = (char)(was ^ 1 << i % 8);
@@ -456,8 +462,8 @@ static void test_every_bit(void **state)
     }
     close(fd);
     /* one bit costs one file at most, and some bits (of records, index, footer) none */
-    assert_true(saved > 8 * b.len / 5);
-    assert_true(opened > 4 * b.len);
+    assert_true(saved > 8 * b.len / 5 / STEP);
+    assert_true(opened > 4 * b.len / STEP);
     lm_buf_fini(&b);
     drop(&c);
 }
