@@ -177,6 +177,7 @@ static void fisher(void **state)
 /* ---- LoRA ---- */
 
 enum { RANK = 2 };
+static double rows_of_a[RANK]; /* not 0: A has these in its rows, B is 1 */
 
 static void put_lora(const char *dir, const char *config, const char *module, bool turned)
 {
@@ -199,7 +200,9 @@ static void put_lora(const char *dir, const char *config, const char *module, bo
     for (const lm_st_tensor *t; (t = lm_st_next(w)) != NULL;) {
         double v[256];
         for (int64_t i = 0; i < t->count; i++)
-            v[i] = mm_value(9, t->name, i);
+            v[i] = !rows_of_a[0]          ? mm_value(9, t->name, i)
+                   : strstr(t->name, "A") ? rows_of_a[i / t->dim[1]]
+                                          : 1;
         assert_int_equal(lm_st_write_as(w, LM_DTYPE_F64, v, t->count, &e), LM_OK);
     }
     assert_int_equal(lm_st_commit(w, &e), LM_OK);
@@ -264,6 +267,23 @@ static void lora_rounds_once(void **state)
         double exact = b[i] + delta(5 / sqrt(2), i / COLS, i % COLS, COLS);
         assert_true(o[i] == (double)lm_bf16_to_f32(lm_f64_to_bf16(exact)));
     }
+}
+
+/* 1 + 2^-8 + 2^-40 is above the tie between two numbers of BF16; in FP32 it is on it. */
+static void lora_tie(void **state)
+{
+    double o[1024];
+
+    (void)state;
+    mm_model("b", 1, &(mm_shape){ .dtype = LM_DTYPE_BF16, .ones = true });
+    rows_of_a[0] = ldexp(1, -8);
+    rows_of_a[1] = ldexp(1, -40);
+    put_lora("l", "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 2}",
+             "model.layers.1.mlp.up_proj", false);
+    rows_of_a[0] = 0;
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+l")), "o", 1);
+    mm_load("o", up1, o);
+    assert_true(o[0] == 1 + ldexp(1, -7) && o[ROWS * COLS - 1] == o[0]);
 }
 
 static void lora_turned(void **state)
@@ -350,6 +370,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(fisher, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_rounds_once, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(lora_tie, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_turned, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(bad_loras, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(half, mm_enter, mm_leave),
