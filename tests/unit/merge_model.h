@@ -52,14 +52,14 @@ static inline void mm_put(const char *path, const char *text)
 
 /* What a model is made of; zero: the usual. */
 typedef struct {
-    const char *type;    /* model_type; NULL: llama */
-    const char *without; /* a tensor to leave out */
-    const char *extra;   /* a tensor to add, [ROWS] */
-    lm_dtype dtype;      /* of all; F64 (0): F32 */
-    int layers;          /* 0: 3 */
-    int64_t vocab;       /* 0: ROWS */
-    int64_t cols;        /* of up_proj; 0: COLS */
-    bool tied, whole;    /* whole: up_proj is I32 */
+    const char *type;       /* model_type; NULL: llama */
+    const char *without;    /* a tensor to leave out */
+    const char *extra;      /* a tensor to add, [ROWS] */
+    lm_dtype dtype;         /* of all; F64 (0): F32 */
+    int layers;             /* 0: 3 */
+    int64_t vocab;          /* 0: ROWS */
+    int64_t cols;           /* of up_proj; 0: COLS */
+    bool tied, whole, ones; /* whole: up_proj is I32; ones: all numbers are 1 */
 } mm_shape;
 
 static inline double mm_value(uint64_t seed, const char *name, int64_t i)
