@@ -84,7 +84,7 @@ $(SETS:%=$W/%.done): $W/%.done: $W/base.done
 # 5. The search: candidates are merged and validated in memory, the best is written.
 $W/dem/config.json: $(SETS:%=$W/%.done)
 	merge-models -q --method dem --base $W/base/ $(SETS:%=$W/%/) --search $(strip $(SEARCH)) --seed $(SEED) \
-	    $(SETS:%=--val $W/data/%/val) --val-tokens 8k --seq-len $(strip $(SEQ)) --val-dtype bf16 \
+	    $(SETS:%=--val $W/data/%/val) --val-tokens 8k --seq-len $(strip $(SEQ)) --stride $(strip $(SEQ)) --val-dtype bf16 \
 	    --objective equal -f -o $W/dem/ > $W/candidates.jsonl
 
 # 6. Everything measured on everything held out, and the table.
