@@ -4,9 +4,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
-#include "base/mem.h"
 #include "base/stop.h"
-#include "base/text.h"
 #include "common/tool.h"
 #include "model/convert.h"
 
@@ -108,7 +106,6 @@ static lm_code run(lm_err *e)
     lm_dtype dtype = opt.dtype ? lm_dtype_parse(opt.dtype) : LM_DTYPE_NONE;
     lm_import m = { 0 };
     lm_par *par = NULL;
-    char peak[32];
     lm_code rc = lm_par_new(&par, tool.threads, e);
 
     lm_bundle_opts bundle = lm_tool_bundle(&tool, par);
@@ -126,8 +123,7 @@ static lm_code run(lm_err *e)
         rc = convert(&m, &out, e);
     lm_import_close(&m);
     lm_par_free(par);
-    lm_say(&tool, LM_LOG_INFO, "%.2f s, %s of memory at most", lm_now() - start,
-           lm_show_bytes((double)lm_rss_peak(), peak));
+    lm_say(&tool, LM_LOG_INFO, "%.2f s", lm_now() - start);
     return rc;
 }
 

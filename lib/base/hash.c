@@ -46,6 +46,11 @@ void lm_hash128_end(const lm_hash128 *h, uint8_t digest[16])
     memcpy(digest, c.digest, 16);
 }
 
+uint64_t lm_hash128_end64(const lm_hash128 *h)
+{
+    return XXH3_64bits_digest(state_of(h));
+}
+
 void lm_hash128_hex(const uint8_t digest[16], char hex[33])
 {
     for (int i = 0; i < 16; i++) {

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -96,14 +97,24 @@ lm_code lm_history_write(lm_jw *w, const char *name, const lm_history_step *step
     return rc;
 }
 
+enum { WINDOW = 4 << 20 };
+
+/* In pieces that leave the resident set behind them: a model may be larger than memory. */
 static lm_code digest_file(const char *path, uint64_t *out, lm_err *e)
 {
+    lm_hash128 h;
     lm_map map;
     lm_code rc = lm_map_open(path, &map, e);
 
     if (rc)
         return rc;
-    *out = lm_hash64(map.data, map.size, 0);
+    lm_hash128_init(&h);
+    for (size_t at = 0; at < map.size; at += WINDOW) {
+        size_t n = map.size - at < WINDOW ? map.size - at : WINDOW;
+        lm_hash128_add(&h, map.data + at, n);
+        madvise((void *)(uintptr_t)(map.data + at), n, MADV_DONTNEED);
+    }
+    *out = lm_hash128_end64(&h);
     lm_map_close(&map);
     return LM_OK;
 }

@@ -6,6 +6,7 @@ libraries in LLAMA_CPP_LIB (default: $LLAMA_CPP/build/bin)."""
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,50 @@ def architectures(tmp):
         if peer(tmp):
             got = run_peer(tmp, "logits", file, *map(str, IDS))
             check(close(np.frombuffer(got, np.float32).reshape(want.shape), want, 1e-2), f"{name}: llama.cpp computes the same")
+
+
+def flat(tmp):
+    """llama2.c's version 1 as its export.py writes it, and llm.c's checkpoint as train_gpt2.py does."""
+    def permute(w, heads):  # to the pairs that run.c rotates
+        return w.view(heads, 2, w.shape[0] // heads // 2, -1).transpose(1, 2).reshape(w.shape)
+
+    folder, file, back = (os.path.join(tmp, "flat" + end) for end in ("", ".bin", "-back"))
+    make(transformers.LlamaConfig(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16,
+                                  rms_norm_eps=1e-5), 2).save_pretrained(folder)
+    m = load(folder)
+    s, heads = m.state_dict(), {"self_attn.q_proj": 4, "self_attn.k_proj": 2}
+    parts = [s[f"model.layers.{i}.{n}.weight"] for n in ("input_layernorm", "post_attention_layernorm") for i in range(2)]
+    parts += [s["model.norm.weight"], s["model.embed_tokens.weight"]]
+    for n in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+              "mlp.down_proj", "mlp.up_proj"):
+        for i in range(2):
+            w = s[f"model.layers.{i}.{n}.weight"]
+            parts.append(permute(w, heads[n]) if n in heads else w)
+    header = struct.pack("<Ii7iB", 0x616B3432, 1, 32, 48, 2, 4, 2, 96, 16, 0).ljust(256, b"\0")
+    with open(file, "wb") as f:
+        f.write(header + b"".join(p.contiguous().numpy().tobytes() for p in parts + [s["lm_head.weight"]]))
+    convert(file, "-o", back)
+    check(same_tensors(folder, back) and close(logits16(load(back)), logits16(m), 1e-6), "llama2.c: version 1 is read")
+
+    make(transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=16), 2).save_pretrained(folder)
+    s = load(folder).state_dict()
+    parts = [torch.nn.functional.pad(s["transformer.wte.weight"], (0, 0, 0, 128 - 96)), s["transformer.wpe.weight"]]
+    for n in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"):
+        for kind in ("weight", "bias"):
+            for i in range(2):
+                w = s[f"transformer.h.{i}.{n}.{kind}"]
+                parts.append(w.t() if w.ndim == 2 else w)
+    parts += [s["transformer.ln_f.weight"], s["transformer.ln_f.bias"]]
+    want = struct.pack("<8i", 20240326, 3, 16, 96, 2, 2, 32, 128).ljust(1024, b"\0")
+    want += b"".join(p.contiguous().numpy().tobytes() for p in parts)
+    convert(folder, "-o", file)
+    check(open(file, "rb").read() == want, "llm.c: the bytes of its own writer")
+
+
+def logits16(model):
+    with torch.no_grad():
+        return model.eval()(torch.tensor([IDS[:16]])).logits[0].numpy()
 
 
 def types(tmp):
@@ -219,6 +264,7 @@ def main():
         if not LLAMA_CPP:
             print("# llama.cpp itself is left out: LLAMA_CPP is not set")
         architectures(tmp)
+        flat(tmp)
         types(tmp)
         tokenizers(tmp)
         foreign(tmp)

@@ -138,6 +138,14 @@ static void hashes(void **state)
     assert_true(lm_hash64("", 0, 0) == 0x2d06800538d394c2);
     assert_true(lm_hash_str("abc") == lm_hash64("abc", 3, 0));
     assert_true(lm_hash64("abc", 3, 0) != lm_hash64("abc", 3, 1));
+    static char bytes[1000];
+    lm_hash128 h;
+    for (int i = 0; i < 1000; i++)
+        bytes[i] = (char)(i * 7);
+    lm_hash128_init(&h);
+    for (int i = 0; i < 1000; i += 100) /* in pieces, the same */
+        lm_hash128_add(&h, bytes + i, 100);
+    assert_true(lm_hash128_end64(&h) == lm_hash64(bytes, 1000, 0));
 }
 
 int main(void)
