@@ -17,6 +17,7 @@ typedef struct {
     const lm_gguf_tensor **from; /* of slot i */
     size_t *slot_of;             /* of tensor i of the plan */
     size_t cap_of;
+    bool *named; /* slot i is in the list of what the file was made from */
     const lm_gguf_tensor *last;
     void *copy;
     size_t cap;
@@ -172,8 +173,9 @@ static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t 
         return add(m, q, 0, name, made, want, e); /* slot 0 is the embedding */
     for (size_t k = 0; k < q->n; k++) {
         size_t at = (*hint + k) % q->n;
-        if (lm_slot_is(&q->slot[at], name)) {
+        if (lm_slot_is(&q->slot[at], name) && !q->named[at]) {
             *hint = at + 1;
+            q->named[at] = true;
             return add(m, q, at, name, made, want, e);
         }
     }
@@ -194,6 +196,7 @@ static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
             rc = add(m, q, i, q->slot[i].hf, LM_DTYPE_NONE, want, e);
         return rc;
     }
+    rc = lm_alloc_n(&q->named, q->n, sizeof *q->named, "tensors of a model", e);
     while (!rc && lm_gguf_next_str(&it, &line))
         rc = add_kept(m, q, &line, &hint, want, e);
     if (!rc && lm_st_plan_count(m->plan) < q->n)
@@ -235,6 +238,7 @@ static void close_file(lm_import *m)
     lm_free(q->slot);
     lm_free(q->from);
     lm_free(q->slot_of);
+    lm_free(q->named);
     lm_free(q->copy);
     lm_free(q);
 }

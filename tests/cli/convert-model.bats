@@ -161,6 +161,22 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     [[ "$output" == *"layers.1."*"is not known to llama"* ]]
 }
 
+@test "convert-model: a list of tensors that was tampered with is refused" {
+    convert-model model -o m.gguf
+    sed 's/BF16 model\.norm\.weight/BF16 model.norm.Weight/' m.gguf > a.gguf
+    run convert-model a.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"names 'model.norm.Weight', which is no tensor of it"* ]]
+    sed 's/BF16 model\.norm\.weight/BF61 model.norm.weight/' m.gguf > a.gguf
+    run convert-model a.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"has an entry of type BF61"* ]]
+    sed 's/layers\.1\.mlp\.up_proj\.weight/layers.0.mlp.up_proj.weight/' m.gguf > a.gguf
+    run convert-model a.gguf -o x
+    [ "$status" -eq 1 ]
+    [ ! -e x ]
+}
+
 @test "convert-model: an unknown pre-tokeniser is refused, or given, or left out" {
     convert-model model -o m.gguf --no-originals
     sed 's/smaug-bpe/smaug-xyz/' m.gguf > other.gguf

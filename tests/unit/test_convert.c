@@ -88,6 +88,23 @@ static void rope_rows_are_llama_cpps(void **state)
                 assert_int_equal(lm_slot_hf_row(&s, gguf), hf);
                 assert_int_equal(lm_slot_gguf_row(&s, hf), gguf);
             }
+
+    const lm_row_type f32 = { LM_DTYPE_F32, NULL };
+    float hf[24], gguf[24], back[24];
+    lm_rows r;
+    lm_err e = { 0 };
+    for (int i = 0; i < 24; i++)
+        hf[i] = (float)i;
+    assert_true(lm_rows_of_slot(&s, true, f32, f32, &r));
+    r.src = hf;
+    r.dst = gguf;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    assert_true(gguf[0] == 0 && gguf[1] == 4 && gguf[2] == 1 && gguf[8] == 8 && gguf[9] == 12);
+    assert_true(lm_rows_of_slot(&s, false, f32, f32, &r));
+    r.src = gguf;
+    r.dst = back;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    assert_memory_equal(back, hf, sizeof hf);
 }
 
 static uint16_t pattern(int64_t i)
