@@ -77,15 +77,39 @@ static bool examine(const char *path, int fd, struct stat *st)
            (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode));
 }
 
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* Does the folder hold what lies at `path`, at any depth? */
+static bool folder_holds(const struct stat *folder, const char *path)
+{
+    char *real = realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", NULL), *slash;
+    struct stat up;
+    bool holds = false;
+
+    while (real && !holds && (slash = strrchr(real, '/')) && slash > real) {
+        *slash = 0;
+        holds = !stat(real, &up) && same_file(&up, folder);
+    }
+    free(real);
+    return holds;
+}
+
 void lm_refuse_same(lm_tool *t, const char *output, const char *input)
 {
     struct stat in, out;
 
     output = output ? output : "-";
-    if (examine(output, STDOUT_FILENO, &out) && examine(input, STDIN_FILENO, &in) &&
-        in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+    if (!examine(output, STDOUT_FILENO, &out) || !examine(input, STDIN_FILENO, &in))
+        return;
+    if (same_file(&in, &out))
         lm_misuse(t, strcmp(output, "-") ? output : standard_output, "write to another file",
                   "is an input as well as the output");
+    if (S_ISDIR(out.st_mode) && folder_holds(&out, input))
+        lm_misuse(t, output, "write to another folder",
+                  "it holds the input %s, which would be replaced with it", input);
 }
 
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par)

@@ -156,8 +156,8 @@ _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const 
     LM_PRINTF(4, 5);
 /* This run as a step of a product's history; the inputs are the caller's to add. */
 lm_history_step lm_tool_step(const lm_tool *t);
-/* Leaves as lm_misuse does when the output is the same file or folder as this input; "-", or no
- * output, is what standard output or input is. */
+/* Leaves as lm_misuse does when the output is the same file or folder as this input, or the folder
+ * that it lies in; "-", or no output, is what standard output or input is. */
 void lm_refuse_same(lm_tool *t, const char *output, const char *input);
 /* How this tool reads and writes models: spooled in LM_TMPDIR, coded on `par` (may be NULL). */
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);

@@ -183,6 +183,12 @@ static int distance(const char *a, const char *b)
     return d[n % 3][m];
 }
 
+bool lm_text_ends(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n > k && !strcmp(s + n - k, end);
+}
+
 const char *lm_nearest(const char *s, const char *const *list)
 {
     const char *best = NULL;

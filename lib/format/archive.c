@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/safetensors_table.h"
 
 enum { BLOCK = 1 << 20 }; /* bytes of one read or write */
 
@@ -39,6 +40,7 @@ bool lm_ar_name_safe(const char *name)
 struct lm_ar {
     struct archive *a;
     char *where, *root;
+    const char *name; /* of the current member: the decoder's */
     lm_read_fn read;
     void *ctx;
     uint8_t *block;
@@ -151,30 +153,50 @@ void lm_ar_close(lm_ar *a)
     lm_free(a);
 }
 
-/* The first entry says which folder the others lie in: "m/" and "m/config.json" alike. */
-static lm_code find_root(lm_ar *a, const char *path, lm_err *e)
+/* "./m/x" -> "m/x". */
+static const char *without_dot(const char *path)
 {
-    const char *slash = path ? strchr(path, '/') : NULL;
-    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    while (path && path[0] == '.' && path[1] == '/')
+        path += 2;
+    return path;
+}
 
-    if (n == 2 && path[0] == '.') /* made as "tar c ." */
-        n = 0;
+/* What macOS adds for each file and folder that has attributes, in front of it. */
+static bool is_apple_double(const char *path)
+{
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    const char *base = slash ? slash + 1 : path;
+
+    return base && base[0] == '.' && base[1] == '_';
+}
+
+/* The first entry says which folder the others lie in: "m/", "./m/" and "m/config.json" alike.  Not
+ * "./m/x": the list of files below "." begins so, too. */
+static lm_code find_root(lm_ar *a, const char *path, bool folder, lm_err *e)
+{
+    const char *plain = without_dot(path);
+    const char *slash = plain && (plain == path || folder) ? strchr(plain, '/') : NULL;
+    size_t n = slash ? (size_t)(slash - plain) + 1 : 0;
+
     lm_code rc = lm_alloc_n(&a->root, n + 1, 1, "archive", e);
     if (!rc && n)
-        memcpy(a->root, path, n);
+        memcpy(a->root, plain, n);
     return rc;
 }
 
-static lm_code check_kind(const lm_ar *a, struct archive_entry *entry, lm_err *e)
+static lm_code check_kind(const lm_ar *a, const char *path, struct archive_entry *entry, lm_err *e)
 {
+    char show[LM_ST_SHOWN];
+
+    lm_st_show(path, show);
     if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with tar -h",
-                       "it has a member that is a link or a device");
+                       "its member '%s' is a link or a device", show);
     if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
-        return lm_fail(e, LM_EFORMAT, a->where, NULL, "a member has no size");
+        return lm_fail(e, LM_EFORMAT, a->where, NULL, "its member '%s' has no size", show);
     if (archive_entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
-                       "it has a sparse member");
+                       "its member '%s' is sparse", show);
     return LM_OK;
 }
 
@@ -182,6 +204,7 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
 {
     struct archive_entry *entry;
     const char *path;
+    char show[LM_ST_SHOWN];
     lm_code rc = LM_OK;
 
     *name = NULL;
@@ -191,23 +214,26 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
             return LM_OK;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             return decoder_failed(a, e);
+        bool folder = archive_entry_filetype(entry) == AE_IFDIR;
         path = archive_entry_pathname(entry);
-        if (!a->root && (rc = find_root(a, path, e)))
+        if (!folder && is_apple_double(path))
+            continue;
+        if (!a->root && (rc = find_root(a, path, folder, e)))
             return rc;
-        if (archive_entry_filetype(entry) != AE_IFDIR)
+        if (!folder)
             break;
     }
-    while (path && path[0] == '.' && path[1] == '/')
-        path += 2;
+    path = without_dot(path);
     if (!path || !lm_ar_name_safe(path))
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with relative names",
-                       "it has a member whose name leaves the folder or cannot be read");
-    if ((rc = check_kind(a, entry, e)))
+                       "its member '%s' has a name that leaves the folder or cannot be read",
+                       lm_st_show(path ? path : "?", show));
+    if ((rc = check_kind(a, path, entry, e)))
         return rc;
     a->size = a->left = (uint64_t)archive_entry_size(entry);
     if (size)
         *size = a->left;
-    *name = path;
+    *name = a->name = path;
     return LM_OK;
 }
 
@@ -225,6 +251,7 @@ bool lm_ar_filtered(const lm_ar *a)
 lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
 {
     const void *p = a->map;
+    char show[LM_ST_SHOWN];
     size_t n = 0;
     la_int64_t at = 0;
     int r = a->size ? archive_read_data_block(a->a, &p, &n, &at) : ARCHIVE_OK;
@@ -234,7 +261,8 @@ lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
         return decoder_failed(a, e);
     if (a->size > n && from <= a->map_bytes && n == a->map_bytes - from)
         return lm_fail(e, LM_EFORMAT, a->where, "it is truncated: fetch or write it again",
-                       "a member of %" PRIu64 " bytes has %zu", a->size, n);
+                       "its member '%s' has %zu bytes of %" PRIu64, lm_st_show(a->name, show), n,
+                       a->size);
     if (at || n != a->size || from > a->map_bytes || n > a->map_bytes - from)
         return lm_fail(e, LM_EBUG, a->where, NULL, "a member is not in one piece");
     *data = p;

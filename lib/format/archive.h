@@ -5,7 +5,8 @@
  * decodes itself (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress), forward, from any stream of
  * bytes; of a plain one in memory it says where the members lie.  Nothing is extracted to disk here.
  * A name that would leave the folder (absolute, a ".." part) or that holds control bytes fails, and
- * so do links, devices and sparse members; folders are passed over. */
+ * so do links, devices and sparse members; folders are passed over, and so is what macOS adds for
+ * its attributes ("._config.json"). */
 #ifndef LM_FORMAT_ARCHIVE_H
 #define LM_FORMAT_ARCHIVE_H
 

@@ -11,11 +11,16 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/bundle_impl.h"
 #include "format/folder.h"
 #include "format/safetensors_table.h"
 
 static const char looked_for[] = "give a model folder, a .safetensors file, a tar or an .lmz";
+
+/* A compressed tar of a megabyte can hold millions of empty files: each costs memory, and time to
+ * compare its name.  The largest models published have some hundred shards. */
+enum { MOST_FILES = 16384 };
 
 /* ---- Entries ---- */
 
@@ -27,6 +32,9 @@ lm_code lm_bundle_add(lm_bundle *b, const char *name, uint64_t bytes, lm_bundle_
     char *copy = NULL;
     lm_code rc;
 
+    if (b->n >= MOST_FILES)
+        return lm_fail(e, LM_EFORMAT, b->path, "give the folder of a model",
+                       "it has more than %d files", MOST_FILES);
     if (!lm_name_ok(name))
         return lm_fail(e, LM_EFORMAT, b->path, NULL, "'%s' cannot be the name of a model's file",
                        lm_st_show(name, show));
@@ -90,12 +98,6 @@ static lm_code open_folder(lm_bundle *b, lm_err *e)
     return rc;
 }
 
-static bool ends_in(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
-
 /* The length of a header, then its '{': no tar begins so. */
 static bool is_safetensors(const uint8_t *p, size_t n)
 {
@@ -109,11 +111,11 @@ static bool is_safetensors(const uint8_t *p, size_t n)
 static lm_code open_lone(lm_bundle *b, lm_err *e)
 {
     lm_bundle_entry *x;
-    bool std = !strcmp(b->path, "standard input");
 
     b->kind = LM_BUNDLE_FILE;
     b->random = true;
-    return lm_bundle_add(b, std ? "model.safetensors" : lm_path_base(b->path), b->map.size, &x, e);
+    return lm_bundle_add(b, b->std ? "model.safetensors" : lm_path_base(b->path), b->map.size, &x,
+                         e);
 }
 
 /* From now on the file comes as a stream. */
@@ -131,10 +133,10 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
     bool plain = false;
     lm_code rc;
 
-    if (ends_in(b->path, ".safetensors") || is_safetensors(b->map.data, b->map.size))
+    if (lm_text_ends(b->path, ".safetensors") || is_safetensors(b->map.data, b->map.size))
         return open_lone(b, e);
-    if (ends_in(b->path, ".lmz") || lm_bundle_is_lmz(b->map.data, b->map.size)) {
-        if (!strcmp(b->path, "standard input")) {
+    if (lm_text_ends(b->path, ".lmz") || lm_bundle_is_lmz(b->map.data, b->map.size)) {
+        if (b->std) {
             unmap(b);
             return lm_bundle_lmz_stream(b, e);
         }
@@ -219,7 +221,8 @@ lm_code lm_bundle_open(const char *path, const lm_bundle_opts *o, lm_bundle **ou
     pthread_mutex_init(&b->lock, NULL);
     if (o)
         b->o = *o;
-    rc = lm_strdup(&b->path, strcmp(path, "-") ? path : "standard input", e);
+    b->std = !strcmp(path, "-");
+    rc = lm_strdup(&b->path, b->std ? "standard input" : path, e);
     if (!rc)
         rc = open_path(b, path, e);
     if (rc) {

@@ -14,9 +14,9 @@
  * from then on the bundle has random access to the current and all later files.
  *
  * Archives and streams are hostile until checked: names are plain (lm_name_ok; one common leading
- * folder is taken off), no file comes twice, links and devices fail, sizes are not believed.  Hidden
- * files (".gitattributes", temporaries) and what lies in folders below are passed over, in folders
- * and archives alike. */
+ * folder is taken off), no file comes twice, there are at most 16384, links and devices fail, sizes
+ * are not believed.  Hidden files (".gitattributes", temporaries) and what lies in folders below are
+ * passed over, in folders and archives alike. */
 #ifndef LM_FORMAT_BUNDLE_H
 #define LM_FORMAT_BUNDLE_H
 
@@ -108,11 +108,12 @@ typedef struct lm_bundle_out lm_bundle_out;
 /* What `path` asks for: "-" and NAME.tar a tar, NAME.tar.gz .tar.zst .tar.xz .tar.bz2 .tar.lz4 a
  * compressed one, NAME.lmz, NAME.safetensors (files other than the weights are left out), anything
  * else a folder; pipes and devices are written in place as a tar.  Files and folders appear whole or
- * not at all; standard output is written in place too (LM_EUSAGE when it is a terminal). */
+ * not at all; standard output (also as /dev/stdout) is written in place too.  LM_EUSAGE for a
+ * terminal. */
 lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
                          lm_err *e);
 lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b);
-const char *lm_bundle_out_path(const lm_bundle_out *b); /* as given; "standard output" for "-" */
+const char *lm_bundle_out_path(const lm_bundle_out *b); /* as given; or "standard output" */
 /* LM_ELIMIT if the file system that it is written to has fewer than `bytes` bytes free (a
  * compressed output: not checked). */
 lm_code lm_bundle_room(const lm_bundle_out *b, uint64_t bytes, lm_err *e);

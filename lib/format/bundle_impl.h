@@ -46,6 +46,7 @@ struct lm_bundle {
     lm_bundle_entry **entry;
     size_t n, cap;
     bool random, ended;
+    bool std;                 /* standard input */
     bool cut;                 /* a stream has ended amid a file */
     lm_map map;               /* of one file, of a tar, of what was spooled */
     pthread_mutex_t lock;     /* of the maps of a folder */

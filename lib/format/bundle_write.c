@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/archive.h"
 #include "format/bundle_impl.h"
 #include "format/folder.h"
@@ -32,10 +33,11 @@ struct lm_bundle_out {
     size_t n, cap;
 };
 
-static bool ends_in(const char *s, const char *end)
+/* Standard output by any name: what is behind it is not replaced, as a file of that name would be. */
+static bool is_stdout(const char *path)
 {
-    size_t n = strlen(s), k = strlen(end);
-    return n > k && !strcmp(s + n - k, end);
+    return !strcmp(path, "-") || !strcmp(path, "/dev/stdout") || !strcmp(path, "/dev/fd/1") ||
+           !strcmp(path, "/proc/self/fd/1");
 }
 
 static lm_bundle_kind kind_for(const char *path, const char **filter)
@@ -44,9 +46,9 @@ static lm_bundle_kind kind_for(const char *path, const char **filter)
 
     if (lm_tar_name(path, filter) || !strcmp(path, "-"))
         return LM_BUNDLE_TAR;
-    if (ends_in(path, ".safetensors"))
+    if (lm_text_ends(path, ".safetensors"))
         return LM_BUNDLE_FILE;
-    if (ends_in(path, ".lmz"))
+    if (lm_text_ends(path, ".lmz"))
         return LM_BUNDLE_LMZ;
     return !stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode) ? LM_BUNDLE_TAR
                                                                             : LM_BUNDLE_FOLDER;
@@ -61,14 +63,13 @@ static lm_code write_out(void *ctx, const void *data, size_t bytes, lm_err *e)
 static lm_code open_one(lm_bundle_out *b, const char *path, bool force, const char *filter,
                         lm_err *e)
 {
-    lm_code rc;
+    lm_code rc = lm_out_open(path, force, &b->out, e);
 
-    if (!strcmp(path, "-") && isatty(STDOUT_FILENO))
-        return lm_fail(e, LM_EUSAGE, b->path, "pipe it into a tool or a file, or name one",
-                       "a model is not written to a terminal");
-    rc = lm_out_open(path, force, &b->out, e);
     if (rc)
         b->out = NULL;
+    else if (isatty(lm_out_fd(b->out)))
+        return lm_fail(e, LM_EUSAGE, b->path, "pipe it into a tool or a file, or name one",
+                       "a model is not written to a terminal");
     if (!rc && b->kind == LM_BUNDLE_TAR)
         rc = lm_tar_open(lm_out_fd(b->out), b->path, filter, b->o.level, &b->tar, e);
     if (!rc && b->kind == LM_BUNDLE_LMZ)
@@ -89,6 +90,8 @@ lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, 
     b->fd = -1;
     if (o)
         b->o = *o;
+    if (is_stdout(path))
+        path = "-";
     b->kind = kind_for(path, &filter);
     b->packed = filter || b->kind == LM_BUNDLE_LMZ;
     rc = lm_strdup(&b->path, strcmp(path, "-") ? path : "standard output", e);
@@ -190,9 +193,9 @@ static lm_code begin_in_folder(lm_bundle_out *b, const char *name, lm_err *e)
 /* A lone .safetensors takes one file of weights, the rest has no place in it. */
 static lm_code begin_alone(lm_bundle_out *b, const char *name, lm_err *e)
 {
-    b->mute = !ends_in(name, ".safetensors");
+    b->mute = !lm_text_ends(name, ".safetensors");
     for (size_t i = 0; i + 1 < b->n && !b->mute; i++)
-        if (ends_in(b->name[i], ".safetensors"))
+        if (lm_text_ends(b->name[i], ".safetensors"))
             return lm_fail(e, LM_EUSAGE, b->path, "write a folder or a tar",
                            "there is room for one file of tensors, not for %s too", name);
     return LM_OK;

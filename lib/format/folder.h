@@ -57,7 +57,7 @@ lm_code lm_model_source_finish(lm_model_source *m, lm_err *e);
 
 /* A file beside the weights ("tokenizer.json"), at most `limit` bytes, NUL-terminated, appended to
  * `out`; *found = false (no failure) when there is none.  A stream is spooled when that is what it
- * takes to know. */
+ * takes to know.  LM_ELIMIT for a file of a stream that was too large to be kept (64 MiB). */
 lm_code lm_model_source_file(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
                              bool *found, lm_err *e);
 /* The same for what may be missed: of a stream only what came before the weights.  If the file comes

@@ -1,5 +1,5 @@
-/* folder_impl.h -- what folder_source.c, source_data.c and folder_write.c share; private to
- * lib/format. */
+/* folder_impl.h -- what folder_source.c, source_files.c, source_data.c and folder_write.c share;
+ * private to lib/format. */
 #ifndef LM_FORMAT_FOLDER_IMPL_H
 #define LM_FORMAT_FOLDER_IMPL_H
 
@@ -38,10 +38,16 @@ struct lm_model_source {
 /* The file that t belongs to: t points into its table.  NULL: a stream's, or another model's. */
 const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t);
 bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t);
-/* The current file of a stream into memory, if it is small. */
+/* "dir/x" or "m.tar: x", also of a file that is not there. */
+const char *lm_source_where(const lm_model_source *m, const char *name, char buf[256]);
+/* The current file of a stream into memory, if it is small; what was kept so. */
+const struct lm_folder_file *lm_source_kept(const lm_model_source *m, const char *name);
 lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e);
-/* lm_model_source_file_now without the promise that the file does not come later. */
+/* lm_model_source_file_now without the promise that the file does not come later.  LM_ELIMIT for one
+ * that a stream has brought and that was too large to be kept. */
 lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,
                        lm_err *e);
+/* The same as a tree; NULL if absent. */
+lm_code lm_source_json(lm_model_source *m, const char *name, size_t limit, json_t **out, lm_err *e);
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/folder_impl.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
@@ -18,8 +19,6 @@
 
 #define MAX_CONFIG ((size_t)16 << 20)  /* bytes of config.json */
 #define MAX_INDEX  ((size_t)256 << 20) /* bytes of model.safetensors.index.json */
-#define MAX_KEPT   ((size_t)64 << 20)  /* bytes of one small file of a stream that is kept */
-#define MAX_ALL    ((size_t)256 << 20) /* and of all of them */
 
 static const char single[] = "model.safetensors", index_name[] = "model.safetensors.index.json";
 
@@ -47,13 +46,6 @@ static lm_code add_file(lm_model_source *m, const char *name, lm_err *e)
         m->n_files++;
     }
     return rc;
-}
-
-/* "dir/x" or "m.tar: x", also of a file that is not there. */
-static const char *where_of(const lm_model_source *m, const char *name, char buf[256])
-{
-    const lm_bundle_file absent = { name, 0 };
-    return lm_bundle_where(m->b, &absent, buf);
 }
 
 static int by_string(const void *a, const void *b)
@@ -149,153 +141,6 @@ static lm_code count_files(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* ---- Small files ---- */
-
-void lm_folder_files_fini(lm_folder_files *f)
-{
-    for (size_t i = 0; i < f->n; i++) {
-        lm_free(f->v[i].name);
-        lm_buf_fini(&f->v[i].data);
-    }
-    lm_free(f->v);
-    *f = (lm_folder_files){ 0 };
-}
-
-/* Append an empty file of this name. */
-static lm_code add_small(lm_folder_files *f, const char *name, lm_buf **data, lm_err *e)
-{
-    lm_code rc = lm_grow(&f->v, &f->cap, f->n + 1, sizeof *f->v, "files", e);
-
-    if (rc)
-        return rc;
-    f->v[f->n] = (struct lm_folder_file){ 0 };
-    *data = &f->v[f->n].data;
-    rc = lm_strdup(&f->v[f->n].name, name, e);
-    f->n += !rc;
-    return rc;
-}
-
-static const struct lm_folder_file *find_small(const lm_model_source *m, const char *name)
-{
-    for (size_t i = 0; i < m->small.n; i++)
-        if (!strcmp(m->small.v[i].name, name))
-            return &m->small.v[i];
-    return NULL;
-}
-
-lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
-{
-    lm_buf *data = NULL;
-
-    if (f->bytes > MAX_KEPT || f->bytes > MAX_ALL - m->small_bytes)
-        return LM_OK;
-    m->small_bytes += (size_t)f->bytes;
-    lm_code rc = add_small(&m->small, f->name, &data, e);
-    return rc ? rc : lm_bundle_load(m->b, f->name, MAX_KEPT, data, e);
-}
-
-lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,
-                       lm_err *e)
-{
-    const struct lm_folder_file *x = find_small(m, name);
-    char where[256];
-
-    *found = false;
-    if (m->streamed && !strcmp(m->streamed->name, name))
-        return lm_fail(e, LM_EBUG, m->path, NULL, "the weights are not a small file");
-    if (!x && (!lm_bundle_random(m->b) || !lm_bundle_find(m->b, name)))
-        return LM_OK;
-    *found = true;
-    if (!x)
-        return lm_bundle_load(m->b, name, limit, out, e);
-    if (x->data.len > limit)
-        return lm_fail(e, LM_EFORMAT, where_of(m, name, where), NULL,
-                       "larger than the %zu bytes that are allowed", limit);
-    return lm_buf_add(out, x->data.len ? x->data.data : "", x->data.len, e);
-}
-
-lm_code lm_model_source_file(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
-                             bool *found, lm_err *e)
-{
-    lm_code rc = lm_source_seen(m, name, limit, out, found, e);
-
-    if (rc || *found || lm_bundle_random(m->b) || m->ended)
-        return rc;
-    rc = lm_model_source_spool(m, e);
-    return rc ? rc : lm_source_seen(m, name, limit, out, found, e);
-}
-
-lm_code lm_model_source_file_now(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
-                                 bool *found, lm_err *e)
-{
-    lm_code rc = lm_source_seen(m, name, limit, out, found, e);
-
-    if (rc || *found || lm_bundle_random(m->b) || m->ended)
-        return rc;
-    rc = lm_grow(&m->missed, &m->cap_missed, m->n_missed + 1, sizeof *m->missed, "files", e);
-    if (!rc && !(rc = lm_strdup(&m->missed[m->n_missed], name, e)))
-        m->n_missed++;
-    return rc;
-}
-
-static lm_code json_of(lm_model_source *m, const char *name, size_t limit, const lm_buf *text,
-                       json_t **out, lm_err *e)
-{
-    char where[256];
-
-    where_of(m, name, where);
-    if (text->len > limit)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "larger than the %zu bytes that are allowed",
-                       limit);
-    return lm_json_parse(text->data ? text->data : "", text->len, where, out, e);
-}
-
-lm_code lm_model_source_json(lm_model_source *m, const char *name, json_t **out, lm_err *e)
-{
-    lm_buf text = { 0 };
-    bool found = false;
-    lm_code rc = lm_model_source_file_now(m, name, MAX_CONFIG, &text, &found, e);
-
-    *out = NULL;
-    if (!rc && found)
-        rc = json_of(m, name, MAX_CONFIG, &text, out, e);
-    lm_buf_fini(&text);
-    return rc;
-}
-
-lm_code lm_model_source_tokenizer(lm_model_source *m, lm_folder_files *out, lm_err *e)
-{
-    lm_code rc = LM_OK;
-
-    for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
-        const char *name = lm_tokenizer_files[i];
-        lm_buf text = { 0 }, *data = NULL;
-        bool found = false;
-        rc = (i ? lm_model_source_file_now : lm_model_source_file)(m, name, MAX_INDEX, &text,
-                                                                   &found, e);
-        if (!rc && found)
-            rc = add_small(out, name, &data, e);
-        if (!rc && found)
-            *data = text;
-        else
-            lm_buf_fini(&text);
-    }
-    return rc;
-}
-
-static lm_code load_json(lm_model_source *m, const char *name, size_t limit, json_t **out,
-                         lm_err *e)
-{
-    lm_buf text = { 0 };
-    bool found = false;
-    lm_code rc = lm_source_seen(m, name, limit, &text, &found, e);
-
-    if (!rc && found)
-        rc = json_of(m, name, limit, &text, out, e);
-    lm_buf_fini(&text);
-    return rc;
-}
-
 /* ---- Opening ---- */
 
 static lm_code open_shards(lm_model_source *m, lm_err *e)
@@ -304,11 +149,14 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
     const char **names = NULL;
     char index[256], where[256], show[LM_ST_SHOWN];
     size_t n = 0;
-    lm_code rc = load_json(m, index_name, MAX_INDEX, &root, e);
+    lm_code rc = lm_source_json(m, index_name, MAX_INDEX, &root, e);
     const json_t *map = rc ? NULL : json_object_get(root, "weight_map");
 
-    where_of(m, index_name, index);
-    if (!rc && !json_is_object(map))
+    lm_source_where(m, index_name, index);
+    if (!rc && !root)
+        rc = lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
+                     "it has neither model.safetensors nor model.safetensors.index.json");
+    else if (!rc && !json_is_object(map))
         rc = lm_fail(e, LM_EFORMAT, index, NULL, "it has no object 'weight_map'");
     if (!rc)
         rc = shard_names(map, index, &names, &n, e);
@@ -316,7 +164,7 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
         if (lm_bundle_find(m->b, names[i]))
             rc = add_file(m, names[i], e);
         else
-            rc = lm_fail(e, LM_EFORMAT, where_of(m, lm_st_show(names[i], show), where),
+            rc = lm_fail(e, LM_EFORMAT, lm_source_where(m, lm_st_show(names[i], show), where),
                          "fetch it again", "shard %zu of %zu that %s names is missing", i + 1, n,
                          index_name);
     }
@@ -331,22 +179,17 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-static bool have(const lm_model_source *m, const char *name)
-{
-    return find_small(m, name) || lm_bundle_find(m->b, name);
-}
-
 static lm_code open_config(lm_model_source *m, lm_err *e)
 {
     char where[256];
     lm_code rc;
 
-    if (!have(m, "config.json"))
+    rc = lm_source_json(m, "config.json", MAX_CONFIG, &m->config, e);
+    if (!rc && !m->config)
         return lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
                        "it has no config.json");
-    rc = load_json(m, "config.json", MAX_CONFIG, &m->config, e);
     if (!rc && !json_is_object(m->config))
-        rc = lm_fail(e, LM_EFORMAT, where_of(m, "config.json", where), NULL,
+        rc = lm_fail(e, LM_EFORMAT, lm_source_where(m, "config.json", where), NULL,
                      "it is not a JSON object");
     return rc;
 }
@@ -367,16 +210,7 @@ static lm_code open_random(lm_model_source *m, lm_err *e)
         rc = add_file(m, single, e);
         return rc ? rc : count_files(m, e);
     }
-    return have(m, index_name)
-               ? open_shards(m, e)
-               : lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
-                         "it has neither model.safetensors nor model.safetensors.index.json");
-}
-
-static bool is_weights(const char *name)
-{
-    size_t n = strlen(name);
-    return n > 12 && !strcmp(name + n - 12, ".safetensors");
+    return open_shards(m, e);
 }
 
 /* An early end is left to the reader of the tensors, who knows which one it cuts. */
@@ -416,12 +250,12 @@ static lm_code open_stream(lm_model_source *m, lm_err *e)
     lm_code rc;
 
     while (!(rc = lm_bundle_next(m->b, &f, e)) && f) {
-        if (!is_weights(f->name)) {
+        if (!lm_text_ends(f->name, ".safetensors")) {
             if ((rc = lm_source_keep(m, f, e)))
                 return rc;
             continue;
         }
-        if (!lone && (strcmp(f->name, single) || !find_small(m, "config.json"))) {
+        if (!lone && (strcmp(f->name, single) || !lm_source_kept(m, "config.json"))) {
             rc = lm_bundle_spool(m->b, e);
             return rc ? rc : open_random(m, e);
         }
@@ -430,7 +264,8 @@ static lm_code open_stream(lm_model_source *m, lm_err *e)
     }
     if (!rc)
         rc = lm_fail(e, LM_EUSAGE, m->path, "give a model",
-                     find_small(m, "config.json") ? "it has no weights" : "it has no config.json");
+                     lm_source_kept(m, "config.json") ? "it has no weights"
+                                                      : "it has no config.json");
     return rc;
 }
 
@@ -598,7 +433,7 @@ lm_code lm_model_source_digest(const lm_model_source *m, uint64_t *out, lm_err *
     struct stat st;
 
     *out = 0;
-    if (stat(m->path, &st) || !(S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
+    if (m->b->std || stat(m->path, &st) || !(S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)))
         return LM_OK;
     return lm_digest_path(m->path, out, e);
 }

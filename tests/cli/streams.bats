@@ -175,6 +175,66 @@ twice 'config.json' twice
 END
 }
 
+@test "streams: archives as macOS, find and tar of ./m make them; more files than a model has" {
+    init -o m/
+    mkdir -p mac/m find/sub find/.git many
+    cp m/* mac/m
+    cp m/* find
+    touch mac/._m mac/m/._config.json find/sub/x find/.git/x
+    tar -cf mac.tar -C mac ./._m ./m
+    tar -cf below.tar ./m
+    tar -cf find.tar -C find ./sub/x ./.git/x ./config.json ./model.safetensors
+    for tar in mac below find; do
+        inspect-model -q --check m/ $tar.tar > /dev/null
+        cat $tar.tar | inspect-model -q --check m/ - > /dev/null
+    done
+    (cd many && seq 1 17000 | xargs touch && cp ../m/* . && tar -cf ../many.tar .)
+    for model in many many.tar; do
+        run inspect-model $model
+        one 1 "$model: it has more than 16384 files"
+    done
+    run bash -c "cat many.tar | inspect-model -"
+    one 1 "standard input: it has more than 16384 files"
+}
+
+@test "streams: a small file too large to be kept of a stream is not taken for absent" {
+    init -o m/
+    { echo '{'; head -c 70000000 /dev/zero | tr '\0' ' '; echo '}'; } > m/tokenizer.json
+    tar -cf m.tar -C m config.json tokenizer.json model.safetensors
+    run bash -c "cat m.tar | generate -q - -p a"
+    one 1 "standard input: tokenizer.json: too large to be kept of a stream"
+    inspect-model -q m.tar > /dev/null
+    cat m.tar | inspect-model -q - > /dev/null
+}
+
+@test "streams: init-model takes a config and a tokenizer out of every form" {
+    sh "${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}/tests/cli/examples/generate.sh"
+    tar -cf run.tar run
+    compress-ckpt -q run -o run.lmz
+    init-model -q run/config.json -t run -o want
+    for model in run.tar run.lmz; do
+        init-model -q $model -t $model -o got
+        inspect-model -q --check want got > /dev/null
+        cmp want/tokenizer.json got/tokenizer.json
+        rm -r got
+        cat $model | init-model -q run -t - -o got
+        inspect-model -q --check want got > /dev/null
+        cmp want/tokenizer.json got/tokenizer.json
+        rm -r got
+        cat $model | init-model -q - -t run -o got
+        inspect-model -q --check want got > /dev/null
+        rm -r got
+    done
+    run init-model - -t - -o got
+    one 2 "standard input" "not two"
+    init -o m.safetensors
+    run init-model m.safetensors -o got
+    one 2 "m.safetensors" "no config.json"
+    run init-model run -t m.safetensors -o got
+    one 2 "m.safetensors" "no tokenizer"
+    [ ! -e got ]
+}
+
 @test "streams: a full disk leaves nothing half-written, and what was there stays" {
     for form in m/ m.tar m.tar.zst m.lmz m.safetensors; do
         init --seed 3 -o "$form"
@@ -210,6 +270,22 @@ END
     run bash -c "inspect-model - < m.tar >> m.tar"
     one 2 "standard output" "is an input as well as the output"
     cmp m.tar kept
+    mkdir -p all/m
+    tar -xf m.tar -C all/m
+    run init-model all/m -f -o all
+    one 2 "all: it holds the input all/m"
+    run init-model llama-1m -t all/m/. -f -o all/m
+    one 2 "all/m"
+    cmp <(tar -xOf m.tar model.safetensors) all/m/model.safetensors
+}
+
+@test "streams: standard output by its other names is written in place" {
+    init -o m.tar
+    for name in /dev/stdout /dev/fd/1 /proc/self/fd/1; do
+        init -o $name > out.tar
+        inspect-model -q --check m.tar out.tar > /dev/null
+        init -o $name | inspect-model -q --check m.tar - > /dev/null
+    done
 }
 
 @test "streams: a model is not written to a terminal" {
@@ -218,6 +294,9 @@ END
     [ "$status" -eq 2 ]
     [[ "$output" == *"a model is not written to a terminal"* ]]
     [ "${#output}" -lt 300 ]
+    run script -qec "init-model -q llama-1m -o /dev/tty" /dev/null
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"/dev/tty: a model is not written to a terminal"* ]]
 }
 
 @test "streams: a lone .safetensors has no room for shards" {
