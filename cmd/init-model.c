@@ -1,7 +1,9 @@
 /* init-model -- a model of fresh weights.  See man/man1/init-model.1. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -14,7 +16,7 @@
 #include "model/fresh.h"
 #include "model/preset.h"
 #include "model/weights.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer_source.h"
 
 #ifndef LM_PREFIX
 #define LM_PREFIX "/usr/local"
@@ -32,7 +34,7 @@ static const char *const dtypes[] = { "f32", "bf16", NULL };
 static const lm_opt options[] = {
     LM_GROUP("Model"),
     LM_STR('t', "tokenizer", &opt.tokenizer, "PATH",
-           "take vocabulary size and special ids from this tokenizer, and copy it"),
+           "take vocabulary size and special ids from this tokenizer or model, and copy it"),
     LM_LIST('s', "set", &opt.set, "KEY=VALUE", "change a key of config.json (may be repeated)"),
     LM_COUNT(0, "pad-vocab-to", &opt.pad, "N", 1, 1e6,
              "round the vocabulary size up to a multiple of N [1]"),
@@ -51,7 +53,7 @@ static const char *const examples[] = {
 
 static lm_tool tool = {
     .name = "init-model",
-    .args = "PRESET|config.json",
+    .args = "PRESET|config.json|MODEL",
     .brief = "make a model folder of fresh weights from a preset or a config.json",
     .opts = options,
     .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN,
@@ -119,6 +121,8 @@ typedef struct {
     char *path;  /* it came from here */
     char *where; /* the same for messages */
     lm_tokenizer *tok;
+    lm_model_source *tok_from; /* the model that it came with; NULL: a file or folder of its own */
+    uint64_t digest, tok_digest;
     lm_config config;
     lm_model *model;
     lm_st_plan *plan;
@@ -158,12 +162,75 @@ static lm_code fit_tokenizer(work *w, lm_err *e)
     return LM_OK;
 }
 
+/* A model in one piece (or standard input), where a folder, a JSON file or a name may stand too. */
+static bool is_packed(const char *path)
+{
+    struct stat st;
+    char first = '{';
+
+    if (!strcmp(path, "-"))
+        return true;
+    if (stat(path, &st) || !S_ISREG(st.st_mode) || lm_text_ends(path, ".json"))
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, &first, 1);
+    if (fd >= 0)
+        close(fd);
+    return n == 1 && !strchr("{ \t\r\n", first);
+}
+
+/* Open it and read a stream to its end: its small files are in memory then. */
+static lm_code open_packed(const char *path, lm_model_source **m, lm_err *e)
+{
+    const lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
+    lm_code rc = lm_model_source_open(path, &how, m, e);
+
+    return rc ? rc : lm_model_source_finish(*m, e);
+}
+
+static lm_code load_config(work *w, lm_err *e)
+{
+    lm_model_source *m = NULL;
+
+    if (!is_packed(tool.argv[0])) {
+        lm_code rc = lm_preset_load(dirs(), tool.argv[0], &w->tree, &w->path, e);
+        return rc ? rc : lm_digest_path(w->path, &w->digest, e);
+    }
+    lm_code rc = open_packed(tool.argv[0], &m, e);
+    if (!rc && !lm_model_source_config(m))
+        rc = lm_fail(e, LM_EUSAGE, lm_model_source_path(m), "give a model with its config.json",
+                     "a lone .safetensors has no config.json");
+    if (!rc && !(w->tree = json_deep_copy(lm_model_source_config(m))))
+        rc = lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for it");
+    if (!rc)
+        rc = lm_strdup(&w->path, lm_model_source_path(m), e);
+    if (!rc)
+        rc = lm_model_source_digest(m, &w->digest, e);
+    lm_model_source_close(m);
+    return rc;
+}
+
+static lm_code load_tokenizer(work *w, lm_err *e)
+{
+    if (!is_packed(opt.tokenizer)) {
+        lm_code rc = lm_tokenizer_load(opt.tokenizer, &w->tok, e);
+        return rc ? rc : lm_digest_path(opt.tokenizer, &w->tok_digest, e);
+    }
+    lm_code rc = open_packed(opt.tokenizer, &w->tok_from, e);
+    if (!rc)
+        rc = lm_tokenizer_of(w->tok_from, &w->tok, e);
+    if (!rc && !w->tok)
+        rc = lm_fail(e, LM_EUSAGE, lm_model_source_path(w->tok_from), "name another",
+                     "it has no tokenizer");
+    return rc ? rc : lm_model_source_digest(w->tok_from, &w->tok_digest, e);
+}
+
 static lm_code make_config(work *w, lm_err *e)
 {
-    lm_code rc = lm_preset_load(dirs(), tool.argv[0], &w->tree, &w->path, e);
+    lm_code rc = load_config(w, e);
     for (int i = 0; i < opt.set.n && !rc; i++)
         rc = lm_config_set(w->tree, opt.set.v[i], e);
-    if (!rc && opt.tokenizer && !(rc = lm_tokenizer_load(opt.tokenizer, &w->tok, e)))
+    if (!rc && opt.tokenizer && !(rc = load_tokenizer(w, e)))
         rc = fit_tokenizer(w, e);
     if (rc)
         return rc;
@@ -175,7 +242,9 @@ static lm_code make_config(work *w, lm_err *e)
     json_object_set_new(w->tree, "torch_dtype",
                         json_string(opt.dtype[0] == 'b' ? "bfloat16" : "float32"));
     rc = lm_asprintf(&w->where, e, "%s%s",
-                     lm_path_exists(tool.argv[0]) ? w->path : lm_path_base(tool.argv[0]),
+                     lm_path_exists(tool.argv[0]) || is_packed(tool.argv[0])
+                         ? w->path
+                         : lm_path_base(tool.argv[0]),
                      opt.set.n ? " with --set" : "");
     if (!rc)
         rc = lm_config_read(w->tree, w->where, &w->config, e);
@@ -191,7 +260,8 @@ static lm_code make_plan(work *w, lm_err *e)
     const lm_build build = {
         .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { .low = LM_DTYPE_F32 }
     };
-    lm_history_input inputs[2] = { { .name = w->path }, { .name = opt.tokenizer } };
+    const lm_history_input inputs[2] = { { .name = lm_path_base(w->path), .digest = w->digest },
+                                         { .name = opt.tokenizer, .digest = w->tok_digest } };
     lm_buf chain = { 0 };
     lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
     if (!rc)
@@ -199,11 +269,6 @@ static lm_code make_plan(work *w, lm_err *e)
     if (!rc)
         rc = lm_weights_plan(w->model, opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan,
                              e);
-    if (!rc)
-        rc = lm_digest_path(w->path, &inputs[0].digest, e);
-    if (!rc && opt.tokenizer)
-        rc = lm_digest_path(opt.tokenizer, &inputs[1].digest, e);
-    inputs[0].name = lm_path_base(w->path);
     const lm_history_step step = { .tool = tool.name,
                                    .version = LM_VERSION,
                                    .argv = tool.full_argv,
@@ -223,7 +288,7 @@ static lm_code make_plan(work *w, lm_err *e)
 static lm_code put_tokenizer_config(const work *w, lm_folder *f, lm_err *e)
 {
     size_t len = 0;
-    if (!w->tok || lm_path_is_dir(opt.tokenizer))
+    if (!w->tok || w->tok_from || lm_path_is_dir(opt.tokenizer))
         return LM_OK;
     const char *text = lm_tokenizer_config_json(w->tok, &len);
     return text ? lm_folder_put(f, "tokenizer_config.json", text, len, e) : LM_OK;
@@ -233,7 +298,8 @@ static lm_code write_model(work *w, lm_err *e)
 {
     lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
     const lm_folder_spec spec = { .config = w->tree,
-                                  .tokenizer = opt.tokenizer,
+                                  .tokenizer = w->tok_from ? NULL : opt.tokenizer,
+                                  .tokenizer_from = w->tok_from,
                                   .plan = w->plan,
                                   .max_shard_bytes = (uint64_t)opt.shard };
     lm_folder *f = NULL;
@@ -318,6 +384,14 @@ int main(int argc, char **argv)
     if (!opt.list && !tool.dry_run && tool.json && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "name a file or folder with -o",
                   "standard output takes the model already");
+    if (tool.argc == 1 && opt.tokenizer && !strcmp(tool.argv[0], "-") &&
+        !strcmp(opt.tokenizer, "-"))
+        lm_misuse(&tool, "standard input", "name one of the two", "it is one model, not two");
+    if (tool.argc == 1 && tool.output && !tool.dry_run) {
+        lm_refuse_same(&tool, tool.output, tool.argv[0]);
+        if (opt.tokenizer)
+            lm_refuse_same(&tool, tool.output, opt.tokenizer);
+    }
     rc = find_presets(&err);
     if (!rc)
         rc = opt.list ? list_presets(&err) : init(&w, &err);
@@ -328,6 +402,7 @@ int main(int argc, char **argv)
     lm_model_free(w.model);
     lm_config_fini(&w.config);
     lm_tokenizer_free(w.tok);
+    lm_model_source_close(w.tok_from);
     json_decref(w.tree);
     lm_free(w.path);
     lm_free(w.where);

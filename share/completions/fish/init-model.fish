@@ -1,5 +1,5 @@
 # fish completion for init-model; generated, do not edit
-complete -c init-model -s t -l tokenizer -r -d 'take vocabulary size and special ids from this tokenizer, and copy it'
+complete -c init-model -s t -l tokenizer -r -d 'take vocabulary size and special ids from this tokenizer or model, and copy it'
 complete -c init-model -s s -l set -r -d 'change a key of config.json (may be repeated)'
 complete -c init-model -l pad-vocab-to -r -d 'round the vocabulary size up to a multiple of N [1]'
 complete -c init-model -s l -l list -d 'list the presets and exit'
