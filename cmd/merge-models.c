@@ -404,13 +404,25 @@ static void check_search(void)
                   "standard output holds the candidates of the search");
 }
 
+static void refuse(const char *input)
+{
+    if (input)
+        lm_refuse_same(&tool, tool.output, input);
+}
+
+/* Whatever is read is not replaced. */
 static void refuse_inputs(const lm_merge_recipe *r)
 {
     for (int i = 0; i < r->n_inputs; i++) {
-        lm_refuse_same(&tool, tool.output, r->input[i].path);
-        if (r->input[i].lora)
-            lm_refuse_same(&tool, tool.output, r->input[i].lora);
+        refuse(r->input[i].path);
+        refuse(r->input[i].lora);
+        refuse(r->input[i].fisher);
+        refuse(r->input[i].gram);
     }
+    refuse(tool.config);
+    refuse(opt.resume);
+    for (size_t i = 0; i < (size_t)opt.val.n; i++)
+        refuse(opt.val.v[i]);
 }
 
 static lm_code run(lm_err *e)
@@ -429,6 +441,8 @@ static lm_code run(lm_err *e)
     bundle.par = par;
     if (!rc)
         rc = lm_merge_plan_new(r, &how, &p, e);
+    for (int i = 0; !rc && i < r->n_inputs; i++) /* the base that an adapter names */
+        refuse(p->path[i]);
     if (!rc && (tool.dry_run || opt.print_plan))
         rc = report(p, 0, e);
     else if (!rc) {

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "format/folder_json.h"
+#include "merge/chat.h"
 #include "merge/engine_impl.h"
 #include "merge/engine_write.h"
 #include "merge/plan_impl.h"
@@ -132,42 +133,6 @@ static lm_code add_history(job *j, lm_err *e)
 
 /* ---- Tokenizer files ---- */
 
-static const char chatml[] =
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
-    "+ '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
-    "'<|im_start|>assistant\\n' }}{% endif %}";
-
-/* The template that the recipe asks for; *text NULL: leave what there is. */
-static lm_code chat_template(const lm_merge_plan *p, const char **text, json_t **holder, lm_err *e)
-{
-    const char *want = p->recipe->chat_template;
-
-    *text = NULL;
-    *holder = NULL;
-    if (!strcmp(want, "chatml")) {
-        *text = chatml;
-    } else if (strchr(want, '{')) {
-        *text = want;
-    } else if (strcmp(want, "auto") != 0) {
-        return lm_fail(e, LM_EUSAGE, "chat_template", "give auto, chatml or the Jinja text",
-                       "no template of the name '%.40s'", want);
-    }
-    for (int i = -1; !*text && i < p->recipe->n_inputs;
-         i++) { /* that of the lead, else the first */
-        const lm_merge_model *m = &p->model[i < 0 ? p->tokenizer : i];
-        lm_code rc = lm_model_source_json(m->source, "tokenizer_config.json", holder, e);
-
-        if (rc)
-            return rc;
-        *text = json_string_value(json_object_get(*holder, "chat_template"));
-        if (!*text) {
-            json_decref(*holder);
-            *holder = NULL;
-        }
-    }
-    return LM_OK;
-}
-
 /* tokenizer_config.json (`text`, may be empty) with the template in it. */
 static lm_code put_config(job *j, const lm_buf *text, const char *template, lm_err *e)
 {
@@ -238,20 +203,18 @@ static lm_code other_tokenizer(job *j, lm_err *e)
     bool mapped = p->vocab && !lm_vocab_same(p->vocab);
     int owner = mapped ? lm_vocab_owner(p->vocab) : p->tokenizer;
     lm_buf json = { 0 }, config = { 0 };
-    const char *template = NULL;
-    json_t *holder = NULL;
-    lm_code rc = LM_OK;
+    lm_buf template = { 0 };
+    bool found = false;
+    lm_code rc = lm_merge_chat(p, &template, &found, e);
 
-    if (p->recipe->chat_template)
-        rc = chat_template(p, &template, &holder, e);
     if (owner < 0) { /* borrowed from the vocabulary */
         json.data = (char *)(uintptr_t)lm_vocab_json(p->vocab, &json.len);
         config.data = (char *)(uintptr_t)lm_vocab_config_json(p->vocab, &config.len);
     }
     if (!rc)
         rc = put_tokenizer(j, owner < 0 ? NULL : p->model[owner].source, owner < 0 ? &json : NULL,
-                           &config, template, e);
-    json_decref(holder);
+                           &config, found ? template.data : NULL, e);
+    lm_buf_fini(&template);
     return rc;
 }
 

@@ -31,8 +31,6 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
                            "how what is left of a pruned delta is scaled" },
     [LM_MERGE_LAMBDA] = { "lambda", NULL, false, false, -BIG, BIG, "factor on the merged delta" },
     [LM_MERGE_T] = { "t", NULL, false, false, -BIG, BIG, "way from the base (0) to the model (1)" },
-    [LM_MERGE_INT8_MASK] = { "int8_mask", NULL, false, true, 0, 1,
-                             "accepted for mergekit's sake: masks take no memory here" },
     [LM_MERGE_NUSLERP_FLATTEN] = { "nuslerp_flatten", NULL, false, true, 0, 1,
                                    "one angle for the tensor" },
     [LM_MERGE_NUSLERP_ROW_WISE] = { "nuslerp_row_wise", NULL, false, true, 0, 1,

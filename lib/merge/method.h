@@ -42,7 +42,6 @@ typedef enum {
     LM_MERGE_RESCALE, /* an lm_merge_rescale; mergekit's true is L1, its false NONE */
     LM_MERGE_LAMBDA,
     LM_MERGE_T,
-    LM_MERGE_INT8_MASK,
     LM_MERGE_NUSLERP_FLATTEN,
     LM_MERGE_NUSLERP_ROW_WISE,
     LM_MERGE_NORMALIZE_WEIGHTS,
@@ -66,7 +65,7 @@ typedef enum { LM_RESCALE_NONE, LM_RESCALE_L1, LM_RESCALE_EXPECTED } lm_merge_re
 typedef enum { LM_ELECT_WEIGHTED, LM_ELECT_SUM, LM_ELECT_COUNT } lm_merge_election;
 
 typedef struct {
-    const char *name;           /* "int8_mask", as in YAML */
+    const char *name;           /* "filter_wise", as in YAML */
     const char *const *choices; /* names of the values 0, 1, ...; NULL: a number or a truth value */
     bool per_model, truth;
     double min, max;

@@ -170,8 +170,7 @@ const lm_merge_method lm_merge_linear_methods[] = {
       .base_required = true,
       .base_allowed = true,
       .min_models = 1,
-      .takes =
-          B(LM_MERGE_WEIGHT) | B(LM_MERGE_NORMALIZE) | B(LM_MERGE_LAMBDA) | B(LM_MERGE_INT8_MASK),
+      .takes = B(LM_MERGE_WEIGHT) | B(LM_MERGE_NORMALIZE) | B(LM_MERGE_LAMBDA),
       .required = B(LM_MERGE_WEIGHT),
       .defaults = B(LM_MERGE_NORMALIZE) | B(LM_MERGE_LAMBDA),
       .def = { [LM_MERGE_LAMBDA] = 1 },

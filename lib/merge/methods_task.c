@@ -295,7 +295,7 @@ PRUNED(della, LM_PRUNE_RANKED, true)
 #define B LM_MERGE_BIT
 #define TAKES                                                                                 \
     (B(LM_MERGE_WEIGHT) | B(LM_MERGE_DENSITY) | B(LM_MERGE_NORMALIZE) | B(LM_MERGE_RESCALE) | \
-     B(LM_MERGE_LAMBDA) | B(LM_MERGE_INT8_MASK))
+     B(LM_MERGE_LAMBDA))
 #define ENTRY(fn, says, from, more, norm, scaling, ...)                                          \
     {                                                                                            \
         .name = #fn, .about = says, .source = from, .base_required = true, .base_allowed = true, \

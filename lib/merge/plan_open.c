@@ -192,6 +192,42 @@ static lm_code compare(const lm_merge_plan *p, lm_sink *sink, lm_err *e)
     return rc;
 }
 
+/* Mix the digest of a file into *h: of `name` in the folder `path`, or of `path` (name NULL). */
+static lm_code mix_file(const char *path, const char *name, uint64_t *h, lm_err *e)
+{
+    char *joined = NULL;
+    uint64_t of;
+    lm_code rc = name ? lm_path_join(&joined, path, name, e) : LM_OK;
+
+    if (!rc)
+        rc = lm_digest_path(joined ? joined : path, &of, e);
+    if (!rc)
+        *h = lm_hash64(&of, sizeof of, *h);
+    lm_free(joined);
+    return rc;
+}
+
+/* Of the model, and of what is read beside it: two adapters of one base are two inputs. */
+static lm_code digest_input(lm_merge_plan *p, int i, lm_err *e)
+{
+    const lm_merge_input *in = &p->recipe->input[i];
+    lm_merge_model *m = &p->model[i];
+    const char *lora = !m->lora ? NULL : in->lora ? in->lora : in->path;
+    lm_code rc = lm_merge_digest(m->source, &m->digest, e);
+
+    if (rc || !m->digest)
+        return rc;
+    if (lora)
+        rc = mix_file(lora, "adapter_config.json", &m->digest, e);
+    if (!rc && lora)
+        rc = mix_file(lora, "adapter_model.safetensors", &m->digest, e);
+    if (!rc && in->fisher)
+        rc = mix_file(in->fisher, NULL, &m->digest, e);
+    if (!rc && in->gram)
+        rc = mix_file(in->gram, NULL, &m->digest, e);
+    return rc;
+}
+
 lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
@@ -202,7 +238,7 @@ lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
         if (!rc)
             rc = count_layers(&p->model[i], e);
         if (!rc && !o->no_digest)
-            rc = lm_merge_digest(p->model[i].source, &p->model[i].digest, e);
+            rc = digest_input(p, i, e);
     }
     return rc ? rc : compare(p, o->sink, e);
 }

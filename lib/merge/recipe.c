@@ -146,7 +146,7 @@ lm_code lm_recipe_takes(const lm_merge_recipe *r, const char *name, const char *
     int n = 0;
 
     *p = lm_merge_param_find(name);
-    if (*p == LM_MERGE_INT8_MASK || (*p >= 0 && r->method->takes >> *p & 1))
+    if (*p >= 0 && r->method->takes >> *p & 1)
         return LM_OK;
     for (int i = 0; i < LM_MERGE_PARAMS; i++)
         if (r->method->takes >> i & 1)

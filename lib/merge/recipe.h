@@ -81,7 +81,7 @@ typedef struct {
      * that it has in the base, else in the first model. */
     lm_dtype dtype, out_dtype;
     lm_vocab_spec vocab;       /* models are named by lm_merge_input.name */
-    const char *chat_template; /* "auto", "chatml" or Jinja; NULL: that of the tokenizer */
+    const char *chat_template; /* as chat.h says; NULL: that of the tokenizer */
     uint64_t seed;
     bool mergekit; /* from YAML: `rescale` is l1 where the method's default is "expected" */
     lm_arena *arena;

@@ -12,8 +12,7 @@ lm_code lm_recipe_input(lm_merge_recipe *r, const char *name, int *out, lm_err *
 /* One more source at the end of a slice. */
 lm_code lm_recipe_source(lm_merge_recipe *r, lm_merge_slice *s, int input, lm_merge_source **out,
                          lm_err *e);
-/* Is there such a parameter, and does the method take it (int8_mask, which changes no result, is
- * taken by all)?  `what` fills in the message. */
+/* Is there such a parameter, and does the method take it?  `where` is for the message. */
 lm_code lm_recipe_takes(const lm_merge_recipe *r, const char *name, const char *where, int *p,
                         lm_err *e);
 /* One number from its text: a name of a choice, a truth value, a number in range. */

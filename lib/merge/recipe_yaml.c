@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "merge/chat.h"
 #include "merge/recipe_impl.h"
 
 enum { MAX_GRADIENT = 4096 };
@@ -175,6 +176,15 @@ static lm_code read_value(const reader *x, lm_merge_param p, const lm_yaml *y, l
     return rc;
 }
 
+/* int8_mask saves memory in mergekit and changes no result: masks take none here. */
+static lm_code check_mask(const reader *x, const lm_yaml *y)
+{
+    bool on;
+
+    return lm_yaml_is_null(y) || lm_yaml_truth(y, &on) ? LM_OK
+                                                       : wrong(x, y, "int8_mask", "true or false");
+}
+
 static lm_code read_settings(const reader *x, const lm_yaml *map, bool of_model,
                              lm_merge_settings *out)
 {
@@ -189,6 +199,10 @@ static lm_code read_settings(const reader *x, const lm_yaml *map, bool of_model,
         char where[300];
         int p;
 
+        if (!strcmp(y->key[i], "int8_mask")) {
+            rc = check_mask(x, y->item[i]);
+            continue;
+        }
         snprintf(where, sizeof where, "%.200s: line %d", x->where, y->key_line[i]);
         rc = lm_recipe_takes(x->r, y->key[i], where, &p, x->err);
         if (!rc && of_model && !lm_merge_params[p].per_model)
@@ -258,7 +272,9 @@ static lm_code read_slice(const reader *x, const lm_yaml *y, lm_merge_slice *s)
 
     s->base = -1;
     if (!rc && !lm_yaml_is_null(lm_yaml_get(y, "residual_weight")))
-        rc = wrong(x, y, "residual_weight", "a slice without it (it is not supported)");
+        rc = lm_fail(x->err, LM_EUSAGE, x->where, "leave it out",
+                     "line %d: residual_weight is not supported",
+                     lm_yaml_get(y, "residual_weight")->line);
     if (!rc)
         rc = get_input(x, y, "base_model", &s->base);
     if (!rc)
@@ -452,6 +468,25 @@ static lm_code read_dtype(const reader *x, const lm_yaml *root, const char *key,
     return LM_OK;
 }
 
+static lm_code read_template(const reader *x, const lm_yaml *root)
+{
+    const char **want = &x->r->chat_template;
+    lm_code rc = get_text(x, root, "chat_template", want);
+    char todo[120] = "give auto, Jinja text, or";
+    size_t used = strlen(todo);
+
+    if (!rc && *want && !**want)
+        *want = NULL;
+    if (rc || !*want || lm_merge_chat_known(*want))
+        return rc;
+    for (int i = 0; lm_merge_chat_names[i] && used < sizeof todo; i++)
+        used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s", i ? "," : "",
+                                 lm_merge_chat_names[i]);
+    return lm_fail(x->err, LM_EUSAGE, x->where, todo,
+                   "line %d: chat_template: no template of the name '%.40s'",
+                   lm_yaml_get(root, "chat_template")->line, *want);
+}
+
 static lm_code read_all(const reader *x, const lm_yaml *root)
 {
     lm_merge_recipe *r = x->r;
@@ -468,7 +503,7 @@ static lm_code read_all(const reader *x, const lm_yaml *root)
     if (!rc)
         rc = read_tokenizer(x, root);
     if (!rc)
-        rc = get_text(x, root, "chat_template", &r->chat_template);
+        rc = read_template(x, root);
     if (!rc && (rc = lm_merge_recipe_check(r, x->err)))
         lm_err_in(x->err, "%s", x->where);
     return rc;

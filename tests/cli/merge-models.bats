@@ -183,13 +183,72 @@ YAML
     printf 'chat_template: chatml\n' | cat y - > t.yaml
     merge-models -q --config t.yaml -o chatml.tar
     tar -xOf chatml.tar tokenizer_config.json | grep -q '<|im_start|>'
-    printf 'chat_template: alpaca\n' | cat y - > t.yaml
-    refused 2 "no template of the name 'alpaca'" merge-models --config t.yaml -o bad
+    printf 'chat_template: alpacca\n' | cat y - > t.yaml
+    refused 2 "t.yaml: line 3: chat_template: no template of the name 'alpacca'" merge-models --config t.yaml --dry-run
     printf 'tokenizer: {source: union, pad_to_multiple_of: 64}\n' | cat y - > t.yaml
     merge-models -q --config t.yaml -o padded/
     grep -q '"vocab_size": 320' padded/config.json
     run inspect-model padded/
     [[ "$output" == *"[320, 32]"* ]]
+}
+
+@test "merge-models: the chat template that most models have" {
+    for m in base math code; do
+        printf '{"chat_template": "{{ one }}"}' > $m/tokenizer_config.json
+    done
+    template() { merge-models -q -f --config t.yaml -o out/ && cat out/tokenizer_config.json; }
+    cat > t.yaml << 'YAML'
+merge_method: task_arithmetic
+base_model: base
+models: [{model: math, parameters: {weight: 1}}, {model: code, parameters: {weight: 1}}]
+chat_template: auto
+YAML
+    printf '{"chat_template": "{{ base }}"}' > base/tokenizer_config.json
+    [[ "$(template)" == *"{{ one }}"* ]]
+    printf '{{ two }}\n' > code/chat_template.jinja # before what tokenizer_config.json says
+    [[ "$(template)" == *"{{ base }}"* ]]           # all are as frequent
+    printf '{"chat_template": [{"name": "tool", "template": "{{ base }}"}, {"name": "default", "template": "{{ two }}"}]}' > math/tokenizer_config.json
+    [[ "$(template)" == *"{{ two }}"* ]]
+    rm ./*/tokenizer_config.json code/chat_template.jinja
+    merge-models -q -f --config t.yaml -o out/
+    [ ! -e out/tokenizer_config.json ]
+    for name in alpaca:'### Response:' exaone:'[|endofturn|]' llama3:'<|eot_id|>' mistral:'[/INST]'; do
+        sed -i "s/^chat_template: .*/chat_template: ${name%%:*}/" t.yaml
+        [[ "$(template)" == *"${name#*:}"* ]]
+    done
+}
+
+@test "merge-models: mergekit's int8_mask is read from YAML and is no parameter elsewhere" {
+    printf 'merge_method: linear\nmodels: [{model: math, parameters: {weight: 1}}]\nparameters: {int8_mask: true}\n' > y
+    merge-models -q --config y -o out/
+    same out/ math/
+    sed -i s/true/maybe/ y
+    refused 2 "y: line 3: int8_mask: true or false is needed" merge-models --config y -o bad
+    refused 2 "unknown parameter 'int8_mask'" merge-models -m ties -b base/ math/:int8_mask=1 -o bad
+    run merge-models --list
+    [[ "$output" != *int8_mask* ]]
+}
+
+@test "merge-models: what is read beside a model is part of its digest" {
+    digests() { merge-models --dry-run --json -m passthrough base/+"$1" | grep -o 'xxh3_sample":"[0-9a-f]*'; }
+    cp -r adapter other
+    [ "$(digests adapter)" = "$(digests other)" ]
+    sed -i 's/"lora_alpha": 2/"lora_alpha": 3/' other/adapter_config.json
+    [ "$(digests adapter)" != "$(digests other)" ]
+    cp -r adapter third
+    printf '\101' | dd of=third/adapter_model.safetensors bs=1 seek=$(($(stat -c %s adapter/adapter_model.safetensors) - 1)) conv=notrunc status=none
+    [ "$(digests adapter)" != "$(digests third)" ]
+}
+
+@test "merge-models: no output takes the place of anything that is read" {
+    mkdir out && cp mergekit.yaml out/ && cp -r adapter out/
+    refused 2 "out: it holds the input out/mergekit.yaml" merge-models -f --config out/mergekit.yaml -o out
+    refused 2 "it holds the input out/adapter" merge-models -f -m passthrough base/+out/adapter -o out
+    refused 2 "is an input as well as the output" merge-models -f -m passthrough adapter -o base
+    ln -s math link
+    refused 2 "is an input as well as the output" merge-models -f -m linear math/ code/ -o link
+    refused 2 "is an input as well as the output" merge-models -f -m linear math/model.safetensors code/ -o math/model.safetensors
+    cmp mergekit.yaml out/mergekit.yaml
 }
 
 @test "merge-models: a stream that ends early leaves nothing" {

@@ -20,7 +20,6 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
     [LM_MERGE_RESCALE] = { "rescale", names, false, false, 0, 2, "" },
     [LM_MERGE_LAMBDA] = { "lambda", NULL, false, false, -1e30, 1e30, "" },
     [LM_MERGE_T] = { "t", NULL, false, false, -1e30, 1e30, "" },
-    [LM_MERGE_INT8_MASK] = { "int8_mask", NULL, false, true, 0, 1, "" },
     [LM_MERGE_NUSLERP_FLATTEN] = { "nuslerp_flatten", NULL, false, true, 0, 1, "" },
     [LM_MERGE_NUSLERP_ROW_WISE] = { "nuslerp_row_wise", NULL, false, true, 0, 1, "" },
     [LM_MERGE_NORMALIZE_WEIGHTS] = { "normalize_weights", NULL, false, true, 0, 1, "" },

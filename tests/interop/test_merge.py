@@ -115,7 +115,7 @@ CASES = [  # method, models, with base, shared, of each model
     ("sce", 3, True, {"select_topk": 0.35}, {}),
     ("ties", 3, True, {}, PRUNE),
     ("ties", 3, True, {"normalize": False, "rescale": L1, "lambda": 1.3}, PRUNE),
-    ("ties", 3, True, {"int8_mask": True}, {"weight": [0.5, -1.0, 0.25], "density": [0.01, 0.5, 1.0]}),
+    ("ties", 3, True, {}, {"weight": [0.5, -1.0, 0.25], "density": [0.01, 0.5, 1.0]}),
     ("breadcrumbs", 3, True, {}, {**PRUNE, "gamma": [0.01, 0.3, 0.1]}),
     ("breadcrumbs", 3, True, {"rescale": L1}, {**PRUNE, "gamma": [0.5, 0.9, 0.1]}),
     ("breadcrumbs_ties", 3, True, {"normalize": True}, {**PRUNE, "gamma": [0.01, 0.3, 0.1]}),
