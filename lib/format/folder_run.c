@@ -234,34 +234,6 @@ lm_code lm_run_remove(const char *run_dir, const char *step_dir_name, lm_err *e)
     return rc;
 }
 
-lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
-{
-    char **names = NULL, *latest = NULL;
-    size_t n = 0;
-    int older; /* checkpoints seen so far, latest included */
-    lm_code rc = lm_run_latest(run_dir, &latest, e);
-
-    if (!rc && latest)
-        rc = lm_dir_list(run_dir, &names, &n, e);
-    /* Names sort like steps only below 10^6: look for the next lower step each time. */
-    int64_t below = latest ? lm_run_step_of(latest) : -1;
-    for (older = 1; !rc && below >= 0; older++) {
-        int64_t next = -1;
-        for (size_t i = 0; i < n; i++) {
-            int64_t step = lm_run_step_of(names[i]);
-            if (step >= 0 && step < below && step > next)
-                next = step;
-        }
-        below = next;
-        for (size_t i = 0; older >= keep && next >= 0 && i < n && !rc; i++)
-            if (lm_run_step_of(names[i]) == next) /* a folder, an .lmz, or both */
-                rc = lm_run_remove(run_dir, names[i], e);
-    }
-    lm_names_free(names, n);
-    lm_free(latest);
-    return rc;
-}
-
 /* The process that a temporary's name ends with, 0 if it is none of ours. */
 static long owner_of(const char *name)
 {

@@ -1,9 +1,8 @@
 /* folder_run.h -- the folder of a training run, a model folder at every moment.
  *
- *   run/step-000300/   config.json model.safetensors tokenizer.json ... optimizer.safetensors
- * state.json run/latest         -> step-000300            the newest whole checkpoint, replaced
- * atomically run/config.json    -> latest/config.json     and so on for each file of the model, so
- * that run/ itself loads
+ *   run/step-000300/ : config.json model.safetensors tokenizer.json ... optimizer.safetensors state.json
+ *   run/latest -> step-000300 : the newest whole checkpoint, replaced atomically
+ *   run/config.json -> latest/config.json : so for each file of the model; run/ itself loads
  *
  * A checkpoint may be one file instead, step-000300.lmz (lmz.h), with the same files inside; the
  * links into `latest` are then missing, as there is no folder that they could point into.
@@ -14,6 +13,7 @@
 #define LM_FORMAT_FOLDER_RUN_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -37,8 +37,11 @@ lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e);
  * (`latest` is there, or no config.json), else path itself.  *out is yours. */
 lm_code lm_run_resolve(const char *path, char **out, lm_err *e);
 /* Remove all but the checkpoints of the newest `keep` (>= 1) steps; never the one that latest names,
- * nor newer ones. */
+ * nor newer ones, nor one that an .lmz which stays in the run is a difference to. */
 lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e);
+/* Of the n entries `names` of the run, mark in keep[n] those, too, that a marked .lmz is a difference
+ * to, through any number of steps.  An .lmz that cannot be read marks none. */
+lm_code lm_run_keep_bases(const char *run_dir, char *const *names, size_t n, bool *keep, lm_err *e);
 /* Remove one checkpoint.  It loses its name first: a kill in between leaves a temporary, never half
  * a checkpoint. */
 lm_code lm_run_remove(const char *run_dir, const char *step_dir_name, lm_err *e);

@@ -88,6 +88,25 @@ static lm_code check_name(const char *run, const char *name, int64_t from, bool 
     return rc;
 }
 
+/* What stays must not be a difference to a checkpoint that would go. */
+static lm_code check_bases(const char *run, char *const *names, size_t n, int64_t from, lm_err *e)
+{
+    bool *keep = NULL;
+    lm_code rc = lm_alloc_n(&keep, n + 1, sizeof *keep, "list of checkpoints", e);
+    for (size_t i = 0; !rc && i < n; i++)
+        keep[i] = lm_run_step_of(names[i]) <= from;
+    if (!rc)
+        rc = lm_run_keep_bases(run, names, n, keep, e);
+    for (size_t i = 0; !rc && i < n; i++)
+        if (keep[i] && lm_run_step_of(names[i]) > from)
+            rc = lm_fail(e, LM_EUSAGE, run,
+                         "make that whole first (compress-ckpt --rebase none), or choose another "
+                         "folder",
+                         "%s would go, and an earlier .lmz is a difference to it", names[i]);
+    lm_free(keep);
+    return rc;
+}
+
 lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e)
 {
     char **names = NULL;
@@ -99,6 +118,8 @@ lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e)
     lm_code rc = lm_dir_list(run, &names, &n, e);
     for (size_t i = n; !rc && i-- > 0;) /* newest first: that one is named */
         rc = check_name(run, names[i], from, force, e);
+    if (!rc && force)
+        rc = check_bases(run, names, n, from, e);
     lm_names_free(names, n);
     if (!rc && access(run, W_OK | X_OK))
         rc = lm_fail(e, LM_EIO, run, NULL, "cannot write into the folder");

@@ -13,7 +13,8 @@
 /* May a training write its checkpoints to `run`, coming from checkpoint `from` of the same folder
  * (-1: it comes from elsewhere)?  Writes nothing.  `force`: checkpoints after `from` may be lost.
  * Fails: LM_EUSAGE when the folder holds such checkpoints and !force (names the newest), when it is
- * a file, when other files stand where the links and checkpoints go (names one);
+ * a file, when other files stand where the links and checkpoints go (names one), when an .lmz that
+ * would stay is a difference to a checkpoint that would not (names the latter);
  * LM_EIO when it cannot be written. */
 lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e);
 

@@ -1,0 +1,120 @@
+/* folder_prune.c -- which checkpoints of a run may go: old ones, but never what another .lmz in the
+ * run is a difference to. */
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/folder_run.h"
+#include "format/lmz.h"
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), k = strlen(tail);
+    return n > k && !strcmp(s + n - k, tail);
+}
+
+/* The path of the base that the file at `path` names; NULL when it is no .lmz, or a whole one. */
+static lm_code base_of(const char *path, char **out, lm_err *e)
+{
+    const char *slash = strrchr(path, '/');
+    lm_err none = { 0 };
+    lm_lmz *z = NULL;
+    struct stat st;
+    *out = NULL;
+    if (stat(path, &st) || !S_ISREG(st.st_mode) || lm_lmz_open_index(path, NULL, &z, &none))
+        return LM_OK;
+    const lm_lmz_info *info = lm_lmz_about(z);
+    lm_code rc = LM_OK;
+    if (info->delta && info->base_name[0] != '/' && slash)
+        rc = lm_asprintf(out, e, "%.*s/%s", (int)(slash - path), path, info->base_name);
+    else if (info->delta)
+        rc = lm_strdup(out, info->base_name, e);
+    lm_lmz_free(z);
+    return rc;
+}
+
+/* Mark the entry of the run that `path` is. */
+static lm_code mark(const char *run_dir, char *const *names, size_t n, const char *path, bool *keep,
+                    lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *entry = NULL;
+        if (keep[i])
+            continue;
+        rc = lm_path_join(&entry, run_dir, names[i], e);
+        keep[i] = !rc && lm_path_same(entry, path);
+        lm_free(entry);
+    }
+    return rc;
+}
+
+lm_code lm_run_keep_bases(const char *run_dir, char *const *names, size_t n, bool *keep, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *path = NULL;
+        if (!keep[i] || !ends_with(names[i], ".lmz"))
+            continue;
+        rc = lm_path_join(&path, run_dir, names[i], e);
+        for (int step = 0; !rc && path && step <= LM_LMZ_MAX_CHAIN; step++) {
+            char *base = NULL;
+            rc = base_of(path, &base, e);
+            if (!rc && base)
+                rc = mark(run_dir, names, n, base, keep, e);
+            lm_free(path);
+            path = base;
+        }
+        lm_free(path);
+    }
+    return rc;
+}
+
+/* The lowest step that is among the newest `keep` from `step` down; -1: all are. */
+static int64_t oldest_kept(char *const *names, size_t n, int64_t step, int keep)
+{
+    for (int k = 1; k < keep && step >= 0; k++) {
+        int64_t next = -1;
+        for (size_t i = 0; i < n; i++) {
+            int64_t s = lm_run_step_of(names[i]);
+            next = s < step && s > next ? s : next;
+        }
+        step = next;
+    }
+    return step;
+}
+
+static lm_code remove_before(const char *run_dir, char *const *names, size_t n, int64_t oldest,
+                             lm_err *e)
+{
+    bool *keep = NULL, any = false;
+    lm_code rc = lm_alloc_n(&keep, n + 1, sizeof *keep, "list of checkpoints", e);
+    for (size_t i = 0; !rc && i < n; i++) {
+        int64_t step = lm_run_step_of(names[i]);
+        keep[i] = step < 0 || step >= oldest;
+        any |= !keep[i];
+    }
+    if (!rc && any)
+        rc = lm_run_keep_bases(run_dir, names, n, keep, e);
+    for (size_t i = 0; !rc && i < n; i++) /* a folder, an .lmz, or both */
+        if (!keep[i])
+            rc = lm_run_remove(run_dir, names[i], e);
+    lm_free(keep);
+    return rc;
+}
+
+lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e)
+{
+    char **names = NULL, *latest = NULL;
+    size_t n = 0;
+    lm_code rc = lm_run_latest(run_dir, &latest, e);
+    if (!rc && latest)
+        rc = lm_dir_list(run_dir, &names, &n, e);
+    int64_t oldest = latest ? oldest_kept(names, n, lm_run_step_of(latest), keep) : -1;
+    if (!rc)
+        rc = remove_before(run_dir, names, n, oldest, e);
+    lm_names_free(names, n);
+    lm_free(latest);
+    return rc;
+}
