@@ -601,6 +601,11 @@ static lm_code open_inputs(session *s, lm_err *e)
     return LM_OK;
 }
 
+static bool saves_lmz(void)
+{
+    return !strcmp(opt.checkpoint_format, "lmz");
+}
+
 static lm_code train(session *s, lm_train_result *r, lm_err *e)
 {
     lm_trainer_io io = { .config = &s->config,
@@ -615,7 +620,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                                          .options = s->options.data,
                                          .history = s->history.data,
                                          .keep = (int)opt.keep,
-                                         .lmz = !strcmp(opt.checkpoint_format, "lmz") },
+                                         .lmz = saves_lmz() },
                          .metrics = s->metrics,
                          .tensorboard = s->tb,
                          .wall_clock = wall_clock,
@@ -635,7 +640,7 @@ static lm_code work(session *s, lm_err *e)
         return e->code;
     if (opt.dump_graph)
         return dump_graph(s, e);
-    if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->backend, &plan, e))
+    if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, saves_lmz(), s->backend, &plan, e))
         return e->code;
     if (tool.dry_run)
         return print_plan(&plan, e);

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static void row(lm_memory_plan *p, const char *name, double bytes)
+void lm_memory_add(lm_memory_plan *p, const char *name, double bytes)
 {
     if (bytes <= 0)
         return;
@@ -48,18 +48,18 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
         eval_bytes = (double)plan.bytes > out->arena ? (double)plan.bytes : 0;
         lm_plan_fini(&plan);
     }
-    row(out, "weights (f32 master)", block);
+    lm_memory_add(out, "weights (f32 master)", block);
     if (train->build.precision.low == LM_DTYPE_BF16)
-        row(out, "weights (bf16)", block / 2);
-    row(out, "gradients (f32)", block);
-    row(out, "optimiser states", block * optim->states(h));
-    row(out, "activations and scratch", out->arena);
-    row(out, "validation", eval_bytes);
-    row(out, "batches", (double)(rows * 4 * 4 * (accumulate + (eval ? 1 : 0))));
-    row(out, "rotary table",
-        (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1));
-    row(out, "checkpoint buffer", checkpoint_bytes(train));
-    row(out, "program", process_bytes);
+        lm_memory_add(out, "weights (bf16)", block / 2);
+    lm_memory_add(out, "gradients (f32)", block);
+    lm_memory_add(out, "optimiser states", block * optim->states(h));
+    lm_memory_add(out, "activations and scratch", out->arena);
+    lm_memory_add(out, "validation", eval_bytes);
+    lm_memory_add(out, "batches", (double)(rows * 4 * 4 * (accumulate + (eval ? 1 : 0))));
+    lm_memory_add(out, "rotary table",
+                  (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1));
+    lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train));
+    lm_memory_add(out, "program", process_bytes);
     out->params = lm_config_params(&train->config);
     out->matmul_params = lm_config_matmul_params(&train->config);
     out->flops_per_token = lm_config_train_flops(&train->config, train->build.seq);

@@ -50,6 +50,9 @@ typedef struct {
     bool lmz;            /* write .lmz files instead of folders */
 } lm_ckpt_opts;
 
+/* Memory that coding checkpoints as .lmz takes on this machine; 0 for folders. */
+double lm_ckpt_coder_bytes(bool lmz);
+
 typedef struct lm_ckpt lm_ckpt;
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e);
 /* Begin writing the state as run/step-NNNNNN in the background (waits for an earlier one first).

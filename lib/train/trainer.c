@@ -55,7 +55,7 @@ static lm_build build_of(const lm_trainer_opts *o, lm_mode mode)
                        .dropout = o->dropout };
 }
 
-lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation,
+lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
                         lm_backend *b, lm_memory_plan *out, lm_err *e)
 {
     lm_build tb = build_of(o, LM_MODE_TRAIN), eb = build_of(o, LM_MODE_EVAL);
@@ -65,6 +65,8 @@ lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool valid
         rc = lm_model_build(c, &eb, &eval, e);
     if (!rc)
         rc = lm_memory_of(train, eval, b, o->optim, &o->hyper, o->accumulate, out, e);
+    if (!rc)
+        lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz));
     lm_model_free(train);
     lm_model_free(eval);
     return rc;
@@ -74,7 +76,8 @@ static lm_code check_memory(lm_trainer *t, lm_err *e)
 {
     char need[32], have[32];
     double available = (double)lm_mem_available();
-    if (lm_trainer_plan(&t->o, t->io.config, t->io.val && t->o.eval_every, t->b, &t->plan, e))
+    if (lm_trainer_plan(&t->o, t->io.config, t->io.val && t->o.eval_every, t->io.checkpoint.lmz,
+                        t->b, &t->plan, e))
         return e->code;
     if (!t->b->host_memory || available <= 0 || t->plan.total <= available)
         return LM_OK;

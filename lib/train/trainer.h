@@ -68,8 +68,8 @@ typedef struct {
 
 typedef struct lm_trainer lm_trainer;
 
-/* Build the graphs and say what memory they need, without allocating it. */
-lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation,
+/* Build the graphs and say what memory they need, without allocating it.  lmz: checkpoints are. */
+lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
                         lm_backend *b, lm_memory_plan *out, lm_err *e);
 
 /* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated

@@ -154,6 +154,43 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [[ "$output" == *"compress-ckpt -d"* ]]
 }
 
+@test "train lmz: old checkpoints go, but not what a difference in the run needs" {
+    "${T[@]}" m0 data -o run --steps 4 --save-every 2
+    compress-ckpt -q run/step-000004 -o mine.lmz
+    compress-ckpt -q --rm run/step-000004 --base run/step-000002
+    train -q --resume run --steps 5 --save-every 1 --keep 2
+    [ "$(cd run && echo step-*)" = "step-000002 step-000004.lmz step-000005" ]
+    compress-ckpt -q -t run/step-000004.lmz
+    compress-ckpt -q --rebase run/step-000005 mine.lmz
+    compress-ckpt -q run/step-000002 --base mine.lmz -o run/best.lmz
+    train -q --resume run --steps 8 --save-every 1 --keep 2
+    [ "$(cd run && echo step-*)" = "step-000005 step-000007 step-000008" ]
+    compress-ckpt -q -t run/best.lmz
+    rm run/best.lmz
+    train -q --resume run --steps 9
+    [ "$(cd run && echo step-*)" = "step-000008 step-000009" ]
+}
+
+@test "train lmz: -f does not give up what a difference in the run needs" {
+    "${T[@]}" m0 data -o run --steps 4 --save-every 2
+    compress-ckpt -q --rm run/step-000002 --base run/step-000004
+    run train --resume run/step-000002.lmz -f --steps 3
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"step-000004 would go"*"--rebase none"* ]]
+    [ "${#lines[@]}" -eq 1 ]
+    [ -d run/step-000004 ]
+    compress-ckpt -q --rebase none run/step-000002.lmz
+    train -q --resume run/step-000002.lmz -f --steps 3
+    [ "$(cd run && echo step-*)" = "step-000002.lmz step-000003" ]
+}
+
+@test "train lmz: the memory plan counts the coder" {
+    run "${T[@]}" m0 data -o run --dry-run "${Z[@]}"
+    [[ "$output" == *"checkpoint coder"* ]]
+    run "${T[@]}" m0 data -o run --dry-run
+    [[ "$output" != *"checkpoint coder"* ]]
+}
+
 # Whatever failed: all checkpoints there are whole, and after success the last one is.
 whole_files() {
     local c
