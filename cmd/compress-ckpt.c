@@ -1,6 +1,7 @@
 /* compress-ckpt -- models and checkpoints to .lmz and back.  See man/man1/compress-ckpt.1. */
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -176,12 +177,16 @@ static lm_code find_codecs(lm_coded_policy *p, lm_err *e)
 static lm_code check_removal(const char *input, lm_err *e)
 {
     char *real = NULL, *extra = NULL;
+    size_t others = 0;
+    struct stat st;
+    if (!lstat(input, &st) && S_ISLNK(st.st_mode))
+        return lm_fail(e, LM_EUSAGE, input, "name what it points to", "is a link");
     lm_code rc = lm_run_resolve(input, &real, e);
     if (!rc && strcmp(real, input))
         rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is taken",
                      real);
     if (!rc && lm_path_is_dir(input))
-        rc = lm_pack_left_out(input, &extra, e);
+        rc = lm_pack_left_out(input, &extra, &others, e);
     if (!rc && extra)
         rc = lm_fail(e, LM_EUSAGE, input, "leave --rm away, or move it elsewhere",
                      "holds '%s', which an .lmz does not carry", extra);
@@ -296,12 +301,13 @@ static lm_code test(const char *path, lm_par *par, lm_err *e)
     if (faults)
         lm_answer_no(&tool);
     else
-        lm_say(&tool, LM_LOG_WARN, "%s: no fault", path);
+        lm_say(&tool, LM_LOG_WARN, "%s: no fault", strcmp(path, "-") ? path : "standard input");
     return tool.json ? print_text(LM_OK, &text) : LM_OK;
 }
 
 static lm_code list(const char *path, lm_err *e)
 {
+    static int tables;
     lm_table_opts o = { tool.json, true, tool.verbosity > 2 };
     lm_lmz *z = NULL;
     lm_buf text = { 0 };
@@ -309,6 +315,8 @@ static lm_code list(const char *path, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--list", "name a file",
                        "needs the index at the end of a file");
     lm_code rc = lm_lmz_open_index(path, NULL, &z, e);
+    if (!rc && tables++ && !tool.json)
+        rc = lm_buf_add(&text, "\n", 1, e);
     if (!rc)
         rc = lm_lmz_table(z, path, &o, &text, e);
     lm_lmz_free(z);
@@ -317,13 +325,25 @@ static lm_code list(const char *path, lm_err *e)
 
 /* ---- the command line ---- */
 
+/* -t and -l: of a run, its newest checkpoint. */
+static lm_code look(const char *input, lm_par *par, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_run_resolve(input, &path, e);
+    if (!rc && lm_path_is_dir(path))
+        rc = lm_fail(e, LM_EUSAGE, path, "inspect-model looks at models of any form",
+                     "is a folder, no .lmz");
+    if (!rc)
+        rc = opt.test ? test(path, par, e) : list(path, e);
+    lm_free(path);
+    return rc;
+}
+
 static lm_code handle(const char *input, lm_par *par, lm_err *e)
 {
     char *output = NULL;
-    if (opt.test)
-        return test(input, par, e);
-    if (opt.list)
-        return list(input, e);
+    if (opt.test || opt.list)
+        return look(input, par, e);
     lm_code rc = opt.rebase ? check_lmz(input, e) : LM_OK;
     if (!rc)
         rc = output_of(input, &output, e);
@@ -363,6 +383,8 @@ static void check_options(void)
           "serves neither -t nor -l" },
         { tool.output && opt.to_stdout, "--stdout", "give -c or -o", "contradicts -o" },
         { tool.output && tool.argc > 1, "--output", "give one input", "cannot hold %d inputs" },
+        { (opt.to_stdout || opt.tensor.n) && tool.argc > 1, "standard output", "give one input",
+          "cannot hold %d inputs" },
         { tool.json && opt.decompress, "--json", NULL, "serves compressing, -t and -l" },
         { tool.json && packs && piped, "--json", "write the .lmz to a file",
           "both want standard output" },

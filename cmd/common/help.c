@@ -45,20 +45,24 @@ static bool starts_on(const lm_opt *o)
     return o->kind == LM_OPT_FLAG && o->dst && *(bool *)o->dst;
 }
 
-static int spell(const lm_opt *o, char *out, size_t size)
+/* alias: as in lm_tool. */
+static int spell(const lm_opt *o, const char *alias, char *out, size_t size)
 {
-    char letter[5] = "    ";
+    char letter[9] = "    ";
 
     if (o->letter)
         snprintf(letter, sizeof letter, "-%c, ", o->letter);
+    for (const char *a = alias; o->letter && a && a[0] && a[1]; a += 2)
+        if (a[1] == o->letter)
+            snprintf(letter, sizeof letter, "-%c, -%c, ", a[1], a[0]);
     return snprintf(out, size, "  %s--%s%s%s%s", letter, starts_on(o) ? "[no-]" : "", o->name,
                     o->value ? " " : "", o->value ? o->value : "");
 }
 
-static void add_option(lm_buf *b, const lm_opt *o)
+static void add_option(lm_buf *b, const lm_opt *o, const char *alias)
 {
     char left[128];
-    int n = spell(o, left, sizeof left);
+    int n = spell(o, alias, left, sizeof left);
 
     lm_buf_addf(b, NULL, "%s", left);
     if (n + 2 > COLUMN) { /* too long: the text follows at once if it fits, else below */
@@ -122,7 +126,7 @@ static void render(lm_buf *b, const lm_tool *t, int detailed)
         lm_buf_addf(b, NULL, "\n%s:\n", title);
         for (int k = i; k < end; k++) {
             if (f->opt[k].help)
-                add_option(b, &f->opt[k]);
+                add_option(b, &f->opt[k], t->alias);
         }
     }
     if (t->examples && t->examples[0])

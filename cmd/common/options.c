@@ -267,10 +267,10 @@ static lm_code parse_long(const lm_tool *t, int argc, char **argv, int *at, give
     return note(l, i, value ? value + 1 : argv[++*at], false, e);
 }
 
-/* The option that "-19" sets, -1 if `arg` is not of this form or the tool has none. */
-static int find_level(const char *arg)
+/* The option that "-19" and "-f19" set, -1 if `digits` are none or the tool has no such option. */
+static int find_level(const char *digits)
 {
-    if (strspn(arg + 1, "0123456789") != strlen(arg + 1))
+    if (strspn(digits, "0123456789") != strlen(digits))
         return -1;
     for (int i = 0; i < f->n; i++) {
         if (f->opt[i].kind == LM_OPT_LEVEL)
@@ -296,14 +296,13 @@ static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, giv
                            lm_err *e)
 {
     lm_code rc = LM_OK;
-    int level = find_level(argv[*at]);
 
-    if (level >= 0)
-        return note(l, level, argv[*at] + 1, false, e);
     for (const char *c = argv[*at] + 1; *c && !rc; c++) {
         char where[3] = { '-', *c, 0 };
-        int i = find_letter_or_alias(t, *c);
+        int level = find_level(c), i = find_letter_or_alias(t, *c);
 
+        if (level >= 0)
+            return note(l, level, c, false, e);
         if (i < 0) {
             char todo[128];
 

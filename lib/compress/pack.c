@@ -14,7 +14,7 @@
 #include "format/folder_run.h"
 #include "format/lmz.h"
 
-enum { COPY = 16 << 20, MAX_CONFIG = 16 << 20 };
+enum { COPY = 16 << 20, MAX_JSON = 64 << 20 };
 
 typedef struct {
     const lm_pack_opts *o;
@@ -34,17 +34,21 @@ static bool ends_with(const char *s, const char *tail)
     return n >= k && !strcmp(s + n - k, tail);
 }
 
-lm_code lm_pack_left_out(const char *folder, char **out, lm_err *e)
+lm_code lm_pack_left_out(const char *folder, char **out, size_t *others, lm_err *e)
 {
     char **names = NULL;
     size_t n = 0;
     *out = NULL;
+    *others = 0;
     lm_code rc = lm_dir_list(folder, &names, &n, e);
-    for (size_t i = 0; !rc && !*out && i < n; i++) {
+    for (size_t i = 0; !rc && i < n; i++) {
         char *path = NULL;
         struct stat st;
         rc = lm_path_join(&path, folder, names[i], e);
-        if (!rc && (names[i][0] == '.' || stat(path, &st) || !S_ISREG(st.st_mode)))
+        bool left = !rc && (names[i][0] == '.' || stat(path, &st) || !S_ISREG(st.st_mode));
+        if (left && *out)
+            ++*others;
+        else if (left)
             rc = lm_strdup(out, names[i], e);
         lm_free(path);
     }
@@ -220,32 +224,6 @@ static lm_code pack_coded(job *j, const lm_bundle_file *f, lm_err *e)
     return rc;
 }
 
-/* config.json says which dtype the weights have; what it says is brought up to date. */
-static lm_code pack_config(job *j, const lm_bundle_file *f, const char *torch_name, lm_err *e)
-{
-    static const char *const keys[] = { "torch_dtype", "dtype" };
-    json_t *config = NULL;
-    lm_buf text = { 0 }, out = { 0 };
-    uint64_t bytes = f->bytes;
-    lm_code rc = lm_bundle_load(j->in, f->name, MAX_CONFIG, &text, e);
-    if (!rc)
-        rc = lm_json_parse(text.data, text.len, f->name, &config, e);
-    for (size_t i = 0; !rc && i < 2; i++)
-        if (json_is_string(json_object_get(config, keys[i])))
-            json_object_set_new(config, keys[i], json_string(torch_name));
-    if (!rc)
-        rc = lm_json_pretty(config, &out, e);
-    if (!rc)
-        rc = lm_lmz_begin(j->w, "config.json", out.len, e);
-    if (!rc)
-        rc = lm_lmz_write(j->w, out.data, out.len, e);
-    step_done(j, "config.json", bytes);
-    json_decref(config);
-    lm_buf_fini(&text);
-    lm_buf_fini(&out);
-    return rc;
-}
-
 static const char *torch_dtype(const lm_codec *c)
 {
     return !c                            ? NULL
@@ -255,16 +233,114 @@ static const char *torch_dtype(const lm_codec *c)
                                          : NULL;
 }
 
+/* config.json says which dtype the weights have. */
+static lm_code update_config(job *j, const char *file, json_t *config, lm_err *e)
+{
+    static const char *const keys[] = { "torch_dtype", "dtype" };
+    const char *name = torch_dtype(j->o->lossy.weights);
+    (void)file;
+    (void)e;
+    for (size_t i = 0; i < 2; i++)
+        if (json_is_string(json_object_get(config, keys[i])))
+            json_object_set_new(config, keys[i], json_string(name));
+    return LM_OK;
+}
+
+static bool is_in_map(const json_t *map, const char *tensor, const char *file)
+{
+    const char *named = json_string_value(json_object_get(map, tensor));
+    return named && !strcmp(named, file);
+}
+
+/* Add to *change by how much the tensors of a file that is still to come will grow. */
+static lm_code foresee(job *j, const char *file, const json_t *map, double *change, lm_err *e)
+{
+    lm_st *st = NULL;
+    lm_err malformed = { 0 }; /* to be told when it is that file's turn */
+    size_t codes, scales;
+    lm_code rc = lm_bundle_st(j->in, file, &st, &malformed) ? LM_OK : e->code;
+    for (size_t i = 0; !rc && st && i < lm_st_count(st); i++) {
+        const lm_st_tensor *t = lm_st_at(st, i);
+        const lm_codec *c = lm_coded_choice(&j->o->lossy, file, t);
+        if (!c || !is_in_map(map, t->name, file))
+            continue;
+        rc = lm_lossy_size(c, t->count, &codes, &scales, e);
+        *change += rc ? 0 : (double)(codes + scales) - (double)t->bytes;
+    }
+    lm_st_close(st);
+    return rc;
+}
+
+/* The index of a model in several files says how many bytes its tensors have. */
+static lm_code update_index(job *j, const char *file, json_t *index, lm_err *e)
+{
+    json_t *meta = json_object_get(index, "metadata"), *map = json_object_get(index, "weight_map");
+    json_t *total = json_object_get(meta, "total_size");
+    double change = 0;
+    bool behind = false;
+    if (!json_is_number(total))
+        return LM_OK;
+    for (size_t i = 0; i < j->r->n_loss; i++) {
+        const lm_pack_loss *l = &j->r->loss[i];
+        if (is_in_map(map, l->tensor, l->file))
+            change += (double)l->after - (double)l->before;
+    }
+    lm_code rc = lm_bundle_spool(j->in, e);
+    for (size_t i = 0; !rc && i < lm_bundle_count(j->in); i++) {
+        const char *name = lm_bundle_at(j->in, i)->name;
+        if (behind && ends_with(name, ".safetensors") && !lm_coded_is_state(name))
+            rc = foresee(j, name, map, &change, e);
+        behind |= !strcmp(name, file);
+    }
+    if (!rc)
+        json_object_set_new(meta, "total_size",
+                            json_integer((json_int_t)(json_number_value(total) + change)));
+    return rc;
+}
+
+typedef lm_code (*update_fn)(job *j, const char *file, json_t *o, lm_err *e);
+
+/* A JSON file that speaks of the weights, brought up to date. */
+static lm_code pack_json(job *j, const lm_bundle_file *f, update_fn update, lm_err *e)
+{
+    json_t *o = NULL;
+    lm_buf text = { 0 }, out = { 0 };
+    char *name = NULL; /* spooling may move what f borrows */
+    uint64_t bytes = f->bytes;
+    lm_code rc = lm_strdup(&name, f->name, e);
+    if (!rc)
+        rc = lm_bundle_load(j->in, name, MAX_JSON, &text, e);
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, name, &o, e);
+    if (!rc)
+        rc = update(j, name, o, e);
+    if (!rc)
+        rc = lm_json_pretty(o, &out, e);
+    if (!rc)
+        rc = lm_lmz_begin(j->w, name, out.len, e);
+    if (!rc)
+        rc = lm_lmz_write(j->w, out.data, out.len, e);
+    if (!rc)
+        step_done(j, name, bytes);
+    json_decref(o);
+    lm_buf_fini(&text);
+    lm_buf_fini(&out);
+    lm_free(name);
+    return rc;
+}
+
 static lm_code pack_file(job *j, const lm_bundle_file *f, lm_err *e)
 {
     const lm_coded_policy *p = &j->o->lossy;
-    const char *dtype = torch_dtype(p->weights);
     bool lossy = lm_coded_is_state(f->name) ? p->states != NULL : p->weights != NULL;
     j->r->files++;
     if (lossy && ends_with(f->name, ".safetensors"))
         return pack_coded(j, f, e);
-    if (dtype && !strcmp(f->name, "config.json"))
-        return pack_config(j, f, dtype, e);
+    if (torch_dtype(p->weights) && !strcmp(f->name, "config.json"))
+        return pack_json(j, f, update_config, e);
+    if (p->weights && p->weights->element != LM_DTYPE_NONE &&
+        !strcmp(f->name, "model.safetensors.index.json"))
+        return pack_json(j, f, update_index, e);
     return pack_plain(j, f, e);
 }
 
@@ -332,15 +408,18 @@ static lm_code check_inside(const char *from, const char *to, lm_err *e)
 
 static lm_code open_all(job *j, const char *from, const char *to, lm_err *e)
 {
-    char *extra = NULL;
+    char *extra = NULL, more[48] = "is";
+    size_t others = 0;
     if (lm_run_resolve(from, &j->from, e) || check_inside(j->from, to, e) || open_base(j, to, e) ||
         lm_bundle_open(j->from, &j->in_opts, &j->in, e) || lm_out_open(to, j->o->force, &j->out, e))
         return e->code;
-    if (lm_path_is_dir(j->from) && lm_pack_left_out(j->from, &extra, e))
+    if (lm_path_is_dir(j->from) && lm_pack_left_out(j->from, &extra, &others, e))
         return e->code;
+    if (others)
+        snprintf(more, sizeof more, "and %zu %s are", others, others == 1 ? "other" : "others");
     if (extra)
-        lm_log(j->o->sink, LM_LOG_WARN, "%s: '%s' is left out: an .lmz holds plain files", j->from,
-               extra);
+        lm_log(j->o->sink, LM_LOG_WARN, "%s: '%s' %s left out: an .lmz holds plain files", j->from,
+               extra, more);
     lm_free(extra);
     for (size_t i = 0; lm_bundle_random(j->in) && i < lm_bundle_count(j->in); i++)
         j->total += lm_bundle_at(j->in, i)->bytes;

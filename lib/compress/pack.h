@@ -50,7 +50,7 @@ lm_code lm_pack(const char *from, const char *to, const lm_pack_opts *o, lm_pack
                 lm_err *e);
 
 /* The first entry of a folder that an .lmz does not carry (a folder below, a hidden or special
- * file), NULL if there is none; *out is yours. */
-lm_code lm_pack_left_out(const char *folder, char **out, lm_err *e);
+ * file), NULL if there is none, and how many others there are; *out is yours. */
+lm_code lm_pack_left_out(const char *folder, char **out, size_t *others, lm_err *e);
 
 #endif

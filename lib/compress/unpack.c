@@ -5,9 +5,11 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "compress/coded.h"
 #include "compress/pick.h"
 #include "compress/unpack_impl.h"
+#include "format/safetensors_table.h"
 
 bool lm_unpack_is_st(const char *name)
 {
@@ -311,19 +313,45 @@ static void close_files(st_files *s, size_t room)
     lm_free(s->described);
 }
 
+/* A name like `name` among the stored tensors: nearly the same, or one that it is a part of. */
+static const char *similar(const st_files *s, const char *name)
+{
+    const char *part = NULL;
+    for (size_t i = 0; i < s->n; i++)
+        for (size_t k = 0; k < lm_st_count(s->st[i]); k++) {
+            const char *t = lm_st_at(s->st[i], k)->name, *const one[] = { t, NULL };
+            if (lm_nearest(name, one))
+                return t;
+            if (!part && *name && strstr(t, name))
+                part = t;
+        }
+    return part;
+}
+
+static lm_code no_tensor(const st_files *s, const char *from, const char *name, lm_err *e)
+{
+    const char *near = similar(s, name);
+    char todo[256], shown[LM_ST_SHOWN];
+    snprintf(todo, sizeof todo, "did you mean %s?", near ? lm_st_show(near, shown) : "");
+    return lm_fail(e, LM_EUSAGE, name, near ? todo : "list the tensors with -l",
+                   "%s has no tensor of this name", from);
+}
+
 static lm_code pick_all(lm_pick *p, const st_files *s, const char *from, const char *const *names,
                         int n, lm_err *e)
 {
     for (int k = 0; k < n; k++) {
         bool found = false;
+        for (int i = 0; i < k; i++)
+            if (!strcmp(names[i], names[k]))
+                return lm_fail(e, LM_EUSAGE, names[k], NULL, "is asked for twice");
         for (size_t i = 0; i < s->n && !found; i++) {
             if (lm_pick_add(p, s->st[i], s->described[i], names[k], &found, e) ||
                 (found && lm_pick_meta(p, s->st[i], e)))
                 return e->code;
         }
         if (!found)
-            return lm_fail(e, LM_EUSAGE, names[k], "list the tensors with -l",
-                           "%s has no tensor of this name", from);
+            return no_tensor(s, from, names[k], e);
     }
     return LM_OK;
 }

@@ -101,6 +101,8 @@ same() { # same A B: the same files, names and bytes
     compress-ckpt -q -19 m0 -o l19.lmz
     compress-ckpt -q --level 19 m0 -o level19.lmz
     cmp l19.lmz level19.lmz
+    compress-ckpt -kqf19 m0 -o level19.lmz
+    cmp l19.lmz level19.lmz
     [ "$(stat -c %s l19.lmz)" -le "$(stat -c %s j1.lmz)" ]
     compress-ckpt -q -1 m0 -o l1.lmz
     compress-ckpt -q -d l19.lmz -o back
@@ -122,6 +124,8 @@ same() { # same A B: the same files, names and bytes
     run compress-ckpt -t --json m0.lmz
     [[ "$output" == *'{"path":"m0.lmz","faults":[],"ok":true}'* ]]
     cat m0.lmz | compress-ckpt -q -t -
+    run sh -c 'cat m0.lmz | compress-ckpt -t'
+    [ "$output" = "compress-ckpt: standard input: no fault" ]
 }
 
 @test "compress-ckpt: flipped bits anywhere are found; a flip in a tensor is named" {
@@ -245,6 +249,10 @@ same() { # same A B: the same files, names and bytes
     run compress-ckpt -d m0.lmz --tensor nowhere -o c.safetensors
     [ "$status" -eq 2 ]
     [[ "$output" == *"nowhere: "*"no tensor of this name"* ]]
+    run compress-ckpt -d m0.lmz --tensor model.norm.weigth -o c.safetensors
+    [[ "$output" == *"did you mean model.norm.weight?"* ]]
+    run compress-ckpt -d m0.lmz --tensor final_norm --tensor final_norm -o c.safetensors
+    [ "$status" -eq 2 ]
     [ ! -e c.safetensors ]
 }
 
@@ -337,6 +345,14 @@ same() { # same A B: the same files, names and bytes
     run compress-ckpt m
     [ "$status" -eq 0 ]
     [[ "$output" == *"'sub' is left out"* ]]
+    mkdir m/sub2 m/.sub3
+    run compress-ckpt -f m
+    [[ "$output" == *"'.sub3' and 2 others are left out"* ]]
+    ln -s m0 link
+    run compress-ckpt --rm link
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"link: is a link"* ]]
+    [ -L link ] && [ -d m0 ]
     run compress-ckpt --rm run -o r.lmz
     [ "$status" -eq 2 ]
     [ -d run ]
@@ -393,6 +409,38 @@ same() { # same A B: the same files, names and bytes
     [ "$status" -eq 2 ]
     [[ "$output" == *"there are fp32, fp16, bf16"* ]]
     [ ! -e x.lmz ]
+}
+
+@test "compress-ckpt: lossy weights of a model in several files: its index says their bytes" {
+    init-model -q m0/config.json --tokenizer m0/tokenizer.json --max-shard-size 100K -o s
+    index=model.safetensors.index.json
+    total() { # total FOLDER: what the index says, and what is there
+        grep -o '"total_size": *[0-9]*' "$1/$index" | grep -o '[0-9]*$'
+        inspect-model --json "$1" | grep -o '"bytes":[0-9]*' | head -1 | cut -d: -f2
+    }
+    check() { # check FOLDER: both are the same
+        [ "$(total "$1" | uniq | wc -l)" -eq 1 ] || { total "$1"; false; }
+    }
+    check s
+    for codec in bf16 fp8_e4m3 dynamic8; do
+        compress-ckpt -q s --weights $codec -o w.lmz > loss
+        compress-ckpt -q -d w.lmz -o $codec
+        check $codec
+        rm w.lmz
+    done
+    [ "$(total bf16 | head -1)" -lt "$(total s | head -1)" ]
+    cmp s/$index dynamic8/$index
+    # on a pipe, the index first, in the middle, and last
+    tar -cf - s/$index s/config.json s/model-* | compress-ckpt -q --weights bf16 - -o w.lmz
+    compress-ckpt -q -d w.lmz -o first
+    check first
+    cmp bf16/$index first/$index
+    tar -cf - s/config.json s/model-00002* s/$index s/model-0000[^2]* | compress-ckpt -q --weights bf16 -f - -o w.lmz
+    compress-ckpt -q -d w.lmz -o middle
+    cmp bf16/$index middle/$index
+    tar -cf - s | compress-ckpt -q --weights bf16 -f - -o w.lmz
+    compress-ckpt -q -d w.lmz -o any
+    cmp bf16/$index any/$index
 }
 
 @test "compress-ckpt: weights in blocks come back in their own dtype" {
@@ -473,7 +521,7 @@ same() { # same A B: the same files, names and bytes
 
 @test "compress-ckpt: what contradicts itself is misuse" {
     for words in "-d -t m0.lmz" "-d -5 m0.lmz" "--tensor x m0" "--salvage m0" "-l -o x m0.lmz" "-c -o x m0" \
-        "-o x m0 run" "-d --json m0.lmz" "--json -c m0" "-d --weights bf16 m0.lmz" "-l -" "--rebase none -" \
+        "-o x m0 run" "-c m0 run" "-d --tensor x m0.lmz delta.lmz" "-l m0" "-t run" "-d --json m0.lmz" "--json -c m0" "-d --weights bf16 m0.lmz" "-l -" "--rebase none -" \
         "-d m0" "--rm -t m0.lmz" "-d --salvage -" "--optimizer-states int4 m0" "m0.lmz" "." "-l --base m0 m0.lmz"; do
         # shellcheck disable=SC2086
         run compress-ckpt $words
