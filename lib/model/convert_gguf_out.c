@@ -2,128 +2,14 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/base64.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "model/convert_impl.h"
+#include "model/convert_types.h"
 #include "model/gguf_meta.h"
-
-/* ---- Which type each tensor gets ---- */
-
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
-enum { KEEP = -1 };
-
-/* file_type: llama.cpp's number for the file as a whole (include/llama.h). */
-typedef struct {
-    const char *name;
-    int type; /* of weights in general */
-    int file_type;
-    char mix; /* 0: all weights alike; 'S', 'M': llama.cpp's mixtures of that size */
-} recipe;
-
-static const recipe recipes[] = {
-    { "keep", KEEP, 0, 0 },
-    { "f32", LM_GGUF_TYPE_F32, 0, 0 },
-    { "f16", LM_GGUF_TYPE_F16, 1, 0 },
-    { "bf16", LM_GGUF_TYPE_BF16, 32, 0 },
-    { "q8_0", Q8_0, 7, 0 },
-    { "q4_0", Q4_0, 2, 0 },
-    { "q4_1", Q4_1, 3, 0 },
-    { "q5_0", Q5_0, 8, 0 },
-    { "q5_1", Q5_1, 9, 0 },
-    { "q4_k", Q4_K, 14, 0 },
-    { "q5_k", Q5_K, 16, 0 },
-    { "q6_k", Q6_K, 18, 0 },
-    { "q4_k_s", Q4_K, 14, 'S' },
-    { "q4_k_m", Q4_K, 15, 'M' },
-    { "q5_k_s", Q5_K, 16, 'S' },
-    { "q5_k_m", Q5_K, 17, 'M' },
-};
-
-const char *const lm_gguf_types[] = { "keep",   "f32",    "f16",    "bf16",   "q8_0", "q4_0",
-                                      "q4_1",   "q5_0",   "q5_1",   "q4_k",   "q5_k", "q6_k",
-                                      "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", NULL };
-
-static lm_code find_recipe(const char *name, const recipe **out, lm_err *e)
-{
-    for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++)
-        if (!strcasecmp(recipes[i].name, name ? name : "keep")) {
-            *out = &recipes[i];
-            return LM_OK;
-        }
-    return lm_fail(e, LM_EUSAGE, "--type", lm_nearest(name, lm_gguf_types),
-                   "'%s' is no type of a GGUF file", name);
-}
-
-/* The layers whose matrices are worth more bits (llama.cpp, src/llama-quant.cpp). */
-static bool more_bits(int64_t i, int64_t n)
-{
-    return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
-}
-
-/* llama.cpp's mixtures, without importance matrix. */
-static int mix_type(const recipe *r, const lm_slot *s, const lm_config *c, int64_t cols)
-{
-    bool m = r->mix == 'M';
-
-    switch (s->role) {
-    case LM_ROLE_OUTPUT:
-        return cols % 256 ? Q8_0 : Q6_K;
-    case LM_ROLE_EMBED:
-        return !c->tied ? r->type : cols % 256 ? Q8_0 : Q6_K;
-    case LM_ROLE_V:
-    case LM_ROLE_QKV: {
-        int type = m && more_bits(s->layer, c->layers)     ? Q6_K
-                   : !m && r->type == Q4_K && s->layer < 4 ? Q5_K
-                                                           : r->type;
-        bool shared = c->arch == LM_ARCH_LLAMA && c->layers == 80 && c->heads != c->kv_heads;
-        return shared && type == Q4_K ? Q5_K : type;
-    }
-    case LM_ROLE_DOWN:
-        return m && more_bits(s->layer, c->layers)                 ? Q6_K
-               : !m && r->type == Q4_K && s->layer < c->layers / 8 ? Q5_K
-                                                                   : r->type;
-    default:
-        return r->type;
-    }
-}
-
-/* A row that is no whole number of blocks takes the next larger type of smaller blocks, as
- * llama.cpp's does; no blocks at all, the source's type. */
-static int fall_back(int type, int64_t cols, int own)
-{
-    const lm_ggml_type *t = lm_ggml_of((uint32_t)type);
-
-    if (!t || cols % t->block == 0)
-        return type;
-    type = type == Q4_K ? Q5_0 : type == Q5_K ? Q5_1 : type == Q6_K ? Q8_0 : own;
-    t = lm_ggml_of((uint32_t)type);
-    return t && cols % t->block ? own : type;
-}
-
-static int plain_type(lm_dtype d)
-{
-    return d == LM_DTYPE_F16    ? LM_GGUF_TYPE_F16
-           : d == LM_DTYPE_BF16 ? LM_GGUF_TYPE_BF16
-                                : LM_GGUF_TYPE_F32;
-}
-
-static int choose(const recipe *r, const lm_slot *s, const lm_st_tensor *t, const lm_config *c)
-{
-    int64_t dim[2];
-    int own = plain_type(t->dtype), type;
-
-    if (s->ndim == 1 || s->role == LM_ROLE_POSITION)
-        return LM_GGUF_TYPE_F32; /* llama.cpp computes with no other */
-    if (r->type == KEEP)
-        return own;
-    lm_slot_gguf_dim(s, dim);
-    type = r->mix ? mix_type(r, s, c, dim[1]) : r->type;
-    return fall_back(type, dim[1], own);
-}
 
 /* ---- Metadata ---- */
 
@@ -149,22 +35,6 @@ static void put_name(lm_gguf_plan *p, const lm_import *m, const char *given)
     }
     n = strlen(given);
     lm_gguf_put_str(p, "general.name", given, lm_utf8_valid(given, n));
-}
-
-static int own_file_type(const lm_slotted *s)
-{
-    uint64_t bytes[3] = { 0 };
-    static const int types[3] = { 0, 1, 32 };
-    int most = 0;
-
-    for (size_t i = 0; i < s->n; i++)
-        if (s->slot[i].ndim == 2) {
-            lm_dtype d = s->from[i]->dtype;
-            int k = d == LM_DTYPE_F16 ? 1 : d == LM_DTYPE_BF16 ? 2 : 0;
-            if ((bytes[k] += s->from[i]->bytes) > bytes[most])
-                most = k;
-        }
-    return types[most];
 }
 
 /* Files that cannot be made again from the metadata, and the types of the tensors. */
@@ -207,8 +77,8 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, lm_err *e)
     return rc;
 }
 
-static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s, const recipe *r,
-                       const lm_export_opts *o, lm_err *e)
+static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
+                       const lm_gguf_recipe *r, const lm_export_opts *o, lm_err *e)
 {
     lm_buf chain = { 0 };
     lm_code rc;
@@ -216,8 +86,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
     put_text(p, "general.architecture", lm_gguf_arch(m->config.arch));
     put_text(p, "general.type", "model");
     put_name(p, m, o->name);
-    lm_gguf_put_u32(p, "general.file_type",
-                    (uint32_t)(r->type == KEEP ? own_file_type(s) : r->file_type));
+    lm_gguf_put_u32(p, "general.file_type", lm_gguf_recipe_file_type(r, s->slot, s->n, s->from));
     lm_gguf_put_u32(p, "general.quantization_version", 2);
     rc = lm_gguf_put_config(p, m, e);
     if (!rc)
@@ -265,19 +134,52 @@ static lm_code check_tied(lm_import *m, const lm_slotted *s, lm_err *e)
     return rc;
 }
 
-static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s, const recipe *r)
+/* What did not become the type that was asked for. */
+typedef struct {
+    const lm_slot *first;
+    uint32_t type; /* of it */
+    size_t n;
+} misfits;
+
+static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
 {
+    const lm_slot *s = f->first;
+    char more[40] = "";
     int64_t dim[2];
+
+    if (!s)
+        return;
+    lm_slot_gguf_dim(s, dim);
+    if (f->n > 1)
+        snprintf(more, sizeof more, " and %zu more", f->n - 1);
+    lm_log(m->sink, LM_LOG_WARN,
+           "%s: '%s'%s: rows of %" PRId64 " numbers do not fit %s, %s instead", m->path, s->gguf,
+           more, dim[1], asked, lm_gguf_type_of(f->type)->name);
+}
+
+static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
+                         const lm_gguf_recipe *r, const char *asked)
+{
+    misfits blocks = { 0 }, plain = { 0 };
+    int64_t dim[2];
+    bool fell_back;
 
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++) {
         if (s->slot_of[i] < 0)
             continue;
         const lm_slot *slot = &s->slot[s->slot_of[i]];
+        uint32_t type =
+            lm_gguf_recipe_type(r, &m->config, slot, lm_st_plan_at(m->plan, i)->dtype, &fell_back);
+        misfits *f = lm_ggml_of(type) ? &blocks : &plain;
+        if (fell_back && !f->n++) {
+            f->first = slot;
+            f->type = type;
+        }
         lm_slot_gguf_dim(slot, dim);
-        lm_gguf_put_tensor(p, slot->gguf,
-                           (uint32_t)choose(r, slot, lm_st_plan_at(m->plan, i), &m->config),
-                           slot->ndim, slot->ndim == 2 ? dim : slot->dim);
+        lm_gguf_put_tensor(p, slot->gguf, type, slot->ndim, slot->ndim == 2 ? dim : slot->dim);
     }
+    say_misfits(m, &blocks, asked);
+    say_misfits(m, &plain, asked);
     if (m->config.rope.type == LM_ROPE_LLAMA3)
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1,
                            &(int64_t){ m->config.head_dim / 2 });
@@ -352,12 +254,12 @@ static uint64_t plan_bytes(const lm_gguf_plan *p)
 
 lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e)
 {
-    const recipe *r = NULL;
+    const lm_gguf_recipe *r = NULL;
     lm_slotted s = { 0 };
     lm_gguf_plan *plan = NULL;
     lm_out *out = NULL;
     writer w = { .m = m, .s = &s };
-    lm_code rc = find_recipe(o->type, &r, e);
+    lm_code rc = lm_gguf_recipe_find(o->type, &r, e);
 
     if (!rc)
         rc = lm_slotted_make(m, &s, e);
@@ -368,7 +270,7 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
     if (!rc)
         rc = put_all(plan, m, &s, r, o, e);
     if (!rc) {
-        plan_tensors(plan, m, &s, r);
+        plan_tensors(plan, m, &s, r, o->type);
         rc = lm_export_open(path, o->force, plan_bytes(plan), &out, e);
     }
     if (!rc)

@@ -1,28 +1,19 @@
 /* gguf_vocab_get.c -- a tokenizer.json made out of GGUF's tokenizer.* keys. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/gguf_merges.h"
 #include "model/gguf_meta.h"
 #include "text/pretok_scan.h"
 #include "text/tokenizer.h"
 
-enum { NORMAL = 1, UNKNOWN, CONTROL, USER, UNUSED, BYTE };
-
-typedef struct {
-    lm_gguf_text text;
-    int type;
-    float score;
-} token;
-
 typedef struct {
     const lm_gguf *g;
-    token *v;
+    lm_gguf_token *v;
     size_t n;
-    uint32_t *by_text; /* ids sorted by text */
     int64_t bos, eos, unk, pad;
     bool add_bos, add_eos;
     lm_gguf_text chat;
@@ -60,7 +51,7 @@ static lm_code read_tokens(vocab *v, const lm_config *c)
     rc = lm_alloc_n(&v->v, v->n, sizeof *v->v, "tokens", v->e);
     for (size_t i = 0; !rc && i < v->n; i++) {
         lm_gguf_next_str(&it, &v->v[i].text);
-        v->v[i].type = type ? (int)lm_gguf_number(type, i) : NORMAL;
+        v->v[i].type = type ? (int)lm_gguf_number(type, i) : LM_GGUF_NORMAL;
         v->v[i].score = score ? (float)lm_gguf_number(score, i) : 0;
     }
     return rc;
@@ -127,7 +118,7 @@ static void added_tokens(lm_jw *w, const vocab *v)
     lm_jw_arr(w, "added_tokens");
     for (size_t i = 0; i < v->n; i++) {
         int type = v->v[i].type;
-        if (type != CONTROL && type != USER && type != UNKNOWN)
+        if (type != LM_GGUF_CONTROL && type != LM_GGUF_USER && type != LM_GGUF_UNKNOWN)
             continue;
         lm_jw_obj(w, NULL);
         lm_jw_int(w, "id", (int64_t)i);
@@ -136,7 +127,7 @@ static void added_tokens(lm_jw *w, const vocab *v)
         lm_jw_bool(w, "lstrip", false);
         lm_jw_bool(w, "rstrip", false);
         lm_jw_bool(w, "normalized", false);
-        lm_jw_bool(w, "special", type != USER);
+        lm_jw_bool(w, "special", type != LM_GGUF_USER);
         lm_jw_close_obj(w);
     }
     lm_jw_close_arr(w);
@@ -222,7 +213,7 @@ static lm_code model_vocab(lm_jw *w, const vocab *v)
 
     lm_jw_obj(w, "vocab");
     for (size_t i = 0; !rc && i < v->n; i++) {
-        if (v->v[i].type == UNUSED)
+        if (v->v[i].type == LM_GGUF_UNUSED)
             continue;
         name.len = 0;
         rc = lm_buf_add(&name, v->v[i].text.text, v->v[i].text.len, v->e);
@@ -382,95 +373,13 @@ static lm_code write_byte_level(lm_jw *w, vocab *v, const pre_tokenizer *p)
     return rc;
 }
 
-/* ---- Byte fallback: merges out of scores ---- */
-
-static int compare(const lm_gguf_text *a, const lm_gguf_text *b)
-{
-    int c = memcmp(a->text, b->text, a->len < b->len ? a->len : b->len);
-    return c ? c : (a->len > b->len) - (a->len < b->len);
-}
-
-typedef struct {
-    uint32_t id, left, right;
-    uint32_t n_left; /* bytes */
-    float score;
-} merge;
-
-static int by_score(const void *a, const void *b)
-{
-    const merge *x = a, *y = b;
-
-    if (x->score < y->score || x->score > y->score)
-        return x->score < y->score ? 1 : -1;
-    if (x->left != y->left)
-        return x->left < y->left ? -1 : 1;
-    return (x->right > y->right) - (x->right < y->right);
-}
-
-static int by_text(const void *a, const void *b, void *ctx)
-{
-    const token *v = ctx;
-    return compare(&v[*(const uint32_t *)a].text, &v[*(const uint32_t *)b].text);
-}
-
-/* The token of this text that words are made of; -1 if none. */
-static int64_t find(const vocab *v, const char *text, size_t len)
-{
-    const lm_gguf_text want = { text, len };
-    size_t low = 0, high = v->n;
-
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        int c = compare(&v->v[v->by_text[mid]].text, &want);
-        if (!c)
-            return v->v[v->by_text[mid]].type == NORMAL ? (int64_t)v->by_text[mid] : -1;
-        if (c < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return -1;
-}
-
-enum { MOST_PIECE = 512 }; /* bytes of a token that merges are looked for in */
-
-/* Every way to cut a token into two tokens is a merge, of the rank that the token's score says. */
-static lm_code find_merges(vocab *v, merge **out, size_t *n, lm_err *e)
-{
-    size_t cap = 0;
-    lm_code rc = lm_alloc_n(&v->by_text, v->n, sizeof *v->by_text, "tokens by text", e);
-
-    if (rc)
-        return rc;
-    for (size_t i = 0; i < v->n; i++)
-        v->by_text[i] = (uint32_t)i;
-    if (v->n)
-        qsort_r(v->by_text, v->n, sizeof *v->by_text, by_text, v->v);
-    for (size_t i = 0; i < v->n; i++) {
-        const lm_gguf_text *t = &v->v[i].text;
-        if (v->v[i].type != NORMAL || t->len > MOST_PIECE)
-            continue;
-        for (size_t k = 1; k < t->len; k++) {
-            int64_t left, right;
-            if (((unsigned char)t->text[k] & 0xc0) == 0x80 || (left = find(v, t->text, k)) < 0 ||
-                (right = find(v, t->text + k, t->len - k)) < 0)
-                continue;
-            if ((rc = lm_grow(out, &cap, *n + 1, sizeof **out, "merges", e)))
-                return rc;
-            (*out)[(*n)++] =
-                (merge){ (uint32_t)i, (uint32_t)left, (uint32_t)right, (uint32_t)k, v->v[i].score };
-        }
-    }
-    if (*n)
-        qsort(*out, *n, sizeof **out, by_score);
-    return LM_OK;
-}
+/* ---- Byte fallback ---- */
 
 static lm_code put_found_merges(lm_jw *w, vocab *v)
 {
-    merge *all = NULL;
+    lm_gguf_merge *all = NULL;
     size_t n = 0;
-    lm_code rc = find_merges(v, &all, &n, v->e);
+    lm_code rc = lm_gguf_find_merges(v->v, v->n, &all, &n, v->e);
 
     lm_jw_arr(w, "merges");
     for (size_t i = 0; !rc && i < n; i++) {
@@ -630,7 +539,6 @@ lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm
     if (!rc)
         rc = prove(&v, json, config);
     *found = !rc;
-    lm_free(v.by_text);
     lm_free(v.v);
     return rc;
 }

@@ -1,0 +1,29 @@
+/* convert_types.h -- which type each tensor of a GGUF file gets.  Private to lib/model.
+ *
+ * Norms, biases and learned positions are F32, whatever is asked for.  The mixtures are those of
+ * llama.cpp without importance matrix (src/llama-quant.cpp): the head, some values and some second
+ * matrices of the MLP in more bits than the rest. */
+#ifndef LM_MODEL_CONVERT_TYPES_H
+#define LM_MODEL_CONVERT_TYPES_H
+
+#include "base/err.h"
+#include "format/safetensors.h"
+#include "model/config.h"
+#include "model/slots.h"
+
+/* One of lm_gguf_types (convert.h). */
+typedef struct lm_gguf_recipe lm_gguf_recipe;
+
+/* NULL is "keep".  Fails: LM_EUSAGE. */
+lm_code lm_gguf_recipe_find(const char *name, const lm_gguf_recipe **out, lm_err *e);
+/* The type of slot s of a model, which is in `dtype` now.  A row that is no whole number of blocks
+ * takes the next larger type of smaller blocks, one that fits no blocks stays as it is; then
+ * *fell_back is true. */
+uint32_t lm_gguf_recipe_type(const lm_gguf_recipe *r, const lm_config *c, const lm_slot *s,
+                             lm_dtype dtype, bool *fell_back);
+/* general.file_type, llama.cpp's number for the file as a whole (include/llama.h); from[i] is what
+ * slot i is made of. */
+uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_slot *s, size_t n,
+                                  const lm_st_tensor *const *from);
+
+#endif
