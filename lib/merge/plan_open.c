@@ -5,8 +5,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "merge/plan_impl.h"
-
-enum { MAX_TOKENIZER = 1 << 28 }; /* bytes of tokenizer.json */
+#include "text/tokenizer_source.h"
 
 bool lm_plan_used(const lm_merge_plan *p, int i)
 {
@@ -264,20 +263,8 @@ void lm_plan_close(lm_merge_plan *p)
 
 typedef struct {
     lm_buf json, config;
-    bool found;
+    const char *found; /* the file that it is from; NULL: the model has no tokenizer */
 } words;
-
-static lm_code read_words(const lm_merge_model *m, words *w, lm_err *e)
-{
-    bool has_config;
-    lm_code rc = lm_model_source_file_now(m->source, "tokenizer.json", MAX_TOKENIZER, &w->json,
-                                          &w->found, e);
-
-    if (!rc && w->found)
-        rc = lm_model_source_file_now(m->source, "tokenizer_config.json", MAX_TOKENIZER, &w->config,
-                                      &has_config, e);
-    return rc;
-}
 
 static bool same_bytes(const lm_buf *a, const lm_buf *b)
 {
@@ -326,8 +313,8 @@ lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
     lm_code rc = lm_arena_alloc(p->arena, &w, (size_t)r->n_inputs, sizeof *w, e);
 
     for (int i = 0; !rc && i < r->n_inputs; i++) {
-        rc = read_words(&p->model[i], &w[i], e);
-        found += w[i].found;
+        rc = lm_tokenizer_text(p->model[i].source, false, &w[i].json, &w[i].config, &w[i].found, e);
+        found += w[i].found != NULL;
     }
     p->tokenizer = p->lead;
     for (int i = 0; !rc && found && !w[p->tokenizer].found; i++)

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "merge/search_log.h"
+#include "text/tokenizer_source.h"
 
 typedef struct {
     const lm_merge_plan *p;
@@ -21,7 +22,7 @@ typedef struct {
     void *tensor;   /* the largest that the model has */
     size_t room;
     lm_buf line;
-    int64_t seen;
+    int64_t seen, total; /* total: 0: not known */
     double best;
 } work;
 
@@ -65,8 +66,7 @@ static lm_code report(void *ctx, const lm_candidate *c, lm_err *e)
     w->seen = c->index + 1;
     w->best = c->best ? c->objective : w->best;
     snprintf(note, sizeof note, "best %.4f", w->best);
-    lm_progress(w->o->sink, "search", (double)w->seen, (double)w->o->search.max, "candidates",
-                note);
+    lm_progress(w->o->sink, "search", (double)w->seen, (double)w->total, "candidates", note);
     return lm_search_log_candidate(c, &w->line, e) ? e->code : write_line(w, e);
 }
 
@@ -166,24 +166,15 @@ static lm_code take_best(lm_merge_recipe *r, lm_merge_plan *p, int n, const doub
     return LM_OK;
 }
 
-enum { MAX_TOKENIZER = 512 << 20 };
-
 /* The tokenizer that the merged model will have; *own is to be freed; both NULL: it has none. */
 static lm_code find_tokenizer(const lm_merge_plan *p, const lm_tokenizer **tok, lm_tokenizer **own,
                               lm_err *e)
 {
-    const lm_merge_model *m = &p->model[p->tokenizer];
-    lm_buf json = { 0 };
-    bool found = false;
     *tok = p->vocab ? lm_vocab_tokenizer(p->vocab) : NULL;
     if (*tok)
         return LM_OK;
-    lm_code rc =
-        lm_model_source_file_now(m->source, "tokenizer.json", MAX_TOKENIZER, &json, &found, e);
-    if (!rc && found)
-        rc = lm_tokenizer_from_json(json.data, json.len, NULL, 0, m->name, own, e);
+    lm_code rc = lm_tokenizer_of(p->model[p->tokenizer].source, own, e);
     *tok = *own;
-    lm_buf_fini(&json);
     return rc;
 }
 
@@ -205,6 +196,8 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
         s.start = start;
     /* what is wrong with the search's own options is said before anything is opened */
     lm_code rc = lm_search_new(&s, &trial, e);
+    if (!rc && (s.max || s.kind == LM_SEARCH_GRID || s.kind == LM_SEARCH_SIMPLEX))
+        w.total = lm_search_total(trial); /* the others end when they have arrived */
     lm_search_free(trial);
     if (!rc)
         rc = lm_config_read(p->config, "config.json", &config, e);

@@ -9,35 +9,50 @@
 
 enum { MAX_FILE = 256 << 20 };
 
-lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
-{
-    lm_buf json = { 0 }, config = { 0 }, vocab = { 0 }, merges = { 0 };
-    bool found = false, pair = false;
-    char where[300];
-    lm_code rc = lm_model_source_file(m, "tokenizer.json", MAX_FILE, &json, &found, e);
+typedef lm_code reading(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
+                        bool *found, lm_err *e);
 
-    *out = NULL;
-    snprintf(where, sizeof where, "%.200s: tokenizer.json", lm_model_source_path(m));
-    if (!rc && !found)
-        rc = lm_model_source_file(m, "vocab.json", MAX_FILE, &vocab, &pair, e);
+lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *config,
+                          const char **from, lm_err *e)
+{
+    reading *read = spool ? lm_model_source_file : lm_model_source_file_now;
+    lm_buf vocab = { 0 }, merges = { 0 };
+    bool whole = false, pair = false, more;
+    lm_code rc = read(m, "tokenizer.json", MAX_FILE, json, &whole, e);
+
+    *from = whole ? "tokenizer.json" : NULL;
+    if (!rc && !whole)
+        rc = read(m, "vocab.json", MAX_FILE, &vocab, &pair, e);
     if (!rc && pair)
-        rc = lm_model_source_file(m, "merges.txt", MAX_FILE, &merges, &pair, e);
+        rc = read(m, "merges.txt", MAX_FILE, &merges, &pair, e);
     if (!rc && pair) {
+        char where[300];
+
         snprintf(where, sizeof where, "%.200s: merges.txt", lm_model_source_path(m));
-        rc = lm_tokenizer_join(&vocab, where, &merges, &json, e);
-        snprintf(where, sizeof where, "%.200s: vocab.json", lm_model_source_path(m));
+        rc = lm_tokenizer_join(&vocab, where, &merges, json, e);
+        *from = "vocab.json";
     }
-    if (!rc && (found || pair)) {
-        bool more;
-        rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, &config, &more, e);
-        if (!rc)
-            rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
-                                        config.len, where, out, e);
-    }
-    lm_buf_fini(&json);
-    lm_buf_fini(&config);
+    if (!rc && *from)
+        rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, config, &more, e);
     lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
+    return rc;
+}
+
+lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
+{
+    lm_buf json = { 0 }, config = { 0 };
+    const char *from = NULL;
+    char where[300];
+    lm_code rc = lm_tokenizer_text(m, true, &json, &config, &from, e);
+
+    *out = NULL;
+    snprintf(where, sizeof where, "%.200s: %s", lm_model_source_path(m), from ? from : "");
+    if (!rc && from)
+        rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
+                                    config.len, where, out, e);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
     return rc;
 }
 
