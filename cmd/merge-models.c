@@ -29,7 +29,7 @@ static struct {
     /* the search for weights */
     const char *search, *objective, *val_dtype, *grid, *bounds, *resume;
     lm_strs val;
-    int64_t val_tokens, seq, stride, max_candidates;
+    int64_t val_tokens, seq, stride, max_candidates, popsize;
     double sigma;
 } opt = { .shard = LM_MAX_SHARD_BYTES, .objective = "tokens", .val_dtype = "f32" };
 
@@ -87,6 +87,8 @@ static const lm_opt options[] = {
     LM_STR(0, "grid", &opt.grid, "V,V,...", "grid, coordinate: values [0,0.25,...,1.5]"),
     LM_STR(0, "bounds", &opt.bounds, "LO,HI", "cma-es: of each weight [0,1.5]"),
     LM_REAL(0, "sigma", &opt.sigma, "X", 1e-9, 1e9, "cma-es: first step [0.3 of the bounds]"),
+    LM_COUNT(0, "popsize", &opt.popsize, "N", 4, 4096,
+             "cma-es: points of a generation [4 + 3 ln models]"),
     LM_STR(0, "resume", &opt.resume, "FILE", "go on with the candidates of an earlier search"),
     LM_GROUP("Output (-o: a folder, NAME.tar, NAME.lmz, NAME.safetensors, or - for a tar)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "type of the result [that of the base]"),
@@ -342,6 +344,7 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
     o.search.seed = (uint64_t)tool.seed;
     o.search.max = opt.max_candidates;
     o.search.sigma = opt.sigma;
+    o.search.popsize = (int)opt.popsize;
     if (opt.grid) {
         o.search.n_grid = read_list("--grid", opt.grid, grid, 256);
         o.search.grid = grid;
@@ -381,7 +384,8 @@ static void check_search(void)
                   { "max-candidates", NULL, NULL },
                   { "grid", "grid", "coordinate" },
                   { "bounds", "cma-es", NULL },
-                  { "sigma", "cma-es", NULL } };
+                  { "sigma", "cma-es", NULL },
+                  { "popsize", "cma-es", NULL } };
 
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         char where[40];

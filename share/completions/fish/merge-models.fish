@@ -36,6 +36,7 @@ complete -c merge-models -l max-candidates -r -d 'at most [grid all, simplex mod
 complete -c merge-models -l grid -r -d 'grid, coordinate: values [0,0.25,...,1.5]'
 complete -c merge-models -l bounds -r -d 'cma-es: of each weight [0,1.5]'
 complete -c merge-models -l sigma -r -d 'cma-es: first step [0.3 of the bounds]'
+complete -c merge-models -l popsize -r -d 'cma-es: points of a generation [4 + 3 ln models]'
 complete -c merge-models -l resume -r -d 'go on with the candidates of an earlier search'
 complete -c merge-models -l dtype -x -a 'f64 f32 f16 bf16' -d 'type of the result [that of the base]'
 complete -c merge-models -l max-shard-size -r -d 'begin another file when one holds this much [5 GB]'
