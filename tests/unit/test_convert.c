@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 
 #include "base/mem.h"
 #include "model/convert_rows.h"
+#include "model/convert_types.h"
 #include "model/gguf_meta.h"
 #include "model/slots.h"
 
@@ -262,9 +264,138 @@ static void merges_come_out_of_scores(void **state)
     lm_buf_fini(&config);
 }
 
+/* ---- Types of tensors ---- */
+
+/* The digit of a K-quant: '4', '5' or '6'; '8' for Q8_0, 'a' and 'b' for Q5_0 and Q5_1. */
+static char letter(uint32_t type)
+{
+    static const char letters[] = "0140..ab8...456";
+
+    return type == LM_GGUF_TYPE_BF16 ? 'w' : type < sizeof letters - 1 ? letters[type] : '?';
+}
+
+/* The types of one role in all layers, or outside them. */
+static void types_of(const lm_config *c, const char *name, lm_role role, bool bias, char out[64])
+{
+    const lm_gguf_recipe *r = NULL;
+    lm_slot *s = NULL;
+    size_t n = 0, k = 0;
+    bool fell_back;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_gguf_recipe_find(name, &r, &e), LM_OK);
+    assert_int_equal(lm_slots_make(c, &s, &n, &e), LM_OK);
+    for (size_t i = 0; i < n; i++)
+        if (s[i].role == role && s[i].bias == bias)
+            out[k++] = letter(lm_gguf_recipe_type(r, c, &s[i], LM_DTYPE_BF16, &fell_back));
+    out[k] = 0;
+    lm_free(s);
+}
+
+static void config_of(lm_config *c, const char *type, int layers, int width, bool tied)
+{
+    char text[400];
+
+    snprintf(text, sizeof text,
+             strcmp(type, "gpt2")
+                 ? "{\"model_type\":\"%s\",\"num_hidden_layers\":%d,\"hidden_size\":%d,"
+                   "\"tie_word_embeddings\":%s,\"num_attention_heads\":4,"
+                   "\"intermediate_size\":256,\"vocab_size\":20,"
+                   "\"max_position_embeddings\":64}"
+                 : "{\"model_type\":\"%s\",\"n_layer\":%d,\"n_embd\":%d,"
+                   "\"tie_word_embeddings\":%s,\"n_head\":4,\"vocab_size\":20,"
+                   "\"n_positions\":16}",
+             type, layers, width, tied ? "true" : "false");
+    read_config(text, c);
+}
+
+/* What llama-quantize (llama.cpp of 2026) gave for the same shapes. */
+static void mixtures_are_llama_cpps(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type;
+        int layers;
+        const char *value, *down;
+    } want[] = {
+        { "q4_k_s", 2, "55", "44" },
+        { "q4_k_m", 2, "46", "46" },
+        { "q5_k_s", 2, "55", "55" },
+        { "q5_k_m", 2, "56", "56" },
+        { "q4_k_s", 12, "555544444444", "544444444444" },
+        { "q4_k_m", 12, "644644644666", "644644644666" },
+        { "q5_k_s", 12, "555555555555", "555555555555" },
+        { "q5_k_m", 12, "655655655666", "655655655666" },
+        { "q4_k_s", 32, "55554444444444444444444444444444", "55554444444444444444444444444444" },
+        { "q4_k_m", 32, "66664464464464464464464464466666", "66664464464464464464464464466666" },
+        { "q5_k_s", 32, "55555555555555555555555555555555", "55555555555555555555555555555555" },
+        { "q5_k_m", 32, "66665565565565565565565565566666", "66665565565565565565565565566666" },
+    };
+    char got[64];
+
+    for (size_t i = 0; i < 2 * sizeof want / sizeof *want; i++) {
+        bool gpt2 = i % 2;
+        size_t k = i / 2;
+        const char base[2] = { want[k].type[1], 0 };
+        lm_config c;
+        config_of(&c, gpt2 ? "gpt2" : "llama", want[k].layers, 256, gpt2);
+        types_of(&c, want[k].type, gpt2 ? LM_ROLE_QKV : LM_ROLE_V, false, got);
+        assert_string_equal(got, want[k].value);
+        types_of(&c, want[k].type, LM_ROLE_DOWN, false, got);
+        assert_string_equal(got, want[k].down);
+        types_of(&c, want[k].type, LM_ROLE_UP, false, got);
+        assert_int_equal(strspn(got, base), want[k].layers);
+        types_of(&c, want[k].type, LM_ROLE_EMBED, false, got);
+        assert_string_equal(got, gpt2 ? "6" : base); /* tied: it is the head */
+        types_of(&c, want[k].type, LM_ROLE_OUTPUT, false, got);
+        assert_string_equal(got, gpt2 ? "" : "6");
+        types_of(&c, want[k].type, LM_ROLE_NORM, false, got);
+        assert_int_equal(strspn(got, "0"), strlen(got));
+        types_of(&c, want[k].type, LM_ROLE_QKV, true, got);
+        assert_int_equal(strspn(got, "0"), strlen(got));
+        lm_config_fini(&c);
+    }
+}
+
+static void rows_that_fit_no_block_fall_back(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type;
+        int width;
+        char want;
+        bool falls;
+    } cases[] = {
+        { "q4_k", 256, '4', false }, { "q4_k", 96, 'a', true },  { "q5_k", 96, 'b', true },
+        { "q6_k", 96, '8', true },   { "q8_0", 96, '8', false }, { "q4_k", 40, 'w', true },
+        { "q6_k", 40, 'w', true },   { "q8_0", 40, 'w', true },  { "keep", 40, 'w', false },
+        { "f32", 40, '0', false },   { "f16", 96, '1', false },
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const lm_gguf_recipe *r = NULL;
+        lm_config c;
+        lm_slot *s = NULL;
+        size_t n = 0;
+        bool fell_back;
+        lm_err e = { 0 };
+        config_of(&c, "llama", 1, cases[i].width, false);
+        assert_int_equal(lm_gguf_recipe_find(cases[i].type, &r, &e), LM_OK);
+        assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+        const lm_slot *q = slot_of(s, n, "blk.0.attn_q.weight");
+        assert_int_equal(letter(lm_gguf_recipe_type(r, &c, q, LM_DTYPE_BF16, &fell_back)),
+                         cases[i].want);
+        assert_int_equal(fell_back, cases[i].falls);
+        lm_free(s);
+        lm_config_fini(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mixtures_are_llama_cpps),
+        cmocka_unit_test(rows_that_fit_no_block_fall_back),
         cmocka_unit_test(slots_have_names_and_shapes),
         cmocka_unit_test(rope_rows_are_llama_cpps),
         cmocka_unit_test(bits_are_moved),
