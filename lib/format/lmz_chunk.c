@@ -256,18 +256,38 @@ typedef struct {
     size_t worth; /* more bytes than that, and it is kept raw */
 } attempt;
 
+static bool try_all(const lm_lmz_coder *c, lm_lmz_kind kind)
+{
+    return c->level >= 10 || kind == LM_LMZ_BYTES;
+}
+
+static bool promising(const guess *g)
+{
+    return g->bits < 7.92;
+}
+
 static attempt attempt_for(const lm_lmz_coder *c, lm_lmz_kind kind, const guess *g, bool repeating,
                            size_t n)
 {
-    bool all = c->level >= 10 || kind == LM_LMZ_BYTES, promising = g->bits < 7.92;
+    bool all = try_all(c, kind);
     return (attempt){
-        .huffman = all || promising,
-        .zstd = all || repeating || g->top > SPARSE || (promising && !kinds[kind].field),
+        .huffman = all || promising(g),
+        .zstd = all || repeating || g->top > SPARSE || (promising(g) && !kinds[kind].field),
         .worth = c->level >= 10 ? n : n - n / 128,
     };
 }
 
-/* Code the n bytes p into dst, which has room for n. */
+/* The first planes that will be kept raw, unless contents repeat: they are split to where they go. */
+static int raw_planes(const lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
+                      const guess g[LM_PLANES_MAX])
+{
+    int k = 0;
+    while (!try_all(c, kind) && k < f.size && !promising(&g[k]))
+        k++;
+    return k;
+}
+
+/* Code the n bytes p into dst, which has room for n.  When p is there or behind, it is kept raw. */
 static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n, uint8_t *dst)
 {
     size_t planned = 0, best = a.worth;
@@ -288,7 +308,8 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
     planned = planned ? lm_exp_write(c->exp, &c->work, p, n, dst, a.worth) : 0;
     if (planned)
         return (coded){ EXP, planned };
-    memcpy(dst, p, n);
+    if (dst != p)
+        memmove(dst, p, n);
     return (coded){ RAW, n };
 }
 
@@ -320,16 +341,20 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         fill_clog(c);
         f.delta = choose_delta(c, f, src, base, n, g);
         lay_out(c->plane, n, f.size, plane);
-        for (int k = 0; k < f.size; k++)
-            from[k] = plane[k];
-        if (f.size == 1 && !f.delta)
-            from[0] = src;
-        else
+        bool whole = f.size == 1 && !f.delta; /* the chunk is the plane */
+        int placed = whole ? 0 : raw_planes(c, kind, f, g);
+        for (int k = 0; k < placed; k++)
+            plane[k] = out + at + (size_t)k * n;
+        if (!whole)
             c->planes->split(f, src, base, n, plane);
+        for (int k = 0; k < f.size; k++)
+            from[k] = whole ? src : plane[k];
         int noisy = 0;
         for (int k = 1; k < f.size; k++)
             noisy = g[k].bits > g[noisy].bits ? k : noisy;
         bool again = repeats(from[noisy], n);
+        for (int k = 0; again && k < placed; k++) /* zstd may want them after all */
+            from[k] = memcpy(c->plane + (size_t)k * n, plane[k], n);
         for (int k = 0; k < f.size; k++) {
             attempt a = attempt_for(c, kind, &g[k], again, n);
             coded p = encode_plane(c, a, from[k], n, out + at);

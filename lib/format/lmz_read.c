@@ -263,6 +263,18 @@ lm_code lm_lmz_next(lm_lmz *z, const lm_bundle_file **f, lm_err *e)
     return LM_OK;
 }
 
+static size_t up_to_chunk(const lm_lmz *z, size_t file, uint64_t from, size_t n)
+{
+    const lmz_part *p = lmz_table_part_at(&z->table, file, from);
+    uint64_t at = p ? from - p->pub.offset : 0;
+    uint64_t end = at - at % LM_LMZ_CHUNK + LM_LMZ_CHUNK; /* of the chunk, in the part */
+
+    if (!p)
+        return n;
+    end = end < p->pub.raw ? end : p->pub.raw;
+    return end - at < n ? (size_t)(end - at) : n;
+}
+
 lm_code lm_lmz_read(void *lmz, void *dst, size_t cap, size_t *got, lm_err *e)
 {
     lm_lmz *z = lmz;
@@ -274,6 +286,9 @@ lm_code lm_lmz_read(void *lmz, void *dst, size_t cap, size_t *got, lm_err *e)
         return LM_OK;
     uint64_t left = z->table.file[z->next_file - 1].pub->bytes - z->forward_at;
     size_t n = left < cap ? (size_t)left : cap;
+    if (lm_par_threads(z->par) ==
+        1) /* up to the end of a chunk: the caller finds it in the cache */
+        n = up_to_chunk(z, z->next_file - 1, z->forward_at, n);
     lm_code rc = lm_lmz_pread(z, z->next_file - 1, z->forward_at, dst, n, e);
     if (!rc) {
         z->forward_at += n;

@@ -1,59 +1,26 @@
 /* lmz_write.c -- pushed bytes to an .lmz.
  *
  * The bytes of a file are cut into parts (a .safetensors at its tensors, once its header is there)
- * and these into chunks; some chunks for each thread make a batch.  While the chunks of one batch
- * are coded on the pool, another task writes what the batch before became, and one adds the raw
- * bytes to the file's digest, so that neither is waited for.  What is written depends on the bytes
+ * and these into chunks, which lmz_batch.h codes and writes.  What is written depends on the bytes
  * alone, never on how they were pushed or on the threads. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <zstd.h>
 
-#include "base/hash.h"
-#include "format/lmz_base.h"
+#include "format/lmz_batch.h"
 #include "format/safetensors_table.h"
 
-enum { JOBS_A_THREAD = 3, INDEX_LEVEL = 9 };
-
-/* One chunk on its way. */
-typedef struct {
-    uint8_t *own;       /* raw bytes gathered here ... */
-    const uint8_t *src; /* ... or where the caller has them */
-    uint8_t *out;       /* the record and the coded bytes */
-    lmz_chunk_rec rec;
-    const char *base_file; /* NULL: no delta */
-    uint64_t base_from;
-    size_t records_end; /* records of the batch that go before it */
-    lm_code rc;
-    lm_err err;
-} job;
-
-typedef struct {
-    job *jobs;
-    size_t n;
-    lm_buf records;
-} batch;
+enum { INDEX_LEVEL = 9 };
 
 /* How far the current file is known. */
 typedef enum { NO_FILE, LENGTH, HEADER, DATA } stage;
 
 struct lm_lmz_writer {
-    lm_write_fn write;
-    void *ctx;
     char *where;
-    lm_par *par;
-    lm_bundle *base;
     lmz_bases *bases;
     lmz_table table;
-    lm_hash128 records, digest; /* of the record checks, of the current file */
-    uint64_t at;                /* bytes written */
-
-    batch batches[2];
-    int current;
-    size_t jobs; /* in each */
-    lm_lmz_coder **coders;
-    uint8_t **rooms; /* of the base's bytes; one for each thread */
+    lmz_batches out;
 
     stage stage;
     uint64_t file_bytes, pushed;
@@ -68,138 +35,6 @@ struct lm_lmz_writer {
     lm_code failed;
     lm_err failure;
 };
-
-static batch *now(lm_lmz_writer *w)
-{
-    return &w->batches[w->current];
-}
-
-/* ---- Coding and writing batches ---- */
-
-static void code_job(lm_lmz_writer *w, job *j, int who)
-{
-    const uint8_t *base = NULL;
-    size_t coded = 0;
-
-    j->rc = LM_OK;
-    if (j->base_file && !w->rooms[who])
-        j->rc = lm_realloc_n(&w->rooms[who], LM_LMZ_CHUNK, 1, "a chunk of the base", &j->err);
-    if (!j->rc && j->base_file)
-        j->rc = lmz_base_bytes(w->base, j->base_file, j->base_from, j->rec.raw, w->rooms[who],
-                               &base, &j->err);
-    if (!j->rc)
-        j->rc = lm_lmz_encode(w->coders[who], j->rec.kind, j->src, j->rec.raw, base,
-                              j->out + LMZ_CHUNK_RECORD, lm_lmz_chunk_bound(LM_LMZ_CHUNK), &coded,
-                              &j->err);
-    if (j->rc)
-        return;
-    if (j->base_file)
-        lmz_base_forget(w->base, j->base_file, j->base_from, j->rec.raw);
-    j->rec.coded = (uint32_t)coded;
-    j->rec.raw_check = lm_hash64(j->src, j->rec.raw, 0);
-    j->rec.coded_check = lm_hash64(j->out + LMZ_CHUNK_RECORD, coded, 0);
-    lmz_put_chunk(j->out, &j->rec);
-}
-
-static lm_code emit(lm_lmz_writer *w, const void *data, size_t bytes, lm_err *e)
-{
-    lm_code rc = bytes ? w->write(w->ctx, data, bytes, e) : LM_OK;
-
-    w->at += bytes;
-    return rc;
-}
-
-/* Whole records one after another. */
-static lm_code emit_records(lm_lmz_writer *w, const uint8_t *p, size_t bytes, lm_err *e)
-{
-    for (size_t at = 0, n; at < bytes; at += n) {
-        n = lmz_record_size(p + at);
-        lm_hash128_add(&w->records, p + at + n - 8, 8);
-    }
-    return emit(w, p, bytes, e);
-}
-
-/* The index wants the coded bytes of each chunk, in order. */
-static lm_code note_chunk(lm_lmz_writer *w, uint32_t coded, lm_err *e)
-{
-    lmz_table *t = &w->table;
-    lm_code rc =
-        lm_grow(&t->chunk, &t->chunks_cap, t->chunks + 1, sizeof *t->chunk, "chunks of an .lmz", e);
-    if (!rc)
-        t->chunk[t->chunks++].coded = coded;
-    return rc;
-}
-
-static lm_code write_batch(lm_lmz_writer *w, batch *b, lm_err *e)
-{
-    const uint8_t *records = (const uint8_t *)b->records.data;
-    size_t done = 0;
-    lm_code rc = LM_OK;
-
-    for (size_t i = 0; i < b->n && !rc; i++) {
-        job *j = &b->jobs[i];
-
-        rc = emit_records(w, records + done, j->records_end - done, e);
-        done = j->records_end;
-        rc = rc ? rc : note_chunk(w, j->rec.coded, e);
-        lm_hash128_add(&w->records, j->out + LMZ_CHUNK_RECORD - 8, 8);
-        rc = rc ? rc : emit(w, j->out, LMZ_CHUNK_RECORD + j->rec.coded, e);
-    }
-    rc = rc ? rc : emit_records(w, records + done, b->records.len - done, e);
-    b->n = 0;
-    b->records.len = 0;
-    return rc;
-}
-
-typedef struct {
-    lm_lmz_writer *w;
-    batch *before, *coded;
-    lm_code rc;
-    lm_err err;
-} round;
-
-static void work(void *ctx, int64_t begin, int64_t end, int who)
-{
-    round *r = ctx;
-
-    for (int64_t i = begin; i < end; i++) {
-        if (i == 0)
-            r->rc = write_batch(r->w, r->before, &r->err);
-        else if (i == 1)
-            for (size_t k = 0; k < r->coded->n; k++)
-                lm_hash128_add(&r->w->digest, r->coded->jobs[k].src, r->coded->jobs[k].rec.raw);
-        else
-            code_job(r->w, &r->coded->jobs[i - 2], who);
-    }
-}
-
-static lm_code fail_writer(lm_lmz_writer *w, lm_code rc, lm_err *e)
-{
-    if (rc && !w->failed) {
-        w->failed = rc;
-        w->failure = *e;
-    }
-    return rc;
-}
-
-/* Code the current batch, write the one before, and go on with the other. */
-static lm_code turn(lm_lmz_writer *w, lm_err *e)
-{
-    round r = { .w = w, .before = &w->batches[!w->current], .coded = now(w) };
-
-    lm_par_for(w->par, (int64_t)r.coded->n + 2, 1, work, &r);
-    if (r.rc) {
-        *e = r.err;
-        return r.rc;
-    }
-    for (size_t i = 0; i < r.coded->n; i++)
-        if (r.coded->jobs[i].rc) {
-            *e = r.coded->jobs[i].err;
-            return r.coded->jobs[i].rc;
-        }
-    w->current = !w->current;
-    return LM_OK;
-}
 
 /* ---- Cutting files into parts and chunks ---- */
 
@@ -243,58 +78,24 @@ static lm_code next_part(lm_lmz_writer *w, lm_err *e)
     while (!rc && w->next_part < w->n_parts && w->part_at == w->part.raw) {
         describe_part(w, w->next_part++);
         rc = lmz_table_part(&w->table, &w->part, 0, false, w->where, e);
-        rc = rc ? rc : lmz_put_part(&now(w)->records, &w->part, e);
+        rc = rc ? rc : lmz_put_part(lmz_batches_records(&w->out), &w->part, e);
     }
     return rc;
 }
 
-static lm_code open_job(lm_lmz_writer *w, job *j, lm_err *e)
+static lm_code begin_chunk(lm_lmz_writer *w, lm_err *e)
 {
     uint64_t left = w->part.raw - w->part_at;
-    uint8_t *out = j->out, *own = j->own;
-    lm_code rc = LM_OK;
+    bool delta = w->part.flags & LMZ_PART_DELTA;
+    lmz_chunk_rec r = { .file = w->part.file,
+                        .part = w->part.part,
+                        .offset = w->part.offset + w->part_at,
+                        .kind = w->part.kind,
+                        .flags = w->part.flags };
 
-    if (!out)
-        rc = lm_alloc_n(&out, LMZ_CHUNK_RECORD + lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1,
-                        "a coded chunk", e);
-    if (rc)
-        return rc;
-    *j = (job){ .own = own, .out = out, .records_end = now(w)->records.len };
-    j->rec = (lmz_chunk_rec){ .file = w->part.file,
-                              .part = w->part.part,
-                              .offset = w->part.offset + w->part_at,
-                              .kind = w->part.kind,
-                              .flags = w->part.flags };
-    j->rec.raw = left < LM_LMZ_CHUNK ? (uint32_t)left : LM_LMZ_CHUNK;
-    if (w->part.flags & LMZ_PART_DELTA) {
-        j->base_file = w->part.base_file.p;
-        j->base_from = w->part.base_from + w->part_at;
-    }
-    return LM_OK;
-}
-
-/* Bytes into the job's own memory. */
-static lm_code gather(job *j, size_t at, const void *data, size_t bytes, lm_err *e)
-{
-    lm_code rc = j->own ? LM_OK : lm_realloc_n(&j->own, LM_LMZ_CHUNK, 1, "a chunk", e);
-
-    if (rc)
-        return rc;
-    memcpy(j->own + at, data, bytes);
-    j->src = j->own;
-    return LM_OK;
-}
-
-/* The caller's bytes must not be used after it has returned. */
-static lm_code keep_borrowed(lm_lmz_writer *w, lm_err *e)
-{
-    batch *b = now(w);
-    lm_code rc = LM_OK;
-
-    for (size_t i = 0; i < b->n && !rc; i++)
-        if (b->jobs[i].src != b->jobs[i].own)
-            rc = gather(&b->jobs[i], 0, b->jobs[i].src, b->jobs[i].rec.raw, e);
-    return rc;
+    r.raw = left < LM_LMZ_CHUNK ? (uint32_t)left : LM_LMZ_CHUNK;
+    return lmz_job_begin(&w->out, &r, delta ? w->part.base_file.p : NULL,
+                         w->part.base_from + w->part_at, e);
 }
 
 /* Bytes of the parts.  A chunk is complete when part_at stands at its end. */
@@ -304,21 +105,17 @@ static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *
 
     while (bytes && !rc && !(rc = next_part(w, e))) {
         size_t in = w->part_at % LM_LMZ_CHUNK;
-        batch *b = now(w);
-        job *j = &b->jobs[b->n];
+        lmz_job *j = lmz_batches_job(&w->out);
 
-        if (!in && (rc = open_job(w, j, e)))
+        if (!in && (rc = begin_chunk(w, e)))
             break;
         size_t n = j->rec.raw - in < bytes ? j->rec.raw - in : bytes;
-        if (n == j->rec.raw)
-            j->src = data;
-        else
-            rc = gather(j, in, data, n, e);
+        rc = lmz_job_add(j, in, data, n, e);
         w->part_at += n;
         data += n;
         bytes -= n;
-        if (!rc && in + n == j->rec.raw && ++b->n == w->jobs)
-            rc = turn(w, e);
+        if (!rc && in + n == j->rec.raw)
+            rc = lmz_job_end(&w->out, e);
     }
     return rc;
 }
@@ -343,7 +140,7 @@ static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
     w->n_parts = w->file_bytes ? 1 + w->tensors.n : 0;
     w->head = (lm_buf){ 0 };
     rc = cut(w, (const uint8_t *)head.data, head.len, e);
-    rc = rc ? rc : keep_borrowed(w, e);
+    rc = rc ? rc : lmz_batches_keep(&w->out, e);
     lm_buf_fini(&head);
     return rc;
 }
@@ -384,7 +181,16 @@ static lm_code push(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err 
             return rc;
     }
     rc = cut(w, data, bytes, e);
-    return rc ? rc : keep_borrowed(w, e);
+    return rc ? rc : lmz_batches_keep(&w->out, e);
+}
+
+static lm_code fail_writer(lm_lmz_writer *w, lm_code rc, lm_err *e)
+{
+    if (rc && !w->failed) {
+        w->failed = rc;
+        w->failure = *e;
+    }
+    return rc;
 }
 
 lm_code lm_lmz_write(void *writer, const void *data, size_t bytes, lm_err *e)
@@ -414,16 +220,16 @@ static lm_code end_file(lm_lmz_writer *w, lm_err *e)
         return lm_fail(e, LM_EBUG, w->where, NULL,
                        "%" PRIu64 " of the %" PRIu64 " bytes of '%s' were written", w->pushed,
                        w->file_bytes, f->pub->name);
-    rc = next_part(w, e);      /* empty tensors at the end */
-    rc = rc ? rc : turn(w, e); /* the digest is known afterwards */
+    rc = next_part(w, e);                        /* empty tensors at the end */
+    rc = rc ? rc : lmz_batches_turn(&w->out, e); /* the digest is known afterwards */
     if (rc)
         return rc;
     f->whole = true;
-    lm_hash128_end(&w->digest, f->digest);
+    lm_hash128_end(&w->out.digest, f->digest);
     lmz_end_rec r = lmz_end_record(&w->table, w->table.files - 1);
     lm_st_table_fini(&w->tensors);
     w->stage = NO_FILE;
-    return lmz_put_end(&now(w)->records, &r, e);
+    return lmz_put_end(lmz_batches_records(&w->out), &r, e);
 }
 
 static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm_err *e)
@@ -437,10 +243,10 @@ static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm
     lm_code rc = w->stage == NO_FILE ? LM_OK : end_file(w, e);
 
     rc = rc ? rc : lmz_table_file(&w->table, &r, 0, w->where, LM_EUSAGE, e);
-    rc = rc ? rc : lmz_put_file(&now(w)->records, &r, e);
+    rc = rc ? rc : lmz_put_file(lmz_batches_records(&w->out), &r, e);
     if (rc)
         return rc;
-    lm_hash128_init(&w->digest);
+    lm_hash128_init(&w->out.digest);
     w->file_bytes = bytes;
     w->pushed = 0;
     w->next_part = 0;
@@ -485,27 +291,11 @@ static lm_code know_base(lm_lmz_writer *w, const lm_lmz_opts *o, lmz_header *h, 
                        h->chain - 1, LM_LMZ_MAX_CHAIN);
     rc = lm_bundle_digest(o->base, hex, NULL, e);
     rc = rc ? rc : lmz_bases_new(o->base, &w->bases, e);
-    w->base = o->base;
     for (int i = 0; i < 16 && !rc; i++) {
         unsigned byte;
         sscanf(hex + 2 * i, "%2x", &byte);
         h->base_digest[i] = (uint8_t)byte;
     }
-    return rc;
-}
-
-static lm_code make_room(lm_lmz_writer *w, int level, lm_err *e)
-{
-    size_t n = (size_t)lm_par_threads(w->par);
-    lm_code rc;
-
-    w->jobs = n == 1 ? 1 : JOBS_A_THREAD * n; /* alone: what is digested is still in the cache */
-    rc = lm_alloc_n(&w->coders, n, sizeof *w->coders, "coders", e);
-    rc = rc ? rc : lm_alloc_n(&w->rooms, n, sizeof *w->rooms, "coders", e);
-    for (int i = 0; i < 2 && !rc; i++)
-        rc = lm_alloc_n(&w->batches[i].jobs, w->jobs, sizeof *w->batches[i].jobs, "chunks", e);
-    for (size_t i = 0; i < n && !rc; i++)
-        rc = lm_lmz_coder_new(level, lm_cpu_detect(), &w->coders[i], e);
     return rc;
 }
 
@@ -522,18 +312,19 @@ lm_code lm_lmz_create_on(lm_write_fn write, void *ctx, const char *where, const 
     if (rc)
         return rc;
     o = o ? o : &usual;
-    w->write = write;
-    w->ctx = ctx;
-    w->par = o->par;
-    lm_hash128_init(&w->records);
+    w->out.write = write;
+    w->out.ctx = ctx;
+    w->out.par = o->par;
+    w->out.base = o->base;
+    w->out.table = &w->table;
     rc = lm_strdup(&w->where, where, e);
-    rc = rc ? rc : make_room(w, o->level, e);
+    rc = rc ? rc : lmz_batches_init(&w->out, o->level, e);
     if (!rc && o->base)
         rc = know_base(w, o, &h, e);
     rc = rc ? rc : lmz_put_header(&head, &h, e);
     if (!rc) {
-        lm_hash128_add(&w->records, head.data + head.len - 8, 8);
-        rc = emit(w, head.data, head.len, e);
+        lm_hash128_add(&w->out.records, head.data + head.len - 8, 8);
+        rc = lmz_batches_emit(&w->out, head.data, head.len, e);
     }
     lm_buf_fini(&head);
     if (rc)
@@ -559,7 +350,7 @@ static lm_code put_index(lm_lmz_writer *w, lm_buf *out, lm_err *e)
     lmz_index_rec r = { index.len, n, rc ? 0 : lm_hash64(coded.data, n, 0) };
     rc = rc ? rc : lmz_put_index(out, &r, e);
     if (!rc)
-        lm_hash128_add(&w->records, out->data + out->len - 8, 8);
+        lm_hash128_add(&w->out.records, out->data + out->len - 8, 8);
     rc = rc ? rc : lm_buf_add(out, coded.data, n, e);
     lm_buf_fini(&index);
     lm_buf_fini(&coded);
@@ -572,16 +363,15 @@ static lm_code finish(lm_lmz_writer *w, lm_err *e)
     lmz_footer f = { .raw = w->table.raw, .files = (uint32_t)w->table.files };
     lm_code rc = w->stage == NO_FILE ? LM_OK : end_file(w, e);
 
-    rc = rc ? rc : turn(w, e);
-    rc = rc ? rc : write_batch(w, &w->batches[!w->current], e);
-    f.index_at = w->at;
+    rc = rc ? rc : lmz_batches_flush(&w->out, e);
+    f.index_at = w->out.at;
     rc = rc ? rc : put_index(w, &out, e);
     f.index_bytes = out.len;
-    f.bytes = w->at + out.len + LMZ_FOOTER;
-    lm_hash128_end(&w->records, f.records);
+    f.bytes = w->out.at + out.len + LMZ_FOOTER;
+    lm_hash128_end(&w->out.records, f.records);
     rc = rc ? rc : lmz_table_digest(&w->table, f.content, e);
     rc = rc ? rc : lmz_put_footer(&out, &f, e);
-    rc = rc ? rc : emit(w, out.data, out.len, e);
+    rc = rc ? rc : lmz_batches_emit(&w->out, out.data, out.len, e);
     lm_buf_fini(&out);
     return rc;
 }
@@ -602,22 +392,7 @@ void lm_lmz_drop(lm_lmz_writer *w)
 {
     if (!w)
         return;
-    for (int i = 0; i < 2; i++) {
-        for (size_t k = 0; w->batches[i].jobs && k < w->jobs; k++) {
-            lm_free(w->batches[i].jobs[k].own);
-            lm_free(w->batches[i].jobs[k].out);
-        }
-        lm_free(w->batches[i].jobs);
-        lm_buf_fini(&w->batches[i].records);
-    }
-    for (int i = 0; i < lm_par_threads(w->par); i++) {
-        if (w->coders)
-            lm_lmz_coder_free(w->coders[i]);
-        if (w->rooms)
-            lm_free(w->rooms[i]);
-    }
-    lm_free(w->coders);
-    lm_free(w->rooms);
+    lmz_batches_fini(&w->out);
     lmz_bases_free(w->bases);
     lm_st_table_fini(&w->tensors);
     lm_buf_fini(&w->head);

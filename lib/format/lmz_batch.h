@@ -1,0 +1,76 @@
+/* lmz_batch.h -- the chunks of an .lmz on their way: gathered, coded on the pool, written in order;
+ * private to lib/format.
+ *
+ * Some chunks for each thread make a batch.  While the chunks of one batch are coded, another task
+ * writes what the batch before became, and one adds the raw bytes to the file's digest, so that
+ * neither is waited for.  A single thread has one chunk in a batch, and writes it while it is in the
+ * cache. */
+#ifndef LM_FORMAT_LMZ_BATCH_H
+#define LM_FORMAT_LMZ_BATCH_H
+
+#include "base/hash.h"
+#include "format/lmz_base.h"
+
+/* One chunk. */
+typedef struct {
+    uint8_t *own;       /* raw bytes gathered here ... */
+    const uint8_t *src; /* ... or where the caller has them */
+    uint8_t *out;       /* the record and the coded bytes */
+    lmz_chunk_rec rec;
+    const char *base_file; /* NULL: no delta */
+    uint64_t base_from;
+    size_t records_end; /* records of the batch that go before it */
+    lm_code rc;
+    lm_err err;
+} lmz_job;
+
+typedef struct {
+    lmz_job *jobs;
+    size_t n;
+    lm_buf records;
+} lmz_batch;
+
+typedef struct {
+    lm_write_fn write;
+    void *ctx;
+    lm_par *par;
+    lm_bundle *base;            /* NULL: no delta */
+    lmz_table *table;           /* told the coded bytes of each chunk, in order */
+    lm_hash128 records, digest; /* of the record checks, of the current file */
+    uint64_t at;                /* bytes written */
+    lmz_batch batches[2];
+    int current;
+    size_t jobs; /* in each */
+    lm_lmz_coder **coders;
+    uint8_t **rooms; /* of the base's bytes; one for each thread */
+} lmz_batches;
+
+/* With write, ctx, par, base and table set, the rest zeroed. */
+lm_code lmz_batches_init(lmz_batches *b, int level, lm_err *e);
+void lmz_batches_fini(lmz_batches *b);
+
+/* The records that go behind the chunks so far are appended here. */
+static inline lm_buf *lmz_batches_records(lmz_batches *b)
+{
+    return &b->batches[b->current].records;
+}
+/* The job of the next chunk: begun with what is said of it (bytes and checks come later), given n
+ * bytes from `data` at `at` (borrowed when it is all of them), and counted as complete. */
+static inline lmz_job *lmz_batches_job(lmz_batches *b)
+{
+    return &b->batches[b->current].jobs[b->batches[b->current].n];
+}
+lm_code lmz_job_begin(lmz_batches *b, const lmz_chunk_rec *r, const char *base_file,
+                      uint64_t base_from, lm_err *e);
+lm_code lmz_job_add(lmz_job *j, size_t at, const uint8_t *data, size_t n, lm_err *e);
+lm_code lmz_job_end(lmz_batches *b, lm_err *e);
+/* What is borrowed from the caller is copied, as it has to return. */
+lm_code lmz_batches_keep(lmz_batches *b, lm_err *e);
+/* Code what is gathered and write what was coded before; the digest has seen all chunks so far. */
+lm_code lmz_batches_turn(lmz_batches *b, lm_err *e);
+/* Code and write all. */
+lm_code lmz_batches_flush(lmz_batches *b, lm_err *e);
+/* Write these bytes behind all. */
+lm_code lmz_batches_emit(lmz_batches *b, const void *data, size_t bytes, lm_err *e);
+
+#endif
