@@ -154,6 +154,11 @@ static lm_code report_packed(const char *input, const char *output, const lm_pac
     } else {
         print_losses(r, apart);
     }
+    if ((opt.states || opt.weights) && !r->n_loss)
+        lm_say(&tool, LM_LOG_WARN, "%s: has no tensor that %s would make smaller", input,
+               !opt.weights  ? "--optimizer-states"
+               : !opt.states ? "--weights"
+                             : "--weights or --optimizer-states");
     lm_say(&tool, LM_LOG_WARN, "%s: %" PRIu64 " %s, %s to %s (%.1f %%)%s",
            apart ? output : "standard output", r->files, r->files == 1 ? "file" : "files",
            lm_show_bytes((double)r->raw, raw), lm_show_bytes((double)r->coded, coded),

@@ -155,7 +155,17 @@ static double wall_clock(void)
 
 /* ---- what is asked for ---- */
 
-/* --resume names a run (its newest checkpoint is meant) or one checkpoint of it. */
+/* Does a checkpoint lie here that has not the name of one of a run? */
+static lm_code is_lone_checkpoint(const char *path, bool *is, lm_err *e)
+{
+    char *state = NULL;
+    lm_code rc = lm_path_join(&state, path, "state.json", e);
+    *is = !rc && (!lm_path_is_dir(path) || lm_path_exists(state));
+    lm_free(state);
+    return rc;
+}
+
+/* --resume names a run (its newest checkpoint is meant) or one checkpoint, of it or elsewhere. */
 static lm_code find_checkpoint(session *s, lm_err *e)
 {
     char *name = NULL;
@@ -167,6 +177,16 @@ static lm_code find_checkpoint(session *s, lm_err *e)
             return e->code;
         s->run = dirname(s->parent);
         return LM_OK;
+    }
+    bool lone;
+    if (is_lone_checkpoint(s->real, &lone, e))
+        return e->code;
+    if (lone && !tool.output)
+        return lm_fail(e, LM_EUSAGE, opt.resume, "name the folder of the run with -o",
+                       "lies in no run");
+    if (lone) {
+        s->run = tool.output;
+        return lm_strdup(&s->step_dir, s->real, e);
     }
     s->run = opt.resume;
     if (lm_run_newest(opt.resume, &name, e))

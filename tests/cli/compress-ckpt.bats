@@ -405,6 +405,9 @@ same() { # same A B: the same files, names and bytes
     [ "$status" -eq 0 ]
     run inspect-model w8.lmz
     [[ "$output" == *F8_E4M3* && "$output" == *F32*model.norm.weight* ]]
+    run compress-ckpt m0 --optimizer-states int8 -o none.lmz
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == *"m0: has no tensor that --optimizer-states would make smaller" ]]
     run compress-ckpt m0 --weights nf3 -o x.lmz
     [ "$status" -eq 2 ]
     [[ "$output" == *"there are fp32, fp16, bf16"* ]]

@@ -149,6 +149,18 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     train -q --resume lossy --steps 10
     mkdir coded
     cp eight.lmz coded/step-000009.lmz
+    compress-ckpt -q -d eight.lmz -o eight
+    train -q --resume eight -o on --steps 10
+    [ "$(readlink on/latest)" = step-000010 ]
+    compress-ckpt -q run/step-000009 -o whole9.lmz
+    train -q --resume whole9.lmz -o on9 --steps 10
+    train -q --resume run/step-000009 --steps 10 -o ten
+    same_bits ten/latest on9/latest
+    run train -q --resume whole9.lmz --steps 10
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"lies in no run"* ]]
+    run train -q --resume m0 -o no
+    [ "$status" -eq 2 ]
     run train -q --resume coded --steps 10
     [ "$status" -eq 1 ]
     [[ "$output" == *"compress-ckpt -d"* ]]
