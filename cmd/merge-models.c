@@ -335,6 +335,7 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
     lm_backend *b = NULL;
     lm_merge_search_opts o = { .equal = opt.objective[0] == 'e',
                                .resume = opt.resume,
+                               .check_only = tool.dry_run,
                                .write = write_line,
                                .ctx = &gone,
                                .sink = &tool.sink };
@@ -425,6 +426,8 @@ static void refuse_inputs(const lm_merge_recipe *r)
     }
     refuse(tool.config);
     refuse(opt.resume);
+    if (opt.search && opt.resume) /* the lines of both would be mixed, or the old ones are gone */
+        lm_refuse_same(&tool, "-", opt.resume);
     for (size_t i = 0; i < (size_t)opt.val.n; i++)
         refuse(opt.val.v[i]);
 }
@@ -447,13 +450,14 @@ static lm_code run(lm_err *e)
         rc = lm_merge_plan_new(r, &how, &p, e);
     for (int i = 0; !rc && i < r->n_inputs; i++) /* the base that an adapter names */
         refuse(p->path[i]);
+    if (!rc && opt.search && !opt.print_plan) {
+        rc = tool.dry_run ? LM_OK : try_output(&bundle, e);
+        rc = rc ? rc : search(r, p, par, e);
+    }
     if (!rc && (tool.dry_run || opt.print_plan))
         rc = report(p, 0, e);
-    else if (!rc) {
-        if (opt.search && !try_output(&bundle, e))
-            search(r, p, par, e);
-        rc = e->code || lm_stopping() ? e->code : merge(p, &bundle, par, e);
-    }
+    else if (!rc && !lm_stopping())
+        rc = merge(p, &bundle, par, e);
     lm_merge_plan_free(p);
     lm_par_free(par);
     lm_merge_recipe_free(r);

@@ -119,33 +119,40 @@ static lm_code prepare(work *w, lm_err *e)
     return lm_block_alloc(&w->tensor, w->room, "a merged tensor", e);
 }
 
-static lm_code run(work *w, const lm_search_opts *s, double *best, lm_err *e)
+/* The candidates, the first line before them and the last behind. */
+static lm_code try_all(work *w, const lm_search_opts *s, const lm_candidates *known,
+                       const lm_buf *head, double *best, lm_err *e)
 {
     lm_search_hooks hooks = { measure, report, w };
-    lm_candidates known = { 0 };
-    lm_buf head = { 0 };
     double objective = NAN, start = lm_now();
     int sets = w->o->val.sets;
+    for (int64_t i = 0; i < known->count; i++)
+        known->objective[i] = lm_validator_mean(w->v, known->loss + i * sets, w->o->equal);
+    if (w->o->resume)
+        lm_log(w->o->sink, LM_LOG_INFO, "%s: %" PRId64 " candidates are known", w->o->resume,
+               known->count);
+    lm_code rc = lm_buf_add(&w->line, head->data, head->len, e);
+    if (!rc)
+        rc = write_line(w, e);
+    if (!rc)
+        rc = lm_search_run(s, sets, known, &hooks, best, &objective, e);
+    if (rc || lm_stopping())
+        return rc;
+    rc = lm_search_log_best(w->n, best, objective, w->seen, lm_now() - start, &w->line, e);
+    return rc ? rc : write_line(w, e);
+}
+
+static lm_code run(work *w, const lm_search_opts *s, double *best, lm_err *e)
+{
+    lm_candidates known = { 0 };
+    lm_buf head = { 0 };
     lm_code rc = prepare(w, e);
     if (!rc)
         rc = lm_search_log_head(w->p, w->o, w->v, &head, e);
     if (!rc && w->o->resume)
-        rc = lm_search_log_read(w->o->resume, &head, w->n, sets, &known, e);
-    for (int64_t i = 0; i < known.count; i++)
-        known.objective[i] = lm_validator_mean(w->v, known.loss + i * sets, w->o->equal);
-    if (!rc && w->o->resume)
-        lm_log(w->o->sink, LM_LOG_INFO, "%s: %" PRId64 " candidates are known", w->o->resume,
-               known.count);
-    if (!rc)
-        rc = lm_buf_add(&w->line, head.data, head.len, e);
-    if (!rc)
-        rc = write_line(w, e);
-    if (!rc)
-        rc = lm_search_run(s, sets, &known, &hooks, best, &objective, e);
-    if (!rc && !lm_stopping())
-        rc = lm_search_log_best(w->n, best, objective, w->seen, lm_now() - start, &w->line, e);
-    if (!rc && !lm_stopping())
-        rc = write_line(w, e);
+        rc = lm_search_log_read(w->o->resume, &head, w->n, w->o->val.sets, &known, e);
+    if (!rc && !w->o->check_only)
+        rc = try_all(w, s, &known, &head, best, e);
     lm_candidates_fini(&known);
     lm_buf_fini(&head);
     return rc;
@@ -207,7 +214,7 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
         rc = lm_validator_new(&val, &config, b, &w.v, e);
     if (!rc)
         rc = run(&w, &s, best, e);
-    if (!rc && !lm_stopping())
+    if (!rc && !o->check_only && !lm_stopping())
         rc = take_best(r, p, n, best, e);
     lm_block_free(w.tensor, w.room);
     lm_free(w.weight);

@@ -27,6 +27,7 @@ typedef struct {
     lm_validator_opts val; /* tok NULL: the one that the merged model will have */
     bool equal;            /* the objective takes all sets alike, not by their tokens */
     const char *resume;    /* lines of an earlier search; NULL: none */
+    bool check_only;       /* end before the first candidate: options, sets and resume are good */
     lm_write_fn write;     /* receives each line with its newline, in one call */
     void *ctx;
     lm_sink *sink;

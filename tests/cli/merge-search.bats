@@ -57,7 +57,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     for way in grid simplex coordinate cma-es; do
         extra=
         [ $way != grid ] || extra="--grid 0,0.5,1"
-        [ $way != cma-es ] || extra="--bounds 0,1 --sigma 0.2"
+        [ $way != cma-es ] || extra="--bounds 0,1 --sigma 0.2 --popsize 4"
         max="--max-candidates 12"
         search --search $way $extra $max --seed 3 -j 1 -o "$out/$way-1.safetensors" > "$out/1"
         search --search $way $extra $max --seed 3 -j 2 -o "$out/$way-2.safetensors" > "$out/2"
@@ -142,8 +142,20 @@ refuses() { # TEXT ARGUMENT ...
     refuses "does not rise" $dem --search grid --val sums-data/val --grid 1,0
     refuses "49 points, more than 10" $dem --search grid --val sums-data/val --max-candidates 10
     refuses "has no weights" -m slerp -b base/ words/ --t 0.5 --search grid --val sums-data/val -o "$out/x"
+    refuses "--popsize" $dem --search grid --val sums-data/val --popsize 6
+    refuses "choose from 4" $dem --search cma-es --val sums-data/val --popsize 3
     refuses "stride" $dem --search grid --val sums-data/val --seq-len 8 --stride 9
-    run merge-models $dem --search grid --val nothing
-    [ "$status" -eq 1 ]
+    for dry in "" --dry-run; do # a dry run opens the sets too
+        run merge-models $dem --search grid --val nothing $dry
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"nothing"* ]]
+    done
+    merge-models $dem --search grid --val sums-data/val --dry-run > "$out/plan"
+    ! grep -q candidate "$out/plan"
+    # the lines of two searches in one file could not be told apart
+    search --search grid --grid 0,1 -o "$out/y" > "$out/c"
+    run bash -c "merge-models $dem --search grid --grid 0,1 --val words-data/val --val sums-data/val $short --resume '$out/c' 2>&1 >> '$out/c'"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"an input as well as the output"* ]]
     [ ! -e "$out/x" ]
 }

@@ -103,6 +103,43 @@ END
     [ "$(loss "$out/m" data-b/train)" = "$(loss b/ data-b/train)" ]
 }
 
+# A tokenizer as vocab.json and merges.txt, as GPT-2 came first.
+split() {
+    python3 - "$1" <<'END'
+import json, os, sys
+path = sys.argv[1] + "/tokenizer.json"
+model = json.load(open(path))["model"]
+json.dump(model["vocab"], open(sys.argv[1] + "/vocab.json", "w"))
+merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+open(sys.argv[1] + "/merges.txt", "w").write("#version: 0.2\n" + "\n".join(merges) + "\n")
+os.remove(path)
+END
+}
+
+@test "merge-models: a tokenizer of vocab.json and merges.txt is one" {
+    command -v python3 > /dev/null || skip "python3 takes the tokenizer apart"
+    train-tokenizer -q --vocab-size 290 --pattern gpt2 -o "$out/t1/tokenizer.json" words.txt
+    train-tokenizer -q --vocab-size 300 --pattern gpt2 -o "$out/t2/tokenizer.json" sums.txt
+    small="--set n_layer=1 --set n_embd=32 --set n_head=2 --set n_positions=64"
+    init-model -q gpt2-124m $small --tokenizer "$out/t1/tokenizer.json" --seed 1 -o "$out/g1/"
+    init-model -q gpt2-124m $small --tokenizer "$out/t2/tokenizer.json" --seed 2 -o "$out/g2/"
+    split "$out/g1"
+    split "$out/g2"
+    run merge-models -m linear "$out/g1" "$out/g2" -o "$out/x"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"its tokenizer is not that of"* ]]
+    merge-models -q -m linear "$out/g1:0" "$out/g2:1" --tokenizer "$out/g2" -o "$out/second"
+    cmp "$out/g2/vocab.json" "$out/second/vocab.json"
+    [ "$(loss "$out/second" sums.txt)" = "$(loss "$out/g2" sums.txt)" ]
+    merge-models -q -m linear "$out/g1" "$out/g2" --tokenizer union -o "$out/u"
+    [ "$(vocab "$out/u")" -gt "$(vocab "$out/g2")" ]
+    [ ! -e "$out/u/vocab.json" ]
+    loss "$out/u" sums.txt
+    # a search validates text with it
+    merge-models -q -m linear "$out/g1" "$out/g1" --val words.txt --val-tokens 50 --search simplex --max-candidates 2 -o "$out/s" > "$out/c"
+    grep -q '"tokens":50' "$out/c"
+}
+
 @test "merge-models: a policy that cannot be" {
     run merge-models -m linear a/ b2/ --tokenizer base -o "$out/x"
     [ "$status" -eq 2 ]
