@@ -17,8 +17,10 @@ struct lm_model_source {
     json_t *config;
     lm_source_weights *file; /* sorted by name; none on a stream */
     size_t n_files;
-    size_t *first; /* [n_files + 1]: number of tensors in the files before */
-    size_t next;   /* tensor that lm_model_source_next gives */
+    size_t *first;             /* [n_files + 1]: number of tensors in the files before */
+    size_t next;               /* tensor that lm_model_source_next gives */
+    const lm_st_tensor **slot; /* by name, where there are several files */
+    size_t n_slots;
 
     lm_st_stream *stream; /* the weights come forward, or came so before they were spooled */
     const lm_bundle_file *streamed; /* in this file */

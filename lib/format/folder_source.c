@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/folder_impl.h"
@@ -116,22 +117,6 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
     return LM_OK;
 }
 
-static lm_code check_names(const lm_model_source *m, lm_err *e)
-{
-    char show[LM_ST_SHOWN];
-
-    for (size_t f = 1; f < m->n_files; f++)
-        for (size_t i = 0; i < lm_st_count(m->file[f].st); i++) {
-            const char *name = lm_st_at(m->file[f].st, i)->name;
-            for (size_t g = 0; g < f; g++)
-                if (lm_st_find(m->file[g].st, name))
-                    return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f].st), NULL,
-                                   "tensor '%s' is also in %s", lm_st_show(name, show),
-                                   m->file[g].name);
-        }
-    return LM_OK;
-}
-
 static lm_code count_files(lm_model_source *m, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&m->first, m->n_files + 1, sizeof *m->first, "list of files", e);
@@ -141,7 +126,43 @@ static lm_code count_files(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* ---- Opening ---- */
+/* ---- Shards ---- */
+
+/* The slot that holds `name`, or the free one where it belongs. */
+static size_t slot_of(const lm_model_source *m, const char *name)
+{
+    size_t mask = m->n_slots - 1, i = lm_hash_str(name) & mask;
+
+    while (m->slot[i] && strcmp(m->slot[i]->name, name))
+        i = (i + 1) & mask;
+    return i;
+}
+
+/* One table of the names in all shards, at most half full: to look through each shard's own would
+ * cost seconds where there are hundreds.  A name in two shards is found on the way. */
+static lm_code index_names(lm_model_source *m, lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+    size_t n_slots = 64;
+    lm_code rc;
+
+    while (n_slots < 2 * m->first[m->n_files])
+        n_slots *= 2;
+    if ((rc = lm_alloc_n(&m->slot, n_slots, sizeof *m->slot, "index of tensor names", e)))
+        return rc;
+    m->n_slots = n_slots;
+    for (size_t f = 0; f < m->n_files; f++)
+        for (size_t i = 0; i < lm_st_count(m->file[f].st); i++) {
+            const lm_st_tensor *t = lm_st_at(m->file[f].st, i);
+            const lm_st_tensor **slot = &m->slot[slot_of(m, t->name)];
+            if (*slot)
+                return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f].st), NULL,
+                               "tensor '%s' is also in %s", lm_st_show(t->name, show),
+                               lm_model_source_file_of(m, *slot));
+            *slot = t;
+        }
+    return LM_OK;
+}
 
 static lm_code open_shards(lm_model_source *m, lm_err *e)
 {
@@ -171,7 +192,7 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
     if (!rc)
         rc = count_files(m, e);
     if (!rc)
-        rc = check_names(m, e);
+        rc = index_names(m, e);
     if (!rc)
         rc = check_index(m, map, index, e);
     lm_free(names);
@@ -318,6 +339,7 @@ void lm_model_source_close(lm_model_source *m)
     lm_names_free(m->missed, m->n_missed);
     lm_free(m->file);
     lm_free(m->first);
+    lm_free(m->slot);
     json_decref(m->config);
     lm_bundle_close(m->b);
     lm_free(m->window);
@@ -371,11 +393,11 @@ const lm_st_tensor *lm_model_source_at(const lm_model_source *m, size_t i)
 
 const lm_st_tensor *lm_model_source_find(const lm_model_source *m, const char *name)
 {
-    const lm_st_tensor *t = m->stream ? lm_st_stream_find(m->stream, name) : NULL;
-
-    for (size_t f = 0; f < m->n_files && !t; f++)
-        t = lm_st_find(m->file[f].st, name);
-    return t;
+    if (m->stream)
+        return lm_st_stream_find(m->stream, name);
+    if (m->slot)
+        return m->slot[slot_of(m, name)];
+    return m->n_files ? lm_st_find(m->file[0].st, name) : NULL;
 }
 
 const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t)
