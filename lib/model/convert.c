@@ -117,6 +117,12 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 
 /* ---- Opening ---- */
 
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
 enum { PEEK = 256 };
 
 /* The first bytes of standard input, which stay there; *n = 0 when it cannot be looked at. */
@@ -195,6 +201,16 @@ static lm_model_format by_head(const uint8_t *head, size_t n, uint64_t size)
     return LM_FORMAT_HF;
 }
 
+/* What content does not tell, a damaged file's name may: then its reader says what is wrong. */
+static lm_model_format by_name(const char *path, const uint8_t *head, size_t n)
+{
+    if (ends_with(path, ".gguf"))
+        return LM_FORMAT_GGUF;
+    if (ends_with(path, ".bin") && lm_has_llama2c_header(head, n))
+        return LM_FORMAT_LLAMA2C;
+    return LM_FORMAT_HF;
+}
+
 static lm_code tell(const char *path, lm_model_format *from, lm_err *e)
 {
     uint8_t head[PEEK] = { 0 };
@@ -216,8 +232,11 @@ static lm_code tell(const char *path, lm_model_format *from, lm_err *e)
     rc = lm_map_open(path, &map, e);
     if (rc)
         return rc;
-    memcpy(head, map.data, map.size < PEEK ? map.size : PEEK);
-    *from = by_head(head, map.size < PEEK ? map.size : PEEK, map.size);
+    n = map.size < PEEK ? map.size : PEEK;
+    memcpy(head, map.data, n);
+    *from = by_head(head, n, map.size);
+    if (*from == LM_FORMAT_HF)
+        *from = by_name(path, head, n);
     lm_map_close(&map);
     return LM_OK;
 }
@@ -284,12 +303,6 @@ bool lm_slot_is(const lm_slot *s, const char *name)
     const char *dot = strchr(s->hf, '.');
 
     return !strcmp(s->hf, name) || (s->role != LM_ROLE_OUTPUT && dot && !strcmp(dot + 1, name));
-}
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
 }
 
 /* Tables that are made anew when the model is built. */

@@ -18,6 +18,8 @@ lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e);
 /* Is this the beginning (of `size` bytes in all) of one? */
 bool lm_is_llmc(const uint8_t *data, size_t size);
 bool lm_is_llama2c(const uint8_t *data, size_t size);
+/* Do the `n` bytes there begin with sizes that a model of llama2.c may have? */
+bool lm_has_llama2c_header(const uint8_t *data, size_t n);
 
 /* Takes the bytes of `data` over. */
 lm_code lm_import_put(lm_import *m, const char *name, lm_buf *data, lm_err *e);

@@ -170,6 +170,13 @@ bool lm_is_llama2c(const uint8_t *data, size_t size)
     return want < 1e15 && (double)size <= want && (double)size >= want;
 }
 
+bool lm_has_llama2c_header(const uint8_t *data, size_t n)
+{
+    shape s = { 0 };
+
+    return read_shape(data, n, &s) && s.layers < 10000 && elements(&s) < 1e13;
+}
+
 lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e)
 {
     shape s = { 0 };

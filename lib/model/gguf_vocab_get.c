@@ -1,5 +1,6 @@
 /* gguf_vocab_get.c -- a tokenizer.json made out of GGUF's tokenizer.* keys. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -53,6 +54,8 @@ static lm_code read_tokens(vocab *v, const lm_config *c)
         lm_gguf_next_str(&it, &v->v[i].text);
         v->v[i].type = type ? (int)lm_gguf_number(type, i) : LM_GGUF_NORMAL;
         v->v[i].score = score ? (float)lm_gguf_number(score, i) : 0;
+        if (isnan(v->v[i].score)) /* merges are sorted by them */
+            rc = bad(v, scores, "has one that is not a number");
     }
     return rc;
 }

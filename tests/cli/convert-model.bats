@@ -78,6 +78,26 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     same model c
 }
 
+@test "convert-model: a tar whose weights come before its config.json" {
+    tar -cf late.tar -C model model.safetensors tokenizer.json config.json
+    convert-model - -o late.gguf < late.tar
+    # shellcheck disable=SC2002
+    cat late.tar | convert-model - -o piped.gguf
+    convert-model late.gguf -o back
+    same model back
+    convert-model piped.gguf -o back2
+    same model back2
+}
+
+@test "convert-model: rows that fit no blocks are said" {
+    run convert-model model -o m.gguf --type q6_k
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"rows of 64 numbers do not fit q6_k, q8_0 instead"* ]]
+    [ "${#lines[@]}" -eq 1 ]
+    run convert-model model -o n.gguf --type q8_0
+    [ "$output" = "" ]
+}
+
 @test "convert-model: GGUF to GGUF quantises what is there" {
     convert-model model -o m.gguf
     convert-model m.gguf -o q.gguf --type q8_0
@@ -146,6 +166,45 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     run convert-model v9.gguf -o x
     [ "$status" -eq 1 ]
     [[ "$output" == *"GGUF version 9"* ]]
+    [ ! -e x ]
+}
+
+@test "convert-model: what has lost its magic is told by its name" {
+    convert-model model -o m.gguf
+    put m.gguf 3 X
+    run convert-model m.gguf -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"m.gguf: this is not a GGUF file" ]]
+    : > none.gguf
+    run convert-model none.gguf -o x
+    [[ "$output" == *"none.gguf: this is not a GGUF file" ]]
+    convert-model model -o m.bin
+    head -c 5000 m.bin > short.bin
+    run convert-model short.bin -o x
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"short.bin: it ends at byte 5000, within 'token_embd.weight'"* ]]
+    [ ! -e x ]
+}
+
+@test "convert-model: headers of llm.c and llama2.c that lie" {
+    convert-model model -o m.bin
+    convert-model gpt2 -o g.bin
+    for v in '\377\377\377\377' '\377\377\377\177' '\0\0\0\0'; do
+        for at in 8 12 16 20 24 28; do
+            cp g.bin x.bin
+            put x.bin $at "$v"
+            run convert-model x.bin -o x
+            [ "$status" -eq 1 ]
+            [ "${#lines[@]}" -eq 1 ]
+        done
+        for at in 0 4 8 12 16 20 24; do
+            cp m.bin x.bin
+            put x.bin $at "$v"
+            run convert-model --from llama2c x.bin -o x
+            [ "$status" -eq 1 ]
+            [ "${#lines[@]}" -eq 1 ]
+        done
+    done
     [ ! -e x ]
 }
 
