@@ -1,6 +1,5 @@
 /* bundle_lmz.c -- the files of an .lmz (lmz.h): by its index, decoded where they are asked for, or
  * forward from a stream. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -79,19 +78,14 @@ const lm_lmz *lm_bundle_lmz(const lm_bundle *b)
 
 /* ---- Writing ---- */
 
-static lm_code open_base(const lm_bundle_opts *o, lm_bundle **base, char **name, lm_err *e)
+static lm_code open_base(const lm_bundle_opts *o, const char *where, lm_bundle **base, char **name,
+                         lm_err *e)
 {
     lm_bundle_opts how = *o;
-    char *real = realpath(o->base, NULL);
-    lm_code rc;
+    lm_code rc = lm_lmz_base_name(where, o->base, name, e);
 
-    if (!real)
-        return lm_fail(e, LM_EIO, o->base, NULL, "cannot open");
-    rc = lm_strdup(name, real, e);
-    free(real);
     how.base = NULL; /* its own base is the one that it names */
-    if (!rc)
-        rc = lm_bundle_open(o->base, &how, base, e);
+    rc = rc ? rc : lm_bundle_open(o->base, &how, base, e);
     return rc ? rc : lm_bundle_spool(*base, e);
 }
 
@@ -99,7 +93,7 @@ lm_code lm_bundle_lmz_create(const lm_bundle_opts *o, lm_write_fn write, void *c
                              const char *where, lm_bundle_lmz_out *out, lm_err *e)
 {
     lm_lmz_opts how = { .level = o->level, .par = o->par };
-    lm_code rc = o->base ? open_base(o, &out->base, &out->base_name, e) : LM_OK;
+    lm_code rc = o->base ? open_base(o, where, &out->base, &out->base_name, e) : LM_OK;
 
     how.base = out->base;
     how.base_name = out->base_name;

@@ -29,6 +29,10 @@ typedef struct {
     const char *base_name; /* how a reader finds it: a path relative to the .lmz, or absolute */
 } lm_lmz_opts;
 
+/* How an .lmz at `path` ("-" or NULL: on a pipe, which is read in the current folder) names the base
+ * at `base`: from its own folder, which is there already, so that both can be moved together. */
+lm_code lm_lmz_base_name(const char *path, const char *base, char **out, lm_err *e);
+
 typedef struct lm_lmz_writer lm_lmz_writer;
 /* Begin an .lmz on `write`, which is called on any thread of the pool, one call at a time; `where`
  * names it in messages.  The bytes are the same for any number of threads.  With a base its digest

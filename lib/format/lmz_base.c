@@ -3,7 +3,9 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -101,6 +103,52 @@ bool lmz_bases_find(const lmz_bases *b, const char *file, const char *tensor, co
             return true;
         }
     return false;
+}
+
+/* The folder of the file `path`, which need not be there yet, without links. */
+static lm_code real_folder(const char *path, char out[PATH_MAX], lm_err *e)
+{
+    const char *slash = path && strcmp(path, "-") ? strrchr(path, '/') : NULL;
+    char *folder = NULL;
+    lm_code rc = LM_OK;
+
+    if (slash)
+        rc = lm_asprintf(&folder, e, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    if (!rc && !realpath(folder ? folder : ".", out))
+        rc = lm_fail(e, LM_EIO, folder ? folder : ".", "make the folder first", "cannot find it");
+    lm_free(folder);
+    return rc;
+}
+
+lm_code lm_lmz_base_name(const char *path, const char *base, char **out, lm_err *e)
+{
+    char here[PATH_MAX], there[PATH_MAX];
+    lm_buf name = { 0 };
+    size_t common = 0, i = 0;
+    lm_code rc = real_folder(path, here, e);
+
+    *out = NULL;
+    if (!rc && !realpath(base, there))
+        rc = lm_fail(e, LM_EIO, base, NULL, "cannot open");
+    if (rc)
+        return rc;
+    if (!here[1])
+        here[0] = 0; /* the root: each path begins in it */
+    for (;; i++) {   /* the folders that both have */
+        if ((!here[i] || here[i] == '/') && (!there[i] || there[i] == '/'))
+            common = i;
+        if (here[i] != there[i] || !here[i])
+            break;
+    }
+    for (const char *p = here + common; !rc && *p; p++)
+        if (*p == '/')
+            rc = lm_buf_add(&name, "../", 3, e);
+    rc = rc ? rc : lm_buf_addf(&name, e, "%s", there[common] ? there + common + 1 : "");
+    while (name.len && name.data[name.len - 1] == '/') /* a folder above */
+        name.data[--name.len] = 0;
+    rc = rc ? rc : lm_strdup(out, name.len ? name.data : ".", e);
+    lm_buf_fini(&name);
+    return rc;
 }
 
 /* ---- Both ---- */

@@ -797,6 +797,58 @@ static void test_delta(void **state)
     drop(&c);
 }
 
+/* Written beside its base and moved with it, it opens; and from elsewhere by another way. */
+static void test_moved(void **state)
+{
+    static const struct {
+        const char *base, *lmz, *name;
+    } where[] = { { "run/step1", "run/step2.lmz", "step1" },
+                  { "run/step1", "run/deep/step2.lmz", "../step1" },
+                  { "run/step1", "run/step1/step2.lmz", "." },
+                  { "run/step1", "other/step2.lmz", "../run/step1" },
+                  { "run/step1", "ru/step2.lmz", "../run/step1" },
+                  { "run/step1", "run/step/step2.lmz", "../step1" } };
+    char base[160], path[160];
+    content c;
+    lm_err e = { 0 };
+    (void)state;
+
+    make_small(&c);
+    for (size_t i = 0; i < sizeof where / sizeof *where; i++) {
+        lm_bundle_out *out = NULL;
+        lm_lmz *z = NULL;
+
+        assert_int_equal(mkdir(in_dir("here"), 0777), 0);
+        for (const char *const *p =
+                 (const char *const[]){ "run", "run/deep", "run/step", "other", "ru", NULL };
+             *p; p++) {
+            snprintf(path, sizeof path, "%s/here/%s", dir, *p);
+            assert_int_equal(mkdir(path, 0777), 0);
+        }
+        snprintf(base, sizeof base, "here/%s", where[i].base);
+        store_folder(base, &c);
+        snprintf(base, sizeof base, "%s/here/%s", dir, where[i].base);
+        snprintf(path, sizeof path, "%s/here/%s", dir, where[i].lmz);
+        if (lm_bundle_create(path, false, &(lm_bundle_opts){ .base = base }, &out, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        for (size_t k = 0; k < c.n; k++)
+            assert_int_equal(lm_bundle_put(out, c.m[k].name, c.m[k].data, c.m[k].bytes, &e), LM_OK);
+        assert_int_equal(lm_bundle_commit(out, &e), LM_OK);
+        assert_int_equal(rename(in_dir("here"), in_dir("there")), 0);
+        snprintf(path, sizeof path, "%s/there/%s", dir, where[i].lmz);
+        assert_int_equal(lm_lmz_open_index(path, NULL, &z, &e), LM_OK);
+        assert_string_equal(lm_lmz_about(z)->base_name, where[i].name);
+        lm_lmz_free(z);
+        if (strcmp(where[i].name, ".")) { /* that base has one file more by now */
+            z = open_whole(path, NULL);
+            check_random(z, &c);
+            lm_lmz_free(z);
+        }
+        assert_int_equal(lm_rm_rf(in_dir("there"), &e), LM_OK);
+    }
+    drop(&c);
+}
+
 /* A delta of a delta ..., up to the limit; and one that claims to be its own base. */
 static void test_chain(void **state)
 {
@@ -840,7 +892,8 @@ static void test_digest(void **state)
     lm_buf out = { 0 };
     lm_err e = { 0 };
     lm_bundle *b = NULL;
-    char folder[33], lmz[33];
+    lm_bundle_out *tar = NULL;
+    char folder[33], lmz[33], of_tar[33];
     (void)state;
 
     make_model(&c, 9);
@@ -854,6 +907,26 @@ static void test_digest(void **state)
     memcpy(lmz, lm_lmz_about(z)->digest, 33);
     lm_lmz_free(z);
     assert_string_equal(folder, lmz);
+    for (int packed = 0; packed < 2; packed++) { /* by its map; forward, in another order */
+        const char *path = in_dir(packed ? "digest.tar.zst" : "digest.tar");
+        assert_int_equal(lm_bundle_create(path, false, NULL, &tar, &e), LM_OK);
+        for (size_t i = 0; i < c.n; i++) {
+            const member *m = &c.m[packed ? c.n - 1 - i : i];
+            assert_int_equal(lm_bundle_put(tar, m->name, m->data, m->bytes, &e), LM_OK);
+        }
+        assert_int_equal(lm_bundle_commit(tar, &e), LM_OK);
+        assert_int_equal(lm_bundle_open(path, NULL, &b, &e), LM_OK);
+        assert_int_equal(lm_bundle_random(b), !packed);
+        assert_int_equal(lm_bundle_digest(b, of_tar, NULL, &e), LM_OK);
+        assert_string_equal(folder, of_tar);
+        lm_bundle_close(b);
+    }
+    c.m[0].data[c.m[0].bytes - 1] ^= 1;
+    store_folder("changed", &c);
+    assert_int_equal(lm_bundle_open(in_dir("changed"), NULL, &b, &e), LM_OK);
+    assert_int_equal(lm_bundle_digest(b, of_tar, NULL, &e), LM_OK);
+    assert_string_not_equal(folder, of_tar);
+    lm_bundle_close(b);
     lm_buf_fini(&out);
     drop(&c);
 }
@@ -922,7 +995,8 @@ int main(void)
         cmocka_unit_test(test_odd_headers), cmocka_unit_test(test_growth),
         cmocka_unit_test(test_names),       cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_delta),       cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_chain),       cmocka_unit_test(test_large),
+        cmocka_unit_test(test_moved),       cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_large),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }
