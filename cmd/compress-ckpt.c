@@ -399,7 +399,8 @@ static void check_options(void)
           "serves compressing and -d only" },
         { opt.rm && (lossy || opt.salvage || opt.tensor.n), "--rm", "remove the input by hand",
           "would lose what the output does not hold" },
-        { opt.rm && piped, "--rm", "write to a file", "cannot read standard output back" },
+        { (opt.rm || opt.rebase) && piped, opt.rm ? "--rm" : "--rebase", "write to a file",
+          "cannot read standard output back" },
     };
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
         if (checks[i].wrong)

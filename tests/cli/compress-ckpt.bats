@@ -524,7 +524,7 @@ same() { # same A B: the same files, names and bytes
 
 @test "compress-ckpt: what contradicts itself is misuse" {
     for words in "-d -t m0.lmz" "-d -5 m0.lmz" "--tensor x m0" "--salvage m0" "-l -o x m0.lmz" "-c -o x m0" \
-        "-o x m0 run" "-c m0 run" "-d --tensor x m0.lmz delta.lmz" "-l m0" "-t run" "-d --json m0.lmz" "--json -c m0" "-d --weights bf16 m0.lmz" "-l -" "--rebase none -" \
+        "-o x m0 run" "-c m0 run" "--rebase none m0.lmz -c" "--rebase m0 -o - m0.lmz" "-d --tensor x m0.lmz delta.lmz" "-l m0" "-t run" "-d --json m0.lmz" "--json -c m0" "-d --weights bf16 m0.lmz" "-l -" "--rebase none -" \
         "-d m0" "--rm -t m0.lmz" "-d --salvage -" "--optimizer-states int4 m0" "m0.lmz" "." "-l --base m0 m0.lmz"; do
         # shellcheck disable=SC2086
         run compress-ckpt $words
