@@ -23,7 +23,7 @@
 #include "base/rng.h"
 #include "numeric/dtype.h"
 
-enum { LM_BLEND_BLOCK = 2048 };
+enum { LM_BLEND_BLOCK = 1024, LM_BLEND_MOST = 256 /* models */ };
 
 /* The bits of |x| with their place: as unsigned numbers they order magnitudes, NaN above all. */
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
 typedef enum { LM_BLEND_BY_WEIGHT, LM_BLEND_BY_SUM, LM_BLEND_BY_COUNT } lm_blend_vote;
 
 typedef struct {
-    int k;           /* models */
+    int k;           /* models, LM_BLEND_MOST at most */
     const double *w; /* [k] */
     lm_blend_vote vote;
     bool normalize; /* divide by the weights that had their say */

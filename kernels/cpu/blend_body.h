@@ -21,12 +21,14 @@ static inline BITS FN(bits_of)(REAL x)
     do {                                                    \
         if (t == LM_DTYPE_BF16) {                           \
             const half_at *s = (const half_at *)src + at;   \
+            ahead(s + n, 2 * n);                            \
             for (int64_t i = 0; i < n; i++) {               \
                 REAL x = (REAL)from_bf16(s[i]);             \
                 BODY;                                       \
             }                                               \
         } else if (t == LM_DTYPE_F32) {                     \
             const float_at *s = (const float_at *)src + at; \
+            ahead(s + n, 4 * n);                            \
             for (int64_t i = 0; i < n; i++) {               \
                 REAL x = (REAL)s[i];                        \
                 BODY;                                       \
@@ -233,7 +235,15 @@ static inline __attribute__((always_inline)) void FN(vec_load)(FN(vec) * v, cons
     }
 }
 
-static inline __attribute__((always_inline)) void FN(agree_vec)(const lm_blend_terms *t,
+/* The terms as reals: converted once a block, not once a vector. */
+typedef struct {
+    int k;
+    const REAL *w;
+    bool normalize;
+    REAL floor, lambda;
+} FN(terms);
+
+static inline __attribute__((always_inline)) void FN(agree_vec)(const FN(terms) * t,
                                                                 lm_blend_vote by, const REAL *d,
                                                                 int64_t stride, const REAL *base,
                                                                 REAL *out, int64_t n)
@@ -243,7 +253,7 @@ static inline __attribute__((always_inline)) void FN(agree_vec)(const lm_blend_t
     const FN(vec) zero = { 0 }, one = zero + 1;
     for (int m = 0; m < t->k; m++) {
         FN(vec_load)(&x, d + m * stride, n);
-        v = (REAL)t->w[m] * x;
+        v = t->w[m] * x;
         if (by == LM_BLEND_BY_SUM)
             vote += x;
         else if (by == LM_BLEND_BY_COUNT)
@@ -255,19 +265,19 @@ static inline __attribute__((always_inline)) void FN(agree_vec)(const lm_blend_t
     FN(vec_bits) turn = ~(FN(vec_bits))(vote >= zero) & sign;
     for (int m = 0; m < t->k; m++) {
         FN(vec_load)(&x, d + m * stride, n);
-        v = (REAL)t->w[m] * x;
+        v = t->w[m] * x;
         FN(vec_bits) voted_out = (FN(vec_bits))((FN(vec))((FN(vec_bits))v ^ turn) <= zero);
         sum += (FN(vec))((FN(vec_bits))v & ~voted_out);
-        weight += (FN(vec))((FN(vec_bits))(zero + (REAL)t->w[m]) & ~voted_out);
+        weight += (FN(vec))((FN(vec_bits))(zero + t->w[m]) & ~voted_out);
     }
     if (t->normalize) {
-        FN(vec) least = zero + (REAL)(t->floor > 0 ? t->floor : 1);
+        FN(vec) least = zero + (t->floor > 0 ? t->floor : 1);
         FN(vec_bits) few = (FN(vec_bits))(t->floor > 0 ? weight < least : weight == zero);
         weight = (FN(vec))(((FN(vec_bits))weight & ~few) | ((FN(vec_bits))least & few));
         sum /= weight;
     }
     FN(vec_load)(&b, base, n);
-    b += (REAL)t->lambda * sum;
+    b += t->lambda * sum;
     memcpy(out, &b, (size_t)n * sizeof *out);
 }
 
@@ -275,9 +285,12 @@ static void FN(agree)(const lm_blend_terms *t, const void *d, int64_t stride, co
                       void *out, int64_t n)
 {
     const REAL *x = d, *b = base;
-    REAL *o = out;
+    REAL *o = out, w[LM_BLEND_MOST];
+    const FN(terms) real = { t->k, w, t->normalize, (REAL)t->floor, (REAL)t->lambda };
     int64_t i = 0;
-#define OVER(by, len) FN(agree_vec)(t, by, x + i, stride, b + i, o + i, len)
+    for (int m = 0; m < t->k; m++)
+        w[m] = (REAL)t->w[m];
+#define OVER(by, len) FN(agree_vec)(&real, by, x + i, stride, b + i, o + i, len)
 #define ALL(by)                                \
     do {                                       \
         for (; i + FN(VEC) <= n; i += FN(VEC)) \

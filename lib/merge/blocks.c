@@ -36,7 +36,7 @@ void *lm_merge_take(lm_merge_scratch *s, size_t n, size_t size)
 
 void *lm_merge_take_cells(lm_merge_scratch *s, int rows, int threads)
 {
-    return lm_merge_take(s, (size_t)rows * (size_t)threads, LM_BLEND_BLOCK * sizeof(double));
+    return lm_merge_take(s, (size_t)rows * (size_t)threads, LM_MERGE_STRIDE * sizeof(double));
 }
 
 static void walk_chunk(void *ctx, int64_t begin, int64_t end, int worker)

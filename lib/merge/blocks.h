@@ -2,7 +2,7 @@
  * sums of models into the output.
  *
  * A tensor is cut into chunks of LM_MERGE_CHUNK elements, whatever the number of threads; a worker
- * takes a chunk block by block through its own `cells`, rows of LM_BLEND_BLOCK reals.  Sums are
+ * takes a chunk block by block through its own `cells`, rows of LM_MERGE_STRIDE reals.  Sums are
  * kept for each chunk and added in their order. */
 #ifndef LM_MERGE_BLOCKS_H
 #define LM_MERGE_BLOCKS_H
@@ -10,7 +10,12 @@
 #include "kernels/blend.h"
 #include "merge/method.h"
 
-enum { LM_MERGE_CHUNK = 32 * LM_BLEND_BLOCK, LM_MERGE_MOST_MODELS = 256 };
+enum {
+    LM_MERGE_CHUNK = 64 * LM_BLEND_BLOCK,
+    LM_MERGE_STRIDE = LM_BLEND_BLOCK + 16, /* of rows of cells: not a power of two, so that the same
+                                              place of each row is not the same set of a cache */
+    LM_MERGE_MOST_MODELS = LM_BLEND_MOST,
+};
 
 /* Float or double: double as soon as one input has more than 16 bits. */
 bool lm_merge_wide(const lm_merge_job *j);
@@ -55,11 +60,11 @@ void lm_merge_go(const lm_merge_walk *w, double *sums);
 /* Row r of a worker's cells. */
 static inline void *lm_merge_cell(const lm_blend *b, void *cells, int r)
 {
-    return (char *)cells + (size_t)r * LM_BLEND_BLOCK * b->real;
+    return (char *)cells + (size_t)r * LM_MERGE_STRIDE * b->real;
 }
 static inline void *lm_merge_cells_of(void *cells, int rows, int worker)
 {
-    return (char *)cells + (size_t)worker * (size_t)rows * LM_BLEND_BLOCK * sizeof(double);
+    return (char *)cells + (size_t)worker * (size_t)rows * LM_MERGE_STRIDE * sizeof(double);
 }
 
 /* A model's own bits where the type is the same, else one rounding. */

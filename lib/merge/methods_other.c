@@ -39,7 +39,7 @@ static void fill_variance(const void *ctx, int64_t at, int64_t n, void *out, voi
 {
     const sce_task *t = ctx;
     deltas(t, at, n, cells, lm_merge_cell(t->loops, cells, t->job->n_models));
-    t->loops->variance(t->job->n_models, cells, LM_BLEND_BLOCK, out, n);
+    t->loops->variance(t->job->n_models, cells, LM_MERGE_STRIDE, out, n);
 }
 
 static size_t sce_work(const lm_merge_job *j, int threads)
@@ -61,7 +61,7 @@ static void chosen_deltas(const sce_task *t, int64_t at, int64_t n, void *cells)
     deltas(t, at, n, cells, lm_merge_cell(b, cells, k));
     if (!t->chosen)
         return;
-    b->variance(k, cells, LM_BLEND_BLOCK, variance, n);
+    b->variance(k, cells, LM_MERGE_STRIDE, variance, n);
     lm_merge_keep(b, variance, at, n, &t->top, NULL, 1);
     b->fill(zeros, 0, n);
     for (int i = 0; i < k; i++)
@@ -95,7 +95,7 @@ static void sce_block(const lm_merge_walk *w, int64_t at, int64_t n, void *cells
     void *out = lm_merge_cell(w->loops, cells, k + 1);
     (void)sums;
     chosen_deltas(t, at, n, cells);
-    w->loops->agree(&t->terms, cells, LM_BLEND_BLOCK, lm_merge_cell(w->loops, cells, k), out, n);
+    w->loops->agree(&t->terms, cells, LM_MERGE_STRIDE, lm_merge_cell(w->loops, cells, k), out, n);
     w->loops->store(t->job->out_dtype, t->job->out, at, out, n);
 }
 

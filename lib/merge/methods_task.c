@@ -127,7 +127,7 @@ static void merged_block(const task *t, int64_t at, int64_t n, void *cells)
     const lm_blend *b = t->loops;
     void *base = lm_merge_cell(b, cells, t->n), *out = lm_merge_cell(b, cells, t->n + 1);
     if (t->vote) {
-        b->agree(&t->terms, cells, LM_BLEND_BLOCK, base, out, n);
+        b->agree(&t->terms, cells, LM_MERGE_STRIDE, base, out, n);
     } else {
         b->fill(out, 0, n);
         for (int i = 0; i < t->n; i++)

@@ -6,10 +6,13 @@
 
 enum {
     RUN = 64,         /* elements of a sample that lie side by side */
-    SAMPLE = 1 << 17, /* also: up to here everything is listed */
+    SAMPLE = 1 << 16, /* a larger one costs more than the narrower bracket spares */
+    LISTED = 1 << 17, /* up to here everything is listed */
     BUCKET_BITS = 11,
     BUCKETS = 1 << BUCKET_BITS,
 };
+static const uint64_t FIRST = UINT64_C(1)
+                              << 62; /* the key of place 0; those of later ones are less */
 
 /* The search for one threshold. */
 typedef struct {
@@ -81,33 +84,64 @@ static lm_blend_entry find(lm_blend_entry *list, int64_t n, int64_t r)
     return list[r];
 }
 
-/* The same with the list in any order after it: long ones are cut down to the bucket of bits that
- * rank r falls into, which comes to the front. */
-static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r)
+/* What entries are ordered by: the bits, or, where those are equal, how early the place is. */
+static uint64_t key_of(const lm_blend_entry *e, bool by_place)
 {
+    return by_place ? FIRST - (uint64_t)e->index : e->bits;
+}
+
+/* The bucket, 2^shift wide and counted from lo on, that rank r (0: the largest) falls into of the
+ * keys of [lo, hi); r becomes the rank in it.  Neighbours are often equal: they are counted apart. */
+static uint64_t bucket_of(const lm_blend_entry *list, int64_t n, bool by_place, uint64_t lo,
+                          uint64_t hi, int shift, int64_t *r)
+{
+    int64_t count[4][BUCKETS] = { { 0 } };
+    uint64_t bucket = BUCKETS;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t k = key_of(&list[i], by_place) - lo; /* below lo: large */
+        if (k < hi - lo)
+            count[i % 4][k >> shift]++;
+    }
+    for (int64_t here = 0;; *r -= here) {
+        bucket--;
+        here = count[0][bucket] + count[1][bucket] + count[2][bucket] + count[3][bucket];
+        if (*r < here)
+            return bucket;
+    }
+}
+
+static int shift_for(uint64_t width)
+{
+    int shift = 0;
+    while ((width - 1) >> shift >= BUCKETS)
+        shift++;
+    return shift;
+}
+
+/* The same for a list of bits in [lo, hi) and places below `places`, left in any order: long ones
+ * are cut down to the bucket that rank r falls into, which comes to the front. */
+static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r, uint64_t lo, uint64_t hi,
+                          int64_t places)
+{
+    bool by_place = false;
     while (n > BUCKETS) {
-        uint64_t lo = UINT64_MAX, hi = 0;
-        int64_t count[BUCKETS] = { 0 }, front = 0, bucket = BUCKETS - 1;
-        int shift = 0;
-        for (int64_t i = 0; i < n; i++) {
-            lo = list[i].bits < lo ? list[i].bits : lo;
-            hi = list[i].bits > hi ? list[i].bits : hi;
+        if (hi - lo == 1 && !by_place) {
+            by_place = true;
+            lo = FIRST - (uint64_t)places + 1;
+            hi = FIRST + 1;
         }
-        if (lo == hi)
-            break;
-        while ((hi - lo) >> shift >= BUCKETS)
-            shift++;
-        for (int64_t i = 0; i < n; i++)
-            count[(list[i].bits - lo) >> shift]++;
-        for (; r >= count[bucket]; bucket--)
-            r -= count[bucket];
-        for (int64_t i = 0; i < n; i++)
-            if ((int64_t)((list[i].bits - lo) >> shift) == bucket) {
-                lm_blend_entry t = list[i];
-                list[i] = list[front];
-                list[front++] = t;
-            }
+        int shift = shift_for(hi - lo);
+        uint64_t bucket = bucket_of(list, n, by_place, lo, hi, shift, &r);
+        int64_t front = 0;
+        for (int64_t i = 0; i < n; i++) {
+            lm_blend_entry t = list[i];
+            list[i] = list[front];
+            list[front] = t;
+            front += (key_of(&t, by_place) - lo) >> shift == bucket;
+        }
         n = front;
+        lo += bucket << shift;
+        hi = lo + (UINT64_C(1) << shift);
     }
     return find(list, n, r);
 }
@@ -132,6 +166,16 @@ static void sample_runs(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
+/* Bounds of the bits of rank r of the sample, close enough: two histograms' worth of bits. */
+static void around(const search *f, int64_t r, uint64_t *lo, uint64_t *hi)
+{
+    for (int step = 0; step < 2; step++) {
+        int shift = shift_for(*hi - *lo);
+        *lo += bucket_of(f->list, SAMPLE, false, *lo, *hi, shift, &r) << shift;
+        *hi = *lo + (UINT64_C(1) << shift);
+    }
+}
+
 /* Four standard errors of a rank either way, were the sample drawn one by one. */
 static void bracket(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -139,13 +183,14 @@ static void bracket(void *ctx, int64_t begin, int64_t end, int worker)
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         search *f = &s->of[t];
+        uint64_t lo = f->lo, all = f->hi;
         double q = (double)f->top->k / (double)s->v->job->count;
         int64_t rank = (int64_t)(q * SAMPLE),
                 margin = 16 + (int64_t)(4 * sqrt(SAMPLE * q * (1 - q)));
         if (rank - margin >= 0)
-            f->hi = nth(f->list, SAMPLE, rank - margin).bits + 1;
+            around(f, rank - margin, &lo, &f->hi);
         if (rank + margin < SAMPLE)
-            f->lo = nth(f->list, SAMPLE, rank + margin).bits;
+            around(f, rank + margin, &f->lo, &all);
     }
 }
 
@@ -154,20 +199,23 @@ static void list_chunk(void *ctx, int64_t begin, int64_t end, int worker)
     const selection *s = ctx;
     const lm_blend *b = s->v->loops;
     lm_blend_entry *mine = s->picked + (int64_t)worker * LM_BLEND_BLOCK;
+    int64_t above[2 * LM_MERGE_MOST_MODELS] = { 0 };
     for (int64_t at = begin; at < end; at += LM_BLEND_BLOCK) {
         int64_t n = end - at < LM_BLEND_BLOCK ? end - at : LM_BLEND_BLOCK;
         void *cells = values_at(s, at, n, worker);
         for (int t = 0; t < s->n; t++) {
             search *f = &s->of[t];
-            int64_t above = 0, to;
-            int64_t got =
-                b->pick(lm_merge_cell(b, cells, f->top->row), f->lo, f->hi, at, n, &above, mine);
-            atomic_fetch_add_explicit(&f->above, above, memory_order_relaxed);
+            int64_t to, got = b->pick(lm_merge_cell(b, cells, f->top->row), f->lo, f->hi, at, n,
+                                      &above[t], mine);
+            if (!got)
+                continue;
             to = atomic_fetch_add_explicit(&f->listed, got, memory_order_relaxed);
             if (to + got <= f->room)
                 memcpy(f->list + to, mine, (size_t)got * sizeof *mine);
         }
     }
+    for (int t = 0; t < s->n; t++)
+        atomic_fetch_add_explicit(&s->of[t].above, above[t], memory_order_relaxed);
 }
 
 static void search_lists(void *ctx, int64_t begin, int64_t end, int worker)
@@ -178,7 +226,7 @@ static void search_lists(void *ctx, int64_t begin, int64_t end, int worker)
         search *f = &s->of[t];
         int64_t rank = f->top->k - 1 - f->above;
         if (f->listed <= f->room && rank >= 0 && rank < f->listed) {
-            lm_blend_entry found = nth(f->list, f->listed, rank);
+            lm_blend_entry found = nth(f->list, f->listed, rank, f->lo, f->hi, s->v->job->count);
             f->top->bits = found.bits;
             f->top->cut = found.index;
             f->done = true;
@@ -285,7 +333,7 @@ static void settle(selection *s)
 {
     const lm_merge_job *j = s->v->job;
     bool left = false;
-    if (j->count > SAMPLE) {
+    if (j->count > LISTED) {
         lm_par_for(j->par, SAMPLE / RUN, 64, sample_runs, s);
         lm_par_for(j->par, s->n, 1, bracket, s);
     }
@@ -300,7 +348,7 @@ static void settle(selection *s)
 void lm_merge_select(const lm_merge_values *v, lm_merge_top *top, int n_tops, int threads,
                      lm_merge_scratch *scratch)
 {
-    int64_t count = v->job->count, room = count / 32 > SAMPLE ? count / 32 : SAMPLE;
+    int64_t count = v->job->count, room = count / 32 > LISTED ? count / 32 : LISTED;
     size_t n = (size_t)n_tops, w = (size_t)threads;
     selection s = { .v = v, .threads = threads };
     room = room > count ? count : room;

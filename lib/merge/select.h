@@ -20,7 +20,7 @@ typedef struct {
     int64_t cut;
 } lm_merge_top;
 
-/* out: rows of LM_BLEND_BLOCK reals; elements at .. at + n - 1 of each. */
+/* out: rows of LM_MERGE_STRIDE reals; elements at .. at + n - 1 of each. */
 typedef void (*lm_merge_fill)(const void *ctx, int64_t at, int64_t n, void *out, void *cells);
 
 typedef struct {
