@@ -1,5 +1,6 @@
 /* bench_merge.c -- bytes per second of each merge method, inputs read and output written counted
- * once each, as a share of what memcpy reaches in the same run; and the scratch memory it takes.
+ * once each, as a share of what memcpy reaches in the same run; the time of the processors for an
+ * element, which says more on a machine that is shared; and the scratch memory it takes.
  *
  * usage: bench_merge [--quick] [--threads N] [METHOD]      (only methods whose name starts so)
  *
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -109,27 +111,39 @@ static lm_merge_job make_job(const lm_merge_method *m, lm_merge_operand *model,
     return j;
 }
 
+/* Seconds that the threads of this process have run. */
+static double busy(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void measure(const lm_merge_method *m)
 {
     lm_err e = { 0 };
     lm_merge_operand model[MODELS], base;
     lm_merge_job j = make_job(m, model, &base);
-    double copy = lm_ceiling_copy(ceilings), t[9], rate;
+    double copy = lm_ceiling_copy(ceilings), t[9], cpu[9], rate;
     size_t work = m->work(&j, lm_par_threads(par)) + 64;
     int rounds = quick || m->extra == LM_EXTRA_GRAM ? 1 : 9;
     int arrays = j.n_models + (j.base != NULL) + 1;
     must(lm_block_alloc(&j.work, work, "bench scratch", &e), &e);
     for (int i = rounds > 1 ? -1 : 0; i < rounds; i++) {
-        double from = lm_now();
+        double from = lm_now(), ran = busy();
         must(m->run(&j, &e), &e);
-        if (i >= 0)
+        if (i >= 0) {
             t[i] = lm_now() - from;
+            cpu[i] = busy() - ran;
+        }
     }
     lm_block_free(j.work, work);
     rate = 2.0 * (double)j.count * arrays / lm_median(t, rounds);
-    printf("  %-18s %d%s %9.2f GB/s  %5.1f %% of memcpy %6.2f GB/s  scratch %6.2f B/element\n",
+    printf("  %-18s %d%s %7.2f GB/s %5.1f %% of memcpy %6.2f GB/s, CPU %6.2f ns, scratch %5.2f B "
+           "an element\n",
            m->name, j.n_models, j.base ? "+base" : "     ", rate / 1e9, 100 * rate / copy,
-           copy / 1e9, (double)work / (double)j.count);
+           copy / 1e9, 1e9 * lm_median(cpu, rounds) / (double)j.count,
+           (double)work / (double)j.count);
     fflush(stdout);
 }
 
