@@ -312,19 +312,29 @@ static bool is_buffer(const char *name)
            ends_with(name, "rotary_emb.inv_freq");
 }
 
+static void show_shape(char out[64], int ndim, const int64_t *dim)
+{
+    int n = 0;
+
+    out[0] = 0;
+    for (int d = 0; d < ndim && n < 60; d++)
+        n += snprintf(out + n, 64 - (size_t)n, "%s%" PRId64, d ? ", " : "", dim[d]);
+}
+
 static lm_code check_slot(const lm_import *m, const lm_slot *s, const lm_st_tensor *t, lm_err *e)
 {
     bool fits = t->ndim == s->ndim;
-    char shape[64];
+    char have[64], want[64];
 
     for (int d = 0; fits && d < s->ndim; d++)
         fits = t->dim[d] == s->dim[d];
-    snprintf(shape, sizeof shape, s->ndim > 1 ? "%" PRId64 ", %" PRId64 : "%" PRId64, s->dim[0],
-             s->dim[1]);
-    if (!fits)
+    if (!fits) {
+        show_shape(have, t->ndim, t->dim);
+        show_shape(want, s->ndim, s->dim);
         return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                       "tensor '%s' has not the shape [%s] that the config asks for", t->name,
-                       shape);
+                       "tensor '%s' has the shape [%s], the config asks for [%s]", t->name, have,
+                       want);
+    }
     if (t->dtype != LM_DTYPE_F32 && t->dtype != LM_DTYPE_F16 && t->dtype != LM_DTYPE_BF16)
         return lm_fail(e, LM_EUSAGE, m->path, "convert it to F32, F16 or BF16 first",
                        "tensor '%s' is of type %s", t->name, t->dtype_name);

@@ -62,6 +62,17 @@ static lm_code take_kept(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err 
 
 /* ---- Tensors ---- */
 
+static lm_code check_whole(const lm_import *m, const lm_gguf *g, lm_err *e)
+{
+    int64_t parts;
+    lm_code rc = lm_gguf_i64_or(g, "split.count", 1, 0, 1 << 16, &parts, NULL, e);
+
+    if (!rc && parts > 1)
+        rc = lm_fail(e, LM_EUSAGE, m->path, "join them with llama-gguf-split --merge",
+                     "it is one of %" PRId64 " parts", parts);
+    return rc;
+}
+
 /* Axes of length 1 in front do not count: llama.cpp leaves them out. */
 static bool fits(const lm_slot *s, const lm_gguf_tensor *t)
 {
@@ -302,6 +313,8 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     m->close = close_file;
     m->load = load;
     rc = lm_gguf_open_map(map, m->path, &q->g, e);
+    if (!rc)
+        rc = check_whole(m, q->g, e);
     if (!rc)
         rc = take_kept(m, q->g, !o->tokenizer, e);
     if (!rc)

@@ -220,8 +220,10 @@ lm_code lm_export_llama2c(lm_import *m, const char *path, const lm_export_opts *
                         .dtype = LM_DTYPE_F32 };
     uint8_t h[LLAMA2C_HEADER];
 
-    if ((c->arch != LM_ARCH_LLAMA && c->arch != LM_ARCH_MISTRAL) || c->window > 0)
+    if ((c->arch != LM_ARCH_LLAMA && c->arch != LM_ARCH_MISTRAL))
         return refuse(m, "llama2.c", "model but Llama", e);
+    if (c->window > 0 && c->window < c->max_positions)
+        return refuse(m, "llama2.c", "sliding window", e);
     if (c->qkv_bias || c->out_bias || c->mlp_bias || c->head_dim * c->heads != c->width)
         return refuse(m, "llama2.c", "biases, nor heads of another width than hidden/heads", e);
     if (c->rope.type != LM_ROPE_DEFAULT || !near(c->rope.theta, 10000))

@@ -43,7 +43,7 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",
                m->path);
-    if (c->window > 0)
+    if (c->window > 0 && c->window < c->max_positions)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s knows no sliding window: texts of more than %" PRId64
                " tokens will be seen whole",

@@ -218,6 +218,10 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     run convert-model model -o x.gguf
     [ "$status" -eq 1 ]
     [[ "$output" == *"layers.1."*"is not known to llama"* ]]
+    sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/;s/"intermediate_size": [0-9]*/"intermediate_size": 96/' model/config.json
+    run convert-model model -o x.gguf
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"has the shape ["*"], the config asks for ["*"96"*"]" ]]
 }
 
 @test "convert-model: a list of tensors that was tampered with is refused" {
