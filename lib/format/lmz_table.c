@@ -10,7 +10,7 @@
 #include "format/folder.h"
 #include "format/safetensors_table.h"
 
-#define DAMAGED "it is damaged: take out what is whole with compress-ckpt --salvage"
+#define DAMAGED "it is damaged: take out what is whole with compress-ckpt -d --salvage"
 
 void lmz_table_fini(lmz_table *t)
 {
