@@ -3,14 +3,17 @@
 #
 #   make -f dem.mk                              three small distributions of text, some minutes on two cores
 #   make -f dem.mk SEARCH=cma-es                another search for the weights
+#   make -f dem.mk FROM=text/ SETS='law math'   distributions of your own: text/law.jsonl, text/math.jsonl
 #
 # Made here, all from the same base: a fine-tuned model for each distribution, a model trained on their joint
-# mixture with as many tokens as the three together, and the merge.  Then a table of losses and costs.
+# mixture with as many tokens as they have together, and the merge.  Then a table of losses and costs.
 #
 # The tools must be on PATH.  Everything is made in the folder WORK; what is there already is not made again.
 # `make -f dem.mk clean` removes it.
 
 WORK    ?= dem
+FROM    ?= #             folder with a file NAME.jsonl for each of SETS; empty: dem-corpus makes them
+SETS    ?= bible code numbers
 SIZE    ?= 2#            megabytes of text of each distribution
 PRESET  ?= llama-5m#     see share/models
 VOCAB   ?= 4096
@@ -25,7 +28,7 @@ SEED    ?= 1
 comma := ,
 W     := $(strip $(WORK))
 HERE  := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
-SETS  := bible code numbers
+K     := $(words $(SETS))
 ALL   := base $(SETS) joint
 TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --dtype bf16 --seed $(SEED)
 TEXT  := $(SETS:%=$W/text/%.train.jsonl)
@@ -39,8 +42,12 @@ all: $W/table.txt
 # 1. Text of three distributions.  Every twentieth document is held out for the table at the end: neither
 # training nor the search for the weights sees it.
 $W/text/.made:
-	@mkdir -p $(@D) && date +%s > $W/started
+	@mkdir -p $(@D)
+ifeq ($(strip $(FROM)),)
 	bash $(HERE)dem-corpus $(@D) $(strip $(SIZE))
+else
+	cp $(SETS:%=$(strip $(FROM))/%.jsonl) $(@D)
+endif
 	for s in $(SETS); do awk -v test=$(@D)/$$s.test.jsonl 'NR % 20 == 10 { print > test; next } { print }' \
 	    $(@D)/$$s.jsonl > $(@D)/$$s.train.jsonl || exit 1; done
 	@touch $@
@@ -62,8 +69,9 @@ $W/steps: $W/m0/config.json $W/data/joint/train.bin
 	rm -rf $W/probe $W/probe.jsonl
 	train $W/m0/ $W/data/joint/ -o $W/probe/ --steps 12 --lr $(strip $(LR)) $(TRAIN) --metrics $W/probe.jsonl
 	@sed -n 's/.*"tokens_per_second":\([0-9.e+]*\).*/\1/p' $W/probe.jsonl | tail -n 1 | awk '{ \
-	    n = $(BUDGET) * $$1 / ($(BATCH) * $(SEQ)); n = n < 60 ? 60 : n; n = n > 3000 ? 3000 : n; \
-	    printf "base %d\ntune %d\njoint %d\n", n * 0.5, n * 0.25 / 3, 3 * int(n * 0.25 / 3) }' > $@
+	    n = $(BUDGET) * $$1 / ($(BATCH) * $(SEQ)); n = n < 20 * $K ? 20 * $K : n; n = n > 3000 ? 3000 : n; \
+	    tune = int(n * 0.25 / $K); printf "base %d\ntune %d\njoint %d\n", n * 0.5, tune, $K * tune }' > $@
+	@test -s $@
 	@rm -rf $W/probe
 steps = $$(awk '$$1 == "$1" { print $$2 }' $W/steps)
 
@@ -90,10 +98,10 @@ $W/dem/config.json: $(SETS:%=$W/%.done)
 # 6. Everything measured on everything held out, and the table.
 $W/table.txt: $W/joint.done $W/dem/config.json
 	@for m in $(ALL) dem; do for s in $(SETS); do \
-	    eval-model -q --dtype bf16 --seq-len $(strip $(SEQ)) $W/$$m/ $W/text/$$s.test.jsonl > $W/$$m-$$s.json || exit 1; \
+	    eval-model -q --dtype bf16 --seq-len $(strip $(SEQ)) --stride $(strip $(SEQ)) $W/$$m/ $W/text/$$s.test.jsonl \
+	        > $W/$$m-$$s.json || exit 1; \
 	done; done
-	@bash $(HERE)dem-report $W > $@
-	@rm -f $W/started
+	@bash $(HERE)dem-report $W $(SETS) > $@
 
 clean:
 	rm -rf $W
