@@ -423,7 +423,7 @@ static lm_code open_all(job *j, const char *from, const char *to, lm_err *e)
     lm_free(extra);
     for (size_t i = 0; lm_bundle_random(j->in) && i < lm_bundle_count(j->in); i++)
         j->total += lm_bundle_at(j->in, i)->bytes;
-    return lm_alloc_n(&j->copy, COPY, 1, "a piece of a file", e);
+    return lm_realloc_n(&j->copy, COPY, 1, "a piece of a file", e);
 }
 
 static lm_code run(job *j, const char *to, lm_err *e)

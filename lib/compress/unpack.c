@@ -29,7 +29,7 @@ lm_code lm_unpack_to_open(lm_unpack_to *t, const char *to, bool lone, lm_err *e)
         rc = lm_bundle_room(t->out, t->total, e);
     if (!rc && t->out && lm_bundle_out_kind(t->out) == LM_BUNDLE_FILE)
         lm_log(t->o->sink, LM_LOG_WARN, "%s: holds the weights only, other files are left out", to);
-    return rc ? rc : lm_alloc_n(&t->copy, LM_UNPACK_COPY, 1, "a piece of a file", e);
+    return rc ? rc : lm_realloc_n(&t->copy, LM_UNPACK_COPY, 1, "a piece of a file", e);
 }
 
 lm_code lm_unpack_to_close(lm_unpack_to *t, lm_code rc, lm_err *e)
