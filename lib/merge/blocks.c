@@ -98,6 +98,16 @@ void lm_merge_list(const lm_merge_job *j, const lm_merge_operand **of)
         of[i] = &j->model[i];
 }
 
+bool lm_merge_cancels(const double *w, int n)
+{
+    double sum = 0, size = 0;
+    for (int i = 0; i < n; i++) {
+        sum += w[i];
+        size += fabs(w[i]);
+    }
+    return fabs(sum) <= 1e-12 * size;
+}
+
 enum { SUM_ROWS = 2 };
 
 size_t lm_merge_sum_work(int threads)

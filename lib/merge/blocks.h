@@ -92,6 +92,8 @@ static inline double lm_merge_of(const lm_merge_job *j, int i, lm_merge_param p,
     double v = j->model[i].param[p];
     return v == v ? v : none;
 }
+/* Whether weights add up to nothing but rounding (0.1 + 0.2 - 0.3). */
+bool lm_merge_cancels(const double *w, int n);
 static inline bool lm_merge_true(const lm_merge_job *j, lm_merge_param p)
 {
     return j->param[p] == j->param[p] && j->param[p] != 0;

@@ -13,15 +13,24 @@ typedef struct {
     lm_merge_scratch left;
     void *cells;      /* FUSE_ROWS a worker */
     double *distance; /* [rows]: the divergence of their softmax */
+    double *powers;   /* [worker][2][kept_cols]: exp of a row of the base and of the model */
     uint64_t least;   /* bits of the score that an element must have */
 } fusion;
 
-enum { FUSE_ROWS = 3 };
+enum { FUSE_ROWS = 3, SPAN = 512, MOST_KEPT = 16384 };
+
+/* Powers of a row that are kept from one pass to the next; longer rows are computed twice. */
+static int64_t kept_cols(const lm_merge_job *j)
+{
+    int64_t cols = lm_merge_cols(j);
+    return cols <= MOST_KEPT ? cols : 0;
+}
 
 static void fuse_lay_out(fusion *f, const lm_merge_job *j, int threads)
 {
     f->cells = lm_merge_take_cells(&f->left, FUSE_ROWS, threads);
     f->distance = lm_merge_take(&f->left, (size_t)lm_merge_rows(j), sizeof(double));
+    f->powers = lm_merge_take(&f->left, 2 * (size_t)threads * (size_t)kept_cols(j), sizeof(double));
 }
 
 /* Elements k .. of a row of the base and of the model, as doubles. */
@@ -29,36 +38,53 @@ static int64_t pair_at(const fusion *f, int64_t row, int64_t k, double *base, do
 {
     const lm_merge_job *j = f->job;
     const lm_blend *wide = lm_blend_at(j->cpu, true);
-    int64_t cols = lm_merge_cols(j), n = cols - k < 512 ? cols - k : 512;
+    int64_t cols = lm_merge_cols(j), n = cols - k < SPAN ? cols - k : SPAN;
     wide->load(j->base->dtype, j->base->data, row * cols + k, base, n);
     wide->load(j->model[0].dtype, j->model[0].data, row * cols + k, x, n);
     return n;
 }
 
-/* sum p ln(p / q) with p, q the softmax of the model's and the base's row, each plus 1e-8.  Never
- * below 0 but for rounding. */
-static double divergence(const fusion *f, int64_t row)
+/* exp(base - top_b) and exp(x - top_x) from element k of a row on. */
+static int64_t powers_at(const fusion *f, int64_t row, int64_t k, const double top[2], double *b,
+                         double *x)
 {
-    int64_t cols = lm_merge_cols(f->job), n;
-    double b[512], x[512], top_b = -INFINITY, top_x = -INFINITY, sum_b = 0, sum_x = 0, K = 0;
+    int64_t n = pair_at(f, row, k, b, x);
+    for (int64_t i = 0; i < n; i++) {
+        b[i] = exp(b[i] - top[0]);
+        x[i] = exp(x[i] - top[1]);
+    }
+    return n;
+}
+
+/* sum p ln(p / q) with p, q the softmax of the model's and the base's row, each plus 1e-8.  Never
+ * below 0 but for rounding.  powers: room for two rows of kept_cols. */
+static double divergence(const fusion *f, int64_t row, double *powers)
+{
+    int64_t cols = lm_merge_cols(f->job), kept = kept_cols(f->job), n;
+    double cell[2][SPAN], *b = cell[0], *x = cell[1];
+    double top[2] = { -INFINITY, -INFINITY }, sum_b = 0, sum_x = 0, K = 0;
     for (int64_t k = 0; k < cols; k += n) {
         n = pair_at(f, row, k, b, x);
         for (int64_t i = 0; i < n; i++) {
-            top_b = b[i] > top_b ? b[i] : top_b;
-            top_x = x[i] > top_x ? x[i] : top_x;
+            top[0] = b[i] > top[0] ? b[i] : top[0];
+            top[1] = x[i] > top[1] ? x[i] : top[1];
         }
     }
     for (int64_t k = 0; k < cols; k += n) {
-        n = pair_at(f, row, k, b, x);
+        b = kept ? powers + k : cell[0];
+        x = kept ? powers + kept + k : cell[1];
+        n = powers_at(f, row, k, top, b, x);
         for (int64_t i = 0; i < n; i++) {
-            sum_b += exp(b[i] - top_b);
-            sum_x += exp(x[i] - top_x);
+            sum_b += b[i];
+            sum_x += x[i];
         }
     }
     for (int64_t k = 0; k < cols; k += n) {
-        n = pair_at(f, row, k, b, x);
+        b = kept ? powers + k : cell[0];
+        x = kept ? powers + kept + k : cell[1];
+        n = kept ? cols : powers_at(f, row, k, top, b, x);
         for (int64_t i = 0; i < n; i++) {
-            double p = exp(x[i] - top_x) / sum_x + 1e-8, q = exp(b[i] - top_b) / sum_b + 1e-8;
+            double p = x[i] / sum_x + 1e-8, q = b[i] / sum_b + 1e-8;
             K += p * log(p / q);
         }
     }
@@ -68,9 +94,9 @@ static double divergence(const fusion *f, int64_t row)
 static void divergences(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const fusion *f = ctx;
-    (void)worker;
+    double *powers = f->powers + 2 * (int64_t)worker * kept_cols(f->job);
     for (int64_t r = begin; r < end; r++)
-        f->distance[r] = divergence(f, r);
+        f->distance[r] = divergence(f, r, powers);
 }
 
 /* |theta_1 - theta_0| K, with the two in cells 0 and 1. */

@@ -30,7 +30,7 @@ static lm_code linear(const lm_merge_job *j, lm_err *e)
 {
     double c[LM_MERGE_MOST_MODELS], sum = weights(j, c);
     if (lm_merge_true(j, LM_MERGE_NORMALIZE)) {
-        if (sum == 0)
+        if (lm_merge_cancels(c, j->n_models))
             return lm_fail(e, LM_EUSAGE, j->name, "change one, or do not normalize",
                            "the weights add up to 0");
         for (int i = 0; i < j->n_models; i++)

@@ -214,7 +214,7 @@ static bool solve_multislerp(const lm_merge_job *j, int n, const double *G, doub
     (void)odd;
     for (int i = 0; i < n; i++)
         sum += w[i] = lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]);
-    if (lm_merge_true(j, LM_MERGE_NORMALIZE_WEIGHTS) && sum == 0)
+    if (lm_merge_true(j, LM_MERGE_NORMALIZE_WEIGHTS) && lm_merge_cancels(w, n))
         return false;
     for (int i = 0; i < n; i++) {
         w[i] /= lm_merge_true(j, LM_MERGE_NORMALIZE_WEIGHTS) ? sum : 1;

@@ -347,6 +347,9 @@ static void misuse(void **state)
     refuse(c, "nearswap", LM_EUSAGE, "2 models");
     set_weights(c, 1, -1, 0);
     refuse(c, "linear", LM_EUSAGE, "add up to 0");
+    c->job.param[LM_MERGE_FISHER_FLOOR] = 0; /* 0 / 0 where no model is important */
+    refuse(c, "fisher", LM_EUSAGE, "fisher_floor is 0");
+    c->job.param[LM_MERGE_FISHER_FLOOR] = NAN;
     c->model[1].param[LM_MERGE_DENSITY] = 1.5;
     refuse(c, "ties", LM_EUSAGE, "density is 1.5");
     c->model[1].param[LM_MERGE_DENSITY] = 0.5;
@@ -362,6 +365,11 @@ static void misuse(void **state)
     c->job.base = &c->base;
     c->model[0].dtype = LM_DTYPE_I32;
     refuse(c, "ties", LM_EUSAGE, "i32");
+    free_case(c);
+    c = new_case(3, LM_DTYPE_F32, 1, 8, 0, 0);
+    set_weights(c, 0.1, 0.2, -0.3); /* not 0 in binary */
+    refuse(c, "linear", LM_EUSAGE, "add up to 0");
+    refuse(c, "multislerp", LM_ENUMERIC, "cancel out");
     free_case(c);
     for (int i = 0; (m = lm_merge_method_at(i)); i++) { /* what the table promises */
         assert_true(m->about && m->source && m->run);
