@@ -110,6 +110,10 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     if (S_ISDIR(out.st_mode) && folder_holds(&out, input))
         lm_misuse(t, output, "write to another folder",
                   "it holds the input %s, which would be replaced with it", input);
+    const char *dot = strrchr(output, '.');
+    if (S_ISDIR(in.st_mode) && dot && (!strcmp(dot, ".safetensors") || !strcmp(dot, ".json")) &&
+        folder_holds(&in, output))
+        lm_misuse(t, output, "write to another folder", "it is a part of the input %s", input);
 }
 
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par)

@@ -265,6 +265,14 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     convert-model model -o m.gguf
     run convert-model m.gguf -o m.gguf -f
     [ "$status" -eq 2 ]
+    run convert-model model -o model/model.safetensors -f
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"it is a part of the input model"* ]]
+    ln m.gguf hard.gguf
+    run convert-model hard.gguf -o m.gguf -f
+    [ "$status" -eq 2 ]
+    run bash -c 'convert-model - -o m.gguf -f < m.gguf'
+    [ "$status" -eq 2 ]
     run convert-model model -o m.gguf
     [ "$status" -eq 2 ]
     [[ "$output" == *exists* ]]
