@@ -287,7 +287,7 @@ static int raw_planes(const lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
     return k;
 }
 
-/* Code the n bytes p into dst, which has room for n.  When p is there or behind, it is kept raw. */
+/* Code the n bytes p into dst, which has room for n.  When p is dst, it is to be kept raw. */
 static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n, uint8_t *dst)
 {
     size_t planned = 0, best = a.worth;
@@ -309,7 +309,7 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
     if (planned)
         return (coded){ EXP, planned };
     if (dst != p)
-        memmove(dst, p, n);
+        memcpy(dst, p, n);
     return (coded){ RAW, n };
 }
 
