@@ -133,8 +133,6 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
     bool plain = false;
     lm_code rc;
 
-    if (!b->map.size)
-        return lm_fail(e, LM_EFORMAT, b->path, looked_for, "it is empty");
     if (lm_text_ends(b->path, ".safetensors") || is_safetensors(b->map.data, b->map.size))
         return open_lone(b, e);
     if (lm_text_ends(b->path, ".lmz") || lm_bundle_is_lmz(b->map.data, b->map.size)) {
@@ -145,6 +143,8 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
         lm_map_close(&b->map);
         return lm_bundle_lmz_open(b, e);
     }
+    if (!b->map.size)
+        return lm_fail(e, LM_EFORMAT, b->path, looked_for, "it is empty");
     b->kind = LM_BUNDLE_TAR;
     rc = lm_bundle_tar_map(b, &plain, e);
     b->random = plain;
