@@ -108,6 +108,13 @@ lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, ui
                              void *dst, size_t bytes, lm_err *e);
 lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to,
                              void *dst, lm_err *e);
+/* As read, for a few bytes here and there: nothing more is decoded, and nothing kept, than it takes. */
+lm_code lm_model_source_peek(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
+                             void *dst, size_t bytes, lm_err *e);
+/* All of t without a copy: mapped, or of a stream what is held of it until another tensor of m is
+ * asked for.  *data = NULL, no failure: neither is so, read it. */
+lm_code lm_model_source_borrow(const lm_model_source *m, const lm_st_tensor *t, const void **data,
+                               lm_err *e);
 /* The mapped bytes of t are not needed again soon: they leave this process's resident set. */
 void lm_model_source_forget(const lm_model_source *m, const lm_st_tensor *t);
 

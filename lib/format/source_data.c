@@ -270,6 +270,30 @@ lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, ui
     return rc || held ? rc : read_spooled(m, t, from, dst, bytes, e);
 }
 
+lm_code lm_model_source_peek(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
+                             void *dst, size_t bytes, lm_err *e)
+{
+    const lm_source_weights *w = lm_source_file_of(m, t);
+
+    return w ? lm_st_read(w->st, t, from, dst, bytes, e)
+             : lm_model_source_read(m, t, from, dst, bytes, e);
+}
+
+lm_code lm_model_source_borrow(const lm_model_source *m, const lm_st_tensor *t, const void **data,
+                               lm_err *e)
+{
+    bool held = false;
+    lm_code rc;
+
+    *data = lm_model_source_data(m, t);
+    if (*data || !lm_source_of_stream(m, t) || !forward(m))
+        return LM_OK;
+    rc = hold(m, NULL, t, &held, e);
+    *data = !rc && held ? m->window : NULL;
+    release(m);
+    return rc;
+}
+
 /* From memory, or by pieces of what was spooled. */
 static lm_code convert(const lm_model_source *m, const lm_st_tensor *t, const uint8_t *src,
                        lm_dtype to, void *dst, lm_err *e)

@@ -110,7 +110,12 @@ lm_code lm_engine_fetch(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_bu
         return LM_OK;
     }
     rc = step_to(g, ref->input, t, e);
-    *data = rc ? NULL : lm_model_source_data(m->source, t);
+    *data = NULL;
+    /* With slices, two layers of one model may be needed at the same time. */
+    if (!rc && g->plan->recipe->sliced)
+        *data = lm_model_source_data(m->source, t);
+    else if (!rc)
+        rc = lm_model_source_borrow(m->source, t, data, e);
     if (rc || *data)
         return rc;
     rc = lm_merge_buf_need(read, (size_t)t->bytes, e);

@@ -347,7 +347,7 @@ static lm_code digest_tensor(const lm_model_source *m, const lm_st_tensor *t, ui
     *h = lm_hash64(t->dtype_name, strlen(t->dtype_name), *h);
     *h = lm_hash64(t->dim, (size_t)t->ndim * sizeof *t->dim, *h);
     for (int i = 0; !rc && i < 3; i++) {
-        rc = lm_model_source_read(m, t, at[i], part, n, e);
+        rc = lm_model_source_peek(m, t, at[i], part, n, e);
         if (!rc)
             *h = lm_hash64(part, n, *h);
     }
