@@ -69,6 +69,41 @@ static lm_code fix_layers(const lm_merge_plan *p, json_t *c, lm_err *e)
     return rc;
 }
 
+/* The ids of special tokens ("eos_token_id") that `from` names; NULL names none. */
+static lm_code take_ids(json_t *c, const json_t *from, lm_err *e)
+{
+    static const char suffix[] = "_token_id";
+    const char *key;
+    json_t *value;
+    lm_code rc = LM_OK;
+
+    json_object_foreach((json_t *)(uintptr_t)from, key, value)
+    {
+        size_t len = strlen(key), tail = sizeof suffix - 1;
+
+        if (!rc && len > tail && !strcmp(key + len - tail, suffix) && !json_is_null(value))
+            rc = set(c, key, json_deep_copy(value), e);
+    }
+    return rc;
+}
+
+/* Where the tokenizer is that of one model, its special tokens are meant. */
+static lm_code take_special(const lm_merge_plan *p, json_t *c, lm_err *e)
+{
+    int owner = lm_vocab_owner(p->vocab);
+    lm_model_source *m = owner < 0 || owner == p->lead ? NULL : p->model[owner].source;
+    const json_t *config = m ? lm_model_source_config(m) : NULL;
+    json_t *generation = NULL;
+    lm_code rc = m ? lm_model_source_json(m, "generation_config.json", &generation, e) : LM_OK;
+
+    if (!rc && config)
+        rc = take_ids(c, config, e);
+    if (!rc && p->generation_config)
+        rc = take_ids(p->generation_config, generation ? generation : config, e);
+    json_decref(generation);
+    return rc;
+}
+
 static lm_code fix_vocab(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
     int of = p->lead;
@@ -78,6 +113,8 @@ static lm_code fix_vocab(const lm_merge_plan *p, json_t *c, lm_err *e)
         rc = lm_vocab_fix_config(p->vocab, of, c, e);
         if (!rc && p->generation_config)
             rc = lm_vocab_fix_config(p->vocab, of, p->generation_config, e);
+        if (!rc)
+            rc = take_special(p, c, e);
         if (rc)
             return rc;
     }

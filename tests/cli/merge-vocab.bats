@@ -51,6 +51,24 @@ tokens() { grep -o '"vocab":{[^}]*}' "$1/tokenizer.json" | grep -c .; }
     [ "$(loss "$out/b" data-b/train)" = "$(loss b2/ data-b/train)" ]
 }
 
+special() { tr -d ' \n' < "$1" | grep -o "\"$2\":\(\[[0-9,]*\]\|[a-z0-9]*\)" | cut -d: -f2; }
+
+@test "merge-models --tokenizer: special tokens are those that the tokenizer's model has" {
+    cp -r b2 "$out/s"
+    sum=$(grep -o '"<|sum|>": *[0-9]*' b2/tokenizer.json | head -n 1 | grep -o '[0-9]*$')
+    sed -i "s/\"eos_token_id\": *[a-z0-9]*/\"eos_token_id\": $sum/" "$out/s/config.json"
+    echo "{\"eos_token_id\": [0, $sum]}" > "$out/s/generation_config.json"
+    [ "$(special "$out/s/config.json" eos_token_id)" -eq "$sum" ]
+    # the first model's config is taken, but its <|sum|> is not in the tokenizer of a/
+    merge-models -q -m linear "$out/s:0" a/:1 --tokenizer a/ -o "$out/to-a"
+    [ "$(special "$out/to-a/config.json" eos_token_id)" = "$(special a/config.json eos_token_id)" ]
+    [ "$(special "$out/to-a/generation_config.json" eos_token_id)" = "$(special a/config.json eos_token_id)" ]
+    # a union keeps what the first model says, by token
+    merge-models -q -m task_arithmetic -b "$out/s" a/ --tokenizer union -o "$out/u"
+    [ "$(special "$out/u/config.json" eos_token_id)" -eq "$sum" ]
+    [ "$(special "$out/u/generation_config.json" eos_token_id)" = "[0,$sum]" ]
+}
+
 @test "merge-models --tokenizer union: all tokens, padded, and a model that loads" {
     merge-models -q -m linear a/ b2/ --tokenizer union --pad-to-multiple-of 64 -o "$out/u"
     n=$(vocab "$out/u")
