@@ -26,6 +26,12 @@ lm_model_format lm_model_format_of(const char *name)
     return LM_FORMAT_AUTO;
 }
 
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
 /* ---- Small files ---- */
 
 lm_code lm_import_put(lm_import *m, const char *name, lm_buf *data, lm_err *e)
@@ -95,6 +101,8 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 
     if (!strcmp(from, "none"))
         return LM_OK;
+    if (!lm_path_is_dir(from) && ends_with(from, ".bin"))
+        return lm_import_tokenizer_bin(m, from, e);
     if (!lm_path_is_dir(from))
         return put_file(m, "tokenizer.json", from, e);
     for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
@@ -116,12 +124,6 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 }
 
 /* ---- Opening ---- */
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
 
 enum { PEEK = 256 };
 

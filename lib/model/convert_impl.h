@@ -28,6 +28,9 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e);
 /* tokenizer.json out of vocab.json and merges.txt in a folder; *made false when they are not there. */
 lm_code lm_import_join(const char *dir, lm_buf *json, bool *made, lm_err *e);
 
+/* llama2.c's tokenizer.bin as tokenizer.json.  Fails: LM_EIO, LM_EFORMAT. */
+lm_code lm_import_tokenizer_bin(lm_import *m, const char *path, lm_err *e);
+
 /* A model's tensors beside the slots of its config. */
 typedef struct {
     lm_slot *slot;

@@ -194,6 +194,37 @@ def tokenizers(tmp):
             check([int(x) for x in got.split()] == want, f"{pattern}: llama.cpp gives the same ids")
 
 
+def tokenizer_bin(tmp):
+    """llama2.c's tokenizer.bin, as its tokenizer.py writes it, beside SentencePiece itself."""
+    try:
+        import sentencepiece
+    except ImportError:
+        print("# tokenizer.bin is left out: no sentencepiece")
+        return
+    from tokenizers import Tokenizer
+    corpus, file, folder = (os.path.join(tmp, n) for n in ("words.txt", "tokenizer.bin", "words"))
+    with open(corpus, "w") as f:
+        f.write("".join(f"The system's words {i % 37} and it'll write line {i} of the text.\n" for i in range(400)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=corpus, model_prefix=os.path.join(tmp, "words"), vocab_size=400, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+    sp = sentencepiece.SentencePieceProcessor(model_file=os.path.join(tmp, "words.model"))
+    pieces = [sp.id_to_piece(i) for i in range(400)]
+    pieces[1:3] = ["\n<s>\n", "\n</s>\n"]
+    with open(file, "wb") as f:
+        f.write(struct.pack("I", max(len(p) for p in pieces)))
+        for i, p in enumerate(pieces):
+            b = p.replace("\u2581", " ").encode()
+            f.write(struct.pack("fI", sp.get_score(i), len(b)) + b)
+    make(transformers.LlamaConfig(vocab_size=400, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                                  num_attention_heads=2), 1).save_pretrained(folder)
+    convert(folder, "-t", file, "-o", folder + "-tok")
+    made = Tokenizer.from_file(folder + "-tok/tokenizer.json")
+    texts = [TEXT, "  two  spaces 1234", "na\u00efve caf\u00e9 \u2603", "The words will write it."]
+    check(all(made.encode(t, add_special_tokens=False).ids == sp.encode(t) for t in texts),
+          "tokenizer.bin: the same ids as SentencePiece")
+
+
 def foreign(tmp):
     """A file that the gguf package writes."""
     file, back = os.path.join(tmp, "foreign.gguf"), os.path.join(tmp, "foreign")
@@ -267,6 +298,7 @@ def main():
         flat(tmp)
         types(tmp)
         tokenizers(tmp)
+        tokenizer_bin(tmp)
         foreign(tmp)
     print(f"1..{test_models.count}")
     sys.exit(test_models.failed > 0)

@@ -8,10 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "model/convert_impl.h"
 #include "model/convert_rows.h"
 #include "model/convert_types.h"
 #include "model/gguf_meta.h"
@@ -391,9 +393,85 @@ static void rows_that_fit_no_block_fall_back(void **state)
     }
 }
 
+/* ---- llama2.c's tokenizer.bin ---- */
+
+static size_t put_token(uint8_t *at, float score, const char *text)
+{
+    uint32_t len = (uint32_t)strlen(text);
+
+    memcpy(at, &score, 4);
+    memcpy(at + 4, &len, 4);
+    memcpy(at + 8, text, len);
+    return 8 + len;
+}
+
+static lm_code read_tokenizer_bin(const void *data, size_t n, int64_t vocab, lm_import *m,
+                                  lm_err *e)
+{
+    char path[] = "/tmp/lm-test-XXXXXX";
+    int fd = mkstemp(path);
+    lm_code rc;
+
+    assert_true(fd >= 0 && write(fd, data, n) == (ssize_t)n);
+    close(fd);
+    *m = (lm_import){ .config.vocab = vocab };
+    rc = lm_import_tokenizer_bin(m, path, e);
+    unlink(path);
+    return rc;
+}
+
+static void tokenizer_bin_is_read(void **state)
+{
+    (void)state;
+    static const char *const words[] = { "<unk>", "\n<s>\n", "\n</s>\n" };
+    static const char *const last[] = { "a", "b", " ", "ab", " ab" };
+    uint8_t file[6000] = { 14 };
+    size_t n = 4;
+    lm_import m;
+    lm_err e = { 0 };
+
+    for (int i = 0; i < 3; i++)
+        n += put_token(file + n, 0, words[i]);
+    for (int i = 0; i < 256; i++) {
+        char byte[8];
+        snprintf(byte, sizeof byte, "<0x%02X>", (unsigned)i & 255);
+        n += put_token(file + n, 0, byte);
+    }
+    for (int i = 0; i < 5; i++)
+        n += put_token(file + n, i < 3 ? -9 : -(float)i, last[i]);
+
+    assert_int_equal(read_tokenizer_bin(file, n, 264, &m, &e), LM_OK);
+    const lm_side_file *json = lm_import_side(&m, "tokenizer.json");
+    assert_non_null(json);
+    assert_non_null(strstr(json->data.data, "\"<s>\":1"));
+    assert_non_null(
+        strstr(json->data.data, "\"merges\":[[\"a\",\"b\"],[\"\xe2\x96\x81\",\"ab\"]]"));
+    assert_non_null(strstr(json->data.data, "\"byte_fallback\":true"));
+    assert_non_null(lm_import_side(&m, "tokenizer_config.json"));
+    lm_import_close(&m);
+
+    assert_int_equal(read_tokenizer_bin(file, n, 263, &m, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "more tokens than the model's 263"));
+    lm_import_close(&m);
+    e = (lm_err){ 0 };
+    assert_int_equal(read_tokenizer_bin(file, n, 265, &m, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "within token 264 of the 265"));
+    lm_import_close(&m);
+    for (size_t cut = 0; cut < n; cut += 37) {
+        e = (lm_err){ 0 };
+        assert_int_equal(read_tokenizer_bin(file, cut, 264, &m, &e), LM_EFORMAT);
+        lm_import_close(&m);
+    }
+    memset(file + 8, 0xff, 4); /* a length of -1 */
+    e = (lm_err){ 0 };
+    assert_int_equal(read_tokenizer_bin(file, n, 264, &m, &e), LM_EFORMAT);
+    lm_import_close(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokenizer_bin_is_read),
         cmocka_unit_test(mixtures_are_llama_cpps),
         cmocka_unit_test(rows_that_fit_no_block_fall_back),
         cmocka_unit_test(slots_have_names_and_shapes),
