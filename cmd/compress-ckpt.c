@@ -252,7 +252,7 @@ static void say_lost(void *ctx, const char *file, const char *tensor, uint64_t c
            file ? file : "", tensor ? ": " : "", tensor ? tensor : "", at, what);
 }
 
-static lm_code expand(const char *input, const char *output, lm_par *par, lm_err *e)
+static lm_code expand_file(const char *input, const char *output, lm_par *par, lm_err *e)
 {
     lm_unpack_opts o = unpack_opts(par);
     lm_unpack_report r = { 0 };
@@ -278,6 +278,20 @@ static lm_code expand(const char *input, const char *output, lm_par *par, lm_err
                        "is kept: its expanded tensors cannot be compared with the original");
     rc = lm_unpack_compare(input, output, &o, e);
     return rc || lm_stopping() ? rc : lm_rm_rf(input, e);
+}
+
+/* Of a run, its newest checkpoint. */
+static lm_code expand(const char *input, const char *output, lm_par *par, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_run_resolve(input, &path, e);
+    if (!rc && opt.rm && strcmp(path, input))
+        rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is taken",
+                     path);
+    if (!rc)
+        rc = expand_file(path, output, par, e);
+    lm_free(path);
+    return rc;
 }
 
 /* ---- testing ---- */

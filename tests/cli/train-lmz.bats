@@ -54,6 +54,13 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [ "$(stat -c %s run/step-000008.lmz)" -lt "$(cat whole/step-000008/* | wc -c)" ]
     compress-ckpt -q -t run/*.lmz
     unpacked run
+    compress-ckpt -q -d run -o newest
+    diff -r run.unpacked newest
+    compress-ckpt -q -t run
+    compress-ckpt -l run | grep -q '^run/step-000008.lmz'
+    run compress-ckpt -d --rm run -o gone
+    [ "$status" -eq 2 ]
+    [ -e run/step-000008.lmz ]
     same_bits whole/latest run.unpacked
     run inspect-model --check whole run
     [ "$status" -eq 0 ]
