@@ -392,11 +392,12 @@ static void fill_from(const void *ctx, int64_t at, int64_t n, void *out, void *c
 
 static void selection(void **state)
 {
-    const int64_t sizes[] = { 1, 100, 131072, 160000 };
+    /* listed whole, up to 131,072; bracketed by a sample; too many equal ones for a list */
+    const int64_t sizes[] = { 1, 100, 131072, 160000, 300000 };
     (void)state;
-    for (int s = 0; s < 4; s++)
+    for (int s = 0; s < 5; s++)
         for (int ty = 0; ty < 3; ty++)
-            for (int kind = 0; kind < 2; kind++) {
+            for (int kind = s == 4; kind < 2; kind++) {
                 int64_t n = sizes[s];
                 merge_case *c = new_case(2, types[ty], 1, n, 0, s);
                 const double share[] = { 0, 0.01, 0.3, 0.5, 0.99, 1 };
