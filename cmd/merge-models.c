@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -370,6 +372,17 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
     return rc;
 }
 
+/* Does -o lead to where standard output goes, as "-" or by the name of that file or pipe?  Devices
+ * such as /dev/null take both. */
+static bool to_stdout(const char *path)
+{
+    struct stat a, b;
+
+    return path && (!strcmp(path, "-") ||
+                    (!stat(path, &a) && !fstat(STDOUT_FILENO, &b) && !S_ISCHR(a.st_mode) &&
+                     a.st_dev == b.st_dev && a.st_ino == b.st_ino));
+}
+
 /* Options of a search without one, and a search without what it needs. */
 static void check_search(void)
 {
@@ -404,7 +417,7 @@ static void check_search(void)
     if (!opt.val.n)
         lm_misuse(&tool, "--search", "give held-out data with --val",
                   "there is nothing to validate on");
-    if (tool.json || (tool.output && !strcmp(tool.output, "-")))
+    if (tool.json || to_stdout(tool.output))
         lm_misuse(&tool, tool.json ? "--json" : "-o", "write the model to a file or folder",
                   "standard output holds the candidates of the search");
 }
@@ -497,7 +510,7 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "-o", "name the folder or file to make, or - for a stream",
                   "no output is given");
     check_search();
-    if (tool.json && tool.output && !strcmp(tool.output, "-"))
+    if (tool.json && to_stdout(tool.output))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     if (run(&e))
         lm_complain(&tool, &e);
