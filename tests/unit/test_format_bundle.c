@@ -133,6 +133,7 @@ static void check_tensor(const lm_model_source *m, const lm_st_tensor *t)
     lm_err e = { 0 };
     double x[COUNT];
     float y[100];
+    const void *all = NULL;
     int k = t->name[1] - '0';
 
     must(lm_model_source_load(m, t, LM_DTYPE_F64, x, &e), &e);
@@ -140,6 +141,12 @@ static void check_tensor(const lm_model_source *m, const lm_st_tensor *t)
         assert_true(x[i] == 10000 * k + i);
     must(lm_model_source_read(m, t, 4 * 1234, y, sizeof y, &e), &e);
     assert_true(y[99] == (float)(10000 * k + 1333));
+    must(lm_model_source_borrow(m, t, &all, &e), &e);
+    assert_true(all || lm_model_source_random(m)); /* of a stream it is held anyway */
+    if (all)
+        assert_memory_equal((const char *)all + 4 * 1234, y, sizeof y);
+    must(lm_model_source_peek(m, t, 4 * 1235, y, sizeof y, &e), &e);
+    assert_true(y[98] == (float)(10000 * k + 1333));
 }
 
 static void check_in_order(lm_model_source *m)
