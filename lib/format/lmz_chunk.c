@@ -137,6 +137,7 @@ static void fill_clog(lm_lmz_coder *c)
 typedef struct {
     double bits;  /* entropy of a symbol, order 0, bias corrected */
     double top;   /* share of the likeliest symbol */
+    double stays; /* share of those that come after one of them: top if order tells nothing */
     int distinct; /* different symbols */
 } guess;
 
@@ -144,13 +145,15 @@ typedef struct {
 static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
 {
     guess g = { 0 };
-    uint32_t top = 0;
+    uint32_t top = 0, after = 0;
     uint64_t sum = 0;
     uint32_t n[256] = { 0 };
+    uint8_t likeliest = 0;
     for (size_t i = 0; i < m; i++)
         n[p[i]]++;
     for (int s = 0; s < 256; s++) {
         g.distinct += n[s] > 0;
+        likeliest = n[s] > top ? (uint8_t)s : likeliest;
         top = n[s] > top ? n[s] : top;
         sum += c->clog[n[s]];
     }
@@ -160,6 +163,9 @@ static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
     g.bits = (double)c->clog[m] * scale - (double)sum * scale;
     g.bits += (g.distinct - 1) / (2 * (double)m * 0.6931471805599453); /* Miller and Madow, 1955 */
     g.top = (double)top / (double)m;
+    for (size_t i = 1; i < m; i++)
+        after += p[i - 1] == likeliest && p[i] == likeliest;
+    g.stays = (double)after / (double)top;
     return g;
 }
 
@@ -248,6 +254,12 @@ static bool repeats(const uint8_t *p, size_t n)
         }
     }
     return equal * 8 > hits;
+}
+
+/* Words of few bits come again by chance; then only runs are worth a search for matches. */
+static bool by_chance(const guess *g)
+{
+    return g->bits < 1.5 && g->stays < (1 + g->top) / 2;
 }
 
 /* What a plane is coded with, decided by what its sample promises. */
@@ -352,7 +364,7 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         int noisy = 0;
         for (int k = 1; k < f.size; k++)
             noisy = g[k].bits > g[noisy].bits ? k : noisy;
-        bool again = repeats(from[noisy], n);
+        bool again = !by_chance(&g[noisy]) && repeats(from[noisy], n);
         for (int k = 0; again && k < placed; k++) /* zstd may want them after all */
             from[k] = memcpy(c->plane + (size_t)k * n, plane[k], n);
         for (int k = 0; k < f.size; k++) {

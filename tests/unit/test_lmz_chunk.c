@@ -239,6 +239,24 @@ static void noise_that_repeats_is_found(void **state)
     }
 }
 
+/* Nine of ten elements unchanged: in runs, which zstd finds, or anywhere, at about a bit each. */
+static void unchanged_elements_cost_little(void **state)
+{
+    size_t n = FULL / 2;
+    uint8_t *base = make(LM_LMZ_BF16, NORMAL, n, 3), *x = malloc(FULL);
+    (void)state;
+    for (int runs = 0; runs < 2; runs++) {
+        memcpy(x, base, FULL);
+        for (size_t i = 0; i < n; i++)
+            if (runs ? i % 5000 < 500 : word(i) % 10 == 0)
+                x[2 * i] ^= (uint8_t)(1 + (word(i) >> 40) % 7);
+        size_t len = round_trip(3, LM_LMZ_BF16, x, FULL, base);
+        assert_true(runs ? len < FULL / 20 : len < FULL / 12);
+    }
+    free(base);
+    free(x);
+}
+
 static void same_values_cost_nothing(void **state)
 {
     (void)state;
@@ -333,6 +351,7 @@ int main(void)
         cmocka_unit_test(unrelated_base_is_left_alone),
         cmocka_unit_test(normal_bf16_reaches_its_bound),
         cmocka_unit_test(noise_that_repeats_is_found),
+        cmocka_unit_test(unchanged_elements_cost_little),
         cmocka_unit_test(same_values_cost_nothing),
         cmocka_unit_test(damage_is_contained),
         cmocka_unit_test(misuse_is_refused),
