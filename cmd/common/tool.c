@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "common/frame.h"
+#include "format/folder.h"
 
 static const char standard_output[] = "standard output"; /* as lm_out_open names it */
 
@@ -97,6 +99,18 @@ static bool folder_holds(const struct stat *folder, const char *path)
     return holds;
 }
 
+/* A report may well be put beside a model (run/eval.json); what the model is made of may not go. */
+static bool of_a_model(const char *name)
+{
+    bool own = !strcmp(name, "config.json") || !strcmp(name, "generation_config.json") ||
+               !strcmp(name, "state.json") || lm_text_ends(name, ".safetensors") ||
+               lm_text_ends(name, ".safetensors.index.json");
+
+    for (int i = 0; !own && lm_tokenizer_files[i]; i++)
+        own = !strcmp(name, lm_tokenizer_files[i]);
+    return own;
+}
+
 void lm_refuse_same(lm_tool *t, const char *output, const char *input)
 {
     struct stat in, out;
@@ -110,9 +124,7 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     if (S_ISDIR(out.st_mode) && folder_holds(&out, input))
         lm_misuse(t, output, "write to another folder",
                   "it holds the input %s, which would be replaced with it", input);
-    const char *dot = strrchr(output, '.');
-    if (S_ISDIR(in.st_mode) && dot && (!strcmp(dot, ".safetensors") || !strcmp(dot, ".json")) &&
-        folder_holds(&in, output))
+    if (S_ISDIR(in.st_mode) && of_a_model(lm_path_base(output)) && folder_holds(&in, output))
         lm_misuse(t, output, "write to another folder", "it is a part of the input %s", input);
 }
 

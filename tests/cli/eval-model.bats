@@ -134,3 +134,10 @@ refuses() { # STATUS TEXT ARGUMENT ...
     sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' run/config.json
     refuses 1 "model.layers.2" run/ data/val
 }
+
+@test "eval-model: a report beside the model may be written again, the model's own files may not" {
+    eval-model run/ data/val -o run/eval.json
+    eval-model run/ data/val -f -o run/eval.json
+    run -2 --separate-stderr eval-model run/ data/val -f -o run/config.json
+    [[ $stderr == *"it is a part of the input run/"* ]]
+}
