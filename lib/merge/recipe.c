@@ -340,7 +340,9 @@ static lm_code check_required(const lm_merge_recipe *r, const lm_merge_slice *s,
                            r->method->name, lm_merge_params[p].name);
         for (int k = 0; k < s->n; k++)
             if (s->source[k].input != base && !s->source[k].set.param[p].n)
-                return lm_fail(e, LM_EUSAGE, r->input[s->source[k].input].name, NULL,
+                return lm_fail(e, LM_EUSAGE, r->input[s->source[k].input].name,
+                               r->mergekit ? "give it under parameters, of the model or of all"
+                                           : "give it behind the model, or as an option for all",
                                "method %s needs a value for %s", r->method->name,
                                lm_merge_params[p].name);
     }
