@@ -36,14 +36,31 @@ void lm_sink_clear(void)
     pthread_mutex_unlock(&state.lock);
 }
 
+/* Names out of files are in it, which are not to command the terminal or to make lines of their
+ * own: control characters, U+0080 to U+009F too, become '?'. */
+static void make_plain(char *text)
+{
+    for (unsigned char *c = (unsigned char *)text; *c; c++) {
+        bool high = *c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        if (*c < ' ' || *c == 0x7f || high)
+            *c = '?';
+        if (high)
+            *++c = '?';
+    }
+}
+
 static void log_line(lm_sink *s, lm_log_level level, const char *text)
 {
+    char plain[1024];
+
     (void)s;
     if ((int)level > state.verbosity)
         return;
+    snprintf(plain, sizeof plain, "%s", text);
+    make_plain(plain);
     pthread_mutex_lock(&state.lock);
     clear_line();
-    fprintf(stderr, "%s: %s\n", state.name, text);
+    fprintf(stderr, "%s: %s\n", state.name, plain); /* one write: lines of a pipeline stay whole */
     pthread_mutex_unlock(&state.lock);
 }
 

@@ -169,6 +169,16 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     [ ! -e x ]
 }
 
+@test "convert-model: names in a file do not command the terminal" {
+    convert-model model -o m.gguf
+    sed 's/blk\.1\.attn_q\.weight/blk.1.\x1b[31m\n.weight/' m.gguf > x.gguf
+    sed -i 's/general\.file_type/general\x1b\nile_type/;s/BF16 model\.norm\.weight/BF16 model\x1b\norm.weight/' x.gguf
+    run convert-model x.gguf -o x
+    [ "$status" -eq 1 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" != *$'\e'* ]]
+}
+
 @test "convert-model: what has lost its magic is told by its name" {
     convert-model model -o m.gguf
     put m.gguf 3 X
