@@ -271,8 +271,8 @@ static lm_code make_plan(work *w, lm_err *e)
                              e);
     const lm_history_step step = { .tool = tool.name,
                                    .version = LM_VERSION,
-                                   .argv = tool.full_argv,
-                                   .argc = tool.full_argc,
+                                   .argv = tool.told_argv,
+                                   .argc = tool.told_argc,
                                    .inputs = inputs,
                                    .n_inputs = opt.tokenizer ? 2 : 1,
                                    .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };

@@ -46,8 +46,7 @@ static const lm_opt options[] = {
     LM_STR('m', "method", &opt.method, "NAME", "how to merge; see --list"),
     LM_STR('b', "base", &opt.base, "MODEL", "the model that the others were tuned from"),
     LM_FLAG('l', "list", &opt.list, "list the methods with their parameters and exit"),
-    LM_GROUP(
-        "Parameters, for all models (V: a number, or V,V,... from the first layer to the last)"),
+    LM_GROUP("Parameters of all models (V: a number, or V,V,... along the layers)"),
     LM_STR(0, "weight", &opt.weight, "V", "share of a model"),
     LM_STR(0, "density", &opt.density, "V", "share of a delta that is kept"),
     LM_STR(0, "gamma", &opt.gamma, "V", "share of the largest deltas that is dropped"),

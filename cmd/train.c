@@ -463,8 +463,8 @@ static lm_code make_history(session *s, lm_err *e)
     lm_history_input in[2] = { { .name = s->model }, { .name = s->train_path } };
     lm_history_step step = { .tool = tool.name,
                              .version = LM_VERSION,
-                             .argv = tool.full_argv,
-                             .argc = tool.full_argc,
+                             .argv = tool.told_argv,
+                             .argc = tool.told_argc,
                              .inputs = in,
                              .n_inputs = 2,
                              .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };

@@ -322,13 +322,26 @@ static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, giv
     return rc;
 }
 
-/* Options to *l, operands to t->argv, in any order. */
+/* Is this word, in which `last` was noted, about the number of threads and nothing else? */
+static bool only_threads(const lm_tool *t, const char *word, const given_opt *last)
+{
+    return f->opt[last->index].dst == &f->threads &&
+           (word[1] == '-' || find_letter_or_alias(t, word[1]) == last->index);
+}
+
+/* Options to *l, operands to t->argv, in any order; all words but those on threads to told_argv. */
 static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&t->argv, (size_t)argc + 2, sizeof *t->argv, "operands", e);
     bool ended = false;
 
+    if (!rc)
+        rc = lm_alloc_n(&t->told_argv, (size_t)argc + 1, sizeof *t->told_argv, "options", e);
+    if (!rc)
+        t->told_argv[t->told_argc++] = argv[0];
     for (int i = 1; i < argc && !rc; i++) {
+        int first = i;
+        size_t noted = l->n;
         if (!ended && !strcmp(argv[i], "--"))
             ended = true;
         else if (!ended && !strncmp(argv[i], "--", 2))
@@ -338,6 +351,10 @@ static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e
             rc = parse_short(t, argc, argv, &i, l, e);
         else
             t->argv[t->argc++] = argv[i];
+        if (!rc && l->n > noted && only_threads(t, argv[first], &l->v[l->n - 1]))
+            continue;
+        for (int k = first; !rc && k <= i; k++)
+            t->told_argv[t->told_argc++] = argv[k];
     }
     return rc;
 }

@@ -1,11 +1,15 @@
 /* signals.c -- the first SIGINT, SIGTERM or SIGHUP sets a flag, and the tool ends in its own time;
- * a second one, and the loss of the reader, end it at once.  No way out leaves a temporary. */
+ * a second one, and the loss of the reader or of an input, end it at once.  No way out leaves a
+ * temporary. */
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/stop.h"
 #include "common/frame.h"
+
+static const lm_tool *the_tool;
 
 static void end_at_once(int sig)
 {
@@ -25,6 +29,19 @@ static void on_stop(int sig)
         end_at_once(sig);
     else
         lm_stop_request(sig);
+}
+
+/* Mapped inputs that lose their end while they are read: no call fails, the memory does. */
+static void on_lost_input(int sig)
+{
+    static const char what[] = ": an input: was cut short while it was read: give it whole\n";
+    ssize_t ignored = write(STDERR_FILENO, the_tool->name, strlen(the_tool->name));
+
+    (void)sig;
+    ignored = write(STDERR_FILENO, what, sizeof what - 1);
+    (void)ignored;
+    lm_out_drop_last();
+    _exit(1);
 }
 
 static void on_poke(int sig)
@@ -49,10 +66,12 @@ static void handle(int sig, void (*fn)(int), int flags)
 
 void lm_signals_init(const lm_tool *t)
 {
+    the_tool = t;
     /* A read that waits for input must end with the signal (no SA_RESTART); writes are repeated. */
     handle(SIGINT, on_stop, 0);
     handle(SIGTERM, on_stop, 0);
     handle(SIGHUP, on_stop, 0);
+    handle(SIGBUS, on_lost_input, 0);
     handle(SIGXFSZ, SIG_IGN, 0); /* a limit on file sizes is a write that fails (EFBIG) */
     handle(SIGPIPE, t->lasting ? SIG_IGN : end_at_once, 0);
     if (t->lasting)

@@ -68,8 +68,8 @@ lm_history_step lm_tool_step(const lm_tool *t)
 {
     return (lm_history_step){ .tool = t->name,
                               .version = LM_VERSION,
-                              .argv = t->full_argv,
-                              .argc = t->full_argc,
+                              .argv = t->told_argv,
+                              .argc = t->told_argc,
                               .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
 }
 

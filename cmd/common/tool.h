@@ -135,8 +135,10 @@ typedef struct {
     int verbosity;      /* 0..4, 2 default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
-    char **full_argv;   /* as given, for provenance */
+    char **full_argv;   /* as given */
     int full_argc;
+    char **told_argv; /* the same without -j, which changes no product: for provenance */
+    int told_argc;
     lm_sink sink; /* for library calls: &tool->sink */
 } lm_tool;
 

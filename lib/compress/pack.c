@@ -77,35 +77,6 @@ static lm_code real_folder(const char *path, char *buf, lm_err *e)
     return e->code;
 }
 
-/* `to` as seen from the folder of `from`: both exist. */
-static lm_code relative_path(const char *from, const char *to, char **out, lm_err *e)
-{
-    char here[PATH_MAX], there[PATH_MAX];
-    lm_buf path = { 0 };
-    size_t at = 0;
-    if (real_folder(from, here, e))
-        return e->code;
-    if (!realpath(to, there))
-        return lm_fail(e, LM_EIO, to, NULL, "cannot open");
-    for (size_t i = 0;; i++) { /* the common leading folders */
-        bool end = !here[i] || here[i] == '/', other = !there[i] || there[i] == '/';
-        if (end && other)
-            at = i;
-        if (here[i] != there[i] || !here[i])
-            break;
-    }
-    lm_code rc = LM_OK;
-    for (const char *p = here + at; !rc && *p; p++)
-        if (*p == '/' && p[1])
-            rc = lm_buf_add(&path, "../", 3, e);
-    if (!rc)
-        rc = lm_buf_addf(&path, e, "%s", there[at] == '/' ? there + at + 1 : there + at);
-    if (!rc)
-        rc = lm_strdup(out, path.len ? path.data : ".", e);
-    lm_buf_fini(&path);
-    return rc;
-}
-
 /* Does the chain that begins at the model `path` lead through `target`?  Then a delta of target to
  * path could never be read again. */
 static lm_code check_circle(const char *path, const char *target, lm_err *e)
@@ -142,7 +113,7 @@ static lm_code open_base(job *j, const char *to, lm_err *e)
         return e->code;
     if (strcmp(to, "-") && check_circle(j->base_path, to, e))
         return e->code;
-    if (relative_path(to, j->base_path, &j->base_name, e) ||
+    if (lm_lmz_base_name(to, j->base_path, &j->base_name, e) ||
         lm_bundle_open(j->base_path, &j->base_opts, &j->base, e))
         return e->code;
     return lm_bundle_spool(j->base, e);

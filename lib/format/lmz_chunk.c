@@ -284,7 +284,8 @@ static attempt attempt_for(const lm_lmz_coder *c, lm_lmz_kind kind, const guess 
     bool all = try_all(c, kind);
     return (attempt){
         .huffman = all || promising(g),
-        .zstd = all || repeating || g->top > SPARSE || (promising(g) && !kinds[kind].field),
+        .zstd = kind == LM_LMZ_BYTES || repeating || g->top > SPARSE ||
+                (promising(g) && (all || !kinds[kind].field)),
         .worth = c->level >= 10 ? n : n - n / 128,
     };
 }

@@ -76,11 +76,8 @@ lm_code lmz_open_fd(lm_lmz *z, const char *path, lm_err *e)
     struct stat st;
 
     z->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (z->fd < 0 || fstat(z->fd, &st)) {
-        int sys = errno;
-        errno = sys;
-        return lm_fail(e, LM_EIO, path, NULL, "cannot open: %s", strerror(sys));
-    }
+    if (z->fd < 0 || fstat(z->fd, &st))
+        return lm_fail(e, LM_EIO, path, NULL, "cannot open");
     if (!S_ISREG(st.st_mode))
         return lm_fail(e, LM_EUSAGE, path, "read it from standard input",
                        "it is no regular file, whose index could be read");
@@ -96,10 +93,8 @@ lm_code lmz_pread_all(const lm_lmz *z, uint64_t at, void *dst, size_t bytes, lm_
         ssize_t n = pread(z->fd, to, bytes, (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0) {
-            int sys = errno;
-            return lm_fail(e, LM_EIO, z->where, NULL, "cannot read: %s", strerror(sys));
-        }
+        if (n < 0)
+            return lm_fail(e, LM_EIO, z->where, NULL, "cannot read");
         if (!n)
             return lm_fail(e, LM_EFORMAT, z->where, "it is truncated: fetch or write it again",
                            "it ends %zu bytes too early", bytes);

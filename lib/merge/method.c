@@ -49,7 +49,8 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
                            "hold the ratio of model stock to [0,1]" },
     [LM_MERGE_ALPHA] = { "alpha", NULL, false, false, 0, 1,
                          "share of the off-diagonal of the Gram matrix" },
-    [LM_MERGE_FISHER_FLOOR] = { "fisher_floor", NULL, false, false, 1e-20, BIG, "least importance" },
+    [LM_MERGE_FISHER_FLOOR] = { "fisher_floor", NULL, false, false, 1e-20, BIG,
+                                "least importance" },
 };
 
 const lm_merge_method *lm_merge_method_at(int i)

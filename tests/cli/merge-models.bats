@@ -256,3 +256,10 @@ YAML
     refused 1 "standard input" sh -c 'tar -C math -cf - config.json model.safetensors | head -c 60000 | merge-models -m linear -:0.5 code/:0.5 -o bad'
     refused 1 "No space left on device" sh -c 'merge-models -m linear math/ code/ -o - > /dev/full'
 }
+
+@test "merge-models: another number of threads, the same bytes, history and all" {
+    merge-models --method ties --base base/ math/ code/ --density 0.5 -o a/ -j 1
+    mv a b
+    merge-models --method ties --base base/ math/ code/ --density 0.5 -o a/ --threads=3
+    cmp a/model.safetensors b/model.safetensors
+}

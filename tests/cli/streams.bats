@@ -306,3 +306,18 @@ END
     [ "$(tar -tf m.tar | grep -c '^model-0000.*safetensors$')" -gt 1 ]
     [ "$(tar -tf m.tar | sed -n 2p)" = model.safetensors.index.json ]
 }
+
+@test "streams: an input that is cut short under a mapping is one line, and no temporary stays" {
+    mkfifo in
+    compress-ckpt - -o out.lmz < in 2> err &
+    pid=$!
+    exec 9> in
+    until compgen -G '.out.lmz.tmp.*' > /dev/null || [ "$((n += 1))" -gt 50 ]; do sleep 0.1; done
+    kill -BUS "$pid" # what the kernel sends then
+    status=0
+    wait "$pid" || status=$?
+    exec 9>&-
+    [ "$status" -eq 1 ]
+    grep -q '^compress-ckpt: an input: was cut short' err
+    [ -z "$(find . -name '*.tmp.*')" ]
+}
