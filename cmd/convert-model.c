@@ -83,7 +83,7 @@ static void check_use(lm_model_format to, const lm_import *m)
 
 /* ---- The conversion ---- */
 
-static lm_code convert(lm_import *m, lm_export_opts *o, lm_err *e)
+static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
 {
     lm_model_format to = lm_model_format_of(opt.to);
     lm_history_input input = { .name = m->path, .digest = m->digest };
@@ -94,10 +94,10 @@ static lm_code convert(lm_import *m, lm_export_opts *o, lm_err *e)
     check_use(to, m);
     step.inputs = &input;
     step.n_inputs = 1;
-    o->step = &step;
+    o.step = &step;
     lm_say(&tool, LM_LOG_INFO, "%s: %s to %s, %zu tensors", m->path, lm_model_formats[m->format],
            lm_model_formats[to], lm_st_plan_count(m->plan));
-    return lm_export(m, tool.output, to, o, e);
+    return lm_export(m, tool.output, to, &o, e);
 }
 
 static lm_code run(lm_err *e)
@@ -120,7 +120,7 @@ static lm_code run(lm_err *e)
     if (!rc)
         rc = lm_import_open(tool.argv[0], lm_model_format_of(opt.from), &in, &m, e);
     if (!rc && !lm_stopping())
-        rc = convert(&m, &out, e);
+        rc = convert(&m, out, e);
     lm_import_close(&m);
     lm_par_free(par);
     lm_say(&tool, LM_LOG_INFO, "%.2f s", lm_now() - start);

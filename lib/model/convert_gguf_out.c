@@ -180,9 +180,9 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
     }
     say_misfits(m, &blocks, asked);
     say_misfits(m, &plain, asked);
+    const int64_t pairs = m->config.head_dim / 2;
     if (m->config.rope.type == LM_ROPE_LLAMA3)
-        lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1,
-                           &(int64_t){ m->config.head_dim / 2 });
+        lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);
 }
 
 typedef struct {

@@ -149,7 +149,7 @@ static void special_entry(lm_jw *w, const vocab *v, int64_t id)
 static void template_of(lm_jw *w, const vocab *v, const char *key, bool pair)
 {
     lm_jw_arr(w, key);
-    for (int i = 0; i <= pair; i++) {
+    for (int i = 0; i < (pair ? 2 : 1); i++) {
         if (v->add_bos)
             special_entry(w, v, v->bos);
         lm_jw_obj(w, NULL);
