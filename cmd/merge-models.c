@@ -91,7 +91,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "popsize", &opt.popsize, "N", 4, 4096,
              "cma-es: points of a generation [4 + 3 ln models]"),
     LM_STR(0, "resume", &opt.resume, "FILE", "go on with the candidates of an earlier search"),
-    LM_GROUP("Output (-o: a folder, NAME.tar, NAME.lmz, NAME.safetensors, or - for a tar)"),
+    LM_GROUP("Output (-o: a folder, .tar, .lmz, .safetensors, - for a tar)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "type of the result [that of the base]"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
              "begin another file when one holds this much [5 GB]"),
@@ -101,7 +101,7 @@ static const lm_opt options[] = {
 
 static const char *const examples[] = {
     "merge-models --method dem --base base/ math/:0.4 code/:0.7 -o merged/",
-    "merge-models -m dem -b base/ math/ code/ --search coordinate --val math/val -o best/", NULL
+    "merge-models -m dem -b base/ m/ c/ --search cma-es --val m.val --val c.val -o o/", NULL
 };
 
 static bool takes_config(const char *path);
