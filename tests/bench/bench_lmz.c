@@ -2,8 +2,8 @@
  * what others have published.
  *
  * bench_lmz [--quick] [--base FILE] [FILE.safetensors ...]: random-normal weights of sigma 0.02 in
- * each type, then the weights of the given files (or of those in WEIGHTS, separated by blanks); with
- * --base (or WEIGHTS_BASE) also as differences to the tensors of that name there.  Rates are of raw
+ * each type, then the weights of the given files (or of those in WEIGHTS, separated by blanks; a file
+ * all in F32 also rounded to the other types); with --base (or WEIGHTS_BASE) also as differences to the tensors of that name there.  Rates are of raw
  * bytes; every coder has its turn in each of several rounds over all chunks, and for each chunk its
  * best time counts, so that a busy machine disturbs little. */
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include <zstd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/lmz_chunk.h"
@@ -230,23 +231,59 @@ static void random_weights(size_t bytes)
     lm_free(x);
 }
 
-static void trained_weights(const char *path, const char *base_path)
+/* The tensors of a file, and of a base beside them, as elements of `to`; NONE: as they are. */
+static void trained_as(const char *name, const lm_st *s, const lm_st *b, lm_dtype to)
 {
-    lm_st *s, *b = NULL;
+    size_t n = lm_st_count(s);
+    uint8_t **cast = take(2 * n * sizeof *cast, "list of tensors");
     pieces p = { 0 };
     lm_err e = { 0 };
-    const char *name = strrchr(path, '/');
-    if (lm_st_open(path, &s, &e) || (base_path && lm_st_open(base_path, &b, &e)))
-        die(&e);
-    for (size_t i = 0; i < lm_st_count(s); i++) {
+
+    for (size_t i = 0; i < n; i++) {
         const lm_st_tensor *t = lm_st_at(s, i), *u = b ? lm_st_find(b, t->name) : NULL;
         bool alike = u && u->dtype == t->dtype && u->bytes == t->bytes;
-        add(&p, lm_lmz_kind_of(t->dtype), lm_st_data(s, t), alike ? lm_st_data(b, u) : NULL,
-            t->bytes);
+        const void *now = lm_st_data(s, t), *before = alike ? lm_st_data(b, u) : NULL;
+        size_t bytes = t->bytes;
+        cast[2 * i] = cast[2 * i + 1] = NULL;
+        if (to != LM_DTYPE_NONE) {
+            bytes = (size_t)t->count * lm_dtype_size(to);
+            now = cast[2 * i] = take(bytes, "tensor");
+            if (lm_st_load(s, t, to, cast[2 * i], &e))
+                die(&e);
+            if (alike) {
+                before = cast[2 * i + 1] = take(bytes, "tensor");
+                if (lm_st_load(b, u, to, cast[2 * i + 1], &e))
+                    die(&e);
+            }
+        }
+        add(&p, lm_lmz_kind_of(to == LM_DTYPE_NONE ? t->dtype : to), now, before, bytes);
     }
     if (p.bytes)
-        compare(name ? name + 1 : path, &p, b != NULL);
+        compare(name, &p, b != NULL);
     drop(&p);
+    for (size_t i = 0; i < 2 * n; i++)
+        lm_free(cast[i]);
+    lm_free(cast);
+}
+
+static void trained_weights(const char *path, const char *base_path)
+{
+    static const lm_dtype types[] = { LM_DTYPE_BF16, LM_DTYPE_F16, LM_DTYPE_F32, LM_DTYPE_F8E4M3,
+                                      LM_DTYPE_F8E5M2 };
+    lm_st *s, *b = NULL;
+    lm_err e = { 0 };
+    if (lm_st_open(path, &s, &e) || (base_path && lm_st_open(base_path, &b, &e)))
+        die(&e);
+    bool master = true; /* all F32: what the other types are rounded from */
+    for (size_t i = 0; i < lm_st_count(s); i++)
+        master = master && lm_st_at(s, i)->dtype == LM_DTYPE_F32;
+    for (int t = 0; master && t < 5; t++) {
+        char name[64];
+        snprintf(name, sizeof name, "trained %s", lm_dtype_st_name(types[t]));
+        trained_as(name, s, b, types[t]);
+    }
+    if (!master)
+        trained_as(lm_path_base(path), s, b, LM_DTYPE_NONE);
     lm_st_close(s);
     if (b)
         lm_st_close(b);
