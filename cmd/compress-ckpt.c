@@ -67,12 +67,6 @@ static lm_tool tool = {
 
 /* ---- names ---- */
 
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), k = strlen(tail);
-    return n > k && !strcmp(s + n - k, tail);
-}
-
 /* Where the product of `input` goes; yours. */
 static lm_code output_of(const char *input, char **out, lm_err *e)
 {
@@ -83,20 +77,20 @@ static lm_code output_of(const char *input, char **out, lm_err *e)
         return lm_strdup(out, tool.output ? tool.output : "-", e);
     if (opt.rebase)
         return lm_strdup(out, input, e);
-    if (opt.decompress && !ends_with(input, ".lmz"))
+    if (opt.decompress && !lm_text_ends(input, ".lmz"))
         return lm_fail(e, LM_EUSAGE, input, "name the output with -o", "does not end in .lmz");
     if (opt.decompress)
         return lm_asprintf(out, e, "%.*s", (int)(n - 4), input);
     while (n > 1 && input[n - 1] == '/')
         n--;
     for (size_t i = 0; i < sizeof archives / sizeof *archives; i++)
-        if (ends_with(input, archives[i]))
+        if (lm_text_ends(input, archives[i]))
             n = strlen(input) - strlen(archives[i]);
     const char *base = lm_path_base(input);
     if (!strcmp(base, ".") || !strcmp(base, "..") || (n == 1 && *input == '/'))
         return lm_fail(e, LM_EUSAGE, input, "name the output with -o",
                        "gives no name to the output");
-    if (ends_with(input, ".lmz"))
+    if (lm_text_ends(input, ".lmz"))
         return lm_fail(e, LM_EUSAGE, input, "give -d, --rebase, or another output with -o",
                        "is compressed already");
     return lm_asprintf(out, e, "%.*s.lmz", (int)n, input);

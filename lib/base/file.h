@@ -53,6 +53,9 @@ void lm_out_drop_last(void);
 
 lm_code lm_path_join(char **out, const char *dir, const char *name, lm_err *e);
 const char *lm_path_base(const char *path); /* after the last '/' */
+/* The folder that the file `path` lies in, without links; the file need not be there yet.  "-" and
+ * NULL: the current folder.  `out` has PATH_MAX bytes. */
+lm_code lm_path_folder(const char *path, char *out, lm_err *e);
 bool lm_path_exists(const char *path);
 bool lm_path_is_dir(const char *path);
 bool lm_path_same(const char *a, const char *b); /* same device and inode */

@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,6 +25,20 @@ const char *lm_path_base(const char *path)
     const char *slash = strrchr(path, '/');
 
     return slash ? slash + 1 : path;
+}
+
+lm_code lm_path_folder(const char *path, char *out, lm_err *e)
+{
+    const char *slash = path && strcmp(path, "-") ? strrchr(path, '/') : NULL;
+    char *folder = NULL;
+    lm_code rc = LM_OK;
+
+    if (slash)
+        rc = lm_asprintf(&folder, e, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    if (!rc && !realpath(folder ? folder : ".", out))
+        rc = lm_fail(e, LM_EIO, folder ? folder : ".", "make the folder first", "cannot find it");
+    lm_free(folder);
+    return rc;
 }
 
 bool lm_path_exists(const char *path)

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "format/bundle.h"
 #include "format/folder_json.h"
 #include "format/folder_run.h"
@@ -27,12 +28,6 @@ typedef struct {
     uint64_t total;
     void *copy;
 } job;
-
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), k = strlen(tail);
-    return n >= k && !strcmp(s + n - k, tail);
-}
 
 lm_code lm_pack_left_out(const char *folder, char **out, size_t *others, lm_err *e)
 {
@@ -58,25 +53,6 @@ lm_code lm_pack_left_out(const char *folder, char **out, size_t *others, lm_err 
 
 /* ---- the way to the base ---- */
 
-/* The folder that `path` lies in, without links, in buf[PATH_MAX]. */
-static lm_code real_folder(const char *path, char *buf, lm_err *e)
-{
-    char *copy = NULL;
-    if (!path || !strcmp(path, "-"))
-        return realpath(".", buf) ? LM_OK : lm_fail(e, LM_EIO, ".", NULL, "cannot tell the folder");
-    if (lm_strdup(&copy, path, e))
-        return e->code;
-    char *slash = strrchr(copy, '/');
-    if (slash == copy)
-        slash++;
-    if (slash)
-        *slash = 0;
-    if (!realpath(slash ? copy : ".", buf))
-        lm_fail(e, LM_EIO, path, "make the folder first", "cannot find its folder");
-    lm_free(copy);
-    return e->code;
-}
-
 /* Does the chain that begins at the model `path` lead through `target`?  Then a delta of target to
  * path could never be read again. */
 static lm_code check_circle(const char *path, const char *target, lm_err *e)
@@ -93,7 +69,7 @@ static lm_code check_circle(const char *path, const char *target, lm_err *e)
         if (rc || lm_path_is_dir(now) || lm_lmz_open_index(now, NULL, &z, &ignored))
             break;
         const lm_lmz_info *info = lm_lmz_about(z);
-        if (info->delta && !(rc = real_folder(now, folder, e)))
+        if (info->delta && !(rc = lm_path_folder(now, folder, e)))
             rc = lm_path_join(&next, folder, info->base_name, e);
         lm_lmz_free(z);
         lm_free(now);
@@ -259,7 +235,7 @@ static lm_code update_index(job *j, const char *file, json_t *index, lm_err *e)
     lm_code rc = lm_bundle_spool(j->in, e);
     for (size_t i = 0; !rc && i < lm_bundle_count(j->in); i++) {
         const char *name = lm_bundle_at(j->in, i)->name;
-        if (behind && ends_with(name, ".safetensors") && !lm_coded_is_state(name))
+        if (behind && lm_text_ends(name, ".safetensors") && !lm_coded_is_state(name))
             rc = foresee(j, name, map, &change, e);
         behind |= !strcmp(name, file);
     }
@@ -305,7 +281,7 @@ static lm_code pack_file(job *j, const lm_bundle_file *f, lm_err *e)
     const lm_coded_policy *p = &j->o->lossy;
     bool lossy = lm_coded_is_state(f->name) ? p->states != NULL : p->weights != NULL;
     j->r->files++;
-    if (lossy && ends_with(f->name, ".safetensors"))
+    if (lossy && lm_text_ends(f->name, ".safetensors"))
         return pack_coded(j, f, e);
     if (torch_dtype(p->weights) && !strcmp(f->name, "config.json"))
         return pack_json(j, f, update_config, e);
@@ -368,7 +344,7 @@ static lm_code check_inside(const char *from, const char *to, lm_err *e)
     char in[PATH_MAX], out[PATH_MAX];
     if (!lm_path_is_dir(from) || !strcmp(to, "-"))
         return LM_OK;
-    if (real_folder(to, out, e))
+    if (lm_path_folder(to, out, e))
         return e->code;
     size_t n = realpath(from, in) ? strlen(in) : 0;
     if (n && !strncmp(in, out, n) && (!out[n] || out[n] == '/'))
@@ -399,9 +375,11 @@ static lm_code open_all(job *j, const char *from, const char *to, lm_err *e)
 
 static lm_code run(job *j, const char *to, lm_err *e)
 {
-    lm_lmz_opts opts = {
-        .level = j->o->level, .par = j->o->par, .base = j->base, .base_name = j->base_name
-    };
+    lm_lmz_opts opts = { .level = j->o->level,
+                         .par = j->o->par,
+                         .base = j->base,
+                         .base_name = j->base_name,
+                         .sink = j->o->sink };
     lm_code rc = lm_lmz_create_on(write_out, j, lm_out_path(j->out), &opts, &j->w, e);
     if (!rc)
         rc = pack_files(j, e);

@@ -92,7 +92,7 @@ static lm_code open_base(const lm_bundle_opts *o, const char *where, lm_bundle *
 lm_code lm_bundle_lmz_create(const lm_bundle_opts *o, lm_write_fn write, void *ctx,
                              const char *where, lm_bundle_lmz_out *out, lm_err *e)
 {
-    lm_lmz_opts how = { .level = o->level, .par = o->par };
+    lm_lmz_opts how = { .level = o->level, .par = o->par, .sink = o->sink };
     lm_code rc = o->base ? open_base(o, where, &out->base, &out->base_name, e) : LM_OK;
 
     how.base = out->base;

@@ -5,14 +5,9 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/folder_run.h"
 #include "format/lmz.h"
-
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), k = strlen(tail);
-    return n > k && !strcmp(s + n - k, tail);
-}
 
 /* The path of the base that the file at `path` names; NULL when it is no .lmz, or a whole one. */
 static lm_code base_of(const char *path, char **out, lm_err *e)
@@ -55,7 +50,7 @@ lm_code lm_run_keep_bases(const char *run_dir, char *const *names, size_t n, boo
     lm_code rc = LM_OK;
     for (size_t i = 0; !rc && i < n; i++) {
         char *path = NULL;
-        if (!keep[i] || !ends_with(names[i], ".lmz"))
+        if (!keep[i] || !lm_text_ends(names[i], ".lmz"))
             continue;
         rc = lm_path_join(&path, run_dir, names[i], e);
         for (int step = 0; !rc && path && step <= LM_LMZ_MAX_CHAIN; step++) {

@@ -27,6 +27,8 @@ typedef struct {
     lm_par *par;           /* NULL: on the caller's thread */
     lm_bundle *base;       /* random access, borrowed until the writer is gone; NULL: no delta */
     const char *base_name; /* how a reader finds it: a path relative to the .lmz, or absolute */
+    lm_sink
+        *sink; /* warned of a .safetensors that does not parse; its bytes are kept as they are */
 } lm_lmz_opts;
 
 /* How an .lmz at `path` ("-" or NULL: on a pipe, which is read in the current folder) names the base

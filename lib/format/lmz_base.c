@@ -1,5 +1,6 @@
 /* lmz_base.c -- finding the base of a delta, and in it the tensor that goes with one of ours. */
 #include "format/lmz_base.h"
+#include "base/file.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -105,27 +106,12 @@ bool lmz_bases_find(const lmz_bases *b, const char *file, const char *tensor, co
     return false;
 }
 
-/* The folder of the file `path`, which need not be there yet, without links. */
-static lm_code real_folder(const char *path, char out[PATH_MAX], lm_err *e)
-{
-    const char *slash = path && strcmp(path, "-") ? strrchr(path, '/') : NULL;
-    char *folder = NULL;
-    lm_code rc = LM_OK;
-
-    if (slash)
-        rc = lm_asprintf(&folder, e, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-    if (!rc && !realpath(folder ? folder : ".", out))
-        rc = lm_fail(e, LM_EIO, folder ? folder : ".", "make the folder first", "cannot find it");
-    lm_free(folder);
-    return rc;
-}
-
 lm_code lm_lmz_base_name(const char *path, const char *base, char **out, lm_err *e)
 {
     char here[PATH_MAX], there[PATH_MAX];
     lm_buf name = { 0 };
     size_t common = 0, i = 0;
-    lm_code rc = real_folder(path, here, e);
+    lm_code rc = lm_path_folder(path, here, e);
 
     *out = NULL;
     if (!rc && !realpath(base, there))

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <zstd.h>
 
+#include "base/text.h"
 #include "format/lmz_batch.h"
 #include "format/safetensors_table.h"
 
@@ -21,6 +22,7 @@ struct lm_lmz_writer {
     lmz_bases *bases;
     lmz_table table;
     lmz_batches out;
+    lm_sink *sink;
 
     stage stage;
     uint64_t file_bytes, pushed;
@@ -129,9 +131,13 @@ static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
 
     w->stage = DATA;
     w->head_bytes = head.len;
-    if (head.len > 8 && lm_st_table_parse(&w->tensors, head.data + 8, head.len - 8,
-                                          w->file_bytes - head.len, w->where, &ignored))
+    if (head.len <= 8 || lm_st_table_parse(&w->tensors, head.data + 8, head.len - 8,
+                                           w->file_bytes - head.len, w->where, &ignored)) {
+        const char *name = w->table.file[w->table.files - 1].pub->name;
         lm_st_table_fini(&w->tensors);
+        if (lm_text_ends(name, ".safetensors"))
+            lm_log(w->sink, LM_LOG_WARN, "%s: is no whole .safetensors: kept as plain bytes", name);
+    }
     for (size_t i = 0; i < w->tensors.n; i++)
         if (strlen(w->tensors.tensor[i].name) > LMZ_NAME) {
             lm_st_table_fini(&w->tensors);
@@ -235,7 +241,7 @@ static lm_code end_file(lm_lmz_writer *w, lm_err *e)
 static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm_err *e)
 {
     size_t n = strlen(name);
-    bool st = n > 12 && !strcmp(name + n - 12, ".safetensors");
+    bool st = lm_text_ends(name, ".safetensors");
     lmz_file_rec r = { .file = (uint32_t)w->table.files,
                        .type = st ? LMZ_FILE_SAFETENSORS : LMZ_FILE_PLAIN,
                        .bytes = bytes,
@@ -315,6 +321,7 @@ lm_code lm_lmz_create_on(lm_write_fn write, void *ctx, const char *where, const 
     w->out.write = write;
     w->out.ctx = ctx;
     w->out.par = o->par;
+    w->sink = o->sink;
     w->out.base = o->base;
     w->out.table = &w->table;
     rc = lm_strdup(&w->where, where, e);

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "format/safetensors_table.h"
 #include "model/convert_impl.h"
 #include "text/tokenizer.h"
@@ -24,12 +25,6 @@ lm_model_format lm_model_format_of(const char *name)
         if (!strcmp(lm_model_formats[i], name))
             return (lm_model_format)i;
     return LM_FORMAT_AUTO;
-}
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
 }
 
 /* ---- Small files ---- */
@@ -101,7 +96,7 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 
     if (!strcmp(from, "none"))
         return LM_OK;
-    if (!lm_path_is_dir(from) && ends_with(from, ".bin"))
+    if (!lm_path_is_dir(from) && lm_text_ends(from, ".bin"))
         return lm_import_tokenizer_bin(m, from, e);
     if (!lm_path_is_dir(from))
         return put_file(m, "tokenizer.json", from, e);
@@ -206,9 +201,9 @@ static lm_model_format by_head(const uint8_t *head, size_t n, uint64_t size)
 /* What content does not tell, a damaged file's name may: then its reader says what is wrong. */
 static lm_model_format by_name(const char *path, const uint8_t *head, size_t n)
 {
-    if (ends_with(path, ".gguf"))
+    if (lm_text_ends(path, ".gguf"))
         return LM_FORMAT_GGUF;
-    if (ends_with(path, ".bin") && lm_has_llama2c_header(head, n))
+    if (lm_text_ends(path, ".bin") && lm_has_llama2c_header(head, n))
         return LM_FORMAT_LLAMA2C;
     return LM_FORMAT_HF;
 }
@@ -310,8 +305,8 @@ bool lm_slot_is(const lm_slot *s, const char *name)
 /* Tables that are made anew when the model is built. */
 static bool is_buffer(const char *name)
 {
-    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") ||
-           ends_with(name, "rotary_emb.inv_freq");
+    return lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias") ||
+           lm_text_ends(name, "rotary_emb.inv_freq");
 }
 
 static void show_shape(char out[64], int ndim, const int64_t *dim)
@@ -397,9 +392,9 @@ lm_model_format lm_export_format(const char *path, const lm_import *m)
 {
     if (!strcmp(path, "-"))
         return m->format == LM_FORMAT_HF ? LM_FORMAT_GGUF : LM_FORMAT_HF;
-    if (ends_with(path, ".gguf"))
+    if (lm_text_ends(path, ".gguf"))
         return LM_FORMAT_GGUF;
-    if (ends_with(path, ".bin"))
+    if (lm_text_ends(path, ".bin"))
         return m->config.arch == LM_ARCH_GPT2 ? LM_FORMAT_LLMC : LM_FORMAT_LLAMA2C;
     return LM_FORMAT_HF;
 }

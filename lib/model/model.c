@@ -1,5 +1,6 @@
 /* model.c -- from a config to a graph that is ready to be planned. */
 #include "model/model.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -166,18 +167,12 @@ int lm_model_slice(const lm_model *m, const char *name)
     return -1;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
-
 bool lm_model_ignores(const lm_model *m, const char *name)
 {
-    if (ends_with(name, ".rotary_emb.inv_freq"))
+    if (lm_text_ends(name, ".rotary_emb.inv_freq"))
         return true;
     if (m->config.arch == LM_ARCH_GPT2 &&
-        (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias")))
+        (lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias")))
         return true;
     return m->config.tied && !strcmp(name, "lm_head.weight");
 }

@@ -551,3 +551,13 @@ folder_is_whole() {
     done
     inject_each write 10 old_or_new compress-ckpt -q -j 1 --rebase none out.lmz
 }
+
+@test "compress-ckpt: a .safetensors that is cut short is kept to the byte, and said" {
+    head -c 20000 m0/model.safetensors > cut.safetensors
+    compress-ckpt cut.safetensors -o cut.lmz 2> err
+    grep -q 'cut.safetensors: is no whole .safetensors' err
+    compress-ckpt -q -d cut.lmz -o back.safetensors 2> /dev/null || compress-ckpt -q -d cut.lmz -o back/
+    cmp cut.safetensors back.safetensors || cmp cut.safetensors back/cut.safetensors
+    compress-ckpt m0/ -o whole.lmz 2> err
+    run ! grep -q 'no whole' err
+}
