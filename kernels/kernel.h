@@ -1,12 +1,16 @@
 /* kernel.h -- what a kernel is, on every backend: a function of one lm_call.
  *
+ * On the host a call is complete when the kernel returns.  A kernel of a device (kernels/cuda) puts its work on
+ * call->stream, in order behind what is there, and returns at once; what goes wrong there, the backend's sync
+ * reports.
+ *
  * The contract of each operator family (operands in order, shapes, types, aliasing, tolerance) is in
  * kernels/FAMILY.h; kernels/cpu/FAMILY_ref.c is its definition: plain C, any float dtype, arithmetic in
  * double, one rounding at each store.  Shapes and dtypes were checked by the graph before a kernel runs, so
  * kernels cannot fail.  They never allocate, create threads, print or branch on dtype inside loops.
  *
  * Conventions for all families
- *  - "act" is the dtype of activations: F32, BF16 or (reference only) F64.  "F32" operands (statistics, norm
+ *  - "act" is the dtype of activations: F32, BF16, F16 (reference and CUDA) or F64 (reference only).  "F32" operands (statistics, norm
  *    weights, biases, weight gradients, losses) are F64 when act is F64.
  *  - N = rows (B*T, batch-major), C = width, H query heads, K key/value heads, D head size, V vocabulary.
  *  - An optional operand that is absent has data == NULL and ndim == 0.
@@ -32,6 +36,9 @@ typedef struct {
     int64_t micro; /* micro-batch inside the step, from 0 */
 } lm_step;
 
+/* An order of execution on a device, and what its kernels need to know of it (kernels/cuda/stream.h). */
+typedef struct lm_stream lm_stream;
+
 typedef struct {
     const void *attr; /* the operator's attribute struct */
     const lm_tensor *in;
@@ -39,18 +46,19 @@ typedef struct {
     lm_tensor *out;
     int n_out;
     void *work; /* scratch: at least the bytes that the kernel's work() asks for, 64-byte aligned */
-    lm_par *par;
+    lm_par *par;       /* host threads */
+    lm_stream *stream; /* NULL on the host */
     const lm_step *step;
 } lm_call;
 
 typedef void (*lm_kernel_fn)(const lm_call *c);
-/* Scratch bytes for this call on `threads` threads; operands have shapes but no data.  NULL: none. */
+/* Scratch bytes for this call on `threads` threads (of a device: multiprocessors); operands have shapes but no data.  NULL: none. */
 typedef size_t (*lm_work_fn)(const lm_call *c, int threads);
 
 typedef struct {
     const char *op;     /* operator name, e.g. "norm_dx"                            */
     lm_dtype act;       /* activations' dtype it serves; LM_DTYPE_NONE: any (reference) */
-    lm_cpu_level level; /* CPU kernels: the level it needs                           */
+    int level;          /* what it needs: lm_cpu_level, or lm_cuda_level (kernels/cuda/stream.h) */
     lm_kernel_fn run;
     lm_work_fn work;
 } lm_kernel;

@@ -1,17 +1,25 @@
 /* optim.h -- optimiser steps over flat arrays, and the reductions around them.
  *
- * All operands are 1-D of n elements; master weights, gradients and states F32 (F64 in the
- * reference).  g' = g * g_scale (clipping by norm), then bounded by +-clip_value when that is > 0.
+ * All operands are 1-D; master weights, gradients and states F32 (F64 in the reference), n elements.
+ * Gradients are clipped on their way in: g' = g min(1, clip_norm / (sqrt(sumsq) + 1e-6)) when
+ * clip_norm > 0 and sumsq is given, then bounded by +-clip_value when that is > 0.  When sumsq or
+ * watch is given and not finite, nothing is written: a step is decided where the numbers are, and
+ * the host hears of it afterwards.
  *
- * adamw     in  g            out p, m, v, copy (BF16, optional: p rounded)
+ * adamw     in  g, sumsq [1] F64 (optional), watch [1] F64 (optional)
+ *           out p, m, v, copy (BF16, optional: p rounded)
  *           p *= 1 - lr*wd; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;
  *           p -= lr * (m/bc1) / (sqrt(v/bc2) + eps)
  *           (arXiv:1711.05101 alg. 2; eps outside the root, bias corrections bc = 1 - b^t given)
- * sgd       in  g            out p, buf (optional: momentum), copy (optional)
+ * sgd       in  g, sumsq, watch (as above)
+ *           out p, buf (optional: momentum), copy (optional)
  *           d = g' + wd p (coupled); buf = first ? d : momentum*buf + (1-dampening)*d;
  *           d = nesterov ? d + momentum*buf : buf; p -= lr d
  * sumsq     in  g            out s [1] F64: sum of squares in double over fixed blocks of 65,536,
  *                            added in order (the same bits for any number of threads)
+ * total     in  x            out s [1] F64: sum in double, in order (on a device: in a fixed
+ *                            order); replaces s when step->micro == 0 and adds otherwise
+ * strided   in  x            out y [m]: y[i] = x[i * stride], F32
  *
  * An optimiser step touches memory once: at least 70 % of memcpy's bytes/s. */
 #ifndef LM_KERNELS_OPTIM_H
@@ -21,13 +29,21 @@
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, bc1, bc2;
-    double g_scale, clip_value;
+    double clip_norm, clip_value; /* 0: none */
 } lm_adamw_attr;
 
 typedef struct {
     double lr, momentum, dampening, weight_decay;
-    double g_scale, clip_value;
+    double clip_norm, clip_value; /* 0: none */
     bool nesterov, first;
 } lm_sgd_attr;
+
+typedef struct {
+    int64_t stride;
+} lm_strided_attr;
+
+/* The factor for gradients by which a step on the host clips: 1 without a norm, NAN when nothing may
+ * be written.  c: a call of adamw or sgd. */
+double lm_optim_scale(const lm_call *c, double clip_norm);
 
 #endif

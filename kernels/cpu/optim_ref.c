@@ -6,6 +6,15 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
+double lm_optim_scale(const lm_call *c, double clip_norm)
+{
+    const lm_tensor *sumsq = opt_in(c, 1), *watch = opt_in(c, 2);
+    double norm = sumsq ? sqrt(get(sumsq, 0)) : 0;
+    if (!isfinite(norm) || (watch && !isfinite(get(watch, 0))))
+        return NAN;
+    return clip_norm > 0 && sumsq ? fmin(1, clip_norm / (norm + 1e-6)) : 1;
+}
+
 /* The gradient as the step sees it: clipped by norm (scale), then by value; NaN passes. */
 static double clipped(double g, double scale, double bound)
 {
@@ -19,8 +28,9 @@ static void adamw(const lm_call *c)
 {
     const lm_adamw_attr *a = c->attr;
     lm_tensor *p = &c->out[0], *m = &c->out[1], *v = &c->out[2], *copy = opt_out(c, 3);
-    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
-        double g = clipped(get(&c->in[0], i), a->g_scale, a->clip_value);
+    double scale = lm_optim_scale(c, a->clip_norm);
+    for (int64_t i = 0; !isnan(scale) && i < lm_tensor_count(&c->in[0]); i++) {
+        double g = clipped(get(&c->in[0], i), scale, a->clip_value);
         double mi = a->beta1 * get(m, i) + (1 - a->beta1) * g;
         double vi = a->beta2 * get(v, i) + (1 - a->beta2) * g * g;
         double step = a->lr * (mi / a->bc1) / (sqrt(vi / a->bc2) + a->eps);
@@ -36,8 +46,9 @@ static void sgd(const lm_call *c)
 {
     const lm_sgd_attr *a = c->attr;
     lm_tensor *p = &c->out[0], *buf = opt_out(c, 1), *copy = opt_out(c, 2);
-    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
-        double d = clipped(get(&c->in[0], i), a->g_scale, a->clip_value);
+    double scale = lm_optim_scale(c, a->clip_norm);
+    for (int64_t i = 0; !isnan(scale) && i < lm_tensor_count(&c->in[0]); i++) {
+        double d = clipped(get(&c->in[0], i), scale, a->clip_value);
         d += a->weight_decay * get(p, i);
         if (buf) {
             double b = a->first ? d : a->momentum * get(buf, i) + (1 - a->dampening) * d;
@@ -63,9 +74,26 @@ static void sumsq(const lm_call *c)
     set(&c->out[0], 0, total);
 }
 
+static void total(const lm_call *c)
+{
+    double sum = c->step->micro ? get(&c->out[0], 0) : 0, part = 0;
+    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++)
+        part += get(&c->in[0], i);
+    set(&c->out[0], 0, sum + part);
+}
+
+static void strided(const lm_call *c)
+{
+    const lm_strided_attr *a = c->attr;
+    for (int64_t i = 0; i < lm_tensor_count(&c->out[0]); i++)
+        set(&c->out[0], i, get(&c->in[0], i * a->stride));
+}
+
 const lm_kernel lm_optim_ref_kernels[] = {
     { "adamw", LM_DTYPE_NONE, LM_CPU_REF, adamw, NULL },
     { "sgd", LM_DTYPE_NONE, LM_CPU_REF, sgd, NULL },
     { "sumsq", LM_DTYPE_NONE, LM_CPU_REF, sumsq, NULL },
+    { "total", LM_DTYPE_NONE, LM_CPU_REF, total, NULL },
+    { "strided", LM_DTYPE_NONE, LM_CPU_REF, strided, NULL },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

@@ -108,9 +108,10 @@ static void adamw(const lm_call *c)
               .decay = (float)(a->lr * a->weight_decay),
               .inv_bc2 = (float)(1 / a->bc2),
               .eps = (float)a->eps,
-              .scale = (float)a->g_scale,
+              .scale = (float)lm_optim_scale(c, a->clip_norm),
               .bound = a->clip_value > 0 ? (float)a->clip_value : INFINITY };
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, adamw_span, &j);
+    if (!isnan(j.scale))
+        lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, adamw_span, &j);
 }
 
 static void sgd(const lm_call *c)
@@ -126,9 +127,10 @@ static void sgd(const lm_call *c)
               .fresh = (float)(1 - a->dampening),
               .nesterov = a->nesterov,
               .first = a->first,
-              .scale = (float)a->g_scale,
+              .scale = (float)lm_optim_scale(c, a->clip_norm),
               .bound = a->clip_value > 0 ? (float)a->clip_value : INFINITY };
-    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, sgd_span, &j);
+    if (!isnan(j.scale))
+        lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, sgd_span, &j);
 }
 
 static void sumsq_blocks(void *ctx, int64_t begin, int64_t end, int worker)

@@ -22,7 +22,7 @@ const lm_kernel *lm_cpu_kernel(const char *op, lm_dtype act, lm_cpu_level max)
     const lm_kernel *best = NULL;
     for (int t = 0; t < N_TABLES; t++) {
         for (const lm_kernel *k = tables[t]; k->op; k++) {
-            if (k->level > max || (k->act != act && k->act != LM_DTYPE_NONE) || strcmp(k->op, op))
+            if (k->level > (int)max || (k->act != act && k->act != LM_DTYPE_NONE) || strcmp(k->op, op))
                 continue;
             bool exact = k->act == act;
             bool best_exact = best && best->act == act;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "graph/backend.h"
 #include "kernels/peak.h"
@@ -63,6 +64,81 @@ static lm_code cpu_sync(lm_backend *b, lm_stream *s, lm_err *e)
     return LM_OK;
 }
 
+static lm_code cpu_memory(lm_backend *b, size_t *free_bytes, size_t *total, lm_err *e)
+{
+    (void)b, (void)e;
+    *free_bytes = lm_mem_available();
+    *total = *free_bytes + lm_rss_now();
+    return LM_OK;
+}
+
+static lm_code cpu_stream_new(lm_backend *b, lm_stream **out, lm_err *e)
+{
+    (void)b, (void)e;
+    *out = NULL;
+    return LM_OK;
+}
+
+static void cpu_stream_free(lm_backend *b, lm_stream *s)
+{
+    (void)b, (void)s;
+}
+
+static lm_code cpu_follow(lm_backend *b, lm_stream *s, lm_stream *first, lm_err *e)
+{
+    (void)b, (void)s, (void)first, (void)e;
+    return LM_OK;
+}
+
+static lm_code cpu_step(lm_backend *b, const lm_step *step, lm_stream *s, lm_err *e)
+{
+    (void)b, (void)step, (void)s, (void)e;
+    return LM_OK;
+}
+
+struct lm_marks {
+    double *at;
+};
+
+static lm_code cpu_marks_new(lm_backend *b, int n, lm_marks **out, lm_err *e)
+{
+    (void)b;
+    if (lm_alloc_n(out, 1, sizeof **out, "marks in time", e))
+        return e->code;
+    if (lm_alloc_n(&(*out)->at, (size_t)n, sizeof(double), "marks in time", e)) {
+        lm_free(*out);
+        *out = NULL;
+    }
+    return e->code;
+}
+
+static void cpu_marks_free(lm_backend *b, lm_marks *m)
+{
+    (void)b;
+    if (m)
+        lm_free(m->at);
+    lm_free(m);
+}
+
+static void cpu_mark(lm_backend *b, lm_marks *m, int i, lm_stream *s)
+{
+    (void)b, (void)s;
+    m->at[i] = lm_now();
+}
+
+static lm_code cpu_marks_read(lm_backend *b, lm_marks *m, int n, double *seconds, lm_err *e)
+{
+    (void)b, (void)e;
+    for (int i = 0; i < n; i++)
+        seconds[i] = m->at[i] - m->at[0];
+    return LM_OK;
+}
+
+static void cpu_range(lm_backend *b, const char *name)
+{
+    (void)b, (void)name;
+}
+
 static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
 {
     return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
@@ -86,15 +162,28 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
         return e->code;
     c->level = level;
     c->b = (lm_backend){ .name = "cpu",
+                         .device = lm_cpu_model(),
                          .detail = c->detail,
                          .par = par,
                          .threads = lm_par_threads(par),
                          .host_memory = true,
                          .alloc = cpu_alloc,
                          .free = cpu_free,
+                         .host_alloc = cpu_alloc,
+                         .host_free = cpu_free,
+                         .memory = cpu_memory,
                          .zero = cpu_zero,
                          .copy = cpu_copy,
+                         .stream_new = cpu_stream_new,
+                         .stream_free = cpu_stream_free,
+                         .follow = cpu_follow,
                          .sync = cpu_sync,
+                         .step = cpu_step,
+                         .marks_new = cpu_marks_new,
+                         .marks_free = cpu_marks_free,
+                         .mark = cpu_mark,
+                         .marks_read = cpu_marks_read,
+                         .range = cpu_range,
                          .kernel = cpu_kernel,
                          .peak_flops = cpu_peak_flops,
                          .close = cpu_close };

@@ -4,13 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 
 typedef struct {
     lm_call call;
     lm_kernel_fn run;
-    double seconds, flops;
+    double seconds, flops, bytes;
     int64_t calls;
 } step_call;
 
@@ -24,8 +23,11 @@ struct lm_exec {
     char *block; /* the activations' arena */
     lm_exec_time *times;
     size_t n_times;
-    bool borrowed; /* block belongs to another executor */
-    bool ready;    /* operands carry the bound pointers */
+    lm_marks *marks; /* before each node and after the last; NULL: runs are not timed */
+    double *at;      /* their seconds in the last timed run */
+    bool timed;      /* the last run was */
+    bool borrowed;   /* block belongs to another executor */
+    bool ready;      /* operands carry the bound pointers */
 };
 
 static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
@@ -40,7 +42,9 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
     s->call = lm_node_call(x->g, n, in, out);
     n->op->cost(&s->call, &cost);
     s->flops = cost.flops;
+    s->bytes = cost.bytes;
     s->call.par = x->b->par;
+    s->call.stream = x->b->main;
     s->call.work = x->plan.work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan.work_offset[k];
     s->run = x->b->kernel(x->b, n->op->name, lm_node_act(x->g, n))->run;
     return LM_OK;
@@ -64,7 +68,9 @@ lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep
     if (lm_plan_make(g, b, keep, n_keep, &x->plan, e) || lm_arena_new(&x->arena, 1 << 16, e) ||
         lm_alloc_n(&x->calls, g->n_nodes, sizeof *x->calls, "an executor", e) ||
         lm_alloc_n(&x->data, g->n_values, sizeof *x->data, "an executor", e) ||
-        lm_alloc_n(&x->times, g->n_nodes, sizeof *x->times, "an executor", e))
+        lm_alloc_n(&x->times, g->n_nodes, sizeof *x->times, "an executor", e) ||
+        lm_alloc_n(&x->at, g->n_nodes + 1, sizeof *x->at, "an executor", e) ||
+        lm_exec_timing(x, b->host_memory, e))
         goto fail;
     if (with && with->plan.bytes >= x->plan.bytes) {
         x->block = with->block;
@@ -96,6 +102,8 @@ void lm_exec_free(lm_exec *x)
     lm_free(x->calls);
     lm_free(x->data);
     lm_free(x->times);
+    lm_free(x->at);
+    x->b->marks_free(x->b, x->marks);
     lm_free(x);
 }
 
@@ -134,21 +142,61 @@ static lm_code set_operands(lm_exec *x, lm_err *e)
     return LM_OK;
 }
 
+lm_code lm_exec_timing(lm_exec *x, bool on, lm_err *e)
+{
+    if (on && !x->marks)
+        return x->b->marks_new(x->b, (int)x->g->n_nodes + 1, &x->marks, e);
+    if (!on) {
+        x->b->marks_free(x->b, x->marks);
+        x->marks = NULL;
+        x->timed = false;
+    }
+    return LM_OK;
+}
+
+static lm_code take_times(lm_exec *x, lm_err *e)
+{
+    size_t n = x->g->n_nodes;
+    if (x->b->marks_read(x->b, x->marks, (int)n + 1, x->at, e))
+        return e->code;
+    for (size_t k = 0; k < n; k++) {
+        x->calls[k].seconds += x->at[k + 1] - x->at[k];
+        x->calls[k].calls++;
+    }
+    return LM_OK;
+}
+
 lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e)
 {
-    if (!x->ready && set_operands(x, e))
+    lm_backend *b = x->b;
+    if ((!x->ready && set_operands(x, e)) || b->step(b, step, b->main, e))
         return e->code;
-    double t = lm_now();
+    x->timed = x->marks != NULL;
     for (size_t k = 0; k < x->g->n_nodes; k++) {
         step_call *s = &x->calls[k];
+        if (x->timed)
+            b->mark(b, x->marks, (int)k, b->main);
+        b->range(b, x->g->node[k].op->name);
         s->call.step = step;
         s->run(&s->call);
-        double now = lm_now();
-        s->seconds += now - t;
-        s->calls++;
-        t = now;
+        b->range(b, NULL);
     }
-    return x->b->host_memory ? LM_OK : x->b->sync(x->b, NULL, e);
+    if (!x->timed)
+        return LM_OK;
+    b->mark(b, x->marks, (int)x->g->n_nodes, b->main);
+    return take_times(x, e);
+}
+
+bool lm_exec_span_at(const lm_exec *x, size_t k, lm_exec_span *out)
+{
+    if (!x->timed || k >= x->g->n_nodes)
+        return false;
+    *out = (lm_exec_span){ .node = &x->g->node[k],
+                           .begin = x->at[k],
+                           .end = x->at[k + 1],
+                           .flops = x->calls[k].flops,
+                           .bytes = x->calls[k].bytes };
+    return true;
 }
 
 static int by_seconds(const void *a, const void *b)

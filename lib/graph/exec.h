@@ -44,10 +44,24 @@ void lm_exec_bind(lm_exec *x, lm_vid v, void *data);
  */
 void *lm_exec_data(const lm_exec *x, lm_vid v);
 
-/* Run the whole list.  Fails: LM_EBUG if a value is not bound; what the backend reports. */
+/* Run the whole list on the backend's main stream.  On a device this returns before it is done: what
+ * goes wrong there shows in the backend's sync.  Fails: LM_EBUG if a value is not bound; what the
+ * backend reports. */
 lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e);
 
-/* Seconds spent so far, by phase and by operator (from the executor's own clock). */
+/* Take the time of each node in the runs to come.  On from the start where memory is the host's (it
+ * costs nothing there); on a device a timed run waits until it is done. */
+lm_code lm_exec_timing(lm_exec *x, bool on, lm_err *e);
+
+/* The last run, node by node: seconds from its beginning to the node's beginning and end.  False:
+ * that run was not timed, or there is no node k. */
+typedef struct {
+    const lm_node *node;
+    double begin, end, flops, bytes; /* of the operator's cost rule */
+} lm_exec_span;
+bool lm_exec_span_at(const lm_exec *x, size_t k, lm_exec_span *out);
+
+/* Seconds spent so far in timed runs, by phase and by operator. */
 typedef struct {
     const char *op;
     lm_phase phase;

@@ -25,14 +25,15 @@ static lm_code adamw_run(lm_backend *b, const lm_optim_hyper *h, const lm_optim_
                         .weight_decay = r->decay ? h->weight_decay : 0,
                         .bc1 = 1 - pow(h->beta1, t),
                         .bc2 = 1 - pow(h->beta2, t),
-                        .g_scale = r->grad_scale,
+                        .clip_norm = r->clip_norm,
                         .clip_value = r->clip_value };
-    lm_tensor in[1] = { lm_flat(LM_DTYPE_F32, r->n, r->grad) };
+    lm_tensor in[3] = { lm_flat(LM_DTYPE_F32, r->n, r->grad), lm_flat(LM_DTYPE_F64, 1, r->sumsq),
+                        lm_flat(LM_DTYPE_F64, 1, r->watch) };
     lm_tensor out[4] = { lm_flat(LM_DTYPE_F32, r->n, r->param),
                          lm_flat(LM_DTYPE_F32, r->n, r->state[0]),
                          lm_flat(LM_DTYPE_F32, r->n, r->state[1]),
                          lm_flat(LM_DTYPE_BF16, r->n, r->low) };
-    return lm_flat_call(b, "adamw", &a, in, 1, out, 4, e);
+    return lm_flat_call(b, "adamw", &a, in, 3, out, 4, e);
 }
 
 static int momentum_state(const lm_optim_hyper *h)
@@ -47,15 +48,16 @@ static lm_code sgd_run(lm_backend *b, const lm_optim_hyper *h, const lm_optim_ru
                       .momentum = h->momentum,
                       .dampening = h->dampening,
                       .weight_decay = r->decay ? h->weight_decay : 0,
-                      .g_scale = r->grad_scale,
+                      .clip_norm = r->clip_norm,
                       .clip_value = r->clip_value,
                       .nesterov = h->nesterov,
                       .first = r->t == 0 };
-    lm_tensor in[1] = { lm_flat(LM_DTYPE_F32, r->n, r->grad) };
+    lm_tensor in[3] = { lm_flat(LM_DTYPE_F32, r->n, r->grad), lm_flat(LM_DTYPE_F64, 1, r->sumsq),
+                        lm_flat(LM_DTYPE_F64, 1, r->watch) };
     lm_tensor out[3] = { lm_flat(LM_DTYPE_F32, r->n, r->param),
                          lm_flat(LM_DTYPE_F32, r->n, r->state[0]),
                          lm_flat(LM_DTYPE_BF16, r->n, r->low) };
-    return lm_flat_call(b, "sgd", &a, in, 1, out, 3, e);
+    return lm_flat_call(b, "sgd", &a, in, 3, out, 3, e);
 }
 
 static const lm_optim optims[] = {

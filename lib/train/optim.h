@@ -29,10 +29,13 @@ typedef struct {
     float *state[LM_OPTIM_MAX_STATES];
     uint16_t *low; /* BF16 copy to refresh, or NULL */
     double lr;
-    double grad_scale; /* multiplies every gradient: clipping by norm */
-    double clip_value; /* bounds every gradient after that; 0: none  */
-    bool decay;        /* weight decay applies to this run            */
-    int64_t t;         /* steps taken before this one                 */
+    double clip_norm;    /* bounds the norm of all gradients together; 0: none */
+    double clip_value;   /* bounds every gradient after that; 0: none */
+    const double *sumsq; /* squares of all gradients together, where the backend has them; and  */
+    const double
+        *watch; /* a number that must be finite, too, for the step to be taken (NULL: none) */
+    bool decay; /* weight decay applies to this run            */
+    int64_t t;  /* steps taken before this one                 */
 } lm_optim_run;
 
 typedef struct {

@@ -246,9 +246,7 @@ static lm_code numeric_stop(lm_trainer *t, int64_t step, const char *what, doubl
 
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
-    double clip = 1;
-    if (t->o.clip_norm > 0)
-        clip = fmin(1, t->o.clip_norm / (i->norm + 1e-6));
+    double sumsq = i->norm * i->norm;
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? t->model->decay_end : 0;
         int64_t to = part ? t->model->block : t->model->decay_end;
@@ -257,7 +255,8 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
                            .grad = t->s.grad + from,
                            .low = t->s.low ? t->s.low + from : NULL,
                            .lr = i->lr,
-                           .grad_scale = clip,
+                           .clip_norm = t->o.clip_norm,
+                           .sumsq = &sumsq,
                            .clip_value = t->o.clip_value,
                            .decay = part == 0,
                            .t = t->s.step };

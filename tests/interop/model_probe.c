@@ -155,8 +155,7 @@ static void train_model(const lm_config *c, const lm_model_source *src, lm_build
     lm_adamw_attr a = { .lr = (double)b->adamw[0],
                         .beta1 = (double)b->adamw[1],
                         .beta2 = (double)b->adamw[2],
-                        .eps = (double)b->adamw[3],
-                        .g_scale = 1 };
+                        .eps = (double)b->adamw[3] };
     for (int64_t s = 0; s < b->steps; s++) {
         runner_weights(&r, block);
         int64_t valid = feed(&r, b, s);

@@ -1,0 +1,25 @@
+/* gemm.cuh -- one matrix product, the way that the stream's level says: the plain tiles of
+ * gemm_plain.cu, or cuBLASLt (blaslt.h).  What linear and the head are made of. */
+#ifndef LM_KERNELS_CUDA_GEMM_CUH
+#define LM_KERNELS_CUDA_GEMM_CUH
+
+#include "kernels/cuda/device.cuh"
+
+/* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major.  ta: A is stored
+ * [k,m]; tb: B is stored [n,k].  A and B have type ab (F32, BF16, F16), C has cd (F32, or ab); sums in
+ * F32. */
+struct gemm_call {
+    int64_t m, n, k;
+    lm_dtype ab, cd;
+    bool ta, tb, accumulate;
+    const void *a, *b;
+    int64_t lda, ldb, ldc;
+    void *c;
+    const float *bias; /* [n], or null */
+    void *work;        /* gemm_work bytes, 256-byte aligned */
+};
+
+size_t gemm_work(const gemm_call *g, const lm_stream *s);
+void gemm_run(const gemm_call *g, lm_stream *s);
+
+#endif

@@ -1,0 +1,43 @@
+/* stream.h -- what a CUDA kernel's launcher finds behind lm_call.stream.
+ *
+ * lib/graph/cuda makes and owns these; launchers only read them. */
+#ifndef LM_KERNELS_CUDA_STREAM_H
+#define LM_KERNELS_CUDA_STREAM_H
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernel.h"
+
+/* The path of the kernels, and the level of an entry in their tables.
+ *
+ * PLAIN: grid, block, shared memory, shuffles; the same source runs under the emulation (tests/emu).
+ * TENSOR: matrix products by cuBLASLt, attention by tensor-core instructions.  TF32: the same, and
+ * F32 products round their factors to TF32 (10 bits of mantissa). */
+typedef enum { LM_CUDA_PLAIN = 0, LM_CUDA_TENSOR = 1, LM_CUDA_TF32 = 2 } lm_cuda_level;
+
+/* What runs when nothing else is asked for.  Only a path that a GPU has run may be the default. */
+#define LM_CUDA_DEFAULT LM_CUDA_PLAIN
+
+struct lm_stream {
+    cudaStream_t handle;
+    const lm_step *step;   /* device memory: the numbers of the run under way, for kernels */
+    struct lm_cuda_lt *lt; /* cuBLASLt and its choices (blaslt.h); NULL on the plain path */
+    int sms;               /* multiprocessors */
+    int cc;                /* compute capability: 90 */
+    size_t shared_max;     /* bytes of shared memory that a block may ask for */
+    lm_cuda_level level;
+    bool deterministic;
+};
+
+/* Each FAMILY.cu exports one table that ends with op NULL; table.c lists them. */
+extern const lm_kernel lm_linear_cuda_kernels[], lm_attention_cuda_kernels[],
+    lm_attention_cached_cuda_kernels[], lm_norm_cuda_kernels[], lm_rope_cuda_kernels[],
+    lm_elementwise_cuda_kernels[], lm_embed_cuda_kernels[], lm_head_cuda_kernels[],
+    lm_optim_cuda_kernels[], lm_sample_cuda_kernels[];
+
+/* The kernel with the highest level <= max that serves (op, act); NULL if there is none. */
+const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max);
+/* The i-th kernel of all, for tests that walk them; NULL past the end. */
+const lm_kernel *lm_cuda_kernel_at(int i);
+
+#endif

@@ -1,0 +1,32 @@
+/* table.c -- every CUDA kernel, and the choice among them. */
+#include <string.h>
+
+#include "kernels/cuda/stream.h"
+
+static const lm_kernel *const tables[] = {
+    lm_linear_cuda_kernels, lm_attention_cuda_kernels,   lm_attention_cached_cuda_kernels,
+    lm_norm_cuda_kernels,   lm_rope_cuda_kernels,        lm_elementwise_cuda_kernels,
+    lm_embed_cuda_kernels,  lm_head_cuda_kernels,        lm_optim_cuda_kernels,
+    lm_sample_cuda_kernels,
+};
+enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
+
+const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max)
+{
+    const lm_kernel *best = NULL;
+    for (int t = 0; t < N_TABLES; t++)
+        for (const lm_kernel *k = tables[t]; k->op; k++)
+            if (k->level <= (int)max && k->act == act && !strcmp(k->op, op) &&
+                (!best || k->level > best->level))
+                best = k;
+    return best;
+}
+
+const lm_kernel *lm_cuda_kernel_at(int i)
+{
+    for (int t = 0; i >= 0 && t < N_TABLES; t++)
+        for (const lm_kernel *k = tables[t]; k->op; k++)
+            if (i-- == 0)
+                return k;
+    return NULL;
+}
