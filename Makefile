@@ -80,6 +80,77 @@ $B/kernels/cpu/%.o: kernels/cpu/%.c $B/.flags
 	mkdir -p $(@D)
 	$(COMPILE) $(call kernel_flags,$<) -MMD -MP -c -o $@ $<
 
+# --- the CUDA module -----------------------------------------------------------------------------------------
+# libcore-cuda.so is opened at run time by the tools that are asked for --device cuda.  The same sources are built
+# twice: for GPUs where nvcc is (CUDA=no|auto|folder of the toolkit), and as host code against the emulation in
+# tests/emu, for tests.  A module carries its own copies of the few base objects that it calls.
+CUDA      ?= auto
+CUDA_HOME := $(if $(filter-out no auto,$(CUDA)),$(CUDA),$(patsubst %/bin/,%,$(dir $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))))
+NVCC      := $(if $(filter no,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
+CUDA_INC   = $(firstword $(wildcard $(CUDA_HOME)/include $(CUDA_HOME)/targets/x86_64-linux/include))
+CUDA_LIB   = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
+
+CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
+CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
+CUDA_BASE := lib/base/err.c lib/base/mem.c lib/base/hash.c lib/base/rng.c lib/numeric/dtype.c lib/base/cgroup.c
+
+# Machine code for these, and PTX of the first for every other GPU.
+CUDA_ARCH    ?= 80 86 89 90a 100
+CUDA_TARGETS  = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a) \
+                -gencode arch=compute_$(firstword $(CUDA_ARCH)),code=compute_$(firstword $(CUDA_ARCH))
+NVCC_FLAGS    = -std=c++17 -O3 -lineinfo -I. -Ilib --Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden
+CUDA_MODULE  := $B/lib/lmutils/libcore-cuda.so
+CUDA_OBJ      = $(patsubst %,$B/cuda/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE))
+
+ifneq ($(NVCC),)
+all: $(CUDA_MODULE)
+endif
+
+.PHONY: cuda emu
+cuda: $(CUDA_MODULE) ## build the CUDA module alone
+
+$(CUDA_MODULE): $(CUDA_OBJ)
+	mkdir -p $(@D)
+	$(CC) -shared -o $@ $(CUDA_OBJ) $(CUDA_LIB)/libcudart_static.a -Wl,--no-undefined -Wl,--exclude-libs,ALL \
+	    -Wl,-Bsymbolic -lstdc++ -ldl -lrt -lpthread -lm
+
+$B/cuda/%.cu.o: %.cu $B/.flags-cuda
+	mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(CUDA_TARGETS) -MD -MP -MF $@.d -c -o $@ $<
+
+$B/cuda/%.c.o: %.c $B/.flags-cuda
+	mkdir -p $(@D)
+	$(COMPILE) -Werror -fPIC -fvisibility=hidden -isystem $(CUDA_INC) -MMD -MP -MF $@.d -c -o $@ $<
+
+$B/.flags-cuda: export NOW = $(COMPILE) $(NVCC) $(NVCC_FLAGS) $(CUDA_TARGETS)
+$B/.flags-cuda: FORCE
+	mkdir -p $(@D)
+	printf '%s\n' "$$NOW" | cmp -s - $@ || printf '%s\n' "$$NOW" > $@
+
+EMU_MODULE := $B/emu/libcore-cuda.so
+EMU_SRC    := $(sort $(wildcard tests/emu/*.c tests/emu/*.cpp))
+EMU_OBJ     = $(patsubst %,$B/emu/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE) $(EMU_SRC))
+EMU_FLAGS  := -DLM_EMU -Itests/emu -fPIC -fvisibility=hidden
+EMU_CXX     = $(CXX) -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -I. -Ilib -pthread -ffp-contract=off $(CPPFLAGS) $(CFLAGS) $(EMU_FLAGS)
+
+emu: $(EMU_MODULE) ## build the CUDA module against the emulation, for tests
+
+$(EMU_MODULE): $(EMU_OBJ)
+	mkdir -p $(@D)
+	$(CXX) $(CFLAGS) $(LDFLAGS) -shared -o $@ $(EMU_OBJ) -Wl,--no-undefined -Wl,-Bsymbolic -ldl -lpthread -lm
+
+$B/emu/%.cu.o: %.cu $B/.flags
+	mkdir -p $(@D)
+	$(EMU_CXX) -MMD -MP -MF $@.d -x c++ -c -o $@ $<
+
+$B/emu/%.cpp.o: %.cpp $B/.flags
+	mkdir -p $(@D)
+	$(EMU_CXX) -MMD -MP -MF $@.d -c -o $@ $<
+
+$B/emu/%.c.o: %.c $B/.flags
+	mkdir -p $(@D)
+	$(COMPILE) $(EMU_FLAGS) -MMD -MP -MF $@.d -c -o $@ $<
+
 $B/.flags: export NOW = $(COMPILE) $(FLAGS_avx2) $(FLAGS_avx512) $(FLAGS_amx) $(LDFLAGS)
 $B/.flags: FORCE
 	mkdir -p $(@D)
@@ -104,7 +175,7 @@ check: deps ## install what is missing, build, run every test that this machine 
 	tests/run -b $B unit cli docs fuzz lint
 
 .PHONY: tests
-tests: $(TEST_BIN) $(INJECT)
+tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE)
 
 check-unit: tests ## unit tests only; T=NAME runs tests/unit/test_NAME*.c
 	tests/run -b $B $(if $T,-t $T) unit
@@ -273,4 +344,5 @@ clean: ## remove the build folder
 	rm -rf $B $B-asan $B-tsan
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
+-include $(CUDA_OBJ:=.d) $(EMU_OBJ:=.d)
 -include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d)
