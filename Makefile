@@ -85,24 +85,23 @@ $B/kernels/cpu/%.o: kernels/cpu/%.c $B/.flags
 # twice: for GPUs where nvcc is (CUDA=no|auto|folder of the toolkit), and as host code against the emulation in
 # tests/emu, for tests.  A module carries its own copies of the few base objects that it calls.
 CUDA      ?= auto
-CUDA_HOME := $(if $(filter-out no auto,$(CUDA)),$(CUDA),$(patsubst %/bin/,%,$(dir $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))))
-NVCC      := $(if $(filter no,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
-CUDA_INC   = $(firstword $(wildcard $(CUDA_HOME)/include $(CUDA_HOME)/targets/x86_64-linux/include))
-CUDA_LIB   = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
+# Machine code for these, and PTX of the first for every other GPU.
+CUDA_ARCH ?= 80 86 89 90a 100
+# CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB and CUDA_TARGETS, found once by compiling and linking; empty: there is no toolkit.
+-include $B/cuda-$(subst /,_,$(CUDA)).mk
+$B/cuda-$(subst /,_,$(CUDA)).mk: scripts/probe-cuda
+	mkdir -p $(@D)
+	scripts/probe-cuda $(CUDA) $(CUDA_ARCH) > $@
 
 CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
-CUDA_BASE := lib/base/err.c lib/base/mem.c lib/base/hash.c lib/base/rng.c lib/numeric/dtype.c lib/base/cgroup.c
+CUDA_BASE := $(patsubst %,lib/base/%.c,err mem memstat cgroup text hash rng) lib/numeric/dtype.c
 
-# Machine code for these, and PTX of the first for every other GPU.
-CUDA_ARCH    ?= 80 86 89 90a 100
-CUDA_TARGETS  = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a) \
-                -gencode arch=compute_$(firstword $(CUDA_ARCH)),code=compute_$(firstword $(CUDA_ARCH))
 NVCC_FLAGS    = -std=c++17 -O3 -lineinfo -I. -Ilib --Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden
 CUDA_MODULE  := $B/lib/lmutils/libcore-cuda.so
 CUDA_OBJ      = $(patsubst %,$B/cuda/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE))
 
-ifneq ($(NVCC),)
+ifneq ($(CUDA_HOME),)
 all: $(CUDA_MODULE)
 endif
 
@@ -112,7 +111,7 @@ cuda: $(CUDA_MODULE) ## build the CUDA module alone
 $(CUDA_MODULE): $(CUDA_OBJ)
 	mkdir -p $(@D)
 	$(CC) -shared -o $@ $(CUDA_OBJ) $(CUDA_LIB)/libcudart_static.a -Wl,--no-undefined -Wl,--exclude-libs,ALL \
-	    -Wl,-Bsymbolic -lstdc++ -ldl -lrt -lpthread -lm
+	    -Wl,-Bsymbolic -lxxhash -lstdc++ -ldl -lrt -lpthread -lm
 
 $B/cuda/%.cu.o: %.cu $B/.flags-cuda
 	mkdir -p $(@D)
@@ -137,7 +136,7 @@ emu: $(EMU_MODULE) ## build the CUDA module against the emulation, for tests
 
 $(EMU_MODULE): $(EMU_OBJ)
 	mkdir -p $(@D)
-	$(CXX) $(CFLAGS) $(LDFLAGS) -shared -o $@ $(EMU_OBJ) -Wl,--no-undefined -Wl,-Bsymbolic -ldl -lpthread -lm
+	$(CXX) $(CFLAGS) $(LDFLAGS) -shared -o $@ $(EMU_OBJ) -Wl,--no-undefined -Wl,-Bsymbolic -lxxhash -ldl -lpthread -lm
 
 $B/emu/%.cu.o: %.cu $B/.flags
 	mkdir -p $(@D)
