@@ -1,0 +1,50 @@
+/* cuda_open.h -- the device that tests of the CUDA backend run on: the emulated one, or with
+ * LM_TEST_CUDA=real in the environment the first GPU of this machine (make check-cuda). */
+#ifndef LM_TESTS_CUDA_OPEN_H
+#define LM_TESTS_CUDA_OPEN_H
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/backend.h"
+
+static inline bool cuda_is_real(void)
+{
+    const char *want = getenv("LM_TEST_CUDA");
+    return want && !strcmp(want, "real");
+}
+
+/* The folder of the module, in a list as lm_backend_opts wants it. */
+static inline const char *const *cuda_modules(void)
+{
+    static char path[4096];
+    static const char *list[2];
+    const char *build = getenv("LM_TEST_BUILD");
+    snprintf(path, sizeof path, "%s/%s", build ? build : "build",
+             cuda_is_real() ? "lib/lmutils" : "emu");
+    list[0] = path;
+    return list;
+}
+
+static inline lm_code cuda_open(const char *kernels, bool deterministic, lm_backend **b, lm_err *e)
+{
+    const lm_backend_opts o = { .device = "cuda",
+                                .kernels = kernels,
+                                .deterministic = deterministic,
+                                .modules = cuda_modules() };
+    return lm_backend_open(&o, b, e);
+}
+
+/* A function of the emulated module; NULL on a real device, or when the module lacks it. */
+static inline void *emu_symbol(const char *name)
+{
+    char path[4200];
+    snprintf(path, sizeof path, "%s/libcore-cuda.so", cuda_modules()[0]);
+    void *m = cuda_is_real() ? NULL : dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    return m ? dlsym(m, name) : NULL;
+}
+
+#endif

@@ -1,0 +1,202 @@
+/* Every operator of the registry on the CUDA backend, in every type and on every path of its
+ * kernels, against the reference in double.
+ *
+ * Operands lie in device memory with guards behind them.  Under the emulation each node also runs
+ * with the threads and blocks in other orders, which must not change a bit: a race would. */
+#include "cuda_open.h"
+#include "op_trial.h"
+
+enum { MOST_OPS = 256, EXAMPLES = 12, ORDERS = 3 };
+
+static lm_backend *backend;
+static bool op_met[MOST_OPS];
+static void (*set_order)(int); /* of the emulation: 0 forward, 1 backward, others shuffled */
+
+static void *device_take(size_t bytes)
+{
+    lm_err e = { 0 };
+    void *p = NULL;
+    must(backend->alloc(backend, bytes + GUARD, "a test operand", &p, &e), &e);
+    return p;
+}
+
+static void to_device(void *dst, const void *src, size_t bytes)
+{
+    lm_err e = { 0 };
+    must(backend->copy(backend, dst, src, bytes, backend->main, &e), &e);
+    must(backend->sync(backend, NULL, &e), &e);
+}
+
+static void from_device(void *dst, const void *src, size_t bytes)
+{
+    to_device(dst, src, bytes); /* copy takes either side */
+}
+
+/* The operands of a node on the device: copies of those at `o`, guards and all. */
+static void send_operands(const operands *o, operands *d)
+{
+    *d = *o;
+    for (int i = 0; i < o->call.n_in + o->call.n_out; i++) {
+        bool in = i < o->call.n_in;
+        const lm_tensor *from = in ? &o->in[i] : &o->out[i - o->call.n_in];
+        lm_tensor *to = in ? &d->in[i] : &d->out[i - o->call.n_in];
+        if (!from->data)
+            continue;
+        to->data = device_take(bytes_of(from));
+        to_device(to->data, from->data, bytes_of(from) + GUARD);
+    }
+    d->call.in = d->in;
+    d->call.out = d->out;
+    d->call.stream = backend->main;
+}
+
+static void drop_device(operands *d)
+{
+    for (int i = 0; i < d->call.n_in; i++)
+        if (d->in[i].data)
+            backend->free(backend, d->in[i].data, bytes_of(&d->in[i]) + GUARD);
+    for (int i = 0; i < d->call.n_out; i++)
+        if (d->out[i].data)
+            backend->free(backend, d->out[i].data, bytes_of(&d->out[i]) + GUARD);
+}
+
+/* Run the kernel on d and bring its outputs, and every guard, to the memory of o. */
+static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, operands *d)
+{
+    lm_err e = { 0 };
+    size_t bytes = k->work ? k->work(&d->call, backend->threads) : 0;
+    unsigned char guard[GUARD];
+    d->call.par = NULL;
+    d->call.work = bytes ? device_take(bytes) : NULL;
+    if (bytes) {
+        void *junk = take(bytes);
+        memset(junk, 0xff, bytes); /* scratch holds anything: NaN */
+        to_device(d->call.work, junk, bytes + GUARD);
+        lm_free(junk);
+    }
+    must(backend->step(backend, step, backend->main, &e), &e);
+    k->run(&d->call);
+    if (backend->sync(backend, NULL, &e))
+        fail_msg("%s: %s: %s", k->op, e.where, e.what);
+    for (int i = 0; i < d->call.n_out; i++)
+        if (d->out[i].data)
+            from_device(o->out[i].data, d->out[i].data, bytes_of(&d->out[i]) + GUARD);
+    for (int i = 0; i < d->call.n_in; i++) {
+        if (!d->in[i].data)
+            continue;
+        from_device(guard, (char *)d->in[i].data + bytes_of(&d->in[i]), GUARD);
+        for (int b = 0; b < GUARD; b++)
+            if (guard[b] != 0x5a)
+                fail_msg("%s: written past the end of input %d", k->op, i);
+    }
+    if (bytes) {
+        from_device(guard, (char *)d->call.work + bytes, GUARD);
+        for (int b = 0; b < GUARD; b++)
+            if (guard[b] != 0x5a)
+                fail_msg("%s: written past the end of its scratch", k->op);
+        backend->free(backend, d->call.work, bytes + GUARD);
+    }
+}
+
+/* One node from the state that memory is in; its results stay there. */
+static void check_node(trial *t, const lm_node *n)
+{
+    lm_dtype act = lm_node_act(t->g, n);
+    const lm_kernel *k = backend->kernel(backend, n->op->name, act);
+    operands o, exact, shaken, alike, d;
+    void *before[LM_MAX_OUT], *one[LM_MAX_OUT];
+    if (!k)
+        fail_msg("no kernel %s for %s", n->op->name, lm_dtype_name(act));
+    bind(t, n, &o);
+    by_reference(&o, n->op->name, act, true, 0, &exact);
+    by_reference(&o, n->op->name, act, true, 0x1p-22, &shaken);
+    by_reference(&o, n->op->name, act, false, 0, &alike);
+    for (int i = 0; i < n->n_out; i++) {
+        size_t bytes = o.out[i].data ? bytes_of(&o.out[i]) : 0;
+        before[i] = bytes ? take(bytes) : NULL;
+        one[i] = bytes ? take(bytes) : NULL;
+        if (bytes)
+            memcpy(before[i], o.out[i].data, bytes);
+    }
+    for (int order = 0; order < (set_order ? ORDERS : 1); order++) {
+        if (set_order)
+            set_order(order);
+        for (int i = 0; i < n->n_out; i++)
+            if (before[i])
+                memcpy(o.out[i].data, before[i], bytes_of(&o.out[i]));
+        send_operands(&o, &d);
+        run_on_device(k, &t->step, &o, &d);
+        drop_device(&d);
+        if (!order)
+            check_outputs(t, n, backend->detail, false, &o, &exact, &shaken, &alike);
+        for (int i = 0; i < n->n_out; i++) {
+            if (!one[i])
+                continue;
+            if (!guard_holds(o.out[i].data, bytes_of(&o.out[i])))
+                fail_msg("%s (example %d of %s): written past the end of output %d", n->op->name,
+                         t->example, t->op->name, i);
+            if (!order)
+                memcpy(one[i], o.out[i].data, bytes_of(&o.out[i]));
+            else if (memcmp(one[i], o.out[i].data, bytes_of(&o.out[i])))
+                fail_msg("%s (example %d of %s) %s: other bits when threads run in another order",
+                         n->op->name, t->example, t->op->name, lm_dtype_name(act));
+        }
+    }
+    for (int i = 0; i < n->n_out; i++) {
+        lm_free(before[i]);
+        lm_free(one[i]);
+    }
+    drop_operands(&exact);
+    drop_operands(&shaken);
+    drop_operands(&alike);
+    for (int j = 0; lm_op_at(j); j++)
+        op_met[j] |= lm_op_at(j) == n->op;
+}
+
+static void walk(const char *kernels)
+{
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    const char *only = getenv("LM_TEST_OP"); /* one operator and its gradients */
+    const lm_op *op;
+    lm_err e = { 0 };
+    must(cuda_open(kernels, true, &backend, &e), &e);
+    *(void **)&set_order = emu_symbol("lm_emu_order");
+    for (int j = 0; (op = lm_op_at(j)); j++)
+        for (int i = 0; op->example && i < EXAMPLES && (!only || !strcmp(only, op->name)); i++) {
+            trial t;
+            open_trial(&t, op, i, acts[i % 3]);
+            for (int64_t micro = 0; micro < 2; micro++) {
+                t.step.micro = micro; /* weight gradients: replaced, then added to */
+                for (size_t k = 0; k < t.g->n_nodes; k++)
+                    check_node(&t, &t.g->node[k]);
+            }
+            close_trial(&t);
+        }
+    if (set_order)
+        set_order(0);
+    lm_backend_close(backend);
+    for (int j = 0; (op = lm_op_at(j)) && !only; j++)
+        if (!op_met[j])
+            fail_msg("operator %s was never run", op->name);
+}
+
+static void test_plain(void **state)
+{
+    (void)state;
+    walk("plain");
+}
+
+static void test_tensor(void **state)
+{
+    (void)state;
+    walk("tensor");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_tensor),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
