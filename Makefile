@@ -203,7 +203,7 @@ lint: ## formatting, includes, man pages, scripts, static analysis
 	tests/run -b $B lint
 
 format: ## clang-format every source file
-	git ls-files '*.c' '*.h' | xargs clang-format -i
+	git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | xargs clang-format -i
 
 $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 	mkdir -p $(@D)
@@ -300,6 +300,7 @@ install: all ## install tools, pages, completions, presets, library and headers 
 	install -d $(DEST)/bin $(DEST)/lib
 	install -m 755 $(BIN) $(DEST)/bin
 	install -m 644 $B/libcore.a $(DEST)/lib/liblmcore.a
+	test ! -f $(CUDA_MODULE) || install -D -m 755 $(CUDA_MODULE) $(DEST)/lib/lmutils/libcore-cuda.so
 	for n in 1 5 7; do \
 	    for p in man/man$$n/*.$$n; do \
 	        test -f $$p || continue; \
@@ -331,7 +332,7 @@ uninstall: ## remove what install put there
 	done
 	for n in 1 5 7; do for p in man/man$$n/*.$$n; do rm -f $(DEST)/share/man/man$$n/$$(basename $$p); done; done
 	rm -f $(DEST)/lib/liblmcore.a
-	rm -rf $(DEST)/include/lmcore $(DEST)/share/lmutils
+	rm -rf $(DEST)/include/lmcore $(DEST)/share/lmutils $(DEST)/lib/lmutils
 
 dist: ## a reproducible source archive of the current commit
 	git archive --format=tar --prefix=lmutils-$(VERSION)/ HEAD | gzip -9n > lmutils-$(VERSION).tar.gz

@@ -30,13 +30,13 @@
         launched_<<<(grid), (block), (bytes), (s)->handle>>>(__VA_ARGS__); \
     } while (0)
 /* Let a kernel have more than 48 KiB of dynamic shared memory; before its launch. */
-#define LM_ALLOW_SHARED(kernel, bytes)                                                         \
-    do {                                                                                       \
-        auto allowed_ = kernel;                                                                \
+#define LM_ALLOW_SHARED(kernel, bytes)                                                        \
+    do {                                                                                      \
+        auto allowed_ = kernel;                                                               \
         cudaFuncSetAttribute(allowed_, cudaFuncAttributeMaxDynamicSharedMemorySize, (bytes)); \
     } while (0)
 /* The block's dynamic shared memory, as `type *name`. */
-#define LM_DYNAMIC_SHARED(type, name)                               \
+#define LM_DYNAMIC_SHARED(type, name)                                \
     extern __shared__ __align__(16) unsigned char dynamic_shared_[]; \
     type *name = reinterpret_cast<type *>(dynamic_shared_)
 #endif
@@ -120,8 +120,9 @@ template <class T> struct wide {
     static const int n = 16 / (int)sizeof(T);
 };
 /* Whether pointers and a row width in elements let rows be read in packs of n. */
-template <class T> inline bool packs(int n, int64_t width, const void *a, const void *b = nullptr,
-                                     const void *c = nullptr, const void *d = nullptr)
+template <class T>
+inline bool packs(int n, int64_t width, const void *a, const void *b = nullptr,
+                  const void *c = nullptr, const void *d = nullptr)
 {
     uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d;
     return width % n == 0 && all % (sizeof(T) * (size_t)n) == 0;
@@ -215,13 +216,15 @@ __device__ inline float block_max(float x)
 /* ---- tables ---- */
 
 /* The rows of a kernel that is a template over the type of activations. */
-#define LM_CUDA_ROWS(op, fn, work)                               \
-    { op, LM_DTYPE_F32, LM_CUDA_PLAIN, fn<float>, work },        \
-        { op, LM_DTYPE_BF16, LM_CUDA_PLAIN, fn<bf16>, work },    \
-        { op, LM_DTYPE_F16, LM_CUDA_PLAIN, fn<f16>, work }
-#define LM_CUDA_END                                   \
-    {                                                 \
-        nullptr, LM_DTYPE_NONE, 0, nullptr, nullptr   \
+#define LM_CUDA_ROWS(op, fn, work)                            \
+    { op, LM_DTYPE_F32, LM_CUDA_PLAIN, fn<float>, work },     \
+        { op, LM_DTYPE_BF16, LM_CUDA_PLAIN, fn<bf16>, work }, \
+    {                                                         \
+        op, LM_DTYPE_F16, LM_CUDA_PLAIN, fn<f16>, work        \
+    }
+#define LM_CUDA_END                                 \
+    {                                               \
+        nullptr, LM_DTYPE_NONE, 0, nullptr, nullptr \
     }
 
 #endif
