@@ -3,28 +3,38 @@
 
 #include <string.h>
 
-#include "base/mem.h"
-
-lm_code lm_batch_new(lm_batch *b, int64_t batch, int64_t seq, lm_err *e)
+/* Each array begins on a cache line: kernels may want it so. */
+static size_t array_bytes(int64_t batch, int64_t seq)
 {
-    size_t n = (size_t)(batch * seq);
+    return ((size_t)(batch * seq) * sizeof(int32_t) + 63) / 64 * 64;
+}
+
+size_t lm_batch_bytes(int64_t batch, int64_t seq)
+{
+    return 4 * array_bytes(batch, seq) + 64;
+}
+
+static void *part(void *base, const lm_batch *b, int i)
+{
+    return (char *)base + (size_t)i * array_bytes(b->batch, b->seq);
+}
+
+lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm_err *e)
+{
     *b = (lm_batch){ .batch = batch, .seq = seq };
-    if (lm_alloc_n(&b->tokens, n, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&b->targets, n, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&b->pos, n, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&b->lo, n, sizeof(int32_t), "a batch", e)) {
-        lm_batch_fini(b);
+    if (lm_mirror_new(on, lm_batch_bytes(batch, seq), "a batch", &b->rooms, e))
         return e->code;
-    }
+    b->tokens = part(b->rooms.host, b, 0);
+    b->targets = part(b->rooms.host, b, 1);
+    b->pos = part(b->rooms.host, b, 2);
+    b->lo = part(b->rooms.host, b, 3);
+    b->scale = part(b->rooms.host, b, 4);
     return LM_OK;
 }
 
 void lm_batch_fini(lm_batch *b)
 {
-    lm_free(b->tokens);
-    lm_free(b->targets);
-    lm_free(b->pos);
-    lm_free(b->lo);
+    lm_mirror_fini(&b->rooms);
     memset(b, 0, sizeof *b);
 }
 
@@ -50,12 +60,18 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
     return LM_OK;
 }
 
-void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x, float *scale)
+lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e)
 {
-    lm_exec_bind(x, m->tokens, b->tokens);
-    lm_exec_bind(x, m->targets, b->targets);
-    lm_exec_bind(x, m->pos, b->pos);
-    lm_exec_bind(x, m->scale, scale);
+    return lm_mirror_push(&b->rooms, b->rooms.bytes, s, e);
+}
+
+void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x)
+{
+    void *dev = b->rooms.dev;
+    lm_exec_bind(x, m->tokens, part(dev, b, 0));
+    lm_exec_bind(x, m->targets, part(dev, b, 1));
+    lm_exec_bind(x, m->pos, part(dev, b, 2));
+    lm_exec_bind(x, m->scale, part(dev, b, 4));
     if (m->lo != LM_NONE)
-        lm_exec_bind(x, m->lo, b->lo);
+        lm_exec_bind(x, m->lo, part(dev, b, 3));
 }

@@ -1,8 +1,12 @@
-/* batch.h -- one micro-batch of rows on its way into a graph. */
+/* batch.h -- one micro-batch of rows on its way into a graph.
+ *
+ * The arrays are the host's side of mirrors: filled here, then pushed to where the graph reads them.
+ * On the host's own memory a push does nothing. */
 #ifndef LM_TRAIN_BATCH_H
 #define LM_TRAIN_BATCH_H
 
 #include "graph/exec.h"
+#include "graph/mirror.h"
 #include "model/model.h"
 #include "train/feed.h"
 
@@ -10,17 +14,26 @@
 typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo;
-    int64_t valid; /* targets >= 0 */
+    float *scale;    /* [1]: what the gradients of the losses begin with; 0 until set */
+    int64_t valid;   /* targets >= 0 */
+    lm_mirror rooms; /* all of the above in one */
 } lm_batch;
 
-lm_code lm_batch_new(lm_batch *b, int64_t batch, int64_t seq, lm_err *e);
+/* On the backend `on` (borrowed). */
+lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm_err *e);
 void lm_batch_fini(lm_batch *b);
+/* Bytes of one: on the host, and as many again on a device. */
+size_t lm_batch_bytes(int64_t batch, int64_t seq);
 
 /* Fill from windows [index, index + batch) of the feed; those at `end` and later are left empty
  * (every target -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
 
-/* Bind the arrays as the inputs of a TRAIN or EVAL model. */
-void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x, float *scale);
+/* All arrays, as they are now, to the backend on stream `s` (NULL: main).  They must stay as they are
+ * until that is done, and what runs before on other streams must not read them any more. */
+lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e);
+
+/* Bind the backend's side as the inputs of a TRAIN or EVAL model. */
+void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x);
 
 #endif

@@ -15,13 +15,13 @@ lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *
     own.mode = LM_MODE_EVAL;
     if (lm_model_build(c, &own, &v->model, e) ||
         lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||
-        lm_batch_new(&v->batch, own.batch, own.seq, e) ||
+        lm_batch_new(&v->batch, b, own.batch, own.seq, e) ||
         lm_alloc_n(&v->rope, (size_t)(v->model->rope_rows * c->head_dim), sizeof(float),
                    "a rotary table", e)) {
         lm_evaluator_fini(v);
         return e->code;
     }
-    lm_batch_bind(&v->batch, v->model, v->exec, &v->scale);
+    lm_batch_bind(&v->batch, v->model, v->exec);
     return LM_OK;
 }
 
@@ -42,7 +42,7 @@ void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low)
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e)
 {
     lm_step step = { 0 };
-    if (lm_exec_run(v->exec, &step, e))
+    if (lm_batch_push(&v->batch, NULL, e) || lm_exec_run(v->exec, &step, e))
         return e->code;
     const float *loss = lm_exec_data(v->exec, v->model->loss);
     for (int64_t i = 0; i < v->batch.batch * v->batch.seq; i++)

@@ -11,7 +11,6 @@ typedef struct {
     lm_model *model;
     lm_exec *exec;
     lm_batch batch;
-    float scale;
     float *rope;
 } lm_evaluator;
 

@@ -101,7 +101,7 @@ static lm_code make_feeds(lm_trainer *t, lm_err *e)
     if (lm_alloc_n(&t->batch, (size_t)t->o.accumulate, sizeof *t->batch, "batches", e))
         return e->code;
     for (int64_t i = 0; i < t->o.accumulate; i++)
-        if (lm_batch_new(&t->batch[i], t->o.batch, t->o.seq, e))
+        if (lm_batch_new(&t->batch[i], t->b, t->o.batch, t->o.seq, e))
             return e->code;
     return LM_OK;
 }
@@ -218,8 +218,9 @@ static lm_code forward_backward(lm_trainer *t, int64_t valid, double *loss, lm_e
     *loss = 0;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         step.micro = i;
-        lm_batch_bind(&t->batch[i], t->model, t->exec, &t->scale);
-        if (lm_exec_run(t->exec, &step, e))
+        *t->batch[i].scale = t->scale;
+        lm_batch_bind(&t->batch[i], t->model, t->exec);
+        if (lm_batch_push(&t->batch[i], NULL, e) || lm_exec_run(t->exec, &step, e))
             return e->code;
         *loss += sum_loss(t, &t->batch[i]);
     }

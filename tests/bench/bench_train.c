@@ -53,7 +53,6 @@ typedef struct {
     lm_train_state s;
     lm_batch batch;
     lm_optim_hyper hyper;
-    float scale;
     double optimizer; /* seconds */
 } run;
 
@@ -73,7 +72,7 @@ static void prepare(run *r, const setup *c, lm_err *e)
         lm_model_build(&r->config, &b, &r->model, e) ||
         lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
         lm_train_state_new(r->model, r->backend, lm_optim_find("adamw"), &r->hyper, &r->s, e) ||
-        lm_batch_new(&r->batch, c->batch, c->seq, e))
+        lm_batch_new(&r->batch, r->backend, c->batch, c->seq, e))
         die(e);
     lm_weights_init(r->model, 1, r->par, r->s.param);
     if (r->s.low)
@@ -86,8 +85,8 @@ static void prepare(run *r, const setup *c, lm_err *e)
         r->batch.targets[i] = (int32_t)lm_rng_below(rng, (uint64_t)(i + 1), VOCAB);
         r->batch.pos[i] = (int32_t)(i % c->seq);
     }
-    r->scale = (float)(1.0 / (double)n);
-    lm_batch_bind(&r->batch, r->model, r->exec, &r->scale);
+    *r->batch.scale = (float)(1.0 / (double)n);
+    lm_batch_bind(&r->batch, r->model, r->exec);
     json_decref(json);
 }
 
@@ -108,7 +107,8 @@ static double step(run *r, int64_t t, lm_err *e)
                            .state = { r->s.state[0] + from, r->s.state[1] + from },
                            .low = r->s.low ? r->s.low + from : NULL,
                            .lr = 1e-4,
-                           .grad_scale = fmin(1, 1 / sqrt(norm)),
+                           .clip_norm = 1,
+                           .sumsq = &norm,
                            .decay = part == 0,
                            .t = t };
         if (r->s.optim->run(r->backend, &r->hyper, &o, e))
