@@ -1,0 +1,61 @@
+/* philox.cuh -- the counted randomness of lib/base/rng.c on the device: the very same draws.
+ *
+ * A stream (lm_rng) is a key, the seed of the run, which is read on the device, and `hi`, the hash of its
+ * purpose and sub-stream, which the launcher takes from rng_hi.  So a recording draws anew in each
+ * replay. */
+#ifndef LM_KERNELS_CUDA_PHILOX_CUH
+#define LM_KERNELS_CUDA_PHILOX_CUH
+
+#include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "base/rng.h"
+}
+
+/* Four draws: those of indices 4 block to 4 block + 3. */
+struct draws4 {
+    uint32_t v[4];
+};
+
+inline uint64_t rng_hi(const char *purpose, uint64_t sub)
+{
+    return lm_rng_make(0, purpose, sub).hi;
+}
+
+/* lm_philox: the words of a block, and lm_rng_u32 at 4 block + i is v[i]. */
+__device__ inline draws4 philox(uint64_t block, uint64_t hi, uint64_t key)
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
+    uint32_t c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return draws4{ { c0, c1, c2, c3 } };
+}
+
+/* lm_rng_u32 */
+__device__ inline uint32_t philox_u32(uint64_t hi, uint64_t key, uint64_t index)
+{
+    return philox(index / 4, hi, key).v[index % 4];
+}
+
+/* The index of a mask's first draw, of `count` in each run of the graph (kernels/elementwise.h). */
+__device__ inline uint64_t dropout_base(const lm_step *step, uint64_t count)
+{
+    return ((uint64_t)step->step * 65536 + (uint64_t)step->micro) * count;
+}
+
+/* A draw at or above this keeps its element. */
+inline uint64_t dropout_threshold(double p)
+{
+    return (uint64_t)floor(p * 4294967296.0);
+}
+
+#endif
