@@ -48,6 +48,7 @@ $(BIN): $B/bin/%: $B/cmd/%.o $(CMN_OBJ) $B/libcore.a
 	$(LINK) -o $@ $< $(CMN_OBJ) $B/libcore.a $(LIBS)
 
 # Where presets are looked for last, and first when the build folder is not in this tree.
+$B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
 $B/cmd/init-model.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions of whole tensors: loops that -O2 does not turn into vectors.

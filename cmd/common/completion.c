@@ -32,7 +32,7 @@ static void print_bash(const lm_tool *t)
     for (int i = 0; i < f->n; i++) {
         const lm_opt *o = &f->opt[i];
 
-        if (!listed(o) || o->kind != LM_OPT_CHOICE)
+        if (!listed(o) || !o->choices)
             continue;
         printf("    ");
         if (o->letter)
@@ -80,7 +80,7 @@ static void print_zsh(const lm_tool *t)
             printf("  '--%s%s[", o->name, lm_option_takes_value(o) ? "=" : "");
         put_help(o->help, "[]:\\");
         printf("]");
-        if (o->kind == LM_OPT_CHOICE) {
+        if (o->choices) {
             printf(":%s:(", o->value ? o->value : "value");
             put_choices(o);
             printf(")");
@@ -104,7 +104,7 @@ static void print_fish(const lm_tool *t)
         if (o->letter)
             printf(" -s %c", o->letter);
         printf(" -l %s", o->name);
-        if (o->kind == LM_OPT_CHOICE) {
+        if (o->choices) {
             printf(" -x -a '");
             put_choices(o);
             printf("'");

@@ -66,6 +66,7 @@ static lm_code set_json(int i, const json_t *v, lm_err *e)
         return set_list(i, v, e);
     case LM_OPT_STR:
     case LM_OPT_CHOICE:
+    case LM_OPT_DEVICE:
         if (!json_is_string(v))
             return wrong(&f->opt[i], "a string", e);
         return lm_option_set(i, json_string_value(v), e);

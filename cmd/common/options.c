@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "common/frame.h"
+#include "graph/backend.h"
 
 lm_frame lm_the_frame = { .progress = true };
 
@@ -54,7 +55,7 @@ static lm_opt action(char letter, const char *name, const char *help)
 
 void lm_frame_build(lm_tool *t)
 {
-    static const char *const devices[] = { "cpu", NULL };
+    static const char *const devices[] = { "cpu", "cuda", NULL };
     unsigned use = t->use;
 
     for (const lm_opt *o = t->opts; o && o->kind != LM_OPT_END; o++)
@@ -68,8 +69,8 @@ void lm_frame_build(lm_tool *t)
     add(use & LM_USE_SEED,
         (lm_opt)LM_COUNT(0, "seed", &t->seed, "N", 0, 9.2e18, "seed of all randomness [0]"));
     add(use & LM_USE_JSON, (lm_opt)LM_FLAG(0, "json", &t->json, "write JSON to standard output"));
-    add(use & LM_USE_DEVICE,
-        (lm_opt)LM_CHOICE(0, "device", &t->device, "DEV", devices, "where to compute [cpu]"));
+    add(use & LM_USE_DEVICE, (lm_opt){ LM_OPT_DEVICE, 0, "device", &t->device, "DEV", 0, 0, devices,
+                                       "where to compute: cpu, cuda or cuda:N [cpu]" });
     add(use & LM_USE_DRY_RUN,
         (lm_opt)LM_FLAG(0, "dry-run", &t->dry_run, "show the plan, do nothing"));
     add(use & LM_USE_METRICS,
@@ -142,6 +143,15 @@ static lm_code set_choice(const lm_opt *o, const char *text, lm_err *e)
     return lm_fail(e, LM_EUSAGE, shown(o), todo, "unknown value '%s'", text);
 }
 
+static lm_code set_device(const lm_opt *o, const char *text, lm_err *e)
+{
+    if (!lm_device_named(text))
+        return lm_fail(e, LM_EUSAGE, shown(o), "choose from cpu, cuda, cuda:0, cuda:1, ...",
+                       "unknown device '%s'", text);
+    *(const char **)o->dst = text;
+    return LM_OK;
+}
+
 static lm_code append(lm_strs *list, const char *text, lm_err *e)
 {
     lm_code rc = lm_realloc_n(&list->v, (size_t)list->n + 1, sizeof *list->v, "options", e);
@@ -177,6 +187,8 @@ lm_code lm_option_set(int i, const char *text, lm_err *e)
         return LM_OK;
     case LM_OPT_CHOICE:
         return set_choice(o, text, e);
+    case LM_OPT_DEVICE:
+        return set_device(o, text, e);
     case LM_OPT_LIST:
         return append(o->dst, text, e);
     default:

@@ -157,9 +157,8 @@ static void check_operands(lm_tool *t)
 
 static void say_facts(lm_tool *t)
 {
-    lm_say(t, LM_LOG_INFO, "version %s, device %s, kernels %s, threads %d, seed %lld", LM_VERSION,
-           t->device ? t->device : "cpu", lm_cpu_level_name(t->cpu), t->threads,
-           (long long)t->seed);
+    lm_say(t, LM_LOG_INFO, "version %s, kernels %s, threads %d, seed %lld", LM_VERSION,
+           lm_cpu_level_name(t->cpu), t->threads, (long long)t->seed);
 }
 
 void lm_begin(lm_tool *t, int argc, char **argv)

@@ -30,6 +30,7 @@ typedef enum {
     LM_OPT_REAL,   /* double */
     LM_OPT_STR,    /* const char * */
     LM_OPT_CHOICE, /* const char *, one of a NULL-terminated list */
+    LM_OPT_DEVICE, /* const char *, a device's name; the list is for completion */
     LM_OPT_LIST,   /* lm_strs: may be given again and again */
     LM_OPT_LEVEL,  /* int64_t; --x N and, one such option a tool, -N */
 } lm_opt_kind;
@@ -103,7 +104,7 @@ enum {
     LM_USE_THREADS = 2,  /* -j */
     LM_USE_SEED = 4,     /* --seed */
     LM_USE_JSON = 8,     /* --json */
-    LM_USE_DEVICE = 16,  /* --device (cpu) */
+    LM_USE_DEVICE = 16,  /* --device; opened by lm_open_backend (device.h) */
     LM_USE_DRY_RUN = 32, /* --dry-run */
     LM_USE_METRICS = 64, /* --metrics DEST */
 };

@@ -103,6 +103,9 @@ typedef struct {
  * reason).  Never another device than the one asked for. */
 lm_code lm_backend_open(const lm_backend_opts *o, lm_backend **out, lm_err *e);
 
+/* Whether this is the name of a device: "cpu", "cuda", "cuda:N". */
+bool lm_device_named(const char *device);
+
 /* What a module exports under the name LM_MODULE_SYMBOL. */
 typedef struct {
     const char *version; /* LM_VERSION of its build: must be that of the library */

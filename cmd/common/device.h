@@ -1,0 +1,12 @@
+/* device.h -- the backend that --device asks for. */
+#ifndef LM_CMD_DEVICE_H
+#define LM_CMD_DEVICE_H
+
+#include "common/tool.h"
+#include "graph/backend.h"
+
+/* Open the device of a tool with LM_USE_DEVICE, and say at level info what it is.  Host kernels run
+ * on `par` (borrowed).  Fails as lm_backend_open does; never opens another device. */
+lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend **out, lm_err *e);
+
+#endif

@@ -1,0 +1,156 @@
+/* backend.c -- opening a CUDA device as a backend, and closing it. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "graph/cuda/cuda.h"
+
+enum { OLDEST = 80 }; /* the first compute capability that the module has code for */
+
+static const lm_kernel *kernel(lm_backend *b, const char *op, lm_dtype act)
+{
+    return lm_cuda_kernel(op, act, cuda_of(b)->level);
+}
+
+static double peak_flops(lm_backend *b, lm_dtype act)
+{
+    return cuda_peak(cuda_of(b)->model, act, cuda_of(b)->level == LM_CUDA_TF32);
+}
+
+static void close_device(lm_backend *b)
+{
+    cuda_backend *c = cuda_of(b);
+
+    while (c->streams)
+        b->stream_free(b, &c->streams->s);
+    lm_free(c);
+}
+
+static lm_code parse_level(const char *s, lm_cuda_level *out, lm_err *e)
+{
+    static const char *const names[] = { "plain", "tensor", "tf32" };
+
+    *out = LM_CUDA_DEFAULT;
+    if (!s)
+        return LM_OK;
+    for (int i = 0; i < 3; i++) {
+        if (!strcmp(s, names[i])) {
+            *out = (lm_cuda_level)i;
+            return LM_OK;
+        }
+    }
+    return lm_fail(e, LM_EUSAGE, "kernels of the CUDA device", "choose from plain, tensor, tf32",
+                   "unknown value '%s'", s);
+}
+
+/* "13.0" of 13000; "none" where no driver is. */
+static const char *version(int n, char text[16])
+{
+    if (n <= 0)
+        return "none";
+    snprintf(text, 16, "%d.%d", n / 1000, n % 1000 / 10);
+    return text;
+}
+
+static lm_code find(cuda_backend *c, lm_err *e)
+{
+    int driver = 0, runtime = 0, n = 0;
+    char a[16], b[16];
+    cudaError_t answer = cudaGetDeviceCount(&n);
+
+    if (answer || n == 0) {
+        cuda_quiet(answer);
+        cuda_quiet(cudaDriverGetVersion(&driver));
+        cuda_quiet(cudaRuntimeGetVersion(&runtime));
+        errno = 0;
+        return lm_fail(e, LM_EIO, c->name, "see that 'nvidia-smi' lists a GPU, or use the cpu",
+                       "no usable GPU: %s (driver %s, runtime %s)",
+                       cudaGetErrorString(answer ? answer : cudaErrorNoDevice), version(driver, a),
+                       version(runtime, b));
+    }
+    if (c->index < n)
+        return LM_OK;
+    errno = 0;
+    if (n == 1)
+        return lm_fail(e, LM_EIO, c->name, NULL, "this machine has one CUDA device: cuda:0");
+    return lm_fail(e, LM_EIO, c->name, NULL, "this machine has %d CUDA devices: cuda:0 to cuda:%d",
+                   n, n - 1);
+}
+
+static lm_code describe(cuda_backend *c, lm_err *e)
+{
+    struct cudaDeviceProp p;
+    int driver = 0, runtime = 0;
+    char a[16], b[16];
+
+    if (cuda_did(c, cudaGetDeviceProperties(&p, c->index), "asking what the device is", e))
+        return e->code;
+    cuda_quiet(cudaDriverGetVersion(&driver));
+    cuda_quiet(cudaRuntimeGetVersion(&runtime));
+    c->sms = p.multiProcessorCount;
+    c->cc = p.major * 10 + p.minor;
+    c->shared_max = p.sharedMemPerBlockOptin;
+    snprintf(c->model, sizeof c->model, "%.*s", (int)sizeof c->model - 1, p.name);
+    snprintf(c->device, sizeof c->device, "%.100s, sm_%d, %d SMs, %.1f GiB, driver %s, runtime %s",
+             c->model, c->cc, c->sms, (double)p.totalGlobalMem / ((size_t)1 << 30),
+             version(driver, a), version(runtime, b));
+    if (c->cc >= OLDEST)
+        return LM_OK;
+    errno = 0;
+    return lm_fail(e, LM_EIO, c->name, NULL, "%s has compute capability %d.%d, %d.%d is needed",
+                   c->model, p.major, p.minor, OLDEST / 10, OLDEST % 10);
+}
+
+static lm_code ready(cuda_backend *c, lm_err *e)
+{
+    lm_stream *first;
+
+    if (c->level != LM_CUDA_PLAIN)
+        return lm_fail(e, LM_EUSAGE, c->name, "choose plain", "this build has no tensor kernels");
+    snprintf(c->detail, sizeof c->detail, "plain");
+    return c->b.stream_new(&c->b, &first, e);
+}
+
+static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e)
+{
+    const char *colon = strchr(o->device, ':');
+    lm_cuda_level level;
+    cuda_backend *c = NULL;
+    lm_code rc = parse_level(o->kernels, &level, e);
+
+    *out = NULL;
+    if (rc || (rc = lm_alloc_n(&c, 1, sizeof *c, "a backend", e)))
+        return rc;
+    c->index = colon ? atoi(colon + 1) : 0;
+    c->level = level;
+    c->deterministic = o->deterministic;
+    snprintf(c->name, sizeof c->name, "cuda:%d", c->index);
+    c->b = (lm_backend){ .name = c->name,
+                         .device = c->device,
+                         .detail = c->detail,
+                         .kernel = kernel,
+                         .peak_flops = peak_flops,
+                         .close = close_device };
+    cuda_fill_memory(&c->b);
+    cuda_fill_order(&c->b);
+    cuda_fill_time(&c->b);
+    cuda_fill_record(&c->b);
+    rc = find(c, e);
+    rc = rc ? rc : cuda_enter(c, e);
+    rc = rc ? rc : describe(c, e);
+    rc = rc ? rc : ready(c, e);
+    if (rc) {
+        close_device(&c->b);
+        return rc;
+    }
+    c->b.threads = c->sms;
+    *out = &c->b;
+    return LM_OK;
+}
+
+extern __attribute__((visibility("default"))) const lm_module lm_module_cuda;
+const lm_module lm_module_cuda = { .version = LM_VERSION,
+                                   .backend_size = sizeof(lm_backend),
+                                   .open = open_device };

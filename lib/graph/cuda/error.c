@@ -1,0 +1,50 @@
+/* error.c -- failures of the CUDA runtime as lm_err. */
+#include <errno.h>
+
+#include "graph/cuda/cuda.h"
+
+static lm_code tell(cuda_backend *c, cudaError_t answer, const char *doing, const char *todo,
+                    lm_err *e)
+{
+    errno = 0; /* the reason is the driver's, not the system's */
+    return lm_fail(e, LM_EIO, c->name, todo, "%s: %s (%s)", doing, cudaGetErrorString(answer),
+                   cudaGetErrorName(answer));
+}
+
+static lm_code tell_lost(cuda_backend *c, const char *doing, lm_err *e)
+{
+    return tell(c, (cudaError_t)atomic_load(&c->lost), doing,
+                "run again from what was saved; 'dmesg' and 'nvidia-smi' may tell more", e);
+}
+
+lm_code cuda_enter(cuda_backend *c, lm_err *e)
+{
+    if (atomic_load(&c->lost))
+        return tell_lost(c, "the device is lost", e);
+    return cuda_did(c, cudaSetDevice(c->index), "the device is lost", e);
+}
+
+lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e)
+{
+    int none = cudaSuccess;
+
+    if (answer == cudaSuccess)
+        answer = cudaGetLastError();
+    if (answer == cudaSuccess)
+        return LM_OK;
+    (void)cudaGetLastError();
+    atomic_compare_exchange_strong(&c->lost, &none, (int)answer);
+    return tell_lost(c, doing, e);
+}
+
+lm_code cuda_refused(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e)
+{
+    (void)cudaGetLastError();
+    return tell(c, answer, doing, NULL, e);
+}
+
+void cuda_quiet(cudaError_t answer)
+{
+    if (answer != cudaSuccess)
+        (void)cudaGetLastError();
+}

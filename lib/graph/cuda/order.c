@@ -1,0 +1,141 @@
+/* order.c -- streams, what waits for what, and step numbers. */
+#include "base/mem.h"
+#include "graph/cuda/cuda.h"
+
+static void stream_release(lm_backend *b, lm_stream *s)
+{
+    cuda_backend *c = cuda_of(b);
+    cuda_stream *x = (cuda_stream *)s, **at = &c->streams;
+
+    if (!x)
+        return;
+    while (*at && *at != x)
+        at = &(*at)->next;
+    if (*at)
+        *at = x->next;
+    cuda_quiet(cudaSetDevice(c->index));
+    if (x->s.handle) {
+        cuda_quiet(cudaStreamSynchronize(x->s.handle));
+        cuda_quiet(cudaStreamDestroy(x->s.handle));
+    }
+    if (x->here)
+        cuda_quiet(cudaEventDestroy(x->here));
+    for (int i = 0; i < STEP_SLOTS; i++)
+        if (x->sent[i])
+            cuda_quiet(cudaEventDestroy(x->sent[i]));
+    b->free(b, (void *)x->s.step, sizeof(lm_step));
+    b->host_free(b, x->slots, STEP_SLOTS * sizeof(lm_step));
+    lm_free(x);
+}
+
+static lm_code make_events(cuda_backend *c, cuda_stream *x, lm_err *e)
+{
+    lm_code rc =
+        cuda_did(c, cudaEventCreateWithFlags(&x->here, cudaEventDisableTiming), "events", e);
+
+    for (int i = 0; i < STEP_SLOTS && !rc; i++)
+        rc =
+            cuda_did(c, cudaEventCreateWithFlags(&x->sent[i], cudaEventDisableTiming), "events", e);
+    return rc;
+}
+
+static lm_code stream_new(lm_backend *b, lm_stream **out, lm_err *e)
+{
+    cuda_backend *c = cuda_of(b);
+    cuda_stream *x = NULL;
+    void *slots = NULL, *step = NULL;
+
+    *out = NULL;
+    if (cuda_enter(c, e) || lm_alloc_n(&x, 1, sizeof *x, "a stream", e))
+        return e->code;
+    x->s = (lm_stream){ .lt = c->lt,
+                        .sms = c->sms,
+                        .cc = c->cc,
+                        .shared_max = c->shared_max,
+                        .level = c->level,
+                        .deterministic = c->deterministic };
+    x->next = c->streams;
+    c->streams = x;
+    if (!cuda_did(c, cudaStreamCreateWithFlags(&x->s.handle, cudaStreamNonBlocking), "a stream",
+                  e)) {
+        b->main = b->main ? b->main : &x->s;
+        if (!make_events(c, x, e) &&
+            !b->host_alloc(b, STEP_SLOTS * sizeof(lm_step), "step numbers", &slots, e))
+            b->alloc(b, sizeof(lm_step), "step numbers", &step, e);
+    }
+    x->slots = slots;
+    x->s.step = step;
+    if (!step) {
+        b->main = b->main == &x->s ? NULL : b->main;
+        stream_release(b, &x->s);
+        return e->code;
+    }
+    *out = &x->s;
+    return LM_OK;
+}
+
+static lm_code follow(lm_backend *b, lm_stream *s, lm_stream *first, lm_err *e)
+{
+    cuda_backend *c = cuda_of(b);
+    cuda_stream *x = cuda_stream_of(b, s), *y = cuda_stream_of(b, first);
+
+    if (x == y || cuda_enter(c, e) ||
+        cuda_did(c, cudaEventRecord(y->here, y->s.handle), "ordering streams", e))
+        return e->code;
+    return cuda_did(c, cudaStreamWaitEvent(x->s.handle, y->here, 0), "ordering streams", e);
+}
+
+static lm_code sync(lm_backend *b, lm_stream *s, lm_err *e)
+{
+    cuda_backend *c = cuda_of(b);
+    lm_code rc = cuda_enter(c, e);
+
+    if (s && !rc)
+        return cuda_did(c, cudaStreamSynchronize(cuda_stream_of(b, s)->s.handle),
+                        "the device failed", e);
+    for (cuda_stream *x = c->streams; x && !rc; x = x->next)
+        rc = cuda_did(c, cudaStreamSynchronize(x->s.handle), "the device failed", e);
+    return rc;
+}
+
+bool cuda_recording(const cuda_stream *x)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+
+    cuda_quiet(cudaStreamIsCapturing(x->s.handle, &status));
+    return status != cudaStreamCaptureStatusNone;
+}
+
+/* In a recording the numbers are not put down: they are those of the replay. */
+static lm_code step(lm_backend *b, const lm_step *step, lm_stream *s, lm_err *e)
+{
+    cuda_backend *c = cuda_of(b);
+    cuda_stream *x = cuda_stream_of(b, s);
+    int slot = (int)(x->steps % STEP_SLOTS);
+    lm_code rc = cuda_enter(c, e);
+
+    if (rc || cuda_recording(x))
+        return rc;
+    if (x->steps >= STEP_SLOTS)
+        rc = cuda_did(c, cudaEventSynchronize(x->sent[slot]), "the device failed", e);
+    if (rc)
+        return rc;
+    x->slots[slot] = *step;
+    rc = cuda_did(c,
+                  cudaMemcpyAsync((void *)x->s.step, &x->slots[slot], sizeof *step,
+                                  cudaMemcpyHostToDevice, x->s.handle),
+                  "sending step numbers", e);
+    if (!rc)
+        rc = cuda_did(c, cudaEventRecord(x->sent[slot], x->s.handle), "sending step numbers", e);
+    x->steps += !rc;
+    return rc;
+}
+
+void cuda_fill_order(lm_backend *b)
+{
+    b->stream_new = stream_new;
+    b->stream_free = stream_release;
+    b->follow = follow;
+    b->sync = sync;
+    b->step = step;
+}

@@ -1,0 +1,87 @@
+/* module.c -- backends by name: the CPU's, and those in modules that are loaded when asked for. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "graph/backend.h"
+
+#define MODULE "libcore-cuda.so"
+
+static bool is_cuda(const char *device)
+{
+    const char *digits = device + 5;
+
+    if (strncmp(device, "cuda", 4) != 0)
+        return false;
+    if (!device[4])
+        return true;
+    return device[4] == ':' && *digits && strspn(digits, "0123456789") == strlen(digits) &&
+           strlen(digits) <= 3;
+}
+
+bool lm_device_named(const char *device)
+{
+    return !strcmp(device, "cpu") || is_cuda(device);
+}
+
+static lm_code not_found(const lm_backend_opts *o, lm_err *e)
+{
+    char where[200] = "";
+    size_t n = 0;
+
+    for (int i = 0; o->modules && o->modules[i] && n < sizeof where; i++)
+        n += (size_t)snprintf(where + n, sizeof where - n, "%s%s", i ? ", " : "", o->modules[i]);
+    errno = 0;
+    return lm_fail(e, LM_EIO, o->device, "'make cuda' builds it where nvcc is",
+                   "there is no " MODULE " in %s%s", n ? where : "any folder (none was named)",
+                   n >= sizeof where ? "..." : "");
+}
+
+static lm_code load(const lm_backend_opts *o, const char *path, const lm_module **out, lm_err *e)
+{
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays until the process ends */
+
+    errno = 0;
+    if (!handle)
+        return lm_fail(e, LM_EIO, o->device, NULL, "cannot load the module: %s", dlerror());
+    if (!(*out = dlsym(handle, LM_MODULE_SYMBOL)))
+        return lm_fail(e, LM_EIO, path, NULL, "is no module of lmutils: it has no %s",
+                       LM_MODULE_SYMBOL);
+    if (strcmp((*out)->version, LM_VERSION) != 0)
+        return lm_fail(e, LM_EIO, path, "build both from the same source",
+                       "is of version %s, this program of %s", (*out)->version, LM_VERSION);
+    if ((*out)->backend_size != sizeof(lm_backend))
+        return lm_fail(e, LM_EIO, path, "build both from the same source",
+                       "its interface has %zu bytes, this program's %zu", (*out)->backend_size,
+                       sizeof(lm_backend));
+    return LM_OK;
+}
+
+static lm_code find_module(const lm_backend_opts *o, const lm_module **out, lm_err *e)
+{
+    for (int i = 0; o->modules && o->modules[i]; i++) {
+        char path[4096];
+
+        snprintf(path, sizeof path, "%s/%s", o->modules[i], MODULE);
+        if (!access(path, F_OK))
+            return load(o, path, out, e);
+    }
+    return not_found(o, e);
+}
+
+lm_code lm_backend_open(const lm_backend_opts *o, lm_backend **out, lm_err *e)
+{
+    const lm_module *m = NULL;
+    lm_code rc;
+
+    *out = NULL;
+    if (!strcmp(o->device, "cpu"))
+        return lm_backend_cpu(o->cpu, o->par, out, e);
+    if (!is_cuda(o->device))
+        return lm_fail(e, LM_EUSAGE, o->device, "choose from cpu, cuda, cuda:0, cuda:1, ...",
+                       "no such device");
+    rc = find_module(o, &m, e);
+    return rc ? rc : m->open(o, out, e);
+}
