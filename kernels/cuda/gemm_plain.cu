@@ -14,12 +14,6 @@
  * with k as one long F32 sum's does. */
 #include "kernels/cuda/gemm_plain.cuh"
 
-#ifdef LM_EMU
-#define UNROLL
-#else
-#define UNROLL _Pragma("unroll")
-#endif
-
 static const int depth = 16; /* steps of k in shared memory */
 static const int block_threads = 256;
 static const int64_t flush = 1024; /* steps of k in one F32 sum; a multiple of depth */
@@ -33,8 +27,8 @@ struct tiling {
     int64_t part_size; /* floats from one part's C to the next */
     int64_t tiles_m, tiles_n, parts;
     const float *bias;
-    bool pack_a, pack_b,
-        pack_c;  /* rows may be read or written 16 bytes (C: 4 elements) at a time */
+    /* Rows may be read 16 bytes at a time; written, 4 elements. */
+    bool pack_a, pack_b, pack_c;
     bool wide_c; /* C is F32 */
     bool accumulate;
 };
@@ -59,7 +53,7 @@ __device__ inline void fetch(pack<T, wide<T>::n> *stage, const T *x, int64_t ld,
                              int64_t rows, int64_t q0, int64_t q_end, bool packed)
 {
     typedef part_of<T, K_INSIDE, R> S;
-    UNROLL
+#pragma unroll
     for (int c = 0; c < S::chunks; c++) {
         int i = (int)threadIdx.x + c * block_threads;
         int inner = i % S::line * S::P, outer = i / S::line;
@@ -72,7 +66,7 @@ __device__ inline void fetch(pack<T, wide<T>::n> *stage, const T *x, int64_t ld,
         if (packed && left >= S::P) {
             stage[c] = *(const pack<T, S::P> *)at;
         } else {
-            UNROLL
+#pragma unroll
             for (int e = 0; e < S::P; e++)
                 stage[c].v[e] = e < left ? at[e] : from_float<T>(0);
         }
@@ -84,17 +78,17 @@ template <class T, bool K_INSIDE, int R>
 __device__ inline void place(float *shared, const pack<T, wide<T>::n> *stage)
 {
     typedef part_of<T, K_INSIDE, R> S;
-    UNROLL
+#pragma unroll
     for (int c = 0; c < S::chunks; c++) {
         int i = (int)threadIdx.x + c * block_threads;
         int inner = i % S::line * S::P, outer = i / S::line;
 
         if (S::all % block_threads && i >= S::all)
             break;
-        UNROLL
+#pragma unroll
         for (int e = 0; e < S::P; e += 4) {
             if (K_INSIDE) {
-                UNROLL
+#pragma unroll
                 for (int f = e; f < e + 4; f++)
                     shared[(inner + f) * S::pitch + outer] = to_float(stage[c].v[f]);
             } else {
@@ -128,17 +122,17 @@ __device__ inline void multiply(float (*sum)[SIDE / 16], const float *a, const f
     const int pitch = SIDE + 4, per = SIDE / 16;
     const float *at = a + first_row<SIDE>(), *bt = b + first_col<SIDE>();
 
-    UNROLL
+#pragma unroll
     for (int q = 0; q < depth; q++) {
         pack<float, 4> x[per / 4], y[per / 4];
-        UNROLL
+#pragma unroll
         for (int h = 0; h < per / 4; h++) {
             x[h] = *(const pack<float, 4> *)(at + q * pitch + h * 16);
             y[h] = *(const pack<float, 4> *)(bt + q * pitch + h * 32);
         }
-        UNROLL
+#pragma unroll
         for (int i = 0; i < per; i++) {
-            UNROLL
+#pragma unroll
             for (int j = 0; j < per; j++)
                 sum[i][j] = fmaf(x[i / 4].v[i % 4], y[j / 4].v[j % 4], sum[i][j]);
         }
@@ -154,14 +148,14 @@ __device__ inline void put4(C *c, const float *sum, const float *bias, int64_t l
         pack<C, 4> v;
         if (accumulate)
             v = *(pack<C, 4> *)c;
-        UNROLL
+#pragma unroll
         for (int j = 0; j < 4; j++)
             v.v[j] = from_float<C>((accumulate ? to_float(v.v[j]) : 0.0f) +
                                    (sum[j] + (bias ? bias[j] : 0.0f)));
         *(pack<C, 4> *)c = v;
         return;
     }
-    UNROLL
+#pragma unroll
     for (int j = 0; j < 4; j++)
         if (j < left)
             c[j] = from_float<C>((accumulate ? to_float(c[j]) : 0.0f) +
@@ -174,10 +168,10 @@ __device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, 
 {
     const int per = SIDE / 16;
 
-    UNROLL
+#pragma unroll
     for (int i = 0; i < per; i++) {
         int64_t row = row0 + first_row<SIDE>() + i / 4 * 16 + i % 4;
-        UNROLL
+#pragma unroll
         for (int h = 0; h < per / 4; h++) {
             int64_t col = col0 + first_col<SIDE>() + h * 32;
             if (row < t.m && col < t.n)
@@ -282,42 +276,42 @@ __global__ void rows_kernel(const T *a, const T *b, void *c, tiling t)
         for (int64_t q = (int64_t)lane * P; q < t.k; q += 32 * P) {
             pack<T, P> x[M], w[COLS];
             bool whole = packed && q + P <= t.k;
-            UNROLL
+#pragma unroll
             for (int j = 0; j < COLS; j++) {
                 const T *at = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb + q;
                 if (whole) {
                     w[j] = *(const pack<T, P> *)at;
                 } else {
-                    UNROLL
+#pragma unroll
                     for (int e = 0; e < P; e++)
                         w[j].v[e] = q + e < t.k ? at[e] : from_float<T>(0);
                 }
             }
-            UNROLL
+#pragma unroll
             for (int i = 0; i < M; i++) {
                 const T *at = a + (i < t.m ? i : t.m - 1) * t.lda + q;
                 if (whole) {
                     x[i] = *(const pack<T, P> *)at;
                 } else {
-                    UNROLL
+#pragma unroll
                     for (int e = 0; e < P; e++)
                         x[i].v[e] = q + e < t.k ? at[e] : from_float<T>(0);
                 }
             }
-            UNROLL
+#pragma unroll
             for (int e = 0; e < P; e++) {
-                UNROLL
+#pragma unroll
                 for (int j = 0; j < COLS; j++) {
                     float wf = to_float(w[j].v[e]);
-                    UNROLL
+#pragma unroll
                     for (int i = 0; i < M; i++)
                         sum[i][j] = fmaf(to_float(x[i].v[e]), wf, sum[i][j]);
                 }
             }
         }
-        UNROLL
+#pragma unroll
         for (int i = 0; i < M; i++) {
-            UNROLL
+#pragma unroll
             for (int j = 0; j < COLS; j++) {
                 float s = warp_sum(sum[i][j]);
                 int64_t col = col0 + j, at = i * t.ldc + col;
