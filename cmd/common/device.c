@@ -56,6 +56,8 @@ lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend 
                                                  .deterministic = deterministic,
                                                  .modules = (const char *const *)modules.v },
                              out, e);
+    if (rc == LM_EUSAGE) /* the device's name was good */
+        lm_err_in(e, "LM_CUDA");
     for (int i = 0; i < modules.n; i++)
         lm_free(modules.v[i]);
     if (!rc)

@@ -41,8 +41,8 @@ static lm_code parse_level(const char *s, lm_cuda_level *out, lm_err *e)
             return LM_OK;
         }
     }
-    return lm_fail(e, LM_EUSAGE, "kernels of the CUDA device", "choose from plain, tensor, tf32",
-                   "unknown value '%s'", s);
+    return lm_fail(e, LM_EUSAGE, "kernels of a CUDA device", "choose from plain, tensor, tf32",
+                   "unknown path '%s'", s);
 }
 
 /* "13.0" of 13000; "none" where no driver is. */

@@ -1,11 +1,8 @@
 /* time.c -- marks in time by events, and ranges for the profiler. */
+#include <nvtx3/nvToolsExt.h>
+
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"
-
-#if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h>
-#define HAVE_NVTX 1
-#endif
 
 struct lm_marks {
     int n;
@@ -69,14 +66,10 @@ static lm_code marks_read(lm_backend *b, lm_marks *m, int n, double *seconds, lm
 static void range(lm_backend *b, const char *name)
 {
     (void)b;
-#ifdef HAVE_NVTX
     if (name)
         nvtxRangePushA(name);
     else
         nvtxRangePop();
-#else
-    (void)name;
-#endif
 }
 
 void cuda_fill_time(lm_backend *b)
