@@ -148,9 +148,9 @@ static lm_code open_model(work *w, lm_err *e)
                                                                        : LM_DTYPE_F32 } };
     if (lm_backend_cpu(tool.cpu, w->par, &w->backend, e) ||
         lm_evaluator_new(c, &build, w->backend, NULL, &w->eval, e) ||
-        lm_loaded_weights(&w->model, w->eval.model, e))
+        lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
-    lm_loaded_bind(&w->model, w->eval.model, w->eval.exec, w->eval.rope);
+    lm_loaded_bind(&w->model, w->eval.model, w->eval.exec);
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, %d threads, windows of %lld, stride %lld",
            tool.name, LM_VERSION, opt.dtype, w->backend->detail, lm_par_threads(w->par),
            (long long)w->seq, (long long)w->stride);
@@ -323,8 +323,8 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_scorer_free(w.scorer);
     lm_evaluator_fini(&w.eval);
-    lm_backend_close(w.backend);
     lm_loaded_fini(&w.model);
+    lm_backend_close(w.backend);
     lm_tokens_close(w.shards);
     lm_input_close(w.in);
     lm_tokenizer_free(w.tok);

@@ -410,8 +410,8 @@ int main(int argc, char **argv)
         lm_complain(&tool, &err);
     lm_out_drop(w.out);
     lm_generator_free(w.gen);
-    lm_backend_close(w.backend);
     lm_loaded_fini(&w.model);
+    lm_backend_close(w.backend);
     lm_tok_scratch_free(w.scratch);
     lm_tokenizer_free(w.tok);
     lm_input_close(w.in);

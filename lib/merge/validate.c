@@ -148,11 +148,11 @@ static lm_code build(lm_validator *v, lm_err *e)
             return e->code;
     }
     if (lm_evaluator_new(c, &b, v->b, NULL, &v->eval, e) ||
-        lm_loaded_room(&v->weights, v->eval.model, e) ||
+        lm_loaded_room(&v->weights, v->eval.model, v->b, e) ||
         lm_alloc_n(&v->have, (size_t)v->eval.model->n_slices, sizeof *v->have, "a list of tensors",
                    e))
         return e->code;
-    lm_loaded_bind(&v->weights, v->eval.model, v->eval.exec, v->eval.rope);
+    lm_loaded_bind(&v->weights, v->eval.model, v->eval.exec);
     return lm_scorer_new(&v->eval, o->stride, NULL, &v->scorer, e);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/weights.h"
 
 /* One graph and its inputs. */
 typedef struct {
@@ -24,7 +25,7 @@ struct lm_generator {
     int64_t *used; /* of each slot */
     char *cache;   /* all layers: keys, then values */
     size_t cache_bytes, layer_bytes, slot_bytes;
-    float *rope;
+    lm_rotary rope;
 };
 
 static lm_code open_stage(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
@@ -93,14 +94,15 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
             return e->code;
     }
     if (open_stage(g, w, dtype, g->batch, 1, g->prefill[0].x, &g->decode, e) || make_caches(g, e) ||
-        (!w->block && lm_loaded_weights(w, g->decode.m, e)) ||
+        (!w->block && lm_loaded_weights(w, g->decode.m, g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
-        lm_alloc_n(&g->rope, (size_t)(g->decode.m->rope_rows * w->config.head_dim), sizeof *g->rope,
-                   "a rotary table", e))
+        lm_rotary_new(g->decode.m, g->b, &g->rope, e))
         return e->code;
-    for (int i = 0; i < CHUNKS; i++)
-        lm_loaded_bind(w, g->prefill[i].m, g->prefill[i].x, g->rope);
-    lm_loaded_bind(w, g->decode.m, g->decode.x, g->rope);
+    for (int i = 0; i <= CHUNKS; i++) {
+        const stage *s = i < CHUNKS ? &g->prefill[i] : &g->decode;
+        lm_loaded_bind(w, s->m, s->x);
+        lm_rotary_bind(&g->rope, s->m, s->x);
+    }
     bind_caches(g, &g->decode, 0);
     return LM_OK;
 }
@@ -136,7 +138,7 @@ void lm_generator_free(lm_generator *g)
         close_stage(&g->prefill[i]);
     lm_block_free(g->cache, g->cache_bytes);
     lm_free(g->used);
-    lm_free(g->rope);
+    lm_rotary_fini(&g->rope);
     lm_free(g);
 }
 

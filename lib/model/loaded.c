@@ -22,10 +22,56 @@ lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, 
     return e->code;
 }
 
+static int64_t slice_count(const lm_slice *s)
+{
+    return s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+}
+
+static int64_t slice_at(const lm_model *m, const lm_slice *s)
+{
+    const lm_tensor *t = &m->graph->value[m->param[s->param].value].t;
+    return m->param[s->param].offset + s->row * (t->ndim == 2 ? t->dim[1] : 1);
+}
+
+/* Where a slice lies, and in which type. */
+static void *place_of(const lm_loaded *l, const lm_model *m, const lm_slice *s, lm_dtype *type)
+{
+    int64_t at = slice_at(m, s);
+    *type = at < l->first ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    return at < l->first ? (void *)(l->low + at) : (void *)(l->block + (at - l->first));
+}
+
+/* Room for one slice at a time on its way to a device. */
+static lm_code make_stage(lm_loaded *l, const lm_model *m, lm_err *e)
+{
+    for (int i = 0; i < m->n_slices; i++) {
+        lm_dtype type;
+        place_of(l, m, &m->slice[i], &type);
+        size_t bytes = (size_t)slice_count(&m->slice[i]) * lm_dtype_size(type);
+        l->stage_bytes = bytes > l->stage_bytes ? bytes : l->stage_bytes;
+    }
+    return l->b->host_alloc(l->b, l->stage_bytes, "a tensor", &l->stage, e);
+}
+
+static void drop_stage(lm_loaded *l)
+{
+    if (l->stage)
+        l->b->host_free(l->b, l->stage, l->stage_bytes);
+    l->stage = NULL;
+}
+
+/* Bring what was written to the stage to its place. */
+static lm_code settle(lm_loaded *l, void *place, const void *from, size_t bytes, lm_err *e)
+{
+    lm_backend *b = l->b;
+    return b->copy(b, place, from, bytes, b->main, e) ? e->code : b->sync(b, b->main, e);
+}
+
 /* The types are those that the model's precision asks for: the matrices in one block, vectors behind
  * them. */
-lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_err *e)
+lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)
 {
+    l->b = b;
     l->dtype = m->build.precision.low;
     l->first = l->dtype == LM_DTYPE_BF16 ? m->decay_end : 0;
     for (int i = 0; i < m->n_params; i++) {
@@ -36,15 +82,10 @@ lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_err *e)
     }
     l->low_bytes = (size_t)l->first * sizeof *l->low;
     l->block_bytes = (size_t)(m->block - l->first) * sizeof *l->block;
-    if (l->first && lm_block_alloc((void **)&l->low, l->low_bytes, "weights", e))
+    if ((l->first && b->alloc(b, l->low_bytes, "weights", (void **)&l->low, e)) ||
+        b->alloc(b, l->block_bytes, "weights", (void **)&l->block, e))
         return e->code;
-    return lm_block_alloc((void **)&l->block, l->block_bytes, "weights", e);
-}
-
-static int64_t slice_at(const lm_model *m, const lm_slice *s)
-{
-    const lm_tensor *t = &m->graph->value[m->param[s->param].value].t;
-    return m->param[s->param].offset + s->row * (t->ndim == 2 ? t->dim[1] : 1);
+    return b->host_memory ? LM_OK : make_stage(l, m, e);
 }
 
 /* A matrix that the file holds transposed, element by element of a tile, in either type. */
@@ -61,34 +102,25 @@ static void transpose_into(const void *src, int64_t rows, int64_t cols, lm_dtype
                         ((float *)dst)[c * rows + r] = ((const float *)src)[r * cols + c];
 }
 
-/* Where a slice lies, and in which type. */
-static void *place_of(const lm_loaded *l, const lm_model *m, const lm_slice *s, lm_dtype *type)
-{
-    int64_t at = slice_at(m, s);
-    *type = at < l->first ? LM_DTYPE_BF16 : LM_DTYPE_F32;
-    return at < l->first ? (void *)(l->low + at) : (void *)(l->block + (at - l->first));
-}
-
 static lm_code load_slice(lm_loaded *l, const lm_model *m, const lm_slice *s, const lm_st_tensor *t,
                           lm_err *e)
 {
     lm_dtype type;
-    void *to = place_of(l, m, s, &type);
-    if (!s->transposed)
-        return lm_model_source_load(l->src, t, type, to, e);
-    void *tmp = NULL;
-    if (lm_alloc_n(&tmp, (size_t)t->count, lm_dtype_size(type), "a tensor", e))
+    void *place = place_of(l, m, s, &type), *to = l->stage ? l->stage : place, *tmp = NULL;
+    if (s->transposed && lm_alloc_n(&tmp, (size_t)t->count, lm_dtype_size(type), "a tensor", e))
         return e->code;
-    lm_code rc = lm_model_source_load(l->src, t, type, tmp, e);
-    if (!rc)
+    lm_code rc = lm_model_source_load(l->src, t, type, tmp ? tmp : to, e);
+    if (!rc && tmp)
         transpose_into(tmp, s->dim[0], s->dim[1], type, to);
     lm_free(tmp);
+    if (!rc && to != place)
+        rc = settle(l, place, to, (size_t)t->count * lm_dtype_size(type), e);
     return rc;
 }
 
-lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e)
+lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)
 {
-    if (lm_weights_check(m, l->src, e) || lm_loaded_room(l, m, e))
+    if (lm_weights_check(m, l->src, e) || lm_loaded_room(l, m, b, e))
         return e->code;
     const lm_st_tensor *t = NULL;
     lm_code rc = lm_model_source_rewind(l->src, e);
@@ -97,6 +129,7 @@ lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_err *e)
         if (i >= 0)
             rc = load_slice(l, m, &m->slice[i], t, e);
     }
+    drop_stage(l);
     return rc ? rc : lm_model_source_finish(l->src, e);
 }
 
@@ -118,9 +151,9 @@ lm_code lm_loaded_put(lm_loaded *l, const lm_model *m, int i, lm_dtype dtype, co
                       lm_par *par, lm_err *e)
 {
     const lm_slice *s = &m->slice[i];
-    int64_t count = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+    int64_t count = slice_count(s);
     lm_dtype type;
-    void *to = place_of(l, m, s, &type), *tmp = NULL;
+    void *place = place_of(l, m, s, &type), *to = l->stage ? l->stage : place, *tmp = NULL;
     if (s->transposed && lm_alloc_n(&tmp, (size_t)count, lm_dtype_size(type), "a tensor", e))
         return e->code;
     convert_job j = { dtype, type, data, tmp ? tmp : to };
@@ -128,37 +161,45 @@ lm_code lm_loaded_put(lm_loaded *l, const lm_model *m, int i, lm_dtype dtype, co
     if (tmp)
         transpose_into(tmp, s->dim[0], s->dim[1], type, to);
     lm_free(tmp);
-    return LM_OK;
+    return to == place ? LM_OK : settle(l, place, to, (size_t)count * lm_dtype_size(type), e);
 }
 
-lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_par *par, lm_err *e)
+lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_backend *b,
+                       lm_err *e)
 {
     l->config = m->config;
-    if (lm_loaded_room(l, m, e))
+    if (lm_loaded_room(l, m, b, e) || settle(l, l->block, block + l->first, l->block_bytes, e))
         return e->code;
-    memcpy(l->block, block + l->first, l->block_bytes);
-    if (l->low)
-        lm_round_bf16(block, l->low, l->first, par);
-    return LM_OK;
+    drop_stage(l);
+    if (!l->low)
+        return LM_OK;
+    uint16_t *low = b->host_memory ? l->low : NULL;
+    if (!low && lm_alloc_n(&low, (size_t)l->first, sizeof *low, "weights", e))
+        return e->code;
+    lm_round_bf16(block, low, l->first, b->par);
+    if (low == l->low)
+        return LM_OK;
+    lm_code rc = settle(l, l->low, low, l->low_bytes, e);
+    lm_free(low);
+    return rc;
 }
 
-void lm_loaded_bind(const lm_loaded *l, const lm_model *m, lm_exec *x, float *rope)
+void lm_loaded_bind(const lm_loaded *l, const lm_model *m, lm_exec *x)
 {
     for (int i = 0; i < m->n_params; i++) {
         int64_t at = m->param[i].offset;
         lm_exec_bind(x, m->param[i].value,
                      at < l->first ? (void *)(l->low + at) : (void *)(l->block + (at - l->first)));
     }
-    if (m->rope != LM_NONE) {
-        lm_rope_table(&m->config, m->rope_rows, rope);
-        lm_exec_bind(x, m->rope, rope);
-    }
 }
 
 void lm_loaded_fini(lm_loaded *l)
 {
-    lm_block_free(l->block, l->block_bytes);
-    lm_block_free(l->low, l->low_bytes);
+    drop_stage(l);
+    if (l->block)
+        l->b->free(l->b, l->block, l->block_bytes);
+    if (l->low)
+        l->b->free(l->b, l->low, l->low_bytes);
     lm_model_source_close(l->src);
     lm_config_fini(&l->config);
     memset(l, 0, sizeof *l);

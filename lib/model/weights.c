@@ -185,6 +185,56 @@ lm_code lm_weights_load(const lm_model *m, lm_model_source *src, lm_par *par, fl
     return rc ? rc : lm_model_source_finish(src, e);
 }
 
+/* Slice i in the block's order, wherever that lies in the file. */
+static lm_code load_staged(const lm_model *m, int i, const lm_model_source *src,
+                           const lm_st_tensor *t, float *stage, float *turned, lm_err *e)
+{
+    const lm_slice *s = &m->slice[i];
+    if (lm_model_source_load(src, t, LM_DTYPE_F32, s->transposed ? turned : stage, e))
+        return e->code;
+    if (s->transposed)
+        transpose(turned, slice_cols(m, s), s->rows, stage);
+    return LM_OK;
+}
+
+lm_code lm_weights_load_on(const lm_model *m, lm_model_source *src, lm_backend *b, float *block,
+                           lm_err *e)
+{
+    if (b->host_memory)
+        return lm_weights_load(m, src, b->par, block, e);
+    const lm_st_tensor *t = NULL;
+    float *turned = NULL;
+    void *stage = NULL;
+    size_t most = 0, turns = 0, room = 0;
+    for (int i = 0; i < m->n_slices; i++) {
+        size_t n = (size_t)(m->slice[i].rows * slice_cols(m, &m->slice[i]));
+        most = n > most ? n : most;
+        turns = m->slice[i].transposed && n > turns ? n : turns;
+    }
+    lm_code rc = lm_weights_check(m, src, e);
+    if (!rc)
+        rc = b->host_alloc(b, most * sizeof(float), "a tensor", &stage, e);
+    if (!rc && turns)
+        rc = lm_grow(&turned, &room, turns, sizeof *turned, "a tensor", e);
+    if (!rc)
+        rc = lm_model_source_rewind(src, e);
+    while (!rc && !(rc = lm_model_source_next(src, &t, e)) && t) {
+        int i = lm_model_slice(m, t->name);
+        if (i < 0)
+            continue;
+        rc = load_staged(m, i, src, t, stage, turned, e);
+        if (!rc)
+            rc = b->copy(b, block + slice_at(m, &m->slice[i]), stage,
+                         (size_t)t->count * sizeof(float), b->main, e);
+        if (!rc)
+            rc = b->sync(b, b->main, e); /* the next one comes to the same place */
+    }
+    if (stage)
+        b->host_free(b, stage, most * sizeof(float));
+    lm_free(turned);
+    return rc ? rc : lm_model_source_finish(src, e);
+}
+
 lm_code lm_weights_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e)
 {
     for (int i = 0; i < m->n_slices; i++)
@@ -247,6 +297,59 @@ void lm_weights_round(const lm_model *m, const float *block, uint16_t *low, lm_p
     lm_round_bf16(block, low, m->block, par);
 }
 
+void lm_weights_round_on(const lm_model *m, lm_backend *b, const float *block, uint16_t *low)
+{
+    if (b->host_memory) {
+        lm_weights_round(m, block, low, b->par);
+        return;
+    }
+    lm_tensor in = lm_shape1(LM_DTYPE_F32, m->block), out = lm_shape1(LM_DTYPE_BF16, m->block);
+    in.data = (void *)(uintptr_t)block;
+    out.data = low;
+    b->kernel(b, "cast", LM_DTYPE_F32)
+        ->run(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1, .stream = b->main });
+}
+
+lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *r, lm_err *e)
+{
+    *r = (lm_rotary){ .b = b };
+    if (m->rope == LM_NONE)
+        return LM_OK;
+    float *host = NULL;
+    size_t n = (size_t)(m->rope_rows * m->config.head_dim), bytes = n * sizeof *r->data;
+    if (b->alloc(b, bytes, "a rotary table", (void **)&r->data, e))
+        return e->code;
+    r->bytes = bytes;
+    if (b->host_memory) {
+        lm_rope_table(&m->config, m->rope_rows, r->data);
+        return LM_OK;
+    }
+    lm_code rc = lm_alloc_n(&host, n, sizeof *host, "a rotary table", e);
+    if (!rc) {
+        lm_rope_table(&m->config, m->rope_rows, host);
+        rc = b->copy(b, r->data, host, bytes, b->main, e);
+    }
+    if (!rc)
+        rc = b->sync(b, b->main, e);
+    lm_free(host);
+    if (rc)
+        lm_rotary_fini(r);
+    return rc;
+}
+
+void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x)
+{
+    if (m->rope != LM_NONE)
+        lm_exec_bind(x, m->rope, r->data);
+}
+
+void lm_rotary_fini(lm_rotary *r)
+{
+    if (r->data)
+        r->b->free(r->b, r->data, r->bytes);
+    memset(r, 0, sizeof *r);
+}
+
 void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const uint16_t *low,
                      float *rope)
 {
@@ -256,7 +359,7 @@ void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const ui
             p->weight && low ? (const void *)(low + p->offset) : (const void *)(block + p->offset);
         lm_exec_bind(x, p->value, (void *)(uintptr_t)data);
     }
-    if (m->rope != LM_NONE) {
+    if (m->rope != LM_NONE && rope) {
         lm_rope_table(&m->config, m->rope_rows, rope);
         lm_exec_bind(x, m->rope, rope);
     }

@@ -21,6 +21,10 @@ lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *
  * has another shape, or is unknown to the architecture (named). */
 lm_code lm_weights_load(const lm_model *m, lm_model_source *src, lm_par *par, float *block,
                         lm_err *e);
+/* The same into a block in memory of `b`: on a device slice by slice, and no more than the largest is
+ * ever on the host. */
+lm_code lm_weights_load_on(const lm_model *m, lm_model_source *src, lm_backend *b, float *block,
+                           lm_err *e);
 
 /* Add all slices to a plan (in `dtype`, sorted by the plan's owner), and write slice t (as the
  * folder expects it next) from the block. */
@@ -37,10 +41,23 @@ float *lm_slice_view(const lm_model *m, int i, float *block);
 /* Round the block to BF16 (n elements) on the pool. */
 void lm_weights_round(const lm_model *m, const float *block, uint16_t *low, lm_par *par);
 void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par);
+/* Both blocks in memory of `b`, where it is done: on its main stream. */
+void lm_weights_round_on(const lm_model *m, lm_backend *b, const float *block, uint16_t *low);
 
-/* Bind every PARAM of an executor: weights to `low` when it is not NULL, else to `block`; and fill
- * and bind the rotary table at `rope` (rope_rows * head_dim floats, may be NULL when the model has
- * none). */
+/* A rotary table in memory of a backend (borrowed), filled on the host and copied there once; data is
+ * NULL for a model that has none. */
+typedef struct {
+    lm_backend *b;
+    float *data;
+    size_t bytes;
+} lm_rotary;
+lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *out, lm_err *e);
+void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x);
+void lm_rotary_fini(lm_rotary *r);
+
+/* Bind every PARAM of an executor: weights to `low` when it is not NULL, else to `block`, both in
+ * memory of its backend.  `rope` (rope_rows * head_dim floats of the host): the rotary table is filled
+ * there and bound; NULL: the model has none, or lm_rotary_bind does it. */
 void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const uint16_t *low,
                      float *rope);
 

@@ -5,23 +5,29 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
-#include "model/weights.h"
+
+static size_t rows_bytes(const lm_evaluator *v)
+{
+    return (size_t)(v->batch.batch * v->batch.seq) * sizeof(float);
+}
 
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
                          lm_evaluator *v, lm_err *e)
 {
     lm_build own = *build;
-    memset(v, 0, sizeof *v);
+    *v = (lm_evaluator){ .b = b };
     own.mode = LM_MODE_EVAL;
     if (lm_model_build(c, &own, &v->model, e) ||
         lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||
         lm_batch_new(&v->batch, b, own.batch, own.seq, e) ||
-        lm_alloc_n(&v->rope, (size_t)(v->model->rope_rows * c->head_dim), sizeof(float),
-                   "a rotary table", e)) {
+        lm_rotary_new(v->model, b, &v->rope, e) ||
+        (!b->host_memory &&
+         b->host_alloc(b, rows_bytes(v), "the losses of a batch", (void **)&v->rows, e))) {
         lm_evaluator_fini(v);
         return e->code;
     }
     lm_batch_bind(&v->batch, v->model, v->exec);
+    lm_rotary_bind(&v->rope, v->model, v->exec);
     return LM_OK;
 }
 
@@ -29,22 +35,31 @@ void lm_evaluator_fini(lm_evaluator *v)
 {
     lm_exec_free(v->exec);
     lm_model_free(v->model);
+    if (v->rows)
+        v->b->host_free(v->b, v->rows, rows_bytes(v));
     lm_batch_fini(&v->batch);
-    lm_free(v->rope);
+    lm_rotary_fini(&v->rope);
     memset(v, 0, sizeof *v);
 }
 
 void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low)
 {
-    lm_weights_bind(v->model, v->exec, block, low, v->rope);
+    lm_weights_bind(v->model, v->exec, block, low, NULL);
 }
 
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e)
 {
     lm_step step = { 0 };
+    lm_backend *b = v->b;
+    const float *loss;
     if (lm_batch_push(&v->batch, NULL, e) || lm_exec_run(v->exec, &step, e))
         return e->code;
-    const float *loss = lm_exec_data(v->exec, v->model->loss);
+    loss = lm_exec_data(v->exec, v->model->loss);
+    if (v->rows) {
+        if (b->copy(b, v->rows, loss, rows_bytes(v), b->main, e) || b->sync(b, b->main, e))
+            return e->code;
+        loss = v->rows;
+    }
     for (int64_t i = 0; i < v->batch.batch * v->batch.seq; i++)
         if (v->batch.targets[i] >= 0) {
             sum->nll += loss[i];

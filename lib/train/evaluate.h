@@ -4,22 +4,26 @@
 #define LM_TRAIN_EVALUATE_H
 
 #include "base/progress.h"
+#include "model/weights.h"
 #include "train/batch.h"
 
 /* A model in EVAL mode with its executor and one batch. */
 typedef struct {
     lm_model *model;
     lm_exec *exec;
+    lm_backend *b;
     lm_batch batch;
-    float *rope;
+    lm_rotary rope;
+    float *rows; /* the losses on the host, where the backend's memory is not the host's */
 } lm_evaluator;
 
 /* Build for `c` with sequences of T, `batch` at a time.  `share` (may be NULL): an executor on the
  * same backend whose arena may be used, since the two never run at the same time.  Weights are
- * bound by lm_evaluator_bind. */
+ * bound by lm_evaluator_bind or lm_loaded_bind. */
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
                          lm_evaluator *out, lm_err *e);
 void lm_evaluator_fini(lm_evaluator *v);
+/* Both blocks in memory of the backend. */
 void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low);
 
 typedef struct {
@@ -27,8 +31,8 @@ typedef struct {
     int64_t tokens;
 } lm_eval_sum;
 
-/* Run the batch as it is filled now and add its loss to *sum; `rows` (may be NULL) receives the
- * loss of each of the B*T rows. */
+/* Run the batch as it is filled now, wait for it and add its loss to *sum; `rows` (may be NULL)
+ * receives the loss of each of the B*T rows, which stay until the next run. */
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
 
 /* All windows [first, first + n) of a feed.  Stops early when lm_stopping().  `sink` shows progress

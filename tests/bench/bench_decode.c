@@ -29,7 +29,7 @@ static void check(lm_code rc, const lm_err *e)
     exit(1);
 }
 
-static void fill(lm_loaded *w, lm_par *par)
+static void fill(lm_loaded *w, lm_backend *b)
 {
     const lm_build build = {
         .mode = LM_MODE_GENERATE, .batch = 1, .seq = 1, .cache = 1, .precision = { LM_DTYPE_BF16 }
@@ -44,8 +44,8 @@ static void fill(lm_loaded *w, lm_par *par)
     check(lm_model_build(&c, &build, &m, &e), &e);
     size_t bytes = (size_t)m->block * sizeof *block;
     check(lm_block_alloc((void **)&block, bytes, "weights", &e), &e);
-    lm_weights_init(m, 1, par, block);
-    check(lm_loaded_take(w, m, block, par, &e), &e);
+    lm_weights_init(m, 1, b->par, block);
+    check(lm_loaded_take(w, m, block, b, &e), &e);
     lm_block_free(block, bytes);
     lm_model_free(m);
     json_decref(o);
@@ -101,7 +101,7 @@ int main(int argc, char **argv)
     check(lm_par_new(&par, threads, &e), &e);
     check(lm_ceilings_new(&c, par, &e), &e);
     check(lm_backend_cpu(lm_cpu_detect(), par, &b, &e), &e);
-    fill(&w, par);
+    fill(&w, b);
     check(lm_generator_new(&w, LM_DTYPE_BF16, 1, 2048, b, &g, &e), &e);
     printf("llama 134M bf16, batch 1, %s\n", b->detail);
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
@@ -121,8 +121,8 @@ int main(int argc, char **argv)
         printf("    %-18s %8.1f us a token\n", lines[i].op,
                lines[i].seconds * 1e6 / (double)(3 * steps));
     lm_generator_free(g);
-    lm_backend_close(b);
     lm_loaded_fini(&w);
+    lm_backend_close(b);
     lm_ceilings_free(c);
     lm_par_free(par);
     return 0;

@@ -76,7 +76,7 @@ static void make(const char *text, lm_dtype type, lm_loaded *w)
     ok(lm_model_build(&c, &build, &m, &err));
     ok(lm_alloc_n(&block, (size_t)m->block, sizeof *block, "weights", &err));
     lm_weights_init(m, 5, par, block);
-    ok(lm_loaded_take(w, m, block, par, &err));
+    ok(lm_loaded_take(w, m, block, backend, &err));
     lm_free(block);
     lm_model_free(m);
     json_decref(o);
@@ -87,7 +87,7 @@ static void open_eval(const lm_loaded *w, lm_dtype type, int64_t batch, int64_t 
 {
     const lm_build build = { .batch = batch, .seq = seq, .documents = true, .precision = { type } };
     ok(lm_evaluator_new(&w->config, &build, backend, NULL, v, &err));
-    lm_loaded_bind(w, v->model, v->exec, v->rope);
+    lm_loaded_bind(w, v->model, v->exec);
 }
 
 static double log_softmax(const float *x, int64_t i)
@@ -284,7 +284,7 @@ static void a_folder_holds_fresh_weights(void **state)
             ok(lm_fresh_write(m, 5, par, f, NULL, &err));
             ok(lm_folder_commit(f, &err));
             ok(lm_loaded_open(path, NULL, &read, &err));
-            ok(lm_loaded_weights(&read, m, &err));
+            ok(lm_loaded_weights(&read, m, backend, &err));
             float whole[100], part[60];
             lm_slice_init(m, 0, 5, par, 0, 100, whole);
             lm_slice_init(m, 0, 5, NULL, 40, 60, part);
