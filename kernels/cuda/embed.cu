@@ -1,4 +1,371 @@
-/* embed.cu -- kernels of the embed family. */
-#include "kernels/cuda/device.cuh"
+/* embed.cu -- token and position embeddings, and their gradients.
+ *
+ * A table's gradient is made from its rows' view: (id, row) pairs are sorted by id, stably, by a radix
+ * sort of 8 bits a pass; each id then knows where its rows lie in that order, and one block sums them
+ * and writes (or clears) the id's row of the table.  Where bits may differ from run to run, rows are
+ * added by atomics instead. */
+#include "kernels/embed.h"
 
-extern "C" const lm_kernel lm_embed_cuda_kernels[] = { LM_CUDA_END };
+#include "kernels/cuda/plane.cuh"
+
+/* ---- lookup ---- */
+
+template <class T, int N>
+__global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, const T *wte,
+                             const int32_t *pos, const T *wpe, T *x)
+{
+    typedef pack<T, N> part;
+    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+        const T *from = wte + (int64_t)tok[r] * width;
+        const T *place = wpe ? wpe + (int64_t)pos[r] * width : nullptr;
+        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
+            part v = *(const part *)(from + i);
+            if (place) {
+                part w = *(const part *)(place + i);
+                for (int j = 0; j < N; j++)
+                    v.v[j] = from_float<T>(to_float(v.v[j]) + to_float(w.v[j]));
+            }
+            *(part *)(x + r * width + i) = v;
+        }
+    }
+}
+
+template <class T> static void embed(const lm_call *c)
+{
+    const int n = wide<T>::n;
+    int64_t rows = rows_of(&c->out[0]), width = width_of(&c->out[0]);
+    const int32_t *tok = in_ptr<const int32_t>(c, 0), *pos = in_ptr<const int32_t>(c, 2);
+    const T *wte = in_ptr<const T>(c, 1), *wpe = in_ptr<const T>(c, 3);
+    T *x = out_ptr<T>(c, 0);
+    bool packed = packs<T>(n, width, wte, wpe, x);
+    plane p = plane_for(rows, packed ? width / n : width, c->stream);
+    if (packed)
+        LM_LAUNCH((embed_kernel<T, n>), p.grid, p.block, 0, c->stream, rows, width, tok, wte, pos,
+                  wpe, x);
+    else
+        LM_LAUNCH((embed_kernel<T, 1>), p.grid, p.block, 0, c->stream, rows, width, tok, wte, pos,
+                  wpe, x);
+}
+
+/* ---- sorting rows by id ---- */
+
+enum {
+    SORT_THREADS = 256, /* as many as digits: thread d also looks after digit d */
+    SORT_WARPS = SORT_THREADS / 32,
+    SORT_EACH = 8, /* elements of a thread */
+    SORT_TILE = SORT_THREADS * SORT_EACH,
+    DIGITS = 256,
+};
+
+static int64_t tiles_of(int64_t rows)
+{
+    return (rows + SORT_TILE - 1) / SORT_TILE;
+}
+
+__device__ inline unsigned digit_of(uint32_t id, int shift)
+{
+    return id >> shift & (DIGITS - 1);
+}
+
+/* The exclusive sum over the block's SORT_THREADS threads; all come here. */
+__device__ inline uint32_t before_me(uint32_t x)
+{
+    __shared__ uint32_t warp_total[SORT_WARPS];
+    uint32_t sum = x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, base = 0;
+    for (unsigned o = 1; o < 32; o *= 2) {
+        uint32_t left = __shfl_up_sync(0xffffffffu, sum, o);
+        sum += lane >= o ? left : 0;
+    }
+    __syncthreads(); /* warp_total may still be read by an earlier sum */
+    if (lane == 31)
+        warp_total[warp] = sum;
+    __syncthreads();
+    for (unsigned w = 0; w < warp; w++)
+        base += warp_total[w];
+    return base + sum - x;
+}
+
+/* count[d * tiles + t]: elements of tile t with digit d. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_count(int64_t rows, int64_t tiles, int shift, const uint32_t *id, uint32_t *count)
+{
+    __shared__ uint32_t seen[DIGITS];
+    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+        seen[threadIdx.x] = 0;
+        __syncthreads();
+        for (int k = 0; k < SORT_EACH; k++) {
+            int64_t i = t * SORT_TILE + k * SORT_THREADS + threadIdx.x;
+            if (i < rows)
+                atomicAdd(&seen[digit_of(id[i], shift)], 1u);
+        }
+        __syncthreads();
+        count[threadIdx.x * tiles + t] = seen[threadIdx.x];
+        __syncthreads();
+    }
+}
+
+/* A block for each digit: its counts become the number in earlier tiles, all[d] the number in all. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_scan(int64_t tiles, uint32_t *count, uint32_t *all)
+{
+    uint32_t *mine = count + blockIdx.x * tiles;
+    __shared__ uint32_t last;
+    uint32_t carry = 0;
+    for (int64_t t = 0; t < tiles; t += SORT_THREADS) {
+        int64_t i = t + threadIdx.x;
+        uint32_t x = i < tiles ? mine[i] : 0, sum = before_me(x);
+        if (i < tiles)
+            mine[i] = carry + sum;
+        if (threadIdx.x == SORT_THREADS - 1)
+            last = sum + x;
+        __syncthreads();
+        carry += last;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        all[blockIdx.x] = carry;
+}
+
+/* Lanes of the warp that are in use and have the same digit as this one. */
+__device__ inline unsigned peers_of(unsigned digit, bool used)
+{
+    unsigned peers = __ballot_sync(0xffffffffu, used);
+    for (int bit = 0; bit < 8; bit++) {
+        unsigned set = __ballot_sync(0xffffffffu, digit >> bit & 1);
+        peers &= digit >> bit & 1 ? set : ~set;
+    }
+    return peers;
+}
+
+/* Elements go to their places: those of smaller digits first, then those of earlier tiles, of earlier
+ * warps of the tile, of earlier lanes.  row_in null: an element's row is its index. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_move(int64_t rows, int64_t tiles, int shift, const uint32_t *id_in, const uint32_t *row_in,
+              const uint32_t *count, const uint32_t *all, uint32_t *id_out, uint32_t *row_out)
+{
+    __shared__ uint32_t place[SORT_WARPS][DIGITS];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t digit_base = before_me(all[threadIdx.x]);
+    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+        uint32_t id[SORT_EACH], rank[SORT_EACH];
+        int64_t first = t * SORT_TILE + warp * (SORT_TILE / SORT_WARPS) + lane;
+        for (int w = 0; w < SORT_WARPS; w++)
+            place[w][threadIdx.x] = 0;
+        __syncthreads();
+        for (int k = 0; k < SORT_EACH; k++) {
+            bool used = first + k * 32 < rows;
+            id[k] = used ? id_in[first + k * 32] : 0;
+            unsigned d = digit_of(id[k], shift), peers = peers_of(d, used);
+            unsigned earlier = __popc(peers & ((1u << lane) - 1));
+            rank[k] = place[warp][d] + earlier;
+            __syncwarp();
+            if (used && earlier == 0)
+                place[warp][d] += __popc(peers);
+            __syncwarp();
+        }
+        __syncthreads();
+        uint32_t next = digit_base + count[threadIdx.x * tiles + t];
+        for (int w = 0; w < SORT_WARPS; w++) {
+            uint32_t n = place[w][threadIdx.x];
+            place[w][threadIdx.x] = next;
+            next += n;
+        }
+        __syncthreads();
+        for (int k = 0; k < SORT_EACH; k++) {
+            int64_t i = first + k * 32;
+            if (i < rows) {
+                uint32_t at = place[warp][digit_of(id[k], shift)] + rank[k];
+                id_out[at] = id[k];
+                row_out[at] = row_in ? row_in[i] : (uint32_t)i;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* start[v]: where the rows of id v begin in the sorted order, v = 0 .. ids. */
+__global__ void run_starts(int64_t rows, int64_t ids, const uint32_t *sorted, uint32_t *start)
+{
+    for (int64_t v = global_thread(); v <= ids; v += global_threads()) {
+        int64_t low = 0, high = rows;
+        while (low < high) {
+            int64_t mid = (low + high) / 2;
+            if (sorted[mid] < v)
+                low = mid + 1;
+            else
+                high = mid;
+        }
+        start[v] = (uint32_t)low;
+    }
+}
+
+/* Scratch of the sort of `rows` ids below `ids`: rows are counted in 32 bits. */
+struct sorter {
+    uint32_t *id[2], *row[2], *count, *all, *start;
+};
+
+static size_t sorter_words(int64_t rows, int64_t ids)
+{
+    return (size_t)(4 * rows + DIGITS * tiles_of(rows) + DIGITS + ids + 1);
+}
+
+static sorter sorter_at(void *work, int64_t rows)
+{
+    uint32_t *p = (uint32_t *)work;
+    sorter s;
+    for (int i = 0; i < 2; i++) {
+        s.id[i] = p + i * rows;
+        s.row[i] = p + (2 + i) * rows;
+    }
+    s.count = p + 4 * rows;
+    s.all = s.count + DIGITS * tiles_of(rows);
+    s.start = s.all + DIGITS;
+    return s;
+}
+
+/* Rows in the order of their ids (rows of one id as they were); s->start says where each begins. */
+static const uint32_t *sort_rows(const sorter *s, int64_t rows, int64_t ids, const int32_t *id,
+                                 const lm_stream *stream)
+{
+    int64_t tiles = tiles_of(rows);
+    unsigned grid = grid_for(tiles, 1, stream);
+    const uint32_t *key = (const uint32_t *)id, *row = nullptr;
+    int to = 0;
+    for (int shift = 0; shift == 0 || (shift < 32 && (ids - 1) >> shift); shift += 8) {
+        LM_LAUNCH(sort_count, grid, SORT_THREADS, 0, stream, rows, tiles, shift, key, s->count);
+        LM_LAUNCH(sort_scan, DIGITS, SORT_THREADS, 0, stream, tiles, s->count, s->all);
+        LM_LAUNCH(sort_move, grid, SORT_THREADS, 0, stream, rows, tiles, shift, key, row,
+                  (const uint32_t *)s->count, (const uint32_t *)s->all, s->id[to], s->row[to]);
+        key = s->id[to];
+        row = s->row[to];
+        to = 1 - to;
+    }
+    LM_LAUNCH(run_starts, grid_for(ids + 1, 256, stream), 256, 0, stream, rows, ids, key, s->start);
+    return row;
+}
+
+/* ---- sums over rows of one id ---- */
+
+enum { SUM_LANES = 32, SUM_ROWS = 8 };
+
+/* A block of SUM_LANES x SUM_ROWS threads for SUM_LANES packs of one id's columns: its rows are dealt
+ * to the SUM_ROWS threads of a column in turn, whose sums are added in order. */
+template <class T, int N>
+__global__ void __launch_bounds__(SUM_LANES *SUM_ROWS)
+    sum_runs(int64_t ids, int64_t width, bool replace, const uint32_t *start, const uint32_t *row,
+             const T *dx, float *dw)
+{
+    typedef pack<T, N> part;
+    const int U = 4, cols = SUM_LANES * N, all = SUM_LANES * SUM_ROWS;
+    __shared__ float sums[SUM_ROWS][SUM_LANES * N];
+    int64_t left = (int64_t)blockIdx.y * cols, mine = left + (int64_t)threadIdx.x * N;
+    int t = (int)(threadIdx.y * SUM_LANES + threadIdx.x);
+    for (int64_t v = blockIdx.x; v < ids; v += gridDim.x) {
+        uint32_t begin = start[v], n = start[v + 1] - begin;
+        float *to = dw + v * width + left;
+        if (n == 0) {
+            for (int i = t; replace && i < cols && left + i < width; i += all)
+                to[i] = 0;
+            continue;
+        }
+        float sum[N] = {};
+        for (uint32_t r = threadIdx.y; mine < width && r < n; r += U * SUM_ROWS) {
+            part p[U] = {};
+            for (int u = 0; u < U; u++)
+                if (r + u * SUM_ROWS < n)
+                    p[u] =
+                        *(const part *)(dx + (int64_t)row[begin + r + u * SUM_ROWS] * width + mine);
+            for (int u = 0; u < U; u++)
+                for (int j = 0; j < N; j++)
+                    sum[j] += to_float(p[u].v[j]);
+        }
+        for (int j = 0; j < N; j++)
+            sums[threadIdx.y][threadIdx.x * N + j] = sum[j];
+        __syncthreads();
+        for (int i = t; i < cols && left + i < width; i += all) {
+            float x = sums[0][i];
+            for (int y = 1; y < SUM_ROWS && y < (int)n; y++)
+                x += sums[y][i];
+            to[i] = replace ? x : to[i] + x;
+        }
+        __syncthreads();
+    }
+}
+
+template <class T, int N>
+static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint32_t *row,
+                     const lm_tensor *dw)
+{
+    int64_t ids = dw->dim[0], width = dw->dim[1], cols = SUM_LANES * N;
+    unsigned across = (unsigned)((width + cols - 1) / cols);
+    dim3 grid(grid_for(ids, 1, c->stream), across);
+    LM_LAUNCH((sum_runs<T, N>), grid, dim3(SUM_LANES, SUM_ROWS), 0, c->stream, ids, width, replace,
+              (const uint32_t *)s->start, row, in_ptr<const T>(c, 0), (float *)dw->data);
+}
+
+/* ---- the quick form ---- */
+
+template <class T, int N>
+__global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float *dw)
+{
+    typedef pack<T, N> part;
+    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+        float *to = dw + (int64_t)id[r] * width;
+        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
+            part v = *(const part *)(dx + r * width + i);
+            for (int j = 0; j < N; j++)
+                atomicAdd(to + i + j, to_float(v.v[j]));
+        }
+    }
+}
+
+/* ---- embed_dw ---- */
+
+template <class T>
+static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm_acc acc)
+{
+    const int n = wide<T>::n;
+    const T *dx = in_ptr<const T>(c, 0);
+    int64_t rows = rows_of(&c->in[0]), width = width_of(&c->in[0]), ids = dw->dim[0];
+    bool packed = packs<T>(n, width, dx), replace = overwrites(c, acc);
+    if (c->stream->deterministic) {
+        sorter s = sorter_at(c->work, rows);
+        const uint32_t *row = sort_rows(&s, rows, ids, id, c->stream);
+        if (packed)
+            run_sums<T, n>(c, replace, &s, row, dw);
+        else
+            run_sums<T, 1>(c, replace, &s, row, dw);
+        return;
+    }
+    if (replace)
+        cudaMemsetAsync(dw->data, 0, (size_t)lm_tensor_count(dw) * sizeof(float),
+                        c->stream->handle);
+    plane p = plane_for(rows, packed ? width / n : width, c->stream);
+    if (packed)
+        LM_LAUNCH((add_rows<T, n>), p.grid, p.block, 0, c->stream, rows, width, id, dx,
+                  (float *)dw->data);
+    else
+        LM_LAUNCH((add_rows<T, 1>), p.grid, p.block, 0, c->stream, rows, width, id, dx,
+                  (float *)dw->data);
+}
+
+static size_t embed_dw_work(const lm_call *c, int)
+{
+    int64_t rows = rows_of(&c->in[0]), ids = c->out[0].dim[0];
+    if (c->n_out > 1 && c->out[1].ndim && c->out[1].dim[0] > ids)
+        ids = c->out[1].dim[0];
+    return sorter_words(rows, ids) * sizeof(uint32_t);
+}
+
+template <class T> static void embed_dw(const lm_call *c)
+{
+    const lm_embed_attr *a = (const lm_embed_attr *)c->attr;
+    scatter<T>(c, in_ptr<const int32_t>(c, 1), &c->out[0], a->acc_tok);
+    if (out_ptr<float>(c, 1))
+        scatter<T>(c, in_ptr<const int32_t>(c, 2), &c->out[1], a->acc_pos);
+}
+
+extern "C" const lm_kernel lm_embed_cuda_kernels[] = {
+    LM_CUDA_ROWS("embed", embed, nullptr), LM_CUDA_ROWS("embed_dw", embed_dw, embed_dw_work),
+    LM_CUDA_END
+};

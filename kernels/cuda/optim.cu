@@ -1,4 +1,283 @@
-/* optim.cu -- kernels of the optim family. */
+/* optim.cu -- optimiser steps in one pass over memory, and sums in a fixed order. */
+#include "kernels/optim.h"
+
 #include "kernels/cuda/device.cuh"
 
-extern "C" const lm_kernel lm_optim_cuda_kernels[] = { LM_CUDA_END };
+static const int threads = 256;
+
+/* ---- steps ---- */
+
+struct clip_rule {
+    const double *sumsq, *watch; /* null: not given */
+    double norm;
+    float bound;
+};
+
+static clip_rule clip_of(const lm_call *c, double norm, double value)
+{
+    return clip_rule{ in_ptr<const double>(c, 1), in_ptr<const double>(c, 2), norm,
+                      value > 0 ? (float)value : INFINITY };
+}
+
+/* The factor for gradients, the same for all threads; NAN: nothing may be written.  One thread of a
+ * block does the arithmetic in double, which some GPUs are slow at. */
+__device__ inline float clip_scale(const clip_rule *r)
+{
+    __shared__ float scale;
+    if (threadIdx.x == 0) {
+        double norm = r->sumsq ? sqrt(*r->sumsq) : 0, watch = r->watch ? *r->watch : 0;
+        scale = 1;
+        if (!isfinite(norm) || !isfinite(watch))
+            scale = NAN;
+        else if (r->norm > 0 && r->sumsq)
+            scale = (float)fmin(1.0, r->norm / (norm + 1e-6));
+    }
+    __syncthreads();
+    return scale;
+}
+
+/* NaN passes. */
+__device__ inline float clipped(float g, float scale, float bound)
+{
+    g *= scale;
+    return g > bound ? bound : g < -bound ? -bound : g;
+}
+
+struct adamw_job {
+    const float *g;
+    float *p, *m, *v;
+    bf16 *copy;
+    float beta1, beta2, one_beta1, one_beta2; /* one_beta = 1 - beta, made in double */
+    float step, decay, inv_bc2, eps;          /* step = lr / bc1, decay = lr * weight decay */
+};
+
+struct sgd_job {
+    const float *g;
+    float *p, *m;
+    bf16 *copy;
+    float lr, decay, momentum, fresh; /* buf = momentum buf + fresh d */
+    bool nesterov, first;
+};
+
+template <int N> __device__ inline void put_copy(bf16 *copy, int64_t i, const pack<float, N> *p)
+{
+    pack<bf16, N> low;
+    for (int k = 0; k < N; k++)
+        low.v[k] = from_float<bf16>(p->v[k]);
+    *(pack<bf16, N> *)(copy + i) = low;
+}
+
+template <int N>
+__device__ inline void step_at(const adamw_job *j, int64_t i, float scale, float bound)
+{
+    typedef pack<float, N> part;
+    part g = *(const part *)(j->g + i), p = *(part *)(j->p + i);
+    part m = *(part *)(j->m + i), v = *(part *)(j->v + i);
+    for (int k = 0; k < N; k++) {
+        float x = clipped(g.v[k], scale, bound);
+        m.v[k] = fmaf(j->one_beta1, x, j->beta1 * m.v[k]);
+        v.v[k] = fmaf(j->one_beta2 * x, x, j->beta2 * v.v[k]);
+        float move = j->step * m.v[k] / (sqrtf(v.v[k] * j->inv_bc2) + j->eps);
+        p.v[k] -= fmaf(j->decay, p.v[k], move);
+    }
+    *(part *)(j->m + i) = m;
+    *(part *)(j->v + i) = v;
+    *(part *)(j->p + i) = p;
+    if (j->copy)
+        put_copy<N>(j->copy, i, &p);
+}
+
+template <int N>
+__device__ inline void step_at(const sgd_job *j, int64_t i, float scale, float bound)
+{
+    typedef pack<float, N> part;
+    part g = *(const part *)(j->g + i), p = *(part *)(j->p + i), b = {};
+    if (j->m && !j->first)
+        b = *(part *)(j->m + i);
+    for (int k = 0; k < N; k++) {
+        float d = fmaf(j->decay, p.v[k], clipped(g.v[k], scale, bound));
+        if (j->m) {
+            b.v[k] = j->first ? d : fmaf(j->fresh, d, j->momentum * b.v[k]);
+            d = j->nesterov ? fmaf(j->momentum, b.v[k], d) : b.v[k];
+        }
+        p.v[k] = fmaf(-j->lr, d, p.v[k]);
+    }
+    if (j->m)
+        *(part *)(j->m + i) = b;
+    *(part *)(j->p + i) = p;
+    if (j->copy)
+        put_copy<N>(j->copy, i, &p);
+}
+
+template <class J, int N>
+__global__ void __launch_bounds__(threads) step_kernel(J job, clip_rule rule, int64_t count)
+{
+    float scale = clip_scale(&rule);
+    int64_t packed = count / N;
+    if (isnan(scale))
+        return;
+    for (int64_t i = global_thread(); i < packed; i += global_threads())
+        step_at<N>(&job, i * N, scale, rule.bound);
+    for (int64_t i = packed * N + global_thread(); i < count; i += global_threads())
+        step_at<1>(&job, i, scale, rule.bound);
+}
+
+template <class J>
+static void run_step(const lm_call *c, const J *j, const float *other, const clip_rule *r)
+{
+    int64_t count = lm_tensor_count(&c->in[0]);
+    if (packs<float>(4, 4, j->g, j->p, j->m, other) && packs<bf16>(4, 4, j->copy))
+        LM_LAUNCH((step_kernel<J, 4>), grid_for(count, 4 * threads, c->stream), threads, 0,
+                  c->stream, *j, *r, count);
+    else
+        LM_LAUNCH((step_kernel<J, 1>), grid_for(count, threads, c->stream), threads, 0, c->stream,
+                  *j, *r, count);
+}
+
+static void adamw(const lm_call *c)
+{
+    const lm_adamw_attr *a = (const lm_adamw_attr *)c->attr;
+    adamw_job j = {};
+    j.g = in_ptr<const float>(c, 0);
+    j.p = out_ptr<float>(c, 0);
+    j.m = out_ptr<float>(c, 1);
+    j.v = out_ptr<float>(c, 2);
+    j.copy = out_ptr<bf16>(c, 3);
+    j.beta1 = (float)a->beta1;
+    j.beta2 = (float)a->beta2;
+    j.one_beta1 = (float)(1 - a->beta1);
+    j.one_beta2 = (float)(1 - a->beta2);
+    j.step = (float)(a->lr / a->bc1);
+    j.decay = (float)(a->lr * a->weight_decay);
+    j.inv_bc2 = (float)(1 / a->bc2);
+    j.eps = (float)a->eps;
+    clip_rule r = clip_of(c, a->clip_norm, a->clip_value);
+    run_step(c, &j, j.v, &r);
+}
+
+static void sgd(const lm_call *c)
+{
+    const lm_sgd_attr *a = (const lm_sgd_attr *)c->attr;
+    sgd_job j = {};
+    j.g = in_ptr<const float>(c, 0);
+    j.p = out_ptr<float>(c, 0);
+    j.m = out_ptr<float>(c, 1);
+    j.copy = out_ptr<bf16>(c, 2);
+    j.lr = (float)a->lr;
+    j.decay = (float)a->weight_decay;
+    j.momentum = (float)a->momentum;
+    j.fresh = (float)(1 - a->dampening);
+    j.nesterov = a->nesterov;
+    j.first = a->first;
+    clip_rule r = clip_of(c, a->clip_norm, a->clip_value);
+    run_step(c, &j, nullptr, &r);
+}
+
+/* ---- sums in double: one block of threads per fixed block of elements, then one over them all ---- */
+
+enum { SUM_BLOCK = 65536 };
+
+template <bool SQUARE> __device__ inline double term(float x)
+{
+    return SQUARE ? (double)x * x : (double)x;
+}
+
+template <bool SQUARE, int N>
+__global__ void __launch_bounds__(threads) sum_parts(int64_t count, const float *x, double *part)
+{
+    typedef pack<float, N> piece;
+    const int U = 4, pitch = threads * N;
+    int64_t blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
+    for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+        const float *from = x + b * SUM_BLOCK;
+        int64_t left = count - b * SUM_BLOCK;
+        int n = left < SUM_BLOCK ? (int)left : SUM_BLOCK, i = (int)threadIdx.x * N;
+        double sum[N] = {};
+        for (; i + N <= n; i += U * pitch) {
+            piece v[U] = {};
+            for (int u = 0; u < U; u++)
+                if (i + u * pitch + N <= n)
+                    v[u] = *(const piece *)(from + i + u * pitch);
+            for (int u = 0; u < U; u++)
+                for (int k = 0; k < N; k++)
+                    sum[k] += term<SQUARE>(v[u].v[k]);
+        }
+        int rest = n / N * N + (int)threadIdx.x; /* fewer than N elements */
+        if (rest < n)
+            sum[0] += term<SQUARE>(from[rest]);
+        for (int k = 1; k < N; k++)
+            sum[0] += sum[k];
+        double all = block_sum(sum[0]);
+        if (threadIdx.x == 0)
+            part[b] = all;
+    }
+}
+
+__global__ void sum_all(int64_t parts, const double *part, bool add, double *out)
+{
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < parts; i += blockDim.x)
+        sum += part[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *out = add ? *out + sum : sum;
+}
+
+static int64_t sum_blocks(const lm_call *c)
+{
+    return (lm_tensor_count(&c->in[0]) + SUM_BLOCK - 1) / SUM_BLOCK;
+}
+
+static size_t sum_work(const lm_call *c, int)
+{
+    return (size_t)sum_blocks(c) * sizeof(double);
+}
+
+template <bool SQUARE> static void sum(const lm_call *c, bool add)
+{
+    int64_t count = lm_tensor_count(&c->in[0]), blocks = sum_blocks(c);
+    const float *x = in_ptr<const float>(c, 0);
+    double *part = (double *)c->work;
+    unsigned grid = grid_for(blocks, 1, c->stream);
+    if (packs<float>(4, 4, x))
+        LM_LAUNCH((sum_parts<SQUARE, 4>), grid, threads, 0, c->stream, count, x, part);
+    else
+        LM_LAUNCH((sum_parts<SQUARE, 1>), grid, threads, 0, c->stream, count, x, part);
+    LM_LAUNCH(sum_all, 1, threads, 0, c->stream, blocks, (const double *)part, add,
+              out_ptr<double>(c, 0));
+}
+
+static void sumsq(const lm_call *c)
+{
+    sum<true>(c, false);
+}
+
+static void total(const lm_call *c)
+{
+    sum<false>(c, c->step->micro != 0);
+}
+
+/* ---- strided ---- */
+
+__global__ void strided_kernel(int64_t count, int64_t stride, const float *x, float *y)
+{
+    for (int64_t i = global_thread(); i < count; i += global_threads())
+        y[i] = x[i * stride];
+}
+
+static void strided(const lm_call *c)
+{
+    int64_t count = lm_tensor_count(&c->out[0]);
+    LM_LAUNCH(strided_kernel, grid_for(count, threads, c->stream), threads, 0, c->stream, count,
+              ((const lm_strided_attr *)c->attr)->stride, in_ptr<const float>(c, 0),
+              out_ptr<float>(c, 0));
+}
+
+#define ROW(op, fn, work)                         \
+    {                                             \
+        op, LM_DTYPE_F32, LM_CUDA_PLAIN, fn, work \
+    }
+extern "C" const lm_kernel lm_optim_cuda_kernels[] = {
+    ROW("adamw", adamw, nullptr),  ROW("sgd", sgd, nullptr),         ROW("sumsq", sumsq, sum_work),
+    ROW("total", total, sum_work), ROW("strided", strided, nullptr), LM_CUDA_END
+};
