@@ -210,6 +210,9 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 	mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(LIBS) -lcmocka
 
+# It looks into streams, whose header names those of CUDA.
+$B/tests/unit/test_cuda_backend: private DEFS += -Itests/emu
+
 $(INJECT): tests/inject/inject.c $B/.flags
 	mkdir -p $(@D)
 	$(CC) $(WARN) -D_GNU_SOURCE -O2 -g -shared -fPIC -o $@ $< -ldl
