@@ -47,21 +47,42 @@ template <class T, bool K_INSIDE, int R> struct part_of {
     static const int floats = depth * pitch;
 };
 
-/* Read the pieces of steps [q0, q0+depth) below q_end and rows [r0, r0+R) below rows; zeros elsewhere. */
+/* Where a thread reads its first pack of the round that comes next. */
+template <class T> struct cursor {
+    const T *at;
+    int64_t pitch;
+    int rows; /* of the tile that are inside, at most R */
+};
+
 template <class T, bool K_INSIDE, int R>
-__device__ inline void fetch(pack<T, wide<T>::n> *stage, const T *x, int64_t ld, int64_t r0,
-                             int64_t rows, int64_t q0, int64_t q_end, bool packed)
+__device__ inline cursor<T> cursor_at(const T *x, int64_t ld, int64_t row0, int64_t rows,
+                                      int64_t k0)
 {
     typedef part_of<T, K_INSIDE, R> S;
+    int inner = (int)threadIdx.x % S::line * S::P, outer = (int)threadIdx.x / S::line;
+    cursor<T> c;
+
+    c.at = x + (K_INSIDE ? (row0 + outer) * ld + k0 + inner : (k0 + outer) * ld + row0 + inner);
+    c.pitch = ld;
+    c.rows = (int)(rows - row0 < R ? rows - row0 : R);
+    return c;
+}
+
+/* Read the next `depth` steps, of which `steps` are inside, and move on; zeros for what is outside. */
+template <class T, bool K_INSIDE, int R>
+__device__ inline void fetch(pack<T, wide<T>::n> *stage, cursor<T> *x, int steps, bool packed)
+{
+    typedef part_of<T, K_INSIDE, R> S;
+    int inner = (int)threadIdx.x % S::line * S::P, outer = (int)threadIdx.x / S::line;
 #pragma unroll
     for (int c = 0; c < S::chunks; c++) {
-        int i = (int)threadIdx.x + c * block_threads;
-        int inner = i % S::line * S::P, outer = i / S::line;
-        int64_t r = r0 + (K_INSIDE ? outer : inner), q = q0 + (K_INSIDE ? inner : outer);
-        const T *at = x + (K_INSIDE ? r * ld + q : q * ld + r);
-        int64_t left = K_INSIDE ? (r < rows ? q_end - q : 0) : (q < q_end ? rows - r : 0);
+        const int down = block_threads / S::line; /* lines from one chunk to the next */
+        int line = outer + c * down;
+        const T *at = x->at + c * down * x->pitch;
+        int left =
+            K_INSIDE ? (line < x->rows ? steps - inner : 0) : (line < steps ? x->rows - inner : 0);
 
-        if (S::all % block_threads && i >= S::all)
+        if (S::all % block_threads && (int)threadIdx.x + c * block_threads >= S::all)
             left = 0;
         if (packed && left >= S::P) {
             stage[c] = *(const pack<T, S::P> *)at;
@@ -71,6 +92,7 @@ __device__ inline void fetch(pack<T, wide<T>::n> *stage, const T *x, int64_t ld,
                 stage[c].v[e] = e < left ? at[e] : from_float<T>(0);
         }
     }
+    x->at += K_INSIDE ? depth : depth * x->pitch;
 }
 
 /* Put them into shared memory as floats, [step][row]. */
@@ -144,22 +166,22 @@ template <class C>
 __device__ inline void put4(C *c, const float *sum, const float *bias, int64_t left, bool packed,
                             bool accumulate)
 {
+    pack<C, 4> v = {};
+
     if (packed && left >= 4) {
-        pack<C, 4> v;
         if (accumulate)
-            v = *(pack<C, 4> *)c;
+            v = *(const pack<C, 4> *)c;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            v.v[j] = from_float<C>((accumulate ? to_float(v.v[j]) : 0.0f) +
-                                   (sum[j] + (bias ? bias[j] : 0.0f)));
+            v.v[j] = from_float<C>(to_float(v.v[j]) + (sum[j] + bias[j]));
         *(pack<C, 4> *)c = v;
         return;
     }
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < 4; j++) {
         if (j < left)
-            c[j] = from_float<C>((accumulate ? to_float(c[j]) : 0.0f) +
-                                 (sum[j] + (bias ? bias[j] : 0.0f)));
+            c[j] = from_float<C>((accumulate ? to_float(c[j]) : 0.0f) + (sum[j] + bias[j]));
+    }
 }
 
 template <class C, int SIDE>
@@ -167,16 +189,23 @@ __device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, 
                                 int64_t col0, const float *bias, bool accumulate)
 {
     const int per = SIDE / 16;
+    int64_t row = row0 + first_row<SIDE>(), col = col0 + first_col<SIDE>();
+    float add[per];
 
 #pragma unroll
-    for (int i = 0; i < per; i++) {
-        int64_t row = row0 + first_row<SIDE>() + i / 4 * 16 + i % 4;
+    for (int j = 0; j < per; j++) {
+        int64_t at = col + j / 4 * 32 + j % 4;
+        add[j] = bias && at < t.n ? bias[at] : 0.0f;
+    }
 #pragma unroll
-        for (int h = 0; h < per / 4; h++) {
-            int64_t col = col0 + first_col<SIDE>() + h * 32;
-            if (row < t.m && col < t.n)
-                put4(c + row * t.ldc + col, sum[i] + h * 4, bias ? bias + col : nullptr, t.n - col,
-                     t.pack_c, accumulate);
+    for (int h = 0; h < per / 4; h++) {
+        C *to = c + row * t.ldc + col + h * 32;
+        int64_t left = t.n - col - h * 32;
+#pragma unroll
+        for (int i = 0; i < per; i++) {
+            if (left > 0 && row + i / 4 * 16 + i % 4 < t.m)
+                put4(to + (i / 4 * 16 + i % 4) * t.ldc, sum[i] + h * 4, add + h * 4, left, t.pack_c,
+                     accumulate);
         }
     }
 }
@@ -215,16 +244,19 @@ __global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 4)
             float sum[SIDE / 16][SIDE / 16] = {};
             int turn = 0;
 
+            cursor<T> from_a = cursor_at<T, !TA, SIDE>(a, t.lda, row, t.m, k0);
+            cursor<T> from_b = cursor_at<T, TB, SIDE>(b, t.ldb, col, t.n, k0);
             /* One round late: what is fetched in a round is multiplied in the next. */
             for (int64_t q = k0 - depth; q < k1; q += depth, turn ^= 1) {
-                bool more = q + depth < k1;
-                if (more) {
-                    fetch<T, !TA, SIDE>(stage_a, a, t.lda, row, t.m, q + depth, k1, t.pack_a);
-                    fetch<T, TB, SIDE>(stage_b, b, t.ldb, col, t.n, q + depth, k1, t.pack_b);
+                int64_t left = k1 - q - depth;
+                if (left > 0) {
+                    int steps = left < depth ? (int)left : depth;
+                    fetch<T, !TA, SIDE>(stage_a, &from_a, steps, t.pack_a);
+                    fetch<T, TB, SIDE>(stage_b, &from_b, steps, t.pack_b);
                 }
                 if (q >= k0)
                     multiply<SIDE>(sum, at + turn * A::floats, bt + turn * B::floats);
-                if (more) {
+                if (left > 0) {
                     place<T, !TA, SIDE>(at + (turn ^ 1) * A::floats, stage_a);
                     place<T, TB, SIDE>(bt + (turn ^ 1) * B::floats, stage_b);
                 }
@@ -262,7 +294,7 @@ __global__ void add_parts_kernel(const float *part, int64_t parts, int64_t m, in
 /* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns.  A lane sums the packs lane, lane+32, ... of k; the
  * lanes' sums are added by a butterfly. */
 template <class T, int M, int COLS>
-__global__ void rows_kernel(const T *a, const T *b, void *c, tiling t)
+__global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
     const int P = wide<T>::n;
     int lane = (int)threadIdx.x % 32;
