@@ -1,0 +1,68 @@
+/* emu_impl.h -- shared by the files of the emulated runtime. */
+#ifndef LM_EMU_IMPL_H
+#define LM_EMU_IMPL_H
+
+#include "cuda_runtime_api.h"
+#include "emu.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define POISON(p, n)   __asan_poison_memory_region(p, n)
+#define UNPOISON(p, n) __asan_unpoison_memory_region(p, n)
+#else
+#define POISON(p, n)   ((void)(p), (void)(n))
+#define UNPOISON(p, n) ((void)(p), (void)(n))
+#endif
+
+enum {
+    SHARED_PLAIN = 48 << 10, /* bytes of shared memory without and with LM_ALLOW_SHARED */
+    SHARED_MAX = 227 << 10,
+    THREADS_MAX = 1024,
+    WARPS_MAX = THREADS_MAX / 32
+};
+
+typedef struct {
+    size_t memory;
+    int devices, order;
+    uint64_t seed, fail_at;
+    bool eager, strict, quiet;
+} emu_settings;
+
+/* device.c: settings, errors, the lock that every call of the API holds */
+extern LM_EMU_HIDDEN emu_settings emu_set;
+LM_EMU_HIDDEN void emu_enter(void);
+/* Leaves; the result is `code`, or the device's own error, which stays; errors are latched. */
+LM_EMU_HIDDEN cudaError_t emu_leave(cudaError_t code);
+/* Leaves and says nothing of errors: for what frees. */
+LM_EMU_HIDDEN cudaError_t emu_leave_freed(cudaError_t code);
+/* The device's error, if it has one. */
+LM_EMU_HIDDEN cudaError_t emu_broken(void);
+LM_EMU_HIDDEN void emu_break(cudaError_t code, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* What is wrong with a call, to be printed; not an error of the device. */
+LM_EMU_HIDDEN void emu_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+LM_EMU_HIDDEN size_t emu_shared_allowed(const void *kernel);
+
+/* block.c */
+LM_EMU_HIDDEN void emu_run_grid(const lm_emu_launch *k, const void *args);
+LM_EMU_HIDDEN extern uint64_t emu_kernels, emu_switches;
+
+/* memory.c: whether p lies in, or right behind, memory of the device or pinned; whether n bytes at p
+ * are inside the allocation that they begin in, if any; whether all guards are whole */
+LM_EMU_HIDDEN bool emu_memory_known(const void *p);
+LM_EMU_HIDDEN bool emu_memory_fits(const void *p, size_t n);
+LM_EMU_HIDDEN void emu_memory_check(const char *after);
+
+/* queue.c: a piece of work at the end of a stream, or of what is captured there; data is copied.
+ * drop(data): it will not run again. */
+typedef void (*emu_work)(void *data);
+LM_EMU_HIDDEN cudaError_t emu_put(cudaStream_t s, emu_work run, emu_work drop, const void *data,
+                                  size_t bytes);
+/* Everything on every stream is done; or forgotten. */
+LM_EMU_HIDDEN void emu_drain(void);
+LM_EMU_HIDDEN void emu_drop(void);
+/* A call that must not come during a capture: spoils those that are under way and returns the error. */
+LM_EMU_HIDDEN cudaError_t emu_uncaptured(void);
+
+#endif
