@@ -265,6 +265,14 @@ HASH := \#
 probe = $(shell printf '%s\n' '$(HASH)include <$1>' 'int main(void) { return 0; }' | \
                 $(CC) -x c - -o /dev/null -Wl,--no-as-needed $2 2>/dev/null && echo yes)
 
+.PHONY: check-cuda bench-cuda-static
+check-cuda: ## on a GPU: operators and models against the references, compute-sanitizer; T=NAME as in check-unit
+	$(MAKE) $(JOBS) all tests
+	scripts/check-cuda -b $B $(if $T,-t $T)
+
+bench-cuda-static: ## registers, shared memory and spills of the CUDA kernels; T=NAME: of kernels/cuda/NAME*.cu
+	scripts/bench-cuda-static -c '$(if $(NVCC),$(NVCC) $(NVCC_FLAGS))' -g '$(CUDA_TARGETS)' $(if $T,-t $T)
+
 bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
 	scripts/install-deps build bench
 	$(MAKE) $(JOBS) bench-build
