@@ -291,6 +291,24 @@ __global__ void add_parts_kernel(const float *part, int64_t parts, int64_t m, in
 
 /* ---- few rows ---- */
 
+/* A pack of a row as floats, of which `left` elements are inside. */
+template <class T> __device__ inline void lane_pack(float *x, const T *at, int64_t left, bool whole)
+{
+    const int P = wide<T>::n;
+    pack<T, P> v;
+
+    if (whole) {
+        v = *(const pack<T, P> *)at;
+    } else {
+#pragma unroll
+        for (int e = 0; e < P; e++)
+            v.v[e] = e < left ? at[e] : from_float<T>(0);
+    }
+#pragma unroll
+    for (int e = 0; e < P; e++)
+        x[e] = to_float(v.v[e]);
+}
+
 /* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns.  A lane sums the packs lane, lane+32, ... of k; the
  * lanes' sums are added by a butterfly. */
 template <class T, int M, int COLS>
@@ -306,38 +324,21 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
         float sum[M][COLS] = {};
 
         for (int64_t q = (int64_t)lane * P; q < t.k; q += 32 * P) {
-            pack<T, P> x[M], w[COLS];
             bool whole = packed && q + P <= t.k;
+            float w[COLS][P];
 #pragma unroll
-            for (int j = 0; j < COLS; j++) {
-                const T *at = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb + q;
-                if (whole) {
-                    w[j] = *(const pack<T, P> *)at;
-                } else {
-#pragma unroll
-                    for (int e = 0; e < P; e++)
-                        w[j].v[e] = q + e < t.k ? at[e] : from_float<T>(0);
-                }
-            }
+            for (int j = 0; j < COLS; j++)
+                lane_pack(w[j], b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb + q, t.k - q,
+                          whole);
 #pragma unroll
             for (int i = 0; i < M; i++) {
-                const T *at = a + (i < t.m ? i : t.m - 1) * t.lda + q;
-                if (whole) {
-                    x[i] = *(const pack<T, P> *)at;
-                } else {
-#pragma unroll
-                    for (int e = 0; e < P; e++)
-                        x[i].v[e] = q + e < t.k ? at[e] : from_float<T>(0);
-                }
-            }
-#pragma unroll
-            for (int e = 0; e < P; e++) {
+                float x[P];
+                lane_pack(x, a + (i < t.m ? i : t.m - 1) * t.lda + q, t.k - q, whole);
 #pragma unroll
                 for (int j = 0; j < COLS; j++) {
-                    float wf = to_float(w[j].v[e]);
 #pragma unroll
-                    for (int i = 0; i < M; i++)
-                        sum[i][j] = fmaf(to_float(x[i].v[e]), wf, sum[i][j]);
+                    for (int e = 0; e < P; e++)
+                        sum[i][j] = fmaf(x[e], w[j][e], sum[i][j]);
                 }
             }
         }
