@@ -251,7 +251,7 @@ static inline void check_level(const kernel_case *k, lm_dtype act, lm_cpu_level 
 {
     const lm_kernel *kernel = lm_cpu_kernel(k->op, act, level);
     instance first, x;
-    if (!kernel || kernel->level != level)
+    if (!kernel || kernel->level != (int)level)
         return;
     for (int threads = 1; threads <= (level == LM_CPU_REF ? 1 : 3); threads++) {
         instance *it = threads == 1 ? &first : &x;

@@ -74,6 +74,117 @@ static void sum_of_squares(void **state)
     }
 }
 
+static const double sixteen = 16, not_a_number = NAN, infinite = INFINITY;
+
+/* A step and all that it may write; its clipping is in the attributes that the caller keeps. */
+static kernel_case step_case(const char *op, const void *attr, int64_t n)
+{
+    kernel_case k = { .op = op, .attr = attr, .tol_f32 = 4e-3, .tol_bf16 = 4e-3 };
+    bool adam = !strcmp(op, "adamw");
+    k.in[0] = k.out[0] = k.out[1] = vec(F32, n);
+    k.out[2] = adam ? filled(vec(F32, n), POSITIVE, 0) : vec(COPY_BF16, n);
+    if (adam)
+        k.out[3] = vec(COPY_BF16, n);
+    return k;
+}
+
+/* Gradients of norm 4 and a bound of 1: a quarter of each is what the step sees; with a bound of 5 or
+ * none, or no norm given, all of it.  Plain SGD with a rate of 1 shows the factor. */
+static void clips_by_norm(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 4; v++) {
+        const double bound[] = { 1, 5, 0, 1 }, factor[] = { 0.25, 1, 1, 1 };
+        lm_sgd_attr a = { .lr = 1, .clip_norm = bound[v] };
+        kernel_case k = { .op = "sgd", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 1e-6 };
+        k.in[0] = vec(F32, 127);
+        k.in[1] = given(vec(v == 3 ? ABSENT : F64, 1), &sixteen);
+        k.in[2] = given(vec(v == 1 ? ABSENT : F64, 1), &sixteen);
+        k.out[0] = filled(vec(F32, 127), ZERO, 0);
+        check_case(&k);
+        for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+            instance x;
+            build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+            run(&x, lm_cpu_kernel("sgd", LM_DTYPE_F32, (lm_cpu_level)level), pool_of(1));
+            for (int i = 0; i < 127; i++) {
+                double want = -factor[v] * ((float *)x.in[0].data)[i];
+                assert_true(fabs(((float *)x.out[0].data)[i] - want) <= 1e-6 * fabs(want));
+            }
+            drop(&k, &x);
+        }
+        lm_adamw_attr b = { 1e-2, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, bound[v], 0.3 };
+        kernel_case w = step_case("adamw", &b, 127);
+        w.in[1] = k.in[1];
+        w.in[2] = k.in[2];
+        check_case(&w);
+    }
+}
+
+/* Nothing at all is written when the norm or the watched number is not finite, whether or not
+ * clipping is asked for; a norm that is not used for it decides all the same. */
+static void check_untouched(kernel_case *k, lm_cpu_level level)
+{
+    const double *bad[] = { &not_a_number, &infinite };
+    for (int i = 0; i < 5; i++) {
+        instance x, was;
+        k->in[1] = given(vec(F64, 1), i < 2 ? bad[i] : &sixteen);
+        k->in[2] = given(vec(F64, 1), i < 2 || i == 4 ? &sixteen : bad[i - 2]);
+        build(k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+        build(k, LM_DTYPE_F32, LM_DTYPE_F32, &was);
+        run(&x, lm_cpu_kernel(k->op, LM_DTYPE_F32, level), pool_of(2));
+        for (int o = 0; o < 4; o++)
+            if (x.out[o].data) /* the fifth is a step like others: the test can fail */
+                assert_int_equal(!memcmp(x.out[o].data, was.out[o].data, bytes_of(&x.out[o])),
+                                 i < 4);
+        drop(k, &x);
+        drop(k, &was);
+    }
+}
+
+static void nothing_is_written(void **state)
+{
+    (void)state;
+    for (int clip = 0; clip < 2; clip++) {
+        lm_adamw_attr a = { 1e-2, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, clip, 0 };
+        lm_sgd_attr b = { .lr = 0.1, .momentum = 0.9, .clip_norm = clip };
+        kernel_case w = step_case("adamw", &a, 1025), s = step_case("sgd", &b, 1025);
+        for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+            check_untouched(&w, (lm_cpu_level)level);
+            check_untouched(&s, (lm_cpu_level)level);
+        }
+    }
+}
+
+/* total replaces its output in the first micro-batch and adds to it in others; strided takes every
+ * stride-th. */
+static void sums_and_strides(void **state)
+{
+    (void)state;
+    double x[7] = { 1, 2, 4, 8, 16, 32, 64 }, was = 1000;
+    for (int micro = 0; micro < 2; micro++) {
+        kernel_case k = { .op = "total", .tol_f32 = 0, .tol_bf16 = 0, .step = { .micro = micro } };
+        instance i;
+        k.in[0] = given(vec(F32, 7), x);
+        k.out[0] = given(vec(F64, 1), &was);
+        check_case(&k);
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &i);
+        run(&i, lm_cpu_kernel("total", LM_DTYPE_F32, lm_cpu_detect()), NULL);
+        assert_true(*(double *)i.out[0].data == 127 + micro * 1000);
+        drop(&k, &i);
+    }
+    lm_strided_attr a = { 3 };
+    kernel_case k = { .op = "strided", .attr = &a };
+    instance i;
+    k.in[0] = given(vec(F32, 7), x);
+    k.out[0] = vec(F32, 3);
+    check_case(&k);
+    build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &i);
+    run(&i, lm_cpu_kernel("strided", LM_DTYPE_F32, lm_cpu_detect()), NULL);
+    for (int j = 0; j < 3; j++)
+        assert_true(((float *)i.out[0].data)[j] == x[3 * j]);
+    drop(&k, &i);
+}
+
 /* A NaN gradient reaches its weight, its states and the norm: nothing hides it, clipping included.
  */
 static void nan_is_seen(void **state)
@@ -124,6 +235,9 @@ int main(void)
         cmocka_unit_test(sgd),
         cmocka_unit_test(copy_is_rounded_master),
         cmocka_unit_test(sum_of_squares),
+        cmocka_unit_test(clips_by_norm),
+        cmocka_unit_test(nothing_is_written),
+        cmocka_unit_test(sums_and_strides),
         cmocka_unit_test(nan_is_seen),
         cmocka_unit_test(first_step_is_lr),
     };
