@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/device.h"
 #include "common/input_opts.h"
 #include "common/tool.h"
 #include "model/loaded.h"
@@ -146,14 +147,13 @@ static lm_code open_model(work *w, lm_err *e)
                              .documents = true,
                              .precision = { .low = opt.dtype[0] == 'b' ? LM_DTYPE_BF16
                                                                        : LM_DTYPE_F32 } };
-    if (lm_backend_cpu(tool.cpu, w->par, &w->backend, e) ||
+    if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
         lm_evaluator_new(c, &build, w->backend, NULL, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
     lm_loaded_bind(&w->model, w->eval.model, w->eval.exec);
-    lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, %d threads, windows of %lld, stride %lld",
-           tool.name, LM_VERSION, opt.dtype, w->backend->detail, lm_par_threads(w->par),
-           (long long)w->seq, (long long)w->stride);
+    lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, windows of %lld, stride %lld", tool.name,
+           LM_VERSION, opt.dtype, w->backend->name, (long long)w->seq, (long long)w->stride);
     return LM_OK;
 }
 

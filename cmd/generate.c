@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/device.h"
 #include "common/tool.h"
 #include "format/input.h"
 #include "model/complete.h"
@@ -296,17 +297,25 @@ static lm_code open_prompts(work *w, lm_err *e)
                          files ? tool.argc - 1 : 1, &w->in, e);
 }
 
+/* The faster type, unless one was chosen. */
+static lm_dtype choose_dtype(const work *w)
+{
+    if (opt.dtype[0] != 'a')
+        return opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+    return !w->backend->host_memory || tool.cpu >= LM_CPU_AVX512 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+}
+
 static lm_code open_generator(work *w, lm_err *e)
 {
-    bool low = opt.dtype[0] == 'b' || (opt.dtype[0] == 'a' && tool.cpu >= LM_CPU_AVX512);
     int64_t batch = !w->in && opt.prompt.n < opt.batch ? opt.prompt.n : opt.batch;
-    if (choose_context(w, e) || lm_backend_cpu(tool.cpu, w->par, &w->backend, e) ||
-        lm_generator_new(&w->model, low ? LM_DTYPE_BF16 : LM_DTYPE_F32, batch, w->context,
-                         w->backend, &w->gen, e))
+    if (choose_context(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
+        return e->code;
+    lm_dtype type = choose_dtype(w);
+    if (lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e))
         return e->code;
     char cache[32];
-    lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, %d threads, seed %lld, context %lld, caches %s",
-           tool.name, LM_VERSION, low ? "bf16" : "f32", w->backend->detail, lm_par_threads(w->par),
+    lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, seed %lld, context %lld, caches %s", tool.name,
+           LM_VERSION, type == LM_DTYPE_BF16 ? "bf16" : "f32", w->backend->name,
            (long long)tool.seed, (long long)w->context,
            lm_show_bytes((double)lm_generator_cache_bytes(w->gen), cache));
     return LM_OK;

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/device.h"
 #include "common/tool.h"
 #include "merge/engine.h"
 #include "merge/plan.h"
@@ -111,7 +112,8 @@ static lm_tool tool = {
     .args = "[MODEL[:WEIGHT|:KEY=VALUE,...] ...]",
     .brief = "make one model of several",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN,
+    .use =
+        LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN | LM_USE_DEVICE,
     .max_args = -1,
     .lasting = true,
     .examples = examples,
@@ -360,8 +362,9 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
                                  .seq = opt.seq,
                                  .stride = opt.stride,
                                  .max_tokens = opt.val_tokens,
-                                 .dtype = lm_dtype_parse(opt.val_dtype) };
-    lm_code rc = lm_backend_cpu(tool.cpu, par, &b, e);
+                                 .dtype = lm_dtype_parse(opt.val_dtype),
+                                 .par = par };
+    lm_code rc = lm_open_backend(&tool, par, true, &b, e);
     if (!rc)
         rc = lm_merge_engine_new(p, par, tool.cpu, &tool.sink, &g, e);
     if (!rc)
@@ -388,6 +391,7 @@ static void check_search(void)
     static const struct {
         const char *option, *way, *other;
     } needs[] = { { "val", NULL, NULL },
+                  { "device", NULL, NULL },
                   { "objective", NULL, NULL },
                   { "val-tokens", NULL, NULL },
                   { "val-dtype", NULL, NULL },

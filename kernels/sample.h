@@ -1,8 +1,8 @@
 /* sample.h -- choosing the next token of each sequence from its logits, where the logits are.
  *
- * sample  in  logits [B,V] F32, seen [B,S] I32, n_seen [B] I32, u [B] F64 in [0,1),
+ * sample  in  logits [B,V] F32, seen [B,S] I32 (optional: no penalty), n_seen [B] I32 (with seen), u [B] F64 in [0,1),
  *             on [B] I32 (0: the row rests, its outputs are left alone)
- *         out token [B] I32, logprob [B] F64
+ *         out token [B] I32, logprob [B] F64 (optional)
  *
  * In this order, which is that of transformers: repetition penalty over the ids of seen[b][0..n_seen)
  * (arXiv:1909.05858 section 4.1: a logit is divided by it when positive, multiplied when negative; each
@@ -11,7 +11,7 @@
  * logit, equal logits by id, first exceeds u times the whole.  temperature 0: the likeliest.  token is -1 when a logit is NaN or +Inf, or all are
  * -Inf.  logprob: natural log of the token's probability under the plain logits.
  *
- * Sums in F64.  The same token as lm_sample (lib/model/sample.h) for the same numbers. */
+ * Sums in F64.  The same token on every backend for the same numbers. */
 #ifndef LM_KERNELS_SAMPLE_H
 #define LM_KERNELS_SAMPLE_H
 

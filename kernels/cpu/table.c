@@ -14,6 +14,7 @@ static const lm_kernel *const tables[] = {
     lm_embed_avx2_kernels,         lm_embed_avx512_kernels,    lm_head_ref_kernels,
     lm_head_avx2_kernels,          lm_head_avx512_kernels,     lm_head_amx_kernels,
     lm_optim_ref_kernels,          lm_optim_avx2_kernels,      lm_optim_avx512_kernels,
+    lm_sample_ref_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 
@@ -22,7 +23,8 @@ const lm_kernel *lm_cpu_kernel(const char *op, lm_dtype act, lm_cpu_level max)
     const lm_kernel *best = NULL;
     for (int t = 0; t < N_TABLES; t++) {
         for (const lm_kernel *k = tables[t]; k->op; k++) {
-            if (k->level > (int)max || (k->act != act && k->act != LM_DTYPE_NONE) || strcmp(k->op, op))
+            if (k->level > (int)max || (k->act != act && k->act != LM_DTYPE_NONE) ||
+                strcmp(k->op, op))
                 continue;
             bool exact = k->act == act;
             bool best_exact = best && best->act == act;

@@ -70,9 +70,9 @@ static lm_code open_shards(lm_validator *v, set *s, lm_err *e)
     int64_t eos = v->o.tok ? lm_tokenizer_eos(v->o.tok) : -1;
     lm_code rc = lm_tokens_open(s->path, LM_TOKENS_AUTO, eos, &s->shards, e);
     if (!rc)
-        rc = lm_tokens_index(s->shards, v->b->par, e);
+        rc = lm_tokens_index(s->shards, v->o.par, e);
     if (!rc)
-        rc = lm_tokens_check(s->shards, v->config->vocab, v->b->par, e);
+        rc = lm_tokens_check(s->shards, v->config->vocab, v->o.par, e);
     for (int64_t d = 0; !rc && !full && d < lm_tokens_docs(s->shards); d++) {
         int64_t at = lm_tokens_doc_start(s->shards, d);
         rc = add_doc(v, s, at, lm_tokens_doc_start(s->shards, d + 1) - at, &full, e);
@@ -164,6 +164,8 @@ lm_code lm_validator_new(const lm_validator_opts *o, const lm_config *c, lm_back
     if (lm_alloc_n(&v, 1, sizeof *v, "a validator", e))
         return e->code;
     v->o = *o;
+    if (!v->o.par)
+        v->o.par = b->par;
     v->config = c;
     v->b = b;
     if (build(v, e)) {
@@ -229,7 +231,7 @@ lm_code lm_validator_put(lm_validator *v, const char *name, int ndim, const int6
     if (!same)
         return lm_fail(e, LM_EFORMAT, name, NULL, "has another shape than config.json asks for");
     v->have[i] = true;
-    return lm_loaded_put(&v->weights, m, i, dtype, data, v->b->par, e);
+    return lm_loaded_put(&v->weights, m, i, dtype, data, v->o.par, e);
 }
 
 /* ---- losses ---- */

@@ -25,11 +25,12 @@ typedef struct {
     int64_t batch;           /* windows at a time; 0: 8 */
     int64_t max_tokens;      /* of each set are scored; 0: all */
     lm_dtype dtype;          /* computing: F32, BF16 */
+    lm_par *par;             /* host threads (borrowed); NULL: the backend's */
 } lm_validator_opts;
 
 typedef struct lm_validator lm_validator;
 
-/* Open the sets and make room for the weights of `c`.  o, c and b are borrowed.  Fails: LM_EUSAGE
+/* Open the sets and make room for the weights of `c` in memory of b.  o, c and b are borrowed.  Fails: LM_EUSAGE
  * for text without a tokenizer, LM_EFORMAT for ids beyond the vocabulary or a set without two
  * tokens, LM_EIO, LM_ELIMIT. */
 lm_code lm_validator_new(const lm_validator_opts *o, const lm_config *c, lm_backend *b,

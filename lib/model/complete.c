@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "model/sample.h"
 
 enum {
     AHEAD = 8
@@ -17,11 +18,11 @@ typedef struct {
     const lm_complete_opts *o;
     const lm_complete_hooks *h;
     lm_complete_stats *st;
-    lm_sampler *sampler;
     lm_completion *ring; /* number i lives in ring[i % size] */
     int64_t size, head, tail;
     lm_completion **slot; /* NULL: free */
     int32_t *next;
+    double *u; /* the draw of each slot */
     size_t longest_stop;
     bool ended;
 } run;
@@ -67,24 +68,32 @@ static lm_code settle(run *r, lm_completion *c, const char *why, size_t before, 
     return LM_OK;
 }
 
-/* Choose the next token of c from its logits, and see whether that was the last. */
-static lm_code take_token(run *r, lm_completion *c, const float *logits, lm_err *e)
+static double draw_for(const run *r, const lm_completion *c)
+{
+    return lm_sample_draw(r->o->seed, c->index, (int64_t)(c->ids.n - c->n_prompt));
+}
+
+/* What came next in the slots that ran last. */
+static lm_code choose(run *r, const int32_t **ids, const double **logprob, lm_err *e)
+{
+    *logprob = NULL;
+    return lm_generator_choose(r->g, &r->o->sample, r->u, ids, r->o->logprobs ? logprob : NULL, e);
+}
+
+/* c has grown by the token `id`; see whether that was the last. */
+static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *logprob, lm_err *e)
 {
     size_t made = c->ids.n - c->n_prompt, before = c->text.len;
-    double logprob = 0;
-    double u = lm_sample_draw(r->o->seed, c->index, (int64_t)made);
-    int64_t id = lm_sample(r->sampler, &r->o->sample, logits, c->ids.v, (int64_t)c->ids.n, u,
-                           r->o->logprobs ? &logprob : NULL);
     if (id < 0)
         return lm_fail(
             e, LM_ENUMERIC, "logits", "inspect-model --stats shows which weights are not finite",
             "not a number behind token %zu of text %lld", c->ids.n, (long long)c->index + 1);
     c->ids.v[c->ids.n++] = (uint32_t)id; /* admit() made room */
-    if (r->o->logprobs)
-        c->logprob[made] = (float)logprob;
+    if (logprob)
+        c->logprob[made] = (float)logprob[c->slot];
     made++;
     r->st->new_tokens++;
-    r->next[c->slot] = (int32_t)id;
+    r->next[c->slot] = id;
     if (id == r->o->eos)
         return settle(r, c, "stop", before, e);
     if (lm_tok_stream_push(&c->stream, r->tok, (uint32_t)id, r->o->skip_special, &c->text, e))
@@ -106,7 +115,8 @@ static lm_code take_token(run *r, lm_completion *c, const float *logits, lm_err 
 /* Make room for all that c may become, and run its prompt. */
 static lm_code admit(run *r, lm_completion *c, int64_t slot, lm_err *e)
 {
-    const float *logits;
+    const int32_t *ids;
+    const double *logprob;
     double start = lm_now();
     int64_t room = lm_generator_context(r->g) - (int64_t)c->ids.n + 1;
     size_t most = (size_t)(c->max_new < room ? c->max_new : room < 1 ? 1 : room);
@@ -116,13 +126,16 @@ static lm_code admit(run *r, lm_completion *c, int64_t slot, lm_err *e)
         lm_buf_room(&c->text, 8 * most, e) ||
         (r->o->logprobs && lm_grow(&c->logprob, &c->cap_logprob, most + 1, sizeof *c->logprob,
                                    "log-probabilities", e)) ||
-        lm_generator_prompt(r->g, slot, c->ids.v, (int64_t)c->ids.n, &logits, e))
+        lm_generator_prompt(r->g, slot, c->ids.v, (int64_t)c->ids.n, NULL, e))
+        return e->code;
+    r->u[slot] = draw_for(r, c);
+    if (choose(r, &ids, &logprob, e))
         return e->code;
     r->slot[slot] = c;
     r->st->prompts++;
     r->st->prompt_tokens += (int64_t)c->n_prompt;
     r->st->prompt_seconds += lm_now() - start;
-    return take_token(r, c, logits, e);
+    return take_token(r, c, ids[slot], logprob, e);
 }
 
 static lm_code fill_slots(run *r, lm_err *e)
@@ -163,13 +176,16 @@ static lm_code hand_back(run *r, lm_err *e)
 
 static lm_code step(run *r, lm_err *e)
 {
-    const float *logits;
+    const int32_t *ids;
+    const double *logprob;
     double start = lm_now();
-    int64_t vocab = lm_generator_vocab(r->g);
-    if (lm_generator_decode(r->g, r->next, &logits, e))
+    for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
+        if (r->slot[s])
+            r->u[s] = draw_for(r, r->slot[s]);
+    if (lm_generator_decode(r->g, r->next, NULL, e) || choose(r, &ids, &logprob, e))
         return e->code;
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
-        if (r->slot[s] && take_token(r, r->slot[s], logits + s * vocab, e))
+        if (r->slot[s] && take_token(r, r->slot[s], ids[s], logprob, e))
             return e->code;
     r->st->decode_seconds += lm_now() - start;
     return LM_OK;
@@ -203,16 +219,16 @@ lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_compl
 {
     int64_t batch = lm_generator_batch(g);
     run r = { .g = g, .tok = tok, .o = o, .h = h, .st = st, .size = AHEAD * batch };
-    lm_code rc = lm_sampler_new(lm_generator_vocab(g), &r.sampler, e);
     for (int i = 0; i < o->n_stop; i++)
         if (strlen(o->stop[i]) > r.longest_stop)
             r.longest_stop = strlen(o->stop[i]);
-    if (!rc)
-        rc = lm_alloc_n(&r.ring, (size_t)r.size, sizeof *r.ring, "completions", e);
+    lm_code rc = lm_alloc_n(&r.ring, (size_t)r.size, sizeof *r.ring, "completions", e);
     if (!rc)
         rc = lm_alloc_n(&r.slot, (size_t)batch, sizeof *r.slot, "slots", e);
     if (!rc)
         rc = lm_alloc_n(&r.next, (size_t)batch, sizeof *r.next, "slots", e);
+    if (!rc)
+        rc = lm_alloc_n(&r.u, (size_t)batch, sizeof *r.u, "slots", e);
     for (int64_t s = 0; !rc && s < batch; s++)
         r.next[s] = -1;
     if (!rc)
@@ -227,6 +243,6 @@ lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_compl
     lm_free(r.ring);
     lm_free(r.slot);
     lm_free(r.next);
-    lm_sampler_free(r.sampler);
+    lm_free(r.u);
     return rc;
 }

@@ -10,7 +10,6 @@
 
 #include "base/buf.h"
 #include "model/generate.h"
-#include "model/sample.h"
 #include "text/tokenizer.h"
 
 typedef struct {
@@ -30,7 +29,7 @@ typedef struct {
 } lm_completion;
 
 typedef struct {
-    lm_sample_opts sample;
+    lm_sample_attr sample;
     uint64_t seed;
     int64_t eos; /* -1: none */
     const char *const *stop;

@@ -5,14 +5,27 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "graph/mirror.h"
 #include "model/weights.h"
 
-/* One graph and its inputs. */
+/* One graph and its inputs: mirrors, of which the host's side is written. */
 typedef struct {
     lm_model *m;
     lm_exec *x;
+    lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *rows;
 } stage;
+
+/* The choice of tokens: for each slot what the kernel asks and answers. */
+typedef struct {
+    lm_mirror ask, answer, seen;
+    double *u, *logprob;
+    int32_t *on, *n_seen, *token;
+    int64_t *sent; /* ids of `seen` that the backend has */
+    const lm_kernel *kernel;
+    void *work;
+    size_t work_bytes;
+} chooser;
 
 enum { CHUNKS = 3 };
 static const int64_t chunk_rows[CHUNKS] = { 256, 64, 8 };
@@ -26,7 +39,35 @@ struct lm_generator {
     char *cache;   /* all layers: keys, then values */
     size_t cache_bytes, layer_bytes, slot_bytes;
     lm_rotary rope;
+    chooser choice;
+    stage *last;       /* what ran last, */
+    int64_t last_slot; /* and the first slot of its rows */
 };
+
+/* n numbers of `size` bytes at *at of a room that is being divided. */
+static size_t part(size_t *at, size_t n, size_t size)
+{
+    size_t here = *at;
+    *at += (n * size + 63) / 64 * 64;
+    return here;
+}
+
+static lm_code make_inputs(stage *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
+{
+    size_t bytes = 0, at[5];
+    const size_t count[5] = { n, n, b, b, b };
+    const lm_vid value[5] = { s->m->tokens, s->m->pos, s->m->used, s->m->fresh, s->m->rows };
+    int32_t **host[5] = { &s->tokens, &s->pos, &s->used, &s->fresh, &s->rows };
+    for (int i = 0; i < 5; i++)
+        at[i] = part(&bytes, count[i], sizeof(int32_t));
+    if (lm_mirror_new(backend, bytes, "a batch", &s->inputs, e))
+        return e->code;
+    for (int i = 0; i < 5; i++) {
+        *host[i] = (int32_t *)((char *)s->inputs.host + at[i]);
+        lm_exec_bind(s->x, value[i], (char *)s->inputs.dev + at[i]);
+    }
+    return LM_OK;
+}
 
 static lm_code open_stage(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
                           int64_t seq, lm_exec *share, stage *s, lm_err *e)
@@ -36,32 +77,17 @@ static lm_code open_stage(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .seq = seq,
                              .cache = g->context,
                              .precision = { .low = dtype } };
-    size_t n = (size_t)(batch * seq), b = (size_t)batch;
     if (lm_model_build(&w->config, &build, &s->m, e) ||
-        lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e) ||
-        lm_alloc_n(&s->tokens, n, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&s->pos, n, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&s->used, b, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&s->fresh, b, sizeof(int32_t), "a batch", e) ||
-        lm_alloc_n(&s->rows, b, sizeof(int32_t), "a batch", e))
+        lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;
-    lm_exec_bind(s->x, s->m->tokens, s->tokens);
-    lm_exec_bind(s->x, s->m->pos, s->pos);
-    lm_exec_bind(s->x, s->m->used, s->used);
-    lm_exec_bind(s->x, s->m->fresh, s->fresh);
-    lm_exec_bind(s->x, s->m->rows, s->rows);
-    return LM_OK;
+    return make_inputs(s, g->b, (size_t)(batch * seq), (size_t)batch, e);
 }
 
 static void close_stage(stage *s)
 {
     lm_exec_free(s->x);
     lm_model_free(s->m);
-    lm_free(s->tokens);
-    lm_free(s->pos);
-    lm_free(s->used);
-    lm_free(s->fresh);
-    lm_free(s->rows);
+    lm_mirror_fini(&s->inputs);
 }
 
 /* Let the stage see the caches from `slot` on. */
@@ -82,8 +108,136 @@ static lm_code make_caches(lm_generator *g, lm_err *e)
     if (!lm_mul_ok(g->slot_bytes, (size_t)g->batch, &g->layer_bytes) ||
         !lm_mul_ok(g->layer_bytes, 2 * (size_t)m->config.layers, &g->cache_bytes))
         return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
-    return lm_block_alloc((void **)&g->cache, g->cache_bytes, "key/value caches", e);
+    return g->b->alloc(g->b, g->cache_bytes, "key/value caches", (void **)&g->cache, e);
 }
+
+/* ---- choosing tokens ---- */
+
+/* The call for rows of slots from `slot` on. */
+typedef struct {
+    lm_tensor in[5], out[2];
+    lm_call call;
+} sample_call;
+
+static void describe(const lm_generator *g, int64_t slot, int64_t rows, const lm_sample_attr *o,
+                     sample_call *s)
+{
+    const chooser *c = &g->choice;
+    const lm_tensor of_rows[3] = { lm_shape1(LM_DTYPE_I32, rows), lm_shape1(LM_DTYPE_F64, rows),
+                                   lm_shape2(LM_DTYPE_I32, rows, g->context) };
+    const char *ask = c->ask.dev, *answer = c->answer.dev;
+    const char *ask_host = c->ask.host, *answer_host = c->answer.host;
+    *s = (sample_call){
+        .in = { lm_shape2(LM_DTYPE_F32, rows, lm_generator_vocab(g)), of_rows[2], of_rows[0],
+                of_rows[1], of_rows[0] },
+        .out = { of_rows[0], of_rows[1] },
+        .call = { .attr = o,
+                  .n_in = 5,
+                  .n_out = 2,
+                  .work = c->work,
+                  .par = g->b->par,
+                  .stream = g->b->main },
+    };
+    s->call.in = s->in;
+    s->call.out = s->out;
+    s->in[1].data = (int32_t *)c->seen.dev + slot * g->context;
+    s->in[2].data = (void *)(ask + ((char *)(c->n_seen + slot) - ask_host));
+    s->in[3].data = (void *)(ask + ((char *)(c->u + slot) - ask_host));
+    s->in[4].data = (void *)(ask + ((char *)(c->on + slot) - ask_host));
+    s->out[0].data = (void *)(answer + ((char *)(c->token + slot) - answer_host));
+    s->out[1].data = (void *)(answer + ((char *)(c->logprob + slot) - answer_host));
+}
+
+static lm_code make_chooser(lm_generator *g, lm_err *e)
+{
+    static const lm_sample_attr any = { 1, 0, 1, 0, 1 };
+    chooser *c = &g->choice;
+    lm_backend *b = g->b;
+    size_t n = (size_t)g->batch, ask = 0, answer = 0;
+    size_t u = part(&ask, n, sizeof(double)), on = part(&ask, n, sizeof(int32_t));
+    size_t seen = part(&ask, n, sizeof(int32_t)), p = part(&answer, n, sizeof(double));
+    size_t token = part(&answer, n, sizeof(int32_t));
+    c->kernel = b->kernel(b, "sample", LM_DTYPE_F32);
+    if (!c->kernel)
+        return lm_fail(e, LM_EUSAGE, b->name, NULL, "has no kernel \"sample\"");
+    if (lm_mirror_new(b, ask, "draws", &c->ask, e) ||
+        lm_mirror_new(b, answer, "chosen tokens", &c->answer, e) ||
+        lm_mirror_new(b, n * (size_t)g->context * sizeof(int32_t), "tokens", &c->seen, e) ||
+        lm_alloc_n(&c->sent, n, sizeof *c->sent, "slots", e))
+        return e->code;
+    c->u = (double *)((char *)c->ask.host + u);
+    c->on = (int32_t *)((char *)c->ask.host + on);
+    c->n_seen = (int32_t *)((char *)c->ask.host + seen);
+    c->logprob = (double *)((char *)c->answer.host + p);
+    c->token = (int32_t *)((char *)c->answer.host + token);
+    for (int64_t rows = 1; c->kernel->work; rows = g->batch) {
+        sample_call s;
+        describe(g, 0, rows, &any, &s);
+        size_t bytes = c->kernel->work(&s.call, b->threads);
+        c->work_bytes = bytes > c->work_bytes ? bytes : c->work_bytes;
+        if (rows == g->batch)
+            break;
+    }
+    return c->work_bytes ? b->alloc(b, c->work_bytes, "choosing tokens", &c->work, e) : LM_OK;
+}
+
+static void drop_chooser(lm_generator *g)
+{
+    chooser *c = &g->choice;
+    if (c->work)
+        g->b->free(g->b, c->work, c->work_bytes);
+    lm_mirror_fini(&c->ask);
+    lm_mirror_fini(&c->answer);
+    lm_mirror_fini(&c->seen);
+    lm_free(c->sent);
+}
+
+/* Ids that the backend does not know yet. */
+static lm_code send_seen(lm_generator *g, int64_t slot, lm_err *e)
+{
+    chooser *c = &g->choice;
+    int64_t from = slot * g->context + c->sent[slot], n = g->used[slot] - c->sent[slot];
+    c->sent[slot] = g->used[slot];
+    if (c->seen.dev == c->seen.host || n <= 0)
+        return LM_OK;
+    return g->b->copy(g->b, (int32_t *)c->seen.dev + from, (int32_t *)c->seen.host + from,
+                      (size_t)n * sizeof(int32_t), g->b->main, e);
+}
+
+lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const double *u,
+                            const int32_t **ids, const double **logprob, lm_err *e)
+{
+    chooser *c = &g->choice;
+    int64_t rows = g->last->m->build.batch;
+    sample_call s;
+    if (g->b->sync(g->b, g->b->main, e)) /* of the last choice */
+        return e->code;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t slot = g->last_slot + i;
+        c->on[slot] = g->last->fresh[i] > 0;
+        c->u[slot] = u[slot];
+        c->n_seen[slot] = (int32_t)g->used[slot];
+        if (c->on[slot] && o->repetition_penalty != 1 && send_seen(g, slot, e))
+            return e->code;
+    }
+    describe(g, g->last_slot, rows, o, &s);
+    s.in[0].data = lm_exec_data(g->last->x, g->last->m->logits);
+    if (o->repetition_penalty == 1)
+        s.in[1] = s.in[2] = (lm_tensor){ 0 };
+    if (!logprob)
+        s.out[1] = (lm_tensor){ 0 };
+    if (lm_mirror_push(&c->ask, c->ask.bytes, NULL, e))
+        return e->code;
+    c->kernel->run(&s.call);
+    if (lm_mirror_pull(&c->answer, c->answer.bytes, NULL, e) || g->b->sync(g->b, g->b->main, e))
+        return e->code;
+    *ids = c->token;
+    if (logprob)
+        *logprob = c->logprob;
+    return LM_OK;
+}
+
+/* ---- life ---- */
 
 static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
@@ -96,7 +250,7 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
     if (open_stage(g, w, dtype, g->batch, 1, g->prefill[0].x, &g->decode, e) || make_caches(g, e) ||
         (!w->block && lm_loaded_weights(w, g->decode.m, g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
-        lm_rotary_new(g->decode.m, g->b, &g->rope, e))
+        lm_rotary_new(g->decode.m, g->b, &g->rope, e) || make_chooser(g, e))
         return e->code;
     for (int i = 0; i <= CHUNKS; i++) {
         const stage *s = i < CHUNKS ? &g->prefill[i] : &g->decode;
@@ -136,26 +290,49 @@ void lm_generator_free(lm_generator *g)
     close_stage(&g->decode);
     for (int i = CHUNKS - 1; i >= 0; i--)
         close_stage(&g->prefill[i]);
-    lm_block_free(g->cache, g->cache_bytes);
+    if (g->cache)
+        g->b->free(g->b, g->cache, g->cache_bytes);
+    drop_chooser(g);
     lm_free(g->used);
     lm_rotary_fini(&g->rope);
     lm_free(g);
+}
+
+/* ---- running ---- */
+
+/* Before the host writes the inputs again. */
+static lm_code wait_for_last(lm_generator *g, lm_err *e)
+{
+    return g->b->sync(g->b, g->b->main, e);
+}
+
+static lm_code run_stage(lm_generator *g, stage *s, int64_t slot, lm_err *e)
+{
+    const lm_step step = { 0 };
+    g->last = s;
+    g->last_slot = slot;
+    return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ? e->code
+                                                                : lm_exec_run(s->x, &step, e);
 }
 
 /* The next rows of a prompt, `n` of them real, through a stage of its own size. */
 static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t *ids, int64_t n,
                          lm_err *e)
 {
-    const lm_step step = { 0 };
+    int32_t *seen = (int32_t *)g->choice.seen.host + slot * g->context + g->used[slot];
+    if (wait_for_last(g, e))
+        return e->code;
     for (int64_t i = 0; i < s->m->build.seq; i++) {
         s->tokens[i] = i < n ? (int32_t)ids[i] : 0;
         s->pos[i] = i < n ? (int32_t)(g->used[slot] + i) : 0;
     }
+    for (int64_t i = 0; i < n; i++)
+        seen[i] = (int32_t)ids[i];
     s->used[0] = (int32_t)g->used[slot];
     s->fresh[0] = (int32_t)n;
     s->rows[0] = (int32_t)(n - 1);
     g->used[slot] += n;
-    return lm_exec_run(s->x, &step, e);
+    return run_stage(g, s, slot, e);
 }
 
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
@@ -165,7 +342,7 @@ lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, 
     if (n < 1 || n > g->context)
         return lm_fail(e, LM_EUSAGE, "prompt", "shorten it",
                        "%" PRId64 " tokens, the context holds %" PRId64, n, g->context);
-    g->used[slot] = 0;
+    g->used[slot] = g->choice.sent[slot] = 0;
     for (int64_t at = 0, take; at < n; at += take) {
         int i = CHUNKS - 1; /* the smallest that holds the rest, else the largest */
         while (i > 0 && g->prefill[i].m->build.seq < n - at)
@@ -176,14 +353,16 @@ lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, 
         if (run_chunk(g, s, slot, ids + at, take, e))
             return e->code;
     }
-    *logits = lm_exec_data(s->x, s->m->logits);
+    if (logits)
+        *logits = lm_exec_data(s->x, s->m->logits);
     return LM_OK;
 }
 
 lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **logits, lm_err *e)
 {
-    const lm_step step = { 0 };
     stage *s = &g->decode;
+    if (wait_for_last(g, e))
+        return e->code;
     for (int64_t i = 0; i < g->batch; i++) {
         bool on = next[i] >= 0;
         if (on && g->used[i] >= g->context)
@@ -194,11 +373,14 @@ lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **
         s->used[i] = on ? (int32_t)g->used[i] : 0;
         s->fresh[i] = on;
         s->rows[i] = (int32_t)i;
+        if (on)
+            ((int32_t *)g->choice.seen.host)[i * g->context + g->used[i]] = next[i];
         g->used[i] += on;
     }
-    if (lm_exec_run(s->x, &step, e))
+    if (run_stage(g, s, 0, e))
         return e->code;
-    *logits = lm_exec_data(s->x, s->m->logits);
+    if (logits)
+        *logits = lm_exec_data(s->x, s->m->logits);
     return LM_OK;
 }
 

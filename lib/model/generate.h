@@ -3,10 +3,12 @@
  * B slots hold a sequence each, of at most S tokens.  A prompt runs through its slot alone, in
  * chunks of 256, 64 or 8 rows, so its logits do not depend on the other slots; decoding takes all
  * slots one token further at once.  All graphs share weights, caches and one arena; nothing is
- * allocated after lm_generator_new. */
+ * allocated after lm_generator_new.  All of them are in the backend's memory, logits too: tokens are
+ * chosen there, and only ids come back. */
 #ifndef LM_MODEL_GENERATE_H
 #define LM_MODEL_GENERATE_H
 
+#include "kernels/sample.h"
 #include "model/loaded.h"
 
 typedef struct lm_generator lm_generator;
@@ -18,14 +20,19 @@ lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t co
                          lm_backend *b, lm_generator **out, lm_err *e);
 void lm_generator_free(lm_generator *g);
 
-/* Begin slot `slot` anew with ids[0..n), 1 <= n <= S.  *logits [V] is borrowed until the next call.
- */
+/* Begin slot `slot` anew with ids[0..n), 1 <= n <= S.  *logits [V] (may be NULL) is borrowed until the
+ * next call, in the backend's memory, and there after a sync. */
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
                             const float **logits, lm_err *e);
-/* One more token for each slot: next[slot], negative for slots that rest.  *logits [B,V] is
- * borrowed until the next call; rows of resting slots mean nothing.  Fails: LM_EUSAGE when a slot
- * is full. */
+/* One more token for each slot: next[slot], negative for slots that rest.  *logits [B,V] likewise;
+ * rows of resting slots mean nothing.  Fails: LM_EUSAGE when a slot is full. */
 lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **logits, lm_err *e);
+/* What comes next in the slots that took part in the last prompt or decode, by u[slot] in [0,1)
+ * (kernels/sample.h; seen is all that the slot holds): (*ids)[slot], -1 where the logits are no
+ * numbers, and with `logprob` (may be NULL) (*logprob)[slot].  Waits for the backend; both are
+ * borrowed until the next call. */
+lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const double *u,
+                            const int32_t **ids, const double **logprob, lm_err *e);
 
 int64_t lm_generator_batch(const lm_generator *g);
 int64_t lm_generator_context(const lm_generator *g);

@@ -16,6 +16,7 @@
 #include "model/complete.h"
 #include "model/fresh.h"
 #include "model/preset.h"
+#include "model/sample.h"
 #include "model/weights.h"
 #include "train/score.h"
 
@@ -172,23 +173,23 @@ static void decoding_allocates_nothing(void **state)
 {
     lm_loaded w;
     lm_generator *g;
-    lm_sampler *s;
-    const float *logits;
-    const lm_sample_opts o = { 0.8, 20, 0.9, 0.01, 1.1 };
-    uint32_t ids[S] = { 1, 2, 3 };
+    const lm_sample_attr o = { 0.8, 20, 0.9, 0.01, 1.1 };
+    const uint32_t ids[3] = { 1, 2, 3 };
+    const int32_t *next;
+    const double *logprob;
+    double u = 0.5;
     (void)state;
     make(configs[1], LM_DTYPE_BF16, &w);
     ok(lm_generator_new(&w, LM_DTYPE_BF16, 1, S, backend, &g, &err));
-    ok(lm_sampler_new(V, &s, &err));
-    ok(lm_generator_prompt(g, 0, ids, 3, &logits, &err));
+    ok(lm_generator_prompt(g, 0, ids, 3, NULL, &err));
     uint64_t before = lm_alloc_count();
     for (int n = 3; n < S; n++) {
-        ids[n] = (uint32_t)lm_sample(s, &o, logits, ids, n, lm_sample_draw(1, 0, n), NULL);
-        int32_t next = (int32_t)ids[n];
-        ok(lm_generator_decode(g, &next, &logits, &err));
+        u = lm_sample_draw(1, 0, n);
+        ok(lm_generator_choose(g, &o, &u, &next, &logprob, &err));
+        assert_true(*next >= 0 && *logprob <= 0);
+        ok(lm_generator_decode(g, next, NULL, &err));
     }
     assert_int_equal(lm_alloc_count(), before);
-    lm_sampler_free(s);
     lm_generator_free(g);
     lm_loaded_fini(&w);
 }
