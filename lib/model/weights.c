@@ -83,14 +83,24 @@ void lm_slice_get(const lm_model *m, int i, const float *block, float *dst)
         memcpy(dst, block + slice_at(m, s), (size_t)(s->rows * cols) * sizeof *dst);
 }
 
-void lm_slice_put(const lm_model *m, int i, const float *src, float *block)
+int64_t lm_slice_offset(const lm_model *m, int i)
+{
+    return slice_at(m, &m->slice[i]);
+}
+
+void lm_slice_turn(const lm_model *m, int i, const float *src, float *dst)
 {
     const lm_slice *s = &m->slice[i];
     int64_t cols = slice_cols(m, s);
     if (s->transposed)
-        transpose(src, cols, s->rows, block + slice_at(m, s));
+        transpose(src, cols, s->rows, dst);
     else
-        memcpy(block + slice_at(m, s), src, (size_t)(s->rows * cols) * sizeof *src);
+        memcpy(dst, src, (size_t)(s->rows * cols) * sizeof *src);
+}
+
+void lm_slice_put(const lm_model *m, int i, const float *src, float *block)
+{
+    lm_slice_turn(m, i, src, block + lm_slice_offset(m, i));
 }
 
 float *lm_slice_view(const lm_model *m, int i, float *block)

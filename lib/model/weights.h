@@ -35,6 +35,9 @@ lm_code lm_weights_write(const lm_model *m, const float *block, lm_folder *f, lm
  * of slice i copied out of / into a block, in the file's shape. dst/src: slice elements in F32. */
 void lm_slice_get(const lm_model *m, int i, const float *block, float *dst);
 void lm_slice_put(const lm_model *m, int i, const float *src, float *block);
+/* The first element of slice i in the block, and its elements in the block's order. */
+int64_t lm_slice_offset(const lm_model *m, int i);
+void lm_slice_turn(const lm_model *m, int i, const float *src, float *dst);
 /* Slice i where it lies in the block, when it lies there in the file's shape; else NULL. */
 float *lm_slice_view(const lm_model *m, int i, float *block);
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/bundle.h"
@@ -18,12 +19,19 @@ struct lm_ckpt {
     bool running; /* a thread is to be joined */
     pthread_mutex_t lock;
     pthread_cond_t change;
-    bool copied, done; /* under lock */
-    lm_err err;        /* of the thread; read after it is done */
-    /* The numbers at the time of lm_ckpt_begin, and pointers to the live blocks. */
+    bool copied, done;   /* under lock */
+    double began, ended; /* the same; of the newest checkpoint */
+    lm_err err;          /* of the thread; read after it is done */
+    /* The numbers at the time of lm_ckpt_begin, and pointers to the live blocks, or into `copy`. */
     lm_train_state s;
     char *last;  /* belongs to the thread while one runs */
     lm_par *par; /* codes .lmz; used by the thread only */
+
+    /* Of a device. */
+    lm_backend *backend;
+    void *copy; /* pinned; NULL: the blocks are the host's own memory */
+    size_t copy_bytes;
+    lm_stream *stream; /* of the copying */
 };
 
 /* Threads that code an .lmz: few, as training goes on meanwhile. */
@@ -42,19 +50,36 @@ double lm_ckpt_coder_bytes(bool lmz)
     return lmz ? pool_size() * coder_bytes_a_thread : 0;
 }
 
-lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e)
+size_t lm_ckpt_snapshot_bytes(const lm_model *m, const lm_backend *b, int n_states)
+{
+    return b->host_memory ? 0 : (size_t)m->block * sizeof(float) * (size_t)(1 + n_states);
+}
+
+static lm_code make_copies(lm_ckpt *c, const lm_train_state *s, lm_err *e)
+{
+    c->copy_bytes = lm_ckpt_snapshot_bytes(s->model, s->backend, s->n_states);
+    if (!c->copy_bytes)
+        return LM_OK;
+    lm_code rc = c->backend->stream_new(c->backend, &c->stream, e);
+    return rc ? rc
+              : c->backend->host_alloc(c->backend, c->copy_bytes, "a checkpoint's snapshot",
+                                       &c->copy, e);
+}
+
+lm_code lm_ckpt_new(const lm_ckpt_opts *o, const lm_train_state *s, lm_ckpt **out, lm_err *e)
 {
     lm_ckpt *c = NULL;
     *out = NULL;
     if (lm_alloc_n(&c, 1, sizeof *c, "the checkpoint writer", e))
         return e->code;
-    if (o->lmz && lm_par_new(&c->par, pool_size(), e)) {
-        lm_free(c);
-        return e->code;
-    }
     c->o = *o;
+    c->backend = s->backend;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->change, NULL);
+    if ((o->lmz && lm_par_new(&c->par, pool_size(), e)) || make_copies(c, s, e)) {
+        lm_ckpt_free(c);
+        return e->code;
+    }
     *out = c;
     return LM_OK;
 }
@@ -210,12 +235,34 @@ static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
 static void *writer(void *arg)
 {
     lm_ckpt *c = arg;
-    write_checkpoint(c, &c->err);
+    if (!c->copy || !c->backend->sync(c->backend, c->stream, &c->err))
+        write_checkpoint(c, &c->err);
     pthread_mutex_lock(&c->lock);
     c->copied = c->done = true;
+    c->ended = lm_now();
     pthread_cond_broadcast(&c->change);
     pthread_mutex_unlock(&c->lock);
     return NULL;
+}
+
+/* The blocks as main leaves them, to the host, in the background; the state then means the copies. */
+static lm_code snapshot(lm_ckpt *c, lm_err *e)
+{
+    lm_backend *b = c->backend;
+    size_t bytes = c->s.block_bytes;
+    char *to = c->copy;
+    if (!c->copy)
+        return LM_OK;
+    if (b->follow(b, c->stream, b->main, e) || b->copy(b, to, c->s.param, bytes, c->stream, e))
+        return e->code;
+    c->s.param = (float *)(void *)to;
+    for (int k = 0; k < c->s.n_states; k++) {
+        to += bytes;
+        if (b->copy(b, to, c->s.state[k], bytes, c->stream, e))
+            return e->code;
+        c->s.state[k] = (float *)(void *)to;
+    }
+    return LM_OK;
 }
 
 lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
@@ -224,6 +271,10 @@ lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
         return e->code;
     c->s = *s;
     c->copied = c->done = false;
+    c->began = lm_now();
+    c->ended = 0;
+    if (snapshot(c, e))
+        return e->code;
     memset(&c->err, 0, sizeof c->err);
     int bad = pthread_create(&c->thread, NULL, writer, c);
     if (bad)
@@ -233,12 +284,13 @@ lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
     return LM_OK;
 }
 
+/* flag NULL: does not wait, but tells of an end. */
 static lm_code wait_for(lm_ckpt *c, const bool *flag, lm_err *e)
 {
     if (!c->running)
         return LM_OK;
     pthread_mutex_lock(&c->lock);
-    while (!*flag)
+    while (flag && !*flag)
         pthread_cond_wait(&c->change, &c->lock);
     bool done = c->done;
     pthread_mutex_unlock(&c->lock);
@@ -253,12 +305,24 @@ static lm_code wait_for(lm_ckpt *c, const bool *flag, lm_err *e)
 
 lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e)
 {
-    return wait_for(c, &c->copied, e);
+    if (!c->copy)
+        return wait_for(c, &c->copied, e);
+    if (c->running && c->backend->follow(c->backend, c->backend->main, c->stream, e))
+        return e->code;
+    return wait_for(c, NULL, e);
 }
 
 lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e)
 {
     return wait_for(c, &c->done, e);
+}
+
+void lm_ckpt_span(lm_ckpt *c, double *begin, double *end)
+{
+    pthread_mutex_lock(&c->lock);
+    *begin = c->began;
+    *end = c->ended;
+    pthread_mutex_unlock(&c->lock);
 }
 
 bool lm_ckpt_busy(const lm_ckpt *c)
@@ -280,48 +344,84 @@ void lm_ckpt_free(lm_ckpt *c)
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->change);
     lm_par_free(c->par);
+    if (c->copy)
+        c->backend->host_free(c->backend, c->copy, c->copy_bytes);
+    if (c->stream)
+        c->backend->stream_free(c->backend, c->stream);
     lm_free(c->last);
     lm_free(c);
 }
 
 /* ---- reading ---- */
 
-/* State k of slice i from the file, whose dtype may be a narrower one. */
-static lm_code load_state(const lm_st *st, lm_train_state *s, int k, int i, float **tmp,
-                          size_t *room, lm_err *e)
+/* What passes through the host on its way to a block. */
+typedef struct {
+    float *tmp, *turned;
+    size_t room, turned_room;
+} passage;
+
+static lm_code find_state(const lm_st *st, const lm_train_state *s, int k, int i,
+                          const lm_st_tensor **out, lm_err *e)
 {
-    const lm_model *m = s->model;
-    const lm_slice *sl = &m->slice[i];
+    const lm_slice *sl = &s->model->slice[i];
     char name[512];
     snprintf(name, sizeof name, "%s.%s", s->optim->state[k], sl->name);
-    const lm_st_tensor *t = lm_st_find(st, name);
+    const lm_st_tensor *t = *out = lm_st_find(st, name);
     if (!t || t->ndim != sl->ndim || t->dim[0] != sl->dim[0] ||
         (t->ndim == 2 && t->dim[1] != sl->dim[1]))
         return lm_fail(e, LM_EFORMAT, lm_st_path(st),
                        lm_st_meta(st, "lmutils.coded") ? "expand its states with compress-ckpt -d"
                                                        : NULL,
                        "tensor \"%s\" is missing or of another shape", name);
-    float *data = lm_slice_view(m, i, s->state[k]);
+    return LM_OK;
+}
+
+/* A tensor in the file's shape to its place on a device. */
+static lm_code send_state(const lm_train_state *s, int k, int i, passage *p, size_t n, lm_err *e)
+{
+    lm_backend *b = s->backend;
+    const float *from = p->tmp;
+    if (s->model->slice[i].transposed) {
+        if (lm_grow(&p->turned, &p->turned_room, n, sizeof *p->turned, "a tensor", e))
+            return e->code;
+        lm_slice_turn(s->model, i, p->tmp, p->turned);
+        from = p->turned;
+    }
+    float *to = s->state[k] + lm_slice_offset(s->model, i);
+    return b->copy(b, to, from, n * sizeof *from, b->main, e) || b->sync(b, b->main, e) ? e->code
+                                                                                        : LM_OK;
+}
+
+/* State k of slice i from the file, whose dtype may be a narrower one. */
+static lm_code load_state(const lm_st *st, lm_train_state *s, int k, int i, passage *p, lm_err *e)
+{
+    const lm_model *m = s->model;
+    const lm_st_tensor *t;
+    if (find_state(st, s, k, i, &t, e))
+        return e->code;
+    float *data = s->backend->host_memory ? lm_slice_view(m, i, s->state[k]) : NULL;
     if (data)
         return lm_st_load(st, t, LM_DTYPE_F32, data, e);
-    if (lm_grow(tmp, room, (size_t)t->count, sizeof **tmp, "a tensor", e) ||
-        lm_st_load(st, t, LM_DTYPE_F32, *tmp, e))
+    if (lm_grow(&p->tmp, &p->room, (size_t)t->count, sizeof *p->tmp, "a tensor", e) ||
+        lm_st_load(st, t, LM_DTYPE_F32, p->tmp, e))
         return e->code;
-    lm_slice_put(m, i, *tmp, s->state[k]);
+    if (!s->backend->host_memory)
+        return send_state(s, k, i, p, (size_t)t->count, e);
+    lm_slice_put(m, i, p->tmp, s->state[k]);
     return LM_OK;
 }
 
 static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
 {
     lm_st *st = NULL;
-    float *tmp = NULL;
-    size_t room = 0;
+    passage p = { 0 };
     lm_code rc = lm_bundle_st(b, "optimizer.safetensors", &st, e);
     for (int k = 0; !rc && k < s->n_states; k++)
         for (int i = 0; !rc && i < s->model->n_slices; i++)
-            rc = load_state(st, s, k, i, &tmp, &room, e);
+            rc = load_state(st, s, k, i, &p, e);
     lm_st_close(st);
-    lm_free(tmp);
+    lm_free(p.tmp);
+    lm_free(p.turned);
     return rc;
 }
 

@@ -3,19 +3,32 @@
 
 #include <string.h>
 
-void lm_memory_add(lm_memory_plan *p, const char *name, double bytes)
+#include "train/batch.h"
+#include "train/monitor.h"
+#include "train/state.h"
+
+void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device)
 {
     if (bytes <= 0)
         return;
-    p->row[p->n_rows++] = (lm_memory_row){ name, bytes };
-    p->total += bytes;
+    p->row[p->n_rows++] = (lm_memory_row){ name, bytes, device };
+    *(device ? &p->device : &p->total) += bytes;
+}
+
+/* A mirror: on a device there is one on either side. */
+static void add_twin(lm_memory_plan *p, const char *name, const char *host_name, double bytes,
+                     bool device)
+{
+    lm_memory_add(p, name, bytes, device);
+    if (device)
+        lm_memory_add(p, host_name, bytes, false);
 }
 
 /* The program itself: code, libraries, graph, buffers of files.  Measured on small models. */
 static const double process_bytes = 14.0 * (1 << 20);
 
-/* A checkpoint goes out straight from the blocks, but for the tensors that lie transposed in them:
- * those pass through a buffer. */
+/* A checkpoint goes out straight from the blocks, or the snapshot of them, but for the tensors that
+ * lie transposed: those pass through a buffer. */
 static double checkpoint_bytes(const lm_model *m)
 {
     double most = 0;
@@ -27,39 +40,71 @@ static double checkpoint_bytes(const lm_model *m)
     return most * sizeof(float);
 }
 
-lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
-                     const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
-                     lm_memory_plan *out, lm_err *e)
+/* The largest tensor: what is loaded to a device passes through the host one by one. */
+static double staging_bytes(const lm_model *m)
 {
-    double block = (double)train->block * sizeof(float), eval_bytes = 0;
-    int64_t rows = train->build.batch * train->build.seq;
-    lm_plan plan;
-    lm_graph_cost_sum cost;
+    int64_t most = 0;
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        int64_t n = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+        most = n > most ? n : most;
+    }
+    return (double)most * sizeof(float);
+}
 
-    memset(out, 0, sizeof *out);
+static lm_code plan_graphs(const lm_model *train, const lm_model *eval, lm_backend *b,
+                           lm_memory_plan *out, double *eval_bytes, lm_err *e)
+{
+    lm_plan plan;
+    *eval_bytes = 0;
     if (lm_plan_make(train->graph, b, &train->loss, 1, &plan, e))
         return e->code;
     out->arena = (double)plan.bytes;
     out->lower_bound = (double)plan.lower_bound;
     lm_plan_fini(&plan);
-    if (eval) {
-        if (lm_plan_make(eval->graph, b, &eval->loss, 1, &plan, e))
-            return e->code;
-        eval_bytes = (double)plan.bytes > out->arena ? (double)plan.bytes : 0;
-        lm_plan_fini(&plan);
-    }
-    lm_memory_add(out, "weights (f32 master)", block);
+    if (!eval)
+        return LM_OK;
+    if (lm_plan_make(eval->graph, b, &eval->loss, 1, &plan, e))
+        return e->code;
+    *eval_bytes = (double)plan.bytes > out->arena ? (double)plan.bytes : 0;
+    lm_plan_fini(&plan);
+    return LM_OK;
+}
+
+lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
+                     const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
+                     lm_memory_plan *out, lm_err *e)
+{
+    double block = (double)train->block * sizeof(float), eval_bytes;
+    int64_t rows = train->build.batch * train->build.seq;
+    bool device = !b->host_memory;
+    lm_graph_cost_sum cost;
+
+    memset(out, 0, sizeof *out);
+    if (plan_graphs(train, eval, b, out, &eval_bytes, e))
+        return e->code;
+    lm_memory_add(out, "weights (f32 master)", block, device);
     if (train->build.precision.low == LM_DTYPE_BF16)
-        lm_memory_add(out, "weights (bf16)", block / 2);
-    lm_memory_add(out, "gradients (f32)", block);
-    lm_memory_add(out, "optimiser states", block * optim->states(h));
-    lm_memory_add(out, "activations and scratch", out->arena);
-    lm_memory_add(out, "validation", eval_bytes);
-    lm_memory_add(out, "batches", (double)(rows * 4 * 4 * (accumulate + (eval ? 1 : 0))));
-    lm_memory_add(out, "rotary table",
-                  (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1));
-    lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train));
-    lm_memory_add(out, "program", process_bytes);
+        lm_memory_add(out, "weights (bf16)", block / 2, device);
+    lm_memory_add(out, "gradients (f32)", block, device);
+    lm_memory_add(out, "optimiser states", block * optim->states(h), device);
+    lm_memory_add(out, "activations and scratch", out->arena, device);
+    lm_memory_add(out, "validation", eval_bytes, device);
+    lm_memory_add(out, "norms and sums", (double)lm_train_work_bytes(train, b), device);
+    add_twin(out, "batches", "batches (host)",
+             (double)lm_batch_bytes(train->build.batch, train->build.seq) *
+                 (double)(accumulate * (device ? 2 : 1) + (eval ? 1 : 0)),
+             device);
+    add_twin(out, "rotary table", "rotary table (host)",
+             (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1), device);
+    add_twin(out, "samples of weights", "samples of weights (host)",
+             (double)lm_monitor_bytes(train->block), device);
+    lm_memory_add(out, "checkpoint snapshot (host)",
+                  (double)lm_ckpt_snapshot_bytes(train, b, optim->states(h)), false);
+    lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train), false);
+    if (device)
+        lm_memory_add(out, "tensors being loaded", staging_bytes(train), false);
+    lm_memory_add(out, "program", process_bytes, false);
     out->params = lm_config_params(&train->config);
     out->matmul_params = lm_config_matmul_params(&train->config);
     out->flops_per_token = lm_config_train_flops(&train->config, train->build.seq);

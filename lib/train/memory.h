@@ -1,5 +1,7 @@
 /* memory.h -- what a training run will hold in memory and what a step will cost, from the config
- * alone. */
+ * alone.
+ *
+ * The host's memory and a device's are counted apart; on the CPU all rows are the host's. */
 #ifndef LM_TRAIN_MEMORY_H
 #define LM_TRAIN_MEMORY_H
 
@@ -10,14 +12,15 @@
 typedef struct {
     const char *name;
     double bytes;
+    bool device; /* in the device's memory, not the host's */
 } lm_memory_row;
 
-enum { LM_MEMORY_ROWS = 12 };
+enum { LM_MEMORY_ROWS = 24 };
 
 typedef struct {
     lm_memory_row row[LM_MEMORY_ROWS];
     int n_rows;
-    double total;
+    double total, device;      /* bytes of the host's memory, and of the device's */
     double arena, lower_bound; /* of the activations: as planned, and the least possible */
     int64_t params, matmul_params;
     double flops_per_token; /* 6 N + 12 L H D T                                        */
@@ -31,6 +34,6 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
                      const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
                      lm_memory_plan *out, lm_err *e);
 /* One thing more that the run will hold; nothing for 0 bytes. */
-void lm_memory_add(lm_memory_plan *p, const char *name, double bytes);
+void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);
 
 #endif

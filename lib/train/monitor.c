@@ -4,27 +4,46 @@
 #include <math.h>
 
 #include "base/mem.h"
+#include "graph/mirror.h"
+#include "train/flat.h"
 
 /* Each costs three cache misses; of so many the 99th percentile is good to a few percent. */
 enum { SAMPLE = 16384 };
 
 struct lm_monitor {
-    int64_t n, stride, count;
-    float *before, *grad;
+    int64_t stride, count;
+    lm_mirror before, grad, after;
 };
 
-lm_code lm_monitor_new(int64_t n, lm_monitor **out, lm_err *e)
+/* Odd: widths are even, and a sample of one column is none. */
+static int64_t stride_of(int64_t n)
+{
+    return n > SAMPLE ? n / SAMPLE | 1 : 1;
+}
+
+static int64_t count_of(int64_t n)
+{
+    int64_t count = n / stride_of(n);
+    return count < SAMPLE ? count : SAMPLE;
+}
+
+size_t lm_monitor_bytes(int64_t n)
+{
+    return 3 * (size_t)count_of(n) * sizeof(float);
+}
+
+lm_code lm_monitor_new(lm_backend *b, int64_t n, lm_monitor **out, lm_err *e)
 {
     lm_monitor *m = NULL;
     *out = NULL;
     if (lm_alloc_n(&m, 1, sizeof *m, "monitors", e))
         return e->code;
-    m->n = n;
-    /* Odd: widths are even, and a sample of one column is none. */
-    m->stride = n > SAMPLE ? n / SAMPLE | 1 : 1;
-    m->count = n / m->stride < SAMPLE ? n / m->stride : SAMPLE;
-    if (lm_alloc_n(&m->before, (size_t)m->count, sizeof(float), "monitors", e) ||
-        lm_alloc_n(&m->grad, (size_t)m->count, sizeof(float), "monitors", e)) {
+    m->stride = stride_of(n);
+    m->count = count_of(n);
+    size_t bytes = (size_t)m->count * sizeof(float);
+    if (lm_mirror_new(b, bytes, "monitors", &m->before, e) ||
+        lm_mirror_new(b, bytes, "monitors", &m->grad, e) ||
+        lm_mirror_new(b, bytes, "monitors", &m->after, e)) {
         lm_monitor_free(m);
         return e->code;
     }
@@ -36,17 +55,27 @@ void lm_monitor_free(lm_monitor *m)
 {
     if (!m)
         return;
-    lm_free(m->before);
-    lm_free(m->grad);
+    lm_mirror_fini(&m->before);
+    lm_mirror_fini(&m->grad);
+    lm_mirror_fini(&m->after);
     lm_free(m);
 }
 
-void lm_monitor_before(lm_monitor *m, const float *param, const float *grad)
+static lm_code take(const lm_monitor *m, const float *x, lm_mirror *to, lm_err *e)
 {
-    for (int64_t i = 0; i < m->count; i++) {
-        m->before[i] = param[i * m->stride];
-        m->grad[i] = fabsf(grad[i * m->stride]);
-    }
+    if (lm_strided(to->b, x, m->stride, to->dev, m->count, e))
+        return e->code;
+    return lm_mirror_pull(to, to->bytes, NULL, e);
+}
+
+lm_code lm_monitor_before(lm_monitor *m, const float *param, const float *grad, lm_err *e)
+{
+    return take(m, param, &m->before, e) ? e->code : take(m, grad, &m->grad, e);
+}
+
+lm_code lm_monitor_after(lm_monitor *m, const float *param, lm_err *e)
+{
+    return take(m, param, &m->after, e);
 }
 
 /* Element k of x[from, n) as if sorted; what lies before it is no larger, behind it no smaller
@@ -78,19 +107,22 @@ static float select_nth(float *x, int64_t from, int64_t n, int64_t k)
     return x[k];
 }
 
-void lm_monitor_after(lm_monitor *m, const float *param, lm_monitor_reading *out)
+void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out)
 {
+    const float *before = m->before.host, *after = m->after.host;
+    float *grad = m->grad.host;
     double moved = 0, size = 0, last = (double)(m->count - 1);
     for (int64_t i = 0; i < m->count; i++) {
-        double d = (double)param[i * m->stride] - m->before[i];
+        double d = (double)after[i] - before[i];
         moved += d * d;
-        size += (double)m->before[i] * m->before[i];
+        size += (double)before[i] * before[i];
+        grad[i] = fabsf(grad[i]);
     }
     int64_t k50 = (int64_t)(0.50 * last), k90 = (int64_t)(0.90 * last),
             k99 = (int64_t)(0.99 * last), n = m->count;
-    out->p50 = select_nth(m->grad, 0, n, k50);
-    out->p90 = select_nth(m->grad, k50, n, k90);
-    out->p99 = select_nth(m->grad, k90, n, k99);
-    out->max = select_nth(m->grad, k99, n, n - 1);
+    out->p50 = select_nth(grad, 0, n, k50);
+    out->p90 = select_nth(grad, k50, n, k90);
+    out->p99 = select_nth(grad, k90, n, k99);
+    out->max = select_nth(grad, k99, n, n - 1);
     out->update_ratio = size > 0 ? sqrt(moved / size) : 0;
 }

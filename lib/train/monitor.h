@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "base/err.h"
+#include "graph/backend.h"
 
 typedef struct lm_monitor lm_monitor;
 
@@ -13,12 +13,16 @@ typedef struct {
     double update_ratio;       /* |p_after - p_before| / |p_before| over the sample (2-norms) */
 } lm_monitor_reading;
 
-/* Sample at most 16,384 elements, evenly spaced over n. */
-lm_code lm_monitor_new(int64_t n, lm_monitor **out, lm_err *e);
+/* Sample at most 16,384 elements, evenly spaced over n.  All arrays are in `b`'s memory. */
+lm_code lm_monitor_new(lm_backend *b, int64_t n, lm_monitor **out, lm_err *e);
 void lm_monitor_free(lm_monitor *m);
-/* Around an optimiser step: before() keeps the sampled parameters and reads the gradients; after()
- * compares. */
-void lm_monitor_before(lm_monitor *m, const float *param, const float *grad);
-void lm_monitor_after(lm_monitor *m, const float *param, lm_monitor_reading *out);
+/* Bytes of its samples: on the host, and as many again on a device. */
+size_t lm_monitor_bytes(int64_t n);
+
+/* Around an optimiser step, on the main stream: before() takes the sampled parameters and gradients,
+ * after() the parameters again.  After a sync the reading is what the two found. */
+lm_code lm_monitor_before(lm_monitor *m, const float *param, const float *grad, lm_err *e);
+lm_code lm_monitor_after(lm_monitor *m, const float *param, lm_err *e);
+void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out);
 
 #endif

@@ -7,6 +7,17 @@
 #include "base/mem.h"
 #include "base/text.h"
 
+static void memory_json(lm_jw *w, const lm_memory_plan *p, bool device, const char *rows,
+                        const char *total)
+{
+    lm_jw_obj(w, rows);
+    for (int i = 0; i < p->n_rows; i++)
+        if (p->row[i].device == device)
+            lm_jw_int(w, p->row[i].name, (int64_t)p->row[i].bytes);
+    lm_jw_close_obj(w);
+    lm_jw_int(w, total, (int64_t)(device ? p->device : p->total));
+}
+
 lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e)
 {
     lm_jw w;
@@ -14,11 +25,9 @@ lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e)
     lm_jw_obj(&w, NULL);
     lm_jw_int(&w, "parameters", p->params);
     lm_jw_int(&w, "matmul_parameters", p->matmul_params);
-    lm_jw_obj(&w, "memory");
-    for (int i = 0; i < p->n_rows; i++)
-        lm_jw_int(&w, p->row[i].name, (int64_t)p->row[i].bytes);
-    lm_jw_close_obj(&w);
-    lm_jw_int(&w, "memory_total", (int64_t)p->total);
+    if (p->device > 0)
+        memory_json(&w, p, true, "device_memory", "device_memory_total");
+    memory_json(&w, p, false, "memory", "memory_total");
     lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
     lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
     lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
@@ -31,22 +40,32 @@ lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e)
     return lm_jw_end(&w);
 }
 
-lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e)
+static lm_code memory_rows(const lm_memory_plan *p, bool device, const char *total, lm_buf *out,
+                           lm_err *e)
 {
     char size[32];
-    lm_code rc = LM_OK;
-    for (int i = 0; !rc && i < p->n_rows; i++)
-        rc = lm_buf_addf(out, e, "%-26s %12s\n", p->row[i].name,
-                         lm_show_bytes(p->row[i].bytes, size));
-    if (!rc)
-        rc = lm_buf_addf(out, e, "%-26s %12s\n", "total", lm_show_bytes(p->total, size));
-    if (!rc)
-        rc = lm_buf_addf(out, e,
-                         "parameters %" PRId64 ", tokens a step %" PRId64
-                         ", FLOP a token %.4g, a step %.4g\n",
-                         p->params, p->tokens_per_step, p->flops_per_token,
-                         p->flops_per_token * (double)p->tokens_per_step);
-    return rc;
+    for (int i = 0; i < p->n_rows; i++)
+        if (p->row[i].device == device && lm_buf_addf(out, e, "%-26s %12s\n", p->row[i].name,
+                                                      lm_show_bytes(p->row[i].bytes, size)))
+            return e->code;
+    return lm_buf_addf(out, e, "%-26s %12s\n", total,
+                       lm_show_bytes(device ? p->device : p->total, size));
+}
+
+lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e)
+{
+    bool both = p->device > 0;
+    if (both &&
+        (memory_rows(p, true, "total of the device", out, e) || lm_buf_add(out, "\n", 1, e)))
+        return e->code;
+    if (memory_rows(p, false, both ? "total of the host" : "total", out, e) ||
+        (both && lm_buf_add(out, "\n", 1, e)))
+        return e->code;
+    return lm_buf_addf(out, e,
+                       "parameters %" PRId64 ", tokens a step %" PRId64
+                       ", FLOP a token %.4g, a step %.4g\n",
+                       p->params, p->tokens_per_step, p->flops_per_token,
+                       p->flops_per_token * (double)p->tokens_per_step);
 }
 
 const char *lm_train_status(const lm_train_result *r, lm_code rc)
@@ -68,6 +87,10 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
     lm_jw_f64(&w, "seconds", r->seconds);
     lm_jw_f64(&w, "tokens_per_second", r->tokens_per_second);
     lm_jw_f64(&w, "mfu", r->mfu);
+    if (r->device_planned > 0) {
+        lm_jw_int(&w, "device_memory_planned_bytes", (int64_t)r->device_planned);
+        lm_jw_int(&w, "device_memory_bytes", (int64_t)r->device_used);
+    }
     lm_jw_int(&w, "peak_memory_bytes", (int64_t)lm_rss_peak());
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
@@ -79,15 +102,22 @@ lm_code lm_train_report_end(lm_metrics *m, const lm_train_result *r, const char 
     lm_metrics_str(m, "status", status);
     lm_metrics_int(m, "step", r->step);
     lm_metrics_f32(m, "seconds", r->seconds);
+    lm_metrics_f32(m, "seconds_steps", r->seconds_steps);
     lm_metrics_f32(m, "seconds_data", r->seconds_data);
-    lm_metrics_f32(m, "seconds_forward", r->seconds_forward);
-    lm_metrics_f32(m, "seconds_backward", r->seconds_backward);
-    lm_metrics_f32(m, "seconds_optimizer", r->seconds_optimizer);
+    if (r->timed) {
+        lm_metrics_f32(m, "seconds_forward", r->seconds_forward);
+        lm_metrics_f32(m, "seconds_backward", r->seconds_backward);
+        lm_metrics_f32(m, "seconds_optimizer", r->seconds_optimizer);
+    }
     lm_metrics_f32(m, "seconds_eval", r->seconds_eval);
     lm_metrics_f32(m, "seconds_checkpoint", r->seconds_checkpoint);
     lm_metrics_f32(m, "tokens_per_second", r->tokens_per_second);
     if (r->mfu > 0)
         lm_metrics_f32(m, "mfu", r->mfu);
+    if (r->device_planned > 0) {
+        lm_metrics_int(m, "device_memory_planned_bytes", (int64_t)r->device_planned);
+        lm_metrics_int(m, "device_memory_bytes", (int64_t)r->device_used);
+    }
     lm_metrics_int(m, "peak_memory_bytes", (int64_t)lm_rss_peak());
     return lm_metrics_end(m, e);
 }

@@ -12,6 +12,13 @@ static lm_code block(lm_train_state *s, const char *what, size_t bytes, void *ou
     return s->backend->alloc(s->backend, bytes, what, out, e);
 }
 
+size_t lm_train_work_bytes(const lm_model *m, lm_backend *b)
+{
+    size_t norm = lm_sumsq_work(b, m->block);
+    size_t loss = lm_total_work(b, m->build.batch * m->build.seq);
+    return norm > loss ? norm : loss;
+}
+
 lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
                            const lm_optim_hyper *h, lm_train_state *s, lm_err *e)
 {
@@ -22,7 +29,7 @@ lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *opt
     s->best_loss = INFINITY;
     s->evaluated = -1;
     s->block_bytes = (size_t)m->block * sizeof(float);
-    s->norm_bytes = lm_sumsq_work(b, m->block);
+    s->work_bytes = lm_train_work_bytes(m, b);
     s->n_states = optim ? optim->states(h) : 0;
     lm_code rc = block(s, "weights", s->block_bytes, &s->param, e);
     if (!rc && m->build.precision.low == LM_DTYPE_BF16)
@@ -31,8 +38,8 @@ lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *opt
         rc = block(s, "gradients", s->block_bytes, &s->grad, e);
     for (int i = 0; !rc && i < s->n_states; i++)
         rc = block(s, "optimiser states", s->block_bytes, &s->state[i], e);
-    if (!rc && optim && s->norm_bytes)
-        rc = block(s, "scratch", s->norm_bytes, &s->norm_work, e);
+    if (!rc && optim && s->work_bytes)
+        rc = block(s, "scratch", s->work_bytes, &s->work, e);
     if (rc)
         lm_train_state_fini(s);
     return rc;
@@ -51,7 +58,7 @@ void lm_train_state_fini(lm_train_state *s)
     drop(s, s->param, s->block_bytes);
     drop(s, s->low, s->block_bytes / 2);
     drop(s, s->grad, s->block_bytes);
-    drop(s, s->norm_work, s->norm_bytes);
+    drop(s, s->work, s->work_bytes);
     for (int i = 0; i < LM_OPTIM_MAX_STATES; i++)
         drop(s, s->state[i], s->block_bytes);
     memset(s, 0, sizeof *s);

@@ -2,11 +2,13 @@
  * and its checkpoints.
  *
  * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights),
- * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  It is written by
- * a thread straight from the live blocks, with no copy: forward and backward only read them, and
- * the next optimiser step waits until the bytes are out (lm_ckpt_wait_copied).  fsync, rename and
- * pruning go on behind that.  With `lmz` the same files go to one run/step-NNNNNN.lmz (lmz.h), coded
- * on a small pool of the writer's own. */
+ * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  A thread writes
+ * it.  On the host's own memory that is straight from the live blocks, with no copy: forward and
+ * backward only read them, and the next optimiser step waits until the bytes are out.  On a device
+ * the blocks are first copied to pinned memory of the host, on a stream of their own; the next
+ * optimiser step waits there, on the device, until the copy is done, and the host for nothing.
+ * fsync, rename and pruning go on behind that.  With `lmz` the same files go to one
+ * run/step-NNNNNN.lmz (lmz.h), coded on a small pool of the writer's own. */
 #ifndef LM_TRAIN_STATE_H
 #define LM_TRAIN_STATE_H
 
@@ -18,15 +20,16 @@ typedef struct {
     const lm_model *model; /* layout of the blocks; borrowed */
     const lm_optim *optim;
     int n_states;
+    lm_backend *backend;
+    /* In the backend's memory. */
     float *param, *grad, *state[LM_OPTIM_MAX_STATES];
     uint16_t *low;      /* NULL in F32 */
-    void *norm_work;    /* scratch of the gradient norm */
+    void *work;         /* scratch of the reductions: norms, the loss of a micro-batch */
     size_t block_bytes; /* of one F32 block */
-    size_t norm_bytes;
-    lm_backend *backend;
+    size_t work_bytes;
 
     int64_t step, tokens; /* optimiser steps done, targets trained on */
-    int64_t sample;       /* windows drawn so far */
+    int64_t sample;       /* windows trained on so far */
     double seconds;       /* spent training, over all resumes */
     double best_loss;     /* of validation; early stopping */
     int64_t bad_evals;
@@ -37,6 +40,8 @@ typedef struct {
 lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
                            const lm_optim_hyper *h, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
+/* Scratch that the state will hold beside its blocks. */
+size_t lm_train_work_bytes(const lm_model *m, lm_backend *b);
 
 /* What does not change from checkpoint to checkpoint. All borrowed. */
 typedef struct {
@@ -50,18 +55,24 @@ typedef struct {
     bool lmz;            /* write .lmz files instead of folders */
 } lm_ckpt_opts;
 
-/* Memory that coding checkpoints as .lmz takes on this machine; 0 for folders. */
+/* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */
 double lm_ckpt_coder_bytes(bool lmz);
+/* Memory of the host for the copy of a state that lies on a device; 0 where none is made. */
+size_t lm_ckpt_snapshot_bytes(const lm_model *m, const lm_backend *b, int n_states);
 
 typedef struct lm_ckpt lm_ckpt;
-lm_code lm_ckpt_new(const lm_ckpt_opts *o, lm_ckpt **out, lm_err *e);
-/* Begin writing the state as run/step-NNNNNN in the background (waits for an earlier one first).
- * Fails later, through the waits, when something of that name is there already. */
+/* For states of the layout and on the backend of `s`. */
+lm_code lm_ckpt_new(const lm_ckpt_opts *o, const lm_train_state *s, lm_ckpt **out, lm_err *e);
+/* Begin writing the state, as what is on the main stream leaves it, as run/step-NNNNNN in the
+ * background (waits for an earlier one first).  Fails later, through the waits, when something of
+ * that name is there already. */
 lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e);
-/* Until the blocks may change again; and until the checkpoint is on disk, published and old ones
- * are pruned. Both return its failure. */
+/* What is put on the main stream from here on may change the blocks; and: wait until the checkpoint
+ * is on disk, published and old ones are pruned.  Both return its failure when there is one. */
 lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e);
 lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e);
+/* When the newest one was begun, and when its writer ended (0: not yet); seconds of lm_now. */
+void lm_ckpt_span(lm_ckpt *c, double *begin, double *end);
 /* Is one under way whose end no wait has seen yet?  (Waits see the end, busy alone does not.) */
 bool lm_ckpt_busy(const lm_ckpt *c);
 /* Path of the last whole checkpoint of this process; NULL before the first, and while busy. */

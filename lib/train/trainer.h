@@ -3,9 +3,10 @@
  *
  * One optimiser step takes `accumulate` micro-batches.  The loss is the sum over all valid targets
  * of the step divided by their number, whatever micro-batch they fell into, so accumulation changes
- * nothing but memory.  Step order: batches drawn; forward + backward per micro-batch; norm; finite
- * check; clip; update (arXiv:1711.05101); BF16 copy refreshed by the same pass.  A non-finite loss
- * or norm stops the run (LM_ENUMERIC) before the weights change. */
+ * nothing but memory.  Step order: forward + backward per micro-batch; norm; clip; update
+ * (arXiv:1711.05101); BF16 copy refreshed by the same pass.  A non-finite loss or norm stops the run
+ * (LM_ENUMERIC): the update itself refuses to change the weights then.  On a device the host draws the
+ * next step's batches while this one runs, and waits once a step. */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 
@@ -33,6 +34,7 @@ typedef struct {
     int64_t patience; /* evaluations without improvement before stopping; 0: off */
     double min_delta;
     double peak_flops; /* for MFU; 0: unknown */
+    bool timed;        /* take the times of operators where that slows the steps down, too */
 } lm_trainer_opts;
 
 /* Where it comes from and goes to.  All borrowed; NULL where absent. */
@@ -48,6 +50,8 @@ typedef struct {
     /* Bytes of text that each token id stands for [vocab], for bits per byte of validation; NULL:
      * not reported. */
     const uint16_t *id_bytes;
+    const char *trace; /* file for the time line of one step, the third (trace.h); NULL: none */
+    bool force;        /* it may replace what is there */
     lm_sink *sink;
 } lm_trainer_io;
 
@@ -60,10 +64,12 @@ typedef enum {
 typedef struct {
     lm_train_end end;
     int64_t step, tokens, steps_run;
-    double loss, val_loss; /* last; NAN if never */
-    double seconds, tokens_per_second, mfu;
-    double seconds_forward, seconds_backward, seconds_optimizer, seconds_data, seconds_eval,
-        seconds_checkpoint;
+    double loss, val_loss;                  /* last; NAN if never */
+    double seconds, tokens_per_second, mfu; /* the latter two: of the time that steps took */
+    double seconds_steps, seconds_data, seconds_eval, seconds_checkpoint;
+    bool timed; /* the next three are known */
+    double seconds_forward, seconds_backward, seconds_optimizer;
+    double device_planned, device_used; /* bytes of a device's memory; 0: none */
 } lm_train_result;
 
 typedef struct lm_trainer lm_trainer;
@@ -73,7 +79,8 @@ lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool valid
                         lm_backend *b, lm_memory_plan *out, lm_err *e);
 
 /* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated
- * when the plan does not fit into the memory that is available (numbers and what would help). */
+ * when the plan does not fit into the memory that is free, of the host or the device (both numbers,
+ * and the first change of options that would fit). */
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                        lm_trainer **out, lm_err *e);
 void lm_trainer_free(lm_trainer *t);

@@ -97,7 +97,7 @@ static double step(run *r, int64_t t, lm_err *e)
     if (lm_exec_run(r->exec, &st, e))
         die(e);
     double after = lm_now();
-    if (lm_sumsq(r->backend, r->s.grad, r->model->block, r->s.norm_work, &norm, e))
+    if (lm_sumsq(r->backend, r->s.grad, r->model->block, r->s.work, &norm, e))
         die(e);
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? r->model->decay_end : 0;
@@ -124,7 +124,7 @@ static double mean_loss(const run *r)
     double sum = 0;
     for (int64_t i = 0; i < r->batch.batch * r->batch.seq; i++)
         sum += loss[i];
-    return sum * (double)r->scale;
+    return sum * (double)*r->batch.scale;
 }
 
 static void print_times(run *r, int steps)

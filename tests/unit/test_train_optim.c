@@ -31,9 +31,17 @@ static void draw_gradient(int t)
         grad[i] = (float)lm_rng_normal(lm_rng_make(7, "gradient", (uint64_t)t), (uint64_t)i);
 }
 
-static double clipped(int i, double scale, double bound)
+static double squares(void)
 {
-    double g = grad[i] * scale;
+    double sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += (double)grad[i] * grad[i];
+    return sum;
+}
+
+static double clipped(int i, double norm, double bound)
+{
+    double g = grad[i] * (norm > 0 ? fmin(1, norm / (sqrt(squares()) + 1e-6)) : 1);
     return bound > 0 ? fmax(-bound, fmin(bound, g)) : g;
 }
 
@@ -43,7 +51,7 @@ static void adamw(reference *r, const lm_optim_hyper *h, const lm_optim_run *o)
 {
     double t = (double)o->t + 1;
     for (int i = 0; i < N; i++) {
-        double g = clipped(i, o->grad_scale, o->clip_value);
+        double g = clipped(i, o->clip_norm, o->clip_value);
         r->p[i] -= o->lr * (o->decay ? h->weight_decay : 0) * r->p[i];
         r->a[i] = h->beta1 * r->a[i] + (1 - h->beta1) * g;
         r->b[i] = h->beta2 * r->b[i] + (1 - h->beta2) * g * g;
@@ -55,7 +63,7 @@ static void adamw(reference *r, const lm_optim_hyper *h, const lm_optim_run *o)
 static void sgd(reference *r, const lm_optim_hyper *h, const lm_optim_run *o)
 {
     for (int i = 0; i < N; i++) {
-        double g = clipped(i, o->grad_scale, o->clip_value);
+        double g = clipped(i, o->clip_norm, o->clip_value);
         g += (o->decay ? h->weight_decay : 0) * r->p[i];
         if (h->momentum > 0) {
             r->a[i] = o->t ? h->momentum * r->a[i] + (1 - h->dampening) * g : g;
@@ -74,7 +82,7 @@ static void check_near(const float *got, const double *want, const char *what, i
 }
 
 static void check(const char *name, definition def, const lm_optim_hyper *h, int states, bool decay,
-                  double scale, double bound)
+                  double norm, double bound)
 {
     static reference r;
     static float p[N], state[2][N];
@@ -88,18 +96,20 @@ static void check(const char *name, definition def, const lm_optim_hyper *h, int
     for (int i = 0; i < N; i++)
         r.p[i] = p[i] = (float)lm_rng_normal(lm_rng_make(7, "weight", 0), (uint64_t)i);
     for (int t = 0; t < STEPS; t++) {
+        draw_gradient(t);
+        double sumsq = squares();
         lm_optim_run run = { .n = N,
                              .param = p,
                              .grad = grad,
                              .low = low,
                              .lr = 0.1 / (t + 1),
-                             .grad_scale = scale,
+                             .clip_norm = norm,
+                             .sumsq = &sumsq,
                              .clip_value = bound,
                              .decay = decay,
                              .t = t };
         for (int k = 0; k < states; k++)
             run.state[k] = state[k];
-        draw_gradient(t);
         assert_int_equal(o->run(backend, h, &run, &e), LM_OK);
         def(&r, h, &run);
         check_near(p, r.p, "the weight", t);
@@ -114,9 +124,9 @@ static void adamw_is_its_formula(void **state)
 {
     (void)state;
     lm_optim_hyper h = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1 };
-    check("adamw", adamw, &h, 2, true, 1, 0);
-    check("adamw", adamw, &h, 2, false, 1, 0);
-    check("adamw", adamw, &h, 2, true, 0.3, 0.2);
+    check("adamw", adamw, &h, 2, true, 0, 0);
+    check("adamw", adamw, &h, 2, false, 1e9, 0);
+    check("adamw", adamw, &h, 2, true, 10, 0.2);
 }
 
 static void sgd_is_its_formula(void **state)
@@ -125,11 +135,47 @@ static void sgd_is_its_formula(void **state)
     lm_optim_hyper plain = { .weight_decay = 0.1 };
     lm_optim_hyper heavy = { .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.3 };
     lm_optim_hyper ahead = { .weight_decay = 0.1, .momentum = 0.9, .nesterov = true };
-    check("sgd", sgd, &plain, 0, true, 1, 0);
-    check("sgd", sgd, &plain, 0, false, 0.3, 0.2);
-    check("sgd", sgd, &heavy, 1, true, 1, 0);
-    check("sgd", sgd, &heavy, 1, false, 0.3, 0.2);
-    check("sgd", sgd, &ahead, 1, true, 1, 0);
+    check("sgd", sgd, &plain, 0, true, 0, 0);
+    check("sgd", sgd, &plain, 0, false, 10, 0.2);
+    check("sgd", sgd, &heavy, 1, true, 0, 0);
+    check("sgd", sgd, &heavy, 1, false, 10, 0.2);
+    check("sgd", sgd, &ahead, 1, true, 0, 0);
+}
+
+/* A number that is not finite among those given: everything stays as it was. */
+static void refuses(const char *name, int states, double sumsq, double watch, bool takes)
+{
+    static float p[N], state[2][N];
+    static uint16_t low[N];
+    lm_optim_hyper h = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.9 };
+    lm_optim_run run = { .n = N,
+                         .param = p,
+                         .grad = grad,
+                         .state = { state[0], states > 1 ? state[1] : NULL },
+                         .low = low,
+                         .lr = 0.1,
+                         .sumsq = &sumsq,
+                         .watch = &watch };
+    lm_err e = { 0 };
+    draw_gradient(0);
+    for (int i = 0; i < N; i++)
+        p[i] = state[0][i] = state[1][i] = 2, low[i] = 7;
+    assert_int_equal(lm_optim_find(name)->run(backend, &h, &run, &e), LM_OK);
+    for (int i = 0; i < N; i++)
+        assert_true((p[i] == 2 && low[i] == 7 && state[0][i] == 2 && state[1][i] == 2) == !takes);
+}
+
+static void a_step_that_is_not_finite_is_none(void **state)
+{
+    (void)state;
+    for (int k = 0; lm_optim_names[k]; k++) {
+        int states = lm_optim_find(lm_optim_names[k])->n_states;
+        refuses(lm_optim_names[k], states, 4, 1, true);
+        refuses(lm_optim_names[k], states, NAN, 1, false);
+        refuses(lm_optim_names[k], states, INFINITY, 1, false);
+        refuses(lm_optim_names[k], states, 4, NAN, false);
+        refuses(lm_optim_names[k], states, 4, INFINITY, false);
+    }
 }
 
 static void names(void **state)
@@ -165,6 +211,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adamw_is_its_formula),
         cmocka_unit_test(sgd_is_its_formula),
+        cmocka_unit_test(a_step_that_is_not_finite_is_none),
         cmocka_unit_test(names),
     };
     return cmocka_run_group_tests(tests, begin, end);

@@ -316,7 +316,7 @@ static void a_checkpoint_is_of_its_moment(void **state)
     s.step = 5, s.tokens = 1234, s.sample = 77, s.seconds = 1.25, s.best_loss = 2.5;
     s.bad_evals = 2, s.evaluated = 4;
     ok(lm_mkdir_p(run, &e), &e);
-    ok(lm_ckpt_new(&o, &c, &e), &e);
+    ok(lm_ckpt_new(&o, &s, &c, &e), &e);
     assert_null(lm_ckpt_last(c));
     ok(lm_ckpt_begin(c, &s, &e), &e);
     ok(lm_ckpt_wait_copied(c, &e), &e);
@@ -363,7 +363,7 @@ static void a_failed_checkpoint_is_told(void **state)
     char *run = path_of("train.bin/run"); /* below a file */
     lm_ckpt_opts o = { .run_dir = run, .config = config_json };
     new_state(&m, &s);
-    ok(lm_ckpt_new(&o, &c, &e), &e);
+    ok(lm_ckpt_new(&o, &s, &c, &e), &e);
     ok(lm_ckpt_begin(c, &s, &e), &e);
     lm_code first = lm_ckpt_wait_copied(c, &e), second = lm_ckpt_wait(c, &e);
     assert_true(first == LM_EIO || second == LM_EIO);
@@ -389,11 +389,12 @@ static void monitors(void **state)
         p[i] = 2;
         g[i] = (float)(i % 2 ? -i : i) * 7 + 0; /* sizes 0, 7, 14 ... in any sign */
     }
-    ok(lm_monitor_new(N, &m, &e), &e);
-    lm_monitor_before(m, p, g);
+    ok(lm_monitor_new(backend, N, &m, &e), &e);
+    ok(lm_monitor_before(m, p, g, &e), &e);
     for (int i = 0; i < N; i++)
         p[i] += i % 2 ? 0.5f : -0.5f;
-    lm_monitor_after(m, p, &r);
+    ok(lm_monitor_after(m, p, &e), &e);
+    lm_monitor_read(m, &r);
     assert_true(r.p50 == 3500 && r.p90 == 6300 && r.p99 == 6930 && r.max == 7000);
     assert_true(fabs(r.update_ratio - 0.25) < 1e-12);
     lm_monitor_free(m);
@@ -414,9 +415,10 @@ static void monitors_sample(void **state)
         p[i] = 1;
         g[i] = (float)((i * INT64_C(7919)) % N); /* every value once, in no order */
     }
-    ok(lm_monitor_new(N, &m, &e), &e);
-    lm_monitor_before(m, p, g);
-    lm_monitor_after(m, p, &r);
+    ok(lm_monitor_new(backend, N, &m, &e), &e);
+    ok(lm_monitor_before(m, p, g, &e), &e);
+    ok(lm_monitor_after(m, p, &e), &e);
+    lm_monitor_read(m, &r);
     assert_true(fabs(r.p50 / N - 0.5) < 0.02 && fabs(r.p90 / N - 0.9) < 0.02);
     assert_true(fabs(r.p99 / N - 0.99) < 0.005 && r.max > 0.995 * N);
     assert_true(r.update_ratio == 0);

@@ -1,0 +1,130 @@
+/* trace.c -- events as they come, in the trace event format ("JSON Object Format"):
+ * {"displayTimeUnit": "ms", "traceEvents": [
+ *   {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": ...}},
+ *   {"name": ..., "cat": ..., "ph": "X", "ts": us, "dur": us, "pid": 1, "tid": row, "args": {...}}]} */
+#include "graph/trace.h"
+
+#include "base/json.h"
+
+struct lm_trace {
+    lm_buf text;
+    lm_jw w;
+    lm_err err;  /* the writer's, and the first one's */
+    double zero; /* when the first event began; times are counted from there */
+    bool any;
+};
+
+static void meta(lm_trace *t, const char *what, int row, const char *name)
+{
+    lm_jw_obj(&t->w, NULL);
+    lm_jw_str(&t->w, "name", what);
+    lm_jw_str(&t->w, "ph", "M");
+    lm_jw_int(&t->w, "pid", 1);
+    lm_jw_int(&t->w, "tid", row);
+    lm_jw_obj(&t->w, "args");
+    lm_jw_str(&t->w, "name", name);
+    lm_jw_close_obj(&t->w);
+    lm_jw_close_obj(&t->w);
+}
+
+lm_code lm_trace_new(const char *process, lm_trace **out, lm_err *e)
+{
+    lm_trace *t = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&t, 1, sizeof *t, "a trace", e))
+        return e->code;
+    lm_jw_begin(&t->w, &t->text, 1, &t->err);
+    lm_jw_obj(&t->w, NULL);
+    lm_jw_str(&t->w, "displayTimeUnit", "ms");
+    lm_jw_arr(&t->w, "traceEvents");
+    meta(t, "process_name", 0, process);
+    *out = t;
+    return LM_OK;
+}
+
+void lm_trace_free(lm_trace *t)
+{
+    if (!t)
+        return;
+    lm_buf_fini(&t->text);
+    lm_free(t);
+}
+
+void lm_trace_row(lm_trace *t, int row, const char *name)
+{
+    meta(t, "thread_name", row, name);
+}
+
+/* An event up to its arguments; the caller closes it. */
+static void open_event(lm_trace *t, int row, const char *kind, const char *name, double begin,
+                       double end)
+{
+    if (!t->any)
+        t->zero = begin;
+    t->any = true;
+    lm_jw_obj(&t->w, NULL);
+    lm_jw_str(&t->w, "name", name);
+    if (kind)
+        lm_jw_str(&t->w, "cat", kind);
+    lm_jw_str(&t->w, "ph", "X");
+    lm_jw_f64(&t->w, "ts", 1e6 * (begin - t->zero));
+    lm_jw_f32(&t->w, "dur", 1e6 * (end - begin));
+    lm_jw_int(&t->w, "pid", 1);
+    lm_jw_int(&t->w, "tid", row);
+}
+
+void lm_trace_span(lm_trace *t, int row, const char *name, double begin, double end)
+{
+    open_event(t, row, NULL, name, begin, end);
+    lm_jw_close_obj(&t->w);
+}
+
+/* The parameter that the node reads or whose gradient it makes. */
+static const char *parameter_of(const lm_graph *g, const lm_node *n)
+{
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] >= 0 && g->value[n->in[i]].role == LM_ROLE_PARAM)
+            return g->value[n->in[i]].name;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_GRAD)
+            return g->value[g->value[n->out[i]].grad_of].name;
+    return NULL;
+}
+
+void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, int64_t micro,
+                   double begin)
+{
+    lm_exec_span s;
+    for (size_t k = 0; lm_exec_span_at(x, k, &s); k++) {
+        const char *parameter = parameter_of(g, s.node), *phase = lm_phase_name(s.node->phase);
+        double seconds = s.end - s.begin;
+        open_event(t, row + (int)s.node->phase, phase, s.node->op->name, begin + s.begin,
+                   begin + s.end);
+        lm_jw_obj(&t->w, "args");
+        lm_jw_str(&t->w, "phase", phase);
+        lm_jw_int(&t->w, "layer", s.node->layer);
+        lm_jw_int(&t->w, "micro_batch", micro);
+        if (parameter)
+            lm_jw_str(&t->w, "parameter", parameter);
+        lm_jw_f32(&t->w, "flops", s.flops);
+        lm_jw_f32(&t->w, "bytes", s.bytes);
+        lm_jw_f32(&t->w, "flops_per_second", s.flops / seconds);
+        lm_jw_f32(&t->w, "bytes_per_second", s.bytes / seconds);
+        lm_jw_close_obj(&t->w);
+        lm_jw_close_obj(&t->w);
+    }
+}
+
+lm_code lm_trace_write(lm_trace *t, lm_out *out, lm_err *e)
+{
+    lm_jw_close_arr(&t->w);
+    lm_jw_close_obj(&t->w);
+    if (lm_jw_end(&t->w) || lm_buf_add(&t->text, "\n", 1, &t->err)) {
+        *e = t->err;
+        return e->code;
+    }
+    FILE *f = lm_out_file(out);
+    return fwrite(t->text.data, 1, t->text.len, f) == t->text.len
+               ? LM_OK
+               : lm_fail_write(lm_out_path(out), e);
+}

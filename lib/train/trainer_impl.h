@@ -1,0 +1,98 @@
+/* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c takes
+ * a step, trainer_report.c tells of it, trainer_fit.c knows what fits into memory. */
+#ifndef LM_TRAIN_TRAINER_IMPL_H
+#define LM_TRAIN_TRAINER_IMPL_H
+
+#include "graph/trace.h"
+#include "train/monitor.h"
+#include "train/trainer.h"
+
+/* Numbers that a step leaves where it runs. */
+typedef struct {
+    double loss;    /* sum over the rows of all micro-batches */
+    double sumsq;   /* of the gradients */
+    double weights; /* sum of squares of the weights, for checkpoints */
+} step_numbers;
+
+/* Rows of a trace; those of the graph's phases come first. */
+enum {
+    TRACE_OPTIMIZER = LM_PHASE_COUNT,
+    TRACE_DATA,
+    TRACE_CHECKPOINT,
+    TRACE_WRITER,
+};
+
+struct lm_trainer {
+    lm_trainer_opts o;
+    lm_trainer_io io;
+    lm_backend *b;
+    lm_model *model;
+    lm_exec *exec;
+    lm_train_state s;
+    lm_evaluator eval;
+    lm_feed *train_feed, *val_feed;
+    /* `sets` times the micro-batches of a step.  On a device there are two: while it works on one, the
+     * host draws the other and sends it on a stream of its own. */
+    lm_batch *batch;
+    int sets, set; /* set: of the next step */
+    bool drawn;    /* that one is filled and on its way */
+    int64_t valid[2];
+    lm_stream *copies;
+    lm_mirror numbers; /* step_numbers */
+    lm_marks *marks;   /* around the parts of an optimiser step */
+    lm_rotary rope;
+    lm_monitor *monitor;
+    lm_ckpt *ckpt;
+    lm_memory_plan plan;
+
+    lm_trace *trace; /* of the one step; NULL: none, or written */
+    lm_out *trace_out;
+    bool tracing;       /* now */
+    bool traced;        /* the step is over: what is missing is the end of its checkpoint */
+    bool trace_writing; /* which belongs to it */
+
+    lm_train_result r;
+    double started, last_save;
+    size_t free_before;    /* bytes of the device before anything was allocated */
+    int64_t saved, saving; /* step of the last checkpoint, of the one without a record; -1: none */
+    double val_bytes_per_token; /* of the validation set; 0: unknown */
+};
+
+/* What one step found out. */
+typedef struct {
+    double loss, norm, lr, seconds;
+    int64_t tokens;
+    bool logged;
+    lm_monitor_reading reading;
+} step_info;
+
+/* Are the times of nodes taken in the step under way? */
+static inline bool trainer_timed(const lm_trainer *t)
+{
+    return t->b->host_memory || t->o.timed || t->tracing;
+}
+
+/* ---- trainer_step.c ---- */
+
+lm_code trainer_marks(lm_trainer *t, lm_err *e); /* once: those of a step */
+lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e);
+/* LM_ENUMERIC with what to do about it: the `what` of step `step` is `value`. */
+lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value,
+                             lm_err *e);
+
+/* ---- trainer_report.c ---- */
+
+lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e);
+lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e);
+/* Write the trace when all that belongs to it is known; `end`: whatever is missing. */
+lm_code trainer_write_trace(lm_trainer *t, bool end, lm_err *e);
+double trainer_mfu(const lm_trainer *t, double tokens_per_second);
+
+/* ---- trainer_fit.c ---- */
+
+lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode);
+/* Does the plan fit into the memory that is free?  Fails: LM_ELIMIT with both numbers, and the first
+ * change of options that would fit. */
+lm_code trainer_fit(const lm_trainer *t, lm_err *e);
+
+#endif

@@ -1,0 +1,251 @@
+/* trainer_step.c -- one optimiser step.
+ *
+ * Everything is put on the main stream and decided where the numbers are: the loss is added up and
+ * the gradients' squares are summed there, and the optimiser does not write when one of them is not
+ * finite.  The host draws the next batches meanwhile, waits once, and reads what became of it. */
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "train/flat.h"
+#include "train/trainer_impl.h"
+
+/* Marks around the optimiser's part.  On the host a checkpoint may be waited for between the second
+ * and the third. */
+enum { MARK_BEGIN, MARK_NORM, MARK_UPDATE, MARK_END, MARKS };
+
+lm_code trainer_marks(lm_trainer *t, lm_err *e)
+{
+    return t->b->marks_new(t->b, MARKS, &t->marks, e);
+}
+
+static step_numbers *where_it_runs(const lm_trainer *t)
+{
+    return t->numbers.dev;
+}
+
+/* ---- batches ---- */
+
+/* The micro-batches of a step whose first window is `sample`, filled and sent. */
+static lm_code draw(lm_trainer *t, int set, int64_t sample, lm_err *e)
+{
+    double began = lm_now(), ended;
+    lm_batch *batch = t->batch + set * t->o.accumulate;
+    int64_t valid = 0;
+    for (int64_t i = 0; i < t->o.accumulate; i++) {
+        if (lm_batch_fill(&batch[i], t->train_feed, sample + i * t->o.batch, INT64_MAX, e))
+            return e->code;
+        valid += batch[i].valid;
+    }
+    for (int64_t i = 0; i < t->o.accumulate; i++) {
+        *batch[i].scale = valid ? (float)(1.0 / (double)valid) : 0.0f;
+        if (lm_batch_push(&batch[i], t->copies, e))
+            return e->code;
+    }
+    ended = lm_now();
+    t->valid[set] = valid;
+    t->r.seconds_data += ended - began;
+    if (t->tracing)
+        lm_trace_span(t->trace, TRACE_DATA, "draw", began, ended);
+    return LM_OK;
+}
+
+static int64_t windows_a_step(const lm_trainer *t)
+{
+    return t->o.accumulate * t->o.batch;
+}
+
+/* The batches of this step are there when main gets to it.  Those of the next, which another step has
+ * read before, may be overwritten when main is past that. */
+static lm_code take_batches(lm_trainer *t, lm_err *e)
+{
+    if (!t->drawn && draw(t, t->set, t->s.sample, e))
+        return e->code;
+    t->drawn = false;
+    return t->b->follow(t->b, t->b->main, t->copies, e) ||
+                   t->b->follow(t->b, t->copies, t->b->main, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* While the device works. */
+static lm_code draw_ahead(lm_trainer *t, lm_err *e)
+{
+    int next = (t->set + 1) % t->sets;
+    if (t->sets > 1 && t->s.step + 1 < t->o.steps) {
+        if (draw(t, next, t->s.sample + windows_a_step(t), e))
+            return e->code;
+        t->drawn = true;
+    }
+    t->set = next;
+    return LM_OK;
+}
+
+/* ---- forward and backward ---- */
+
+static lm_code forward_backward(lm_trainer *t, lm_err *e)
+{
+    lm_step step = { .seed = t->o.seed, .step = t->s.step };
+    lm_batch *batch = t->batch + t->set * t->o.accumulate;
+    for (int64_t i = 0; i < t->o.accumulate; i++) {
+        double began = lm_now();
+        step.micro = i;
+        lm_batch_bind(&batch[i], t->model, t->exec);
+        if (lm_exec_run(t->exec, &step, e) ||
+            lm_total(t->b, lm_exec_data(t->exec, t->model->loss), t->o.batch * t->o.seq, i > 0,
+                     t->s.work, &where_it_runs(t)->loss, e))
+            return e->code;
+        if (t->tracing)
+            lm_trace_exec(t->trace, 0, t->model->graph, t->exec, i, began);
+    }
+    return LM_OK;
+}
+
+lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
+{
+    const char *last = NULL;
+    char todo[200], where[64];
+    if (t->ckpt && lm_ckpt_wait(t->ckpt, e))
+        return e->code;
+    if (t->ckpt)
+        last = lm_ckpt_last(t->ckpt);
+    if (!last)
+        last = t->io.resume;
+    snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%s",
+             last ? "resume from " : "begin anew", last ? last : "");
+    snprintf(where, sizeof where, "step %" PRId64, step);
+    return lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what,
+                   isnan(value) ? "not a number" : "infinite");
+}
+
+/* ---- the optimiser ---- */
+
+static lm_code run_optimizer(lm_trainer *t, const step_info *i, lm_err *e)
+{
+    for (int part = 0; part < 2; part++) {
+        int64_t from = part ? t->model->decay_end : 0;
+        int64_t to = part ? t->model->block : t->model->decay_end;
+        lm_optim_run r = { .n = to - from,
+                           .param = t->s.param + from,
+                           .grad = t->s.grad + from,
+                           .low = t->s.low ? t->s.low + from : NULL,
+                           .lr = i->lr,
+                           .clip_norm = t->o.clip_norm,
+                           .sumsq = &where_it_runs(t)->sumsq,
+                           .watch = &where_it_runs(t)->loss,
+                           .clip_value = t->o.clip_value,
+                           .decay = part == 0,
+                           .t = t->s.step };
+        for (int k = 0; k < t->s.n_states; k++)
+            r.state[k] = t->s.state[k] + from;
+        if (r.n && t->o.optim->run(t->b, &t->o.hyper, &r, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static void mark(lm_trainer *t, int i)
+{
+    if (trainer_timed(t))
+        t->b->mark(t->b, t->marks, i, t->b->main);
+}
+
+static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
+{
+    double began;
+    mark(t, MARK_BEGIN);
+    if (lm_sumsq(t->b, t->s.grad, t->model->block, t->s.work, &where_it_runs(t)->sumsq, e))
+        return e->code;
+    mark(t, MARK_NORM);
+    began = lm_now();
+    if (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e))
+        return e->code;
+    t->r.seconds_checkpoint += lm_now() - began;
+    mark(t, MARK_UPDATE);
+    if (i->logged && lm_monitor_before(t->monitor, t->s.param, t->s.grad, e))
+        return e->code;
+    if (i->tokens && run_optimizer(t, i, e))
+        return e->code;
+    if (i->logged && lm_monitor_after(t->monitor, t->s.param, e))
+        return e->code;
+    mark(t, MARK_END);
+    return lm_mirror_pull(&t->numbers, offsetof(step_numbers, weights), NULL, e);
+}
+
+static lm_code take_times(lm_trainer *t, double began, lm_err *e)
+{
+    double at[MARKS];
+    if (!trainer_timed(t))
+        return LM_OK;
+    if (t->b->marks_read(t->b, t->marks, MARKS, at, e))
+        return e->code;
+    t->r.seconds_optimizer += at[MARK_NORM] - at[MARK_BEGIN] + at[MARK_END] - at[MARK_UPDATE];
+    if (t->tracing) {
+        lm_trace_span(t->trace, TRACE_OPTIMIZER, "gradient norm", began, began + at[MARK_NORM]);
+        lm_trace_span(t->trace, TRACE_OPTIMIZER, t->o.optim->name, began + at[MARK_UPDATE],
+                      began + at[MARK_END]);
+    }
+    return LM_OK;
+}
+
+/* ---- all of it ---- */
+
+/* The step that is traced: the third of the run, or the last when there are fewer. */
+static lm_code begin_trace(lm_trainer *t, lm_err *e)
+{
+    t->tracing = t->trace && !t->traced &&
+                 (t->r.steps_run == 2 || (t->r.steps_run < 2 && t->s.step + 1 == t->o.steps));
+    return t->tracing ? lm_exec_timing(t->exec, true, e) : LM_OK;
+}
+
+static lm_code end_trace(lm_trainer *t, lm_err *e)
+{
+    if (!t->tracing)
+        return LM_OK;
+    t->tracing = false;
+    t->traced = true;
+    return trainer_timed(t) ? LM_OK : lm_exec_timing(t->exec, false, e);
+}
+
+/* What the device left: the weights have changed only if both numbers are finite. */
+static lm_code look(lm_trainer *t, step_info *i, lm_err *e)
+{
+    const step_numbers *n = t->numbers.host;
+    i->loss = i->tokens ? n->loss / (double)i->tokens : 0;
+    i->norm = sqrt(n->sumsq);
+    if (!isfinite(i->loss))
+        return trainer_numeric_stop(t, t->s.step + 1, "loss", i->loss, e);
+    if (!isfinite(i->norm))
+        return trainer_numeric_stop(t, t->s.step + 1, "gradient norm", i->norm, e);
+    if (i->logged)
+        lm_monitor_read(t->monitor, &i->reading);
+    return LM_OK;
+}
+
+lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
+{
+    double began = lm_now(), updating;
+    if (begin_trace(t, e) || take_batches(t, e))
+        return e->code;
+    i->tokens = t->valid[t->set];
+    i->lr = lm_schedule_lr(&t->o.schedule, t->s.step);
+    i->logged = t->o.log_every && (t->s.step + 1) % t->o.log_every == 0;
+    if (forward_backward(t, e))
+        return e->code;
+    updating = lm_now();
+    if (update(t, i, e) || draw_ahead(t, e) || t->b->sync(t->b, t->b->main, e) || look(t, i, e) ||
+        take_times(t, updating, e) || end_trace(t, e))
+        return e->code;
+    t->s.step++;
+    t->s.sample += windows_a_step(t);
+    t->s.tokens += i->tokens;
+    t->r.steps_run++;
+    t->r.tokens += i->tokens;
+    t->r.loss = i->loss;
+    i->seconds = lm_now() - began;
+    t->s.seconds += i->seconds;
+    t->r.seconds_steps += i->seconds;
+    return LM_OK;
+}
