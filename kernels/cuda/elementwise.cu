@@ -1,8 +1,10 @@
 /* elementwise.cu -- activations and other maps: one read and one write of memory each. */
-#include "kernels/elementwise.h"
-
 #include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/plane.cuh"
+
+extern "C" {
+#include "kernels/elementwise.h"
+}
 
 static const int threads = 256;
 

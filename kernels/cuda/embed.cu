@@ -4,9 +4,11 @@
  * sort of 8 bits a pass; each id then knows where its rows lie in that order, and one block sums them
  * and writes (or clears) the id's row of the table.  Where bits may differ from run to run, rows are
  * added by atomics instead. */
-#include "kernels/embed.h"
-
 #include "kernels/cuda/plane.cuh"
+
+extern "C" {
+#include "kernels/embed.h"
+}
 
 /* ---- lookup ---- */
 

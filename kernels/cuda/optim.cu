@@ -1,7 +1,9 @@
 /* optim.cu -- optimiser steps in one pass over memory, and sums in a fixed order. */
-#include "kernels/optim.h"
-
 #include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "kernels/optim.h"
+}
 
 static const int threads = 256;
 

@@ -1,7 +1,9 @@
 /* rope.cu -- rotary position embedding, in place or from one array to another. */
-#include "kernels/rope.h"
-
 #include "kernels/cuda/plane.cuh"
+
+extern "C" {
+#include "kernels/rope.h"
+}
 
 /* A row is `all` heads of which the first `turned` are rotated.  Its work in packs of N elements: per
  * rotated head `half` pairs of packs; then, unless in place (copied = 0), `kept` packs behind the
