@@ -43,6 +43,8 @@ static void read_settings(void)
         emu_set.eager = atoi(s) != 0;
     if ((s = getenv("LM_EMU_STRICT")) && *s)
         emu_set.strict = atoi(s) != 0;
+    if ((s = getenv("LM_EMU_PICKY")) && *s)
+        emu_set.picky = atoi(s) != 0;
     if ((s = getenv("LM_EMU_MEMORY")) && *s)
         emu_set.memory = read_size(s);
     if ((s = getenv("LM_EMU_DEVICES")) && *s)
@@ -108,6 +110,15 @@ void emu_break(cudaError_t code, const char *fmt, ...)
         broken = code;
 }
 
+bool emu_kernel_begins(const char *name)
+{
+    if (++emu_kernels != emu_set.fail_at)
+        return true;
+    emu_break(cudaErrorLaunchFailure, "kernel %s, number %llu: the device is gone", name,
+              (unsigned long long)emu_kernels);
+    return false;
+}
+
 /* ---- steering ---- */
 
 void lm_emu_order(int order, uint64_t seed)
@@ -127,6 +138,12 @@ void lm_emu_strict(bool strict)
 {
     emu_enter();
     emu_set.strict = strict;
+    pthread_mutex_unlock(&lock);
+}
+void lm_emu_picky(bool picky)
+{
+    emu_enter();
+    emu_set.picky = picky;
     pthread_mutex_unlock(&lock);
 }
 void lm_emu_quiet(bool quiet)

@@ -6,6 +6,7 @@
  *   LM_EMU_MEMORY=N    bytes of device memory, with K, M, G (default 2G)
  *   LM_EMU_DEVICES=N   how many devices there are (default 1)
  *   LM_EMU_FAIL=N      the N-th kernel that runs makes the device disappear
+ *   LM_EMU_PICKY=1     cuBLASLt has no algorithm where pointers or pitches are not multiples of 16 bytes
  *   LM_EMU_STRICT=1    pointers among a kernel's arguments must be memory of the device or pinned
  *
  * What a kernel does wrong (some threads wait for others that never come, shared memory or an
@@ -33,6 +34,7 @@ enum { LM_EMU_FORWARD = 0, LM_EMU_BACKWARD = 1, LM_EMU_SHUFFLED = 2 };
 LM_EMU_PUBLIC void lm_emu_order(int order, uint64_t seed);
 LM_EMU_PUBLIC void lm_emu_eager(bool eager);
 LM_EMU_PUBLIC void lm_emu_strict(bool strict);
+LM_EMU_PUBLIC void lm_emu_picky(bool picky);
 /* Bytes of device memory in all. */
 LM_EMU_PUBLIC void lm_emu_memory(size_t bytes);
 /* The n-th kernel from now makes the device disappear; 0: none does. */

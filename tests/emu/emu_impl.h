@@ -26,7 +26,7 @@ typedef struct {
     size_t memory;
     int devices, order;
     uint64_t seed, fail_at;
-    bool eager, strict, quiet;
+    bool eager, strict, quiet, picky;
 } emu_settings;
 
 /* device.c: settings, errors, the lock that every call of the API holds */
@@ -43,6 +43,9 @@ LM_EMU_HIDDEN void emu_break(cudaError_t code, const char *fmt, ...)
 /* What is wrong with a call, to be printed; not an error of the device. */
 LM_EMU_HIDDEN void emu_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 LM_EMU_HIDDEN size_t emu_shared_allowed(const void *kernel);
+
+/* Counts a kernel, by which the device may disappear (LM_EMU_FAIL): false. */
+LM_EMU_HIDDEN bool emu_kernel_begins(const char *name);
 
 /* block.c */
 LM_EMU_HIDDEN void emu_run_grid(const lm_emu_launch *k, const void *args);

@@ -212,11 +212,7 @@ cudaError_t emu_uncaptured(void)
 static void run_kernel(void *data)
 {
     const lm_emu_launch *k = data;
-    emu_kernels++;
-    if (emu_kernels == emu_set.fail_at)
-        emu_break(cudaErrorLaunchFailure, "kernel %s, number %llu: the device is gone", k->name,
-                  (unsigned long long)emu_kernels);
-    else
+    if (emu_kernel_begins(k->name))
         emu_run_grid(k, k + 1);
 }
 

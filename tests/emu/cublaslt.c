@@ -1,0 +1,600 @@
+/* cublaslt.c -- cuBLASLt's matrix product, from its documented meaning, in plain F32 on the host.
+ *
+ * D = epilogue(alpha op(A) op(B) + beta C), column-major.  A chosen algorithm remembers the alignments
+ * that it was chosen for, those of the bias and auxiliary pointers too, and a product that does not
+ * keep to them is refused with a line of text: a GPU would fault or be slow.  Sums go over k in
+ * order. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cublasLt.h"
+#include "emu_impl.h"
+#include "numeric/dtype.h"
+
+#pragma GCC optimize("O3")
+
+typedef struct {
+    int32_t type, order;
+    uint64_t rows, cols;
+    int64_t ld, batch_stride;
+    int32_t batch;
+} layout;
+
+typedef struct {
+    int32_t compute, scale, pointer_mode, ta, tb, aux_type, bias_type;
+    uint32_t epilogue;
+    char *bias, *aux;
+    int64_t bias_stride, aux_ld, aux_stride;
+    int32_t sms;
+} product;
+
+typedef struct {
+    uint64_t workspace;
+    uint32_t search, reduction, align[4]; /* of A, B, C, D */
+    float waves;
+    uint64_t impl;
+} preference;
+
+typedef struct {
+    uint64_t magic, workspace;
+    uint16_t align[6]; /* of A, B, C, D, bias, aux */
+} choice;
+
+enum { MAGIC = 0x6c746d6d, ALIGN_DEFAULT = 256 };
+
+_Static_assert(sizeof(layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "fits");
+_Static_assert(sizeof(product) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
+_Static_assert(sizeof(preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
+_Static_assert(sizeof(choice) <= sizeof(cublasLtMatmulAlgo_t), "fits");
+
+struct cublasLtContext {
+    int device;
+};
+
+/* ---- descriptors ---- */
+
+size_t cublasLtGetVersion(void)
+{
+    return CUBLAS_VERSION;
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+        return "CUBLAS_STATUS_EXECUTION_FAILED";
+    default:
+        return "CUBLAS_STATUS_INTERNAL_ERROR";
+    }
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    return cublasLtGetStatusName(status);
+}
+
+static void *fresh(size_t bytes)
+{
+    void *p = calloc(1, bytes);
+    if (!p)
+        abort();
+    return p;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
+{
+    emu_enter();
+    bool dead = emu_leave(cudaSuccess) != cudaSuccess;
+    *handle = dead ? NULL : fresh(sizeof **handle);
+    return dead ? CUBLAS_STATUS_NOT_INITIALIZED : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    *out = fresh(sizeof **out);
+    *(layout *)*out = (layout){ .type = type, .rows = rows, .cols = cols, .ld = ld, .batch = 1 };
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+    free(l);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+typedef struct {
+    int attr;
+    size_t offset, bytes;
+} field;
+#define FIELD(attr, type, member)                                 \
+    {                                                             \
+        attr, offsetof(type, member), sizeof(((type *)0)->member) \
+    }
+
+static cublasStatus_t set_field(void *object, const field *fields, size_t n, int attr,
+                                const void *buf, size_t bytes)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (fields[i].attr != attr)
+            continue;
+        if (!object || !buf || bytes != fields[i].bytes)
+            return CUBLAS_STATUS_INVALID_VALUE;
+        memcpy((char *)object + fields[i].offset, buf, bytes);
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    emu_say("cuBLASLt: attribute %d is not known to the emulation", attr);
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+#define SET_FIELD(object, fields) \
+    set_field(object, fields, sizeof fields / sizeof *fields, (int)attr, buf, bytes)
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                                cublasLtMatrixLayoutAttribute_t attr,
+                                                const void *buf, size_t bytes)
+{
+    static const field fields[] = {
+        FIELD(CUBLASLT_MATRIX_LAYOUT_TYPE, layout, type),
+        FIELD(CUBLASLT_MATRIX_LAYOUT_ORDER, layout, order),
+        FIELD(CUBLASLT_MATRIX_LAYOUT_ROWS, layout, rows),
+        FIELD(CUBLASLT_MATRIX_LAYOUT_COLS, layout, cols),
+        FIELD(CUBLASLT_MATRIX_LAYOUT_LD, layout, ld),
+        FIELD(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, layout, batch),
+        FIELD(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, layout, batch_stride),
+    };
+    return SET_FIELD(l, fields);
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+    *desc = fresh(sizeof **desc);
+    *(product *)*desc = (product){
+        .compute = (int32_t)compute,
+        .scale = (int32_t)scale,
+        .aux_type = -1,
+        .bias_type = -1,
+        .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
+    };
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
+{
+    free(desc);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attr, const void *buf,
+                                              size_t bytes)
+{
+    static const field fields[] = {
+        FIELD(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, product, compute),
+        FIELD(CUBLASLT_MATMUL_DESC_SCALE_TYPE, product, scale),
+        FIELD(CUBLASLT_MATMUL_DESC_POINTER_MODE, product, pointer_mode),
+        FIELD(CUBLASLT_MATMUL_DESC_TRANSA, product, ta),
+        FIELD(CUBLASLT_MATMUL_DESC_TRANSB, product, tb),
+        FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE, product, epilogue),
+        FIELD(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product, bias),
+        FIELD(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, product, bias_stride),
+        FIELD(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, product, bias_type),
+        FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product, aux),
+        FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product, aux_ld),
+        FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, product, aux_stride),
+        FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, product, aux_type),
+        FIELD(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, product, sms),
+    };
+    return SET_FIELD(desc, fields);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref)
+{
+    *pref = fresh(sizeof **pref);
+    *(preference *)*pref =
+        (preference){ .reduction = CUBLASLT_REDUCTION_SCHEME_MASK,
+                      .align = { ALIGN_DEFAULT, ALIGN_DEFAULT, ALIGN_DEFAULT, ALIGN_DEFAULT } };
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref)
+{
+    free(pref);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
+                                                    cublasLtMatmulPreferenceAttributes_t attr,
+                                                    const void *buf, size_t bytes)
+{
+    static const field fields[] = {
+        FIELD(CUBLASLT_MATMUL_PREF_SEARCH_MODE, preference, search),
+        FIELD(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, preference, workspace),
+        FIELD(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, preference, reduction),
+        FIELD(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, preference, align[0]),
+        FIELD(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, preference, align[1]),
+        FIELD(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, preference, align[2]),
+        FIELD(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, preference, align[3]),
+        FIELD(CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT, preference, waves),
+        FIELD(CUBLASLT_MATMUL_PREF_IMPL_MASK, preference, impl),
+    };
+    return SET_FIELD(pref, fields);
+}
+
+/* ---- what is allowed ---- */
+
+static size_t type_size(int type)
+{
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 0;
+}
+
+static bool epilogue_known(uint32_t e)
+{
+    static const uint32_t known[] = {
+        CUBLASLT_EPILOGUE_DEFAULT,       CUBLASLT_EPILOGUE_RELU,   CUBLASLT_EPILOGUE_BIAS,
+        CUBLASLT_EPILOGUE_RELU_BIAS,     CUBLASLT_EPILOGUE_GELU,   CUBLASLT_EPILOGUE_GELU_AUX,
+        CUBLASLT_EPILOGUE_GELU_BIAS,     CUBLASLT_EPILOGUE_DGELU,  CUBLASLT_EPILOGUE_BGRADA,
+        CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_BGRADB, CUBLASLT_EPILOGUE_DGELU_BGRAD,
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i] == e)
+            return true;
+    return false;
+}
+
+static bool wants_bias(uint32_t e)
+{
+    return (e & (CUBLASLT_EPILOGUE_BIAS | 16 | CUBLASLT_EPILOGUE_BGRADA |
+                 CUBLASLT_EPILOGUE_BGRADB)) != 0;
+}
+static bool wants_aux(uint32_t e)
+{
+    return (e & 128) != 0;
+}
+
+static bool layout_sane(const layout *l)
+{
+    uint64_t least = l->order == CUBLASLT_ORDER_ROW ? l->cols : l->rows;
+    return l->rows > 0 && l->cols > 0 && l->ld > 0 && (uint64_t)l->ld >= least && l->batch > 0 &&
+           (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW);
+}
+
+/* Types: factors alike; the result of the same type or F32; factors of TF32 are F32. */
+static cublasStatus_t check(const product *p, const layout *a, const layout *b, const layout *c,
+                            const layout *d)
+{
+    if (!p || !a || !b || !c || !d || !layout_sane(a) || !layout_sane(b) || !layout_sane(c) ||
+        !layout_sane(d))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    uint64_t m = p->ta ? a->cols : a->rows, k = p->ta ? a->rows : a->cols;
+    uint64_t k2 = p->tb ? b->cols : b->rows, n = p->tb ? b->rows : b->cols;
+    if (k != k2 || d->rows != m || d->cols != n || c->rows != m || c->cols != n ||
+        a->batch != d->batch || b->batch != d->batch || c->batch != d->batch)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (wants_aux(p->epilogue) && (!p->aux || p->aux_ld < (int64_t)m || p->aux_ld % 8))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    bool tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (p->scale != CUDA_R_32F || !type_size(a->type) || a->type != b->type || c->type != d->type ||
+        (d->type != a->type && d->type != CUDA_R_32F) || (tf32 && a->type != CUDA_R_32F) ||
+        !epilogue_known(p->epilogue) ||
+        (p->compute != CUBLAS_COMPUTE_32F && p->compute != CUBLAS_COMPUTE_32F_PEDANTIC && !tf32))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if ((p->bias_type >= 0 && p->bias_type != d->type) ||
+        (p->aux_type >= 0 && p->aux_type != d->type))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static uint16_t alignment_of(const void *p)
+{
+    uint16_t most = 256;
+    while (most > 1 && (uintptr_t)p % most)
+        most /= 2;
+    return most;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t pref, int most,
+                                              cublasLtMatmulHeuristicResult_t results[], int *found)
+{
+    const product *p = (const product *)desc;
+    const preference *f = (const preference *)pref;
+    const layout *l[4] = { (layout *)a, (layout *)b, (layout *)c, (layout *)d };
+    if (!handle)
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (most < 1 || !results || !found || !f)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    *found = 0;
+    cublasStatus_t code = check(p, l[0], l[1], l[2], l[3]);
+    if (code)
+        return code;
+    for (int i = 0; i < 4; i++) {
+        size_t size = type_size(l[i]->type);
+        if (f->align[i] < size)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (emu_set.picky && ((size_t)l[i]->ld * size % 16 || f->align[i] % 16))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    choice chosen = { .magic = MAGIC, .workspace = f->workspace < 4096 ? 0 : 4096 };
+    for (int i = 0; i < 4; i++)
+        chosen.align[i] = (uint16_t)(f->align[i] > 16 ? 16 : f->align[i]);
+    for (int i = 4; i < 6; i++) {
+        uint16_t have = alignment_of(i == 4 ? p->bias : p->aux);
+        chosen.align[i] = have > 16 ? 16 : have;
+    }
+    memset(&results[0], 0, sizeof results[0]);
+    memcpy(&results[0].algo, &chosen, sizeof chosen);
+    results[0].workspaceSize = chosen.workspace;
+    results[0].wavesCount = 1;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- the product ---- */
+
+typedef struct {
+    product p;
+    layout a, b, c, d;
+    const char *at_a, *at_b, *at_c;
+    char *at_d;
+    const float *alpha_at, *beta_at; /* on the device; else: */
+    float alpha, beta;
+    unsigned char *workspace;
+    size_t workspace_bytes;
+} task;
+
+static float load(const char *base, int type, int64_t i)
+{
+    if (type == CUDA_R_32F)
+        return ((const float *)base)[i];
+    uint16_t h = ((const uint16_t *)base)[i];
+    return type == CUDA_R_16F ? lm_f16_to_f32(h) : lm_bf16_to_f32(h);
+}
+static void store(char *base, int type, int64_t i, float x)
+{
+    if (type == CUDA_R_32F)
+        ((float *)base)[i] = x;
+    else
+        ((uint16_t *)base)[i] = type == CUDA_R_16F ? lm_f32_to_f16(x) : lm_f32_to_bf16(x);
+}
+
+static int64_t place(const layout *l, int64_t row, int64_t col)
+{
+    return l->order == CUBLASLT_ORDER_ROW ? row * l->ld + col : col * l->ld + row;
+}
+
+/* 10 bits of mantissa, to nearest, ties to even. */
+static float to_tf32(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if ((u & 0x7f800000u) != 0x7f800000u)
+        u = (u + 0xfffu + (u >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+/* op(X) [outer, k] as [k][outer] when `by_k`, else as [outer][k]. */
+static float *factor(const char *at, const layout *l, bool swap, bool by_k, int64_t outer,
+                     int64_t k, bool tf32)
+{
+    float *x = malloc((size_t)outer * (size_t)k * sizeof *x);
+    if (!x)
+        abort();
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t i = 0; i < k; i++) {
+            float v = load(at, l->type, swap ? place(l, i, o) : place(l, o, i));
+            x[by_k ? i * outer + o : o * k + i] = tf32 ? to_tf32(v) : v;
+        }
+    return x;
+}
+
+static float gelu(float x)
+{
+    float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1 + tanhf(u));
+}
+static float gelu_slope(float x)
+{
+    float u = 0.7978845608028654f * (x + 0.044715f * x * x * x), t = tanhf(u);
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608028654f * (1 + 0.134145f * x * x);
+}
+
+/* One element through the epilogue. */
+static float finish(const product *p, const layout *d, int64_t i, int64_t j, const char *bias,
+                    char *aux, float x)
+{
+    uint32_t e = p->epilogue;
+    int64_t at = j * p->aux_ld + i;
+    if (e & CUBLASLT_EPILOGUE_BIAS)
+        x += load(bias, d->type, i);
+    if (e & CUBLASLT_EPILOGUE_RELU)
+        x = x > 0 || x != x ? x : 0;
+    if (e & CUBLASLT_EPILOGUE_GELU) {
+        if (wants_aux(e))
+            store(aux, d->type, at, x);
+        x = gelu(x);
+    }
+    if (e & 64)
+        x *= gelu_slope(load(aux, d->type, at));
+    return x;
+}
+
+static void sums_of_factor(const float *x, bool by_k, int64_t outer, int64_t k, char *bias,
+                           int type)
+{
+    for (int64_t o = 0; o < outer; o++) {
+        float sum = 0;
+        for (int64_t i = 0; i < k; i++)
+            sum += x[by_k ? i * outer + o : o * k + i];
+        store(bias, type, o, sum);
+    }
+}
+
+static void run_one(const task *t, int64_t batch, float alpha, float beta)
+{
+    const product *p = &t->p;
+    int64_t m = (int64_t)t->d.rows, n = (int64_t)t->d.cols;
+    int64_t k = (int64_t)(p->ta ? t->a.rows : t->a.cols);
+    bool tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    size_t size = type_size(t->a.type), out = type_size(t->d.type);
+    float *a =
+        factor(t->at_a + (int64_t)size * batch * t->a.batch_stride, &t->a, p->ta, true, m, k, tf32);
+    float *b = factor(t->at_b + (int64_t)size * batch * t->b.batch_stride, &t->b, !p->tb, false, n,
+                      k, tf32);
+    const char *c = t->at_c ? t->at_c + (int64_t)out * batch * t->c.batch_stride : NULL;
+    char *d = t->at_d + (int64_t)out * batch * t->d.batch_stride;
+    char *bias = p->bias ? p->bias + (int64_t)out * batch * p->bias_stride : NULL;
+    char *aux = p->aux ? p->aux + (int64_t)out * batch * p->aux_stride : NULL;
+    float *sum = fresh((size_t)m * sizeof *sum), *rows = fresh((size_t)m * sizeof *rows);
+    for (int64_t j = 0; j < n; j++) {
+        memset(sum, 0, (size_t)m * sizeof *sum);
+        for (int64_t l = 0; l < k; l++) {
+            const float *column = a + l * m;
+            float y = b[j * k + l];
+            for (int64_t i = 0; i < m; i++)
+                sum[i] += column[i] * y;
+        }
+        for (int64_t i = 0; i < m; i++) {
+            float x = alpha * sum[i];
+            if (beta != 0)
+                x += beta * load(c, t->c.type, place(&t->c, i, j));
+            x = finish(p, &t->d, i, j, bias, aux, x);
+            rows[i] += x;
+            store(d, t->d.type, place(&t->d, i, j), x);
+        }
+    }
+    if (p->epilogue & CUBLASLT_EPILOGUE_BGRADA)
+        sums_of_factor(a, true, m, k, bias, t->d.type);
+    if (p->epilogue & CUBLASLT_EPILOGUE_BGRADB)
+        sums_of_factor(b, false, n, k, bias, t->d.type);
+    if (p->epilogue & 16)
+        for (int64_t i = 0; i < m; i++)
+            store(bias, t->d.type, i, rows[i]);
+    free(a);
+    free(b);
+    free(sum);
+    free(rows);
+}
+
+static void run_product(void *data)
+{
+    const task *t = data;
+    if (!emu_kernel_begins("cublasLtMatmul"))
+        return;
+    float alpha = t->alpha_at ? *t->alpha_at : t->alpha;
+    float beta = t->beta_at ? *t->beta_at : t->beta;
+    if (t->workspace) /* nobody else's while this runs */
+        memset(t->workspace, 0xff, t->workspace_bytes);
+    for (int64_t i = 0; i < t->d.batch; i++)
+        run_one(t, i, alpha, beta);
+    emu_memory_check("cublasLtMatmul");
+}
+
+/* Bytes from the first element of a batch of matrices to behind the last. */
+static size_t extent(const layout *l)
+{
+    int64_t last = place(l, (int64_t)l->rows - 1, (int64_t)l->cols - 1);
+    return (size_t)(last + 1 + (l->batch - 1) * l->batch_stride) * type_size(l->type);
+}
+
+static bool pointers_sane(const task *t, const choice *chosen)
+{
+    static const char *const names[] = { "A", "B", "C", "D", "bias", "auxiliary" };
+    const void *all[] = { t->at_a,
+                          t->at_b,
+                          t->at_c,
+                          t->at_d,
+                          wants_bias(t->p.epilogue) ? t->p.bias : NULL,
+                          wants_aux(t->p.epilogue) ? t->p.aux : NULL };
+    const layout *l[] = { &t->a, &t->b, &t->c, &t->d };
+    for (int i = 0; i < 6; i++) {
+        if (!all[i])
+            continue;
+        if ((uintptr_t)all[i] % chosen->align[i]) {
+            emu_say("cuBLASLt: pointer %s (%p) is not aligned to the %d bytes that the algorithm "
+                    "was chosen for",
+                    names[i], all[i], chosen->align[i]);
+            return false;
+        }
+        if ((i < 4 && !emu_memory_fits(all[i], extent(l[i]))) ||
+            (emu_set.strict && !emu_memory_known(all[i]))) {
+            emu_say("cuBLASLt: matrix %s at %p leaves its allocation", names[i], all[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static cublasStatus_t start(const task *t, const cublasLtMatmulAlgo_t *algo, bool c_used,
+                            cudaStream_t stream)
+{
+    choice chosen;
+    cublasStatus_t code = check(&t->p, &t->a, &t->b, &t->c, &t->d);
+    if (code)
+        return code;
+    if (!t->at_a || !t->at_b || !t->at_d || (c_used && !t->at_c) ||
+        (wants_bias(t->p.epilogue) && !t->p.bias))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&chosen, algo, sizeof chosen);
+    if (chosen.magic != MAGIC || chosen.workspace > t->workspace_bytes ||
+        (chosen.workspace && (!t->workspace || (uintptr_t)t->workspace % 16)))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (t->at_c == t->at_d && c_used && memcmp(&t->c, &t->d, sizeof t->c) != 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!pointers_sane(t, &chosen))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return emu_put(stream, run_product, NULL, t, sizeof *t) ? CUBLAS_STATUS_EXECUTION_FAILED
+                                                            : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    task t;
+    if (!handle)
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!desc || !alpha || !beta || !a_layout || !b_layout || !c_layout || !d_layout || !algo)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memset(&t, 0, sizeof t);
+    memcpy(&t.p, desc, sizeof t.p);
+    memcpy(&t.a, a_layout, sizeof t.a);
+    memcpy(&t.b, b_layout, sizeof t.b);
+    memcpy(&t.c, c_layout, sizeof t.c);
+    memcpy(&t.d, d_layout, sizeof t.d);
+    t.at_a = a, t.at_b = b, t.at_c = c, t.at_d = d;
+    t.workspace = workspace, t.workspace_bytes = workspace_bytes;
+    bool host = t.p.pointer_mode == CUBLASLT_POINTER_MODE_HOST;
+    if (host) {
+        memcpy(&t.alpha, alpha, 4);
+        memcpy(&t.beta, beta, 4);
+    } else {
+        t.alpha_at = alpha, t.beta_at = beta;
+    }
+    emu_enter();
+    cublasStatus_t code = start(&t, algo, !host || t.beta != 0, stream);
+    return emu_leave(cudaSuccess) ? CUBLAS_STATUS_EXECUTION_FAILED : code;
+}
