@@ -1,0 +1,346 @@
+/* blaslt.c -- matrix products by cuBLASLt.
+ *
+ * cuBLASLt is column-major: what is C = A B by rows is C' = B' A' by columns, so the factors change
+ * places, their transposes stay, and a bias over columns becomes its bias over rows. */
+#include "kernels/cuda/blaslt.h"
+
+#include <cublasLt.h>
+#include <errno.h>
+#include <string.h>
+
+#ifndef LM_EMU
+#include <dlfcn.h>
+#endif
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "kernels/cuda/stream.h"
+
+/* ---- the library ---- */
+
+#define CALLS(X)                            \
+    X(cublasLtCreate)                       \
+    X(cublasLtDestroy)                      \
+    X(cublasLtGetVersion)                   \
+    X(cublasLtMatmul)                       \
+    X(cublasLtMatmulAlgoGetHeuristic)       \
+    X(cublasLtMatmulDescCreate)             \
+    X(cublasLtMatmulDescDestroy)            \
+    X(cublasLtMatmulDescSetAttribute)       \
+    X(cublasLtMatmulPreferenceCreate)       \
+    X(cublasLtMatmulPreferenceDestroy)      \
+    X(cublasLtMatmulPreferenceSetAttribute) \
+    X(cublasLtMatrixLayoutCreate)           \
+    X(cublasLtMatrixLayoutDestroy)
+
+typedef struct {
+#define MEMBER(name) __typeof__(name) *name;
+    CALLS(MEMBER)
+#undef MEMBER
+} library;
+
+#ifdef LM_EMU
+static lm_code open_library(library *l, void **handle, lm_err *e)
+{
+    (void)e;
+    *handle = NULL;
+#define FILL(name) l->name = name;
+    CALLS(FILL)
+#undef FILL
+    return LM_OK;
+}
+static void close_library(void *handle)
+{
+    (void)handle;
+}
+#else
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+#define LIBRARY    "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+
+static const char advice[] =
+    "install cuBLAS of the CUDA toolkit, name its folder in LD_LIBRARY_PATH, "
+    "or choose the plain kernels";
+
+static lm_code open_library(library *l, void **handle, lm_err *e)
+{
+    errno = 0;
+    *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!*handle)
+        return lm_fail(e, LM_EIO, LIBRARY, advice, "cannot be loaded: %s", dlerror());
+#define FILL(name)                              \
+    *(void **)&l->name = dlsym(*handle, #name); \
+    if (!l->name)                               \
+        return lm_fail(e, LM_EIO, LIBRARY, advice, "this version lacks %s", #name);
+    CALLS(FILL)
+#undef FILL
+    return LM_OK;
+}
+static void close_library(void *handle)
+{
+    if (handle)
+        dlclose(handle);
+}
+#endif
+
+/* ---- what is known of a shape ---- */
+
+enum { SLOTS = 1024, MOST = 512 }; /* at MOST shapes the table starts anew */
+
+/* All bytes count: a key is zeroed before it is filled. */
+typedef struct {
+    int64_t m, n, k, lda, ldb, ldc;
+    int32_t ab, cd;
+    uint8_t ta, tb, accumulate, tf32, bias;
+    uint8_t align_a, align_b, align_c, align_bias; /* log2 of bytes */
+} shape_key;
+
+typedef struct {
+    bool used, served;
+    shape_key key;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+} shape;
+
+struct lm_cuda_lt {
+    library l;
+    void *dl;
+    cublasLtHandle_t handle;
+    void *workspace;
+    size_t workspace_bytes;
+    bool deterministic;
+    int known;
+    lm_lt_counts counts;
+    shape table[SLOTS];
+};
+
+static void shape_clear(const library *l, shape *s)
+{
+    if (s->product)
+        l->cublasLtMatmulDescDestroy(s->product);
+    if (s->a)
+        l->cublasLtMatrixLayoutDestroy(s->a);
+    if (s->b)
+        l->cublasLtMatrixLayoutDestroy(s->b);
+    if (s->c)
+        l->cublasLtMatrixLayoutDestroy(s->c);
+    memset(s, 0, sizeof *s);
+}
+
+static uint8_t alignment(const void *p)
+{
+    uint8_t log2 = 0;
+    while (p && log2 < 8 && !((uintptr_t)p >> log2 & 1))
+        log2++;
+    return log2;
+}
+
+static shape_key key_of(const lm_lt_gemm *g)
+{
+    shape_key k;
+
+    memset(&k, 0, sizeof k);
+    k.m = g->m, k.n = g->n, k.k = g->k;
+    k.lda = g->lda, k.ldb = g->ldb, k.ldc = g->ldc;
+    k.ab = g->ab, k.cd = g->cd;
+    k.ta = g->ta, k.tb = g->tb, k.accumulate = g->accumulate;
+    k.tf32 = g->tf32, k.bias = g->bias != NULL;
+    k.align_a = alignment(g->a), k.align_b = alignment(g->b);
+    k.align_c = alignment(g->c), k.align_bias = alignment(g->bias);
+    return k;
+}
+
+static cudaDataType_t type_of(lm_dtype d)
+{
+    return d == LM_DTYPE_F32 ? CUDA_R_32F : d == LM_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+/* A row-major matrix as cuBLASLt sees it. */
+static bool layout(const library *l, cublasLtMatrixLayout_t *out, lm_dtype d, int64_t rows,
+                   int64_t cols, int64_t pitch)
+{
+    return !l->cublasLtMatrixLayoutCreate(out, type_of(d), (uint64_t)cols, (uint64_t)rows, pitch);
+}
+
+static bool product_set(const library *l, shape *s, cublasLtMatmulDescAttributes_t what,
+                        const void *value, size_t bytes)
+{
+    return !l->cublasLtMatmulDescSetAttribute(s->product, what, value, bytes);
+}
+
+/* What is to be computed. */
+static bool describe(const library *l, shape *s, const lm_lt_gemm *g)
+{
+    cublasComputeType_t compute =
+        g->tf32 && g->ab == LM_DTYPE_F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    int32_t first = g->tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = g->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    uint32_t epilogue = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+
+    return !l->cublasLtMatmulDescCreate(&s->product, compute, CUDA_R_32F) &&
+           product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
+           product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
+           product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+           (!g->bias ||
+            product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias)) &&
+           layout(l, &s->a, g->ab, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda) &&
+           layout(l, &s->b, g->ab, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb) &&
+           layout(l, &s->c, g->cd, g->m, g->n, g->ldc);
+}
+
+static bool preference_set(const library *l, cublasLtMatmulPreference_t p,
+                           cublasLtMatmulPreferenceAttributes_t what, uint32_t value)
+{
+    return !l->cublasLtMatmulPreferenceSetAttribute(p, what, &value, sizeof value);
+}
+
+/* The algorithm for it: split sums are joined in F32 in the workspace, never in a narrow output, and
+ * never in place when the order of joining must be the same again. */
+static bool choose(lm_cuda_lt *lt, shape *s)
+{
+    const library *l = &lt->l;
+    const shape_key *k = &s->key;
+    cublasLtMatmulPreference_t p = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    uint64_t room = lt->workspace_bytes;
+    uint32_t joins = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int n = 0;
+
+    if (!lt->deterministic && k->cd == LM_DTYPE_F32)
+        joins |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
+    if (l->cublasLtMatmulPreferenceCreate(&p))
+        return false;
+    bool good =
+        !l->cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
+                                                 sizeof room) &&
+        preference_set(l, p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, joins) &&
+        /* cuBLASLt's first factor is our second. */
+        preference_set(l, p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 1u << k->align_b) &&
+        preference_set(l, p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 1u << k->align_a) &&
+        preference_set(l, p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 1u << k->align_c) &&
+        preference_set(l, p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 1u << k->align_c) &&
+        !l->cublasLtMatmulAlgoGetHeuristic(lt->handle, s->product, s->b, s->a, s->c, s->c, p, 1,
+                                           &found, &n) &&
+        n > 0 && !found.state && found.workspaceSize <= lt->workspace_bytes;
+    l->cublasLtMatmulPreferenceDestroy(p);
+    if (good)
+        s->algo = found.algo;
+    return good;
+}
+
+static void forget_all(lm_cuda_lt *lt)
+{
+    for (int i = 0; i < SLOTS; i++)
+        shape_clear(&lt->l, &lt->table[i]);
+    lt->known = 0;
+}
+
+static shape *shape_for(lm_cuda_lt *lt, const lm_lt_gemm *g)
+{
+    shape_key key = key_of(g);
+    uint64_t at = lm_hash64(&key, sizeof key, 0);
+
+    for (;; at++) {
+        shape *s = &lt->table[at % SLOTS];
+        if (s->used && !memcmp(&s->key, &key, sizeof key)) {
+            lt->counts.hits++;
+            return s;
+        }
+        if (s->used)
+            continue;
+        if (lt->known == MOST) {
+            forget_all(lt);
+            return shape_for(lt, g);
+        }
+        lt->known++;
+        lt->counts.shapes++;
+        s->used = true;
+        s->key = key;
+        s->served = describe(&lt->l, s, g) && choose(lt, s);
+        lt->counts.unserved_shapes += !s->served;
+        return s;
+    }
+}
+
+/* ---- products ---- */
+
+bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, cudaStream_t stream)
+{
+    const library *l = &lt->l;
+    shape *s = shape_for(lt, g);
+    float one = 1, beta = g->accumulate ? 1 : 0;
+
+    bool done =
+        s->served &&
+        (!g->bias ||
+         product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias)) &&
+        !l->cublasLtMatmul(lt->handle, s->product, &one, g->b, s->b, g->a, s->a, &beta, g->c, s->c,
+                           g->c, s->c, &s->algo, lt->workspace, lt->workspace_bytes, stream);
+    if (done)
+        return true;
+    lt->counts.unserved++;
+    if (s->served) {
+        s->served = false;
+        lt->counts.unserved_shapes++;
+    }
+    return false;
+}
+
+lm_code lm_cuda_lt_new(size_t workspace, bool deterministic, lm_cuda_lt **out, lm_err *e)
+{
+    lm_cuda_lt *lt = NULL;
+
+    *out = NULL;
+    if (lm_alloc_n(&lt, 1, sizeof *lt, "choices of matrix products", e))
+        return e->code;
+    lt->deterministic = deterministic;
+    if (open_library(&lt->l, &lt->dl, e))
+        goto fail;
+    cublasStatus_t status = lt->l.cublasLtCreate(&lt->handle);
+    errno = 0;
+    if (status) {
+        lm_fail(e, LM_EIO, "cuBLASLt", NULL, "cannot be started: status %d", (int)status);
+        goto fail;
+    }
+    cudaError_t answer = cudaMalloc(&lt->workspace, workspace);
+    if (answer) {
+        (void)cudaGetLastError(); /* told here, not by the next call */
+        lm_fail(e, LM_ELIMIT, "cuBLASLt", "free memory of the device",
+                "no %zu bytes for its workspace: %s", workspace, cudaGetErrorString(answer));
+        goto fail;
+    }
+    lt->workspace_bytes = workspace;
+    *out = lt;
+    return LM_OK;
+fail:
+    lm_cuda_lt_free(lt);
+    return e->code;
+}
+
+void lm_cuda_lt_free(lm_cuda_lt *lt)
+{
+    if (!lt)
+        return;
+    forget_all(lt);
+    if (lt->workspace)
+        (void)cudaFree(lt->workspace);
+    if (lt->handle)
+        lt->l.cublasLtDestroy(lt->handle);
+    close_library(lt->dl);
+    lm_free(lt);
+}
+
+__attribute__((visibility("default"))) void lm_cuda_lt_counts(const lm_stream *s, lm_lt_counts *out)
+{
+    *out = s->lt ? s->lt->counts : (lm_lt_counts){ 0 };
+}
+
+int64_t lm_cuda_lt_unserved(const lm_cuda_lt *lt)
+{
+    return lt->counts.unserved;
+}
+
+size_t lm_cuda_lt_version(const lm_cuda_lt *lt)
+{
+    return lt->l.cublasLtGetVersion();
+}

@@ -1,0 +1,52 @@
+/* blaslt.h -- matrix products by cuBLASLt, whose library is opened when first asked for.
+ *
+ * cuBLASLt's heuristics are asked once for a shape (sizes, types, pitches, alignments); the answer is
+ * kept.  One host thread at a time, and one stream: products share one workspace. */
+#ifndef LM_KERNELS_CUDA_BLASLT_H
+#define LM_KERNELS_CUDA_BLASLT_H
+
+#include "base/err.h"
+#include "kernels/kernel.h"
+
+struct CUstream_st; /* cudaStream_t points to one */
+
+typedef struct lm_cuda_lt lm_cuda_lt;
+
+/* C [m,n] = op(A) op(B) (+ C) (+ bias over columns), all row-major, sums in F32: as gemm_call of
+ * gemm.cuh, but that bias has the type of C.  tf32: F32 factors are rounded to TF32. */
+typedef struct {
+    int64_t m, n, k;
+    lm_dtype ab, cd;
+    bool ta, tb, accumulate, tf32;
+    const void *a, *b;
+    int64_t lda, ldb, ldc;
+    void *c;
+    const void *bias; /* [n], or NULL */
+} lm_lt_gemm;
+
+/* What has been asked for so far. */
+typedef struct {
+    int64_t shapes;          /* that heuristics were asked about */
+    int64_t hits;            /* products whose shape was known */
+    int64_t unserved_shapes; /* of shapes: those that cuBLASLt has no algorithm for */
+    int64_t unserved;        /* products it did not make, which another kernel then made */
+} lm_lt_counts;
+
+/* On the device that is current.  workspace: bytes of device memory for split sums and the like.
+ * deterministic: no sums whose order is left to chance.
+ * Fails: LM_EIO when the library is not there or refuses; LM_ELIMIT for the workspace. */
+lm_code lm_cuda_lt_new(size_t workspace, bool deterministic, lm_cuda_lt **out, lm_err *e);
+void lm_cuda_lt_free(lm_cuda_lt *lt); /* when nothing that it started is under way; NULL is fine */
+
+/* Put a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel for), and
+ * nothing was done; counted. */
+bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, struct CUstream_st *stream);
+
+/* Of the stream's products so far: all zero on the plain path.  Exported for tests. */
+void lm_cuda_lt_counts(const lm_stream *s, lm_lt_counts *out);
+/* Of them, those that cuBLASLt did not serve: for the facts line. */
+int64_t lm_cuda_lt_unserved(const lm_cuda_lt *lt);
+/* cuBLASLt's version as major * 10000 + minor * 100 + patch. */
+size_t lm_cuda_lt_version(const lm_cuda_lt *lt);
+
+#endif
