@@ -360,7 +360,7 @@ static void run_kernel(place *p, void *memory)
 static void test_loss(void **state)
 {
     place p = { 0 };
-    void (*fail)(uint64_t), (*reset)(void), (*quiet)(bool);
+    void (*vanish)(uint64_t), (*reset)(void), (*quiet)(bool);
     char first[256];
     void *x, *pin;
     lm_stream *side;
@@ -371,10 +371,10 @@ static void test_loss(void **state)
 
     (void)state;
     check(&p, cuda_open("plain", true, &p.b, &p.e));
-    *(void **)&fail = emu_symbol("lm_emu_fail");
+    *(void **)&vanish = emu_symbol("lm_emu_fail");
     *(void **)&reset = emu_symbol("lm_emu_reset");
     *(void **)&quiet = emu_symbol("lm_emu_quiet");
-    if (!fail || !reset || !quiet) {
+    if (!vanish || !reset || !quiet) {
         lm_backend_close(p.b);
         skip();
     }
@@ -385,7 +385,7 @@ static void test_loss(void **state)
     check(&p, p.b->marks_new(p.b, 1, &m, &p.e));
     run_kernel(&p, x);
     wait_for(&p, NULL);
-    fail(1);
+    vanish(1);
     run_kernel(&p, x);
     assert_int_equal(p.b->sync(p.b, p.b->main, &p.e), LM_EIO);
     assert_string_equal(p.e.where, "cuda:0");
@@ -414,7 +414,7 @@ static void test_loss(void **state)
     p.b->free(p.b, x, N);
     p.b->host_free(p.b, pin, N);
     lm_backend_close(p.b); /* with the other stream still there */
-    fail(0);
+    vanish(0);
     reset();
     quiet(false);
     check(&p, (p.e.code = 0, cuda_open("plain", true, &p.b, &p.e)));
