@@ -1,9 +1,8 @@
 /* gemm.cu -- which way a product goes.
  *
- * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, but for two
- * kinds of shapes: up to lt_rows rows of a decoder, which are bound by reading
- * B once, as the plain kernel does; and those that cuBLASLt has no algorithm
- * for (it counts them: lm_cuda_lt_unserved). */
+ * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, but for two kinds of shapes: up to
+ * lt_rows rows of a decoder, which are bound by reading B once, as the plain kernel does; and those
+ * that cuBLASLt has no algorithm for, which it counts (lm_cuda_lt_unserved). */
 #include "kernels/cuda/gemm.cuh"
 
 #include "kernels/cuda/gemm_plain.cuh"
@@ -14,13 +13,14 @@ extern "C" {
 
 static const int64_t lt_rows = 4;
 
+/* A bias as cuBLASLt takes it: of the output's type. */
 static size_t bias_bytes(const gemm_call *g)
 {
-    return g->bias && g->cd != LM_DTYPE_F32 ? (size_t)g->n * lm_dtype_size(g->cd) : 0;
+    return g->cd == LM_DTYPE_F32 ? 0 : (size_t)g->n * lm_dtype_size(g->cd);
 }
 
-/* The same on every path, as a graph may be planned before its stream is known.
- */
+/* The same on every path, with or without a bias: a graph is planned before its operands have
+ * memory. */
 size_t gemm_work(const gemm_call *g, const lm_stream *s)
 {
     size_t plain = gemm_plain_work(g), bias = bias_bytes(g);
@@ -34,12 +34,11 @@ template <class T> __global__ void narrow_bias_kernel(const float *bias, int64_t
         out[i] = from_float<T>(bias[i]);
 }
 
-/* cuBLASLt adds a bias of the output's type only. */
 static const void *bias_as_output(const gemm_call *g, const lm_stream *s)
 {
     unsigned grid = grid_for(g->n, 256, s);
 
-    if (!bias_bytes(g))
+    if (!g->bias || g->cd == LM_DTYPE_F32)
         return g->bias;
     if (g->cd == LM_DTYPE_BF16)
         LM_LAUNCH((narrow_bias_kernel<bf16>), grid, 256, 0, s, g->bias, g->n, (bf16 *)g->work);
