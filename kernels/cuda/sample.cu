@@ -5,10 +5,10 @@
  * time; gathers what is left, ranks it by weight and id, and cuts the ranking where the limits say.
  * Without limits the draw goes along the ids and nothing is ranked.
  *
- * Against lm_sample on the host: ranks, counts and comparisons are the same, but sums are made of
- * the sums of stretches, in a fixed order, where the host adds one weight after the other, and exp
- * of a GPU may differ from that of the C library by a unit in the last place.  So a sum may differ in its
- * last bits, and a token where u, or top_p, falls between the two: once in some 10^12 draws. */
+ * Against the host's kernel: ranks, counts and comparisons are the same, but sums are made of the
+ * sums of stretches, in a fixed order, where the host adds one weight after the other, and exp of a
+ * GPU may differ from that of the C library by a unit in the last place.  So a sum may differ in its last
+ * bits, and a token where u, or top_p, falls between the two: about once in 10^12 draws. */
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -386,8 +386,8 @@ static __device__ inline double softmax_sum(const float *x, int64_t n, double to
     return block_sum(sum);
 }
 
-/* The token of one row, or -1; *logprob of it. */
-static __device__ inline int64_t sample_row(const sample_args *a, int64_t row, double *logprob)
+/* The token of one row, or -1; writes its logprob. */
+static __device__ inline int64_t sample_row(const sample_args *a, int64_t row)
 {
     __shared__ double part[MOST_WARPS];
     const int64_t n = a->vocab;
@@ -396,7 +396,6 @@ static __device__ inline int64_t sample_row(const sample_args *a, int64_t row, d
     double *w = (double *)(a->work + blockIdx.x * a->per_block), *rw = w + n, sum = 0;
     int32_t *rid = (int32_t *)(rw + n);
     float plain_top;
-    *logprob = NAN;
     if (!take_logits(a, row, w, &plain_top))
         return -1;
     best top = { -INFINITY, INT64_MAX };
@@ -417,25 +416,22 @@ static __device__ inline int64_t sample_row(const sample_args *a, int64_t row, d
         else
             got = draw_plain(w, n, sum, a->u[row], part);
     }
-    if (o->temperature != 1 || o->repetition_penalty != 1)
+    if (a->logprob && (o->temperature != 1 || o->repetition_penalty != 1))
         sum = softmax_sum(x, n, plain_top);
-    *logprob = x[got] - (double)plain_top - log1p(sum - 1); /* the sum is at least 1 */
+    if (a->logprob && threadIdx.x == 0) /* the sum is at least 1 */
+        a->logprob[row] = x[got] - (double)plain_top - log1p(sum - 1);
     return got;
 }
 
 static __global__ void __launch_bounds__(MOST_THREADS) sample_rows(sample_args a)
 {
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        double logprob;
-        if (a.on && !a.on[row])
+        if (!a.on[row])
             continue;
         __syncthreads(); /* the block's scratch may still be read */
-        int64_t token = sample_row(&a, row, &logprob);
-        if (threadIdx.x == 0) {
+        int64_t token = sample_row(&a, row);
+        if (threadIdx.x == 0)
             a.token[row] = (int32_t)token;
-            if (a.logprob)
-                a.logprob[row] = logprob;
-        }
     }
 }
 
@@ -470,7 +466,7 @@ static void sample(const lm_call *c)
                       out_ptr<double>(c, 1),
                       rows_of(&c->in[0]),
                       vocab,
-                      in_ptr<void>(c, 1) ? width_of(&c->in[1]) : 0,
+                      width_of(&c->in[1]),
                       *(const lm_sample_attr *)c->attr,
                       (unsigned char *)c->work,
                       bytes_per_block(vocab) };
