@@ -1,6 +1,5 @@
 /* train -- pretraining and continued training.  See man/man1/train.1. */
 #include <inttypes.h>
-#include <libgen.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/device.h"
 #include "common/tool.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
@@ -17,7 +17,7 @@
 #include "train/run.h"
 
 static struct {
-    const char *resume, *val, *tensorboard;
+    const char *resume, *val, *tensorboard, *trace;
     int64_t steps, batch, seq, accumulate, warmup, decay_steps, step_size, cycles;
     double lr, min_lr_ratio, gamma;
     const char *schedule, *optimizer, *dtype;
@@ -28,7 +28,7 @@ static struct {
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format;
-    bool dump_graph, stats;
+    bool dump_graph, stats, deterministic;
 } opt = { .steps = 1000,
           .batch = 8,
           .seq = 256,
@@ -72,6 +72,7 @@ static const lm_opt options[] = {
     LM_REAL(0, "dropout", &opt.dropout, "P", 0, 0.999, "all rates [those of config.json]"),
     LM_FLAG(0, "document-mask", &opt.documents, "attend inside documents only [on]"),
     LM_STR(0, "val", &opt.val, "SHARD", "validation tokens [DATA/val]"),
+    LM_FLAG(0, "deterministic", &opt.deterministic, "the same bits again, also on a GPU"),
     LM_GROUP("Optimiser"),
     LM_CHOICE(0, "optimizer", &opt.optimizer, "NAME", lm_optim_names, "adamw or sgd [adamw]"),
     LM_REAL(0, "lr", &opt.lr, "X", 0, 1e3, "peak learning rate [3e-4]"),
@@ -104,6 +105,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "log-every", &opt.log_every, "N", 1, 1e15, "steps between records [1]"),
     LM_STR(0, "tensorboard", &opt.tensorboard, "FILE", "event file for TensorBoard"),
     LM_REAL(0, "peak-tflops", &opt.peak_tflops, "X", 0, 1e9, "for MFU; 0: none [measured]"),
+    LM_STR(0, "trace", &opt.trace, "FILE", "time line of step 3, for chrome://tracing"),
     LM_FLAG(0, "stats", &opt.stats, "at the end, the time of each operator"),
     LM_FLAG(0, "dump-graph", &opt.dump_graph, "print the training graph and stop"),
     LM_END
@@ -128,7 +130,7 @@ static lm_tool tool = { .name = "train",
 /* Everything that main holds, so that there is one place that lets go of it. */
 typedef struct {
     const char *model, *data, *run; /* operands and -o, or what --resume implies */
-    char *real, *parent, *step_dir, *train_path, *val_path;
+    char *step_dir, *own_run, *train_path, *val_path;
     json_t *saved, *config_json, *generation;
     lm_model_source *source;
     lm_config config;
@@ -155,61 +157,19 @@ static double wall_clock(void)
 
 /* ---- what is asked for ---- */
 
-/* Does a checkpoint lie here that has not the name of one of a run? */
-static lm_code is_lone_checkpoint(const char *path, bool *is, lm_err *e)
-{
-    char *state = NULL;
-    lm_code rc = lm_path_join(&state, path, "state.json", e);
-    *is = !rc && (!lm_path_is_dir(path) || lm_path_exists(state));
-    lm_free(state);
-    return rc;
-}
-
-/* --resume names a run (its newest checkpoint is meant) or one checkpoint, of it or elsewhere. */
-static lm_code find_checkpoint(session *s, lm_err *e)
-{
-    char *name = NULL;
-    s->real = realpath(opt.resume, NULL);
-    if (!s->real)
-        return lm_fail(e, LM_EIO, opt.resume, NULL, "cannot open");
-    if (lm_run_step_of(lm_path_base(s->real)) >= 0) {
-        if (lm_strdup(&s->step_dir, s->real, e) || lm_strdup(&s->parent, s->real, e))
-            return e->code;
-        s->run = dirname(s->parent);
-        return LM_OK;
-    }
-    bool lone;
-    if (is_lone_checkpoint(s->real, &lone, e))
-        return e->code;
-    if (lone && !tool.output)
-        return lm_fail(e, LM_EUSAGE, opt.resume, "name the folder of the run with -o",
-                       "lies in no run");
-    if (lone) {
-        s->run = tool.output;
-        return lm_strdup(&s->step_dir, s->real, e);
-    }
-    s->run = opt.resume;
-    if (lm_run_newest(opt.resume, &name, e))
-        return e->code;
-    if (!name)
-        return lm_fail(e, LM_EUSAGE, opt.resume, "start a run with train MODEL DATA -o RUN",
-                       "holds no checkpoint to go on from");
-    lm_code rc = lm_path_join(&s->step_dir, opt.resume, name, e);
-    lm_free(name);
-    return rc;
-}
-
 /* With --resume: the checkpoint, and the options of the run for all that was not given now. */
 static lm_code take_up(session *s, lm_err *e)
 {
     /* The last two belong to the old run when -o begins another. */
-    static const char *const not_kept[] = { "resume",      "dry-run", "json",     "print-config",
-                                            "force",       "threads", "output",   "dump-graph",
-                                            "stats",       "device",  "progress", "metrics",
-                                            "tensorboard", NULL };
+    static const char *const not_kept[] = { "resume",  "dry-run",     "json",     "print-config",
+                                            "force",   "threads",     "output",   "dump-graph",
+                                            "stats",   "device",      "progress", "trace",
+                                            "metrics", "tensorboard", NULL };
     static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
-    if (find_checkpoint(s, e) || lm_ckpt_options(s->step_dir, &s->saved, e))
+    if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||
+        lm_ckpt_options(s->step_dir, &s->saved, e))
         return e->code;
+    s->run = s->own_run;
     if (tool.output && !lm_path_same(tool.output, s->run))
         s->run = tool.output;
     else
@@ -329,6 +289,7 @@ static lm_code gather(session *s, lm_err *e)
         .log_every = opt.log_every,
         .patience = opt.patience,
         .min_delta = opt.min_delta,
+        .timed = opt.stats,
     };
     if (refuse_idle(e))
         return e->code;
@@ -409,24 +370,8 @@ static lm_code read_files(session *s, lm_err *e)
 
 /* ---- outputs ---- */
 
-/* The run may be resumed from another folder: what it names is kept as an absolute path. */
-static lm_code keep_path(json_t *o, const char *key, const char *path, lm_err *e)
-{
-    char *cwd = NULL, *whole = NULL;
-    lm_code rc = LM_OK;
-    if (!path)
-        return LM_OK;
-    if (!(cwd = realpath(".", NULL)))
-        return lm_fail(e, LM_EIO, ".", NULL, "cannot tell the current folder");
-    rc = lm_path_join(&whole, cwd, path, e);
-    if (!rc)
-        json_object_set_new(o, key, json_string(whole));
-    free(cwd);
-    lm_free(whole);
-    return rc;
-}
-
-/* All options, and the operands under names of their own: what --resume needs. */
+/* All options, and the operands under names of their own: what --resume needs, perhaps from another
+ * folder. */
 static lm_code keep_options(session *s, lm_err *e)
 {
     json_t *o = NULL;
@@ -437,15 +382,15 @@ static lm_code keep_options(session *s, lm_err *e)
     lm_buf_fini(&text);
     if (rc)
         return rc;
-    rc = keep_path(o, "data", s->data, e);
+    rc = lm_run_keep_path(o, "data", s->data, e);
     if (!rc)
-        rc = keep_path(o, "val", opt.val, e);
+        rc = lm_run_keep_path(o, "val", opt.val, e);
     if (!rc)
-        rc = keep_path(o, "tensorboard", opt.tensorboard, e);
+        rc = lm_run_keep_path(o, "tensorboard", opt.tensorboard, e);
     if (!rc && tool.metrics && !strncmp(tool.metrics, "fd:", 3))
         json_object_set_new(o, "metrics", json_null()); /* open in this process only */
     else if (!rc && tool.metrics && strcmp(tool.metrics, "-"))
-        rc = keep_path(o, "metrics", tool.metrics, e);
+        rc = lm_run_keep_path(o, "metrics", tool.metrics, e);
     if (rc) {
         json_decref(o);
         return rc;
@@ -473,25 +418,11 @@ static lm_code make_history(session *s, lm_err *e)
     return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
 }
 
-/* Would -f take away the very model that the training starts from? */
-static lm_code check_apart(const session *s, lm_err *e)
-{
-    char *model = realpath(s->model, NULL), *run = realpath(s->run, NULL);
-    size_t n = run ? strlen(run) : 0;
-    bool inside =
-        model && run && !strncmp(model, run, n) && (model[n] == '/' || model[n] == 0 || n == 1);
-    free(model);
-    free(run);
-    return inside && s->from < 0
-               ? lm_fail(e, LM_EUSAGE, s->run, "choose another folder for the run",
-                         "is the folder that %s comes from", s->model)
-               : LM_OK;
-}
-
 /* Nothing is lost and next to nothing written before all else is known to be well. */
 static lm_code open_run(session *s, lm_err *e)
 {
-    if (check_apart(s, e) || lm_run_check(s->run, s->from, tool.force, e))
+    if ((s->from < 0 && lm_run_apart(s->run, s->model, e)) ||
+        lm_run_check(s->run, s->from, tool.force, e))
         return e->code;
     s->made = !lm_path_exists(s->run);
     return lm_mkdir_p(s->run, e);
@@ -508,12 +439,7 @@ static lm_code open_reports(session *s, lm_err *e)
         return e->code;
     lm_metrics_begin_run(s->metrics, tool.name, LM_VERSION, tool.full_argc, tool.full_argv,
                          tool.seed);
-    lm_metrics_str(s->metrics, "device", s->backend->name);
-    lm_metrics_str(s->metrics, "kernels", s->backend->detail);
-    lm_metrics_str(s->metrics, "dtype", opt.dtype);
-    lm_metrics_int(s->metrics, "parameters", lm_config_params(&s->config));
-    if (s->o.peak_flops > 0)
-        lm_metrics_f32(s->metrics, "peak_flops", s->o.peak_flops);
+    lm_train_report_place(s->metrics, s->backend, &s->o, &s->config);
     return lm_metrics_end(s->metrics, e);
 }
 
@@ -535,46 +461,25 @@ static lm_code print_plan(const lm_memory_plan *p, lm_err *e)
                      : print_text(lm_memory_plan_table(p, &text, e), &text, "");
 }
 
-static lm_code dump_graph(session *s, lm_err *e)
+/* Lines of talk at the end. */
+static void say_lines(lm_code rc, lm_buf *text)
 {
-    lm_build b = { .mode = LM_MODE_TRAIN,
-                   .batch = s->o.batch,
-                   .seq = s->o.seq,
-                   .precision = s->o.precision,
-                   .documents = s->o.documents,
-                   .dropout = s->o.dropout };
-    lm_model *m = NULL;
+    char *save = NULL;
+    for (char *l = rc ? NULL : strtok_r(text->data, "\n", &save); l;
+         l = strtok_r(NULL, "\n", &save))
+        lm_say(&tool, LM_LOG_WARN, "%s", l);
+    lm_buf_fini(text);
+}
+
+static void say_result(session *s, const lm_train_result *r, const char *status)
+{
+    lm_err unseen = { 0 };
     lm_buf text = { 0 };
-    lm_code rc = lm_model_build(&s->config, &b, &m, e);
-    if (!rc)
-        rc = lm_graph_dump(m->graph, &text, e);
-    lm_model_free(m);
-    return print_text(rc, &text, "");
-}
-
-static void print_stats(session *s)
-{
+    say_lines(lm_train_result_line(r, status, &text, &unseen), &text);
     const lm_exec_time *line;
-    size_t n = lm_trainer_times(s->trainer, &line);
-    double all = 0;
-    for (size_t i = 0; i < n; i++)
-        all += line[i].seconds;
-    for (size_t i = 0; i < n; i++)
-        lm_say(&tool, LM_LOG_WARN, "%-8s %-16s %6.2f %%  %8.3f s  %9.1f GFLOP/s",
-               lm_phase_name(line[i].phase), line[i].op, 100 * line[i].seconds / all,
-               line[i].seconds, line[i].flops / line[i].seconds * 1e-9);
-}
-
-static void say_result(const lm_train_result *r, const char *status)
-{
-    char tokens[32], share[32] = "", memory[32];
-    if (r->mfu > 0)
-        snprintf(share, sizeof share, " (%.0f %% of the peak)", 100 * r->mfu);
-    lm_say(&tool, LM_LOG_WARN,
-           "%s: step %" PRId64 ", loss %.4f, %s tokens in %.1f s, %.0f "
-           "tokens/s%s, peak memory %s",
-           status, r->step, r->loss, lm_show_count((double)r->tokens, tokens), r->seconds,
-           r->tokens_per_second, share, lm_show_bytes((double)lm_rss_peak(), memory));
+    size_t n = opt.stats ? lm_trainer_times(s->trainer, &line) : 0;
+    if (n)
+        say_lines(lm_train_times_table(line, n, &text, &unseen), &text);
 }
 
 static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_err *e)
@@ -589,12 +494,10 @@ static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_er
     if (rc)
         return rc;
     if (r->steps_run)
-        say_result(r, status);
+        say_result(s, r, status);
     else
         lm_say(&tool, LM_LOG_WARN, "%s is at step %" PRId64 " already: nothing to do", s->run,
                r->step);
-    if (opt.stats && r->steps_run)
-        print_stats(s);
     return tool.json ? print_text(lm_train_result_json(r, status, &text, e), &text, "\n") : LM_OK;
 }
 
@@ -603,9 +506,9 @@ static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_er
 static lm_code prepare(session *s, lm_err *e)
 {
     if (gather(s, e) || lm_par_new(&s->par, tool.threads, e) ||
-        lm_backend_cpu(tool.cpu, s->par, &s->backend, e) || read_config(s, e))
+        lm_open_backend(&tool, s->par, opt.deterministic, &s->backend, e) || read_config(s, e))
         return e->code;
-    if (s->o.precision.low == LM_DTYPE_BF16 && tool.cpu < LM_CPU_AMX)
+    if (s->backend->host_memory && s->o.precision.low == LM_DTYPE_BF16 && tool.cpu < LM_CPU_AMX)
         lm_say(&tool, LM_LOG_WARN, "no AMX here: bf16 saves memory, but its products run in f32");
     if (opt.peak_tflops >= 0)
         s->o.peak_flops = opt.peak_tflops * 1e12;
@@ -645,6 +548,8 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                          .tensorboard = s->tb,
                          .wall_clock = wall_clock,
                          .id_bytes = s->id_bytes,
+                         .trace = opt.trace,
+                         .force = tool.force,
                          .sink = &tool.sink };
     if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
         lm_run_claim(s->run, s->from, e) || lm_trainer_run(s->trainer, r, e))
@@ -655,11 +560,12 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
 static lm_code work(session *s, lm_err *e)
 {
     lm_memory_plan plan;
+    lm_buf text = { 0 };
     lm_train_result r = { .loss = NAN, .val_loss = NAN };
     if (prepare(s, e))
         return e->code;
     if (opt.dump_graph)
-        return dump_graph(s, e);
+        return print_text(lm_trainer_dump(&s->o, &s->config, &text, e), &text, "");
     if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, saves_lmz(), s->backend, &plan, e))
         return e->code;
     if (tool.dry_run)
@@ -689,9 +595,8 @@ static void let_go(session *s, lm_err *e)
     lm_buf_fini(&s->history);
     lm_backend_close(s->backend);
     lm_par_free(s->par);
-    free(s->real);
-    lm_free(s->parent);
     lm_free(s->step_dir);
+    lm_free(s->own_run);
     lm_free(s->train_path);
     lm_free(s->val_path);
 }

@@ -2,6 +2,7 @@
 #include "train/report.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -68,6 +69,18 @@ lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e)
                        p->flops_per_token * (double)p->tokens_per_step);
 }
 
+void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_opts *o,
+                           const lm_config *c)
+{
+    lm_metrics_str(m, "device", b->name);
+    lm_metrics_str(m, "kernels", b->detail);
+    lm_metrics_str(m, "hardware", b->device);
+    lm_metrics_str(m, "dtype", lm_dtype_name(o->precision.low));
+    lm_metrics_int(m, "parameters", lm_config_params(c));
+    if (o->peak_flops > 0)
+        lm_metrics_f32(m, "peak_flops", o->peak_flops);
+}
+
 const char *lm_train_status(const lm_train_result *r, lm_code rc)
 {
     static const char *const ends[] = { "done", "stopped", "converged" };
@@ -94,6 +107,35 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
     lm_jw_int(&w, "peak_memory_bytes", (int64_t)lm_rss_peak());
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
+}
+
+lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e)
+{
+    char tokens[32], share[32] = "", memory[32], planned[32], device[96] = "";
+    if (r->mfu > 0)
+        snprintf(share, sizeof share, " (%.0f %% of the peak)", 100 * r->mfu);
+    if (r->device_planned > 0)
+        snprintf(device, sizeof device, "%s of the device (%s planned), ",
+                 lm_show_bytes(r->device_used, memory), lm_show_bytes(r->device_planned, planned));
+    return lm_buf_addf(out, e,
+                       "%s: step %" PRId64 ", loss %.4f, %s tokens in %.1f s, %.0f "
+                       "tokens/s%s, peak memory %s%s",
+                       status, r->step, r->loss, lm_show_count((double)r->tokens, tokens),
+                       r->seconds, r->tokens_per_second, share, device,
+                       lm_show_bytes((double)lm_rss_peak(), memory));
+}
+
+lm_code lm_train_times_table(const lm_exec_time *line, size_t n, lm_buf *out, lm_err *e)
+{
+    double all = 0;
+    for (size_t i = 0; i < n; i++)
+        all += line[i].seconds;
+    for (size_t i = 0; i < n; i++)
+        if (lm_buf_addf(out, e, "%-8s %-16s %6.2f %%  %8.3f s  %9.1f GFLOP/s\n",
+                        lm_phase_name(line[i].phase), line[i].op, 100 * line[i].seconds / all,
+                        line[i].seconds, line[i].flops / line[i].seconds * 1e-9))
+            return e->code;
+    return LM_OK;
 }
 
 lm_code lm_train_report_end(lm_metrics *m, const lm_train_result *r, const char *status, lm_err *e)

@@ -8,10 +8,17 @@
 lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e);
 lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e);
 
+/* Add to a record of metrics where the run takes place and what it trains. */
+void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_opts *o,
+                           const lm_config *c);
+
 /* "done", "stopped", "converged"; "nan" and "failed" for a failure. */
 const char *lm_train_status(const lm_train_result *r, lm_code rc);
 /* One line of JSON, without the newline. */
 lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e);
+/* The same as a line for people; and the operators' times, a line each. */
+lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e);
+lm_code lm_train_times_table(const lm_exec_time *line, size_t n, lm_buf *out, lm_err *e);
 /* The "end" record; nothing when m is NULL. */
 lm_code lm_train_report_end(lm_metrics *m, const lm_train_result *r, const char *status, lm_err *e);
 

@@ -1,6 +1,8 @@
 /* run.c -- a run folder before the first step. */
 #include "train/run.h"
 
+#include <libgen.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -172,4 +174,88 @@ lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
     if (lm_mkdir_p(run, e) || lm_run_sweep(run, e) || remove_after(run, from, e))
         return e->code;
     return LM_OK;
+}
+
+/* ---- where a run comes from ---- */
+
+/* Does a checkpoint lie here that has not the name of one of a run? */
+static lm_code is_lone_checkpoint(const char *path, bool *is, lm_err *e)
+{
+    char *state = NULL;
+    lm_code rc = lm_path_join(&state, path, "state.json", e);
+    *is = !rc && (!lm_path_is_dir(path) || lm_path_exists(state));
+    lm_free(state);
+    return rc;
+}
+
+static lm_code find_newest(const char *name, char **step_dir, char **run, lm_err *e)
+{
+    char *newest = NULL;
+    if (lm_strdup(run, name, e) || lm_run_newest(name, &newest, e))
+        return e->code;
+    if (!newest)
+        return lm_fail(e, LM_EUSAGE, name, "start a run with train MODEL DATA -o RUN",
+                       "holds no checkpoint to go on from");
+    lm_code rc = lm_path_join(step_dir, name, newest, e);
+    lm_free(newest);
+    return rc;
+}
+
+/* `real`: `name` without links. */
+static lm_code find(const char *name, char *real, const char *output, char **step_dir, char **run,
+                    lm_err *e)
+{
+    bool lone, inside = lm_run_step_of(lm_path_base(real)) >= 0;
+    if (!inside && is_lone_checkpoint(real, &lone, e))
+        return e->code;
+    if (!inside && !lone)
+        return find_newest(name, step_dir, run, e);
+    if (!inside && !output)
+        return lm_fail(e, LM_EUSAGE, name, "name the folder of the run with -o", "lies in no run");
+    if (lm_strdup(step_dir, real, e))
+        return e->code;
+    return lm_strdup(run, inside ? dirname(real) : output, e);
+}
+
+lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e)
+{
+    char *real = realpath(name, NULL);
+    *step_dir = *run = NULL;
+    if (!real)
+        return lm_fail(e, LM_EIO, name, NULL, "cannot open");
+    lm_code rc = find(name, real, output, step_dir, run, e);
+    free(real);
+    if (rc) {
+        lm_free(*step_dir);
+        lm_free(*run);
+        *step_dir = *run = NULL;
+    }
+    return rc;
+}
+
+lm_code lm_run_apart(const char *run, const char *model, lm_err *e)
+{
+    char *from = realpath(model, NULL), *to = realpath(run, NULL);
+    size_t n = to ? strlen(to) : 0;
+    bool inside = from && to && !strncmp(from, to, n) && (from[n] == '/' || from[n] == 0 || n == 1);
+    free(from);
+    free(to);
+    return inside ? lm_fail(e, LM_EUSAGE, run, "choose another folder for the run",
+                            "is the folder that %s comes from", model)
+                  : LM_OK;
+}
+
+lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e)
+{
+    char *cwd = NULL, *whole = NULL;
+    if (!path)
+        return LM_OK;
+    if (!(cwd = realpath(".", NULL)))
+        return lm_fail(e, LM_EIO, ".", NULL, "cannot tell the current folder");
+    lm_code rc = lm_path_join(&whole, cwd, path, e);
+    if (!rc)
+        json_object_set_new(o, key, json_string(whole));
+    free(cwd);
+    lm_free(whole);
+    return rc;
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/json.h"
 
 /* May a training write its checkpoints to `run`, coming from checkpoint `from` of the same folder
  * (-1: it comes from elsewhere)?  Writes nothing.  `force`: checkpoints after `from` may be lost.
@@ -21,6 +22,18 @@ lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e);
 /* Name of the newest whole checkpoint ("step-000300", yours), NULL when there is none.  Unlike
  * lm_run_latest this does not ask `latest`, which a killed run may have left one behind. */
 lm_code lm_run_newest(const char *run, char **out, lm_err *e);
+
+/* What `name` means for a training that goes on: a run (its newest checkpoint), or one checkpoint, of
+ * a run or lying anywhere; of the latter kind the run is `output`.  *step_dir is the checkpoint, *run
+ * the folder of its run (both yours).  Fails: LM_EUSAGE when a run holds none, or a lone one has no
+ * `output`. */
+lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e);
+
+/* Would replacing `run` take away the very model that the training starts from?  LM_EUSAGE. */
+lm_code lm_run_apart(const char *run, const char *model, lm_err *e);
+
+/* Set o[key] to a path that holds from any folder; nothing for NULL. */
+lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e);
 
 /* Make the folder if need be, remove what a killed run left half-written, and all checkpoints after
  * `from` (-1: all of them, and the links); `latest` then names `from`. */

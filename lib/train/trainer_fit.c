@@ -33,6 +33,17 @@ lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool valid
     return rc;
 }
 
+lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_buf *out, lm_err *e)
+{
+    lm_build b = trainer_build(o, LM_MODE_TRAIN);
+    lm_model *m = NULL;
+    lm_code rc = lm_model_build(c, &b, &m, e);
+    if (!rc)
+        rc = lm_graph_dump(m->graph, out, e);
+    lm_model_free(m);
+    return rc;
+}
+
 static lm_code plan_of(const lm_trainer *t, const lm_trainer_opts *o, lm_memory_plan *p, lm_err *e)
 {
     return lm_trainer_plan(o, t->io.config, t->io.val && t->o.eval_every, t->io.checkpoint.lmz,

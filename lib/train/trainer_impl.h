@@ -84,6 +84,8 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
 
 lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e);
 lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e);
+/* The newest checkpoint is whole: its writing is part of the trace if its beginning was. */
+void trainer_trace_saved(lm_trainer *t);
 /* Write the trace when all that belongs to it is known; `end`: whatever is missing. */
 lm_code trainer_write_trace(lm_trainer *t, bool end, lm_err *e);
 double trainer_mfu(const lm_trainer *t, double tokens_per_second);

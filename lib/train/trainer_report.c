@@ -87,9 +87,11 @@ lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e)
                              : LM_OK;
 }
 
-static void add_writer(lm_trainer *t)
+void trainer_trace_saved(lm_trainer *t)
 {
     double begin, end;
+    if (!t->trace || !t->trace_writing)
+        return;
     lm_ckpt_span(t->ckpt, &begin, &end);
     if (end > begin)
         lm_trace_span(t->trace, TRACE_WRITER, "write", begin, end);
@@ -100,8 +102,7 @@ lm_code trainer_write_trace(lm_trainer *t, bool end, lm_err *e)
 {
     if (!t->trace || !t->traced || (t->trace_writing && !end && t->saving >= 0))
         return LM_OK;
-    if (t->trace_writing)
-        add_writer(t);
+    trainer_trace_saved(t);
     lm_out *out = t->trace_out;
     lm_code rc = lm_trace_write(t->trace, out, e);
     t->trace_out = NULL;
