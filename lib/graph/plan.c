@@ -130,11 +130,13 @@ static void place(item **placed, size_t n, item *it)
 
 static lm_code find_work(planner *p, lm_plan *out, size_t *work, lm_err *e)
 {
+    static const lm_step first; /* scratch is the same for every step */
     lm_tensor in[LM_MAX_IN], o[LM_MAX_OUT];
     for (size_t k = 0; k < p->g->n_nodes; k++) {
         const lm_node *n = &p->g->node[k];
         lm_call c = lm_node_call(p->g, n, in, o);
         c.stream = p->b->main;
+        c.step = &first;
         lm_dtype act = lm_node_act(p->g, n);
         const lm_kernel *kernel = p->b->kernel(p->b, n->op->name, act);
         if (!kernel)
