@@ -413,9 +413,10 @@ static void test_loss(void **state)
     p.b->marks_free(p.b, m);
     p.b->free(p.b, x, N);
     p.b->host_free(p.b, pin, N);
-    lm_backend_close(p.b); /* with the other stream still there */
     vanish(0);
-    reset();
+    reset(); /* a device that is back is no use to a backend that lost it: its data is gone */
+    STAYS(p.b->sync(p.b, NULL, &e));
+    lm_backend_close(p.b); /* with the other stream still there */
     quiet(false);
     check(&p, (p.e.code = 0, cuda_open("plain", true, &p.b, &p.e)));
     wait_for(&p, NULL);

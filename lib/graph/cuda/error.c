@@ -21,7 +21,7 @@ lm_code cuda_enter(cuda_backend *c, lm_err *e)
 {
     if (atomic_load(&c->lost))
         return tell_lost(c, "the device is lost", e);
-    return cuda_did(c, cudaSetDevice(c->index), "the device is lost", e);
+    return cuda_did(c, cudaSetDevice(c->index), "the device failed", e);
 }
 
 lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e)

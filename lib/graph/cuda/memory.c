@@ -1,20 +1,21 @@
 /* memory.c -- memory of the device, pinned memory of the host, and copies between them. */
 #include <string.h>
 
+#include "base/text.h"
 #include "graph/cuda/cuda.h"
-
-#define GIB (1.0 / ((size_t)1 << 30))
 
 static lm_code no_room(cuda_backend *c, size_t bytes, const char *purpose, lm_err *e)
 {
     size_t unused = 0, total = 0;
+    char asked[32], left[32], all[32];
 
     cuda_quiet(cudaMemGetInfo(&unused, &total));
     return lm_fail(e, LM_ELIMIT, c->name,
                    "use a smaller batch, shorter sequences or a smaller model; nvidia-smi shows "
                    "what else is on the device",
-                   "no memory for %s: %zu bytes (%.2f GiB) asked for, %.2f GiB of %.2f GiB free",
-                   purpose, bytes, (double)bytes * GIB, (double)unused * GIB, (double)total * GIB);
+                   "no memory for %s: %s (%zu bytes) asked for, %s of %s free", purpose,
+                   lm_show_bytes((double)bytes, asked), bytes, lm_show_bytes((double)unused, left),
+                   lm_show_bytes((double)total, all));
 }
 
 /* Does a thing fail for want of memory only?  Then the device goes on. */
