@@ -105,6 +105,25 @@ static void test_facts(void **state)
     assert_null(p->b->kernel(p->b, "no such operator", LM_DTYPE_F32));
 }
 
+static void test_paths(void **state)
+{
+    static const char *const names[] = { "plain", "tensor", "tf32" };
+    place *p = *state;
+    size_t before = unused(p);
+
+    for (int i = 0; i < 3; i++) {
+        place q = { 0 };
+        check(&q, cuda_open(names[i], true, &q.b, &q.e));
+        assert_int_equal(q.b->main->level, i);
+        assert_int_equal(strncmp(q.b->detail, names[i], strlen(names[i])), 0);
+        assert_int_equal(strstr(q.b->detail, "cuBLASLt") != NULL, i > 0);
+        assert_int_equal(q.b->main->lt != NULL, i > 0);
+        assert_null(another_stream(&q)->lt); /* products share one workspace */
+        lm_backend_close(q.b);
+        assert_int_equal(unused(p), before);
+    }
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -427,11 +446,17 @@ int main(void)
 {
 #define HERE(test) cmocka_unit_test_setup_teardown(test, open_place, close_place)
     const struct CMUnitTest tests[] = {
-        HERE(test_facts),       cmocka_unit_test(test_refusals),
-        HERE(test_memory),      HERE(test_no_room),
-        HERE(test_follow),      HERE(test_steps),
-        HERE(test_marks),       HERE(test_recording),
-        HERE(test_close_frees), cmocka_unit_test(test_loss),
+        HERE(test_facts),
+        HERE(test_paths),
+        cmocka_unit_test(test_refusals),
+        HERE(test_memory),
+        HERE(test_no_room),
+        HERE(test_follow),
+        HERE(test_steps),
+        HERE(test_marks),
+        HERE(test_recording),
+        HERE(test_close_frees),
+        cmocka_unit_test(test_loss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,8 +6,14 @@
 
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"
+#include "kernels/cuda/blaslt.h"
 
 enum { OLDEST = 80 }; /* the first compute capability that the module has code for */
+
+/* What NVIDIA recommends for Hopper; older cards need less. */
+#define WORKSPACE ((size_t)32 << 20)
+
+static const char *const level_names[] = { "plain", "tensor", "tf32" };
 
 static const lm_kernel *kernel(lm_backend *b, const char *op, lm_dtype act)
 {
@@ -24,19 +30,18 @@ static void close_device(lm_backend *b)
     cuda_backend *c = cuda_of(b);
 
     while (c->streams)
-        b->stream_free(b, &c->streams->s);
+        b->stream_free(b, &c->streams->s); /* waits for what is on it */
+    lm_cuda_lt_free(c->lt);
     lm_free(c);
 }
 
 static lm_code parse_level(const char *s, lm_cuda_level *out, lm_err *e)
 {
-    static const char *const names[] = { "plain", "tensor", "tf32" };
-
     *out = LM_CUDA_DEFAULT;
     if (!s)
         return LM_OK;
     for (int i = 0; i < 3; i++) {
-        if (!strcmp(s, names[i])) {
+        if (!strcmp(s, level_names[i])) {
             *out = (lm_cuda_level)i;
             return LM_OK;
         }
@@ -103,14 +108,21 @@ static lm_code describe(cuda_backend *c, lm_err *e)
                    c->model, p.major, p.minor, OLDEST / 10, OLDEST % 10);
 }
 
-static lm_code ready(cuda_backend *c, lm_err *e)
+/* cuBLASLt and the line that says which kernels there are. */
+static lm_code ready_products(cuda_backend *c, lm_err *e)
 {
-    lm_stream *first;
+    size_t v;
 
-    if (c->level != LM_CUDA_PLAIN)
-        return lm_fail(e, LM_EUSAGE, c->name, "choose plain", "this build has no tensor kernels");
-    snprintf(c->detail, sizeof c->detail, "plain");
-    return c->b.stream_new(&c->b, &first, e);
+    if (c->level == LM_CUDA_PLAIN) {
+        snprintf(c->detail, sizeof c->detail, "plain");
+        return LM_OK;
+    }
+    if (lm_cuda_lt_new(WORKSPACE, c->deterministic, &c->lt, e))
+        return e->code;
+    v = lm_cuda_lt_version(c->lt);
+    snprintf(c->detail, sizeof c->detail, "%s (cuBLASLt %zu.%zu.%zu, mma)", level_names[c->level],
+             v / 10000, v % 10000 / 100, v % 100);
+    return LM_OK;
 }
 
 static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e)
@@ -118,6 +130,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     const char *colon = strchr(o->device, ':');
     lm_cuda_level level;
     cuda_backend *c = NULL;
+    lm_stream *first;
     lm_code rc = parse_level(o->kernels, &level, e);
 
     *out = NULL;
@@ -140,7 +153,8 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     rc = find(c, e);
     rc = rc ? rc : cuda_enter(c, e);
     rc = rc ? rc : describe(c, e);
-    rc = rc ? rc : ready(c, e);
+    rc = rc ? rc : ready_products(c, e);
+    rc = rc ? rc : c->b.stream_new(&c->b, &first, e);
     if (rc) {
         close_device(&c->b);
         return rc;

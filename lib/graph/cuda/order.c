@@ -48,7 +48,7 @@ static lm_code stream_new(lm_backend *b, lm_stream **out, lm_err *e)
     *out = NULL;
     if (cuda_enter(c, e) || lm_alloc_n(&x, 1, sizeof *x, "a stream", e))
         return e->code;
-    x->s = (lm_stream){ .lt = c->lt,
+    x->s = (lm_stream){ .lt = b->main ? NULL : c->lt, /* its workspace serves one stream */
                         .sms = c->sms,
                         .cc = c->cc,
                         .shared_max = c->shared_max,
