@@ -89,7 +89,8 @@ static __device__ inline int64_t first_past(const double *w, int64_t n, double l
                 sum += lane >= o ? before : 0;
             }
             sum += base;
-            bool hit = i + lane < past && (reach ? sum >= limit : sum > limit);
+            /* rounding may lift the sum even where nothing is added */
+            bool hit = own > 0 && (reach ? sum >= limit : sum > limit);
             unsigned hits = __ballot_sync(0xffffffffu, hit);
             unsigned some = __ballot_sync(0xffffffffu, own > 0);
             at = hits ? i + __ffs((int)hits) - 1 : -1;
