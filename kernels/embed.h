@@ -4,7 +4,8 @@
  *           out x [N,C] act = wte[tok] (+ wpe[pos])
  * embed_dw  in  dx [N,C] act, tok [N] I32, pos [N] I32 (optional)
  *           out dwte [V,C] F32 (acc), dwpe [P,C] F32 (optional, acc).  Rows of one token are summed
- *           in row order (tokens are sorted first), so the bits do not depend on threads.
+ *           in row order (tokens are sorted first), so the bits do not depend on threads.  On a
+ *           device: in a fixed order when its stream is deterministic, else in any.
  *
  * Ids are inside the tables: the data layer checked them. */
 #ifndef LM_KERNELS_EMBED_H

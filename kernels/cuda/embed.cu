@@ -69,22 +69,14 @@ __device__ inline unsigned digit_of(uint32_t id, int shift)
     return id >> shift & (DIGITS - 1);
 }
 
-/* The exclusive sum over the block's SORT_THREADS threads; all come here. */
-__device__ inline uint32_t before_me(uint32_t x)
+/* The sum over this lane and those before it. */
+__device__ inline uint32_t up_to_me(uint32_t x)
 {
-    __shared__ uint32_t warp_total[SORT_WARPS];
-    uint32_t sum = x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, base = 0;
     for (unsigned o = 1; o < 32; o *= 2) {
-        uint32_t left = __shfl_up_sync(0xffffffffu, sum, o);
-        sum += lane >= o ? left : 0;
+        uint32_t left = __shfl_up_sync(0xffffffffu, x, o);
+        x += threadIdx.x % 32 >= o ? left : 0;
     }
-    __syncthreads(); /* warp_total may still be read by an earlier sum */
-    if (lane == 31)
-        warp_total[warp] = sum;
-    __syncthreads();
-    for (unsigned w = 0; w < warp; w++)
-        base += warp_total[w];
-    return base + sum - x;
+    return x;
 }
 
 /* count[d * tiles + t]: elements of tile t with digit d. */
@@ -106,26 +98,33 @@ __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-/* A block for each digit: its counts become the number in earlier tiles, all[d] the number in all. */
+/* A warp for each digit: its counts become the number in earlier tiles, all[d] the number in all. */
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_scan(int64_t tiles, uint32_t *count, uint32_t *all)
 {
-    uint32_t *mine = count + blockIdx.x * tiles;
-    __shared__ uint32_t last;
-    uint32_t carry = 0;
-    for (int64_t t = 0; t < tiles; t += SORT_THREADS) {
-        int64_t i = t + threadIdx.x;
-        uint32_t x = i < tiles ? mine[i] : 0, sum = before_me(x);
-        if (i < tiles)
-            mine[i] = carry + sum;
-        if (threadIdx.x == SORT_THREADS - 1)
-            last = sum + x;
-        __syncthreads();
-        carry += last;
-        __syncthreads();
+    const unsigned lane = threadIdx.x % 32, digit = blockIdx.x * SORT_WARPS + threadIdx.x / 32;
+    uint32_t *mine = count + digit * tiles, carry = 0;
+    for (int64_t t = 0; t < tiles; t += 32) {
+        uint32_t x = t + lane < tiles ? mine[t + lane] : 0, sum = up_to_me(x);
+        if (t + lane < tiles)
+            mine[t + lane] = carry + sum - x;
+        carry += __shfl_sync(0xffffffffu, sum, 31);
     }
-    if (threadIdx.x == 0)
-        all[blockIdx.x] = carry;
+    if (lane == 0)
+        all[digit] = carry;
+}
+
+/* The number of elements with smaller digits than the thread's own. */
+__device__ inline uint32_t before_digit(const uint32_t *all)
+{
+    __shared__ uint32_t warp_all[SORT_WARPS];
+    uint32_t mine = all[threadIdx.x], sum = up_to_me(mine), base = sum - mine;
+    if (threadIdx.x % 32 == 31)
+        warp_all[threadIdx.x / 32] = sum;
+    __syncthreads();
+    for (unsigned w = 0; w < threadIdx.x / 32; w++)
+        base += warp_all[w];
+    return base;
 }
 
 /* Lanes of the warp that are in use and have the same digit as this one. */
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
 {
     __shared__ uint32_t place[SORT_WARPS][DIGITS];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t digit_base = before_me(all[threadIdx.x]);
+    uint32_t digit_base = before_digit(all);
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
         uint32_t id[SORT_EACH], rank[SORT_EACH];
         int64_t first = t * SORT_TILE + warp * (SORT_TILE / SORT_WARPS) + lane;
@@ -235,7 +234,7 @@ static const uint32_t *sort_rows(const sorter *s, int64_t rows, int64_t ids, con
     int to = 0;
     for (int shift = 0; shift == 0 || (shift < 32 && (ids - 1) >> shift); shift += 8) {
         LM_LAUNCH(sort_count, grid, SORT_THREADS, 0, stream, rows, tiles, shift, key, s->count);
-        LM_LAUNCH(sort_scan, DIGITS, SORT_THREADS, 0, stream, tiles, s->count, s->all);
+        LM_LAUNCH(sort_scan, DIGITS / SORT_WARPS, SORT_THREADS, 0, stream, tiles, s->count, s->all);
         LM_LAUNCH(sort_move, grid, SORT_THREADS, 0, stream, rows, tiles, shift, key, row,
                   (const uint32_t *)s->count, (const uint32_t *)s->all, s->id[to], s->row[to]);
         key = s->id[to];
