@@ -10,7 +10,7 @@ enum { MOST_OPS = 256, EXAMPLES = 12, ORDERS = 3 };
 
 static lm_backend *backend;
 static bool op_met[MOST_OPS];
-static void (*set_order)(int); /* of the emulation: 0 forward, 1 backward, others shuffled */
+static void (*set_order)(int, uint64_t); /* of the emulation */
 
 static void *device_take(size_t bytes)
 {
@@ -120,7 +120,7 @@ static void check_node(trial *t, const lm_node *n)
     }
     for (int order = 0; order < (set_order ? ORDERS : 1); order++) {
         if (set_order)
-            set_order(order);
+            set_order(order, 7);
         for (int i = 0; i < n->n_out; i++)
             if (before[i])
                 memcpy(o.out[i].data, before[i], bytes_of(&o.out[i]));
@@ -173,7 +173,7 @@ static void walk(const char *kernels)
             close_trial(&t);
         }
     if (set_order)
-        set_order(0);
+        set_order(0, 0);
     lm_backend_close(backend);
     for (int j = 0; (op = lm_op_at(j)) && !only; j++)
         if (!op_met[j])
