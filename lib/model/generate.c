@@ -40,8 +40,10 @@ struct lm_generator {
     size_t cache_bytes, layer_bytes, slot_bytes;
     lm_rotary rope;
     chooser choice;
-    stage *last;       /* what ran last, */
-    int64_t last_slot; /* and the first slot of its rows */
+    lm_recording *recorded; /* of decoding */
+    bool ran, as_it_is;     /* decoding has run once; it is not to be recorded */
+    stage *last;            /* what ran last, */
+    int64_t last_slot;      /* and the first slot of its rows */
 };
 
 /* n numbers of `size` bytes at *at of a room that is being divided. */
@@ -287,6 +289,8 @@ void lm_generator_free(lm_generator *g)
 {
     if (!g)
         return;
+    if (g->recorded)
+        g->b->recording_free(g->b, g->recorded);
     close_stage(&g->decode);
     for (int i = CHUNKS - 1; i >= 0; i--)
         close_stage(&g->prefill[i]);
@@ -306,13 +310,39 @@ static lm_code wait_for_last(lm_generator *g, lm_err *e)
     return g->b->sync(g->b, g->b->main, e);
 }
 
-static lm_code run_stage(lm_generator *g, stage *s, int64_t slot, lm_err *e)
+static lm_code run_graph(stage *s, lm_err *e)
 {
     const lm_step step = { 0 };
+    return lm_exec_run(s->x, &step, e);
+}
+
+/* Decoding is the same list of kernels each time: from the second run on a recording of it, where the
+ * backend has such a thing and nobody takes the time of single nodes. */
+static void record_decoding(lm_generator *g)
+{
+    lm_err refused = { 0 };
+    lm_backend *b = g->b;
+    lm_exec_span timed;
+    g->as_it_is = !b->replay || lm_exec_span_at(g->decode.x, 0, &timed) ||
+                  b->record_begin(b, b->main, &refused);
+    if (g->as_it_is)
+        return;
+    run_graph(&g->decode, &refused);
+    g->as_it_is = b->record_end(b, b->main, &g->recorded, &refused) || refused.code;
+}
+
+static lm_code run_stage(lm_generator *g, stage *s, int64_t slot, lm_err *e)
+{
+    bool decoding = s == &g->decode;
     g->last = s;
     g->last_slot = slot;
-    return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ? e->code
-                                                                : lm_exec_run(s->x, &step, e);
+    if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e))
+        return e->code;
+    if (decoding && g->ran && !g->recorded && !g->as_it_is)
+        record_decoding(g);
+    g->ran |= decoding;
+    return decoding && g->recorded && !g->as_it_is ? g->b->replay(g->b, g->recorded, g->b->main, e)
+                                                   : run_graph(s, e);
 }
 
 /* The next rows of a prompt, `n` of them real, through a stage of its own size. */

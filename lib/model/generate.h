@@ -42,7 +42,8 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot);
  * caches as they are filled now. */
 double lm_generator_step_bytes(const lm_generator *g);
 size_t lm_generator_cache_bytes(const lm_generator *g);
-/* Of decoding: seconds by operator, see lm_exec_times. */
+/* Of decoding: seconds by operator, see lm_exec_times; on a device lm_exec_timing comes before the first
+ * step. */
 lm_exec *lm_generator_exec(lm_generator *g);
 
 #endif

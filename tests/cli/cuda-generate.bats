@@ -1,0 +1,70 @@
+#!/usr/bin/env bats
+# generate, eval-model and merge-models --search with --device cuda: what the cpu says.
+#
+# The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/generate.sh"
+    init-model -q gpt2-124m --set n_layer=2 --set n_embd=48 --set n_head=3 --set n_positions=256 --tokenizer tok/tokenizer.json -o gpt/
+}
+
+setup() {
+    export LM_MODULES=$LM_TEST_BUILD/emu
+    if [ "${LM_TEST_CUDA-}" = real ]; then LM_MODULES=$LM_TEST_BUILD/lib/lmutils; fi
+    cd "$BATS_FILE_TMPDIR"
+    out=$BATS_TEST_TMPDIR
+}
+
+@test "generate --device cuda: the texts of the cpu, greedy and drawn, in both kinds of model" {
+    head -n 5 prompts.jsonl > "$out/p.jsonl"
+    printf '{"prompt": "%s"}\n' "$(head -n 20 corpus.txt | tr '\n' ' ')" >> "$out/p.jsonl" # more than a chunk
+    for m in run gpt; do
+        for how in '-T 0' '--seed 3 --top-p 0.9' '--seed 4 --top-k 20 --repetition-penalty 1.2'; do
+            # shellcheck disable=SC2086 # options
+            set -- $how --dtype f32 -n 7 --batch-size 3
+            generate -q $m/ "$@" "$out/p.jsonl" > "$out/a"
+            generate -q $m/ "$@" --device cuda "$out/p.jsonl" > "$out/b"
+            [ "$(wc -l < "$out/b")" -eq 6 ]
+            cmp "$out/a" "$out/b"
+        done
+    done
+}
+
+@test "generate --device cuda: log-probabilities; the device and its faster type are said" {
+    generate -q run/ -p 'The system' -n 6 -T 0 --json --logprobs --dtype f32 > "$out/a"
+    generate -q run/ -p 'The system' -n 6 -T 0 --json --logprobs --dtype f32 --device cuda > "$out/b"
+    ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1"; }
+    probs() { grep -o '"logprobs":\[[-0-9.,e]*\]' "$1" | grep -oE -- '-?[0-9][-0-9.e]*'; }
+    [ "$(ids "$out/a")" = "$(ids "$out/b")" ]
+    paste <(probs "$out/a") <(probs "$out/b") | awk '{ d = $1 - $2; if (d > 1e-4 || d < -1e-4) exit 1 } END { exit NR != 6 }'
+    run generate -v run/ -p 'The system' -n 3 --device cuda
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"bf16 on cuda:0"* ]]
+}
+
+@test "eval-model --device cuda: the loss of the cpu" {
+    loss() { grep -o '"loss":[-0-9.e+]*' "$1" | cut -d: -f2; }
+    for m in run gpt; do
+        eval-model -q $m/ held-out.txt --seq-len 40 > "$out/a"
+        eval-model -q $m/ held-out.txt --seq-len 40 --device cuda > "$out/b"
+        awk -v a="$(loss "$out/a")" -v b="$(loss "$out/b")" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-5 && d > -1e-5) }'
+    done
+}
+
+@test "merge-models --search --device cuda: the candidates of the cpu; --device is the search's" {
+    init-model -q llama-1m --set num_hidden_layers=2 --set hidden_size=64 --tokenizer tok/tokenizer.json --seed 2 -o "$out/two/"
+    for d in cpu cuda; do
+        merge-models -q --method linear run/ "$out/two/" --search grid --grid 0.2,0.8 --val held-out.txt --val-tokens 60 \
+            --seq-len 40 --device $d -o "$out/$d/" > "$out/$d.jsonl"
+    done
+    [ "$(grep -c candidate\" "$out/cuda.jsonl")" -ge 2 ]
+    numbers() { grep -o '"objective":[-0-9.e+]*' "$1" | cut -d: -f2; }
+    paste <(numbers "$out/cpu.jsonl") <(numbers "$out/cuda.jsonl") | awk '{ d = $1 - $2; if (d > 1e-5 || d < -1e-5) exit 1 } END { exit NR < 3 }'
+    cmp "$out/cpu/model.safetensors" "$out/cuda/model.safetensors" ||
+        cmp <(tail -c 100000 "$out/cpu/model.safetensors") <(tail -c 100000 "$out/cuda/model.safetensors")
+    run merge-models --method linear run/ "$out/two/" --device cuda -o "$out/none/"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--device"*"--search"* ]]
+}

@@ -1,0 +1,414 @@
+/* Generation, evaluation and weights on the CUDA backend against the CPU backend: the same tokens for
+ * the same draws, the same losses, the same bits of what is only moved. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "cuda_open.h"
+#include "kernels/attention.h"
+#include "model/fresh.h"
+#include "model/generate.h"
+#include "model/sample.h"
+#include "model/weights.h"
+#include "train/score.h"
+
+enum { V = 61, S = 140, SLOTS = 3 };
+
+static const char *const configs[] = {
+    "{\"model_type\":\"gpt2\",\"vocab_size\":61,\"n_embd\":24,\"n_layer\":2,\"n_head\":3,"
+    "\"n_positions\":150,\"initializer_range\":0.2}",
+    "{\"model_type\":\"llama\",\"vocab_size\":61,\"hidden_size\":32,\"intermediate_size\":40,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"max_position_embeddings\":150,\"initializer_range\":0.2}",
+    "{\"model_type\":\"mistral\",\"vocab_size\":61,\"hidden_size\":32,\"intermediate_size\":40,"
+    "\"num_hidden_layers\":1,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":12,"
+    "\"max_position_embeddings\":150,\"sliding_window\":9,\"initializer_range\":0.2}",
+};
+enum { N_CONFIGS = sizeof configs / sizeof *configs };
+
+static lm_err err;
+static lm_par *par;
+static lm_backend *host, *device;
+
+static void ok(lm_code rc)
+{
+    if (rc)
+        fail_msg("%s: %s", err.where, err.what);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    ok(lm_par_new(&par, 2, &err));
+    ok(lm_backend_cpu(lm_cpu_detect(), par, &host, &err));
+    ok(cuda_open(NULL, true, &device, &err));
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lm_backend_close(device);
+    lm_backend_close(host);
+    lm_par_free(par);
+    return 0;
+}
+
+/* Between host and device, done when it returns. */
+static void move(void *to, const void *from, size_t bytes)
+{
+    ok(device->copy(device, to, from, bytes, device->main, &err));
+    ok(device->sync(device, device->main, &err));
+}
+
+static void *take(size_t bytes)
+{
+    char *p;
+    ok(lm_alloc_n(&p, bytes ? bytes : 1, 1, "a test", &err));
+    return p;
+}
+
+/* ---- the kernel ---- */
+
+typedef struct {
+    int64_t batch, seq, heads, kv_heads, dim, room, window;
+} shape;
+
+/* Heads alone and in groups of up to more than a block takes at once; sizes of heads of every path,
+ * and ragged ones; caches of one part and of many, full and nearly empty. */
+static const shape shapes[] = {
+    { 1, 1, 2, 2, 64, 300, 0 },  { 2, 1, 8, 2, 128, 140, 0 },  { 3, 1, 7, 1, 80, 270, 0 },
+    { 2, 1, 9, 1, 32, 520, 0 },  { 2, 1, 4, 2, 96, 260, 7 },   { 2, 1, 3, 1, 33, 200, 0 },
+    { 1, 1, 2, 1, 264, 150, 0 }, { 2, 1, 2, 1, 256, 129, 0 },  { 3, 1, 4, 4, 8, 60, 0 },
+    { 2, 20, 4, 2, 64, 90, 0 },  { 1, 37, 3, 1, 80, 100, 11 }, { 2, 17, 2, 2, 192, 50, 0 },
+    { 2, 33, 2, 1, 13, 70, 0 },  { 1, 3, 2, 1, 264, 290, 0 },  { 2, 5, 6, 2, 128, 300, 0 },
+};
+enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+
+static lm_tensor shaped(lm_dtype d, int ndim, int64_t a, int64_t b, int64_t c, int64_t e)
+{
+    return (lm_tensor){ .dtype = d, .ndim = ndim, .dim = { a, b, c, e } };
+}
+
+static double distance(lm_dtype d, const void *a, const void *b, int64_t n)
+{
+    double sum = 0, all = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double x = lm_get(d, a, i), y = lm_get(d, b, i);
+        if (!isfinite(x))
+            return INFINITY;
+        sum += (x - y) * (x - y);
+        all += y * y;
+    }
+    return sqrt(sum / all);
+}
+
+static size_t tensor_bytes(const lm_tensor *t)
+{
+    return (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype);
+}
+
+static void check_shape(const shape *s, lm_dtype act, int k)
+{
+    int64_t width = (s->heads + 2 * s->kv_heads) * s->dim, rows = s->batch * s->seq;
+    const lm_attention_attr a = { .batch = s->batch,
+                                  .seq = s->seq,
+                                  .heads = s->heads,
+                                  .kv_heads = s->kv_heads,
+                                  .head_dim = s->dim,
+                                  .window = s->window,
+                                  .causal = true,
+                                  .scale = 0.4 };
+    lm_tensor t[6] = { shaped(act, 2, rows, width, 0, 0),
+                       shaped(LM_DTYPE_I32, 1, s->batch, 0, 0, 0),
+                       shaped(LM_DTYPE_I32, 1, s->batch, 0, 0, 0),
+                       shaped(act, 2, rows, s->heads * s->dim, 0, 0),
+                       shaped(act, 4, s->batch, s->kv_heads, s->room, s->dim),
+                       shaped(act, 4, s->batch, s->kv_heads, s->room, s->dim) };
+    lm_tensor on[6];
+    lm_rng r = lm_rng_make(9, "test", (uint64_t)k);
+    for (int i = 0; i < 6; i++) {
+        t[i].data = take(tensor_bytes(&t[i]));
+        for (int64_t j = 0; i != 1 && i != 2 && j < lm_tensor_count(&t[i]); j++)
+            lm_set(act, t[i].data, j,
+                   i == 3 ? NAN : lm_rng_normal(r, (uint64_t)(i * 10000019 + j)));
+    }
+    for (int64_t b = 0; b < s->batch; b++) { /* a full one, an empty one, one that rests */
+        int32_t *used = t[1].data, *fresh = t[2].data;
+        fresh[b] = (int32_t)(b == 2 ? 0 : b ? (s->seq + 1) / 2 : s->seq);
+        used[b] = (int32_t)(b == 0 ? s->room - s->seq : b == 2 ? 5 : 0);
+    }
+    lm_call c = { .attr = &a, .in = t, .n_in = 3, .out = t + 3, .n_out = 3, .par = par };
+    memcpy(on, t, sizeof on);
+    lm_call d = {
+        .attr = &a, .in = on, .n_in = 3, .out = on + 3, .n_out = 3, .stream = device->main
+    };
+    for (int i = 0; i < 6; i++) {
+        ok(device->alloc(device, tensor_bytes(&t[i]), "a test", &on[i].data, &err));
+        move(on[i].data, t[i].data, tensor_bytes(&t[i]));
+    }
+    const lm_kernel *want = lm_cpu_kernel("attention_cached", act, LM_CPU_REF);
+    const lm_kernel *got = device->kernel(device, "attention_cached", act);
+    size_t work = got->work(&d, device->threads);
+    c.work = take(want->work(&c, 2));
+    if (work)
+        ok(device->alloc(device, work, "a test", &d.work, &err));
+    want->run(&c);
+    got->run(&d);
+    for (int i = 3; i < 6; i++) {
+        size_t bytes = tensor_bytes(&t[i]);
+        void *back = take(bytes);
+        move(back, on[i].data, bytes);
+        if (i > 3)
+            assert_memory_equal(back, t[i].data, bytes);
+        else if (!(distance(act, back, t[i].data, lm_tensor_count(&t[i])) <
+                   (act == LM_DTYPE_F32   ? 2e-6
+                    : act == LM_DTYPE_F16 ? 2e-3
+                                          : 1e-2)))
+            fail_msg("shape %d, %s: off by %g", k, lm_dtype_name(act),
+                     distance(act, back, t[i].data, lm_tensor_count(&t[i])));
+        lm_free(back);
+    }
+    if (work)
+        device->free(device, d.work, work);
+    lm_free(c.work);
+    for (int i = 0; i < 6; i++) {
+        device->free(device, on[i].data, tensor_bytes(&t[i]));
+        lm_free(t[i].data);
+    }
+}
+
+static void attention_in_every_shape(void **state)
+{
+    const lm_dtype types[3] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    (void)state;
+    for (int k = 0; k < N_SHAPES; k++)
+        for (int i = 0; i < 3; i++)
+            check_shape(&shapes[k], types[i], k);
+}
+
+/* ---- models ---- */
+
+static void make(const char *text, lm_dtype type, lm_backend *b, lm_loaded *w)
+{
+    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
+    lm_model *m;
+    json_t *o;
+    lm_config c;
+    float *block;
+    memset(w, 0, sizeof *w);
+    ok(lm_json_parse(text, strlen(text), "config", &o, &err));
+    ok(lm_config_read(o, "config", &c, &err));
+    ok(lm_model_build(&c, &build, &m, &err));
+    ok(lm_alloc_n(&block, (size_t)m->block, sizeof *block, "weights", &err));
+    lm_weights_init(m, 5, par, block);
+    ok(lm_loaded_take(w, m, block, b, &err));
+    lm_free(block);
+    lm_model_free(m);
+    json_decref(o);
+}
+
+/* What both backends make of the same prompts, side by side. */
+static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
+{
+    lm_backend *on[2] = { host, device };
+    const int64_t prompts[SLOTS] = { 100, 9, 1 }; /* in chunks of 64 and 64, 64, and 8 */
+    uint32_t ids[S];
+    lm_loaded w[2];
+    lm_generator *g[2];
+    double u[SLOTS];
+    const int32_t *next[2];
+    const double *logprob[2];
+    for (int i = 0; i < S; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(1, "test", 0), (uint64_t)i, V);
+    for (int k = 0; k < 2; k++) {
+        make(config, LM_DTYPE_F32, on[k], &w[k]);
+        ok(lm_generator_new(&w[k], LM_DTYPE_F32, SLOTS, S, on[k], &g[k], &err));
+    }
+    int32_t now[SLOTS];
+    for (int s = 0; s < SLOTS; s++) {
+        u[s] = lm_sample_draw(3, s, 0);
+        for (int k = 0; k < 2; k++) {
+            ok(lm_generator_prompt(g[k], s, ids, prompts[s], NULL, &err));
+            ok(lm_generator_choose(g[k], o, u, &next[k], &logprob[k], &err));
+        }
+        assert_int_equal(next[0][s], next[1][s]);
+        assert_true(fabs(logprob[0][s] - logprob[1][s]) < 1e-4);
+        now[s] = next[0][s];
+    }
+    for (int i = 1; i < steps; i++) {
+        if (i == 3)
+            now[1] = -1; /* rests from now on */
+        for (int s = 0; s < SLOTS; s++)
+            u[s] = lm_sample_draw(3, s, i);
+        for (int k = 0; k < 2; k++) {
+            ok(lm_generator_decode(g[k], now, NULL, &err));
+            ok(lm_generator_choose(g[k], o, u, &next[k], &logprob[k], &err));
+        }
+        for (int s = 0; s < SLOTS; s++) {
+            if (now[s] < 0)
+                continue;
+            assert_int_equal(next[0][s], next[1][s]);
+            assert_true(fabs(logprob[0][s] - logprob[1][s]) < 1e-4);
+            now[s] = next[0][s];
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(lm_generator_used(g[k], 0), prompts[0] + steps - 1);
+        lm_generator_free(g[k]);
+        lm_loaded_fini(&w[k]);
+    }
+}
+
+static void the_likeliest_tokens_are_the_same(void **state)
+{
+    const lm_sample_attr o = { 0, 0, 1, 0, 1 };
+    (void)state;
+    for (int k = 0; k < N_CONFIGS; k++)
+        check_tokens(configs[k], &o, 12);
+}
+
+static void drawn_tokens_are_the_same(void **state)
+{
+    const lm_sample_attr o[3] = { { 0.9, 0, 1, 0, 1 },
+                                  { 0.8, 12, 0.9, 0, 1.2 },
+                                  { 1.1, 0, 0.95, 0.02, 0.9 } };
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        check_tokens(configs[i], &o[i], 8);
+}
+
+/* Scores, the losses of eval-model, and of a batch whose rows are padding for the most part. */
+static void losses_are_the_same(void **state)
+{
+    enum { T = 24, N = 61 };
+    lm_backend *on[2] = { host, device };
+    uint32_t ids[N];
+    (void)state;
+    for (int i = 0; i < N; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(2, "test", 0), (uint64_t)i, V);
+    for (int i = 0; i < N_CONFIGS * 2; i++) {
+        lm_dtype type = i % 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        lm_score got[2] = { { 0 } };
+        for (int k = 0; k < 2; k++) {
+            const lm_build build = {
+                .batch = 2, .seq = T, .documents = true, .precision = { type }
+            };
+            lm_loaded w;
+            lm_evaluator v;
+            lm_scorer *s;
+            make(configs[i / 2], type, on[k], &w);
+            ok(lm_evaluator_new(&w.config, &build, on[k], NULL, &v, &err));
+            lm_loaded_bind(&w, v.model, v.exec);
+            ok(lm_scorer_new(&v, 9, NULL, &s, &err));
+            ok(lm_scorer_add(s, ids, N, 1, &got[k], &err));
+            ok(lm_scorer_add(s, ids, 7, 1, &got[k], &err));
+            ok(lm_scorer_flush(s, &err));
+            lm_scorer_free(s);
+            lm_evaluator_fini(&v);
+            lm_loaded_fini(&w);
+        }
+        assert_int_equal(got[0].tokens, got[1].tokens);
+        assert_true(fabs(got[0].nll - got[1].nll) < (i % 2 ? 5e-3 : 1e-5) * got[0].nll);
+    }
+}
+
+/* ---- weights ---- */
+
+static void same_there(const void *there, const void *here, size_t bytes)
+{
+    void *back = take(bytes);
+    move(back, there, bytes);
+    assert_memory_equal(back, here, bytes);
+    lm_free(back);
+}
+
+/* Read from a folder, tensor by tensor, as the host reads them; and put one by one. */
+static void weights_arrive_whole(void **state)
+{
+    char dir[] = "/tmp/lm-test-XXXXXX", path[64];
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/m", dir);
+    for (int k = 0; k < N_CONFIGS; k++) {
+        lm_model *m;
+        lm_st_plan *plan;
+        lm_folder *f;
+        json_t *o;
+        lm_loaded here, there, put;
+        make(configs[k], LM_DTYPE_F32, host, &here);
+        const lm_build build = { .mode = LM_MODE_EVAL,
+                                 .batch = 1,
+                                 .seq = 1,
+                                 .precision = { k ? LM_DTYPE_BF16 : LM_DTYPE_F32 } };
+        ok(lm_model_build(&here.config, &build, &m, &err));
+        ok(lm_json_parse(configs[k], strlen(configs[k]), "config", &o, &err));
+        ok(lm_st_plan_new(&plan, &err));
+        ok(lm_weights_plan(m, LM_DTYPE_F32, plan, &err));
+        const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 9000 };
+        ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
+        ok(lm_fresh_write(m, 5, par, f, NULL, &err));
+        ok(lm_folder_commit(f, &err));
+        lm_loaded_fini(&here);
+
+        ok(lm_loaded_open(path, NULL, &here, &err));
+        ok(lm_loaded_weights(&here, m, host, &err));
+        ok(lm_loaded_open(path, NULL, &there, &err));
+        ok(lm_loaded_weights(&there, m, device, &err));
+        same_there(there.block, here.block, here.block_bytes);
+        if (k)
+            same_there(there.low, here.low, here.low_bytes);
+        memset(&put, 0, sizeof put);
+        float *block = take((size_t)m->block * sizeof *block), *slice = take((size_t)m->block * 4);
+        lm_weights_init(m, 5, par, block);
+        ok(lm_loaded_room(&put, m, device, &err));
+        for (int i = 0; i < m->n_slices; i++) {
+            lm_slice_get(m, i, block, slice);
+            ok(lm_loaded_put(&put, m, i, LM_DTYPE_F32, slice, par, &err));
+        }
+        same_there(put.block, here.block, here.block_bytes);
+        if (k)
+            same_there(put.low, here.low, here.low_bytes);
+
+        void *master, *low;
+        size_t bytes = (size_t)m->block * sizeof *block;
+        uint16_t *rounded = take(bytes / 2);
+        ok(device->alloc(device, bytes, "a test", &master, &err));
+        ok(device->alloc(device, bytes / 2, "a test", &low, &err));
+        ok(lm_weights_load_on(m, there.src, device, master, &err));
+        same_there(master, block, bytes);
+        lm_weights_round_on(m, device, master, low);
+        lm_weights_round(m, block, rounded, par);
+        same_there(low, rounded, bytes / 2);
+        device->free(device, master, bytes);
+        device->free(device, low, bytes / 2);
+        lm_free(rounded);
+        lm_free(block);
+        lm_free(slice);
+        lm_loaded_fini(&put);
+        lm_loaded_fini(&there);
+        lm_loaded_fini(&here);
+        lm_st_plan_free(plan);
+        lm_model_free(m);
+        json_decref(o);
+    }
+    ok(lm_rm_rf(dir, &err));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_in_every_shape),
+        cmocka_unit_test(the_likeliest_tokens_are_the_same),
+        cmocka_unit_test(drawn_tokens_are_the_same),
+        cmocka_unit_test(losses_are_the_same),
+        cmocka_unit_test(weights_arrive_whole),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
