@@ -213,6 +213,12 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 # It looks into streams, whose header names those of CUDA.
 $B/tests/unit/test_cuda_backend: private DEFS += -Itests/emu
 
+# The emulation alone, with kernels of its own.
+EMU_OWN := $(patsubst %,$B/emu/%.o,$(EMU_SRC))
+$B/tests/unit/test_emu: $(EMU_OWN)
+$B/tests/unit/test_emu: private DEFS += -Itests/emu
+$B/tests/unit/test_emu: private LIBS += $(EMU_OWN) -lstdc++
+
 $(INJECT): tests/inject/inject.c $B/.flags
 	mkdir -p $(@D)
 	$(CC) $(WARN) -D_GNU_SOURCE -O2 -g -shared -fPIC -o $@ $< -ldl
