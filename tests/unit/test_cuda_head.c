@@ -1,0 +1,120 @@
+/* The vocabulary head on the CUDA backend: many chunks, rows wider than one stretch of a block,
+ * padding, ignored rows, bad numbers. */
+#include "cuda_case.h"
+
+#include "kernels/head.h"
+
+static const double scale[1] = { 0.25 };
+static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+
+static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t c, bool grad)
+{
+    kernel_case k = { .op = "head_loss", .attr = a };
+    k.in[0] = mat(ACT, n, c);
+    k.in[1] = mat(ACT, v, c);
+    k.in[2] = filled(vec(I32, n), IDS, -a->vocab);
+    k.in[3] = given(vec(F32, 1), scale);
+    k.out[0] = vec(F32, n);
+    k.out[1] = mat(grad ? ACT : ABSENT, n, c);
+    k.out[2] = mat(grad ? F32 : ABSENT, v, c);
+    return k;
+}
+
+static void check(const kernel_case *k, int shift)
+{
+    for (int t = 0; t < 3; t++)
+        check_on_device(k, acts[t], t == 0 ? 2e-6 : 1e-2, shift, true);
+}
+
+static void all_shapes(void **state)
+{
+    const int64_t shapes[][3] = { { 1, 1, 1 },     { 3, 7, 5 },    { 31, 33, 16 },
+                                  { 33, 127, 31 }, { 6, 1500, 8 }, { 3, 8999, 8 } };
+    (void)state;
+    for (int i = 0; i < 6; i++)
+        for (int v = 0; v < 3; v++) {
+            int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
+            lm_head_attr a = { vocab, v == 2 ? 4 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST };
+            kernel_case k = case_of(&a, n, vocab + (v ? 0 : 9), c, v != 1 || i < 4);
+            k.step.micro = v == 2;
+            check(&k, i < 4 ? v % 2 : 0);
+        }
+}
+
+/* Several chunks accumulate into one dw. */
+static void many_chunks(void **state)
+{
+    lm_head_attr a = { 19, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, 530, 19, 5, true);
+    (void)state;
+    check(&k, 0);
+    a.chunk_rows = 100;
+    check(&k, 0);
+}
+
+/* Padding is zero after the first micro-batch, and left alone when gradients are added. */
+static void padding_is_ignored(void **state)
+{
+    lm_head_attr a = { 50, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, 33, 64, 24, true);
+    (void)state;
+    check(&k, 0);
+    a.acc = LM_ACC_ADD;
+    check(&k, 0);
+}
+
+/* NaN or infinity in one row: its loss is NaN, the losses of the others stay. */
+static void bad_numbers_are_seen(void **state)
+{
+    enum { N = 5, C = 8, V = 40 };
+    double x[N * C];
+    (void)state;
+    for (int bad = 0; bad < 2; bad++) {
+        for (int i = 0; i < N * C; i++)
+            x[i] = i == 2 * C + 3 ? (bad ? INFINITY : NAN) : 0.1 * (i % 5);
+        lm_head_attr a = { V, 0, LM_ACC_FIRST };
+        kernel_case k = case_of(&a, N, V, C, true);
+        k.in[0] = given(mat(ACT, N, C), x);
+        k.in[2].fill = ZERO;
+        check(&k, 0);
+    }
+}
+
+/* Logits of 1e4: no overflow, and a loss that is the difference of two logits. */
+static void large_logits(void **state)
+{
+    enum { N = 3, C = 4, V = 33 };
+    double x[N * C];
+    (void)state;
+    for (int i = 0; i < N * C; i++)
+        x[i] = i % 2 ? 4096 : -4096;
+    lm_head_attr a = { V, 0, LM_ACC_FIRST };
+    kernel_case k = case_of(&a, N, V, C, true);
+    k.in[0] = given(mat(ACT, N, C), x);
+    check(&k, 0);
+}
+
+static int open_device(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    device_must(cuda_open("plain", true, &device, &e), &e);
+    return 0;
+}
+
+static int close_device(void **state)
+{
+    (void)state;
+    lm_backend_close(device);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_shapes),         cmocka_unit_test(many_chunks),
+        cmocka_unit_test(padding_is_ignored), cmocka_unit_test(bad_numbers_are_seen),
+        cmocka_unit_test(large_logits),
+    };
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}
