@@ -1,0 +1,217 @@
+#!/usr/bin/env bats
+# --device cuda: names, modules, devices that are not there, and the same results as the CPU's.
+#
+# The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" .
+    LM_MODULES=$LM_TEST_BUILD/emu
+    if real; then LM_MODULES=$LM_TEST_BUILD/lib/lmutils; fi
+    export LM_MODULES
+}
+
+real() { [ "${LM_TEST_CUDA-}" = real ]; }
+emulated() { if real; then skip "only an emulated device does this"; fi; }
+
+T=(train -q --peak-tflops 0 --seq-len 16 --batch-size 2 --lr 3e-3 --warmup 2)
+G=(generate -q m0 -p "The system" -n 4)
+
+says() { # says TEXT: standard error is one line with this, but for what the emulation itself has to say
+    local lines
+    lines=$(grep -v '^emulated GPU: ' <<< "$stderr")
+    [ "$(wc -l <<< "$lines")" -eq 1 ] && grep -qF -- "$1" <<< "$lines" && return
+    echo "standard error is: $stderr"
+    return 1
+}
+
+# field FILE EVENT KEY -> the values of a key, a line each
+field() {
+    sed -nE "/^\{\"event\":\"$2\"/s/.*\"$3\":([^,}]*).*/\1/p" "$1"
+}
+
+# close_to FILE FILE TOLERANCE: two columns of numbers of the same length, relative differences below
+close_to() {
+    paste "$1" "$2" | awk -v t="$3" 'NF != 2 { exit 1 } { d = $1 / $2 - 1; if (d > t || d < -t) { print; exit 1 } }
+        END { if (!NR) exit 1 }'
+}
+
+# ---- names ----
+
+@test "cuda: devices have names" {
+    for d in gpu cuda: cuda:x cuda:-1 cuda0 cuda:1:2 ''; do
+        run -2 --separate-stderr "${G[@]}" --device "$d"
+        says "--device: unknown device '$d': choose from cpu, cuda, cuda:0"
+    done
+    LM_DEVICE=gpu run -2 --separate-stderr "${G[@]}"
+    says "LM_DEVICE: --device: unknown device 'gpu'"
+    generate --device cuda:3 --print-config | grep -q '"device": "cuda:3"'
+    generate --completion=bash | grep -q "\-\-device) words='cpu cuda'"
+    "${G[@]}" --device cpu > a
+    "${G[@]}" > b
+    cmp a b
+}
+
+@test "cuda: the paths of kernels have names" {
+    LM_CUDA=fast run -2 --separate-stderr "${G[@]}" --device cuda
+    says "LM_CUDA: kernels of a CUDA device: unknown path 'fast': choose from plain, tensor, tf32"
+}
+
+# ---- modules ----
+
+# A program that lies where no module is beside it.
+alone() {
+    mkdir -p alone/bin
+    cp "$(command -v "$1")" alone/bin/
+    PATH=$PWD/alone/bin:$PATH
+}
+
+@test "cuda: without the module" {
+    alone generate
+    LM_MODULES=/no/such/folder:$PWD run -1 --separate-stderr "${G[@]}" --device cuda:1
+    says "cuda:1: there is no libcore-cuda.so in /no/such/folder, $PWD, "
+    says "'make cuda' builds it"
+    unset LM_MODULES
+    run -1 --separate-stderr train -q m0 data -o run --steps 1 --device cuda <<< ""
+    says "cuda: there is no libcore-cuda.so in "
+    [ ! -e run/latest ]
+}
+
+@test "cuda: the module lies beside the program's folder, too" {
+    emulated
+    alone generate
+    mkdir -p alone/lib
+    ln -s "$LM_TEST_BUILD/emu" alone/lib/lmutils
+    "${G[@]}" > a
+    LM_MODULES=/no/such/folder "${G[@]}" --device cuda > b
+    cmp a b
+}
+
+@test "cuda: what is no module, or another version's" {
+    echo "no library" > libcore-cuda.so
+    LM_MODULES=:$PWD run -1 --separate-stderr "${G[@]}" --device cuda
+    says "cuda: cannot load the module: $PWD/libcore-cuda.so"
+    command -v cc > /dev/null || skip "no compiler"
+    fake() { cc -w -shared -fPIC -o libcore-cuda.so -x c - && LM_MODULES=$PWD run -1 --separate-stderr "${G[@]}" --device cuda; }
+    fake <<< 'int x;'
+    says "is no module of lmutils"
+    fake <<< 'struct { const char *v; unsigned long n; void *open; } lm_module_cuda = { "0.0.0", 8 };'
+    says "is of version 0.0.0, this program of "
+    fake <<< 'struct { const char *v; unsigned long n; void *open; } lm_module_cuda =
+        { "'"$(generate --version | sed -n '1s/.* //p')"'", 8 };'
+    says "its interface has 8 bytes, this program's "
+}
+
+# ---- devices ----
+
+@test "cuda: no device, not that many devices" {
+    emulated
+    LM_EMU_DEVICES=0 run -1 --separate-stderr "${G[@]}" --device cuda
+    says "cuda:0: no usable GPU: no CUDA-capable device is detected"
+    LM_EMU_DEVICES=1 run -1 --separate-stderr "${G[@]}" --device cuda:1
+    says "cuda:1: this machine has one CUDA device: cuda:0"
+    LM_EMU_DEVICES=3 run -1 --separate-stderr "${G[@]}" --device cuda:7
+    says "cuda:7: this machine has 3 CUDA devices: cuda:0 to cuda:2"
+}
+
+@test "cuda: the module for GPUs where there is no GPU" {
+    [ -f "$LM_TEST_BUILD/lib/lmutils/libcore-cuda.so" ] || skip "not built: no nvcc"
+    export LM_MODULES=$LM_TEST_BUILD/lib/lmutils
+    if generate -q m0 -p x -n 1 --device cuda > /dev/null 2>&1; then skip "there is a GPU"; fi
+    run -1 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --device cuda
+    says "cuda:0: no usable GPU: "
+    says "(driver "
+    [ ! -e run/latest ]
+}
+
+@test "cuda: the first lines name the device, its driver and the kernels" {
+    run --separate-stderr generate -v m0 -p x -n 1 --device cuda
+    [ "$status" -eq 0 ]
+    grep -qE 'device cuda:0: .*, sm_[0-9]+, [0-9]+ SMs, [0-9.]+ GiB, driver [0-9.]+, runtime [0-9.]+; kernels plain' <<< "$stderr"
+    run --separate-stderr generate -v m0 -p x -n 1
+    grep -qE 'device cpu: .*; kernels [a-z0-9]+, [0-9]+ threads?' <<< "$stderr"
+}
+
+# ---- results ----
+
+@test "cuda: training gives the CPU's losses" {
+    for d in cpu cuda; do
+        "${T[@]}" m0 data -o run-$d --steps 5 --metrics $d.jsonl --device $d
+        field $d.jsonl step loss > $d.loss
+        field $d.jsonl step grad_norm > $d.norm
+    done
+    [ "$(wc -l < cuda.loss)" -eq 5 ]
+    close_to cuda.loss cpu.loss 1e-4
+    close_to cuda.norm cpu.norm 1e-3
+    eval-model -q run-cuda data/val > a
+    eval-model -q run-cuda data/val --device cuda > b
+    grep -o '"loss":[0-9.]*' a | cut -d: -f2 > a.loss
+    grep -o '"loss":[0-9.]*' b | cut -d: -f2 > b.loss
+    close_to a.loss b.loss 1e-4
+}
+
+@test "cuda: bf16 and f16 stay near f32" {
+    for dtype in f32 bf16; do
+        "${T[@]}" m0 data -o run-$dtype --steps 3 --dtype $dtype --metrics $dtype.jsonl --device cuda
+        field $dtype.jsonl step loss > $dtype.loss
+    done
+    close_to f32.loss bf16.loss 1e-2
+}
+
+@test "cuda: a run goes on on another device" {
+    "${T[@]}" m0 data -o a --steps 6 --metrics a.jsonl --device cuda
+    "${T[@]}" m0 data -o b --steps 3 --device cuda
+    train -q --resume b --steps 6 --device cpu --metrics b.jsonl
+    field a.jsonl step loss | tail -n 3 > a.loss
+    field b.jsonl step loss > b.loss
+    close_to a.loss b.loss 1e-3
+}
+
+@test "cuda: the same text as on the CPU" {
+    for p in "The system" "A word" "x"; do
+        generate -q m0 -p "$p" -n 8 --temperature 0 > a
+        generate -q m0 -p "$p" -n 8 --temperature 0 --device cuda > b
+        cmp a b
+    done
+}
+
+# ---- failures ----
+
+@test "cuda: a device that disappears in training leaves the last checkpoint" {
+    emulated
+    "${T[@]}" m0 data -o whole --steps 6 --save-every 2 --device cuda
+    for n in 1 100 250 400; do
+        rm -rf run
+        LM_EMU_FAIL=$n run --separate-stderr "${T[@]}" m0 data -o run --steps 6 --save-every 2 --device cuda
+        [ "$status" -eq 1 ]
+        says "cuda:0: "
+        [ -z "$(find . -name '.*.tmp.*')" ]
+        [ ! -e run/latest ] || inspect-model -q run > /dev/null
+    done
+    [ -e run/latest ]
+    train -q --resume run --steps 6 --device cuda
+    cmp <(tail -c 4096 run/latest/model.safetensors) <(tail -c 4096 whole/latest/model.safetensors)
+}
+
+@test "cuda: more than the device's memory" {
+    emulated
+    LM_EMU_MEMORY=1M run -1 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --device cuda
+    says "cuda:0: the run needs 1."
+    says " MiB, 1.00 MiB are free: "
+    LM_EMU_MEMORY=3M run -1 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --device cuda --batch-size 64
+    says "cuda:0: the run needs "
+    [[ $stderr =~ --batch-size\ ([0-9]+) ]]
+    [ ! -e run ]
+    LM_EMU_MEMORY=3M "${T[@]}" m0 data -o run --steps 1 --device cuda --batch-size "${BASH_REMATCH[1]}"
+    LM_EMU_MEMORY=100K run -1 --separate-stderr "${G[@]}" --device cuda
+    says "cuda:0: no memory for "
+    says " of 100 KiB free"
+}
