@@ -2,123 +2,34 @@
  * writes weights and states (a checkpoint reads them meanwhile), checkpoints hold the moment they
  * were begun at, a failed one leaves no trace. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "train_case.h"
 
-#include "base/file.h"
-#include "base/json.h"
-#include "base/mem.h"
 #include "base/rng.h"
-#include "model/fresh.h"
 #include "train/monitor.h"
-#include "train/run.h"
-#include "train/trainer.h"
 
-enum { T = 16, VOCAB = 64 };
-
-static const char config_text[] =
-    "{\"model_type\":\"llama\",\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":48,"
-    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
-    "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","
-    "\"tie_word_embeddings\":true,\"initializer_range\":0.02,\"rope_theta\":10000.0}";
-
-static char folder[] = "/tmp/test_train_trainer.XXXXXX";
-static json_t *config_json;
-static lm_config config;
-static lm_par *par;
 static lm_backend *backend;
-static lm_tokens *tokens;
-static lm_model_source *source;
-
-static char *path_of(const char *name)
-{
-    lm_err e = { 0 };
-    char *path = NULL;
-    assert_int_equal(lm_path_join(&path, folder, name, &e), LM_OK);
-    return path;
-}
-
-static void ok(lm_code rc, const lm_err *e)
-{
-    if (rc)
-        fail_msg("%s: %s", e->where, e->what);
-}
-
-static void make_model(lm_err *e)
-{
-    lm_build b = {
-        .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
-    };
-    lm_model *m = NULL;
-    lm_st_plan *plan = NULL;
-    lm_folder *f = NULL;
-    char *path = path_of("m0");
-    ok(lm_model_build(&config, &b, &m, e), e);
-    ok(lm_st_plan_new(&plan, e), e);
-    ok(lm_weights_plan(m, LM_DTYPE_F32, plan, e), e);
-    lm_folder_spec spec = { .config = config_json, .plan = plan };
-    ok(lm_folder_create(path, false, NULL, &spec, &f, e), e);
-    ok(lm_fresh_write(m, 1, par, f, NULL, e), e);
-    ok(lm_folder_commit(f, e), e);
-    ok(lm_model_source_open(path, NULL, &source, e), e);
-    lm_st_plan_free(plan);
-    lm_model_free(m);
-    lm_free(path);
-}
-
-static void make_tokens(lm_err *e)
-{
-    lm_tokens_writer *w = NULL;
-    char *path = path_of("train");
-    ok(lm_tokens_create(path, &(lm_tokens_writer_opts){ .vocab = VOCAB }, &w, e), e);
-    for (uint32_t d = 0; d < 40; d++) {
-        uint32_t ids[40], n = 5 + d * 7 % 34;
-        for (uint32_t i = 0; i < n; i++)
-            ids[i] = (d + i * (1 + d % 3)) % VOCAB;
-        ok(lm_tokens_put(w, ids, n, e), e);
-        ok(lm_tokens_end_doc(w, e), e);
-    }
-    ok(lm_tokens_commit(w, e), e);
-    ok(lm_tokens_open(path, LM_TOKENS_AUTO, -1, &tokens, e), e);
-    ok(lm_tokens_index(tokens, NULL, e), e);
-    lm_free(path);
-}
+static tiny_model tiny;
 
 static int begin(void **state)
 {
     lm_err e = { 0 };
     (void)state;
-    if (!mkdtemp(folder))
-        return 1;
-    ok(lm_json_parse(config_text, strlen(config_text), "config", &config_json, &e), &e);
-    ok(lm_config_read(config_json, "config", &config, &e), &e);
-    ok(lm_par_new(&par, 2, &e), &e);
+    train_begin();
     ok(lm_backend_cpu(lm_cpu_detect(), par, &backend, &e), &e);
-    make_model(&e);
-    make_tokens(&e);
+    tiny_model_make(&tiny, llama_text, "m0");
     return 0;
 }
 
 static int end(void **state)
 {
-    lm_err e = { 0 };
     (void)state;
-    lm_model_source_close(source);
-    lm_tokens_close(tokens);
+    tiny_model_fini(&tiny);
     lm_backend_close(backend);
-    lm_par_free(par);
-    lm_config_fini(&config);
-    json_decref(config_json);
-    return lm_rm_rf(folder, &e);
+    return train_end();
 }
 
 static lm_trainer_opts options(int64_t steps)
@@ -158,11 +69,11 @@ static void count_allocations(lm_sink *s, const char *what, double done, double 
 
 static lm_trainer_io io_of(watcher *w, const char *run)
 {
-    return (lm_trainer_io){ .config = &config,
-                            .weights = source,
+    return (lm_trainer_io){ .config = &tiny.config,
+                            .weights = tiny.source,
                             .train = tokens,
                             .val = tokens,
-                            .checkpoint = { .run_dir = run, .config = config_json },
+                            .checkpoint = { .run_dir = run, .config = tiny.json },
                             .sink = &w->sink };
 }
 
@@ -295,7 +206,7 @@ static void new_state(lm_model **m, lm_train_state *s)
     lm_build b = {
         .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
     };
-    ok(lm_model_build(&config, &b, m, &e), &e);
+    ok(lm_model_build(&tiny.config, &b, m, &e), &e);
     ok(lm_train_state_new(*m, backend, lm_optim_find("adamw"), &h, s, &e), &e);
 }
 
@@ -309,7 +220,7 @@ static void a_checkpoint_is_of_its_moment(void **state)
     lm_ckpt *c = NULL;
     lm_model_source *src = NULL;
     char *run = path_of("moment"), *dir = path_of("moment/step-000005");
-    lm_ckpt_opts o = { .run_dir = run, .config = config_json };
+    lm_ckpt_opts o = { .run_dir = run, .config = tiny.json };
     new_state(&m, &s);
     new_state(&m2, &back);
     fill(&s, "first");
@@ -361,7 +272,7 @@ static void a_failed_checkpoint_is_told(void **state)
     lm_train_state s;
     lm_ckpt *c = NULL;
     char *run = path_of("train.bin/run"); /* below a file */
-    lm_ckpt_opts o = { .run_dir = run, .config = config_json };
+    lm_ckpt_opts o = { .run_dir = run, .config = tiny.json };
     new_state(&m, &s);
     ok(lm_ckpt_new(&o, &s, &c, &e), &e);
     ok(lm_ckpt_begin(c, &s, &e), &e);

@@ -1,0 +1,489 @@
+/* Training on the CUDA backend against the CPU's: losses, gradients, resumes, steps that must not be
+ * taken, traces, memory.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
+#include <math.h>
+#include <stdio.h>
+
+#include "train_case.h"
+
+#include "cuda_open.h"
+#include "train/trainer_impl.h"
+
+enum { STEPS = 50, BATCH = 2, SEQ = 8 };
+
+static const char gpt2_text[] =
+    "{\"model_type\":\"gpt2\",\"vocab_size\":64,\"n_embd\":32,\"n_layer\":2,\"n_head\":2,"
+    "\"n_positions\":64,\"embd_pdrop\":0.1,\"attn_pdrop\":0.1,\"resid_pdrop\":0.1}";
+
+static lm_backend *cpu, *gpu;
+static tiny_model models[2]; /* GPT-2, Llama */
+
+static lm_trainer_opts options(lm_dtype dtype, int64_t accumulate, int64_t steps)
+{
+    return (lm_trainer_opts){
+        .batch = BATCH,
+        .seq = SEQ,
+        .accumulate = accumulate,
+        .steps = steps,
+        .precision = { .low = dtype },
+        .documents = true,
+        .dropout = true,
+        .seed = 5,
+        .optim = lm_optim_find("adamw"),
+        .hyper = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1 },
+        .schedule = { .kind = LM_SCHED_COSINE,
+                      .lr = 3e-3,
+                      .warmup = 5,
+                      .total = STEPS,
+                      .cycles = 1 },
+        .clip_norm = 1,
+        .log_every = 1
+    };
+}
+
+/* ---- one run, watched ---- */
+
+typedef struct {
+    lm_sink sink; /* first: the sink is cast to this */
+    lm_trainer *t;
+    int steps;
+    double loss[STEPS + 1];
+    uint64_t calls[STEPS + 1]; /* allocations until then */
+    size_t unused[STEPS + 1];  /* bytes of the device */
+} watcher;
+
+static size_t unused_of(lm_backend *b)
+{
+    size_t unused, total;
+    lm_err e = { 0 };
+    ok(b->memory(b, &unused, &total, &e), &e);
+    return unused;
+}
+
+static void watch(lm_sink *s, const char *what, double done, double total, const char *unit,
+                  const char *note)
+{
+    watcher *w = (watcher *)s;
+    (void)done, (void)total, (void)unit, (void)note;
+    if (strcmp(what, "train") || w->steps > STEPS)
+        return;
+    w->loss[w->steps] = w->t->r.loss;
+    w->calls[w->steps] = lm_alloc_count();
+    w->unused[w->steps] = w->t->b->host_memory ? 0 : unused_of(w->t->b);
+    w->steps++;
+}
+
+typedef struct {
+    const tiny_model *model;
+    lm_trainer_opts o;
+    lm_model_source *weights; /* NULL: the fresh model's */
+    const char *run, *resume, *trace;
+    bool validate;
+} job;
+
+static lm_code open_trainer(const job *j, lm_backend *b, watcher *w, lm_err *e)
+{
+    lm_trainer_io io = { .config = &j->model->config,
+                         .weights = j->weights ? j->weights : j->model->source,
+                         .resume = j->resume,
+                         .train = tokens,
+                         .val = j->validate ? tokens : NULL,
+                         .checkpoint = { .run_dir = j->run, .config = j->model->json },
+                         .trace = j->trace,
+                         .sink = &w->sink };
+    *w = (watcher){ .sink = { .progress = watch } };
+    if (j->run)
+        ok(lm_run_claim(j->run, -1, e), e);
+    return lm_trainer_new(&j->o, &io, b, &w->t, e);
+}
+
+static lm_train_result train_all(const job *j, lm_backend *b, watcher *w)
+{
+    lm_err e = { 0 };
+    lm_train_result r;
+    ok(open_trainer(j, b, w, &e), &e);
+    ok(lm_trainer_run(w->t, &r, &e), &e);
+    return r;
+}
+
+/* A block of the state on the host; yours. */
+static float *fetched(const lm_train_state *s, const float *block)
+{
+    lm_err e = { 0 };
+    float *out = NULL;
+    lm_backend *b = s->backend;
+    ok(lm_alloc_n(&out, (size_t)s->model->block, sizeof *out, "a test", &e), &e);
+    ok(b->copy(b, out, block, s->block_bytes, b->main, &e), &e);
+    ok(b->sync(b, NULL, &e), &e);
+    return out;
+}
+
+static void must_be_equal(const lm_train_state *s, const lm_train_state *t)
+{
+    for (int k = -1; k < s->n_states; k++) {
+        float *a = fetched(s, k < 0 ? s->param : s->state[k]);
+        float *b = fetched(t, k < 0 ? t->param : t->state[k]);
+        assert_memory_equal(a, b, s->block_bytes);
+        lm_free(a);
+        lm_free(b);
+    }
+}
+
+/* ---- against the CPU ---- */
+
+static double distance_of(const float *a, const float *b, int64_t n)
+{
+    double diff = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        diff += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        norm += (double)b[i] * b[i];
+    }
+    return sqrt(diff / norm);
+}
+
+/* Relative distance of all gradients together after one step. */
+static double gradients_apart(const job *whole)
+{
+    watcher a, b;
+    job j = *whole;
+    j.o.steps = 1;
+    train_all(&j, cpu, &a);
+    train_all(&j, gpu, &b);
+    float *x = fetched(&a.t->s, a.t->s.grad), *y = fetched(&b.t->s, b.t->s.grad);
+    double d = distance_of(y, x, a.t->s.model->block);
+    lm_free(x);
+    lm_free(y);
+    lm_trainer_free(a.t);
+    lm_trainer_free(b.t);
+    return d;
+}
+
+static void compare(int model, lm_dtype dtype, int64_t accumulate, double loss_tol, double grad_tol)
+{
+    job j = { .model = &models[model], .o = options(dtype, accumulate, STEPS / (int)accumulate) };
+    int steps = (int)j.o.steps;
+    watcher a, b;
+    double worst = 0, grad = gradients_apart(&j);
+    train_all(&j, cpu, &a);
+    train_all(&j, gpu, &b);
+    assert_int_equal(a.steps, steps);
+    assert_int_equal(b.steps, steps);
+    for (int i = 0; i < steps; i++)
+        worst = fmax(worst, fabs(b.loss[i] / a.loss[i] - 1));
+    print_message("# %s %s, accumulation %d: loss %.4f to %.4f, apart %.2g; gradients %.2g\n",
+                  model ? "llama" : "gpt2", lm_dtype_name(dtype), (int)accumulate, a.loss[0],
+                  a.loss[steps - 1], worst, grad);
+    assert_true(a.loss[steps - 1] < 0.95 * a.loss[0]); /* it learns */
+    assert_true(worst < loss_tol);
+    assert_true(grad < grad_tol);
+    lm_trainer_free(a.t);
+    lm_trainer_free(b.t);
+}
+
+static void losses_and_gradients_are_the_cpus_in_f32(void **state)
+{
+    (void)state;
+    for (int m = 0; m < 2; m++)
+        for (int64_t accumulate = 1; accumulate <= 2; accumulate++)
+            compare(m, LM_DTYPE_F32, accumulate, 1e-4, 1e-5);
+}
+
+static void losses_and_gradients_are_the_cpus_in_bf16(void **state)
+{
+    (void)state;
+    for (int m = 0; m < 2; m++)
+        for (int64_t accumulate = 1; accumulate <= 2; accumulate++)
+            compare(m, LM_DTYPE_BF16, accumulate, 1e-2, 3e-2);
+}
+
+/* ---- steps ---- */
+
+/* The next batches are drawn ahead, but what counts is what was trained on. */
+static void steps_allocate_nothing_and_count_what_they_used(void **state)
+{
+    (void)state;
+    watcher w;
+    job j = { .model = &models[1], .o = options(LM_DTYPE_BF16, 2, 6), .validate = true };
+    size_t before = unused_of(gpu);
+    j.o.eval_every = 3;
+    j.o.eval_batches = 2;
+    lm_train_result r = train_all(&j, gpu, &w);
+    for (int i = 2; i < 6; i++) {
+        assert_int_equal(w.calls[i], w.calls[1]);
+        assert_int_equal(w.unused[i], w.unused[1]);
+    }
+    assert_int_equal(w.t->s.sample, 6 * 2 * BATCH);
+    assert_true(isfinite(r.val_loss));
+    assert_false(r.timed);
+    assert_true(r.tokens_per_second > 0 && r.seconds_steps > 0);
+    /* planned as it is: the rest is the rounding of allocations */
+    assert_true(r.device_used >= r.device_planned - 1 && r.device_used < r.device_planned + 65536);
+    lm_trainer_free(w.t);
+    assert_int_equal(unused_of(gpu), before);
+}
+
+static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
+{
+    (void)state;
+    watcher whole, first, second;
+    lm_err e = { 0 };
+    char *run = path_of("resumed"), *step = path_of("resumed/step-000003");
+    job j = { .model = &models[0], .o = options(LM_DTYPE_BF16, 2, 6) };
+    train_all(&j, gpu, &whole);
+    j.run = run;
+    j.o.steps = 3;
+    train_all(&j, gpu, &first);
+    lm_trainer_free(first.t);
+    j.run = NULL;
+    j.resume = step;
+    j.o.steps = 6;
+    ok(lm_model_source_open(step, NULL, &j.weights, &e), &e);
+    train_all(&j, gpu, &second);
+    assert_int_equal(second.steps, 3);
+    assert_int_equal(second.t->s.sample, whole.t->s.sample);
+    must_be_equal(&second.t->s, &whole.t->s);
+    /* The same checkpoint in the CPU's hands. */
+    watcher other;
+    train_all(&j, cpu, &other);
+    for (int i = 0; i < 3; i++)
+        assert_true(fabs(other.loss[i] / second.loss[i] - 1) < 1e-2);
+    lm_trainer_free(other.t);
+    lm_trainer_free(second.t);
+    lm_trainer_free(whole.t);
+    lm_model_source_close(j.weights);
+    lm_free(run);
+    lm_free(step);
+}
+
+/* A checkpoint is of the moment it was begun at, though the steps go on meanwhile. */
+static void a_snapshot_is_of_its_moment(void **state)
+{
+    (void)state;
+    watcher w, until;
+    lm_err e = { 0 };
+    lm_train_state s;
+    lm_model_source *src = NULL;
+    char *run = path_of("moments"), *step = path_of("moments/step-000002");
+    job j = { .model = &models[1], .o = options(LM_DTYPE_F32, 1, 5), .run = run };
+    j.o.save_every = 2;
+    train_all(&j, gpu, &w);
+    j.run = NULL;
+    j.o.steps = 2;
+    train_all(&j, gpu, &until);
+    ok(lm_train_state_new(w.t->model, gpu, j.o.optim, &j.o.hyper, &s, &e), &e);
+    ok(lm_model_source_open(step, NULL, &src, &e), &e);
+    ok(lm_weights_load_on(w.t->model, src, gpu, s.param, &e), &e);
+    ok(lm_ckpt_load(step, &s, &e), &e);
+    must_be_equal(&s, &until.t->s);
+    assert_int_equal(s.step, 2);
+    assert_int_equal(s.sample, 2 * BATCH);
+    lm_train_state_fini(&s);
+    lm_model_source_close(src);
+    lm_trainer_free(w.t);
+    lm_trainer_free(until.t);
+    lm_free(run);
+    lm_free(step);
+}
+
+static void numbers_that_are_none_change_no_weight(void **state)
+{
+    (void)state;
+    watcher w;
+    lm_err e = { 0 };
+    lm_train_result r;
+    float nan = NAN;
+    size_t before = unused_of(gpu);
+    job j = { .model = &models[1], .o = options(LM_DTYPE_F32, 2, 5) };
+    ok(open_trainer(&j, gpu, &w, &e), &e);
+    lm_train_state *s = &w.t->s;
+    int64_t at = lm_slice_offset(s->model, lm_model_slice(s->model, "model.norm.weight"));
+    ok(gpu->copy(gpu, s->param + at, &nan, sizeof nan, gpu->main, &e), &e);
+    float *was = fetched(s, s->param);
+    assert_int_equal(lm_trainer_run(w.t, &r, &e), LM_ENUMERIC);
+    assert_string_equal(e.where, "step 1");
+    assert_string_equal(e.what, "the loss is not a number");
+    float *is = fetched(s, s->param), *m = fetched(s, s->state[0]);
+    assert_memory_equal(is, was, s->block_bytes);
+    for (int64_t i = 0; i < s->model->block; i++)
+        assert_true(m[i] == 0);
+    assert_int_equal(s->step, 0);
+    assert_int_equal(s->sample, 0);
+    lm_free(was);
+    lm_free(is);
+    lm_free(m);
+    lm_trainer_free(w.t);
+    assert_int_equal(unused_of(gpu), before);
+}
+
+/* ---- traces ---- */
+
+/* Events of the graph come node by node, once for each micro-batch. */
+static void check_trace(const char *path, const lm_trainer *t)
+{
+    lm_err e = { 0 };
+    json_t *o = NULL, *v;
+    size_t i, n = t->model->graph->n_nodes, seen = 0;
+    int norms = 0, draws = 0, updates = 0;
+    double last = -1;
+    ok(lm_json_load(path, 64 << 20, &o, &e), &e);
+    json_array_foreach(json_object_get(o, "traceEvents"), i, v)
+    {
+        const json_t *args = json_object_get(v, "args");
+        const char *name = json_string_value(json_object_get(v, "name"));
+        double ts = json_number_value(json_object_get(v, "ts"));
+        double dur = json_number_value(json_object_get(v, "dur"));
+        if (strcmp(json_string_value(json_object_get(v, "ph")), "X"))
+            continue;
+        assert_true(ts >= -1 && dur >= 0);
+        norms += !strcmp(name, "gradient norm");
+        updates += !strcmp(name, "adamw");
+        draws += !strcmp(name, "draw");
+        if (!args)
+            continue;
+        const lm_node *node = &t->model->graph->node[seen % n];
+        assert_string_equal(name, node->op->name);
+        assert_string_equal(json_string_value(json_object_get(args, "phase")),
+                            lm_phase_name(node->phase));
+        assert_int_equal(json_integer_value(json_object_get(args, "layer")), node->layer);
+        assert_int_equal(json_integer_value(json_object_get(args, "micro_batch")), seen / n);
+        assert_true(ts >= last);
+        last = ts;
+        seen++;
+    }
+    assert_int_equal(seen, n * (size_t)t->o.accumulate);
+    assert_true(norms == 1 && updates == 1 && draws == 1);
+    json_decref(o);
+}
+
+static void a_trace_has_every_node(void **state)
+{
+    (void)state;
+    char *path[2] = { path_of("cpu.json"), path_of("gpu.json") };
+    for (int k = 0; k < 2; k++) {
+        watcher w;
+        job j = { .model = &models[0], .o = options(LM_DTYPE_F32, 2, 4), .trace = path[k] };
+        lm_train_result r = train_all(&j, k ? gpu : cpu, &w);
+        check_trace(path[k], w.t);
+        assert_int_equal(r.timed, k == 0); /* one timed step makes no sum */
+        lm_trainer_free(w.t);
+        lm_free(path[k]);
+    }
+}
+
+static void times_are_taken_when_asked_for(void **state)
+{
+    (void)state;
+    watcher w;
+    job j = { .model = &models[0], .o = options(LM_DTYPE_F32, 1, 3) };
+    const lm_exec_time *line;
+    j.o.timed = true;
+    lm_train_result r = train_all(&j, gpu, &w);
+    assert_true(r.timed && r.seconds_forward > 0 && r.seconds_backward > 0);
+    assert_true(r.seconds_optimizer > 0);
+    assert_true(lm_trainer_times(w.t, &line) > 5);
+    assert_int_equal(line[0].calls % 3, 0);
+    lm_trainer_free(w.t);
+}
+
+/* ---- what fails ---- */
+
+static void more_than_the_device_has(void **state)
+{
+    (void)state;
+    void (*set_memory)(size_t) = NULL;
+    *(void **)&set_memory = emu_symbol("lm_emu_memory");
+    if (!set_memory)
+        skip();
+    watcher w;
+    job j = { .model = &models[1], .o = options(LM_DTYPE_F32, 1, 3) };
+    lm_memory_plan p, half;
+    lm_err e = { 0 };
+    size_t unused, total;
+    j.o.batch = 8;
+    ok(lm_trainer_plan(&j.o, &j.model->config, false, false, gpu, &p, &e), &e);
+    j.o.batch = 4, j.o.accumulate = 2;
+    ok(lm_trainer_plan(&j.o, &j.model->config, false, false, gpu, &half, &e), &e);
+    j.o.batch = 8, j.o.accumulate = 1;
+    assert_true(half.device < p.device);
+    ok(gpu->memory(gpu, &unused, &total, &e), &e);
+    set_memory(total - unused + (size_t)(half.device + p.device) / 2);
+    assert_int_equal(open_trainer(&j, gpu, &w, &e), LM_ELIMIT);
+    assert_null(w.t);
+    assert_string_equal(e.where, gpu->name);
+    assert_non_null(strstr(e.what, "the run needs "));
+    assert_int_equal(
+        strncmp(e.todo, "--batch-size 4 --gradient-accumulation-steps 2 would need ", 58), 0);
+    set_memory(total - unused + 100000);
+    e = (lm_err){ 0 };
+    assert_int_equal(open_trainer(&j, gpu, &w, &e), LM_ELIMIT);
+    assert_non_null(strstr(e.todo, "no smaller --batch-size, nor --dtype bf16, would do"));
+    set_memory(total);
+}
+
+static void a_device_that_disappears(void **state)
+{
+    (void)state;
+    void (*fail_at)(uint64_t) = NULL;
+    void (*reset)(void) = NULL;
+    *(void **)&fail_at = emu_symbol("lm_emu_fail");
+    *(void **)&reset = emu_symbol("lm_emu_reset");
+    if (!fail_at || !reset)
+        skip();
+    static const uint64_t when[] = { 1, 90, 200 };
+    size_t before = unused_of(gpu);
+    for (size_t i = 0; i < sizeof when / sizeof *when; i++) {
+        watcher w;
+        lm_err e = { 0 };
+        lm_train_result r;
+        lm_backend *own = NULL; /* a lost backend stays lost */
+        job j = { .model = &models[1], .o = options(LM_DTYPE_F32, 1, 20) };
+        ok(cuda_open("plain", true, &own, &e), &e);
+        ok(open_trainer(&j, own, &w, &e), &e);
+        fail_at(when[i]);
+        assert_int_equal(lm_trainer_run(w.t, &r, &e), LM_EIO);
+        assert_string_equal(e.where, own->name);
+        lm_trainer_free(w.t);
+        fail_at(0);
+        reset();
+        lm_backend_close(own);
+        assert_int_equal(unused_of(gpu), before);
+    }
+}
+
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    train_begin();
+    ok(lm_backend_cpu(lm_cpu_detect(), par, &cpu, &e), &e);
+    ok(cuda_open(NULL, true, &gpu, &e), &e);
+    tiny_model_make(&models[0], gpt2_text, "gpt2");
+    tiny_model_make(&models[1], llama_text, "llama");
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    tiny_model_fini(&models[0]);
+    tiny_model_fini(&models[1]);
+    lm_backend_close(cpu);
+    lm_backend_close(gpu);
+    return train_end();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(losses_and_gradients_are_the_cpus_in_f32),
+        cmocka_unit_test(losses_and_gradients_are_the_cpus_in_bf16),
+        cmocka_unit_test(steps_allocate_nothing_and_count_what_they_used),
+        cmocka_unit_test(a_resumed_run_has_the_bits_of_a_whole_one),
+        cmocka_unit_test(a_snapshot_is_of_its_moment),
+        cmocka_unit_test(numbers_that_are_none_change_no_weight),
+        cmocka_unit_test(a_trace_has_every_node),
+        cmocka_unit_test(times_are_taken_when_asked_for),
+        cmocka_unit_test(more_than_the_device_has),
+        cmocka_unit_test(a_device_that_disappears),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
