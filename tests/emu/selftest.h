@@ -27,7 +27,8 @@ void emu_try_votes(int *y, int threads, cudaStream_t s);
 void emu_try_atomics(unsigned *y, int blocks, cudaStream_t s);
 /* The number of each thread of a 3-D grid of 3-D blocks, where it belongs: 2*3*2 blocks of 4*2*3. */
 void emu_try_places(int *y, cudaStream_t s);
-/* The blocks' order: y[k] = which block came k-th, by an atomic counter at y[blocks]. */
+/* The blocks' order: y[k] = which block came k-th, by an atomic counter at y[blocks]; and at
+ * y[blocks + 1] the thread of 32 that came last. */
 void emu_try_order(int *y, int blocks, cudaStream_t s);
 
 /* What must be caught. */

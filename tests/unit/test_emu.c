@@ -155,11 +155,11 @@ static void test_block_orders(void **state)
 {
     (void)state;
     enum { N = 37 };
-    int *y = device((N + 1) * sizeof *y), got[7][N + 1];
+    int *y = device((N + 2) * sizeof *y), got[7][N + 2];
     for (int i = 0; i < 7; i++) {
         bool seen[N] = { false };
         use_order(i);
-        ok(cudaMemsetAsync(y, 0, (N + 1) * sizeof *y, stream));
+        ok(cudaMemsetAsync(y, 0, (N + 2) * sizeof *y, stream));
         emu_try_order(y, N, stream);
         fetch(got[i], y, sizeof got[i]);
         for (int k = 0; k < N; k++) {
@@ -173,6 +173,8 @@ static void test_block_orders(void **state)
         assert_int_equal(got[0][k], k);
         assert_int_equal(got[1][k], N - 1 - k);
     }
+    assert_int_equal(got[0][N + 1], 31);
+    assert_int_equal(got[1][N + 1], 0);
     assert_memory_not_equal(got[2], got[3], sizeof got[2]);
     ok(cudaFree(y));
 }
@@ -192,6 +194,7 @@ static void test_orders_reveal_a_race(void **state)
             differs |= memcmp(got[0], got[i], sizeof got[i]) != 0;
         }
         assert_int_equal(differs, racy);
+        assert_int_equal(memcmp(got[0], got[1], sizeof got[0]) != 0, racy);
         if (!racy)
             for (int i = 0; i < N; i++)
                 assert_true(got[0][i] == (float)((i + 5) % N));
@@ -240,7 +243,9 @@ static void test_overruns_are_caught(void **state)
         lm_emu_reset();
         y = device(7 * sizeof *y);
     }
+    y[7] = 1; /* by nobody who is watched */
     ok(cudaFree(y));
+    assert_gave_up("guards are damaged");
     ok(cudaFree(after));
 }
 
