@@ -1,0 +1,370 @@
+/* Matrix products and the linear family on the CUDA backend, on every path of its kernels, against
+ * sums in double: transposes, pitches, ragged shapes, shapes that go each of the plain path's ways,
+ * pointers off their alignment, the same bits in any order of threads; what cuBLASLt is asked. */
+#include "cuda_case.h"
+#include "kernels/cuda/blaslt.h"
+#include "kernels/linear.h"
+
+static const char *const paths[] = { "plain", "tensor", "tf32" };
+
+static void open_path(const char *path)
+{
+    lm_err e = { 0 };
+    device_must(cuda_open(path, true, &device, &e), &e);
+}
+
+/* A function of the emulated module into a variable of its type; false where there is none. */
+static bool get_symbol(const char *name, void *function)
+{
+    void *found = emu_symbol(name);
+    memcpy(function, &found, sizeof found);
+    return found != NULL;
+}
+
+/* ---- products ---- */
+
+typedef struct {
+    lm_gemm g;
+    int64_t slack; /* numbers between rows of A, B and C */
+    int shift;     /* by which all lie off their alignment */
+    double tol;
+} product;
+
+enum { DRAWN = 4093 }; /* a prime: rows differ */
+
+static void *drawn(lm_dtype d, int64_t count, uint64_t which)
+{
+    char *p = take((size_t)count * lm_dtype_size(d));
+    lm_rng r = lm_rng_make(3, "factors", which);
+    for (int64_t i = 0; i < count && i < DRAWN; i++)
+        lm_set(d, p, i, 2 * lm_rng_uniform(r, (uint64_t)i) - 1);
+    for (int64_t i = DRAWN; i < count; i++)
+        memcpy(p + (size_t)i * lm_dtype_size(d), p + (size_t)(i - DRAWN) * lm_dtype_size(d),
+               lm_dtype_size(d));
+    return p;
+}
+
+/* Numbers of a row-major matrix with a pitch. */
+static int64_t spread(int64_t rows, int64_t cols, int64_t slack)
+{
+    return rows * (cols + slack) - slack;
+}
+
+static double *widened(lm_dtype d, const void *p, int64_t count)
+{
+    double *x = take((size_t)count * sizeof *x);
+    lm_convert(d, p, LM_DTYPE_F64, x, count);
+    return x;
+}
+
+/* The relative error of C against sums in double. */
+static double error_of(const lm_gemm *g, const void *c0, const void *c, int64_t counts[3])
+{
+    double *a = widened(g->ab, g->a, counts[0]), *b = widened(g->ab, g->b, counts[1]);
+    double off = 0, size = 0;
+    double *row = take((size_t)g->n * sizeof *row);
+
+    for (int64_t i = 0; i < g->m; i++) {
+        for (int64_t j = 0; j < g->n; j++)
+            row[j] = (g->bias ? g->bias[j] : 0) +
+                     (g->accumulate ? lm_get(g->cd, c0, i * g->ldc + j) : 0);
+        for (int64_t q = 0; q < g->k && !g->tb; q++) {
+            double x = a[g->ta ? q * g->lda + i : i * g->lda + q];
+            for (int64_t j = 0; j < g->n; j++)
+                row[j] += x * b[q * g->ldb + j];
+        }
+        for (int64_t j = 0; j < g->n && g->tb; j++)
+            for (int64_t q = 0; q < g->k; q++)
+                row[j] += a[g->ta ? q * g->lda + i : i * g->lda + q] * b[j * g->ldb + q];
+        for (int64_t j = 0; j < g->n; j++) {
+            double d = lm_get(g->cd, c, i * g->ldc + j) - row[j];
+            off += d * d;
+            size += row[j] * row[j];
+        }
+    }
+    lm_free(a);
+    lm_free(b);
+    lm_free(row);
+    return sqrt(off / size);
+}
+
+static void check_product(const product *p)
+{
+    size_t (*work_of)(const lm_gemm *, const lm_stream *) = NULL;
+    void (*run_gemm)(const lm_gemm *, lm_stream *) = NULL, (*set_order)(int, uint64_t) = NULL;
+    lm_gemm g = p->g, d;
+    int64_t a_rows = g.ta ? g.k : g.m, a_cols = g.ta ? g.m : g.k;
+    int64_t b_rows = g.tb ? g.n : g.k, b_cols = g.tb ? g.k : g.n;
+    int64_t counts[3] = { spread(a_rows, a_cols, p->slack), spread(b_rows, b_cols, p->slack),
+                          spread(g.m, g.n, p->slack) };
+    size_t in_size = lm_dtype_size(g.ab), in_shift = in_size * (size_t)p->shift;
+    size_t out_size = lm_dtype_size(g.cd), out_shift = out_size * (size_t)p->shift;
+    size_t a_bytes = (size_t)counts[0] * in_size, b_bytes = (size_t)counts[1] * in_size;
+    size_t c_bytes = (size_t)counts[2] * out_size, bias_bytes = (size_t)g.n * sizeof(float);
+    void *a = drawn(g.ab, counts[0], 1), *b = drawn(g.ab, counts[1], 2);
+    void *c0 = drawn(g.cd, counts[2], 3), *c = take(c_bytes), *first = take(c_bytes);
+    float *bias = g.bias ? drawn(LM_DTYPE_F32, g.n, 4) : NULL;
+
+    if (!get_symbol("lm_emu_gemm", &run_gemm) || !get_symbol("lm_emu_gemm_work", &work_of) ||
+        !get_symbol("lm_emu_order", &set_order))
+        skip();
+    g.lda = a_cols + p->slack, g.ldb = b_cols + p->slack, g.ldc = g.n + p->slack;
+    d = g;
+    d.a = device_twin(a, a_bytes, in_shift), d.b = device_twin(b, b_bytes, in_shift);
+    d.bias = bias ? device_twin(bias, bias_bytes, (size_t)p->shift * 4) : NULL;
+    size_t work = work_of(&d, device->main);
+    void *junk = take(work);
+    memset(junk, 0xff, work);
+    d.work = device_twin(junk, work + GUARD, 0);
+    for (int order = 0; order < 3; order++) {
+        set_order(order, 5);
+        d.c = device_twin(c0, c_bytes + GUARD, out_shift);
+        run_gemm(&d, device->main);
+        device_copy(c, d.c, c_bytes + GUARD);
+        device_drop(d.c, c_bytes + GUARD, out_shift);
+        for (int i = 0; i < GUARD; i++)
+            assert_int_equal(((unsigned char *)c)[c_bytes + (size_t)i], 0x5a);
+        for (int64_t i = 0; i + 1 < g.m && p->slack; i++) /* what lies between rows stays */
+            assert_memory_equal((char *)c + (size_t)(i * g.ldc + g.n) * out_size,
+                                (char *)c0 + (size_t)(i * g.ldc + g.n) * out_size,
+                                (size_t)p->slack * out_size);
+        if (!order)
+            memcpy(first, c, c_bytes);
+        else
+            assert_memory_equal(first, c, c_bytes);
+        if (g.m * g.n * g.k > 4000000)
+            break; /* the same kernels as smaller ones, and slow here */
+    }
+    set_order(0, 0);
+    g.a = a, g.b = b, g.bias = bias;
+    double error = error_of(&g, c0, c, counts);
+    if (getenv("LM_TEST_SHOW"))
+        printf("%s %lldx%lldx%lld %s%s %s->%s shift %d: %.3g\n", device->detail, (long long)g.m,
+               (long long)g.n, (long long)g.k, g.ta ? "T" : "N", g.tb ? "T" : "N",
+               lm_dtype_name(g.ab), lm_dtype_name(g.cd), p->shift, error);
+    if (!(error <= p->tol))
+        fail_msg("%s %lldx%lldx%lld %s%s %s->%s shift %d: relative error %.3g, allowed %.3g",
+                 device->detail, (long long)g.m, (long long)g.n, (long long)g.k, g.ta ? "T" : "N",
+                 g.tb ? "T" : "N", lm_dtype_name(g.ab), lm_dtype_name(g.cd), p->shift, error,
+                 p->tol);
+    device_drop((void *)d.a, a_bytes, in_shift);
+    device_drop((void *)d.b, b_bytes, in_shift);
+    if (bias)
+        device_drop((void *)d.bias, bias_bytes, (size_t)p->shift * 4);
+    device_drop(d.work, work + GUARD, 0);
+    void *mine[] = { a, b, c0, c, first, bias, junk };
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
+        lm_free(mine[i]);
+}
+
+/* What a result of this type may be off by, its sums being good to 1e-6; tf32 rounds the factors. */
+static double allowed(lm_dtype ab, lm_dtype cd, const char *path)
+{
+    double factors = ab == LM_DTYPE_F32 && !strcmp(path, "tf32") ? 1e-3 : 1e-6;
+    return cd == LM_DTYPE_BF16 ? 4e-3 : cd == LM_DTYPE_F16 ? 5e-4 : factors;
+}
+
+typedef struct {
+    lm_dtype ab, cd;
+} types;
+static const types all_types[] = { { LM_DTYPE_F32, LM_DTYPE_F32 },
+                                   { LM_DTYPE_BF16, LM_DTYPE_BF16 },
+                                   { LM_DTYPE_BF16, LM_DTYPE_F32 },
+                                   { LM_DTYPE_F16, LM_DTYPE_F16 },
+                                   { LM_DTYPE_F16, LM_DTYPE_F32 } };
+
+/* Every transpose and type, with and without accumulation and bias, pitches and alignments that let
+ * packs be read and ones that do not, on each path. */
+static void test_small(void **state)
+{
+    static const int64_t shapes[][3] = { { 1, 1, 1 },    { 3, 5, 7 },    { 8, 33, 65 },
+                                         { 16, 64, 32 }, { 65, 70, 33 }, { 20, 130, 17 } };
+    static const float some;
+    int turn = 0;
+    (void)state;
+    for (int path = 0; path < 3; path++) {
+        open_path(paths[path]);
+        for (int s = 0; s < 6; s++)
+            for (int t = 0; t < 5; t++)
+                for (int form = 0; form < 4; form++, turn++) {
+                    product p = { .g = { .m = shapes[s][0],
+                                         .n = shapes[s][1],
+                                         .k = shapes[s][2],
+                                         .ab = all_types[t].ab,
+                                         .cd = all_types[t].cd,
+                                         .ta = form & 1,
+                                         .tb = form >> 1,
+                                         .accumulate = turn % 3 == 1,
+                                         .bias = turn % 2 ? &some : NULL },
+                                  .slack = turn % 5 == 2   ? 3
+                                           : turn % 5 == 4 ? 8
+                                                           : 0,
+                                  .shift = turn % 7 == 3 };
+                    p.tol = allowed(p.g.ab, p.g.cd, paths[path]);
+                    check_product(&p);
+                }
+        lm_backend_close(device);
+    }
+}
+
+/* Shapes that take the other ways of the plain path. */
+static void test_ways(void **state)
+{
+    static const struct {
+        int64_t m, n, k;
+        bool ta, tb;
+        int type;
+    } cases[] = {
+        { 1, 4099, 40, false, true, 1 },     /* four columns to a warp */
+        { 2, 4096, 72, false, true, 0 },     /* the same, packed */
+        { 7, 4101, 24, false, true, 4 },     /* up to 8 rows */
+        { 4, 40, 600, false, true, 2 },      /* lanes go around several times */
+        { 40, 24, 700, true, false, 0 },     /* k in parts, the last one short */
+        { 9, 70, 1541, false, true, 1 },     /* likewise into BF16 */
+        { 1030, 2055, 20, false, false, 0 }, /* tiles of 128 x 128, several bands */
+        { 1088, 2048, 16, true, false, 3 },  /* the same in F16, packed */
+        { 1025, 2049, 17, false, true, 2 },  { 1100, 1930, 8, true, true, 0 },
+    };
+    (void)state;
+    open_path("plain");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        product p = { .g = { .m = cases[i].m,
+                             .n = cases[i].n,
+                             .k = cases[i].k,
+                             .ab = all_types[cases[i].type].ab,
+                             .cd = all_types[cases[i].type].cd,
+                             .ta = cases[i].ta,
+                             .tb = cases[i].tb,
+                             .accumulate = i % 2 } };
+        p.tol = allowed(p.g.ab, p.g.cd, "plain");
+        check_product(&p);
+    }
+    lm_backend_close(device);
+}
+
+/* An F32 sum over a long k stays as good as one over a short k: parts, and folding into C. */
+static void test_long_k(void **state)
+{
+    product few = { .g = { .m = 33,
+                           .n = 20,
+                           .k = 40000,
+                           .ab = LM_DTYPE_F32,
+                           .cd = LM_DTYPE_F32,
+                           .ta = true,
+                           .accumulate = true },
+                    .tol = 1e-6 };
+    product many = { .g = { .m = 12,
+                            .n = 64 * 129,
+                            .k = 2500,
+                            .ab = LM_DTYPE_F32,
+                            .cd = LM_DTYPE_F32,
+                            .tb = true },
+                     .tol = 1e-6 };
+    (void)state;
+    open_path("plain");
+    check_product(&few);
+    check_product(&many);
+    lm_backend_close(device);
+}
+
+/* ---- the operators ---- */
+
+static const lm_linear_attr first_pass = { LM_ACC_FIRST }, adding = { LM_ACC_ADD };
+
+static void check_linear(int64_t n, int64_t m, int64_t k, lm_dtype act, int turn, const char *path)
+{
+    bool wide = act != LM_DTYPE_F32 && turn % 2;
+    lm_step step = { 5, 2, turn % 3 == 1 };
+    kernel_case y = { .op = "linear",
+                      .attr = &first_pass,
+                      .in = { mat(ACT, n, k), mat(ACT, m, k),
+                              turn % 3 ? vec(F32, m) : vec(ABSENT, 0) },
+                      .out = { mat(wide ? F32 : ACT, n, m) } };
+    kernel_case dx = { .op = "linear_dx",
+                       .attr = &first_pass,
+                       .in = { mat(ACT, n, m), mat(ACT, m, k) },
+                       .out = { mat(ACT, n, k) } };
+    kernel_case dw = { .op = "linear_dw",
+                       .attr = turn % 2 ? &adding : &first_pass,
+                       .in = { mat(ACT, n, m), mat(ACT, n, k) },
+                       .out = { mat(F32, m, k), turn % 4 ? vec(F32, m) : vec(ABSENT, 0) },
+                       .step = step };
+    int shift = turn % 5 == 1;
+    check_on_device(&y, act, allowed(act, wide ? LM_DTYPE_F32 : act, path), shift, true);
+    check_on_device(&dx, act, allowed(act, act, path), shift, true);
+    check_on_device(&dw, act, allowed(act, LM_DTYPE_F32, path), shift, true);
+}
+
+static void test_operators(void **state)
+{
+    static const int64_t shapes[][3] = { { 1, 1, 1 },    { 5, 3, 17 },  { 1, 96, 64 },
+                                         { 64, 48, 40 }, { 33, 70, 9 }, { 700, 24, 16 },
+                                         { 130, 257, 8 } };
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    (void)state;
+    for (int path = 0; path < 3; path++) {
+        open_path(paths[path]);
+        for (int s = 0; s < 7; s++)
+            for (int a = 0; a < 3; a++)
+                check_linear(shapes[s][0], shapes[s][1], shapes[s][2], acts[a], s * 2 + a,
+                             paths[path]);
+        lm_backend_close(device);
+    }
+}
+
+/* ---- what cuBLASLt is asked ---- */
+
+static lm_lt_counts counts_now(void)
+{
+    void (*counts)(const lm_stream *, lm_lt_counts *) = NULL;
+    lm_lt_counts c = { 0 };
+    if (!get_symbol("lm_cuda_lt_counts", &counts))
+        skip();
+    counts(device->main, &c);
+    return c;
+}
+
+static void product_of(int64_t m, int64_t n, int64_t k, lm_dtype d, const char *path)
+{
+    product p = { .g = { .m = m, .n = n, .k = k, .ab = d, .cd = d }, .tol = allowed(d, d, path) };
+    check_product(&p); /* three times: in three orders of threads */
+}
+
+static void test_choices_are_kept(void **state)
+{
+    (void)state;
+    open_path("plain");
+    product_of(16, 16, 16, LM_DTYPE_F32, "plain");
+    assert_int_equal(counts_now().shapes, 0);
+    lm_backend_close(device);
+
+    open_path("tensor");
+    product_of(16, 24, 8, LM_DTYPE_BF16, "tensor");
+    lm_lt_counts c = counts_now();
+    assert_int_equal(c.shapes, 1);
+    assert_int_equal(c.hits, 2);
+    product_of(16, 24, 8, LM_DTYPE_F32, "tensor"); /* another type is another shape */
+    product_of(16, 24, 8, LM_DTYPE_BF16, "tensor");
+    c = counts_now();
+    assert_int_equal(c.shapes, 2);
+    assert_int_equal(c.hits, 7);
+    assert_int_equal(c.unserved_shapes, 0);
+    assert_int_equal(c.unserved, 0);
+    for (int64_t i = 0; i < 520; i++) /* more than are kept */
+        product_of(6, 1, 1 + i, LM_DTYPE_F32, "tensor");
+    product_of(16, 24, 8, LM_DTYPE_BF16, "tensor");
+    assert_int_equal(counts_now().shapes, 523);
+    lm_backend_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small),
+        cmocka_unit_test(test_ways),
+        cmocka_unit_test(test_long_k),
+        cmocka_unit_test(test_operators),
+        cmocka_unit_test(test_choices_are_kept),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
