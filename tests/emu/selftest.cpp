@@ -191,16 +191,17 @@ void emu_try_diverge(int threads, int at_barrier, cudaStream_t handle)
     LM_LAUNCH(diverge, 3, threads, 0, &s, at_barrier);
 }
 
-__global__ static void half_warp(void)
+__global__ static void half_warp(bool barrier)
 {
     if (threadIdx.x % 32 < 16)
         __shfl_sync(0xffffffffu, 1, 0);
-    __syncthreads();
+    if (barrier)
+        __syncthreads();
 }
-void emu_try_half_warp(cudaStream_t handle)
+void emu_try_half_warp(int barrier, cudaStream_t handle)
 {
     stream s = { handle };
-    LM_LAUNCH(half_warp, 1, 64, 0, &s);
+    LM_LAUNCH(half_warp, 1, 64, 0, &s, barrier != 0);
 }
 
 __global__ static void mixed_warp(void)

@@ -33,7 +33,7 @@ void emu_try_order(int *y, int blocks, cudaStream_t s);
 
 /* What must be caught. */
 void emu_try_diverge(int threads, int at_barrier, cudaStream_t s);
-void emu_try_half_warp(cudaStream_t s);
+void emu_try_half_warp(int barrier, cudaStream_t s);
 void emu_try_mixed_warp(cudaStream_t s);
 void emu_try_shared(size_t asked, size_t written, cudaStream_t s);
 void emu_try_shared_allowed(size_t bytes, cudaStream_t s);

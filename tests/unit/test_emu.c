@@ -211,8 +211,10 @@ static void test_divergence_is_caught(void **state)
         use_order(i);
         emu_try_diverge(64, 40, stream);
         assert_gave_up("kernel diverge");
-        emu_try_half_warp(stream);
-        assert_gave_up("kernel half_warp");
+        for (int barrier = 0; barrier < 2; barrier++) {
+            emu_try_half_warp(barrier, stream);
+            assert_gave_up("kernel half_warp");
+        }
         emu_try_mixed_warp(stream);
         assert_gave_up("different collectives");
     }
