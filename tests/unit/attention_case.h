@@ -1,0 +1,74 @@
+/* attention_case.h -- cases of attention (kernels/attention.h), for the tests of its kernels on every
+ * backend. */
+#ifndef LM_TESTS_ATTENTION_CASE_H
+#define LM_TESTS_ATTENTION_CASE_H
+
+#include "kernel_case.h"
+#include "kernels/attention.h"
+
+enum { MOST_ROWS = 2 * 1025 };
+
+typedef enum { WHOLE, DOCUMENTS, BLIND } lo_kind;
+
+/* Document starts: three documents of uneven length; BLIND rows start after themselves. */
+static inline const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
+{
+    static int32_t lo[MOST_ROWS];
+    for (int64_t n = 0; n < batch * seq; n++) {
+        int64_t i = n % seq, cut1 = seq / 3 + n / seq, cut2 = seq * 3 / 4;
+        lo[n] = (int32_t)(i < cut1 ? 0 : i < cut2 ? cut1 : cut2);
+        if (kind == BLIND && (i % 5 == 2 || i == 0 || i / 40 == 1))
+            lo[n] = (int32_t)i + 1;
+    }
+    return lo;
+}
+
+static inline lm_attention_attr attr_of(int64_t batch, int64_t seq, int64_t heads, int64_t kv,
+                                        int64_t dim)
+{
+    return (lm_attention_attr){ .batch = batch,
+                                .seq = seq,
+                                .heads = heads,
+                                .kv_heads = kv,
+                                .head_dim = dim,
+                                .causal = true,
+                                .scale = 1 / sqrt((double)dim) };
+}
+
+static inline kernel_case forward_of(const lm_attention_attr *a, lo_kind kind)
+{
+    int64_t n = a->batch * a->seq;
+    kernel_case k = {
+        .op = "attention", .attr = a, .tol_f32 = 2e-6, .tol_bf16 = 1e-2, .step = { 11, 3, 1 }
+    };
+    k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
+    if (kind != WHOLE)
+        k.in[1] = given(vec(I32, n), starts(kind, a->batch, a->seq));
+    k.out[0] = mat(ACT, n, a->heads * a->head_dim);
+    k.out[1] = mat(F32, a->batch * a->heads, a->seq);
+    return k;
+}
+
+/* The backward with o and lse of `y`, a run of the forward in F64. */
+static inline kernel_case backward_of(const kernel_case *f, const instance *y)
+{
+    kernel_case k = *f;
+    k.op = "attention_dx";
+    memset(k.out, 0, sizeof k.out);
+    k.in[0] = f->out[0];
+    k.in[1] = f->in[0];
+    k.in[2] = given(f->out[0], y->out[0].data);
+    k.in[3] = given(f->out[1], y->out[1].data);
+    k.in[4] = f->in[1];
+    k.out[0] = f->in[0];
+    return k;
+}
+
+/* The same numbers reach the backward as queries, keys and values: input 1 there, 0 here. */
+static inline void run_forward(const kernel_case *f, lm_dtype narrow, instance *y)
+{
+    build(f, LM_DTYPE_F64, narrow, y);
+    run(y, lm_cpu_kernel("attention", LM_DTYPE_F64, LM_CPU_REF), NULL);
+}
+
+#endif
