@@ -119,10 +119,10 @@ lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_bu
                  lm_show_bytes(r->device_used, memory), lm_show_bytes(r->device_planned, planned));
     return lm_buf_addf(out, e,
                        "%s: step %" PRId64 ", loss %.4f, %s tokens in %.1f s, %.0f "
-                       "tokens/s%s, peak memory %s%s",
+                       "tokens/s%s, peak memory %s%s%s",
                        status, r->step, r->loss, lm_show_count((double)r->tokens, tokens),
                        r->seconds, r->tokens_per_second, share, device,
-                       lm_show_bytes((double)lm_rss_peak(), memory));
+                       lm_show_bytes((double)lm_rss_peak(), memory), *device ? " of the host" : "");
 }
 
 lm_code lm_train_times_table(const lm_exec_time *line, size_t n, lm_buf *out, lm_err *e)

@@ -1,0 +1,242 @@
+#!/usr/bin/env bats
+# train --device cuda: the CPU's losses, the same bits again, traces, plans, resumes on either side, and
+# what is left when the device is too small or gone.
+#
+# The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" .
+    LM_MODULES=$LM_TEST_BUILD/emu
+    if real; then LM_MODULES=$LM_TEST_BUILD/lib/lmutils; fi
+    export LM_MODULES
+}
+
+real() { [ "${LM_TEST_CUDA-}" = real ]; }
+emulated() { if real; then skip "only an emulated device does this"; fi; }
+
+T=(train -q --peak-tflops 0 --seq-len 16 --batch-size 2 --lr 3e-3 --warmup 2)
+
+# tensors FILE -> the data of a safetensors file, without the header and its history
+tensors() {
+    tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1"
+}
+
+same_bits() { # same_bits RUN RUN
+    cmp <(tensors "$1/latest/model.safetensors") <(tensors "$2/latest/model.safetensors")
+    cmp "$1/latest/optimizer.safetensors" "$2/latest/optimizer.safetensors"
+}
+
+# field FILE EVENT KEY -> the values of a key, a line each
+field() {
+    sed -nE "/^\{\"event\":\"$2\"/s/.*\"$3\":([^,}]*).*/\1/p" "$1"
+}
+
+# close_to FILE FILE TOLERANCE: two columns of numbers of the same length, relative differences below
+close_to() {
+    paste "$1" "$2" | awk -v t="$3" 'NF != 2 { exit 1 } { d = $1 / $2 - 1; if (d > t || d < -t) { print; exit 1 } }
+        END { if (!NR) exit 1 }'
+}
+
+# total KEY FILE -> a number of a plan
+total() { sed -nE "s/.*\"$1\": ([0-9]+).*/\1/p" "$2"; }
+
+# rows KEY FILE -> the sum of an object's numbers in a plan
+rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | paste -sd+ | bc; }
+
+@test "cuda-train: five steps, with validation, give the CPU's numbers" {
+    for d in cpu cuda; do
+        "${T[@]}" m0 data -o run-$d --steps 5 --gradient-accumulation-steps 2 --eval-every 2 --eval-batches 1 \
+            --metrics $d.jsonl --device $d
+        field $d.jsonl step loss > $d.loss
+        field $d.jsonl step grad_norm > $d.norm
+        field $d.jsonl step grad_p50 > $d.p50
+        field $d.jsonl step update_ratio > $d.ratio
+        field $d.jsonl eval loss > $d.eval
+        field $d.jsonl step tokens > $d.tokens
+    done
+    [ "$(wc -l < cuda.loss)" -eq 5 ]
+    [ "$(wc -l < cuda.eval)" -eq 3 ]
+    close_to cuda.loss cpu.loss 1e-5
+    close_to cuda.norm cpu.norm 1e-4
+    close_to cuda.p50 cpu.p50 1e-3
+    close_to cuda.ratio cpu.ratio 1e-2
+    close_to cuda.eval cpu.eval 1e-5
+    cmp cuda.tokens cpu.tokens
+}
+
+@test "cuda-train: records name the device and its memory" {
+    "${T[@]}" m0 data -o run --steps 2 --metrics m.jsonl --device cuda --peak-tflops 10 --json > out.json
+    head -1 m.jsonl | grep -qE '"device":"cuda:0","kernels":"plain[^"]*","hardware":"[^"]*sm_[0-9]+[^"]*driver'
+    [ "$(field m.jsonl step mfu | wc -l)" -eq 2 ]
+    planned=$(field m.jsonl end device_memory_planned_bytes)
+    [ "$planned" -gt 1000000 ]
+    [ "$(field m.jsonl end device_memory_bytes)" -ge "$planned" ]
+    # times of operators are not taken unless asked for
+    [ -z "$(field m.jsonl end seconds_forward)" ]
+    [ -n "$(field m.jsonl end seconds_steps)" ]
+    grep -qE '"device_memory_planned_bytes":[0-9]+,"device_memory_bytes":[0-9]+,"peak_memory_bytes":' out.json
+    run --separate-stderr train -v m0 data -o run2 --steps 1 --seq-len 16 --batch-size 2 --peak-tflops 10 --device cuda --stats
+    [ "$status" -eq 0 ]
+    grep -qE 'cuda:0 \(.*sm_.*\), kernels plain.*: .* TFLOP/s, .* % of the peak' <<< "$stderr"
+    grep -qE 'of the device \(.* planned\)' <<< "$stderr"
+    grep -qE 'forward +linear .*GFLOP/s' <<< "$stderr"
+}
+
+@test "cuda-train: --deterministic twice gives the same bits, whatever the threads" {
+    "${T[@]}" m0 data -o a --steps 4 --dtype bf16 --deterministic --device cuda
+    "${T[@]}" m0 data -o b --steps 4 --dtype bf16 --deterministic --device cuda -j 1
+    same_bits a b
+    grep -q '"deterministic": true' <(train --resume a --print-config --deterministic)
+    if ! real; then
+        LM_EMU_ORDER=backward "${T[@]}" m0 data -o c --steps 4 --dtype bf16 --deterministic --device cuda
+        same_bits a c
+    fi
+}
+
+@test "cuda-train: a run that was stopped and resumed has the bits of one that was not" {
+    "${T[@]}" m0 data -o whole --steps 6 --save-every 3 --deterministic --device cuda
+    "${T[@]}" m0 data -o half --steps 3 --deterministic --device cuda --lr-schedule constant
+    train -q --resume whole/step-000003 -o again --device cuda
+    same_bits whole again
+    [ "$(grep '"sample"' whole/latest/state.json)" = "$(grep '"sample"' again/latest/state.json)" ]
+    # the next batches were drawn already, but not trained on
+    grep -q '"sample": 6,' half/latest/state.json
+}
+
+@test "cuda-train: from the device to the CPU and back" {
+    "${T[@]}" m0 data -o a --steps 6 --save-every 2 --keep 0 --device cuda --metrics a.jsonl
+    train -q --resume a/step-000002 -o b --steps 6 --device cpu --metrics b.jsonl
+    train -q --resume b/step-000004 -o c --steps 6 --device cuda --metrics c.jsonl
+    field a.jsonl step loss | tail -n 4 > a.loss
+    field b.jsonl step loss > b.loss
+    close_to a.loss b.loss 1e-4
+    field b.jsonl step loss | tail -n 2 > b.last
+    field c.jsonl step loss > c.loss
+    close_to b.last c.loss 1e-4
+}
+
+@test "cuda-train: checkpoints as .lmz hold the same" {
+    "${T[@]}" m0 data -o a --steps 3 --device cuda --deterministic
+    "${T[@]}" m0 data -o b --steps 3 --device cuda --deterministic --checkpoint-format lmz
+    compress-ckpt -q -d b/step-000003.lmz -o c
+    cmp <(tensors a/latest/model.safetensors) <(tensors c/model.safetensors)
+    cmp a/latest/optimizer.safetensors c/optimizer.safetensors
+}
+
+@test "cuda-train: a trace of one step has every operator, on either device" {
+    train m0 --dump-graph --seq-len 16 --batch-size 2 > graph
+    nodes=$(wc -l < graph)
+    for d in cpu cuda; do
+        "${T[@]}" m0 data -o run-$d --steps 4 --save-every 3 --gradient-accumulation-steps 2 --device $d --trace $d.json
+        [ "$(grep -c '"micro_batch": 0' $d.json)" -eq "$nodes" ]
+        [ "$(grep -c '"micro_batch": 1' $d.json)" -eq "$nodes" ]
+        for key in flops_per_second bytes_per_second layer phase; do
+            [ "$(grep -c "\"$key\"" $d.json)" -eq $((2 * nodes)) ]
+        done
+        for name in 'gradient norm' adamw draw begin write; do
+            grep -q "\"name\": \"$name\"" $d.json
+        done
+    done
+    # the order is that of the graph
+    diff <(grep '"name"' cpu.json) <(grep '"name"' cuda.json) | grep -v draw | grep '^[<>]' && return 1
+    # not written over
+    run -2 --separate-stderr "${T[@]}" m0 data -o run --steps 1 --trace cpu.json
+    [ ! -e run/latest ]
+    grep -q 'cpu.json: ' <<< "$stderr"
+    [ -z "$(find . -name '.*.tmp.*')" ]
+}
+
+@test "cuda-train: the last step is traced when there are fewer than three" {
+    "${T[@]}" m0 data -o run --steps 2 --device cuda --trace t.json
+    grep -q '"phase": "forward"' t.json
+    train --resume run --steps 2 --trace u.json 2> log
+    grep -q 'u.json: no step was taken that could be traced' log
+    [ ! -e u.json ]
+}
+
+@test "cuda-train: a plan keeps the memories of device and host apart" {
+    mkdir plan
+    cp m0/config.json plan
+    train plan --dry-run --json --batch-size 4 --seq-len 16 --device cuda > p.json
+    [ "$(rows device_memory p.json)" -eq "$(total device_memory_total p.json)" ]
+    [ "$(rows memory p.json)" -eq "$(total memory_total p.json)" ]
+    grep -q '"checkpoint snapshot (host)": ' <(sed -n '/"memory": {/,/}/p' p.json)
+    grep -q '"optimiser states": ' <(sed -n '/"device_memory": {/,/}/p' p.json)
+    train plan --dry-run --batch-size 4 --seq-len 16 --device cuda > table
+    grep -q 'total of the device' table
+    grep -q 'total of the host' table
+    [ "$(ls plan)" = config.json ]
+}
+
+@test "cuda-train: too little memory: what was planned, what is free, and what would fit" {
+    emulated
+    O=(m0 data -o run --steps 2 --seq-len 64 --batch-size 8 --device cuda)
+    for b in 8 4 2 1; do
+        train "${O[@]}" --dry-run --json --batch-size $b --gradient-accumulation-steps $((8 / b)) > $b.json
+    done
+    little=$(( ($(total device_memory_total 2.json) + $(total device_memory_total 4.json)) / 2 ))
+    LM_EMU_MEMORY=$little run -1 --separate-stderr train -q "${O[@]}"
+    [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    [[ $stderr == "train: cuda:0: the run needs "*" are free: --batch-size 2 --gradient-accumulation-steps 4 would need "* ]]
+    [ ! -e run/latest ]
+    # and it is true
+    LM_EMU_MEMORY=$little train -q --peak-tflops 0 "${O[@]}" --batch-size 2 --gradient-accumulation-steps 4
+    least=$(total device_memory_total 1.json)
+    LM_EMU_MEMORY=$((least / 2)) run -1 --separate-stderr train -q "${O[@]}" -f
+    [[ $stderr == *"no smaller --batch-size, nor --dtype bf16, would do: use shorter --seq-len or a smaller model" ]]
+    LM_EMU_MEMORY=$((least / 2)) run -1 --separate-stderr train -q "${O[@]}" -f --dtype bf16
+    [[ $stderr == *"no smaller --batch-size would do: use shorter --seq-len or a smaller model" ]]
+}
+
+@test "cuda-train: a device that disappears: one line, the last checkpoint, nothing half-written" {
+    emulated
+    for n in 1 120 300 420; do
+        rm -rf run
+        LM_EMU_FAIL=$n run --separate-stderr "${T[@]}" m0 data -o run --steps 6 --save-every 2 --device cuda --metrics m-$n.jsonl
+        [ "$status" -eq 1 ]
+        [ "$(grep -c '^train: cuda:0: ' <<< "$stderr")" -eq 1 ]
+        [ "$(grep -vc '^emulated GPU: ' <<< "$stderr")" -eq 1 ]
+        tail -1 m-$n.jsonl | grep -q '"event":"end","status":"failed"' || [ "$n" = 1 ]
+        [ -z "$(find . -name '.*.tmp.*')" ]
+    done
+    inspect-model -q run > /dev/null
+    "${T[@]}" m0 data -o whole --steps 6 --save-every 2 --device cuda
+    train -q --resume run --steps 6 --device cuda
+    same_bits run whole
+}
+
+@test "cuda-train: numbers that run away: status 4, and the weights before them stay" {
+    "${T[@]}" m0 data -o run --steps 2 --device cuda
+    run --separate-stderr train --resume run --steps 60 --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 \
+        --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
+    [ "$status" -eq 4 ]
+    [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    grep -q 'resume from run/step-' <<< "$stderr"
+    tail -1 m.jsonl | grep -q '"status":"nan"'
+    eval-model -q run data/val > /dev/null
+}
+
+@test "cuda-train: SIGTERM: a checkpoint of the step that was done" {
+    "${T[@]}" m0 data -o run --steps 100000 --log-every 1 --metrics m.jsonl --device cuda &
+    pid=$!
+    for ((i = 0; i < 3000; i++)); do
+        [ "$(field m.jsonl step step 2> /dev/null | wc -l)" -ge 2 ] && break
+        sleep 0.02
+    done
+    kill -TERM $pid
+    status=0
+    wait $pid || status=$?
+    [ "$status" -eq 143 ]
+    [ "$(tail -1 m.jsonl | grep -o '"status":"[a-z]*"')" = '"status":"stopped"' ]
+    [ "run/$(readlink run/latest)" = "$(field m.jsonl checkpoint path | tail -1 | tr -d '"')" ]
+    [ "$(field m.jsonl step step | tail -1)" -eq "$(readlink run/latest | sed 's/step-0*//')" ]
+}
