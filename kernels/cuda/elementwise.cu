@@ -92,8 +92,10 @@ template <int OP, class T, int N> __global__ void map(int64_t count, const T *a,
     const bool two = OP >= GELU_TANH_DX;
     const int U = two ? 2 : 4;
     int64_t packed = count / N, step = global_threads();
+#pragma unroll 1
     for (int64_t i = global_thread(); i < packed; i += U * step) {
         part u[U] = {}, v[U] = {};
+#pragma unroll
         for (int k = 0; k < U; k++) {
             if (i + k * step < packed) {
                 u[k] = ((const part *)a)[i + k * step];
@@ -101,13 +103,16 @@ template <int OP, class T, int N> __global__ void map(int64_t count, const T *a,
                     v[k] = ((const part *)b)[i + k * step];
             }
         }
+#pragma unroll
         for (int k = 0; k < U; k++) {
+#pragma unroll
             for (int j = 0; j < N; j++)
                 u[k].v[j] = from_float<T>(mapped<OP, T>(to_float(u[k].v[j]), to_float(v[k].v[j])));
             if (i + k * step < packed)
                 ((part *)y)[i + k * step] = u[k];
         }
     }
+#pragma unroll 1
     for (int64_t i = packed * N + global_thread(); i < count; i += step)
         y[i] = from_float<T>(mapped<OP, T>(to_float(a[i]), two ? to_float(b[i]) : 0.0f));
 }
@@ -153,10 +158,13 @@ template <class T, int N>
 __global__ void swiglu_kernel(int64_t rows, int64_t width, const T *gu, T *h)
 {
     typedef pack<T, N> part;
+#pragma unroll 1
     for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+#pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
             part g = *(const part *)(gu + 2 * r * width + i);
             part u = *(const part *)(gu + (2 * r + 1) * width + i);
+#pragma unroll
             for (int j = 0; j < N; j++) {
                 float x = to_float(g.v[j]);
                 g.v[j] = from_float<T>(over<T>(x, 1 + exp_for<T>(-x)) * to_float(u.v[j]));
@@ -170,11 +178,14 @@ template <class T, int N>
 __global__ void swiglu_dx_kernel(int64_t rows, int64_t width, const T *dh, const T *gu, T *dgu)
 {
     typedef pack<T, N> part;
+#pragma unroll 1
     for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+#pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
             int64_t gate = 2 * r * width + i, up = gate + width;
             part d = *(const part *)(dh + r * width + i);
             part g = *(const part *)(gu + gate), u = *(const part *)(gu + up);
+#pragma unroll
             for (int j = 0; j < N; j++) {
                 float x = to_float(g.v[j]), y = to_float(u.v[j]), dy = to_float(d.v[j]);
                 float s = sigmoid<T>(x);
@@ -232,8 +243,10 @@ __global__ void dropout_any(int64_t count, uint64_t hi, uint64_t threshold, floa
 {
     uint64_t base = dropout_base(run, (uint64_t)count), key = run->seed;
     int64_t skip = (int64_t)(base % 4);
+#pragma unroll 1
     for (int64_t b = global_thread(); 4 * b - skip < count; b += global_threads()) {
         draws4 d = philox(base / 4 + (uint64_t)b, hi, key);
+#pragma unroll
         for (int j = 0; j < 4; j++) {
             int64_t i = 4 * b - skip + j;
             if (i >= 0 && i < count)
@@ -249,10 +262,13 @@ __global__ void dropout_packed(int64_t count, uint64_t hi, uint64_t threshold, f
 {
     typedef pack<T, N> part;
     uint64_t base = dropout_base(run, (uint64_t)count), key = run->seed;
+#pragma unroll 1
     for (int64_t i = global_thread() * N; i < count; i += global_threads() * N) {
         part v = *(const part *)(x + i);
+#pragma unroll
         for (int k = 0; k < N / 4; k++) {
             draws4 d = philox((base + (uint64_t)i) / 4 + (uint64_t)k, hi, key);
+#pragma unroll
             for (int j = 0; j < 4; j++)
                 v.v[4 * k + j] = kept(v.v[4 * k + j], d.v[j], threshold, scale);
         }
@@ -291,19 +307,24 @@ template <class F, class T, int N> __global__ void cast_kernel(int64_t count, co
     typedef pack<T, N> to;
     const int U = 4;
     int64_t packed = count / N, step = global_threads();
+#pragma unroll 1
     for (int64_t i = global_thread(); i < packed; i += U * step) {
         from u[U] = {};
+#pragma unroll
         for (int k = 0; k < U; k++)
             if (i + k * step < packed)
                 u[k] = ((const from *)x)[i + k * step];
+#pragma unroll
         for (int k = 0; k < U; k++) {
             to v;
+#pragma unroll
             for (int j = 0; j < N; j++)
                 v.v[j] = cast_to<F, T>(u[k].v[j]);
             if (i + k * step < packed)
                 ((to *)y)[i + k * step] = v;
         }
     }
+#pragma unroll 1
     for (int64_t i = packed * N + global_thread(); i < count; i += step)
         y[i] = cast_to<F, T>(x[i]);
 }
@@ -338,8 +359,10 @@ template <class T, int N>
 __global__ void rows_kernel(int64_t n_rows, int64_t width, const T *x, const int32_t *idx, T *y)
 {
     typedef pack<T, N> part;
+#pragma unroll 1
     for (int64_t r = plane_row(); r < n_rows; r += plane_rows()) {
         const T *from = x + (int64_t)idx[r] * width;
+#pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N)
             *(part *)(y + r * width + i) = *(const part *)(from + i);
     }

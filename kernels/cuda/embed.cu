@@ -17,13 +17,16 @@ __global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, co
                              const int32_t *pos, const T *wpe, T *x)
 {
     typedef pack<T, N> part;
+#pragma unroll 1
     for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
         const T *from = wte + (int64_t)tok[r] * width;
         const T *place = wpe ? wpe + (int64_t)pos[r] * width : nullptr;
+#pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
             part v = *(const part *)(from + i);
             if (place) {
                 part w = *(const part *)(place + i);
+#pragma unroll
                 for (int j = 0; j < N; j++)
                     v.v[j] = from_float<T>(to_float(v.v[j]) + to_float(w.v[j]));
             }
@@ -84,9 +87,11 @@ __global__ void __launch_bounds__(SORT_THREADS)
     sort_count(int64_t rows, int64_t tiles, int shift, const uint32_t *id, uint32_t *count)
 {
     __shared__ uint32_t seen[DIGITS];
+#pragma unroll 1
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
         seen[threadIdx.x] = 0;
         __syncthreads();
+#pragma unroll
         for (int k = 0; k < SORT_EACH; k++) {
             int64_t i = t * SORT_TILE + k * SORT_THREADS + threadIdx.x;
             if (i < rows)
@@ -147,12 +152,15 @@ __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ uint32_t place[SORT_WARPS][DIGITS];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t digit_base = before_digit(all);
+#pragma unroll 1
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
         uint32_t id[SORT_EACH], rank[SORT_EACH];
         int64_t first = t * SORT_TILE + warp * (SORT_TILE / SORT_WARPS) + lane;
+#pragma unroll
         for (int w = 0; w < SORT_WARPS; w++)
             place[w][threadIdx.x] = 0;
         __syncthreads();
+#pragma unroll
         for (int k = 0; k < SORT_EACH; k++) {
             bool used = first + k * 32 < rows;
             id[k] = used ? id_in[first + k * 32] : 0;
@@ -166,12 +174,14 @@ __global__ void __launch_bounds__(SORT_THREADS)
         }
         __syncthreads();
         uint32_t next = digit_base + count[threadIdx.x * tiles + t];
+#pragma unroll
         for (int w = 0; w < SORT_WARPS; w++) {
             uint32_t n = place[w][threadIdx.x];
             place[w][threadIdx.x] = next;
             next += n;
         }
         __syncthreads();
+#pragma unroll
         for (int k = 0; k < SORT_EACH; k++) {
             int64_t i = first + k * 32;
             if (i < rows) {
@@ -187,6 +197,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
 /* start[v]: where the rows of id v begin in the sorted order, v = 0 .. ids. */
 __global__ void run_starts(int64_t rows, int64_t ids, const uint32_t *sorted, uint32_t *start)
 {
+#pragma unroll 1
     for (int64_t v = global_thread(); v <= ids; v += global_threads()) {
         int64_t low = 0, high = rows;
         while (low < high) {
@@ -261,6 +272,7 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_ROWS)
     __shared__ float sums[SUM_ROWS][SUM_LANES * N];
     int64_t left = (int64_t)blockIdx.y * cols, mine = left + (int64_t)threadIdx.x * N;
     int t = (int)(threadIdx.y * SUM_LANES + threadIdx.x);
+#pragma unroll 1
     for (int64_t v = blockIdx.x; v < ids; v += gridDim.x) {
         uint32_t begin = start[v], n = start[v + 1] - begin;
         float *to = dw + v * width + left;
@@ -270,16 +282,21 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_ROWS)
             continue;
         }
         float sum[N] = {};
+#pragma unroll 1
         for (uint32_t r = threadIdx.y; mine < width && r < n; r += U * SUM_ROWS) {
             part p[U] = {};
+#pragma unroll
             for (int u = 0; u < U; u++)
                 if (r + u * SUM_ROWS < n)
                     p[u] =
                         *(const part *)(dx + (int64_t)row[begin + r + u * SUM_ROWS] * width + mine);
+#pragma unroll
             for (int u = 0; u < U; u++)
+#pragma unroll
                 for (int j = 0; j < N; j++)
                     sum[j] += to_float(p[u].v[j]);
         }
+#pragma unroll
         for (int j = 0; j < N; j++)
             sums[threadIdx.y][threadIdx.x * N + j] = sum[j];
         __syncthreads();
@@ -310,10 +327,13 @@ template <class T, int N>
 __global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float *dw)
 {
     typedef pack<T, N> part;
+#pragma unroll 1
     for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
         float *to = dw + (int64_t)id[r] * width;
+#pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
             part v = *(const part *)(dx + r * width + i);
+#pragma unroll
             for (int j = 0; j < N; j++)
                 atomicAdd(to + i + j, to_float(v.v[j]));
         }

@@ -64,6 +64,7 @@ struct sgd_job {
 template <int N> __device__ inline void put_copy(bf16 *copy, int64_t i, const pack<float, N> *p)
 {
     pack<bf16, N> low;
+#pragma unroll
     for (int k = 0; k < N; k++)
         low.v[k] = from_float<bf16>(p->v[k]);
     *(pack<bf16, N> *)(copy + i) = low;
@@ -75,6 +76,7 @@ __device__ inline void step_at(const adamw_job *j, int64_t i, float scale, float
     typedef pack<float, N> part;
     part g = *(const part *)(j->g + i), p = *(part *)(j->p + i);
     part m = *(part *)(j->m + i), v = *(part *)(j->v + i);
+#pragma unroll
     for (int k = 0; k < N; k++) {
         float x = clipped(g.v[k], scale, bound);
         m.v[k] = fmaf(j->one_beta1, x, j->beta1 * m.v[k]);
@@ -96,6 +98,7 @@ __device__ inline void step_at(const sgd_job *j, int64_t i, float scale, float b
     part g = *(const part *)(j->g + i), p = *(part *)(j->p + i), b = {};
     if (j->m && !j->first)
         b = *(part *)(j->m + i);
+#pragma unroll
     for (int k = 0; k < N; k++) {
         float d = fmaf(j->decay, p.v[k], clipped(g.v[k], scale, bound));
         if (j->m) {
@@ -118,8 +121,10 @@ __global__ void __launch_bounds__(threads) step_kernel(J job, clip_rule rule, in
     int64_t packed = count / N;
     if (isnan(scale))
         return;
+#pragma unroll 1
     for (int64_t i = global_thread(); i < packed; i += global_threads())
         step_at<N>(&job, i * N, scale, rule.bound);
+#pragma unroll 1
     for (int64_t i = packed * N + global_thread(); i < count; i += global_threads())
         step_at<1>(&job, i, scale, rule.bound);
 }
@@ -190,17 +195,22 @@ __global__ void __launch_bounds__(threads) sum_parts(int64_t count, const float 
     typedef pack<float, N> piece;
     const int U = 4, pitch = threads * N;
     int64_t blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
+#pragma unroll 1
     for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
         const float *from = x + b * SUM_BLOCK;
         int64_t left = count - b * SUM_BLOCK;
         int n = left < SUM_BLOCK ? (int)left : SUM_BLOCK, i = (int)threadIdx.x * N;
         double sum[N] = {};
+#pragma unroll 1
         for (; i + N <= n; i += U * pitch) {
             piece v[U] = {};
+#pragma unroll
             for (int u = 0; u < U; u++)
                 if (i + u * pitch + N <= n)
                     v[u] = *(const piece *)(from + i + u * pitch);
+#pragma unroll
             for (int u = 0; u < U; u++)
+#pragma unroll
                 for (int k = 0; k < N; k++)
                     sum[k] += term<SQUARE>(v[u].v[k]);
         }
@@ -263,6 +273,7 @@ static void total(const lm_call *c)
 
 __global__ void strided_kernel(int64_t count, int64_t stride, const float *x, float *y)
 {
+#pragma unroll 1
     for (int64_t i = global_thread(); i < count; i += global_threads())
         y[i] = x[i * stride];
 }

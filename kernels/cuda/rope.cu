@@ -14,7 +14,7 @@ struct rope_shape {
 };
 
 template <class T, int N>
-__device__ inline void turn(const rope_shape &s, uint32_t k, bool inverse, const float *angle,
+__device__ inline void turn(const rope_shape &s, uint32_t k, float sign, const float *angle,
                             const T *x, T *y)
 {
     typedef pack<T, N> part;
@@ -22,12 +22,14 @@ __device__ inline void turn(const rope_shape &s, uint32_t k, bool inverse, const
     part u = *(const part *)(x + at), v = *(const part *)(x + at + s.half_dim);
     const int M = N < 4 ? N : 4;
     typedef pack<float, M> angles;
+#pragma unroll
     for (int m = 0; m < N; m += M) {
         angles cs = *(const angles *)(angle + j + m);
         angles sn = *(const angles *)(angle + s.half_dim + j + m);
+#pragma unroll
         for (int i = 0; i < M; i++) {
             float a = to_float(u.v[m + i]), b = to_float(v.v[m + i]);
-            float w = inverse ? -sn.v[i] : sn.v[i];
+            float w = sign * sn.v[i];
             u.v[m + i] = from_float<T>(a * cs.v[i] - b * w);
             v.v[m + i] = from_float<T>(b * cs.v[i] + a * w);
         }
@@ -37,19 +39,21 @@ __device__ inline void turn(const rope_shape &s, uint32_t k, bool inverse, const
 }
 
 template <class T, int N>
-__global__ void rope_kernel(rope_shape s, bool inverse, const int32_t *pos, const float *table,
+__global__ void rope_kernel(rope_shape s, float sign, const int32_t *pos, const float *table,
                             const T *x, T *y)
 {
     typedef pack<T, N> part;
     uint32_t items = s.pairs + s.copied;
+#pragma unroll 1
     for (int64_t r = plane_row(); r < s.rows; r += plane_rows()) {
         const float *angle = table + (int64_t)pos[r] * s.rotary;
         const T *from = x + r * s.width;
         T *to = y + r * s.width;
+#pragma unroll 1
         for (int64_t i = plane_col(); i < items; i += plane_cols()) {
             uint32_t k = (uint32_t)i;
             if (k < s.pairs) {
-                turn<T, N>(s, k, inverse, angle, from, to);
+                turn<T, N>(s, k, sign, angle, from, to);
                 continue;
             }
             k -= s.pairs;
@@ -83,7 +87,7 @@ template <class T, int N> static void run_rope(const lm_call *c)
         s.copied = s.kept_all + (uint32_t)(a->kv_heads * a->head_dim / N);
     }
     plane p = plane_for(s.rows, (int64_t)s.pairs + s.copied, c->stream);
-    LM_LAUNCH((rope_kernel<T, N>), p.grid, p.block, 0, c->stream, s, a->inverse,
+    LM_LAUNCH((rope_kernel<T, N>), p.grid, p.block, 0, c->stream, s, a->inverse ? -1.0f : 1.0f,
               in_ptr<const int32_t>(c, 1), in_ptr<const float>(c, 2), x, y);
 }
 
