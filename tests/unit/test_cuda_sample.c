@@ -322,6 +322,27 @@ static void ties_are_cut_by_id(void **state)
     }
 }
 
+/* Two weights, more of the heavy one than are ranked at once: a limit just past them takes one of the
+ * light ones, the first. */
+static void a_limit_just_past_a_level(void **state)
+{
+    enum { V = 7000, HEAVY = 3000 };
+    const double all = HEAVY + (V - HEAVY) * exp(-1);
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        batch b = new_batch(2, V, 1);
+        for (int64_t i = 0; i < 2 * V; i++)
+            b.logits[i] = i % V < V - HEAVY ? 1 : 2;
+        b.o.top_k = k == 0 ? HEAVY + 1 : k == 1 ? HEAVY : 0;
+        b.o.top_p = k == 2 ? (HEAVY + 0.3) / all : k == 3 ? (HEAVY - 0.3) / all : 1;
+        b.u[0] = 0.99999;
+        b.u[1] = 0.5;
+        assert_int_equal(check(&b), 2);
+        assert_int_equal(b.token[0], k % 2 ? V - 1 : 0);
+        free_batch(&b);
+    }
+}
+
 /* Near 1, u times the sum is the sum: the last token that has a weight. */
 static void the_largest_draw(void **state)
 {
@@ -360,8 +381,11 @@ static int close_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_rows),         cmocka_unit_test(wider_than_what_is_ranked_at_once),
-        cmocka_unit_test(whole_vocabularies), cmocka_unit_test(ties_are_cut_by_id),
+        cmocka_unit_test(small_rows),
+        cmocka_unit_test(wider_than_what_is_ranked_at_once),
+        cmocka_unit_test(whole_vocabularies),
+        cmocka_unit_test(ties_are_cut_by_id),
+        cmocka_unit_test(a_limit_just_past_a_level),
         cmocka_unit_test(the_largest_draw),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
