@@ -199,14 +199,6 @@ static lm_code parse_save_every(lm_trainer_opts *o, lm_err *e)
                    "'%s' is neither", v);
 }
 
-static lm_sched_kind schedule_kind(void)
-{
-    int k = 0;
-    while (strcmp(lm_sched_names[k], opt.schedule))
-        k++;
-    return (lm_sched_kind)k;
-}
-
 static lm_code find_operands(session *s, lm_err *e)
 {
     bool plan_only = tool.dry_run || opt.dump_graph;
@@ -273,7 +265,7 @@ static lm_code gather(session *s, lm_err *e)
         .optim = lm_optim_find(opt.optimizer),
         .hyper = { opt.beta1, opt.beta2, opt.eps, opt.weight_decay, opt.momentum, opt.dampening,
                    opt.nesterov },
-        .schedule = { .kind = schedule_kind(),
+        .schedule = { .kind = lm_sched_find(opt.schedule),
                       .lr = opt.lr,
                       .min_ratio = opt.min_lr_ratio,
                       .warmup = opt.warmup,
@@ -517,13 +509,6 @@ static lm_code prepare(session *s, lm_err *e)
     return LM_OK;
 }
 
-static lm_code open_inputs(session *s, lm_err *e)
-{
-    if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e))
-        return e->code;
-    return LM_OK;
-}
-
 static bool saves_lmz(void)
 {
     return !strcmp(opt.checkpoint_format, "lmz");
@@ -570,7 +555,8 @@ static lm_code work(session *s, lm_err *e)
         return e->code;
     if (tool.dry_run)
         return print_plan(&plan, e);
-    if (open_inputs(s, e) || open_run(s, e) || open_reports(s, e))
+    if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e) ||
+        open_run(s, e) || open_reports(s, e))
         return e->code;
     return summarise(s, &r, train(s, &r, e), e);
 }

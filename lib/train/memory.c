@@ -40,7 +40,8 @@ static double checkpoint_bytes(const lm_model *m)
     return most * sizeof(float);
 }
 
-/* The largest tensor: what is loaded to a device passes through the host one by one. */
+/* The largest tensor: what is loaded to a device passes through the host one by one, those that lie
+ * transposed through a second place. */
 static double staging_bytes(const lm_model *m)
 {
     int64_t most = 0;
@@ -103,7 +104,8 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
                   (double)lm_ckpt_snapshot_bytes(train, b, optim->states(h)), false);
     lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train), false);
     if (device)
-        lm_memory_add(out, "tensors being loaded", staging_bytes(train), false);
+        lm_memory_add(out, "tensors being loaded", staging_bytes(train) + checkpoint_bytes(train),
+                      false);
     lm_memory_add(out, "program", process_bytes, false);
     out->params = lm_config_params(&train->config);
     out->matmul_params = lm_config_matmul_params(&train->config);

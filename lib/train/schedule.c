@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 const char *const lm_sched_names[] = { "constant",    "linear", "cosine", "step",
                                        "exponential", "wsd",    NULL };
@@ -22,6 +23,14 @@ static double wsd(const lm_schedule *s, int64_t t)
         return 1;
     double u = (double)(t - start) / (double)s->decay;
     return s->min_ratio + (1 - s->min_ratio) * (1 - sqrt(u > 1 ? 1 : u));
+}
+
+lm_sched_kind lm_sched_find(const char *name)
+{
+    int k = 0;
+    while (lm_sched_names[k] && strcmp(lm_sched_names[k], name))
+        k++;
+    return (lm_sched_kind)k;
 }
 
 double lm_schedule_lr(const lm_schedule *s, int64_t t)

@@ -14,7 +14,8 @@ typedef enum {
                    */
     LM_SCHED_COUNT,
 } lm_sched_kind;
-extern const char *const lm_sched_names[]; /* NULL-terminated, in the order of the enum */
+extern const char *const lm_sched_names[];     /* NULL-terminated, in the order of the enum */
+lm_sched_kind lm_sched_find(const char *name); /* LM_SCHED_COUNT: there is none of that name */
 
 typedef struct {
     lm_sched_kind kind;

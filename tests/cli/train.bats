@@ -344,6 +344,16 @@ no_temporaries() {
     train plan --dump-graph | grep -q attention
 }
 
+@test "train: too little memory: the batch that would fit is named" {
+    n=$((1 << 23))
+    run -1 --separate-stderr train -q m0 data -o run --steps 1 --seq-len 32 --batch-size $n
+    [ "$(wc -l <<< "$stderr")" -eq 1 ]
+    [[ $stderr == "train: memory: the run needs "*" are free: --batch-size "*" --gradient-accumulation-steps "*" would need "* ]]
+    read -r b a <<< "$(sed -E 's/.*--batch-size ([0-9]+) --gradient-accumulation-steps ([0-9]+) .*/\1 \2/' <<< "$stderr")"
+    [ $((a * b)) -eq "$n" ]
+    [ ! -e run ]
+}
+
 @test "train: numbers that run away: status 4, one line, the last checkpoint stays" {
     "${T[@]}" m0 data -o run
     run --separate-stderr train --resume run --steps 60 --optimizer adamw --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
