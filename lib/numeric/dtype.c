@@ -173,9 +173,19 @@ static inline float decode(uint32_t code, layout t)
     return f;
 }
 
+/* By bits, not by layout: kernels' plain forms call it once for each factor of a product. */
 float lm_f16_to_f32(uint16_t h)
 {
-    return decode(h, f16_layout);
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff, u;
+    float f = (float)m * 0x1p-24f; /* of the subnormal ones */
+    memcpy(&u, &f, 4);
+    if (e > 0)
+        u = (e == 31 ? 255 : e + 112) << 23 | m << 13;
+    if (e == 31 && m)
+        u |= 0x400000;
+    u |= sign;
+    memcpy(&f, &u, 4);
+    return f;
 }
 
 uint16_t lm_f32_to_f16(float f)
