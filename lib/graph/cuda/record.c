@@ -9,13 +9,14 @@ struct lm_recording {
 static lm_code record_begin(lm_backend *b, lm_stream *s, lm_err *e)
 {
     cuda_backend *c = cuda_of(b);
+    cudaError_t answer;
 
     if (cuda_enter(c, e))
         return e->code;
     /* of this thread: another one may allocate meanwhile */
-    return cuda_did(
-        c, cudaStreamBeginCapture(cuda_stream_of(b, s)->s.handle, cudaStreamCaptureModeThreadLocal),
-        "beginning a recording", e);
+    answer =
+        cudaStreamBeginCapture(cuda_stream_of(b, s)->s.handle, cudaStreamCaptureModeThreadLocal);
+    return answer ? cuda_refused(c, answer, "beginning a recording", e) : LM_OK;
 }
 
 static void recording_release(lm_backend *b, lm_recording *r)
