@@ -141,23 +141,29 @@ static __global__ void __launch_bounds__(G == 32 ? BLOCK : G) norm_rows(norm_arg
     }
 }
 
-/* LAUNCH_ROWS(kernel, T, N, ...): by how many packs a row has. */
+/* By how many packs a row has.  Rows that come number by number (N 1) are rare: for them there are
+ * only two of the forms, a warp that keeps 4 a lane and a block that reads again. */
 #define LAUNCH_ROWS(kernel, T, N, a, s)                                                     \
     do {                                                                                    \
-        enum { broad_ = (N) > 1 ? 1024 : BLOCK };                                           \
+        enum {                                                                              \
+            one_ = (N) > 1 ? 1 : 4,                                                         \
+            block_one_ = (N) > 1 ? 1 : 0,                                                   \
+            block_four_ = (N) > 1 ? 4 : 0,                                                  \
+            broad_ = (N) > 1 ? 1024 : BLOCK                                                 \
+        };                                                                                  \
         int64_t units_ = ((a).c + (N)-1) / (N);                                             \
         dim3 few_(32, WARPS);                                                               \
         unsigned warps_ = grid_for((a).rows, WARPS, s), blocks_ = grid_for((a).rows, 1, s); \
         if (units_ <= 32)                                                                   \
-            LM_LAUNCH((kernel<T, N, 32, 1>), warps_, few_, 0, s, a);                        \
+            LM_LAUNCH((kernel<T, N, 32, one_>), warps_, few_, 0, s, a);                     \
         else if (units_ <= 128)                                                             \
             LM_LAUNCH((kernel<T, N, 32, 4>), warps_, few_, 0, s, a);                        \
         else if (units_ <= BLOCK)                                                           \
-            LM_LAUNCH((kernel<T, N, BLOCK, 1>), blocks_, dim3(BLOCK), 0, s, a);             \
+            LM_LAUNCH((kernel<T, N, BLOCK, block_one_>), blocks_, dim3(BLOCK), 0, s, a);    \
         else if (units_ <= 4 * BLOCK)                                                       \
-            LM_LAUNCH((kernel<T, N, BLOCK, 4>), blocks_, dim3(BLOCK), 0, s, a);             \
-        else if ((N) > 1 && units_ <= 4096)                                                 \
-            LM_LAUNCH((kernel<T, N, broad_, 4>), blocks_, dim3(broad_), 0, s, a);           \
+            LM_LAUNCH((kernel<T, N, BLOCK, block_four_>), blocks_, dim3(BLOCK), 0, s, a);   \
+        else if (units_ <= 4 * 1024)                                                        \
+            LM_LAUNCH((kernel<T, N, broad_, block_four_>), blocks_, dim3(broad_), 0, s, a); \
         else                                                                                \
             LM_LAUNCH((kernel<T, N, BLOCK, 0>), blocks_, dim3(BLOCK), 0, s, a);             \
     } while (0)
@@ -448,17 +454,18 @@ static __global__ void __launch_bounds__(BLOCK) head_norm_dx_rows(head_args<T> a
     }
 }
 
-#define LAUNCH_HEADS(kernel, T, N, a, s)                                                           \
-    do {                                                                                           \
-        int64_t units_ = (a).d / (N), rows_ = (a).rows * ((a).heads + 2 * (a).kv);                 \
-        if (units_ <= 8)                                                                           \
-            LM_LAUNCH((kernel<T, N, 8>), grid_for(rows_, BLOCK / 8, s), dim3(8, BLOCK / 8), 0, s,  \
-                      a);                                                                          \
-        else if (units_ <= 16)                                                                     \
-            LM_LAUNCH((kernel<T, N, 16>), grid_for(rows_, BLOCK / 16, s), dim3(16, BLOCK / 16), 0, \
-                      s, a);                                                                       \
-        else                                                                                       \
-            LM_LAUNCH((kernel<T, N, 32>), grid_for(rows_, WARPS, s), dim3(32, WARPS), 0, s, a);    \
+#define LAUNCH_HEADS(kernel, T, N, a, s)                                                        \
+    do {                                                                                        \
+        enum { eight_ = (N) > 1 ? 8 : 32, sixteen_ = (N) > 1 ? 16 : 32 };                       \
+        int64_t units_ = (a).d / (N), rows_ = (a).rows * ((a).heads + 2 * (a).kv);              \
+        if (units_ <= 8)                                                                        \
+            LM_LAUNCH((kernel<T, N, eight_>), grid_for(rows_, BLOCK / eight_, s),               \
+                      dim3(eight_, BLOCK / eight_), 0, s, a);                                   \
+        else if (units_ <= 16)                                                                  \
+            LM_LAUNCH((kernel<T, N, sixteen_>), grid_for(rows_, BLOCK / sixteen_, s),           \
+                      dim3(sixteen_, BLOCK / sixteen_), 0, s, a);                               \
+        else                                                                                    \
+            LM_LAUNCH((kernel<T, N, 32>), grid_for(rows_, WARPS, s), dim3(32, WARPS), 0, s, a); \
     } while (0)
 
 template <class T> static head_args<T> heads_of(const lm_call *c, int x, int w, float *stat)
