@@ -22,7 +22,9 @@ static const lm_kernel *kernel(lm_backend *b, const char *op, lm_dtype act)
 
 static double peak_flops(lm_backend *b, lm_dtype act)
 {
-    return cuda_peak(cuda_of(b)->model, act, cuda_of(b)->level == LM_CUDA_TF32);
+    const cuda_backend *c = cuda_of(b);
+
+    return cuda_peak(c->model, c->sms, act, c->level == LM_CUDA_TF32);
 }
 
 static void close_device(lm_backend *b)

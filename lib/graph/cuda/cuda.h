@@ -73,8 +73,8 @@ bool cuda_recording(const cuda_stream *s);
 
 /* ---- device.c ---- */
 
-/* Dense FLOP/s of matrix products on the card of this name, 0: not in the table.  tf32: of F32
- * products whose factors are rounded to TF32. */
-double cuda_peak(const char *name, lm_dtype act, bool tf32);
+/* Dense FLOP/s of matrix products on the card of this name with so many multiprocessors, 0: not in
+ * the table.  tf32: of F32 products whose factors are rounded to TF32. */
+double cuda_peak(const char *name, int sms, lm_dtype act, bool tf32);
 
 #endif
