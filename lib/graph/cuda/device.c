@@ -18,7 +18,7 @@ typedef struct {
 static const card cards[] = {
     /* Blackwell: HGX and GB200 data sheets (half of what they print with sparsity) */
     { "NVIDIA GB200", 0, 80, 1250, 2500 },
-    { "NVIDIA B200", 148, 75, 1125, 2250 },
+    { "NVIDIA B200", 148, 75, 1100, 2250 },
     /* Hopper: data sheets of H100, H200, GH200, H20; white paper "H100 Tensor Core GPU" */
     { "NVIDIA H200 NVL", 132, 60, 417.5, 835.5 },
     { "NVIDIA H200", 132, 66.9, 494.7, 989.4 },
