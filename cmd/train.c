@@ -146,6 +146,7 @@ typedef struct {
     lm_trainer_opts o;
     int64_t from; /* checkpoint of the run's own folder that it begins with; -1: none */
     bool made;    /* the run folder is new */
+    bool lmz;     /* checkpoints are .lmz */
 } session;
 
 static double wall_clock(void)
@@ -253,6 +254,7 @@ static lm_code gather(session *s, lm_err *e)
     lm_trainer_opts *o = &s->o;
     if (find_operands(s, e))
         return e->code;
+    s->lmz = !strcmp(opt.checkpoint_format, "lmz");
     *o = (lm_trainer_opts){
         .batch = opt.batch,
         .seq = opt.seq,
@@ -509,11 +511,6 @@ static lm_code prepare(session *s, lm_err *e)
     return LM_OK;
 }
 
-static bool saves_lmz(void)
-{
-    return !strcmp(opt.checkpoint_format, "lmz");
-}
-
 static lm_code train(session *s, lm_train_result *r, lm_err *e)
 {
     lm_trainer_io io = { .config = &s->config,
@@ -528,7 +525,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                                          .options = s->options.data,
                                          .history = s->history.data,
                                          .keep = (int)opt.keep,
-                                         .lmz = saves_lmz() },
+                                         .lmz = s->lmz },
                          .metrics = s->metrics,
                          .tensorboard = s->tb,
                          .wall_clock = wall_clock,
@@ -551,7 +548,7 @@ static lm_code work(session *s, lm_err *e)
         return e->code;
     if (opt.dump_graph)
         return print_text(lm_trainer_dump(&s->o, &s->config, &text, e), &text, "");
-    if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, saves_lmz(), s->backend, &plan, e))
+    if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->lmz, s->backend, &plan, e))
         return e->code;
     if (tool.dry_run)
         return print_plan(&plan, e);

@@ -1,7 +1,8 @@
 /* trace.c -- events as they come, in the trace event format ("JSON Object Format"):
  * {"displayTimeUnit": "ms", "traceEvents": [
  *   {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": ...}},
- *   {"name": ..., "cat": ..., "ph": "X", "ts": us, "dur": us, "pid": 1, "tid": row, "args": {...}}]} */
+ *   {"name": ..., "cat": ..., "ph": "X", "ts": us, "dur": us, "pid": 1, "tid": row,
+ *    "args": {...}}]} */
 #include "graph/trace.h"
 
 #include "base/json.h"

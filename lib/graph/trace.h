@@ -1,7 +1,7 @@
 /* trace.h -- a stretch of time as a Chrome trace: JSON that chrome://tracing and Perfetto show.
  *
- * Rows are named and numbered from 0; an event lies in a row and has a name, a beginning and an end in
- * seconds of lm_now.  Failures are kept and told by lm_trace_write. */
+ * Rows are named and numbered from 0; an event lies in a row and has a name, a beginning and an end
+ * in seconds of lm_now.  Failures are kept and told by lm_trace_write. */
 #ifndef LM_GRAPH_TRACE_H
 #define LM_GRAPH_TRACE_H
 

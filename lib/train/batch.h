@@ -1,7 +1,7 @@
 /* batch.h -- one micro-batch of rows on its way into a graph.
  *
- * The arrays are the host's side of mirrors: filled here, then pushed to where the graph reads them.
- * On the host's own memory a push does nothing. */
+ * The arrays are the host's side of mirrors: filled here, then pushed to where the graph reads
+ * them. On the host's own memory a push does nothing. */
 #ifndef LM_TRAIN_BATCH_H
 #define LM_TRAIN_BATCH_H
 
@@ -29,8 +29,8 @@ size_t lm_batch_bytes(int64_t batch, int64_t seq);
  * (every target -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
 
-/* All arrays, as they are now, to the backend on stream `s` (NULL: main).  They must stay as they are
- * until that is done, and what runs before on other streams must not read them any more. */
+/* All arrays, as they are now, to the backend on stream `s` (NULL: main).  They must stay as they
+ * are until that is done, and what runs before on other streams must not read them any more. */
 lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e);
 
 /* Bind the backend's side as the inputs of a TRAIN or EVAL model. */

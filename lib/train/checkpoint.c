@@ -245,7 +245,8 @@ static void *writer(void *arg)
     return NULL;
 }
 
-/* The blocks as main leaves them, to the host, in the background; the state then means the copies. */
+/* The blocks as main leaves them, to the host, in the background; the state then means the copies.
+ */
 static lm_code snapshot(lm_ckpt *c, lm_err *e)
 {
     lm_backend *b = c->backend;

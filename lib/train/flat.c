@@ -89,9 +89,3 @@ lm_code lm_strided(lm_backend *b, const float *x, int64_t stride, float *y, int6
               out = lm_flat(LM_DTYPE_F32, m, y);
     return lm_flat_call(b, "strided", &a, &in, 1, &out, 1, e);
 }
-
-lm_code lm_flat_bf16(lm_backend *b, const float *x, uint16_t *y, int64_t n, lm_err *e)
-{
-    lm_tensor in = lm_flat(LM_DTYPE_F32, n, x), out = lm_flat(LM_DTYPE_BF16, n, y);
-    return lm_flat_call(b, "cast", NULL, &in, 1, &out, 1, e);
-}

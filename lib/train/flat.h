@@ -33,7 +33,4 @@ lm_code lm_total(lm_backend *b, const float *x, int64_t n, bool more, void *work
 /* Elements 0, stride, 2 stride, ... of x into y [m]. */
 lm_code lm_strided(lm_backend *b, const float *x, int64_t stride, float *y, int64_t m, lm_err *e);
 
-/* n elements of F32 rounded to BF16. */
-lm_code lm_flat_bf16(lm_backend *b, const float *x, uint16_t *y, int64_t n, lm_err *e);
-
 #endif

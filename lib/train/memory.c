@@ -96,8 +96,10 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
              (double)lm_batch_bytes(train->build.batch, train->build.seq) *
                  (double)(accumulate * (device ? 2 : 1) + (eval ? 1 : 0)),
              device);
-    add_twin(out, "rotary table", "rotary table (host)",
-             (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1), device);
+    lm_memory_add(out, "rotary table",
+                  (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1), device);
+    if (eval && device)
+        lm_memory_add(out, "losses (host)", (double)rows * sizeof(float), false);
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->block), device);
     lm_memory_add(out, "checkpoint snapshot (host)",

@@ -19,8 +19,8 @@ void lm_monitor_free(lm_monitor *m);
 /* Bytes of its samples: on the host, and as many again on a device. */
 size_t lm_monitor_bytes(int64_t n);
 
-/* Around an optimiser step, on the main stream: before() takes the sampled parameters and gradients,
- * after() the parameters again.  After a sync the reading is what the two found. */
+/* Around an optimiser step, on the main stream: before() takes the sampled parameters and
+ * gradients, after() the parameters again.  After a sync the reading is what the two found. */
 lm_code lm_monitor_before(lm_monitor *m, const float *param, const float *grad, lm_err *e);
 lm_code lm_monitor_after(lm_monitor *m, const float *param, lm_err *e);
 void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out);

@@ -23,10 +23,10 @@ lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e);
  * lm_run_latest this does not ask `latest`, which a killed run may have left one behind. */
 lm_code lm_run_newest(const char *run, char **out, lm_err *e);
 
-/* What `name` means for a training that goes on: a run (its newest checkpoint), or one checkpoint, of
- * a run or lying anywhere; of the latter kind the run is `output`.  *step_dir is the checkpoint, *run
- * the folder of its run (both yours).  Fails: LM_EUSAGE when a run holds none, or a lone one has no
- * `output`. */
+/* What `name` means for a training that goes on: a run (its newest checkpoint), or one checkpoint,
+ * of a run or lying anywhere; of the latter kind the run is `output`.  *step_dir is the checkpoint,
+ * *run the folder of its run (both yours).  Fails: LM_EUSAGE when a run holds none, or a lone one
+ * has no `output`. */
 lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e);
 
 /* Would replacing `run` take away the very model that the training starts from?  LM_EUSAGE. */

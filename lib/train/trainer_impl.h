@@ -1,5 +1,5 @@
-/* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c takes
- * a step, trainer_report.c tells of it, trainer_fit.c knows what fits into memory. */
+/* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c
+ * takes a step, trainer_report.c tells of it, trainer_fit.c knows what fits into memory. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
@@ -31,8 +31,8 @@ struct lm_trainer {
     lm_train_state s;
     lm_evaluator eval;
     lm_feed *train_feed, *val_feed;
-    /* `sets` times the micro-batches of a step.  On a device there are two: while it works on one, the
-     * host draws the other and sends it on a stream of its own. */
+    /* `sets` times the micro-batches of a step.  On a device there are two: while it works on one,
+     * the host draws the other and sends it on a stream of its own. */
     lm_batch *batch;
     int sets, set; /* set: of the next step */
     bool drawn;    /* that one is filled and on its way */
@@ -93,8 +93,8 @@ double trainer_mfu(const lm_trainer *t, double tokens_per_second);
 /* ---- trainer_fit.c ---- */
 
 lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode);
-/* Does the plan fit into the memory that is free?  Fails: LM_ELIMIT with both numbers, and the first
- * change of options that would fit. */
+/* Does the plan fit into the memory that is free?  Fails: LM_ELIMIT with both numbers, and the
+ * first change of options that would fit. */
 lm_code trainer_fit(const lm_trainer *t, lm_err *e);
 
 #endif

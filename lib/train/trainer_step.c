@@ -57,8 +57,8 @@ static int64_t windows_a_step(const lm_trainer *t)
     return t->o.accumulate * t->o.batch;
 }
 
-/* The batches of this step are there when main gets to it.  Those of the next, which another step has
- * read before, may be overwritten when main is past that. */
+/* The batches of this step are there when main gets to it.  Those of the next, which another step
+ * has read before, may be overwritten when main is past that. */
 static lm_code take_batches(lm_trainer *t, lm_err *e)
 {
     if (!t->drawn && draw(t, t->set, t->s.sample, e))

@@ -1,5 +1,5 @@
-/* Training on the CUDA backend against the CPU's: losses, gradients, resumes, steps that must not be
- * taken, traces, memory.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
+/* Training on the CUDA backend against the CPU's: losses, gradients, resumes, steps that must not
+ * be taken, traces, memory.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
 #include <math.h>
 #include <stdio.h>
 
@@ -57,6 +57,13 @@ static size_t unused_of(lm_backend *b)
     lm_err e = { 0 };
     ok(b->memory(b, &unused, &total, &e), &e);
     return unused;
+}
+
+/* A driver keeps some for itself, the emulation nothing. */
+static void all_is_back(size_t before)
+{
+    if (!cuda_is_real())
+        assert_int_equal(unused_of(gpu), before);
 }
 
 static void watch(lm_sink *s, const char *what, double done, double total, const char *unit,
@@ -217,9 +224,10 @@ static void steps_allocate_nothing_and_count_what_they_used(void **state)
     assert_false(r.timed);
     assert_true(r.tokens_per_second > 0 && r.seconds_steps > 0);
     /* planned as it is: the rest is the rounding of allocations */
-    assert_true(r.device_used >= r.device_planned - 1 && r.device_used < r.device_planned + 65536);
+    assert_true(r.device_used >= r.device_planned - 1);
+    assert_true(cuda_is_real() || r.device_used < r.device_planned + 65536);
     lm_trainer_free(w.t);
-    assert_int_equal(unused_of(gpu), before);
+    all_is_back(before);
 }
 
 static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
@@ -312,7 +320,7 @@ static void numbers_that_are_none_change_no_weight(void **state)
     lm_free(is);
     lm_free(m);
     lm_trainer_free(w.t);
-    assert_int_equal(unused_of(gpu), before);
+    all_is_back(before);
 }
 
 /* ---- traces ---- */
@@ -446,7 +454,7 @@ static void a_device_that_disappears(void **state)
         fail_at(0);
         reset();
         lm_backend_close(own);
-        assert_int_equal(unused_of(gpu), before);
+        all_is_back(before);
     }
 }
 
