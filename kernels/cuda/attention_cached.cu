@@ -84,6 +84,7 @@ template <class T, int N> static __global__ void append(cached c, const T *qkv, 
 {
     const int64_t packs = c.dim / N, pitch = qkv_pitch(c);
     const int64_t all = c.batch * c.seq * 2 * c.kv_heads * packs;
+#pragma unroll 1
     for (int64_t t = global_thread(); t < all; t += global_threads()) {
         int64_t at = t / packs, p = t % packs * N;
         int64_t x = at % (2 * c.kv_heads), row = at / (2 * c.kv_heads);
@@ -130,32 +131,41 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
     const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
     const int lane = (int)threadIdx.x % 32, mine = lane % lanes;
     const int first = (int)threadIdx.x / 32 * side + lane / lanes;
+#pragma unroll 1
     for (int p0 = 0; p0 < packs; p0 += lanes) {
         const int p = p0 + mine;
         float x[G][N];
+#pragma unroll
         for (int g = 0; g < G; g++) {
             pack<T, N> v = {};
             if (g < n && p < packs)
                 v = load<T, N>(q + g * c.dim + p * N);
+#pragma unroll
             for (int e = 0; e < N; e++)
                 x[g][e] = to_float(v.v[e]);
         }
+#pragma unroll 1
         for (int j0 = 0; j0 < m; j0 += WARPS * side) {
             const int j = j0 + first;
             float sum[G] = {};
             pack<T, N> k = {};
             if (j < m && p < packs)
                 k = load<T, N>(keys + (int64_t)j * c.dim + p * N);
+#pragma unroll
             for (int e = 0; e < N; e++) {
                 float y = to_float(k.v[e]);
+#pragma unroll
                 for (int g = 0; g < G; g++)
                     sum[g] = fmaf(x[g][e], y, sum[g]);
             }
-            for (int o = lanes / 2; o > 0; o /= 2)
+            for (int o = lanes / 2; o > 0; o /= 2) {
+#pragma unroll
                 for (int g = 0; g < G; g++)
                     sum[g] += __shfl_xor_sync(0xffffffffu, sum[g], o);
-            if (mine == 0 && j < m)
-                for (int g = 0; g < n; g++)
+            }
+#pragma unroll
+            for (int g = 0; g < G; g++)
+                if (g < n && mine == 0 && j < m)
                     score[g * PART + j] = fmaf(sum[g], c.scale, p0 ? score[g * PART + j] : 0.0f);
         }
     }
@@ -191,25 +201,30 @@ static __device__ inline void part_values(const cached &c, const T *values, int 
 {
     const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
     const int lane = (int)threadIdx.x % 32, mine = lane % lanes, warp = (int)threadIdx.x / 32;
+#pragma unroll 1
     for (int p0 = 0; p0 < packs; p0 += lanes) {
         const int p = p0 + mine;
         float x[G][N] = {};
+#pragma unroll 2
         for (int j = warp * side + lane / lanes; j < m && p < packs; j += WARPS * side) {
             pack<T, N> v = load<T, N>(values + (int64_t)j * c.dim + p * N);
+#pragma unroll
             for (int g = 0; g < G; g++) {
                 float w = g < n ? score[g * PART + j] : 0.0f;
+#pragma unroll
                 for (int e = 0; e < N; e++)
                     x[g][e] = fmaf(w, to_float(v.v[e]), x[g][e]);
             }
         }
-        for (int o = lanes; o < 32; o *= 2)
-            for (int g = 0; g < G; g++)
-                for (int e = 0; e < N; e++)
-                    x[g][e] += __shfl_xor_sync(0xffffffffu, x[g][e], o);
-        if (lane < lanes && p < packs)
-            for (int g = 0; g < n; g++)
-                for (int e = 0; e < N; e++)
-                    out[(warp * G + g) * c.dim + p * N + e] = x[g][e];
+        for (int o = lanes; o < 32; o *= 2) {
+#pragma unroll
+            for (int i = 0; i < G * N; i++)
+                x[i / N][i % N] += __shfl_xor_sync(0xffffffffu, x[i / N][i % N], o);
+        }
+#pragma unroll
+        for (int i = 0; i < G * N; i++)
+            if (i / N < n && lane < lanes && p < packs)
+                out[(warp * G + i / N) * c.dim + p * N + i % N] = x[i / N][i % N];
     }
 }
 
@@ -218,6 +233,7 @@ static __device__ inline void append_one(const cached &c, const T *qkv, int64_t 
                                          T *value)
 {
     const int packs = c.dim / N;
+#pragma unroll 1
     for (int t = (int)threadIdx.x; t < 2 * packs; t += THREADS) {
         int p = t % packs * N;
         int64_t x = c.heads + kv + (t < packs ? 0 : c.kv_heads);
@@ -235,6 +251,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float max[G], sum[G];
     float *sums = score + G * PART;
     const int64_t items = c.batch * c.seq * c.kv_heads * parts;
+#pragma unroll 1
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         int64_t k = item % parts, at = item / parts, kv = at % c.kv_heads, row = at / c.kv_heads;
         int64_t b = row / c.seq, used = c.used[b];
@@ -248,6 +265,7 @@ static __global__ void __launch_bounds__(THREADS)
             append_one<T, N>(c, q, kv, key + used * c.dim, value + used * c.dim);
             __syncthreads();
         }
+#pragma unroll 1
         for (int h0 = 0; h0 < c.group; h0 += G) {
             int n = c.group - h0 < G ? c.group - h0 : G, m = lo < hi ? (int)(hi - lo) : 0;
             int64_t head = row * c.heads + kv * c.group + h0; /* of all rows */
@@ -260,6 +278,7 @@ static __global__ void __launch_bounds__(THREADS)
                 part_values<T, N, G>(c, value + lo * c.dim, n, m, score, sums);
                 __syncthreads();
             }
+#pragma unroll 1
             for (int t = (int)threadIdx.x; t < n * c.dim; t += THREADS) {
                 int g = t / c.dim, d = t % c.dim;
                 float x = 0;
@@ -285,6 +304,7 @@ static __global__ void __launch_bounds__(THREADS)
     join_parts(cached c, T *o, partial r, int64_t parts)
 {
     const int64_t rows = c.batch * c.seq * c.heads;
+#pragma unroll 1
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         int64_t i = row / c.heads;
         span s = keys_of(c, i / c.seq, i % c.seq);
@@ -313,16 +333,19 @@ static __device__ inline void load_tile(float *to, const T *from, int64_t pitch,
 {
     const int N = wide<T>::n, ld = D + 4;
     if (packed) {
+#pragma unroll 1
         for (int t = (int)threadIdx.x; t < most * (D / N); t += THREADS) {
             int r = t / (D / N), d = t % (D / N) * N;
             pack<T, N> v = {};
             if (r < rows && d < dim)
                 v = load<T, N>(from + r * pitch + d);
+#pragma unroll
             for (int e = 0; e < N; e++)
                 to[r * ld + d + e] = to_float(v.v[e]);
         }
         return;
     }
+#pragma unroll 1
     for (int t = (int)threadIdx.x; t < most * D; t += THREADS) {
         int r = t / D, d = t % D;
         to[r * ld + d] = r < rows && d < dim ? to_float(from[r * pitch + d]) : 0.0f;
@@ -333,6 +356,7 @@ typedef pack<float, 4> four;
 
 static __device__ inline float dot(four a, four b, float sum)
 {
+#pragma unroll
     for (int e = 0; e < 4; e++)
         sum = fmaf(a.v[e], b.v[e], sum);
     return sum;
@@ -348,6 +372,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float weight[TILE][KEYS + 1];
     const int r = (int)threadIdx.x / 8, mine = (int)threadIdx.x % 8;
     const int64_t tiles = (c.seq + TILE - 1) / TILE, items = c.batch * c.heads * tiles;
+#pragma unroll 1
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         int64_t i0 = item % tiles * TILE, bh = item / tiles, h = bh % c.heads, b = bh / c.heads;
         int64_t first = (b * c.kv_heads + h / c.group) * c.room * c.dim, left = c.fresh[b] - i0;
@@ -363,6 +388,7 @@ static __global__ void __launch_bounds__(THREADS)
                         qkv_pitch(c), rows, TILE, c.dim, packed);
         four sum[D / 32] = {};
         float max = -INFINITY, all = 0;
+#pragma unroll 1
         for (int64_t j0 = start; j0 < end; j0 += KEYS) {
             int there = end - j0 < KEYS ? (int)(end - j0) : KEYS;
             float s[KEYS / 8], top = max;
@@ -370,13 +396,17 @@ static __global__ void __launch_bounds__(THREADS)
             load_tile<T, D>(&side[0].v[0], keys + first + j0 * c.dim, c.dim, there, KEYS, c.dim,
                             packed);
             __syncthreads();
+#pragma unroll
             for (int k = 0; k < KEYS / 8; k++)
                 s[k] = 0;
+#pragma unroll 2
             for (int d = 0; d < (c.dim + 3) / 4; d++) {
                 four q = query[r * ld / 4 + d];
+#pragma unroll
                 for (int k = 0; k < KEYS / 8; k++)
                     s[k] = dot(q, side[(mine + 8 * k) * ld / 4 + d], s[k]);
             }
+#pragma unroll
             for (int k = 0; k < KEYS / 8; k++) {
                 int64_t j = j0 + mine + 8 * k;
                 s[k] = j >= seen.start && j < seen.end ? s[k] * c.scale : -INFINITY;
@@ -385,6 +415,7 @@ static __global__ void __launch_bounds__(THREADS)
             for (int x = 1; x < 8; x *= 2)
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, x));
             float shrink = expf(max - base_of(top)), fresh = 0;
+#pragma unroll
             for (int k = 0; k < KEYS / 8; k++) {
                 float p = expf(s[k] - base_of(top));
                 fresh += p;
@@ -394,17 +425,22 @@ static __global__ void __launch_bounds__(THREADS)
                 fresh += __shfl_xor_sync(0xffffffffu, fresh, x);
             max = top;
             all = fmaf(all, shrink, fresh);
+#pragma unroll
             for (int x = 0; x < D / 32; x++)
+#pragma unroll
                 for (int e = 0; e < 4; e++)
                     sum[x].v[e] *= shrink;
             __syncthreads();
             load_tile<T, D>(&side[0].v[0], values + first + j0 * c.dim, c.dim, there, KEYS, c.dim,
                             packed);
             __syncthreads();
+#pragma unroll 4
             for (int k = 0; k < there; k++) {
                 float w = weight[r][k];
+#pragma unroll
                 for (int x = 0; x < D / 32; x++) {
                     four v = side[k * ld / 4 + mine + 8 * x];
+#pragma unroll
                     for (int e = 0; e < 4; e++)
                         sum[x].v[e] = fmaf(w, v.v[e], sum[x].v[e]);
                 }
@@ -413,7 +449,9 @@ static __global__ void __launch_bounds__(THREADS)
         if (i0 + r >= c.seq)
             continue; /* __syncthreads: every thread comes to the same number of them */
         T *to = o + ((b * c.seq + i0 + r) * c.heads + h) * c.dim;
+#pragma unroll
         for (int x = 0; x < D / 32; x++)
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 int d = 4 * (mine + 8 * x) + e;
                 if (d < c.dim)

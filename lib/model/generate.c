@@ -2,9 +2,11 @@
 #include "model/generate.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "graph/mirror.h"
 #include "model/weights.h"
 
@@ -102,7 +104,31 @@ static void bind_caches(const lm_generator *g, const stage *s, int64_t slot)
     }
 }
 
-static lm_code make_caches(lm_generator *g, lm_err *e)
+/* A device too small for weights and caches is told from their sizes, before anything is loaded. */
+static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
+{
+    size_t left, all, weights = loaded ? 0 : lm_loaded_bytes(g->decode.m);
+    size_t a_position = g->cache_bytes / (size_t)g->context;
+    char w[32], c[32], l[32], t[32], todo[80] = "use a smaller model or another device";
+    if (g->b->host_memory)
+        return LM_OK;
+    if (g->b->memory(g->b, &left, &all, e))
+        return e->code;
+    if (weights < left && g->cache_bytes <= left - weights)
+        return LM_OK;
+    size_t for_caches = weights < left ? (left - weights) / 16 * 15 : 0; /* and something else */
+    if (for_caches >= 64 * a_position)
+        snprintf(todo, sizeof todo, "--context %zu fits, or give a smaller --batch-size",
+                 for_caches / a_position / 64 * 64);
+    return lm_fail(e, LM_ELIMIT, g->b->name, todo,
+                   "weights take %s, caches of %" PRId64 " times %" PRId64
+                   " tokens %s; %s of %s are free",
+                   lm_show_bytes((double)weights, w), g->batch, g->context,
+                   lm_show_bytes((double)g->cache_bytes, c), lm_show_bytes((double)left, l),
+                   lm_show_bytes((double)all, t));
+}
+
+static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 {
     const lm_model *m = g->decode.m;
     const lm_tensor *t = &m->graph->value[m->kcache[0]].t;
@@ -110,6 +136,8 @@ static lm_code make_caches(lm_generator *g, lm_err *e)
     if (!lm_mul_ok(g->slot_bytes, (size_t)g->batch, &g->layer_bytes) ||
         !lm_mul_ok(g->layer_bytes, 2 * (size_t)m->config.layers, &g->cache_bytes))
         return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
+    if (check_room(g, loaded, e))
+        return e->code;
     return g->b->alloc(g->b, g->cache_bytes, "key/value caches", (void **)&g->cache, e);
 }
 
@@ -249,7 +277,8 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         if (open_stage(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
             return e->code;
     }
-    if (open_stage(g, w, dtype, g->batch, 1, g->prefill[0].x, &g->decode, e) || make_caches(g, e) ||
+    if (open_stage(g, w, dtype, g->batch, 1, g->prefill[0].x, &g->decode, e) ||
+        make_caches(g, w->block != NULL, e) ||
         (!w->block && lm_loaded_weights(w, g->decode.m, g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
         lm_rotary_new(g->decode.m, g->b, &g->rope, e) || make_chooser(g, e))

@@ -67,13 +67,25 @@ static lm_code settle(lm_loaded *l, void *place, const void *from, size_t bytes,
     return b->copy(b, place, from, bytes, b->main, e) ? e->code : b->sync(b, b->main, e);
 }
 
+/* Elements of the block that are there in BF16. */
+static int64_t low_end(const lm_model *m)
+{
+    return m->build.precision.low == LM_DTYPE_BF16 ? m->decay_end : 0;
+}
+
+size_t lm_loaded_bytes(const lm_model *m)
+{
+    size_t low = (size_t)low_end(m);
+    return low * sizeof(uint16_t) + ((size_t)m->block - low) * sizeof(float);
+}
+
 /* The types are those that the model's precision asks for: the matrices in one block, vectors behind
  * them. */
 lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)
 {
     l->b = b;
     l->dtype = m->build.precision.low;
-    l->first = l->dtype == LM_DTYPE_BF16 ? m->decay_end : 0;
+    l->first = low_end(m);
     for (int i = 0; i < m->n_params; i++) {
         const lm_param *p = &m->param[i];
         if (l->first && p->weight != (p->offset < l->first))

@@ -40,6 +40,8 @@ lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_b
 lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e);
 lm_code lm_loaded_put(lm_loaded *l, const lm_model *m, int i, lm_dtype dtype, const void *data,
                       lm_par *par, lm_err *e);
+/* Bytes that the weights of `m` take. */
+size_t lm_loaded_bytes(const lm_model *m);
 /* Bind the parameters of an executor on the same backend. */
 void lm_loaded_bind(const lm_loaded *l, const lm_model *m, lm_exec *x);
 /* Before the backend is closed. */

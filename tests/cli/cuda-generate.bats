@@ -68,3 +68,26 @@ setup() {
     [ "$status" -eq 2 ]
     [[ "$output" == *"--device"*"--search"* ]]
 }
+
+@test "generate --device cuda: weights with NaN are status 4, and no text" {
+    mkdir "$out/bad"
+    cp run/* "$out/bad/"
+    dd if=/dev/zero bs=1 count=400 status=none | tr '\0' '\377' |
+        dd of="$out/bad/model.safetensors" bs=1 seek=$(($(stat -c %s run/model.safetensors) - 400)) conv=notrunc status=none
+    run generate -q "$out/bad/" -n 3 --device cuda prompts.jsonl
+    [ "$status" -eq 4 ]
+    [[ "$output" == "generate: $out/bad/: logits: not a number"* ]]
+}
+
+@test "generate --device cuda: what does not fit is said with a context that does" {
+    [ "${LM_TEST_CUDA-}" != real ] || skip "a GPU has room"
+    export LM_EMU_MEMORY=8M
+    run generate -q run/ -p 'The system' -n 3 --context 1024 --batch-size 1 --dtype f32 --device cuda
+    [ "$status" -eq 0 ]
+    run generate -q run/ -n 3 --context 1024 --batch-size 64 --dtype f32 --device cuda prompts.jsonl
+    [ "$status" -eq 1 ]
+    [[ "$output" == "generate: cuda:0: weights take "*"caches of 64 times 1024 tokens "*" of 8.00 MiB are free: --context "* ]]
+    fits=${output##*--context }
+    generate -q run/ -n 3 --context "${fits%% *}" --batch-size 64 --dtype f32 --device cuda prompts.jsonl > "$out/a"
+    [ "$(wc -l < "$out/a")" -eq 5 ]
+}
