@@ -43,9 +43,9 @@ all: $(BIN) ## build every tool into build/bin
 help: ## list the targets
 	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
 
-$(BIN): $B/bin/%: $B/cmd/%.o $(CMN_OBJ) $B/libcore.a
+$(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 	mkdir -p $(@D)
-	$(LINK) -o $@ $< $(CMN_OBJ) $B/libcore.a $(LIBS)
+	$(LINK) -o $@ $< $B/libcmd.a $B/libcore.a $(LIBS)
 
 # Where presets are looked for last, and first when the build folder is not in this tree.
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
@@ -57,6 +57,10 @@ $B/lib/numeric/dtype.o $B/lib/merge/lora.o: private COMPILE += -O3
 # The entropy coder shifts by registers (BMI2) and counts zeros; every processor of these levels can.
 FLAGS_bits := -mbmi2 -mlzcnt
 $B/kernels/cpu/expcode_avx2.o $B/kernels/cpu/expcode_avx512.o: private COMPILE += $(FLAGS_bits)
+
+# A tool takes of it what it calls: only those that compute have backends and kernels in them.
+$B/libcmd.a: $(CMN_OBJ)
+	rm -f $@ && $(AR) rcs $@ $^
 
 $B/libcore.a: $(LIB_OBJ) $(KER_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^
@@ -131,8 +135,8 @@ EMU_MODULE := $B/emu/libcore-cuda.so
 EMU_SRC    := $(sort $(wildcard tests/emu/*.c tests/emu/*.cpp))
 EMU_OBJ     = $(patsubst %,$B/emu/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE) $(EMU_SRC))
 EMU_FLAGS  := -DLM_EMU -Itests/emu -fPIC -fvisibility=hidden
-# fmaf in one instruction where this machine has it: the same bits.
-EMU_CPU    := $(if $(shell grep -wm1 fma /proc/cpuinfo 2>/dev/null),-mfma)
+# fmaf and F16 in one instruction where this machine has it: the same bits.
+EMU_CPU    := $(foreach f,fma f16c,$(if $(shell grep -wm1 $f /proc/cpuinfo 2>/dev/null),-m$f))
 EMU_CXX     = $(CXX) -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -I. -Ilib -pthread -ffp-contract=off $(EMU_CPU) $(CPPFLAGS) $(CFLAGS) $(EMU_FLAGS)
 
 emu: $(EMU_MODULE) ## build the CUDA module against the emulation, for tests

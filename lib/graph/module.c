@@ -9,23 +9,6 @@
 
 #define MODULE "libcore-cuda.so"
 
-static bool is_cuda(const char *device)
-{
-    const char *digits = device + 5;
-
-    if (strncmp(device, "cuda", 4) != 0)
-        return false;
-    if (!device[4])
-        return true;
-    return device[4] == ':' && *digits && strspn(digits, "0123456789") == strlen(digits) &&
-           strlen(digits) <= 3;
-}
-
-bool lm_device_named(const char *device)
-{
-    return !strcmp(device, "cpu") || is_cuda(device);
-}
-
 static lm_code not_found(const lm_backend_opts *o, lm_err *e)
 {
     char where[200] = "";
@@ -79,7 +62,7 @@ lm_code lm_backend_open(const lm_backend_opts *o, lm_backend **out, lm_err *e)
     *out = NULL;
     if (!strcmp(o->device, "cpu"))
         return lm_backend_cpu(o->cpu, o->par, out, e);
-    if (!is_cuda(o->device))
+    if (!lm_device_named(o->device))
         return lm_fail(e, LM_EUSAGE, o->device, "choose from cpu, cuda, cuda:0, cuda:1, ...",
                        "no such device");
     rc = find_module(o, &m, e);

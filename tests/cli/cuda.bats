@@ -212,6 +212,6 @@ alone() {
     [ ! -e run ]
     LM_EMU_MEMORY=3M "${T[@]}" m0 data -o run --steps 1 --device cuda --batch-size "${BASH_REMATCH[1]}"
     LM_EMU_MEMORY=100K run -1 --separate-stderr "${G[@]}" --device cuda
-    says "cuda:0: no memory for "
-    says " of 100 KiB free"
+    says "cuda:0: weights take "
+    says " of 100 KiB are free: "
 }
