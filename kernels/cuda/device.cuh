@@ -61,7 +61,7 @@ __device__ inline float to_float(bf16 x)
 }
 __device__ inline float to_float(f16 x)
 {
-    return lm_f16_to_f32(x.bits);
+    return lm_emu_half(x.bits);
 }
 #else
 __device__ inline float to_float(bf16 x)

@@ -331,12 +331,25 @@ template <class T> inline void __stcg(T *p, T x)
 
 /* ---- bits ---- */
 
+#ifndef __FLT16_MANT_DIG__
+extern "C" float lm_f16_to_f32(uint16_t bits); /* numeric/dtype.h */
+#endif
+
 template <class To, class From> inline To lm_emu_bits(From x)
 {
     static_assert(sizeof(To) == sizeof(From), "same size");
     To y;
     memcpy(&y, &x, sizeof y);
     return y;
+}
+/* The number whose binary16 bits these are. */
+inline float lm_emu_half(uint16_t bits)
+{
+#ifdef __FLT16_MANT_DIG__
+    return (float)lm_emu_bits<_Float16>(bits);
+#else
+    return lm_f16_to_f32(bits);
+#endif
 }
 inline unsigned __float_as_uint(float x)
 {
