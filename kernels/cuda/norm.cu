@@ -77,7 +77,7 @@ template <class T> struct norm_args {
 
 /* Threads: x within the row, y over rows.  P: packs of N that a thread keeps; 0: none, read again. */
 template <class T, int N, int G, int P>
-static __global__ void __launch_bounds__(G == 32 ? BLOCK : G) norm_rows(norm_args<T> a)
+static __global__ void __launch_bounds__(G == 32 ? BLOCK : G, 1) norm_rows(norm_args<T> a)
 {
     const int64_t per = (int64_t)G * N, c = a.c;
     const int steps = P ? P : (int)((c + per - 1) / per);
@@ -141,14 +141,15 @@ static __global__ void __launch_bounds__(G == 32 ? BLOCK : G) norm_rows(norm_arg
     }
 }
 
-/* By how many packs a row has.  Rows that come number by number (N 1) are rare: for them there are
- * only two of the forms, a warp that keeps 4 a lane and a block that reads again. */
+/* By how many packs a row has.  A thread of a block keeps 16 numbers: of more, registers run out.
+ * Rows that come number by number (N 1) are rare: for them there are only two of the forms, a warp
+ * that keeps 4 a lane and a block that reads again. */
 #define LAUNCH_ROWS(kernel, T, N, a, s)                                                     \
     do {                                                                                    \
         enum {                                                                              \
             one_ = (N) > 1 ? 1 : 4,                                                         \
             block_one_ = (N) > 1 ? 1 : 0,                                                   \
-            block_four_ = (N) > 1 ? 4 : 0,                                                  \
+            some_ = (N) > 1 ? 16 / (N) : 0,                                                 \
             broad_ = (N) > 1 ? 1024 : BLOCK                                                 \
         };                                                                                  \
         int64_t units_ = ((a).c + (N)-1) / (N);                                             \
@@ -160,10 +161,10 @@ static __global__ void __launch_bounds__(G == 32 ? BLOCK : G) norm_rows(norm_arg
             LM_LAUNCH((kernel<T, N, 32, 4>), warps_, few_, 0, s, a);                        \
         else if (units_ <= BLOCK)                                                           \
             LM_LAUNCH((kernel<T, N, BLOCK, block_one_>), blocks_, dim3(BLOCK), 0, s, a);    \
-        else if (units_ <= 4 * BLOCK)                                                       \
-            LM_LAUNCH((kernel<T, N, BLOCK, block_four_>), blocks_, dim3(BLOCK), 0, s, a);   \
-        else if (units_ <= 4 * 1024)                                                        \
-            LM_LAUNCH((kernel<T, N, broad_, block_four_>), blocks_, dim3(broad_), 0, s, a); \
+        else if (units_ <= some_ * BLOCK)                                                   \
+            LM_LAUNCH((kernel<T, N, BLOCK, some_>), blocks_, dim3(BLOCK), 0, s, a);         \
+        else if (units_ <= some_ * 1024)                                                    \
+            LM_LAUNCH((kernel<T, N, broad_, some_>), blocks_, dim3(broad_), 0, s, a);       \
         else                                                                                \
             LM_LAUNCH((kernel<T, N, BLOCK, 0>), blocks_, dim3(BLOCK), 0, s, a);             \
     } while (0)
@@ -193,7 +194,7 @@ template <class T> struct norm_dx_args {
 };
 
 template <class T, int N, int G, int P>
-static __global__ void __launch_bounds__(G == 32 ? BLOCK : G) norm_dx_rows(norm_dx_args<T> a)
+static __global__ void __launch_bounds__(G == 32 ? BLOCK : G, 1) norm_dx_rows(norm_dx_args<T> a)
 {
     const int64_t per = (int64_t)G * N, c = a.c;
     const int steps = P ? P : (int)((c + per - 1) / per);
