@@ -8,9 +8,10 @@ extern "C" {
 
 static const int threads = 256;
 
-/* ---- arithmetic ----
- * F32 is held to 1e-6, so nothing here cancels and functions are the accurate ones; 16-bit types take
- * the GPU's quick exponential and quotient, good to some 1e-6 each. */
+/* ---- arithmetic ---- */
+
+/* F32 is held to 1e-6, so nothing here cancels and functions are the accurate ones; 16-bit types
+ * take the GPU's quick exponential and quotient, good to some 1e-6 each. */
 
 template <class T> __device__ inline float exp_for(float x)
 {
@@ -235,8 +236,8 @@ template <class T> __device__ inline T kept(T x, uint32_t draw, uint64_t thresho
     return from_float<T>(draw >= threshold ? to_float(x) * scale : 0.0f);
 }
 
-/* A thread takes the four elements of one block of draws; the first block may begin before the mask,
- * and the last go on behind it. */
+/* A thread takes the four elements of one block of draws; the first block may begin before the
+ * mask, and the last go on behind it. */
 template <class T>
 __global__ void dropout_any(int64_t count, uint64_t hi, uint64_t threshold, float scale,
                             const lm_step *run, const T *x, T *y)

@@ -1,9 +1,9 @@
 /* embed.cu -- token and position embeddings, and their gradients.
  *
- * A table's gradient is made from its rows' view: (id, row) pairs are sorted by id, stably, by a radix
- * sort of 8 bits a pass; each id then knows where its rows lie in that order, and one block sums them
- * and writes (or clears) the id's row of the table.  Where bits may differ from run to run, rows are
- * added by atomics instead. */
+ * A table's gradient is made from where its rows are named: (id, row) pairs are sorted by id,
+ * stably, by a radix sort of 8 bits a pass; each id then knows where its rows lie in that order,
+ * and one block sums them and writes (or clears) the id's row of the table.  Where bits may
+ * differ from run to run, rows are added by atomics instead. */
 #include "kernels/cuda/plane.cuh"
 
 extern "C" {
@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-/* A warp for each digit: its counts become the number in earlier tiles, all[d] the number in all. */
+/* A warp for each digit: its counts become the number in earlier tiles, all[d] the number in
+ * all. */
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_scan(int64_t tiles, uint32_t *count, uint32_t *all)
 {
@@ -143,8 +144,8 @@ __device__ inline unsigned peers_of(unsigned digit, bool used)
     return peers;
 }
 
-/* Elements go to their places: those of smaller digits first, then those of earlier tiles, of earlier
- * warps of the tile, of earlier lanes.  row_in null: an element's row is its index. */
+/* Elements go to their places: those of smaller digits first, then those of earlier tiles, of
+ * earlier warps of the tile, of earlier lanes.  row_in null: an element's row is its index. */
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_move(int64_t rows, int64_t tiles, int shift, const uint32_t *id_in, const uint32_t *row_in,
               const uint32_t *count, const uint32_t *all, uint32_t *id_out, uint32_t *row_out)
@@ -260,8 +261,8 @@ static const uint32_t *sort_rows(const sorter *s, int64_t rows, int64_t ids, con
 
 enum { SUM_LANES = 32, SUM_ROWS = 8 };
 
-/* A block of SUM_LANES x SUM_ROWS threads for SUM_LANES packs of one id's columns: its rows are dealt
- * to the SUM_ROWS threads of a column in turn, whose sums are added in order. */
+/* A block of SUM_LANES x SUM_ROWS threads for SUM_LANES packs of one id's columns: its rows are
+ * dealt to the SUM_ROWS threads of a column in turn, whose sums are added in order. */
 template <class T, int N>
 __global__ void __launch_bounds__(SUM_LANES *SUM_ROWS)
     sum_runs(int64_t ids, int64_t width, bool replace, const uint32_t *start, const uint32_t *row,

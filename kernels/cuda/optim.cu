@@ -180,7 +180,9 @@ static void sgd(const lm_call *c)
     run_step(c, &j, nullptr, &r);
 }
 
-/* ---- sums in double: one block of threads per fixed block of elements, then one over them all ---- */
+/* ---- sums in double ---- */
+
+/* One block of threads for each fixed block of elements, then one over all of these. */
 
 enum { SUM_BLOCK = 65536 };
 

@@ -1,8 +1,8 @@
 /* philox.cuh -- the counted randomness of lib/base/rng.c on the device: the very same draws.
  *
- * A stream (lm_rng) is a key, the seed of the run, which is read on the device, and `hi`, the hash of its
- * purpose and sub-stream, which the launcher takes from rng_hi.  So a recording draws anew in each
- * replay. */
+ * A stream (lm_rng) is a key, the seed of the run, which is read on the device, and `hi`, the
+ * hash of its purpose and sub-stream, which the launcher takes from rng_hi.  So a recording
+ * draws anew in each replay. */
 #ifndef LM_KERNELS_CUDA_PHILOX_CUH
 #define LM_KERNELS_CUDA_PHILOX_CUH
 

@@ -1,5 +1,6 @@
-/* plane.cuh -- a launch over rows and columns, for kernels that must know which row they are in: no division per
- * element.  Threads lie along the columns, and along rows too where these are narrow. */
+/* plane.cuh -- a launch over rows and columns, for kernels that must know which row they are in:
+ * no division per element.  Threads lie along the columns, and along rows too where these are
+ * narrow. */
 #ifndef LM_KERNELS_CUDA_PLANE_CUH
 #define LM_KERNELS_CUDA_PLANE_CUH
 

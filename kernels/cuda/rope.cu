@@ -5,9 +5,10 @@ extern "C" {
 #include "kernels/rope.h"
 }
 
-/* A row's work in packs of N elements: `half` pairs of packs for each head that is rotated; then, unless in
- * place (copied = 0), `kept` packs behind the rotated part of each of these heads, and the value heads
- * as they are.  All but rotary in packs, so that nvcc sees which addresses are aligned. */
+/* A row's work in packs of N elements: `half` pairs of packs for each head that is rotated;
+ * then, unless in place (copied = 0), `kept` packs behind the rotated part of each of these
+ * heads, and the value heads as they are.  All but rotary in packs, so that nvcc sees which
+ * addresses are aligned. */
 struct rope_shape {
     int64_t rows, rotary;
     uint32_t width, head, half, pairs, kept, kept_all, copied;

@@ -91,8 +91,8 @@ static inline const lm_kernel *device_kernel(const char *op, lm_dtype act)
     return k;
 }
 
-/* Under the emulation also with threads and blocks in other orders.  `fixed`: which must not change a
- * bit. */
+/* Under the emulation also with threads and blocks in other orders.  `fixed`: which must not
+ * change a bit. */
 static inline void check_on_device(const kernel_case *k, lm_dtype act, double tol, int shift,
                                    bool fixed)
 {

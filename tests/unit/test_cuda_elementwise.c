@@ -1,5 +1,6 @@
-/* Maps, dropout, casts and rotations on the CUDA backend: what the registry's examples leave out, odd
- * alignments, results over their operands, draws that begin inside a block, extreme numbers. */
+/* Maps, dropout, casts and rotations on the CUDA backend: what the registry's examples leave
+ * out, odd alignments, results over their operands, draws that begin inside a block, extreme
+ * numbers. */
 #include "cuda_case.h"
 
 #include "kernels/elementwise.h"
@@ -82,7 +83,8 @@ static void swiglu(void **state)
     }
 }
 
-/* The mask is that of the definition, element by element, wherever its first draw lies in a block. */
+/* The mask is that of the definition, element by element, wherever its first draw lies in a
+ * block. */
 static void dropout(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Embeddings on the CUDA backend: lookup, and both forms of the gradient, over tables and rows that take
- * several passes and tiles of the sort. */
+/* Embeddings on the CUDA backend: lookup, and both forms of the gradient, over tables and rows
+ * that take several passes and tiles of the sort. */
 #include "cuda_case.h"
 
 #include "kernels/embed.h"
@@ -58,7 +58,8 @@ static void gradient_rows(void **state)
     }
 }
 
-/* What the reference's plain search is too slow for: a stable order by counting, then sums in double. */
+/* What the reference's plain search is too slow for: a stable order by counting, then sums in
+ * double. */
 static void check_large(int64_t n, int64_t vocab, int64_t c, int most)
 {
     lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST };
@@ -102,8 +103,7 @@ static void large_tables(void **state)
     }
 }
 
-/* Rows of one id are always added in the same order: adding them the other way round would not give the
- * same bits. */
+/* Rows of one id are always added in the same order, however threads and blocks take turns. */
 static void order_is_fixed(void **state)
 {
     (void)state;

@@ -120,7 +120,8 @@ static void nothing_is_written(void **state)
     }
 }
 
-/* A NaN gradient reaches its weight, its states and the sums: nothing hides it, clipping included. */
+/* A NaN gradient reaches its weight, its states and the sums: nothing hides it, clipping
+ * included. */
 static void nan_is_seen(void **state)
 {
     (void)state;

@@ -88,8 +88,8 @@ static kernel_case step_case(const char *op, const void *attr, int64_t n)
     return k;
 }
 
-/* Gradients of norm 4 and a bound of 1: a quarter of each is what the step sees; with a bound of 5 or
- * none, or no norm given, all of it.  Plain SGD with a rate of 1 shows the factor. */
+/* Gradients of norm 4 and a bound of 1: a quarter of each is what the step sees; with a bound of
+ * 5 or none, or no norm given, all of it.  Plain SGD with a rate of 1 shows the factor. */
 static void clips_by_norm(void **state)
 {
     (void)state;
