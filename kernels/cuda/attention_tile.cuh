@@ -17,6 +17,9 @@ extern "C" {
 #include "kernels/attention.h"
 }
 
+/* The shortest tile of queries that the backward takes numbers of, for the size of its scratch. */
+enum { ATTN_FEWEST_COLS = 16 };
+
 /* The launchers' part of a call, for all kernels. */
 struct attn_shape {
     int64_t batch, seq, heads, kv_heads;
@@ -133,6 +136,11 @@ template <class T, int D> struct tile_pitch {
     static const int n = D + 16 / (int)sizeof(T);
 };
 
+/* Words of shared memory that a warp exchanges numbers in. */
+template <class T> struct warp_box {
+    static const int n = sizeof(T) == 4 ? 128 : MMA_BOX;
+};
+
 /* Rows 0 .. ROWS-1 from `from`, of which the first `rows` are there; zeros elsewhere.  All threads of
  * the block; with TENSOR the copies may be under way until copies_done. */
 template <class T, int D, int ROWS, int THREADS, bool TENSOR>
@@ -213,7 +221,7 @@ __device__ inline void product_rows(mma_c *c, const T *a, const T *b, uint32_t *
                     for (int i = e; i < 4; i += 2)
 #pragma unroll
                         for (int v = 0; v < 4; v++)
-                            c[n].r[i] = fmaf(x[i / 2].v[v], y.v[v], c[n].r[i]);
+                            c[n].r[i] += x[i / 2].v[v] * y.v[v];
                 }
             }
         }
@@ -254,10 +262,10 @@ __device__ inline void product_cols(mma_c *c, const mma_c *p, const T *b, uint32
 #pragma unroll
                 for (int d = 0; d < D / 8; d++) {
                     pack<T, 2> y = *reinterpret_cast<const pack<T, 2> *>(row + 8 * d);
-                    c[d].r[0] = fmaf(x0, y.v[0], c[d].r[0]);
-                    c[d].r[1] = fmaf(x0, y.v[1], c[d].r[1]);
-                    c[d].r[2] = fmaf(x1, y.v[0], c[d].r[2]);
-                    c[d].r[3] = fmaf(x1, y.v[1], c[d].r[3]);
+                    c[d].r[0] += x0 * y.v[0];
+                    c[d].r[1] += x0 * y.v[1];
+                    c[d].r[2] += x1 * y.v[0];
+                    c[d].r[3] += x1 * y.v[1];
                 }
             }
         }
@@ -299,28 +307,28 @@ inline unsigned attn_grid(int64_t jobs)
 
 /* ---- head sizes ---- */
 
-/* The compiled size that serves a head size up to 256. */
-#define LM_ATTN_FOR_DIM(dim, CALL) \
-    do {                           \
-        if ((dim) <= 16) {         \
-            CALL(16);              \
-        } else if ((dim) <= 32) {  \
-            CALL(32);              \
-        } else if ((dim) <= 64) {  \
-            CALL(64);              \
-        } else if ((dim) <= 96) {  \
-            CALL(96);              \
-        } else if ((dim) <= 128) { \
-            CALL(128);             \
-        } else if ((dim) <= 192) { \
-            CALL(192);             \
-        } else {                   \
-            CALL(256);             \
-        }                          \
+/* CALL(D), D the compiled size that serves a head size up to 256: fewer on the plain path. */
+#define LM_ATTN_FOR_DIM(tensor, dim, CALL) \
+    do {                                   \
+        if ((dim) <= 16 && !(tensor))      \
+            CALL((tensor) ? 32 : 16);      \
+        else if ((dim) <= 32)              \
+            CALL(32);                      \
+        else if ((dim) <= 64)              \
+            CALL(64);                      \
+        else if ((dim) <= 96 && (tensor))  \
+            CALL((tensor) ? 96 : 128);     \
+        else if ((dim) <= 128)             \
+            CALL(128);                     \
+        else if ((dim) <= 192 && (tensor)) \
+            CALL((tensor) ? 192 : 256);    \
+        else                               \
+            CALL(256);                     \
     } while (0)
 
-/* attention_dx.cu */
-template <class T, bool TENSOR> void attention_dx(const lm_call *c);
-size_t attention_dx_work(const lm_call *c, int threads);
+/* The launchers: attention_forward.cuh and attention_backward.cuh, compiled for each type and path in a
+ * few files of their own. */
+template <class T, bool TENSOR> void attention_forward(const lm_call *c);
+template <class T, bool TENSOR> void attention_backward(const lm_call *c);
 
 #endif

@@ -21,7 +21,8 @@
 #define LM_NOINLINE __noinline__
 #endif
 
-enum { MMA_BOX = 192 };
+/* Lines of 16 numbers lie 20 apart: packs of 8 lines are in different banks. */
+enum { MMA_PITCH = 20, MMA_BOX = 24 * MMA_PITCH };
 
 struct mma_a {
     uint32_t r[4];
@@ -52,21 +53,37 @@ template <class T> __device__ inline float high(uint32_t pair)
 /* c + a b, sums over k in order. */
 template <class T> __device__ LM_NOINLINE mma_c mma_plain(mma_c c, mma_a a, mma_b b, uint32_t *box)
 {
+    const int pitch = MMA_PITCH;
     int lane = (int)(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    uint32_t *rows = box, *cols = box + 128; /* [16][8] and [8][8] pairs along k */
+    float *rows = reinterpret_cast<float *>(box),
+          *cols = rows + 16 * pitch; /* 16 and 8 lines of k */
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        rows[(g + i % 2 * 8) * 8 + t + i / 2 * 4] = a.r[i];
+    for (int i = 0; i < 4; i++) {
+        float *at = rows + (g + i % 2 * 8) * pitch + 2 * t + i / 2 * 8;
+        at[0] = low<T>(a.r[i]);
+        at[1] = high<T>(a.r[i]);
+    }
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        cols[g * 8 + t + i * 4] = b.r[i];
+    for (int i = 0; i < 2; i++) {
+        float *at = cols + g * pitch + 2 * t + i * 8;
+        at[0] = low<T>(b.r[i]);
+        at[1] = high<T>(b.r[i]);
+    }
     __syncwarp();
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 16; k += 4) {
+        typedef pack<float, 4> P;
+        P x[2], y[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            x[i] = *reinterpret_cast<const P *>(rows + (g + 8 * i) * pitch + k);
+            y[i] = *reinterpret_cast<const P *>(cols + (2 * t + i) * pitch + k);
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t x = rows[(g + i / 2 * 8) * 8 + k], y = cols[(2 * t + i % 2) * 8 + k];
-            c.r[i] = fmaf(high<T>(x), high<T>(y), fmaf(low<T>(x), low<T>(y), c.r[i]));
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                c.r[i] += x[i / 2].v[v] * y[i % 2].v[v]; /* exact products: 22 bits at most */
         }
     }
     __syncwarp();
