@@ -360,6 +360,7 @@ typedef struct {
     float alpha, beta;
     unsigned char *workspace;
     size_t workspace_bytes;
+    choice chosen;
 } task;
 
 static float load(const char *base, int type, int64_t i)
@@ -503,8 +504,8 @@ static void run_product(void *data)
         return;
     float alpha = t->alpha_at ? *t->alpha_at : t->alpha;
     float beta = t->beta_at ? *t->beta_at : t->beta;
-    if (t->workspace) /* nobody else's while this runs */
-        memset(t->workspace, 0xff, t->workspace_bytes);
+    if (t->chosen.workspace) /* nobody else's while this runs */
+        memset(t->workspace, 0xff, t->chosen.workspace);
     for (int64_t i = 0; i < t->d.batch; i++)
         run_one(t, i, alpha, beta);
     emu_memory_check("cublasLtMatmul");
@@ -545,23 +546,21 @@ static bool pointers_sane(const task *t, const choice *chosen)
     return true;
 }
 
-static cublasStatus_t start(const task *t, const cublasLtMatmulAlgo_t *algo, bool c_used,
-                            cudaStream_t stream)
+static cublasStatus_t start(const task *t, bool c_used, cudaStream_t stream)
 {
-    choice chosen;
+    const choice *chosen = &t->chosen;
     cublasStatus_t code = check(&t->p, &t->a, &t->b, &t->c, &t->d);
     if (code)
         return code;
     if (!t->at_a || !t->at_b || !t->at_d || (c_used && !t->at_c) ||
         (wants_bias(t->p.epilogue) && !t->p.bias))
         return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(&chosen, algo, sizeof chosen);
-    if (chosen.magic != MAGIC || chosen.workspace > t->workspace_bytes ||
-        (chosen.workspace && (!t->workspace || (uintptr_t)t->workspace % 16)))
+    if (chosen->magic != MAGIC || chosen->workspace > t->workspace_bytes ||
+        (chosen->workspace && (!t->workspace || (uintptr_t)t->workspace % 16)))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (t->at_c == t->at_d && c_used && memcmp(&t->c, &t->d, sizeof t->c) != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (!pointers_sane(t, &chosen))
+    if (!pointers_sane(t, chosen))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return emu_put(stream, run_product, NULL, t, sizeof *t) ? CUBLAS_STATUS_EXECUTION_FAILED
                                                             : CUBLAS_STATUS_SUCCESS;
@@ -587,6 +586,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     memcpy(&t.d, d_layout, sizeof t.d);
     t.at_a = a, t.at_b = b, t.at_c = c, t.at_d = d;
     t.workspace = workspace, t.workspace_bytes = workspace_bytes;
+    memcpy(&t.chosen, algo, sizeof t.chosen);
     bool host = t.p.pointer_mode == CUBLASLT_POINTER_MODE_HOST;
     if (host) {
         memcpy(&t.alpha, alpha, 4);
@@ -595,6 +595,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         t.alpha_at = alpha, t.beta_at = beta;
     }
     emu_enter();
-    cublasStatus_t code = start(&t, algo, !host || t.beta != 0, stream);
+    cublasStatus_t code = start(&t, !host || t.beta != 0, stream);
     return emu_leave(cudaSuccess) ? CUBLAS_STATUS_EXECUTION_FAILED : code;
 }
