@@ -222,7 +222,7 @@ __device__ inline void tile_at(const tiling &t, int64_t i, int64_t *row, int64_t
 
 /* T: type of A and B; SIDE x SIDE of C a block.  part: of k, blockIdx.y. */
 template <class T, bool TA, bool TB, int SIDE>
-__global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 4)
+__global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 3)
     tiles_kernel(const T *a, const T *b, void *c, tiling t)
 {
     typedef part_of<T, !TA, SIDE> A;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 4)
             }
             const float *bias = k0 == part_begin ? t.bias : nullptr;
             bool accumulate = t.accumulate || k0 > part_begin;
-            if (t.wide_c)
+            if (sizeof(T) == 4 || t.wide_c)
                 put_tile<float, SIDE>((float *)c + (int64_t)blockIdx.y * t.part_size, sum, t, row,
                                       col, bias, accumulate);
             else
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
                 if (lane != 0 || i >= t.m || col >= t.n)
                     continue;
                 s += t.bias ? t.bias[col] : 0.0f;
-                if (t.wide_c)
+                if (sizeof(T) == 4 || t.wide_c)
                     ((float *)c)[at] = s + (t.accumulate ? ((float *)c)[at] : 0.0f);
                 else
                     ((T *)c)[at] =
@@ -381,9 +381,11 @@ static int64_t count_tiles(const gemm_call *g, int64_t side)
 {
     return ceil_div(g->m, side) * ceil_div(g->n, side);
 }
+/* Both factors transposed is what no operator asks for: small tiles do. */
 static int side_for(const gemm_call *g)
 {
-    return count_tiles(g, 128) >= enough_tiles / 2 ? 128 : 64;
+    bool both = g->ta && g->tb;
+    return !both && count_tiles(g, 128) >= enough_tiles / 2 ? 128 : 64;
 }
 /* Steps of k that one part sums. */
 static int64_t part_steps(const gemm_call *g)
@@ -412,7 +414,7 @@ static void launch_tiles(const gemm_call *g, const lm_stream *s, const tiling &t
     dim3 grid((unsigned)(tiles < most ? tiles : most), (unsigned)t.parts);
 
     if (g->ta && g->tb)
-        LM_LAUNCH((tiles_kernel<T, true, true, SIDE>), grid, block_threads, 0, s, a, b, c, t);
+        LM_LAUNCH((tiles_kernel<T, true, true, 64>), grid, block_threads, 0, s, a, b, c, t);
     else if (g->ta)
         LM_LAUNCH((tiles_kernel<T, true, false, SIDE>), grid, block_threads, 0, s, a, b, c, t);
     else if (g->tb)
