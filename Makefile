@@ -220,7 +220,7 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 $B/tests/unit/test_cuda_backend: private DEFS += -Itests/emu
 
 # The emulation alone, with kernels of its own.
-EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c cublaslt.c device.c memory.c queue.c selftest.cpp)
+EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c device.c launch.c memory.c queue.c selftest.cpp)
 $B/tests/unit/test_emu: $(EMU_OWN)
 $B/tests/unit/test_emu: private DEFS += -Itests/emu
 $B/tests/unit/test_emu: private LIBS += $(EMU_OWN) -lstdc++

@@ -3,8 +3,8 @@
  * A fiber runs threads of the block one after the other for as long as none of them waits; one that
  * waits keeps its fiber, and another fiber goes on.  So a kernel without barriers runs on one fiber
  * without a switch.  The threads that a barrier or shuffle lets go are put on a stack of those that
- * can run, in the order that is asked for; when it is empty, the next thread is started, and when all
- * have been, either all have ended or the block is stuck. */
+ * can run, in the order that is asked for; when it is empty, the next thread is started, and when
+ * all have been, either all have ended or the block is stuck. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,8 +83,8 @@ static struct {
 #if defined(__x86_64__)
 static inline void swap(context *from, context *to)
 {
-    /* rbp cannot be named as clobbered; everything else is, so that the compiler keeps what it needs
-     * on the stack that it leaves. */
+    /* rbp cannot be named as clobbered; everything else is, so that the compiler keeps what it
+     * needs on the stack that it leaves. */
     __asm__ volatile("movq %%rsp, 0(%0)\n\t"
                      "movq %%rbp, 8(%0)\n\t"
                      "leaq 1f(%%rip), %%rax\n\t"
@@ -286,8 +286,8 @@ lm_emu_tally lm_emu_barrier(unsigned add, unsigned bits)
     return (lm_emu_tally){ b.sum[turn], b.bits[turn] };
 }
 
-/* The group of this mask; a place where nobody is, or whose results wait to be read, is no place for
- * another mask. */
+/* The group of this mask; a place where somebody waits, or whose results wait to be read, is none
+ * for another mask. */
 static meet *find_meet(warp *w, uint32_t mask)
 {
     if (w->at[0].mask == mask)

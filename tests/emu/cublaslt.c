@@ -1,9 +1,9 @@
 /* cublaslt.c -- cuBLASLt's matrix product, from its documented meaning, in plain F32 on the host.
  *
- * D = epilogue(alpha op(A) op(B) + beta C), column-major.  A chosen algorithm remembers the alignments
- * that it was chosen for, those of the bias and auxiliary pointers too, and a product that does not
- * keep to them is refused with a line of text: a GPU would fault or be slow.  Sums go over k in
- * order. */
+ * D = epilogue(alpha op(A) op(B) + beta C), column-major.  A chosen algorithm remembers the
+ * alignments that it was chosen for, those of the bias and auxiliary pointers too, and a product
+ * that does not keep to them is refused with a line of text: a GPU would fault or be slow.  Sums go
+ * over k in order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

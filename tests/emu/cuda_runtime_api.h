@@ -1,5 +1,5 @@
-/* cuda_runtime_api.h -- stands in for the CUDA runtime's header when the CUDA module is built to run
- * on the host: the same names and numbers for what this project uses, and nothing else.
+/* cuda_runtime_api.h -- stands in for the CUDA runtime's header when the CUDA module is built to
+ * run on the host: the same names and numbers for what this project uses, and nothing else.
  *
  * The emulated GPU is one lazy thread of execution.  Work put on a stream is queued there and done
  * when something waits for it (or the queue is full), so a program that reads results or reuses a

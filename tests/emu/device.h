@@ -112,8 +112,9 @@ inline void lm_emu_start(const char *name, void (*kernel)(P...), dim3 grid, dim3
 {
     auto call = [=] { kernel(args...); };
     typedef decltype(call) closure;
-    static_assert(std::is_trivially_copyable<closure>::value,
-                  "a kernel's parameters are plain data");
+    static_assert(std::is_trivially_copyable<closure>::value &&
+                      sizeof(closure) <= LM_EMU_ARGS_MAX && alignof(closure) <= 16,
+                  "a kernel's parameters are plain data of at most 4 KiB");
     const void *pointers[] = { lm_emu_pointer(args)..., nullptr };
     lm_emu_launch k = { name,
                         (const void *)kernel,

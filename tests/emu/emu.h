@@ -6,7 +6,7 @@
  *   LM_EMU_MEMORY=N    bytes of device memory, with K, M, G (default 2G)
  *   LM_EMU_DEVICES=N   how many devices there are (default 1)
  *   LM_EMU_FAIL=N      the N-th kernel that runs makes the device disappear
- *   LM_EMU_PICKY=1     cuBLASLt has no algorithm where pointers or pitches are not multiples of 16 bytes
+ *   LM_EMU_PICKY=1     cuBLASLt serves pointers and pitches of multiples of 16 bytes only
  *   LM_EMU_STRICT=1    pointers among a kernel's arguments must be memory of the device or pinned
  *
  * What a kernel does wrong (some threads wait for others that never come, shared memory or an
@@ -55,6 +55,8 @@ LM_EMU_PUBLIC void lm_emu_counts(uint64_t *kernels, uint64_t *switches);
 typedef struct {
     unsigned x, y, z;
 } lm_emu_dim;
+
+enum { LM_EMU_ARGS_MAX = 4096 }; /* bytes of a kernel's parameters */
 
 typedef struct {
     const char *name;

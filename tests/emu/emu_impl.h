@@ -51,8 +51,8 @@ LM_EMU_HIDDEN bool emu_kernel_begins(const char *name);
 LM_EMU_HIDDEN void emu_run_grid(const lm_emu_launch *k, const void *args);
 LM_EMU_HIDDEN extern uint64_t emu_kernels, emu_switches;
 
-/* memory.c: whether p lies in, or right behind, memory of the device or pinned; whether n bytes at p
- * are inside the allocation that they begin in, if any; whether all guards are whole */
+/* memory.c: whether p lies in, or right behind, memory of the device or pinned; whether n bytes at
+ * p are inside the allocation that they begin in, if any; whether all guards are whole */
 LM_EMU_HIDDEN bool emu_memory_known(const void *p);
 LM_EMU_HIDDEN bool emu_memory_fits(const void *p, size_t n);
 LM_EMU_HIDDEN void emu_memory_check(const char *after);
@@ -65,7 +65,7 @@ LM_EMU_HIDDEN cudaError_t emu_put(cudaStream_t s, emu_work run, emu_work drop, c
 /* Everything on every stream is done; or forgotten. */
 LM_EMU_HIDDEN void emu_drain(void);
 LM_EMU_HIDDEN void emu_drop(void);
-/* A call that must not come during a capture: spoils those that are under way and returns the error. */
+/* A call that must not come during a capture: spoils those under way and returns the error. */
 LM_EMU_HIDDEN cudaError_t emu_uncaptured(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* memory.c -- memory of the emulated device and pinned memory of the host: mappings of their own with
- * guards on both sides, and 0xff (NaN) inside, but for what is beyond 16 MiB of a large one. */
+/* memory.c -- memory of the emulated device and pinned memory of the host: mappings of their own
+ * with guards on both sides, and 0xff (NaN) inside but for what a large one has beyond 16 MiB. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

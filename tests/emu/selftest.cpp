@@ -93,8 +93,8 @@ void emu_try_rotate(float *y, int threads, int rounds, int racy, cudaStream_t ha
 }
 
 /* 0: sum of lanes up to this one; 1: of 8 lanes downwards; 2: lane 3's; 3: the votes of odd lanes;
- * 4: any, all; 5: the sum over the half that the lane is in, by a mask of it; 6: of a double through
- * lane^1; 7: the last lane for one that asks beyond the end. */
+ * 4: any, all; 5: the sum over the half that the lane is in, by a mask of it; 6: of a double
+ * through lane^1; 7: its own for a lane that asks beyond the end. */
 __global__ static void warp(uint32_t *y)
 {
     const unsigned all = 0xffffffffu;

@@ -21,11 +21,11 @@ void emu_try_sum(const float *x, float *y, int64_t n, int blocks, int threads, c
 void emu_try_rotate(float *y, int threads, int rounds, int racy, cudaStream_t s);
 /* One warp: 8 results for each lane (selftest.cpp says which). */
 void emu_try_warp(uint32_t *y, cudaStream_t s);
-/* y[0..2]: how many threads have an odd index, whether one has index 5, whether all are < threads. */
+/* y[0..2]: how many threads have an odd index, whether any has index 5, whether all are within. */
 void emu_try_votes(int *y, int threads, cudaStream_t s);
 /* Sums by atomics over `blocks` blocks of 64 threads; y has 4 numbers. */
 void emu_try_atomics(unsigned *y, int blocks, cudaStream_t s);
-/* The number of each thread of a 3-D grid of 3-D blocks, where it belongs: 2*3*2 blocks of 4*2*3. */
+/* The number of each thread of a 3-D grid of 3-D blocks, at its place: 2*3*2 blocks of 4*2*3. */
 void emu_try_places(int *y, cudaStream_t s);
 /* The blocks' order: y[k] = which block came k-th, by an atomic counter at y[blocks]; and at
  * y[blocks + 1] the thread of 32 that came last. */

@@ -1,4 +1,4 @@
-/* test_emu.c -- the emulated GPU that kernels are tested on: what it computes, and what it catches. */
+/* test_emu.c -- the emulated GPU that kernels are tested on: what it computes, what it catches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
