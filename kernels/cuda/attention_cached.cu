@@ -3,64 +3,12 @@
  * One row a sequence (decoding): the cache is cut into parts of fixed length; a block has one part
  * of one key/value head and all query heads that share it, so that keys and values are read once.
  * What the parts of a row add up to is put together in their order.
- * More rows (prompts): tiles of 16 queries walk over tiles of keys with an online softmax.
+ * More rows (prompts): tiles of queries walk over tiles of keys with an online softmax; by tensor
+ * cores in attention_cached_tensor.cu.
  * Grids depend on shapes only, never on how full the caches are. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/attention_cached.cuh"
 
-extern "C" {
-#include "kernels/attention.h"
-}
-
-enum { THREADS = 128, WARPS = THREADS / 32, PART = 128, TILE = 16, MOST_TILED = 256 };
-
-struct cached {
-    int64_t batch, seq, heads, kv_heads, room, window;
-    int dim, group;
-    bool causal;
-    float scale;
-    const int32_t *used, *fresh;
-};
-
-static cached cached_of(const lm_call *call)
-{
-    const lm_attention_attr *a = (const lm_attention_attr *)call->attr;
-    cached c = {};
-    c.batch = a->batch;
-    c.seq = a->seq;
-    c.heads = a->heads;
-    c.kv_heads = a->kv_heads;
-    c.group = (int)(a->heads / a->kv_heads);
-    c.room = call->out[1].dim[2];
-    c.window = a->window;
-    c.dim = (int)a->head_dim;
-    c.causal = a->causal;
-    c.scale = (float)a->scale;
-    c.used = in_ptr<const int32_t>(call, 1);
-    c.fresh = in_ptr<const int32_t>(call, 2);
-    return c;
-}
-
-static __device__ inline int64_t qkv_pitch(const cached &c)
-{
-    return (c.heads + 2 * c.kv_heads) * c.dim;
-}
-
-/* Keys [start, end) that query i of sequence b sees; none for a row that is not real. */
-struct span {
-    int64_t start, end;
-};
-
-static __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
-{
-    int64_t used = c.used[b], fresh = c.fresh[b], at = used + i;
-    span s = { 0, 0 };
-    if (i >= fresh)
-        return s;
-    s.end = c.causal ? at + 1 : used + fresh;
-    if (c.window > 0 && at - c.window + 1 > 0)
-        s.start = at - c.window + 1;
-    return s;
-}
+enum { THREADS = 128, WARPS = THREADS / 32, PART = 128, TILE = 16 };
 
 template <class T, int N> static __device__ inline pack<T, N> load(const T *p)
 {
@@ -512,22 +460,20 @@ template <class T, int N> static void run_append(const lm_call *call, const cach
               0, s, c, in_ptr<const T>(call, 0), out_ptr<T>(call, 1), out_ptr<T>(call, 2));
 }
 
-template <class T> static void attention_cached(const lm_call *call)
+template <class T> static void plain_tiles(const lm_call *call, const cached &c, bool packed)
+{
+    if (c.dim <= 64)
+        run_tiles<T, 64, 32>(call, c, packed);
+    else if (c.dim <= 128)
+        run_tiles<T, 128, 32>(call, c, packed);
+    else
+        run_tiles<T, 256, 16>(call, c, packed);
+}
+
+template <class T> static void parts(const lm_call *call, const cached &c, bool packed)
 {
     const int N = wide<T>::n;
-    cached c = cached_of(call);
-    bool packed = packs<T>(N, c.dim, call->in[0].data, call->out[1].data, call->out[2].data);
-    if (c.seq > 1 && packed)
-        run_append<T, N>(call, c);
-    else if (c.seq > 1)
-        run_append<T, 1>(call, c);
-    if (in_tiles(c) && c.dim <= 64)
-        run_tiles<T, 64, 32>(call, c, packed);
-    else if (in_tiles(c) && c.dim <= 128)
-        run_tiles<T, 128, 32>(call, c, packed);
-    else if (in_tiles(c))
-        run_tiles<T, 256, 16>(call, c, packed);
-    else if (!packed)
+    if (!packed)
         run_parts<T, 1, 1>(call, c);
     else if (c.group == 1 || c.dim > MOST_TILED)
         run_parts<T, N, 1>(call, c);
@@ -537,6 +483,31 @@ template <class T> static void attention_cached(const lm_call *call)
         run_parts<T, N, 8>(call, c);
 }
 
+template <class T, bool TENSOR> static void attention_cached(const lm_call *call)
+{
+    const int N = wide<T>::n;
+    cached c = cached_of(call);
+    bool packed = packs<T>(N, c.dim, call->in[0].data, call->out[0].data, call->out[1].data,
+                           call->out[2].data);
+    if (c.seq > 1 && packed)
+        run_append<T, N>(call, c);
+    else if (c.seq > 1)
+        run_append<T, 1>(call, c);
+    if (!in_tiles(c))
+        parts<T>(call, c, packed);
+    else if constexpr (TENSOR)
+        tensor_tiles<T>(call, c, packed);
+    else
+        plain_tiles<T>(call, c, packed);
+}
+
+#define ROW(type, dtype, level, tensor)                                        \
+    {                                                                          \
+        "attention_cached", dtype, level, attention_cached<type, tensor>, work \
+    }
+
 extern "C" const lm_kernel lm_attention_cached_cuda_kernels[] = {
-    LM_CUDA_ROWS("attention_cached", attention_cached, work), LM_CUDA_END
+    ROW(float, LM_DTYPE_F32, LM_CUDA_PLAIN, false), ROW(bf16, LM_DTYPE_BF16, LM_CUDA_PLAIN, false),
+    ROW(f16, LM_DTYPE_F16, LM_CUDA_PLAIN, false),   ROW(bf16, LM_DTYPE_BF16, LM_CUDA_TENSOR, true),
+    ROW(f16, LM_DTYPE_F16, LM_CUDA_TENSOR, true),   LM_CUDA_END
 };

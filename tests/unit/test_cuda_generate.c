@@ -34,7 +34,8 @@ enum { N_CONFIGS = sizeof configs / sizeof *configs };
 
 static lm_err err;
 static lm_par *par;
-static lm_backend *host, *device;
+static lm_backend *host, *plain,
+    *tensor; /* one device: its plain kernels, and those of tensor cores */
 
 static void ok(lm_code rc)
 {
@@ -47,14 +48,16 @@ static int setup(void **state)
     (void)state;
     ok(lm_par_new(&par, 2, &err));
     ok(lm_backend_cpu(lm_cpu_detect(), par, &host, &err));
-    ok(cuda_open(NULL, true, &device, &err));
+    ok(cuda_open("plain", true, &plain, &err));
+    ok(cuda_open("tensor", true, &tensor, &err));
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    lm_backend_close(device);
+    lm_backend_close(tensor);
+    lm_backend_close(plain);
     lm_backend_close(host);
     lm_par_free(par);
     return 0;
@@ -63,8 +66,8 @@ static int teardown(void **state)
 /* Between host and device, done when it returns. */
 static void move(void *to, const void *from, size_t bytes)
 {
-    ok(device->copy(device, to, from, bytes, device->main, &err));
-    ok(device->sync(device, device->main, &err));
+    ok(plain->copy(plain, to, from, bytes, plain->main, &err));
+    ok(plain->sync(plain, plain->main, &err));
 }
 
 static void *take(size_t bytes)
@@ -83,11 +86,12 @@ typedef struct {
 /* Heads alone and in groups of up to more than a block takes at once; sizes of heads of every path,
  * and ragged ones; caches of one part and of many, full and nearly empty. */
 static const shape shapes[] = {
-    { 1, 1, 2, 2, 64, 300, 0 },  { 2, 1, 8, 2, 128, 140, 0 },  { 3, 1, 7, 1, 80, 270, 0 },
-    { 2, 1, 9, 1, 32, 520, 0 },  { 2, 1, 4, 2, 96, 260, 7 },   { 2, 1, 3, 1, 33, 200, 0 },
-    { 1, 1, 2, 1, 264, 150, 0 }, { 2, 1, 2, 1, 256, 129, 0 },  { 3, 1, 4, 4, 8, 60, 0 },
-    { 2, 20, 4, 2, 64, 90, 0 },  { 1, 37, 3, 1, 80, 100, 11 }, { 2, 17, 2, 2, 192, 50, 0 },
-    { 2, 33, 2, 1, 13, 70, 0 },  { 1, 3, 2, 1, 264, 290, 0 },  { 2, 5, 6, 2, 128, 300, 0 },
+    { 1, 1, 2, 2, 64, 300, 0 },   { 2, 1, 8, 2, 128, 140, 0 },  { 3, 1, 7, 1, 80, 270, 0 },
+    { 2, 1, 9, 1, 32, 520, 0 },   { 2, 1, 4, 2, 96, 260, 7 },   { 2, 1, 3, 1, 33, 200, 0 },
+    { 1, 1, 2, 1, 264, 150, 0 },  { 2, 1, 2, 1, 256, 129, 0 },  { 3, 1, 4, 4, 8, 60, 0 },
+    { 2, 20, 4, 2, 64, 90, 0 },   { 1, 37, 3, 1, 80, 100, 11 }, { 2, 17, 2, 2, 192, 50, 0 },
+    { 2, 33, 2, 1, 13, 70, 0 },   { 1, 3, 2, 1, 264, 290, 0 },  { 2, 5, 6, 2, 128, 300, 0 },
+    { 1, 131, 2, 1, 64, 300, 0 }, { 1, 70, 1, 1, 16, 140, 33 },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -114,7 +118,7 @@ static size_t tensor_bytes(const lm_tensor *t)
     return (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype);
 }
 
-static void check_shape(const shape *s, lm_dtype act, int k)
+static void check_shape(lm_backend *b, const shape *s, lm_dtype act, int k)
 {
     int64_t width = (s->heads + 2 * s->kv_heads) * s->dim, rows = s->batch * s->seq;
     const lm_attention_attr a = { .batch = s->batch,
@@ -139,28 +143,27 @@ static void check_shape(const shape *s, lm_dtype act, int k)
             lm_set(act, t[i].data, j,
                    i == 3 ? NAN : lm_rng_normal(r, (uint64_t)(i * 10000019 + j)));
     }
-    for (int64_t b = 0; b < s->batch; b++) { /* a full one, an empty one, one that rests */
+    for (int64_t i = 0; i < s->batch; i++) { /* a full one, an empty one, one that rests */
         int32_t *used = t[1].data, *fresh = t[2].data;
-        fresh[b] = (int32_t)(b == 2 ? 0 : b ? (s->seq + 1) / 2 : s->seq);
-        used[b] = (int32_t)(b == 0 ? s->room - s->seq : b == 2 ? 5 : 0);
+        fresh[i] = (int32_t)(i == 2 ? 0 : i ? (s->seq + 1) / 2 : s->seq);
+        used[i] = (int32_t)(i == 0 ? s->room - s->seq : i == 2 ? 5 : 0);
     }
     lm_call c = { .attr = &a, .in = t, .n_in = 3, .out = t + 3, .n_out = 3, .par = par };
     memcpy(on, t, sizeof on);
-    lm_call d = {
-        .attr = &a, .in = on, .n_in = 3, .out = on + 3, .n_out = 3, .stream = device->main
-    };
+    lm_call d = { .attr = &a, .in = on, .n_in = 3, .out = on + 3, .n_out = 3, .stream = b->main };
     for (int i = 0; i < 6; i++) {
-        ok(device->alloc(device, tensor_bytes(&t[i]), "a test", &on[i].data, &err));
+        ok(b->alloc(b, tensor_bytes(&t[i]), "a test", &on[i].data, &err));
         move(on[i].data, t[i].data, tensor_bytes(&t[i]));
     }
     const lm_kernel *want = lm_cpu_kernel("attention_cached", act, LM_CPU_REF);
-    const lm_kernel *got = device->kernel(device, "attention_cached", act);
-    size_t work = got->work(&d, device->threads);
+    const lm_kernel *got = b->kernel(b, "attention_cached", act);
+    size_t work = got->work(&d, b->threads);
     c.work = take(want->work(&c, 2));
     if (work)
-        ok(device->alloc(device, work, "a test", &d.work, &err));
+        ok(b->alloc(b, work, "a test", &d.work, &err));
     want->run(&c);
     got->run(&d);
+    ok(b->sync(b, b->main, &err));
     for (int i = 3; i < 6; i++) {
         size_t bytes = tensor_bytes(&t[i]);
         void *back = take(bytes);
@@ -176,10 +179,10 @@ static void check_shape(const shape *s, lm_dtype act, int k)
         lm_free(back);
     }
     if (work)
-        device->free(device, d.work, work);
+        b->free(b, d.work, work);
     lm_free(c.work);
     for (int i = 0; i < 6; i++) {
-        device->free(device, on[i].data, tensor_bytes(&t[i]));
+        b->free(b, on[i].data, tensor_bytes(&t[i]));
         lm_free(t[i].data);
     }
 }
@@ -190,7 +193,17 @@ static void attention_in_every_shape(void **state)
     (void)state;
     for (int k = 0; k < N_SHAPES; k++)
         for (int i = 0; i < 3; i++)
-            check_shape(&shapes[k], types[i], k);
+            check_shape(plain, &shapes[k], types[i], k);
+}
+
+static void attention_by_tensor_cores(void **state)
+{
+    const lm_dtype types[2] = { LM_DTYPE_BF16, LM_DTYPE_F16 };
+    (void)state;
+    for (int k = 0; k < N_SHAPES; k++)
+        for (int i = 0; i < 2; i++)
+            if (shapes[k].seq > 1)
+                check_shape(tensor, &shapes[k], types[i], k);
 }
 
 /* ---- models ---- */
@@ -217,7 +230,7 @@ static void make(const char *text, lm_dtype type, lm_backend *b, lm_loaded *w)
 /* What both backends make of the same prompts, side by side. */
 static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
 {
-    lm_backend *on[2] = { host, device };
+    lm_backend *on[2] = { host, plain };
     const int64_t prompts[SLOTS] = { 100, 9, 1 }; /* in chunks of 64 and 64, 64, and 8 */
     uint32_t ids[S];
     lm_loaded w[2];
@@ -288,7 +301,7 @@ static void drawn_tokens_are_the_same(void **state)
 static void losses_are_the_same(void **state)
 {
     enum { T = 24, N = 61 };
-    lm_backend *on[2] = { host, device };
+    lm_backend *on[2] = { host, plain };
     uint32_t ids[N];
     (void)state;
     for (int i = 0; i < N; i++)
@@ -360,14 +373,14 @@ static void weights_arrive_whole(void **state)
         ok(lm_loaded_open(path, NULL, &here, &err));
         ok(lm_loaded_weights(&here, m, host, &err));
         ok(lm_loaded_open(path, NULL, &there, &err));
-        ok(lm_loaded_weights(&there, m, device, &err));
+        ok(lm_loaded_weights(&there, m, plain, &err));
         same_there(there.block, here.block, here.block_bytes);
         if (k)
             same_there(there.low, here.low, here.low_bytes);
         memset(&put, 0, sizeof put);
         float *block = take((size_t)m->block * sizeof *block), *slice = take((size_t)m->block * 4);
         lm_weights_init(m, 5, par, block);
-        ok(lm_loaded_room(&put, m, device, &err));
+        ok(lm_loaded_room(&put, m, plain, &err));
         for (int i = 0; i < m->n_slices; i++) {
             lm_slice_get(m, i, block, slice);
             ok(lm_loaded_put(&put, m, i, LM_DTYPE_F32, slice, par, &err));
@@ -379,15 +392,15 @@ static void weights_arrive_whole(void **state)
         void *master, *low;
         size_t bytes = (size_t)m->block * sizeof *block;
         uint16_t *rounded = take(bytes / 2);
-        ok(device->alloc(device, bytes, "a test", &master, &err));
-        ok(device->alloc(device, bytes / 2, "a test", &low, &err));
-        ok(lm_weights_load_on(m, there.src, device, master, &err));
+        ok(plain->alloc(plain, bytes, "a test", &master, &err));
+        ok(plain->alloc(plain, bytes / 2, "a test", &low, &err));
+        ok(lm_weights_load_on(m, there.src, plain, master, &err));
         same_there(master, block, bytes);
-        lm_weights_round_on(m, device, master, low);
+        lm_weights_round_on(m, plain, master, low);
         lm_weights_round(m, block, rounded, par);
         same_there(low, rounded, bytes / 2);
-        device->free(device, master, bytes);
-        device->free(device, low, bytes / 2);
+        plain->free(plain, master, bytes);
+        plain->free(plain, low, bytes / 2);
         lm_free(rounded);
         lm_free(block);
         lm_free(slice);
@@ -405,6 +418,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_in_every_shape),
+        cmocka_unit_test(attention_by_tensor_cores),
         cmocka_unit_test(the_likeliest_tokens_are_the_same),
         cmocka_unit_test(drawn_tokens_are_the_same),
         cmocka_unit_test(losses_are_the_same),

@@ -1,0 +1,65 @@
+/* attention_cached.cuh -- what the kernels of cached attention share: its sizes, and which keys a row sees. */
+#ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
+#define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
+
+#include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "kernels/attention.h"
+}
+
+enum { MOST_TILED = 256 }; /* head sizes beyond go row by row */
+
+struct cached {
+    int64_t batch, seq, heads, kv_heads, room, window;
+    int dim, group;
+    bool causal;
+    float scale;
+    const int32_t *used, *fresh;
+};
+
+inline cached cached_of(const lm_call *call)
+{
+    const lm_attention_attr *a = (const lm_attention_attr *)call->attr;
+    cached c = {};
+    c.batch = a->batch;
+    c.seq = a->seq;
+    c.heads = a->heads;
+    c.kv_heads = a->kv_heads;
+    c.group = (int)(a->heads / a->kv_heads);
+    c.room = call->out[1].dim[2];
+    c.window = a->window;
+    c.dim = (int)a->head_dim;
+    c.causal = a->causal;
+    c.scale = (float)a->scale;
+    c.used = in_ptr<const int32_t>(call, 1);
+    c.fresh = in_ptr<const int32_t>(call, 2);
+    return c;
+}
+
+__device__ inline int64_t qkv_pitch(const cached &c)
+{
+    return (c.heads + 2 * c.kv_heads) * c.dim;
+}
+
+/* Keys [start, end) that query i of sequence b sees; none for a row that is not real. */
+struct span {
+    int64_t start, end;
+};
+
+__device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
+{
+    int64_t used = c.used[b], fresh = c.fresh[b], at = used + i;
+    span s = { 0, 0 };
+    if (i >= fresh)
+        return s;
+    s.end = c.causal ? at + 1 : used + fresh;
+    if (c.window > 0 && at - c.window + 1 > 0)
+        s.start = at - c.window + 1;
+    return s;
+}
+
+/* attention_cached_tensor.cu: rows of prompts by tensor cores, behind the keys that were appended. */
+template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed);
+
+#endif
