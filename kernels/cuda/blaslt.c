@@ -194,8 +194,8 @@ static bool preference_set(const library *l, cublasLtMatmulPreference_t p,
     return !l->cublasLtMatmulPreferenceSetAttribute(p, what, &value, sizeof value);
 }
 
-/* The algorithm for it: split sums are joined in F32 in the workspace, never in a narrow output, and
- * never in place when the order of joining must be the same again. */
+/* The algorithm for it: split sums are joined in F32 in the workspace, never in a narrow output,
+ * and never in place when the order of joining must be the same again. */
 static bool choose(lm_cuda_lt *lt, shape *s)
 {
     const library *l = &lt->l;

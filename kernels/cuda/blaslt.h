@@ -1,7 +1,7 @@
 /* blaslt.h -- matrix products by cuBLASLt, whose library is opened when first asked for.
  *
- * cuBLASLt's heuristics are asked once for a shape (sizes, types, pitches, alignments); the answer is
- * kept.  One host thread at a time, and one stream: products share one workspace. */
+ * cuBLASLt's heuristics are asked once for a shape (sizes, types, pitches, alignments); the answer
+ * is kept.  One host thread at a time, and one stream: products share one workspace. */
 #ifndef LM_KERNELS_CUDA_BLASLT_H
 #define LM_KERNELS_CUDA_BLASLT_H
 
@@ -38,8 +38,8 @@ typedef struct {
 lm_code lm_cuda_lt_new(size_t workspace, bool deterministic, lm_cuda_lt **out, lm_err *e);
 void lm_cuda_lt_free(lm_cuda_lt *lt); /* when nothing that it started is under way; NULL is fine */
 
-/* Put a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel for), and
- * nothing was done; counted. */
+/* Put a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel for),
+ * and nothing was done; counted. */
 bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, struct CUstream_st *stream);
 
 /* Of the stream's products so far: all zero on the plain path.  Exported for tests. */

@@ -1,17 +1,17 @@
 /* gemm_plain.cu -- matrix products in plain CUDA, three ways by shape:
  *
- *  rows   (m <= 8, A as it is, B transposed: a token being decoded) one warp for some columns of C; lanes
- *         read 16 bytes of B's rows at a time, each byte of B once.
- *  tiles  a block of 256 threads makes 128x128 (or 64x64) of C: 16 steps of k of both factors lie in
- *         shared memory as floats, k outermost, while the next 16 are on their way in registers; a
- *         thread holds 8x8 (or 4x4) sums and reads 4 floats at a time.
+ *  rows   (m <= 8, A as it is, B transposed: a token being decoded) one warp for some columns of
+ *         C; lanes read 16 bytes of B's rows at a time, each byte of B once.
+ *  tiles  a block of 256 threads makes 128x128 (or 64x64) of C: 16 steps of k of both factors lie
+ *         in shared memory as floats, k outermost, while the next 16 are on their way in
+ *         registers; a thread holds 8x8 (or 4x4) sums and reads 4 floats at a time.
  *  parts  few tiles and a long k (weight gradients of small layers): k is cut, each piece makes its
  *         own F32 product in scratch, and a second kernel adds the pieces in order.
  *
- * Which of them, and how k is cut, follows from the shape alone, and within each the order of the sums
- * is fixed: so are the bits, on any card.  Alignment only changes how memory is read.  A sum into F32
- * over more than `flush` steps is folded into C every so often, which keeps its error from growing
- * with k as one long F32 sum's does. */
+ * Which of them, and how k is cut, follows from the shape alone, and within each the order of the
+ * sums is fixed: so are the bits, on any card.  Alignment only changes how memory is read.  A sum
+ * into F32 over more than `flush` steps is folded into C every so often, which keeps its error
+ * from growing with k as one long F32 sum's does. */
 #include "kernels/cuda/gemm_plain.cuh"
 
 static const int depth = 16; /* steps of k in shared memory */
@@ -35,9 +35,9 @@ struct tiling {
 
 /* ---- a tile's factors: memory -> registers -> shared memory ---- */
 
-/* A factor of R rows (of op(A), or columns of op(B)) by `depth` steps of k.  K_INSIDE: it is stored with k
- * contiguous, [row][k]; else [k][row].  Each thread carries `chunks` packs of P elements along the
- * contiguous dimension. */
+/* A factor of R rows (of op(A), or columns of op(B)) by `depth` steps of k.  K_INSIDE: it is
+ * stored with k contiguous, [row][k]; else [k][row].  Each thread carries `chunks` packs of P
+ * elements along the contiguous dimension. */
 template <class T, bool K_INSIDE, int R> struct part_of {
     static const int P = wide<T>::n;
     static const int line = K_INSIDE ? depth / P : R / P; /* packs in a stored line */
@@ -68,7 +68,8 @@ __device__ inline cursor<T> cursor_at(const T *x, int64_t ld, int64_t row0, int6
     return c;
 }
 
-/* Read the next `depth` steps, of which `steps` are inside, and move on; zeros for what is outside. */
+/* Read the next `depth` steps, of which `steps` are inside, and move on; zeros for what is
+ * outside. */
 template <class T, bool K_INSIDE, int R>
 __device__ inline void fetch(pack<T, wide<T>::n> *stage, cursor<T> *x, int steps, bool packed)
 {
@@ -124,8 +125,8 @@ __device__ inline void place(float *shared, const pack<T, wide<T>::n> *stage)
 
 /* ---- its product ---- */
 
-/* 8 warps as 4 x 2, their lanes as 4 x 8, each with 4 x 4 sums (SIDE / 64 times in both directions): where
- * this thread's first row and column lie in a tile of SIDE x SIDE. */
+/* 8 warps as 4 x 2, their lanes as 4 x 8, each with 4 x 4 sums (SIDE / 64 times in both
+ * directions): where this thread's first row and column lie in a tile of SIDE x SIDE. */
 template <int SIDE> __device__ inline int first_row(void)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -210,7 +211,8 @@ __device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, 
     }
 }
 
-/* Tiles in bands of `band` rows of tiles, so that blocks that run together share lines of both factors. */
+/* Tiles in bands of `band` rows of tiles, so that blocks that run together share lines of both
+ * factors. */
 __device__ inline void tile_at(const tiling &t, int64_t i, int64_t *row, int64_t *col)
 {
     int64_t first = i / (band * t.tiles_n) * band, in_band = i % (band * t.tiles_n);
@@ -309,8 +311,8 @@ template <class T> __device__ inline void lane_pack(float *x, const T *at, int64
         x[e] = to_float(v.v[e]);
 }
 
-/* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns.  A lane sums the packs lane, lane+32, ... of k; the
- * lanes' sums are added by a butterfly. */
+/* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns.  A lane sums the packs lane, lane+32,
+ * ... of k; the lanes' sums are added by a butterfly. */
 template <class T, int M, int COLS>
 __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
@@ -373,8 +375,8 @@ static bool few_rows(const gemm_call *g)
     return g->m <= 8 && !g->ta && g->tb;
 }
 
-/* Tiles that should be in flight: more than fill the largest card.  A constant, so that the bits of a product
- * do not depend on the card. */
+/* Tiles that should be in flight: more than fill the largest card.  A constant, so that the bits
+ * of a product do not depend on the card. */
 static const int64_t enough_tiles = 256;
 
 static int64_t count_tiles(const gemm_call *g, int64_t side)

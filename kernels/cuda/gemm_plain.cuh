@@ -1,4 +1,5 @@
-/* gemm_plain.cuh -- the matrix product in plain CUDA (gemm_plain.cu), which gemm.cu falls back on. */
+/* gemm_plain.cuh -- the matrix product in plain CUDA (gemm_plain.cu), which gemm.cu falls back
+ * on. */
 #ifndef LM_KERNELS_CUDA_GEMM_PLAIN_CUH
 #define LM_KERNELS_CUDA_GEMM_PLAIN_CUH
 

@@ -55,8 +55,8 @@ static gemm_call backward_w(const lm_call *c)
 
 /* ---- column sums, in two stages ---- */
 
-/* Rows that one block sums: so many that there are at most 128 partial sums of a column.  From the shape
- * alone, as the bits follow from it. */
+/* Rows that one block sums: so many that there are at most 128 partial sums of a column.  From the
+ * shape alone, as the bits follow from it. */
 static int64_t rows_each(int64_t rows)
 {
     int64_t each = (rows + 127) / 128;
@@ -67,7 +67,8 @@ static int64_t row_parts(int64_t rows)
     return (rows + rows_each(rows) - 1) / rows_each(rows);
 }
 
-/* part[y][col] = the sum of rows y * each and after.  A block is 32 packs of columns wide and 8 rows high. */
+/* part[y][col] = the sum of rows y * each and after.  A block is 32 packs of columns wide and 8
+ * rows high. */
 template <class T>
 __global__ void column_parts_kernel(const T *dy, int64_t rows, int64_t cols, int64_t each,
                                     bool packed, float *part)

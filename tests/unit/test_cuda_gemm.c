@@ -31,8 +31,8 @@ static lm_lt_counts counts_now(void)
     return c;
 }
 
-/* The emulated cuBLASLt serves all shapes: a call of it that is wrong, and so refused, would be made
- * good by the plain tiles, unseen. */
+/* The emulated cuBLASLt serves all shapes: a call of it that is wrong, and so refused, would be
+ * made good by the plain tiles, unseen. */
 static void close_path(const char *path)
 {
     if (!cuda_is_real()) {
@@ -180,7 +180,8 @@ static void check_product(const product *p)
         lm_free(mine[i]);
 }
 
-/* What a result of this type may be off by, its sums being good to 1e-6; tf32 rounds the factors. */
+/* What a result of this type may be off by, its sums being good to 1e-6; tf32 rounds the
+ * factors. */
 static double allowed(lm_dtype ab, lm_dtype cd, const char *path)
 {
     double factors = ab == LM_DTYPE_F32 && !strcmp(path, "tf32") ? 1e-3 : 1e-6;
