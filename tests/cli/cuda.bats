@@ -80,7 +80,8 @@ alone() {
     says "cuda:1: there is no libcore-cuda.so in /no/such/folder, $PWD, "
     says "'make cuda' builds it"
     unset LM_MODULES
-    run -1 --separate-stderr train -q m0 data -o run --steps 1 --device cuda <<< ""
+    alone train
+    run -1 --separate-stderr train -q m0 data -o run --steps 1 --device cuda
     says "cuda: there is no libcore-cuda.so in "
     [ ! -e run/latest ]
 }
