@@ -4,6 +4,8 @@
 template void attention_forward<float, false>(const lm_call *);
 template void attention_forward<bf16, false>(const lm_call *);
 template void attention_forward<f16, false>(const lm_call *);
+extern template void attention_forward<bf16, true>(const lm_call *); /* attention_tensor.cu */
+extern template void attention_forward<f16, true>(const lm_call *);
 
 /* delta and first of attention_backward.cuh */
 static size_t backward_work(const lm_call *c, int threads)

@@ -313,6 +313,9 @@ template <class T, int D, bool TENSOR>
 static void launch_backward(const lm_call *c, const attn_shape &s, const backward_args<T> &x)
 {
     typedef backward_tile<T, D> tile;
+    static_assert(tile::bytes <= ATTN_MOST_SHARED, "every GPU has as much");
+    static_assert(tile::cols >= ATTN_FEWEST_COLS && tile::rows % tile::cols == 0,
+                  "as first has it");
     int64_t jobs = s.batch * s.heads * ((s.seq + tile::rows - 1) / tile::rows);
     int64_t tiles = (s.seq + tile::cols - 1) / tile::cols;
     LM_LAUNCH((first_kernel<tile::cols>), grid_for(s.batch * tiles, 256, c->stream), 256, 0,

@@ -136,7 +136,8 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
                                                                seq - j1, s);
         product_cols<T, D, N, TENSOR>(sum, c, v, box);
     }
-    copies_done<TENSOR>(); /* a tile that sees nothing still waits for q */
+    copies_done<TENSOR>(); /* a tile that sees nothing has yet to wait for q, */
+    __syncthreads();       /* whose rows are written over */
 
     float by[2];
 #pragma unroll
@@ -170,6 +171,7 @@ __global__ void __launch_bounds__((forward_tile<T, D>::threads))
 template <class T, int D, bool TENSOR> static void launch_forward(const lm_call *c, attn_shape s)
 {
     typedef forward_tile<T, D> tile;
+    static_assert(tile::bytes <= ATTN_MOST_SHARED, "every GPU has as much");
     const T *qkv = in_ptr<const T>(c, 0);
     T *o = out_ptr<T>(c, 0);
     int64_t jobs = s.batch * s.heads * ((s.seq + tile::rows - 1) / tile::rows);

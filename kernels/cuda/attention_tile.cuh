@@ -19,6 +19,8 @@ extern "C" {
 
 /* The shortest tile of queries that the backward takes numbers of, for the size of its scratch. */
 enum { ATTN_FEWEST_COLS = 16 };
+/* Bytes of shared memory that a block has on every GPU from sm_80 on. */
+enum { ATTN_MOST_SHARED = 99 * 1024 };
 
 /* The launchers' part of a call, for all kernels. */
 struct attn_shape {
@@ -307,13 +309,12 @@ inline unsigned attn_grid(int64_t jobs)
 
 /* ---- head sizes ---- */
 
-/* CALL(D), D the compiled size that serves a head size up to 256: fewer on the plain path. */
+/* CALL(D), D the compiled size that serves a head size up to 256.  Each costs the compiler seconds on
+ * every target: the plain path has the smallest, for small models, and fewer between. */
 #define LM_ATTN_FOR_DIM(tensor, dim, CALL) \
     do {                                   \
         if ((dim) <= 16 && !(tensor))      \
-            CALL((tensor) ? 32 : 16);      \
-        else if ((dim) <= 32)              \
-            CALL(32);                      \
+            CALL((tensor) ? 64 : 16);      \
         else if ((dim) <= 64)              \
             CALL(64);                      \
         else if ((dim) <= 96 && (tensor))  \

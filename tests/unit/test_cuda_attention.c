@@ -123,7 +123,7 @@ static void test_head_sizes(void **state)
     (void)state;
     static const int dims[] = { 1, 4, 7, 8, 16, 24, 32, 64, 80, 96, 100, 128, 192, 256 };
     for (int i = 0; i < 14; i++) {
-        lm_attention_attr a = attr_of(1, dims[i] > 128 ? 37 : 70, 1, 1, dims[i]);
+        lm_attention_attr a = attr_of(1, dims[i] > 64 ? 37 : 70, 1, 1, dims[i]);
         for (int p = 0; p < 3; p++)
             check_both(&a, WHOLE, path_of(p), 0);
         if (dims[i] % 64 == 0)
@@ -137,7 +137,7 @@ static void test_shapes(void **state)
     static const int64_t shapes[][5] = {
         /* B, T, H, K, D */
         { 1, 1, 1, 1, 8 },   { 2, 1, 3, 1, 16 },  { 2, 3, 2, 1, 16 },  { 2, 33, 3, 3, 32 },
-        { 3, 17, 4, 2, 24 }, { 1, 64, 1, 1, 16 }, { 1, 65, 4, 1, 16 }, { 1, 211, 2, 1, 16 },
+        { 3, 17, 4, 2, 24 }, { 1, 64, 1, 1, 16 }, { 1, 65, 4, 1, 16 }, { 1, 211, 1, 1, 16 },
     };
     for (int i = 0; i < 8 * 5; i++) {
         const int64_t *s = shapes[i / 5];
@@ -152,7 +152,7 @@ static void test_masks(void **state)
     (void)state;
     static const int64_t windows[] = { 0, 1, 7, 64, 90, 1000 };
     for (int i = 0; i < 6 * 2 * 3; i++) {
-        lm_attention_attr a = attr_of(1, 203 - 20 * (i % 6), 2, 1, i % 4 ? 16 : 40);
+        lm_attention_attr a = attr_of(1, 203 - 20 * (i % 6), 1, 1, i % 4 ? 16 : 40);
         a.window = windows[i % 6];
         a.causal = i / 6 % 2;
         check_both(&a, (lo_kind)(i / 12), path_of(i), 0);
