@@ -54,7 +54,7 @@ struct lm_backend {
     /* Wait for everything on s (NULL: on all streams). */
     lm_code (*sync)(lm_backend *b, lm_stream *s, lm_err *e);
     /* The numbers of the runs that follow on s, for kernels that read them on the device (dropout);
-     * kernels on the host read call->step. */
+     * kernels on the host read call->step.  Not recorded: a replay has the numbers given before it. */
     lm_code (*step)(lm_backend *b, const lm_step *step, lm_stream *s, lm_err *e);
 
     /* ---- time ---- */
