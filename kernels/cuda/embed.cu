@@ -264,7 +264,7 @@ enum { SUM_LANES = 32, SUM_ROWS = 8 };
 /* A block of SUM_LANES x SUM_ROWS threads for SUM_LANES packs of one id's columns: its rows are
  * dealt to the SUM_ROWS threads of a column in turn, whose sums are added in order. */
 template <class T, int N>
-__global__ void __launch_bounds__(SUM_LANES *SUM_ROWS)
+__global__ void __launch_bounds__(SUM_LANES *SUM_ROWS, 4)
     sum_runs(int64_t ids, int64_t width, bool replace, const uint32_t *start, const uint32_t *row,
              const T *dx, float *dw)
 {
