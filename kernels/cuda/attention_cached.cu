@@ -70,8 +70,8 @@ static __device__ inline int lanes_for(int packs)
     return lanes;
 }
 
-/* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the queries in
- * registers; a key and the lanes that add its score up stay together in further packs. */
+/* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the
+ * queries in registers; a key and the lanes that add it up stay together in further packs. */
 template <class T, int N, int G>
 static __device__ inline void part_scores(const cached &c, const T *q, const T *keys, int n, int m,
                                           float *score)
@@ -119,7 +119,7 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
     }
 }
 
-/* Scores to probabilities times their sum, rounded to T, a warp for each head; max and sum of each. */
+/* Scores to probabilities times their sum, rounded to T, by a warp a head; max and sum of each. */
 template <class T>
 static __device__ inline void part_softmax(int n, int m, float *score, float *max, float *sum)
 {
@@ -246,7 +246,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The parts of each row and head, in their order; those that hold no visible key were not written. */
+/* The parts of each row and head, in order; those that hold no visible key were not written. */
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     join_parts(cached c, T *o, partial r, int64_t parts)
@@ -310,7 +310,8 @@ static __device__ inline float dot(four a, four b, float sum)
     return sum;
 }
 
-/* Eight threads have a query: keys c, c + 8, ... of a tile's scores, columns 4c .. 4c+3 of every 32. */
+/* Eight threads have a query: keys c, c + 8, ... of a tile's scores, columns 4c .. 4c+3 of every
+ * 32. */
 template <class T, int D, int KEYS>
 static __global__ void __launch_bounds__(THREADS)
     attend_tiles(cached c, const T *qkv, T *o, const T *keys, const T *values, bool packed)

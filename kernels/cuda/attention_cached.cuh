@@ -1,4 +1,5 @@
-/* attention_cached.cuh -- what the kernels of cached attention share: its sizes, and which keys a row sees. */
+/* attention_cached.cuh -- what the kernels of cached attention share: its sizes, and which keys a
+ * row sees. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 #define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 
@@ -59,7 +60,7 @@ __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
     return s;
 }
 
-/* attention_cached_tensor.cu: rows of prompts by tensor cores, behind the keys that were appended. */
+/* attention_cached_tensor.cu: prompts by tensor cores, once their keys are appended. */
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed);
 
 #endif

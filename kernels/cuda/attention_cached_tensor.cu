@@ -1,5 +1,5 @@
-/* attention_cached_tensor.cu -- prompts over key/value caches by tensor cores: the tiles of attention's forward,
- * whose queries sit behind the keys of the cache. */
+/* attention_cached_tensor.cu -- prompts over key/value caches by tensor cores: the tiles of
+ * attention's forward, whose queries sit behind the keys of the cache. */
 #include "kernels/cuda/attention_cached.cuh"
 #include "kernels/cuda/attention_forward.cuh"
 

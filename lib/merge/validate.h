@@ -30,9 +30,9 @@ typedef struct {
 
 typedef struct lm_validator lm_validator;
 
-/* Open the sets and make room for the weights of `c` in memory of b.  o, c and b are borrowed.  Fails: LM_EUSAGE
- * for text without a tokenizer, LM_EFORMAT for ids beyond the vocabulary or a set without two
- * tokens, LM_EIO, LM_ELIMIT. */
+/* Open the sets and make room for the weights of `c` in memory of b.  o, c and b are
+ * borrowed.  Fails: LM_EUSAGE for text without a tokenizer, LM_EFORMAT for ids beyond the
+ * vocabulary or a set without two tokens, LM_EIO, LM_ELIMIT. */
 lm_code lm_validator_new(const lm_validator_opts *o, const lm_config *c, lm_backend *b,
                          lm_validator **out, lm_err *e);
 void lm_validator_free(lm_validator *v);

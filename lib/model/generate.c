@@ -56,6 +56,11 @@ static size_t part(size_t *at, size_t n, size_t size)
     return here;
 }
 
+static void *room_at(void *base, size_t bytes)
+{
+    return (char *)base + bytes;
+}
+
 static lm_code make_inputs(stage *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
 {
     size_t bytes = 0, at[5];
@@ -67,8 +72,8 @@ static lm_code make_inputs(stage *s, lm_backend *backend, size_t n, size_t b, lm
     if (lm_mirror_new(backend, bytes, "a batch", &s->inputs, e))
         return e->code;
     for (int i = 0; i < 5; i++) {
-        *host[i] = (int32_t *)((char *)s->inputs.host + at[i]);
-        lm_exec_bind(s->x, value[i], (char *)s->inputs.dev + at[i]);
+        *host[i] = room_at(s->inputs.host, at[i]);
+        lm_exec_bind(s->x, value[i], room_at(s->inputs.dev, at[i]));
     }
     return LM_OK;
 }
@@ -195,11 +200,11 @@ static lm_code make_chooser(lm_generator *g, lm_err *e)
         lm_mirror_new(b, n * (size_t)g->context * sizeof(int32_t), "tokens", &c->seen, e) ||
         lm_alloc_n(&c->sent, n, sizeof *c->sent, "slots", e))
         return e->code;
-    c->u = (double *)((char *)c->ask.host + u);
-    c->on = (int32_t *)((char *)c->ask.host + on);
-    c->n_seen = (int32_t *)((char *)c->ask.host + seen);
-    c->logprob = (double *)((char *)c->answer.host + p);
-    c->token = (int32_t *)((char *)c->answer.host + token);
+    c->u = room_at(c->ask.host, u);
+    c->on = room_at(c->ask.host, on);
+    c->n_seen = room_at(c->ask.host, seen);
+    c->logprob = room_at(c->answer.host, p);
+    c->token = room_at(c->answer.host, token);
     for (int64_t rows = 1; c->kernel->work; rows = g->batch) {
         sample_call s;
         describe(g, 0, rows, &any, &s);
@@ -345,8 +350,8 @@ static lm_code run_graph(stage *s, lm_err *e)
     return lm_exec_run(s->x, &step, e);
 }
 
-/* Decoding is the same list of kernels each time: from the second run on a recording of it, where the
- * backend has such a thing and nobody takes the time of single nodes. */
+/* Decoding is the same list of kernels each time: from the second run on a recording of it, where
+ * the backend has such a thing and nobody takes the time of single nodes. */
 static void record_decoding(lm_generator *g)
 {
     lm_err refused = { 0 };

@@ -3,8 +3,8 @@
  * B slots hold a sequence each, of at most S tokens.  A prompt runs through its slot alone, in
  * chunks of 256, 64 or 8 rows, so its logits do not depend on the other slots; decoding takes all
  * slots one token further at once.  All graphs share weights, caches and one arena; nothing is
- * allocated after lm_generator_new.  All of them are in the backend's memory, logits too: tokens are
- * chosen there, and only ids come back. */
+ * allocated after lm_generator_new.  All of them are in the backend's memory, logits too: tokens
+ * are chosen there, and only ids come back. */
 #ifndef LM_MODEL_GENERATE_H
 #define LM_MODEL_GENERATE_H
 
@@ -20,8 +20,8 @@ lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t co
                          lm_backend *b, lm_generator **out, lm_err *e);
 void lm_generator_free(lm_generator *g);
 
-/* Begin slot `slot` anew with ids[0..n), 1 <= n <= S.  *logits [V] (may be NULL) is borrowed until the
- * next call, in the backend's memory, and there after a sync. */
+/* Begin slot `slot` anew with ids[0..n), 1 <= n <= S.  *logits [V] (may be NULL) is borrowed until
+ * the next call, in the backend's memory, and there after a sync. */
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
                             const float **logits, lm_err *e);
 /* One more token for each slot: next[slot], negative for slots that rest.  *logits [B,V] likewise;
@@ -42,8 +42,8 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot);
  * caches as they are filled now. */
 double lm_generator_step_bytes(const lm_generator *g);
 size_t lm_generator_cache_bytes(const lm_generator *g);
-/* Of decoding: seconds by operator, see lm_exec_times; on a device lm_exec_timing comes before the first
- * step. */
+/* Of decoding: seconds by operator, see lm_exec_times; on a device lm_exec_timing comes before the
+ * first step. */
 lm_exec *lm_generator_exec(lm_generator *g);
 
 #endif

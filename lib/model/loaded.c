@@ -79,8 +79,8 @@ size_t lm_loaded_bytes(const lm_model *m)
     return low * sizeof(uint16_t) + ((size_t)m->block - low) * sizeof(float);
 }
 
-/* The types are those that the model's precision asks for: the matrices in one block, vectors behind
- * them. */
+/* The types are those that the model's precision asks for: the matrices in one block, vectors
+ * behind them. */
 lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)
 {
     l->b = b;

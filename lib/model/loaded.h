@@ -29,14 +29,15 @@ typedef struct {
  * LM_EFORMAT; LM_EUSAGE for a lone file without config.json. */
 lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out, lm_err *e);
 /* Load the weights for `m`, a model of this config in any mode, whose precision decides the type,
- * into memory of `b`, which must outlive them; a stream is read to its end.  Fails as lm_weights_load
- * does. */
+ * into memory of `b`, which must outlive them; a stream is read to its end.  Fails as
+ * lm_weights_load does. */
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e);
 /* The same from memory of the host instead of a file: `block` as lm_weights_init fills it. */
 lm_code lm_loaded_take(lm_loaded *l, const lm_model *m, const float *block, lm_backend *b,
                        lm_err *e);
-/* Room for the weights of `m` in memory of `b`; they come one by one: slice i of the model from count
- * elements of `dtype` in the file's shape (weights that are merged in memory).  No config is taken. */
+/* Room for the weights of `m` in memory of `b`; they come one by one: slice i of the model from
+ * count elements of `dtype` in the file's shape (weights that are merged in memory).  No config is
+ * taken. */
 lm_code lm_loaded_room(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e);
 lm_code lm_loaded_put(lm_loaded *l, const lm_model *m, int i, lm_dtype dtype, const void *data,
                       lm_par *par, lm_err *e);

@@ -17,12 +17,13 @@ void lm_weights_init(const lm_model *m, uint64_t seed, lm_par *par, float *block
 
 /* The source holds exactly the tensors of the model, in their shapes?  LM_EFORMAT as below. */
 lm_code lm_weights_check(const lm_model *m, const lm_model_source *src, lm_err *e);
-/* Load every slice from the source, converting to F32; a stream is read to its end.  Fails: LM_EFORMAT when a tensor is missing,
- * has another shape, or is unknown to the architecture (named). */
+/* Load every slice from the source, converting to F32; a stream is read to its end.  Fails:
+ * LM_EFORMAT when a tensor is missing, has another shape, or is unknown to the architecture
+ * (named). */
 lm_code lm_weights_load(const lm_model *m, lm_model_source *src, lm_par *par, float *block,
                         lm_err *e);
-/* The same into a block in memory of `b`: on a device slice by slice, and no more than the largest is
- * ever on the host. */
+/* The same into a block in memory of `b`: on a device slice by slice, and no more than the largest
+ * is ever on the host. */
 lm_code lm_weights_load_on(const lm_model *m, lm_model_source *src, lm_backend *b, float *block,
                            lm_err *e);
 
@@ -47,8 +48,8 @@ void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par);
 /* Both blocks in memory of `b`, where it is done: on its main stream. */
 void lm_weights_round_on(const lm_model *m, lm_backend *b, const float *block, uint16_t *low);
 
-/* A rotary table in memory of a backend (borrowed), filled on the host and copied there once; data is
- * NULL for a model that has none. */
+/* A rotary table in memory of a backend (borrowed), filled on the host and copied there once; data
+ * is NULL for a model that has none. */
 typedef struct {
     lm_backend *b;
     float *data;
@@ -59,8 +60,8 @@ void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x);
 void lm_rotary_fini(lm_rotary *r);
 
 /* Bind every PARAM of an executor: weights to `low` when it is not NULL, else to `block`, both in
- * memory of its backend.  `rope` (rope_rows * head_dim floats of the host): the rotary table is filled
- * there and bound; NULL: the model has none, or lm_rotary_bind does it. */
+ * memory of its backend.  `rope` (rope_rows * head_dim floats of the host): the rotary table is
+ * filled there and bound; NULL: the model has none, or lm_rotary_bind does it. */
 void lm_weights_bind(const lm_model *m, lm_exec *x, const float *block, const uint16_t *low,
                      float *rope);
 

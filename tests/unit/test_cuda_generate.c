@@ -1,5 +1,5 @@
-/* Generation, evaluation and weights on the CUDA backend against the CPU backend: the same tokens for
- * the same draws, the same losses, the same bits of what is only moved. */
+/* Generation, evaluation and weights on the CUDA backend against the CPU backend: the same tokens
+ * for the same draws, the same losses, the same bits of what is only moved. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
