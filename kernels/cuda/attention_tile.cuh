@@ -6,7 +6,10 @@
  *   product_rows   c [16, 8N] += a [16, D] b [8N, D]^T    both in shared memory: scores
  *   product_cols   c [16, D]  += p [16, 8N] b [8N, D]     p in registers as product_rows left it
  * BF16 and F16 by mma.cuh (p rounded to T), F32 by plain sums in F32 in the same layout.  Head sizes
- * between the compiled ones run as the next larger, zeros behind. */
+ * between the compiled ones run as the next larger, zeros behind.
+ *
+ * What a query does not see weighs zero in its tile, so a key or query that is not a number reaches the
+ * rows that meet it, and a value (or in the backward its like) the others of the tile too. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 #define LM_KERNELS_CUDA_ATTENTION_TILE_CUH
 
