@@ -180,8 +180,9 @@ check: deps ## install what is missing, build, run every test that this machine 
 	$(MAKE) $(JOBS) all tests
 	tests/run -b $B unit cli docs fuzz lint
 
+BENCH_CUDA := $B/bench/bench_cuda $B/bench/bench_cuda_decode
 .PHONY: tests
-tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE)
+tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE) $(BENCH_CUDA)
 
 check-unit: tests ## unit tests only; T=NAME runs tests/unit/test_NAME*.c
 	tests/run -b $B $(if $T,-t $T) unit
@@ -197,12 +198,12 @@ check-fuzz: ## run every fuzzer for FUZZ_SECONDS on its corpus
 
 ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 check-asan: ## unit and command line tests with AddressSanitizer and UBSan
-	$(MAKE) $(JOBS) B=$B-asan CFLAGS='$(ASAN_FLAGS)' all tests
+	$(MAKE) $(JOBS) B=$B-asan CUDA=no CFLAGS='$(ASAN_FLAGS)' all tests
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
 check-tsan: ## the thread pool and the trainer with ThreadSanitizer
-	$(MAKE) B=$B-tsan CFLAGS='$(TSAN_FLAGS)' $B-tsan/tests/unit/test_base_par $B-tsan/tests/unit/test_train_trainer
+	$(MAKE) B=$B-tsan CUDA=no CFLAGS='$(TSAN_FLAGS)' $B-tsan/tests/unit/test_base_par $B-tsan/tests/unit/test_train_trainer
 	tests/run -b $B-tsan -t base_par unit
 	tests/run -b $B-tsan -t train_trainer unit
 
@@ -277,10 +278,16 @@ HASH := \#
 probe = $(shell printf '%s\n' '$(HASH)include <$1>' 'int main(void) { return 0; }' | \
                 $(CC) -x c - -o /dev/null -Wl,--no-as-needed $2 2>/dev/null && echo yes)
 
-.PHONY: check-cuda bench-cuda-static
+.PHONY: check-cuda bench-cuda bench-cuda-static
 check-cuda: ## on a GPU: operators and models against the references, compute-sanitizer; T=NAME as in check-unit
 	$(MAKE) $(JOBS) all tests
 	scripts/check-cuda -b $B $(if $T,-t $T)
+
+# --quick, -o FILE, --parts LIST and more: see scripts/bench-cuda.  With --emulated it needs no GPU, and measures none.
+ARGS ?=
+bench-cuda: ## on a GPU: kernels, decoding, training steps, their ceilings and peers; LLMC=, ARGS='--quick -o FILE'
+	$(MAKE) $(JOBS) all $(BENCH_CUDA) $(if $(findstring --emulated,$(ARGS)),emu)
+	scripts/bench-cuda -b $B --llmc "$(LLMC)" $(if $T,-t $T) $(ARGS)
 
 bench-cuda-static: ## registers, shared memory and spills of the CUDA kernels; T=NAME: of kernels/cuda/NAME*.cu
 	scripts/bench-cuda-static -c '$(if $(NVCC),$(NVCC) $(NVCC_FLAGS))' -g '$(CUDA_TARGETS)' $(if $T,-t $T)
