@@ -38,7 +38,10 @@ MAKEFLAGS += --no-print-directory
 .PHONY: all help clean FORCE deps check check-unit check-cli check-docs check-fuzz check-asan check-tsan check-interop \
         fuzz lint format bench demo install uninstall dist gen-completions
 
-all: $(BIN) ## build every tool into build/bin
+.PHONY: tools
+all: tools ## build every tool into build/bin, and the CUDA module where nvcc is
+
+tools: $(BIN)
 
 help: ## list the targets
 	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
@@ -292,7 +295,7 @@ bench-cuda: ## on a GPU: kernels, decoding, training steps, their ceilings and p
 bench-cuda-static: ## registers, shared memory and spills of the CUDA kernels; T=NAME: of kernels/cuda/NAME*.cu
 	scripts/bench-cuda-static -c '$(if $(NVCC),$(NVCC) $(NVCC_FLAGS))' -g '$(CUDA_TARGETS)' $(if $T,-t $T)
 
-bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
+bench: tools ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
 	scripts/install-deps build bench
 	$(MAKE) $(JOBS) bench-build
 	scripts/run-bench -b $B -l "$(LLMC)" $(if $T,-t $T)
@@ -301,7 +304,7 @@ bench: all ## measure each hot path next to its ceiling; T=NAME runs tests/bench
 ifneq ($(filter bench-build,$(MAKECMDGOALS)),)
 BENCH_LIBS := $(if $(call probe,dnnl.h,-ldnnl),-DHAVE_DNNL -ldnnl) $(if $(call probe,cblas-openblas.h,-lopenblas),-DHAVE_OPENBLAS -lopenblas)
 endif
-bench-build: all $(BENCH_BIN)
+bench-build: tools $(BENCH_BIN)
 
 $(BENCH_BIN): $B/bench/%: tests/bench/%.c $(BENCH_AID) $(wildcard tests/bench/*.h) $B/libcore.a $B/.flags
 	mkdir -p $(@D)
@@ -311,7 +314,7 @@ $(BENCH_BIN): $B/bench/%: tests/bench/%.c $(BENCH_AID) $(wildcard tests/bench/*.
 CORPUS ?=
 demo: ## from raw text to a speaking model on this machine, in minutes; CORPUS='FILE ...' takes your own text
 	scripts/install-deps build demo
-	$(MAKE) $(JOBS) all
+	$(MAKE) $(JOBS) tools
 	PATH="$(abspath $B/bin):$$PATH" $(MAKE) --no-print-directory -f share/recipes/first-light.mk \
 	    SHARE="$(abspath share)" WORK="$B/first-light" $(if $(CORPUS),CORPUS="$(abspath $(CORPUS))")
 
@@ -319,7 +322,7 @@ demo: ## from raw text to a speaking model on this machine, in minutes; CORPUS='
 TOOLS = $(notdir $(BIN))
 DEST  = $(DESTDIR)$(PREFIX)
 
-gen-completions: all ## write share/completions from the option tables
+gen-completions: tools ## write share/completions from the option tables
 	mkdir -p share/completions/bash share/completions/zsh share/completions/fish
 	for t in $(TOOLS); do \
 	    $B/bin/$$t --completion=bash > share/completions/bash/$$t && \
