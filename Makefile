@@ -96,8 +96,11 @@ CUDA      ?= auto
 # Machine code for these, and PTX of the first for every other GPU.
 CUDA_ARCH ?= 80 86 89 90a 100
 # CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB and CUDA_TARGETS, found once by compiling and linking; empty: there is no toolkit.
--include $B/cuda-$(subst /,_,$(CUDA)).mk
-$B/cuda-$(subst /,_,$(CUDA)).mk: scripts/probe-cuda
+# A folder that was named and has none is an error.
+EMPTY     :=
+CUDA_MK   := $B/cuda-$(subst /,_,$(CUDA))-$(subst $(EMPTY) ,-,$(strip $(CUDA_ARCH))).mk
+include $(CUDA_MK)
+$(CUDA_MK): scripts/probe-cuda
 	mkdir -p $(@D)
 	scripts/probe-cuda $(CUDA) $(CUDA_ARCH) > $@
 
@@ -114,7 +117,12 @@ all: $(CUDA_MODULE)
 endif
 
 .PHONY: cuda emu
-cuda: $(CUDA_MODULE) ## build the CUDA module alone
+cuda: $(if $(CUDA_HOME),$(CUDA_MODULE),no-cuda) ## build the CUDA module alone
+
+.PHONY: no-cuda
+no-cuda:
+	echo "make: there is no CUDA Toolkit to build the module with: name its folder, CUDA=/usr/local/cuda" >&2
+	false
 
 $(CUDA_MODULE): $(CUDA_OBJ)
 	mkdir -p $(@D)
