@@ -65,7 +65,8 @@ static const char advice[] =
 static lm_code open_library(library *l, void **handle, lm_err *e)
 {
     errno = 0;
-    *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    /* It stays loaded: what it left with the driver would point to nothing. */
+    *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!*handle)
         return lm_fail(e, LM_EIO, LIBRARY, advice, "cannot be loaded: %s", dlerror());
 #define FILL(name)                              \

@@ -321,8 +321,10 @@ lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t co
 
 void lm_generator_free(lm_generator *g)
 {
+    lm_err ignored = { 0 };
     if (!g)
         return;
+    g->b->sync(g->b, g->b->main, &ignored); /* after a failure work may be left */
     if (g->recorded)
         g->b->recording_free(g->b, g->recorded);
     close_stage(&g->decode);

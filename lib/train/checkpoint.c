@@ -345,10 +345,10 @@ void lm_ckpt_free(lm_ckpt *c)
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->change);
     lm_par_free(c->par);
+    if (c->stream) /* waits: of a checkpoint that could not begin, copies may be on their way */
+        c->backend->stream_free(c->backend, c->stream);
     if (c->copy)
         c->backend->host_free(c->backend, c->copy, c->copy_bytes);
-    if (c->stream)
-        c->backend->stream_free(c->backend, c->stream);
     lm_free(c->last);
     lm_free(c);
 }

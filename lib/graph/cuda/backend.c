@@ -72,7 +72,10 @@ static lm_code find(cuda_backend *c, lm_err *e)
         cuda_quiet(cudaDriverGetVersion(&driver));
         cuda_quiet(cudaRuntimeGetVersion(&runtime));
         errno = 0;
-        return lm_fail(e, LM_EIO, c->name, "see that 'nvidia-smi' lists a GPU, or use the cpu",
+        return lm_fail(e, LM_EIO, c->name,
+                       answer == cudaErrorInsufficientDriver && driver > 0
+                           ? "install a newer driver, or use the cpu"
+                           : "see that 'nvidia-smi' lists a GPU, or use the cpu",
                        "no usable GPU: %s (driver %s, runtime %s)",
                        cudaGetErrorString(answer ? answer : cudaErrorNoDevice), version(driver, a),
                        version(runtime, b));
@@ -84,6 +87,14 @@ static lm_code find(cuda_backend *c, lm_err *e)
         return lm_fail(e, LM_EIO, c->name, NULL, "this machine has one CUDA device: cuda:0");
     return lm_fail(e, LM_EIO, c->name, NULL, "this machine has %d CUDA devices: cuda:0 to cuda:%d",
                    n, n - 1);
+}
+
+/* The runtime makes its context here: what somebody else holds, or is worn out, refuses. */
+static lm_code claim(cuda_backend *c, lm_err *e)
+{
+    cudaError_t answer = cudaSetDevice(c->index);
+
+    return answer ? cuda_refused(c, answer, "the device cannot be used", e) : LM_OK;
 }
 
 static lm_code describe(cuda_backend *c, lm_err *e)
@@ -153,7 +164,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     cuda_fill_time(&c->b);
     cuda_fill_record(&c->b);
     rc = find(c, e);
-    rc = rc ? rc : cuda_enter(c, e);
+    rc = rc ? rc : claim(c, e);
     rc = rc ? rc : describe(c, e);
     rc = rc ? rc : ready_products(c, e);
     rc = rc ? rc : c->b.stream_new(&c->b, &first, e);
