@@ -336,11 +336,6 @@ __attribute__((visibility("default"))) void lm_cuda_lt_counts(const lm_stream *s
     *out = s->lt ? s->lt->counts : (lm_lt_counts){ 0 };
 }
 
-int64_t lm_cuda_lt_unserved(const lm_cuda_lt *lt)
-{
-    return lt->counts.unserved;
-}
-
 size_t lm_cuda_lt_version(const lm_cuda_lt *lt)
 {
     return lt->l.cublasLtGetVersion();

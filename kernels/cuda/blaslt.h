@@ -44,8 +44,6 @@ bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, struct CUstream_st *st
 
 /* Of the stream's products so far: all zero on the plain path.  Exported for tests. */
 void lm_cuda_lt_counts(const lm_stream *s, lm_lt_counts *out);
-/* Of them, those that cuBLASLt did not serve: for the facts line. */
-int64_t lm_cuda_lt_unserved(const lm_cuda_lt *lt);
 /* cuBLASLt's version as major * 10000 + minor * 100 + patch. */
 size_t lm_cuda_lt_version(const lm_cuda_lt *lt);
 

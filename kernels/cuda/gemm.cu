@@ -2,7 +2,7 @@
  *
  * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, but for two kinds of shapes: up
  * to lt_rows rows of a decoder, which are bound by reading B once, as the plain kernel does; and
- * those that cuBLASLt has no algorithm for, which it counts (lm_cuda_lt_unserved). */
+ * those that cuBLASLt has no algorithm for, which it counts (lm_cuda_lt_counts). */
 #include "kernels/cuda/gemm.cuh"
 
 #include "kernels/cuda/gemm_plain.cuh"
