@@ -342,7 +342,7 @@ install: all ## install tools, pages, completions, presets, library and headers 
 	install -d $(DEST)/bin $(DEST)/lib
 	install -m 755 $(BIN) $(DEST)/bin
 	install -m 644 $B/libcore.a $(DEST)/lib/liblmcore.a
-	test ! -f $(CUDA_MODULE) || install -D -m 755 $(CUDA_MODULE) $(DEST)/lib/lmutils/libcore-cuda.so
+	$(if $(CUDA_HOME),install -D -m 755 $(CUDA_MODULE) $(DEST)/lib/lmutils/libcore-cuda.so)
 	for n in 1 5 7; do \
 	    for p in man/man$$n/*.$$n; do \
 	        test -f $$p || continue; \
