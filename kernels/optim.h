@@ -4,14 +4,16 @@
  * Gradients are clipped on their way in: g' = g min(1, clip_norm / (sqrt(sumsq) + 1e-6)) when
  * clip_norm > 0 and sumsq is given, then bounded by +-clip_value when that is > 0.  When sumsq or
  * watch is given and not finite, nothing is written: a step is decided where the numbers are, and
- * the host hears of it afterwards.
+ * the host hears of it afterwards.  Numbers that change from step to step may come from memory, too
+ * (`now`, in place of the attribute's), so that a recorded step can be replayed.
  *
- * adamw     in  g, sumsq [1] F64 (optional), watch [1] F64 (optional)
+ * adamw     in  g, sumsq [1] F64 (optional), watch [1] F64 (optional),
+ *               now [3] F64 (optional): lr, bc1, bc2
  *           out p, m, v, copy (BF16, optional: p rounded)
  *           p *= 1 - lr*wd; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;
  *           p -= lr * (m/bc1) / (sqrt(v/bc2) + eps)
  *           (arXiv:1711.05101 alg. 2; eps outside the root, bias corrections bc = 1 - b^t given)
- * sgd       in  g, sumsq, watch (as above)
+ * sgd       in  g, sumsq, watch (as above), now [2] F64 (optional): lr, first (0 or 1)
  *           out p, buf (optional: momentum), copy (optional)
  *           d = g' + wd p (coupled); buf = first ? d : momentum*buf + (1-dampening)*d;
  *           d = nesterov ? d + momentum*buf : buf; p -= lr d
@@ -45,5 +47,8 @@ typedef struct {
 /* The factor for gradients by which a step on the host clips: 1 without a norm, NAN when nothing may
  * be written.  c: a call of adamw or sgd. */
 double lm_optim_scale(const lm_call *c, double clip_norm);
+/* The attributes of a call on the host with the numbers of `now` in them. */
+lm_adamw_attr lm_adamw_now(const lm_call *c);
+lm_sgd_attr lm_sgd_now(const lm_call *c);
 
 #endif

@@ -15,6 +15,29 @@ double lm_optim_scale(const lm_call *c, double clip_norm)
     return clip_norm > 0 && sumsq ? fmin(1, clip_norm / (norm + 1e-6)) : 1;
 }
 
+lm_adamw_attr lm_adamw_now(const lm_call *c)
+{
+    lm_adamw_attr a = *(const lm_adamw_attr *)c->attr;
+    const lm_tensor *now = opt_in(c, 3);
+    if (now) {
+        a.lr = get(now, 0);
+        a.bc1 = get(now, 1);
+        a.bc2 = get(now, 2);
+    }
+    return a;
+}
+
+lm_sgd_attr lm_sgd_now(const lm_call *c)
+{
+    lm_sgd_attr a = *(const lm_sgd_attr *)c->attr;
+    const lm_tensor *now = opt_in(c, 3);
+    if (now) {
+        a.lr = get(now, 0);
+        a.first = get(now, 1) != 0;
+    }
+    return a;
+}
+
 /* The gradient as the step sees it: clipped by norm (scale), then by value; NaN passes. */
 static double clipped(double g, double scale, double bound)
 {
@@ -26,17 +49,17 @@ static double clipped(double g, double scale, double bound)
 
 static void adamw(const lm_call *c)
 {
-    const lm_adamw_attr *a = c->attr;
+    const lm_adamw_attr a = lm_adamw_now(c);
     lm_tensor *p = &c->out[0], *m = &c->out[1], *v = &c->out[2], *copy = opt_out(c, 3);
-    double scale = lm_optim_scale(c, a->clip_norm);
+    double scale = lm_optim_scale(c, a.clip_norm);
     for (int64_t i = 0; !isnan(scale) && i < lm_tensor_count(&c->in[0]); i++) {
-        double g = clipped(get(&c->in[0], i), scale, a->clip_value);
-        double mi = a->beta1 * get(m, i) + (1 - a->beta1) * g;
-        double vi = a->beta2 * get(v, i) + (1 - a->beta2) * g * g;
-        double step = a->lr * (mi / a->bc1) / (sqrt(vi / a->bc2) + a->eps);
+        double g = clipped(get(&c->in[0], i), scale, a.clip_value);
+        double mi = a.beta1 * get(m, i) + (1 - a.beta1) * g;
+        double vi = a.beta2 * get(v, i) + (1 - a.beta2) * g * g;
+        double step = a.lr * (mi / a.bc1) / (sqrt(vi / a.bc2) + a.eps);
         set(m, i, mi);
         set(v, i, vi);
-        set(p, i, get(p, i) * (1 - a->lr * a->weight_decay) - step);
+        set(p, i, get(p, i) * (1 - a.lr * a.weight_decay) - step);
         if (copy)
             set(copy, i, get(p, i));
     }
@@ -44,18 +67,18 @@ static void adamw(const lm_call *c)
 
 static void sgd(const lm_call *c)
 {
-    const lm_sgd_attr *a = c->attr;
+    const lm_sgd_attr a = lm_sgd_now(c);
     lm_tensor *p = &c->out[0], *buf = opt_out(c, 1), *copy = opt_out(c, 2);
-    double scale = lm_optim_scale(c, a->clip_norm);
+    double scale = lm_optim_scale(c, a.clip_norm);
     for (int64_t i = 0; !isnan(scale) && i < lm_tensor_count(&c->in[0]); i++) {
-        double d = clipped(get(&c->in[0], i), scale, a->clip_value);
-        d += a->weight_decay * get(p, i);
+        double d = clipped(get(&c->in[0], i), scale, a.clip_value);
+        d += a.weight_decay * get(p, i);
         if (buf) {
-            double b = a->first ? d : a->momentum * get(buf, i) + (1 - a->dampening) * d;
+            double b = a.first ? d : a.momentum * get(buf, i) + (1 - a.dampening) * d;
             set(buf, i, b);
-            d = a->nesterov ? d + a->momentum * b : b;
+            d = a.nesterov ? d + a.momentum * b : b;
         }
-        set(p, i, get(p, i) - a->lr * d);
+        set(p, i, get(p, i) - a.lr * d);
         if (copy)
             set(copy, i, get(p, i));
     }

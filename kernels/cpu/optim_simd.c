@@ -94,41 +94,41 @@ static void sgd_span(void *ctx, int64_t begin, int64_t end, int worker)
 
 static void adamw(const lm_call *c)
 {
-    const lm_adamw_attr *a = c->attr;
+    const lm_adamw_attr a = lm_adamw_now(c);
     job j = { .g = c->in[0].data,
               .p = c->out[0].data,
               .m = c->out[1].data,
               .v = c->out[2].data,
               .copy = opt_data(c->out, c->n_out, 3),
-              .beta1 = (float)a->beta1,
-              .beta2 = (float)a->beta2,
-              .one_beta1 = (float)(1 - a->beta1),
-              .one_beta2 = (float)(1 - a->beta2),
-              .step = (float)(a->lr / a->bc1),
-              .decay = (float)(a->lr * a->weight_decay),
-              .inv_bc2 = (float)(1 / a->bc2),
-              .eps = (float)a->eps,
-              .scale = (float)lm_optim_scale(c, a->clip_norm),
-              .bound = a->clip_value > 0 ? (float)a->clip_value : INFINITY };
+              .beta1 = (float)a.beta1,
+              .beta2 = (float)a.beta2,
+              .one_beta1 = (float)(1 - a.beta1),
+              .one_beta2 = (float)(1 - a.beta2),
+              .step = (float)(a.lr / a.bc1),
+              .decay = (float)(a.lr * a.weight_decay),
+              .inv_bc2 = (float)(1 / a.bc2),
+              .eps = (float)a.eps,
+              .scale = (float)lm_optim_scale(c, a.clip_norm),
+              .bound = a.clip_value > 0 ? (float)a.clip_value : INFINITY };
     if (!isnan(j.scale))
         lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, adamw_span, &j);
 }
 
 static void sgd(const lm_call *c)
 {
-    const lm_sgd_attr *a = c->attr;
+    const lm_sgd_attr a = lm_sgd_now(c);
     job j = { .g = c->in[0].data,
               .p = c->out[0].data,
               .m = opt_data(c->out, c->n_out, 1),
               .copy = opt_data(c->out, c->n_out, 2),
-              .lr = (float)a->lr,
-              .decay = (float)a->weight_decay,
-              .momentum = (float)a->momentum,
-              .fresh = (float)(1 - a->dampening),
-              .nesterov = a->nesterov,
-              .first = a->first,
-              .scale = (float)lm_optim_scale(c, a->clip_norm),
-              .bound = a->clip_value > 0 ? (float)a->clip_value : INFINITY };
+              .lr = (float)a.lr,
+              .decay = (float)a.weight_decay,
+              .momentum = (float)a.momentum,
+              .fresh = (float)(1 - a.dampening),
+              .nesterov = a.nesterov,
+              .first = a.first,
+              .scale = (float)lm_optim_scale(c, a.clip_norm),
+              .bound = a.clip_value > 0 ? (float)a.clip_value : INFINITY };
     if (!isnan(j.scale))
         lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, sgd_span, &j);
 }

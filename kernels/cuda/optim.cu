@@ -21,21 +21,13 @@ static clip_rule clip_of(const lm_call *c, double norm, double value)
                       value > 0 ? (float)value : INFINITY };
 }
 
-/* The factor for gradients, the same for all threads; NAN: nothing may be written.  One thread of a
- * block does the arithmetic in double, which some GPUs are slow at. */
+/* The factor for gradients; NAN: nothing may be written. */
 __device__ inline float clip_scale(const clip_rule *r)
 {
-    __shared__ float scale;
-    if (threadIdx.x == 0) {
-        double norm = r->sumsq ? sqrt(*r->sumsq) : 0, watch = r->watch ? *r->watch : 0;
-        scale = 1;
-        if (!isfinite(norm) || !isfinite(watch))
-            scale = NAN;
-        else if (r->norm > 0 && r->sumsq)
-            scale = (float)fmin(1.0, r->norm / (norm + 1e-6));
-    }
-    __syncthreads();
-    return scale;
+    double norm = r->sumsq ? sqrt(*r->sumsq) : 0, watch = r->watch ? *r->watch : 0;
+    if (!isfinite(norm) || !isfinite(watch))
+        return NAN;
+    return r->norm > 0 && r->sumsq ? (float)fmin(1.0, r->norm / (norm + 1e-6)) : 1;
 }
 
 /* NaN passes. */
@@ -50,16 +42,49 @@ struct adamw_job {
     float *p, *m, *v;
     bf16 *copy;
     float beta1, beta2, one_beta1, one_beta2; /* one_beta = 1 - beta, made in double */
-    float step, decay, inv_bc2, eps;          /* step = lr / bc1, decay = lr * weight decay */
+    float eps;
+    double lr, bc1, bc2, weight_decay;
+    const double *now; /* lr, bc1, bc2; null: the above */
 };
+
+/* What a step's numbers come to. */
+struct adamw_rates {
+    float scale, step, decay, inv_bc2; /* step = lr / bc1, decay = lr * weight decay */
+};
+
+__device__ inline adamw_rates rates_of(const adamw_job *j)
+{
+    double lr = j->now ? j->now[0] : j->lr, bc1 = j->now ? j->now[1] : j->bc1;
+    double bc2 = j->now ? j->now[2] : j->bc2;
+    adamw_rates r = {};
+    r.step = (float)(lr / bc1);
+    r.decay = (float)(lr * j->weight_decay);
+    r.inv_bc2 = (float)(1 / bc2);
+    return r;
+}
 
 struct sgd_job {
     const float *g;
     float *p, *m;
     bf16 *copy;
-    float lr, decay, momentum, fresh; /* buf = momentum buf + fresh d */
+    float decay, momentum, fresh; /* buf = momentum buf + fresh d */
     bool nesterov, first;
+    double lr;
+    const double *now; /* lr, first; null: the above */
 };
+
+struct sgd_rates {
+    float scale, lr;
+    bool first;
+};
+
+__device__ inline sgd_rates rates_of(const sgd_job *j)
+{
+    sgd_rates r = {};
+    r.lr = (float)(j->now ? j->now[0] : j->lr);
+    r.first = j->now ? j->now[1] != 0 : j->first;
+    return r;
+}
 
 template <int N> __device__ inline void put_copy(bf16 *copy, int64_t i, const pack<float, N> *p)
 {
@@ -71,18 +96,18 @@ template <int N> __device__ inline void put_copy(bf16 *copy, int64_t i, const pa
 }
 
 template <int N>
-__device__ inline void step_at(const adamw_job *j, int64_t i, float scale, float bound)
+__device__ inline void step_at(const adamw_job *j, const adamw_rates *r, int64_t i, float bound)
 {
     typedef pack<float, N> part;
     part g = *(const part *)(j->g + i), p = *(part *)(j->p + i);
     part m = *(part *)(j->m + i), v = *(part *)(j->v + i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        float x = clipped(g.v[k], scale, bound);
+        float x = clipped(g.v[k], r->scale, bound);
         m.v[k] = fmaf(j->one_beta1, x, j->beta1 * m.v[k]);
         v.v[k] = fmaf(j->one_beta2 * x, x, j->beta2 * v.v[k]);
-        float move = j->step * m.v[k] / (sqrtf(v.v[k] * j->inv_bc2) + j->eps);
-        p.v[k] -= fmaf(j->decay, p.v[k], move);
+        float move = r->step * m.v[k] / (sqrtf(v.v[k] * r->inv_bc2) + j->eps);
+        p.v[k] -= fmaf(r->decay, p.v[k], move);
     }
     *(part *)(j->m + i) = m;
     *(part *)(j->v + i) = v;
@@ -92,20 +117,20 @@ __device__ inline void step_at(const adamw_job *j, int64_t i, float scale, float
 }
 
 template <int N>
-__device__ inline void step_at(const sgd_job *j, int64_t i, float scale, float bound)
+__device__ inline void step_at(const sgd_job *j, const sgd_rates *r, int64_t i, float bound)
 {
     typedef pack<float, N> part;
     part g = *(const part *)(j->g + i), p = *(part *)(j->p + i), b = {};
-    if (j->m && !j->first)
+    if (j->m && !r->first)
         b = *(part *)(j->m + i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        float d = fmaf(j->decay, p.v[k], clipped(g.v[k], scale, bound));
+        float d = fmaf(j->decay, p.v[k], clipped(g.v[k], r->scale, bound));
         if (j->m) {
-            b.v[k] = j->first ? d : fmaf(j->fresh, d, j->momentum * b.v[k]);
+            b.v[k] = r->first ? d : fmaf(j->fresh, d, j->momentum * b.v[k]);
             d = j->nesterov ? fmaf(j->momentum, b.v[k], d) : b.v[k];
         }
-        p.v[k] = fmaf(-j->lr, d, p.v[k]);
+        p.v[k] = fmaf(-r->lr, d, p.v[k]);
     }
     if (j->m)
         *(part *)(j->m + i) = b;
@@ -114,31 +139,39 @@ __device__ inline void step_at(const sgd_job *j, int64_t i, float scale, float b
         put_copy<N>(j->copy, i, &p);
 }
 
-template <class J, int N>
+/* One thread of a block does the arithmetic in double, which some GPUs are slow at. */
+template <class J, class R, int N>
 __global__ void __launch_bounds__(threads) step_kernel(J job, clip_rule rule, int64_t count)
 {
-    float scale = clip_scale(&rule);
+    __shared__ R of_step;
     int64_t packed = count / N;
-    if (isnan(scale))
+    if (threadIdx.x == 0) {
+        R r = rates_of(&job);
+        r.scale = clip_scale(&rule);
+        of_step = r;
+    }
+    __syncthreads();
+    R rates = of_step;
+    if (isnan(rates.scale))
         return;
 #pragma unroll 1
     for (int64_t i = global_thread(); i < packed; i += global_threads())
-        step_at<N>(&job, i * N, scale, rule.bound);
+        step_at<N>(&job, &rates, i * N, rule.bound);
 #pragma unroll 1
     for (int64_t i = packed * N + global_thread(); i < count; i += global_threads())
-        step_at<1>(&job, i, scale, rule.bound);
+        step_at<1>(&job, &rates, i, rule.bound);
 }
 
-template <class J>
+template <class J, class R>
 static void run_step(const lm_call *c, const J *j, const float *other, const clip_rule *r)
 {
     int64_t count = lm_tensor_count(&c->in[0]);
     if (packs<float>(4, 4, j->g, j->p, j->m, other) && packs<bf16>(4, 4, j->copy))
-        LM_LAUNCH((step_kernel<J, 4>), grid_for(count, 4 * threads, c->stream), threads, 0,
+        LM_LAUNCH((step_kernel<J, R, 4>), grid_for(count, 4 * threads, c->stream), threads, 0,
                   c->stream, *j, *r, count);
     else
-        LM_LAUNCH((step_kernel<J, 1>), grid_for(count, threads, c->stream), threads, 0, c->stream,
-                  *j, *r, count);
+        LM_LAUNCH((step_kernel<J, R, 1>), grid_for(count, threads, c->stream), threads, 0,
+                  c->stream, *j, *r, count);
 }
 
 static void adamw(const lm_call *c)
@@ -154,12 +187,14 @@ static void adamw(const lm_call *c)
     j.beta2 = (float)a->beta2;
     j.one_beta1 = (float)(1 - a->beta1);
     j.one_beta2 = (float)(1 - a->beta2);
-    j.step = (float)(a->lr / a->bc1);
-    j.decay = (float)(a->lr * a->weight_decay);
-    j.inv_bc2 = (float)(1 / a->bc2);
     j.eps = (float)a->eps;
+    j.lr = a->lr;
+    j.bc1 = a->bc1;
+    j.bc2 = a->bc2;
+    j.weight_decay = a->weight_decay;
+    j.now = in_ptr<const double>(c, 3);
     clip_rule r = clip_of(c, a->clip_norm, a->clip_value);
-    run_step(c, &j, j.v, &r);
+    run_step<adamw_job, adamw_rates>(c, &j, j.v, &r);
 }
 
 static void sgd(const lm_call *c)
@@ -170,14 +205,15 @@ static void sgd(const lm_call *c)
     j.p = out_ptr<float>(c, 0);
     j.m = out_ptr<float>(c, 1);
     j.copy = out_ptr<bf16>(c, 2);
-    j.lr = (float)a->lr;
+    j.lr = a->lr;
+    j.now = in_ptr<const double>(c, 3);
     j.decay = (float)a->weight_decay;
     j.momentum = (float)a->momentum;
     j.fresh = (float)(1 - a->dampening);
     j.nesterov = a->nesterov;
     j.first = a->first;
     clip_rule r = clip_of(c, a->clip_norm, a->clip_value);
-    run_step(c, &j, nullptr, &r);
+    run_step<sgd_job, sgd_rates>(c, &j, nullptr, &r);
 }
 
 /* ---- sums in double ---- */

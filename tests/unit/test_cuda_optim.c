@@ -85,6 +85,46 @@ static void copy_is_rounded_master(void **state)
     }
 }
 
+/* Numbers from memory in place of the attribute's: the very bits of a step whose attribute has
+ * them.  a: the numbers are elsewhere, b: here. */
+static void check_same(const char *op, const void *a, const void *b, const double *now, int n_now)
+{
+    for (int i = 0; i < N_COUNTS - 1; i++) {
+        bool adam = !strcmp(op, "adamw");
+        kernel_case k = { .op = op, .attr = a }, s;
+        k.in[0] = k.out[0] = k.out[1] = vec(F32, counts[i]);
+        k.out[2] = adam ? filled(vec(F32, counts[i]), POSITIVE, 0) : vec(COPY_BF16, counts[i]);
+        s = k;
+        s.attr = b;
+        k.in[3] = given(vec(F64, n_now), now);
+        check_on_device(&k, LM_DTYPE_F32, 4e-3, i & 1, true);
+        instance x, y;
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+        build(&s, LM_DTYPE_F32, LM_DTYPE_F32, &y);
+        run_on_device(&x, device_kernel(op, LM_DTYPE_F32), 0);
+        run_on_device(&y, device_kernel(op, LM_DTYPE_F32), 0);
+        for (int o = 0; o < 3; o++)
+            assert_memory_equal(x.out[o].data, y.out[o].data, bytes_of(&y.out[o]));
+        drop(&k, &x);
+        drop(&s, &y);
+    }
+}
+
+static void numbers_come_from_memory(void **state)
+{
+    (void)state;
+    const double now[3] = { 1e-2, 0.1, 0.001 };
+    lm_adamw_attr a = { NAN, 0.9, 0.999, 1e-8, 0.1, NAN, NAN, 0, 0.3 }, b = a;
+    b.lr = now[0], b.bc1 = now[1], b.bc2 = now[2];
+    check_same("adamw", &a, &b, now, 3);
+    for (int first = 0; first < 2; first++) {
+        const double rate[2] = { 0.3, first };
+        lm_sgd_attr c = { .lr = NAN, .momentum = 0.9, .weight_decay = 0.1, .first = !first }, d = c;
+        d.lr = rate[0], d.first = first;
+        check_same("sgd", &c, &d, rate, 2);
+    }
+}
+
 /* No output changes when the norm or the watched number is not finite. */
 static void check_untouched(kernel_case *k)
 {
@@ -193,6 +233,7 @@ int main(void)
         cmocka_unit_test(sgd),
         cmocka_unit_test(first_step_ignores_buffer),
         cmocka_unit_test(copy_is_rounded_master),
+        cmocka_unit_test(numbers_come_from_memory),
         cmocka_unit_test(nothing_is_written),
         cmocka_unit_test(nan_is_seen),
         cmocka_unit_test(sums),

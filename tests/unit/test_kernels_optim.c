@@ -120,6 +120,43 @@ static void clips_by_norm(void **state)
     }
 }
 
+/* Numbers from memory in place of the attribute's: the very bits of a step whose attribute has
+ * them.  a: the numbers are elsewhere, b: here. */
+static void check_same(const char *op, const void *a, const void *b, const double *now, int n_now)
+{
+    kernel_case k = step_case(op, a, 1025);
+    kernel_case s = step_case(op, b, 1025);
+    k.in[3] = given(vec(F64, n_now), now);
+    check_case(&k);
+    for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+        instance x, y;
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x);
+        build(&s, LM_DTYPE_F32, LM_DTYPE_F32, &y);
+        run(&x, lm_cpu_kernel(op, LM_DTYPE_F32, (lm_cpu_level)level), pool_of(2));
+        run(&y, lm_cpu_kernel(op, LM_DTYPE_F32, (lm_cpu_level)level), pool_of(2));
+        for (int o = 0; o < 4; o++)
+            if (x.out[o].data)
+                assert_memory_equal(x.out[o].data, y.out[o].data, bytes_of(&y.out[o]));
+        drop(&k, &x);
+        drop(&s, &y);
+    }
+}
+
+static void numbers_come_from_memory(void **state)
+{
+    (void)state;
+    const double now[3] = { 1e-2, 0.1, 0.001 };
+    lm_adamw_attr a = { NAN, 0.9, 0.999, 1e-8, 0.1, NAN, NAN, 0, 0.3 }, b = a;
+    b.lr = now[0], b.bc1 = now[1], b.bc2 = now[2];
+    check_same("adamw", &a, &b, now, 3);
+    for (int first = 0; first < 2; first++) {
+        const double rate[2] = { 0.3, first };
+        lm_sgd_attr c = { .lr = NAN, .momentum = 0.9, .weight_decay = 0.1, .first = !first }, d = c;
+        d.lr = rate[0], d.first = first;
+        check_same("sgd", &c, &d, rate, 2);
+    }
+}
+
 /* Nothing at all is written when the norm or the watched number is not finite, whether or not
  * clipping is asked for; a norm that is not used for it decides all the same. */
 static void check_untouched(kernel_case *k, lm_cpu_level level)
@@ -236,6 +273,7 @@ int main(void)
         cmocka_unit_test(copy_is_rounded_master),
         cmocka_unit_test(sum_of_squares),
         cmocka_unit_test(clips_by_norm),
+        cmocka_unit_test(numbers_come_from_memory),
         cmocka_unit_test(nothing_is_written),
         cmocka_unit_test(sums_and_strides),
         cmocka_unit_test(nan_is_seen),
