@@ -19,6 +19,12 @@ static void *part(void *base, const lm_batch *b, int i)
     return (char *)base + (size_t)i * array_bytes(b->batch, b->seq);
 }
 
+/* On the line of the scale. */
+static double *now_of(void *base, const lm_batch *b)
+{
+    return (double *)part(base, b, 4) + 1;
+}
+
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm_err *e)
 {
     *b = (lm_batch){ .batch = batch, .seq = seq };
@@ -29,6 +35,7 @@ lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm
     b->pos = part(b->rooms.host, b, 2);
     b->lo = part(b->rooms.host, b, 3);
     b->scale = part(b->rooms.host, b, 4);
+    b->now = now_of(b->rooms.host, b);
     return LM_OK;
 }
 
@@ -65,13 +72,22 @@ lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e)
     return lm_mirror_push(&b->rooms, b->rooms.bytes, s, e);
 }
 
-void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x)
+const double *lm_batch_now(const lm_batch *b, void *dev)
 {
-    void *dev = b->rooms.dev;
+    return now_of(dev, b);
+}
+
+void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *x)
+{
     lm_exec_bind(x, m->tokens, part(dev, b, 0));
     lm_exec_bind(x, m->targets, part(dev, b, 1));
     lm_exec_bind(x, m->pos, part(dev, b, 2));
     lm_exec_bind(x, m->scale, part(dev, b, 4));
     if (m->lo != LM_NONE)
         lm_exec_bind(x, m->lo, part(dev, b, 3));
+}
+
+void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x)
+{
+    lm_batch_bind_at(b, b->rooms.dev, m, x);
 }

@@ -10,11 +10,14 @@
 #include "model/model.h"
 #include "train/feed.h"
 
+enum { LM_BATCH_NOW = 4 }; /* no less than optimisers want */
+
 /* Host arrays of B*T numbers, rows of one sequence together. */
 typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo;
     float *scale;    /* [1]: what the gradients of the losses begin with; 0 until set */
+    double *now;     /* [LM_BATCH_NOW]: numbers of the step for the optimiser, which travel along */
     int64_t valid;   /* targets >= 0 */
     lm_mirror rooms; /* all of the above in one */
 } lm_batch;
@@ -35,5 +38,9 @@ lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e);
 
 /* Bind the backend's side as the inputs of a TRAIN or EVAL model. */
 void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x);
+/* The same with memory of the backend to which batches of this shape are copied (lm_batch_bytes);
+ * and where in it the numbers `now` are. */
+void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *x);
+const double *lm_batch_now(const lm_batch *b, void *dev);
 
 #endif

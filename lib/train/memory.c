@@ -96,6 +96,9 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
              (double)lm_batch_bytes(train->build.batch, train->build.seq) *
                  (double)(accumulate * (device ? 2 : 1) + (eval ? 1 : 0)),
              device);
+    if (device)
+        lm_memory_add(out, "batch under way",
+                      (double)lm_batch_bytes(train->build.batch, train->build.seq), true);
     lm_memory_add(out, "rotary table",
                   (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1), device);
     if (eval && device)

@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "graph/backend.h"
 
-enum { LM_OPTIM_MAX_STATES = 3 };
+enum { LM_OPTIM_MAX_STATES = 3, LM_OPTIM_NOW = 3 };
 
 typedef struct {
     double beta1, beta2, eps, weight_decay;
@@ -27,15 +27,16 @@ typedef struct {
     float *param;
     const float *grad;
     float *state[LM_OPTIM_MAX_STATES];
-    uint16_t *low; /* BF16 copy to refresh, or NULL */
-    double lr;
-    double clip_norm;    /* bounds the norm of all gradients together; 0: none */
-    double clip_value;   /* bounds every gradient after that; 0: none */
+    uint16_t *low;     /* BF16 copy to refresh, or NULL */
+    double lr;         /* of this step, and */
+    int64_t t;         /* steps taken before this one: neither is looked at when `now` is given */
+    const double *now; /* what `now` below makes, in the backend's memory; NULL: of the two above */
+    double clip_norm;  /* bounds the norm of all gradients together; 0: none */
+    double clip_value; /* bounds every gradient after that; 0: none */
     const double *sumsq; /* squares of all gradients together, where the backend has them; and  */
     const double
         *watch; /* a number that must be finite, too, for the step to be taken (NULL: none) */
     bool decay; /* weight decay applies to this run            */
-    int64_t t;  /* steps taken before this one                 */
 } lm_optim_run;
 
 typedef struct {
@@ -44,6 +45,8 @@ typedef struct {
     const char *state[LM_OPTIM_MAX_STATES]; /* names in checkpoints: "exp_avg" */
     /* How many states these hyper-parameters need (plain SGD: none). */
     int (*states)(const lm_optim_hyper *h);
+    /* The numbers that change from step to step: step t (from 0) with the rate lr. */
+    void (*now)(const lm_optim_hyper *h, double lr, int64_t t, double out[LM_OPTIM_NOW]);
     lm_code (*run)(lm_backend *b, const lm_optim_hyper *h, const lm_optim_run *r, lm_err *e);
 } lm_optim;
 

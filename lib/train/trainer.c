@@ -41,7 +41,9 @@ static lm_code make_batches(lm_trainer *t, lm_err *e)
     for (int64_t i = 0; i < n_batches(t); i++)
         if (lm_batch_new(&t->batch[i], t->b, t->o.batch, t->o.seq, e))
             return e->code;
-    return LM_OK;
+    return t->b->host_memory ? LM_OK
+                             : t->b->alloc(t->b, lm_batch_bytes(t->o.batch, t->o.seq),
+                                           "a micro-batch", &t->input, e);
 }
 
 static lm_code make_graphs(lm_trainer *t, lm_err *e)
@@ -71,6 +73,8 @@ static lm_code load(lm_trainer *t, lm_err *e)
         lm_weights_round_on(m, t->b, t->s.param, t->s.low);
     lm_weights_bind(m, t->exec, t->s.param, t->s.low, NULL);
     lm_rotary_bind(&t->rope, m, t->exec);
+    if (t->input)
+        lm_batch_bind_at(t->batch, t->input, m, t->exec);
     for (int i = 0; i < m->n_params; i++)
         if (m->grad[i] != LM_NONE)
             lm_exec_bind(t->exec, m->grad[i], t->s.grad + m->param[i].offset);
@@ -136,6 +140,9 @@ void lm_trainer_free(lm_trainer *t)
         return;
     lm_ckpt_free(t->ckpt);            /* waits: it reads the blocks */
     t->b->sync(t->b, NULL, &ignored); /* after a failure work may be left */
+    trainer_unrecord(t);
+    if (t->input)
+        t->b->free(t->b, t->input, lm_batch_bytes(t->o.batch, t->o.seq));
     for (int64_t i = 0; t->batch && i < n_batches(t); i++)
         lm_batch_fini(&t->batch[i]);
     lm_free(t->batch);

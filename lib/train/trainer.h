@@ -5,8 +5,9 @@
  * of the step divided by their number, whatever micro-batch they fell into, so accumulation changes
  * nothing but memory.  Step order: forward + backward per micro-batch; norm; clip; update
  * (arXiv:1711.05101); BF16 copy refreshed by the same pass.  A non-finite loss or norm stops the
- * run (LM_ENUMERIC): the update itself refuses to change the weights then.  On a device the host
- * draws the next step's batches while this one runs, and waits once a step. */
+ * run (LM_ENUMERIC): the update itself refuses to change the weights then.  On a device the parts of
+ * a step are recorded and replayed, bit for bit what they were; the host draws the next step's
+ * batches while this one runs, and waits once a step. */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 

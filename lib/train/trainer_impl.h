@@ -1,5 +1,6 @@
 /* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c
- * takes a step, trainer_report.c tells of it, trainer_fit.c knows what fits into memory. */
+ * takes a step, trainer_record.c records its parts, trainer_report.c tells of it, trainer_fit.c
+ * knows what fits into memory. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
@@ -22,6 +23,16 @@ enum {
     TRACE_WRITER,
 };
 
+/* What a step is made of, each the same work from step to step.  What stands between them is not:
+ * a checkpoint that is waited for, samples of weights. */
+typedef enum {
+    PART_FIRST, /* forward and backward of the first micro-batch, its loss */
+    PART_OTHER, /* of any other one, which adds to what is there */
+    PART_NORM,
+    PART_UPDATE,
+    PARTS
+} trainer_part;
+
 struct lm_trainer {
     lm_trainer_opts o;
     lm_trainer_io io;
@@ -38,6 +49,12 @@ struct lm_trainer {
     bool drawn;    /* that one is filled and on its way */
     int64_t valid[2];
     lm_stream *copies;
+    void *input; /* on a device: the micro-batch under way, where every one of them is read */
+    struct {
+        bool ran; /* once, so that kernels are loaded and chosen */
+        lm_recording *recorded;
+    } part[PARTS];
+    bool as_it_is;     /* the backend refused a recording */
     lm_mirror numbers; /* step_numbers */
     lm_marks *marks;   /* around the parts of an optimiser step */
     lm_rotary rope;
@@ -79,6 +96,17 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e);
 /* LM_ENUMERIC with what to do about it: the `what` of step `step` is `value`. */
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value,
                              lm_err *e);
+
+/* ---- trainer_record.c ---- */
+
+typedef lm_code trainer_work(lm_trainer *t, const lm_step *step, lm_err *e);
+/* Put a part of a step on the main stream: by `run`, or from the second time on as a replay of what
+ * that put there, where the backend has such a thing and nobody takes the times of single nodes.
+ * Bits are the same.  step: the numbers that the part reads, NULL: none.  A refused recording is
+ * logged once. */
+lm_code trainer_put(lm_trainer *t, trainer_part p, trainer_work *run, const lm_step *step,
+                    lm_err *e);
+void trainer_unrecord(lm_trainer *t);
 
 /* ---- trainer_report.c ---- */
 

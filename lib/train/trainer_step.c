@@ -2,7 +2,11 @@
  *
  * Everything is put on the main stream and decided where the numbers are: the loss is added up and
  * the gradients' squares are summed there, and the optimiser does not write when one of them is not
- * finite.  The host draws the next batches meanwhile, waits once, and reads what became of it. */
+ * finite.  The host draws the next batches meanwhile, waits once, and reads what became of it.
+ *
+ * On a device the parts of a step are recordings (trainer_record.c), so nothing that changes from
+ * step to step may be an argument of a kernel: each micro-batch is copied to one place, and the
+ * optimiser's numbers travel with it. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -28,10 +32,10 @@ static step_numbers *where_it_runs(const lm_trainer *t)
 
 /* ---- batches ---- */
 
-/* The micro-batches of a step whose first window is `sample`, filled and sent. */
-static lm_code draw(lm_trainer *t, int set, int64_t sample, lm_err *e)
+/* The micro-batches of step number `step`, whose first window is `sample`, filled and sent. */
+static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err *e)
 {
-    double began = lm_now(), ended;
+    double began = lm_now(), ended, lr = lm_schedule_lr(&t->o.schedule, step);
     lm_batch *batch = t->batch + set * t->o.accumulate;
     int64_t valid = 0;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
@@ -41,6 +45,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t sample, lm_err *e)
     }
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         *batch[i].scale = valid ? (float)(1.0 / (double)valid) : 0.0f;
+        t->o.optim->now(&t->o.hyper, lr, step, batch[i].now);
         if (lm_batch_push(&batch[i], t->copies, e))
             return e->code;
     }
@@ -61,7 +66,7 @@ static int64_t windows_a_step(const lm_trainer *t)
  * has read before, may be overwritten when main is past that. */
 static lm_code take_batches(lm_trainer *t, lm_err *e)
 {
-    if (!t->drawn && draw(t, t->set, t->s.sample, e))
+    if (!t->drawn && draw(t, t->set, t->s.step, t->s.sample, e))
         return e->code;
     t->drawn = false;
     return t->b->follow(t->b, t->b->main, t->copies, e) ||
@@ -75,7 +80,7 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 {
     int next = (t->set + 1) % t->sets;
     if (t->sets > 1 && t->s.step + 1 < t->o.steps) {
-        if (draw(t, next, t->s.sample + windows_a_step(t), e))
+        if (draw(t, next, t->s.step + 1, t->s.sample + windows_a_step(t), e))
             return e->code;
         t->drawn = true;
     }
@@ -85,17 +90,31 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 
 /* ---- forward and backward ---- */
 
+static lm_code run_graph(lm_trainer *t, const lm_step *step, lm_err *e)
+{
+    return lm_exec_run(t->exec, step, e)
+               ? e->code
+               : lm_total(t->b, lm_exec_data(t->exec, t->model->loss), t->o.batch * t->o.seq,
+                          step->micro > 0, t->s.work, &where_it_runs(t)->loss, e);
+}
+
+/* The graph reads the i-th micro-batch of the step from now on. */
+static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
+{
+    const lm_batch *batch = &t->batch[t->set * t->o.accumulate + i];
+    if (t->input)
+        return t->b->copy(t->b, t->input, batch->rooms.dev, batch->rooms.bytes, t->b->main, e);
+    lm_batch_bind(batch, t->model, t->exec);
+    return LM_OK;
+}
+
 static lm_code forward_backward(lm_trainer *t, lm_err *e)
 {
     lm_step step = { .seed = t->o.seed, .step = t->s.step };
-    lm_batch *batch = t->batch + t->set * t->o.accumulate;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         double began = lm_now();
         step.micro = i;
-        lm_batch_bind(&batch[i], t->model, t->exec);
-        if (lm_exec_run(t->exec, &step, e) ||
-            lm_total(t->b, lm_exec_data(t->exec, t->model->loss), t->o.batch * t->o.seq, i > 0,
-                     t->s.work, &where_it_runs(t)->loss, e))
+        if (hand_over(t, i, e) || trainer_put(t, i ? PART_OTHER : PART_FIRST, run_graph, &step, e))
             return e->code;
         if (t->tracing)
             lm_trace_exec(t->trace, 0, t->model->graph, t->exec, i, began);
@@ -122,8 +141,16 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
 
 /* ---- the optimiser ---- */
 
-static lm_code run_optimizer(lm_trainer *t, const step_info *i, lm_err *e)
+static lm_code run_norm(lm_trainer *t, const lm_step *step, lm_err *e)
 {
+    (void)step;
+    return lm_sumsq(t->b, t->s.grad, t->model->block, t->s.work, &where_it_runs(t)->sumsq, e);
+}
+
+static lm_code run_optimizer(lm_trainer *t, const lm_step *step, lm_err *e)
+{
+    const lm_batch *batch = &t->batch[t->set * t->o.accumulate];
+    (void)step;
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? t->model->decay_end : 0;
         int64_t to = part ? t->model->block : t->model->decay_end;
@@ -131,13 +158,12 @@ static lm_code run_optimizer(lm_trainer *t, const step_info *i, lm_err *e)
                            .param = t->s.param + from,
                            .grad = t->s.grad + from,
                            .low = t->s.low ? t->s.low + from : NULL,
-                           .lr = i->lr,
+                           .now = lm_batch_now(batch, t->input ? t->input : batch->rooms.dev),
                            .clip_norm = t->o.clip_norm,
                            .sumsq = &where_it_runs(t)->sumsq,
                            .watch = &where_it_runs(t)->loss,
                            .clip_value = t->o.clip_value,
-                           .decay = part == 0,
-                           .t = t->s.step };
+                           .decay = part == 0 };
         for (int k = 0; k < t->s.n_states; k++)
             r.state[k] = t->s.state[k] + from;
         if (r.n && t->o.optim->run(t->b, &t->o.hyper, &r, e))
@@ -156,7 +182,7 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
     double began;
     mark(t, MARK_BEGIN);
-    if (lm_sumsq(t->b, t->s.grad, t->model->block, t->s.work, &where_it_runs(t)->sumsq, e))
+    if (trainer_put(t, PART_NORM, run_norm, NULL, e))
         return e->code;
     mark(t, MARK_NORM);
     began = lm_now();
@@ -166,7 +192,7 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
     mark(t, MARK_UPDATE);
     if (i->logged && lm_monitor_before(t->monitor, t->s.param, t->s.grad, e))
         return e->code;
-    if (i->tokens && run_optimizer(t, i, e))
+    if (i->tokens && trainer_put(t, PART_UPDATE, run_optimizer, NULL, e))
         return e->code;
     if (i->logged && lm_monitor_after(t->monitor, t->s.param, e))
         return e->code;

@@ -11,7 +11,7 @@
 #include "graph/backend.h"
 #include "kernels/cuda/stream.h"
 
-enum { STEP_SLOTS = 16 };
+enum { STEP_SLOTS = 128 };
 
 /* A stream and the way step numbers take to it: the host fills a slot of pinned memory, the device
  * copies that to where its kernels read, in stream order.  A slot is used again when its copy is
