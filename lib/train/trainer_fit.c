@@ -50,13 +50,16 @@ static lm_code plan_of(const lm_trainer *t, const lm_trainer_opts *o, lm_memory_
                            t->b, p, e);
 }
 
+/* Of a device's memory, for what is in no plan: kernels bring code and stacks when they first run. */
+static const double spare = 1.0 / 64;
+
 typedef struct {
     double host, device; /* bytes; 0: unknown */
 } room;
 
 static bool fits(const lm_memory_plan *p, const room *free)
 {
-    return (free->host <= 0 || p->total <= free->host) && p->device <= free->device;
+    return (free->host <= 0 || p->total <= free->host) && p->device <= free->device * (1 - spare);
 }
 
 /* Halve the micro-batch as long as that leaves the step as it is.  True: *o fits. */
@@ -109,10 +112,11 @@ lm_code trainer_fit(const lm_trainer *t, lm_err *e)
         free.device = (double)t->free_before;
     if (fits(&t->plan, &free))
         return LM_OK;
-    bool device = t->plan.device > free.device;
+    bool device = t->plan.device > free.device * (1 - spare);
     advise(t, &free, device, todo, sizeof todo);
     return lm_fail(e, LM_ELIMIT, device ? t->b->name : "memory", todo,
-                   "the run needs %s, %s are free",
+                   "the run needs %s%s, %s are free",
                    lm_show_bytes(device ? t->plan.device : t->plan.total, need),
+                   device && t->plan.device <= free.device ? " and room for kernels" : "",
                    lm_show_bytes(device ? free.device : free.host, have));
 }

@@ -13,8 +13,14 @@ static lm_code tell(cuda_backend *c, cudaError_t answer, const char *doing, cons
 
 static lm_code tell_lost(cuda_backend *c, const char *doing, lm_err *e)
 {
-    return tell(c, (cudaError_t)atomic_load(&c->lost), doing,
-                "run again from what was saved; 'dmesg' and 'nvidia-smi' may tell more", e);
+    cudaError_t why = (cudaError_t)atomic_load(&c->lost);
+
+    return tell(c, why, doing,
+                why == cudaErrorMemoryAllocation /* for a kernel's code or stack */
+                    ? "leave more of the device's memory free: use a smaller batch or shorter "
+                      "sequences"
+                    : "run again from what was saved; 'dmesg' and 'nvidia-smi' may tell more",
+                e);
 }
 
 lm_code cuda_enter(cuda_backend *c, lm_err *e)
