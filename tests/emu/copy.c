@@ -1,7 +1,11 @@
 /* copy.c -- transfers between and within the memories, in stream order. */
+#include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "emu_impl.h"
+
+enum { MANY_PAGES = 1 << 26 };
 
 typedef struct {
     unsigned char *dst;
@@ -16,9 +20,18 @@ static void run_copy(void *data)
     for (size_t i = 0; i < t->height; i++)
         memmove(t->dst + i * t->dpitch, t->src + i * t->spitch, t->width);
 }
+/* Zeros of many pages are fresh pages: so tensors of gigabytes cost what is touched of them. */
 static void run_fill(void *data)
 {
     const transfer *t = data;
+    uintptr_t page = 4096, begin = (uintptr_t)t->dst, end = begin + t->width;
+    uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+    if (!t->value && t->width > MANY_PAGES &&
+        !madvise((void *)first, last - first, MADV_DONTNEED)) {
+        memset(t->dst, 0, first - begin);
+        memset((void *)last, 0, end - last);
+        return;
+    }
     memset(t->dst, t->value, t->width);
 }
 

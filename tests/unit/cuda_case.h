@@ -96,15 +96,11 @@ static inline const lm_kernel *device_kernel(const char *op, lm_dtype act)
 static inline void check_on_device(const kernel_case *k, lm_dtype act, double tol, int shift,
                                    bool fixed)
 {
-    void (*set_order)(int) = NULL;
     instance want, first, x;
-    *(void **)&set_order = emu_symbol("lm_emu_order");
     build(k, LM_DTYPE_F64, act, &want);
     run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
-    for (int order = 0; order < (set_order ? 3 : 1); order++) {
+    for (int order = 0; order < emu_order(order); order++) {
         instance *it = order ? &x : &first;
-        if (set_order)
-            set_order(order);
         build(k, act, act, it);
         run_on_device(it, device_kernel(k->op, act), shift);
         for (int o = 0; o < 4; o++) {
@@ -123,8 +119,7 @@ static inline void check_on_device(const kernel_case *k, lm_dtype act, double to
         if (order)
             drop(k, &x);
     }
-    if (set_order)
-        set_order(0);
+    emu_order(0);
     drop(k, &first);
     drop(k, &want);
 }

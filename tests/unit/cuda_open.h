@@ -47,4 +47,15 @@ static inline void *emu_symbol(const char *name)
     return m ? dlsym(m, name) : NULL;
 }
 
+/* Under the emulation: run threads and blocks forward (0), backward (1) or shuffled (2) from now on.
+ * Returns how many orders there are: 3, or on a real device the only one. */
+static inline int emu_order(int order)
+{
+    void (*set)(int, uint64_t) = NULL;
+    *(void **)&set = emu_symbol("lm_emu_order");
+    if (set)
+        set(order, 7);
+    return set ? 3 : 1;
+}
+
 #endif

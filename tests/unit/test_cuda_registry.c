@@ -6,11 +6,10 @@
 #include "cuda_open.h"
 #include "op_trial.h"
 
-enum { MOST_OPS = 256, EXAMPLES = 12, ORDERS = 3 };
+enum { MOST_OPS = 256, EXAMPLES = 12 };
 
 static lm_backend *backend;
 static bool op_met[MOST_OPS];
-static void (*set_order)(int, uint64_t); /* of the emulation */
 
 static void *device_take(size_t bytes)
 {
@@ -118,9 +117,7 @@ static void check_node(trial *t, const lm_node *n)
         if (bytes)
             memcpy(before[i], o.out[i].data, bytes);
     }
-    for (int order = 0; order < (set_order ? ORDERS : 1); order++) {
-        if (set_order)
-            set_order(order, 7);
+    for (int order = 0; order < emu_order(order); order++) {
         for (int i = 0; i < n->n_out; i++)
             if (before[i])
                 memcpy(o.out[i].data, before[i], bytes_of(&o.out[i]));
@@ -160,7 +157,6 @@ static void walk(const char *kernels)
     const lm_op *op;
     lm_err e = { 0 };
     must(cuda_open(kernels, true, &backend, &e), &e);
-    *(void **)&set_order = emu_symbol("lm_emu_order");
     for (int j = 0; (op = lm_op_at(j)); j++)
         for (int i = 0; op->example && i < EXAMPLES && (!only || !strcmp(only, op->name)); i++) {
             trial t;
@@ -172,8 +168,7 @@ static void walk(const char *kernels)
             }
             close_trial(&t);
         }
-    if (set_order)
-        set_order(0, 0);
+    emu_order(0);
     lm_backend_close(backend);
     for (int j = 0; (op = lm_op_at(j)) && !only; j++)
         if (!op_met[j])

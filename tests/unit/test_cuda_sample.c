@@ -15,7 +15,6 @@
 enum { GUARD = 64 };
 
 static lm_backend *device;
-static void (*set_order)(int); /* of the emulation */
 
 static void must(lm_code rc, const lm_err *e)
 {
@@ -271,8 +270,7 @@ static int64_t sweep(uint64_t seed, int batches, int64_t rows, int64_t least, in
             fill_row(&b, i, r, lm_rng_below(r, (uint64_t)i + 1, 16));
             b.on[i] = lm_rng_below(r, (uint64_t)(i + rows) + 1, 8) != 0;
         }
-        if (set_order)
-            set_order(k % 3);
+        emu_order(k % 3);
         got += check(&b);
         free_batch(&b);
     }
@@ -367,7 +365,6 @@ static int open_device(void **state)
     lm_err e = { 0 };
     (void)state;
     must(cuda_open("plain", true, &device, &e), &e);
-    *(void **)&set_order = emu_symbol("lm_emu_order");
     return 0;
 }
 
