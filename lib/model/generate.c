@@ -245,8 +245,7 @@ lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const doub
     chooser *c = &g->choice;
     int64_t rows = g->last->m->build.batch;
     sample_call s;
-    if (g->b->sync(g->b, g->b->main, e)) /* of the last choice */
-        return e->code;
+    /* What the host writes here was read before the last choice came back. */
     for (int64_t i = 0; i < rows; i++) {
         int64_t slot = g->last_slot + i;
         c->on[slot] = g->last->fresh[i] > 0;
@@ -370,6 +369,7 @@ static void record_decoding(lm_generator *g)
 static lm_code run_stage(lm_generator *g, stage *s, int64_t slot, lm_err *e)
 {
     bool decoding = s == &g->decode;
+    lm_code rc;
     g->last = s;
     g->last_slot = slot;
     if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e))
@@ -377,8 +377,11 @@ static lm_code run_stage(lm_generator *g, stage *s, int64_t slot, lm_err *e)
     if (decoding && g->ran && !g->recorded && !g->as_it_is)
         record_decoding(g);
     g->ran |= decoding;
-    return decoding && g->recorded && !g->as_it_is ? g->b->replay(g->b, g->recorded, g->b->main, e)
-                                                   : run_graph(s, e);
+    g->b->range(g->b, decoding ? "decode" : "prompt");
+    rc = decoding && g->recorded && !g->as_it_is ? g->b->replay(g->b, g->recorded, g->b->main, e)
+                                                 : run_graph(s, e);
+    g->b->range(g->b, NULL);
+    return rc;
 }
 
 /* The next rows of a prompt, `n` of them real, through a stage of its own size. */
