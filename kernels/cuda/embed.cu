@@ -324,20 +324,16 @@ static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint
 
 /* ---- the quick form ---- */
 
-template <class T, int N>
+/* Number by number: the lanes of a warp add to neighbours, which memory takes together. */
+template <class T>
 __global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float *dw)
 {
-    typedef pack<T, N> part;
 #pragma unroll 1
     for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
         float *to = dw + (int64_t)id[r] * width;
-#pragma unroll 1
-        for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
-            part v = *(const part *)(dx + r * width + i);
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                atomicAdd(to + i + j, to_float(v.v[j]));
-        }
+#pragma unroll 4
+        for (int64_t i = plane_col(); i < width; i += plane_cols())
+            atomicAdd(to + i, to_float(dx[r * width + i]));
     }
 }
 
@@ -349,11 +345,11 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
     const int n = wide<T>::n;
     const T *dx = in_ptr<const T>(c, 0);
     int64_t rows = rows_of(&c->in[0]), width = width_of(&c->in[0]), ids = dw->dim[0];
-    bool packed = packs<T>(n, width, dx), replace = overwrites(c, acc);
+    bool replace = overwrites(c, acc);
     if (c->stream->deterministic) {
         sorter s = sorter_at(c->work, rows);
         const uint32_t *row = sort_rows(&s, rows, ids, id, c->stream);
-        if (packed)
+        if (packs<T>(n, width, dx))
             run_sums<T, n>(c, replace, &s, row, dw);
         else
             run_sums<T, 1>(c, replace, &s, row, dw);
@@ -362,13 +358,8 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
     if (replace)
         cudaMemsetAsync(dw->data, 0, (size_t)lm_tensor_count(dw) * sizeof(float),
                         c->stream->handle);
-    plane p = plane_for(rows, packed ? width / n : width, c->stream);
-    if (packed)
-        LM_LAUNCH((add_rows<T, n>), p.grid, p.block, 0, c->stream, rows, width, id, dx,
-                  (float *)dw->data);
-    else
-        LM_LAUNCH((add_rows<T, 1>), p.grid, p.block, 0, c->stream, rows, width, id, dx,
-                  (float *)dw->data);
+    plane p = plane_for(rows, width, c->stream);
+    LM_LAUNCH((add_rows<T>), p.grid, p.block, 0, c->stream, rows, width, id, dx, (float *)dw->data);
 }
 
 static size_t embed_dw_work(const lm_call *c, int)

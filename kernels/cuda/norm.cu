@@ -381,7 +381,7 @@ static size_t norm_dw_work(const lm_call *c, int threads)
 
 template <class T> struct head_args {
     const T *x, *dy;
-    const float *w[2]; /* of queries, of keys */
+    const float *wq, *wk;
     T *out;
     float *stat;
     int64_t rows, heads, kv, d; /* rows of (heads + 2 kv) heads of d */
@@ -406,7 +406,7 @@ static __global__ void __launch_bounds__(BLOCK) head_norm_rows(head_args<T> a)
         int64_t i = base + threadIdx.y, n = i / all, head = i - n * all;
         bool live = i < total, norm = live && head < normed;
         const T *x = a.x + i * a.d;
-        const float *w = a.w[head >= a.heads];
+        const float *w = head < a.heads ? a.wq : a.wk;
         float sq = 0;
         for (int64_t k = (int64_t)threadIdx.x * N; norm && k < a.d; k += G * N) {
             pack<T, N> v = load<T, N>(x + k);
@@ -434,7 +434,8 @@ static __global__ void __launch_bounds__(BLOCK) head_norm_dx_rows(head_args<T> a
         int64_t i = base + threadIdx.y, n = i / all, head = i - n * all;
         bool live = i < total, norm = live && head < normed;
         const T *x = a.x + i * a.d, *dy = a.dy + i * a.d;
-        const float *w = a.w[head >= a.heads], rstd = norm ? a.stat[n * normed + head] : 0;
+        const float *w = head < a.heads ? a.wq : a.wk;
+        const float rstd = norm ? a.stat[n * normed + head] : 0;
         float g2 = 0;
         for (int64_t k = (int64_t)threadIdx.x * N; norm && k < a.d; k += G * N) {
             pack<T, N> v = load<T, N>(x + k), g = load<T, N>(dy + k);
@@ -472,15 +473,11 @@ static __global__ void __launch_bounds__(BLOCK) head_norm_dx_rows(head_args<T> a
 template <class T> static head_args<T> heads_of(const lm_call *c, int x, int w, float *stat)
 {
     const lm_head_norm_attr *at = (const lm_head_norm_attr *)c->attr;
-    return head_args<T>{ in_ptr<T>(c, x),
-                         in_ptr<T>(c, 0),
-                         { in_ptr<float>(c, w), in_ptr<float>(c, w + 1) },
-                         out_ptr<T>(c, 0),
-                         stat,
-                         rows_of(&c->in[x]),
-                         at->heads,
-                         at->kv_heads,
-                         at->head_dim,
+    return head_args<T>{ in_ptr<T>(c, x),     in_ptr<T>(c, 0),
+                         in_ptr<float>(c, w), in_ptr<float>(c, w + 1),
+                         out_ptr<T>(c, 0),    stat,
+                         rows_of(&c->in[x]),  at->heads,
+                         at->kv_heads,        at->head_dim,
                          (float)at->eps };
 }
 

@@ -35,6 +35,18 @@ struct sample_args {
     int64_t per_block;
 };
 
+/* Numbers of a thread that are on their way at once: a block alone must keep its memory busy. */
+enum { BATCH = 4 };
+
+/* x[i], x[i + threads], ...; `none` past the n-th. */
+template <class X>
+static __device__ inline void take_batch(X (&to)[BATCH], const X *x, int64_t i, int64_t n, X none)
+{
+#pragma unroll
+    for (int u = 0; u < BATCH; u++, i += blockDim.x)
+        to[u] = i < n ? x[i] : none;
+}
+
 /* ---- running sums ---- */
 
 /* n numbers in order are cut in one stretch a warp, and those in tiles of 32. */
@@ -141,10 +153,16 @@ static __device__ inline bool take_logits(const sample_args *a, int64_t row, dou
     const double penalty = a->o.repetition_penalty;
     float most = -INFINITY;
     bool bad = false;
-    for (int64_t i = threadIdx.x; i < a->vocab; i += blockDim.x) {
-        bad |= !(x[i] < INFINITY);
-        most = fmaxf(most, x[i]);
-        w[i] = x[i];
+    for (int64_t i = threadIdx.x; i < a->vocab; i += BATCH * blockDim.x) {
+        float some[BATCH];
+        take_batch(some, x, i, a->vocab, -INFINITY);
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) {
+            bad |= !(some[u] < INFINITY);
+            most = fmaxf(most, some[u]);
+            if (i + u * (int64_t)blockDim.x < a->vocab)
+                w[i + u * (int64_t)blockDim.x] = some[u];
+        }
     }
     *top = block_max(most);
     if (block_max(bad ? 1.0f : 0.0f) > 0)
@@ -207,11 +225,18 @@ static __device__ inline void narrow(const double *w, int64_t n, int64_t count, 
         int many[PIVOTS] = { 0 };
         for (int k = 0; k < PIVOTS; k++)
             pivot[k] = c->pivot[k];
-        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-            double x = w[i];
-            for (int k = 0; k < PIVOTS; k++) {
-                sum[k] += x >= pivot[k] ? x : 0;
-                many[k] += x >= pivot[k];
+        for (int64_t i = threadIdx.x; i < n; i += BATCH * blockDim.x) {
+            double x[BATCH];
+            take_batch(x, w, i, n, 0.0);
+#pragma unroll
+            for (int u = 0; u < BATCH; u++) {
+                if (x[u] < pivot[PIVOTS - 1]) /* the lowest: most weights, on most rows */
+                    continue;
+#pragma unroll
+                for (int k = 0; k < PIVOTS; k++) {
+                    sum[k] += x[u] >= pivot[k] ? x[u] : 0;
+                    many[k] += x[u] >= pivot[k];
+                }
             }
         }
         for (int k = 0; k < PIVOTS; k++) {
@@ -292,12 +317,17 @@ static __device__ inline int64_t gather(const double *w, int64_t vocab, double l
     if (threadIdx.x == 0)
         n = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x)
-        if (w[i] >= low) { /* in any order: ranks are of weights and ids alone */
-            int at = atomicAdd(&n, 1);
-            (*rw)[at] = w[i];
-            (*rid)[at] = (int32_t)i;
-        }
+    for (int64_t i = threadIdx.x; i < vocab; i += BATCH * blockDim.x) {
+        double x[BATCH];
+        take_batch(x, w, i, vocab, -1.0);
+#pragma unroll
+        for (int u = 0; u < BATCH; u++)
+            if (x[u] >= low) { /* in any order: ranks are of weights and ids alone */
+                int at = atomicAdd(&n, 1);
+                (*rw)[at] = x[u];
+                (*rid)[at] = (int32_t)(i + u * (int64_t)blockDim.x);
+            }
+    }
     __syncthreads();
     const int64_t got = n;
     if (got <= FEW) {
@@ -400,9 +430,14 @@ static __device__ inline int64_t sample_row(const sample_args *a, int64_t row)
     if (!take_logits(a, row, w, &plain_top))
         return -1;
     best top = { -INFINITY, INT64_MAX };
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-        if (w[i] > top.value || (w[i] == top.value && i < top.id))
-            top = best{ w[i], i };
+    for (int64_t i = threadIdx.x; i < n; i += BATCH * blockDim.x) {
+        double some[BATCH];
+        take_batch(some, w, i, n, -(double)INFINITY);
+#pragma unroll
+        for (int u = 0; u < BATCH; u++)
+            if (some[u] > top.value)
+                top = best{ some[u], i + u * (int64_t)blockDim.x };
+    }
     top = block_best(top);
     if (top.value == -INFINITY)
         return -1;
