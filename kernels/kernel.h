@@ -52,7 +52,8 @@ typedef struct {
 } lm_call;
 
 typedef void (*lm_kernel_fn)(const lm_call *c);
-/* Scratch bytes for this call on `threads` threads (of a device: multiprocessors); operands have shapes but no data.  NULL: none. */
+/* Scratch bytes for this call on `threads` threads (of a device: multiprocessors); operands have shapes but no data.
+ * SIZE_MAX: the kernel does not serve these shapes, and the call must not run.  NULL: none. */
 typedef size_t (*lm_work_fn)(const lm_call *c, int threads);
 
 typedef struct {

@@ -7,19 +7,28 @@ template void attention_forward<f16, false>(const lm_call *);
 extern template void attention_forward<bf16, true>(const lm_call *); /* attention_tensor.cu */
 extern template void attention_forward<f16, true>(const lm_call *);
 
-/* delta and first of attention_backward.cuh */
-static size_t backward_work(const lm_call *c, int threads)
+static const int64_t most_dim = 256; /* of LM_ATTN_FOR_DIM */
+
+static size_t forward_work(const lm_call *c, int)
 {
-    (void)threads;
+    const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
+    return a->head_dim > most_dim ? SIZE_MAX : 0;
+}
+
+/* delta and first of attention_backward.cuh */
+static size_t backward_work(const lm_call *c, int)
+{
     const lm_attention_attr *a = (const lm_attention_attr *)c->attr;
     int64_t tiles = (a->seq + ATTN_FEWEST_COLS - 1) / ATTN_FEWEST_COLS;
+    if (a->head_dim > most_dim)
+        return SIZE_MAX;
     return (size_t)(a->batch * a->heads * a->seq) * sizeof(float) +
            (size_t)(a->batch * tiles) * sizeof(int);
 }
 
 /* Both directions, for one type and path. */
 #define ROWS(type, dtype, level, tensor)                                              \
-    { "attention", dtype, level, attention_forward<type, tensor>, nullptr },          \
+    { "attention", dtype, level, attention_forward<type, tensor>, forward_work },     \
     {                                                                                 \
         "attention_dx", dtype, level, attention_backward<type, tensor>, backward_work \
     }

@@ -71,11 +71,13 @@ static __device__ inline int lanes_for(int packs)
 }
 
 /* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the
- * queries in registers; a key and the lanes that add it up stay together in further packs. */
+ * queries in registers; a key and the lanes that add it up stay together in further packs.  U keys
+ * are on their way at once. */
 template <class T, int N, int G>
 static __device__ inline void part_scores(const cached &c, const T *q, const T *keys, int n, int m,
                                           float *score)
 {
+    const int U = G == 1 ? 4 : 2;
     const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
     const int lane = (int)threadIdx.x % 32, mine = lane % lanes;
     const int first = (int)threadIdx.x / 32 * side + lane / lanes;
@@ -93,28 +95,36 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
                 x[g][e] = to_float(v.v[e]);
         }
 #pragma unroll 1
-        for (int j0 = 0; j0 < m; j0 += WARPS * side) {
-            const int j = j0 + first;
-            float sum[G] = {};
-            pack<T, N> k = {};
-            if (j < m && p < packs)
-                k = load<T, N>(keys + (int64_t)j * c.dim + p * N);
+        for (int j0 = 0; j0 < m; j0 += U * WARPS * side) {
+            pack<T, N> k[U] = {};
 #pragma unroll
-            for (int e = 0; e < N; e++) {
-                float y = to_float(k.v[e]);
-#pragma unroll
-                for (int g = 0; g < G; g++)
-                    sum[g] = fmaf(x[g][e], y, sum[g]);
-            }
-            for (int o = lanes / 2; o > 0; o /= 2) {
-#pragma unroll
-                for (int g = 0; g < G; g++)
-                    sum[g] += __shfl_xor_sync(0xffffffffu, sum[g], o);
+            for (int u = 0; u < U; u++) {
+                const int j = j0 + u * WARPS * side + first;
+                if (j < m && p < packs)
+                    k[u] = load<T, N>(keys + (int64_t)j * c.dim + p * N);
             }
 #pragma unroll
-            for (int g = 0; g < G; g++)
-                if (g < n && mine == 0 && j < m)
-                    score[g * PART + j] = fmaf(sum[g], c.scale, p0 ? score[g * PART + j] : 0.0f);
+            for (int u = 0; u < U; u++) {
+                const int j = j0 + u * WARPS * side + first;
+                float sum[G] = {};
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    float y = to_float(k[u].v[e]);
+#pragma unroll
+                    for (int g = 0; g < G; g++)
+                        sum[g] = fmaf(x[g][e], y, sum[g]);
+                }
+                for (int o = lanes / 2; o > 0; o /= 2) {
+#pragma unroll
+                    for (int g = 0; g < G; g++)
+                        sum[g] += __shfl_xor_sync(0xffffffffu, sum[g], o);
+                }
+#pragma unroll
+                for (int g = 0; g < G; g++)
+                    if (g < n && mine == 0 && j < m)
+                        score[g * PART + j] =
+                            fmaf(sum[g], c.scale, p0 ? score[g * PART + j] : 0.0f);
+            }
         }
     }
 }
@@ -153,7 +163,7 @@ static __device__ inline void part_values(const cached &c, const T *values, int 
     for (int p0 = 0; p0 < packs; p0 += lanes) {
         const int p = p0 + mine;
         float x[G][N] = {};
-#pragma unroll 2
+#pragma unroll(G == 1 ? 4 : 2)
         for (int j = warp * side + lane / lanes; j < m && p < packs; j += WARPS * side) {
             pack<T, N> v = load<T, N>(values + (int64_t)j * c.dim + p * N);
 #pragma unroll

@@ -142,7 +142,12 @@ static lm_code find_work(planner *p, lm_plan *out, size_t *work, lm_err *e)
         if (!kernel)
             return lm_fail(e, LM_EUSAGE, n->op->name, NULL, "no %s kernel for %s", p->b->name,
                            lm_dtype_name(act));
-        work[k] = kernel->work ? align_up(kernel->work(&c, p->b->threads)) : 0;
+        size_t bytes = kernel->work ? kernel->work(&c, p->b->threads) : 0;
+        if (bytes == SIZE_MAX)
+            return lm_fail(e, LM_EUSAGE, n->op->name, "choose another device",
+                           "the %s kernel for %s does not serve these sizes", p->b->name,
+                           lm_dtype_name(act));
+        work[k] = align_up(bytes);
         if (work[k] > out->work_peak)
             out->work_peak = work[k];
     }

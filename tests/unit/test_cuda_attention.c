@@ -3,6 +3,8 @@
  * tensor cores (whose arithmetic the emulation does the plain way). */
 #include "attention_case.h"
 #include "cuda_case.h"
+#include "graph/exec.h"
+#include "op/ops.h"
 
 static lm_backend *plain, *tensor;
 
@@ -210,6 +212,32 @@ static void test_nan(void **state)
     }
 }
 
+/* Heads wider than any tile: a graph with them is refused before it runs. */
+static void test_wide_heads(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        lm_err e = { 0 };
+        lm_attention_attr a = attr_of(1, 3, 1, 1, i % 2 ? 257 : 256);
+        lm_graph *g = NULL;
+        lm_exec *x = NULL;
+        lm_vid in[2] = { LM_NONE, LM_NONE }, out[2] = { LM_NONE, LM_NONE };
+        lm_dtype act = i / 2 ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        device = i / 2 ? tensor : plain;
+        device_must(lm_graph_new(&g, &e), &e);
+        device_must(
+            lm_graph_value(g, LM_ROLE_INPUT, lm_shape2(act, 3, 3 * a.head_dim), "qkv", &in[0], &e),
+            &e);
+        device_must(lm_graph_append(g, &lm_op_attention, &a, in, out, &e), &e);
+        lm_code rc = lm_exec_new(g, device, out, 1, &x, &e);
+        assert_int_equal(rc, i % 2 ? LM_EUSAGE : LM_OK);
+        if (rc)
+            assert_non_null(strstr(e.what, "does not serve these sizes"));
+        lm_exec_free(x);
+        lm_graph_free(g);
+    }
+}
+
 static int open_device(void **state)
 {
     (void)state;
@@ -235,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_head_sizes),   cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_masks),        cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_sharp_scores), cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_wide_heads),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
