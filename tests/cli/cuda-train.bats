@@ -220,8 +220,8 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
 
 @test "cuda-train: numbers that run away: status 4, and the weights before them stay" {
     "${T[@]}" m0 data -o run --steps 2 --device cuda
-    run --separate-stderr train --resume run --steps 60 --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 \
-        --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
+    run --separate-stderr train --device cuda --resume run --steps 60 --lr 1000 --warmup 0 --max-grad-norm 0 \
+        --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
     [ "$status" -eq 4 ]
     [ "$(wc -l <<< "$stderr")" -eq 1 ]
     grep -q 'resume from run/step-' <<< "$stderr"
