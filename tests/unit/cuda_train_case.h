@@ -63,7 +63,7 @@ static inline size_t unused_of(lm_backend *b)
     return unused;
 }
 
-/* A driver keeps some for itself, the emulation nothing. */
+/* A driver keeps some for itself and hands out blocks, the emulation neither. */
 static inline void all_is_back(size_t before)
 {
     if (!cuda_is_real())
@@ -126,6 +126,21 @@ static inline lm_train_result train_all(const job *j, lm_backend *b, watcher *w)
     ok(open_trainer(j, b, w, &e), &e);
     ok(lm_trainer_run(w->t, &r, &e), &e);
     return r;
+}
+
+/* Step i took no memory of the device that step k had not; on a GPU kernels come when first run. */
+static inline void must_take_nothing(const watcher *w, int i, int k)
+{
+    if (!cuda_is_real())
+        assert_int_equal(w->unused[i], w->unused[k]);
+}
+
+static inline void must_be_as_planned(const lm_train_result *r)
+{
+    if (cuda_is_real())
+        return;
+    assert_true(r->device_used >= r->device_planned - 1);
+    assert_true(r->device_used < r->device_planned + 65536); /* the rounding of allocations */
 }
 
 /* A block of the state on the host; yours. */

@@ -84,15 +84,13 @@ static void steps_allocate_nothing_and_count_what_they_used(void **state)
     lm_train_result r = train_all(&j, gpu, &w);
     for (int i = 2; i < 6; i++) {
         assert_int_equal(w.calls[i], w.calls[1]);
-        assert_int_equal(w.unused[i], w.unused[1]);
+        must_take_nothing(&w, i, 1);
     }
     assert_int_equal(w.t->s.sample, 6 * 2 * BATCH);
     assert_true(isfinite(r.val_loss));
     assert_false(r.timed);
     assert_true(r.tokens_per_second > 0 && r.seconds_steps > 0);
-    /* planned as it is: the rest is the rounding of allocations */
-    assert_true(r.device_used >= r.device_planned - 1);
-    assert_true(cuda_is_real() || r.device_used < r.device_planned + 65536);
+    must_be_as_planned(&r);
     lm_trainer_free(w.t);
     all_is_back(before);
 }
