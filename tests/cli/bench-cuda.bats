@@ -27,6 +27,7 @@ setup() {
     grep -qE '^train +gpt2-124m .* plain ' table
     grep -qE '"name":"llama-1b".*"path":"tensor","n":2,.*"memory":[0-9]+,"memory_planned":[0-9]+}' rows.jsonl
     run ! grep -E '^#.* (failed|left out|stopped)' <(grep -vE '^# (PyTorch|llm\.c) left out: ' table)
+    run ! grep -E ' 0 (GB|TFLOP|tokens)/s' table
     [ "$(ls)" = "$(printf 'rows.jsonl\ntable')" ]
 }
 
