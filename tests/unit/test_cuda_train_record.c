@@ -13,7 +13,7 @@ static struct {
     lm_backend real; /* as the device came */
     tally now, at[STEPS + 1];
     int refuse_begin, refuse_end; /* the n-th of them; 0: none */
-    int ended;
+    int ended, freed;
 } spy;
 
 static lm_code refuse(lm_err *e)
@@ -34,6 +34,12 @@ static lm_code spied_end(lm_backend *b, lm_stream *s, lm_recording **out, lm_err
     b->recording_free(b, *out);
     *out = NULL;
     return refuse(e);
+}
+
+static void spied_free(lm_backend *b, lm_recording *r)
+{
+    spy.freed++;
+    spy.real.recording_free(b, r);
 }
 
 static lm_code spied_replay(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e)
@@ -287,7 +293,10 @@ static void the_host_has_little_to_do(void **state)
             must_take_nothing(&w, i, 1);
         }
         must_be_as_planned(&r);
+        gpu->recording_free = spied_free;
         lm_trainer_free(w.t);
+        *gpu = spy.real;
+        assert_int_equal(spy.freed, spy.now.begun);
     }
 }
 
