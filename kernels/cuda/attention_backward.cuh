@@ -14,8 +14,7 @@ template <class T, int D> struct backward_tile {
     static const int warps = wide && D > 128 ? 2 : 4, threads = 32 * warps, rows = 16 * warps;
     static const int cols = D > 128 || (wide && D > 64) ? 16 : D > 64 || wide ? 32 : 64;
     static const int ld = tile_pitch<T, D>::n;
-    static const int bytes =
-        2 * (rows + cols) * ld * (int)sizeof(T) + 3 * cols * 4 + warps * warp_box<T>::n * 4;
+    static const int bytes = 2 * (rows + cols) * ld * (int)sizeof(T) + 3 * cols * 4;
 };
 
 /* A block's shared memory. */
@@ -304,25 +303,26 @@ static void launch_keys(const lm_call *c, const attn_shape &s, const backward_ar
 {
     typedef backward_tile<T, D> tile;
     int64_t jobs = s.batch * s.kv_heads * ((s.seq + tile::rows - 1) / tile::rows);
-    LM_ALLOW_SHARED((key_kernel<T, D, PASS, TENSOR>), tile::bytes);
-    LM_LAUNCH((key_kernel<T, D, PASS, TENSOR>), attn_grid(jobs), tile::threads, tile::bytes,
-              c->stream, s, x);
+    const int bytes = block_bytes<tile, T, TENSOR>();
+    LM_ALLOW_SHARED((key_kernel<T, D, PASS, TENSOR>), bytes);
+    LM_LAUNCH((key_kernel<T, D, PASS, TENSOR>), attn_grid(jobs), tile::threads, bytes, c->stream, s,
+              x);
 }
 
 template <class T, int D, bool TENSOR>
 static void launch_backward(const lm_call *c, const attn_shape &s, const backward_args<T> &x)
 {
     typedef backward_tile<T, D> tile;
-    static_assert(tile::bytes <= ATTN_MOST_SHARED, "every GPU has as much");
+    const int bytes = block_bytes<tile, T, TENSOR>();
+    static_assert(bytes <= ATTN_MOST_SHARED, "every GPU has as much");
     static_assert(tile::cols >= ATTN_FEWEST_COLS && tile::rows % tile::cols == 0,
                   "as first has it");
     int64_t jobs = s.batch * s.heads * ((s.seq + tile::rows - 1) / tile::rows);
     int64_t tiles = (s.seq + tile::cols - 1) / tile::cols;
     LM_LAUNCH((first_kernel<tile::cols>), grid_for(s.batch * tiles, 256, c->stream), 256, 0,
               c->stream, s, x.first);
-    LM_ALLOW_SHARED((query_kernel<T, D, TENSOR>), tile::bytes);
-    LM_LAUNCH((query_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, tile::bytes, c->stream,
-              s, x);
+    LM_ALLOW_SHARED((query_kernel<T, D, TENSOR>), bytes);
+    LM_LAUNCH((query_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, bytes, c->stream, s, x);
     if constexpr (D <= 128) {
         launch_keys<T, D, DV | DK, TENSOR>(c, s, x);
     } else {

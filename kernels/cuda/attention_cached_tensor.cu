@@ -6,7 +6,7 @@
 template <class T, int D> struct cached_tile {
     static const int warps = 4, threads = 32 * warps, rows = 16 * warps;
     static const int keys = D > 128 ? 32 : 64, ld = tile_pitch<T, D>::n;
-    static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T) + warps * warp_box<T>::n * 4;
+    static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T);
 };
 
 /* The rows from i0 of head h of sequence b; `rows` of them are real. */
@@ -94,9 +94,11 @@ template <class T, int D> static void launch(const lm_call *call, const cached &
 {
     typedef cached_tile<T, D> tile;
     int64_t jobs = c.batch * c.heads * ((c.seq + tile::rows - 1) / tile::rows);
-    LM_ALLOW_SHARED((tensor_kernel<T, D>), tile::bytes);
-    LM_LAUNCH((tensor_kernel<T, D>), attn_grid(jobs), tile::threads, tile::bytes, call->stream, c,
-              s, in_ptr<const T>(call, 0), out_ptr<T>(call, 0), out_ptr<const T>(call, 1),
+    const int bytes = block_bytes<tile, T, true>();
+    static_assert(bytes <= ATTN_MOST_SHARED, "every GPU has as much");
+    LM_ALLOW_SHARED((tensor_kernel<T, D>), bytes);
+    LM_LAUNCH((tensor_kernel<T, D>), attn_grid(jobs), tile::threads, bytes, call->stream, c, s,
+              in_ptr<const T>(call, 0), out_ptr<T>(call, 0), out_ptr<const T>(call, 1),
               out_ptr<const T>(call, 2));
 }
 

@@ -11,8 +11,7 @@ template <class T, int D> struct forward_tile {
     static const int warps = wide && D > 128 ? 2 : 4, threads = 32 * warps;
     static const int rows = 16 * warps, keys = wide ? (D > 128 ? 16 : 32) : (D > 128 ? 32 : 64);
     static const int ld = tile_pitch<T, D>::n;
-    static const int bytes =
-        (rows + 2 * keys) * ld * (int)sizeof(T) + rows * 4 + warps * warp_box<T>::n * 4;
+    static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T) + rows * 4;
 };
 
 /* What a tile of queries sees together: any of them keys in [lo, hi), all of them [full_lo, full_hi). */
@@ -171,16 +170,17 @@ __global__ void __launch_bounds__((forward_tile<T, D>::threads))
 template <class T, int D, bool TENSOR> static void launch_forward(const lm_call *c, attn_shape s)
 {
     typedef forward_tile<T, D> tile;
-    static_assert(tile::bytes <= ATTN_MOST_SHARED, "every GPU has as much");
+    const int bytes = block_bytes<tile, T, TENSOR>();
+    static_assert(bytes <= ATTN_MOST_SHARED, "every GPU has as much");
     const T *qkv = in_ptr<const T>(c, 0);
     T *o = out_ptr<T>(c, 0);
     int64_t jobs = s.batch * s.heads * ((s.seq + tile::rows - 1) / tile::rows);
     if (jobs == 0)
         return;
     s.packed = packs<T>(wide<T>::n, s.dim, qkv, o);
-    LM_ALLOW_SHARED((forward_kernel<T, D, TENSOR>), tile::bytes);
-    LM_LAUNCH((forward_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, tile::bytes,
-              c->stream, s, qkv, o, out_ptr<float>(c, 1));
+    LM_ALLOW_SHARED((forward_kernel<T, D, TENSOR>), bytes);
+    LM_LAUNCH((forward_kernel<T, D, TENSOR>), attn_grid(jobs), tile::threads, bytes, c->stream, s,
+              qkv, o, out_ptr<float>(c, 1));
 }
 
 template <class T, bool TENSOR> void attention_forward(const lm_call *c)

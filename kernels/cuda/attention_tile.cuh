@@ -146,6 +146,16 @@ template <class T> struct warp_box {
     static const int n = sizeof(T) == 4 ? 128 : MMA_BOX;
 };
 
+/* Shared memory of a block: its tiles, and behind them the boxes, where the warps use theirs. */
+template <class Tile, class T, bool TENSOR> constexpr int block_bytes(void)
+{
+#ifndef LM_EMU
+    if (TENSOR && sizeof(T) == 2)
+        return Tile::bytes;
+#endif
+    return Tile::bytes + Tile::warps * warp_box<T>::n * 4;
+}
+
 /* Rows 0 .. ROWS-1 from `from`, of which the first `rows` are there; zeros elsewhere.  All threads of
  * the block; with TENSOR the copies may be under way until copies_done. */
 template <class T, int D, int ROWS, int THREADS, bool TENSOR>
