@@ -1,15 +1,72 @@
 /* evaluate.c -- forward passes over windows. */
 #include "train/evaluate.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
+#include "model/loaded.h"
+#include "train/memory.h"
 
 static size_t rows_bytes(const lm_evaluator *v)
 {
     return (size_t)(v->batch.batch * v->batch.seq) * sizeof(float);
 }
+
+/* ---- does it fit? ---- */
+
+static lm_code arena_of(const lm_model *m, lm_backend *b, double *bytes, lm_err *e)
+{
+    lm_plan p;
+    if (lm_plan_make(m->graph, b, &m->loss, 1, &p, e))
+        return e->code;
+    *bytes = (double)p.bytes;
+    lm_plan_fini(&p);
+    return LM_OK;
+}
+
+/* Half the batch, or a half of that, whose arena is no larger than `room`; 0: none. */
+static int64_t smaller_batch(const lm_config *c, lm_build build, lm_backend *b, double room)
+{
+    lm_err unseen = { 0 };
+    while (!unseen.code && (build.batch /= 2) > 0) {
+        lm_model *m = NULL;
+        double bytes = 0;
+        bool fits = !lm_model_build(c, &build, &m, &unseen) && !arena_of(m, b, &bytes, &unseen) &&
+                    bytes <= room;
+        lm_model_free(m);
+        if (fits)
+            return build.batch;
+    }
+    return 0;
+}
+
+/* A device too small for weights and activations is told from their sizes. */
+static lm_code check_room(const lm_evaluator *v, const lm_config *c, const lm_build *build,
+                          lm_err *e)
+{
+    size_t left, all;
+    double weights = (double)lm_loaded_bytes(v->model), bytes = 0;
+    char w[32], a[32], l[32], t[32], todo[80] = "use shorter windows or a smaller model";
+    if (v->b->memory(v->b, &left, &all, e) || arena_of(v->model, v->b, &bytes, e))
+        return e->code;
+    double room = lm_memory_usable((double)left) - weights;
+    if (bytes <= room)
+        return LM_OK;
+    int64_t fits = smaller_batch(c, *build, v->b, room);
+    if (fits)
+        snprintf(todo, sizeof todo, "a batch of %" PRId64 " windows fits", fits);
+    return lm_fail(e, LM_ELIMIT, v->b->name, todo,
+                   "weights take %s, activations of %" PRId64 " windows of %" PRId64
+                   " tokens %s; %s of %s are free",
+                   lm_show_bytes(weights, w), build->batch, build->seq, lm_show_bytes(bytes, a),
+                   lm_show_bytes((double)left, l), lm_show_bytes((double)all, t));
+}
+
+/* ---- life ---- */
 
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
                          lm_evaluator *v, lm_err *e)
@@ -18,6 +75,7 @@ lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *
     *v = (lm_evaluator){ .b = b };
     own.mode = LM_MODE_EVAL;
     if (lm_model_build(c, &own, &v->model, e) ||
+        (!b->host_memory && !share && check_room(v, c, &own, e)) ||
         lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||
         lm_batch_new(&v->batch, b, own.batch, own.seq, e) ||
         lm_rotary_new(v->model, b, &v->rope, e) ||
@@ -46,6 +104,8 @@ void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low)
 {
     lm_weights_bind(v->model, v->exec, block, low, NULL);
 }
+
+/* ---- running ---- */
 
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e)
 {

@@ -19,7 +19,8 @@ typedef struct {
 
 /* Build for `c` with sequences of T, `batch` at a time.  `share` (may be NULL): an executor on the
  * same backend whose arena may be used, since the two never run at the same time.  Weights are
- * bound by lm_evaluator_bind or lm_loaded_bind. */
+ * bound by lm_evaluator_bind or lm_loaded_bind.  Fails: LM_ELIMIT when without `share` a device has
+ * no room for weights and activations (both numbers, and a batch that would fit). */
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
                          lm_evaluator *out, lm_err *e);
 void lm_evaluator_fini(lm_evaluator *v);

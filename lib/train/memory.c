@@ -15,6 +15,11 @@ void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool devic
     *(device ? &p->device : &p->total) += bytes;
 }
 
+double lm_memory_usable(double device_free)
+{
+    return device_free / 64 * 63;
+}
+
 /* A mirror: on a device there is one on either side. */
 static void add_twin(lm_memory_plan *p, const char *name, const char *host_name, double bytes,
                      bool device)

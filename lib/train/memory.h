@@ -35,5 +35,8 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
                      lm_memory_plan *out, lm_err *e);
 /* One thing more that the run will hold; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);
+/* Of a device's free bytes, those that plans may take: kernels bring code and stacks of their own
+ * when they first run. */
+double lm_memory_usable(double device_free);
 
 #endif

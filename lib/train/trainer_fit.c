@@ -50,16 +50,14 @@ static lm_code plan_of(const lm_trainer *t, const lm_trainer_opts *o, lm_memory_
                            t->b, p, e);
 }
 
-/* Of a device's memory, for what is in no plan: kernels bring code and stacks when they first run. */
-static const double spare = 1.0 / 64;
-
 typedef struct {
     double host, device; /* bytes; 0: unknown */
 } room;
 
 static bool fits(const lm_memory_plan *p, const room *free)
 {
-    return (free->host <= 0 || p->total <= free->host) && p->device <= free->device * (1 - spare);
+    return (free->host <= 0 || p->total <= free->host) &&
+           p->device <= lm_memory_usable(free->device);
 }
 
 /* Halve the micro-batch as long as that leaves the step as it is.  True: *o fits. */
@@ -112,7 +110,7 @@ lm_code trainer_fit(const lm_trainer *t, lm_err *e)
         free.device = (double)t->free_before;
     if (fits(&t->plan, &free))
         return LM_OK;
-    bool device = t->plan.device > free.device * (1 - spare);
+    bool device = t->plan.device > lm_memory_usable(free.device);
     advise(t, &free, device, todo, sizeof todo);
     return lm_fail(e, LM_ELIMIT, device ? t->b->name : "memory", todo,
                    "the run needs %s%s, %s are free",

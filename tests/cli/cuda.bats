@@ -212,6 +212,11 @@ alone() {
     [[ $stderr =~ --batch-size\ ([0-9]+) ]]
     [ ! -e run ]
     LM_EMU_MEMORY=3M "${T[@]}" m0 data -o run --steps 1 --device cuda --batch-size "${BASH_REMATCH[1]}"
+    LM_EMU_MEMORY=4M run -1 --separate-stderr eval-model -q m0 data/val --seq-len 64 --batch-size 256 --device cuda
+    says "cuda:0: weights take "
+    says ", activations of 256 windows of 64 tokens "
+    [[ $stderr =~ a\ batch\ of\ ([0-9]+)\ windows\ fits ]]
+    LM_EMU_MEMORY=4M eval-model -q m0 data/val --seq-len 64 --batch-size "${BASH_REMATCH[1]}" --device cuda > answer
     LM_EMU_MEMORY=100K run -1 --separate-stderr "${G[@]}" --device cuda
     says "cuda:0: weights take "
     says " of 100 KiB are free: "
