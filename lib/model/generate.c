@@ -119,9 +119,11 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
         return LM_OK;
     if (g->b->memory(g->b, &left, &all, e))
         return e->code;
-    if (weights < left && g->cache_bytes <= left - weights)
+    size_t usable = left - left / 64; /* kernels bring code and stacks when they first run */
+    if (weights < usable && g->cache_bytes <= usable - weights)
         return LM_OK;
-    size_t for_caches = weights < left ? (left - weights) / 16 * 15 : 0; /* and something else */
+    size_t for_caches =
+        weights < usable ? (usable - weights) / 16 * 15 : 0; /* and something else */
     if (for_caches >= 64 * a_position)
         snprintf(todo, sizeof todo, "--context %zu fits, or give a smaller --batch-size",
                  for_caches / a_position / 64 * 64);
