@@ -14,7 +14,8 @@ static const lm_kernel *const tables[] = {
     lm_embed_avx2_kernels,         lm_embed_avx512_kernels,    lm_head_ref_kernels,
     lm_head_avx2_kernels,          lm_head_avx512_kernels,     lm_head_amx_kernels,
     lm_optim_ref_kernels,          lm_optim_avx2_kernels,      lm_optim_avx512_kernels,
-    lm_sample_ref_kernels,
+    lm_sample_ref_kernels,         lm_grouped_ref_kernels,     lm_grouped_avx2_kernels,
+    lm_grouped_avx512_kernels,     lm_grouped_amx_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

@@ -7,6 +7,8 @@
 
 extern const lm_kernel lm_linear_ref_kernels[], lm_linear_avx2_kernels[],
     lm_linear_avx512_kernels[], lm_linear_amx_kernels[];
+extern const lm_kernel lm_grouped_ref_kernels[], lm_grouped_avx2_kernels[],
+    lm_grouped_avx512_kernels[], lm_grouped_amx_kernels[];
 extern const lm_kernel lm_attention_ref_kernels[], lm_attention_avx2_kernels[],
     lm_attention_avx512_kernels[], lm_attention_amx_kernels[];
 extern const lm_kernel lm_norm_ref_kernels[], lm_norm_avx2_kernels[], lm_norm_avx512_kernels[],

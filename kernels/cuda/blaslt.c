@@ -31,7 +31,8 @@
     X(cublasLtMatmulPreferenceDestroy)      \
     X(cublasLtMatmulPreferenceSetAttribute) \
     X(cublasLtMatrixLayoutCreate)           \
-    X(cublasLtMatrixLayoutDestroy)
+    X(cublasLtMatrixLayoutDestroy)          \
+    X(cublasLtMatrixLayoutSetAttribute)
 
 typedef struct {
 #define MEMBER(name) __typeof__(name) *name;
@@ -91,8 +92,10 @@ enum { SLOTS = 1024, MOST = 512 }; /* at MOST shapes the table starts anew */
 /* All bytes count: a key is zeroed before it is filled. */
 typedef struct {
     int64_t m, n, k, lda, ldb, ldc;
-    int32_t ab, cd;
+    int64_t batch, stride_a, stride_b, stride_c;
+    int32_t a_type, b_type, cd;
     uint8_t ta, tb, accumulate, tf32, bias;
+    uint8_t scaled, a_scaling, b_scaling;
     uint8_t align_a, align_b, align_c, align_bias; /* log2 of bytes */
 } shape_key;
 
@@ -137,6 +140,12 @@ static uint8_t alignment(const void *p)
     return log2;
 }
 
+/* Of all matrices of a batch. */
+static uint8_t common_alignment(const void *p, int64_t stride, lm_dtype d)
+{
+    return alignment((const void *)((uintptr_t)p | (uintptr_t)stride * lm_dtype_size(d)));
+}
+
 static shape_key key_of(const lm_lt_gemm *g)
 {
     shape_key k;
@@ -144,24 +153,51 @@ static shape_key key_of(const lm_lt_gemm *g)
     memset(&k, 0, sizeof k);
     k.m = g->m, k.n = g->n, k.k = g->k;
     k.lda = g->lda, k.ldb = g->ldb, k.ldc = g->ldc;
-    k.ab = g->ab, k.cd = g->cd;
+    if (g->batch > 1) {
+        k.batch = g->batch;
+        k.stride_a = g->stride_a, k.stride_b = g->stride_b, k.stride_c = g->stride_c;
+    }
+    k.a_type = g->a_type, k.b_type = g->b_type, k.cd = g->cd;
     k.ta = g->ta, k.tb = g->tb, k.accumulate = g->accumulate;
     k.tf32 = g->tf32, k.bias = g->bias != NULL;
-    k.align_a = alignment(g->a), k.align_b = alignment(g->b);
-    k.align_c = alignment(g->c), k.align_bias = alignment(g->bias);
+    k.scaled = g->a_scale != NULL;
+    k.a_scaling = (uint8_t)g->a_scaling, k.b_scaling = (uint8_t)g->b_scaling;
+    k.align_a = common_alignment(g->a, k.stride_a, g->a_type);
+    k.align_b = common_alignment(g->b, k.stride_b, g->b_type);
+    k.align_c = common_alignment(g->c, k.stride_c, g->cd);
+    k.align_bias = alignment(g->bias);
     return k;
 }
 
 static cudaDataType_t type_of(lm_dtype d)
 {
-    return d == LM_DTYPE_F32 ? CUDA_R_32F : d == LM_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    switch (d) {
+    case LM_DTYPE_F32:
+        return CUDA_R_32F;
+    case LM_DTYPE_BF16:
+        return CUDA_R_16BF;
+    case LM_DTYPE_F8E4M3:
+        return CUDA_R_8F_E4M3;
+    case LM_DTYPE_F8E5M2:
+        return CUDA_R_8F_E5M2;
+    default:
+        return CUDA_R_16F;
+    }
 }
 
 /* A row-major matrix as cuBLASLt sees it. */
 static bool layout(const library *l, cublasLtMatrixLayout_t *out, lm_dtype d, int64_t rows,
-                   int64_t cols, int64_t pitch)
+                   int64_t cols, int64_t pitch, int64_t batch, int64_t stride)
 {
-    return !l->cublasLtMatrixLayoutCreate(out, type_of(d), (uint64_t)cols, (uint64_t)rows, pitch);
+    int32_t count = (int32_t)batch;
+
+    return !l->cublasLtMatrixLayoutCreate(out, type_of(d), (uint64_t)cols, (uint64_t)rows, pitch) &&
+           (batch < 2 ||
+            (batch <= INT32_MAX &&
+             !l->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                                  sizeof count) &&
+             !l->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                  &stride, sizeof stride)));
 }
 
 static bool product_set(const library *l, shape *s, cublasLtMatmulDescAttributes_t what,
@@ -170,11 +206,53 @@ static bool product_set(const library *l, shape *s, cublasLtMatmulDescAttributes
     return !l->cublasLtMatmulDescSetAttribute(s->product, what, value, bytes);
 }
 
+/* The pointers of a product, which change from call to call of one shape. */
+static bool set_pointers(const library *l, shape *s, const lm_lt_gemm *g)
+{
+    return (!g->bias ||
+            product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias)) &&
+           (!g->a_scale || /* cuBLASLt's first factor is our second */
+            (product_set(l, s, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale,
+                         sizeof g->b_scale) &&
+             product_set(l, s, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scale,
+                         sizeof g->a_scale)));
+}
+
+#if CUBLAS_VERSION >= 120900
+static int32_t scale_mode(lm_fp8_scaling s)
+{
+    return s == LM_FP8_ROW     ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+           : s == LM_FP8_BLOCK ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                               : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+}
+
+static bool set_modes(const library *l, shape *s, const lm_lt_gemm *g)
+{
+    int32_t first = scale_mode(g->b_scaling), second = scale_mode(g->a_scaling);
+    return product_set(l, s, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &first, sizeof first) &&
+           product_set(l, s, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &second, sizeof second);
+}
+#else /* before 12.9 there are no scales of blocks */
+static bool set_modes(const library *l, shape *s, const lm_lt_gemm *g)
+{
+    (void)l, (void)s, (void)g;
+    return false;
+}
+#endif
+
+/* Sums are promoted to F32 as they go (no fast accumulation): gradients want the bits.  One scale for
+ * all is what an old library, too, takes a scale to be. */
+static bool describe_scales(const library *l, shape *s, const lm_lt_gemm *g)
+{
+    bool blocks = g->a_scaling != LM_FP8_TENSOR || g->b_scaling != LM_FP8_TENSOR;
+    return !g->a_scale || !blocks || set_modes(l, s, g);
+}
+
 /* What is to be computed. */
 static bool describe(const library *l, shape *s, const lm_lt_gemm *g)
 {
     cublasComputeType_t compute =
-        g->tf32 && g->ab == LM_DTYPE_F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+        g->tf32 && g->a_type == LM_DTYPE_F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     int32_t first = g->tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = g->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     uint32_t epilogue = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 
@@ -182,11 +260,12 @@ static bool describe(const library *l, shape *s, const lm_lt_gemm *g)
            product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
            product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
-           (!g->bias ||
-            product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias)) &&
-           layout(l, &s->a, g->ab, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda) &&
-           layout(l, &s->b, g->ab, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb) &&
-           layout(l, &s->c, g->cd, g->m, g->n, g->ldc);
+           describe_scales(l, s, g) && set_pointers(l, s, g) &&
+           layout(l, &s->a, g->a_type, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda, g->batch,
+                  g->stride_a) &&
+           layout(l, &s->b, g->b_type, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb, g->batch,
+                  g->stride_b) &&
+           layout(l, &s->c, g->cd, g->m, g->n, g->ldc, g->batch, g->stride_c);
 }
 
 static bool preference_set(const library *l, cublasLtMatmulPreference_t p,
@@ -272,9 +351,7 @@ bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, cudaStream_t stream)
     float one = 1, beta = g->accumulate ? 1 : 0;
 
     bool done =
-        s->served &&
-        (!g->bias ||
-         product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias)) &&
+        s->served && set_pointers(l, s, g) &&
         !l->cublasLtMatmul(lt->handle, s->product, &one, g->b, s->b, g->a, s->a, &beta, g->c, s->c,
                            g->c, s->c, &s->algo, lt->workspace, lt->workspace_bytes, stream);
     if (done)

@@ -6,6 +6,7 @@
 #define LM_KERNELS_CUDA_BLASLT_H
 
 #include "base/err.h"
+#include "kernels/fp8.h"
 #include "kernels/kernel.h"
 
 struct CUstream_st; /* cudaStream_t points to one */
@@ -13,15 +14,25 @@ struct CUstream_st; /* cudaStream_t points to one */
 typedef struct lm_cuda_lt lm_cuda_lt;
 
 /* C [m,n] = op(A) op(B) (+ C) (+ bias over columns), all row-major, sums in F32: as gemm_call of
- * gemm.cuh, but that bias has the type of C.  tf32: F32 factors are rounded to TF32. */
+ * gemm.cuh, but that bias has the type of C.  tf32: F32 factors are rounded to TF32.
+ *
+ * FP8 factors (kernels/fp8.h) come with scales; A as it is, B transposed, no batch, bias of BF16.
+ *
+ * Of the epilogues only the bias is used.  GELU would have to store its input too, which backward
+ * reads (in a layout of its own, pitch a multiple of 8), and is no wider than the elementwise kernel
+ * in what it saves: one write.  dGELU and the bias gradients round their F32 sums to C's type, where
+ * ours stay F32 and accumulate over micro-batches. */
 typedef struct {
     int64_t m, n, k;
-    lm_dtype ab, cd;
+    lm_dtype a_type, b_type, cd; /* of A and B: the same, but for FP8 */
     bool ta, tb, accumulate, tf32;
     const void *a, *b;
     int64_t lda, ldb, ldc;
     void *c;
-    const void *bias; /* [n], or NULL */
+    const void *bias;                            /* [n], or NULL */
+    int64_t batch, stride_a, stride_b, stride_c; /* as in gemm_call */
+    const float *a_scale, *b_scale;              /* FP8 only */
+    lm_fp8_scaling a_scaling, b_scaling;
 } lm_lt_gemm;
 
 /* What has been asked for so far. */

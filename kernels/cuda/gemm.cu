@@ -54,12 +54,14 @@ static bool run_by_lt(const gemm_call *g, const lm_stream *s)
     if (s->level == LM_CUDA_PLAIN || !s->lt || (g->m <= lt_rows && !g->ta && g->tb))
         return false;
     lt.m = g->m, lt.n = g->n, lt.k = g->k;
-    lt.ab = g->ab, lt.cd = g->cd;
+    lt.a_type = g->ab, lt.b_type = g->ab, lt.cd = g->cd;
     lt.ta = g->ta, lt.tb = g->tb;
     lt.accumulate = g->accumulate;
     lt.tf32 = s->level == LM_CUDA_TF32;
     lt.a = g->a, lt.b = g->b, lt.c = g->c;
     lt.lda = g->lda, lt.ldb = g->ldb, lt.ldc = g->ldc;
+    lt.batch = g->batch;
+    lt.stride_a = g->stride_a, lt.stride_b = g->stride_b, lt.stride_c = g->stride_c;
     lt.bias = bias_as_output(g, s);
     return lm_cuda_lt_gemm(s->lt, &lt, s->handle);
 }

@@ -17,6 +17,9 @@ struct gemm_call {
     void *c;
     const float *bias; /* [n], or null */
     void *work;        /* gemm_work bytes, 256-byte aligned */
+    /* A batch of products of one shape (0: one product): elements from one's matrix to the next's; 0
+     * where all share A or B.  bias serves all. */
+    int64_t batch, stride_a, stride_b, stride_c;
 };
 
 size_t gemm_work(const gemm_call *g, const lm_stream *s);

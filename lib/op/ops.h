@@ -7,6 +7,8 @@
 
 /* linear.c */
 extern const lm_op lm_op_linear, lm_op_linear_dx, lm_op_linear_dw;
+/* grouped.c */
+extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
 /* norm.c */
 extern const lm_op lm_op_norm, lm_op_norm_dx, lm_op_norm_dw;
 extern const lm_op lm_op_head_norm, lm_op_head_norm_dx, lm_op_head_norm_dw;

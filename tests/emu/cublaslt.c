@@ -3,7 +3,7 @@
  * D = epilogue(alpha op(A) op(B) + beta C), column-major.  A chosen algorithm remembers the
  * alignments that it was chosen for, those of the bias and auxiliary pointers too, and a product
  * that does not keep to them is refused with a line of text: a GPU would fault or be slow.  Sums go
- * over k in order. */
+ * over k in order.  FP8 is held to what the documentation says of compute capability 9.0. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,9 @@ typedef struct {
     uint32_t epilogue;
     char *bias, *aux;
     int64_t bias_stride, aux_ld, aux_stride;
-    int32_t sms;
+    const float *scale_a, *scale_b;
+    int32_t sms, mode_a, mode_b;
+    int8_t fast;
 } product;
 
 typedef struct {
@@ -201,6 +203,11 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, product, aux_stride),
         FIELD(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, product, aux_type),
         FIELD(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, product, sms),
+        FIELD(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product, scale_a),
+        FIELD(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product, scale_b),
+        FIELD(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, product, mode_a),
+        FIELD(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, product, mode_b),
+        FIELD(CUBLASLT_MATMUL_DESC_FAST_ACCUM, product, fast),
     };
     return SET_FIELD(desc, fields);
 }
@@ -240,9 +247,17 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 
 /* ---- what is allowed ---- */
 
+static bool is_fp8(int type)
+{
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
 static size_t type_size(int type)
 {
-    return type == CUDA_R_32F ? 4 : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 0;
+    return type == CUDA_R_32F                          ? 4
+           : type == CUDA_R_16F || type == CUDA_R_16BF ? 2
+           : is_fp8(type)                              ? 1
+                                                       : 0;
 }
 
 static bool epilogue_known(uint32_t e)
@@ -276,6 +291,48 @@ static bool layout_sane(const layout *l)
            (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW);
 }
 
+enum { SCALE_SIDE = 128 }; /* of a block that has a scale */
+
+static bool by_blocks(const product *p)
+{
+    return p->mode_a != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+}
+
+static bool modes_fit(const product *p)
+{
+    int vec = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    int block = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, a = p->mode_a, b = p->mode_b;
+    return (a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F && a == b) ||
+           (a == vec && (b == vec || b == block)) || (a == block && b == vec);
+}
+
+/* FP8: the first factor transposed, the second not; what lies in memory in rows of 16 bytes. */
+static cublasStatus_t check_fp8(const product *p, const layout *a, const layout *b, const layout *c,
+                                const layout *d)
+{
+    bool narrow = d->type == CUDA_R_16BF || d->type == CUDA_R_16F;
+    int bias = p->bias_type >= 0 ? p->bias_type : d->type;
+    size_t size = type_size(d->type);
+    uint64_t k = a->rows, m = d->rows, n = d->cols;
+
+    if (!is_fp8(a->type) || !is_fp8(b->type) ||
+        (a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2) ||
+        (!narrow && d->type != CUDA_R_32F) || c->type != d->type || !p->ta || p->tb ||
+        p->compute != CUBLAS_COMPUTE_32F || p->scale != CUDA_R_32F ||
+        (p->epilogue & ~(uint32_t)CUBLASLT_EPILOGUE_BIAS) > CUBLASLT_EPILOGUE_DEFAULT ||
+        (wants_bias(p->epilogue) && bias != (narrow ? d->type : CUDA_R_16BF)))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (k % 16 || m * size % 16 || a->ld % 16 || b->ld % 16 || (size_t)d->ld * size % 16 ||
+        (size_t)c->ld * size % 16)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!modes_fit(p) || (by_blocks(p) && (m % 4 || n % 4)))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (by_blocks(p) &&
+        (!p->scale_a || !p->scale_b || (uintptr_t)p->scale_a % 16 || (uintptr_t)p->scale_b % 16))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 /* Types: factors alike; the result of the same type or F32; factors of TF32 are F32. */
 static cublasStatus_t check(const product *p, const layout *a, const layout *b, const layout *c,
                             const layout *d)
@@ -289,6 +346,10 @@ static cublasStatus_t check(const product *p, const layout *a, const layout *b, 
         a->batch != d->batch || b->batch != d->batch || c->batch != d->batch)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (wants_aux(p->epilogue) && (!p->aux || p->aux_ld < (int64_t)m || p->aux_ld % 8))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(a->type) || is_fp8(b->type))
+        return check_fp8(p, a, b, c, d);
+    if (p->scale_a || p->scale_b || p->mode_a || p->mode_b)
         return CUBLAS_STATUS_INVALID_VALUE;
     bool tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     if (p->scale != CUDA_R_32F || !type_size(a->type) || a->type != b->type || c->type != d->type ||
@@ -331,6 +392,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         size_t size = type_size(l[i]->type);
         if (f->align[i] < size)
             return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (is_fp8(l[0]->type) && f->align[i] % 16)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
         if (emu_set.picky && ((size_t)l[i]->ld * size % 16 || f->align[i] % 16))
             return CUBLAS_STATUS_NOT_SUPPORTED;
     }
@@ -367,6 +430,9 @@ static float load(const char *base, int type, int64_t i)
 {
     if (type == CUDA_R_32F)
         return ((const float *)base)[i];
+    if (is_fp8(type))
+        return (type == CUDA_R_8F_E4M3 ? lm_f8e4m3_to_f32
+                                       : lm_f8e5m2_to_f32)(((const uint8_t *)base)[i]);
     uint16_t h = ((const uint16_t *)base)[i];
     return type == CUDA_R_16F ? lm_f16_to_f32(h) : lm_bf16_to_f32(h);
 }
@@ -427,7 +493,7 @@ static float finish(const product *p, const layout *d, int64_t i, int64_t j, con
     uint32_t e = p->epilogue;
     int64_t at = j * p->aux_ld + i;
     if (e & CUBLASLT_EPILOGUE_BIAS)
-        x += load(bias, d->type, i);
+        x += load(bias, p->bias_type >= 0 ? p->bias_type : d->type, i);
     if (e & CUBLASLT_EPILOGUE_RELU)
         x = x > 0 || x != x ? x : 0;
     if (e & CUBLASLT_EPILOGUE_GELU) {
@@ -451,30 +517,63 @@ static void sums_of_factor(const float *x, bool by_k, int64_t outer, int64_t k, 
     }
 }
 
+/* The scale of an operand's row `outer` in block `block` of k; outers, blocks: how many there are. */
+static float scale_of(const float *scale, int mode, int64_t outer, int64_t outers, int64_t block,
+                      int64_t blocks)
+{
+    if (!scale)
+        return 1;
+    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F)
+        return scale[block * outers + outer];
+    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F)
+        return scale[outer / SCALE_SIDE * ((blocks + 3) / 4 * 4) + block];
+    return *scale;
+}
+
+/* A column of op(A) op(B), scales and all: each block of k by itself, then times its scales. */
+static void sum_column(const product *p, const float *a, const float *b, int64_t m, int64_t n,
+                       int64_t k, int64_t j, float *part, float *sum)
+{
+    bool scaled = p->scale_a || p->scale_b;
+    int64_t step = by_blocks(p) ? SCALE_SIDE : k, blocks = (k + step - 1) / step;
+
+    memset(sum, 0, (size_t)m * sizeof *sum);
+    for (int64_t q = 0; q < blocks; q++) {
+        int64_t end = (q + 1) * step < k ? (q + 1) * step : k;
+        float *to = scaled ? part : sum;
+        if (scaled)
+            memset(part, 0, (size_t)m * sizeof *part);
+        for (int64_t l = q * step; l < end; l++) {
+            const float *column = a + l * m;
+            float y = b[j * k + l];
+            for (int64_t i = 0; i < m; i++)
+                to[i] += column[i] * y;
+        }
+        float right = scale_of(p->scale_b, p->mode_b, j, n, q, blocks);
+        for (int64_t i = 0; scaled && i < m; i++)
+            sum[i] += part[i] * (scale_of(p->scale_a, p->mode_a, i, m, q, blocks) * right);
+    }
+}
+
 static void run_one(const task *t, int64_t batch, float alpha, float beta)
 {
     const product *p = &t->p;
     int64_t m = (int64_t)t->d.rows, n = (int64_t)t->d.cols;
     int64_t k = (int64_t)(p->ta ? t->a.rows : t->a.cols);
     bool tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    size_t size = type_size(t->a.type), out = type_size(t->d.type);
-    float *a =
-        factor(t->at_a + (int64_t)size * batch * t->a.batch_stride, &t->a, p->ta, true, m, k, tf32);
-    float *b = factor(t->at_b + (int64_t)size * batch * t->b.batch_stride, &t->b, !p->tb, false, n,
-                      k, tf32);
+    size_t out = type_size(t->d.type);
+    int64_t a_at = (int64_t)type_size(t->a.type) * batch * t->a.batch_stride;
+    int64_t b_at = (int64_t)type_size(t->b.type) * batch * t->b.batch_stride;
+    float *a = factor(t->at_a + a_at, &t->a, p->ta, true, m, k, tf32);
+    float *b = factor(t->at_b + b_at, &t->b, !p->tb, false, n, k, tf32);
     const char *c = t->at_c ? t->at_c + (int64_t)out * batch * t->c.batch_stride : NULL;
     char *d = t->at_d + (int64_t)out * batch * t->d.batch_stride;
     char *bias = p->bias ? p->bias + (int64_t)out * batch * p->bias_stride : NULL;
     char *aux = p->aux ? p->aux + (int64_t)out * batch * p->aux_stride : NULL;
     float *sum = fresh((size_t)m * sizeof *sum), *rows = fresh((size_t)m * sizeof *rows);
+    float *part = fresh((size_t)m * sizeof *part);
     for (int64_t j = 0; j < n; j++) {
-        memset(sum, 0, (size_t)m * sizeof *sum);
-        for (int64_t l = 0; l < k; l++) {
-            const float *column = a + l * m;
-            float y = b[j * k + l];
-            for (int64_t i = 0; i < m; i++)
-                sum[i] += column[i] * y;
-        }
+        sum_column(p, a, b, m, n, k, j, part, sum);
         for (int64_t i = 0; i < m; i++) {
             float x = alpha * sum[i];
             if (beta != 0)
@@ -495,6 +594,7 @@ static void run_one(const task *t, int64_t batch, float alpha, float beta)
     free(b);
     free(sum);
     free(rows);
+    free(part);
 }
 
 static void run_product(void *data)
@@ -516,6 +616,17 @@ static size_t extent(const layout *l)
 {
     int64_t last = place(l, (int64_t)l->rows - 1, (int64_t)l->cols - 1);
     return (size_t)(last + 1 + (l->batch - 1) * l->batch_stride) * type_size(l->type);
+}
+
+/* Scales of an operand of `outers` rows and depth k. */
+static bool scales_fit(const float *scale, int mode, uint64_t outers, uint64_t k)
+{
+    size_t blocks = (k + SCALE_SIDE - 1) / SCALE_SIDE;
+    size_t n = mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ? blocks * outers
+               : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                   ? (blocks + 3) / 4 * 4 * ((outers + SCALE_SIDE - 1) / SCALE_SIDE)
+                   : 1;
+    return !scale || emu_memory_fits(scale, n * sizeof *scale);
 }
 
 static bool pointers_sane(const task *t, const choice *chosen)
@@ -542,6 +653,12 @@ static bool pointers_sane(const task *t, const choice *chosen)
             emu_say("cuBLASLt: matrix %s at %p leaves its allocation", names[i], all[i]);
             return false;
         }
+    }
+    uint64_t k = t->p.ta ? t->a.rows : t->a.cols;
+    if (!scales_fit(t->p.scale_a, t->p.mode_a, t->d.rows, k) ||
+        !scales_fit(t->p.scale_b, t->p.mode_b, t->d.cols, k)) {
+        emu_say("cuBLASLt: scales leave their allocation");
+        return false;
     }
     return true;
 }

@@ -1,6 +1,7 @@
-/* gemm.cpp -- products as kernels call for them (gemm.cuh), for tests: also those that no operator
- * asks for. */
+/* gemm.cpp -- products as kernels call for them (gemm.cuh, fp8.cuh), for tests: also those that no
+ * operator asks for. */
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/fp8.cuh"
 
 #include "emu.h"
 
@@ -8,7 +9,8 @@ extern "C" {
 #include "kernels/linear.h"
 }
 
-static gemm_call call_of(const lm_gemm *g)
+/* stride: of A, B and C. */
+static gemm_call call_of(const lm_gemm *g, int64_t batch, const int64_t *stride)
 {
     gemm_call c = {};
     c.m = g->m, c.n = g->n, c.k = g->k;
@@ -18,21 +20,51 @@ static gemm_call call_of(const lm_gemm *g)
     c.lda = g->lda, c.ldb = g->ldb, c.ldc = g->ldc;
     c.bias = g->bias;
     c.work = g->work;
+    c.batch = batch;
+    c.stride_a = stride[0], c.stride_b = stride[1], c.stride_c = stride[2];
     return c;
 }
 
-/* Pointers are of the device; g->work has lm_emu_gemm_work bytes. */
-extern "C" LM_EMU_PUBLIC size_t lm_emu_gemm_work(const lm_gemm *g, const lm_stream *s);
-extern "C" LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, lm_stream *s);
+/* Pointers are of the device; work has as many bytes as the function before says. */
+extern "C" {
+LM_EMU_PUBLIC size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride,
+                                      const lm_stream *s);
+LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, int64_t batch, const int64_t *stride,
+                               lm_stream *s);
+LM_EMU_PUBLIC size_t lm_emu_fp8_gemm_work(const lm_fp8_gemm *g);
+LM_EMU_PUBLIC void lm_emu_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s);
+LM_EMU_PUBLIC size_t lm_emu_fp8_quantize_work(const lm_fp8_quantize *q);
+LM_EMU_PUBLIC void lm_emu_fp8_quantize(const lm_fp8_quantize *q, const lm_stream *s);
+}
 
-size_t lm_emu_gemm_work(const lm_gemm *g, const lm_stream *s)
+size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride, const lm_stream *s)
 {
-    gemm_call c = call_of(g);
+    gemm_call c = call_of(g, batch, stride);
     return gemm_work(&c, s);
 }
 
-void lm_emu_gemm(const lm_gemm *g, lm_stream *s)
+void lm_emu_gemm(const lm_gemm *g, int64_t batch, const int64_t *stride, lm_stream *s)
 {
-    gemm_call c = call_of(g);
+    gemm_call c = call_of(g, batch, stride);
     gemm_run(&c, s);
+}
+
+size_t lm_emu_fp8_gemm_work(const lm_fp8_gemm *g)
+{
+    return fp8_gemm_work(g);
+}
+
+void lm_emu_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s)
+{
+    fp8_gemm_run(g, s);
+}
+
+size_t lm_emu_fp8_quantize_work(const lm_fp8_quantize *q)
+{
+    return fp8_quantize_work(q);
+}
+
+void lm_emu_fp8_quantize(const lm_fp8_quantize *q, const lm_stream *s)
+{
+    fp8_quantize_run(q, s);
 }

@@ -1,8 +1,9 @@
-/* Matrix products and the linear family on the CUDA backend, on every path of its kernels, against
+/* Matrix products, one and batches, and the linear families on the CUDA backend, on every path of its kernels, against
  * sums in double: transposes, pitches, ragged shapes, shapes that go each of the plain path's ways,
  * pointers off their alignment, the same bits in any order of threads; what cuBLASLt is asked. */
 #include "cuda_case.h"
 #include "kernels/cuda/blaslt.h"
+#include "kernels/grouped.h"
 #include "kernels/linear.h"
 
 static const char *const paths[] = { "plain", "tensor", "tf32" };
@@ -49,6 +50,8 @@ typedef struct {
     lm_gemm g;
     int64_t slack; /* numbers between rows of A, B and C */
     int shift;     /* by which all lie off their alignment */
+    int64_t batch; /* 0: one */
+    bool share_b;  /* by the whole batch */
     bool once;     /* not in other orders too */
     double tol;
 } product;
@@ -80,11 +83,11 @@ static double *widened(lm_dtype d, const void *p, int64_t count)
     return x;
 }
 
-/* The relative error of C against sums in double. */
-static double error_of(const lm_gemm *g, const void *c0, const void *c, int64_t counts[3])
+/* How far C is off sums in double, and how large they are, squared. */
+static void error_of(const lm_gemm *g, const void *c0, const void *c, int64_t counts[3],
+                     double *off, double *size)
 {
     double *a = widened(g->ab, g->a, counts[0]), *b = widened(g->ab, g->b, counts[1]);
-    double off = 0, size = 0;
     double *row = take((size_t)g->n * sizeof *row);
 
     for (int64_t i = 0; i < g->m; i++) {
@@ -101,31 +104,53 @@ static double error_of(const lm_gemm *g, const void *c0, const void *c, int64_t 
                 row[j] += a[g->ta ? q * g->lda + i : i * g->lda + q] * b[j * g->ldb + q];
         for (int64_t j = 0; j < g->n; j++) {
             double d = lm_get(g->cd, c, i * g->ldc + j) - row[j];
-            off += d * d;
-            size += row[j] * row[j];
+            *off += d * d;
+            *size += row[j] * row[j];
         }
     }
     lm_free(a);
     lm_free(b);
     lm_free(row);
+}
+
+static double batch_error(const lm_gemm *all, int64_t batch, const int64_t stride[3],
+                          const void *c0, const void *c, int64_t counts[3])
+{
+    double off = 0, size = 0;
+    size_t in = lm_dtype_size(all->ab), out = lm_dtype_size(all->cd);
+
+    for (int64_t z = 0; z < batch; z++) {
+        lm_gemm g = *all;
+        g.a = (const char *)g.a + (size_t)(z * stride[0]) * in;
+        g.b = (const char *)g.b + (size_t)(z * stride[1]) * in;
+        error_of(&g, (const char *)c0 + (size_t)(z * stride[2]) * out,
+                 (const char *)c + (size_t)(z * stride[2]) * out, counts, &off, &size);
+    }
     return sqrt(off / size);
 }
 
 static void check_product(const product *p)
 {
-    size_t (*work_of)(const lm_gemm *, const lm_stream *) = NULL;
-    void (*run_gemm)(const lm_gemm *, lm_stream *) = NULL, (*set_order)(int, uint64_t) = NULL;
+    size_t (*work_of)(const lm_gemm *, int64_t, const int64_t *, const lm_stream *) = NULL;
+    void (*run_gemm)(const lm_gemm *, int64_t, const int64_t *, lm_stream *) = NULL;
+    void (*set_order)(int, uint64_t) = NULL;
     lm_gemm g = p->g, d;
     int64_t a_rows = g.ta ? g.k : g.m, a_cols = g.ta ? g.m : g.k;
     int64_t b_rows = g.tb ? g.n : g.k, b_cols = g.tb ? g.k : g.n;
     int64_t counts[3] = { spread(a_rows, a_cols, p->slack), spread(b_rows, b_cols, p->slack),
                           spread(g.m, g.n, p->slack) };
+    int64_t batch = p->batch > 1 ? p->batch : 1;
+    int64_t stride[3] = { counts[0] + p->slack, p->share_b ? 0 : counts[1] + p->slack,
+                          counts[2] + p->slack };
+    int64_t all[3];
+    for (int i = 0; i < 3; i++)
+        all[i] = counts[i] + (batch - 1) * stride[i];
     size_t in_size = lm_dtype_size(g.ab), in_shift = in_size * (size_t)p->shift;
     size_t out_size = lm_dtype_size(g.cd), out_shift = out_size * (size_t)p->shift;
-    size_t a_bytes = (size_t)counts[0] * in_size, b_bytes = (size_t)counts[1] * in_size;
-    size_t c_bytes = (size_t)counts[2] * out_size, bias_bytes = (size_t)g.n * sizeof(float);
-    void *a = drawn(g.ab, counts[0], 1), *b = drawn(g.ab, counts[1], 2);
-    void *c0 = drawn(g.cd, counts[2], 3), *c = take(c_bytes), *first = take(c_bytes);
+    size_t a_bytes = (size_t)all[0] * in_size, b_bytes = (size_t)all[1] * in_size;
+    size_t c_bytes = (size_t)all[2] * out_size, bias_bytes = (size_t)g.n * sizeof(float);
+    void *a = drawn(g.ab, all[0], 1), *b = drawn(g.ab, all[1], 2);
+    void *c0 = drawn(g.cd, all[2], 3), *c = take(c_bytes), *first = take(c_bytes);
     float *bias = g.bias ? drawn(LM_DTYPE_F32, g.n, 4) : NULL;
 
     if (!get_symbol("lm_emu_gemm", &run_gemm) || !get_symbol("lm_emu_gemm_work", &work_of) ||
@@ -135,19 +160,19 @@ static void check_product(const product *p)
     d = g;
     d.a = device_twin(a, a_bytes, in_shift), d.b = device_twin(b, b_bytes, in_shift);
     d.bias = bias ? device_twin(bias, bias_bytes, (size_t)p->shift * 4) : NULL;
-    size_t work = work_of(&d, device->main);
+    size_t work = work_of(&d, p->batch, stride, device->main);
     void *junk = take(work);
     memset(junk, 0xff, work);
     d.work = device_twin(junk, work + GUARD, 0);
     for (int order = 0; order < 3; order++) {
         set_order(order, 5);
         d.c = device_twin(c0, c_bytes + GUARD, out_shift);
-        run_gemm(&d, device->main);
+        run_gemm(&d, p->batch, stride, device->main);
         device_copy(c, d.c, c_bytes + GUARD);
         device_drop(d.c, c_bytes + GUARD, out_shift);
         for (int i = 0; i < GUARD; i++)
             assert_int_equal(((unsigned char *)c)[c_bytes + (size_t)i], 0x5a);
-        for (int64_t i = 0; i + 1 < g.m && p->slack; i++) /* what lies between rows stays */
+        for (int64_t i = 0; i + 1 < g.m * batch && p->slack; i++) /* what lies between rows stays */
             assert_memory_equal((char *)c + (size_t)(i * g.ldc + g.n) * out_size,
                                 (char *)c0 + (size_t)(i * g.ldc + g.n) * out_size,
                                 (size_t)p->slack * out_size);
@@ -160,7 +185,7 @@ static void check_product(const product *p)
     }
     set_order(0, 0);
     g.a = a, g.b = b, g.bias = bias;
-    double error = error_of(&g, c0, c, counts);
+    double error = batch_error(&g, batch, stride, c0, c, counts);
     if (getenv("LM_TEST_SHOW"))
         printf("%s %lldx%lldx%lld %s%s %s->%s shift %d: %.3g\n", device->detail, (long long)g.m,
                (long long)g.n, (long long)g.k, g.ta ? "T" : "N", g.tb ? "T" : "N",
@@ -285,6 +310,55 @@ static void test_long_k(void **state)
     lm_backend_close(device);
 }
 
+/* Batches in each of the plain path's ways, with pitches between their matrices; one B for all;
+ * more than one launch takes. */
+static void test_batches(void **state)
+{
+    static const float some;
+    static const struct {
+        int64_t m, n, k, batch, slack;
+        bool ta, tb, share_b;
+        int type;
+    } cases[] = {
+        { 20, 70, 33, 3, 0, false, true, false, 1 },
+        { 16, 24, 64, 4, 8, true, false, false, 2 },
+        { 65, 40, 16, 2, 5, false, false, true, 0 },
+        { 3, 50, 40, 5, 0, false, true, false, 3 },   /* few rows */
+        { 40, 24, 700, 2, 3, true, false, false, 0 }, /* k in parts */
+        { 9, 30, 1100, 3, 0, false, true, true, 1 },  /* likewise into BF16 */
+        { 70, 5, 9, 2, 1, true, true, false, 4 },
+    };
+    (void)state;
+    for (int path = 0; path < 2; path++) {
+        open_path(paths[path]);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            types t = all_types[cases[i].type];
+            product p = { .g = { .m = cases[i].m,
+                                 .n = cases[i].n,
+                                 .k = cases[i].k,
+                                 .ab = t.ab,
+                                 .cd = t.cd,
+                                 .ta = cases[i].ta,
+                                 .tb = cases[i].tb,
+                                 .accumulate = i % 2,
+                                 .bias = i % 3 ? &some : NULL },
+                          .slack = cases[i].slack,
+                          .batch = cases[i].batch,
+                          .share_b = cases[i].share_b,
+                          .shift = i % 4 == 3,
+                          .tol = allowed(t.ab, t.cd, paths[path]) };
+            check_product(&p);
+        }
+        product deep = { .g = { .m = 1, .n = 1, .k = 1, .ab = LM_DTYPE_F32, .cd = LM_DTYPE_F32 },
+                         .batch = 1026,
+                         .once = true,
+                         .tol = 1e-6 };
+        if (path == 0)
+            check_product(&deep);
+        close_path(paths[path]);
+    }
+}
+
 /* ---- the operators ---- */
 
 static const lm_linear_attr first_pass = { LM_ACC_FIRST }, adding = { LM_ACC_ADD };
@@ -328,6 +402,82 @@ static void test_operators(void **state)
                              paths[path]);
         close_path(paths[path]);
     }
+}
+
+/* ---- grouped ---- */
+
+/* A kernel_case whose weights, input or output `at`, are [groups, rows, cols]. */
+static void in_groups(instance *x, bool out, int at, int64_t groups)
+{
+    lm_tensor *t = out ? &x->out[at] : &x->in[at];
+    *t = (lm_tensor){ .dtype = t->dtype,
+                      .ndim = 3,
+                      .dim = { groups, t->dim[0] / groups, t->dim[1] },
+                      .data = t->data };
+}
+
+static void check_grouped(const kernel_case *k, bool out, int at, int64_t groups, lm_dtype act,
+                          double tol)
+{
+    void (*set_order)(int, uint64_t) = NULL;
+    instance want, x, first;
+
+    if (!get_symbol("lm_emu_order", &set_order))
+        skip();
+    build(k, LM_DTYPE_F64, act, &want);
+    in_groups(&want, out, at, groups);
+    run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+    for (int order = 0; order < 3; order++) {
+        instance *it = order ? &x : &first;
+        set_order(order, 9);
+        build(k, act, act, it);
+        in_groups(it, out, at, groups);
+        run_on_device(it, device_kernel(k->op, act), 0);
+        double d = distance(&it->out[0], &want.out[0]);
+        if (!(d <= tol))
+            fail_msg("%s %s, %lld groups: relative error %.3g, allowed %.3g", k->op,
+                     lm_dtype_name(act), (long long)groups, d, tol);
+        assert_memory_equal(it->out[0].data, first.out[0].data, bytes_of(&first.out[0]));
+        if (order)
+            drop(k, &x);
+    }
+    set_order(0, 0);
+    drop(k, &first);
+    drop(k, &want);
+}
+
+/* Groups that fill tiles and ones that end inside, empty ones at both ends, and rows enough that a
+ * weight's sum is folded. */
+static void test_grouped(void **state)
+{
+    enum { G = 7, N = 1500, M = 70, K = 24 };
+    static const int32_t cuts[][G + 1] = { { 0, 0, 64, 64, 192, 193, 1500, 1500 },
+                                           { 0, 0, 0, 0, 0, 0, 0, N },
+                                           { 0, 1, 63, 127, 128, 640, 1499, N } };
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    static const lm_grouped_attr first = { LM_ACC_FIRST }, add = { LM_ACC_ADD };
+    (void)state;
+    open_path("plain");
+    for (int i = 0; i < 3; i++) {
+        operand offsets = given(vec(I32, G + 1), cuts[i]);
+        lm_dtype act = acts[i];
+        kernel_case y = { .op = "grouped_linear",
+                          .attr = &first,
+                          .in = { mat(ACT, N, K), mat(ACT, G * M, K), offsets },
+                          .out = { mat(ACT, N, M) } };
+        kernel_case dx = { .op = "grouped_linear_dx",
+                           .attr = &first,
+                           .in = { mat(ACT, N, M), mat(ACT, G * M, K), offsets },
+                           .out = { mat(ACT, N, K) } };
+        kernel_case dw = { .op = "grouped_linear_dw",
+                           .attr = i == 2 ? &add : &first,
+                           .in = { mat(ACT, N, M), mat(ACT, N, K), offsets },
+                           .out = { mat(F32, G * M, K) } };
+        check_grouped(&y, false, 1, G, act, allowed(act, act, "plain"));
+        check_grouped(&dx, false, 1, G, act, allowed(act, act, "plain"));
+        check_grouped(&dw, true, 0, G, act, allowed(act, LM_DTYPE_F32, "plain"));
+    }
+    lm_backend_close(device);
 }
 
 /* ---- what cuBLASLt is asked ---- */
@@ -394,6 +544,8 @@ int main(void)
         cmocka_unit_test(test_small),
         cmocka_unit_test(test_ways),
         cmocka_unit_test(test_long_k),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_operators),
         cmocka_unit_test(test_choices_are_kept),
         cmocka_unit_test(test_unserved),

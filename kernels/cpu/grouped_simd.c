@@ -1,0 +1,17 @@
+/* grouped_simd.c -- grouped linear layers at the AVX2 and AVX-512 levels. */
+#include "kernels/cpu/grouped_gemm.h"
+#include "kernels/cpu/tables.h"
+
+#ifdef __AVX512F__
+LM_GROUPED_KERNELS(LM_CPU_AVX512)
+#define LEVEL LM_CPU_AVX512
+#else
+LM_GROUPED_KERNELS(LM_CPU_AVX2)
+#define LEVEL LM_CPU_AVX2
+#endif
+
+const lm_kernel LM_TABLE_NAME(grouped, LM_SIMD)[] = {
+    LM_GROUPED_ROWS(LM_DTYPE_F32, LEVEL),
+    LM_GROUPED_ROWS(LM_DTYPE_BF16, LEVEL),
+    { .op = NULL },
+};

@@ -1,0 +1,454 @@
+/* fp8.cu -- FP8: codes and scales made, and their products in plain CUDA or by cuBLASLt.
+ *
+ * Codes are made tile by tile, 128 x 128 in the registers of a block, so that the scales of blocks
+ * and rows are known before anything is written, and x is read once; turned, codes go through shared
+ * memory.  A product is tiles of 64 x 64 (gemm_tile.cuh) whose sums over 128 steps of k meet their
+ * scales in F32.  Every maximum is exact, so no order of blocks shows. */
+#include "kernels/cuda/fp8.cuh"
+
+extern "C" {
+#include "kernels/cuda/blaslt.h"
+}
+
+/* ---- codes ---- */
+
+struct e4m3 {
+    uint8_t bits;
+};
+struct e5m2 {
+    uint8_t bits;
+};
+
+/* Its bits as those of a float have an exponent that is 120 too small; exact. */
+__device__ inline float to_float(e4m3 x)
+{
+    uint32_t mag = x.bits & 0x7fu;
+    float f = mag == 0x7f ? NAN : __uint_as_float(mag << 20) * 0x1p120f;
+    return x.bits & 0x80 ? -f : f;
+}
+/* The upper half of an F16. */
+__device__ inline float to_float(e5m2 x)
+{
+    return to_float(f16{ (uint16_t)(x.bits << 8) });
+}
+
+#include "kernels/cuda/gemm_tile.cuh"
+
+struct fp8_format {
+    int mantissa, bias;
+    uint32_t top; /* the largest code */
+    float most;   /* and its number */
+};
+
+static fp8_format format_of(lm_dtype d)
+{
+    fp8_format four = { 3, 7, 0x7e, 448 }, five = { 2, 15, 0x7b, 57344 };
+    return d == LM_DTYPE_F8E4M3 ? four : five;
+}
+
+/* Rounded to nearest, ties to even; too large, infinities too: the largest. */
+__device__ inline uint32_t encode(float x, const fp8_format &f)
+{
+    uint32_t u = __float_as_uint(x), mag = u & 0x7fffffffu, sign = u >> 31 << 7, code;
+    int drop = 23 - f.mantissa;
+
+    if (mag >
+        0x7f800000u) /* E4M3 has one NaN; of E5M2's, a quiet one with the top of the payload */
+        return sign | (f.mantissa == 3 ? 0x7fu : 0x7eu | (mag >> drop & 1));
+    if (mag < (uint32_t)(128 - f.bias) << 23) { /* subnormal: the last place of `one` is its unit */
+        float one = __uint_as_float((uint32_t)(151 - f.bias - f.mantissa) << 23);
+        code = __float_as_uint(__uint_as_float(mag) + one) - __float_as_uint(one);
+    } else {
+        uint32_t r = mag + ((1u << (drop - 1)) - 1) + (mag >> drop & 1);
+        code = (r >> drop) - ((uint32_t)(127 - f.bias) << f.mantissa);
+    }
+    return sign | (code < f.top ? code : f.top);
+}
+
+__device__ inline float scale_for(float most, const fp8_format &f, bool power_of_two)
+{
+    float s = fmaxf(most / f.most, 0x1p-126f);
+    return power_of_two ? __uint_as_float((__float_as_uint(s) + 0x7fffffu) & 0xff800000u) : s;
+}
+
+/* ---- making them ---- */
+
+static const int tile = LM_FP8_SIDE;
+static const int warps = block_threads / 32, warp_rows = tile / warps;
+static const int64_t most_parts = 512; /* of the maximum of a tensor */
+
+struct quantizing {
+    int64_t rows, cols, ldx, ld;
+    uint8_t *codes;
+    float *scale;
+    lm_fp8_steps steps;
+    lm_fp8_scaling scaling;
+    fp8_format format;
+    bool power_of_two;
+    bool pack_x, pack_codes; /* four at a time */
+};
+
+/* Four neighbours of a row; zeros for what is outside. */
+template <class T> __device__ inline void load4(float *v, const T *at, int64_t left, bool packed)
+{
+    pack<T, 4> x = {};
+    if (packed && left >= 4) {
+        x = *(const pack<T, 4> *)at;
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (e < left)
+                x.v[e] = at[e];
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        v[e] = to_float(x.v[e]);
+}
+
+__device__ inline void store4(uint8_t *to, uint32_t codes, int64_t left, bool packed)
+{
+    if (packed && left >= 4) {
+        *(uint32_t *)to = codes;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        if (e < left)
+            to[e] = (uint8_t)(codes >> 8 * e);
+}
+
+__device__ inline float most4(const float *v)
+{
+    return fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+}
+
+/* The largest magnitude of each of this lane's four columns, over all warps. */
+__device__ inline void column_most(float (*v)[4], float *most)
+{
+    __shared__ float part[warps][tile];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        float m = 0;
+#pragma unroll
+        for (int i = 0; i < warp_rows; i++)
+            m = fmaxf(m, fabsf(v[i][e]));
+        part[warp][lane * 4 + e] = m;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        most[e] = 0;
+        for (int w = 0; w < warps; w++)
+            most[e] = fmaxf(most[e], part[w][lane * 4 + e]);
+    }
+}
+
+/* The scale of block (ob, kb) of the codes, written once; behind a row of blocks, zeros. */
+__device__ inline void put_block_scale(const quantizing &q, int64_t ob, int64_t kb, int64_t k,
+                                       float s)
+{
+    if (threadIdx.x != 0)
+        return;
+    float *row = q.scale + ob * q.steps.row_step;
+    row[kb] = s;
+    for (int64_t z = kb + 1; z * tile >= k && z < q.steps.row_step; z++)
+        row[z] = 0;
+}
+
+/* A block has a tile of x in registers: a warp 16 of its rows, a lane 4 neighbours of each.
+ * TURN: codes are those of the transpose. */
+template <class T, bool TURN>
+__global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quantizing q)
+{
+    __shared__ uint32_t turned[TURN ? tile * (tile / 4 + 1) : 1];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t across = (q.cols + tile - 1) / tile, down = (q.rows + tile - 1) / tile;
+
+    for (int64_t t = blockIdx.x; t < across * down; t += gridDim.x) {
+        int64_t tr = t / across, tc = t % across;
+        int64_t row0 = tr * tile + warp * warp_rows, col = tc * tile + lane * 4;
+        int64_t ob = TURN ? tc : tr, kb = TURN ? tr : tc;
+        float v[warp_rows][4], inverse[4], most[4];
+
+#pragma unroll
+        for (int i = 0; i < warp_rows; i++)
+            load4(v[i], x + (row0 + i) * q.ldx + col, row0 + i < q.rows ? q.cols - col : 0,
+                  q.pack_x);
+
+        if (q.scaling == LM_FP8_TENSOR) {
+            most[0] = *q.scale;
+            inverse[0] = inverse[1] = inverse[2] = inverse[3] = 1 / most[0];
+        } else if (q.scaling == LM_FP8_BLOCK) {
+            float m = 0;
+#pragma unroll
+            for (int i = 0; i < warp_rows; i++)
+                m = fmaxf(m, most4(v[i]));
+            float s = scale_for(block_max(m), q.format, q.power_of_two);
+            put_block_scale(q, ob, kb, TURN ? q.rows : q.cols, s);
+            inverse[0] = inverse[1] = inverse[2] = inverse[3] = 1 / s;
+        } else if (TURN) {
+            column_most(v, most);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float s = scale_for(most[e], q.format, q.power_of_two);
+                inverse[e] = 1 / s;
+                if (warp == 0 && col + e < q.cols)
+                    q.scale[kb * q.steps.k_step + col + e] = s;
+            }
+        }
+
+        uint32_t codes[4] = {};
+#pragma unroll
+        for (int i = 0; i < warp_rows; i++) {
+            if (!TURN && q.scaling == LM_FP8_ROW) {
+                float s = scale_for(warp_max(most4(v[i])), q.format, q.power_of_two);
+                inverse[0] = inverse[1] = inverse[2] = inverse[3] = 1 / s;
+                if (lane == 0 && row0 + i < q.rows)
+                    q.scale[kb * q.steps.k_step + row0 + i] = s;
+            }
+            uint32_t four = 0;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                uint32_t code = encode(v[i][e] * inverse[e], q.format);
+                four |= code << 8 * e;
+                codes[e] |= code << i % 4 * 8;
+            }
+            if (!TURN) {
+                if (row0 + i < q.rows)
+                    store4(q.codes + (row0 + i) * q.ld + col, four, q.cols - col, q.pack_codes);
+            } else if (i % 4 == 3) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    turned[(lane * 4 + e) * (tile / 4 + 1) + warp * warp_rows / 4 + i / 4] =
+                        codes[e];
+                    codes[e] = 0;
+                }
+            }
+        }
+        if (TURN) {
+            __syncthreads();
+            for (int i = 0; i < warp_rows; i++) {
+                int r = warp * warp_rows + i;
+                int64_t to_row = tc * tile + r, to_col = tr * tile + lane * 4;
+                if (to_row < q.cols)
+                    store4(q.codes + to_row * q.ld + to_col, turned[r * (tile / 4 + 1) + lane],
+                           q.rows - to_col, q.pack_codes);
+            }
+            __syncthreads(); /* before the next tile */
+        }
+    }
+}
+
+template <class T>
+__global__ void fp8_most_kernel(const T *x, int64_t rows, int64_t cols, int64_t ldx, bool packed,
+                                float *part)
+{
+    int64_t across = (cols + 3) / 4;
+    float most = 0;
+
+    for (int64_t i = global_thread(); i < rows * across; i += global_threads()) {
+        float v[4];
+        int64_t row = i / across, col = i % across * 4;
+        load4(v, x + row * ldx + col, cols - col, packed);
+        most = fmaxf(most, most4(v));
+    }
+    most = block_max(most);
+    if (threadIdx.x == 0)
+        part[blockIdx.x] = most;
+}
+
+static __global__ void fp8_scale_kernel(const float *part, int64_t parts, fp8_format f,
+                                        bool power_of_two, float *scale)
+{
+    float most = 0;
+    for (int64_t i = threadIdx.x; i < parts; i += blockDim.x)
+        most = fmaxf(most, part[i]);
+    most = block_max(most);
+    if (threadIdx.x == 0)
+        *scale = scale_for(most, f, power_of_two);
+}
+
+size_t fp8_quantize_work(const lm_fp8_quantize *q)
+{
+    return q->scaling == LM_FP8_TENSOR && !q->given ? (size_t)most_parts * sizeof(float) : 0;
+}
+
+template <class T> static void quantize(const lm_fp8_quantize *q, const lm_stream *s)
+{
+    const T *x = (const T *)q->x;
+    int64_t down = ceil_div(q->rows, tile), across = ceil_div(q->cols, tile);
+    quantizing p = {};
+
+    p.rows = q->rows, p.cols = q->cols, p.ldx = q->ldx, p.ld = q->ld;
+    p.codes = (uint8_t *)q->codes;
+    p.scale = q->scale;
+    p.steps = lm_fp8_steps_of(q->scaling, q->transpose ? q->cols : q->rows,
+                              q->transpose ? q->rows : q->cols);
+    p.scaling = q->scaling;
+    p.format = format_of(q->type);
+    p.power_of_two = q->power_of_two;
+    p.pack_x = packs<T>(4, q->ldx, x);
+    p.pack_codes = packs<uint8_t>(4, q->ld, q->codes);
+    if (q->scaling == LM_FP8_TENSOR && !q->given) {
+        int64_t parts = ceil_div(q->rows * ceil_div(q->cols, 4), 4 * block_threads);
+        parts = parts < most_parts ? parts : most_parts;
+        LM_LAUNCH((fp8_most_kernel<T>), (unsigned)parts, block_threads, 0, s, x, q->rows, q->cols,
+                  q->ldx, p.pack_x, (float *)q->work);
+        LM_LAUNCH(fp8_scale_kernel, 1, block_threads, 0, s, (const float *)q->work, parts, p.format,
+                  q->power_of_two, q->scale);
+    }
+    if (q->transpose)
+        LM_LAUNCH((fp8_quantize_kernel<T, true>), grid_for(down * across, 1, s), block_threads, 0,
+                  s, x, p);
+    else
+        LM_LAUNCH((fp8_quantize_kernel<T, false>), grid_for(down * across, 1, s), block_threads, 0,
+                  s, x, p);
+}
+
+void fp8_quantize_run(const lm_fp8_quantize *q, const lm_stream *s)
+{
+    if (q->in == LM_DTYPE_F32)
+        quantize<float>(q, s);
+    else if (q->in == LM_DTYPE_BF16)
+        quantize<bf16>(q, s);
+    else
+        quantize<f16>(q, s);
+}
+
+/* ---- products ---- */
+
+static const int side = 64;
+
+struct fp8_scales {
+    const float *a, *b;
+    lm_fp8_steps at_a, at_b;
+};
+
+__device__ inline float scale_at(const float *scale, const lm_fp8_steps &at, int64_t i,
+                                 int64_t rows, int64_t block)
+{
+    i = i < rows ? i : rows - 1;
+    return scale[(i >> at.shift) * at.row_step + block * at.k_step];
+}
+
+template <class X, class Y>
+__global__ void __launch_bounds__(256, 2)
+    fp8_tiles_kernel(const X *a, const Y *b, void *c, fp8_scales scales, tiling t)
+{
+    const int per = side / 16;
+    __shared__ room<side> room_a, room_b;
+
+    for (int64_t i = blockIdx.x; i < t.tiles_m * t.tiles_n; i += gridDim.x) {
+        int64_t row, col;
+        float total[per][per] = {};
+        tile_at(t, i, &row, &col);
+        row *= side, col *= side;
+        for (int64_t q = 0; q * LM_FP8_SIDE < t.k; q++) {
+            int64_t k0 = q * LM_FP8_SIDE, k1 = k0 + LM_FP8_SIDE < t.k ? k0 + LM_FP8_SIDE : t.k;
+            float sum[per][per] = {}, right[per];
+
+            sum_tile<X, Y, false, true, side>(sum, &room_a, &room_b, a, b, t, row, t.m, col, k0,
+                                              k1);
+#pragma unroll
+            for (int j = 0; j < per; j++)
+                right[j] = scale_at(scales.b, scales.at_b, col + first_col<side>() + j, t.n, q);
+#pragma unroll
+            for (int r = 0; r < per; r++) {
+                float left = scale_at(scales.a, scales.at_a, row + first_row<side>() + r, t.m, q);
+#pragma unroll
+                for (int j = 0; j < per; j++)
+                    total[r][j] = fmaf(sum[r][j], left * right[j], total[r][j]);
+            }
+        }
+        if (t.wide_c)
+            put_tile<float, side>((float *)c, total, t, row, t.m, col, t.bias, t.accumulate);
+        else
+            put_tile<bf16, side>((bf16 *)c, total, t, row, t.m, col, t.bias, t.accumulate);
+    }
+}
+
+template <class X, class Y> static void run_plain(const lm_fp8_gemm *g, const lm_stream *s)
+{
+    const X *a = (const X *)g->a.codes;
+    const Y *b = (const Y *)g->b.codes;
+    fp8_scales scales = { g->a.scale, g->b.scale, lm_fp8_steps_of(g->a.scaling, g->m, g->k),
+                          lm_fp8_steps_of(g->b.scaling, g->n, g->k) };
+    tiling t = {};
+
+    t.m = g->m, t.n = g->n, t.k = g->k;
+    t.lda = g->a.ld, t.ldb = g->b.ld, t.ldc = g->ldc;
+    t.tiles_m = ceil_div(g->m, side);
+    t.tiles_n = ceil_div(g->n, side);
+    t.bias = g->bias;
+    t.accumulate = g->accumulate;
+    t.wide_c = g->cd == LM_DTYPE_F32;
+    t.pack_a = packs<X>(wide<X>::n, g->a.ld, a);
+    t.pack_b = packs<Y>(wide<Y>::n, g->b.ld, b);
+    t.pack_c = t.wide_c ? packs<float>(4, g->ldc, g->c) : packs<bf16>(4, g->ldc, g->c);
+    int64_t tiles = t.tiles_m * t.tiles_n;
+    LM_LAUNCH((fp8_tiles_kernel<X, Y>), (unsigned)(tiles < INT32_MAX ? tiles : INT32_MAX),
+              block_threads, 0, s, a, b, g->c, scales, t);
+}
+
+static __global__ void fp8_bias_kernel(const float *bias, int64_t n, bf16 *out)
+{
+    for (int64_t i = global_thread(); i < n; i += global_threads())
+        out[i] = from_float<bf16>(bias[i]);
+}
+
+bool fp8_block_scales(const lm_stream *s)
+{
+    return s->level == LM_CUDA_PLAIN || s->cc == 90;
+}
+
+/* Scalings that cuBLASLt knows on this card; for block scales it wants m and n of multiples of 4. */
+static bool lt_knows(const lm_fp8_gemm *g, const lm_stream *s)
+{
+    bool a = g->a.scaling != LM_FP8_TENSOR, b = g->b.scaling != LM_FP8_TENSOR;
+    bool both = g->a.scaling == LM_FP8_BLOCK && g->b.scaling == LM_FP8_BLOCK;
+
+    if (!a && !b)
+        return true;
+    return a && b && !both && s->cc == 90 && g->m % 4 == 0 && g->n % 4 == 0 &&
+           ((uintptr_t)g->a.scale | (uintptr_t)g->b.scale) % 16 == 0;
+}
+
+static bool run_by_lt(const lm_fp8_gemm *g, const lm_stream *s)
+{
+    lm_lt_gemm lt = {};
+
+    if (s->level == LM_CUDA_PLAIN || !s->lt || !lt_knows(g, s))
+        return false;
+    if (g->bias)
+        LM_LAUNCH(fp8_bias_kernel, grid_for(g->n, 256, s), 256, 0, s, g->bias, g->n,
+                  (bf16 *)g->work);
+    lt.m = g->m, lt.n = g->n, lt.k = g->k;
+    lt.a_type = g->a.type, lt.b_type = g->b.type, lt.cd = g->cd;
+    lt.tb = true;
+    lt.accumulate = g->accumulate;
+    lt.a = g->a.codes, lt.b = g->b.codes, lt.c = g->c;
+    lt.lda = g->a.ld, lt.ldb = g->b.ld, lt.ldc = g->ldc;
+    lt.bias = g->bias ? g->work : nullptr;
+    lt.a_scale = g->a.scale, lt.b_scale = g->b.scale;
+    lt.a_scaling = g->a.scaling, lt.b_scaling = g->b.scaling;
+    return lm_cuda_lt_gemm(s->lt, &lt, s->handle);
+}
+
+size_t fp8_gemm_work(const lm_fp8_gemm *g)
+{
+    return g->cd == LM_DTYPE_BF16 ? (size_t)g->n * sizeof(bf16) : 0;
+}
+
+void fp8_gemm_run(const lm_fp8_gemm *g, const lm_stream *s)
+{
+    if (run_by_lt(g, s))
+        return;
+    if (g->a.type == LM_DTYPE_F8E5M2)
+        run_plain<e5m2, e4m3>(g, s);
+    else if (g->b.type == LM_DTYPE_F8E5M2)
+        run_plain<e4m3, e5m2>(g, s);
+    else
+        run_plain<e4m3, e4m3>(g, s);
+}

@@ -1,0 +1,267 @@
+/* gemm_tile.cuh -- one tile of a matrix product in plain CUDA: what the kernels of gemm_plain.cu,
+ * grouped.cu and fp8.cu are made of.
+ *
+ * A block of 256 threads makes SIDE x SIDE of C: 16 steps of k of both factors lie in shared memory
+ * as floats, k outermost, while the next 16 are on their way in registers; a thread holds 8x8 (SIDE
+ * 128) or 4x4 (SIDE 64) sums and reads 4 floats at a time.  Sums go over k in order. */
+#ifndef LM_KERNELS_CUDA_GEMM_TILE_CUH
+#define LM_KERNELS_CUDA_GEMM_TILE_CUH
+
+#include "kernels/cuda/device.cuh"
+
+static const int depth = 16; /* steps of k in shared memory */
+static const int block_threads = 256;
+static const int64_t flush = 1024; /* steps of k in one sum into F32; a multiple of depth */
+static const int64_t band = 8;     /* tiles of m that blocks in a row share B's columns over (L2) */
+
+/* What all kernels of tiles are given. */
+struct tiling {
+    int64_t m, n, k;
+    int64_t lda, ldb, ldc;
+    int64_t stride_a, stride_b, stride_c; /* from one product of a batch to the next */
+    int64_t batch0;                       /* the product of the first blocks */
+    int64_t part_k;                       /* steps of k that one part sums: k when there is one */
+    int64_t part_size;                    /* floats from one part's C to the next */
+    int64_t tiles_m, tiles_n, parts;
+    const float *bias;
+    /* Rows may be read 16 bytes at a time; written, 4 elements. */
+    bool pack_a, pack_b, pack_c;
+    bool wide_c; /* C is F32 */
+    bool accumulate;
+};
+
+/* ---- a tile's factors: memory -> registers -> shared memory ---- */
+
+/* A factor of R rows (of op(A), or columns of op(B)) by `depth` steps of k.  K_INSIDE: it is
+ * stored with k contiguous, [row][k]; else [k][row].  Each thread carries `chunks` packs of P
+ * elements along the contiguous dimension. */
+template <class T, bool K_INSIDE, int R> struct part_of {
+    static const int P = wide<T>::n;
+    static const int line = K_INSIDE ? depth / P : R / P; /* packs in a stored line */
+    static const int all = R * depth / P;
+    static const int chunks = (all + block_threads - 1) / block_threads;
+    static const int pitch = R + 4; /* floats of a step in shared memory; keeps 16-byte alignment */
+    static const int floats = depth * pitch;
+};
+
+/* Where a thread reads its first pack of the round that comes next. */
+template <class T> struct cursor {
+    const T *at;
+    int64_t pitch;
+    int rows; /* of the tile that are inside, at most R */
+};
+
+template <class T, bool K_INSIDE, int R>
+__device__ inline cursor<T> cursor_at(const T *x, int64_t ld, int64_t row0, int64_t rows,
+                                      int64_t k0)
+{
+    typedef part_of<T, K_INSIDE, R> S;
+    int inner = (int)threadIdx.x % S::line * S::P, outer = (int)threadIdx.x / S::line;
+    cursor<T> c;
+
+    c.at = x + (K_INSIDE ? (row0 + outer) * ld + k0 + inner : (k0 + outer) * ld + row0 + inner);
+    c.pitch = ld;
+    c.rows = (int)(rows - row0 < R ? rows - row0 : R);
+    return c;
+}
+
+/* Read the next `depth` steps, of which `steps` are inside, and move on; zeros for what is
+ * outside. */
+template <class T, bool K_INSIDE, int R>
+__device__ inline void fetch(pack<T, wide<T>::n> *stage, cursor<T> *x, int steps, bool packed)
+{
+    typedef part_of<T, K_INSIDE, R> S;
+    int inner = (int)threadIdx.x % S::line * S::P, outer = (int)threadIdx.x / S::line;
+#pragma unroll
+    for (int c = 0; c < S::chunks; c++) {
+        const int down = block_threads / S::line; /* lines from one chunk to the next */
+        int line = outer + c * down;
+        const T *at = x->at + c * down * x->pitch;
+        int left =
+            K_INSIDE ? (line < x->rows ? steps - inner : 0) : (line < steps ? x->rows - inner : 0);
+
+        if (S::all % block_threads && (int)threadIdx.x + c * block_threads >= S::all)
+            left = 0;
+        if (packed && left >= S::P) {
+            stage[c] = *(const pack<T, S::P> *)at;
+        } else {
+#pragma unroll
+            for (int e = 0; e < S::P; e++)
+                stage[c].v[e] = e < left ? at[e] : T();
+        }
+    }
+    x->at += K_INSIDE ? depth : depth * x->pitch;
+}
+
+/* Put them into shared memory as floats, [step][row]. */
+template <class T, bool K_INSIDE, int R>
+__device__ inline void place(float *shared, const pack<T, wide<T>::n> *stage)
+{
+    typedef part_of<T, K_INSIDE, R> S;
+#pragma unroll
+    for (int c = 0; c < S::chunks; c++) {
+        int i = (int)threadIdx.x + c * block_threads;
+        int inner = i % S::line * S::P, outer = i / S::line;
+
+        if (S::all % block_threads && i >= S::all)
+            break;
+#pragma unroll
+        for (int e = 0; e < S::P; e += 4) {
+            if (K_INSIDE) {
+#pragma unroll
+                for (int f = e; f < e + 4; f++)
+                    shared[(inner + f) * S::pitch + outer] = to_float(stage[c].v[f]);
+            } else {
+                pack<float, 4> v = { { to_float(stage[c].v[e]), to_float(stage[c].v[e + 1]),
+                                       to_float(stage[c].v[e + 2]), to_float(stage[c].v[e + 3]) } };
+                *(pack<float, 4> *)(shared + outer * S::pitch + inner + e) = v;
+            }
+        }
+    }
+}
+
+/* ---- its product ---- */
+
+/* 8 warps as 4 x 2, their lanes as 4 x 8, each with 4 x 4 sums (SIDE / 64 times in both
+ * directions): where this thread's first row and column lie in a tile of SIDE x SIDE. */
+template <int SIDE> __device__ inline int first_row(void)
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    return warp / 2 * (SIDE / 4) + lane / 8 * 4;
+}
+template <int SIDE> __device__ inline int first_col(void)
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    return warp % 2 * (SIDE / 2) + lane % 8 * 4;
+}
+
+/* sum[SIDE/16][SIDE/16] += the product over `depth` steps. */
+template <int SIDE>
+__device__ inline void multiply(float (*sum)[SIDE / 16], const float *a, const float *b)
+{
+    const int pitch = SIDE + 4, per = SIDE / 16;
+    const float *at = a + first_row<SIDE>(), *bt = b + first_col<SIDE>();
+
+#pragma unroll
+    for (int q = 0; q < depth; q++) {
+        pack<float, 4> x[per / 4], y[per / 4];
+#pragma unroll
+        for (int h = 0; h < per / 4; h++) {
+            x[h] = *(const pack<float, 4> *)(at + q * pitch + h * 16);
+            y[h] = *(const pack<float, 4> *)(bt + q * pitch + h * 32);
+        }
+#pragma unroll
+        for (int i = 0; i < per; i++) {
+#pragma unroll
+            for (int j = 0; j < per; j++)
+                sum[i][j] = fmaf(x[i / 4].v[i % 4], y[j / 4].v[j % 4], sum[i][j]);
+        }
+    }
+}
+
+/* Shared memory of one factor of SIDE rows, twice: what is multiplied and what comes next. */
+template <int SIDE> struct room {
+    pack<float, 4> v[2 * depth * (SIDE + 4) / 4];
+};
+
+/* sum[SIDE/16][SIDE/16] += the steps k0 to k1 of the tile of C whose first row and column these
+ * are; X, Y: types of A and B.  All threads of the block come here. */
+template <class X, class Y, bool TA, bool TB, int SIDE>
+__device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, room<SIDE> *room_b,
+                                const X *a, const Y *b, const tiling &t, int64_t row, int64_t m,
+                                int64_t col, int64_t k0, int64_t k1)
+{
+    typedef part_of<X, !TA, SIDE> A;
+    typedef part_of<Y, TB, SIDE> B;
+    float *at = (float *)room_a->v, *bt = (float *)room_b->v;
+    pack<X, A::P> stage_a[A::chunks];
+    pack<Y, B::P> stage_b[B::chunks];
+    int turn = 0;
+
+    cursor<X> from_a = cursor_at<X, !TA, SIDE>(a, t.lda, row, m, k0);
+    cursor<Y> from_b = cursor_at<Y, TB, SIDE>(b, t.ldb, col, t.n, k0);
+    /* One round late: what is fetched in a round is multiplied in the next. */
+    for (int64_t q = k0 - depth; q < k1; q += depth, turn ^= 1) {
+        int64_t left = k1 - q - depth;
+        if (left > 0) {
+            int steps = left < depth ? (int)left : depth;
+            fetch<X, !TA, SIDE>(stage_a, &from_a, steps, t.pack_a);
+            fetch<Y, TB, SIDE>(stage_b, &from_b, steps, t.pack_b);
+        }
+        if (q >= k0)
+            multiply<SIDE>(sum, at + turn * A::floats, bt + turn * B::floats);
+        if (left > 0) {
+            place<X, !TA, SIDE>(at + (turn ^ 1) * A::floats, stage_a);
+            place<Y, TB, SIDE>(bt + (turn ^ 1) * B::floats, stage_b);
+        }
+        __syncthreads();
+    }
+}
+
+/* Four neighbours of a row of C, of which `left` are inside. */
+template <class C>
+__device__ inline void put4(C *c, const float *sum, const float *bias, int64_t left, bool packed,
+                            bool accumulate)
+{
+    pack<C, 4> v = {};
+
+    if (packed && left >= 4) {
+        if (accumulate)
+            v = *(const pack<C, 4> *)c;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v.v[j] = from_float<C>(to_float(v.v[j]) + (sum[j] + bias[j]));
+        *(pack<C, 4> *)c = v;
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (j < left)
+            c[j] = from_float<C>((accumulate ? to_float(c[j]) : 0.0f) + (sum[j] + bias[j]));
+    }
+}
+
+/* The sums into C (+)= sum (+ bias), as far as it reaches: m rows, t.n columns. */
+template <class C, int SIDE>
+__device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
+                                int64_t m, int64_t col0, const float *bias, bool accumulate)
+{
+    const int per = SIDE / 16;
+    int64_t row = row0 + first_row<SIDE>(), col = col0 + first_col<SIDE>();
+    float add[per];
+
+#pragma unroll
+    for (int j = 0; j < per; j++) {
+        int64_t at = col + j / 4 * 32 + j % 4;
+        add[j] = bias && at < t.n ? bias[at] : 0.0f;
+    }
+#pragma unroll
+    for (int h = 0; h < per / 4; h++) {
+        C *to = c + row * t.ldc + col + h * 32;
+        int64_t left = t.n - col - h * 32;
+#pragma unroll
+        for (int i = 0; i < per; i++) {
+            if (left > 0 && row + i / 4 * 16 + i % 4 < m)
+                put4(to + (i / 4 * 16 + i % 4) * t.ldc, sum[i] + h * 4, add + h * 4, left, t.pack_c,
+                     accumulate);
+        }
+    }
+}
+
+/* Tiles in bands of `band` rows of tiles, so that blocks that run together share lines of both
+ * factors. */
+__device__ inline void tile_at(const tiling &t, int64_t i, int64_t *row, int64_t *col)
+{
+    int64_t first = i / (band * t.tiles_n) * band, in_band = i % (band * t.tiles_n);
+    int64_t high = t.tiles_m - first < band ? t.tiles_m - first : band;
+
+    *row = first + in_band % high;
+    *col = in_band / high;
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* grouped.c -- grouped linear layers and the two halves of their backward. */
+#include "kernels/grouped.h"
+
+#include "graph/passes.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static lm_code expect_offsets(const lm_tensor *offsets, int64_t groups, const char *op, lm_err *e)
+{
+    return lm_expect(offsets->dtype == LM_DTYPE_I32 && offsets->ndim == 1 &&
+                         offsets->dim[0] == groups + 1,
+                     op, e, "the offsets are not [G+1] I32 of %lld groups", (long long)groups);
+}
+
+static lm_code y_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *x = &c->in[0], *w = &c->in[1];
+    (void)want;
+    if (lm_expect(x->ndim == 2 && w->ndim == 3 && x->dim[1] == w->dim[2], "grouped_linear", e,
+                  "x is not [N,K] or w not [G,M,K] of the same K") ||
+        expect_offsets(&c->in[2], w->dim[0], "grouped_linear", e))
+        return e->code;
+    c->out[0] = lm_shape2(x->dtype, x->dim[0], w->dim[1]);
+    return LM_OK;
+}
+
+static lm_code y_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    lm_vid x = n->in[0], w = n->in[1], offsets = n->in[2], dy = lm_grad_of(s, n->out[0]);
+    lm_grouped_attr attr = { LM_ACC_ADD };
+
+    if (lm_grad_wants(s, w)) {
+        lm_vid in[3] = { dy, x, offsets }, dw;
+        g->phase = LM_PHASE_BACKWARD_WEIGHT;
+        if (lm_grad_param(s, w, &dw, &attr.acc, e) ||
+            lm_graph_append(g, &lm_op_grouped_linear_dw, &attr, in, &dw, e))
+            return e->code;
+        g->phase = LM_PHASE_BACKWARD_INPUT;
+    }
+    if (lm_grad_wants(s, x)) {
+        lm_vid in[3] = { dy, w, offsets }, dx = LM_NONE;
+        if (lm_graph_append(g, &lm_op_grouped_linear_dx, &attr, in, &dx, e))
+            return e->code;
+        return lm_grad_give(s, x, dx, e);
+    }
+    return LM_OK;
+}
+
+/* Each row meets one group's weights. */
+static void grouped_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_tensor *w = c->in[1].ndim == 3 ? &c->in[1] : &c->out[0];
+    out->flops = 2.0 * (double)c->in[0].dim[0] * (double)w->dim[1] * (double)w->dim[2];
+    out->bytes = lm_call_bytes(c);
+}
+
+static void y_example(lm_rng r, int i, lm_example *x)
+{
+    int64_t n = lm_example_size(r, i, 0, 127), m = lm_example_size(r, i, 1, 70);
+    int64_t k = lm_example_size(r, i, 2, 127), groups = lm_example_size(r, i, 3, 9);
+    lm_grouped_attr attr = { LM_ACC_FIRST };
+    *x = (lm_example){ .n_in = 3, .want = 1 };
+    x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);
+    x->in[1] = lm_shape3(LM_DTYPE_F32, groups, m, k);
+    x->in[2] = lm_shape1(LM_DTYPE_I32, groups + 1);
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+/* Cuts at random places, in order: some groups are empty. */
+static void y_fill(lm_rng r, const lm_call *c)
+{
+    int32_t *offsets = c->in[2].data;
+    int64_t groups = c->in[2].dim[0] - 1, n = c->in[0].dim[0];
+
+    offsets[0] = 0;
+    for (int64_t g = 1; g < groups; g++) {
+        int32_t cut = (int32_t)lm_rng_below(r, (uint64_t)g, (uint64_t)n + 1);
+        int64_t at = g;
+        for (; at > 1 && offsets[at - 1] > cut; at--)
+            offsets[at] = offsets[at - 1];
+        offsets[at] = cut;
+    }
+    offsets[groups] = (int32_t)n;
+}
+
+const lm_op lm_op_grouped_linear = { .name = "grouped_linear",
+                                     .attr_size = sizeof(lm_grouped_attr),
+                                     .n_in = 3,
+                                     .n_out = 1,
+                                     .act_in = 3,
+                                     .low_param = 2,
+                                     .prec = LM_PREC_ALLOW,
+                                     .shape = y_shape,
+                                     .grad = y_grad,
+                                     .cost = grouped_cost,
+                                     .example = y_example,
+                                     .fill = y_fill };
+
+static lm_code dx_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *dy = &c->in[0], *w = &c->in[1];
+    (void)want;
+    if (lm_expect(dy->ndim == 2 && w->ndim == 3 && dy->dim[1] == w->dim[1], "grouped_linear_dx", e,
+                  "dy is not [N,M] or w not [G,M,K] of the same M") ||
+        expect_offsets(&c->in[2], w->dim[0], "grouped_linear_dx", e))
+        return e->code;
+    c->out[0] = lm_shape2(dy->dtype, dy->dim[0], w->dim[2]);
+    return LM_OK;
+}
+
+const lm_op lm_op_grouped_linear_dx = { .name = "grouped_linear_dx",
+                                        .attr_size = sizeof(lm_grouped_attr),
+                                        .n_in = 3,
+                                        .n_out = 1,
+                                        .act_in = 3,
+                                        .low_param = 2,
+                                        .prec = LM_PREC_ALLOW,
+                                        .shape = dx_shape,
+                                        .cost = grouped_cost };
+
+static lm_code dw_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *dy = &c->in[0], *x = &c->in[1], *offsets = &c->in[2];
+    (void)want;
+    if (lm_expect(dy->ndim == 2 && x->ndim == 2 && dy->dim[0] == x->dim[0], "grouped_linear_dw", e,
+                  "dy is not [N,M] or x not [N,K] of the same N") ||
+        lm_expect(offsets->ndim == 1 && offsets->dim[0] > 1, "grouped_linear_dw", e,
+                  "there are no groups") ||
+        expect_offsets(offsets, offsets->dim[0] - 1, "grouped_linear_dw", e))
+        return e->code;
+    c->out[0] = lm_shape3(lm_wide(dy->dtype), offsets->dim[0] - 1, dy->dim[1], x->dim[1]);
+    return LM_OK;
+}
+
+const lm_op lm_op_grouped_linear_dw = { .name = "grouped_linear_dw",
+                                        .attr_size = sizeof(lm_grouped_attr),
+                                        .n_in = 3,
+                                        .n_out = 1,
+                                        .act_in = 3,
+                                        .prec = LM_PREC_ALLOW,
+                                        .shape = dw_shape,
+                                        .cost = grouped_cost };
