@@ -57,9 +57,9 @@ typedef void (*lm_kernel_fn)(const lm_call *c);
 typedef size_t (*lm_work_fn)(const lm_call *c, int threads);
 
 typedef struct {
-    const char *op;     /* operator name, e.g. "norm_dx"                            */
-    lm_dtype act;       /* activations' dtype it serves; LM_DTYPE_NONE: any (reference) */
-    int level;          /* what it needs: lm_cpu_level, or lm_cuda_level (kernels/cuda/stream.h) */
+    const char *op; /* operator name, e.g. "norm_dx"                            */
+    lm_dtype act;   /* activations' dtype it serves; LM_DTYPE_NONE: any (reference) */
+    int level;      /* what it needs: lm_cpu_level, or lm_cuda_level (kernels/cuda/stream.h) */
     lm_kernel_fn run;
     lm_work_fn work;
 } lm_kernel;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #ifdef LM_EMU
-#include "device.h" /* tests/emu */
+#include <device.h> /* tests/emu */
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
