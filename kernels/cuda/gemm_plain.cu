@@ -20,7 +20,7 @@ __device__ inline int64_t batch_index(const tiling &t)
     return t.batch0 + blockIdx.z;
 }
 
-/* T: type of A and B; SIDE x SIDE of C a block.  part: of k, blockIdx.y; of the batch, blockIdx.z. */
+/* T: type of A and B; SIDE x SIDE of C a block.  blockIdx.y: which part of k. */
 template <class T, bool TA, bool TB, int SIDE>
 __global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 3)
     tiles_kernel(const T *a, const T *b, void *c, tiling t)
@@ -73,22 +73,54 @@ __global__ void add_parts_kernel(const float *part, int64_t parts, int64_t m, in
 
 /* ---- few rows ---- */
 
-/* A pack of a row as floats, of which `left` elements are inside. */
-template <class T> __device__ inline void lane_pack(float *x, const T *at, int64_t left, bool whole)
+/* A pack of a row, of which `left` elements are inside. */
+template <class T> __device__ inline pack<T, wide<T>::n> lane_pack(const T *at, int64_t left)
 {
     const int P = wide<T>::n;
     pack<T, P> v;
-
-    if (whole) {
-        v = *(const pack<T, P> *)at;
-    } else {
-#pragma unroll
-        for (int e = 0; e < P; e++)
-            v.v[e] = e < left ? at[e] : from_float<T>(0);
-    }
 #pragma unroll
     for (int e = 0; e < P; e++)
-        x[e] = to_float(v.v[e]);
+        v.v[e] = e < left ? at[e] : from_float<T>(0);
+    return v;
+}
+
+/* Adds to sums what U packs of each row give, 32 packs apart, from element q on: rows of B first,
+ * so that many reads are under way at once.  WHOLE: packs are aligned, and k ends behind one. */
+template <class T, int M, int COLS, int U, bool WHOLE>
+__device__ inline void add_packs(float (*sum)[COLS], const T *a, const T *b, const tiling &t,
+                                 int64_t col0, int64_t q)
+{
+    const int P = wide<T>::n;
+    typedef pack<T, P> part;
+    part w[U][COLS];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+        for (int j = 0; j < COLS; j++) {
+            int64_t k = q + u * 32 * P;
+            const T *at = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb + k;
+            w[u][j] = part{};
+            if (k < t.k)
+                w[u][j] = WHOLE ? *(const part *)at : lane_pack(at, t.k - k);
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            int64_t k = q + u * 32 * P;
+            const T *at = a + (i < t.m ? i : t.m - 1) * t.lda + k;
+            part x = {};
+            if (k < t.k)
+                x = WHOLE ? *(const part *)at : lane_pack(at, t.k - k);
+#pragma unroll
+            for (int j = 0; j < COLS; j++) {
+#pragma unroll
+                for (int e = 0; e < P; e++)
+                    sum[i][j] = fmaf(to_float(x.v[e]), to_float(w[u][j].v[e]), sum[i][j]);
+            }
+        }
+    }
 }
 
 /* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns.  A lane sums the packs lane, lane+32,
@@ -96,11 +128,10 @@ template <class T> __device__ inline void lane_pack(float *x, const T *at, int64
 template <class T, int M, int COLS>
 __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
-    const int P = wide<T>::n;
+    const int P = wide<T>::n, U = 4 / COLS;
     int lane = (int)threadIdx.x % 32;
-    bool packed = t.pack_a && t.pack_b;
+    bool whole = t.pack_a && t.pack_b && t.k % P == 0;
     int64_t groups = (t.n + COLS - 1) / COLS, warps = global_threads() / 32;
-    int64_t c_at = batch_index(t) * t.stride_c;
 
     a += batch_index(t) * t.stride_a;
     b += batch_index(t) * t.stride_b;
@@ -108,31 +139,19 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
         int64_t col0 = group * COLS;
         float sum[M][COLS] = {};
 
-        for (int64_t q = (int64_t)lane * P; q < t.k; q += 32 * P) {
-            bool whole = packed && q + P <= t.k;
-            float w[COLS][P];
-#pragma unroll
-            for (int j = 0; j < COLS; j++)
-                lane_pack(w[j], b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb + q, t.k - q,
-                          whole);
-#pragma unroll
-            for (int i = 0; i < M; i++) {
-                float x[P];
-                lane_pack(x, a + (i < t.m ? i : t.m - 1) * t.lda + q, t.k - q, whole);
-#pragma unroll
-                for (int j = 0; j < COLS; j++) {
-#pragma unroll
-                    for (int e = 0; e < P; e++)
-                        sum[i][j] = fmaf(x[e], w[j][e], sum[i][j]);
-                }
-            }
-        }
+        int64_t q = (int64_t)lane * P;
+#pragma unroll 1
+        for (; whole && q < t.k; q += U * 32 * P)
+            add_packs<T, M, COLS, U, true>(sum, a, b, t, col0, q);
+#pragma unroll 1
+        for (; q < t.k; q += 32 * P)
+            add_packs<T, M, COLS, 1, false>(sum, a, b, t, col0, q);
 #pragma unroll
         for (int i = 0; i < M; i++) {
 #pragma unroll
             for (int j = 0; j < COLS; j++) {
                 float s = warp_sum(sum[i][j]);
-                int64_t col = col0 + j, at = c_at + i * t.ldc + col;
+                int64_t col = col0 + j, at = batch_index(t) * t.stride_c + i * t.ldc + col;
                 if (lane != 0 || i >= t.m || col >= t.n)
                     continue;
                 s += t.bias ? t.bias[col] : 0.0f;
