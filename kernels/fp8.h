@@ -8,8 +8,8 @@
  * Scalings, and where the scale of element (i, q) lies (lm_fp8_scale_at):
  *   TENSOR  one for all
  *   ROW     each row's 128 steps of k (activations, gradients): [ceil(k/128), rows]
- *   BLOCK   128 rows by 128 steps of k (weights): [ceil(rows/128), P], P = ceil(k/128) rounded up to
- *           a multiple of 4, zeros where there is no block
+ *   BLOCK   128 rows by 128 steps of k (weights): [ceil(rows/128), P], P = ceil(k/128) rounded up
+ *           to a multiple of 4, zeros where there is no block
  * which are the layouts that cuBLASLt takes on compute capability 9.0. */
 #ifndef LM_KERNELS_FP8_H
 #define LM_KERNELS_FP8_H
@@ -79,11 +79,11 @@ typedef struct {
 
 /* The matrix of x [rows, cols] (F32, BF16 or F16), or of its transpose: codes and scales.
  *
- * The scale of a block is its largest magnitude / 448 (E4M3) or 57344 (E5M2), rounded to nearest, at
- * least 2^-126 (also of a block of zeros), and rounded up to a power of two when asked.  A code is x *
- * (1 / scale) in F32, rounded to nearest, ties to even, at most the largest code.  A NaN becomes one
- * and counts for no scale; an infinity makes its block's scale infinite, and so all products with
- * it NaN. */
+ * The scale of a block is its largest magnitude / 448 (E4M3) or 57344 (E5M2), rounded to nearest,
+ * at least 2^-126 (also of a block of zeros), and rounded up to a power of two when asked.  A code
+ * is x * (1 / scale) in F32, rounded to nearest, ties to even, at most the largest code.  A NaN
+ * becomes one and counts for no scale; an infinity makes its block's scale infinite, and so all
+ * products with it NaN. */
 typedef struct {
     int64_t rows, cols, ldx;
     lm_dtype in;

@@ -4,7 +4,7 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
-/* out [N,n] = in [N,k] times the group's weights, whose element (j, q) is at j * at_j + q * at_q. */
+/* out [N,n] = in [N,k] times the group's weights, whose element (j, q) is j * at_j + q * at_q. */
 static void rows_by_group(const lm_call *c, int64_t n, int64_t k, int64_t at_j, int64_t at_q)
 {
     const lm_tensor *x = &c->in[0], *w = &c->in[1];

@@ -240,8 +240,8 @@ static bool set_modes(const library *l, shape *s, const lm_lt_gemm *g)
 }
 #endif
 
-/* Sums are promoted to F32 as they go (no fast accumulation): gradients want the bits.  One scale for
- * all is what an old library, too, takes a scale to be. */
+/* Sums are promoted to F32 as they go (no fast accumulation): gradients want the bits.  One scale
+ * for all is what an old library, too, takes a scale to be. */
 static bool describe_scales(const library *l, shape *s, const lm_lt_gemm *g)
 {
     bool blocks = g->a_scaling != LM_FP8_TENSOR || g->b_scaling != LM_FP8_TENSOR;

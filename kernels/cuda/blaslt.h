@@ -18,10 +18,10 @@ typedef struct lm_cuda_lt lm_cuda_lt;
  *
  * FP8 factors (kernels/fp8.h) come with scales; A as it is, B transposed, no batch, bias of BF16.
  *
- * Of the epilogues only the bias is used.  GELU would have to store its input too, which backward
- * reads (in a layout of its own, pitch a multiple of 8), and is no wider than the elementwise kernel
- * in what it saves: one write.  dGELU and the bias gradients round their F32 sums to C's type, where
- * ours stay F32 and accumulate over micro-batches. */
+ * Of the epilogues only the bias is used.  GELU would have to store its input too, for backward:
+ * against the elementwise kernel it saves one read of that, and wants an operator of its own.
+ * dGELU likewise.  Bias gradients come out in C's type, where ours are F32, and are written, where
+ * ours are added to over micro-batches. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype a_type, b_type, cd; /* of A and B: the same, but for FP8 */

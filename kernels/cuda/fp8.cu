@@ -1,9 +1,9 @@
 /* fp8.cu -- FP8: codes and scales made, and their products in plain CUDA or by cuBLASLt.
  *
  * Codes are made tile by tile, 128 x 128 in the registers of a block, so that the scales of blocks
- * and rows are known before anything is written, and x is read once; turned, codes go through shared
- * memory.  A product is tiles of 64 x 64 (gemm_tile.cuh) whose sums over 128 steps of k meet their
- * scales in F32.  Every maximum is exact, so no order of blocks shows. */
+ * and rows are known before anything is written, and x is read once; turned, codes go through
+ * shared memory.  A product is tiles of 64 x 64 (gemm_tile.cuh) whose sums over 128 steps of k meet
+ * their scales in F32.  Every maximum is exact, so no order of blocks shows. */
 #include "kernels/cuda/fp8.cuh"
 
 extern "C" {
@@ -403,7 +403,7 @@ bool fp8_block_scales(const lm_stream *s)
     return s->level == LM_CUDA_PLAIN || s->cc == 90;
 }
 
-/* Scalings that cuBLASLt knows on this card; for block scales it wants m and n of multiples of 4. */
+/* Scalings that cuBLASLt knows on this card; with block scales, m and n are multiples of 4. */
 static bool lt_knows(const lm_fp8_gemm *g, const lm_stream *s)
 {
     bool a = g->a.scaling != LM_FP8_TENSOR, b = g->b.scaling != LM_FP8_TENSOR;

@@ -5,9 +5,9 @@
 
 #include "kernels/cuda/device.cuh"
 
-/* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major.  ta: A is stored
- * [k,m]; tb: B is stored [n,k].  A and B have type ab (F32, BF16, F16), C has cd (F32, or ab); sums in
- * F32. */
+/* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major.  ta: A is
+ * stored [k,m]; tb: B is stored [n,k].  A and B have type ab (F32, BF16, F16), C has cd (F32, or
+ * ab); sums in F32. */
 struct gemm_call {
     int64_t m, n, k;
     lm_dtype ab, cd;
@@ -17,8 +17,8 @@ struct gemm_call {
     void *c;
     const float *bias; /* [n], or null */
     void *work;        /* gemm_work bytes, 256-byte aligned */
-    /* A batch of products of one shape (0: one product): elements from one's matrix to the next's; 0
-     * where all share A or B.  bias serves all. */
+    /* A batch of products of one shape (0: one product): elements from one's matrix to the next's;
+     * 0 where all share A or B.  bias serves all. */
     int64_t batch, stride_a, stride_b, stride_c;
 };
 

@@ -133,8 +133,6 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
     bool whole = t.pack_a && t.pack_b && t.k % P == 0;
     int64_t groups = (t.n + COLS - 1) / COLS, warps = global_threads() / 32;
 
-    a += batch_index(t) * t.stride_a;
-    b += batch_index(t) * t.stride_b;
     for (int64_t group = global_thread() / 32; group < groups; group += warps) {
         int64_t col0 = group * COLS;
         float sum[M][COLS] = {};
@@ -151,7 +149,7 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
 #pragma unroll
             for (int j = 0; j < COLS; j++) {
                 float s = warp_sum(sum[i][j]);
-                int64_t col = col0 + j, at = batch_index(t) * t.stride_c + i * t.ldc + col;
+                int64_t col = col0 + j, at = i * t.ldc + col;
                 if (lane != 0 || i >= t.m || col >= t.n)
                     continue;
                 s += t.bias ? t.bias[col] : 0.0f;
@@ -273,7 +271,7 @@ template <class T, int COLS>
 static void launch_rows(const gemm_call *g, const lm_stream *s, const tiling &t)
 {
     const T *a = (const T *)g->a, *b = (const T *)g->b;
-    dim3 grid(grid_for(ceil_div(g->n, COLS), block_threads / 32, s), 1, batch_blocks(g, t));
+    unsigned grid = grid_for(ceil_div(g->n, COLS), block_threads / 32, s);
 
     if (g->m == 1)
         LM_LAUNCH((rows_kernel<T, 1, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
@@ -283,6 +281,18 @@ static void launch_rows(const gemm_call *g, const lm_stream *s, const tiling &t)
         LM_LAUNCH((rows_kernel<T, 4, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
     else
         LM_LAUNCH((rows_kernel<T, 8, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
+}
+
+/* The z-th product of a batch. */
+static gemm_call one_of(const gemm_call *g, int64_t z)
+{
+    gemm_call one = *g;
+    int64_t in = (int64_t)lm_dtype_size(g->ab), out = (int64_t)lm_dtype_size(g->cd);
+
+    one.a = (const char *)g->a + z * g->stride_a * in;
+    one.b = (const char *)g->b + z * g->stride_b * in;
+    one.c = (char *)g->c + z * g->stride_c * out;
+    return one;
 }
 
 template <class T> static void run_as(const gemm_call *g, const lm_stream *s)
@@ -300,13 +310,14 @@ template <class T> static void run_as(const gemm_call *g, const lm_stream *s)
     t.pack_b = packs<T>(wide<T>::n, g->ldb, g->b) && t.stride_b % wide<T>::n == 0;
     t.pack_c = (t.wide_c ? packs<float>(4, g->ldc, g->c) : packs<T>(4, g->ldc, g->c)) &&
                t.stride_c % 4 == 0;
-    for (; t.batch0 < batch_of(g); t.batch0 += batch_most) {
-        if (!few_rows(g))
-            run_tiles<T>(g, s, t);
-        else if (g->n >= 4096) /* enough columns to fill the card four to a warp */
-            launch_rows<T, 4>(g, s, t);
+    for (; t.batch0 < batch_of(g) && !few_rows(g); t.batch0 += batch_most)
+        run_tiles<T>(g, s, t);
+    for (int64_t z = t.batch0; z < batch_of(g); z++) { /* a launch each */
+        gemm_call one = one_of(g, z);
+        if (g->n >= 4096) /* enough columns to fill the card four to a warp */
+            launch_rows<T, 4>(&one, s, t);
         else
-            launch_rows<T, 1>(g, s, t);
+            launch_rows<T, 1>(&one, s, t);
     }
 }
 

@@ -18,16 +18,16 @@ static const int64_t band = 8;     /* tiles of m that blocks in a row share B's 
 struct tiling {
     int64_t m, n, k;
     int64_t lda, ldb, ldc;
-    int64_t stride_a, stride_b, stride_c; /* from one product of a batch to the next */
-    int64_t batch0;                       /* the product of the first blocks */
-    int64_t part_k;                       /* steps of k that one part sums: k when there is one */
-    int64_t part_size;                    /* floats from one part's C to the next */
+    int64_t part_k;    /* steps of k that one part sums: k when there is one */
+    int64_t part_size; /* floats from one part's C to the next */
     int64_t tiles_m, tiles_n, parts;
     const float *bias;
     /* Rows may be read 16 bytes at a time; written, 4 elements. */
     bool pack_a, pack_b, pack_c;
     bool wide_c; /* C is F32 */
     bool accumulate;
+    int64_t stride_a, stride_b, stride_c; /* from one product of a batch to the next */
+    int64_t batch0;                       /* the product of the first blocks */
 };
 
 /* ---- a tile's factors: memory -> registers -> shared memory ---- */

@@ -1,5 +1,5 @@
-/* grouped.cu -- grouped linear layers in plain CUDA, on every path: cuBLASLt wants to be told on the
- * host how many rows a product has, and only the device knows.
+/* grouped.cu -- grouped linear layers in plain CUDA, on every path: cuBLASLt wants to be told on
+ * the host how many rows a product has, and only the device knows.
  *
  * The grid goes over slots, of `side` rows each, that the groups lay claim to: group g's begin at
  * offsets[g] / side + g, which is past the last slot that the groups before it need.  So a block
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(256, 3)
         int64_t begin = offsets[g], end = offsets[g + 1];
         tile_at(t, i % each, &row, &col);
         row *= side, col *= side;
-        /* Long sums are folded into dw every so often, as in gemm_plain.cu; an empty group's is 0. */
+        /* Long sums are folded into dw every so often (gemm_plain.cu); an empty group's is 0. */
         for (int64_t k0 = begin; k0 == begin || k0 < end; k0 += flush) {
             int64_t k1 = k0 + flush < end ? k0 + flush : end;
             float sum[side / 16][side / 16] = {};

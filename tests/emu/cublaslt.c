@@ -517,7 +517,7 @@ static void sums_of_factor(const float *x, bool by_k, int64_t outer, int64_t k, 
     }
 }
 
-/* The scale of an operand's row `outer` in block `block` of k; outers, blocks: how many there are. */
+/* The scale of an operand's row `outer` in block `block` of k; outers, blocks: how many. */
 static float scale_of(const float *scale, int mode, int64_t outer, int64_t outers, int64_t block,
                       int64_t blocks)
 {

@@ -1,5 +1,5 @@
-/* FP8 on the CUDA backend: codes and scales against lib/numeric's bit for bit, products on the plain
- * path and by cuBLASLt against sums in double. */
+/* FP8 on the CUDA backend: codes and scales against lib/numeric's bit for bit, products on the
+ * plain path and by cuBLASLt against sums in double. */
 #include "cuda_case.h"
 #include "kernels/cuda/blaslt.h"
 #include "kernels/fp8.h"

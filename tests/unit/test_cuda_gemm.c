@@ -1,6 +1,7 @@
-/* Matrix products, one and batches, and the linear families on the CUDA backend, on every path of its kernels, against
- * sums in double: transposes, pitches, ragged shapes, shapes that go each of the plain path's ways,
- * pointers off their alignment, the same bits in any order of threads; what cuBLASLt is asked. */
+/* Matrix products, one and batches, and the linear families on the CUDA backend, on every path of
+ * its kernels, against sums in double: transposes, pitches, ragged shapes, shapes that go each of
+ * the plain path's ways, pointers off their alignment, groups of rows, the same bits in any order
+ * of threads; what cuBLASLt is asked. */
 #include "cuda_case.h"
 #include "kernels/cuda/blaslt.h"
 #include "kernels/grouped.h"
