@@ -642,7 +642,10 @@ static bool pointers_sane(const task *t, const choice *chosen)
     for (int i = 0; i < 6; i++) {
         if (!all[i])
             continue;
-        if ((uintptr_t)all[i] % chosen->align[i]) {
+        uintptr_t every = (uintptr_t)all[i]; /* and where the other matrices of a batch are */
+        if (i < 4 && l[i]->batch > 1)
+            every |= (uintptr_t)l[i]->batch_stride * type_size(l[i]->type);
+        if (every % chosen->align[i]) {
             emu_say("cuBLASLt: pointer %s (%p) is not aligned to the %d bytes that the algorithm "
                     "was chosen for",
                     names[i], all[i], chosen->align[i]);
