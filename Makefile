@@ -108,13 +108,22 @@ CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
 CUDA_BASE := $(patsubst %,lib/base/%.c,err mem memstat cgroup text hash rng) lib/numeric/dtype.c
 
-NVCC_FLAGS    = -std=c++17 -O3 -lineinfo -I. -Ilib --Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden
+# NVCCFLAGS=-lineinfo lets profilers show source lines, and doubles the module.
+NVCCFLAGS    ?=
+NVCC_FLAGS    = -std=c++17 -O3 -I. -Ilib -compress-mode=size --Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden $(NVCCFLAGS)
 CUDA_MODULE  := $B/lib/lmutils/libcore-cuda.so
 CUDA_OBJ      = $(patsubst %,$B/cuda/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE))
 
 ifneq ($(CUDA_HOME),)
 all: $(CUDA_MODULE)
 endif
+
+# A module and a program work together when both were built from the same contracts.
+CONTRACT_H := $(wildcard kernels/*.h) lib/graph/backend.h lib/numeric/tensor.h lib/base/err.h
+CONTRACTS  := $(firstword $(shell cat $(CONTRACT_H) | cksum))
+KNOW_THEM  := $B/lib/graph/module.o $B/cuda/lib/graph/cuda/backend.c.o $B/emu/lib/graph/cuda/backend.c.o
+$(KNOW_THEM): private DEFS += -DLM_CONTRACTS=$(CONTRACTS)
+$(KNOW_THEM): $(CONTRACT_H)
 
 .PHONY: cuda emu
 cuda: $(if $(CUDA_HOME),$(CUDA_MODULE),no-cuda) ## build the CUDA module alone

@@ -128,7 +128,9 @@ __device__ inline void add_packs(float (*sum)[COLS], const T *a, const T *b, con
 template <class T, int M, int COLS>
 __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
-    const int P = wide<T>::n, U = 4 / COLS;
+    const int P = wide<T>::n, U = COLS > 1 ? 1
+                                  : M > 4  ? 2
+                                           : 4; /* packs at once: as registers allow */
     int lane = (int)threadIdx.x % 32;
     bool whole = t.pack_a && t.pack_b && t.k % P == 0;
     int64_t groups = (t.n + COLS - 1) / COLS, warps = global_threads() / 32;

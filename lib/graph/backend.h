@@ -110,6 +110,7 @@ bool lm_device_named(const char *device);
 typedef struct {
     const char *version; /* LM_VERSION of its build: must be that of the library */
     size_t backend_size; /* sizeof(lm_backend) likewise */
+    uint32_t contracts;  /* a checksum of this header and of kernels' contracts, likewise */
     lm_code (*open)(const lm_backend_opts *o, lm_backend **out, lm_err *e);
 } lm_module;
 #define LM_MODULE_SYMBOL "lm_module_cuda"

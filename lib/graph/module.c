@@ -35,10 +35,9 @@ static lm_code load(const lm_backend_opts *o, const char *path, const lm_module 
     if (strcmp((*out)->version, LM_VERSION) != 0)
         return lm_fail(e, LM_EIO, path, "build both from the same source",
                        "is of version %s, this program of %s", (*out)->version, LM_VERSION);
-    if ((*out)->backend_size != sizeof(lm_backend))
+    if ((*out)->backend_size != sizeof(lm_backend) || (*out)->contracts != LM_CONTRACTS)
         return lm_fail(e, LM_EIO, path, "build both from the same source",
-                       "its interface has %zu bytes, this program's %zu", (*out)->backend_size,
-                       sizeof(lm_backend));
+                       "was built from other sources than this program");
     return LM_OK;
 }
 

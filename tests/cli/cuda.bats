@@ -106,9 +106,9 @@ alone() {
     says "is no module of lmutils"
     fake <<< 'struct { const char *v; unsigned long n; void *open; } lm_module_cuda = { "0.0.0", 8 };'
     says "is of version 0.0.0, this program of "
-    fake <<< 'struct { const char *v; unsigned long n; void *open; } lm_module_cuda =
+    fake <<< 'struct { const char *v; unsigned long n; unsigned c; void *open; } lm_module_cuda =
         { "'"$(generate --version | sed -n '1s/.* //p')"'", 8 };'
-    says "its interface has 8 bytes, this program's "
+    says "was built from other sources than this program"
 }
 
 # ---- devices ----
