@@ -324,7 +324,7 @@ int main(int argc, char **argv)
     lm_scorer_free(w.scorer);
     lm_evaluator_fini(&w.eval);
     lm_loaded_fini(&w.model);
-    lm_backend_close(w.backend);
+    lm_close_backend(&tool, w.backend);
     lm_tokens_close(w.shards);
     lm_input_close(w.in);
     lm_tokenizer_free(w.tok);

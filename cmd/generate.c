@@ -420,7 +420,7 @@ int main(int argc, char **argv)
     lm_out_drop(w.out);
     lm_generator_free(w.gen);
     lm_loaded_fini(&w.model);
-    lm_backend_close(w.backend);
+    lm_close_backend(&tool, w.backend);
     lm_tok_scratch_free(w.scratch);
     lm_tokenizer_free(w.tok);
     lm_input_close(w.in);

@@ -370,7 +370,7 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
     if (!rc)
         rc = lm_merge_search(r, p, g, b, &o, best, e);
     lm_merge_engine_free(g);
-    lm_backend_close(b);
+    lm_close_backend(&tool, b);
     return rc;
 }
 

@@ -576,7 +576,7 @@ static void let_go(session *s, lm_err *e)
     lm_folder_files_fini(&s->files);
     lm_buf_fini(&s->options);
     lm_buf_fini(&s->history);
-    lm_backend_close(s->backend);
+    lm_close_backend(&tool, s->backend);
     lm_par_free(s->par);
     lm_free(s->step_dir);
     lm_free(s->own_run);

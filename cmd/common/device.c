@@ -65,3 +65,12 @@ lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend 
                (*out)->detail);
     return rc;
 }
+
+void lm_close_backend(lm_tool *t, lm_backend *b)
+{
+    const char *fell_short = b ? b->shortfall(b) : NULL;
+
+    if (fell_short)
+        lm_say(t, LM_LOG_WARN, "device %s: %s", b->name, fell_short);
+    lm_backend_close(b);
+}

@@ -9,4 +9,7 @@
  * on `par` (borrowed).  Fails as lm_backend_open does; never opens another device. */
 lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend **out, lm_err *e);
 
+/* Say what its kernels' path fell short of, if anything, and close it; NULL is fine. */
+void lm_close_backend(lm_tool *t, lm_backend *b);
+
 #endif

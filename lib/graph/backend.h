@@ -80,6 +80,9 @@ struct lm_backend {
     /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
      * tens of milliseconds on random data, or from a table; 0: unknown. */
     double (*peak_flops)(lm_backend *b, lm_dtype act);
+    /* What the path that `detail` names could not do so far, in one line that is NULL when there is
+     * nothing to tell: slower kernels came in its place.  Lives until the next call. */
+    const char *(*shortfall)(lm_backend *b);
     void (*close)(lm_backend *b);
 };
 

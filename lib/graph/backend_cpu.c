@@ -149,6 +149,12 @@ static double cpu_peak_flops(lm_backend *b, lm_dtype act)
     return lm_cpu_peak(act, ((cpu_backend *)b)->level, b->par);
 }
 
+static const char *cpu_shortfall(lm_backend *b)
+{
+    (void)b;
+    return NULL;
+}
+
 static void cpu_close(lm_backend *b)
 {
     lm_free(b);
@@ -186,6 +192,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .range = cpu_range,
                          .kernel = cpu_kernel,
                          .peak_flops = cpu_peak_flops,
+                         .shortfall = cpu_shortfall,
                          .close = cpu_close };
     snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level), c->b.threads,
              c->b.threads == 1 ? "" : "s");

@@ -111,6 +111,19 @@ alone() {
     says "was built from other sources than this program"
 }
 
+# ---- kernels ----
+
+@test "cuda: products that cuBLASLt does not serve are told of" {
+    emulated
+    init-model -q llama-1m --tokenizer m0 -s num_hidden_layers=1 -s hidden_size=36 -s num_attention_heads=2 \
+        -s num_key_value_heads=1 -s head_dim=18 -s intermediate_size=44 -o odd
+    local tokens=(generate odd -p "The system" -n 4 --device cuda)
+    LM_CUDA=tensor run -0 --separate-stderr "${tokens[@]}"
+    ! grep -q 'plain kernels made' <<< "$stderr" || return 1
+    LM_EMU_PICKY=1 LM_CUDA=tensor run -0 --separate-stderr "${tokens[@]}"
+    grep -q '^generate: device cuda:0: cuBLASLt served .* others, which plain kernels made$' <<< "$stderr"
+}
+
 # ---- devices ----
 
 @test "cuda: no device, not that many devices" {

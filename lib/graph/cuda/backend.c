@@ -27,6 +27,19 @@ static double peak_flops(lm_backend *b, lm_dtype act)
     return cuda_peak(c->model, c->sms, act, c->level == LM_CUDA_TF32);
 }
 
+static const char *shortfall(lm_backend *b)
+{
+    cuda_backend *c = cuda_of(b);
+    lm_lt_counts n;
+
+    lm_cuda_lt_counts(b->main, &n);
+    snprintf(
+        c->shortfall, sizeof c->shortfall,
+        "cuBLASLt served %lld shapes of products and not %lld others, which plain kernels made",
+        (long long)(n.shapes - n.unserved_shapes), (long long)n.unserved_shapes);
+    return n.unserved_shapes ? c->shortfall : NULL;
+}
+
 static void close_device(lm_backend *b)
 {
     cuda_backend *c = cuda_of(b);
@@ -158,6 +171,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
                          .detail = c->detail,
                          .kernel = kernel,
                          .peak_flops = peak_flops,
+                         .shortfall = shortfall,
                          .close = close_device };
     cuda_fill_memory(&c->b);
     cuda_fill_order(&c->b);
