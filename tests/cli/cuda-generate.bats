@@ -1,18 +1,15 @@
 #!/usr/bin/env bats
 # generate, eval-model and merge-models --search with --device cuda: what the cpu says.
-#
-# The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.
+
+load cuda
 
 setup_file() {
-    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
-    cd "$BATS_FILE_TMPDIR"
-    sh "$root/tests/cli/examples/generate.sh"
+    examples generate
     init-model -q gpt2-124m --set n_layer=2 --set n_embd=48 --set n_head=3 --set n_positions=256 --tokenizer tok/tokenizer.json -o gpt/
 }
 
 setup() {
-    export LM_MODULES=$LM_TEST_BUILD/emu
-    if [ "${LM_TEST_CUDA-}" = real ]; then LM_MODULES=$LM_TEST_BUILD/lib/lmutils; fi
+    use_module
     cd "$BATS_FILE_TMPDIR"
     out=$BATS_TEST_TMPDIR
 }

@@ -1,26 +1,17 @@
 #!/usr/bin/env bats
 # --device cuda: names, modules, devices that are not there, and the same results as the CPU's.
-#
-# The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.
 bats_require_minimum_version 1.5.0
 
+load cuda
+
 setup_file() {
-    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
-    export root
-    cd "$BATS_FILE_TMPDIR"
-    sh "$root/tests/cli/examples/train.sh"
+    examples train
 }
 
 setup() {
-    cd "$BATS_TEST_TMPDIR"
-    ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" .
-    LM_MODULES=$LM_TEST_BUILD/emu
-    if real; then LM_MODULES=$LM_TEST_BUILD/lib/lmutils; fi
-    export LM_MODULES
+    use_module
+    own_folder
 }
-
-real() { [ "${LM_TEST_CUDA-}" = real ]; }
-emulated() { if real; then skip "only an emulated device does this"; fi; }
 
 T=(train -q --peak-tflops 0 --seq-len 16 --batch-size 2 --lr 3e-3 --warmup 2)
 G=(generate -q m0 -p "The system" -n 4)

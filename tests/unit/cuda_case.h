@@ -5,9 +5,6 @@
 #include "cuda_open.h"
 #include "kernel_case.h"
 
-/* Where the cases run; opened by the test. */
-static lm_backend *device;
-
 static inline void device_must(lm_code rc, const lm_err *e)
 {
     if (rc)

@@ -38,6 +38,26 @@ static inline lm_code cuda_open(const char *kernels, bool deterministic, lm_back
     return lm_backend_open(&o, b, e);
 }
 
+/* The device of tests that need one, on the plain path: between open_device and close_device, which
+ * are for cmocka_run_group_tests. */
+static lm_backend *device;
+
+static inline int open_device(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    if (cuda_open("plain", true, &device, &e))
+        fprintf(stderr, "%s: %s\n", e.where, e.what);
+    return e.code;
+}
+
+static inline int close_device(void **state)
+{
+    (void)state;
+    lm_backend_close(device);
+    return 0;
+}
+
 /* A function of the emulated module; NULL on a real device, or when the module lacks it. */
 static inline void *emu_symbol(const char *name)
 {

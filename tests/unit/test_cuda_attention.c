@@ -238,7 +238,7 @@ static void test_wide_heads(void **state)
     }
 }
 
-static int open_device(void **state)
+static int open_devices(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -248,7 +248,7 @@ static int open_device(void **state)
     return 0;
 }
 
-static int close_device(void **state)
+static int close_devices(void **state)
 {
     (void)state;
     lm_backend_close(tensor);
@@ -265,5 +265,5 @@ int main(void)
         cmocka_unit_test(test_sharp_scores), cmocka_unit_test(test_nan),
         cmocka_unit_test(test_wide_heads),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

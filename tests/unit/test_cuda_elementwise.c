@@ -174,21 +174,6 @@ static void rope(void **state)
     }
 }
 
-static int open_device(void **state)
-{
-    lm_err e = { 0 };
-    (void)state;
-    device_must(cuda_open("plain", true, &device, &e), &e);
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    (void)state;
-    lm_backend_close(device);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

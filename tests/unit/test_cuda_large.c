@@ -16,8 +16,6 @@
 #include "kernels/embed.h"
 #include "kernels/optim.h"
 
-static lm_backend *device;
-
 static void must(lm_code rc, const lm_err *e)
 {
     if (rc)
@@ -189,14 +187,6 @@ int main(void)
         cmocka_unit_test(test_strides),
         cmocka_unit_test(test_cache),
     };
-    lm_err e = { 0 };
-    int failed = 1;
     setenv("LM_EMU_MEMORY", "16G", 1);
-    if (cuda_open("plain", true, &device, &e)) {
-        fprintf(stderr, "%s: %s\n", e.where, e.what);
-        return 1;
-    }
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    lm_backend_close(device);
-    return failed;
+    return cmocka_run_group_tests(tests, open_device, close_device);
 }

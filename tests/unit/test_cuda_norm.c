@@ -171,21 +171,6 @@ static void head_norms(void **state)
     check_heads(4500, (lm_head_norm_attr){ 1, 1, 4, 1e-6, LM_ACC_FIRST }, 0, LM_DTYPE_F32);
 }
 
-static int open_device(void **state)
-{
-    lm_err e = { 0 };
-    (void)state;
-    device_must(cuda_open("plain", true, &device, &e), &e);
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    (void)state;
-    lm_backend_close(device);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

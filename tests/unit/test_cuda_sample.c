@@ -14,8 +14,6 @@
 
 enum { GUARD = 64 };
 
-static lm_backend *device;
-
 static void must(lm_code rc, const lm_err *e)
 {
     if (rc)
@@ -358,21 +356,6 @@ static void the_largest_draw(void **state)
         assert_int_equal(check(&b), 8);
         free_batch(&b);
     }
-}
-
-static int open_device(void **state)
-{
-    lm_err e = { 0 };
-    (void)state;
-    must(cuda_open("plain", true, &device, &e), &e);
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    (void)state;
-    lm_backend_close(device);
-    return 0;
 }
 
 int main(void)
