@@ -26,9 +26,11 @@ static lm_code load(const lm_backend_opts *o, const char *path, const lm_module 
 {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays until the process ends */
 
-    errno = 0;
+    const char *why = handle ? NULL : dlerror();
+
+    errno = 0; /* the loader has said it */
     if (!handle)
-        return lm_fail(e, LM_EIO, o->device, NULL, "cannot load the module: %s", dlerror());
+        return lm_fail(e, LM_EIO, o->device, NULL, "cannot load the module: %s", why);
     if (!(*out = dlsym(handle, LM_MODULE_SYMBOL)))
         return lm_fail(e, LM_EIO, path, NULL, "is no module of lmutils: it has no %s",
                        LM_MODULE_SYMBOL);

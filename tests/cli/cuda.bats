@@ -91,6 +91,9 @@ alone() {
     echo "no library" > libcore-cuda.so
     LM_MODULES=:$PWD run -1 --separate-stderr "${G[@]}" --device cuda
     says "cuda: cannot load the module: $PWD/libcore-cuda.so"
+    mkdir -p folder/libcore-cuda.so
+    LM_MODULES=$PWD/folder run -1 --separate-stderr "${G[@]}" --device cuda
+    [[ $stderr == *": Is a directory" && $stderr != *"directory: Is"* ]]
     command -v cc > /dev/null || skip "no compiler"
     fake() { cc -w -shared -fPIC -o libcore-cuda.so -x c - && LM_MODULES=$PWD run -1 --separate-stderr "${G[@]}" --device cuda; }
     fake <<< 'int x;'

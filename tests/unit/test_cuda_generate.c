@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "cuda_open.h"
 #include "kernels/attention.h"
+#include "loaded_case.h"
 #include "model/fresh.h"
 #include "model/generate.h"
 #include "model/sample.h"
@@ -210,21 +211,7 @@ static void attention_by_tensor_cores(void **state)
 
 static void make(const char *text, lm_dtype type, lm_backend *b, lm_loaded *w)
 {
-    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
-    lm_model *m;
-    json_t *o;
-    lm_config c;
-    float *block;
-    memset(w, 0, sizeof *w);
-    ok(lm_json_parse(text, strlen(text), "config", &o, &err));
-    ok(lm_config_read(o, "config", &c, &err));
-    ok(lm_model_build(&c, &build, &m, &err));
-    ok(lm_alloc_n(&block, (size_t)m->block, sizeof *block, "weights", &err));
-    lm_weights_init(m, 5, par, block);
-    ok(lm_loaded_take(w, m, block, b, &err));
-    lm_free(block);
-    lm_model_free(m);
-    json_decref(o);
+    loaded_of(text, type, par, b, w);
 }
 
 /* What both backends make of the same prompts, side by side. */

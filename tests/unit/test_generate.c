@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "loaded_case.h"
 #include "model/complete.h"
 #include "model/fresh.h"
 #include "model/preset.h"
@@ -66,21 +67,7 @@ static void ok(lm_code rc)
 
 static void make(const char *text, lm_dtype type, lm_loaded *w)
 {
-    const lm_build build = { .mode = LM_MODE_EVAL, .batch = 1, .seq = 1, .precision = { type } };
-    lm_model *m;
-    json_t *o;
-    lm_config c;
-    float *block;
-    memset(w, 0, sizeof *w);
-    ok(lm_json_parse(text, strlen(text), "config", &o, &err));
-    ok(lm_config_read(o, "config", &c, &err));
-    ok(lm_model_build(&c, &build, &m, &err));
-    ok(lm_alloc_n(&block, (size_t)m->block, sizeof *block, "weights", &err));
-    lm_weights_init(m, 5, par, block);
-    ok(lm_loaded_take(w, m, block, backend, &err));
-    lm_free(block);
-    lm_model_free(m);
-    json_decref(o);
+    loaded_of(text, type, par, backend, w);
 }
 
 static void open_eval(const lm_loaded *w, lm_dtype type, int64_t batch, int64_t seq,
