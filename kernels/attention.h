@@ -17,6 +17,12 @@
  *               appends the fresh keys and values at rows used[b].., then attends: query i of b sits at position
  *               used[b]+i, so with used = 0 it equals attention.  Rows i >= fresh[b] of o are zeros.
  *               used[b]+fresh[b] <= S.
+ * attention_step    (decoding, T = 1, with what lies in front of it: a joined form, lib/op/fuse.h)
+ *               in  qkv [B,(H+2K)D] act, used [B] I32, fresh [B] I32, pos [B] I32, table [P,R] F32 (optional: no
+ *                   rotation), wq [D] F32, wk [D] F32 (both or neither: no norm)
+ *               out o, kcache, vcache as attention_cached
+ *               head_norm (kernels/norm.h) of the query and key heads, rope (kernels/rope.h) of the result, then
+ *               attention_cached; between them numbers are rounded to act, as if they had been stored.
  * Dropout (train only, rate p of attr): P~ = P * Z/(1-p), Z from Philox keyed (seed, "attention dropout", site) at
  * index (((step*2^16 + micro)*B + b)*H + h)*T*T + i*T + j, the same in both directions; kept iff
  * uniform >= p (a draw of lm_rng_u32 compared with the threshold floor(p * 2^32)).
@@ -34,5 +40,11 @@ typedef struct {
     double dropout;
     int64_t site; /* distinguishes layers for dropout */
 } lm_attention_attr;
+
+typedef struct {
+    lm_attention_attr attention; /* seq 1 */
+    int64_t rotary_dim;          /* R, with a table */
+    double eps;                  /* of the norms */
+} lm_attention_step_attr;
 
 #endif

@@ -7,17 +7,47 @@
  *            out dx [N,K] act                                dx = dy w
  * linear_dw  in  dy [N,M] act, x [N,K] act
  *            out dw [M,K] F32 (acc), db [M] F32 (optional, acc)   dw (+)= dy^T x; db (+)= column sums of dy
- * No operand aliases another.  Tolerance against linear_ref in double: relative L2 1e-6 (F32), 4e-3 (BF16).
+ *
+ * Joined forms, which graphs get where a backend has kernels for them (lib/op/fuse.h):
+ * linear_act     in  x [N,K] act, w [M,K] act, b [M] F32 (optional)
+ *                out y [N,M] act, z [N,M] act (optional)         z = x w^T + b; y = f(z), of the sum
+ *                                                                before it is rounded to act
+ * linear_act_dx  in  dy [N,M] act, w [M,K] act, z [N,K] act
+ *                out dz [N,K] act                                dz = (dy w) f'(z)
+ *                f: GELU, the tanh form or the exact one (kernels/elementwise.h)
+ * norm_linear    in  x [N,C] act, nw [C] F32, nb [C] F32 (optional), r [N,C] act (optional),
+ *                    w [M,C] act, b [M] F32 (optional)
+ *                out y [N,M] act or F32, s [N,C] act (present iff r is)
+ *                h and s as norm makes them of x, nw, nb, r (kernels/norm.h; h rounded to act);
+ *                y = f(h w^T + b).  f: none, GELU, or SwiGLU: then y is [N,M/2],
+ *                silu of the sums of the first half of w times those of the second
+ *
+ * No operand aliases another.  Tolerance against linear_ref in double: relative L2 1e-6 (F32), 4e-3 (BF16);
+ * of norm_linear 2e-6 and 1e-2.
  *
  * lm_gemm_run below is what they are made of, exported for the head and for the bench. */
 #ifndef LM_KERNELS_LINEAR_H
 #define LM_KERNELS_LINEAR_H
 
 #include "kernels/kernel.h"
+#include "kernels/norm.h"
 
 typedef struct {
     lm_acc acc; /* linear_dw only */
 } lm_linear_attr;
+
+/* The function behind a linear layer. */
+typedef enum { LM_ACT_NONE, LM_ACT_GELU, LM_ACT_GELU_EXACT, LM_ACT_SWIGLU } lm_act;
+
+typedef struct {
+    lm_act act; /* GELU or GELU_EXACT */
+} lm_linear_act_attr;
+
+typedef struct {
+    lm_norm_kind kind;
+    double eps;
+    lm_act act;
+} lm_norm_linear_attr;
 
 /* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major, any m, n, k >= 1.
  * ta: A is stored [k,m]; tb: B is stored [n,k].  a and b have dtype ab (BF16 or F32); c has dtype cd (BF16 or

@@ -12,6 +12,9 @@
  *           out ds [N,C] act: gradient of s, plus dres when given; may alias dy or dres
  * norm_dw   in  dy [N,C] act, s [N,C] act, stat [N,2] F32
  *           out dw [C] F32 (acc), db [C] F32 (optional, acc)
+ * norm_dx_dw  both at once, which reads dy and s once (a joined form: lib/op/fuse.h)
+ *           in  as norm_dx
+ *           out ds (may alias dy or dres), dw, db (optional)
  *
  * head_norm     in  qkv [N,(H+2K)D] act, wq [D] F32, wk [D] F32
  *               out y [N,(H+2K)D] act (values copied), stat [N,H+K] F32 (reciprocal deviations);
@@ -32,7 +35,7 @@ typedef enum { LM_NORM_RMS = 0, LM_NORM_LAYER = 1 } lm_norm_kind;
 typedef struct {
     lm_norm_kind kind;
     double eps;
-    lm_acc acc; /* norm_dw only */
+    lm_acc acc; /* norm_dw and norm_dx_dw only */
 } lm_norm_attr;
 
 typedef struct {

@@ -15,7 +15,7 @@ static const lm_kernel *const tables[] = {
     lm_head_avx2_kernels,          lm_head_avx512_kernels,     lm_head_amx_kernels,
     lm_optim_ref_kernels,          lm_optim_avx2_kernels,      lm_optim_avx512_kernels,
     lm_sample_ref_kernels,         lm_grouped_ref_kernels,     lm_grouped_avx2_kernels,
-    lm_grouped_avx512_kernels,     lm_grouped_amx_kernels,
+    lm_grouped_avx512_kernels,     lm_grouped_amx_kernels,     lm_joined_ref_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

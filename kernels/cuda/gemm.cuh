@@ -5,6 +5,10 @@
 
 #include "kernels/cuda/device.cuh"
 
+extern "C" {
+#include "kernels/linear.h"
+}
+
 /* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major.  ta: A is
  * stored [k,m]; tb: B is stored [n,k].  A and B have type ab (F32, BF16, F16), C has cd (F32, or
  * ab); sums in F32. */
@@ -20,6 +24,14 @@ struct gemm_call {
     /* A batch of products of one shape (0: one product): elements from one's matrix to the next's;
      * 0 where all share A or B.  bias serves all. */
     int64_t batch, stride_a, stride_b, stride_c;
+    /* What becomes of the sums on their way into C, which is then of type ab and not added to; GELU
+     * or nothing.  Forward: C = f(sum + bias), and z, when given, gets sum + bias.  Backward
+     * (slope): C = sum * f'(z).  z has C's pitch and the type ab. */
+    lm_act act;
+    bool slope;
+    void *z;
+    /* [m] or null: sums of op(A) over k (a bias gradient); replaced or added to as C is. */
+    float *a_sum;
 };
 
 size_t gemm_work(const gemm_call *g, const lm_stream *s);

@@ -18,9 +18,13 @@ typedef enum { LM_CUDA_PLAIN = 0, LM_CUDA_TENSOR = 1, LM_CUDA_TF32 = 2 } lm_cuda
 /* What runs when nothing else is asked for.  Only a path that a GPU has run may be the default. */
 #define LM_CUDA_DEFAULT LM_CUDA_PLAIN
 
+/* Counters of a stream by which the last of some blocks knows that it is the last. */
+enum { LM_CUDA_TICKETS = 4096 };
+
 struct lm_stream {
     cudaStream_t handle;
     const lm_step *step;   /* device memory: the numbers of the run under way, for kernels */
+    unsigned *tickets;     /* device memory: LM_CUDA_TICKETS zeros; a kernel leaves them zero */
     struct lm_cuda_lt *lt; /* cuBLASLt and its choices (blaslt.h); NULL on the plain path */
     int sms;               /* multiprocessors */
     int cc;                /* compute capability: 90 */
@@ -33,7 +37,8 @@ struct lm_stream {
 extern const lm_kernel lm_linear_cuda_kernels[], lm_attention_cuda_kernels[],
     lm_attention_cached_cuda_kernels[], lm_norm_cuda_kernels[], lm_rope_cuda_kernels[],
     lm_elementwise_cuda_kernels[], lm_embed_cuda_kernels[], lm_head_cuda_kernels[],
-    lm_optim_cuda_kernels[], lm_sample_cuda_kernels[], lm_grouped_cuda_kernels[];
+    lm_optim_cuda_kernels[], lm_sample_cuda_kernels[], lm_grouped_cuda_kernels[],
+    lm_norm_linear_cuda_kernels[];
 
 /* The kernel with the highest level <= max that serves (op, act); NULL if there is none. */
 const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max);

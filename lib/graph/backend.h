@@ -77,6 +77,9 @@ struct lm_backend {
 
     /* ---- kernels ---- */
     const lm_kernel *(*kernel)(lm_backend *b, const char *op, lm_dtype act);
+    /* Whether the joined operator `op` (lib/op/fuse.h) has a kernel of its own here that serves this
+     * call, whose operands have shapes but no data.  False: its parts run one by one. */
+    bool (*joins)(lm_backend *b, const char *op, lm_dtype act, const lm_call *c);
     /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
      * tens of milliseconds on random data, or from a table; 0: unknown. */
     double (*peak_flops)(lm_backend *b, lm_dtype act);

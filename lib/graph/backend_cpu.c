@@ -144,6 +144,13 @@ static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
     return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
 }
 
+/* The reference defines every operator, and is nobody's faster way. */
+static bool cpu_joins(lm_backend *b, const char *op, lm_dtype act, const lm_call *c)
+{
+    const lm_kernel *k = cpu_kernel(b, op, act);
+    return k && k->level > LM_CPU_REF && (!k->work || k->work(c, b->threads) != SIZE_MAX);
+}
+
 static double cpu_peak_flops(lm_backend *b, lm_dtype act)
 {
     return lm_cpu_peak(act, ((cpu_backend *)b)->level, b->par);
@@ -191,6 +198,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .marks_read = cpu_marks_read,
                          .range = cpu_range,
                          .kernel = cpu_kernel,
+                         .joins = cpu_joins,
                          .peak_flops = cpu_peak_flops,
                          .shortfall = cpu_shortfall,
                          .close = cpu_close };

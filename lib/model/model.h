@@ -7,6 +7,7 @@
 #ifndef LM_MODEL_MODEL_H
 #define LM_MODEL_MODEL_H
 
+#include "graph/backend.h"
 #include "graph/graph.h"
 #include "graph/passes.h"
 #include "model/config.h"
@@ -48,6 +49,7 @@ typedef struct {
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention stays inside documents */
     bool dropout;   /* TRAIN: the config's rates apply */
+    lm_backend *backend; /* operators are joined where it has kernels for that; NULL: none are */
     bool (*trainable)(void *ctx, const char *param_name);
     void *ctx;
 } lm_build;

@@ -7,6 +7,9 @@
 
 /* linear.c */
 extern const lm_op lm_op_linear, lm_op_linear_dx, lm_op_linear_dw;
+/* joined.c: what fuse.h makes */
+extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_op_norm_dx_dw,
+    lm_op_attention_step;
 /* grouped.c */
 extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
 /* norm.c */

@@ -31,6 +31,11 @@ static const lm_op *const ops[] = {
     &lm_op_embed,
     &lm_op_embed_dw,
     &lm_op_head_loss,
+    &lm_op_linear_act,
+    &lm_op_linear_act_dx,
+    &lm_op_norm_linear,
+    &lm_op_norm_dx_dw,
+    &lm_op_attention_step,
 };
 
 const lm_op *lm_op_at(int i)

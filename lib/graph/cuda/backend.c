@@ -20,6 +20,15 @@ static const lm_kernel *kernel(lm_backend *b, const char *op, lm_dtype act)
     return lm_cuda_kernel(op, act, cuda_of(b)->level);
 }
 
+static bool joins(lm_backend *b, const char *op, lm_dtype act, const lm_call *c)
+{
+    const lm_kernel *k = kernel(b, op, act);
+    lm_call here = *c;
+
+    here.stream = b->main; /* what serves is a question of the card, too */
+    return k && (!k->work || k->work(&here, b->threads) != SIZE_MAX);
+}
+
 static double peak_flops(lm_backend *b, lm_dtype act)
 {
     const cuda_backend *c = cuda_of(b);
@@ -170,6 +179,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
                          .device = c->device,
                          .detail = c->detail,
                          .kernel = kernel,
+                         .joins = joins,
                          .peak_flops = peak_flops,
                          .shortfall = shortfall,
                          .close = close_device };

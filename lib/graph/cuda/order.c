@@ -2,6 +2,9 @@
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"
 
+/* Step numbers, then tickets. */
+enum { TICKETS_AT = 256, DEVICE_BYTES = TICKETS_AT + LM_CUDA_TICKETS * sizeof(unsigned) };
+
 static void stream_release(lm_backend *b, lm_stream *s)
 {
     cuda_backend *c = cuda_of(b);
@@ -23,7 +26,7 @@ static void stream_release(lm_backend *b, lm_stream *s)
     for (int i = 0; i < STEP_SLOTS; i++)
         if (x->sent[i])
             cuda_quiet(cudaEventDestroy(x->sent[i]));
-    b->free(b, (void *)x->s.step, sizeof(lm_step));
+    b->free(b, (void *)x->s.step, DEVICE_BYTES);
     b->host_free(b, x->slots, STEP_SLOTS * sizeof(lm_step));
     lm_free(x);
 }
@@ -61,10 +64,11 @@ static lm_code stream_new(lm_backend *b, lm_stream **out, lm_err *e)
         b->main = b->main ? b->main : &x->s;
         if (!make_events(c, x, e) &&
             !b->host_alloc(b, STEP_SLOTS * sizeof(lm_step), "step numbers", &slots, e))
-            b->alloc(b, sizeof(lm_step), "step numbers", &step, e);
+            b->alloc(b, DEVICE_BYTES, "step numbers", &step, e);
     }
     x->slots = slots;
     x->s.step = step;
+    x->s.tickets = step ? (unsigned *)((char *)step + TICKETS_AT) : NULL;
     if (!step) {
         b->main = b->main == &x->s ? NULL : b->main;
         stream_release(b, &x->s);

@@ -1,0 +1,272 @@
+/* joined.c -- operators that take the place of several (op/fuse.h).  They are made after the
+ * backward, so none has a gradient rule. */
+#include "kernels/attention.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+
+#include "op/example.h"
+#include "op/ops.h"
+
+static lm_code known(const char *op, bool ok, lm_err *e)
+{
+    return lm_expect(ok, op, e, "no function of this number");
+}
+
+/* ---- linear_act, linear_act_dx ---- */
+
+static bool is_gelu(const lm_call *c)
+{
+    const lm_linear_act_attr *a = c->attr;
+    return a->act == LM_ACT_GELU || a->act == LM_ACT_GELU_EXACT;
+}
+
+static lm_code linear_act_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    if (known("linear_act", is_gelu(c), e) || lm_op_linear.shape(c, want, e))
+        return e->code;
+    c->out[1] = want & 2 ? c->out[0] : (lm_tensor){ .dtype = LM_DTYPE_NONE };
+    return LM_OK;
+}
+
+static void linear_act_cost(const lm_call *c, lm_cost *out)
+{
+    lm_op_linear.cost(c, out);
+}
+
+static void linear_act_example(lm_rng r, int i, lm_example *x)
+{
+    lm_linear_act_attr attr = { lm_example_draw(r, i, 4, 2) ? LM_ACT_GELU : LM_ACT_GELU_EXACT };
+    lm_op_linear.example(r, i, x);
+    x->want = lm_example_draw(r, i, 5, 3) ? 3 : 1;
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+const lm_op lm_op_linear_act = { .name = "linear_act",
+                                 .attr_size = sizeof(lm_linear_act_attr),
+                                 .n_in = 3,
+                                 .n_out = 2,
+                                 .optional_in = 4,
+                                 .act_in = 3,
+                                 .low_param = 2,
+                                 .prec = LM_PREC_ALLOW,
+                                 .shape = linear_act_shape,
+                                 .cost = linear_act_cost,
+                                 .example = linear_act_example };
+
+static lm_code linear_act_dx_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_tensor *z = &c->in[2];
+    if (known("linear_act_dx", is_gelu(c), e) || lm_op_linear_dx.shape(c, want, e))
+        return e->code;
+    return lm_expect(lm_same_shape(z, &c->out[0]), "linear_act_dx", e,
+                     "z does not have the shape of the gradient");
+}
+
+static void linear_act_dx_cost(const lm_call *c, lm_cost *out)
+{
+    lm_op_linear_dx.cost(c, out);
+}
+
+static void linear_act_dx_example(lm_rng r, int i, lm_example *x)
+{
+    lm_linear_act_attr attr = { lm_example_draw(r, i, 4, 2) ? LM_ACT_GELU : LM_ACT_GELU_EXACT };
+    int64_t n = lm_example_size(r, i, 0, 70), m = lm_example_size(r, i, 1, 130);
+    int64_t k = lm_example_size(r, i, 2, 70);
+    *x = (lm_example){ .n_in = 3, .want = 1 };
+    x->in[0] = lm_shape2(LM_DTYPE_F32, n, m);
+    x->in[1] = lm_shape2(LM_DTYPE_F32, m, k);
+    x->in[2] = lm_shape2(LM_DTYPE_F32, n, k);
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+const lm_op lm_op_linear_act_dx = { .name = "linear_act_dx",
+                                    .attr_size = sizeof(lm_linear_act_attr),
+                                    .n_in = 3,
+                                    .n_out = 1,
+                                    .act_in = 7,
+                                    .low_param = 2,
+                                    .prec = LM_PREC_ALLOW,
+                                    .shape = linear_act_dx_shape,
+                                    .cost = linear_act_dx_cost,
+                                    .example = linear_act_dx_example };
+
+/* ---- norm_linear ---- */
+
+static lm_code norm_linear_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_norm_linear_attr *a = c->attr;
+    lm_tensor h[3], in[3] = { c->in[0], c->in[4], c->in[5] }, y = { 0 };
+    lm_call norm = { .in = c->in, .n_in = 4, .out = h, .n_out = 3 };
+    lm_call linear = { .in = in, .n_in = 3, .out = &y, .n_out = 1 };
+
+    (void)want;
+    if (known("norm_linear", a->act >= LM_ACT_NONE && a->act <= LM_ACT_SWIGLU, e) ||
+        lm_op_norm.shape(&norm, 7, e) || lm_op_linear.shape(&linear, 1, e) ||
+        lm_expect(a->act != LM_ACT_SWIGLU || y.dim[1] % 2 == 0, "norm_linear", e,
+                  "gate|up is not [2I,C]"))
+        return e->code;
+    y.dim[1] = a->act == LM_ACT_SWIGLU ? y.dim[1] / 2 : y.dim[1];
+    c->out[0] = y;
+    c->out[1] = h[2];
+    return LM_OK;
+}
+
+static void norm_linear_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_tensor *x = &c->in[0];
+    out->flops = (double)lm_tensor_count(x) * (6.0 + 2.0 * (double)c->in[4].dim[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+static void norm_linear_example(lm_rng r, int i, lm_example *x)
+{
+    int64_t n = lm_example_size(r, i, 0, 8), k = lm_example_size(r, i, 1, 300);
+    int64_t m = lm_example_size(r, i, 2, 70);
+    bool layer = lm_example_draw(r, i, 3, 2);
+    lm_norm_linear_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
+                                 (lm_act)lm_example_draw(r, i, 4, 4) };
+    *x = (lm_example){ .n_in = 6, .want = 3 };
+    m *= attr.act == LM_ACT_SWIGLU ? 2 : 1;
+    x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);
+    x->in[1] = lm_shape1(LM_DTYPE_F32, k);
+    if (layer)
+        x->in[2] = x->in[1];
+    if (lm_example_draw(r, i, 5, 2))
+        x->in[3] = x->in[0];
+    x->in[4] = lm_shape2(LM_DTYPE_F32, m, k);
+    if (lm_example_draw(r, i, 6, 2))
+        x->in[5] = lm_shape1(LM_DTYPE_F32, m);
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+const lm_op lm_op_norm_linear = { .name = "norm_linear",
+                                  .attr_size = sizeof(lm_norm_linear_attr),
+                                  .n_in = 6,
+                                  .n_out = 2,
+                                  .optional_in = 4 | 8 | 32,
+                                  .act_in = 1 | 8 | 16,
+                                  .low_param = 16,
+                                  .prec = LM_PREC_ALLOW,
+                                  .tolerance = { 2e-6, 1e-2 },
+                                  .shape = norm_linear_shape,
+                                  .cost = norm_linear_cost,
+                                  .example = norm_linear_example };
+
+/* ---- norm_dx_dw ---- */
+
+static lm_code norm_dx_dw_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    lm_tensor in[3] = { c->in[0], c->in[1], c->in[3] };
+    lm_call dw = { .in = in, .n_in = 3, .out = &c->out[1], .n_out = 2 };
+
+    if (lm_op_norm_dw.shape(&dw, want >> 1, e))
+        return e->code;
+    return lm_op_norm_dx.shape(c, 1, e);
+}
+
+static void norm_dx_dw_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = 14.0 * (double)lm_tensor_count(&c->in[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+static void norm_dx_dw_example(lm_rng r, int i, lm_example *x)
+{
+    int64_t n = lm_example_size(r, i, 0, 70), c = lm_example_size(r, i, 1, 300);
+    bool layer = lm_example_draw(r, i, 2, 2);
+    lm_norm_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
+                          lm_example_draw(r, i, 4, 2) ? LM_ACC_FIRST : LM_ACC_ADD };
+    *x = (lm_example){ .n_in = 5, .want = layer ? 7 : 3 };
+    x->in[0] = x->in[1] = lm_shape2(LM_DTYPE_F32, n, c);
+    x->in[2] = lm_shape1(LM_DTYPE_F32, c);
+    x->in[3] = lm_shape2(LM_DTYPE_F32, n, 2);
+    if (lm_example_draw(r, i, 3, 2))
+        x->in[4] = x->in[0];
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+const lm_op lm_op_norm_dx_dw = { .name = "norm_dx_dw",
+                                 .attr_size = sizeof(lm_norm_attr),
+                                 .n_in = 5,
+                                 .n_out = 3,
+                                 .optional_in = 16,
+                                 .act_in = 1 | 2 | 16,
+                                 .inplace = { 1 | 16 },
+                                 .prec = LM_PREC_INFER,
+                                 .tolerance = { 1e-6, 8e-3 },
+                                 .shape = norm_dx_dw_shape,
+                                 .cost = norm_dx_dw_cost,
+                                 .example = norm_dx_dw_example };
+
+/* ---- attention_step ---- */
+
+static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_attention_step_attr *a = c->attr;
+    const lm_attention_attr *s = &a->attention;
+    const lm_tensor *table = &c->in[4], *wq = &c->in[5], *wk = &c->in[6];
+    lm_call cached = *c;
+
+    cached.attr = s;
+    if (lm_op_attention_cached.shape(&cached, want, e) ||
+        lm_expect(s->seq == 1, "attention_step", e, "%lld rows a sequence, not one",
+                  (long long)s->seq) ||
+        lm_expect(lm_absent(table) || (table->ndim == 2 && table->dim[1] == a->rotary_dim &&
+                                       a->rotary_dim % 2 == 0 && a->rotary_dim <= s->head_dim),
+                  "attention_step", e, "the table is not [P,R] with R even and at most D") ||
+        lm_expect(lm_same_shape(wq, wk) && (lm_absent(wq) || wq->dim[0] == s->head_dim),
+                  "attention_step", e, "the norms' weights are not [D] both, or absent both"))
+        return e->code;
+    return LM_OK;
+}
+
+static void attention_step_cost(const lm_call *c, lm_cost *out)
+{
+    lm_op_attention_cached.cost(c, out); /* its attributes come first */
+}
+
+static void attention_step_example(lm_rng r, int i, lm_example *x)
+{
+    lm_attention_step_attr attr = { .eps = 1e-6 };
+    int64_t d, positions;
+
+    lm_op_attention_cached.example(r, i, x);
+    memcpy(&attr.attention, x->attr, sizeof attr.attention);
+    d = attr.attention.head_dim;
+    positions = x->out[1].dim[2];
+    attr.attention.seq = 1;
+    x->n_in = 7;
+    x->in[0].dim[0] = attr.attention.batch;
+    x->in[3] = lm_shape1(LM_DTYPE_I32, attr.attention.batch);
+    if (lm_example_draw(r, i, 9, 4)) {
+        attr.rotary_dim = lm_example_draw(r, i, 10, 2) ? d : d / 2;
+        x->in[4] = lm_shape2(LM_DTYPE_F32, positions, attr.rotary_dim);
+    }
+    if (lm_example_draw(r, i, 11, 2))
+        x->in[5] = x->in[6] = lm_shape1(LM_DTYPE_F32, d);
+    lm_example_attr(x, &attr, sizeof attr);
+}
+
+static void attention_step_fill(lm_rng r, const lm_call *c)
+{
+    const lm_attention_step_attr *a = c->attr;
+    int32_t *pos = c->in[3].data;
+
+    lm_op_attention_cached.fill(r, c);
+    for (int64_t b = 0; b < a->attention.batch; b++)
+        pos[b] = (int32_t)lm_rng_below(r, 64 + (uint64_t)b, (uint64_t)c->out[1].dim[2]);
+}
+
+const lm_op lm_op_attention_step = { .name = "attention_step",
+                                     .attr_size = sizeof(lm_attention_step_attr),
+                                     .n_in = 7,
+                                     .n_out = 3,
+                                     .optional_in = 16 | 32 | 64,
+                                     .act_in = 1,
+                                     .fixed_in = 16,
+                                     .prec = LM_PREC_ALLOW,
+                                     .tolerance = { 2e-6, 1e-2 },
+                                     .shape = attention_step_shape,
+                                     .cost = attention_step_cost,
+                                     .example = attention_step_example,
+                                     .fill = attention_step_fill };
