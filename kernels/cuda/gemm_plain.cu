@@ -13,6 +13,7 @@
 #include "kernels/cuda/gemm_plain.cuh"
 
 #include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/rows.cuh"
 
 /* The product of the batch that this block works on. */
 __device__ inline int64_t batch_index(const tiling &t)
@@ -73,84 +74,28 @@ __global__ void add_parts_kernel(const float *part, int64_t parts, int64_t m, in
 
 /* ---- few rows ---- */
 
-/* A pack of a row, of which `left` elements are inside. */
-template <class T> __device__ inline pack<T, wide<T>::n> lane_pack(const T *at, int64_t left)
-{
-    const int P = wide<T>::n;
-    pack<T, P> v;
-#pragma unroll
-    for (int e = 0; e < P; e++)
-        v.v[e] = e < left ? at[e] : from_float<T>(0);
-    return v;
-}
-
-/* Adds to sums what U packs of each row give, 32 packs apart, from element q on: rows of B first,
- * so that many reads are under way at once.  WHOLE: packs are aligned, and k ends behind one. */
-template <class T, int M, int COLS, int U, bool WHOLE>
-__device__ inline void add_packs(float (*sum)[COLS], const T *a, const T *b, const tiling &t,
-                                 int64_t col0, int64_t q)
-{
-    const int P = wide<T>::n;
-    typedef pack<T, P> part;
-    part w[U][COLS];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-#pragma unroll
-        for (int j = 0; j < COLS; j++) {
-            int64_t k = q + u * 32 * P;
-            const T *at = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb + k;
-            w[u][j] = part{};
-            if (k < t.k)
-                w[u][j] = WHOLE ? *(const part *)at : lane_pack(at, t.k - k);
-        }
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-            int64_t k = q + u * 32 * P;
-            const T *at = a + (i < t.m ? i : t.m - 1) * t.lda + k;
-            part x = {};
-            if (k < t.k)
-                x = WHOLE ? *(const part *)at : lane_pack(at, t.k - k);
-#pragma unroll
-            for (int j = 0; j < COLS; j++) {
-#pragma unroll
-                for (int e = 0; e < P; e++)
-                    sum[i][j] = fmaf(to_float(x.v[e]), to_float(w[u][j].v[e]), sum[i][j]);
-            }
-        }
-    }
-}
-
-/* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns.  A lane sums the packs lane, lane+32,
- * ... of k; the lanes' sums are added by a butterfly. */
+/* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns (rows.cuh). */
 template <class T, int M, int COLS>
 __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
-    const int P = wide<T>::n, U = COLS > 1 ? 1
-                                  : M > 4  ? 2
-                                           : 4; /* packs at once: as registers allow */
     int lane = (int)threadIdx.x % 32;
-    bool whole = t.pack_a && t.pack_b && t.k % P == 0;
+    bool whole = t.pack_a && t.pack_b && t.k % wide<T>::n == 0;
     int64_t groups = (t.n + COLS - 1) / COLS, warps = global_threads() / 32;
 
     for (int64_t group = global_thread() / 32; group < groups; group += warps) {
         int64_t col0 = group * COLS;
+        few_factors<T, COLS> f = { a, {}, t.lda, t.m, t.k };
         float sum[M][COLS] = {};
 
-        int64_t q = (int64_t)lane * P;
-#pragma unroll 1
-        for (; whole && q < t.k; q += U * 32 * P)
-            add_packs<T, M, COLS, U, true>(sum, a, b, t, col0, q);
-#pragma unroll 1
-        for (; q < t.k; q += 32 * P)
-            add_packs<T, M, COLS, 1, false>(sum, a, b, t, col0, q);
+#pragma unroll
+        for (int j = 0; j < COLS; j++)
+            f.b[j] = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb;
+        few_sums<T, M, COLS>(sum, f, whole);
 #pragma unroll
         for (int i = 0; i < M; i++) {
 #pragma unroll
             for (int j = 0; j < COLS; j++) {
-                float s = warp_sum(sum[i][j]);
+                float s = sum[i][j];
                 int64_t col = col0 + j, at = i * t.ldc + col;
                 if (lane != 0 || i >= t.m || col >= t.n)
                     continue;

@@ -1,0 +1,90 @@
+/* rows.cuh -- the product of few rows (a token being decoded) with a matrix whose rows lie along k:
+ * a warp makes some columns, its lanes read 16 bytes of the matrix's rows at a time, each byte
+ * once.  What the kernels of gemm_plain.cu and norm_linear.cu are made of.
+ *
+ * A lane sums the packs lane, lane+32, ... of k in order, and a butterfly adds the lanes: the bits
+ * of a sum depend on k and the type alone, not on how many rows or columns are made beside it. */
+#ifndef LM_KERNELS_CUDA_ROWS_CUH
+#define LM_KERNELS_CUDA_ROWS_CUH
+
+#include "kernels/cuda/device.cuh"
+
+/* A pack of a row, of which `left` elements are inside. */
+template <class T> __device__ inline pack<T, wide<T>::n> lane_pack(const T *at, int64_t left)
+{
+    const int P = wide<T>::n;
+    pack<T, P> v;
+#pragma unroll
+    for (int e = 0; e < P; e++)
+        v.v[e] = e < left ? at[e] : from_float<T>(0);
+    return v;
+}
+
+/* m rows (at most M) of A and COLS rows of B. */
+template <class T, int COLS> struct few_factors {
+    const T *a, *b[COLS];
+    int64_t lda, m, k;
+};
+
+/* Adds to sums what U packs of each row give, 32 packs apart, from element q on: rows of B first,
+ * so that many reads are under way at once.  WHOLE: packs are aligned, and k ends behind one. */
+template <class T, int M, int COLS, int U, bool WHOLE>
+__device__ inline void add_packs(float (*sum)[COLS], const few_factors<T, COLS> &f, int64_t q)
+{
+    const int P = wide<T>::n;
+    typedef pack<T, P> part;
+    part w[U][COLS];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+        for (int j = 0; j < COLS; j++) {
+            int64_t k = q + u * 32 * P;
+            w[u][j] = part{};
+            if (k < f.k)
+                w[u][j] = WHOLE ? *(const part *)(f.b[j] + k) : lane_pack(f.b[j] + k, f.k - k);
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            int64_t k = q + u * 32 * P;
+            const T *at = f.a + (i < f.m ? i : f.m - 1) * f.lda + k;
+            part x = {};
+            if (k < f.k)
+                x = WHOLE ? *(const part *)at : lane_pack(at, f.k - k);
+#pragma unroll
+            for (int j = 0; j < COLS; j++) {
+#pragma unroll
+                for (int e = 0; e < P; e++)
+                    sum[i][j] = fmaf(to_float(x.v[e]), to_float(w[u][j].v[e]), sum[i][j]);
+            }
+        }
+    }
+}
+
+/* The sums of rows i of A times rows j of B, the same in every lane of the warp; sum begins as
+ * zeros.  whole: see WHOLE. */
+template <class T, int M, int COLS>
+__device__ inline void few_sums(float (*sum)[COLS], const few_factors<T, COLS> &f, bool whole)
+{
+    const int P = wide<T>::n, U = COLS > 2   ? 1
+                                  : COLS > 1 ? 2
+                                  : M > 4    ? 2
+                                             : 4; /* packs at once: as registers allow */
+    int64_t q = (int64_t)(threadIdx.x % 32) * P;
+#pragma unroll 1
+    for (; whole && q < f.k; q += U * 32 * P)
+        add_packs<T, M, COLS, U, true>(sum, f, q);
+#pragma unroll 1
+    for (; q < f.k; q += 32 * P)
+        add_packs<T, M, COLS, 1, false>(sum, f, q);
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+#pragma unroll
+        for (int j = 0; j < COLS; j++)
+            sum[i][j] = warp_sum(sum[i][j]);
+    }
+}
+
+#endif
