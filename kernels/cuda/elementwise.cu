@@ -1,4 +1,5 @@
 /* elementwise.cu -- activations and other maps: one read and one write of memory each. */
+#include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/plane.cuh"
 
@@ -8,62 +9,7 @@ extern "C" {
 
 static const int threads = 256;
 
-/* ---- arithmetic ---- */
-
-/* F32 is held to 1e-6, so nothing here cancels and functions are the accurate ones; 16-bit types
- * take the GPU's quick exponential and quotient, good to some 1e-6 each. */
-
-template <class T> __device__ inline float exp_for(float x)
-{
-#ifndef LM_EMU
-    if (sizeof(T) == 2)
-        return __expf(x);
-#endif
-    return expf(x);
-}
-
-template <class T> __device__ inline float over(float a, float b)
-{
-#ifndef LM_EMU
-    if (sizeof(T) == 2)
-        return __fdividef(a, b);
-#endif
-    return a / b;
-}
-
-template <class T> __device__ inline float sigmoid(float x)
-{
-    return over<T>(1, 1 + exp_for<T>(-x));
-}
-
-/* 0.5 (1 + tanh(u)) is the logistic function of 2u; this is 2u and, divided by x, its slope. */
-#define TWICE_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
-#define CUBIC           0.044715f
-
-template <class T> __device__ inline float gelu_tanh(float x)
-{
-    float u = TWICE_ROOT_2_PI * x * fmaf(CUBIC * x, x, 1);
-    return over<T>(x, 1 + exp_for<T>(-u));
-}
-
-template <class T> __device__ inline float gelu_tanh_slope(float x)
-{
-    float s = sigmoid<T>(TWICE_ROOT_2_PI * x * fmaf(CUBIC * x, x, 1));
-    float du = TWICE_ROOT_2_PI * fmaf(3 * CUBIC * x, x, 1);
-    /* beyond |x| = 20 the slope is a step; du would overflow there and meet a zero */
-    return fabsf(x) > 20 ? s : fmaf(s * (1 - s) * x, du, s);
-}
-
-/* The normal distribution function, without cancellation for negative x. */
-__device__ inline float normal_cdf(float x)
-{
-    return 0.5f * erfcf(-0.70710678f * x);
-}
-
-template <class T> __device__ inline float gelu_erf_slope(float x)
-{
-    return fmaf(x * 0.39894228f, exp_for<T>(-0.5f * x * x), normal_cdf(x));
-}
+/* ---- maps over flat arrays ---- */
 
 enum map_op { GELU_TANH, GELU_ERF, GELU_TANH_DX, GELU_ERF_DX, ADD };
 
@@ -74,7 +20,7 @@ template <int OP, class T> __device__ inline float mapped(float a, float b)
     case GELU_TANH:
         return gelu_tanh<T>(a);
     case GELU_ERF:
-        return a * normal_cdf(a);
+        return gelu_erf(a);
     case GELU_TANH_DX:
         return a * gelu_tanh_slope<T>(b);
     case GELU_ERF_DX:
@@ -83,8 +29,6 @@ template <int OP, class T> __device__ inline float mapped(float a, float b)
         return a + b;
     }
 }
-
-/* ---- maps over flat arrays ---- */
 
 /* y may be a or b: a thread writes what it alone has read.  Several packs are in flight at once. */
 template <int OP, class T, int N> __global__ void map(int64_t count, const T *a, const T *b, T *y)
