@@ -547,7 +547,7 @@ static lm_code work(session *s, lm_err *e)
     if (prepare(s, e))
         return e->code;
     if (opt.dump_graph)
-        return print_text(lm_trainer_dump(&s->o, &s->config, &text, e), &text, "");
+        return print_text(lm_trainer_dump(&s->o, &s->config, s->backend, &text, e), &text, "");
     if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->lmz, s->backend, &plan, e))
         return e->code;
     if (tool.dry_run)

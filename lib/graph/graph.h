@@ -1,8 +1,9 @@
 /* graph.h -- a model's computation as a static list of operators over values.
  *
  * The list is the order: nodes are appended in the order in which they run.  A pass walks the list
- * and changes it or writes a new one; the order of passes is build -> precision -> backward -> plan
- * -> execute.  A graph owns everything in it (one arena); values and nodes are named by number. */
+ * and changes it or writes a new one; the order of passes is build -> precision -> backward -> fuse
+ * (lib/op/fuse.h) -> plan -> execute.  A graph owns everything in it (one arena); values and nodes
+ * are named by number. */
 #ifndef LM_GRAPH_GRAPH_H
 #define LM_GRAPH_GRAPH_H
 

@@ -188,7 +188,9 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
     lm_model *m = b->m;
     if (m->build.mode == LM_MODE_GENERATE) {
         lm_vid in[2] = { x, m->rows }, wide = LM_NONE;
-        lm_vid logits = lm_b_linear(b, append(b, &lm_op_rows, NULL, in), w, LM_NONE);
+        if (m->build.seq > 1) /* else row i is that of sequence i */
+            x = append(b, &lm_op_rows, NULL, in);
+        lm_vid logits = lm_b_linear(b, x, w, LM_NONE);
         lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
         if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
             lm_graph_append(m->graph, &lm_op_cast, NULL, &logits, &wide, b->e))

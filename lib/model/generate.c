@@ -85,7 +85,8 @@ static lm_code open_stage(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .batch = batch,
                              .seq = seq,
                              .cache = g->context,
-                             .precision = { .low = dtype } };
+                             .precision = { .low = dtype },
+                             .backend = g->b };
     if (lm_model_build(&w->config, &build, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;

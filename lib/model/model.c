@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/build.h"
+#include "op/fuse.h"
 
 static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
 {
@@ -99,6 +100,12 @@ static lm_code make_backward(lm_model *m, lm_err *e)
     return rc;
 }
 
+static lm_code join_operators(lm_model *m, lm_err *e)
+{
+    lm_vid result = m->build.mode == LM_MODE_GENERATE ? m->logits : m->loss;
+    return lm_fuse(m->graph, m->build.backend, &result, 1, e);
+}
+
 static lm_code build(lm_model *m, lm_err *e)
 {
     const lm_config *c = &m->config;
@@ -115,7 +122,9 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     for (int i = 0; i < m->n_params; i++)
         m->param[i].weight = m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_BF16;
-    return m->build.mode == LM_MODE_TRAIN ? make_backward(m, e) : LM_OK;
+    if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
+        return e->code;
+    return m->build.backend ? join_operators(m, e) : LM_OK;
 }
 
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e)

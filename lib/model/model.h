@@ -49,7 +49,8 @@ typedef struct {
     lm_precision precision;
     bool documents; /* inputs `lo` and restarted positions: attention stays inside documents */
     bool dropout;   /* TRAIN: the config's rates apply */
-    lm_backend *backend; /* operators are joined where it has kernels for that; NULL: none are */
+    lm_backend *backend; /* where it will run: operators are joined as it has kernels for that
+                            (op/fuse.h); NULL: none are */
     bool (*trainable)(void *ctx, const char *param_name);
     void *ctx;
 } lm_build;
@@ -77,8 +78,8 @@ typedef struct {
     lm_vid *grad;            /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
-/* Build the graph of `c` (precision pass and, for TRAIN, backward included).  The config must
- * outlive the model. Fails: LM_EUSAGE for a batch or length that the config cannot serve. */
+/* Build the graph of `c`: all passes that the options ask for included.  The config must outlive the
+ * model. Fails: LM_EUSAGE for a batch or length that the config cannot serve. */
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
 

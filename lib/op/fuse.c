@@ -1,8 +1,359 @@
-/* fuse.c -- joining operators that follow each other (fuse.h). */
+/* fuse.c -- joining operators that follow each other (fuse.h).
+ *
+ * Each rule looks at one node and its neighbours and proposes a node in place of some; `join` finds
+ * a place for it in the list, asks the backend, and puts it there.  What a rule does not propose,
+ * or join does not take, stays as it was. */
 #include "op/fuse.h"
+
+#include <string.h>
+
+#include "kernels/attention.h"
+#include "kernels/elementwise.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "op/ops.h"
+
+/* Who has to do with a value. */
+typedef struct {
+    int reads; /* operands, not nodes */
+    lm_node *reader, *writer;
+    bool kept;
+} use;
+
+typedef struct {
+    lm_graph *g;
+    lm_backend *b;
+    use *use; /* by value */
+    lm_err *e;
+} fuser;
+
+/* A node that could take the place of its parts, which have the numbers of the first. */
+enum { MAX_PARTS = 3 };
+typedef struct {
+    lm_node made;
+    lm_node *part[MAX_PARTS];
+    int n_parts;
+    bool everywhere; /* its operator is one that all backends have */
+} joint;
+
+static void count_uses(fuser *f)
+{
+    lm_graph *g = f->g;
+    for (size_t v = 0; v < g->n_values; v++)
+        f->use[v] = (use){ .kept = f->use[v].kept };
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        lm_node *n = &g->node[k];
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] >= 0) {
+                f->use[n->in[i]].reads++;
+                f->use[n->in[i]].reader = n;
+            }
+        for (int i = 0; i < n->n_out; i++)
+            if (n->out[i] >= 0)
+                f->use[n->out[i]].writer = n;
+    }
+}
+
+/* ---- what rules ask ---- */
+
+/* Nobody has the value but the nodes of this list, who read it so many times. */
+static bool has_reads(const fuser *f, lm_vid v, int reads)
+{
+    return v >= 0 && f->g->value[v].role == LM_ROLE_ACT && !f->use[v].kept &&
+           f->use[v].reads == reads;
+}
+
+static bool unread(const fuser *f, lm_vid v)
+{
+    return v < 0 || has_reads(f, v, 0);
+}
+
+static lm_dtype type_of(const fuser *f, lm_vid v)
+{
+    return f->g->value[v].t.dtype;
+}
+
+/* The node that computes v by `op` as its first output, or NULL. */
+static lm_node *made_by(const fuser *f, lm_vid v, const lm_op *op)
+{
+    lm_node *n = v < 0 ? NULL : f->use[v].writer;
+    return n && n->op == op && n->out[0] == v ? n : NULL;
+}
+
+/* A node that computes `op` of v as its first operand, or NULL. */
+static lm_node *taken_by(const fuser *f, lm_vid v, const lm_op *op)
+{
+    lm_node *n = v < 0 ? NULL : f->use[v].reader;
+    if (n && f->use[v].reads == 1)
+        return n->op == op && n->in[0] == v ? n : NULL;
+    for (size_t k = 0; k < f->g->n_nodes; k++)
+        if (f->g->node[k].op == op && f->g->node[k].in[0] == v)
+            return &f->g->node[k];
+    return NULL;
+}
+
+static lm_act gelu_act(const lm_node *n)
+{
+    const lm_gelu_attr *a = n->attr;
+    return a->exact ? LM_ACT_GELU_EXACT : LM_ACT_GELU;
+}
+
+/* ---- join ---- */
+
+static bool names(const lm_vid *v, int n, lm_vid one)
+{
+    for (int i = 0; i < n; i++)
+        if (v[i] == one)
+            return true;
+    return false;
+}
+
+/* Whether a and b must stay in their order: one writes what the other has. */
+static bool ordered(const lm_node *a, const lm_node *b)
+{
+    for (int i = 0; i < a->n_out; i++)
+        if (a->out[i] >= 0 &&
+            (names(b->in, b->n_in, a->out[i]) || names(b->out, b->n_out, a->out[i])))
+            return true;
+    for (int i = 0; i < a->n_in; i++)
+        if (a->in[i] >= 0 && names(b->out, b->n_out, a->in[i]))
+            return true;
+    return false;
+}
+
+static bool is_part(const joint *j, const lm_node *n)
+{
+    for (int i = 0; i < j->n_parts; i++)
+        if (j->part[i] == n)
+            return true;
+    return false;
+}
+
+/* Whether all parts may move to where `to` is. */
+static bool may_move(const joint *j, const lm_node *to)
+{
+    for (int i = 0; i < j->n_parts; i++) {
+        const lm_node *n = j->part[i], *from = n < to ? n : to, *end = n < to ? to : n;
+        for (const lm_node *m = from + 1; m < end; m++)
+            if (!is_part(j, m) && ordered(n, m))
+                return false;
+    }
+    return true;
+}
+
+/* The last of the parts' places that will do, or NULL. */
+static lm_node *find_place(const joint *j)
+{
+    lm_node *best = NULL;
+    for (int i = 0; i < j->n_parts; i++)
+        if (j->part[i] > best && may_move(j, j->part[i]))
+            best = j->part[i];
+    return best;
+}
+
+static bool wanted(const fuser *f, const joint *j)
+{
+    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+    lm_call c = lm_node_call(f->g, &j->made, in, out);
+    return j->everywhere || f->b->joins(f->b, j->made.op->name, lm_node_act(f->g, &j->made), &c);
+}
+
+/* Make `op` of the parts; made's operands and attr (borrowed) are set.  False: no, or e is set. */
+static bool join(fuser *f, joint *j, const lm_op *op)
+{
+    void *attr = NULL;
+    j->made.op = op;
+    j->made.n_in = op->n_in;
+    j->made.n_out = op->n_out;
+    j->made.phase = j->part[0]->phase;
+    j->made.layer = j->part[0]->layer;
+    lm_node *place = find_place(j);
+    if (!place || !wanted(f, j) || lm_arena_alloc(f->g->arena, &attr, 1, op->attr_size, f->e))
+        return false;
+    memcpy(attr, j->made.attr, op->attr_size);
+    j->made.attr = attr;
+    for (int i = 0; i < j->n_parts; i++)
+        *j->part[i] = (lm_node){ .op = NULL };
+    *place = j->made;
+    count_uses(f);
+    return true;
+}
+
+/* ---- rules; each true when it has changed the list ---- */
+
+/* linear, cast to F32: sums leave the product as they are. */
+static bool linear_cast(fuser *f, lm_node *n)
+{
+    lm_node *cast = has_reads(f, n->out[0], 1) ? taken_by(f, n->out[0], &lm_op_cast) : NULL;
+    joint j = { .made = *n, .part = { n, cast }, .n_parts = 2, .everywhere = true };
+
+    if (!cast || type_of(f, cast->out[0]) != LM_DTYPE_F32)
+        return false;
+    j.made.out[0] = cast->out[0];
+    return join(f, &j, &lm_op_linear);
+}
+
+/* norm, linear, and with `then` what follows. */
+static bool norm_linear(fuser *f, lm_node *n, lm_node *then, lm_act act)
+{
+    lm_node *norm = has_reads(f, n->in[0], 1) ? made_by(f, n->in[0], &lm_op_norm) : NULL;
+    if (!norm || !unread(f, norm->out[1]))
+        return false;
+
+    const lm_norm_attr *a = norm->attr;
+    lm_norm_linear_attr attr = { a->kind, a->eps, act };
+    joint j = { .made = { .attr = &attr,
+                          .in = { norm->in[0], norm->in[1], norm->in[2], norm->in[3], n->in[1],
+                                  n->in[2] },
+                          .out = { then ? then->out[0] : n->out[0], norm->out[2] } },
+                .part = { n, norm, then },
+                .n_parts = then ? 3 : 2 };
+    return join(f, &j, &lm_op_norm_linear);
+}
+
+static bool norm_linear_act(fuser *f, lm_node *n)
+{
+    if (!has_reads(f, n->out[0], 1))
+        return false;
+    lm_node *gelu = taken_by(f, n->out[0], &lm_op_gelu);
+    lm_node *swiglu = taken_by(f, n->out[0], &lm_op_swiglu);
+    return (gelu && norm_linear(f, n, gelu, gelu_act(gelu))) ||
+           (swiglu && norm_linear(f, n, swiglu, LM_ACT_SWIGLU));
+}
+
+/* linear, gelu; the sums stay where others want them (the backward). */
+static bool linear_act(fuser *f, lm_node *n)
+{
+    lm_node *gelu = taken_by(f, n->out[0], &lm_op_gelu);
+    if (!gelu || type_of(f, gelu->out[0]) != type_of(f, n->in[0]))
+        return false;
+    lm_linear_act_attr attr = { gelu_act(gelu) };
+    lm_vid z = has_reads(f, n->out[0], 1) ? LM_NONE : n->out[0];
+    joint j = { .made = { .attr = &attr,
+                          .in = { n->in[0], n->in[1], n->in[2] },
+                          .out = { gelu->out[0], z } },
+                .part = { n, gelu },
+                .n_parts = 2 };
+    return join(f, &j, &lm_op_linear_act);
+}
+
+static bool linear_act_dx(fuser *f, lm_node *n)
+{
+    lm_node *gelu = has_reads(f, n->out[0], 1) ? taken_by(f, n->out[0], &lm_op_gelu_dx) : NULL;
+    if (!gelu)
+        return false;
+    lm_linear_act_attr attr = { gelu_act(gelu) };
+    joint j = { .made = { .attr = &attr,
+                          .in = { n->in[0], n->in[1], gelu->in[1] },
+                          .out = { gelu->out[0] } },
+                .part = { n, gelu },
+                .n_parts = 2 };
+    return join(f, &j, &lm_op_linear_act_dx);
+}
+
+/* norm_dx and the norm_dw that reads the same. */
+static bool norm_dx_dw(fuser *f, lm_node *n)
+{
+    lm_node *dw = NULL;
+    for (size_t k = 0; k < f->g->n_nodes && !dw; k++) {
+        lm_node *m = &f->g->node[k];
+        if (m->op == &lm_op_norm_dw && m->in[0] == n->in[0] && m->in[1] == n->in[1] &&
+            m->in[2] == n->in[3])
+            dw = m;
+    }
+    if (!dw)
+        return false;
+    joint j = { .made = { .attr = dw->attr,
+                          .in = { n->in[0], n->in[1], n->in[2], n->in[3], n->in[4] },
+                          .out = { n->out[0], dw->out[0], dw->out[1] } },
+                .part = { n, dw },
+                .n_parts = 2 };
+    return join(f, &j, &lm_op_norm_dx_dw);
+}
+
+/* The rope of one row a sequence in front of the attention n, or NULL. */
+static lm_node *rope_before(const fuser *f, const lm_node *n)
+{
+    const lm_attention_attr *a = n->attr;
+    lm_node *rope = has_reads(f, n->in[0], 1) ? made_by(f, n->in[0], &lm_op_rope) : NULL;
+    const lm_rope_attr *r = rope ? rope->attr : NULL;
+    bool fits = a->seq == 1 && r && !r->inverse && r->heads == a->heads &&
+                r->kv_heads == a->kv_heads && r->head_dim == a->head_dim;
+    return fits ? rope : NULL;
+}
+
+/* The head_norm in front of the rope, or NULL. */
+static lm_node *head_norm_before(const fuser *f, const lm_node *rope)
+{
+    const lm_rope_attr *r = rope->attr;
+    lm_node *norm = has_reads(f, rope->in[0], 1) ? made_by(f, rope->in[0], &lm_op_head_norm) : NULL;
+    const lm_head_norm_attr *a = norm ? norm->attr : NULL;
+    bool fits = a && unread(f, norm->out[1]) && a->heads == r->heads &&
+                a->kv_heads == r->kv_heads && a->head_dim == r->head_dim;
+    return fits ? norm : NULL;
+}
+
+/* (head_norm,) rope, attention_cached. */
+static bool attention_step(fuser *f, lm_node *n, bool normed)
+{
+    const lm_attention_attr *a = n->attr;
+    lm_node *rope = rope_before(f, n), *norm = rope && normed ? head_norm_before(f, rope) : NULL;
+    if (!rope || (normed && !norm))
+        return false;
+
+    lm_attention_step_attr attr = { .attention = *a };
+    attr.rotary_dim = ((const lm_rope_attr *)rope->attr)->rotary_dim;
+    if (norm)
+        attr.eps = ((const lm_head_norm_attr *)norm->attr)->eps;
+    joint j = { .made = { .attr = &attr,
+                          .in = { norm ? norm->in[0] : rope->in[0], n->in[1], n->in[2], rope->in[1],
+                                  rope->in[2], norm ? norm->in[1] : LM_NONE,
+                                  norm ? norm->in[2] : LM_NONE },
+                          .out = { n->out[0], n->out[1], n->out[2] } },
+                .part = { n, rope, norm },
+                .n_parts = norm ? 3 : 2 };
+    return join(f, &j, &lm_op_attention_step);
+}
+
+/* What can be made of n; the most that a backend joins first. */
+static void visit(fuser *f, lm_node *n)
+{
+    if (n->op == &lm_op_linear) {
+        if (linear_cast(f, n) && n->op != &lm_op_linear)
+            return; /* it has moved on, and is met again */
+        if (norm_linear_act(f, n) || norm_linear(f, n, NULL, LM_ACT_NONE))
+            return;
+        linear_act(f, n);
+    } else if (n->op == &lm_op_linear_dx) {
+        linear_act_dx(f, n);
+    } else if (n->op == &lm_op_norm_dx) {
+        norm_dx_dw(f, n);
+    } else if (n->op == &lm_op_attention_cached) {
+        (void)(attention_step(f, n, true) || attention_step(f, n, false));
+    }
+}
+
+static void squeeze(lm_graph *g)
+{
+    size_t left = 0;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (g->node[k].op)
+            g->node[left++] = g->node[k];
+    g->n_nodes = left;
+}
 
 lm_code lm_fuse(lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_err *e)
 {
-    (void)g, (void)b, (void)keep, (void)n_keep, (void)e;
-    return LM_OK;
+    fuser f = { .g = g, .b = b, .e = e };
+    if (lm_alloc_n(&f.use, g->n_values, sizeof *f.use, "a pass", e))
+        return e->code;
+    for (int i = 0; i < n_keep; i++)
+        f.use[keep[i]].kept = true;
+    count_uses(&f);
+    for (size_t k = 0; k < g->n_nodes && !e->code; k++)
+        visit(&f, &g->node[k]);
+    squeeze(g);
+    lm_free(f.use);
+    return e->code;
 }

@@ -74,6 +74,7 @@ lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *
     lm_build own = *build;
     *v = (lm_evaluator){ .b = b };
     own.mode = LM_MODE_EVAL;
+    own.backend = b;
     if (lm_model_build(c, &own, &v->model, e) ||
         (!b->host_memory && !share && check_room(v, c, &own, e)) ||
         lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||

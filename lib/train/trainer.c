@@ -48,7 +48,8 @@ static lm_code make_batches(lm_trainer *t, lm_err *e)
 
 static lm_code make_graphs(lm_trainer *t, lm_err *e)
 {
-    lm_build tb = trainer_build(&t->o, LM_MODE_TRAIN), eb = trainer_build(&t->o, LM_MODE_EVAL);
+    lm_build tb = trainer_build(&t->o, LM_MODE_TRAIN, t->b);
+    lm_build eb = trainer_build(&t->o, LM_MODE_EVAL, t->b);
     if (lm_model_build(t->io.config, &tb, &t->model, e) ||
         lm_exec_new(t->model->graph, t->b, &t->model->loss, 1, &t->exec, e) ||
         lm_train_state_new(t->model, t->b, t->o.optim, &t->o.hyper, &t->s, e) ||

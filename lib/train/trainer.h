@@ -79,8 +79,9 @@ typedef struct lm_trainer lm_trainer;
 lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
                         lm_backend *b, lm_memory_plan *out, lm_err *e);
 
-/* The training graph as text (lm_graph_dump), appended. */
-lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_buf *out, lm_err *e);
+/* The training graph for that backend as text (lm_graph_dump), appended. */
+lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend *b, lm_buf *out,
+                        lm_err *e);
 
 /* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated
  * when the plan does not fit into the memory that is free, of the host or the device (both numbers,

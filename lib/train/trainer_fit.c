@@ -6,20 +6,21 @@
 #include "base/text.h"
 #include "train/trainer_impl.h"
 
-lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode)
+lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode, lm_backend *b)
 {
     return (lm_build){ .mode = mode,
                        .batch = o->batch,
                        .seq = o->seq,
                        .precision = o->precision,
                        .documents = o->documents,
-                       .dropout = o->dropout };
+                       .dropout = o->dropout,
+                       .backend = b };
 }
 
 lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
                         lm_backend *b, lm_memory_plan *out, lm_err *e)
 {
-    lm_build tb = trainer_build(o, LM_MODE_TRAIN), eb = trainer_build(o, LM_MODE_EVAL);
+    lm_build tb = trainer_build(o, LM_MODE_TRAIN, b), eb = trainer_build(o, LM_MODE_EVAL, b);
     lm_model *train = NULL, *eval = NULL;
     lm_code rc = lm_model_build(c, &tb, &train, e);
     if (!rc && validation)
@@ -33,11 +34,12 @@ lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool valid
     return rc;
 }
 
-lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_buf *out, lm_err *e)
+lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend *b, lm_buf *out,
+                        lm_err *e)
 {
-    lm_build b = trainer_build(o, LM_MODE_TRAIN);
+    lm_build build = trainer_build(o, LM_MODE_TRAIN, b);
     lm_model *m = NULL;
-    lm_code rc = lm_model_build(c, &b, &m, e);
+    lm_code rc = lm_model_build(c, &build, &m, e);
     if (!rc)
         rc = lm_graph_dump(m->graph, out, e);
     lm_model_free(m);

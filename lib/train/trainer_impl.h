@@ -120,7 +120,7 @@ double trainer_mfu(const lm_trainer *t, double tokens_per_second);
 
 /* ---- trainer_fit.c ---- */
 
-lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode);
+lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode, lm_backend *b);
 /* Does the plan fit into the memory that is free?  Fails: LM_ELIMIT with both numbers, and the
  * first change of options that would fit. */
 lm_code trainer_fit(const lm_trainer *t, lm_err *e);

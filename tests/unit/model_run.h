@@ -82,14 +82,21 @@ static inline void runner_weights(runner *r, const float *block)
     lm_weights_bind(r->model, r->exec, block, r->low, r->rope);
 }
 
-static inline void runner_new(runner *r, const lm_config *c, const lm_build *b, lm_cpu_level level,
-                              int threads)
+/* `joins`: what the backend says that it joins; NULL: what it does. */
+static inline void runner_new_joining(runner *r, const lm_config *c, const lm_build *b,
+                                      lm_cpu_level level, int threads,
+                                      bool (*joins)(lm_backend *, const char *, lm_dtype,
+                                                    const lm_call *))
 {
     lm_err e = { 0 };
+    lm_build build = *b;
     memset(r, 0, sizeof *r);
-    must(lm_model_build(c, b, &r->model, &e), &e);
     must(lm_par_new(&r->par, threads, &e), &e);
     must(lm_backend_cpu(level, r->par, &r->backend, &e), &e);
+    if (joins)
+        r->backend->joins = joins;
+    build.backend = r->backend;
+    must(lm_model_build(c, &build, &r->model, &e), &e);
     lm_vid keep = b->mode == LM_MODE_GENERATE ? r->model->logits : r->model->loss;
     must(lm_exec_new(r->model->graph, r->backend, &keep, 1, &r->exec, &e), &e);
     const lm_graph *g = r->model->graph;
@@ -114,6 +121,12 @@ static inline void runner_new(runner *r, const lm_config *c, const lm_build *b, 
     if (r->model->pos != LM_NONE)
         for (int64_t i = 0; i < b->batch * b->seq; i++)
             ((int32_t *)r->mem[r->model->pos])[i] = (int32_t)(i % b->seq);
+}
+
+static inline void runner_new(runner *r, const lm_config *c, const lm_build *b, lm_cpu_level level,
+                              int threads)
+{
+    runner_new_joining(r, c, b, level, threads, NULL);
 }
 
 static inline void runner_free(runner *r)
