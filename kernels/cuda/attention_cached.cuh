@@ -1,5 +1,5 @@
-/* attention_cached.cuh -- what the kernels of cached attention share: its sizes, and which keys a
- * row sees. */
+/* attention_cached.cuh -- what the kernels of cached attention share: its sizes, which keys a row
+ * sees, and what each of its files gives to the others. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 #define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 
@@ -59,6 +59,36 @@ __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
         s.start = at - c.window + 1;
     return s;
 }
+
+template <class T, int N> __device__ inline pack<T, N> load(const T *p)
+{
+    return *reinterpret_cast<const pack<T, N> *>(p);
+}
+
+template <class T, int N> __device__ inline void store(T *p, const pack<T, N> &v)
+{
+    *reinterpret_cast<pack<T, N> *>(p) = v;
+}
+
+/* A softmax whose scores so far are all -inf counts from 0: exp gives zeros, not NaN. */
+__device__ inline float base_of(float max)
+{
+    return max == -INFINITY ? 0.0f : max;
+}
+
+/* What is done to the query and key heads of a row before it attends; null: not done. */
+struct row_front {
+    const int32_t *pos;
+    const float *table, *wq, *wk;
+    int rotary;
+    float eps;
+};
+
+/* attention_step.cu: row by row.  With one row a sequence its key and value are appended, with more
+ * they must have been.  SIZE_MAX: heads too wide. */
+size_t attend_rows_work(const cached &c);
+template <class T>
+void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed);
 
 /* attention_cached_tensor.cu: prompts by tensor cores, once their keys are appended. */
 template <class T> void tensor_tiles(const lm_call *call, const cached &c, bool packed);

@@ -1,0 +1,485 @@
+/* attention_step.cu -- attention row by row over key/value caches: decoding, with the norm and the
+ * rotation in front of it where they are joined to it (kernels/attention.h), and prompts whose
+ * heads are too wide for tiles.
+ *
+ * The cache is cut into parts of fixed length; a block has one part of one key/value head and all
+ * query heads that share it, so that keys and values are read once.  It makes its query heads as
+ * the operators in front of attention would have stored them, and the block whose part ends with
+ * the new position makes and appends the new key.  Of the blocks of a row and key/value head the
+ * last one to finish puts together, in their order, what the parts add up to: nobody waits.
+ * Grids depend on shapes only, never on how full the caches are: parts without a visible key cost
+ * a block that ends at once. */
+#include "kernels/cuda/attention_cached.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / 32, PART = 128, PLAIN_SHARED = 48 << 10 };
+
+/* Of each (row, head) and part: sums over v [dim], the largest score, the sum of exponentials. */
+struct partial {
+    float *out, *max, *sum;
+};
+
+static partial partial_of(const cached &c, int64_t parts, void *work)
+{
+    int64_t n = c.batch * c.seq * c.heads * parts;
+    partial p = { (float *)work, nullptr, nullptr };
+    p.max = p.out + n * c.dim;
+    p.sum = p.max + n;
+    return p;
+}
+
+/* tickets: of each row and key/value head; null: the parts are joined by a kernel of its own. */
+template <class T> struct step_args {
+    cached c;
+    row_front front;
+    const T *qkv;
+    T *o, *keys, *values;
+    partial r;
+    int64_t parts;
+    unsigned *tickets;
+};
+
+/* ---- what lies in front ---- */
+
+/* Lanes that share a key: enough for its packs, a power of two. */
+static __device__ inline int lanes_for(int packs)
+{
+    int lanes = 1;
+    while (lanes < packs && lanes < 32)
+        lanes *= 2;
+    return lanes;
+}
+
+/* heads[i*dim..]: the n query heads from h0 of a group, then, when `key` is its place in the cache,
+ * the new key, which goes there too.  As head_norm (norm.cu) and rope (rope.cu) store them: the same
+ * lanes add the same squares in the same order, and numbers are rounded where they would travel. */
+template <class T, int N>
+static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int64_t kv, int h0,
+                                         int n, T *key, T *heads)
+{
+    const cached &c = a.c;
+    const row_front &f = a.front;
+    const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
+    const int lane = (int)threadIdx.x % 32, mine = lane % lanes, half = f.rotary / 2;
+    const int all = n + (key ? 1 : 0);
+    const float *angle = f.table ? f.table + (int64_t)f.pos[row] * f.rotary : nullptr;
+    const T *from = a.qkv + row * qkv_pitch(c);
+#pragma unroll 1
+    for (int base = (int)threadIdx.x / 32 * side; base < all; base += WARPS * side) {
+        const int i = base + lane / lanes, end = i < all ? packs : 0;
+        const T *x = from + (i < n ? kv * c.group + h0 + i : c.heads + kv) * c.dim;
+        const float *w = i < n ? f.wq : f.wk;
+        T *y = heads + i * c.dim;
+        float sq = 0;
+#pragma unroll 1
+        for (int p = mine; w && p < end; p += lanes) {
+            pack<T, N> v = load<T, N>(x + p * N);
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sq += to_float(v.v[e]) * to_float(v.v[e]);
+        }
+        for (int o = lanes / 2; f.wq && o > 0; o /= 2)
+            sq += __shfl_xor_sync(0xffffffffu, sq, o);
+        const float rstd = 1 / sqrtf(sq / (float)c.dim + f.eps);
+#pragma unroll 1
+        for (int p = mine; p < end; p += lanes) {
+            pack<T, N> v = load<T, N>(x + p * N);
+#pragma unroll
+            for (int e = 0; w && e < N; e++)
+                v.v[e] = from_float<T>(w[p * N + e] * rounded<T>(to_float(v.v[e]) * rstd));
+            store<T, N>(y + p * N, v);
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int j = mine; angle && end && j < half; j += lanes) {
+            float u = to_float(y[j]), v = to_float(y[half + j]);
+            float cosine = angle[j], sine = angle[half + j];
+            y[j] = from_float<T>(u * cosine - v * sine);
+            y[half + j] = from_float<T>(v * cosine + u * sine);
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int p = mine; i == n && p < end; p += lanes)
+            store<T, N>(key + p * N, load<T, N>(y + p * N));
+    }
+}
+
+/* ---- a part of the cache ---- */
+
+/* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the
+ * queries in registers; a key and the lanes that add it up stay together in further packs.  U keys
+ * are on their way at once. */
+template <class T, int N, int G>
+static __device__ inline void part_scores(const cached &c, const T *q, const T *keys, int n, int m,
+                                          float *score)
+{
+    const int U = G == 1 ? 4 : 2;
+    const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
+    const int lane = (int)threadIdx.x % 32, mine = lane % lanes;
+    const int first = (int)threadIdx.x / 32 * side + lane / lanes;
+#pragma unroll 1
+    for (int p0 = 0; p0 < packs; p0 += lanes) {
+        const int p = p0 + mine;
+        float x[G][N];
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            pack<T, N> v = {};
+            if (g < n && p < packs)
+                v = load<T, N>(q + g * c.dim + p * N);
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                x[g][e] = to_float(v.v[e]);
+        }
+#pragma unroll 1
+        for (int j0 = 0; j0 < m; j0 += U * WARPS * side) {
+            pack<T, N> k[U] = {};
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                const int j = j0 + u * WARPS * side + first;
+                if (j < m && p < packs)
+                    k[u] = load<T, N>(keys + (int64_t)j * c.dim + p * N);
+            }
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                const int j = j0 + u * WARPS * side + first;
+                float sum[G] = {};
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    float y = to_float(k[u].v[e]);
+#pragma unroll
+                    for (int g = 0; g < G; g++)
+                        sum[g] = fmaf(x[g][e], y, sum[g]);
+                }
+                for (int o = lanes / 2; o > 0; o /= 2) {
+#pragma unroll
+                    for (int g = 0; g < G; g++)
+                        sum[g] += __shfl_xor_sync(0xffffffffu, sum[g], o);
+                }
+#pragma unroll
+                for (int g = 0; g < G; g++)
+                    if (g < n && mine == 0 && j < m)
+                        score[g * PART + j] =
+                            fmaf(sum[g], c.scale, p0 ? score[g * PART + j] : 0.0f);
+            }
+        }
+    }
+}
+
+/* Scores to probabilities times their sum, rounded to T, by a warp a head; max and sum of each. */
+template <class T>
+static __device__ inline void part_softmax(int n, int m, float *score, float *max, float *sum)
+{
+    const int lane = (int)threadIdx.x % 32;
+    for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
+        float *s = score + g * PART, top = -INFINITY, all = 0;
+        for (int j = lane; j < m; j += 32)
+            top = fmaxf(top, s[j]);
+        top = warp_max(top);
+        for (int j = lane; j < m; j += 32) {
+            float e = expf(s[j] - base_of(top));
+            all += e;
+            s[j] = rounded<T>(e);
+        }
+        all = warp_sum(all);
+        if (lane == 0) {
+            max[g] = top;
+            sum[g] = all;
+        }
+    }
+}
+
+/* out[(warp*G + g)*dim + d]: what each warp's keys add to head g. */
+template <class T, int N, int G>
+static __device__ inline void part_values(const cached &c, const T *values, int n, int m,
+                                          const float *score, float *out)
+{
+    const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
+    const int lane = (int)threadIdx.x % 32, mine = lane % lanes, warp = (int)threadIdx.x / 32;
+#pragma unroll 1
+    for (int p0 = 0; p0 < packs; p0 += lanes) {
+        const int p = p0 + mine;
+        float x[G][N] = {};
+#pragma unroll(G == 1 ? 4 : 2)
+        for (int j = warp * side + lane / lanes; j < m && p < packs; j += WARPS * side) {
+            pack<T, N> v = load<T, N>(values + (int64_t)j * c.dim + p * N);
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float w = g < n ? score[g * PART + j] : 0.0f;
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    x[g][e] = fmaf(w, to_float(v.v[e]), x[g][e]);
+            }
+        }
+        for (int o = lanes; o < 32; o *= 2) {
+#pragma unroll
+            for (int i = 0; i < G * N; i++)
+                x[i / N][i % N] += __shfl_xor_sync(0xffffffffu, x[i / N][i % N], o);
+        }
+#pragma unroll
+        for (int i = 0; i < G * N; i++)
+            if (i / N < n && lane < lanes && p < packs)
+                out[(warp * G + i / N) * c.dim + p * N + i % N] = x[i / N][i % N];
+    }
+}
+
+template <class T, int N> static __device__ inline void copy_row(T *to, const T *from, int dim)
+{
+#pragma unroll 1
+    for (int t = (int)threadIdx.x; t < dim / N; t += THREADS)
+        store<T, N>(to + t * N, load<T, N>(from + t * N));
+}
+
+/* What the warps' sums come to for n heads of all rows' from `head`: part k of several, or, with k
+ * -1, the row itself. */
+template <class T, int G>
+static __device__ inline void store_part(const step_args<T> &a, int64_t head, int n, int64_t k,
+                                         const float *max, const float *sum, const float *sums)
+{
+    const int dim = a.c.dim;
+#pragma unroll 1
+    for (int t = (int)threadIdx.x; t < n * dim; t += THREADS) {
+        int g = t / dim, d = t % dim;
+        float x = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            x += sums[(w * G + g) * dim + d];
+        if (k < 0)
+            a.o[(head + g) * dim + d] = from_float<T>(x / sum[g]);
+        else
+            a.r.out[((head + g) * a.parts + k) * dim + d] = x;
+    }
+    if (k >= 0 && (int)threadIdx.x < n) {
+        a.r.max[(head + threadIdx.x) * a.parts + k] = max[threadIdx.x];
+        a.r.sum[(head + threadIdx.x) * a.parts + k] = sum[threadIdx.x];
+    }
+}
+
+/* ---- joining the parts ---- */
+
+/* Numbers that other blocks wrote: past the cache of this multiprocessor. */
+template <int M> static __device__ inline pack<float, M> load_theirs(const float *p)
+{
+    pack<float, M> v;
+    if constexpr (M == 4) {
+        float4 x = __ldcg(reinterpret_cast<const float4 *>(p));
+        v = { { x.x, x.y, x.z, x.w } };
+    } else {
+        v.v[0] = __ldcg(p);
+    }
+    return v;
+}
+
+/* Rows of o: `n` heads of all rows' from `head`, whose visible keys lie in `count` parts from
+ * `first`.  max, sum: shared memory for n numbers. */
+template <class T, int M>
+static __device__ inline void join_heads(const step_args<T> &a, int64_t head, int n, int64_t first,
+                                         int count, float *max, float *sum)
+{
+    const int wide = a.c.dim / M, lane = (int)threadIdx.x % 32;
+    for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
+        const int64_t at = (head + g) * a.parts + first;
+        float top = -INFINITY, all = 0;
+#pragma unroll 1
+        for (int k = lane; k < count; k += 32)
+            top = fmaxf(top, __ldcg(a.r.max + at + k));
+        top = base_of(warp_max(top));
+#pragma unroll 1
+        for (int k = lane; k < count; k += 32)
+            all = fmaf(expf(__ldcg(a.r.max + at + k) - top), __ldcg(a.r.sum + at + k), all);
+        all = warp_sum(all);
+        if (lane == 0) {
+            max[g] = top;
+            sum[g] = all;
+        }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int t = (int)threadIdx.x; t < n * wide; t += THREADS) {
+        const int g = t / wide, d = t % wide * M;
+        const int64_t at = (head + g) * a.parts + first;
+        const float *out = a.r.out + at * a.c.dim + d;
+        float x[M] = {};
+        pack<T, M> y;
+#pragma unroll 4
+        for (int k = 0; k < count; k++) {
+            float w = expf(__ldcg(a.r.max + at + k) - max[g]);
+            pack<float, M> v = load_theirs<M>(out + (int64_t)k * a.c.dim);
+#pragma unroll
+            for (int e = 0; e < M; e++)
+                x[e] = fmaf(w, v.v[e], x[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < M; e++)
+            y.v[e] = from_float<T>(x[e] / sum[g]);
+        store<T, M>(a.o + (head + g) * a.c.dim + d, y);
+    }
+    __syncthreads();
+}
+
+/* Whether this block is the last of `count` that come here with a ticket, which is zero again then;
+ * what the others wrote before they came can be read.  All threads of the block. */
+static __device__ inline bool comes_last(unsigned *ticket, unsigned count)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicInc(ticket, count - 1) == count - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+/* The parts in which a row sees a key: none where the row is not real. */
+struct seen_parts {
+    int64_t first;
+    int count;
+};
+
+static __device__ inline seen_parts parts_of(span s)
+{
+    int64_t first = s.start / PART;
+    return seen_parts{ first, (int)((s.end + PART - 1) / PART - first) };
+}
+
+/* Numbers of a packed access to partials. */
+template <int N> struct join_width {
+    static const int n = N < 4 ? 1 : 4;
+};
+
+/* Blocks that a multiprocessor has at a time, by the numbers that a thread keeps: what the compiler
+ * may spend on making heads and on joining must not cost those that walk over keys. */
+template <int N, int G> struct resident {
+    static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : N == 1 ? 12 : 9;
+};
+
+/* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], where before them the
+ * heads [G+1][dim] lie.  With one row a sequence the new key is not in the cache yet; with more
+ * rows it is. */
+template <class T, int N, int G>
+static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_parts(step_args<T> a)
+{
+    LM_DYNAMIC_SHARED(float, score);
+    __shared__ float max[G], sum[G];
+    const cached &c = a.c;
+    float *sums = score + G * PART;
+    T *heads = reinterpret_cast<T *>(sums);
+    const int64_t items = c.batch * c.seq * c.kv_heads * a.parts;
+#pragma unroll 1
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        int64_t k = item % a.parts, at = item / a.parts, kv = at % c.kv_heads,
+                row = at / c.kv_heads;
+        span s = keys_of(c, row / c.seq, row % c.seq);
+        seen_parts seen = parts_of(s);
+        int64_t head = row * c.heads + kv * c.group; /* of all rows */
+        if (k == 0 && !seen.count)
+            for (int t = (int)threadIdx.x; t < c.group * c.dim; t += THREADS)
+                a.o[head * c.dim + t] = T{};
+        if (k < seen.first || k >= seen.first + seen.count)
+            continue;
+        int64_t lo = s.start > k * PART ? s.start : k * PART;
+        int m = (int)((s.end < (k + 1) * PART ? s.end : (k + 1) * PART) - lo);
+        int64_t place = ((row / c.seq * c.kv_heads + kv) * c.room + lo) * c.dim;
+        T *key = a.keys + place, *value = a.values + place, *fresh = nullptr;
+        if (c.seq == 1 && k == seen.first + seen.count - 1) {
+            fresh = key + (m - 1) * c.dim;
+            copy_row<T, N>(value + (m - 1) * c.dim,
+                           a.qkv + row * qkv_pitch(c) + (c.heads + c.kv_heads + kv) * c.dim, c.dim);
+        }
+#pragma unroll 1
+        for (int h0 = 0; h0 < c.group; h0 += G, head += G) {
+            int n = c.group - h0 < G ? c.group - h0 : G;
+            make_heads<T, N>(a, row, kv, h0, n, h0 ? nullptr : fresh, heads);
+            __syncthreads();
+            part_scores<T, N, G>(c, heads, key, n, m, score);
+            __syncthreads();
+            part_softmax<T>(n, m, score, max, sum);
+            __syncthreads();
+            part_values<T, N, G>(c, value, n, m, score, sums);
+            __syncthreads();
+            store_part<T, G>(a, head, n, seen.count > 1 ? k : -1, max, sum, sums);
+            __syncthreads(); /* all of shared memory is used again */
+        }
+        if (seen.count > 1 && a.tickets && comes_last(a.tickets + at, (unsigned)seen.count)) {
+            head = row * c.heads + kv * c.group;
+#pragma unroll 1
+            for (int h0 = 0; h0 < c.group; h0 += G)
+                join_heads<T, join_width<N>::n>(a, head + h0, c.group - h0 < G ? c.group - h0 : G,
+                                                seen.first, seen.count, max, sum);
+        }
+    }
+}
+
+/* The joining alone, a block for each head of each row. */
+template <class T, int M>
+static __global__ void __launch_bounds__(THREADS) join_parts(step_args<T> a)
+{
+    __shared__ float max, sum;
+    const int64_t rows = a.c.batch * a.c.seq * a.c.heads;
+#pragma unroll 1
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        int64_t i = row / a.c.heads;
+        seen_parts seen = parts_of(keys_of(a.c, i / a.c.seq, i % a.c.seq));
+        if (seen.count > 1)
+            join_heads<T, M>(a, row, 1, seen.first, seen.count, &max, &sum);
+    }
+}
+
+/* ---- launchers ---- */
+
+static int64_t parts_of(const cached &c)
+{
+    return (c.room + PART - 1) / PART;
+}
+
+template <int G> static size_t shared_of(const cached &c)
+{
+    return (size_t)(G * PART + WARPS * G * c.dim) * sizeof(float);
+}
+
+size_t attend_rows_work(const cached &c)
+{
+    int64_t parts = parts_of(c);
+    if (shared_of<1>(c) > PLAIN_SHARED)
+        return SIZE_MAX;
+    return parts == 1 ? 0
+                      : (size_t)(c.batch * c.seq * c.heads * parts * (c.dim + 2)) * sizeof(float);
+}
+
+template <class T, int N, int G> static void run_parts(const lm_stream *s, step_args<T> a)
+{
+    const int64_t at = a.c.batch * a.c.seq * a.c.kv_heads;
+    a.tickets = at > LM_CUDA_TICKETS ? nullptr : s->tickets;
+    LM_LAUNCH((attend_parts<T, N, G>), grid_for(at * a.parts, 1, s), THREADS, shared_of<G>(a.c), s,
+              a);
+    if (a.parts > 1 && !a.tickets)
+        LM_LAUNCH((join_parts<T, join_width<N>::n>),
+                  grid_for(a.c.batch * a.c.seq * a.c.heads, 1, s), THREADS, 0, s, a);
+}
+
+template <class T>
+void attend_rows(const lm_call *call, const cached &c, const row_front &front, bool packed)
+{
+    const int N = wide<T>::n;
+    step_args<T> a = { c,
+                       front,
+                       in_ptr<const T>(call, 0),
+                       out_ptr<T>(call, 0),
+                       out_ptr<T>(call, 1),
+                       out_ptr<T>(call, 2),
+                       {},
+                       parts_of(c),
+                       nullptr };
+    a.r = partial_of(c, a.parts, call->work);
+    if (!packed)
+        run_parts<T, 1, 1>(call->stream, a);
+    else if (c.group == 1 || c.dim > MOST_TILED)
+        run_parts<T, N, 1>(call->stream, a);
+    else if (c.group <= 4)
+        run_parts<T, N, 4>(call->stream, a);
+    else
+        run_parts<T, N, 8>(call->stream, a);
+}
+
+template void attend_rows<float>(const lm_call *, const cached &, const row_front &, bool);
+template void attend_rows<bf16>(const lm_call *, const cached &, const row_front &, bool);
+template void attend_rows<f16>(const lm_call *, const cached &, const row_front &, bool);
