@@ -68,8 +68,10 @@ static void prepare(run *r, const setup *c, lm_err *e)
     lm_cpu_level level = lm_cpu_detect();
     if (lm_json_parse(config_text, strlen(config_text), "config", &json, e) ||
         lm_config_read(json, "config", &r->config, e) || lm_par_new(&r->par, 0, e) ||
-        lm_backend_cpu(level, r->par, &r->backend, e) ||
-        lm_model_build(&r->config, &b, &r->model, e) ||
+        lm_backend_cpu(level, r->par, &r->backend, e))
+        die(e);
+    b.backend = r->backend;
+    if (lm_model_build(&r->config, &b, &r->model, e) ||
         lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
         lm_train_state_new(r->model, r->backend, lm_optim_find("adamw"), &r->hyper, &r->s, e) ||
         lm_batch_new(&r->batch, r->backend, c->batch, c->seq, e))
