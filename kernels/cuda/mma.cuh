@@ -13,7 +13,7 @@
 #ifndef LM_KERNELS_CUDA_MMA_CUH
 #define LM_KERNELS_CUDA_MMA_CUH
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/pair.cuh"
 
 #ifdef LM_EMU
 #define LM_NOINLINE __attribute__((noinline))
@@ -33,20 +33,6 @@ struct mma_b {
 struct mma_c {
     float r[4];
 };
-
-/* Two numbers rounded to T in one register. */
-template <class T> __device__ inline uint32_t pair_bits(T lo, T hi)
-{
-    return lo.bits | (uint32_t)hi.bits << 16;
-}
-template <class T> __device__ inline float low(uint32_t pair)
-{
-    return to_float(T{ (uint16_t)pair });
-}
-template <class T> __device__ inline float high(uint32_t pair)
-{
-    return to_float(T{ (uint16_t)(pair >> 16) });
-}
 
 /* ---- by ordinary arithmetic ---- */
 
@@ -185,24 +171,6 @@ __device__ inline mma_a ldmatrix(const T *row, uint32_t *box)
 #endif
     return ldmatrix_plain<T, TURNED>(row, box);
 }
-
-/* Two neighbours rounded to T. */
-template <class T> __device__ inline uint32_t round_pair(float lo, float hi)
-{
-    return pair_bits(from_float<T>(lo), from_float<T>(hi));
-}
-#ifndef LM_EMU
-template <> __device__ inline uint32_t round_pair<bf16>(float lo, float hi)
-{
-    __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
-    return pair_bits(bf16{ __bfloat16_as_ushort(x.x) }, bf16{ __bfloat16_as_ushort(x.y) });
-}
-template <> __device__ inline uint32_t round_pair<f16>(float lo, float hi)
-{
-    __half2 x = __floats2half2_rn(lo, hi);
-    return pair_bits(f16{ __half_as_ushort(x.x) }, f16{ __half_as_ushort(x.y) });
-}
-#endif
 
 /* 16 bytes from global to shared memory, zeros unless `there`.  With TENSOR the copy may still be
  * under way until copies_done. */
