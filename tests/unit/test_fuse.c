@@ -583,6 +583,12 @@ static void linear_and_gelu(void **state)
     assert_true(h.g->n_nodes == 1 && n->out[0] == y && n->out[1] == z);
     expect(&h, NULL, 0, NULL);
 
+    h = hand_new(); /* the sums are wanted before GELU's place in the list */
+    z = put_linear(&h, h.x);
+    put(&h, &lm_op_add, NULL, IN(z, h.x2), NULL);
+    put_gelu(&h, z);
+    expect(&h, NULL, 0, "linear_act add");
+
     h = hand_new(); /* a product that is no activation of this run */
     lm_vid state_out[LM_MAX_OUT] = { value(h.g, LM_ROLE_STATE, h.g->value[h.x].t) };
     put(&h, &lm_op_linear, &first, IN(h.x, h.w, LM_NONE), state_out);
@@ -629,11 +635,11 @@ static void linear_and_cast(void **state)
 static void norm_and_linear(void **state)
 {
     (void)state;
-    for (int k = 0; k < 7; k++) {
+    for (int k = 0; k < 8; k++) {
         hand h = hand_new();
         lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
         put(&h, &lm_op_norm, &rms, IN(h.x, h.w2, LM_NONE, h.x2), out);
-        lm_vid y = put_linear(&h, out[0]), z = LM_NONE;
+        lm_vid y = put_linear(&h, out[k == 7 ? 2 : 0]), z = LM_NONE; /* 7: of the sum */
         if (k == 1)
             put_linear(&h, out[0]);
         if (k == 2)
@@ -649,7 +655,7 @@ static void norm_and_linear(void **state)
             put(&h, &lm_op_add, NULL, IN(y, y), NULL); /* the sums: not of norm_linear with GELU */
         }
         static const char *const want[] = {
-            "norm_linear", NULL, NULL, NULL, NULL, "norm_linear add", "norm_linear gelu add"
+            "norm_linear", NULL, NULL, NULL, NULL, "norm_linear add", "norm_linear gelu add", NULL
         };
         expect(&h, &z, z >= 0, want[k]);
     }
