@@ -35,6 +35,11 @@ template <class T> __device__ inline float sigmoid(float x)
     return over<T>(1, 1 + exp_for<T>(-x));
 }
 
+template <class T> __device__ inline float silu(float x)
+{
+    return over<T>(x, 1 + exp_for<T>(-x));
+}
+
 /* 0.5 (1 + tanh(u)) is the logistic function of 2u; this is 2u and, divided by x, its slope. */
 #define TWICE_ROOT_2_PI 1.5957691216f /* 2 sqrt(2/pi) */
 #define CUBIC           0.044715f

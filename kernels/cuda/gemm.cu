@@ -1,17 +1,16 @@
 /* gemm.cu -- which way a product goes.
  *
  * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, but for two kinds of shapes: up
- * to lt_rows rows of a decoder, which are bound by reading B once, as the plain kernel does; and
+ * to lt_few_rows of a decoder, which are bound by reading B once, as the plain kernel does; and
  * those that cuBLASLt has no algorithm for, which it counts (lm_cuda_lt_counts). */
 #include "kernels/cuda/gemm.cuh"
 
 #include "kernels/cuda/gemm_plain.cuh"
+#include "kernels/cuda/rows.cuh"
 
 extern "C" {
 #include "kernels/cuda/blaslt.h"
 }
-
-static const int64_t lt_rows = 4;
 
 /* A bias as cuBLASLt takes it: of the output's type. */
 static size_t bias_bytes(const gemm_call *g)
@@ -51,7 +50,7 @@ static bool run_by_lt(const gemm_call *g, const lm_stream *s)
 {
     lm_lt_gemm lt = {};
 
-    if (s->level == LM_CUDA_PLAIN || !s->lt || (g->m <= lt_rows && !g->ta && g->tb))
+    if (s->level == LM_CUDA_PLAIN || !s->lt || (g->m <= lt_few_rows && !g->ta && g->tb))
         return false;
     lt.m = g->m, lt.n = g->n, lt.k = g->k;
     lt.a_type = g->ab, lt.b_type = g->ab, lt.cd = g->cd;

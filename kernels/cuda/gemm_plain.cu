@@ -78,6 +78,7 @@ __global__ void add_parts_kernel(const float *part, int64_t parts, int64_t m, in
 template <class T, int M, int COLS>
 __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
+    const int U = COLS > 1 ? 1 : M > 4 ? 2 : 4; /* packs at once: as registers allow */
     int lane = (int)threadIdx.x % 32;
     bool whole = t.pack_a && t.pack_b && t.k % wide<T>::n == 0;
     int64_t groups = (t.n + COLS - 1) / COLS, warps = global_threads() / 32;
@@ -90,12 +91,12 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
 #pragma unroll
         for (int j = 0; j < COLS; j++)
             f.b[j] = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb;
-        few_sums<T, M, COLS>(sum, f, whole);
+        few_sums<T, M, COLS, U>(sum, f, whole);
 #pragma unroll
         for (int i = 0; i < M; i++) {
 #pragma unroll
             for (int j = 0; j < COLS; j++) {
-                float s = sum[i][j];
+                float s = warp_sum(sum[i][j]);
                 int64_t col = col0 + j, at = i * t.ldc + col;
                 if (lane != 0 || i >= t.m || col >= t.n)
                     continue;
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
 
 static bool few_rows(const gemm_call *g)
 {
-    return g->m <= 8 && !g->ta && g->tb;
+    return g->m <= most_few_rows && !g->ta && g->tb;
 }
 
 /* Tiles that should be in flight: more than fill the largest card.  A constant, so that the bits

@@ -9,6 +9,9 @@
 
 #include "kernels/cuda/device.cuh"
 
+/* Rows that products are made of here: at most, and beside cuBLASLt. */
+static const int64_t most_few_rows = 8, lt_few_rows = 4;
+
 /* A pack of a row, of which `left` elements are inside. */
 template <class T> __device__ inline pack<T, wide<T>::n> lane_pack(const T *at, int64_t left)
 {
@@ -63,15 +66,12 @@ __device__ inline void add_packs(float (*sum)[COLS], const few_factors<T, COLS> 
     }
 }
 
-/* The sums of rows i of A times rows j of B, the same in every lane of the warp; sum begins as
- * zeros.  whole: see WHOLE. */
-template <class T, int M, int COLS>
+/* A lane's part of the sums of rows i of A times rows j of B, U packs of each at once, as registers
+ * allow; sum begins as zeros.  whole: see WHOLE. */
+template <class T, int M, int COLS, int U>
 __device__ inline void few_sums(float (*sum)[COLS], const few_factors<T, COLS> &f, bool whole)
 {
-    const int P = wide<T>::n, U = COLS > 2   ? 1
-                                  : COLS > 1 ? 2
-                                  : M > 4    ? 2
-                                             : 4; /* packs at once: as registers allow */
+    const int P = wide<T>::n;
     int64_t q = (int64_t)(threadIdx.x % 32) * P;
 #pragma unroll 1
     for (; whole && q < f.k; q += U * 32 * P)
@@ -79,11 +79,24 @@ __device__ inline void few_sums(float (*sum)[COLS], const few_factors<T, COLS> &
 #pragma unroll 1
     for (; q < f.k; q += 32 * P)
         add_packs<T, M, COLS, 1, false>(sum, f, q);
+}
+
+/* V numbers (1, 2, 4, ... 32) summed over the 32 lanes of a warp: lane i gets the sum of number
+ * i / (32 / V).  A step over lanes O apart halves the numbers, as long as there are several; what
+ * is added to what is the same as in warp_sum. */
+template <int V, int O = 16> __device__ inline float shared_sums(float *v)
+{
+    if constexpr (O == 0) {
+        return v[0];
+    } else {
+        const int LEFT = V > 1 ? V / 2 : 1;
+        bool high = V > 1 && (threadIdx.x & O);
 #pragma unroll
-    for (int i = 0; i < M; i++) {
-#pragma unroll
-        for (int j = 0; j < COLS; j++)
-            sum[i][j] = warp_sum(sum[i][j]);
+        for (int i = 0; i < LEFT; i++) {
+            float low = v[i], other = v[V > 1 ? i + LEFT : i];
+            v[i] = (high ? other : low) + __shfl_xor_sync(0xffffffffu, high ? low : other, O);
+        }
+        return shared_sums<LEFT, O / 2>(v);
     }
 }
 
