@@ -1,18 +1,28 @@
 /* head.cu -- vocabulary head and cross-entropy (kernels/head.h).
  *
  * A chunk of rows at a time: logits by a matrix product, in F32; one block a row turns them into
- * the loss and, in place, into their gradient in the type of activations (so a row of 2-byte
- * gradients fills the first half of its row of logits); then the two products that take gradients
- * on.  A chunk holds at most BUDGET bytes of logits, so that the choice is one of shape alone. */
+ * the loss and, in place, into their gradient in the type of activations (a row of 2-byte gradients
+ * fills the second half of its row of logits); then the two products that take gradients on.
+ *
+ * Each chunk reads and writes all of dw once, so chunks are large: at 4096 rows that takes about a
+ * twentieth of the time of the products where a byte takes the time of 140 FLOPs.  The choice is
+ * one of shape alone. */
+#include <float.h>
+
 #include "kernels/cuda/gemm.cuh"
 
 extern "C" {
 #include "kernels/head.h"
 }
 
-static const int64_t BUDGET = (int64_t)256 << 20;
+static const int64_t most_rows = 4096; /* of a chunk that nobody chose */
 
-/* ---- one row of logits ---- */
+/* ---- one row of logits ----
+ *
+ * The row is read twice: up, for its largest logit and the sum, and down, for the gradient.  Its
+ * beginning stays in shared memory and its end is what the second-level cache saw last, so that
+ * memory is read once.  On the way down, gradients of 2 bytes lie behind all that is not read yet:
+ * that of column v at (pitch + v) / 2 >= v. */
 
 /* Rows begin at 128 bytes, so that packs of 4 lie within them. */
 static int64_t pitch_of(int64_t vocab)
@@ -20,67 +30,155 @@ static int64_t pitch_of(int64_t vocab)
     return (vocab + 31) / 32 * 32;
 }
 
+/* Elements of `size` bytes in a row of logits before its gradients. */
+static __host__ __device__ inline int64_t before_gradient(int64_t pitch, size_t size)
+{
+    return size < sizeof(float) ? pitch : 0;
+}
+
 struct row_args {
     float *logits;
     int64_t pitch, vocab, rows;
+    int64_t kept; /* columns in shared memory: a multiple of 4 */
     const int32_t *target;
     const float *scale;
     float *loss;
     bool grad;
 };
 
-/* Largest logit and sum of exp(logit - largest) in one reading, each thread about its own largest.
- * A NaN makes the sum NaN; -Inf adds nothing, unless there is nothing else: that is NaN again. */
-static __device__ inline void top_and_sum(const float *row, int64_t vocab, float *top, float *sum)
+typedef pack<float, 4> four;
+static const int at_once = 4; /* packs of a thread on their way */
+
+/* This thread's packs of the stretch of columns from `base`: pack u is at column_of(base, u). */
+static __device__ inline int64_t column_of(int64_t base, int u)
 {
-    float m = -INFINITY, s = 0;
-    for (int64_t v = (int64_t)threadIdx.x * 4; v < vocab; v += (int64_t)blockDim.x * 4) {
-        pack<float, 4> z = *reinterpret_cast<const pack<float, 4> *>(row + v);
-        float next = m;
+    return base + ((int64_t)u * blockDim.x + threadIdx.x) * 4;
+}
+
+/* Behind the end of the row -Inf, which adds nothing to a sum of exponentials. */
+static __device__ inline four logits_at(const row_args &a, const float *row, int64_t v)
+{
+    four z = { { -INFINITY, -INFINITY, -INFINITY, -INFINITY } };
+    if (v < a.vocab)
+        z = *reinterpret_cast<const four *>(row + v);
+    if (v + 4 > a.vocab)
         for (int j = 0; j < 4; j++)
-            next = v + j < vocab ? fmaxf(next, z.v[j]) : next;
+            z.v[j] = v + j < a.vocab ? z.v[j] : -INFINITY;
+    return z;
+}
+
+/* Largest logit and sum of exp(logit - largest) in one reading, each thread about its own largest.
+ * A NaN makes the sum NaN; of nothing but -Inf it is 0, and the loss NaN. */
+static __device__ inline void top_and_sum(const row_args &a, const float *row, float *kept,
+                                          float *top, float *sum)
+{
+    float m = -FLT_MAX, s = 0;
+    for (int64_t base = 0; base < a.vocab; base += (int64_t)blockDim.x * 4 * at_once) {
+        four z[at_once];
+        float next = m;
+#pragma unroll
+        for (int u = 0; u < at_once; u++)
+            z[u] = logits_at(a, row, column_of(base, u));
+#pragma unroll
+        for (int u = 0; u < at_once; u++) {
+            if (column_of(base, u) < a.kept)
+                *reinterpret_cast<four *>(kept + column_of(base, u)) = z[u];
+            for (int j = 0; j < 4; j++)
+                next = fmaxf(next, z[u].v[j]);
+        }
         if (next > m) {
             s *= expf(m - next);
             m = next;
         }
-        for (int j = 0; j < 4; j++)
-            s += v + j < vocab && z.v[j] != -INFINITY ? expf(z.v[j] - m) : 0;
+#pragma unroll
+        for (int u = 0; u < at_once; u++)
+            for (int j = 0; j < 4; j++)
+                s += expf(z[u].v[j] - m);
     }
     *top = block_max(m);
     *sum = block_sum(m == *top ? s : s * expf(m - *top));
 }
 
-template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_args a)
+template <class T> static __device__ inline void no_gradient(const row_args &a, T *grad)
 {
-    const int64_t stride = (int64_t)blockDim.x * 4;
-    for (int64_t n = blockIdx.x; n < a.rows; n += gridDim.x) {
-        float *row = a.logits + n * a.pitch, top = 0, sum = 1, scale = 0, chosen = 0;
-        T *grad = reinterpret_cast<T *>(row);
-        const int64_t t = a.target[n];
-        if (t >= 0) {
-            chosen = t < a.vocab ? row[t] : NAN;
-            top_and_sum(row, a.vocab, &top, &sum);
-            scale = *a.scale;
+    pack<T, 4> none;
+    for (int j = 0; j < 4; j++)
+        none.v[j] = from_float<T>(0);
+    for (int64_t v = column_of(0, 0); v < a.vocab; v += (int64_t)blockDim.x * 4)
+        *reinterpret_cast<pack<T, 4> *>(grad + v) = none;
+}
+
+/* scale * (softmax - onehot), from the end of the row to its beginning. */
+template <class T>
+static __device__ inline void gradient(const row_args &a, const float *row, const float *kept,
+                                       T *grad, float top, float share, int64_t t)
+{
+    const int64_t stretch = (int64_t)blockDim.x * 4 * at_once;
+    const float scale = *a.scale;
+    for (int64_t base = (a.vocab - 1) / stretch * stretch; base >= 0; base -= stretch) {
+        four z[at_once];
+#pragma unroll
+        for (int u = 0; u < at_once; u++) {
+            int64_t v = column_of(base, u);
+            z[u] = v < a.kept ? *reinterpret_cast<const four *>(kept + v) : logits_at(a, row, v);
         }
-        if (threadIdx.x == 0)
-            a.loss[n] = t < 0 ? 0 : top - chosen + logf(sum);
-        float share = 1 / sum;
-        for (int64_t base = 0; a.grad && base < a.vocab; base += stride) {
-            int64_t v = base + (int64_t)threadIdx.x * 4;
-            pack<float, 4> z = { { 0, 0, 0, 0 } };
+        if (sizeof(T) < sizeof(float))
+            __syncthreads(); /* this stretch is read before gradients are written over it */
+#pragma unroll
+        for (int u = 0; u < at_once; u++) {
+            int64_t v = column_of(base, u);
             pack<T, 4> g;
-            if (t >= 0 && v < a.vocab)
-                z = *reinterpret_cast<const pack<float, 4> *>(row + v);
-            for (int j = 0; j < 4; j++) {
-                float p = expf(z.v[j] - top) * share - (v + j == t ? 1 : 0);
-                g.v[j] = from_float<T>(t < 0 ? 0 : scale * p);
-            }
-            if (sizeof(T) < sizeof(float))
-                __syncthreads(); /* narrow gradients lie over logits of this stretch or before it */
+            for (int j = 0; j < 4; j++)
+                z[u].v[j] = expf(z[u].v[j] - top) * share;
+            if (v <= t && t < v + 4)
+                for (int j = 0; j < 4; j++)
+                    z[u].v[j] -= v + j == t ? 1 : 0;
+            for (int j = 0; j < 4; j++)
+                g.v[j] = from_float<T>(scale * z[u].v[j]);
             if (v < a.vocab)
                 *reinterpret_cast<pack<T, 4> *>(grad + v) = g;
         }
     }
+}
+
+template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_args a)
+{
+    LM_DYNAMIC_SHARED(float, kept);
+    for (int64_t n = blockIdx.x; n < a.rows; n += gridDim.x) {
+        float *row = a.logits + n * a.pitch, top, sum;
+        T *grad = reinterpret_cast<T *>(row) + before_gradient(a.pitch, sizeof(T));
+        const int64_t t = a.target[n];
+        if (t < 0) {
+            if (threadIdx.x == 0)
+                a.loss[n] = 0;
+            if (a.grad)
+                no_gradient(a, grad);
+            continue;
+        }
+        const float chosen = t < a.vocab ? row[t] : NAN;
+        top_and_sum(a, row, kept, &top, &sum);
+        if (threadIdx.x == 0)
+            a.loss[n] = top - chosen + logf(sum);
+        if (a.grad)
+            gradient(a, row, kept, grad, top, 1 / sum, t);
+    }
+}
+
+/* Shared memory for as much of a row as there is room for.  Two blocks share a multiprocessor where
+ * at least half of a row finds room then: the waiting of one is the reading of the other. */
+template <class T> static void put_loss_rows(row_args *a, const lm_stream *s)
+{
+    const int64_t row = a->pitch * (int64_t)sizeof(float),
+                  own = 1024; /* of block_sum, the system */
+    const int64_t room = (int64_t)s->shared_max - own, half = (int64_t)s->shared_max / 2 - own;
+    const bool two = !a->grad || row <= (int64_t)s->shared_max;
+    const unsigned threads = a->vocab < 1024 ? 64 : a->vocab < 8192 ? 256 : two ? 512 : 1024;
+    int64_t bytes = !a->grad ? 0 : two ? half : room;
+
+    bytes = bytes < row ? bytes / 16 * 16 : row;
+    a->kept = bytes / (int64_t)sizeof(float);
+    LM_ALLOW_SHARED(loss_rows<T>, (int)bytes);
+    LM_LAUNCH(loss_rows<T>, grid_for(a->rows, 1, s), dim3(threads), (size_t)bytes, s, *a);
 }
 
 /* ---- chunks ---- */
@@ -88,12 +186,11 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
 static int64_t chunk_of(const lm_call *c)
 {
     const lm_head_attr *a = (const lm_head_attr *)c->attr;
-    int64_t rows = rows_of(&c->in[0]), quarter = (rows + 3) / 4;
-    int64_t chunk = BUDGET / (pitch_of(a->vocab) * (int64_t)sizeof(float));
-    int64_t most = quarter > 512 ? quarter : 512;
-    chunk = chunk > 128 ? chunk / 128 * 128 : chunk > 1 ? chunk : 1;
-    chunk = chunk < most ? chunk : most;
-    chunk = a->chunk_rows > 0 && a->chunk_rows < chunk ? a->chunk_rows : chunk;
+    const int64_t rows = rows_of(&c->in[0]), quarter = (rows + 3) / 4;
+    const int64_t most = quarter > 512 ? quarter : 512;
+    int64_t chunk = most < most_rows ? most / 128 * 128 : most_rows;
+    if (a->chunk_rows > 0)
+        chunk = a->chunk_rows < most ? a->chunk_rows : most;
     return chunk < rows ? chunk : rows;
 }
 
@@ -110,7 +207,10 @@ static products products_of(const lm_call *c, int64_t first, int64_t m, void *z,
     const int64_t pitch = pitch_of(a->vocab), narrow = pitch * (int64_t)sizeof(float) / size;
     const char *x = in_ptr<const char>(c, 0), *w = in_ptr<const char>(c, 1);
     char *dx = out_ptr<char>(c, 1);
+    const char *grad = (const char *)z;
     products p = {};
+    if (z)
+        grad += size * before_gradient(pitch, (size_t)size);
     x = x ? x + first * width * size : x;
     dx = dx ? dx + first * width * size : dx;
 
@@ -121,13 +221,13 @@ static products products_of(const lm_call *c, int64_t first, int64_t m, void *z,
     p.logits.ab = act, p.logits.cd = LM_DTYPE_F32;
 
     p.dx.m = m, p.dx.n = width, p.dx.k = a->vocab;
-    p.dx.a = z, p.dx.lda = narrow;
+    p.dx.a = grad, p.dx.lda = narrow;
     p.dx.b = w, p.dx.ldb = width;
     p.dx.c = dx, p.dx.ldc = width;
     p.dx.ab = p.dx.cd = act;
 
     p.dw.m = a->vocab, p.dw.n = width, p.dw.k = m;
-    p.dw.a = z, p.dw.lda = narrow, p.dw.ta = true;
+    p.dw.a = grad, p.dw.lda = narrow, p.dw.ta = true;
     p.dw.b = x, p.dw.ldb = width;
     p.dw.c = out_ptr<void>(c, 2), p.dw.ldc = width;
     p.dw.ab = act, p.dw.cd = LM_DTYPE_F32;
@@ -185,23 +285,21 @@ template <class T> static void head_loss(const lm_call *c)
     const bool want_dx = out_ptr<void>(c, 1), want_dw = out_ptr<void>(c, 2);
     const int64_t rows = rows_of(&c->in[0]), chunk = chunk_of(c);
     char *z = (char *)align_up((size_t)c->work), *work = z + logits_bytes(c);
-    const unsigned threads = a->vocab >= 8192 ? 1024 : a->vocab >= 1024 ? 256 : 64;
 
     if (want_dw && overwrites(c, a->acc))
         clear_rest(c, rows ? a->vocab : 0);
     for (int64_t first = 0; first < rows; first += chunk) {
         int64_t m = rows - first < chunk ? rows - first : chunk;
         products p = products_of(c, first, m, z, work);
-        row_args r = { (float *)z,
-                       pitch_of(a->vocab),
-                       a->vocab,
-                       m,
-                       in_ptr<int32_t>(c, 2) + first,
-                       in_ptr<float>(c, 3),
-                       out_ptr<float>(c, 0) + first,
-                       want_dx || want_dw };
+        row_args r = {};
+        r.logits = (float *)z;
+        r.pitch = pitch_of(a->vocab), r.vocab = a->vocab, r.rows = m;
+        r.target = in_ptr<int32_t>(c, 2) + first;
+        r.scale = in_ptr<float>(c, 3);
+        r.loss = out_ptr<float>(c, 0) + first;
+        r.grad = want_dx || want_dw;
         gemm_run(&p.logits, c->stream);
-        LM_LAUNCH(loss_rows<T>, grid_for(m, 1, c->stream), dim3(threads), 0, c->stream, r);
+        put_loss_rows<T>(&r, c->stream);
         if (want_dx)
             gemm_run(&p.dx, c->stream);
         if (want_dw)

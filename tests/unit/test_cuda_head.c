@@ -2,6 +2,7 @@
  * padding, ignored rows, bad numbers. */
 #include "cuda_case.h"
 
+#include "graph/op.h"
 #include "kernels/head.h"
 
 static const double scale[1] = { 0.25 };
@@ -40,6 +41,55 @@ static void all_shapes(void **state)
             k.step.micro = v == 2;
             check(&k, v % 2);
         }
+}
+
+/* Rows of which shared memory holds a part only, for two blocks together and for one alone. */
+static void wide_rows(void **state)
+{
+    const int64_t vocab[] = { 28999, 58203 };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        lm_head_attr a = { vocab[i], 0, LM_ACC_FIRST };
+        kernel_case k = case_of(&a, 1, vocab[i], 3, true);
+        check_on_device(&k, LM_DTYPE_BF16, 1e-2, 0, true);
+    }
+}
+
+/* What the head of these rows takes as scratch, in rows of logits. */
+static double rows_at_once(int64_t n, int64_t v, int64_t chunk_rows)
+{
+    lm_head_attr a = { v, chunk_rows, LM_ACC_FIRST };
+    lm_tensor in[4] = { lm_shape2(LM_DTYPE_BF16, n, 64), lm_shape2(LM_DTYPE_BF16, v, 64),
+                        lm_shape1(LM_DTYPE_I32, n), lm_shape1(LM_DTYPE_F32, 1) };
+    lm_tensor out[3] = { lm_shape1(LM_DTYPE_F32, n), in[0], lm_shape2(LM_DTYPE_F32, v, 64) };
+    const lm_step step = { 0 };
+    lm_call c = { .attr = &a,
+                  .in = in,
+                  .n_in = 4,
+                  .out = out,
+                  .n_out = 3,
+                  .step = &step,
+                  .stream = device->main };
+    return (double)device_kernel("head_loss", LM_DTYPE_BF16)->work(&c, 1) / (4.0 * (double)v);
+}
+
+/* No more than the contract allows, few chunks where there are many rows, sizes of 64 bits. */
+static void scratch_by_shape(void **state)
+{
+    static const struct {
+        int64_t n, v, asked, rows;
+    } want[] = { { 100, 50304, 0, 100 },         { 600, 50304, 0, 512 },
+                 { 4096, 50304, 0, 1024 },       { 16380, 50304, 0, 3968 },
+                 { 65536, 50304, 0, 4096 },      { 65536, 262144, 0, 4096 },
+                 { 65536, 50304, 256, 256 },     { 65536, 50304, 8192, 8192 },
+                 { 65536, 50304, 65536, 16384 }, { 1 << 20, 262144, 0, 4096 } };
+    (void)state;
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        double rows = rows_at_once(want[i].n, want[i].v, want[i].asked);
+        if (rows < (double)want[i].rows || rows > (double)want[i].rows * 1.01 + 32)
+            fail_msg("%lld rows of %lld: scratch of %.1f rows, not of %lld", (long long)want[i].n,
+                     (long long)want[i].v, rows, (long long)want[i].rows);
+    }
 }
 
 /* Several chunks accumulate into one dw. */
@@ -100,7 +150,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_shapes),         cmocka_unit_test(many_chunks),
         cmocka_unit_test(padding_is_ignored), cmocka_unit_test(bad_numbers_are_seen),
-        cmocka_unit_test(large_logits),
+        cmocka_unit_test(large_logits),       cmocka_unit_test(wide_rows),
+        cmocka_unit_test(scratch_by_shape),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
