@@ -1,513 +1,463 @@
 /* sample.cu -- the next token of each row of logits (kernels/sample.h).
  *
- * A block takes a row.  It makes weights exp((logit - largest) / temperature) in F64; finds a weight
- * below which nothing can be chosen, by counting and adding up what lies above eight of them at a
- * time; gathers what is left, ranks it by weight and id, and cuts the ranking where the limits say.
- * Without limits the draw goes along the ids and nothing is ranked.
+ * A row is spread over blocks, each with a stretch that follows from the width alone, and what lies in
+ * between is done by the row's last block.  The first launch pays the penalty and finds the largest
+ * logits; at temperature 0 it is the only one.  The second makes weights exp((logit - largest) /
+ * temperature) in F64, adds them up and counts them in bins by size.  Its last blocks choose: from
+ * the bins follows a weight below which nothing can be chosen; what is left is gathered from the
+ * few tiles that have such weights, ranked by weight and id, and cut where the limits say.  Without
+ * limits the draw goes along the ids, over the sums of tiles and then in one of them.
+ *
+ * Weights are not kept: those few that are looked at again are made again, the same.
  *
  * Against the host's kernel: ranks, counts and comparisons are the same, but sums are made of the
- * sums of stretches, in a fixed order, where the host adds one weight after the other, and exp of a
+ * sums of tiles, in a fixed order, where the host adds one weight after the other, and exp of a
  * GPU may differ from that of the C library by a unit in the last place.  So a sum may differ in its last
  * bits, and a token where u, or top_p, falls between the two: about once in 10^12 draws. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/sample_row.cuh"
 
 extern "C" {
 #include "kernels/sample.h"
 }
 
 enum {
-    FEW = 2048, /* candidates that are ranked in shared memory */
-    PIVOTS = 8,
-    MOST_THREADS = 1024,
-    MOST_WARPS = MOST_THREADS / 32
+    EACH = 4,         /* numbers of a lane */
+    TILE = 32 * EACH, /* of a warp: id of a lane's u-th number is first + u * 32 */
+    ALIGN = 256
 };
+
+/* ---- what one launch leaves to the other, and to its last block ---- */
+
+struct tile {
+    best top;    /* behind the penalty */
+    float plain; /* the largest without it; +Inf: there is a number that no logit may be */
+    double sum;  /* of exp(logit - plain) */
+};
+
+/* What is known of a row once all its tiles are. */
+struct row_state {
+    best top;
+    float plain;
+    double sum;   /* of exp(logit - plain) */
+    int32_t open; /* a token is still to be drawn */
+};
+
+/* Scratch of a row. */
+struct row_work {
+    row_state *state;
+    int *bins;        /* [BINS] */
+    tile *tiles;      /* [tiles] */
+    double *sum;      /* [tiles] weights */
+    float *paid;      /* [vocab] logits behind the penalty, where there is one */
+    double *ranked_w; /* [vocab], only where candidates are not few */
+    int32_t *ranked_id;
+};
+
+static __host__ __device__ inline int64_t tiles_of(int64_t vocab)
+{
+    return (vocab + TILE - 1) / TILE;
+}
+
+/* Offsets of a row's scratch; returns its bytes. */
+static __host__ __device__ inline int64_t lay_out(int64_t vocab, unsigned char *at, row_work *w)
+{
+    const int64_t tiles = tiles_of(vocab);
+    const int64_t bytes[] = { (int64_t)sizeof(row_state),      BINS * (int64_t)sizeof(int),
+                              tiles * (int64_t)sizeof(tile),   tiles * (int64_t)sizeof(double),
+                              vocab * (int64_t)sizeof(double), vocab * (int64_t)sizeof(float),
+                              vocab * (int64_t)sizeof(int32_t) };
+    int64_t from[7], all = 0;
+    for (int i = 0; i < 7; i++) {
+        from[i] = all;
+        all += (bytes[i] + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    if (w)
+        *w = row_work{ (row_state *)(at + from[0]), (int *)(at + from[1]),
+                       (tile *)(at + from[2]),      (double *)(at + from[3]),
+                       (float *)(at + from[5]),     (double *)(at + from[4]),
+                       (int32_t *)(at + from[6]) };
+    return all;
+}
 
 struct sample_args {
     const float *logits;
-    const int32_t *seen, *n_seen;
+    const int32_t *seen, *n_seen; /* NULL: no penalty */
     const double *u;
     const int32_t *on;
     int32_t *token;
-    double *logprob;
-    int64_t rows, vocab, seen_pitch;
+    double *logprob; /* or NULL */
+    unsigned *tickets;
+    unsigned char *work;
+    int64_t row_bytes, vocab, seen_pitch;
     lm_sample_attr o;
-    unsigned char *work; /* of block i: from i * per_block */
-    int64_t per_block;
 };
 
-/* Numbers of a thread that are on their way at once: a block alone must keep its memory busy. */
-enum { BATCH = 4 };
+static __device__ inline row_work work_of(const sample_args *a, int64_t row)
+{
+    row_work w;
+    lay_out(a->vocab, a->work + row * a->row_bytes, &w);
+    return w;
+}
 
-/* x[i], x[i + threads], ...; `none` past the n-th. */
-template <class X>
-static __device__ inline void take_batch(X (&to)[BATCH], const X *x, int64_t i, int64_t n, X none)
+static __device__ inline bool by_count(const sample_args *a)
+{
+    return a->o.top_k > 0 && a->o.top_k < a->vocab;
+}
+
+/* top-p of the whole row; of what top-k left it is a matter of the ranking. */
+static __device__ inline bool by_mass(const sample_args *a)
+{
+    return !by_count(a) && a->o.top_p < 1;
+}
+
+/* The tile of this warp; its lane's numbers are from first_id on. */
+static __device__ inline int64_t own_tile(void)
+{
+    return (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+}
+
+static __device__ inline void take_tile(float (&to)[EACH], const float *x, int64_t first, int64_t n)
 {
 #pragma unroll
-    for (int u = 0; u < BATCH; u++, i += blockDim.x)
-        to[u] = i < n ? x[i] : none;
+    for (int u = 0; u < EACH; u++)
+        to[u] = first + u * 32 < n ? x[first + u * 32] : -INFINITY;
 }
 
-/* ---- running sums ---- */
-
-/* n numbers in order are cut in one stretch a warp, and those in tiles of 32. */
-static __device__ inline int64_t stretch_of(int64_t n)
+/* Whether this block is the last of its row to get here: then it can read what the others wrote. */
+static __device__ inline bool last_of_row(const sample_args *a)
 {
-    int64_t warps = blockDim.x / 32, per = (n + warps - 1) / warps;
-    return (per + 31) / 32 * 32;
-}
-
-/* The sum of w; what each stretch holds is left in `part` for first_past. */
-static __device__ inline double total_of(const double *w, int64_t n, double *part)
-{
-    int64_t per = stretch_of(n), warp = threadIdx.x / 32, from = warp * per;
-    int64_t past = from + per < n ? from + per : n;
-    double sum = 0;
-    for (int64_t i = from + threadIdx.x % 32; i < past; i += 32)
-        sum += w[i];
-    sum = warp_sum(sum);
-    __syncthreads(); /* part may still be read */
-    if (threadIdx.x % 32 == 0)
-        part[warp] = sum;
+    __shared__ bool last;
     __syncthreads();
-    sum = 0;
-    for (unsigned k = 0; k < blockDim.x / 32; k++)
-        sum += part[k];
-    return sum;
-}
-
-/* The first index where the running sum exceeds `limit` (or reaches it); -1: none.  After total_of
- * of the same numbers. */
-static __device__ inline int64_t first_past(const double *w, int64_t n, double limit, bool reach,
-                                            const double *part)
-{
-    __shared__ int64_t found;
-    int64_t per = stretch_of(n), warps = blockDim.x / 32, k = 0;
-    double base = 0;
-    for (; k < warps; k++) {
-        double next = base + part[k];
-        if (reach ? next >= limit : next > limit)
-            break;
-        base = next;
-    }
-    if (k == warps)
-        return -1;
-    if (threadIdx.x / 32 == k) {
-        int lane = (int)(threadIdx.x % 32);
-        int64_t past = k * per + per < n ? k * per + per : n, at = -1, last = k * per;
-        for (int64_t i = k * per; i < past && at < 0; i += 32) {
-            double own = i + lane < past ? w[i + lane] : 0, sum = own;
-            for (int o = 1; o < 32; o <<= 1) {
-                double before = __shfl_up_sync(0xffffffffu, sum, o);
-                sum += lane >= o ? before : 0;
-            }
-            sum += base;
-            /* rounding may lift the sum even where nothing is added */
-            bool hit = own > 0 && (reach ? sum >= limit : sum > limit);
-            unsigned hits = __ballot_sync(0xffffffffu, hit);
-            unsigned some = __ballot_sync(0xffffffffu, own > 0);
-            at = hits ? i + __ffs((int)hits) - 1 : -1;
-            last = some ? i + 31 - __clz((int)some) : last;
-            base = __shfl_sync(0xffffffffu, sum, 31);
-        }
-        if (lane == 0) /* in another order the stretch may add up to a last bit less */
-            found = at < 0 ? last : at;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(&a->tickets[blockIdx.y], gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
     }
     __syncthreads();
-    int64_t at = found;
-    __syncthreads();
-    return at;
+    return last;
 }
 
-/* ---- the row ---- */
-
-struct best {
-    double value;
-    int64_t id;
-};
-
-/* The largest, of equal ones the first, over the block. */
-static __device__ inline best block_best(best x)
+static __device__ inline void answer(const sample_args *a, int64_t row, const row_state *s,
+                                     int64_t token)
 {
-    __shared__ best part[MOST_WARPS];
-    for (int o = 16; o > 0; o >>= 1) {
-        double value = __shfl_xor_sync(0xffffffffu, x.value, o);
-        int64_t id = (int64_t)__shfl_xor_sync(0xffffffffu, (long long)x.id, o);
-        if (value > x.value || (value == x.value && id < x.id))
-            x = best{ value, id };
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (unsigned k = 0; k < blockDim.x / 32; k++)
-        if (part[k].value > x.value || (part[k].value == x.value && part[k].id < x.id))
-            x = part[k];
-    return x;
+    a->token[row] = (int32_t)token;
+    if (token >= 0 && a->logprob) /* the sum is at least 1 */
+        a->logprob[row] = a->logits[row * a->vocab + token] - (double)s->plain - log1p(s->sum - 1);
 }
 
-/* The logits to w, with the penalty.  False: one of them is NaN or +Inf.  *top: the largest without
- * the penalty. */
-static __device__ inline bool take_logits(const sample_args *a, int64_t row, double *w, float *top)
+/* ---- the largest ---- */
+
+/* The penalty for those of a lane's numbers that are in seen; each is there once. */
+static __device__ inline void pay(const sample_args *a, int64_t row, float (&x)[EACH])
 {
-    const float *x = a->logits + row * a->vocab;
+    __shared__ unsigned named[MOST_WARPS * EACH]; /* a bit for each id of the block's stretch */
+    const int64_t from = (int64_t)blockIdx.x * blockDim.x * EACH, width = blockDim.x * EACH;
+    const int64_t n = a->n_seen[row] < a->seen_pitch ? a->n_seen[row] : a->seen_pitch;
     const double penalty = a->o.repetition_penalty;
-    float most = -INFINITY;
-    bool bad = false;
-    for (int64_t i = threadIdx.x; i < a->vocab; i += BATCH * blockDim.x) {
-        float some[BATCH];
-        take_batch(some, x, i, a->vocab, -INFINITY);
-#pragma unroll
-        for (int u = 0; u < BATCH; u++) {
-            bad |= !(some[u] < INFINITY);
-            most = fmaxf(most, some[u]);
-            if (i + u * (int64_t)blockDim.x < a->vocab)
-                w[i + u * (int64_t)blockDim.x] = some[u];
-        }
-    }
-    *top = block_max(most);
-    if (block_max(bad ? 1.0f : 0.0f) > 0)
-        return false;
-    int64_t seen = penalty != 1 && a->seen ? a->n_seen[row] : 0;
-    seen = seen < a->seen_pitch ? seen : a->seen_pitch;
-    for (int64_t i = threadIdx.x; i < seen; i += blockDim.x) {
-        int64_t id = (uint32_t)a->seen[row * a->seen_pitch + i];
-        if (id < a->vocab) /* from the plain logit: an id that is there twice gets the same again */
-            w[id] = (float)(x[id] > 0 ? x[id] / penalty : x[id] * penalty);
+    if (threadIdx.x < width / 32)
+        named[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        int64_t id = (int64_t)(uint32_t)a->seen[row * a->seen_pitch + i] - from;
+        if (id >= 0 && id < width)
+            atomicOr(&named[id / 32], 1u << id % 32);
     }
     __syncthreads();
-    return true;
+#pragma unroll
+    for (int u = 0; u < EACH; u++)
+        if (named[threadIdx.x / 32 * EACH + u] >> threadIdx.x % 32 & 1)
+            x[u] = (float)(x[u] > 0 ? x[u] / penalty : x[u] * penalty);
 }
 
-/* ---- what may be chosen at all ---- */
+/* All tiles together. */
+static __device__ inline void finish_maxima(const sample_args *a, int64_t row, const row_work *w)
+{
+    const int64_t tiles = tiles_of(a->vocab);
+    row_state s = { { -INFINITY, INT32_MAX }, -INFINITY, 0, 0 };
+    for (int64_t t = threadIdx.x; t < tiles; t += blockDim.x) {
+        s.top = better(s.top, w->tiles[t].top);
+        s.plain = fmaxf(s.plain, w->tiles[t].plain);
+    }
+    s.top = block_best(s.top);
+    s.plain = block_max(s.plain);
+    const bool usable = s.plain < INFINITY && s.top.value > -INFINITY;
+    if (usable && a->logprob) {
+        for (int64_t t = threadIdx.x; t < tiles; t += blockDim.x)
+            if (w->tiles[t].plain > -INFINITY)
+                s.sum += w->tiles[t].sum * exp((double)w->tiles[t].plain - s.plain);
+        s.sum = block_sum(s.sum);
+    }
+    s.open = usable && a->o.temperature > 0;
+    if (s.open)
+        for (int b = (int)threadIdx.x; b < BINS; b += (int)blockDim.x)
+            w->bins[b] = 0;
+    if (threadIdx.x != 0)
+        return;
+    *w->state = s;
+    if (!s.open)
+        answer(a, row, &s, usable ? s.top.id : -1);
+}
 
-struct cut {
-    double low;  /* nothing below it can be chosen */
-    double high; /* what is at or above it is not enough */
-    int64_t n_low, n_high;
-    double pivot[PIVOTS]; /* falling */
-    bool done;
+/* Blocks: x along the row, y over rows. */
+static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_maxima(sample_args a)
+{
+    const int64_t row = blockIdx.y;
+    if (!a.on[row])
+        return;
+    const row_work w = work_of(&a, row);
+    const int64_t at = own_tile(), first = at * TILE + threadIdx.x % 32;
+    float x[EACH];
+    take_tile(x, a.logits + row * a.vocab, first, a.vocab);
+    tile mine = { { -INFINITY, INT32_MAX }, -INFINITY, 0 };
+    bool bad = false;
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        bad |= !(x[u] < INFINITY);
+        mine.plain = fmaxf(mine.plain, x[u]);
+    }
+    mine.plain = __any_sync(0xffffffffu, bad) ? INFINITY : warp_max(mine.plain);
+    if (a.logprob && mine.plain > -INFINITY) {
+#pragma unroll
+        for (int u = 0; u < EACH; u++)
+            mine.sum += exp((double)x[u] - mine.plain);
+        mine.sum = warp_sum(mine.sum);
+    }
+    if (a.seen)
+        pay(&a, row, x);
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        if (a.seen && first + u * 32 < a.vocab)
+            w.paid[first + u * 32] = x[u];
+        if (x[u] > mine.top.value)
+            mine.top = best{ x[u], (int32_t)(first + u * 32) };
+    }
+    mine.top = warp_best(mine.top);
+    if (threadIdx.x % 32 == 0 && at < tiles_of(a.vocab))
+        w.tiles[at] = mine;
+    if (last_of_row(&a))
+        finish_maxima(&a, row, &w);
+}
+
+/* ---- weights ---- */
+
+/* A row whose token is being drawn. */
+struct drawing {
+    const sample_args *a;
+    row_work w;
+    row_state s;
+    const float *y; /* logits behind the penalty */
+    int64_t row;
 };
 
-/* Eight weights from high down: by powers of four while low is 0, else evenly in their bits, the last
- * of them low itself. */
-static __device__ inline void next_pivots(cut *c)
+static __device__ inline double weight(const drawing *d, float y)
 {
-    uint64_t high, low;
-    memcpy(&high, &c->high, sizeof high);
-    memcpy(&low, &c->low, sizeof low);
-    c->done =
-        c->n_low <= FEW || c->n_low - c->n_high <= FEW / 4 || high <= low || c->high < 0x1p-64;
-    for (int k = 0; k < PIVOTS; k++)
-        if (low == 0) {
-            c->pivot[k] = (k ? c->pivot[k - 1] : c->high) * 0.25;
-        } else {
-            uint64_t bits = high - (uint64_t)(k + 1) * ((high - low) / PIVOTS);
-            bits = k == PIVOTS - 1 ? low : bits;
-            memcpy(&c->pivot[k], &bits, sizeof bits);
-        }
+    return exp((y - (double)d->s.top.value) / d->a->o.temperature);
 }
 
-/* Raise c->low as far as some passes can: at least `count` weights, and such that add up to `mass`,
- * stay above it. */
-static __device__ inline void narrow(const double *w, int64_t n, int64_t count, double mass, cut *c)
+/* Along the ids.  part: of total_of, which gave `all`. */
+static __device__ inline int64_t draw_plain(const drawing *d, double all, const double *part)
 {
-    __shared__ double part_mass[PIVOTS][MOST_WARPS];
-    __shared__ int part_count[PIVOTS][MOST_WARPS];
-    const int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32);
-    for (int pass = 0; pass < 12; pass++) {
-        __syncthreads();
-        if (threadIdx.x == 0)
-            next_pivots(c);
-        __syncthreads();
-        if (c->done)
-            return;
-        double sum[PIVOTS] = { 0 }, pivot[PIVOTS];
-        int many[PIVOTS] = { 0 };
-        for (int k = 0; k < PIVOTS; k++)
-            pivot[k] = c->pivot[k];
-        for (int64_t i = threadIdx.x; i < n; i += BATCH * blockDim.x) {
-            double x[BATCH];
-            take_batch(x, w, i, n, 0.0);
-#pragma unroll
-            for (int u = 0; u < BATCH; u++) {
-                if (x[u] < pivot[PIVOTS - 1]) /* the lowest: most weights, on most rows */
-                    continue;
-#pragma unroll
-                for (int k = 0; k < PIVOTS; k++) {
-                    sum[k] += x[u] >= pivot[k] ? x[u] : 0;
-                    many[k] += x[u] >= pivot[k];
-                }
-            }
-        }
-        for (int k = 0; k < PIVOTS; k++) {
-            double s = warp_sum(sum[k]);
-            int m = warp_sum(many[k]);
-            if (lane == 0) {
-                part_mass[k][warp] = s;
-                part_count[k][warp] = m;
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x != 0)
-            continue;
-        for (int k = 0; k < PIVOTS; k++) {
-            double s = 0;
-            int64_t m = 0;
-            for (unsigned v = 0; v < blockDim.x / 32; v++) {
-                s += part_mass[k][v];
-                m += part_count[k][v];
-            }
-            /* The running sum of the ranking may fall short of this one in its last bits. */
-            if (m >= count && s >= mass * (1 + 1e-12)) {
-                c->low = pivot[k];
-                c->n_low = m;
-                break;
-            }
-            c->high = pivot[k];
-            c->n_high = m;
-        }
+    __shared__ double own[TILE];
+    const int64_t tiles = tiles_of(d->a->vocab);
+    double base, limit = d->a->u[d->row] * all;
+    int64_t at = first_past(d->w.sum, tiles, limit, false, part, &base);
+    if (at < 0) { /* u * all was rounded up to all: the last that has a weight */
+        base = 0;
+        limit = INFINITY;
+        for (at = tiles - 1; at > 0 && !(d->w.sum[at] > 0);)
+            at--;
     }
-    __syncthreads(); /* all see the last c->low */
-}
-
-/* ---- ranking ---- */
-
-/* By weight, the heaviest first; equal ones by id. */
-static __device__ inline void rank_pair(double *w, int32_t *id, int64_t a, int64_t b)
-{
-    if (w[b] > w[a] || (w[b] == w[a] && id[b] < id[a])) {
-        double x = w[a];
-        int32_t i = id[a];
-        w[a] = w[b];
-        w[b] = x;
-        id[a] = id[b];
-        id[b] = i;
-    }
-}
-
-/* A bitonic network in which every comparison puts the heavier one first, so that places past n need
- * not exist: they would hold what comes last. */
-static __device__ inline void rank_all(double *w, int32_t *id, int64_t n)
-{
-    int64_t half = 1;
-    while (2 * half < n)
-        half *= 2; /* pairs */
-    for (int64_t size = 2; size <= 2 * half; size *= 2)
-        for (int64_t gap = size / 2; gap > 0; gap /= 2) {
-            __syncthreads();
-            for (int64_t p = threadIdx.x; p < half; p += blockDim.x) {
-                int64_t off = p & (gap - 1), a = (p - off) * 2 + off;
-                /* the first step of a merge folds the second half over the first */
-                int64_t b = gap == size / 2 ? a - off + size - 1 - off : a + gap;
-                if (b < n)
-                    rank_pair(w, id, a, b);
-            }
-        }
+    for (int64_t i = threadIdx.x; i < TILE; i += blockDim.x)
+        own[i] = at * TILE + i < d->a->vocab ? weight(d, d->y[at * TILE + i]) : 0;
     __syncthreads();
+    return at * TILE + warp_first_past(own, 0, TILE, &base, limit, false);
 }
 
-/* What is not lighter than `low`, ranked, in *rw and *rid: shared memory where it is few. */
-static __device__ inline int64_t gather(const double *w, int64_t vocab, double low, double **rw,
-                                        int32_t **rid)
+/* A logit below which no weight reaches `low`. */
+static __device__ inline float logit_of(const drawing *d, double low)
 {
-    __shared__ double few_w[FEW];
-    __shared__ int32_t few_id[FEW];
+    double top = d->s.top.value, y = top + d->a->o.temperature * (log(low) - 1e-6);
+    return (float)(y - 1e-6 * fabs(y));
+}
+
+/* What is not lighter than `low`. */
+static __device__ inline void gather(const drawing *d, double low, ranking *r)
+{
     __shared__ int n;
+    const float least = logit_of(d, low);
+    const int64_t tiles = tiles_of(d->a->vocab), step = blockDim.x / 32 * 32;
     __syncthreads();
     if (threadIdx.x == 0)
         n = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < vocab; i += BATCH * blockDim.x) {
-        double x[BATCH];
-        take_batch(x, w, i, vocab, -1.0);
+    for (int64_t from = threadIdx.x / 32 * 32; from < tiles; from += step) {
+        int64_t own = from + threadIdx.x % 32;
+        bool some = own < tiles && d->w.tiles[own].top.value >= least;
+        for (unsigned left = __ballot_sync(0xffffffffu, some); left; left &= left - 1) {
+            int64_t first = (from + __ffs((int)left) - 1) * TILE + threadIdx.x % 32;
+            float y[EACH];
+            take_tile(y, d->y, first, d->a->vocab);
 #pragma unroll
-        for (int u = 0; u < BATCH; u++)
-            if (x[u] >= low) { /* in any order: ranks are of weights and ids alone */
-                int at = atomicAdd(&n, 1);
-                (*rw)[at] = x[u];
-                (*rid)[at] = (int32_t)(i + u * (int64_t)blockDim.x);
+            for (int u = 0; u < EACH; u++) {
+                double w = y[u] >= least && first + u * 32 < d->a->vocab ? weight(d, y[u]) : -1;
+                if (w >= low)
+                    add_candidate(r, &n, w, (int32_t)(first + u * 32));
             }
+        }
     }
     __syncthreads();
-    const int64_t got = n;
-    if (got <= FEW) {
-        for (int64_t i = threadIdx.x; i < got; i += blockDim.x) {
-            few_w[i] = (*rw)[i];
-            few_id[i] = (*rid)[i];
-        }
-        *rw = few_w;
-        *rid = few_id;
-    }
-    rank_all(*rw, *rid, got);
-    return got;
-}
-
-/* ---- the choice ---- */
-
-/* Along the ids; `part`: of total_of, which gave `all`. */
-static __device__ inline int64_t draw_plain(const double *w, int64_t n, double all, double u,
-                                            const double *part)
-{
-    int64_t at = first_past(w, n, u * all, false, part);
-    if (at < 0) /* u * all was rounded up to all */
-        for (at = n - 1; at > 0 && !(w[at] > 0);)
-            at--;
-    return at;
+    join_candidates(r, n);
 }
 
 /* Of the ranking [n], how many top-k, top-p and min-p leave.  all: the weight of the whole row. */
-static __device__ inline int64_t limit_ranked(const double *w, int64_t n, int64_t vocab, double all,
-                                              const lm_sample_attr *o, double *part)
+static __device__ inline int64_t limit_ranked(const sample_args *a, const ranking *r, double all,
+                                              double *part)
 {
-    if (o->top_k > 0 && o->top_k < vocab)
+    const lm_sample_attr *o = &a->o;
+    int64_t n = r->n;
+    if (by_count(a))
         n = n < o->top_k ? n : o->top_k;
     if (o->top_p < 1) { /* a share of what top-k left */
-        double left = total_of(w, n, part);
-        double whole = o->top_k > 0 && o->top_k < vocab ? left : all;
-        int64_t at = first_past(w, n, o->top_p * whole, true, part);
+        double left = total_of(r->w, n, part), before;
+        int64_t at =
+            first_past(r->w, n, o->top_p * (by_count(a) ? left : all), true, part, &before);
         n = at < 0 ? n : at + 1;
     }
     if (o->min_p > 0) {
         int many = 0;
         for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-            many += w[i] >= o->min_p;
+            many += r->w[i] >= o->min_p;
         many = block_sum(many);
         n = many > 1 ? many : 1;
     }
     return n;
 }
 
-/* rw, rid: scratch for a ranking of the whole row.  likeliest: where numbers are so broken that
- * nothing can be ranked. */
-static __device__ inline int64_t draw_ranked(const sample_args *a, const double *w, double *rw,
-                                             int32_t *rid, double all, double u, int64_t likeliest,
-                                             double *part)
+static __device__ inline int64_t draw_ranked(const drawing *d, double all, double *part)
 {
+    __shared__ double few_w[FEW];
+    __shared__ int32_t few_id[FEW];
     __shared__ cut c;
-    const lm_sample_attr *o = &a->o;
-    const bool by_count = o->top_k > 0 && o->top_k < a->vocab;
-    const bool by_mass = !by_count && o->top_p < 1;
+    const lm_sample_attr *o = &d->a->o;
+    const bool counted = by_count(d->a), weighed = by_mass(d->a);
+    const int64_t count = counted ? o->top_k : 1;
+    const double mass = weighed ? o->top_p * all : 0;
+    /* min-p comes last: what it drops still counts for a top-p of top-k */
+    double low = counted && o->top_p < 1 ? 0 : o->min_p;
+    low = low < 0 ? 0 : low < 1 ? low : 1;
+    if (counted || weighed) {
+        if (threadIdx.x == 0)
+            first_bins(&c, d->a->vocab);
+        find_cut(d->w.bins, count, mass, all, &c);
+        low = c.low > low ? c.low : low;
+    }
+    ranking r = { few_w, d->w.ranked_w, few_id, d->w.ranked_id, 0 };
+    gather(d, low, &r);
+    if (counted || weighed)
+        thin_out(&r, count, mass, all, &c);
+    if (r.n == 0) /* numbers so broken that nothing can be ranked */
+        return d->s.top.id;
+    rank_all(r.w, r.id, r.n);
+    int64_t n = limit_ranked(d->a, &r, all, part);
+    double left = total_of(r.w, n, part), before;
+    int64_t at = first_past(r.w, n, d->a->u[d->row] * left, false, part, &before);
+    return r.id[at < 0 ? n - 1 : at];
+}
+
+/* How many of the weights of this block lie in each bin, to the row's counts. */
+static __device__ inline void count_weights(const double (&w)[EACH], int64_t first, int64_t vocab,
+                                            int *bins)
+{
+    __shared__ int own[BINS];
+    for (int b = (int)threadIdx.x; b < BINS; b += (int)blockDim.x)
+        own[b] = 0;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        /* min-p comes last: what it drops still counts for a top-p of top-k */
-        double low = by_count && o->top_p < 1 ? 0 : o->min_p;
-        c.low = low < 0 ? 0 : low < 1 ? low : 1;
-        c.high = 2; /* the heaviest weighs 1 */
-        c.n_low = a->vocab;
-        c.n_high = 0;
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        uint64_t b = w[u] <= 1 ? bin_of(w[u], bits_of(1.0), BINS_SHIFT) : (uint64_t)BINS;
+        if (first + u * 32 < vocab)
+            atomicAdd(&own[b < BINS ? b : BINS - 1], 1);
     }
     __syncthreads();
-    if (by_count || by_mass)
-        narrow(w, a->vocab, by_count ? o->top_k : 0, by_mass ? o->top_p * all : 0, &c);
-    int64_t n = gather(w, a->vocab, c.low, &rw, &rid);
-    if (n == 0)
-        return likeliest;
-    n = limit_ranked(rw, n, a->vocab, all, o, part);
-    double left = total_of(rw, n, part);
-    int64_t at = first_past(rw, n, u * left, false, part);
-    return rid[at < 0 ? n - 1 : at];
+    for (int b = (int)threadIdx.x; b < BINS; b += (int)blockDim.x)
+        if (own[b])
+            atomicAdd(&bins[b], own[b]);
 }
 
-/* The sum of exp(logit - top) over the row. */
-static __device__ inline double softmax_sum(const float *x, int64_t n, double top)
-{
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-        sum += exp(x[i] - top);
-    return block_sum(sum);
-}
-
-/* The token of one row, or -1; writes its logprob. */
-static __device__ inline int64_t sample_row(const sample_args *a, int64_t row)
+static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_weights(sample_args a)
 {
     __shared__ double part[MOST_WARPS];
-    const int64_t n = a->vocab;
-    const lm_sample_attr *o = &a->o;
-    const float *x = a->logits + row * n;
-    double *w = (double *)(a->work + blockIdx.x * a->per_block), *rw = w + n, sum = 0;
-    int32_t *rid = (int32_t *)(rw + n);
-    float plain_top;
-    if (!take_logits(a, row, w, &plain_top))
-        return -1;
-    best top = { -INFINITY, INT64_MAX };
-    for (int64_t i = threadIdx.x; i < n; i += BATCH * blockDim.x) {
-        double some[BATCH];
-        take_batch(some, w, i, n, -(double)INFINITY);
+    const int64_t row = blockIdx.y;
+    if (!a.on[row])
+        return;
+    drawing d = { &a, work_of(&a, row), {}, nullptr, row };
+    d.s = *d.w.state;
+    if (!d.s.open)
+        return;
+    d.y = a.seen ? d.w.paid : a.logits + row * a.vocab;
+    const int64_t at = own_tile(), first = at * TILE + threadIdx.x % 32;
+    const bool limits = a.o.top_k > 0 || a.o.top_p < 1 || a.o.min_p > 0;
+    float y[EACH];
+    double w[EACH], sum = 0;
+    take_tile(y, d.y, first, a.vocab);
 #pragma unroll
-        for (int u = 0; u < BATCH; u++)
-            if (some[u] > top.value)
-                top = best{ some[u], i + u * (int64_t)blockDim.x };
-    }
-    top = block_best(top);
-    if (top.value == -INFINITY)
-        return -1;
-    int64_t got = top.id;
-    if (o->temperature > 0) {
-        for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-            w[i] = exp((w[i] - top.value) / o->temperature);
-        __syncthreads();
-        sum = total_of(w, n, part);
-        if (o->top_k > 0 || o->top_p < 1 || o->min_p > 0)
-            got = draw_ranked(a, w, rw, rid, sum, a->u[row], got, part);
-        else
-            got = draw_plain(w, n, sum, a->u[row], part);
-    }
-    if (a->logprob && (o->temperature != 1 || o->repetition_penalty != 1))
-        sum = softmax_sum(x, n, plain_top);
-    if (a->logprob && threadIdx.x == 0) /* the sum is at least 1 */
-        a->logprob[row] = x[got] - (double)plain_top - log1p(sum - 1);
-    return got;
-}
-
-static __global__ void __launch_bounds__(MOST_THREADS) sample_rows(sample_args a)
-{
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        if (!a.on[row])
-            continue;
-        __syncthreads(); /* the block's scratch may still be read */
-        int64_t token = sample_row(&a, row);
-        if (threadIdx.x == 0)
-            a.token[row] = (int32_t)token;
-    }
+    for (int u = 0; u < EACH; u++)
+        sum += w[u] = weight(&d, y[u]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0 && at < tiles_of(a.vocab))
+        d.w.sum[at] = sum;
+    if (by_count(&a) || by_mass(&a))
+        count_weights(w, first, a.vocab, d.w.bins);
+    if (!last_of_row(&a))
+        return;
+    double all = total_of(d.w.sum, tiles_of(a.vocab), part);
+    int64_t token = limits ? draw_ranked(&d, all, part) : draw_plain(&d, all, part);
+    if (threadIdx.x == 0)
+        answer(&a, row, &d.s, token);
 }
 
 /* ---- the operator ---- */
 
-static int64_t bytes_per_block(int64_t vocab)
+/* So many rows have scratch at a time: enough blocks for the device, and a ticket each. */
+static int64_t rows_at_once(const lm_call *c, int64_t sms)
 {
-    return (vocab * (int64_t)(2 * sizeof(double) + sizeof(int32_t)) + 255) / 256 * 256;
-}
-
-static int64_t blocks_of(const lm_call *c, int64_t most)
-{
-    int64_t rows = rows_of(&c->in[0]);
+    int64_t rows = rows_of(&c->in[0]), most = LM_CUDA_TICKETS;
+    most = sms < most ? sms : most;
     return rows < most ? rows : most;
 }
 
 static size_t sample_work(const lm_call *c, int threads)
 {
-    return (size_t)(blocks_of(c, threads) * bytes_per_block(width_of(&c->in[0])));
+    return (size_t)(rows_at_once(c, threads) * lay_out(width_of(&c->in[0]), nullptr, nullptr));
 }
 
 static void sample(const lm_call *c)
 {
-    const int64_t vocab = width_of(&c->in[0]), blocks = blocks_of(c, c->stream->sms);
-    const unsigned threads = vocab >= 16384 ? MOST_THREADS : vocab >= 2048 ? 256 : 64;
-    sample_args a = { in_ptr<float>(c, 0),
-                      in_ptr<int32_t>(c, 1),
-                      in_ptr<int32_t>(c, 2),
-                      in_ptr<double>(c, 3),
-                      in_ptr<int32_t>(c, 4),
-                      out_ptr<int32_t>(c, 0),
-                      out_ptr<double>(c, 1),
-                      rows_of(&c->in[0]),
-                      vocab,
-                      width_of(&c->in[1]),
-                      *(const lm_sample_attr *)c->attr,
-                      (unsigned char *)c->work,
-                      bytes_per_block(vocab) };
-    if (blocks > 0)
-        LM_LAUNCH(sample_rows, (unsigned)blocks, threads, 0, c->stream, a);
+    const int64_t vocab = width_of(&c->in[0]), tiles = tiles_of(vocab), rows = rows_of(&c->in[0]);
+    const int64_t warps = tiles < MOST_WARPS ? tiles : (int64_t)MOST_WARPS;
+    const int64_t seen_pitch = width_of(&c->in[1]), step = rows_at_once(c, c->stream->sms);
+    const lm_sample_attr *o = (const lm_sample_attr *)c->attr;
+    const bool pays = in_ptr<int32_t>(c, 1) && o->repetition_penalty != 1;
+    const unsigned blocks = (unsigned)((tiles + warps - 1) / warps);
+    for (int64_t from = 0; from < rows; from += step) {
+        sample_args a = { in_ptr<float>(c, 0) + from * vocab,
+                          pays ? in_ptr<int32_t>(c, 1) + from * seen_pitch : nullptr,
+                          pays ? in_ptr<int32_t>(c, 2) + from : nullptr,
+                          in_ptr<double>(c, 3) + from,
+                          in_ptr<int32_t>(c, 4) + from,
+                          out_ptr<int32_t>(c, 0) + from,
+                          out_ptr<double>(c, 1) ? out_ptr<double>(c, 1) + from : nullptr,
+                          c->stream->tickets,
+                          (unsigned char *)c->work,
+                          lay_out(vocab, nullptr, nullptr),
+                          vocab,
+                          seen_pitch,
+                          *o };
+        const dim3 grid(blocks, (unsigned)(rows - from < step ? rows - from : step));
+        LM_LAUNCH(sample_maxima, grid, (unsigned)(warps * 32), 0, c->stream, a);
+        if (o->temperature > 0)
+            LM_LAUNCH(sample_weights, grid, (unsigned)(warps * 32), 0, c->stream, a);
+    }
 }
 
 extern "C" const lm_kernel lm_sample_cuda_kernels[] = {
