@@ -9,7 +9,7 @@ extern "C" {
 
 static const int threads = 256;
 
-/* ---- maps over flat arrays ---- */
+/* ---- flat arrays ---- */
 
 enum map_op { GELU_TANH, GELU_ERF, GELU_TANH_DX, GELU_ERF_DX, ADD };
 
@@ -20,7 +20,7 @@ template <int OP, class T> __device__ inline float mapped(float a, float b)
     case GELU_TANH:
         return gelu_tanh<T>(a);
     case GELU_ERF:
-        return gelu_erf(a);
+        return gelu_erf<T>(a);
     case GELU_TANH_DX:
         return a * gelu_tanh_slope<T>(b);
     case GELU_ERF_DX:
@@ -30,36 +30,73 @@ template <int OP, class T> __device__ inline float mapped(float a, float b)
     }
 }
 
-/* y may be a or b: a thread writes what it alone has read.  Several packs are in flight at once. */
-template <int OP, class T, int N> __global__ void map(int64_t count, const T *a, const T *b, T *y)
+template <int U> struct times {
+};
+
+/* A map over `count` elements in packs of N is a job: at(times<U>(), j, i) does the packs i, i + threads, ...
+ * (U of them), and reads all before it writes any.  A block takes U of its threads' packs at a time:
+ * addresses differ by constants, and no load waits for a comparison.  What is behind the last pack,
+ * fewer elements than a block has threads, goes one by one. */
+template <int U, int N, class J, class J1>
+__device__ inline void over_flat(const J &j, const J1 &single, int64_t count)
+{
+    const int chunk = U * threads;
+    int64_t packed = count / N;
+#pragma unroll 1
+    for (int64_t first = (int64_t)blockIdx.x * chunk; first < packed;
+         first += (int64_t)gridDim.x * chunk) {
+        int64_t i = first + threadIdx.x;
+        if (first + chunk <= packed) {
+            at(times<U>(), j, i);
+        } else {
+#pragma unroll 1
+            for (; i < packed; i += threads)
+                at(times<1>(), j, i);
+        }
+    }
+    if (N > 1 && blockIdx.x == 0 && packed * N + threadIdx.x < count)
+        at(times<1>(), single, packed * N + threadIdx.x);
+}
+
+/* Packs of a thread that are in flight at once. */
+static const int flight = 2;
+
+static unsigned flat_grid(const lm_call *c, int n)
+{
+    return grid_for(lm_tensor_count(&c->in[0]), flight * n * threads, c->stream);
+}
+
+/* y may be a or b: a thread writes what it alone has read. */
+template <int OP, class T, int N> struct map_job {
+    const T *a, *b;
+    T *y;
+};
+
+template <int U, int OP, class T, int N>
+__device__ inline void at(times<U>, const map_job<OP, T, N> &job, int64_t i)
 {
     typedef pack<T, N> part;
     const bool two = OP >= GELU_TANH_DX;
-    const int U = two ? 2 : 4;
-    int64_t packed = count / N, step = global_threads();
-#pragma unroll 1
-    for (int64_t i = global_thread(); i < packed; i += U * step) {
-        part u[U] = {}, v[U] = {};
+    const part *a = (const part *)job.a + i, *b = (const part *)job.b + i;
+    part *y = (part *)job.y + i, u[U], v[U];
 #pragma unroll
-        for (int k = 0; k < U; k++) {
-            if (i + k * step < packed) {
-                u[k] = ((const part *)a)[i + k * step];
-                if (two)
-                    v[k] = ((const part *)b)[i + k * step];
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < U; k++) {
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                u[k].v[j] = from_float<T>(mapped<OP, T>(to_float(u[k].v[j]), to_float(v[k].v[j])));
-            if (i + k * step < packed)
-                ((part *)y)[i + k * step] = u[k];
-        }
+    for (int k = 0; k < U; k++) {
+        u[k] = a[k * threads];
+        v[k] = two ? b[k * threads] : u[k];
     }
-#pragma unroll 1
-    for (int64_t i = packed * N + global_thread(); i < count; i += step)
-        y[i] = from_float<T>(mapped<OP, T>(to_float(a[i]), two ? to_float(b[i]) : 0.0f));
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            u[k].v[j] = from_float<T>(mapped<OP, T>(to_float(u[k].v[j]), to_float(v[k].v[j])));
+        y[k * threads] = u[k];
+    }
+}
+
+template <int OP, class T, int N>
+__global__ void __launch_bounds__(threads) map(int64_t count, const T *a, const T *b, T *y)
+{
+    over_flat<flight, N>(map_job<OP, T, N>{ a, b, y }, map_job<OP, T, 1>{ a, b, y }, count);
 }
 
 template <int OP, class T> static void run_map(const lm_call *c)
@@ -69,11 +106,9 @@ template <int OP, class T> static void run_map(const lm_call *c)
     const T *a = in_ptr<const T>(c, 0), *b = in_ptr<const T>(c, 1);
     T *y = out_ptr<T>(c, 0);
     if (packs<T>(n, n, a, b, y))
-        LM_LAUNCH((map<OP, T, n>), grid_for(count, 4 * n * threads, c->stream), threads, 0,
-                  c->stream, count, a, b, y);
+        LM_LAUNCH((map<OP, T, n>), flat_grid(c, n), threads, 0, c->stream, count, a, b, y);
     else
-        LM_LAUNCH((map<OP, T, 1>), grid_for(count, 4 * threads, c->stream), threads, 0, c->stream,
-                  count, a, b, y);
+        LM_LAUNCH((map<OP, T, 1>), flat_grid(c, 1), threads, 0, c->stream, count, a, b, y);
 }
 
 template <class T> static void gelu(const lm_call *c)
@@ -112,7 +147,7 @@ __global__ void swiglu_kernel(int64_t rows, int64_t width, const T *gu, T *h)
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float x = to_float(g.v[j]);
-                g.v[j] = from_float<T>(over<T>(x, 1 + exp_for<T>(-x)) * to_float(u.v[j]));
+                g.v[j] = from_float<T>(over(x, 1 + exp_for<T>(-x)) * to_float(u.v[j]));
             }
             *(part *)(h + r * width + i) = g;
         }
@@ -175,7 +210,7 @@ template <class T> static void swiglu_dx(const lm_call *c)
 
 /* ---- dropout ---- */
 
-template <class T> __device__ inline T kept(T x, uint32_t draw, uint64_t threshold, float scale)
+template <class T> __device__ inline T kept(T x, uint32_t draw, uint32_t threshold, float scale)
 {
     return from_float<T>(draw >= threshold ? to_float(x) * scale : 0.0f);
 }
@@ -183,7 +218,7 @@ template <class T> __device__ inline T kept(T x, uint32_t draw, uint64_t thresho
 /* A thread takes the four elements of one block of draws; the first block may begin before the
  * mask, and the last go on behind it. */
 template <class T>
-__global__ void dropout_any(int64_t count, uint64_t hi, uint64_t threshold, float scale,
+__global__ void dropout_any(int64_t count, uint64_t hi, uint32_t threshold, float scale,
                             const lm_step *run, const T *x, T *y)
 {
     uint64_t base = dropout_base(run, (uint64_t)count), key = run->seed;
@@ -200,25 +235,53 @@ __global__ void dropout_any(int64_t count, uint64_t hi, uint64_t threshold, floa
     }
 }
 
-/* count is a multiple of N, and with it the mask's first index. */
-template <class T, int N>
-__global__ void dropout_packed(int64_t count, uint64_t hi, uint64_t threshold, float scale,
-                               const lm_step *run, const T *x, T *y)
+/* `base`: the block of the first draw, `key` and `hi`: its stream. */
+template <class T, int N> struct dropout_job {
+    uint64_t base, hi;
+    const philox_keys *key;
+    uint32_t threshold;
+    float scale;
+    const T *x;
+    T *y;
+};
+
+template <int U, class T, int N>
+__device__ inline void at(times<U>, const dropout_job<T, N> &job, int64_t i)
 {
     typedef pack<T, N> part;
-    uint64_t base = dropout_base(run, (uint64_t)count), key = run->seed;
-#pragma unroll 1
-    for (int64_t i = global_thread() * N; i < count; i += global_threads() * N) {
-        part v = *(const part *)(x + i);
+    const part *x = (const part *)job.x + i;
+    part *y = (part *)job.y + i, v[U];
+    uint64_t block = job.base + (uint64_t)i * (N / 4);
 #pragma unroll
-        for (int k = 0; k < N / 4; k++) {
-            draws4 d = philox((base + (uint64_t)i) / 4 + (uint64_t)k, hi, key);
+    for (int k = 0; k < U; k++)
+        v[k] = x[k * threads];
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+#pragma unroll
+        for (int m = 0; m < N; m += 4) {
+            draws4 d = philox(block + (uint64_t)(k * threads * (N / 4) + m / 4), job.hi, *job.key);
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                v.v[4 * k + j] = kept(v.v[4 * k + j], d.v[j], threshold, scale);
+                v[k].v[m + j] = kept(v[k].v[m + j], d.v[j], job.threshold, job.scale);
         }
-        *(part *)(y + i) = v;
+        y[k * threads] = v[k];
     }
+}
+
+/* count is a multiple of N, and with it the mask's first index. */
+template <class T, int N>
+__global__ void __launch_bounds__(threads)
+    dropout_packed(int64_t count, uint64_t hi, uint32_t threshold, float scale, const lm_step *run,
+                   const T *x, T *y)
+{
+    __shared__ philox_keys key;
+    if (threadIdx.x < PHILOX_ROUNDS)
+        philox_key(&key, (int)threadIdx.x, run->seed);
+    __syncthreads();
+    dropout_job<T, N> job = {
+        dropout_base(run, (uint64_t)count) / 4, hi, &key, threshold, scale, x, y
+    };
+    over_flat<flight, N>(job, job, count);
 }
 
 template <class T> static void dropout(const lm_call *c)
@@ -226,14 +289,15 @@ template <class T> static void dropout(const lm_call *c)
     const int n = wide<T>::n;
     const lm_dropout_attr *a = (const lm_dropout_attr *)c->attr;
     int64_t count = lm_tensor_count(&c->in[0]);
-    uint64_t hi = rng_hi("dropout", (uint64_t)a->site), threshold = dropout_threshold(a->p);
+    uint64_t hi = rng_hi("dropout", (uint64_t)a->site);
+    uint32_t threshold = (uint32_t)dropout_threshold(a->p); /* p < 1 */
     float scale = (float)(1 / (1 - a->p));
     const T *x = in_ptr<const T>(c, 0);
     T *y = out_ptr<T>(c, 0);
     const lm_stream *s = c->stream;
     if (packs<T>(n, count, x, y))
-        LM_LAUNCH((dropout_packed<T, n>), grid_for(count, n * threads, s), threads, 0, s, count, hi,
-                  threshold, scale, s->step, x, y);
+        LM_LAUNCH((dropout_packed<T, n>), flat_grid(c, n), threads, 0, s, count, hi, threshold,
+                  scale, s->step, x, y);
     else
         LM_LAUNCH((dropout_any<T>), grid_for(count, 4 * threads, s), threads, 0, s, count, hi,
                   threshold, scale, s->step, x, y);
@@ -246,32 +310,33 @@ template <class F, class T> __device__ inline T cast_to(F x)
     return from_float<T>(to_float(x));
 }
 
-template <class F, class T, int N> __global__ void cast_kernel(int64_t count, const F *x, T *y)
+template <class F, class T, int N> struct cast_job {
+    const F *x;
+    T *y;
+};
+
+template <int U, class F, class T, int N>
+__device__ inline void at(times<U>, const cast_job<F, T, N> &job, int64_t i)
 {
-    typedef pack<F, N> from;
-    typedef pack<T, N> to;
-    const int U = 4;
-    int64_t packed = count / N, step = global_threads();
-#pragma unroll 1
-    for (int64_t i = global_thread(); i < packed; i += U * step) {
-        from u[U] = {};
+    const pack<F, N> *x = (const pack<F, N> *)job.x + i;
+    pack<T, N> *y = (pack<T, N> *)job.y + i, v;
+    pack<F, N> u[U];
 #pragma unroll
-        for (int k = 0; k < U; k++)
-            if (i + k * step < packed)
-                u[k] = ((const from *)x)[i + k * step];
+    for (int k = 0; k < U; k++)
+        u[k] = x[k * threads];
 #pragma unroll
-        for (int k = 0; k < U; k++) {
-            to v;
+    for (int k = 0; k < U; k++) {
 #pragma unroll
-            for (int j = 0; j < N; j++)
-                v.v[j] = cast_to<F, T>(u[k].v[j]);
-            if (i + k * step < packed)
-                ((to *)y)[i + k * step] = v;
-        }
+        for (int j = 0; j < N; j++)
+            v.v[j] = cast_to<F, T>(u[k].v[j]);
+        y[k * threads] = v;
     }
-#pragma unroll 1
-    for (int64_t i = packed * N + global_thread(); i < count; i += step)
-        y[i] = cast_to<F, T>(x[i]);
+}
+
+template <class F, class T, int N>
+__global__ void __launch_bounds__(threads) cast_kernel(int64_t count, const F *x, T *y)
+{
+    over_flat<2 * flight, N>(cast_job<F, T, N>{ x, y }, cast_job<F, T, 1>{ x, y }, count);
 }
 
 template <class F, class T> static void run_cast(const lm_call *c)
@@ -281,11 +346,9 @@ template <class F, class T> static void run_cast(const lm_call *c)
     const F *x = in_ptr<const F>(c, 0);
     T *y = out_ptr<T>(c, 0);
     if (packs<F>(n, n, x) && packs<T>(n, n, y))
-        LM_LAUNCH((cast_kernel<F, T, n>), grid_for(count, 4 * n * threads, c->stream), threads, 0,
-                  c->stream, count, x, y);
+        LM_LAUNCH((cast_kernel<F, T, n>), flat_grid(c, 2 * n), threads, 0, c->stream, count, x, y);
     else
-        LM_LAUNCH((cast_kernel<F, T, 1>), grid_for(count, 4 * threads, c->stream), threads, 0,
-                  c->stream, count, x, y);
+        LM_LAUNCH((cast_kernel<F, T, 1>), flat_grid(c, 2), threads, 0, c->stream, count, x, y);
 }
 
 template <class F> static void cast(const lm_call *c)
@@ -304,9 +367,12 @@ template <class T, int N>
 __global__ void rows_kernel(int64_t n_rows, int64_t width, const T *x, const int32_t *idx, T *y)
 {
     typedef pack<T, N> part;
+    int64_t r = plane_row(), at = r < n_rows ? idx[r] : 0;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < n_rows; r += plane_rows()) {
-        const T *from = x + (int64_t)idx[r] * width;
+    for (; r < n_rows; r += plane_rows()) {
+        const T *from = x + at * width;
+        if (r + plane_rows() < n_rows) /* the next row need not wait for its index */
+            at = idx[r + plane_rows()];
 #pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N)
             *(part *)(y + r * width + i) = *(const part *)(from + i);

@@ -17,10 +17,14 @@ __global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, co
                              const int32_t *pos, const T *wpe, T *x)
 {
     typedef pack<T, N> part;
+    int64_t r = plane_row(), id = r < rows ? tok[r] : 0, at = wpe && r < rows ? pos[r] : 0;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
-        const T *from = wte + (int64_t)tok[r] * width;
-        const T *place = wpe ? wpe + (int64_t)pos[r] * width : nullptr;
+    for (; r < rows; r += plane_rows()) {
+        const T *from = wte + id * width, *place = wpe ? wpe + at * width : nullptr;
+        if (r + plane_rows() < rows) { /* the next row need not wait for its ids */
+            id = tok[r + plane_rows()];
+            at = wpe ? pos[r + plane_rows()] : 0;
+        }
 #pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
             part v = *(const part *)(from + i);
@@ -259,55 +263,94 @@ static const uint32_t *sort_rows(const sorter *s, int64_t rows, int64_t ids, con
 
 /* ---- sums over rows of one id ---- */
 
-enum { SUM_LANES = 32, SUM_ROWS = 8 };
+enum { SUM_LANES = 32, SUM_IDS = 8 };
 
-/* A block of SUM_LANES x SUM_ROWS threads for SUM_LANES packs of one id's columns: its rows are
- * dealt to the SUM_ROWS threads of a column in turn, whose sums are added in order. */
+/* Adds rows first, first + step, ... of a run of n; several are in flight at once. */
+template <int STEP, class T, int N>
+__device__ inline void add_run(float *sum, uint32_t first, uint32_t n, const uint32_t *row,
+                               const T *dx, int64_t width)
+{
+    typedef pack<T, N> part;
+    const int U = 4;
+#pragma unroll 1
+    for (uint32_t r = first; r < n; r += U * STEP) {
+        part p[U] = {};
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (r + u * STEP < n)
+                p[u] = *(const part *)(dx + (int64_t)row[r + u * STEP] * width);
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                sum[j] += to_float(p[u].v[j]);
+    }
+}
+
+template <int N> __device__ inline void put_sum(float *to, const float *sum, bool replace)
+{
+    const int M = N < 4 ? N : 4;
+    typedef pack<float, M> part;
+#pragma unroll
+    for (int j = 0; j < N; j += M) {
+        part x = {};
+        if (!replace)
+            x = *(const part *)(to + j);
+#pragma unroll
+        for (int k = 0; k < M; k++)
+            x.v[k] = replace ? sum[j + k] : x.v[k] + sum[j + k];
+        *(part *)(to + j) = x;
+    }
+}
+
+/* A block of SUM_LANES x SUM_IDS threads takes SUM_LANES packs of columns of SUM_IDS neighbouring
+ * ids, a warp to each.  A warp adds the rows of its id in order, when these are SUM_IDS or fewer;
+ * those of the others are dealt to all warps in turn, whose sums are added in order. */
 template <class T, int N>
-__global__ void __launch_bounds__(SUM_LANES *SUM_ROWS, 4)
+__global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
     sum_runs(int64_t ids, int64_t width, bool replace, const uint32_t *start, const uint32_t *row,
              const T *dx, float *dw)
 {
-    typedef pack<T, N> part;
-    const int U = 4, cols = SUM_LANES * N, all = SUM_LANES * SUM_ROWS;
-    __shared__ float sums[SUM_ROWS][SUM_LANES * N];
-    int64_t left = (int64_t)blockIdx.y * cols, mine = left + (int64_t)threadIdx.x * N;
-    int t = (int)(threadIdx.y * SUM_LANES + threadIdx.x);
+    const int cols = SUM_LANES * N, lane = (int)threadIdx.x, warp = (int)threadIdx.y;
+    __shared__ float sums[SUM_IDS][SUM_LANES * N];
+    int64_t left = (int64_t)blockIdx.y * cols, mine = left + lane * N;
+    int64_t step = (int64_t)gridDim.x * SUM_IDS, v = (int64_t)blockIdx.x * SUM_IDS;
+    uint32_t next = start[v + lane < ids ? v + lane : ids];
 #pragma unroll 1
-    for (int64_t v = blockIdx.x; v < ids; v += gridDim.x) {
-        uint32_t begin = start[v], n = start[v + 1] - begin;
-        float *to = dw + v * width + left;
-        if (n == 0) {
-            for (int i = t; replace && i < cols && left + i < width; i += all)
-                to[i] = 0;
-            continue;
+    for (; v < ids; v += step) {
+        uint32_t begin = next, n = __shfl_down_sync(0xffffffffu, begin, 1) - begin;
+        next = start[v + step + lane < ids ? v + step + lane : ids];
+        unsigned many = __ballot_sync(0xffffffffu, lane < SUM_IDS && n > SUM_IDS);
+        uint32_t my_begin = __shfl_sync(0xffffffffu, begin, warp);
+        uint32_t my_n = __shfl_sync(0xffffffffu, n, warp);
+        if (v + warp < ids && mine < width && my_n <= SUM_IDS && (replace || my_n)) {
+            float sum[N] = {};
+            add_run<1, T, N>(sum, 0, my_n, row + my_begin, dx + mine, width);
+            put_sum<N>(dw + (v + warp) * width + mine, sum, replace);
         }
-        float sum[N] = {};
 #pragma unroll 1
-        for (uint32_t r = threadIdx.y; mine < width && r < n; r += U * SUM_ROWS) {
-            part p[U] = {};
+        for (; many; many &= many - 1) {
+            int id = __ffs((int)many) - 1;
+            uint32_t its_begin = __shfl_sync(0xffffffffu, begin, id);
+            uint32_t its_n = __shfl_sync(0xffffffffu, n, id);
+            float sum[N] = {};
+            if (mine < width)
+                add_run<SUM_IDS, T, N>(sum, (uint32_t)warp, its_n, row + its_begin, dx + mine,
+                                       width);
 #pragma unroll
-            for (int u = 0; u < U; u++)
-                if (r + u * SUM_ROWS < n)
-                    p[u] =
-                        *(const part *)(dx + (int64_t)row[begin + r + u * SUM_ROWS] * width + mine);
-#pragma unroll
-            for (int u = 0; u < U; u++)
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    sum[j] += to_float(p[u].v[j]);
+            for (int j = 0; j < N; j++)
+                sums[warp][lane * N + j] = sum[j];
+            __syncthreads();
+            float *to = dw + (v + id) * width + left;
+            for (int i = warp * SUM_LANES + lane; i < cols && left + i < width;
+                 i += SUM_LANES * SUM_IDS) {
+                float x = sums[0][i];
+                for (int y = 1; y < SUM_IDS; y++)
+                    x += sums[y][i];
+                to[i] = replace ? x : to[i] + x;
+            }
+            __syncthreads();
         }
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            sums[threadIdx.y][threadIdx.x * N + j] = sum[j];
-        __syncthreads();
-        for (int i = t; i < cols && left + i < width; i += all) {
-            float x = sums[0][i];
-            for (int y = 1; y < SUM_ROWS && y < (int)n; y++)
-                x += sums[y][i];
-            to[i] = replace ? x : to[i] + x;
-        }
-        __syncthreads();
     }
 }
 
@@ -317,23 +360,38 @@ static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint
 {
     int64_t ids = dw->dim[0], width = dw->dim[1], cols = SUM_LANES * N;
     unsigned across = (unsigned)((width + cols - 1) / cols);
-    dim3 grid(grid_for(ids, 1, c->stream), across);
-    LM_LAUNCH((sum_runs<T, N>), grid, dim3(SUM_LANES, SUM_ROWS), 0, c->stream, ids, width, replace,
+    dim3 grid(grid_for(ids, SUM_IDS, c->stream), across);
+    LM_LAUNCH((sum_runs<T, N>), grid, dim3(SUM_LANES, SUM_IDS), 0, c->stream, ids, width, replace,
               (const uint32_t *)s->start, row, in_ptr<const T>(c, 0), (float *)dw->data);
 }
 
 /* ---- the quick form ---- */
 
-/* Number by number: the lanes of a warp add to neighbours, which memory takes together. */
+/* Number by number: the lanes of a warp add to neighbours, which memory takes together.  Reads go
+ * before: none of them may pass an addition that is under way. */
+static const int ahead = 4;
+
 template <class T>
 __global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float *dw)
 {
+    int64_t r = plane_row(), step = plane_cols(), at = r < rows ? id[r] : 0;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
-        float *to = dw + (int64_t)id[r] * width;
-#pragma unroll 4
-        for (int64_t i = plane_col(); i < width; i += plane_cols())
-            atomicAdd(to + i, to_float(dx[r * width + i]));
+    for (; r < rows; r += plane_rows()) {
+        const T *from = dx + r * width;
+        float *to = dw + at * width;
+        if (r + plane_rows() < rows)
+            at = id[r + plane_rows()];
+#pragma unroll 1
+        for (int64_t i = plane_col(); i < width; i += ahead * step) {
+            float x[ahead];
+#pragma unroll
+            for (int k = 0; k < ahead; k++)
+                x[k] = i + k * step < width ? to_float(from[i + k * step]) : 0;
+#pragma unroll
+            for (int k = 0; k < ahead; k++)
+                if (i + k * step < width)
+                    atomicAdd(to + i + k * step, x[k]);
+        }
     }
 }
 
@@ -349,7 +407,7 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
     if (c->stream->deterministic) {
         sorter s = sorter_at(c->work, rows);
         const uint32_t *row = sort_rows(&s, rows, ids, id, c->stream);
-        if (packs<T>(n, width, dx))
+        if (packs<T>(n, width, dx) && packs<float>(4, width, dw->data))
             run_sums<T, n>(c, replace, &s, row, dw);
         else
             run_sums<T, 1>(c, replace, &s, row, dw);
@@ -358,7 +416,7 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
     if (replace)
         cudaMemsetAsync(dw->data, 0, (size_t)lm_tensor_count(dw) * sizeof(float),
                         c->stream->handle);
-    plane p = plane_for(rows, width, c->stream);
+    plane p = plane_for(rows, (width + ahead - 1) / ahead, c->stream);
     LM_LAUNCH((add_rows<T>), p.grid, p.block, 0, c->stream, rows, width, id, dx, (float *)dw->data);
 }
 

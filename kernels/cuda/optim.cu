@@ -263,11 +263,22 @@ __global__ void __launch_bounds__(threads) sum_parts(int64_t count, const float 
     }
 }
 
-__global__ void sum_all(int64_t parts, const double *part, bool add, double *out)
+/* A thread adds its parts in order, and has some of them in flight at once. */
+__global__ void __launch_bounds__(threads)
+    sum_all(int64_t parts, const double *part, bool add, double *out)
 {
+    const int U = 8;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < parts; i += blockDim.x)
-        sum += part[i];
+#pragma unroll 1
+    for (int64_t i = threadIdx.x; i < parts; i += U * threads) {
+        double v[U];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            v[u] = i + u * threads < parts ? part[i + u * threads] : 0;
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            sum += v[u];
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0)
         *out = add ? *out + sum : sum;

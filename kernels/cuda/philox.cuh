@@ -22,22 +22,41 @@ inline uint64_t rng_hi(const char *purpose, uint64_t sub)
     return lm_rng_make(0, purpose, sub).hi;
 }
 
+/* What the rounds add to the key: the same for all blocks of a stream, so a kernel that makes many may
+ * keep them. */
+enum { PHILOX_ROUNDS = 10 };
+struct philox_keys {
+    uint32_t v[PHILOX_ROUNDS][2];
+};
+
+__device__ inline void philox_key(philox_keys *k, int round, uint64_t key)
+{
+    k->v[round][0] = (uint32_t)key + 0x9E3779B9u * (uint32_t)round;
+    k->v[round][1] = (uint32_t)(key >> 32) + 0xBB67AE85u * (uint32_t)round;
+}
+
 /* lm_philox: the words of a block, and lm_rng_u32 at 4 block + i is v[i]. */
-__device__ inline draws4 philox(uint64_t block, uint64_t hi, uint64_t key)
+__device__ inline draws4 philox(uint64_t block, uint64_t hi, const philox_keys &key)
 {
     uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
     uint32_t c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
+#pragma unroll
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ key.v[round][0];
         c1 = (uint32_t)b;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ key.v[round][1];
         c3 = (uint32_t)a;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
     }
     return draws4{ { c0, c1, c2, c3 } };
+}
+__device__ inline draws4 philox(uint64_t block, uint64_t hi, uint64_t key)
+{
+    philox_keys keys;
+#pragma unroll
+    for (int round = 0; round < PHILOX_ROUNDS; round++)
+        philox_key(&keys, round, key);
+    return philox(block, hi, keys);
 }
 
 /* lm_rng_u32 */

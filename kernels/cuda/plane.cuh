@@ -1,6 +1,6 @@
 /* plane.cuh -- a launch over rows and columns, for kernels that must know which row they are in:
  * no division per element.  Threads lie along the columns, and along rows too where these are
- * narrow. */
+ * narrow, or where fewer columns to a block leave fewer threads without work. */
 #ifndef LM_KERNELS_CUDA_PLANE_CUH
 #define LM_KERNELS_CUDA_PLANE_CUH
 
@@ -10,12 +10,19 @@ struct plane {
     dim3 grid, block;
 };
 
+/* Columns with those of the last block that are not there. */
+inline int64_t plane_padded(int64_t cols, int64_t x)
+{
+    return (cols + x - 1) / x * x;
+}
+
 inline plane plane_for(int64_t rows, int64_t cols, const lm_stream *s)
 {
     const int64_t threads = 256, most = (int64_t)s->sms * 32;
     int64_t x = 16, y, down;
-    while (x < threads && x < cols)
-        x *= 2;
+    for (int64_t w = 2 * x; w <= threads; w *= 2)
+        if (plane_padded(cols, w) * 8 <= plane_padded(cols, x) * 9)
+            x = w;
     y = threads / x;
     int64_t across = (cols + x - 1) / x;
     across = across < 1 ? 1 : across < most ? across : most;

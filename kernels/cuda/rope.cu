@@ -44,11 +44,14 @@ __global__ void rope_kernel(rope_shape s, float sign, const int32_t *pos, const 
                             const T *x, T *y)
 {
     typedef pack<T, N> part;
+    int64_t r = plane_row(), place = r < s.rows ? pos[r] : 0;
 #pragma unroll 1
-    for (int64_t r = plane_row(); r < s.rows; r += plane_rows()) {
-        const float *angle = table + (int64_t)pos[r] * s.rotary;
+    for (; r < s.rows; r += plane_rows()) {
+        const float *angle = table + place * s.rotary;
         const part *from = (const part *)x + r * s.width;
         part *to = (part *)y + r * s.width;
+        if (r + plane_rows() < s.rows) /* before the next row's angles are asked for */
+            place = pos[r + plane_rows()];
 #pragma unroll 1
         for (int64_t i = plane_col(); i < s.pairs; i += plane_cols())
             turn(s, (uint32_t)i, sign, angle, from, to);

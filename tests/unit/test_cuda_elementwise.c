@@ -8,7 +8,7 @@
 
 static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
 static const double tolerance[] = { 1e-6, 4e-3, 1e-3 };
-static const int64_t counts[] = { 1, 2, 7, 8, 9, 64, 257, 5000 };
+static const int64_t counts[] = { 1, 2, 7, 8, 9, 64, 257, 5000, 5003 };
 
 static void check_all(const kernel_case *k)
 {
@@ -20,7 +20,7 @@ static void check_all(const kernel_case *k)
 static void maps(void **state)
 {
     (void)state;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         for (int exact = 0; exact < 2; exact++) {
             lm_gelu_attr a = { exact };
             kernel_case k = { .op = "gelu", .attr = &a };
@@ -65,6 +65,24 @@ static void extremes(void **state)
     k.in[0] = given(mat(ACT, 1, 20), ones);
     k.out[0] = mat(ACT, 1, 10);
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 0, true);
+}
+
+/* Each number by itself, also where the function is small. */
+static void exact_gelu(void **state)
+{
+    (void)state;
+    lm_gelu_attr a = { true };
+    double one = 1;
+    for (double x = -5.3; x < 6; x += 0.171) {
+        kernel_case k = { .op = "gelu", .attr = &a };
+        k.in[0] = given(vec(ACT, 1), &x);
+        k.out[0] = vec(ACT, 1);
+        check_on_device(&k, LM_DTYPE_F32, 3e-6, 0, true);
+        k.op = "gelu_dx";
+        k.in[1] = k.in[0];
+        k.in[0] = given(vec(ACT, 1), &one);
+        check_on_device(&k, LM_DTYPE_F32, 3e-6, 0, true);
+    }
 }
 
 static void swiglu(void **state)
@@ -138,7 +156,7 @@ static void casts(void **state)
 {
     (void)state;
     for (int i = 0; i < 9; i++)
-        for (int n = 0; n < 8; n++)
+        for (int n = 0; n < 9; n++)
             for (int shift = 0; shift < 2; shift++)
                 check_cast(acts[i / 3], acts[i % 3], counts[n], shift);
 }
@@ -177,9 +195,9 @@ static void rope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maps),    cmocka_unit_test(extremes), cmocka_unit_test(swiglu),
-        cmocka_unit_test(dropout), cmocka_unit_test(casts),    cmocka_unit_test(rows),
-        cmocka_unit_test(rope),
+        cmocka_unit_test(maps),   cmocka_unit_test(extremes), cmocka_unit_test(exact_gelu),
+        cmocka_unit_test(swiglu), cmocka_unit_test(dropout),  cmocka_unit_test(casts),
+        cmocka_unit_test(rows),   cmocka_unit_test(rope),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

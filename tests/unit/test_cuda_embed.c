@@ -40,10 +40,10 @@ static kernel_case gradient_case(const lm_embed_attr *a, int64_t n, int64_t voca
 static void gradient_rows(void **state)
 {
     (void)state;
-    const int64_t vocabs[] = { 1, 7, 500 }, widths[] = { 1, 3, 32, 130 };
-    for (int i = 0; i < 12; i++) {
+    const int64_t vocabs[] = { 1, 7, 500, 20 }, widths[] = { 1, 3, 32, 130, 264 };
+    for (int i = 0; i < 20; i++) {
         lm_embed_attr a = { i & 1 ? LM_ACC_ADD : LM_ACC_FIRST, i & 2 ? LM_ACC_ADD : LM_ACC_FIRST };
-        kernel_case k = gradient_case(&a, i % 5 ? 131 : 1, vocabs[i % 3], widths[i % 4]);
+        kernel_case k = gradient_case(&a, i % 7 ? 131 : 1, vocabs[i % 4], widths[i % 5]);
         lm_dtype act = i % 3 ? LM_DTYPE_F32 : LM_DTYPE_BF16;
         for (int form = 0; form < 2; form++) {
             device = form ? quick : fixed;
