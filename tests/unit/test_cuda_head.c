@@ -43,14 +43,25 @@ static void all_shapes(void **state)
         }
 }
 
-/* Rows of which shared memory holds a part only, for two blocks together and for one alone. */
+/* Rows of which shared memory holds less than half, so that gradients come to lie over logits that
+ * were in memory alone: all the probability is where the last of these would be lost.  Two blocks
+ * together, and one. */
 static void wide_rows(void **state)
 {
-    const int64_t vocab[] = { 28999, 58203 };
+    enum { MOST = 119987, C = 2 };
+    static double w[MOST * C];
+    const int64_t vocab[] = { 58103, MOST };
+    const double x[C] = { 1, 0.5 }, target[1] = { 7 };
     (void)state;
     for (int i = 0; i < 2; i++) {
         lm_head_attr a = { vocab[i], 0, LM_ACC_FIRST };
-        kernel_case k = case_of(&a, 1, vocab[i], 3, true);
+        kernel_case k = case_of(&a, 1, vocab[i], C, true);
+        for (int64_t j = 0; j < vocab[i] * C; j++)
+            w[j] = 0.01 * (double)(j % 101);
+        w[vocab[i] * 498 / 1000 * C] = 20;
+        k.in[0] = given(mat(ACT, 1, C), x);
+        k.in[1] = given(mat(ACT, vocab[i], C), w);
+        k.in[2] = given(vec(I32, 1), target);
         check_on_device(&k, LM_DTYPE_BF16, 1e-2, 0, true);
     }
 }
