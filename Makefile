@@ -200,7 +200,7 @@ check: deps ## install what is missing, build, run every test that this machine 
 	$(MAKE) $(JOBS) all tests
 	tests/run -b $B unit cli docs fuzz lint
 
-BENCH_CUDA := $B/bench/bench_cuda $B/bench/bench_cuda_decode
+BENCH_CUDA := $B/bench/bench_cuda $B/bench/bench_cuda_decode $B/bench/bench_cuda_predict
 .PHONY: tests
 tests: $(TEST_BIN) $(INJECT) $(EMU_MODULE) $(BENCH_CUDA)
 
@@ -237,8 +237,8 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 	mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $@.d -o $@ $< $B/libcore.a $(LDFLAGS) $(LIBS) -lcmocka
 
-# It looks into streams, whose header names those of CUDA.
-$B/tests/unit/test_cuda_backend: private DEFS += -Itests/emu
+# They look into streams, whose header names those of CUDA.
+$B/tests/unit/test_cuda_backend $B/tests/unit/test_cuda_attention_step: private DEFS += -Itests/emu
 
 # The emulation alone, with kernels of its own.
 EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c device.c launch.c memory.c queue.c selftest.cpp)
@@ -298,7 +298,7 @@ HASH := \#
 probe = $(shell printf '%s\n' '$(HASH)include <$1>' 'int main(void) { return 0; }' | \
                 $(CC) -x c - -o /dev/null -Wl,--no-as-needed $2 2>/dev/null && echo yes)
 
-.PHONY: check-cuda bench-cuda bench-cuda-static
+.PHONY: check-cuda bench-cuda bench-cuda-static bench-cuda-predict
 check-cuda: ## on a GPU: operators and models against the references, compute-sanitizer; T=NAME as in check-unit
 	$(MAKE) $(JOBS) all tests
 	scripts/check-cuda -b $B $(if $T,-t $T)
@@ -311,6 +311,9 @@ bench-cuda: ## on a GPU: kernels, decoding, training steps, their ceilings and p
 
 bench-cuda-static: ## registers, shared memory and spills of the CUDA kernels; T=NAME: of kernels/cuda/NAME*.cu
 	scripts/bench-cuda-static -c '$(if $(NVCC),$(NVCC) $(NVCC_FLAGS))' -g '$(CUDA_TARGETS)' $(if $T,-t $T)
+
+bench-cuda-predict: emu $B/bench/bench_cuda_predict ## without a GPU: calls, FLOPs, bytes and least time of a step; T=MODEL
+	$B/bench/bench_cuda_predict $B/emu share/models $T
 
 bench: tools ## measure each hot path next to its ceiling; T=NAME runs tests/bench/bench_NAME only
 	scripts/install-deps build bench
