@@ -1,7 +1,7 @@
 /* sample.cu -- the next token of each row of logits (kernels/sample.h).
  *
- * A row is spread over blocks, each with a stretch that follows from the width alone, and what lies in
- * between is done by the row's last block.  The first launch pays the penalty and finds the largest
+ * A row is spread over blocks, and what they found is put together by the row's last block: of tiles
+ * of 128 ids, so that it does not matter how many blocks there are.  The first launch pays the penalty and finds the largest
  * logits; at temperature 0 it is the only one.  The second makes weights exp((logit - largest) /
  * temperature) in F64, adds them up and counts them in bins by size.  Its last blocks choose: from
  * the bins follows a weight below which nothing can be chosen; what is left is gathered from the
@@ -110,10 +110,22 @@ static __device__ inline bool by_mass(const sample_args *a)
     return !by_count(a) && a->o.top_p < 1;
 }
 
-/* The tile of this warp; its lane's numbers are from first_id on. */
-static __device__ inline int64_t own_tile(void)
+/* A block takes a stretch of a tile a warp, then the one gridDim.x further on. */
+static __device__ inline int64_t stretches_of(int64_t vocab)
 {
-    return (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const int64_t warps = blockDim.x / 32;
+    return (tiles_of(vocab) + warps - 1) / warps;
+}
+
+static __device__ inline int64_t own_tile(int64_t stretch)
+{
+    return stretch * (blockDim.x / 32) + threadIdx.x / 32;
+}
+
+/* The id of this lane's first number. */
+static __device__ inline int64_t first_of(int64_t stretch)
+{
+    return own_tile(stretch) * TILE + threadIdx.x % 32;
 }
 
 static __device__ inline void take_tile(float (&to)[EACH], const float *x, int64_t first, int64_t n)
@@ -148,18 +160,20 @@ static __device__ inline void answer(const sample_args *a, int64_t row, const ro
 /* ---- the largest ---- */
 
 /* The penalty for those of a lane's numbers that are in seen; each is there once. */
-static __device__ inline void pay(const sample_args *a, int64_t row, float (&x)[EACH])
+static __device__ inline void pay(const sample_args *a, int64_t row, int64_t stretch,
+                                  float (&x)[EACH])
 {
-    __shared__ unsigned named[MOST_WARPS * EACH]; /* a bit for each id of the block's stretch */
-    const int64_t from = (int64_t)blockIdx.x * blockDim.x * EACH, width = blockDim.x * EACH;
+    __shared__ unsigned named[MOST_WARPS * EACH]; /* a bit for each id of the stretch */
+    const int64_t width = blockDim.x * EACH, from = stretch * width;
     const int64_t n = a->n_seen[row] < a->seen_pitch ? a->n_seen[row] : a->seen_pitch;
     const double penalty = a->o.repetition_penalty;
+    __syncthreads(); /* named may still be read */
     if (threadIdx.x < width / 32)
         named[threadIdx.x] = 0;
     __syncthreads();
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
         int64_t id = (int64_t)(uint32_t)a->seen[row * a->seen_pitch + i] - from;
-        if (id >= 0 && id < width)
+        if (id >= 0 && id < width && from + id < a->vocab)
             atomicOr(&named[id / 32], 1u << id % 32);
     }
     __syncthreads();
@@ -198,6 +212,35 @@ static __device__ inline void finish_maxima(const sample_args *a, int64_t row, c
         answer(a, row, &s, usable ? s.top.id : -1);
 }
 
+/* This warp's tile of a stretch; its numbers are in x, and leave behind the penalty. */
+static __device__ inline tile look_at(const sample_args *a, int64_t row, int64_t stretch,
+                                      float (&x)[EACH])
+{
+    const int64_t first = first_of(stretch);
+    tile t = { { -INFINITY, INT32_MAX }, -INFINITY, 0 };
+    bool bad = false;
+#pragma unroll
+    for (int u = 0; u < EACH; u++) {
+        bad |= !(x[u] < INFINITY);
+        t.plain = fmaxf(t.plain, x[u]);
+    }
+    t.plain = __any_sync(0xffffffffu, bad) ? INFINITY : warp_max(t.plain);
+    if (a->logprob && t.plain > -INFINITY) {
+#pragma unroll
+        for (int u = 0; u < EACH; u++)
+            t.sum += exp((double)x[u] - t.plain);
+        t.sum = warp_sum(t.sum);
+    }
+    if (a->seen)
+        pay(a, row, stretch, x);
+#pragma unroll
+    for (int u = 0; u < EACH; u++)
+        if (x[u] > t.top.value)
+            t.top = best{ x[u], (int32_t)(first + u * 32) };
+    t.top = warp_best(t.top);
+    return t;
+}
+
 /* Blocks: x along the row, y over rows. */
 static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_maxima(sample_args a)
 {
@@ -205,35 +248,24 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_maxima(sample_a
     if (!a.on[row])
         return;
     const row_work w = work_of(&a, row);
-    const int64_t at = own_tile(), first = at * TILE + threadIdx.x % 32;
-    float x[EACH];
-    take_tile(x, a.logits + row * a.vocab, first, a.vocab);
-    tile mine = { { -INFINITY, INT32_MAX }, -INFINITY, 0 };
-    bool bad = false;
-#pragma unroll
-    for (int u = 0; u < EACH; u++) {
-        bad |= !(x[u] < INFINITY);
-        mine.plain = fmaxf(mine.plain, x[u]);
-    }
-    mine.plain = __any_sync(0xffffffffu, bad) ? INFINITY : warp_max(mine.plain);
-    if (a.logprob && mine.plain > -INFINITY) {
+    const float *logits = a.logits + row * a.vocab;
+    float x[EACH], next[EACH];
+    take_tile(next, logits, first_of(blockIdx.x), a.vocab);
+#pragma unroll 1
+    for (int64_t s = blockIdx.x; s < stretches_of(a.vocab); s += gridDim.x) {
+        const int64_t at = own_tile(s), first = first_of(s);
 #pragma unroll
         for (int u = 0; u < EACH; u++)
-            mine.sum += exp((double)x[u] - mine.plain);
-        mine.sum = warp_sum(mine.sum);
-    }
-    if (a.seen)
-        pay(&a, row, x);
+            x[u] = next[u];
+        take_tile(next, logits, first_of(s + gridDim.x), a.vocab);
+        tile mine = look_at(&a, row, s, x);
+        if (threadIdx.x % 32 == 0 && at < tiles_of(a.vocab))
+            w.tiles[at] = mine;
 #pragma unroll
-    for (int u = 0; u < EACH; u++) {
-        if (a.seen && first + u * 32 < a.vocab)
-            w.paid[first + u * 32] = x[u];
-        if (x[u] > mine.top.value)
-            mine.top = best{ x[u], (int32_t)(first + u * 32) };
+        for (int u = 0; u < EACH; u++)
+            if (a.seen && first + u * 32 < a.vocab)
+                w.paid[first + u * 32] = x[u];
     }
-    mine.top = warp_best(mine.top);
-    if (threadIdx.x % 32 == 0 && at < tiles_of(a.vocab))
-        w.tiles[at] = mine;
     if (last_of_row(&a))
         finish_maxima(&a, row, &w);
 }
@@ -364,24 +396,40 @@ static __device__ inline int64_t draw_ranked(const drawing *d, double all, doubl
     return r.id[at < 0 ? n - 1 : at];
 }
 
-/* How many of the weights of this block lie in each bin, to the row's counts. */
-static __device__ inline void count_weights(const double (&w)[EACH], int64_t first, int64_t vocab,
-                                            int *bins)
+/* The sums of this block's tiles, and how many of its weights lie in each bin, to the row's counts. */
+static __device__ inline void weigh(const drawing *d, bool count)
 {
-    __shared__ int own[BINS];
+    __shared__ int bins[BINS];
+    const int64_t vocab = d->a->vocab;
+    float y[EACH], next[EACH];
+    take_tile(next, d->y, first_of(blockIdx.x), vocab);
     for (int b = (int)threadIdx.x; b < BINS; b += (int)blockDim.x)
-        own[b] = 0;
+        bins[b] = 0;
     __syncthreads();
+#pragma unroll 1
+    for (int64_t s = blockIdx.x; s < stretches_of(vocab); s += gridDim.x) {
+        const int64_t at = own_tile(s), first = first_of(s);
+        double sum = 0;
 #pragma unroll
-    for (int u = 0; u < EACH; u++) {
-        uint64_t b = w[u] <= 1 ? bin_of(w[u], bits_of(1.0), BINS_SHIFT) : (uint64_t)BINS;
-        if (first + u * 32 < vocab)
-            atomicAdd(&own[b < BINS ? b : BINS - 1], 1);
+        for (int u = 0; u < EACH; u++)
+            y[u] = next[u];
+        take_tile(next, d->y, first_of(s + gridDim.x), vocab);
+#pragma unroll
+        for (int u = 0; u < EACH; u++) {
+            double w = weight(d, y[u]);
+            uint64_t b = w <= 1 ? bin_of(w, bits_of(1.0), BINS_SHIFT) : (uint64_t)BINS;
+            sum += w;
+            if (count && first + u * 32 < vocab)
+                atomicAdd(&bins[b < BINS ? b : BINS - 1], 1);
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0 && at < tiles_of(vocab))
+            d->w.sum[at] = sum;
     }
     __syncthreads();
-    for (int b = (int)threadIdx.x; b < BINS; b += (int)blockDim.x)
-        if (own[b])
-            atomicAdd(&bins[b], own[b]);
+    for (int b = (int)threadIdx.x; b < BINS && count; b += (int)blockDim.x)
+        if (bins[b])
+            atomicAdd(&d->w.bins[b], bins[b]);
 }
 
 static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_weights(sample_args a)
@@ -395,21 +443,10 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_weights(sample_
     if (!d.s.open)
         return;
     d.y = a.seen ? d.w.paid : a.logits + row * a.vocab;
-    const int64_t at = own_tile(), first = at * TILE + threadIdx.x % 32;
-    const bool limits = a.o.top_k > 0 || a.o.top_p < 1 || a.o.min_p > 0;
-    float y[EACH];
-    double w[EACH], sum = 0;
-    take_tile(y, d.y, first, a.vocab);
-#pragma unroll
-    for (int u = 0; u < EACH; u++)
-        sum += w[u] = weight(&d, y[u]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0 && at < tiles_of(a.vocab))
-        d.w.sum[at] = sum;
-    if (by_count(&a) || by_mass(&a))
-        count_weights(w, first, a.vocab, d.w.bins);
+    weigh(&d, by_count(&a) || by_mass(&a));
     if (!last_of_row(&a))
         return;
+    const bool limits = a.o.top_k > 0 || a.o.top_p < 1 || a.o.min_p > 0;
     double all = total_of(d.w.sum, tiles_of(a.vocab), part);
     int64_t token = limits ? draw_ranked(&d, all, part) : draw_plain(&d, all, part);
     if (threadIdx.x == 0)
@@ -418,7 +455,7 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) sample_weights(sample_
 
 /* ---- the operator ---- */
 
-/* So many rows have scratch at a time: enough blocks for the device, and a ticket each. */
+/* So many rows have scratch, and a ticket, at a time: a block each is enough for the device. */
 static int64_t rows_at_once(const lm_call *c, int64_t sms)
 {
     int64_t rows = rows_of(&c->in[0]), most = LM_CUDA_TICKETS;
@@ -437,8 +474,12 @@ static void sample(const lm_call *c)
     const int64_t warps = tiles < MOST_WARPS ? tiles : (int64_t)MOST_WARPS;
     const int64_t seen_pitch = width_of(&c->in[1]), step = rows_at_once(c, c->stream->sms);
     const lm_sample_attr *o = (const lm_sample_attr *)c->attr;
+    if (rows < 1)
+        return;
     const bool pays = in_ptr<int32_t>(c, 1) && o->repetition_penalty != 1;
-    const unsigned blocks = (unsigned)((tiles + warps - 1) / warps);
+    /* Of many rows a block has several stretches each: it is started only once. */
+    const int64_t stretches = (tiles + warps - 1) / warps, most = 4 * c->stream->sms / step;
+    const unsigned blocks = (unsigned)(most < 1 ? 1 : stretches < most ? stretches : most);
     for (int64_t from = 0; from < rows; from += step) {
         sample_args a = { in_ptr<float>(c, 0) + from * vocab,
                           pays ? in_ptr<int32_t>(c, 1) + from * seen_pitch : nullptr,

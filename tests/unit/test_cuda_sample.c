@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "cuda_open.h"
+#include "kernels/cuda/stream.h"
 #include "kernels/sample.h"
 
 enum { GUARD = 64 };
@@ -117,68 +118,124 @@ static void device_drop(void *p, size_t bytes)
     device->free(device, p, bytes + GUARD);
 }
 
+/* A batch on the device. */
+typedef struct {
+    lm_tensor t[N_OPERANDS];
+    size_t bytes[N_OPERANDS], work;
+    lm_step step;
+    lm_call c;
+    const lm_kernel *k;
+} placed;
+
+static void place(batch *b, placed *p)
+{
+    *p = (placed){ .k = device->kernel(device, "sample", LM_DTYPE_F32) };
+    p->c = (lm_call){ .attr = &b->o,
+                      .in = p->t,
+                      .n_in = 5,
+                      .out = p->t + 5,
+                      .n_out = 2,
+                      .step = &p->step,
+                      .stream = device->main };
+    assert_non_null(p->k);
+    for (int i = 0; i < N_OPERANDS; i++) {
+        void *host;
+        p->bytes[i] = operand(b, i, &host, &p->t[i]);
+        p->t[i].data = device_take(p->bytes[i], host);
+    }
+    p->work = p->k->work(&p->c, device->threads);
+    p->c.work = device_take(p->work, NULL);
+}
+
+/* Operands from `first` on: to the device, or back. */
+static void bring(batch *b, placed *p, int first, int past, bool back)
+{
+    for (int i = first; i < past; i++) {
+        void *host;
+        lm_tensor t;
+        operand(b, i, &host, &t);
+        copy(back ? host : p->t[i].data, back ? p->t[i].data : host, p->bytes[i]);
+    }
+}
+
+static void check_tickets(void)
+{
+    static unsigned tickets[LM_CUDA_TICKETS];
+    copy(tickets, device->main->tickets, sizeof tickets);
+    for (int i = 0; i < LM_CUDA_TICKETS; i++)
+        if (tickets[i])
+            fail_msg("ticket %d is %u afterwards", i, tickets[i]);
+}
+
+static void take_away(placed *p)
+{
+    device_drop(p->c.work, p->work);
+    for (int i = 0; i < N_OPERANDS; i++)
+        device_drop(p->t[i].data, p->bytes[i]);
+    check_tickets();
+}
+
 static void run_device(batch *b)
 {
-    const lm_kernel *k = device->kernel(device, "sample", LM_DTYPE_F32);
-    lm_tensor t[N_OPERANDS];
-    void *host[N_OPERANDS];
-    size_t bytes[N_OPERANDS], work;
-    lm_step step = { 0 };
+    placed p;
     lm_err e = { 0 };
-    lm_call c = { .attr = &b->o, .in = t, .n_in = 5, .out = t + 5, .n_out = 2, .step = &step };
-    assert_non_null(k);
-    for (int i = 0; i < N_OPERANDS; i++) {
-        bytes[i] = operand(b, i, &host[i], &t[i]);
-        t[i].data = device_take(bytes[i], host[i]);
-    }
-    c.stream = device->main;
-    work = k->work(&c, device->threads);
-    c.work = device_take(work, NULL);
-    k->run(&c);
+    place(b, &p);
+    p.k->run(&p.c);
     must(device->sync(device, NULL, &e), &e);
-    device_drop(c.work, work);
+    bring(b, &p, 5, N_OPERANDS, true);
+    take_away(&p);
+}
+
+/* The reference's results, in `want`, which has outputs of its own. */
+static void run_reference(const batch *b, batch *want)
+{
+    const lm_kernel *k = lm_cpu_kernel("sample", LM_DTYPE_F32, LM_CPU_REF);
+    size_t n = (size_t)b->rows;
+    lm_call c;
+    lm_tensor t[N_OPERANDS];
+    void *p;
+    *want = *b;
+    want->token = take(n * sizeof *want->token);
+    want->logprob = take(n * sizeof *want->logprob);
+    memcpy(want->token, b->token, n * sizeof *want->token);
+    memcpy(want->logprob, b->logprob, n * sizeof *want->logprob);
     for (int i = 0; i < N_OPERANDS; i++) {
-        if (i >= 5)
-            copy(host[i], t[i].data, bytes[i]);
-        device_drop(t[i].data, bytes[i]);
+        operand(want, i, &p, &t[i]);
+        t[i].data = p;
     }
+    c = (lm_call){ .attr = &b->o, .in = t, .n_in = 5, .out = t + 5, .n_out = 2 };
+    c.work = p = take(k->work(&c, 1));
+    k->run(&c);
+    lm_free(p);
+}
+
+/* Returns how many rows got a token. */
+static int64_t compare(const batch *b, const batch *want)
+{
+    const lm_sample_attr *o = &b->o;
+    int64_t got = 0;
+    for (int64_t i = 0; i < b->rows; i++) {
+        if (want->token[i] != b->token[i])
+            fail_msg("row %lld of %lld: token %d, want %d (temperature %g, top-k %lld, top-p %g, "
+                     "min-p %g, penalty %g, u %.17g)",
+                     (long long)i, (long long)b->vocab, b->token[i], want->token[i], o->temperature,
+                     (long long)o->top_k, o->top_p, o->min_p, o->repetition_penalty, b->u[i]);
+        if (!(fabs(want->logprob[i] - b->logprob[i]) <= 1e-12 * (1 + fabs(want->logprob[i]))))
+            fail_msg("row %lld of %lld: logprob %.17g, want %.17g", (long long)i,
+                     (long long)b->vocab, b->logprob[i], want->logprob[i]);
+        got += b->on[i] && want->token[i] >= 0;
+    }
+    return got;
 }
 
 /* The device's results against the reference's.  Returns how many rows got a token. */
 static int64_t check(batch *b)
 {
-    const lm_kernel *k = lm_cpu_kernel("sample", LM_DTYPE_F32, LM_CPU_REF);
-    const lm_sample_attr *o = &b->o;
-    size_t n = (size_t)b->rows;
-    int64_t got = 0;
-    batch want = *b;
-    lm_call c;
-    lm_tensor t[N_OPERANDS];
-    void *p;
-    want.token = take(n * sizeof *want.token);
-    want.logprob = take(n * sizeof *want.logprob);
-    memcpy(want.token, b->token, n * sizeof *want.token);
-    memcpy(want.logprob, b->logprob, n * sizeof *want.logprob);
-    for (int i = 0; i < N_OPERANDS; i++) {
-        operand(&want, i, &p, &t[i]);
-        t[i].data = p;
-    }
-    c = (lm_call){ .attr = o, .in = t, .n_in = 5, .out = t + 5, .n_out = 2 };
-    c.work = p = take(k->work(&c, 1));
-    k->run(&c);
-    lm_free(p);
+    batch want;
+    int64_t got;
+    run_reference(b, &want);
     run_device(b);
-    for (int64_t i = 0; i < b->rows; i++) {
-        if (want.token[i] != b->token[i])
-            fail_msg("row %lld of %lld: token %d, want %d (temperature %g, top-k %lld, top-p %g, "
-                     "min-p %g, penalty %g, u %.17g)",
-                     (long long)i, (long long)b->vocab, b->token[i], want.token[i], o->temperature,
-                     (long long)o->top_k, o->top_p, o->min_p, o->repetition_penalty, b->u[i]);
-        if (!(fabs(want.logprob[i] - b->logprob[i]) <= 1e-12 * (1 + fabs(want.logprob[i]))))
-            fail_msg("row %lld of %lld: logprob %.17g, want %.17g", (long long)i,
-                     (long long)b->vocab, b->logprob[i], want.logprob[i]);
-        got += b->on[i] && want.token[i] >= 0;
-    }
+    got = compare(b, &want);
     lm_free(want.token);
     lm_free(want.logprob);
     return got;
@@ -358,6 +415,224 @@ static void the_largest_draw(void **state)
     }
 }
 
+/* ---- rows that many blocks share ---- */
+
+/* A bell of a cheap kind, with the ids that were seen among the likely ones and in all stretches. */
+static void fill_wide(batch *b, uint64_t seed)
+{
+    lm_rng r = lm_rng_make(seed, "wide rows", 0);
+    for (int64_t i = 0; i < b->rows * b->vocab; i++) {
+        uint64_t x = lm_rng_u64(r, (uint64_t)i);
+        int64_t sum = (int64_t)((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48));
+        b->logits[i] = (float)(sum - 2 * 65535) / 8192;
+    }
+    r = lm_rng_make(seed, "draws", 0);
+    for (int64_t i = 0; i < b->rows; i++) {
+        b->u[i] = lm_rng_uniform(r, (uint64_t)i);
+        b->n_seen[i] = (int32_t)b->seen_pitch;
+        for (int64_t k = 0; k < b->seen_pitch; k++) {
+            uint64_t at = (uint64_t)(b->rows + i * b->seen_pitch + k);
+            b->seen[i * b->seen_pitch + k] = (int32_t)lm_rng_below(r, at, (uint64_t)b->vocab);
+        }
+    }
+}
+
+/* Limits as people choose them, and wide ones. */
+static const lm_sample_attr usual[] = {
+    { 0.8, 50, 0.95, 0, 1.1 }, { 1, 0, 1, 0, 1 },        { 0, 0, 1, 0, 1.3 },
+    { 1, 0, 0.9, 0, 1 },       { 0.7, 0, 1, 0.05, 1.2 }, { 2, 40, 1, 0, 1 },
+    { 1, 0, 0.5, 0.3, 1 },     { 0, 0, 1, 0, 1 },        { 30, 20, 1, 0, 1 },
+    { 1.5, 0, 0.3, 0, 1.1 },   { 1, 1, 1, 0, 1 },        { 4, 200, 0.9, 0.2, 1 },
+};
+enum { N_USUAL = sizeof usual / sizeof *usual };
+
+static void vocabularies_of_models(void **state)
+{
+    static const int64_t vocab[] = { 50257, 128256, 262144 }, rows[] = { 1, 2, 8, 1, 2 };
+    int at = 0;
+    (void)state;
+    for (int v = 0; v < 3; v++)
+        for (int k = 0; k < 5; k++, at += 5) {
+            batch b = new_batch(rows[k], vocab[v], 30);
+            fill_wide(&b, (uint64_t)(v * 9 + k));
+            b.o = usual[at % N_USUAL];
+            emu_order(k % 3);
+            assert_int_equal(check(&b), rows[k]);
+            free_batch(&b);
+        }
+    emu_order(0);
+}
+
+/* All options on rows of several stretches, the last a ragged one. */
+static void all_limits_over_stretches(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2 * N_USUAL; k++) {
+        batch b = new_batch(1 + k % 3, 9000 + 131 * k, 700);
+        fill_wide(&b, 100 + (uint64_t)k);
+        for (int64_t i = 0; i < b.rows * b.vocab && k % 4 == 1; i++)
+            b.logits[i] = rintf(b.logits[i] * 4) / 4; /* ties */
+        b.o = usual[k % N_USUAL];
+        emu_order(k % 3);
+        assert_int_equal(check(&b), b.rows);
+        free_batch(&b);
+    }
+    emu_order(0);
+}
+
+/* Rows so flat that no coarse look at the weights tells which are few. */
+static void flat_rows(void **state)
+{
+    static const double flat[] = { 1e-2, 1e-6, 1e-9, 0 };
+    (void)state;
+    for (int k = 0; k < 8; k++) {
+        batch b = new_batch(1, 5000, 1);
+        fill_wide(&b, 200 + (uint64_t)k);
+        for (int64_t i = 0; i < b.vocab; i++)
+            b.logits[i] *= (float)flat[k / 2];
+        b.o.top_k = k % 2 ? 0 : 11;
+        b.o.top_p = k % 2 ? 0.004 : 1;
+        assert_int_equal(check(&b), 1);
+        free_batch(&b);
+    }
+}
+
+/* Of one row that cannot be used, at the end of it or at its beginning, the others know nothing. */
+static void unusable_logits_anywhere(void **state)
+{
+    enum { V = 6011, ROWS = 8 };
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        batch b = new_batch(ROWS, V, 1);
+        fill_wide(&b, 300);
+        b.logits[1 * V + V - 1] = NAN;
+        b.logits[2 * V] = NAN;
+        b.logits[3 * V + V - 1] = INFINITY;
+        b.logits[4 * V + 2048] = INFINITY;
+        for (int64_t i = 0; i < V; i++) {
+            b.logits[5 * V + i] = -INFINITY;
+            b.logits[6 * V + i] = i == V - 1 ? -3e38f : -INFINITY;
+        }
+        b.on[7] = 0;
+        b.o = usual[k];
+        emu_order(k);
+        assert_int_equal(check(&b), 2);
+        for (int i = 1; i < 6; i++)
+            assert_int_equal(b.token[i], -1);
+        assert_int_equal(b.token[6], V - 1);
+        assert_int_equal(b.token[7], -7);
+        free_batch(&b);
+    }
+    emu_order(0);
+}
+
+static void only_resting_rows(void **state)
+{
+    batch b = new_batch(3, 5000, 1);
+    (void)state;
+    fill_wide(&b, 400);
+    for (int i = 0; i < 3; i++)
+        b.on[i] = 0;
+    assert_int_equal(check(&b), 0);
+    free_batch(&b);
+}
+
+/* Ids at the borders of tiles and stretches, twice, and such that do not exist. */
+static void seen_ids_at_borders(void **state)
+{
+    enum { V = 4500 };
+    static const int32_t ids[] = { 0,    127,  128, 2047, 2048, 4095,   4096,     4499,
+                                   2048, 4500, -1,  4499, 5000, 100000, INT32_MIN };
+    enum { N = sizeof ids / sizeof *ids };
+    (void)state;
+    for (int k = 0; k < N; k++) {
+        batch b = new_batch(1, V, N + 1);
+        for (int i = 0; i < V; i++)
+            b.logits[i] = -1;
+        for (int i = 0; i < N; i++)
+            if (ids[i] >= 0 && ids[i] < V)
+                b.logits[ids[i]] = 4 - (float)i / 16;
+        memcpy(b.seen, ids, sizeof ids);
+        b.n_seen[0] = k;
+        b.o.temperature = k % 2;
+        b.o.repetition_penalty = 5;
+        b.u[0] = 0.3;
+        assert_int_equal(check(&b), 1);
+        free_batch(&b);
+    }
+}
+
+/* The same bits of a row alone and among others, where it has fewer blocks, and in any order of
+ * blocks. */
+static void a_row_is_its_own(void **state)
+{
+    enum { V = 20000, ROWS = 9, AT = 6 };
+    (void)state;
+    for (int k = 0; k < N_USUAL; k += 2) {
+        batch all = new_batch(ROWS, V, 3), one = new_batch(1, V, 3);
+        int orders;
+        fill_wide(&all, 500 + (uint64_t)k);
+        memcpy(one.logits, all.logits + AT * V, V * sizeof *one.logits);
+        memcpy(one.seen, all.seen + AT * 3, 3 * sizeof *one.seen);
+        one.u[0] = all.u[AT];
+        one.n_seen[0] = all.n_seen[AT];
+        all.o = one.o = usual[k];
+        check(&all);
+        orders = emu_order(0);
+        for (int order = 0; order < orders; order++) {
+            emu_order(order);
+            run_device(&one);
+            assert_int_equal(one.token[0], all.token[AT]);
+            assert_memory_equal(one.logprob, all.logprob + AT, sizeof *one.logprob);
+        }
+        emu_order(0);
+        free_batch(&all);
+        free_batch(&one);
+    }
+}
+
+/* Recorded once and replayed on other numbers; launches are counted where they can be. */
+static void replays(void **state)
+{
+    void (*counts)(uint64_t *, uint64_t *) = NULL;
+    (void)state;
+    *(void **)&counts = emu_symbol("lm_emu_counts");
+    for (int k = 0; k < 3; k++) {
+        batch b = new_batch(3, 10000, 5), want;
+        placed p;
+        lm_recording *r = NULL;
+        lm_err e = { 0 };
+        b.o = usual[k];
+        place(&b, &p);
+        must(device->record_begin(device, device->main, &e), &e);
+        p.k->run(&p.c);
+        must(device->record_end(device, device->main, &r, &e), &e);
+        for (int round = 0; round < 3; round++) {
+            uint64_t before = 0, after = 0, switches;
+            fill_wide(&b, (uint64_t)(600 + 3 * k + round));
+            b.on[round] = 0;
+            bring(&b, &p, 0, N_OPERANDS, false);
+            if (counts)
+                counts(&before, &switches);
+            must(device->replay(device, r, device->main, &e), &e);
+            must(device->sync(device, NULL, &e), &e);
+            if (counts) {
+                counts(&after, &switches);
+                assert_int_equal(after - before, b.o.temperature > 0 ? 2 : 1);
+            }
+            run_reference(&b, &want);
+            bring(&b, &p, 5, N_OPERANDS, true);
+            compare(&b, &want);
+            lm_free(want.token);
+            lm_free(want.logprob);
+            check_tickets();
+        }
+        device->recording_free(device, r);
+        take_away(&p);
+        free_batch(&b);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -367,6 +642,14 @@ int main(void)
         cmocka_unit_test(ties_are_cut_by_id),
         cmocka_unit_test(a_limit_just_past_a_level),
         cmocka_unit_test(the_largest_draw),
+        cmocka_unit_test(vocabularies_of_models),
+        cmocka_unit_test(all_limits_over_stretches),
+        cmocka_unit_test(flat_rows),
+        cmocka_unit_test(unusable_logits_anywhere),
+        cmocka_unit_test(only_resting_rows),
+        cmocka_unit_test(seen_ids_at_borders),
+        cmocka_unit_test(a_row_is_its_own),
+        cmocka_unit_test(replays),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
