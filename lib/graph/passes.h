@@ -1,7 +1,9 @@
 /* passes.h -- what is done to a graph between building and running it; each pass alone in its file.
  *
  * precision.c  choose the types of activations and weights, insert casts
- * backward.c   append the backward of a scalar root by the operators' gradient rules */
+ * backward.c   append the backward of a scalar root by the operators' gradient rules
+ * and, because it knows single operators, in lib/op:
+ * fuse.c       join operators that follow each other (op/fuse.h) */
 #ifndef LM_GRAPH_PASSES_H
 #define LM_GRAPH_PASSES_H
 
