@@ -40,3 +40,22 @@ setup() {
     run -2 "$bench" --parts kernels,decoding
     [ "$output" = "bench-cuda: --parts: unknown 'decoding': choose from kernels decode train peers" ]
 }
+
+# predicted MODEL ...: what bench_cuda_predict says on the emulated device
+predicted() { "$LM_TEST_BUILD/bench/bench_cuda_predict" "$LM_TEST_BUILD/emu" "${bench%/*/*}/share/models" "$@"; }
+
+@test "bench-cuda: least times by cost rules, of operators apart and joined" {
+    predicted gpt2-124m > table
+    cat table
+    head -n 1 table | grep -q ' an H200 by its data sheet; nothing was measured$'
+    [ "$(grep -c '^gpt2-124m: ' table)" -eq 3 ]
+    # operator, then calls GFLOP GB ms twice: 12 layers of 4 products and the head, 6 FLOP a parameter and token
+    grep -qE '^attention +12 ' table
+    [ "$(awk '$1 == "linear" || $1 == "linear_act" { n += $2 } $1 == "sum" { print n; exit }' table)" -eq 48 ]
+    awk '$1 == "sum" { f = 65536 * 6 * 124.4e6 * 1e-9; x = $3 / f; if (x < 1 || x > 1.1) exit 1; n++ } n == 1 { exit }' table
+    awk '$1 == "sum" { if ($6 > $2 || $9 > $5 || $5 <= 0) exit 1; n++ } END { exit n != 3 }' table
+    # a step of decoding reads every weight once, in BF16: 124 million less the positions
+    awk '$1 == "sum" && ++n == 2 { exit !($4 > 0.24 && $4 < 0.31) }' table
+    run -2 predicted gpt5
+    [[ $output == *"gpt5: unknown model: choose from gpt2-124m gpt2-1.5b llama-1b llama-8b" ]]
+}
