@@ -223,6 +223,7 @@ static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
 static void attention_step_cost(const lm_call *c, lm_cost *out)
 {
     lm_op_attention_cached.cost(c, out); /* its attributes come first */
+    out->bytes -= lm_rope_unread_bytes(&c->in[4], &c->in[3]);
 }
 
 static void attention_step_example(lm_rng r, int i, lm_example *x)

@@ -17,6 +17,8 @@ extern const lm_op lm_op_norm, lm_op_norm_dx, lm_op_norm_dw;
 extern const lm_op lm_op_head_norm, lm_op_head_norm_dx, lm_op_head_norm_dw;
 /* rope.c */
 extern const lm_op lm_op_rope;
+/* Bytes of a rotary table (absent: 0) that rows at these positions do not look up, for costs. */
+double lm_rope_unread_bytes(const lm_tensor *table, const lm_tensor *pos);
 /* attention.c */
 extern const lm_op lm_op_attention, lm_op_attention_dx, lm_op_attention_cached;
 /* elementwise.c (and lm_op_add, lm_op_cast of graph/op.h) */

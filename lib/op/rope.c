@@ -33,10 +33,16 @@ static lm_code rope_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return lm_grad_give(s, n->in[0], dx, e);
 }
 
+double lm_rope_unread_bytes(const lm_tensor *table, const lm_tensor *pos)
+{
+    int64_t rows = lm_absent(table) ? 0 : table->dim[0] - pos->dim[0];
+    return rows > 0 ? (double)(rows * table->dim[1]) * (double)lm_dtype_size(table->dtype) : 0;
+}
+
 static void rope_cost(const lm_call *c, lm_cost *out)
 {
     out->flops = 3.0 * (double)lm_tensor_count(&c->in[0]);
-    out->bytes = lm_call_bytes(c);
+    out->bytes = lm_call_bytes(c) - lm_rope_unread_bytes(&c->in[2], &c->in[1]);
 }
 
 static void rope_example(lm_rng r, int i, lm_example *x)
