@@ -5,6 +5,7 @@
  * shared memory.  A product is tiles of 64 x 64 (gemm_tile.cuh) whose sums over 128 steps of k meet
  * their scales in F32.  Every maximum is exact, so no order of blocks shows. */
 #include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/plane.cuh"
 
 extern "C" {
 #include "kernels/cuda/blaslt.h"
@@ -75,7 +76,7 @@ __device__ inline float scale_for(float most, const fp8_format &f, bool power_of
 
 static const int tile = LM_FP8_SIDE;
 static const int warps = block_threads / 32, warp_rows = tile / warps;
-static const int64_t most_parts = 512; /* of the maximum of a tensor */
+static const int64_t most_parts = 2048; /* of the maximum of a tensor */
 
 struct quantizing {
     int64_t rows, cols, ldx, ld;
@@ -241,22 +242,36 @@ __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quanti
     }
 }
 
-template <class T>
-__global__ void fp8_most_kernel(const T *x, int64_t rows, int64_t cols, int64_t ldx, bool packed,
-                                float *part)
+/* cols and ldx are multiples of N. */
+template <class T, int N>
+__global__ void __launch_bounds__(block_threads)
+    fp8_most_kernel(const T *x, int64_t rows, int64_t cols, int64_t ldx, float *part)
 {
-    int64_t across = (cols + 3) / 4;
+    typedef pack<T, N> piece;
+    const int U = 4;
+    int64_t step = plane_cols() * N;
     float most = 0;
 
-    for (int64_t i = global_thread(); i < rows * across; i += global_threads()) {
-        float v[4];
-        int64_t row = i / across, col = i % across * 4;
-        load4(v, x + row * ldx + col, cols - col, packed);
-        most = fmaxf(most, most4(v));
+#pragma unroll 1
+    for (int64_t r = plane_row(); r < rows; r += plane_rows()) {
+        const T *from = x + r * ldx;
+#pragma unroll 1
+        for (int64_t i = plane_col() * N; i < cols; i += U * step) {
+            piece v[U] = {};
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (i + u * step < cols)
+                    v[u] = *(const piece *)(from + i + u * step);
+#pragma unroll
+            for (int u = 0; u < U; u++)
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    most = fmaxf(most, fabsf(to_float(v[u].v[j])));
+        }
     }
     most = block_max(most);
-    if (threadIdx.x == 0)
-        part[blockIdx.x] = most;
+    if (threadIdx.x + threadIdx.y == 0)
+        part[blockIdx.y * gridDim.x + blockIdx.x] = most;
 }
 
 static __global__ void fp8_scale_kernel(const float *part, int64_t parts, fp8_format f,
@@ -273,6 +288,26 @@ static __global__ void fp8_scale_kernel(const float *part, int64_t parts, fp8_fo
 size_t fp8_quantize_work(const lm_fp8_quantize *q)
 {
     return q->scaling == LM_FP8_TENSOR && !q->given ? (size_t)most_parts * sizeof(float) : 0;
+}
+
+/* The largest magnitudes of parts of x; how many. */
+template <class T> static int64_t run_most(const lm_fp8_quantize *q, const lm_stream *s)
+{
+    const int n = wide<T>::n;
+    const T *x = (const T *)q->x;
+    bool flat = q->ldx == q->cols;
+    int64_t rows = flat ? 1 : q->rows, cols = flat ? q->rows * q->cols : q->cols;
+    bool wide_rows = packs<T>(n, flat ? cols : cols | q->ldx, x);
+    plane p = plane_for(rows, ceil_div(cols, wide_rows ? 4 * n : 4), s);
+    p.grid.x = p.grid.x < most_parts ? p.grid.x : (unsigned)most_parts;
+    p.grid.y = p.grid.x * p.grid.y <= most_parts ? p.grid.y : (unsigned)most_parts / p.grid.x;
+    if (wide_rows)
+        LM_LAUNCH((fp8_most_kernel<T, n>), p.grid, p.block, 0, s, x, rows, cols, q->ldx,
+                  (float *)q->work);
+    else
+        LM_LAUNCH((fp8_most_kernel<T, 1>), p.grid, p.block, 0, s, x, rows, cols, q->ldx,
+                  (float *)q->work);
+    return (int64_t)p.grid.x * p.grid.y;
 }
 
 template <class T> static void quantize(const lm_fp8_quantize *q, const lm_stream *s)
@@ -292,10 +327,7 @@ template <class T> static void quantize(const lm_fp8_quantize *q, const lm_strea
     p.pack_x = packs<T>(4, q->ldx, x);
     p.pack_codes = packs<uint8_t>(4, q->ld, q->codes);
     if (q->scaling == LM_FP8_TENSOR && !q->given) {
-        int64_t parts = ceil_div(q->rows * ceil_div(q->cols, 4), 4 * block_threads);
-        parts = parts < most_parts ? parts : most_parts;
-        LM_LAUNCH((fp8_most_kernel<T>), (unsigned)parts, block_threads, 0, s, x, q->rows, q->cols,
-                  q->ldx, p.pack_x, (float *)q->work);
+        int64_t parts = run_most<T>(q, s);
         LM_LAUNCH(fp8_scale_kernel, 1, block_threads, 0, s, (const float *)q->work, parts, p.format,
                   q->power_of_two, q->scale);
     }
