@@ -1,7 +1,8 @@
 /* blaslt.c -- matrix products by cuBLASLt.
  *
  * cuBLASLt is column-major: what is C = A B by rows is C' = B' A' by columns, so the factors change
- * places, their transposes stay, and a bias over columns becomes its bias over rows. */
+ * places, their transposes stay, a bias over columns becomes its bias over rows, and what is summed
+ * of our first factor is of its second.  A bias and sums have the type of C. */
 #include "kernels/cuda/blaslt.h"
 
 #include <cublasLt.h>
@@ -96,7 +97,8 @@ typedef struct {
     int32_t a_type, b_type, cd;
     uint8_t ta, tb, accumulate, tf32, bias;
     uint8_t scaled, a_scaling, b_scaling;
-    uint8_t align_a, align_b, align_c, align_bias; /* log2 of bytes */
+    uint8_t gelu, slope, aux, sums;
+    uint8_t align_a, align_b, align_c, align_bias, align_aux; /* log2 of bytes */
 } shape_key;
 
 typedef struct {
@@ -146,6 +148,17 @@ static uint8_t common_alignment(const void *p, int64_t stride, lm_dtype d)
     return alignment((const void *)((uintptr_t)p | (uintptr_t)stride * lm_dtype_size(d)));
 }
 
+static bool has_epilogue(const lm_lt_gemm *g)
+{
+    return g->gelu || g->a_sum;
+}
+
+/* What cuBLASLt knows as the bias pointer. */
+static const void *vector_of(const lm_lt_gemm *g)
+{
+    return g->a_sum ? g->a_sum : g->bias;
+}
+
 static shape_key key_of(const lm_lt_gemm *g)
 {
     shape_key k;
@@ -165,7 +178,9 @@ static shape_key key_of(const lm_lt_gemm *g)
     k.align_a = common_alignment(g->a, k.stride_a, g->a_type);
     k.align_b = common_alignment(g->b, k.stride_b, g->b_type);
     k.align_c = common_alignment(g->c, k.stride_c, g->cd);
-    k.align_bias = alignment(g->bias);
+    k.gelu = g->gelu, k.slope = g->slope, k.aux = g->z != NULL, k.sums = g->a_sum != NULL;
+    k.align_bias = alignment(vector_of(g));
+    k.align_aux = alignment(g->z);
     return k;
 }
 
@@ -209,8 +224,12 @@ static bool product_set(const library *l, shape *s, cublasLtMatmulDescAttributes
 /* The pointers of a product, which change from call to call of one shape. */
 static bool set_pointers(const library *l, shape *s, const lm_lt_gemm *g)
 {
-    return (!g->bias ||
-            product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias)) &&
+    const void *vector = vector_of(g);
+
+    return (!vector ||
+            product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
+           (!g->z ||
+            product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->z, sizeof g->z)) &&
            (!g->a_scale || /* cuBLASLt's first factor is our second */
             (product_set(l, s, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale,
                          sizeof g->b_scale) &&
@@ -248,19 +267,48 @@ static bool describe_scales(const library *l, shape *s, const lm_lt_gemm *g)
     return !g->a_scale || !blocks || set_modes(l, s, g);
 }
 
+static uint32_t epilogue_of(const lm_lt_gemm *g)
+{
+    if (g->a_sum)
+        return CUBLASLT_EPILOGUE_BGRADB;
+    if (g->gelu && g->slope)
+        return CUBLASLT_EPILOGUE_DGELU;
+    if (g->gelu && g->z)
+        return g->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    if (g->gelu)
+        return g->bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    return g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* What comes after the sums, and what it reads and writes beside C. */
+static bool describe_epilogue(const library *l, shape *s, const lm_lt_gemm *g)
+{
+    uint32_t epilogue = epilogue_of(g);
+    int32_t type = (int32_t)type_of(g->cd);
+
+    if (has_epilogue(g) && g->batch > 1)
+        return false;
+    if (!product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) ||
+        (g->a_sum && (g->cd != LM_DTYPE_F32 ||
+                      !product_set(l, s, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type))))
+        return false;
+    return !g->z ||
+           (g->ldc % 8 == 0 && (uintptr_t)g->z % 16 == 0 &&
+            product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->ldc, sizeof g->ldc) &&
+            product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &type, sizeof type));
+}
+
 /* What is to be computed. */
 static bool describe(const library *l, shape *s, const lm_lt_gemm *g)
 {
     cublasComputeType_t compute =
         g->tf32 && g->a_type == LM_DTYPE_F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     int32_t first = g->tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = g->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
-    uint32_t epilogue = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 
     return !l->cublasLtMatmulDescCreate(&s->product, compute, CUDA_R_32F) &&
            product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            product_set(l, s, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
-           describe_scales(l, s, g) && set_pointers(l, s, g) &&
+           describe_epilogue(l, s, g) && describe_scales(l, s, g) && set_pointers(l, s, g) &&
            layout(l, &s->a, g->a_type, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda, g->batch,
                   g->stride_a) &&
            layout(l, &s->b, g->b_type, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb, g->batch,
@@ -337,7 +385,7 @@ static shape *shape_for(lm_cuda_lt *lt, const lm_lt_gemm *g)
         s->used = true;
         s->key = key;
         s->served = describe(&lt->l, s, g) && choose(lt, s);
-        lt->counts.unserved_shapes += !s->served;
+        lt->counts.unserved_shapes += !s->served && !has_epilogue(g);
         return s;
     }
 }
@@ -356,11 +404,13 @@ bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, cudaStream_t stream)
                            g->c, s->c, &s->algo, lt->workspace, lt->workspace_bytes, stream);
     if (done)
         return true;
-    lt->counts.unserved++;
-    if (s->served) {
-        s->served = false;
-        lt->counts.unserved_shapes++;
+    if (has_epilogue(g)) {
+        lt->counts.refused++;
+    } else {
+        lt->counts.unserved++;
+        lt->counts.unserved_shapes += s->served;
     }
+    s->served = false;
     return false;
 }
 

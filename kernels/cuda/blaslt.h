@@ -18,10 +18,9 @@ typedef struct lm_cuda_lt lm_cuda_lt;
  *
  * FP8 factors (kernels/fp8.h) come with scales; A as it is, B transposed, no batch, bias of BF16.
  *
- * Of the epilogues only the bias is used.  GELU would have to store its input too, for backward:
- * against the elementwise kernel it saves one read of that, and wants an operator of its own.
- * dGELU likewise.  Bias gradients come out in C's type, where ours are F32, and are written, where
- * ours are added to over micro-batches. */
+ * gelu, slope, z, a_sum: as act and the others of gemm_call, but GELU is the tanh form only, a_sum
+ * is written and not added to, and no batch has any of them.  A product with them may be refused
+ * where one without is not. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype a_type, b_type, cd; /* of A and B: the same, but for FP8 */
@@ -33,14 +32,19 @@ typedef struct {
     int64_t batch, stride_a, stride_b, stride_c; /* as in gemm_call */
     const float *a_scale, *b_scale;              /* FP8 only */
     lm_fp8_scaling a_scaling, b_scaling;
+    bool gelu, slope;
+    void *z;
+    float *a_sum;
 } lm_lt_gemm;
 
 /* What has been asked for so far. */
 typedef struct {
-    int64_t shapes;          /* that heuristics were asked about */
-    int64_t hits;            /* products whose shape was known */
-    int64_t unserved_shapes; /* of shapes: those that cuBLASLt has no algorithm for */
-    int64_t unserved;        /* products it did not make, which another kernel then made */
+    int64_t shapes; /* that heuristics were asked about */
+    int64_t hits;   /* products whose shape was known */
+    int64_t
+        unserved_shapes; /* of shapes: those that cuBLASLt has no algorithm for, bare as they are */
+    int64_t unserved;    /* products it did not make, which another kernel then made */
+    int64_t refused; /* products with a function or sums, then made without: neither of the above */
 } lm_lt_counts;
 
 /* On the device that is current.  workspace: bytes of device memory for split sums and the like.
@@ -49,8 +53,8 @@ typedef struct {
 lm_code lm_cuda_lt_new(size_t workspace, bool deterministic, lm_cuda_lt **out, lm_err *e);
 void lm_cuda_lt_free(lm_cuda_lt *lt); /* when nothing that it started is under way; NULL is fine */
 
-/* Put a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel for),
- * and nothing was done; counted. */
+/* Put a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel for,
+ * an epilogue that it lacks), and nothing was done; counted. */
 bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, struct CUstream_st *stream);
 
 /* Of the stream's products so far: all zero on the plain path.  Exported for tests. */

@@ -26,14 +26,17 @@ struct gemm_call {
     int64_t batch, stride_a, stride_b, stride_c;
     /* What becomes of the sums on their way into C, which is then of type ab and not added to; GELU
      * or nothing.  Forward: C = f(sum + bias), and z, when given, gets sum + bias.  Backward
-     * (slope): C = sum * f'(z).  z has C's pitch and the type ab. */
+     * (slope): C = sum * f'(z), without a bias.  z has C's pitch and the type ab.  A is then as it
+     * is (not ta), and there is no batch. */
     lm_act act;
     bool slope;
     void *z;
-    /* [m] or null: sums of op(A) over k (a bias gradient); replaced or added to as C is. */
+    /* [m] or null: sums of op(A) over k (a bias gradient); replaced or added to as C is.  For a
+     * weight gradient: ta, not tb, C of F32, no batch. */
     float *a_sum;
 };
 
+/* Of the pointers only a_sum counts, whether there is one. */
 size_t gemm_work(const gemm_call *g, const lm_stream *s);
 void gemm_run(const gemm_call *g, lm_stream *s);
 

@@ -21,8 +21,12 @@ __device__ inline int64_t batch_index(const tiling &t)
     return t.batch0 + blockIdx.z;
 }
 
+/* What kernels do beside the sums: a function of them, or sums of A.  Kernels of their own, so that
+ * the others keep their registers. */
+enum beside { NOTHING, SHAPED, SUMMED };
+
 /* T: type of A and B; SIDE x SIDE of C a block.  blockIdx.y: which part of k. */
-template <class T, bool TA, bool TB, int SIDE>
+template <class T, bool TA, bool TB, int SIDE, beside AND>
 __global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 3)
     tiles_kernel(const T *a, const T *b, void *c, tiling t)
 {
@@ -40,45 +44,62 @@ __global__ void __launch_bounds__(256, SIDE == 128 ? 2 : 3)
         row *= SIDE, col *= SIDE;
         for (int64_t k0 = part_begin; k0 < part_end; k0 += stretch) {
             int64_t k1 = k0 + stretch < part_end ? k0 + stretch : part_end;
-            float sum[SIDE / 16][SIDE / 16] = {};
+            float sum[SIDE / 16][SIDE / 16] = {}, row_sum = 0;
 
-            sum_tile<T, T, TA, TB, SIDE>(sum, &room_a, &room_b, a, b, t, row, t.m, col, k0, k1);
+            sum_tile<T, T, TA, TB, SIDE, AND == SUMMED>(sum, &room_a, &room_b, a, b, t, row, t.m,
+                                                        col, k0, k1, &row_sum);
             const float *bias = k0 == part_begin ? t.bias : nullptr;
             bool accumulate = t.accumulate || k0 > part_begin;
-            if (sizeof(T) == 4 || t.wide_c)
+            if (AND == SHAPED && k1 == part_end)
+                put_shaped<T, SIDE>((T *)c, sum, t, row, col, bias, k0 > part_begin);
+            else if (sizeof(T) == 4 || t.wide_c)
                 put_tile<float, SIDE>((float *)c + c_at, sum, t, row, t.m, col, bias, accumulate);
             else
                 put_tile<T, SIDE>((T *)c + c_at, sum, t, row, t.m, col, bias, accumulate);
+            if (AND == SUMMED && col == 0 && threadIdx.x < SIDE && row + threadIdx.x < t.m) {
+                float *to = t.a_sum + blockIdx.y * t.m + row + threadIdx.x;
+                *to = (accumulate ? *to : 0.0f) + row_sum;
+            }
         }
     }
 }
 
 /* ---- parts of k, added ---- */
 
-template <class C>
-__global__ void add_parts_kernel(const float *part, int64_t parts, int64_t m, int64_t n, C *c,
-                                 int64_t ldc, int64_t stride_c, int64_t batch0, const float *bias,
-                                 bool accumulate)
+/* part: t.parts times the sums of m x n, for each product of a batch; a_part: those of a_sum. */
+template <class C, beside AND>
+__global__ void add_parts_kernel(const float *part, const float *a_part, C *c, tiling t)
 {
-    part += (batch0 + blockIdx.z) * parts * m * n;
-    c += (batch0 + blockIdx.z) * stride_c;
-    for (int64_t i = global_thread(); i < m * n; i += global_threads()) {
+    part += batch_index(t) * t.parts * t.part_size;
+    c += batch_index(t) * t.stride_c;
+    for (int64_t i = global_thread(); i < t.part_size; i += global_threads()) {
         float s = part[i];
-        for (int64_t p = 1; p < parts; p++)
-            s += part[p * m * n + i];
-        int64_t row = i / n, col = i % n;
-        C *to = c + row * ldc + col;
-        *to = from_float<C>((accumulate ? to_float(*to) : 0.0f) + (s + (bias ? bias[col] : 0.0f)));
+        for (int64_t p = 1; p < t.parts; p++)
+            s += part[p * t.part_size + i];
+        int64_t row = i / t.n, col = i % t.n, at = row * t.ldc + col;
+        s += t.bias ? t.bias[col] : 0.0f;
+        if (AND == SHAPED)
+            s = shaped<C>(t, s, at);
+        else
+            s += t.accumulate ? to_float(c[at]) : 0.0f;
+        c[at] = from_float<C>(s);
+    }
+    for (int64_t i = global_thread(); AND == SUMMED && i < t.m; i += global_threads()) {
+        float s = a_part[i];
+        for (int64_t p = 1; p < t.parts; p++)
+            s += a_part[p * t.m + i];
+        t.a_sum[i] = (t.accumulate ? t.a_sum[i] : 0.0f) + s;
     }
 }
 
 /* ---- few rows ---- */
 
 /* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns (rows.cuh). */
-template <class T, int M, int COLS>
+template <class T, int M, int COLS, beside AND>
 __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
-    const int U = COLS > 1 ? 1 : M > 4 ? 2 : 4; /* packs at once: as registers allow */
+    const int U = COLS > 1 ? 1 : M > 4 ? 2 : 4;
+    const int EACH = 32 / (M * COLS); /* lanes that get the same sum */
     int lane = (int)threadIdx.x % 32;
     bool whole = t.pack_a && t.pack_b && t.k % wide<T>::n == 0;
     int64_t groups = (t.n + COLS - 1) / COLS, warps = global_threads() / 32;
@@ -92,21 +113,16 @@ __global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, vo
         for (int j = 0; j < COLS; j++)
             f.b[j] = b + (col0 + j < t.n ? col0 + j : t.n - 1) * t.ldb;
         few_sums<T, M, COLS, U>(sum, f, whole);
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-#pragma unroll
-            for (int j = 0; j < COLS; j++) {
-                float s = warp_sum(sum[i][j]);
-                int64_t col = col0 + j, at = i * t.ldc + col;
-                if (lane != 0 || i >= t.m || col >= t.n)
-                    continue;
-                s += t.bias ? t.bias[col] : 0.0f;
-                if (sizeof(T) == 4 || t.wide_c)
-                    ((float *)c)[at] = s + (t.accumulate ? ((float *)c)[at] : 0.0f);
-                else
-                    ((T *)c)[at] =
-                        from_float<T>(s + (t.accumulate ? to_float(((T *)c)[at]) : 0.0f));
-            }
+        float mine = shared_sums<M * COLS>(&sum[0][0]);
+        int64_t row = lane / EACH / COLS, col = col0 + lane / EACH % COLS, at = row * t.ldc + col;
+        if (lane % EACH == 0 && row < t.m && col < t.n) {
+            mine += t.bias ? t.bias[col] : 0.0f;
+            if (AND == SHAPED)
+                ((T *)c)[at] = from_float<T>(shaped<T>(t, mine, at));
+            else if (sizeof(T) == 4 || t.wide_c)
+                ((float *)c)[at] = mine + (t.accumulate ? ((float *)c)[at] : 0.0f);
+            else
+                ((T *)c)[at] = from_float<T>(mine + (t.accumulate ? to_float(((T *)c)[at]) : 0.0f));
         }
     }
 }
@@ -149,10 +165,16 @@ static int64_t part_steps(const gemm_call *g)
     return ceil_div(ceil_div(g->k, parts), depth) * depth;
 }
 
+/* Floats of the sums of all parts; those of a_sum lie behind them. */
+static int64_t part_floats(const gemm_call *g, int64_t parts)
+{
+    return batch_of(g) * parts * g->m * g->n;
+}
+
 size_t gemm_plain_work(const gemm_call *g)
 {
-    int64_t parts = ceil_div(g->k, part_steps(g));
-    return parts > 1 ? (size_t)(batch_of(g) * parts * g->m * g->n) * sizeof(float) : 0;
+    int64_t parts = ceil_div(g->k, part_steps(g)), sums = g->a_sum ? parts * g->m : 0;
+    return parts > 1 ? (size_t)(part_floats(g, parts) + sums) * sizeof(float) : 0;
 }
 
 /* Blocks in the grid's third dimension: the batch from batch0 on, as far as one launch goes. */
@@ -170,49 +192,76 @@ static void launch_tiles(const gemm_call *g, const lm_stream *s, const tiling &t
     const T *a = (const T *)g->a, *b = (const T *)g->b;
     int64_t tiles = t.tiles_m * t.tiles_n, most = INT32_MAX;
     dim3 grid((unsigned)(tiles < most ? tiles : most), (unsigned)t.parts, batch_blocks(g, t));
+    bool act = t.act != LM_ACT_NONE;
 
     if (g->ta && g->tb)
-        LM_LAUNCH((tiles_kernel<T, true, true, 64>), grid, block_threads, 0, s, a, b, c, t);
+        LM_LAUNCH((tiles_kernel<T, true, true, 64, NOTHING>), grid, block_threads, 0, s, a, b, c,
+                  t);
+    else if (g->ta && t.a_sum)
+        LM_LAUNCH((tiles_kernel<T, true, false, SIDE, SUMMED>), grid, block_threads, 0, s, a, b, c,
+                  t);
     else if (g->ta)
-        LM_LAUNCH((tiles_kernel<T, true, false, SIDE>), grid, block_threads, 0, s, a, b, c, t);
+        LM_LAUNCH((tiles_kernel<T, true, false, SIDE, NOTHING>), grid, block_threads, 0, s, a, b, c,
+                  t);
+    else if (g->tb && act)
+        LM_LAUNCH((tiles_kernel<T, false, true, SIDE, SHAPED>), grid, block_threads, 0, s, a, b, c,
+                  t);
     else if (g->tb)
-        LM_LAUNCH((tiles_kernel<T, false, true, SIDE>), grid, block_threads, 0, s, a, b, c, t);
+        LM_LAUNCH((tiles_kernel<T, false, true, SIDE, NOTHING>), grid, block_threads, 0, s, a, b, c,
+                  t);
+    else if (act)
+        LM_LAUNCH((tiles_kernel<T, false, false, SIDE, SHAPED>), grid, block_threads, 0, s, a, b, c,
+                  t);
     else
-        LM_LAUNCH((tiles_kernel<T, false, false, SIDE>), grid, block_threads, 0, s, a, b, c, t);
+        LM_LAUNCH((tiles_kernel<T, false, false, SIDE, NOTHING>), grid, block_threads, 0, s, a, b,
+                  c, t);
+}
+
+template <class C>
+static void add_parts(const gemm_call *g, const lm_stream *s, const tiling &t, const float *part,
+                      const float *a_part)
+{
+    dim3 grid(grid_for(t.part_size, block_threads, s), 1, batch_blocks(g, t));
+    C *c = (C *)g->c;
+
+    if (t.act != LM_ACT_NONE)
+        LM_LAUNCH((add_parts_kernel<C, SHAPED>), grid, block_threads, 0, s, part, a_part, c, t);
+    else if (t.a_sum)
+        LM_LAUNCH((add_parts_kernel<C, SUMMED>), grid, block_threads, 0, s, part, a_part, c, t);
+    else
+        LM_LAUNCH((add_parts_kernel<C, NOTHING>), grid, block_threads, 0, s, part, a_part, c, t);
 }
 
 template <class T> static void run_tiles(const gemm_call *g, const lm_stream *s, tiling t)
 {
     int side = side_for(g);
-    void *c = g->c;
 
     t.tiles_m = ceil_div(g->m, side);
     t.tiles_n = ceil_div(g->n, side);
     t.part_k = part_steps(g);
     t.parts = ceil_div(g->k, t.part_k);
+    t.part_size = t.parts > 1 ? g->m * g->n : 0;
+    tiling part = t; /* what a part makes */
+    void *c = g->c;
     if (t.parts > 1) {
         c = g->work;
-        t.ldc = g->n;
-        t.part_size = g->m * g->n;
-        t.stride_c = t.parts * t.part_size;
-        t.bias = nullptr;
-        t.accumulate = false;
-        t.wide_c = true;
-        t.pack_c = packs<float>(4, g->n, c);
+        part.ldc = g->n;
+        part.stride_c = t.parts * t.part_size;
+        part.bias = nullptr;
+        part.accumulate = false;
+        part.act = LM_ACT_NONE;
+        part.wide_c = true;
+        part.pack_c = packs<float>(4, g->n, c);
+        part.a_sum = g->a_sum ? (float *)c + part_floats(g, t.parts) : nullptr;
     }
     if (side == 128)
-        launch_tiles<T, 128>(g, s, t, c);
+        launch_tiles<T, 128>(g, s, part, c);
     else
-        launch_tiles<T, 64>(g, s, t, c);
-    if (t.parts == 1)
-        return;
-    dim3 grid(grid_for(g->m * g->n, block_threads, s), 1, batch_blocks(g, t));
-    if (g->cd == LM_DTYPE_F32)
-        LM_LAUNCH((add_parts_kernel<float>), grid, block_threads, 0, s, (const float *)c, t.parts,
-                  g->m, g->n, (float *)g->c, g->ldc, g->stride_c, t.batch0, g->bias, g->accumulate);
-    else
-        LM_LAUNCH((add_parts_kernel<T>), grid, block_threads, 0, s, (const float *)c, t.parts, g->m,
-                  g->n, (T *)g->c, g->ldc, g->stride_c, t.batch0, g->bias, g->accumulate);
+        launch_tiles<T, 64>(g, s, part, c);
+    if (t.parts > 1 && t.wide_c)
+        add_parts<float>(g, s, t, (const float *)c, part.a_sum);
+    else if (t.parts > 1)
+        add_parts<T>(g, s, t, (const float *)c, part.a_sum);
 }
 
 template <class T, int COLS>
@@ -221,14 +270,16 @@ static void launch_rows(const gemm_call *g, const lm_stream *s, const tiling &t)
     const T *a = (const T *)g->a, *b = (const T *)g->b;
     unsigned grid = grid_for(ceil_div(g->n, COLS), block_threads / 32, s);
 
-    if (g->m == 1)
-        LM_LAUNCH((rows_kernel<T, 1, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
+    if (g->act != LM_ACT_NONE) /* few graphs have these: one kernel does */
+        LM_LAUNCH((rows_kernel<T, 8, COLS, SHAPED>), grid, block_threads, 0, s, a, b, g->c, t);
+    else if (g->m == 1)
+        LM_LAUNCH((rows_kernel<T, 1, COLS, NOTHING>), grid, block_threads, 0, s, a, b, g->c, t);
     else if (g->m == 2)
-        LM_LAUNCH((rows_kernel<T, 2, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
+        LM_LAUNCH((rows_kernel<T, 2, COLS, NOTHING>), grid, block_threads, 0, s, a, b, g->c, t);
     else if (g->m <= 4)
-        LM_LAUNCH((rows_kernel<T, 4, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
+        LM_LAUNCH((rows_kernel<T, 4, COLS, NOTHING>), grid, block_threads, 0, s, a, b, g->c, t);
     else
-        LM_LAUNCH((rows_kernel<T, 8, COLS>), grid, block_threads, 0, s, a, b, g->c, t);
+        LM_LAUNCH((rows_kernel<T, 8, COLS, NOTHING>), grid, block_threads, 0, s, a, b, g->c, t);
 }
 
 /* The z-th product of a batch. */
@@ -252,11 +303,13 @@ template <class T> static void run_as(const gemm_call *g, const lm_stream *s)
     t.bias = g->bias;
     t.accumulate = g->accumulate;
     t.wide_c = g->cd == LM_DTYPE_F32;
+    t.act = g->act, t.slope = g->slope, t.z = g->z;
+    t.a_sum = g->a_sum;
     if (batch_of(g) > 1)
         t.stride_a = g->stride_a, t.stride_b = g->stride_b, t.stride_c = g->stride_c;
     t.pack_a = packs<T>(wide<T>::n, g->lda, g->a) && t.stride_a % wide<T>::n == 0;
     t.pack_b = packs<T>(wide<T>::n, g->ldb, g->b) && t.stride_b % wide<T>::n == 0;
-    t.pack_c = (t.wide_c ? packs<float>(4, g->ldc, g->c) : packs<T>(4, g->ldc, g->c)) &&
+    t.pack_c = (t.wide_c ? packs<float>(4, g->ldc, g->c, g->z) : packs<T>(4, g->ldc, g->c, g->z)) &&
                t.stride_c % 4 == 0;
     for (; t.batch0 < batch_of(g) && !few_rows(g); t.batch0 += batch_most)
         run_tiles<T>(g, s, t);

@@ -7,7 +7,7 @@
 #ifndef LM_KERNELS_CUDA_GEMM_TILE_CUH
 #define LM_KERNELS_CUDA_GEMM_TILE_CUH
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/gelu.cuh"
 
 static const int depth = 16; /* steps of k in shared memory */
 static const int block_threads = 256;
@@ -28,6 +28,10 @@ struct tiling {
     bool accumulate;
     int64_t stride_a, stride_b, stride_c; /* from one product of a batch to the next */
     int64_t batch0;                       /* the product of the first blocks */
+    lm_act act;                           /* as in gemm_call; a part of k has none */
+    bool slope;
+    void *z;
+    float *a_sum; /* m floats to a part */
 };
 
 /* ---- a tile's factors: memory -> registers -> shared memory ---- */
@@ -164,12 +168,23 @@ template <int SIDE> struct room {
     pack<float, 4> v[2 * depth * (SIDE + 4) / 4];
 };
 
+/* The sum of this thread's row of A over `depth` steps. */
+template <int SIDE> __device__ inline float sum_row(const float *a)
+{
+    float s = 0;
+#pragma unroll
+    for (int q = 0; q < depth; q++)
+        s += a[q * (SIDE + 4) + threadIdx.x];
+    return s;
+}
+
 /* sum[SIDE/16][SIDE/16] += the steps k0 to k1 of the tile of C whose first row and column these
- * are; X, Y: types of A and B.  All threads of the block come here. */
-template <class X, class Y, bool TA, bool TB, int SIDE>
+ * are; X, Y: types of A and B.  All threads of the block come here.  SUMS: the tiles of C's first
+ * column add to row_sum what the steps of row `threadIdx.x` of A give, for the first SIDE threads. */
+template <class X, class Y, bool TA, bool TB, int SIDE, bool SUMS = false>
 __device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, room<SIDE> *room_b,
                                 const X *a, const Y *b, const tiling &t, int64_t row, int64_t m,
-                                int64_t col, int64_t k0, int64_t k1)
+                                int64_t col, int64_t k0, int64_t k1, float *row_sum = nullptr)
 {
     typedef part_of<X, !TA, SIDE> A;
     typedef part_of<Y, TB, SIDE> B;
@@ -190,6 +205,8 @@ __device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, roo
         }
         if (q >= k0)
             multiply<SIDE>(sum, at + turn * A::floats, bt + turn * B::floats);
+        if (SUMS && q >= k0 && col == 0 && threadIdx.x < SIDE)
+            *row_sum += sum_row<SIDE>(at + turn * A::floats);
         if (left > 0) {
             place<X, !TA, SIDE>(at + (turn ^ 1) * A::floats, stage_a);
             place<Y, TB, SIDE>(bt + (turn ^ 1) * B::floats, stage_b);
@@ -245,6 +262,97 @@ __device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, 
                 put4(to + (i / 4 * 16 + i % 4) * t.ldc, sum[i] + h * 4, add + h * 4, left, t.pack_c,
                      accumulate);
         }
+    }
+}
+
+/* ---- functions of the sums ---- */
+
+/* What becomes of a sum, its bias added, for the element `at` of C; z gets or gives what the
+ * function or its slope is taken of. */
+template <class C> __device__ inline float shaped(const tiling &t, float x, int64_t at)
+{
+    C *z = (C *)t.z + at;
+
+    if (t.slope)
+        return x * gelu_slope_of<C>(t.act, to_float(*z));
+    if (t.z)
+        *z = from_float<C>(x);
+    return gelu_of<C>(t.act, x);
+}
+
+/* Four neighbours, or as many of them as are inside. */
+template <class C> __device__ inline pack<C, 4> get4(const C *from, bool whole, int64_t left)
+{
+    pack<C, 4> v = {};
+
+    if (whole)
+        return *(const pack<C, 4> *)from;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (j < left)
+            v.v[j] = from[j];
+    return v;
+}
+template <class C>
+__device__ inline void give4(C *to, const pack<C, 4> &v, bool whole, int64_t left)
+{
+    if (whole) {
+        *(pack<C, 4> *)to = v;
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (j < left)
+            to[j] = v.v[j];
+}
+
+/* Four neighbours of a row of C, of which `left` are inside. */
+template <class C>
+__device__ inline void put4_shaped(C *c, const tiling &t, int64_t at, const float *sum,
+                                   const float *bias, bool accumulate, int64_t left)
+{
+    bool whole = t.pack_c && left >= 4;
+    C *z = (C *)t.z + at;
+    pack<C, 4> v = {}, kept = {};
+
+    if (accumulate)
+        v = get4(c + at, whole, left);
+    if (t.slope)
+        kept = get4(z, whole, left);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float x = to_float(v.v[j]) + (sum[j] + (bias && j < left ? bias[j] : 0.0f));
+        if (t.slope) {
+            v.v[j] = from_float<C>(x * gelu_slope_of<C>(t.act, to_float(kept.v[j])));
+        } else {
+            kept.v[j] = from_float<C>(x);
+            v.v[j] = from_float<C>(gelu_of<C>(t.act, x));
+        }
+    }
+    give4(c + at, v, whole, left);
+    if (t.z && !t.slope)
+        give4(z, kept, whole, left);
+}
+
+/* put_tile where there is a function, m being all rows.  One copy of its code: what it takes next always lies in
+ * the same registers, to which the other sums move up. */
+template <class C, int SIDE>
+__device__ inline void put_shaped(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
+                                  int64_t col0, const float *bias, bool accumulate)
+{
+    const int per = SIDE / 16;
+    int64_t row = row0 + first_row<SIDE>(), col = col0 + first_col<SIDE>();
+
+#pragma unroll 1
+    for (int g = 0; g < per * per / 4; g++) {
+        int i = g / (per / 4), h = g % (per / 4);
+        int64_t r = row + i / 4 * 16 + i % 4, q = col + h * 32;
+        if (r < t.m && q < t.n)
+            put4_shaped(c, t, r * t.ldc + q, sum[0], bias ? bias + q : nullptr, accumulate,
+                        t.n - q);
+#pragma unroll
+        for (int e = 0; e + 4 < per * per; e++)
+            sum[e / per][e % per] = sum[(e + 4) / per][(e + 4) % per];
     }
 }
 

@@ -345,8 +345,13 @@ static cublasStatus_t check(const product *p, const layout *a, const layout *b, 
     if (k != k2 || d->rows != m || d->cols != n || c->rows != m || c->cols != n ||
         a->batch != d->batch || b->batch != d->batch || c->batch != d->batch)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (wants_aux(p->epilogue) && (!p->aux || p->aux_ld < (int64_t)m || p->aux_ld % 8))
+    if (wants_aux(p->epilogue) &&
+        (!p->aux || p->aux_ld < (int64_t)m || p->aux_ld % 8 || (d->batch > 1 && p->aux_stride % 8)))
         return CUBLAS_STATUS_INVALID_VALUE;
+    /* Rows of 16 bytes are read and written of what lies beside D, which is stored by columns. */
+    if ((wants_aux(p->epilogue) && (uintptr_t)p->aux % 16) ||
+        (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->order == CUBLASLT_ORDER_ROW))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (is_fp8(a->type) || is_fp8(b->type))
         return check_fp8(p, a, b, c, d);
     if (p->scale_a || p->scale_b || p->mode_a || p->mode_b)
@@ -394,9 +399,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (is_fp8(l[0]->type) && f->align[i] % 16)
             return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (emu_set.picky && ((size_t)l[i]->ld * size % 16 || f->align[i] % 16))
+        if (emu_set.picky == 1 && ((size_t)l[i]->ld * size % 16 || f->align[i] % 16))
             return CUBLAS_STATUS_NOT_SUPPORTED;
     }
+    if (emu_set.picky == 2 && (p->epilogue & ~(uint32_t)CUBLASLT_EPILOGUE_BIAS) > 1)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     choice chosen = { .magic = MAGIC, .workspace = f->workspace < 4096 ? 0 : 4096 };
     for (int i = 0; i < 4; i++)
         chosen.align[i] = (uint16_t)(f->align[i] > 16 ? 16 : f->align[i]);
@@ -629,6 +636,21 @@ static bool scales_fit(const float *scale, int mode, uint64_t outers, uint64_t k
     return !scale || emu_memory_fits(scale, n * sizeof *scale);
 }
 
+/* Bytes of what the i-th of A, B, C, D, bias and auxiliary matrix points to; of the last two, the
+ * strides of a batch apart. */
+static size_t bytes_at(const task *t, int i)
+{
+    const layout *l[] = { &t->a, &t->b, &t->c, &t->d };
+    uint64_t outer = t->p.epilogue & CUBLASLT_EPILOGUE_BGRADB ? t->d.cols : t->d.rows;
+
+    if (i < 4)
+        return extent(l[i]);
+    if (i == 4)
+        return outer * type_size(t->p.bias_type >= 0 ? t->p.bias_type : t->d.type);
+    return (size_t)((int64_t)(t->d.cols - 1) * t->p.aux_ld + (int64_t)t->d.rows) *
+           type_size(t->d.type);
+}
+
 static bool pointers_sane(const task *t, const choice *chosen)
 {
     static const char *const names[] = { "A", "B", "C", "D", "bias", "auxiliary" };
@@ -651,7 +673,7 @@ static bool pointers_sane(const task *t, const choice *chosen)
                     names[i], all[i], chosen->align[i]);
             return false;
         }
-        if ((i < 4 && !emu_memory_fits(all[i], extent(l[i]))) ||
+        if (!emu_memory_fits(all[i], bytes_at(t, i)) ||
             (emu_set.strict && !emu_memory_known(all[i]))) {
             emu_say("cuBLASLt: matrix %s at %p leaves its allocation", names[i], all[i]);
             return false;

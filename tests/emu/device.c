@@ -44,7 +44,7 @@ static void read_settings(void)
     if ((s = getenv("LM_EMU_STRICT")) && *s)
         emu_set.strict = atoi(s) != 0;
     if ((s = getenv("LM_EMU_PICKY")) && *s)
-        emu_set.picky = atoi(s) != 0;
+        emu_set.picky = atoi(s);
     if ((s = getenv("LM_EMU_MEMORY")) && *s)
         emu_set.memory = read_size(s);
     if ((s = getenv("LM_EMU_DEVICES")) && *s)
@@ -140,10 +140,10 @@ void lm_emu_strict(bool strict)
     emu_set.strict = strict;
     pthread_mutex_unlock(&lock);
 }
-void lm_emu_picky(bool picky)
+void lm_emu_picky(int how)
 {
     emu_enter();
-    emu_set.picky = picky;
+    emu_set.picky = how;
     pthread_mutex_unlock(&lock);
 }
 void lm_emu_quiet(bool quiet)

@@ -7,6 +7,7 @@
  *   LM_EMU_DEVICES=N   how many devices there are (default 1)
  *   LM_EMU_FAIL=N      the N-th kernel that runs makes the device disappear
  *   LM_EMU_PICKY=1     cuBLASLt serves pointers and pitches of multiples of 16 bytes only
+ *   LM_EMU_PICKY=2     it serves these all, but no epilogue other than a bias
  *   LM_EMU_STRICT=1    pointers among a kernel's arguments must be memory of the device or pinned
  *
  * What a kernel does wrong (some threads wait for others that never come, shared memory or an
@@ -34,7 +35,7 @@ enum { LM_EMU_FORWARD = 0, LM_EMU_BACKWARD = 1, LM_EMU_SHUFFLED = 2 };
 LM_EMU_PUBLIC void lm_emu_order(int order, uint64_t seed);
 LM_EMU_PUBLIC void lm_emu_eager(bool eager);
 LM_EMU_PUBLIC void lm_emu_strict(bool strict);
-LM_EMU_PUBLIC void lm_emu_picky(bool picky);
+LM_EMU_PUBLIC void lm_emu_picky(int how); /* as LM_EMU_PICKY; 0: not */
 /* Bytes of device memory in all. */
 LM_EMU_PUBLIC void lm_emu_memory(size_t bytes);
 /* The n-th kernel from now makes the device disappear; 0: none does. */

@@ -26,7 +26,8 @@ typedef struct {
     size_t memory;
     int devices, order;
     uint64_t seed, fail_at;
-    bool eager, strict, quiet, picky;
+    bool eager, strict, quiet;
+    int picky; /* emu.h */
 } emu_settings;
 
 /* device.c: settings, errors, the lock that every call of the API holds */

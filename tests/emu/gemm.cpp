@@ -10,7 +10,8 @@ extern "C" {
 }
 
 /* stride: of A, B and C. */
-static gemm_call call_of(const lm_gemm *g, int64_t batch, const int64_t *stride)
+static gemm_call call_of(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
+                         const int64_t *stride)
 {
     gemm_call c = {};
     c.m = g->m, c.n = g->n, c.k = g->k;
@@ -21,6 +22,8 @@ static gemm_call call_of(const lm_gemm *g, int64_t batch, const int64_t *stride)
     c.bias = g->bias;
     c.work = g->work;
     c.batch = batch;
+    c.act = act, c.slope = slope, c.z = z;
+    c.a_sum = g->a_sum;
     c.stride_a = stride[0], c.stride_b = stride[1], c.stride_c = stride[2];
     return c;
 }
@@ -29,8 +32,8 @@ static gemm_call call_of(const lm_gemm *g, int64_t batch, const int64_t *stride)
 extern "C" {
 LM_EMU_PUBLIC size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride,
                                       const lm_stream *s);
-LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, int64_t batch, const int64_t *stride,
-                               lm_stream *s);
+LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
+                               const int64_t *stride, lm_stream *s);
 LM_EMU_PUBLIC size_t lm_emu_fp8_gemm_work(const lm_fp8_gemm *g);
 LM_EMU_PUBLIC void lm_emu_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s);
 LM_EMU_PUBLIC size_t lm_emu_fp8_quantize_work(const lm_fp8_quantize *q);
@@ -39,13 +42,14 @@ LM_EMU_PUBLIC void lm_emu_fp8_quantize(const lm_fp8_quantize *q, const lm_stream
 
 size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride, const lm_stream *s)
 {
-    gemm_call c = call_of(g, batch, stride);
+    gemm_call c = call_of(g, LM_ACT_NONE, false, nullptr, batch, stride);
     return gemm_work(&c, s);
 }
 
-void lm_emu_gemm(const lm_gemm *g, int64_t batch, const int64_t *stride, lm_stream *s)
+void lm_emu_gemm(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
+                 const int64_t *stride, lm_stream *s)
 {
-    gemm_call c = call_of(g, batch, stride);
+    gemm_call c = call_of(g, act, slope, z, batch, stride);
     gemm_run(&c, s);
 }
 

@@ -54,6 +54,8 @@ typedef struct {
     int64_t batch; /* 0: one */
     bool share_b;  /* by the whole batch */
     bool once;     /* not in other orders too */
+    lm_act act;    /* with slope or want_z as in gemm_call */
+    bool slope, want_z, sums;
     double tol;
 } product;
 
@@ -84,9 +86,62 @@ static double *widened(lm_dtype d, const void *p, int64_t count)
     return x;
 }
 
-/* How far C is off sums in double, and how large they are, squared. */
-static void error_of(const lm_gemm *g, const void *c0, const void *c, int64_t counts[3],
-                     double *off, double *size)
+static double gelu(lm_act act, double x)
+{
+    return act == LM_ACT_GELU ? x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)))
+                              : x / 2 * erfc(-x / sqrt(2));
+}
+static double gelu_slope(lm_act act, double x)
+{
+    double h = 1e-5; /* good to h * h */
+    return (gelu(act, x + h) - gelu(act, x - h)) / (2 * h);
+}
+
+/* Memory on both sides: what goes in, what comes out, and what came out first. */
+typedef struct {
+    void *host, *back, *first, *dev;
+    size_t bytes, shift;
+} buffer;
+
+static buffer buffer_of(lm_dtype d, int64_t count, uint64_t which, int shift)
+{
+    buffer b = { .bytes = (size_t)count * lm_dtype_size(d),
+                 .shift = lm_dtype_size(d) * (size_t)shift };
+    b.host = drawn(d, count, which);
+    b.back = take(b.bytes);
+    b.first = take(b.bytes);
+    return b;
+}
+
+static void buffer_send(buffer *b)
+{
+    b->dev = b->bytes ? device_twin(b->host, b->bytes + GUARD, b->shift) : NULL;
+}
+
+static void buffer_fetch(buffer *b, bool first)
+{
+    if (!b->dev)
+        return;
+    device_copy(b->back, b->dev, b->bytes + GUARD);
+    device_drop(b->dev, b->bytes + GUARD, b->shift);
+    for (int i = 0; i < GUARD; i++)
+        assert_int_equal(((unsigned char *)b->back)[b->bytes + (size_t)i], 0x5a);
+    if (first)
+        memcpy(b->first, b->back, b->bytes);
+    else
+        assert_memory_equal(b->first, b->back, b->bytes);
+}
+
+static void buffer_drop(buffer *b)
+{
+    lm_free(b->host);
+    lm_free(b->back);
+    lm_free(b->first);
+}
+
+/* How far C is off sums in double, and how large they are, squared; z likewise. */
+static void error_of(const product *p, const lm_gemm *g, const buffer *z, const void *c0,
+                     const void *c, int64_t counts[3], double *off, double *size)
 {
     double *a = widened(g->ab, g->a, counts[0]), *b = widened(g->ab, g->b, counts[1]);
     double *row = take((size_t)g->n * sizeof *row);
@@ -104,9 +159,18 @@ static void error_of(const lm_gemm *g, const void *c0, const void *c, int64_t co
             for (int64_t q = 0; q < g->k; q++)
                 row[j] += a[g->ta ? q * g->lda + i : i * g->lda + q] * b[j * g->ldb + q];
         for (int64_t j = 0; j < g->n; j++) {
-            double d = lm_get(g->cd, c, i * g->ldc + j) - row[j];
+            int64_t at = i * g->ldc + j;
+            double d, x = row[j];
+            if (p->want_z) {
+                d = lm_get(g->cd, z->back, at) - x;
+                *off += d * d;
+                *size += x * x;
+            }
+            if (p->act != LM_ACT_NONE)
+                x = p->slope ? x * gelu_slope(p->act, lm_get(g->cd, z->host, at)) : gelu(p->act, x);
+            d = lm_get(g->cd, c, at) - x;
             *off += d * d;
-            *size += row[j] * row[j];
+            *size += x * x;
         }
     }
     lm_free(a);
@@ -114,8 +178,8 @@ static void error_of(const lm_gemm *g, const void *c0, const void *c, int64_t co
     lm_free(row);
 }
 
-static double batch_error(const lm_gemm *all, int64_t batch, const int64_t stride[3],
-                          const void *c0, const void *c, int64_t counts[3])
+static double batch_error(const product *p, const lm_gemm *all, const buffer *aux, int64_t batch,
+                          const int64_t stride[3], const void *c0, const void *c, int64_t counts[3])
 {
     double off = 0, size = 0;
     size_t in = lm_dtype_size(all->ab), out = lm_dtype_size(all->cd);
@@ -124,16 +188,36 @@ static double batch_error(const lm_gemm *all, int64_t batch, const int64_t strid
         lm_gemm g = *all;
         g.a = (const char *)g.a + (size_t)(z * stride[0]) * in;
         g.b = (const char *)g.b + (size_t)(z * stride[1]) * in;
-        error_of(&g, (const char *)c0 + (size_t)(z * stride[2]) * out,
+        error_of(p, &g, aux, (const char *)c0 + (size_t)(z * stride[2]) * out,
                  (const char *)c + (size_t)(z * stride[2]) * out, counts, &off, &size);
     }
     return sqrt(off / size);
 }
 
+/* The sums of op(A) over k. */
+static void check_sums(const product *p, const lm_gemm *g, const buffer *b, int64_t count)
+{
+    double *a = widened(g->ab, g->a, count), off = 0, size = 0;
+
+    for (int64_t i = 0; i < g->m; i++) {
+        double s = g->accumulate ? ((float *)b->host)[i] : 0;
+        for (int64_t q = 0; q < g->k; q++)
+            s += a[q * g->lda + i];
+        double d = ((float *)b->back)[i] - s;
+        off += d * d;
+        size += s * s;
+    }
+    lm_free(a);
+    if (!(sqrt(off / size) <= 1e-6))
+        fail_msg("%s %lldx%lldx%lld: sums of A off by %.3g, tolerance %.3g", device->detail,
+                 (long long)g->m, (long long)g->n, (long long)g->k, sqrt(off / size), p->tol);
+}
+
 static void check_product(const product *p)
 {
     size_t (*work_of)(const lm_gemm *, int64_t, const int64_t *, const lm_stream *) = NULL;
-    void (*run_gemm)(const lm_gemm *, int64_t, const int64_t *, lm_stream *) = NULL;
+    void (*run_gemm)(const lm_gemm *, lm_act, bool, void *, int64_t, const int64_t *, lm_stream *) =
+        NULL;
     void (*set_order)(int, uint64_t) = NULL;
     lm_gemm g = p->g, d;
     int64_t a_rows = g.ta ? g.k : g.m, a_cols = g.ta ? g.m : g.k;
@@ -153,6 +237,9 @@ static void check_product(const product *p)
     void *a = drawn(g.ab, all[0], 1), *b = drawn(g.ab, all[1], 2);
     void *c0 = drawn(g.cd, all[2], 3), *c = take(c_bytes), *first = take(c_bytes);
     float *bias = g.bias ? drawn(LM_DTYPE_F32, g.n, 4) : NULL;
+    buffer z = buffer_of(g.cd, p->slope || p->want_z ? all[2] : 0, 5, p->shift);
+    buffer a_sum = buffer_of(LM_DTYPE_F32, p->sums ? g.m : 0, 6, p->shift);
+    static float wanted;
 
     if (!get_symbol("lm_emu_gemm", &run_gemm) || !get_symbol("lm_emu_gemm_work", &work_of) ||
         !get_symbol("lm_emu_order", &set_order))
@@ -161,6 +248,7 @@ static void check_product(const product *p)
     d = g;
     d.a = device_twin(a, a_bytes, in_shift), d.b = device_twin(b, b_bytes, in_shift);
     d.bias = bias ? device_twin(bias, bias_bytes, (size_t)p->shift * 4) : NULL;
+    d.a_sum = p->sums ? &wanted : NULL;
     size_t work = work_of(&d, p->batch, stride, device->main);
     void *junk = take(work);
     memset(junk, 0xff, work);
@@ -168,15 +256,28 @@ static void check_product(const product *p)
     for (int order = 0; order < 3; order++) {
         set_order(order, 5);
         d.c = device_twin(c0, c_bytes + GUARD, out_shift);
-        run_gemm(&d, p->batch, stride, device->main);
+        buffer_send(&z);
+        buffer_send(&a_sum);
+        d.a_sum = a_sum.dev;
+        run_gemm(&d, p->act, p->slope, z.dev, p->batch, stride, device->main);
+        buffer_fetch(&z, !order);
+        buffer_fetch(&a_sum, !order);
         device_copy(c, d.c, c_bytes + GUARD);
         device_drop(d.c, c_bytes + GUARD, out_shift);
         for (int i = 0; i < GUARD; i++)
             assert_int_equal(((unsigned char *)c)[c_bytes + (size_t)i], 0x5a);
-        for (int64_t i = 0; i + 1 < g.m * batch && p->slack; i++) /* what lies between rows stays */
+        for (int64_t i = 0; i + 1 < g.m * batch && p->slack;
+             i++) { /* what lies between rows stays */
+            if (p->want_z)
+                assert_memory_equal((char *)z.back + (size_t)(i * g.ldc + g.n) * out_size,
+                                    (char *)z.host + (size_t)(i * g.ldc + g.n) * out_size,
+                                    (size_t)p->slack * out_size);
             assert_memory_equal((char *)c + (size_t)(i * g.ldc + g.n) * out_size,
                                 (char *)c0 + (size_t)(i * g.ldc + g.n) * out_size,
                                 (size_t)p->slack * out_size);
+        }
+        if (p->slope)
+            assert_memory_equal(z.back, z.host, z.bytes);
         if (!order)
             memcpy(first, c, c_bytes);
         else
@@ -186,7 +287,9 @@ static void check_product(const product *p)
     }
     set_order(0, 0);
     g.a = a, g.b = b, g.bias = bias;
-    double error = batch_error(&g, batch, stride, c0, c, counts);
+    if (p->sums)
+        check_sums(p, &g, &a_sum, counts[0]);
+    double error = batch_error(p, &g, &z, batch, stride, c0, c, counts);
     if (getenv("LM_TEST_SHOW"))
         printf("%s %lldx%lldx%lld %s%s %s->%s shift %d: %.3g\n", device->detail, (long long)g.m,
                (long long)g.n, (long long)g.k, g.ta ? "T" : "N", g.tb ? "T" : "N",
@@ -201,6 +304,8 @@ static void check_product(const product *p)
     if (bias)
         device_drop((void *)d.bias, bias_bytes, (size_t)p->shift * 4);
     device_drop(d.work, work + GUARD, 0);
+    buffer_drop(&z);
+    buffer_drop(&a_sum);
     void *mine[] = { a, b, c0, c, first, bias, junk };
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
         lm_free(mine[i]);
@@ -360,6 +465,113 @@ static void test_batches(void **state)
     }
 }
 
+/* ---- functions and sums joined to a product ---- */
+
+static const types narrow_types[] = { { LM_DTYPE_F32, LM_DTYPE_F32 },
+                                      { LM_DTYPE_BF16, LM_DTYPE_BF16 },
+                                      { LM_DTYPE_F16, LM_DTYPE_F16 } };
+
+/* Turn by turn both functions, forward with what it is taken of and without, and its slope. */
+static void check_function(const int64_t shape[3], bool tb, types t, int turn, const char *path)
+{
+    static const float some;
+    bool slope = turn % 3 == 2;
+    product p = { .g = { .m = shape[0],
+                         .n = shape[1],
+                         .k = shape[2],
+                         .ab = t.ab,
+                         .cd = t.cd,
+                         .tb = tb,
+                         .bias = !slope && turn % 4 ? &some : NULL },
+                  .slack = turn % 5 == 2   ? 3
+                           : turn % 5 == 4 ? 8
+                                           : 0,
+                  .shift = turn % 7 == 3,
+                  .act = turn % 2 ? LM_ACT_GELU : LM_ACT_GELU_EXACT,
+                  .slope = slope,
+                  .want_z = turn % 3 == 1,
+                  .once = shape[0] * shape[1] > 100000,
+                  .tol = allowed(t.ab, t.cd, path) };
+    check_product(&p);
+}
+
+static void walk_functions(const char *path)
+{
+    static const int64_t shapes[][3] = { { 1, 1, 1 },    { 5, 33, 17 },  { 16, 64, 32 },
+                                         { 65, 72, 33 }, { 8, 40, 600 }, { 20, 136, 17 } };
+    int turn = 0;
+    for (int s = 0; s < 6; s++)
+        for (int t = 0; t < 3; t++)
+            for (int i = 0; i < 6; i++, turn++)
+                check_function(shapes[s], (turn + s) % 2, narrow_types[t], turn, path);
+}
+
+static void test_functions(void **state)
+{
+    (void)state;
+    for (int path = 0; path < 3; path++) {
+        open_path(paths[path]);
+        walk_functions(paths[path]);
+        close_path(paths[path]);
+    }
+}
+
+/* Where the plain path goes its other ways: four columns to a warp, k in parts, tiles of 128 x 128,
+ * F32 folded into C before the function. */
+static void test_functions_ways(void **state)
+{
+    static const int64_t rows[] = { 3, 4100, 24 }, parts[] = { 9, 70, 1541 };
+    static const int64_t large[] = { 1025, 2049, 17 }, folded[] = { 9, 8250, 1040 };
+    (void)state;
+    open_path("plain");
+    for (int turn = 0; turn < 6; turn++) {
+        types t = narrow_types[turn % 3];
+        check_function(rows, true, t, turn, "plain");
+        check_function(parts, turn % 2, t, turn, "plain");
+        check_function(parts, turn % 2, t, turn + 7, "plain");
+    }
+    for (int turn = 0; turn < 3; turn++)
+        check_function(large, turn < 2, narrow_types[turn % 2], turn, "plain");
+    check_function(folded, true, narrow_types[0], 1, "plain");
+    lm_backend_close(device);
+}
+
+static void walk_sums(const char *path)
+{
+    static const int64_t shapes[][3] = { { 1, 1, 1 },       { 70, 40, 33 }, { 24, 16, 700 },
+                                         { 130, 257, 8 },   { 64, 64, 16 }, { 33, 20, 40000 },
+                                         { 1030, 2055, 20 } };
+    for (int i = 0; i < 21; i++) {
+        const int64_t *s = shapes[i % 7];
+        lm_dtype d = narrow_types[i % 3].ab;
+        product p = { .g = { .m = s[0],
+                             .n = s[1],
+                             .k = s[2],
+                             .ab = d,
+                             .cd = LM_DTYPE_F32,
+                             .ta = true,
+                             .accumulate = i % 2 },
+                      .slack = i % 5 == 2 ? 8 : i % 5 == 4,
+                      .shift = i % 4 == 3,
+                      .sums = true,
+                      .once = s[0] * s[1] * s[2] > 1000000,
+                      .tol = allowed(d, LM_DTYPE_F32, path) };
+        bool folds = s[2] > 10000; /* which is what the plain path does */
+        if ((i < 7 || !p.once) && (!folds || !strcmp(path, "plain")))
+            check_product(&p);
+    }
+}
+
+static void test_sums(void **state)
+{
+    (void)state;
+    for (int path = 0; path < 3; path++) {
+        open_path(paths[path]);
+        walk_sums(paths[path]);
+        close_path(paths[path]);
+    }
+}
+
 /* ---- the operators ---- */
 
 static const lm_linear_attr first_pass = { LM_ACC_FIRST }, adding = { LM_ACC_ADD };
@@ -382,7 +594,18 @@ static void check_linear(int64_t n, int64_t m, int64_t k, lm_dtype act, int turn
                        .in = { mat(ACT, n, m), mat(ACT, n, k) },
                        .out = { mat(F32, m, k), turn % 4 ? vec(F32, m) : vec(ABSENT, 0) },
                        .step = step };
+    lm_linear_act_attr gelu_attr = { turn % 2 ? LM_ACT_GELU_EXACT : LM_ACT_GELU };
+    kernel_case f = { .op = "linear_act",
+                      .attr = &gelu_attr,
+                      .in = { y.in[0], y.in[1], y.in[2] },
+                      .out = { mat(ACT, n, m), turn % 4 < 2 ? mat(ACT, n, m) : vec(ABSENT, 0) } };
+    kernel_case df = { .op = "linear_act_dx",
+                       .attr = &gelu_attr,
+                       .in = { mat(ACT, n, m), mat(ACT, m, k), mat(ACT, n, k) },
+                       .out = { mat(ACT, n, k) } };
     int shift = turn % 5 == 1;
+    check_on_device(&f, act, allowed(act, act, path), shift, true);
+    check_on_device(&df, act, allowed(act, act, path), shift, true);
     check_on_device(&y, act, allowed(act, wide ? LM_DTYPE_F32 : act, path), shift, true);
     check_on_device(&dx, act, allowed(act, act, path), shift, true);
     check_on_device(&dw, act, allowed(act, LM_DTYPE_F32, path), shift, true);
@@ -523,33 +746,75 @@ static void test_choices_are_kept(void **state)
 /* What cuBLASLt has no algorithm for, the plain tiles make, and it is counted. */
 static void test_unserved(void **state)
 {
-    void (*picky)(bool) = NULL;
+    void (*picky)(int) = NULL;
     (void)state;
     open_path("tensor");
     if (!get_symbol("lm_emu_picky", &picky))
         skip();
-    picky(true); /* rows must be multiples of 16 bytes */
+    picky(1); /* rows must be multiples of 16 bytes */
     product_of(16, 24, 17, LM_DTYPE_BF16, false);
     product_of(16, 24, 8, LM_DTYPE_BF16, false);
     lm_lt_counts c = counts_now();
-    picky(false);
+    picky(0);
     assert_int_equal(c.shapes, 2);
     assert_int_equal(c.unserved_shapes, 1);
     assert_int_equal(c.unserved, 3);
     lm_backend_close(device);
 }
 
+/* An epilogue that cuBLASLt does not serve leaves the product with it, and is asked about once. */
+static void test_epilogues_refused(void **state)
+{
+    void (*picky)(int) = NULL;
+    types t = narrow_types[1];
+    static const int64_t shape[] = { 16, 64, 32 };
+    (void)state;
+    open_path("tensor");
+    if (!get_symbol("lm_emu_picky", &picky))
+        skip();
+    for (int turn = 1; turn < 6; turn += 2) /* the tanh form: z, slope, neither; no odd pitches */
+        check_function(shape, true, t, (int[]){ 1, 5, 15 }[turn / 2], "tensor");
+    lm_lt_counts c = counts_now();
+    assert_int_equal(c.refused, 0);
+    assert_int_equal(c.shapes, 3);
+    assert_int_equal(c.hits, 6);
+    lm_backend_close(device);
+
+    open_path("tensor");
+    picky(2);
+    check_function(shape, true, t, 1, "tensor");
+    c = counts_now();
+    assert_int_equal(c.refused, 3);
+    assert_int_equal(c.unserved, 0);
+    assert_int_equal(c.shapes, 2); /* with and without */
+    walk_functions("tensor");
+    walk_sums("tensor");
+    picky(0);
+    c = counts_now();
+    assert_int_equal(c.unserved, 0);
+    assert_int_equal(c.unserved_shapes, 0);
+    lm_backend_close(device);
+
+    open_path("tensor");
+    picky(1); /* neither the epilogue nor the product */
+    check_function((int64_t[]){ 16, 24, 17 }, true, t, 1, "tensor");
+    picky(0);
+    c = counts_now();
+    assert_int_equal(c.refused, 3);
+    assert_int_equal(c.unserved, 3);
+    assert_int_equal(c.unserved_shapes, 1);
+    lm_backend_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small),
-        cmocka_unit_test(test_ways),
-        cmocka_unit_test(test_long_k),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_grouped),
-        cmocka_unit_test(test_operators),
-        cmocka_unit_test(test_choices_are_kept),
-        cmocka_unit_test(test_unserved),
+        cmocka_unit_test(test_small),     cmocka_unit_test(test_ways),
+        cmocka_unit_test(test_long_k),    cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_functions), cmocka_unit_test(test_functions_ways),
+        cmocka_unit_test(test_sums),      cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_operators), cmocka_unit_test(test_choices_are_kept),
+        cmocka_unit_test(test_unserved),  cmocka_unit_test(test_epilogues_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -730,9 +730,9 @@ static void test_lt_rounds_and_refuses(void **state)
     t.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
     assert_int_equal(lt_run(&t, lt_a, lt_b, lt_d, lt_aux, lt_bias), CUBLAS_STATUS_NOT_SUPPORTED);
     t.compute = CUBLAS_COMPUTE_32F;
-    lm_emu_picky(true);
+    lm_emu_picky(1);
     assert_int_equal(lt_run(&t, lt_a, lt_b, lt_d, lt_aux, lt_bias), CUBLAS_STATUS_NOT_SUPPORTED);
-    lm_emu_picky(false);
+    lm_emu_picky(0);
     assert_int_equal(lt_run(&t, lt_a, lt_b, lt_d, lt_aux, lt_bias), CUBLAS_STATUS_SUCCESS);
 }
 
