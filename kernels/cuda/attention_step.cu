@@ -349,7 +349,7 @@ template <int N> struct join_width {
 /* Blocks that a multiprocessor has at a time, by the numbers that a thread keeps: what the compiler
  * may spend on making heads and on joining must not cost those that walk over keys. */
 template <int N, int G> struct resident {
-    static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : 9;
+    static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : N == 1 ? 8 : 9;
 };
 
 /* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], where before them the

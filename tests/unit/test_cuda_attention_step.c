@@ -396,13 +396,16 @@ static void test_few_blocks(void **state)
 {
     const shape s = { 2, 4, 2, 16, 5000, 0, 16, true };
     int sms = device->main->sms;
+    operands before = operands_of(&s, LM_DTYPE_BF16);
     operands many = operands_of(&s, LM_DTYPE_BF16), few = operands_of(&s, LM_DTYPE_BF16);
     (void)state;
     run_step(&many, 1);
+    check_definition(&many, &before, "many blocks");
     device->main->sms = 1; /* fewer blocks than a head has parts */
     run_step(&few, 1);
     device->main->sms = sms;
     check_same(&few, &many, "few blocks");
+    let_go(&before);
     let_go(&many);
     let_go(&few);
 }
