@@ -1,0 +1,160 @@
+/* norm.cuh -- what the kernels of the norm family share: how rows lie over threads, their sums, and
+ * sums over rows.
+ *
+ * A row belongs to a group of threads (threadIdx.x; whole warps, at most GROUP), of which each has
+ * the same columns of every row: packs of N, PACKS of them where rows are kept in registers.  A
+ * block has blockDim.y groups and goes over the rows with a stride.  All of the row that comes next
+ * is asked for before the current one is summed, so that memory is always at work: with GROUP
+ * threads on a multiprocessor on 1024 packs, 16 KiB, of each operand. */
+#ifndef LM_KERNELS_CUDA_NORM_CUH
+#define LM_KERNELS_CUDA_NORM_CUH
+
+#include "kernels/cuda/pair.cuh"
+
+extern "C" {
+#include "kernels/norm.h"
+}
+
+enum { GROUP = 512, PACKS = 2 };
+
+/* ---- rows over threads, on the host ---- */
+
+struct rows_layout {
+    dim3 block;
+    bool kept;     /* a thread has PACKS packs of a row; else more, which it reads again */
+    int64_t there; /* blocks on a multiprocessor */
+};
+
+/* Of rows of `units` packs; kept: if they fit. */
+static inline rows_layout lay_rows(int64_t units, bool kept)
+{
+    kept = kept && units <= PACKS * GROUP;
+    int64_t per = kept ? (int64_t)PACKS : (units + GROUP - 1) / GROUP;
+    int64_t group = units ? (units + per * 32 - 1) / (per * 32) * 32 : 32;
+    int64_t groups = group < GROUP / 2 ? GROUP / 2 / group : 1;
+    return rows_layout{ dim3((unsigned)group, (unsigned)groups), kept, GROUP / (group * groups) };
+}
+
+/* Blocks that the device holds at once: each goes over many rows, the last of which end together. */
+static inline unsigned rows_grid(const rows_layout *l, int64_t rows, const lm_stream *s)
+{
+    int64_t blocks = (rows + l->block.y - 1) / l->block.y, most = l->there * s->sms;
+    return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
+}
+
+/* ---- packs ---- */
+
+/* N numbers of a row in their own type, as the words that they are read in: an array of 16-bit
+ * numbers would take a register each. */
+template <class T, int N> struct held {
+    static const int n = (N * (int)sizeof(T) + 3) / 4;
+    uint32_t w[n];
+};
+
+/* Where packs allow it, all at once. */
+template <class T, int N> static __device__ inline held<T, N> load(const T *p)
+{
+    const int M = held<T, N>::n;
+    held<T, N> h;
+    if (N * sizeof(T) < 4) {
+        h.w[0] = *reinterpret_cast<const uint16_t *>(p);
+    } else {
+        pack<uint32_t, M> v = *reinterpret_cast<const pack<uint32_t, M> *>(p);
+        for (int i = 0; i < M; i++)
+            h.w[i] = v.v[i];
+    }
+    return h;
+}
+
+template <class T, int N> static __device__ inline void store(T *p, const held<T, N> &h)
+{
+    const int M = held<T, N>::n;
+    if (N * sizeof(T) < 4) {
+        *reinterpret_cast<uint16_t *>(p) = (uint16_t)h.w[0];
+    } else {
+        pack<uint32_t, M> v;
+        for (int i = 0; i < M; i++)
+            v.v[i] = h.w[i];
+        *reinterpret_cast<pack<uint32_t, M> *>(p) = v;
+    }
+}
+
+/* The j-th of them. */
+template <class T, int N> static __device__ inline float nth(const held<T, N> &h, int j)
+{
+    return j % 2 ? high<T>(h.w[j / 2]) : low<T>(h.w[j / 2]);
+}
+template <int N> static __device__ inline float nth(const held<float, N> &h, int j)
+{
+    return __uint_as_float(h.w[j]);
+}
+
+/* x rounded to T. */
+template <class T, int N> static __device__ inline void hold(held<T, N> *h, const float (&x)[N])
+{
+    for (int j = 0; j < N; j += 2)
+        h->w[j / 2] = round_pair<T>(x[j], j + 1 < N ? x[j + 1] : 0);
+}
+template <int N> static __device__ inline void hold(held<float, N> *h, const float (&x)[N])
+{
+    for (int j = 0; j < N; j++)
+        h->w[j] = __float_as_uint(x[j]);
+}
+
+/* F32 numbers beside a row, in packs of 4 where N allows. */
+template <int N> static __device__ inline void load_floats(float (&out)[N], const float *p)
+{
+    const int M = N % 4 ? 1 : 4;
+    for (int j = 0; j < N; j += M) {
+        pack<float, M> v = *reinterpret_cast<const pack<float, M> *>(p + j);
+        for (int k = 0; k < M; k++)
+            out[j + k] = v.v[k];
+    }
+}
+
+template <int N> static __device__ inline void store_floats(float *p, const float (&x)[N])
+{
+    const int M = N % 4 ? 1 : 4;
+    for (int j = 0; j < N; j += M) {
+        pack<float, M> v;
+        for (int k = 0; k < M; k++)
+            v.v[k] = x[j + k];
+        *reinterpret_cast<pack<float, M> *>(p + j) = v;
+    }
+}
+
+/* Packs of each operand that a thread which reads rows again has under way at once. */
+enum { FLIGHT = 4 };
+
+/* ---- sums of a row ---- */
+
+/* Two sums over each group of the block; every thread of a group gets the same bits.  All threads
+ * come here.  `turn` starts at 0 and is this function's: as the sums of one call lie elsewhere than
+ * those of the last, one barrier is enough. */
+static __device__ inline void row_sums(float *a, float *b, int *turn)
+{
+    __shared__ float part[2][2][32];
+    unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32, first = threadIdx.y * warps;
+    float x = warp_sum(*a), y = warp_sum(*b);
+    if (warps > 1) {
+        float(*mine)[32] = part[*turn];
+        if (lane == 0) {
+            mine[0][first + threadIdx.x / 32] = x;
+            mine[1][first + threadIdx.x / 32] = y;
+        }
+        __syncthreads();
+        x = warp_sum(lane < warps ? mine[0][first + lane] : 0);
+        y = warp_sum(lane < warps ? mine[1][first + lane] : 0);
+        *turn ^= 1;
+    }
+    *a = x;
+    *b = y;
+}
+
+/* ---- sums over rows: parts of them, then the parts in order ---- */
+
+/* Columns of c->work [parts][width], or [parts][2][width] when there is out1, to the outputs. */
+void lm_cuda_fold(const lm_call *c, int64_t parts, int64_t width, float *out0, float *out1,
+                  lm_acc acc);
+
+#endif
