@@ -1,4 +1,326 @@
-/* norm_linear.cu -- norm and linear layer of a few rows in one kernel (kernels/linear.h). */
-#include "kernels/cuda/device.cuh"
+/* norm_linear.cu -- norm and linear layer of a few rows in one kernel (kernels/linear.h).
+ *
+ * Every block makes the norm of all rows itself, from a few kilobytes that the L2 cache serves, and
+ * keeps it in shared memory; then its warps go over columns as other products of few rows do
+ * (rows.cuh).  While the norm is made, the first stretch of the weights is on its way to the cache:
+ * the time goes by with memory at work.  A block to a multiprocessor, so that none makes the norm
+ * twice.
+ *
+ * A thread has the same columns of every row, so a row's bits depend neither on the rows beside it
+ * nor on the number of blocks. */
+#include "kernels/cuda/gelu.cuh"
+#include "kernels/cuda/rows.cuh"
 
-extern "C" const lm_kernel lm_norm_linear_cuda_kernels[] = { LM_CUDA_END };
+enum { BLOCK = 512, WARPS = BLOCK / 32 };
+
+/* Shared memory beside the rows: sums and statistics. */
+static const size_t beside = 2048;
+
+template <class T> struct norm_linear_args {
+    const T *x, *r, *w;
+    const float *nw, *nb, *b;
+    void *y;
+    T *s;
+    int64_t rows, c, n; /* n: rows of w */
+    float eps;
+    lm_act act;
+    bool layer, pack_norm, pack_w; /* rows can be read 16 bytes at a time */
+    bool wide_y;                   /* y is F32 */
+};
+
+/* ---- norm ---- */
+
+struct row_stat {
+    float mean, off, rstd; /* off: what rounding left of the mean */
+};
+
+/* In shared memory beside the rows: two sums of each row by warp, and what is made of them. */
+template <int M> struct norm_room {
+    float part[M][2][WARPS];
+    row_stat stat[M];
+};
+
+/* Rows that a thread works on at once, as registers allow. */
+template <int M> struct norm_step {
+    static const int n = M < 4 ? M : 4;
+};
+
+/* Leaves a warp's part of two sums of the rows from row0 on. */
+template <int M, int R>
+__device__ inline void put_sums(norm_room<M> *room, int row0, const float (&a)[R],
+                                const float (&b)[R])
+{
+#pragma unroll
+    for (int m = 0; m < R; m++) {
+        float x = warp_sum(a[m]), y = warp_sum(b[m]);
+        if (threadIdx.x % 32 == 0) {
+            room->part[row0 + m][0][threadIdx.x / 32] = x;
+            room->part[row0 + m][1][threadIdx.x / 32] = y;
+        }
+    }
+}
+
+/* The parts added up, row by row a warp: its first lane hands them to then(stat, first, second).
+ * All threads come here. */
+template <int M, class F>
+__device__ inline void add_sums(norm_room<M> *room, int64_t rows, const F &then)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    __syncthreads();
+    if (warp < rows) {
+        float x = warp_sum(lane < WARPS ? room->part[warp][0][lane] : 0);
+        float y = warp_sum(lane < WARPS ? room->part[warp][1][lane] : 0);
+        if (lane == 0)
+            then(&room->stat[warp], x, y);
+    }
+    __syncthreads();
+}
+
+/* x + r of R rows from row0 on into h, and into s by the first block; sums of it.  N: elements read
+ * at a time. */
+template <class T, int N, int R>
+__device__ inline void take_rows(T *h, const norm_linear_args<T> &a, int row0, float (&sum)[R])
+{
+    typedef pack<T, N> part;
+#pragma unroll 1
+    for (int64_t i = (int64_t)threadIdx.x * N; i < a.c; i += BLOCK * N) {
+        part v[R], r[R];
+#pragma unroll
+        for (int m = 0; m < R; m++) {
+            int64_t at = (row0 + m) * a.c + i;
+            bool inside = row0 + m < a.rows;
+            v[m] = inside ? *(const part *)(a.x + at) : part{};
+            r[m] = inside && a.r ? *(const part *)(a.r + at) : part{};
+        }
+#pragma unroll
+        for (int m = 0; m < R; m++) {
+            int64_t at = (row0 + m) * a.c + i;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                if (a.r)
+                    v[m].v[j] = from_float<T>(to_float(v[m].v[j]) + to_float(r[m].v[j]));
+                sum[m] += to_float(v[m].v[j]);
+            }
+            if (row0 + m < a.rows)
+                *(part *)(h + at) = v[m];
+            if (row0 + m < a.rows && a.r && blockIdx.x == 0)
+                *(part *)(a.s + at) = v[m];
+        }
+    }
+}
+
+/* Sums of what is left of a row without its mean, and of its squares. */
+template <class T, int N>
+__device__ inline void spread_of(const T *row, int64_t c, float mean, float *off, float *sq)
+{
+    for (int64_t i = (int64_t)threadIdx.x * N; i < c; i += BLOCK * N) {
+        pack<T, N> v = *(const pack<T, N> *)(row + i);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float d = to_float(v.v[j]) - mean;
+            *off += d;
+            *sq += d * d;
+        }
+    }
+}
+
+/* The rows in h normed. */
+template <class T, int M, int N>
+__device__ inline void norm_rows(T *h, const norm_linear_args<T> &a, const row_stat *stat)
+{
+    const int F = N % 4 ? 1 : 4;
+    typedef pack<float, F> floats;
+#pragma unroll 1
+    for (int64_t i = (int64_t)threadIdx.x * N; i < a.c; i += BLOCK * N) {
+        floats w[N / F], b[N / F];
+#pragma unroll
+        for (int j = 0; j < N / F; j++) {
+            w[j] = *(const floats *)(a.nw + i + j * F);
+            b[j] = a.nb ? *(const floats *)(a.nb + i + j * F) : floats{};
+        }
+#pragma unroll 1
+        for (int m = 0; m < a.rows; m++) {
+            pack<T, N> v = *(const pack<T, N> *)(h + m * a.c + i);
+            row_stat st = stat[m];
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                float e = (to_float(v.v[j]) - st.mean - st.off) * st.rstd;
+                e = a.layer ? e : rounded<T>(e);
+                v.v[j] = from_float<T>(fmaf(w[j / F].v[j % F], e, b[j / F].v[j % F]));
+            }
+            *(pack<T, N> *)(h + m * a.c + i) = v;
+        }
+    }
+}
+
+/* h [rows][c], and s.  A thread reads from h what it has put there, until the end. */
+template <class T, int M, int N>
+__device__ inline void make_norm(T *h, norm_room<M> *room, const norm_linear_args<T> &a)
+{
+    const int R = norm_step<M>::n;
+    const float c = (float)a.c;
+#pragma unroll 1
+    for (int row0 = 0; row0 < a.rows; row0 += R) {
+        float sum[R] = {};
+        take_rows<T, N, R>(h, a, row0, sum);
+        if (a.layer)
+            put_sums<M, R>(room, row0, sum, sum);
+    }
+    if (a.layer)
+        add_sums<M>(room, a.rows, [=](row_stat *st, float x, float) { st->mean = x / c; });
+#pragma unroll 1
+    for (int row0 = 0; row0 < a.rows; row0 += R) {
+        float off[R] = {}, sq[R] = {};
+#pragma unroll
+        for (int m = 0; m < R; m++) {
+            int row = row0 + m;
+            if (row < a.rows)
+                spread_of<T, N>(h + row * a.c, a.c, a.layer ? room->stat[row].mean : 0, &off[m],
+                                &sq[m]);
+        }
+        put_sums<M, R>(room, row0, off, sq);
+    }
+    add_sums<M>(room, a.rows, [=](row_stat *st, float x, float y) {
+        float left = a.layer ? x / c : 0, var = y / c - left * left;
+        st->mean = a.layer ? st->mean : 0;
+        st->off = left;
+        st->rstd = 1 / sqrtf((var < 0 ? 0 : var) + a.eps);
+    });
+    norm_rows<T, M, N>(h, a, room->stat);
+    __syncthreads();
+}
+
+/* ---- product ---- */
+
+/* Row of w that is the j-th of those that begin at col0: of SwiGLU, gate and up take turns. */
+template <class T>
+__device__ inline int64_t row_at(const norm_linear_args<T> &a, int64_t col0, int j)
+{
+    int64_t col = col0 + j;
+    col = col < a.n ? col : a.n - 1;
+    return a.act == LM_ACT_SWIGLU ? col % 2 * (a.n / 2) + col / 2 : col;
+}
+
+/* The beginning of the rows of w that this warp reads first, on its way to the L2 cache. */
+template <class T, int COLS>
+__device__ inline void ask_for(const norm_linear_args<T> &a, int64_t col0)
+{
+#ifndef LM_EMU
+    const int P = wide<T>::n, AHEAD = 16; /* packs of a lane: 128 KiB a block */
+    for (int e = 0; e < AHEAD; e++) {
+        int64_t k = (e / COLS * 32 + (int)threadIdx.x % 32) * P;
+        if (k < a.c)
+            asm volatile(
+                "prefetch.global.L2 [%0];" ::"l"(a.w + row_at(a, col0, e % COLS) * a.c + k));
+    }
+#else
+    (void)a, (void)col0;
+#endif
+}
+
+/* M: rows at most, COLS: columns a warp makes at once, U: packs of each that a lane reads at once.
+ * Columns that come one after another belong to different blocks, so that all have as many. */
+template <class T, int M, int COLS, int U>
+__global__ void __launch_bounds__(BLOCK, 1) norm_linear_kernel(norm_linear_args<T> a)
+{
+    LM_DYNAMIC_SHARED(T, h);
+    __shared__ norm_room<M> room;
+    const int EACH = 32 / (M * COLS); /* lanes that get the same sum */
+    const int64_t groups = (a.n + COLS - 1) / COLS, step = (int64_t)WARPS * gridDim.x;
+    const bool pairs = a.act == LM_ACT_SWIGLU;
+    const int64_t width = pairs ? a.n / 2 : a.n;
+    int lane = (int)threadIdx.x % 32;
+    int64_t group = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x;
+
+    ask_for<T, COLS>(a, group * COLS);
+    if (a.pack_norm)
+        make_norm<T, M, wide<T>::n>(h, &room, a);
+    else
+        make_norm<T, M, 1>(h, &room, a);
+    for (; group < groups; group += step) {
+        few_factors<T, COLS> f = { h, {}, a.c, a.rows, a.c };
+        float sum[M][COLS] = {};
+
+#pragma unroll
+        for (int j = 0; j < COLS; j++)
+            f.b[j] = a.w + row_at(a, group * COLS, j) * a.c;
+        few_sums<T, M, COLS, U>(sum, f, a.pack_w);
+        float mine = shared_sums<M * COLS>(&sum[0][0]);
+        int64_t row = lane / EACH / COLS, col = group * COLS + lane / EACH % COLS;
+        mine += a.b ? a.b[row_at(a, col, 0)] : 0.0f;
+        if (pairs) {
+            float up = __shfl_xor_sync(0xffffffffu, mine, EACH);
+            mine = silu<T>(mine) * up;
+        } else if (a.act != LM_ACT_NONE) {
+            mine = gelu_of<T>(a.act, mine);
+        }
+        if (lane % EACH || row >= a.rows || col >= a.n || (pairs && col % 2))
+            continue;
+        int64_t at = row * width + (pairs ? col / 2 : col);
+        if (sizeof(T) == 4 || a.wide_y)
+            ((float *)a.y)[at] = mine;
+        else
+            ((T *)a.y)[at] = from_float<T>(mine);
+    }
+}
+
+/* ---- launches ---- */
+
+static size_t row_bytes(const lm_call *c)
+{
+    return (size_t)lm_tensor_count(&c->in[0]) * lm_dtype_size(c->in[0].dtype);
+}
+
+static size_t norm_linear_work(const lm_call *c, int)
+{
+    bool lt = c->stream->level != LM_CUDA_PLAIN && c->stream->lt;
+    bool few = rows_of(&c->in[0]) <= (lt ? lt_few_rows : most_few_rows);
+    return few && row_bytes(c) + beside <= c->stream->shared_max ? 0 : SIZE_MAX;
+}
+
+template <class T, int M, int COLS, int U>
+static void launch(const lm_call *c, const norm_linear_args<T> &a)
+{
+    int64_t groups = (a.n + COLS - 1) / COLS, sms = c->stream->sms;
+    size_t bytes = row_bytes(c);
+
+    LM_ALLOW_SHARED((norm_linear_kernel<T, M, COLS, U>), (int)bytes);
+    LM_LAUNCH((norm_linear_kernel<T, M, COLS, U>), (unsigned)(groups < sms ? groups : sms), BLOCK,
+              bytes, c->stream, a);
+}
+
+/* COLS x U is 8: 16 warps then have 64 KiB on their way.  More columns mean fewer reads of shared
+ * memory and, where columns are few, idle warps. */
+template <class T> static void norm_linear(const lm_call *c)
+{
+    const lm_norm_linear_attr *at = (const lm_norm_linear_attr *)c->attr;
+    const int P = wide<T>::n;
+    norm_linear_args<T> a = {};
+
+    a.x = in_ptr<T>(c, 0), a.r = in_ptr<T>(c, 3), a.w = in_ptr<T>(c, 4);
+    a.nw = in_ptr<float>(c, 1), a.nb = in_ptr<float>(c, 2), a.b = in_ptr<float>(c, 5);
+    a.y = out_ptr<void>(c, 0), a.s = out_ptr<T>(c, 1);
+    a.rows = rows_of(&c->in[0]), a.c = width_of(&c->in[0]), a.n = c->in[4].dim[0];
+    a.eps = (float)at->eps;
+    a.act = at->act;
+    a.layer = at->kind == LM_NORM_LAYER;
+    a.pack_norm = packs<T>(P, a.c, a.x, a.r, a.s) && packs<float>(4, a.c, a.nw, a.nb);
+    a.pack_w = packs<T>(P, a.c, a.w);
+    a.wide_y = c->out[0].dtype == LM_DTYPE_F32;
+    if (a.rows > 4 && a.n >= (int64_t)c->stream->sms * WARPS * 4)
+        launch<T, 8, 4, 2>(c, a);
+    else if (a.rows > 4)
+        launch<T, 8, 2, 4>(c, a);
+    else if (a.rows > 2)
+        launch<T, 4, 2, 4>(c, a);
+    else if (a.rows > 1)
+        launch<T, 2, 2, 4>(c, a);
+    else if (a.act == LM_ACT_SWIGLU)
+        launch<T, 1, 2, 4>(c, a);
+    else
+        launch<T, 1, 1, 8>(c, a);
+}
+
+extern "C" const lm_kernel lm_norm_linear_cuda_kernels[] = {
+    LM_CUDA_ROWS("norm_linear", norm_linear, norm_linear_work), LM_CUDA_END
+};

@@ -40,7 +40,8 @@ static inline void run_on_device(instance *x, const lm_kernel *kernel, int shift
     instance d = *x;
     lm_tensor *host[10], *dev[10];
     lm_err e = { 0 };
-    size_t work = kernel->work ? kernel->work(&x->call, device->threads) : 0;
+    d.call.stream = device->main;
+    size_t work = kernel->work ? kernel->work(&d.call, device->threads) : 0;
     void *junk = take(work);
     for (int i = 0; i < 10; i++) {
         host[i] = i < 6 ? &x->in[i] : &x->out[i - 6];
@@ -56,7 +57,6 @@ static inline void run_on_device(instance *x, const lm_kernel *kernel, int shift
     memset(junk, 0xff, work); /* scratch holds anything */
     d.call.in = d.in;
     d.call.out = d.out;
-    d.call.stream = device->main;
     d.call.work = device_twin(junk, work + GUARD, 0);
     device_must(device->step(device, x->call.step, device->main, &e), &e);
     kernel->run(&d.call);
