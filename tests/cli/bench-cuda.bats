@@ -56,6 +56,8 @@ predicted() { "$LM_TEST_BUILD/bench/bench_cuda_predict" "$LM_TEST_BUILD/emu" "${
     awk '$1 == "sum" { if ($6 > $2 || $9 > $5 || $5 <= 0) exit 1; n++ } END { exit n != 3 }' table
     # a step of decoding reads every weight once, in BF16: 124 million less the positions
     awk '$1 == "sum" && ++n == 2 { exit !($4 > 0.24 && $4 < 0.31) }' table
-    run -2 predicted gpt5
-    [[ $output == *"gpt5: unknown model: choose from gpt2-124m gpt2-1.5b llama-1b llama-8b" ]]
+    # and of its rotary table the rows of these positions
+    predicted llama-1b | awk '$1 == "rope" && ++n == 2 { if ($2 != 16 || $4 > 0.001) exit 1 } END { exit n != 3 }'
+    run -2 --separate-stderr predicted gpt5
+    [ "$stderr" = "bench-cuda: gpt5: unknown model: choose from gpt2-124m gpt2-1.5b llama-1b llama-8b" ]
 }
