@@ -11,7 +11,10 @@
  * a block that ends at once. */
 #include "kernels/cuda/attention_cached.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, PART = 128, PLAIN_SHARED = 48 << 10 };
+enum { THREADS = 128, WARPS = THREADS / 32, PART = 128 };
+
+/* Bytes of shared memory that every block may have, less those of fixed size. */
+enum { MOST_SHARED = (48 << 10) - 256 };
 
 /* Of each (row, head) and part: sums over v [dim], the largest score, the sum of exponentials. */
 struct partial {
@@ -50,8 +53,9 @@ static __device__ inline int lanes_for(int packs)
 }
 
 /* heads[i*dim..]: the n query heads from h0 of a group, then, when `key` is its place in the cache,
- * the new key, which goes there too.  As head_norm (norm.cu) and rope (rope.cu) store them: the same
- * lanes add the same squares in the same order, and numbers are rounded where they would travel. */
+ * the new key, which goes there too.  The same bits as from the kernels of head_norm and rope: the
+ * same lanes add the same squares in the same order, and numbers are rounded where they would
+ * travel. */
 template <class T, int N>
 static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int64_t kv, int h0,
                                          int n, T *key, T *heads)
@@ -439,7 +443,7 @@ template <int G> static size_t shared_of(const cached &c)
 size_t attend_rows_work(const cached &c)
 {
     int64_t parts = parts_of(c);
-    if (shared_of<1>(c) > PLAIN_SHARED)
+    if (shared_of<1>(c) > MOST_SHARED)
         return SIZE_MAX;
     return parts == 1 ? 0
                       : (size_t)(c.batch * c.seq * c.heads * parts * (c.dim + 2)) * sizeof(float);
