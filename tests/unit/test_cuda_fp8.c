@@ -159,14 +159,13 @@ static void test_every_code(void **state)
 
 static void test_scales(void **state)
 {
-    static const int64_t shapes[][2] = {
-        { 1, 1 }, { 3, 130 }, { 129, 7 }, { 128, 128 }, { 140, 300 }
-    };
+    static const int64_t shapes[][2] = { { 1, 1 },     { 3, 130 },   { 129, 7 },
+                                         { 128, 128 }, { 140, 300 }, { 2200, 7 } };
     static const lm_dtype in[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
     int turn = 0;
     (void)state;
     open_path("plain");
-    for (int s = 0; s < 5; s++)
+    for (int s = 0; s < 6; s++)
         for (int scaling = 0; scaling < 3; scaling++)
             for (int form = 0; form < 4; form++, turn++) {
                 lm_fp8_quantize q = { .rows = shapes[s][0],
@@ -183,6 +182,7 @@ static void test_scales(void **state)
                     double v = bell(lm_philox((uint64_t)i, (uint64_t)turn, 3));
                     lm_set(q.in, x, i, i % q.ldx > 200 ? 0 : i % 37 ? v : 100 * v);
                 }
+                lm_set(q.in, x, (q.rows - 1) * q.ldx, -1000); /* the largest, in the last row */
                 if (turn % 6 == 5) { /* what has no number, and what has no size */
                     lm_set(q.in, x, 0, NAN);
                     lm_set(q.in, x, q.rows * q.ldx - 1, INFINITY);
