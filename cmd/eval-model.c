@@ -268,6 +268,7 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     lm_jw_int(&j, "seq_len", w->seq);
     lm_jw_int(&j, "stride", w->stride);
     lm_jw_str(&j, "dtype", opt.dtype);
+    lm_jw_str(&j, "device", w->backend->name);
     lm_jw_close_obj(&j);
     lm_code rc = lm_jw_end(&j);
     if (!rc && text.data[text.len - 1] != '\n')

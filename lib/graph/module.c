@@ -1,8 +1,11 @@
 /* module.c -- backends by name: the CPU's, and those in modules that are loaded when asked for. */
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "graph/backend.h"
@@ -22,8 +25,34 @@ static lm_code not_found(const lm_backend_opts *o, lm_err *e)
                    n >= sizeof where ? "..." : "");
 }
 
+/* A file that was cut short would end the process by a signal in the middle of being loaded: the
+ * loader maps what the file's header says is there.  The table of sections lies at the end of a
+ * library.  What is no library at all, or cannot be read, the loader tells. */
+static lm_code check_whole(const char *path, lm_err *e)
+{
+    Elf64_Ehdr h;
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool read_it = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+                   pread(fd, &h, sizeof h, 0) == (ssize_t)sizeof h;
+
+    if (fd >= 0)
+        close(fd);
+    errno = 0;
+    if (!read_it || memcmp(h.e_ident, ELFMAG, SELFMAG) || h.e_ident[EI_CLASS] != ELFCLASS64)
+        return LM_OK;
+    uint64_t size = (uint64_t)st.st_size, table = (uint64_t)h.e_shnum * h.e_shentsize;
+    if (h.e_shoff <= size && table <= size - h.e_shoff)
+        return LM_OK;
+    return lm_fail(e, LM_EIO, path, "build it again, or copy it again",
+                   "was cut short: it has %lld bytes, its table of sections ends at %llu",
+                   (long long)st.st_size, (unsigned long long)(h.e_shoff + table));
+}
+
 static lm_code load(const lm_backend_opts *o, const char *path, const lm_module **out, lm_err *e)
 {
+    if (check_whole(path, e))
+        return e->code;
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays until the process ends */
 
     const char *why = handle ? NULL : dlerror();

@@ -46,6 +46,8 @@ setup() {
     for m in run gpt; do
         eval-model -q $m/ held-out.txt --seq-len 40 > "$out/a"
         eval-model -q $m/ held-out.txt --seq-len 40 --device cuda > "$out/b"
+        grep -q '"device":"cpu"' "$out/a"
+        grep -q '"device":"cuda:0"' "$out/b"
         awk -v a="$(loss "$out/a")" -v b="$(loss "$out/b")" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-5 && d > -1e-5) }'
     done
 }

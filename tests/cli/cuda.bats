@@ -94,6 +94,18 @@ alone() {
     mkdir -p folder/libcore-cuda.so
     LM_MODULES=$PWD/folder run -1 --separate-stderr "${G[@]}" --device cuda
     [[ $stderr == *": Is a directory" && $stderr != *"directory: Is"* ]]
+    cut_at() { head -c "$1" "$LM_MODULES/libcore-cuda.so" > cut/libcore-cuda.so; }
+    mkdir cut
+    local whole
+    whole=$(stat -Lc %s "$LM_MODULES/libcore-cuda.so")
+    for n in $((whole - 1)) $((whole / 2)) 4096 64; do
+        cut_at "$n"
+        LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
+        says "$PWD/cut/libcore-cuda.so: was cut short: it has $n bytes, its table of sections ends at "
+    done
+    cut_at 63
+    LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
+    says "cuda: cannot load the module: $PWD/cut/libcore-cuda.so: file too short"
     command -v cc > /dev/null || skip "no compiler"
     fake() { cc -w -shared -fPIC -o libcore-cuda.so -x c - && LM_MODULES=$PWD run -1 --separate-stderr "${G[@]}" --device cuda; }
     fake <<< 'int x;'

@@ -15,6 +15,7 @@ near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { d = a - b; exit !(d < t && -
     eval-model run/ data/val > a
     [ "$(wc -l < a)" -eq 1 ]
     [ "$(value tokens a)" -gt 100 ]
+    grep -q '"dtype":"f32","device":"cpu"}$' a
     near "$(value loss a)" 6 0.5 # ln 400 = 5.99
     awk -v l="$(value loss a)" -v p="$(value perplexity a)" -v b="$(value bits_per_byte a)" -v n="$(value tokens a)" \
         -v y="$(value bytes a)" 'BEGIN { x = p / exp(l) - 1; z = b * y * log(2) / (l * n) - 1
