@@ -329,6 +329,11 @@ static double rate(int64_t n, double seconds)
 static void say_summary(const work *w)
 {
     const lm_complete_stats *s = &w->st;
+    const char *refused = lm_generator_unrecorded(w->gen);
+    if (refused)
+        lm_say(&tool, LM_LOG_WARN,
+               "%s: decoding is put there kernel by kernel, not as a recording: %s",
+               w->backend->name, refused);
     if (w->full)
         lm_say(&tool, LM_LOG_WARN, "%lld of %lld texts ended because the context of %lld is full",
                (long long)w->full, (long long)s->prompts, (long long)w->context);

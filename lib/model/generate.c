@@ -44,6 +44,7 @@ struct lm_generator {
     chooser choice;
     lm_recording *recorded; /* of decoding */
     bool ran, as_it_is;     /* decoding has run once; it is not to be recorded */
+    lm_err refused;         /* why the backend did not record it */
     stage *last;            /* what ran last, */
     int64_t last_slot;      /* and the first slot of its rows */
 };
@@ -358,15 +359,18 @@ static lm_code run_graph(stage *s, lm_err *e)
  * the backend has such a thing and nobody takes the time of single nodes. */
 static void record_decoding(lm_generator *g)
 {
-    lm_err refused = { 0 };
+    lm_err *refused = &g->refused, second = { 0 };
     lm_backend *b = g->b;
     lm_exec_span timed;
-    g->as_it_is = !b->replay || lm_exec_span_at(g->decode.x, 0, &timed) ||
-                  b->record_begin(b, b->main, &refused);
+    g->as_it_is = !b->replay || lm_exec_span_at(g->decode.x, 0, &timed);
     if (g->as_it_is)
         return;
-    run_graph(&g->decode, &refused);
-    g->as_it_is = b->record_end(b, b->main, &g->recorded, &refused) || refused.code;
+    if (!b->record_begin(b, b->main, refused)) {
+        run_graph(&g->decode, refused);
+        if (b->record_end(b, b->main, &g->recorded, &second) && !refused->code)
+            *refused = second;
+    }
+    g->as_it_is = refused->code != LM_OK;
 }
 
 static lm_code run_stage(lm_generator *g, stage *s, int64_t slot, lm_err *e)
@@ -493,6 +497,11 @@ double lm_generator_step_bytes(const lm_generator *g)
     for (int64_t i = 0; i < g->batch; i++)
         bytes += 2 * (double)c->layers * row * (double)g->used[i];
     return bytes;
+}
+
+const char *lm_generator_unrecorded(const lm_generator *g)
+{
+    return g->refused.code ? g->refused.what : NULL;
 }
 
 size_t lm_generator_cache_bytes(const lm_generator *g)

@@ -41,6 +41,9 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot);
 /* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
  * caches as they are filled now. */
 double lm_generator_step_bytes(const lm_generator *g);
+/* Why decoding is not replayed from a recording but put on the device kernel by kernel, where the
+ * backend has recordings and refused this one; NULL otherwise.  Lives as long as g. */
+const char *lm_generator_unrecorded(const lm_generator *g);
 size_t lm_generator_cache_bytes(const lm_generator *g);
 /* Of decoding: seconds by operator, see lm_exec_times; on a device lm_exec_timing comes before the
  * first step. */

@@ -284,6 +284,58 @@ static void drawn_tokens_are_the_same(void **state)
         check_tokens(configs[i], &o[i], 8);
 }
 
+static lm_code no_begin(lm_backend *b, lm_stream *s, lm_err *e)
+{
+    (void)b, (void)s;
+    return lm_fail(e, LM_EIO, "spy", NULL, "no recordings today");
+}
+
+static lm_code (*real_end)(lm_backend *b, lm_stream *s, lm_recording **out, lm_err *e);
+static lm_code no_end(lm_backend *b, lm_stream *s, lm_recording **out, lm_err *e)
+{
+    lm_code rc = real_end(b, s, out, e);
+    if (rc)
+        return rc;
+    b->recording_free(b, *out);
+    *out = NULL;
+    return lm_fail(e, LM_EIO, "spy", NULL, "none that ends");
+}
+
+/* Decoding goes on without a recording that is refused, and says why. */
+static void refused_recordings_are_told(void **state)
+{
+    static const char *const why[] = { NULL, "no recordings today", "none that ends" };
+    const lm_sample_attr o = { 0, 0, 1, 0, 1 };
+    const lm_backend real = *plain;
+    int32_t got[3][6];
+    (void)state;
+    real_end = real.record_end;
+    for (int k = 0; k < 3; k++) {
+        lm_loaded w;
+        lm_generator *g;
+        double u = 0;
+        plain->record_begin = k == 1 ? no_begin : real.record_begin;
+        plain->record_end = k == 2 ? no_end : real.record_end;
+        make(configs[1], LM_DTYPE_F32, plain, &w);
+        ok(lm_generator_new(&w, LM_DTYPE_F32, 1, 20, plain, &g, &err));
+        ok(lm_generator_prompt(g, 0, (uint32_t[]){ 7, 8 }, 2, NULL, &err));
+        for (int i = 0; i < 6; i++) {
+            const int32_t *next;
+            ok(lm_generator_choose(g, &o, &u, &next, NULL, &err));
+            got[k][i] = next[0];
+            ok(lm_generator_decode(g, next, NULL, &err));
+        }
+        if (!why[k])
+            assert_null(lm_generator_unrecorded(g));
+        else
+            assert_string_equal(lm_generator_unrecorded(g), why[k]);
+        assert_memory_equal(got[k], got[0], sizeof got[k]);
+        lm_generator_free(g);
+        lm_loaded_fini(&w);
+    }
+    *plain = real;
+}
+
 /* Scores, the losses of eval-model, and of a batch whose rows are padding for the most part. */
 static void losses_are_the_same(void **state)
 {
@@ -408,6 +460,7 @@ int main(void)
         cmocka_unit_test(attention_by_tensor_cores),
         cmocka_unit_test(the_likeliest_tokens_are_the_same),
         cmocka_unit_test(drawn_tokens_are_the_same),
+        cmocka_unit_test(refused_recordings_are_told),
         cmocka_unit_test(losses_are_the_same),
         cmocka_unit_test(weights_arrive_whole),
     };
