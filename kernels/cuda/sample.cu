@@ -1,12 +1,13 @@
 /* sample.cu -- the next token of each row of logits (kernels/sample.h).
  *
- * A row is spread over blocks, and what they found is put together by the row's last block: of tiles
- * of 128 ids, so that it does not matter how many blocks there are.  The first launch pays the penalty and finds the largest
- * logits; at temperature 0 it is the only one.  The second makes weights exp((logit - largest) /
- * temperature) in F64, adds them up and counts them in bins by size.  Its last blocks choose: from
- * the bins follows a weight below which nothing can be chosen; what is left is gathered from the
- * few tiles that have such weights, ranked by weight and id, and cut where the limits say.  Without
- * limits the draw goes along the ids, over the sums of tiles and then in one of them.
+ * A row is spread over blocks, and what they found is put together by the row's last block: found of
+ * tiles of 128 ids, so that it does not matter how many blocks there are.  The first launch pays the
+ * penalty and finds the largest logits; at temperature 0 it is the only one.  The second makes
+ * weights exp((logit - largest) / temperature) in F64, adds them up and counts them in bins by size.
+ * Its last blocks choose: from the bins follows a weight below which nothing can be chosen; what is
+ * left is gathered from the few tiles that have such weights, ranked by weight and id, and cut where
+ * the limits say.  Without limits the draw goes along the ids, over the sums of tiles and then in
+ * one of them.
  *
  * Weights are not kept: those few that are looked at again are made again, the same.
  *
@@ -23,6 +24,7 @@ extern "C" {
 enum {
     EACH = 4,         /* numbers of a lane */
     TILE = 32 * EACH, /* of a warp: id of a lane's u-th number is first + u * 32 */
+    AT_ONCE = 4,      /* tiles that a warp waits for together */
     ALIGN = 256
 };
 
@@ -312,12 +314,13 @@ static __device__ inline float logit_of(const drawing *d, double low)
     return (float)(y - 1e-6 * fabs(y));
 }
 
-/* What is not lighter than `low`. */
+/* What is not lighter than `low`, and perhaps some that hardly are.  Weights are made when all are
+ * found, for whole warps. */
 static __device__ inline void gather(const drawing *d, double low, ranking *r)
 {
     __shared__ int n;
     const float least = logit_of(d, low);
-    const int64_t tiles = tiles_of(d->a->vocab), step = blockDim.x / 32 * 32;
+    const int64_t vocab = d->a->vocab, tiles = tiles_of(vocab), step = blockDim.x / 32 * 32;
     __syncthreads();
     if (threadIdx.x == 0)
         n = 0;
@@ -325,20 +328,26 @@ static __device__ inline void gather(const drawing *d, double low, ranking *r)
     for (int64_t from = threadIdx.x / 32 * 32; from < tiles; from += step) {
         int64_t own = from + threadIdx.x % 32;
         bool some = own < tiles && d->w.tiles[own].top.value >= least;
-        for (unsigned left = __ballot_sync(0xffffffffu, some); left; left &= left - 1) {
-            int64_t first = (from + __ffs((int)left) - 1) * TILE + threadIdx.x % 32;
-            float y[EACH];
-            take_tile(y, d->y, first, d->a->vocab);
+        for (unsigned left = __ballot_sync(0xffffffffu, some); left;) {
+            int64_t first[AT_ONCE];
+            float y[AT_ONCE][EACH];
 #pragma unroll
-            for (int u = 0; u < EACH; u++) {
-                double w = y[u] >= least && first + u * 32 < d->a->vocab ? weight(d, y[u]) : -1;
-                if (w >= low)
-                    add_candidate(r, &n, w, (int32_t)(first + u * 32));
+            for (int k = 0; k < AT_ONCE; k++, left &= left - 1) {
+                first[k] = left ? (from + __ffs((int)left) - 1) * TILE + threadIdx.x % 32 : vocab;
+                take_tile(y[k], d->y, first[k], vocab);
             }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+                for (int u = 0; u < EACH; u++)
+                    if (y[k][u] >= least && first[k] + u * 32 < vocab)
+                        add_candidate(r, &n, y[k][u], (int32_t)(first[k] + u * 32));
         }
     }
     __syncthreads();
     join_candidates(r, n);
+    for (int64_t i = threadIdx.x; i < r->n; i += blockDim.x)
+        r->w[i] = weight(d, (float)r->w[i]);
 }
 
 /* Of the ranking [n], how many top-k, top-p and min-p leave.  all: the weight of the whole row. */
