@@ -187,12 +187,13 @@ static const void *bias_as_output(const gemm_call *g, const lm_stream *s)
     return g->work;
 }
 
-/* As a whole, the exact form of GELU apart, which cuBLASLt does not have. */
+/* As a whole, apart from the exact form of GELU, which cuBLASLt does not have, and from sums of
+ * numbers that it rounds. */
 static bool run_joined(const gemm_call *g, lm_lt_gemm lt, const lm_stream *s)
 {
     bool add = g->a_sum && g->accumulate; /* it writes, and never adds to, sums */
 
-    if (g->act == LM_ACT_GELU_EXACT)
+    if (g->act == LM_ACT_GELU_EXACT || (g->a_sum && lt.tf32 && g->ab == LM_DTYPE_F32))
         return false;
     lt.gelu = g->act == LM_ACT_GELU, lt.slope = g->slope, lt.z = g->z;
     lt.a_sum = add ? (float *)g->work : g->a_sum;
