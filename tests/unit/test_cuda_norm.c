@@ -67,6 +67,90 @@ static void check_norm_dw(int64_t n, int64_t c, int variant, int shift, lm_dtype
     check_on_device(&k, act, act == LM_DTYPE_F32 ? 1e-6 : 8e-3, shift, true);
 }
 
+/* Variants: bit 0 LayerNorm, with its bias; then nothing, ds over dy, ds over dres, dres apart. */
+static kernel_case joined(const lm_norm_attr *a, int64_t n, int64_t c, int variant)
+{
+    bool layer = a->kind == LM_NORM_LAYER;
+    kernel_case k = { .op = "norm_dx_dw", .attr = a };
+    k.in[0] = k.in[1] = mat(ACT, n, c);
+    k.in[2] = vec(F32, c);
+    k.in[3] = given(mat(F32, n, 2), stats_like(a->kind));
+    k.in[4] = mat(variant > 3 ? ACT : ABSENT, n, c);
+    k.out[0] = mat(ACT, n, c);
+    if (variant / 2 == 1 || variant / 2 == 2)
+        k.out[0] = over(k.out[0], variant / 2 == 1 ? 0 : 4);
+    k.out[1] = vec(F32, c);
+    k.out[2] = vec(layer ? F32 : ABSENT, c);
+    return k;
+}
+
+static lm_norm_attr joined_attr(int variant)
+{
+    return (lm_norm_attr){ variant & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+}
+
+static void check_joined(int64_t n, int64_t c, int variant, int micro, int shift, lm_dtype act)
+{
+    lm_norm_attr a = joined_attr(variant);
+    kernel_case k = joined(&a, n, c, variant);
+    k.step.micro = micro;
+    check_on_device(&k, act, 2 * tolerance(act), shift, true);
+}
+
+/* The gradient of the row has the bits that norm_dx gives it. */
+static void check_same_row(int64_t n, int64_t c, int variant, int shift, lm_dtype act)
+{
+    lm_norm_attr a = joined_attr(variant);
+    kernel_case k = joined(&a, n, c, variant), dx = k;
+    instance both, alone;
+    dx.op = "norm_dx";
+    dx.out[1].kind = dx.out[2].kind = ABSENT;
+    build(&k, act, act, &both);
+    build(&dx, act, act, &alone);
+    run_on_device(&both, device_kernel(k.op, act), shift);
+    run_on_device(&alone, device_kernel(dx.op, act), shift);
+    assert_memory_equal(both.out[0].data, alone.out[0].data, bytes_of(&both.out[0]));
+    drop(&k, &both);
+    drop(&dx, &alone);
+}
+
+static void joined_gradients(void **state)
+{
+    static const struct {
+        int64_t n, c;
+    } shapes[] = { { 11, 1 },   { 40, 8 },    { 9, 129 },   { 37, 256 }, { 21, 768 }, { 70, 1000 },
+                   { 5, 2047 }, { 7, 2048 },  { 3, 4096 },  { 3, 5000 }, { 2, 8192 }, { 2, 8200 },
+                   { 2, 9001 }, { 2, 16384 }, { 2, 16391 }, { 1, 4096 }, { 1, 28000 } };
+    (void)state;
+    for (int i = 0; i < 17; i++)
+        for (int t = 0; t < 3; t++) {
+            int variant = (3 * i + t) % 8;
+            check_joined(shapes[i].n, shapes[i].c, variant, i % 2, 0, acts[t]);
+            check_same_row(shapes[i].n, shapes[i].c, variant, 0, acts[t]);
+            if (shapes[i].c < 3000) {
+                check_joined(shapes[i].n, shapes[i].c, variant ^ 1, t % 2, 1, acts[t]);
+                check_same_row(shapes[i].n, shapes[i].c, variant ^ 1, 1, acts[t]);
+            }
+        }
+}
+
+/* Rows whose sums do not fit the shared memory of a block are left to the parts. */
+static void too_wide_to_join(void **state)
+{
+    lm_tensor in[5] = { 0 }, out[3] = { 0 };
+    lm_norm_attr a = joined_attr(1);
+    lm_call c = { .attr = &a, .in = in, .n_in = 5, .out = out, .n_out = 3 };
+    (void)state;
+    for (int wide = 0; wide < 2; wide++) {
+        int64_t width = wide ? (int64_t)1 << 20 : 4096;
+        in[0] = in[1] = out[0] =
+            (lm_tensor){ .dtype = LM_DTYPE_BF16, .ndim = 2, .dim = { 64, width } };
+        in[2] = out[1] = out[2] = (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { width } };
+        in[3] = (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { 64, 2 } };
+        assert_int_equal(device->joins(device, "norm_dx_dw", LM_DTYPE_BF16, &c), !wide);
+    }
+}
+
 static void every_launch(void **state)
 {
     static const int64_t widths[] = { 8,    31,   120,  127,   255,   256,   512,  1000,
@@ -96,6 +180,8 @@ static void many_rows(void **state)
         check_norm_dw(4200, 8, 1, 0, acts[t]);
         check_norm(4200, 3, 0, 0, acts[t]);
         check_norm_dx(4200, 3, 0, 0, acts[t]);
+        check_joined(4200, 8, 1 + 2 * t, 0, 0, acts[t]); /* each group meets several rows */
+        check_joined(4200, 3, 2 * t, 1, 0, acts[t]);
     }
 }
 
@@ -174,9 +260,10 @@ static void head_norms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_launch), cmocka_unit_test(many_rows),
-        cmocka_unit_test(a_large_mean), cmocka_unit_test(bad_numbers_stay_in_their_row),
-        cmocka_unit_test(head_norms),
+        cmocka_unit_test(every_launch),     cmocka_unit_test(many_rows),
+        cmocka_unit_test(a_large_mean),     cmocka_unit_test(bad_numbers_stay_in_their_row),
+        cmocka_unit_test(head_norms),       cmocka_unit_test(joined_gradients),
+        cmocka_unit_test(too_wide_to_join),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
