@@ -47,8 +47,8 @@ typedef struct {
     int64_t batch, seq; /* T: rows of each sequence in one run */
     int64_t cache;      /* GENERATE: S, positions of the caches */
     lm_precision precision;
-    bool documents; /* inputs `lo` and restarted positions: attention stays inside documents */
-    bool dropout;   /* TRAIN: the config's rates apply */
+    bool documents;      /* inputs `lo` and restarted positions: attention stays inside documents */
+    bool dropout;        /* TRAIN: the config's rates apply */
     lm_backend *backend; /* where it will run: operators are joined as it has kernels for that
                             (op/fuse.h); NULL: none are */
     bool (*trainable)(void *ctx, const char *param_name);
@@ -69,7 +69,8 @@ typedef struct {
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
     lm_vid scale;                    /* F32 [1] */
     lm_vid used, fresh,
-        rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted */
+        rows;    /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
+                 which T = 1 does not ask */
     lm_vid rope; /* CONST F32 [positions, D] or LM_NONE */
     int64_t rope_rows;
     lm_vid *kcache, *vcache; /* GENERATE: STATE [B,K,S,D] of each layer */

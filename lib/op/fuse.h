@@ -10,7 +10,7 @@
  *   linear_dx, gelu_dx                         linear_act_dx
  *   norm_dx, norm_dw                           norm_dx_dw
  *   norm, linear (, gelu or swiglu)            norm_linear      where it makes no gradient
- *   (head_norm,) (rope,) attention_cached      attention_step   one row a sequence
+ *   (head_norm,) rope, attention_cached        attention_step   one row a sequence
  *   linear, cast to F32                        linear into F32  on every backend */
 #ifndef LM_OP_FUSE_H
 #define LM_OP_FUSE_H
