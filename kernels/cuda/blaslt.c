@@ -96,7 +96,7 @@ typedef struct {
     int64_t batch, stride_a, stride_b, stride_c;
     int32_t a_type, b_type, cd;
     uint8_t ta, tb, accumulate, tf32, bias;
-    uint8_t scaled, a_scaling, b_scaling;
+    uint8_t scaled, a_scaling, b_scaling, formless;
     uint8_t gelu, slope, aux, sums;
     uint8_t align_a, align_b, align_c, align_bias, align_aux; /* log2 of bytes */
 } shape_key;
@@ -175,6 +175,7 @@ static shape_key key_of(const lm_lt_gemm *g)
     k.tf32 = g->tf32, k.bias = g->bias != NULL;
     k.scaled = g->a_scale != NULL;
     k.a_scaling = (uint8_t)g->a_scaling, k.b_scaling = (uint8_t)g->b_scaling;
+    k.formless = g->formless;
     k.align_a = common_alignment(g->a, k.stride_a, g->a_type);
     k.align_b = common_alignment(g->b, k.stride_b, g->b_type);
     k.align_c = common_alignment(g->c, k.stride_c, g->cd);
@@ -384,7 +385,7 @@ static shape *shape_for(lm_cuda_lt *lt, const lm_lt_gemm *g)
         lt->counts.shapes++;
         s->used = true;
         s->key = key;
-        s->served = describe(&lt->l, s, g) && choose(lt, s);
+        s->served = !g->formless && describe(&lt->l, s, g) && choose(lt, s);
         lt->counts.unserved_shapes += !s->served && !has_epilogue(g);
         return s;
     }

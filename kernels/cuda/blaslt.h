@@ -32,6 +32,7 @@ typedef struct {
     int64_t batch, stride_a, stride_b, stride_c; /* as in gemm_call */
     const float *a_scale, *b_scale;              /* FP8 only */
     lm_fp8_scaling a_scaling, b_scaling;
+    bool formless; /* cuBLASLt has no form for such scales on this card: it is counted alone */
     bool gelu, slope;
     void *z;
     float *a_sum;

@@ -451,9 +451,10 @@ static bool run_by_lt(const lm_fp8_gemm *g, const lm_stream *s)
 {
     lm_lt_gemm lt = {};
 
-    if (s->level == LM_CUDA_PLAIN || !s->lt || !lt_knows(g, s))
+    if (s->level == LM_CUDA_PLAIN || !s->lt)
         return false;
-    if (g->bias)
+    lt.formless = !lt_knows(g, s);
+    if (g->bias && !lt.formless)
         LM_LAUNCH(fp8_bias_kernel, grid_for(g->n, 256, s), 256, 0, s, g->bias, g->n,
                   (bf16 *)g->work);
     lt.m = g->m, lt.n = g->n, lt.k = g->k;
