@@ -310,7 +310,7 @@ bench-cuda: ## on a GPU: kernels, decoding, training steps, their ceilings and p
 	$(MAKE) $(JOBS) all $(BENCH_CUDA) $(if $(findstring --emulated,$(ARGS)),emu)
 	scripts/bench-cuda -b $B --llmc "$(LLMC)" $(if $T,-t $T) $(ARGS)
 
-bench-cuda-static: ## registers, shared memory and spills of the CUDA kernels; T=NAME: of kernels/cuda/NAME*.cu
+bench-cuda-static: ## access to memory, registers and spills of the CUDA kernels; T=NAME: of kernels/cuda/NAME*.cu
 	scripts/bench-cuda-static -c '$(if $(NVCC),$(NVCC) $(NVCC_FLAGS))' -g '$(CUDA_TARGETS)' $(if $T,-t $T)
 
 bench-cuda-predict: emu $B/bench/bench_cuda_predict ## without a GPU: calls, FLOPs, bytes and least time of a step; T=MODEL
