@@ -10,6 +10,7 @@
 #include <float.h>
 
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/pair.cuh"
 
 extern "C" {
 #include "kernels/head.h"
@@ -54,17 +55,34 @@ static __device__ inline int64_t column_of(int64_t base, int u)
 {
     return base + ((int64_t)u * blockDim.x + threadIdx.x) * 4;
 }
-
-/* Behind the end of the row -Inf, which adds nothing to a sum of exponentials. */
-static __device__ inline four logits_at(const row_args &a, const float *row, int64_t v)
+static __device__ inline int64_t stretch(void)
 {
-    four z = { { -INFINITY, -INFINITY, -INFINITY, -INFINITY } };
-    if (v < a.vocab)
-        z = *reinterpret_cast<const four *>(row + v);
-    if (v + 4 > a.vocab)
-        for (int j = 0; j < 4; j++)
-            z.v[j] = v + j < a.vocab ? z.v[j] : -INFINITY;
-    return z;
+    return (int64_t)blockDim.x * 4 * at_once;
+}
+
+/* All at once, the first columns from `kept` (may be null).  Behind the end of the row, where a
+ * stretch is not WHOLE, -Inf: it adds nothing to a sum of exponentials. */
+template <bool WHOLE>
+static __device__ inline void load(four *z, const row_args &a, const float *row, const float *kept,
+                                   int64_t base)
+{
+#pragma unroll
+    for (int u = 0; u < at_once; u++) {
+        int64_t v = column_of(base, u);
+        if (WHOLE || v < a.vocab)
+            z[u] = *reinterpret_cast<const four *>((kept && v < a.kept ? kept : row) + v);
+        for (int j = 0; j < 4 && !WHOLE; j++)
+            z[u].v[j] = v + j < a.vocab ? z[u].v[j] : -INFINITY;
+    }
+}
+
+static __device__ inline void load_stretch(four *z, const row_args &a, const float *row,
+                                           const float *kept, int64_t base)
+{
+    if (base + stretch() <= a.vocab)
+        load<true>(z, a, row, kept, base);
+    else
+        load<false>(z, a, row, kept, base);
 }
 
 /* Largest logit and sum of exp(logit - largest) in one reading, each thread about its own largest.
@@ -73,12 +91,10 @@ static __device__ inline void top_and_sum(const row_args &a, const float *row, f
                                           float *top, float *sum)
 {
     float m = -FLT_MAX, s = 0;
-    for (int64_t base = 0; base < a.vocab; base += (int64_t)blockDim.x * 4 * at_once) {
-        four z[at_once];
+    for (int64_t base = 0; base < a.vocab; base += stretch()) {
+        four z[at_once] = {};
         float next = m;
-#pragma unroll
-        for (int u = 0; u < at_once; u++)
-            z[u] = logits_at(a, row, column_of(base, u));
+        load_stretch(z, a, row, nullptr, base);
 #pragma unroll
         for (int u = 0; u < at_once; u++) {
             if (column_of(base, u) < a.kept)
@@ -99,13 +115,21 @@ static __device__ inline void top_and_sum(const row_args &a, const float *row, f
     *sum = block_sum(m == *top ? s : s * expf(m - *top));
 }
 
+static __device__ inline void put4(float *to, const float *x)
+{
+    *reinterpret_cast<four *>(to) = four{ { x[0], x[1], x[2], x[3] } };
+}
+template <class T> static __device__ inline void put4(T *to, const float *x)
+{
+    typedef pack<uint32_t, 2> two;
+    *reinterpret_cast<two *>(to) = two{ { round_pair<T>(x[0], x[1]), round_pair<T>(x[2], x[3]) } };
+}
+
 template <class T> static __device__ inline void no_gradient(const row_args &a, T *grad)
 {
-    pack<T, 4> none;
-    for (int j = 0; j < 4; j++)
-        none.v[j] = from_float<T>(0);
+    const float none[4] = {};
     for (int64_t v = column_of(0, 0); v < a.vocab; v += (int64_t)blockDim.x * 4)
-        *reinterpret_cast<pack<T, 4> *>(grad + v) = none;
+        put4(grad + v, none);
 }
 
 /* scale * (softmax - onehot), from the end of the row to its beginning. */
@@ -113,30 +137,24 @@ template <class T>
 static __device__ inline void gradient(const row_args &a, const float *row, const float *kept,
                                        T *grad, float top, float share, int64_t t)
 {
-    const int64_t stretch = (int64_t)blockDim.x * 4 * at_once;
     const float scale = *a.scale;
-    for (int64_t base = (a.vocab - 1) / stretch * stretch; base >= 0; base -= stretch) {
-        four z[at_once];
-#pragma unroll
-        for (int u = 0; u < at_once; u++) {
-            int64_t v = column_of(base, u);
-            z[u] = v < a.kept ? *reinterpret_cast<const four *>(kept + v) : logits_at(a, row, v);
-        }
+    for (int64_t base = (a.vocab - 1) / stretch() * stretch(); base >= 0; base -= stretch()) {
+        four z[at_once] = {};
+        load_stretch(z, a, row, kept, base);
         if (sizeof(T) < sizeof(float))
             __syncthreads(); /* this stretch is read before gradients are written over it */
 #pragma unroll
         for (int u = 0; u < at_once; u++) {
             int64_t v = column_of(base, u);
-            pack<T, 4> g;
             for (int j = 0; j < 4; j++)
                 z[u].v[j] = expf(z[u].v[j] - top) * share;
             if (v <= t && t < v + 4)
                 for (int j = 0; j < 4; j++)
                     z[u].v[j] -= v + j == t ? 1 : 0;
             for (int j = 0; j < 4; j++)
-                g.v[j] = from_float<T>(scale * z[u].v[j]);
+                z[u].v[j] *= scale;
             if (v < a.vocab)
-                *reinterpret_cast<pack<T, 4> *>(grad + v) = g;
+                put4(grad + v, z[u].v);
         }
     }
 }
