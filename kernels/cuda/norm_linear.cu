@@ -2,9 +2,9 @@
  *
  * Every block makes the norm of all rows itself, from a few kilobytes that the L2 cache serves, and
  * keeps it in shared memory; then its warps go over columns as other products of few rows do
- * (rows.cuh).  While the norm is made, the first stretch of the weights is on its way to the cache:
- * the time goes by with memory at work.  A block to a multiprocessor, so that none makes the norm
- * twice.
+ * (rows.cuh).  What a warp reads next is always on its way to the cache already, so that memory is
+ * at work while the norm is made and between columns.  A block to a multiprocessor: no more norms
+ * than that are made.
  *
  * A thread has the same columns of every row, so a row's bits depend neither on the rows beside it
  * nor on the number of blocks. */
@@ -201,14 +201,15 @@ __device__ inline int64_t row_at(const norm_linear_args<T> &a, int64_t col0, int
     return a.act == LM_ACT_SWIGLU ? col % 2 * (a.n / 2) + col / 2 : col;
 }
 
-/* The beginning of the rows of w that this warp reads first, on its way to the L2 cache. */
+/* The beginning of the rows of w from col0 on, on its way to the L2 cache: 8 KiB, so that a block
+ * has 128 KiB there. */
 template <class T, int COLS>
 __device__ inline void ask_for(const norm_linear_args<T> &a, int64_t col0)
 {
 #ifndef LM_EMU
-    const int P = wide<T>::n, AHEAD = 16; /* packs of a lane: 128 KiB a block */
-    for (int e = 0; e < AHEAD; e++) {
-        int64_t k = (e / COLS * 32 + (int)threadIdx.x % 32) * P;
+    const int LINE = 128 / (int)sizeof(T), LINES = 64; /* elements; of the cache */
+    for (int e = (int)threadIdx.x % 32; e < LINES; e += 32) {
+        int64_t k = e / COLS * LINE;
         if (k < a.c)
             asm volatile(
                 "prefetch.global.L2 [%0];" ::"l"(a.w + row_at(a, col0, e % COLS) * a.c + k));
@@ -240,14 +241,16 @@ __global__ void __launch_bounds__(BLOCK, 1) norm_linear_kernel(norm_linear_args<
     for (; group < groups; group += step) {
         few_factors<T, COLS> f = { h, {}, a.c, a.rows, a.c };
         float sum[M][COLS] = {};
+        int64_t row = lane / EACH / COLS, col = group * COLS + lane / EACH % COLS;
+        float bias = a.b ? a.b[row_at(a, col, 0)] : 0.0f;
 
+        if (group + step < groups)
+            ask_for<T, COLS>(a, (group + step) * COLS);
 #pragma unroll
         for (int j = 0; j < COLS; j++)
             f.b[j] = a.w + row_at(a, group * COLS, j) * a.c;
         few_sums<T, M, COLS, U>(sum, f, a.pack_w);
-        float mine = shared_sums<M * COLS>(&sum[0][0]);
-        int64_t row = lane / EACH / COLS, col = group * COLS + lane / EACH % COLS;
-        mine += a.b ? a.b[row_at(a, col, 0)] : 0.0f;
+        float mine = shared_sums<M * COLS>(&sum[0][0]) + bias;
         if (pairs) {
             float up = __shfl_xor_sync(0xffffffffu, mine, EACH);
             mine = silu<T>(mine) * up;
@@ -289,8 +292,8 @@ static void launch(const lm_call *c, const norm_linear_args<T> &a)
               bytes, c->stream, a);
 }
 
-/* COLS x U is 8: 16 warps then have 64 KiB on their way.  More columns mean fewer reads of shared
- * memory and, where columns are few, idle warps. */
+/* COLS x U is 8, so that 16 warps have 64 KiB on their way; 4 where registers end.  More columns at
+ * once mean fewer reads of shared memory, and idle warps where columns are few. */
 template <class T> static void norm_linear(const lm_call *c)
 {
     const lm_norm_linear_attr *at = (const lm_norm_linear_attr *)c->attr;
@@ -308,7 +311,7 @@ template <class T> static void norm_linear(const lm_call *c)
     a.pack_w = packs<T>(P, a.c, a.w);
     a.wide_y = c->out[0].dtype == LM_DTYPE_F32;
     if (a.rows > 4 && a.n >= (int64_t)c->stream->sms * WARPS * 4)
-        launch<T, 8, 4, 2>(c, a);
+        launch<T, 8, 4, 1>(c, a);
     else if (a.rows > 4)
         launch<T, 8, 2, 4>(c, a);
     else if (a.rows > 2)
