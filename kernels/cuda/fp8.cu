@@ -35,35 +35,46 @@ __device__ inline float to_float(e5m2 x)
 
 #include "kernels/cuda/gemm_tile.cuh"
 
+/* What numbers become codes by.  A float's bits, less `drop` bits of mantissa and an exponent of
+ * `rebias`, are a code; below `lowest`, where codes are subnormal, the last place of `unit` is
+ * theirs. */
 struct fp8_format {
-    int mantissa, bias;
-    uint32_t top; /* the largest code */
-    float most;   /* and its number */
+    int drop;
+    uint32_t half, rebias, lowest, unit;
+    uint32_t top;         /* the largest code */
+    uint32_t nan, nan_of; /* NaN's code, and which bits of the code's own mantissa stay in it */
+    float most;           /* the largest number */
 };
 
 static fp8_format format_of(lm_dtype d)
 {
-    fp8_format four = { 3, 7, 0x7e, 448 }, five = { 2, 15, 0x7b, 57344 };
-    return d == LM_DTYPE_F8E4M3 ? four : five;
+    bool four = d == LM_DTYPE_F8E4M3;
+    int mantissa = four ? 3 : 2, bias = four ? 7 : 15, drop = 23 - mantissa;
+    fp8_format f = {};
+
+    f.drop = drop;
+    f.half = (1u << (drop - 1)) - 1;
+    f.rebias = (uint32_t)(127 - bias) << mantissa;
+    f.lowest = (uint32_t)(128 - bias) << 23;
+    f.unit = (uint32_t)(151 - bias - mantissa) << 23;
+    f.top = four ? 0x7e : 0x7b;
+    f.nan = four ? 0x7f : 0x7e; /* E4M3 has one NaN; of E5M2's, a quiet one */
+    f.nan_of = four ? 0 : 1;    /* with the top of the payload */
+    f.most = four ? 448 : 57344;
+    return f;
 }
 
-/* Rounded to nearest, ties to even; too large, infinities too: the largest. */
+/* Rounded to nearest, ties to even; too large, infinities too: the largest.  All cases at once: there
+ * are many numbers to a branch. */
 __device__ inline uint32_t encode(float x, const fp8_format &f)
 {
-    uint32_t u = __float_as_uint(x), mag = u & 0x7fffffffu, sign = u >> 31 << 7, code;
-    int drop = 23 - f.mantissa;
+    uint32_t u = __float_as_uint(x), mag = u & 0x7fffffffu, low = mag >> f.drop;
+    uint32_t tiny = __float_as_uint(__uint_as_float(mag) + __uint_as_float(f.unit)) - f.unit;
+    uint32_t code = mag < f.lowest ? tiny : ((mag + f.half + (low & 1)) >> f.drop) - f.rebias;
 
-    if (mag >
-        0x7f800000u) /* E4M3 has one NaN; of E5M2's, a quiet one with the top of the payload */
-        return sign | (f.mantissa == 3 ? 0x7fu : 0x7eu | (mag >> drop & 1));
-    if (mag < (uint32_t)(128 - f.bias) << 23) { /* subnormal: the last place of `one` is its unit */
-        float one = __uint_as_float((uint32_t)(151 - f.bias - f.mantissa) << 23);
-        code = __float_as_uint(__uint_as_float(mag) + one) - __float_as_uint(one);
-    } else {
-        uint32_t r = mag + ((1u << (drop - 1)) - 1) + (mag >> drop & 1);
-        code = (r >> drop) - ((uint32_t)(127 - f.bias) << f.mantissa);
-    }
-    return sign | (code < f.top ? code : f.top);
+    code = code < f.top ? code : f.top;
+    code = mag > 0x7f800000u ? f.nan | (low & f.nan_of) : code;
+    return (u >> 24 & 0x80u) | code;
 }
 
 __device__ inline float scale_for(float most, const fp8_format &f, bool power_of_two)
@@ -90,20 +101,16 @@ struct quantizing {
 };
 
 /* Four neighbours of a row; zeros for what is outside. */
-template <class T> __device__ inline void load4(float *v, const T *at, int64_t left, bool packed)
+template <class T> __device__ inline pack<T, 4> load4(const T *at, int64_t left, bool packed)
 {
     pack<T, 4> x = {};
-    if (packed && left >= 4) {
-        x = *(const pack<T, 4> *)at;
-    } else {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (e < left)
-                x.v[e] = at[e];
-    }
+    if (packed && left >= 4)
+        return *(const pack<T, 4> *)at;
 #pragma unroll
     for (int e = 0; e < 4; e++)
-        v[e] = to_float(x.v[e]);
+        if (e < left)
+            x.v[e] = at[e];
+    return x;
 }
 
 __device__ inline void store4(uint8_t *to, uint32_t codes, int64_t left, bool packed)
@@ -173,10 +180,22 @@ __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quanti
         int64_t ob = TURN ? tc : tr, kb = TURN ? tr : tc;
         float v[warp_rows][4], inverse[4], most[4];
 
+        pack<T, 4> raw[warp_rows];
+        const T *from = x + row0 * q.ldx + col;
+        if (q.pack_x && (tr + 1) * tile <= q.rows && (tc + 1) * tile <= q.cols) {
+#pragma unroll
+            for (int i = 0; i < warp_rows; i++) /* all are in flight before one is looked at */
+                raw[i] = *(const pack<T, 4> *)(from + i * q.ldx);
+        } else {
+#pragma unroll
+            for (int i = 0; i < warp_rows; i++)
+                raw[i] = load4(from + i * q.ldx, row0 + i < q.rows ? q.cols - col : 0, q.pack_x);
+        }
 #pragma unroll
         for (int i = 0; i < warp_rows; i++)
-            load4(v[i], x + (row0 + i) * q.ldx + col, row0 + i < q.rows ? q.cols - col : 0,
-                  q.pack_x);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                v[i][e] = to_float(raw[i].v[e]);
 
         if (q.scaling == LM_FP8_TENSOR) {
             most[0] = *q.scale;
