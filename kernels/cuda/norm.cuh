@@ -54,29 +54,32 @@ template <class T, int N> struct held {
 /* Where packs allow it, all at once. */
 template <class T, int N> static __device__ inline held<T, N> load(const T *p)
 {
-    const int M = held<T, N>::n;
     held<T, N> h;
-    if (N * sizeof(T) < 4) {
+    static_assert(held<T, N>::n == 1 || held<T, N>::n == 4, "one number, or 16 bytes");
+    if (N * sizeof(T) == 2) {
         h.w[0] = *reinterpret_cast<const uint16_t *>(p);
+    } else if (N * sizeof(T) == 4) {
+        h.w[0] = *reinterpret_cast<const uint32_t *>(p);
     } else {
-        pack<uint32_t, M> v = *reinterpret_cast<const pack<uint32_t, M> *>(p);
-        for (int i = 0; i < M; i++)
-            h.w[i] = v.v[i];
+        uint4 v = *reinterpret_cast<const uint4 *>(p);
+        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
+        for (int i = 0; i < held<T, N>::n; i++)
+            h.w[i] = w[i];
     }
     return h;
 }
 
+/* By an intrinsic, as the compiler splits the assignment of 16 bytes. */
 template <class T, int N> static __device__ inline void store(T *p, const held<T, N> &h)
 {
-    const int M = held<T, N>::n;
-    if (N * sizeof(T) < 4) {
+    const int last = held<T, N>::n - 1;
+    if (N * sizeof(T) == 2)
         *reinterpret_cast<uint16_t *>(p) = (uint16_t)h.w[0];
-    } else {
-        pack<uint32_t, M> v;
-        for (int i = 0; i < M; i++)
-            v.v[i] = h.w[i];
-        *reinterpret_cast<pack<uint32_t, M> *>(p) = v;
-    }
+    else if (N * sizeof(T) == 4)
+        *reinterpret_cast<uint32_t *>(p) = h.w[0];
+    else
+        __stcg(reinterpret_cast<uint4 *>(p),
+               make_uint4(h.w[0], h.w[last / 3], h.w[last / 3 * 2], h.w[last]));
 }
 
 /* The j-th of them. */

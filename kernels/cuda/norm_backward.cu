@@ -22,6 +22,7 @@ template <class T> struct back_args {
     T *ds;
     float *part; /* [blocks][c], with DB [blocks][2][c] */
     int64_t rows, c;
+    float over; /* 1 / c */
     bool layer;
 };
 
@@ -41,7 +42,7 @@ static __device__ inline void fetch(const back_args<T> &a, int64_t n, int64_t i,
         p->res = load<T, N>(a.dres + at);
 }
 
-/* With g = dy w and h the normed row: g1 += g, g2 += g h, dw += dy h, db += dy. */
+/* With g = dy w, d = s - mean and h the normed row: g1 += g, g2 += g d, dw += dy h, db += dy. */
 template <class T, int N, int WHAT>
 static __device__ inline void add_up(const back_args<T> &a, const back_pack<T, N> &p, float mean,
                                      float rstd, const float (&w)[N], float *g1, float *g2,
@@ -49,12 +50,14 @@ static __device__ inline void add_up(const back_args<T> &a, const back_pack<T, N
 {
     float h[N];
     for (int j = 0; j < N; j++)
-        h[j] = (nth(p.s, j) - mean) * rstd;
+        h[j] = nth(p.s, j) - mean;
     for (int j = 0; (WHAT & DX) && j < N; j++) {
         float dy = nth(p.dy, j);
         *g1 = fmaf(dy, w[j], *g1);
         *g2 = fmaf(dy * w[j], h[j], *g2);
     }
+    for (int j = 0; (WHAT & DW) && j < N; j++)
+        h[j] *= rstd;
     if ((WHAT & DW) && !a.layer) {
         held<T, N> x;
         hold(&x, h);
@@ -67,17 +70,29 @@ static __device__ inline void add_up(const back_args<T> &a, const back_pack<T, N
         db[j] += nth(p.dy, j);
 }
 
-/* ds = rstd (g - g1 - h g2) + dres, of one pack at a.ds + at. */
+/* What the whole row brings to the gradient of each of its columns: rstd g - c1 - d c2. */
+struct back_moments {
+    float mean, rstd, c1, c2;
+};
+
+template <class T>
+static __device__ inline back_moments measure(const back_args<T> &a, float mean, float rstd,
+                                              float g1, float g2)
+{
+    float part = rstd * a.over;
+    return back_moments{ mean, rstd, a.layer ? part * g1 : 0, part * (g2 * rstd) * rstd };
+}
+
+/* ds of one pack, with dres, at a.ds + at. */
 template <class T, int N>
-static __device__ inline void put(const back_args<T> &a, const back_pack<T, N> &p, float mean,
-                                  float rstd, const float (&w)[N], float g1, float g2, int64_t at)
+static __device__ inline void put(const back_args<T> &a, const back_pack<T, N> &p,
+                                  const back_moments &m, const float (&w)[N], int64_t at)
 {
     held<T, N> out;
     float ds[N];
     for (int j = 0; j < N; j++) {
-        float h = (nth(p.s, j) - mean) * rstd;
-        float d = fmaf(-h, g2, fmaf(nth(p.dy, j), w[j], -g1));
-        ds[j] = fmaf(rstd, d, nth(p.res, j));
+        float d = nth(p.s, j) - m.mean, rest = fmaf(-d, m.c2, nth(p.res, j) - m.c1);
+        ds[j] = fmaf(nth(p.dy, j) * w[j], m.rstd, rest);
     }
     hold(&out, ds);
     store<T, N>(a.ds + at, out);
@@ -162,11 +177,10 @@ static __global__ void __launch_bounds__(GROUP, 1) back_rows(back_args<T> a)
         if (!(WHAT & DX))
             continue;
         row_sums(&g1, &g2, &turn);
-        g1 = a.layer ? g1 / (float)a.c : 0;
-        g2 /= (float)a.c;
+        back_moments m = measure(a, r.mean, r.rstd, g1, g2);
         for (int k = 0; n < a.rows && k < PACKS; k++)
             if (first + k * per < a.c)
-                put<T, N>(a, r.p[k], r.mean, r.rstd, w[k], g1, g2, n * a.c + first + k * per);
+                put<T, N>(a, r.p[k], m, w[k], n * a.c + first + k * per);
     }
     if (WHAT & DW)
         write_parts<N, WHAT>(dw, db, first, a.c, a.part);
@@ -210,7 +224,7 @@ template <class T, int N>
 static __device__ inline void put_wide(const back_args<T> &a, int64_t n, float g1, float g2)
 {
     const int64_t per = (int64_t)blockDim.x * N;
-    const float mean = a.stat[2 * n], rstd = a.stat[2 * n + 1];
+    const back_moments m = measure(a, a.stat[2 * n], a.stat[2 * n + 1], g1, g2);
     for (int64_t i0 = (int64_t)threadIdx.x * N; i0 < a.c; i0 += FLIGHT * per) {
         back_pack<T, N> p[FLIGHT] = {};
         for (int k = 0; k < FLIGHT; k++)
@@ -222,7 +236,7 @@ static __device__ inline void put_wide(const back_args<T> &a, int64_t n, float g
             if (i >= a.c)
                 break;
             load_floats<N>(w, a.w + i);
-            put<T, N>(a, p[k], mean, rstd, w, g1, g2, n * a.c + i);
+            put<T, N>(a, p[k], m, w, n * a.c + i);
         }
     }
 }
@@ -244,8 +258,6 @@ static __global__ void __launch_bounds__(GROUP, 1) back_wide(back_args<T> a)
         if (n < a.rows)
             sum_wide<T, N, WHAT>(a, n, mine, &g1, &g2);
         row_sums(&g1, &g2, &turn);
-        g1 = a.layer ? g1 / (float)a.c : 0;
-        g2 /= (float)a.c;
         if (n < a.rows)
             put_wide<T, N>(a, n, g1, g2);
     }
@@ -358,6 +370,7 @@ template <class T> static back_args<T> back_of(const lm_call *c)
     back_args<T> a = {};
     a.rows = rows_of(&c->in[1]);
     a.c = width_of(&c->in[1]);
+    a.over = 1 / (float)a.c;
     a.layer = at->kind == LM_NORM_LAYER;
     a.part = (float *)c->work;
     return a;
