@@ -145,10 +145,8 @@ __global__ void swiglu_kernel(int64_t rows, int64_t width, const T *gu, T *h)
             part g = *(const part *)(gu + 2 * r * width + i);
             part u = *(const part *)(gu + (2 * r + 1) * width + i);
 #pragma unroll
-            for (int j = 0; j < N; j++) {
-                float x = to_float(g.v[j]);
-                g.v[j] = from_float<T>(over(x, 1 + exp_for<T>(-x)) * to_float(u.v[j]));
-            }
+            for (int j = 0; j < N; j++)
+                g.v[j] = from_float<T>(silu<T>(to_float(g.v[j])) * to_float(u.v[j]));
             *(part *)(h + r * width + i) = g;
         }
     }
