@@ -114,7 +114,7 @@ static __device__ inline void fetch_row(const back_args<T> &a, int64_t n, int64_
         return;
     for (int k = 0; k < PACKS; k++)
         if (first + k * per < a.c)
-            fetch<T, N, WHAT>(a, n, first + k * per, true, &r->p[k]);
+            fetch<T, N, WHAT>(a, n, first + k * per, !(WHAT & DB), &r->p[k]);
     r->mean = a.stat[2 * n];
     r->rstd = a.stat[2 * n + 1];
 }
@@ -172,6 +172,9 @@ static __global__ void __launch_bounds__(GROUP, 1) back_rows(back_args<T> a)
         float g1 = 0, g2 = 0;
         r = next;
         fetch_row<T, N, WHAT>(a, n + step, first, &next);
+        for (int k = 0; (WHAT & DX) && (WHAT & DB) && k < PACKS; k++) /* registers end: not ahead */
+            if (a.dres && n < a.rows && first + k * per < a.c)
+                r.p[k].res = load<T, N>(a.dres + n * a.c + first + k * per);
         for (int k = 0; n < a.rows && k < PACKS; k++)
             add_up<T, N, WHAT>(a, r.p[k], r.mean, r.rstd, w[k], &g1, &g2, dw[k], db[k]);
         if (!(WHAT & DX))
