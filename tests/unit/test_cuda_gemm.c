@@ -762,6 +762,35 @@ static void test_unserved(void **state)
     lm_backend_close(device);
 }
 
+/* Forward and slope are choices of their own, and what they are taken of may lie elsewhere the next
+ * time. */
+static void test_functions_kept(void **state)
+{
+    product forward = {
+        .g = { .m = 16, .n = 64, .k = 32, .ab = LM_DTYPE_BF16, .cd = LM_DTYPE_BF16 },
+        .act = LM_ACT_GELU,
+        .want_z = true,
+        .once = true,
+        .tol = 4e-3
+    };
+    product slope = forward;
+    char other[16 * 64 * 2 + GUARD] = { 0 };
+    (void)state;
+    slope.want_z = false, slope.slope = true;
+    open_path("tensor");
+    check_product(&forward);
+    check_product(&slope);
+    void *taken = device_twin(other, sizeof other, 0); /* where z just was */
+    void *more = device_twin(other, sizeof other, 0);
+    check_product(&forward);
+    check_product(&slope);
+    device_drop(taken, sizeof other, 0);
+    device_drop(more, sizeof other, 0);
+    if (!cuda_is_real())
+        assert_int_equal(counts_now().shapes, 2);
+    close_path("tensor");
+}
+
 /* An epilogue that cuBLASLt does not serve leaves the product with it, and is asked about once. */
 static void test_epilogues_refused(void **state)
 {
@@ -809,12 +838,19 @@ static void test_epilogues_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small),     cmocka_unit_test(test_ways),
-        cmocka_unit_test(test_long_k),    cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_functions), cmocka_unit_test(test_functions_ways),
-        cmocka_unit_test(test_sums),      cmocka_unit_test(test_grouped),
-        cmocka_unit_test(test_operators), cmocka_unit_test(test_choices_are_kept),
-        cmocka_unit_test(test_unserved),  cmocka_unit_test(test_epilogues_refused),
+        cmocka_unit_test(test_small),
+        cmocka_unit_test(test_ways),
+        cmocka_unit_test(test_long_k),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_functions_ways),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_operators),
+        cmocka_unit_test(test_choices_are_kept),
+        cmocka_unit_test(test_unserved),
+        cmocka_unit_test(test_functions_kept),
+        cmocka_unit_test(test_epilogues_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
