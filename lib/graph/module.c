@@ -27,7 +27,7 @@ static lm_code not_found(const lm_backend_opts *o, lm_err *e)
 
 /* A file that was cut short would end the process by a signal in the middle of being loaded: the
  * loader maps what the file's header says is there.  The table of sections lies at the end of a
- * library.  What is no library at all, or cannot be read, the loader tells. */
+ * library.  What is no library of this kind of machine, or cannot be read, the loader tells. */
 static lm_code check_whole(const char *path, lm_err *e)
 {
     Elf64_Ehdr h;
@@ -39,7 +39,8 @@ static lm_code check_whole(const char *path, lm_err *e)
     if (fd >= 0)
         close(fd);
     errno = 0;
-    if (!read_it || memcmp(h.e_ident, ELFMAG, SELFMAG) || h.e_ident[EI_CLASS] != ELFCLASS64)
+    if (!read_it || memcmp(h.e_ident, ELFMAG, SELFMAG) || h.e_ident[EI_CLASS] != ELFCLASS64 ||
+        h.e_ident[EI_DATA] != ELFDATA2LSB)
         return LM_OK;
     uint64_t size = (uint64_t)st.st_size, table = (uint64_t)h.e_shnum * h.e_shentsize;
     if (h.e_shoff <= size && table <= size - h.e_shoff)

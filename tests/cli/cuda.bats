@@ -106,6 +106,15 @@ alone() {
     cut_at 63
     LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
     says "cuda: cannot load the module: $PWD/cut/libcore-cuda.so: file too short"
+    # bytes 4 and 5: of 32 bits, of the other order of bytes
+    for at in 4:1:ELFCLASS32 5:2:endian; do
+        IFS=: read -r byte to words <<< "$at"
+        cut_at 4096
+        printf "\\$to" | dd of=cut/libcore-cuda.so bs=1 seek="$byte" conv=notrunc status=none
+        LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
+        says "cuda: cannot load the module: $PWD/cut/libcore-cuda.so: "
+        [[ $stderr == *"$words"* ]]
+    done
     command -v cc > /dev/null || skip "no compiler"
     fake() { cc -w -shared -fPIC -o libcore-cuda.so -x c - && LM_MODULES=$PWD run -1 --separate-stderr "${G[@]}" --device cuda; }
     fake <<< 'int x;'

@@ -4,6 +4,7 @@
 
 /* Step numbers, then tickets. */
 enum { TICKETS_AT = 256, DEVICE_BYTES = TICKETS_AT + LM_CUDA_TICKETS * sizeof(unsigned) };
+_Static_assert(sizeof(lm_step) <= TICKETS_AT, "tickets lie behind the step numbers");
 
 static void stream_release(lm_backend *b, lm_stream *s)
 {
