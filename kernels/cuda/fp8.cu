@@ -304,7 +304,7 @@ static __global__ void fp8_scale_kernel(const float *part, int64_t parts, fp8_fo
         *scale = scale_for(most, f, power_of_two);
 }
 
-size_t fp8_quantize_work(const lm_fp8_quantize *q)
+size_t lm_cuda_fp8_quantize_work(const lm_fp8_quantize *q)
 {
     return q->scaling == LM_FP8_TENSOR && !q->given ? (size_t)most_parts * sizeof(float) : 0;
 }
@@ -358,7 +358,7 @@ template <class T> static void quantize(const lm_fp8_quantize *q, const lm_strea
                   s, x, p);
 }
 
-void fp8_quantize_run(const lm_fp8_quantize *q, const lm_stream *s)
+void lm_cuda_fp8_quantize(const lm_fp8_quantize *q, const lm_stream *s)
 {
     if (q->in == LM_DTYPE_F32)
         quantize<float>(q, s);
@@ -488,12 +488,12 @@ static bool run_by_lt(const lm_fp8_gemm *g, const lm_stream *s)
     return lm_cuda_lt_gemm(s->lt, &lt, s->handle);
 }
 
-size_t fp8_gemm_work(const lm_fp8_gemm *g)
+size_t lm_cuda_fp8_gemm_work(const lm_fp8_gemm *g)
 {
     return g->cd == LM_DTYPE_BF16 ? (size_t)g->n * sizeof(bf16) : 0;
 }
 
-void fp8_gemm_run(const lm_fp8_gemm *g, const lm_stream *s)
+void lm_cuda_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s)
 {
     if (run_by_lt(g, s))
         return;

@@ -9,11 +9,16 @@ extern "C" {
 #include "kernels/fp8.h"
 }
 
-size_t fp8_gemm_work(const lm_fp8_gemm *g);
-void fp8_gemm_run(const lm_fp8_gemm *g, const lm_stream *s);
+/* Symbols of the module: tests and measurements call them, too. */
+extern "C" {
+#pragma GCC visibility push(default)
+size_t lm_cuda_fp8_gemm_work(const lm_fp8_gemm *g);
+void lm_cuda_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s);
 
-size_t fp8_quantize_work(const lm_fp8_quantize *q);
-void fp8_quantize_run(const lm_fp8_quantize *q, const lm_stream *s);
+size_t lm_cuda_fp8_quantize_work(const lm_fp8_quantize *q);
+void lm_cuda_fp8_quantize(const lm_fp8_quantize *q, const lm_stream *s);
+#pragma GCC visibility pop
+}
 
 /* Whether block scales cost products nothing here; where not, TENSOR is the scaling to choose. */
 bool fp8_block_scales(const lm_stream *s);

@@ -1,7 +1,6 @@
-/* gemm.cpp -- products as kernels call for them (gemm.cuh, fp8.cuh), for tests: also those that no
- * operator asks for. */
+/* gemm.cpp -- products as kernels call for them (gemm.cuh), for tests: also those that no operator
+ * asks for. */
 #include "kernels/cuda/gemm.cuh"
-#include "kernels/cuda/fp8.cuh"
 
 #include "emu.h"
 
@@ -34,10 +33,6 @@ LM_EMU_PUBLIC size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int
                                       const lm_stream *s);
 LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
                                const int64_t *stride, lm_stream *s);
-LM_EMU_PUBLIC size_t lm_emu_fp8_gemm_work(const lm_fp8_gemm *g);
-LM_EMU_PUBLIC void lm_emu_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s);
-LM_EMU_PUBLIC size_t lm_emu_fp8_quantize_work(const lm_fp8_quantize *q);
-LM_EMU_PUBLIC void lm_emu_fp8_quantize(const lm_fp8_quantize *q, const lm_stream *s);
 }
 
 size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride, const lm_stream *s)
@@ -51,24 +46,4 @@ void lm_emu_gemm(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batc
 {
     gemm_call c = call_of(g, act, slope, z, batch, stride);
     gemm_run(&c, s);
-}
-
-size_t lm_emu_fp8_gemm_work(const lm_fp8_gemm *g)
-{
-    return fp8_gemm_work(g);
-}
-
-void lm_emu_fp8_gemm(const lm_fp8_gemm *g, const lm_stream *s)
-{
-    fp8_gemm_run(g, s);
-}
-
-size_t lm_emu_fp8_quantize_work(const lm_fp8_quantize *q)
-{
-    return fp8_quantize_work(q);
-}
-
-void lm_emu_fp8_quantize(const lm_fp8_quantize *q, const lm_stream *s)
-{
-    fp8_quantize_run(q, s);
 }

@@ -553,6 +553,18 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureSta
     return emu_leave(cudaSuccess);
 }
 
+/* How many there are; nodes themselves cannot be had. */
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
+{
+    emu_enter();
+    if (!graph || nodes || !n)
+        return emu_leave(cudaErrorInvalidValue);
+    *n = 0;
+    for (const work *w = graph->items.first; w; w = w->next)
+        ++*n;
+    return emu_leave(cudaSuccess);
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     (void)flags;

@@ -77,8 +77,8 @@ static void check_codes(lm_fp8_quantize q, float scale)
     uint8_t *want = take(n_codes), *got = take(n_codes);
     float *want_scale = take(scales), *got_scale = take(scales);
 
-    GET(work_of, "lm_emu_fp8_quantize_work");
-    GET(quantize, "lm_emu_fp8_quantize");
+    GET(work_of, "lm_cuda_fp8_quantize_work");
+    GET(quantize, "lm_cuda_fp8_quantize");
     memset(want, 0xa5, n_codes);
     memset(want_scale, 0, scales);
     if (q.given)
@@ -273,8 +273,8 @@ static void check_fp8(const fp8_case *p)
     void *c0 = take(c_bytes), *c = take(c_bytes), *first = take(c_bytes);
     float *bias = take((size_t)g.n * sizeof *bias);
 
-    GET(work_of, "lm_emu_fp8_gemm_work");
-    GET(run_gemm, "lm_emu_fp8_gemm");
+    GET(work_of, "lm_cuda_fp8_gemm_work");
+    GET(run_gemm, "lm_cuda_fp8_gemm");
     g.a = drawn(p->a, p->a_scaling, g.m, g.k, g.k + p->slack, 1);
     g.b = drawn(p->b, p->b_scaling, g.n, g.k, g.k + p->slack, 2);
     for (int64_t i = 0; i < g.m * g.ldc; i++)

@@ -70,6 +70,8 @@ void cuda_fill_record(lm_backend *b);
 
 /* Whether what is put on the stream now is kept by a recording. */
 bool cuda_recording(const cuda_stream *s);
+/* Kernels, copies and fills that a replay puts on the stream.  Exported for measurements. */
+__attribute__((visibility("default"))) size_t lm_cuda_recording_nodes(const lm_recording *r);
 
 /* ---- device.c ---- */
 

@@ -4,7 +4,13 @@
 
 struct lm_recording {
     cudaGraphExec_t exec;
+    size_t nodes;
 };
+
+size_t lm_cuda_recording_nodes(const lm_recording *r)
+{
+    return r->nodes;
+}
 
 static lm_code record_begin(lm_backend *b, lm_stream *s, lm_err *e)
 {
@@ -44,6 +50,8 @@ static lm_code record_end(lm_backend *b, lm_stream *s, lm_recording **out, lm_er
     rc = rc ? rc : lm_alloc_n(out, 1, sizeof **out, "a recording", e);
     if (!rc && (answer = cudaGraphInstantiate(&(*out)->exec, graph, 0)))
         rc = cuda_refused(c, answer, "making a recording ready", e);
+    if (!rc)
+        cuda_quiet(cudaGraphGetNodes(graph, NULL, &(*out)->nodes));
     if (graph)
         cuda_quiet(cudaGraphDestroy(graph));
     if (rc && *out) {
