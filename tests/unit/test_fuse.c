@@ -111,10 +111,11 @@ static void linear_and_gelu(void **state)
     expect(&h, NULL, 0, NULL); /* the pass again: nothing more to do */
 
     h = hand_new();
+    h.g->layer = 3;
     z = put_linear(&h, h.x), y = put_gelu(&h, z);
     n = h.g->node;
     must(lm_fuse(h.g, h.b, &y, 1, &e), &e);
-    assert_true(h.g->n_nodes == 1 && n->out[0] == y && n->out[1] == LM_NONE);
+    assert_true(h.g->n_nodes == 1 && n->out[0] == y && n->out[1] == LM_NONE && n->layer == 3);
     assert_int_equal(((const lm_linear_act_attr *)n->attr)->act, LM_ACT_GELU);
     expect(&h, NULL, 0, NULL);
 
@@ -206,22 +207,25 @@ static void norm_and_linear(void **state)
 static void norm_dx_and_dw(void **state)
 {
     (void)state;
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 6; k++) {
         hand h = hand_new();
         lm_norm_attr add = { LM_NORM_RMS, 1e-5, LM_ACC_ADD };
         lm_err e = { 0 };
+        lm_vid stat = value(h.g, LM_ROLE_INPUT, h.g->value[h.stat].t);
+        bool other = k == 1 || k > 3; /* dw is of another gradient, row or statistic */
         lm_vid dw[LM_MAX_OUT] = { value(h.g, LM_ROLE_GRAD, lm_shape1(LM_DTYPE_F32, C)), LM_SKIP };
         lm_vid again[LM_MAX_OUT] = { dw[0], LM_SKIP };
         lm_vid dx_in[LM_MAX_IN] = { h.x, h.x2, h.w2, h.stat, LM_NONE };
         h.g->phase = LM_PHASE_BACKWARD_WEIGHT;
-        put(&h, &lm_op_norm_dw, &rms, IN(k == 1 ? h.x2 : h.x, h.x2, h.stat), dw);
+        put(&h, &lm_op_norm_dw, &rms,
+            IN(k == 1 ? h.x2 : h.x, k == 4 ? h.x : h.x2, k == 5 ? stat : h.stat), dw);
         if (k == 2) /* the second addition to dw must stay the second */
             put(&h, &lm_op_norm_dw, &add, IN(h.x2, h.x, h.stat), again);
         if (k == 3) /* a residual that is not there before: only the later place will do */
             dx_in[4] = put_gelu(&h, h.x);
         h.g->phase = LM_PHASE_BACKWARD_INPUT;
         put(&h, &lm_op_norm_dx, &add, dx_in, NULL); /* which adds nothing up */
-        if (k == 1) {
+        if (other) {
             expect(&h, NULL, 0, NULL);
             continue;
         }
@@ -239,10 +243,12 @@ static void norm_dx_and_dw(void **state)
 static void attention_of_one_row(void **state)
 {
     lm_head_norm_attr norm = { 1, 1, 4, 1e-6, LM_ACC_FIRST };
-    lm_rope_attr rope = { 1, 1, 4, 4, false };
+    lm_rope_attr rope = { 1, 1, 4, 2, false };
     (void)state;
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 7; k++) {
         hand h = hand_new();
+        lm_err e = { 0 };
+        h.g->value[h.table].t.dim[1] = 2; /* half of each head is turned */
         lm_attention_attr a = { .batch = N,
                                 .seq = 1,
                                 .heads = 1,
@@ -272,9 +278,18 @@ static void attention_of_one_row(void **state)
             put(&h, &lm_op_attention_cached, &a, IN(h.q, h.used, h.fresh), other);
             put(&h, &lm_op_rope, &rope, IN(normed[0], h.pos, h.table), to_q);
         }
+        if (k == 6) /* what is normed is read elsewhere, too */
+            put(&h, &lm_op_add, NULL, IN(normed[0], normed[0]), NULL);
         put(&h, &lm_op_attention_cached, &a, IN(qkv, h.used, h.fresh), out);
-        static const char *const want[] = { "attention_step", "head_norm attention_step" };
-        expect(&h, &kept, kept >= 0, k < 2 ? want[k] : NULL);
+        static const char *const want[] = {
+            "attention_step", "head_norm attention_step", [6] = "head_norm add attention_step"
+        };
+        if (k == 0) {
+            must(lm_fuse(h.g, h.b, NULL, 0, &e), &e);
+            const lm_attention_step_attr *made = h.g->node->attr;
+            assert_true(made->rotary_dim == 2 && made->eps == 1e-6);
+        }
+        expect(&h, &kept, kept >= 0, k < 2 || k == 6 ? want[k] : NULL);
     }
 }
 
