@@ -12,16 +12,22 @@ extern "C" {
 #include "kernels/linear.h"
 }
 
-template <class T> __device__ inline float exp_for(float x)
+/* 2^x, and 0 where that is below 2^-126. */
+__device__ inline float exp2_quick(float x)
 {
 #ifndef LM_EMU
-    if (sizeof(T) == 2) { /* as __expf, but results below 2^-126 are 0 */
-        float y;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950409f));
-        return y;
-    }
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0 : y;
 #endif
-    return expf(x);
+}
+
+template <class T> __device__ inline float exp_for(float x)
+{
+    return sizeof(T) == 2 ? exp2_quick(x * 1.4426950409f) : expf(x);
 }
 
 /* For |b| from 2^-126; 0 where it is larger than 2^126. */
@@ -30,10 +36,10 @@ __device__ inline float over(float a, float b)
 #ifndef LM_EMU
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-    return a * r;
 #else
-    return a / b;
+    float r = fabsf(b) > 0x1p126f ? 0 : 1 / b;
 #endif
+    return a * r;
 }
 
 template <class T> __device__ inline float sigmoid(float x)
@@ -64,6 +70,12 @@ template <class T> __device__ inline float gelu_tanh_slope(float x)
     return fabsf(x) > 20 ? s : fmaf(s * (1 - s) * x, du, s);
 }
 
+/* exp(-x^2 / 2) */
+template <class T> __device__ inline float bell_at(float x)
+{
+    return sizeof(T) == 2 ? exp2_quick(-0.7213475204f * x * x) : expf(-0.5f * x * x);
+}
+
 /* The normal distribution function of -|x|; `bell` is exp(-x^2/2).  It is bell times a polynomial
  * without constant term in t = 1 / (1 + |x| / 4), fitted to |x| <= 5 for the least relative error,
  * 4e-8 before it is rounded. */
@@ -81,12 +93,14 @@ __device__ inline float normal_tail(float x, float bell)
 
 template <class T> __device__ inline float gelu_erf(float x)
 {
-    return fmaf(-fabsf(x), normal_tail(x, exp_for<T>(-0.5f * x * x)), fmaxf(x, 0));
+    float tail = normal_tail(x, bell_at<T>(x));
+    /* 1e4: where the tail is 0, infinity must not meet it; NaN comes by the tail */
+    return fmaf(-fabsf(fminf(x, 1e4f)), tail, fmaxf(x, 0));
 }
 
 template <class T> __device__ inline float gelu_erf_slope(float x)
 {
-    float bell = exp_for<T>(-0.5f * x * x), tail = normal_tail(x, bell);
+    float bell = bell_at<T>(x), tail = normal_tail(x, bell);
     return fmaf(x * 0.39894228f, bell, x > 0 ? 1 - tail : tail);
 }
 

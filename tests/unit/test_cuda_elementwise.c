@@ -70,6 +70,30 @@ static void extremes(void **state)
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 0, true);
 }
 
+/* Activations of infinity, for 16-bit types in their own arithmetic: as the definition says, infinity or
+ * NaN; and neighbours in the pack know nothing of it. */
+static void infinities(void **state)
+{
+    const double x[8] = { 1, INFINITY, -1, -INFINITY, 3, NAN, -3, 0 }, up[8] = { 1, 1, 1, 1 };
+    double gates[8];
+    (void)state;
+    for (int t = 0; t < 3; t++) {
+        for (int exact = 0; exact < 2; exact++) {
+            lm_gelu_attr a = { exact };
+            kernel_case k = { .op = "gelu", .attr = &a };
+            k.in[0] = given(vec(ACT, 8), x);
+            k.out[0] = vec(ACT, 8);
+            check_on_device(&k, acts[t], tolerance[t], 0, true);
+        }
+        for (int i = 0; i < 8; i++)
+            gates[i] = i < 4 ? x[i] : up[i - 4];
+        kernel_case k = { .op = "swiglu" };
+        k.in[0] = given(mat(ACT, 1, 8), gates);
+        k.out[0] = mat(ACT, 1, 4);
+        check_on_device(&k, acts[t], tolerance[t], 0, true);
+    }
+}
+
 /* Each number by itself, also where the function is small. */
 static void exact_gelu(void **state)
 {
@@ -81,10 +105,12 @@ static void exact_gelu(void **state)
         k.in[0] = given(vec(ACT, 1), &x);
         k.out[0] = vec(ACT, 1);
         check_on_device(&k, LM_DTYPE_F32, 3e-6, 0, true);
+        check_on_device(&k, LM_DTYPE_BF16, 4e-3, 0, true);
         k.op = "gelu_dx";
         k.in[1] = k.in[0];
         k.in[0] = given(vec(ACT, 1), &one);
         check_on_device(&k, LM_DTYPE_F32, 3e-6, 0, true);
+        check_on_device(&k, LM_DTYPE_BF16, 4e-3, 0, true);
     }
 }
 
@@ -200,9 +226,9 @@ static void rope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maps),   cmocka_unit_test(extremes), cmocka_unit_test(exact_gelu),
-        cmocka_unit_test(swiglu), cmocka_unit_test(dropout),  cmocka_unit_test(casts),
-        cmocka_unit_test(rows),   cmocka_unit_test(rope),
+        cmocka_unit_test(maps),       cmocka_unit_test(extremes), cmocka_unit_test(infinities),
+        cmocka_unit_test(exact_gelu), cmocka_unit_test(swiglu),   cmocka_unit_test(dropout),
+        cmocka_unit_test(casts),      cmocka_unit_test(rows),     cmocka_unit_test(rope),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
