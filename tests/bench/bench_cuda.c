@@ -1,5 +1,6 @@
 /* bench_cuda.c -- what a CUDA device can do at most, and how near to it the kernels come: bytes/s of a copy
- * within the device, FLOP/s of big products by cuBLASLt, then each kernel on shapes of GPT-2 and Llama.
+ * within the device, FLOP/s of big products by cuBLASLt, then each kernel on shapes of GPT-2 and Llama, joined
+ * operators beside the sum of their parts.
  *
  * usage: bench_cuda [--quick] [--toy] [--seconds N] [--paths LIST] [--device DEV] MODULES [NAME]
  *        bench_cuda --probe [--device DEV] MODULES      (what the device is, and what of it is free)
@@ -9,21 +10,24 @@
  * products in its type, whichever would take longer; both are measured first, in the same run.  Operands are
  * random normal numbers; small ones lie there several times over, so that caches hold nothing of the last
  * call.  --toy: shapes that an emulated device can do. */
+#include "kernels/cuda/blaslt.h"
 #include "kernels/linear.h"
 #include "op/ops.h"
 #include "tests/bench/cuda_bench.h"
 #include "tests/bench/cuda_cases.h"
 
-enum { SETS = 32, PATTERN = 65521 };
+enum { SETS = 32, PATTERN = 65521, MOST_CASES = 512 };
+enum { OF_BF16, OF_F32, OF_TF32, OF_FP8, PRODUCTS };
 static const size_t cold = (size_t)256 << 20; /* bytes that no cache holds */
 
 static struct {
     lm_backend *path[PATHS]; /* one device; NULL where a path is not to be had */
     bool wanted[PATHS];
-    double copy, product[PATHS]; /* ceilings: bytes/s; FLOP/s of BF16, F32 and TF32; 0: unknown */
+    double copy, product[PRODUCTS];                    /* ceilings: bytes/s; FLOP/s; 0: unknown */
+    void (*counts)(const lm_stream *, lm_lt_counts *); /* what cuBLASLt did so far; may be NULL */
     double deadline, budget;
     const char *only;
-    bool quick, toy, probe;
+    bool quick, toy, probe, fp8;
     int left_out;
 } bench;
 
@@ -178,31 +182,82 @@ static void call_next(void *arg)
     p->next = (p->next + 1) % p->sets;
 }
 
-static bool is_product(const char *op)
+static bool is_product(const bench_case *c)
 {
-    return !strncmp(op, "linear", 6) || !strcmp(op, "head_loss");
+    return !strncmp(c->op, "linear", 6) || !strcmp(c->op, "head_loss") || c->flops > 0;
 }
 
-/* Has this path a way of its own to do it? */
+/* Times by case, for the sums of parts. */
+typedef struct {
+    bench_part case_of;
+    lm_dtype act;
+    bool differs[PATHS];
+    double seconds[PATHS];
+} measured;
+
+static struct {
+    measured of[MOST_CASES];
+    int n;
+} times;
+
+static measured *times_of(const bench_part *p, lm_dtype act)
+{
+    for (int i = 0; i < times.n; i++)
+        if (times.of[i].act == act && !strcmp(times.of[i].case_of.op, p->op) &&
+            !strcmp(times.of[i].case_of.shape, p->shape))
+            return &times.of[i];
+    return NULL;
+}
+
+/* Has this path a way of its own to do it, or to do what it stands in for? */
 static bool differs(const bench_case *c, int path)
 {
     const lm_kernel *k;
     if (path == 0)
         return true;
-    if (is_product(c->op))
+    for (int i = 0; i < PARTS && c->part[i].op; i++) {
+        const measured *m = times_of(&c->part[i], c->act);
+        if (m && m->differs[path])
+            return true;
+    }
+    if (is_product(c))
         return path == 1 || c->act == LM_DTYPE_F32;
+    if (c->kernel)
+        return false;
     k = bench.path[path]->kernel(bench.path[path], c->op, c->act);
     return k && k->level == path;
 }
 
+/* What cuBLASLt has done for a path until now. */
+static lm_lt_counts counts_of(int path)
+{
+    lm_lt_counts n = { 0 };
+    if (bench.counts)
+        bench.counts(bench.path[path]->main, &n);
+    return n;
+}
+
+/* False: cuBLASLt has left the products to the plain kernels. */
+static bool served(const bench_case *c, lm_lt_counts before, int path)
+{
+    lm_lt_counts now = counts_of(path);
+    if (now.unserved > before.unserved)
+        put_note("%s %s: cuBLASLt has no kernel for it", c->op, c->shape);
+    else if (now.refused > before.refused)
+        put_note("%s %s: cuBLASLt makes the product alone, another kernel the rest", c->op,
+                 c->shape);
+    return now.unserved == before.unserved;
+}
+
 static bool time_on(placed *p, int path, timing *t)
 {
+    lm_lt_counts before = counts_of(path);
     static const lm_step step = { .seed = 1, .step = 3 };
     lm_backend *b = bench.path[path];
     lm_err e = { 0 };
     size_t work = 0, free, total;
     void *scratch = NULL;
-    p->kernel = b->kernel(b, p->c->op, p->c->act);
+    p->kernel = p->c->kernel ? p->c->kernel : b->kernel(b, p->c->op, p->c->act);
     if (!p->kernel) {
         put_note("%s has no kernel for %s", p->c->op, lm_dtype_name(p->c->act));
         return false;
@@ -213,6 +268,8 @@ static bool time_on(placed *p, int path, timing *t)
     }
     if (p->kernel->work)
         work = p->kernel->work(&p->call[0], b->threads);
+    if (work == SIZE_MAX)
+        return false; /* it does not serve these shapes */
     bench_must(b->memory(b, &free, &total, &e), &e);
     if (work > free / 2) {
         put_note("%s %s left out: its scratch takes %.1f GB, %.1f are free", p->c->op, p->c->shape,
@@ -228,23 +285,56 @@ static bool time_on(placed *p, int path, timing *t)
     bench_must(b->sync(b, NULL, &e), &e);
     if (work)
         b->free(b, scratch, work);
-    return true;
+    return served(p->c, before, path);
 }
 
 /* ---- rows ---- */
 
+static void keep_time(const bench_case *c, int path, double seconds)
+{
+    bench_part name = { .op = c->op };
+    memcpy(name.shape, c->shape, sizeof name.shape);
+    measured *m = times_of(&name, c->act);
+    if (!m && times.n == MOST_CASES)
+        return;
+    if (!m) {
+        m = &times.of[times.n++];
+        *m = (measured){ .case_of = name, .act = c->act };
+        for (int i = 0; i < PATHS; i++)
+            m->differs[i] = bench.path[i] && differs(c, i);
+    }
+    m->seconds[path] = seconds;
+}
+
+/* Of all parts together on this path; 0: one of them was not measured. */
+static double parts_seconds(const bench_case *c, int path)
+{
+    double sum = 0;
+    for (int i = 0; i < PARTS && c->part[i].op; i++) {
+        const measured *m = times_of(&c->part[i], c->act);
+        double s = m ? m->seconds[m->differs[path] ? path : 0] : 0;
+        if (s <= 0)
+            return 0;
+        sum += s;
+    }
+    return sum;
+}
+
 static double product_ceiling(const bench_case *c, int path)
 {
-    if (!is_product(c->op) && strncmp(c->op, "attention", 9))
+    if (!is_product(c) && strncmp(c->op, "attention", 9) && strcmp(c->op, "norm_linear"))
         return 0;
-    return bench.product[c->act != LM_DTYPE_F32 ? 0 : path == 2 ? 2 : 1];
+    return bench.product[c->kernel                ? OF_FP8
+                         : c->act != LM_DTYPE_F32 ? OF_BF16
+                         : path == 2              ? OF_TF32
+                                                  : OF_F32];
 }
 
 static void report(const placed *p, int path, const timing *t)
 {
     const bench_case *c = p->c;
     const lm_op *op = lm_op_find(c->op);
-    lm_cost cost = { .bytes = c->bytes };
+    lm_cost cost = { .flops = c->flops, .bytes = c->bytes };
     char of[64];
     double peak = product_ceiling(c, path), by_copy, by_product;
     row r = { .part = "kernel",
@@ -253,7 +343,8 @@ static void report(const placed *p, int path, const timing *t)
               .dtype = lm_dtype_name(c->act),
               .path = path_names[path],
               .t = *t,
-              .of = of };
+              .of = of,
+              .parts = parts_seconds(c, path) };
     if (op)
         op->cost(&p->call[0], &cost);
     by_copy = cost.bytes / bench.copy;
@@ -289,8 +380,10 @@ static void measure(const bench_case *c)
         if (!there && !put_in_place(c, &p))
             return;
         there = true;
-        if (time_on(&p, path, &t))
+        if (time_on(&p, path, &t)) {
+            keep_time(c, path, t.median);
             report(&p, path, &t);
+        }
     }
     if (there)
         take_away(&p);
@@ -303,15 +396,20 @@ static double product_rate(lm_dtype act, int path)
 {
     static const int64_t sides[] = { 4096, 8192, 16384 };
     const lm_linear_attr attr = { LM_ACC_FIRST };
+    bool fp8 = act == LM_DTYPE_F8E4M3;
     double best = 0;
     for (int i = 0; i < (act == LM_DTYPE_F32 ? 2 : 3) && bench.path[path]; i++) {
         int64_t n = bench.toy ? 16 << i : sides[i];
         bench_case c = { .op = "linear", .act = act };
         placed p;
         timing t;
-        memcpy(c.attr, &attr, sizeof attr);
-        c.in[0] = c.in[1] = c.out[0] = cuda_matrix(act, n, n);
-        c.out[0].fill = NOTHING;
+        if (fp8) {
+            c = cuda_fp8_square(n);
+        } else {
+            memcpy(c.attr, &attr, sizeof attr);
+            c.in[0] = c.in[1] = c.out[0] = cuda_matrix(act, n, n);
+            c.out[0].fill = NOTHING;
+        }
         snprintf(c.shape, sizeof c.shape, "%lld^3", (long long)n);
         if (!put_in_place(&c, &p))
             continue;
@@ -335,9 +433,11 @@ static double product_rate(lm_dtype act, int path)
 static void ceilings(void)
 {
     bench.copy = copy_ceiling(device(), bench.toy ? 1 << 20 : (size_t)2 << 30, "copy");
-    bench.product[0] = product_rate(LM_DTYPE_BF16, 1);
-    bench.product[1] = product_rate(LM_DTYPE_F32, 1);
-    bench.product[2] = product_rate(LM_DTYPE_F32, 2);
+    bench.product[OF_BF16] = product_rate(LM_DTYPE_BF16, 1);
+    bench.product[OF_F32] = product_rate(LM_DTYPE_F32, 1);
+    bench.product[OF_TF32] = product_rate(LM_DTYPE_F32, 2);
+    if (bench.fp8)
+        bench.product[OF_FP8] = product_rate(LM_DTYPE_F8E4M3, 1);
 }
 
 static const char *arguments(int argc, char **argv, const char **paths, const char **name)
@@ -401,10 +501,15 @@ int main(int argc, char **argv)
         bench.wanted[i] = strstr(paths, path_names[i]) != NULL;
         open_path(modules, name, i, &bench.path[i]);
     }
+    bench.fp8 = cuda_fp8_open(modules);
+    *(void **)&bench.counts = cuda_symbol(modules, "lm_cuda_lt_counts");
     ceilings();
     cuda_decoding_cases(bench.toy, measure);
+    cuda_sampling_cases(bench.toy, measure);
     cuda_optimiser_cases(bench.toy, measure);
     cuda_training_cases(bench.quick, bench.toy, name_model, measure);
+    if (bench.fp8)
+        cuda_fp8_cases(bench.toy, measure);
     if (bench.left_out)
         put_note("%d rows left out: the time was over", bench.left_out);
     if (!bench.only)

@@ -6,7 +6,8 @@
  *
  * MODULES is the folder of libcore-cuda.so.  A step is the whole of it: the model, the choice of a token for
  * each sequence on the device, and its id on the host.  Bytes: every weight once and the caches as far as
- * filled.  --toy: lengths and batches that an emulated device can do. */
+ * filled, whatever the kernels pass on to each other.  Launches: kernels, copies and fills of the model's part,
+ * which one launch of a recording puts on.  --toy: lengths and batches that an emulated device can do. */
 #include "base/mem.h"
 #include "model/generate.h"
 #include "tests/bench/cuda_bench.h"
@@ -30,6 +31,7 @@ static struct {
     double deadline, copy;
     bool quick, toy;
     int left_out;
+    size_t (*nodes)(const lm_recording *); /* as declared in lib/graph/cuda/cuda.h; may be NULL */
 } bench;
 
 static void prompts(lm_generator *g, const setup *s)
@@ -74,6 +76,23 @@ static timing decode(lm_generator *g, const setup *s, double *bytes)
     return out;
 }
 
+/* What a step puts on the device. */
+static size_t launches(lm_generator *g, lm_backend *b)
+{
+    static const lm_step step = { 0 };
+    lm_recording *r = NULL;
+    lm_err e = { 0 };
+    size_t n;
+    if (!bench.nodes || b->record_begin(b, b->main, &e))
+        return 0;
+    lm_exec_run(lm_generator_exec(g), &step, &e);
+    if (b->record_end(b, b->main, &r, &e))
+        return 0;
+    n = bench.nodes(r);
+    b->recording_free(b, r);
+    return n;
+}
+
 static void measure(lm_loaded *w, lm_backend *b, const setup *s, const char *path)
 {
     lm_generator *g = NULL;
@@ -85,6 +104,9 @@ static void measure(lm_loaded *w, lm_backend *b, const setup *s, const char *pat
         return;
     }
     timing t = decode(g, s, &bytes);
+    if (lm_generator_unrecorded(g))
+        put_note("decoding B=%lld is not recorded: %s", (long long)s->batch,
+                 lm_generator_unrecorded(g));
     snprintf(shape, sizeof shape, "B=%lld behind %lld", (long long)s->batch, (long long)s->prompt);
     snprintf(of, sizeof of, "copy, %.4g GB/s", bench.copy * 1e-9);
     put_row(&(row){ .part = "decode",
@@ -96,7 +118,8 @@ static void measure(lm_loaded *w, lm_backend *b, const setup *s, const char *pat
                     .rate = (double)s->batch / t.median,
                     .unit = "tokens/s",
                     .share = bytes / bench.copy / t.median,
-                    .of = of });
+                    .of = of,
+                    .launches = launches(g, b) });
     lm_generator_free(g);
 }
 
@@ -110,6 +133,7 @@ static void on_path(int path)
     open_path(bench.modules, bench.device, path, &b);
     if (!b)
         return;
+    *(void **)&bench.nodes = cuda_symbol(bench.modules, "lm_cuda_recording_nodes");
     if (bench.copy <= 0)
         bench.copy = copy_ceiling(b, bench.toy ? 1 << 20 : (size_t)2 << 30, "copy");
     bench_must(lm_loaded_open(bench.model, NULL, &w, &e), &e);

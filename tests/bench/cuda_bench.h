@@ -5,6 +5,7 @@
 #ifndef LM_BENCH_CUDA_BENCH_H
 #define LM_BENCH_CUDA_BENCH_H
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,6 +34,8 @@ typedef struct {
     const char *unit;
     double share; /* of the ceiling; 0: it is not known */
     const char *of;
+    double parts;    /* seconds of what a joined operator takes the place of; 0: not measured */
+    size_t launches; /* that a step takes; 0: it is not known */
 } row;
 
 static inline void put_row(const row *r)
@@ -44,6 +47,10 @@ static inline void put_row(const row *r)
            r->t.most, r->rate, r->unit);
     if (r->share > 0)
         printf(",\"share\":%.4f,\"of\":\"%s\"", r->share, r->of);
+    if (r->parts > 0)
+        printf(",\"parts\":%.6g", r->parts);
+    if (r->launches)
+        printf(",\"launches\":%zu", r->launches);
     printf("}\n");
     fflush(stdout);
 }
@@ -84,6 +91,15 @@ static inline void open_path(const char *folder, const char *device, int path, l
         bench_must(rc, &e);
     if (rc)
         put_note("%s left out: %s: %s", path_names[path], e.where, e.what);
+}
+
+/* What the module in the folder, which is open, exports under this name; NULL: nothing. */
+static inline void *cuda_symbol(const char *folder, const char *name)
+{
+    char path[4200];
+    snprintf(path, sizeof path, "%s/libcore-cuda.so", folder);
+    void *m = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    return m ? dlsym(m, name) : NULL;
 }
 
 static inline double span_of(double from, double to)

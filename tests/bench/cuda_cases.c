@@ -13,6 +13,7 @@
 #include "kernels/norm.h"
 #include "kernels/optim.h"
 #include "kernels/rope.h"
+#include "kernels/sample.h"
 
 /* One model at one size of batch; GPT-2's vocabulary is padded. */
 typedef struct {
@@ -63,74 +64,160 @@ static bench_case begin(const char *op, lm_dtype act, const void *attr, size_t s
     return c;
 }
 
-static void linear_cases(int64_t rows, int64_t from, int64_t to, lm_dtype act, bool backward,
-                         cuda_measure *measure)
+/* c takes the place of p, too. */
+static void takes_in(bench_case *c, const bench_case *p)
+{
+    int i = 0;
+    while (c->part[i].op)
+        i++;
+    c->part[i].op = p->op;
+    memcpy(c->part[i].shape, p->shape, sizeof p->shape);
+}
+
+/* ---- products ---- */
+
+/* op: linear, linear_dx or linear_dw, all by the shape of the forward. */
+static bench_case linear_case(const char *op, int64_t rows, int64_t from, int64_t to, lm_dtype act)
 {
     const lm_linear_attr attr = { LM_ACC_FIRST };
     const operand x = cuda_matrix(act, rows, from), dy = cuda_matrix(act, rows, to);
-    bench_case c = begin("linear", act, &attr, sizeof attr);
+    const operand w = weights(act, to, from);
+    bool dx = !strcmp(op, "linear_dx"), dw = !strcmp(op, "linear_dw");
+    bench_case c = begin(op, act, &attr, sizeof attr);
     snprintf(c.shape, sizeof c.shape, "%lld x %lld -> %lld", (long long)rows, (long long)from,
              (long long)to);
+    c.in[0] = dx || dw ? dy : x;
+    c.in[1] = dw ? x : w;
+    c.out[0] = result(dw ? weights(LM_DTYPE_F32, to, from) : dx ? x : dy);
+    return c;
+}
+
+static void linear_cases(int64_t rows, int64_t from, int64_t to, lm_dtype act, bool backward,
+                         cuda_measure *measure)
+{
+    static const char *const ops[] = { "linear", "linear_dx", "linear_dw" };
+    for (int i = 0; i < (backward ? 3 : 1); i++) {
+        bench_case c = linear_case(ops[i], rows, from, to, act);
+        measure(&c);
+    }
+}
+
+/* The logits of decoding: into F32. */
+static bench_case logits_case(int64_t rows, int64_t from, int64_t vocab, lm_dtype act)
+{
+    bench_case c = linear_case("linear", rows, from, vocab, act);
+    c.out[0].dtype = LM_DTYPE_F32;
+    return c;
+}
+
+/* ---- norms and activations ---- */
+
+static bench_case norm_case(const char *op, const dims *m, int64_t rows, lm_dtype act)
+{
+    const lm_norm_attr attr = { m->llama ? LM_NORM_RMS : LM_NORM_LAYER, 1e-5, LM_ACC_FIRST };
+    const operand x = cuda_matrix(act, rows, m->c), w = vector(LM_DTYPE_F32, m->c);
+    bool dw = !strcmp(op, "norm_dw"), both = !strcmp(op, "norm_dx_dw");
+    bench_case c = begin(op, act, &attr, sizeof attr);
+    snprintf(c.shape, sizeof c.shape, "%s %lld x %lld", m->llama ? "rms" : "layer", (long long)rows,
+             (long long)m->c);
     c.in[0] = x;
-    c.in[1] = weights(act, to, from);
-    c.out[0] = result(dy);
-    measure(&c);
-    if (!backward)
-        return;
-    c.op = "linear_dx";
-    c.in[0] = dy;
-    c.out[0] = result(x);
-    measure(&c);
-    c.op = "linear_dw";
+    if (!strcmp(op, "norm")) {
+        c.in[1] = w;
+        if (!m->llama)
+            c.in[2] = w;
+        c.in[3] = x;
+        c.out[0] = c.out[2] = result(x);
+        c.out[1] = result(statistics(rows));
+        return c;
+    }
     c.in[1] = x;
-    c.out[0] = result(weights(LM_DTYPE_F32, to, from));
-    measure(&c);
+    c.in[2] = dw ? statistics(rows) : w;
+    if (!dw) {
+        c.in[3] = statistics(rows);
+        c.in[4] = x;
+        c.out[0] = result(x);
+    }
+    if (dw || both) {
+        c.out[both] = result(w);
+        if (!m->llama)
+            c.out[both + 1] = result(w);
+    }
+    return c;
 }
 
 static void norm_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 {
-    const lm_norm_attr attr = { m->llama ? LM_NORM_RMS : LM_NORM_LAYER, 1e-5, LM_ACC_FIRST };
-    const operand x = cuda_matrix(act, m->rows, m->c), w = vector(LM_DTYPE_F32, m->c);
-    bench_case c = begin("norm", act, &attr, sizeof attr);
-    snprintf(c.shape, sizeof c.shape, "%s %lld x %lld", m->llama ? "rms" : "layer",
-             (long long)m->rows, (long long)m->c);
-    c.in[0] = c.in[3] = x;
-    c.in[1] = w;
-    if (!m->llama)
-        c.in[2] = w;
-    c.out[0] = c.out[2] = result(x);
-    c.out[1] = result(statistics(m->rows));
-    measure(&c);
-    c.op = "norm_dx";
-    c.in[0] = c.in[1] = c.in[4] = x;
-    c.in[2] = w;
-    c.in[3] = statistics(m->rows);
-    c.out[1].ndim = c.out[2].ndim = 0;
-    measure(&c);
-    c.op = "norm_dw";
-    c.in[2] = statistics(m->rows);
-    c.in[3].ndim = c.in[4].ndim = 0;
-    c.out[0] = result(w);
-    if (!m->llama)
-        c.out[1] = result(w);
-    measure(&c);
+    bench_case forward = norm_case("norm", m, m->rows, act);
+    bench_case dx = norm_case("norm_dx", m, m->rows, act);
+    bench_case dw = norm_case("norm_dw", m, m->rows, act);
+    bench_case both = norm_case("norm_dx_dw", m, m->rows, act);
+    measure(&forward);
+    measure(&dx);
+    measure(&dw);
+    takes_in(&both, &dx);
+    takes_in(&both, &dw);
+    measure(&both);
 }
 
-static void activation_cases(const dims *m, lm_dtype act, cuda_measure *measure)
+static bench_case activation_case(const dims *m, bool backward, int64_t rows, lm_dtype act)
 {
+    static const char *const ops[2][2] = { { "gelu", "gelu_dx" }, { "swiglu", "swiglu_dx" } };
     const lm_gelu_attr attr = { false };
-    const operand h = cuda_matrix(act, m->rows, m->ffn);
-    const operand x = cuda_matrix(act, m->rows, m->llama ? 2 * m->ffn : m->ffn);
-    bench_case c = begin(m->llama ? "swiglu" : "gelu", act, &attr, sizeof attr);
-    snprintf(c.shape, sizeof c.shape, "%lld x %lld", (long long)m->rows, (long long)m->ffn);
-    c.in[0] = x;
-    c.out[0] = result(h);
-    measure(&c);
-    c.op = m->llama ? "swiglu_dx" : "gelu_dx";
-    c.in[0] = h;
-    c.in[1] = x;
-    c.out[0] = result(x);
-    measure(&c);
+    const operand h = cuda_matrix(act, rows, m->ffn);
+    const operand x = cuda_matrix(act, rows, m->llama ? 2 * m->ffn : m->ffn);
+    bench_case c = begin(ops[m->llama][backward], act, &attr, sizeof attr);
+    snprintf(c.shape, sizeof c.shape, "%lld x %lld", (long long)rows, (long long)m->ffn);
+    c.in[backward] = x;
+    if (backward)
+        c.in[0] = h;
+    c.out[0] = result(backward ? x : h);
+    return c;
+}
+
+/* The products around an activation, and where it is GELU the forms that have both. */
+static void feed_forward_cases(const dims *m, lm_dtype act, cuda_measure *measure)
+{
+    const lm_linear_act_attr gelu = { LM_ACT_GELU };
+    bench_case up = linear_case("linear", m->rows, m->c, m->ffn, act);
+    bench_case down_dx = linear_case("linear_dx", m->rows, m->ffn, m->c, act);
+    bench_case forward = activation_case(m, false, m->rows, act), joined = up;
+    bench_case backward = activation_case(m, true, m->rows, act);
+    linear_cases(m->rows, m->c, m->llama ? 2 * m->ffn : m->ffn, act, true, measure);
+    linear_cases(m->rows, m->ffn, m->c, act, false, measure);
+    measure(&forward);
+    measure(&backward);
+    if (m->llama)
+        return;
+    measure(&down_dx);
+    memcpy(joined.attr, &gelu, sizeof gelu);
+    joined.op = "linear_act";
+    joined.out[1] = joined.out[0]; /* what the backward reads */
+    takes_in(&joined, &up);
+    takes_in(&joined, &forward);
+    measure(&joined);
+    joined = down_dx;
+    memcpy(joined.attr, &gelu, sizeof gelu);
+    joined.op = "linear_act_dx";
+    joined.in[2] = backward.in[1];
+    takes_in(&joined, &down_dx);
+    takes_in(&joined, &backward);
+    measure(&joined);
+}
+
+/* ---- others ---- */
+
+static bench_case rope_case(const dims *m, int64_t rows, int64_t positions, lm_dtype act)
+{
+    const lm_rope_attr attr = { m->h, m->kv, m->d, m->d, false };
+    const operand qkv = cuda_matrix(act, rows, (m->h + 2 * m->kv) * m->d);
+    bench_case c = begin("rope", act, &attr, sizeof attr);
+    snprintf(c.shape, sizeof c.shape, "%lld x (%lld+2x%lld)x%lld", (long long)rows, (long long)m->h,
+             (long long)m->kv, (long long)m->d);
+    c.in[0] = qkv;
+    c.in[1] = integers(rows, POSITIONS, positions);
+    c.in[2] = cuda_matrix(LM_DTYPE_F32, positions, m->d);
+    c.out[0] = result(qkv);
+    return c;
 }
 
 static void plain_cases(const dims *m, lm_dtype act, cuda_measure *measure)
@@ -148,15 +235,7 @@ static void plain_cases(const dims *m, lm_dtype act, cuda_measure *measure)
         measure(&c);
     }
     if (m->llama) {
-        const lm_rope_attr attr = { m->h, m->kv, m->d, m->d, false };
-        const operand qkv = cuda_matrix(act, m->rows, (m->h + 2 * m->kv) * m->d);
-        c = begin("rope", act, &attr, sizeof attr);
-        snprintf(c.shape, sizeof c.shape, "%lld x (%lld+2x%lld)x%lld", (long long)m->rows,
-                 (long long)m->h, (long long)m->kv, (long long)m->d);
-        c.in[0] = qkv;
-        c.in[1] = integers(m->rows, POSITIONS, m->seq);
-        c.in[2] = cuda_matrix(LM_DTYPE_F32, m->seq, m->d);
-        c.out[0] = result(qkv);
+        c = rope_case(m, m->rows, m->seq, act);
         measure(&c);
     }
 }
@@ -239,8 +318,7 @@ static void attention_cases(const dims *m, int64_t seq, lm_dtype act, cuda_measu
 }
 
 /* One token more of each sequence, behind a full cache. */
-static void cached_case(const dims *m, int64_t batch, int64_t room, lm_dtype act,
-                        cuda_measure *measure)
+static bench_case cached_case(const dims *m, int64_t batch, int64_t room, lm_dtype act)
 {
     const lm_attention_attr attr = attention_of(m, batch, 1);
     const operand cache = { act, 4, { batch, m->kv, room, m->d }, NORMAL, 1 };
@@ -252,7 +330,25 @@ static void cached_case(const dims *m, int64_t batch, int64_t room, lm_dtype act
     c.in[2] = integers(batch, VALUE, 1);
     c.out[0] = result(cuda_matrix(act, batch, m->h * m->d));
     c.out[1] = c.out[2] = cache;
-    measure(&c);
+    return c;
+}
+
+/* The same, and the rotation in front of it. */
+static void step_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
+                       cuda_measure *measure)
+{
+    bench_case cached = cached_case(m, batch, room, act);
+    bench_case rope = rope_case(m, batch, room, act), step = cached;
+    const lm_attention_step_attr attr = { attention_of(m, batch, 1), m->d, 1e-5 };
+    measure(&rope);
+    measure(&cached);
+    step.op = "attention_step";
+    memcpy(step.attr, &attr, sizeof attr);
+    step.in[3] = integers(batch, VALUE, room - 1);
+    step.in[4] = rope.in[2];
+    takes_in(&step, &rope);
+    takes_in(&step, &cached);
+    measure(&step);
 }
 
 static void model_cases(const dims *m, lm_dtype act, cuda_measure *measure)
@@ -260,30 +356,81 @@ static void model_cases(const dims *m, lm_dtype act, cuda_measure *measure)
     int64_t qkv = (m->h + 2 * m->kv) * m->d;
     linear_cases(m->rows, m->c, qkv, act, false, measure);
     linear_cases(m->rows, m->h * m->d, m->c, act, false, measure);
-    linear_cases(m->rows, m->c, m->llama ? 2 * m->ffn : m->ffn, act, true, measure);
-    linear_cases(m->rows, m->ffn, m->c, act, false, measure);
+    feed_forward_cases(m, act, measure);
     attention_cases(m, m->seq, act, measure);
     if (m->seq > 1024)
         attention_cases(m, 1024, act, measure);
     norm_cases(m, act, measure);
-    activation_cases(m, act, measure);
     plain_cases(m, act, measure);
     embed_cases(m, act, measure);
     head_case(m, act, measure);
 }
 
+/* ---- decoding ---- */
+
+/* A product of few rows, measured alone and with the norm in front of it; swiglu: gate and up. */
+static void norm_linear_cases(const dims *m, bench_case linear, bool swiglu, cuda_measure *measure)
+{
+    const lm_norm_linear_attr attr = { LM_NORM_RMS, 1e-5, swiglu ? LM_ACT_SWIGLU : LM_ACT_NONE };
+    int64_t rows = linear.in[0].dim[0], to = linear.in[1].dim[0];
+    bench_case norm = norm_case("norm", m, rows, linear.act);
+    bench_case act = activation_case(m, false, rows, linear.act);
+    bench_case c = begin("norm_linear", linear.act, &attr, sizeof attr);
+    measure(&linear);
+    takes_in(&c, &norm);
+    takes_in(&c, &linear);
+    snprintf(c.shape, sizeof c.shape, "%.50s%s", linear.shape, swiglu ? " swiglu" : "");
+    c.in[0] = c.in[3] = norm.in[0];
+    c.in[1] = norm.in[1];
+    c.in[4] = linear.in[1];
+    c.out[0] = linear.out[0];
+    c.out[1] = norm.out[2];
+    if (swiglu) {
+        c.out[0].dim[1] = to / 2;
+        takes_in(&c, &act);
+    }
+    measure(&c);
+}
+
 void cuda_decoding_cases(bool toy, cuda_measure *measure)
 {
     const dims *m = toy ? &toys[1] : &models[1];
-    static const int64_t batches[] = { 1, 64 };
-    int64_t room = toy ? 40 : 32768, vocab = toy ? m->vocab : 128256;
-    for (int i = 0; i < 2; i++) {
-        int64_t rows = toy ? 1 + 2 * i : batches[i];
-        cached_case(m, rows, i && !toy ? room / 4 : room, LM_DTYPE_BF16, measure);
-        linear_cases(rows, m->c, (m->h + 2 * m->kv) * m->d, LM_DTYPE_BF16, false, measure);
-        linear_cases(rows, m->c, 2 * m->ffn, LM_DTYPE_BF16, false, measure);
-        linear_cases(rows, m->c, vocab, LM_DTYPE_BF16, false, measure);
+    static const int64_t batches[] = { 1, 4, 8, 64 }, few[] = { 1, 3 };
+    const lm_dtype act = LM_DTYPE_BF16;
+    const int64_t *rows = toy ? few : batches, room = toy ? 40 : 32768;
+    for (int i = 0; i < (toy ? 2 : 4); i++) {
+        bench_case norm = norm_case("norm", m, rows[i], act);
+        bench_case swiglu = activation_case(m, false, rows[i], act);
+        if (toy || rows[i] == 1 || rows[i] == 64)
+            step_cases(m, rows[i], rows[i] == 64 ? room / 4 : room, act, measure);
+        measure(&norm);
+        measure(&swiglu);
+        norm_linear_cases(m, linear_case("linear", rows[i], m->c, (m->h + 2 * m->kv) * m->d, act),
+                          false, measure);
+        norm_linear_cases(m, linear_case("linear", rows[i], m->c, 2 * m->ffn, act), true, measure);
+        norm_linear_cases(m, logits_case(rows[i], m->c, m->vocab, act), false, measure);
     }
+}
+
+void cuda_sampling_cases(bool toy, cuda_measure *measure)
+{
+    static const lm_sample_attr ways[] = {
+        { .temperature = 0, .top_p = 1, .repetition_penalty = 1 },
+        { .temperature = 0.8, .top_p = 0.95, .repetition_penalty = 1 },
+    };
+    const int64_t vocab = toy ? 512 : 128256;
+    for (int64_t rows = 1; rows <= 64; rows *= 64)
+        for (int way = 0; way < 2; way++) {
+            bench_case c = begin("sample", LM_DTYPE_F32, &ways[way], sizeof ways[way]);
+            snprintf(c.shape, sizeof c.shape, "%lld x %lld, %s", (long long)rows, (long long)vocab,
+                     way ? "top-p" : "greedy");
+            c.in[0] = (operand){ LM_DTYPE_F32, 2, { rows, vocab }, NORMAL, 3 };
+            c.in[3] = (operand){ LM_DTYPE_F64, 1, { rows }, VALUE, 0.5 };
+            c.in[4] = integers(rows, VALUE, 1);
+            c.out[0] = result(integers(rows, VALUE, 0));
+            c.bytes = 4.0 * (double)(rows * vocab);
+            measure(&c);
+        }
 }
 
 void cuda_optimiser_cases(bool toy, cuda_measure *measure)

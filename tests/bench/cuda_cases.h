@@ -14,23 +14,34 @@ typedef struct {
     double x; /* deviation of NORMAL and POSITIVE, bound of IDS and POSITIONS, the VALUE */
 } operand;
 
+enum { PARTS = 3 };
+
+/* A case by its name. */
+typedef struct {
+    const char *op;
+    char shape[64];
+} bench_part;
+
 typedef struct {
     const char *op;
     char shape[64];
     lm_dtype act;
     _Alignas(16) char attr[128];
     operand in[LM_MAX_IN], out[LM_MAX_OUT];
-    double bytes; /* of what is no operator of graphs */
+    double bytes, flops;     /* of what is no operator of graphs */
+    const lm_kernel *kernel; /* of what is in no table: on every path */
+    bench_part part[PARTS];  /* of a joined operator: what it takes the place of, measured before */
 } bench_case;
 
 /* What becomes of a case; it is the caller's again afterwards. */
 typedef void cuda_measure(const bench_case *c);
 
-/* All kernels of training for the models, F32 too for the first of them, and of decoding; toy: shapes that an
+/* All kernels of training for the models, joined ones behind their parts, F32 too for the first of them, and of decoding; toy: shapes that an
  * emulated device can do, quick: the two models that are told apart most.  begin_model(name) comes before a model's. */
 void cuda_training_cases(bool quick, bool toy, void (*begin_model)(const char *name),
                          cuda_measure *measure);
 void cuda_decoding_cases(bool toy, cuda_measure *measure);
+void cuda_sampling_cases(bool toy, cuda_measure *measure);
 void cuda_optimiser_cases(bool toy, cuda_measure *measure);
 
 /* A matrix of normal numbers. */
@@ -38,5 +49,13 @@ static inline operand cuda_matrix(lm_dtype d, int64_t rows, int64_t cols)
 {
     return (operand){ d, 2, { rows, cols }, NORMAL, 1 };
 }
+
+/* ---- cuda_fp8.c: products of FP8, and what makes their factors ---- */
+
+/* False: the module has no such functions, and there are no cases. */
+bool cuda_fp8_open(const char *modules);
+void cuda_fp8_cases(bool toy, cuda_measure *measure);
+/* A square product, scaled by tensor. */
+bench_case cuda_fp8_square(int64_t n);
 
 #endif
