@@ -239,7 +239,7 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 
 # They look into streams, whose header names those of CUDA.
 $B/tests/unit/test_cuda_backend $B/tests/unit/test_cuda_attention_step $B/tests/unit/test_cuda_sample \
-$B/tests/unit/test_cuda_norm_linear: private DEFS += -Itests/emu
+$B/tests/unit/test_cuda_norm_linear $B/tests/unit/test_cuda_norm $B/tests/unit/test_cuda_embed: private DEFS += -Itests/emu
 
 # The emulation alone, with kernels of its own.
 EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c device.c launch.c memory.c queue.c selftest.cpp)

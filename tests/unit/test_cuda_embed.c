@@ -1,6 +1,6 @@
 /* Embeddings on the CUDA backend: lookup, and both forms of the gradient, over tables and rows
  * that take several passes and tiles of the sort. */
-#include "cuda_case.h"
+#include "cuda_cards.h"
 
 #include "kernels/embed.h"
 
@@ -103,7 +103,8 @@ static void large_tables(void **state)
     }
 }
 
-/* Rows of one id are always added in the same order, however threads and blocks take turns. */
+/* Rows of one id are always added in the same order, however threads and blocks take turns, and however
+ * many blocks there are. */
 static void order_is_fixed(void **state)
 {
     (void)state;
@@ -112,6 +113,8 @@ static void order_is_fixed(void **state)
     k.in[2].kind = k.out[1].kind = ABSENT;
     device = fixed;
     check_on_device(&k, LM_DTYPE_F32, 1e-4, 0, true);
+    k = gradient_case(&a, 4500, 700, 40); /* runs of a few rows, and of many */
+    check_on_cards(&k, LM_DTYPE_F32);
 }
 
 static int open_devices(void **state)

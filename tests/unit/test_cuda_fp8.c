@@ -124,18 +124,20 @@ static void check_codes(lm_fp8_quantize q, float scale)
     lm_free(got_scale);
 }
 
-/* Every BF16 there is, NaNs and infinities too, and F32 numbers beside every tie. */
+/* Every BF16 there is, NaNs and infinities too, and the F32 numbers on both sides of each. */
 static void test_every_code(void **state)
 {
     static const lm_dtype to[] = { LM_DTYPE_F8E4M3, LM_DTYPE_F8E5M2 };
     uint16_t *all = take(65536 * sizeof *all);
-    float *ties = take(65536 * sizeof *ties);
+    float *ties = take(2 * 65536 * sizeof *ties);
     (void)state;
     open_path("plain");
     for (int i = 0; i < 65536; i++) {
         uint32_t u = (uint32_t)i << 16;
-        memcpy(&ties[i], &u, 4);
-        ties[i] = isnan(ties[i]) ? 1 : nextafterf(ties[i], i & 1 ? INFINITY : 0);
+        float x;
+        memcpy(&x, &u, 4);
+        ties[2 * i] = isnan(x) ? 1 : nextafterf(x, -INFINITY);
+        ties[2 * i + 1] = isnan(x) ? -1 : nextafterf(x, INFINITY);
         all[i] = (uint16_t)i;
     }
     for (int t = 0; t < 2; t++) {
@@ -149,6 +151,7 @@ static void test_every_code(void **state)
                               .given = true };
         check_codes(q, 1);
         q.in = LM_DTYPE_F32;
+        q.rows = 512;
         q.x = ties;
         check_codes(q, 1);
     }

@@ -1,6 +1,6 @@
 /* The norm family on the CUDA backend in every shape of its launches: rows of a warp, of a block, of
  * a large block, and rows that do not fit registers; whole packs and single numbers. */
-#include "cuda_case.h"
+#include "cuda_cards.h"
 
 #include "kernels/norm.h"
 
@@ -185,6 +185,28 @@ static void many_rows(void **state)
     }
 }
 
+/* Which rows meet in a sum follows from the shape alone. */
+static void sums_are_those_of_any_card(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 2; t++) {
+        lm_norm_attr a = joined_attr(1);
+        kernel_case k = joined(&a, 1100, t ? 24 : 5, 1), w = { .op = "norm_dw", .attr = &a };
+        w.in[0] = w.in[1] = k.in[0];
+        w.in[2] = k.in[3];
+        w.out[0] = w.out[1] = k.out[1];
+        check_on_cards(&k, acts[t]);
+        check_on_cards(&w, acts[t]);
+
+        lm_head_norm_attr h = { 3, 1, 16, 1e-6, LM_ACC_FIRST };
+        kernel_case d = { .op = "head_norm_dw", .attr = &h };
+        d.in[0] = d.in[1] = mat(ACT, 300, 5 * 16);
+        d.in[2] = filled(mat(F32, 300, 4), POSITIVE, 0);
+        d.out[0] = d.out[1] = vec(F32, 16);
+        check_on_cards(&d, acts[t]);
+    }
+}
+
 /* A mean a thousand times the deviation costs the normed row no digits. */
 static void a_large_mean(void **state)
 {
@@ -263,7 +285,7 @@ int main(void)
         cmocka_unit_test(every_launch),     cmocka_unit_test(many_rows),
         cmocka_unit_test(a_large_mean),     cmocka_unit_test(bad_numbers_stay_in_their_row),
         cmocka_unit_test(head_norms),       cmocka_unit_test(joined_gradients),
-        cmocka_unit_test(too_wide_to_join),
+        cmocka_unit_test(too_wide_to_join), cmocka_unit_test(sums_are_those_of_any_card),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
