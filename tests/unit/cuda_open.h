@@ -58,13 +58,19 @@ static inline int close_device(void **state)
     return 0;
 }
 
-/* A function of the emulated module; NULL on a real device, or when the module lacks it. */
-static inline void *emu_symbol(const char *name)
+/* A function of the module; NULL when the module lacks it, or is not open. */
+static inline void *module_symbol(const char *name)
 {
     char path[4200];
     snprintf(path, sizeof path, "%s/libcore-cuda.so", cuda_modules()[0]);
-    void *m = cuda_is_real() ? NULL : dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    void *m = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     return m ? dlsym(m, name) : NULL;
+}
+
+/* One of the emulation; NULL on a real device. */
+static inline void *emu_symbol(const char *name)
+{
+    return cuda_is_real() ? NULL : module_symbol(name);
 }
 
 /* Under the emulation: run threads and blocks forward (0), backward (1) or shuffled (2) from now on.

@@ -6,7 +6,7 @@
 
 static void *symbol(const char *name)
 {
-    void *f = emu_symbol(name);
+    void *f = module_symbol(name);
     if (!f)
         skip();
     return f;
@@ -17,13 +17,6 @@ static void open_path(const char *path)
 {
     lm_err e = { 0 };
     device_must(cuda_open(path, true, &device, &e), &e);
-}
-
-static void set_order(int order)
-{
-    void (*set)(int, uint64_t);
-    GET(set, "lm_emu_order");
-    set(order, 3);
 }
 
 static uint8_t code_of(lm_dtype d, float x)
@@ -89,7 +82,7 @@ static void check_codes(lm_fp8_quantize q, float scale)
         void *junk = take(work);
         lm_fp8_quantize d = q;
         memset(junk, 0xff, work); /* scratch holds anything */
-        set_order(order);
+        emu_order(order);
         memset(got, 0xa5, n_codes);
         memset(got_scale, 0xff, scales);
         if (q.given)
@@ -117,7 +110,7 @@ static void check_codes(lm_fp8_quantize q, float scale)
         device_drop(d.work, work + GUARD, 0);
         lm_free(junk);
     }
-    set_order(0);
+    emu_order(0);
     lm_free(want);
     lm_free(got);
     lm_free(want_scale);
@@ -293,7 +286,7 @@ static void check_fp8(const fp8_case *p)
     memset(junk, 0xff, work);
     d.work = device_twin(junk, work + GUARD, 0);
     for (int order = 0; order < 3; order++) {
-        set_order(order);
+        emu_order(order);
         d.c = device_twin(c0, c_bytes + GUARD, 0);
         run_gemm(&d, device->main);
         device_copy(c, d.c, c_bytes + GUARD);
@@ -304,8 +297,10 @@ static void check_fp8(const fp8_case *p)
             memcpy(first, c, c_bytes);
         assert_memory_equal(first, c, c_bytes);
     }
-    set_order(0);
-    double error = fp8_error(&g, c0, c), tol = p->cd == LM_DTYPE_BF16 ? 4e-3 : 1e-6;
+    emu_order(0);
+    /* tensor cores of real cards keep fewer bits of such sums */
+    bool exact = !cuda_is_real() || !strncmp(device->detail, "plain", 5);
+    double error = fp8_error(&g, c0, c), tol = p->cd == LM_DTYPE_BF16 ? 4e-3 : exact ? 1e-6 : 1e-3;
     if (!(error <= tol))
         fail_msg("%s %s x %s, scalings %d %d, %lldx%lldx%lld: relative error %.3g, allowed %.3g",
                  device->detail, lm_dtype_name(p->a), lm_dtype_name(p->b), p->a_scaling,
@@ -371,9 +366,11 @@ static void test_products(void **state)
         lm_lt_counts c = counts_now();
         assert_int_equal(c.shapes, path ? asked : 0);
         assert_int_equal(c.hits, path ? 2 * asked : 0);
-        assert_int_equal(c.unserved_shapes, path ? asked - made : 0);
-        assert_int_equal(c.unserved, path ? 3 * (asked - made) : 0);
-        assert_int_equal(device->shortfall(device) != NULL, path);
+        if (!cuda_is_real()) { /* what other cards serve is theirs to say */
+            assert_int_equal(c.unserved_shapes, path ? asked - made : 0);
+            assert_int_equal(c.unserved, path ? 3 * (asked - made) : 0);
+            assert_int_equal(device->shortfall(device) != NULL, path);
+        }
         lm_backend_close(device);
     }
 }
