@@ -94,9 +94,13 @@ __global__ void add_parts_kernel(const float *part, const float *a_part, C *c, t
 
 /* ---- few rows ---- */
 
-/* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns (rows.cuh). */
+/* C [m,n] = A [m,k] B^T, m <= M: a warp makes COLS columns (rows.cuh).  With fewer rows there are
+ * registers for more blocks, whose reads are under way together. */
 template <class T, int M, int COLS, beside AND>
-__global__ void __launch_bounds__(256, 2) rows_kernel(const T *a, const T *b, void *c, tiling t)
+__global__ void __launch_bounds__(256, M == 1   ? 4
+                                       : M == 2 ? 3
+                                                : 2)
+    rows_kernel(const T *a, const T *b, void *c, tiling t)
 {
     const int U = COLS > 1 ? 1 : M > 4 ? 2 : 4;
     const int EACH = 32 / (M * COLS); /* lanes that get the same sum */
@@ -221,13 +225,14 @@ template <class C>
 static void add_parts(const gemm_call *g, const lm_stream *s, const tiling &t, const float *part,
                       const float *a_part)
 {
+    const beside SUMS = sizeof(C) == 4 ? SUMMED : NOTHING; /* C is F32 wherever there are sums */
     dim3 grid(grid_for(t.part_size, block_threads, s), 1, batch_blocks(g, t));
     C *c = (C *)g->c;
 
     if (t.act != LM_ACT_NONE)
         LM_LAUNCH((add_parts_kernel<C, SHAPED>), grid, block_threads, 0, s, part, a_part, c, t);
     else if (t.a_sum)
-        LM_LAUNCH((add_parts_kernel<C, SUMMED>), grid, block_threads, 0, s, part, a_part, c, t);
+        LM_LAUNCH((add_parts_kernel<C, SUMS>), grid, block_threads, 0, s, part, a_part, c, t);
     else
         LM_LAUNCH((add_parts_kernel<C, NOTHING>), grid, block_threads, 0, s, part, a_part, c, t);
 }
@@ -310,7 +315,7 @@ template <class T> static void run_as(const gemm_call *g, const lm_stream *s)
     t.pack_a = packs<T>(wide<T>::n, g->lda, g->a) && t.stride_a % wide<T>::n == 0;
     t.pack_b = packs<T>(wide<T>::n, g->ldb, g->b) && t.stride_b % wide<T>::n == 0;
     t.pack_c = (t.wide_c ? packs<float>(4, g->ldc, g->c, g->z) : packs<T>(4, g->ldc, g->c, g->z)) &&
-               t.stride_c % 4 == 0;
+               packs<float>(4, 0, g->bias) && t.stride_c % 4 == 0;
     for (; t.batch0 < batch_of(g) && !few_rows(g); t.batch0 += batch_most)
         run_tiles<T>(g, s, t);
     for (int64_t z = t.batch0; z < batch_of(g); z++) { /* a launch each */

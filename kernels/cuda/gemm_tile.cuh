@@ -22,7 +22,7 @@ struct tiling {
     int64_t part_size; /* floats from one part's C to the next */
     int64_t tiles_m, tiles_n, parts;
     const float *bias;
-    /* Rows may be read 16 bytes at a time; written, 4 elements. */
+    /* Rows may be read 16 bytes at a time; written, 4 elements, as many as of the bias are read. */
     bool pack_a, pack_b, pack_c;
     bool wide_c; /* C is F32 */
     bool accumulate;
@@ -215,71 +215,6 @@ __device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, roo
     }
 }
 
-/* Four neighbours of a row of C, of which `left` are inside. */
-template <class C>
-__device__ inline void put4(C *c, const float *sum, const float *bias, int64_t left, bool packed,
-                            bool accumulate)
-{
-    pack<C, 4> v = {};
-
-    if (packed && left >= 4) {
-        if (accumulate)
-            v = *(const pack<C, 4> *)c;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            v.v[j] = from_float<C>(to_float(v.v[j]) + (sum[j] + bias[j]));
-        *(pack<C, 4> *)c = v;
-        return;
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        if (j < left)
-            c[j] = from_float<C>((accumulate ? to_float(c[j]) : 0.0f) + (sum[j] + bias[j]));
-    }
-}
-
-/* The sums into C (+)= sum (+ bias), as far as it reaches: m rows, t.n columns. */
-template <class C, int SIDE>
-__device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
-                                int64_t m, int64_t col0, const float *bias, bool accumulate)
-{
-    const int per = SIDE / 16;
-    int64_t row = row0 + first_row<SIDE>(), col = col0 + first_col<SIDE>();
-    float add[per];
-
-#pragma unroll
-    for (int j = 0; j < per; j++) {
-        int64_t at = col + j / 4 * 32 + j % 4;
-        add[j] = bias && at < t.n ? bias[at] : 0.0f;
-    }
-#pragma unroll
-    for (int h = 0; h < per / 4; h++) {
-        C *to = c + row * t.ldc + col + h * 32;
-        int64_t left = t.n - col - h * 32;
-#pragma unroll
-        for (int i = 0; i < per; i++) {
-            if (left > 0 && row + i / 4 * 16 + i % 4 < m)
-                put4(to + (i / 4 * 16 + i % 4) * t.ldc, sum[i] + h * 4, add + h * 4, left, t.pack_c,
-                     accumulate);
-        }
-    }
-}
-
-/* ---- functions of the sums ---- */
-
-/* What becomes of a sum, its bias added, for the element `at` of C; z gets or gives what the
- * function or its slope is taken of. */
-template <class C> __device__ inline float shaped(const tiling &t, float x, int64_t at)
-{
-    C *z = (C *)t.z + at;
-
-    if (t.slope)
-        return x * gelu_slope_of<C>(t.act, to_float(*z));
-    if (t.z)
-        *z = from_float<C>(x);
-    return gelu_of<C>(t.act, x);
-}
-
 /* Four neighbours, or as many of them as are inside. */
 template <class C> __device__ inline pack<C, 4> get4(const C *from, bool whole, int64_t left)
 {
@@ -306,6 +241,88 @@ __device__ inline void give4(C *to, const pack<C, 4> &v, bool whole, int64_t lef
             to[j] = v.v[j];
 }
 
+/* Four neighbours of a row of C, of which `left` are inside; whole: all, and they are a pack. */
+template <class C>
+__device__ inline void put4(C *c, const float *sum, const float *bias, int64_t left, bool whole,
+                            bool accumulate)
+{
+    pack<float, 4> add = {};
+    pack<C, 4> v = {};
+
+    if (bias)
+        add = get4(bias, whole, left);
+    if (accumulate)
+        v = get4(c, whole, left);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        v.v[j] = from_float<C>(to_float(v.v[j]) + (sum[j] + add.v[j]));
+    give4(c, v, whole, left);
+}
+
+/* Where this thread's g-th four sums belong. */
+template <int SIDE> __device__ inline int row_of(int g)
+{
+    int i = g / (SIDE / 64);
+    return first_row<SIDE>() + i / 4 * 16 + i % 4;
+}
+template <int SIDE> __device__ inline int col_of(int g)
+{
+    return first_col<SIDE>() + g % (SIDE / 64) * 32;
+}
+
+/* The other sums move up by four, so that a loop finds what comes next in the same registers: then
+ * there is one copy of its code. */
+template <int SIDE> __device__ inline void move_up(float (*sum)[SIDE / 16])
+{
+    const int per = SIDE / 16;
+#pragma unroll
+    for (int e = 0; e + 4 < per * per; e++)
+        sum[e / per][e % per] = sum[(e + 4) / per][(e + 4) % per];
+}
+
+/* The sums, which are used up, into C (+)= sum (+ bias), as far as it reaches: m rows, t.n
+ * columns. */
+template <class C, int SIDE>
+__device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
+                                int64_t m, int64_t col0, const float *bias, bool accumulate)
+{
+    const int per = SIDE / 16, fours = per * per / 4;
+
+    if (t.pack_c && row0 + SIDE <= m && col0 + SIDE <= t.n) {
+        C *to = c + row0 * t.ldc + col0;
+        const float *add = bias ? bias + col0 : nullptr;
+#pragma unroll
+        for (int g = 0; g < fours; g++)
+            put4(to + row_of<SIDE>(g) * t.ldc + col_of<SIDE>(g),
+                 sum[g / (per / 4)] + g % (per / 4) * 4, add ? add + col_of<SIDE>(g) : nullptr, 4,
+                 true, accumulate);
+        return;
+    }
+#pragma unroll 1
+    for (int g = 0; g < fours; g++) {
+        int64_t row = row0 + row_of<SIDE>(g), col = col0 + col_of<SIDE>(g), left = t.n - col;
+        if (row < m && left > 0)
+            put4(c + row * t.ldc + col, sum[0], bias ? bias + col : nullptr, left,
+                 t.pack_c && left >= 4, accumulate);
+        move_up<SIDE>(sum);
+    }
+}
+
+/* ---- functions of the sums ---- */
+
+/* What becomes of a sum, its bias added, for the element `at` of C; z gets or gives what the
+ * function or its slope is taken of. */
+template <class C> __device__ inline float shaped(const tiling &t, float x, int64_t at)
+{
+    C *z = (C *)t.z + at;
+
+    if (t.slope)
+        return x * gelu_slope_of<C>(t.act, to_float(*z));
+    if (t.z)
+        *z = from_float<C>(x);
+    return gelu_of<C>(t.act, x);
+}
+
 /* Four neighbours of a row of C, of which `left` are inside. */
 template <class C>
 __device__ inline void put4_shaped(C *c, const tiling &t, int64_t at, const float *sum,
@@ -314,14 +331,17 @@ __device__ inline void put4_shaped(C *c, const tiling &t, int64_t at, const floa
     bool whole = t.pack_c && left >= 4;
     C *z = (C *)t.z + at;
     pack<C, 4> v = {}, kept = {};
+    pack<float, 4> add = {};
 
+    if (bias)
+        add = get4(bias, whole, left);
     if (accumulate)
         v = get4(c + at, whole, left);
     if (t.slope)
         kept = get4(z, whole, left);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        float x = to_float(v.v[j]) + (sum[j] + (bias && j < left ? bias[j] : 0.0f));
+        float x = to_float(v.v[j]) + (sum[j] + add.v[j]);
         if (t.slope) {
             v.v[j] = from_float<C>(x * gelu_slope_of<C>(t.act, to_float(kept.v[j])));
         } else {
@@ -334,25 +354,18 @@ __device__ inline void put4_shaped(C *c, const tiling &t, int64_t at, const floa
         give4(z, kept, whole, left);
 }
 
-/* put_tile where there is a function, m being all rows.  One copy of its code: what it takes next always lies in
- * the same registers, to which the other sums move up. */
+/* put_tile where there is a function, m being all rows. */
 template <class C, int SIDE>
 __device__ inline void put_shaped(C *c, float (*sum)[SIDE / 16], const tiling &t, int64_t row0,
                                   int64_t col0, const float *bias, bool accumulate)
 {
-    const int per = SIDE / 16;
-    int64_t row = row0 + first_row<SIDE>(), col = col0 + first_col<SIDE>();
-
 #pragma unroll 1
-    for (int g = 0; g < per * per / 4; g++) {
-        int i = g / (per / 4), h = g % (per / 4);
-        int64_t r = row + i / 4 * 16 + i % 4, q = col + h * 32;
-        if (r < t.m && q < t.n)
-            put4_shaped(c, t, r * t.ldc + q, sum[0], bias ? bias + q : nullptr, accumulate,
-                        t.n - q);
-#pragma unroll
-        for (int e = 0; e + 4 < per * per; e++)
-            sum[e / per][e % per] = sum[(e + 4) / per][(e + 4) % per];
+    for (int g = 0; g < SIDE * SIDE / 1024; g++) {
+        int64_t row = row0 + row_of<SIDE>(g), col = col0 + col_of<SIDE>(g), left = t.n - col;
+        if (row < t.m && left > 0)
+            put4_shaped(c, t, row * t.ldc + col, sum[0], bias ? bias + col : nullptr, accumulate,
+                        left);
+        move_up<SIDE>(sum);
     }
 }
 

@@ -482,14 +482,22 @@ static float *factor(const char *at, const layout *l, bool swap, bool by_k, int6
     return x;
 }
 
+/* As a GPU's approximate instruction: 11 bits. */
+static float tanh_of(float x)
+{
+    int e;
+    float m = frexpf(tanhf(x), &e);
+    return ldexpf(roundf(m * 2048) / 2048, e);
+}
+
 static float gelu(float x)
 {
     float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1 + tanhf(u));
+    return 0.5f * x * (1 + tanh_of(u));
 }
 static float gelu_slope(float x)
 {
-    float u = 0.7978845608028654f * (x + 0.044715f * x * x * x), t = tanhf(u);
+    float u = 0.7978845608028654f * (x + 0.044715f * x * x * x), t = tanh_of(u);
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608028654f * (1 + 0.134145f * x * x);
 }
 
