@@ -437,7 +437,8 @@ template <class X, class Y> static void run_plain(const lm_fp8_gemm *g, const lm
     t.wide_c = g->cd == LM_DTYPE_F32;
     t.pack_a = packs<X>(wide<X>::n, g->a.ld, a);
     t.pack_b = packs<Y>(wide<Y>::n, g->b.ld, b);
-    t.pack_c = t.wide_c ? packs<float>(4, g->ldc, g->c) : packs<bf16>(4, g->ldc, g->c);
+    t.pack_c = (t.wide_c ? packs<float>(4, g->ldc, g->c) : packs<bf16>(4, g->ldc, g->c)) &&
+               packs<float>(4, 0, g->bias);
     int64_t tiles = t.tiles_m * t.tiles_n;
     LM_LAUNCH((fp8_tiles_kernel<X, Y>), (unsigned)(tiles < INT32_MAX ? tiles : INT32_MAX),
               block_threads, 0, s, a, b, g->c, scales, t);
