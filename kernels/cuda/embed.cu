@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
              const T *dx, float *dw)
 {
     const int cols = SUM_LANES * N, lane = (int)threadIdx.x, warp = (int)threadIdx.y;
-    __shared__ float sums[SUM_IDS][SUM_LANES * N];
+    __shared__ __align__(16) float sums[SUM_IDS][SUM_LANES * N];
     int64_t left = (int64_t)blockIdx.y * cols, mine = left + lane * N;
     int64_t step = (int64_t)gridDim.x * SUM_IDS, v = (int64_t)blockIdx.x * SUM_IDS;
     uint32_t next = start[v + lane < ids ? v + lane : ids];
@@ -337,9 +337,7 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
             if (mine < width)
                 add_run<SUM_IDS, T, N>(sum, (uint32_t)warp, its_n, row + its_begin, dx + mine,
                                        width);
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                sums[warp][lane * N + j] = sum[j];
+            put_sum<N>(sums[warp] + lane * N, sum, true);
             __syncthreads();
             float *to = dw + (v + id) * width + left;
             for (int i = warp * SUM_LANES + lane; i < cols && left + i < width;

@@ -133,24 +133,34 @@ __device__ inline float most4(const float *v)
 /* The largest magnitude of each of this lane's four columns, over all warps. */
 __device__ inline void column_most(float (*v)[4], float *most)
 {
-    __shared__ float part[warps][tile];
+    __shared__ pack<float, 4> part[warps][32];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    pack<float, 4> m = {};
 
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-        float m = 0;
+    for (int i = 0; i < warp_rows; i++)
 #pragma unroll
-        for (int i = 0; i < warp_rows; i++)
-            m = fmaxf(m, fabsf(v[i][e]));
-        part[warp][lane * 4 + e] = m;
-    }
+        for (int e = 0; e < 4; e++)
+            m.v[e] = fmaxf(m.v[e], fabsf(v[i][e]));
+    part[warp][lane] = m;
     __syncthreads();
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-        most[e] = 0;
-        for (int w = 0; w < warps; w++)
-            most[e] = fmaxf(most[e], part[w][lane * 4 + e]);
+    for (int w = 0; w < warps; w++) {
+        pack<float, 4> other = part[w][lane];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            m.v[e] = fmaxf(m.v[e], other.v[e]);
     }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        most[e] = m.v[e];
+}
+
+/* Where word c of row r of a turned tile lies, 32 words a row: neither the words of a row nor those that a
+ * warp writes to every fourth row share a bank. */
+__device__ inline int turned_at(int r, int c)
+{
+    return r * (tile / 4) + (c ^ r / 4);
 }
 
 /* The scale of block (ob, kb) of the codes, written once; behind a row of blocks, zeros. */
@@ -170,7 +180,7 @@ __device__ inline void put_block_scale(const quantizing &q, int64_t ob, int64_t 
 template <class T, bool TURN>
 __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quantizing q)
 {
-    __shared__ uint32_t turned[TURN ? tile * (tile / 4 + 1) : 1];
+    __shared__ uint32_t turned[TURN ? tile * tile / 4 : 1];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t across = (q.cols + tile - 1) / tile, down = (q.rows + tile - 1) / tile;
 
@@ -241,8 +251,7 @@ __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quanti
             } else if (i % 4 == 3) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    turned[(lane * 4 + e) * (tile / 4 + 1) + warp * warp_rows / 4 + i / 4] =
-                        codes[e];
+                    turned[turned_at(lane * 4 + e, (warp * warp_rows + i) / 4)] = codes[e];
                     codes[e] = 0;
                 }
             }
@@ -253,7 +262,7 @@ __global__ void __launch_bounds__(256, 2) fp8_quantize_kernel(const T *x, quanti
                 int r = warp * warp_rows + i;
                 int64_t to_row = tc * tile + r, to_col = tr * tile + lane * 4;
                 if (to_row < q.cols)
-                    store4(q.codes + to_row * q.ld + to_col, turned[r * (tile / 4 + 1) + lane],
+                    store4(q.codes + to_row * q.ld + to_col, turned[turned_at(r, lane)],
                            q.rows - to_col, q.pack_codes);
             }
             __syncthreads(); /* before the next tile */

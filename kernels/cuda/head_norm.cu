@@ -235,11 +235,9 @@ static __device__ inline void write_parts(const float (&q)[N], const float (&k)[
                                           int64_t d)
 {
     const int LINES = BLOCK / G, COLS = G * N;
-    __shared__ float sum[2][LINES][COLS];
-    for (int j = 0; j < N; j++) {
-        sum[0][threadIdx.y][threadIdx.x * N + j] = q[j];
-        sum[1][threadIdx.y][threadIdx.x * N + j] = k[j];
-    }
+    __shared__ __align__(16) float sum[2][LINES][COLS];
+    store_floats<N>(sum[0][threadIdx.y] + threadIdx.x * N, q);
+    store_floats<N>(sum[1][threadIdx.y] + threadIdx.x * N, k);
     __syncthreads();
     float *out = part + (int64_t)blockIdx.y * 2 * d;
     for (int i = threadIdx.y * G + threadIdx.x; i < 2 * COLS; i += BLOCK) {

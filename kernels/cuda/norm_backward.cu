@@ -119,29 +119,35 @@ static __device__ inline void fetch_row(const back_args<T> &a, int64_t n, int64_
     r->rstd = a.stat[2 * n + 1];
 }
 
+template <int N> static __device__ inline void add_floats(float (&sum)[N], const float *p)
+{
+    float x[N];
+    load_floats<N>(x, p);
+    for (int j = 0; j < N; j++)
+        sum[j] += x[j];
+}
+
 /* The sums of a block's groups, one group after the other, to its part. */
 template <int N, int WHAT>
 static __device__ inline void write_parts(float (&dw)[PACKS][N], float (&db)[PACKS][N],
                                           int64_t first, int64_t c, float *part)
 {
     enum { SUMS = WHAT & DB ? 2 : 1, COLS = GROUP / 4 * N }; /* of two groups or more, at most */
-    __shared__ float sum[SUMS][PACKS][COLS];
+    __shared__ __align__(16) float sum[SUMS][PACKS][COLS];
     const int64_t per = (int64_t)blockDim.x * N;
     const int at = (int)threadIdx.x * N;
     for (unsigned y = 0; y + 1 < blockDim.y; y++) {
-        for (int k = 0; threadIdx.y == y && k < PACKS; k++)
-            for (int j = 0; j < N; j++) {
-                sum[0][k][at + j] = dw[k][j];
-                if (WHAT & DB)
-                    sum[SUMS - 1][k][at + j] = db[k][j];
-            }
+        for (int k = 0; threadIdx.y == y && k < PACKS; k++) {
+            store_floats<N>(sum[0][k] + at, dw[k]);
+            if (WHAT & DB)
+                store_floats<N>(sum[SUMS - 1][k] + at, db[k]);
+        }
         __syncthreads();
-        for (int k = 0; threadIdx.y == y + 1 && k < PACKS; k++)
-            for (int j = 0; j < N; j++) {
-                dw[k][j] += sum[0][k][at + j];
-                if (WHAT & DB)
-                    db[k][j] += sum[SUMS - 1][k][at + j];
-            }
+        for (int k = 0; threadIdx.y == y + 1 && k < PACKS; k++) {
+            add_floats<N>(dw[k], sum[0][k] + at);
+            if (WHAT & DB)
+                add_floats<N>(db[k], sum[SUMS - 1][k] + at);
+        }
         __syncthreads();
     }
     part += (int64_t)blockIdx.x * SUMS * c;
