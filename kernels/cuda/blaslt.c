@@ -386,7 +386,8 @@ static shape *shape_for(lm_cuda_lt *lt, const lm_lt_gemm *g)
         s->used = true;
         s->key = key;
         s->served = !g->formless && describe(&lt->l, s, g) && choose(lt, s);
-        lt->counts.unserved_shapes += !s->served && !has_epilogue(g);
+        if (!s->served)
+            *(has_epilogue(g) ? &lt->counts.refused_shapes : &lt->counts.unserved_shapes) += 1;
         return s;
     }
 }
@@ -407,6 +408,7 @@ bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, cudaStream_t stream)
         return true;
     if (has_epilogue(g)) {
         lt->counts.refused++;
+        lt->counts.refused_shapes += s->served;
     } else {
         lt->counts.unserved++;
         lt->counts.unserved_shapes += s->served;

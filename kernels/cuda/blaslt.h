@@ -38,14 +38,15 @@ typedef struct {
     float *a_sum;
 } lm_lt_gemm;
 
-/* What has been asked for so far. */
+/* What has been asked for so far: shapes are asked about once, and count once.  A shape without a
+ * function or sums is served or not; one with them is served or refused, and then asked for again
+ * without. */
 typedef struct {
-    int64_t shapes; /* that heuristics were asked about */
-    int64_t hits;   /* products whose shape was known */
-    int64_t
-        unserved_shapes; /* of shapes: those that cuBLASLt has no algorithm for, bare as they are */
-    int64_t unserved;    /* products it did not make, which another kernel then made */
-    int64_t refused; /* products with a function or sums, then made without: neither of the above */
+    int64_t shapes;          /* that heuristics were asked about */
+    int64_t hits;            /* products whose shape was known */
+    int64_t unserved_shapes; /* that cuBLASLt has no algorithm for */
+    int64_t unserved;        /* products of them, which another kernel made */
+    int64_t refused_shapes, refused;
 } lm_lt_counts;
 
 /* On the device that is current.  workspace: bytes of device memory for split sums and the like.

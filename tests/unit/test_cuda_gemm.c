@@ -805,6 +805,7 @@ static void test_epilogues_refused(void **state)
         check_function(shape, true, t, (int[]){ 1, 5, 15 }[turn / 2], "tensor");
     lm_lt_counts c = counts_now();
     assert_int_equal(c.refused, 0);
+    assert_null(device->shortfall(device));
     assert_int_equal(c.shapes, 3);
     assert_int_equal(c.hits, 6);
     lm_backend_close(device);
@@ -814,8 +815,12 @@ static void test_epilogues_refused(void **state)
     check_function(shape, true, t, 1, "tensor");
     c = counts_now();
     assert_int_equal(c.refused, 3);
+    assert_int_equal(c.refused_shapes, 1);
     assert_int_equal(c.unserved, 0);
     assert_int_equal(c.shapes, 2); /* with and without */
+    assert_string_equal(device->shortfall(device),
+                        "cuBLASLt served 1 shapes of products, not 0 others, which plain kernels "
+                        "made, and 1 only without the function or sums behind them");
     walk_functions("tensor");
     walk_sums("tensor");
     picky(0);

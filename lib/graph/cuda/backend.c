@@ -42,11 +42,12 @@ static const char *shortfall(lm_backend *b)
     lm_lt_counts n;
 
     lm_cuda_lt_counts(b->main, &n);
-    snprintf(
-        c->shortfall, sizeof c->shortfall,
-        "cuBLASLt served %lld shapes of products and not %lld others, which plain kernels made",
-        (long long)(n.shapes - n.unserved_shapes), (long long)n.unserved_shapes);
-    return n.unserved_shapes ? c->shortfall : NULL;
+    snprintf(c->shortfall, sizeof c->shortfall,
+             "cuBLASLt served %lld shapes of products, not %lld others, which plain kernels made, "
+             "and %lld only without the function or sums behind them",
+             (long long)(n.shapes - n.unserved_shapes - n.refused_shapes),
+             (long long)n.unserved_shapes, (long long)n.refused_shapes);
+    return n.unserved_shapes || n.refused_shapes ? c->shortfall : NULL;
 }
 
 static void close_device(lm_backend *b)

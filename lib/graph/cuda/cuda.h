@@ -36,7 +36,7 @@ typedef struct {
     cuda_stream *streams; /* main is the last of the list */
     /* The first failure of the device, and every call's answer from then on. */
     _Atomic(int) lost;
-    char name[32], device[192], detail[64], model[128], shortfall[128];
+    char name[32], device[192], detail[64], model[128], shortfall[224];
 } cuda_backend;
 
 static inline cuda_backend *cuda_of(lm_backend *b)
