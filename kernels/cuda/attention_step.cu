@@ -5,8 +5,9 @@
  * The cache is cut into parts of fixed length; a block has one part of one key/value head and all
  * query heads that share it, so that keys and values are read once.  It makes its query heads as
  * the operators in front of attention would have stored them, and the block whose part ends with
- * the new position makes and appends the new key.  Of the blocks of a row and key/value head the
- * last one to finish puts together, in their order, what the parts add up to: nobody waits.
+ * the new position makes and appends the new key.  Of the blocks of neighbouring parts the last one
+ * to finish puts together, in their order, what these add up to, and so on to the whole row: nobody
+ * waits.
  * Grids depend on shapes only, never on how full the caches are: parts without a visible key cost
  * a block that ends at once. */
 #include "kernels/cuda/attention_cached.cuh"
@@ -30,14 +31,15 @@ static partial partial_of(const cached &c, int64_t parts, void *work)
     return p;
 }
 
-/* tickets: of each row and key/value head; null: the parts are joined by a kernel of its own. */
+/* tickets: tickets_each for each row and key/value head; null: the parts are joined by a kernel of
+ * its own. */
 template <class T> struct step_args {
     cached c;
     row_front front;
     const T *qkv;
     T *o, *keys, *values;
     partial r;
-    int64_t parts;
+    int64_t parts, tickets_each;
     unsigned *tickets;
 };
 
@@ -77,9 +79,11 @@ static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int
 #pragma unroll 1
         for (int p = mine; w && p < end; p += lanes) {
             pack<T, N> v = load<T, N>(x + p * N);
+            float part = 0;
 #pragma unroll
             for (int e = 0; e < N; e++)
-                sq += to_float(v.v[e]) * to_float(v.v[e]);
+                part = fmaf(to_float(v.v[e]), to_float(v.v[e]), part);
+            sq += part;
         }
         for (int o = lanes / 2; f.wq && o > 0; o /= 2)
             sq += __shfl_xor_sync(0xffffffffu, sq, o);
@@ -259,6 +263,57 @@ static __device__ inline void store_part(const step_args<T> &a, int64_t head, in
 
 /* ---- joining the parts ---- */
 
+/* The parts in which a row sees a key: none where the row is not real. */
+struct seen_parts {
+    int64_t first;
+    int count;
+};
+
+static __device__ inline seen_parts parts_of(span s)
+{
+    int64_t first = s.start / PART;
+    return seen_parts{ first, (int)((s.end + PART - 1) / PART - first) };
+}
+
+/* Parts are joined by a tree, FAN at a time, so that the blocks of a long row share the work: FAN
+ * parts are a run, FAN runs a longer one.  What a run comes to lies where the first of its parts
+ * lay that the row sees. */
+enum { FAN = 32 };
+
+/* A run's `count` units from number `first` on, those that a row sees. */
+struct run {
+    int64_t unit, first; /* unit: parts */
+    int count;
+    bool whole; /* the row sees nothing else */
+};
+
+static __device__ inline run run_around(seen_parts seen, int64_t k, int64_t unit)
+{
+    const int64_t all = unit * FAN, from = k / all * all, past = seen.first + seen.count;
+    const int64_t lo = from > seen.first ? from : seen.first,
+                  hi = from + all < past ? from + all : past;
+    const int64_t first = lo / unit;
+    return run{ unit, first, (int)((hi - 1) / unit - first) + 1, lo == seen.first && hi == past };
+}
+
+/* The part where the i-th unit of a run has what it comes to. */
+static __device__ inline int64_t place_of(seen_parts seen, const run &r, int i)
+{
+    const int64_t k = (r.first + i) * r.unit;
+    return k > seen.first ? k : seen.first;
+}
+
+/* Tickets that a row and key/value head has: one for each run. */
+static int64_t tickets_for(int64_t parts)
+{
+    int64_t n = 1;
+    while (parts > FAN) {
+        parts = (parts + FAN - 1) / FAN;
+        n += parts;
+    }
+    return n;
+}
+
 /* Numbers that other blocks wrote: past the cache of this multiprocessor. */
 template <int M> static __device__ inline pack<float, M> load_theirs(const float *p)
 {
@@ -272,49 +327,57 @@ template <int M> static __device__ inline pack<float, M> load_theirs(const float
     return v;
 }
 
-/* Rows of o: `n` heads of all rows' from `head`, whose visible keys lie in `count` parts from
- * `first`.  max, sum: shared memory for n numbers. */
+/* A run of `n` heads of all rows' from `head`, to o or to where it is a unit.  weight: shared memory
+ * for n * FAN numbers, sum: for n. */
 template <class T, int M>
-static __device__ inline void join_heads(const step_args<T> &a, int64_t head, int n, int64_t first,
-                                         int count, float *max, float *sum)
+static __device__ inline void join_run(const step_args<T> &a, int64_t head, int n, seen_parts seen,
+                                       const run &r, float *weight, float *sum)
 {
-    const int wide = a.c.dim / M, lane = (int)threadIdx.x % 32;
+    const int dim = a.c.dim, wide = dim / M, lane = (int)threadIdx.x % 32;
     for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
-        const int64_t at = (head + g) * a.parts + first;
-        float top = -INFINITY, all = 0;
-#pragma unroll 1
-        for (int k = lane; k < count; k += 32)
-            top = fmaxf(top, __ldcg(a.r.max + at + k));
-        top = base_of(warp_max(top));
-#pragma unroll 1
-        for (int k = lane; k < count; k += 32)
-            all = fmaf(expf(__ldcg(a.r.max + at + k) - top), __ldcg(a.r.sum + at + k), all);
-        all = warp_sum(all);
-        if (lane == 0) {
-            max[g] = top;
+        const int64_t at = (head + g) * a.parts + place_of(seen, r, lane);
+        float max = lane < r.count ? __ldcg(a.r.max + at) : -INFINITY;
+        float all = lane < r.count ? __ldcg(a.r.sum + at) : 0;
+        float top = warp_max(max), w = expf(max - base_of(top));
+        weight[g * FAN + lane] = w;
+        all = warp_sum(w * all);
+        if (lane == 0)
             sum[g] = all;
+        if (lane == 0 && !r.whole) {
+            a.r.max[at] = top;
+            a.r.sum[at] = all;
         }
     }
     __syncthreads();
 #pragma unroll 1
     for (int t = (int)threadIdx.x; t < n * wide; t += THREADS) {
         const int g = t / wide, d = t % wide * M;
-        const int64_t at = (head + g) * a.parts + first;
-        const float *out = a.r.out + at * a.c.dim + d;
+        float *out = a.r.out + (head + g) * a.parts * dim + d;
+        float *first = out + place_of(seen, r, 0) * dim;
+        const int64_t step = r.unit * dim;
         float x[M] = {};
-        pack<T, M> y;
-#pragma unroll 4
-        for (int k = 0; k < count; k++) {
-            float w = expf(__ldcg(a.r.max + at + k) - max[g]);
-            pack<float, M> v = load_theirs<M>(out + (int64_t)k * a.c.dim);
+        out += r.first * step;
+#pragma unroll(M == 1 ? 4 : 8)
+        for (int k = 0; k < r.count; k++) {
+            float w = weight[g * FAN + k];
+            pack<float, M> v = load_theirs<M>(k ? out + k * step : first);
 #pragma unroll
             for (int e = 0; e < M; e++)
                 x[e] = fmaf(w, v.v[e], x[e]);
         }
+        if (r.whole) {
+            pack<T, M> y;
 #pragma unroll
-        for (int e = 0; e < M; e++)
-            y.v[e] = from_float<T>(x[e] / sum[g]);
-        store<T, M>(a.o + (head + g) * a.c.dim + d, y);
+            for (int e = 0; e < M; e++)
+                y.v[e] = from_float<T>(x[e] / sum[g]);
+            store<T, M>(a.o + (head + g) * dim + d, y);
+        } else {
+            pack<float, M> y;
+#pragma unroll
+            for (int e = 0; e < M; e++)
+                y.v[e] = x[e];
+            store<float, M>(first, y);
+        }
     }
     __syncthreads();
 }
@@ -333,16 +396,27 @@ static __device__ inline bool comes_last(unsigned *ticket, unsigned count)
     return last;
 }
 
-/* The parts in which a row sees a key: none where the row is not real. */
-struct seen_parts {
-    int64_t first;
-    int count;
-};
-
-static __device__ inline seen_parts parts_of(span s)
+/* When part k of a row and key/value head is stored: joins the runs that wait for this block alone,
+ * short ones first.  tickets: of that row and head; G: heads that weight and sum have room for. */
+template <class T, int M, int G>
+static __device__ inline void join_up(const step_args<T> &a, int64_t head, int64_t k,
+                                      seen_parts seen, unsigned *tickets, float *weight, float *sum)
 {
-    int64_t first = s.start / PART;
-    return seen_parts{ first, (int)((s.end + PART - 1) / PART - first) };
+    const int group = a.c.group;
+#pragma unroll 1
+    for (int64_t unit = 1;; unit *= FAN) {
+        const run r = run_around(seen, k, unit);
+        if (r.count > 1) {
+            if (!comes_last(tickets + k / (unit * FAN), (unsigned)r.count))
+                return;
+#pragma unroll 1
+            for (int h = 0; h < group; h += G)
+                join_run<T, M>(a, head + h, group - h < G ? group - h : G, seen, r, weight, sum);
+        }
+        if (r.whole)
+            return;
+        tickets += (a.parts + unit * FAN - 1) / (unit * FAN);
+    }
 }
 
 /* Numbers of a packed access to partials. */
@@ -353,7 +427,7 @@ template <int N> struct join_width {
 /* Blocks that a multiprocessor has at a time, by the numbers that a thread keeps: what the compiler
  * may spend on making heads and on joining must not cost those that walk over keys. */
 template <int N, int G> struct resident {
-    static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : N == 1 ? 8 : 9;
+    static const int n = G == 8 ? (N == 8 ? 4 : 6) : G == 4 ? (N == 8 ? 7 : 9) : N == 1 ? 7 : 9;
 };
 
 /* Shared memory: scores [G][PART], then sums over values [WARPS][G][dim], where before them the
@@ -403,13 +477,9 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
             store_part<T, G>(a, head, n, seen.count > 1 ? k : -1, max, sum, sums);
             __syncthreads(); /* all of shared memory is used again */
         }
-        if (seen.count > 1 && a.tickets && comes_last(a.tickets + at, (unsigned)seen.count)) {
-            head = row * c.heads + kv * c.group;
-#pragma unroll 1
-            for (int h0 = 0; h0 < c.group; h0 += G)
-                join_heads<T, join_width<N>::n>(a, head + h0, c.group - h0 < G ? c.group - h0 : G,
-                                                seen.first, seen.count, max, sum);
-        }
+        if (seen.count > 1 && a.tickets)
+            join_up<T, join_width<N>::n, G>(a, row * c.heads + kv * c.group, k, seen,
+                                            a.tickets + at * a.tickets_each, score, sum);
     }
 }
 
@@ -417,14 +487,24 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
 template <class T, int M>
 static __global__ void __launch_bounds__(THREADS) join_parts(step_args<T> a)
 {
-    __shared__ float max, sum;
+    __shared__ float weight[FAN], sum;
     const int64_t rows = a.c.batch * a.c.seq * a.c.heads;
 #pragma unroll 1
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         int64_t i = row / a.c.heads;
         seen_parts seen = parts_of(keys_of(a.c, i / a.c.seq, i % a.c.seq));
-        if (seen.count > 1)
-            join_heads<T, M>(a, row, 1, seen.first, seen.count, &max, &sum);
+        bool whole = seen.count < 2;
+#pragma unroll 1
+        for (int64_t unit = 1; !whole; unit *= FAN) {
+            int64_t k = seen.first;
+#pragma unroll 1
+            for (; k < seen.first + seen.count; k = (k / (unit * FAN) + 1) * unit * FAN) {
+                const run r = run_around(seen, k, unit);
+                whole = r.whole;
+                if (r.count > 1)
+                    join_run<T, M>(a, row, 1, seen, r, weight, &sum);
+            }
+        }
     }
 }
 
@@ -452,7 +532,8 @@ size_t attend_rows_work(const cached &c)
 template <class T, int N, int G> static void run_parts(const lm_stream *s, step_args<T> a)
 {
     const int64_t at = a.c.batch * a.c.seq * a.c.kv_heads;
-    a.tickets = at > LM_CUDA_TICKETS ? nullptr : s->tickets;
+    a.tickets_each = tickets_for(a.parts);
+    a.tickets = at * a.tickets_each > LM_CUDA_TICKETS ? nullptr : s->tickets;
     LM_LAUNCH((attend_parts<T, N, G>), grid_for(at * a.parts, 1, s), THREADS, shared_of<G>(a.c), s,
               a);
     if (a.parts > 1 && !a.tickets)
@@ -472,6 +553,7 @@ void attend_rows(const lm_call *call, const cached &c, const row_front &front, b
                        out_ptr<T>(call, 2),
                        {},
                        parts_of(c),
+                       0,
                        nullptr };
     a.r = partial_of(c, a.parts, call->work);
     if (!packed)

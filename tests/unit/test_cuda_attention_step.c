@@ -324,6 +324,8 @@ static const shape shapes[] = {
     { 3, 4, 2, 40, 300, 1, 20, true },    { 2, 2, 1, 320, 300, 0, 320, true },
     { 5, 4, 2, 64, 300, 0, 0, true },     { 5, 4, 2, 64, 300, 0, 0, false },
     { 1, 2, 1, 1, 800, 0, 0, true },      { 2, 5, 1, 2, 300, 129, 2, true },
+    { 5, 2, 1, 8, 6700, 0, 8, true },     { 3, 9, 1, 8, 8500, 4300, 8, false },
+    { 1, 1, 1, 3, 4097, 0, 0, false },    { 2, 3, 1, 8, 9000, 4096, 0, false },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -408,6 +410,37 @@ static void test_few_blocks(void **state)
     let_go(&before);
     let_go(&many);
     let_go(&few);
+}
+
+/* So many keys that runs of runs of parts are joined: in one launch, and, where tickets do not go
+ * round, in two with the same bits. */
+static void test_long_cache(void **state)
+{
+    const shape s = { 1, 2, 2, 1, 131072 + 700, 0, 0, false };
+    operands before = operands_of(&s, LM_DTYPE_F32);
+    operands one = operands_of(&s, LM_DTYPE_F32), two = operands_of(&s, LM_DTYPE_F32);
+    unsigned *tickets = device->main->tickets;
+    uint64_t ran[3];
+    (void)state;
+    ran[0] = launches();
+    run_step(&one, 1);
+    ran[1] = launches();
+    check_definition(&one, &before, "a long cache");
+    device->main->tickets = NULL;
+    guest d = send(&two);
+    put_step(&d);
+    fetch(&two, &d);
+    take_leave(&d);
+    device->main->tickets = tickets;
+    ran[2] = launches();
+    check_same(&two, &one, "without tickets");
+    if (!cuda_is_real()) {
+        assert_int_equal(ran[1] - ran[0], 1);
+        assert_int_equal(ran[2] - ran[1], 2);
+    }
+    let_go(&before);
+    let_go(&one);
+    let_go(&two);
 }
 
 /* One launch for as many heads as there are tickets; beyond, two, and the same bits. */
@@ -496,6 +529,7 @@ int main(void)
         cmocka_unit_test(test_parts),      cmocka_unit_test(test_orders),
         cmocka_unit_test(test_few_blocks), cmocka_unit_test(test_tickets),
         cmocka_unit_test(test_replay),     cmocka_unit_test(test_too_wide),
+        cmocka_unit_test(test_long_cache),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }
