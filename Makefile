@@ -242,7 +242,8 @@ $B/tests/unit/test_cuda_backend $B/tests/unit/test_cuda_attention_step $B/tests/
 $B/tests/unit/test_cuda_norm_linear $B/tests/unit/test_cuda_norm $B/tests/unit/test_cuda_embed: private DEFS += -Itests/emu
 
 # The emulation alone, with kernels of its own.
-EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c device.c launch.c memory.c queue.c selftest.cpp)
+EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c cublaslt_check.c cublaslt_product.c device.c event.c graph.c \
+                        launch.c memory.c queue.c selftest.cpp)
 $B/tests/unit/test_emu: $(EMU_OWN)
 $B/tests/unit/test_emu: private DEFS += -Itests/emu
 $B/tests/unit/test_emu: private LIBS += $(EMU_OWN) -lstdc++

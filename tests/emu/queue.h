@@ -1,0 +1,58 @@
+/* queue.h -- streams and graphs as the emulation has them: queue.c, event.c, graph.c.
+ *
+ * A stream is a list of work.  The end of a list is known by how many pieces have been put there;
+ * an event's mark is such a number.  A graph is a list that is kept.  All of it under the lock of
+ * device.c. */
+#ifndef LM_EMU_QUEUE_H
+#define LM_EMU_QUEUE_H
+
+#include "emu_impl.h"
+
+typedef struct work {
+    struct work *next;
+    emu_work run, drop;
+    _Alignas(16) unsigned char data[];
+} work;
+
+typedef struct {
+    work *first, **end;
+} list;
+
+struct CUgraph_st {
+    list items;
+    int users;
+    cudaStream_t origin;
+    unsigned long id;
+    enum cudaStreamCaptureMode mode;
+    bool spoiled;
+};
+struct CUgraphExec_st {
+    struct CUgraph_st *graph;
+};
+
+struct CUstream_st {
+    struct CUstream_st *next;
+    unsigned flags;
+    list items;
+    uint64_t put, done;
+    struct CUgraph_st *capture; /* where work goes instead */
+    bool loose;                 /* captured work that the origin has not waited for */
+};
+
+/* All streams; the first is the default stream. */
+LM_EMU_HIDDEN extern struct CUstream_st *emu_streams, emu_legacy;
+
+/* Zeros. */
+LM_EMU_HIDDEN void *emu_allocate(size_t bytes);
+/* Forgets what is on a list. */
+LM_EMU_HIDDEN void emu_empty(list *l);
+/* Does what was put on s before `until`. */
+LM_EMU_HIDDEN void emu_advance(struct CUstream_st *s, uint64_t until);
+/* The stream of a handle; NULL if there is none. */
+LM_EMU_HIDDEN struct CUstream_st *emu_stream(cudaStream_t s);
+
+/* graph.c: one user less; no stream is captured into g any more */
+LM_EMU_HIDDEN void emu_graph_leave(struct CUgraph_st *g);
+LM_EMU_HIDDEN void emu_end_capture(struct CUgraph_st *g);
+
+#endif
