@@ -44,7 +44,7 @@ all: tools ## build every tool into build/bin, and the CUDA module where nvcc is
 tools: $(BIN)
 
 help: ## list the targets
-	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
+	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 22
 
 $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 	mkdir -p $(@D)
