@@ -129,14 +129,13 @@ static __global__ void __launch_bounds__(GROUP, 1) norm_rows(norm_args<T> a)
             if (live && mine[k])
                 mean += join<T, N>(a, at + k * per, &r[k]);
         if (a.layer) {
-            row_sums(&mean, &off, &turn);
+            row_sums(&mean, &off, false, &turn);
             mean /= (float)a.c;
-            off = 0;
         }
         for (int k = 0; k < PACKS; k++)
             if (live && mine[k])
                 deviate<T, N>(r[k].x, mean, &off, &sq);
-        row_sums(&off, &sq, &turn);
+        row_sums(&sq, &off, a.layer, &turn);
         moments m = measure(a, mean, off, sq);
         if (live)
             put_stat(a, n, m);
@@ -208,9 +207,8 @@ static __global__ void __launch_bounds__(GROUP, 1) norm_wide(norm_args<T> a)
         if (live && (a.r || a.layer))
             mean = join_wide<T, N>(a, row);
         if (a.layer) {
-            row_sums(&mean, &off, &turn);
+            row_sums(&mean, &off, false, &turn);
             mean /= (float)a.c;
-            off = 0;
         }
         for (int64_t i = (int64_t)threadIdx.x * N; live && i < a.c; i += FLIGHT * per) {
             held<T, N> p[FLIGHT];
@@ -219,7 +217,7 @@ static __global__ void __launch_bounds__(GROUP, 1) norm_wide(norm_args<T> a)
                 if (i + k * per < a.c)
                     deviate<T, N>(p[k], mean, &off, &sq);
         }
-        row_sums(&off, &sq, &turn);
+        row_sums(&sq, &off, a.layer, &turn);
         moments m = measure(a, mean, off, sq);
         if (live) {
             put_stat(a, n, m);

@@ -35,7 +35,7 @@ static inline rows_layout lay_rows(int64_t units, bool kept)
     return rows_layout{ dim3((unsigned)group, (unsigned)groups), kept, GROUP / (group * groups) };
 }
 
-/* Blocks that the device holds at once: each goes over many rows, the last of which end together. */
+/* Blocks that the device holds at once: each goes over many rows, and their last end together. */
 static inline unsigned rows_grid(const rows_layout *l, int64_t rows, const lm_stream *s)
 {
     int64_t blocks = (rows + l->block.y - 1) / l->block.y, most = l->there * s->sms;
@@ -131,27 +131,32 @@ enum { FLIGHT = 4 };
 
 /* ---- sums of a row ---- */
 
-/* Two sums over each group of the block; every thread of a group gets the same bits.  All threads
- * come here.  `turn` starts at 0 and is this function's: as the sums of one call lie elsewhere than
- * those of the last, one barrier is enough. */
-static __device__ inline void row_sums(float *a, float *b, int *turn)
+/* *a, and where it is wanted *b, summed over each group of the block; every thread of a group gets
+ * the same bits.  All threads come here.  `turn` starts at 0 and is this function's: as the sums of
+ * one call lie elsewhere than those of the last, one barrier is enough.  Behind it each thread adds
+ * the few sums of the warps by itself, which takes less than another exchange between lanes. */
+static __device__ inline void row_sums(float *a, float *b, bool want_b, int *turn)
 {
-    __shared__ float part[2][2][32];
-    unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32, first = threadIdx.y * warps;
-    float x = warp_sum(*a), y = warp_sum(*b);
+    typedef pack<float, 2> two;
+    __shared__ two part[2][GROUP / 32];
+    const int warps = (int)blockDim.x / 32, first = (int)threadIdx.y * warps;
+    two x = { { warp_sum(*a), want_b ? warp_sum(*b) : 0 } };
     if (warps > 1) {
-        float(*mine)[32] = part[*turn];
-        if (lane == 0) {
-            mine[0][first + threadIdx.x / 32] = x;
-            mine[1][first + threadIdx.x / 32] = y;
-        }
+        two *mine = part[*turn] + first;
+        if (threadIdx.x % 32 == 0)
+            mine[threadIdx.x / 32] = x;
         __syncthreads();
-        x = warp_sum(lane < warps ? mine[0][first + lane] : 0);
-        y = warp_sum(lane < warps ? mine[1][first + lane] : 0);
+        x = mine[0];
+#pragma unroll 4
+        for (int w = 1; w < warps; w++) {
+            two y = mine[w];
+            x.v[0] += y.v[0];
+            x.v[1] += y.v[1];
+        }
         *turn ^= 1;
     }
-    *a = x;
-    *b = y;
+    *a = x.v[0];
+    *b = want_b ? x.v[1] : *b;
 }
 
 /* ---- sums over rows: parts of them, then the parts in order ---- */

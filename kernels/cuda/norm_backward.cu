@@ -6,10 +6,10 @@
  * and is added in order.  Which rows those are follows from the shape alone, so that sums have the
  * same bits on any card.
  *
- * Rows of more than PACKS * GROUP packs, or that come number by number, are read again after their sums (from
- * the cache, by the threads that read them first), and the weights' sums lie in shared memory: 4 or
- * 8 bytes a column, which have to fit.  Wider rows norm_dx_dw does not serve.  norm_dw alone sums no
- * row, and takes any width in stripes of columns.
+ * Rows of more than PACKS * GROUP packs, or that come number by number, are read again after their
+ * sums (from the cache, by the threads that read them first), and the weights' sums lie in shared
+ * memory: 4 or 8 bytes a column, which have to fit.  Wider rows norm_dx_dw does not serve.  norm_dw
+ * alone sums no row, and takes any width in stripes of columns.
  *
  * Products are fused by hand: every form of the kernel makes the same bits of a row. */
 #include "kernels/cuda/norm.cuh"
@@ -127,7 +127,8 @@ template <int N> static __device__ inline void add_floats(float (&sum)[N], const
         sum[j] += x[j];
 }
 
-/* The sums of a block's groups, one group after the other, to its part. */
+/* The sums of a block's groups, one group after the other, to its part.  A thread that has read its
+ * columns is the next to write them, so one barrier a group is enough. */
 template <int N, int WHAT>
 static __device__ inline void write_parts(float (&dw)[PACKS][N], float (&db)[PACKS][N],
                                           int64_t first, int64_t c, float *part)
@@ -148,7 +149,6 @@ static __device__ inline void write_parts(float (&dw)[PACKS][N], float (&db)[PAC
             if (WHAT & DB)
                 add_floats<N>(db[k], sum[SUMS - 1][k] + at);
         }
-        __syncthreads();
     }
     part += (int64_t)blockIdx.x * SUMS * c;
     for (int k = 0; threadIdx.y + 1 == blockDim.y && k < PACKS; k++)
@@ -185,7 +185,7 @@ static __global__ void __launch_bounds__(GROUP, 1) back_rows(back_args<T> a)
             add_up<T, N, WHAT>(a, r.p[k], r.mean, r.rstd, w[k], &g1, &g2, dw[k], db[k]);
         if (!(WHAT & DX))
             continue;
-        row_sums(&g1, &g2, &turn);
+        row_sums(&g2, &g1, a.layer, &turn);
         back_moments m = measure(a, r.mean, r.rstd, g1, g2);
         for (int k = 0; n < a.rows && k < PACKS; k++)
             if (first + k * per < a.c)
@@ -266,7 +266,7 @@ static __global__ void __launch_bounds__(GROUP, 1) back_wide(back_args<T> a)
         float g1 = 0, g2 = 0;
         if (n < a.rows)
             sum_wide<T, N, WHAT>(a, n, mine, &g1, &g2);
-        row_sums(&g1, &g2, &turn);
+        row_sums(&g2, &g1, a.layer, &turn);
         if (n < a.rows)
             put_wide<T, N>(a, n, g1, g2);
     }
