@@ -64,8 +64,8 @@ static fp8_format format_of(lm_dtype d)
     return f;
 }
 
-/* Rounded to nearest, ties to even; too large, infinities too: the largest.  All cases at once: there
- * are many numbers to a branch. */
+/* Rounded to nearest, ties to even; too large, infinities too: the largest.  All cases at once:
+ * there are many numbers to a branch. */
 __device__ inline uint32_t encode(float x, const fp8_format &f)
 {
     uint32_t u = __float_as_uint(x), mag = u & 0x7fffffffu, low = mag >> f.drop;
@@ -156,8 +156,8 @@ __device__ inline void column_most(float (*v)[4], float *most)
         most[e] = m.v[e];
 }
 
-/* Where word c of row r of a turned tile lies, 32 words a row: neither the words of a row nor those that a
- * warp writes to every fourth row share a bank. */
+/* Where word c of row r of a turned tile lies, 32 words a row: neither the words of a row nor those
+ * that a warp writes to every fourth row share a bank. */
 __device__ inline int turned_at(int r, int c)
 {
     return r * (tile / 4) + (c ^ r / 4);

@@ -1,8 +1,8 @@
 /* gelu.cuh -- the activations of linear layers and their slopes, for what maps them over memory
  * (elementwise.cu) and for what joins them to a product (gemm_plain.cu).
  *
- * F32 is held to 1e-6, so nothing here cancels and its exponential is the accurate one; 16-bit types
- * take the GPU's, good to some 1e-6.  Quotients are good to two units in the last place. */
+ * F32 is held to 1e-6, so nothing here cancels and its exponential is the accurate one; 16-bit
+ * types take the GPU's, good to some 1e-6.  Quotients are good to two units in the last place. */
 #ifndef LM_KERNELS_CUDA_GELU_CUH
 #define LM_KERNELS_CUDA_GELU_CUH
 

@@ -1,7 +1,7 @@
 /* head_norm.cu -- the norm of queries and keys, head by head (kernels/norm.h).
  *
- * A head belongs to 8, 16 or 32 neighbouring lanes, a pack a lane; they have several heads under way
- * at once.  Heads of more than 32 packs, or that come number by number, are read twice. */
+ * A head belongs to 8, 16 or 32 neighbouring lanes, a pack a lane; they have several heads under
+ * way at once.  Heads of more than 32 packs, or that come number by number, are read twice. */
 #include "kernels/cuda/norm.cuh"
 
 enum { BLOCK = 256, HEADS = 4 /* under way at once */ };

@@ -22,8 +22,8 @@ inline uint64_t rng_hi(const char *purpose, uint64_t sub)
     return lm_rng_make(0, purpose, sub).hi;
 }
 
-/* What the rounds add to the key: the same for all blocks of a stream, so a kernel that makes many may
- * keep them. */
+/* What the rounds add to the key: the same for all blocks of a stream, so a kernel that makes many
+ * may keep them. */
 enum { PHILOX_ROUNDS = 10 };
 struct philox_keys {
     uint32_t v[PHILOX_ROUNDS][2];

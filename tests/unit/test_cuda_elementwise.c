@@ -70,8 +70,8 @@ static void extremes(void **state)
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 0, true);
 }
 
-/* Activations of infinity, for 16-bit types in their own arithmetic: as the definition says, infinity or
- * NaN; and neighbours in the pack know nothing of it. */
+/* Activations of infinity, for 16-bit types in their own arithmetic: as the definition says,
+ * infinity or NaN; and neighbours in the pack know nothing of it. */
 static void infinities(void **state)
 {
     const double x[8] = { 1, INFINITY, -1, -INFINITY, 3, NAN, -3, 0 }, up[8] = { 1, 1, 1, 1 };

@@ -103,8 +103,8 @@ static void large_tables(void **state)
     }
 }
 
-/* Rows of one id are always added in the same order, however threads and blocks take turns, and however
- * many blocks there are. */
+/* Rows of one id are always added in the same order, however threads and blocks take turns, and
+ * however many blocks there are. */
 static void order_is_fixed(void **state)
 {
     (void)state;
