@@ -11,6 +11,7 @@
  * Grids depend on shapes only, never on how full the caches are: parts without a visible key cost
  * a block that ends at once. */
 #include "kernels/cuda/attention_cached.cuh"
+#include "kernels/cuda/prefetch.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, PART = 128 };
 
@@ -40,6 +41,7 @@ template <class T> struct step_args {
     T *o, *keys, *values;
     partial r;
     int64_t parts, tickets_each;
+    int64_t few; /* parts that can be asked for at once */
     unsigned *tickets;
 };
 
@@ -226,6 +228,17 @@ static __device__ inline void part_values(const cached &c, const T *values, int 
         for (int i = 0; i < G * N; i++)
             if (i / N < n && lane < lanes && p < packs)
                 out[(warp * G + i / N) * c.dim + p * N + i % N] = x[i / N][i % N];
+    }
+}
+
+/* n numbers of keys and of values on their way to the L2 cache, while heads are made. */
+template <class T>
+static __device__ inline void ask_for_part(const T *keys, const T *values, int64_t n)
+{
+    const int LINE = CACHE_LINE / (int)sizeof(T);
+    for (int64_t i = (int64_t)threadIdx.x * LINE; i < n; i += THREADS * LINE) {
+        ask_line(keys + i);
+        ask_line(values + i);
     }
 }
 
@@ -458,6 +471,10 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
         int m = (int)((s.end < (k + 1) * PART ? s.end : (k + 1) * PART) - lo);
         int64_t place = ((row / c.seq * c.kv_heads + kv) * c.room + lo) * c.dim;
         T *key = a.keys + place, *value = a.values + place, *fresh = nullptr;
+        /* Of short rows blocks are too few to keep memory at work by their reads alone.  Of all
+         * rows that do this there are not more parts than `few`. */
+        if (c.batch * c.seq * c.kv_heads * seen.count <= a.few)
+            ask_for_part(key, value, (int64_t)m * c.dim);
         if (c.seq == 1 && k == seen.first + seen.count - 1) {
             fresh = key + (m - 1) * c.dim;
             copy_row<T, N>(value + (m - 1) * c.dim,
@@ -533,6 +550,7 @@ template <class T, int N, int G> static void run_parts(const lm_stream *s, step_
 {
     const int64_t at = a.c.batch * a.c.seq * a.c.kv_heads;
     a.tickets_each = tickets_for(a.parts);
+    a.few = s->sms * most_ahead / (2 * PART * a.c.dim * (int64_t)sizeof(T));
     a.tickets = at * a.tickets_each > LM_CUDA_TICKETS ? nullptr : s->tickets;
     LM_LAUNCH((attend_parts<T, N, G>), grid_for(at * a.parts, 1, s), THREADS, shared_of<G>(a.c), s,
               a);
@@ -553,6 +571,7 @@ void attend_rows(const lm_call *call, const cached &c, const row_front &front, b
                        out_ptr<T>(call, 2),
                        {},
                        parts_of(c),
+                       0,
                        0,
                        nullptr };
     a.r = partial_of(c, a.parts, call->work);

@@ -9,6 +9,7 @@
  * A thread has the same columns of every row, so a row's bits depend neither on the rows beside it
  * nor on the number of blocks. */
 #include "kernels/cuda/gelu.cuh"
+#include "kernels/cuda/prefetch.cuh"
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 512, WARPS = BLOCK / 32 };
@@ -201,22 +202,17 @@ __device__ inline int64_t row_at(const norm_linear_args<T> &a, int64_t col0, int
     return a.act == LM_ACT_SWIGLU ? col % 2 * (a.n / 2) + col / 2 : col;
 }
 
-/* The beginning of the rows of w from col0 on, on its way to the L2 cache: 8 KiB, so that a block
- * has 128 KiB there. */
+/* The beginning of the rows of w from col0 on, on its way to the L2 cache: a warp's share of what a
+ * block has there. */
 template <class T, int COLS>
-__device__ inline void ask_for(const norm_linear_args<T> &a, int64_t col0)
+static __device__ inline void ask_for(const norm_linear_args<T> &a, int64_t col0)
 {
-#ifndef LM_EMU
-    const int LINE = 128 / (int)sizeof(T), LINES = 64; /* elements; of the cache */
+    const int LINE = CACHE_LINE / (int)sizeof(T), LINES = most_ahead / WARPS / CACHE_LINE;
     for (int e = (int)threadIdx.x % 32; e < LINES; e += 32) {
         int64_t k = e / COLS * LINE;
         if (k < a.c)
-            asm volatile(
-                "prefetch.global.L2 [%0];" ::"l"(a.w + row_at(a, col0, e % COLS) * a.c + k));
+            ask_line(a.w + row_at(a, col0, e % COLS) * a.c + k);
     }
-#else
-    (void)a, (void)col0;
-#endif
 }
 
 /* M: rows at most, COLS: columns a warp makes at once, U: packs of each that a lane reads at once.
@@ -287,7 +283,8 @@ static void launch(const lm_call *c, const norm_linear_args<T> &a)
     int64_t groups = (a.n + COLS - 1) / COLS, sms = c->stream->sms;
     size_t bytes = row_bytes(c);
 
-    LM_ALLOW_SHARED((norm_linear_kernel<T, M, COLS, U>), (int)bytes);
+    /* the most at any time: a recording may hold this kernel with wider rows than these */
+    LM_ALLOW_SHARED((norm_linear_kernel<T, M, COLS, U>), (int)(c->stream->shared_max - beside));
     LM_LAUNCH((norm_linear_kernel<T, M, COLS, U>), (unsigned)(groups < sms ? groups : sms), BLOCK,
               bytes, c->stream, a);
 }

@@ -1,0 +1,24 @@
+/* prefetch.cuh -- memory that will be read soon, on its way to the L2 cache: nobody waits for it, and
+ * no register holds it. */
+#ifndef LM_KERNELS_CUDA_PREFETCH_CUH
+#define LM_KERNELS_CUDA_PREFETCH_CUH
+
+#include "kernels/cuda/device.cuh"
+
+enum { CACHE_LINE = 128 };
+
+/* What a kernel asks for ahead, a multiprocessor: enough to hide what goes before, and little beside
+ * the cache. */
+static const int64_t most_ahead = 128 << 10;
+
+/* The line that p is in, of device memory. */
+static __device__ inline void ask_line(const void *p)
+{
+#ifndef LM_EMU
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+    (void)p;
+#endif
+}
+
+#endif
