@@ -1,0 +1,145 @@
+/* The linear families on the CUDA backend, on every path of its kernels, against the reference in
+ * double; groups of rows. */
+#include "gemm_case.h"
+#include "kernels/grouped.h"
+
+/* ---- the operators ---- */
+
+static const lm_linear_attr first_pass = { LM_ACC_FIRST }, adding = { LM_ACC_ADD };
+
+static void check_linear(int64_t n, int64_t m, int64_t k, lm_dtype act, int turn, const char *path)
+{
+    bool wide = act != LM_DTYPE_F32 && turn % 2;
+    lm_step step = { 5, 2, turn % 3 == 1 };
+    kernel_case y = { .op = "linear",
+                      .attr = &first_pass,
+                      .in = { mat(ACT, n, k), mat(ACT, m, k),
+                              turn % 3 ? vec(F32, m) : vec(ABSENT, 0) },
+                      .out = { mat(wide ? F32 : ACT, n, m) } };
+    kernel_case dx = { .op = "linear_dx",
+                       .attr = &first_pass,
+                       .in = { mat(ACT, n, m), mat(ACT, m, k) },
+                       .out = { mat(ACT, n, k) } };
+    kernel_case dw = { .op = "linear_dw",
+                       .attr = turn % 2 ? &adding : &first_pass,
+                       .in = { mat(ACT, n, m), mat(ACT, n, k) },
+                       .out = { mat(F32, m, k), turn % 4 ? vec(F32, m) : vec(ABSENT, 0) },
+                       .step = step };
+    lm_linear_act_attr gelu_attr = { turn % 2 ? LM_ACT_GELU_EXACT : LM_ACT_GELU };
+    kernel_case f = { .op = "linear_act",
+                      .attr = &gelu_attr,
+                      .in = { y.in[0], y.in[1], y.in[2] },
+                      .out = { mat(ACT, n, m), turn % 4 < 2 ? mat(ACT, n, m) : vec(ABSENT, 0) } };
+    kernel_case df = { .op = "linear_act_dx",
+                       .attr = &gelu_attr,
+                       .in = { mat(ACT, n, m), mat(ACT, m, k), mat(ACT, n, k) },
+                       .out = { mat(ACT, n, k) } };
+    int shift = turn % 5 == 1;
+    check_on_device(&f, act, allowed(act, act, path), shift, true);
+    check_on_device(&df, act, allowed(act, act, path), shift, true);
+    check_on_device(&y, act, allowed(act, wide ? LM_DTYPE_F32 : act, path), shift, true);
+    check_on_device(&dx, act, allowed(act, act, path), shift, true);
+    check_on_device(&dw, act, allowed(act, LM_DTYPE_F32, path), shift, true);
+}
+
+static void test_operators(void **state)
+{
+    static const int64_t shapes[][3] = { { 1, 1, 1 },    { 5, 3, 17 },  { 1, 96, 64 },
+                                         { 64, 48, 40 }, { 33, 70, 9 }, { 700, 24, 16 },
+                                         { 130, 257, 8 } };
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    (void)state;
+    for (int path = 0; path < 3; path++) {
+        open_path(paths[path]);
+        for (int s = 0; s < 7; s++)
+            for (int a = 0; a < 3; a++)
+                check_linear(shapes[s][0], shapes[s][1], shapes[s][2], acts[a], s * 2 + a,
+                             paths[path]);
+        close_path(paths[path]);
+    }
+}
+
+/* ---- grouped ---- */
+
+/* A kernel_case whose weights, input or output `at`, are [groups, rows, cols]. */
+static void in_groups(instance *x, bool out, int at, int64_t groups)
+{
+    lm_tensor *t = out ? &x->out[at] : &x->in[at];
+    *t = (lm_tensor){ .dtype = t->dtype,
+                      .ndim = 3,
+                      .dim = { groups, t->dim[0] / groups, t->dim[1] },
+                      .data = t->data };
+}
+
+static void check_grouped(const kernel_case *k, bool out, int at, int64_t groups, lm_dtype act,
+                          double tol)
+{
+    void (*set_order)(int, uint64_t) = NULL;
+    instance want, x, first;
+
+    if (!get_symbol("lm_emu_order", &set_order))
+        skip();
+    build(k, LM_DTYPE_F64, act, &want);
+    in_groups(&want, out, at, groups);
+    run(&want, lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF), NULL);
+    for (int order = 0; order < 3; order++) {
+        instance *it = order ? &x : &first;
+        set_order(order, 9);
+        build(k, act, act, it);
+        in_groups(it, out, at, groups);
+        run_on_device(it, device_kernel(k->op, act), 0);
+        double d = distance(&it->out[0], &want.out[0]);
+        if (!(d <= tol))
+            fail_msg("%s %s, %lld groups: relative error %.3g, allowed %.3g", k->op,
+                     lm_dtype_name(act), (long long)groups, d, tol);
+        assert_memory_equal(it->out[0].data, first.out[0].data, bytes_of(&first.out[0]));
+        if (order)
+            drop(k, &x);
+    }
+    set_order(0, 0);
+    drop(k, &first);
+    drop(k, &want);
+}
+
+/* Groups that fill tiles and ones that end inside, empty ones at both ends, and rows enough that a
+ * weight's sum is folded. */
+static void test_grouped(void **state)
+{
+    enum { G = 7, N = 1500, M = 70, K = 24 };
+    static const int32_t cuts[][G + 1] = { { 0, 0, 64, 64, 192, 193, 1500, 1500 },
+                                           { 0, 0, 0, 0, 0, 0, 0, N },
+                                           { 0, 1, 63, 127, 128, 640, 1499, N } };
+    static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
+    static const lm_grouped_attr first = { LM_ACC_FIRST }, add = { LM_ACC_ADD };
+    (void)state;
+    open_path("plain");
+    for (int i = 0; i < 3; i++) {
+        operand offsets = given(vec(I32, G + 1), cuts[i]);
+        lm_dtype act = acts[i];
+        kernel_case y = { .op = "grouped_linear",
+                          .attr = &first,
+                          .in = { mat(ACT, N, K), mat(ACT, G * M, K), offsets },
+                          .out = { mat(ACT, N, M) } };
+        kernel_case dx = { .op = "grouped_linear_dx",
+                           .attr = &first,
+                           .in = { mat(ACT, N, M), mat(ACT, G * M, K), offsets },
+                           .out = { mat(ACT, N, K) } };
+        kernel_case dw = { .op = "grouped_linear_dw",
+                           .attr = i == 2 ? &add : &first,
+                           .in = { mat(ACT, N, M), mat(ACT, N, K), offsets },
+                           .out = { mat(F32, G * M, K) } };
+        check_grouped(&y, false, 1, G, act, allowed(act, act, "plain"));
+        check_grouped(&dx, false, 1, G, act, allowed(act, act, "plain"));
+        check_grouped(&dw, true, 0, G, act, allowed(act, LM_DTYPE_F32, "plain"));
+    }
+    lm_backend_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_operators),
+        cmocka_unit_test(test_grouped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
