@@ -24,7 +24,7 @@ extern "C" {
 enum {
     EACH = 4,         /* numbers of a lane */
     TILE = 32 * EACH, /* of a warp: id of a lane's u-th number is first + u * 32 */
-    AT_ONCE = 4,      /* tiles that a warp waits for together */
+    AT_ONCE = 4,      /* reads that are waited for together: tiles of a warp, ids of a thread */
     ALIGN = 256
 };
 
@@ -173,10 +173,19 @@ static __device__ inline void pay(const sample_args *a, int64_t row, int64_t str
     if (threadIdx.x < width / 32)
         named[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-        int64_t id = (int64_t)(uint32_t)a->seen[row * a->seen_pitch + i] - from;
-        if (id >= 0 && id < width && from + id < a->vocab)
-            atomicOr(&named[id / 32], 1u << id % 32);
+    for (int64_t i = threadIdx.x; i < n; i += (int64_t)AT_ONCE * blockDim.x) {
+        int64_t id[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            int64_t at = i + k * (int64_t)blockDim.x;
+            id[k] = at < n ? (int64_t)(uint32_t)a->seen[row * a->seen_pitch + at] : a->vocab;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            int64_t bit = id[k] - from;
+            if (id[k] < a->vocab && bit >= 0 && bit < width)
+                atomicOr(&named[bit / 32], 1u << bit % 32);
+        }
     }
     __syncthreads();
 #pragma unroll
