@@ -51,6 +51,7 @@ typedef struct {
     lm_gemm g;
     int64_t slack; /* numbers between rows of A, B and C */
     int shift;     /* by which all lie off their alignment */
+    bool odd_bias; /* it lies off its alignment, whatever the others do */
     int64_t batch; /* 0: one */
     bool share_b;  /* by the whole batch */
     bool once;     /* not in other orders too */
@@ -232,6 +233,7 @@ static inline void check_product(const product *p)
     for (int i = 0; i < 3; i++)
         all[i] = counts[i] + (batch - 1) * stride[i];
     size_t in_size = lm_dtype_size(g.ab), in_shift = in_size * (size_t)p->shift;
+    size_t bias_shift = sizeof(float) * (size_t)(p->shift || p->odd_bias);
     size_t out_size = lm_dtype_size(g.cd), out_shift = out_size * (size_t)p->shift;
     size_t a_bytes = (size_t)all[0] * in_size, b_bytes = (size_t)all[1] * in_size;
     size_t c_bytes = (size_t)all[2] * out_size, bias_bytes = (size_t)g.n * sizeof(float);
@@ -248,7 +250,7 @@ static inline void check_product(const product *p)
     g.lda = a_cols + p->slack, g.ldb = b_cols + p->slack, g.ldc = g.n + p->slack;
     d = g;
     d.a = device_twin(a, a_bytes, in_shift), d.b = device_twin(b, b_bytes, in_shift);
-    d.bias = bias ? device_twin(bias, bias_bytes, (size_t)p->shift * 4) : NULL;
+    d.bias = bias ? device_twin(bias, bias_bytes, bias_shift) : NULL;
     d.a_sum = p->sums ? &wanted : NULL;
     size_t work = work_of(&d, p->batch, stride, device->main);
     void *junk = take(work);
@@ -303,7 +305,7 @@ static inline void check_product(const product *p)
     device_drop((void *)d.a, a_bytes, in_shift);
     device_drop((void *)d.b, b_bytes, in_shift);
     if (bias)
-        device_drop((void *)d.bias, bias_bytes, (size_t)p->shift * 4);
+        device_drop((void *)d.bias, bias_bytes, bias_shift);
     device_drop(d.work, work + GUARD, 0);
     buffer_drop(&z);
     buffer_drop(&a_sum);

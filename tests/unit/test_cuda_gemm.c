@@ -41,6 +41,7 @@ static void test_small(void **state)
 /* Shapes that take the other ways of the plain path. */
 static void test_ways(void **state)
 {
+    static const float some;
     static const struct {
         int64_t m, n, k;
         bool ta, tb;
@@ -66,7 +67,9 @@ static void test_ways(void **state)
                              .cd = all_types[cases[i].type].cd,
                              .ta = cases[i].ta,
                              .tb = cases[i].tb,
+                             .bias = i % 3 ? &some : NULL,
                              .accumulate = i % 2 },
+                      .odd_bias = i % 3 == 2,
                       .once = cases[i].m > 1000 };
         p.tol = allowed(p.g.ab, p.g.cd, "plain");
         check_product(&p);
