@@ -35,13 +35,10 @@ __device__ inline float to_float(e5m2 x)
 
 #include "kernels/cuda/gemm_tile.cuh"
 
-/* What numbers become codes by.  A float's bits, less `drop` bits of mantissa and an exponent of
- * `rebias`, are a code; below `lowest`, where codes are subnormal, the last place of `unit` is
- * theirs. */
+/* What numbers become codes by. */
 struct fp8_format {
-    int drop;
-    uint32_t half, rebias, lowest, unit;
-    uint32_t top;         /* the largest code */
+    int drop;             /* bits of a float's mantissa that a code has not */
+    uint32_t lowest;      /* as a float, the smallest number that is not subnormal */
     uint32_t nan, nan_of; /* NaN's code, and which bits of the code's own mantissa stay in it */
     float most;           /* the largest number */
 };
@@ -49,31 +46,30 @@ struct fp8_format {
 static fp8_format format_of(lm_dtype d)
 {
     bool four = d == LM_DTYPE_F8E4M3;
-    int mantissa = four ? 3 : 2, bias = four ? 7 : 15, drop = 23 - mantissa;
     fp8_format f = {};
 
-    f.drop = drop;
-    f.half = (1u << (drop - 1)) - 1;
-    f.rebias = (uint32_t)(127 - bias) << mantissa;
-    f.lowest = (uint32_t)(128 - bias) << 23;
-    f.unit = (uint32_t)(151 - bias - mantissa) << 23;
-    f.top = four ? 0x7e : 0x7b;
+    f.drop = four ? 20 : 21;
+    f.lowest = (uint32_t)(four ? 127 - 6 : 127 - 14) << 23;
     f.nan = four ? 0x7f : 0x7e; /* E4M3 has one NaN; of E5M2's, a quiet one */
     f.nan_of = four ? 0 : 1;    /* with the top of the payload */
     f.most = four ? 448 : 57344;
     return f;
 }
 
-/* Rounded to nearest, ties to even; too large, infinities too: the largest.  All cases at once:
- * there are many numbers to a branch. */
+/* Rounded to nearest, ties to even; too large, infinities too: the largest.  The sum with a power of
+ * two so large that its last place is the code's rounds, and what it is larger by is the mantissa.
+ * All cases at once: there are many numbers to a branch. */
 __device__ inline uint32_t encode(float x, const fp8_format &f)
 {
-    uint32_t u = __float_as_uint(x), mag = u & 0x7fffffffu, low = mag >> f.drop;
-    uint32_t tiny = __float_as_uint(__uint_as_float(mag) + __uint_as_float(f.unit)) - f.unit;
-    uint32_t code = mag < f.lowest ? tiny : ((mag + f.half + (low & 1)) >> f.drop) - f.rebias;
+    uint32_t u = __float_as_uint(x);
+    float mag = fminf(fabsf(x), f.most);
+    uint32_t exponent = __float_as_uint(mag) & 0x7f800000u;
+    exponent = exponent > f.lowest ? exponent : f.lowest;
+    uint32_t large = exponent + ((uint32_t)f.drop << 23);
+    uint32_t code = __float_as_uint(mag + __uint_as_float(large)) - large;
 
-    code = code < f.top ? code : f.top;
-    code = mag > 0x7f800000u ? f.nan | (low & f.nan_of) : code;
+    code += (exponent - f.lowest) >> f.drop;
+    code = isnan(x) ? f.nan | (u >> f.drop & f.nan_of) : code;
     return (u >> 24 & 0x80u) | code;
 }
 
