@@ -115,6 +115,25 @@ static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int
 
 /* ---- a part of the cache ---- */
 
+/* V numbers (a power of two) summed over 2 * o lanes, at least V: each V-th of these gets the sum of
+ * one.  A step over lanes o apart halves the numbers, as long as there are several. */
+template <int V> static __device__ inline float lanes_sums(float *v, int o)
+{
+    if constexpr (V == 1) {
+        for (; o > 0; o /= 2)
+            v[0] += __shfl_xor_sync(0xffffffffu, v[0], o);
+        return v[0];
+    } else {
+        const bool high = threadIdx.x & o;
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            float low = v[i], other = v[i + V / 2];
+            v[i] = (high ? other : low) + __shfl_xor_sync(0xffffffffu, high ? low : other, o);
+        }
+        return lanes_sums<V / 2>(v, o / 2);
+    }
+}
+
 /* score[g*PART + j] = scale * q_g . key_j for n heads and m keys.  A lane keeps its pack of the
  * queries in registers; a key and the lanes that add it up stay together in further packs.  U keys
  * are on their way at once. */
@@ -123,8 +142,10 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
                                           float *score)
 {
     const int U = G == 1 ? 4 : 2;
-    const int packs = c.dim / N, lanes = lanes_for(packs), side = 32 / lanes;
+    const int packs = c.dim / N, lanes = lanes_for(packs < G ? G : packs), side = 32 / lanes;
     const int lane = (int)threadIdx.x % 32, mine = lane % lanes;
+    const int each = lanes / G,
+              head = mine % each ? G : mine / each; /* the sum that a lane stores */
     const int first = (int)threadIdx.x / 32 * side + lane / lanes;
 #pragma unroll 1
     for (int p0 = 0; p0 < packs; p0 += lanes) {
@@ -159,16 +180,9 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
                     for (int g = 0; g < G; g++)
                         sum[g] = fmaf(x[g][e], y, sum[g]);
                 }
-                for (int o = lanes / 2; o > 0; o /= 2) {
-#pragma unroll
-                    for (int g = 0; g < G; g++)
-                        sum[g] += __shfl_xor_sync(0xffffffffu, sum[g], o);
-                }
-#pragma unroll
-                for (int g = 0; g < G; g++)
-                    if (g < n && mine == 0 && j < m)
-                        score[g * PART + j] =
-                            fmaf(sum[g], c.scale, p0 ? score[g * PART + j] : 0.0f);
+                const float all = lanes_sums<G>(sum, lanes / 2);
+                if (head < n && j < m)
+                    score[head * PART + j] = fmaf(all, c.scale, p0 ? score[head * PART + j] : 0.0f);
             }
         }
     }
