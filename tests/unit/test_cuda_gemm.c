@@ -55,6 +55,7 @@ static void test_ways(void **state)
         { 9, 70, 1541, false, true, 1 },     /* likewise into BF16 */
         { 1030, 2055, 20, false, false, 0 }, /* tiles of 128 x 128, several bands */
         { 1088, 2048, 16, true, false, 3 },  /* the same in F16, packed */
+        { 1024, 2048, 24, false, true, 1 },  /* whole tiles of both, with a bias */
         { 1025, 2049, 17, false, true, 2 },  { 1100, 1930, 8, true, true, 0 },
     };
     (void)state;
@@ -69,7 +70,7 @@ static void test_ways(void **state)
                              .tb = cases[i].tb,
                              .bias = i % 3 ? &some : NULL,
                              .accumulate = i % 2 },
-                      .odd_bias = i % 3 == 2,
+                      .odd_bias = i % 3 == 1,
                       .once = cases[i].m > 1000 };
         p.tol = allowed(p.g.ab, p.g.cd, "plain");
         check_product(&p);
