@@ -73,13 +73,6 @@ static double draw_for(const run *r, const lm_completion *c)
     return lm_sample_draw(r->o->seed, c->index, (int64_t)(c->ids.n - c->n_prompt));
 }
 
-/* What came next in the slots that ran last. */
-static lm_code choose(run *r, const int32_t **ids, const double **logprob, lm_err *e)
-{
-    *logprob = NULL;
-    return lm_generator_choose(r->g, &r->o->sample, r->u, ids, r->o->logprobs ? logprob : NULL, e);
-}
-
 /* c has grown by the token `id`; see whether that was the last. */
 static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *logprob, lm_err *e)
 {
@@ -116,7 +109,7 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
 static lm_code admit(run *r, lm_completion *c, int64_t slot, lm_err *e)
 {
     const int32_t *ids;
-    const double *logprob;
+    const double *logprob = NULL;
     double start = lm_now();
     int64_t room = lm_generator_context(r->g) - (int64_t)c->ids.n + 1;
     size_t most = (size_t)(c->max_new < room ? c->max_new : room < 1 ? 1 : room);
@@ -129,7 +122,7 @@ static lm_code admit(run *r, lm_completion *c, int64_t slot, lm_err *e)
         lm_generator_prompt(r->g, slot, c->ids.v, (int64_t)c->ids.n, NULL, e))
         return e->code;
     r->u[slot] = draw_for(r, c);
-    if (choose(r, &ids, &logprob, e))
+    if (lm_generator_choose(r->g, &r->o->sample, r->u, &ids, r->o->logprobs ? &logprob : NULL, e))
         return e->code;
     r->slot[slot] = c;
     r->st->prompts++;
@@ -177,12 +170,13 @@ static lm_code hand_back(run *r, lm_err *e)
 static lm_code step(run *r, lm_err *e)
 {
     const int32_t *ids;
-    const double *logprob;
+    const double *logprob = NULL;
     double start = lm_now();
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
         if (r->slot[s])
             r->u[s] = draw_for(r, r->slot[s]);
-    if (lm_generator_decode(r->g, r->next, NULL, e) || choose(r, &ids, &logprob, e))
+    if (lm_generator_next(r->g, r->next, &r->o->sample, r->u, &ids,
+                          r->o->logprobs ? &logprob : NULL, e))
         return e->code;
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
         if (r->slot[s] && take_token(r, r->slot[s], ids[s], logprob, e))

@@ -34,6 +34,11 @@ lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **
 lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const double *u,
                             const int32_t **ids, const double **logprob, lm_err *e);
 
+/* lm_generator_decode, then lm_generator_choose, in one: on a device a token is one recording,
+ * replayed, from its inputs to its answer. */
+lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_attr *o,
+                          const double *u, const int32_t **ids, const double **logprob, lm_err *e);
+
 int64_t lm_generator_batch(const lm_generator *g);
 int64_t lm_generator_context(const lm_generator *g);
 int64_t lm_generator_vocab(const lm_generator *g);
@@ -41,9 +46,11 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot);
 /* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
  * caches as they are filled now. */
 double lm_generator_step_bytes(const lm_generator *g);
-/* Why decoding is not replayed from a recording but put on the device kernel by kernel, where the
+/* Why lm_generator_next does not replay a recording but puts kernel by kernel there, where the
  * backend has recordings and refused this one; NULL otherwise.  Lives as long as g. */
 const char *lm_generator_unrecorded(const lm_generator *g);
+/* What it replays; NULL: nothing, or not yet. */
+const lm_recording *lm_generator_recorded(const lm_generator *g);
 size_t lm_generator_cache_bytes(const lm_generator *g);
 /* Of decoding: seconds by operator, see lm_exec_times; on a device lm_exec_timing comes before the
  * first step. */

@@ -61,8 +61,7 @@ static timing decode(lm_generator *g, const setup *s, double *bytes)
     prompts(g, s);
     for (int i = -warm; i < steps; i++) {
         double from = lm_now();
-        bench_must(lm_generator_decode(g, next, NULL, &e), &e);
-        bench_must(lm_generator_choose(g, &greedy, u, &ids, NULL, &e), &e);
+        bench_must(lm_generator_next(g, next, &greedy, u, &ids, NULL, &e), &e);
         if (i >= 0)
             t[i] = lm_now() - from;
         for (int64_t k = 0; k < s->batch; k++)
@@ -76,21 +75,11 @@ static timing decode(lm_generator *g, const setup *s, double *bytes)
     return out;
 }
 
-/* What a step puts on the device. */
-static size_t launches(lm_generator *g, lm_backend *b)
+/* What a step puts on the device: copies, kernels, the choice. */
+static size_t launches(const lm_generator *g)
 {
-    static const lm_step step = { 0 };
-    lm_recording *r = NULL;
-    lm_err e = { 0 };
-    size_t n;
-    if (!bench.nodes || b->record_begin(b, b->main, &e))
-        return 0;
-    lm_exec_run(lm_generator_exec(g), &step, &e);
-    if (b->record_end(b, b->main, &r, &e))
-        return 0;
-    n = bench.nodes(r);
-    b->recording_free(b, r);
-    return n;
+    const lm_recording *r = lm_generator_recorded(g);
+    return bench.nodes && r ? bench.nodes(r) : 0;
 }
 
 static void measure(lm_loaded *w, lm_backend *b, const setup *s, const char *path)
@@ -119,7 +108,7 @@ static void measure(lm_loaded *w, lm_backend *b, const setup *s, const char *pat
                     .unit = "tokens/s",
                     .share = bytes / bench.copy / t.median,
                     .of = of,
-                    .launches = launches(g, b) });
+                    .launches = launches(g) });
     lm_generator_free(g);
 }
 

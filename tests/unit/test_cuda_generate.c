@@ -248,6 +248,10 @@ static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
         for (int s = 0; s < SLOTS; s++)
             u[s] = lm_sample_draw(3, s, i);
         for (int k = 0; k < 2; k++) {
+            if (k) { /* the device in one piece, recorded from the second step on */
+                ok(lm_generator_next(g[k], now, o, u, &next[k], &logprob[k], &err));
+                continue;
+            }
             ok(lm_generator_decode(g[k], now, NULL, &err));
             ok(lm_generator_choose(g[k], o, u, &next[k], &logprob[k], &err));
         }
@@ -282,6 +286,58 @@ static void drawn_tokens_are_the_same(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         check_tokens(configs[i], &o[i], 8);
+}
+
+static int replays;
+static lm_code (*real_replay)(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e);
+static lm_code counted_replay(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e)
+{
+    replays++;
+    return real_replay(b, r, s, e);
+}
+
+/* The first step of each way of choosing runs kernel by kernel, the others as one recording. */
+static void steps_of_another_choice_are_recorded_anew(void **state)
+{
+    const lm_sample_attr greedy = { 0, 0, 1, 0, 1 }, drawn = { 0.8, 12, 0.9, 0, 1.2 };
+    const struct {
+        const lm_sample_attr *o;
+        bool logprob;
+    } turn[4] = { { &greedy, false }, { &drawn, false }, { &drawn, true }, { &greedy, false } };
+    lm_backend *on[2] = { host, plain };
+    const lm_backend real = *plain;
+    lm_loaded w[2];
+    lm_generator *g[2];
+    int32_t now = 7;
+    (void)state;
+    replays = 0;
+    real_replay = real.replay;
+    plain->replay = counted_replay;
+    for (int k = 0; k < 2; k++) {
+        make(configs[1], LM_DTYPE_F32, on[k], &w[k]);
+        ok(lm_generator_new(&w[k], LM_DTYPE_F32, 1, 40, on[k], &g[k], &err));
+        ok(lm_generator_prompt(g[k], 0, (uint32_t[]){ 7, 8, 9 }, 3, NULL, &err));
+    }
+    for (int i = 0; i < 16; i++) {
+        const int32_t *next[2];
+        const double *logprob[2];
+        double u = lm_sample_draw(5, 0, i);
+        for (int k = 0; k < 2; k++)
+            ok(lm_generator_next(g[k], &now, turn[i / 4].o, &u, &next[k],
+                                 turn[i / 4].logprob ? &logprob[k] : NULL, &err));
+        assert_int_equal(next[0][0], next[1][0]);
+        if (turn[i / 4].logprob)
+            assert_true(fabs(logprob[0][0] - logprob[1][0]) < 1e-4);
+        now = next[0][0];
+        assert_int_equal(replays, i / 4 * 3 + i % 4);
+        assert_true((lm_generator_recorded(g[1]) != NULL) == (i % 4 > 0));
+        assert_null(lm_generator_recorded(g[0]));
+    }
+    for (int k = 0; k < 2; k++) {
+        lm_generator_free(g[k]);
+        lm_loaded_fini(&w[k]);
+    }
+    *plain = real;
 }
 
 static lm_code no_begin(lm_backend *b, lm_stream *s, lm_err *e)
@@ -319,11 +375,11 @@ static void refused_recordings_are_told(void **state)
         make(configs[1], LM_DTYPE_F32, plain, &w);
         ok(lm_generator_new(&w, LM_DTYPE_F32, 1, 20, plain, &g, &err));
         ok(lm_generator_prompt(g, 0, (uint32_t[]){ 7, 8 }, 2, NULL, &err));
+        const int32_t *next;
+        ok(lm_generator_choose(g, &o, &u, &next, NULL, &err));
         for (int i = 0; i < 6; i++) {
-            const int32_t *next;
-            ok(lm_generator_choose(g, &o, &u, &next, NULL, &err));
             got[k][i] = next[0];
-            ok(lm_generator_decode(g, next, NULL, &err));
+            ok(lm_generator_next(g, &got[k][i], &o, &u, &next, NULL, &err));
         }
         if (!why[k])
             assert_null(lm_generator_unrecorded(g));
@@ -460,6 +516,7 @@ int main(void)
         cmocka_unit_test(attention_by_tensor_cores),
         cmocka_unit_test(the_likeliest_tokens_are_the_same),
         cmocka_unit_test(drawn_tokens_are_the_same),
+        cmocka_unit_test(steps_of_another_choice_are_recorded_anew),
         cmocka_unit_test(refused_recordings_are_told),
         cmocka_unit_test(losses_are_the_same),
         cmocka_unit_test(weights_arrive_whole),

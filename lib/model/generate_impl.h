@@ -1,0 +1,79 @@
+/* generate_impl.h -- what the generator's files share: generate.c runs the graphs, generate_choose.c
+ * chooses tokens from their logits. */
+#ifndef LM_MODEL_GENERATE_IMPL_H
+#define LM_MODEL_GENERATE_IMPL_H
+
+#include "graph/mirror.h"
+#include "model/generate.h"
+#include "model/weights.h"
+
+/* One graph and its inputs: mirrors, of which the host's side is written. */
+typedef struct {
+    lm_model *m;
+    lm_exec *x;
+    lm_mirror inputs;
+    int32_t *tokens, *pos, *used, *fresh, *rows;
+} stage;
+
+/* The choice of tokens: for each slot what the kernel asks and answers. */
+typedef struct {
+    lm_mirror ask, answer, seen;
+    double *u, *logprob;
+    int32_t *on, *n_seen, *token;
+    int64_t *sent; /* ids of `seen` that the backend has */
+    const lm_kernel *kernel;
+    void *work;
+    size_t work_bytes;
+} chooser;
+
+enum { CHUNKS = 3 };
+
+/* How tokens are chosen. */
+typedef struct {
+    lm_sample_attr how;
+    bool logprob; /* is wanted, too */
+} lm_choice;
+
+struct lm_generator {
+    lm_backend *b;
+    int64_t batch, context;
+    stage prefill[CHUNKS],
+        decode;    /* a chunk as long as the context comes in place of longer ones */
+    int64_t *used; /* of each slot */
+    char *cache;   /* all layers: keys, then values */
+    size_t cache_bytes, layer_bytes, slot_bytes;
+    lm_rotary rope;
+    chooser choice;
+    lm_recording *recorded; /* of lm_generator_next with this choice */
+    lm_choice chosen;
+    bool ran, as_it_is; /* decoding has run once; it is not to be recorded */
+    lm_err refused;     /* why the backend did not record it */
+    stage *last;        /* what ran last, */
+    int64_t last_slot;  /* and the first slot of its rows */
+};
+
+/* n numbers of `size` bytes at *at of a room that is being divided. */
+static inline size_t generator_share(size_t *at, size_t n, size_t size)
+{
+    size_t here = *at;
+    *at += (n * size + 63) / 64 * 64;
+    return here;
+}
+
+static inline void *generator_room(void *base, size_t bytes)
+{
+    return (char *)base + bytes;
+}
+
+/* ---- generate_choose.c ---- */
+
+lm_code generator_make_chooser(lm_generator *g, lm_err *e);
+void generator_drop_chooser(lm_generator *g);
+/* What the host has to say to the next choice, in the slots of the stage that ran, or will, last. */
+lm_code generator_ask(lm_generator *g, const lm_choice *c, const double *u, lm_err *e);
+/* Put the choice on main: the host's numbers, the kernel, the answer.  The same work each time. */
+lm_code generator_put_choice(lm_generator *g, const lm_choice *c, lm_err *e);
+/* Wait for the answer. */
+lm_code generator_answer(lm_generator *g, const int32_t **ids, const double **logprob, lm_err *e);
+
+#endif
