@@ -30,8 +30,9 @@ setup() {
     done
     grep -qE '^kernel +linear .* f32 +tf32 ' table
     [ "$(grep -c '"part":"ceiling"' rows.jsonl)" -ge 8 ]
-    # one layer: embedding, norm and qkv, rotation and attention, o, norm and SwiGLU, down, norm and head
-    [ "$(grep -cE '^decode .* tokens/s .*; 7 launches; aim 70 %: (met|missed)$' table)" -eq 4 ]
+    # one layer: embedding, norm and qkv, rotation and attention, o, norm and SwiGLU, down, norm and head;
+    # the choice, and three copies
+    [ "$(grep -cE '^decode .* tokens/s .*; 11 launches; aim 70 %: (met|missed)$' table)" -eq 4 ]
     grep -qE '^train +gpt2-124m .* tensor .* tokens/s .*memory .*, planned ' table
     grep -qE '^train +gpt2-124m .* plain ' table
     grep -qE '"name":"llama-1b".*"path":"tensor","n":2,.*"memory":[0-9]+,"memory_planned":[0-9]+,"arena":[0-9]+,"arena_least":[0-9]+}' rows.jsonl
