@@ -355,6 +355,31 @@ static void test_recording(void **state)
     p->b->free(p->b, seen, sizeof *seen);
 }
 
+/* What cannot be recorded fails from there to its end; the device goes on. */
+static void test_spoiled_recording(void **state)
+{
+    place *p = *state;
+    lm_stream *s = p->b->main;
+    unsigned char *dev = device_block(p, N);
+    static unsigned char host[N], want[N];
+    lm_recording *r;
+    lm_err e[3] = { { 0 } };
+
+    count_up(want, 3);
+    check(p, p->b->record_begin(p->b, s, &p->e));
+    assert_int_equal(p->b->sync(p->b, s, &e[0]), LM_EIO);
+    assert_int_equal(p->b->copy(p->b, dev, dev + N / 2, N / 2, s, &e[1]), LM_EIO);
+    assert_int_equal(p->b->record_end(p->b, s, &r, &e[2]), LM_EIO);
+    assert_null(r);
+    for (int i = 0; i < 3; i++)
+        assert_non_null(strstr(e[i].what, "cudaErrorStreamCapture"));
+    put(p, dev, want, N, s);
+    put(p, host, dev, N, s);
+    wait_for(p, NULL);
+    assert_memory_equal(host, want, N);
+    p->b->free(p->b, dev, N);
+}
+
 /* ---- the end ---- */
 
 static void test_close_frees(void **state)
@@ -465,6 +490,7 @@ int main(void)
         HERE(test_steps),
         HERE(test_marks),
         HERE(test_recording),
+        HERE(test_spoiled_recording),
         HERE(test_close_frees),
         cmocka_unit_test(test_loss),
     };

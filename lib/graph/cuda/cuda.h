@@ -54,7 +54,8 @@ static inline cuda_stream *cuda_stream_of(lm_backend *b, lm_stream *s)
 /* Make the device the thread's own; fails once the device is lost. */
 lm_code cuda_enter(cuda_backend *c, lm_err *e);
 /* What a call of the runtime answered, while `doing` ("copying").  A failure here is the device's end:
- * it stays.  A launch that failed before, which had nobody to tell, is found here too. */
+ * it stays, unless it spoils no more than a recording.  A launch that failed before, which had nobody
+ * to tell, is found here too. */
 lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e);
 /* Say why, without the device being lost by it. */
 lm_code cuda_refused(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e);

@@ -30,6 +30,12 @@ lm_code cuda_enter(cuda_backend *c, lm_err *e)
     return cuda_did(c, cudaSetDevice(c->index), "the device failed", e);
 }
 
+/* What a recording does not take spoils the recording alone. */
+static bool of_recording(cudaError_t answer)
+{
+    return answer >= cudaErrorStreamCaptureUnsupported && answer <= cudaErrorCapturedEvent;
+}
+
 lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e)
 {
     int none = cudaSuccess;
@@ -38,6 +44,8 @@ lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err 
         answer = cudaGetLastError();
     if (answer == cudaSuccess)
         return LM_OK;
+    if (of_recording(answer))
+        return cuda_refused(c, answer, doing, e);
     (void)cudaGetLastError();
     atomic_compare_exchange_strong(&c->lost, &none, (int)answer);
     return tell_lost(c, doing, e);
