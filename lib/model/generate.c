@@ -178,21 +178,12 @@ static lm_code wait_for_last(lm_generator *g, lm_err *e)
     return g->b->sync(g->b, g->b->main, e);
 }
 
-static lm_code run_graph(stage *s, lm_err *e)
+/* Put the stage on main: its inputs, then its kernels. */
+static lm_code put_stage(stage *s, lm_err *e)
 {
     const lm_step step = { 0 };
-    return lm_exec_run(s->x, &step, e);
-}
-
-/* Put the stage on main: its inputs, then its kernels. */
-static lm_code put_stage(lm_generator *g, stage *s, const char *name, lm_err *e)
-{
-    if (lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e))
-        return e->code;
-    g->b->range(g->b, name);
-    lm_code rc = run_graph(s, e);
-    g->b->range(g->b, NULL);
-    return rc;
+    return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ? e->code
+                                                                : lm_exec_run(s->x, &step, e);
 }
 
 /* The next rows of a prompt, `n` of them real, through a stage of its own size. */
@@ -214,7 +205,10 @@ static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t
     g->used[slot] += n;
     g->last = s;
     g->last_slot = slot;
-    return put_stage(g, s, "prompt", e);
+    g->b->range(g->b, "prompt");
+    lm_code rc = put_stage(s, e);
+    g->b->range(g->b, NULL);
+    return rc;
 }
 
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
@@ -270,17 +264,20 @@ static lm_code set_step(lm_generator *g, const int32_t *next, lm_err *e)
 lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **logits, lm_err *e)
 {
     stage *s = &g->decode;
-    if (set_step(g, next, e) || put_stage(g, s, "decode", e))
+    if (set_step(g, next, e))
         return e->code;
-    if (logits)
+    g->b->range(g->b, "decode");
+    lm_code rc = put_stage(s, e);
+    g->b->range(g->b, NULL);
+    if (!rc && logits)
         *logits = lm_exec_data(s->x, s->m->logits);
-    return LM_OK;
+    return rc;
 }
 
 /* All that a token takes: nothing of it changes but numbers in memory. */
 static lm_code put_step(lm_generator *g, lm_err *e)
 {
-    return put_stage(g, &g->decode, "decode", e) ? e->code : generator_put_choice(g, &g->chosen, e);
+    return put_stage(&g->decode, e) ? e->code : generator_put_choice(g, &g->chosen, e);
 }
 
 /* Steps of another choice are another recording, made when its kernels have run once. */
@@ -323,7 +320,9 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
     if (g->ran && !g->recorded && !g->as_it_is)
         record_step(g);
     g->ran = true;
+    g->b->range(g->b, "decode"); /* a profiler sees nothing of what a recording is made of */
     lm_code rc = g->recorded ? g->b->replay(g->b, g->recorded, g->b->main, e) : put_step(g, e);
+    g->b->range(g->b, NULL);
     return rc ? rc : generator_answer(g, ids, logprob, e);
 }
 

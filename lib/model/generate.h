@@ -34,8 +34,9 @@ lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **
 lm_code lm_generator_choose(lm_generator *g, const lm_sample_attr *o, const double *u,
                             const int32_t **ids, const double **logprob, lm_err *e);
 
-/* lm_generator_decode, then lm_generator_choose, in one: on a device a token is one recording,
- * replayed, from its inputs to its answer. */
+/* lm_generator_decode, then lm_generator_choose, in one: on a device that has recordings a token is
+ * one, from its inputs to its answer; made in the second call with the same *o, with or without
+ * `logprob`, and replayed until one of them differs. */
 lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_attr *o,
                           const double *u, const int32_t **ids, const double **logprob, lm_err *e);
 

@@ -46,10 +46,11 @@ struct lm_generator {
     chooser choice;
     lm_recording *recorded; /* of lm_generator_next with this choice */
     lm_choice chosen;
-    bool ran, as_it_is; /* decoding has run once; it is not to be recorded */
-    lm_err refused;     /* why the backend did not record it */
-    stage *last;        /* what ran last, */
-    int64_t last_slot;  /* and the first slot of its rows */
+    bool ran;          /* a step of this choice has */
+    bool as_it_is;     /* no step is to be recorded */
+    lm_err refused;    /* why the backend did not record one */
+    stage *last;       /* what ran last, */
+    int64_t last_slot; /* and the first slot of its rows */
 };
 
 /* n numbers of `size` bytes at *at of a room that is being divided. */
