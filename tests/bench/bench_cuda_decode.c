@@ -6,8 +6,8 @@
  *
  * MODULES is the folder of libcore-cuda.so.  A step is the whole of it: the model, the choice of a token for
  * each sequence on the device, and its id on the host.  Bytes: every weight once and the caches as far as
- * filled, whatever the kernels pass on to each other.  Launches: kernels, copies and fills of the model's part,
- * which one launch of a recording puts on.  --toy: lengths and batches that an emulated device can do. */
+ * filled, whatever the kernels pass on to each other.  Launches: kernels, copies and fills of the whole step, which
+ * one launch of a recording puts on.  --toy: lengths and batches that an emulated device can do. */
 #include "base/mem.h"
 #include "model/generate.h"
 #include "tests/bench/cuda_bench.h"
