@@ -59,12 +59,6 @@ __device__ inline draws4 philox(uint64_t block, uint64_t hi, uint64_t key)
     return philox(block, hi, keys);
 }
 
-/* lm_rng_u32 */
-__device__ inline uint32_t philox_u32(uint64_t hi, uint64_t key, uint64_t index)
-{
-    return philox(index / 4, hi, key).v[index % 4];
-}
-
 /* The index of a mask's first draw, of `count` in each run of the graph (kernels/elementwise.h). */
 __device__ inline uint64_t dropout_base(const lm_step *step, uint64_t count)
 {
