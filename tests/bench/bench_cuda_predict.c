@@ -11,8 +11,8 @@
  * are its operands, read and written once.  The sum over the operators of a graph is what no kernels can beat that
  * run one after the other and pass tensors through memory.  MFU at most: FLOPs as `train` counts them (6 a parameter,
  * 12 L H Q T a token) in that time; they have causal attention in full, operators by half, so long sequences may pass
- * 100 %.  Two graphs are compared: operators apart, and joined where the device has a
- * kernel for it.  A call is one operator; its kernel may launch more than once. */
+ * 100 %.  Two graphs are compared: operators apart, and joined where the device has a kernel for it.  A call is one
+ * operator; its kernel may launch more than once. */
 #include <inttypes.h>
 
 #include "graph/passes.h"
