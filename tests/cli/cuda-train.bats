@@ -174,6 +174,20 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [ "$(ls plan)" = config.json ]
 }
 
+@test "cuda-train: the arena of the models that are measured is within 3 % of the least possible" {
+    mkdir plan
+    for m in gpt2-124m gpt2-1.5b llama-1b llama-8b; do
+        cp "$root/share/models/$m.json" plan/config.json
+        for path in plain tensor; do
+            for b in 1 16; do
+                LM_CUDA=$path train plan --dry-run --json --dtype bf16 --batch-size $b --seq-len 1024 --device cuda > p.json
+                paste <(total 'activations and scratch' p.json) <(total activation_lower_bound p.json) |
+                    awk -v what="$m $path $b" '{ print what, $1, $2; exit !($2 > 1e8 && $1 >= $2 && $1 <= 1.03 * $2) }'
+            done
+        done
+    done
+}
+
 @test "cuda-train: too little memory: what was planned, what is free, and what would fit" {
     emulated
     O=(m0 data -o run --steps 2 --seq-len 64 --batch-size 8 --device cuda)
