@@ -335,7 +335,7 @@ static void test_tokenizer_from(void **state)
     (void)state;
     write_model("m", 0);
     for (int i = 0; i < 2; i++) {
-        char cmd[256], out[16];
+        char cmd[256], out[32];
         lm_err e = { 0 };
         lm_st_plan *p = NULL;
         lm_folder *f = NULL;
