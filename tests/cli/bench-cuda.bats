@@ -98,6 +98,16 @@ EOF
     [ "$(tail -n 1 table)" = '# 8 of 16 aims met' ]
     run -1 "$bench" --table nothing
     [ "$output" = "bench-cuda: nothing: no rows to read" ]
+    : > empty
+    for file in empty .; do
+        run -1 "$bench" --table $file
+        [ "$output" = "bench-cuda: $file: no rows to read" ]
+    done
+    head -c -9 rows.jsonl > short
+    run -1 "$bench" --table short
+    [ "$output" = "bench-cuda: short: line 16 is no row of bench-cuda: take a file that -o wrote" ]
+    run -1 bash -c '"$1" --table rows.jsonl > /dev/full' _ "$bench"
+    [ "$output" = "bench-cuda: the table cannot be written to standard output" ]
 }
 
 # predicted MODEL ...: what bench_cuda_predict says on the emulated device

@@ -10,12 +10,9 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "cuda_open.h"
+#include "generate_case.h"
 #include "kernels/attention.h"
-#include "loaded_case.h"
 #include "model/fresh.h"
-#include "model/generate.h"
-#include "model/sample.h"
 #include "model/weights.h"
 #include "train/score.h"
 
@@ -33,35 +30,19 @@ static const char *const configs[] = {
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
 
-static lm_err err;
-static lm_par *par;
-static lm_backend *host, *plain,
-    *tensor; /* one device: its plain kernels, and those of tensor cores */
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
+static lm_backend *tensor; /* the same device's kernels of tensor cores */
 
 static int setup(void **state)
 {
-    (void)state;
-    ok(lm_par_new(&par, 2, &err));
-    ok(lm_backend_cpu(lm_cpu_detect(), par, &host, &err));
-    ok(cuda_open("plain", true, &plain, &err));
+    open_both(state);
     ok(cuda_open("tensor", true, &tensor, &err));
     return 0;
 }
 
 static int teardown(void **state)
 {
-    (void)state;
     lm_backend_close(tensor);
-    lm_backend_close(plain);
-    lm_backend_close(host);
-    lm_par_free(par);
-    return 0;
+    return close_both(state);
 }
 
 /* Between host and device, done when it returns. */

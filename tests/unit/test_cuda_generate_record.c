@@ -8,10 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "cuda_open.h"
-#include "loaded_case.h"
-#include "model/generate.h"
-#include "model/sample.h"
+#include "generate_case.h"
 
 enum { V = 61 };
 
@@ -19,34 +16,6 @@ static const char config[] =
     "{\"model_type\":\"llama\",\"vocab_size\":61,\"hidden_size\":32,\"intermediate_size\":40,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
     "\"max_position_embeddings\":150,\"initializer_range\":0.2}";
-
-static lm_err err;
-static lm_par *par;
-static lm_backend *host, *plain;
-
-static void ok(lm_code rc)
-{
-    if (rc)
-        fail_msg("%s: %s", err.where, err.what);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    ok(lm_par_new(&par, 2, &err));
-    ok(lm_backend_cpu(lm_cpu_detect(), par, &host, &err));
-    ok(cuda_open("plain", true, &plain, &err));
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    lm_backend_close(plain);
-    lm_backend_close(host);
-    lm_par_free(par);
-    return 0;
-}
 
 /* A model and its generator there. */
 typedef struct {
@@ -248,5 +217,5 @@ int main(void)
         cmocka_unit_test(timed_steps_are_not_recorded),
         cmocka_unit_test(refused_recordings_are_told),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_both, close_both);
 }
