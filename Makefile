@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # lmutils: coreutils for language models.  `make help` lists the targets.
 VERSION := 0.1.0
 PREFIX  ?= /usr/local

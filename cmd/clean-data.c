@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean-data -- filter and deduplicate documents.  See man/man1/clean-data.1. */
 #include <stdio.h>
 #include <stdio_ext.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* compress-ckpt -- models and checkpoints to .lmz and back.  See man/man1/compress-ckpt.1. */
 #include <inttypes.h>
 #include <string.h>

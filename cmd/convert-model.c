@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert-model -- models between Hugging Face, GGUF, llm.c and llama2.c.  See convert-model(1). */
 #include <string.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* eval-model -- perplexity, bits per byte and multiple choice.  See man/man1/eval-model.1. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate -- continue prompts with a model.  See man/man1/generate.1. */
 #include <stdio.h>
 #include <string.h>

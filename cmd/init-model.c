@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* init-model -- a model of fresh weights.  See man/man1/init-model.1. */
 #include <fcntl.h>
 #include <stdio.h>

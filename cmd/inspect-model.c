@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect-model -- list, summarise and compare model files.  See inspect-model(1). */
 #include <string.h>
 

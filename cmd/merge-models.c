@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* merge-models -- several models made into one.  See man/man1/merge-models.1. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plot-run -- draw the metrics of one or more runs.  See man/man1/plot-run.1. */
 #include <errno.h>
 #include <math.h>

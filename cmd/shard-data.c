@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard-data -- text to shuffled, split token shards.  See man/man1/shard-data.1. */
 #include <stdio.h>
 #include <stdlib.h>

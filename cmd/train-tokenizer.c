@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train-tokenizer -- learn a byte-level BPE tokenizer.json.  See man/man1/train-tokenizer.1. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train -- pretraining and continued training.  See man/man1/train.1. */
 #include <inttypes.h>
 #include <math.h>

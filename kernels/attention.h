@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention.h -- softmax attention without a T x T matrix (FlashAttention-2, arXiv:2307.08691): tiled, online
  * softmax, log-sum-exp saved; the backward recomputes the probabilities.
  *

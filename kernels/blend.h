@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blend.h -- the loops of merging: arrays of any float type, a block at a time.
  *
  * A caller takes a tensor in blocks of at most LM_BLEND_BLOCK elements, brings each model's block

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.h -- activations, sums, dropout, casts, row selection.
  *
  * gelu       in x [N,C] act                 out y [N,C] act   tanh form ("gelu_new") or exact (erf)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* embed.h -- token (and learned position) embeddings.
  *
  * embed     in  tok [N] I32, wte [V,C] act, pos [N] I32 (optional), wpe [P,C] act (optional)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* expcode.h -- entropy coder of byte planes with few likely values, such as the exponents of
  * weights: a canonical Huffman code of at most 11 bits, in eight independent streams.
  *

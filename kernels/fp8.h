@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fp8.h -- matrices of FP8 codes with scales, their making and their products.
  *
  * An element of a matrix [rows, k] stands for its code (E4M3 or E5M2 as in numeric/dtype.h) times

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped.h -- linear layers of one size side by side, each with rows of its own: the experts of a
  * mixture, whose tokens were sorted by expert.
  *

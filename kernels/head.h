@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head.h -- the vocabulary head and cross-entropy in one operator: logits exist for a chunk of rows
  * at a time only (arXiv:2411.09009 and 2410.10989 do the same on GPUs).
  *

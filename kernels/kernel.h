@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernel.h -- what a kernel is, on every backend: a function of one lm_call.
  *
  * On the host a call is complete when the kernel returns.  A kernel of a device (kernels/cuda) puts its work on

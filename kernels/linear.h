@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear.h -- the linear layer y = x W^T + b and the two halves of its backward, kept apart so that
  * schedules can move the weight half (zero-bubble pipelines, frozen weights).
  *

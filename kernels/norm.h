@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm.h -- RMSNorm and LayerNorm over the last dimension, with the residual add in front of them
  * fused, and the per-head norm of queries and keys (Qwen3).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim.h -- optimiser steps over flat arrays, and the reductions around them.
  *
  * All operands are 1-D; master weights, gradients and states F32 (F64 in the reference), n elements.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peak.h -- the arithmetic ceiling of this processor, measured: what a matrix product could reach
  * at most.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* planes.h -- elements of 1, 2, 4 or 8 bytes to byte planes and back, exactly.
  *
  * Plane i holds byte i (0 = least significant) of every element, after each element was changed so

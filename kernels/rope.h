@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope.h -- rotary position embedding, half-split pairs (j, j+R/2) (arXiv:2104.09864; the pairing
  * is that of Hugging Face checkpoints).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample.h -- choosing the next token of each sequence from its logits, where the logits are.
  *
  * sample  in  logits [B,V] F32, seen [B,S] I32 (optional: no penalty), n_seen [B] I32 (with seen), u [B] F64 in [0,1),

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* completion.c -- scripts for bash, zsh and fish from the option table. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config.c -- options from a JSON file, and back: keys are the long names. */
 #include <inttypes.h>
 #include <math.h>

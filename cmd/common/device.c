@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.c -- from --device to an open backend. */
 #include "common/device.h"
 

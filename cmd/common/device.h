@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.h -- the backend that --device asks for. */
 #ifndef LM_CMD_DEVICE_H
 #define LM_CMD_DEVICE_H

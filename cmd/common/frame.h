@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* frame.h -- inside of cmd/common: the merged option table of the running tool. */
 #ifndef LM_CMD_FRAME_H
 #define LM_CMD_FRAME_H

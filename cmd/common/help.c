@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* help.c -- --help and --version.
  *
  * The text fits 80 columns and 60 lines: when a tool has more options than that, the last groups

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* input_opts.h -- the options of tools that read documents: clean-data, shard-data. */
 #ifndef LM_CMD_INPUT_OPTS_H
 #define LM_CMD_INPUT_OPTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* options.c -- the option table: common rows, parsing, checking. */
 #include <inttypes.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* signals.c -- the first SIGINT, SIGTERM or SIGHUP sets a flag, and the tool ends in its own time;
  * a second one, and the loss of the reader or of an input, end it at once.  No way out leaves a
  * temporary. */

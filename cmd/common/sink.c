@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sink.c -- talk on standard error: messages by level, and one line of progress on a terminal. */
 #include <math.h>
 #include <pthread.h>

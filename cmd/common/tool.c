@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tool.c -- the beginning and the end of every tool. */
 #include "common/tool.h"
 

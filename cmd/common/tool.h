@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tool.h -- the command line that all tools share: one option table feeds parsing, --help,
  * completion, --print-config and the check against the man page.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_amx.c -- BF16 attention on AMX tiles, forward: FlashAttention-2 (arXiv:2307.08691,
  * algorithm 1) with 32 queries against blocks of 128 keys.
  *

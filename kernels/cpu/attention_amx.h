@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_amx.h -- tiles for the AMX attention kernels: configuration, packing, transposes.
  *
  * A tile is 1 KiB: 16 rows of 64 bytes.  Three forms of bf16 tiles are made from rows of a matrix

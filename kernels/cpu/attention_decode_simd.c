@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_decode_simd.c -- attention of a few new rows over a long cache (one token a sequence
  * when generating).  Bound by reading the cache: each block of 256 keys is read once for all query
  * heads that share it, and the blocks of one sequence are spread over the threads.  Partial results

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_dx_amx.c -- the backward of BF16 attention on AMX tiles: FlashAttention-2
  * (arXiv:2307.08691, algorithm 2), 64 keys in the outer loop, up to 128 queries in the inner one.
  *

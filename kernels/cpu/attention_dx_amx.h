@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_dx_amx.h -- the entry of attention_dx_amx.c, for the table in attention_amx.c. */
 #ifndef LM_KERNELS_CPU_ATTENTION_DX_AMX_H
 #define LM_KERNELS_CPU_ATTENTION_DX_AMX_H

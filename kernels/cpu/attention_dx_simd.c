@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_dx_simd.c -- the backward of attention on vectors in F32: FlashAttention-2
  * (arXiv:2307.08691, algorithm 2), keys in the outer loop, queries in the inner one. */
 #include "kernels/attention.h"

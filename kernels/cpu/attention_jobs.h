@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_jobs.h -- how the fast attention kernels cut their work: a job is (some of) the queries
  * of the heads that share one key/value head of one sequence.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_plan.h -- what the CPU attention kernels share: which keys a query sees, and the
  * dropout draw.  Contract: kernels/attention.h.
  *

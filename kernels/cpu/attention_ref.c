@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_ref.c -- the definition of the attention family (kernels/attention.h): two passes over
  * the scores of one row, everything in double. */
 #include "kernels/attention.h"

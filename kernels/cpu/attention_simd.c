@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_simd.c -- attention on vectors in F32 (BF16 is widened when packed), forward:
  * FlashAttention-2 (arXiv:2307.08691, algorithm 1), 48 queries against blocks of 64 keys. */
 #include "kernels/attention.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_simd.h -- the small matrix product that the vector attention kernels are made of, and
  * the packing of rows into padded F32.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blend_body.h -- the loops of blend.h for one type of reals; included by blend_loops.h with
  *   REAL       float or double
  *   BITS       the unsigned type of its size

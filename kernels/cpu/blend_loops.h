@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blend_loops.h -- the table of blend.h for the level that the including file is compiled for: what
  * depends on the type of elements, then blend_body.h once for each type of reals. */
 #ifndef LM_KERNELS_CPU_BLEND_LOOPS_H

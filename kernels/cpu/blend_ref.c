@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blend_ref.c -- the loops of merging in plain C, and the choice among the levels. */
 #include "kernels/cpu/blend_loops.h"
 

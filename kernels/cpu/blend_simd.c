@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blend_simd.c -- the same loops, compiled for vectors. */
 #include "kernels/cpu/blend_loops.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise_amx.c -- the AVX-512 maps with rounding to BF16 in one instruction. */
 #undef LM_SIMD
 #define LM_SIMD       amx

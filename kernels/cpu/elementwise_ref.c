@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise_ref.c -- the definition of the elementwise family (kernels/elementwise.h). */
 #include "kernels/elementwise.h"
 

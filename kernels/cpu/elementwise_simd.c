@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise_simd.c -- activations and other maps on vectors, one pass over memory each. */
 #include "kernels/elementwise.h"
 

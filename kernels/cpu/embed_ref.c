@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* embed_ref.c -- the definition of the embed family (kernels/embed.h). */
 #include "kernels/embed.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* embed_simd.c -- embedding lookup, and its gradient by counting sort: rows are grouped by id in
  * row order, then each id is summed by one thread, so the bits do not depend on threads. */
 #include "kernels/embed.h"

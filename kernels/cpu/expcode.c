@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* expcode.c -- the code of a plane: lengths by package-merge, canonical codes, their layout. */
 #include "kernels/expcode.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* expcode_ref.c -- the coder's loops, one symbol at a time: the definition. */
 #include <string.h>
 

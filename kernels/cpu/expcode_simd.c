@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* expcode_simd.c -- the coder's loops for processors that shift by any register (BMI2, which comes
  * with AVX2): several streams at once, as many symbols for each table entry as its bits decide.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.c -- the matrix product: which level runs, how the work is cut, and the loops over blocks.
  *
  * Blocks may depend on the number of threads: each element of C is one sum over k in order whatever

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.h -- inside of the matrix product: what a level supplies, and the blocking that all share.
  *
  * op(B) is packed into panels of nr columns over the whole depth, op(A) block by block into panels

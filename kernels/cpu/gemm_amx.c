@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_amx.c -- BF16 products on AMX tiles.
  *
  * A panel of A is, for each 32 of depth, two tiles of 16 rows x 32 numbers; a panel of B two tiles

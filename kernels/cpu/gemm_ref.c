@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_ref.c -- the definition of the matrix product: sums in double, one rounding at the store. */
 #include "kernels/cpu/gemm.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_simd.c -- F32 products on vector registers, and BF16 ones converted to F32 while packing;
  * compiled once for AVX2 and once for AVX-512.
  *

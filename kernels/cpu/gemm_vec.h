@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_vec.h -- the few vector operations that gemm_simd.c is made of, for the width it is compiled
  * for.
  *

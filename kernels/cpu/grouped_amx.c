@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped_amx.c -- grouped linear layers on AMX tiles (BF16). */
 #include "kernels/cpu/grouped_gemm.h"
 #include "kernels/cpu/tables.h"

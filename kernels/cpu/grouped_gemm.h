@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped_gemm.h -- grouped linear layers as one matrix product after the other; included by the
  * file of each level, which only names the level and its table.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped_ref.c -- the definition of grouped linear layers and of their backward. */
 #include "kernels/grouped.h"
 

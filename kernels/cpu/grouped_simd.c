@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped_simd.c -- grouped linear layers at the AVX2 and AVX-512 levels. */
 #include "kernels/cpu/grouped_gemm.h"
 #include "kernels/cpu/tables.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head_amx.c -- the AVX-512 head with its three products on AMX tiles. */
 #undef LM_SIMD
 #define LM_SIMD       amx

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head_ref.c -- the definition of the head family (kernels/head.h). */
 #include "kernels/head.h"
 

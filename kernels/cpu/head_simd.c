@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head_simd.c -- vocabulary head and cross-entropy.  For each chunk of rows: logits = x w^T (F32),
  * softmax, loss and the gradient of the logits in place over them, rounded to act, then dx =
  * dlogits w and dw (+)= dlogits^T x.

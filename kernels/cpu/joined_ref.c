@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* joined_ref.c -- the definition of the joined operators: what their parts make one after the other,
  * with results in double where nothing says that they are rounded. */
 #include "kernels/attention.h"

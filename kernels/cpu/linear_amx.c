@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear_amx.c -- the linear layer on AMX tiles (BF16). */
 #include "kernels/cpu/linear_gemm.h"
 #include "kernels/cpu/tables.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear_gemm.h -- linear, linear_dx and linear_dw as matrix products; included by the file of each
  * level, which only names the level and its table. */
 #ifndef LM_KERNELS_CPU_LINEAR_GEMM_H

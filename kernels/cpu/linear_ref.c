@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear_ref.c -- the definition of the linear layer and of the two halves of its backward. */
 #include "kernels/linear.h"
 

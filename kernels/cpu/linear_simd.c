@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear_simd.c -- the linear layer at the AVX2 and AVX-512 levels. */
 #include "kernels/cpu/linear_gemm.h"
 #include "kernels/cpu/tables.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm_ref.c -- the definition of the norm family (kernels/norm.h). */
 #include "kernels/norm.h"
 

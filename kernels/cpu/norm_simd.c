@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm_simd.c -- RMSNorm and LayerNorm on vectors.  A row is read from memory once: the later
  * passes over it find it in the first-level cache.  Gradients of the weights are summed over fixed
  * blocks of rows, then over the blocks in order, so the bits do not depend on threads. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim_ref.c -- the definition of the optim family (kernels/optim.h). */
 #include "kernels/optim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim_simd.c -- optimiser steps in one pass over memory.  Master weights and states were just
  * read, so their lines are in the cache and are written in place; the BF16 copy is only written, so
  * whole lines of it go past the caches. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peak_amx.c -- tile products fed from the first-level cache, one tile load for each, as a product
  * with 2x2 register blocking has it. */
 #include <immintrin.h>

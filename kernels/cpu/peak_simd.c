@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peak_simd.c -- fused multiply-adds on registers: twelve independent chains hide the latency. */
 #include "kernels/cpu/simd.h"
 #include "kernels/peak.h"

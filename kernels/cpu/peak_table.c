@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peak_table.c -- which loop measures which processor, and the clock around it. */
 #include "base/clock.h"
 #include "base/rng.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* planes_ref.c -- byte planes, element by element: the definition. */
 #include <string.h>
 

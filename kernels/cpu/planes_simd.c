@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* planes_simd.c -- byte planes with vectors: elements are changed in their own width, packed to
  * bytes inside 128-bit lanes, and one permutation puts the lanes' pieces in order.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* planes_table.c -- which loops serve which processor: byte planes and their entropy coder. */
 #include "kernels/expcode.h"
 #include "kernels/planes.h"

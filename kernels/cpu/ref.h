@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ref.h -- what the reference kernels are written with: elements of a tensor of any float dtype as
  * doubles, one rounding at each store. */
 #ifndef LM_KERNELS_CPU_REF_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope_ref.c -- the definition of the rope family (kernels/rope.h). */
 #include "kernels/rope.h"
 

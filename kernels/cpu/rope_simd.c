@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope_simd.c -- rotary embedding on vectors: the halves of a head are two streams, the table row
  * is shared by all heads of a row and stays in the first-level cache. */
 #include "kernels/rope.h"

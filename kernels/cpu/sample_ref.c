@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample_ref.c -- the next token of each row of logits; contract: kernels/sample.h. */
 #include "kernels/sample.h"
 

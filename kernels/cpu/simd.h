@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* simd.h -- the portable vector layer of the *_simd.c kernels: `vf` is 8 floats (AVX2) or 16
  * (AVX-512), chosen by the compiler flags of the object.
  *

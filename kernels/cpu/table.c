@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* table.c -- every CPU kernel, and the choice among them. */
 #include <string.h>
 

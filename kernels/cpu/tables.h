@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tables.h -- the kernel tables of the CPU backend, one for each family and level: arrays that end
  * with an entry whose op is NULL.  A new table is declared here and listed in table.c. */
 #ifndef LM_KERNELS_CPU_TABLES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vmath.h -- exp, log, tanh and sigmoid on 8 (AVX2 + FMA) and 16 (AVX-512) floats.
  *
  * lm_exp8/16: relative error below 1e-7.  Results under the normal range (x < -87.33) are 0, since

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vrng.h -- Philox 4x32-10 on vectors: the numbers of lm_rng_u32, 32 (AVX2) or 64 (AVX-512) at a
  * time. */
 #ifndef LM_KERNELS_CPU_VRNG_H

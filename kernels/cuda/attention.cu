@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention.cu -- the table of attention's kernels, and its forward on the plain path. */
 #include "kernels/cuda/attention_forward.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_backward.cuh -- attention, backward (kernels/attention.h): FlashAttention-2 (arXiv:2307.08691,
  * algorithm 2) as passes of which none adds into memory: delta, the sums of do * o over each row; a block
  * for a tile of queries, which sums dq over the keys; a block for a tile of keys, which sums dk and dv over

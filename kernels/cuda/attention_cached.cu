@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_cached.cu -- attention over key/value caches (kernels/attention.h): what is appended to
  * them, prompts, and the choice of kernels.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_cached.cuh -- what the kernels of cached attention share: its sizes, which keys a row
  * sees, and what each of its files gives to the others. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH

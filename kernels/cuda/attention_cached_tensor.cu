@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_cached_tensor.cu -- prompts over key/value caches by tensor cores: the tiles of
  * attention's forward, whose queries sit behind the keys of the cache. */
 #include "kernels/cuda/attention_cached.cuh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_dx.cu -- attention's backward on the plain path, in F32. */
 #include "kernels/cuda/attention_backward.cuh"
 

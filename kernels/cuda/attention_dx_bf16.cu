@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_dx_bf16.cu -- attention's backward on the plain path, in BF16. */
 #include "kernels/cuda/attention_backward.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_forward.cuh -- attention, forward (kernels/attention.h): FlashAttention-2 (arXiv:2307.08691, algorithm 1),
  * a block for a tile of queries of one head, over the tiles of keys that any of them sees. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_FORWARD_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_join.cuh -- what the parts of a row's keys add up to (attention_step.cu): partial results
  * in scratch, put together in a fixed order by blocks that come last. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_JOIN_CUH

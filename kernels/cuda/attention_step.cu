@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_step.cu -- attention row by row over key/value caches: decoding, with the norm and the
  * rotation in front of it where they are joined to it (kernels/attention.h), and prompts whose
  * heads are too wide for tiles.

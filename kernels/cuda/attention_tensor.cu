@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_tensor.cu -- attention's forward by tensor cores. */
 #include "kernels/cuda/attention_forward.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_tile.cuh -- what attention's forward and backward share (contract: kernels/attention.h).
  *
  * A block is a few warps.  Each warp owns 16 rows of a tile of queries (or of keys, in the pass for keys and

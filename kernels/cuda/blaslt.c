@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blaslt.c -- matrix products by cuBLASLt.
  *
  * cuBLASLt is column-major: what is C = A B by rows is C' = B' A' by columns, so the factors change

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blaslt.h -- matrix products by cuBLASLt, whose library is opened when first asked for.
  *
  * cuBLASLt's heuristics are asked once for a shape (sizes, types, pitches, alignments); the answer

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.cuh -- what every .cu file is written with: launches, element types, packed access, sums.
  *
  * The same source is compiled twice: by nvcc for GPUs, and as C++ of the host with -DLM_EMU against

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.cu -- activations and other maps: one read and one write of memory each. */
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/philox.cuh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* embed.cu -- token and position embeddings, and their gradients.
  *
  * A table's gradient is made from where its rows are named: (id, row) pairs are sorted by id,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fp8.cu -- FP8: codes and scales made, and their products in plain CUDA or by cuBLASLt.
  *
  * Codes are made tile by tile, 128 x 128 in the registers of a block, so that the scales of blocks

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fp8.cuh -- matrices of FP8 and their products on the device (kernels/fp8.h): by plain kernels, or
  * products by cuBLASLt where the stream's level says so. */
 #ifndef LM_KERNELS_CUDA_FP8_CUH

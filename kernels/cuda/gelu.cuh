@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gelu.cuh -- the activations of linear layers and their slopes, for what maps them over memory
  * (elementwise.cu) and for what joins them to a product (gemm_plain.cu).
  *

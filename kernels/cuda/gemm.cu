@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.cu -- which way a product goes.
  *
  * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, but for two kinds of shapes: up

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.cuh -- one matrix product, the way that the stream's level says: the plain tiles of
  * gemm_plain.cu, or cuBLASLt (blaslt.h).  What linear and the head are made of. */
 #ifndef LM_KERNELS_CUDA_GEMM_CUH

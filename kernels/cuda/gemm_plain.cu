@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_plain.cu -- matrix products in plain CUDA, one or a batch, three ways by shape:
  *
  *  rows   (m <= 8, A as it is, B transposed: a token being decoded) one warp for some columns of

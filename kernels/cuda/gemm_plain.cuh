@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_plain.cuh -- the matrix product in plain CUDA (gemm_plain.cu), which gemm.cu falls back
  * on. */
 #ifndef LM_KERNELS_CUDA_GEMM_PLAIN_CUH

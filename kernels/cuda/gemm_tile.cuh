@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_tile.cuh -- one tile of a matrix product in plain CUDA: what the kernels of gemm_plain.cu,
  * grouped.cu and fp8.cu are made of.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped.cu -- grouped linear layers in plain CUDA, on every path: cuBLASLt wants to be told on
  * the host how many rows a product has, and only the device knows.
  *

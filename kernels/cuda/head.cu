@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head.cu -- vocabulary head and cross-entropy (kernels/head.h).
  *
  * A chunk of rows at a time: logits by a matrix product, in F32; one block a row turns them into

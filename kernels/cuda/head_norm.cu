@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head_norm.cu -- the norm of queries and keys, head by head (kernels/norm.h).
  *
  * A head belongs to 8, 16 or 32 neighbouring lanes, a pack a lane; they have several heads under

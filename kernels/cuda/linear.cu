@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear.cu -- kernels of the linear family: products by gemm.cuh. */
 #include "kernels/cuda/gemm.cuh"
 

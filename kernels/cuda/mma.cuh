@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mma.cuh -- the product of tensor cores, m16n8k16 with F32 sums, in two forms of one layout: the PTX
  * instructions, and ordinary arithmetic that exchanges the same fragments through shared memory, which
  * also runs where there are no such instructions (tests/emu).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm.cu -- RMSNorm and LayerNorm (kernels/norm.h).
  *
  * A row is kept in registers and read once; rows too wide for that are read again, by the threads

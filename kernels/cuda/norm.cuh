@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm.cuh -- what the kernels of the norm family share: how rows lie over threads, their sums, and
  * sums over rows.
  *

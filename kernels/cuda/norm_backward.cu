@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm_backward.cu -- gradients of RMSNorm and LayerNorm (kernels/norm.h): of the row, of the
  * weights, and of both in one reading of dy and s.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm_linear.cu -- norm and linear layer of a few rows in one kernel (kernels/linear.h).
  *
  * Every block makes the norm of all rows itself, from a few kilobytes that the L2 cache serves, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim.cu -- optimiser steps in one pass over memory, and sums in a fixed order. */
 #include "kernels/cuda/device.cuh"
 

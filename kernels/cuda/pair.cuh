@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pair.cuh -- two numbers of 16 bits in one register, the lower one in its low half: as they lie in
  * memory, where a register each would be twice as many. */
 #ifndef LM_KERNELS_CUDA_PAIR_CUH

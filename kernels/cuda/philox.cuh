@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* philox.cuh -- the counted randomness of lib/base/rng.c on the device: the very same draws.
  *
  * A stream (lm_rng) is a key, the seed of the run, which is read on the device, and `hi`, the

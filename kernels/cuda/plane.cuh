@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plane.cuh -- a launch over rows and columns, for kernels that must know which row they are in:
  * no division per element.  Threads lie along the columns, and along rows too where these are
  * narrow, or where fewer columns to a block leave fewer threads without work. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* prefetch.cuh -- memory that will be read soon, on its way to the L2 cache: nobody waits for it, and
  * no register holds it. */
 #ifndef LM_KERNELS_CUDA_PREFETCH_CUH

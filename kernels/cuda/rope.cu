@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope.cu -- rotary position embedding, in place or from one array to another. */
 #include "kernels/cuda/plane.cuh"
 

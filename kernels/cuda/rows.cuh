@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rows.cuh -- the product of few rows (a token being decoded) with a matrix whose rows lie along k:
  * a warp makes some columns, its lanes read 16 bytes of the matrix's rows at a time, each byte
  * once.  What the kernels of gemm_plain.cu and norm_linear.cu are made of.

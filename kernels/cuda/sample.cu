@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample.cu -- the next token of each row of logits (kernels/sample.h).
  *
  * A row is spread over blocks, and what they found is put together by the row's last block: found of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample_row.cuh -- what one block does with numbers of one row of weights (sample.cu): running sums,
  * the weight below which nothing can be chosen, and ranking. */
 #ifndef LM_KERNELS_CUDA_SAMPLE_ROW_CUH

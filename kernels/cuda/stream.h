@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stream.h -- what a CUDA kernel's launcher finds behind lm_call.stream.
  *
  * lib/graph/cuda makes and owns these; launchers only read them. */

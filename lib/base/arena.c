@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* arena.c -- a chain of blocks; allocation bumps a pointer, reset goes back to a mark.
  *
  * Blocks stay in the chain after a reset and are used again.  Under AddressSanitizer the unused

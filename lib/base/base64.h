@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* base64.h -- bytes as text (RFC 4648, section 4) and back. */
 #ifndef LM_BASE_BASE64_H
 #define LM_BASE_BASE64_H

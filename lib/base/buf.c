@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* buf.c -- a growing byte string. */
 #include "base/buf.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* buf.h -- a growing byte string.  Always NUL-terminated when not empty; len excludes the NUL. */
 #ifndef LM_BASE_BUF_H
 #define LM_BASE_BUF_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cgroup.c -- walk from the group of this process to the root and take the tightest limit. */
 #include "base/cgroup.h"
 

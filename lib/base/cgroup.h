@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cgroup.h -- limits that the control groups of this process set (version 2, and 1 where mounted).
  */
 #ifndef LM_BASE_CGROUP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cpu.c -- CPUID and XGETBV, and the request for AMX tiles that Linux wants (arch_prctl). */
 #include "base/cpu.h"
 

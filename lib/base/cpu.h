@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cpu.h -- what this processor can do, and the level that kernels are chosen by. */
 #ifndef LM_BASE_CPU_H
 #define LM_BASE_CPU_H

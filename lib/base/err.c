@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* err.c -- fill and extend an lm_err. */
 #include "base/err.h"
 

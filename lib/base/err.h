@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* err.h -- how a failure travels from the library to the person.
  *
  * A fallible function takes `lm_err *e` last and returns 0, or a negative lm_code after filling *e.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* file.c -- inputs: mapped, or read whole; and the write that does not stop halfway. */
 #include "base/file.h"
 

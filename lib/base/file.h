@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* file.h -- files: mapped inputs, outputs that appear whole or not at all, folders, paths.
  *
  * An output is a temporary `.NAME.tmp.PID` beside its target until lm_out_commit: write, fflush,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hash.c -- XXH3 of libxxhash (its output is frozen since 0.8.0). */
 #include "base/hash.h"
 

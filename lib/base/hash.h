@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hash.h -- one home for hashing: XXH3 for tables and checksums of content. */
 #ifndef LM_BASE_HASH_H
 #define LM_BASE_HASH_H

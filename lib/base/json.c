@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* json.c -- reading: jansson's parser with our limits and our messages. */
 #include "base/json.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* json.h -- JSON in and out.  Reading is jansson's tree behind checked getters that name the key;
  * writing is a small streaming writer with a fixed key order.
  *

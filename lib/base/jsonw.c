@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* jsonw.c -- the streaming JSON writer. */
 #include <inttypes.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mem.c -- the only place that calls malloc and its relatives. */
 #include "base/mem.h"
 

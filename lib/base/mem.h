@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mem.h -- all memory of the library comes from here: checked heap blocks and arenas.
  *
  * malloc, calloc and realloc appear in mem.c only.  A failure is LM_ELIMIT with the number of bytes

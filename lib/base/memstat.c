@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memstat.c -- how much memory this process has, had and may still take. */
 #include <stdint.h>
 #include <stdio.h>

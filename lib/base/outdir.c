@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* outdir.c -- a folder that appears whole or not at all. */
 #include <dirent.h>
 #include <errno.h>

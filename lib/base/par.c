@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* par.c -- the pool.
  *
  * One 64-bit word carries the number of the job and the next chunk.  A worker claims a chunk by

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* par.h -- one persistent pool of threads, and the loops that run on it.
  *
  * Kernels never create threads: they receive an lm_par and split a range.  Chunks are handed out

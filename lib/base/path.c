@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* path.c -- names, folders and what is in them. */
 #include <dirent.h>
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipe.c -- the order-preserving pipeline on the pool.
  *
  * There are no fixed roles: each worker looks for the most useful thing to do -- write the next

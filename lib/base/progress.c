@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress.c -- format a line and hand it to the sink. */
 #include "base/progress.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress.h -- how lib/ reports long work without printing: through a sink that the tool gives.
  *
  * cmd/common draws it as a bar on a terminal; tests collect it; NULL drops it. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rng.h -- counted randomness: Philox 4x32-10 (Salmon et al., SC'11, Random123).
  *
  * Every random number is a pure function of (seed, purpose, index).  Nothing holds a state, so

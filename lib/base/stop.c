@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stop.c -- flags that a signal handler may set.  Lock-free atomics are safe in handlers and,
  * unlike volatile sig_atomic_t, also between threads. */
 #include "base/stop.h"

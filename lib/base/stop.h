@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stop.h -- the one flag between signal handlers and long loops. */
 #ifndef LM_BASE_STOP_H
 #define LM_BASE_STOP_H

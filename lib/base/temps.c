@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* temps.c -- temporaries beside their targets, and the list of those that are still open. */
 #include "base/temps.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* temps.h -- shared by out.c and outdir.c: the registry of temporaries and the naming of them.
  *
  * What is registered is removed by lm_out_drop_all, also from a signal handler: the list changes

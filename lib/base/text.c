@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* text.c -- parse and show numbers. */
 #include "base/text.h"
 

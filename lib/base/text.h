@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* text.h -- numbers with suffixes, sizes for people, nearest names, UTF-8. */
 #ifndef LM_BASE_TEXT_H
 #define LM_BASE_TEXT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* utf8.c -- UTF-8 as RFC 3629 defines it. */
 #include <string.h>
 

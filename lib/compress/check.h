@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check.h -- is an .lmz whole?  Every fault of a file or a stream, however damaged. */
 #ifndef LM_COMPRESS_CHECK_H
 #define LM_COMPRESS_CHECK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* coded.c -- plans of reduction and expansion, and the one loop that carries either out. */
 #include "compress/coded.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* coded.h -- a safetensors file some of whose tensors go through a codec, as a stream, and back.
  *
  * A tensor NAME becomes

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lossy.c -- pieces of a tensor, each converted to F32, encoded, decoded and compared by one
  * thread. */
 #include "compress/lossy.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lossy.h -- one tensor through a codec (numeric/codec.h) and back, with an account of what is lost.
  *
  * A tensor is taken as one row of its elements in memory order, so blocks run along the flattened

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pack.c -- the files of a bundle pushed through the writer of .lmz; see pack.h. */
 #include "compress/pack.h"
 

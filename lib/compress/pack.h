@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pack.h -- a model, a training state or a safetensors file into an .lmz: byte for byte, or with the
  * tensors that were named for it coded with loss. */
 #ifndef LM_COMPRESS_PACK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pack_report.c -- what became of a packed model. */
 #include "base/json.h"
 #include "base/mem.h"

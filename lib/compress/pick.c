@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pick.c -- see pick.h. */
 #include "compress/pick.h"
 

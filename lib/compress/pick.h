@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pick.h -- some tensors of safetensors files as one safetensors file that is read forward: what
  * `--tensor` takes out and what is left of a damaged file.
  *

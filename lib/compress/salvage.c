@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* salvage.c -- what a damaged .lmz still gives: faults are collected by a full check first, then
  * whole files are copied and files of tensors made again from the tensors that are whole. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* table.h -- what an .lmz holds, as a table for people or as JSON. */
 #ifndef LM_COMPRESS_TABLE_H
 #define LM_COMPRESS_TABLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* unpack.c -- see unpack.h. */
 #include "compress/unpack.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* unpack.h -- what an .lmz holds, back as files: all of it, single tensors, or what a damaged one
  * still gives.  Tensors that were coded with loss (coded.h) are expanded to their own dtype. */
 #ifndef LM_COMPRESS_UNPACK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* unpack_impl.h -- what unpack.c and salvage.c share: a place to write to, and one file written to
  * it, expanded if need be. */
 #ifndef LM_COMPRESS_UNPACK_IMPL_H

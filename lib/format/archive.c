@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* archive.c -- see archive.h.  libarchive decodes and encodes; names and sizes are checked here. */
 #include "format/archive.h"
 

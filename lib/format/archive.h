@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* archive.h -- tar archives as a model travels in them: members in, members out, through
  * libarchive.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle.c -- the files of a model read from a folder, a file or a stream: one list of entries, a
  * map behind those with random access, a container's reader behind the others. */
 #include "format/bundle.h"

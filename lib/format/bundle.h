@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle.h -- the files of a model wherever they lie: one way to read them, one way to write them.
  *
  * A bundle is a sequence of files with plain names: config.json, model.safetensors, tokenizer.json.

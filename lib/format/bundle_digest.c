@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_digest.c -- the digest of a bundle's content, the same wherever its files lie. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_impl.h -- what the parts of bundle.c share; private to lib/format. */
 #ifndef LM_FORMAT_BUNDLE_IMPL_H
 #define LM_FORMAT_BUNDLE_IMPL_H

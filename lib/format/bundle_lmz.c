@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_lmz.c -- the files of an .lmz (lmz.h): by its index, decoded where they are asked for, or
  * forward from a stream. */
 #include <string.h>

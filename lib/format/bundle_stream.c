@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_stream.c -- bytes that come once: the raw descriptor, a lone .safetensors on it, and the
  * spool that turns what is still to come into a file. */
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_tar.c -- the files of a tar: with random access where it lies uncompressed in a mapped
  * file, member by member elsewhere. */
 #include <string.h>

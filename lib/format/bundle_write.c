@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_write.c -- the files of a model written: into a folder, into an archive, or one of them
  * alone. */
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart.c -- the layout of a chart and its painting onto any canvas.
  *
  * Text is measured by a fixed width for each letter, not by a font, so that the layout does not

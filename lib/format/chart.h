@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart.h -- line charts: one layout, three back ends (SVG, PNG through cairo, text for a
  * terminal).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_axis.c -- round ticks for an axis, their labels, and the smoothing of a line. */
 #include <math.h>
 #include <stdio.h>

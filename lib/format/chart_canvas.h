@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_canvas.h -- inside the charts: what a back end can paint, and the one painter that all
  * share. */
 #ifndef LM_FORMAT_CHART_CANVAS_H

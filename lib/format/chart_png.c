@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_png.c -- the PNG back end: cairo's image surface.  The only file of the library that needs
  * cairo. */
 #include <cairo/cairo.h>

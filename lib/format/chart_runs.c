@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_runs.c -- see chart_runs.h. */
 #include "format/chart_runs.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_runs.h -- from the metrics of runs to a chart: which numbers become which lines. */
 #ifndef LM_FORMAT_CHART_RUNS_H
 #define LM_FORMAT_CHART_RUNS_H

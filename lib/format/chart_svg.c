@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_svg.c -- the SVG back end: plain SVG 1.1 with real text, two decimals for each coordinate.
  */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chart_text.c -- the terminal back end: braille cells of 2 x 4 dots, Unicode U+2800..U+28FF.
  *
  * Each cell of a panel keeps its dots, the colour of the line that came last, and a rank: a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder.h -- a model as the tools meet it: tensors by name from wherever they lie, and the Hugging
  * Face folder (or its tar, .lmz or stream) that it is written to.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_impl.h -- what folder_source.c, source_files.c, source_data.c and folder_write.c share;
  * private to lib/format. */
 #ifndef LM_FORMAT_FOLDER_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_json.c -- see folder_json.h. */
 #include "format/folder_json.h"
 

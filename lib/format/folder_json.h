@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_json.h -- JSON trees written for people, as the field's config.json looks: two spaces, one
  * member a line, and the shortest digits that read back as the same double (1e-06,
  * not 9.9999999999999995e-07). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_prune.c -- which checkpoints of a run may go: old ones, but never what another .lmz in the
  * run is a difference to. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_run.c -- the links that make a run folder a model, each replaced by rename so that no
  * moment is without one. */
 #include "format/folder_run.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_run.h -- the folder of a training run, a model folder at every moment.
  *
  *   run/step-000300/ : config.json model.safetensors tokenizer.json ... optimizer.safetensors state.json

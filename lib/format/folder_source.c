@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_source.c -- a model opened: whatever holds its files (bundle.h) -> one list of tensors, and
  * the small files beside them.
  *

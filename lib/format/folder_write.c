@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_write.c -- a model written: shards planned first, the small files, then the tensors streamed
  * through, published as a whole. */
 #include <inttypes.h>

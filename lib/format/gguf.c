@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf.c -- a GGUF file read: every length, count and offset checked against what is there. */
 #include "format/gguf_impl.h"
 

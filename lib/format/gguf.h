@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf.h -- GGUF: metadata and tensors of a model in one file, as llama.cpp loads it.
  *
  * The file (github.com/ggml-org/ggml, docs/gguf.md; version 3), all little-endian:

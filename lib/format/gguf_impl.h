@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_impl.h -- what the parts of the GGUF reader share.  Private to lib/format. */
 #ifndef LM_FORMAT_GGUF_IMPL_H
 #define LM_FORMAT_GGUF_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_value.c -- types of tensors, and values of keys as numbers and texts. */
 #include <inttypes.h>
 #include <string.h>

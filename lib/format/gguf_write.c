@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_write.c -- what a GGUF file will hold, and the file written from it. */
 #include <inttypes.h>
 #include <stdlib.h>

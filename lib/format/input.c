@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* input.c -- see input.h.  Cuts the bytes of source.h into raw documents. */
 #include "format/input.h"
 

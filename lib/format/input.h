@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* input.h -- documents from files, archives and pipes, in memory bounded by the largest document.
  *
  * Two layers of decoding, both chosen by content, never by trust in a name:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* input_decode.c -- a raw document to text: UTF-8, then JSON.  Part of input.h; any thread. */
 #include <stdio.h>
 #include <string.h>

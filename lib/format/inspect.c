@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect.c -- statistics and differences of tensors, over fixed spans. */
 #include "format/inspect.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect.h -- what a model's tensors hold, and how two models differ.
  *
  * Both read the data in fixed spans of elements and merge the spans in order, so the result is the

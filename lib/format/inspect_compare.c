@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect_compare.c -- the report of two models side by side. */
 #include <inttypes.h>
 #include <math.h>

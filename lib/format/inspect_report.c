@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect_report.c -- reports of one model.  Text from files is cleaned: a name must not drive a
  * terminal. */
 #include "format/inspect_report.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect_report.h -- what inspect-model says, as text for people or as JSON. */
 #ifndef LM_FORMAT_INSPECT_REPORT_H
 #define LM_FORMAT_INSPECT_REPORT_H

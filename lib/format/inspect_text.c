@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inspect_text.c -- see inspect_text.h. */
 #include "format/inspect_text.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* jsonl.c -- see jsonl.h.  A recursive-descent scanner over one line. */
 #include "format/jsonl.h"
 

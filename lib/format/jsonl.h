@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* jsonl.h -- one string out of a line of JSON, without a tree and without touching the rest.
  *
  * Corpora carry other fields (ids, scores, integers beyond 64 bits) that a filter must give back

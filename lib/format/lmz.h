@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz.h -- .lmz, the compressed form of a bundle: files in, the same bytes out.
  *
  * Files follow one another; a .safetensors file is cut at its tensors, so that each chunk holds

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_base.c -- finding the base of a delta, and in it the tensor that goes with one of ours. */
 #include "format/lmz_base.h"
 #include "base/file.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_base.h -- the bundle that a delta is a difference to: which of its tensors goes with ours,
  * and its bytes; private to lib/format. */
 #ifndef LM_FORMAT_LMZ_BASE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_batch.c -- see lmz_batch.h. */
 #include "format/lmz_batch.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_batch.h -- the chunks of an .lmz on their way: gathered, coded on the pool, written in order;
  * private to lib/format.
  *

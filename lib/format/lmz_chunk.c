@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_chunk.c -- planes of a chunk, and what each is coded with.
  *
  * Layout of a chunk of `raw` bytes, n = raw / e elements of e bytes (by its kind; BYTES: e = 1):

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_chunk.h -- one chunk of an .lmz file: elements split into planes, each plane coded or kept.
  *
  * A chunk holds whole elements of one kind.  Encoding: (delta: combined with the same bytes of a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_impl.h -- an opened .lmz, shared by its readers; private to lib/format. */
 #ifndef LM_FORMAT_LMZ_IMPL_H
 #define LM_FORMAT_LMZ_IMPL_H

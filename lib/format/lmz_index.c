@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_index.c -- the table of an .lmz as the bytes of its index, and back.
  *
  *  1. number of files u32

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_layout.c -- headers and records of an .lmz to bytes and back. */
 #include "format/lmz_layout.h"
 

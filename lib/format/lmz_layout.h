@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_layout.h -- the bytes of an .lmz file other than its coded chunks; private to lib/format.
  *
  * All numbers are little-endian.  lmz(5) describes the same for other readers.

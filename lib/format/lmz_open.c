@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_open.c -- opening an .lmz by its index: footer, index, header, and then its base. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_read.c -- any bytes of an opened .lmz: chunks found, read, decoded, checked. */
 #include <errno.h>
 #include <inttypes.h>

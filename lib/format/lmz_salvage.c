@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_salvage.c -- a damaged .lmz opened without its index.
  *
  * Records are taken one after another; where none is, the next mark with a right check is searched.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_stream.c -- an .lmz read forward: records as they come, chunks decoded some ahead.
  *
  * Two batches of events (a file begins, a chunk, a file ends, the end).  While the chunks of one are

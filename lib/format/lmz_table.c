@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_table.c -- the table of an .lmz: building it with every check, looking things up in it. */
 #include "format/lmz_table.h"
 

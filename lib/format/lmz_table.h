@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_table.h -- what an .lmz holds, in memory: files, their parts, their chunks; shared by writer,
  * readers and salvage; private to lib/format.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_verify.c -- every byte of an .lmz held against what is known of it.
  *
  * Header, index and footer were checked when it was opened.  The records of files and parts must be

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_write.c -- pushed bytes to an .lmz.
  *
  * The bytes of a file are cut into parts (a .safetensors at its tensors, once its header is there)

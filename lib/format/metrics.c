@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* metrics.c -- the writer of metrics lines.  See metrics.h and lm-metrics(5).
  *
  * A record is put together in one buffer that is kept from line to line and leaves by one write(2).

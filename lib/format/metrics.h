@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* metrics.h -- what a run says about itself while it goes: JSONL, one object a line; lm-metrics(5).
  *
  *   {"event":"run","tool":"train","version":"0.1.0","argv":["train",...],"seed":1, ...}    first

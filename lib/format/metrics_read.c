@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* metrics_read.c -- the reader of metrics files: a growing file in, series of numbers out.
  *
  * Bytes go to a buffer; each whole line is parsed and its numbers are added to the series of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* provenance.c -- the chain of steps as JSON text. */
 #include "format/provenance.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* provenance.h -- how a file came to be: the chain of tools that each product carries.
  *
  * A JSON array, oldest step first, kept as a string under "lmutils.history" in safetensors'

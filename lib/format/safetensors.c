@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors.c -- one file, random access: header checked at open, data mapped and never trusted
  * to be aligned. */
 #include <errno.h>

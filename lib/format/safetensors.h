@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors.h -- tensors in one file: reading, streaming, planning and writing.
  *
  * The file (github.com/huggingface/safetensors, "Format"):

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_plan.c -- what a file will hold, before its first byte is written. */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_stream.c -- a safetensors file that can only be read forwards. */
 #include <inttypes.h>
 #include <string.h>

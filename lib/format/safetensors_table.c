@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_table.c -- the table of tensors behind reader, stream and plan, and the checks that
  * every header passes before one of its numbers is used. */
 #include <inttypes.h>

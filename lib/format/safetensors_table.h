@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_table.h -- the header of a safetensors file in memory: shared by its reader, stream,
  * plan and writer; private to lib/format. */
 #ifndef LM_FORMAT_SAFETENSORS_TABLE_H

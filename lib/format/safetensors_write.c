@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_write.c -- a planned file, written front to back through a small buffer. */
 #include <inttypes.h>
 #include <string.h>

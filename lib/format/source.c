@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* source.c -- see source.h.
  *
  * Two libarchive readers stand one on the other: `outer` reads the file through its own callback

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* source.h -- the bytes under input.h: a list of paths as a sequence of decompressed members.
  *
  * A plain file is one member.  Decoders are those of libarchive that live in its own library:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* source_data.c -- the tensors of a model read, in order or not.
  *
  * Of a stream the current tensor is held in memory (the window); what an .lmz decodes is held there

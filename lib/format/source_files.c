@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* source_files.c -- the small files beside the weights of a model: read where they lie, or kept in
  * memory as a stream brings them. */
 #include <string.h>

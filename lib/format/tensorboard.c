@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tensorboard.c -- Event records by hand: four protobuf fields do not need a library. */
 #include "format/tensorboard.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tensorboard.h -- scalar curves in the event files that TensorBoard reads.
  *
  * A record (TFRecord): u64 length, u32 masked CRC-32C of those 8 bytes, the payload, u32 masked

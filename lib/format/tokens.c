@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokens.c -- see tokens.h: opening, checking and reading token datasets. */
 #include "format/tokens.h"
 

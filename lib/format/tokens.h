@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokens.h -- token datasets: Megatron, llm.c and nanoGPT shards behind one handle.
  *
  * Readers see one flat stream of ids [0, count) with document starts, whatever the format:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_open.c -- finding, mapping and checking the files of a token dataset. */
 #include <ctype.h>
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_pool.c -- see tokens_pool.h. */
 #include "format/tokens_pool.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_pool.h -- tokenised documents put aside on disk, to be written again in a random order and
  * a chosen mixture.
  *

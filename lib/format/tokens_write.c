@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_write.c -- writing token datasets; see tokens.h.
  *
  * Memory stays small whatever the size: the lengths of the sequences go straight into the .idx,

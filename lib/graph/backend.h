@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backend.h -- where a graph runs: memory, streams and a table of kernels.
  *
  * The CPU backend is in libcore.  Others are loadable modules (libcore-cuda.so) that fill the same

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backend_cpu.c -- the host as a backend. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backward.c -- reverse-mode differentiation: walk the forward list backwards and let each
  * operator's gradient rule append what it needs. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.c -- the names of devices, for command lines. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* exec.c -- a graph as a flat array of kernel calls. */
 #include "graph/exec.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* exec.h -- memory for a graph's activations, and running it.
  *
  * The plan places every activation and every kernel's scratch in one arena, by liveness: greedy by

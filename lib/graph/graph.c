@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph.c -- values, nodes and the list. */
 #include "graph/graph.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph.h -- a model's computation as a static list of operators over values.
  *
  * The list is the order: nodes are appended in the order in which they run.  A pass walks the list

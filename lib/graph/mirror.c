@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mirror.c -- twins of arrays. */
 #include "graph/mirror.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mirror.h -- an array that the host writes or reads and its twin in a backend's memory.
  *
  * On a backend whose memory is the host's the two are one and nothing is copied; else the host side

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* module.c -- backends by name: the CPU's, and those in modules that are loaded when asked for. */
 #include <dlfcn.h>
 #include <elf.h>

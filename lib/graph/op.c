@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* op.c -- small helpers that operators' rules share. */
 #include "graph/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* op.h -- what an operator is: one entry with its shape rule, gradient rule, cost and examples.
  *
  * Kernels are found by name in a backend's table; everything else that the house knows about an

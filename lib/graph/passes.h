@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* passes.h -- what is done to a graph between building and running it; each pass alone in its file.
  *
  * precision.c  choose the types of activations and weights, insert casts

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan.c -- where each activation and each kernel's scratch lies in one arena.
  *
  * An item lives from the node that writes it to the last node that reads it.  Outputs that an

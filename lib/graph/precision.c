@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* precision.c -- types for a forward graph: each operator gets the type of its class, parameters
  * follow, and a cast is put where an activation of one type meets an operator of another. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trace.c -- events as they come, in the trace event format ("JSON Object Format"):
  * {"displayTimeUnit": "ms", "traceEvents": [
  *   {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": ...}},

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trace.h -- a stretch of time as a Chrome trace: JSON that chrome://tracing and Perfetto show.
  *
  * Rows are named and numbered from 0; an event lies in a row and has a name, a beginning and an end

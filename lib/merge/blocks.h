@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* blocks.h -- what the merge methods share: a tensor taken in blocks, sums over it, and weighted
  * sums of models into the output.
  *

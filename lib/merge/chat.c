@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chat.c -- the template of a merged model: by name, as text, or the one that most models have. */
 #include "merge/chat.h"
 

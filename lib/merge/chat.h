@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chat.h -- the chat template that a merged model gets. */
 #ifndef LM_MERGE_CHAT_H
 #define LM_MERGE_CHAT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* chat_named.c -- the templates that have names. */
 #include <string.h>
 

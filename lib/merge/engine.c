@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine.c -- one tensor of the plan: its operands fetched, the method run. */
 #include "merge/engine.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine.h -- a plan carried out: tensor after tensor through the method, to a model folder, to a
  * stream, or to memory.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_impl.h -- what the parts of the engine share. */
 #ifndef LM_MERGE_ENGINE_IMPL_H
 #define LM_MERGE_ENGINE_IMPL_H

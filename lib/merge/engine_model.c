@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_model.c -- a whole plan written: order, metadata, small files, tensor after tensor. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_write.c -- one tensor is written while the next is made. */
 #include "merge/engine_write.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_write.h -- a thread that writes one tensor while the next is made. */
 #ifndef LM_MERGE_ENGINE_WRITE_H
 #define LM_MERGE_ENGINE_WRITE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* entries.h -- the rows of the table of methods, one array for each family, ended by one without a
  * name. */
 #ifndef LM_MERGE_ENTRIES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lora.c -- PEFT adapters: their configuration, their tensors bound to those of the base, and the
  * sum W + s B A. */
 #define PCRE2_CODE_UNIT_WIDTH 8

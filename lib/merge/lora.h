@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lora.h -- a PEFT folder with low-rank adapters, merged into the tensors of its base as they are
  * read.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* method.c -- the table of methods and of their parameters, and what is checked before data is. */
 #include "merge/method.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* method.h -- the ways to merge one tensor, in one table.
  *
  * A method sees one tensor of every model at a time, as arrays in memory, and writes the merged one.

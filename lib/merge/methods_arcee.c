@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* methods_arcee.c -- Arcee fusion: a model's element replaces the base's where |delta| K reaches the
  * median of these scores and one and a half times their interquartile range, with K the
  * Kullback-Leibler divergence of the softmax of the model's row from that of the base's.

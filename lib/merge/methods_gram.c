@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* methods_gram.c -- RegMean (arXiv:2212.09849): the linear layer that does on every model's inputs
  * most nearly what that model does.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* methods_linear.c -- the merges that are weighted sums, element by element: linear, DEM, task
  * arithmetic, passthrough, Fisher. */
 #include "merge/blocks.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* methods_other.c -- SCE, nearswap: merges with a rule of their own for which elements move. */
 #include "merge/blocks.h"
 #include "merge/entries.h"

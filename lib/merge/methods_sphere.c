@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* methods_sphere.c -- the merges that look at angles: SLERP, NuSLERP, multi-SLERP, Karcher mean,
  * model stock.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* methods_task.c -- the merges of pruned deltas: TIES, DARE, DELLA, breadcrumbs.
  *
  * theta + lambda Delta / divisor; Delta the sum of w_i prune(theta_i - theta), with or without an

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan.c -- a plan made from its parts. */
 #include "merge/plan.h"
 

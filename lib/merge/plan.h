@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan.h -- a recipe and its opened models made into the list of the result's tensors.
  *
  * Tensors go by name: those of the base (else of the first model) are the result's, in its order,

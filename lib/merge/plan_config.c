@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_config.c -- config.json of the result: the lead's, with what the tensors say. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_impl.h -- what the parts of planning share. */
 #ifndef LM_MERGE_PLAN_IMPL_H
 #define LM_MERGE_PLAN_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_open.c -- the inputs of a merge opened, and compared as wholes. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_tensors.c -- the list of the result's tensors: which tensor of which model, with what
  * parameters. */
 #include <math.h>

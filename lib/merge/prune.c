@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* prune.c -- see prune.h. */
 #include "merge/prune.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recipe.c -- a recipe built, checked and shown, wherever it comes from. */
 #include "merge/recipe.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recipe.h -- what is to be merged, and how: from options, or from a mergekit YAML file.
  *
  * A recipe names its inputs and knows nothing of what is in them; plan.h opens them and makes a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recipe_impl.h -- what the parts of the recipe reader share. */
 #ifndef LM_MERGE_RECIPE_IMPL_H
 #define LM_MERGE_RECIPE_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recipe_options.c -- operands "MODEL:weight=0.4,density=0.5" and options made into a recipe. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recipe_yaml.c -- a mergekit YAML file made into a recipe: every key is known or an error. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* report.c -- what a merge will do, or did: models, effective weights, bytes, bound of memory. */
 #include "merge/report.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* report.h -- a plan of a merge shown to people, or as JSON. */
 #ifndef LM_MERGE_REPORT_H
 #define LM_MERGE_REPORT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search.c -- options of a search, and the choice among its ways. */
 #include "merge/search.h"
 

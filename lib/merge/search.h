@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search.h -- the search for weights: which point to measure next, and a memory of those measured.
  *
  * A search is a deterministic sequence of points w in [lo, hi]^n that depends on the options and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_cmaes.c -- covariance matrix adaptation (N. Hansen, "The CMA Evolution Strategy: A
  * Tutorial", arXiv:1604.00772): figure 6 with the parameters of table 1.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_coordinate.c -- descent along one weight after the other, over the values of the grid. */
 #include <math.h>
 

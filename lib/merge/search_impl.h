@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_impl.h -- what the searches share; for lib/merge/search*.c only. */
 #ifndef LM_MERGE_SEARCH_IMPL_H
 #define LM_MERGE_SEARCH_IMPL_H

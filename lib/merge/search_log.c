@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_log.c -- JSONL of a weight search. */
 #include "merge/search_log.h"
 

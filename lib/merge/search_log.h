@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_log.h -- the lines of a weight search: written, and read again.  Their keys are in
  * search_weights.h. */
 #ifndef LM_MERGE_SEARCH_LOG_H

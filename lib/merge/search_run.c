@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_run.c -- the loop of a search, with a memory of what was measured. */
 #include <math.h>
 #include <string.h>

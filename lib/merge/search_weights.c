@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_weights.c -- candidates merged and validated in memory. */
 #include "merge/search_weights.h"
 

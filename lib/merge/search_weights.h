@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* search_weights.h -- the search for the weights of a merge: every candidate is merged into memory,
  * tensor by tensor, and validated there; nothing is written but a line about it.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* select.h -- exactly the k largest magnitudes of values that are never all in memory.
  *
  * Several rows of values (one for each model) are computed block by block, by the caller, as often

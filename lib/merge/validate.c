@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* validate.c -- held-out sets, opened once and scored again and again. */
 #include "merge/validate.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* validate.h -- the loss of weights that exist in memory only, on one held-out set for each
  * distribution.
  *

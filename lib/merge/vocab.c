@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vocab.c -- comparing tokenizers, and the row that each token of the result has in each model. */
 #include "merge/vocab.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vocab.h -- models whose tokenizers differ: one vocabulary for the merged model, and each model's
  * embeddings seen through it.
  *

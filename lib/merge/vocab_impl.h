@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vocab_impl.h -- what a merged vocabulary is made of; for lib/merge/vocab*.c only. */
 #ifndef LM_MERGE_VOCAB_IMPL_H
 #define LM_MERGE_VOCAB_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vocab_rows.c -- a model's embedding in the merged vocabulary: one row after the other, by index. */
 #include <inttypes.h>
 #include <string.h>

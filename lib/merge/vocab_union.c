@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vocab_union.c -- one tokenizer.json with the tokens and merges of several. */
 #include <inttypes.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* yaml.c -- libyaml's events made into a tree, within limits. */
 #include "merge/yaml.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* yaml.h -- a small YAML document as a tree, for configuration files of strangers.
  *
  * YAML 1.1 as libyaml parses it, without tags, merge keys ("<<") and more than one document.  The

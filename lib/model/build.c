@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* build.c -- the pieces that architectures are written with. */
 #include "model/build.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* build.h -- what the architectures' files share while they build a graph.  Private to lib/model.
  */
 #ifndef LM_MODEL_BUILD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* complete.c -- the loop around a generator. */
 #include "model/complete.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* complete.h -- from prompts to finished texts: many at a time, handed back in order.
  *
  * A free slot of the generator takes the next prompt as soon as there is one.  What a prompt

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config.c -- config.json, read strictly. */
 #include "model/config.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config.h -- a model's hyper-parameters: read from a Hugging Face config.json, checked, and
  * written back.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert.c -- what is it, and who can read or write it. */
 #include "model/convert.h"
 

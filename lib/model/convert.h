@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert.h -- a model from one published format to another: Hugging Face, GGUF, llm.c, llama2.c.
  *
  * Whatever a model lies in, it is seen here as Hugging Face has it: a config.json, some small

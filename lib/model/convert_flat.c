@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_flat.c -- tensors in a known order, without names. */
 #include "model/convert_flat.h"
 

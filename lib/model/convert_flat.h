@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_flat.h -- formats that are a header and then all tensors in an order that the reader
  * knows: llm.c's checkpoints and llama2.c's .bin.  Private to lib/model.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_gguf.c -- a GGUF file seen as Hugging Face has its model. */
 #include <inttypes.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_gguf_out.c -- a model written as a GGUF file. */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_hf.c -- Hugging Face's folder (or a tar or .lmz of it) on either side of a conversion. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_impl.h -- what importers and exporters share; private to lib/model/convert*.c. */
 #ifndef LM_MODEL_CONVERT_IMPL_H
 #define LM_MODEL_CONVERT_IMPL_H

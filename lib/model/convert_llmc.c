@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_llmc.c -- headers of llm.c's GPT-2 checkpoints and llama2.c's .bin. */
 #include <inttypes.h>
 #include <math.h>

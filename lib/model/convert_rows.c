@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_rows.c -- matrices recast row by row. */
 #include "model/convert_rows.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_rows.h -- a matrix in one type and layout written in another, rows in parallel. */
 #ifndef LM_MODEL_CONVERT_ROWS_H
 #define LM_MODEL_CONVERT_ROWS_H

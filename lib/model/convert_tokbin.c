@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_tokbin.c -- llama2.c's tokenizer.bin.
  *
  * tokenizer.py of karpathy/llama2.c: u32 bytes of the longest token; then for each token f32 score,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_types.c -- llama.cpp's types of files, and its mixtures. */
 #include "model/convert_types.h"
 

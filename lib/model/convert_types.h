@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convert_types.h -- which type each tensor of a GGUF file gets.  Private to lib/model.
  *
  * Norms, biases and learned positions are F32, whatever is asked for.  The mixtures are those of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fresh.c -- fresh weights, streamed. */
 #include "model/fresh.h"
 

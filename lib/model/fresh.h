@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fresh.h -- fresh weights straight into a model folder, a few megabytes at a time, whatever the
  * size of the model. */
 #ifndef LM_MODEL_FRESH_H

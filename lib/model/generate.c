@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate.c -- prefill and decoding over shared caches. */
 #include "model/generate_impl.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate.h -- a model with key/value caches: prompts in, logits of the next token out.
  *
  * B slots hold a sequence each, of at most S tokens.  A prompt runs through its slot alone, in

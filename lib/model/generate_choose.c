@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate_choose.c -- the next token of each slot, chosen where its logits are. */
 #include "base/mem.h"
 #include "model/generate_impl.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate_impl.h -- what the generator's files share: generate.c runs the graphs, generate_choose.c
  * chooses tokens from their logits. */
 #ifndef LM_MODEL_GENERATE_IMPL_H

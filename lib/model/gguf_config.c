@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_config.c -- hyper-parameters between config.json and GGUF's keys. */
 #include <inttypes.h>
 #include <math.h>

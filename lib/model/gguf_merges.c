@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_merges.c -- merges out of the scores of tokens. */
 #include "model/gguf_merges.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_merges.h -- the merges of a byte-fallback BPE, which GGUF keeps as scores of tokens.
  * Private to lib/model. */
 #ifndef LM_MODEL_GGUF_MERGES_H

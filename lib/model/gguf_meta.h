@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_meta.h -- the metadata of a model in GGUF: config.json and tokenizer.json as the keys that
  * llama.cpp reads, and back.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_vocab_get.c -- a tokenizer.json made out of GGUF's tokenizer.* keys. */
 #include <inttypes.h>
 #include <math.h>

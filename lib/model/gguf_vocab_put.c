@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_vocab_put.c -- a tokenizer.json as GGUF's tokenizer.* keys.
  *
  * Byte-level BPE is llama.cpp's "gpt2": tokens, merges and the name of a pattern.  BPE with byte

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2.c -- GPT-2 (Radford et al. 2019; tensor names and defaults of Hugging Face's
  * modeling_gpt2.py): learned positions, LayerNorm before each branch, biases everywhere, GELU, tied
  * head.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* llama.c -- the Llama family: Llama 2/3 (arXiv:2302.13971, 2407.21783), Mistral
  * (arXiv:2310.06825), Qwen2 (arXiv:2407.10671) and Qwen3 (arXiv:2505.09388); tensor names of
  * Hugging Face.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loaded.c -- weights for use, in one type. */
 #include "model/loaded.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loaded.h -- a model opened for use only: config and weights in one type, no master copy beside
  * it.
  *

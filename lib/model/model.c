@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model.c -- from a config to a graph that is ready to be planned. */
 #include "model/model.h"
 #include "base/text.h"

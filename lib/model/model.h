@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model.h -- a config as a graph, and where each tensor of a checkpoint lies in it.
  *
  * A model is a pure function of (config, build options).  Weights that are used together are one

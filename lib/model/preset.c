@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* preset.c -- presets and --set. */
 #include "model/preset.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* preset.h -- where a config.json comes from: presets by name, and single keys set by hand.
  *
  * A preset is share/models/NAME.json, a Hugging Face config.json like any other. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope.c -- rotary tables: inverse frequencies under the scalings of the field, in double, rounded
  * once.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample.c -- counted draws. */
 #include "model/sample.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample.h -- the draws of sampling: counted, so that nothing but the seed, the prompt's number and
  * the position decides one.  What is done with them is kernels/sample.h. */
 #ifndef LM_MODEL_SAMPLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* slots.c -- names and shapes of all tensors of the five architectures. */
 #include "model/slots.h"
 

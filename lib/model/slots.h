@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* slots.h -- every tensor of a model: its name and shape in Hugging Face's files and in GGUF's.
  *
  * GGUF names an architecture's parts, not its modules (blk.3.attn_q.weight for

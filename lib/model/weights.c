@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* weights.c -- the flat block of parameters: initialise, load, write, bind. */
 #include "model/weights.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* weights.h -- a model's parameters as one flat block: initialised, loaded from a model folder,
  * written back.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* codec.c -- the registry of number formats, and the codecs whose codes are plain elements of a
  * dtype; block formats have files of their own. */
 #include "numeric/codec.h"

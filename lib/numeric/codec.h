@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* codec.h -- number formats as codecs, in one registry: what weights, KV caches, gradients on the
  * wire, optimiser states and checkpoints are stored in.
  *

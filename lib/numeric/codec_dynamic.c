@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* codec_dynamic.c -- the dynamic map: tables made once, codes found by the leading bits of a number. */
 #include "numeric/codec_dynamic.h"
 

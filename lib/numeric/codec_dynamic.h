@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* codec_dynamic.h -- the dynamic map: 8 bits whose steps grow with the number, in blocks of 256 that
  * share an F32 scale; the form in which 8-bit optimisers keep their states.  For codec.c only.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* dtype.c -- one table of the element types and one rounding routine for every narrow float.
  *
  * The routine rounds a double once, on its bits, so that no value is ever rounded twice: a float is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* dtype.h -- the element types that tensors are made of, and exact conversions between them.
  *
  * F16 is IEEE binary16, BF16 the upper half of binary32, F8E4M3 the "fn" form (no infinities,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ggml.c -- the table of GGUF's quantised blocks. */
 #include "numeric/ggml.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ggml.h -- the quantised blocks of GGUF files: so many numbers in so many bytes, scales among them.
  *
  * Unlike a codec (codec.h), whose codes and scales lie apart, a block holds its scales itself; a row

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ggml_simple.c -- GGUF's blocks of 32 numbers with one scale, and an offset in the "_1" forms.
  *
  *   q4_0  f16 d; 16 bytes of codes       x = d (q - 8)

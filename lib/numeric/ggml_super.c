@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ggml_super.c -- GGUF's super-blocks of 256 numbers ("K-quants"): groups whose scales are
  * themselves quantised against one F16 scale.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tensor.h -- a borrowed view of memory with a shape: contiguous, row-major, at most 5 dimensions.
  */
 #ifndef LM_NUMERIC_TENSOR_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention.c -- softmax attention over packed qkv rows, its backward, and the cached form. */
 #include "kernels/attention.h"
 

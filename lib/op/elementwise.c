@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.c -- activations, sums, dropout, casts, row selection. */
 #include "kernels/elementwise.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* embed.c -- token and position embeddings. */
 #include "kernels/embed.h"
 

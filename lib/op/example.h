@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* example.h -- what operators' example functions share: ragged sizes, drawn by number. */
 #ifndef LM_OP_EXAMPLE_H
 #define LM_OP_EXAMPLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuse.c -- joining operators that follow each other (fuse.h).
  *
  * Each rule looks at one node and its neighbours and proposes a node in place of some; `join` finds

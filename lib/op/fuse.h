@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuse.h -- joining operators that follow each other: a tensor that one writes and the next reads
  * then never travels to memory and back, and a device has fewer kernels to start.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grouped.c -- grouped linear layers and the two halves of their backward. */
 #include "kernels/grouped.h"
 

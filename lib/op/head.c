@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* head.c -- vocabulary head and cross-entropy; the gradients are outputs of the same node. */
 #include "kernels/head.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* joined.c -- operators that take the place of several (op/fuse.h).  They are made after the
  * backward, so none has a gradient rule. */
 #include "kernels/attention.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* linear.c -- the linear layer and the two halves of its backward. */
 #include "kernels/linear.h"
 

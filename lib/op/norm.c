@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* norm.c -- RMSNorm and LayerNorm with the residual add in front, and the per-head norm of q and k.
  */
 #include "kernels/norm.h"

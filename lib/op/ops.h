@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ops.h -- all operators, by name and by variable.  Operands and attributes are those of
  * kernels/FAMILY.h. */
 #ifndef LM_OP_OPS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope.c -- rotary position embedding; its gradient is the inverse rotation. */
 #include "kernels/rope.h"
 

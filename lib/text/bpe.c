@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The vocabulary and the merge table of bpe.h: two open-addressing hash tables with linear probing,
  * at most half full. */
 #include "text/bpe.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bpe.h -- byte-pair encoding of one word: the vocabulary, the merge table, the merge loop.
  *
  * The symbols of a word (its characters, or its bytes in byte-level mode) are merged pair by pair:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The word table of bpe_count.h. */
 #include "text/bpe_count.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bpe_count.h -- a table from words (byte strings) to 64-bit counts; the working set of BPE
  * training. */
 #ifndef LM_TEXT_BPE_COUNT_H

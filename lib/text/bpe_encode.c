@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Merging the symbols of a word, behind a cache of words already seen (see bpe.h).
  *
  * The cache has two levels.  Words of up to 15 bytes and 3 ids, nearly all of ordinary text, sit in

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Counting words of a stream of documents on many threads: batches of documents go through a pipe
  * whose workers count into tables of their own; only the sum matters, so the order does not. */
 #include "base/mem.h"

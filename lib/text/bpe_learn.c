@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Greedy merging with exact, incremental counts.
  *
  * Every pair of neighbours that exists in some word has a record: its count (neighbours weighted by

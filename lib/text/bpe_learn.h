@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bpe_learn.h -- the merge loop of BPE training over counted words. */
 #ifndef LM_TEXT_BPE_LEARN_H
 #define LM_TEXT_BPE_LEARN_H

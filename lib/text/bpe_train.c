@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training from documents to a finished tokenizer.json: cut, count, learn, write. */
 #include "text/bpe_train.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bpe_train.h -- learn a byte-level BPE vocabulary (Sennrich et al., arXiv:1508.07909, over the
  * bytes of words cut by a pattern, as in GPT-2).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The tokenizer.json of a trained vocabulary, and a tokenizer_config.json to go with it. */
 #include "base/json.h"
 #include "base/mem.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean.c -- see clean.h: the sets of rules over a text that clean_parts.h has taken apart. */
 #include "text/clean.h"
 

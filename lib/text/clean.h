@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean.h -- is a document prose worth learning from?  The published filters, rule by rule.
  *
  * Sets of rules, applied in this order; the first rule that fails names the reason:

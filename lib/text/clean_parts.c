@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean_parts.c -- see clean_parts.h.  Everything is compared by 64-bit hashes: at 10^5 words a
  * document a false repeat has probability 3e-10. */
 #include "text/clean_parts.h"

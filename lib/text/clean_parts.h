@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean_parts.h -- a text taken apart for clean.h: words, lines, paragraphs and their repeats. */
 #ifndef LM_TEXT_CLEAN_PARTS_H
 #define LM_TEXT_CLEAN_PARTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean_run.c -- see clean_run.h: batches of documents through lm_par_pipe. */
 #include "text/clean_run.h"
 

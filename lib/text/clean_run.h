@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clean_run.h -- cleaning a whole stream: documents in, the good ones out, in their order.
  *
  * Decoding, judging and hashing run on all threads; duplicates are decided and lines written by

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* dedup.c -- see dedup.h.  Two open-addressing tables: exact digests, and band hashes that lead to
  * chains of documents. */
 #include "text/dedup.h"

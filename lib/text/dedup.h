@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* dedup.h -- documents seen before: exactly, or nearly (MinHash with banded LSH).
  *
  * The text is simplified (lower case, digits to 0, punctuation and white space to one space, marks

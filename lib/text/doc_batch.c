@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* doc_batch.c -- see doc_batch.h. */
 #include "text/doc_batch.h"
 

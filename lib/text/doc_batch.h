@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* doc_batch.h -- documents by the batch, for pipelines over lm_input: read here, worked on by any thread, used again.
  *
  * A tool's batch begins with an lm_doc_batch and adds what its work makes of the documents; the pool hands such

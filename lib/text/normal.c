@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Parsing and running the normalisers of normal.h. */
 #include "text/normal.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* normal.h -- the normaliser of a tokenizer.json: a list of rewritings of the text before it is
  * cut.
  *

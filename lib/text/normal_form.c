@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The forms of normal_form.h.
  *
  * A code point is inert in a form if it stays itself, starts a cluster (combining class 0) and does

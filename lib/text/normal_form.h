@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* normal_form.h -- Unicode normalisation forms (UAX #15) over utf8proc's decompositions.
  *
  * Stretches that are normal already, nearly all text, are found with one table look-up a character

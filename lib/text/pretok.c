@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The steps of pretok.h.  A step either cuts every piece at the matches of something, or rewrites
  * every piece into a fresh buffer. */
 #include "text/pretok.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pretok.h -- the pre-tokeniser of a tokenizer.json: cuts a text into words.
  *
  * ByteLevel, Split (String or Regex, every behaviour, invert), Digits, Metaspace, Whitespace,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of pretok_class.h.  It lives in zero-initialised memory; only the planes that have
  * assigned code points are touched. */
 #include "text/pretok_class.h"

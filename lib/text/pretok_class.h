@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pretok_class.h -- Unicode classes of code points, as one byte each in a flat table.
  *
  * The table is filled once, on the first call, from utf8proc's categories (about a millisecond);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pretok_regex.h -- regular expressions of tokenizer files, through PCRE2 with Unicode properties.
  *
  * The files are written for Oniguruma.  The same here: alternation from the left, \p{..}, (?i:..),

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The scanners of pretok_scan.h.  At each position the alternatives of the pattern are told apart
  * by the classes of one or two characters; none needs to go back further than to the last white
  * space. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pretok_scan.h -- hand-written scanners for the word patterns of GPT-2, Llama-3 and Qwen.
  *
  * Each gives exactly the matches of its pattern, taken one after the other from the left (these

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two passes over each piece: find the segments (matches and what lies between), then join or drop
  * them as the behaviour says.  Empty matches count as segments until the end, as in `tokenizers`.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pretok_split.h -- cutting pieces of text at the matches of a pattern, a class or a character. */
 #ifndef LM_TEXT_PRETOK_SPLIT_H
 #define LM_TEXT_PRETOK_SPLIT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard_run.c -- see shard_run.h. */
 #include "text/shard_run.h"
 

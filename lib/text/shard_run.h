@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard_run.h -- a stream of documents, or a token dataset, into the pools of the two splits.
  *
  * Tokenising runs on all threads; documents enter the pools in their order, so everything that

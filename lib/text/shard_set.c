@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard_set.c -- see shard_set.h. */
 #include "text/shard_set.h"
 

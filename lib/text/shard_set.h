@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard_set.h -- inputs to a whole token dataset: FOLDER/train.* and, when documents are held out,
  * FOLDER/val.*, with FOLDER/meta.json that says what they are made of.
  *

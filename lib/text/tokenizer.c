@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding, and the small questions about a loaded tokenizer. */
 #include "text/tokenizer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer.h -- text to token ids and back, from a Hugging Face tokenizer.json.
  *
  * The pipeline is that of the `tokenizers` library: split on added tokens -> normaliser ->

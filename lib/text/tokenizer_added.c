@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Finding added tokens: jump to a byte that begins one, then narrow the sorted patterns byte by
  * byte. */
 #include "text/tokenizer_added.h"

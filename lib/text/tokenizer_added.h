@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer_added.h -- added tokens: strings that are found in the text before anything cuts it.
  *
  * Two groups: tokens with "normalized" false are looked for in the raw text, then the others in

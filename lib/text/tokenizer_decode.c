@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ids back to text: the decoder of a tokenizer.json as a list of steps over a list of strings. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPT-2's pair of files, vocab.json and merges.txt, rewritten as one tokenizer.json: byte-level,
  * GPT-2's pattern, <|endoftext|> as a special token when the vocabulary has it. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer_impl.h -- what a loaded tokenizer is made of; for lib/text/tokenizer*.c only. */
 #ifndef LM_TEXT_TOKENIZER_IMPL_H
 #define LM_TEXT_TOKENIZER_IMPL_H

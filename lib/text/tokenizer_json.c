@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loading: from a file or folder to a tree of JSON, from that to a tokenizer, every part checked.
  *
  * "truncation" and "padding" shape batches of a training framework; they are not followed. */

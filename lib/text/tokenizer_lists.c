@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A small reader of JSON for two shapes only: {"text": number, ...} and [["a", "b"], "a b", ...].
  * It takes less than JSON allows, never more. */
 #include "text/tokenizer_lists.h"

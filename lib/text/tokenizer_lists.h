@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer_lists.h -- the two long parts of a tokenizer.json, vocabulary and merges, as plain
  * lists.
  *

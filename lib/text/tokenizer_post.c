@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The post-processor: which ids stand before and after the text. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer_source.c -- see tokenizer_source.h. */
 #include "text/tokenizer_source.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizer_source.h -- the tokenizer that comes with a model, wherever the model lies. */
 #ifndef LM_TEXT_TOKENIZER_SOURCE_H
 #define LM_TEXT_TOKENIZER_SOURCE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* batch.c -- micro-batches. */
 #include "train/batch.h"
 

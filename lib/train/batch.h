@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* batch.h -- one micro-batch of rows on its way into a graph.
  *
  * The arrays are the host's side of mirrors: filled here, then pushed to where the graph reads

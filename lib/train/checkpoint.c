@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint.c -- checkpoints written behind the training, and read back. */
 #include <inttypes.h>
 #include <math.h>

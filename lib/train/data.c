@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data.c -- finding and opening what a model trains on. */
 #include "train/data.h"
 

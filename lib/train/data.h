@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data.h -- the datasets of a training, opened and checked. */
 #ifndef LM_TRAIN_DATA_H
 #define LM_TRAIN_DATA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* evaluate.c -- forward passes over windows. */
 #include "train/evaluate.h"
 

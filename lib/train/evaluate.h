@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* evaluate.h -- the loss of a model on windows of tokens: validation during training, and
  * eval-model. */
 #ifndef LM_TRAIN_EVALUATE_H

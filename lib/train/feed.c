@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* feed.c -- windows of a token stream in a counted order. */
 #include "train/feed.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* feed.h -- token datasets as training batches.
  *
  * The dataset is one stream of ids cut into windows of T+1 (stride T); window w of epoch e is drawn

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flat.c -- kernels on flat arrays. */
 #include "train/flat.h"
 

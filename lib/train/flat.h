@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flat.h -- calling a kernel on flat arrays outside a graph: the optimiser's part of a step.
  *
  * All operands, results and scratch lie in the backend's memory.  Calls go to the main stream: on a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mcq.c -- multiple choice. */
 #include "train/mcq.h"
 

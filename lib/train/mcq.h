@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mcq.h -- multiple choice of the HellaSwag shape (arXiv:1905.07830): which ending does the model
  * find most likely?
  *

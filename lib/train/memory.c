@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory.c -- the memory plan of a training run. */
 #include "train/memory.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory.h -- what a training run will hold in memory and what a step will cost, from the config
  * alone.
  *

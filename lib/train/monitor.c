@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* monitor.c -- percentiles of gradients and the size of updates. */
 #include "train/monitor.h"
 

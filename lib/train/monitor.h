@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* monitor.h -- what a step did to the parameters, from a fixed sample of elements. */
 #ifndef LM_TRAIN_MONITOR_H
 #define LM_TRAIN_MONITOR_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim.c -- the optimisers: AdamW, SGD and SGD with momentum. */
 #include "train/optim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim.h -- optimisers behind one interface.
  *
  * An optimiser is an entry of a table: its name, the states it keeps beside each parameter, and a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* report.c -- numbers about a training, laid out. */
 #include "train/report.h"
 

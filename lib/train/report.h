@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* report.h -- a memory plan and the outcome of a training as JSON and as metrics. */
 #ifndef LM_TRAIN_REPORT_H
 #define LM_TRAIN_REPORT_H

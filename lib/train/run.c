@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run.c -- a run folder before the first step. */
 #include "train/run.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run.h -- what a training does with its folder before the first step: it looks, and it makes room.
  *
  * A run folder (folder_run.h) may hold files of the user's own.  Only checkpoints (step-N with a

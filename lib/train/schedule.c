@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* schedule.c -- learning-rate schedules. */
 #include "train/schedule.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* schedule.h -- the learning rate of a step. */
 #ifndef LM_TRAIN_SCHEDULE_H
 #define LM_TRAIN_SCHEDULE_H

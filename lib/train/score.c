@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* score.c -- windows of sequences packed into batches. */
 #include "train/score.h"
 

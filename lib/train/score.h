@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* score.h -- the loss of given token sequences: each token once, with as much context as the stride
  * grants.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state.c -- the blocks of a training run. */
 #include "train/state.h"
 

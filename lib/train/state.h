@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state.h -- everything of a training run that must survive it: the flat blocks and a few numbers;
  * and its checkpoints.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer.c -- making a trainer, and the loop around its steps. */
 #include "train/trainer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer.h -- the training loop: batches -> forward and backward -> gradient norm, clipping ->
  * optimiser, with validation, metrics and checkpoints around it.
  *

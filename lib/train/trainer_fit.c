@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_fit.c -- plans, and whether they fit. */
 #include <inttypes.h>
 #include <stdio.h>

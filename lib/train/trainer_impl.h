@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c
  * takes a step, trainer_record.c records its parts, trainer_report.c tells of it, trainer_fit.c
  * knows what fits into memory. */

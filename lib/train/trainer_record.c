@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_record.c -- parts of a step as recordings, replayed step after step. */
 #include "train/trainer_impl.h"
 

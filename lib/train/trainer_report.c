@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_report.c -- steps and evaluations as log lines, records and events; the trace's file. */
 #include <inttypes.h>
 #include <math.h>

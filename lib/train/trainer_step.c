@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_step.c -- one optimiser step.
  *
  * Everything is put on the main stream and decided where the numbers are: the loss is added up and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # dem.mk -- distribution edited models: fine-tune one base on each distribution alone, then search for the
 # weights of the merge instead of for the best mixture of data (arXiv:2406.15570).  Read it, copy it, change it.
 #

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # first-light.mk -- from raw text to a trained, evaluated, speaking model.  Read it, copy it, change it.
 #
 #   make -f first-light.mk                              the text of a Debian package, some minutes

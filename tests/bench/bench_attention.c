@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_attention.c -- FLOP/s of attention, forward and backward, as a share of the ceiling
  * measured in the same run (AMX with tiles from L1 for BF16, vector FMA for F32); decoding as a
  * share of the read bandwidth.

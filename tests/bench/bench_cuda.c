@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_cuda.c -- what a CUDA device can do at most, and how near to it the kernels come: bytes/s of a copy
  * within the device, FLOP/s of big products by cuBLASLt, then each kernel on shapes of GPT-2 and Llama, joined
  * operators beside the sum of their parts.

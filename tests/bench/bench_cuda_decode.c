@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_cuda_decode.c -- tokens/s of generating text on a CUDA device, and the bytes that a step must read as a
  * share of what a copy within the device moves in the same run; batch 1 and 64, each behind two lengths of
  * prompt.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_cuda_predict.c -- the least time that a training step or a token of decoding can take on one H200 by the
  * cost rules of the operators: no measurement, and not how long it will take.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_decode.c -- tokens/s of decoding at batch 1, and the bytes that it must read for each token
  * as a share of the memory read bandwidth measured in the same run; prefill as a share of the GEMM
  * ceiling.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_gemm.c -- our matrix products over the 27 shapes of training next to oneDNN and OpenBLAS
  * and to the ceilings of the machine, and the reading of weights at small batches.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_kernels.c -- bytes per second of the kernels that memory bounds, as a share of what memcpy
  * reaches in the same run; the optimiser step; and the vocabulary head as a share of the AMX
  * ceiling.

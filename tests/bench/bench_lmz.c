@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_lmz -- chunks of .lmz files on one core, next to zstd on the same chunks, to memcpy, and to
  * what others have published.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_merge.c -- bytes per second of each merge method, inputs read and output written counted
  * once each, as a share of what memcpy reaches in the same run; the time of the processors for an
  * element, which says more on a machine that is shared; and the scratch memory it takes.

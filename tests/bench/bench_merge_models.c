@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_merge_models -- whole merges of three BF16 models next to a plain copy of the same bytes.
  *
  * bench_merge_models [--quick] [--rounds N] [--dir DIR]: models of 1.0 billion parameters (0.1 with

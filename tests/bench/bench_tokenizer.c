@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_tokenizer -- encoding and decoding with the GPT-2 vocabulary on one core, next to the
  * `tokenizers` library when the Python named by PYTHON has it, and to memcpy of the same text.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bench_train.c -- a whole training step of GPT-2 124M on random weights and random tokens: tokens/s, share of the ceiling,
  * time by operator, peak memory beside the plan; and beside llm.c's CPU trainer when LLMC names its binary (built from
  * train_gpt2.c with OpenMP; B and T as compiled in).

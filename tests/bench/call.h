@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* call.h -- how long one call of a kernel takes, scratch memory provided. */
 #ifndef LM_BENCH_CALL_H
 #define LM_BENCH_CALL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ceilings.c -- the loops behind ceilings.h. */
 #include "tests/bench/ceilings.h"
 

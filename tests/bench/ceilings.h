@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ceilings.h -- what this machine can do at most, measured where a bench needs it, so that every
  * figure is a share of a ceiling of the same run.  Random normal data throughout: zeros over-report
  * AMX.

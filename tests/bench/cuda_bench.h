@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_bench.h -- what the benchmarks of a CUDA device share: opening it on a path of its kernels, times
  * by marks, and rows of results.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_cases.c -- the shapes that bench_cuda measures (cuda_cases.h). */
 #include "tests/bench/cuda_cases.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_cases.h -- what bench_cuda measures: one call of each kernel on shapes of GPT-2 and Llama. */
 #ifndef LM_BENCH_CUDA_CASES_H
 #define LM_BENCH_CUDA_CASES_H

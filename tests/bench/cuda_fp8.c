@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_fp8.c -- products of FP8 matrices and the making of these, as bench_cuda measures them.  No operator asks for
  * them, so they come by name from the module, and here are kernels around them. */
 #include <stdio.h>

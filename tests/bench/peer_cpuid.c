@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peer_cpuid.c -- the trap described in peer_cpuid.h. */
 #include "tests/bench/peer_cpuid.h"
 

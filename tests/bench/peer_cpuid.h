@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peer_cpuid.h -- lets oneDNN use AMX where the hypervisor hides CPUID leaf 1Dh.
  *
  * Some virtual machines offer AMX (leaf 7, XCR0, arch_prctl) but answer zeros for the tile palette,

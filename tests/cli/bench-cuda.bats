@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # scripts/bench-cuda: the whole of it on the emulated device at toy sizes, and what it says without one.
 bats_require_minimum_version 1.5.0
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # clean-data: what it keeps, drops, counts and refuses.
 bats_require_minimum_version 1.5.0
 

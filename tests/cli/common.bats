@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # What every tool promises, asked of every tool in the build folder.
 bats_require_minimum_version 1.5.0
 

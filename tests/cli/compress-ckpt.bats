@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # compress-ckpt: what goes in comes back, what is damaged is named, what is lossy keeps its bound.
 
 setup_file() {

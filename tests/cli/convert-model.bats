@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # convert-model: there and back, on pipes, and what it refuses.
 
 setup_file() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # generate, eval-model and merge-models --search with --device cuda: what the cpu says.
 
 load cuda

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # train --device cuda: the CPU's losses, the same bits again, traces, plans, resumes on either side, and
 # what is left when the device is too small or gone.
 bats_require_minimum_version 1.5.0

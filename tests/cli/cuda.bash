@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cuda.bash -- what tests of --device cuda share: load cuda.
 #
 # The device is the emulated one of $LM_TEST_BUILD/emu, or with LM_TEST_CUDA=real a GPU of this machine.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # --device cuda: names, modules, devices that are not there, and the same results as the CPU's.
 bats_require_minimum_version 1.5.0
 

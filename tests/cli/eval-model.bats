@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # eval-model: losses of text and shards, strides, multiple choice, verdicts, what it refuses.
 
 setup() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # init-model: presets, configs, tokenizers, what it refuses.
 
 setup() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # One call after the other fails: what was there stays, nothing half-written is left.
 bats_require_minimum_version 1.5.0
 load ../inject/inject

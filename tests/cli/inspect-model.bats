@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # inspect-model: what it prints, what it compares, what it refuses.
 
 setup() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # merge-models: what it makes of folders, streams, YAML and adapters, and what it refuses.
 
 setup() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # merge-models --search: candidates in memory, their losses, the lines about them, resumption, the best merged.
 
 # One base, two models tuned on other texts, and a part of each text held out.

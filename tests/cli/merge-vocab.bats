@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # merge-models: models whose tokenizers differ.
 
 # a/ and b/: the same architecture, tokenizers learned from different texts; a2/ has the tokenizer of a/.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # plot-run: the pictures that it makes, growing files, what it refuses.
 
 setup() {

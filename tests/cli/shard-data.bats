@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # shard-data: shuffle, split, mixture, the formats and their conversion, and what it refuses.
 bats_require_minimum_version 1.5.0
 

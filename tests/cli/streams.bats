@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # Models as streams: every tool takes and gives every form, in memory bounded by the largest tensor; what
 # comes from outside is hostile, what goes out is whole or not there.
 

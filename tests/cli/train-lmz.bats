@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # train --checkpoint-format lmz: the same checkpoints in one file each, to the bit, whatever happens.
 bats_require_minimum_version 1.5.0
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # train-tokenizer: what it learns, where it writes, what it refuses.
 
 setup() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
 # train: checkpoints and resumes to the bit, signals, records, refusals, and what is left after failures.
 bats_require_minimum_version 1.5.0
 

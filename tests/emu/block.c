@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* block.c -- the threads of a block, as fibers of one thread of the host.
  *
  * A fiber runs threads of the block one after the other for as long as none of them waits; one that

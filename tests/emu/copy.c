@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* copy.c -- transfers between and within the memories, in stream order. */
 #include <stdint.h>
 #include <string.h>

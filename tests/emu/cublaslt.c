@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt.c -- the calls of cuBLASLt: handles, descriptors, algorithms, products put on a stream.
  *
  * A chosen algorithm remembers the alignments that it was chosen for, those of the bias and

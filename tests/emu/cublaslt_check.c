@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_check.c -- what cuBLASLt takes: types, sizes, pitches, epilogues, pointers.  FP8 is held to
  * what the documentation says of compute capability 9.0. */
 #include "cublaslt_impl.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_impl.h -- shared by the files of the emulated cuBLASLt. */
 #ifndef LM_EMU_CUBLASLT_IMPL_H
 #define LM_EMU_CUBLASLT_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_product.c -- cuBLASLt's matrix product, from its documented meaning, in plain F32 on the
  * host: D = epilogue(alpha op(A) op(B) + beta C), column-major.  Sums go over k in order. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_runtime_api.h -- stands in for the CUDA runtime's header when the CUDA module is built to
  * run on the host: the same names and numbers for what this project uses, and nothing else.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.c -- the emulated device: what it is, its errors, and the lock that calls hold. */
 #include <pthread.h>
 #include <stdarg.h>

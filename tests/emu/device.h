@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.h -- the language of kernels, as C++ of the host: what device.cuh includes when LM_EMU is
  * defined.  The machine behind it is block.c (threads) and queue.c (streams). */
 #ifndef LM_EMU_DEVICE_H

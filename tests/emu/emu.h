@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* emu.h -- what steers the emulated GPU, for tests, and what device.h needs of it.
  *
  * Environment, read once at the first call:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* emu_impl.h -- shared by the files of the emulated runtime. */
 #ifndef LM_EMU_IMPL_H
 #define LM_EMU_IMPL_H

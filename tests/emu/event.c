@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* event.c -- events of the emulated device: points on a stream. */
 #include <stdlib.h>
 #include <time.h>

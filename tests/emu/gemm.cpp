@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.cpp -- products as kernels call for them (gemm.cuh), for tests: also those that no operator
  * asks for. */
 #include "kernels/cuda/gemm.cuh"

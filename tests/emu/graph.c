@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph.c -- captures and graphs of the emulated device. */
 #include <stdlib.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* launch.c -- kernels on their way to a stream: what a launch may ask for. */
 #include <stdalign.h>
 #include <string.h>

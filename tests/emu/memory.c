@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory.c -- memory of the emulated device and pinned memory of the host: mappings of their own
  * with guards on both sides, and 0xff (NaN) inside but for what a large one has beyond 16 MiB. */
 #include <stdlib.h>

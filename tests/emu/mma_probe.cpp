@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mma_probe.cpp -- one warp of the functions of kernels/cuda/mma.cuh on registers that a test filled. */
 #include "kernels/cuda/mma.cuh"
 

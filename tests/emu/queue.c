@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* queue.c -- streams of the emulated device: lists of work, done when something waits for it. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* queue.h -- streams and graphs as the emulation has them: queue.c, event.c, graph.c.
  *
  * A stream is a list of work.  The end of a list is known by how many pieces have been put there;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* selftest.cpp -- kernels for test_emu.c, in the language of device.h alone. */
 #include "selftest.h"
 

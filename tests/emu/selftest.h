@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* selftest.h -- kernels that tests/unit/test_emu.c tries the emulation with. */
 #ifndef LM_EMU_SELFTEST_H
 #define LM_EMU_SELFTEST_H

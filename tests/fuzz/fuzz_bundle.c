@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_bundle -- any bytes as a model in a file (tar, compressed tar, .safetensors, .lmz) and as the
  * same on a pipe.
  *

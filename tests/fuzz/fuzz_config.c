@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_config -- any bytes as config.json and as the index of a sharded model.
  *
  * A config that parses must come back from its pretty form as the same tree; a folder with that

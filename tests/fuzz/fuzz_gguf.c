@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_gguf -- any bytes as a GGUF file: its tables, and what config.json and tokenizer.json are
  * made of.  What is accepted lies inside the file, and a config made from it can be read. */
 #include <stdlib.h>

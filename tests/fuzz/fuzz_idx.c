@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_idx.c -- a Megatron index: whatever is taken must keep every document inside the ids.
  *
  * The first two bytes are the size of the .bin, the rest is the .idx. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_json.c -- JSON text: what parses must be written and parse again. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_jsonl.c -- a line of JSONL: what the scanner takes, a full parser takes and reads the same.
  */
 #include <stdbool.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_lmz -- any bytes as an .lmz: by index, forward, and salvaged; once as they are, and once with
  * the checks of header and records made right, so that what they guard is reached.  And as the
  * bytes of an index, which must come back from its table as they were. */

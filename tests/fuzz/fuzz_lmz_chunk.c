@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_lmz_chunk.c -- chunks of .lmz files: whatever the bytes, decoding stays inside its buffers
  * and every processor level gives the same answer; what was encoded comes back.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_recipe.c -- mergekit YAML: whatever the text is, a recipe comes out of it or one error, and
  * what came out can be shown and checked.  The table of methods is a stand-in: no method runs. */
 #include <math.h>

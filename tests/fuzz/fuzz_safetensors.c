@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_safetensors -- any bytes as a safetensors file: whole, and as a stream.  What is accepted
  * must cover the data exactly and come back from its own plan. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_tokenizer_json.c -- a tokenizer.json and, behind a NUL, a text: what loads must encode the
  * text or say why not, decode its own ids to valid UTF-8, and stream the same text. */
 #include <stdint.h>

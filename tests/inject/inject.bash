@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # inject.bash -- for CLI tests: run a command again and again, each time with another call failing.
 # shellcheck shell=bash
 #

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inject.c -- preloaded into a tool: makes the n-th call of one kind fail.
  *
  * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename or mmap; N counts from 1.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ggml_driver -- the quantised blocks for test_ggml.py: F32 on standard input, blocks on standard
  * output; or, with -d, the other way.
  *

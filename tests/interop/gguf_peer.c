@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_peer -- llama.cpp on a GGUF file, for test_gguf.py: built against a llama.cpp of one's own.
  *
  *   gguf_peer logits FILE ID...        F32 logits of every position on standard output

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* merge_driver -- one call of a merge method for test_merge.py.
  *
  *   merge METHOD IN OUT [NAME=VALUE | MODEL:NAME=VALUE] ...   IN: safetensors with m0, m1, ... and,

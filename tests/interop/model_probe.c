@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model_probe -- the other end of test_models.py: runs a model folder on given tokens.
  *
  * model_probe run MODEL BATCH OUT f32|bf16 LEVEL    loss, logits and all gradients

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_driver -- the library's readers and writers for test_safetensors.py.
  *
  *   resave IN OUT            read IN, plan its tensors, sort, write OUT: the bytes of the reference

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Files of the reference library through compress-ckpt and back, and its lossy forms beside torch's; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/compress-ckpt."""

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare generate and eval-model with transformers on folders that transformers wrote, and init-model's folders the
 other way; speaks TAP.
 

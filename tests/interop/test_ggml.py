@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare the quantised blocks of GGUF with the Python package gguf, and with ggml itself where
 LM_TEST_GGML names a shared library of it; speaks TAP.
 

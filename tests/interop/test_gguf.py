@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare our GGUF with the gguf package, transformers, tokenizers, and llama.cpp when there is one; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/; LLAMA_CPP, a llama.cpp with include/, ggml/include/ and its shared

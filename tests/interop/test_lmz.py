@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A second reader of .lmz, written from lmz(5) alone, holds what compress-ckpt writes; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/compress-ckpt.  Frames of zstd and the hashes come

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare the merge methods with mergekit's own functions; speaks TAP, skips where mergekit is not installed.
 
 Environment: LM_TEST_BUILD, a build folder with libcore.a.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare merged vocabularies with mergekit's: tokens, ids, and the embedding of each token seen by each model.
 Speaks TAP, skips where mergekit is not installed.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare our models with transformers: logits, loss, every gradient, ten training steps, folders; speaks TAP.
 
 test_models.py --golden writes tests/golden/models/*.safetensors instead.

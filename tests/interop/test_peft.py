@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Adapters that peft writes, merged by merge-models and by merge_and_unload; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with bin/merge-models."""

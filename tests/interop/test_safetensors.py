@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare our safetensors with the reference library, and our folders with transformers; speaks TAP.
 
 Environment: LM_TEST_BUILD, a build folder with libcore.a and bin/inspect-model."""

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare our tokenizer with the `tokenizers` library: ids and decoded text, over a fuzzed corpus that
 covers every Unicode category, for the GPT-2 vocabulary, for tokenizers trained by train-tokenizer in each
 pattern, and for tokenizer.json files that exercise every part that is read.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tokenizers_driver -- the other end of test_tokenizers.py: encodes and decodes what comes in on
  * a pipe.
  *

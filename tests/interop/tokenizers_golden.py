@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Write tests/golden/tokenizers.json: small tokenizers and the ids and texts that the `tokenizers` library gives
 for tricky strings; `make check` compares them without Python.  Recorded: versions and this script.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_case.h -- cases of attention (kernels/attention.h), for the tests of its kernels on every
  * backend. */
 #ifndef LM_TESTS_ATTENTION_CASE_H

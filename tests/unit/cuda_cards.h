@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_cards.h -- a kernel_case on cards of several sizes. */
 #ifndef LM_TESTS_CUDA_CARDS_H
 #define LM_TESTS_CUDA_CARDS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_case.h -- a kernel_case on the CUDA backend, held against the reference in double. */
 #ifndef LM_TESTS_CUDA_CASE_H
 #define LM_TESTS_CUDA_CASE_H

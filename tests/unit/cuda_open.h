@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_open.h -- the device that tests of the CUDA backend run on: the emulated one, or with
  * LM_TEST_CUDA=real in the environment the first GPU of this machine (make check-cuda). */
 #ifndef LM_TESTS_CUDA_OPEN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_train_case.h -- trainings of tiny models on a device, watched step by step. */
 #ifndef LM_TESTS_CUDA_TRAIN_CASE_H
 #define LM_TESTS_CUDA_TRAIN_CASE_H

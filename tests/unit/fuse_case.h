@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuse_case.h -- what tests of joined operators share: a backend that says what it joins, and graphs
  * as text.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_case.h -- one matrix product or a batch on the CUDA backend, on any path of its kernels, against
  * sums in double: in three orders of threads, with guards and NaN where nothing may be read. */
 #ifndef LM_TESTS_GEMM_CASE_H

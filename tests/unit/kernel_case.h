@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_case.h -- runs one kernel on made-up operands and holds it against the reference in
  * double.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* merge_case.h -- one tensor of some models, made of counted random numbers, and a call of a merge
  * method on it; the result as raw bytes and as doubles. */
 #ifndef LM_TESTS_MERGE_CASE_H

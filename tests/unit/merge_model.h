@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* merge_model.h -- tiny models in a temporary folder for the tests of plans and engines. */
 #ifndef LM_TESTS_MERGE_MODEL_H
 #define LM_TESTS_MERGE_MODEL_H

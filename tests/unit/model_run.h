@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model_run.h -- a model with all of its memory, ready to run: what tests and the programs beside
  * tests/interop share.
  *

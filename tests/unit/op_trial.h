@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* op_trial.h -- an operator's example as a graph with memory, and its results beside the reference:
  * what the walks over the registry on the CPU and on a device share.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sample_case.h -- batches of rows for the kernel that chooses tokens, on the device and by the
  * reference. */
 #ifndef LM_TESTS_SAMPLE_CASE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_file.c -- inputs, outputs that appear whole or not at all, folders, paths. */
 #include <setjmp.h>
 #include <stdarg.h>

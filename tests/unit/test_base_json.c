@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_json.c -- getters, hostile texts, the streaming writer. */
 #include <setjmp.h>
 #include <stdarg.h>

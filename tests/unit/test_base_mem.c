@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_mem.c -- errors, checked memory, arenas, growing text, CPU level, flags. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_par.c -- loops, barriers and pipelines with 1, 2, 4 and 7 threads. */
 #include <setjmp.h>
 #include <stdarg.h>

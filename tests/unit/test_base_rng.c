@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_rng.c -- Philox against the known answers of Random123 (kat_vectors, philox4x32 10),
  * and what is drawn from it. */
 #include <setjmp.h>

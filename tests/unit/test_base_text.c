@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_text.c -- numbers, sizes, nearest names, UTF-8. */
 #include <setjmp.h>
 #include <stdarg.h>

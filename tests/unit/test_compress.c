@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lib/compress without the container: bounds hold and are checked, reduced streams come back in their
  * own dtype, descriptions that lie are refused, tensors are picked. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conversions: layouts are undone by their inverse, matrices recast as plain loops do it, metadata
  * say what config.json said. */
 #include <math.h>

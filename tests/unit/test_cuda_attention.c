@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Attention on the CUDA backend: fragments of the tensor cores' product as PTX lays them out; every
  * compiled head size, masks, documents and dropout over several tiles, on the plain path and on that of
  * tensor cores (whose arithmetic the emulation does the plain way). */

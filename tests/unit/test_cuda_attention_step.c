@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding attention with the norm and the rotation in front of it (attention_step) on the CUDA
  * backend: what its parts give one after the other, and how blocks find out who joins. */
 #include "cuda_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA backend itself: memory, streams, marks, recordings, step numbers, failures; on the
  * emulated device, or with LM_TEST_CUDA=real on a GPU. */
 #include <setjmp.h>

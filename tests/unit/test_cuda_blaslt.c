@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What cuBLASLt is asked for the products of the CUDA backend, what is kept of its answers, and who
  * makes what it does not. */
 #include "gemm_case.h"

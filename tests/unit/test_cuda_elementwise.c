@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Maps, dropout, casts and rotations on the CUDA backend: what the registry's examples leave
  * out, odd alignments, results over their operands, draws that begin inside a block, extreme
  * numbers. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Embeddings on the CUDA backend: lookup, and both forms of the gradient, over tables and rows
  * that take several passes and tiles of the sort. */
 #include "cuda_cards.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* FP8 on the CUDA backend: codes and scales against lib/numeric's bit for bit, products on the
  * plain path and by cuBLASLt against sums in double. */
 #include "cuda_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Matrix products, one and batches, on the CUDA backend, on every path of its kernels, against sums in
  * double: transposes, pitches, ragged shapes, shapes that go each of the plain path's ways, pointers
  * off their alignment, functions and sums joined to a product, the same bits in any order of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Generation, evaluation and weights on the CUDA backend against the CPU backend: the same tokens
  * for the same draws, the same losses, the same bits of what is only moved. */
 #include <setjmp.h>

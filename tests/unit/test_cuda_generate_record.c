@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens of lm_generator_next as one recording: when it is made and replayed, what it reads by then,
  * and decoding without it. */
 #include <setjmp.h>

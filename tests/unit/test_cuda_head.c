@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The vocabulary head on the CUDA backend: many chunks, rows wider than one stretch of a block,
  * padding, ignored rows, bad numbers. */
 #include "cuda_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors of more than 2^31 elements on the CUDA backend: what lies behind that is found.
  *
  * Under the emulation memory that nothing touches costs nothing, so only operators that touch little of

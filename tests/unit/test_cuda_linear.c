@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The linear families on the CUDA backend, on every path of its kernels, against the reference in
  * double; groups of rows. */
 #include "gemm_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The norm family on the CUDA backend in every shape of its launches: rows of a warp, of a block,
  * of a large block, and rows that do not fit registers; whole packs and single numbers. */
 #include "cuda_cards.h"

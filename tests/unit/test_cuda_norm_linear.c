@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Norm and linear layer of a few rows in one kernel (norm_linear) on the CUDA backend: against its
  * parts in double; the same bits in any order of threads, on any number of multiprocessors, and
  * whatever rows lie beside a row; what is left to its parts. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Optimiser steps, sums and strided copies on the CUDA backend against the definition. */
 #include "cuda_case.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every operator of the registry on the CUDA backend, in every type and on every path of its
  * kernels, against the reference in double.
  *

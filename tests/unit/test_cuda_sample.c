@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA kernel that chooses tokens against the reference on the same numbers. */
 #include "base/rng.h"
 #include "sample_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training on the CUDA backend against the CPU's: losses, gradients, resumes, steps that must not
  * be taken, traces, memory.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
 #include "cuda_train_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training steps as recordings: the bits of steps put on the device kernel by kernel, and next to
  * nothing for the host to do.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
 #include "cuda_train_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_emu.c -- the emulated GPU that kernels are tested on: what it computes, what it catches. */
 #include <setjmp.h>
 #include <stdarg.h>

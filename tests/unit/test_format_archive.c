@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tar streams: a model through one and back, names that are refused, truncation. */
 #include <fcntl.h>
 #include <setjmp.h>

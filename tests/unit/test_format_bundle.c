@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bundles: the same files through every form, forward and at random; streams that are spooled;
  * outputs whole or not at all; archives that lie. */
 #include <fcntl.h>

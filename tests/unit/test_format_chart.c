@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Charts: ticks and their labels, smoothing, and what the three back ends draw. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Model folders: written and read back, sharded and not, and every way in which they are refused;
  * run folders. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF: what is written is read back; every kind of damage is found. */
 #include <setjmp.h>
 #include <stdarg.h>

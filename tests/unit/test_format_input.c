@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Documents from files and archives: cutting, decoding, policies, damage. */
 #include <archive.h>
 #include <archive_entry.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics and comparison of tensors, against plain loops, over several spans, for any number of
  * threads. */
 #include <math.h>

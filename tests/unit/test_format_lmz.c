@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* .lmz: what goes in comes out by every way of reading; every damage is found, named, and what is
  * whole beside it still comes out; differences to a base, and bases that are not the right one. */
 #include <fcntl.h>

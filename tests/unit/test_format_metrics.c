@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Metrics: the lines that the writer makes, and what the reader makes of whole, cut, growing and
  * bad files. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors: round trips, the reference library's order and bytes, streams, and everything that
  * must fail. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* TensorBoard event files: checksums and the bytes of records. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Token datasets: round trips in every format, the exact Megatron bytes, and damage. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Each rule of joining operators in graphs made by hand: what it makes, and what it leaves alone. */
 #include "fuse_case.h"
 

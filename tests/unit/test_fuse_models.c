@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whole models whose operators are joined: which ones are, and the same results as of their parts. */
 #include "fuse_case.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_generate.c -- decoding through caches gives the losses and the choices of a whole forward
  * pass; scoring by strides; completions do not depend on the batch. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The graph: precision pass, backward pass, memory plan, executor, dump. */
 #include <setjmp.h>
 #include <stdarg.h>

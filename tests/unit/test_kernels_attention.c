@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Attention at every level against the definition; the definition against finite differences. */
 #include "attention_case.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Embedding lookup and its gradient at every level against the definition. */
 #include "kernel_case.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The matrix product on every level of this machine against sums in double: transposes,
  * accumulation, bias, row sums, packed operands, ragged shapes, 1 to 3 threads with the same bits,
  * operands that end at a page that must not be touched; and the operators linear, linear_dx,

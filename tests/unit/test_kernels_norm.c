@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The norm family at every level against the definition, and the definition against finite
  * differences. */
 #include "kernel_case.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Optimiser steps and the sum of squares at every level against the definition. */
 #include "kernel_case.h"
 

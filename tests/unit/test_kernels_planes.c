@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Byte planes and their entropy coder: every level gives the reference's bytes, and they come back.
  */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice among kernels, and what every table must hold. */
 #include <setjmp.h>
 #include <stdarg.h>

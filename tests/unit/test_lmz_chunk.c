@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks of .lmz files: every kind and shape of data comes back, the same bytes on every processor,
  * never larger than promised, and damaged ones never lead outside the buffers. */
 #include <math.h>

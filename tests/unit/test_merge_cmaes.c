@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_merge_cmaes.c -- CMA-ES step by step beside its equations (arXiv:1604.00772, figure 6 and
  * table 1), written out again for three dimensions.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine of merges: the same bytes for any number of threads, a weight of one gives the model's
  * own bits, layers end up where they belong, streams, LoRA folders, side data, provenance. */
 #include "tests/unit/merge_model.h"

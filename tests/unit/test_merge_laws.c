@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What holds for any merge method and any input: equal models stay, a weight of one gives the model's
  * own bits, the bits do not depend on threads or on the processor's level; what is refused and warned
  * of; and the selection of the largest, which many of them rest on. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The merge methods against plain restatements of their equations in double. */
 #include "tests/unit/merge_case.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of merges: what fits, what does not, layers, parameters, and every mismatch found before
  * anything is written. */
 #include "tests/unit/merge_model.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Recipes of merges: operands, parameters, mergekit's YAML; every key that is not known is an error
  * with its line, and hostile YAML ends early. */
 #include <math.h>

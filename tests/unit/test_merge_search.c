@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_merge_search.c -- each search on objectives whose minimum is known; resumption; limits. */
 #include <setjmp.h>
 #include <stdarg.h>

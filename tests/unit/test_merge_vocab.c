@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_merge_vocab.c -- vocabularies that differ: comparing, uniting, and each row of the result. */
 #include <setjmp.h>
 #include <stdarg.h>

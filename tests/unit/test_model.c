@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whole models: gradients against finite differences, levels against double, documents, caches. */
 #include <setjmp.h>
 #include <stdarg.h>

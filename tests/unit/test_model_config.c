@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config.json: what is read, what is refused, and what is counted from it. */
 #include <setjmp.h>
 #include <stdarg.h>

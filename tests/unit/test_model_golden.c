@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Golden vectors of transformers: logits, loss and every gradient of small random models, at each
  * level of this machine.  tests/golden/models/README.md says how they were made. */
 #include <setjmp.h>

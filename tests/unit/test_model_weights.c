@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The block of parameters: fresh, written to a folder, loaded again, refused. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The registry of number formats: every codec encodes and decodes what its description promises. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every code of every narrow float, both directions, against arithmetic that knows nothing of bits.
  */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF's quantised blocks: the layouts restated number by number, the bytes that ggml writes for the
  * same numbers, and what must hold whatever the input. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every operator of the registry: each of its kernels against the reference in double, and its
  * gradient rule against finite differences.
  *

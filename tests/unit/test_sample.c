@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_sample.c -- sampling: limits, penalty, distribution, counted draws. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_text_bpe_train.c -- what is learned, against a trainer that counts everything anew at each
  * merge. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Cleaning rules: each rule alone drops what it names and keeps what lies just inside its
  * threshold. */
 #include <setjmp.h>

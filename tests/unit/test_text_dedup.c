@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Deduplication: exact, near, the estimate of similarity, and the law of the bands. */
 #include <math.h>
 #include <setjmp.h>

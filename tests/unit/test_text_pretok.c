@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_text_pretok.c -- the scanners against PCRE2 on the patterns they stand for; normalisation
  * forms. */
 #include <setjmp.h>

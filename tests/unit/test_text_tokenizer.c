@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_text_tokenizer.c -- golden vectors of `tokenizers`, round trips, look-ups, and files that
  * lie. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Windows: each once an epoch, by the seed alone; documents; batches and their empty rows. */
 #include <setjmp.h>
 #include <stdarg.h>

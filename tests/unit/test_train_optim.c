@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Optimisers over several steps against the definition in double: states, bias correction, decay,
  * clipping, the BF16 copy. */
 #include <math.h>

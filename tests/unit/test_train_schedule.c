@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Learning rates against their closed forms. */
 #include <math.h>
 #include <setjmp.h>

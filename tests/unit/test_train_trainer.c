@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The trainer as a whole on a tiny model: no allocation inside steps, nothing but the optimiser
  * writes weights and states (a checkpoint reads them meanwhile), checkpoints hold the moment they
  * were begun at, a failed one leaves no trace. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_case.h -- tiny models and data in a folder of their own, for tests that train. */
 #ifndef LM_TESTS_TRAIN_CASE_H
 #define LM_TESTS_TRAIN_CASE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backend.c -- opening a CUDA device as a backend, and closing it. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda.h -- inside of the CUDA backend: its state, and how failures of the runtime are told.
  *
  * The files: backend.c opens and closes, memory.c, order.c (streams, waiting, step numbers), time.c,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.c -- what cards can do: dense FLOP/s of matrix products, as their makers publish them.
  *
  * The figures are NVIDIA's (data sheets and architecture white papers of each card), without

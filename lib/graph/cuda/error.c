@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* error.c -- failures of the CUDA runtime as lm_err. */
 #include <errno.h>
 

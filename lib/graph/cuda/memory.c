@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory.c -- memory of the device, pinned memory of the host, and copies between them. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* order.c -- streams, what waits for what, and step numbers. */
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* record.c -- CUDA graphs, made by capturing a stream. */
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* time.c -- marks in time by events, and ranges for the profiler. */
 #include <nvtx3/nvToolsExt.h>
 

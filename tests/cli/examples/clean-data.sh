@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Data for the examples of clean-data(1): raw.jsonl with good, short, repeated and nearly repeated documents,
 # the same compressed, and a folder of notes.
 # usage: clean-data.sh, in the folder where the examples run

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # For the examples of compress-ckpt(1): the model m0/ and the runs run/ and run2/ with two checkpoints each.
 # usage: compress-ckpt.sh, in the folder where the examples run, with the tools on PATH
 set -eu

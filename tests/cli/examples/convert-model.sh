@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Models for the examples of convert-model(1): model/, a Llama, and gpt2/.
 # usage: convert-model.sh, in the folder where the examples run
 set -eu

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # A small model run/, token shards data/, text and questions for the examples of eval-model(1) and generate(1).
 # usage: eval-model.sh, in the folder where the examples run
 set -eu

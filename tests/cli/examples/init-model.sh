@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # A tokenizer for the examples of init-model(1): tok/tokenizer.json.
 # usage: init-model.sh, in the folder where the examples run
 set -eu

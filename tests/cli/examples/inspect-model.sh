@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Models for the examples of inspect-model(1): m0/, the run folder run/ that began with it, and w.safetensors.
 # usage: inspect-model.sh, in the folder where the examples run
 set -eu

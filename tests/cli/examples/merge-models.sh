@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Models for the examples of merge-models(1): base/, its fine-tunes math/ and code/, a LoRA folder
 # adapter/, mergekit.yaml, and held-out tokens in data-math/ and data-code/.
 # usage: merge-models.sh, in the folder where the examples run

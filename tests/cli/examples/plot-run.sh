@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Metrics files for the examples of plot-run(1): a finished run and a shorter one of the same kind.
 # usage: plot-run.sh, in the folder where the examples run
 set -eu

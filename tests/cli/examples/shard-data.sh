@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Data for the examples of shard-data(1): clean.jsonl, notes.txt and a small tokenizer in tok/.
 # usage: shard-data.sh, in the folder where the examples run
 set -eu

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Text for the examples of train-tokenizer(1): clean.jsonl and notes.txt, made of a small stock of words.
 # usage: train-tokenizer.sh, in the folder where the examples run
 set -eu

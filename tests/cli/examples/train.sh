@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # For the examples of train(1): the tokens in data/, the model m0/ of half a million parameters, and the text
 # clean.jsonl that they come from.
 # usage: train.sh, in the folder where the examples run, with the tools on PATH

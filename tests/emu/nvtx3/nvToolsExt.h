@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nvToolsExt.h -- named ranges of a profiler that is not there. */
 #ifndef LM_EMU_NVTOOLSEXT_H
 #define LM_EMU_NVTOOLSEXT_H
