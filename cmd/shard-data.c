@@ -27,6 +27,7 @@ static struct {
           .eos_id = -1 };
 
 static const char *const formats[] = { "megatron", "llmc", "nanogpt", NULL };
+static const char *const splits[] = { "file", "blank", "contiguous", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Tokens"),
@@ -52,7 +53,8 @@ static const lm_opt options[] = {
     LM_COUNT(0, "shard-tokens", &opt.shard_tokens, "N", 1, 2147483647,
              "llmc, nanogpt: ids in a shard [one shard]"),
     LM_GROUP("Input"),
-    LM_INPUT_OPTIONS(opt.in),
+    LM_INPUT_OPTIONS_SPLIT(
+        opt.in, splits, "file; blank: text ends at blank lines; contiguous: hold out ends [file]"),
     LM_END
 };
 
@@ -141,6 +143,7 @@ static lm_shard_opts request(void)
         .add_special = opt.special,
         .vocab = opt.vocab,
         .val_fraction = opt.val_fraction,
+        .contiguous = strcmp(opt.in.split, "contiguous") == 0,
         .shuffle = opt.shuffle,
         .seed = (uint64_t)tool.seed,
         .tokens = opt.tokens,
@@ -202,6 +205,9 @@ int main(int argc, char **argv)
     lm_begin(&tool, argc, argv);
     if (!tool.output || strcmp(tool.output, "-") == 0)
         lm_misuse(&tool, "-o", "name the folder with -o FOLDER", "an output folder is needed");
+    if (strcmp(opt.in.split, "contiguous") == 0 && opt.val_fraction <= 0)
+        lm_misuse(&tool, "--split contiguous", "add --val-fraction 0.1, or as much as you want",
+                  "no part is to be held out");
     if (shard(&err))
         lm_complain(&tool, &err);
     for (int i = 0; path && i < tool.argc; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* input_opts.h -- the options of tools that read documents: clean-data, shard-data. */
+/* input_opts.h -- the options of tools that read documents: clean-data, train-tokenizer, shard-data,
+ * eval-model. */
 #ifndef LM_CMD_INPUT_OPTS_H
 #define LM_CMD_INPUT_OPTS_H
 
@@ -24,17 +25,20 @@ static const char *const lm_input_splits[] = { "file", "blank", NULL };
 static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
 
 /* Rows of an option table; `a` is an lm_input_args. */
-#define LM_INPUT_OPTIONS(a)                                                            \
-    LM_CHOICE(0, "input-format", &(a).format, "KIND", lm_input_formats,                \
-              "auto, jsonl or text [auto]"),                                           \
-        LM_STR(0, "field", &(a).field, "KEY", "JSONL: the key of the text [text]"),    \
-        LM_CHOICE(0, "split", &(a).split, "WAY", lm_input_splits,                      \
-                  "plain text: a document is a file, or ends at a blank line [file]"), \
-        LM_STR(0, "separator", &(a).separator, "STRING",                               \
-               "plain text: cut wherever STRING stands"),                              \
-        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                          \
-                  "invalid UTF-8: fail, skip the document, or replace it [fail]"),     \
-        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,               \
+#define LM_INPUT_OPTIONS(a)                    \
+    LM_INPUT_OPTIONS_SPLIT(a, lm_input_splits, \
+                           "plain text: a document is a file, or ends at a blank line [file]")
+/* The same where --split has other members; all but "blank" leave a file whole here. */
+#define LM_INPUT_OPTIONS_SPLIT(a, splits, split_help)                               \
+    LM_CHOICE(0, "input-format", &(a).format, "KIND", lm_input_formats,             \
+              "auto, jsonl or text [auto]"),                                        \
+        LM_STR(0, "field", &(a).field, "KEY", "JSONL: the key of the text [text]"), \
+        LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),               \
+        LM_STR(0, "separator", &(a).separator, "STRING",                            \
+               "plain text: cut wherever STRING stands"),                           \
+        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                       \
+                  "invalid UTF-8: fail, skip the document, or replace it [fail]"),  \
+        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,            \
                  "refuse documents larger than this [4G]")
 
 static inline lm_input_opts lm_input_args_read(const lm_input_args *a)

@@ -11,8 +11,10 @@
 
 typedef struct {
     lm_doc_batch docs; /* first: the pool's */
-    bool val[LM_BATCH_DOCS];
-    size_t end[LM_BATCH_DOCS]; /* of its ids */
+    /* Of the ids of a document: [.., mid) are of the training split, [mid, end) held out.  A part
+     * that is not `there` is no document. */
+    size_t mid[LM_BATCH_DOCS], end[LM_BATCH_DOCS];
+    bool there[LM_BATCH_DOCS][LM_SPLITS];
     lm_ids ids;
 } batch;
 
@@ -30,6 +32,21 @@ bool lm_shard_is_val(const void *data, size_t len, double fraction)
 {
     static const uint64_t purpose = 0x76616c2d73706c69u; /* "val-spli": apart from other hashes */
     return (double)(lm_hash64(data, len, purpose) >> 11) * 0x1p-53 < fraction;
+}
+
+size_t lm_shard_cut(const char *text, size_t len, double fraction)
+{
+    size_t characters = 0, at = 0;
+    for (size_t i = 0; i < len; i++)
+        characters += ((unsigned char)text[i] & 0xC0) != 0x80;
+    size_t keep = (size_t)((double)characters * (1 - fraction));
+    for (; at < len; at++) {
+        if (((unsigned char)text[at] & 0xC0) == 0x80)
+            continue;
+        if (!keep--)
+            break;
+    }
+    return at;
 }
 
 static void fini_batch(void *item)
@@ -58,29 +75,65 @@ static lm_code add_id(lm_ids *ids, int64_t id, lm_err *e)
     return rc;
 }
 
+/* Append the ids of text[0..len), a document or a part of one. */
+static lm_code add_text(run *r, batch *b, int worker, const char *text, size_t len, lm_err *e)
+{
+    const lm_shard_job *j = r->job;
+    lm_code rc = j->eos_first ? add_id(&b->ids, j->eos, e) : LM_OK;
+    if (!rc)
+        rc = lm_tokenizer_encode(r->tok, r->scratch[worker], text, len, j->add_special, &b->ids, e);
+    if (!rc && !j->eos_first)
+        rc = add_id(&b->ids, j->eos, e);
+    return rc;
+}
+
+/* An empty document is one of its split, an empty part of a document is none. */
+static lm_code work_doc(run *r, batch *b, int i, int worker, lm_err *e)
+{
+    const lm_shard_job *j = r->job;
+    const lm_doc *d = &b->docs.doc[i];
+    bool val = !j->contiguous && lm_shard_is_val(d->text, d->len, j->val_fraction);
+    size_t cut = j->contiguous ? lm_shard_cut(d->text, d->len, j->val_fraction) : val ? 0 : d->len;
+    bool *there = b->there[i];
+    lm_code rc = LM_OK;
+    there[LM_SPLIT_TRAIN] = !val && (cut > 0 || !d->len);
+    there[LM_SPLIT_VAL] = val || cut < d->len;
+    if (there[LM_SPLIT_TRAIN])
+        rc = add_text(r, b, worker, d->text, cut, e);
+    b->mid[i] = b->ids.n;
+    if (!rc && there[LM_SPLIT_VAL])
+        rc = add_text(r, b, worker, d->text + cut, d->len - cut, e);
+    if (rc)
+        lm_err_in(e, "%s:%lld", d->source, (long long)d->line);
+    return rc;
+}
+
 static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
 {
     run *r = ctx;
     batch *b = item;
-    const lm_shard_job *j = r->job;
     lm_code rc = LM_OK;
     b->ids.n = 0;
     for (int i = 0; i < b->docs.n && !rc; i++) {
         lm_doc *d = &b->docs.doc[i];
         rc = lm_doc_decode(r->in_opts, d, e);
-        if (!rc && !d->skip) {
-            b->val[i] = lm_shard_is_val(d->text, d->len, j->val_fraction);
-            rc = j->eos_first ? add_id(&b->ids, j->eos, e) : LM_OK;
-            if (!rc)
-                rc = lm_tokenizer_encode(r->tok, r->scratch[worker], d->text, d->len,
-                                         j->add_special, &b->ids, e);
-            if (rc)
-                lm_err_in(e, "%s:%lld", d->source, (long long)d->line);
-            if (!rc && !j->eos_first)
-                rc = add_id(&b->ids, j->eos, e);
-        }
+        if (!rc && !d->skip)
+            rc = work_doc(r, b, i, worker, e);
         b->end[i] = b->ids.n;
     }
+    return rc;
+}
+
+/* The parts of document i into their pools. */
+static lm_code add_parts(run *r, const batch *b, int i, lm_err *e)
+{
+    const size_t from[LM_SPLITS] = { i ? b->end[i - 1] : 0, b->mid[i] };
+    const size_t to[LM_SPLITS] = { b->mid[i], b->end[i] };
+    lm_code rc = LM_OK;
+    for (int s = 0; s < LM_SPLITS && !rc; s++)
+        if (b->there[i][s])
+            rc = lm_tokens_pool_add(r->job->pool[s], b->docs.doc[i].operand, b->ids.v + from[s],
+                                    (int64_t)(to[s] - from[s]), e);
     return rc;
 }
 
@@ -92,7 +145,6 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
     char note[48];
     for (int i = 0; i < b->docs.n && !rc; i++) {
         const lm_doc *d = &b->docs.doc[i];
-        size_t from = i ? b->end[i - 1] : 0;
         if (d->skip) {
             r->st->skipped++;
             continue;
@@ -100,8 +152,7 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
         r->st->documents++;
         r->st->bytes += (int64_t)d->len;
         r->st->replaced += d->bad;
-        rc = lm_tokens_pool_add(r->job->pool[b->val[i] ? LM_SPLIT_VAL : LM_SPLIT_TRAIN], d->operand,
-                                b->ids.v + from, (int64_t)(b->end[i] - from), e);
+        rc = add_parts(r, b, i, e);
     }
     lm_doc_pool_give(&r->pool, b);
     lm_input_stats in = lm_input_stat(r->in);
@@ -149,6 +200,36 @@ static void strip_eos(const lm_tokens *t, int64_t eos, const uint32_t **ids, int
     }
 }
 
+/* ids[0..n), with the end-of-text id where the format written wants it: its place, before or behind
+ * them, is lent for it. */
+static lm_code add_ids(const lm_shard_job *job, int split, int source, uint32_t *ids, int64_t n,
+                       lm_err *e)
+{
+    uint32_t *first = ids, *eos = ids + n;
+    if (job->eos < 0)
+        return lm_tokens_pool_add(job->pool[split], source, ids, n, e);
+    if (job->eos_first)
+        first = eos = ids - 1;
+    uint32_t lent = *eos;
+    *eos = (uint32_t)job->eos;
+    lm_code rc = lm_tokens_pool_add(job->pool[split], source, first, n + 1, e);
+    *eos = lent;
+    return rc;
+}
+
+static lm_code add_document(const lm_shard_job *job, int source, uint32_t *ids, int64_t n,
+                            lm_err *e)
+{
+    bool val = !job->contiguous && lm_shard_is_val(ids, (size_t)n * sizeof *ids, job->val_fraction);
+    int64_t cut = job->contiguous ? (int64_t)((double)n * (1 - job->val_fraction)) : val ? 0 : n;
+    lm_code rc = LM_OK;
+    if (!val && (cut > 0 || !n))
+        rc = add_ids(job, LM_SPLIT_TRAIN, source, ids, cut, e);
+    if (!rc && (val || cut < n))
+        rc = add_ids(job, LM_SPLIT_VAL, source, ids + cut, n - cut, e);
+    return rc;
+}
+
 lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source, lm_shard_stats *st,
                         lm_err *e)
 {
@@ -164,14 +245,7 @@ lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source,
             break;
         const uint32_t *ids = doc.v + 1;
         strip_eos(t, job->eos, &ids, &n);
-        bool val = lm_shard_is_val(ids, (size_t)n * sizeof *ids, job->val_fraction);
-        uint32_t *first = doc.v + (ids - doc.v);
-        if (job->eos >= 0 && job->eos_first)
-            *--first = (uint32_t)job->eos;
-        else if (job->eos >= 0)
-            first[n] = (uint32_t)job->eos;
-        rc = lm_tokens_pool_add(job->pool[val ? LM_SPLIT_VAL : LM_SPLIT_TRAIN], source, first,
-                                n + (job->eos >= 0), e);
+        rc = add_document(job, source, doc.v + (ids - doc.v), n, e);
         st->documents++;
         if (d % 1024 == 0)
             lm_progress(job->sink, "reading", (double)from, (double)lm_tokens_count(t), "tokens",

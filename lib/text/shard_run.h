@@ -4,7 +4,9 @@
  * Tokenising runs on all threads; documents enter the pools in their order, so everything that
  * follows is the same for any number of threads.  Which split a document belongs to is a function
  * of its own bytes alone: copies of it, and later versions of the data, fall on the same side, and
- * a larger fraction takes in all that a smaller one did. */
+ * a larger fraction takes in all that a smaller one did.  A contiguous split cuts every document in
+ * two instead: of n characters (of ids where token datasets are read) the first
+ * floor(n * (1 - val_fraction)) train, the others are held out. */
 #ifndef LM_TEXT_SHARD_RUN_H
 #define LM_TEXT_SHARD_RUN_H
 
@@ -19,6 +21,7 @@ enum { LM_SPLIT_TRAIN, LM_SPLIT_VAL, LM_SPLITS };
 
 typedef struct {
     double val_fraction;
+    bool contiguous;
     int64_t eos;                     /* -1: none is added, none is taken away */
     bool eos_first;                  /* llm.c: documents begin with it; else they end with it */
     bool add_special;                /* what the tokenizer's post-processor adds */
@@ -33,6 +36,9 @@ typedef struct {
 
 /* Does a document with these bytes belong to the validation split? */
 bool lm_shard_is_val(const void *data, size_t len, double fraction);
+
+/* Bytes of text[0..len), valid UTF-8, that a contiguous split leaves to the training split. */
+size_t lm_shard_cut(const char *text, size_t len, double fraction);
 
 /* Text.  Fails: as lm_input_next, lm_doc_decode, lm_tokenizer_encode, lm_tokens_pool_add. */
 lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts *in_opts,

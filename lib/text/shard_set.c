@@ -261,6 +261,7 @@ static lm_code make_meta(const work *w, int indent, lm_buf *out, lm_err *e)
         lm_jw_close_obj(&j);
     }
     lm_jw_f64(&j, "val_fraction", w->o->val_fraction);
+    lm_jw_bool(&j, "contiguous", w->o->contiguous);
     lm_jw_bool(&j, "shuffle", w->o->shuffle);
     lm_jw_int(&j, "seed", (int64_t)w->o->seed);
     lm_jw_int(&j, "bytes", w->set->read.bytes);
@@ -280,6 +281,7 @@ static lm_code fill_pools(work *w, lm_err *e)
 {
     lm_code rc = LM_OK;
     w->job.val_fraction = w->o->val_fraction;
+    w->job.contiguous = w->o->contiguous;
     w->job.eos = w->set->eos;
     w->job.eos_first = w->o->kind == LM_TOKENS_LLMC;
     w->job.add_special = w->o->add_special;

@@ -24,6 +24,7 @@ typedef struct {
     bool add_special;     /* what the tokenizer's post-processor adds */
     int64_t vocab;        /* ids are below it; 0: the tokenizer's, of datasets the largest id + 1 */
     double val_fraction;  /* share of the documents that is held out, [0, 1) */
+    bool contiguous;      /* hold out the end of each document instead of whole ones */
     bool shuffle;         /* documents in a random order that `seed` decides */
     uint64_t seed;        /* */
     int64_t tokens;       /* about so many ids in train (0: all), */

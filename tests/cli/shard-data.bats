@@ -66,6 +66,36 @@ numbers() {
     [ "$(documents a/val.bin | grep -vcFxf <(documents c/val.bin))" -eq 0 ]
 }
 
+@test "shard-data: --split contiguous holds out the end of each document, counted in characters" {
+    # 90 characters of two bytes, 10 of one; a tokenizer without merges gives an id a byte
+    { for i in $(seq 90); do printf '\303\251'; done && printf 'xxxxxxxxxx'; } > one.txt
+    train-tokenizer -q -V 257 -o bytes/tokenizer.json one.txt
+    shard-data -q -t bytes/ --split contiguous --val-fraction 0.1 --no-eos -o c one.txt
+    [ "$(numbers tokens c/meta.json | sed -n 1,2p | xargs)" = "180 10" ]
+    grep -q '"contiguous": true' c/meta.json
+    [ "$(od -An -tu2 -w2 -v c/val.bin | sort -u | wc -l)" -eq 1 ]
+    # every document of JSONL has its end held out; an end-of-text id follows each part
+    printf '{"text":"aaaab"}\n{"text":"ccccd"}\n{"text":""}\n' > three.jsonl
+    shard-data -q -t bytes/ --split contiguous --val-fraction 0.2 --no-shuffle -o j three.jsonl
+    [ "$(documents j/train.bin | wc -w)" -eq 11 ]
+    [ "$(documents j/val.bin | wc -w)" -eq 4 ]
+    [ "$(documents j/train.bin | wc -l) $(documents j/val.bin | wc -l)" = "3 2" ]
+    # token datasets by their ids, the end-of-text id apart; each part begins with it for llm.c
+    shard-data -q --split contiguous --val-fraction 0.5 --eos-id 0 --no-shuffle --format llmc -o k j/train
+    [ "$(od -An -tu2 -v -j1024 k/train.bin | xargs)" = "$(documents j/train.bin | awk 'NF > 1 { print 0, $1, $2 } NF == 1 { print 0 }' | xargs)" ]
+    [ "$(od -An -tu2 -v -j1024 k/val.bin | xargs)" = "$(documents j/train.bin | awk 'NF > 1 { print 0, $3, $4 }' | xargs)" ]
+    fails 2 "no part is to be held out" -t bytes/ --split contiguous -o x one.txt
+    [ ! -e x ]
+}
+
+@test "shard-data: Tiny Shakespeare splits into the numbers of ids that nanoGPT prints" {
+    data=$root/../shared/data
+    [ -f "$data/tinyshakespeare.txt" ] && [ -d "$data/gpt2-tokenizer" ] || skip "no ../shared/data"
+    shard-data -q -t "$data/gpt2-tokenizer" --split contiguous --val-fraction 0.1 --no-eos --format nanogpt \
+        -o nano "$data/tinyshakespeare.txt"
+    [ "$(numbers tokens nano/meta.json | sed -n 1,2p | xargs)" = "301966 36059" ]
+}
+
 @test "shard-data: ids are those of the tokenizer, with the end-of-text id behind" {
     printf '{"text":"the river"}\n' > one.jsonl
     shard-data $T -o d one.jsonl

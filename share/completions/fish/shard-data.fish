@@ -14,7 +14,7 @@ complete -c shard-data -l format -x -a 'megatron llmc nanogpt' -d 'megatron, llm
 complete -c shard-data -l shard-tokens -r -d 'llmc, nanogpt: ids in a shard [one shard]'
 complete -c shard-data -l input-format -x -a 'auto jsonl text' -d 'auto, jsonl or text [auto]'
 complete -c shard-data -l field -r -d 'JSONL: the key of the text [text]'
-complete -c shard-data -l split -x -a 'file blank' -d 'plain text: a document is a file, or ends at a blank line [file]'
+complete -c shard-data -l split -x -a 'file blank contiguous' -d 'file; blank: text ends at blank lines; contiguous: hold out ends [file]'
 complete -c shard-data -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c shard-data -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'
 complete -c shard-data -l max-document -r -d 'refuse documents larger than this [4G]'
