@@ -22,7 +22,7 @@ static const lm_opt options[] = {
     LM_COUNT('V', "vocab-size", &opt.vocab_size, "N", 256, 16e6,
              "tokens in all: special ones, 256 bytes, merges [32000]"),
     LM_STR('p', "pattern", &opt.pattern, "NAME",
-           "how text is cut into words: gpt2, llama3, qwen or a PCRE2 pattern [gpt2]"),
+           "cut of words: gpt2, llama3, qwen, gpt4, gpt4o or a PCRE2 pattern [gpt2]"),
     LM_LIST('s', "special", &opt.special, "TOKEN",
             "a special token; ids from 0 in the order given [<|endoftext|>]"),
     LM_COUNT(0, "min-frequency", &opt.min_frequency, "N", 0, 9e18,

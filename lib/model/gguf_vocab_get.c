@@ -278,6 +278,7 @@ static const pre_tokenizer pres[] = {
       NULL },
     { " smaug-bpe dbrx ", PRE_SCAN, LM_SCAN_LLAMA3, false, false, NULL },
     { " qwen2 deepseek-r1-qwen stablelm2 megrez ", PRE_SCAN, LM_SCAN_QWEN, false, false, NULL },
+    { " gpt-4o llama4 ", PRE_SCAN, LM_SCAN_O200K, false, false, NULL },
     { " smollm starcoder refact command-r codeshell exaone minerva-7b ", PRE_DIGITS, LM_SCAN_GPT2,
       false, false, NULL },
     { " tekken ", PRE_REGEX, LM_SCAN_NONE, true, true,

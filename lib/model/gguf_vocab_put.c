@@ -142,10 +142,14 @@ static const char *pre_name(const json_t *pre, bool ignore_merges)
     switch (lm_scan_of_pattern(pattern)) {
     case LM_SCAN_GPT2:
         return "gpt-2";
+    case LM_SCAN_CL100K: /* the nearest that there is: see put_byte_level */
+        return "smaug-bpe";
     case LM_SCAN_LLAMA3:
         return ignore_merges ? "llama-bpe" : "smaug-bpe";
     case LM_SCAN_QWEN:
         return "qwen2";
+    case LM_SCAN_O200K:
+        return "gpt-4o";
     default:
         return NULL;
     }
@@ -195,6 +199,10 @@ static lm_code put_byte_level(vocab *v, const json_t *model)
                "%s: llama.cpp has no pre-tokeniser like this one: it will cut words otherwise",
                v->where);
     }
+    const char *pattern = split_pattern(json_array_get(json_object_get(pre, "pretokenizers"), 0));
+    if (pattern && lm_scan_of_pattern(pattern) == LM_SCAN_CL100K)
+        lm_log(v->m->sink, LM_LOG_WARN,
+               "%s: llama.cpp will cut white space at the end of a text otherwise", v->where);
     lm_gguf_put_str(v->p, "tokenizer.ggml.model", "gpt2", 4);
     lm_gguf_put_str(v->p, "tokenizer.ggml.pre", name, strlen(name));
     lm_gguf_put_strs(v->p, "tokenizer.ggml.tokens", v->text, v->n);

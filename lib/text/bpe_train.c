@@ -2,6 +2,7 @@
 /* Training from documents to a finished tokenizer.json: cut, count, learn, write. */
 #include "text/bpe_train.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,6 +48,32 @@ static lm_code check_opts(const lm_bpe_train_opts *o, lm_err *e)
     return LM_OK;
 }
 
+#define PATTERN_CURE "give gpt2, llama3, qwen, gpt4, gpt4o, or a PCRE2 pattern"
+
+/* A word as names are written, which as a pattern would match only itself. */
+static bool is_bare_word(const char *s)
+{
+    bool letter = false;
+
+    for (; *s; s++) {
+        bool alpha = (*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z');
+        letter |= alpha;
+        if (!alpha && !(*s >= '0' && *s <= '9') && !strchr("-_.", *s))
+            return false;
+    }
+    return letter;
+}
+
+static lm_code refuse_name(const char *name, lm_err *e)
+{
+    const char *near = lm_nearest(name, lm_scan_names);
+    char todo[64];
+
+    snprintf(todo, sizeof todo, "did you mean %s?", near ? near : "");
+    return lm_fail(e, LM_EUSAGE, "--pattern", near ? todo : PATTERN_CURE,
+                   "no pattern is named '%.40s'", name);
+}
+
 static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
 {
     lm_scan_kind k = lm_scan_of_name(pattern);
@@ -55,6 +82,8 @@ static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
 
     if (k == LM_SCAN_NONE)
         k = lm_scan_of_pattern(pattern);
+    if (k == LM_SCAN_NONE && is_bare_word(pattern))
+        return refuse_name(pattern, e);
     rc = lm_strdup(&t->pattern, k ? lm_scan_pattern(k) : pattern, e);
     if (rc)
         return rc;
@@ -64,8 +93,8 @@ static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
         return LM_OK;
     rc = lm_regex_new(pattern, strlen(pattern), false, "--pattern", &t->cut.regex, &bad);
     if (rc) /* the pattern is the user's request, not a file */
-        rc = lm_fail(e, rc == LM_EFORMAT ? LM_EUSAGE : rc, "--pattern",
-                     "give gpt2, llama3, qwen, or a PCRE2 pattern", "%s", bad.what);
+        rc = lm_fail(e, rc == LM_EFORMAT ? LM_EUSAGE : rc, "--pattern", PATTERN_CURE, "%s",
+                     bad.what);
     return rc;
 }
 

@@ -24,7 +24,7 @@ typedef struct {
     int64_t vocab_size;         /* all counted: specials, 256 bytes, merges */
     int64_t min_frequency;      /* a pair seen less often is never merged; 0 = 1 */
     int64_t max_token_bytes;    /* longest token, 0 = no bound */
-    const char *pattern;        /* "gpt2", "llama3", "qwen", or a PCRE2 pattern */
+    const char *pattern;        /* a name of pretok_scan.h, or a PCRE2 pattern */
     const char *const *special; /* n_special names, no two equal */
     int n_special;
 } lm_bpe_train_opts;
@@ -39,8 +39,8 @@ typedef struct lm_bpe_trainer lm_bpe_trainer;
 /* The text of a tokenizer_config.json to go beside: the first special token begins and ends
  * documents. */
 lm_code lm_bpe_train_config(const lm_bpe_train_opts *o, lm_buf *json, lm_err *e);
-/* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern or equal specials.
- */
+/* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern, a bare
+ * word that is no name of a pattern, or equal specials. */
 lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_trainer **out,
                            lm_err *e);
 /* Count the words of one document (valid UTF-8).  `worker` in [0, threads): each worker has counts

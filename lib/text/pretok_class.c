@@ -6,8 +6,8 @@
 #include <pthread.h>
 #include <utf8proc.h>
 
-static uint8_t table[0x110000];
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static uint8_t table[0x110000], cased[0x110000];
+static pthread_once_t once = PTHREAD_ONCE_INIT, cased_once = PTHREAD_ONCE_INIT;
 
 static bool is_white_space(uint32_t c)
 {
@@ -65,4 +65,34 @@ const uint8_t *lm_class_table(void)
 {
     pthread_once(&once, fill_table);
     return table;
+}
+
+static uint8_t cased_of(uint32_t c)
+{
+    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
+    unsigned m =
+        class_of(c) & (LM_CLASS_LETTER | LM_CLASS_NUMBER | LM_CLASS_SPACE | LM_CLASS_NEWLINE);
+
+    if (k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LT)
+        m |= LM_CASED_UPPER;
+    else if (k == UTF8PROC_CATEGORY_LL)
+        m |= LM_CASED_LOWER;
+    else if (k == UTF8PROC_CATEGORY_LM || k == UTF8PROC_CATEGORY_LO ||
+             (k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME))
+        m |= LM_CASED_UPPER | LM_CASED_LOWER;
+    return (uint8_t)m;
+}
+
+static void fill_cased(void)
+{
+    for (uint32_t c = 0; c < 0x32400; c++)
+        cased[c] = cased_of(c);
+    for (uint32_t c = 0xE0000; c < 0xE0200; c++)
+        cased[c] = cased_of(c);
+}
+
+const uint8_t *lm_cased_table(void)
+{
+    pthread_once(&cased_once, fill_cased);
+    return cased;
 }

@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pretok_scan.h -- hand-written scanners for the word patterns of GPT-2, Llama-3 and Qwen.
+/* pretok_scan.h -- hand-written scanners for the word patterns of GPT-2, Llama-3, Qwen, GPT-4 and
+ * GPT-4o.
  *
  * Each gives exactly the matches of its pattern, taken one after the other from the left (these
- * patterns match at every position, so words tile the text): gpt2    's|'t|'re|'ve|'m|'ll|'d|
- * ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ llama3
- * (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3} |
- * ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ qwen    as llama3 with \p{N} in place of
- * \p{N}{1,3} Case folding in (?i:'s) makes U+017F (long s) an s, as regular-expression engines do.
- */
+ * patterns match at every position, so words tile the text):
+ *
+ * gpt2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ * llama3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+ *         ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+   (a space before the ?)
+ * qwen    as llama3 with \p{N} in place of \p{N}{1,3}
+ * cl100k  as llama3 with \s+\z before \s*[\r\n]+: white space at the end of a text is one word.
+ *         These are the matches of tiktoken's pattern of that name, which is written otherwise
+ *         there: Oniguruma, which `tokenizers` runs, reads its {1,3}+ and $ in another way.
+ * o200k   tiktoken's pattern of that name: words change at lower case before upper case, and take
+ *         marks and a contraction at their end
+ *
+ * Case folding in (?i:'s) makes U+017F (long s) an s, as regular-expression engines do. */
 #ifndef LM_TEXT_PRETOK_SCAN_H
 #define LM_TEXT_PRETOK_SCAN_H
 
@@ -18,12 +26,18 @@ typedef enum {
     LM_SCAN_GPT2,
     LM_SCAN_LLAMA3,
     LM_SCAN_QWEN,
+    LM_SCAN_CL100K,
+    LM_SCAN_O200K,
+    LM_SCAN_KINDS,
 } lm_scan_kind;
 
 /* The scanner for a pattern's exact text, or LM_SCAN_NONE. */
 lm_scan_kind lm_scan_of_pattern(const char *pattern);
-/* "gpt2", "llama3", "qwen" -> kind; LM_SCAN_NONE otherwise. */
+/* "gpt2", "llama3", "qwen", "cl100k" (also "gpt4"), "o200k" (also "gpt4o") -> kind; LM_SCAN_NONE
+ * otherwise.  Capitals, '-', and tiktoken's "_base" at the end make no difference. */
 lm_scan_kind lm_scan_of_name(const char *name);
+/* All names, NULL at the end: for lm_nearest. */
+extern const char *const lm_scan_names[];
 const char *lm_scan_pattern(lm_scan_kind k); /* the pattern's text */
 
 /* Bytes of the first word of p[0..end), at least one; p < end and valid UTF-8. */

@@ -48,6 +48,20 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
       "$(tr -d ' \n' < model/tokenizer.json | grep -o '"merges".*' | cksum)" ]
 }
 
+@test "convert-model: the pattern of GPT-4o has a name in GGUF, that of GPT-4 the nearest" {
+    for p in o200k:gpt-4o gpt4:smaug-bpe; do
+        printf 'some iPod text, some MORE text' |
+            train-tokenizer -qq -f -V 260 -p "${p%:*}" -o model/tokenizer.json
+        run convert-model -f model -o m.gguf --no-originals
+        [ "$status" -eq 0 ]
+        grep -aq "${p#*:}" m.gguf
+        [[ "$p" == o200k* || "$output" == *"cut white space at the end of a text otherwise"* ]]
+        [[ "$p" == gpt4* || "$output" != *otherwise* ]]
+    done
+    convert-model -q m.gguf -o back
+    grep -q pre_tokenizer back/tokenizer.json
+}
+
 @test "convert-model: the same bytes for any -j" {
     for t in q8_0 q4_k_m; do
         for j in 1 3; do

@@ -51,6 +51,18 @@ setup() {
     [ "$output" = '"merges":[["a","b"]]}}' ]
 }
 
+@test "train-tokenizer: the patterns of GPT-4 and GPT-4o under each of their names" {
+    train-tokenizer -q -V 300 -p gpt4 clean.jsonl > a.json
+    train-tokenizer -q -V 300 -p cl100k_base clean.jsonl | cmp - a.json
+    grep -qF '|\\s+\\z|' a.json
+    train-tokenizer -q -V 300 -p gpt-4o clean.jsonl > b.json
+    train-tokenizer -q -V 300 -p o200k clean.jsonl | cmp - b.json
+    grep -qF '[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*' b.json
+    # aB is two words for GPT-4o only
+    printf 'xaB xaB' | train-tokenizer -qq -V 300 -p gpt4 | grep -q '"aB": '
+    ! printf 'xaB xaB' | train-tokenizer -qq -V 300 -p o200k | grep -q '"aB": '
+}
+
 @test "train-tokenizer: bounds on frequency and length hold" {
     printf 'abcdabcd abcdabcd xy' | train-tokenizer -q -V 400 --max-token-bytes 3 > t.json
     run grep -cE '^      "[A-Za-z]{4,}": [0-9]' t.json
@@ -86,6 +98,13 @@ setup() {
     run train-tokenizer -p 'a(' clean.jsonl
     [ "$status" -eq 2 ]
     [[ "$output" == *"--pattern: bad pattern near its byte 2"* ]]
+    run train-tokenizer -p lama3 clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == "train-tokenizer: --pattern: no pattern is named 'lama3': did you mean llama3?" ]]
+    run train-tokenizer -p wordpiece -o t.json clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"no pattern is named 'wordpiece': give gpt2, llama3"* ]]
+    [ ! -e t.json ]
     run train-tokenizer -s x -s x clean.jsonl
     [ "$status" -eq 2 ]
     [[ "$output" == *'"x" is given twice'* ]]

@@ -171,7 +171,8 @@ def tokenizers(tmp):
     corpus = os.path.join(tmp, "corpus.txt")
     with open(corpus, "w") as f:
         f.write("".join(f"The system's words {i % 37} and it'll write line {i} of the text.\n\n" for i in range(400)))
-    for pattern, pre in [("gpt2", "gpt-2"), ("llama3", "smaug-bpe"), ("qwen", "qwen2")]:
+    for pattern, pre in [("gpt2", "gpt-2"), ("llama3", "smaug-bpe"), ("qwen", "qwen2"), ("cl100k", "smaug-bpe"),
+                         ("o200k", "gpt-4o")]:
         folder, file, back = (os.path.join(tmp, pattern + end) for end in ("-tok", "-tok.gguf", "-tok-back"))
         # AutoTokenizer goes by the architecture where it has a class of its own.
         kind = transformers.Qwen2Config if pattern == "qwen" else transformers.LlamaConfig

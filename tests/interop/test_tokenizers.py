@@ -326,7 +326,7 @@ def main():
             path = os.path.join(where, name + ".json")
             make().save(path)
             todo.append((name, Tokenizer.from_file(path), path))
-        for name in ("gpt2", "llama3", "qwen", r"\p{L}+|\p{N}|[^\p{L}\p{N}]+"):
+        for name in ("gpt2", "llama3", "qwen", "cl100k", "o200k", r"\p{L}+|\p{N}|[^\p{L}\p{N}]+"):
             label = "trained-" + (name if name.isalnum() else "own-pattern")
             if not opt.only or label in opt.only:
                 path = our_trainer(opt.build, name, where)

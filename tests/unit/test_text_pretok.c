@@ -23,14 +23,15 @@ static const char *const bits[] = {
     "  ",           "\n",   "\r\n",   "\t",     "\u00a0",     "\u3000", "\xC2\x85", "1",
     "23",           "4567", "\u0663", "\u00bd", "a",          "Word",   "\u00e9",   "e\u0301",
     "\u0928\u093f", "!",    "...",    "-",      "\U0001f600", "\u4f60", "\u180e",   "\u200b",
+    "WORD",         "iPod", "\u01c5", "\u02b0", "\u0301",     "/",      "\n/",      "B",
 };
 
-/* Assigned in Unicode 5 already, so that every library agrees. */
+/* Assigned before Unicode 15, so that every library agrees. */
 static uint32_t old_char(lm_rng r, uint64_t *at)
 {
     for (;;) {
         uint32_t c = (uint32_t)lm_rng_below(r, (*at)++, 0x3100);
-        if (utf8proc_category((int32_t)c) != UTF8PROC_CATEGORY_CN)
+        if (utf8proc_category((int32_t)c) != UTF8PROC_CATEGORY_CN && c != 0x0CF3 && c != 0x0ECE)
             return c;
     }
 }
@@ -51,34 +52,70 @@ static size_t random_text(lm_rng r, uint64_t *at, char *x, size_t most)
     return len;
 }
 
-static void scanners_equal_patterns(void **state)
+/* The text of pattern p cut by the regular expression and by the scanner. */
+static void scanner_equals(lm_scan_kind k, const char *p, lm_regex_match *m)
 {
     lm_rng r = lm_rng_make(5, "test", 0);
     uint64_t at = 0;
+    lm_regex *re;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_regex_new(p, strlen(p), false, "pattern", &re, &e), 0);
+    for (int round = 0; round < 2000; round++) {
+        char x[400];
+        size_t len = random_text(r, &at, x, sizeof x), from = 0, begin, end;
+        while (from < len) {
+            bool found;
+            assert_int_equal(lm_regex_find(re, m, x, len, from, &begin, &end, &found, &e), 0);
+            assert_true(found && begin == from);
+            assert_int_equal(lm_scan_word(k, x + from, x + len), end - from);
+            from = end;
+        }
+    }
+    lm_regex_free(re);
+}
+
+/* As tiktoken 0.14 has them (tiktoken_ext/openai_public.py). */
+static const char tiktoken_cl100k[] =
+    "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
+    "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s";
+static const char tiktoken_o200k[] =
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
+static void scanners_equal_patterns(void **state)
+{
     lm_regex_match *m;
     lm_err e = { 0 };
 
     (void)state;
     assert_int_equal(lm_regex_match_new(&m, &e), 0);
-    for (int k = LM_SCAN_GPT2; k <= LM_SCAN_QWEN; k++) {
+    for (int k = LM_SCAN_GPT2; k < LM_SCAN_KINDS; k++) {
         const char *p = lm_scan_pattern((lm_scan_kind)k);
-        lm_regex *re;
         assert_int_equal(lm_scan_of_pattern(p), k);
-        assert_int_equal(lm_regex_new(p, strlen(p), false, "pattern", &re, &e), 0);
-        for (int round = 0; round < 2000; round++) {
-            char x[400];
-            size_t len = random_text(r, &at, x, sizeof x), from = 0, begin, end;
-            while (from < len) {
-                bool found;
-                assert_int_equal(lm_regex_find(re, m, x, len, from, &begin, &end, &found, &e), 0);
-                assert_true(found && begin == from);
-                assert_int_equal(lm_scan_word((lm_scan_kind)k, x + from, x + len), end - from);
-                from = end;
-            }
-        }
-        lm_regex_free(re);
+        scanner_equals((lm_scan_kind)k, p, m);
     }
+    scanner_equals(LM_SCAN_CL100K, tiktoken_cl100k, m);
+    scanner_equals(LM_SCAN_O200K, tiktoken_o200k, m);
     lm_regex_match_free(m);
+}
+
+static void names_of_patterns(void **state)
+{
+    (void)state;
+    for (int i = 0; lm_scan_names[i]; i++)
+        assert_int_not_equal(lm_scan_of_name(lm_scan_names[i]), LM_SCAN_NONE);
+    assert_int_equal(lm_scan_of_name("GPT-4"), LM_SCAN_CL100K);
+    assert_int_equal(lm_scan_of_name("cl100k_base"), LM_SCAN_CL100K);
+    assert_int_equal(lm_scan_of_name("gpt-4o"), LM_SCAN_O200K);
+    assert_int_equal(lm_scan_of_name("o200k_base"), LM_SCAN_O200K);
+    assert_int_equal(lm_scan_of_name("lama3"), LM_SCAN_NONE);
+    assert_int_equal(lm_scan_of_name("a-name-longer-than-any"), LM_SCAN_NONE);
+    assert_int_equal(lm_scan_of_name("_base"), LM_SCAN_NONE);
+    assert_int_equal(lm_scan_of_name(""), LM_SCAN_NONE);
 }
 
 static void classes(void **state)
@@ -159,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scanners_equal_patterns),
+        cmocka_unit_test(names_of_patterns),
         cmocka_unit_test(classes),
         cmocka_unit_test(forms_equal_utf8proc),
         cmocka_unit_test(long_run_of_marks_is_linear),

@@ -1,6 +1,6 @@
 # fish completion for train-tokenizer; generated, do not edit
 complete -c train-tokenizer -s V -l vocab-size -r -d 'tokens in all: special ones, 256 bytes, merges [32000]'
-complete -c train-tokenizer -s p -l pattern -r -d 'how text is cut into words: gpt2, llama3, qwen or a PCRE2 pattern [gpt2]'
+complete -c train-tokenizer -s p -l pattern -r -d 'cut of words: gpt2, llama3, qwen, gpt4, gpt4o or a PCRE2 pattern [gpt2]'
 complete -c train-tokenizer -s s -l special -r -d 'a special token; ids from 0 in the order given [<|endoftext|>]'
 complete -c train-tokenizer -l min-frequency -r -d 'never merge what occurs less often [0]'
 complete -c train-tokenizer -l max-token-bytes -r -d 'longest token [0: no bound]'
