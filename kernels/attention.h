@@ -24,9 +24,9 @@
  *               out o, kcache, vcache as attention_cached
  *               head_norm (kernels/norm.h) of the query and key heads, rope (kernels/rope.h) of the result, then
  *               attention_cached; between them numbers are rounded to act, as if they had been stored.
- * Dropout (train only, rate p of attr): P~ = P * Z/(1-p), Z from Philox keyed (seed, "attention dropout", site) at
- * index (((step*2^16 + micro)*B + b)*H + h)*T*T + i*T + j, the same in both directions; kept iff
- * uniform >= p (a draw of lm_rng_u32 compared with the threshold floor(p * 2^32)).
+ * Dropout (train only, rate p of attr): P~ = P * Z/(1-p), Z from Philox keyed (lm_rng_key(seed, step, micro),
+ * "attention dropout", site) at index (b*H + h)*T*T + i*T + j, the same in both directions; kept iff uniform >= p
+ * (a draw of lm_rng_u32 compared with the threshold floor(p * 2^32)).  The index is below B*H*T*T: it never wraps.
  * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16). */
 #ifndef LM_KERNELS_ATTENTION_H
 #define LM_KERNELS_ATTENTION_H

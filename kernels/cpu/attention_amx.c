@@ -309,7 +309,7 @@ sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64
     const float scale2 = job->scale * 1.44269504088896341f;
     row_drop x = { .drop = job->drop->rate > 0 ? job->drop : NULL, .T = job->T };
     if (x.drop)
-        x.draw = attn_drop_row(x.drop, job->b * job->H + h, i0, job->T);
+        x.draw = attn_drop_row(job->b * job->H + h, i0, job->T);
     int64_t first = span->lo / BK * BK, past = 0;
     score_block *prev = &w->s[0], *cur = &w->s[1];
     int steps = span->hi - first > 32 ? 2 : 1, prev_steps = 0;

@@ -358,7 +358,7 @@ sweep_head(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t
 {
     uint64_t draw = 0;
     if (job->drop->rate > 0)
-        draw = attn_drop_row(job->drop, job->b * x->a->heads + h, 0, x->a->seq);
+        draw = attn_drop_row(job->b * x->a->heads + h, 0, x->a->seq);
     for (int64_t j0 = job->k0; j0 < job->k1; j0 += KEYS) {
         int64_t i0[BATCH];
         int n = 0;

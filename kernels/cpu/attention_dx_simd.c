@@ -83,7 +83,7 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
 {
     int64_t D = x->a->head_dim, ld = w->ld;
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
-    uint64_t draw = drop ? attn_drop_row(drop, job->b * x->a->heads + h, 0, x->a->seq) : 0;
+    uint64_t draw = drop ? attn_drop_row(job->b * x->a->heads + h, 0, x->a->seq) : 0;
     for (int64_t j0 = job->k0; j0 < job->k1; j0 += BC) {
         int64_t width = job->k1 - j0 < BC ? job->k1 - j0 : BC;
         for (int64_t i0 = job->q0; i0 < job->q1; i0 += BR) {

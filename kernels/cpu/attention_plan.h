@@ -54,7 +54,6 @@ typedef struct {
     uint32_t threshold;
     float keep; /* 1/(1-p) */
     double rate;
-    uint64_t first; /* ((step * 2^16 + micro) * B) * H */
 } attn_drop;
 
 static inline attn_drop attn_drop_of(const lm_call *c)
@@ -62,19 +61,19 @@ static inline attn_drop attn_drop_of(const lm_call *c)
     const lm_attention_attr *a = c->attr;
     attn_drop d = { .rate = a->dropout, .keep = 1 };
     if (a->dropout > 0) {
-        d.rng = lm_rng_make(c->step->seed, "attention dropout", (uint64_t)a->site);
+        d.rng = lm_rng_make(
+            lm_rng_key(c->step->seed, (uint64_t)c->step->step, (uint64_t)c->step->micro),
+            "attention dropout", (uint64_t)a->site);
         d.threshold = (uint32_t)(a->dropout * 0x1p32);
         d.keep = (float)(1 / (1 - a->dropout));
-        d.first = ((uint64_t)c->step->step << 16) + (uint64_t)c->step->micro;
-        d.first *= (uint64_t)(a->batch * a->heads);
     }
     return d;
 }
 
 /* Index of the draw for (b*H + h, query i, key 0). */
-static inline uint64_t attn_drop_row(const attn_drop *d, int64_t bh, int64_t i, int64_t T)
+static inline uint64_t attn_drop_row(int64_t bh, int64_t i, int64_t T)
 {
-    return ((d->first + (uint64_t)bh) * (uint64_t)T + (uint64_t)i) * (uint64_t)T;
+    return ((uint64_t)bh * (uint64_t)T + (uint64_t)i) * (uint64_t)T;
 }
 
 /* Z/(1-p) of keys j0 .. j0+n-1 of that row, stored `stride` floats apart. */

@@ -79,7 +79,7 @@ static const float *drop_row(const attn_drop *d, const row_view *r, int64_t bh, 
     if (d->rate <= 0)
         return NULL;
     if (r->start < r->end)
-        attn_drop_fill(d, attn_drop_row(d, bh, i, r->a->seq), r->start, r->end - r->start,
+        attn_drop_fill(d, attn_drop_row(bh, i, r->a->seq), r->start, r->end - r->start,
                        z + r->start, 1);
     return z;
 }

@@ -97,9 +97,8 @@ __device__ inline attn_draws draws_of(const attn_shape &s, int64_t bh)
 {
     attn_draws d = { 0, 0 };
     if (s.drop) {
-        d.key = s.step->seed;
-        d.first = dropout_base(s.step, (uint64_t)(s.batch * s.heads)) + (uint64_t)bh;
-        d.first *= (uint64_t)s.seq * (uint64_t)s.seq;
+        d.key = micro_key(s.step);
+        d.first = (uint64_t)bh * (uint64_t)s.seq * (uint64_t)s.seq;
     }
     return d;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* philox.cuh -- the counted randomness of lib/base/rng.c on the device: the very same draws.
  *
- * A stream (lm_rng) is a key, the seed of the run, which is read on the device, and `hi`, the
+ * A stream (lm_rng) is a key, made of the seed of the run, which is read on the device, and `hi`, the
  * hash of its purpose and sub-stream, which the launcher takes from rng_hi.  So a recording
  * draws anew in each replay. */
 #ifndef LM_KERNELS_CUDA_PHILOX_CUH
@@ -58,6 +58,15 @@ __device__ inline draws4 philox(uint64_t block, uint64_t hi, uint64_t key)
     for (int round = 0; round < PHILOX_ROUNDS; round++)
         philox_key(&keys, round, key);
     return philox(block, hi, keys);
+}
+
+/* lm_rng_key of the run under way: the key of streams whose indices count within a micro-batch. */
+__device__ inline uint64_t micro_key(const lm_step *step)
+{
+    uint64_t x = (uint64_t)step->step << 24 ^ (uint64_t)step->micro;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return step->seed ^ x ^ x >> 31;
 }
 
 /* The index of a mask's first draw, of `count` in each run of the graph (kernels/elementwise.h). */

@@ -34,6 +34,17 @@ lm_rng lm_rng_make(uint64_t seed, const char *purpose, uint64_t sub)
     return (lm_rng){ .key = seed, .hi = lm_hash64(purpose, strlen(purpose), sub) };
 }
 
+/* SplitMix64's finaliser (G. L. Steele et al., OOPSLA 2014; Stafford's mix 13): a bijection whose
+ * neighbouring inputs give unrelated outputs, so keys of two seeds do not meet in nearby steps. */
+uint64_t lm_rng_key(uint64_t seed, uint64_t step, uint64_t micro)
+{
+    uint64_t x = step << 24 ^ micro;
+
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return seed ^ x ^ x >> 31;
+}
+
 uint32_t lm_rng_u32(lm_rng r, uint64_t index)
 {
     return lm_philox(index / 4, r.hi, r.key).v[index % 4];

@@ -22,6 +22,11 @@ typedef struct {
 } lm_rng;
 lm_rng lm_rng_make(uint64_t seed, const char *purpose, uint64_t sub);
 
+/* The seed of one micro-batch of one step: for streams whose indices count within a micro-batch, so that
+ * no number of steps makes an index wrap.  A bijection of (step, micro) for each seed while step < 2^40
+ * and micro < 2^24: two micro-batches of a run never share a key. */
+uint64_t lm_rng_key(uint64_t seed, uint64_t step, uint64_t micro);
+
 uint32_t lm_rng_u32(lm_rng r, uint64_t index);
 uint64_t lm_rng_u64(lm_rng r, uint64_t index);
 double lm_rng_uniform(lm_rng r, uint64_t index); /* [0,1), 53 bits */

@@ -132,6 +132,21 @@ static void permute_depends_on_seed(void **state)
     assert_true(same < 12);
 }
 
+/* SplitMix64 with state 0 begins with mix(0x9e3779b97f4a7c15) = 0xe220a8397b1dcdaf: what the finaliser
+ * makes of a number that the packing of step and micro-batch reaches. */
+static void keys_of_micro_batches(void **state)
+{
+    (void)state;
+    uint64_t x = UINT64_C(0x9e3779b97f4a7c15);
+    assert_true(lm_rng_key(0, x >> 24, x & 0xffffff) == UINT64_C(0xe220a8397b1dcdaf));
+    assert_true(lm_rng_key(5, 0, 0) == 5);
+    assert_true((lm_rng_key(5, 7, 3) ^ lm_rng_key(0, 7, 3)) == 5);
+    for (uint64_t i = 1; i < 1000; i++) {
+        assert_true(lm_rng_key(5, i, 0) != lm_rng_key(5, 0, i));
+        assert_true(lm_rng_key(5, i << 16, 0) != lm_rng_key(5, 0, 0));
+    }
+}
+
 static void hashes(void **state)
 {
     (void)state;
@@ -158,6 +173,7 @@ int main(void)
         cmocka_unit_test(below),
         cmocka_unit_test(permute_is_a_bijection),
         cmocka_unit_test(permute_depends_on_seed),
+        cmocka_unit_test(keys_of_micro_batches),
         cmocka_unit_test(hashes),
     };
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention at every level against the definition; the definition against finite differences. */
 #include "attention_case.h"
+#include "kernels/cpu/attention_plan.h"
 
 static void check_both(const lm_attention_attr *a, lo_kind kind)
 {
@@ -82,18 +83,41 @@ static void dropout_draws(void **state)
             qkv[(n * 6 + h) * D + n % T] = 1;
     kernel_case k = forward_of(&a, WHOLE);
     k.in[0] = given(k.in[0], qkv);
-    lm_rng rng = lm_rng_make(11, "attention dropout", 9);
+    lm_rng rng = lm_rng_make(lm_rng_key(11, 65539, 70001), "attention dropout", 9);
     instance y;
     run_forward(&k, LM_DTYPE_F64, &y);
     for (uint64_t n = 0; n < 2 * 2 * T * T; n++) {
         uint64_t bh = n / (T * T), i = n / T % T, j = n % T;
-        uint64_t index = (((3 * 65536 + 1) * 2 + bh / 2) * 2 + bh % 2) * T * T + i * T + j;
-        double keep = lm_rng_u32(rng, index) >= (uint32_t)(0.4 * 0x1p32) ? 1 / 0.6 : 0;
+        double keep = lm_rng_u32(rng, n) >= (uint32_t)(0.4 * 0x1p32) ? 1 / 0.6 : 0;
         double want = j <= i ? keep / (double)(i + 1) : 0;
         double got = ((double *)y.out[0].data)[((bh / 2 * T + i) * 2 + bh % 2) * D + j];
         assert_true(fabs(got - want) < 1e-6);
     }
     drop(&k, &y);
+}
+
+/* 256 heads in all and 4,096 tokens: 2^32 draws a micro-batch, so an index that counted steps as well
+ * repeated after 2^16 of them. */
+static void dropout_never_repeats(void **state)
+{
+    (void)state;
+    enum { N = 256 };
+    static const int64_t steps[][2] = { { 3, 0 }, { 3 + (1 << 16), 0 }, { 3, 1 << 16 },
+                                        { 4, 0 }, { 1 << 30, 0 },       { 3, 1 } };
+    static float z[6][N];
+    lm_attention_attr a = attr_of(16, 4096, 16, 16, 64);
+    a.dropout = 0.5;
+    for (int k = 0; k < 6; k++) {
+        lm_step step = { .seed = 11, .step = steps[k][0], .micro = steps[k][1] };
+        attn_drop d = attn_drop_of(&(lm_call){ .attr = &a, .step = &step });
+        attn_drop_fill(&d, attn_drop_row(255, 4095, a.seq), 0, N, z[k], 1);
+        for (int m = 0; m < k; m++) {
+            int same = 0;
+            for (int j = 0; j < N; j++)
+                same += z[m][j] == z[k][j];
+            assert_in_range(same, N / 2 - 48, N / 2 + 48); /* six standard deviations */
+        }
+    }
 }
 
 static void gradient(void **state)
@@ -233,10 +257,15 @@ static void cached_is_uncached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_shapes), cmocka_unit_test(masks),
-        cmocka_unit_test(dropped),       cmocka_unit_test(sharp_scores),
-        cmocka_unit_test(dropout_draws), cmocka_unit_test(gradient),
-        cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(ragged_shapes),
+        cmocka_unit_test(masks),
+        cmocka_unit_test(dropped),
+        cmocka_unit_test(sharp_scores),
+        cmocka_unit_test(dropout_draws),
+        cmocka_unit_test(gradient),
+        cmocka_unit_test(dropout_never_repeats),
+        cmocka_unit_test(cached),
+        cmocka_unit_test(cached_is_uncached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
