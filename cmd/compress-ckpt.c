@@ -188,7 +188,7 @@ static lm_code check_removal(const char *input, lm_err *e)
     if (!rc && lm_path_is_dir(input))
         rc = lm_pack_left_out(input, &extra, &others, e);
     if (!rc && extra)
-        rc = lm_fail(e, LM_EUSAGE, input, "leave --rm away, or move it elsewhere",
+        rc = lm_fail(e, LM_EUSAGE, input, "leave --rm out, or move it elsewhere",
                      "holds '%s', which an .lmz does not carry", extra);
     lm_free(real);
     lm_free(extra);
@@ -392,7 +392,7 @@ static void check_options(void)
         { opt.salvage && !opt.decompress, "--salvage", "give -d too", "serves -d only" },
         { opt.tensor.n && opt.salvage, "--tensor", "salvage everything first",
           "does not go with --salvage" },
-        { opt.list && opt.base, "--base", "leave it away", "is not read for a table" },
+        { opt.list && opt.base, "--base", "leave it out", "is not read for a table" },
         { looks && (tool.output || opt.to_stdout), "--output", "redirect standard output",
           "serves neither -t nor -l" },
         { tool.output && opt.to_stdout, "--stdout", "give -c or -o", "contradicts -o" },

@@ -245,7 +245,7 @@ static lm_code refuse_idle(lm_err *e)
     };
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
         if (checks[i].idle)
-            return lm_fail(e, LM_EUSAGE, checks[i].option, "leave it away", "serves %s only",
+            return lm_fail(e, LM_EUSAGE, checks[i].option, "leave it out", "serves %s only",
                            checks[i].needs);
     return LM_OK;
 }
