@@ -95,7 +95,8 @@ static const lm_opt options[] = {
     LM_REAL(0, "max-grad-norm", &opt.max_grad_norm, "X", 0, 1e9, "clip the norm; 0: no [1]"),
     LM_REAL(0, "clip-value", &opt.clip_value, "X", 0, 1e9, "clip each element; 0: no [0]"),
     LM_GROUP("Checkpoints, validation, reports"),
-    LM_STR(0, "save-every", &opt.save_every, "N|TIME", "steps (100) or time (10m) [at the end]"),
+    LM_STR(0, "save-every", &opt.save_every, "N|TIME",
+           "steps (100) or time (10m); 0: at the end [30m]"),
     LM_COUNT(0, "keep", &opt.keep, "N", 0, 1e6, "newest checkpoints kept; 0: all [3]"),
     LM_CHOICE(0, "checkpoint-format", &opt.checkpoint_format, "FORMAT", checkpoint_formats,
               "safetensors in a folder, or lmz, compressed [safetensors]"),
@@ -191,6 +192,8 @@ static lm_code parse_save_every(lm_trainer_opts *o, lm_err *e)
 {
     const char *v = opt.save_every;
     if (!v)
+        v = "30m";
+    if (!strcmp(v, "0"))
         return LM_OK;
     size_t n = strlen(v);
     bool time_ = n && strchr("smh", v[n - 1]);
@@ -544,7 +547,7 @@ static lm_code work(session *s, lm_err *e)
 {
     lm_memory_plan plan;
     lm_buf text = { 0 };
-    lm_train_result r = { .loss = NAN, .val_loss = NAN };
+    lm_train_result r = { .loss = NAN, .val_loss = NAN, .best_val_loss = NAN, .best_step = -1 };
     if (prepare(s, e))
         return e->code;
     if (opt.dump_graph)

@@ -85,10 +85,11 @@ static lm_code remove_before(const char *run_dir, char *const *names, size_t n, 
                              lm_err *e)
 {
     bool *keep = NULL, any = false;
+    int64_t best = lm_run_best(run_dir);
     lm_code rc = lm_alloc_n(&keep, n + 1, sizeof *keep, "list of checkpoints", e);
     for (size_t i = 0; !rc && i < n; i++) {
         int64_t step = lm_run_step_of(names[i]);
-        keep[i] = step < 0 || step >= oldest;
+        keep[i] = step < 0 || step >= oldest || step == best;
         any |= !keep[i];
     }
     if (!rc && any)

@@ -139,6 +139,39 @@ lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e
     return rc;
 }
 
+lm_code lm_run_publish_best(const char *run_dir, const char *step_dir_name, lm_err *e)
+{
+    if (lm_run_step_of(step_dir_name) < 0)
+        return lm_fail(e, LM_EBUG, run_dir, NULL, "'%s' is not the name of a checkpoint",
+                       step_dir_name);
+    return put_link(run_dir, "best", step_dir_name, e) ? e->code : sync_dir(run_dir, e);
+}
+
+int64_t lm_run_best(const char *run_dir)
+{
+    char target[64], *link = NULL;
+    lm_err ignored = { 0 };
+    ssize_t n = -1;
+    if (!lm_path_join(&link, run_dir, "best", &ignored))
+        n = readlink(link, target, sizeof target - 1);
+    lm_free(link);
+    if (n < 0)
+        return -1;
+    target[n] = 0;
+    return lm_run_step_of(target);
+}
+
+lm_code lm_run_find_step(const char *run_dir, int64_t step, char **out, lm_err *e)
+{
+    char name[40];
+    int64_t found;
+    *out = NULL;
+    lm_code rc = lm_run_checkpoint(run_dir, lm_run_step_name(step, name), &found, e);
+    if (!rc && found < 0)
+        rc = lm_run_checkpoint(run_dir, strcat(name, ".lmz"), &found, e);
+    return rc || found < 0 ? rc : lm_strdup(out, name, e);
+}
+
 lm_code lm_run_checkpoint(const char *run_dir, const char *name, int64_t *step, lm_err *e)
 {
     char *path = NULL;

@@ -3,6 +3,7 @@
  *
  *   run/step-000300/ : config.json model.safetensors tokenizer.json ... optimizer.safetensors state.json
  *   run/latest -> step-000300 : the newest whole checkpoint, replaced atomically
+ *   run/best -> step-000200 : the one with the lowest validation loss, when the run is validated
  *   run/config.json -> latest/config.json : so for each file of the model; run/ itself loads
  *
  * A checkpoint may be one file instead, step-000300.lmz (lmz.h), with the same files inside; the
@@ -30,6 +31,13 @@ lm_code lm_run_checkpoint(const char *run_dir, const char *name, int64_t *step, 
  * files; links of files that it has not are removed.  optimizer*.safetensors and state.json get no
  * link; an .lmz has none at all. */
 lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e);
+/* Point run/best at run_dir/step_dir_name: the checkpoint with the lowest validation loss.  The link is
+ * replaced atomically and stays when `latest` moves on. */
+lm_code lm_run_publish_best(const char *run_dir, const char *step_dir_name, lm_err *e);
+/* The step that run/best names, whether the checkpoint is still there or not; -1: there is no such link. */
+int64_t lm_run_best(const char *run_dir);
+/* Name of the whole checkpoint of `step` (yours): its folder, else its .lmz; *out = NULL: there is none. */
+lm_code lm_run_find_step(const char *run_dir, int64_t step, char **out, lm_err *e);
 /* Name of the newest whole checkpoint ("step-000300" or "step-000300.lmz", yours): what latest points
  * at, or, when latest is missing or dangling, the highest step (of two forms of one step the
  * folder).  *out = NULL if there is none (no failure). */
@@ -38,7 +46,7 @@ lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e);
  * (`latest` is there, or no config.json), else path itself.  *out is yours. */
 lm_code lm_run_resolve(const char *path, char **out, lm_err *e);
 /* Remove all but the checkpoints of the newest `keep` (>= 1) steps; never the one that latest names,
- * nor newer ones, nor one that an .lmz which stays in the run is a difference to. */
+ * nor newer ones, nor the one that best names, nor one that an .lmz which stays in the run is a difference to. */
 lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e);
 /* Of the n entries `names` of the run, mark in keep[n] those, too, that a marked .lmz is a difference
  * to, through any number of steps.  An .lmz that cannot be read marks none. */

@@ -156,6 +156,8 @@ static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
     lm_jw_f64(&w, "seconds", s->seconds);
     lm_jw_f64(&w, "best_loss", s->best_loss);
     lm_jw_int(&w, "bad_evals", s->bad_evals);
+    lm_jw_f64(&w, "best_val_loss", s->best_val);
+    lm_jw_int(&w, "best_step", s->best_step);
     lm_jw_int(&w, "evaluated", s->evaluated);
     if (options)
         lm_jw_json(&w, "options", options);
@@ -222,6 +224,8 @@ static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
     lm_code rc = write_files(c, dir, e);
     if (!rc)
         rc = lm_run_publish(c->o.run_dir, name, e);
+    if (!rc && c->s.best_step == c->s.step)
+        rc = lm_run_publish_best(c->o.run_dir, name, e);
     if (!rc && c->o.keep > 0)
         rc = lm_run_prune(c->o.run_dir, c->o.keep, e);
     if (rc) {
@@ -442,6 +446,8 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
                    lm_json_f64_or(o, "seconds", 0, &s->seconds, where, e) ||
                    lm_json_f64_or(o, "best_loss", INFINITY, &s->best_loss, where, e) ||
                    lm_json_i64_or(o, "bad_evals", 0, 0, most, &s->bad_evals, where, e) ||
+                   lm_json_f64_or(o, "best_val_loss", INFINITY, &s->best_val, where, e) ||
+                   lm_json_i64_or(o, "best_step", -1, -1, most, &s->best_step, where, e) ||
                    lm_json_i64_or(o, "evaluated", -1, -1, most, &s->evaluated, where, e)
                ? e->code
                : LM_OK;

@@ -3,6 +3,7 @@
 #include "train/report.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "base/json.h"
@@ -98,6 +99,8 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
     lm_jw_int(&w, "tokens", r->tokens);
     lm_jw_f64(&w, "loss", r->loss);
     lm_jw_f64(&w, "val_loss", r->val_loss);
+    lm_jw_f64(&w, "best_val_loss", r->best_val_loss);
+    lm_jw_f64(&w, "best_step", r->best_step >= 0 ? (double)r->best_step : NAN);
     lm_jw_f64(&w, "seconds", r->seconds);
     lm_jw_f64(&w, "tokens_per_second", r->tokens_per_second);
     lm_jw_f64(&w, "mfu", r->mfu);
@@ -112,16 +115,19 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
 
 lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e)
 {
-    char tokens[32], share[32] = "", memory[32], planned[32], device[96] = "";
+    char tokens[32], share[32] = "", memory[32], planned[32], device[96] = "", best[80] = "";
     if (r->mfu > 0)
         snprintf(share, sizeof share, " (%.0f %% of the peak)", 100 * r->mfu);
     if (r->device_planned > 0)
         snprintf(device, sizeof device, "%s of the device (%s planned), ",
                  lm_show_bytes(r->device_used, memory), lm_show_bytes(r->device_planned, planned));
+    if (r->best_step >= 0)
+        snprintf(best, sizeof best, "best validation loss %.4f at step %" PRId64 ", ",
+                 r->best_val_loss, r->best_step);
     return lm_buf_addf(out, e,
-                       "%s: step %" PRId64 ", loss %.4f, %s tokens in %.1f s, %.0f "
+                       "%s: step %" PRId64 ", loss %.4f, %s%s tokens in %.1f s, %.0f "
                        "tokens/s%s, peak memory %s%s%s",
-                       status, r->step, r->loss, lm_show_count((double)r->tokens, tokens),
+                       status, r->step, r->loss, best, lm_show_count((double)r->tokens, tokens),
                        r->seconds, r->tokens_per_second, share, device,
                        lm_show_bytes((double)lm_rss_peak(), memory), *device ? " of the host" : "");
 }

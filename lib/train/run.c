@@ -2,6 +2,7 @@
 /* run.c -- a run folder before the first step. */
 #include "train/run.h"
 
+#include <inttypes.h>
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static lm_code path_in(char **out, const char *run, const char *a, const char *b
     return lm_asprintf(out, e, "%s/%s%s%s", run, a, b ? "/" : "", b ? b : "");
 }
 
-/* A link of ours: `latest` to a checkpoint's name, any other into latest/. */
+/* A link of ours: `latest` and `best` to a checkpoint's name, any other into latest/. */
 static bool is_our_link(const char *path, const char *name)
 {
     char target[512];
@@ -25,14 +26,16 @@ static bool is_our_link(const char *path, const char *name)
     if (n < 0)
         return false;
     target[n] = 0;
-    return strcmp(name, "latest") ? !strncmp(target, "latest/", 7) : lm_run_step_of(target) >= 0;
+    if (strcmp(name, "latest") && strcmp(name, "best"))
+        return !strncmp(target, "latest/", 7);
+    return lm_run_step_of(target) >= 0;
 }
 
 /* Would a link or a checkpoint of this run take this name? */
 static bool is_wanted(const char *name)
 {
     size_t n = strlen(name);
-    if (!strcmp(name, "latest") || !strcmp(name, "config.json") ||
+    if (!strcmp(name, "latest") || !strcmp(name, "best") || !strcmp(name, "config.json") ||
         !strcmp(name, "generation_config.json") || lm_run_step_of(name) >= 0 ||
         (n > 12 && !strcmp(name + n - 12, ".safetensors")))
         return true;
@@ -146,11 +149,28 @@ static lm_code remove_links(const char *run, char **names, size_t n, lm_err *e)
 /* Let `latest` name the checkpoint of step `from`, in the form that it has. */
 static lm_code go_back(const char *run, int64_t from, lm_err *e)
 {
-    char name[40];
-    int64_t step;
-    if (lm_run_checkpoint(run, lm_run_step_name(from, name), &step, e))
-        return e->code;
-    return lm_run_publish(run, step >= 0 ? name : strcat(name, ".lmz"), e);
+    char *name = NULL;
+    lm_code rc = lm_run_find_step(run, from, &name, e);
+    if (!rc)
+        rc = name ? lm_run_publish(run, name, e)
+                  : lm_fail(e, LM_EIO, run, NULL, "the checkpoint of step %" PRId64 " is gone",
+                            from);
+    lm_free(name);
+    return rc;
+}
+
+/* `best` must not name a checkpoint that is about to be removed; the trainer links the one that the
+ * state of step `from` knows of. */
+static lm_code drop_best(const char *run, int64_t from, lm_err *e)
+{
+    char *path = NULL;
+    if (lm_run_best(run) <= from)
+        return LM_OK;
+    lm_code rc = path_in(&path, run, "best", NULL, e);
+    if (!rc && unlink(path))
+        rc = lm_fail(e, LM_EIO, path, NULL, "cannot remove the link");
+    lm_free(path);
+    return rc;
 }
 
 static lm_code remove_after(const char *run, int64_t from, lm_err *e)
@@ -160,6 +180,8 @@ static lm_code remove_after(const char *run, int64_t from, lm_err *e)
     lm_code rc = lm_dir_list(run, &names, &n, e);
     if (!rc)
         rc = from < 0 ? remove_links(run, names, n, e) : go_back(run, from, e);
+    if (!rc)
+        rc = drop_best(run, from, e);
     for (size_t i = 0; !rc && i < n; i++) {
         int64_t step;
         rc = lm_run_checkpoint(run, names[i], &step, e);

@@ -27,8 +27,8 @@ lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *opt
     s->model = m;
     s->optim = optim;
     s->backend = b;
-    s->best_loss = INFINITY;
-    s->evaluated = -1;
+    s->best_loss = s->best_val = INFINITY;
+    s->evaluated = s->best_step = -1;
     s->block_bytes = (size_t)m->block * sizeof(float);
     s->work_bytes = lm_train_work_bytes(m, b);
     s->n_states = optim ? optim->states(h) : 0;

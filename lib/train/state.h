@@ -32,8 +32,10 @@ typedef struct {
     int64_t step, tokens; /* optimiser steps done, targets trained on */
     int64_t sample;       /* windows trained on so far */
     double seconds;       /* spent training, over all resumes */
-    double best_loss;     /* of validation; early stopping */
-    int64_t bad_evals;
+    double best_loss;     /* of validation, by more than the delta of early stopping */
+    int64_t bad_evals;    /* evaluations since then */
+    double best_val;   /* the lowest of validation whose checkpoint is in the run; INFINITY: none */
+    int64_t best_step; /* its step, which the run's `best` names; -1: none */
     int64_t evaluated; /* step of the last whole evaluation; -1: none */
 } lm_train_state;
 

@@ -196,7 +196,23 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
     return LM_OK;
 }
 
-static lm_code validate(lm_trainer *t, bool *stop, lm_err *e)
+/* Count an evaluation; *best: its loss is the lowest so far.  NaN is no improvement. */
+static void judge(lm_trainer *t, double loss, bool *best)
+{
+    if (loss < t->s.best_loss - t->o.min_delta) {
+        t->s.best_loss = loss;
+        t->s.bad_evals = 0;
+    } else {
+        t->s.bad_evals++;
+    }
+    if (loss < t->s.best_val) {
+        t->s.best_val = loss;
+        t->s.best_step = t->s.step;
+        *best = true;
+    }
+}
+
+static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
 {
     lm_eval_sum sum = { 0 };
     double began = lm_now();
@@ -213,12 +229,7 @@ static lm_code validate(lm_trainer *t, bool *stop, lm_err *e)
     t->s.evaluated = t->s.step;
     if (trainer_report_eval(t, loss, e))
         return e->code;
-    if (loss < t->s.best_loss - t->o.min_delta) { /* NaN counts as no improvement */
-        t->s.best_loss = loss;
-        t->s.bad_evals = 0;
-    } else {
-        t->s.bad_evals++;
-    }
+    judge(t, loss, best);
     *stop = t->o.patience > 0 && t->s.bad_evals >= t->o.patience;
     return LM_OK;
 }
@@ -271,6 +282,20 @@ static lm_code save(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
+/* The best model so far is kept: as a checkpoint of this step, which names itself `best`, or, when a run
+ * resumed here, as the checkpoint that it resumed from. */
+static lm_code keep_best(lm_trainer *t, lm_err *e)
+{
+    char *name = NULL;
+    if (!t->ckpt || t->saved != t->s.step)
+        return save(t, e);
+    if (lm_ckpt_wait(t->ckpt, e) || lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
+        return e->code;
+    lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
+    lm_free(name);
+    return rc;
+}
+
 static bool time_to_save(const lm_trainer *t)
 {
     if (t->o.save_every && t->s.step % t->o.save_every == 0)
@@ -286,24 +311,46 @@ static bool time_to_validate(const lm_trainer *t)
 
 static lm_code loop(lm_trainer *t, lm_err *e)
 {
-    bool stop = false;
+    bool stop = false, best = false;
     /* A signal may have cut the last evaluation before the resume short. */
-    if (t->io.resume && time_to_validate(t) && validate(t, &stop, e))
+    if (t->io.resume && time_to_validate(t) && validate(t, &stop, &best, e))
+        return e->code;
+    if (best && keep_best(t, e))
         return e->code;
     while (t->s.step < t->o.steps && !lm_stopping() && !stop) {
         step_info i = { 0 };
         if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e) ||
             trainer_report_step(t, &i, e) || report_saved(t, e))
             return e->code;
-        if (time_to_validate(t) && validate(t, &stop, e))
+        best = false;
+        if (time_to_validate(t) && validate(t, &stop, &best, e))
             return e->code;
-        if ((lm_poked() || time_to_save(t)) && save(t, e))
+        if ((lm_poked() || time_to_save(t) || best) && save(t, e))
             return e->code;
     }
     t->r.end = lm_stopping() ? LM_TRAIN_STOPPED : stop ? LM_TRAIN_CONVERGED : LM_TRAIN_DONE;
     if (t->saved == t->s.step || (t->r.end == LM_TRAIN_STOPPED && !t->r.steps_run))
         return LM_OK;
     return save(t, e);
+}
+
+/* `best` is linked again: a kill may have come between the checkpoint and its link.  Where this run does not
+ * hold the best checkpoint that the state knows of, the best of this run is yet to come. */
+static lm_code find_best(lm_trainer *t, lm_err *e)
+{
+    const char *run = t->io.checkpoint.run_dir;
+    char *name = NULL;
+    lm_code rc = LM_OK;
+    if (t->s.best_step >= 0)
+        rc = lm_run_find_step(run, t->s.best_step, &name, e);
+    if (!rc && name)
+        rc = lm_run_publish_best(run, name, e);
+    if (!name) {
+        t->s.best_step = -1;
+        t->s.best_val = INFINITY;
+    }
+    lm_free(name);
+    return rc;
 }
 
 /* Is the state that the run begins with a checkpoint of this very run? */
@@ -318,7 +365,7 @@ static lm_code find_saved(lm_trainer *t, lm_err *e)
     if (lm_path_same(path, t->io.resume))
         t->saved = t->s.step;
     lm_free(path);
-    return LM_OK;
+    return find_best(t, e);
 }
 
 static void sum_up(lm_trainer *t)
@@ -330,6 +377,8 @@ static void sum_up(lm_trainer *t)
         *(line[i].phase == LM_PHASE_FORWARD ? &t->r.seconds_forward : &t->r.seconds_backward) +=
             line[i].seconds;
     t->r.step = t->s.step;
+    t->r.best_step = t->s.best_step;
+    t->r.best_val_loss = t->s.best_step >= 0 ? t->s.best_val : NAN;
     t->r.seconds = lm_now() - t->started;
     if (t->r.seconds_steps > 0) {
         t->r.tokens_per_second =

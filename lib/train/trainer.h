@@ -67,6 +67,8 @@ typedef struct {
     lm_train_end end;
     int64_t step, tokens, steps_run;
     double loss, val_loss;                  /* last; NAN if never */
+    double best_val_loss;                   /* of the checkpoint that the run's `best` names */
+    int64_t best_step;                      /* its step; -1: none */
     double seconds, tokens_per_second, mfu; /* the latter two: of the time that steps took */
     double seconds_steps, seconds_data, seconds_eval, seconds_checkpoint;
     bool timed; /* the next three are known */
@@ -92,7 +94,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
 void lm_trainer_free(lm_trainer *t);
 
 /* Train until `steps`, a signal (lm_stopping) or early stopping; writes a checkpoint at the end of
- * each.  Fails: LM_ENUMERIC on a non-finite loss or gradient (names step and kind; the last
+ * each, and after each evaluation with the lowest loss so far, which the run's `best` then names.  Fails: LM_ENUMERIC on a non-finite loss or gradient (names step and kind; the last
  * checkpoint stays), what I/O says. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
 

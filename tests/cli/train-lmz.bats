@@ -106,6 +106,17 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     done
 }
 
+@test "train lmz: best is an .lmz too, and is kept" {
+    "${T[@]}" m0 data -o run "${Z[@]}" --eval-every 2 --keep 1
+    [ "$(readlink run/best)" = step-000008.lmz ]
+    train -q --resume run --steps 14 --lr 0.3 --warmup 0 --lr-schedule constant --max-grad-norm 0
+    [ "$(ls run | tr '\n' ' ')" = "best latest step-000008.lmz step-000014.lmz " ]
+    rm run/best # as if the kill had come before the link
+    train -q --resume run --steps 16
+    [ "$(readlink run/best)" = step-000008.lmz ]
+    inspect-model -q run/best > /dev/null
+}
+
 @test "train lmz: formats change within a run, --keep counts both" {
     "${T[@]}" m0 data -o run --steps 2 --save-every 1 --keep 2
     [ -L run/config.json ]

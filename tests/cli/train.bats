@@ -306,12 +306,82 @@ no_temporaries() {
     [ "$(find timed -name 'step-*' | wc -l)" -gt 1 ]
     "${T[@]}" m0 data -o hour --save-every 1h --keep 0
     [ "$(echo hour/step-*)" = hour/step-000008 ]
-    for bad in 0 ten 10x -1 0s; do
+    "${T[@]}" m0 data -o end --save-every 0 --keep 0
+    [ "$(echo end/step-*)" = end/step-000008 ]
+    for bad in ten 10x -1 0s; do
         run "${T[@]}" m0 data -o bad "--save-every=$bad"
         [ "$status" -eq 2 ]
         [[ $output == "train: --save-every: '$bad' is neither: give steps (100) or a time (90s, 10m, 2h)" ]]
         [ ! -e bad ]
     done
+}
+
+@test "train: a checkpoint every 30 minutes by default, none but the last with --save-every 0" {
+    # the clock goes 30,000 times as fast: half an hour is 60 ms, some ten steps
+    fast_clock 30000 "${T[@]}" m0 data -o run --steps 400 --keep 0 --metrics m.jsonl
+    n=$(field m.jsonl checkpoint step | wc -l)
+    [ "$n" -ge 3 ]
+    [ "$n" -lt 200 ]
+    grep -q '"save-every":null' run/latest/state.json
+    fast_clock 30000 "${T[@]}" m0 data -o none --steps 400 --keep 0 --save-every 0
+    [ "$(echo none/step-*)" = none/step-000400 ]
+}
+
+# lowest FILE -> the step of the lowest loss among the eval records
+lowest() {
+    paste <(field "$1" eval loss) <(field "$1" eval step) | sort -g | head -1 | cut -f 2
+}
+
+@test "train: the best model by validation is kept as best, beside latest" {
+    # the loss first falls and then, at a rate that is far too high, rises
+    "${T[@]}" m0 data -o run --steps 12 --keep 1 --eval-every 2 --metrics m.jsonl --json > j.json
+    cp -r run first
+    train -q --resume run --steps 20 --lr 0.3 --warmup 0 --lr-schedule constant --max-grad-norm 0 --json > j.json
+    best=$(lowest m.jsonl)
+    [ "$best" -lt 20 ]
+    [ "$(readlink run/best)" = "$(printf 'step-%06d' "$best")" ]
+    [ "$(echo run/step-*)" = "run/$(readlink run/best) run/step-000020" ]
+    grep -q "\"best_val_loss\":$(field m.jsonl eval loss | sort -g | head -1 | cut -c 1-10).*\"best_step\":$best," j.json
+    inspect-model -q run/best > /dev/null
+    # a better one takes the name, the one before goes
+    train -q --resume first --steps 24 --metrics m2.jsonl
+    best=$(lowest m2.jsonl)
+    [ "$best" -gt 12 ]
+    [ "$(readlink first/best)" = "$(printf 'step-%06d' "$best")" ]
+    [ ! -e first/step-000012 ]
+    # a fresh run in its place has no best of before
+    "${T[@]}" m0 data -o run -f
+    [ ! -L run/best ]
+    "${T[@]}" m0 data -o none
+    [ ! -L none/best ]
+}
+
+@test "train: kill -9 at any moment: best names the lowest of the evaluations" {
+    E=(--steps 40 --keep 1 --eval-every 2 --eval-batches 2)
+    "${T[@]}" m0 data -o whole "${E[@]}"
+    for n in 3 11 22; do
+        rm -rf run
+        "${T[@]}" m0 data -o run "${E[@]}" &
+        pid=$!
+        reached() { [ "$(readlink run/latest 2> /dev/null | sed 's/.*-0*//')0" -ge $((10 * n)) ]; }
+        wait_for reached
+        kill -9 $pid || true
+        wait $pid || true
+        [ ! -L run/best ] || [ -s run/best/state.json ]
+        # as if the kill had come between the checkpoint and its link
+        rm -f run/best
+        train -q --resume run
+        [ "$(readlink run/best)" = "$(readlink whole/best)" ]
+        cmp <(tensors run/best/model.safetensors) <(tensors whole/best/model.safetensors)
+    done
+    # going back to before the best: the best of then
+    "${T[@]}" m0 data -o back "${E[@]}" --keep 0
+    [ "$(readlink back/best)" = "$(readlink whole/best)" ]
+    train -q --resume back/step-000004 -f --steps 4
+    [ "$(readlink back/best)" = "$(ls back | grep '^step' | tail -1)" ]
+    # in another run the best is that run's own
+    train -q --resume whole/latest -o other --steps 44
+    [ ! -L other/best ] || [ -s other/best/state.json ]
 }
 
 @test "train: early stopping ends the run after evaluations without gain" {

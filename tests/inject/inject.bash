@@ -10,6 +10,16 @@
 # with one line on standard error and a status of 1, or have got over it (status 0); no temporary may be
 # left; and the check, a function that gets the status as $1, must agree ("true" for none).
 
+# fast_clock FACTOR COMMAND ...: run a command whose monotonic clock goes FACTOR times as fast
+fast_clock() {
+    local factor=$1 shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so
+    shift
+    if ldd "$(command -v "$1")" | grep -q libasan; then
+        skip "fault injection and AddressSanitizer both want to be malloc"
+    fi
+    LM_INJECT_CLOCK=$factor LD_PRELOAD=$shim "$@"
+}
+
 inject_each() {
     local kind=$1 limit=$2 check=$3 n status fired=0
     local shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inject.c -- preloaded into a tool: makes the n-th call of one kind fail.
+/* inject.c -- preloaded into a tool: makes the n-th call of one kind fail, or its clock run faster.
  *
  * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename or mmap; N counts from 1.
  * LM_INJECT_LOG=FILE gets one line when the failure has happened.
+ * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for what is done every so many minutes.
  *
  * Stream output leaves libc by an inner way, so for "write" also fwrite and fflush count. */
 #include <dlfcn.h>
@@ -17,16 +18,20 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *kind;
 static long target;
 static atomic_long count;
+static long clock_speed = 1;
 
 __attribute__((constructor)) static void start(void)
 {
     const char *s = getenv("LM_INJECT"), *colon = s ? strchr(s, ':') : NULL;
 
+    if (getenv("LM_INJECT_CLOCK"))
+        clock_speed = atol(getenv("LM_INJECT_CLOCK"));
     if (colon) {
         target = atol(colon + 1);
         kind = s; /* last: from here on calls are counted */
@@ -124,4 +129,16 @@ int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned
 {
     return fails("rename", EACCES) ? -1
                                    : (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, flags);
+}
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, t);
+
+    if (!rc && id == CLOCK_MONOTONIC && clock_speed > 1) {
+        __int128 ns = ((__int128)t->tv_sec * 1000000000 + t->tv_nsec) * clock_speed;
+        t->tv_sec = (time_t)(ns / 1000000000);
+        t->tv_nsec = (long)(ns % 1000000000);
+    }
+    return rc;
 }
