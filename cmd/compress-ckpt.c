@@ -220,7 +220,7 @@ static lm_code compress(const char *input, const char *output, lm_par *par, lm_e
         rc = lm_pack(input, output, &o, &r, e);
     if (!rc && !lm_stopping())
         rc = report_packed(input, output, &r, e);
-    if (!rc && opt.rm && !lm_stopping())
+    if (!rc && opt.rm && !lm_stopping() && !(rc = lm_run_replace(input, output, e)))
         rc = lm_rm_rf(input, e);
     lm_pack_report_fini(&r);
     return rc;
@@ -272,7 +272,9 @@ static lm_code expand_file(const char *input, const char *output, lm_par *par, l
         return lm_fail(e, LM_EUSAGE, input, "remove it by hand",
                        "is kept: its expanded tensors cannot be compared with the original");
     rc = lm_unpack_compare(input, output, &o, e);
-    return rc || lm_stopping() ? rc : lm_rm_rf(input, e);
+    if (rc || lm_stopping() || (rc = lm_run_replace(input, output, e)))
+        return rc;
+    return lm_rm_rf(input, e);
 }
 
 /* Of a run, its newest checkpoint. */

@@ -161,6 +161,36 @@ int64_t lm_run_best(const char *run_dir)
     return lm_run_step_of(target);
 }
 
+/* Does the link run_dir/name say `target`? */
+static bool link_says(const char *run_dir, const char *name, const char *target)
+{
+    char text[64], *link = NULL;
+    lm_err ignored = { 0 };
+    ssize_t n = -1;
+    if (!lm_path_join(&link, run_dir, name, &ignored))
+        n = readlink(link, text, sizeof text);
+    lm_free(link);
+    return n >= 0 && (size_t)n == strlen(target) && !memcmp(text, target, (size_t)n);
+}
+
+lm_code lm_run_replace(const char *from, const char *to, lm_err *e)
+{
+    char *a = realpath(from, NULL), *b = realpath(to, NULL);
+    char *old = a ? strrchr(a, '/') : NULL, *now = b ? strrchr(b, '/') : NULL;
+    lm_code rc = LM_OK;
+    if (old && now && old - a == now - b && !memcmp(a, b, (size_t)(old - a)) &&
+        lm_run_step_of(old + 1) >= 0 && lm_run_step_of(old + 1) == lm_run_step_of(now + 1)) {
+        *old++ = *now++ = 0;
+        if (link_says(a, "latest", old))
+            rc = lm_run_publish(a, now, e);
+        if (!rc && link_says(a, "best", old))
+            rc = lm_run_publish_best(a, now, e);
+    }
+    free(a);
+    free(b);
+    return rc;
+}
+
 lm_code lm_run_find_step(const char *run_dir, int64_t step, char **out, lm_err *e)
 {
     char name[40];

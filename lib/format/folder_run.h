@@ -36,6 +36,9 @@ lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e
 lm_code lm_run_publish_best(const char *run_dir, const char *step_dir_name, lm_err *e);
 /* The step that run/best names, whether the checkpoint is still there or not; -1: there is no such link. */
 int64_t lm_run_best(const char *run_dir);
+/* A checkpoint of a run is about to be replaced by another form of it in the same folder: links of the run
+ * that name `from` name `to` from now on.  Both exist; nothing happens when they lie in no run. */
+lm_code lm_run_replace(const char *from, const char *to, lm_err *e);
 /* Name of the whole checkpoint of `step` (yours): its folder, else its .lmz; *out = NULL: there is none. */
 lm_code lm_run_find_step(const char *run_dir, int64_t step, char **out, lm_err *e);
 /* Name of the newest whole checkpoint ("step-000300" or "step-000300.lmz", yours): what latest points

@@ -115,6 +115,14 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     train -q --resume run --steps 16
     [ "$(readlink run/best)" = step-000008.lmz ]
     inspect-model -q run/best > /dev/null
+    # links follow a checkpoint that is expanded or compressed in its place
+    compress-ckpt -q -d --rm run/step-000008.lmz -o run/step-000008
+    [ "$(readlink run/best)" = step-000008 ]
+    compress-ckpt -q --rm run/step-000008
+    compress-ckpt -q -d --rm run/step-000016.lmz -o run/step-000016
+    [ "$(ls run | tr '\n' ' ')" = "best config.json latest model.safetensors step-000008.lmz step-000016 tokenizer.json " ]
+    [ "$(readlink run/best) $(readlink run/latest)" = "step-000008.lmz step-000016" ]
+    inspect-model -q run/best > /dev/null
 }
 
 @test "train lmz: formats change within a run, --keep counts both" {
