@@ -10,21 +10,27 @@
 #include "common/device.h"
 #include "common/tool.h"
 #include "format/input.h"
+#include "model/answer.h"
 #include "model/complete.h"
+#include "model/generation.h"
 #include "text/tokenizer_source.h"
 
 static struct {
     lm_strs prompt, stop;
     const char *tokenizer, *dtype;
-    int64_t max_new, top_k, context, batch;
-    double temperature, top_p, min_p, penalty;
-    bool echo, ignore_eos, special, skip_special, logprobs;
+    int64_t max_new, top_k, context, batch, samples;
+    double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1, not given */
+    bool echo, ignore_eos, special, skip_special, logprobs, generation;
 } opt = { .dtype = "auto",
-          .max_new = 128,
+          .max_new = -1,
+          .top_k = -1,
+          .temperature = -1,
+          .top_p = -1,
+          .min_p = -1,
+          .penalty = -1,
           .batch = 8,
-          .temperature = 1,
-          .top_p = 1,
-          .penalty = 1,
+          .samples = 1,
+          .generation = true,
           .echo = true,
           .special = true,
           .skip_special = true };
@@ -36,7 +42,9 @@ static const lm_opt options[] = {
     LM_LIST('p', "prompt", &opt.prompt, "TEXT", "continue TEXT, print text (may be repeated)"),
     LM_FLAG(0, "echo", &opt.echo, "with -p: print the prompt in front of its continuation [yes]"),
     LM_FLAG(0, "add-special", &opt.special, "add what the tokenizer's post-processor adds [yes]"),
-    LM_GROUP("Sampling"),
+    LM_COUNT(0, "n", &opt.samples, "N", 1, 1e6, "answers to each prompt [1]"),
+    LM_GROUP("Sampling (defaults: generation_config.json of the model, else those in brackets)"),
+    LM_FLAG(0, "generation-config", &opt.generation, "take defaults from the model's file [yes]"),
     LM_REAL('T', "temperature", &opt.temperature, "X", 0, 100,
             "0: the likeliest token each time [1]"),
     LM_COUNT(0, "top-k", &opt.top_k, "N", 0, 1e9, "of the N likeliest tokens only; 0: all [0]"),
@@ -53,7 +61,7 @@ static const lm_opt options[] = {
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, bf16, or auto for the faster [auto]"),
     LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
              "room for N tokens, prompt and new [-p: enough; else 2048]"),
-    LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "prompts at a time [8]"),
+    LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
     LM_GROUP("Output"),
     LM_FLAG(0, "skip-special", &opt.skip_special, "leave special tokens out of the text [yes]"),
     LM_FLAG(0, "logprobs", &opt.logprobs, "JSON: ids and log-probabilities of the new tokens"),
@@ -86,12 +94,13 @@ typedef struct {
     lm_input *in; /* NULL: -p */
     lm_doc doc;
     lm_ids ids;
-    int at; /* next of -p */
-    lm_buf line;
+    int at;               /* next of -p */
+    lm_buf line, text_of; /* an answer; the prompt of a record */
     lm_out *out;
     FILE *to;
     bool text, live; /* plain text; to a terminal */
     size_t shown;
+    lm_generation generation;
     int64_t context, full;
     lm_complete_stats st;
 } work;
@@ -115,21 +124,6 @@ static lm_code encode(work *w, const char *text, size_t len, lm_ids *ids, lm_err
     return LM_OK;
 }
 
-/* The string under "prompt", or "text" when there is none. */
-static lm_code prompt_of(const json_t *o, const char *where, const char **text, size_t *len,
-                         lm_err *e)
-{
-    const json_t *v = json_object_get(o, "prompt");
-    if (!v)
-        v = json_object_get(o, "text");
-    if (!json_is_string(v))
-        return lm_fail(e, LM_EFORMAT, where, "write {\"prompt\": \"...\"}",
-                       v ? "the prompt is no string" : "there is neither \"prompt\" nor \"text\"");
-    *text = json_string_value(v);
-    *len = json_string_length(v);
-    return LM_OK;
-}
-
 static lm_code fits(const work *w, const lm_completion *c, const char *where, lm_err *e)
 {
     if ((int64_t)c->ids.n <= w->context)
@@ -141,32 +135,42 @@ static lm_code fits(const work *w, const lm_completion *c, const char *where, lm
                    (long long)w->context);
 }
 
-/* One line of JSONL; *skip: it was no good and has been complained about. */
-static lm_code next_line(work *w, lm_completion *c, bool *got, bool *skip, lm_err *e)
+/* The line is answered by an error, and the exit status will be 1. */
+static lm_code refuse_line(work *w, lm_completion *c, bool object, lm_err *why, lm_err *e)
+{
+    char text[sizeof why->what + sizeof why->todo + 3];
+    lm_code rc;
+    snprintf(text, sizeof text, "%s%s%s", why->what, *why->todo ? ": " : "", why->todo);
+    c->failed = true;
+    c->prompt.len = 0;
+    rc = lm_answer_write_error(object ? w->doc.raw.data : "", object ? w->doc.raw.len : 0,
+                               w->doc.source, w->doc.line, text, &c->prompt, e);
+    why->code = LM_EFORMAT; /* status 1, also when the prompt is too long */
+    lm_complain(&tool, why);
+    return rc;
+}
+
+/* One line of JSONL. */
+static lm_code next_line(work *w, lm_completion *c, bool *got, lm_err *e)
 {
     char where[300];
-    const char *text = NULL;
-    size_t len = 0;
-    json_t *o = NULL;
+    bool object = false;
     lm_err bad = { 0 };
     if (lm_input_next(w->in, &w->doc, got, e) || !*got)
         return e->code;
+    const lm_buf *raw = &w->doc.raw;
     snprintf(where, sizeof where, "%.250s:%lld", w->doc.source, (long long)w->doc.line);
-    c->ids.n = c->prompt.len = 0;
-    if (lm_json_parse(w->doc.raw.data, w->doc.raw.len, where, &o, &bad) ||
-        prompt_of(o, where, &text, &len, &bad) || encode(w, text, len, &c->ids, &bad) ||
-        fits(w, c, where, &bad) || lm_buf_add(&c->prompt, text, len, &bad)) {
-        *skip = true;
-        lm_complain(&tool, &bad); /* the other lines are still answered */
-    }
-    json_decref(o);
-    return LM_OK;
+    w->text_of.len = 0;
+    if (lm_answer_prompt(raw->data, raw->len, where, &w->text_of, &object, &bad) ||
+        encode(w, w->text_of.data ? w->text_of.data : "", w->text_of.len, &c->ids, &bad) ||
+        fits(w, c, where, &bad))
+        return refuse_line(w, c, object, &bad, e);
+    return lm_buf_add(&c->prompt, raw->data, raw->len, e);
 }
 
 static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
 {
     work *w = ctx;
-    bool skip = true;
     c->max_new = opt.max_new;
     if (!w->in) {
         *got = w->at < opt.prompt.n;
@@ -177,14 +181,8 @@ static lm_code next_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
             return e->code;
         return lm_buf_add(&c->prompt, text, strlen(text), e);
     }
-    for (*got = true; *got && skip && !lm_stopping();) {
-        skip = false;
-        if (next_line(w, c, got, &skip, e))
-            return e->code;
-    }
-    if (lm_stopping())
-        *got = false;
-    return LM_OK;
+    *got = !lm_stopping();
+    return *got ? next_line(w, c, got, e) : LM_OK;
 }
 
 /* ---- answers ---- */
@@ -215,32 +213,13 @@ static lm_code show_text(void *ctx, lm_completion *c, lm_err *e)
 
 static lm_code put_json(work *w, const lm_completion *c, lm_err *e)
 {
-    const lm_buf *prompt = &c->prompt;
-    size_t made = c->ids.n - c->n_prompt;
-    lm_jw j;
+    const lm_answer_opts o = { .record = w->in,
+                               .sample = opt.samples > 1,
+                               .details = opt.logprobs };
+    if (c->failed) /* refuse_line wrote the answer */
+        return put(w, c->prompt.data, c->prompt.len, e);
     w->line.len = 0;
-    lm_jw_begin(&j, &w->line, 0, e);
-    lm_jw_obj(&j, NULL);
-    lm_jw_strn(&j, "prompt", prompt->data ? prompt->data : "", prompt->len);
-    lm_jw_strn(&j, "text", c->text.data ? c->text.data : "", c->text.len);
-    lm_jw_int(&j, "tokens", (int64_t)made);
-    lm_jw_str(&j, "finish_reason", c->finish);
-    lm_jw_int(&j, "prompt_tokens", (int64_t)c->n_prompt);
-    if (opt.logprobs) {
-        lm_jw_arr(&j, "token_ids");
-        for (size_t i = 0; i < made; i++)
-            lm_jw_int(&j, NULL, c->ids.v[c->n_prompt + i]);
-        lm_jw_close_arr(&j);
-        lm_jw_arr(&j, "logprobs");
-        for (size_t i = 0; i < made; i++)
-            lm_jw_f32(&j, NULL, c->logprob[i]);
-        lm_jw_close_arr(&j);
-    }
-    lm_jw_close_obj(&j);
-    lm_code rc = lm_jw_end(&j);
-    if (!rc && w->line.data[w->line.len - 1] != '\n')
-        rc = lm_buf_add(&w->line, "\n", 1, e);
-    return rc ? rc : put(w, w->line.data, w->line.len, e);
+    return lm_answer_write(c, &o, &w->line, e) ? e->code : put(w, w->line.data, w->line.len, e);
 }
 
 static lm_code finish(void *ctx, lm_completion *c, lm_err *e)
@@ -259,8 +238,52 @@ static lm_code finish(void *ctx, lm_completion *c, lm_err *e)
 
 /* ---- the work ---- */
 
+static void use(const char *option, double *to, double from, double otherwise)
+{
+    if (*to >= 0)
+        return;
+    *to = from >= 0 ? from : otherwise;
+    if (from >= 0)
+        lm_say(&tool, LM_LOG_INFO, "--%s %.15g comes from generation_config.json", option, from);
+}
+
+static void use_count(const char *option, int64_t *to, int64_t from, int64_t otherwise)
+{
+    double x = (double)*to;
+    use(option, &x, (double)from, (double)otherwise);
+    *to = (int64_t)x;
+}
+
+/* Options that were not given are what the model's files say, else our own defaults. */
+static lm_code read_generation(work *w, lm_err *e)
+{
+    lm_generation *g = &w->generation;
+    json_t *file = NULL;
+    lm_code rc = LM_OK;
+    if (opt.generation)
+        rc = lm_model_source_json(w->model.src, "generation_config.json", &file, e);
+    rc = rc ? rc
+            : lm_generation_read(lm_model_source_config(w->model.src), file, w->model.config.vocab,
+                                 tool.argv[0], g, e);
+    json_decref(file);
+    if (rc)
+        return rc;
+    use("temperature", &opt.temperature, g->temperature, 1);
+    use("top-p", &opt.top_p, g->top_p, 1);
+    use("min-p", &opt.min_p, g->min_p, 0);
+    use("repetition-penalty", &opt.penalty, g->repetition_penalty, 1);
+    use_count("top-k", &opt.top_k, g->top_k, 0);
+    use_count("max-new-tokens", &opt.max_new, g->max_new, 128);
+    for (int i = 0; i < g->n_others; i++)
+        lm_say(&tool, LM_LOG_WARN, "generation_config.json: \"%s\" has no effect here",
+               g->others[i]);
+    return LM_OK;
+}
+
 static lm_code open_model(work *w, lm_err *e)
 {
+    if (read_generation(w, e))
+        return e->code;
     lm_code rc =
         lm_tokenizer_choose(opt.tokenizer, w->model.src, w->model.config.vocab, true, &w->tok, e);
     return rc ? rc : lm_tok_scratch_new(w->tok, &w->scratch, e);
@@ -308,7 +331,7 @@ static lm_dtype choose_dtype(const work *w)
 
 static lm_code open_generator(work *w, lm_err *e)
 {
-    int64_t batch = !w->in && opt.prompt.n < opt.batch ? opt.prompt.n : opt.batch;
+    int64_t all = opt.prompt.n * opt.samples, batch = !w->in && all < opt.batch ? all : opt.batch;
     if (choose_context(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
@@ -345,12 +368,16 @@ static void say_summary(const work *w)
 
 static lm_code complete(work *w, lm_err *e)
 {
-    const lm_config *c = &w->model.config;
-    int64_t eos = c->eos >= 0 ? c->eos : lm_tokenizer_eos(w->tok);
+    const lm_generation *g = &w->generation;
+    const int64_t own = lm_tokenizer_eos(w->tok);
     const lm_complete_opts o = { .sample = { opt.temperature, opt.top_k, opt.top_p, opt.min_p,
                                              opt.penalty },
                                  .seed = (uint64_t)tool.seed,
-                                 .eos = opt.ignore_eos ? -1 : eos,
+                                 .samples = opt.samples,
+                                 .eos = g->n_eos ? g->eos : &own,
+                                 .n_eos = opt.ignore_eos ? 0
+                                          : g->n_eos     ? g->n_eos
+                                                         : own >= 0,
                                  .stop = opt.stop.v,
                                  .n_stop = opt.stop.n,
                                  .logprobs = opt.logprobs,
@@ -433,6 +460,8 @@ int main(int argc, char **argv)
     lm_doc_fini(&w.doc);
     lm_ids_fini(&w.ids);
     lm_buf_fini(&w.line);
+    lm_buf_fini(&w.text_of);
+    lm_generation_fini(&w.generation);
     lm_par_free(w.par);
     return lm_end(&tool);
 }

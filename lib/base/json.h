@@ -57,6 +57,7 @@ void lm_jw_f32(lm_jw *w, const char *key, double v);
 void lm_jw_f64(lm_jw *w, const char *key, double v);
 void lm_jw_bool(lm_jw *w, const char *key, bool v);
 void lm_jw_json(lm_jw *w, const char *key, const json_t *v); /* compact copy of a tree */
+void lm_jw_raw(lm_jw *w, const char *json, size_t len); /* valid JSON, or "key":value, as it is */
 lm_code lm_jw_end(lm_jw *w);
 
 #endif

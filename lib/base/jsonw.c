@@ -117,6 +117,12 @@ void lm_jw_close_arr(lm_jw *w)
     close_level(w, "]");
 }
 
+void lm_jw_raw(lm_jw *w, const char *json, size_t len)
+{
+    lead(w, NULL);
+    put(w, json, len);
+}
+
 void lm_jw_strn(lm_jw *w, const char *key, const char *s, size_t len)
 {
     lead(w, key);

@@ -147,8 +147,7 @@ static bool scan_array(scan *s, int depth)
     }
 }
 
-/* A key that holds escapes is compared as it is meant, not as it is written. */
-static bool key_is(const char *tok, size_t len, const char *field)
+bool lm_jsonl_is(const char *tok, size_t len, const char *field)
 {
     if (!memchr(tok, '\\', len))
         return strlen(field) == len - 2 && memcmp(tok + 1, field, len - 2) == 0;
@@ -175,7 +174,7 @@ static bool scan_object(scan *s, int depth, const char *field, const char **vb, 
         const char *key = s->p;
         if (!scan_string(s))
             return false;
-        bool mine = field && key_is(key, (size_t)(s->p - key), field);
+        bool mine = field && lm_jsonl_is(key, (size_t)(s->p - key), field);
         skip_space(s);
         if (s->p >= s->end || *s->p != ':')
             return fault(s, "expected ':'");
@@ -230,6 +229,7 @@ lm_jsonl_fault lm_jsonl_find(const char *line, size_t len, const char *field, si
 {
     scan s = { .begin = line, .p = line, .end = line + len };
     const char *vb = NULL, *ve = NULL;
+    int kind = LM_JSONL_MALFORMED;
 
     skip_space(&s);
     if (s.p >= s.end || *s.p != '{') {
@@ -240,9 +240,11 @@ lm_jsonl_fault lm_jsonl_find(const char *line, size_t len, const char *field, si
             fault(&s, "bytes after the object");
         } else if (!vb) {
             s.p = line;
+            kind = LM_JSONL_ABSENT;
             fault(&s, "no such field");
         } else if (*vb != '"') {
             s.p = vb;
+            kind = LM_JSONL_NO_STRING;
             fault(&s, "the field is not a string");
         }
     }
@@ -250,7 +252,31 @@ lm_jsonl_fault lm_jsonl_find(const char *line, size_t len, const char *field, si
         *begin = (size_t)(vb - line);
         *end = (size_t)(ve - line);
     }
-    return (lm_jsonl_fault){ .what = s.what, .at = s.what ? (size_t)(s.at - line) : 0 };
+    return (
+        lm_jsonl_fault){ .what = s.what, .at = s.what ? (size_t)(s.at - line) : 0, .kind = kind };
+}
+
+bool lm_jsonl_next(const char *line, size_t len, size_t *at, lm_jsonl_member *out)
+{
+    scan s = { .begin = line, .p = line + *at, .end = line + len };
+    skip_space(&s);
+    if (s.p >= s.end || (*s.p != '{' && *s.p != ','))
+        return false; /* the closing bracket */
+    s.p++;
+    skip_space(&s);
+    out->key = (size_t)(s.p - line);
+    if (s.p >= s.end || *s.p != '"' || !scan_string(&s))
+        return false;
+    out->key_end = (size_t)(s.p - line);
+    skip_space(&s);
+    if (s.p >= s.end || *s.p++ != ':')
+        return false;
+    skip_space(&s);
+    out->value = (size_t)(s.p - line);
+    if (!scan_value(&s, 2))
+        return false;
+    out->value_end = *at = (size_t)(s.p - line);
+    return true;
 }
 
 /* The code point of the \u escape at p (which points at the 'u'); *n = bytes after the backslash.

@@ -19,6 +19,11 @@
 typedef struct {
     const char *what;
     size_t at;
+    enum {
+        LM_JSONL_MALFORMED,
+        LM_JSONL_ABSENT,
+        LM_JSONL_NO_STRING
+    } kind; /* the last two: a valid object */
 } lm_jsonl_fault;
 
 /* Find the string under the key `field` at the top level of the object line[0..len), which must be
@@ -26,6 +31,16 @@ typedef struct {
  * quotes.  Faults: not an object, malformed JSON, no such key, the key twice, not a string. */
 lm_jsonl_fault lm_jsonl_find(const char *line, size_t len, const char *field, size_t *begin,
                              size_t *end);
+
+/* The next member of the object line[0..len), which lm_jsonl_find has found valid but perhaps for the
+ * field: its key with its quotes is line[key..key_end), its value line[value..value_end), both as
+ * they are written.  *at is 0 at first; false: there are no more. */
+typedef struct {
+    size_t key, key_end, value, value_end;
+} lm_jsonl_member;
+bool lm_jsonl_next(const char *line, size_t len, size_t *at, lm_jsonl_member *out);
+/* Is the string token s[0..len) the word `name`?  Escapes are compared as they are meant. */
+bool lm_jsonl_is(const char *s, size_t len, const char *name);
 
 /* Append what the string token s[0..len) (quotes included, as found above) stands for.  Lone
  * surrogate escapes have no UTF-8: they become U+FFFD and are counted in *lone. */

@@ -21,6 +21,9 @@ typedef struct {
     lm_complete_stats *st;
     lm_completion *ring; /* number i lives in ring[i % size] */
     int64_t size, head, tail;
+    int64_t prompts;      /* taken so far */
+    lm_completion asked;  /* ids, prompt and max_new of the prompt that has samples left */
+    int64_t sample, left; /* its next sample; how many are left to begin */
     lm_completion **slot; /* NULL: free */
     int32_t *next;
     double *u; /* the draw of each slot */
@@ -71,10 +74,18 @@ static lm_code settle(run *r, lm_completion *c, const char *why, size_t before, 
 
 static double draw_for(const run *r, const lm_completion *c)
 {
-    return lm_sample_draw(r->o->seed, c->index, (int64_t)(c->ids.n - c->n_prompt));
+    return lm_sample_draw(r->o->seed, c->index, c->sample, (int64_t)(c->ids.n - c->n_prompt));
 }
 
-/* c has grown by the token `id`; see whether that was the last. */
+static bool ends_text(const run *r, int32_t id)
+{
+    for (int i = 0; i < r->o->n_eos; i++)
+        if (r->o->eos[i] == id)
+            return true;
+    return false;
+}
+
+/* Append the token `id` to c, and end c if that was the last.  logprob: of this token; NULL: not asked for. */
 static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *logprob, lm_err *e)
 {
     size_t made = c->ids.n - c->n_prompt, before = c->text.len;
@@ -82,13 +93,13 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
         return lm_fail(
             e, LM_ENUMERIC, "logits", "inspect-model --stats shows which weights are not finite",
             "not a number behind token %zu of text %lld", c->ids.n, (long long)c->index + 1);
-    c->ids.v[c->ids.n++] = (uint32_t)id; /* admit() made room */
+    c->ids.v[c->ids.n++] = (uint32_t)id; /* make_room() did */
     if (logprob)
-        c->logprob[made] = (float)logprob[c->slot];
+        c->logprob[made] = (float)*logprob;
     made++;
     r->st->new_tokens++;
     r->next[c->slot] = id;
-    if (id == r->o->eos)
+    if (ends_text(r, id))
         return settle(r, c, "stop", before, e);
     if (lm_tok_stream_push(&c->stream, r->tok, (uint32_t)id, r->o->skip_special, &c->text, e))
         return e->code;
@@ -106,59 +117,160 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
     return LM_OK;
 }
 
-/* Make room for all that c may become, and run its prompt. */
-static lm_code admit(run *r, lm_completion *c, int64_t slot, lm_err *e)
+/* ---- prompts and their samples ---- */
+
+/* Make room for all that c may become. */
+static lm_code make_room(const run *r, lm_completion *c, lm_err *e)
 {
-    const int32_t *ids;
-    const double *logprob = NULL;
-    double start = lm_now();
     int64_t room = lm_generator_context(r->g) - (int64_t)c->ids.n + 1;
     size_t most = (size_t)(c->max_new < room ? c->max_new : room < 1 ? 1 : room);
     c->n_prompt = c->ids.n;
-    c->slot = slot;
     if (lm_grow(&c->ids.v, &c->ids.cap, c->ids.n + most + 1, sizeof *c->ids.v, "tokens", e) ||
         lm_buf_room(&c->text, 8 * most, e) ||
         (r->o->logprobs && lm_grow(&c->logprob, &c->cap_logprob, most + 1, sizeof *c->logprob,
-                                   "log-probabilities", e)) ||
-        lm_generator_prompt(r->g, slot, c->ids.v, (int64_t)c->ids.n, NULL, e))
+                                   "log-probabilities", e)))
         return e->code;
-    r->u[slot] = draw_for(r, c);
-    if (lm_generator_choose(r->g, &r->o->sample, r->u, &ids, r->o->logprobs ? &logprob : NULL, e))
+    return LM_OK;
+}
+
+static void clear(lm_completion *c)
+{
+    c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
+    c->finish = NULL;
+    c->failed = false;
+}
+
+/* The next prompt, into r->asked; one that failed takes its place in the ring at once. */
+static lm_code take_prompt(run *r, lm_err *e)
+{
+    lm_completion *c = &r->asked;
+    bool got = true;
+    clear(c);
+    if (r->h->next(r->h->ctx, c, &got, e))
         return e->code;
-    r->slot[slot] = c;
-    r->st->prompts++;
-    r->st->prompt_tokens += (int64_t)c->n_prompt;
+    r->ended = !got;
+    if (!got)
+        return LM_OK;
+    c->index = r->prompts++;
+    if (!c->failed) {
+        r->left = r->o->samples;
+        r->sample = 0;
+        return LM_OK;
+    }
+    lm_completion *place = &r->ring[r->tail++ % r->size];
+    clear(place);
+    place->index = c->index;
+    place->failed = true;
+    place->finish = "error";
+    return lm_buf_add(&place->prompt, c->prompt.data ? c->prompt.data : "", c->prompt.len, e);
+}
+
+/* A sample of r->asked in the ring, with room for its answer. */
+static lm_code begin_sample(run *r, int64_t slot, lm_completion **out, lm_err *e)
+{
+    const lm_completion *a = &r->asked;
+    lm_completion *c = &r->ring[r->tail % r->size];
+    clear(c);
+    c->index = a->index;
+    c->sample = r->sample;
+    c->max_new = a->max_new;
+    c->slot = slot;
+    if (lm_grow(&c->ids.v, &c->ids.cap, a->ids.n, sizeof *c->ids.v, "tokens", e) ||
+        lm_buf_add(&c->prompt, a->prompt.data ? a->prompt.data : "", a->prompt.len, e))
+        return e->code;
+    memcpy(c->ids.v, a->ids.v, a->ids.n * sizeof *c->ids.v);
+    c->ids.n = a->ids.n;
+    if (make_room(r, c, e))
+        return e->code;
+    r->tail++;
+    r->sample++;
+    r->left--;
+    *out = c;
+    return LM_OK;
+}
+
+static int64_t free_slot(const run *r)
+{
+    int64_t s = 0;
+    while (s < lm_generator_batch(r->g) && r->slot[s])
+        s++;
+    return s < lm_generator_batch(r->g) ? s : -1;
+}
+
+static bool may_begin(const run *r)
+{
+    return r->tail - r->head < r->size && free_slot(r) >= 0 && !lm_stopping();
+}
+
+/* Run the prompt in one slot, and let as many of its samples begin there and in other free slots as there are.
+ * Every first token is drawn from the same logits. */
+static lm_code begin_samples(run *r, lm_err *e)
+{
+    double start = lm_now();
+    int64_t at = free_slot(r);
+    if (lm_generator_prompt(r->g, at, r->asked.ids.v, (int64_t)r->asked.ids.n, NULL, e))
+        return e->code;
+    r->st->prompt_tokens += (int64_t)r->asked.ids.n;
+    for (bool first = true; r->left && may_begin(r); first = false) {
+        lm_completion *c = NULL;
+        const int32_t *ids;
+        const double *logprob = NULL;
+        int64_t slot = first ? at : free_slot(r);
+        if (begin_sample(r, slot, &c, e) || lm_generator_copy(r->g, at, slot, e))
+            return e->code;
+        r->u[at] = draw_for(r, c);
+        if (lm_generator_choose(r->g, &r->o->sample, r->u, &ids, r->o->logprobs ? &logprob : NULL,
+                                e))
+            return e->code;
+        r->slot[slot] = c;
+        r->st->prompts++;
+        if (take_token(r, c, ids[at], logprob ? &logprob[at] : NULL, e))
+            return e->code;
+    }
     r->st->prompt_seconds += lm_now() - start;
-    return take_token(r, c, ids[slot], logprob, e);
+    return LM_OK;
 }
 
 static lm_code fill_slots(run *r, lm_err *e)
 {
-    for (int64_t s = 0; s < lm_generator_batch(r->g) && !r->ended; s++) {
-        while (!r->slot[s] && !r->ended && r->tail - r->head < r->size && !lm_stopping()) {
-            lm_completion *c = &r->ring[r->tail % r->size];
-            bool got = true;
-            c->ids.n = c->text.len = c->prompt.len = c->safe = 0;
-            c->finish = NULL;
-            c->index = r->tail;
-            if (r->h->next(r->h->ctx, c, &got, e))
-                return e->code;
-            r->ended = !got;
-            if (!got)
-                break;
-            r->tail++;
-            if (admit(r, c, s, e))
-                return e->code;
-        }
+    while (may_begin(r) && (r->left || !r->ended)) {
+        if (!r->left && take_prompt(r, e))
+            return e->code;
+        if (r->left && begin_samples(r, e))
+            return e->code;
     }
     return LM_OK;
 }
+
+/* Move the last texts into the gaps in front of them: a step has as many rows as reach up to the last. */
+static lm_code close_gaps(run *r, lm_err *e)
+{
+    int64_t last = lm_generator_batch(r->g) - 1;
+    for (int64_t gap = 0; gap < last; gap++) {
+        if (r->slot[gap])
+            continue;
+        while (last > gap && !r->slot[last])
+            last--;
+        if (last == gap)
+            break;
+        if (lm_generator_copy(r->g, last, gap, e))
+            return e->code;
+        r->slot[gap] = r->slot[last];
+        r->slot[gap]->slot = gap;
+        r->next[gap] = r->next[last];
+        r->slot[last] = NULL;
+        r->next[last] = -1;
+    }
+    return LM_OK;
+}
+
+/* ---- the loop ---- */
 
 static lm_code hand_back(run *r, lm_err *e)
 {
     for (; r->head < r->tail; r->head++) {
         lm_completion *c = &r->ring[r->head % r->size];
-        if (r->h->text && r->h->text(r->h->ctx, c, e))
+        if (r->h->text && !c->failed && r->h->text(r->h->ctx, c, e))
             return e->code;
         if (!c->finish)
             return LM_OK;
@@ -173,6 +285,8 @@ static lm_code step(run *r, lm_err *e)
     const int32_t *ids;
     const double *logprob = NULL;
     double start = lm_now();
+    if (close_gaps(r, e))
+        return e->code;
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
         if (r->slot[s])
             r->u[s] = draw_for(r, r->slot[s]);
@@ -180,7 +294,7 @@ static lm_code step(run *r, lm_err *e)
                           r->o->logprobs ? &logprob : NULL, e))
         return e->code;
     for (int64_t s = 0; s < lm_generator_batch(r->g); s++)
-        if (r->slot[s] && take_token(r, r->slot[s], ids[s], logprob, e))
+        if (r->slot[s] && take_token(r, r->slot[s], ids[s], logprob ? &logprob[s] : NULL, e))
             return e->code;
     r->st->decode_seconds += lm_now() - start;
     return LM_OK;
@@ -202,11 +316,20 @@ static lm_code loop(run *r, lm_err *e)
         if (any_busy(r)) {
             if (step(r, e))
                 return e->code;
-        } else if (r->ended && r->head == r->tail) {
+        } else if (r->ended && !r->left && r->head == r->tail) {
             break;
         }
     }
     return LM_OK;
+}
+
+static void completion_fini(lm_completion *c)
+{
+    lm_ids_fini(&c->ids);
+    lm_buf_fini(&c->text);
+    lm_buf_fini(&c->prompt);
+    lm_tok_stream_fini(&c->stream);
+    lm_free(c->logprob);
 }
 
 lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_complete_opts *o,
@@ -228,13 +351,9 @@ lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_compl
         r.next[s] = -1;
     if (!rc)
         rc = loop(&r, e);
-    for (int64_t i = 0; r.ring && i < r.size; i++) {
-        lm_ids_fini(&r.ring[i].ids);
-        lm_buf_fini(&r.ring[i].text);
-        lm_buf_fini(&r.ring[i].prompt);
-        lm_tok_stream_fini(&r.ring[i].stream);
-        lm_free(r.ring[i].logprob);
-    }
+    for (int64_t i = 0; r.ring && i < r.size; i++)
+        completion_fini(&r.ring[i]);
+    completion_fini(&r.asked);
     lm_free(r.ring);
     lm_free(r.slot);
     lm_free(r.next);

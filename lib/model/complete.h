@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* complete.h -- from prompts to finished texts: many at a time, handed back in order.
  *
- * A free slot of the generator takes the next prompt as soon as there is one.  What a prompt
- * becomes is decided by the seed, its number and its position alone, not by its neighbours or the
- * batch (but for rounding, where a matrix product of more rows adds up in another order). */
+ * A free slot of the generator takes the next prompt as soon as there is one; where prompts run out,
+ * slots move together and a step has fewer rows.  A prompt may be answered several times (samples):
+ * it runs once for as many of these as there are free slots.  What a sample becomes is decided by the
+ * seed, the numbers of prompt and sample and the position alone, not by its neighbours or the batch
+ * (but for rounding, where a matrix product of more rows adds up in another order). */
 #ifndef LM_MODEL_COMPLETE_H
 #define LM_MODEL_COMPLETE_H
 
@@ -15,15 +17,17 @@
 
 typedef struct {
     int64_t index;   /* number of the prompt, from 0 */
+    int64_t sample;  /* number of its sample, from 0 */
     lm_ids ids;      /* the prompt, later what was made behind it */
     size_t n_prompt; /* set by lm_complete_run */
     int64_t max_new; /* how many tokens to make at most */
-    lm_buf prompt;   /* its text, for the caller alone */
+    lm_buf prompt;   /* for the caller alone: its text, or the record that holds it */
+    bool failed;     /* set by `next`: nothing is made of it, and `done` is called in its turn */
     float *logprob;  /* of each new token: natural log of its probability; NULL unless asked for */
     lm_buf text;     /* of the new tokens, stop string excluded */
     size_t safe;     /* bytes of text that are certain (no beginning of a stop string) */
     const char *finish; /* "stop" (end of text or a stop string), "length", "context" (no room
-                           left); NULL: not yet */
+                           left), "error" (failed); NULL: not yet */
     size_t cap_logprob;
     lm_tok_stream stream;
     int64_t slot;
@@ -32,16 +36,17 @@ typedef struct {
 typedef struct {
     lm_sample_attr sample;
     uint64_t seed;
-    int64_t eos; /* -1: none */
+    int64_t samples;    /* of each prompt, at least 1 */
+    const int64_t *eos; /* n_eos ids, each of which ends a text */
+    int n_eos;
     const char *const *stop;
     int n_stop;
     bool logprobs, skip_special;
 } lm_complete_opts;
 
 /* All may be called again and again; ctx is the caller's.  next: fill c->ids, c->prompt and
- * c->max_new (all are empty then), *got = false: no more.  text: c->text has grown (only for the
- * completion that done will be called for next; may be NULL).  done: in the order of the prompts.
- */
+ * c->max_new (all are empty then), or c->prompt and c->failed; *got = false: no more.  text: c->text has grown (only for the
+ * completion that done will be called for next; may be NULL).  done: in the order of the prompts, and of their samples. */
 typedef struct {
     lm_code (*next)(void *ctx, lm_completion *c, bool *got, lm_err *e);
     lm_code (*text)(void *ctx, lm_completion *c, lm_err *e);
@@ -50,7 +55,7 @@ typedef struct {
 } lm_complete_hooks;
 
 typedef struct {
-    int64_t prompts, prompt_tokens, new_tokens;
+    int64_t prompts, prompt_tokens, new_tokens; /* prompts: texts begun, samples counted apart */
     double prompt_seconds, decode_seconds;
 } lm_complete_stats;
 

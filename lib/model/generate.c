@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate.c -- prefill and decoding over shared caches. */
+/* generate.c -- a generator's graphs over shared caches, and prompts. */
 #include "model/generate_impl.h"
 
 #include <inttypes.h>
@@ -63,7 +63,7 @@ static void bind_caches(const lm_generator *g, const stage *s, int64_t slot)
 /* A device too small for weights and caches is told from their sizes, before anything is loaded. */
 static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
 {
-    size_t left, all, weights = loaded ? 0 : lm_loaded_bytes(g->decode.m);
+    size_t left, all, weights = loaded ? 0 : lm_loaded_bytes(generator_model(g));
     size_t a_position = g->cache_bytes / (size_t)g->context;
     char w[32], c[32], l[32], t[32], todo[80] = "use a smaller model or another device";
     if (g->b->host_memory)
@@ -88,7 +88,7 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
 
 static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 {
-    const lm_model *m = g->decode.m;
+    const lm_model *m = generator_model(g);
     const lm_tensor *t = &m->graph->value[m->kcache[0]].t;
     g->slot_bytes = (size_t)(t->dim[1] * t->dim[2] * t->dim[3]) * lm_dtype_size(t->dtype);
     if (!lm_mul_ok(g->slot_bytes, (size_t)g->batch, &g->layer_bytes) ||
@@ -101,11 +101,21 @@ static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 
 /* ---- life ---- */
 
-static void forget_recording(lm_generator *g)
+/* The widest first: the others live in its arena. */
+static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
-    if (g->recorded)
-        g->b->recording_free(g->b, g->recorded);
-    g->recorded = NULL;
+    int64_t width[MOST_WIDTHS];
+    lm_exec *share = g->prefill[0].x;
+    int n = generator_widths(g->batch, width);
+    g->n_decode = n;
+    for (int i = n - 1; i >= 0; i--) {
+        decode_width *d = &g->decode[i];
+        d->rows = width[i];
+        if (open_stage(g, w, dtype, d->rows, 1, share, &d->s, e))
+            return e->code;
+        share = i == n - 1 ? d->s.x : share;
+    }
+    return LM_OK;
 }
 
 static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
@@ -116,18 +126,18 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         if (open_stage(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
             return e->code;
     }
-    if (open_stage(g, w, dtype, g->batch, 1, g->prefill[0].x, &g->decode, e) ||
-        make_caches(g, w->block != NULL, e) ||
-        (!w->block && lm_loaded_weights(w, g->decode.m, g->b, e)) ||
+    if (open_widths(g, w, dtype, e) || make_caches(g, w->block != NULL, e) ||
+        (!w->block && lm_loaded_weights(w, generator_model(g), g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
-        lm_rotary_new(g->decode.m, g->b, &g->rope, e) || generator_make_chooser(g, e))
+        lm_rotary_new(generator_model(g), g->b, &g->rope, e) || generator_make_chooser(g, e))
         return e->code;
-    for (int i = 0; i <= CHUNKS; i++) {
-        const stage *s = i < CHUNKS ? &g->prefill[i] : &g->decode;
+    for (int i = 0; i < CHUNKS + g->n_decode; i++) {
+        const stage *s = i < CHUNKS ? &g->prefill[i] : &g->decode[i - CHUNKS].s;
         lm_loaded_bind(w, s->m, s->x);
         lm_rotary_bind(&g->rope, s->m, s->x);
+        if (i >= CHUNKS)
+            bind_caches(g, s, 0);
     }
-    bind_caches(g, &g->decode, 0);
     return LM_OK;
 }
 
@@ -159,8 +169,9 @@ void lm_generator_free(lm_generator *g)
     if (!g)
         return;
     g->b->sync(g->b, g->b->main, &ignored); /* after a failure work may be left */
-    forget_recording(g);
-    close_stage(&g->decode);
+    generator_forget_recordings(g);
+    for (int i = 0; i < g->n_decode; i++) /* the widest, whose arena they share, last */
+        close_stage(&g->decode[i].s);
     for (int i = CHUNKS - 1; i >= 0; i--)
         close_stage(&g->prefill[i]);
     if (g->cache)
@@ -173,14 +184,12 @@ void lm_generator_free(lm_generator *g)
 
 /* ---- running ---- */
 
-/* Before the host writes the inputs again. */
-static lm_code wait_for_last(lm_generator *g, lm_err *e)
+lm_code generator_wait_for_last(lm_generator *g, lm_err *e)
 {
     return g->b->sync(g->b, g->b->main, e);
 }
 
-/* Put the stage on main: its inputs, then its kernels. */
-static lm_code put_stage(stage *s, lm_err *e)
+lm_code generator_put_stage(stage *s, lm_err *e)
 {
     const lm_step step = { 0 };
     return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ? e->code
@@ -192,7 +201,7 @@ static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t
                          lm_err *e)
 {
     int32_t *seen = (int32_t *)g->choice.seen.host + slot * g->context + g->used[slot];
-    if (wait_for_last(g, e))
+    if (generator_wait_for_last(g, e))
         return e->code;
     for (int64_t i = 0; i < s->m->build.seq; i++) {
         s->tokens[i] = i < n ? (int32_t)ids[i] : 0;
@@ -207,7 +216,7 @@ static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t
     g->last = s;
     g->last_slot = slot;
     g->b->range(g->b, "prompt");
-    lm_code rc = put_stage(s, e);
+    lm_code rc = generator_put_stage(s, e);
     g->b->range(g->b, NULL);
     return rc;
 }
@@ -235,98 +244,6 @@ lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, 
     return LM_OK;
 }
 
-/* ---- decoding ---- */
-
-/* What the host has to say to the next step of all slots. */
-static lm_code set_step(lm_generator *g, const int32_t *next, lm_err *e)
-{
-    stage *s = &g->decode;
-    if (wait_for_last(g, e))
-        return e->code;
-    for (int64_t i = 0; i < g->batch; i++) {
-        bool on = next[i] >= 0;
-        if (on && g->used[i] >= g->context)
-            return lm_fail(e, LM_EUSAGE, "context", "give a longer one",
-                           "%" PRId64 " tokens are all it holds", g->context);
-        s->tokens[i] = on ? next[i] : 0;
-        s->pos[i] = on ? (int32_t)g->used[i] : 0;
-        s->used[i] = on ? (int32_t)g->used[i] : 0;
-        s->fresh[i] = on;
-        s->rows[i] = (int32_t)i;
-        if (on)
-            ((int32_t *)g->choice.seen.host)[i * g->context + g->used[i]] = next[i];
-        g->used[i] += on;
-    }
-    g->last = s;
-    g->last_slot = 0;
-    return LM_OK;
-}
-
-lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **logits, lm_err *e)
-{
-    stage *s = &g->decode;
-    if (set_step(g, next, e))
-        return e->code;
-    g->b->range(g->b, "decode");
-    lm_code rc = put_stage(s, e);
-    g->b->range(g->b, NULL);
-    if (!rc && logits)
-        *logits = lm_exec_data(s->x, s->m->logits);
-    return rc;
-}
-
-/* All that a token takes: nothing of it changes but numbers in memory. */
-static lm_code put_step(lm_generator *g, lm_err *e)
-{
-    return put_stage(&g->decode, e) ? e->code : generator_put_choice(g, &g->chosen, e);
-}
-
-/* Steps of another choice are another recording, made when its kernels have run once. */
-static void take_choice(lm_generator *g, const lm_choice *c)
-{
-    if (!memcmp(&g->chosen.how, &c->how, sizeof c->how) && g->chosen.logprob == c->logprob)
-        return;
-    forget_recording(g);
-    g->chosen = *c;
-    g->ran = false;
-}
-
-/* From the second step on, where the backend has recordings and nobody takes the time of single
- * nodes. */
-static void record_step(lm_generator *g)
-{
-    lm_err *refused = &g->refused, second = { 0 };
-    lm_backend *b = g->b;
-    lm_exec_span timed;
-    g->as_it_is = !b->replay || lm_exec_span_at(g->decode.x, 0, &timed);
-    if (g->as_it_is)
-        return;
-    if (!b->record_begin(b, b->main, refused)) {
-        put_step(g, refused);
-        if (b->record_end(b, b->main, &g->recorded, &second) && !refused->code)
-            *refused = second;
-    }
-    g->as_it_is = refused->code != LM_OK;
-    if (g->as_it_is)
-        forget_recording(g);
-}
-
-lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_attr *o,
-                          const double *u, const int32_t **ids, const double **logprob, lm_err *e)
-{
-    const lm_choice what = { *o, logprob != NULL };
-    if (set_step(g, next, e) || generator_ask(g, &what, u, e))
-        return e->code;
-    take_choice(g, &what);
-    if (g->ran && !g->recorded && !g->as_it_is)
-        record_step(g);
-    g->ran = true;
-    g->b->range(g->b, "decode"); /* a profiler sees nothing of what a recording is made of */
-    lm_code rc = g->recorded ? g->b->replay(g->b, g->recorded, g->b->main, e) : put_step(g, e);
-    g->b->range(g->b, NULL);
-    return rc ? rc : generator_answer(g, ids, logprob, e);
-}
-
 int64_t lm_generator_batch(const lm_generator *g)
 {
     return g->batch;
@@ -339,7 +256,7 @@ int64_t lm_generator_context(const lm_generator *g)
 
 int64_t lm_generator_vocab(const lm_generator *g)
 {
-    return g->decode.m->config.vocab;
+    return generator_model(g)->config.vocab;
 }
 
 int64_t lm_generator_used(const lm_generator *g, int64_t slot)
@@ -349,7 +266,7 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot)
 
 double lm_generator_step_bytes(const lm_generator *g)
 {
-    const lm_model *m = g->decode.m;
+    const lm_model *m = generator_model(g);
     const lm_config *c = &m->config;
     double bytes = 0, row = (double)g->slot_bytes / (double)g->context;
     for (int i = 0; i < m->n_params; i++) {
@@ -373,7 +290,7 @@ const char *lm_generator_unrecorded(const lm_generator *g)
 
 const lm_recording *lm_generator_recorded(const lm_generator *g)
 {
-    return g->recorded;
+    return g->replayed;
 }
 
 size_t lm_generator_cache_bytes(const lm_generator *g)
@@ -383,5 +300,5 @@ size_t lm_generator_cache_bytes(const lm_generator *g)
 
 lm_exec *lm_generator_exec(lm_generator *g)
 {
-    return g->decode.x;
+    return g->decode[g->n_decode - 1].s.x;
 }

@@ -62,13 +62,11 @@ lm_code generator_make_chooser(lm_generator *g, lm_err *e)
     c->n_seen = generator_room(c->ask.host, seen);
     c->logprob = generator_room(c->answer.host, p);
     c->token = generator_room(c->answer.host, token);
-    for (int64_t rows = 1; c->kernel->work; rows = g->batch) {
+    for (int i = 0; c->kernel->work && i < g->n_decode; i++) { /* one row is among the widths */
         sample_call s;
-        describe(g, 0, rows, &any, &s);
+        describe(g, 0, g->decode[i].rows, &any, &s);
         size_t bytes = c->kernel->work(&s.call, b->threads);
         c->work_bytes = bytes > c->work_bytes ? bytes : c->work_bytes;
-        if (rows == g->batch)
-            break;
     }
     return c->work_bytes ? b->alloc(b, c->work_bytes, "choosing tokens", &c->work, e) : LM_OK;
 }

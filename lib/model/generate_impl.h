@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_impl.h -- what the generator's files share: generate.c runs the graphs, generate_choose.c
- * chooses tokens from their logits. */
+/* generate_impl.h -- what the generator's files share: generate.c builds the graphs and runs prompts,
+ * generate_step.c decodes, generate_choose.c chooses tokens from logits. */
 #ifndef LM_MODEL_GENERATE_IMPL_H
 #define LM_MODEL_GENERATE_IMPL_H
 
@@ -27,7 +27,15 @@ typedef struct {
     size_t work_bytes;
 } chooser;
 
-enum { CHUNKS = 3 };
+enum { CHUNKS = 3, MOST_WIDTHS = 32 };
+
+/* Decoding slots [0, rows). */
+typedef struct {
+    stage s;
+    int64_t rows;
+    lm_recording *recorded; /* of lm_generator_next with the generator's choice */
+    bool ran;               /* a step of that choice has run in this width */
+} decode_width;
 
 /* How tokens are chosen. */
 typedef struct {
@@ -38,20 +46,20 @@ typedef struct {
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
-    stage prefill[CHUNKS],
-        decode;    /* a chunk as long as the context comes in place of longer ones */
+    stage prefill[CHUNKS]; /* a chunk as long as the context comes in place of longer ones */
+    decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
+    int n_decode;
     int64_t *used; /* of each slot */
     char *cache;   /* all layers: keys, then values */
     size_t cache_bytes, layer_bytes, slot_bytes;
     lm_rotary rope;
     chooser choice;
-    lm_recording *recorded; /* of lm_generator_next with this choice */
     lm_choice chosen;
-    bool ran;          /* a step of this choice has */
-    bool as_it_is;     /* no step is to be recorded */
-    lm_err refused;    /* why the backend did not record one */
-    stage *last;       /* what ran last, */
-    int64_t last_slot; /* and the first slot of its rows */
+    const lm_recording *replayed; /* what the last step replayed; NULL: it ran kernel by kernel */
+    bool as_it_is;                /* no step is to be recorded */
+    lm_err refused;               /* why the backend did not record one */
+    stage *last;                  /* what ran last, */
+    int64_t last_slot;            /* and the first slot of its rows */
 };
 
 /* n numbers of `size` bytes at *at of a room that is being divided. */
@@ -66,6 +74,26 @@ static inline void *generator_room(void *base, size_t bytes)
 {
     return (char *)base + bytes;
 }
+
+/* The width of all slots: the model, for what does not depend on rows. */
+static inline const lm_model *generator_model(const lm_generator *g)
+{
+    return g->decode[g->n_decode - 1].s.m;
+}
+
+/* ---- generate.c ---- */
+
+/* Wait until the backend has read the inputs of the last stage: the host may write them again. */
+lm_code generator_wait_for_last(lm_generator *g, lm_err *e);
+/* Enqueue the stage on main: its inputs, then its kernels. */
+lm_code generator_put_stage(stage *s, lm_err *e);
+
+/* ---- generate_step.c ---- */
+
+/* The numbers of rows that a generator of `batch` slots decodes: each up to 8, then steps of a third
+ * to a half, so that at most a third of the rows rests.  Returns how many were written. */
+int generator_widths(int64_t batch, int64_t width[MOST_WIDTHS]);
+void generator_forget_recordings(lm_generator *g);
 
 /* ---- generate_choose.c ---- */
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.h -- the draws of sampling: counted, so that nothing but the seed, the prompt's number and
- * the position decides one.  What is done with them is kernels/sample.h. */
+/* sample.h -- the draws of sampling: counted, so that only the seed, the numbers of prompt and sample
+ * and the position decide one.  What is done with them is kernels/sample.h. */
 #ifndef LM_MODEL_SAMPLE_H
 #define LM_MODEL_SAMPLE_H
 
 #include <stdint.h>
 
-/* In [0,1): for new token `position` of prompt `prompt`. */
-double lm_sample_draw(uint64_t seed, int64_t prompt, int64_t position);
+/* In [0,1): for new token `position` (below 2^32) of sample `sample` (below 2^32) of prompt `prompt`. */
+double lm_sample_draw(uint64_t seed, int64_t prompt, int64_t sample, int64_t position);
 
 #endif

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # generate: prompts in, texts out.
 
+bats_require_minimum_version 1.5.0
+
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_TEST_TMPDIR"
@@ -84,15 +86,91 @@ setup() {
     [[ "$output" == *"the model was made for 1024 positions"* ]]
 }
 
-@test "generate: a bad line is named, the others are answered" {
-    { echo '{"prompt": "a"}'; echo '{"prompt": 5}'; echo '{"question": "b"}'; echo '{"prompt": '; echo '{"prompt": "c"}'; } > p.jsonl
-    run generate -q run/ -n 3 p.jsonl
+@test "generate: a bad line is answered by an error in its place, the status is 1" {
+    { echo '{"id": 1, "prompt": "a"}'; echo '{"id": 2, "prompt": 5}'; echo '{"id": 3, "question": "b"}'; echo '{"prompt": '
+      echo '[1]'; printf '{"prompt": "\xff"}\n'; echo '{"id": 7, "prompt": "c"}'; } > p.jsonl
+    long=$(printf 'word %.0s' $(seq 400))
+    echo "{\"id\": 8, \"prompt\": \"$long\"}" >> p.jsonl
+    for b in 1 3; do
+        run --separate-stderr generate -q run/ -n 3 --context 100 -b $b p.jsonl
+        [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 8 ]
+        [[ "${lines[0]}" == '{"prompt":"a","id": 1,"text":'*'"finish_reason"'* ]]
+        [[ "${lines[1]}" == '{"id": 2,"error":"column 21: the field is not a string'* ]]
+        [[ "${lines[2]}" == '{"id": 3,"question": "b","error":'*'neither'* ]]
+        [[ "${lines[3]}" == '{"source":"p.jsonl","line":4,"error":'* ]]
+        [[ "${lines[4]}" == '{"source":"p.jsonl","line":5,"error":'* ]]
+        [[ "${lines[5]}" == '{"source":"p.jsonl","line":6,"error":"invalid UTF-8 at byte 12'* ]]
+        [[ "${lines[6]}" == '{"prompt":"c","id": 7,"text":'* ]]
+        [[ "${lines[7]}" == '{"prompt":"word '*'"id": 8,"error":"the prompt has '*'the context holds 100'* ]]
+        [ "${#stderr_lines[@]}" -eq 6 ]
+        [[ "${stderr_lines[0]}" == "generate: p.jsonl:2: column 21: "* ]]
+    done
+}
+
+@test "generate: the fields of a record come back as they were written, ours win" {
+    echo '{"id": 12345678901234567890, "x": 0.10, "text": "a", "meta": {"k": ["\u00e9", null]}, "tokens": "mine", "error": 1}' > p.jsonl
+    generate -q run/ -n 2 -T 0 --ignore-eos p.jsonl > o
+    grep -qF '{"prompt":"a","id": 12345678901234567890,"x": 0.10,"meta": {"k": ["\u00e9", null]},"text":' o
+    grep -q '"tokens":2,' o
+    ! grep -q 'mine\|error' o
+    echo '{"text": "not this", "prompt": "a\tb"}' | generate -q run/ -n 1 | grep -q '^{"prompt":"a\\tb","text":"'
+}
+
+@test "generate: --n answers a prompt several times, the same for any batch" {
+    for i in 1 2 3 4 5; do echo "{\"prompt\": \"line $i\", \"id\": $i}"; done > p.jsonl
+    generate -q run/ -n 7 --seed 3 --dtype f32 p.jsonl > alone
+    for b in 1 2 8 64; do
+        generate -q run/ -n 7 --n 3 --seed 3 --dtype f32 -b $b p.jsonl > o$b
+        [ "$(wc -l < o$b)" -eq 15 ]
+    done
+    cmp o1 o2 && cmp o1 o8 && cmp o1 o64
+    [ "$(sed 's/.*"id": \([0-9]\).*"sample":\([0-9]\).*/\1\2/' o1 | tr '\n' ' ')" = "10 11 12 20 21 22 30 31 32 40 41 42 50 51 52 " ]
+    # the first is what a single answer is, the others differ
+    grep '"sample":0' o1 | sed 's/,"sample":0//' | cmp - alone
+    [ "$(grep '"id": 1' o1 | sed 's/.*"text"//; s/"sample".*//' | sort -u | wc -l)" -eq 3 ]
+    [ "$(generate -q run/ -p x --n 3 -n 4 --ignore-eos --no-echo | wc -l)" -ge 3 ]
+    run generate run/ -p x --n 0
+    [ "$status" -eq 2 ]
+}
+
+@test "generate: every id of a list of end tokens ends a text, of both files" {
+    ids=$(generate -q run/ -p 'The' -n 6 --seed 5 --json --logprobs --ignore-eos | grep -o '"token_ids":\[[0-9,]*' | grep -o '[0-9,]*$')
+    first=${ids%%,*}
+    later=$(echo "$ids" | tr , '\n' | grep -vx "$first" | head -n 1)
+    at=$(echo "$ids" | tr , '\n' | grep -nx "$later" | head -n 1 | cut -d: -f1)
+    sed -i "s/\"eos_token_id\": [0-9]*/\"eos_token_id\": [0, 1000000, $later]/" run/config.json
+    [ "$first" -eq 0 ] || generate -q run/ -p 'The' -n 9 --seed 5 --json | grep -q "\"tokens\":$at,\"finish_reason\":\"stop\""
+    echo "{\"eos_token_id\": [$first]}" > run/generation_config.json
+    generate -q run/ -p 'The' -n 9 --seed 5 --json | grep -q '"tokens":1,"finish_reason":"stop"'
+    echo '{"eos_token_id": "x"}' > run/generation_config.json
+    run generate -q run/ -p 'The' -n 9
     [ "$status" -eq 1 ]
-    [ "${#lines[@]}" -eq 5 ]
-    [[ "$output" == *"p.jsonl:2: the prompt is no string"* ]]
-    [[ "$output" == *"p.jsonl:3: there is neither"* ]]
-    [[ "$output" == *"p.jsonl:4"* ]]
-    [[ "$output" == *'"prompt":"a"'*'"prompt":"c"'* ]]
+    [[ "$output" == *'"eos_token_id": is not a token id'* ]]
+}
+
+@test "generate: generation_config.json gives the defaults, options win" {
+    generate -q run/ -p 'The' -n 9 --seed 5 --temperature 0.3 --top-k 7 --top-p 0.8 --repetition-penalty 1.3 > expect
+    generate -q run/ -p 'The' -n 9 --seed 5 > plain
+    generate -q run/ -p 'The' -n 9 -T 0 > greedy
+    echo '{"temperature": 0.3, "top_k": 7, "top_p": 0.8, "repetition_penalty": 1.3, "max_new_tokens": 9, "do_sample": true, "num_beams": 4, "length_penalty": 1.0}' \
+        > run/generation_config.json
+    run --separate-stderr generate run/ -p 'The' --seed 5 -v
+    [ "$output" = "$(cat expect)" ]
+    [[ "$stderr" == *"--top-k 7 comes from generation_config.json"* ]]
+    [[ "$stderr" == *'generation_config.json: "num_beams" has no effect here'* ]]
+    [[ "$stderr" != *length_penalty* ]]
+    generate -q run/ -p 'The' -n 9 --seed 5 --no-generation-config | cmp - plain
+    generate -q run/ -p 'The' --seed 5 -T 1 --top-k 0 --top-p 1 --repetition-penalty 1 | cmp - plain
+    # a printed configuration leaves to the model what was left to it
+    generate run/ -p 'The' --seed 5 --print-config > c.json
+    generate -q run/ --config c.json | cmp - expect
+    echo '{"temperature": 0.3, "do_sample": false, "max_new_tokens": 9}' > run/generation_config.json
+    generate -q run/ -p 'The' | cmp - greedy
+    echo '{"top_p": 3}' > run/generation_config.json
+    run generate -q run/ -p 'The'
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'"top_p": is not a number from 0 to 1'* ]]
 }
 
 @test "generate: an empty prompt begins with the model's own token" {

@@ -215,7 +215,7 @@ static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
     }
     int32_t now[SLOTS];
     for (int s = 0; s < SLOTS; s++) {
-        u[s] = lm_sample_draw(3, s, 0);
+        u[s] = lm_sample_draw(3, s, 0, 0);
         for (int k = 0; k < 2; k++) {
             ok(lm_generator_prompt(g[k], s, ids, prompts[s], NULL, &err));
             ok(lm_generator_choose(g[k], o, u, &next[k], &logprob[k], &err));
@@ -228,7 +228,7 @@ static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
         if (i == 3)
             now[1] = -1; /* rests from now on */
         for (int s = 0; s < SLOTS; s++)
-            u[s] = lm_sample_draw(3, s, i);
+            u[s] = lm_sample_draw(3, s, 0, i);
         for (int k = 0; k < 2; k++) {
             if (k) { /* the device in one piece, recorded from the second step on */
                 ok(lm_generator_next(g[k], now, o, u, &next[k], &logprob[k], &err));

@@ -67,7 +67,7 @@ static void steps_of_another_choice_are_recorded_anew(void **state)
     for (int i = 0; i < 16; i++) {
         const int32_t *next[2];
         const double *logprob[2];
-        double u = lm_sample_draw(5, 0, i);
+        double u = lm_sample_draw(5, 0, 0, i);
         for (int k = 0; k < 2; k++)
             ok(lm_generator_next(w[k].g, &now, turn[i / 4].o, &u, &next[k],
                                  turn[i / 4].logprob ? &logprob[k] : NULL, &err));
@@ -84,7 +84,7 @@ static void steps_of_another_choice_are_recorded_anew(void **state)
     *plain = real;
 }
 
-/* Between replays of one recording slots begin anew: what it copies is what the host has by then,
+/* Between replays of recordings slots begin anew: what it copies is what the host has by then,
  * and a penalty sees the ids of the new prompt. */
 static void prompts_come_between_replays(void **state)
 {
@@ -101,7 +101,7 @@ static void prompts_come_between_replays(void **state)
         open_writer(&w[k], on[k], 2, 40);
     for (int i = 0; i < 12; i++) {
         const int slot = i / 4 % 2;
-        const double u[2] = { lm_sample_draw(5, 0, i), lm_sample_draw(5, 1, i) };
+        const double u[2] = { lm_sample_draw(5, 0, 0, i), lm_sample_draw(5, 1, 0, i) };
         const int32_t *next[2];
         if (i % 4 == 0) { /* the third comes in place of the first, which has as many ids by then */
             for (int k = 0; k < 2; k++) {
@@ -111,6 +111,10 @@ static void prompts_come_between_replays(void **state)
             assert_int_equal(next[0][slot], next[1][slot]);
             now[slot] = next[0][slot];
         }
+        if (i == 7) /* the second goes on in place of the first, whose penalty it brings along */
+            for (int k = 0; k < 2; k++)
+                ok(lm_generator_copy(w[k].g, 1, 0, &err));
+        now[0] = i == 7 ? now[1] : now[0];
         for (int k = 0; k < 2; k++)
             ok(lm_generator_next(w[k].g, now, &o, u, &next[k], NULL, &err));
         for (int s = 0; s < 2; s++)
@@ -118,8 +122,10 @@ static void prompts_come_between_replays(void **state)
                 assert_int_equal(next[0][s], next[1][s]);
                 now[s] = next[0][s];
             }
-        one = i == 1 ? lm_generator_recorded(w[1].g) : one;
-        assert_true(i < 1 || (one && lm_generator_recorded(w[1].g) == one));
+        /* one recording for a row, another for two */
+        one = i == 1 || i == 5 ? lm_generator_recorded(w[1].g) : one;
+        assert_true(i < 1 || (i == 4 ? !lm_generator_recorded(w[1].g)
+                                     : one && lm_generator_recorded(w[1].g) == one));
     }
     for (int k = 0; k < 2; k++)
         close_writer(&w[k]);

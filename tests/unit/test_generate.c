@@ -172,7 +172,7 @@ static void decoding_allocates_nothing(void **state)
     ok(lm_generator_prompt(g, 0, ids, 3, NULL, &err));
     uint64_t before = lm_alloc_count();
     for (int n = 3; n < S; n++) {
-        u = lm_sample_draw(1, 0, n);
+        u = lm_sample_draw(1, 0, 0, n);
         ok(lm_generator_choose(g, &o, &u, &next, &logprob, &err));
         assert_true(*next >= 0 && *logprob <= 0);
         ok(lm_generator_decode(g, next, NULL, &err));
@@ -180,6 +180,61 @@ static void decoding_allocates_nothing(void **state)
     assert_int_equal(lm_alloc_count(), before);
     lm_generator_free(g);
     lm_loaded_fini(&w);
+}
+
+/* Calls of the graph of all slots: none while fewer rows reach up to the last slot that takes part. */
+static int64_t widest_calls(lm_generator *g)
+{
+    const lm_exec_time *times;
+    assert_true(lm_exec_times(lm_generator_exec(g), &times) > 0);
+    return (int64_t)times[0].calls;
+}
+
+/* A step costs the rows in use; a slot that moved, or was copied, goes on as it would have. */
+static void rows_are_those_in_use(void **state)
+{
+    enum { B = 11 };
+    uint32_t ids[40];
+    (void)state;
+    for (int i = 0; i < 40; i++)
+        ids[i] = (uint32_t)lm_rng_below(lm_rng_make(3, "test", 0), (uint64_t)i, V);
+    for (int k = 0; k < N_CONFIGS; k++) {
+        lm_loaded w;
+        lm_generator *g, *one;
+        const float *logits, *expect;
+        int32_t next[B], alone = (int32_t)ids[20];
+        make(configs[k], LM_DTYPE_F32, &w);
+        ok(lm_generator_new(&w, LM_DTYPE_F32, B, 64, backend, &g, &err));
+        ok(lm_generator_new(&w, LM_DTYPE_F32, 1, 64, backend, &one, &err));
+        for (int s = 0; s < B; s++)
+            next[s] = -1;
+        ok(lm_generator_prompt(one, 0, ids, 20, NULL, &err));
+        ok(lm_generator_prompt(g, 9, ids, 20, NULL, &err));
+        ok(lm_generator_prompt(g, 1, ids + 5, 3, NULL, &err));
+        next[9] = alone, next[1] = 7;
+        ok(lm_generator_decode(g, next, NULL, &err)); /* 10 rows: in the width of 11 */
+        ok(lm_generator_decode(one, &alone, NULL, &err));
+        int64_t wide = widest_calls(g);
+        assert_true(wide > 0);
+        ok(lm_generator_copy(g, 9, 0, &err));
+        ok(lm_generator_copy(g, 9, 2, &err));
+        assert_int_equal(lm_generator_used(g, 0), 21);
+        next[9] = -1;
+        for (int i = 21; i < 30; i++) {
+            alone = next[0] = next[2] = (int32_t)ids[i];
+            next[1] = (int32_t)ids[i - 13];
+            ok(lm_generator_decode(one, &alone, &expect, &err));
+            ok(lm_generator_decode(g, next, &logits, &err));
+            for (int v = 0; v < V; v++) { /* products of one row add up in another order */
+                assert_true(fabsf(logits[v] - expect[v]) < 1e-4f);
+                assert_true(fabsf(logits[2 * V + v] - expect[v]) < 1e-4f);
+            }
+        }
+        assert_int_equal(widest_calls(g), wide);
+        lm_generator_free(one);
+        lm_generator_free(g);
+        lm_loaded_fini(&w);
+    }
 }
 
 /* Every target is scored once, with the context that the stride grants, whatever shares its batch.
@@ -320,6 +375,7 @@ int main(void)
         cmocka_unit_test(caches_equal_a_whole_forward),
         cmocka_unit_test(a_full_slot_is_refused),
         cmocka_unit_test(decoding_allocates_nothing),
+        cmocka_unit_test(rows_are_those_in_use),
         cmocka_unit_test(strides_score_each_target_once),
         cmocka_unit_test(a_folder_holds_fresh_weights),
         cmocka_unit_test(set_knows_the_keys),

@@ -225,12 +225,12 @@ static void draws_are_counted(void **state)
 {
     (void)state;
     for (int64_t i = 0; i < 100; i++) {
-        double u = lm_sample_draw(7, 3, i);
+        double u = lm_sample_draw(7, 3, 0, i);
         assert_true(u >= 0 && u < 1);
-        assert_true(u == lm_sample_draw(7, 3, i));
-        assert_true(u != lm_sample_draw(7, 4, i));
-        assert_true(u != lm_sample_draw(8, 3, i));
-        assert_true(u != lm_sample_draw(7, 3, i + 1));
+        assert_true(u == lm_sample_draw(7, 3, 0, i));
+        assert_true(u != lm_sample_draw(7, 4, 0, i));
+        assert_true(u != lm_sample_draw(8, 3, 0, i));
+        assert_true(u != lm_sample_draw(7, 3, 0, i + 1));
     }
 }
 

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* answer.c -- records of prompts, read in place, and their answers. */
+#include "model/answer.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "format/jsonl.h"
+
+static const char *const asking[] = { "prompt", "text" };
+
+/* The string token of the prompt; false, and *fault: why there is none. */
+static bool find_prompt(const char *line, size_t len, size_t *begin, size_t *end,
+                        lm_jsonl_fault *fault)
+{
+    for (int i = 0; i < 2; i++) {
+        *fault = lm_jsonl_find(line, len, asking[i], begin, end);
+        if (!fault->what || fault->kind != LM_JSONL_ABSENT)
+            return !fault->what;
+    }
+    fault->what = "there is neither \"prompt\" nor \"text\"";
+    return false;
+}
+
+lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf *text,
+                         bool *object, lm_err *e)
+{
+    size_t begin, end, valid = lm_utf8_valid(line, len);
+    int64_t lone = 0;
+    lm_jsonl_fault fault;
+    *object = false;
+    if (valid < len)
+        return lm_fail(e, LM_EFORMAT, where, "write it in UTF-8", "invalid UTF-8 at byte %zu",
+                       valid);
+    if (find_prompt(line, len, &begin, &end, &fault)) {
+        *object = true;
+        return lm_jsonl_unescape(line + begin, end - begin, text, &lone, e);
+    }
+    *object = fault.kind != LM_JSONL_MALFORMED;
+    return lm_fail(e, LM_EFORMAT, where, "write {\"prompt\": \"...\"}", "column %zu: %s",
+                   fault.at + 1, fault.what);
+}
+
+/* Names that the answer itself uses, the prompt's among them. */
+static bool is_ours(const char *key, size_t len)
+{
+    static const char *const ours[] = { "prompt",        "text",          "tokens",
+                                        "finish_reason", "prompt_tokens", "sample",
+                                        "token_ids",     "logprobs",      "error" };
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        if (lm_jsonl_is(key, len, ours[i]))
+            return true;
+    return false;
+}
+
+/* The prompt first, then the other fields, as the record has them. */
+static void put_record(lm_jw *j, const char *line, size_t len)
+{
+    static const char key[] = "\"prompt\":";
+    size_t begin, end, at = 0;
+    lm_jsonl_fault fault;
+    lm_jsonl_member m;
+    if (find_prompt(line, len, &begin, &end, &fault)) {
+        lm_buf member = { 0 };
+        lm_code rc = lm_buf_add(&member, key, sizeof key - 1, j->err);
+        rc = rc ? rc : lm_buf_add(&member, line + begin, end - begin, j->err);
+        j->rc = j->rc ? j->rc : rc;
+        lm_jw_raw(j, member.data, member.len);
+        lm_buf_fini(&member);
+    }
+    while (lm_jsonl_next(line, len, &at, &m))
+        if (!is_ours(line + m.key, m.key_end - m.key))
+            lm_jw_raw(j, line + m.key, m.value_end - m.key);
+}
+
+static lm_code end_line(lm_jw *j, lm_buf *out, lm_err *e)
+{
+    lm_jw_close_obj(j);
+    lm_code rc = lm_jw_end(j);
+    return rc || out->data[out->len - 1] == '\n' ? rc : lm_buf_add(out, "\n", 1, e);
+}
+
+lm_code lm_answer_write(const lm_completion *c, const lm_answer_opts *o, lm_buf *out, lm_err *e)
+{
+    const char *prompt = c->prompt.data ? c->prompt.data : "";
+    size_t made = c->ids.n - c->n_prompt;
+    lm_jw j;
+    lm_jw_begin(&j, out, 0, e);
+    lm_jw_obj(&j, NULL);
+    if (o->record)
+        put_record(&j, prompt, c->prompt.len);
+    else
+        lm_jw_strn(&j, "prompt", prompt, c->prompt.len);
+    lm_jw_strn(&j, "text", c->text.data ? c->text.data : "", c->text.len);
+    lm_jw_int(&j, "tokens", (int64_t)made);
+    lm_jw_str(&j, "finish_reason", c->finish);
+    lm_jw_int(&j, "prompt_tokens", (int64_t)c->n_prompt);
+    if (o->sample)
+        lm_jw_int(&j, "sample", c->sample);
+    if (o->details) {
+        lm_jw_arr(&j, "token_ids");
+        for (size_t i = 0; i < made; i++)
+            lm_jw_int(&j, NULL, c->ids.v[c->n_prompt + i]);
+        lm_jw_close_arr(&j);
+        lm_jw_arr(&j, "logprobs");
+        for (size_t i = 0; i < made; i++)
+            lm_jw_f32(&j, NULL, c->logprob[i]);
+        lm_jw_close_arr(&j);
+    }
+    return end_line(&j, out, e);
+}
+
+lm_code lm_answer_write_error(const char *line, size_t len, const char *source, int64_t number,
+                              const char *why, lm_buf *out, lm_err *e)
+{
+    lm_jw j;
+    lm_jw_begin(&j, out, 0, e);
+    lm_jw_obj(&j, NULL);
+    if (len) {
+        put_record(&j, line, len);
+    } else {
+        lm_jw_str(&j, "source", source);
+        lm_jw_int(&j, "line", number);
+    }
+    lm_jw_str(&j, "error", why);
+    return end_line(&j, out, e);
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate_step.c -- decoding: one more token for each slot that takes part, in as many rows as
+ * reach up to the last of these; and what moves slots together so that few rows do. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/generate_impl.h"
+
+int generator_widths(int64_t batch, int64_t width[MOST_WIDTHS])
+{
+    int n = 0;
+    for (int64_t rows = 1; rows < batch && n < MOST_WIDTHS - 1; n++) {
+        width[n] = rows;
+        if (rows < 8)
+            rows++;
+        else
+            rows += (rows & (rows - 1)) ? rows / 3 : rows / 2; /* 8, 12, 16, 24, 32, 48, ... */
+    }
+    width[n] = batch;
+    return n + 1;
+}
+
+/* ---- recordings ---- */
+
+static void forget_recording(lm_generator *g, decode_width *d)
+{
+    if (d->recorded)
+        g->b->recording_free(g->b, d->recorded);
+    d->recorded = NULL;
+}
+
+void generator_forget_recordings(lm_generator *g)
+{
+    for (int i = 0; i < g->n_decode; i++) {
+        forget_recording(g, &g->decode[i]);
+        g->decode[i].ran = false;
+    }
+    g->replayed = NULL;
+}
+
+/* All that a token takes: nothing of it changes but numbers in memory. */
+static lm_code put_step(lm_generator *g, decode_width *d, lm_err *e)
+{
+    return generator_put_stage(&d->s, e) ? e->code : generator_put_choice(g, &g->chosen, e);
+}
+
+/* Steps of another choice are other recordings, made when their kernels have run once. */
+static void take_choice(lm_generator *g, const lm_choice *c)
+{
+    if (!memcmp(&g->chosen.how, &c->how, sizeof c->how) && g->chosen.logprob == c->logprob)
+        return;
+    generator_forget_recordings(g);
+    g->chosen = *c;
+}
+
+/* Record a step, where the backend can and no single node is timed. */
+static void record_step(lm_generator *g, decode_width *d)
+{
+    lm_err *refused = &g->refused, second = { 0 };
+    lm_backend *b = g->b;
+    lm_exec_span timed;
+    g->as_it_is = !b->replay || lm_exec_span_at(d->s.x, 0, &timed);
+    if (g->as_it_is)
+        return;
+    if (!b->record_begin(b, b->main, refused)) {
+        put_step(g, d, refused);
+        if (b->record_end(b, b->main, &d->recorded, &second) && !refused->code)
+            *refused = second;
+    }
+    g->as_it_is = refused->code != LM_OK;
+    if (g->as_it_is)
+        forget_recording(g, d);
+}
+
+/* ---- steps ---- */
+
+/* The narrowest width that reaches up to the last slot that takes part. */
+static decode_width *width_of(lm_generator *g, const int32_t *next)
+{
+    int64_t rows = g->batch;
+    int i = 0;
+    while (rows > 1 && next[rows - 1] < 0)
+        rows--;
+    while (g->decode[i].rows < rows)
+        i++;
+    return &g->decode[i];
+}
+
+/* Write the inputs of the next step of all slots. */
+static lm_code set_step(lm_generator *g, const int32_t *next, decode_width **out, lm_err *e)
+{
+    decode_width *d = width_of(g, next);
+    stage *s = &d->s;
+    if (generator_wait_for_last(g, e))
+        return e->code;
+    for (int64_t i = 0; i < d->rows; i++) {
+        bool on = next[i] >= 0;
+        if (on && g->used[i] >= g->context)
+            return lm_fail(e, LM_EUSAGE, "context", "give a longer one",
+                           "%" PRId64 " tokens are all it holds", g->context);
+        s->tokens[i] = on ? next[i] : 0;
+        s->pos[i] = on ? (int32_t)g->used[i] : 0;
+        s->used[i] = on ? (int32_t)g->used[i] : 0;
+        s->fresh[i] = on;
+        s->rows[i] = (int32_t)i;
+        if (on)
+            ((int32_t *)g->choice.seen.host)[i * g->context + g->used[i]] = next[i];
+        g->used[i] += on;
+    }
+    g->last = s;
+    g->last_slot = 0;
+    *out = d;
+    return LM_OK;
+}
+
+lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **logits, lm_err *e)
+{
+    decode_width *d;
+    if (set_step(g, next, &d, e))
+        return e->code;
+    g->b->range(g->b, "decode");
+    lm_code rc = generator_put_stage(&d->s, e);
+    g->b->range(g->b, NULL);
+    if (!rc && logits)
+        *logits = lm_exec_data(d->s.x, d->s.m->logits);
+    return rc;
+}
+
+lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_attr *o,
+                          const double *u, const int32_t **ids, const double **logprob, lm_err *e)
+{
+    const lm_choice what = { *o, logprob != NULL };
+    decode_width *d;
+    if (set_step(g, next, &d, e) || generator_ask(g, &what, u, e))
+        return e->code;
+    take_choice(g, &what);
+    if (d->ran && !d->recorded && !g->as_it_is)
+        record_step(g, d);
+    d->ran = true;
+    g->replayed = d->recorded;
+    g->b->range(g->b, "decode"); /* a profiler sees nothing of what a recording is made of */
+    lm_code rc = d->recorded ? g->b->replay(g->b, d->recorded, g->b->main, e) : put_step(g, d, e);
+    g->b->range(g->b, NULL);
+    return rc ? rc : generator_answer(g, ids, logprob, e);
+}
+
+/* ---- slots ---- */
+
+lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
+{
+    const lm_model *m = generator_model(g);
+    const lm_tensor *t = &m->graph->value[m->kcache[0]].t; /* [B, heads, context, width] */
+    size_t row = (size_t)t->dim[3] * lm_dtype_size(t->dtype), head = (size_t)t->dim[2] * row;
+    size_t bytes = (size_t)g->used[from] * row;
+    int32_t *seen = g->choice.seen.host;
+    if (from == to)
+        return LM_OK;
+    if (generator_wait_for_last(g, e))
+        return e->code;
+    for (int64_t l = 0; l < 2 * m->config.layers && bytes; l++) {
+        char *layer = g->cache + (size_t)l * g->layer_bytes;
+        for (int64_t h = 0; h < t->dim[1]; h++) {
+            size_t at = (size_t)h * head;
+            if (g->b->copy(g->b, layer + (size_t)to * g->slot_bytes + at,
+                           layer + (size_t)from * g->slot_bytes + at, bytes, g->b->main, e))
+                return e->code;
+        }
+    }
+    memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
+    g->used[to] = g->used[from];
+    g->choice.sent[to] = 0;
+    return LM_OK;
+}

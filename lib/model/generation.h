@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generation.h -- how a model wants to be sampled: generation_config.json, and every id that ends a
+ * text.
+ *
+ * Taken as transformers means them: temperature, top_k, top_p, min_p, repetition_penalty,
+ * max_new_tokens, do_sample (false: the likeliest token), eos_token_id (an id or a list).  Other keys
+ * belong to ways of decoding that do not exist here and are passed over; `others` counts those
+ * that would change a text. */
+#ifndef LM_MODEL_GENERATION_H
+#define LM_MODEL_GENERATION_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+
+/* Absent: -1. */
+typedef struct {
+    double temperature, top_p, min_p, repetition_penalty;
+    int64_t top_k, max_new;
+    int64_t *eos; /* of config and generation config, each once; below the vocabulary */
+    int n_eos;
+    const char *others[8]; /* first keys without effect here (static strings) */
+    int n_others;
+} lm_generation;
+
+/* `config` and `generation` are trees of the two files, `generation` may be NULL.  Fails: LM_EFORMAT
+ * naming `where` and the key. */
+lm_code lm_generation_read(const json_t *config, const json_t *generation, int64_t vocab,
+                           const char *where, lm_generation *out, lm_err *e);
+void lm_generation_fini(lm_generation *g);
+
+#endif
