@@ -1,51 +1,94 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.c -- PEFT adapters: their configuration, their tensors bound to those of the base, and the
- * sum W + s B A. */
+/* lora.c -- PEFT adapters: their files, their configuration, and their tensors bound to those of the
+ * base. */
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "merge/lora.h"
-
 #include <math.h>
 #include <pcre2.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "format/safetensors_table.h"
+#include "merge/lora_impl.h"
 
-enum { MAX_CONFIG = 16 << 20, SPAN = 512 };
+enum { MAX_CONFIG = 16 << 20, FIRST_FILES = 64 };
 
-/* What happens to one tensor of the base. */
-typedef struct {
-    const lm_st_tensor *base; /* set by bind */
-    const lm_st_tensor *a, *b, *bias, *whole;
-    char *name; /* of the base's tensor, as the adapter has it */
-    double scale;
-    bool embedding;
-} change;
+static const char config_name[] = "adapter_config.json",
+                  weights_name[] = "adapter_model.safetensors";
 
-struct lm_lora {
-    char *path, *base;
-    json_t *config;
-    lm_st *st;
-    change *change;
-    size_t n, cap;
-    bool transposed;
-};
+/* ---- Files ---- */
 
-/* ---- Configuration ---- */
+/* An archive that is read forward: an adapter's small files come first; a model shows its
+ * configuration, or something large, before any file of an adapter. */
+static bool begins_as_adapter(lm_bundle *b, lm_err *e)
+{
+    const lm_bundle_file *f = NULL;
 
-bool lm_lora_is(const char *path)
+    for (int i = 0; i < FIRST_FILES && !lm_bundle_next(b, &f, e) && f; i++) {
+        if (!strcmp(f->name, config_name) || !strcmp(f->name, weights_name))
+            return true;
+        if (!strcmp(f->name, "config.json") || f->bytes > MAX_CONFIG)
+            return false;
+    }
+    return false;
+}
+
+bool lm_lora_is(const char *path, const lm_bundle_opts *o)
 {
     lm_err ignored = { 0 };
+    lm_bundle *b = NULL;
     char *file = NULL;
-    bool there = lm_path_is_dir(path) &&
-                 !lm_path_join(&file, path, "adapter_config.json", &ignored) &&
-                 lm_path_exists(file);
+    struct stat st;
+    bool there;
 
-    lm_free(file);
+    if (lm_path_is_dir(path)) {
+        there = !lm_path_join(&file, path, config_name, &ignored) && lm_path_exists(file);
+        lm_free(file);
+        return there;
+    }
+    if (stat(path, &st) || !S_ISREG(st.st_mode) || lm_bundle_open(path, o, &b, &ignored))
+        return false;
+    there = lm_bundle_random(b) ? lm_bundle_find(b, config_name) != NULL
+                                : begins_as_adapter(b, &ignored);
+    lm_bundle_close(b);
     return there;
 }
+
+/* adapter_config.json and the header of the weights. */
+static lm_code open_files(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
+{
+    lm_buf text = { 0 };
+    char where[256];
+    lm_code rc = lm_bundle_open(l->path, o, &l->files, e);
+
+    if (!rc)
+        rc = lm_bundle_spool(l->files, e);
+    if (!rc && !lm_bundle_find(l->files, config_name))
+        return lm_fail(e, LM_EUSAGE, l->path, "write MODEL+ADAPTER, an adapter as PEFT saves it",
+                       "it has no %s", config_name);
+    if (!rc)
+        rc = lm_bundle_load(l->files, config_name, MAX_CONFIG, &text, e);
+    if (!rc)
+        lm_bundle_where(l->files, lm_bundle_find(l->files, config_name), where);
+    if (!rc)
+        rc = lm_json_parse(text.data ? text.data : "", text.len, where, &l->config, e);
+    if (!rc && !json_is_object(l->config))
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "it is not a JSON object");
+    lm_buf_fini(&text);
+    if (rc)
+        return rc;
+    if (!lm_bundle_find(l->files, weights_name))
+        return lm_bundle_find(l->files, "adapter_model.bin")
+                   ? lm_fail(e, LM_EUSAGE, l->path,
+                             "save it with PEFT's save_pretrained(..., safe_serialization=True)",
+                             "adapter_model.bin is a pickle of Python, which is not read")
+                   : lm_fail(e, LM_EFORMAT, l->path, "copy the whole adapter", "it has no %s",
+                             weights_name);
+    return lm_bundle_st(l->files, weights_name, &l->st, e);
+}
+
+/* ---- Configuration ---- */
 
 /* Present, and not null, false, or empty. */
 static bool is_set(const json_t *c, const char *key)
@@ -60,12 +103,8 @@ static bool is_set(const json_t *c, const char *key)
 /* Kinds whose effect is not W + s B A on the base as it is. */
 static lm_code check_kind(const lm_lora *l, lm_err *e)
 {
-    static const char *const others[] = { "use_dora",
-                                          "use_qalora",
-                                          "layer_replication",
-                                          "target_parameters",
-                                          "alora_invocation_tokens",
-                                          "megatron_config" };
+    static const char *const others[] = { "use_qalora", "layer_replication", "target_parameters",
+                                          "alora_invocation_tokens", "megatron_config" };
     const char *type = NULL, *init;
     lm_code rc = lm_json_str_or(l->config, "peft_type", "", &type, l->path, e);
 
@@ -83,6 +122,31 @@ static lm_code check_kind(const lm_lora *l, lm_err *e)
         strcmp(init, "orthogonal") != 0)
         return lm_fail(e, LM_EUSAGE, l->path, "convert it to a plain LoRA first",
                        "init_lora_weights '%.40s' changes the base", init);
+    return LM_OK;
+}
+
+/* A pattern map is an object of numbers: ranks are whole. */
+static lm_code check_pattern(const lm_lora *l, const char *map, bool whole, lm_err *e)
+{
+    const json_t *all = json_object_get(l->config, map);
+    const char *key;
+    json_t *v;
+
+    if (!all || json_is_null(all))
+        return LM_OK;
+    if (!json_is_object(all))
+        return lm_fail(e, LM_EFORMAT, l->path, "write {\"MODULE\": NUMBER, ...}",
+                       "%s is no object of modules and numbers", map);
+    json_object_foreach((json_t *)(uintptr_t)all, key, v)
+    {
+        if (!json_is_number(v))
+            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: the value of '%.60s' is no number",
+                           map, key);
+        if (whole &&
+            (json_number_value(v) < 1 || json_number_value(v) != floor(json_number_value(v))))
+            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: '%.60s' is %g, no rank", map, key,
+                           json_number_value(v));
+    }
     return LM_OK;
 }
 
@@ -115,8 +179,6 @@ static lm_code pattern(const lm_lora *l, const char *map, const char *module, do
         pcre2_code_free(re);
         if (hit < 0)
             continue;
-        if (!json_is_number(v))
-            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: '%.60s' is no number", map, key);
         *out = json_number_value(v);
         return LM_OK;
     }
@@ -145,8 +207,8 @@ static lm_code find_scale(const lm_lora *l, const char *module, int64_t rank, do
 
 /* ---- Tensors of the adapter ---- */
 
-static lm_code change_of(lm_lora *l, const char *name, size_t len, const char *suffix, change **out,
-                         lm_err *e)
+static lm_code change_of(lm_lora *l, const char *name, size_t len, const char *suffix,
+                         lm_lora_change **out, lm_err *e)
 {
     char *full = NULL;
     lm_code rc = lm_asprintf(&full, e, "%.*s%s", (int)len, name, suffix);
@@ -165,7 +227,7 @@ static lm_code change_of(lm_lora *l, const char *name, size_t len, const char *s
         return rc;
     }
     *out = &l->change[l->n++];
-    **out = (change){ .name = full };
+    **out = (lm_lora_change){ .name = full };
     return LM_OK;
 }
 
@@ -180,13 +242,24 @@ static bool cut(const char *name, const char *end, size_t *len)
     return true;
 }
 
+static lm_code take(const lm_lora *l, const lm_st_tensor **place, const lm_st_tensor *t, lm_err *e)
+{
+    char one[LM_ST_SHOWN], other[LM_ST_SHOWN];
+
+    if (*place)
+        return lm_fail(e, LM_EFORMAT, l->path, NULL, "'%s' and '%s' are the same part of a module",
+                       lm_st_show((*place)->name, one), lm_st_show(t->name, other));
+    *place = t;
+    return LM_OK;
+}
+
 /* "lm_head.modules_to_save.weight" -> "lm_head.weight" */
 static lm_code replaced(lm_lora *l, const char *name, const lm_st_tensor *t, lm_err *e)
 {
     static const char *const inner[] = { ".modules_to_save.", ".base_layer.", ".original_module." };
     size_t len = strlen(name);
     const char *rest = "";
-    change *c = NULL;
+    lm_lora_change *c = NULL;
     lm_code rc;
 
     for (int i = 0; i < 3; i++) {
@@ -198,9 +271,7 @@ static lm_code replaced(lm_lora *l, const char *name, const lm_st_tensor *t, lm_
         }
     }
     rc = change_of(l, name, len, rest, &c, e);
-    if (!rc)
-        c->whole = t;
-    return rc;
+    return rc ? rc : take(l, &c->whole, t, e);
 }
 
 static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
@@ -208,7 +279,7 @@ static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
     static const char prefix[] = "base_model.model.";
     const char *name = t->name;
     char show[LM_ST_SHOWN];
-    change *c = NULL;
+    lm_lora_change *c = NULL;
     size_t len;
     lm_code rc;
 
@@ -219,28 +290,24 @@ static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
     if (!lm_dtype_is_float(t->dtype))
         return lm_fail(e, LM_EFORMAT, l->path, NULL, "tensor '%s' is %s", lm_st_show(name, show),
                        t->dtype_name);
-    if (strstr(name, "lora_magnitude_vector"))
-        return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
-                       "adapters with use_dora cannot be merged");
     if (cut(name, ".lora_A.weight", &len) || cut(name, ".lora_embedding_A", &len)) {
         rc = change_of(l, name, len, ".weight", &c, e);
-        if (!rc) {
-            c->a = t;
+        if (!rc)
             c->embedding = name[len + 6] == 'e';
-        }
-        return rc;
+        return rc ? rc : take(l, &c->a, t, e);
     }
     if (cut(name, ".lora_B.weight", &len) || cut(name, ".lora_embedding_B", &len)) {
         rc = change_of(l, name, len, ".weight", &c, e);
-        if (!rc)
-            c->b = t;
-        return rc;
+        return rc ? rc : take(l, &c->b, t, e);
+    }
+    if (cut(name, ".lora_magnitude_vector", &len) ||
+        cut(name, ".lora_magnitude_vector.weight", &len)) {
+        rc = change_of(l, name, len, ".weight", &c, e);
+        return rc ? rc : take(l, &c->magnitude, t, e);
     }
     if (cut(name, ".lora_B.bias", &len)) {
         rc = change_of(l, name, len, ".bias", &c, e);
-        if (!rc)
-            c->bias = t;
-        return rc;
+        return rc ? rc : take(l, &c->bias, t, e);
     }
     if (strstr(name, ".lora_"))
         return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
@@ -248,68 +315,116 @@ static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
     return replaced(l, name, t, e);
 }
 
-/* Every A has its B, of the same rank; the scale. */
-static lm_code check_pair(lm_lora *l, change *c, lm_err *e)
+/* The scale of a module's bias is that of its weight. */
+static lm_code check_bias(lm_lora *l, lm_lora_change *c, lm_err *e)
+{
+    char *weight = NULL;
+    int len = (int)strlen(c->name) - 5;
+    bool found = false;
+    lm_code rc = lm_asprintf(&weight, e, "%.*s.weight", len, c->name);
+
+    for (size_t i = 0; !rc && i < l->n && !found; i++) {
+        const lm_lora_change *w = &l->change[i];
+        char module[512];
+
+        found = w->a && !strcmp(w->name, weight);
+        snprintf(module, sizeof module, "%.*s", len < 511 ? len : 511, c->name);
+        if (found)
+            rc = find_scale(l, module, w->a->dim[0], &c->scale, e);
+    }
+    lm_free(weight);
+    if (!rc && (!found || c->whole))
+        rc = lm_fail(e, LM_EFORMAT, l->path, NULL, "'%.150s' has a lora_B.bias but %s", c->name,
+                     found ? "is replaced as a whole, too" : "its weight has no lora_A");
+    return rc;
+}
+
+/* Every A has its B, of the same rank, and with DoRA its magnitude; the scale. */
+static lm_code check_pair(lm_lora *l, lm_lora_change *c, lm_err *e)
 {
     char module[512];
     size_t len = strlen(c->name);
-    lm_code rc = LM_OK;
 
-    if (c->bias) { /* of the module's scale: that of its weight */
-        char *weight = NULL;
-
-        rc = lm_asprintf(&weight, e, "%.*s.weight", (int)(len - 5), c->name);
-        snprintf(module, sizeof module, "%.*s", (int)(len - 5 < 511 ? len - 5 : 511), c->name);
-        for (size_t i = 0; !rc && i < l->n; i++)
-            if (!strcmp(l->change[i].name, weight) && l->change[i].a)
-                rc = find_scale(l, module, l->change[i].a->dim[0], &c->scale, e);
-        lm_free(weight);
-        return rc;
-    }
-    if (!c->a && !c->b)
+    if (c->bias)
+        return check_bias(l, c, e);
+    if (!c->a && !c->b && !c->magnitude)
         return LM_OK;
     if (!c->a || !c->b)
-        return lm_fail(e, LM_EFORMAT, l->path, NULL, "'%.150s' has lora_%c but no lora_%c", c->name,
-                       c->a ? 'A' : 'B', c->a ? 'B' : 'A');
+        return lm_fail(e, LM_EFORMAT, l->path, NULL, "'%.150s' has %s but no lora_%c", c->name,
+                       c->a   ? "lora_A"
+                       : c->b ? "lora_B"
+                              : "a magnitude",
+                       c->a ? 'B' : 'A');
+    if (!c->magnitude != !l->dora)
+        return lm_fail(e, LM_EFORMAT, l->path, NULL,
+                       l->dora ? "use_dora is set, but '%.150s' has no lora_magnitude_vector"
+                               : "'%.150s' has a lora_magnitude_vector, but use_dora is not set",
+                       c->name);
     if (c->a->ndim != 2 || c->b->ndim != 2 || c->a->dim[0] != c->b->dim[1] || !c->a->dim[0])
         return lm_fail(e, LM_EFORMAT, l->path, NULL, "lora_A and lora_B of '%.150s' do not fit",
                        c->name);
+    if (c->magnitude && (c->magnitude->ndim != 1 || c->magnitude->dim[0] != c->b->dim[0]))
+        return lm_fail(e, LM_EFORMAT, l->path, NULL,
+                       "the magnitude of '%.150s' has %lld numbers for %lld outputs", c->name,
+                       (long long)c->magnitude->count, (long long)c->b->dim[0]);
     snprintf(module, sizeof module, "%.*s", (int)(len - 7 < 511 ? len - 7 : 511), c->name);
     return find_scale(l, module, c->a->dim[0], &c->scale, e);
 }
 
-static lm_code read_all(lm_lora *l, lm_err *e)
+static lm_code read_config(lm_lora *l, lm_err *e)
 {
-    char *file = NULL, *weights = NULL;
     const char *base = NULL;
-    lm_code rc = lm_path_join(&file, l->path, "adapter_config.json", e);
+    lm_code rc = check_kind(l, e);
 
-    if (!rc)
-        rc = lm_json_load(file, MAX_CONFIG, &l->config, e);
-    if (!rc && !json_is_object(l->config))
-        rc = lm_fail(e, LM_EFORMAT, file, NULL, "it is not a JSON object");
-    if (!rc)
-        rc = check_kind(l, e);
     if (!rc)
         rc = lm_json_bool_or(l->config, "fan_in_fan_out", false, &l->transposed, l->path, e);
     if (!rc)
+        rc = lm_json_bool_or(l->config, "use_dora", false, &l->dora, l->path, e);
+    if (!rc)
+        rc = check_pattern(l, "rank_pattern", true, e);
+    if (!rc)
+        rc = check_pattern(l, "alpha_pattern", false, e);
+    if (!rc)
         rc = lm_json_str_or(l->config, "base_model_name_or_path", NULL, &base, l->path, e);
-    if (!rc && base)
-        rc = lm_strdup(&l->base, base, e);
+    return !rc && base ? lm_strdup(&l->base, base, e) : rc;
+}
+
+/* The bytes of tensors that replace the base's: those of an .lmz are not mapped. */
+static lm_code hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e)
+{
+    lm_code rc;
+
+    if (!c->whole)
+        return LM_OK;
+    c->whole_data = lm_st_data(l->st, c->whole);
+    if (c->whole_data)
+        return LM_OK;
+    rc = lm_alloc_n(&c->kept, (size_t)c->whole->bytes, 1, "adapter", e);
     if (!rc)
-        rc = lm_path_join(&weights, l->path, "adapter_model.safetensors", e);
+        rc = lm_st_read(l->st, c->whole, 0, c->kept, (size_t)c->whole->bytes, e);
+    c->whole_data = c->kept;
+    return rc;
+}
+
+static lm_code read_all(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
+{
+    lm_code rc = open_files(l, o, e);
+
     if (!rc)
-        rc = lm_st_open(weights, &l->st, e);
+        rc = read_config(l, e);
     for (size_t i = 0; !rc && i < lm_st_count(l->st); i++)
         rc = sort_tensor(l, lm_st_at(l->st, i), e);
     for (size_t i = 0; !rc && i < l->n; i++)
         rc = check_pair(l, &l->change[i], e);
-    lm_free(file);
-    lm_free(weights);
+    for (size_t i = 0; !rc && i < l->n; i++)
+        rc = hold_whole(l, &l->change[i], e);
+    if (!rc && !l->n)
+        rc = lm_fail(e, LM_EFORMAT, l->path, "save the adapter again", "%s holds no tensors",
+                     weights_name);
     return rc;
 }
 
-lm_code lm_lora_open(const char *path, lm_lora **out, lm_err *e)
+lm_code lm_lora_open(const char *path, const lm_bundle_opts *o, lm_lora **out, lm_err *e)
 {
     lm_lora *l = NULL;
     lm_code rc = lm_alloc_n(&l, 1, sizeof *l, "adapter", e);
@@ -318,7 +433,7 @@ lm_code lm_lora_open(const char *path, lm_lora **out, lm_err *e)
     if (!rc)
         rc = lm_strdup(&l->path, path, e);
     if (!rc)
-        rc = read_all(l, e);
+        rc = read_all(l, o, e);
     if (rc) {
         lm_lora_close(l);
         return rc;
@@ -331,10 +446,13 @@ void lm_lora_close(lm_lora *l)
 {
     if (!l)
         return;
-    for (size_t i = 0; i < l->n; i++)
+    for (size_t i = 0; i < l->n; i++) {
         lm_free(l->change[i].name);
+        lm_free(l->change[i].kept);
+    }
     lm_free(l->change);
     lm_st_close(l->st);
+    lm_bundle_close(l->files);
     json_decref(l->config);
     lm_free(l->base);
     lm_free(l->path);
@@ -366,10 +484,29 @@ static const lm_st_tensor *find(const lm_model_source *base, const char *name)
     return t;
 }
 
-static bool fits(const lm_lora *l, const change *c)
+/* Is the base's matrix [in, out]?  In GPT-2 the module decides, as in PEFT: a Conv1D is, the head is
+ * not, whatever fan_in_fan_out says. */
+static bool is_turned(const lm_lora *l, const lm_lora_change *c, const lm_model_source *base)
+{
+    static const char *const conv1d[] = { "c_attn.weight", "c_proj.weight", "c_fc.weight" };
+    const char *type =
+        json_string_value(json_object_get(lm_model_source_config(base), "model_type"));
+    size_t len;
+
+    if (c->embedding)
+        return true;
+    if (!type || strcmp(type, "gpt2") != 0)
+        return l->transposed;
+    for (int i = 0; i < 3; i++)
+        if (cut(c->base->name, conv1d[i], &len))
+            return true;
+    return false;
+}
+
+static bool fits(const lm_lora_change *c)
 {
     const lm_st_tensor *t = c->base;
-    bool turned = c->embedding || l->transposed;
+    bool turned = c->turned;
 
     if (!lm_dtype_is_float(t->dtype))
         return false;
@@ -390,7 +527,7 @@ static bool fits(const lm_lora *l, const change *c)
 lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e)
 {
     for (size_t i = 0; i < l->n; i++) {
-        change *c = &l->change[i];
+        lm_lora_change *c = &l->change[i];
         char show[LM_ST_SHOWN];
 
         c->base = find(base, c->name);
@@ -398,7 +535,8 @@ lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e)
             return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model it was trained on",
                            "%.80s has no tensor '%s'", lm_model_source_path(base),
                            lm_st_show(c->name, show));
-        if (!fits(l, c))
+        c->turned = is_turned(l, c, base);
+        if (!fits(c))
             return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model it was trained on",
                            "it does not fit the shape of '%s' in %.80s", lm_st_show(c->name, show),
                            lm_model_source_path(base));
@@ -406,7 +544,7 @@ lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e)
     return LM_OK;
 }
 
-static const change *change_on(const lm_lora *l, const lm_st_tensor *t)
+const lm_lora_change *lm_lora_change_on(const lm_lora *l, const lm_st_tensor *t)
 {
     for (size_t i = 0; i < l->n; i++)
         if (l->change[i].base == t)
@@ -416,145 +554,15 @@ static const change *change_on(const lm_lora *l, const lm_st_tensor *t)
 
 lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t)
 {
-    const change *c = change_on(l, t);
+    const lm_lora_change *c = lm_lora_change_on(l, t);
 
     return !c ? LM_LORA_UNTOUCHED : c->whole && !c->a ? LM_LORA_REPLACED : LM_LORA_ADDED;
 }
 
 const lm_st_tensor *lm_lora_replacement(const lm_lora *l, const lm_st_tensor *t, const void **data)
 {
-    const change *c = change_on(l, t);
+    const lm_lora_change *c = lm_lora_change_on(l, t);
 
-    *data = lm_st_data(l->st, c->whole);
+    *data = c->whole_data;
     return c->whole;
-}
-
-/* ---- The sum ---- */
-
-lm_dtype lm_lora_dtype(lm_dtype of)
-{
-    return of == LM_DTYPE_F64 ? LM_DTYPE_F64 : LM_DTYPE_F32;
-}
-
-/* W' [n,m] = W + s L R, L [n,r], R [r,m]. */
-typedef struct {
-    const double *l, *r;
-    int64_t m, rank;
-    double scale;
-    const char *w;
-    lm_dtype from, into; /* of w, of the base's tensor */
-    char *out;
-} sum;
-
-/* To F32 so that a later rounding to fewer bits sees which side of a tie the sum was on: what is
- * not exact gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly rounded
- * sums", 2008). */
-static float round_odd(double d)
-{
-    float f = (float)d;
-    uint32_t u;
-
-    if (isnan(d) || (double)f == d)
-        return f;
-    memcpy(&u, &f, 4);
-    return u & 1 ? f : nextafterf(f, (double)f < d ? INFINITY : -INFINITY);
-}
-
-static void store(const sum *s, int64_t at, int64_t n, const double *v)
-{
-    double *d = (double *)(void *)s->out + at;
-    float *f = (float *)(void *)s->out + at;
-
-    for (int64_t j = 0; j < n; j++) {
-        if (s->into == LM_DTYPE_F64)
-            d[j] = v[j];
-        else
-            f[j] = s->into == LM_DTYPE_F32 ? (float)v[j] : round_odd(v[j]);
-    }
-}
-
-static void rows(void *ctx, int64_t begin, int64_t end, int worker)
-{
-    const sum *s = ctx;
-    double w[SPAN], acc[SPAN];
-    size_t size = lm_dtype_size(s->from);
-
-    (void)worker;
-    for (int64_t i = begin; i < end; i++) {
-        for (int64_t j = 0; j < s->m; j += SPAN) {
-            int64_t n = s->m - j < SPAN ? s->m - j : SPAN, at = i * s->m + j;
-
-            memset(acc, 0, sizeof acc);
-            for (int64_t k = 0; k < s->rank; k++) {
-                const double *r = s->r + k * s->m + j;
-                double c = s->l[i * s->rank + k];
-
-                for (int64_t x = 0; x < n; x++)
-                    acc[x] += c * r[x];
-            }
-            lm_convert(s->from, s->w + (size_t)at * size, LM_DTYPE_F64, w, n);
-            for (int64_t x = 0; x < n; x++)
-                acc[x] = w[x] + s->scale * acc[x];
-            store(s, at, n, acc);
-        }
-    }
-}
-
-/* A tensor [rows, cols] of the adapter as doubles, turned when asked. */
-static lm_code load(const lm_lora *l, const lm_st_tensor *t, bool turn, double **out, lm_err *e)
-{
-    double *v = NULL, *turned = NULL;
-    lm_code rc = lm_alloc_n(&v, (size_t)t->count, sizeof *v, "adapter", e);
-
-    if (!rc)
-        rc = lm_st_load(l->st, t, LM_DTYPE_F64, v, e);
-    if (!rc && turn) {
-        rc = lm_alloc_n(&turned, (size_t)t->count, sizeof *v, "adapter", e);
-        for (int64_t i = 0; !rc && i < t->dim[0]; i++)
-            for (int64_t j = 0; j < t->dim[1]; j++)
-                turned[j * t->dim[0] + i] = v[i * t->dim[1] + j];
-        lm_free(v);
-        v = turned;
-    }
-    if (rc) {
-        lm_free(v);
-        v = NULL;
-    }
-    *out = v;
-    return rc;
-}
-
-lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void *out, lm_par *par,
-                    lm_err *e)
-{
-    const change *c = change_on(l, t);
-    bool turned = c->embedding || l->transposed;
-    double *left = NULL, *right = NULL, one = 1;
-    sum s = { .scale = c->scale, .w = w, .from = t->dtype, .into = t->dtype, .out = out };
-    lm_code rc;
-
-    if (c->whole) { /* peft saves the embedding that it adapts */
-        s.w = lm_st_data(l->st, c->whole);
-        s.from = c->whole->dtype;
-    }
-
-    if (c->bias) { /* one row: 1 x bias */
-        rc = load(l, c->bias, false, &right, e);
-        s.l = &one;
-        s.rank = 1;
-        s.m = t->count;
-    } else {
-        rc = load(l, turned ? c->a : c->b, turned, &left, e);
-        if (!rc)
-            rc = load(l, turned ? c->b : c->a, turned, &right, e);
-        s.l = left;
-        s.rank = c->a->dim[0];
-        s.m = t->dim[1];
-    }
-    s.r = right;
-    if (!rc && t->count)
-        lm_par_for(par, t->count / s.m, s.m < 65536 ? 65536 / s.m : 1, rows, &s);
-    lm_free(left);
-    lm_free(right);
-    return rc;
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.h -- a PEFT folder with low-rank adapters, merged into the tensors of its base as they are
- * read.
+/* lora.h -- a PEFT folder with low-rank adapters (or the same in a tar or an .lmz), merged into the
+ * tensors of its base as they are read.
  *
  * W' = W + s B A, s = lora_alpha / r, with use_rslora lora_alpha / sqrt(r); r and alpha of a module
  * by rank_pattern and alpha_pattern.  A [r,in], B [out,r]; transposed where fan_in_fan_out says
- * that W is [in,out], and for embeddings (lora_embedding_A [r,V], _B [H,r], W [V,H]).  A module's
+ * that W is [in,out] (in GPT-2 the module decides), and for embeddings (lora_embedding_A [r,V], _B [H,r], W [V,H]).  A module's
  * bias gets s times lora_B.bias; modules_to_save and trained biases replace the base's tensors.
- * Source: huggingface/peft tuners/lora.  DoRA, other kinds of adapters and tensors that belong to
- * no module of the base are errors.
+ * With use_dora (arXiv:2402.09353) each output o of W' is brought to its magnitude: m_o W'_o / |W'_o|,
+ * the norm over the inputs (over the tokens in an embedding).  Source: huggingface/peft tuners/lora.
+ * Other kinds of adapters and tensors that belong to no module of the base are errors.
  *
  * The sum is made in FP64.  Into a 16-bit W it gives F32 rounded to odd, so that the rounding of
  * the result to 16 bits is the only one; into an F32 W it gives F32, one rounding. */
@@ -22,11 +23,11 @@
 
 typedef struct lm_lora lm_lora;
 
-/* True if `path` is a folder with adapter_config.json. */
-bool lm_lora_is(const char *path);
-/* Read configuration and headers.  Fails: LM_EUSAGE for a kind that cannot be merged, LM_EFORMAT,
+/* True if `path` is a folder or an archive with adapter_config.json; false for streams. */
+bool lm_lora_is(const char *path, const lm_bundle_opts *o);
+/* Read configuration and headers; `o` may be NULL.  Fails: LM_EUSAGE for a kind that cannot be merged, LM_EFORMAT,
  * LM_EIO. */
-lm_code lm_lora_open(const char *path, lm_lora **out, lm_err *e);
+lm_code lm_lora_open(const char *path, const lm_bundle_opts *o, lm_lora **out, lm_err *e);
 void lm_lora_close(lm_lora *l);
 const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if not said */
 /* Find the tensors of `base` that the adapter changes and check every shape.  Fails: LM_EFORMAT

@@ -53,7 +53,8 @@ int64_t lm_plan_rows(const lm_merge_model *m)
 
 /* The model that an adapter alone is merged into: the one it names when that is here, else the
  * base of the merge. */
-static lm_code base_of_lora(const lm_merge_plan *p, int i, const char **path, lm_err *e)
+static lm_code base_of_lora(const lm_merge_plan *p, int i, const lm_merge_plan_opts *o,
+                            const char **path, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
     const char *named = lm_lora_base(p->model[i].lora);
@@ -61,7 +62,7 @@ static lm_code base_of_lora(const lm_merge_plan *p, int i, const char **path, lm
     *path = NULL;
     if (named && *named && lm_path_exists(named))
         *path = named;
-    else if (r->base >= 0 && r->base != i && !lm_lora_is(r->input[r->base].path))
+    else if (r->base >= 0 && r->base != i && !lm_lora_is(r->input[r->base].path, o->bundle))
         *path = r->input[r->base].path;
     if (*path)
         return LM_OK;
@@ -97,12 +98,12 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
     lm_code rc = LM_OK;
 
     m->name = in->name;
-    if (!lora && lm_lora_is(in->path))
+    if (!lora && lm_lora_is(in->path, o->bundle))
         lora = in->path;
     if (lora)
-        rc = lm_lora_open(lora, &m->lora, e);
+        rc = lm_lora_open(lora, o->bundle, &m->lora, e);
     if (!rc && lora && !in->lora)
-        rc = base_of_lora(p, i, &path, e);
+        rc = base_of_lora(p, i, o, &path, e);
     if (!rc)
         rc = open_source(p, i, path, o, e);
     if (!rc && m->lora)
@@ -217,10 +218,17 @@ static lm_code digest_input(lm_merge_plan *p, int i, lm_err *e)
 
     if (rc || !m->digest)
         return rc;
-    if (lora)
+    if (lora && !strcmp(lora, "-")) { /* a stream is not read twice */
+        m->digest = 0;
+        return LM_OK;
+    }
+    if (lora && !lm_path_is_dir(lora)) {
+        rc = mix_file(lora, NULL, &m->digest, e);
+    } else if (lora) {
         rc = mix_file(lora, "adapter_config.json", &m->digest, e);
-    if (!rc && lora)
-        rc = mix_file(lora, "adapter_model.safetensors", &m->digest, e);
+        if (!rc)
+            rc = mix_file(lora, "adapter_model.safetensors", &m->digest, e);
+    }
     if (!rc && in->fisher)
         rc = mix_file(in->fisher, NULL, &m->digest, e);
     if (!rc && in->gram)

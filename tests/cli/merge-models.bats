@@ -102,7 +102,26 @@ YAML
     run inspect-model --json --only '*layers.0.self_attn.q_proj*' base/ a/
     [[ "$output" == *'"differing":1024'* ]]
     sed -i 's/"r": 1/"r": 1, "use_dora": true/' adapter/adapter_config.json
-    refused 2 "adapters with use_dora cannot be merged" merge-models -m passthrough base/+adapter/ -o bad
+    refused 1 "use_dora is set, but 'model.layers.0.self_attn.q_proj.weight' has no lora_magnitude_vector" \
+        merge-models -m passthrough base/+adapter/ -o bad
+}
+
+@test "merge-models: an adapter in a tar, compressed or not, in an .lmz and on standard input" {
+    merge-models -q -m passthrough base/+adapter -o want/
+    tar -cf a.tar adapter
+    tar -czf a.tgz adapter
+    compress-ckpt -q adapter -o a.lmz
+    for a in a.tar a.tgz a.lmz; do
+        merge-models -q -f -m passthrough base/+$a -o out/
+        same want/ out/
+        merge-models -q -f -m passthrough $a -o out/ # its base_model_name_or_path
+        same want/ out/
+    done
+    merge-models -q -f -m passthrough base/+- -o out/ < a.tgz
+    same want/ out/
+    mkdir pickle none && cp adapter/adapter_config.json pickle/ && : > pickle/adapter_model.bin
+    refused 2 "adapter_model.bin is a pickle of Python, which is not read: save it with" merge-models -m passthrough base/+pickle -o bad
+    refused 2 "it has no adapter_config.json" merge-models -m passthrough base/+none -o bad
 }
 
 @test "merge-models: --dry-run shows weights and the bound, and writes nothing" {

@@ -64,6 +64,10 @@ def main():
         case(tmp, "gpt2", gpt2(), LoraConfig(r=4, lora_alpha=8, fan_in_fan_out=True,
                                              target_modules=["c_attn", "c_fc", "mlp.c_proj"]))
         case(tmp, "embedding", llama(), LoraConfig(r=2, lora_alpha=3, target_modules=["embed_tokens", "k_proj"]))
+        case(tmp, "dora", llama(), LoraConfig(r=4, lora_alpha=6, use_dora=True,
+                                              target_modules=["q_proj", "down_proj", "embed_tokens"]))
+        case(tmp, "dora-gpt2", gpt2(), LoraConfig(r=4, lora_alpha=8, use_dora=True, fan_in_fan_out=True,
+                                                  target_modules=["c_attn", "mlp.c_proj"]))
         case(tmp, "saved", llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
     print(f"1..{count}")
     return failed != 0

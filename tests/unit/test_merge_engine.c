@@ -179,6 +179,7 @@ static void fisher(void **state)
 
 enum { RANK = 2 };
 static double rows_of_a[RANK]; /* not 0: A has these in its rows, B is 1 */
+static bool put_magnitude;     /* DoRA's, for each output */
 
 static void put_lora(const char *dir, const char *config, const char *module, bool turned)
 {
@@ -192,18 +193,24 @@ static void put_lora(const char *dir, const char *config, const char *module, bo
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);
     mm_put(path, config);
     assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
-    snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
-    assert_int_equal(lm_st_plan_add(p, name, LM_DTYPE_F32, 2, a, &e), LM_OK);
-    snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
-    assert_int_equal(lm_st_plan_add(p, name, LM_DTYPE_F32, 2, b, &e), LM_OK);
+    if (module) {
+        snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+        assert_int_equal(lm_st_plan_add(p, name, LM_DTYPE_F32, 2, a, &e), LM_OK);
+        snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
+        assert_int_equal(lm_st_plan_add(p, name, LM_DTYPE_F32, 2, b, &e), LM_OK);
+    }
+    if (put_magnitude) {
+        snprintf(name, sizeof name, "base_model.model.%s.lora_magnitude_vector", module);
+        assert_int_equal(lm_st_plan_add(p, name, LM_DTYPE_F32, 1, b, &e), LM_OK);
+    }
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir);
     assert_int_equal(lm_st_create(path, true, p, &w, &e), LM_OK);
     for (const lm_st_tensor *t; (t = lm_st_next(w)) != NULL;) {
         double v[256];
         for (int64_t i = 0; i < t->count; i++)
-            v[i] = !rows_of_a[0]          ? mm_value(9, t->name, i)
-                   : strstr(t->name, "A") ? rows_of_a[i / t->dim[1]]
-                                          : 1;
+            v[i] = !rows_of_a[0]           ? mm_value(9, t->name, i)
+                   : strstr(t->name, "_A") ? rows_of_a[i / t->dim[1]]
+                                           : 1;
         assert_int_equal(lm_st_write_as(w, LM_DTYPE_F64, v, t->count, &e), LM_OK);
     }
     assert_int_equal(lm_st_commit(w, &e), LM_OK);
@@ -304,6 +311,48 @@ static void lora_turned(void **state)
         assert_true(o[i] == (float)(b[i] + delta(2, i % COLS, i / COLS, ROWS)));
 }
 
+/* Each output of W + s B A has the length that its magnitude says, and the direction of the sum. */
+static void dora_of(bool turned)
+{
+    char config[160], name[160];
+    double b[1024], o[1024];
+    int64_t outs = turned ? COLS : ROWS, ins = turned ? ROWS : COLS;
+
+    snprintf(config, sizeof config,
+             "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4, \"use_dora\": true, "
+             "\"fan_in_fan_out\": %s}",
+             turned ? "true" : "false");
+    put_magnitude = true;
+    put_lora("l", config, "model.layers.1.mlp.up_proj", turned);
+    put_magnitude = false;
+    snprintf(name, sizeof name,
+             "base_model.model.model.layers.1.mlp.up_proj.lora_magnitude_vector");
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+l")), "o", 2);
+    mm_load("o", up1, o);
+    mm_load("b", up1, b);
+    for (int64_t i = 0; i < outs; i++) {
+        double squares = 0, m = (float)mm_value(9, name, i);
+
+        for (int64_t k = 0; k < ins; k++) {
+            double w = b[turned ? k * COLS + i : i * COLS + k] + delta(2, i, k, ins);
+            squares += w * w;
+        }
+        for (int64_t k = 0; k < ins; k++) {
+            int64_t at = turned ? k * COLS + i : i * COLS + k;
+            double want = m / sqrt(squares) * (b[at] + delta(2, i, k, ins));
+            assert_true(fabs(o[at] - want) <= 1e-7 * fabs(want));
+        }
+    }
+}
+
+static void lora_dora(void **state)
+{
+    (void)state;
+    mm_model("b", 1, NULL);
+    dora_of(false);
+    dora_of(true);
+}
+
 static void no_lora(const char *config, const char *module, const char *what)
 {
     lm_merge_recipe *r;
@@ -334,6 +383,18 @@ static void bad_loras(void **state)
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", "model.norm", "it does not fit the shape");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"(\": 2}}", up,
             "'(' is no regular expression");
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": [2]}", up,
+            "rank_pattern is no object");
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"alpha_pattern\": \"q_proj\"}", up,
+            "alpha_pattern is no object");
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"down_proj\": 1.5}}", up,
+            "'down_proj' is 1.5, no rank");
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"down_proj\": \"2\"}}", up,
+            "the value of 'down_proj' is no number");
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", NULL, "holds no tensors");
+    put_magnitude = true;
+    no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", up, "but use_dora is not set");
+    put_magnitude = false;
 }
 
 /* Nothing is left when the output cannot be written or an input ends early. */
@@ -373,6 +434,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(lora_rounds_once, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_tie, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_turned, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(lora_dora, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(bad_loras, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(half, mm_enter, mm_leave),
     };
