@@ -42,8 +42,9 @@ typedef struct {
     const lm_history_step *step;  /* tool, version, arguments; inputs are added here */
 } lm_merge_write_opts;
 
-/* The whole model.  Ends early and writes nothing when lm_stopping().  Fails: whatever sources,
- * method or output report; nothing is left then. */
+/* The whole model.  Ends early and writes nothing when lm_stopping().  Fails: LM_ENUMERIC naming the
+ * tensor when a merged number is a NaN or an infinity (tensors that are copied keep theirs); whatever
+ * sources, method or output report; nothing is left then. */
 lm_code lm_merge_write(lm_merge_engine *g, const lm_merge_write_opts *o, lm_err *e);
 
 #endif

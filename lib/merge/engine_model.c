@@ -10,6 +10,7 @@
 #include "merge/chat.h"
 #include "merge/engine_impl.h"
 #include "merge/engine_write.h"
+#include "merge/finite.h"
 #include "merge/plan_impl.h"
 
 enum {
@@ -289,6 +290,41 @@ static lm_code copy_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
     return rc;
 }
 
+/* Is element `at` of the result not finite because an operand is not, or because the method or the
+ * type made it so?  Elements from `from` on are what the operands show now. */
+static lm_code blame(job *j, const lm_merge_tensor *t, int64_t from, int64_t n, int64_t at,
+                     double v, lm_err *e)
+{
+    const lm_merge_engine *g = j->g;
+
+    for (int k = t->base ? 0 : 1; k <= t->n_models; k++) {
+        const lm_merge_operand *o = &g->operand[k];
+        const lm_merge_ref *ref = k ? &t->model[k - 1] : t->base;
+        int64_t bad = o->param[LM_MERGE_WEIGHT] == 0
+                          ? -1
+                          : lm_merge_first_bad(o->dtype, o->data, n, false, g->par);
+
+        if (bad >= 0)
+            return lm_fail(e, LM_ENUMERIC, t->name,
+                           "inspect-model --stats shows which weights are not finite",
+                           "element %lld is %g in %.100s", (long long)(from + bad),
+                           lm_get(o->dtype, o->data, bad), g->plan->model[ref->input].name);
+    }
+    return lm_fail(e, LM_ENUMERIC, t->name,
+                   lm_dtype_size(t->dtype) < 4 ? "choose a type of wider range with --dtype"
+                                               : "change the weights",
+                   "element %lld becomes %g in %s", (long long)at, v, lm_dtype_name(t->dtype));
+}
+
+/* No number of the merged part [at, at + n) is a NaN or an infinity. */
+static lm_code check_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t n, const void *out,
+                          lm_err *e)
+{
+    int64_t bad = lm_merge_first_bad(t->dtype, out, n, false, j->g->par);
+
+    return bad < 0 ? LM_OK : blame(j, t, at, n, at + bad, lm_get(t->dtype, out, bad), e);
+}
+
 /* One part is written while the next is made. */
 static lm_code merge_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t n, lm_err *e)
 {
@@ -298,6 +334,8 @@ static lm_code merge_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t 
 
     if (!rc)
         rc = lm_engine_part(j->g, t, at, n, NULL, t->dtype, out->data, e);
+    if (!rc)
+        rc = check_part(j, t, at, n, out->data, e);
     if (!rc)
         rc = lm_merge_writer_submit(&j->writer, out->data, bytes, e);
     j->turn = 1 - j->turn;

@@ -16,7 +16,8 @@
  * largest of a tensor are exact, and of equal ones the lower flat index wins.  A NaN or an infinity
  * stays where it is in its model: it goes on into that element of the result, counts as the largest
  * there is where magnitudes are ranked, and makes a sum over the tensor (an angle, an L1 norm) NaN,
- * which is warned of.  A model of weight zero is not looked at. */
+ * which is warned of; lm_merge_write refuses such a result.  A model of weight zero is not looked at.
+ * Importances and Gram matrices must be finite: LM_ENUMERIC. */
 #ifndef LM_MERGE_METHOD_H
 #define LM_MERGE_METHOD_H
 
@@ -80,8 +81,9 @@ typedef struct {
     lm_dtype dtype;
     double param[LM_MERGE_PARAMS]; /* those of models; NAN elsewhere */
     /* Side data where the method asks for it: Fisher: F32, one value (per-tensor importance) or
-     * count values; RegMean: the Gram matrix X'X of the layer's inputs, F32 or F64 [in, in].  NULL
-     * with a count of 0: absent, the tensor is averaged. */
+     * count values, none below 0; RegMean: the Gram matrix X'X of the layer's inputs, F32 or F64
+     * [in, in], symmetric.  NULL with a count of 0, for all models alike: absent, the tensor is
+     * averaged. */
     const void *extra;
     lm_dtype extra_dtype;
     int64_t extra_count;

@@ -12,6 +12,7 @@
 
 #include "merge/blocks.h"
 #include "merge/entries.h"
+#include "merge/finite.h"
 
 enum { PANEL = 96, SLICE = 64 };
 
@@ -147,6 +148,68 @@ static void solve_panel(void *ctx, int64_t begin, int64_t end, int worker)
     store_panel(t, begin, end - begin, p);
 }
 
+/* ---- What a Gram matrix must be ---- */
+
+typedef struct {
+    const lm_merge_operand *of;
+    int64_t in, row; /* the first row that is not its column, or whose sum of squares is below 0 */
+} symmetry;
+
+static double gram_at(const symmetry *s, int64_t i, int64_t k)
+{
+    return lm_get(s->of->extra_dtype, s->of->extra, i * s->in + k);
+}
+
+/* Sums in another order differ in their last bits, other numbers by more. */
+static bool is_row(const symmetry *s, int64_t i)
+{
+    double own = gram_at(s, i, i);
+    if (own < 0)
+        return false;
+    for (int64_t k = i + 1; k < s->in; k++) {
+        double size = own + fabs(gram_at(s, k, k));
+        if (fabs(gram_at(s, i, k) - gram_at(s, k, i)) > 1e-3 * size)
+            return false;
+    }
+    return true;
+}
+
+static void look_at_rows(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    symmetry *s = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first = __atomic_load_n(&s->row, __ATOMIC_RELAXED);
+        if (first <= i)
+            return;
+        if (is_row(s, i))
+            continue;
+        while (i < first && !__atomic_compare_exchange_n(&s->row, &first, i, false,
+                                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            ;
+        return;
+    }
+}
+
+static lm_code check_gram(const regmean_task *t, int i, lm_err *e)
+{
+    const lm_merge_job *j = t->job;
+    const lm_merge_operand *o = &j->model[i];
+    symmetry s = { o, t->in, t->in };
+    int64_t bad = lm_merge_first_bad(o->extra_dtype, o->extra, o->extra_count, false, j->par);
+    if (bad >= 0)
+        return lm_fail(e, LM_ENUMERIC, j->name, "take it again",
+                       "element [%lld,%lld] of the Gram matrix of model %d is %g",
+                       (long long)(bad / t->in), (long long)(bad % t->in), i + 1,
+                       lm_get(o->extra_dtype, o->extra, bad));
+    lm_par_for(j->par, t->in, 16, look_at_rows, &s);
+    if (s.row < t->in)
+        return lm_fail(e, LM_EFORMAT, j->name, "give X'X of the layer's inputs X",
+                       "row %lld of the matrix of model %d is that of no Gram matrix",
+                       (long long)s.row, i + 1);
+    return LM_OK;
+}
+
 static lm_code factor(const regmean_task *t, lm_err *e)
 {
     int in = (int)t->in, info;
@@ -190,6 +253,9 @@ static lm_code regmean(const lm_merge_job *j, lm_err *e)
         return average(j);
     openblas_set_num_threads(1);
     lay_out(&t, j, lm_par_threads(j->par));
+    for (int i = 0; i < j->n_models; i++)
+        if (check_gram(&t, i, e))
+            return e->code;
     lm_par_for(j->par, t.in, SLICE, add_rows, &t);
     if (factor(&t, e))
         return e->code;

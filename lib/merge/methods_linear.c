@@ -3,6 +3,7 @@
  * arithmetic, passthrough, Fisher. */
 #include "merge/blocks.h"
 #include "merge/entries.h"
+#include "merge/finite.h"
 
 static size_t sum_work(const lm_merge_job *j, int threads)
 {
@@ -80,7 +81,7 @@ static size_t fisher_work(const lm_merge_job *j, int threads)
     return s.used;
 }
 
-/* Numerator and denominator side by side; a model without importance counts as 1. */
+/* Numerator and denominator side by side; a tensor without importances has 1 for every model. */
 static void fisher_block(const lm_merge_walk *w, int64_t at, int64_t n, void *cells, double *sums)
 {
     const lm_merge_job *j = w->job;
@@ -113,6 +114,25 @@ static void fisher_block(const lm_merge_walk *w, int64_t at, int64_t n, void *ce
     b->store(j->out_dtype, j->out, at, over, n);
 }
 
+/* A mean of squared gradients: finite, and not below 0. */
+static lm_code check_importance(const lm_merge_job *j, int i, lm_err *e)
+{
+    const lm_merge_operand *o = &j->model[i];
+    int64_t bad;
+    double v;
+    if (o->extra_count && o->extra_count != 1 && o->extra_count != j->count)
+        return lm_fail(e, LM_EFORMAT, j->name, "give one value, or one for each element",
+                       "model %d has %lld values of importance for %lld elements", i + 1,
+                       (long long)o->extra_count, (long long)j->count);
+    bad = lm_merge_first_bad(o->extra_dtype, o->extra, o->extra_count, true, j->par);
+    if (bad < 0)
+        return LM_OK;
+    v = lm_get(o->extra_dtype, o->extra, bad);
+    return lm_fail(e, isfinite(v) ? LM_EFORMAT : LM_ENUMERIC, j->name,
+                   "take it again: it is a mean of squared gradients",
+                   "importance %lld of model %d is %g", (long long)bad, i + 1, v);
+}
+
 static lm_code fisher(const lm_merge_job *j, lm_err *e)
 {
     lm_merge_walk w = { .job = j,
@@ -120,13 +140,11 @@ static lm_code fisher(const lm_merge_job *j, lm_err *e)
                         .block = fisher_block,
                         .cells = j->work,
                         .rows = FISHER_ROWS };
-    int used = 0, last = 0;
+    int used = 0, last = 0, given = 0;
     for (int i = 0; i < j->n_models; i++) {
-        const lm_merge_operand *o = &j->model[i];
-        if (o->extra && o->extra_count != 1 && o->extra_count != j->count)
-            return lm_fail(e, LM_EFORMAT, j->name, "give one value, or one for each element",
-                           "model %d has %lld values of importance for %lld elements", i + 1,
-                           (long long)o->extra_count, (long long)j->count);
+        if (check_importance(j, i, e))
+            return e->code;
+        given += j->model[i].extra_count > 0;
         if (lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]) != 0) {
             used++;
             last = i;
@@ -134,6 +152,9 @@ static lm_code fisher(const lm_merge_job *j, lm_err *e)
     }
     if (!used)
         return lm_fail(e, LM_EUSAGE, j->name, "change one", "all weights are 0");
+    if (given && given < j->n_models)
+        return lm_fail(e, LM_EFORMAT, j->name, "give those of every model",
+                       "%d of %d models have importances", given, j->n_models);
     if (used == 1)
         lm_merge_copy(j, &j->model[last]);
     else

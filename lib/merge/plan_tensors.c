@@ -265,6 +265,25 @@ static lm_code check_extra(const lm_merge_plan *p, const lm_merge_ref *r, const 
                    "side data of '%s' is %s", lm_st_show(t->name, show), sx);
 }
 
+/* Side data of a tensor is that of all models, or of none: then the tensor is averaged. */
+static lm_code check_extras(const lm_merge_plan *p, const lm_merge_tensor *t, lm_err *e)
+{
+    const lm_merge_ref *has = NULL, *lacks = NULL;
+    char show[LM_ST_SHOWN];
+    lm_code rc = LM_OK;
+
+    for (int k = 0; !rc && k < t->n_models; k++) {
+        *(t->model[k].extra ? &has : &lacks) = &t->model[k];
+        rc = check_extra(p, &t->model[k], t, e);
+    }
+    if (rc || !has || !lacks)
+        return rc;
+    return lm_fail(e, LM_EUSAGE, p->model[lacks->input].name,
+                   "give it for every model, or for none",
+                   "its side data has no tensor '%s', that of %.80s has", lm_st_show(t->name, show),
+                   p->model[has->input].name);
+}
+
 /* All refs of a tensor: base, then models. */
 static lm_code gather(lm_merge_plan *p, const wanted *w, lm_merge_tensor *t, lm_err *e)
 {
@@ -363,8 +382,8 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     for (int k = 0; !rc && k < t->n_models; k++)
         if (&t->model[k] != first)
             rc = check_alike(p, first, &t->model[k], t->table, e);
-    for (int k = 0; !rc && k < t->n_models; k++)
-        rc = check_extra(p, &t->model[k], t, e);
+    if (!rc)
+        rc = check_extras(p, t, e);
     if (rc)
         return rc;
     if (t->table && x->ndim) {
@@ -553,10 +572,31 @@ static lm_code plain(lm_merge_plan *p, size_t *cap, lm_err *e)
     return rc;
 }
 
+/* Every tensor of a file of side data is one of its model: another name would be passed over. */
+static lm_code check_names(const lm_merge_model *m, const lm_st *side, lm_err *e)
+{
+    for (size_t i = 0; side && i < lm_st_count(side); i++) {
+        const char *name = lm_st_at(side, i)->name;
+        char show[LM_ST_SHOWN];
+
+        if (!find(m, name))
+            return lm_fail(e, LM_EUSAGE, lm_st_path(side), "name its tensors as the model does",
+                           "%.80s has no tensor '%s'", m->name, lm_st_show(name, show));
+    }
+    return LM_OK;
+}
+
 lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e)
 {
     size_t cap = 0;
-    lm_code rc = p->recipe->sliced ? stacked(p, &cap, e) : plain(p, &cap, e);
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && i < p->recipe->n_inputs; i++) {
+        rc = check_names(&p->model[i], p->model[i].fisher, e);
+        rc = rc ? rc : check_names(&p->model[i], p->model[i].gram, e);
+    }
+    if (!rc)
+        rc = p->recipe->sliced ? stacked(p, &cap, e) : plain(p, &cap, e);
 
     if (!rc && !p->n)
         rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, NULL, "it has no tensors");

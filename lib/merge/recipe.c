@@ -377,20 +377,35 @@ static lm_code check_slice(const lm_merge_recipe *r, const lm_merge_slice *s, lm
     return rc ? rc : check_required(r, s, base, e);
 }
 
+/* Side data belongs to a method, and the method needs that of every model. */
+static lm_code check_extra(const lm_merge_recipe *r, int i, lm_err *e)
+{
+    const lm_merge_input *in = &r->input[i];
+    bool fisher = r->method->extra == LM_EXTRA_FISHER, gram = r->method->extra == LM_EXTRA_GRAM;
+
+    if (in->fisher && !fisher)
+        return lm_fail(e, LM_EUSAGE, in->name, "use it with method fisher",
+                       "method %s reads no Fisher information", r->method->name);
+    if (in->gram && !gram)
+        return lm_fail(e, LM_EUSAGE, in->name, "use it with method regmean",
+                       "method %s reads no Gram matrices", r->method->name);
+    if (fisher && !in->fisher && is_model(r, i))
+        return lm_fail(e, LM_EUSAGE, in->name, "write MODEL:fisher=FILE on the command line",
+                       "method fisher needs the importances of every model");
+    if (gram && !in->gram && is_model(r, i))
+        return lm_fail(e, LM_EUSAGE, in->name, "write MODEL:gram=FILE on the command line",
+                       "method regmean needs the Gram matrices of every model");
+    return LM_OK;
+}
+
 lm_code lm_merge_recipe_check(const lm_merge_recipe *r, lm_err *e)
 {
     lm_code rc = LM_OK;
 
     for (int s = 0; !rc && s < r->n_slices; s++)
         rc = check_slice(r, &r->slice[s], e);
-    for (int i = 0; !rc && i < r->n_inputs; i++) {
-        if (r->input[i].fisher && r->method->extra != LM_EXTRA_FISHER)
-            rc = lm_fail(e, LM_EUSAGE, r->input[i].name, "use it with method fisher",
-                         "method %s reads no Fisher information", r->method->name);
-        else if (r->input[i].gram && r->method->extra != LM_EXTRA_GRAM)
-            rc = lm_fail(e, LM_EUSAGE, r->input[i].name, "use it with method regmean",
-                         "method %s reads no Gram matrices", r->method->name);
-    }
+    for (int i = 0; !rc && i < r->n_inputs; i++)
+        rc = check_extra(r, i, e);
     return rc;
 }
 

@@ -72,6 +72,11 @@ static const char *settings_of(const char *operand)
     return NULL;
 }
 
+static lm_code twice(const char *name, const char *operand, lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, operand, "give it once", "%s is given twice for this model", name);
+}
+
 /* One "key=value" of an operand. */
 static lm_code read_setting(lm_merge_recipe *r, lm_merge_source *s, const char *key, size_t key_len,
                             const char *value, size_t len, const char *operand, lm_err *e)
@@ -83,11 +88,15 @@ static lm_code read_setting(lm_merge_recipe *r, lm_merge_source *s, const char *
     snprintf(name, sizeof name, "%.*s", key_len < 39 ? (int)key_len : 39, key);
     if (!len)
         return lm_fail(e, LM_EUSAGE, operand, NULL, "%s: a value is missing", name);
-    if (!strcmp(name, "fisher"))
-        return lm_recipe_text(r, value, len, &r->input[s->input].fisher, e);
-    if (!strcmp(name, "gram"))
-        return lm_recipe_text(r, value, len, &r->input[s->input].gram, e);
+    if (!strcmp(name, "fisher") || !strcmp(name, "gram")) {
+        lm_merge_input *in = &r->input[s->input];
+        const char **file = *name == 'f' ? &in->fisher : &in->gram;
+
+        return *file ? twice(name, operand, e) : lm_recipe_text(r, value, len, file, e);
+    }
     rc = lm_recipe_takes(r, name, operand, &p, e);
+    if (!rc && s->set.param[p].n)
+        return twice(name, operand, e);
     if (!rc && !lm_merge_params[p].per_model)
         rc = lm_fail(e, LM_EUSAGE, operand, "give it as an option", "%s is not of one model", name);
     return rc ? rc : read_value(r, (lm_merge_param)p, value, len, operand, &s->set.param[p], e);

@@ -210,15 +210,19 @@ static void fisher(void **state)
     (void)state;
     FOR_CASES(c, 3, want)
     {
-        float *f = room((size_t)c->job.count, sizeof *f), one = 0.25f;
+        float *f = room((size_t)c->job.count, sizeof *f), one = 0.25f, two = 2, bad = -1;
+        lm_err e = { 0 };
         for (int64_t k = 0; k < c->job.count; k++)
             f[k] = (float)fabs(c->x[1][k] - c->b[k]) * (k % 3 != 0);
         c->model[0].extra = f;
         c->model[0].extra_count = c->job.count;
         c->model[1].extra = &one;
         c->model[1].extra_count = 1;
-        c->model[0].extra_dtype = c->model[1].extra_dtype = LM_DTYPE_F32;
-        c->model[2].param[LM_MERGE_WEIGHT] = 0.5;
+        c->model[2].extra = &two;
+        c->model[2].extra_count = 1;
+        for (int i = 0; i < 3; i++)
+            c->model[i].extra_dtype = LM_DTYPE_F32;
+        c->model[2].param[LM_MERGE_WEIGHT] = 0.25;
         for (int64_t k = 0; k < c->job.count; k++) {
             double g[3] = { fmax((double)f[k], 1e-6), 0.25, 0.5 };
             want[k] =
@@ -226,6 +230,17 @@ static void fisher(void **state)
         }
         merge(c, "fisher");
         expect(c, want, "fisher");
+        c->model[1].extra = &bad;
+        assert_int_equal(try_merge(c, "fisher", &e), LM_EFORMAT);
+        assert_non_null(strstr(e.what, "importance 0 of model 2 is -1"));
+        bad = NAN;
+        e = (lm_err){ 0 };
+        assert_int_equal(try_merge(c, "fisher", &e), LM_ENUMERIC);
+        c->model[1].extra = NULL;
+        c->model[1].extra_count = 0;
+        e = (lm_err){ 0 };
+        assert_int_equal(try_merge(c, "fisher", &e), LM_EFORMAT);
+        assert_non_null(strstr(e.what, "2 of 3 models have importances"));
         lm_free(f);
     }
 }
