@@ -22,16 +22,25 @@ static lm_code wrong(const lm_opt *o, const char *need, lm_err *e)
     return lm_fail(e, LM_EUSAGE, o->name, NULL, "%s is needed", need);
 }
 
+/* 3.7, which messages and --print-config then show, not 3.7000000000000002; whole numbers without
+ * ".0", so that a count may be written as 1e6. */
+static void as_written(double v, char text[40])
+{
+    lm_json_real(v, text);
+    if (lm_text_ends(text, ".0"))
+        text[strlen(text) - 2] = 0;
+}
+
 static lm_code set_number(int i, const json_t *v, lm_err *e)
 {
-    char text[64];
+    char text[40];
 
     if (json_is_string(v))
         return lm_option_set(i, json_string_value(v), e);
     if (json_is_integer(v))
         snprintf(text, sizeof text, "%" PRId64, (int64_t)json_integer_value(v));
     else if (json_is_real(v))
-        snprintf(text, sizeof text, "%.17g", json_real_value(v));
+        as_written(json_real_value(v), text);
     else
         return wrong(&f->opt[i], "a number, or a string with a suffix", e);
     return lm_option_set(i, text, e);

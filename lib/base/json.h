@@ -56,8 +56,12 @@ void lm_jw_int(lm_jw *w, const char *key, int64_t v);
 void lm_jw_f32(lm_jw *w, const char *key, double v);
 void lm_jw_f64(lm_jw *w, const char *key, double v);
 void lm_jw_bool(lm_jw *w, const char *key, bool v);
-void lm_jw_json(lm_jw *w, const char *key, const json_t *v); /* compact copy of a tree */
+/* Compact copy of a tree; its reals as lm_json_real writes them. */
+void lm_jw_json(lm_jw *w, const char *key, const json_t *v);
 void lm_jw_raw(lm_jw *w, const char *json, size_t len); /* valid JSON, or "key":value, as it is */
 lm_code lm_jw_end(lm_jw *w);
+/* A finite real as Python's repr has it: the fewest digits that read back equal, with ".0" or an
+ * exponent, so that it stays a real (3.7, 1000000.0, 1e-06). */
+void lm_json_real(double v, char out[40]);
 
 #endif

@@ -180,16 +180,74 @@ void lm_jw_bool(lm_jw *w, const char *key, bool v)
     put(w, v ? "true" : "false", v ? 4 : 5);
 }
 
+void lm_json_real(double v, char out[40])
+{
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(out, 40, "%.*g", digits, v);
+        if (strtod(out, NULL) == v)
+            break;
+    }
+    const char *mark = strchr(out, 'e');
+    int exponent = mark ? atoi(mark + 1) : 0;
+    if (exponent > 0 && exponent < 16) /* 1e+06 is 1000000.0 */
+        snprintf(out, 40, "%.1f", v);
+    else if (!strpbrk(out, ".e"))
+        strcat(out, ".0");
+}
+
+static void tree(lm_jw *w, const char *key, const json_t *v)
+{
+    const char *name;
+    json_t *member;
+    char number[40];
+
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        lm_jw_obj(w, key);
+        json_object_foreach((json_t *)(uintptr_t)v, name, member)
+        {
+            tree(w, name, member);
+        }
+        lm_jw_close_obj(w);
+        break;
+    case JSON_ARRAY:
+        lm_jw_arr(w, key);
+        for (size_t i = 0; i < json_array_size(v); i++)
+            tree(w, NULL, json_array_get(v, i));
+        lm_jw_close_arr(w);
+        break;
+    case JSON_STRING:
+        lm_jw_strn(w, key, json_string_value(v), json_string_length(v));
+        break;
+    case JSON_INTEGER:
+        lm_jw_int(w, key, json_integer_value(v));
+        break;
+    case JSON_REAL:
+        lm_json_real(json_real_value(v), number);
+        lead(w, key);
+        put(w, number, strlen(number));
+        break;
+    case JSON_NULL:
+        lm_jw_str(w, key, NULL);
+        break;
+    default:
+        lm_jw_bool(w, key, json_is_true(v));
+    }
+}
+
 void lm_jw_json(lm_jw *w, const char *key, const json_t *v)
 {
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+    int indent = w->indent;
 
-    lead(w, key);
-    if (text)
-        put(w, text, strlen(text));
-    else if (!w->rc)
-        w->rc = lm_fail(w->err, LM_ELIMIT, "memory", NULL, "no memory to write a JSON value");
-    free(text);
+    lead(w, key); /* with the writer's own line breaks; the tree itself has none */
+    w->comma = false;
+    w->indent = 0;
+    if (v)
+        tree(w, NULL, v);
+    else
+        put(w, "null", 4);
+    w->indent = indent;
+    w->comma = true;
 }
 
 lm_code lm_jw_end(lm_jw *w)

@@ -25,25 +25,11 @@ static lm_code put_string(const char *s, size_t len, lm_buf *out, lm_err *e)
     return LM_OK;
 }
 
-/* Python's repr: shortest digits that round-trip, and ".0" or an exponent so that it stays a real.
- */
 static lm_code put_real(double v, lm_buf *out, lm_err *e)
 {
     char buf[40];
 
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(buf, sizeof buf, "%.*g", digits, v);
-        if (strtod(buf, NULL) == v)
-            break;
-    }
-    int exponent = 0;
-    const char *mark = strchr(buf, 'e');
-    if (mark)
-        exponent = atoi(mark + 1);
-    if (mark && exponent > 0 && exponent < 16) /* 1e+06 is 1000000.0 */
-        snprintf(buf, sizeof buf, "%.1f", v);
-    else if (!strpbrk(buf, ".e"))
-        strcat(buf, ".0");
+    lm_json_real(v, buf);
     return put_text(out, buf, e);
 }
 

@@ -56,9 +56,82 @@ static lm_code read_ids(const json_t *o, const char *where, lm_config *c, lm_err
     return LM_OK;
 }
 
-/* Old files say "type", newer "rope_type"; newest put everything, with rope_theta, into
- * rope_parameters. */
-static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_err *e)
+/* The object that says how positions are scaled, and its key.  Old files have rope_scaling, newer
+ * ones rope_parameters, which holds rope_theta too.  NULL: none. */
+static lm_code rope_object(const json_t *o, const char *where, const json_t **s, const char **key,
+                           lm_err *e)
+{
+    static const char *const keys[2] = { "rope_parameters", "rope_scaling" };
+    const json_t *found[2];
+    const char *inner;
+    json_t *v;
+
+    *s = NULL;
+    *key = keys[0];
+    for (int i = 0; i < 2; i++) {
+        found[i] = json_object_get(o, keys[i]);
+        found[i] = json_is_null(found[i]) ? NULL : found[i];
+        if (found[i] && !json_is_object(found[i]))
+            return bad(where, keys[i], e, "is not an object");
+        if (found[i] && !*s) {
+            *s = found[i];
+            *key = keys[i];
+        }
+    }
+    if (found[0] && found[1] &&
+        !json_equal((json_t *)(uintptr_t)found[0], (json_t *)(uintptr_t)found[1]))
+        return lm_fail(e, LM_EFORMAT, where, "keep the one that is meant",
+                       "\"rope_parameters\" and \"rope_scaling\" differ");
+    json_object_foreach((json_t *)(uintptr_t)*s, inner, v)
+    {
+        if (json_is_object(v))
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "\"%s\": a set of its own for \"%s\" is not known", *key, inner);
+    }
+    return LM_OK;
+}
+
+/* Without a type, only what every type has may be there: numbers of a scaling are not guessed at. */
+static lm_code check_untyped(const json_t *s, const char *where, const char *key, lm_err *e)
+{
+    static const char *const harmless[] = { "rope_theta", "partial_rotary_factor", "rope_type",
+                                            "type" };
+    const char *inner;
+    json_t *v;
+
+    json_object_foreach((json_t *)(uintptr_t)s, inner, v)
+    {
+        bool fine = json_is_null(v);
+        for (size_t i = 0; !fine && i < sizeof harmless / sizeof *harmless; i++)
+            fine = !strcmp(inner, harmless[i]);
+        if (!fine)
+            return lm_fail(e, LM_EFORMAT, where,
+                           "add \"rope_type\": default, linear, dynamic, llama3 or yarn",
+                           "\"%s\" has \"%s\", but no \"rope_type\"", key, inner);
+    }
+    return LM_OK;
+}
+
+static lm_code read_rope_numbers(const json_t *s, const char *where, lm_rope_config *r, lm_err *e)
+{
+    if (lm_json_f64_or(s, "rope_theta", r->theta, &r->theta, where, e) ||
+        lm_json_f64_or(s, "factor", 0, &r->factor, where, e) ||
+        lm_json_f64_or(s, "low_freq_factor", 1, &r->low_freq, where, e) ||
+        lm_json_f64_or(s, "high_freq_factor", 4, &r->high_freq, where, e) ||
+        lm_json_f64_or(s, "beta_fast", 32, &r->beta_fast, where, e) ||
+        lm_json_f64_or(s, "beta_slow", 1, &r->beta_slow, where, e) ||
+        lm_json_f64_or(s, "attention_factor", 0, &r->attention, where, e) ||
+        lm_json_f64_or(s, "mscale", 0, &r->mscale, where, e) ||
+        lm_json_f64_or(s, "mscale_all_dim", 0, &r->mscale_all_dim, where, e) ||
+        lm_json_bool_or(s, "truncate", true, &r->truncate, where, e))
+        return e->code;
+    return lm_json_i64_or(s, "original_max_position_embeddings", 0, 0, INT64_C(1) << 40,
+                          &r->original, where, e);
+}
+
+/* Old files say "type", newer "rope_type". */
+static lm_code read_rope_type(const json_t *s, const char *where, const char *key,
+                              lm_rope_config *r, lm_err *e)
 {
     static const struct {
         const char *name;
@@ -68,55 +141,49 @@ static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_er
                   { "dynamic", LM_ROPE_DYNAMIC },
                   { "llama3", LM_ROPE_LLAMA3 },
                   { "yarn", LM_ROPE_YARN } };
-    const json_t *s = json_object_get(o, "rope_parameters");
-    lm_rope_config *r = &c->rope;
     const char *type = NULL, *old = NULL;
 
+    if (lm_json_str_or(s, "type", NULL, &old, where, e) ||
+        lm_json_str_or(s, "rope_type", old, &type, where, e))
+        return e->code;
+    if (!type)
+        return check_untyped(s, where, key, e);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(type, types[i].name) != 0)
+            continue;
+        r->type = types[i].type;
+        if (r->type != LM_ROPE_DEFAULT && !(r->factor >= 1))
+            return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s.factor\": is missing or below 1", key);
+        if (r->type == LM_ROPE_LLAMA3 && (!(r->high_freq > r->low_freq) || !r->original))
+            return bad(where, key, e,
+                       "llama3 needs original_max_position_embeddings and "
+                       "high_freq_factor > low_freq_factor");
+        return LM_OK;
+    }
+    return lm_fail(e, LM_EFORMAT, where, "default, linear, dynamic, llama3 and yarn are known",
+                   "rope_type \"%s\" is not known", type);
+}
+
+static lm_code read_rope(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    const json_t *s = NULL;
+    const char *key;
     double partial;
 
-    r->type = LM_ROPE_DEFAULT;
-    if (!s || json_is_null(s))
-        s = json_object_get(o, "rope_scaling");
-    if (s && !json_is_null(s) && !json_is_object(s))
-        return bad(where, "rope_scaling", e, "is not an object");
-    if (lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e) ||
-        (s && !json_is_null(s) &&
-         lm_json_f64_or(s, "partial_rotary_factor", partial, &partial, where, e)))
+    c->rope.type = LM_ROPE_DEFAULT;
+    if (rope_object(o, where, &s, &key, e) ||
+        lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e) ||
+        (s && lm_json_f64_or(s, "partial_rotary_factor", partial, &partial, where, e)))
         return e->code;
     if (partial < 1 || partial > 1)
         return bad(where, "partial_rotary_factor", e, "only 1 is known");
-    if (lm_json_f64_or(o, "rope_theta", 10000, &r->theta, where, e))
+    if (lm_json_f64_or(o, "rope_theta", 10000, &c->rope.theta, where, e))
         return e->code;
-    if (!s || json_is_null(s))
+    if (!s)
         return LM_OK;
-    if (lm_json_str_or(s, "type", "default", &old, where, e) ||
-        lm_json_str_or(s, "rope_type", old, &type, where, e) ||
-        lm_json_f64_or(s, "rope_theta", r->theta, &r->theta, where, e) ||
-        lm_json_f64_or(s, "factor", 0, &r->factor, where, e) ||
-        lm_json_f64_or(s, "low_freq_factor", 1, &r->low_freq, where, e) ||
-        lm_json_f64_or(s, "high_freq_factor", 4, &r->high_freq, where, e) ||
-        lm_json_f64_or(s, "beta_fast", 32, &r->beta_fast, where, e) ||
-        lm_json_f64_or(s, "beta_slow", 1, &r->beta_slow, where, e) ||
-        lm_json_f64_or(s, "attention_factor", 0, &r->attention, where, e) ||
-        lm_json_f64_or(s, "mscale", 0, &r->mscale, where, e) ||
-        lm_json_f64_or(s, "mscale_all_dim", 0, &r->mscale_all_dim, where, e) ||
-        lm_json_bool_or(s, "truncate", true, &r->truncate, where, e) ||
-        lm_json_i64_or(s, "original_max_position_embeddings", 0, 0, INT64_C(1) << 40, &r->original,
-                       where, e))
+    if (read_rope_numbers(s, where, &c->rope, e))
         return e->code;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (!strcmp(type, types[i].name)) {
-            r->type = types[i].type;
-            if (r->type != LM_ROPE_DEFAULT && !(r->factor >= 1))
-                return bad(where, "rope_scaling.factor", e, "is missing or below 1");
-            if (r->type == LM_ROPE_LLAMA3 && (!(r->high_freq > r->low_freq) || !r->original))
-                return bad(where, "rope_scaling", e,
-                           "llama3 needs original_max_position_embeddings and "
-                           "high_freq_factor > low_freq_factor");
-            return LM_OK;
-        }
-    return lm_fail(e, LM_EFORMAT, where, "default, linear, dynamic, llama3 and yarn are known",
-                   "rope_type \"%s\" is not known", type);
+    return read_rope_type(s, where, key, &c->rope, e);
 }
 
 static lm_code read_layer_types(const json_t *o, const char *where, lm_config *c, lm_err *e)

@@ -105,6 +105,19 @@ setup() {
     done
 }
 
+@test "numbers of a config are shown as they were written" {
+    for n in 3.7 0.1 1e-05; do
+        echo "{\"threads\": $n}" > n.json
+        run convert-model --config n.json x -o y
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"'$n'"* ]]
+    done
+    echo '{"lr": 3.7}' > n.json
+    train --config n.json --print-config | grep -q '"lr": 3.7,*$'
+    echo '{"threads": 2.0}' > n.json
+    train --config n.json --print-config | grep -q '"threads": 2,*$'
+}
+
 @test "the command line is stronger than --config, which is stronger than the environment" {
     for t in "$BIN"/*; do
         "$t" --print-config | grep -q '"threads"' || continue

@@ -208,6 +208,25 @@ static void writer(void **state)
     lm_buf_fini(&b);
 }
 
+/* A tree is printed with the numbers as they were written. */
+static void writer_keeps_numbers(void **state)
+{
+    static const char text[] = "{\"a\":[3.7,1.0,1e-06,1000000.0,0.1,-2.5e+300],\"b\":{\"n\":null,"
+                               "\"t\":true,\"s\":\"\\u0000x\",\"i\":-7},\"c\":[],\"d\":{}}";
+    lm_buf b = { 0 };
+    lm_err e = { 0 };
+    json_t *tree = NULL;
+    lm_jw w;
+    (void)state;
+    assert_int_equal(lm_json_parse(text, strlen(text), "t", &tree, &e), LM_OK);
+    lm_jw_begin(&w, &b, 2, &e);
+    lm_jw_json(&w, NULL, tree);
+    assert_int_equal(lm_jw_end(&w), LM_OK);
+    assert_string_equal(b.data, text);
+    json_decref(tree);
+    lm_buf_fini(&b);
+}
+
 static void writer_mends_text(void **state)
 {
     lm_buf b = { 0 };
@@ -282,11 +301,17 @@ static void numbers_return(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(getters),        cmocka_unit_test(getters_refuse),
-        cmocka_unit_test(hostile_texts),  cmocka_unit_test(depth),
-        cmocka_unit_test(raw_nul),        cmocka_unit_test(from_a_file),
-        cmocka_unit_test(writer),         cmocka_unit_test(writer_mends_text),
-        cmocka_unit_test(writer_indents), cmocka_unit_test(numbers_return),
+        cmocka_unit_test(getters),
+        cmocka_unit_test(getters_refuse),
+        cmocka_unit_test(hostile_texts),
+        cmocka_unit_test(depth),
+        cmocka_unit_test(raw_nul),
+        cmocka_unit_test(from_a_file),
+        cmocka_unit_test(writer),
+        cmocka_unit_test(writer_keeps_numbers),
+        cmocka_unit_test(writer_mends_text),
+        cmocka_unit_test(writer_indents),
+        cmocka_unit_test(numbers_return),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -104,6 +104,15 @@ static void test_contradictions(void **state)
         { llama, "{\"rope_scaling\":{\"type\":\"linear\"}}", "factor" },
         { llama, "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}", "factor" },
         { llama, "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "original" },
+        { llama, "{\"rope_scaling\":{\"factor\":8}}", "no \"rope_type\"" },
+        { llama, "{\"rope_scaling\":{\"rope_type\":null,\"beta_fast\":8}}", "beta_fast" },
+        { llama, "{\"rope_parameters\":{\"rope_theta\":1e4,\"factor\":2}}", "rope_parameters" },
+        { llama,
+          "{\"rope_parameters\":{\"rope_theta\":1e4},"
+          "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
+          "differ" },
+        { llama, "{\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1e4}}}",
+          "full_attention" },
         { llama,
           "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
           "\"high_freq_factor\":1,\"original_max_position_embeddings\":8192}}",
@@ -146,6 +155,11 @@ static void test_rope_spellings(void **state)
     }
     read_ok(llama, "{\"rope_theta\":null}", &c[0]);
     assert_true(c[0].rope.theta == 10000);
+    /* Without a type there is nothing but the base to obey. */
+    read_ok(llama, "{\"rope_theta\":null,\"rope_parameters\":{\"rope_theta\":5e4}}", &c[0]);
+    assert_true(c[0].rope.type == LM_ROPE_DEFAULT && c[0].rope.theta == 5e4);
+    read_ok(llama, "{\"rope_scaling\":{\"rope_type\":\"default\",\"type\":\"default\"}}", &c[0]);
+    assert_true(c[0].rope.type == LM_ROPE_DEFAULT && c[0].rope.theta == 5e5);
 }
 
 static void test_windows(void **state)
