@@ -130,7 +130,7 @@ static lm_code set_choice(const lm_opt *o, const char *text, lm_err *e)
     const char *near;
 
     for (const char *const *c = o->choices; *c; c++) {
-        if (!strcmp(*c, text)) {
+        if (!strcasecmp(*c, text)) { /* Q4_K_M and BF16, as file names and papers have them */
             *(const char **)o->dst = *c;
             return LM_OK;
         }

@@ -303,13 +303,6 @@ bool lm_slot_is(const lm_slot *s, const char *name)
     return !strcmp(s->hf, name) || (s->role != LM_ROLE_OUTPUT && dot && !strcmp(dot + 1, name));
 }
 
-/* Tables that are made anew when the model is built. */
-static bool is_buffer(const char *name)
-{
-    return lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias") ||
-           lm_text_ends(name, "rotary_emb.inv_freq");
-}
-
 static void show_shape(char out[64], int ndim, const int64_t *dim)
 {
     int n = 0;
@@ -357,7 +350,7 @@ static lm_code place(const lm_import *m, lm_slotted *s, size_t i, size_t *hint, 
     }
     s->slot_of[i] =
         m->config.tied && !strcmp(t->name, "lm_head.weight") ? LM_SLOT_TIED : LM_SLOT_IGNORED;
-    if (s->slot_of[i] == LM_SLOT_IGNORED && !is_buffer(t->name))
+    if (s->slot_of[i] == LM_SLOT_IGNORED && !lm_is_buffer(t->name))
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is not known to %s",
                        lm_st_show(t->name, show), lm_arch_name(m->config.arch));
     return LM_OK;

@@ -56,6 +56,8 @@ struct lm_import {
      * the order of the plan; spool makes it serve any. */
     lm_code (*load)(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e);
     lm_code (*spool)(lm_import *m, lm_err *e);
+    /* The block type that t is decoded from; NULL (or NULL as a result): it has plain numbers. */
+    const struct lm_ggml_type *(*blocks_of)(const lm_import *m, const lm_st_tensor *t);
     lm_code (*end)(lm_import *m, lm_err *e); /* all was read: is the source whole? NULL: it is */
     void (*close)(lm_import *m);
     lm_par *par;

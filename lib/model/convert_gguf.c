@@ -177,6 +177,8 @@ static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t 
     type[n] = 0;
     memcpy(name, space + 1, line->len - n - 1);
     name[line->len - n - 1] = 0;
+    if (lm_is_buffer(name))
+        return LM_OK; /* in the list, but not in the file */
     lm_dtype made = lm_dtype_parse(type);
     if (made != LM_DTYPE_F32 && made != LM_DTYPE_F16 && made != LM_DTYPE_BF16)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' has an entry of type %s",
@@ -240,6 +242,13 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     r.src = *data;
     *data = r.dst = q->copy;
     return rc ? rc : lm_rows_convert(&r, m->par, e);
+}
+
+static const lm_ggml_type *blocks_of(const lm_import *m, const lm_st_tensor *t)
+{
+    const gguf *q = m->state;
+
+    return lm_ggml_of(q->from[q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
 }
 
 static void close_file(lm_import *m)
@@ -313,6 +322,7 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     m->state = q;
     m->close = close_file;
     m->load = load;
+    m->blocks_of = blocks_of;
     rc = lm_gguf_open_map(map, m->path, &q->g, e);
     if (!rc)
         rc = check_whole(m, q->g, e);
@@ -320,6 +330,8 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
         rc = take_kept(m, q->g, !o->tokenizer, e);
     if (!rc)
         rc = take_config(m, q->g, e);
+    if (!rc && lm_import_side(m, "config.json"))
+        rc = lm_gguf_take_edits(m, q->g, !o->tokenizer, e);
     if (!rc)
         rc = take_tokenizer(m, q->g, o->tokenizer, e);
     if (!rc)

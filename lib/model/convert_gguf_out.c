@@ -39,7 +39,7 @@ static void put_name(lm_gguf_plan *p, const lm_import *m, const char *given)
 }
 
 /* Files that cannot be made again from the metadata, and the types of the tensors. */
-static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, lm_err *e)
+static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s, lm_err *e)
 {
     lm_gguf_text *line = NULL;
     lm_buf text = { 0 }, coded = { 0 };
@@ -64,6 +64,8 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, lm_err *e)
         for (size_t i = 0, at = 0; !rc && i < n; i++) {
             const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
             size_t len = strlen(t->dtype_name) + 1 + strlen(t->name);
+            if (s->slot_of[i] == LM_SLOT_IGNORED)
+                continue;
             if (!pass)
                 rc = lm_buf_addf(&text, e, "%s %s", t->dtype_name, t->name);
             else
@@ -93,7 +95,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
     if (!rc)
         rc = lm_gguf_put_vocab(p, m, e);
     if (!rc && o->originals)
-        rc = put_originals(p, m, e);
+        rc = put_originals(p, m, s, e);
     if (!rc)
         rc = lm_export_history(m, o, &chain, e);
     if (!rc)
@@ -135,6 +137,22 @@ static lm_code check_tied(lm_import *m, const lm_slotted *s, lm_err *e)
     return rc;
 }
 
+static void say_buffers(const lm_import *m, const lm_slotted *s)
+{
+    const lm_st_tensor *first = NULL;
+    size_t n = 0;
+    char more[40] = "";
+
+    for (size_t i = 0; i < lm_st_plan_count(m->plan); i++)
+        if (s->slot_of[i] == LM_SLOT_IGNORED && !n++)
+            first = lm_st_plan_at(m->plan, i);
+    if (n > 1)
+        snprintf(more, sizeof more, " and %zu more", n - 1);
+    if (first)
+        lm_log(m->sink, LM_LOG_INFO, "%s: '%s'%s: left out, a buffer is made anew by every reader",
+               m->path, first->name, more);
+}
+
 /* What did not become the type that was asked for. */
 typedef struct {
     const lm_slot *first;
@@ -158,6 +176,36 @@ static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
            more, dim[1], asked, lm_gguf_type_of(f->type)->name);
 }
 
+/* What is quantised a second time: errors add up. */
+static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotted *s)
+{
+    const lm_st_tensor *first = NULL;
+    const lm_gguf_tensor *to = NULL;
+    size_t n = 0, at = 0;
+    char more[40] = "";
+
+    for (size_t i = 0; m->blocks_of && i < lm_st_plan_count(m->plan); i++) {
+        const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
+        if (s->slot_of[i] < 0 || at >= lm_gguf_plan_count(p))
+            continue;
+        const lm_gguf_tensor *want = lm_gguf_plan_at(p, at++);
+        if (!m->blocks_of(m, t) || !lm_ggml_of(want->type) || n++)
+            continue;
+        first = t;
+        to = want;
+    }
+    if (!first)
+        return;
+    if (n > 1)
+        snprintf(more, sizeof more, " and %zu more", n - 1);
+    lm_log(
+        m->sink, LM_LOG_WARN,
+        "%s: '%s'%s: quantised twice, %s decoded to %s, then to %s: better convert what this file "
+        "was made from",
+        m->path, to->name, more, m->blocks_of(m, first)->name, first->dtype_name,
+        lm_gguf_type_of(to->type)->name);
+}
+
 static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
                          const lm_gguf_recipe *r, const char *asked)
 {
@@ -179,8 +227,10 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
         lm_slot_gguf_dim(slot, dim);
         lm_gguf_put_tensor(p, slot->gguf, type, slot->ndim, slot->ndim == 2 ? dim : slot->dim);
     }
+    say_buffers(m, s);
     say_misfits(m, &blocks, asked);
     say_misfits(m, &plain, asked);
+    say_twice(m, p, s);
     const int64_t pairs = m->config.head_dim / 2;
     if (m->config.rope.type == LM_ROPE_LLAMA3)
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);

@@ -229,7 +229,8 @@ static lm_code write_tensors(lm_import *m, lm_folder *f, uint64_t total, lm_err 
         }
         rc = m->load(m, t, &data, e);
         if (!rc && t->dtype != want->dtype) {
-            lm_rows cast_all = { .src = data,
+            lm_rows cast_all = { .name = t->name,
+                                 .src = data,
                                  .from = { t->dtype, NULL },
                                  .to = { want->dtype, NULL },
                                  .rows = t->ndim > 1 ? t->count / t->dim[t->ndim - 1] : 1,

@@ -2,16 +2,22 @@
 /* convert_rows.c -- matrices recast row by row. */
 #include "model/convert_rows.h"
 
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 
 enum { STRIPE = 32 }; /* rows turned at a time: a cache line of 16-bit elements */
 
+#define NO_ELEMENT INT64_MAX
+
 typedef struct {
     const lm_rows *r;
-    float *scratch; /* per worker */
-    size_t each;    /* floats of it */
+    float *scratch;  /* per worker */
+    size_t each;     /* floats of it */
+    int64_t *broken; /* per worker: the first element of src that did not fit, or NO_ELEMENT */
 } job;
 
 size_t lm_row_bytes(lm_row_type t, int64_t cols)
@@ -28,18 +34,108 @@ static void to_f32(lm_row_type t, const void *src, float *dst, int64_t n)
         lm_convert(t.dtype, src, LM_DTYPE_F32, dst, n);
 }
 
-static void from_f32(lm_row_type t, const float *src, void *dst, int64_t n)
+static void from_f32(const lm_rows *r, const float *src, void *dst, int64_t n)
 {
-    if (t.block)
-        t.block->encode(src, n, dst);
+    const lm_ggml_type *b = r->to.block;
+
+    if (b && r->importance && b->encode_weighted)
+        b->encode_weighted(src, r->importance, n, dst);
+    else if (b)
+        b->encode(src, n, dst);
     else
-        lm_convert(LM_DTYPE_F32, src, t.dtype, dst, n);
+        lm_convert(LM_DTYPE_F32, src, r->to.dtype, dst, n);
 }
 
 static bool same(const lm_rows *r)
 {
     return r->from.block == r->to.block && (r->from.block || r->from.dtype == r->to.dtype);
 }
+
+/* ---- What does not fit ---- */
+
+static uint32_t magnitude(float f)
+{
+    uint32_t u;
+
+    memcpy(&u, &f, 4);
+    return u & 0x7fffffff; /* in the order of the numbers, infinity and NaN last */
+}
+
+/* The smallest magnitude that may not fit.  Blocks have scales in F16. */
+static uint32_t suspect(const lm_rows *r)
+{
+    if (r->to.block)
+        return magnitude(65504.0f);
+    return r->to.dtype == LM_DTYPE_F16    ? magnitude(65520.0f) /* rounds to infinity */
+           : r->to.dtype == LM_DTYPE_BF16 ? magnitude(0x1.ffp127f)
+                                          : magnitude(INFINITY);
+}
+
+/* Is element i of a row lost: finite before, infinite now; in blocks, not finite at all, or so large
+ * that its scale was cut.  x is the row as F32, `back` (blocks) what dst decodes to. */
+static bool is_lost(const lm_rows *r, const void *src, const float *x, const void *dst,
+                    const float *back, int64_t i)
+{
+    if (r->to.block)
+        return !isfinite(x[i]) ||
+               (fabsf(x[i]) > 65504.0f && fabsf(back[i] - x[i]) > 0.5f * fabsf(x[i]));
+    return isinf(lm_get(r->to.dtype, dst, i)) &&
+           isfinite(r->from.block ? (double)x[i] : lm_get(r->from.dtype, src, i));
+}
+
+/* The first of the `n` numbers of a row that is lost, or NO_ELEMENT.  `back` has room for n floats. */
+static int64_t check_row(const lm_rows *r, const void *src, const float *x, const void *dst,
+                         float *back, int64_t n)
+{
+    uint32_t worst = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = magnitude(x[i]);
+        worst = u > worst ? u : worst;
+    }
+    if (worst < suspect(r))
+        return NO_ELEMENT;
+    if (r->to.block)
+        r->to.block->decode(dst, n, back);
+    for (int64_t i = 0; i < n; i++)
+        if (is_lost(r, src, x, dst, back, i))
+            return i;
+    return NO_ELEMENT;
+}
+
+/* One row of src to one of dst, x and back being room for n floats each; gives check_row's answer. */
+static int64_t recast(const lm_rows *r, const void *src, void *dst, float *x, float *back,
+                      int64_t n)
+{
+    to_f32(r->from, src, x, n);
+    from_f32(r, x, dst, n);
+    return check_row(r, src, x, dst, back, n);
+}
+
+static void note(const job *j, int worker, int64_t element)
+{
+    if (element < j->broken[worker])
+        j->broken[worker] = element;
+}
+
+static lm_code report(const job *j, int threads, lm_err *e)
+{
+    const lm_rows *r = j->r;
+    const char *type = r->to.block ? r->to.block->name : lm_dtype_name(r->to.dtype);
+    int64_t first = NO_ELEMENT;
+    char value[40] = "";
+
+    for (int w = 0; w < threads; w++)
+        first = j->broken[w] < first ? j->broken[w] : first;
+    if (first == NO_ELEMENT)
+        return LM_OK;
+    if (!r->from.block)
+        snprintf(value, sizeof value, " is %.9g,", lm_get(r->from.dtype, r->src, first));
+    return lm_fail(e, LM_ENUMERIC, r->name, "choose a type of wider range, such as bf16",
+                   "element %" PRId64 "%s which %s cannot hold", first, value, type);
+}
+
+/* ---- Rows in their order, or mapped ---- */
 
 static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -49,14 +145,16 @@ static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
     size_t in = lm_row_bytes(r->from, r->cols), out = lm_row_bytes(r->to, r->cols);
 
     for (int64_t i = begin; i < end; i++) {
-        const char *src = (const char *)r->src + (size_t)(r->map ? r->map(r->slot, i) : i) * in;
+        int64_t at = r->map ? r->map(r->slot, i) : i;
+        const char *src = (const char *)r->src + (size_t)at * in;
         char *dst = (char *)r->dst + (size_t)i * out;
         if (same(r)) {
             memcpy(dst, src, in);
             continue;
         }
-        to_f32(r->from, src, row, r->cols);
-        from_f32(r->to, row, dst, r->cols);
+        int64_t lost = recast(r, src, dst, row, row + r->cols, r->cols);
+        if (lost != NO_ELEMENT)
+            note(j, worker, at * r->cols + lost);
     }
 }
 
@@ -84,13 +182,16 @@ static void gather_stripe(void *ctx, int64_t begin, int64_t end, int worker)
     const lm_rows *r = j->r;
     size_t size = lm_dtype_size(r->from.dtype), out = lm_row_bytes(r->to, r->rows);
     float *wide = j->scratch + (size_t)worker * j->each, *row = wide + STRIPE * r->rows;
+    int64_t lost;
     char *dst = (char *)r->dst + (size_t)begin * out;
 
     turn_bits((const char *)r->src + (size_t)begin * size, (size_t)r->cols * size, r->rows,
               same(r) ? (void *)dst : wide, end - begin, size);
     for (int64_t i = 0; i < end - begin && !same(r); i++) {
-        to_f32(r->from, (const char *)wide + (size_t)(i * r->rows) * size, row, r->rows);
-        from_f32(r->to, row, dst + (size_t)i * out, r->rows);
+        lost = recast(r, (const char *)wide + (size_t)(i * r->rows) * size, dst + (size_t)i * out,
+                      row, row + r->rows, r->rows);
+        if (lost != NO_ELEMENT)
+            note(j, worker, lost * r->cols + begin + i);
     }
 }
 
@@ -105,8 +206,10 @@ static void scatter_stripe(void *ctx, int64_t begin, int64_t end, int worker)
     int64_t n = end - begin;
 
     for (int64_t i = 0; i < n; i++) {
-        to_f32(r->from, (const char *)r->src + (size_t)(begin + i) * in, row, r->cols);
-        from_f32(r->to, row, wide + (size_t)(i * r->cols) * size, r->cols);
+        int64_t lost = recast(r, (const char *)r->src + (size_t)(begin + i) * in,
+                              wide + (size_t)(i * r->cols) * size, row, NULL, r->cols);
+        if (lost != NO_ELEMENT)
+            note(j, worker, (begin + i) * r->cols + lost);
     }
     for (int64_t k = 0; k < r->cols; k++) {
         char *dst = (char *)r->dst + (size_t)(k * r->rows + begin) * size;
@@ -119,7 +222,9 @@ bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, lm_row_type from, lm_row_ty
 {
     bool rope = s->layout == LM_LAYOUT_ROPE, turn = s->layout == LM_LAYOUT_CONV1D;
 
-    *r = (lm_rows){ .from = from, .to = to, .slot = s, .turn = turn };
+    *r = (lm_rows){
+        .name = to_gguf ? s->hf : s->gguf, .from = from, .to = to, .slot = s, .turn = turn
+    };
     r->rows = s->ndim == 2 ? s->dim[turn && !to_gguf] : rope ? s->dim[0] : 1;
     r->cols = s->ndim == 2 ? s->dim[!(turn && !to_gguf)] : rope ? 1 : s->dim[0];
     if (rope)
@@ -131,21 +236,27 @@ lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e)
 {
     job j = { .r = r };
     int64_t longest = r->turn && !r->from.block ? r->rows : r->cols;
-    size_t floats = (size_t)longest * (r->turn ? STRIPE + 1 : 1);
+    size_t floats = (size_t)longest * (r->turn ? STRIPE + 2 : 2);
     int64_t grain = 1 + 65536 / (r->cols + 1);
+    int threads = lm_par_threads(par);
     lm_code rc;
 
     j.each = (floats + 15) / 16 * 16;
-    rc = lm_alloc_n(&j.scratch, j.each * (size_t)lm_par_threads(par), sizeof *j.scratch,
-                    "rows being converted", e);
-    if (rc)
-        return rc;
-    if (!r->turn)
+    rc = lm_alloc_n(&j.scratch, j.each * (size_t)threads, sizeof *j.scratch, "rows being converted",
+                    e);
+    if (!rc)
+        rc = lm_alloc_n(&j.broken, (size_t)threads, sizeof *j.broken, "rows being converted", e);
+    for (int w = 0; !rc && w < threads; w++)
+        j.broken[w] = NO_ELEMENT;
+    if (!rc && !r->turn)
         lm_par_for(par, r->rows, grain, move_rows, &j);
-    else if (!r->from.block)
+    else if (!rc && !r->from.block)
         lm_par_for(par, r->cols, STRIPE, gather_stripe, &j);
-    else
+    else if (!rc)
         lm_par_for(par, r->rows, STRIPE, scatter_stripe, &j);
+    if (!rc)
+        rc = report(&j, threads, e);
     lm_free(j.scratch);
-    return LM_OK;
+    lm_free(j.broken);
+    return rc;
 }

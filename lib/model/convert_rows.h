@@ -18,6 +18,7 @@ typedef struct {
 size_t lm_row_bytes(lm_row_type t, int64_t cols);
 
 typedef struct {
+    const char *name; /* of the tensor, for messages */
     const void *src;
     void *dst;
     lm_row_type from, to;
@@ -26,6 +27,8 @@ typedef struct {
     /* Row r of dst is row map(ctx, r) of src; NULL: r.  Not with turn. */
     int64_t (*map)(const lm_slot *slot, int64_t r);
     const lm_slot *slot;
+    /* Blocks: how much the error of each column of dst counts (importance.h); NULL: all alike. */
+    const float *importance;
 } lm_rows;
 
 /* How slot s goes from Hugging Face's layout to GGUF's, or back; src and dst are the caller's to
@@ -33,7 +36,8 @@ typedef struct {
 bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, lm_row_type from, lm_row_type to, lm_rows *r);
 
 /* The same type on both sides moves bits, others go through F32. Same bytes for any pool.  Fails:
- * LM_ELIMIT. */
+ * LM_ELIMIT; LM_ENUMERIC naming tensor and element when a finite number would become infinite, or
+ * blocks are to hold what is not finite or too large for their scales. */
 lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e);
 
 #endif

@@ -101,14 +101,19 @@ static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
 
 lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 {
-    const lm_config *c = &m->config;
+    lm_code rc = check_words(m, e);
+
+    if (!rc)
+        lm_gguf_put_numbers(p, &m->config);
+    return rc;
+}
+
+void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c)
+{
     const char *arch = lm_gguf_arch(c->arch);
     bool gpt2 = c->arch == LM_ARCH_GPT2;
     char key[96];
-    lm_code rc = check_words(m, e);
 
-    if (rc)
-        return rc;
     lm_gguf_put_u32(p, key_of(key, arch, "block_count"), (uint32_t)c->layers);
     lm_gguf_put_u32(p, key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
     lm_gguf_put_u32(p, key_of(key, arch, "embedding_length"), (uint32_t)c->width);
@@ -128,7 +133,6 @@ lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
     if (c->window > 0)
         lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)c->window);
     lm_gguf_put_u32(p, key_of(key, arch, "vocab_size"), (uint32_t)c->vocab);
-    return LM_OK;
 }
 
 void lm_gguf_rope_factors(const lm_config *c, float *out)
@@ -174,8 +178,7 @@ static lm_code real(reader *r, const char *rest, double dflt, double *out, bool 
     return lm_gguf_f64_or(r->g, key_of(r->key, r->arch, rest), dflt, out, given, r->e);
 }
 
-/* A float's value in as few digits as tell it apart: 1e-05, not 9.99999974737875e-06. */
-static double shortest(double v)
+double lm_gguf_shortest(double v)
 {
     char digits[40];
     double back = v;
@@ -195,7 +198,7 @@ static void set_int(reader *r, const char *key, int64_t v)
 
 static void set_real(json_t *o, const char *key, double v)
 {
-    json_object_set_new(o, key, json_real(shortest(v)));
+    json_object_set_new(o, key, json_real(lm_gguf_shortest(v)));
 }
 
 static bool has(const reader *r, const char *tensor)
@@ -398,6 +401,35 @@ out:
     return rc;
 }
 
+lm_code lm_gguf_get_rope(const lm_gguf *g, lm_arch arch, int64_t dim, json_t *out, lm_err *e)
+{
+    reader r = { .g = g, .arch = lm_gguf_arch(arch), .o = out, .e = e };
+
+    return get_rope(&r, dim);
+}
+
+/* The width of a head.  Keys, values and their rotated part are all of it in the models that are
+ * known here. */
+static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
+{
+    static const char *const others[2] = { "attention.value_length", "rope.dimension_count" };
+    int64_t n;
+
+    if (whole(r, "rope.dimension_count", dflt, dim, NULL) ||
+        whole(r, "attention.key_length", *dim, dim, NULL))
+        return r->e->code;
+    for (int i = 0; i < 2; i++) {
+        if (whole(r, others[i], *dim, &n, NULL))
+            return r->e->code;
+        if (n != *dim)
+            return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
+                           "'%s' is %" PRId64 ", the heads are %" PRId64
+                           " wide: only models with both alike are known",
+                           r->key, n, *dim);
+    }
+    return LM_OK;
+}
+
 static lm_code get_llama(reader *r, lm_arch arch)
 {
     int64_t ctx, width, ffn, layers, heads, kv, dim, window;
@@ -410,8 +442,7 @@ static lm_code get_llama(reader *r, lm_arch arch)
         whole(r, "block_count", -1, &layers, NULL) ||
         whole(r, "attention.head_count", -1, &heads, NULL) ||
         whole(r, "attention.head_count_kv", heads, &kv, NULL) ||
-        whole(r, "rope.dimension_count", heads ? width / heads : 0, &dim, NULL) ||
-        whole(r, "attention.key_length", dim, &dim, NULL) ||
+        get_head_dim(r, heads ? width / heads : 0, &dim) ||
         whole(r, "attention.sliding_window", 0, &window, &given) ||
         real(r, "attention.layer_norm_rms_epsilon", 1e-6, &eps, NULL))
         return r->e->code;

@@ -24,6 +24,8 @@
 /* Hyper-parameters of the architecture.  Fails: LM_EUSAGE for what GGUF has no key for and that
  * changes every result; what changes only some is said as a warning. */
 lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e);
+/* The same without the checks. */
+void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c);
 /* Divisors of llama3's scaling; c->head_dim / 2 numbers. */
 void lm_gguf_rope_factors(const lm_config *c, float *out);
 /* tokenizer.*: "none" when the model has no tokenizer.  Fails: LM_EFORMAT for a tokenizer.json that
@@ -35,6 +37,17 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e);
 /* A config.json made out of the metadata and the shapes of some tensors.  *out is yours.  Fails:
  * LM_EUSAGE for another architecture, LM_EFORMAT. */
 lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e);
+/* Only "rope_theta" and, where positions are scaled, "rope_scaling", added to `out`; dim: the width of
+ * a head.  Fails: LM_EUSAGE for a scaling that is not known, LM_EFORMAT. */
+lm_code lm_gguf_get_rope(const lm_gguf *g, lm_arch arch, int64_t dim, json_t *out, lm_err *e);
+/* A float's value in as few digits as tell it apart: 1e-05, not 9.99999974737875e-06. */
+double lm_gguf_shortest(double v);
+/* Metadata that somebody changed since the conversion of ours that kept config.json and the other
+ * files: the change is made in the kept files of m, in m->tree and m->config, too, and said as a
+ * warning.  What counts are the hyper-parameters, the numbers of the special tokens and the chat
+ * template (`tokenizer` false: not these two).  Fails: LM_EUSAGE for a change that config.json
+ * cannot say, LM_EFORMAT. */
+lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e);
 /* tokenizer.json and tokenizer_config.json, appended to the buffers; *found false when the file has
  * no tokenizer.  Fails: LM_EUSAGE for a kind of tokenizer that cannot be said in a tokenizer.json
  * of ours. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 
 typedef struct {
     lm_slot *v;
@@ -190,6 +191,12 @@ int64_t lm_slot_gguf_row(const lm_slot *s, int64_t r)
     int64_t d = s->dim[0] / s->heads, head = r / d, i = r % d;
 
     return head * d + 2 * (i % (d / 2)) + i / (d / 2);
+}
+
+bool lm_is_buffer(const char *name)
+{
+    return lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias") ||
+           lm_text_ends(name, "rotary_emb.inv_freq");
 }
 
 const char *lm_gguf_arch(lm_arch a)

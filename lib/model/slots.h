@@ -47,6 +47,9 @@ void lm_slot_gguf_dim(const lm_slot *s, int64_t dim[2]);
 /* Row of LM_LAYOUT_ROPE: where row `r` of GGUF's tensor lies in Hugging Face's, and back. */
 int64_t lm_slot_hf_row(const lm_slot *s, int64_t r);
 int64_t lm_slot_gguf_row(const lm_slot *s, int64_t r);
+/* Is a tensor of this name in Hugging Face's files a buffer: a table that is made anew when the model
+ * is built, and part of no format but theirs (attn.bias, rotary_emb.inv_freq)? */
+bool lm_is_buffer(const char *name);
 /* GGUF's name of the architecture: Mistral's is "llama". */
 const char *lm_gguf_arch(lm_arch a);
 

@@ -7,14 +7,14 @@
 #include "numeric/ggml_blocks.h"
 
 static const lm_ggml_type types[] = {
-    { "q4_0", 2, 32, 18, lm_q4_0_encode, lm_q4_0_decode },
-    { "q4_1", 3, 32, 20, lm_q4_1_encode, lm_q4_1_decode },
-    { "q5_0", 6, 32, 22, lm_q5_0_encode, lm_q5_0_decode },
-    { "q5_1", 7, 32, 24, lm_q5_1_encode, lm_q5_1_decode },
-    { "q8_0", 8, 32, 34, lm_q8_0_encode, lm_q8_0_decode },
-    { "q4_k", 12, 256, 144, lm_q4_k_encode, lm_q4_k_decode },
-    { "q5_k", 13, 256, 176, lm_q5_k_encode, lm_q5_k_decode },
-    { "q6_k", 14, 256, 210, lm_q6_k_encode, lm_q6_k_decode },
+    { "q4_0", 2, 32, 18, lm_q4_0_encode, NULL, lm_q4_0_decode },
+    { "q4_1", 3, 32, 20, lm_q4_1_encode, NULL, lm_q4_1_decode },
+    { "q5_0", 6, 32, 22, lm_q5_0_encode, NULL, lm_q5_0_decode },
+    { "q5_1", 7, 32, 24, lm_q5_1_encode, NULL, lm_q5_1_decode },
+    { "q8_0", 8, 32, 34, lm_q8_0_encode, NULL, lm_q8_0_decode },
+    { "q4_k", 12, 256, 144, lm_q4_k_encode, NULL, lm_q4_k_decode },
+    { "q5_k", 13, 256, 176, lm_q5_k_encode, NULL, lm_q5_k_decode },
+    { "q6_k", 14, 256, 210, lm_q6_k_encode, NULL, lm_q6_k_decode },
 };
 enum { N_TYPES = sizeof(types) / sizeof(types[0]) };
 

@@ -28,6 +28,9 @@ typedef struct lm_ggml_type {
     /* n numbers, a multiple of `block`: one row, or many one after another.  Any alignment of
      * bytes.  Numbers that are not finite are taken as 0. */
     void (*encode)(const float *x, int64_t n, void *dst);
+    /* One row of n numbers whose errors count as `weight` says (finite, not negative, one for each
+     * number): an importance matrix.  NULL: the type has no use for it. */
+    void (*encode_weighted)(const float *x, const float *weight, int64_t n, void *dst);
     void (*decode)(const void *src, int64_t n, float *y);
 } lm_ggml_type;
 

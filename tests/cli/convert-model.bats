@@ -24,6 +24,34 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 
+le() { # le NUMBER BYTES: as escapes for printf, little-endian
+    local n=$1 i
+    for ((i = 0; i < $2; i++)); do
+        printf '\\%03o' $((n & 255))
+        n=$((n >> 8))
+    done
+}
+
+edit() { # edit FILE KEY ESCAPES: overwrite the scalar value of a key of a GGUF file
+    local at
+    at=$(grep -abo -m 1 "$2" "$1" | head -n 1 | cut -d: -f1)
+    put "$1" $((at + ${#2} + 4)) "$3"
+}
+
+add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safetensors, at the end
+    local f=$1/model.safetensors n head size
+    n=$(od -An -tu8 -N 8 "$f" | tr -d ' ')
+    size=$(($(wc -c < "$f") - 8 - n))
+    tail -c +9 "$f" | head -c "$n" > head.json
+    # shellcheck disable=SC2059
+    printf "$5" > more.bin
+    head="{\"$2\":{\"dtype\":\"$3\",\"shape\":[$4],\"data_offsets\":[$size,$((size + $(wc -c < more.bin)))]},"
+    printf '%s' "$head$(sed 's/^{//;s/ *$//' head.json)" > head.new
+    # shellcheck disable=SC2059
+    { printf "$(le "$(wc -c < head.new)" 8)" && cat head.new && tail -c "$size" "$f" && cat more.bin; } > new.st
+    mv new.st "$f"
+}
+
 @test "convert-model: to GGUF and back is exact" {
     for m in model gpt2; do
         convert-model $m -o $m.gguf
@@ -311,4 +339,86 @@ put() { # put FILE OFFSET ESCAPES: overwrite bytes
     run convert-model model -o nodir/x.gguf
     [ "$status" -ne 0 ]
     ls -A | diff - before
+}
+
+@test "convert-model: a folder with buffers goes to GGUF and back without them" {
+    cp -r gpt2 plain
+    add_tensor gpt2 transformer.h.0.attn.bias U8 1,1,2,2 '\1\0\1\1'
+    add_tensor gpt2 transformer.h.1.attn.masked_bias F32 '' '\0\0\0\0'
+    run convert-model -v gpt2 -o g.gguf
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"'transformer.h.0.attn.bias' and 1 more: left out"* || \
+        "$output" == *"'transformer.h.1.attn.masked_bias' and 1 more: left out"* ]]
+    convert-model g.gguf -o back
+    same plain back
+    # what versions before wrote: the buffers were in the list of the file
+    sed 's/F32 transformer\.h\.1\.attn\.c_proj\.bias/U8 transformer.h.100000000.attn.bias/' g.gguf > old.gguf
+    run convert-model old.gguf -o x
+    [[ "$output" == *"names 27 tensors, there are 28"* ]]
+}
+
+@test "convert-model: edited metadata win over the config.json kept with them" {
+    convert-model model -o m.gguf
+    edit m.gguf llama.context_length "$(le 64 4)"
+    edit m.gguf llama.rope.freq_base '\0\0\200\100' # 4.0
+    edit m.gguf tokenizer.ggml.eos_token_id "$(le 5 4)"
+    run convert-model m.gguf -o back
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"its metadata were edited ('llama.context_length' is 64, not 1024, and 2 more): they win"* ]]
+    [ "${#lines[@]}" -eq 1 ]
+    grep -q '"max_position_embeddings": 64' back/config.json
+    grep -q '"rope_theta": 4.0' back/config.json
+    grep -q '"eos_token_id": 5' back/config.json
+    inspect-model --check --strict model back > /dev/null
+    run convert-model back -o again.gguf
+    convert-model again.gguf -o third
+    cmp back/config.json third/config.json
+    # not what the file has no word for
+    [ "$(grep -c . back/config.json)" -eq "$(grep -c . model/config.json)" ]
+}
+
+@test "convert-model: heads that are rotated in part are refused" {
+    convert-model model -o m.gguf --no-originals
+    edit m.gguf llama.rope.dimension_count "$(le 4 4)"
+    run convert-model m.gguf -o back
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"'llama.rope.dimension_count' is 4"* || "$output" == *"'llama.attention.value_length'"* ]]
+}
+
+@test "convert-model: blocks made of blocks are said" {
+    convert-model model -o q8.gguf --type Q8_0
+    run convert-model q8.gguf -o q4.gguf --type q4_0
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"'token_embd.weight' and "*" more: quantised twice, q8_0 decoded to BF16, then to q4_0"* ]]
+    run convert-model q8.gguf -o f16.gguf --type F16
+    [ "$output" = "" ]
+}
+
+@test "convert-model: types in any case" {
+    SOURCE_DATE_EPOCH=0 convert-model model -o a.gguf --type Q4_K_M 2> /dev/null
+    SOURCE_DATE_EPOCH=0 convert-model model -o b.gguf --type q4_k_m 2> /dev/null
+    cmp <(tail -c 20000 a.gguf) <(tail -c 20000 b.gguf)
+    run convert-model model -o c.gguf --type Q4_K_X
+    [ "$status" -eq 2 ]
+}
+
+@test "convert-model: numbers that would become infinite: status 4, the tensor is named, nothing is written" {
+    # a first weight of 2^100 as BF16
+    n=$(od -An -tu8 -N 8 model/model.safetensors | tr -d ' ')
+    put model/model.safetensors $((8 + n)) '\200\161'
+    run convert-model model -o x.gguf --type f16
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"weight: element 0 is 1.2676506e+30, which f16 cannot hold: choose a type of wider range"* ]]
+    [ "${#lines[@]}" -eq 1 ]
+    run convert-model model -o x --dtype f16
+    [ "$status" -eq 4 ]
+    run convert-model model -o x.gguf --type q4_0
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"which q4_0 cannot hold"* ]]
+    [ ! -e x ] && [ ! -e x.gguf ]
+    convert-model model -o x.gguf --type bf16
+    put model/model.safetensors $((8 + n)) '\300\177' # NaN stays one, but not in blocks
+    convert-model model -o y.gguf --type f16
+    run convert-model model -o z.gguf --type q8_0
+    [ "$status" -eq 4 ]
 }

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gguf_edited.c -- metadata changed since our conversion wrote them win over the files kept with them.
+ *
+ * What that conversion wrote is made once more from the kept files; a key whose value is another one
+ * now was edited. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "format/folder_json.h"
+#include "model/convert_impl.h"
+#include "model/gguf_meta.h"
+
+typedef struct {
+    lm_import *m;
+    const lm_gguf *g; /* as the file is */
+    lm_gguf *was;     /* as it was written */
+    lm_err *e;
+    char first[200]; /* the first edit, in words */
+    size_t n;
+} edits;
+
+/* ---- Finding them ---- */
+
+/* The metadata that the kept files give. */
+static lm_code write_again(edits *x, bool tokenizer, lm_buf *header)
+{
+    lm_sink *sink = x->m->sink;
+    lm_gguf_plan *p = NULL;
+    lm_code rc = lm_gguf_plan_new(&p, x->e);
+
+    if (rc)
+        return rc;
+    x->m->sink = NULL; /* its warnings were said when the file was written */
+    lm_gguf_put_numbers(p, &x->m->config);
+    if (tokenizer)
+        rc = lm_gguf_put_vocab(p, x->m, x->e);
+    x->m->sink = sink;
+    if (!rc)
+        rc = lm_gguf_plan_header(p, header, x->e);
+    if (!rc)
+        rc = lm_gguf_parse(header->data, header->len, x->m->path, &x->was, x->e);
+    lm_gguf_plan_free(p);
+    return rc;
+}
+
+static bool is_number(const lm_gguf_value *v)
+{
+    return !v->array && v->kind != LM_GGUF_STRING;
+}
+
+static bool same(const lm_gguf_value *a, const lm_gguf_value *b)
+{
+    if (is_number(a) && is_number(b)) {
+        double x = lm_gguf_number(a, 0), y = lm_gguf_number(b, 0);
+        return x <= y && x >= y;
+    }
+    return a->kind == b->kind && a->array == b->array && a->bytes == b->bytes &&
+           !memcmp(a->data, b->data, a->bytes);
+}
+
+/* Does the file say something else under `key` than it was given?  A key that is gone says nothing. */
+static bool edited(const edits *x, const char *key)
+{
+    const lm_gguf_value *now = lm_gguf_value_of(x->g, key), *was = lm_gguf_value_of(x->was, key);
+
+    return now && !(was && same(now, was));
+}
+
+static void show(const lm_gguf_value *v, char out[40])
+{
+    if (!v)
+        snprintf(out, 40, "absent");
+    else if (is_number(v))
+        snprintf(out, 40, "%.9g", lm_gguf_number(v, 0));
+    else
+        snprintf(out, 40, "another text");
+}
+
+static void note(edits *x, const char *key)
+{
+    char now[40], was[40];
+
+    if (x->n++)
+        return;
+    show(lm_gguf_value_of(x->g, key), now);
+    show(lm_gguf_value_of(x->was, key), was);
+    if (is_number(lm_gguf_value_of(x->g, key)))
+        snprintf(x->first, sizeof x->first, "'%.80s' is %s, not %s", key, now, was);
+    else
+        snprintf(x->first, sizeof x->first, "'%.80s' is another text", key);
+}
+
+/* ---- Taking them over ---- */
+
+static lm_code set(edits *x, json_t *o, const char *key, json_t *v)
+{
+    if (!v || json_object_set_new(o, key, v))
+        return lm_fail(x->e, LM_ELIMIT, x->m->path, NULL, "no memory for \"%s\"", key);
+    return LM_OK;
+}
+
+static lm_code set_number(edits *x, json_t *o, const char *key, const char *gguf, bool real)
+{
+    int64_t whole = 0;
+    double v = 0;
+
+    if (real)
+        return lm_gguf_f64_or(x->g, gguf, 0, &v, NULL, x->e)
+                   ? x->e->code
+                   : set(x, o, key, json_real(lm_gguf_shortest(v)));
+    return lm_gguf_i64_or(x->g, gguf, 0, 0, INT64_C(1) << 40, &whole, NULL, x->e)
+               ? x->e->code
+               : set(x, o, key, json_integer(whole));
+}
+
+static lm_code take_numbers(edits *x)
+{
+    static const struct {
+        const char *gguf, *gpt2, *llama; /* NULL: not of this family */
+        bool real;
+    } keys[] = {
+        { "block_count", "n_layer", "num_hidden_layers", false },
+        { "context_length", "n_positions", "max_position_embeddings", false },
+        { "embedding_length", "n_embd", "hidden_size", false },
+        { "feed_forward_length", "n_inner", "intermediate_size", false },
+        { "attention.head_count", "n_head", "num_attention_heads", false },
+        { "attention.head_count_kv", NULL, "num_key_value_heads", false },
+        { "attention.key_length", NULL, "head_dim", false },
+        { "attention.layer_norm_epsilon", "layer_norm_epsilon", NULL, true },
+        { "attention.layer_norm_rms_epsilon", NULL, "rms_norm_eps", true },
+        { "attention.sliding_window", NULL, "sliding_window", false },
+        { "vocab_size", "vocab_size", "vocab_size", false },
+    };
+    const lm_config *c = &x->m->config;
+    char gguf[96];
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; !rc && i < sizeof keys / sizeof *keys; i++) {
+        const char *key = c->arch == LM_ARCH_GPT2 ? keys[i].gpt2 : keys[i].llama;
+        snprintf(gguf, sizeof gguf, "%s.%s", lm_gguf_arch(c->arch), keys[i].gguf);
+        if (!key || !edited(x, gguf))
+            continue;
+        if (!strcmp(key, "sliding_window") && c->arch != LM_ARCH_MISTRAL && c->window <= 0)
+            return lm_fail(x->e, LM_EUSAGE, x->m->path, NULL,
+                           "'%s': a config.json of %s without window cannot say it", gguf,
+                           lm_arch_name(c->arch));
+        note(x, gguf);
+        rc = set_number(x, x->m->tree, key, gguf, keys[i].real);
+        if (!rc && !strcmp(key, "n_positions") && json_object_get(x->m->tree, "n_ctx"))
+            rc = set_number(x, x->m->tree, "n_ctx", gguf, false);
+    }
+    return rc;
+}
+
+/* Base and scaling go together: config.json has one object for both, or two keys. */
+static lm_code take_rope(edits *x)
+{
+    static const char *const keys[] = { "freq_base",
+                                        "scaling.type",
+                                        "scaling.factor",
+                                        "scaling.original_context_length",
+                                        "scaling.attn_factor",
+                                        "scaling.yarn_attn_factor",
+                                        "scaling.yarn_beta_fast",
+                                        "scaling.yarn_beta_slow" };
+    const lm_config *c = &x->m->config;
+    json_t *tree = x->m->tree, *made, *scaling;
+    bool base = false, scaled = false;
+    char gguf[96];
+    lm_code rc;
+
+    for (size_t i = 0; c->arch != LM_ARCH_GPT2 && i < sizeof keys / sizeof *keys; i++) {
+        snprintf(gguf, sizeof gguf, "%s.rope.%s", lm_gguf_arch(c->arch), keys[i]);
+        if (!edited(x, gguf))
+            continue;
+        note(x, gguf);
+        base = base || !i;
+        scaled = scaled || i;
+    }
+    if (!base && !scaled)
+        return LM_OK;
+    made = json_object();
+    rc = lm_gguf_get_rope(x->g, c->arch, c->head_dim, made, x->e);
+    scaling = json_object_get(made, "rope_scaling");
+    json_t *both = json_object_get(tree, "rope_parameters");
+    if (!rc && scaled && json_is_object(both)) {
+        rc = set(x, tree, "rope_parameters", scaling ? json_incref(scaling) : json_object());
+        both = json_object_get(tree, "rope_parameters");
+        if (!rc && !scaling)
+            rc = set(x, both, "rope_type", json_string("default"));
+    } else if (!rc && scaled) {
+        rc = set(x, tree, "rope_scaling", scaling ? json_incref(scaling) : json_null());
+    }
+    if (!rc)
+        rc = set(x, json_is_object(both) ? both : tree, "rope_theta",
+                 json_incref(json_object_get(made, "rope_theta")));
+    json_decref(made);
+    return rc;
+}
+
+static lm_code replace_side(edits *x, const char *name, lm_buf *data)
+{
+    for (size_t i = 0; i < x->m->n_side; i++)
+        if (!strcmp(x->m->side[i].name, name)) {
+            lm_buf_fini(&x->m->side[i].data);
+            x->m->side[i].data = *data;
+            *data = (lm_buf){ 0 };
+            return LM_OK;
+        }
+    return lm_import_put(x->m, name, data, x->e);
+}
+
+static lm_code replace_json(edits *x, const char *name, const json_t *tree)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_json_pretty(tree, &text, x->e);
+
+    if (!rc)
+        rc = replace_side(x, name, &text);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+/* A kept file as a tree; NULL in *out: it was not kept. */
+static lm_code open_side(edits *x, const char *name, json_t **out)
+{
+    const lm_side_file *f = lm_import_side(x->m, name);
+
+    *out = NULL;
+    return f ? lm_json_parse(f->data.data, f->data.len, name, out, x->e) : LM_OK;
+}
+
+/* Number `id` of the file's tokens. */
+static lm_code token_text(edits *x, int64_t id, lm_gguf_text *out)
+{
+    lm_gguf_iter it = { .v = lm_gguf_value_of(x->g, "tokenizer.ggml.tokens") };
+    bool found = it.v && it.v->array;
+
+    for (int64_t i = 0; found && i <= id; i++)
+        found = lm_gguf_next_str(&it, out);
+    return found ? LM_OK
+                 : lm_fail(x->e, LM_EFORMAT, x->m->path, NULL,
+                           "a special token is number %" PRId64 ", which is no token's", id);
+}
+
+static lm_code take_ids(edits *x, json_t *tokenizer, json_t *generation, bool *changed)
+{
+    static const char *const keys[][3] = {
+        { "tokenizer.ggml.bos_token_id", "bos_token_id", "bos_token" },
+        { "tokenizer.ggml.eos_token_id", "eos_token_id", "eos_token" },
+        { "tokenizer.ggml.padding_token_id", "pad_token_id", "pad_token" },
+    };
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && i < 3; i++) {
+        lm_gguf_text text;
+        int64_t id = 0;
+        if (!edited(x, keys[i][0]))
+            continue;
+        note(x, keys[i][0]);
+        *changed = true;
+        rc = lm_gguf_i64_or(x->g, keys[i][0], 0, 0, x->m->config.vocab - 1, &id, NULL, x->e);
+        if (!rc)
+            rc = set(x, x->m->tree, keys[i][1], json_integer(id));
+        if (!rc && generation)
+            rc = set(x, generation, keys[i][1], json_integer(id));
+        if (!rc && tokenizer && !(rc = token_text(x, id, &text)))
+            rc = set(x, tokenizer, keys[i][2], json_stringn(text.text, text.len));
+    }
+    return rc;
+}
+
+static lm_code take_template(edits *x, json_t *tokenizer, bool *changed)
+{
+    static const char key[] = "tokenizer.chat_template";
+    lm_gguf_text text;
+    lm_buf data = { 0 };
+    lm_code rc;
+
+    if (!edited(x, key))
+        return LM_OK;
+    note(x, key);
+    rc = lm_gguf_str(x->g, key, &text, x->e);
+    if (!rc && (lm_import_side(x->m, "chat_template.jinja") || !tokenizer)) {
+        rc = lm_buf_add(&data, text.text, text.len, x->e);
+        if (!rc)
+            rc = replace_side(x, "chat_template.jinja", &data);
+    } else if (!rc) {
+        *changed = true;
+        rc = set(x, tokenizer, "chat_template", json_stringn(text.text, text.len));
+    }
+    lm_buf_fini(&data);
+    return rc;
+}
+
+static lm_code take_tokens(edits *x)
+{
+    static const char config[] = "tokenizer_config.json", generation[] = "generation_config.json";
+    json_t *tok = NULL, *gen = NULL;
+    bool ids = false, template = false;
+    lm_code rc = open_side(x, config, &tok);
+
+    if (!rc)
+        rc = open_side(x, generation, &gen);
+    if (!rc)
+        rc = take_ids(x, tok, gen, &ids);
+    if (!rc)
+        rc = take_template(x, tok, &template);
+    if (!rc && tok && (ids || template))
+        rc = replace_json(x, config, tok);
+    if (!rc && gen && ids)
+        rc = replace_json(x, generation, gen);
+    json_decref(tok);
+    json_decref(gen);
+    return rc;
+}
+
+lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e)
+{
+    edits x = { .m = m, .g = g, .e = e };
+    lm_buf header = { 0 };
+    char more[40] = "";
+    lm_code rc = write_again(&x, tokenizer, &header);
+
+    if (!rc)
+        rc = take_numbers(&x);
+    if (!rc)
+        rc = take_rope(&x);
+    if (!rc && tokenizer)
+        rc = take_tokens(&x);
+    lm_gguf_close(x.was);
+    lm_buf_fini(&header);
+    if (rc || !x.n)
+        return rc;
+    if (x.n > 1)
+        snprintf(more, sizeof more, ", and %zu more", x.n - 1);
+    lm_log(m->sink, LM_LOG_WARN,
+           "%s: its metadata were edited (%s%s): they win over the config.json kept in it", m->path,
+           x.first, more);
+    lm_config_fini(&m->config);
+    rc = lm_config_read(m->tree, m->path, &m->config, e);
+    return rc ? rc : replace_json(&x, "config.json", m->tree);
+}
