@@ -15,6 +15,7 @@
 #include "text/tokenizer_source.h"
 #include "train/mcq.h"
 #include "train/score.h"
+#include "train/window.h"
 
 static struct {
     lm_input_args in;
@@ -38,7 +39,7 @@ static const lm_opt options[] = {
     LM_GROUP("Evaluation"),
     LM_CHOICE('t', "task", &opt.task, "TASK", tasks, "perplexity or multiple-choice [perplexity]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9,
-             "tokens in a window [1024, less if the model holds less]"),
+             "tokens in a window [that of its training; unknown: 1024]"),
     LM_COUNT(0, "stride", &opt.stride, "N", 1, 1e9, "step from window to window [seq-len / 2]"),
     LM_FLAG(0, "documents", &opt.documents, "no context from another document [yes]"),
     LM_FLAG(0, "add-special", &opt.special,
@@ -137,7 +138,9 @@ static lm_code open_data(work *w, lm_err *e)
 static lm_code open_model(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
-    w->seq = opt.seq ? opt.seq : c->max_positions < 1024 ? c->max_positions : 1024;
+    w->seq = opt.seq;
+    if (!w->seq && lm_window_default(w->model.src, c->max_positions, &w->seq, NULL, e))
+        return e->code;
     w->stride = opt.stride ? opt.stride : (w->seq + 1) / 2;
     if (w->stride > w->seq)
         return lm_fail(e, LM_EUSAGE, "--stride", "give at most the window's length",

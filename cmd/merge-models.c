@@ -83,7 +83,7 @@ static const lm_opt options[] = {
               "mean loss: by tokens, or all sets equal [tokens]"),
     LM_COUNT(0, "val-tokens", &opt.val_tokens, "N", 1, 1e15, "of each set at most [all]"),
     LM_CHOICE(0, "val-dtype", &opt.val_dtype, "TYPE", val_dtypes, "compute in f32 or bf16 [f32]"),
-    LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "window [1024, less if the model holds less]"),
+    LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "window [that of the training; unknown: 1024]"),
     LM_COUNT(0, "stride", &opt.stride, "N", 1, 1e9, "step from window to window [seq-len / 2]"),
     LM_COUNT(0, "max-candidates", &opt.max_candidates, "N", 1, 1e6,
              "at most [grid all, simplex models + 32, else 100]"),

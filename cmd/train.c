@@ -528,6 +528,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                                          .files = &s->files,
                                          .options = s->options.data,
                                          .history = s->history.data,
+                                         .seq = s->o.seq,
                                          .keep = (int)opt.keep,
                                          .lmz = s->lmz },
                          .metrics = s->metrics,

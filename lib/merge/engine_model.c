@@ -12,6 +12,7 @@
 #include "merge/engine_write.h"
 #include "merge/finite.h"
 #include "merge/plan_impl.h"
+#include "train/window.h"
 
 enum {
     MAX_SMALL = 1 << 28,
@@ -112,6 +113,7 @@ static lm_code add_history(job *j, lm_err *e)
     lm_history_step step = *j->o->step;
     lm_history_input *in = NULL;
     lm_buf chain = { 0 }, how = { 0 };
+    const char *seq = lm_model_source_meta(p->model[p->lead].source, LM_SEQ_KEY);
     lm_code rc = lm_alloc_n(&in, (size_t)r->n_inputs, sizeof *in, "provenance", e);
 
     for (int i = 0; !rc && i < r->n_inputs; i++)
@@ -123,6 +125,8 @@ static lm_code add_history(job *j, lm_err *e)
                             &chain, e);
     if (!rc)
         rc = lm_st_plan_meta(j->names, LM_HISTORY_KEY, chain.data, e);
+    if (!rc && seq)
+        rc = lm_st_plan_meta(j->names, LM_SEQ_KEY, seq, e);
     if (!rc)
         rc = lm_merge_recipe_json(r, step.hide_paths, &how, e);
     if (!rc)

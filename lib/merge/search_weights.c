@@ -12,6 +12,7 @@
 #include "base/stop.h"
 #include "merge/search_log.h"
 #include "text/tokenizer_source.h"
+#include "train/window.h"
 
 typedef struct {
     const lm_merge_plan *p;
@@ -211,6 +212,8 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
         rc = lm_config_read(p->config, "config.json", &config, e);
     if (!rc && !val.tok)
         rc = find_tokenizer(p, &val.tok, &own, e);
+    if (!rc && !val.seq)
+        rc = lm_window_default(p->model[p->lead].source, config.max_positions, &val.seq, NULL, e);
     if (!rc)
         rc = lm_validator_new(&val, &config, b, &w.v, e);
     if (!rc)

@@ -21,7 +21,7 @@ typedef struct {
     const char *const *path; /* the sets */
     int sets;
     const lm_tokenizer *tok; /* for text, and for the end of a document; NULL: none */
-    int64_t seq;             /* window; 0: 1024, less if the model holds less */
+    int64_t seq;             /* window; 0: 1024, or all that the model holds */
     int64_t stride;          /* 0: half a window */
     int64_t batch;           /* windows at a time; 0: 8 */
     int64_t max_tokens;      /* of each set are scored; 0: all */

@@ -13,6 +13,7 @@
 #include "format/folder_run.h"
 #include "format/provenance.h"
 #include "train/state.h"
+#include "train/window.h"
 
 struct lm_ckpt {
     lm_ckpt_opts o;
@@ -189,6 +190,8 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
         rc = lm_weights_plan(c->s.model, LM_DTYPE_F32, plan, e);
     if (!rc && c->o.history)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
+    if (!rc)
+        rc = lm_window_note(plan, c->o.seq, e);
     lm_folder_spec spec = { .config = c->o.config,
                             .generation_config = c->o.generation_config,
                             .files = c->o.files,

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "train/hellaswag.h"
 
 enum { MOST_ENDINGS = 32, BLOCK = 256 /* questions between two flushes */ };
 
@@ -23,7 +24,7 @@ typedef struct {
     lm_scorer *s;
     int64_t seq;
     lm_ids ctx, all;
-    lm_buf text;
+    lm_buf text, clean; /* an ending with its space; what HellaSwag's text becomes */
     question *q;
     int n_q;
     lm_mcq_sum *sum;
@@ -69,29 +70,54 @@ static lm_code add_ending(mcq *m, question *q, int i, const char *text, size_t l
     return lm_scorer_add(m->s, m->all.v, (int64_t)(keep + add), (int64_t)keep, &q->score[i], e);
 }
 
+/* The ids of the context; *hella: it has HellaSwag's fields. */
+static lm_code read_context(mcq *m, const json_t *o, const char *where, bool *hella, lm_err *e)
+{
+    const char *part[4], *const keys[4] = { "ctx", "activity_label", "ctx_a", "ctx_b" };
+    for (int i = 0; i < 4; i++)
+        if (lm_json_str_or(o, keys[i], NULL, &part[i], where, e))
+            return e->code;
+    const char *ctx = part[0];
+    *hella = part[1] && part[2] && part[3];
+    if (*hella) {
+        m->clean.len = 0;
+        if (lm_hellaswag_context(part[1], part[2], part[3], &m->clean, e))
+            return e->code;
+        ctx = m->clean.data;
+    }
+    if (!ctx || !*ctx)
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"ctx\" is missing or empty");
+    m->ctx.n = 0;
+    return lm_tokenizer_encode(m->tok, m->scratch, ctx, strlen(ctx), true, &m->ctx, e);
+}
+
 static lm_code add_question(mcq *m, const json_t *o, const char *where, lm_err *e)
 {
     question *q = &m->q[m->n_q];
-    const char *ctx;
     const json_t *endings = json_object_get(o, "endings");
-    if (lm_json_str_or(o, "ctx", NULL, &ctx, where, e))
+    bool hella = false;
+    if (read_context(m, o, where, &hella, e))
         return e->code;
-    if (!ctx || !*ctx)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"ctx\" is missing or empty");
     q->n = (int)json_array_size(endings);
     if (q->n < 2 || q->n > MOST_ENDINGS)
         return lm_fail(e, LM_EFORMAT, where, NULL, "\"endings\" is no list of 2 to %d",
                        MOST_ENDINGS);
     if (read_label(o, q->n, where, &q->label, e))
         return e->code;
-    m->ctx.n = 0;
-    if (lm_tokenizer_encode(m->tok, m->scratch, ctx, strlen(ctx), true, &m->ctx, e))
-        return e->code;
     for (int i = 0; i < q->n; i++) {
         const json_t *s = json_array_get(endings, (size_t)i);
         if (!json_is_string(s))
             return lm_fail(e, LM_EFORMAT, where, NULL, "an ending is no string");
-        if (add_ending(m, q, i, json_string_value(s), json_string_length(s), e)) {
+        const char *text = json_string_value(s);
+        size_t len = json_string_length(s);
+        if (hella) {
+            m->clean.len = 0;
+            if (lm_hellaswag_clean(text, len, &m->clean, e))
+                return e->code;
+            text = m->clean.data;
+            len = m->clean.len;
+        }
+        if (add_ending(m, q, i, text, len, e)) {
             lm_err_in(e, "%s", where);
             return e->code;
         }
@@ -161,6 +187,7 @@ lm_code lm_mcq_run(lm_input *in, const lm_tokenizer *tok, lm_scorer *s, int64_t 
     lm_ids_fini(&m.ctx);
     lm_ids_fini(&m.all);
     lm_buf_fini(&m.text);
+    lm_buf_fini(&m.clean);
     lm_tok_scratch_free(m.scratch);
     lm_free(m.q);
     return rc;

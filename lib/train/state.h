@@ -54,6 +54,7 @@ typedef struct {
     const lm_folder_files *files;    /* the tokenizer's; NULL: none */
     const char *options; /* JSON text of the tool's options, kept in state.json for --resume */
     const char *history; /* provenance chain, JSON text */
+    int64_t seq;         /* tokens in a window, noted beside the weights (window.h); 0: not */
     int keep;            /* newest checkpoints to keep; 0: all */
     bool lmz;            /* write .lmz files instead of folders */
 } lm_ckpt_opts;

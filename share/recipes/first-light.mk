@@ -56,11 +56,12 @@ $W/tok/tokenizer.json: $W/train.jsonl
 $W/data/train.bin: $W/tok/tokenizer.json $W/train.jsonl
 	shard-data --tokenizer $< --val-fraction 0.01 --seed $(SEED) -f -o $W/data/ $W/train.jsonl
 
-# 5. A model of random numbers, and what it knows of the held-out text: nothing.
+# 5. A model of random numbers, and what it knows of the held-out text: nothing.  It is measured on windows as
+# long as those of the training, which the trained model names itself.
 $W/m0/config.json: $W/tok/tokenizer.json
 	init-model $(strip $(PRESET)) --tokenizer $< --seed $(SEED) -f -o $W/m0/
 $W/before.json: $W/m0/config.json $W/held-out.jsonl
-	eval-model $W/m0/ $W/held-out.jsonl > $@
+	eval-model --seq-len $(strip $(SEQ)) $W/m0/ $W/held-out.jsonl > $@
 
 # 6. How many steps fit into BUDGET?  A short run tells.
 $W/steps: $W/m0/config.json $W/data/train.bin

@@ -120,6 +120,37 @@ refuses() { # STATUS TEXT ARGUMENT ...
     eval-model run/ data/val | grep -q '"bits_per_byte":null'
 }
 
+@test "eval-model: the window is the length of the training, where the model says it" {
+    eval-model run/ data/val | grep -q '"seq_len":1024,"stride":512,'
+    train -q run/ data/ -o trained/ --steps 2 --batch-size 2 --seq-len 24 2> /dev/null
+    eval-model trained/ data/val | grep -q '"seq_len":24,"stride":12,'
+    eval-model trained/ data/val --seq-len 64 | grep -q '"seq_len":64,"stride":32,'
+    # the weights carry it: also alone with their config, compressed, or merged
+    mkdir copy && cp trained/step-000002/{config.json,model.safetensors,tokenizer.json} copy/
+    eval-model copy/ data/val | grep -q '"seq_len":24,'
+    compress-ckpt -q copy/ -o c.lmz
+    eval-model c.lmz data/val | grep -q '"seq_len":24,'
+    merge-models -q -m linear trained/ trained/ -o merged/
+    eval-model merged/ data/val | grep -q '"seq_len":24,'
+    sed 's/"lmutils.seq_len":"24"/"lmutils.seq_len":"2x"/' copy/model.safetensors > x && mv x copy/model.safetensors
+    refuses 1 "lmutils.seq_len is '2x', not a length" copy/ data/val
+}
+
+@test "eval-model: HellaSwag's own fields are cleaned and joined" {
+    cat > hella.jsonl << 'END'
+{"ind": 1, "activity_label": "A word", "ctx_a": "The system [header] reads  word1.", "ctx_b": "THE text", "ctx": "x", "endings": ["[step] is the  text ", "reads word2"], "label": "1"}
+{"ind": 2, "activity_label": "Line", "ctx_a": "The text [title] again", "ctx_b": "", "ctx": "x", "endings": ["of", "the [substeps]system"], "label": 0}
+END
+    cat > plain.jsonl << 'END'
+{"ctx": "A word: The system reads word1. The text", "endings": [" is the text", "reads word2"], "label": "1"}
+{"ctx": "Line: The text. again", "endings": ["of", "the system"], "label": 0}
+END
+    eval-model run/ hella.jsonl -t multiple-choice > a
+    eval-model run/ plain.jsonl -t multiple-choice > b
+    [ "$(value loss a)" = "$(value loss b)" ]
+    [ "$(value tokens a)" = "$(value tokens b)" ]
+}
+
 @test "eval-model: questions that are none" {
     echo '{"ctx": "a", "endings": ["b"], "label": 0}' > q.jsonl
     refuses 1 'q.jsonl:1' run/ q.jsonl -t multiple-choice

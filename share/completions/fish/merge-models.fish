@@ -30,7 +30,7 @@ complete -c merge-models -l val -r -d 'held-out shards or text of a distribution
 complete -c merge-models -l objective -x -a 'tokens equal' -d 'mean loss: by tokens, or all sets equal [tokens]'
 complete -c merge-models -l val-tokens -r -d 'of each set at most [all]'
 complete -c merge-models -l val-dtype -x -a 'f32 bf16' -d 'compute in f32 or bf16 [f32]'
-complete -c merge-models -l seq-len -r -d 'window [1024, less if the model holds less]'
+complete -c merge-models -l seq-len -r -d 'window [that of the training; unknown: 1024]'
 complete -c merge-models -l stride -r -d 'step from window to window [seq-len / 2]'
 complete -c merge-models -l max-candidates -r -d 'at most [grid all, simplex models + 32, else 100]'
 complete -c merge-models -l grid -r -d 'grid, coordinate: values [0,0.25,...,1.5]'
