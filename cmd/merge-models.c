@@ -116,7 +116,6 @@ static lm_tool tool = {
     .use =
         LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN | LM_USE_DEVICE,
     .max_args = -1,
-    .lasting = true,
     .examples = examples,
     .takes_config = takes_config,
     .config_help = "a mergekit YAML file, or options as JSON",
@@ -514,6 +513,8 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "-o", "name the folder or file to make, or - for a stream",
                   "no output is given");
     check_search();
+    if (opt.search) /* its lines may lose their reader, its result is the model */
+        lm_outlast_readers(&tool);
     if (tool.json && to_stdout(tool.output))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     if (run(&e))

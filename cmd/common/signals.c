@@ -79,6 +79,13 @@ void lm_signals_init(const lm_tool *t)
         handle(SIGUSR1, on_poke, SA_RESTART);
 }
 
+void lm_outlast_readers(lm_tool *t)
+{
+    t->lasting = true;
+    handle(SIGPIPE, SIG_IGN, 0);
+    handle(SIGUSR1, on_poke, SA_RESTART);
+}
+
 void lm_signal_raise(void)
 {
     int sig = lm_stop_signal();

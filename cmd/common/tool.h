@@ -153,6 +153,8 @@ lm_code lm_options_save(lm_buf *out, lm_err *e);
  * (NULL-terminated, may be NULL), are passed over.  `saved` must outlive the options' use. */
 lm_code lm_options_resume(const json_t *saved, const char *const *except, const char *where,
                           lm_err *e);
+/* For a tool that builds something lasting in this run only: from now on as lm_tool.lasting. */
+void lm_outlast_readers(lm_tool *t);
 /* Print the failure once, remember the worst exit status, clear *e.  LM_EBUG aborts. */
 void lm_complain(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */

@@ -406,7 +406,7 @@ lm_code lm_merge_recipe_check(const lm_merge_recipe *r, lm_err *e)
         rc = check_slice(r, &r->slice[s], e);
     for (int i = 0; !rc && i < r->n_inputs; i++)
         rc = check_extra(r, i, e);
-    return rc;
+    return rc ? rc : lm_recipe_streams(r, e);
 }
 
 /* ---- Showing ---- */

@@ -103,7 +103,7 @@ lm_code lm_merge_recipe_base(lm_merge_recipe *r, const char *path, lm_err *e);
  * LM_EUSAGE for one that the method does not take, or a value out of its range. */
 lm_code lm_merge_recipe_param(lm_merge_recipe *r, const char *name, const char *value, lm_err *e);
 /* Everything that can be known without opening a model: how many models, a base, required
- * parameters, ranges.  Call it last; the readers of YAML do. */
+ * parameters, ranges, streams that are named twice.  Call it last; the readers of YAML do. */
 lm_code lm_merge_recipe_check(const lm_merge_recipe *r, lm_err *e);
 
 /* The inputs that are models, without the base: their number, and the k-th. */
@@ -112,6 +112,9 @@ int lm_merge_recipe_nth(const lm_merge_recipe *r, int k);
 /* One weight for everything that input i takes part in, whatever was given before.  Fails: LM_EUSAGE
  * for a method without weights. */
 lm_code lm_merge_recipe_weight(lm_merge_recipe *r, int input, double weight, lm_err *e);
+
+/* Do both paths ("-": standard input) lead to one stream? */
+bool lm_merge_same_stream(const char *a, const char *b);
 
 /* ---- From a mergekit YAML file ---- */
 

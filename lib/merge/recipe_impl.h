@@ -21,5 +21,7 @@ lm_code lm_recipe_number(lm_merge_param p, const char *text, const char *where, 
                          lm_err *e);
 /* A value of one case; v [n] is copied. */
 lm_code lm_recipe_value(lm_merge_recipe *r, const double *v, int n, lm_merge_value *out, lm_err *e);
+/* No stream is named for two things.  Fails: LM_EUSAGE naming it. */
+lm_code lm_recipe_streams(const lm_merge_recipe *r, lm_err *e);
 
 #endif

@@ -138,7 +138,8 @@ static bool read_numbers(const json_t *list, int n, double *out)
 /* The keys that must agree for an old loss to be the loss now. */
 static lm_code check_head(const json_t *old, const char *path, const lm_buf *head, lm_err *e)
 {
-    static const char *const keys[] = { "event", "method",  "merge",  "val",
+    /* "merge" is a digest of the seed as well: the seed by itself says more */
+    static const char *const keys[] = { "event", "method",  "seed",   "merge", "val",
                                         "dtype", "seq_len", "stride", NULL };
     json_t *now = NULL;
     if (lm_json_parse(head->data, head->len, "search", &now, e))

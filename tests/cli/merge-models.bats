@@ -271,6 +271,27 @@ YAML
     cmp mergekit.yaml out/mergekit.yaml
 }
 
+@test "merge-models: a stream stands for one thing" {
+    tar -cf math.tar math
+    refused 2 "-: standard input is given twice, and can be read once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
+    refused 2 "-: standard input is given twice" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
+    refused 2 "/dev/stdin: this stream is given twice" sh -c 'cat math.tar | merge-models -m linear -:.3 /dev/stdin:.7 -o bad'
+    mkfifo pipe
+    refused 2 "./pipe: this stream is given twice" merge-models -m linear pipe:.3 ./pipe:.7 -o bad
+    refused 2 "standard input is given twice" sh -c 'merge-models -m fisher -:fisher=/dev/stdin code/:fisher=x -o bad < /dev/zero'
+    # one base for two adapters is read once
+    cp -r adapter other
+    sed -i 's/"lora_alpha": 2/"lora_alpha": 4/' other/adapter_config.json
+    merge-models -q -m linear base+adapter:.5 base+other:.5 -o want/
+    tar -C base -cf - config.json model.safetensors | merge-models -q -m linear -+adapter:.5 -+other:.5 -o got/
+    same want/ got/
+}
+
+@test "merge-models: a reader that leaves ends it as it ends other tools" {
+    run bash -c '{ sleep 0.3; merge-models -m linear math/ code/ -o - 2> log; echo "$?" >> log; } | true; cat log'
+    [ "$output" = 141 ]
+}
+
 @test "merge-models: a stream that ends early leaves nothing" {
     refused 1 "truncated" sh -c 'head -c 60000 math/model.safetensors | merge-models -m linear -:0.5 code/:0.5 -o bad'
     refused 1 "standard input" sh -c 'tar -C math -cf - config.json model.safetensors | head -c 60000 | merge-models -m linear -:0.5 code/:0.5 -o bad'

@@ -90,6 +90,9 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     run merge-models --method dem --base base/ sums/ words/ $vals $short --search grid --seed 5 --resume "$out/whole" -o "$out/x"
     [ "$status" -eq 2 ]
     [[ "$output" == *'differs in "merge"'* ]]
+    run merge-models --method dem --base base/ words/ sums/ $vals $short --search grid --seed 6 --resume "$out/whole" -o "$out/x"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *'differs in "seed"'* ]]
     run merge-models --method dem --base base/ words/ sums/ --val words-data/val $short --search grid --seed 5 --resume "$out/whole" -o "$out/x"
     [ "$status" -eq 2 ]
     [[ "$output" == *'differs in "val"'* ]]
