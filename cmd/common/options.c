@@ -360,7 +360,7 @@ static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e
         else if (!ended && !strncmp(argv[i], "--", 2))
             rc = parse_long(t, argc, argv, &i, l, e);
         else if (!ended && argv[i][0] == '-' && argv[i][1] &&
-                 argv[i][1] != ':') /* "-:0.4": an operand */
+                 !strchr(":+", argv[i][1])) /* "-:0.4", "-+lora": operands */
             rc = parse_short(t, argc, argv, &i, l, e);
         else
             t->argv[t->argc++] = argv[i];

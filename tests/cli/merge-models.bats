@@ -278,7 +278,7 @@ YAML
     refused 2 "/dev/stdin: this stream is given twice" sh -c 'cat math.tar | merge-models -m linear -:.3 /dev/stdin:.7 -o bad'
     mkfifo pipe
     refused 2 "./pipe: this stream is given twice" merge-models -m linear pipe:.3 ./pipe:.7 -o bad
-    refused 2 "standard input is given twice" sh -c 'merge-models -m fisher -:fisher=/dev/stdin code/:fisher=x -o bad < /dev/zero'
+    refused 2 "/dev/stdin: this stream is given twice" sh -c 'merge-models -m fisher -:fisher=/dev/stdin code/:fisher=x -o bad < /dev/zero'
     # one base for two adapters is read once
     cp -r adapter other
     sed -i 's/"lora_alpha": 2/"lora_alpha": 4/' other/adapter_config.json
