@@ -341,7 +341,7 @@ static void test_lines(void **state)
                              .objective = NAN,
                              .seconds = 0.7 };
     assert_int_equal(lm_buf_addf(&head, &e, "%s,\"seed\":1}", top), 0);
-    assert_int_equal(lm_buf_addf(&text, &e, "%s,\"seed\":2}\n", top), 0);
+    assert_int_equal(lm_buf_addf(&text, &e, "%s,\"seed\":1}\n", top), 0);
     assert_int_equal(lm_search_log_candidate(&c, &text, &e), 0);
     assert_int_equal(lm_buf_addf(&text, &e, "\n"), 0);
     assert_int_equal(lm_search_log_best(2, w, 1, 5, 0.5, &text, &e), 0);
@@ -355,6 +355,10 @@ static void test_lines(void **state)
 
     /* another number of models, another search, no search at all */
     assert_int_equal(lm_search_log_read(path, &head, 3, 2, &got, &e), LM_EFORMAT);
+    memset(&e, 0, sizeof e);
+    head.data[head.len - 2] = '2';
+    assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "\"seed\""));
     memset(&e, 0, sizeof e);
     head.data[strlen("{\"event\":\"search\",\"method\":\"d")] = 'X';
     assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), LM_EUSAGE);
