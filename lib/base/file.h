@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file.h -- files: mapped inputs, outputs that appear whole or not at all, folders, paths.
  *
- * An output is a temporary `.NAME.tmp.PID` beside its target until lm_out_commit: write, fflush,
- * fsync, close, rename, fsync of the folder.  What is not committed is removed by lm_out_drop, and
- * by lm_out_drop_all on a tool's way out.  Existing targets are refused unless `force`.  "-" is
- * standard output; pipes and devices are written in place. */
+ * An output is a temporary beside its target, named after its process and locked by it (owner.h),
+ * until lm_out_commit: write, fflush, fsync, close, rename, fsync of the folder.  What is not
+ * committed is removed by lm_out_drop, and by lm_out_drop_all on a tool's way out; what a killed
+ * process left, when the next one opens an output in that folder.  Existing targets are refused
+ * unless `force`, which keeps their group and permissions.  "-" is standard output; pipes and devices
+ * are written in place. */
 #ifndef LM_BASE_FILE_H
 #define LM_BASE_FILE_H
 

@@ -95,6 +95,8 @@ static lm_code finish(lm_out *o, lm_err *e)
         rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot sync to disk");
     if (o->borrowed)
         return rc;
+    if (!rc && o->temp.path)
+        rc = lm_temp_hold(&o->temp, o->fd, e);
     if (fclose(o->file) && !rc)
         rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot close");
     o->file = NULL;

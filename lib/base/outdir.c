@@ -118,6 +118,8 @@ lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
 
     if (sync_tree(AT_FDCWD, t->path))
         rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot sync to disk");
+    if (!rc)
+        lm_temp_keep_mode(t);
     if (!rc && is_empty(t->target) && rmdir(t->target))
         rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace the empty folder");
     if (!rc && t->force && lm_path_is_dir(t->target)) {

@@ -16,6 +16,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/owner.h"
 
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static lm_temp *open_temps;
@@ -112,6 +113,18 @@ static lm_code resolve(const char *path, char **out, lm_err *e)
     return rc;
 }
 
+/* Known now, not when the finished output is renamed. */
+static lm_code check_length(const lm_temp *t, const char *path, lm_err *e)
+{
+    size_t n = strlen(lm_path_base(t->target));
+    long most = pathconf(t->folder, _PC_NAME_MAX);
+
+    if (most > 0 && n > (size_t)most)
+        return lm_fail(e, LM_EUSAGE, path, "choose a shorter name",
+                       "the name has %zu bytes, the file system allows %ld", n, most);
+    return LM_OK;
+}
+
 lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
 {
     struct stat st;
@@ -139,51 +152,144 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
         snprintf(todo, sizeof todo, "make the folder '%.200s' first", t->folder);
         rc = lm_fail(e, LM_EIO, path, errno == ENOENT ? todo : NULL, "cannot create");
     }
+    if (!rc)
+        rc = check_length(t, path, e);
     if (rc)
         lm_temp_fini(t);
     return rc;
 }
 
-/* The name for attempt 0, 1, ...: another process may have left one behind. */
+/* The name for attempt 0, 1, ...: it may be taken.  A short name of the target is whole in it, of a
+ * long one as much as the file system leaves room for. */
 static lm_code name_temp(const lm_temp *t, int attempt, char **out, lm_err *e)
 {
-    char more[16] = "";
+    char tag[LM_OWNER_TAG], end[LM_OWNER_TAG + 32];
+    const char *base = lm_path_base(t->target);
+    long most = pathconf(t->folder, _PC_NAME_MAX);
+    int n = snprintf(end, sizeof end, ".tmp.%s", lm_owner_tag(tag)), room;
 
     if (attempt)
-        snprintf(more, sizeof more, ".%d", attempt);
-    /* a name may have 255 bytes, the decoration needs some of them */
-    return lm_asprintf(out, e, "%s/.%.200s.tmp.%ld%s", t->folder, lm_path_base(t->target),
-                       (long)getpid(), more);
+        n += snprintf(end + n, sizeof end - (size_t)n, ".%d", attempt);
+    room = (most > 0 && most < 255 ? (int)most : 255) - n - 1;
+    room = room < 0 ? 0 : room;
+    while (room > 0 && (int)strlen(base) > room && ((unsigned char)base[room] & 0xc0) == 0x80)
+        room--; /* not amid a character */
+    return lm_asprintf(out, e, "%s/.%.*s%s", t->folder, room, base, end);
+}
+
+/* Group and permissions of what will be replaced.  Where the group cannot be kept, its members get
+ * no more than all others. */
+static void keep_mode(const lm_temp *t, const char *path, mode_t more)
+{
+    struct stat old, now;
+    mode_t mode;
+
+    if (stat(t->target, &old) || lstat(path, &now) ||
+        !(S_ISDIR(old.st_mode) || (t->force && S_ISREG(old.st_mode))))
+        return;
+    mode = old.st_mode & (S_ISDIR(old.st_mode) ? 07777 : 0777);
+    if (now.st_gid != old.st_gid && lchown(path, (uid_t)-1, old.st_gid))
+        mode &= ~(mode_t)070 | (mode & 07) << 3;
+    chmod(path, mode | more);
+}
+
+void lm_temp_keep_mode(const lm_temp *t)
+{
+    keep_mode(t, t->path, 0);
+}
+
+/* Once a folder, not once an output: the folder may hold many other files. */
+static void sweep_once(const char *folder)
+{
+    static _Atomic uint64_t last;
+    struct stat st;
+
+    if (stat(folder, &st))
+        return;
+    uint64_t now = (uint64_t)st.st_ino ^ (uint64_t)st.st_dev << 40;
+    if (atomic_exchange(&last, now) != now)
+        lm_owner_sweep(folder);
+}
+
+static void let_go(lm_temp *t)
+{
+    if (t->held)
+        close(t->hold);
+    t->held = false;
+}
+
+/* Lock what was just created.  0, or an errno; EEXIST: another process removes it, which took it for
+ * a dead one's. */
+static int lock_new(lm_temp *t, int fd)
+{
+    struct stat a, b;
+
+    if (fd < 0) {
+        fd = t->hold = open(t->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+            return errno;
+        t->held = true;
+    }
+    if (lm_owner_lock(fd) && !fstat(fd, &a) && !lstat(t->path, &b) && a.st_ino == b.st_ino &&
+        a.st_dev == b.st_dev)
+        return 0;
+    let_go(t);
+    return EEXIST;
+}
+
+/* One attempt, made and entered at once, or a signal could come in between.  On success `path` is
+ * t's; else errno says why. */
+static bool try_create(lm_temp *t, char *path, int *fd)
+{
+    sigset_t before;
+    int made, why;
+
+    lock_list(&before);
+    made = fd ? open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : mkdir(path, 0777);
+    why = errno;
+    if (made >= 0) {
+        t->path = path;
+        enter(t);
+    }
+    unlock_list(&before);
+    if (made >= 0 && !(why = lock_new(t, fd ? made : -1))) {
+        keep_mode(t, path, fd ? 0 : 0700);
+        if (fd)
+            *fd = made;
+        return true;
+    }
+    if (made >= 0) {
+        if (fd)
+            close(made);
+        withdraw(t);
+        lm_rm_rf(path, NULL);
+    }
+    errno = why;
+    return false;
 }
 
 lm_code lm_temp_create(lm_temp *t, const char *name, int *fd, lm_err *e)
 {
+    sweep_once(t->folder);
     for (int i = 0;; i++) {
-        sigset_t before;
         char *path;
         lm_code rc = name_temp(t, i, &path, e);
-        int made;
 
-        if (rc)
+        if (rc || try_create(t, path, fd))
             return rc;
-        lock_list(&before); /* made and entered at once, or a signal could come in between */
-        made = fd ? open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : mkdir(path, 0777);
-        if (made >= 0) {
-            t->path = path;
-            enter(t);
-        }
-        unlock_list(&before);
-        if (made >= 0) {
-            if (fd)
-                *fd = made;
-            return LM_OK;
-        }
         if (errno != EEXIST || i == 99)
             rc = lm_fail(e, LM_EIO, name, NULL, "cannot create");
         lm_free(path);
         if (rc)
             return rc;
     }
+}
+
+lm_code lm_temp_hold(lm_temp *t, int fd, lm_err *e)
+{
+    t->hold = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    t->held = t->hold >= 0;
+    return t->held ? LM_OK : lm_fail(e, LM_EIO, t->target, NULL, "cannot keep its lock");
 }
 
 lm_code lm_temp_sync(const lm_temp *t, lm_err *e)
@@ -219,6 +325,7 @@ lm_code lm_temp_publish(lm_temp *t, lm_err *e)
     if (rc)
         return lm_fail(e, LM_EIO, t->target, NULL, "cannot put the finished output in place");
     lm_free(withdraw(t));
+    let_go(t);
     return lm_temp_sync(t, e);
 }
 
@@ -229,6 +336,7 @@ void lm_temp_fini(lm_temp *t)
     if (t->path)
         lm_rm_rf(t->path, NULL);
     path = withdraw(t);
+    let_go(t);
     lm_free(path);
     lm_free(t->target);
     lm_free(t->folder);

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/owner.h"
 
 char *lm_run_step_name(int64_t step, char *buf)
 {
@@ -42,7 +42,7 @@ int64_t lm_run_step_of(const char *name)
 /* Make or replace the symbolic link dir/name -> target. */
 static lm_code put_link(const char *dir, const char *name, const char *target, lm_err *e)
 {
-    char *path = NULL, *temp = NULL, old[512];
+    char *path = NULL, *temp = NULL, old[512], tag[LM_OWNER_TAG];
     lm_code rc = lm_path_join(&path, dir, name, e);
 
     if (!rc) {
@@ -57,9 +57,9 @@ static lm_code put_link(const char *dir, const char *name, const char *target, l
                          "it is in the way of a link to the newest checkpoint");
     }
     if (!rc)
-        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%ld", dir, name, (long)getpid());
+        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%s", dir, name, lm_owner_tag(tag));
     if (!rc) {
-        unlink(temp); /* left by a process of the same number that was killed */
+        unlink(temp); /* of a symlink that failed */
         if (symlink(target, temp) || rename(temp, path)) {
             rc = lm_fail(e, LM_EIO, path, NULL, "cannot make a link to %s", target);
             unlink(temp);
@@ -284,48 +284,16 @@ lm_code lm_run_resolve(const char *path, char **out, lm_err *e)
 
 lm_code lm_run_remove(const char *run_dir, const char *step_dir_name, lm_err *e)
 {
-    char *dir = NULL, *temp = NULL;
+    char *dir = NULL, *temp = NULL, tag[LM_OWNER_TAG];
     lm_code rc = lm_path_join(&dir, run_dir, step_dir_name, e);
 
     if (!rc)
-        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%ld", run_dir, step_dir_name, (long)getpid());
+        rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%s", run_dir, step_dir_name, lm_owner_tag(tag));
     if (!rc && rename(dir, temp))
         rc = lm_fail(e, LM_EIO, dir, NULL, "cannot remove");
     if (!rc)
         rc = lm_rm_rf(temp, e);
     lm_free(dir);
     lm_free(temp);
-    return rc;
-}
-
-/* The process that a temporary's name ends with, 0 if it is none of ours. */
-static long owner_of(const char *name)
-{
-    const char *mark = strstr(name, ".tmp.");
-    char *end;
-
-    if (name[0] != '.' || !mark)
-        return 0;
-    long pid = strtol(mark + 5, &end, 10);
-    return pid > 0 && (!*end || *end == '.') ? pid : 0;
-}
-
-lm_code lm_run_sweep(const char *run_dir, lm_err *e)
-{
-    char **names = NULL;
-    size_t n = 0;
-    lm_code rc = lm_dir_list(run_dir, &names, &n, e);
-
-    for (size_t i = 0; !rc && i < n; i++) {
-        long pid = owner_of(names[i]);
-        char *path = NULL;
-        if (!pid || kill((pid_t)pid, 0) == 0 || errno != ESRCH)
-            continue;
-        rc = lm_path_join(&path, run_dir, names[i], e);
-        if (!rc)
-            rc = lm_rm_rf(path, e);
-        lm_free(path);
-    }
-    lm_names_free(names, n);
     return rc;
 }

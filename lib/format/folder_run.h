@@ -57,8 +57,5 @@ lm_code lm_run_keep_bases(const char *run_dir, char *const *names, size_t n, boo
 /* Remove one checkpoint.  It loses its name first: a kill in between leaves a temporary, never half
  * a checkpoint. */
 lm_code lm_run_remove(const char *run_dir, const char *step_dir_name, lm_err *e);
-/* Remove what a killed run left behind: temporaries (.NAME.tmp.PID) of checkpoints and links whose
- * process is gone from this machine.  To be called before a run begins to write. */
-lm_code lm_run_sweep(const char *run_dir, lm_err *e);
 
 #endif

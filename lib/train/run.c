@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/owner.h"
 #include "format/folder.h"
 #include "format/folder_run.h"
 
@@ -194,9 +195,10 @@ static lm_code remove_after(const char *run, int64_t from, lm_err *e)
 
 lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
 {
-    if (lm_mkdir_p(run, e) || lm_run_sweep(run, e) || remove_after(run, from, e))
+    if (lm_mkdir_p(run, e))
         return e->code;
-    return LM_OK;
+    lm_owner_sweep(run);
+    return remove_after(run, from, e);
 }
 
 /* ---- where a run comes from ---- */

@@ -210,6 +210,57 @@ static void long_names(void **state)
     assert_true(lm_path_exists(name));
 }
 
+/* Refused at once, not when the finished output is renamed. */
+static void too_long_names(void **state)
+{
+    char name[257];
+    lm_out *o;
+    lm_outdir *d;
+    lm_err e = { 0 }, f = { 0 };
+
+    (void)state;
+    memset(name, 'n', 256);
+    name[256] = 0;
+    assert_int_equal(lm_out_open(name, false, &o, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "the name has 256 bytes, the file system allows 255");
+    assert_int_equal(lm_outdir_open(name, false, &d, &f), LM_EUSAGE);
+    assert_int_equal(files("."), 0);
+}
+
+static unsigned mode_of(const char *path)
+{
+    struct stat st;
+
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_mode & 07777;
+}
+
+/* What is replaced may be private, or shared with a group: so is the new one, from its first byte. */
+static void modes_are_kept(void **state)
+{
+    lm_out *o;
+    lm_outdir *d;
+    lm_err e = { 0 };
+    struct stat st;
+
+    (void)state;
+    umask(022);
+    put("x", "old");
+    assert_int_equal(chmod("x", 0640), 0);
+    assert_int_equal(lm_out_open("x", true, &o, &e), LM_OK);
+    assert_int_equal(fstat(lm_out_fd(o), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0640);
+    assert_int_equal(lm_out_commit(o, &e), LM_OK);
+    assert_int_equal(mode_of("x"), 0640);
+
+    assert_int_equal(mkdir("m", 0777), 0);
+    assert_int_equal(chmod("m", 0500), 0); /* empty: needs no force */
+    assert_int_equal(lm_outdir_open("m", false, &d, &e), LM_OK);
+    assert_int_equal(mode_of(lm_outdir_path(d)), 0700);
+    assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
+    assert_int_equal(mode_of("m"), 0500);
+}
+
 static void same_target_twice(void **state)
 {
     lm_out *a, *b;
@@ -487,6 +538,8 @@ int main(void)
         TEST(impossible_targets),
         TEST(links_stay),
         TEST(long_names),
+        TEST(too_long_names),
+        TEST(modes_are_kept),
         TEST(same_target_twice),
         TEST(full_disk),
         TEST(killed_halfway),

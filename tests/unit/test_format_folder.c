@@ -416,29 +416,6 @@ static void test_run(void **state)
     assert_true(lm_path_exists(in("run/step-1000000")));
 }
 
-static void test_sweep(void **state)
-{
-    lm_err e = { 0 };
-    char mine[64];
-    (void)state;
-
-    mkdir(in("run"), 0777);
-    mkdir(in("run/.step-000100.tmp.999999999"), 0777); /* no such process */
-    put_text("run/.step-000100.tmp.999999999/model.safetensors", "half");
-    assert_int_equal(symlink("x", in("run/.latest.tmp.999999999.2")), 0);
-    snprintf(mine, sizeof mine, "run/.step-000200.tmp.%ld", (long)getpid());
-    mkdir(in(mine), 0777);
-    put_text("run/.notes", "");
-    put_text("run/a.tmp.999999999", "");
-    assert_int_equal(lm_run_sweep(in("run"), &e), LM_OK);
-    struct stat st;
-    assert_true(lstat(in("run/.step-000100.tmp.999999999"), &st) != 0);
-    assert_true(lstat(in("run/.latest.tmp.999999999.2"), &st) != 0);
-    assert_true(lm_path_exists(in(mine)));
-    assert_true(lm_path_exists(in("run/.notes")));
-    assert_true(lm_path_exists(in("run/a.tmp.999999999")));
-}
-
 static void test_step_names(void **state)
 {
     static const char *const bad[] = { "step-",  "step-12",     "step-00000x",
@@ -514,7 +491,6 @@ int main(void)
         WITH_DIR(test_incomplete_folder),
         cmocka_unit_test(test_pretty_reals),
         WITH_DIR(test_run),
-        WITH_DIR(test_sweep),
         cmocka_unit_test(test_step_names),
         cmocka_unit_test(test_history),
         WITH_DIR(test_digest),

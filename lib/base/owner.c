@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* owner.c -- see owner.h. */
+#include "base/owner.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+
+enum { IDLE_SECONDS = 24 * 3600, BOOT_DIGITS = 16 };
+
+#define XFS_MAGIC 0x58465342 /* not in magic.h */
+#define ZFS_MAGIC 0x2fc12fc1
+
+/* The first bytes of a file of /proc; "" if there is none. */
+static void read_proc(const char *path, char *buf, size_t size)
+{
+    FILE *f = fopen(path, "re");
+    size_t n = f ? fread(buf, 1, size - 1, f) : 0;
+
+    buf[n] = 0;
+    if (f)
+        fclose(f);
+}
+
+/* boot_id is random and made at each start, so it names the machine as well. */
+static uint64_t boot_hash(void)
+{
+    char id[256];
+
+    read_proc("/proc/sys/kernel/random/boot_id", id, sizeof id);
+    if (!id[0] && gethostname(id, sizeof id - 1))
+        id[0] = 0;
+    return lm_hash_str(id);
+}
+
+/* Field 22 of /proc/self/stat; the second field, in parentheses, may hold anything. */
+static unsigned long long start_ticks(void)
+{
+    char stat[1024], *at;
+
+    read_proc("/proc/self/stat", stat, sizeof stat);
+    at = strrchr(stat, ')');
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at, NULL, 10) : 0;
+}
+
+char *lm_owner_tag(char tag[LM_OWNER_TAG])
+{
+    snprintf(tag, LM_OWNER_TAG, "lm%016llx-%ld-%llu", (unsigned long long)boot_hash(),
+             (long)getpid(), start_ticks());
+    return tag;
+}
+
+bool lm_owner_lock(int fd)
+{
+    return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+/* ---- What others have left ---- */
+
+static const char *skip_digits(const char *s)
+{
+    const char *from = s;
+
+    while (isdigit((unsigned char)*s))
+        s++;
+    return s > from ? s : NULL;
+}
+
+/* Is it a name as above?  *boot: of the owner. */
+static bool parse_name(const char *name, unsigned long long *boot)
+{
+    const char *tag = NULL;
+
+    for (const char *at = name; (at = strstr(at, ".tmp.lm")); at++)
+        tag = at + 7;
+    if (name[0] != '.' || !tag || strspn(tag, "0123456789abcdef") != BOOT_DIGITS)
+        return false;
+    *boot = strtoull(tag, NULL, 16);
+    tag += BOOT_DIGITS;
+    for (int i = 0; i < 2; i++)
+        if (*tag != '-' || !(tag = skip_digits(tag + 1)))
+            return false;
+    return !*tag || (*tag == '.' && (tag = skip_digits(tag + 1)) && !*tag);
+}
+
+/* File systems that no other kernel writes to. */
+static bool is_local(int fd)
+{
+    static const unsigned long local[] = { EXT4_SUPER_MAGIC,     XFS_MAGIC,
+                                           BTRFS_SUPER_MAGIC,    TMPFS_MAGIC,
+                                           F2FS_SUPER_MAGIC,     ZFS_MAGIC,
+                                           OVERLAYFS_SUPER_MAGIC };
+    struct statfs fs;
+
+    if (fstatfs(fd, &fs))
+        return false;
+    for (size_t i = 0; i < sizeof local / sizeof *local; i++)
+        if ((unsigned long)fs.f_type == local[i])
+            return true;
+    return false;
+}
+
+static bool is_old(const struct stat *st, time_t now)
+{
+    return now - st->st_mtime > IDLE_SECONDS;
+}
+
+/* Has nothing in it changed for a day?  Of a folder, what lies directly in it is looked at. */
+static bool is_idle(int dirfd, const char *name)
+{
+    time_t now = time(NULL);
+    struct stat st;
+    struct dirent *d;
+    DIR *dir;
+    bool idle;
+
+    if (fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW) || !is_old(&st, now))
+        return false;
+    if (!S_ISDIR(st.st_mode))
+        return true;
+    int fd = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    dir = fd < 0 ? NULL : fdopendir(fd);
+    idle = dir != NULL;
+    while (idle && (d = readdir(dir)))
+        idle = !strcmp(d->d_name, "..") ||
+               (!fstatat(fd, d->d_name, &st, AT_SYMLINK_NOFOLLOW) && is_old(&st, now));
+    if (dir)
+        closedir(dir);
+    else if (fd >= 0)
+        close(fd);
+    return idle;
+}
+
+/* Is its process dead?  Then *fd holds the lock until it is removed; -1: there is none to hold. */
+static bool is_dead(int dirfd, const char *name, unsigned long long boot, int *fd)
+{
+    struct stat st;
+
+    *fd = -1;
+    if (fstatat(dirfd, name, &st, AT_SYMLINK_NOFOLLOW))
+        return false;
+    if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) {
+        int how = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+        /* NFS wants to write what it locks */
+        *fd = S_ISREG(st.st_mode) ? openat(dirfd, name, O_RDWR | how) : -1;
+        if (*fd < 0 && (*fd = openat(dirfd, name, O_RDONLY | how)) < 0)
+            return false;
+        if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
+            if (boot == boot_hash() || is_local(*fd))
+                return true;
+        } else if (errno == EWOULDBLOCK) {
+            return false;
+        }
+    }
+    return is_idle(dirfd, name);
+}
+
+void lm_owner_sweep(const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *entry;
+    unsigned long long boot;
+    char path[8192];
+    int fd;
+
+    while (d && (entry = readdir(d))) {
+        if (!parse_name(entry->d_name, &boot))
+            continue;
+        if (is_dead(dirfd(d), entry->d_name, boot, &fd) &&
+            snprintf(path, sizeof path, "%s/%s", dir, entry->d_name) < (int)sizeof path)
+            lm_rm_rf(path, NULL);
+        if (fd >= 0)
+            close(fd);
+    }
+    if (d)
+        closedir(d);
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_base_owner.c -- temporaries of living processes stay, those of dead ones go. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/owner.h"
+
+static char home[64], start[4096];
+
+static int enter(void **state)
+{
+    (void)state;
+    strcpy(home, "/tmp/test_owner.XXXXXX");
+    return !getcwd(start, sizeof start) || !mkdtemp(home) || chdir(home);
+}
+
+static int leave(void **state)
+{
+    (void)state;
+    return chdir(start) || lm_rm_rf(home, NULL);
+}
+
+static void put(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT, 0666);
+
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static bool is_there(const char *path)
+{
+    struct stat st;
+
+    return lstat(path, &st) == 0;
+}
+
+static size_t count(void)
+{
+    char **names;
+    size_t n;
+
+    assert_int_equal(lm_dir_list(".", &names, &n, NULL), LM_OK);
+    lm_names_free(names, n);
+    return n;
+}
+
+/* A process with a file and a folder in work, until it is killed. */
+static pid_t begin(void)
+{
+    int ready[2];
+    char byte;
+    pid_t child;
+
+    assert_int_equal(pipe(ready), 0);
+    child = fork();
+    if (child == 0) {
+        lm_out *o;
+        lm_outdir *d;
+        lm_buf inside = { 0 };
+
+        if (lm_out_open("x", false, &o, NULL) || lm_outdir_open("m", false, &d, NULL))
+            _exit(1);
+        lm_buf_addf(&inside, NULL, "%s/config", lm_outdir_path(d));
+        put(inside.data);
+        if (write(ready[1], "!", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    close(ready[1]);
+    return child;
+}
+
+static void the_dead_are_told_from_the_living(void **state)
+{
+    pid_t child = begin();
+
+    (void)state;
+    assert_int_equal(count(), 2);
+    lm_owner_sweep(".");
+    assert_int_equal(count(), 2);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    lm_owner_sweep(".");
+    assert_int_equal(count(), 0);
+}
+
+/* The next output in the folder is enough. */
+static void an_output_sweeps(void **state)
+{
+    pid_t child = begin();
+    lm_out *o;
+
+    (void)state;
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    assert_int_equal(lm_out_open("y", false, &o, NULL), LM_OK);
+    assert_int_equal(count(), 1);
+    lm_out_drop(o);
+    assert_int_equal(count(), 0);
+}
+
+/* As PID 1 of a container is called like PID 1 of the one before: its own number is no proof of
+ * life. */
+static void own_number_is_no_life(void **state)
+{
+    char tag[LM_OWNER_TAG], name[128];
+
+    (void)state;
+    snprintf(name, sizeof name, ".step-000030.tmp.%s", lm_owner_tag(tag));
+    assert_int_equal(mkdir(name, 0777), 0);
+    lm_owner_sweep(".");
+    assert_false(is_there(name));
+}
+
+static void own_outputs_stay(void **state)
+{
+    lm_out *o;
+
+    (void)state;
+    assert_int_equal(lm_out_open("x", false, &o, NULL), LM_OK);
+    lm_owner_sweep(".");
+    assert_int_equal(count(), 1);
+    assert_int_equal(lm_out_commit(o, NULL), LM_OK);
+    assert_true(is_there("x"));
+}
+
+/* What cannot be locked, such as a link of another machine's process, has a day. */
+static void without_a_lock_a_day(void **state)
+{
+    const char *name = ".latest.tmp.lm0123456789abcdef-1-234.5";
+    struct timespec then[2] = { { .tv_sec = time(NULL) - 25 * 3600 } };
+
+    (void)state;
+    then[1] = then[0];
+    assert_int_equal(symlink("step-000010", name), 0);
+    lm_owner_sweep(".");
+    assert_true(is_there(name));
+    assert_int_equal(utimensat(AT_FDCWD, name, then, AT_SYMLINK_NOFOLLOW), 0);
+    lm_owner_sweep(".");
+    assert_false(is_there(name));
+}
+
+static void names_of_others(void **state)
+{
+    static const char *const names[] = {
+        ".notes",
+        ".x.tmp.1234",
+        ".x.tmp.lm",
+        ".x.tmp.lm0123456789abcde-1-2",
+        ".x.tmp.lm0123456789abcdeg-1-2",
+        ".x.tmp.lm0123456789abcdef-1",
+        ".x.tmp.lm0123456789abcdef-1-",
+        ".x.tmp.lm0123456789abcdef-1-2x",
+        ".x.tmp.lm0123456789abcdef-1-2.",
+        ".x.tmp.lm0123456789abcdef-1-2.3.4",
+        "x.tmp.lm0123456789abcdef-1-2",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        put(names[i]);
+    lm_owner_sweep(".");
+    assert_int_equal(count(), sizeof names / sizeof *names);
+    lm_owner_sweep("none"); /* no folder: nothing to do */
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, enter, leave)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(the_dead_are_told_from_the_living),
+        TEST(an_output_sweeps),
+        TEST(own_number_is_no_life),
+        TEST(own_outputs_stay),
+        TEST(without_a_lock_a_day),
+        TEST(names_of_others),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
