@@ -3,6 +3,7 @@
  * a second one, and the loss of the reader or of an input, end it at once.  No way out leaves a
  * temporary. */
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -32,15 +33,30 @@ static void on_stop(int sig)
         lm_stop_request(sig);
 }
 
-/* Mapped inputs that lose their end while they are read: no call fails, the memory does. */
-static void on_lost_input(int sig)
+static void put(const char *text)
 {
-    static const char what[] = ": an input: was cut short while it was read: give it whole\n";
-    ssize_t ignored = write(STDERR_FILENO, the_tool->name, strlen(the_tool->name));
+    ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
+
+    (void)ignored;
+}
+
+/* Mapped inputs that lose their end while they are read: no call fails, the memory does.  Several
+ * threads may be hit; the first one ends the process. */
+static void on_lost_input(int sig, siginfo_t *info, void *context)
+{
+    static atomic_flag begun = ATOMIC_FLAG_INIT;
+    static char input[4096];
 
     (void)sig;
-    ignored = write(STDERR_FILENO, what, sizeof what - 1);
-    (void)ignored;
+    (void)context;
+    while (atomic_flag_test_and_set(&begun))
+        pause();
+    if (isatty(STDERR_FILENO))
+        put("\r\033[K"); /* the progress line */
+    put(the_tool->name);
+    put(": ");
+    put(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
+    put(": was cut short while it was read: give it whole\n");
     lm_out_drop_last();
     _exit(1);
 }
@@ -65,6 +81,17 @@ static void handle(int sig, void (*fn)(int), int flags)
     sigaction(sig, &a, NULL);
 }
 
+static void handle_lost_input(void)
+{
+    struct sigaction a;
+
+    memset(&a, 0, sizeof a);
+    a.sa_sigaction = on_lost_input;
+    a.sa_flags = SA_SIGINFO;
+    sigfillset(&a.sa_mask);
+    sigaction(SIGBUS, &a, NULL);
+}
+
 void lm_signals_init(const lm_tool *t)
 {
     the_tool = t;
@@ -72,7 +99,7 @@ void lm_signals_init(const lm_tool *t)
     handle(SIGINT, on_stop, 0);
     handle(SIGTERM, on_stop, 0);
     handle(SIGHUP, on_stop, 0);
-    handle(SIGBUS, on_lost_input, 0);
+    handle_lost_input();
     handle(SIGXFSZ, SIG_IGN, 0); /* a limit on file sizes is a write that fails (EFBIG) */
     handle(SIGPIPE, t->lasting ? SIG_IGN : end_at_once, 0);
     if (t->lasting)

@@ -96,8 +96,20 @@ lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
     return rc;
 }
 
+/* As the handler of SIGBUS says it. */
+static lm_code fail_lost(const char *input, lm_err *e)
+{
+    lm_code rc = lm_fail(e, LM_EIO, input, "give it whole", "was cut short while it was read");
+
+    if (e)
+        e->sys = 0;
+    return rc;
+}
+
 lm_code lm_fail_write(const char *where, lm_err *e)
 {
+    if (errno == EFAULT)
+        return fail_lost("an input", e);
     bool full = errno == ENOSPC || errno == EDQUOT;
 
     return lm_fail(e, LM_EIO, where, full ? "make room on the disk" : NULL, "cannot write");
@@ -112,8 +124,14 @@ lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm
 
         if (put < 0 && errno == EINTR)
             continue;
-        if (put < 0)
-            return lm_fail_write(where, e);
+        if (put < 0) {
+            int why = errno;
+            char input[256];
+            bool lost = why == EFAULT && lm_map_name(p, input, sizeof input);
+
+            errno = why;
+            return lost ? fail_lost(input, e) : lm_fail_write(where, e);
+        }
         p += put;
         len -= (size_t)put;
     }

@@ -29,6 +29,9 @@ lm_code lm_map_open(const char *path, lm_map *out,
 /* The same of an open descriptor, which is taken over whatever the result; `path` is for messages. */
 lm_code lm_map_fd(int fd, const char *path, lm_map *out, lm_err *e);
 void lm_map_close(lm_map *m);
+/* The path of the file that the address `at` is mapped from; false, and "", if there is none.
+ * Async-signal-safe. */
+bool lm_map_name(const void *at, char *out, size_t room);
 
 /* A whole small file (at most `limit` bytes, else LM_EFORMAT); NUL-terminated, yours. */
 lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e);
@@ -67,9 +70,10 @@ lm_code lm_rm_rf(const char *path, lm_err *e); /* does not follow links */
 /* Names in a folder, sorted bytewise, without . and ..; free with lm_names_free. */
 lm_code lm_dir_list(const char *path, char ***names, size_t *n, lm_err *e);
 void lm_names_free(char **names, size_t n);
-/* "cannot write" with errno, and what to do about a full disk. */
+/* "cannot write" with errno, and what to do about a full disk.  EFAULT: the bytes came from a mapped
+ * input that has lost its end, which is said of "an input". */
 lm_code lm_fail_write(const char *where, lm_err *e);
-/* Full write(2) with retries. */
+/* Full write(2) with retries; an input that has lost its end is named. */
 lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e);
 
 #endif

@@ -341,9 +341,12 @@ static lm_code start_threads(lm_par *p, lm_err *e)
     int rc = 0, cpu = -1;
     bool pinned = CPU_COUNT(&start_mask) == p->n;
 
-    sigfillset(
-        &all); /* signals are for the main thread, but the loss of a reader hits who writes */
+    /* Signals are for the main thread, but those that a thread causes are its own: the loss of a
+     * reader, or of an input that is mapped. */
+    sigfillset(&all);
     sigdelset(&all, SIGPIPE);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (p->started = 1; p->started < p->n && !rc; p->started += !rc) {
         worker *w = &p->workers[p->started];

@@ -114,11 +114,22 @@ static int empty_folder(int fd, long *gone)
     return got < 0 ? -1 : 0;
 }
 
+/* Removing may move what has not been listed yet: until nothing is found. */
+static int empty_wholly(int fd)
+{
+    long gone;
+    int rc;
+
+    do {
+        rc = lseek(fd, 0, SEEK_SET) < 0 ? -1 : empty_folder(fd, &gone);
+    } while (!rc && gone);
+    return rc;
+}
+
 /* Remove `name` in the open folder `dirfd` and all below it.  Async-signal-safe. */
 static int remove_tree(int dirfd, const char *name)
 {
-    int fd, rc;
-    long gone;
+    int fd, rc, tries = 0;
 
     if (unlinkat(dirfd, name, 0) == 0)
         return 0;
@@ -127,11 +138,12 @@ static int remove_tree(int dirfd, const char *name)
     fd = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -1;
-    do { /* removing may move what has not been listed yet: until nothing is found */
-        rc = lseek(fd, 0, SEEK_SET) < 0 ? -1 : empty_folder(fd, &gone);
-    } while (!rc && gone);
+    do { /* a handler runs here while other threads still make files in it */
+        rc = empty_wholly(fd);
+        rc = rc ? rc : unlinkat(dirfd, name, AT_REMOVEDIR);
+    } while (rc && (errno == ENOTEMPTY || errno == EEXIST) && tries++ < 1000);
     close(fd);
-    return rc ? rc : unlinkat(dirfd, name, AT_REMOVEDIR);
+    return rc;
 }
 
 lm_code lm_rm_rf(const char *path, lm_err *e)

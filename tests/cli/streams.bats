@@ -322,3 +322,33 @@ END
     grep -q '^compress-ckpt: an input: was cut short' err
     [ -z "$(find . -name '*.tmp.*')" ]
 }
+
+# shrink J COMMAND ...: the input m2/ loses its end while the command, which writes to standard output,
+# waits for its reader.
+shrink() {
+    rm -rf m2 out && cp -r m m2
+    [ -p out ] || mkfifo out
+    "$@" > out 2> err &
+    pid=$!
+    exec 9< out
+    read -r -u 9 -N 1 _ || true # it writes, and has read no more than fits the pipe and its buffers
+    truncate -s 100000 m2/model.safetensors
+    cat <&9 > /dev/null
+    exec 9<&-
+    status=0
+    wait "$pid" || status=$?
+    echo "$* -> $status: $(cat err)"
+    [ "$status" -eq 1 ]
+    [ "$(wc -l < err)" -eq 1 ]
+    grep -q "^$1: $PWD/m2/model.safetensors: was cut short while it was read" err
+    [ -z "$(find . "${TMPDIR:-/tmp}" -maxdepth 1 -user "$(id -u)" -name ".*.tmp.lm*-$pid-*")" ]
+}
+
+@test "streams: an input that shrinks is named, at any number of threads" {
+    init-model -q llama-5m -o m
+    for j in 1 4; do
+        shrink merge-models --method linear -j "$j" m2 m2 -o -
+        shrink convert-model -j "$j" --to gguf --type q8_0 m2 -o -
+        shrink convert-model -j "$j" m2 -o -
+    done
+}

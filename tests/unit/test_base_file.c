@@ -90,6 +90,33 @@ static void maps(void **state)
     assert_int_equal(lm_map_open("/dev/null", &m, &g), LM_EFORMAT);
 }
 
+/* A write from it fails with EFAULT, which is no fault of the output. */
+static void a_map_that_shrinks(void **state)
+{
+    static char text[8192];
+    char name[256], path[320];
+    lm_map m;
+    lm_out *o;
+    lm_err e = { 0 };
+
+    (void)state;
+    memset(text, 'x', sizeof text - 1);
+    put("in", text);
+    assert_int_equal(lm_map_open("in", &m, &e), LM_OK);
+    snprintf(path, sizeof path, "%s/in", home);
+    assert_true(lm_map_name(m.data + 5000, name, sizeof name));
+    assert_string_equal(name, path);
+    assert_false(lm_map_name(&m, name, sizeof name));
+    assert_int_equal(truncate("in", 10), 0);
+    assert_int_equal(lm_out_open("out", false, &o, &e), LM_OK);
+    assert_int_equal(lm_write_all(lm_out_fd(o), m.data, m.size, "out", &e), LM_EIO);
+    assert_string_equal(e.where, path);
+    assert_string_equal(e.what, "was cut short while it was read");
+    assert_int_equal(e.sys, 0);
+    lm_out_drop(o);
+    lm_map_close(&m);
+}
+
 static void whole_files(void **state)
 {
     lm_buf b = { 0 };
@@ -531,6 +558,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(maps),
+        TEST(a_map_that_shrinks),
         TEST(whole_files),
         TEST(appears_at_commit),
         TEST(drop_leaves_nothing),
