@@ -12,6 +12,7 @@
 #include "common/frame.h"
 
 #define REDRAW_SECONDS 0.1
+#define LOG_SECONDS    10.0
 
 static struct {
     pthread_mutex_t lock;
@@ -72,17 +73,6 @@ static int columns(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
-static char *show_time(double s, char *buf)
-{
-    long n = s < 0 || !(s < 1e8) ? 0 : (long)(s + 0.5);
-
-    if (n >= 3600)
-        snprintf(buf, 32, "%ld:%02ld:%02ld", n / 3600, n / 60 % 60, n % 60);
-    else
-        snprintf(buf, 32, "%ld:%02ld", n / 60, n % 60);
-    return buf;
-}
-
 static char *show(double n, const char *unit, char *buf)
 {
     return strcmp(unit, "bytes") ? lm_show_count(n, buf) : lm_show_bytes(n, buf);
@@ -108,7 +98,7 @@ static void draw(double now, double done, double total, const char *unit, const 
                       bytes ? "" : " ", bytes ? "" : unit);
         if (total > done)
             n += snprintf(line + n, sizeof line - (size_t)n, "  %s left",
-                          show_time((total - done) / rate, b));
+                          lm_show_seconds((total - done) / rate, b));
     }
     if (note && n < (int)sizeof line)
         snprintf(line + n, sizeof line - (size_t)n, "  %.100s", note);
@@ -146,7 +136,8 @@ void lm_sink_init(lm_tool *t)
     state.verbosity = t->verbosity;
     state.bar = lm_the_frame.progress && t->verbosity >= 2 &&
                 (isatty(STDERR_FILENO) || lm_the_frame.progress_given);
-    t->sink = (lm_sink){ log_line, progress };
+    bool in_a_log = lm_the_frame.progress && !state.bar && t->verbosity == 2;
+    t->sink = (lm_sink){ log_line, progress, in_a_log ? LOG_SECONDS : 0 };
 }
 
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...)

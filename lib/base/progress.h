@@ -15,6 +15,9 @@ typedef struct lm_sink {
     /* done of total (0 = unknown) in `unit` ("tokens", "bytes", "steps"); `note` may be NULL. */
     void (*progress)(struct lm_sink *s, const char *what, double done, double total,
                      const char *unit, const char *note);
+    /* Seconds between two lines that say how far lasting work is: for a log, where progress is not drawn.
+     * 0: none, as it is drawn, not wanted, or said in more detail already. */
+    double beat;
 } lm_sink;
 
 void lm_log(lm_sink *s, lm_log_level level, const char *fmt, ...)

@@ -149,6 +149,17 @@ char *lm_show_bytes(double bytes, char *buf)
     return show(bytes, 1024, units, 5, buf);
 }
 
+char *lm_show_seconds(double s, char *buf)
+{
+    long n = s < 0 || !(s < 1e8) ? 0 : (long)(s + 0.5);
+
+    if (n >= 3600)
+        snprintf(buf, 32, "%ld:%02ld:%02ld", n / 3600, n / 60 % 60, n % 60);
+    else
+        snprintf(buf, 32, "%ld:%02ld", n / 60, n % 60);
+    return buf;
+}
+
 char *lm_show_count(double n, char *buf)
 {
     static const char *const units[] = { "", "k", "M", "B", "T" };

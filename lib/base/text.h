@@ -15,6 +15,7 @@ bool lm_parse_double(const char *s, double *out);  /* "C" locale whatever the pr
 /* "18.3 GiB", "4.96 M"; buf of at least 32 bytes; returns buf. */
 char *lm_show_bytes(double bytes, char *buf);
 char *lm_show_count(double n, char *buf);
+char *lm_show_seconds(double s, char *buf); /* "2:31", "1:02:31" */
 /* Does s end in `end`, with something before it? */
 bool lm_text_ends(const char *s, const char *end);
 /* The member of a NULL-terminated list nearest to s (edit distance <= 3), or NULL. */

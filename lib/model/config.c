@@ -394,3 +394,12 @@ double lm_config_train_flops(const lm_config *c, int64_t seq)
     return 6.0 * (double)lm_config_matmul_params(c) +
            12.0 * (double)c->layers * (double)(c->heads * c->head_dim) * (double)seq;
 }
+
+double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near)
+{
+    double all = 0;
+    for (int64_t l = 0; l < c->layers; l++)
+        all += lm_config_slides(c, l) ? near : pairs;
+    return 6.0 * (double)lm_config_matmul_params(c) * tokens +
+           12.0 * (double)(c->heads * c->head_dim) * all;
+}

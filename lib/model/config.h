@@ -75,6 +75,10 @@ int64_t lm_config_matmul_params(const lm_config *c);
 /* FLOPs of forward and backward per token: 6 N + 12 L H D T (PaLM, appendix B; no causal discount).
  */
 double lm_config_train_flops(const lm_config *c, int64_t seq);
+/* FLOPs of forward and backward of `tokens` tokens with the products of attention for those pairs of a
+ * query and a key that it looks at: `pairs` in layers that see all keys, `near` in those with the window.
+ * 6 N tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
+double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near);
 
 /* Rows 0..positions-1 of the rotary table that kernels/rope.h describes, [positions, head_dim]. */
 void lm_rope_table(const lm_config *c, int64_t positions, float *out);

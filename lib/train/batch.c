@@ -68,6 +68,17 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
     return LM_OK;
 }
 
+int64_t lm_batch_pairs(const lm_batch *b, int64_t window)
+{
+    int64_t pairs = 0, most = window > 0 ? window : INT64_MAX;
+    for (int64_t s = 0; s < b->batch; s++)
+        for (int64_t i = 0; i < b->seq; i++) {
+            int64_t seen = i + 1 - b->lo[s * b->seq + i];
+            pairs += seen < most ? seen : most;
+        }
+    return pairs;
+}
+
 lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e)
 {
     return lm_mirror_push(&b->rooms, b->rooms.bytes, s, e);

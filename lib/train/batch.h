@@ -33,6 +33,10 @@ size_t lm_batch_bytes(int64_t batch, int64_t seq);
  * (every target -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
 
+/* Pairs of a query and a key that causal attention looks at: inside documents, and at most `window` keys
+ * back, the query's own included (0: any number). */
+int64_t lm_batch_pairs(const lm_batch *b, int64_t window);
+
 /* All arrays, as they are now, to the backend on stream `s` (NULL: main).  They must stay as they
  * are until that is done, and what runs before on other streams must not read them any more. */
 lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e);

@@ -104,6 +104,7 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
     lm_jw_f64(&w, "seconds", r->seconds);
     lm_jw_f64(&w, "tokens_per_second", r->tokens_per_second);
     lm_jw_f64(&w, "mfu", r->mfu);
+    lm_jw_f64(&w, "mfu_attended", r->mfu_attended);
     if (r->device_planned > 0) {
         lm_jw_int(&w, "device_memory_planned_bytes", (int64_t)r->device_planned);
         lm_jw_int(&w, "device_memory_bytes", (int64_t)r->device_used);
@@ -115,9 +116,10 @@ lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_bu
 
 lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e)
 {
-    char tokens[32], share[32] = "", memory[32], planned[32], device[96] = "", best[80] = "";
+    char tokens[32], share[64] = "", memory[32], planned[32], device[96] = "", best[80] = "";
     if (r->mfu > 0)
-        snprintf(share, sizeof share, " (%.0f %% of the peak)", 100 * r->mfu);
+        snprintf(share, sizeof share, " (%.0f %% of the peak, %.0f %% attended)", 100 * r->mfu,
+                 100 * r->mfu_attended);
     if (r->device_planned > 0)
         snprintf(device, sizeof device, "%s of the device (%s planned), ",
                  lm_show_bytes(r->device_used, memory), lm_show_bytes(r->device_planned, planned));
@@ -161,8 +163,10 @@ lm_code lm_train_report_end(lm_metrics *m, const lm_train_result *r, const char 
     lm_metrics_f32(m, "seconds_eval", r->seconds_eval);
     lm_metrics_f32(m, "seconds_checkpoint", r->seconds_checkpoint);
     lm_metrics_f32(m, "tokens_per_second", r->tokens_per_second);
-    if (r->mfu > 0)
+    if (r->mfu > 0) {
         lm_metrics_f32(m, "mfu", r->mfu);
+        lm_metrics_f32(m, "mfu_attended", r->mfu_attended);
+    }
     if (r->device_planned > 0) {
         lm_metrics_int(m, "device_memory_planned_bytes", (int64_t)r->device_planned);
         lm_metrics_int(m, "device_memory_bytes", (int64_t)r->device_used);

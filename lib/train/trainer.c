@@ -383,7 +383,8 @@ static void sum_up(lm_trainer *t)
     if (t->r.seconds_steps > 0) {
         t->r.tokens_per_second =
             (double)(t->r.steps_run * t->plan.tokens_per_step) / t->r.seconds_steps;
-        t->r.mfu = trainer_mfu(t, t->r.tokens_per_second);
+        t->r.mfu = trainer_share(t, t->r.tokens_per_second * t->plan.flops_per_token);
+        t->r.mfu_attended = trainer_share(t, t->r.flops / t->r.seconds_steps);
     }
     if (!t->b->host_memory && !t->b->memory(t->b, &left, &total, &ignored) && left < t->free_before)
         t->r.device_used = (double)(t->free_before - left);
@@ -401,10 +402,15 @@ static lm_code wind_up(lm_trainer *t, lm_err *e)
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
 {
     lm_err second = { 0 };
-    t->started = t->last_save = lm_now();
+    t->started = t->last_save = t->last_line = lm_now();
     lm_code rc = find_saved(t, e);
     if (!rc)
         rc = loop(t, e);
+    if ((!rc || rc == LM_ENUMERIC) && trainer_report_last(t, &second) && !rc) {
+        *e = second;
+        rc = second.code;
+    }
+    memset(&second, 0, sizeof second);
     if (wind_up(t, &second) && !rc) {
         *e = second;
         rc = second.code;

@@ -66,10 +66,13 @@ typedef enum {
 typedef struct {
     lm_train_end end;
     int64_t step, tokens, steps_run;
-    double loss, val_loss;                  /* last; NAN if never */
-    double best_val_loss;                   /* of the checkpoint that the run's `best` names */
-    int64_t best_step;                      /* its step; -1: none */
-    double seconds, tokens_per_second, mfu; /* the latter two: of the time that steps took */
+    double loss, val_loss;             /* last; NAN if never */
+    double best_val_loss;              /* of the checkpoint that the run's `best` names */
+    int64_t best_step;                 /* its step; -1: none */
+    double seconds, tokens_per_second; /* the latter: of the time that steps took */
+    double mfu;          /* share of the peak by 6 N + 12 L H D T FLOPs a token; NAN: unknown */
+    double mfu_attended; /* the same, of attention only what it looks at */
+    double flops;        /* of all steps, by the latter */
     double seconds_steps, seconds_data, seconds_eval, seconds_checkpoint;
     bool timed; /* the next three are known */
     double seconds_forward, seconds_backward, seconds_optimizer;

@@ -34,6 +34,14 @@ typedef enum {
     PARTS
 } trainer_part;
 
+/* What one step found out. */
+typedef struct {
+    double loss, norm, lr, seconds, flops;
+    int64_t tokens;
+    bool logged;
+    lm_monitor_reading reading;
+} step_info;
+
 struct lm_trainer {
     lm_trainer_opts o;
     lm_trainer_io io;
@@ -49,6 +57,7 @@ struct lm_trainer {
     int sets, set; /* set: of the next step */
     bool drawn;    /* that one is filled and on its way */
     int64_t valid[2];
+    double flops[2]; /* of the step, with attention as far as it looks (lm_config_pair_flops) */
     lm_stream *copies;
     void *input; /* on a device: the micro-batch under way, where every one of them is read */
     struct {
@@ -71,18 +80,12 @@ struct lm_trainer {
 
     lm_train_result r;
     double started, last_save;
+    double last_line;      /* when the run last said how far it is (lm_sink.beat) */
+    step_info last;        /* of the last step that was done */
     size_t free_before;    /* bytes of the device before anything was allocated */
     int64_t saved, saving; /* step of the last checkpoint, of the one without a record; -1: none */
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
-
-/* What one step found out. */
-typedef struct {
-    double loss, norm, lr, seconds;
-    int64_t tokens;
-    bool logged;
-    lm_monitor_reading reading;
-} step_info;
 
 /* Are the times of nodes taken in the step under way? */
 static inline bool trainer_timed(const lm_trainer *t)
@@ -112,12 +115,15 @@ void trainer_unrecord(lm_trainer *t);
 /* ---- trainer_report.c ---- */
 
 lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e);
+/* The record of the last step, when the run ended at one that has none yet. */
+lm_code trainer_report_last(lm_trainer *t, lm_err *e);
 lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e);
 /* The newest checkpoint is whole: its writing is part of the trace if its beginning was. */
 void trainer_trace_saved(lm_trainer *t);
 /* Write the trace when all that belongs to it is known; `end`: whatever is missing. */
 lm_code trainer_write_trace(lm_trainer *t, bool end, lm_err *e);
-double trainer_mfu(const lm_trainer *t, double tokens_per_second);
+/* The share of the peak that so many FLOP/s are; NAN where the peak is unknown. */
+double trainer_share(const lm_trainer *t, double flops_per_second);
 
 /* ---- trainer_fit.c ---- */
 

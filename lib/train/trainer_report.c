@@ -4,49 +4,63 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "train/trainer_impl.h"
 
-double trainer_mfu(const lm_trainer *t, double tokens_per_second)
+double trainer_share(const lm_trainer *t, double flops_per_second)
 {
-    return t->o.peak_flops > 0 ? tokens_per_second * t->plan.flops_per_token / t->o.peak_flops
-                               : NAN;
+    return t->o.peak_flops > 0 ? flops_per_second / t->o.peak_flops : NAN;
 }
 
 /* Once, when there is something to say of its speed. */
-static void log_device(const lm_trainer *t, double rate)
+static void log_device(const lm_trainer *t, const step_info *i, double rate)
 {
-    char share[48] = "";
+    char share[80] = "";
+    double flops = rate * t->plan.flops_per_token;
     if (t->o.peak_flops > 0)
-        snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * trainer_mfu(t, rate));
+        snprintf(share, sizeof share, ", %.1f %% of the peak (%.1f %% attended)",
+                 100 * trainer_share(t, flops), 100 * trainer_share(t, i->flops / i->seconds));
     lm_log(t->io.sink, LM_LOG_INFO, "%s (%s), kernels %s: %.3g TFLOP/s%s", t->b->name, t->b->device,
-           t->b->detail, rate * t->plan.flops_per_token * 1e-12, share);
+           t->b->detail, flops * 1e-12, share);
 }
 
-static lm_code tell_tensorboard(lm_trainer *t, const step_info *i, double rate, lm_err *e)
+/* For a log that is no terminal: how far the run is, at most every `beat` seconds. */
+static void log_beat(lm_trainer *t, const step_info *i, double rate)
+{
+    double now = lm_now(), beat = t->io.sink ? t->io.sink->beat : 0;
+    char left[32];
+    if (beat <= 0 || now - t->last_line < beat)
+        return;
+    t->last_line = now;
+    lm_log(t->io.sink, LM_LOG_WARN,
+           "step %" PRId64 " of %" PRId64 ": loss %.4f, %.0f tokens/s, %s left", t->s.step,
+           t->o.steps, i->loss, rate,
+           lm_show_seconds((now - t->started) / (double)t->r.steps_run *
+                               (double)(t->o.steps - t->s.step),
+                           left));
+}
+
+/* `sampled`: the monitors have read this step. */
+static lm_code tell_tensorboard(lm_trainer *t, const step_info *i, bool sampled, double rate,
+                                lm_err *e)
 {
     lm_tb_scalar tb[] = { { "train/loss", i->loss },
                           { "train/grad_norm", i->norm },
                           { "train/lr", i->lr },
-                          { "train/update_ratio", i->reading.update_ratio },
-                          { "train/tokens_per_second", rate } };
-    return t->io.tensorboard ? lm_tb_add(t->io.tensorboard, t->s.step, t->io.wall_clock(), tb,
-                                         sizeof tb / sizeof *tb, e)
+                          { "train/tokens_per_second", rate },
+                          { "train/update_ratio", i->reading.update_ratio } };
+    size_t n = sizeof tb / sizeof *tb - (sampled ? 0 : 1);
+    return t->io.tensorboard ? lm_tb_add(t->io.tensorboard, t->s.step, t->io.wall_clock(), tb, n, e)
                              : LM_OK;
 }
 
-lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)
+static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
     double rate = (double)(t->plan.tokens_per_step) / i->seconds;
-    char note[96];
 
-    snprintf(note, sizeof note, "loss %.4f, %.0f tokens/s", i->loss, rate);
-    lm_progress(t->io.sink, "train", (double)t->s.step, (double)t->o.steps, "steps", note);
-    if (t->r.steps_run == 1)
-        log_device(t, rate);
-    if (!i->logged)
-        return LM_OK;
     lm_log(t->io.sink, LM_LOG_INFO,
            "step %" PRId64 ": loss %.4f, norm %.3f, lr %.3g, %.0f tokens/s", t->s.step, i->loss,
            i->norm, i->lr, rate);
@@ -57,16 +71,41 @@ lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)
     lm_metrics_f64(m, "loss", i->loss);
     lm_metrics_f64(m, "lr", i->lr);
     lm_metrics_f64(m, "grad_norm", i->norm);
-    lm_metrics_f32(m, "grad_p50", i->reading.p50);
-    lm_metrics_f32(m, "grad_p90", i->reading.p90);
-    lm_metrics_f32(m, "grad_p99", i->reading.p99);
-    lm_metrics_f32(m, "grad_max", i->reading.max);
-    lm_metrics_f32(m, "update_ratio", i->reading.update_ratio);
+    if (sampled) {
+        lm_metrics_f32(m, "grad_p50", i->reading.p50);
+        lm_metrics_f32(m, "grad_p90", i->reading.p90);
+        lm_metrics_f32(m, "grad_p99", i->reading.p99);
+        lm_metrics_f32(m, "grad_max", i->reading.max);
+        lm_metrics_f32(m, "update_ratio", i->reading.update_ratio);
+    }
     lm_metrics_f32(m, "tokens_per_second", rate);
-    if (t->o.peak_flops > 0)
-        lm_metrics_f32(m, "mfu", trainer_mfu(t, rate));
+    if (t->o.peak_flops > 0) {
+        lm_metrics_f32(m, "mfu", trainer_share(t, rate * t->plan.flops_per_token));
+        lm_metrics_f32(m, "mfu_attended", trainer_share(t, i->flops / i->seconds));
+    }
     lm_metrics_int(m, "memory_bytes", (int64_t)lm_rss_now());
-    return lm_metrics_end(m, e) ? e->code : tell_tensorboard(t, i, rate, e);
+    return lm_metrics_end(m, e) ? e->code : tell_tensorboard(t, i, sampled, rate, e);
+}
+
+lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)
+{
+    double rate = (double)(t->plan.tokens_per_step) / i->seconds;
+    char note[96];
+
+    snprintf(note, sizeof note, "loss %.4f, %.0f tokens/s", i->loss, rate);
+    lm_progress(t->io.sink, "train", (double)t->s.step, (double)t->o.steps, "steps", note);
+    if (t->r.steps_run == 1)
+        log_device(t, i, rate);
+    log_beat(t, i, rate);
+    return i->logged ? report(t, i, true, e) : LM_OK;
+}
+
+lm_code trainer_report_last(lm_trainer *t, lm_err *e)
+{
+    if (!t->r.steps_run || t->last.logged || !t->o.log_every)
+        return LM_OK;
+    t->last.logged = true;
+    return report(t, &t->last, false, e);
 }
 
 lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e)

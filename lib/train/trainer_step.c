@@ -38,11 +38,15 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err
 {
     double began = lm_now(), ended, lr = lm_schedule_lr(&t->o.schedule, step);
     lm_batch *batch = t->batch + set * t->o.accumulate;
+    const lm_config *c = t->io.config;
+    double pairs = 0, near = 0;
     int64_t valid = 0;
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         if (lm_batch_fill(&batch[i], t->train_feed, sample + i * t->o.batch, INT64_MAX, e))
             return e->code;
         valid += batch[i].valid;
+        pairs += (double)lm_batch_pairs(&batch[i], 0);
+        near += c->window > 0 ? (double)lm_batch_pairs(&batch[i], c->window) : 0;
     }
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         *batch[i].scale = valid ? (float)(1.0 / (double)valid) : 0.0f;
@@ -52,6 +56,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err
     }
     ended = lm_now();
     t->valid[set] = valid;
+    t->flops[set] = lm_config_pair_flops(c, (double)t->plan.tokens_per_step, pairs, near);
     t->r.seconds_data += ended - began;
     if (t->tracing)
         lm_trace_span(t->trace, TRACE_DATA, "draw", began, ended);
@@ -258,7 +263,9 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
         return e->code;
     i->tokens = t->valid[t->set];
     i->lr = lm_schedule_lr(&t->o.schedule, t->s.step);
-    i->logged = t->o.log_every && (t->s.step + 1) % t->o.log_every == 0;
+    i->flops = t->flops[t->set];
+    i->logged =
+        t->o.log_every && ((t->s.step + 1) % t->o.log_every == 0 || t->s.step + 1 == t->o.steps);
     if (forward_backward(t, e))
         return e->code;
     updating = lm_now();
@@ -274,5 +281,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     i->seconds = lm_now() - began;
     t->s.seconds += i->seconds;
     t->r.seconds_steps += i->seconds;
+    t->r.flops += i->flops;
+    t->last = *i;
     return LM_OK;
 }

@@ -203,6 +203,46 @@ no_temporaries() {
     grep -aq 'eval/loss' events.out.tfevents.x
 }
 
+@test "train: the last step has a record, whatever --log-every is" {
+    "${T[@]}" m0 data -o run --log-every 3 --metrics m.jsonl --tensorboard events
+    [ "$(field m.jsonl step step | tr '\n' ' ')" = "3 6 8 " ]
+    [ "$(field m.jsonl step grad_p50 | wc -l)" -eq 3 ]
+    # one that ends the run before its time, too: without samples of gradients, which were not taken
+    "${T[@]}" m0 data -o early --steps 100 --log-every 100 --eval-every 2 --early-stop 3 --early-stop-delta 100 --metrics e.jsonl
+    [ "$(field e.jsonl step step)" = 8 ]
+    [ "$(field e.jsonl step loss | wc -l)" -eq 1 ]
+    [ -z "$(field e.jsonl step grad_p50)" ]
+    [ "$(field e.jsonl end step)" = 8 ]
+}
+
+@test "train: a log that is no terminal has a line every 10 seconds" {
+    # the clock goes 1,000 times as fast: 10 s are 10 ms
+    fast_clock 1000 train --peak-tflops 0 --seq-len 32 --batch-size 2 m0 data -o run --steps 200 2> log
+    grep -qE '^train: step [0-9]+ of 200: loss [0-9.]+, [0-9]+ tokens/s, [0-9:]+ left$' log
+    [ "$(grep -c ' left$' log)" -ge 2 ]
+    [ "$(grep -c ' left$' log)" -lt 150 ]
+    for o in -q --no-progress; do
+        fast_clock 1000 train $o --peak-tflops 0 --seq-len 32 --batch-size 2 m0 data -o "run$o" --steps 200 2> log
+        run ! grep ' left$' log
+    done
+    # with -v each step has its line
+    fast_clock 1000 train -v --peak-tflops 0 --seq-len 32 --batch-size 2 m0 data -o runv --steps 200 2> log
+    run ! grep ' left$' log
+    [ "$(grep -c 'step .*: loss' log)" -ge 200 ]
+}
+
+@test "train: mfu by the usual formula, and by what attention looks at" {
+    for d in document-mask no-document-mask; do
+        "${T[@]}" m0 data -o run-$d --$d --peak-tflops 0.01 --metrics $d.jsonl --json > $d.json
+        [ "$(field $d.jsonl step mfu_attended | wc -l)" -eq 8 ]
+        paste <(field $d.jsonl step mfu) <(field $d.jsonl step mfu_attended) > $d
+        sed -nE 's/.*"mfu":([^,]*),"mfu_attended":([^,]*),.*/\1 \2/p' $d.json >> $d
+    done
+    # 97,472 - 80 * 64 parameters in products; causal attention sees 33 / 64 of 32 x 32 pairs
+    awk '{ print; if (!($2 < $1 && $2 > 0.7 * $1)) exit 1 } END { exit NR != 9 }' no-document-mask
+    paste document-mask no-document-mask | awk '{ print; if (!($2 / $1 < $4 / $3 * 0.9999)) exit 1 }'
+}
+
 @test "train: metrics on standard output, alone there; a reader that goes away stops nothing" {
     "${T[@]}" m0 data -o run --metrics - > m.jsonl
     [ "$(grep -c '^{"event":' m.jsonl)" -eq "$(wc -l < m.jsonl)" ]

@@ -240,7 +240,7 @@ static void take_log(lm_sink *s, lm_log_level level, const char *text)
 
 static void sinks(void **state)
 {
-    lm_sink s = { take_log, NULL };
+    lm_sink s = { .log = take_log };
 
     (void)state;
     lm_log(NULL, LM_LOG_WARN, "x");

@@ -261,6 +261,15 @@ static void test_flops(void **state)
         double want = B * T * (lm_config_train_flops(&c, T) - pairs + pairs / 3 * 3.5 / 2);
         double all = sum.phase[0].flops + sum.phase[1].flops + sum.phase[2].flops;
         assert_true(fabs(sum.all.flops / want - 1) < 0.02);
+        /* By pairs: the formula with all T^2 of a sequence, half of its attention with the causal ones. */
+        double every = lm_config_pair_flops(&c, B * T, (double)B * T * T, 0);
+        assert_true(fabs(every / (B * T * lm_config_train_flops(&c, T)) - 1) < 1e-12);
+        double causal = lm_config_pair_flops(&c, B * T, (double)B * T * T / 2, 0);
+        assert_true(fabs((every - causal) / (B * T * pairs / 2) - 1) < 1e-9);
+        c.window = 16; /* all layers slide */
+        assert_true(lm_config_pair_flops(&c, B * T, 1e9, 0) < causal);
+        assert_true(lm_config_pair_flops(&c, B * T, 0, (double)B * T * T) == every);
+        c.window = 0;
         assert_true(fabs(all / sum.all.flops - 1) < 1e-12);
         assert_true(sum.phase[LM_PHASE_BACKWARD_WEIGHT].flops > 0);
         lm_model_free(m);

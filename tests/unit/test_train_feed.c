@@ -186,12 +186,27 @@ static void a_batch_beyond_the_end_is_empty(void **state)
     lm_feed_free(f);
 }
 
+static void pairs_are_those_that_attention_sees(void **state)
+{
+    (void)state;
+    int32_t lo[2 * T] = { 0, 0, 0, 3, 3, 3, 6, 6 };
+    lm_batch b = { .batch = 2, .seq = T, .lo = lo };
+    /* documents of 3, 3 and 2 tokens; one of 8 */
+    assert_int_equal(lm_batch_pairs(&b, 0), 6 + 6 + 3 + 36);
+    assert_int_equal(lm_batch_pairs(&b, 2), 5 + 5 + 3 + 15);
+    assert_int_equal(lm_batch_pairs(&b, 1), 16);
+    assert_int_equal(lm_batch_pairs(&b, 100), lm_batch_pairs(&b, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_window_once_an_epoch),      cmocka_unit_test(the_order_is_the_seeds),
-        cmocka_unit_test(documents_are_kept_apart),        cmocka_unit_test(too_little_is_refused),
+        cmocka_unit_test(every_window_once_an_epoch),
+        cmocka_unit_test(the_order_is_the_seeds),
+        cmocka_unit_test(documents_are_kept_apart),
+        cmocka_unit_test(too_little_is_refused),
         cmocka_unit_test(a_batch_beyond_the_end_is_empty),
+        cmocka_unit_test(pairs_are_those_that_attention_sees),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
