@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c
- * takes a step, trainer_record.c records its parts, trainer_report.c tells of it, trainer_fit.c
+ * takes a step, trainer_numeric.c ends a run whose numbers are not finite, trainer_record.c records its parts, trainer_report.c tells of it, trainer_fit.c
  * knows what fits into memory. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
@@ -97,7 +97,11 @@ static inline bool trainer_timed(const lm_trainer *t)
 
 lm_code trainer_marks(lm_trainer *t, lm_err *e); /* once: those of a step */
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e);
-/* LM_ENUMERIC with what to do about it: the `what` of step `step` is `value`. */
+
+/* ---- trainer_numeric.c ---- */
+
+/* LM_ENUMERIC: the `what` of step `step` is `value`; names the tensor of the weights that is not finite, if
+ * one is, and the last checkpoint whose weights and states all are.  Overwrites the blocks: the run is over. */
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value,
                              lm_err *e);
 

@@ -128,23 +128,6 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
-lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
-{
-    const char *last = NULL;
-    char todo[200], where[64];
-    if (t->ckpt && lm_ckpt_wait(t->ckpt, e))
-        return e->code;
-    if (t->ckpt)
-        last = lm_ckpt_last(t->ckpt);
-    if (!last)
-        last = t->io.resume;
-    snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%s",
-             last ? "resume from " : "begin anew", last ? last : "");
-    snprintf(where, sizeof where, "step %" PRId64, step);
-    return lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what,
-                   isnan(value) ? "not a number" : "infinite");
-}
-
 /* ---- the optimiser ---- */
 
 static lm_code run_norm(lm_trainer *t, const lm_step *step, lm_err *e)

@@ -470,7 +470,7 @@ lowest() {
     run --separate-stderr train --resume run --steps 60 --optimizer adamw --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
     [ "$status" -eq 4 ]
     [ "${#stderr_lines[@]}" -eq 1 ]
-    [[ $stderr =~ ^"train: step "[0-9]+": the ".*" is "(not a number|infinite)": lower --lr or --max-grad-norm and resume from "run/step-[0-9]+$ ]]
+    [[ $stderr =~ ^"train: step "[0-9]+": the ".*" is "(not a number|infinite).*": lower --lr or --max-grad-norm and resume from "run/step-[0-9]+$ ]]
     [ -s "${stderr##* }/state.json" ]
     [ "${stderr##* }" = "run/$(readlink run/latest)" ]
     [ "$(field m.jsonl end status)" = '"nan"' ]
@@ -481,7 +481,7 @@ lowest() {
     "${T[@]}" m0 data -o last
     run train --resume last --steps "$step" --lr 1000 --warmup 0 --max-grad-norm 0 --lr-schedule constant --weight-decay 10
     [ "$status" -eq 4 ]
-    [[ $output == "train: step $step: the norm of the weights is infinite: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
+    [[ $output == "train: step $step: the norm of the weights is "*", and tensor \"model."*".weight\" holds an infinite number: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
     [ "$(echo last/step-*)" = last/step-000008 ]
 }
 
@@ -513,8 +513,33 @@ moved() { # moved RUN [GLOB] -> the largest movement of a weight from m0
     printf '\0\0\300\177' | dd of=bad/model.safetensors bs=1 seek=$(($(stat -c %s bad/model.safetensors) - 4)) conv=notrunc status=none
     run "${T[@]}" bad data -o run
     [ "$status" -eq 4 ]
-    [[ $output == "train: step 1: the loss is not a number: lower --lr or --max-grad-norm and begin anew" ]]
+    [[ $output == "train: bad: tensor \"model.norm.weight\" holds what is not a number: begin with another copy of the model" ]]
     [ ! -e run/latest ]
+}
+
+# spoil FILE: its last number becomes NaN
+spoil() {
+    printf '\0\0\300\177' | dd of="$1" bs=1 seek=$(($(stat -c %s "$1") - 4)) conv=notrunc status=none
+}
+
+@test "train: numbers that are not finite in a checkpoint: the tensor, and the last checkpoint without them" {
+    "${T[@]}" m0 data -o run --save-every 2 --keep 0
+    spoil run/step-000008/model.safetensors
+    run train --resume run --steps 12
+    [ "$status" -eq 4 ]
+    [[ $output == "train: run/step-000008: tensor \"model.norm.weight\" holds what is not a number: resume from run/step-000006, the last checkpoint without such" ]]
+    # states that are not finite spoil the weights at the first step; such a checkpoint is not the one to go back to
+    rm -r run/step-000008
+    spoil run/step-000006/optimizer.safetensors
+    run train --resume run --steps 12
+    [ "$status" -eq 4 ]
+    [[ $output == "train: step 8: the loss is not a number, and tensor \"model."*"\" holds what is not a number: lower --lr or --max-grad-norm and resume from run/step-000004" ]]
+    train -q --resume run/step-000004 -f
+    [ "$(readlink run/latest)" = step-000008 ]
+    for n in 2 4 6 8; do [ ! -d run/step-00000$n ] || spoil run/step-00000$n/model.safetensors; done
+    run train --resume run --steps 12
+    [ "$status" -eq 4 ]
+    [[ $output == *"begin anew: no checkpoint before it is without such" ]]
 }
 
 @test "train: data that cannot be trained on: one line, a status, and no run folder" {

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_numeric.c -- a loss, gradient or weight that is not finite: which tensor holds it, and the last
+ * checkpoint that does not.
+ *
+ * The run ends here, so the blocks serve as room to read older checkpoints into. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/folder_run.h"
+#include "train/flat.h"
+#include "train/trainer_impl.h"
+
+/* ---- the tensor ---- */
+
+/* The first element of slice i that is not finite, else 0. */
+static lm_code scan_slice(const lm_trainer *t, int i, float **tmp, size_t *room, float *found,
+                          lm_err *e)
+{
+    const lm_slice *s = &t->model->slice[i];
+    size_t n = (size_t)(s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1));
+    const float *x = t->s.param + lm_slice_offset(t->model, i);
+    *found = 0;
+    if (!t->b->host_memory) {
+        if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) ||
+            t->b->copy(t->b, *tmp, x, n * sizeof *x, t->b->main, e) ||
+            t->b->sync(t->b, t->b->main, e))
+            return e->code;
+        x = *tmp;
+    }
+    for (size_t k = 0; k < n && *found == 0; k++)
+        if (!isfinite(x[k]))
+            *found = x[k];
+    return LM_OK;
+}
+
+/* The first tensor with such an element; NULL: none has one. */
+static lm_code find_tensor(const lm_trainer *t, const char **name, float *value, lm_err *e)
+{
+    float *tmp = NULL;
+    size_t room = 0;
+    lm_code rc = LM_OK;
+    *name = NULL;
+    for (int i = 0; !rc && !*name && i < t->model->n_slices; i++) {
+        rc = scan_slice(t, i, &tmp, &room, value, e);
+        if (!rc && *value != 0)
+            *name = t->model->slice[i].name;
+    }
+    lm_free(tmp);
+    return rc;
+}
+
+/* ---- the checkpoint ---- */
+
+static bool is_finite_block(lm_trainer *t, const float *block)
+{
+    step_numbers *n = t->numbers.dev;
+    lm_err unseen = { 0 };
+    if (lm_sumsq(t->b, block, t->model->block, t->s.work, &n->weights, &unseen) ||
+        lm_mirror_pull(&t->numbers, sizeof *n, NULL, &unseen) ||
+        t->b->sync(t->b, t->b->main, &unseen))
+        return false;
+    n = t->numbers.host;
+    return isfinite(n->weights);
+}
+
+/* Do weights and states of the checkpoint at `path` open, and are all of them finite? */
+static bool is_clean(lm_trainer *t, const char *path)
+{
+    lm_model_source *src = NULL;
+    lm_err unseen = { 0 };
+    bool clean = !lm_model_source_open(path, NULL, &src, &unseen) &&
+                 !lm_weights_load_on(t->model, src, t->b, t->s.param, &unseen) &&
+                 !lm_ckpt_load(path, &t->s, &unseen) && is_finite_block(t, t->s.param);
+    for (int k = 0; clean && k < t->s.n_states; k++)
+        clean = is_finite_block(t, t->s.state[k]);
+    lm_model_source_close(src);
+    return clean;
+}
+
+/* The newest clean checkpoint of `run` before `step` (yours); NULL: there is none. */
+static lm_code find_older(lm_trainer *t, const char *run, int64_t step, char **out, lm_err *e)
+{
+    char **names = NULL;
+    size_t n = 0;
+    lm_code rc = lm_dir_list(run, &names, &n, e);
+    *out = NULL;
+    while (!rc && !*out && step > 0) {
+        char *name = NULL, *path = NULL;
+        int64_t next = -1;
+        for (size_t i = 0; i < n; i++) {
+            int64_t s = lm_run_step_of(names[i]);
+            next = s < step && s > next ? s : next;
+        }
+        step = next;
+        rc = step < 0 ? LM_OK : lm_run_find_step(run, step, &name, e);
+        if (!rc && name)
+            rc = lm_path_join(&path, run, name, e);
+        if (!rc && path && is_clean(t, path)) {
+            *out = path;
+            path = NULL;
+        }
+        lm_free(path);
+        lm_free(name);
+    }
+    lm_names_free(names, n);
+    return rc;
+}
+
+/* The last checkpoint that is clean: what this run wrote last, or began with, or the newest before that. */
+static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
+{
+    const char *last = t->ckpt ? lm_ckpt_last(t->ckpt) : NULL;
+    lm_train_state numbers = t->s; /* reading a checkpoint replaces them */
+    char *run = NULL;
+    lm_code rc = LM_OK;
+    *out = NULL;
+    if (!last)
+        last = t->io.resume;
+    if (!last)
+        return LM_OK;
+    if (is_clean(t, last))
+        rc = lm_strdup(out, last, e);
+    else if (lm_run_step_of(lm_path_base(last)) >= 0 &&
+             !(rc = lm_asprintf(&run, e, "%.*s", (int)(lm_path_base(last) - last - 1), last)))
+        rc = find_older(t, run, lm_run_step_of(lm_path_base(last)), out, e);
+    lm_free(run);
+    t->s = numbers;
+    return rc;
+}
+
+/* ---- the message ---- */
+
+/* The weights were so when they were read. */
+static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *kind,
+                           const char *clean, lm_err *e)
+{
+    char todo[256] = "begin with another copy of the model";
+    if (clean)
+        snprintf(todo, sizeof todo, "resume from %.150s, the last checkpoint without such", clean);
+    else if (t->io.resume)
+        snprintf(todo, sizeof todo, "begin anew: no checkpoint before it is without such");
+    return lm_fail(e, LM_ENUMERIC, lm_model_source_path(t->io.weights), todo,
+                   "tensor \"%.150s\" holds %s", tensor, kind);
+}
+
+lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
+{
+    const char *tensor, *kind = isnan(value) ? "not a number" : "infinite";
+    char todo[256], where[64], *clean = NULL;
+    float bad = 0;
+    if ((t->ckpt && lm_ckpt_wait(t->ckpt, e)) || t->b->sync(t->b, NULL, e) ||
+        find_tensor(t, &tensor, &bad, e) || find_clean(t, &clean, e))
+        return e->code;
+    snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%.180s",
+             clean ? "resume from " : "begin anew", clean ? clean : "");
+    snprintf(where, sizeof where, "step %" PRId64, step);
+    if (!tensor)
+        lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what, kind);
+    else if (!t->r.steps_run)
+        fail_loaded(t, tensor, isnan(bad) ? "what is not a number" : "an infinite number", clean,
+                    e);
+    else
+        lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s, and tensor \"%.120s\" holds %s", what,
+                kind, tensor, isnan(bad) ? "what is not a number" : "an infinite number");
+    lm_free(clean);
+    return e->code;
+}
