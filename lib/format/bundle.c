@@ -23,6 +23,8 @@ static const char looked_for[] = "give a model folder, a .safetensors file, a ta
  * compare its name.  The largest models published have some hundred shards. */
 enum { MOST_FILES = 16384 };
 
+enum { LOOK = 16 }; /* first bytes of a stream, by which its kind is known */
+
 /* ---- Entries ---- */
 
 lm_code lm_bundle_add(lm_bundle *b, const char *name, uint64_t bytes, lm_bundle_entry **out,
@@ -99,14 +101,18 @@ static lm_code open_folder(lm_bundle *b, lm_err *e)
     return rc;
 }
 
-/* The length of a header, then its '{': no tar begins so. */
+/* The length of a header, then its '{', or white space as far as can be seen: no tar and no filter
+ * begins so. */
 static bool is_safetensors(const uint8_t *p, size_t n)
 {
     uint64_t header = 0;
+    size_t at = 8;
 
     for (size_t i = 0; n > 8 && i < 8; i++)
         header |= (uint64_t)p[i] << (8 * i);
-    return n > 8 && p[8] == '{' && header && header <= LM_ST_MAX_HEADER;
+    while (at < n && at < LOOK && memchr(" \t\n\r", p[at], 4))
+        at++;
+    return n > 8 && (at == n || at == LOOK || p[at] == '{') && header && header <= LM_ST_MAX_HEADER;
 }
 
 static lm_code open_lone(lm_bundle *b, lm_err *e)
@@ -165,7 +171,7 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     if (isatty(fd))
         return lm_fail(e, LM_EUSAGE, b->path, "pipe a model into it", "is a terminal");
     fcntl(fd, F_SETPIPE_SZ, 1 << 20); /* fewer and longer turns, where it is a pipe */
-    rc = lm_bundle_raw_look(&b->raw, 16, &p, &n, e);
+    rc = lm_bundle_raw_look(&b->raw, LOOK, &p, &n, e);
     if (rc)
         return rc;
     if (!n)

@@ -14,7 +14,7 @@
  *
  * Whatever is wrong with a model is one error that names the file: a shard missing or truncated, a
  * tensor that the index promises and its shard lacks, a name in two shards, a file name with a path
- * in it. */
+ * in it.  A wrong total_size in the index is a warning. */
 #ifndef LM_FORMAT_FOLDER_H
 #define LM_FORMAT_FOLDER_H
 

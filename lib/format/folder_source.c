@@ -118,6 +118,31 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
     return LM_OK;
 }
 
+/* metadata.total_size is what downloaders and device maps calculate with; the tensors do not depend on
+ * it, so that a wrong one is reported and the model read. */
+static void check_total(const json_t *root, const lm_model_source *m, const char *where)
+{
+    const json_t *total = json_object_get(json_object_get(root, "metadata"), "total_size");
+    uint64_t bytes = lm_model_source_bytes(m);
+    bool right =
+        json_is_integer(total)
+            ? json_integer_value(total) >= 0 && (uint64_t)json_integer_value(total) == bytes
+            : json_is_real(total) && json_real_value(total) == (double)bytes;
+    lm_buf text = { 0 };
+    lm_err ignored = { 0 };
+    lm_jw w;
+
+    if (!total || right)
+        return;
+    lm_jw_begin(&w, &text, 0, &ignored);
+    lm_jw_json(&w, NULL, total);
+    if (!lm_jw_end(&w) && !lm_buf_add(&text, "", 1, &ignored))
+        lm_log(m->b->o.sink, LM_LOG_WARN,
+               "%s: metadata.total_size is %.40s, the tensors have %" PRIu64 " bytes: ignored",
+               where, text.data, bytes);
+    lm_buf_fini(&text);
+}
+
 static lm_code count_files(lm_model_source *m, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&m->first, m->n_files + 1, sizeof *m->first, "list of files", e);
@@ -196,6 +221,8 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
         rc = index_names(m, e);
     if (!rc)
         rc = check_index(m, map, index, e);
+    if (!rc)
+        check_total(root, m, index);
     lm_free(names);
     json_decref(root);
     return rc;

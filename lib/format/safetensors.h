@@ -3,7 +3,8 @@
  *
  * The file (github.com/huggingface/safetensors, "Format"):
  *  1. 8 bytes: N, the size of the header, little-endian u64, at most 100,000,000
- *  2. N bytes: a JSON object, UTF-8, beginning with '{', padded at its end with spaces:
+ *  2. N bytes: a JSON object, UTF-8, beginning with '{', padded at its end with spaces (white space
+ *     before the '{' is read too, as the reference library does, and never written):
  *     {"__metadata__": {KEY: STRING, ...}, NAME: {"dtype": "F32", "shape": [2,3], "data_offsets":
  * [0,24]}, ...}
  *  3. the data: row-major little-endian elements; offsets count from here; tensors cover it

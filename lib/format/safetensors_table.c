@@ -392,9 +392,12 @@ lm_code lm_st_table_parse(lm_st_table *t, const char *text, size_t len, uint64_t
                           const char *where, lm_err *e)
 {
     json_t *root = NULL;
+    size_t at = 0;
     lm_code rc;
 
-    if (!len || text[0] != '{')
+    while (at < len && memchr(" \t\n\r", text[at], 4)) /* JSON's white space */
+        at++;
+    if (at == len || text[at] != '{')
         return lm_fail(e, LM_EFORMAT, where, "check that it is a safetensors file",
                        "its header does not begin with '{'");
     rc = lm_json_parse(text, len, where, &root, e);

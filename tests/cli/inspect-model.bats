@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # inspect-model: what it prints, what it compares, what it refuses.
+bats_require_minimum_version 1.5.0
 
 setup() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -110,6 +111,43 @@ setup() {
         [ "${#lines[@]}" -eq 1 ]
         [[ "$output" == "inspect-model: "*"$message"* ]]
     done < "$root/tests/golden/bad/safetensors.list"
+}
+
+@test "inspect-model: white space before the header is read, as the reference library does" {
+    header=$' \n\t\r {"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
+    { printf "\\$(printf %03o ${#header})\0\0\0\0\0\0\0%s" "$header"; tail -c 8 w.safetensors; } > ws
+    cp ws ws.safetensors
+    for model in ws.safetensors ws -; do # by its name, by its content, as a file on standard input
+        run inspect-model --check "$model" w.safetensors < ws
+        [ "$status" -eq 0 ]
+    done
+    cat ws | inspect-model --check - w.safetensors
+    compress-ckpt -q ws.safetensors
+    compress-ckpt -l --json ws.safetensors.lmz | grep -q '"tensor":"w"'
+    compress-ckpt -q -d ws.safetensors.lmz -o back.safetensors
+    cmp ws back.safetensors
+}
+
+@test "inspect-model: an index with a wrong total_size is a warning, and no more" {
+    mv m0/model.safetensors m0/model-00001-of-00001.safetensors
+    index() { # index TOTAL
+        echo "{\"metadata\": {\"total_size\": $1}," \
+            '"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}' \
+            > m0/model.safetensors.index.json
+    }
+    for right in 12 12.0; do
+        index $right
+        run --separate-stderr inspect-model m0
+        [ "$status" -eq 0 ] && [ -z "$stderr" ]
+    done
+    for wrong in 13 '"12"' -12 12.5; do
+        index "$wrong"
+        run --separate-stderr inspect-model m0
+        [ "$status" -eq 0 ]
+        [ "$stderr" = "inspect-model: m0/model.safetensors.index.json: metadata.total_size is $wrong, the tensors have 12 bytes: ignored" ]
+        [[ "$output" == *"parameters 3 "* ]]
+    done
 }
 
 @test "inspect-model: names from a file cannot drive the terminal" {
