@@ -89,7 +89,7 @@ def test_files(run, tmp):
 def test_refused(tmp):
     """What the library refuses we refuse; where we are stricter, the list says so."""
     bad = os.path.join(ROOT, "tests/golden/bad")
-    # The library accepts these: the format's description wants "{" first, and we carry eight dimensions and no NUL.
+    # The library accepts these: we carry eight dimensions and no NUL.
     stricter = {"metadata-nul", "nul-in-name", "nine-dims"}
     for line in open(os.path.join(bad, "safetensors.list")):
         name = line.split(".")[0]
