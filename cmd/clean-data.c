@@ -75,12 +75,15 @@ static const char *const examples[] = {
     "zcat a.jsonl.gz | clean-data -r gopher -d exact --report r.json -o clean.jsonl", NULL
 };
 
+static const char *const side[] = { "report", "dropped", NULL };
+
 static lm_tool tool = {
     .name = "clean-data",
     .args = "[FILE ...]",
     .brief = "filter and deduplicate JSONL, plain text and archives",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED,
+    .side = side,
+    .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED,
     .max_args = -1,
     .filter = true,
     .examples = examples,
@@ -309,6 +312,8 @@ int main(int argc, char **argv)
     lm_par *par = NULL;
 
     lm_begin(&tool, argc, argv);
+    if (lm_given(&tool, "history") && !opt.report && !tool.json)
+        lm_misuse(&tool, "--history", "leave it out, or add --report", "no report is written");
     read_rules();
     read_shares("--gopher-top-ngrams", opt.top_ngrams, LM_RULE_TOP_2, 3);
     read_shares("--gopher-dup-ngrams", opt.dup_ngrams, LM_RULE_DUP_5, 6);

@@ -50,7 +50,7 @@ static lm_tool tool = {
     .args = "MODEL",
     .brief = "convert a model between Hugging Face, GGUF, llm.c and llama2.c",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS,
+    .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS,
     .min_args = 1,
     .max_args = 1,
     .examples = examples,
@@ -70,6 +70,7 @@ static void check_use(lm_model_format to, const lm_import *m)
         { "max-shard-size", 1u << LM_FORMAT_HF },
         { "dtype", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_LLMC },
         { "tokenizer", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_GGUF },
+        { "history", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_GGUF },
     };
 
     for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {

@@ -57,7 +57,8 @@ static lm_tool tool = {
     .args = "PRESET|config.json|MODEL",
     .brief = "make a model folder of fresh weights from a preset or a config.json",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN,
+    .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON |
+           LM_USE_DRY_RUN,
     .max_args = 1,
     .examples = examples,
 };
@@ -263,25 +264,17 @@ static lm_code make_plan(work *w, lm_err *e)
     };
     const lm_history_input inputs[2] = { { .name = lm_path_base(w->path), .digest = w->digest },
                                          { .name = opt.tokenizer, .digest = w->tok_digest } };
-    lm_buf chain = { 0 };
+    lm_history_step step = lm_tool_step(&tool);
     lm_code rc = lm_model_build(&w->config, &build, &w->model, e);
     if (!rc)
         rc = lm_st_plan_new(&w->plan, e);
     if (!rc)
         rc = lm_weights_plan(w->model, opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan,
                              e);
-    const lm_history_step step = { .tool = tool.name,
-                                   .version = LM_VERSION,
-                                   .argv = tool.told_argv,
-                                   .argc = tool.told_argc,
-                                   .inputs = inputs,
-                                   .n_inputs = opt.tokenizer ? 2 : 1,
-                                   .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
+    step.inputs = inputs;
+    step.n_inputs = opt.tokenizer ? 2 : 1;
     if (!rc)
-        rc = lm_history_add(NULL, &step, &chain, e);
-    if (!rc)
-        rc = lm_st_plan_meta(w->plan, LM_HISTORY_KEY, chain.data, e);
-    lm_buf_fini(&chain);
+        rc = lm_history_plan(NULL, &step, w->plan, e);
     return rc;
 }
 

@@ -26,7 +26,7 @@ static struct {
         *tol, *select_topk, *sign_election, *alpha, *fisher_floor;
     bool normalize, nuslerp_flatten, nuslerp_row_wise, normalize_weights, filter_wise, clamp_t;
     int64_t shard;
-    bool list, print_plan;
+    bool list, print_plan, digest;
     /* tokenizers that differ */
     const char *tokenizer;
     int64_t pad_to;
@@ -97,6 +97,7 @@ static const lm_opt options[] = {
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "type of the result [that of the base]"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
              "begin another file when one holds this much [5 GB]"),
+    LM_FLAG(0, "digest", &opt.digest, "read the inputs whole for the digests in the history"),
     LM_FLAG(0, "print-plan", &opt.print_plan, "print what becomes of each tensor and exit"),
     LM_END
 };
@@ -113,8 +114,8 @@ static lm_tool tool = {
     .args = "[MODEL[:WEIGHT|:KEY=VALUE,...] ...]",
     .brief = "make one model of several",
     .opts = options,
-    .use =
-        LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN | LM_USE_DEVICE,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN |
+           LM_USE_DEVICE | LM_USE_HISTORY,
     .max_args = -1,
     .examples = examples,
     .takes_config = takes_config,
@@ -454,7 +455,10 @@ static lm_code run(lm_err *e)
     lm_merge_plan *p = NULL;
     lm_par *par = NULL;
     lm_bundle_opts bundle = { .tmpdir = tool.tmpdir, .sink = &tool.sink };
-    lm_merge_plan_opts how = { .bundle = &bundle, .sink = &tool.sink };
+    /* What a search resumes must be of the same models, to the last bit. */
+    lm_merge_plan_opts how = { .bundle = &bundle,
+                               .sink = &tool.sink,
+                               .whole_digest = opt.digest || (opt.search && !opt.print_plan) };
     lm_code rc = make_recipe(&r, e);
 
     if (!rc)

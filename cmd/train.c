@@ -118,12 +118,15 @@ static const char *const examples[] = {
     "train --resume run/ --steps 600", NULL
 };
 
+static const char *const side[] = { "tensorboard", "trace", NULL };
+
 static lm_tool tool = { .name = "train",
                         .args = "MODEL DATA | --resume RUN [DATA]",
                         .brief = "train a language model on token shards",
                         .opts = options,
+                        .side = side,
                         .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON |
-                               LM_USE_DEVICE | LM_USE_DRY_RUN | LM_USE_METRICS,
+                               LM_USE_DEVICE | LM_USE_DRY_RUN | LM_USE_METRICS | LM_USE_HISTORY,
                         .min_args = 0,
                         .max_args = 2,
                         .lasting = true,
@@ -404,14 +407,10 @@ static lm_code keep_options(session *s, lm_err *e)
 static lm_code make_history(session *s, lm_err *e)
 {
     lm_history_input in[2] = { { .name = s->model }, { .name = s->train_path } };
-    lm_history_step step = { .tool = tool.name,
-                             .version = LM_VERSION,
-                             .argv = tool.told_argv,
-                             .argc = tool.told_argc,
-                             .inputs = in,
-                             .n_inputs = 2,
-                             .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
-    if (lm_model_source_digest(s->source, &in[0].digest, e))
+    lm_history_step step = lm_tool_step(&tool);
+    step.inputs = in;
+    step.n_inputs = 2;
+    if (!step.none && lm_model_source_digest(s->source, &in[0].digest, e))
         return e->code;
     return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
 }

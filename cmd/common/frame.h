@@ -15,7 +15,7 @@ typedef struct {
     int n;
     int64_t threads;
     const char *config, *completion;
-    bool help, version, print_config, progress, progress_given;
+    bool help, version, print_config, progress, progress_given, history;
 } lm_frame;
 
 extern lm_frame lm_the_frame;

@@ -10,7 +10,7 @@
 #include "common/frame.h"
 #include "graph/backend.h"
 
-lm_frame lm_the_frame = { .progress = true };
+lm_frame lm_the_frame = { .progress = true, .history = true };
 
 static lm_frame *const f = &lm_the_frame;
 
@@ -72,6 +72,8 @@ void lm_frame_build(lm_tool *t)
     add(use & LM_USE_JSON, (lm_opt)LM_FLAG(0, "json", &t->json, "write JSON to standard output"));
     add(use & LM_USE_DEVICE, (lm_opt){ LM_OPT_DEVICE, 0, "device", &t->device, "DEV", 0, 0, devices,
                                        "where to compute: cpu, cuda or cuda:N [cpu]" });
+    add(use & LM_USE_HISTORY, (lm_opt)LM_FLAG(0, "history", &f->history,
+                                              "record command and inputs in the product [on]"));
     add(use & LM_USE_DRY_RUN,
         (lm_opt)LM_FLAG(0, "dry-run", &t->dry_run, "show the plan, do nothing"));
     add(use & LM_USE_METRICS,
@@ -335,14 +337,58 @@ static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, giv
     return rc;
 }
 
-/* Is this word, in which `last` was noted, about the number of threads and nothing else? */
-static bool only_threads(const lm_tool *t, const char *word, const given_opt *last)
+/* Does this option leave the product as it is?  History does not tell it then, so that the same work
+ * under another name, with more threads or with more talk has the same bytes. */
+static bool is_silent(const lm_tool *t, const lm_opt *o)
 {
-    return f->opt[last->index].dst == &f->threads &&
-           (word[1] == '-' || find_letter_or_alias(t, word[1]) == last->index);
+    const void *const silent[] = { &f->threads, &f->progress, &f->history, &t->output,
+                                   &t->metrics, &t->force,    &t->json };
+
+    for (size_t i = 0; i < sizeof silent / sizeof *silent; i++)
+        if (o->dst == silent[i])
+            return true;
+    for (const char *const *side = t->side; side && *side; side++)
+        if (!strcmp(o->name, *side))
+            return true;
+    return !o->dst && (!strcmp(o->name, "verbose") || !strcmp(o->name, "quiet"));
 }
 
-/* Options to *l, operands to t->argv, in any order; all words but those on threads to told_argv. */
+/* Words [first, last] were the options noted from l->v[from] on: those that are told go to
+ * told_argv.  Letters that are not are taken out of their cluster. */
+static lm_code tell(lm_tool *t, char **argv, int first, int last, const given_list *l, size_t from,
+                    lm_err *e)
+{
+    char *word = argv[first];
+    size_t len = 1, letters = strlen(word);
+    bool value = last > first; /* the last option has its value in a word of its own */
+
+    if (l->n > from && !strncmp(word, "--", 2)) {
+        if (is_silent(t, &f->opt[l->v[from].index]))
+            return LM_OK;
+    } else if (l->n > from) {
+        lm_code rc = lm_alloc_n(&word, letters + 1, 1, "options", e);
+        if (rc)
+            return rc;
+        word[0] = '-';
+        for (size_t i = from; i < l->n; i++) {
+            size_t at = 1 + i - from, n = i + 1 < l->n ? 1 : letters - at;
+            bool told = !is_silent(t, &f->opt[l->v[i].index]);
+            memcpy(word + len, argv[first] + at, told ? n : 0);
+            len += told ? n : 0;
+            value = value && (told || i + 1 < l->n);
+        }
+        if (len == 1) {
+            lm_free(word);
+            return LM_OK;
+        }
+    }
+    t->told_argv[t->told_argc++] = word;
+    if (value)
+        t->told_argv[t->told_argc++] = argv[last];
+    return LM_OK;
+}
+
+/* Options to *l, operands to t->argv, in any order; what decides the product to told_argv. */
 static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&t->argv, (size_t)argc + 2, sizeof *t->argv, "operands", e);
@@ -364,10 +410,8 @@ static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e
             rc = parse_short(t, argc, argv, &i, l, e);
         else
             t->argv[t->argc++] = argv[i];
-        if (!rc && l->n > noted && only_threads(t, argv[first], &l->v[l->n - 1]))
-            continue;
-        for (int k = first; !rc && k <= i; k++)
-            t->told_argv[t->told_argc++] = argv[k];
+        if (!rc)
+            rc = tell(t, argv, first, i, l, noted, e);
     }
     return rc;
 }

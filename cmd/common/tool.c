@@ -71,7 +71,8 @@ lm_history_step lm_tool_step(const lm_tool *t)
                               .version = LM_VERSION,
                               .argv = t->told_argv,
                               .argc = t->told_argc,
-                              .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL };
+                              .hide_paths = getenv("SOURCE_DATE_EPOCH") != NULL,
+                              .none = !lm_the_frame.history };
 }
 
 static bool examine(const char *path, int fd, struct stat *st)

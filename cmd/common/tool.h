@@ -101,13 +101,14 @@ typedef struct {
 /* Which of the common options a tool takes besides -h --help --version -v -q, --[no-]progress,
  * --config, --print-config, which all take.  No option is accepted that does nothing. */
 enum {
-    LM_USE_OUTPUT = 1,   /* -o, -f */
-    LM_USE_THREADS = 2,  /* -j */
-    LM_USE_SEED = 4,     /* --seed */
-    LM_USE_JSON = 8,     /* --json */
-    LM_USE_DEVICE = 16,  /* --device; opened by lm_open_backend (device.h) */
-    LM_USE_DRY_RUN = 32, /* --dry-run */
-    LM_USE_METRICS = 64, /* --metrics DEST */
+    LM_USE_OUTPUT = 1,    /* -o, -f */
+    LM_USE_THREADS = 2,   /* -j */
+    LM_USE_SEED = 4,      /* --seed */
+    LM_USE_JSON = 8,      /* --json */
+    LM_USE_DEVICE = 16,   /* --device; opened by lm_open_backend (device.h) */
+    LM_USE_DRY_RUN = 32,  /* --dry-run */
+    LM_USE_METRICS = 64,  /* --metrics DEST */
+    LM_USE_HISTORY = 128, /* --[no-]history; obeyed by lm_tool_step */
 };
 
 typedef struct {
@@ -116,8 +117,9 @@ typedef struct {
     unsigned use;           /* LM_USE_* */
     int min_args, max_args; /* operands; max -1 = any; with min 0 and filter set, none = "-" */
     bool filter;
-    const char *alias;           /* "Tj": -T is another letter for -j; pairs, may be NULL */
-    bool lasting;                /* builds something lasting: SIGPIPE is ignored */
+    const char *const *side; /* options that name further outputs, NULL-terminated; may be NULL */
+    const char *alias;       /* "Tj": -T is another letter for -j; pairs, may be NULL */
+    bool lasting;            /* builds something lasting: SIGPIPE is ignored */
     const char *const *examples; /* two command lines for --help, NULL-terminated */
     /* True for a --config file that is not one of options: the tool reads t->config itself. */
     bool (*takes_config)(const char *path);
@@ -139,7 +141,8 @@ typedef struct {
     int status;         /* exit status so far */
     char **full_argv;   /* as given */
     int full_argc;
-    char **told_argv; /* the same without -j, which changes no product: for provenance */
+    /* The same for provenance: without what changes no product (-j, -v, -q) or names it (-o, -f). */
+    char **told_argv;
     int told_argc;
     lm_sink sink; /* for library calls: &tool->sink */
 } lm_tool;
@@ -160,7 +163,8 @@ void lm_complain(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */
 _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what, ...)
     LM_PRINTF(4, 5);
-/* This run as a step of a product's history; the inputs are the caller's to add. */
+/* This run as a step of a product's history; the inputs are the caller's to add.  With --no-history
+ * a step that leaves no history at all. */
 lm_history_step lm_tool_step(const lm_tool *t);
 /* Leaves as lm_misuse does when the output is the same file or folder as this input, or the folder
  * that it lies in; "-", or no output, is what standard output or input is. */

@@ -102,12 +102,13 @@ static lm_code name_with(lm_coded *c, const char *name, const char *suffix, char
     return rc;
 }
 
-/* Metadata as it is, without our own key. */
-static lm_code copy_meta(lm_coded *c, lm_err *e)
+/* Metadata as it is, without our own key; the history only where it is wanted. */
+static lm_code copy_meta(lm_coded *c, bool history, lm_err *e)
 {
     const char *key, *value;
     for (size_t i = 0; lm_st_stream_meta_at(c->in, i, &key, &value); i++)
-        if (strcmp(key, LM_CODED_KEY) && lm_st_plan_meta(c->plan, key, value, e))
+        if (strcmp(key, LM_CODED_KEY) && (history || strcmp(key, LM_HISTORY_KEY)) &&
+            lm_st_plan_meta(c->plan, key, value, e))
             return e->code;
     return LM_OK;
 }
@@ -178,16 +179,6 @@ static lm_code plan_reduction(lm_coded *c, const lm_coded_policy *p, lm_buf *tex
     return rc || !any ? rc : lm_st_plan_meta(c->plan, LM_CODED_KEY, text->data, e);
 }
 
-static lm_code add_history(lm_coded *c, const lm_history_step *step, lm_err *e)
-{
-    lm_buf text = { 0 };
-    lm_code rc = lm_history_add(lm_st_stream_meta(c->in, LM_HISTORY_KEY), step, &text, e);
-    if (!rc)
-        rc = lm_st_plan_meta(c->plan, LM_HISTORY_KEY, text.data, e);
-    lm_buf_fini(&text);
-    return rc;
-}
-
 lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_policy *p,
                         const lm_history_step *step, lm_coded **out, lm_err *e)
 {
@@ -197,11 +188,11 @@ lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_polic
         rc = lm_fail(e, LM_EUSAGE, file, "expand it first (compress-ckpt -d)",
                      "its tensors are coded already");
     if (!rc)
-        rc = copy_meta(*out, e);
+        rc = copy_meta(*out, !step || !step->none, e);
     if (!rc)
         rc = plan_reduction(*out, p, &text, e);
     if (!rc && step)
-        rc = add_history(*out, step, e);
+        rc = lm_history_plan(lm_st_stream_meta(in, LM_HISTORY_KEY), step, (*out)->plan, e);
     if (!rc)
         rc = measure(*out, e);
     lm_buf_fini(&text);
@@ -345,7 +336,7 @@ lm_code lm_coded_expand(lm_st_stream *in, const char *file, lm_coded **out, lm_e
     if (!rc && !json_is_object(all))
         rc = lm_fail(e, LM_EFORMAT, file, NULL, "\"" LM_CODED_KEY "\" is not a JSON object");
     if (!rc)
-        rc = copy_meta(*out, e);
+        rc = copy_meta(*out, true, e);
     if (!rc)
         rc = plan_expansion(*out, all, e);
     if (!rc)

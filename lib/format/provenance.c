@@ -62,7 +62,7 @@ static lm_code put_step(lm_jw *w, const lm_history_step *s, lm_err *e)
         rc = put_arg(w, "name", s->inputs[i].name, s->hide_paths, e);
         snprintf(hex, sizeof hex, "%016" PRIx64, s->inputs[i].digest);
         if (s->inputs[i].digest)
-            lm_jw_str(w, s->inputs[i].sampled ? "xxh3_sample" : "xxh3", hex);
+            lm_jw_str(w, s->inputs[i].kind ? s->inputs[i].kind : "xxh3", hex);
         lm_jw_close_obj(w);
     }
     lm_jw_close_arr(w);
@@ -77,6 +77,8 @@ lm_code lm_history_add(const char *before, const lm_history_step *step, lm_buf *
     lm_code rc = LM_OK;
     lm_jw w;
 
+    if (step->none)
+        return LM_OK;
     if (before && lm_json_parse(before, strlen(before), LM_HISTORY_KEY, &chain, &ignored))
         chain = NULL;
     lm_jw_begin(&w, out, 0, e);
@@ -92,9 +94,23 @@ lm_code lm_history_add(const char *before, const lm_history_step *step, lm_buf *
 
 lm_code lm_history_write(lm_jw *w, const char *name, const lm_history_step *step, lm_err *e)
 {
+    if (step->none)
+        return LM_OK;
     lm_jw_arr(w, name);
     lm_code rc = put_step(w, step, e);
     lm_jw_close_arr(w);
+    return rc;
+}
+
+lm_code lm_history_plan(const char *before, const lm_history_step *step, lm_st_plan *plan,
+                        lm_err *e)
+{
+    lm_buf chain = { 0 };
+    lm_code rc = lm_history_add(before, step, &chain, e);
+
+    if (!rc && chain.len)
+        rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, chain.data, e);
+    lm_buf_fini(&chain);
     return rc;
 }
 

@@ -112,26 +112,23 @@ static lm_code add_history(job *j, lm_err *e)
     const lm_merge_recipe *r = p->recipe;
     lm_history_step step = *j->o->step;
     lm_history_input *in = NULL;
-    lm_buf chain = { 0 }, how = { 0 };
+    lm_buf how = { 0 };
     const char *seq = lm_model_source_meta(p->model[p->lead].source, LM_SEQ_KEY);
     lm_code rc = lm_alloc_n(&in, (size_t)r->n_inputs, sizeof *in, "provenance", e);
 
     for (int i = 0; !rc && i < r->n_inputs; i++)
-        in[i] = (lm_history_input){ r->input[i].name, p->model[i].digest, true };
+        in[i] = (lm_history_input){ r->input[i].name, p->model[i].digest, lm_plan_digest_kind(p) };
     step.inputs = in;
     step.n_inputs = (size_t)r->n_inputs;
     if (!rc)
-        rc = lm_history_add(lm_model_source_meta(p->model[p->lead].source, LM_HISTORY_KEY), &step,
-                            &chain, e);
-    if (!rc)
-        rc = lm_st_plan_meta(j->names, LM_HISTORY_KEY, chain.data, e);
+        rc = lm_history_plan(lm_model_source_meta(p->model[p->lead].source, LM_HISTORY_KEY), &step,
+                             j->names, e);
     if (!rc && seq)
         rc = lm_st_plan_meta(j->names, LM_SEQ_KEY, seq, e);
-    if (!rc)
+    if (!rc && !step.none)
         rc = lm_merge_recipe_json(r, step.hide_paths, &how, e);
-    if (!rc)
+    if (!rc && !step.none)
         rc = lm_st_plan_meta(j->names, LM_MERGE_KEY, how.data, e);
-    lm_buf_fini(&chain);
     lm_buf_fini(&how);
     lm_free(in);
     return rc;

@@ -35,7 +35,7 @@ typedef struct {
     lm_st *fisher, *gram;    /* NULL: none */
     lm_tokenizer *tok;       /* NULL: it has none, or none was needed */
     int64_t layers;          /* num_hidden_layers; 0: unknown */
-    uint64_t digest;         /* lm_merge_digest; 0: not taken */
+    uint64_t digest;         /* lm_merge_digest, mixed with what is read beside it; 0: not taken */
 } lm_merge_model;
 
 /* One model's part in one tensor. */
@@ -78,6 +78,7 @@ typedef struct {
     uint64_t read, write; /* bytes of the whole merge */
     uint64_t largest;     /* bytes of the largest tensor, of inputs or result */
     lm_arena *arena;
+    bool whole; /* the digests are of all bytes */
 } lm_merge_plan;
 
 /* How inputs are opened. */
@@ -85,6 +86,7 @@ typedef struct {
     const lm_bundle_opts *bundle; /* may be NULL */
     lm_sink *sink;                /* warnings */
     bool no_digest;               /* leave lm_merge_model.digest 0 */
+    bool whole_digest;            /* digests of all bytes; streams are spooled for them */
 } lm_merge_plan_opts;
 
 /* Open the inputs and plan.  Fails: LM_EUSAGE, LM_EFORMAT, LM_EIO. */
@@ -95,8 +97,13 @@ void lm_merge_plan_free(lm_merge_plan *p);
 /* The bound on resident memory that a merge keeps: 2 x largest tensor x inputs + 64 MiB. */
 uint64_t lm_merge_plan_bound(const lm_merge_plan *p);
 
-/* A digest of a model that does not read it all: XXH3-64 over name, dtype, shape and 4 KiB at the
- * beginning, the middle and the end of each tensor, tensors in order of their names. */
-lm_code lm_merge_digest(const lm_model_source *m, uint64_t *out, lm_err *e);
+/* XXH3-64 over name, dtype, shape and bytes of each tensor, tensors in order of their names: the same
+ * for a folder, its tar and its .lmz.  Unless `whole`, of the bytes only 4 KiB at the beginning, the
+ * middle and the end of each tensor, so that the model is not read for it.  0, no failure, for a
+ * stream that was not spooled, and when lm_stopping(). */
+lm_code lm_merge_digest(const lm_model_source *m, bool whole, lm_sink *sink, uint64_t *out,
+                        lm_err *e);
+/* What the digests of a plan are called in reports and history: "xxh3_sample", "xxh3_tensors". */
+const char *lm_plan_digest_kind(const lm_merge_plan *p);
 
 #endif

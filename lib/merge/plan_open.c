@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/stop.h"
 #include "merge/plan_impl.h"
 #include "text/tokenizer_source.h"
 
@@ -209,13 +210,15 @@ static lm_code mix_file(const char *path, const char *name, uint64_t *h, lm_err 
 }
 
 /* Of the model, and of what is read beside it: two adapters of one base are two inputs. */
-static lm_code digest_input(lm_merge_plan *p, int i, lm_err *e)
+static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, lm_err *e)
 {
     const lm_merge_input *in = &p->recipe->input[i];
     lm_merge_model *m = &p->model[i];
     const char *lora = !m->lora ? NULL : in->lora ? in->lora : in->path;
-    lm_code rc = lm_merge_digest(m->source, &m->digest, e);
+    lm_code rc = o->whole_digest ? lm_model_source_spool(m->source, e) : LM_OK;
 
+    if (!rc)
+        rc = lm_merge_digest(m->source, o->whole_digest, o->sink, &m->digest, e);
     if (rc || !m->digest)
         return rc;
     if (lora && !strcmp(lora, "-")) { /* a stream is not read twice */
@@ -241,12 +244,13 @@ lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
     const lm_merge_recipe *r = p->recipe;
     lm_code rc = LM_OK;
 
+    p->whole = o->whole_digest;
     for (int i = 0; !rc && i < r->n_inputs; i++) {
         rc = open_input(p, i, o, e);
         if (!rc)
             rc = count_layers(&p->model[i], e);
         if (!rc && !o->no_digest)
-            rc = digest_input(p, i, e);
+            rc = digest_input(p, i, o, e);
     }
     return rc ? rc : compare(p, o->sink, e);
 }
@@ -344,27 +348,70 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(const lm_st_tensor *const *)a)->name, (*(const lm_st_tensor *const *)b)->name);
 }
 
-static lm_code digest_tensor(const lm_model_source *m, const lm_st_tensor *t, uint64_t *h,
-                             lm_err *e)
+enum { SAMPLE = 4096, PIECE = 1 << 20 };
+
+typedef struct {
+    const lm_model_source *m;
+    uint8_t *room; /* PIECE bytes */
+    bool whole;
+    lm_sink *sink;
+    double done, total;
+} digesting;
+
+/* Bytes of t that a sample holds. */
+static lm_code digest_sample(digesting *d, const lm_st_tensor *t, uint64_t *h, lm_err *e)
 {
-    unsigned char part[4096];
-    size_t n = t->bytes < sizeof part ? (size_t)t->bytes : sizeof part;
+    size_t n = t->bytes < SAMPLE ? (size_t)t->bytes : SAMPLE;
     uint64_t at[3] = { 0, (t->bytes - n) / 2, t->bytes - n };
     lm_code rc = LM_OK;
 
-    *h = lm_hash64(t->name, strlen(t->name), *h);
-    *h = lm_hash64(t->dtype_name, strlen(t->dtype_name), *h);
-    *h = lm_hash64(t->dim, (size_t)t->ndim * sizeof *t->dim, *h);
     for (int i = 0; !rc && i < 3; i++) {
-        rc = lm_model_source_peek(m, t, at[i], part, n, e);
+        rc = lm_model_source_peek(d->m, t, at[i], d->room, n, e);
         if (!rc)
-            *h = lm_hash64(part, n, *h);
+            *h = lm_hash64(d->room, n, *h);
     }
     return rc;
 }
 
-lm_code lm_merge_digest(const lm_model_source *m, uint64_t *out, lm_err *e)
+static lm_code digest_whole(digesting *d, const lm_st_tensor *t, uint64_t *h, lm_err *e)
 {
+    lm_hash128 all;
+    uint64_t of;
+    lm_code rc = LM_OK;
+
+    lm_hash128_init(&all);
+    for (uint64_t at = 0; !rc && at < t->bytes && !lm_stopping(); at += PIECE) {
+        size_t n = t->bytes - at < PIECE ? (size_t)(t->bytes - at) : PIECE;
+        rc = lm_model_source_read(d->m, t, at, d->room, n, e);
+        if (!rc)
+            lm_hash128_add(&all, d->room, n);
+        d->done += (double)n;
+        lm_progress(d->sink, "reading for its digest", d->done, d->total, "bytes", NULL);
+    }
+    of = lm_hash128_end64(&all);
+    *h = lm_hash64(&of, sizeof of, *h);
+    return rc;
+}
+
+static lm_code digest_tensors(digesting *d, const lm_st_tensor *const *t, size_t n, uint64_t *h,
+                              lm_err *e)
+{
+    lm_code rc = lm_alloc_n(&d->room, PIECE, 1, "digesting", e);
+
+    for (size_t i = 0; !rc && i < n && !lm_stopping(); i++) {
+        *h = lm_hash64(t[i]->name, strlen(t[i]->name), *h);
+        *h = lm_hash64(t[i]->dtype_name, strlen(t[i]->dtype_name), *h);
+        *h = lm_hash64(t[i]->dim, (size_t)t[i]->ndim * sizeof *t[i]->dim, *h);
+        rc = (d->whole ? digest_whole : digest_sample)(d, t[i], h, e);
+    }
+    lm_free(d->room);
+    return rc;
+}
+
+lm_code lm_merge_digest(const lm_model_source *m, bool whole, lm_sink *sink, uint64_t *out,
+                        lm_err *e)
+{
+    digesting d = { .m = m, .whole = whole, .sink = sink };
     const lm_st_tensor **t = NULL;
     size_t n = lm_model_source_count(m);
     uint64_t h = 0;
@@ -373,14 +420,20 @@ lm_code lm_merge_digest(const lm_model_source *m, uint64_t *out, lm_err *e)
     *out = 0;
     if (!lm_model_source_random(m))
         return LM_OK;
+    d.total = (double)lm_model_source_bytes(m);
     rc = lm_alloc_n(&t, n, sizeof *t, "names of tensors", e);
     for (size_t i = 0; !rc && i < n; i++)
         t[i] = lm_model_source_at(m, i);
     if (!rc && n)
         qsort(t, n, sizeof *t, by_name);
-    for (size_t i = 0; !rc && i < n; i++)
-        rc = digest_tensor(m, t[i], &h, e);
+    if (!rc)
+        rc = digest_tensors(&d, t, n, &h, e);
     lm_free(t);
-    *out = rc ? 0 : h ? h : 1;
+    *out = rc || lm_stopping() ? 0 : h ? h : 1;
     return rc;
+}
+
+const char *lm_plan_digest_kind(const lm_merge_plan *p)
+{
+    return p->whole ? "xxh3_tensors" : "xxh3_sample";
 }

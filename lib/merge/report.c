@@ -117,7 +117,7 @@ static lm_code as_json(const lm_merge_plan *p, const lm_merge_report_opts *o, lm
         lm_jw_obj(&w, NULL);
         lm_jw_str(&w, "name", p->model[i].name);
         if (p->model[i].digest)
-            lm_jw_str(&w, "xxh3_sample", hex);
+            lm_jw_str(&w, lm_plan_digest_kind(p), hex);
         for (int k = 0; t && k < t->n_models; k++)
             if (t->model[k].input == i && !isnan(t->model[k].param[LM_MERGE_WEIGHT]))
                 lm_jw_f64(&w, "effective_weight", effective(t, k));

@@ -98,7 +98,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
         rc = put_originals(p, m, s, e);
     if (!rc)
         rc = lm_export_history(m, o, &chain, e);
-    if (!rc)
+    if (!rc && chain.len)
         lm_gguf_put_str(p, LM_HISTORY_KEY, chain.data, chain.len);
     lm_buf_fini(&chain);
     return rc;

@@ -152,18 +152,14 @@ static lm_dtype dtype_of(const lm_st_tensor *t, const lm_export_opts *o)
 
 static lm_code make_plan(const lm_import *m, const lm_export_opts *o, lm_st_plan *plan, lm_err *e)
 {
-    lm_buf chain = { 0 };
-    lm_code rc = lm_export_history(m, o, &chain, e);
+    lm_code rc = lm_history_plan(m->history, o->step, plan, e);
 
-    if (!rc)
-        rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, chain.data, e);
     for (size_t i = 0; !rc && i < lm_st_plan_count(m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
         lm_dtype d = dtype_of(t, o);
         rc = d == t->dtype ? lm_st_plan_add_like(plan, t, e)
                            : lm_st_plan_add(plan, t->name, d, t->ndim, t->dim, e);
     }
-    lm_buf_fini(&chain);
     return rc;
 }
 

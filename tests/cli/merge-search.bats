@@ -93,6 +93,16 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     run merge-models --method dem --base base/ words/ sums/ $vals $short --search grid --seed 6 --resume "$out/whole" -o "$out/x"
     [ "$status" -eq 2 ]
     [[ "$output" == *'differs in "seed"'* ]]
+    # nor may the same ones with another bit, wherever it lies: here in the first tensor, 320 x 64 F32
+    cp -rL words "$out/words"
+    model=$out/words/model.safetensors
+    at=$((8 + $(od -An -tu8 -N 8 "$model") + 8192))
+    # shellcheck disable=SC2059
+    printf "$(printf '\\%03o' $(($(od -An -tu1 -j $at -N 1 "$model") ^ 1)))" |
+        dd of="$model" bs=1 seek=$at conv=notrunc status=none
+    run merge-models --method dem --base base/ "$out/words/" sums/ $vals $short --search grid --seed 5 --resume "$out/whole" -o "$out/x"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *'differs in "merge"'* ]]
     run merge-models --method dem --base base/ words/ sums/ --val words-data/val $short --search grid --seed 5 --resume "$out/whole" -o "$out/x"
     [ "$status" -eq 2 ]
     [[ "$output" == *'differs in "val"'* ]]

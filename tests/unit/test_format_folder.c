@@ -434,7 +434,7 @@ static void test_history(void **state)
     char *argv[] = { "/usr/bin/train",       "/home/me/m0/", "-o",       "out/run",
                      "--config=/etc/x.json", "3e-4",         "-o/tmp/z", "plain" };
     lm_history_input input = { .name = "/data/train", .digest = 0xabcdef };
-    lm_history_step step = { "train", "0.1.0", argv, 8, &input, 1, false };
+    lm_history_step step = { "train", "0.1.0", argv, 8, &input, 1, false, false };
     lm_buf a = { 0 }, b = { 0 };
     lm_err e = { 0 };
     (void)state;

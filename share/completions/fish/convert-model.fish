@@ -10,6 +10,7 @@ complete -c convert-model -l max-shard-size -r -d 'hf: begin another file when o
 complete -c convert-model -s o -l output -r -d 'where the product goes'
 complete -c convert-model -s f -l force -d 'overwrite what exists'
 complete -c convert-model -s j -l threads -r -d 'threads; 0 = every core [0]'
+complete -c convert-model -l history -d 'record command and inputs in the product [on]'
 complete -c convert-model -l config -r -d 'options from a JSON file'
 complete -c convert-model -l print-config -d 'print the options as JSON'
 complete -c convert-model -l progress -d 'progress line [on a terminal]'
