@@ -94,7 +94,7 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [ "$status" -eq 2 ]
     [[ "$output" == *'differs in "seed"'* ]]
     # nor may the same ones with another bit, wherever it lies: here in the first tensor, 320 x 64 F32
-    cp -rL words "$out/words"
+    cp -rL words/latest "$out/words"
     model=$out/words/model.safetensors
     at=$((8 + $(od -An -tu8 -N 8 "$model") + 8192))
     # shellcheck disable=SC2059
