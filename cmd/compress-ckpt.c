@@ -173,11 +173,10 @@ static lm_code find_codecs(lm_coded_policy *p, lm_err *e)
     return LM_OK;
 }
 
-/* May the input be removed afterwards?  Nothing of it may be missing in the output. */
+/* May the input be removed afterwards?  That nothing of it is missing in the output, lm_pack sees to. */
 static lm_code check_removal(const char *input, lm_err *e)
 {
-    char *real = NULL, *extra = NULL;
-    size_t others = 0;
+    char *real = NULL;
     struct stat st;
     if (!lstat(input, &st) && S_ISLNK(st.st_mode))
         return lm_fail(e, LM_EUSAGE, input, "name what it points to", "is a link");
@@ -185,13 +184,7 @@ static lm_code check_removal(const char *input, lm_err *e)
     if (!rc && strcmp(real, input))
         rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is taken",
                      real);
-    if (!rc && lm_path_is_dir(input))
-        rc = lm_pack_left_out(input, &extra, &others, e);
-    if (!rc && extra)
-        rc = lm_fail(e, LM_EUSAGE, input, "leave --rm out, or move it elsewhere",
-                     "holds '%s', which an .lmz does not carry", extra);
     lm_free(real);
-    lm_free(extra);
     return rc;
 }
 
@@ -204,6 +197,7 @@ static lm_code compress(const char *input, const char *output, lm_par *par, lm_e
                        .step = &step,
                        .force = tool.force,
                        .verify = opt.rm,
+                       .whole = opt.rm,
                        .par = par,
                        .sink = &tool.sink,
                        .tmpdir = tool.tmpdir };

@@ -30,28 +30,6 @@ typedef struct {
     void *copy;
 } job;
 
-lm_code lm_pack_left_out(const char *folder, char **out, size_t *others, lm_err *e)
-{
-    char **names = NULL;
-    size_t n = 0;
-    *out = NULL;
-    *others = 0;
-    lm_code rc = lm_dir_list(folder, &names, &n, e);
-    for (size_t i = 0; !rc && i < n; i++) {
-        char *path = NULL;
-        struct stat st;
-        rc = lm_path_join(&path, folder, names[i], e);
-        bool left = !rc && (names[i][0] == '.' || stat(path, &st) || !S_ISREG(st.st_mode));
-        if (left && *out)
-            ++*others;
-        else if (left)
-            rc = lm_strdup(out, names[i], e);
-        lm_free(path);
-    }
-    lm_names_free(names, n);
-    return rc;
-}
-
 /* ---- the way to the base ---- */
 
 /* Does the chain that begins at the model `path` lead through `target`?  Then a delta of target to
@@ -292,15 +270,34 @@ static lm_code pack_file(job *j, const lm_bundle_file *f, lm_err *e)
     return pack_plain(j, f, e);
 }
 
+/* What the .lmz will not hold: a warning, or the end where all of the input is to be in it. */
+static lm_code check_left_out(job *j, lm_err *e)
+{
+    char more[48] = "is";
+    size_t others = 0;
+    const char *first = lm_bundle_left_out(j->in, &others);
+    if (!first)
+        return LM_OK;
+    if (j->o->whole)
+        return lm_fail(e, LM_EUSAGE, j->from, "leave --rm away, or move it elsewhere",
+                       "holds '%s', which an .lmz does not carry", first);
+    if (others)
+        snprintf(more, sizeof more, "and %zu %s are", others, others == 1 ? "other" : "others");
+    lm_log(j->o->sink, LM_LOG_WARN, "%s: '%s' %s left out: an .lmz holds plain files",
+           lm_bundle_path(j->in), first, more);
+    return LM_OK;
+}
+
 static lm_code pack_files(job *j, lm_err *e)
 {
     const lm_bundle_file *f = NULL;
-    lm_code rc = LM_OK;
+    bool known = lm_bundle_random(j->in);
+    lm_code rc = known ? check_left_out(j, e) : LM_OK;
     while (!rc && !lm_stopping() && !(rc = lm_bundle_next(j->in, &f, e)) && f)
         rc = pack_file(j, f, e);
     if (!rc && !lm_stopping() && !j->r->files)
         rc = lm_fail(e, LM_EUSAGE, j->from, NULL, "it holds no files");
-    return rc;
+    return rc || known || lm_stopping() ? rc : check_left_out(j, e);
 }
 
 /* ---- the whole ---- */
@@ -356,19 +353,9 @@ static lm_code check_inside(const char *from, const char *to, lm_err *e)
 
 static lm_code open_all(job *j, const char *from, const char *to, lm_err *e)
 {
-    char *extra = NULL, more[48] = "is";
-    size_t others = 0;
     if (lm_run_resolve(from, &j->from, e) || check_inside(j->from, to, e) || open_base(j, to, e) ||
         lm_bundle_open(j->from, &j->in_opts, &j->in, e) || lm_out_open(to, j->o->force, &j->out, e))
         return e->code;
-    if (lm_path_is_dir(j->from) && lm_pack_left_out(j->from, &extra, &others, e))
-        return e->code;
-    if (others)
-        snprintf(more, sizeof more, "and %zu %s are", others, others == 1 ? "other" : "others");
-    if (extra)
-        lm_log(j->o->sink, LM_LOG_WARN, "%s: '%s' %s left out: an .lmz holds plain files", j->from,
-               extra, more);
-    lm_free(extra);
     for (size_t i = 0; lm_bundle_random(j->in) && i < lm_bundle_count(j->in); i++)
         j->total += lm_bundle_at(j->in, i)->bytes;
     return lm_realloc_n(&j->copy, COPY, 1, "a piece of a file", e);

@@ -16,6 +16,9 @@ typedef struct {
     lm_coded_policy lossy;
     const lm_history_step *step; /* for the history of what is coded with loss; may be NULL */
     bool force;                  /* replace `to` */
+    bool
+        whole; /* refuse an input with entries that an .lmz does not carry (a folder below, a hidden
+                   or special file); they are else a warning */
     bool verify; /* before it appears, read it back, check every chunk, and compare its digest with
                     that of the input, which is read again; not for streams */
     lm_par *par;
@@ -49,9 +52,5 @@ lm_code lm_pack_report_json(const lm_pack_report *r, const char *input, const ch
  * difference. */
 lm_code lm_pack(const char *from, const char *to, const lm_pack_opts *o, lm_pack_report *r,
                 lm_err *e);
-
-/* The first entry of a folder that an .lmz does not carry (a folder below, a hidden or special
- * file), NULL if there is none, and how many others there are; *out is yours. */
-lm_code lm_pack_left_out(const char *folder, char **out, size_t *others, lm_err *e);
 
 #endif

@@ -48,6 +48,7 @@ struct lm_ar {
     const uint8_t *map; /* NULL: a stream */
     size_t map_bytes;
     uint64_t size, left; /* of the current member */
+    bool folders;        /* are given too */
     lm_err err;          /* of the read callback */
 };
 
@@ -223,6 +224,15 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
             return rc;
         if (!folder)
             break;
+        const char *below = without_dot(path);
+        size_t n = below && strcmp(below, ".") ? strlen(below) : 0;
+        if (a->folders && n && below[n - 1] == '/') {
+            a->size = a->left = 0;
+            if (size)
+                *size = 0;
+            *name = a->name = below;
+            return LM_OK;
+        }
     }
     path = without_dot(path);
     if (!path || !lm_ar_name_safe(path))
@@ -236,6 +246,11 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
         *size = a->left;
     *name = a->name = path;
     return LM_OK;
+}
+
+void lm_ar_want_folders(lm_ar *a)
+{
+    a->folders = true;
 }
 
 const char *lm_ar_root(const lm_ar *a)

@@ -6,7 +6,7 @@
  * decodes itself (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress), forward, from any stream of
  * bytes; of a plain one in memory it says where the members lie.  Nothing is extracted to disk here.
  * A name that would leave the folder (absolute, a ".." part) or that holds control bytes fails, and
- * so do links, devices and sparse members; folders are passed over, and so is what macOS adds for
+ * so do links, devices and sparse members; folders are passed over unless asked for, and so is what macOS adds for
  * its attributes ("._config.json"). */
 #ifndef LM_FORMAT_ARCHIVE_H
 #define LM_FORMAT_ARCHIVE_H
@@ -29,6 +29,8 @@ void lm_ar_close(lm_ar *a);
 /* Go to the next regular file, over what is left of this one; *name (a leading "./" taken off) is
  * borrowed until the next call, NULL at the end.  *size may be NULL. */
 lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e);
+/* Folders too from now on, each as a name with a '/' at its end and size 0. */
+void lm_ar_want_folders(lm_ar *a);
 /* The folder that the first entry is or lies in, with its '/'; "" for none; NULL while no entry has
  * been seen.  Until lm_ar_close. */
 const char *lm_ar_root(const lm_ar *a);

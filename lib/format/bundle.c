@@ -57,6 +57,30 @@ lm_code lm_bundle_add(lm_bundle *b, const char *name, uint64_t bytes, lm_bundle_
     return LM_OK;
 }
 
+lm_code lm_bundle_pass(lm_bundle *b, const char *name, size_t n, lm_err *e)
+{
+    char *copy = NULL;
+    lm_code rc;
+
+    if (b->left_last && strlen(b->left_last) == n && !memcmp(b->left_last, name, n))
+        return LM_OK;
+    if ((rc = lm_asprintf(&copy, e, "%.*s", (int)n, name)))
+        return rc;
+    if (!b->left)
+        rc = lm_strdup(&b->left, copy, e);
+    else
+        b->left_others++;
+    lm_free(b->left_last);
+    b->left_last = copy;
+    return rc;
+}
+
+const char *lm_bundle_left_out(const lm_bundle *b, size_t *others)
+{
+    *others = b->left_others;
+    return b->left;
+}
+
 static lm_bundle_entry *entry_of(const lm_bundle_file *f)
 {
     return (lm_bundle_entry *)(uintptr_t)f;
@@ -95,6 +119,8 @@ static lm_code open_folder(lm_bundle *b, lm_err *e)
         rc = lm_path_join(&path, b->path, names[i], e);
         if (!rc && names[i][0] != '.' && !stat(path, &st) && S_ISREG(st.st_mode))
             rc = lm_bundle_add(b, names[i], (uint64_t)st.st_size, &x, e);
+        else if (!rc)
+            rc = lm_bundle_pass(b, names[i], strlen(names[i]), e);
         lm_free(path);
     }
     lm_names_free(names, n);
@@ -266,6 +292,8 @@ void lm_bundle_close(lm_bundle *b)
     lm_free(b->entry);
     lm_map_close(&b->map);
     pthread_mutex_destroy(&b->lock);
+    lm_free(b->left);
+    lm_free(b->left_last);
     lm_free(b->dir);
     lm_free(b->path);
     lm_free(b);

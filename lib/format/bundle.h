@@ -85,6 +85,9 @@ lm_code lm_bundle_spool(lm_bundle *b, lm_err *e);
 size_t lm_bundle_count(const lm_bundle *b);
 const lm_bundle_file *lm_bundle_at(const lm_bundle *b, size_t i);
 const lm_bundle_file *lm_bundle_find(const lm_bundle *b, const char *name); /* NULL if absent */
+/* The first entry that was passed over (a hidden or special file, a folder below), and how many others
+ * were; NULL: none.  Known in full when random, at the end of a stream. */
+const char *lm_bundle_left_out(const lm_bundle *b, size_t *others);
 /* The name of f for messages: "dir/config.json", "m.tar: config.json". */
 const char *lm_bundle_where(const lm_bundle *b, const lm_bundle_file *f, char buf[256]);
 /* Bytes [from, from + bytes) of file f.  Any thread.  LM_EUSAGE outside of it, and for bytes of a

@@ -55,13 +55,18 @@ struct lm_bundle {
     void *state;
     lm_bundle_raw raw;
     lm_bundle_entry *cur;
-    size_t next;       /* random: entry that lm_bundle_next gives */
-    uint64_t cur_done; /* bytes read of cur */
+    size_t next;            /* random: entry that lm_bundle_next gives */
+    uint64_t cur_done;      /* bytes read of cur */
+    char *left, *left_last; /* what was passed over: the first entry, and the last one counted */
+    size_t left_others;     /* without the first */
 };
 
 /* Append a file; LM_EFORMAT for a name that is there already or is not plain. */
 lm_code lm_bundle_add(lm_bundle *b, const char *name, uint64_t bytes, lm_bundle_entry **out,
                       lm_err *e);
+/* Note that the entry `name` (n bytes: what it is called at the top of the bundle) is passed over; one
+ * that comes again at once counts once. */
+lm_code lm_bundle_pass(lm_bundle *b, const char *name, size_t n, lm_err *e);
 /* An lm_read_fn on the raw bytes (ctx = lm_bundle_raw); and to look at the next `want` without
  * reading them, *have fewer only at the end. */
 lm_code lm_bundle_raw_read(void *raw, void *dst, size_t cap, size_t *got, lm_err *e);

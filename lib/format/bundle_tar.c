@@ -7,19 +7,23 @@
 #include "format/archive.h"
 #include "format/bundle_impl.h"
 
-/* The plain name of a member; NULL: it is hidden or lies in a folder below and is passed over. */
-static lm_code plain_name(const lm_bundle *b, const lm_ar *a, const char *member, const char **name,
+/* The plain name of a member; NULL: it is hidden, a folder or lies in one below, and is passed over. */
+static lm_code plain_name(lm_bundle *b, const lm_ar *a, const char *member, const char **name,
                           lm_err *e)
 {
     const char *root = lm_ar_root(a);
-    size_t n = strlen(root);
+    size_t n = strlen(root), len = strlen(member);
 
     *name = NULL;
+    if (len <= n && !strncmp(member, root, len) && member[len - 1] == '/')
+        return LM_OK; /* the folder itself, or one that it lies in */
     if (strncmp(member, root, n))
         return lm_fail(e, LM_EFORMAT, b->path, "make the archive again of one folder",
                        "its files lie in different folders");
-    if (!strchr(member + n, '/') && member[n] != '.')
-        *name = member + n;
+    len = strcspn(member + n, "/");
+    if (member[n + len] || member[n] == '.')
+        return lm_bundle_pass(b, member + n, len, e);
+    *name = member + n;
     return LM_OK;
 }
 
@@ -94,6 +98,8 @@ lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e)
         return LM_OK;
     rc = lm_ar_open_map(p, n, b->path, &a, e);
     if (!rc)
+        lm_ar_want_folders(a);
+    if (!rc)
         rc = next_member(b, a, &name, &bytes, e);
     if (rc && (!a || !lm_ar_root(a)))
         rc = no_model(b, e);
@@ -147,6 +153,7 @@ lm_code lm_bundle_tar_stream(lm_bundle *b, lm_err *e)
     b->kind = LM_BUNDLE_TAR;
     if (rc)
         return no_model(b, e);
+    lm_ar_want_folders(a);
     b->state = a;
     b->ops = &ops;
     return LM_OK;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
+bats_require_minimum_version 1.5.0
 # compress-ckpt: what goes in comes back, what is damaged is named, what is lossy keeps its bound.
 
 setup_file() {
@@ -329,6 +330,34 @@ same() { # same A B: the same files, names and bytes
     run compress-ckpt --rebase nowhere whole.lmz
     [ "$status" -eq 1 ]
     compress-ckpt -q -t whole.lmz
+}
+
+@test "compress-ckpt: what a tar has besides plain files is named as that of a folder is" {
+    cp -rL m0 m
+    mkdir -p m/sub/deep m/empty m/.git
+    touch m/sub/a m/sub/deep/b m/.git/config m/.gitattributes
+    run compress-ckpt -f m -o f.lmz
+    [[ "$output" == *"m: '.git' and 3 others are left out: an .lmz holds plain files"* ]]
+    tar --sort=name -cf m.tar m
+    tar --sort=name -C m -czf dot.tgz .
+    for tar in m.tar dot.tgz; do # at once, and as it comes
+        run compress-ckpt -f $tar -o t.lmz
+        [ "$status" -eq 0 ]
+        [[ "$output" == *"$tar: '.git' and 3 others are left out: an .lmz holds plain files"* ]]
+        cmp f.lmz t.lmz
+        run compress-ckpt --rm -f $tar -o x.lmz
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"holds '.git', which an .lmz does not carry"* ]]
+        [ -e $tar ] && [ ! -e x.lmz ]
+    done
+    rm -r m/.git m/.gitattributes m/empty
+    tar -C m -cf - . | compress-ckpt -f - -o t.lmz 2> talk
+    grep -q "standard input: 'sub' is left out" talk
+    rm -r m/sub
+    tar -cf m.tar m
+    run compress-ckpt --rm m.tar -o t2.lmz
+    [ "$status" -eq 0 ] && [[ "$output" != *left* ]]
+    [ ! -e m.tar ]
 }
 
 @test "compress-ckpt: --rm only what was read back" {
