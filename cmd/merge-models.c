@@ -23,7 +23,7 @@ static struct {
     const char *method, *base, *dtype;
     /* parameters, as they are written */
     const char *weight, *density, *gamma, *epsilon, *scale, *rescale, *lambda, *t, *eps, *max_iter,
-        *tol, *select_topk, *sign_election, *alpha, *fisher_floor;
+        *tol, *select_topk, *sign_election, *alpha, *r, *fisher_floor;
     bool normalize, nuslerp_flatten, nuslerp_row_wise, normalize_weights, filter_wise, clamp_t;
     int64_t shard;
     bool list, print_plan, digest;
@@ -52,7 +52,7 @@ static const lm_opt options[] = {
     LM_STR(0, "weight", &opt.weight, "V", "share of a model"),
     LM_STR(0, "density", &opt.density, "V", "share of a delta that is kept"),
     LM_STR(0, "gamma", &opt.gamma, "V", "share of the largest deltas that is dropped"),
-    LM_STR(0, "epsilon", &opt.epsilon, "V", "spread of the probabilities to be kept"),
+    LM_STR(0, "epsilon", &opt.epsilon, "V", "della: spread of probabilities; ram: no delta"),
     LM_STR(0, "scale", &opt.scale, "V", "factor on each tensor"),
     LM_GROUP("Parameters of the whole"),
     LM_FLAG(0, "normalize", &opt.normalize, "divide by the sum of the weights"),
@@ -70,7 +70,8 @@ static const lm_opt options[] = {
     LM_STR(0, "select-topk", &opt.select_topk, "V", "share of the elements that are merged"),
     LM_FLAG(0, "filter-wise", &opt.filter_wise, "one angle for each row"),
     LM_FLAG(0, "clamp-t", &opt.clamp_t, "hold the ratio of model_stock to [0,1]"),
-    LM_STR(0, "alpha", &opt.alpha, "V", "share of the off-diagonal of a Gram matrix"),
+    LM_STR(0, "alpha", &opt.alpha, "V", "regmean: share of the off-diagonal; ramplus_tl: limit"),
+    LM_STR(0, "r", &opt.r, "V", "ramplus_tl: how much a model's own deltas are raised"),
     LM_STR(0, "fisher-floor", &opt.fisher_floor, "V", "least importance"),
     LM_GROUP("Tokenizers that differ"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "WHICH", "union, base, or one of the models"),
@@ -161,6 +162,7 @@ static lm_code set_params(lm_merge_recipe *r, lm_err *e)
                  { "tol", opt.tol },
                  { "select_topk", opt.select_topk },
                  { "alpha", opt.alpha },
+                 { "r", opt.r },
                  { "fisher_floor", opt.fisher_floor } };
     const struct {
         const char *option, *name;
@@ -209,11 +211,32 @@ static lm_code from_options(lm_merge_recipe **out, lm_err *e)
 static void check_config(void)
 {
     static const char *const said[] = {
-        "method",   "base",  "weight",        "density",         "gamma",
-        "epsilon",  "scale", "normalize",     "rescale",         "lambda",
-        "t",        "eps",   "sign-election", "nuslerp-flatten", "nuslerp-row-wise",
-        "max-iter", "tol",   "select-topk",   "filter-wise",     "normalize-weights",
-        "clamp-t",  "alpha", "fisher-floor",  "tokenizer",       "pad-to-multiple-of",
+        "method",
+        "base",
+        "weight",
+        "density",
+        "gamma",
+        "epsilon",
+        "scale",
+        "normalize",
+        "rescale",
+        "lambda",
+        "t",
+        "eps",
+        "sign-election",
+        "nuslerp-flatten",
+        "nuslerp-row-wise",
+        "max-iter",
+        "tol",
+        "select-topk",
+        "filter-wise",
+        "normalize-weights",
+        "clamp-t",
+        "alpha",
+        "r",
+        "fisher-floor",
+        "tokenizer",
+        "pad-to-multiple-of",
     };
 
     if (tool.argc)

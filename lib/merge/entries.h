@@ -11,6 +11,6 @@
 #define LM_MERGE_BIT(p) (UINT64_C(1) << (p))
 extern const lm_merge_method lm_merge_linear_methods[], lm_merge_sphere_methods[],
     lm_merge_task_methods[], lm_merge_other_methods[], lm_merge_arcee_methods[],
-    lm_merge_gram_methods[];
+    lm_merge_gram_methods[], lm_merge_ram_methods[];
 
 #endif

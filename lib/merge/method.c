@@ -10,8 +10,8 @@
 #include "merge/entries.h"
 
 static const lm_merge_method *const families[] = {
-    lm_merge_linear_methods, lm_merge_sphere_methods, lm_merge_task_methods,
-    lm_merge_other_methods,  lm_merge_arcee_methods,  lm_merge_gram_methods,
+    lm_merge_linear_methods, lm_merge_sphere_methods, lm_merge_task_methods, lm_merge_other_methods,
+    lm_merge_arcee_methods,  lm_merge_gram_methods,   lm_merge_ram_methods,
 };
 enum { N_FAMILIES = sizeof(families) / sizeof(families[0]) };
 
@@ -52,6 +52,12 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
                          "share of the off-diagonal of the Gram matrix" },
     [LM_MERGE_FISHER_FLOOR] = { "fisher_floor", NULL, false, false, 1e-20, BIG,
                                 "least importance" },
+    [LM_MERGE_RAM_EPSILON] = { "epsilon", NULL, false, false, 0, BIG,
+                               "a delta of this size or less is none" },
+    [LM_MERGE_RAM_R] = { "r", NULL, false, false, 0, BIG,
+                         "how much deltas of one model alone are raised" },
+    [LM_MERGE_RAM_ALPHA] = { "alpha", NULL, false, false, 0, BIG,
+                             "most of shared over unique deltas that counts" },
 };
 
 const lm_merge_method *lm_merge_method_at(int i)
@@ -76,12 +82,17 @@ lm_code lm_merge_method_find(const char *name, const lm_merge_method **out, lm_e
     return lm_fail(e, LM_EUSAGE, name, names, "no such merge method");
 }
 
-int lm_merge_param_find(const char *name)
+int lm_merge_param_find(const lm_merge_method *m, const char *name)
 {
-    for (int p = 0; p < LM_MERGE_PARAMS; p++)
-        if (!strcmp(lm_merge_params[p].name, name))
+    int any = -1;
+    for (int p = 0; p < LM_MERGE_PARAMS; p++) {
+        if (strcmp(lm_merge_params[p].name, name) != 0)
+            continue;
+        if (m && m->takes >> p & 1)
             return p;
-    return -1;
+        any = any < 0 ? p : any;
+    }
+    return any;
 }
 
 void lm_merge_defaults(const lm_merge_method *m, double param[LM_MERGE_PARAMS])

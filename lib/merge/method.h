@@ -56,6 +56,9 @@ typedef enum {
     LM_MERGE_CLAMP_T,       /* model stock: 1 = t is held to [0,1] */
     LM_MERGE_ALPHA,         /* RegMean: share of the off-diagonal of the Gram matrix */
     LM_MERGE_FISHER_FLOOR,
+    LM_MERGE_RAM_EPSILON, /* "epsilon" and "alpha" as RAM means them */
+    LM_MERGE_RAM_R,
+    LM_MERGE_RAM_ALPHA,
     LM_MERGE_PARAMS,
 } lm_merge_param;
 
@@ -136,6 +139,7 @@ lm_code lm_merge_method_find(const char *name, const lm_merge_method **out, lm_e
 lm_code lm_merge_check(const lm_merge_method *m, const lm_merge_job *j, lm_err *e);
 /* Put the method's defaults where param[i] is NAN. */
 void lm_merge_defaults(const lm_merge_method *m, double param[LM_MERGE_PARAMS]);
-int lm_merge_param_find(const char *name); /* -1 if unknown */
+/* The parameter of that name which m takes, else any of that name (m may be NULL); -1 if unknown. */
+int lm_merge_param_find(const lm_merge_method *m, const char *name);
 
 #endif

@@ -146,7 +146,7 @@ lm_code lm_recipe_takes(const lm_merge_recipe *r, const char *name, const char *
     char todo[200];
     int n = 0;
 
-    *p = lm_merge_param_find(name);
+    *p = lm_merge_param_find(r->method, name);
     if (*p >= 0 && r->method->takes >> *p & 1)
         return LM_OK;
     for (int i = 0; i < LM_MERGE_PARAMS; i++)

@@ -45,8 +45,9 @@ lm_code lm_merge_method_find(const char *name, const lm_merge_method **out, lm_e
     return *name ? LM_OK : lm_fail(e, LM_EUSAGE, name, NULL, "no such merge method");
 }
 
-int lm_merge_param_find(const char *name)
+int lm_merge_param_find(const lm_merge_method *m, const char *name)
 {
+    (void)m;
     for (int p = 0; p < LM_MERGE_PARAMS; p++)
         if (!strcmp(lm_merge_params[p].name, name))
             return p;

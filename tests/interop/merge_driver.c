@@ -51,13 +51,13 @@ static lm_merge_operand operand(const lm_st *s, const lm_st_tensor *t)
 }
 
 /* "t=0.5" for the job, "1:weight=0.5" for a model. */
-static void set(lm_merge_job *j, lm_merge_operand *model, char *arg)
+static void set(const lm_merge_method *m, lm_merge_job *j, lm_merge_operand *model, char *arg)
 {
     char *value = strchr(arg, '='), *name = strchr(arg, ':');
     double *to = name ? model[atoi(arg)].param : j->param;
     int p;
     *value++ = 0;
-    p = lm_merge_param_find(name ? name + 1 : arg);
+    p = lm_merge_param_find(m, name ? name + 1 : arg);
     if (p < 0) {
         fprintf(stderr, "%s: no such parameter\n", arg);
         exit(1);
@@ -93,7 +93,7 @@ static void merge(int argc, char **argv)
     for (int p = 0; p < LM_MERGE_PARAMS; p++)
         j.param[p] = NAN;
     for (int i = 5; i < argc; i++)
-        set(&j, model, argv[i]);
+        set(m, &j, model, argv[i]);
     lm_merge_defaults(m, j.param);
     must(lm_merge_check(m, &j, &e));
     must(lm_alloc_n(&j.out, (size_t)t->bytes + 1, 1, "output", &e));

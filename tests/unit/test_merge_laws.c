@@ -340,8 +340,8 @@ static void misuse(void **state)
     (void)state;
     assert_int_equal(lm_merge_method_find("tie", &m, &e), LM_EUSAGE);
     assert_non_null(strstr(e.todo, "ties"));
-    assert_int_equal(lm_merge_param_find("density"), LM_MERGE_DENSITY);
-    assert_int_equal(lm_merge_param_find("densities"), -1);
+    assert_int_equal(lm_merge_param_find(NULL, "density"), LM_MERGE_DENSITY);
+    assert_int_equal(lm_merge_param_find(NULL, "densities"), -1);
     merge_case *c = new_case(2, LM_DTYPE_F32, 1, 8, 0, 0);
     refuse(c, "linear", LM_EUSAGE, "weight");
     refuse(c, "slerp", LM_EUSAGE, "2 models");

@@ -484,6 +484,51 @@ static void sce(void **state)
     }
 }
 
+static void want_ram(const merge_case *c, double eps, double r, double alpha, double *want)
+{
+    int n = c->job.n_models;
+    double shared[MOST] = { 0 }, unique[MOST] = { 0 };
+    for (int plus = 0; plus < 2; plus++)
+        for (int64_t k = 0; k < c->job.count; k++) {
+            double sum = 0;
+            int active = 0;
+            for (int i = 0; i < n; i++)
+                active += fabs(delta(c, i, k)) > eps;
+            for (int i = 0; i < n; i++) {
+                double rho = unique[i] > 0 ? fmin(shared[i] / unique[i], alpha) : 0;
+                if (!(fabs(delta(c, i, k)) > eps))
+                    continue;
+                if (!plus)
+                    *(active == 1 ? &unique[i] : &shared[i]) += 1;
+                sum += active == 1 ? delta(c, i, k) * (1 + r * rho) : delta(c, i, k) / active;
+            }
+            want[k] = c->b[k] + sum;
+        }
+}
+
+static void ram(void **state)
+{
+    (void)state;
+    FOR_CASES(c, 3, want)
+    {
+        want_ram(c, 1e-5, 0, 0, want);
+        merge(c, "ram");
+        expect(c, want, "ram");
+        c->job.param[LM_MERGE_RAM_EPSILON] = 0.21;
+        want_ram(c, 0.21, 0, 0, want);
+        merge(c, "ram");
+        expect(c, want, "ram, epsilon");
+        want_ram(c, 0.21, 0.1, 0.2, want);
+        merge(c, "ramplus_tl");
+        expect(c, want, "ramplus_tl");
+        c->job.param[LM_MERGE_RAM_R] = 2;
+        c->job.param[LM_MERGE_RAM_ALPHA] = 9;
+        want_ram(c, 0.21, 2, 9, want);
+        merge(c, "ramplus_tl");
+        expect(c, want, "ramplus_tl, r and alpha");
+    }
+}
+
 static void arcee(void **state)
 {
     (void)state;
@@ -631,6 +676,7 @@ int main(void)
         cmocka_unit_test(pruned),
         cmocka_unit_test(nearswap),
         cmocka_unit_test(sce),
+        cmocka_unit_test(ram),
         cmocka_unit_test(arcee),
         cmocka_unit_test(regmean),
         cmocka_unit_test(mixed_types),
