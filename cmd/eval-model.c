@@ -12,6 +12,7 @@
 #include "common/input_opts.h"
 #include "common/tool.h"
 #include "model/loaded.h"
+#include "text/tokenizer_match.h"
 #include "text/tokenizer_source.h"
 #include "train/mcq.h"
 #include "train/score.h"
@@ -19,13 +20,15 @@
 
 static struct {
     lm_input_args in;
-    const char *task, *tokenizer, *dtype;
-    bool documents, special;
+    const char *task, *tokenizer, *dtype, *format;
+    bool documents, special, check_tokenizer;
     int64_t seq, stride, batch;
     double max_loss, max_perplexity, min_accuracy;
 } opt = { .in = LM_INPUT_ARGS_DEFAULT,
           .task = "perplexity",
           .dtype = "f32",
+          .format = "auto",
+          .check_tokenizer = true,
           .documents = true,
           .special = true,
           .batch = 8,
@@ -33,6 +36,7 @@ static struct {
           .max_perplexity = INFINITY };
 
 static const char *const tasks[] = { "perplexity", "multiple-choice", NULL };
+static const char *const formats[] = { "auto", "megatron", "llmc", "nanogpt", NULL };
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
@@ -47,6 +51,8 @@ static const lm_opt options[] = {
     LM_GROUP("Model"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
+    LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
+            "refuse a tokenizer or shards of another model [yes]"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "compute in f32 or bf16 [f32]"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 65536, "windows at a time [8]"),
     LM_GROUP("Verdict (exit status 3)"),
@@ -55,6 +61,8 @@ static const lm_opt options[] = {
     LM_REAL(0, "min-accuracy", &opt.min_accuracy, "X", 0, 1,
             "multiple-choice: nor accuracy below X"),
     LM_GROUP("Input"),
+    LM_CHOICE(0, "format", &opt.format, "FORMAT", formats,
+              "of shards: auto, megatron, llmc or nanogpt [auto]"),
     LM_INPUT_OPTIONS(opt.in),
     LM_END
 };
@@ -99,6 +107,8 @@ typedef struct {
 static bool is_text(const char *path)
 {
     size_t n = strlen(path);
+    if (strcmp(opt.format, "auto") != 0)
+        return false;
     if (!strcmp(path, "-"))
         return true;
     return lm_path_exists(path) && !lm_path_is_dir(path) &&
@@ -108,7 +118,9 @@ static bool is_text(const char *path)
 static lm_code open_tokenizer(work *w, bool need, lm_err *e)
 {
     int64_t vocab = w->model.config.vocab;
-    lm_code rc = lm_tokenizer_choose(opt.tokenizer, w->model.src, vocab, need, &w->tok, e);
+    unsigned how =
+        (need ? LM_TOKENIZER_NEEDED : 0u) | (opt.check_tokenizer ? LM_TOKENIZER_CHECKED : 0u);
+    lm_code rc = lm_tokenizer_choose(opt.tokenizer, w->model.src, vocab, how, &w->tok, e);
     if (rc || !w->tok)
         return rc;
     if (lm_alloc_n(&w->id_bytes, (size_t)vocab, sizeof *w->id_bytes, "sizes of tokens", e))
@@ -116,6 +128,17 @@ static lm_code open_tokenizer(work *w, bool need, lm_err *e)
     for (int64_t i = 0; i < vocab; i++)
         w->id_bytes[i] = (uint32_t)lm_tokenizer_id_bytes(w->tok, (uint32_t)i);
     return LM_OK;
+}
+
+static lm_code open_shards(work *w, lm_err *e)
+{
+    int64_t vocab = w->model.config.vocab, eos = w->tok ? lm_tokenizer_eos(w->tok) : -1;
+    const lm_token_reader r = { .name = tool.argv[0], .vocab = vocab, .tok = w->tok };
+    if (lm_tokens_open(w->data, lm_tokens_kind_find(opt.format), eos, &w->shards, e) ||
+        (opt.check_tokenizer && lm_token_reader_check(&r, w->shards, e)) ||
+        lm_tokens_check(w->shards, vocab, w->par, e))
+        return e->code;
+    return lm_tokens_index(w->shards, w->par, e);
 }
 
 static lm_code open_data(work *w, lm_err *e)
@@ -128,11 +151,7 @@ static lm_code open_data(work *w, lm_err *e)
         w->in_opts.kind = LM_INPUT_JSONL;
     if (text || choice)
         return lm_input_open(&w->in_opts, &w->data, 1, &w->in, e);
-    if (lm_tokens_open(w->data, LM_TOKENS_AUTO, w->tok ? lm_tokenizer_eos(w->tok) : -1, &w->shards,
-                       e) ||
-        lm_tokens_index(w->shards, w->par, e))
-        return e->code;
-    return lm_tokens_check(w->shards, w->model.config.vocab, w->par, e);
+    return open_shards(w, e);
 }
 
 static lm_code open_model(work *w, lm_err *e)
@@ -319,6 +338,9 @@ int main(int argc, char **argv)
     if (lm_given(&tool, "min-accuracy") && opt.task[0] != 'm')
         lm_misuse(&tool, "--min-accuracy", "add --task multiple-choice",
                   "perplexity has no accuracy");
+    if (opt.task[0] == 'm' && strcmp(opt.format, "auto") != 0)
+        lm_misuse(&tool, "--format", "give the questions as JSONL",
+                  "multiple-choice does not read shards");
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
     if (!strcmp(tool.argv[0], "-") && !strcmp(w.data, "-"))
         lm_misuse(&tool, "standard input", "name the data",

@@ -20,7 +20,7 @@ static struct {
     const char *tokenizer, *dtype;
     int64_t max_new, top_k, context, batch, samples;
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1, not given */
-    bool echo, ignore_eos, special, skip_special, logprobs, generation;
+    bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
 } opt = { .dtype = "auto",
           .max_new = -1,
           .top_k = -1,
@@ -31,6 +31,7 @@ static struct {
           .batch = 8,
           .samples = 1,
           .generation = true,
+          .check_tokenizer = true,
           .echo = true,
           .special = true,
           .skip_special = true };
@@ -58,6 +59,8 @@ static const lm_opt options[] = {
     LM_GROUP("Model"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
+    LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
+            "refuse a tokenizer of another model [yes]"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, bf16, or auto for the faster [auto]"),
     LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
              "room for N tokens, prompt and new [-p: enough; else 2048]"),
@@ -284,8 +287,9 @@ static lm_code open_model(work *w, lm_err *e)
 {
     if (read_generation(w, e))
         return e->code;
+    unsigned how = LM_TOKENIZER_NEEDED | (opt.check_tokenizer ? LM_TOKENIZER_CHECKED : 0u);
     lm_code rc =
-        lm_tokenizer_choose(opt.tokenizer, w->model.src, w->model.config.vocab, true, &w->tok, e);
+        lm_tokenizer_choose(opt.tokenizer, w->model.src, w->model.config.vocab, how, &w->tok, e);
     return rc ? rc : lm_tok_scratch_new(w->tok, &w->scratch, e);
 }
 

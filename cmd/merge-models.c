@@ -35,7 +35,10 @@ static struct {
     lm_strs val;
     int64_t val_tokens, seq, stride, max_candidates, popsize;
     double sigma;
-} opt = { .shard = LM_MAX_SHARD_BYTES, .objective = "tokens", .val_dtype = "f32" };
+    bool check_tokenizer;
+} opt = {
+    .shard = LM_MAX_SHARD_BYTES, .objective = "tokens", .val_dtype = "f32", .check_tokenizer = true
+};
 
 static const char *const dtypes[] = { "f64", "f32", "f16", "bf16", NULL };
 static const char *const rescales[] = { "none", "l1", "expected", NULL };
@@ -82,6 +85,8 @@ static const lm_opt options[] = {
     LM_LIST(0, "val", &opt.val, "DATA", "held-out shards or text of a distribution; repeat it"),
     LM_CHOICE(0, "objective", &opt.objective, "HOW", objectives,
               "mean loss: by tokens, or all sets equal [tokens]"),
+    LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
+            "refuse shards of another tokenizer than the models' [yes]"),
     LM_COUNT(0, "val-tokens", &opt.val_tokens, "N", 1, 1e15, "of each set at most [all]"),
     LM_CHOICE(0, "val-dtype", &opt.val_dtype, "TYPE", val_dtypes, "compute in f32 or bf16 [f32]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "window [that of the training; unknown: 1024]"),
@@ -386,6 +391,7 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
                                  .seq = opt.seq,
                                  .stride = opt.stride,
                                  .max_tokens = opt.val_tokens,
+                                 .check_tokenizer = opt.check_tokenizer,
                                  .dtype = lm_dtype_parse(opt.val_dtype),
                                  .par = par };
     lm_code rc = lm_open_backend(&tool, par, true, &b, e);
@@ -419,6 +425,7 @@ static void check_search(void)
                   { "objective", NULL, NULL },
                   { "val-tokens", NULL, NULL },
                   { "val-dtype", NULL, NULL },
+                  { "check-tokenizer", NULL, NULL },
                   { "seq-len", NULL, NULL },
                   { "stride", NULL, NULL },
                   { "resume", NULL, NULL },

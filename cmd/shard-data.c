@@ -16,17 +16,21 @@ static struct {
     lm_input_args in;
     const char *tokenizer, *format, *eos_token;
     lm_strs weight;
-    bool eos, special, shuffle;
+    bool eos, special, shuffle, check_tokenizer;
     double val_fraction, max_epochs;
     int64_t tokens, shard_tokens, eos_id, vocab;
 } opt = { .in = LM_INPUT_ARGS_DEFAULT,
           .format = "megatron",
           .eos = true,
           .shuffle = true,
+          .check_tokenizer = true,
           .max_epochs = 4,
           .eos_id = -1 };
 
 static const char *const formats[] = { "megatron", "llmc", "nanogpt", NULL };
+static const char *const inputs[] = {
+    "auto", "jsonl", "text", "megatron", "llmc", "nanogpt", NULL
+};
 static const char *const splits[] = { "file", "blank", "contiguous", NULL };
 
 static const lm_opt options[] = {
@@ -53,8 +57,11 @@ static const lm_opt options[] = {
     LM_COUNT(0, "shard-tokens", &opt.shard_tokens, "N", 1, 2147483647,
              "llmc, nanogpt: ids in a shard [one shard]"),
     LM_GROUP("Input"),
-    LM_INPUT_OPTIONS_SPLIT(
-        opt.in, splits, "file; blank: text ends at blank lines; contiguous: hold out ends [file]"),
+    LM_INPUT_OPTIONS_OF(
+        opt.in, inputs, "auto; of text jsonl, text; of shards megatron, llmc, nanogpt [auto]",
+        splits, "file; blank: text ends at blank lines; contiguous: hold out ends [file]"),
+    LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
+            "refuse shards that were made with different tokenizers [yes]"),
     LM_END
 };
 
@@ -127,16 +134,14 @@ static lm_code read_operands(lm_err *e)
 
 static lm_shard_opts request(void)
 {
-    lm_tokens_kind kind = LM_TOKENS_MEGATRON;
-    for (int k = 0; formats[k]; k++)
-        if (strcmp(opt.format, formats[k]) == 0)
-            kind = (lm_tokens_kind)(LM_TOKENS_MEGATRON + k);
     return (lm_shard_opts){
         .path = (const char *const *)path,
         .weight = weight,
         .n = tool.argc,
         .tokenizer = opt.tokenizer,
         .in = lm_input_args_read(&opt.in),
+        .from = lm_tokens_kind_find(opt.in.format),
+        .check_tokenizer = opt.check_tokenizer,
         .eos = opt.eos,
         .eos_token = opt.eos_token,
         .eos_id = opt.eos_id,
@@ -148,7 +153,7 @@ static lm_shard_opts request(void)
         .seed = (uint64_t)tool.seed,
         .tokens = opt.tokens,
         .max_epochs = opt.max_epochs,
-        .kind = kind,
+        .kind = lm_tokens_kind_find(opt.format),
         .shard_tokens = opt.shard_tokens,
         .output = tool.output,
         .force = tool.force,
@@ -198,6 +203,18 @@ static lm_code shard(lm_err *e)
     return rc;
 }
 
+/* Text needs a tokenizer, token datasets have no use for one. */
+static void refuse_mixed(void)
+{
+    bool shards = lm_tokens_kind_find(opt.in.format) != LM_TOKENS_AUTO;
+    if (opt.tokenizer && shards)
+        lm_misuse(&tool, "--input-format", "leave --tokenizer out: ids are taken as they are",
+                  "%s names token datasets, --tokenizer is for text", opt.in.format);
+    if (!opt.tokenizer && !shards && strcmp(opt.in.format, "auto") != 0)
+        lm_misuse(&tool, "--input-format", "name one with --tokenizer", "%s needs a tokenizer",
+                  opt.in.format);
+}
+
 int main(int argc, char **argv)
 {
     lm_err err = { 0 };
@@ -208,6 +225,7 @@ int main(int argc, char **argv)
     if (strcmp(opt.in.split, "contiguous") == 0 && opt.val_fraction <= 0)
         lm_misuse(&tool, "--split contiguous", "add --val-fraction 0.1, or as much as you want",
                   "no part is to be held out");
+    refuse_mixed();
     if (shard(&err))
         lm_complain(&tool, &err);
     for (int i = 0; path && i < tool.argc; i++)

@@ -13,6 +13,7 @@
 #include "common/tool.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
+#include "text/tokenizer_match.h"
 #include "train/data.h"
 #include "train/report.h"
 #include "train/run.h"
@@ -25,7 +26,8 @@ static struct {
     double beta1, beta2, eps, weight_decay, momentum, dampening;
     bool nesterov;
     double max_grad_norm, clip_value, dropout;
-    bool documents;
+    bool documents, check_tokenizer;
+    const char *format;
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format;
@@ -51,6 +53,8 @@ static struct {
           .max_grad_norm = 1,
           .dropout = -1,
           .documents = true,
+          .check_tokenizer = true,
+          .format = "auto",
           .eval_batches = 16,
           .log_every = 1,
           .keep = 3,
@@ -58,6 +62,7 @@ static struct {
           .peak_tflops = -1 };
 static __typeof__(opt) built_in; /* the defaults, as they stood before parsing */
 
+static const char *const formats[] = { "auto", "megatron", "llmc", "nanogpt", NULL };
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 static const char *const checkpoint_formats[] = { "safetensors", "lmz", NULL };
 
@@ -72,6 +77,10 @@ static const lm_opt options[] = {
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, or bf16 with f32 master weights [f32]"),
     LM_REAL(0, "dropout", &opt.dropout, "P", 0, 0.999, "all rates [those of config.json]"),
     LM_FLAG(0, "document-mask", &opt.documents, "attend inside documents only [on]"),
+    LM_CHOICE(0, "format", &opt.format, "FORMAT", formats,
+              "of DATA: auto, megatron, llmc or nanogpt [auto]"),
+    LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
+            "refuse data of another tokenizer than the model's [on]"),
     LM_STR(0, "val", &opt.val, "SHARD", "validation tokens [DATA/val]"),
     LM_FLAG(0, "deterministic", &opt.deterministic, "the same bits again, also on a GPU"),
     LM_GROUP("Optimiser"),
@@ -342,7 +351,12 @@ static lm_code read_config(session *s, lm_err *e)
 
 static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)
 {
-    return lm_data_open(path, s->config.vocab, s->config.eos, s->o.seq, s->par, out, e);
+    const lm_data_opts o = { .kind = lm_tokens_kind_find(opt.format),
+                             .vocab = s->config.vocab,
+                             .eos = s->config.eos,
+                             .seq = s->o.seq,
+                             .m = opt.check_tokenizer ? s->source : NULL };
+    return lm_data_open(path, &o, s->par, out, e);
 }
 
 static lm_code open_data(session *s, lm_err *e)
@@ -356,6 +370,7 @@ static lm_code open_data(session *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val SHARD", "no validation data in %s",
                        s->data);
     if (open_tokens(s, s->val_path, &s->val, e) ||
+        (opt.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)) ||
         lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
         return e->code;
     return LM_OK;

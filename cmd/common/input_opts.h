@@ -25,13 +25,12 @@ static const char *const lm_input_splits[] = { "file", "blank", NULL };
 static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
 
 /* Rows of an option table; `a` is an lm_input_args. */
-#define LM_INPUT_OPTIONS(a)                    \
-    LM_INPUT_OPTIONS_SPLIT(a, lm_input_splits, \
-                           "plain text: a document is a file, or ends at a blank line [file]")
-/* The same where --split has other members; all but "blank" leave a file whole here. */
-#define LM_INPUT_OPTIONS_SPLIT(a, splits, split_help)                               \
-    LM_CHOICE(0, "input-format", &(a).format, "KIND", lm_input_formats,             \
-              "auto, jsonl or text [auto]"),                                        \
+#define LM_INPUT_OPTIONS(a)                                                                 \
+    LM_INPUT_OPTIONS_OF(a, lm_input_formats, "auto, jsonl or text [auto]", lm_input_splits, \
+                        "plain text: a document is a file, or ends at a blank line [file]")
+/* The same where --input-format and --split have other members: those are AUTO and LM_SPLIT_NONE here. */
+#define LM_INPUT_OPTIONS_OF(a, formats, format_help, splits, split_help)            \
+    LM_CHOICE(0, "input-format", &(a).format, "KIND", formats, format_help),        \
         LM_STR(0, "field", &(a).field, "KEY", "JSONL: the key of the text [text]"), \
         LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),               \
         LM_STR(0, "separator", &(a).separator, "STRING",                            \

@@ -20,6 +20,14 @@ const char *lm_tokens_kind_name(lm_tokens_kind k)
     return names[k];
 }
 
+lm_tokens_kind lm_tokens_kind_find(const char *name)
+{
+    lm_tokens_kind k = LM_TOKENS_NANOGPT;
+    while (k != LM_TOKENS_AUTO && strcmp(name, lm_tokens_kind_name(k)) != 0)
+        k--;
+    return k;
+}
+
 /* ---- reading ---- */
 
 static void widen(const uint8_t *src, lm_id_type type, int64_t n, uint32_t *dst)
@@ -294,6 +302,16 @@ const char *lm_tokens_path(const lm_tokens *t)
 lm_tokens_kind lm_tokens_format(const lm_tokens *t)
 {
     return t->kind;
+}
+
+int64_t lm_tokens_vocab(const lm_tokens *t)
+{
+    return t->meta.vocab;
+}
+
+lm_tokens_tokenizer lm_tokens_made_with(const lm_tokens *t)
+{
+    return t->meta.tokenizer;
 }
 
 int64_t lm_tokens_eot(const lm_tokens *t)

@@ -16,7 +16,9 @@
  * - llm.c: 256 i32 of header (magic 20240520 version 1: u16 ids, GPT-2; magic 20240801 version 7:
  *   u32 ids, Llama-3; [2] = number of ids), then the ids.  A document begins with its
  *   end-of-text id: 50256, and 128000 for Llama-3.
- * - nanoGPT: u16 ids and nothing else.  A document ends with its end-of-text id.
+ * - nanoGPT: u16 ids and nothing else, or, as in forks for larger vocabularies, u32: the ids are taken
+ *   as u32 when every second 16-bit word is below 16, and not all others are.  A document ends with its
+ *   end-of-text id.
  * llm.c and nanoGPT shards may be numbered, NAME_000000.bin and on; they read as one stream.
  *
  * Sources: megatron/core/datasets/indexed_dataset.py; llm.c dev/data/data_common.py; nanoGPT
@@ -37,22 +39,37 @@ typedef enum {
     LM_TOKENS_NANOGPT,
 } lm_tokens_kind;
 const char *lm_tokens_kind_name(lm_tokens_kind k); /* "megatron", "llmc", "nanogpt"; AUTO: "auto" */
+lm_tokens_kind lm_tokens_kind_find(const char *name); /* AUTO if it is none of the others */
 
 typedef struct lm_tokens lm_tokens;
 
+/* The tokenizer that ids were made with, as far as it can be told apart: how many ids it has, and the
+ * digest of their tokens (lm_tokenizer_digest). */
+typedef struct {
+    int64_t ids; /* 0: not known */
+    uint64_t digest;
+} lm_tokens_tokenizer;
+
 /* Open a dataset.  `path` is 'data/train', 'data/train.bin', 'data/train.idx', or an llm.c or
- * nanoGPT shard; with AUTO the kind follows from an .idx beside the .bin, else from the magic
- * number, else it is nanoGPT.  Files are mapped; every header, length and offset is checked against
- * the file sizes, in 64 bits.  `eot` is the id between documents for llm.c and nanoGPT, -1: the one
- * known for the format, or none (then all is one document).  No id is looked at here: see
- * lm_tokens_check. Fails: LM_EIO if nothing is there (naming what was looked for), LM_EFORMAT for
- * malformed, truncated or missing shards.  A dataset without ids opens; callers decide. */
+ * nanoGPT shard.  With AUTO the kind is what meta.json says (see tokens_meta.h); without one it follows
+ * from an .idx beside the .bin, else from the magic number.  What is left can only be ids of nanoGPT,
+ * and is taken for them if it is called .bin, has a whole number of ids, and is not text.  Files are
+ * mapped; every header, length and offset is checked against the file sizes, in 64 bits.  `eot` is the
+ * id between documents for llm.c and nanoGPT, -1: the one in meta.json, or known for the format, or none
+ * (then all is one document).  No id is looked at here: see lm_tokens_check.
+ * Fails: LM_EIO if nothing is there (naming what was looked for), LM_EFORMAT for malformed, truncated or
+ * missing files, for what says in no way that it holds ids, and when meta.json counts other ids.  A
+ * dataset without ids opens; callers decide. */
 lm_code lm_tokens_open(const char *path, lm_tokens_kind kind, int64_t eot, lm_tokens **out,
                        lm_err *e);
 void lm_tokens_close(lm_tokens *t);
+/* Is there a file of a dataset of this name: PREFIX.bin, .idx or _nnnnnn.bin? */
+lm_code lm_tokens_there(const char *prefix, bool *there, lm_err *e);
 
 const char *lm_tokens_path(const lm_tokens *t); /* as given; borrowed */
 lm_tokens_kind lm_tokens_format(const lm_tokens *t);
+int64_t lm_tokens_vocab(const lm_tokens *t); /* as meta.json says; 0: not known */
+lm_tokens_tokenizer lm_tokens_made_with(const lm_tokens *t);
 int64_t lm_tokens_eot(const lm_tokens *t);       /* -1 if none */
 int64_t lm_tokens_count(const lm_tokens *t);     /* ids in all */
 int lm_tokens_id_bytes(const lm_tokens *t);      /* 1, 2, 4, 8 */

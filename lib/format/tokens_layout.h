@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "format/tokens.h"
+#include "format/tokens_meta.h"
 
 #define LM_IDX_MAGIC "MMIDIDX\0" /* 9 bytes with the terminator */
 
@@ -44,6 +45,7 @@ struct lm_tokens {
     lm_id_type type;
     int id_bytes;
     int64_t eot, count, docs;
+    lm_tokens_meta meta;
     lm_tokens_part *parts;
     size_t n_parts, cap_parts;
 
@@ -70,6 +72,14 @@ static inline int32_t lm_idx_i32(const uint8_t *a, int64_t i)
     return v;
 }
 
+/* Does base + suffix name a file (and no folder)? */
+bool lm_tokens_is_file(const char *base, const char *suffix);
+/* Map the file `path` as the next part of t; its ids and their count are the caller's to fill in. */
+lm_code lm_tokens_add_part(lm_tokens *t, const char *path, lm_err *e);
+/* Map and check the file `path` if it is one, else base.bin, else base_nnnnnn.bin into t.  AUTO: the kind
+ * is not known. */
+lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path, const char *base,
+                            lm_err *e);
 /* Map and check base.bin + base.idx into t. */
 lm_code lm_tokens_open_megatron(lm_tokens *t, const char *base, lm_err *e);
 /* Check an .idx in memory against the size of its .bin; fills type, id_bytes, sequences, docs,

@@ -12,6 +12,7 @@
 #include "format/input.h"
 #include "format/tokens.h"
 #include "model/loaded.h"
+#include "text/tokenizer_match.h"
 #include "train/score.h"
 
 /* A document of a set: ids [at, at + n). */
@@ -69,7 +70,10 @@ static lm_code open_shards(lm_validator *v, set *s, lm_err *e)
 {
     bool full = false;
     int64_t eos = v->o.tok ? lm_tokenizer_eos(v->o.tok) : -1;
+    const lm_token_reader r = { "the merged model", v->config->vocab, v->o.tok };
     lm_code rc = lm_tokens_open(s->path, LM_TOKENS_AUTO, eos, &s->shards, e);
+    if (!rc && v->o.check_tokenizer)
+        rc = lm_token_reader_check(&r, s->shards, e);
     if (!rc)
         rc = lm_tokens_index(s->shards, v->o.par, e);
     if (!rc)

@@ -21,6 +21,7 @@ typedef struct {
     const char *const *path; /* the sets */
     int sets;
     const lm_tokenizer *tok; /* for text, and for the end of a document; NULL: none */
+    bool check_tokenizer;    /* refuse shards that were made with another one than `tok` */
     int64_t seq;             /* window; 0: 1024, or all that the model holds */
     int64_t stride;          /* 0: half a window */
     int64_t batch;           /* windows at a time; 0: 8 */
@@ -32,7 +33,8 @@ typedef struct {
 typedef struct lm_validator lm_validator;
 
 /* Open the sets and make room for the weights of `c` in memory of b.  o, c and b are
- * borrowed.  Fails: LM_EUSAGE for text without a tokenizer, LM_EFORMAT for ids beyond the
+ * borrowed.  Fails: LM_EUSAGE for text without a tokenizer and, with check_tokenizer, as
+ * lm_token_reader_check; LM_EFORMAT for ids beyond the
  * vocabulary or a set without two tokens, LM_EIO, LM_ELIMIT. */
 lm_code lm_validator_new(const lm_validator_opts *o, const lm_config *c, lm_backend *b,
                          lm_validator **out, lm_err *e);

@@ -10,6 +10,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "format/tokens_meta.h"
+#include "text/tokenizer_match.h"
 
 typedef struct {
     const lm_shard_opts *o;
@@ -56,6 +58,7 @@ static lm_code open_text(work *w, lm_err *e)
     if (rc)
         return rc;
     w->set->vocab = lm_tokenizer_vocab_size(w->tok);
+    w->set->tokenizer = lm_tokenizer_identity(w->tok);
     if (w->o->vocab && w->o->vocab < w->set->vocab)
         return lm_fail(e, LM_EUSAGE, "--vocab-size", "give at least as much",
                        "%lld is less than the tokenizer's %lld", (long long)w->o->vocab,
@@ -63,23 +66,50 @@ static lm_code open_text(work *w, lm_err *e)
     return LM_OK;
 }
 
+static lm_code open_dataset(work *w, int i, lm_err *e)
+{
+    lm_tokens **t = &w->shards[i];
+    lm_code rc = lm_tokens_open(w->o->path[i], w->o->from, w->o->eos_id, t, e);
+    if (!rc)
+        rc = lm_tokens_index(*t, w->par, e);
+    if (rc)
+        return rc;
+    int64_t top = (int64_t)lm_tokens_max(*t, w->par) + 1;
+    top = lm_tokens_vocab(*t) > top ? lm_tokens_vocab(*t) : top;
+    if (w->o->vocab)
+        rc = lm_tokens_check(*t, w->o->vocab, w->par, e);
+    w->set->vocab = top > w->set->vocab ? top : w->set->vocab;
+    if (w->o->eos && w->set->eos < 0)
+        w->set->eos = lm_tokens_eot(*t);
+    return rc;
+}
+
+/* The tokenizer of all datasets, if they all say so. */
+static lm_code agree_tokenizer(work *w, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    bool known = true;
+    for (int i = 0; i < w->o->n && !rc; i++) {
+        lm_tokens_tokenizer a = lm_tokens_made_with(w->shards[0]);
+        lm_tokens_tokenizer b = lm_tokens_made_with(w->shards[i]);
+        if (w->o->check_tokenizer)
+            for (int k = 0; k < i && !rc; k++)
+                rc = lm_tokens_check_same(w->shards[k], w->shards[i], e);
+        known &= b.ids && a.ids == b.ids && a.digest == b.digest;
+    }
+    if (known)
+        w->set->tokenizer = lm_tokens_made_with(w->shards[0]);
+    return rc;
+}
+
 static lm_code open_shards(work *w, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&w->shards, (size_t)w->o->n, sizeof *w->shards, "shards", e);
     w->set->eos = w->o->eos ? w->o->eos_id : -1;
-    for (int i = 0; i < w->o->n && !rc; i++) {
-        rc = lm_tokens_open(w->o->path[i], LM_TOKENS_AUTO, w->o->eos_id, &w->shards[i], e);
-        if (!rc)
-            rc = lm_tokens_index(w->shards[i], w->par, e);
-        if (rc)
-            break;
-        int64_t top = (int64_t)lm_tokens_max(w->shards[i], w->par) + 1;
-        if (w->o->vocab)
-            rc = lm_tokens_check(w->shards[i], w->o->vocab, w->par, e);
-        w->set->vocab = top > w->set->vocab ? top : w->set->vocab;
-        if (w->o->eos && w->set->eos < 0)
-            w->set->eos = lm_tokens_eot(w->shards[i]);
-    }
+    for (int i = 0; i < w->o->n && !rc; i++)
+        rc = open_dataset(w, i, e);
+    if (!rc)
+        rc = agree_tokenizer(w, e);
     if (rc)
         return rc;
     if (w->set->vocab > UINT32_MAX)
@@ -254,6 +284,7 @@ static lm_code make_meta(const work *w, int indent, lm_buf *out, lm_err *e)
         lm_jw_int(&j, "eos_token_id", w->set->eos);
     else
         lm_jw_str(&j, "eos_token_id", NULL);
+    lm_tokens_meta_write_tokenizer(&j, &w->set->tokenizer);
     for (int s = 0; s < LM_SPLITS; s++) {
         lm_jw_obj(&j, split_names[s]);
         lm_jw_int(&j, "documents", w->set->docs[s]);

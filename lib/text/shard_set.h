@@ -17,19 +17,22 @@ typedef struct {
     int n;                   /* and how many they are */
     const char *tokenizer;   /* tokenizer.json or its folder; NULL: the inputs are token datasets */
     lm_input_opts in;        /* how texts are read */
+    lm_tokens_kind from;  /* of inputs that are token datasets; AUTO: as lm_tokens_open finds out */
+    bool check_tokenizer; /* refuse datasets that were made with different tokenizers */
     bool eos; /* an id between documents: that of the token `eos_token` (may be NULL), */
     const char
         *eos_token; /* else `eos_id` (-1: not given), else the tokenizer's or the dataset's */
     int64_t eos_id;
-    bool add_special;     /* what the tokenizer's post-processor adds */
-    int64_t vocab;        /* ids are below it; 0: the tokenizer's, of datasets the largest id + 1 */
-    double val_fraction;  /* share of the documents that is held out, [0, 1) */
-    bool contiguous;      /* hold out the end of each document instead of whole ones */
-    bool shuffle;         /* documents in a random order that `seed` decides */
-    uint64_t seed;        /* */
-    int64_t tokens;       /* about so many ids in train (0: all), */
-    double max_epochs;    /* going through no input more often than this */
-    lm_tokens_kind kind;  /* of what is written */
+    bool add_special;    /* what the tokenizer's post-processor adds */
+    int64_t vocab;       /* ids are below it; 0: the tokenizer's, of datasets what meta.json says or
+                             the largest id + 1 */
+    double val_fraction; /* share of the documents that is held out, [0, 1) */
+    bool contiguous;     /* hold out the end of each document instead of whole ones */
+    bool shuffle;        /* documents in a random order that `seed` decides */
+    uint64_t seed;       /* */
+    int64_t tokens;      /* about so many ids in train (0: all), */
+    double max_epochs;   /* going through no input more often than this */
+    lm_tokens_kind kind; /* of what is written */
     int64_t shard_tokens; /* as in lm_tokens_writer_opts */
     const char *output;   /* the folder; made when it is missing */
     bool force;
@@ -40,6 +43,7 @@ typedef struct {
 typedef struct {
     lm_shard_stats read;
     int64_t vocab, eos; /* eos -1: none */
+    lm_tokens_tokenizer tokenizer;
     int64_t docs[LM_SPLITS], tokens[LM_SPLITS];
 } lm_shard_set;
 

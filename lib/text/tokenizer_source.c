@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "text/tokenizer_impl.h"
+#include "text/tokenizer_match.h"
 
 enum { MAX_FILE = 256 << 20 };
 
@@ -40,12 +41,12 @@ lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *
     return rc;
 }
 
-lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
+static lm_code load_own(lm_model_source *m, bool spool, lm_tokenizer **out, lm_err *e)
 {
     lm_buf json = { 0 }, config = { 0 };
     const char *from = NULL;
     char where[300];
-    lm_code rc = lm_tokenizer_text(m, true, &json, &config, &from, e);
+    lm_code rc = lm_tokenizer_text(m, spool, &json, &config, &from, e);
 
     *out = NULL;
     snprintf(where, sizeof where, "%.200s: %s", lm_model_source_path(m), from ? from : "");
@@ -57,13 +58,32 @@ lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
     return rc;
 }
 
-lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab, bool needed,
+lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
+{
+    return load_own(m, true, out, e);
+}
+
+/* A tokenizer of the model that cannot be read is no reason against the one that replaces it. */
+static lm_code check_replacement(const char *path, lm_model_source *m, int64_t vocab,
+                                 const lm_tokenizer *t, lm_err *e)
+{
+    lm_err ignored = { 0 };
+    lm_tokenizer *own = NULL;
+    if (load_own(m, false, &own, &ignored))
+        own = NULL;
+    const lm_token_reader r = { .name = lm_model_source_path(m), .vocab = vocab, .tok = own };
+    lm_code rc = lm_token_reader_accepts(&r, t, path, e);
+    lm_tokenizer_free(own);
+    return rc;
+}
+
+lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab, unsigned how,
                             lm_tokenizer **out, lm_err *e)
 {
     const char *where = path ? path : lm_model_source_path(m);
     lm_code rc = path ? lm_tokenizer_load(path, out, e) : lm_tokenizer_of(m, out, e);
 
-    if (!rc && !*out && needed)
+    if (!rc && !*out && how & LM_TOKENIZER_NEEDED)
         rc = lm_fail(e, LM_EUSAGE, where, "name one with --tokenizer",
                      "the model has no tokenizer, which text needs");
     if (rc || !*out)
@@ -72,6 +92,8 @@ lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab,
     if (ids > vocab)
         rc = lm_fail(e, LM_EUSAGE, where, "use the tokenizer that the model was trained with",
                      "it has %" PRId64 " ids, the model's vocabulary is %" PRId64, ids, vocab);
+    if (!rc && path && how & LM_TOKENIZER_CHECKED)
+        rc = check_replacement(path, m, vocab, *out, e);
     if (rc) {
         lm_tokenizer_free(*out);
         *out = NULL;

@@ -15,9 +15,14 @@ lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e);
  * lm_model_source_file_now. */
 lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *config,
                           const char **from, lm_err *e);
+enum {
+    LM_TOKENIZER_NEEDED = 1,  /* a model without one is a failure when no path is given */
+    LM_TOKENIZER_CHECKED = 2, /* the one at the path must agree with the model: tokenizer_match.h */
+};
 /* For a tool: the tokenizer at `path`, or that of the model when path is NULL.  LM_EUSAGE when there
- * is none but one is `needed`, and for one with more than `vocab` ids. */
-lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab, bool needed,
+ * is none but one is needed, for one with more than `vocab` ids, and for one that is checked and does
+ * not belong to the model. */
+lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab, unsigned how,
                             lm_tokenizer **out, lm_err *e);
 
 #endif

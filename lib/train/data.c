@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "text/tokenizer_match.h"
 #include "text/tokenizer_source.h"
 #include "train/feed.h"
 
@@ -16,24 +17,40 @@ lm_code lm_data_find(const char *data, const char *val, char **train_out, char *
         return lm_strdup(val_out, val, e);
     if (rc || !folder)
         return rc;
-    char *bin = NULL;
-    rc = lm_path_join(&bin, data, "val.bin", e);
-    if (!rc && lm_path_exists(bin))
-        rc = lm_path_join(val_out, data, "val", e);
-    lm_free(bin);
+    bool there = false;
+    rc = lm_path_join(val_out, data, "val", e);
+    if (!rc)
+        rc = lm_tokens_there(*val_out, &there, e);
+    if (!there) {
+        lm_free(*val_out);
+        *val_out = NULL;
+    }
     return rc;
 }
 
-lm_code lm_data_open(const char *path, int64_t vocab, int64_t eos, int64_t seq, lm_par *par,
-                     lm_tokens **out, lm_err *e)
+static lm_code check_model(const lm_data_opts *o, const lm_tokens *data, lm_err *e)
 {
-    lm_feed *f = NULL; /* only to hear that there is too little */
-    lm_code rc = lm_tokens_open(path, LM_TOKENS_AUTO, eos, out, e);
+    lm_tokenizer *tok = NULL;
+    lm_code rc = lm_tokens_made_with(data).ids ? lm_tokenizer_of(o->m, &tok, e) : LM_OK;
+    const lm_token_reader r = { .name = lm_model_source_path(o->m), .vocab = o->vocab, .tok = tok };
     if (!rc)
-        rc = lm_feed_new(*out, &(lm_feed_opts){ .seq = seq }, &f, e);
+        rc = lm_token_reader_check(&r, data, e);
+    lm_tokenizer_free(tok);
+    return rc;
+}
+
+lm_code lm_data_open(const char *path, const lm_data_opts *o, lm_par *par, lm_tokens **out,
+                     lm_err *e)
+{
+    lm_feed *f = NULL; /* only for its length check */
+    lm_code rc = lm_tokens_open(path, o->kind, o->eos, out, e);
+    if (!rc && o->m)
+        rc = check_model(o, *out, e);
+    if (!rc)
+        rc = lm_feed_new(*out, &(lm_feed_opts){ .seq = o->seq }, &f, e);
     lm_feed_free(f);
     if (!rc)
-        rc = lm_tokens_check(*out, vocab, par, e);
+        rc = lm_tokens_check(*out, o->vocab, par, e);
     return rc ? rc : lm_tokens_index(*out, par, e);
 }
 

@@ -7,16 +7,24 @@
 #include "format/folder.h"
 #include "format/tokens.h"
 
-/* Where `data` keeps its tokens: a folder holds train (always named) and val (when val.bin is
- * there), anything else is the training data itself.  `val` (may be NULL) goes before that.
+/* Where `data` keeps its tokens: a folder holds train (always named) and val (when there
+ * is one, in whatever format), anything else is the training data itself.  `val` (may be NULL) goes before that.
  * *val_out is NULL when there is no validation data.  Both are yours. */
 lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out,
                      lm_err *e);
 
-/* Open and index a dataset for windows of `seq` tokens.  Fails: LM_EUSAGE when it is too short,
- * LM_EFORMAT when an id is not below `vocab`, and as lm_tokens_open. */
-lm_code lm_data_open(const char *path, int64_t vocab, int64_t eos, int64_t seq, lm_par *par,
-                     lm_tokens **out, lm_err *e);
+typedef struct {
+    lm_tokens_kind kind; /* AUTO: as lm_tokens_open finds out */
+    int64_t vocab, eos;  /* of the model */
+    int64_t seq;         /* tokens in a window */
+    lm_model_source *m;  /* the model that the data must belong to; NULL: no check of that */
+} lm_data_opts;
+
+/* Open, check and index a dataset.  Fails: LM_EUSAGE when it is too short; as lm_token_reader_check when
+ * it does not belong to the model (as lm_tokenizer_of, when the data say which tokenizer it should have);
+ * LM_EFORMAT when an id is not below `vocab`; and as lm_tokens_open. */
+lm_code lm_data_open(const char *path, const lm_data_opts *o, lm_par *par, lm_tokens **out,
+                     lm_err *e);
 
 /* Bytes of text that each id stands for, [vocab], from the tokenizer of the model; *out = NULL when
  * it has none. */

@@ -107,7 +107,8 @@ refuses() { # STATUS TEXT ARGUMENT ...
     train-tokenizer -q --vocab-size 600 --pattern llama3 -o big/tokenizer.json odd.txt
     refuses 2 "it has 600 ids, the model's vocabulary is 400" run/ held-out.txt --tokenizer big
     shard-data -q --tokenizer big --no-shuffle -o big/ odd.txt
-    refuses 1 "400" run/ big/train
+    refuses 2 "its vocabulary has 600 ids, that of run/ has 400" run/ big/train
+    refuses 1 "does not fit a vocabulary of 400" run/ big/train --no-check-tokenizer
     : > empty.txt
     refuses 1 "nothing to evaluate" run/ empty.txt
     refuses 1 "nothing" run/ nothing

@@ -162,7 +162,8 @@ numbers() {
     fails 2 "train.bin: exists already" $T --format nanogpt -o d notes.txt
     diff -r d before
     fails 2 "an output folder is needed" $T clean.jsonl
-    fails 2 "need an id between documents" -q --format llmc -o x d/train
+    mkdir bare && cp d/train.* bare/ # without meta.json, which names the id
+    fails 2 "need an id between documents" -q --format llmc -o x bare/train
     fails 2 "16-bit ids" -q --format nanogpt --eos-id 70000 -o x d/train
     fails 2 "no token 'nope'" $T --eos-token nope -o x clean.jsonl
     [ ! -e x ]
@@ -176,6 +177,6 @@ numbers() {
 
 @test "shard-data: --json writes the facts to standard output" {
     run --separate-stderr shard-data $T --json -o d clean.jsonl
-    [[ $output == '{"format":"megatron","vocab_size":'*',"eos_token_id":0,"train":{"documents":400,'* ]]
+    [[ $output == '{"format":"megatron","vocab_size":'*',"eos_token_id":0,"tokenizer":{"ids":'*'},"train":{"documents":400,'* ]]
     [ "$(wc -l <<< "$output")" -eq 1 ]
 }

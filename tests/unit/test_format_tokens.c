@@ -150,6 +150,34 @@ static void flat_round_trips(void **st)
     }
 }
 
+/* Bare ids of 32 bits are told from those of 16, which a small vocabulary does not disguise. */
+static void wide_ids(void **st)
+{
+    (void)st;
+    enum { N = 200 };
+    uint32_t wide[N], back[N];
+    uint16_t small[N];
+    for (uint32_t i = 0; i < N; i++) {
+        wide[i] = i * 640;
+        small[i] = (uint16_t)(i * 7 % 11);
+    }
+    put_file("wide.bin", wide, sizeof wide);
+    put_file("small.bin", small, sizeof small);
+    for (int s = 0; s < 2; s++) {
+        lm_tokens *t = NULL;
+        lm_err e = { 0 };
+        assert_int_equal(
+            lm_tokens_open(in_dir(s ? "small.bin" : "wide.bin"), LM_TOKENS_AUTO, -1, &t, &e), 0);
+        assert_int_equal(lm_tokens_format(t), LM_TOKENS_NANOGPT);
+        assert_int_equal(lm_tokens_id_bytes(t), s ? 2 : 4);
+        assert_int_equal(lm_tokens_count(t), N);
+        assert_int_equal(lm_tokens_read(t, 0, N, back, &e), 0);
+        for (uint32_t i = 0; i < N; i++)
+            assert_int_equal(back[i], s ? small[i] : wide[i]);
+        lm_tokens_close(t);
+    }
+}
+
 /* Document starts over many chunks and threads equal a plain loop. */
 static void starts_in_parallel(void **st)
 {
@@ -312,10 +340,15 @@ static int teardown(void **st)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(megatron_bytes),   cmocka_unit_test(megatron_round_trip),
-        cmocka_unit_test(flat_round_trips), cmocka_unit_test(starts_in_parallel),
-        cmocka_unit_test(damaged_index),    cmocka_unit_test(damaged_shards),
-        cmocka_unit_test(refusals),         cmocka_unit_test(negative_and_wide_ids),
+        cmocka_unit_test(megatron_bytes),
+        cmocka_unit_test(megatron_round_trip),
+        cmocka_unit_test(flat_round_trips),
+        cmocka_unit_test(starts_in_parallel),
+        cmocka_unit_test(wide_ids),
+        cmocka_unit_test(damaged_index),
+        cmocka_unit_test(damaged_shards),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(negative_and_wide_ids),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

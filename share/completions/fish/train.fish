@@ -7,6 +7,8 @@ complete -c train -l gradient-accumulation-steps -r -d 'micro-batches in a step 
 complete -c train -l dtype -x -a 'f32 bf16' -d 'f32, or bf16 with f32 master weights [f32]'
 complete -c train -l dropout -r -d 'all rates [those of config.json]'
 complete -c train -l document-mask -d 'attend inside documents only [on]'
+complete -c train -l format -x -a 'auto megatron llmc nanogpt' -d 'of DATA: auto, megatron, llmc or nanogpt [auto]'
+complete -c train -l check-tokenizer -d 'refuse data of another tokenizer than the model\'s [on]'
 complete -c train -l val -r -d 'validation tokens [DATA/val]'
 complete -c train -l deterministic -d 'the same bits again, also on a GPU'
 complete -c train -l optimizer -x -a 'adamw sgd' -d 'adamw or sgd [adamw]'

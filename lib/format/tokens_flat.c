@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tokens_flat.c -- finding and checking shards of llm.c and nanoGPT, one file or numbered ones. */
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "format/tokens_layout.h"
+
+static int32_t header_word(const lm_map *m, int i)
+{
+    return m->size >= LM_LLMC_HEADER ? lm_idx_i32(m->data, i) : 0;
+}
+
+static lm_code check_llmc(lm_tokens *t, lm_tokens_part *p, const char *path, lm_err *e)
+{
+    int32_t magic = header_word(&p->map, 0), version = header_word(&p->map, 1);
+    int32_t known = magic == LM_LLMC_GPT2 ? LM_LLMC_GPT2_VERSION : LM_LLMC_LLAMA3_VERSION;
+    if (magic != LM_LLMC_GPT2 && magic != LM_LLMC_LLAMA3)
+        return lm_fail(e, LM_EFORMAT, path, NULL,
+                       "not an llm.c shard: magic number %d, expected %d or %d", magic,
+                       LM_LLMC_GPT2, LM_LLMC_LLAMA3);
+    if (version != known)
+        return lm_fail(e, LM_EFORMAT, path, NULL, "llm.c shard version %d, known is %d", version,
+                       known);
+    lm_id_type type = magic == LM_LLMC_GPT2 ? LM_ID_TYPE_U16 : LM_ID_TYPE_U32;
+    if (t->n_parts > 1 && type != t->type)
+        return lm_fail(e, LM_EFORMAT, path, "keep both kinds apart",
+                       "this shard has another id type than the one before it");
+    t->type = type;
+    t->id_bytes = type == LM_ID_TYPE_U16 ? 2 : 4;
+    int64_t n = header_word(&p->map, 2);
+    uint64_t want = (uint64_t)(n < 0 ? 0 : n) * (uint64_t)t->id_bytes + LM_LLMC_HEADER;
+    if (n < 0 || want != p->map.size)
+        return lm_fail(e, LM_EFORMAT, path, "fetch or make it again",
+                       "the header announces %lld ids (%llu bytes), the file has %zu bytes",
+                       (long long)n, (unsigned long long)want, p->map.size);
+    p->ids = p->map.data + LM_LLMC_HEADER;
+    p->count = n;
+    if (t->eot < 0)
+        t->eot = type == LM_ID_TYPE_U16 ? 50256 : 128000;
+    return LM_OK;
+}
+
+/* Written text, going by its first bytes?  A row of 16-bit ids has control characters in it, since half of
+ * its bytes are high halves. */
+static bool looks_text(const lm_map *m)
+{
+    enum { ENOUGH = 64, LOOK = 4096 };
+    size_t n = m->size < LOOK ? m->size : LOOK;
+    if (n < ENOUGH)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if ((m->data[i] < 0x20 && !strchr("\t\n\f\r", m->data[i])) || m->data[i] == 0x7f ||
+            !m->data[i])
+            return false;
+    return lm_utf8_valid((const char *)m->data, n) + 4 > n; /* the last character may be cut */
+}
+
+/* Ids of 32 bits have nothing in their upper halves but a few low bits, which ids of 16 bits at every
+ * second place do not show; a vocabulary of less than 16 is told apart by its other places. */
+static bool looks_wide(const lm_map *m)
+{
+    enum { ENOUGH = 32, LOOK = 1 << 20, HIGH = 16 };
+    size_t n = m->size / 4;
+    bool any = false;
+    if (m->size % 4 || n < ENOUGH)
+        return false;
+    for (size_t i = 0; i < n && i < LOOK; i++) {
+        uint16_t half[2];
+        memcpy(half, m->data + 4 * i, 4);
+        if (half[1] >= HIGH)
+            return false;
+        any |= half[0] >= HIGH;
+    }
+    return any;
+}
+
+static lm_code check_raw(lm_tokens *t, lm_tokens_part *p, const char *path, lm_err *e)
+{
+    if (t->n_parts == 1)
+        t->type = looks_wide(&p->map) ? LM_ID_TYPE_U32 : LM_ID_TYPE_U16;
+    t->id_bytes = t->type == LM_ID_TYPE_U32 ? 4 : 2;
+    if (p->map.size % (size_t)t->id_bytes)
+        return lm_fail(e, LM_EFORMAT, path, "fetch or make it again",
+                       "%zu bytes are no whole number of %d-bit ids", p->map.size, 8 * t->id_bytes);
+    p->ids = p->map.data;
+    p->count = (int64_t)(p->map.size / (size_t)t->id_bytes);
+    return LM_OK;
+}
+
+/* Neither an index nor a header nor meta.json says that these are ids. */
+static lm_code check_guess(const lm_tokens_part *p, const char *path, lm_err *e)
+{
+    if (looks_text(&p->map))
+        return lm_fail(e, LM_EFORMAT, path, "turn it into token ids with shard-data --tokenizer",
+                       "it is text, not token ids");
+    if (!lm_text_ends(path, ".bin"))
+        return lm_fail(e, LM_EFORMAT, path,
+                       "text becomes token ids by shard-data --tokenizer; of bare ids name the "
+                       "format, nanogpt",
+                       "no token dataset: it is not called .bin and has no header of llm.c");
+    return LM_OK;
+}
+
+static lm_code check_part(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_err *e)
+{
+    lm_tokens_part *p = &t->parts[t->n_parts - 1];
+    int32_t magic = header_word(&p->map, 0);
+    lm_code rc = LM_OK;
+    if (kind == LM_TOKENS_AUTO && (magic == LM_LLMC_GPT2 || magic == LM_LLMC_LLAMA3)) {
+        kind = LM_TOKENS_LLMC;
+    } else if (kind == LM_TOKENS_AUTO) {
+        kind = LM_TOKENS_NANOGPT;
+        rc = check_guess(p, path, e);
+    }
+    if (!rc && t->n_parts > 1 && kind != t->kind)
+        rc = lm_fail(e, LM_EFORMAT, path, "keep both kinds apart",
+                     "this shard is %s, the one before it is %s", lm_tokens_kind_name(kind),
+                     lm_tokens_kind_name(t->kind));
+    t->kind = kind;
+    if (!rc)
+        rc = kind == LM_TOKENS_LLMC ? check_llmc(t, p, path, e) : check_raw(t, p, path, e);
+    t->count += rc ? 0 : p->count;
+    return rc;
+}
+
+/* BASE_nnnnnn.bin, sorted by number; -1 if `name` is none of them. */
+static int64_t shard_number(const char *name, const char *base)
+{
+    size_t n = strlen(base), len = strlen(name);
+    if (len != n + 11 || memcmp(name, base, n) != 0 || name[n] != '_' ||
+        strcmp(name + n + 7, ".bin") != 0)
+        return -1;
+    int64_t v = 0;
+    for (size_t i = n + 1; i < n + 7; i++) {
+        if (!isdigit((unsigned char)name[i]))
+            return -1;
+        v = v * 10 + name[i] - '0';
+    }
+    return v;
+}
+
+/* The folder that `base` lies in. */
+static lm_code folder_of(const char *base, lm_buf *dir, lm_err *e)
+{
+    size_t n = (size_t)(lm_path_base(base) - base);
+    return n ? lm_buf_add(dir, base, n, e) : lm_buf_add(dir, ".", 1, e);
+}
+
+/* Open BASE_000000.bin (or _000001, where llm.c's own training shards begin) and on; a hole in the
+ * numbers is a missing shard.  None found: *found stays false. */
+static lm_code open_numbered(lm_tokens *t, lm_tokens_kind kind, const char *base, bool *found,
+                             lm_err *e)
+{
+    const char *name = lm_path_base(base);
+    lm_buf dir = { 0 }, full = { 0 };
+    char **names = NULL;
+    size_t n = 0;
+    int64_t next = -1;
+    lm_code rc = folder_of(base, &dir, e);
+    if (!rc && lm_path_is_dir(dir.data))
+        rc = lm_dir_list(dir.data, &names, &n, e);
+    for (size_t i = 0; i < n && !rc; i++) {
+        int64_t k = shard_number(names[i], name);
+        if (k < 0)
+            continue;
+        if (next < 0 ? k > 1 : k != next) {
+            rc = lm_fail(e, LM_EFORMAT, base, "fetch or make it again",
+                         "shard %s_%06lld.bin is missing, %s is there", name,
+                         (long long)(next < 0 ? 0 : next), names[i]);
+            break;
+        }
+        next = k + 1;
+        *found = true;
+        full.len = 0;
+        rc = lm_buf_addf(&full, e, "%s_%06lld.bin", base, (long long)k);
+        if (!rc)
+            rc = lm_tokens_add_part(t, full.data, e);
+        if (!rc)
+            rc = check_part(t, kind, full.data, e);
+    }
+    lm_names_free(names, n);
+    lm_buf_fini(&dir);
+    lm_buf_fini(&full);
+    return rc;
+}
+
+/* Without memory of its own: "cannot tell" would be taken for another format. */
+bool lm_tokens_is_file(const char *base, const char *suffix)
+{
+    char path[PATH_MAX]; /* a longer one no system call takes */
+    struct stat st;
+    int n = snprintf(path, sizeof path, "%s%s", base, suffix);
+    return n >= 0 && n < PATH_MAX && stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path, const char *base,
+                            lm_err *e)
+{
+    lm_buf full = { 0 };
+    bool found = false;
+    lm_code rc = LM_OK;
+    if (lm_tokens_is_file(path, ""))
+        rc = lm_buf_addf(&full, e, "%s", path);
+    else if (lm_tokens_is_file(base, ".bin"))
+        rc = lm_buf_addf(&full, e, "%s.bin", base);
+    if (!rc && full.len) {
+        found = true;
+        rc = lm_tokens_add_part(t, full.data, e);
+        if (!rc)
+            rc = check_part(t, kind, full.data, e);
+    } else if (!rc) {
+        rc = open_numbered(t, kind, base, &found, e);
+    }
+    lm_buf_fini(&full);
+    if (rc || found)
+        return rc;
+    errno = ENOENT;
+    return lm_fail(e, LM_EIO, path, "make it with shard-data",
+                   "no token dataset: neither %s.bin nor %s_000000.bin", lm_path_base(base),
+                   lm_path_base(base));
+}
+
+lm_code lm_tokens_there(const char *prefix, bool *there, lm_err *e)
+{
+    const char *name = lm_path_base(prefix);
+    lm_buf dir = { 0 };
+    char **names = NULL;
+    size_t n = 0;
+    *there = lm_tokens_is_file(prefix, ".bin") || lm_tokens_is_file(prefix, ".idx");
+    if (*there)
+        return LM_OK;
+    lm_code rc = folder_of(prefix, &dir, e);
+    if (!rc && lm_path_is_dir(dir.data))
+        rc = lm_dir_list(dir.data, &names, &n, e);
+    for (size_t i = 0; i < n; i++)
+        *there |= shard_number(names[i], name) >= 0;
+    lm_names_free(names, n);
+    lm_buf_fini(&dir);
+    return rc;
+}

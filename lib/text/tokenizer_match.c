@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tokenizer_match.c -- see tokenizer_match.h. */
+#include "text/tokenizer_match.h"
+
+#include <inttypes.h>
+
+#include "base/hash.h"
+
+static const char go_on[] = "use what belongs together, or go on with --no-check-tokenizer";
+
+uint64_t lm_tokenizer_digest(const lm_tokenizer *t, int64_t ids)
+{
+    lm_hash128 h;
+    lm_hash128_init(&h);
+    for (int64_t i = 0; i < ids; i++) {
+        size_t len = 0;
+        const char *token = lm_tokenizer_token(t, (uint32_t)i, &len);
+        if (token)
+            lm_hash128_add(&h, token, len);
+        lm_hash128_add(&h, "", 1);
+    }
+    return lm_hash128_end64(&h);
+}
+
+lm_tokens_tokenizer lm_tokenizer_identity(const lm_tokenizer *t)
+{
+    int64_t ids = lm_tokenizer_vocab_size(t);
+    return (lm_tokens_tokenizer){ .ids = ids, .digest = lm_tokenizer_digest(t, ids) };
+}
+
+lm_code lm_token_reader_check(const lm_token_reader *r, const lm_tokens *data, lm_err *e)
+{
+    lm_tokens_tokenizer made = lm_tokens_made_with(data);
+    if (lm_tokens_vocab(data) > r->vocab)
+        return lm_fail(e, LM_EUSAGE, lm_tokens_path(data), go_on,
+                       "its vocabulary has %" PRId64 " ids, that of %s has %" PRId64,
+                       lm_tokens_vocab(data), r->name, r->vocab);
+    if (!r->tok || !made.ids)
+        return LM_OK;
+    int64_t ids = lm_tokenizer_vocab_size(r->tok);
+    if (ids >= made.ids && lm_tokenizer_digest(r->tok, made.ids) == made.digest)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, lm_tokens_path(data), go_on,
+                   "it was made with another tokenizer (%" PRId64 " ids) than that of %s (%" PRId64
+                   " ids)",
+                   made.ids, r->name, ids);
+}
+
+lm_code lm_tokens_check_same(const lm_tokens *a, const lm_tokens *b, lm_err *e)
+{
+    lm_tokens_tokenizer x = lm_tokens_made_with(a), y = lm_tokens_made_with(b);
+    if (!x.ids || !y.ids || (x.ids == y.ids && x.digest == y.digest))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, lm_tokens_path(b), go_on,
+                   "it was made with another tokenizer (%" PRId64 " ids) than %s (%" PRId64 " ids)",
+                   y.ids, lm_tokens_path(a), x.ids);
+}
+
+lm_code lm_token_reader_accepts(const lm_token_reader *r, const lm_tokenizer *t, const char *path,
+                                lm_err *e)
+{
+    int64_t ids = lm_tokenizer_vocab_size(t), own = r->tok ? lm_tokenizer_vocab_size(r->tok) : 0;
+    int64_t both = own < ids ? own : ids;
+    if (r->tok && lm_tokenizer_digest(t, both) != lm_tokenizer_digest(r->tok, both))
+        return lm_fail(e, LM_EUSAGE, path, go_on, "it has other tokens than the tokenizer of %s",
+                       r->name);
+    if (!r->tok && ids < r->vocab / 10 * 9)
+        return lm_fail(e, LM_EUSAGE, path, go_on,
+                       "it has only %" PRId64 " ids, the vocabulary of %s is %" PRId64, ids,
+                       r->name, r->vocab);
+    return LM_OK;
+}
