@@ -16,10 +16,11 @@
 #include "text/tokenizer_match.h"
 #include "train/data.h"
 #include "train/report.h"
+#include "train/resume.h"
 #include "train/run.h"
 
 static struct {
-    const char *resume, *val, *tensorboard, *trace;
+    const char *resume, *resume_schedule, *val, *tensorboard, *trace;
     int64_t steps, batch, seq, accumulate, warmup, decay_steps, step_size, cycles;
     double lr, min_lr_ratio, gamma;
     const char *schedule, *optimizer, *dtype;
@@ -69,6 +70,8 @@ static const char *const checkpoint_formats[] = { "safetensors", "lmz", NULL };
 static const lm_opt options[] = {
     LM_GROUP("Run"),
     LM_STR(0, "resume", &opt.resume, "RUN", "go on with a run at its newest checkpoint"),
+    LM_CHOICE(0, "resume-schedule", &opt.resume_schedule, "HOW", lm_resume_names,
+              "of the rate, with other --steps: keep extend rewarm [extend]"),
     LM_COUNT(0, "steps", &opt.steps, "N", 1, 1e15, "optimiser steps in all [1000]"),
     LM_COUNT(0, "batch-size", &opt.batch, "N", 1, 1e9, "sequences in a micro-batch [8]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "tokens in a sequence [256]"),
@@ -158,9 +161,11 @@ typedef struct {
     lm_tb *tb;
     lm_trainer *trainer;
     lm_trainer_opts o;
-    int64_t from; /* checkpoint of the run's own folder that it begins with; -1: none */
-    bool made;    /* the run folder is new */
-    bool lmz;     /* checkpoints are .lmz */
+    int64_t step;   /* done when it begins */
+    int64_t from;   /* checkpoint of the run's own folder that it begins with; -1: none */
+    char note[256]; /* what the learning rate of a run that goes on does; "": nothing to say */
+    bool made;      /* the run folder is new */
+    bool lmz;       /* checkpoints are .lmz */
 } session;
 
 static double wall_clock(void)
@@ -176,13 +181,14 @@ static double wall_clock(void)
 static lm_code take_up(session *s, lm_err *e)
 {
     /* The last two belong to the old run when -o begins another. */
-    static const char *const not_kept[] = { "resume",  "dry-run",     "json",     "print-config",
-                                            "force",   "threads",     "output",   "dump-graph",
-                                            "stats",   "device",      "progress", "trace",
-                                            "metrics", "tensorboard", NULL };
+    static const char *const not_kept[] = {
+        "resume",  "resume-schedule", "dry-run",     "json",  "print-config", "force",
+        "threads", "output",          "dump-graph",  "stats", "device",       "progress",
+        "trace",   "metrics",         "tensorboard", NULL
+    };
     static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
     if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||
-        lm_ckpt_options(s->step_dir, &s->saved, e))
+        lm_ckpt_options(s->step_dir, &s->saved, &s->step, e))
         return e->code;
     s->run = s->own_run;
     if (tool.output && !lm_path_same(tool.output, s->run))
@@ -257,12 +263,24 @@ static lm_code refuse_idle(lm_err *e)
           "--lr-schedule cosine" },
         { strcmp(opt.schedule, "wsd") && opt.decay_steps != built_in.decay_steps, "--decay-steps",
           "--lr-schedule wsd" },
+        { opt.resume_schedule && !opt.resume, "--resume-schedule", "--resume" },
     };
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
         if (checks[i].idle)
             return lm_fail(e, LM_EUSAGE, checks[i].option, "leave it out", "serves %s only",
                            checks[i].needs);
     return LM_OK;
+}
+
+/* Where the schedule of a run that goes on lies. */
+static lm_code place_schedule(session *s, lm_err *e)
+{
+    const lm_resume_ask ask = { .how = opt.resume_schedule,
+                                .step = s->step,
+                                .steps = opt.steps,
+                                .warmup_given = lm_given(&tool, "warmup"),
+                                .decay = opt.decay_steps };
+    return lm_resume_schedule(s->saved, s->step_dir, &ask, &s->o.schedule, s->note, e);
 }
 
 static lm_code gather(session *s, lm_err *e)
@@ -301,7 +319,7 @@ static lm_code gather(session *s, lm_err *e)
         .min_delta = opt.min_delta,
         .timed = opt.stats,
     };
-    if (refuse_idle(e))
+    if (refuse_idle(e) || (s->saved && place_schedule(s, e)))
         return e->code;
     if (opt.nesterov && (opt.momentum <= 0 || opt.dampening > 0))
         return lm_fail(e, LM_EUSAGE, "--nesterov", NULL, "needs --momentum and no --dampening");
@@ -398,7 +416,9 @@ static lm_code keep_options(session *s, lm_err *e)
     lm_buf_fini(&text);
     if (rc)
         return rc;
-    rc = lm_run_keep_path(o, "data", s->data, e);
+    rc = lm_resume_keep_schedule(o, &s->o.schedule, e);
+    if (!rc)
+        rc = lm_run_keep_path(o, "data", s->data, e);
     if (!rc)
         rc = lm_run_keep_path(o, "val", opt.val, e);
     if (!rc)
@@ -552,10 +572,11 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                          .trace = opt.trace,
                          .force = tool.force,
                          .sink = &tool.sink };
-    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
-        lm_run_claim(s->run, s->from, e) || lm_trainer_run(s->trainer, r, e))
+    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) || lm_run_claim(s->run, s->from, e))
         return e->code;
-    return LM_OK;
+    if (*s->note)
+        lm_say(&tool, LM_LOG_WARN, "%s", s->note);
+    return lm_trainer_run(s->trainer, r, e);
 }
 
 static lm_code work(session *s, lm_err *e)

@@ -488,7 +488,7 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
     return rc;
 }
 
-lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e)
+lm_code lm_ckpt_options(const char *step_dir, json_t **out, int64_t *step, lm_err *e)
 {
     char where[256];
     lm_bundle *b = NULL;
@@ -497,6 +497,8 @@ lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e)
     lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc && !json_is_object(json_object_get(o, "options")))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "\"options\" is missing");
+    if (!rc)
+        rc = lm_json_i64(o, "step", 0, INT64_C(1) << 60, step, where, e);
     if (!rc)
         *out = json_incref(json_object_get(o, "options"));
     json_decref(o);

@@ -37,8 +37,9 @@ lm_sched_kind lm_sched_find(const char *name)
 double lm_schedule_lr(const lm_schedule *s, int64_t t)
 {
     double floor_ = s->min_ratio, u;
+    t = t > s->from ? t - s->from : 0;
     if (t < s->warmup)
-        return s->lr * (double)(t + 1) / (double)s->warmup;
+        return s->start + (s->lr - s->start) * (double)(t + 1) / (double)s->warmup;
     switch (s->kind) {
     case LM_SCHED_LINEAR:
         return s->lr * (1 - progress(s, t) * (1 - floor_));

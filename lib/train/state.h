@@ -86,7 +86,8 @@ void lm_ckpt_free(lm_ckpt *c); /* waits */
 /* Read optimizer.safetensors and state.json of a checkpoint, a folder or an .lmz, into s (the model's
  * weights are loaded apart). Fails: LM_EFORMAT when optimiser, tensors or shapes differ. */
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e);
-/* state.json alone: the options that the run was started with.  *out is yours (json_decref). */
-lm_code lm_ckpt_options(const char *step_dir, json_t **out, lm_err *e);
+/* state.json alone: the options that the run was started with, and the steps done.  *out is yours
+ * (json_decref). */
+lm_code lm_ckpt_options(const char *step_dir, json_t **out, int64_t *step, lm_err *e);
 
 #endif

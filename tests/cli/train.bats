@@ -331,6 +331,47 @@ no_temporaries() {
     [ "$status" -eq 2 ]
 }
 
+@test "train: --resume with more --steps: what the learning rate does, and --resume-schedule" {
+    "${T[@]}" m0 data -o run --metrics m.jsonl
+    [ "$(field m.jsonl step lr | tail -1 | cut -c 1-8)" = 0.000480 ]
+    for how in keep extend rewarm; do
+        cp -r run $how
+        cp m.jsonl $how.jsonl
+        run --separate-stderr train --resume $how --steps 16 --resume-schedule $how --metrics $how.jsonl
+        [ "$status" -eq 0 ]
+        [[ ${stderr_lines[0]} == "train: the cosine schedule "*": the learning rate was 0.000481, is "*" at step 9 and "*" at step 16 (--resume-schedule $how; the others are "*")" ]]
+        field $how.jsonl step lr | tail -8 | tr '\n' ' ' > $how.lr
+    done
+    # keep: at the floor; extend: the rates of a run of 16 steps; rewarm: up from there to the peak and down again
+    [ "$(tr ' ' '\n' < keep.lr | sort -u | grep -c .)" -eq 1 ]
+    grep -q '^0.0003' keep.lr
+    "${T[@]}" m0 data -o whole --steps 16 --metrics whole.jsonl
+    [ "$(field whole.jsonl step lr | tail -8 | tr '\n' ' ')" = "$(cat extend.lr)" ]
+    awk '{ print; exit !($1 > 0.0017 && $1 < 0.0018 && $2 == 0.003 && $3 == 0.003 && $4 < $3 && $8 < 0.0006) }' rewarm.lr
+    # the default is extend, and says so
+    cp -r run plain
+    run --separate-stderr train --resume plain --steps 16 --metrics plain.jsonl
+    [[ $stderr == *"(--resume-schedule extend; "* ]]
+    [ "$(field plain.jsonl step lr | tr '\n' ' ')" = "$(cat extend.lr)" ]
+    same_bits plain extend
+    # a schedule that was laid out anew is that of the run from then on: stopped and resumed, the same bits
+    for how in keep rewarm; do
+        cp -r run cut-$how
+        train -q --resume cut-$how --steps 16 --resume-schedule $how --save-every 3 --keep 0 --metrics x-$how.jsonl
+        run --separate-stderr train --resume cut-$how/step-000012 -f --metrics y-$how.jsonl
+        [[ $stderr != *schedule* ]]
+        same_bits $how cut-$how
+        [ "$(field y-$how.jsonl step lr | tr '\n' ' ')" = "$(cut -d ' ' -f 5- $how.lr)" ]
+    done
+    # nothing to say when the rate does not change
+    "${T[@]}" m0 data -o flat --lr-schedule constant
+    run --separate-stderr train --resume flat --steps 9
+    [[ $stderr != *"learning rate"* ]]
+    run "${T[@]}" m0 data -o none --resume-schedule keep
+    [ "$status" -eq 2 ]
+    [[ $output == "train: --resume-schedule: serves --resume only: leave it out" ]]
+}
+
 @test "train: --print-config is a --config that makes the same run" {
     "${T[@]}" --clip-value 0.01 --optimizer sgd --no-document-mask --print-config > c.json
     "${T[@]}" --clip-value 0.01 --optimizer sgd --no-document-mask m0 data -o a
@@ -525,19 +566,19 @@ spoil() {
 @test "train: numbers that are not finite in a checkpoint: the tensor, and the last checkpoint without them" {
     "${T[@]}" m0 data -o run --save-every 2 --keep 0
     spoil run/step-000008/model.safetensors
-    run train --resume run --steps 12
+    run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
     [[ $output == "train: run/step-000008: tensor \"model.norm.weight\" holds what is not a number: resume from run/step-000006, the last checkpoint without such" ]]
     # states that are not finite spoil the weights at the first step; such a checkpoint is not the one to go back to
     rm -r run/step-000008
     spoil run/step-000006/optimizer.safetensors
-    run train --resume run --steps 12
+    run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
     [[ $output == "train: step 8: the loss is not a number, and tensor \"model."*"\" holds what is not a number: lower --lr or --max-grad-norm and resume from run/step-000004" ]]
     train -q --resume run/step-000004 -f
     [ "$(readlink run/latest)" = step-000008 ]
     for n in 2 4 6 8; do [ ! -d run/step-00000$n ] || spoil run/step-00000$n/model.safetensors; done
-    run train --resume run --steps 12
+    run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
     [[ $output == *"begin anew: no checkpoint before it is without such" ]]
 }

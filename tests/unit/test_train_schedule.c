@@ -5,9 +5,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
+#include "train/resume.h"
 #include "train/schedule.h"
 
 static void near(double a, double b)
@@ -112,9 +114,84 @@ static void degenerate(void **state)
     assert_null(lm_sched_names[LM_SCHED_COUNT]);
 }
 
+static lm_schedule resumed(const char *options, lm_schedule s, lm_resume_ask ask, char note[256])
+{
+    lm_err e = { 0 };
+    json_t *o = NULL;
+    assert_int_equal(lm_json_parse(options, strlen(options), "options", &o, &e), LM_OK);
+    assert_int_equal(lm_resume_schedule(o, "state.json", &ask, &s, note, &e), LM_OK);
+    json_decref(o);
+    return s;
+}
+
+/* A run of 24 steps that goes on to 44. */
+static void schedules_go_on(void **state)
+{
+    (void)state;
+    static const char options[] =
+        "{\"steps\":24,\"lr-schedule\":\"wsd\",\"lr\":0.8,\"min-lr-ratio\":0.25,\"warmup\":4}";
+    lm_schedule s = base(LM_SCHED_WSD), r;
+    lm_resume_ask ask = { .step = 24, .steps = 44, .decay = -1 };
+    char note[256];
+    s.total = 44;
+    r = resumed(options, s, ask, note);
+    assert_int_equal(r.total, 44);
+    assert_int_equal(r.decay, 4);
+    near(lm_schedule_lr(&r, 24), 0.8);
+    assert_non_null(strstr(note, "extend"));
+    ask.how = "keep";
+    r = resumed(options, s, ask, note);
+    assert_int_equal(r.total, 24);
+    assert_int_equal(r.decay, 2);
+    near(lm_schedule_lr(&r, 24), 0.2);
+    near(lm_schedule_lr(&r, 43), 0.2);
+    ask.how = "rewarm";
+    r = resumed(options, s, ask, note);
+    double reached = 0.2 + 0.6 * (1 - sqrt(0.5)); /* at step 23, the second of two that decay */
+    for (int t = 0; t < 4; t++)
+        near(lm_schedule_lr(&r, 24 + t), reached + (0.8 - reached) * (t + 1) / 4);
+    near(lm_schedule_lr(&r, 30), 0.8);
+    assert_true(lm_schedule_lr(&r, 43) < 0.8);
+    /* no warm-up of the run's: a hundredth of the steps that are left */
+    ask = (lm_resume_ask){
+        .how = "rewarm", .step = 24, .steps = 424, .decay = -1, .warmup_given = true
+    };
+    s.warmup = 0;
+    r = resumed(options, s, ask, note);
+    assert_int_equal(r.warmup, 4);
+    /* the same number of steps: where the state says, and nothing to say */
+    ask = (lm_resume_ask){ .step = 30, .steps = 44, .decay = -1 };
+    r = resumed("{\"steps\":44,\"schedule\":{\"from\":24,\"steps\":20,\"warmup\":6,\"start\":0.5}}",
+                base(LM_SCHED_COSINE), ask, note);
+    assert_string_equal(note, "");
+    near(lm_schedule_lr(&r, 26), 0.5 + 0.3 * 3 / 6);
+    near(lm_schedule_lr(&r, 44), 0.2);
+}
+
+static void spoilt_schedules_are_refused(void **state)
+{
+    (void)state;
+    static const char *const bad[] = { "{\"schedule\":{\"from\":-1,\"steps\":20,\"warmup\":6}}",
+                                       "{\"schedule\":{}}", "{\"lr-schedule\":\"slow\"}",
+                                       "{\"steps\":\"many\"}",
+                                       "{\"schedule\":{\"from\":0,\"steps\":1e300,\"warmup\":6}}" };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        lm_err e = { 0 };
+        json_t *o = NULL;
+        lm_schedule s = base(LM_SCHED_COSINE);
+        char note[256];
+        assert_int_equal(lm_json_parse(bad[i], strlen(bad[i]), "options", &o, &e), LM_OK);
+        lm_resume_ask ask = { .step = 2, .steps = 9, .decay = -1 };
+        assert_int_equal(lm_resume_schedule(o, "state.json", &ask, &s, note, &e), LM_EFORMAT);
+        json_decref(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schedules_go_on),
+        cmocka_unit_test(spoilt_schedules_are_refused),
         cmocka_unit_test(warmup_ends_at_the_peak),
         cmocka_unit_test(constant),
         cmocka_unit_test(linear_and_cosine_reach_the_floor),

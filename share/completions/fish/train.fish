@@ -1,5 +1,6 @@
 # fish completion for train; generated, do not edit
 complete -c train -l resume -r -d 'go on with a run at its newest checkpoint'
+complete -c train -l resume-schedule -x -a 'keep extend rewarm' -d 'of the rate, with other --steps: keep extend rewarm [extend]'
 complete -c train -l steps -r -d 'optimiser steps in all [1000]'
 complete -c train -l batch-size -r -d 'sequences in a micro-batch [8]'
 complete -c train -l seq-len -r -d 'tokens in a sequence [256]'
