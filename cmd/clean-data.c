@@ -121,19 +121,15 @@ static void read_rules(void)
 /* n shares between 0 and 1 into the rules from `first` on. */
 static void read_shares(const char *name, const char *list, int first, int n)
 {
-    if (!list)
-        return;
-    for (int i = 0; i < n; i++) {
-        size_t k = strcspn(list, ",");
-        char word[32];
-        double v;
-        snprintf(word, sizeof word, "%.*s", (int)k, list);
-        if (!lm_parse_double(word, &v) || v < 0 || v > 1 || (list[k] == ',') != (i + 1 < n))
-            lm_misuse(&tool, name, "separate them by commas", "%d numbers from 0 to 1 are needed",
-                      n);
-        opt.clean.rule[first + i].limit = v;
-        list += k + 1;
+    double v[16];
+    int got = 0;
+    bool good = !list || (lm_parse_list(list, v, n, &got) && got == n);
+    for (int i = 0; i < got && good; i++) {
+        good = v[i] >= 0 && v[i] <= 1;
+        opt.clean.rule[first + i].limit = v[i];
     }
+    if (!good)
+        lm_misuse(&tool, name, "separate them by commas", "%d numbers from 0 to 1 are needed", n);
 }
 
 /* ---- the report ---- */

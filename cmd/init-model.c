@@ -39,9 +39,13 @@ static const lm_opt options[] = {
     LM_LIST('s', "set", &opt.set, "KEY=VALUE", "change a key of config.json (may be repeated)"),
     LM_COUNT(0, "pad-vocab-to", &opt.pad, "N", 1, 1e6,
              "round the vocabulary size up to a multiple of N [1]"),
+    LM_ALSO("pad-vocab-size-to pad-to-multiple-of make-vocab-size-divisible-by"),
     LM_FLAG('l', "list", &opt.list, "list the presets and exit"),
     LM_GROUP("Output (-o is a folder, .tar[.zst ...], .lmz, .safetensors or -)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32 or bf16 [f32]"),
+    LM_ALSO("torch-dtype"),
+    LM_ALSO_AS("bf16", "bf16"),
+    LM_ALSO_AS("fp32", "f32"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
              "begin another file when one holds this much [folder: 5 GB]"),
     LM_END

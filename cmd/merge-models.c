@@ -49,10 +49,13 @@ static const char *const elections[] = { "weighted", "sum", "count", NULL };
 static const lm_opt options[] = {
     LM_GROUP("Merge"),
     LM_STR('m', "method", &opt.method, "NAME", "how to merge; see --list"),
+    LM_ALSO("merge-method"),
     LM_STR('b', "base", &opt.base, "MODEL", "the model that the others were tuned from"),
+    LM_ALSO("base-model"),
     LM_FLAG('l', "list", &opt.list, "list the methods with their parameters and exit"),
     LM_GROUP("Parameters of all models (V: a number, or V,V,... along the layers)"),
     LM_STR(0, "weight", &opt.weight, "V", "share of a model"),
+    LM_ALSO("weights"),
     LM_STR(0, "density", &opt.density, "V", "share of a delta that is kept"),
     LM_STR(0, "gamma", &opt.gamma, "V", "share of the largest deltas that is dropped"),
     LM_STR(0, "epsilon", &opt.epsilon, "V", "della: spread of probabilities; ram: no delta"),
@@ -78,6 +81,7 @@ static const lm_opt options[] = {
     LM_STR(0, "fisher-floor", &opt.fisher_floor, "V", "least importance"),
     LM_GROUP("Tokenizers that differ"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "WHICH", "union, base, or one of the models"),
+    LM_ALSO("tokenizer-source"),
     LM_COUNT(0, "pad-to-multiple-of", &opt.pad_to, "N", 1, 1 << 20, "rows of the embedding"),
     LM_GROUP("Search for the weights (candidates go to standard output as JSONL)"),
     LM_CHOICE('s', "search", &opt.search, "WAY", lm_search_names,
@@ -90,6 +94,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "val-tokens", &opt.val_tokens, "N", 1, 1e15, "of each set at most [all]"),
     LM_CHOICE(0, "val-dtype", &opt.val_dtype, "TYPE", val_dtypes, "compute in f32 or bf16 [f32]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "window [that of the training; unknown: 1024]"),
+    LM_ALSO("block-size seq-length max-seq-length"),
     LM_COUNT(0, "stride", &opt.stride, "N", 1, 1e9, "step from window to window [seq-len / 2]"),
     LM_COUNT(0, "max-candidates", &opt.max_candidates, "N", 1, 1e6,
              "at most [grid all, simplex models + 32, else 100]"),
@@ -101,8 +106,12 @@ static const lm_opt options[] = {
     LM_STR(0, "resume", &opt.resume, "FILE", "go on with the candidates of an earlier search"),
     LM_GROUP("Output (-o: a folder, .tar, .lmz, .safetensors, - for a tar)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "type of the result [that of the base]"),
+    LM_ALSO("out-dtype torch-dtype"),
+    LM_ALSO_AS("bf16", "bf16"),
+    LM_ALSO_AS("fp32", "f32"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
              "begin another file when one holds this much [5 GB]"),
+    LM_ALSO("out-shard-size"),
     LM_FLAG(0, "digest", &opt.digest, "read the inputs whole for the digests in the history"),
     LM_FLAG(0, "print-plan", &opt.print_plan, "print what becomes of each tensor and exit"),
     LM_END
@@ -318,19 +327,12 @@ static lm_code merge(const lm_merge_plan *p, const lm_bundle_opts *bundle, lm_pa
 /* "0,0.5,1" as numbers; leaves with misuse. */
 static int read_list(const char *where, const char *text, double *v, int most)
 {
-    int n = 0;
+    char todo[64];
+    int n;
 
-    for (const char *at = text, *end; at; at = *end ? end + 1 : NULL) {
-        char one[64];
-
-        end = at + strcspn(at, ",");
-        snprintf(one, sizeof one, "%.*s", end - at < 63 ? (int)(end - at) : 63, at);
-        if (n == most)
-            lm_misuse(&tool, where, NULL, "more than %d numbers", most);
-        if (!lm_parse_double(one, &v[n++]))
-            lm_misuse(&tool, where, "write numbers with commas between them",
-                      "'%s' is not a number", one);
-    }
+    snprintf(todo, sizeof todo, "write at most %d, with commas between them", most);
+    if (!lm_parse_list(text, v, most, &n))
+        lm_misuse(&tool, where, todo, "'%s' is not a list of numbers", text);
     return n;
 }
 

@@ -25,10 +25,12 @@ static const lm_opt options[] = {
            "cut of words: gpt2, llama3, qwen, gpt4, gpt4o or a PCRE2 pattern [gpt2]"),
     LM_LIST('s', "special", &opt.special, "TOKEN",
             "a special token; ids from 0 in the order given [<|endoftext|>]"),
+    LM_ALSO("special-token special-tokens"),
     LM_COUNT(0, "min-frequency", &opt.min_frequency, "N", 0, 9e18,
              "never merge what occurs less often [0]"),
     LM_COUNT(0, "max-token-bytes", &opt.max_token_bytes, "N", 0, 1e9,
              "longest token [0: no bound]"),
+    LM_ALSO("max-token-length"),
     LM_GROUP("Input"),
     LM_INPUT_OPTIONS(opt.input),
     LM_END

@@ -119,6 +119,45 @@ static void print_fish(const lm_tool *t)
     }
 }
 
+static void put_number(double v)
+{
+    printf("\t%.17g", v);
+}
+
+/* For tests: a line for each option and alias, fields between tabs.  NAME KIND MIN MAX CHOICES of an
+ * option, the choices with spaces between them; NAME "also" OPTION VALUE, NAME "instead" TEXT. */
+static void print_table(void)
+{
+    static const char *const kinds[] = {
+        [LM_OPT_FLAG] = "flag",  [LM_OPT_COUNT] = "count",   [LM_OPT_BYTES] = "bytes",
+        [LM_OPT_TIME] = "time",  [LM_OPT_REAL] = "real",     [LM_OPT_STR] = "text",
+        [LM_OPT_LIST] = "list",  [LM_OPT_CHOICE] = "choice", [LM_OPT_DEVICE] = "device",
+        [LM_OPT_LEVEL] = "level"
+    };
+
+    for (int i = 0; i < f->n; i++) {
+        const lm_opt *o = &f->opt[i];
+
+        if (!listed(o))
+            continue;
+        printf("%s\t%s", o->name, o->dst ? kinds[o->kind] : "action");
+        put_number(o->min);
+        put_number(o->max);
+        printf("\t");
+        if (o->choices)
+            put_choices(o);
+        printf("\n");
+    }
+    for (int i = 0; i < f->n_alias; i++) {
+        const lm_alias *a = &f->alias[i];
+
+        if (a->instead)
+            printf("%s\tinstead\t%s\n", a->name, a->instead);
+        else
+            printf("%s\talso\t%s\t%s\n", a->name, f->opt[a->target].name, a->value ? a->value : "");
+    }
+}
+
 lm_code lm_completion_print(const lm_tool *t, const char *shell, lm_err *e)
 {
     if (!strcmp(shell, "bash"))
@@ -127,6 +166,8 @@ lm_code lm_completion_print(const lm_tool *t, const char *shell, lm_err *e)
         print_zsh(t);
     else if (!strcmp(shell, "fish"))
         print_fish(t);
+    else if (!strcmp(shell, "table"))
+        print_table();
     else
         return lm_fail(e, LM_EUSAGE, "--completion", "choose from bash, zsh, fish",
                        "unknown shell '%s'", shell);

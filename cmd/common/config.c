@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.c -- options from a JSON file, and back: keys are the long names. */
+/* config.c -- options from a JSON file, and back: keys are the long names.
+ *
+ * A file of --print-config holds every option as it was in force, and under "given" the names of
+ * those that the user gave: tools refuse options that say nothing about the work at hand, and a
+ * default is no such option.  A value that differs from the built-in one counts as given all the
+ * same, so that such a file can be edited.  In a file without "given" every key is. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/text.h"
 #include "common/frame.h"
 
@@ -46,6 +52,11 @@ static lm_code set_number(int i, const json_t *v, lm_err *e)
     return lm_option_set(i, text, e);
 }
 
+static bool is_text(const json_t *v)
+{
+    return json_is_string(v) && strlen(json_string_value(v)) == json_string_length(v);
+}
+
 static lm_code set_list(int i, const json_t *v, lm_err *e)
 {
     size_t n;
@@ -57,8 +68,8 @@ static lm_code set_list(int i, const json_t *v, lm_err *e)
     ((lm_strs *)f->opt[i].dst)->n = 0;
     json_array_foreach(v, n, one)
     {
-        if (!rc && !json_is_string(one))
-            rc = wrong(&f->opt[i], "an array of strings", e);
+        if (!rc && !is_text(one))
+            rc = wrong(&f->opt[i], "an array of strings without U+0000", e);
         rc = rc ? rc : lm_option_set(i, json_string_value(one), e);
     }
     return rc;
@@ -77,8 +88,8 @@ static lm_code set_json(int i, const json_t *v, lm_err *e)
     case LM_OPT_STR:
     case LM_OPT_CHOICE:
     case LM_OPT_DEVICE:
-        if (!json_is_string(v))
-            return wrong(&f->opt[i], "a string", e);
+        if (!is_text(v))
+            return wrong(&f->opt[i], "a string without U+0000", e);
         return lm_option_set(i, json_string_value(v), e);
     default:
         return set_number(i, v, e);
@@ -102,11 +113,112 @@ static lm_code unknown_key(const char *key, lm_err *e)
     return lm_fail(e, LM_EUSAGE, key, todo, "no option of this name");
 }
 
-lm_code lm_options_read(const char *path, lm_err *e)
+/* A name in a file: of an option or an alias of one. */
+static lm_code read_key(const char *key, int *index, const lm_alias **alias, lm_err *e)
+{
+    char folded[128];
+
+    lm_option_fold(key, folded, sizeof folded);
+    *alias = NULL;
+    *index = lm_option_find(folded);
+    if (*index < 0 && (*alias = lm_alias_find(folded)) != NULL) {
+        if ((*alias)->instead)
+            return lm_fail(e, LM_EUSAGE, key, (*alias)->instead, "no option of this name");
+        *index = (*alias)->target;
+    }
+    return *index >= 0 && takes_part(&f->opt[*index]) ? LM_OK : unknown_key(key, e);
+}
+
+/* "bf16": true */
+static lm_code set_standing_for(const lm_alias *a, const json_t *v, lm_err *e)
+{
+    if (!json_is_boolean(v))
+        return lm_fail(e, LM_EUSAGE, a->name, NULL, "true or false is needed");
+    return json_is_true(v) ? lm_option_set(a->target, a->value, e) : LM_OK;
+}
+
+/* Under "config": a file that the tool reads itself. */
+static lm_code set_config(lm_tool *t, const json_t *v, lm_err *e)
+{
+    const char *path = json_string_value(v);
+
+    if (!path || !t->takes_config(path))
+        return lm_fail(e, LM_EUSAGE, "config", "name a file as --config takes it",
+                       "is not such a file, or holds options");
+    t->config = path;
+    return LM_OK;
+}
+
+static bool lists(const json_t *given, const char *name)
+{
+    size_t n;
+    const json_t *one;
+
+    json_array_foreach(given, n, one)
+    {
+        if (!strcmp(json_string_value(one), name))
+            return true;
+    }
+    return false;
+}
+
+static lm_code check_given(const json_t *given, lm_err *e)
+{
+    size_t n;
+    const json_t *one;
+    int index;
+    const lm_alias *alias;
+    lm_code rc = LM_OK;
+
+    if (given && !json_is_array(given))
+        return lm_fail(e, LM_EUSAGE, "given", NULL, "an array of names of options is needed");
+    json_array_foreach(given, n, one)
+    {
+        if (!rc && !json_is_string(one))
+            rc = lm_fail(e, LM_EUSAGE, "given", NULL, "an array of names of options is needed");
+        rc = rc ? rc : read_key(json_string_value(one), &index, &alias, e);
+    }
+    return rc;
+}
+
+static lm_code read_pair(lm_tool *t, const char *key, const json_t *v, const json_t *given,
+                         const json_t *built_in, lm_err *e)
+{
+    const lm_alias *alias;
+    int i;
+
+    if (!strcmp(key, "given"))
+        return LM_OK;
+    if (!strcmp(key, "config") && t->takes_config && !json_is_null(v))
+        return set_config(t, v, e);
+    if (read_key(key, &i, &alias, e))
+        return e->code;
+    if (json_is_null(v))
+        return LM_OK;
+    f->given[i] = !given || lists(given, f->opt[i].name) ||
+                  !json_equal(v, json_object_get(built_in, f->opt[i].name));
+    return alias && alias->value ? set_standing_for(alias, v, e) : set_json(i, v, e);
+}
+
+/* The parser rounds 1e-400 to 0 without a word. */
+static lm_code load(const char *path, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_file_read(path, 16 << 20, &text, e);
+
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, path, &tree, e);
+    if (!rc)
+        rc = lm_json_check_numbers(text.data, path, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm_err *e)
 {
     const char *key;
     json_t *v;
-    lm_code rc = lm_json_load(path, 16 << 20, &tree, e);
+    lm_code rc = load(path, e);
 
     if (!rc && !json_is_object(tree))
         rc = lm_fail(e, LM_EUSAGE, path, NULL, "a JSON object with options is needed");
@@ -115,22 +227,16 @@ lm_code lm_options_read(const char *path, lm_err *e)
             e->code = LM_EUSAGE; /* a config that cannot be obeyed: exit 2 */
         return rc;
     }
+    const json_t *given = json_object_get(tree, "given");
+    rc = check_given(given, e);
     json_object_foreach(tree, key, v)
     {
-        int i = lm_option_find(key);
-
-        if (i < 0 || !takes_part(&f->opt[i]))
-            rc = unknown_key(key, e);
-        else if (!json_is_null(v))
-            rc = set_json(i, v, e);
-        if (rc) {
-            lm_err_in(e, "%s", path);
-            return rc;
-        }
-        if (!json_is_null(v))
-            f->given[i] = true;
+        if (!rc)
+            rc = read_pair(t, key, v, given, built_in, e);
     }
-    return LM_OK;
+    if (rc)
+        lm_err_in(e, "%s", path);
+    return rc;
 }
 
 /* A number outside its own range says "not given": null, which --config passes over. */
@@ -168,23 +274,72 @@ static void write_option(lm_jw *w, const lm_opt *o)
     }
 }
 
+static void write_options(lm_jw *w)
+{
+    for (int i = 0; i < f->n; i++) {
+        if (takes_part(&f->opt[i]))
+            write_option(w, &f->opt[i]);
+    }
+}
+
 lm_code lm_options_save(lm_buf *out, lm_err *e)
 {
     lm_jw w;
     lm_jw_begin(&w, out, 2, e);
     lm_jw_obj(&w, NULL);
-    for (int i = 0; i < f->n; i++) {
-        if (takes_part(&f->opt[i]))
-            write_option(&w, &f->opt[i]);
-    }
+    write_options(&w);
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
 }
 
-lm_code lm_options_print(lm_err *e)
+static lm_code check_text(const char *name, const char *text, lm_err *e)
+{
+    char where[64];
+
+    if (!text || lm_utf8_valid(text, strlen(text)) == strlen(text))
+        return LM_OK;
+    snprintf(where, sizeof where, "--%s", name);
+    return lm_fail(e, LM_EUSAGE, where, "give it on the command line only",
+                   "is not UTF-8, which JSON needs");
+}
+
+/* What is written must be what is read. */
+static lm_code check_texts(const lm_tool *t, lm_err *e)
+{
+    lm_code rc = check_text("config", t->config, e);
+
+    for (int i = 0; i < f->n && !rc; i++) {
+        const lm_opt *o = &f->opt[i];
+
+        if (takes_part(o) && (o->kind == LM_OPT_STR || o->kind == LM_OPT_CHOICE))
+            rc = check_text(o->name, *(const char **)o->dst, e);
+        for (int k = 0; !rc && o->kind == LM_OPT_LIST && k < ((lm_strs *)o->dst)->n; k++)
+            rc = check_text(o->name, ((lm_strs *)o->dst)->v[k], e);
+    }
+    return rc;
+}
+
+lm_code lm_options_print(const lm_tool *t, lm_err *e)
 {
     lm_buf text = { 0 };
-    lm_code rc = lm_options_save(&text, e);
+    lm_jw w;
+    lm_code rc = check_texts(t, e);
+
+    if (rc)
+        return rc;
+    lm_jw_begin(&w, &text, 2, e);
+    lm_jw_obj(&w, NULL);
+    write_options(&w);
+    if (t->config)
+        lm_jw_str(&w, "config", t->config);
+    lm_jw_arr(&w, "given");
+    for (int i = 0; i < f->n; i++) {
+        if (f->given[i] && takes_part(&f->opt[i]))
+            lm_jw_str(&w, NULL, f->opt[i].name);
+    }
+    lm_jw_close_arr(&w);
+    lm_jw_close_obj(&w);
+    rc = lm_jw_end(&w);
     if (!rc)
         printf("%s\n", text.data);
     lm_buf_fini(&text);

@@ -5,7 +5,15 @@
 
 #include "common/tool.h"
 
-enum { LM_MOST_OPTS = 160 };
+enum { LM_MOST_OPTS = 160, LM_MOST_ALIASES = 160 };
+
+/* Another name of option `target`, with `value` when it is a flag that stands for one; target -1:
+ * a name that is refused with the advice `instead`. */
+typedef struct {
+    const char *name;
+    int target;
+    const char *value, *instead;
+} lm_alias;
 
 /* The tool's own rows, then the common ones.  An option without dst is an action (help, verbose);
  * one without help text is hidden. */
@@ -13,6 +21,8 @@ typedef struct {
     lm_opt opt[LM_MOST_OPTS];
     bool given[LM_MOST_OPTS];
     int n;
+    lm_alias alias[LM_MOST_ALIASES];
+    int n_alias;
     int64_t threads;
     const char *config, *completion;
     bool help, version, print_config, progress, progress_given, history;
@@ -28,8 +38,16 @@ int lm_option_find(const char *name); /* index by long name, -1 if there is none
 lm_code lm_option_set(int i, const char *text, lm_err *e);
 bool lm_option_takes_value(const lm_opt *o);
 
-lm_code lm_options_read(const char *path, lm_err *e);
-lm_code lm_options_print(lm_err *e);
+void lm_option_fold(const char *name, char *out, size_t size); /* '_' to '-' */
+/* The names of a row LM_ALSO or LM_INSTEAD, after the option that they belong to. */
+void lm_alias_add(const lm_opt *row);
+const lm_alias *lm_alias_find(const char *name); /* folded; NULL if there is none */
+/* The choice that `text` means: itself, in another case, or as other programs call it; or NULL. */
+const char *lm_choice_find(const char *const *choices, const char *text);
+
+/* Options from a file.  `built_in`: the options as saved before anything was set. */
+lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm_err *e);
+lm_code lm_options_print(const lm_tool *t, lm_err *e);
 
 void lm_help_print(const lm_tool *t);
 void lm_version_print(const lm_tool *t);

@@ -32,6 +32,7 @@ static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
 #define LM_INPUT_OPTIONS_OF(a, formats, format_help, splits, split_help)            \
     LM_CHOICE(0, "input-format", &(a).format, "KIND", formats, format_help),        \
         LM_STR(0, "field", &(a).field, "KEY", "JSONL: the key of the text [text]"), \
+        LM_ALSO("text-column text-field text-key json-key"),                        \
         LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),               \
         LM_STR(0, "separator", &(a).separator, "STRING",                            \
                "plain text: cut wherever STRING stands"),                           \

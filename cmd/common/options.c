@@ -40,6 +40,10 @@ static int find_letter(char c)
 /* A row of the tool wins over a common one of the same name or letter. */
 static void add(bool wanted, lm_opt o)
 {
+    if (wanted && (o.kind == LM_OPT_ALSO || o.kind == LM_OPT_INSTEAD)) {
+        lm_alias_add(&o);
+        return;
+    }
     if (!wanted || (o.kind != LM_OPT_GROUP && lm_option_find(o.name) >= 0))
         return;
     if (f->n == LM_MOST_OPTS)
@@ -64,14 +68,19 @@ void lm_frame_build(lm_tool *t)
     add(true, (lm_opt)LM_GROUP("Common"));
     add(use & LM_USE_OUTPUT,
         (lm_opt)LM_STR('o', "output", &t->output, "PATH", "where the product goes"));
+    add(use & LM_USE_OUTPUT, (lm_opt)LM_ALSO("output-dir out-dir output-path output-file outfile"));
     add(use & LM_USE_OUTPUT, (lm_opt)LM_FLAG('f', "force", &t->force, "overwrite what exists"));
+    add(use & LM_USE_OUTPUT, (lm_opt)LM_ALSO("overwrite overwrite-output-dir"));
     add(use & LM_USE_THREADS,
         (lm_opt)LM_COUNT('j', "threads", &f->threads, "N", 0, 1024, "threads; 0 = every core [0]"));
+    add(use & LM_USE_THREADS, (lm_opt)LM_ALSO("num-threads n-threads num-proc num-workers"));
     add(use & LM_USE_SEED,
         (lm_opt)LM_COUNT(0, "seed", &t->seed, "N", 0, 9.2e18, "seed of all randomness [0]"));
+    add(use & LM_USE_SEED, (lm_opt)LM_ALSO("random-seed"));
     add(use & LM_USE_JSON, (lm_opt)LM_FLAG(0, "json", &t->json, "write JSON to standard output"));
     add(use & LM_USE_DEVICE, (lm_opt){ LM_OPT_DEVICE, 0, "device", &t->device, "DEV", 0, 0, devices,
                                        "where to compute: cpu, cuda or cuda:N [cpu]" });
+    add(use & LM_USE_DEVICE, (lm_opt)LM_ALSO_AS("cuda", "cuda"));
     add(use & LM_USE_HISTORY, (lm_opt)LM_FLAG(0, "history", &f->history,
                                               "record command and inputs in the product [on]"));
     add(use & LM_USE_DRY_RUN,
@@ -129,13 +138,11 @@ static lm_code set_choice(const lm_opt *o, const char *text, lm_err *e)
 {
     char todo[256];
     int n = 0;
-    const char *near;
+    const char *near, *found = lm_choice_find(o->choices, text);
 
-    for (const char *const *c = o->choices; *c; c++) {
-        if (!strcasecmp(*c, text)) { /* Q4_K_M and BF16, as file names and papers have them */
-            *(const char **)o->dst = *c;
-            return LM_OK;
-        }
+    if (found) {
+        *(const char **)o->dst = found;
+        return LM_OK;
     }
     near = lm_nearest(text, o->choices);
     if (near)
@@ -223,8 +230,9 @@ static lm_code note(given_list *l, int index, const char *text, bool off, lm_err
 
 static lm_code unknown_long(const lm_tool *t, const char *name, lm_err *e)
 {
-    const char *names[2 * LM_MOST_OPTS + 1], *near;
+    const char *names[2 * LM_MOST_OPTS + LM_MOST_ALIASES + 1], *near;
     static char negated[LM_MOST_OPTS][48];
+    const lm_alias *alias;
     char where[128], todo[128];
     int n = 0;
 
@@ -237,8 +245,13 @@ static lm_code unknown_long(const lm_tool *t, const char *name, lm_err *e)
             names[n++] = negated[i];
         }
     }
+    for (int i = 0; i < f->n_alias; i++)
+        names[n++] = f->alias[i].name;
     names[n] = NULL;
     near = lm_nearest(name, names);
+    alias = near ? lm_alias_find(near) : NULL;
+    if (alias && alias->target >= 0 && !alias->value)
+        near = f->opt[alias->target].name;
     snprintf(where, sizeof where, "--%.100s", name);
     if (near)
         snprintf(todo, sizeof todo, "did you mean --%s?", near);
@@ -253,33 +266,69 @@ static lm_code no_value(const lm_opt *o, const char *where, lm_err *e)
                    o->value ? o->value : "VALUE");
 }
 
+/* An option as it is written: which one, and what of its value is in the name. */
+typedef struct {
+    int index;
+    bool off;          /* --no-x */
+    const char *value; /* of a flag that stands for a value; else NULL */
+} spelling;
+
+static bool is_flag(int i)
+{
+    return i >= 0 && f->opt[i].kind == LM_OPT_FLAG && f->opt[i].dst;
+}
+
+/* `name` without the dashes in front. */
+static lm_code read_name(const lm_tool *t, const char *name, spelling *out, lm_err *e)
+{
+    char folded[128], where[136];
+    const lm_alias *alias;
+
+    lm_option_fold(name, folded, sizeof folded);
+    *out = (spelling){ .index = lm_option_find(folded) };
+    if (out->index >= 0)
+        return LM_OK;
+    alias = lm_alias_find(folded);
+    if (alias && alias->instead) {
+        snprintf(where, sizeof where, "--%.100s", name);
+        return lm_fail(e, LM_EUSAGE, where, alias->instead, "unknown option");
+    }
+    if (alias) {
+        *out = (spelling){ .index = alias->target, .value = alias->value };
+        return LM_OK;
+    }
+    if (!strncmp(folded, "no-", 3)) {
+        alias = lm_alias_find(folded + 3);
+        out->index = alias && !alias->value ? alias->target : lm_option_find(folded + 3);
+        out->off = true;
+        if (is_flag(out->index))
+            return LM_OK;
+    }
+    return unknown_long(t, name, e);
+}
+
 /* argv[*at] starts with "--". */
 static lm_code parse_long(const lm_tool *t, int argc, char **argv, int *at, given_list *l,
                           lm_err *e)
 {
     char name[128];
     const char *arg = argv[*at] + 2, *value = strchr(arg, '=');
-    bool off = false;
-    int i;
+    spelling s;
 
     snprintf(name, sizeof name, "%.*s", value ? (int)(value - arg) : 127, arg);
-    i = lm_option_find(name);
-    if (i < 0 && !strncmp(name, "no-", 3)) {
-        i = lm_option_find(name + 3);
-        off = i >= 0 && f->opt[i].kind == LM_OPT_FLAG && f->opt[i].dst;
-        i = off ? i : -1;
-    }
-    if (i < 0)
-        return unknown_long(t, name, e);
-    if (!lm_option_takes_value(&f->opt[i])) {
+    if (read_name(t, name, &s, e))
+        return e->code;
+    if (!lm_option_takes_value(&f->opt[s.index]) || s.value) {
+        char where[136];
+
+        snprintf(where, sizeof where, "--%.100s", name);
         if (value)
-            return lm_fail(e, LM_EUSAGE, shown(&f->opt[i]), NULL, "takes no value, '%s' was given",
-                           value + 1);
-        return note(l, i, NULL, off, e);
+            return lm_fail(e, LM_EUSAGE, where, NULL, "takes no value, '%s' was given", value + 1);
+        return note(l, s.index, s.value, s.off, e);
     }
     if (!value && *at + 1 >= argc)
-        return no_value(&f->opt[i], shown(&f->opt[i]), e);
-    return note(l, i, value ? value + 1 : argv[++*at], false, e);
+        return no_value(&f->opt[s.index], shown(&f->opt[s.index]), e);
+    return note(l, s.index, value ? value + 1 : argv[++*at], false, e);
 }
 
 /* The option that "-19" and "-f19" set, -1 if `digits` are none or the tool has no such option. */
@@ -488,10 +537,22 @@ static lm_code read_environment(lm_tool *t, lm_err *e)
     return rc;
 }
 
+static lm_code save_built_in(json_t **out, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_options_save(&text, e);
+
+    if (!rc)
+        rc = lm_json_parse(text.data, text.len, "options", out, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 lm_code lm_options_parse(lm_tool *t, lm_err *e)
 {
     static bool fresh[LM_MOST_OPTS];
     given_list l = { 0 };
+    json_t *built_in = NULL;
     lm_code rc = split(t, t->full_argc, t->full_argv, &l, e);
     int config = lm_option_find("config"), progress = lm_option_find("progress");
 
@@ -505,17 +566,20 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
         if (l.v[i].index == config)
             f->config = l.v[i].text;
     }
+    if (!rc && f->config)
+        rc = save_built_in(&built_in, e);
     rc = rc ? rc : read_environment(t, e);
     if (!rc && f->config && t->takes_config && t->takes_config(f->config))
         t->config = f->config;
     else if (!rc && f->config)
-        rc = lm_options_read(f->config, e);
+        rc = lm_options_read(t, f->config, built_in, e);
     for (size_t i = 0; i < l.n && !rc; i++)
         rc = apply(t, &l.v[i], fresh, e);
     f->progress_given = f->given[progress];
     t->threads = f->threads ? (int)f->threads : lm_cpu_count();
     t->seed_given = lm_given(t, "seed");
 done:
+    json_decref(built_in);
     lm_free(l.v);
     return rc;
 }

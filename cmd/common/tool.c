@@ -188,7 +188,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
             exit(lm_end(t));
     }
     if (!rc && lm_the_frame.print_config) {
-        rc = lm_options_print(&e);
+        rc = lm_options_print(t, &e);
         if (!rc)
             exit(lm_end(t));
     }

@@ -23,17 +23,19 @@
 
 typedef enum {
     LM_OPT_END,
-    LM_OPT_GROUP,  /* a heading in --help */
-    LM_OPT_FLAG,   /* bool; --x and --no-x */
-    LM_OPT_COUNT,  /* int64_t with k M B T */
-    LM_OPT_BYTES,  /* int64_t with K M G T (binary) */
-    LM_OPT_TIME,   /* double seconds, s m h */
-    LM_OPT_REAL,   /* double */
-    LM_OPT_STR,    /* const char * */
-    LM_OPT_CHOICE, /* const char *, one of a NULL-terminated list */
-    LM_OPT_DEVICE, /* const char *, a device's name; the list is for completion */
-    LM_OPT_LIST,   /* lm_strs: may be given again and again */
-    LM_OPT_LEVEL,  /* int64_t; --x N and, one such option a tool, -N */
+    LM_OPT_GROUP,   /* a heading in --help */
+    LM_OPT_FLAG,    /* bool; --x and --no-x */
+    LM_OPT_COUNT,   /* int64_t with k M B T */
+    LM_OPT_BYTES,   /* int64_t with K M G T (binary) */
+    LM_OPT_TIME,    /* double seconds, s m h */
+    LM_OPT_REAL,    /* double */
+    LM_OPT_STR,     /* const char * */
+    LM_OPT_CHOICE,  /* const char *, one of a NULL-terminated list */
+    LM_OPT_DEVICE,  /* const char *, a device's name; the list is for completion */
+    LM_OPT_LIST,    /* lm_strs: may be given again and again */
+    LM_OPT_LEVEL,   /* int64_t; --x N and, one such option a tool, -N */
+    LM_OPT_ALSO,    /* no option: names that other programs give to the one above */
+    LM_OPT_INSTEAD, /* no option: names of other programs that are answered with ours */
 } lm_opt_kind;
 
 typedef struct {
@@ -93,6 +95,21 @@ typedef struct {
     {                                                                   \
         LM_OPT_LEVEL, 0, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h \
     }
+/* Names of the option above in other programs, with spaces between them; '_' is read as '-'. */
+#define LM_ALSO(names)                                      \
+    {                                                       \
+        LM_OPT_ALSO, 0, names, NULL, NULL, 0, 0, NULL, NULL \
+    }
+/* A flag of other programs that is the option above with `value`: --bf16 is --dtype bf16. */
+#define LM_ALSO_AS(names, value)                             \
+    {                                                        \
+        LM_OPT_ALSO, 0, names, NULL, value, 0, 0, NULL, NULL \
+    }
+/* Names whose meaning no option here has: refused, with `todo`. */
+#define LM_INSTEAD(names, todo)                                \
+    {                                                          \
+        LM_OPT_INSTEAD, 0, names, NULL, NULL, 0, 0, NULL, todo \
+    }
 #define LM_END                                            \
     {                                                     \
         LM_OPT_END, 0, NULL, NULL, NULL, 0, 0, NULL, NULL \
@@ -148,7 +165,8 @@ typedef struct {
 } lm_tool;
 
 void lm_begin(lm_tool *t, int argc, char **argv);
-/* True if this option (long name) was given on the command line or in --config. */
+/* True if this option (long name) was given on the command line or in --config.  A file of
+ * --print-config holds every option, and names those that were given under "given". */
 bool lm_given(const lm_tool *t, const char *name);
 /* All options as they are now, a JSON object that --config takes, appended to `out`. */
 lm_code lm_options_save(lm_buf *out, lm_err *e);

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 
 enum { DEEPEST = 512 };
 
@@ -79,6 +80,38 @@ lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **
         *s = *s < ' ' || *s > '~' ? '?' : *s;
     return lm_fail(e, LM_EFORMAT, where, NULL, "not valid JSON, line %d column %d: %s", j.line,
                    j.column, j.text);
+}
+
+static lm_code check_number(const char *text, size_t n, const char *where, lm_err *e)
+{
+    char one[400]; /* longer than any double that is written out whole */
+    double v;
+
+    snprintf(one, sizeof one, "%.*s", n < sizeof one ? (int)n : (int)sizeof one - 1, text);
+    if (n < sizeof one && lm_parse_double(one, &v))
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, where, NULL, "%.40s%s is too small or too large for a number",
+                   one, n > 40 ? "..." : "");
+}
+
+lm_code lm_json_check_numbers(const char *text, const char *where, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (const char *c = text; *c && !rc; c++) {
+        if (*c == '"') {
+            for (c++; *c && *c != '"'; c++)
+                c += *c == '\\' && c[1];
+            if (!*c)
+                break;
+        } else if (*c == '-' || (*c >= '0' && *c <= '9')) {
+            size_t n = strspn(c, "+-.0123456789eE");
+
+            rc = check_number(c, n, where, e);
+            c += n - 1;
+        }
+    }
+    return rc;
 }
 
 lm_code lm_json_load(const char *path, size_t limit, json_t **out, lm_err *e)

@@ -19,6 +19,10 @@
 lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e);
 lm_code lm_json_load(const char *path, size_t limit, json_t **out, lm_err *e);
 
+/* Of a text that was parsed: LM_EFORMAT, naming it, when a double cannot hold a number outside the
+ * strings, such as 1e-400, which the parser takes for 0. */
+lm_code lm_json_check_numbers(const char *text, const char *where, lm_err *e);
+
 /* Getters: `obj` must be an object (LM_EFORMAT otherwise).  The *_or forms accept absence and null;
  * a present value of the wrong type or outside [min,max] is always LM_EFORMAT, naming key, value
  * and range. */

@@ -2,6 +2,7 @@
 /* text.c -- parse and show numbers. */
 #include "base/text.h"
 
+#include <errno.h>
 #include <float.h>
 #include <locale.h>
 #include <math.h>
@@ -78,34 +79,83 @@ static void make_locale(void)
     c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
 }
 
-/* strtod in the "C" locale; *end = s when there is no number. */
-static double read_double(const char *s, char **end)
+static size_t digits_at(const char *s)
 {
-    pthread_once(&once, make_locale);
-    if (!strchr("+-.0123456789in", *s)) { /* no leading space; "inf" passes, the caller checks */
-        *end = (char *)s;
-        return 0;
+    return strspn(s, "0123456789");
+}
+
+/* The length of [+-]DIGITS[.DIGITS][e[+-]DIGITS] at s, 0 if there is none: strtod would also take
+ * hexadecimal numbers, "inf" and "nan". */
+static size_t decimal_at(const char *s)
+{
+    const char *c = s + (*s == '+' || *s == '-'), *e;
+    size_t whole = digits_at(c), part = 0;
+
+    c += whole;
+    if (*c == '.') {
+        part = digits_at(c + 1);
+        c += 1 + part;
     }
-    return c_locale ? strtod_l(s, end, c_locale) : strtod(s, end);
+    if (!whole && !part)
+        return 0;
+    if (*c == 'e' || *c == 'E') {
+        e = c + 1 + (c[1] == '+' || c[1] == '-');
+        if (!digits_at(e))
+            return 0;
+        c = e + digits_at(e);
+    }
+    return (size_t)(c - s);
+}
+
+/* A decimal number at s, and where it ends; false where there is none, and where a double cannot
+ * hold it: infinite, or so small that digits of it, or all, are lost. */
+static bool read_double(const char *s, double *out, const char **end)
+{
+    size_t n = decimal_at(s);
+    int saved = errno, why;
+
+    pthread_once(&once, make_locale);
+    errno = 0;
+    *out = !n ? 0 : c_locale ? strtod_l(s, NULL, c_locale) : strtod(s, NULL);
+    why = errno;
+    errno = saved;
+    *end = s + n;
+    return n && why != ERANGE;
 }
 
 bool lm_parse_double(const char *s, double *out)
 {
-    char *end;
-    double v = read_double(s, &end);
+    const char *end;
+    double v;
 
-    if (!*s || end == s || *end || isnan(v))
+    if (!read_double(s, &v, &end) || *end)
         return false;
     *out = v;
     return true;
 }
 
+bool lm_parse_list(const char *s, double *v, int most, int *n)
+{
+    const char *end;
+
+    for (*n = 0; *n < most; s = end + 1) {
+        if (!read_double(s, &v[*n], &end))
+            return false;
+        ++*n;
+        if (!*end)
+            return true;
+        if (*end != ',')
+            return false;
+    }
+    return false;
+}
+
 bool lm_parse_seconds(const char *s, double *out)
 {
-    char *end;
-    double v = read_double(s, &end);
+    const char *end;
+    double v;
 
-    if (!*s || end == s || !isfinite(v) || (*end && end[1]))
+    if (!read_double(s, &v, &end) || (*end && end[1]))
         return false;
     switch (*end) {
     case 0:
@@ -120,6 +170,8 @@ bool lm_parse_seconds(const char *s, double *out)
     default:
         return false;
     }
+    if (!isfinite(v))
+        return false;
     *out = v;
     return true;
 }

@@ -11,7 +11,11 @@
 bool lm_parse_count(const char *s, int64_t *out);
 bool lm_parse_bytes(const char *s, int64_t *out);  /* K M G T = 2^10..2^40 */
 bool lm_parse_seconds(const char *s, double *out); /* 90, 90s, 15m, 2h */
-bool lm_parse_double(const char *s, double *out);  /* "C" locale whatever the process has */
+/* A decimal number, [+-]1.5e-3, in the "C" locale whatever the process has.  Hexadecimal, "inf" and
+ * "nan" are no numbers here, nor is what a double cannot hold: 1e400, 1e-400. */
+bool lm_parse_double(const char *s, double *out);
+/* "0,0.5,1": at most `most` of them into v, *n is their number. */
+bool lm_parse_list(const char *s, double *v, int most, int *n);
 /* "18.3 GiB", "4.96 M"; buf of at least 32 bytes; returns buf. */
 char *lm_show_bytes(double bytes, char *buf);
 char *lm_show_count(double n, char *buf);

@@ -213,6 +213,10 @@ static lm_code put(json_t *config, const char *key, const char *inner, const cha
 {
     json_t *v = json_loads(value, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
     json_t *obj = config;
+    if (v && lm_json_check_numbers(value, "--set", e)) {
+        json_decref(v);
+        return e->code = LM_EUSAGE;
+    }
     if (!v)
         v = json_string(value);
     if (!v)

@@ -153,7 +153,7 @@ refuses() { # TEXT ARGUMENT ...
     refuses "holds the candidates" -m dem -b base/ words/ sums/ --search grid --val sums-data/val -o -
     refuses "holds the candidates" $dem --search grid --val sums-data/val --json
     refuses "holds the candidates" -m dem -b base/ words/ sums/ --search grid --val sums-data/val -o /dev/stdout
-    refuses "'b' is not a number" $dem --search grid --val sums-data/val --grid 0,b
+    refuses "'0,b' is not a list of numbers" $dem --search grid --val sums-data/val --grid 0,b
     refuses "does not rise" $dem --search grid --val sums-data/val --grid 1,0
     refuses "49 points, more than 10" $dem --search grid --val sums-data/val --max-candidates 10
     refuses "has no weights" -m slerp -b base/ words/ --t 0.5 --search grid --val sums-data/val -o "$out/x"

@@ -89,12 +89,40 @@ static void seconds_and_reals(void **state)
     assert_false(lm_parse_seconds("inf", &v));
     assert_true(lm_parse_double("3e-4", &v) && v == 3e-4);
     assert_true(lm_parse_double("-.5", &v) && v == -0.5);
-    assert_true(lm_parse_double("inf", &v) && isinf(v));
+    assert_true(lm_parse_double("+2.E1", &v) && v == 20);
+    static const char *const none[] = {
+        "inf",    "-inf", "infinity", "0x10", "0x1p3", "-0XA", "1e400", "-1e400", "1e-400",
+        "4e-320", "1e",   "1e+",      ".",    "-",     "e5",   "1 ",    "--1",    "nan(1)"
+    };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        v = 7;
+        assert_false(lm_parse_double(none[i], &v));
+        assert_false(lm_parse_seconds(none[i], &v));
+        assert_true(v == 7);
+    }
+    assert_true(lm_parse_double("0e-999", &v) && v == 0);
+    assert_false(lm_parse_seconds("1e308h", &v));
     assert_false(lm_parse_double("nan", &v));
     assert_false(lm_parse_double("1,5", &v));
     assert_false(lm_parse_double(" 1", &v));
     assert_false(lm_parse_double("1x", &v));
     assert_false(lm_parse_double("", &v));
+}
+
+static void lists(void **state)
+{
+    double v[3];
+    int n;
+
+    (void)state;
+    assert_true(lm_parse_list("0,0.5,-1e-3", v, 3, &n) && n == 3 && v[1] == 0.5 && v[2] == -1e-3);
+    assert_true(lm_parse_list("7", v, 3, &n) && n == 1 && v[0] == 7);
+    assert_false(lm_parse_list("", v, 3, &n));
+    assert_false(lm_parse_list("1,", v, 3, &n));
+    assert_false(lm_parse_list("1,,2", v, 3, &n));
+    assert_false(lm_parse_list("1,2,3,4", v, 3, &n));
+    assert_false(lm_parse_list("1;2", v, 3, &n));
+    assert_false(lm_parse_list("1,0x2", v, 3, &n));
 }
 
 static void shown(void **state)
@@ -174,6 +202,7 @@ int main(void)
         cmocka_unit_test(counts),
         cmocka_unit_test(bytes),
         cmocka_unit_test(seconds_and_reals),
+        cmocka_unit_test(lists),
         cmocka_unit_test(shown),
         cmocka_unit_test(nearest),
         cmocka_unit_test(utf8_of_every_code_point),

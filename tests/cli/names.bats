@@ -1,0 +1,112 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Names of options and values that users bring from other programs.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    BIN=${LM_TEST_BUILD:-$BATS_TEST_DIRNAME/../../build}/bin
+    ROOT=${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}
+    cd "$BATS_TEST_TMPDIR"
+}
+
+# A legal value of option $2 in the table file $1; nothing for flags.
+value() {
+    awk -F '\t' -v name="$2" '$1 == name && $2 != "also" && $2 != "instead" {
+        if ($2 == "flag") exit
+        if ($2 == "choice" || $2 == "device") { split($5, c, " "); print c[1] }
+        else if ($2 == "text" || $2 == "list") print 7
+        else printf "%.9g\n", $3 + ($4 > $3 + 1 ? 1 : ($4 - $3) / 2)
+    }' "$1"
+}
+
+@test "every other name is its option: on the command line with '-' and '_', and in a config" {
+    for t in "$BIN"/*; do
+        "$t" --completion=table > table
+        awk -F '\t' '$2 == "also" { print $1, $3, $4 }' table > also
+        while read -r name option fixed; do
+            v=${fixed:-$(value table "$option")}
+            "$t" "--$option${v:+=$v}" --print-config > want
+            for n in "$name" "${name//-/_}"; do
+                if [ -n "$fixed" ] || [ -z "$v" ]; then
+                    "$t" "--$n" --print-config > got || { echo "$t --$n"; false; }
+                    cmp want got || { echo "$t --$n"; false; }
+                    echo "{\"$n\": true}" > c.json
+                else
+                    "$t" "--$n=$v" --print-config > got || { echo "$t --$n=$v"; false; }
+                    cmp want got || { echo "$t --$n=$v"; false; }
+                    "$t" "--$n" "$v" --print-config | cmp want - || { echo "$t --$n $v"; false; }
+                    [[ $v =~ ^[0-9.]+$ ]] && echo "{\"$n\": $v}" > c.json || echo "{\"$n\": \"$v\"}" > c.json
+                    ! grep -q "\"$option\": \"\|\"$option\": \[" want || echo "{\"$n\": \"$v\"}" > c.json
+                    ! grep -q "\"$option\": \[" want || echo "{\"$n\": [\"$v\"]}" > c.json
+                fi
+                "$t" --config c.json --print-config | cmp want - || { echo "$t $(cat c.json)"; false; }
+            done
+        done < also
+    done
+}
+
+@test "a name without such an option is answered with what to write" {
+    for t in "$BIN"/*; do
+        "$t" --completion=table | awk -F '\t' '$2 == "instead"' > instead
+        while IFS=$'\t' read -r name _ text; do
+            for n in "--$name" "--${name//-/_}=0.1"; do
+                run --separate-stderr "$t" "$n" 3
+                [ "$status" -eq 2 ]
+                [ "$stderr" = "${t##*/}: ${n%=*}: unknown option: $text" ] || { echo "$stderr"; false; }
+            done
+            echo "{\"$name\": 3}" > c.json
+            run --separate-stderr "$t" --config c.json
+            [ "$status" -eq 2 ]
+            [ "$stderr" = "${t##*/}: c.json: $name: no option of this name: $text" ] || { echo "$stderr"; false; }
+        done < instead
+    done
+}
+
+@test "lmutils(7) lists every other name" {
+    mandoc -Tascii "$ROOT/man/man7/lmutils.7" | col -b | sed -n '/Names from elsewhere/,/^DEVICES/p' > page
+    for t in "$BIN"/*; do
+        "$t" --completion=table | awk -F '\t' '$2 == "also" || $2 == "instead" { print $1 }' > names
+        while read -r n; do
+            grep -qE -- "--$n([,: ]|\$)" page || { echo "${t##*/}: --$n"; false; }
+        done < names
+    done
+}
+
+@test "train: the names of transformers and nanoGPT" {
+    cd "$BATS_TEST_TMPDIR"
+    "$BIN/train" --learning-rate 1e-3 --max_steps 7 --warmup_steps 2 --block-size 64 --grad-clip 0.5 --eval_steps 3 --save-steps 4 \
+        --logging_steps 2 --lr-scheduler-type cosine_with_restarts --output-dir out --per_device_train_batch_size 4 --bf16 \
+        --optim adamw_torch --print-config > theirs
+    "$BIN/train" --lr 1e-3 --steps 7 --warmup 2 --seq-len 64 --max-grad-norm 0.5 --eval-every 3 --save-every 4 --log-every 2 \
+        --lr-schedule cosine -o out --batch-size 4 --dtype bf16 --optimizer adamw --print-config | cmp - theirs
+    for n in --max-iters --max_iters; do "$BIN/train" $n 9 --print-config | grep -q '"steps": 9'; done
+    run "$BIN/train" --num_train_epochs 3
+    [ "$status" -eq 2 ]
+    [[ $output == *"give --steps N: epochs x tokens of DATA / "* ]]
+    run "$BIN/train" --epochs 3
+    [ "$status" -eq 2 ]
+    run "$BIN/train" --warmup_ratio 0.1
+    [[ $output == *"give --warmup N: ratio x --steps"* ]]
+}
+
+@test "types by their other names, in any case; what is near a name of theirs is answered with ours" {
+    for v in fp32 float32 FP32 F32 torch.float32; do
+        "$BIN/train" --dtype $v --print-config | grep -q '"dtype": "f32"'
+    done
+    for v in bfloat16 BF16 torch.bfloat16; do
+        "$BIN/train" --dtype $v --print-config | grep -q '"dtype": "bf16"'
+    done
+    for v in Q4_K_M q4_K_M q4-k-m q4_k_m; do
+        "$BIN/convert-model" --type $v --print-config | grep -q '"type": "q4_k_m"'
+    done
+    "$BIN/convert-model" --dtype float16 --print-config | grep -q '"dtype": "f16"'
+    run "$BIN/train" --dtype float16
+    [ "$status" -eq 2 ]
+    [[ $output == *"unknown value 'float16': "*"choose from f32, bf16" ]]
+    run "$BIN/train" --learning-rat 1
+    [ "$output" = "train: --learning-rat: unknown option: did you mean --lr?" ]
+    run "$BIN/train" --bf16=yes
+    [ "$output" = "train: --bf16: takes no value, 'yes' was given" ]
+    run "$BIN/train" --no-bf16
+    [ "$status" -eq 2 ]
+}
