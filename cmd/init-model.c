@@ -282,21 +282,33 @@ static lm_code make_plan(work *w, lm_err *e)
     return rc;
 }
 
+/* A lone SentencePiece file, which becomes a tokenizer.json. */
+static bool is_piece_file(const work *w)
+{
+    return w->tok && !w->tok_from && !lm_path_is_dir(opt.tokenizer) &&
+           lm_text_ends(opt.tokenizer, ".model");
+}
+
 /* A lone tokenizer.json may have a tokenizer_config.json beside it: it goes along. */
 static lm_code put_tokenizer_config(const work *w, lm_folder *f, lm_err *e)
 {
     size_t len = 0;
+    lm_code rc = LM_OK;
     if (!w->tok || w->tok_from || lm_path_is_dir(opt.tokenizer))
         return LM_OK;
-    const char *text = lm_tokenizer_config_json(w->tok, &len);
-    return text ? lm_folder_put(f, "tokenizer_config.json", text, len, e) : LM_OK;
+    const char *text = lm_tokenizer_json(w->tok, &len);
+    if (is_piece_file(w))
+        rc = lm_folder_put(f, "tokenizer.json", text, len, e);
+    text = lm_tokenizer_config_json(w->tok, &len);
+    return rc || !text ? rc : lm_folder_put(f, "tokenizer_config.json", text, len, e);
 }
 
 static lm_code write_model(work *w, lm_err *e)
 {
     lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
     const lm_folder_spec spec = { .config = w->tree,
-                                  .tokenizer = w->tok_from ? NULL : opt.tokenizer,
+                                  .tokenizer =
+                                      w->tok_from || is_piece_file(w) ? NULL : opt.tokenizer,
                                   .tokenizer_from = w->tok_from,
                                   .plan = w->plan,
                                   .max_shard_bytes = (uint64_t)opt.shard };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan_open.c -- the inputs of a merge opened, and compared as wholes. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,7 +301,7 @@ static bool all_alike(const lm_merge_plan *p, const words *w)
     return true;
 }
 
-static lm_code make_vocab(lm_merge_plan *p, const words *w, lm_sink *sink, lm_err *e)
+static lm_code make_vocab(lm_merge_plan *p, words *w, lm_sink *sink, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
     lm_vocab_model *of = NULL;
@@ -309,9 +310,12 @@ static lm_code make_vocab(lm_merge_plan *p, const words *w, lm_sink *sink, lm_er
     for (int i = 0; !rc && i < r->n_inputs; i++) {
         lm_merge_model *m = &p->model[i];
 
+        char where[300];
+
+        snprintf(where, sizeof where, "%.200s: %s", m->name, w[i].found ? w[i].found : "");
         if (w[i].found)
-            rc = lm_tokenizer_from_json(w[i].json.data, w[i].json.len, w[i].config.data,
-                                        w[i].config.len, m->name, &m->tok, e);
+            rc = lm_tokenizer_from_text(w[i].json.data, w[i].json.len, &w[i].config, where, &m->tok,
+                                        e);
         of[i] = (lm_vocab_model){ m->name, m->tok, lm_plan_rows(m) };
     }
     return rc ? rc : lm_vocab_new(&r->vocab, of, r->n_inputs, r->base, sink, &p->vocab, e);

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "format/safetensors_table.h"
 #include "model/convert_impl.h"
+#include "text/sentencepiece.h"
 #include "text/tokenizer.h"
 
 const char *const lm_model_formats[] = { "auto", "hf", "gguf", "llmc", "llama2c", NULL };
@@ -69,7 +70,8 @@ static lm_code put_file(lm_import *m, const char *name, const char *path, lm_err
     return rc;
 }
 
-lm_code lm_import_join(const char *dir, lm_buf *json, bool *made, lm_err *e)
+/* GPT-2's pair of files in a folder as a tokenizer.json; *made false: there is no such pair. */
+static lm_code join_pair(const char *dir, lm_buf *json, bool *made, lm_err *e)
 {
     char *merges = NULL;
     lm_tokenizer *t = NULL;
@@ -89,16 +91,48 @@ lm_code lm_import_join(const char *dir, lm_buf *json, bool *made, lm_err *e)
     return rc;
 }
 
-lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
+lm_code lm_import_join(lm_import *m, const char *dir, lm_err *e)
 {
     lm_buf json = { 0 };
     bool made = false;
+    lm_code rc = LM_OK;
+
+    if (!lm_import_side(m, "tokenizer.json"))
+        rc = join_pair(dir, &json, &made, e);
+    if (!rc && made && !(rc = lm_import_put(m, "tokenizer.json", &json, e)))
+        m->side[m->n_side - 1].made = true;
+    lm_buf_fini(&json);
+    return rc;
+}
+
+/* A SentencePiece file of its own becomes a tokenizer.json, which every reader takes. */
+static lm_code take_pieces(lm_import *m, const char *from, lm_err *e)
+{
+    lm_buf data = { 0 }, json = { 0 }, config = { 0 };
+    lm_code rc = lm_file_read(from, LM_SIDE_MAX, &data, e);
+
+    if (!rc)
+        rc = lm_sentencepiece_json(data.data, data.len, from, &json, &config, e);
+    if (!rc)
+        rc = lm_import_put(m, "tokenizer.json", &json, e);
+    if (!rc)
+        rc = lm_import_put(m, "tokenizer_config.json", &config, e);
+    lm_buf_fini(&data);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
+    return rc;
+}
+
+lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
+{
     lm_code rc = LM_OK;
 
     if (!strcmp(from, "none"))
         return LM_OK;
     if (!lm_path_is_dir(from) && lm_text_ends(from, ".bin"))
         return lm_import_tokenizer_bin(m, from, e);
+    if (!lm_path_is_dir(from) && lm_text_ends(from, ".model"))
+        return take_pieces(m, from, e);
     if (!lm_path_is_dir(from))
         return put_file(m, "tokenizer.json", from, e);
     for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
@@ -108,14 +142,10 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
             rc = put_file(m, lm_tokenizer_files[i], path, e);
         lm_free(path);
     }
-    if (!rc && !lm_import_side(m, "tokenizer.json")) {
-        rc = lm_import_join(from, &json, &made, e);
-        if (!rc && !made)
-            rc = lm_fail(e, LM_EUSAGE, from, NULL, "there is no tokenizer in this folder");
-        if (!rc && !(rc = lm_import_put(m, "tokenizer.json", &json, e)))
-            m->side[m->n_side - 1].made = true;
-    }
-    lm_buf_fini(&json);
+    if (!rc)
+        rc = lm_import_join(m, from, e);
+    if (!rc && !lm_import_side(m, "tokenizer.json") && !lm_import_side(m, "tokenizer.model"))
+        rc = lm_fail(e, LM_EUSAGE, from, NULL, "there is no tokenizer in this folder");
     return rc;
 }
 

@@ -297,11 +297,11 @@ static lm_code take_tokenizer(lm_import *m, const lm_gguf *g, const char *from, 
         return lm_import_tokenizer(m, from, e);
     if (lm_import_side(m, "tokenizer.json"))
         return LM_OK;
-    bool pair = lm_import_side(m, "vocab.json") != NULL; /* kept in GPT-2's older form */
+    bool older = lm_import_side(m, "vocab.json") || lm_import_side(m, "tokenizer.model"); /* kept */
     rc = lm_gguf_get_vocab(g, &m->config, &json, &config, &found, e);
     if (!rc && found && !(rc = lm_import_put(m, "tokenizer.json", &json, e)))
-        m->side[m->n_side - 1].made = pair;
-    if (!rc && found && !pair && !lm_import_side(m, "tokenizer_config.json"))
+        m->side[m->n_side - 1].made = older;
+    if (!rc && found && !older && !lm_import_side(m, "tokenizer_config.json"))
         rc = lm_import_put(m, "tokenizer_config.json", &config, e);
     lm_buf_fini(&json);
     lm_buf_fini(&config);

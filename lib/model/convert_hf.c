@@ -90,8 +90,6 @@ static lm_code take_side(lm_import *m, const char *name, lm_err *e)
 static lm_code take_sides(lm_import *m, const char *tokenizer, lm_err *e)
 {
     const char *dir = lm_model_source_dir(((hf *)m->state)->src);
-    lm_buf json = { 0 };
-    bool made = false;
     lm_code rc = take_side(m, "config.json", e);
 
     if (!rc)
@@ -100,13 +98,7 @@ static lm_code take_sides(lm_import *m, const char *tokenizer, lm_err *e)
         return rc ? rc : lm_import_tokenizer(m, tokenizer, e);
     for (int i = 0; !rc && lm_tokenizer_files[i]; i++)
         rc = take_side(m, lm_tokenizer_files[i], e);
-    if (rc || !dir || lm_import_side(m, "tokenizer.json"))
-        return rc;
-    rc = lm_import_join(dir, &json, &made, e);
-    if (!rc && made && !(rc = lm_import_put(m, "tokenizer.json", &json, e)))
-        m->side[m->n_side - 1].made = true;
-    lm_buf_fini(&json);
-    return rc;
+    return rc || !dir ? rc : lm_import_join(m, dir, e);
 }
 
 lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm_err *e)

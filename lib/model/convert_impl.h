@@ -26,8 +26,8 @@ bool lm_has_llama2c_header(const uint8_t *data, size_t n);
 lm_code lm_import_put(lm_import *m, const char *name, lm_buf *data, lm_err *e);
 /* Add the tokenizer files of `from` (a folder or a file), or none for "none". */
 lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e);
-/* tokenizer.json out of vocab.json and merges.txt in a folder; *made false when they are not there. */
-lm_code lm_import_join(const char *dir, lm_buf *json, bool *made, lm_err *e);
+/* When there is no tokenizer.json: one made out of vocab.json and merges.txt in the folder `dir`. */
+lm_code lm_import_join(lm_import *m, const char *dir, lm_err *e);
 
 /* llama2.c's tokenizer.bin as tokenizer.json.  Fails: LM_EIO, LM_EFORMAT. */
 lm_code lm_import_tokenizer_bin(lm_import *m, const char *path, lm_err *e);

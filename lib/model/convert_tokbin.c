@@ -10,8 +10,8 @@
 
 #include "base/mem.h"
 #include "model/convert_impl.h"
-#include "model/gguf_merges.h"
 #include "model/gguf_meta.h"
+#include "text/scored.h"
 
 #define UNDERSCORE "\xe2\x96\x81" /* U+2581 */
 
@@ -36,10 +36,10 @@ static lm_code take_text(tokens *t, size_t i, const char *s, size_t len, lm_err 
         rc = s[k] == ' ' ? lm_buf_add(&t->texts, UNDERSCORE, 3, e)
                          : lm_buf_add(&t->texts, s + k, 1, e);
     t->text[i].len = t->texts.len - from;
-    t->type[i] = i == 0                                            ? LM_GGUF_UNKNOWN
-                 : i <= 2                                          ? LM_GGUF_CONTROL
-                 : len == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' ? LM_GGUF_BYTE
-                                                                   : LM_GGUF_NORMAL;
+    t->type[i] = i == 0                                            ? LM_SCORED_UNKNOWN
+                 : i <= 2                                          ? LM_SCORED_CONTROL
+                 : len == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' ? LM_SCORED_BYTE
+                                                                   : LM_SCORED_NORMAL;
     return rc;
 }
 

@@ -7,17 +7,14 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "model/gguf_merges.h"
 #include "model/gguf_meta.h"
 #include "text/pretok_scan.h"
+#include "text/scored.h"
 #include "text/tokenizer.h"
 
 typedef struct {
     const lm_gguf *g;
-    lm_gguf_token *v;
-    size_t n;
-    int64_t bos, eos, unk, pad;
-    bool add_bos, add_eos;
+    lm_scored_vocab s;
     lm_gguf_text chat;
     lm_err *e;
 } vocab;
@@ -49,13 +46,16 @@ static lm_code read_tokens(vocab *v, const lm_config *c)
         return bad(v, types, "is not one number for each token");
     if (score && (!score->array || score->kind != LM_GGUF_F32 || score->count != t->count))
         return bad(v, scores, "is not one number for each token");
-    v->n = t->count;
-    rc = lm_alloc_n(&v->v, v->n, sizeof *v->v, "tokens", v->e);
-    for (size_t i = 0; !rc && i < v->n; i++) {
-        lm_gguf_next_str(&it, &v->v[i].text);
-        v->v[i].type = type ? (int)lm_gguf_number(type, i) : LM_GGUF_NORMAL;
-        v->v[i].score = score ? (float)lm_gguf_number(score, i) : 0;
-        if (isnan(v->v[i].score)) /* merges are sorted by them */
+    v->s.n = t->count;
+    rc = lm_alloc_n(&v->s.v, v->s.n, sizeof *v->s.v, "tokens", v->e);
+    for (size_t i = 0; !rc && i < v->s.n; i++) {
+        lm_gguf_text name;
+        lm_gguf_next_str(&it, &name);
+        v->s.v[i].text = name.text;
+        v->s.v[i].len = name.len;
+        v->s.v[i].type = type ? (int)lm_gguf_number(type, i) : LM_SCORED_NORMAL;
+        v->s.v[i].score = score ? (float)lm_gguf_number(score, i) : 0;
+        if (isnan(v->s.v[i].score)) /* merges are sorted by them */
             rc = bad(v, scores, "has one that is not a number");
     }
     return rc;
@@ -66,199 +66,45 @@ static lm_code read_id(vocab *v, const char *key, int64_t *id)
 {
     lm_code rc = lm_gguf_i64_or(v->g, key, *id, 0, INT64_C(1) << 40, id, NULL, v->e);
 
-    if (!rc && *id >= (int64_t)v->n)
+    if (!rc && *id >= (int64_t)v->s.n)
         return bad(v, key, "is no token's number");
     return rc;
 }
 
 static lm_code read_special(vocab *v, bool fallback, bool bos_by_default)
 {
-    v->bos = fallback && v->n > 2 ? 1 : -1;
-    v->eos = fallback && v->n > 2 ? 2 : -1;
-    v->unk = fallback && v->n > 2 ? 0 : -1;
-    v->pad = -1;
-    if (read_id(v, "tokenizer.ggml.bos_token_id", &v->bos) ||
-        read_id(v, "tokenizer.ggml.eos_token_id", &v->eos) ||
-        read_id(v, "tokenizer.ggml.unknown_token_id", &v->unk) ||
-        read_id(v, "tokenizer.ggml.padding_token_id", &v->pad) ||
-        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_bos_token", bos_by_default, &v->add_bos, NULL,
+    v->s.bos = fallback && v->s.n > 2 ? 1 : -1;
+    v->s.eos = fallback && v->s.n > 2 ? 2 : -1;
+    v->s.unk = fallback && v->s.n > 2 ? 0 : -1;
+    v->s.pad = -1;
+    if (read_id(v, "tokenizer.ggml.bos_token_id", &v->s.bos) ||
+        read_id(v, "tokenizer.ggml.eos_token_id", &v->s.eos) ||
+        read_id(v, "tokenizer.ggml.unknown_token_id", &v->s.unk) ||
+        read_id(v, "tokenizer.ggml.padding_token_id", &v->s.pad) ||
+        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_bos_token", bos_by_default, &v->s.add_bos, NULL,
                         v->e) ||
-        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_eos_token", false, &v->add_eos, NULL, v->e))
+        lm_gguf_bool_or(v->g, "tokenizer.ggml.add_eos_token", false, &v->s.add_eos, NULL, v->e))
         return v->e->code;
-    v->add_bos = v->add_bos && v->bos >= 0;
-    v->add_eos = v->add_eos && v->eos >= 0;
+    v->s.add_bos = v->s.add_bos && v->s.bos >= 0;
+    v->s.add_eos = v->s.add_eos && v->s.eos >= 0;
     return lm_gguf_str(v->g, "tokenizer.chat_template", &v->chat, v->e);
 }
 
-/* ---- Parts of tokenizer.json ---- */
-
-static void name_type(lm_jw *w, const char *key, const char *type)
-{
-    lm_jw_obj(w, key);
-    lm_jw_str(w, "type", type);
-}
+/* ---- Byte level ---- */
 
 static void byte_level(lm_jw *w, const char *key, bool use_regex)
 {
-    name_type(w, key, "ByteLevel");
+    lm_scored_type(w, key, "ByteLevel");
     lm_jw_bool(w, "add_prefix_space", false);
     lm_jw_bool(w, "trim_offsets", true);
     lm_jw_bool(w, "use_regex", use_regex);
     lm_jw_close_obj(w);
 }
 
-static void replace(lm_jw *w, const char *from, const char *to)
+static void byte_level_post(lm_jw *w)
 {
-    name_type(w, NULL, "Replace");
-    lm_jw_obj(w, "pattern");
-    lm_jw_str(w, "String", from);
-    lm_jw_close_obj(w);
-    lm_jw_str(w, "content", to);
-    lm_jw_close_obj(w);
+    byte_level(w, "post_processor", true);
 }
-
-static void added_tokens(lm_jw *w, const vocab *v)
-{
-    lm_jw_arr(w, "added_tokens");
-    for (size_t i = 0; i < v->n; i++) {
-        int type = v->v[i].type;
-        if (type != LM_GGUF_CONTROL && type != LM_GGUF_USER && type != LM_GGUF_UNKNOWN)
-            continue;
-        lm_jw_obj(w, NULL);
-        lm_jw_int(w, "id", (int64_t)i);
-        lm_jw_strn(w, "content", v->v[i].text.text, v->v[i].text.len);
-        lm_jw_bool(w, "single_word", false);
-        lm_jw_bool(w, "lstrip", false);
-        lm_jw_bool(w, "rstrip", false);
-        lm_jw_bool(w, "normalized", false);
-        lm_jw_bool(w, "special", type != LM_GGUF_USER);
-        lm_jw_close_obj(w);
-    }
-    lm_jw_close_arr(w);
-}
-
-static void special_entry(lm_jw *w, const vocab *v, int64_t id)
-{
-    lm_jw_obj(w, NULL);
-    lm_jw_obj(w, "SpecialToken");
-    lm_jw_strn(w, "id", v->v[id].text.text, v->v[id].text.len);
-    lm_jw_int(w, "type_id", 0);
-    lm_jw_close_obj(w);
-    lm_jw_close_obj(w);
-}
-
-static void template_of(lm_jw *w, const vocab *v, const char *key, bool pair)
-{
-    lm_jw_arr(w, key);
-    for (int i = 0; i < (pair ? 2 : 1); i++) {
-        if (v->add_bos)
-            special_entry(w, v, v->bos);
-        lm_jw_obj(w, NULL);
-        lm_jw_obj(w, "Sequence");
-        lm_jw_str(w, "id", i ? "B" : "A");
-        lm_jw_int(w, "type_id", i);
-        lm_jw_close_obj(w);
-        lm_jw_close_obj(w);
-        if (v->add_eos)
-            special_entry(w, v, v->eos);
-    }
-    lm_jw_close_arr(w);
-}
-
-static lm_code special_def(lm_jw *w, const vocab *v, int64_t id)
-{
-    lm_buf name = { 0 };
-    lm_code rc = lm_buf_add(&name, v->v[id].text.text, v->v[id].text.len, v->e);
-
-    if (!rc) {
-        lm_jw_obj(w, name.data);
-        lm_jw_str(w, "id", name.data);
-        lm_jw_arr(w, "ids");
-        lm_jw_int(w, NULL, id);
-        lm_jw_close_arr(w);
-        lm_jw_arr(w, "tokens");
-        lm_jw_str(w, NULL, name.data);
-        lm_jw_close_arr(w);
-        lm_jw_close_obj(w);
-    }
-    lm_buf_fini(&name);
-    return rc;
-}
-
-static lm_code post_processor(lm_jw *w, const vocab *v, bool fallback)
-{
-    lm_code rc = LM_OK;
-
-    if (!v->add_bos && !v->add_eos) {
-        if (fallback)
-            lm_jw_str(w, "post_processor", NULL);
-        else
-            byte_level(w, "post_processor", true);
-        return rc;
-    }
-    name_type(w, "post_processor", "TemplateProcessing");
-    template_of(w, v, "single", false);
-    template_of(w, v, "pair", true);
-    lm_jw_obj(w, "special_tokens");
-    if (v->add_bos)
-        rc = special_def(w, v, v->bos);
-    if (!rc && v->add_eos && (!v->add_bos || v->eos != v->bos))
-        rc = special_def(w, v, v->eos);
-    lm_jw_close_obj(w);
-    lm_jw_close_obj(w);
-    return rc;
-}
-
-/* Added tokens too: the `tokenizers` library gives them the ids that the vocabulary says. */
-static lm_code model_vocab(lm_jw *w, const vocab *v)
-{
-    lm_buf name = { 0 };
-    lm_code rc = LM_OK;
-
-    lm_jw_obj(w, "vocab");
-    for (size_t i = 0; !rc && i < v->n; i++) {
-        if (v->v[i].type == LM_GGUF_UNUSED)
-            continue;
-        name.len = 0;
-        rc = lm_buf_add(&name, v->v[i].text.text, v->v[i].text.len, v->e);
-        if (!rc &&
-            (memchr(name.data, 0, name.len) || lm_utf8_valid(name.data, name.len) != name.len))
-            rc = lm_fail(v->e, LM_EFORMAT, lm_gguf_path(v->g), NULL,
-                         "token %zu is not UTF-8, or has a NUL in it", i);
-        if (!rc)
-            lm_jw_int(w, name.data, (int64_t)i);
-    }
-    lm_jw_close_obj(w);
-    lm_buf_fini(&name);
-    return rc;
-}
-
-static void put_merge(lm_jw *w, const char *left, size_t n_left, const char *right, size_t n_right)
-{
-    lm_jw_arr(w, NULL);
-    lm_jw_strn(w, NULL, left, n_left);
-    lm_jw_strn(w, NULL, right, n_right);
-    lm_jw_close_arr(w);
-}
-
-static void model_head(lm_jw *w, const vocab *v, bool fallback, bool ignore_merges)
-{
-    bool unk = fallback && v->unk >= 0;
-
-    name_type(w, "model", "BPE");
-    lm_jw_str(w, "dropout", NULL);
-    if (unk)
-        lm_jw_strn(w, "unk_token", v->v[v->unk].text.text, v->v[v->unk].text.len);
-    else
-        lm_jw_str(w, "unk_token", NULL);
-    lm_jw_str(w, "continuing_subword_prefix", NULL);
-    lm_jw_str(w, "end_of_word_suffix", NULL);
-    lm_jw_bool(w, "fuse_unk", fallback);
-    lm_jw_bool(w, "byte_fallback", fallback);
-    lm_jw_bool(w, "ignore_merges", ignore_merges);
-}
-
-/* ---- Byte level ---- */
 
 typedef enum { PRE_SCAN, PRE_DIGITS, PRE_REGEX } pre_kind;
 
@@ -315,15 +161,15 @@ static void pre_steps(lm_jw *w, const pre_tokenizer *p)
         byte_level(w, "pre_tokenizer", true);
         return;
     }
-    name_type(w, "pre_tokenizer", "Sequence");
+    lm_scored_type(w, "pre_tokenizer", "Sequence");
     lm_jw_arr(w, "pretokenizers");
     if (p->kind == PRE_DIGITS) {
-        name_type(w, NULL, "Digits");
+        lm_scored_type(w, NULL, "Digits");
         lm_jw_bool(w, "individual_digits", true);
         lm_jw_close_obj(w);
         byte_level(w, NULL, true);
     } else {
-        name_type(w, NULL, "Split");
+        lm_scored_type(w, NULL, "Split");
         lm_jw_obj(w, "pattern");
         lm_jw_str(w, "Regex", p->regex ? p->regex : lm_scan_pattern(p->scan));
         lm_jw_close_obj(w);
@@ -350,8 +196,8 @@ static lm_code put_merges(lm_jw *w, const vocab *v)
         const char *space = m.len > 1 ? memchr(m.text + 1, ' ', m.len - 1) : NULL;
         if (!space || space == m.text + m.len - 1)
             return bad(v, key, "has an entry that is not two parts");
-        put_merge(w, m.text, (size_t)(space - m.text), space + 1,
-                  m.len - 1 - (size_t)(space - m.text));
+        lm_scored_merge_pair(w, m.text, (size_t)(space - m.text), space + 1,
+                             m.len - 1 - (size_t)(space - m.text));
     }
     lm_jw_close_arr(w);
     return LM_OK;
@@ -361,92 +207,19 @@ static lm_code write_byte_level(lm_jw *w, vocab *v, const pre_tokenizer *p)
 {
     lm_code rc;
 
-    added_tokens(w, v);
+    lm_scored_added(w, &v->s, false);
     if (p->scan == LM_SCAN_QWEN) {
-        name_type(w, "normalizer", "NFC");
+        lm_scored_type(w, "normalizer", "NFC");
         lm_jw_close_obj(w);
     } else {
         lm_jw_str(w, "normalizer", NULL);
     }
     pre_steps(w, p);
-    rc = post_processor(w, v, false);
+    rc = lm_scored_post(w, &v->s, byte_level_post, v->e);
     byte_level(w, "decoder", true);
-    model_head(w, v, false, p->ignore_merges);
-    rc = rc ? rc : model_vocab(w, v);
+    lm_scored_model(w, &v->s, false, false, p->ignore_merges);
+    rc = rc ? rc : lm_scored_names(w, &v->s, false, v->e);
     rc = rc ? rc : put_merges(w, v);
-    lm_jw_close_obj(w);
-    return rc;
-}
-
-/* ---- Byte fallback ---- */
-
-static lm_code put_found_merges(lm_jw *w, vocab *v)
-{
-    lm_gguf_merge *all = NULL;
-    size_t n = 0;
-    lm_code rc = lm_gguf_find_merges(v->v, v->n, &all, &n, v->e);
-
-    lm_jw_arr(w, "merges");
-    for (size_t i = 0; !rc && i < n; i++) {
-        const lm_gguf_text *t = &v->v[all[i].id].text;
-        put_merge(w, t->text, all[i].n_left, t->text + all[i].n_left, t->len - all[i].n_left);
-    }
-    lm_jw_close_arr(w);
-    lm_free(all);
-    return rc;
-}
-
-#define UNDERSCORE "\xe2\x96\x81" /* U+2581, what stands for a space */
-
-static void fallback_steps(lm_jw *w, bool space)
-{
-    name_type(w, "normalizer", "Sequence");
-    lm_jw_arr(w, "normalizers");
-    if (space) {
-        name_type(w, NULL, "Prepend");
-        lm_jw_str(w, "prepend", UNDERSCORE);
-        lm_jw_close_obj(w);
-    }
-    replace(w, " ", UNDERSCORE);
-    lm_jw_close_arr(w);
-    lm_jw_close_obj(w);
-    lm_jw_str(w, "pre_tokenizer", NULL);
-}
-
-static void fallback_decoder(lm_jw *w, bool space)
-{
-    name_type(w, "decoder", "Sequence");
-    lm_jw_arr(w, "decoders");
-    replace(w, UNDERSCORE, " ");
-    name_type(w, NULL, "ByteFallback");
-    lm_jw_close_obj(w);
-    name_type(w, NULL, "Fuse");
-    lm_jw_close_obj(w);
-    if (space) {
-        name_type(w, NULL, "Strip");
-        lm_jw_str(w, "content", " ");
-        lm_jw_int(w, "start", 1);
-        lm_jw_int(w, "stop", 0);
-        lm_jw_close_obj(w);
-    }
-    lm_jw_close_arr(w);
-    lm_jw_close_obj(w);
-}
-
-static lm_code write_fallback(lm_jw *w, vocab *v)
-{
-    bool space;
-    lm_code rc = lm_gguf_bool_or(v->g, "tokenizer.ggml.add_space_prefix", true, &space, NULL, v->e);
-
-    if (rc)
-        return rc;
-    added_tokens(w, v);
-    fallback_steps(w, space);
-    rc = post_processor(w, v, true);
-    fallback_decoder(w, space);
-    model_head(w, v, true, false);
-    rc = rc ? rc : model_vocab(w, v);
-    rc = rc ? rc : put_found_merges(w, v);
     lm_jw_close_obj(w);
     return rc;
 }
@@ -456,7 +229,7 @@ static lm_code write_fallback(lm_jw *w, vocab *v)
 static void config_token(lm_jw *w, const vocab *v, const char *key, int64_t id)
 {
     if (id >= 0)
-        lm_jw_strn(w, key, v->v[id].text.text, v->v[id].text.len);
+        lm_jw_strn(w, key, v->s.v[id].text, v->s.v[id].len);
 }
 
 static lm_code write_config(const vocab *v, const lm_config *c, lm_buf *out)
@@ -465,12 +238,12 @@ static lm_code write_config(const vocab *v, const lm_config *c, lm_buf *out)
 
     lm_jw_begin(&w, out, 2, v->e);
     lm_jw_obj(&w, NULL);
-    lm_jw_bool(&w, "add_bos_token", v->add_bos);
-    lm_jw_bool(&w, "add_eos_token", v->add_eos);
-    config_token(&w, v, "bos_token", v->bos);
-    config_token(&w, v, "eos_token", v->eos);
-    config_token(&w, v, "pad_token", v->pad);
-    config_token(&w, v, "unk_token", v->unk);
+    lm_jw_bool(&w, "add_bos_token", v->s.add_bos);
+    lm_jw_bool(&w, "add_eos_token", v->s.add_eos);
+    config_token(&w, v, "bos_token", v->s.bos);
+    config_token(&w, v, "eos_token", v->s.eos);
+    config_token(&w, v, "pad_token", v->s.pad);
+    config_token(&w, v, "unk_token", v->s.unk);
     if (v->chat.text)
         lm_jw_strn(&w, "chat_template", v->chat.text, v->chat.len);
     lm_jw_bool(&w, "clean_up_tokenization_spaces", false);
@@ -485,15 +258,21 @@ static lm_code write_config(const vocab *v, const lm_config *c, lm_buf *out)
 
 static lm_code write_tokenizer(vocab *v, bool fallback, const pre_tokenizer *pre, lm_buf *out)
 {
+    lm_scored_steps steps = { .escape = true, .fallback = true };
     lm_jw w;
     lm_code rc;
 
+    if (fallback) {
+        rc = lm_gguf_bool_or(v->g, "tokenizer.ggml.add_space_prefix", true, &steps.prefix, NULL,
+                             v->e);
+        return rc ? rc : lm_scored_write(&v->s, &steps, out, v->e);
+    }
     lm_jw_begin(&w, out, 0, v->e);
     lm_jw_obj(&w, NULL);
     lm_jw_str(&w, "version", "1.0");
     lm_jw_str(&w, "truncation", NULL);
     lm_jw_str(&w, "padding", NULL);
-    rc = fallback ? write_fallback(&w, v) : write_byte_level(&w, v, pre);
+    rc = write_byte_level(&w, v, pre);
     lm_jw_close_obj(&w);
     if (!rc)
         rc = lm_jw_end(&w);
@@ -516,7 +295,7 @@ static lm_code prove(const vocab *v, const lm_buf *json, const lm_buf *config)
 lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm_buf *config,
                           bool *found, lm_err *e)
 {
-    vocab v = { .g = g, .e = e };
+    vocab v = { .g = g, .s = { .where = lm_gguf_path(g) }, .e = e };
     const pre_tokenizer *pre = NULL;
     lm_gguf_text model;
     bool fallback;
@@ -544,6 +323,6 @@ lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm
     if (!rc)
         rc = prove(&v, json, config);
     *found = !rc;
-    lm_free(v.v);
+    lm_free(v.s.v);
     return rc;
 }

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "model/gguf_meta.h"
 #include "text/pretok_scan.h"
+#include "text/sentencepiece.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_lists.h"
 
@@ -20,6 +21,7 @@ typedef struct {
     const lm_import *m;
     lm_gguf_plan *p;
     lm_err *e;
+    const lm_side_file *pieces; /* tokenizer.model, when there is no tokenizer.json; else NULL */
     lm_tokenizer *tok;
     lm_lists lists;
     json_t *rest; /* tokenizer.json without vocabulary and merges */
@@ -31,20 +33,40 @@ typedef struct {
     char where[300];
 } vocab;
 
-static lm_code open_tokenizer(vocab *v, const lm_side_file *json, const lm_side_file *config)
+/* The texts of tokenizer.json and its configuration, out of the side files or made of
+ * SentencePiece's. */
+static lm_code read_files(vocab *v, lm_buf *json, lm_buf *config)
 {
-    lm_buf rest = { 0 };
-    bool cut = false;
-    lm_code rc;
+    const lm_side_file *whole = lm_import_side(v->m, "tokenizer.json");
+    const lm_side_file *beside = lm_import_side(v->m, "tokenizer_config.json");
+    lm_code rc = LM_OK;
 
-    snprintf(v->where, sizeof v->where, "%.200s: tokenizer.json", v->m->path);
-    rc = lm_tokenizer_from_json(json->data.data, json->data.len, config ? config->data.data : NULL,
-                                config ? config->data.len : 0, v->where, &v->tok, v->e);
+    snprintf(v->where, sizeof v->where, "%.200s: tokenizer.%s", v->m->path,
+             v->pieces ? "model" : "json");
+    if (beside)
+        rc = lm_buf_add(config, beside->data.data, beside->data.len, v->e);
+    if (!rc && v->pieces)
+        return lm_sentencepiece_json(v->pieces->data.data, v->pieces->data.len, v->where, json,
+                                     config, v->e);
+    return rc ? rc : lm_buf_add(json, whole->data.data, whole->data.len, v->e);
+}
+
+static lm_code open_tokenizer(vocab *v)
+{
+    lm_buf rest = { 0 }, json = { 0 }, config = { 0 };
+    bool cut = false;
+    lm_code rc = read_files(v, &json, &config);
+
     if (!rc)
-        rc = lm_lists_cut(&v->lists, json->data.data, json->data.len, &rest, &cut, v->e);
+        rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
+                                    config.len, v->where, &v->tok, v->e);
     if (!rc)
-        rc = lm_json_parse(cut ? rest.data : json->data.data, cut ? rest.len : json->data.len,
-                           v->where, &v->rest, v->e);
+        rc = lm_lists_cut(&v->lists, json.data, json.len, &rest, &cut, v->e);
+    if (!rc)
+        rc = lm_json_parse(cut ? rest.data : json.data, cut ? rest.len : json.len, v->where,
+                           &v->rest, v->e);
+    lm_buf_fini(&json);
+    lm_buf_fini(&config);
     const json_t *model = json_object_get(v->rest, "model");
     if (!rc && !cut) {
         lm_lists_fini(&v->lists);
@@ -254,9 +276,31 @@ static bool adds_space(const json_t *rest)
     return names_type(pre, "Metaspace") && (!scheme || strcmp(scheme, "never"));
 }
 
+/* Of a vocabulary that came as SentencePiece's file, its own scores and types. */
+static lm_code take_pieces(vocab *v)
+{
+    lm_sentencepiece sp;
+    lm_code rc;
+
+    if (!v->pieces)
+        return LM_OK;
+    rc = lm_sentencepiece_parse(v->pieces->data.data, v->pieces->data.len, v->where, &sp, v->e);
+    for (size_t i = 0; !rc && i < sp.vocab.n && i < v->n; i++) {
+        v->score[i] = sp.vocab.v[i].score;
+        v->type[i] = sp.vocab.v[i].type;
+    }
+    if (!rc && !sp.steps.fallback)
+        rc = lm_fail(v->e, LM_EUSAGE, v->where, "give --tokenizer none",
+                     "without byte fallback, which llama.cpp needs");
+    if (!rc && (sp.steps.strip || sp.steps.charsmap))
+        lm_log(v->m->sink, LM_LOG_WARN,
+               "%s: llama.cpp will not normalise the text as this one does", v->where);
+    lm_sentencepiece_fini(&sp);
+    return rc;
+}
+
 static void put_fallback(vocab *v)
 {
-    fill_scores(v);
     lm_gguf_put_str(v->p, "tokenizer.ggml.model", "llama", 5);
     lm_gguf_put_str(v->p, "tokenizer.ggml.pre", "default", 7);
     lm_gguf_put_strs(v->p, "tokenizer.ggml.tokens", v->text, v->n);
@@ -326,19 +370,20 @@ static lm_code put_template(vocab *v, const lm_side_file *config)
 
 lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 {
-    const lm_side_file *json = lm_import_side(m, "tokenizer.json");
     const lm_side_file *config = lm_import_side(m, "tokenizer_config.json");
     vocab v = { .m = m, .p = p, .e = e, .n = (size_t)m->config.vocab };
     lm_code rc;
 
-    if (!json) {
+    if (!lm_import_side(m, "tokenizer.json"))
+        v.pieces = lm_import_side(m, "tokenizer.model");
+    if (!v.pieces && !lm_import_side(m, "tokenizer.json")) {
         lm_gguf_put_str(p, "tokenizer.ggml.model", "none", 4);
         put_id(&v, "tokenizer.ggml.bos_token_id", -1, m->config.bos);
         put_id(&v, "tokenizer.ggml.eos_token_id", -1, m->config.eos);
         put_id(&v, "tokenizer.ggml.padding_token_id", -1, m->config.pad);
         return LM_OK;
     }
-    rc = open_tokenizer(&v, json, config);
+    rc = open_tokenizer(&v);
     if (!rc)
         rc = lm_alloc_n(&v.text, v.n, sizeof *v.text, "tokens", e);
     if (!rc)
@@ -349,6 +394,10 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e)
     bool fallback = json_is_true(json_object_get(model, "byte_fallback"));
     if (!rc)
         rc = fill_tokens(&v, fallback);
+    if (!rc && fallback)
+        fill_scores(&v);
+    if (!rc)
+        rc = take_pieces(&v);
     if (!rc && fallback)
         put_fallback(&v);
     else if (!rc)

@@ -4,7 +4,8 @@
  * The pipeline is that of the `tokenizers` library: split on added tokens -> normaliser ->
  * pre-tokeniser -> BPE -> post-processor; back through the decoder.  Read are
  *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2);
- *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern.
+ *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern;
+ *   - tokenizer.model, SentencePiece's file with a BPE model (sentencepiece.h).
  *
  * Ids are the same as those of `tokenizers` (0.23), as far as the Unicode tables here (utf8proc,
  * PCRE2) and there are of the same version.  Anything in the file that is not understood is
@@ -33,8 +34,8 @@ typedef struct {
 } lm_ids;
 void lm_ids_fini(lm_ids *ids);
 
-/* Load from `path`: a tokenizer.json, or a folder that holds tokenizer.json or vocab.json +
- * merges.txt. tokenizer_config.json beside it, when there, names the special tokens.
+/* Load from `path`: a tokenizer.json, a SentencePiece file (*.model), or a folder that holds
+ * tokenizer.json, vocab.json + merges.txt or tokenizer.model. tokenizer_config.json beside it, when there, names the special tokens.
  *
  * Fails: LM_EIO when nothing readable is there; LM_EFORMAT for a file that breaks its format
  * (merges of unknown tokens, two tokens with one id, ids far beyond the number of tokens)
@@ -44,6 +45,10 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e);
  * tokenizer_config.json. */
 lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config, size_t config_len,
                                const char *where, lm_tokenizer **out, lm_err *e);
+/* From the bytes of one of the files: a SentencePiece model when `where` ends in ".model", else a
+ * tokenizer.json.  A SentencePiece model whose *config is empty fills it. */
+lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
+                               lm_tokenizer **out, lm_err *e);
 void lm_tokenizer_free(lm_tokenizer *t); /* NULL is fine */
 
 lm_code lm_tok_scratch_new(const lm_tokenizer *t, lm_tok_scratch **out, lm_err *e);
@@ -94,8 +99,8 @@ int64_t lm_tokenizer_eos(const lm_tokenizer *t);
 int64_t lm_tokenizer_pad(const lm_tokenizer *t);
 int64_t lm_tokenizer_unk(const lm_tokenizer *t);
 
-/* The bytes of the tokenizer.json itself (made from vocab.json + merges.txt when those were read),
- * and of tokenizer_config.json (NULL if there was none), so that a model folder can carry copies.
+/* The bytes of the tokenizer.json itself (made from the older files when those were read), and of
+ * tokenizer_config.json (NULL if there was none), so that a model folder can carry copies.
  * Borrowed. */
 const char *lm_tokenizer_json(const lm_tokenizer *t, size_t *len);
 const char *lm_tokenizer_config_json(const lm_tokenizer *t, size_t *len);

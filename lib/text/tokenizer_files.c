@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPT-2's pair of files, vocab.json and merges.txt, rewritten as one tokenizer.json: byte-level,
+/* A tokenizer's other files.  GPT-2's pair, vocab.json and merges.txt, rewritten as one tokenizer.json: byte-level,
  * GPT-2's pattern, <|endoftext|> as a special token when the vocabulary has it. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -149,4 +150,13 @@ lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path,
     lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
     return rc;
+}
+
+void lm_tokenizer_config_where(const char *where, char *out, size_t size)
+{
+    size_t n = strlen(where);
+
+    while (n && where[n - 1] != '/' && where[n - 1] != ' ')
+        n--;
+    snprintf(out, size, "%.*stokenizer_config.json", (int)(n < size ? n : 0), where);
 }

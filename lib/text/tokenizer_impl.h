@@ -38,6 +38,9 @@ void lm_decoder_free(lm_decoder *d);
 /* tokenizer_post.c: the ids that the post-processor puts before and after. */
 lm_code lm_post_parse(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e);
 
+/* tokenizer_files.c: `where`, the name of a tokenizer's file, with tokenizer_config.json in place of
+ * the part behind the last '/' or ' '. */
+void lm_tokenizer_config_where(const char *where, char *out, size_t size);
 /* tokenizer_files.c: a tokenizer.json text from GPT-2's pair of files. */
 lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
                           lm_buf *json, lm_err *e);

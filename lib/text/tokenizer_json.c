@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading: from a file or folder to a tree of JSON, from that to a tokenizer, every part checked.
+/* From the text of a tokenizer.json to a tokenizer, every part checked.
  *
  * "truncation" and "padding" shape batches of a training framework; they are not followed. */
-#include <errno.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "text/tokenizer_impl.h"
 #include "text/tokenizer_lists.h"
 
-enum { MAX_FILE = 512 << 20, MAX_IDS = 1 << 27 };
+enum { MAX_IDS = 1 << 27 };
 
 /* Refuse keys that are not in the list: a part that is not understood must not be passed over. */
 static lm_code check_keys(const json_t *obj, const char *const *known, const char *where, lm_err *e)
@@ -315,6 +313,7 @@ lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config,
                                const char *where, lm_tokenizer **out, lm_err *e)
 {
     json_t *j = NULL, *c = NULL;
+    char beside[320];
     lm_lists lists = { .n_tokens = 0 };
     lm_buf rest = { 0 };
     bool cut = false;
@@ -324,8 +323,9 @@ lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config,
         rc = lm_lists_cut(&lists, json, len, &rest, &cut, e);
     if (!rc)
         rc = lm_json_parse(cut ? rest.data : json, cut ? rest.len : len, where, &j, e);
+    lm_tokenizer_config_where(where, beside, sizeof beside);
     if (!rc && config)
-        rc = lm_json_parse(config, config_len, "tokenizer_config.json", &c, e);
+        rc = lm_json_parse(config, config_len, beside, &c, e);
     if (!rc && !json_is_object(j))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "a tokenizer must be an object");
     if (!rc)
@@ -359,67 +359,4 @@ void lm_tokenizer_free(lm_tokenizer *t)
     lm_buf_fini(&t->json);
     lm_buf_fini(&t->config);
     lm_free(t);
-}
-
-/* The four paths that may matter: tokenizer.json, its configuration, vocab.json, merges.txt. */
-typedef struct {
-    char *json, *config, *vocab, *merges;
-} paths;
-
-static lm_code find_paths(const char *path, paths *p, lm_err *e)
-{
-    const char *base = lm_path_base(path);
-    char *dir = NULL;
-    bool folder = lm_path_is_dir(path);
-    lm_code rc;
-
-    if (folder)
-        rc = lm_strdup(&dir, path, e);
-    else
-        rc = base == path ? lm_strdup(&dir, ".", e)
-                          : lm_asprintf(&dir, e, "%.*s", (int)(base - path), path);
-    if (!rc)
-        rc = folder ? lm_path_join(&p->json, dir, "tokenizer.json", e)
-                    : lm_strdup(&p->json, path, e);
-    if (!rc)
-        rc = lm_path_join(&p->config, dir, "tokenizer_config.json", e);
-    if (!rc && folder)
-        rc = lm_path_join(&p->vocab, dir, "vocab.json", e);
-    if (!rc && folder)
-        rc = lm_path_join(&p->merges, dir, "merges.txt", e);
-    lm_free(dir);
-    return rc;
-}
-
-lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
-{
-    paths p = { 0 };
-    lm_buf json = { 0 }, config = { 0 };
-    const char *where;
-    lm_code rc = find_paths(path, &p, e);
-
-    *out = NULL;
-    where = p.json;
-    if (!rc && p.vocab && !lm_path_exists(p.json) && lm_path_exists(p.vocab)) {
-        where = p.vocab;
-        rc = lm_tokenizer_join_files(p.vocab, p.merges, &json, e);
-    } else if (!rc && p.vocab && !lm_path_exists(p.json)) {
-        errno = ENOENT;
-        rc = lm_fail(e, LM_EIO, path, "name a tokenizer.json or a folder that holds one",
-                     "has no tokenizer.json, nor vocab.json and merges.txt");
-    } else if (!rc) {
-        rc = lm_file_read(p.json, MAX_FILE, &json, e);
-    }
-    if (!rc && lm_path_exists(p.config))
-        rc = lm_file_read(p.config, MAX_FILE, &config, e);
-    if (!rc)
-        rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
-                                    config.len, where, out, e);
-    lm_buf_fini(&json);
-    lm_buf_fini(&config);
-    lm_free(p.json);
-    lm_free(p.config);
-    lm_free(p.vocab);
-    lm_free(p.merges);
-    return rc;
 }

@@ -34,6 +34,10 @@ lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *
         rc = lm_tokenizer_join(&vocab, where, &merges, json, e);
         *from = "vocab.json";
     }
+    if (!rc && !*from) {
+        rc = read(m, "tokenizer.model", MAX_FILE, json, &whole, e);
+        *from = whole ? "tokenizer.model" : NULL;
+    }
     if (!rc && *from)
         rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, config, &more, e);
     lm_buf_fini(&vocab);
@@ -51,8 +55,7 @@ static lm_code load_own(lm_model_source *m, bool spool, lm_tokenizer **out, lm_e
     *out = NULL;
     snprintf(where, sizeof where, "%.200s: %s", lm_model_source_path(m), from ? from : "");
     if (!rc && from)
-        rc = lm_tokenizer_from_json(json.data, json.len, config.len ? config.data : NULL,
-                                    config.len, where, out, e);
+        rc = lm_tokenizer_from_text(json.data, json.len, &config, where, out, e);
     lm_buf_fini(&json);
     lm_buf_fini(&config);
     return rc;

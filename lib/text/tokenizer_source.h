@@ -9,8 +9,8 @@
 /* As lm_tokenizer_load of a folder; *out = NULL (no failure) when the model has no tokenizer.  A
  * stream that did not bring it before its weights is spooled. */
 lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e);
-/* What lm_tokenizer_of reads: tokenizer.json, or one joined from vocab.json and merges.txt, and
- * tokenizer_config.json (empty: there is none), appended to the two; *from names the file, NULL:
+/* What lm_tokenizer_of reads, for lm_tokenizer_from_text: tokenizer.json, or one joined from
+ * vocab.json and merges.txt, or the bytes of tokenizer.model; and tokenizer_config.json (empty: there is none), appended to the two; *from names the file, NULL:
  * the model has no tokenizer.  Without `spool`, of a stream only what came before its weights, as
  * lm_model_source_file_now. */
 lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *config,

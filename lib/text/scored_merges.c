@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_merges.c -- merges out of the scores of tokens. */
-#include "model/gguf_merges.h"
+/* scored_merges.c -- merges out of the scores of tokens. */
+#include "text/scored.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 enum { MOST_PIECE = 512 }; /* bytes of a token that merges are looked for in */
 
-static int compare(const lm_gguf_text *a, const lm_gguf_text *b)
+static int compare(const lm_scored_token *a, const lm_scored_token *b)
 {
     int c = memcmp(a->text, b->text, a->len < b->len ? a->len : b->len);
     return c ? c : (a->len > b->len) - (a->len < b->len);
@@ -17,7 +17,7 @@ static int compare(const lm_gguf_text *a, const lm_gguf_text *b)
 
 static int by_score(const void *a, const void *b)
 {
-    const lm_gguf_merge *x = a, *y = b;
+    const lm_scored_merge *x = a, *y = b;
 
     if (x->score < y->score || x->score > y->score)
         return x->score < y->score ? 1 : -1;
@@ -28,22 +28,22 @@ static int by_score(const void *a, const void *b)
 
 static int by_text(const void *a, const void *b, void *ctx)
 {
-    const lm_gguf_token *v = ctx;
-    return compare(&v[*(const uint32_t *)a].text, &v[*(const uint32_t *)b].text);
+    const lm_scored_token *v = ctx;
+    return compare(&v[*(const uint32_t *)a], &v[*(const uint32_t *)b]);
 }
 
 /* The token of this text that words are made of; -1 if none. */
-static int64_t find(const lm_gguf_token *v, const uint32_t *sorted, size_t n, const char *text,
+static int64_t find(const lm_scored_token *v, const uint32_t *sorted, size_t n, const char *text,
                     size_t len)
 {
-    const lm_gguf_text want = { text, len };
+    const lm_scored_token want = { .text = text, .len = len };
     size_t low = 0, high = n;
 
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        int c = compare(&v[sorted[mid]].text, &want);
+        int c = compare(&v[sorted[mid]], &want);
         if (!c)
-            return v[sorted[mid]].type == LM_GGUF_NORMAL ? (int64_t)sorted[mid] : -1;
+            return v[sorted[mid]].type == LM_SCORED_NORMAL ? (int64_t)sorted[mid] : -1;
         if (c < 0)
             low = mid + 1;
         else
@@ -52,8 +52,8 @@ static int64_t find(const lm_gguf_token *v, const uint32_t *sorted, size_t n, co
     return -1;
 }
 
-lm_code lm_gguf_find_merges(const lm_gguf_token *v, size_t n, lm_gguf_merge **out, size_t *n_out,
-                            lm_err *e)
+lm_code lm_scored_merges(const lm_scored_token *v, size_t n, lm_scored_merge **out, size_t *n_out,
+                         lm_err *e)
 {
     uint32_t *sorted = NULL;
     size_t cap = 0;
@@ -65,8 +65,8 @@ lm_code lm_gguf_find_merges(const lm_gguf_token *v, size_t n, lm_gguf_merge **ou
     if (!rc && n)
         qsort_r(sorted, n, sizeof *sorted, by_text, (void *)(uintptr_t)v);
     for (size_t i = 0; !rc && i < n; i++) {
-        const lm_gguf_text *t = &v[i].text;
-        for (size_t k = 1; !rc && v[i].type == LM_GGUF_NORMAL && t->len <= MOST_PIECE && k < t->len;
+        const lm_scored_token *t = &v[i];
+        for (size_t k = 1; !rc && t->type == LM_SCORED_NORMAL && t->len <= MOST_PIECE && k < t->len;
              k++) {
             int64_t left, right;
             if (((unsigned char)t->text[k] & 0xc0) == 0x80 ||
@@ -75,8 +75,8 @@ lm_code lm_gguf_find_merges(const lm_gguf_token *v, size_t n, lm_gguf_merge **ou
                 continue;
             rc = lm_grow(out, &cap, *n_out + 1, sizeof **out, "merges", e);
             if (!rc)
-                (*out)[(*n_out)++] = (lm_gguf_merge){ (uint32_t)i, (uint32_t)left, (uint32_t)right,
-                                                      (uint32_t)k, v[i].score };
+                (*out)[(*n_out)++] = (lm_scored_merge){ (uint32_t)i, (uint32_t)left,
+                                                        (uint32_t)right, (uint32_t)k, v[i].score };
         }
     }
     if (!rc && *n_out)

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sentencepiece.c -- see sentencepiece.h. */
+#include "text/sentencepiece.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "text/tokenizer_impl.h"
+
+enum { MAX_PIECES = 1 << 24, UNIGRAM = 1, BPE, WORD, CHAR };
+
+/* ---- Protobuf ---- */
+
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+
+typedef struct {
+    const uint8_t *p, *end, *begin; /* begin: of the file, for offsets in messages */
+    const char *where;
+    lm_err *e;
+} reader;
+
+/* A field: its number and wire type, and the value that the type says. */
+typedef struct {
+    uint32_t number;
+    int wire;
+    uint64_t value;       /* VARINT, FIXED32 */
+    const uint8_t *bytes; /* BYTES: value of them */
+} field;
+
+static lm_code broken(const reader *r, const char *what)
+{
+    return lm_fail(r->e, LM_EFORMAT, r->where, "get the file again",
+                   "no SentencePiece model: %s at byte %zu", what, (size_t)(r->p - r->begin));
+}
+
+static lm_code read_varint(reader *r, uint64_t *out)
+{
+    *out = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+        if (r->p == r->end)
+            return broken(r, "a number is cut off");
+        uint8_t b = *r->p++;
+        *out |= (uint64_t)(b & 0x7F) << shift;
+        if (!(b & 0x80))
+            return LM_OK;
+    }
+    return broken(r, "a number of more than 64 bits");
+}
+
+/* The next field; *more false at the end. */
+static lm_code next_field(reader *r, field *f, bool *more)
+{
+    uint64_t tag;
+    size_t n;
+
+    *more = r->p < r->end;
+    if (!*more)
+        return LM_OK;
+    lm_code rc = read_varint(r, &tag);
+    if (rc)
+        return rc;
+    if (!(tag >> 3) || tag >> 3 > 0x1FFFFFFF)
+        return broken(r, "a field without a number");
+    *f = (field){ .number = (uint32_t)(tag >> 3), .wire = (int)(tag & 7) };
+    switch (f->wire) {
+    case VARINT:
+        return read_varint(r, &f->value);
+    case BYTES:
+        rc = read_varint(r, &f->value);
+        if (!rc && f->value > (uint64_t)(r->end - r->p))
+            rc = broken(r, "a field is longer than what is left");
+        f->bytes = r->p;
+        if (!rc)
+            r->p += f->value;
+        return rc;
+    case FIXED32:
+    case FIXED64:
+        n = f->wire == FIXED32 ? 4 : 8;
+        if ((size_t)(r->end - r->p) < n)
+            return broken(r, "a number is cut off");
+        for (size_t i = 0; i < n; i++)
+            f->value |= (uint64_t)r->p[i] << (8 * i);
+        r->p += n;
+        return LM_OK;
+    default:
+        return broken(r, "a field of unknown type");
+    }
+}
+
+/* A reader of the message in f. */
+static lm_code enter(const reader *r, const field *f, reader *inner)
+{
+    if (f->wire != BYTES)
+        return broken(r, "a number in place of a message");
+    *inner = (reader){ f->bytes, f->bytes + f->value, r->begin, r->where, r->e };
+    return LM_OK;
+}
+
+static bool is_field(const field *f, uint32_t number, int wire)
+{
+    return f->number == number && f->wire == wire;
+}
+
+/* ---- Messages ---- */
+
+typedef struct {
+    int64_t kind, unk, bos, eos, pad;
+    bool suffix, fallback;
+} trainer;
+
+typedef struct {
+    const uint8_t *name, *charsmap;
+    size_t name_len, charsmap_len;
+    bool prefix, strip, escape;
+} normal;
+
+static lm_code read_piece(reader *r, lm_scored_token *t)
+{
+    field f;
+    bool more;
+    lm_code rc;
+
+    *t = (lm_scored_token){ .text = "", .type = LM_SCORED_NORMAL };
+    while (!(rc = next_field(r, &f, &more)) && more) {
+        if (is_field(&f, 1, BYTES)) {
+            t->text = (const char *)f.bytes;
+            t->len = (size_t)f.value;
+        } else if (is_field(&f, 2, FIXED32)) {
+            uint32_t bits = (uint32_t)f.value;
+            memcpy(&t->score, &bits, 4);
+        } else if (is_field(&f, 3, VARINT)) {
+            if (f.value < LM_SCORED_NORMAL || f.value > LM_SCORED_BYTE)
+                return broken(r, "a piece of unknown type");
+            t->type = (int)f.value;
+        }
+    }
+    if (!rc && isnan(t->score)) /* merges are sorted by them */
+        rc = broken(r, "a score that is not a number");
+    return rc;
+}
+
+static lm_code read_trainer(reader *r, trainer *t)
+{
+    field f;
+    bool more;
+    lm_code rc;
+
+    while (!(rc = next_field(r, &f, &more)) && more) {
+        if (f.wire != VARINT)
+            continue;
+        int64_t id = (int32_t)f.value; /* -1 comes as 64 bits, all set */
+        switch (f.number) {
+        case 3:
+            t->kind = id;
+            break;
+        case 24:
+            t->suffix = f.value;
+            break;
+        case 35:
+            t->fallback = f.value;
+            break;
+        case 40:
+            t->unk = id;
+            break;
+        case 41:
+            t->bos = id;
+            break;
+        case 42:
+            t->eos = id;
+            break;
+        case 43:
+            t->pad = id;
+            break;
+        default:
+            break;
+        }
+    }
+    return rc;
+}
+
+static lm_code read_normal(reader *r, normal *n)
+{
+    field f;
+    bool more;
+    lm_code rc;
+
+    while (!(rc = next_field(r, &f, &more)) && more) {
+        if (is_field(&f, 1, BYTES)) {
+            n->name = f.bytes;
+            n->name_len = (size_t)f.value;
+        } else if (is_field(&f, 2, BYTES)) {
+            n->charsmap = f.bytes;
+            n->charsmap_len = (size_t)f.value;
+        } else if (is_field(&f, 3, VARINT)) {
+            n->prefix = f.value;
+        } else if (is_field(&f, 4, VARINT)) {
+            n->strip = f.value;
+        } else if (is_field(&f, 5, VARINT)) {
+            n->escape = f.value;
+        }
+    }
+    return rc;
+}
+
+static lm_code add_piece(lm_sentencepiece *m, size_t *cap, reader *r, lm_err *e)
+{
+    lm_scored_vocab *v = &m->vocab;
+    lm_code rc;
+
+    if (v->n == MAX_PIECES)
+        return broken(r, "more than 2^24 pieces");
+    rc = lm_grow(&v->v, cap, v->n + 1, sizeof *v->v, "pieces", e);
+    if (!rc)
+        rc = read_piece(r, &v->v[v->n]);
+    if (!rc)
+        v->n++;
+    return rc;
+}
+
+static lm_code read_model(reader *r, lm_sentencepiece *m, trainer *t, normal *to, normal *from)
+{
+    size_t cap = 0;
+    field f;
+    bool more;
+    lm_code rc;
+
+    while (!(rc = next_field(r, &f, &more)) && more) {
+        reader in;
+        if (f.number != 1 && f.number != 2 && f.number != 3 && f.number != 5)
+            continue;
+        rc = enter(r, &f, &in);
+        if (!rc && f.number == 1)
+            rc = add_piece(m, &cap, &in, r->e);
+        else if (!rc && f.number == 2)
+            rc = read_trainer(&in, t);
+        else if (!rc)
+            rc = read_normal(&in, f.number == 3 ? to : from);
+        if (rc)
+            return rc;
+    }
+    return rc;
+}
+
+/* ---- What it means ---- */
+
+static lm_code refuse(const lm_sentencepiece *m, const char *what, lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, m->vocab.where, "give the model's tokenizer.json",
+                   "a SentencePiece model with %s", what);
+}
+
+static lm_code check_kind(const lm_sentencepiece *m, const trainer *t, lm_err *e)
+{
+    static const char *const names[] = { "", "Unigram", "BPE", "word", "character" };
+
+    if (t->kind < UNIGRAM || t->kind > CHAR)
+        return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL,
+                       "a SentencePiece model of unknown kind %" PRId64, t->kind);
+    if (t->kind != BPE)
+        return lm_fail(e, LM_EFORMAT, m->vocab.where, "use a model with a BPE tokenizer",
+                       "a %s SentencePiece model is not supported", names[t->kind]);
+    return LM_OK;
+}
+
+/* An id that the trainer names, if a control piece has it: a default stands there too when the
+ * vocabulary has no such piece. */
+static int64_t id_or_none(const lm_sentencepiece *m, int64_t id)
+{
+    bool there = id >= 0 && id < (int64_t)m->vocab.n;
+    return there && m->vocab.v[id].type == LM_SCORED_CONTROL ? id : -1;
+}
+
+static int64_t first_unknown(const lm_sentencepiece *m)
+{
+    for (size_t i = 0; i < m->vocab.n; i++)
+        if (m->vocab.v[i].type == LM_SCORED_UNKNOWN)
+            return (int64_t)i;
+    return -1;
+}
+
+/* SentencePiece joins pairs into unused pieces too and takes them apart at the end, which merges
+ * cannot express.  One character alone is never made by joining: it is a piece like others. */
+static lm_code check_unused(lm_sentencepiece *m, lm_err *e)
+{
+    lm_scored_vocab *v = &m->vocab;
+    lm_scored_token *copy = NULL;
+    lm_scored_merge *all = NULL;
+    size_t n = 0, unused = 0;
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; i < v->n; i++) {
+        size_t one = 0;
+        if (v->v[i].type != LM_SCORED_UNUSED)
+            continue;
+        if (v->v[i].len && lm_utf8_get(v->v[i].text, v->v[i].len, &one) && one == v->v[i].len)
+            v->v[i].type = LM_SCORED_NORMAL;
+        else
+            unused++;
+    }
+    if (!unused)
+        return LM_OK;
+    rc = lm_alloc_n(&copy, v->n, sizeof *copy, "pieces", e);
+    for (size_t i = 0; i < v->n && !rc; i++) {
+        copy[i] = v->v[i];
+        if (copy[i].type == LM_SCORED_UNUSED)
+            copy[i].type = LM_SCORED_NORMAL;
+    }
+    if (!rc)
+        rc = lm_scored_merges(copy, v->n, &all, &n, e);
+    for (size_t i = 0; i < n && !rc; i++)
+        if (v->v[all[i].id].type == LM_SCORED_UNUSED)
+            rc = refuse(m, "unused pieces that words are made by way of", e);
+    lm_free(copy);
+    lm_free(all);
+    return rc;
+}
+
+static lm_code check_pieces(const lm_sentencepiece *m, bool fallback, lm_err *e)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < m->vocab.n; i++) {
+        const lm_scored_token *t = &m->vocab.v[i];
+        bool shape = t->len == 6 && !memcmp(t->text, "<0x", 3) && t->text[5] == '>';
+        if (!t->len || memchr(t->text, 0, t->len) || lm_utf8_valid(t->text, t->len) != t->len)
+            return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL,
+                           "piece %zu is empty, not UTF-8, or has a NUL in it", i);
+        if (t->type == LM_SCORED_BYTE && !shape)
+            return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL,
+                           "piece %zu is of type byte and not <0x00> to <0xFF>", i);
+        bytes += t->type == LM_SCORED_BYTE;
+    }
+    if (fallback && bytes != 256)
+        return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL,
+                       "byte fallback needs 256 pieces of type byte, and %zu are there", bytes);
+    return LM_OK;
+}
+
+static lm_code set_steps(lm_sentencepiece *m, const trainer *t, const normal *to,
+                         const normal *from, lm_err *e)
+{
+    bool user = false;
+
+    for (size_t i = 0; i < m->vocab.n; i++) {
+        lm_scored_token *p = &m->vocab.v[i];
+        if (p->type == LM_SCORED_USER && to->escape && memchr(p->text, ' ', p->len))
+            p->type =
+                LM_SCORED_UNUSED; /* no text has a space any more when pieces are looked for */
+        user |= p->type == LM_SCORED_USER;
+    }
+    m->steps = (lm_scored_steps){ .prefix = to->prefix,
+                                  .first_only = user,
+                                  .strip = to->strip,
+                                  .escape = to->escape,
+                                  .fallback = t->fallback,
+                                  .unused = true };
+    if (t->suffix)
+        return refuse(m, "white space as a suffix", e);
+    if (from->charsmap_len)
+        return refuse(m, "a denormaliser", e);
+    if (user && to->strip)
+        return refuse(m, "user-defined pieces whose extra white space is removed", e);
+    if (user && to->prefix && !to->escape)
+        return refuse(m, "user-defined pieces and spaces that are not escaped", e);
+    if (to->charsmap_len)
+        return lm_fail(e, LM_EFORMAT, m->vocab.where, "give the model's tokenizer.json",
+                       "its normaliser '%.*s' is not supported, only 'identity' is",
+                       (int)(to->name_len < 40 ? to->name_len : 40), (const char *)to->name);
+    return LM_OK;
+}
+
+/* "IQ== 0": base 64 of a token and its rank, a line each. */
+static bool is_tiktoken(const char *data, size_t len)
+{
+    size_t i = 0, digits;
+
+    while (i < len && ((data[i] >= '0' && data[i] <= '9') || (data[i] >= 'A' && data[i] <= 'Z') ||
+                       (data[i] >= 'a' && data[i] <= 'z') || memchr("+/=", data[i], 3)))
+        i++;
+    if (!i || i == len || data[i++] != ' ')
+        return false;
+    for (digits = i; i < len && data[i] >= '0' && data[i] <= '9';)
+        i++;
+    return i > digits && i < len && data[i] == '\n';
+}
+
+lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, lm_sentencepiece *m,
+                               lm_err *e)
+{
+    const uint8_t *p = (const uint8_t *)data;
+    reader r = { p, p + len, p, where, e };
+    trainer t = { .kind = UNIGRAM, .unk = 0, .bos = 1, .eos = 2, .pad = -1 };
+    normal to = { .name = p, .prefix = true, .strip = true, .escape = true }, from = to;
+
+    *m = (lm_sentencepiece){ .vocab = { .where = where } };
+    if (is_tiktoken(data, len))
+        return lm_fail(e, LM_EFORMAT, where, "give the model's tokenizer.json",
+                       "a list of tokens and ranks as tiktoken has it, no SentencePiece model");
+    lm_code rc = read_model(&r, m, &t, &to, &from);
+    if (!rc && !m->vocab.n)
+        rc = broken(&r, "no piece");
+    if (!rc)
+        rc = check_kind(m, &t, e);
+    if (!rc)
+        rc = check_pieces(m, t.fallback, e);
+    if (!rc)
+        rc = set_steps(m, &t, &to, &from, e);
+    if (!rc)
+        rc = check_unused(m, e);
+    m->vocab.bos = id_or_none(m, t.bos);
+    m->vocab.eos = id_or_none(m, t.eos);
+    m->vocab.pad = id_or_none(m, t.pad);
+    m->vocab.unk = first_unknown(m);
+    if (!rc && m->vocab.unk < 0)
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "no piece is the unknown one");
+    if (rc)
+        lm_sentencepiece_fini(m);
+    return rc;
+}
+
+void lm_sentencepiece_fini(lm_sentencepiece *m)
+{
+    lm_free(m->vocab.v);
+    lm_buf_fini(&m->charsmap);
+    *m = (lm_sentencepiece){ 0 };
+}
+
+/* ---- tokenizer.json and its configuration ---- */
+
+static void name_piece(lm_jw *w, const lm_scored_vocab *v, const char *key, int64_t id)
+{
+    if (id >= 0)
+        lm_jw_strn(w, key, v->v[id].text, v->v[id].len);
+}
+
+static lm_code write_config(const lm_scored_vocab *v, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+
+    lm_jw_begin(&w, out, 2, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_bool(&w, "add_bos_token", v->add_bos);
+    lm_jw_bool(&w, "add_eos_token", v->add_eos);
+    name_piece(&w, v, "bos_token", v->bos);
+    name_piece(&w, v, "eos_token", v->eos);
+    name_piece(&w, v, "pad_token", v->pad);
+    name_piece(&w, v, "unk_token", v->unk);
+    lm_jw_bool(&w, "clean_up_tokenization_spaces", false);
+    lm_jw_str(&w, "tokenizer_class", "PreTrainedTokenizerFast");
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+lm_code lm_sentencepiece_json(const char *data, size_t len, const char *where, lm_buf *json,
+                              lm_buf *config, lm_err *e)
+{
+    lm_sentencepiece m;
+    json_t *tree = NULL;
+    char beside[320];
+    lm_code rc = lm_sentencepiece_parse(data, len, where, &m, e);
+
+    if (rc)
+        return rc;
+    lm_scored_vocab *v = &m.vocab;
+    lm_tokenizer_config_where(where, beside, sizeof beside);
+    if (config->len)
+        rc = lm_json_parse(config->data, config->len, beside, &tree, e);
+    v->add_bos = true;
+    if (!rc && tree)
+        rc = lm_json_bool_or(tree, "add_bos_token", true, &v->add_bos, beside, e);
+    if (!rc && tree)
+        rc = lm_json_bool_or(tree, "add_eos_token", false, &v->add_eos, beside, e);
+    v->add_bos = v->add_bos && v->bos >= 0;
+    v->add_eos = v->add_eos && v->eos >= 0;
+    if (!rc)
+        rc = lm_scored_write(v, &m.steps, json, e);
+    if (!rc && !tree)
+        rc = write_config(v, config, e);
+    json_decref(tree);
+    lm_sentencepiece_fini(&m);
+    return rc;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sentencepiece.h -- SentencePiece's tokenizer.model, as Llama 2 and Mistral came with it, read into a
+ * tokenizer.json.
+ *
+ * The file is a ModelProto in protobuf's wire format (sentencepiece_model.proto):
+ * 1. field 1, once a piece: its text (1), score as f32 (2) and type (3);
+ * 2. field 2, TrainerSpec: kind of model (3), white space as a suffix (24), byte fallback (35), ids
+ *    of unk, bos, eos, pad (40 to 43);
+ * 3. field 3, NormalizerSpec: name (1), compiled map of characters (2), dummy prefix (3), extra
+ *    white space removed (4), white space escaped as U+2581 (5);
+ * 4. field 5, a NormalizerSpec for the way back.
+ * Other fields say how the model was trained and are skipped.
+ *
+ * Ids are those of `sentencepiece` for BPE models, with these exceptions, which the tokenizer.json
+ * of `transformers` has too: control pieces that stand in the text become their ids; a user-defined
+ * piece at the very beginning of a text gets no space before it; in a vocabulary with user-defined
+ * pieces neither does a text that begins with white space.  Unigram, word and character models are
+ * refused by name, and so is what a tokenizer.json cannot express. */
+#ifndef LM_TEXT_SENTENCEPIECE_H
+#define LM_TEXT_SENTENCEPIECE_H
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "text/scored.h"
+
+typedef struct {
+    lm_scored_vocab vocab; /* texts point into the file; add_bos, add_eos are false */
+    lm_scored_steps steps;
+    lm_buf charsmap; /* steps.charsmap points to it */
+} lm_sentencepiece;
+
+/* Read data[0..len), which must outlive *m.  Fails: LM_EFORMAT for a file that breaks the format,
+ * for models other than BPE, and for options that have no counterpart here. */
+lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, lm_sentencepiece *m,
+                               lm_err *e);
+void lm_sentencepiece_fini(lm_sentencepiece *m);
+
+/* The tokenizer.json, appended to *json.  config: the text of the tokenizer_config.json beside the
+ * model, whose add_bos_token and add_eos_token count; when empty, bos is added and eos is not, and
+ * *config becomes a text that says so and names the special pieces. */
+lm_code lm_sentencepiece_json(const char *data, size_t len, const char *where, lm_buf *json,
+                              lm_buf *config, lm_err *e);
+
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tokenizer_load.c -- the files of a tokenizer, of whatever kind, from a path to the tokenizer. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "text/sentencepiece.h"
+#include "text/tokenizer_impl.h"
+
+enum { MAX_FILE = 512 << 20 };
+
+lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
+                               lm_tokenizer **out, lm_err *e)
+{
+    lm_buf json = { 0 };
+    bool model = lm_text_ends(where, ".model");
+    lm_code rc = LM_OK;
+
+    *out = NULL;
+    if (model)
+        rc = lm_sentencepiece_json(text, len, where, &json, config, e);
+    if (!rc)
+        rc = lm_tokenizer_from_json(model ? json.data : text, model ? json.len : len,
+                                    config->len ? config->data : NULL, config->len, where, out, e);
+    lm_buf_fini(&json);
+    return rc;
+}
+
+/* The paths that may matter: the tokenizer itself, its configuration, and of a folder the older
+ * files, one of which may stand in for tokenizer.json. */
+typedef struct {
+    char *whole, *config, *vocab, *merges, *model;
+} paths;
+
+static void free_paths(paths *p)
+{
+    lm_free(p->whole);
+    lm_free(p->config);
+    lm_free(p->vocab);
+    lm_free(p->merges);
+    lm_free(p->model);
+}
+
+static lm_code find_paths(const char *path, paths *p, lm_err *e)
+{
+    const char *base = lm_path_base(path);
+    char *dir = NULL;
+    bool folder = lm_path_is_dir(path);
+    lm_code rc;
+
+    if (folder)
+        rc = lm_strdup(&dir, path, e);
+    else
+        rc = base == path ? lm_strdup(&dir, ".", e)
+                          : lm_asprintf(&dir, e, "%.*s", (int)(base - path), path);
+    if (!rc)
+        rc = folder ? lm_path_join(&p->whole, dir, "tokenizer.json", e)
+                    : lm_strdup(&p->whole, path, e);
+    if (!rc)
+        rc = lm_path_join(&p->config, dir, "tokenizer_config.json", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->vocab, dir, "vocab.json", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->merges, dir, "merges.txt", e);
+    if (!rc && folder)
+        rc = lm_path_join(&p->model, dir, "tokenizer.model", e);
+    lm_free(dir);
+    return rc;
+}
+
+lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
+{
+    paths p = { 0 };
+    lm_buf text = { 0 }, config = { 0 };
+    const char *where;
+    lm_code rc = find_paths(path, &p, e);
+
+    *out = NULL;
+    where = p.whole;
+    bool old = !rc && p.model && !lm_path_exists(p.whole);
+    if (old && lm_path_exists(p.vocab)) {
+        where = p.vocab;
+        rc = lm_tokenizer_join_files(p.vocab, p.merges, &text, e);
+    } else if (old && lm_path_exists(p.model)) {
+        where = p.model;
+        rc = lm_file_read(p.model, MAX_FILE, &text, e);
+    } else if (old) {
+        errno = ENOENT;
+        rc = lm_fail(e, LM_EIO, path, "name a tokenizer.json or a folder that holds one",
+                     "has no tokenizer.json, nor vocab.json and merges.txt, nor tokenizer.model");
+    } else if (!rc) {
+        rc = lm_file_read(p.whole, MAX_FILE, &text, e);
+    }
+    if (!rc && lm_path_exists(p.config))
+        rc = lm_file_read(p.config, MAX_FILE, &config, e);
+    if (!rc)
+        rc = lm_tokenizer_from_text(text.data, text.len, &config, where, out, e);
+    lm_buf_fini(&text);
+    lm_buf_fini(&config);
+    free_paths(&p);
+    return rc;
+}
