@@ -14,6 +14,7 @@
 #include "format/folder_run.h"
 #include "format/provenance.h"
 #include "text/tokenizer_match.h"
+#include "train/advice.h"
 #include "train/data.h"
 #include "train/report.h"
 #include "train/resume.h"
@@ -604,8 +605,12 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                          .trace = opt.trace,
                          .force = tool.force,
                          .sink = &tool.sink };
-    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) || lm_run_claim(s->run, s->from, e))
+    lm_space space;
+    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
+        lm_run_claim(s->run, s->from, e) ||
+        lm_train_space(&s->o, &s->config, s->step, opt.keep, s->run, &space, e))
         return e->code;
+    lm_train_advise_space(&space, s->run, s->lmz, &tool.sink);
     if (*s->note)
         lm_say(&tool, LM_LOG_WARN, "%s", s->note);
     return lm_trainer_run(s->trainer, r, e);
@@ -622,6 +627,7 @@ static lm_code work(session *s, lm_err *e)
         return print_text(lm_trainer_dump(&s->o, &s->config, s->backend, &text, e), &text, "");
     if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->lmz, s->backend, &plan, e))
         return e->code;
+    lm_train_advise(&s->o, &s->config, &tool.sink);
     if (tool.dry_run)
         return print_plan(&plan, e);
     if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e) ||

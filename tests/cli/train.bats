@@ -243,6 +243,20 @@ no_temporaries() {
     paste document-mask no-document-mask | awk '{ print; if (!($2 / $1 < $4 / $3 * 0.9999)) exit 1 }'
 }
 
+@test "train: options that are hardly meant are warned of" {
+    run --separate-stderr train --peak-tflops 0 --batch-size 2 --seq-len 32 m0 data -o run --steps 2 --warmup 4
+    [ "$status" -eq 0 ]
+    [[ ${stderr_lines[0]} == "train: --warmup 4 is above the 2 steps of the schedule: the learning rate ends at 0.00015, not at --lr 0.0003" ]]
+    run --separate-stderr train --peak-tflops 0 --batch-size 2 --seq-len 32 m0 data -o wsd --steps 4 --warmup 2 --lr-schedule wsd --decay-steps 3
+    [[ ${stderr_lines[0]} == "train: --warmup 2 and --decay-steps 3 are above the 4 steps"* ]]
+    most=$(sed -nE 's/.*"max_position_embeddings": ([0-9]+).*/\1/p' m0/config.json)
+    run --separate-stderr train m0 --dry-run --seq-len $((most + 1))
+    [ "$status" -eq 0 ]
+    [[ $stderr == "train: --seq-len $((most + 1)) is above the $most positions of the model: "* ]]
+    run --separate-stderr train m0 --dry-run --seq-len "$most" --warmup 1000
+    [ -z "$stderr" ]
+}
+
 @test "train: metrics on standard output, alone there; a reader that goes away stops nothing" {
     "${T[@]}" m0 data -o run --metrics - > m.jsonl
     [ "$(grep -c '^{"event":' m.jsonl)" -eq "$(wc -l < m.jsonl)" ]
@@ -682,6 +696,24 @@ mounted() { # mounted OPTIONS FOLDER, or skip
 
 teardown() {
     for m in "${mounts[@]}"; do umount -l "$m"; done
+}
+
+@test "train: too little room on disk for the checkpoints: a warning with both numbers before the first step" {
+    mounts=()
+    mounted size=3500k small # a checkpoint has 97,472 * 12 bytes
+    run --separate-stderr train --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 8 m0 data -o small/run --save-every 2 --keep 0
+    [ "$status" -eq 1 ]
+    [[ ${stderr_lines[0]} == "train: small/run: up to 4 checkpoints of 1.12 MiB at once need 4.46 MiB more, 3."*" MiB are free on disk: make room, lower --keep, or take --checkpoint-format lmz" ]]
+    rm -r small/run
+    # one and the one under way fit, and pruned ones make room on resume, too
+    run --separate-stderr train --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 8 m0 data -o small/run --save-every 2 --keep 1
+    [ "$status" -eq 0 ]
+    [[ $stderr != *"are free"* ]]
+    run --separate-stderr train --resume small/run --steps 12
+    [ "$status" -eq 0 ]
+    [[ $stderr != *"are free"* ]]
+    run --separate-stderr train --resume small/run --steps 20 --keep 3
+    [[ $stderr == *"up to 4 checkpoints of 1.12 MiB at once need 3.35 MiB more, "* ]]
 }
 
 @test "train: a full disk: status 1, one line, earlier checkpoints whole, nothing half-written" {

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* advice.h -- options that can be obeyed and are hardly meant: a warning each. */
+#ifndef LM_TRAIN_ADVICE_H
+#define LM_TRAIN_ADVICE_H
+
+#include "train/space.h"
+#include "train/trainer.h"
+
+/* A schedule that does not get to its peak or its end, sequences longer than the model's positions. */
+void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink);
+/* Checkpoints that the file system of `run` has no room for: both numbers. */
+void lm_train_advise_space(const lm_space *s, const char *run, bool lmz, lm_sink *sink);
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many checkpoints lie on disk at once. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "train/space.h"
+
+static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
+{
+    lm_config c = { .arch = LM_ARCH_LLAMA,
+                    .vocab = 64,
+                    .width = 32,
+                    .ffn = 48,
+                    .layers = 2,
+                    .heads = 2,
+                    .kv_heads = 1,
+                    .head_dim = 16,
+                    .tied = true };
+    lm_err e = { 0 };
+    lm_space s;
+    o.optim = lm_optim_find("adamw");
+    assert_int_equal(lm_train_space(&o, &c, step, keep, NULL, &s, &e), LM_OK);
+    assert_true(s.checkpoint == 12.0 * (double)lm_config_params(&c));
+    assert_true(s.need == s.checkpoint * (double)s.at_once);
+    assert_true(isinf(s.free));
+    return s;
+}
+
+static void counts(void **state)
+{
+    (void)state;
+    const lm_trainer_opts once = { .steps = 100 }, tens = { .steps = 100, .save_every = 10 },
+                          odd = { .steps = 101, .save_every = 10 },
+                          timed = { .steps = 100, .save_seconds = 1800 },
+                          validated = { .steps = 100, .save_every = 10, .eval_every = 7 };
+    assert_int_equal(space(once, 0, 3).at_once, 1);
+    assert_int_equal(space(tens, 0, 0).at_once, 10);
+    assert_int_equal(space(tens, 50, 0).at_once, 5);
+    assert_int_equal(space(tens, 95, 0).at_once, 1);
+    assert_int_equal(space(odd, 0, 0).at_once, 11);
+    assert_int_equal(space(tens, 0, 3).at_once, 4); /* the fourth before the first goes */
+    assert_int_equal(space(timed, 0, 3).at_once, 4);
+    assert_int_equal(space(timed, 98, 3).at_once, 2); /* no more than steps are left */
+    assert_int_equal(space(timed, 0, 0).at_once, 1);
+    assert_int_equal(space(validated, 0, 3).at_once, 5); /* best beside them */
+    assert_int_equal(space(validated, 0, 0).at_once, 24);
+    assert_int_equal(space(tens, 100, 3).at_once, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(counts) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
