@@ -18,7 +18,9 @@ struct lm_model_source {
     json_t *config;
     lm_source_weights *file; /* sorted by name; none on a stream */
     size_t n_files;
-    size_t *first;             /* [n_files + 1]: number of tensors in the files before */
+    size_t *first;              /* [n_files + 1]: number of tensors in the files before */
+    lm_source_weights **placed; /* those with tensors, by where their tables lie in memory */
+    size_t n_placed;
     size_t next;               /* tensor that lm_model_source_next gives */
     const lm_st_tensor **slot; /* by name, where there are several files */
     size_t n_slots;

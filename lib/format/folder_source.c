@@ -143,12 +143,26 @@ static void check_total(const json_t *root, const lm_model_source *m, const char
     lm_buf_fini(&text);
 }
 
+static int by_place(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t)lm_st_at((*(lm_source_weights *const *)a)->st, 0),
+              y = (uintptr_t)lm_st_at((*(lm_source_weights *const *)b)->st, 0);
+    return x < y ? -1 : x > y;
+}
+
 static lm_code count_files(lm_model_source *m, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&m->first, m->n_files + 1, sizeof *m->first, "list of files", e);
 
-    for (size_t i = 0; !rc && i < m->n_files; i++)
+    if (!rc)
+        rc = lm_alloc_n(&m->placed, m->n_files, sizeof(lm_source_weights *), "list of files", e);
+    for (size_t i = 0; !rc && i < m->n_files; i++) {
         m->first[i + 1] = m->first[i] + lm_st_count(m->file[i].st);
+        if (lm_st_count(m->file[i].st))
+            m->placed[m->n_placed++] = &m->file[i];
+    }
+    if (!rc && m->n_placed)
+        qsort(m->placed, m->n_placed, sizeof(lm_source_weights *), by_place);
     return rc;
 }
 
@@ -367,6 +381,7 @@ void lm_model_source_close(lm_model_source *m)
     lm_names_free(m->missed, m->n_missed);
     lm_free(m->file);
     lm_free(m->first);
+    lm_free(m->placed);
     lm_free(m->slot);
     json_decref(m->config);
     lm_bundle_close(m->b);
@@ -410,13 +425,18 @@ size_t lm_model_source_count(const lm_model_source *m)
 
 const lm_st_tensor *lm_model_source_at(const lm_model_source *m, size_t i)
 {
-    size_t f = 0;
+    size_t lo = 0, hi = m->n_files; /* first[lo] <= i < first[hi] */
 
     if (m->stream)
         return lm_st_stream_at(m->stream, i);
-    while (i >= m->first[f + 1])
-        f++;
-    return lm_st_at(m->file[f].st, i - m->first[f]);
+    while (hi - lo > 1) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (i < m->first[mid])
+            hi = mid;
+        else
+            lo = mid;
+    }
+    return lm_st_at(m->file[lo].st, i - m->first[lo]);
 }
 
 const lm_st_tensor *lm_model_source_find(const lm_model_source *m, const char *name)
@@ -430,12 +450,19 @@ const lm_st_tensor *lm_model_source_find(const lm_model_source *m, const char *n
 
 const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t)
 {
-    for (size_t f = 0; f < m->n_files; f++) {
-        size_t n = lm_st_count(m->file[f].st);
-        if (n && t >= lm_st_at(m->file[f].st, 0) && t <= lm_st_at(m->file[f].st, n - 1))
-            return &m->file[f];
+    size_t lo = 0, hi = m->n_placed;
+
+    while (lo < hi) { /* the first file whose table ends behind t */
+        size_t mid = lo + (hi - lo) / 2;
+        const lm_st *st = m->placed[mid]->st;
+        if ((uintptr_t)lm_st_at(st, lm_st_count(st) - 1) < (uintptr_t)t)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
-    return NULL;
+    return lo < m->n_placed && (uintptr_t)lm_st_at(m->placed[lo]->st, 0) <= (uintptr_t)t
+               ? m->placed[lo]
+               : NULL;
 }
 
 bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t)

@@ -273,6 +273,18 @@ static lm_code read_meta(lm_st_table *t, const json_t *obj, const char *where, l
     return LM_OK;
 }
 
+lm_code lm_st_table_read_meta(lm_st_table *t, const char *text, size_t len, const char *where,
+                              lm_err *e)
+{
+    json_t *root = NULL;
+    lm_code rc = lm_json_parse(text, len, where, &root, e);
+
+    if (!rc)
+        rc = read_meta(t, root, where, e);
+    json_decref(root);
+    return rc;
+}
+
 /* One entry of the header; *x gets what it says, with the end of its bytes in *end. */
 static lm_code read_entry(const char *name, const json_t *obj, lm_st_tensor *x, uint64_t *end,
                           const char *where, lm_err *e)
@@ -353,8 +365,7 @@ static lm_code check_cover(lm_st_table *t, uint64_t data_bytes, const char *wher
     return LM_OK;
 }
 
-static lm_code fill_table(lm_st_table *t, const json_t *root, uint64_t data_bytes,
-                          const char *where, lm_err *e)
+static lm_code fill_table(lm_st_table *t, const json_t *root, const char *where, lm_err *e)
 {
     const char *name;
     json_t *value;
@@ -380,29 +391,47 @@ static lm_code fill_table(lm_st_table *t, const json_t *root, uint64_t data_byte
                            " bytes, data_offsets give %" PRIu64,
                            lm_st_show(name, show), added->bytes, end - added->offset);
     }
-    if (t->n)
-        qsort(t->tensor, t->n, sizeof *t->tensor, by_offset);
-    if ((rc = check_cover(t, data_bytes, where, e)))
-        return rc;
-    lm_st_table_reindex(t);
-    return LM_OK;
+    return rc;
+}
+
+/* Into the order of the data, in which most headers are. */
+static void sort_table(lm_st_table *t)
+{
+    for (size_t i = 1; i < t->n; i++) {
+        if (by_offset(&t->tensor[i - 1], &t->tensor[i]) > 0) {
+            qsort(t->tensor, t->n, sizeof *t->tensor, by_offset);
+            lm_st_table_reindex(t);
+            return;
+        }
+    }
+}
+
+static lm_code read_tree(lm_st_table *t, const char *text, size_t len, const char *where, lm_err *e)
+{
+    json_t *root = NULL;
+    lm_code rc = lm_json_parse(text, len, where, &root, e);
+
+    if (!rc)
+        rc = fill_table(t, root, where, e);
+    json_decref(root);
+    return rc;
 }
 
 lm_code lm_st_table_parse(lm_st_table *t, const char *text, size_t len, uint64_t data_bytes,
                           const char *where, lm_err *e)
 {
-    json_t *root = NULL;
     size_t at = 0;
-    lm_code rc;
+    lm_code rc = LM_OK;
 
     while (at < len && memchr(" \t\n\r", text[at], 4)) /* JSON's white space */
         at++;
     if (at == len || text[at] != '{')
         return lm_fail(e, LM_EFORMAT, where, "check that it is a safetensors file",
                        "its header does not begin with '{'");
-    rc = lm_json_parse(text, len, where, &root, e);
-    if (!rc)
-        rc = fill_table(t, root, data_bytes, where, e);
-    json_decref(root);
-    return rc;
+    if (!lm_st_table_scan(t, text, len))
+        rc = read_tree(t, text, len, where, e);
+    if (rc)
+        return rc;
+    sort_table(t);
+    return check_cover(t, data_bytes, where, e);
 }

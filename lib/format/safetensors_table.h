@@ -37,6 +37,12 @@ int lm_st_type_rank(const char *dtype_name);
  * unknown (then it is taken from the last offset). */
 lm_code lm_st_table_parse(lm_st_table *t, const char *text, size_t len, uint64_t data_bytes,
                           const char *where, lm_err *e);
+/* The same without the check that the tensors cover the data: true if the header could be read in one
+ * pass; else *t is empty and nothing is known, neither that the header is right nor that it is wrong. */
+bool lm_st_table_scan(lm_st_table *t, const char *text, size_t len);
+/* __metadata__: the JSON text of its object. */
+lm_code lm_st_table_read_meta(lm_st_table *t, const char *text, size_t len, const char *where,
+                              lm_err *e);
 /* The length field of a header: checked against the limit. */
 lm_code lm_st_header_length(const uint8_t field[8], const char *where, uint64_t *out, lm_err *e);
 /* LM_ELIMIT if the file system `fs` has fewer than `need` bytes free for us. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "format/safetensors_table.h"
 
 typedef struct {
@@ -75,6 +76,32 @@ static void check_plan(const lm_st_table *t)
     lm_buf_fini(&out);
 }
 
+/* What the scan accepts is JSON, and holds just these tensors. */
+static void check_scan(const char *text, size_t len)
+{
+    lm_st_table t = { 0 };
+    lm_err e = { 0 };
+    json_t *root = NULL;
+
+    if (!lm_st_table_scan(&t, text, len))
+        return;
+    if (lm_json_parse(text, len, "fuzz", &root, &e) || !json_is_object(root) ||
+        json_object_size(root) != t.n + (json_object_get(root, "__metadata__") != NULL))
+        abort();
+    for (size_t i = 0; i < t.n; i++) {
+        const json_t *x = json_object_get(root, t.tensor[i].name);
+        const json_t *shape = json_object_get(x, "shape");
+        if (strcmp(json_string_value(json_object_get(x, "dtype")), t.tensor[i].dtype_name) ||
+            json_array_size(shape) != (size_t)t.tensor[i].ndim)
+            abort();
+        for (int k = 0; k < t.tensor[i].ndim; k++)
+            if (json_integer_value(json_array_get(shape, (size_t)k)) != t.tensor[i].dim[k])
+                abort();
+    }
+    json_decref(root);
+    lm_st_table_fini(&t);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -85,6 +112,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool whole = false;
 
     if (size >= 8 && !lm_st_header_length(data, "fuzz", &header, &e) && header <= size - 8) {
+        check_scan((const char *)data + 8, header);
         whole =
             !lm_st_table_parse(&t, (const char *)data + 8, header, size - 8 - header, "fuzz", &e);
         if (whole)

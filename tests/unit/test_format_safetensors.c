@@ -422,9 +422,71 @@ static void test_odd_files(void **state)
     lm_st_close(s);
 }
 
+/* A header of many tensors is read without memory for each of them. */
+static void test_many(void **state)
+{
+    enum { MANY = 20000 };
+    lm_st_plan *p = NULL;
+    lm_buf out = { 0 };
+    lm_st *s = NULL;
+    lm_err e = { 0 };
+    char name[40];
+    (void)state;
+
+    assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
+    assert_int_equal(lm_st_plan_meta(p, "lmutils.history", "[{\"tool\":\"a\"}]", &e), LM_OK);
+    for (int i = 0; i < MANY; i++) {
+        snprintf(name, sizeof name, "experts.%d.weight", i);
+        add(p, name, LM_DTYPE_BF16, 0, 3);
+    }
+    assert_int_equal(lm_st_plan_header(p, &out, &e), LM_OK);
+    write_bytes(out.data, out.len);
+    uint64_t before = lm_alloc_count();
+    assert_int_equal(lm_st_open(path, &s, &e), LM_OK);
+    assert_true(lm_alloc_count() - before < MANY / 10);
+    assert_int_equal(lm_st_count(s), MANY);
+    assert_string_equal(lm_st_meta(s, "lmutils.history"), "[{\"tool\":\"a\"}]");
+    assert_int_equal(lm_st_find(s, "experts.19999.weight")->dim[1], 3);
+    lm_st_close(s);
+    lm_buf_fini(&out);
+    lm_st_plan_free(p);
+}
+
+/* JSON in all its forms is read, in one pass or by its tree: what is said is the same. */
+static void test_spellings(void **state)
+{
+    static const char *const spelled[] = {
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+        " {\n\"a\" :\t{ \"shape\" : [ 1 ] , \"data_offsets\":[ 0 , 4 ],\r\"dtype\":\"F32\"} } \n",
+        "{\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":{}}}",
+        "{\"__metadata__\":{\"k\":\"}\\\"{\"},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
+        "offsets\":[0,4]}}",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof spelled / sizeof *spelled; i++) {
+        char buf[160] = { 0 };
+        lm_st *s = NULL;
+        lm_err e = { 0 };
+        size_t n = strlen(spelled[i]);
+        buf[0] = (char)n;
+        memcpy(buf + 8, spelled[i], n);
+        write_bytes(buf, n + 12);
+        assert_int_equal(lm_st_open(path, &s, &e), LM_OK);
+        assert_int_equal(lm_st_count(s), 1);
+        assert_int_equal(lm_st_find(s, "a")->bytes, 4);
+        assert_int_equal(lm_st_find(s, "a")->ndim, 1);
+        if (i == 4)
+            assert_string_equal(lm_st_meta(s, "k"), "}\"{");
+        lm_st_close(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_many, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_spellings, make_dir, drop_dir),
         cmocka_unit_test(test_reference_bytes),
         cmocka_unit_test(test_padding),
         cmocka_unit_test(test_sort),
