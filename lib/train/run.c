@@ -3,7 +3,7 @@
 #include "train/run.h"
 
 #include <inttypes.h>
-#include <libgen.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -68,6 +68,29 @@ lm_code lm_run_newest(const char *run, char **out, lm_err *e)
     return rc;
 }
 
+/* The folder holds a run, whose newest checkpoint is `name`. */
+static lm_code fail_taken(const char *run, const char *name, lm_err *e)
+{
+    char todo[256];
+    snprintf(
+        todo, sizeof todo,
+        "go on from there with train --resume %.120s, choose another folder, or replace the run "
+        "with -f",
+        run);
+    return lm_fail(e, LM_EUSAGE, run, todo, "holds a run already (%s)", name);
+}
+
+static lm_code fail_further(const char *run, const char *name, int64_t from, lm_err *e)
+{
+    char todo[256], step[32];
+    snprintf(
+        todo, sizeof todo,
+        "go on from there with train --resume %.100s, begin another run at %s with -o, or give up "
+        "the later checkpoints with -f",
+        run, lm_run_step_name(from, step));
+    return lm_fail(e, LM_EUSAGE, run, todo, "the run has gone further (%s)", name);
+}
+
 static lm_code check_name(const char *run, const char *name, int64_t from, bool force, lm_err *e)
 {
     char *path = NULL;
@@ -78,14 +101,7 @@ static lm_code check_name(const char *run, const char *name, int64_t from, bool 
     if (step >= 0) {
         if (step <= from || force)
             return LM_OK;
-        return from < 0 ? lm_fail(e, LM_EUSAGE, run,
-                                  "go on with --resume, choose another folder, or replace the run "
-                                  "with -f",
-                                  "holds a run already (%s)", name)
-                        : lm_fail(e, LM_EUSAGE, run,
-                                  "begin another run with -o, or give up the later checkpoints "
-                                  "with -f",
-                                  "the run has gone further (%s)", name);
+        return from < 0 ? fail_taken(run, name, e) : fail_further(run, name, from, e);
     }
     rc = path_in(&path, run, name, NULL, e);
     if (!rc && is_wanted(name) && !is_our_link(path, name))
@@ -199,63 +215,6 @@ lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
         return e->code;
     lm_owner_sweep(run);
     return remove_after(run, from, e);
-}
-
-/* ---- where a run comes from ---- */
-
-/* Does a checkpoint lie here that has not the name of one of a run? */
-static lm_code is_lone_checkpoint(const char *path, bool *is, lm_err *e)
-{
-    char *state = NULL;
-    lm_code rc = lm_path_join(&state, path, "state.json", e);
-    *is = !rc && (!lm_path_is_dir(path) || lm_path_exists(state));
-    lm_free(state);
-    return rc;
-}
-
-static lm_code find_newest(const char *name, char **step_dir, char **run, lm_err *e)
-{
-    char *newest = NULL;
-    if (lm_strdup(run, name, e) || lm_run_newest(name, &newest, e))
-        return e->code;
-    if (!newest)
-        return lm_fail(e, LM_EUSAGE, name, "start a run with train MODEL DATA -o RUN",
-                       "holds no checkpoint to go on from");
-    lm_code rc = lm_path_join(step_dir, name, newest, e);
-    lm_free(newest);
-    return rc;
-}
-
-/* `real`: `name` without links. */
-static lm_code find(const char *name, char *real, const char *output, char **step_dir, char **run,
-                    lm_err *e)
-{
-    bool lone, inside = lm_run_step_of(lm_path_base(real)) >= 0;
-    if (!inside && is_lone_checkpoint(real, &lone, e))
-        return e->code;
-    if (!inside && !lone)
-        return find_newest(name, step_dir, run, e);
-    if (!inside && !output)
-        return lm_fail(e, LM_EUSAGE, name, "name the folder of the run with -o", "lies in no run");
-    if (lm_strdup(step_dir, real, e))
-        return e->code;
-    return lm_strdup(run, inside ? dirname(real) : output, e);
-}
-
-lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e)
-{
-    char *real = realpath(name, NULL);
-    *step_dir = *run = NULL;
-    if (!real)
-        return lm_fail(e, LM_EIO, name, NULL, "cannot open");
-    lm_code rc = find(name, real, output, step_dir, run, e);
-    free(real);
-    if (rc) {
-        lm_free(*step_dir);
-        lm_free(*run);
-        *step_dir = *run = NULL;
-    }
-    return rc;
 }
 
 lm_code lm_run_apart(const char *run, const char *model, lm_err *e)

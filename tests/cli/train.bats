@@ -286,7 +286,7 @@ no_temporaries() {
     mkdir run/step-by-step
     run "${T[@]}" m0 data -o run --steps 3
     [ "$status" -eq 2 ]
-    [[ $output == "train: run: holds a run already (step-000008): go on with --resume, choose another folder, or replace the run with -f" ]]
+    [[ $output == "train: run: holds a run already (step-000008): go on from there with train --resume run, choose another folder, or replace the run with -f" ]]
     [ "$(readlink run/latest)" = step-000008 ]
     "${T[@]}" m0 data -o run --steps 3 -f
     [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors notes.txt step-000003 step-by-step tokenizer.json)" ]
@@ -321,7 +321,7 @@ no_temporaries() {
     "${T[@]}" m0 data -o run --save-every 2 --keep 0
     run train --resume run/step-000004
     [ "$status" -eq 2 ]
-    [[ $output == *"the run has gone further (step-000008): begin another run with -o, or give up the later checkpoints with -f" ]]
+    [[ $output == *"the run has gone further (step-000008): go on from there with train --resume "*"/run, begin another run at step-000004 with -o, or give up the later checkpoints with -f" ]]
     cp -r run copy
     train -q --resume run/step-000004/ -f --lr 1e-3
     [ "$(readlink run/latest)" = step-000008 ]
@@ -662,12 +662,33 @@ spoil() {
     [ "$status" -eq 2 ]
     run "${T[@]}" --resume m0
     [ "$status" -eq 2 ]
-    [[ $output == *"holds no checkpoint to go on from"* ]]
+    [[ $output == *"holds no checkpoint to resume from: it is a model without the state of a training: start a run with train m0 DATA -o RUN" ]]
     run "${T[@]}" --resume nowhere
     [ "$status" -eq 1 ]
     run "${T[@]}" m0 data -o run --lr 1e30
     [ "$status" -eq 2 ]
     [ ! -e run ]
+}
+
+@test "train: --resume of what is no checkpoint says what is there, and what to name" {
+    no() { run -"$1" train --resume "$2"; [[ $output == "train: $2: $3" ]] || { echo "$output"; false; }; }
+    mkdir empty other killed
+    touch other/notes.txt notes.txt
+    mkdir killed/.step-000003.tmp.99999
+    no 2 empty "holds no checkpoint to resume from: it is empty: start a run with train MODEL DATA -o RUN"
+    no 2 other "holds no checkpoint to resume from: it is not the folder of a run: start a run with train MODEL DATA -o RUN"
+    no 2 data "holds no checkpoint to resume from: it holds token shards: start a run with train MODEL data -o RUN"
+    no 2 killed "holds no checkpoint to resume from: it holds only what a killed run had not finished writing: start a run with train MODEL DATA -o RUN"
+    no 2 notes.txt "is no checkpoint to resume from: neither a folder nor an .lmz: name the folder of a run, or one of its checkpoints"
+    no 1 nowhere "cannot open: No such file or directory: name the folder of a run, or one of its checkpoints"
+    "${T[@]}" m0 data -o run --save-every 2 --keep 0
+    no 2 run/step-000005 "is no checkpoint to resume from: run holds ..., step-000004, step-000006, step-000008: name one of these, or the run for its newest"
+    rm run/step-*/state.json
+    no 2 run "holds no checkpoint to resume from: step-000008 has no state.json: train from the model in it: train RUN/STEP DATA -o NEW"
+    mv run/step-000008 lone
+    "${T[@]}" m0 data -o again
+    cp again/latest/state.json lone
+    no 2 lone "is a checkpoint that lies in no run: name the folder of the run that it begins with -o"
 }
 
 @test "train: a checkpoint that was damaged is refused" {
