@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_find.c -- the checkpoint that a training goes on from, and what else lies where none is. */
+#include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +77,7 @@ static lm_code fail_missing(const char *name, lm_err *e)
     folder_content c = { 0 };
     size_t len = 0;
     lm_err unseen = { 0 };
+    int sys = errno; /* of the caller's realpath */
     if (lm_strdup(&copy, name, e))
         return e->code;
     const char *run = dirname(copy);
@@ -92,6 +94,7 @@ static lm_code fail_missing(const char *name, lm_err *e)
         lm_fail(e, LM_EUSAGE, name, "name one of these, or the run for its newest",
                 "is no checkpoint to resume from: %.100s holds %s", run, list);
     } else {
+        errno = sys;
         lm_fail(e, LM_EIO, name, "name the folder of a run, or one of its checkpoints",
                 "cannot open");
     }
