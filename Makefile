@@ -9,7 +9,7 @@ B       ?= build
 WARN     := -std=c17 -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 DEFS     := -I. -Ilib -Icmd -D_GNU_SOURCE -DLM_VERSION='"$(VERSION)"'
 COMPILE   = $(CC) $(WARN) $(DEFS) -pthread -fno-math-errno -ffp-contract=off $(CPPFLAGS) $(CFLAGS)
-LIBS     := -larchive -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -llapacke -lopenblas -lm -lpthread
+LIBS     := -larchive -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -llapacke -lopenblas -lm -lpthread
 LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))

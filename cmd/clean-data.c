@@ -160,6 +160,8 @@ static lm_code make_report(const lm_clean_stats *st, const lm_input *in, lm_buf 
     lm_jw_int(&w, "bytes_kept", st->chars_out);
     lm_jw_int(&w, "invalid_utf8", st->invalid);
     lm_jw_int(&w, "replaced", st->replaced);
+    lm_jw_int(&w, "bad_records", opt.in.bad.records);
+    lm_jw_int(&w, "bad_parts", opt.in.bad.parts);
     lm_jw_int(&w, "duplicates", st->exact);
     lm_jw_int(&w, "near_duplicates", st->near);
     lm_jw_obj(&w, "dropped");
@@ -194,12 +196,15 @@ static void say_summary(const lm_clean_stats *st, double seconds)
         lm_buf_addf(&b, NULL, ", duplicate %lld", (long long)st->exact);
     if (st->near)
         lm_buf_addf(&b, NULL, ", near-duplicate %lld", (long long)st->near);
+    if (st->bad)
+        lm_buf_addf(&b, NULL, ", bad-record %lld", (long long)st->bad);
     if (st->invalid)
         lm_buf_addf(&b, NULL, ", invalid-utf8 %lld", (long long)st->invalid);
     lm_say(&tool, LM_LOG_WARN, "kept %lld of %lld documents, %s of %s%s%s", (long long)st->kept,
            (long long)st->documents, lm_show_bytes((double)st->chars_out, out),
            lm_show_bytes((double)st->chars_in, in), b.len ? "; dropped by " : "",
            b.len ? b.data + 2 : "");
+    lm_input_args_warn(&tool, &opt.in);
     for (int r = 0; r < LM_RULES; r++)
         if (st->lines[r])
             lm_say(&tool, LM_LOG_INFO, "%s dropped %lld lines",
@@ -288,6 +293,8 @@ static lm_code clean(lm_par *par, lm_err *e)
                              .sink = &tool.sink };
         rc = lm_clean_stream(&job, par, &st, e);
     }
+    if (!rc && !lm_stopping() && st.documents == 0)
+        lm_input_args_warn(&tool, &opt.in);
     if (!rc && !lm_stopping() && st.documents == 0)
         rc = lm_fail(e, LM_EFORMAT, tool.argc == 1 ? tool.argv[0] : "inputs",
                      "give at least one document", "no document in it");

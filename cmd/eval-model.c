@@ -245,6 +245,8 @@ static lm_code measure(work *w, lm_err *e)
             rc = lm_scorer_flush(w->scorer, e);
     }
     w->seconds = lm_now() - start;
+    if (!rc)
+        lm_input_args_warn(&tool, &opt.in);
     if (rc || lm_stopping())
         return rc;
     if (!w->score.tokens)
@@ -346,6 +348,9 @@ int main(int argc, char **argv)
     if (opt.task[0] == 'm' && strcmp(opt.format, "auto") != 0)
         lm_misuse(&tool, "--format", "give the questions as JSONL",
                   "multiple-choice does not read shards");
+    if (opt.task[0] == 'm' && opt.in.skip_bad)
+        lm_misuse(&tool, "--skip-bad", "leave it out, and mend the questions",
+                  "multiple-choice is measured on all questions");
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
     if (!strcmp(tool.argv[0], "-") && !strcmp(w.data, "-"))
         lm_misuse(&tool, "standard input", "name the data",

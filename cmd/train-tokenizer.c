@@ -107,6 +107,7 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
     lm_say(&tool, LM_LOG_WARN, "%lld tokens from %lld documents, %s, %lld different words",
            (long long)s->vocab_size, (long long)s->documents,
            lm_show_bytes((double)s->bytes, bytes), (long long)s->unique_words);
+    lm_input_args_warn(&tool, &opt.input);
     lm_say(&tool, LM_LOG_INFO, "%.2f s, peak memory %s", seconds,
            lm_show_bytes((double)lm_rss_peak(), peak));
 }

@@ -12,6 +12,8 @@
 typedef struct {
     const char *format, *field, *split, *separator, *utf8;
     int64_t max_document;
+    bool skip_bad;
+    lm_input_bad bad; /* what --skip-bad passed over */
 } lm_input_args;
 
 #define LM_INPUT_ARGS_DEFAULT                                               \
@@ -39,9 +41,11 @@ static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
         LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                       \
                   "invalid UTF-8: fail, skip the document, or replace it [fail]"),  \
         LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,            \
-                 "refuse documents larger than this [4G]")
+                 "refuse documents larger than this [4G]"),                         \
+        LM_FLAG(0, "skip-bad", &(a).skip_bad,                                       \
+                "pass over bad records and damaged parts, count them [no]")
 
-static inline lm_input_opts lm_input_args_read(const lm_input_args *a)
+static inline lm_input_opts lm_input_args_read(lm_input_args *a)
 {
     return (lm_input_opts){
         .kind = a->format[0] == 'j'   ? LM_INPUT_JSONL
@@ -56,7 +60,19 @@ static inline lm_input_opts lm_input_args_read(const lm_input_args *a)
         .separator = a->separator,
         .field = a->field,
         .max_doc = (size_t)a->max_document,
+        .bad = a->skip_bad ? &a->bad : NULL,
     };
+}
+
+/* Say what --skip-bad passed over. */
+static inline void lm_input_args_warn(lm_tool *tool, const lm_input_args *a)
+{
+    const lm_input_bad *b = &a->bad;
+    const lm_err *first = b->parts ? &b->part : &b->record;
+    if (b->records || b->parts)
+        lm_say(tool, LM_LOG_WARN,
+               "passed over %lld bad records and %lld damaged parts; the first: %s: %s",
+               (long long)b->records, (long long)b->parts, first->where, first->what);
 }
 
 #endif

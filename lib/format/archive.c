@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/gunzip.h"
 #include "format/safetensors_table.h"
 
 enum { BLOCK = 1 << 20 }; /* bytes of one read or write */
@@ -45,6 +46,7 @@ struct lm_ar {
     lm_read_fn read;
     void *ctx;
     uint8_t *block;
+    lm_gunzip *gz;      /* of a stream: compares gzip's checksums, which the decoder does not */
     const uint8_t *map; /* NULL: a stream */
     size_t map_bytes;
     uint64_t size, left; /* of the current member */
@@ -52,13 +54,21 @@ struct lm_ar {
     lm_err err;          /* of the read callback */
 };
 
+static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
+{
+    lm_ar *r = ctx;
+
+    *p = r->block;
+    *n = 0;
+    return r->read(r->ctx, r->block, BLOCK, n, e);
+}
+
 static la_ssize_t read_block(struct archive *a, void *ctx, const void **out)
 {
     lm_ar *r = ctx;
     size_t got = 0;
 
-    *out = r->block;
-    if (!r->read(r->ctx, r->block, BLOCK, &got, &r->err))
+    if (!lm_gunzip_block(r->gz, out, &got, &r->err))
         return (la_ssize_t)got;
     archive_set_error(a, r->err.sys ? r->err.sys : EIO, "read failed");
     return -1;
@@ -120,6 +130,8 @@ lm_code lm_ar_open(lm_read_fn read, void *ctx, const char *where, lm_ar **out, l
 
     if (!rc)
         rc = lm_alloc_n(&a->block, BLOCK, 1, "a buffer", e);
+    if (!rc)
+        rc = lm_gunzip_new(raw_block, a, where, false, &a->gz, e);
     if (!rc) {
         a->read = read;
         a->ctx = ctx;
@@ -149,6 +161,7 @@ void lm_ar_close(lm_ar *a)
     if (!a)
         return;
     archive_read_free(a->a);
+    lm_gunzip_free(a->gz);
     lm_free(a->block);
     lm_free(a->root);
     lm_free(a->where);
@@ -202,6 +215,18 @@ static lm_code check_kind(const lm_ar *a, const char *path, struct archive_entry
     return LM_OK;
 }
 
+/* The checksum of gzip stands behind the end of the archive. */
+static lm_code finish_gzip(lm_ar *a, lm_err *e)
+{
+    const void *p;
+    size_t n = 1;
+    lm_code rc = LM_OK;
+
+    while (!rc && n && a->gz && lm_gunzip_is_gzip(a->gz))
+        rc = lm_gunzip_block(a->gz, &p, &n, e);
+    return rc;
+}
+
 lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
 {
     struct archive_entry *entry;
@@ -213,7 +238,7 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
     for (;;) {
         int r = archive_read_next_header(a->a, &entry);
         if (r == ARCHIVE_EOF)
-            return LM_OK;
+            return finish_gzip(a, e);
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             return decoder_failed(a, e);
         bool folder = archive_entry_filetype(entry) == AE_IFDIR;
@@ -260,7 +285,7 @@ const char *lm_ar_root(const lm_ar *a)
 
 bool lm_ar_filtered(const lm_ar *a)
 {
-    return archive_filter_count(a->a) > 1;
+    return archive_filter_count(a->a) > 1 || (a->gz && lm_gunzip_is_gzip(a->gz));
 }
 
 /* The decoder hands out pieces of the memory it was given: one piece, the whole member. */

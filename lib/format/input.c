@@ -16,6 +16,8 @@ struct lm_input {
     size_t max_doc, separator_len;
     lm_source *src;
     bool in_member, jsonl;
+    bool ended;    /* the member has no more bytes */
+    bool behind;   /* damage: the first piece of text is what is left of one */
     const char *p; /* the block in hand: p[at..n) is still to be cut */
     size_t n, at;
     int64_t line, offset; /* of p[at] in the member; line from 1 */
@@ -49,7 +51,9 @@ static lm_code refill(lm_input *in, lm_err *e)
     if (in->at < in->n)
         return LM_OK;
     in->at = in->n = 0;
-    return lm_source_block(in->src, &in->p, &in->n, e);
+    lm_code rc = lm_source_block(in->src, &in->p, &in->n, e);
+    in->ended = !rc && in->n == 0;
+    return rc;
 }
 
 /* Move k bytes of the block to the document. */
@@ -97,11 +101,17 @@ static bool looks_jsonl(const lm_input *in)
 static lm_code begin_member(lm_input *in, lm_err *e)
 {
     lm_code rc = lm_source_next(in->src, &in->in_member, e);
+    if (in->o.bad)
+        in->o.bad->parts = lm_source_bad(in->src, &in->o.bad->part);
     in->at = in->n = 0;
     in->line = 1;
     in->offset = 0;
+    in->ended = false;
+    in->behind = lm_source_resumed(in->src);
     if (rc || !in->in_member)
         return rc;
+    if (in->behind) /* as before the damage */
+        return refill(in, e);
     rc = refill(in, e);
     if (!rc && in->n >= 3 && memcmp(in->p, "\xEF\xBB\xBF", 3) == 0) {
         in->at += 3; /* a byte order mark is no text */
@@ -136,13 +146,20 @@ static lm_code take_line(lm_input *in, lm_doc *doc, lm_err *e)
     }
 }
 
+/* Blank lines count as bytes of the document that they precede: a stream of nothing else ends, too. */
 static lm_code cut_jsonl(lm_input *in, lm_doc *doc, lm_err *e)
 {
+    size_t passed = 0;
     do {
         begin_doc(in, doc);
         lm_code rc = take_line(in, doc, e);
         if (rc || !doc->raw.len)
             return rc;
+        passed += doc->raw.len;
+        if (passed > in->max_doc && blank(doc->raw.data, doc->raw.len))
+            return lm_fail(e, LM_ELIMIT, lm_source_name(in->src), "check what it is",
+                           "more than %zu bytes of blank lines before line %lld", in->max_doc,
+                           (long long)in->line);
     } while (blank(doc->raw.data, doc->raw.len));
     while (doc->raw.data[doc->raw.len - 1] == '\n' || doc->raw.data[doc->raw.len - 1] == '\r')
         doc->raw.len--;
@@ -240,6 +257,15 @@ static lm_code cut_text(lm_input *in, lm_doc *doc, lm_err *e)
     return rc;
 }
 
+/* Is the document that was cut a part of one whose other part was lost to damage?  A line of JSONL behind
+ * damage shows it by not being a record. */
+static bool is_rest(lm_input *in)
+{
+    bool behind = in->behind && !in->jsonl;
+    in->behind = false;
+    return behind || (in->ended && lm_source_cut(in->src));
+}
+
 lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -247,7 +273,7 @@ lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
     doc->text = NULL;
     doc->len = 0;
     doc->raw.len = 0;
-    doc->skip = false;
+    doc->skip = doc->broken = false;
     doc->bad = 0;
     doc->val_at = doc->val_end = 0;
     while (!rc) {
@@ -259,6 +285,12 @@ lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
         rc = in->jsonl ? cut_jsonl(in, doc, e) : cut_text(in, doc, e);
         if (rc)
             break;
+        if (doc->raw.len && is_rest(in)) {
+            atomic_fetch_add(&in->o.bad->records, 1);
+            doc->raw.len = 0;
+            if (!in->ended)
+                continue;
+        }
         if (doc->raw.len) {
             doc->raw.data[doc->raw.len] = 0;
             break;
@@ -311,7 +343,7 @@ lm_code lm_input_open(const lm_input_opts *o, const char *const *paths, int n, l
         in->separator_len = strlen(o->separator);
     }
     if (!rc)
-        rc = lm_source_open(paths, n, &in->src, e);
+        rc = lm_source_open(paths, n, o->bad != NULL, in->max_doc, &in->src, e);
     if (rc) {
         lm_input_close(in);
         return rc;

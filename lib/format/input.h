@@ -28,6 +28,17 @@ typedef enum { LM_INPUT_AUTO, LM_INPUT_JSONL, LM_INPUT_TEXT } lm_input_kind;
 typedef enum { LM_UTF8_FAIL, LM_UTF8_SKIP, LM_UTF8_REPLACE } lm_utf8_policy;
 typedef enum { LM_SPLIT_NONE, LM_SPLIT_BLANK, LM_SPLIT_STRING } lm_split;
 
+/* What was passed over because it is damaged: records of JSONL, and parts of compressed files and archives.
+ * Zero-initialise; documents are decoded on many threads. */
+typedef struct {
+    _Atomic int64_t records;
+    int64_t parts;
+    _Atomic bool taken; /* guards what follows */
+    int64_t index;      /* of the first bad record in the stream */
+    lm_err record;      /* what is wrong with it */
+    lm_err part;        /* and with the first bad part */
+} lm_input_bad;
+
 typedef struct {
     lm_input_kind kind;
     lm_utf8_policy utf8; /* invalid UTF-8: fail with the offset, skip the document, or put U+FFFD */
@@ -35,6 +46,7 @@ typedef struct {
     const char *separator; /* LM_SPLIT_STRING: cut wherever these bytes stand; not empty */
     const char *field;     /* JSONL: the key of the text at the top level; NULL = "text" */
     size_t max_doc;        /* bytes of one raw document, more is LM_ELIMIT; 0 = 4 GiB */
+    lm_input_bad *bad;     /* what is damaged is passed over and counted here; NULL: it fails */
 } lm_input_opts;           /* all zero is the usual */
 
 /* One document.  Zero-initialise, reuse for many, then lm_doc_fini.  Everything in it stays valid
@@ -49,6 +61,7 @@ typedef struct {
     size_t val_end;
     bool jsonl;
     bool skip;          /* set by lm_doc_decode: invalid UTF-8 under LM_UTF8_SKIP; text is NULL */
+    bool broken;        /* skip, because it is no record, under lm_input_opts.bad */
     int64_t bad;        /* invalid UTF-8 sequences found (0 or 1 when skipped) */
     const char *source; /* "a.jsonl.zst", "standard input", "b.tar:dir/c.txt" */
     int operand;        /* index into the paths given to lm_input_open */

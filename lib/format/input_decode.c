@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* input_decode.c -- a raw document to text: UTF-8, then JSON.  Part of input.h; any thread. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -85,6 +86,20 @@ static lm_code check_utf8(const lm_input_opts *o, lm_doc *doc, lm_err *e)
     return LM_OK;
 }
 
+/* Pass over a document that is no record, and remember what is wrong with the first. */
+static void note_bad(lm_input_bad *b, lm_doc *doc, const lm_err *why)
+{
+    doc->skip = doc->broken = true;
+    while (atomic_exchange(&b->taken, true))
+        ;
+    if (!b->record.code || doc->index < b->index) {
+        b->index = doc->index;
+        b->record = *why;
+    }
+    atomic_store(&b->taken, false);
+    atomic_fetch_add(&b->records, 1);
+}
+
 static lm_code decode_json(const lm_input_opts *o, lm_doc *doc, lm_err *e)
 {
     const char *field = o->field ? o->field : "text";
@@ -133,8 +148,15 @@ lm_code lm_doc_decode(const lm_input_opts *o, lm_doc *doc, lm_err *e)
     if (!rc && !doc->skip) {
         doc->text = doc->raw.data;
         doc->len = doc->raw.len;
+        lm_err why = { 0 };
         if (doc->jsonl)
-            rc = decode_json(o, doc, e);
+            rc = decode_json(o, doc, &why);
+        if (rc == LM_EFORMAT && o->bad) {
+            note_bad(o->bad, doc, &why);
+            rc = LM_OK;
+        } else if (rc && !e->code) {
+            *e = why;
+        }
     }
     if (doc->skip || rc) {
         doc->text = NULL;

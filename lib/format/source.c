@@ -3,8 +3,12 @@
  *
  * Two libarchive readers stand one on the other: `outer` reads the file through its own callback
  * (which also counts and hashes), and for members of real archives `inner` reads the member, so
- * that a .jsonl.zst inside a .tar is decoded as well.  Sparse members are refused: a hole of a
- * terabyte costs its author nothing. */
+ * that a .jsonl.zst inside a .tar is decoded as well.  Under each lies a layer of gunzip.h.  Sparse
+ * members are refused: a hole of a terabyte costs its author nothing.
+ *
+ * What is damaged fails.  With skip_bad it ends the member (lm_source_cut), and reading goes on with
+ * the next member that can be found: of gzip behind the damage, of an archive the next one when the
+ * damage is inside of a member, else with the next operand. */
 #include "format/source.h"
 
 #include <archive.h>
@@ -22,6 +26,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "format/gunzip.h"
 
 enum { BLOCK = 256 * 1024 };
 
@@ -34,6 +39,13 @@ struct lm_source {
     XXH3_state_t *hash;
     char *block;
     struct archive *outer, *inner;
+    lm_gunzip *gz, *inner_gz;
+    uint64_t given, inner_given; /* bytes that the two readers took */
+    lm_err fail;                 /* of a callback: libarchive only keeps text */
+    size_t most; /* bytes behind an archive that are read to reach the end of a pipe */
+    bool skip_bad, cut, resumed;
+    int64_t bad;
+    lm_err first_bad;
     bool in_member;
     bool is_archive;
     int64_t member_at; /* bytes of the outer member given out */
@@ -66,19 +78,43 @@ static ssize_t read_some(int fd, void *dst, size_t cap)
     }
 }
 
+static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
+{
+    lm_source *s = ctx;
+    ssize_t got = read_some(s->fd, s->block, BLOCK);
+    *n = 0;
+    if (got < 0)
+        return lm_fail(e, LM_EIO, shown(s->paths[s->at]), NULL, "cannot read");
+    if (!s->seeked)
+        XXH3_64bits_update(s->hash, s->block, (size_t)got);
+    atomic_fetch_add_explicit(&s->bytes, (uint64_t)got, memory_order_relaxed);
+    *p = s->block;
+    *n = (size_t)got;
+    return LM_OK;
+}
+
+static lm_code file_block(lm_source *s, const void **p, size_t *n, lm_err *e)
+{
+    return s->gz ? lm_gunzip_block(s->gz, p, n, e) : raw_block(s, p, n, e);
+}
+
+/* Keep the failure of a callback for decoder_failed. */
+static la_ssize_t callback_failed(lm_source *s, struct archive *a, const lm_err *e)
+{
+    s->fail = *e;
+    archive_set_error(a, EIO, "%s", e->what);
+    return -1;
+}
+
 static la_ssize_t read_file(struct archive *a, void *ctx, const void **out)
 {
     lm_source *s = ctx;
-    ssize_t n = read_some(s->fd, s->block, BLOCK);
-    if (n < 0) {
-        archive_set_error(a, errno, "%s", strerror(errno));
-        return -1;
-    }
-    if (!s->seeked)
-        XXH3_64bits_update(s->hash, s->block, (size_t)n);
-    atomic_fetch_add_explicit(&s->bytes, (uint64_t)n, memory_order_relaxed);
-    *out = s->block;
-    return n;
+    lm_err e = { 0 };
+    size_t n;
+    if (file_block(s, out, &n, &e))
+        return callback_failed(s, a, &e);
+    s->given += n;
+    return (la_ssize_t)n;
 }
 
 static la_int64_t seek_file(struct archive *a, void *ctx, la_int64_t offset, int whence)
@@ -109,12 +145,22 @@ static lm_code decoder_failed(lm_source *s, struct archive *a, lm_err *e)
 {
     const char *why = archive_error_string(a);
     const char *where = s->in_member && s->name.len ? s->name.data : shown(s->paths[s->at]);
+    if (!s->fail.code && s->gz)
+        lm_gunzip_resume(s->gz, &s->fail);
+    if (s->fail.code) {
+        if (!e->code)
+            *e = s->fail;
+        return s->fail.code;
+    }
     if (archive_errno(a) == ENOMEM)
         return lm_fail(e, LM_ELIMIT, where, NULL, "out of memory while decoding");
     if (archive_errno(a) == EIO || archive_errno(a) == EISDIR) {
         errno = archive_errno(a);
         return lm_fail(e, LM_EIO, where, NULL, "cannot read");
     }
+    if (why && strcasestr(why, "passphrase"))
+        return lm_fail(e, LM_EFORMAT, where, "decrypt it first",
+                       "it is encrypted and needs a passphrase");
     return lm_fail(e, LM_EFORMAT, where, "fetch or compress it again",
                    "damaged or truncated: the decoder says '%s'", why ? why : "no reason given");
 }
@@ -133,17 +179,13 @@ static void add_filters(struct archive *a)
     archive_read_support_format_empty(a);
 }
 
-static lm_code open_outer(lm_source *s, lm_err *e)
+/* A reader on what is left of the file. */
+static lm_code new_outer(lm_source *s, lm_err *e)
 {
-    const char *path = s->paths[s->at];
-    s->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    if (s->fd < 0)
-        return lm_fail(e, LM_EIO, path, "check the path", "cannot open");
-    s->seeked = false;
-    XXH3_64bits_reset(s->hash);
+    s->given = 0;
     s->outer = archive_read_new();
     if (!s->outer)
-        return lm_fail(e, LM_ELIMIT, shown(path), NULL, "out of memory for a decoder");
+        return lm_fail(e, LM_ELIMIT, shown(s->paths[s->at]), NULL, "out of memory for a decoder");
     add_filters(s->outer);
     archive_read_support_format_tar(s->outer);
     archive_read_support_format_zip(s->outer);
@@ -154,7 +196,7 @@ static lm_code open_outer(lm_source *s, lm_err *e)
     archive_read_support_format_xar(s->outer);
     archive_read_support_format_iso9660(s->outer);
     archive_read_set_read_callback(s->outer, read_file);
-    if (wants_seek(s->fd))
+    if (!s->gz)
         archive_read_set_seek_callback(s->outer, seek_file);
     archive_read_set_callback_data(s->outer, s);
     if (archive_read_open1(s->outer) != ARCHIVE_OK)
@@ -162,12 +204,58 @@ static lm_code open_outer(lm_source *s, lm_err *e)
     return LM_OK;
 }
 
-/* Take in what the decoder left (padding behind an archive) so that the digest is of the whole
- * file. */
+static lm_code open_outer(lm_source *s, lm_err *e)
+{
+    const char *path = s->paths[s->at];
+    s->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (s->fd < 0)
+        return lm_fail(e, LM_EIO, path, "check the path", "cannot open");
+    s->seeked = s->resumed = s->is_archive = false;
+    XXH3_64bits_reset(s->hash);
+    lm_code rc = wants_seek(s->fd)
+                     ? LM_OK
+                     : lm_gunzip_new(raw_block, s, shown(path), s->skip_bad, &s->gz, e);
+    return rc ? rc : new_outer(s, e);
+}
+
+/* With skip_bad, note what is damaged; true if reading may go on. */
+static bool note_bad(lm_source *s, lm_code rc, lm_err *e)
+{
+    if (!s->skip_bad || rc != LM_EFORMAT)
+        return false;
+    if (!s->bad++)
+        s->first_bad = *e;
+    *e = s->fail = (lm_err){ 0 };
+    return true;
+}
+
+/* To the end of the file, so that the digest is of the whole file, and gzip's last checksum is compared.  Only
+ * the length of a pipe is bounded: a device may have no end. */
+static lm_code drain(lm_source *s, lm_err *e)
+{
+    struct stat st;
+    const void *p;
+    size_t n = 1;
+    uint64_t sum = 0;
+    lm_err why = { 0 };
+    bool bounded = fstat(s->fd, &st) || !S_ISREG(st.st_mode);
+    lm_code rc = LM_OK;
+    while (!rc && n) {
+        rc = file_block(s, &p, &n, e);
+        if (!rc && !n && s->gz && lm_gunzip_resume(s->gz, &why)) {
+            note_bad(s, LM_EFORMAT, &why);
+            n = 1;
+        }
+        sum += n;
+        if (!rc && bounded && sum > s->most)
+            rc = lm_fail(e, LM_ELIMIT, shown(s->paths[s->at]), "check what it is",
+                         "more than %zu bytes follow the end of its data", s->most);
+    }
+    return rc;
+}
+
 static lm_code close_outer(lm_source *s, lm_err *e)
 {
-    const void *p;
-    la_ssize_t n;
     archive_read_free(s->outer);
     s->outer = NULL;
     if (s->seeked) {
@@ -176,19 +264,14 @@ static lm_code close_outer(lm_source *s, lm_err *e)
         if (lseek(s->fd, 0, SEEK_SET) < 0)
             return lm_fail(e, LM_EIO, s->paths[s->at], NULL, "cannot go back to its start");
     }
-    struct archive *none = archive_read_new();
-    if (!none)
-        return lm_fail(e, LM_ELIMIT, s->paths[s->at], NULL, "out of memory");
-    while ((n = read_file(none, s, &p)) > 0)
-        ;
-    archive_read_free(none);
-    if (n < 0)
-        return lm_fail(e, LM_EIO, shown(s->paths[s->at]), NULL, "cannot read");
+    lm_code rc = drain(s, e);
+    lm_gunzip_free(s->gz);
+    s->gz = NULL;
     s->digests[s->at] = XXH3_64bits_digest(s->hash);
     if (s->fd > STDIN_FILENO)
         close(s->fd);
     s->fd = -1;
-    return LM_OK;
+    return rc;
 }
 
 /* ---- members ---- */
@@ -216,15 +299,39 @@ static lm_code outer_block(lm_source *s, const void **p, size_t *n, lm_err *e)
     }
 }
 
+static lm_code member_block(void *ctx, const void **p, size_t *n, lm_err *e)
+{
+    return outer_block(ctx, p, n, e);
+}
+
 static la_ssize_t read_member(struct archive *a, void *ctx, const void **out)
 {
+    lm_source *s = ctx;
     lm_err e = { 0 };
     size_t n;
-    if (outer_block(ctx, out, &n, &e)) {
-        archive_set_error(a, EINVAL, "%s", e.what);
-        return -1;
-    }
+    if (lm_gunzip_block(s->inner_gz, out, &n, &e))
+        return callback_failed(s, a, &e);
+    s->inner_given += n;
     return (la_ssize_t)n;
+}
+
+/* Behind the end of a compressed file nothing may follow: some decoders take a damaged header of the next
+ * part for the end. */
+static lm_code check_end(lm_source *s, struct archive *a, lm_gunzip *gz, uint64_t given, lm_err *e)
+{
+    const void *p;
+    size_t n = 0;
+    int64_t used = archive_filter_bytes(a, -1);
+    lm_code rc = LM_OK;
+    if (archive_format(a) != ARCHIVE_FORMAT_RAW || archive_filter_count(a) <= 1)
+        return LM_OK;
+    if (gz)
+        rc = lm_gunzip_block(gz, &p, &n, e);
+    if (rc || (given == (uint64_t)used && !n))
+        return rc;
+    return lm_fail(e, LM_EFORMAT, s->name.data, "fetch or compress it again",
+                   "damaged: what follows byte %lld of the compressed data cannot be decoded",
+                   (long long)used);
 }
 
 static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
@@ -242,13 +349,13 @@ static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
 
 /* A file that is packed by its name and by nothing else is one that was cut off or mixed up: to read
  * it as text would let its bytes through as documents. */
-static lm_code check_name(struct archive *a, const char *name, lm_err *e)
+static lm_code check_name(struct archive *a, const lm_gunzip *gz, const char *name, lm_err *e)
 {
     static const char *const packed[] = { "zst", "zstd", "gz",  "xz",  "bz2", "lz4", "lzma", "lz",
                                           "Z",   "tar",  "tgz", "txz", "zip", "7z",  "rar" };
     const char *dot = strrchr(lm_path_base(name), '.');
     bool bare = archive_filter_count(a) <= 1 && archive_format(a) == ARCHIVE_FORMAT_RAW;
-    if (!bare && archive_filter_bytes(a, -1) > 0)
+    if ((gz && lm_gunzip_is_gzip(gz)) || (!bare && archive_filter_bytes(a, -1) > 0))
         return LM_OK;
     for (size_t i = 0; dot && i < sizeof packed / sizeof *packed; i++)
         if (strcmp(dot + 1, packed[i]) == 0)
@@ -257,11 +364,23 @@ static lm_code check_name(struct archive *a, const char *name, lm_err *e)
     return LM_OK;
 }
 
+static void close_inner(lm_source *s)
+{
+    archive_read_free(s->inner);
+    s->inner = NULL;
+    lm_gunzip_free(s->inner_gz);
+    s->inner_gz = NULL;
+}
+
 /* Put a second reader on the member that outer stands on. *got is false when it is empty. */
 static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
 {
     struct archive_entry *entry;
     *got = false;
+    s->inner_given = 0;
+    lm_code rc = lm_gunzip_new(member_block, s, s->name.data, false, &s->inner_gz, e);
+    if (rc)
+        return rc;
     s->inner = archive_read_new();
     if (!s->inner)
         return lm_fail(e, LM_ELIMIT, s->name.data, NULL, "out of memory for a decoder");
@@ -274,7 +393,17 @@ static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
     if (r != ARCHIVE_EOF && r != ARCHIVE_OK && r != ARCHIVE_WARN)
         return decoder_failed(s, s->inner, e);
     *got = r != ARCHIVE_EOF;
-    return check_name(s->inner, s->name.data, e);
+    return check_name(s->inner, s->inner_gz, s->name.data, e);
+}
+
+/* The one member of a file that is no archive. */
+static lm_code begin_plain(lm_source *s, lm_err *e)
+{
+    s->name.len = 0;
+    s->in_member = true;
+    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", shown(s->paths[s->at]),
+                             s->resumed ? " (behind damage)" : "");
+    return rc || s->resumed ? rc : check_name(s->outer, s->gz, s->name.data, e);
 }
 
 /* The next member of the current operand. */
@@ -283,14 +412,13 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
     struct archive_entry *entry;
     *got = false;
     for (;;) {
-        archive_read_free(s->inner);
-        s->inner = NULL;
+        close_inner(s);
         s->in_member = false;
         int r = archive_read_next_header(s->outer, &entry);
         if (r == ARCHIVE_EOF)
-            return archive_filter_bytes(s->outer, -1)
+            return archive_filter_bytes(s->outer, -1) || s->resumed
                        ? LM_OK
-                       : check_name(s->outer, shown(s->paths[s->at]), e);
+                       : check_name(s->outer, s->gz, shown(s->paths[s->at]), e);
         if (r == ARCHIVE_RETRY)
             continue;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
@@ -298,15 +426,16 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         s->member_at = 0;
         s->is_archive = archive_format(s->outer) != ARCHIVE_FORMAT_RAW;
         if (!s->is_archive) {
-            s->name.len = 0;
-            s->in_member = *got = true;
-            lm_code rc = lm_buf_addf(&s->name, e, "%s", shown(s->paths[s->at]));
-            return rc ? rc : check_name(s->outer, s->name.data, e);
+            *got = true;
+            return begin_plain(s, e);
         }
         if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
             continue;
         lm_code rc = name_member(s, entry, e);
         s->in_member = true;
+        if (!rc && archive_entry_is_data_encrypted(entry))
+            rc = lm_fail(e, LM_EFORMAT, s->name.data, "decrypt it first",
+                         "it is encrypted and needs a passphrase");
         if (!rc)
             rc = open_inner(s, got, e);
         if (rc || *got)
@@ -314,50 +443,114 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
     }
 }
 
+/* Behind the damage of a gzip file that is no archive there may be more of it: a new reader goes on there. */
+static lm_code resume(lm_source *s, bool *more, lm_err *e)
+{
+    lm_err why = { 0 };
+    *more = s->gz && lm_gunzip_resume(s->gz, &why);
+    if (*more)
+        note_bad(s, LM_EFORMAT, &why);
+    *more &= !s->is_archive;
+    if (!*more)
+        return LM_OK;
+    archive_read_free(s->outer);
+    s->resumed = true;
+    return new_outer(s, e);
+}
+
+/* After damage: over the rest of the operand, or of the member when only that is damaged. */
+static void give_up(lm_source *s)
+{
+    if (s->inner) {
+        close_inner(s);
+        return;
+    }
+    archive_read_free(s->outer);
+    s->outer = NULL;
+    lm_gunzip_free(s->gz);
+    s->gz = NULL;
+}
+
 lm_code lm_source_next(lm_source *s, bool *got, lm_err *e)
 {
     lm_code rc = LM_OK;
-    *got = false;
+    bool more;
+    *got = s->cut = false;
     while (!rc && !*got) {
         if (!s->outer) {
+            if (s->fd >= 0 && (rc = close_outer(s, e))) /* given up */
+                break;
             if (s->at + 1 >= s->n)
                 return LM_OK;
             s->at++;
             rc = open_outer(s, e);
-            if (rc)
-                break;
         }
-        rc = next_member(s, got, e);
-        if (!rc && !*got)
+        if (!rc)
+            rc = next_member(s, got, e);
+        if (!rc && !*got && !(rc = resume(s, &more, e)) && !more)
             rc = close_outer(s, e);
+        if (note_bad(s, rc, e)) {
+            rc = LM_OK;
+            *got = false;
+            if (s->outer)
+                give_up(s);
+        }
     }
     return rc;
+}
+
+static lm_code inner_block(lm_source *s, const void **p, size_t *n, lm_err *e)
+{
+    la_int64_t at;
+    int r;
+    do
+        r = archive_read_data_block(s->inner, p, n, &at);
+    while ((r == ARCHIVE_OK || r == ARCHIVE_WARN) && *n == 0);
+    if (r == ARCHIVE_EOF) {
+        *n = 0;
+        return check_end(s, s->inner, s->inner_gz, s->inner_given, e);
+    }
+    return r == ARCHIVE_OK || r == ARCHIVE_WARN ? LM_OK : decoder_failed(s, s->inner, e);
 }
 
 lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e)
 {
     const void *data = NULL;
-    lm_code rc = LM_OK;
-    la_int64_t at;
     *n = 0;
+    *p = NULL;
     if (!s->in_member)
         return LM_OK;
-    if (!s->inner) {
-        rc = outer_block(s, &data, n, e);
-    } else {
-        int r;
-        do
-            r = archive_read_data_block(s->inner, &data, n, &at);
-        while ((r == ARCHIVE_OK || r == ARCHIVE_WARN) && *n == 0);
-        if (r == ARCHIVE_EOF)
-            *n = 0;
-        else if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
-            rc = decoder_failed(s, s->inner, e);
+    lm_code rc = s->inner ? inner_block(s, &data, n, e) : outer_block(s, &data, n, e);
+    if (!rc && !*n && !s->inner) {
+        s->cut = s->gz && lm_gunzip_resume(s->gz, NULL);
+        rc = s->cut ? LM_OK : check_end(s, s->outer, s->gz, s->given, e);
+    }
+    if (note_bad(s, rc, e)) {
+        rc = LM_OK;
+        *n = 0;
+        s->cut = true;
+        give_up(s);
     }
     if (*n == 0)
         s->in_member = false;
     *p = data;
     return rc;
+}
+
+bool lm_source_cut(const lm_source *s)
+{
+    return s->cut;
+}
+
+bool lm_source_resumed(const lm_source *s)
+{
+    return s->resumed;
+}
+
+int64_t lm_source_bad(const lm_source *s, lm_err *first)
+{
+    *first = s->first_bad;
+    return s->bad;
 }
 
 /* ---- life ---- */
@@ -380,7 +573,8 @@ static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_e
     return LM_OK;
 }
 
-lm_code lm_source_open(const char *const *paths, int n, lm_source **out, lm_err *e)
+lm_code lm_source_open(const char *const *paths, int n, bool skip_bad, size_t most, lm_source **out,
+                       lm_err *e)
 {
     lm_source *s;
     bool unknown = false;
@@ -389,6 +583,8 @@ lm_code lm_source_open(const char *const *paths, int n, lm_source **out, lm_err 
     if (rc)
         return rc;
     s->at = s->fd = -1;
+    s->skip_bad = skip_bad;
+    s->most = most;
     rc = lm_alloc_n(&s->paths, (size_t)n, sizeof *s->paths, "paths", e);
     if (!rc)
         rc = lm_alloc_n(&s->digests, (size_t)n, sizeof *s->digests, "digests", e);
@@ -419,8 +615,9 @@ void lm_source_close(lm_source *s)
 {
     if (!s)
         return;
-    archive_read_free(s->inner);
+    close_inner(s);
     archive_read_free(s->outer);
+    lm_gunzip_free(s->gz);
     if (s->fd > STDIN_FILENO)
         close(s->fd);
     if (s->paths)

@@ -15,13 +15,20 @@
 
 typedef struct lm_source lm_source;
 
-/* Fails: as lm_input_open. */
-lm_code lm_source_open(const char *const *paths, int n, lm_source **out, lm_err *e);
+/* With skip_bad, what is damaged is passed over.  `most`: bytes of a pipe that may follow the end of its data.
+ * Fails: as lm_input_open. */
+lm_code lm_source_open(const char *const *paths, int n, bool skip_bad, size_t most, lm_source **out,
+                       lm_err *e);
 void lm_source_close(lm_source *s);
 /* Go to the next member, over what is left of this one; *got is false at the end of all. */
 lm_code lm_source_next(lm_source *s, bool *got, lm_err *e);
 /* The next bytes of the member, borrowed until the next call; *n = 0 at its end. */
 lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e);
+/* Did the member that has ended end in damage (skip_bad)?  Does this one begin behind damage? */
+bool lm_source_cut(const lm_source *s);
+bool lm_source_resumed(const lm_source *s);
+/* Damaged parts that were passed over, and the first of them. */
+int64_t lm_source_bad(const lm_source *s, lm_err *first);
 const char *lm_source_name(const lm_source *s); /* "a.tar:dir/b.txt"; until lm_source_next */
 int lm_source_operand(const lm_source *s);
 

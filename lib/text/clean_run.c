@@ -115,8 +115,9 @@ static lm_code write_doc(run *r, batch *b, int i, lm_err *e)
     size_t from = i ? b->end[i - 1] : 0;
     st->documents++;
     if (d->skip) {
-        st->invalid++;
-        return note_drop(r, d, "invalid-utf8", e);
+        st->invalid += !d->broken;
+        st->bad += d->broken;
+        return note_drop(r, d, d->broken ? "bad-record" : "invalid-utf8", e);
     }
     st->replaced += d->bad;
     st->chars_in += (int64_t)d->len;

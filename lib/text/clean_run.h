@@ -33,6 +33,7 @@ typedef struct {
     int64_t lines[LM_RULES];     /* lines, by rule, of all documents judged */
     int64_t exact, near;         /* duplicates */
     int64_t invalid;             /* documents skipped for invalid UTF-8 */
+    int64_t bad;                 /* documents passed over because they are no records */
     int64_t replaced;            /* sequences replaced by U+FFFD */
 } lm_clean_stats;
 

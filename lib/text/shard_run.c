@@ -146,7 +146,7 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
     for (int i = 0; i < b->docs.n && !rc; i++) {
         const lm_doc *d = &b->docs.doc[i];
         if (d->skip) {
-            r->st->skipped++;
+            r->st->skipped += !d->broken;
             continue;
         }
         r->st->documents++;

@@ -5,6 +5,7 @@ complete -c clean-data -l split -x -a 'file blank' -d 'plain text: a document is
 complete -c clean-data -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c clean-data -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'
 complete -c clean-data -l max-document -r -d 'refuse documents larger than this [4G]'
+complete -c clean-data -l skip-bad -d 'pass over bad records and damaged parts, count them [no]'
 complete -c clean-data -s r -l rules -r -d 'of gopher, c4, fineweb; or all, none [none]'
 complete -c clean-data -s d -l dedup -x -a 'none exact minhash' -d 'duplicates: none, exact, or minhash for near ones too [none]'
 complete -c clean-data -l ngram -r -d 'minhash: words in a shingle [5]'

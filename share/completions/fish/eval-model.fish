@@ -18,6 +18,7 @@ complete -c eval-model -l split -x -a 'file blank' -d 'plain text: a document is
 complete -c eval-model -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c eval-model -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'
 complete -c eval-model -l max-document -r -d 'refuse documents larger than this [4G]'
+complete -c eval-model -l skip-bad -d 'pass over bad records and damaged parts, count them [no]'
 complete -c eval-model -s o -l output -r -d 'where the product goes'
 complete -c eval-model -s f -l force -d 'overwrite what exists'
 complete -c eval-model -s j -l threads -r -d 'threads; 0 = every core [0]'

@@ -18,6 +18,7 @@ complete -c shard-data -l split -x -a 'file blank contiguous' -d 'file; blank: t
 complete -c shard-data -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c shard-data -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'
 complete -c shard-data -l max-document -r -d 'refuse documents larger than this [4G]'
+complete -c shard-data -l skip-bad -d 'pass over bad records and damaged parts, count them [no]'
 complete -c shard-data -l check-tokenizer -d 'refuse shards that were made with different tokenizers [yes]'
 complete -c shard-data -s o -l output -r -d 'where the product goes'
 complete -c shard-data -s f -l force -d 'overwrite what exists'

@@ -10,6 +10,7 @@ complete -c train-tokenizer -l split -x -a 'file blank' -d 'plain text: a docume
 complete -c train-tokenizer -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c train-tokenizer -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'
 complete -c train-tokenizer -l max-document -r -d 'refuse documents larger than this [4G]'
+complete -c train-tokenizer -l skip-bad -d 'pass over bad records and damaged parts, count them [no]'
 complete -c train-tokenizer -s o -l output -r -d 'where the product goes'
 complete -c train-tokenizer -s f -l force -d 'overwrite what exists'
 complete -c train-tokenizer -s j -l threads -r -d 'threads; 0 = every core [0]'
