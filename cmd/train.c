@@ -174,7 +174,6 @@ static lm_tool tool = { .name = "train",
                                LM_USE_DEVICE | LM_USE_DRY_RUN | LM_USE_METRICS | LM_USE_HISTORY,
                         .min_args = 0,
                         .max_args = 2,
-                        .lasting = true,
                         .examples = examples };
 
 /* Everything that main holds, so that there is one place that lets go of it. */
@@ -668,6 +667,8 @@ int main(int argc, char **argv)
     lm_err e = { 0 };
     built_in = opt;
     lm_begin(&tool, argc, argv);
+    if (!tool.dry_run && !opt.dump_graph) /* the run is the product, not the lines about it */
+        lm_outlast_readers(&tool);
     work(&s, &e);
     let_go(&s, &e);
     if (e.code)

@@ -101,9 +101,7 @@ void lm_signals_init(const lm_tool *t)
     handle(SIGHUP, on_stop, 0);
     handle_lost_input();
     handle(SIGXFSZ, SIG_IGN, 0); /* a limit on file sizes is a write that fails (EFBIG) */
-    handle(SIGPIPE, t->lasting ? SIG_IGN : end_at_once, 0);
-    if (t->lasting)
-        handle(SIGUSR1, on_poke, SA_RESTART);
+    handle(SIGPIPE, end_at_once, 0);
 }
 
 void lm_outlast_readers(lm_tool *t)

@@ -35,6 +35,7 @@ static int status_of(lm_code code)
 }
 
 static bool stdout_lost; /* said already: one full disk is one message */
+static bool only_help;   /* where SIGPIPE is ignored: nothing is lost with the reader */
 
 void lm_complain(lm_tool *t, lm_err *e)
 {
@@ -163,6 +164,22 @@ static void say_facts(lm_tool *t)
            lm_cpu_level_name(t->cpu), t->threads, (long long)t->seed);
 }
 
+/* --help and the like: true if that was asked for and printed. */
+static bool print_and_no_more(lm_tool *t, lm_code *rc, lm_err *e)
+{
+    const lm_frame *f = &lm_the_frame;
+
+    if (f->help || f->version)
+        (f->help ? lm_help_print : lm_version_print)(t);
+    else if (f->completion)
+        *rc = lm_completion_print(t, f->completion, e);
+    else if (f->print_config)
+        *rc = lm_options_print(t, e);
+    else
+        return false;
+    return !*rc;
+}
+
 void lm_begin(lm_tool *t, int argc, char **argv)
 {
     lm_err e = { 0 };
@@ -178,19 +195,9 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     lm_sink_init(t);
     rc = lm_options_parse(t, &e);
     lm_sink_init(t); /* with the verbosity that was asked for */
-    if (!rc && (lm_the_frame.help || lm_the_frame.version)) {
-        (lm_the_frame.help ? lm_help_print : lm_version_print)(t);
+    if (!rc && print_and_no_more(t, &rc, &e)) {
+        only_help = true;
         exit(lm_end(t));
-    }
-    if (!rc && lm_the_frame.completion) {
-        rc = lm_completion_print(t, lm_the_frame.completion, &e);
-        if (!rc)
-            exit(lm_end(t));
-    }
-    if (!rc && lm_the_frame.print_config) {
-        rc = lm_options_print(t, &e);
-        if (!rc)
-            exit(lm_end(t));
     }
     if (rc) {
         lm_complain(t, &e);
@@ -215,7 +222,7 @@ static void close_stdout(lm_tool *t)
         bad = true;
         why = errno;
     }
-    if (!bad || stdout_lost)
+    if (!bad || stdout_lost || (why == EPIPE && only_help))
         return;
     if (why == EPIPE && t->lasting) {
         lm_say(t, LM_LOG_WARN, "standard output: the reader has gone");

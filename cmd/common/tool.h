@@ -136,7 +136,6 @@ typedef struct {
     bool filter;
     const char *const *side; /* options that name further outputs, NULL-terminated; may be NULL */
     const char *alias;       /* "Tj": -T is another letter for -j; pairs, may be NULL */
-    bool lasting;            /* builds something lasting: SIGPIPE is ignored */
     const char *const *examples; /* two command lines for --help, NULL-terminated */
     /* True for a --config file that is not one of options: the tool reads t->config itself. */
     bool (*takes_config)(const char *path);
@@ -156,6 +155,7 @@ typedef struct {
     int verbosity;      /* 0..4, 2 default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
+    bool lasting;       /* see lm_outlast_readers */
     char **full_argv;   /* as given */
     int full_argc;
     /* The same for provenance: without what changes no product (-j, -v, -q) or names it (-o, -f). */
@@ -174,7 +174,9 @@ lm_code lm_options_save(lm_buf *out, lm_err *e);
  * (NULL-terminated, may be NULL), are passed over.  `saved` must outlive the options' use. */
 lm_code lm_options_resume(const json_t *saved, const char *const *except, const char *where,
                           lm_err *e);
-/* For a tool that builds something lasting in this run only: from now on as lm_tool.lasting. */
+/* For a tool that makes something lasting, once it is to make it: from now on the loss of the reader
+ * of standard output is one warning, and SIGUSR1 asks for a checkpoint.  Otherwise it ends a tool at
+ * once and silently. */
 void lm_outlast_readers(lm_tool *t);
 /* Print the failure once, remember the worst exit status, clear *e.  LM_EBUG aborts. */
 void lm_complain(lm_tool *t, lm_err *e);

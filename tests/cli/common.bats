@@ -77,6 +77,17 @@ setup() {
     done
 }
 
+@test "a reader that has gone: --help, --version, --print-config and completions are silent" {
+    for t in "$BIN"/*; do
+        for o in --help --version --print-config --completion=zsh; do
+            for ignored in '' 'trap "" PIPE;'; do
+                bash -c "{ sleep 0.03; $ignored exec '$t' $o 2> err; } | true"
+                [ ! -s err ] || { echo "$t $o: $(cat err)"; false; }
+            done
+        done
+    done
+}
+
 @test "--print-config is a valid --config and gives the same again" {
     for t in "$BIN"/*; do
         "$t" --print-config > a.json

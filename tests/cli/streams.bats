@@ -352,3 +352,17 @@ shrink() {
         shrink convert-model -j "$j" m2 -o -
     done
 }
+
+@test "dumps into a reader that has gone: silent, and ended by SIGPIPE" {
+    mkdir gone && cd gone
+    root=${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}
+    sh "$root/tests/cli/examples/merge-models.sh"
+    mkdir plan && cp base/config.json plan
+    for c in 'train plan --dump-graph' 'train plan --dry-run' 'train plan --dry-run --json' 'merge-models --list' \
+        'merge-models -m dem -b base math code --print-plan' 'merge-models -m dem -b base math code --dry-run' \
+        'init-model --list' 'inspect-model --stats base' 'inspect-model --json base'; do
+        bash -c "{ sleep 0.1; $c 2> err; echo \$? > status; } | true"
+        [ ! -s err ] || { echo "$c: $(cat err)"; false; }
+        [ "$(cat status)" -eq 141 ] || { echo "$c: status $(cat status)"; false; }
+    done
+}
