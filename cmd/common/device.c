@@ -64,6 +64,9 @@ lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend 
     if (!rc)
         lm_say(t, LM_LOG_INFO, "device %s: %s; kernels %s", (*out)->name, (*out)->device,
                (*out)->detail);
+    const char *advice = rc ? NULL : (*out)->advice(*out);
+    if (advice)
+        lm_say(t, LM_LOG_WARN, "device %s: %s", (*out)->name, advice);
     return rc;
 }
 

@@ -6,7 +6,8 @@
 #include "common/tool.h"
 #include "graph/backend.h"
 
-/* Open the device of a tool with LM_USE_DEVICE, and say at level info what it is.  Host kernels run
+/* Open the device of a tool with LM_USE_DEVICE, say at level info what it is, and warn of kernels that
+ * leave much of it idle and were not chosen.  Host kernels run
  * on `par` (borrowed).  Fails as lm_backend_open does; never opens another device. */
 lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend **out, lm_err *e);
 

@@ -87,6 +87,9 @@ struct lm_backend {
     /* What the path that `detail` names could not do so far, in one line that is NULL when there is
      * nothing to tell: slower kernels came in its place.  Lives until the next call. */
     const char *(*shortfall)(lm_backend *b);
+    /* What other kernels, which were not asked for, could do better here, in one line that names the variable
+     * to set; NULL: nothing, or kernels were chosen. */
+    const char *(*advice)(lm_backend *b);
     void (*close)(lm_backend *b);
 };
 

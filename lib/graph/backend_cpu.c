@@ -163,6 +163,12 @@ static const char *cpu_shortfall(lm_backend *b)
     return NULL;
 }
 
+static const char *cpu_advice(lm_backend *b)
+{
+    (void)b;
+    return NULL;
+}
+
 static void cpu_close(lm_backend *b)
 {
     lm_free(b);
@@ -202,6 +208,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .joins = cpu_joins,
                          .peak_flops = cpu_peak_flops,
                          .shortfall = cpu_shortfall,
+                         .advice = cpu_advice,
                          .close = cpu_close };
     snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level), c->b.threads,
              c->b.threads == 1 ? "" : "s");

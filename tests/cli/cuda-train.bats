@@ -232,7 +232,7 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
 
 @test "cuda-train: numbers that run away: status 4, and the weights before them stay" {
     "${T[@]}" m0 data -o run --steps 2 --device cuda
-    run --separate-stderr train --device cuda --resume run --steps 60 --lr 1000 --warmup 0 --max-grad-norm 0 \
+    run --separate-stderr train -q --device cuda --resume run --steps 60 --lr 1000 --warmup 0 --max-grad-norm 0 \
         --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
     [ "$status" -eq 4 ]
     [ "$(wc -l <<< "$stderr")" -eq 1 ]

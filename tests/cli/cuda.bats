@@ -140,6 +140,22 @@ alone() {
     grep -q '^generate: device cuda:0: cuBLASLt served .* others, which plain kernels made, and .* only without the function or sums behind them$' <<< "$stderr"
 }
 
+@test "cuda: the plain default warns of idle tensor cores, with the factor and the variable" {
+    emulated
+    local tokens=(generate m0 -p "The system" -n 1 --device cuda)
+    run -0 --separate-stderr "${tokens[@]}"
+    says_of_default="generate: device cuda:0: plain kernels, the default, leave its tensor cores idle: LM_CUDA=tensor makes"
+    grep -q "^$says_of_default products of bf16 several times as fast, LM_CUDA=tf32 also those of f32, rounded, several times; LM_CUDA=plain keeps" <<< "$stderr"
+    LM_EMU_CARD="NVIDIA GB200" run -0 --separate-stderr "${tokens[@]}"
+    grep -q "^$says_of_default products of bf16 up to 31.2 times as fast, .* up to 15.6 times;" <<< "$stderr"
+    for path in plain tensor tf32; do
+        LM_CUDA=$path run -0 --separate-stderr "${tokens[@]}"
+        run ! grep idle <<< "$stderr"
+    done
+    run -0 --separate-stderr generate m0 -p "The system" -n 1 --device cpu
+    run ! grep idle <<< "$stderr"
+}
+
 # ---- devices ----
 
 @test "cuda: no device, not that many devices" {

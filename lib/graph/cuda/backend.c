@@ -51,6 +51,32 @@ static const char *shortfall(lm_backend *b)
     return n.unserved_shapes || n.refused_shapes ? c->shortfall : NULL;
 }
 
+/* Every card that the module has code for has tensor cores; how much they would give is the ratio of
+ * published peaks. */
+static const char *advice(lm_backend *b)
+{
+    cuda_backend *c = cuda_of(b);
+    double plain = cuda_peak(c->model, c->sms, LM_DTYPE_F32, false),
+           tf32 = cuda_peak(c->model, c->sms, LM_DTYPE_F32, true),
+           half = cuda_peak(c->model, c->sms, LM_DTYPE_BF16, false);
+    char bf16[32] = "several", f32[32] = "several";
+
+    if (c->level != LM_CUDA_PLAIN || !c->by_default)
+        return NULL;
+    if (plain > 0) {
+        snprintf(bf16, sizeof bf16, "up to %.1f", half / plain);
+        snprintf(f32, sizeof f32, "up to %.1f", tf32 / plain);
+    }
+    snprintf(
+        c->advice, sizeof c->advice,
+        "plain kernels, the default, leave its tensor cores idle: LM_CUDA=tensor makes products of "
+        "bf16 "
+        "%s times as fast, LM_CUDA=tf32 also those of f32, rounded, %s times; LM_CUDA=plain keeps "
+        "things as they are (lmutils(7), DEVICES)",
+        bf16, f32);
+    return c->advice;
+}
+
 static void close_device(lm_backend *b)
 {
     cuda_backend *c = cuda_of(b);
@@ -176,6 +202,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     c->index = colon ? atoi(colon + 1) : 0;
     c->level = level;
     c->deterministic = o->deterministic;
+    c->by_default = !o->kernels;
     snprintf(c->name, sizeof c->name, "cuda:%d", c->index);
     c->b = (lm_backend){ .name = c->name,
                          .device = c->device,
@@ -184,6 +211,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
                          .joins = joins,
                          .peak_flops = peak_flops,
                          .shortfall = shortfall,
+                         .advice = advice,
                          .close = close_device };
     cuda_fill_memory(&c->b);
     cuda_fill_order(&c->b);

@@ -32,12 +32,12 @@ typedef struct {
     int index, sms, cc;
     size_t shared_max;
     lm_cuda_level level;
-    bool deterministic;
+    bool deterministic, by_default; /* by_default: the level was not chosen */
     struct lm_cuda_lt *lt;
     cuda_stream *streams; /* main is the last of the list */
     /* The first failure of the device, and every call's answer from then on. */
     _Atomic(int) lost;
-    char name[32], device[192], detail[64], model[128], shortfall[224];
+    char name[32], device[192], detail[64], model[128], shortfall[224], advice[320];
 } cuda_backend;
 
 static inline cuda_backend *cuda_of(lm_backend *b)
