@@ -143,9 +143,9 @@ static int leader(const lm_merge_plan *p, const lm_merge_slice *s)
     return p->recipe->sliced ? s->source[0].input : p->lead;
 }
 
-/* Where source k of the slice has the tensor. */
+/* Where source s of the slice has the tensor; *as: its name there. */
 static lm_code make_ref(lm_merge_plan *p, const wanted *w, int input, const lm_merge_source *s,
-                        lm_merge_ref *ref, lm_err *e)
+                        lm_merge_ref *ref, const char **as, lm_err *e)
 {
     const lm_merge_model *m = &p->model[input];
     const char *name;
@@ -154,6 +154,7 @@ static lm_code make_ref(lm_merge_plan *p, const wanted *w, int input, const lm_m
 
     if (rc)
         return rc;
+    *as = name;
     ref->input = input;
     ref->tensor = find(m, name);
     for (int i = 0; i < LM_MERGE_PARAMS; i++)
@@ -169,14 +170,17 @@ static lm_code make_ref(lm_merge_plan *p, const wanted *w, int input, const lm_m
 
 /* ---- Parameters ---- */
 
-static double value_of(const lm_merge_plan *p, const wanted *w, const lm_merge_source *s, int i)
+/* `name` is what filters look at: a model's own name of the tensor for parameters of models, that of
+ * the result for the others. */
+static double value_of(const lm_merge_plan *p, const wanted *w, const lm_merge_source *s,
+                       const char *name, int i)
 {
     const lm_merge_settings *level[3] = { s ? &s->set : NULL, &w->slice->set, &p->recipe->set };
     double u = w->layer < 0 ? 0 : w->of > 1 ? (double)w->layer / (double)(w->of - 1) : 1;
 
     for (int k = 0; k < 3; k++) {
         double v =
-            level[k] ? lm_merge_value_at(&level[k]->param[i], (lm_merge_param)i, w->out, u) : NAN;
+            level[k] ? lm_merge_value_at(&level[k]->param[i], (lm_merge_param)i, name, u) : NAN;
 
         if (!isnan(v))
             return v;
@@ -185,7 +189,7 @@ static double value_of(const lm_merge_plan *p, const wanted *w, const lm_merge_s
 }
 
 static lm_code set_params(const lm_merge_plan *p, const wanted *w, const lm_merge_source *s,
-                          double param[LM_MERGE_PARAMS], lm_err *e)
+                          const char *name, double param[LM_MERGE_PARAMS], lm_err *e)
 {
     const lm_merge_method *m = p->recipe->method;
 
@@ -195,12 +199,12 @@ static lm_code set_params(const lm_merge_plan *p, const wanted *w, const lm_merg
         param[i] = NAN;
         if (!(m->takes >> i & 1) || lm_merge_params[i].per_model != (s != NULL))
             continue;
-        param[i] = value_of(p, w, s, i);
+        param[i] = value_of(p, w, s, name, i);
         if (isnan(param[i]) && m->required >> i & 1)
             return lm_fail(e, LM_EUSAGE, s ? p->model[s->input].name : "--method",
                            "end the list with a value without a filter",
                            "no value of %s for tensor '%s'", lm_merge_params[i].name,
-                           lm_st_show(w->out, show));
+                           lm_st_show(name, show));
     }
     return LM_OK;
 }
@@ -290,15 +294,16 @@ static lm_code gather(lm_merge_plan *p, const wanted *w, lm_merge_tensor *t, lm_
     const lm_merge_slice *s = w->slice;
     int base = p->recipe->method->base_allowed ? lm_plan_base_of(p, s) : -1;
     lm_merge_ref *ref = NULL;
+    const char *name = NULL;
     lm_code rc = lm_arena_alloc(p->arena, &ref, (size_t)s->n + 1, sizeof *ref, e);
     bool found = false;
 
     for (int k = 0; !rc && base >= 0 && k < s->n && !found; k++) {
         if ((found = s->source[k].input == base))
-            rc = make_ref(p, w, base, &s->source[k], ref, e);
+            rc = make_ref(p, w, base, &s->source[k], ref, &name, e);
     }
     if (!rc && base >= 0 && !found)
-        rc = make_ref(p, w, base, &s->source[0], ref, e);
+        rc = make_ref(p, w, base, &s->source[0], ref, &name, e);
     if (!rc && base >= 0 && ref->tensor)
         t->base = ref;
     t->model = ref + 1;
@@ -307,12 +312,12 @@ static lm_code gather(lm_merge_plan *p, const wanted *w, lm_merge_tensor *t, lm_
 
         if (s->source[k].input == base)
             continue;
-        rc = make_ref(p, w, s->source[k].input, &s->source[k], m, e);
+        rc = make_ref(p, w, s->source[k].input, &s->source[k], m, &name, e);
         if (!rc && m->tensor)
-            rc = set_params(p, w, &s->source[k], m->param, e);
+            rc = set_params(p, w, &s->source[k], name, m->param, e);
         t->n_models += !rc && m->tensor;
     }
-    return rc ? rc : set_params(p, w, NULL, t->param, e);
+    return rc ? rc : set_params(p, w, NULL, w->out, t->param, e);
 }
 
 /* One tensor carried over: the base's, else the first model's. */

@@ -9,7 +9,8 @@
  * a number, a gradient over the layers of its slice, or a list of these with filters:
  *   u = i / (L - 1) for layer i of L (1 when L = 1), 0 for tensors outside the layers
  *   gradient v[0..n): x = u (n - 1), linear between v[floor x] and v[floor x + 1]
- *   filters: the first entry whose filter is absent, "*", or a part of the tensor's name
+ *   filters: the first entry whose filter is absent, "*", or a part of the tensor's name: of the name
+ *   in the model for parameters of models, in the result for the others (slices renumber layers)
  * Values with names (rescale: l1, sign_election: sum) and truth values are numbers here: 0, 1, 2.
  * A gradient of truth values takes v[floor x]. */
 #ifndef LM_MERGE_RECIPE_H

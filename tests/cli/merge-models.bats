@@ -70,6 +70,23 @@ refused() {
     [[ "$output" == *"model.layers.2.mlp.up_proj.weight F32 [48,32]"*"code model.layers.1.mlp.up_proj.weight:scale=0.5"* ]]
 }
 
+@test "merge-models: filters of a model's parameters know its own names, others those of the result" {
+    cat > y << 'YAML'
+merge_method: slerp
+base_model: math
+slices:
+  - sources: [{model: math, layer_range: [0, 1]}, {model: code, layer_range: [1, 2]}]
+  - sources: [{model: math, layer_range: [0, 1]}, {model: code, layer_range: [1, 2]}]
+parameters: {t: [{filter: layers.1., value: 0.25}, {value: 0.5}]}
+YAML
+    run merge-models --config y --print-plan
+    [[ "$output" == *"model.layers.1.mlp.up_proj.weight F32 [48,32]  t=0.25  code"* ]]
+    [[ "$output" == *"model.layers.0.mlp.up_proj.weight F32 [48,32]  t=0.5  code"* ]]
+    sed -i 's/scale: 0.5/scale: [{filter: layers.1., value: 0.5}, {filter: layers.2., value: 9}, {value: 1}]/' mergekit.yaml
+    run merge-models --config mergekit.yaml --print-plan
+    [[ "$output" == *"model.layers.2.mlp.up_proj.weight F32 [48,32]  code model.layers.1.mlp.up_proj.weight:scale=0.5"* ]]
+}
+
 @test "merge-models: YAML gradients and filters" {
     cat > g.yaml << 'YAML'
 merge_method: slerp
