@@ -157,6 +157,12 @@ static lm_code put_config(job *j, const lm_buf *text, const char *template, lm_e
     return rc;
 }
 
+/* Of the first model, whose tokens a made tokenizer keeps: true of that as well. */
+static bool is_kept(const char *name)
+{
+    return !strcmp(name, "chat_template.jinja") || !strcmp(name, "special_tokens_map.json");
+}
+
 /* File by file, because one of them changes. */
 static lm_code put_tokenizer(job *j, lm_model_source *from, const lm_buf *made_json,
                              const lm_buf *made_config, const char *template, lm_err *e)
@@ -172,7 +178,7 @@ static lm_code put_tokenizer(job *j, lm_model_source *from, const lm_buf *made_j
 
         if (template && !strcmp(name, "chat_template.jinja"))
             continue;
-        if (made_json) {
+        if (made_json && !is_kept(name)) {
             const lm_buf *made = json ? made_json : config ? made_config : NULL;
 
             found = made && made->len;
@@ -215,8 +221,8 @@ static lm_code other_tokenizer(job *j, lm_err *e)
         config.data = (char *)(uintptr_t)lm_vocab_config_json(p->vocab, &config.len);
     }
     if (!rc)
-        rc = put_tokenizer(j, owner < 0 ? NULL : p->model[owner].source, owner < 0 ? &json : NULL,
-                           &config, found ? template.data : NULL, e);
+        rc = put_tokenizer(j, p->model[owner < 0 ? p->lead : owner].source,
+                           owner < 0 ? &json : NULL, &config, found ? template.data : NULL, e);
     lm_buf_fini(&template);
     return rc;
 }

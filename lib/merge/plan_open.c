@@ -222,7 +222,7 @@ static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o
         rc = lm_merge_digest(m->source, o->whole_digest, o->sink, &m->digest, e);
     if (rc || !m->digest)
         return rc;
-    if (lora && !strcmp(lora, "-")) { /* a stream is not read twice */
+    if (lora && lm_merge_same_stream(lora, lora)) { /* a stream is not read twice */
         m->digest = 0;
         return LM_OK;
     }
@@ -325,18 +325,22 @@ lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
     words *w = NULL;
+    bool is_read[LM_MERGE_MAX_INPUTS] = { false };
     int found = 0;
     bool policy = r->vocab.policy != LM_VOCAB_STRICT || r->vocab.n_rules || r->vocab.pad_to;
     lm_code rc = lm_arena_alloc(p->arena, &w, (size_t)r->n_inputs, sizeof *w, e);
 
     for (int i = 0; !rc && i < r->n_inputs; i++) {
         rc = lm_tokenizer_text(p->model[i].source, false, &w[i].json, &w[i].config, &w[i].found, e);
-        found += w[i].found != NULL;
+        is_read[i] = w[i].found != NULL;
+        found += is_read[i];
     }
     p->tokenizer = p->lead;
     for (int i = 0; !rc && found && !w[p->tokenizer].found; i++)
         p->tokenizer = i;
-    if (!rc && (policy || (found == r->n_inputs && !all_alike(p, w))))
+    if (!rc)
+        rc = lm_plan_unread_tokenizers(p, is_read, e);
+    if (!rc && (policy || (found > 1 && !all_alike(p, w))))
         rc = make_vocab(p, w, o->sink, e);
     for (int i = 0; w && i < r->n_inputs; i++) {
         lm_buf_fini(&w[i].json);

@@ -280,9 +280,18 @@ static lm_code remap(lm_vocab *v, const lm_vocab_spec *spec, lm_sink *sink, lm_e
     return LM_OK;
 }
 
-static lm_code build(lm_vocab *v, const lm_vocab_spec *spec, lm_sink *sink, lm_err *e)
+/* The model that the others are compared with: the base, else the first, that has a tokenizer. */
+static int reference(const lm_vocab *v)
 {
     int lead = v->base >= 0 ? v->base : 0;
+    for (int i = 0; i < v->n && !v->model[lead].tok; i++)
+        lead = v->model[i].tok ? i : lead;
+    return lead;
+}
+
+static lm_code build(lm_vocab *v, const lm_vocab_spec *spec, lm_sink *sink, lm_err *e)
+{
+    int lead = reference(v);
     bool agree, asked = spec->policy || spec->n_rules || spec->pad_to;
     for (int i = 0; i < v->n; i++)
         if (!asked && check_same(&v->model[i], &v->model[lead], e))

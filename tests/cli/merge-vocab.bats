@@ -94,6 +94,45 @@ END
     cmp <(tail -c 30000 "$out/u/model.safetensors") <(tail -c 30000 "$out/y/model.safetensors")
 }
 
+@test "merge-models --tokenizer union: the chat template stays, unless another is asked for" {
+    cp -r a "$out/a" && cp -r b2 "$out/b"
+    printf '{{ one }}' > "$out/a/chat_template.jinja"
+    printf '{{ two }}' > "$out/b/chat_template.jinja"
+    merge-models -q -m linear "$out/a" "$out/b" --tokenizer union -o "$out/u"
+    cmp "$out/a/chat_template.jinja" "$out/u/chat_template.jinja"
+    merge-models -q -m linear "$out/a:0" "$out/b:1" --tokenizer "$out/b" -o "$out/v"
+    cmp "$out/b/chat_template.jinja" "$out/v/chat_template.jinja"
+    printf 'merge_method: linear\nmodels: [{model: %s, parameters: {weight: 1}}, {model: %s, parameters: {weight: 1}}]\n' "$out/a" "$out/b" > "$out/y"
+    printf 'tokenizer_source: union\nchat_template: chatml\n' >> "$out/y"
+    merge-models -q --config "$out/y" -o "$out/w"
+    [ ! -e "$out/w/chat_template.jinja" ]
+    grep -q im_start "$out/w/tokenizer_config.json"
+}
+
+@test "merge-models: tokenizers that cannot be read are compared by their bytes" {
+    for m in one two; do
+        mkdir "$out/$m" && cp a/config.json a/model.safetensors "$out/$m/"
+        echo same > "$out/$m/spiece.model"
+    done
+    merge-models -q -m linear "$out/one" "$out/two" -o "$out/x"
+    cmp "$out/one/spiece.model" "$out/x/spiece.model"
+    echo other > "$out/two/spiece.model"
+    for policy in "" "--tokenizer union"; do
+        run merge-models -m linear "$out/one" "$out/two" $policy -o "$out/y"
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"two: its spiece.model is not that of $out/one"*"cannot be read: save both with a tokenizer.json"* ]]
+        [ ! -e "$out/y" ]
+    done
+    # one without a tokenizer beside two that differ: those two are compared
+    rm "$out/one/spiece.model"
+    run merge-models -m linear "$out/one" a/ b2/ -o "$out/y"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"b2/: its tokenizer is not that of a/"* ]]
+    run merge-models -m linear "$out/one" a/ b2/ --tokenizer a/ -o "$out/y"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"one: has no tokenizer, which remapping its embedding needs"* ]]
+}
+
 @test "merge-models: embeddings of tokens by rules" {
     cat > "$out/m.yaml" <<END
 merge_method: task_arithmetic
