@@ -8,7 +8,9 @@
  *
  * Everything is checked here, before anything is written: every model has every tensor, with the
  * same shape, a number type where the others have one, and a config of the same architecture.  A
- * head that one model stores and another ties to its embedding is taken from the embedding.  Buffers
+ * head that one model stores and another ties to its embedding is taken from the embedding, and the
+ * result has a head of its own; so it has when slices take embedding and head from different models.
+ * Buffers
  * that are recomputed (rotary_emb.inv_freq, attn.bias, attn.masked_bias) may be missing. */
 #ifndef LM_MERGE_PLAN_H
 #define LM_MERGE_PLAN_H
@@ -71,6 +73,7 @@ typedef struct {
     const char **path;             /* [recipe->n_inputs]: what was opened for each */
     int tokenizer; /* the input whose tokenizer's files are taken when none is made */
     int lead;      /* the input whose config, tokenizer and order are taken */
+    bool untied;   /* the result has a head of its own, whatever the lead's config says */
     lm_merge_tensor *tensor;
     int64_t n;
     json_t *config, *generation_config; /* of the result; generation_config NULL: none */

@@ -70,6 +70,12 @@ static lm_code fix_layers(const lm_merge_plan *p, json_t *c, lm_err *e)
     return rc;
 }
 
+/* A head of its own is not tied, whatever the lead does. */
+static lm_code fix_tie(const lm_merge_plan *p, json_t *c, lm_err *e)
+{
+    return p->untied && lm_plan_ties(c) ? set(c, "tie_word_embeddings", json_false(), e) : LM_OK;
+}
+
 /* The ids of special tokens ("eos_token_id") that `from` names; NULL names none. */
 static lm_code take_ids(json_t *c, const json_t *from, lm_err *e)
 {
@@ -148,5 +154,7 @@ lm_code lm_plan_config(lm_merge_plan *p, lm_err *e)
         rc = fix_dtype(p, p->config, e);
     if (!rc && p->recipe->sliced)
         rc = fix_layers(p, p->config, e);
+    if (!rc)
+        rc = fix_tie(p, p->config, e);
     return rc ? rc : fix_vocab(p, p->config, e);
 }

@@ -23,6 +23,8 @@ void lm_plan_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_merge_oper
                  lm_merge_operand *base, lm_merge_job *out);
 /* What stands for a tensor of model m after its LoRA: shape and dtype. */
 const lm_st_tensor *lm_plan_effective(const lm_merge_model *m, const lm_st_tensor *t);
+/* Does a model with this config.json (may be NULL) use its embedding as its head? */
+bool lm_plan_ties(const json_t *config);
 /* True if input i takes part in a slice or is its base. */
 bool lm_plan_used(const lm_merge_plan *p, int i);
 int lm_plan_base_of(const lm_merge_plan *p, const lm_merge_slice *s);

@@ -70,14 +70,18 @@ static bool is_last(const char *name)
            strstr(name, "score");
 }
 
-static bool is_tied(const lm_merge_model *m)
+bool lm_plan_ties(const json_t *c)
 {
-    const json_t *c = lm_model_source_config(m->source);
     const json_t *v = json_object_get(c, "tie_word_embeddings");
     const char *type = json_string_value(json_object_get(c, "model_type"));
 
     /* absent means true in the configurations of GPT-2, false in those of the others here */
     return v ? json_is_true(v) : type && !strcmp(type, "gpt2");
+}
+
+static bool is_tied(const lm_merge_model *m)
+{
+    return lm_plan_ties(lm_model_source_config(m->source));
 }
 
 /* GPT-2's linear layers lie transposed. */
@@ -161,11 +165,13 @@ static lm_code make_ref(lm_merge_plan *p, const wanted *w, int input, const lm_m
         ref->param[i] = NAN;
     if (!ref->tensor)
         return is_buffer(name) ? LM_OK : missing(p, input, leader(p, w->slice), name, e);
+    if (strcmp(ref->tensor->name, name) != 0) /* its bytes are needed twice */
+        rc = lm_model_source_spool(m->source, e);
     if (m->fisher)
         ref->extra = lm_st_find(m->fisher, name);
     if (m->gram)
         ref->extra = lm_st_find(m->gram, name);
-    return LM_OK;
+    return rc;
 }
 
 /* ---- Parameters ---- */
@@ -454,7 +460,7 @@ static lm_code check_others(const lm_merge_plan *p, int first, int other, int64_
         bool there;
         lm_code rc;
 
-        if (is_buffer(name) || (is_head(name) && is_tied(b) && is_tied(a)))
+        if (is_buffer(name) || (is_head(name) && is_tied(a))) /* add_head sees to it */
             continue;
         if (layer < 0 || from < 0) {
             there = lm_model_source_find(a->source, name) != NULL; /* an alias is no place for it */
@@ -535,6 +541,60 @@ static lm_code layer(lm_merge_plan *p, const lm_merge_slice *s, int64_t o, int64
     return rc;
 }
 
+/* ---- The head ---- */
+
+/* The head that the model stores; NULL: none. */
+static const char *head_of(const lm_merge_model *m)
+{
+    for (size_t i = 0; i < lm_model_source_count(m->source); i++)
+        if (is_head(lm_model_source_at(m->source, i)->name))
+            return lm_model_source_at(m->source, i)->name;
+    return NULL;
+}
+
+static bool in_slice(const lm_merge_plan *p, const lm_merge_slice *s, int input)
+{
+    bool found = p->recipe->method->base_allowed && lm_plan_base_of(p, s) == input;
+
+    for (int k = 0; !found && k < s->n; k++)
+        found = s->source[k].input == input;
+    return found;
+}
+
+/* Slice s makes the head, `first` the embedding.  *name: of a head that a model of s does not tie, or
+ * of one that is the embedding of other models than those of the result; NULL: tied, or there is none. */
+static void find_head(const lm_merge_plan *p, const lm_merge_slice *first, const lm_merge_slice *s,
+                      const char **name)
+{
+    bool moved = false, tied = false;
+
+    *name = NULL;
+    for (int i = 0; i < p->recipe->n_inputs; i++) {
+        const lm_merge_model *m = &p->model[i];
+        bool here = in_slice(p, s, i);
+
+        moved = moved || here != in_slice(p, first, i);
+        tied = tied || (here && is_tied(m));
+        if (here && !is_tied(m) && !*name)
+            *name = head_of(m);
+    }
+    if (!*name && moved && tied)
+        *name = "lm_head.weight";
+}
+
+/* A model that ties its head does not list it: where the result needs it, it comes last. */
+static lm_code add_head(lm_merge_plan *p, const lm_merge_slice *s, size_t *cap, lm_err *e)
+{
+    const lm_merge_model *m = &p->model[leader(p, s)];
+    wanted w = { .slice = s, .layer = -1 };
+
+    find_head(p, &p->recipe->slice[0], s, &w.out);
+    p->untied = w.out != NULL;
+    return w.out && is_tied(m) && !head_of(m) ? add(p, &w, cap, e) : LM_OK;
+}
+
+/* ---- All tensors, in order ---- */
+
 static lm_code stacked(lm_merge_plan *p, size_t *cap, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
@@ -548,7 +608,9 @@ static lm_code stacked(lm_merge_plan *p, size_t *cap, lm_err *e)
     for (int s = 0; !rc && s < r->n_slices; s++)
         for (int64_t o = 0; !rc && o < r->slice[s].source[0].to - r->slice[s].source[0].from; o++)
             rc = layer(p, &r->slice[s], o, number++, cap, e);
-    return rc ? rc : outside(p, &r->slice[r->n_slices - 1], true, cap, e);
+    if (!rc)
+        rc = outside(p, &r->slice[r->n_slices - 1], true, cap, e);
+    return rc ? rc : add_head(p, &r->slice[r->n_slices - 1], cap, e);
 }
 
 static lm_code plain(lm_merge_plan *p, size_t *cap, lm_err *e)
@@ -574,7 +636,7 @@ static lm_code plain(lm_merge_plan *p, size_t *cap, lm_err *e)
         w.layer = layer_of(w.out, &begin, &end);
         rc = add(p, &w, cap, e);
     }
-    return rc;
+    return rc ? rc : add_head(p, &r->slice[0], cap, e);
 }
 
 /* Every tensor of a file of side data is one of its model: another name would be passed over. */

@@ -159,6 +159,23 @@ END
 @test "merge-models: a tied head beside one of its own goes through the vocabulary too" {
     merge-models -q -m linear b/:1 a/:0 --tokenizer b/ -o "$out/m"
     [ "$(loss "$out/m" data-b/train)" = "$(loss b/ data-b/train)" ]
+    # the tied one first: the result has a head all the same
+    merge-models -q -m linear a/:0 b/:1 --tokenizer b/ -o "$out/n"
+    [ "$(loss "$out/n" data-b/train)" = "$(loss b/ data-b/train)" ]
+    grep -q '"tie_word_embeddings": false' "$out/n/config.json"
+}
+
+@test "merge-models: a tied model on a stream gives its embedding twice" {
+    small="--set num_hidden_layers=1 --set hidden_size=32 --set intermediate_size=48 --set vocab_size=96"
+    init-model -q llama-1m $small --set tie_word_embeddings=true --seed 1 -o "$out/t"
+    init-model -q llama-1m $small --set tie_word_embeddings=false --seed 2 -o "$out/u"
+    merge-models -q -m linear "$out/t:0.4" "$out/u:0.6" -o "$out/want"
+    tar -C "$out/t" -cf - config.json model.safetensors | merge-models -q -m linear -:0.4 "$out/u:0.6" -o "$out/got"
+    inspect-model --check "$out/want" "$out/got"
+    merge-models -q -m linear "$out/u:0.6" "$out/t:0.4" -o "$out/want2"
+    tar -C "$out/t" -cf - config.json model.safetensors | merge-models -q -m linear "$out/u:0.6" -:0.4 -o "$out/got2"
+    inspect-model --check "$out/want2" "$out/got2"
+    inspect-model --check "$out/want" "$out/want2"
 }
 
 # A tokenizer as vocab.json and merges.txt, as GPT-2 came first.

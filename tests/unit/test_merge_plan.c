@@ -86,7 +86,6 @@ static void tied(void **state)
     lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y"));
     mm_shape s = { .tied = true };
     lm_merge_plan *p = NULL;
-    lm_err e = { 0 };
 
     (void)state;
     mm_model("x", 2, NULL);
@@ -96,10 +95,59 @@ static void tied(void **state)
                         "model.embed_tokens.weight");
     lm_merge_plan_free(p);
     lm_merge_recipe_free(r);
-    r = mm_recipe("linear", NULL, OPERANDS("y", "x")); /* the first has no place for a head */
-    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
-    assert_non_null(strstr(e.what, "lm_head.weight"));
+    r = mm_recipe("linear", NULL, OPERANDS("y", "x")); /* the first ties: the result does not */
+    p = plan(r);
+    assert_string_equal(find(p, "lm_head.weight")->model[0].tensor->name,
+                        "model.embed_tokens.weight");
+    assert_string_equal(find(p, "lm_head.weight")->model[1].tensor->name, "lm_head.weight");
+    assert_true(json_is_false(json_object_get(p->config, "tie_word_embeddings")));
+    lm_merge_plan_free(p);
     lm_merge_recipe_free(r);
+    mm_model("z", 4, &s);
+    r = mm_recipe("linear", NULL, OPERANDS("y", "z")); /* both tie: so does the result */
+    p = plan(r);
+    assert_null(find(p, "lm_head.weight"));
+    assert_true(json_is_true(json_object_get(p->config, "tie_word_embeddings")));
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+}
+
+/* Embedding of one model, head of another. */
+static void tied_in_slices(void **state)
+{
+    static const char yaml[] = "merge_method: passthrough\n"
+                               "slices:\n"
+                               "  - sources: [{model: %s, layer_range: [0, 1]}]\n"
+                               "  - sources: [{model: %s, layer_range: [1, 3]}]\n";
+    static const char *const pairs[][3] = { { "x", "y", "model.embed_tokens.weight" },
+                                            { "y", "x", "lm_head.weight" },
+                                            { "y", "z", "model.embed_tokens.weight" },
+                                            { "y", "y", NULL } };
+    mm_shape s = { .tied = true };
+
+    (void)state;
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, &s);
+    mm_model("z", 4, &s);
+    for (int i = 0; i < 4; i++) {
+        char text[300];
+        lm_merge_recipe *r;
+        lm_merge_plan *p;
+        const lm_merge_tensor *head;
+
+        snprintf(text, sizeof text, yaml, pairs[i][0], pairs[i][1]);
+        r = mm_yaml(text);
+        p = plan(r);
+        head = find(p, "lm_head.weight");
+        assert_int_equal(!head, !pairs[i][2]);
+        if (head) {
+            assert_string_equal(head->model[0].tensor->name, pairs[i][2]);
+            assert_string_equal(r->input[head->model[0].input].name, pairs[i][1]);
+        }
+        assert_int_equal(json_is_true(json_object_get(p->config, "tie_word_embeddings")), !head);
+        lm_merge_plan_free(p);
+        lm_merge_recipe_free(r);
+    }
 }
 
 static void refuse(const mm_shape *s, const char *where, const char *what)
@@ -177,6 +225,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(by_name, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(stacked, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(tied, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(tied_in_slices, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(mismatches, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(ranges, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(quantised, mm_enter, mm_leave),
