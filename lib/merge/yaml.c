@@ -132,7 +132,28 @@ static lm_code scalar(reader *r, const yaml_event_t *ev, node **out)
 
 static lm_code read_node(reader *r, yaml_event_t *ev, int depth, const node **out);
 
-/* The key in ev, which is checked: a string, not "<<", not there already. */
+/* A name for the item that comes next. */
+static lm_code name_item(reader *r, const char *key, int line, items *x)
+{
+    lm_code rc = lm_grow(&x->key, &x->cap_key, x->n + 1, sizeof *x->key, "YAML keys", r->err);
+
+    if (!rc)
+        rc = lm_grow(&x->line, &x->cap_line, x->n + 1, sizeof *x->line, "YAML keys", r->err);
+    if (!rc) {
+        x->key[x->n] = key;
+        x->line[x->n] = line;
+    }
+    return rc;
+}
+
+/* A plain "<<": its value is a mapping, or a list of them, whose pairs are taken over. */
+static bool is_merge_key(const yaml_event_t *ev)
+{
+    return ev->type == YAML_SCALAR_EVENT && ev->data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
+           !strcmp((const char *)ev->data.scalar.value, "<<");
+}
+
+/* The key in ev, which is checked: a string, not there already. */
 static lm_code add_key(reader *r, const yaml_event_t *ev, items *x)
 {
     char *copy = NULL;
@@ -142,8 +163,6 @@ static lm_code add_key(reader *r, const yaml_event_t *ev, items *x)
 
     if (ev->type != YAML_SCALAR_EVENT || memchr(key, 0, len))
         return bad(r, line_of(ev), NULL, "a key must be a plain string");
-    if (!strcmp(key, "<<"))
-        return bad(r, line_of(ev), "write the keys out", "merge keys ('<<') are not supported");
     for (size_t i = 0; i < x->n; i++)
         if (!strcmp(x->key[i], key))
             return lm_fail(r->err, LM_EUSAGE, r->where, NULL,
@@ -152,14 +171,59 @@ static lm_code add_key(reader *r, const yaml_event_t *ev, items *x)
     if (++r->nodes > LM_YAML_MAX_NODES)
         return too_large(r, line_of(ev));
     rc = lm_arena_strdup(r->arena, &copy, key, len, r->err);
-    if (!rc)
-        rc = lm_grow(&x->key, &x->cap_key, x->n + 1, sizeof *x->key, "YAML keys", r->err);
-    if (!rc)
-        rc = lm_grow(&x->line, &x->cap_line, x->n + 1, sizeof *x->line, "YAML keys", r->err);
-    if (!rc) {
-        x->key[x->n] = copy;
-        x->line[x->n] = line_of(ev);
+    return rc ? rc : name_item(r, copy, line_of(ev), x);
+}
+
+/* One item at the end, with what its expansion costs; a pair when `map`. */
+static lm_code add_item(reader *r, const node *child, bool map, items *x, node *out)
+{
+    lm_code rc = lm_grow(&x->item, &x->cap_item, x->n + 1, sizeof *x->item, "YAML nodes", r->err);
+
+    if (rc)
+        return rc;
+    x->item[x->n++] = &child->y;
+    out->nodes += child->nodes + map;
+    if (out->height <= child->height)
+        out->height = child->height + 1;
+    return LM_OK;
+}
+
+/* The pairs of `from` whose keys are not there yet. */
+static lm_code take_pairs(reader *r, const lm_yaml *from, int line, items *x, node *out)
+{
+    lm_code rc = LM_OK;
+
+    if (from->kind != LM_YAML_MAP)
+        return bad(r, line, NULL, "the value of '<<' is a mapping, or a list of mappings");
+    for (size_t i = 0; !rc && i < from->n; i++) {
+        const node *child = (const node *)(const void *)from->item[i]; /* every lm_yaml is in one */
+        bool there = false;
+
+        for (size_t k = 0; k < x->n && !there; k++)
+            there = !strcmp(x->key[k], from->key[i]);
+        if (there)
+            continue;
+        r->nodes += child->nodes + 1;
+        if (r->nodes > LM_YAML_MAX_NODES)
+            return too_large(r, line);
+        rc = name_item(r, from->key[i], from->key_line[i], x);
+        if (!rc)
+            rc = add_item(r, child, true, x, out);
     }
+    return rc;
+}
+
+/* What stands behind "<<", after all other keys, which are stronger; of a list the first is. */
+static lm_code merge_pairs(reader *r, const node *from, int line, items *x, node *out)
+{
+    lm_code rc = LM_OK;
+
+    if (!from)
+        return LM_OK;
+    if (from->y.kind != LM_YAML_LIST)
+        return take_pairs(r, &from->y, line, x, out);
+    for (size_t i = 0; !rc && i < from->y.n; i++)
+        rc = take_pairs(r, from->y.item[i], line, x, out);
     return rc;
 }
 
@@ -188,10 +252,23 @@ static lm_code keep(reader *r, const items *x, node *c)
     return rc;
 }
 
+/* The key in ev, which is consumed, and the event behind it; *merge: it is "<<". */
+static lm_code read_key(reader *r, yaml_event_t *ev, items *x, bool *merge)
+{
+    lm_code rc;
+
+    *merge = is_merge_key(ev);
+    rc = *merge ? LM_OK : add_key(r, ev, x);
+    yaml_event_delete(ev);
+    return rc ? rc : next_event(r, ev);
+}
+
 /* A list or map; ev is its start. */
 static lm_code collection(reader *r, const yaml_event_t *start, int depth, node **out)
 {
-    bool map = start->type == YAML_MAPPING_START_EVENT;
+    bool map = start->type == YAML_MAPPING_START_EVENT, merge = false;
+    const node *merged = NULL;
+    int merge_line = 0;
     items x = { 0 };
     lm_code rc = new_node(r, map ? LM_YAML_MAP : LM_YAML_LIST, line_of(start), out);
 
@@ -205,23 +282,20 @@ static lm_code collection(reader *r, const yaml_event_t *start, int depth, node 
             yaml_event_delete(&ev);
             break;
         }
-        if (map) {
-            rc = add_key(r, &ev, &x);
-            yaml_event_delete(&ev);
-            if (!rc && (rc = next_event(r, &ev)))
-                break;
-        }
-        if (!rc)
-            rc = read_node(r, &ev, depth + 1, &child);
-        if (!rc)
-            rc = lm_grow(&x.item, &x.cap_item, x.n + 1, sizeof *x.item, "YAML nodes", r->err);
-        if (!rc) {
-            x.item[x.n++] = &child->y;
-            (*out)->nodes += child->nodes + map;
-            if ((*out)->height <= child->height)
-                (*out)->height = child->height + 1;
-        }
+        if (map && (rc = read_key(r, &ev, &x, &merge)))
+            break;
+        if (merge && !merged)
+            merge_line = line_of(&ev);
+        rc = read_node(r, &ev, depth + 1, &child);
+        if (!rc && merge && merged)
+            rc = bad(r, merge_line, "give '<<' a list", "'<<' is there twice");
+        else if (!rc && merge)
+            merged = child;
+        else if (!rc)
+            rc = add_item(r, child, map, &x, *out);
     }
+    if (!rc)
+        rc = merge_pairs(r, merged, merge_line, &x, *out);
     if (!rc)
         rc = keep(r, &x, *out);
     lm_free(x.item);

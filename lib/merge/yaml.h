@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* yaml.h -- a small YAML document as a tree, for configuration files of strangers.
  *
- * YAML 1.1 as libyaml parses it, without tags, merge keys ("<<") and more than one document.  The
- * text is hostile: bytes, events, depth and the nodes after expansion of aliases are limited, so
- * that a bomb of aliases is an error of one line; a node cannot contain itself. */
+ * YAML 1.1 as libyaml parses it, without tags and more than one document.  A merge key ("<<") takes
+ * over the pairs of a mapping, or of several in a list; keys that stand beside it are stronger, then
+ * the mappings in their order.  The text is hostile: bytes, events, depth and the nodes after
+ * expansion of aliases and merge keys are limited, so that a bomb of them is an error of one line; a
+ * node cannot contain itself. */
 #ifndef LM_MERGE_YAML_H
 #define LM_MERGE_YAML_H
 

@@ -85,6 +85,47 @@ static void trees(void **state)
     assert_ptr_equal(lm_yaml_get(y, "a"), lm_yaml_get(y, "b"));
 }
 
+static const char *text_at(const lm_yaml *map, const char *key)
+{
+    const lm_yaml *y = lm_yaml_get(map, key);
+
+    assert_non_null(y);
+    return y->text;
+}
+
+static void merge_keys(void **state)
+{
+    const lm_yaml *y = yaml("a: &a {k: 1, l: 2}\n"
+                            "b: &b {l: 3, m: 4}\n"
+                            "one: {<<: *a, k: 5}\n"
+                            "two: {l: 6, <<: [*a, *b]}\n"
+                            "own: {<<: {k: 7}}\n"
+                            "more: &c\n"
+                            "  <<: *b\n"
+                            "  k: 8\n"
+                            "last: {<<: *c}\n"
+                            "text: {'<<': *a}\n"),
+                  *of;
+
+    (void)state;
+    of = lm_yaml_get(y, "one");
+    assert_int_equal(of->n, 2);
+    assert_string_equal(text_at(of, "k"), "5");
+    assert_string_equal(text_at(of, "l"), "2");
+    of = lm_yaml_get(y, "two");
+    assert_int_equal(of->n, 3);
+    assert_string_equal(text_at(of, "k"), "1");
+    assert_string_equal(text_at(of, "l"), "6");
+    assert_string_equal(text_at(of, "m"), "4");
+    assert_int_equal(of->key_line[2], 2);
+    assert_string_equal(text_at(lm_yaml_get(y, "own"), "k"), "7");
+    of = lm_yaml_get(y, "last");
+    assert_int_equal(of->n, 3);
+    assert_string_equal(text_at(of, "k"), "8");
+    assert_string_equal(text_at(of, "l"), "3");
+    assert_int_equal(lm_yaml_get(lm_yaml_get(y, "text"), "<<")->kind, LM_YAML_MAP); /* quoted */
+}
+
 static void bad_yaml(void **state)
 {
     char deep[200] = "", *p = deep;
@@ -94,7 +135,10 @@ static void bad_yaml(void **state)
     no_yaml("a: 1\nb: 2\na: 3", "line 3: key 'a' is there already, in line 1");
     no_yaml("a: *nobody", "alias 'nobody' has no anchor");
     no_yaml("a: &x [*x]", "alias 'x' has no anchor");
-    no_yaml("<<: {a: 1}", "merge keys");
+    no_yaml("<<: 1", "the value of '<<' is a mapping");
+    no_yaml("a: {b: 1}\nc: {<<: [x]}", "line 2: the value of '<<' is a mapping");
+    no_yaml("<<: {a: 1}\n<<: {b: 1}", "'<<' is there twice");
+    no_yaml("a: &a {<<: *a}", "alias 'a' has no anchor");
     no_yaml("a: !!python/object:os.system x", "tags");
     no_yaml("[a]: 1", "a key must be");
     no_yaml("a: 1\n---\nb: 2", "a second document");
@@ -120,6 +164,12 @@ static void bomb(void **state)
     for (int i = 1; i < 60; i++)
         n += snprintf(text + n, sizeof text - (size_t)n, "a%d: &a%d [*a%d]\n", i, i, i - 1);
     no_yaml(text, "nested too deeply");
+    n = snprintf(text, sizeof text, "a0: &a0 {k: [x,x,x,x,x,x,x,x,x]}\n"); /* by merge keys */
+    for (int i = 1; i < 20; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n,
+                      "a%d: &a%d {<<: *a%d, l%d: *a%d, m%d: *a%d, n%d: *a%d}\n", i, i, i - 1, i,
+                      i - 1, i, i - 1, i, i - 1);
+    no_yaml(text, "more than 100000 nodes");
 }
 
 /* ---- Operands ---- */
@@ -397,6 +447,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(trees),        cmocka_unit_test(bad_yaml),
+        cmocka_unit_test(merge_keys),   cmocka_unit_test(bad_yaml),
         cmocka_unit_test(bomb),         cmocka_unit_test(operands),
         cmocka_unit_test(bad_operands), cmocka_unit_test(checks),
         cmocka_unit_test(yaml_slices),  cmocka_unit_test(yaml_models),
