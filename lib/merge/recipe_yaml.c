@@ -22,7 +22,7 @@ static lm_code wrong(const reader *x, const lm_yaml *y, const char *key, const c
                    need);
 }
 
-/* Every key of `map` is in `known` (NULL-terminated). */
+/* Every key of `map` is in `known` (NULL-terminated), or begins with "x-": those hold anchors. */
 static lm_code check_keys(const reader *x, const lm_yaml *map, const char *what,
                           const char *const *known)
 {
@@ -32,7 +32,7 @@ static lm_code check_keys(const reader *x, const lm_yaml *map, const char *what,
         const char *near;
         char todo[160];
         size_t used;
-        bool there = false;
+        bool there = !strncmp(map->key[i], "x-", 2);
 
         for (const char *const *k = known; *k && !there; k++)
             there = !strcmp(*k, map->key[i]);

@@ -187,6 +187,22 @@ YAML
     refused 2 "mergekit.yaml says how to merge" merge-models --config mergekit.yaml --lambda 2 -o bad
 }
 
+@test "merge-models: YAML anchors and merge keys" {
+    cat > y << 'YAML'
+x-usual: &usual {weight: 0.25, density: 0.5}
+merge_method: ties
+base_model: base
+models:
+  - {model: math, parameters: *usual}
+  - {model: code, parameters: {<<: *usual, weight: 0.75}}
+YAML
+    merge-models -q --config y -o got/
+    merge-models -q -m ties --base base --density 0.5 --rescale none math:0.25 code:0.75 -o want/
+    same want/ got/
+    sed -i s/x-usual/usual/ y
+    refused 2 "y: line 1: unknown key 'usual' in the file" merge-models --config y -o bad
+}
+
 @test "merge-models: YAML that is wrong is one line with its number" {
     sed 's/scale:/scael:/' mergekit.yaml > y
     refused 2 "y: line 10: unknown parameter 'scael'" merge-models --config y -o bad

@@ -33,6 +33,9 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
     [LM_MERGE_CLAMP_T] = { "clamp_t", NULL, false, true, 0, 1, "" },
     [LM_MERGE_ALPHA] = { "alpha", NULL, false, false, 0, 1, "" },
     [LM_MERGE_FISHER_FLOOR] = { "fisher_floor", NULL, false, false, 1e-20, 1e30, "" },
+    [LM_MERGE_RAM_EPSILON] = { "ram_epsilon", NULL, false, false, 0, 1e30, "" },
+    [LM_MERGE_RAM_R] = { "r", NULL, false, false, 0, 1e30, "" },
+    [LM_MERGE_RAM_ALPHA] = { "ram_alpha", NULL, false, false, 0, 1e30, "" },
 };
 /* Takes everything, so that every reader is reached. */
 static const lm_merge_method any = {
