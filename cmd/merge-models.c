@@ -137,18 +137,18 @@ static lm_tool tool = {
     .config_help = "a mergekit YAML file, or options as JSON",
 };
 
-/* Options are a JSON object; everything else is taken for YAML. */
+/* Options are a JSON object; everything else is taken for YAML.  What cannot be read is left to who
+ * reads it. */
 static bool takes_config(const char *path)
 {
-    FILE *f = fopen(path, "re");
-    int c = ' ';
+    lm_buf text = { 0 };
+    lm_err ignored = { 0 };
+    bool taken = !lm_config_text(path, &text, &ignored);
+    const char *begin = text.data ? text.data : "";
 
-    if (!f)
-        return false;
-    while (c == ' ' || c == '\t' || c == '\r' || c == '\n')
-        c = getc(f);
-    fclose(f);
-    return c != '{';
+    taken = taken && begin[strspn(begin, " \t\r\n")] != '{';
+    lm_buf_fini(&text);
+    return taken;
 }
 
 /* ---- The recipe ---- */
@@ -224,34 +224,32 @@ static lm_code from_options(lm_merge_recipe **out, lm_err *e)
 /* What a YAML file says is not said again. */
 static void check_config(void)
 {
-    static const char *const said[] = {
-        "method",
-        "base",
-        "weight",
-        "density",
-        "gamma",
-        "epsilon",
-        "scale",
-        "normalize",
-        "rescale",
-        "lambda",
-        "t",
-        "eps",
-        "sign-election",
-        "nuslerp-flatten",
-        "nuslerp-row-wise",
-        "max-iter",
-        "tol",
-        "select-topk",
-        "filter-wise",
-        "normalize-weights",
-        "clamp-t",
-        "alpha",
-        "r",
-        "fisher-floor",
-        "tokenizer",
-        "pad-to-multiple-of",
-    };
+    static const char *const said[] = { "method",
+                                        "base",
+                                        "weight",
+                                        "density",
+                                        "gamma",
+                                        "epsilon",
+                                        "scale",
+                                        "normalize",
+                                        "rescale",
+                                        "lambda",
+                                        "t",
+                                        "eps",
+                                        "sign-election",
+                                        "nuslerp-flatten",
+                                        "nuslerp-row-wise",
+                                        "max-iter",
+                                        "tol",
+                                        "select-topk",
+                                        "filter-wise",
+                                        "normalize-weights",
+                                        "clamp-t",
+                                        "alpha",
+                                        "r",
+                                        "fisher-floor",
+                                        "tokenizer",
+                                        "pad-to-multiple-of" };
 
     if (tool.argc)
         lm_misuse(&tool, tool.argv[0], "list it there", "the models are those of %s", tool.config);
@@ -264,9 +262,26 @@ static void check_config(void)
     }
 }
 
+static lm_code from_config(lm_merge_recipe **out, lm_err *e)
+{
+    const char *where = strcmp(tool.config, "-") ? tool.config : "standard input";
+    lm_buf text = { 0 };
+    lm_code rc = lm_config_text(tool.config, &text, e);
+
+    if (!rc)
+        rc = lm_merge_recipe_parse(text.data ? text.data : "", text.len, where, out, e);
+    for (int i = 0; !rc && i < (*out)->n_inputs; i++)
+        if (lm_merge_same_stream(tool.config, (*out)->input[i].path) ||
+            lm_merge_same_stream(tool.config, (*out)->input[i].lora))
+            rc = lm_fail(e, LM_EUSAGE, (*out)->input[i].name, "write one of them to a file first",
+                         "that stream gives the configuration, and can be read once");
+    lm_buf_fini(&text);
+    return rc;
+}
+
 static lm_code make_recipe(lm_merge_recipe **r, lm_err *e)
 {
-    lm_code rc = tool.config ? lm_merge_recipe_load(tool.config, r, e) : from_options(r, e);
+    lm_code rc = tool.config ? from_config(r, e) : from_options(r, e);
 
     if (rc)
         return rc;

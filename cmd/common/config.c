@@ -204,10 +204,10 @@ static lm_code read_pair(lm_tool *t, const char *key, const json_t *v, const jso
 static lm_code load(const char *path, lm_err *e)
 {
     lm_buf text = { 0 };
-    lm_code rc = lm_file_read(path, 16 << 20, &text, e);
+    lm_code rc = lm_config_text(path, &text, e);
 
     if (!rc)
-        rc = lm_json_parse(text.data, text.len, path, &tree, e);
+        rc = lm_json_parse(text.data ? text.data : "", text.len, path, &tree, e);
     if (!rc)
         rc = lm_json_check_numbers(text.data, path, e);
     lm_buf_fini(&text);

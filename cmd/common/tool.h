@@ -178,6 +178,9 @@ lm_code lm_options_resume(const json_t *saved, const char *const *except, const 
  * of standard output is one warning, and SIGUSR1 asks for a checkpoint.  Otherwise it ends a tool at
  * once and silently. */
 void lm_outlast_readers(lm_tool *t);
+/* The text of a --config file ("-": standard input), at most 16 MiB, appended to `out`; of a pipe as
+ * often as it is asked for. */
+lm_code lm_config_text(const char *path, lm_buf *out, lm_err *e);
 /* Print the failure once, remember the worst exit status, clear *e.  LM_EBUG aborts. */
 void lm_complain(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */

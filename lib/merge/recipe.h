@@ -121,7 +121,6 @@ bool lm_merge_same_stream(const char *a, const char *b);
 
 /* Relative paths are taken as they are, from the current folder, as mergekit does.  Fails: LM_EUSAGE
  * with line and key for whatever is not known, not supported, or contradicts itself. */
-lm_code lm_merge_recipe_load(const char *path, lm_merge_recipe **out, lm_err *e);
 lm_code lm_merge_recipe_parse(const char *text, size_t len, const char *where,
                               lm_merge_recipe **out, lm_err *e);
 

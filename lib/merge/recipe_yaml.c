@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/text.h"
 #include "merge/chat.h"
 #include "merge/recipe_impl.h"
@@ -551,17 +550,5 @@ lm_code lm_merge_recipe_parse(const char *text, size_t len, const char *where,
     if (!rc)
         rc = read_root(root, where, out, e);
     lm_arena_free(a);
-    return rc;
-}
-
-lm_code lm_merge_recipe_load(const char *path, lm_merge_recipe **out, lm_err *e)
-{
-    lm_buf text = { 0 };
-    lm_code rc = lm_file_read(path, LM_YAML_MAX_BYTES, &text, e);
-
-    *out = NULL;
-    if (!rc)
-        rc = lm_merge_recipe_parse(text.data ? text.data : "", text.len, path, out, e);
-    lm_buf_fini(&text);
     return rc;
 }

@@ -187,6 +187,21 @@ YAML
     refused 2 "mergekit.yaml says how to merge" merge-models --config mergekit.yaml --lambda 2 -o bad
 }
 
+@test "merge-models: --config from a pipe" {
+    merge-models -q --config mergekit.yaml -o want/
+    merge-models -q --config <(cat mergekit.yaml) -o one/
+    same want/ one/
+    merge-models -q --config - -o two/ < mergekit.yaml
+    same want/ two/
+    merge-models -q --config <(echo '{"method": "dem", "base": "base/"}') math/:1 -o three/
+    same three/ math/
+    echo '{"method": "dem", "base": "base/"}' | merge-models -q --config - math/:1 -o four/
+    same four/ math/
+    sed 's/model: math/model: "-"/' mergekit.yaml > y
+    refused 2 "that stream gives the configuration" sh -c 'cat y | merge-models --config - -o bad'
+    refused 1 "nowhere: cannot open" merge-models --config nowhere -o bad
+}
+
 @test "merge-models: YAML anchors and merge keys" {
     cat > y << 'YAML'
 x-usual: &usual {weight: 0.25, density: 0.5}
