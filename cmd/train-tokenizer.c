@@ -52,7 +52,8 @@ static lm_tool tool = {
     .examples = examples,
 };
 
-/* Where the product goes: one file, or a folder with tokenizer.json and tokenizer_config.json. */
+/* Where the product goes: one file, or tokenizer.json and tokenizer_config.json, when a folder or a
+ * file of the first name is asked for: readers look for the second beside it. */
 typedef struct {
     lm_out *json, *config;
 } product;
@@ -63,6 +64,7 @@ static lm_code open_product(product *p, lm_err *e)
     const char *path = tool.output ? tool.output : "-", *base = lm_path_base(path);
     char *dir = NULL, *json = NULL, *config = NULL;
     bool folder = strcmp(path, "-") && (!*base || lm_path_is_dir(path));
+    bool pair = folder || !strcmp(base, "tokenizer.json");
     lm_code rc = LM_OK;
 
     if (base > path)
@@ -75,11 +77,13 @@ static lm_code open_product(product *p, lm_err *e)
         rc = lm_mkdir_p(dir, e);
     if (!rc && folder)
         rc = lm_path_join(&json, dir, "tokenizer.json", e);
-    if (!rc && folder)
+    if (!rc && pair && dir)
         rc = lm_path_join(&config, dir, "tokenizer_config.json", e);
+    else if (!rc && pair)
+        rc = lm_strdup(&config, "tokenizer_config.json", e);
     if (!rc)
         rc = lm_out_open(json ? json : path, tool.force, &p->json, e);
-    if (!rc && folder)
+    if (!rc && pair)
         rc = lm_out_open(config, tool.force, &p->config, e);
     lm_free(dir);
     lm_free(json);

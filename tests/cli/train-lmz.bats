@@ -120,7 +120,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     [ "$(readlink run/best)" = step-000008 ]
     compress-ckpt -q --rm run/step-000008
     compress-ckpt -q -d --rm run/step-000016.lmz -o run/step-000016
-    [ "$(ls run | tr '\n' ' ')" = "best config.json latest model.safetensors step-000008.lmz step-000016 tokenizer.json " ]
+    [ "$(ls run | tr '\n' ' ')" = "best config.json latest model.safetensors step-000008.lmz step-000016 tokenizer.json tokenizer_config.json " ]
     [ "$(readlink run/best) $(readlink run/latest)" = "step-000008.lmz step-000016" ]
     inspect-model -q run/best > /dev/null
 }

@@ -11,7 +11,8 @@ setup() {
 @test "train-tokenizer: the folder of the output is made" {
     run train-tokenizer --vocab-size 340 --pattern llama3 -o tok/tokenizer.json clean.jsonl
     [ "$status" -eq 0 ]
-    [ "$(ls -A tok)" = tokenizer.json ]
+    [ "$(ls -A tok | tr '\n' ' ')" = "tokenizer.json tokenizer_config.json " ]
+    grep -q '"eos_token": "<|endoftext|>"' tok/tokenizer_config.json
     grep -q '"Regex": "(?i:' tok/tokenizer.json
     [[ "$output" == *"340 tokens from 400 documents"* ]]
 }
@@ -21,6 +22,24 @@ setup() {
     grep -q '"eos_token": "<s>"' new/folder/tokenizer_config.json
     grep -q '"</s>": 1' new/folder/tokenizer.json
     grep -q '"!": 2' new/folder/tokenizer.json
+}
+
+@test "train-tokenizer: a file of the name tokenizer.json gets its configuration beside it, others do not" {
+    train-tokenizer -q -V 300 -s '<END>' -o tokenizer.json clean.jsonl
+    grep -q '"eos_token": "<END>"' tokenizer_config.json
+    shard-data -q --tokenizer tokenizer.json -o d clean.jsonl # knows <END> by it
+    rm tokenizer.json
+    cp tokenizer_config.json before
+    run train-tokenizer -V 300 -o tokenizer.json clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"tokenizer_config.json: "*"exists"* ]]
+    cmp tokenizer_config.json before
+    [ ! -e tokenizer.json ]
+    train-tokenizer -q -f -V 300 -o tokenizer.json clean.jsonl
+    grep -q '"eos_token": "<|endoftext|>"' tokenizer_config.json
+    mkdir other
+    train-tokenizer -q -V 300 -o other/own.json clean.jsonl
+    [ "$(ls -A other)" = own.json ]
 }
 
 @test "train-tokenizer: no -o and no operand is a filter" {

@@ -55,9 +55,9 @@ no_temporaries() {
 
 @test "train: the run folder is a model, its checkpoints are whole" {
     "${T[@]}" m0 data -o run --save-every 3
-    [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors step-00000{3,6,8} tokenizer.json)" ]
+    [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors step-00000{3,6,8} tokenizer.json tokenizer_config.json)" ]
     [ "$(readlink run/latest)" = step-000008 ]
-    [ "$(ls run/latest/)" = "$(printf '%s\n' config.json model.safetensors optimizer.safetensors state.json tokenizer.json)" ]
+    [ "$(ls run/latest/)" = "$(printf '%s\n' config.json model.safetensors optimizer.safetensors state.json tokenizer.json tokenizer_config.json)" ]
     cmp run/tokenizer.json m0/tokenizer.json
     inspect-model -q run > /dev/null
     grep -q '"torch_dtype": "float32"' run/config.json
@@ -289,7 +289,7 @@ no_temporaries() {
     [[ $output == "train: run: holds a run already (step-000008): go on from there with train --resume run, choose another folder, or replace the run with -f" ]]
     [ "$(readlink run/latest)" = step-000008 ]
     "${T[@]}" m0 data -o run --steps 3 -f
-    [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors notes.txt step-000003 step-by-step tokenizer.json)" ]
+    [ "$(ls run)" = "$(printf '%s\n' config.json latest model.safetensors notes.txt step-000003 step-by-step tokenizer.json tokenizer_config.json)" ]
     [ "$(cat run/notes.txt)" = mine ]
 }
 
