@@ -198,6 +198,7 @@ typedef struct {
     char note[256]; /* what the learning rate of a run that goes on does; "": nothing to say */
     bool made;      /* the run folder is new */
     bool lmz;       /* checkpoints are .lmz */
+    lm_lock *lock;  /* of the run folder */
 } session;
 
 static double wall_clock(void)
@@ -485,11 +486,10 @@ static lm_code make_history(session *s, lm_err *e)
 /* Nothing is lost and next to nothing written before all else is known to be well. */
 static lm_code open_run(session *s, lm_err *e)
 {
-    if ((s->from < 0 && lm_run_apart(s->run, s->model, e)) ||
-        lm_run_check(s->run, s->from, tool.force, e))
+    if (s->from < 0 && lm_run_apart(s->run, s->model, e))
         return e->code;
     s->made = !lm_path_exists(s->run);
-    return lm_mkdir_p(s->run, e);
+    return lm_run_open(s->run, s->from, tool.force, &tool.sink, &s->lock, e);
 }
 
 static lm_code open_reports(session *s, lm_err *e)
@@ -596,7 +596,8 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
                                          .history = s->history.data,
                                          .seq = s->o.seq,
                                          .keep = (int)opt.keep,
-                                         .lmz = s->lmz },
+                                         .lmz = s->lmz,
+                                         .replace = tool.force && s->from < 0 },
                          .metrics = s->metrics,
                          .tensorboard = s->tb,
                          .wall_clock = wall_clock,
@@ -641,6 +642,7 @@ static void let_go(session *s, lm_err *e)
     lm_metrics_close(s->metrics, e);
     if (s->tb)
         lm_tb_close(s->tb, e);
+    lm_lock_drop(s->lock);
     if (e->code && s->made)
         remove(s->run); /* only when nothing is in it */
     lm_model_source_close(s->source);

@@ -45,11 +45,18 @@ const char *lm_out_path(const lm_out *o);    /* the final path, for messages */
 lm_code lm_out_commit(lm_out *o, lm_err *e); /* o is gone afterwards, whatever the result */
 void lm_out_drop(lm_out *o);
 
+/* Is `name` a file that the new folder may take the place of? */
+typedef bool (*lm_own_fn)(const void *ctx, const char *name);
 /* A folder made whole: build it under lm_outdir_path, then publish.  With force an existing folder
- * is exchanged (renameat2) and the old one removed afterwards. */
+ * is exchanged (renameat2) and the old one removed afterwards, if every file in it is one that `own`
+ * (NULL: no file is) says yes to; otherwise LM_EUSAGE names one, here and, when it has come meanwhile,
+ * at commit. */
 typedef struct lm_outdir lm_outdir;
-lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e);
-const char *lm_outdir_path(const lm_outdir *d);    /* the temporary folder */
+lm_code lm_outdir_open(const char *path, bool force, lm_own_fn own, const void *ctx,
+                       lm_outdir **out, lm_err *e);
+const char *lm_outdir_path(const lm_outdir *d); /* the temporary folder */
+/* LM_EUSAGE for a file in the folder `path` that `own` says no to. */
+lm_code lm_dir_check_own(const char *path, lm_own_fn own, const void *ctx, lm_err *e);
 lm_code lm_outdir_commit(lm_outdir *d, lm_err *e); /* fsyncs every file and the folder */
 void lm_outdir_drop(lm_outdir *d);
 void lm_out_drop_all(void); /* remove every temporary that is still open */

@@ -14,6 +14,8 @@
 
 struct lm_outdir {
     lm_temp temp;
+    lm_own_fn own;
+    const void *ctx;
 };
 
 /* A folder that this process stands in (or the root) must not be swapped away. */
@@ -46,7 +48,34 @@ static bool is_empty(const char *path)
     return n == 0;
 }
 
-static lm_code check_target(const char *path, bool force, lm_err *e)
+/* Folders are never replaced: what a tool makes has none in it. */
+static bool is_own(const char *path, const char *name, lm_own_fn own, const void *ctx)
+{
+    struct stat st;
+    char *file = NULL;
+    bool fits = own && own(ctx, name) && !lm_path_join(&file, path, name, NULL) &&
+                (lstat(file, &st) || !S_ISDIR(st.st_mode));
+
+    lm_free(file);
+    return fits;
+}
+
+lm_code lm_dir_check_own(const char *path, lm_own_fn own, const void *ctx, lm_err *e)
+{
+    char **names;
+    size_t n;
+    lm_code rc = lm_dir_list(path, &names, &n, e);
+
+    for (size_t i = 0; !rc && i < n; i++)
+        if (!is_own(path, names[i], own, ctx))
+            rc = lm_fail(e, LM_EUSAGE, path, "choose another folder, or move that elsewhere",
+                         "holds '%.100s', which is no part of the new output and would be lost",
+                         names[i]);
+    lm_names_free(names, n);
+    return rc;
+}
+
+static lm_code check_target(const char *path, bool force, lm_own_fn own, const void *ctx, lm_err *e)
 {
     if (!lm_path_exists(path))
         return LM_OK;
@@ -57,13 +86,14 @@ static lm_code check_target(const char *path, bool force, lm_err *e)
                        "is or holds the current folder and cannot be replaced");
     if (!force && !is_empty(path))
         return lm_fail(e, LM_EUSAGE, path, "add -f to replace it", "exists already");
-    return LM_OK;
+    return lm_dir_check_own(path, own, ctx, e);
 }
 
-lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e)
+lm_code lm_outdir_open(const char *path, bool force, lm_own_fn own, const void *ctx,
+                       lm_outdir **out, lm_err *e)
 {
     lm_outdir *d = NULL;
-    lm_code rc = check_target(path, force, e);
+    lm_code rc = check_target(path, force, own, ctx, e);
 
     rc = rc ? rc : lm_alloc_n(&d, 1, sizeof *d, "an output folder", e);
     rc = rc ? rc : lm_temp_init(&d->temp, path, force, e);
@@ -74,6 +104,8 @@ lm_code lm_outdir_open(const char *path, bool force, lm_outdir **out, lm_err *e)
         lm_free(d);
         return rc;
     }
+    d->own = own;
+    d->ctx = ctx;
     *out = d;
     return LM_OK;
 }
@@ -122,6 +154,8 @@ lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
         lm_temp_keep_mode(t);
     if (!rc && is_empty(t->target) && rmdir(t->target))
         rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace the empty folder");
+    if (!rc && t->force && lm_path_is_dir(t->target))
+        rc = lm_dir_check_own(t->target, d->own, d->ctx, e);
     if (!rc && t->force && lm_path_is_dir(t->target)) {
         /* One step: at no time is the target missing. What was there is removed under our name. */
         if (renameat2(AT_FDCWD, t->path, AT_FDCWD, t->target, RENAME_EXCHANGE) == 0)

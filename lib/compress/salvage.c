@@ -193,6 +193,7 @@ lm_code lm_unpack_salvage(const char *from, const char *to, const lm_unpack_opts
     size_t files = rc ? 0 : lm_lmz_files(d.z);
     for (size_t i = 0; i < files; i++)
         t.total += lm_lmz_file(d.z, i)->bytes;
+    t.like_lmz = d.z;
     if (!rc)
         rc = lm_unpack_to_open(&t, to, files == 1 && lm_unpack_is_st(lm_lmz_file(d.z, 0)->name), e);
     for (size_t i = 0; !rc && i < files && !lm_stopping(); i++)

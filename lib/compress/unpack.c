@@ -10,6 +10,7 @@
 #include "compress/coded.h"
 #include "compress/pick.h"
 #include "compress/unpack_impl.h"
+#include "format/lmz.h"
 #include "format/safetensors_table.h"
 
 bool lm_unpack_is_st(const char *name)
@@ -18,11 +19,26 @@ bool lm_unpack_is_st(const char *name)
     return n > k && !strcmp(name + n - k, ".safetensors");
 }
 
+static const char picked[] = "tensors.safetensors"; /* single tensors, in a folder */
+
 /* ---- where it goes ---- */
+
+/* An lm_own_fn: with -f, what an earlier unpacking of the same .lmz has written may be replaced. */
+static bool is_own(const void *ctx, const char *name)
+{
+    const lm_unpack_to *t = ctx;
+    bool own = lm_bundle_own_checkpoint(NULL, name) || !strcmp(name, picked) ||
+               (t->like && lm_bundle_find(t->like, name));
+    for (size_t i = 0; !own && t->like_lmz && i < lm_lmz_files(t->like_lmz); i++)
+        own = !strcmp(lm_lmz_file(t->like_lmz, i)->name, name);
+    return own;
+}
 
 lm_code lm_unpack_to_open(lm_unpack_to *t, const char *to, bool lone, lm_err *e)
 {
-    lm_bundle_opts opts = { .tmpdir = t->o->tmpdir, .par = t->o->par, .sink = t->o->sink };
+    lm_bundle_opts opts = {
+        .tmpdir = t->o->tmpdir, .par = t->o->par, .sink = t->o->sink, .own = is_own, .own_ctx = t
+    };
     t->r->lone = lone && (!strcmp(to, "-") || lm_unpack_is_st(to));
     lm_code rc = t->r->lone ? lm_out_open(to, t->o->force, &t->lone, e)
                             : lm_bundle_create(to, t->o->force, &opts, &t->out, e);
@@ -199,6 +215,7 @@ lm_code lm_unpack(const char *from, const char *to, const lm_unpack_opts *o, lm_
         rc = first_file(in, &f, &lone, e);
     for (size_t i = 0; !rc && lm_bundle_random(in) && i < lm_bundle_count(in); i++)
         t.total += lm_bundle_at(in, i)->bytes;
+    t.like = in;
     if (!rc)
         rc = lm_unpack_to_open(&t, to, lone, e);
     while (!rc && f && !lm_stopping()) {
@@ -381,7 +398,7 @@ lm_code lm_unpack_tensors(const char *from, const char *to, const char *const *n
     if (!rc)
         rc = lm_unpack_to_open(&t, to, true, e);
     if (!rc)
-        rc = lm_unpack_file(&t, "tensors.safetensors", bytes, lm_pick_read, p, e);
+        rc = lm_unpack_file(&t, picked, bytes, lm_pick_read, p, e);
     rc = lm_unpack_to_close(&t, rc, e);
     lm_pick_free(p);
     close_files(&s, in ? lm_bundle_count(in) : 0);

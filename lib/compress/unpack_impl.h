@@ -14,6 +14,9 @@ typedef struct {
     lm_out *lone;
     void *copy; /* LM_UNPACK_COPY bytes */
     uint64_t total;
+    const lm_bundle
+        *like; /* its files, and those of a checkpoint, may be replaced in a folder; or */
+    const struct lm_lmz *like_lmz; /* of this; NULL: a checkpoint's */
 } lm_unpack_to;
 
 #define LM_UNPACK_COPY (16 << 20)

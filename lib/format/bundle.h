@@ -27,6 +27,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/par.h"
 #include "base/progress.h"
 #include "format/safetensors.h"
@@ -47,6 +48,10 @@ typedef struct {
     lm_par *par;        /* .lmz is coded on it; NULL: here.  A loop of the caller's own on the same
                            pool may read (the inner loop then runs in its caller). */
     lm_sink *sink;      /* says when a stream is spooled, and how much */
+    /* Writing with force: the files of an existing folder that may be replaced; NULL: those of a
+     * model (lm_bundle_own). */
+    lm_own_fn own;
+    const void *own_ctx;
 } lm_bundle_opts;
 
 typedef struct {
@@ -109,11 +114,16 @@ lm_code lm_bundle_st(lm_bundle *b, const char *name, lm_st **out, lm_err *e);
 
 typedef struct lm_bundle_out lm_bundle_out;
 
+/* Is `name` that of a file of a model, as the tools write it: configuration, weights, tokenizer? */
+bool lm_bundle_own(const char *name);
+/* The same or a file of a checkpoint: an lm_own_fn. */
+bool lm_bundle_own_checkpoint(const void *none, const char *name);
+
 /* What `path` asks for: "-" and NAME.tar a tar, NAME.tar.gz .tar.zst .tar.xz .tar.bz2 .tar.lz4 a
  * compressed one, NAME.lmz, NAME.safetensors (files other than the weights are left out), anything
  * else a folder; pipes and devices are written in place as a tar.  Files and folders appear whole or
  * not at all; standard output (also as /dev/stdout) is written in place too.  LM_EUSAGE for a
- * terminal. */
+ * terminal, and with force for a folder in which there is more than o->own allows. */
 lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
                          lm_err *e);
 lm_bundle_kind lm_bundle_out_kind(const lm_bundle_out *b);

@@ -14,6 +14,7 @@
 #include "format/archive.h"
 #include "format/bundle_impl.h"
 #include "format/folder.h"
+#include "format/folder_run.h"
 #include "format/lmz.h"
 #include "format/safetensors_table.h"
 
@@ -78,6 +79,35 @@ static lm_code open_one(lm_bundle_out *b, const char *path, bool force, const ch
     return rc;
 }
 
+static bool own_model(const void *none, const char *name)
+{
+    (void)none;
+    return lm_bundle_own(name);
+}
+
+/* The message of lm_outdir_open about a run would name but one of its links. */
+static lm_code refuse_run(const char *path, lm_err *e)
+{
+    char *latest = NULL;
+    lm_err none = { 0 };
+    lm_code rc = LM_OK;
+
+    if (lm_path_is_dir(path) && !lm_run_latest(path, &latest, &none) && latest)
+        rc = lm_fail(e, LM_EUSAGE, path, "choose another folder",
+                     "is the folder of a run, whose checkpoints (%s) would be lost", latest);
+    lm_free(latest);
+    return rc;
+}
+
+static lm_code open_folder(lm_bundle_out *b, const char *path, bool force, lm_err *e)
+{
+    lm_code rc = force ? refuse_run(path, e) : LM_OK;
+
+    return rc ? rc
+              : lm_outdir_open(path, force, b->o.own ? b->o.own : own_model, b->o.own_ctx, &b->dir,
+                               e);
+}
+
 lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, lm_bundle_out **out,
                          lm_err *e)
 {
@@ -98,7 +128,7 @@ lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, 
     rc = lm_strdup(&b->path, strcmp(path, "-") ? path : "standard output", e);
     if (!rc && b->kind != LM_BUNDLE_FOLDER)
         rc = open_one(b, path, force, filter, e);
-    else if (!rc && (rc = lm_outdir_open(path, force, &b->dir, e)))
+    else if (!rc && (rc = open_folder(b, path, force, e)))
         b->dir = NULL;
     if (rc) {
         lm_bundle_drop(b);

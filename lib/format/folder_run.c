@@ -164,7 +164,7 @@ int64_t lm_run_best(const char *run_dir)
 /* Does the link run_dir/name say `target`? */
 static bool link_says(const char *run_dir, const char *name, const char *target)
 {
-    char text[64], *link = NULL;
+    char text[64] = "", *link = NULL;
     lm_err ignored = { 0 };
     ssize_t n = -1;
     if (!lm_path_join(&link, run_dir, name, &ignored))

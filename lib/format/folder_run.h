@@ -31,6 +31,14 @@ lm_code lm_run_checkpoint(const char *run_dir, const char *name, int64_t *step, 
  * files; links of files that it has not are removed.  optimizer*.safetensors and state.json get no
  * link; an .lmz has none at all. */
 lm_code lm_run_publish(const char *run_dir, const char *step_dir_name, lm_err *e);
+/* The same for the first checkpoint of a run that takes the place of an older one in this folder:
+ * afterwards the checkpoints of that one are removed.  A kill leaves the old run or the new one. */
+lm_code lm_run_publish_first(const char *run_dir, const char *step_dir_name, lm_err *e);
+/* Take the checkpoints that lm_run_publish_first has replaced, and a kill has kept from being removed, out of
+ * the n entries `names` of the run. */
+lm_code lm_run_without_replaced(const char *run_dir, char **names, size_t *n, lm_err *e);
+/* Remove them. */
+lm_code lm_run_remove_replaced(const char *run_dir, lm_err *e);
 /* Point run/best at run_dir/step_dir_name: the checkpoint with the lowest validation loss.  The link is
  * replaced atomically and stays when `latest` moves on. */
 lm_code lm_run_publish_best(const char *run_dir, const char *step_dir_name, lm_err *e);

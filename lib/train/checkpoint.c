@@ -178,10 +178,16 @@ static void say_copied(lm_ckpt *c)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* The older run may have a checkpoint of this name. */
+static bool is_replacing(const lm_ckpt *c)
+{
+    return c->o.replace && !c->last;
+}
+
 /* `path` ends in .lmz or names a folder: its files are the same. */
 static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
 {
-    lm_bundle_opts opts = { .par = c->par };
+    lm_bundle_opts opts = { .par = c->par, .own = lm_bundle_own_checkpoint };
     lm_st_plan *plan = NULL;
     lm_folder *f = NULL;
     lm_buf json = { 0 };
@@ -197,7 +203,7 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
                             .files = c->o.files,
                             .plan = plan };
     if (!rc)
-        rc = lm_folder_create(path, false, &opts, &spec, &f, e);
+        rc = lm_folder_create(path, is_replacing(c), &opts, &spec, &f, e);
     if (!rc)
         rc = lm_weights_write(c->s.model, c->s.param, f, e);
     if (!rc && c->s.n_states)
@@ -226,7 +232,7 @@ static lm_code write_checkpoint(lm_ckpt *c, lm_err *e)
         return e->code;
     lm_code rc = write_files(c, dir, e);
     if (!rc)
-        rc = lm_run_publish(c->o.run_dir, name, e);
+        rc = (is_replacing(c) ? lm_run_publish_first : lm_run_publish)(c->o.run_dir, name, e);
     if (!rc && c->s.best_step == c->s.step)
         rc = lm_run_publish_best(c->o.run_dir, name, e);
     if (!rc && c->o.keep > 0)

@@ -54,6 +54,8 @@ lm_code lm_run_newest(const char *run, char **out, lm_err *e)
     const char *name = NULL;
     *out = NULL;
     lm_code rc = lm_dir_list(run, &names, &n, e);
+    if (!rc)
+        rc = lm_run_without_replaced(run, names, &n, e);
     for (size_t i = 0; !rc && i < n; i++) {
         int64_t step;
         rc = lm_run_checkpoint(run, names[i], &step, e);
@@ -91,6 +93,17 @@ static lm_code fail_further(const char *run, const char *name, int64_t from, lm_
     return lm_fail(e, LM_EUSAGE, run, todo, "the run has gone further (%s)", name);
 }
 
+/* A checkpoint that would be removed holds nothing but its own files. */
+static lm_code check_removal(const char *run, const char *name, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = path_in(&path, run, name, NULL, e);
+    if (!rc && lm_path_is_dir(path))
+        rc = lm_dir_check_own(path, lm_bundle_own_checkpoint, NULL, e);
+    lm_free(path);
+    return rc;
+}
+
 static lm_code check_name(const char *run, const char *name, int64_t from, bool force, lm_err *e)
 {
     char *path = NULL;
@@ -100,7 +113,7 @@ static lm_code check_name(const char *run, const char *name, int64_t from, bool 
         return rc;
     if (step >= 0) {
         if (step <= from || force)
-            return LM_OK;
+            return step <= from ? LM_OK : check_removal(run, name, e);
         return from < 0 ? fail_taken(run, name, e) : fail_further(run, name, from, e);
     }
     rc = path_in(&path, run, name, NULL, e);
@@ -130,35 +143,50 @@ static lm_code check_bases(const char *run, char *const *names, size_t n, int64_
     return rc;
 }
 
-lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e)
+static lm_code check_entries(const char *run, int64_t from, bool force, lm_err *e)
 {
     char **names = NULL;
     size_t n = 0;
-    if (!lm_path_exists(run))
-        return LM_OK;
-    if (!lm_path_is_dir(run))
-        return lm_fail(e, LM_EUSAGE, run, "choose another name", "is a file, not a folder");
     lm_code rc = lm_dir_list(run, &names, &n, e);
+    if (!rc)
+        rc = lm_run_without_replaced(run, names, &n, e);
     for (size_t i = n; !rc && i-- > 0;) /* newest first: that one is named */
         rc = check_name(run, names[i], from, force, e);
     if (!rc && force)
         rc = check_bases(run, names, n, from, e);
     lm_names_free(names, n);
-    if (!rc && access(run, W_OK | X_OK))
-        rc = lm_fail(e, LM_EIO, run, NULL, "cannot write into the folder");
     return rc;
 }
 
-/* Links go before checkpoints: none ever points to what is gone. */
-static lm_code remove_links(const char *run, char **names, size_t n, lm_err *e)
+static lm_code lock(const char *run, lm_sink *sink, lm_lock **out, lm_err *e)
 {
-    lm_code rc = LM_OK;
-    for (size_t i = 0; !rc && i < n; i++) {
-        char *path = NULL;
-        rc = path_in(&path, run, names[i], NULL, e);
-        if (!rc && is_our_link(path, names[i]) && unlink(path))
-            rc = lm_fail(e, LM_EIO, path, NULL, "cannot remove the link");
-        lm_free(path);
+    char *path = NULL;
+    bool sure = true;
+    lm_code rc = path_in(&path, run, ".train.lock", NULL, e);
+    if (!rc)
+        rc = lm_lock_take(path, run, out, &sure, e);
+    if (!rc && !sure)
+        lm_log(sink, LM_LOG_WARN,
+               "%s: the file system has no locks: a second train on this run would not be noticed",
+               run);
+    lm_free(path);
+    return rc;
+}
+
+lm_code lm_run_open(const char *run, int64_t from, bool force, lm_sink *sink, lm_lock **out,
+                    lm_err *e)
+{
+    *out = NULL;
+    if (lm_path_exists(run) && !lm_path_is_dir(run))
+        return lm_fail(e, LM_EUSAGE, run, "choose another name", "is a file, not a folder");
+    if (lm_mkdir_p(run, e))
+        return e->code;
+    if (access(run, W_OK | X_OK))
+        return lm_fail(e, LM_EIO, run, NULL, "cannot write into the folder");
+    lm_code rc = lock(run, sink, out, e);
+    if (!rc && (rc = check_entries(run, from, force, e))) {
+        lm_lock_drop(*out);
+        *out = NULL;
     }
     return rc;
 }
@@ -196,7 +224,7 @@ static lm_code remove_after(const char *run, int64_t from, lm_err *e)
     size_t n = 0;
     lm_code rc = lm_dir_list(run, &names, &n, e);
     if (!rc)
-        rc = from < 0 ? remove_links(run, names, n, e) : go_back(run, from, e);
+        rc = go_back(run, from, e);
     if (!rc)
         rc = drop_best(run, from, e);
     for (size_t i = 0; !rc && i < n; i++) {
@@ -214,7 +242,9 @@ lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
     if (lm_mkdir_p(run, e))
         return e->code;
     lm_owner_sweep(run);
-    return remove_after(run, from, e);
+    if (lm_run_remove_replaced(run, e))
+        return e->code;
+    return from < 0 ? LM_OK : remove_after(run, from, e);
 }
 
 lm_code lm_run_apart(const char *run, const char *model, lm_err *e)

@@ -11,14 +11,20 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/lock.h"
+#include "base/progress.h"
 
-/* May a training write its checkpoints to `run`, coming from checkpoint `from` of the same folder
- * (-1: it comes from elsewhere)?  Writes nothing.  `force`: checkpoints after `from` may be lost.
- * Fails: LM_EUSAGE when the folder holds such checkpoints and !force (names the newest), when it is
- * a file, when other files stand where the links and checkpoints go (names one), when an .lmz that
- * would stay is a difference to a checkpoint that would not (names the latter);
- * LM_EIO when it cannot be written. */
-lm_code lm_run_check(const char *run, int64_t from, bool force, lm_err *e);
+/* Make the folder `run` if need be, lock it, and check that a training which comes from checkpoint `from`
+ * of the same folder (-1: it comes from elsewhere) may write its checkpoints there.  `force`:
+ * checkpoints after `from` may be lost.  The lock is kept until the training has ended; a warning goes
+ * to `sink` where there are no locks.
+ * Fails, with the folder as it was: LM_EUSAGE when another training is at work there (names it), when
+ * the folder holds such checkpoints and !force (names the newest), or with force when a file of the
+ * user's lies in one of them, when it is a file, when other files stand where the links and checkpoints
+ * go (names one), when an .lmz that would stay is a difference to a checkpoint that would not (names
+ * the latter); LM_EIO when it cannot be written. */
+lm_code lm_run_open(const char *run, int64_t from, bool force, lm_sink *sink, lm_lock **out,
+                    lm_err *e);
 
 /* Name of the newest whole checkpoint ("step-000300", yours), NULL when there is none.  Unlike
  * lm_run_latest this does not ask `latest`, which a killed run may have left one behind. */
@@ -36,8 +42,8 @@ lm_code lm_run_apart(const char *run, const char *model, lm_err *e);
 /* Set o[key] to a path that holds from any folder; nothing for NULL. */
 lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e);
 
-/* Make the folder if need be, remove what a killed run left half-written, and all checkpoints after
- * `from` (-1: all of them, and the links); `latest` then names `from`. */
+/* Remove what a killed run left half-written, and all checkpoints after `from`; `latest` then names
+ * `from`.  -1: those of an older run stay until this one has its first (lm_ckpt_opts.replace). */
 lm_code lm_run_claim(const char *run, int64_t from, lm_err *e);
 
 #endif

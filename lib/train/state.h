@@ -57,6 +57,7 @@ typedef struct {
     int64_t seq;         /* tokens in a window, noted beside the weights (window.h); 0: not */
     int keep;            /* newest checkpoints to keep; 0: all */
     bool lmz;            /* write .lmz files instead of folders */
+    bool replace;        /* the first one takes the place of an older run in run_dir */
 } lm_ckpt_opts;
 
 /* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */

@@ -344,6 +344,29 @@ shrink() {
     [ -z "$(find . "${TMPDIR:-/tmp}" -maxdepth 1 -user "$(id -u)" -name ".*.tmp.lm*-$pid-*")" ]
 }
 
+@test "streams: -f replaces the files of a model, and nothing that is none" {
+    init -o m
+    compress-ckpt -q m -o m.lmz
+    mkdir -p run/step-000004
+    cp -r m/* run/step-000004 && touch run/step-000004/state.json && ln -s step-000004 run/latest
+    for tool in "init-model llama-1m" "convert-model m" "merge-models -m linear m m" "compress-ckpt -d m.lmz"; do
+        rm -rf out && cp -r m out
+        $tool -q -f -o out # the files of a model are
+        echo mine > out/notes.txt
+        run $tool -q -f -o out
+        one 2 "out: holds 'notes.txt', which is no part of the new output"
+        rm out/notes.txt && mkdir out/config.json.d out/.git
+        run $tool -q -f -o out
+        one 2 "out: holds '.git'"
+        run $tool -q -f -o run
+        one 2 "run: is the folder of a run, whose checkpoints (step-000004) would be lost"
+        [ -s run/step-000004/model.safetensors ]
+    done
+    cp m.lmz run/step-000004.lmz # an unpacked checkpoint may be unpacked again
+    compress-ckpt -q -d -f run/step-000004.lmz
+    cmp m/model.safetensors run/step-000004/model.safetensors
+}
+
 @test "streams: an input that shrinks is named, at any number of threads" {
     init-model -q llama-5m -o m
     for j in 1 4; do

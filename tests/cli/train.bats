@@ -293,6 +293,74 @@ no_temporaries() {
     [ "$(cat run/notes.txt)" = mine ]
 }
 
+@test "train: -f keeps the old run until the new one has its first checkpoint" {
+    "${T[@]}" m0 data -o run --save-every 4
+    cp -r run old
+    "${T[@]}" m0 data -o run -f --steps 100000 --metrics m.jsonl &
+    pid=$!
+    wait_for grep -qs '"event":"step"' m.jsonl
+    kill -9 $pid
+    wait $pid || true
+    [ "$(ls run)" = "$(ls old)" ]
+    same_bits run old
+    train -q --resume run --steps 9 # goes on with it
+    [ "$(readlink run/latest)" = step-000009 ]
+    # one with names of the old one
+    "${T[@]}" m0 data -o run -f --seed 5 --save-every 4
+    [ "$(cd run && echo step-*)" = "step-000004 step-000008" ]
+    run ! cmp -s <(tensors run/latest/model.safetensors) <(tensors old/latest/model.safetensors)
+    [ ! -e run/.replaced ]
+}
+
+@test "train: a kill while the new run replaces the old one leaves one of them" {
+    "${T[@]}" m0 data -o run --save-every 4
+    "${T[@]}" m0 data -o new --seed 5 --steps 3
+    cp -r new/step-000003 run/
+    printf '%s\n' step-000004 step-000008 > run/.replaced
+    cp -r run before # the list is there, `latest` names the old run
+    train -q --resume before --steps 9
+    [ "$(cd before && echo step-*)" = "step-000004 step-000008 step-000009" ]
+    [ ! -e before/.replaced ]
+    ln -sfn step-000003 run/latest # the old checkpoints are not removed yet
+    ln -s step-000008 run/best
+    train -q --resume run --steps 4
+    [ "$(cd run && echo step-*)" = "step-000003 step-000004" ]
+    [ ! -e run/.replaced ] && [ ! -L run/best ]
+    train -q --resume new --steps 4
+    same_bits run new
+}
+
+@test "train: -f does not remove a checkpoint in which there is more" {
+    "${T[@]}" m0 data -o run
+    echo mine > run/step-000008/notes.txt
+    run "${T[@]}" m0 data -o run -f
+    [ "$status" -eq 2 ]
+    [[ $output == "train: run/step-000008: holds 'notes.txt', "* ]]
+    [ -s run/latest/state.json ]
+}
+
+@test "train: a run that is alive is refused, its process named" {
+    "${T[@]}" m0 data -o run --steps 100000 --save-every 2 &
+    pid=$!
+    wait_for test -e run/latest/state.json
+    for again in "m0 data -o run -f" "--resume run"; do
+        # shellcheck disable=SC2086
+        run train -q $again
+        [ "$status" -eq 2 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ $output == "train: run: is in use by process $pid on $(uname -n) since 20"*": wait for its end, or choose another folder" ]]
+    done
+    run train --resume run --dry-run # reads only
+    [ "$status" -eq 0 ]
+    kill -9 $pid
+    wait $pid || true
+    [ -e run/.train.lock ] # no hindrance
+    step=$(readlink run/latest)
+    train -q --resume run --steps $((10#${step#step-} + 2))
+    [ "$(readlink run/latest)" != "$step" ]
+    [ ! -e run/.train.lock ]
+}
+
 @test "train: a folder that is no run is left as it is, -f or not" {
     mkdir -p other/step-000008
     echo '{}' > other/config.json

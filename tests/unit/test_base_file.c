@@ -66,6 +66,12 @@ static size_t files(const char *dir)
     return n;
 }
 
+/* Files of the folder that may be replaced. */
+static bool own(const void *ctx, const char *name)
+{
+    return !strcmp(name, ctx) || !strcmp(name, "sub");
+}
+
 static void maps(void **state)
 {
     lm_map m;
@@ -250,7 +256,7 @@ static void too_long_names(void **state)
     name[256] = 0;
     assert_int_equal(lm_out_open(name, false, &o, &e), LM_EUSAGE);
     assert_string_equal(e.what, "the name has 256 bytes, the file system allows 255");
-    assert_int_equal(lm_outdir_open(name, false, &d, &f), LM_EUSAGE);
+    assert_int_equal(lm_outdir_open(name, false, own, "config", &d, &f), LM_EUSAGE);
     assert_int_equal(files("."), 0);
 }
 
@@ -282,7 +288,7 @@ static void modes_are_kept(void **state)
 
     assert_int_equal(mkdir("m", 0777), 0);
     assert_int_equal(chmod("m", 0500), 0); /* empty: needs no force */
-    assert_int_equal(lm_outdir_open("m", false, &d, &e), LM_OK);
+    assert_int_equal(lm_outdir_open("m", false, own, "config", &d, &e), LM_OK);
     assert_int_equal(mode_of(lm_outdir_path(d)), 0700);
     assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
     assert_int_equal(mode_of("m"), 0500);
@@ -356,7 +362,7 @@ static void drop_all(void **state)
     (void)state;
     assert_int_equal(lm_out_open("x", false, &a, &e), LM_OK);
     assert_int_equal(lm_out_open("y", false, &b, &e), LM_OK);
-    assert_int_equal(lm_outdir_open("z", false, &d, &e), LM_OK);
+    assert_int_equal(lm_outdir_open("z", false, own, "config", &d, &e), LM_OK);
     child = fork();
     if (child == 0) { /* not ours to remove */
         lm_out_drop_all();
@@ -389,7 +395,7 @@ static void folders(void **state)
     lm_err e = { 0 }, f = { 0 };
 
     (void)state;
-    assert_int_equal(lm_outdir_open("m/", false, &d, &e), LM_OK);
+    assert_int_equal(lm_outdir_open("m/", false, own, "config", &d, &e), LM_OK);
     fill(d, "config", "1");
     assert_int_equal(lm_path_join(&sub, lm_outdir_path(d), "sub/deep", &e), LM_OK);
     assert_int_equal(lm_mkdir_p(sub, &e), LM_OK);
@@ -402,19 +408,48 @@ static void folders(void **state)
     holds("m/sub/deep/file", "2");
     assert_int_equal(files("."), 2);
 
-    assert_int_equal(lm_outdir_open("m", false, &d, &f), LM_EUSAGE);
-    assert_int_equal(lm_outdir_open("m", true, &d, &e), LM_OK);
+    assert_int_equal(lm_outdir_open("m", false, own, "config", &d, &f), LM_EUSAGE);
+    assert_int_equal(lm_rm_rf("m/sub", &e), LM_OK);
+    assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &e), LM_OK);
     fill(d, "config", "3");
     assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
     holds("m/config", "3");
-    assert_false(lm_path_exists("m/sub"));
     assert_int_equal(files("."), 2);
 
-    assert_int_equal(lm_outdir_open("m", true, &d, &e), LM_OK);
+    assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &e), LM_OK);
     lm_outdir_drop(d);
     lm_outdir_drop(NULL);
     holds("m/config", "3");
     assert_int_equal(files("."), 2);
+}
+
+/* What is not to be replaced is kept, whether it is there at the beginning or comes later; a folder
+ * of the name of a file is none of the files. */
+static void foreign_files_stay(void **state)
+{
+    lm_outdir *d;
+    lm_err e = { 0 }, a = { 0 }, b = { 0 }, c = { 0 }, g = { 0 };
+
+    (void)state;
+    assert_int_equal(mkdir("m", 0777), 0);
+    put("m/config", "1");
+    put("m/notes", "mine");
+    assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &a), LM_EUSAGE);
+    assert_string_equal(a.what,
+                        "holds 'notes', which is no part of the new output and would be lost");
+    assert_int_equal(unlink("m/notes"), 0);
+    assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &e), LM_OK);
+    fill(d, "config", "2");
+    put("m/notes", "mine");
+    assert_int_equal(lm_outdir_commit(d, &b), LM_EUSAGE);
+    holds("m/config", "1");
+    holds("m/notes", "mine");
+    assert_int_equal(files("."), 1);
+    assert_int_equal(unlink("m/notes"), 0);
+    assert_int_equal(mkdir("m/sub", 0777), 0);
+    assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &c), LM_EUSAGE);
+    assert_int_equal(rmdir("m/sub"), 0);
+    assert_int_equal(lm_outdir_open("m", true, NULL, NULL, &d, &g), LM_EUSAGE);
 }
 
 static void folders_refused(void **state)
@@ -425,13 +460,14 @@ static void folders_refused(void **state)
     (void)state;
     put("file", "");
     assert_int_equal(mkdir("empty", 0777), 0);
-    assert_int_equal(lm_outdir_open("file", true, &d, &a), LM_EUSAGE);
-    assert_int_equal(lm_outdir_open(".", true, &d, &b), LM_EUSAGE);
-    assert_int_equal(lm_outdir_open("/tmp", true, &d, &c),
+    assert_int_equal(lm_outdir_open("file", true, own, "config", &d, &a), LM_EUSAGE);
+    assert_int_equal(lm_outdir_open(".", true, own, "config", &d, &b), LM_EUSAGE);
+    assert_int_equal(lm_outdir_open("/tmp", true, own, "config", &d, &c),
                      LM_EUSAGE); /* holds the current folder */
-    assert_int_equal(lm_outdir_open("none/m", true, &d, &f), LM_EIO);
+    assert_int_equal(lm_outdir_open("none/m", true, own, "config", &d, &f), LM_EIO);
     f = (lm_err){ 0 };
-    assert_int_equal(lm_outdir_open("empty", false, &d, &f), LM_OK); /* an empty one is no loss */
+    assert_int_equal(lm_outdir_open("empty", false, own, "config", &d, &f),
+                     LM_OK); /* an empty one is no loss */
     fill(d, "x", "1");
     assert_int_equal(lm_outdir_commit(d, &f), LM_OK);
     holds("empty/x", "1");
@@ -526,7 +562,7 @@ static void dropped_by_a_signal(void **state)
 
             signal(SIGTERM, drop_and_die);
             alarm(20); /* a deadlock would end here */
-            if (lm_outdir_open("z", false, &d, NULL))
+            if (lm_outdir_open("z", false, own, "config", &d, NULL))
                 _exit(1);
             lm_buf_addf(&path, NULL, "%s/a/b/c", lm_outdir_path(d));
             lm_mkdir_p(path.data, NULL);
@@ -574,6 +610,7 @@ int main(void)
         TEST(drop_all),
         TEST(dropped_by_a_signal),
         TEST(folders),
+        TEST(foreign_files_stay),
         TEST(folders_refused),
         TEST(paths),
         TEST(removal_does_not_follow_links),

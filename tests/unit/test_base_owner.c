@@ -76,7 +76,7 @@ static pid_t begin(void)
         lm_outdir *d;
         lm_buf inside = { 0 };
 
-        if (lm_out_open("x", false, &o, NULL) || lm_outdir_open("m", false, &d, NULL))
+        if (lm_out_open("x", false, &o, NULL) || lm_outdir_open("m", false, NULL, NULL, &d, NULL))
             _exit(1);
         lm_buf_addf(&inside, NULL, "%s/config", lm_outdir_path(d));
         put(inside.data);
