@@ -7,9 +7,10 @@
 #include "common/tool.h"
 #include "format/inspect.h"
 #include "format/inspect_report.h"
+#include "model/verify.h"
 
 static struct {
-    bool check, list, stats, strict;
+    bool check, list, stats, strict, verify;
     lm_strs only;
     double atol, rtol;
 } opt = { .list = true };
@@ -20,6 +21,7 @@ static const lm_opt options[] = {
     LM_GROUP("Output"),
     LM_FLAG('s', "stats", &opt.stats, "read the data: min, max, mean, std, zeros, nonfinite"),
     LM_FLAG('l', "list", &opt.list, "one line for each tensor [on]"),
+    LM_FLAG(0, "verify", &opt.verify, "has each file, tensor, scale and key its reader? else 3"),
     LM_GROUP("Comparison"),
     LM_FLAG(0, "check", &opt.check, "exit with 3 when the two models differ"),
     LM_REAL(0, "atol", &opt.atol, "X", 0, 1e300, "differences up to X are the same [0]"),
@@ -51,6 +53,16 @@ static lm_code show(lm_model_source *m, lm_par *par, lm_buf *text, lm_err *e)
     lm_code rc = lm_inspect_report(m, &how, par, &tool.sink, text, e);
 
     return rc || lm_stopping() ? rc : lm_model_source_finish(m, e);
+}
+
+static lm_code verify(lm_model_source *m, lm_buf *text, lm_err *e)
+{
+    uint64_t faults = 0;
+    lm_code rc = lm_model_verify_report(m, tool.json, text, &faults, e);
+
+    if (!rc && faults && !lm_stopping())
+        lm_answer_no(&tool);
+    return rc;
 }
 
 static lm_code compare(lm_model_source *a, lm_model_source *b, lm_par *par, lm_buf *text, lm_err *e)
@@ -92,7 +104,9 @@ static lm_code run(lm_err *e)
     if (!rc)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &out, e);
     if (!rc)
-        rc = m[1] ? compare(m[0], m[1], par, &text, e) : show(m[0], par, &text, e);
+        rc = m[1]         ? compare(m[0], m[1], par, &text, e)
+             : opt.verify ? verify(m[0], &text, e)
+                          : show(m[0], par, &text, e);
     if (!rc && !lm_stopping())
         rc = write_text(out, &text, e);
     if (!rc && !lm_stopping())
@@ -113,6 +127,9 @@ int main(int argc, char **argv)
     lm_begin(&tool, argc, argv);
     if (opt.check && tool.argc != 2)
         lm_misuse(&tool, "--check", "name the two models to compare", "one model given");
+    if (opt.verify && (tool.argc == 2 || opt.stats || opt.only.n || lm_given(&tool, "list")))
+        lm_misuse(&tool, "--verify", "verify one model, whole", "%s",
+                  tool.argc == 2 ? "not with two models" : "not with --stats, --only and --list");
     if (tool.argc == 2 && opt.stats)
         lm_misuse(&tool, "--stats", "inspect one model at a time", "not with two models");
     if (tool.argc == 2 && !strcmp(tool.argv[0], "-") && !strcmp(tool.argv[1], "-"))

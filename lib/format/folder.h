@@ -92,8 +92,9 @@ const lm_st_tensor *lm_model_source_find(const lm_model_source *m,
 const char *lm_model_source_file_of(const lm_model_source *m,
                                     const lm_st_tensor *t); /* file name, borrowed */
 size_t lm_model_source_files(const lm_model_source *m);     /* number of weight files */
-uint64_t lm_model_source_bytes(const lm_model_source *m);   /* of all tensors */
-int64_t lm_model_source_params(const lm_model_source *m);   /* elements of all tensors */
+const char *lm_model_source_file_at(const lm_model_source *m, size_t i); /* name of the i-th */
+uint64_t lm_model_source_bytes(const lm_model_source *m);                /* of all tensors */
+int64_t lm_model_source_params(const lm_model_source *m); /* elements of all tensors */
 /* __metadata__ of the first weight file; NULL if absent. */
 const char *lm_model_source_meta(const lm_model_source *m, const char *key);
 

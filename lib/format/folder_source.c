@@ -482,6 +482,11 @@ size_t lm_model_source_files(const lm_model_source *m)
     return m->stream ? 1 : m->n_files;
 }
 
+const char *lm_model_source_file_at(const lm_model_source *m, size_t i)
+{
+    return m->stream ? m->streamed->name : m->file[i].name;
+}
+
 uint64_t lm_model_source_bytes(const lm_model_source *m)
 {
     uint64_t total = 0;

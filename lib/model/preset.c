@@ -175,6 +175,31 @@ static const char *const rope_keys[] = { "rope_type",
                                          "original_max_position_embeddings",
                                          NULL };
 
+const char *const *lm_config_keys(const char *model_type)
+{
+    for (int a = 0; a < LM_ARCH_COUNT; a++)
+        if (!strcmp(model_type, lm_arch_name((lm_arch)a)))
+            return keys_of[a];
+    return NULL;
+}
+
+bool lm_config_reads(const char *model_type, const char *key)
+{
+    const char *const *list = lm_config_keys(model_type);
+
+    while (list && *list && strcmp(*list, key))
+        list++;
+    return list && *list;
+}
+
+bool lm_config_known(const char *key)
+{
+    for (int a = 0; a < LM_ARCH_COUNT; a++)
+        if (lm_config_reads(lm_arch_name((lm_arch)a), key))
+            return true;
+    return false;
+}
+
 static lm_code known(const char *key, const char *const *list, const char *of, lm_err *e)
 {
     char todo[128] = "";

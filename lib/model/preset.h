@@ -5,6 +5,7 @@
 #ifndef LM_MODEL_PRESET_H
 #define LM_MODEL_PRESET_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/json.h"
@@ -25,5 +26,11 @@ lm_code lm_preset_load(const char *const *dirs, const char *what, json_t **out, 
  * a key that the config's architecture does not know (names the nearest); whether the value fits is
  * for lm_config_read to say. */
 lm_code lm_config_set(json_t *config, const char *assignment, lm_err *e);
+
+/* The keys that a config of this model_type may have, NULL-terminated; NULL: it is not known.  Is
+ * `key` among them; is it among those of any architecture? */
+const char *const *lm_config_keys(const char *model_type);
+bool lm_config_reads(const char *model_type, const char *key);
+bool lm_config_known(const char *key);
 
 #endif

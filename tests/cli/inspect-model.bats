@@ -190,6 +190,28 @@ setup() {
     grep -q '^m0/$' report.json
 }
 
+@test "inspect-model: --verify exits with 3 for a fault, of folders, archives and streams" {
+    init-model -q llama-1m --set hidden_size=64 --set intermediate_size=96 --set num_hidden_layers=1 -o v
+    run inspect-model --verify v
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"note   config.json: torch_dtype: has no effect on what is computed"* ]]
+    cp w.safetensors v/model-00002-of-00002.safetensors
+    tar -cf v.tar v
+    for model in v v.tar -; do
+        run inspect-model --verify "$model" < v.tar
+        [ "$status" -eq 3 ]
+        [[ "${lines[1]}" == "  fault  model-00002-of-00002.safetensors: is read by no loader: model.safetensors comes first" ]]
+    done
+    run inspect-model --verify --json w.safetensors
+    [ "$status" -eq 0 ]
+    [ "$output" = '{"model":"w.safetensors","tensor_count":1,"faults":[],"notes":[{"file":null,"name":null,"what":"no config.json: what reads its tensors is not checked"}],"ok":true}' ]
+    for wrong in "v v" "--stats v" "--only x v" "--no-list v"; do
+        # shellcheck disable=SC2086
+        run inspect-model --verify $wrong
+        [ "$status" -eq 2 ]
+    done
+}
+
 @test "inspect-model: a full disk is exit 1" {
     run sh -c 'inspect-model m0/ > /dev/full'
     [ "$status" -eq 1 ]

@@ -2,6 +2,7 @@
 complete -c inspect-model -l only -r -d 'only tensors whose name matches (may be repeated)'
 complete -c inspect-model -s s -l stats -d 'read the data: min, max, mean, std, zeros, nonfinite'
 complete -c inspect-model -s l -l list -d 'one line for each tensor [on]'
+complete -c inspect-model -l verify -d 'has each file, tensor, scale and key its reader? else 3'
 complete -c inspect-model -l check -d 'exit with 3 when the two models differ'
 complete -c inspect-model -l atol -r -d 'differences up to X are the same [0]'
 complete -c inspect-model -l rtol -r -d 'and up to X times the value in A [0]'

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* verify.c -- files and tensors, each with its reader; see verify.h. */
+#include "model/verify.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+#include "model/slots.h"
+
+void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,
+                   ...)
+{
+    char what[700];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    *(fault ? &f->faults : &f->notes) += 1;
+    f->say(f->ctx, &(lm_finding){ fault, file, name, what });
+}
+
+/* ---- Files ---- */
+
+static bool is_opened(const lm_model_source *m, const char *name)
+{
+    for (size_t i = 0; i < lm_model_source_files(m); i++)
+        if (!strcmp(lm_model_source_file_at(m, i), name))
+            return true;
+    return false;
+}
+
+/* Weights that a program other than a loader of this folder reads. */
+static const char *reader_of(const char *name)
+{
+    return !strncmp(name, "optimizer", 9)        ? "train"
+           : !strncmp(name, "adapter_model", 13) ? "peft"
+           : !strncmp(name, "consolidated", 12)  ? "mistral-inference"
+                                                 : NULL;
+}
+
+static void check_files(const lm_model_source *m, lm_findings *f)
+{
+    static const char index[] = "model.safetensors.index.json";
+    lm_bundle *b = lm_model_source_bundle(m);
+    bool single = is_opened(m, "model.safetensors");
+
+    for (size_t i = 0; i < lm_bundle_count(b); i++) {
+        const char *name = lm_bundle_at(b, i)->name;
+        if (!strcmp(name, index) && single)
+            lm_verify_say(f, false, name, NULL, "is not read: model.safetensors comes first");
+        if (!lm_text_ends(name, ".safetensors") || is_opened(m, name))
+            continue;
+        if (reader_of(name))
+            lm_verify_say(f, false, name, NULL, "is read by %s alone", reader_of(name));
+        else
+            lm_verify_say(f, true, name, NULL, "is read by no loader: %s",
+                          single ? "model.safetensors comes first" : "the index does not name it");
+    }
+}
+
+/* ---- Tensors ---- */
+
+typedef struct {
+    const lm_model_source *m;
+    const lm_config *c;
+    lm_slot *slot;
+    const lm_slot **sorted; /* by bare name */
+    bool *seen;             /* of each slot */
+    size_t n;
+    lm_findings *f;
+} parts;
+
+/* GPT-2's files have names with and without this prefix. */
+static const char *bare(const char *name)
+{
+    return strncmp(name, "transformer.", 12) ? name : name + 12;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(bare((*(const lm_slot *const *)a)->hf), bare((*(const lm_slot *const *)b)->hf));
+}
+
+static int by_key(const void *key, const void *slot)
+{
+    return strcmp(bare(key), bare((*(const lm_slot *const *)slot)->hf));
+}
+
+static const lm_slot *slot_named(const parts *p, const char *name)
+{
+    const lm_slot **at = bsearch(name, p->sorted, p->n, sizeof(lm_slot *), by_key);
+    return at ? *at : NULL;
+}
+
+static void check_shape(const parts *p, const lm_st_tensor *t, const lm_slot *s)
+{
+    const char *file = lm_model_source_file_of(p->m, t);
+    bool same = t->ndim == s->ndim;
+
+    for (int i = 0; same && i < s->ndim; i++)
+        same = t->dim[i] == s->dim[i];
+    if (same || !lm_dtype_is_float(t->dtype)) /* what is packed has a shape of its own */
+        return;
+    if (s->ndim == 1)
+        lm_verify_say(p->f, true, file, t->name,
+                      "its shape is not the [%" PRId64 "] of config.json", s->dim[0]);
+    else
+        lm_verify_say(p->f, true, file, t->name,
+                      "its shape is not the [%" PRId64 ",%" PRId64 "] of config.json", s->dim[0],
+                      s->dim[1]);
+}
+
+static void check_tensor(parts *p, const lm_st_tensor *t)
+{
+    const char *file = lm_model_source_file_of(p->m, t);
+    char plain[512];
+    bool packed = lm_verify_is_packed(t->name, plain, sizeof plain);
+    const lm_slot *s = slot_named(p, packed ? plain : t->name);
+
+    if (s && p->seen[s - p->slot])
+        lm_verify_say(p->f, true, file, t->name, "is there twice, under another name too");
+    if (s) {
+        p->seen[s - p->slot] = true;
+        if (!packed)
+            check_shape(p, t, s);
+    } else if (lm_is_buffer(t->name)) {
+        lm_verify_say(p->f, false, file, t->name, "is not read: a table that is made anew");
+    } else if (p->c->tied && !strcmp(t->name, "lm_head.weight")) {
+        lm_verify_say(p->f, false, file, t->name,
+                      "is not read: config.json ties the head to the embedding");
+    } else if (!lm_verify_is_scale(t->name)) {
+        lm_verify_say(p->f, true, file, t->name, "is read by no part of a %s model",
+                      lm_arch_name(p->c->arch));
+    }
+}
+
+static lm_code check_parts(const lm_model_source *m, const lm_config *c, lm_findings *f, lm_err *e)
+{
+    parts p = { .m = m, .c = c, .f = f };
+    lm_code rc = lm_slots_make(c, &p.slot, &p.n, e);
+
+    if (!rc)
+        rc = lm_alloc_n(&p.sorted, p.n, sizeof(lm_slot *), "names of tensors", e);
+    if (!rc)
+        rc = lm_alloc_n(&p.seen, p.n, 1, "names of tensors", e);
+    for (size_t i = 0; !rc && i < p.n; i++)
+        p.sorted[i] = &p.slot[i];
+    if (!rc)
+        qsort(p.sorted, p.n, sizeof(lm_slot *), by_name);
+    for (size_t i = 0; !rc && i < lm_model_source_count(m); i++)
+        check_tensor(&p, lm_model_source_at(m, i));
+    for (size_t i = 0; !rc && i < p.n; i++)
+        if (!p.seen[i])
+            lm_verify_say(f, true, "", p.slot[i].hf, "is missing");
+    lm_free(p.slot);
+    lm_free(p.sorted);
+    lm_free(p.seen);
+    return rc;
+}
+
+/* ---- The whole ---- */
+
+/* The architecture of a quantised model is that of the model; how it is quantised is not read here. */
+static lm_code check_model(const lm_model_source *m, lm_findings *f, lm_err *e)
+{
+    const json_t *config = lm_model_source_config(m);
+    lm_config c;
+    lm_err why = { 0 };
+    json_t *plain;
+    lm_code rc;
+
+    if (!config) {
+        lm_verify_say(f, false, "", NULL, "no config.json: what reads its tensors is not checked");
+        return LM_OK;
+    }
+    plain = json_copy((json_t *)(uintptr_t)config);
+    if (!plain)
+        return lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
+    json_object_del(plain, "quantization_config");
+    rc = lm_config_read(plain, "config.json", &c, &why);
+    json_decref(plain);
+    if (rc == LM_ELIMIT) {
+        *e = why;
+        return rc;
+    }
+    if (rc) {
+        lm_verify_say(f, false, "config.json", NULL,
+                      "what reads the tensors and keys is not checked: %s", why.what);
+        return LM_OK;
+    }
+    lm_verify_keys(config, f);
+    rc = check_parts(m, &c, f, e);
+    lm_config_fini(&c);
+    return rc;
+}
+
+lm_code lm_model_verify(lm_model_source *m, lm_findings *f, lm_err *e)
+{
+    lm_code rc = lm_model_source_spool(m, e);
+
+    if (rc)
+        return rc;
+    if (lm_model_source_config(m))
+        check_files(m, f);
+    rc = check_model(m, f, e);
+    if (!rc)
+        lm_verify_scales(m, f);
+    return rc;
+}

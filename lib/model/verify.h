@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* verify.h -- does everything in a model's folder have its reader?  Headers and JSON only, no data.
+ *
+ * Four questions:
+ *   files    each .safetensors is opened by a loader: named by the index, or the one file
+ *   tensors  each is a part of the architecture in its shape, and none of its parts is missing; a
+ *            weight may be there in a quantised form (qweight, weight_packed, codes, _blocks)
+ *   scales   each scale or zero point has the weight that it belongs to, and each quantised weight
+ *            its scale
+ *   keys     of config.json: what has an effect on this model, and what has none
+ * The tensors of an architecture that is not known here are not checked, and a note says so. */
+#ifndef LM_MODEL_VERIFY_H
+#define LM_MODEL_VERIFY_H
+
+#include "base/buf.h"
+#include "format/folder.h"
+
+typedef struct {
+    bool fault;       /* else a note: worth knowing, nothing is lost */
+    const char *file; /* plain name; "" for the model as a whole */
+    const char *name; /* tensor or key; NULL: the file */
+    const char *what;
+} lm_finding;
+typedef struct {
+    void (*say)(void *ctx, const lm_finding *f); /* strings are borrowed for the call */
+    void *ctx;
+    uint64_t faults, notes;
+} lm_findings;
+
+/* All questions; a stream is spooled.  What is found is no failure.  Fails: LM_EIO, LM_ELIMIT. */
+lm_code lm_model_verify(lm_model_source *m, lm_findings *f, lm_err *e);
+
+/* The same as text or one line of JSON, appended to `out`: inspect-model(1). */
+lm_code lm_model_verify_report(lm_model_source *m, bool json, lm_buf *out, uint64_t *faults,
+                               lm_err *e);
+
+/* The parts, for verify.c. */
+void lm_verify_scales(const lm_model_source *m, lm_findings *f);
+void lm_verify_keys(const json_t *config, lm_findings *f);
+/* Is this the name of a scale, zero point or the like, and of a weight in a quantised form?  The
+ * second gives the weight's name in `plain`. */
+bool lm_verify_is_scale(const char *name);
+bool lm_verify_is_packed(const char *name, char *plain, size_t cap);
+void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,
+                   ...) LM_PRINTF(5, 6);
+
+#endif
