@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "format/folder_impl.h"
 #include "format/folder_run.h"
+#include "format/foreign.h"
 #include "format/provenance.h"
 #include "format/safetensors_table.h"
 
@@ -166,6 +167,32 @@ static lm_code count_files(lm_model_source *m, lm_err *e)
     return rc;
 }
 
+/* ---- Not a model ---- */
+
+/* `what` is missing; weights in another format are named with the way out. */
+static lm_code no_model(const lm_model_source *m, const char *what, lm_err *e)
+{
+    const char *todo, *name = lm_foreign_in(m->b, &todo), *kind = NULL;
+    char show[LM_ST_SHOWN];
+
+    if (name)
+        kind = lm_foreign_name(name, &todo);
+    if (kind)
+        return lm_fail(e, LM_EUSAGE, m->path, todo, "%s is %s", lm_st_show(name, show), kind);
+    return lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file", "%s", what);
+}
+
+/* A file whose name says that it is another format. */
+static lm_code check_name(const char *path, lm_err *e)
+{
+    const char *todo, *kind = lm_foreign_name(path, &todo);
+    struct stat st;
+
+    if (!kind || lm_text_ends(path, ".safetensors") || stat(path, &st) || !S_ISREG(st.st_mode))
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, path, todo, "it is %s", kind);
+}
+
 /* ---- Shards ---- */
 
 /* The slot that holds `name`, or the free one where it belongs. */
@@ -215,8 +242,7 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
 
     lm_source_where(m, index_name, index);
     if (!rc && !root)
-        rc = lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
-                     "it has neither model.safetensors nor model.safetensors.index.json");
+        rc = no_model(m, "it has neither model.safetensors nor model.safetensors.index.json", e);
     else if (!rc && !json_is_object(map))
         rc = lm_fail(e, LM_EFORMAT, index, NULL, "it has no object 'weight_map'");
     if (!rc)
@@ -249,8 +275,7 @@ static lm_code open_config(lm_model_source *m, lm_err *e)
 
     rc = lm_source_json(m, "config.json", MAX_CONFIG, &m->config, e);
     if (!rc && !m->config)
-        return lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file",
-                       "it has no config.json");
+        return no_model(m, "it has no config.json", e);
     if (!rc && !json_is_object(m->config))
         rc = lm_fail(e, LM_EFORMAT, lm_source_where(m, "config.json", where), NULL,
                      "it is not a JSON object");
@@ -326,9 +351,8 @@ static lm_code open_stream(lm_model_source *m, lm_err *e)
         return rc ? rc : open_forward(m, f, e);
     }
     if (!rc)
-        rc = lm_fail(e, LM_EUSAGE, m->path, "give a model",
-                     lm_source_kept(m, "config.json") ? "it has no weights"
-                                                      : "it has no config.json");
+        rc = no_model(
+            m, lm_source_kept(m, "config.json") ? "it has no weights" : "it has no config.json", e);
     return rc;
 }
 
@@ -340,6 +364,8 @@ static lm_code open_path(lm_model_source *m, const char *path, const lm_bundle_o
     lm_code rc =
         strcmp(path, "-") && lm_path_is_dir(path) ? lm_run_resolve(path, &resolved, e) : LM_OK;
 
+    if (!rc)
+        rc = check_name(path, e);
     if (!rc)
         rc = lm_bundle_open(resolved ? resolved : path, o, &m->b, e);
     lm_free(resolved);

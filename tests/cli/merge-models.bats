@@ -172,6 +172,21 @@ YAML
     refused 2 "model_type is mistral, but llama in math/" merge-models -m linear math/ code/ -o bad
 }
 
+@test "merge-models: weights in other formats are named with the way out" {
+    out="save it with safetensors: from_pretrained"
+    mkdir old && cp math/config.json old/ && : > old/pytorch_model-00001-of-00002.bin && : > old/pytorch_model.bin.index.json
+    refused 2 "old: pytorch_model-00001-of-00002.bin is a pickle of Python, which is not read: $out" merge-models -m linear old math -o bad
+    tar -cf old.tar old
+    tar -czf old.tgz old
+    refused 2 "old.tar: pytorch_model-00001-of-00002.bin is a pickle" merge-models -m linear old.tar math -o bad
+    refused 2 "old.tgz: pytorch_model-00001-of-00002.bin is a pickle" merge-models -m linear math old.tgz -o bad
+    refused 2 "it is a pickle of Python, which is not read: $out" merge-models -m linear math old/pytorch_model-00001-of-00002.bin -o bad
+    : > m.gguf
+    refused 2 "m.gguf: it is a model of llama.cpp: convert-model makes a model folder of it" merge-models -m linear math m.gguf -o bad
+    sed -i 's/"base"/"else"/' adapter/adapter_config.json
+    refused 2 "this adapter's base 'else' is not here: write MODEL+ADAPTER" merge-models -m linear adapter math -o bad
+}
+
 @test "merge-models: what cannot be obeyed is one line" {
     refused 2 "no such merge method" merge-models -m tis math/ -o bad
     refused 2 "needs a base model" merge-models -m ties math/ -o bad
