@@ -220,13 +220,13 @@ typedef struct {
     lm_out *out, *dropped, *report;
 } outputs;
 
-static lm_code open_outputs(outputs *o, lm_err *e)
+static lm_code open_outputs(outputs *o, const lm_input *in, lm_err *e)
 {
     const char *out = tool.output ? tool.output : "-";
     const char *const names[] = { out, opt.dropped, opt.report };
     for (int k = 0; k < 3; k++) {
-        for (int i = 0; i < tool.argc; i++)
-            lm_refuse_same(&tool, names[k], tool.argv[i]);
+        if (names[k])
+            lm_input_args_refuse(&tool, in, names[k]);
         for (int i = 0; i < k; i++)
             if (names[k] && names[i] && !strcmp(names[k], names[i]))
                 return lm_fail(e, LM_EUSAGE, names[k], "give each its own",
@@ -280,7 +280,10 @@ static lm_code clean(lm_par *par, lm_err *e)
     double start = lm_now();
     lm_code rc = lm_input_open(&in_opts, (const char *const *)tool.argv, tool.argc, &in, e);
     if (!rc)
-        rc = open_outputs(&o, e);
+        rc = open_outputs(&o, in, e);
+    if (!rc)
+        lm_input_args_warn_other(&tool, lm_input_file_list(in)->other,
+                                 lm_input_file_list(in)->other_name);
     if (!rc) {
         lm_clean_job job = { .in = in,
                              .in_opts = &in_opts,

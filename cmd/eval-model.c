@@ -108,16 +108,27 @@ typedef struct {
 
 /* ---- opening ---- */
 
-/* A file that is no shard is text; whatever else, lm_tokens_open says what it looked for. */
+/* A file that is no shard is text, and so are a folder that holds no dataset, and a pattern; of all else
+ * lm_tokens_open says what it looked for. */
 static bool is_text(const char *path)
 {
-    size_t n = strlen(path);
+    static const char *const sets[] = { "train", "val" };
+    lm_err ignored = { 0 };
+    bool there = false;
     if (strcmp(opt.format, "auto") != 0)
         return false;
     if (!strcmp(path, "-"))
         return true;
-    return lm_path_exists(path) && !lm_path_is_dir(path) &&
-           !(n > 4 && (!strcmp(path + n - 4, ".bin") || !strcmp(path + n - 4, ".idx")));
+    for (int i = 0; lm_path_is_dir(path) && i < 2 && !there; i++) {
+        char *set = NULL;
+        if (!lm_path_join(&set, path, sets[i], &ignored))
+            lm_tokens_there(set, &there, &ignored);
+        lm_free(set);
+    }
+    if (lm_path_is_dir(path))
+        return !there;
+    return (lm_path_exists(path) || lm_input_is_pattern(path)) && !lm_text_ends(path, ".bin") &&
+           !lm_text_ends(path, ".idx");
 }
 
 static lm_code open_tokenizer(work *w, bool need, lm_err *e)
@@ -154,9 +165,13 @@ static lm_code open_data(work *w, lm_err *e)
     w->in_opts = lm_input_args_read(&opt.in);
     if (choice)
         w->in_opts.kind = LM_INPUT_JSONL;
-    if (text || choice)
-        return lm_input_open(&w->in_opts, &w->data, 1, &w->in, e);
-    return open_shards(w, e);
+    if (!text && !choice)
+        return open_shards(w, e);
+    lm_code rc = lm_input_open(&w->in_opts, &w->data, 1, &w->in, e);
+    if (!rc)
+        lm_input_args_warn_other(&tool, lm_input_file_list(w->in)->other,
+                                 lm_input_file_list(w->in)->other_name);
+    return rc;
 }
 
 static lm_code open_model(work *w, lm_err *e)

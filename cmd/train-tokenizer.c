@@ -138,8 +138,12 @@ static lm_code train(lm_par *par, product *p, lm_err *e)
 
     if (!rc)
         rc = lm_input_open(&in_opts, (const char *const *)tool.argv, tool.argc, &in, e);
-    if (!rc)
+    if (!rc) {
+        lm_input_args_refuse(&tool, in, tool.output);
+        lm_input_args_warn_other(&tool, lm_input_file_list(in)->other,
+                                 lm_input_file_list(in)->other_name);
         rc = open_product(p, e);
+    }
     if (!rc)
         rc = lm_bpe_trainer_feed(t, par, &in_opts, in, &tool.sink, e);
     if (!rc)

@@ -4,22 +4,24 @@
 #ifndef LM_CMD_INPUT_OPTS_H
 #define LM_CMD_INPUT_OPTS_H
 
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/tool.h"
 #include "format/input.h"
 
 typedef struct {
-    const char *format, *field, *split, *separator, *utf8;
+    const char *format, *split, *separator, *utf8;
+    lm_strs field;
     int64_t max_document;
     bool skip_bad;
     lm_input_bad bad; /* what --skip-bad passed over */
 } lm_input_args;
 
-#define LM_INPUT_ARGS_DEFAULT                                               \
-    {                                                                       \
-        .format = "auto", .field = "text", .split = "file", .utf8 = "fail", \
-        .max_document = (int64_t)4 << 30                                    \
+#define LM_INPUT_ARGS_DEFAULT                                                               \
+    {                                                                                       \
+        .format = "auto", .split = "file", .utf8 = "fail", .max_document = (int64_t)4 << 30 \
     }
 
 static const char *const lm_input_formats[] = { "auto", "jsonl", "text", NULL };
@@ -31,18 +33,19 @@ static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
     LM_INPUT_OPTIONS_OF(a, lm_input_formats, "auto, jsonl or text [auto]", lm_input_splits, \
                         "plain text: a document is a file, or ends at a blank line [file]")
 /* The same where --input-format and --split have other members: those are AUTO and LM_SPLIT_NONE here. */
-#define LM_INPUT_OPTIONS_OF(a, formats, format_help, splits, split_help)            \
-    LM_CHOICE(0, "input-format", &(a).format, "KIND", formats, format_help),        \
-        LM_STR(0, "field", &(a).field, "KEY", "JSONL: the key of the text [text]"), \
-        LM_ALSO("text-column text-field text-key json-key"),                        \
-        LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),               \
-        LM_STR(0, "separator", &(a).separator, "STRING",                            \
-               "plain text: cut wherever STRING stands"),                           \
-        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                       \
-                  "invalid UTF-8: fail, skip the document, or replace it [fail]"),  \
-        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,            \
-                 "refuse documents larger than this [4G]"),                         \
-        LM_FLAG(0, "skip-bad", &(a).skip_bad,                                       \
+#define LM_INPUT_OPTIONS_OF(a, formats, format_help, splits, split_help)           \
+    LM_CHOICE(0, "input-format", &(a).format, "KIND", formats, format_help),       \
+        LM_LIST(0, "field", &(a).field, "KEY",                                     \
+                "JSONL: key of the text, or A.B; several are joined [text]"),      \
+        LM_ALSO("text-column text-field text-key json-key"),                       \
+        LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),              \
+        LM_STR(0, "separator", &(a).separator, "STRING",                           \
+               "plain text: cut wherever STRING stands"),                          \
+        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                      \
+                  "invalid UTF-8: fail, skip the document, or replace it [fail]"), \
+        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,           \
+                 "refuse documents larger than this [4G]"),                        \
+        LM_FLAG(0, "skip-bad", &(a).skip_bad,                                      \
                 "pass over bad records and damaged parts, count them [no]")
 
 static inline lm_input_opts lm_input_args_read(lm_input_args *a)
@@ -58,10 +61,39 @@ static inline lm_input_opts lm_input_args_read(lm_input_args *a)
                  : strcmp(a->split, "blank") == 0 ? LM_SPLIT_BLANK
                                                   : LM_SPLIT_NONE,
         .separator = a->separator,
-        .field = a->field,
+        .field = a->field.v,
+        .fields = a->field.n,
         .max_doc = (size_t)a->max_document,
         .bad = a->skip_bad ? &a->bad : NULL,
     };
+}
+
+/* Say how many files of folders were passed over; the first of them. */
+static inline void lm_input_args_warn_other(lm_tool *tool, int64_t other, const char *first)
+{
+    if (other)
+        lm_say(tool, LM_LOG_WARN,
+               "passed over %lld files of folders that are not called .jsonl, .txt or the like, "
+               "such as %s",
+               (long long)other, first);
+}
+
+/* Leaves as lm_misuse does when the output is one of the files that the operands mean, or lies in a folder that
+ * is read, where it would be text itself from then on. */
+static inline void lm_input_args_refuse(lm_tool *tool, const lm_input *in, const char *output)
+{
+    const lm_input_files *f = lm_input_file_list(in);
+    char out[PATH_MAX], dir[PATH_MAX];
+    lm_err ignored = { 0 };
+    for (size_t i = 0; i < f->n; i++)
+        lm_refuse_same(tool, output, f->path[i]);
+    if (!output || !strcmp(output, "-") || lm_path_folder(output, out, &ignored))
+        return;
+    for (int i = 0; i < tool->argc; i++)
+        if (lm_path_is_dir(tool->argv[i]) && realpath(tool->argv[i], dir) &&
+            !strncmp(out, dir, strlen(dir)) && (out[strlen(dir)] == '/' || !out[strlen(dir)]))
+            lm_misuse(tool, output, "write to another folder", "it lies in the input %s",
+                      tool->argv[i]);
 }
 
 /* Say what --skip-bad passed over. */

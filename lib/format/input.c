@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/input_kind.h"
 #include "format/source.h"
 
 #define MAX_DOC_DEFAULT ((size_t)4 << 30)
@@ -70,34 +71,6 @@ static lm_code take(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
     return rc;
 }
 
-static bool ends_with(const char *s, size_t n, const char *tail)
-{
-    size_t t = strlen(tail);
-    return n >= t && memcmp(s + n - t, tail, t) == 0;
-}
-
-/* JSONL or plain text?  By the name without the suffix of a compressor, else by the first byte. */
-static bool looks_jsonl(const lm_input *in)
-{
-    static const char *const packed[] = {
-        ".zst", ".gz", ".xz", ".bz2", ".lz4", ".lzma", ".lz", ".Z"
-    };
-    const char *name = lm_source_name(in->src);
-    size_t n = strlen(name), i = in->at;
-    for (size_t k = 0; k < sizeof packed / sizeof *packed; k++)
-        if (ends_with(name, n, packed[k])) {
-            n -= strlen(packed[k]);
-            break;
-        }
-    if (ends_with(name, n, ".jsonl") || ends_with(name, n, ".ndjson"))
-        return true;
-    if (ends_with(name, n, ".txt") || ends_with(name, n, ".text"))
-        return false;
-    while (i < in->n && blank(in->p + i, 1))
-        i++;
-    return i < in->n && in->p[i] == '{';
-}
-
 static lm_code begin_member(lm_input *in, lm_err *e)
 {
     lm_code rc = lm_source_next(in->src, &in->in_member, e);
@@ -117,8 +90,9 @@ static lm_code begin_member(lm_input *in, lm_err *e)
         in->at += 3; /* a byte order mark is no text */
         in->offset = 3;
     }
-    in->jsonl = in->o.kind == LM_INPUT_JSONL || (in->o.kind == LM_INPUT_AUTO && looks_jsonl(in));
-    return rc;
+    return rc ? rc
+              : lm_input_recognise(in->o.kind, lm_source_name(in->src), in->p + in->at,
+                                   in->n - in->at, &in->jsonl, e);
 }
 
 static void begin_doc(lm_input *in, lm_doc *doc)
@@ -367,6 +341,11 @@ void lm_doc_fini(lm_doc *doc)
     lm_buf_fini(&doc->own);
     lm_buf_fini(&doc->name);
     *doc = (lm_doc){ 0 };
+}
+
+const lm_input_files *lm_input_file_list(const lm_input *in)
+{
+    return lm_source_files(in->src);
 }
 
 lm_input_stats lm_input_stat(const lm_input *in)

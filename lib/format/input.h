@@ -23,6 +23,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "format/input_files.h"
 
 typedef enum { LM_INPUT_AUTO, LM_INPUT_JSONL, LM_INPUT_TEXT } lm_input_kind;
 typedef enum { LM_UTF8_FAIL, LM_UTF8_SKIP, LM_UTF8_REPLACE } lm_utf8_policy;
@@ -44,7 +45,9 @@ typedef struct {
     lm_utf8_policy utf8; /* invalid UTF-8: fail with the offset, skip the document, or put U+FFFD */
     lm_split split;      /* plain text only */
     const char *separator; /* LM_SPLIT_STRING: cut wherever these bytes stand; not empty */
-    const char *field;     /* JSONL: the key of the text at the top level; NULL = "text" */
+    const char *const *field; /* JSONL: the keys of the text, joined with a newline; a key of the top level, or
+                                 A.B for the key B of the object under A; none: "text" */
+    int fields;
     size_t max_doc;        /* bytes of one raw document, more is LM_ELIMIT; 0 = 4 GiB */
     lm_input_bad *bad;     /* what is damaged is passed over and counted here; NULL: it fails */
 } lm_input_opts;           /* all zero is the usual */
@@ -57,14 +60,15 @@ typedef struct {
     lm_buf raw;       /* as read: the JSON line without its newline, or the piece of plain text */
     lm_buf own;       /* where text lives when it had to be unescaped */
     lm_buf name;      /* where source lives */
-    size_t val_at;    /* JSONL: raw[val_at..val_end) is the string with its quotes; else 0, 0 */
+    size_t val_at;    /* JSONL: raw[val_at..val_end) is the string with its quotes; else, and of several
+                         fields, 0, 0 */
     size_t val_end;
     bool jsonl;
     bool skip;          /* set by lm_doc_decode: invalid UTF-8 under LM_UTF8_SKIP; text is NULL */
     bool broken;        /* skip, because it is no record, under lm_input_opts.bad */
     int64_t bad;        /* invalid UTF-8 sequences found (0 or 1 when skipped) */
     const char *source; /* "a.jsonl.zst", "standard input", "b.tar:dir/c.txt" */
-    int operand;        /* index into the paths given to lm_input_open */
+    int operand;        /* index into the operands given to lm_input_open */
     int64_t index;      /* number of the document in the whole stream, from 0 */
     int64_t line;       /* line of its first byte in its source, from 1 */
     int64_t offset;     /* byte offset of its first byte in its decompressed source */
@@ -72,13 +76,16 @@ typedef struct {
 
 typedef struct lm_input lm_input;
 
-/* Open a stream over n paths ("-" is standard input, at most once).  Every path is checked to be a
- * readable file before anything is read.  The paths and *o are copied.
- * Fails: LM_EIO if a path cannot be opened, LM_EUSAGE if it is a folder or the options make no
- * sense. */
+/* Open a stream over n operands: paths of files, of folders, and patterns (see input_files.h); "-" is
+ * standard input, at most once.  Every file is checked to be readable before anything is read.  The
+ * operands and *o are copied, what *o points to is not.
+ * Fails: LM_EIO if a file cannot be opened, LM_EUSAGE if a folder or pattern gives no text, or the options
+ * make no sense. */
 lm_code lm_input_open(const lm_input_opts *o, const char *const *paths, int n, lm_input **out,
                       lm_err *e);
 void lm_input_close(lm_input *in);
+/* The files that the operands mean; borrowed. */
+const lm_input_files *lm_input_file_list(const lm_input *in);
 
 /* The next raw document; *got is false at the end.  Blank lines of JSONL and empty pieces of plain
  * text are passed over.  One thread at a time.
@@ -86,8 +93,8 @@ void lm_input_close(lm_input *in);
 lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e);
 
 /* Find doc->text.  Any thread, different documents at once.
- * Fails: LM_EFORMAT naming "source:line" for what is not a JSON object, has no field of that name,
- * or a field that is not a string; for invalid UTF-8 with the byte offset in the source. */
+ * Fails: LM_EFORMAT naming "source:line" for what is not a JSON object, has no field of that name (with
+ * the names that are there), or a field that is not a string; for invalid UTF-8 with the byte offset in the source. */
 lm_code lm_doc_decode(const lm_input_opts *o, lm_doc *doc, lm_err *e);
 
 /* lm_input_next and lm_doc_decode until a document is not skipped. */
@@ -95,7 +102,7 @@ lm_code lm_input_read(lm_input *in, lm_doc *doc, bool *got, lm_err *e);
 
 /* Append the document as one line of JSONL, newline included: the raw line with its text replaced
  * by text[0..len) (bytes kept as they are when it is doc->text itself), or {"text": ...} for plain
- * text. */
+ * text and for a text of several fields. */
 lm_code lm_doc_write(const lm_input_opts *o, const lm_doc *doc, const char *text, size_t len,
                      lm_buf *out, lm_err *e);
 void lm_doc_fini(lm_doc *doc);
@@ -108,7 +115,8 @@ typedef struct {
 /* Any thread. */
 lm_input_stats lm_input_stat(const lm_input *in);
 
-/* XXH3-64 of the bytes of path i as stored (compressed), valid when the stream has ended. */
+/* XXH3-64 of the bytes of operand i as stored (compressed), of several files of their digests; valid when
+ * the stream has ended. */
 uint64_t lm_input_digest(const lm_input *in, int i);
 
 #endif

@@ -100,31 +100,41 @@ static void note_bad(lm_input_bad *b, lm_doc *doc, const lm_err *why)
     atomic_fetch_add(&b->records, 1);
 }
 
-static lm_code decode_json(const lm_input_opts *o, lm_doc *doc, lm_err *e)
+static lm_code fail_record(const lm_doc *doc, const char *field, lm_jsonl_fault f, lm_err *e)
 {
-    const char *field = o->field ? o->field : "text";
-    lm_jsonl_fault f =
-        lm_jsonl_find(doc->raw.data, doc->raw.len, field, &doc->val_at, &doc->val_end);
-    if (f.what) {
-        char where[256];
-        snprintf(where, sizeof where, "%s:%lld", doc->source, (long long)doc->line);
-        return lm_fail(e, LM_EFORMAT, where, NULL, "column %zu: %s (field '%s')", f.at + 1, f.what,
-                       field);
-    }
-    char *tok = doc->raw.data + doc->val_at;
-    size_t len = doc->val_end - doc->val_at;
-    if (!memchr(tok, '\\', len)) {
-        doc->text = tok + 1;
-        doc->len = len - 2;
-        return LM_OK;
-    }
-    int64_t lone = 0;
-    doc->own.len = 0;
-    lm_code rc = lm_jsonl_unescape(tok, len, &doc->own, &lone, e);
-    if (rc)
-        return rc;
-    doc->text = doc->own.data;
-    doc->len = doc->own.len;
+    static const char name_it[] = "name the text's with --field";
+    char where[256];
+    lm_buf names = { 0 };
+    snprintf(where, sizeof where, "%s:%lld", doc->source, (long long)doc->line);
+    if (f.kind == LM_JSONL_MALFORMED)
+        return lm_fail(e, LM_EFORMAT, where, "give one JSON object a line, as jq -c does",
+                       "column %zu: %s (field '%s')", f.at + 1, f.what, field);
+    lm_jsonl_names(doc->raw.data, doc->raw.len, &names, NULL);
+    lm_code rc = f.kind == LM_JSONL_ABSENT
+                     ? lm_fail(e, LM_EFORMAT, where, name_it, "no field '%s'; it has %s", field,
+                               names.data ? names.data : "none")
+                     : lm_fail(e, LM_EFORMAT, where, name_it,
+                               "column %zu: field '%s' is not a string; it has %s", f.at + 1, field,
+                               names.data ? names.data : "none");
+    lm_buf_fini(&names);
+    return rc;
+}
+
+/* Find one field; *s is its string token. */
+static lm_code find_field(lm_doc *doc, const char *field, char **s, size_t *len, lm_err *e)
+{
+    size_t at = 0, end = 0;
+    lm_jsonl_fault f = lm_jsonl_find_path(doc->raw.data, doc->raw.len, field, &at, &end);
+    if (f.what)
+        return fail_record(doc, field, f, e);
+    *s = doc->raw.data + at;
+    *len = end - at;
+    return LM_OK;
+}
+
+/* Escapes of half a character: as invalid UTF-8. */
+static lm_code judge_lone(const lm_input_opts *o, lm_doc *doc, int64_t lone, lm_err *e)
+{
     if (!lone)
         return LM_OK;
     if (o->utf8 == LM_UTF8_FAIL)
@@ -133,13 +143,65 @@ static lm_code decode_json(const lm_input_opts *o, lm_doc *doc, lm_err *e)
                        "line %lld: %lld escapes of half a character (\\ud800 to \\udfff)",
                        (long long)doc->line, (long long)lone);
     doc->bad += lone;
-    if (o->utf8 == LM_UTF8_REPLACE) {
-        lm_jsonl_mend(tok, len);
-    } else {
+    if (o->utf8 == LM_UTF8_SKIP) {
         doc->skip = true;
         doc->bad = 1;
     }
     return LM_OK;
+}
+
+static lm_code decode_one(const lm_input_opts *o, lm_doc *doc, const char *field, lm_err *e)
+{
+    char *tok = NULL;
+    size_t len = 0;
+    int64_t lone = 0;
+    lm_code rc = find_field(doc, field, &tok, &len, e);
+    if (rc)
+        return rc;
+    doc->val_at = (size_t)(tok - doc->raw.data);
+    doc->val_end = doc->val_at + len;
+    if (!memchr(tok, '\\', len)) {
+        doc->text = tok + 1;
+        doc->len = len - 2;
+        return LM_OK;
+    }
+    doc->own.len = 0;
+    rc = lm_jsonl_unescape(tok, len, &doc->own, &lone, e);
+    if (rc)
+        return rc;
+    doc->text = doc->own.data;
+    doc->len = doc->own.len;
+    if (lone && o->utf8 == LM_UTF8_REPLACE)
+        lm_jsonl_mend(tok, len);
+    return judge_lone(o, doc, lone, e);
+}
+
+static lm_code decode_several(const lm_input_opts *o, lm_doc *doc, lm_err *e)
+{
+    int64_t lone = 0;
+    lm_code rc = LM_OK;
+    doc->own.len = 0;
+    for (int i = 0; i < o->fields && !rc; i++) {
+        char *tok = NULL;
+        size_t len = 0;
+        rc = find_field(doc, o->field[i], &tok, &len, e);
+        if (!rc && i)
+            rc = lm_buf_add(&doc->own, "\n", 1, e);
+        if (!rc)
+            rc = lm_jsonl_unescape(tok, len, &doc->own, &lone, e);
+    }
+    if (rc)
+        return rc;
+    doc->text = doc->own.data;
+    doc->len = doc->own.len;
+    return judge_lone(o, doc, lone, e);
+}
+
+static lm_code decode_json(const lm_input_opts *o, lm_doc *doc, lm_err *e)
+{
+    if (o->fields > 1)
+        return decode_several(o, doc, e);
+    return decode_one(o, doc, o->fields ? o->field[0] : "text", e);
 }
 
 lm_code lm_doc_decode(const lm_input_opts *o, lm_doc *doc, lm_err *e)
@@ -171,9 +233,9 @@ lm_code lm_doc_write(const lm_input_opts *o, const lm_doc *doc, const char *text
     const char *raw = doc->raw.data;
     size_t n = doc->raw.len;
     lm_code rc;
-    if (!doc->jsonl) {
+    if (!doc->jsonl || o->fields > 1) {
         rc = lm_buf_add(out, "{", 1, e);
-        const char *field = o->field ? o->field : "text";
+        const char *field = o->fields == 1 ? o->field[0] : "text";
         rc = rc ? rc : lm_jsonl_escape(field, strlen(field), out, e);
         rc = rc ? rc : lm_buf_add(out, ": ", 2, e);
         rc = rc ? rc : lm_jsonl_escape(text, len, out, e);

@@ -31,6 +31,9 @@ typedef struct {
  * quotes.  Faults: not an object, malformed JSON, no such key, the key twice, not a string. */
 lm_jsonl_fault lm_jsonl_find(const char *line, size_t len, const char *field, size_t *begin,
                              size_t *end);
+/* The same; where there is no such key, A.B is the key B of the object under A, and so on. */
+lm_jsonl_fault lm_jsonl_find_path(const char *line, size_t len, const char *field, size_t *begin,
+                                  size_t *end);
 
 /* The next member of the object line[0..len), which lm_jsonl_find has found valid but perhaps for the
  * field: its key with its quotes is line[key..key_end), its value line[value..value_end), both as
@@ -41,6 +44,11 @@ typedef struct {
 bool lm_jsonl_next(const char *line, size_t len, size_t *at, lm_jsonl_member *out);
 /* Is the string token s[0..len) the word `name`?  Escapes are compared as they are meant. */
 bool lm_jsonl_is(const char *s, size_t len, const char *name);
+
+/* Append the names of the strings in the object line[0..len), valid JSON, as lm_jsonl_find_path takes them,
+ * in quotes and with commas: those of the top level and of objects in it, a few at most; if there is none, the
+ * keys of the top level. */
+lm_code lm_jsonl_names(const char *line, size_t len, lm_buf *out, lm_err *e);
 
 /* Append what the string token s[0..len) (quotes included, as found above) stands for.  Lone
  * surrogate escapes have no UTF-8: they become U+FFFD and are counted in *lone. */

@@ -24,6 +24,7 @@
 
 #include "base/buf.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "format/gunzip.h"
@@ -31,9 +32,10 @@
 enum { BLOCK = 256 * 1024 };
 
 struct lm_source {
-    char **paths;
-    uint64_t *digests;
-    int n, at; /* at: the operand being read, -1 before the first */
+    lm_input_files files;
+    uint64_t *digests; /* by file */
+    int n_operands;
+    int at; /* the file being read, -1 before the first */
     int fd;
     bool seeked; /* the hash over read() is broken: hash the file again at its end */
     XXH3_state_t *hash;
@@ -84,7 +86,7 @@ static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
     ssize_t got = read_some(s->fd, s->block, BLOCK);
     *n = 0;
     if (got < 0)
-        return lm_fail(e, LM_EIO, shown(s->paths[s->at]), NULL, "cannot read");
+        return lm_fail(e, LM_EIO, shown(s->files.path[s->at]), NULL, "cannot read");
     if (!s->seeked)
         XXH3_64bits_update(s->hash, s->block, (size_t)got);
     atomic_fetch_add_explicit(&s->bytes, (uint64_t)got, memory_order_relaxed);
@@ -144,7 +146,7 @@ static bool wants_seek(int fd)
 static lm_code decoder_failed(lm_source *s, struct archive *a, lm_err *e)
 {
     const char *why = archive_error_string(a);
-    const char *where = s->in_member && s->name.len ? s->name.data : shown(s->paths[s->at]);
+    const char *where = s->in_member && s->name.len ? s->name.data : shown(s->files.path[s->at]);
     if (!s->fail.code && s->gz)
         lm_gunzip_resume(s->gz, &s->fail);
     if (s->fail.code) {
@@ -185,7 +187,8 @@ static lm_code new_outer(lm_source *s, lm_err *e)
     s->given = 0;
     s->outer = archive_read_new();
     if (!s->outer)
-        return lm_fail(e, LM_ELIMIT, shown(s->paths[s->at]), NULL, "out of memory for a decoder");
+        return lm_fail(e, LM_ELIMIT, shown(s->files.path[s->at]), NULL,
+                       "out of memory for a decoder");
     add_filters(s->outer);
     archive_read_support_format_tar(s->outer);
     archive_read_support_format_zip(s->outer);
@@ -206,7 +209,7 @@ static lm_code new_outer(lm_source *s, lm_err *e)
 
 static lm_code open_outer(lm_source *s, lm_err *e)
 {
-    const char *path = s->paths[s->at];
+    const char *path = s->files.path[s->at];
     s->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (s->fd < 0)
         return lm_fail(e, LM_EIO, path, "check the path", "cannot open");
@@ -248,7 +251,7 @@ static lm_code drain(lm_source *s, lm_err *e)
         }
         sum += n;
         if (!rc && bounded && sum > s->most)
-            rc = lm_fail(e, LM_ELIMIT, shown(s->paths[s->at]), "check what it is",
+            rc = lm_fail(e, LM_ELIMIT, shown(s->files.path[s->at]), "check what it is",
                          "more than %zu bytes follow the end of its data", s->most);
     }
     return rc;
@@ -262,7 +265,7 @@ static lm_code close_outer(lm_source *s, lm_err *e)
         s->seeked = false;
         XXH3_64bits_reset(s->hash);
         if (lseek(s->fd, 0, SEEK_SET) < 0)
-            return lm_fail(e, LM_EIO, s->paths[s->at], NULL, "cannot go back to its start");
+            return lm_fail(e, LM_EIO, s->files.path[s->at], NULL, "cannot go back to its start");
     }
     lm_code rc = drain(s, e);
     lm_gunzip_free(s->gz);
@@ -340,7 +343,8 @@ static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
     if (!member)
         member = archive_entry_pathname_utf8(entry);
     s->name.len = 0;
-    lm_code rc = lm_buf_addf(&s->name, e, "%s:%s", shown(s->paths[s->at]), member ? member : "?");
+    lm_code rc =
+        lm_buf_addf(&s->name, e, "%s:%s", shown(s->files.path[s->at]), member ? member : "?");
     for (size_t i = 0; !rc && i < s->name.len; i++)
         if ((unsigned char)s->name.data[i] < 0x20 || s->name.data[i] == 0x7f)
             s->name.data[i] = '?'; /* it goes into messages */
@@ -401,7 +405,7 @@ static lm_code begin_plain(lm_source *s, lm_err *e)
 {
     s->name.len = 0;
     s->in_member = true;
-    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", shown(s->paths[s->at]),
+    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", shown(s->files.path[s->at]),
                              s->resumed ? " (behind damage)" : "");
     return rc || s->resumed ? rc : check_name(s->outer, s->gz, s->name.data, e);
 }
@@ -418,7 +422,7 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         if (r == ARCHIVE_EOF)
             return archive_filter_bytes(s->outer, -1) || s->resumed
                        ? LM_OK
-                       : check_name(s->outer, s->gz, shown(s->paths[s->at]), e);
+                       : check_name(s->outer, s->gz, shown(s->files.path[s->at]), e);
         if (r == ARCHIVE_RETRY)
             continue;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
@@ -480,7 +484,7 @@ lm_code lm_source_next(lm_source *s, bool *got, lm_err *e)
         if (!s->outer) {
             if (s->fd >= 0 && (rc = close_outer(s, e))) /* given up */
                 break;
-            if (s->at + 1 >= s->n)
+            if (s->at + 1 >= (int)s->files.n)
                 return LM_OK;
             s->at++;
             rc = open_outer(s, e);
@@ -555,15 +559,15 @@ int64_t lm_source_bad(const lm_source *s, lm_err *first)
 
 /* ---- life ---- */
 
-/* Is `path` there, readable and no folder?  Adds its size to the total. */
+/* Is `path` there, and readable?  Adds its size to the total. */
 static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_err *e)
 {
     struct stat st;
     bool std_in = strcmp(path, "-") == 0;
     if (std_in ? fstat(STDIN_FILENO, &st) : stat(path, &st))
         return lm_fail(e, LM_EIO, shown(path), "check the path", "cannot open");
-    if (S_ISDIR(st.st_mode))
-        return lm_fail(e, LM_EUSAGE, shown(path), "name the files in it", "it is a folder");
+    if (S_ISDIR(st.st_mode)) /* as standard input */
+        return lm_fail(e, LM_EUSAGE, shown(path), "name the folder", "it is a folder");
     if (!std_in && access(path, R_OK))
         return lm_fail(e, LM_EIO, path, "check its permissions", "cannot open");
     if (S_ISREG(st.st_mode))
@@ -573,40 +577,47 @@ static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_e
     return LM_OK;
 }
 
+static lm_code check_files(lm_source *s, lm_err *e)
+{
+    bool unknown = false;
+    int standard = 0;
+    lm_code rc = LM_OK;
+    for (size_t i = 0; !rc && i < s->files.n; i++) {
+        rc = check_path(s->files.path[i], &s->total, &unknown, e);
+        standard += strcmp(s->files.path[i], "-") == 0;
+    }
+    if (!rc && standard > 1)
+        rc = lm_fail(e, LM_EUSAGE, "-", "name it once", "standard input is given %d times",
+                     standard);
+    if (unknown)
+        s->total = 0;
+    return rc;
+}
+
 lm_code lm_source_open(const char *const *paths, int n, bool skip_bad, size_t most, lm_source **out,
                        lm_err *e)
 {
     lm_source *s;
-    bool unknown = false;
-    int standard = 0;
     lm_code rc = lm_alloc_n(&s, 1, sizeof *s, "an input", e);
     if (rc)
         return rc;
     s->at = s->fd = -1;
     s->skip_bad = skip_bad;
     s->most = most;
-    rc = lm_alloc_n(&s->paths, (size_t)n, sizeof *s->paths, "paths", e);
+    s->n_operands = n;
+    rc = lm_input_files_find(paths, n, &s->files, e);
     if (!rc)
-        rc = lm_alloc_n(&s->digests, (size_t)n, sizeof *s->digests, "digests", e);
+        rc = lm_alloc_n(&s->digests, s->files.n, sizeof *s->digests, "digests", e);
     if (!rc)
         rc = lm_alloc_n(&s->block, BLOCK, 1, "a block of input", e);
-    for (; !rc && s->n < n; s->n++) {
-        rc = lm_strdup(&s->paths[s->n], paths[s->n], e);
-        if (!rc)
-            rc = check_path(paths[s->n], &s->total, &unknown, e);
-        standard += strcmp(paths[s->n], "-") == 0;
-    }
-    if (!rc && standard > 1)
-        rc = lm_fail(e, LM_EUSAGE, "-", "name it once", "standard input is given %d times",
-                     standard);
+    if (!rc)
+        rc = check_files(s, e);
     if (!rc && !(s->hash = XXH3_createState()))
         rc = lm_fail(e, LM_ELIMIT, "input", NULL, "out of memory for a hash state");
     if (rc) {
         lm_source_close(s);
         return rc;
     }
-    if (unknown)
-        s->total = 0;
     *out = s;
     return LM_OK;
 }
@@ -620,11 +631,8 @@ void lm_source_close(lm_source *s)
     lm_gunzip_free(s->gz);
     if (s->fd > STDIN_FILENO)
         close(s->fd);
-    if (s->paths)
-        for (int i = 0; i < s->n; i++)
-            lm_free(s->paths[i]);
+    lm_input_files_fini(&s->files);
     XXH3_freeState(s->hash);
-    lm_free(s->paths);
     lm_free(s->digests);
     lm_free(s->block);
     lm_buf_fini(&s->name);
@@ -638,7 +646,12 @@ const char *lm_source_name(const lm_source *s)
 
 int lm_source_operand(const lm_source *s)
 {
-    return s->at;
+    return s->at < 0 ? 0 : s->files.operand[s->at];
+}
+
+const lm_input_files *lm_source_files(const lm_source *s)
+{
+    return &s->files;
 }
 
 uint64_t lm_source_bytes(const lm_source *s)
@@ -653,5 +666,14 @@ uint64_t lm_source_total(const lm_source *s)
 
 uint64_t lm_source_digest(const lm_source *s, int operand)
 {
-    return operand >= 0 && operand < s->n ? s->digests[operand] : 0;
+    lm_hash128 all;
+    size_t n = 0, last = 0;
+    lm_hash128_init(&all);
+    for (size_t i = 0; i < s->files.n; i++)
+        if (s->files.operand[i] == operand) {
+            lm_hash128_add(&all, &s->digests[i], sizeof s->digests[i]);
+            last = i;
+            n++;
+        }
+    return n == 1 ? s->digests[last] : n ? lm_hash128_end64(&all) : 0;
 }

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "format/input_files.h"
 
 typedef struct lm_source lm_source;
 
@@ -31,10 +32,12 @@ bool lm_source_resumed(const lm_source *s);
 int64_t lm_source_bad(const lm_source *s, lm_err *first);
 const char *lm_source_name(const lm_source *s); /* "a.tar:dir/b.txt"; until lm_source_next */
 int lm_source_operand(const lm_source *s);
+const lm_input_files *lm_source_files(const lm_source *s);
 
 /* Any thread. */
 uint64_t lm_source_bytes(const lm_source *s);
 uint64_t lm_source_total(const lm_source *s);
+/* Of an operand that is one file, of its bytes; of several, of their digests in order. */
 uint64_t lm_source_digest(const lm_source *s, int operand);
 
 #endif

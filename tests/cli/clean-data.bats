@@ -117,7 +117,7 @@ fails() {
     [ ! -e out.jsonl ]
     [ -z "$(ls -A | grep tmp)" ]
     printf '{"body":"a"}\n' > field.jsonl
-    fails 1 "field.jsonl:1: column 1: no such field (field 'text')" field.jsonl
+    fails 1 "field.jsonl:1: no field 'text'; it has 'body': name the text's with --field" field.jsonl
     : > empty.jsonl
     fails 1 "empty.jsonl: no document in it" empty.jsonl
     fails 1 "nosuch.jsonl: cannot open: No such file" nosuch.jsonl
@@ -143,7 +143,6 @@ fails() {
     fails 2 "two outputs have this name" -f --dropped new -o new raw.jsonl
     [ ! -e new ]
     fails 2 "did you mean gopher?" -r gofer raw.jsonl
-    fails 2 "it is a folder" notes
     fails 2 "100 bands of 100 values" -d minhash --bands 100 --rows 100 raw.jsonl
 }
 

@@ -1,6 +1,6 @@
 # fish completion for clean-data; generated, do not edit
 complete -c clean-data -l input-format -x -a 'auto jsonl text' -d 'auto, jsonl or text [auto]'
-complete -c clean-data -l field -r -d 'JSONL: the key of the text [text]'
+complete -c clean-data -l field -r -d 'JSONL: key of the text, or A.B; several are joined [text]'
 complete -c clean-data -l split -x -a 'file blank' -d 'plain text: a document is a file, or ends at a blank line [file]'
 complete -c clean-data -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c clean-data -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'

@@ -13,7 +13,7 @@ complete -c shard-data -l max-epochs -r -d 'with --tokens: go through an input a
 complete -c shard-data -l format -x -a 'megatron llmc nanogpt' -d 'megatron, llmc or nanogpt [megatron]'
 complete -c shard-data -l shard-tokens -r -d 'llmc, nanogpt: ids in a shard [one shard]'
 complete -c shard-data -l input-format -x -a 'auto jsonl text megatron llmc nanogpt' -d 'auto; of text jsonl, text; of shards megatron, llmc, nanogpt [auto]'
-complete -c shard-data -l field -r -d 'JSONL: the key of the text [text]'
+complete -c shard-data -l field -r -d 'JSONL: key of the text, or A.B; several are joined [text]'
 complete -c shard-data -l split -x -a 'file blank contiguous' -d 'file; blank: text ends at blank lines; contiguous: hold out ends [file]'
 complete -c shard-data -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c shard-data -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'

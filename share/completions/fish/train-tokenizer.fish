@@ -5,7 +5,7 @@ complete -c train-tokenizer -s s -l special -r -d 'a special token; ids from 0 i
 complete -c train-tokenizer -l min-frequency -r -d 'never merge what occurs less often [0]'
 complete -c train-tokenizer -l max-token-bytes -r -d 'longest token [0: no bound]'
 complete -c train-tokenizer -l input-format -x -a 'auto jsonl text' -d 'auto, jsonl or text [auto]'
-complete -c train-tokenizer -l field -r -d 'JSONL: the key of the text [text]'
+complete -c train-tokenizer -l field -r -d 'JSONL: key of the text, or A.B; several are joined [text]'
 complete -c train-tokenizer -l split -x -a 'file blank' -d 'plain text: a document is a file, or ends at a blank line [file]'
 complete -c train-tokenizer -l separator -r -d 'plain text: cut wherever STRING stands'
 complete -c train-tokenizer -l utf8 -x -a 'fail skip replace' -d 'invalid UTF-8: fail, skip the document, or replace it [fail]'

@@ -1,0 +1,116 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Which files the tools read as text, which fields of them, and what is no text.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+}
+
+# fails STATUS PART COMMAND ARGUMENT ...: that exit status, and one line with PART on standard error.
+fails() {
+    local want=$1 part=$2
+    shift 2
+    run --separate-stderr "$@"
+    [ "$status" -eq "$want" ] || { echo "status $status: $stderr"; false; }
+    [ "${#stderr_lines[@]}" -eq 1 ] || { echo "$stderr"; false; }
+    [[ $stderr == *"$part"* ]] || { echo "$stderr"; false; }
+}
+
+# a folder with text in it, and other things
+make_folder() {
+    mkdir -p in/sub in/.git
+    printf 'b' > in/b.txt
+    printf '{"text":"a"}\n' > in/a.jsonl
+    printf '{"text":"s"}\n' | gzip > in/sub/s.jsonl.gz
+    printf 'z' > in/z.md
+    printf '\211PNG' > in/c.png
+    printf 'hidden' > in/.git/x.txt
+    printf 'hidden' > in/.hidden.txt
+    ln -s ../in in/loop
+}
+
+@test "inputs: a folder is the text in it, sorted, and what is passed over is said" {
+    make_folder
+    run --separate-stderr clean-data in
+    [ "$output" = $'{"text":"a"}\n{"text": "b"}\n{"text":"s"}\n{"text": "z"}' ]
+    [[ $stderr == *"passed over 1 files of folders that are not called .jsonl, .txt or the like, such as in/c.png"* ]]
+    train-tokenizer -q -V 257 -o tok/ in/
+    shard-data -q -t tok --no-shuffle -o d in/:1
+    grep -q '"documents": 4,' d/meta.json
+    [ "$(grep -c '"name": "in/"' d/meta.json)" -eq 2 ]
+    mkdir empty pictures
+    cp in/c.png pictures
+    fails 2 "empty: a folder without files" clean-data empty
+    fails 2 "pictures: a folder without text: its 1 files are not called .jsonl, .txt or the like (c.png)" clean-data pictures
+}
+
+@test "inputs: a pattern in quotes is expanded, sorted; a file of that name comes first" {
+    for i in 3 1 2; do printf "$i" > t$i.txt; done
+    run clean-data -q 't*.txt'
+    [ "$output" = $'{"text": "1"}\n{"text": "2"}\n{"text": "3"}' ]
+    run clean-data -q 't{3,1}.txt'
+    [ "$output" = $'{"text": "3"}\n{"text": "1"}' ]
+    printf 'itself' > 't[12].txt'
+    run clean-data -q 't[12].txt'
+    [ "$output" = '{"text": "itself"}' ]
+    fails 2 "x*.txt: no file matches the pattern" clean-data 'x*.txt'
+    train-tokenizer -q -V 257 -o tok/ 't?.txt'
+    shard-data -q -t tok -o d 't?.txt:2' 't{1,2}.txt:1'
+    grep -q '"documents": 3,' d/meta.json
+}
+
+@test "inputs: an output in a folder or pattern that is read is refused" {
+    make_folder
+    fails 2 "in/new.jsonl: it lies in the input in" clean-data -o in/new.jsonl in
+    fails 2 "it lies in the input in" clean-data -o in/sub/new.jsonl in
+    fails 2 "is an input as well" clean-data -f -o in/a.jsonl 'in/*.jsonl'
+    fails 2 "in/tok.json: it lies in the input in" train-tokenizer -o in/tok.json in
+    [ ! -e in/new.jsonl ] && [ ! -e in/tok.json ]
+}
+
+@test "inputs: --field A.B, and several" {
+    printf '{"id":1,"data":{"en":"hello","de":"h\\u00e4"},"title":"T\\n","a.b":"dot"}\n' > f.jsonl
+    run clean-data -q --field data.en f.jsonl
+    [ "$output" = "$(cat f.jsonl)" ]
+    [ "$(clean-data -q --field a.b --field title --field data.de f.jsonl)" = '{"text": "dot\nT\n\nhä"}' ]
+    printf '{"a":{"en":"Bad line\\nThis is a good line here."}}\n' > g.jsonl
+    run clean-data -q -r c4 --c4-min-sentences 1 --field a.en g.jsonl
+    [ "$output" = '{"a":{"en":"This is a good line here."}}' ]
+    train-tokenizer -q -V 257 --field data.en --field title -o tok/ f.jsonl
+    shard-data -q -t tok --no-eos --field data.en --field title -o d f.jsonl
+    [ "$(stat -c %s d/train.bin)" -eq $((2 * (5 + 1 + 2))) ]
+}
+
+@test "inputs: a field that is not there: what is there, and the option" {
+    printf '{"id":1,"body":"x","meta":{"title":"y","n":2}}\n' > f.jsonl
+    fails 1 "f.jsonl:1: no field 'text'; it has 'body', 'meta.title': name the text's with --field" clean-data f.jsonl
+    fails 1 "no field 'meta.text'; it has 'body', 'meta.title'" clean-data --field meta.text f.jsonl
+    fails 1 "column 27: field 'meta' is not a string; it has 'body', 'meta.title': name" clean-data --field meta f.jsonl
+    printf '{"messages":[],"n":2}\n' > g.jsonl
+    fails 1 "no field 'text'; it has 'messages', 'n'" clean-data g.jsonl
+}
+
+@test "inputs: what is no text is not read as text" {
+    printf 'PAR1xxxxPAR1' > a.parquet
+    fails 1 "a.parquet: it is Parquet, not text: write it as JSONL" clean-data a.parquet
+    printf '%%PDF-1.4 text' > a.txt
+    fails 1 "it is a PDF, not text" clean-data --utf8 replace a.txt
+    printf '[\n {"text":"a"},\n {"text":"b"}\n]\n' > a.json
+    fails 1 "a.json: it is a JSON array, not a JSON object a line: make lines of it: jq -c '.[]'" clean-data a.json
+    printf '{\n "text":"a"\n}\n' > p.json
+    fails 1 "p.json:1: column 2: expected a string (field 'text'): give one JSON object a line, as jq -c does" clean-data p.json
+    printf 'h\0e\0l\0l\0o\0' > u.txt
+    fails 1 "u.txt: it is UTF-16, not UTF-8: convert it with iconv" clean-data u.txt
+    printf 'a\0\0\0text' > z.txt
+    fails 1 "z.txt: it is not text: it holds zero bytes" clean-data z.txt
+    [ "$(clean-data -q --input-format text z.txt)" = '{"text": "a\u0000\u0000\u0000text"}' ]
+    printf 'The river. The house. The river.' > t.txt
+    train-tokenizer -q -V 257 -o tok/ t.txt
+    shard-data -q -t tok -o d t.txt
+    for f in d/train.bin d/train.idx; do
+        run --separate-stderr clean-data $f
+        [ "$status" -eq 1 ] && [[ $stderr == *"not text"* ]]
+    done
+}
