@@ -53,7 +53,7 @@ $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 
 # Where presets are looked for last, and first when the build folder is not in this tree.
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
-$B/cmd/init-model.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
+$B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions of whole tensors: loops that -O2 does not turn into vectors.
 $B/lib/numeric/dtype.o $B/lib/merge/lora.o: private COMPILE += -O3

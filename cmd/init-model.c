@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "common/presets.h"
 #include "common/tool.h"
 #include "format/provenance.h"
 #include "model/config.h"
@@ -18,10 +19,6 @@
 #include "model/preset.h"
 #include "model/weights.h"
 #include "text/tokenizer_source.h"
-
-#ifndef LM_PREFIX
-#define LM_PREFIX "/usr/local"
-#endif
 
 static struct {
     const char *tokenizer, *dtype;
@@ -67,36 +64,13 @@ static lm_tool tool = {
     .examples = examples,
 };
 
-/* ---- where presets are ---- */
+/* ---- presets ---- */
 
-enum { MOST_DIRS = 4 };
-static char *preset_dir[MOST_DIRS + 1];
-
-/* Beside the executable as it lies in a build folder (build/bin) or in an installation (bin), else
- * under the PREFIX of the build. */
-static lm_code find_presets(lm_err *e)
-{
-    static const char *const beside[] = { "/../../share/models", "/../share/lmutils/models" };
-    char exe[4096];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    int k = 0;
-    if (n > 0) {
-        exe[n] = 0;
-        *strrchr(exe, '/') = 0;
-        for (int i = 0; i < 2; i++)
-            if (lm_asprintf(&preset_dir[k++], e, "%s%s", exe, beside[i]))
-                return e->code;
-    }
-#ifdef LM_SHARE
-    if (lm_asprintf(&preset_dir[k++], e, "%s/models", LM_SHARE))
-        return e->code;
-#endif
-    return lm_asprintf(&preset_dir[k], e, "%s/share/lmutils/models", LM_PREFIX);
-}
+static lm_presets presets;
 
 static const char *const *dirs(void)
 {
-    return (const char *const *)preset_dir;
+    return (const char *const *)presets.dir;
 }
 
 static lm_code list_presets(lm_err *e)
@@ -402,7 +376,7 @@ int main(int argc, char **argv)
         if (opt.tokenizer)
             lm_refuse_same(&tool, tool.output, opt.tokenizer);
     }
-    rc = find_presets(&err);
+    rc = lm_presets_find(&presets, &err);
     if (!rc)
         rc = opt.list ? list_presets(&err) : init(&w, &err);
     if (rc)
@@ -416,7 +390,6 @@ int main(int argc, char **argv)
     json_decref(w.tree);
     lm_free(w.path);
     lm_free(w.where);
-    for (int i = 0; i < MOST_DIRS; i++)
-        lm_free(preset_dir[i]);
+    lm_presets_fini(&presets);
     return lm_end(&tool);
 }

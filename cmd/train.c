@@ -10,9 +10,11 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "common/device.h"
+#include "common/presets.h"
 #include "common/tool.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
+#include "model/preset.h"
 #include "text/tokenizer_match.h"
 #include "train/advice.h"
 #include "train/data.h"
@@ -33,7 +35,7 @@ static struct {
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format;
-    bool dump_graph, stats, deterministic;
+    bool dump_graph, measure, stats, deterministic;
 } opt = { .steps = 1000,
           .batch = 8,
           .seq = 256,
@@ -154,6 +156,7 @@ static const lm_opt options[] = {
     LM_REAL(0, "peak-tflops", &opt.peak_tflops, "X", 0, 1e9, "for MFU; 0: none [measured]"),
     LM_STR(0, "trace", &opt.trace, "FILE", "time line of step 3, for chrome://tracing"),
     LM_FLAG(0, "stats", &opt.stats, "at the end, the time of each operator"),
+    LM_FLAG(0, "measure", &opt.measure, "with --dry-run: take a few steps, say how long all take"),
     LM_FLAG(0, "dump-graph", &opt.dump_graph, "print the training graph and stop"),
     LM_END
 };
@@ -166,7 +169,7 @@ static const char *const examples[] = {
 static const char *const side[] = { "tensorboard", "trace", NULL };
 
 static lm_tool tool = { .name = "train",
-                        .args = "MODEL DATA | --resume RUN [DATA]",
+                        .args = "MODEL DATA | --resume RUN [DATA] | --dry-run PRESET",
                         .brief = "train a language model on token shards",
                         .opts = options,
                         .side = side,
@@ -210,14 +213,20 @@ static double wall_clock(void)
 
 /* ---- what is asked for ---- */
 
+/* Nothing is trained or written. */
+static bool plan_only(void)
+{
+    return tool.dry_run || opt.dump_graph;
+}
+
 /* With --resume: the checkpoint, and the options of the run for all that was not given now. */
 static lm_code take_up(session *s, lm_err *e)
 {
     /* The last two belong to the old run when -o begins another. */
     static const char *const not_kept[] = {
-        "resume",  "resume-schedule", "dry-run",     "json",  "print-config", "force",
-        "threads", "output",          "dump-graph",  "stats", "device",       "progress",
-        "trace",   "metrics",         "tensorboard", NULL
+        "resume",  "resume-schedule", "dry-run",    "json",  "print-config", "force",    "threads",
+        "output",  "measure",         "dump-graph", "stats", "device",       "progress", "trace",
+        "metrics", "tensorboard",     NULL
     };
     static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
     if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||
@@ -257,18 +266,17 @@ static lm_code parse_save_every(lm_trainer_opts *o, lm_err *e)
 
 static lm_code find_operands(session *s, lm_err *e)
 {
-    bool plan_only = tool.dry_run || opt.dump_graph;
     if (opt.resume && tool.argc > 1)
         lm_misuse(&tool, tool.argv[1], "with --resume only DATA may be named",
                   "one operand too many");
     if (opt.resume)
         return take_up(s, e);
-    if (tool.argc < 1 || (tool.argc < 2 && !plan_only))
+    if (tool.argc < 1 || (tool.argc < 2 && !plan_only()))
         lm_misuse(&tool, "operands", "give MODEL and DATA, or --resume RUN", "%d given", tool.argc);
     s->model = tool.argv[0];
     s->data = tool.argc > 1 ? tool.argv[1] : NULL;
     s->run = tool.output;
-    if (!s->run && !plan_only)
+    if (!s->run && !plan_only())
         lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
     return LM_OK;
 }
@@ -356,6 +364,8 @@ static lm_code gather(session *s, lm_err *e)
         return e->code;
     if (opt.nesterov && (opt.momentum <= 0 || opt.dampening > 0))
         return lm_fail(e, LM_EUSAGE, "--nesterov", NULL, "needs --momentum and no --dampening");
+    if (opt.measure && !tool.dry_run)
+        return lm_fail(e, LM_EUSAGE, "--measure", "give --dry-run too", "serves --dry-run only");
     if (opt.patience && !opt.eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",
                        "nothing is evaluated during the run");
@@ -364,22 +374,49 @@ static lm_code gather(session *s, lm_err *e)
 
 /* ---- inputs ---- */
 
-/* A plan needs no weights: a folder with nothing but config.json is enough for one. */
+/* A plan needs no weights: a config.json, or a folder with nothing else, is enough for one. */
+static lm_code load_lone_config(session *s, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_path_is_dir(s->model) ? lm_path_join(&path, s->model, "config.json", e)
+                                          : lm_strdup(&path, s->model, e);
+    if (!rc && lm_text_ends(path, ".json") && lm_path_exists(path))
+        rc = lm_json_load(path, 16 << 20, &s->config_json, e);
+    lm_free(path);
+    return rc;
+}
+
+/* The name of a preset is enough, too; a training needs a model. */
+static lm_code load_preset(session *s, lm_err *e)
+{
+    lm_presets p;
+    lm_err none = { 0 };
+    lm_code rc = lm_presets_find(&p, e);
+    if (!rc)
+        lm_preset_load((const char *const *)p.dir, s->model, &s->config_json, NULL, &none);
+    lm_presets_fini(&p);
+    if (rc || (none.code && !plan_only()))
+        return rc;
+    if (none.code)
+        *e = none;
+    else if (!plan_only())
+        lm_fail(e, LM_EUSAGE, s->model,
+                "make a model of it first with init-model, or ask what it takes with --dry-run",
+                "is a preset, not a model");
+    return e->code;
+}
+
 static lm_code load_config(session *s, lm_err *e)
 {
     const lm_bundle_opts how = lm_tool_bundle(&tool, s->par);
-    char *path = NULL;
-    lm_code rc = lm_path_join(&path, s->model, "config.json", e);
-    if (!rc && (tool.dry_run || opt.dump_graph) && lm_path_exists(path)) {
-        rc = lm_json_load(path, 16 << 20, &s->config_json, e);
-        lm_free(path);
-        return rc;
-    }
-    lm_free(path);
-    if (!rc)
-        rc = lm_model_source_open(s->model, &how, &s->source, e);
-    if (rc)
-        return rc;
+    bool there = lm_path_exists(s->model);
+    if ((!there && strcmp(s->model, "-") && load_preset(s, e)) ||
+        (there && plan_only() && load_lone_config(s, e)))
+        return e->code;
+    if (s->config_json)
+        return LM_OK;
+    if (lm_model_source_open(s->model, &how, &s->source, e))
+        return e->code;
     if (!lm_model_source_config(s->source))
         return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->source), "name a model folder",
                        "a lone file has no config.json");
@@ -410,10 +447,17 @@ static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err
     return lm_data_open(path, &o, s->par, out, e);
 }
 
+static lm_code open_train(session *s, lm_err *e)
+{
+    return lm_data_find(s->data, opt.val, &s->train_path, &s->val_path, e) ||
+                   open_tokens(s, s->train_path, &s->train, e)
+               ? e->code
+               : LM_OK;
+}
+
 static lm_code open_data(session *s, lm_err *e)
 {
-    if (lm_data_find(s->data, opt.val, &s->train_path, &s->val_path, e) ||
-        open_tokens(s, s->train_path, &s->train, e))
+    if (open_train(s, e))
         return e->code;
     if (!opt.eval_every)
         return LM_OK;
@@ -518,11 +562,21 @@ static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
     return rc;
 }
 
-static lm_code print_plan(const lm_memory_plan *p, lm_err *e)
+/* --dry-run: what the run would hold, whether that fits here, and, where asked, how long it takes. */
+static lm_code print_outlook(session *s, const lm_memory_plan *plan, lm_err *e)
 {
+    lm_outlook o = { .plan = *plan, .steps = s->o.steps };
     lm_buf text = { 0 };
-    return tool.json ? print_text(lm_memory_plan_json(p, &text, e), &text, "\n")
-                     : print_text(lm_memory_plan_table(p, &text, e), &text, "");
+    if (lm_trainer_verdict(&s->o, &s->config, opt.eval_every > 0, s->lmz, s->backend, plan,
+                           &o.verdict, e) ||
+        lm_train_space(&s->o, &s->config, s->step, opt.keep, NULL, &o.space, e))
+        return e->code;
+    if (opt.measure && o.verdict.fits &&
+        ((s->data && open_train(s, e)) ||
+         lm_train_measured(&s->o, &s->config, s->train, s->backend, &tool.sink, &o.measure, e)))
+        return e->code;
+    return tool.json ? print_text(lm_outlook_json(&o, &text, e), &text, "\n")
+                     : print_text(lm_outlook_table(&o, &text, e), &text, "");
 }
 
 /* Lines of talk at the end. */
@@ -629,7 +683,7 @@ static lm_code work(session *s, lm_err *e)
         return e->code;
     lm_train_advise(&s->o, &s->config, &tool.sink);
     if (tool.dry_run)
-        return print_plan(&plan, e);
+        return print_outlook(s, &plan, e);
     if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e) ||
         open_run(s, e) || open_reports(s, e))
         return e->code;

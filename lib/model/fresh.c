@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/stop.h"
+#include "model/weights.h"
 
 enum { CHUNK = 1 << 22 }; /* elements: 16 MiB */
 
@@ -57,5 +58,37 @@ lm_code lm_fresh_write(const lm_model *m, uint64_t seed, lm_par *par, lm_folder 
         }
     }
     lm_free(buf);
+    return rc;
+}
+
+lm_code lm_fresh_on(const lm_model *m, uint64_t seed, lm_backend *b, float *block, lm_err *e)
+{
+    float *drawn = NULL, *turned = NULL;
+    size_t room = 0, room_turned = 0;
+    lm_code rc = LM_OK;
+    if (b->host_memory) {
+        lm_weights_init(m, seed, b->par, block);
+        return LM_OK;
+    }
+    for (int i = 0; !rc && i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        int64_t n = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+        const float *from;
+        if (lm_grow(&drawn, &room, (size_t)n, sizeof *drawn, "a tensor", e) ||
+            (s->transposed &&
+             lm_grow(&turned, &room_turned, (size_t)n, sizeof *turned, "a tensor", e))) {
+            rc = e->code;
+            break;
+        }
+        lm_slice_init(m, i, seed, NULL, 0, n, drawn);
+        if (s->transposed)
+            lm_slice_turn(m, i, drawn, turned);
+        from = s->transposed ? turned : drawn;
+        rc = b->copy(b, block + lm_slice_offset(m, i), from, (size_t)n * sizeof *from, b->main, e)
+                 ? e->code
+                 : b->sync(b, b->main, e);
+    }
+    lm_free(drawn);
+    lm_free(turned);
     return rc;
 }

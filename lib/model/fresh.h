@@ -18,4 +18,7 @@ void lm_slice_init(const lm_model *m, int i, uint64_t seed, lm_par *par, int64_t
 lm_code lm_fresh_write(const lm_model *m, uint64_t seed, lm_par *par, lm_folder *f, lm_sink *sink,
                        lm_err *e);
 
+/* Fresh weights into a block in memory of `b`: on a device tensor by tensor. */
+lm_code lm_fresh_on(const lm_model *m, uint64_t seed, lm_backend *b, float *block, lm_err *e);
+
 #endif

@@ -6,6 +6,8 @@
 
 #include "base/mem.h"
 
+enum { MADE_UP = 1 << 16 }; /* windows of random ids */
+
 struct lm_feed {
     const lm_tokens *t;
     lm_feed_opts o;
@@ -16,7 +18,7 @@ struct lm_feed {
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e)
 {
     lm_feed *f = NULL;
-    int64_t have = lm_tokens_count(t);
+    int64_t have = t ? lm_tokens_count(t) : o->seq * MADE_UP + 1;
     *out = NULL;
     if (have < o->seq + 1)
         return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use shorter sequences or more text",
@@ -45,6 +47,18 @@ int64_t lm_feed_windows(const lm_feed *f)
     return f->windows;
 }
 
+/* The ids of window w and the one behind it. */
+static lm_code read_ids(lm_feed *f, int64_t w, lm_err *e)
+{
+    int64_t n = f->o.seq + 1;
+    if (f->t)
+        return lm_tokens_read(f->t, w * f->o.seq, n, f->ids, e);
+    lm_rng r = lm_rng_make(f->o.seed, "measure", (uint64_t)w);
+    for (int64_t i = 0; i < n; i++)
+        f->ids[i] = (uint32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)f->o.vocab);
+    return LM_OK;
+}
+
 /* Positions, first keys and the targets that a document's end takes away. */
 static void mark_documents(const lm_feed *f, int64_t at, int32_t *targets, int32_t *pos,
                            int32_t *lo)
@@ -70,7 +84,7 @@ lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targ
     if (f->o.shuffle)
         w = (int64_t)lm_rng_permute(lm_rng_make(f->o.seed, "shuffle", (uint64_t)epoch), (uint64_t)w,
                                     (uint64_t)f->windows);
-    if (lm_tokens_read(f->t, w * t, t + 1, f->ids, e))
+    if (read_ids(f, w, e))
         return e->code;
     for (int64_t i = 0; i < t; i++) {
         tokens[i] = (int32_t)f->ids[i];
@@ -79,7 +93,7 @@ lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targ
         if (lo)
             lo[i] = 0;
     }
-    if (f->o.documents)
+    if (f->t && f->o.documents)
         mark_documents(f, w * t, targets, pos, lo);
     *valid = 0;
     for (int64_t i = 0; i < t; i++)

@@ -21,9 +21,11 @@ typedef struct {
     int64_t seq; /* T */
     bool documents, shuffle;
     uint64_t seed;
+    int64_t vocab; /* without a dataset: ids are below it */
 } lm_feed_opts;
 
-/* The dataset is borrowed and already indexed (lm_tokens_index).  Fails: LM_EUSAGE when it holds
+/* The dataset is borrowed and already indexed (lm_tokens_index); NULL: random ids, one document a window, for
+ * measurements.  Fails: LM_EUSAGE when it holds
  * fewer than T+1 ids (says how many there are). */
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e);
 void lm_feed_free(lm_feed *f);

@@ -21,8 +21,28 @@ static void memory_json(lm_jw *w, const lm_memory_plan *p, bool device, const ch
     lm_jw_int(w, total, (int64_t)(device ? p->device : p->total));
 }
 
-lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e)
+static void verdict_json(lm_jw *w, const lm_outlook *o)
 {
+    lm_jw_int(w, "checkpoint_bytes", (int64_t)o->space.checkpoint);
+    lm_jw_int(w, "checkpoints_at_once", o->space.at_once);
+    if (o->plan.device > 0)
+        lm_jw_int(w, "device_memory_free", (int64_t)o->verdict.device_free);
+    lm_jw_int(w, "memory_free", (int64_t)o->verdict.host_free);
+    lm_jw_bool(w, "fits", o->verdict.fits);
+    if (!o->verdict.fits)
+        lm_jw_str(w, "cure", o->verdict.cure);
+    if (!o->measure.steps)
+        return;
+    lm_jw_int(w, "steps", o->steps);
+    lm_jw_int(w, "measured_steps", o->measure.steps);
+    lm_jw_f64(w, "seconds_per_step", o->measure.seconds_per_step);
+    lm_jw_f64(w, "tokens_per_second", o->measure.tokens_per_second);
+    lm_jw_f64(w, "hours", o->measure.hours);
+}
+
+lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_memory_plan *p = &o->plan;
     lm_jw w;
     lm_jw_begin(&w, out, 2, e);
     lm_jw_obj(&w, NULL);
@@ -39,6 +59,7 @@ lm_code lm_memory_plan_json(const lm_memory_plan *p, lm_buf *out, lm_err *e)
     for (int i = 0; i < LM_PHASE_COUNT; i++)
         lm_jw_f64(&w, lm_phase_name((lm_phase)i), p->graph_flops[i]);
     lm_jw_close_obj(&w);
+    verdict_json(&w, o);
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
 }
@@ -55,20 +76,53 @@ static lm_code memory_rows(const lm_memory_plan *p, bool device, const char *tot
                        lm_show_bytes(device ? p->device : p->total, size));
 }
 
-lm_code lm_memory_plan_table(const lm_memory_plan *p, lm_buf *out, lm_err *e)
+/* "fits here: 1.9 GiB of 12 GiB that are free", or what would. */
+static lm_code verdict_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
+    const lm_train_verdict *v = &o->verdict;
+    bool device = v->fits ? o->plan.device > 0 : v->device;
+    char need[32], have[32];
+    lm_show_bytes(device ? o->plan.device : o->plan.total, need);
+    lm_show_bytes(device ? v->device_free : v->host_free, have);
+    const char *whose = o->plan.device > 0 ? device ? " of the device" : " of the host" : "";
+    if (v->fits)
+        return lm_buf_addf(out, e, "fits here: %s of %s%s that are free\n", need, have, whose);
+    return lm_buf_addf(out, e, "does not fit here: needs %s, %s%s are free: %s\n", need, have,
+                       whose, v->cure);
+}
+
+static lm_code time_line(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_train_measure *m = &o->measure;
+    if (!m->steps)
+        return LM_OK;
+    return lm_buf_addf(out, e,
+                       "measured: %.3g s a step, %.0f tokens/s; %" PRId64
+                       " steps take %.3g hours, without evaluations and checkpoints\n",
+                       m->seconds_per_step, m->tokens_per_second, o->steps, m->hours);
+}
+
+lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_memory_plan *p = &o->plan;
     bool both = p->device > 0;
+    char each[32];
     if (both &&
         (memory_rows(p, true, "total of the device", out, e) || lm_buf_add(out, "\n", 1, e)))
         return e->code;
     if (memory_rows(p, false, both ? "total of the host" : "total", out, e) ||
         (both && lm_buf_add(out, "\n", 1, e)))
         return e->code;
-    return lm_buf_addf(out, e,
-                       "parameters %" PRId64 ", tokens a step %" PRId64
-                       ", FLOP a token %.4g, a step %.4g\n",
-                       p->params, p->tokens_per_step, p->flops_per_token,
-                       p->flops_per_token * (double)p->tokens_per_step);
+    if (lm_buf_addf(out, e,
+                    "parameters %" PRId64 ", tokens a step %" PRId64
+                    ", FLOP a token %.4g, a step %.4g\n",
+                    p->params, p->tokens_per_step, p->flops_per_token,
+                    p->flops_per_token * (double)p->tokens_per_step) ||
+        lm_buf_addf(out, e, "a checkpoint takes %s on disk, at most %" PRId64 " at once\n",
+                    lm_show_bytes(o->space.checkpoint, each), o->space.at_once) ||
+        time_line(o, out, e))
+        return e->code;
+    return verdict_line(o, out, e);
 }
 
 void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_opts *o,

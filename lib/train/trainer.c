@@ -12,14 +12,17 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "format/folder_run.h"
+#include "model/fresh.h"
 #include "train/flat.h"
 #include "train/trainer_impl.h"
 
 static lm_code make_feeds(lm_trainer *t, lm_err *e)
 {
-    lm_feed_opts fo = {
-        .seq = t->o.seq, .documents = t->o.documents, .shuffle = true, .seed = t->o.seed
-    };
+    lm_feed_opts fo = { .seq = t->o.seq,
+                        .documents = t->o.documents,
+                        .shuffle = true,
+                        .seed = t->o.seed,
+                        .vocab = t->io.config->vocab };
     if (lm_feed_new(t->io.train, &fo, &t->train_feed, e))
         return e->code;
     fo.shuffle = false;
@@ -68,7 +71,8 @@ static lm_code make_graphs(lm_trainer *t, lm_err *e)
 static lm_code load(lm_trainer *t, lm_err *e)
 {
     lm_model *m = t->model;
-    if (lm_weights_load_on(m, t->io.weights, t->b, t->s.param, e) ||
+    if ((t->io.weights ? lm_weights_load_on(m, t->io.weights, t->b, t->s.param, e)
+                       : lm_fresh_on(m, t->o.seed, t->b, t->s.param, e)) ||
         (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e)))
         return e->code;
     if (t->s.low)
@@ -309,6 +313,12 @@ static bool time_to_validate(const lm_trainer *t)
            (t->s.step % t->o.eval_every == 0 || t->s.step == t->o.steps);
 }
 
+static bool is_measured(const lm_trainer *t)
+{
+    return t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
+           lm_now() - t->started >= t->o.most_seconds;
+}
+
 static lm_code loop(lm_trainer *t, lm_err *e)
 {
     bool stop = false, best = false;
@@ -317,7 +327,7 @@ static lm_code loop(lm_trainer *t, lm_err *e)
         return e->code;
     if (best && keep_best(t, e))
         return e->code;
-    while (t->s.step < t->o.steps && !lm_stopping() && !stop) {
+    while (t->s.step < t->o.steps && !lm_stopping() && !stop && !is_measured(t)) {
         step_info i = { 0 };
         if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e) ||
             trainer_report_step(t, &i, e) || report_saved(t, e))

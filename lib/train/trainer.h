@@ -35,16 +35,18 @@ typedef struct {
     int64_t log_every;
     int64_t patience; /* evaluations without improvement before stopping; 0: off */
     double min_delta;
-    double peak_flops; /* for MFU; 0: unknown */
-    bool timed;        /* take the times of operators where that slows the steps down, too */
+    double peak_flops;   /* for MFU; 0: unknown */
+    double most_seconds; /* end after some steps when so much time has passed (measure.h); 0: no */
+    bool timed;          /* take the times of operators where that slows the steps down, too */
 } lm_trainer_opts;
 
 /* Where it comes from and goes to.  All borrowed; NULL where absent. */
 typedef struct {
     const lm_config *config;
-    lm_model_source *weights; /* the start: a model, or a checkpoint's */
+    lm_model_source *weights; /* the start: a model, or a checkpoint's; NULL: fresh ones */
     const char *resume;      /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
-    lm_tokens *train, *val;  /* checked and indexed by the caller; val may be NULL */
+    lm_tokens *train, *val;  /* checked and indexed by the caller; val may be NULL; train NULL:
+                                random ids */
     lm_ckpt_opts checkpoint; /* run_dir NULL: no checkpoints */
     lm_metrics *metrics;
     lm_tb *tensorboard;
@@ -63,6 +65,9 @@ typedef enum {
     LM_TRAIN_CONVERGED, /* early stopping */
 } lm_train_end;
 
+/* Steps until kernels are loaded, memory is touched and a device replays its recordings. */
+enum { LM_TRAIN_WARM = 3 };
+
 typedef struct {
     lm_train_end end;
     int64_t step, tokens, steps_run;
@@ -70,9 +75,10 @@ typedef struct {
     double best_val_loss;              /* of the checkpoint that the run's `best` names */
     int64_t best_step;                 /* its step; -1: none */
     double seconds, tokens_per_second; /* the latter: of the time that steps took */
-    double mfu;          /* share of the peak by 6 N + 12 L H D T FLOPs a token; NAN: unknown */
-    double mfu_attended; /* the same, of attention only what it looks at */
-    double flops;        /* of all steps, by the latter */
+    double mfu;           /* share of the peak by 6 N + 12 L H D T FLOPs a token; NAN: unknown */
+    double mfu_attended;  /* the same, of attention only what it looks at */
+    double flops;         /* of all steps, by the latter */
+    double seconds_begin; /* of the first steps, LM_TRAIN_WARM at most, which are slower */
     double seconds_steps, seconds_data, seconds_eval, seconds_checkpoint;
     bool timed; /* the next three are known */
     double seconds_forward, seconds_backward, seconds_optimizer;
@@ -81,9 +87,23 @@ typedef struct {
 
 typedef struct lm_trainer lm_trainer;
 
+/* Whether a plan fits into the memory that is free here: of the host, as far as its control group may take
+ * more, and of the device. */
+typedef struct {
+    bool fits;
+    double host_free, device_free; /* bytes; device_free 0: none */
+    bool device;                   /* what it does not fit into is the device's memory */
+    char cure[200];                /* the first change of options that would fit; "" when it fits */
+} lm_train_verdict;
+
 /* Build the graphs and say what memory they need, without allocating it.  lmz: checkpoints are. */
 lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
                         lm_backend *b, lm_memory_plan *out, lm_err *e);
+
+/* plan: what lm_trainer_plan gave for the same. */
+lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
+                           lm_backend *b, const lm_memory_plan *plan, lm_train_verdict *out,
+                           lm_err *e);
 
 /* The training graph for that backend as text (lm_graph_dump), appended. */
 lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend *b, lm_buf *out,

@@ -47,77 +47,126 @@ lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend
     return rc;
 }
 
-static lm_code plan_of(const lm_trainer *t, const lm_trainer_opts *o, lm_memory_plan *p, lm_err *e)
-{
-    return lm_trainer_plan(o, t->io.config, t->io.val && t->o.eval_every, t->io.checkpoint.lmz,
-                           t->b, p, e);
-}
-
+/* What is planned, and where. */
 typedef struct {
-    double host, device; /* bytes; 0: unknown */
-} room;
+    const lm_trainer_opts *o;
+    const lm_config *c;
+    bool validation, lmz;
+    lm_backend *b;
+    double host, device; /* bytes that are free; 0: unknown, none */
+} job;
 
-static bool fits(const lm_memory_plan *p, const room *free)
+static bool fits(const job *j, const lm_memory_plan *p)
 {
-    return (free->host <= 0 || p->total <= free->host) &&
-           p->device <= lm_memory_usable(free->device);
+    return (j->host <= 0 || p->total <= j->host) && p->device <= lm_memory_usable(j->device);
 }
 
 /* Halve the micro-batch as long as that leaves the step as it is.  True: *o fits. */
-static bool halve(const lm_trainer *t, lm_trainer_opts *o, const room *free, lm_memory_plan *p)
+static bool halve(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
     lm_err unseen = { 0 };
     for (;; o->batch /= 2, o->accumulate *= 2) {
-        if (plan_of(t, o, p, &unseen))
+        if (lm_trainer_plan(o, j->c, j->validation, j->lmz, j->b, p, &unseen))
             return false;
-        if (fits(p, free))
+        if (fits(j, p))
             return true;
         if (o->batch % 2)
             return false;
     }
 }
 
-/* What to ask for instead. */
-static void advise(const lm_trainer *t, const room *free, bool device, char *out, size_t size)
+/* Halve the sequences, one to a micro-batch, down to the shortest that one would train on. */
+static bool shorten(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
-    lm_trainer_opts o = t->o;
+    enum { SHORTEST = 16 };
+    lm_err unseen = { 0 };
+    o->accumulate *= o->batch;
+    o->batch = 1;
+    while ((o->seq /= 2) >= SHORTEST) {
+        if (lm_trainer_plan(o, j->c, j->validation, j->lmz, j->b, p, &unseen))
+            return false;
+        if (fits(j, p))
+            return true;
+    }
+    return false;
+}
+
+/* No change leaves the step as it is. */
+static void advise_shorter(const job *j, bool device, char *out, size_t size)
+{
+    lm_trainer_opts o = *j->o;
+    lm_memory_plan p;
+    char bytes[32];
+    const char *nor = o.precision.low == LM_DTYPE_BF16 ? "" : ", nor --dtype bf16,";
+    o.precision.low = LM_DTYPE_BF16;
+    if (shorten(j, &o, &p))
+        snprintf(out, size,
+                 "no smaller --batch-size%s would do: --seq-len %" PRId64
+                 " --batch-size 1%s would need %s",
+                 nor, o.seq, *nor ? " --dtype bf16" : "",
+                 lm_show_bytes(device ? p.device : p.total, bytes));
+    else
+        snprintf(out, size,
+                 "no smaller --batch-size%s nor a shorter --seq-len would do: use a smaller model",
+                 nor);
+}
+
+/* What to ask for instead. */
+static void advise(const job *j, bool device, char *out, size_t size)
+{
+    lm_trainer_opts o = *j->o;
     lm_memory_plan p;
     char bytes[32], batch[96] = "";
-    bool low = t->o.precision.low == LM_DTYPE_BF16, found = halve(t, &o, free, &p);
+    bool low = o.precision.low == LM_DTYPE_BF16, found = halve(j, &o, &p);
     if (!found && !low) {
-        o = t->o;
+        o = *j->o;
         o.precision.low = LM_DTYPE_BF16;
-        found = halve(t, &o, free, &p);
+        found = halve(j, &o, &p);
     }
     if (!found) {
-        snprintf(out, size,
-                 "no smaller --batch-size%s would do: use shorter --seq-len or a smaller model",
-                 low ? "" : ", nor --dtype bf16,");
+        advise_shorter(j, device, out, size);
         return;
     }
-    if (o.batch != t->o.batch)
+    if (o.batch != j->o->batch)
         snprintf(batch, sizeof batch,
                  "--batch-size %" PRId64 " --gradient-accumulation-steps %" PRId64, o.batch,
                  o.accumulate);
     snprintf(out, size, "%s%s%s would need %s", batch,
-             *batch && o.precision.low != t->o.precision.low ? " " : "",
-             o.precision.low != t->o.precision.low ? "--dtype bf16" : "",
+             *batch && o.precision.low != j->o->precision.low ? " " : "",
+             o.precision.low != j->o->precision.low ? "--dtype bf16" : "",
              lm_show_bytes(device ? p.device : p.total, bytes));
+}
+
+lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
+                           lm_backend *b, const lm_memory_plan *plan, lm_train_verdict *out,
+                           lm_err *e)
+{
+    job j = { o, c, validation, lmz, b, (double)lm_mem_available(), 0 };
+    size_t left = 0, total;
+    if (!b->host_memory && b->memory(b, &left, &total, e))
+        return e->code;
+    j.device = (double)left;
+    *out =
+        (lm_train_verdict){ .fits = fits(&j, plan), .host_free = j.host, .device_free = j.device };
+    if (out->fits)
+        return LM_OK;
+    out->device = plan->device > lm_memory_usable(j.device);
+    advise(&j, out->device, out->cure, sizeof out->cure);
+    return LM_OK;
 }
 
 lm_code trainer_fit(const lm_trainer *t, lm_err *e)
 {
-    room free = { .host = (double)lm_mem_available() };
-    char need[32], have[32], todo[200];
-    if (!t->b->host_memory)
-        free.device = (double)t->free_before;
-    if (fits(&t->plan, &free))
+    lm_train_verdict v;
+    char need[32], have[32];
+    if (lm_trainer_verdict(&t->o, t->io.config, t->io.val && t->o.eval_every, t->io.checkpoint.lmz,
+                           t->b, &t->plan, &v, e))
+        return e->code;
+    if (v.fits)
         return LM_OK;
-    bool device = t->plan.device > lm_memory_usable(free.device);
-    advise(t, &free, device, todo, sizeof todo);
-    return lm_fail(e, LM_ELIMIT, device ? t->b->name : "memory", todo,
+    return lm_fail(e, LM_ELIMIT, v.device ? t->b->name : "memory", v.cure,
                    "the run needs %s%s, %s are free",
-                   lm_show_bytes(device ? t->plan.device : t->plan.total, need),
-                   device && t->plan.device <= free.device ? " and room for kernels" : "",
-                   lm_show_bytes(device ? free.device : free.host, have));
+                   lm_show_bytes(v.device ? t->plan.device : t->plan.total, need),
+                   v.device && t->plan.device <= v.device_free ? " and room for kernels" : "",
+                   lm_show_bytes(v.device ? v.device_free : v.host_free, have));
 }

@@ -160,7 +160,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     snprintf(where, sizeof where, "step %" PRId64, step);
     if (!tensor)
         lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what, kind);
-    else if (!t->r.steps_run)
+    else if (!t->r.steps_run && t->io.weights)
         fail_loaded(t, tensor, isnan(bad) ? "what is not a number" : "an infinite number", clean,
                     e);
     else

@@ -31,7 +31,7 @@ static void log_beat(lm_trainer *t, const step_info *i, double rate)
 {
     double now = lm_now(), beat = t->io.sink ? t->io.sink->beat : 0;
     char left[32];
-    if (beat <= 0 || now - t->last_line < beat)
+    if (beat <= 0 || t->o.most_seconds > 0 || now - t->last_line < beat)
         return;
     t->last_line = now;
     lm_log(t->io.sink, LM_LOG_WARN,

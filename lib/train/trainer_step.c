@@ -264,6 +264,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     i->seconds = lm_now() - began;
     t->s.seconds += i->seconds;
     t->r.seconds_steps += i->seconds;
+    t->r.seconds_begin += t->r.steps_run <= LM_TRAIN_WARM ? i->seconds : 0;
     t->r.flops += i->flops;
     t->last = *i;
     return LM_OK;

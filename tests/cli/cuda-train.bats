@@ -208,9 +208,9 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
         --gradient-accumulation-steps 8
     [[ $stderr == "train: cuda:0: the run needs "*" and room for kernels, "*" are free: "* ]]
     LM_EMU_MEMORY=$((least / 2)) run -1 --separate-stderr train -q "${O[@]}" -f
-    [[ $stderr == *"no smaller --batch-size, nor --dtype bf16, would do: use shorter --seq-len or a smaller model" ]]
+    [[ $stderr == *"no smaller --batch-size, nor --dtype bf16, nor a shorter --seq-len would do: use a smaller model" ]]
     LM_EMU_MEMORY=$((least / 2)) run -1 --separate-stderr train -q "${O[@]}" -f --dtype bf16
-    [[ $stderr == *"no smaller --batch-size would do: use shorter --seq-len or a smaller model" ]]
+    [[ $stderr == *"no smaller --batch-size nor a shorter --seq-len would do: use a smaller model" ]]
 }
 
 @test "cuda-train: a device that disappears: one line, the last checkpoint, nothing half-written" {

@@ -578,6 +578,51 @@ lowest() {
     train plan --dump-graph | grep -q attention
 }
 
+@test "train: --dry-run takes presets and config.json, and ends with a verdict" {
+    run --separate-stderr train llama-1m --dry-run
+    [ "$status" -eq 0 ]
+    [[ ${lines[-2]} == "a checkpoint takes 13.5 MiB on disk, at most 4 at once" ]]
+    [[ ${lines[-1]} =~ ^"fits here: "[0-9.]+" "[MG]iB" of "[0-9.]+" "[GT]iB" that are free"$ ]]
+    [ "$(echo [!s]*)" = "data m0" ] # and bats' own separate-stderr-*
+    train m0/config.json --dry-run | tail -1 | grep -q '^fits here'
+    # what fits with shorter sequences only; and what does not fit at all
+    run --separate-stderr train llama-1m --dry-run --seq-len 100M --batch-size 1 --dtype bf16
+    [ "$status" -eq 0 ]
+    [[ ${lines[-1]} =~ ^"does not fit here: needs "[0-9.]+" "[A-Z]iB", "[0-9.]+" "[A-Z]iB" are free: no smaller --batch-size would do: --seq-len "[0-9]+" --batch-size 1 would need "[0-9.]+" "[A-Z]iB$ ]]
+    sed -E 's/("hidden_size"|"intermediate_size"): [0-9]+/\1: 262144/; s/("num_hidden_layers"): [0-9]+/\1: 100/' \
+        m0/config.json > giant.json
+    run --separate-stderr train giant.json --dry-run --json
+    [[ $output == *'"fits": false,'*'"cure": "no smaller --batch-size, nor --dtype bf16, nor a shorter --seq-len would do: use a smaller model"'* ]]
+    run train llama-9m --dry-run
+    [ "$status" -eq 2 ]
+    [[ $output == "train: llama-9m: is no preset and no config.json: did you mean llama-1m?" ]]
+    run train llama-1m data -o run
+    [ "$status" -eq 2 ]
+    [[ $output == "train: llama-1m: is a preset, not a model: make a model of it first with init-model, or ask what it takes with --dry-run" ]]
+    [ ! -e run ]
+}
+
+@test "train: --dry-run --measure takes a few steps and says how long all take" {
+    run --separate-stderr fast_clock 100 train m0 --dry-run --measure --seq-len 32 --batch-size 2 --steps 3600
+    [ "$status" -eq 0 ]
+    [ -z "$stderr" ]
+    [[ ${lines[-2]} =~ ^"measured: "[0-9.e-]+" s a step, "[0-9]+" tokens/s; 3600 steps take "[0-9.e-]+" hours, without evaluations and checkpoints"$ ]]
+    [[ ${lines[-1]} == "fits here: "* ]]
+    # seconds a step are hours an hour of steps
+    fast_clock 100 train m0 data --dry-run --measure --json --seq-len 32 --batch-size 2 --steps 3600 > m.json
+    paste <(sed -nE 's/.*"seconds_per_step": ([^,]*),/\1/p' m.json) <(sed -nE 's/.*"hours": (.*)/\1/p' m.json) |
+        awk '{ print; d = $1 / $2 - 1; exit !(NF == 2 && $1 > 0 && d * d < 1e-12) }'
+    [ "$(echo [!s]*)" = "data m.json m0" ]
+    # what does not fit is not run
+    train llama-1m --dry-run --measure --seq-len 100M --batch-size 1 > no 2> /dev/null
+    run ! grep measured no
+    run train m0 data -o run --measure
+    [ "$status" -eq 2 ]
+    [[ $output == "train: --measure: serves --dry-run only: give --dry-run too" ]]
+    run train m0 nothing --dry-run --measure
+    [ "$status" -eq 1 ]
+}
+
 @test "train: too little memory: the batch that would fit is named" {
     n=$((1 << 23))
     run -1 --separate-stderr train -q m0 data -o run --steps 1 --seq-len 32 --batch-size $n
