@@ -3,6 +3,7 @@
 #
 #   make -f first-light.mk                              the text of a Debian package, some minutes
 #   make -f first-light.mk CORPUS='a.txt b.jsonl.zst'   your own text: plain, JSONL, compressed, archives
+#   make -f first-light.mk CORPUS="'my text.txt' b.txt" names with spaces in quotes; one file alone needs none
 #
 # The tools must be on PATH.  Everything is made in the folder WORK; what is there already is not made
 # again, so that a second call goes on where the first one ended.  `make -f first-light.mk clean` removes it.
@@ -12,7 +13,7 @@ CORPUS  ?=
 PRESET  ?= llama-5m#     see share/models
 VOCAB   ?= 4096
 RULES   ?= $(if $(CORPUS),none,gopher,c4,fineweb)
-SPLIT   ?= blank#        plain text is cut into documents at empty lines; none: a document a file
+SPLIT   ?= blank#        plain text is cut into documents at empty lines; file: a document a file
 BATCH   ?= 16#           sequences a step
 SEQ     ?= 256#          tokens a sequence
 LR      ?= 3e-3
@@ -21,85 +22,96 @@ EPOCHS  ?= 10#           but never more passes over the text than this
 SEED    ?= 1
 
 comma := ,
-W     := $(strip $(WORK))
-HERE  := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
-RAW   := $(if $(CORPUS),$(CORPUS),$W/raw.jsonl)
+RAW   := $(if $(strip $(CORPUS)),corpus.list $(sort $(wildcard corpus/*)),raw.jsonl)
 TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --lr $(LR) --dtype bf16 --seed $(SEED)
+CLEAN := clean-data --rules $(RULES) --dedup minhash
 
 .DELETE_ON_ERROR:
 .PHONY: all report clean
 
+ifndef RECIPE_HOME # not in WORK yet: the same goals there
+GOALS := $(or $(MAKECMDGOALS),all)
+.PHONY: $(GOALS)
+export WORK CORPUS PRESET
+export RECIPE := $(MAKEFILE_LIST)
+$(GOALS):
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
+else
+
 all: report
 
 # 1. Text: a document for each chapter.
-$W/raw.jsonl:
-	@mkdir -p $W && date +%s > $W/started
-	bash $(HERE)fetch-corpus $W > $@
+raw.jsonl:
+	@date +%s > started
+	bash "$$RECIPE_HOME/fetch-corpus" . > $@
 
-# 2. Clean it.
-$W/clean.jsonl: $(RAW)
-	@mkdir -p $W && { test -e $W/started || date +%s > $W/started; }
-	clean-data --rules $(RULES) --dedup minhash --split $(strip $(SPLIT)) $(RAW) > $@
+# 2. Clean it.  What has next to no empty lines is a document a file.
+clean.jsonl: $(RAW)
+	@test -e started || date +%s > started
+	$(CLEAN) --split $(strip $(SPLIT)) $(filter-out corpus.list,$(RAW)) > $@
+	@test "$$(wc -l < $@)" -ge 20 || $(CLEAN) --split file $(filter-out corpus.list,$(RAW)) > $@
 
-# 3. Hold out every fortieth document: training never sees it, the last measurement is made on it.
-$W/train.jsonl: $W/clean.jsonl
-	awk -v held=$W/held-out.jsonl 'NR % 40 == 20 { print > held; next } { print }' $< > $@
-	@test -s $W/held-out.jsonl || { echo 'fewer than 20 documents are left: give more text' >&2; exit 1; }
-$W/held-out.jsonl: $W/train.jsonl ;
-$W/held-out.txt: $W/held-out.jsonl
-	perl $(HERE)jsonl2text $< > $@
+# 3. Hold out every fortieth document: training never sees it, the last measurement is made on it.  Of fewer than
+# 20 documents the last tenth of each is held out, as nanoGPT does.
+train.jsonl: clean.jsonl
+	perl "$$RECIPE_HOME/hold-out" $< $@ held-out.jsonl > held-out.how
+held-out.jsonl held-out.how: train.jsonl ;
+held-out.txt: held-out.jsonl
+	perl "$$RECIPE_HOME/jsonl2text" $< > $@
 
 # 4. Learn a tokenizer, turn text into token shards.
-$W/tok/tokenizer.json: $W/train.jsonl
+tok/tokenizer.json: train.jsonl
 	@mkdir -p $(@D)
 	train-tokenizer --vocab-size $(VOCAB) --pattern llama3 -f -o $@ $<
-$W/data/train.bin: $W/tok/tokenizer.json $W/train.jsonl
-	shard-data --tokenizer $< --val-fraction 0.01 --seed $(SEED) -f -o $W/data/ $W/train.jsonl
+data/train.bin: tok/tokenizer.json train.jsonl clean.jsonl held-out.how
+	case $$(cat held-out.how) in \
+	documents) shard-data --tokenizer $< --val-fraction 0.01 --seed $(SEED) -f -o data/ train.jsonl ;; \
+	ends) shard-data --tokenizer $< --split contiguous --val-fraction 0.1 -f -o data/ clean.jsonl ;; \
+	esac
 
 # 5. A model of random numbers, and what it knows of the held-out text: nothing.  It is measured on windows as
 # long as those of the training, which the trained model names itself.
-$W/m0/config.json: $W/tok/tokenizer.json
-	init-model $(strip $(PRESET)) --tokenizer $< --seed $(SEED) -f -o $W/m0/
-$W/before.json: $W/m0/config.json $W/held-out.jsonl
-	eval-model --seq-len $(strip $(SEQ)) $W/m0/ $W/held-out.jsonl > $@
+m0/config.json: tok/tokenizer.json
+	init-model "$$RECIPE_PRESET" --tokenizer $< --seed $(SEED) -f -o m0/
+before.json: m0/config.json held-out.jsonl
+	eval-model --seq-len $(strip $(SEQ)) m0/ held-out.jsonl > $@
 
 # 6. How many steps fit into BUDGET?  A short run tells.
-$W/steps: $W/m0/config.json $W/data/train.bin
-	rm -rf $W/probe $W/probe.jsonl
-	train $W/m0/ $W/data/ -o $W/probe/ --steps 12 $(TRAIN) --metrics $W/probe.jsonl
-	@speed=$$(sed -n 's/.*"tokens_per_second":\([0-9.e+]*\).*/\1/p' $W/probe.jsonl | tail -n 1) && \
-	bytes=$$(wc -c < $W/data/train.bin) && \
+steps: m0/config.json data/train.bin
+	rm -rf probe probe.jsonl
+	train m0/ data/ -o probe/ --steps 12 $(TRAIN) --metrics probe.jsonl
+	@speed=$$(sed -n 's/.*"tokens_per_second":\([0-9.e+]*\).*/\1/p' probe.jsonl | tail -n 1) && \
+	bytes=$$(wc -c < data/train.bin) && \
 	awk -v speed="$$speed" -v bytes="$$bytes" 'BEGIN { \
 	    step = $(BATCH) * $(SEQ); most = $(EPOCHS) * bytes / 2 / step; n = $(BUDGET) * speed / step; \
 	    printf "%d\n", (n > most ? most + 1 : n < 20 ? 20 : n) }' > $@
-	@rm -rf $W/probe
+	@rm -rf probe
 
 # 7. Train.
-$W/trained: $W/steps $W/before.json
-	rm -rf $W/run $W/run.jsonl
-	train $W/m0/ $W/data/ -o $W/run/ --steps $$(cat $W/steps) --warmup $$(($$(cat $W/steps) / 20 + 1)) \
-	    $(TRAIN) --metrics $W/run.jsonl
+trained: steps before.json
+	rm -rf run run.jsonl
+	train m0/ data/ -o run/ --steps $$(cat steps) --warmup $$(($$(cat steps) / 20 + 1)) \
+	    $(TRAIN) --metrics run.jsonl
 	@touch $@
 
 # 8. What it knows now, what it says, and the pictures.
-$W/after.json: $W/trained
-	eval-model $W/run/ $W/held-out.jsonl > $@
-$W/samples.txt: $W/trained $W/held-out.txt
+after.json: trained
+	eval-model run/ held-out.jsonl > $@
+samples.txt: trained held-out.txt
 	@rm -f $@.new
 	awk 'NR == FNR { n++; next } \
-	    { k = int(n / 3) + 1 } FNR % k == 1 % k { print $$1, $$2, $$3, $$4 }' $W/held-out.txt $W/held-out.txt | while read -r prompt; do \
-	    generate $W/run/ -p "$$prompt" -n 120 --temperature 0.8 --top-p 0.95 --seed $(SEED) < /dev/null >> $@.new && \
+	    { k = int(n / 3) + 1 } FNR % k == 1 % k { print $$1, $$2, $$3, $$4 }' held-out.txt held-out.txt | while read -r prompt; do \
+	    generate run/ -p "$$prompt" -n 120 --temperature 0.8 --top-p 0.95 --seed $(SEED) < /dev/null >> $@.new && \
 	    printf '\n\n' >> $@.new || exit 1; \
 	done
 	@mv $@.new $@
-$W/loss.svg: $W/trained
-	plot-run --smooth 0.9 -f -o $@ $W/run.jsonl
-$W/loss.png: $W/trained
-	plot-run --smooth 0.9 -f -o $@ $W/run.jsonl
+loss.svg: trained
+	plot-run --smooth 0.9 -f -o $@ run.jsonl
+loss.png: trained
+	plot-run --smooth 0.9 -f -o $@ run.jsonl
 
-report: $W/before.json $W/after.json $W/samples.txt $W/loss.svg $W/loss.png $W/held-out.txt
-	@bash $(HERE)first-light-report $W
-	@rm -f $W/started
+report: before.json after.json samples.txt loss.svg loss.png held-out.txt
+	@bash "$$RECIPE_HOME/first-light-report" "$$RECIPE_WORK"
+	@rm -f started
 
-clean:
-	rm -rf $W
+endif

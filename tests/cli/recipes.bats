@@ -1,0 +1,127 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The recipes, from folders with spaces in their names, on text of every shape.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    ROOT=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    cp -r "$ROOT/share/recipes" 'my recipes'
+    mkdir my work 'my text' # what a word of 'my work' would hit
+    touch my/own work/own
+    SMALL=(PRESET=llama-1m VOCAB=300 SEQ=32 BATCH=2 BUDGET=0.2)
+}
+
+# One text without an empty line.
+tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d and writes line %d of the text\t\"quoted\" \\ ü.\n", i * 7 % 37, i }'; }
+
+@test "first-light.mk: one plain text, all paths with spaces: the last tenth is held out; clean removes WORK alone" {
+    tiny > 'my text/tiny one.txt'
+    make -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > log 2>&1 || { cat log; false; }
+    grep -q '^pictures   my\\ work/loss.svg' log
+    [ "$(cat 'my work/held-out.how')" = ends ]
+    cd 'my work'
+    # the parts are the text again; the second is a tenth of its characters
+    perl '../my recipes/jsonl2text' train.jsonl | head -c -1 > both
+    cat held-out.txt >> both
+    cmp <(perl '../my recipes/jsonl2text' clean.jsonl) both
+    export LC_ALL=C.UTF-8
+    n=$(($(perl '../my recipes/jsonl2text' clean.jsonl | wc -m) - 1))
+    [ "$(($(wc -m < held-out.txt) - 1))" -eq $((n - n * 9 / 10)) ]
+    # and what shard-data keeps for validation is that part
+    shard-data -q --tokenizer tok/tokenizer.json -o val/ held-out.jsonl
+    cmp data/val.bin val/train.bin
+    [ -s data/val.bin ]
+    cd ..
+    # a second call makes nothing again, other text makes all again
+    make -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > again 2>&1
+    ! grep -q clean-data again
+    make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS="'my text/tiny one.txt' my/own" "${SMALL[@]}" > other 2>&1
+    grep -q '^clean-data .*corpus/0001-tiny_one.txt corpus/0002-own' other
+    make -f 'my recipes/first-light.mk' WORK='my work' clean
+    [ ! -e 'my work' ] && [ -e my/own ] && [ -e work/own ] && [ -e 'my text/tiny one.txt' ]
+}
+
+@test "first-light.mk: few empty lines do not make few documents; many make documents" {
+    { tiny; echo; tiny | tac; } > few.txt
+    awk 'BEGIN { srand(3); for (i = 0; i < 60; i++) { for (k = 0; k < 12; k++) printf "word%d ", rand() * 5000; print "\n" } }' > many.txt
+    for t in few many; do
+        make -f 'my recipes/first-light.mk' WORK="$t work" CORPUS=$t.txt "${SMALL[@]}" data/train.bin > log 2>&1 || { cat log; false; }
+    done
+    [ "$(wc -l < 'few work/clean.jsonl')" -eq 1 ]
+    [ "$(cat 'few work/held-out.how')" = ends ]
+    [ "$(wc -l < 'many work/clean.jsonl')" -ge 20 ]
+    [ "$(cat 'many work/held-out.how')" = documents ]
+}
+
+@test "recipes: a list of texts, patterns, what is missing, an empty WORK" {
+    tiny > 'my text/a b.txt'
+    tiny > 'my text/c.txt'
+    tiny > plain.txt
+    first() { make -f "$ROOT/share/recipes/first-light.mk" "${SMALL[@]}" "$@"; }
+    first WORK=w CORPUS="\"my text/a b.txt\" my\\ text/c.txt pl*.txt" clean.jsonl > log 2>&1 || { cat log; false; }
+    [ "$(ls w/corpus | tr '\n' ' ')" = '0001-a_b.txt 0002-c.txt 0003-plain.txt ' ]
+    run first WORK=w2 CORPUS='nothing.txt' clean.jsonl
+    [ "$status" -eq 2 ]
+    [[ $output == *'first-light.mk: CORPUS: nothing.txt: is not there'* ]]
+    run first WORK= clean
+    [ "$status" -eq 2 ]
+    [[ $output == *'WORK: is empty'* ]]
+    # PATH with a folder that is not absolute, and WORK from the environment
+    PATH="my tools:$PATH" WORK='from env' first CORPUS=plain.txt clean.jsonl > log 2>&1 || { cat log; false; }
+    [ -s 'from env/clean.jsonl' ]
+}
+
+@test "dem.mk: distributions from a folder with spaces, into another" {
+    for s in law math; do
+        awk -v s=$s 'BEGIN { for (i = 0; i < 120; i++) printf "{\"text\": \"The %s of line %d is word%d and so on and on.\"}\n", s, i, i * 7 % 37 }' > "my text/$s.jsonl"
+    done
+    make -f 'my recipes/dem.mk' WORK='my work' FROM='my text' SETS='law math' "${SMALL[@]}" SEARCH=grid BUDGET=0.1 > log 2>&1 || { cat log; false; }
+    grep -q '^DEM of the 2 ' log
+    grep -q '^base + law ' log
+    [ -s 'my work/dem/model.safetensors' ]
+    make -f 'my recipes/dem.mk' WORK='my work' clean
+    [ ! -e 'my work' ] && [ -e my/own ] && [ -e work/own ]
+    head -n 5 'my text/law.jsonl' > short && mv short 'my text/law.jsonl'
+    run make -f 'my recipes/dem.mk' WORK='my work' FROM='my text' SETS='law math' text/.made
+    [ "$status" -eq 2 ]
+    [[ $output == *'dem.mk: law: fewer than 10 documents'* ]]
+}
+
+@test "dem-corpus: headers of every kind are text" {
+    mkdir -p headers/'with space' bin
+    for i in 1 2 3; do awk -v i=$i 'BEGIN { for (k = 0; k < 40; k++) printf "int f%d_%d(void); /* what it is for */\n", i, k }' > headers/$i.h; done
+    { echo '{"text": "no record"'; cat headers/1.h; } > headers/json.h
+    { echo '{"a": 1}'; cat headers/2.h; } > headers/jsonl.h
+    { printf 'bad \377\376 bytes\n'; cat headers/3.h; } > headers/latin.h
+    { printf 'nul \0 byte\n'; cat headers/1.h; } > headers/nul.h
+    gzip -c headers/*.h > headers/packed.h
+    tar -cf headers/archive.h headers/1.h headers/2.h
+    cp headers/3.h headers/'with space'/$'new\nline "quote".h'
+    cp headers/2.h headers/-dash.h
+    cp headers/1.h headers/secret.h && echo more >> headers/secret.h && chmod 0 headers/secret.h
+    mkdir headers/closed && cp headers/1.h headers/closed && chmod 0 headers/closed
+    ln -s nowhere headers/dangling.h
+    # the text of the package is not fetched here
+    printf '#!/bin/sh\nfor i in 1 2 3; do echo "{\\"text\\":\\"verse $i\\"}"; done\n' > 'my recipes/fetch-corpus'
+    HEADERS=headers bash 'my recipes/dem-corpus' 'my work' 1
+    chmod 700 headers/closed
+    perl 'my recipes/jsonl2text' 'my work/code.jsonl' > text
+    grep -q 'no record' text
+    grep -q '{"a": 1}' text
+    grep -q 'f3_39' text
+    [ "$(wc -l < 'my work/numbers.jsonl')" -gt 100 ]
+    [ "$(wc -l < 'my work/bible.jsonl')" -eq 3 ]
+}
+
+@test "jsonl2text: lines of any length, escapes, the right key" {
+    t() { perl 'my recipes/jsonl2text' "$@"; }
+    # 300,000 escapes in one line, and 5 MB without one
+    perl -e 'print "{\"text\":\"", "a\\n\\\"" x 150000, "\"}\n{\"text\":\"", "b" x 5000000, "\"}\n"' > long.jsonl
+    [ "$(t long.jsonl | wc -c)" -eq $((150000 * 3 + 1 + 5000001)) ]
+    [ "$(t long.jsonl | head -n 150002 | tail -n 2 | head -c 4)" = $'"\nbb' ]
+    printf '%s\n' '{"meta":{"text":"no"},"id":"\"text\":\"no\"","a":["text",{"text":"no"}], "text" : "yes\t\u00e9\ud83d\ude00\ud83d\\"}' \
+        '{"x":"text","y":1}' '{"text":""}' > odd.jsonl
+    [ "$(t odd.jsonl)" = "$(printf 'yes\t\303\251\360\237\230\200\357\277\275\\\n')" ]
+    [ "$(t odd.jsonl | wc -l)" -eq 2 ]
+}
