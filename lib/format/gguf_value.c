@@ -23,6 +23,7 @@ static const lm_gguf_type types[] = {
     { 30, "bf16", 1, 2, LM_DTYPE_BF16 },       { 34, "tq1_0", 256, 54, LM_DTYPE_NONE },
     { 35, "tq2_0", 256, 66, LM_DTYPE_NONE },   { 39, "mxfp4", 32, 17, LM_DTYPE_NONE },
     { 40, "nvfp4", 64, 36, LM_DTYPE_NONE },    { 41, "q1_0", 128, 18, LM_DTYPE_NONE },
+    { 42, "q2_0", 64, 18, LM_DTYPE_NONE },
 };
 
 const lm_gguf_type *lm_gguf_type_of(uint32_t type)

@@ -3,15 +3,22 @@
  *
  * Unlike a codec (codec.h), whose codes and scales lie apart, a block holds its scales itself; a row
  * is a sequence of whole blocks.  The layouts are those of ggml, so that llama.cpp reads what we
- * write; the searches for good scales are ggml's too (without importance matrix), so that the
- * numbers come out the same but for the last bit of a sum.
+ * write; the searches for good scales are ggml's too, with and without importance matrix, so that
+ * the numbers come out the same but for the last bit of a sum.
  *
  *   q4_0 q5_0 q8_0   32 numbers, x = d * q                          (d: F16)
  *   q4_1 q5_1        32 numbers, x = d * q + m                      (d, m: F16)
  *   q4_k q5_k        256 numbers in 8 groups of 32, x = d * sc * q - dmin * mn
  *                    (d, dmin: F16; sc, mn: 6 bits)
+ *   q2_k             256 numbers in 16 groups of 16, the same       (sc, mn: 4 bits)
+ *   q3_k             256 numbers in 16 groups of 16, x = d * sc * (q - 4)
+ *                    (d: F16; sc: 6 bits)
  *   q6_k             256 numbers in 16 groups of 16, x = d * sc * (q - 32)
- *                    (d: F16; sc: 8 bits) */
+ *                    (d: F16; sc: 8 bits)
+ *   iq4_nl           32 numbers, x = d * one of 16 values           (d: F16)
+ *   iq4_xs           256 numbers in 8 groups of 32, the same times sc (6 bits)
+ *
+ * Read only: mxfp4, nvfp4 (E2M1 with scales in E8M0 and E4M3), q1_0 (signs), q2_0 (-1 to 2). */
 #ifndef LM_NUMERIC_GGML_H
 #define LM_NUMERIC_GGML_H
 
@@ -26,7 +33,7 @@ typedef struct lm_ggml_type {
     int block;          /* numbers in a block */
     size_t bytes;       /* of a block */
     /* n numbers, a multiple of `block`: one row, or many one after another.  Any alignment of
-     * bytes.  Numbers that are not finite are taken as 0. */
+     * bytes.  Numbers that are not finite are taken as 0.  encode NULL: the type is read only. */
     void (*encode)(const float *x, int64_t n, void *dst);
     /* One row of n numbers whose errors count as `weight` says (finite, not negative, one for each
      * number): an importance matrix.  NULL: the type has no use for it. */

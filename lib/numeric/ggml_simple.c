@@ -46,13 +46,13 @@ static void codes(const float v[N], float from, float d, float half, int top, ui
         q[i] = (uint8_t)lm_cut((v[i] - from) * id + half, 0, top);
 }
 
-static void pack4(const uint8_t q[N], uint8_t *p)
+void lm_pack4(const uint8_t q[32], uint8_t *p)
 {
     for (int j = 0; j < HALF; j++)
         p[j] = (uint8_t)((q[j] & 15) | (q[j + HALF] & 15) << 4);
 }
 
-static void unpack4(const uint8_t *p, uint8_t q[N])
+void lm_unpack4(const uint8_t *p, uint8_t q[32])
 {
     for (int j = 0; j < HALF; j++) {
         q[j] = p[j] & 15;
@@ -60,20 +60,20 @@ static void unpack4(const uint8_t *p, uint8_t q[N])
     }
 }
 
-static void pack5(const uint8_t q[N], uint8_t *high, uint8_t *p)
+void lm_pack5(const uint8_t q[32], uint8_t *high, uint8_t *p)
 {
     uint32_t h = 0;
     for (int j = 0; j < N; j++)
         h |= (uint32_t)(q[j] >> 4 & 1) << j;
     memcpy(high, &h, 4);
-    pack4(q, p);
+    lm_pack4(q, p);
 }
 
 static void unpack5(const uint8_t *high, const uint8_t *p, uint8_t q[N])
 {
     uint32_t h;
     memcpy(&h, high, 4);
-    unpack4(p, q);
+    lm_unpack4(p, q);
     for (int j = 0; j < N; j++)
         q[j] |= (uint8_t)((h >> j & 1) << 4);
 }
@@ -93,7 +93,7 @@ void lm_q4_0_encode(const float *x, int64_t n, void *dst)
         float d = extreme(v) / -8.0f;
         lm_put_f16(p, d);
         codes(v, 0.0f, d, 8.5f, 15, q);
-        pack4(q, p + 2);
+        lm_pack4(q, p + 2);
     }
 }
 
@@ -102,7 +102,7 @@ void lm_q4_0_decode(const void *src, int64_t n, float *y)
     const uint8_t *p = src;
     uint8_t q[N];
     for (int64_t i = 0; i < n; i += N, p += 18) {
-        unpack4(p + 2, q);
+        lm_unpack4(p + 2, q);
         expand(q, lm_get_f16(p), 0.0f, 8, y + i);
     }
 }
@@ -118,7 +118,7 @@ void lm_q4_1_encode(const float *x, int64_t n, void *dst)
         lm_put_f16(p, d);
         lm_put_f16(p + 2, lo);
         codes(v, lo, d, 0.5f, 15, q);
-        pack4(q, p + 4);
+        lm_pack4(q, p + 4);
     }
 }
 
@@ -127,7 +127,7 @@ void lm_q4_1_decode(const void *src, int64_t n, float *y)
     const uint8_t *p = src;
     uint8_t q[N];
     for (int64_t i = 0; i < n; i += N, p += 20) {
-        unpack4(p + 4, q);
+        lm_unpack4(p + 4, q);
         expand(q, lm_get_f16(p), lm_get_f16(p + 2), 0, y + i);
     }
 }
@@ -141,7 +141,7 @@ void lm_q5_0_encode(const float *x, int64_t n, void *dst)
         float d = extreme(v) / -16.0f;
         lm_put_f16(p, d);
         codes(v, 0.0f, d, 16.5f, 31, q);
-        pack5(q, p + 2, p + 6);
+        lm_pack5(q, p + 2, p + 6);
     }
 }
 
@@ -166,7 +166,7 @@ void lm_q5_1_encode(const float *x, int64_t n, void *dst)
         lm_put_f16(p, d);
         lm_put_f16(p + 2, lo);
         codes(v, lo, d, 0.5f, 31, q);
-        pack5(q, p + 4, p + 8);
+        lm_pack5(q, p + 4, p + 8);
     }
 }
 

@@ -15,7 +15,7 @@
 #include "numeric/dtype.h"
 #include "numeric/ggml.h"
 
-enum { ROWS = 400, N = ROWS * 256 };
+enum { ROWS = 400, N = ROWS * 256, ROW = 512 };
 
 /* Normal numbers of very different sizes, with rows of zeros, of one sign, constant, half empty. */
 static float *numbers(void)
@@ -52,9 +52,58 @@ static double f16_at(const uint8_t *p)
     return (double)lm_f16_to_f32(h);
 }
 
+static double e2m1(int code)
+{
+    static const double size[8] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
+    return code > 7 ? -size[code - 8] : size[code];
+}
+
+static double e4m3(uint8_t s)
+{
+    int exponent = s >> 3 & 15, fraction = s & 7;
+    if (s == 0x7f)
+        return 0;
+    return exponent ? ldexp(1 + fraction / 8.0, exponent - 7) : ldexp(fraction, -9);
+}
+
+/* The same of the types whose names do not say how they are laid out. */
+static double restated_other(const char *name, const uint8_t *b, int i)
+{
+    static const int values[16] = { -127, -104, -83, -65, -49, -35, -22, -10,
+                                    1,    13,   25,  38,  53,  69,  89,  113 };
+    int low16 = i % 32 < 16, at16 = i / 32 * 16 + i % 16;
+
+    if (!strcmp(name, "iq4_nl"))
+        return f16_at(b) * values[low16 ? b[2 + at16] & 15 : b[2 + at16] >> 4];
+    if (!strcmp(name, "iq4_xs")) {
+        int j = i / 32, high = b[2] | b[3] << 8, half = b[4 + j / 2];
+        int sc = (j % 2 ? half >> 4 : half & 15) + (high >> 2 * j & 3) * 16 - 32;
+        return f16_at(b) * sc * values[low16 ? b[8 + at16] & 15 : b[8 + at16] >> 4];
+    }
+    if (!strcmp(name, "mxfp4"))
+        return ldexp(e2m1(i < 16 ? b[1 + i] & 15 : b[1 + i - 16] >> 4), b[0] - 127);
+    if (!strcmp(name, "nvfp4")) {
+        int byte = b[4 + i / 16 * 8 + i % 8];
+        return e4m3(b[i / 16]) * e2m1(i % 16 < 8 ? byte & 15 : byte >> 4);
+    }
+    if (!strcmp(name, "q1_0"))
+        return b[2 + i / 8] >> i % 8 & 1 ? f16_at(b) : -f16_at(b);
+    if (!strcmp(name, "q2_0"))
+        return f16_at(b) * ((b[2 + i / 4] >> i % 4 * 2 & 3) - 1);
+    int pair = b[(name[1] == '2' ? 16 : 32) + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+    if (!strcmp(name, "q2_k"))
+        return f16_at(b + 80) * (b[i / 16] & 15) * pair - f16_at(b + 82) * (b[i / 16] >> 4);
+    assert_string_equal(name, "q3_k");
+    int j = i / 16, low = j < 8 ? b[96 + j] & 15 : b[96 + j - 8] >> 4;
+    int sc = low + (b[104 + j % 4] >> j / 4 * 2 & 3) * 16 - 32;
+    return f16_at(b + 108) * sc * (pair + (b[i % 32] >> i / 32 & 1) * 4 - 4);
+}
+
 /* Number i of a block, straight from the layout. */
 static double restated(const char *name, const uint8_t *b, int i)
 {
+    if (name[0] != 'q' || name[1] < '4')
+        return restated_other(name, b, i);
     if (name[3] != 'k') { /* blocks of 32 */
         int nibble_at = name[1] == '4' ? 2 : 6;
         if (!strcmp(name, "q8_0"))
@@ -94,6 +143,15 @@ static double restated(const char *name, const uint8_t *b, int i)
 static void test_layout(void **state)
 {
     (void)state;
+    /* where the exponents of F16 scales are: their highest bits must not all be set */
+    static const struct {
+        const char *name;
+        int at[2];
+    } scales[] = { { "q6_k", { 209, 209 } },
+                   { "q2_k", { 81, 83 } },
+                   { "q3_k", { 109, 109 } },
+                   { "mxfp4", { 0, 0 } },
+                   { "nvfp4", { 0, 1 } } };
     uint8_t block[256];
     float y[256];
     lm_rng r = lm_rng_make(3, "ggml blocks", 0);
@@ -103,9 +161,14 @@ static void test_layout(void **state)
         for (uint64_t round = 0; round < 50; round++) {
             for (size_t i = 0; i < g->bytes; i++) /* any bytes, but no exponent of all ones */
                 block[i] = (uint8_t)lm_rng_u32(r, round * 1000 + i);
-            size_t d = !strcmp(g->name, "q6_k") ? 209 : 1;
-            block[d] &= 0xbf;
-            block[3] &= 0xbf;
+            int at[2] = { 1, 3 };
+            for (size_t k = 0; k < sizeof scales / sizeof *scales; k++)
+                if (!strcmp(scales[k].name, g->name))
+                    memcpy(at, scales[k].at, sizeof at);
+            for (int k = 0; k < 2; k++)
+                block[at[k]] &= 0xbf;
+            for (int k = 0; k < 4 && !strcmp(g->name, "nvfp4"); k++)
+                block[k] &= 0x7f;
             g->decode(block, g->block, y);
             for (int i = 0; i < g->block; i++) {
                 double want = restated(g->name, block, i);
@@ -115,32 +178,59 @@ static void test_layout(void **state)
     }
 }
 
-/* XXH3-64 of the bytes that ggml's own functions (ggml_quantize_chunk, no importance matrix; ggml of
- * August 2026, compiled without contraction of products and sums) write for numbers(). */
+/* Numbers from 0 to 3, many of them near 0, some of them 0: one for each of ROW columns. */
+static void importance(float *w)
+{
+    lm_rng r = lm_rng_make(8, "ggml importance", 0);
+
+    for (int64_t i = 0; i < ROW; i++) {
+        float u = (float)(lm_rng_u32(r, (uint64_t)i) >> 16) / 65536.0f;
+        w[i] = i % 61 == 5 || i / 32 == 3 ? 0.0f : u * u * u * u * 3.0f;
+    }
+}
+
+/* XXH3-64 of the bytes that ggml's own functions (ggml_quantize_chunk; ggml of August 2026, compiled
+ * without contraction of products and sums) write for numbers(), without importance matrix and, in
+ * rows of ROW, with importance(). */
 static const struct {
     const char *name;
-    uint64_t bytes;
+    uint64_t bytes, weighted;
     double error; /* root of the mean square, relative; bound with a tenth of room */
 } golden[] = {
-    { "q4_0", 0xd3376b96342a6e6c, 0.1 },  { "q4_1", 0x3066af983c68238f, 0.1 },
-    { "q5_0", 0xa10b5e72d395d76b, 0.05 }, { "q5_1", 0xc0759ccf6df71c53, 0.05 },
-    { "q8_0", 0x441c4638ef936805, 0.01 }, { "q4_k", 0xe01520aea87e24ee, 0.09 },
-    { "q5_k", 0x6833734477b65127, 0.05 }, { "q6_k", 0x66575e653f17e6b0, 0.03 },
+    { "q4_0", 0xd3376b96342a6e6c, 0x114da3db9a81236f, 0.1 },
+    { "q4_1", 0x3066af983c68238f, 0xea9f76c08f569649, 0.1 },
+    { "q5_0", 0xa10b5e72d395d76b, 0x89bb0bb7257bbdbc, 0.05 },
+    { "q5_1", 0xc0759ccf6df71c53, 0x763d6bc89ce23e7d, 0.05 },
+    { "q8_0", 0x441c4638ef936805, 0x441c4638ef936805, 0.01 },
+    { "q2_k", 0x0e5a32d8a09dd592, 0x7efb1a457c5c6cc7, 0.35 },
+    { "q3_k", 0x0b980e5d986fe76e, 0x514f32198430043b, 0.2 },
+    { "q4_k", 0xe01520aea87e24ee, 0xe1de5b45cfad7a64, 0.09 },
+    { "q5_k", 0x6833734477b65127, 0xea7abeeef08b22db, 0.05 },
+    { "q6_k", 0x66575e653f17e6b0, 0x6444c788fb4c5ee3, 0.03 },
+    { "iq4_nl", 0x02d92299d3417a1b, 0x1d5e402960824c57, 0.1 },
+    { "iq4_xs", 0x87a728751e4d8b81, 0xd86ab5dbd3c27d59, 0.1 },
 };
+
+static void check_hash(const char *name, const char *how, const void *p, size_t n, uint64_t want)
+{
+    if (lm_hash64(p, n, 0) != want)
+        fail_msg("%s %s: 0x%016llx", name, how, (unsigned long long)lm_hash64(p, n, 0));
+}
 
 static void test_bytes_of_ggml(void **state)
 {
     (void)state;
-    float *x = numbers(), *y;
+    float *x = numbers(), *y, w[ROW];
     lm_err e = { 0 };
 
+    importance(w);
     assert_int_equal(lm_alloc_n(&y, N, sizeof *y, "numbers", &e), LM_OK);
     for (size_t t = 0; t < sizeof golden / sizeof golden[0]; t++) {
         const lm_ggml_type *g;
         uint8_t *p;
         double error = 0.0, square = 0.0;
         assert_int_equal(lm_ggml_find(golden[t].name, &g, &e), LM_OK);
-        size_t bytes = N / (size_t)g->block * g->bytes;
+        size_t row = ROW / (size_t)g->block * g->bytes, bytes = N / ROW * row;
         assert_int_equal(lm_alloc_n(&p, bytes, 1, "blocks", &e), LM_OK);
         g->encode(x, N, p);
         g->decode(p, N, y);
@@ -149,12 +239,42 @@ static void test_bytes_of_ggml(void **state)
             square += pow((double)x[i], 2);
         }
         assert_true(sqrt(error / square) < golden[t].error);
-        if (lm_hash64(p, bytes, 0) != golden[t].bytes)
-            fail_msg("%s: 0x%016llx", g->name, (unsigned long long)lm_hash64(p, bytes, 0));
+        check_hash(g->name, "plain", p, bytes, golden[t].bytes);
+        for (size_t i = 0; g->encode_weighted && i < N / ROW; i++)
+            g->encode_weighted(x + i * ROW, w, ROW, p + i * row);
+        check_hash(g->name, "weighted", p, bytes,
+                   g->encode_weighted ? golden[t].weighted : golden[t].bytes);
         lm_free(p);
     }
     lm_free(x);
     lm_free(y);
+}
+
+/* What columns of importance gain, measured by it. */
+static void test_importance_helps(void **state)
+{
+    (void)state;
+    float *x = numbers(), w[ROW], y[ROW];
+    uint8_t p[2 * ROW];
+
+    importance(w);
+    for (int t = 0; lm_ggml_at(t); t++) {
+        const lm_ggml_type *g = lm_ggml_at(t);
+        double error[2] = { 0 };
+        for (int way = 0; way < 2 && g->encode_weighted; way++)
+            for (size_t r = 0; r < N / ROW; r++) {
+                if (way)
+                    g->encode_weighted(x + r * ROW, w, ROW, p);
+                else
+                    g->encode(x + r * ROW, ROW, p);
+                g->decode(p, ROW, y);
+                for (size_t i = 0; i < ROW; i++)
+                    error[way] += (double)w[i] * pow((double)(y[i] - x[r * ROW + i]), 2);
+            }
+        if (g->encode_weighted && !(error[1] < 0.98 * error[0]))
+            fail_msg("%s: %g, without importance %g", g->name, error[1], error[0]);
+    }
+    lm_free(x);
 }
 
 /* A block alone and a block among others give the same bytes (pairs are searched together). */
@@ -166,6 +286,8 @@ static void test_blocks_are_independent(void **state)
 
     for (int t = 0; lm_ggml_at(t); t++) {
         const lm_ggml_type *g = lm_ggml_at(t);
+        if (!g->encode)
+            continue;
         g->encode(x, 5 * g->block, many);
         for (int b = 0; b < 5; b++)
             g->encode(x + b * g->block, g->block, one + (size_t)b * g->bytes);
@@ -182,6 +304,8 @@ static void test_what_is_no_number(void **state)
 
     for (int t = 0; lm_ggml_at(t); t++) {
         const lm_ggml_type *g = lm_ggml_at(t);
+        if (!g->encode)
+            continue;
         for (int i = 0; i < 256; i++)
             x[i] = i % 7 == 0 ? NAN : i % 7 == 1 ? INFINITY : i % 7 == 2 ? -3e38f : 1e-42f;
         g->encode(x, g->block, block);
@@ -206,7 +330,7 @@ static void test_find(void **state)
         assert_ptr_equal(lm_ggml_of(lm_ggml_at(t)->ggml_type), lm_ggml_at(t));
     assert_int_equal(lm_ggml_find("Q4_K", &g, &e), LM_OK);
     assert_int_equal(g->ggml_type, 12);
-    assert_null(lm_ggml_of(10));
+    assert_null(lm_ggml_of(16));
     assert_int_equal(lm_ggml_find("q9", &g, &e), LM_EUSAGE);
     assert_non_null(strstr(e.todo, "q4_k"));
 }
@@ -216,6 +340,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_bytes_of_ggml),
+        cmocka_unit_test(test_importance_helps),
         cmocka_unit_test(test_blocks_are_independent),
         cmocka_unit_test(test_what_is_no_number),
         cmocka_unit_test(test_find),
