@@ -5,14 +5,16 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/stop.h"
 #include "common/tool.h"
 #include "model/convert.h"
+#include "train/importance.h"
 
 static struct {
-    const char *from, *to, *type, *dtype, *tokenizer, *name;
-    int64_t shard;
-    bool originals;
+    const char *from, *to, *type, *dtype, *tokenizer, *name, *imatrix, *save_imatrix;
+    int64_t shard, chunks;
+    bool originals, pure;
 } opt = {
     .from = "auto", .to = "auto", .type = "keep", .shard = LM_MAX_SHARD_BYTES, .originals = true
 };
@@ -30,6 +32,7 @@ static const lm_opt options[] = {
               "hf, gguf, llmc or llama2c [auto: by the output's name]"),
     LM_CHOICE(0, "type", &opt.type, "TYPE", lm_gguf_types, "GGUF: type of the matrices [keep]"),
     LM_ALSO("outtype quantization qtype"),
+    LM_FLAG(0, "pure", &opt.pure, "GGUF: no mixture, every matrix in the type itself"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes,
               "hf, llmc: f32, f16 or bf16 [as they are; decoded blocks bf16]"),
     LM_ALSO("torch-dtype"),
@@ -42,6 +45,14 @@ static const lm_opt options[] = {
             "GGUF: keep config.json and tokenizer files for an exact way back [on]"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
              "hf: begin another file when one holds this much [5 GB]"),
+    LM_GROUP("Importance (GGUF)"),
+    LM_STR(0, "imatrix", &opt.imatrix, "PATH",
+           "weigh errors by an importance matrix: a file of llama-imatrix, or a text or token "
+           "shards to "
+           "make one from"),
+    LM_COUNT(0, "imatrix-chunks", &opt.chunks, "N", 1, 1e12,
+             "make it from the first N chunks of 512 tokens [all]"),
+    LM_STR(0, "save-imatrix", &opt.save_imatrix, "FILE", "keep what was made, as GGUF"),
     LM_END,
 };
 
@@ -72,6 +83,10 @@ static void check_use(lm_model_format to, const lm_import *m)
     } uses[] = {
         { "type", 1u << LM_FORMAT_GGUF },
         { "name", 1u << LM_FORMAT_GGUF },
+        { "pure", 1u << LM_FORMAT_GGUF },
+        { "imatrix", 1u << LM_FORMAT_GGUF },
+        { "imatrix-chunks", 1u << LM_FORMAT_GGUF },
+        { "save-imatrix", 1u << LM_FORMAT_GGUF },
         { "originals", 1u << LM_FORMAT_GGUF },
         { "max-shard-size", 1u << LM_FORMAT_HF },
         { "dtype", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_LLMC },
@@ -89,6 +104,63 @@ static void check_use(lm_model_format to, const lm_import *m)
     }
 }
 
+/* What the type and the kind of importance leave without a meaning. */
+static void check_importance(void)
+{
+    bool made = opt.imatrix && !lm_imatrix_is(opt.imatrix);
+
+    if (opt.pure && !lm_gguf_type_mixes(opt.type))
+        lm_misuse(&tool, "--pure", "leave it out", "%s is no mixture", opt.type);
+    if (opt.imatrix && !lm_gguf_type_weighs(opt.type))
+        lm_misuse(&tool, "--imatrix", "leave it out, or choose another --type",
+                  "%s has no use for an importance matrix", opt.type);
+    if (lm_given(&tool, "imatrix-chunks") && !made)
+        lm_misuse(&tool, "--imatrix-chunks", "leave it out, or name a text with --imatrix",
+                  "no importance matrix is made here");
+    if (opt.save_imatrix && !made)
+        lm_misuse(&tool, "--save-imatrix", "leave it out, or name a text with --imatrix",
+                  "no importance matrix is made here");
+}
+
+/* Inputs and outputs that would be in each other's way. */
+static void check_paths(void)
+{
+    lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    if (!opt.imatrix)
+        return;
+    if (!strcmp(opt.imatrix, "-") && !strcmp(tool.argv[0], "-"))
+        lm_misuse(&tool, "standard input", "name one of them",
+                  "the model comes from it, the calibration text cannot");
+    lm_refuse_same(&tool, tool.output, opt.imatrix);
+    if (!opt.save_imatrix)
+        return;
+    lm_refuse_same(&tool, opt.save_imatrix, tool.argv[0]);
+    lm_refuse_same(&tool, opt.save_imatrix, opt.imatrix);
+    if (!strcmp(opt.save_imatrix, tool.output))
+        lm_misuse(&tool, "--save-imatrix", "name another file", "it is the output as well");
+}
+
+/* ---- Importance ---- */
+
+static lm_code make_importance(lm_import *m, lm_imatrix **out, lm_err *e)
+{
+    const lm_importance_opts o = { .chunks = opt.chunks };
+    double start = lm_now();
+    lm_backend *b = NULL;
+    lm_code rc = lm_backend_cpu(tool.cpu, m->par, &b, e);
+
+    if (!rc)
+        rc = lm_importance_make(m, opt.imatrix, &o, b, out, e);
+    lm_backend_close(b);
+    if (!rc && *out)
+        lm_say(&tool, LM_LOG_INFO, "%s: importance of %zu matrices from %lld chunks, %.2f s",
+               opt.imatrix, lm_imatrix_count(*out), (long long)lm_imatrix_chunks(*out),
+               lm_now() - start);
+    if (!rc && *out && opt.save_imatrix)
+        rc = lm_imatrix_write(*out, opt.save_imatrix, tool.force, e);
+    return rc;
+}
+
 /* ---- The conversion ---- */
 
 static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
@@ -96,16 +168,27 @@ static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
     lm_model_format to = lm_model_format_of(opt.to);
     lm_history_input input = { .name = m->path, .digest = m->digest };
     lm_history_step step = lm_tool_step(&tool);
+    lm_imatrix *importance = NULL;
+    lm_code rc = LM_OK;
 
     if (to == LM_FORMAT_AUTO)
         to = lm_export_format(tool.output, m);
     check_use(to, m);
+    if (to == LM_FORMAT_GGUF)
+        check_importance();
+    if (opt.imatrix)
+        rc = lm_imatrix_is(opt.imatrix) ? lm_imatrix_open(opt.imatrix, &importance, e)
+                                        : make_importance(m, &importance, e);
+    o.imatrix = importance;
     step.inputs = &input;
     step.n_inputs = 1;
     o.step = &step;
     lm_say(&tool, LM_LOG_INFO, "%s: %s to %s, %zu tensors", m->path, lm_model_formats[m->format],
            lm_model_formats[to], lm_st_plan_count(m->plan));
-    return lm_export(m, tool.output, to, &o, e);
+    if (!rc && !lm_stopping())
+        rc = lm_export(m, tool.output, to, &o, e);
+    lm_imatrix_free(importance);
+    return rc;
 }
 
 static lm_code run(lm_err *e)
@@ -121,6 +204,8 @@ static lm_code run(lm_err *e)
     lm_export_opts out = { .force = tool.force,
                            .bundle = &bundle,
                            .type = opt.type,
+                           .pure = opt.pure,
+                           .imatrix_name = opt.imatrix ? lm_path_base(opt.imatrix) : NULL,
                            .dtype = dtype,
                            .shard_bytes = (uint64_t)opt.shard,
                            .originals = opt.originals,
@@ -145,7 +230,7 @@ int main(int argc, char **argv)
     if (!strcmp(tool.output, "-") && isatty(STDOUT_FILENO))
         lm_misuse(&tool, "-o", "name a file, or redirect it",
                   "a model is not written to a terminal");
-    lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    check_paths();
     if (run(&e))
         lm_complain(&tool, &e);
     return lm_end(&tool);

@@ -17,6 +17,7 @@
 #include "base/par.h"
 #include "base/progress.h"
 #include "format/folder.h"
+#include "format/imatrix.h"
 #include "format/provenance.h"
 #include "model/config.h"
 
@@ -93,9 +94,13 @@ typedef struct {
     /* GGUF: "keep", "f32", "f16", "bf16", a block type (numeric/ggml.h) or a mix (lm_gguf_types).
      * NULL: keep. */
     const char *type;
-    lm_dtype dtype;       /* HF, llm.c: of all tensors; NONE: as they are */
-    uint64_t shard_bytes; /* HF */
-    bool originals;       /* GGUF: keep config.json and tokenizer files for the way back */
+    bool pure; /* GGUF: no mixture, every matrix in the type itself */
+    const lm_imatrix
+        *imatrix;             /* GGUF: how much the columns of each matrix count; NULL: all alike */
+    const char *imatrix_name; /* of the file or the text it comes from */
+    lm_dtype dtype;           /* HF, llm.c: of all tensors; NONE: as they are */
+    uint64_t shard_bytes;     /* HF */
+    bool originals;           /* GGUF: keep config.json and tokenizer files for the way back */
     const lm_history_step *step;
     const char *name; /* general.name; NULL: from the path */
 } lm_export_opts;
@@ -109,6 +114,9 @@ lm_model_format lm_export_format(const char *path, const lm_import *m);
 lm_code lm_export(lm_import *m, const char *path, lm_model_format to, const lm_export_opts *o,
                   lm_err *e);
 
+/* What a type is good for: has it more types than one, and does importance change it? */
+bool lm_gguf_type_mixes(const char *type);
+bool lm_gguf_type_weighs(const char *type);
 /* Names of what `type` may be, NULL-terminated. */
 extern const char *const lm_gguf_types[];
 

@@ -80,6 +80,20 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_slott
     return rc;
 }
 
+/* Where the importance comes from, under the keys that llama-quantize writes. */
+static void put_importance(lm_gguf_plan *p, const lm_export_opts *o)
+{
+    const char *dataset = lm_imatrix_dataset(o->imatrix);
+
+    put_text(p, "quantize.imatrix.file", o->imatrix_name);
+    if (dataset)
+        put_text(p, "quantize.imatrix.dataset", dataset);
+    lm_gguf_put_u32(p, "quantize.imatrix.entries_count", (uint32_t)lm_imatrix_count(o->imatrix));
+    if (lm_imatrix_chunks(o->imatrix))
+        lm_gguf_put_u32(p, "quantize.imatrix.chunks_count",
+                        (uint32_t)lm_imatrix_chunks(o->imatrix));
+}
+
 static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
                        const lm_gguf_recipe *r, const lm_export_opts *o, lm_err *e)
 {
@@ -98,6 +112,8 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
         rc = put_originals(p, m, s, e);
     if (!rc)
         rc = lm_export_history(m, o, &chain, e);
+    if (!rc && o->imatrix)
+        put_importance(p, o);
     if (!rc && chain.len)
         lm_gguf_put_str(p, LM_HISTORY_KEY, chain.data, chain.len);
     lm_buf_fini(&chain);
@@ -207,7 +223,7 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotte
 }
 
 static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
-                         const lm_gguf_recipe *r, const char *asked)
+                         const lm_gguf_rule *rule, const char *asked)
 {
     misfits blocks = { 0 }, plain = { 0 };
     int64_t dim[2];
@@ -217,8 +233,8 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
         if (s->slot_of[i] < 0)
             continue;
         const lm_slot *slot = &s->slot[s->slot_of[i]];
-        uint32_t type =
-            lm_gguf_recipe_type(r, &m->config, slot, lm_st_plan_at(m->plan, i)->dtype, &fell_back);
+        uint32_t type = lm_gguf_recipe_type(rule, &m->config, slot,
+                                            lm_st_plan_at(m->plan, i)->dtype, &fell_back);
         misfits *f = lm_ggml_of(type) ? &blocks : &plain;
         if (fell_back && !f->n++) {
             f->first = slot;
@@ -236,9 +252,43 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);
 }
 
+/* Every matrix that becomes blocks should have its importance, of as many columns as it has. */
+static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const lm_imatrix *im,
+                                lm_err *e)
+{
+    const char *first = NULL;
+    char more[40] = "";
+    size_t missing = 0;
+
+    for (size_t i = 0; i < lm_gguf_plan_count(p); i++) {
+        const lm_gguf_tensor *t = lm_gguf_plan_at(p, i);
+        const lm_ggml_type *block = lm_ggml_of(t->type);
+        size_t n = 0;
+        if (!block || !block->encode_weighted)
+            continue;
+        if (!lm_imatrix_find(im, t->name, &n)) {
+            bool often = !strcmp(t->name, "token_embd.weight") || !strcmp(t->name, "output.weight");
+            if (!often && !missing++)
+                first = t->name;
+        } else if (n != (size_t)t->dim[t->ndim - 1]) {
+            return lm_fail(e, LM_EUSAGE, "--imatrix", "take one that is made for this model",
+                           "'%s' has %zu columns in the importance matrix, %" PRId64
+                           " in the model",
+                           t->name, n, t->dim[t->ndim - 1]);
+        }
+    }
+    if (missing > 1)
+        snprintf(more, sizeof more, " and %zu more", missing - 1);
+    if (missing)
+        lm_log(m->sink, LM_LOG_WARN, "%s: '%s'%s: not in the importance matrix, quantised without",
+               m->path, first, more);
+    return LM_OK;
+}
+
 typedef struct {
     lm_import *m;
     const lm_slotted *s;
+    const lm_imatrix *imatrix; /* NULL: none */
     lm_gguf_writer *w;
     void *cast;
     size_t cap;
@@ -250,6 +300,7 @@ static lm_code write_tensor(writer *w, const lm_slot *s, const lm_st_tensor *t, 
     const lm_ggml_type *block = lm_ggml_of(want->type);
     lm_row_type to = { block ? LM_DTYPE_NONE : lm_gguf_type_of(want->type)->dtype, block };
     const void *data;
+    size_t n;
     lm_rows r;
     lm_code rc = w->m->load(w->m, t, &data, e);
 
@@ -257,6 +308,7 @@ static lm_code write_tensor(writer *w, const lm_slot *s, const lm_st_tensor *t, 
         rc = lm_grow(&w->cast, &w->cap, want->bytes, 1, "a tensor", e);
         r.src = data;
         r.dst = w->cast;
+        r.importance = w->imatrix ? lm_imatrix_find(w->imatrix, want->name, &n) : NULL;
         if (!rc)
             rc = lm_rows_convert(&r, w->m->par, e);
         data = w->cast;
@@ -305,12 +357,12 @@ static uint64_t plan_bytes(const lm_gguf_plan *p)
 
 lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e)
 {
-    const lm_gguf_recipe *r = NULL;
+    lm_gguf_rule rule = { .pure = o->pure, .importance = o->imatrix != NULL };
     lm_slotted s = { 0 };
     lm_gguf_plan *plan = NULL;
     lm_out *out = NULL;
-    writer w = { .m = m, .s = &s };
-    lm_code rc = lm_gguf_recipe_find(o->type, &r, e);
+    writer w = { .m = m, .s = &s, .imatrix = o->imatrix };
+    lm_code rc = lm_gguf_recipe_find(o->type, &rule.recipe, e);
 
     if (!rc)
         rc = lm_slotted_make(m, &s, e);
@@ -319,11 +371,13 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
     if (!rc)
         rc = lm_gguf_plan_new(&plan, e);
     if (!rc)
-        rc = put_all(plan, m, &s, r, o, e);
+        rc = put_all(plan, m, &s, rule.recipe, o, e);
     if (!rc) {
-        plan_tensors(plan, m, &s, r, o->type);
-        rc = lm_export_open(path, o->force, plan_bytes(plan), &out, e);
+        plan_tensors(plan, m, &s, &rule, o->type);
+        rc = o->imatrix ? check_importance(m, plan, o->imatrix, e) : LM_OK;
     }
+    if (!rc)
+        rc = lm_export_open(path, o->force, plan_bytes(plan), &out, e);
     if (!rc)
         rc = lm_gguf_create_on(lm_export_write, out, plan, &w.w, e);
     if (!rc)

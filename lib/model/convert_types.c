@@ -10,38 +10,72 @@
 #include "model/convert.h"
 #include "numeric/ggml.h"
 
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+enum {
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q2_K = 10,
+    Q3_K = 11,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    IQ4_NL = 20,
+    IQ4_XS = 23
+};
 enum { KEEP = -1 };
+
+/* llama.cpp's mixtures, by what they are called; ALIKE: all weights in one type. */
+typedef enum {
+    ALIKE,
+    MIX_Q2,
+    MIX_Q2_S,
+    MIX_Q3_S,
+    MIX_Q3_M,
+    MIX_Q3_L,
+    MIX_S,
+    MIX_M,
+    MIX_IQ4
+} mixture;
 
 struct lm_gguf_recipe {
     const char *name;
     int type; /* of weights in general */
     uint32_t file_type;
-    char mix; /* 0: all weights alike; 'S', 'M': llama.cpp's mixtures of that size */
+    mixture mix;
 };
 
 static const lm_gguf_recipe recipes[] = {
-    { "keep", KEEP, 0, 0 },
-    { "f32", LM_GGUF_TYPE_F32, 0, 0 },
-    { "f16", LM_GGUF_TYPE_F16, 1, 0 },
-    { "bf16", LM_GGUF_TYPE_BF16, 32, 0 },
-    { "q8_0", Q8_0, 7, 0 },
-    { "q4_0", Q4_0, 2, 0 },
-    { "q4_1", Q4_1, 3, 0 },
-    { "q5_0", Q5_0, 8, 0 },
-    { "q5_1", Q5_1, 9, 0 },
-    { "q4_k", Q4_K, 14, 0 },
-    { "q5_k", Q5_K, 16, 0 },
-    { "q6_k", Q6_K, 18, 0 },
-    { "q4_k_s", Q4_K, 14, 'S' },
-    { "q4_k_m", Q4_K, 15, 'M' },
-    { "q5_k_s", Q5_K, 16, 'S' },
-    { "q5_k_m", Q5_K, 17, 'M' },
+    { "keep", KEEP, 0, ALIKE },
+    { "f32", LM_GGUF_TYPE_F32, 0, ALIKE },
+    { "f16", LM_GGUF_TYPE_F16, 1, ALIKE },
+    { "bf16", LM_GGUF_TYPE_BF16, 32, ALIKE },
+    { "q8_0", Q8_0, 7, ALIKE },
+    { "q4_0", Q4_0, 2, ALIKE },
+    { "q4_1", Q4_1, 3, ALIKE },
+    { "q5_0", Q5_0, 8, ALIKE },
+    { "q5_1", Q5_1, 9, ALIKE },
+    { "q4_k", Q4_K, 14, ALIKE },
+    { "q5_k", Q5_K, 16, ALIKE },
+    { "q6_k", Q6_K, 18, ALIKE },
+    { "q2_k", Q2_K, 10, MIX_Q2 },
+    { "q2_k_s", Q2_K, 21, MIX_Q2_S },
+    { "q3_k_s", Q3_K, 11, MIX_Q3_S },
+    { "q3_k_m", Q3_K, 12, MIX_Q3_M },
+    { "q3_k_l", Q3_K, 13, MIX_Q3_L },
+    { "q4_k_s", Q4_K, 14, MIX_S },
+    { "q4_k_m", Q4_K, 15, MIX_M },
+    { "q5_k_s", Q5_K, 16, MIX_S },
+    { "q5_k_m", Q5_K, 17, MIX_M },
+    { "iq4_nl", IQ4_NL, 25, MIX_IQ4 },
+    { "iq4_xs", IQ4_XS, 30, MIX_IQ4 },
 };
 
-const char *const lm_gguf_types[] = { "keep",   "f32",    "f16",    "bf16",   "q8_0", "q4_0",
-                                      "q4_1",   "q5_0",   "q5_1",   "q4_k",   "q5_k", "q6_k",
-                                      "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", NULL };
+const char *const lm_gguf_types[] = { "keep",   "f32",    "f16",    "bf16",   "q8_0",   "q4_0",
+                                      "q4_1",   "q5_0",   "q5_1",   "q4_k",   "q5_k",   "q6_k",
+                                      "q2_k",   "q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s",
+                                      "q4_k_m", "q5_k_s", "q5_k_m", "iq4_nl", "iq4_xs", NULL };
 
 lm_code lm_gguf_recipe_find(const char *name, const lm_gguf_recipe **out, lm_err *e)
 {
@@ -60,28 +94,88 @@ static bool more_bits(int64_t i, int64_t n)
     return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
 }
 
-/* llama.cpp's mixtures, without importance matrix. */
-static int mix_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c, int64_t cols)
+/* Attention's values, alone or with queries and keys. */
+static int values_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c)
 {
-    bool m = r->mix == 'M';
+    bool grouped = c->heads / c->kv_heads >= 4;
+    /* what llama.cpp calls 70B: few values that many heads share */
+    bool shared =
+        c->layers == 80 &&
+        (c->arch == LM_ARCH_QWEN2 ||
+         ((c->arch == LM_ARCH_LLAMA || c->arch == LM_ARCH_MISTRAL) && c->heads != c->kv_heads));
+    int type = r->type;
 
+    switch (r->mix) {
+    case MIX_Q2:
+        type = grouped ? Q4_K : Q3_K;
+        break;
+    case MIX_Q2_S:
+        type = grouped ? Q4_K : r->type;
+        break;
+    case MIX_Q3_M:
+        type = s->layer < 2 ? Q5_K : Q4_K;
+        break;
+    case MIX_Q3_L:
+        type = Q5_K;
+        break;
+    case MIX_IQ4:
+        type = grouped ? Q5_K : r->type;
+        break;
+    case MIX_M:
+        type = more_bits(s->layer, c->layers) ? Q6_K : r->type;
+        break;
+    case MIX_S:
+        type = r->type == Q4_K && s->layer < 4 ? Q5_K : r->type;
+        break;
+    default:
+        break;
+    }
+    return shared && (type == Q3_K || type == Q4_K) ? Q5_K : type;
+}
+
+/* The second matrices of the MLP. */
+static int down_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c, bool importance)
+{
+    bool early = s->layer < c->layers / 8;
+
+    switch (r->mix) {
+    case MIX_Q2:
+        return Q3_K;
+    case MIX_Q2_S:
+        return early ? Q4_K : r->type;
+    case MIX_Q3_M:
+        return s->layer < c->layers / 16 ? Q5_K : Q4_K;
+    case MIX_Q3_L:
+        return Q5_K;
+    case MIX_IQ4:
+        return early && !importance ? Q5_K : r->type;
+    case MIX_M:
+        return more_bits(s->layer, c->layers) ? Q6_K : r->type;
+    case MIX_S:
+        return early && r->type == Q4_K ? Q5_K : r->type;
+    default:
+        return r->type;
+    }
+}
+
+static int mix_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c, bool importance,
+                    int64_t cols)
+{
     switch (s->role) {
     case LM_ROLE_OUTPUT:
         return cols % 256 ? Q8_0 : Q6_K;
     case LM_ROLE_EMBED:
         return !c->tied ? r->type : cols % 256 ? Q8_0 : Q6_K;
     case LM_ROLE_V:
-    case LM_ROLE_QKV: {
-        int type = m && more_bits(s->layer, c->layers)     ? Q6_K
-                   : !m && r->type == Q4_K && s->layer < 4 ? Q5_K
-                                                           : r->type;
-        bool shared = c->arch == LM_ARCH_LLAMA && c->layers == 80 && c->heads != c->kv_heads;
-        return shared && type == Q4_K ? Q5_K : type;
-    }
+    case LM_ROLE_QKV:
+        return values_type(r, s, c);
     case LM_ROLE_DOWN:
-        return m && more_bits(s->layer, c->layers)                 ? Q6_K
-               : !m && r->type == Q4_K && s->layer < c->layers / 8 ? Q5_K
-                                                                   : r->type;
+        return down_type(r, s, c, importance);
+    case LM_ROLE_ATTN_OUT:
+        return r->mix == MIX_Q2     ? Q3_K
+               : r->mix == MIX_Q3_M ? Q4_K
+               : r->mix == MIX_Q3_L ? Q5_K
+                                    : r->type;
     default:
         return r->type;
     }
@@ -95,7 +189,12 @@ static int fall_back(int type, int64_t cols, int own)
 
     if (!t || cols % t->block == 0)
         return type;
-    type = type == Q4_K ? Q5_0 : type == Q5_K ? Q5_1 : type == Q6_K ? Q8_0 : own;
+    type = type == Q2_K || type == Q3_K ? Q4_0
+           : type == Q4_K               ? Q5_0
+           : type == Q5_K               ? Q5_1
+           : type == Q6_K               ? Q8_0
+           : type == IQ4_XS             ? IQ4_NL
+                                        : own;
     t = lm_ggml_of((uint32_t)type);
     return t && cols % t->block ? own : type;
 }
@@ -107,9 +206,10 @@ static int plain_type(lm_dtype d)
                                 : LM_GGUF_TYPE_F32;
 }
 
-uint32_t lm_gguf_recipe_type(const lm_gguf_recipe *r, const lm_config *c, const lm_slot *s,
+uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const lm_slot *s,
                              lm_dtype dtype, bool *fell_back)
 {
+    const lm_gguf_recipe *r = rule->recipe;
     int64_t dim[2];
     int own = plain_type(dtype), type, fits;
 
@@ -119,10 +219,30 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_recipe *r, const lm_config *c, const 
     if (r->type == KEEP)
         return (uint32_t)own;
     lm_slot_gguf_dim(s, dim);
-    type = r->mix ? mix_type(r, s, c, dim[1]) : r->type;
+    type = r->mix && !rule->pure ? mix_type(r, s, c, rule->importance, dim[1]) : r->type;
     fits = fall_back(type, dim[1], own);
     *fell_back = fits != type;
     return (uint32_t)fits;
+}
+
+bool lm_gguf_type_mixes(const char *type)
+{
+    const lm_gguf_recipe *r = NULL;
+    lm_err e = { 0 };
+
+    return !lm_gguf_recipe_find(type, &r, &e) && r->mix != ALIKE;
+}
+
+bool lm_gguf_type_weighs(const char *type)
+{
+    const lm_gguf_recipe *r = NULL;
+    lm_err e = { 0 };
+    const lm_ggml_type *t;
+
+    if (lm_gguf_recipe_find(type, &r, &e) || r->type == KEEP)
+        return false;
+    t = lm_ggml_of((uint32_t)r->type);
+    return t && t->encode_weighted;
 }
 
 /* file_type of a file that keeps each tensor's own type: that of most bytes of its matrices. */

@@ -2,8 +2,8 @@
 /* convert_types.h -- which type each tensor of a GGUF file gets.  Private to lib/model.
  *
  * Norms, biases and learned positions are F32, whatever is asked for.  The mixtures are those of
- * llama.cpp without importance matrix (src/llama-quant.cpp): the head, some values and some second
- * matrices of the MLP in more bits than the rest. */
+ * llama.cpp (src/llama-quant.cpp): the head, some values and some second matrices of the MLP in more
+ * bits than the rest. */
 #ifndef LM_MODEL_CONVERT_TYPES_H
 #define LM_MODEL_CONVERT_TYPES_H
 
@@ -17,10 +17,16 @@ typedef struct lm_gguf_recipe lm_gguf_recipe;
 
 /* NULL is "keep".  Fails: LM_EUSAGE. */
 lm_code lm_gguf_recipe_find(const char *name, const lm_gguf_recipe **out, lm_err *e);
+
+typedef struct {
+    const lm_gguf_recipe *recipe;
+    bool pure;       /* no mixture: every matrix in the recipe's type */
+    bool importance; /* there is an importance matrix: some mixtures need less then */
+} lm_gguf_rule;
 /* The type of slot s of a model, which is in `dtype` now.  A row that is no whole number of blocks
  * takes the next larger type of smaller blocks, one that fits no blocks stays as it is; then
  * *fell_back is true. */
-uint32_t lm_gguf_recipe_type(const lm_gguf_recipe *r, const lm_config *c, const lm_slot *s,
+uint32_t lm_gguf_recipe_type(const lm_gguf_rule *r, const lm_config *c, const lm_slot *s,
                              lm_dtype dtype, bool *fell_back);
 /* general.file_type, llama.cpp's number for the file as a whole (include/llama.h); from[i] is what
  * slot i is made of. */

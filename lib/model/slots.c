@@ -20,7 +20,7 @@ typedef struct {
 /* One part of a layer or of the whole: what it is called on either side. */
 typedef struct {
     const char *gguf, *hf;
-    lm_role role;
+    lm_slot_role role;
 } part;
 
 static void add(list *l, int64_t layer, const part *p, bool bias, int64_t rows, int64_t cols,
@@ -68,7 +68,7 @@ static void norm(list *l, int64_t layer, const char *gguf, const char *hf)
     add(l, layer, &p, true, l->c->width, 0, LM_LAYOUT_SAME, 0);
 }
 
-static void conv1d(list *l, int64_t layer, const char *gguf, const char *hf, lm_role role,
+static void conv1d(list *l, int64_t layer, const char *gguf, const char *hf, lm_slot_role role,
                    int64_t in, int64_t out)
 {
     const part p = { gguf, hf, role };
@@ -108,7 +108,7 @@ static void rms(list *l, int64_t layer, const char *gguf, const char *hf, int64_
     add(l, layer, &p, false, n, 0, LM_LAYOUT_SAME, 0);
 }
 
-static void linear(list *l, int64_t layer, const char *gguf, const char *hf, lm_role role,
+static void linear(list *l, int64_t layer, const char *gguf, const char *hf, lm_slot_role role,
                    int64_t out, int64_t in, bool bias, int64_t rope_heads)
 {
     const part p = { gguf, hf, role };

@@ -27,14 +27,14 @@ typedef enum {
     LM_ROLE_GATE,
     LM_ROLE_UP,
     LM_ROLE_DOWN,
-} lm_role;
+} lm_slot_role;
 
 typedef struct {
     char gguf[64], hf[96];
     int ndim;       /* 1 or 2 */
     int64_t dim[2]; /* as in Hugging Face's files */
     lm_layout layout;
-    lm_role role;
+    lm_slot_role role;
     bool bias;
     int64_t layer; /* -1: outside the layers */
     int64_t heads; /* LM_LAYOUT_ROPE: heads that the rows divide into */

@@ -52,7 +52,7 @@ WIDE static void search(const lane x[N], const lane w[N], lane *scale)
             xq += w[i] * q * x[i];
             q2 += w[i] * q * q;
         }
-        mask some = ABOVE(q2, 0.0f);
+        mask some = ABOVE(q2, ZERO);
         mask better = k < 0 ? alive | ~alive : some & ABOVE(xq * xq, best * q2);
         *scale = PICK(better, PICK(some, xq / q2, (lane){ 0 }), *scale);
         best = PICK(better, *scale * xq, best);

@@ -48,10 +48,10 @@ ALWAYS void fit(const lane *x, const lane *w, int n, const facts *f, const lane 
         xl += wq * x[i];
     }
     lane det = f->sum_w * l2 - l1 * l1;
-    *ok = ABOVE(det, 0.0f);
+    *ok = ABOVE(det, ZERO);
     *min = (l2 * f->sum_x - l1 * xl) / det;
-    *scale = PICK(ABOVE(*min, 0.0f), xl / l2, (f->sum_w * xl - f->sum_x * l1) / det);
-    *min = PICK(ABOVE(*min, 0.0f), (lane){ 0 }, *min);
+    *scale = PICK(ABOVE(*min, ZERO), xl / l2, (f->sum_w * xl - f->sum_x * l1) / det);
+    *min = PICK(ABOVE(*min, ZERO), (lane){ 0 }, *min);
 }
 
 ALWAYS void sum_errors(const lane *x, const lane *w, int n, bool absolute, const lane *q,
@@ -68,6 +68,7 @@ ALWAYS void sum_errors(const lane *x, const lane *w, int n, bool absolute, const
 ALWAYS void affine_search(const lane *x, const lane *w, const lm_affine_plan *p, int n,
                           bool absolute, lm_affine *out)
 {
+    const float top = (float)p->top;
     facts f;
     lane q[MOST_GROUP], scale, min, error, best = (lane){ 0 } + INFINITY;
     mask ok;
@@ -77,11 +78,11 @@ ALWAYS void affine_search(const lane *x, const lane *w, const lm_affine_plan *p,
     out->offset = -f.lo;
     memset(out->q, 0, (size_t)n * sizeof *out->q);
     for (int k = -1; k <= p->steps; k++) {
-        float reach = k < 0 ? (float)p->top : p->from + p->step * (float)k + (float)p->top;
-        mask alive = ABOVE(f.hi - f.lo, 0.0f);
+        float reach = k < 0 ? top : p->from + p->step * (float)k + top;
+        mask alive = ABOVE(f.hi - f.lo, ZERO);
         lane inv = PICK(alive, reach / (f.hi - f.lo), (lane){ 0 });
         for (int i = 0; i < n; i++)
-            q[i] = CODES(inv * (x[i] - f.lo), 0.0f, (float)p->top);
+            q[i] = CODES(inv * (x[i] - f.lo), 0.0f, top);
         if (k < 0) {
             scale = 1.0f / inv;
             min = f.lo;
@@ -135,7 +136,7 @@ ALWAYS void signed_search(const lane *x, const lane *w, int n, float top, lane *
             xl += w[i] * x[i] * q[i];
             l2 += w[i] * q[i] * q[i];
         }
-        mask some = ABOVE(l2, 0.0f), better = some & ABOVE(xl * xl, best * l2);
+        mask some = ABOVE(l2, ZERO), better = some & ABOVE(xl * xl, best * l2);
         if (k == 0)
             better = alive | ~alive;
         *scale = PICK(better, PICK(some, xl / l2, (lane){ 0 }), *scale);
@@ -161,12 +162,12 @@ ALWAYS void descend(const lane *x, float top, lane *xl, lane *l2, lane *q)
     for (int i = 0; i < 16; i++) {
         lane w = x[i] * x[i];
         lane xl_i = *xl - w * x[i] * q[i], l2_i = *l2 - w * q[i] * q[i];
-        mask open = ABOVE(xl_i, 0.0f);
+        mask open = ABOVE(xl_i, ZERO);
         lane next = CODES(x[i] * l2_i / PICK(open, xl_i, (lane){ 0 } + 1.0f), -top, top - 1.0f);
         xl_i += w * x[i] * next;
         l2_i += w * next * next;
-        mask moved = -(mask)MAGNITUDE(next - q[i]) >> 31;
-        mask better = open & moved & ABOVE(l2_i, 0.0f) & ABOVE(xl_i * xl_i * *l2, *xl * *xl * l2_i);
+        mask moved = SIGN_OF(-(mask)MAGNITUDE(next - q[i]));
+        mask better = open & moved & ABOVE(l2_i, ZERO) & ABOVE(xl_i * xl_i * *l2, *xl * *xl * l2_i);
         q[i] = PICK(better, next, q[i]);
         *xl = PICK(better, xl_i, *xl);
         *l2 = PICK(better, l2_i, *l2);

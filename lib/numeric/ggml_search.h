@@ -14,19 +14,23 @@
 enum { LANES = 16, MOST_GROUP = 32 };
 typedef float lane __attribute__((vector_size(64)));
 typedef int32_t mask __attribute__((vector_size(64)));
+typedef uint32_t bits __attribute__((vector_size(64)));
 
 #define WIDE          __attribute__((target_clones("avx512f", "avx2", "default")))
 #define ALWAYS        static inline __attribute__((always_inline))
 #define PICK(m, a, b) ((lane)(((m) & (mask)(a)) | (~(m) & (mask)(b))))
-/* a > b for numbers that are finite and not both zero; b may be 0.  By the sign of the difference: gcc 12
- * takes comparisons apart lane by lane where their result is more than a choice. */
-#define ABOVE(a, b)  (((mask)((lane){ 0 } + (b) - (a))) >> 31)
-#define LOWER(a, b)  PICK((a) < (b), a, b)
-#define HIGHER(a, b) PICK((a) > (b), a, b)
-#define MAGNITUDE(a) ((lane)((mask)(a)&0x7fffffff))
-#define TO_NEAREST   12582912.0f /* 1.5 * 2^23: adding it rounds |f| < 2^22 to even */
+#define LOWER(a, b)   PICK((a) < (b), a, b)
+#define HIGHER(a, b)  PICK((a) > (b), a, b)
+#define MAGNITUDE(a)  ((lane)((mask)(a)&0x7fffffff))
+#define TO_NEAREST    12582912.0f /* 1.5 * 2^23: adding it rounds |f| < 2^22 to even */
 #define CODES(f, lo, hi) \
     HIGHER(LOWER(((f) + TO_NEAREST) - TO_NEAREST, (lane){ 0 } + (hi)), (lane){ 0 } + (lo))
+
+/* a > b for numbers that are finite and not both zero; b may be ZERO.  By the sign of the difference:
+ * gcc 12 takes comparisons apart lane by lane where their result is more than a choice. */
+#define ZERO        ((lane){ 0 })
+#define SIGN_OF(v)  (-(mask)((bits)(v) >> 31)) /* all ones where the sign is set */
+#define ABOVE(a, b) SIGN_OF((b) - (a))
 
 #define LM_GGML_TINY 1e-15f /* groups whose magnitudes stay below are zero */
 

@@ -422,3 +422,60 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     run convert-model model -o z.gguf --type q8_0
     [ "$status" -eq 4 ]
 }
+
+@test "convert-model: Q2_K to IQ4_XS both ways" {
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=256 --set intermediate_size=256 --dtype bf16 -o wide
+    for t in q2_k_s q2_k q3_k_s q3_k_m q3_k_l iq4_xs iq4_nl; do
+        convert-model wide -o $t.gguf --type $t
+        convert-model $t.gguf -o back-$t
+        inspect-model --check --atol 0.06 wide back-$t > /dev/null
+        convert-model wide -o $t-pure.gguf --type $t --pure
+        [ "$(wc -c < $t-pure.gguf)" -le "$(wc -c < $t.gguf)" ]
+    done
+    [ "$(wc -c < q2_k.gguf)" -lt "$(wc -c < q3_k_m.gguf)" ]
+    [ "$(wc -c < q3_k_s.gguf)" -lt "$(wc -c < q3_k_l.gguf)" ]
+}
+
+@test "convert-model: an importance matrix made here is the one that is kept" {
+    convert-model model -o a.gguf --type iq4_nl --imatrix "$BATS_FILE_TMPDIR/corpus.txt" --save-imatrix im.gguf
+    convert-model model -o b.gguf --type iq4_nl --imatrix im.gguf -j 1
+    convert-model model -o c.gguf --type iq4_nl
+    cmp <(tail -c 60000 a.gguf) <(tail -c 60000 b.gguf)
+    run cmp <(tail -c 60000 a.gguf) <(tail -c 60000 c.gguf)
+    [ "$status" -eq 1 ]
+    grep -q quantize.imatrix.chunks_count a.gguf
+    grep -q 'blk.1.ffn_down.weight.in_sum2' im.gguf
+    # from GGUF, from a pipe, of few chunks
+    convert-model model -o m.gguf
+    convert-model m.gguf -o d.gguf --type q4_0 --imatrix "$BATS_FILE_TMPDIR/corpus.txt" --imatrix-chunks 1
+    tar -cf - -C model . | convert-model - -o e.gguf --type q4_0 --imatrix "$BATS_FILE_TMPDIR/corpus.txt" --imatrix-chunks 1
+    cmp <(tail -c 60000 d.gguf) <(tail -c 60000 e.gguf)
+}
+
+@test "convert-model: importance that has no use, or is of another model" {
+    run convert-model model -o x.gguf --type q8_0 --imatrix "$BATS_FILE_TMPDIR/corpus.txt"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"q8_0 has no use for an importance matrix"* ]]
+    run convert-model model -o x.gguf --type q4_0 --pure
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--pure: q4_0 is no mixture"* ]]
+    run convert-model model -o x.gguf --type q4_0 --save-imatrix im.gguf
+    [ "$status" -eq 2 ]
+    run convert-model model -o x --imatrix "$BATS_FILE_TMPDIR/corpus.txt"
+    [ "$status" -eq 2 ]
+    convert-model model -o a.gguf --type q4_0 --imatrix "$BATS_FILE_TMPDIR/corpus.txt" --save-imatrix im.gguf
+    run convert-model model -o x.gguf --type q4_0 --imatrix im.gguf --imatrix-chunks 3
+    [ "$status" -eq 2 ]
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=96 --tokenizer model/tokenizer.json -o other
+    run convert-model other -o x.gguf --type q4_0 --imatrix im.gguf
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"has 64 columns in the importance matrix, 96 in the model"* ]]
+    sed 's/blk\.1\.ffn_up\.weight\./blk.1.ffn_UP.weight./g' im.gguf > part.gguf
+    run convert-model model -o p.gguf --type q4_0 --imatrix part.gguf
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"'blk.1.ffn_up.weight': not in the importance matrix"* ]]
+    run convert-model model -o x.gguf --type q4_0 --imatrix a.gguf
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"this GGUF file is no importance matrix"* ]]
+    [ ! -e x.gguf ] && [ ! -e x ]
+}

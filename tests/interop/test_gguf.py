@@ -38,6 +38,7 @@ WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-l
          "llama-yarn-factor", "mistral-full", "qwen2", "qwen3"]
 # transformers' own GGUF reader knows no biases, scalings and head sizes, and needs a vocabulary for the others.
 DIRECT = ["llama", "llama-tied", "qwen2"]
+PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures
 REFUSED = ["gpt2-scaled", "gpt2-untied"]  # exact GELU; no scale of attention
 
 
@@ -148,7 +149,8 @@ def types(tmp):
                                       num_attention_heads=4, num_key_value_heads=4)
     make(config, 1).save_pretrained(folder)
     from safetensors.torch import load_file
-    for t in ["f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_s"]:
+    for t in ["f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_s",
+              "q2_k", "q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "iq4_nl", "iq4_xs"]:
         file, back = os.path.join(tmp, t + ".gguf"), os.path.join(tmp, t)
         convert(folder, "-o", file, "--type", t)
         convert(file, "-o", back, "--dtype", "f32")
@@ -157,10 +159,11 @@ def types(tmp):
         check(np.array_equal(gguf.quants.dequantize(theirs.data, theirs.tensor_type), ours), f"{t}: decoded alike")
         if peer(tmp):
             ftype = {"f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q4_k": 14, "q5_k": 16,
-                     "q6_k": 18, "q4_k_m": 15, "q5_k_s": 16}[t]
+                     "q6_k": 18, "q4_k_m": 15, "q5_k_s": 16, "q2_k": 10, "q2_k_s": 21, "q3_k_s": 11, "q3_k_m": 12,
+                     "q3_k_l": 13, "iq4_nl": 25, "iq4_xs": 30}[t]
             whole, made = os.path.join(tmp, "whole.gguf"), os.path.join(tmp, "made.gguf")
             convert(folder, "-o", whole)
-            run_peer(tmp, "quantize", whole, made, str(ftype), **({} if t.endswith(("_m", "_s")) else {"PURE": "1"}))
+            run_peer(tmp, "quantize", whole, made, str(ftype), **({"PURE": "1"} if t in PURE else {}))
             a, b = ({x.name: (x.tensor_type, x.data.tobytes()) for x in gguf.GGUFReader(f).tensors} for f in (file, made))
             check(a == b, f"{t}: the same bytes as llama.cpp's")
 

@@ -269,10 +269,11 @@ static void merges_come_out_of_scores(void **state)
 
 /* ---- Types of tensors ---- */
 
-/* The digit of a K-quant: '4', '5' or '6'; '8' for Q8_0, 'a' and 'b' for Q5_0 and Q5_1. */
+/* The digit of a K-quant: '2' to '6'; '8' for Q8_0, 'o' for Q4_0, 'a' and 'b' for Q5_0 and Q5_1, 'n' and
+ * 'x' for IQ4_NL and IQ4_XS. */
 static char letter(uint32_t type)
 {
-    static const char letters[] = "0140..ab8...456";
+    static const char letters[] = "01o...ab8.23456.....n..x";
 
     return type == LM_GGUF_TYPE_BF16 ? 'w' : type < sizeof letters - 1 ? letters[type] : '?';
 }
@@ -280,21 +281,27 @@ static char letter(uint32_t type)
 enum { MOST = 128 }; /* tensors of one role: two norms a layer */
 
 /* The types of one role in all layers, or outside them. */
-static void types_of(const lm_config *c, const char *name, lm_role role, bool bias, char out[MOST])
+static void types_by(const lm_config *c, lm_gguf_rule r, const char *name, lm_slot_role role,
+                     bool bias, char out[MOST])
 {
-    const lm_gguf_recipe *r = NULL;
     lm_slot *s = NULL;
     size_t n = 0, k = 0;
     bool fell_back;
     lm_err e = { 0 };
 
-    assert_int_equal(lm_gguf_recipe_find(name, &r, &e), LM_OK);
+    assert_int_equal(lm_gguf_recipe_find(name, &r.recipe, &e), LM_OK);
     assert_int_equal(lm_slots_make(c, &s, &n, &e), LM_OK);
     for (size_t i = 0; i < n; i++)
         if (s[i].role == role && s[i].bias == bias && k < MOST - 1)
-            out[k++] = letter(lm_gguf_recipe_type(r, c, &s[i], LM_DTYPE_BF16, &fell_back));
+            out[k++] = letter(lm_gguf_recipe_type(&r, c, &s[i], LM_DTYPE_BF16, &fell_back));
     out[k] = 0;
     lm_free(s);
+}
+
+static void types_of(const lm_config *c, const char *name, lm_slot_role role, bool bias,
+                     char out[MOST])
+{
+    types_by(c, (lm_gguf_rule){ 0 }, name, role, bias, out);
 }
 
 static void config_of(lm_config *c, const char *type, int layers, int width, bool tied)
@@ -362,6 +369,93 @@ static void mixtures_are_llama_cpps(void **state)
     }
 }
 
+/* What llama_tensor_get_type of the same source (src/llama-quant.cpp) gave. */
+static void low_mixtures_are_llama_cpps(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch;
+        int layers, kv_heads;
+        const char *type;
+        bool importance;
+        const char *value, *down;
+        char out;
+    } want[] = {
+        { "llama", 12, 4, "q2_k", false, "333333333333", "333333333333", '3' },
+        { "llama", 12, 4, "q2_k_s", false, "222222222222", "422222222222", '2' },
+        { "llama", 12, 4, "q3_k_s", false, "333333333333", "333333333333", '3' },
+        { "llama", 12, 4, "q3_k_m", false, "554444444444", "444444444444", '4' },
+        { "llama", 12, 4, "q3_k_l", false, "555555555555", "555555555555", '5' },
+        { "llama", 12, 4, "iq4_nl", false, "nnnnnnnnnnnn", "5nnnnnnnnnnn", 'n' },
+        { "llama", 12, 4, "iq4_nl", true, "nnnnnnnnnnnn", "nnnnnnnnnnnn", 'n' },
+        { "llama", 12, 4, "iq4_xs", false, "xxxxxxxxxxxx", "5xxxxxxxxxxx", 'x' },
+        { "llama", 12, 4, "iq4_xs", true, "xxxxxxxxxxxx", "xxxxxxxxxxxx", 'x' },
+        { "llama", 12, 1, "q2_k", false, "444444444444", "333333333333", '3' },
+        { "llama", 12, 1, "q2_k_s", false, "444444444444", "422222222222", '2' },
+        { "llama", 12, 1, "q3_k_m", false, "554444444444", "444444444444", '4' },
+        { "llama", 12, 1, "iq4_nl", false, "555555555555", "5nnnnnnnnnnn", 'n' },
+        { "llama", 12, 1, "iq4_nl", true, "555555555555", "nnnnnnnnnnnn", 'n' },
+        { "llama", 12, 1, "iq4_xs", false, "555555555555", "5xxxxxxxxxxx", 'x' },
+        { "llama", 12, 1, "iq4_xs", true, "555555555555", "xxxxxxxxxxxx", 'x' },
+        { "llama", 32, 4, "q2_k_s", false, "22222222222222222222222222222222",
+          "44442222222222222222222222222222", '2' },
+        { "llama", 32, 4, "q3_k_m", false, "55444444444444444444444444444444",
+          "55444444444444444444444444444444", '4' },
+        { "llama", 32, 4, "iq4_xs", false, "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+          "5555xxxxxxxxxxxxxxxxxxxxxxxxxxxx", 'x' },
+        { "llama", 32, 4, "iq4_xs", true, "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+          "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", 'x' },
+        { "gpt2", 12, 4, "q2_k", false, "333333333333", "333333333333", '3' },
+        { "gpt2", 12, 4, "q2_k_s", false, "222222222222", "422222222222", '2' },
+        { "gpt2", 12, 4, "q3_k_s", false, "333333333333", "333333333333", '3' },
+        { "gpt2", 12, 4, "q3_k_m", false, "554444444444", "444444444444", '4' },
+        { "gpt2", 12, 4, "q3_k_l", false, "555555555555", "555555555555", '5' },
+        { "gpt2", 12, 4, "iq4_nl", false, "nnnnnnnnnnnn", "5nnnnnnnnnnn", 'n' },
+        { "gpt2", 12, 4, "iq4_nl", true, "nnnnnnnnnnnn", "nnnnnnnnnnnn", 'n' },
+        { "gpt2", 12, 4, "iq4_xs", false, "xxxxxxxxxxxx", "5xxxxxxxxxxx", 'x' },
+        { "gpt2", 12, 4, "iq4_xs", true, "xxxxxxxxxxxx", "xxxxxxxxxxxx", 'x' },
+    };
+    char got[MOST];
+
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        bool gpt2 = want[i].arch[0] == 'g';
+        lm_config c;
+        lm_gguf_rule r = { .importance = want[i].importance };
+        config_of(&c, want[i].arch, want[i].layers, 256, false);
+        c.kv_heads = want[i].kv_heads;
+        types_by(&c, r, want[i].type, gpt2 ? LM_ROLE_QKV : LM_ROLE_V, false, got);
+        assert_string_equal(got, want[i].value);
+        types_by(&c, r, want[i].type, LM_ROLE_DOWN, false, got);
+        assert_string_equal(got, want[i].down);
+        types_by(&c, r, want[i].type, LM_ROLE_ATTN_OUT, false, got);
+        assert_int_equal(got[0], want[i].out);
+        types_by(&c, r, want[i].type, LM_ROLE_OUTPUT, false, got);
+        assert_string_equal(got, "6");
+        r.pure = true;
+        const char base[2] = { want[i].type[0] == 'q' ? want[i].type[1] : want[i].type[4], 0 };
+        types_by(&c, r, want[i].type, LM_ROLE_DOWN, false, got);
+        assert_int_equal(strspn(got, base), want[i].layers);
+        lm_config_fini(&c);
+    }
+}
+
+/* Few values that many heads share, which llama.cpp tells by the number of layers. */
+static void values_of_70b_have_more_bits(void **state)
+{
+    (void)state;
+    static const char *const types[] = { "q2_k", "q3_k_s", "q3_k_m", "q4_k_s" };
+    char got[MOST];
+
+    for (size_t i = 0; i < 8; i++) {
+        lm_config c;
+        config_of(&c, i % 2 ? "qwen2" : "llama", 80, 256, false);
+        c.kv_heads = 1;
+        types_of(&c, types[i / 2], LM_ROLE_V, false, got);
+        assert_int_equal(strspn(got, "5"), 80);
+        lm_config_fini(&c);
+    }
+}
+
 static void rows_that_fit_no_block_fall_back(void **state)
 {
     (void)state;
@@ -371,24 +465,26 @@ static void rows_that_fit_no_block_fall_back(void **state)
         char want;
         bool falls;
     } cases[] = {
-        { "q4_k", 256, '4', false }, { "q4_k", 96, 'a', true },  { "q5_k", 96, 'b', true },
-        { "q6_k", 96, '8', true },   { "q8_0", 96, '8', false }, { "q4_k", 40, 'w', true },
-        { "q6_k", 40, 'w', true },   { "q8_0", 40, 'w', true },  { "keep", 40, 'w', false },
-        { "f32", 40, '0', false },   { "f16", 96, '1', false },
+        { "q4_k", 256, '4', false }, { "q4_k", 96, 'a', true },   { "q5_k", 96, 'b', true },
+        { "q6_k", 96, '8', true },   { "q8_0", 96, '8', false },  { "q4_k", 40, 'w', true },
+        { "q6_k", 40, 'w', true },   { "q8_0", 40, 'w', true },   { "keep", 40, 'w', false },
+        { "f32", 40, '0', false },   { "f16", 96, '1', false },   { "q2_k", 96, 'o', true },
+        { "q3_k_m", 96, 'o', true }, { "iq4_xs", 96, 'n', true }, { "iq4_nl", 96, 'n', false },
+        { "iq4_nl", 40, 'w', true },
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const lm_gguf_recipe *r = NULL;
+        lm_gguf_rule r = { 0 };
         lm_config c;
         lm_slot *s = NULL;
         size_t n = 0;
         bool fell_back;
         lm_err e = { 0 };
         config_of(&c, "llama", 1, cases[i].width, false);
-        assert_int_equal(lm_gguf_recipe_find(cases[i].type, &r, &e), LM_OK);
+        assert_int_equal(lm_gguf_recipe_find(cases[i].type, &r.recipe, &e), LM_OK);
         assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
         const lm_slot *q = slot_of(s, n, "blk.0.attn_q.weight");
-        assert_int_equal(letter(lm_gguf_recipe_type(r, &c, q, LM_DTYPE_BF16, &fell_back)),
+        assert_int_equal(letter(lm_gguf_recipe_type(&r, &c, q, LM_DTYPE_BF16, &fell_back)),
                          cases[i].want);
         assert_int_equal(fell_back, cases[i].falls);
         lm_free(s);
@@ -476,6 +572,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokenizer_bin_is_read),
         cmocka_unit_test(mixtures_are_llama_cpps),
+        cmocka_unit_test(low_mixtures_are_llama_cpps),
+        cmocka_unit_test(values_of_70b_have_more_bits),
         cmocka_unit_test(rows_that_fit_no_block_fall_back),
         cmocka_unit_test(slots_have_names_and_shapes),
         cmocka_unit_test(rope_rows_are_llama_cpps),

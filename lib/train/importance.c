@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* importance.c -- see importance.h. */
+#include "train/importance.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "format/input.h"
+#include "format/tokens.h"
+#include "model/convert_impl.h"
+#include "model/loaded.h"
+#include "model/weights.h"
+#include "op/ops.h"
+#include "text/tokenizer.h"
+#include "train/batch.h"
+
+enum { USUAL_SEQ = 512 };
+
+/* One linear layer: its input, and the sums of squares of the input's columns. */
+typedef struct {
+    lm_vid x;
+    int param; /* index of the weight's parameter in the model */
+    int64_t cols;
+    double *sum;
+} probe;
+
+typedef struct {
+    lm_import *m;
+    lm_backend *b;
+    int64_t seq;
+    lm_model *model;
+    lm_exec *exec;
+    lm_loaded weights;
+    lm_batch batch;
+    lm_rotary rope;
+    probe *probe;
+    size_t n, cap;
+    lm_vid *keep; /* the inputs and the loss */
+    int64_t rows; /* added so far */
+} collector;
+
+/* ---- The tokens ---- */
+
+/* A file that is no shard is text, as eval-model has it. */
+static bool is_text(const char *path)
+{
+    return !strcmp(path, "-") || (lm_path_exists(path) && !lm_path_is_dir(path) &&
+                                  !lm_text_ends(path, ".bin") && !lm_text_ends(path, ".idx"));
+}
+
+static lm_code open_tokenizer(const lm_import *m, lm_tokenizer **out, lm_err *e)
+{
+    const lm_side_file *json = lm_import_side(m, "tokenizer.json");
+    const lm_side_file *config = lm_import_side(m, "tokenizer_config.json");
+
+    if (!json)
+        return lm_fail(e, LM_EUSAGE, m->path, "name one with --tokenizer, or give token shards",
+                       "it has no tokenizer for the calibration text");
+    return lm_tokenizer_from_json(json->data.data, json->data.len,
+                                  config ? config->data.data : NULL, config ? config->data.len : 0,
+                                  m->path, out, e);
+}
+
+static lm_code read_text(const lm_import *m, const char *path, size_t most, lm_ids *ids, lm_err *e)
+{
+    const lm_input_opts o = { 0 };
+    lm_tokenizer *tok = NULL;
+    lm_tok_scratch *scratch = NULL;
+    lm_input *in = NULL;
+    lm_doc doc = { 0 };
+    bool got = true;
+    lm_code rc = open_tokenizer(m, &tok, e);
+
+    if (!rc)
+        rc = lm_tok_scratch_new(tok, &scratch, e);
+    if (!rc)
+        rc = lm_input_open(&o, &path, 1, &in, e);
+    while (!rc && ids->n < most && !lm_stopping()) {
+        rc = lm_input_read(in, &doc, &got, e);
+        if (rc || !got)
+            break;
+        rc = lm_tokenizer_encode(tok, scratch, doc.text, doc.len, true, ids, e);
+    }
+    lm_doc_fini(&doc);
+    lm_input_close(in);
+    lm_tok_scratch_free(scratch);
+    lm_tokenizer_free(tok);
+    return rc;
+}
+
+static lm_code read_shards(const lm_import *m, const char *path, size_t most, lm_ids *ids,
+                           lm_err *e)
+{
+    lm_tokens *t = NULL;
+    lm_code rc = lm_tokens_open(path, LM_TOKENS_AUTO, -1, &t, e);
+
+    if (!rc)
+        rc = lm_tokens_check(t, m->config.vocab, m->par, e);
+    if (!rc) {
+        size_t n = (size_t)lm_tokens_count(t);
+        n = n < most ? n : most;
+        rc = lm_grow(&ids->v, &ids->cap, n, sizeof *ids->v, "calibration tokens", e);
+        ids->n = rc ? 0 : n;
+    }
+    if (!rc)
+        rc = lm_tokens_read(t, 0, (int64_t)ids->n, ids->v, e);
+    lm_tokens_close(t);
+    return rc;
+}
+
+static lm_code read_ids(const collector *c, const char *data, int64_t chunks, lm_ids *ids,
+                        lm_err *e)
+{
+    size_t most = chunks > 0 && chunks < INT64_MAX / c->seq ? (size_t)(chunks * c->seq) : SIZE_MAX;
+    lm_code rc =
+        is_text(data) ? read_text(c->m, data, most, ids, e) : read_shards(c->m, data, most, ids, e);
+
+    for (size_t i = 0; !rc && i < ids->n; i++)
+        if (ids->v[i] >= (uint64_t)c->m->config.vocab)
+            rc = lm_fail(e, LM_EFORMAT, data, "give the model's own tokenizer",
+                         "token %" PRIu32 " is not in the model's vocabulary of %" PRId64,
+                         ids->v[i], c->m->config.vocab);
+    if (!rc && ids->n < 2 && !lm_stopping())
+        rc = lm_fail(e, LM_EUSAGE, data, "give more text", "%zu tokens make no importance matrix",
+                     ids->n);
+    if (!rc && ids->n > most)
+        ids->n = most;
+    return rc;
+}
+
+/* ---- The graph ---- */
+
+static int param_of(const lm_model *m, lm_vid v)
+{
+    for (int i = 0; i < m->n_params; i++)
+        if (m->param[i].value == v)
+            return i;
+    return -1;
+}
+
+static lm_code find_probes(collector *c, lm_err *e)
+{
+    const lm_graph *g = c->model->graph;
+    lm_code rc = LM_OK;
+
+    for (size_t k = 0; !rc && k < g->n_nodes; k++) {
+        const lm_node *n = &g->node[k];
+        if (n->op != &lm_op_linear || n->phase != LM_PHASE_FORWARD)
+            continue;
+        rc = lm_grow(&c->probe, &c->cap, c->n + 1, sizeof *c->probe, "layers of a model", e);
+        if (rc)
+            break;
+        probe *p = &c->probe[c->n++];
+        *p = (probe){ .x = n->in[0],
+                      .param = param_of(c->model, n->in[1]),
+                      .cols = g->value[n->in[0]].t.dim[1] };
+        rc = lm_alloc_n(&p->sum, (size_t)p->cols, sizeof *p->sum, "sums of squares", e);
+    }
+    if (!rc)
+        rc = lm_alloc_n(&c->keep, c->n + 1, sizeof *c->keep, "layers of a model", e);
+    for (size_t i = 0; !rc && i < c->n; i++)
+        c->keep[i] = c->probe[i].x;
+    if (!rc)
+        c->keep[c->n] = c->model->loss;
+    return rc;
+}
+
+static lm_code load_weights(collector *c, lm_err *e)
+{
+    lm_slotted s = { 0 };
+    lm_code rc = lm_slotted_make(c->m, &s, e);
+
+    if (!rc && c->m->spool)
+        rc = c->m->spool(c->m, e); /* the conversion reads it once more */
+    if (!rc)
+        rc = lm_loaded_room(&c->weights, c->model, c->b, e);
+    for (size_t i = 0; !rc && !lm_stopping() && i < lm_st_plan_count(c->m->plan); i++) {
+        const lm_st_tensor *t = lm_st_plan_at(c->m->plan, i);
+        int slice = s.slot_of[i] >= 0 ? lm_model_slice(c->model, s.slot[s.slot_of[i]].hf) : -1;
+        const void *data;
+        if (slice < 0)
+            continue;
+        rc = c->m->load(c->m, t, &data, e);
+        if (!rc)
+            rc = lm_loaded_put(&c->weights, c->model, slice, t->dtype, data, c->m->par, e);
+    }
+    lm_slotted_fini(&s);
+    return rc;
+}
+
+/* Plain operators, none joined, so that the input of every linear layer is a value of its own. */
+static lm_code open(collector *c, lm_err *e)
+{
+    const lm_build build = {
+        .mode = LM_MODE_EVAL, .batch = 1, .seq = c->seq, .precision = { .low = LM_DTYPE_F32 }
+    };
+    lm_code rc = lm_model_build(&c->m->config, &build, &c->model, e);
+
+    if (!rc)
+        rc = find_probes(c, e);
+    if (!rc)
+        rc = lm_exec_new(c->model->graph, c->b, c->keep, (int)c->n + 1, &c->exec, e);
+    if (!rc)
+        rc = lm_batch_new(&c->batch, c->b, 1, c->seq, e);
+    if (!rc)
+        rc = lm_rotary_new(c->model, c->b, &c->rope, e);
+    if (!rc)
+        rc = load_weights(c, e);
+    if (rc)
+        return rc;
+    lm_batch_bind(&c->batch, c->model, c->exec);
+    lm_rotary_bind(&c->rope, c->model, c->exec);
+    lm_loaded_bind(&c->weights, c->model, c->exec);
+    return LM_OK;
+}
+
+static void shut(collector *c)
+{
+    lm_exec_free(c->exec);
+    lm_model_free(c->model);
+    lm_loaded_fini(&c->weights);
+    lm_batch_fini(&c->batch);
+    lm_rotary_fini(&c->rope);
+    for (size_t i = 0; i < c->n; i++)
+        lm_free(c->probe[i].sum);
+    lm_free(c->probe);
+    lm_free(c->keep);
+}
+
+/* ---- Running ---- */
+
+typedef struct {
+    const float *x;
+    int64_t rows, cols;
+    double *sum;
+} squares;
+
+/* Columns [begin, end) of all rows, in their order. */
+static void add_squares(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const squares *s = ctx;
+
+    (void)worker;
+    for (int64_t r = 0; r < s->rows; r++)
+        for (int64_t k = begin; k < end; k++)
+            s->sum[k] += (double)s->x[r * s->cols + k] * (double)s->x[r * s->cols + k];
+}
+
+/* n ids, at most a chunk; what follows them in the batch is not looked at. */
+static lm_code run_chunk(collector *c, const uint32_t *ids, int64_t n, lm_err *e)
+{
+    lm_step step = { 0 };
+
+    for (int64_t t = 0; t < c->seq; t++) {
+        c->batch.tokens[t] = t < n ? (int32_t)ids[t] : 0;
+        c->batch.targets[t] = t + 1 < n ? (int32_t)ids[t + 1] : -1;
+        c->batch.pos[t] = (int32_t)t;
+        c->batch.lo[t] = 0;
+    }
+    if (lm_batch_push(&c->batch, NULL, e) || lm_exec_run(c->exec, &step, e) ||
+        c->b->sync(c->b, c->b->main, e))
+        return e->code;
+    for (size_t i = 0; i < c->n; i++) {
+        probe *p = &c->probe[i];
+        squares s = { lm_exec_data(c->exec, p->x), n, p->cols, p->sum };
+        lm_par_for(c->m->par, p->cols, 64, add_squares, &s);
+    }
+    c->rows += n;
+    return LM_OK;
+}
+
+static lm_code run_all(collector *c, const lm_ids *ids, int64_t *chunks, lm_err *e)
+{
+    int64_t n = (int64_t)ids->n, whole = n / c->seq;
+    lm_code rc = LM_OK;
+
+    *chunks = whole ? whole : 1;
+    for (int64_t i = 0; !rc && i < *chunks && !lm_stopping(); i++) {
+        rc = run_chunk(c, ids->v + i * c->seq, whole ? c->seq : n, e);
+        lm_progress(c->m->sink, "importance", (double)(i + 1), (double)*chunks, "chunks", NULL);
+    }
+    return rc;
+}
+
+/* An entry for each matrix that reads the input: q, k and v share one. */
+static lm_code put_entries(const collector *c, const lm_slot *slot, size_t n_slots, lm_imatrix *out,
+                           lm_err *e)
+{
+    const lm_model *m = c->model;
+    lm_code rc = LM_OK;
+
+    for (size_t i = 0; i < c->n; i++)
+        for (int k = 0; !rc && k < m->n_slices; k++) {
+            if (m->slice[k].param != c->probe[i].param)
+                continue;
+            for (size_t s = 0; !rc && s < n_slots; s++)
+                if (lm_slot_is(&slot[s], m->slice[k].name))
+                    rc = lm_imatrix_add(out, slot[s].gguf, c->probe[i].sum,
+                                        (size_t)c->probe[i].cols, c->rows, e);
+        }
+    return rc;
+}
+
+static lm_code check_finite(const collector *c, lm_err *e)
+{
+    for (size_t i = 0; i < c->n; i++)
+        for (int64_t k = 0; k < c->probe[i].cols; k++)
+            if (!isfinite(c->probe[i].sum[k]))
+                return lm_fail(
+                    e, LM_ENUMERIC,
+                    c->model->graph->value[c->model->param[c->probe[i].param].value].name,
+                    "inspect-model --stats shows which weights are not finite",
+                    "column %" PRId64 " of its input is not finite", k);
+    return LM_OK;
+}
+
+static lm_code give(const collector *c, const char *data, int64_t chunks, lm_imatrix **out,
+                    lm_err *e)
+{
+    lm_slot *slot = NULL;
+    size_t n = 0;
+    lm_code rc = check_finite(c, e);
+
+    if (!rc)
+        rc = lm_slots_make(&c->m->config, &slot, &n, e);
+    if (!rc)
+        rc = lm_imatrix_new(data, c->seq, out, e);
+    if (!rc)
+        rc = put_entries(c, slot, n, *out, e);
+    if (!rc)
+        lm_imatrix_set_chunks(*out, chunks);
+    lm_free(slot);
+    return rc;
+}
+
+lm_code lm_importance_make(lm_import *m, const char *data, const lm_importance_opts *o,
+                           lm_backend *b, lm_imatrix **out, lm_err *e)
+{
+    int64_t usual = m->config.max_positions < USUAL_SEQ ? m->config.max_positions : USUAL_SEQ;
+    collector c = { .m = m, .b = b, .seq = o->seq ? o->seq : usual };
+    lm_ids ids = { 0 };
+    int64_t chunks = 0;
+    lm_code rc = read_ids(&c, data, o->chunks, &ids, e);
+
+    *out = NULL;
+    if (!rc && !lm_stopping())
+        rc = open(&c, e);
+    if (!rc && !lm_stopping())
+        rc = run_all(&c, &ids, &chunks, e);
+    if (!rc && !lm_stopping())
+        rc = give(&c, data, chunks, out, e);
+    shut(&c);
+    lm_ids_fini(&ids);
+    if (rc) {
+        lm_imatrix_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
