@@ -165,8 +165,10 @@ static lm_code open_data(work *w, lm_err *e)
     w->in_opts = lm_input_args_read(&opt.in);
     if (choice)
         w->in_opts.kind = LM_INPUT_JSONL;
-    if (!text && !choice)
+    if (!text && !choice) {
+        lm_input_args_idle(&tool, &opt.in, "shards");
         return open_shards(w, e);
+    }
     lm_code rc = lm_input_open(&w->in_opts, &w->data, 1, &w->in, e);
     if (!rc)
         lm_input_args_warn_other(&tool, lm_input_file_list(w->in)->other,

@@ -12,6 +12,8 @@
 #include "common/tool.h"
 #include "text/shard_set.h"
 
+enum { MAX_EPOCHS = 4 };
+
 static struct {
     lm_input_args in;
     const char *tokenizer, *format, *eos_token;
@@ -24,7 +26,7 @@ static struct {
           .eos = true,
           .shuffle = true,
           .check_tokenizer = true,
-          .max_epochs = 4,
+          .max_epochs = MAX_EPOCHS,
           .eos_id = -1 };
 
 static const char *const formats[] = { "megatron", "llmc", "nanogpt", NULL };
@@ -207,8 +209,9 @@ static lm_code shard(lm_err *e)
     return rc;
 }
 
-/* Text needs a tokenizer, token datasets have no use for one. */
-static void refuse_mixed(void)
+/* Text needs a tokenizer, token datasets have no use for one; and options that would do nothing.  Defaults pass: a
+ * saved config holds every option. */
+static void refuse_idle(void)
 {
     bool shards = lm_tokens_kind_find(opt.in.format) != LM_TOKENS_AUTO;
     if (opt.tokenizer && shards)
@@ -217,6 +220,18 @@ static void refuse_mixed(void)
     if (!opt.tokenizer && !shards && strcmp(opt.in.format, "auto") != 0)
         lm_misuse(&tool, "--input-format", "name one with --tokenizer", "%s needs a tokenizer",
                   opt.in.format);
+    if (!opt.tokenizer)
+        lm_input_args_idle(&tool, &opt.in, "token datasets");
+    if (!opt.tokenizer && (opt.eos_token || opt.special))
+        lm_misuse(&tool, opt.special ? "--add-special" : "--eos-token",
+                  opt.special ? "leave it out" : "give --eos-id", "there is no --tokenizer");
+    if (!opt.tokens && opt.max_epochs != MAX_EPOCHS)
+        lm_misuse(&tool, "--max-epochs", "add --tokens", "without it no input is used twice");
+    if (opt.shard_tokens && lm_tokens_kind_find(opt.format) == LM_TOKENS_MEGATRON)
+        lm_misuse(&tool, "--shard-tokens", "choose --format llmc or nanogpt",
+                  "a Megatron dataset is one file");
+    if (opt.in.separator && strcmp(opt.in.split, "blank") == 0)
+        lm_misuse(&tool, "--separator", "leave out one of them", "--split blank cuts elsewhere");
 }
 
 int main(int argc, char **argv)
@@ -229,7 +244,7 @@ int main(int argc, char **argv)
     if (strcmp(opt.in.split, "contiguous") == 0 && opt.val_fraction <= 0)
         lm_misuse(&tool, "--split contiguous", "add --val-fraction 0.1, or as much as you want",
                   "no part is to be held out");
-    refuse_mixed();
+    refuse_idle();
     if (shard(&err))
         lm_complain(&tool, &err);
     for (int i = 0; path && i < tool.argc; i++)

@@ -468,6 +468,11 @@ static lm_code open_data(session *s, lm_err *e)
         (opt.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)) ||
         lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
         return e->code;
+    if (lm_tokens_same(s->train, s->val))
+        lm_say(
+            &tool, LM_LOG_WARN,
+            "%s: the validation data are the training data: their loss says nothing of other text",
+            s->val_path);
     return LM_OK;
 }
 

@@ -68,6 +68,24 @@ static inline lm_input_opts lm_input_args_read(lm_input_args *a)
     };
 }
 
+/* Leaves as lm_misuse does when an option of text is not as it is by default: `data` are no text. */
+static inline void lm_input_args_idle(lm_tool *tool, const lm_input_args *a, const char *data)
+{
+    const struct {
+        bool set;
+        const char *option;
+    } idle[] = { { a->field.n > 0, "--field" },
+                 { strcmp(a->split, "blank") == 0, "--split" },
+                 { a->separator != NULL, "--separator" },
+                 { strcmp(a->utf8, "fail") != 0, "--utf8" },
+                 { a->max_document != (int64_t)4 << 30, "--max-document" },
+                 { a->skip_bad, "--skip-bad" } };
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++)
+        if (idle[i].set)
+            lm_misuse(tool, idle[i].option, "leave it out",
+                      "it is of use for text only, not for %s", data);
+}
+
 /* Say how many files of folders were passed over; the first of them. */
 static inline void lm_input_args_warn_other(lm_tool *tool, int64_t other, const char *first)
 {

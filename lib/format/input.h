@@ -45,12 +45,13 @@ typedef struct {
     lm_utf8_policy utf8; /* invalid UTF-8: fail with the offset, skip the document, or put U+FFFD */
     lm_split split;      /* plain text only */
     const char *separator; /* LM_SPLIT_STRING: cut wherever these bytes stand; not empty */
-    const char *const *field; /* JSONL: the keys of the text, joined with a newline; a key of the top level, or
+    const char *const
+        *field; /* JSONL: the keys of the text, joined with a newline; a key of the top level, or
                                  A.B for the key B of the object under A; none: "text" */
     int fields;
-    size_t max_doc;        /* bytes of one raw document, more is LM_ELIMIT; 0 = 4 GiB */
-    lm_input_bad *bad;     /* what is damaged is passed over and counted here; NULL: it fails */
-} lm_input_opts;           /* all zero is the usual */
+    size_t max_doc;    /* bytes of one raw document, more is LM_ELIMIT; 0 = 4 GiB */
+    lm_input_bad *bad; /* what is damaged is passed over and counted here; NULL: it fails */
+} lm_input_opts;       /* all zero is the usual */
 
 /* One document.  Zero-initialise, reuse for many, then lm_doc_fini.  Everything in it stays valid
  * until the next call with the same lm_doc. */
@@ -60,7 +61,8 @@ typedef struct {
     lm_buf raw;       /* as read: the JSON line without its newline, or the piece of plain text */
     lm_buf own;       /* where text lives when it had to be unescaped */
     lm_buf name;      /* where source lives */
-    size_t val_at;    /* JSONL: raw[val_at..val_end) is the string with its quotes; else, and of several
+    size_t
+        val_at; /* JSONL: raw[val_at..val_end) is the string with its quotes; else, and of several
                          fields, 0, 0 */
     size_t val_end;
     bool jsonl;

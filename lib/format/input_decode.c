@@ -100,22 +100,34 @@ static void note_bad(lm_input_bad *b, lm_doc *doc, const lm_err *why)
     atomic_fetch_add(&b->records, 1);
 }
 
+static const char *type_of(char first)
+{
+    return first == '['          ? "an array"
+           : first == 'n'        ? "null"
+           : strchr("tf", first) ? "a truth value"
+                                 : "a number";
+}
+
 static lm_code fail_record(const lm_doc *doc, const char *field, lm_jsonl_fault f, lm_err *e)
 {
     static const char name_it[] = "name the text's with --field";
-    char where[256];
+    char where[256], first = doc->raw.data[f.at];
     lm_buf names = { 0 };
     snprintf(where, sizeof where, "%s:%lld", doc->source, (long long)doc->line);
     if (f.kind == LM_JSONL_MALFORMED)
         return lm_fail(e, LM_EFORMAT, where, "give one JSON object a line, as jq -c does",
                        "column %zu: %s (field '%s')", f.at + 1, f.what, field);
+    if (f.kind == LM_JSONL_NO_STRING && first != '{')
+        return lm_fail(e, LM_EFORMAT, where, "mend the record, or pass over it with --skip-bad",
+                       "column %zu: field '%s' is %s, not a string", f.at + 1, field,
+                       type_of(first));
     lm_jsonl_names(doc->raw.data, doc->raw.len, &names, NULL);
     lm_code rc = f.kind == LM_JSONL_ABSENT
                      ? lm_fail(e, LM_EFORMAT, where, name_it, "no field '%s'; it has %s", field,
                                names.data ? names.data : "none")
                      : lm_fail(e, LM_EFORMAT, where, name_it,
-                               "column %zu: field '%s' is not a string; it has %s", f.at + 1, field,
-                               names.data ? names.data : "none");
+                               "column %zu: field '%s' is an object, not a string; it has %s",
+                               f.at + 1, field, names.data ? names.data : "none");
     lm_buf_fini(&names);
     return rc;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "base/buf.h"
 #include "base/mem.h"
@@ -312,6 +313,13 @@ int64_t lm_tokens_vocab(const lm_tokens *t)
 lm_tokens_tokenizer lm_tokens_made_with(const lm_tokens *t)
 {
     return t->meta.tokenizer;
+}
+
+bool lm_tokens_same(const lm_tokens *a, const lm_tokens *b)
+{
+    struct stat x, y;
+    return a->n_parts && b->n_parts && !fstat(a->parts[0].map.fd, &x) &&
+           !fstat(b->parts[0].map.fd, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 int64_t lm_tokens_eot(const lm_tokens *t)

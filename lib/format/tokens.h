@@ -55,8 +55,8 @@ typedef struct {
  * from an .idx beside the .bin, else from the magic number.  What is left can only be ids of nanoGPT,
  * and is taken for them if it is called .bin, has a whole number of ids, and is not text.  Files are
  * mapped; every header, length and offset is checked against the file sizes, in 64 bits.  `eot` is the
- * id between documents for llm.c and nanoGPT, -1: the one in meta.json, or known for the format, or none
- * (then all is one document).  No id is looked at here: see lm_tokens_check.
+ * id between documents for llm.c and nanoGPT where meta.json names none; -1: the one known for the format, or
+ * none (then all is one document).  No id is looked at here: see lm_tokens_check.
  * Fails: LM_EIO if nothing is there (naming what was looked for), LM_EFORMAT for malformed, truncated or
  * missing files, for what says in no way that it holds ids, and when meta.json counts other ids.  A
  * dataset without ids opens; callers decide. */
@@ -70,6 +70,8 @@ const char *lm_tokens_path(const lm_tokens *t); /* as given; borrowed */
 lm_tokens_kind lm_tokens_format(const lm_tokens *t);
 int64_t lm_tokens_vocab(const lm_tokens *t); /* as meta.json says; 0: not known */
 lm_tokens_tokenizer lm_tokens_made_with(const lm_tokens *t);
+/* Do both begin with the same file? */
+bool lm_tokens_same(const lm_tokens *a, const lm_tokens *b);
 int64_t lm_tokens_eot(const lm_tokens *t);       /* -1 if none */
 int64_t lm_tokens_count(const lm_tokens *t);     /* ids in all */
 int lm_tokens_id_bytes(const lm_tokens *t);      /* 1, 2, 4, 8 */

@@ -162,7 +162,7 @@ static lm_code find_kind(lm_tokens *t, lm_tokens_kind *kind, const char *base, b
         t->meta = (lm_tokens_meta){ .eos = -1 };
     if (t->meta.there) {
         *kind = t->meta.kind;
-        t->eot = t->eot >= 0 ? t->eot : t->meta.eos;
+        t->eot = t->meta.eos >= 0 ? t->meta.eos : t->eot;
     } else if (names_idx || (*kind == LM_TOKENS_AUTO && lm_tokens_is_file(base, ".idx"))) {
         *kind = LM_TOKENS_MEGATRON;
     }

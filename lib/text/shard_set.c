@@ -78,6 +78,10 @@ static lm_code open_dataset(work *w, int i, lm_err *e)
         rc = lm_tokens_index(*t, w->par, e);
     if (rc)
         return rc;
+    if (w->o->eos_id >= 0 && lm_tokens_eot(*t) != w->o->eos_id)
+        return lm_fail(e, LM_EUSAGE, "--eos-id", "leave it out",
+                       "%lld is given, %s has %lld between its documents, as meta.json says",
+                       (long long)w->o->eos_id, w->o->path[i], (long long)lm_tokens_eot(*t));
     int64_t top = (int64_t)lm_tokens_max(*t, w->par) + 1;
     top = lm_tokens_vocab(*t) > top ? lm_tokens_vocab(*t) : top;
     if (w->o->vocab)
@@ -367,6 +371,10 @@ static lm_code make_set(work *w, lm_buf *meta, lm_err *e)
     lm_code rc = w->o->tokenizer ? open_text(w, e) : open_shards(w, e);
     if (!rc && w->o->vocab)
         w->set->vocab = w->o->vocab;
+    if (!rc && w->set->eos >= w->set->vocab)
+        rc = lm_fail(e, LM_EUSAGE, "--eos-id", "give one that is below, or a larger --vocab-size",
+                     "%lld is not below the vocabulary of %lld", (long long)w->set->eos,
+                     (long long)w->set->vocab);
     if (!rc && w->o->kind == LM_TOKENS_NANOGPT && w->set->vocab > 65536)
         rc = lm_fail(e, LM_EUSAGE, "--format", "choose megatron or llmc",
                      "nanoGPT shards hold 16-bit ids, the vocabulary has %lld",

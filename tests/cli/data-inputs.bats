@@ -87,7 +87,9 @@ make_folder() {
     printf '{"id":1,"body":"x","meta":{"title":"y","n":2}}\n' > f.jsonl
     fails 1 "f.jsonl:1: no field 'text'; it has 'body', 'meta.title': name the text's with --field" clean-data f.jsonl
     fails 1 "no field 'meta.text'; it has 'body', 'meta.title'" clean-data --field meta.text f.jsonl
-    fails 1 "column 27: field 'meta' is not a string; it has 'body', 'meta.title': name" clean-data --field meta f.jsonl
+    fails 1 "column 27: field 'meta' is an object, not a string; it has 'body', 'meta.title': name" clean-data --field meta f.jsonl
+    printf '{"text":null}\n' > n.jsonl
+    fails 1 "n.jsonl:1: column 9: field 'text' is null, not a string" clean-data n.jsonl
     printf '{"messages":[],"n":2}\n' > g.jsonl
     fails 1 "no field 'text'; it has 'messages', 'n'" clean-data g.jsonl
 }

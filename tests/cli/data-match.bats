@@ -102,6 +102,13 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     grep -q '"event":"eval"' m2.jsonl
 }
 
+@test "data: validation on the training data is said" {
+    "${T[@]/-q/-v}" data -o a --eval-every 1 --val data/train 2> err
+    grep -q "data/train: the validation data are the training data" err
+    "${T[@]/-q/-v}" data -o b --eval-every 1 2> err
+    ! grep -q "are the training data" err
+}
+
 @test "data: another tokenizer of as many ids is refused, with both names; --no-check-tokenizer goes on" {
     part="data2/train: it was made with another tokenizer (366 ids) than that of m0 (366 ids)"
     fails 2 "$part" "${T[@]}" data2 -o a

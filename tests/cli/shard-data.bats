@@ -164,7 +164,7 @@ numbers() {
     fails 2 "an output folder is needed" $T clean.jsonl
     mkdir bare && cp d/train.* bare/ # without meta.json, which names the id
     fails 2 "need an id between documents" -q --format llmc -o x bare/train
-    fails 2 "16-bit ids" -q --format nanogpt --eos-id 70000 -o x d/train
+    fails 2 "16-bit ids" -q --format nanogpt --eos-id 70000 -o x bare/train
     fails 2 "no token 'nope'" $T --eos-token nope -o x clean.jsonl
     [ ! -e x ]
     fails 2 "clean.jsonl: exists and is not a folder" $T -f -o clean.jsonl notes.txt
@@ -173,6 +173,23 @@ numbers() {
     diff -r d before
     shard-data $T -f --format nanogpt -o d clean.jsonl
     [ "$(cd d && ls -A | xargs)" = "meta.json train.bin" ]
+}
+
+@test "shard-data: options that would do nothing, and ids that do not fit, are refused" {
+    shard-data $T -o d clean.jsonl
+    for o in "--field x" "--split blank" "--separator x" "--utf8 skip" "--max-document 1k" --skip-bad; do
+        fails 2 "it is of use for text only, not for token datasets" -q $o -o x d/train
+    done
+    fails 2 "there is no --tokenizer" -q --add-special -o x d/train
+    fails 2 "give --eos-id" -q --eos-token x -o x d/train
+    fails 2 "without it no input is used twice" $T --max-epochs 9 -o x clean.jsonl
+    fails 2 "a Megatron dataset is one file" $T --shard-tokens 100 -o x clean.jsonl
+    fails 2 "--split blank cuts elsewhere" $T --split blank --separator x -o x clean.jsonl
+    fails 2 "--eos-id: 99999 is not below the vocabulary of 355" $T --eos-id 99999 -o x clean.jsonl
+    fails 2 "--eos-id: 5 is given, d/train has 0 between its documents" -q --eos-id 5 -o x d/train
+    [ ! -e x ]
+    shard-data $T --print-config > c.json # every option as it is by default
+    shard-data $T --config c.json -o e clean.jsonl
 }
 
 @test "shard-data: --json writes the facts to standard output" {
