@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "merge/plan_impl.h"
+#include "merge/plan_names.h"
 
 static lm_code set(json_t *c, const char *key, json_t *value, lm_err *e)
 {
@@ -41,39 +42,99 @@ static lm_code fix_dtype(const lm_merge_plan *p, json_t *c, lm_err *e)
 }
 
 /* The entry of each layer in a list that has one for each ("layer_types"). */
-static lm_code fix_list(const lm_merge_plan *p, json_t *c, const char *key, lm_err *e)
+static lm_code fix_list(const lm_merge_plan *p, const lm_merge_module *mod, json_t *c,
+                        const char *key, lm_err *e)
 {
-    const lm_merge_recipe *r = p->recipe;
+    const lm_merge_slice *slice = &p->recipe->slice[mod->first];
     json_t *old = json_object_get(c, key), *list = NULL;
+    int64_t layers = lm_plan_layers(p, mod, p->lead);
 
-    if (!json_is_array(old) || (int64_t)json_array_size(old) != p->model[p->lead].layers)
+    if (!json_is_array(old) || (int64_t)json_array_size(old) != layers)
         return LM_OK;
     list = json_array();
-    for (int s = 0; list && s < r->n_slices; s++)
-        for (int64_t l = r->slice[s].source[0].from; l < r->slice[s].source[0].to; l++)
+    for (int s = 0; list && s < mod->n; s++)
+        for (int64_t l = slice[s].source[0].from; l < slice[s].source[0].to; l++)
             json_array_append(list, json_array_get(old, (size_t)l)); /* absent: nothing */
     return set(c, key, list, e);
 }
 
+/* The part of the configuration that is a module's, and the names that its number of layers may have. */
+static json_t *part_of(json_t *c, const char *module, const char *const **keys)
+{
+    static const char *const usual[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers",
+                                         NULL };
+    static const char *const vision[] = { "num_hidden_layers", "depth", "num_layers", NULL };
+    static const char *const encoder[] = { "encoder_layers", "num_encoder_layers", "num_layers",
+                                           NULL };
+    static const char *const decoder[] = { "decoder_layers", "num_decoder_layers", NULL };
+    json_t *part = NULL;
+
+    *keys = usual;
+    if (!module)
+        return c;
+    if (!strncmp(module, "vision", 6)) {
+        *keys = vision;
+        part = json_object_get(c, "vision_config");
+    } else if (!strcmp(module, "encoder") || !strcmp(module, "decoder")) {
+        *keys = *module == 'e' ? encoder : decoder;
+    } else if (lm_name_takes_rest(module)) {
+        part = json_object_get(c, "text_config");
+    }
+    return json_is_object(part) ? part : c;
+}
+
+static lm_code fix_module(const lm_merge_plan *p, const lm_merge_module *mod, json_t *c, lm_err *e)
+{
+    const lm_merge_slice *slice = &p->recipe->slice[mod->first];
+    const char *const *keys;
+    json_t *part = part_of(c, mod->name, &keys);
+    bool found = false;
+    int64_t n = 0;
+    lm_code rc = fix_list(p, mod, part, "layer_types", e);
+
+    for (int s = 0; s < mod->n; s++)
+        n += slice[s].source[0].to - slice[s].source[0].from;
+    for (; !rc && *keys; keys++)
+        if (json_object_get(part, *keys)) {
+            found = true;
+            rc = set(part, *keys, json_integer(n), e);
+        }
+    if (!rc && !found && mod->name && n != lm_plan_layers(p, mod, p->lead))
+        rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, "keep the number of its layers",
+                     "config.json has no place for the %lld layers of module '%.60s'", (long long)n,
+                     mod->name);
+    return rc;
+}
+
 static lm_code fix_layers(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
-    static const char *const keys[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers" };
-    const lm_merge_recipe *r = p->recipe;
-    int64_t n = 0;
-    lm_code rc = fix_list(p, c, "layer_types", e);
+    lm_code rc = LM_OK;
 
-    for (int s = 0; s < r->n_slices; s++)
-        n += r->slice[s].source[0].to - r->slice[s].source[0].from;
-    for (int i = 0; i < 4 && !rc; i++)
-        if (json_object_get(c, keys[i]))
-            rc = set(c, keys[i], json_integer(n), e);
+    for (int m = 0; m < p->recipe->n_modules && !rc; m++)
+        if (p->recipe->module[m].sliced)
+            rc = fix_module(p, &p->recipe->module[m], c, e);
     return rc;
+}
+
+static const char tie[] = "tie_word_embeddings";
+
+json_t *lm_plan_tie_of(json_t *c)
+{
+    json_t *v = json_object_get(c, tie);
+
+    return v ? v : json_object_get(json_object_get(c, "text_config"), tie);
 }
 
 /* A head of its own is not tied, whatever the lead does. */
 static lm_code fix_tie(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
-    return p->untied && lm_plan_ties(c) ? set(c, "tie_word_embeddings", json_false(), e) : LM_OK;
+    json_t *text = json_object_get(c, "text_config");
+
+    if (!p->untied || !lm_plan_is_tied(&p->model[p->lead]))
+        return LM_OK;
+    if (json_object_get(text, tie) && set(text, tie, json_false(), e))
+        return e->code;
+    return set(c, tie, json_false(), e);
 }
 
 /* The ids of special tokens ("eos_token_id") that `from` names; NULL names none. */

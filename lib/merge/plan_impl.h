@@ -23,8 +23,33 @@ void lm_plan_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_merge_oper
                  lm_merge_operand *base, lm_merge_job *out);
 /* What stands for a tensor of model m after its LoRA: shape and dtype. */
 const lm_st_tensor *lm_plan_effective(const lm_merge_model *m, const lm_st_tensor *t);
-/* Does a model with this config.json (may be NULL) use its embedding as its head? */
-bool lm_plan_ties(const json_t *config);
+/* What is needed for one tensor of the result. */
+typedef struct {
+    const lm_merge_slice *slice;
+    const char *out;    /* its name */
+    int64_t layer, of;  /* of the slice, for gradients; layer -1: outside */
+    const char *suffix; /* behind the layer's number */
+    const char *prefix; /* before it; NULL: outside of the layers, the same name everywhere */
+} lm_plan_want;
+lm_code lm_plan_add(lm_merge_plan *p, const lm_plan_want *w, size_t *cap, lm_err *e);
+/* The name of w in layer `layer` of a model, or of the result. */
+lm_code lm_plan_name_in(lm_merge_plan *p, const lm_plan_want *w, int64_t layer, const char **out,
+                        lm_err *e);
+/* The model's tensor of this name; of a tied head, the embedding; NULL: it has none. */
+const lm_st_tensor *lm_plan_find(const lm_merge_model *m, const char *name);
+/* LM_EUSAGE: one input lacks a tensor that another has. */
+lm_code lm_plan_missing(const lm_merge_plan *p, int lacks, int has, const char *name, lm_err *e);
+/* The input whose tensors make the list of a slice's. */
+int lm_plan_leader(const lm_merge_plan *p, const lm_merge_slice *s);
+/* Does the tensor belong to the module? */
+bool lm_plan_in_module(const lm_merge_recipe *r, const lm_merge_module *mod, const char *tensor);
+/* Layers that input i has in a module; 0: unknown, or none. */
+int64_t lm_plan_layers(const lm_merge_plan *p, const lm_merge_module *mod, int i);
+
+/* Does the model use its embedding as its head? */
+bool lm_plan_is_tied(const lm_merge_model *m);
+/* What config.json, or its text_config, says of it; NULL: nothing. */
+json_t *lm_plan_tie_of(json_t *config);
 /* True if input i takes part in a slice or is its base. */
 bool lm_plan_used(const lm_merge_plan *p, int i);
 int lm_plan_base_of(const lm_merge_plan *p, const lm_merge_slice *s);

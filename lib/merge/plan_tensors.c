@@ -8,81 +8,7 @@
 
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
-
-/* What is needed for one tensor of the result. */
-typedef struct {
-    const lm_merge_slice *slice;
-    const char *out;    /* its name */
-    int64_t layer, of;  /* of the slice, for gradients; layer -1: outside */
-    const char *suffix; /* behind the layer's number */
-    const char *prefix; /* before it; NULL: outside of the layers, the same name everywhere */
-} wanted;
-
-/* ---- Names ---- */
-
-/* The first part of the name that is a number: its place and value; -1: there is none. */
-static int64_t layer_of(const char *name, size_t *begin, size_t *end)
-{
-    for (size_t i = 0; name[i]; i++) {
-        size_t n = strspn(name + i, "0123456789");
-
-        if ((!i || name[i - 1] == '.') && n && n < 7 && (name[i + n] == '.' || !name[i + n])) {
-            *begin = i;
-            *end = i + n;
-            return strtoll(name + i, NULL, 10);
-        }
-    }
-    return -1;
-}
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-
-    return n >= k && !strcmp(s + n - k, end) && (n == k || s[n - k - 1] == '.');
-}
-
-/* Buffers that every program computes anew. */
-static bool is_buffer(const char *name)
-{
-    static const char *const known[] = { "rotary_emb.inv_freq", "attn.bias", "attn.masked_bias" };
-
-    for (int i = 0; i < 3; i++)
-        if (ends_with(name, known[i]))
-            return true;
-    return false;
-}
-
-static bool is_head(const char *name)
-{
-    return ends_with(name, "lm_head.weight");
-}
-
-static bool is_embedding(const char *name)
-{
-    return ends_with(name, "embed_tokens.weight") || ends_with(name, "wte.weight");
-}
-
-/* Outside of the layers, behind them. */
-static bool is_last(const char *name)
-{
-    return strstr(name, "lm_head") || strstr(name, "norm") || strstr(name, "ln_f") ||
-           strstr(name, "score");
-}
-
-bool lm_plan_ties(const json_t *c)
-{
-    const json_t *v = json_object_get(c, "tie_word_embeddings");
-    const char *type = json_string_value(json_object_get(c, "model_type"));
-
-    /* absent means true in the configurations of GPT-2, false in those of the others here */
-    return v ? json_is_true(v) : type && !strcmp(type, "gpt2");
-}
-
-static bool is_tied(const lm_merge_model *m)
-{
-    return lm_plan_ties(lm_model_source_config(m->source));
-}
+#include "merge/plan_names.h"
 
 /* GPT-2's linear layers lie transposed. */
 static bool is_conv1d(const lm_merge_model *m, const char *name)
@@ -91,29 +17,29 @@ static bool is_conv1d(const lm_merge_model *m, const char *name)
         json_string_value(json_object_get(lm_model_source_config(m->source), "model_type"));
 
     return type && !strcmp(type, "gpt2") &&
-           (ends_with(name, "c_attn.weight") || ends_with(name, "c_proj.weight") ||
-            ends_with(name, "c_fc.weight"));
+           (lm_name_ends(name, "c_attn.weight") || lm_name_ends(name, "c_proj.weight") ||
+            lm_name_ends(name, "c_fc.weight"));
 }
 
 /* ---- Finding ---- */
 
 /* The tensor of this name; of a tied head, the embedding. */
-static const lm_st_tensor *find(const lm_merge_model *m, const char *name)
+const lm_st_tensor *lm_plan_find(const lm_merge_model *m, const char *name)
 {
     const lm_st_tensor *t = lm_model_source_find(m->source, name);
 
-    if (t || !is_head(name) || !is_tied(m))
+    if (t || !lm_name_is_head(name) || !lm_plan_is_tied(m))
         return t;
     for (size_t i = 0; i < lm_model_source_count(m->source); i++) {
         t = lm_model_source_at(m->source, i);
-        if (is_embedding(t->name))
+        if (lm_name_is_embedding(t->name))
             return t;
     }
     return NULL;
 }
 
-static lm_code name_in(lm_merge_plan *p, const wanted *w, int64_t layer, const char **out,
-                       lm_err *e)
+lm_code lm_plan_name_in(lm_merge_plan *p, const lm_plan_want *w, int64_t layer, const char **out,
+                        lm_err *e)
 {
     char *name = NULL;
     lm_code rc;
@@ -132,7 +58,7 @@ static lm_code name_in(lm_merge_plan *p, const wanted *w, int64_t layer, const c
     return rc;
 }
 
-static lm_code missing(const lm_merge_plan *p, int lacks, int has, const char *name, lm_err *e)
+lm_code lm_plan_missing(const lm_merge_plan *p, int lacks, int has, const char *name, lm_err *e)
 {
     char show[LM_ST_SHOWN];
 
@@ -141,30 +67,33 @@ static lm_code missing(const lm_merge_plan *p, int lacks, int has, const char *n
                    p->model[has].name);
 }
 
-/* The input whose tensors make the list. */
-static int leader(const lm_merge_plan *p, const lm_merge_slice *s)
+int lm_plan_leader(const lm_merge_plan *p, const lm_merge_slice *s)
 {
-    return p->recipe->sliced ? s->source[0].input : p->lead;
+    const lm_merge_recipe *r = p->recipe;
+
+    return r->module[s->module].sliced || r->base < 0 ? s->source[0].input : r->base;
 }
 
 /* Where source s of the slice has the tensor; *as: its name there. */
-static lm_code make_ref(lm_merge_plan *p, const wanted *w, int input, const lm_merge_source *s,
-                        lm_merge_ref *ref, const char **as, lm_err *e)
+static lm_code make_ref(lm_merge_plan *p, const lm_plan_want *w, int input,
+                        const lm_merge_source *s, lm_merge_ref *ref, const char **as, lm_err *e)
 {
     const lm_merge_model *m = &p->model[input];
     const char *name;
     int64_t layer = w->layer >= 0 && s && s->from >= 0 ? s->from + w->layer : -1;
-    lm_code rc = name_in(p, w, layer, &name, e);
+    lm_code rc = lm_plan_name_in(p, w, layer, &name, e);
 
     if (rc)
         return rc;
     *as = name;
     ref->input = input;
-    ref->tensor = find(m, name);
+    ref->tensor = lm_plan_find(m, name);
     for (int i = 0; i < LM_MERGE_PARAMS; i++)
         ref->param[i] = NAN;
     if (!ref->tensor)
-        return is_buffer(name) ? LM_OK : missing(p, input, leader(p, w->slice), name, e);
+        return lm_name_is_buffer(name)
+                   ? LM_OK
+                   : lm_plan_missing(p, input, lm_plan_leader(p, w->slice), name, e);
     if (strcmp(ref->tensor->name, name) != 0) /* its bytes are needed twice */
         rc = lm_model_source_spool(m->source, e);
     if (m->fisher)
@@ -178,13 +107,15 @@ static lm_code make_ref(lm_merge_plan *p, const wanted *w, int input, const lm_m
 
 /* `name` is what filters look at: a model's own name of the tensor for parameters of models, that of
  * the result for the others. */
-static double value_of(const lm_merge_plan *p, const wanted *w, const lm_merge_source *s,
+static double value_of(const lm_merge_plan *p, const lm_plan_want *w, const lm_merge_source *s,
                        const char *name, int i)
 {
-    const lm_merge_settings *level[3] = { s ? &s->set : NULL, &w->slice->set, &p->recipe->set };
+    const lm_merge_recipe *r = p->recipe;
+    const lm_merge_settings *level[] = { s ? &s->set : NULL, &w->slice->set,
+                                         &r->module[w->slice->module].set, &r->set };
     double u = w->layer < 0 ? 0 : w->of > 1 ? (double)w->layer / (double)(w->of - 1) : 1;
 
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 4; k++) {
         double v =
             level[k] ? lm_merge_value_at(&level[k]->param[i], (lm_merge_param)i, name, u) : NAN;
 
@@ -194,7 +125,7 @@ static double value_of(const lm_merge_plan *p, const wanted *w, const lm_merge_s
     return lm_merge_recipe_default(p->recipe, (lm_merge_param)i);
 }
 
-static lm_code set_params(const lm_merge_plan *p, const wanted *w, const lm_merge_source *s,
+static lm_code set_params(const lm_merge_plan *p, const lm_plan_want *w, const lm_merge_source *s,
                           const char *name, double param[LM_MERGE_PARAMS], lm_err *e)
 {
     const lm_merge_method *m = p->recipe->method;
@@ -295,7 +226,7 @@ static lm_code check_extras(const lm_merge_plan *p, const lm_merge_tensor *t, lm
 }
 
 /* All refs of a tensor: base, then models. */
-static lm_code gather(lm_merge_plan *p, const wanted *w, lm_merge_tensor *t, lm_err *e)
+static lm_code gather(lm_merge_plan *p, const lm_plan_want *w, lm_merge_tensor *t, lm_err *e)
 {
     const lm_merge_slice *s = w->slice;
     int base = p->recipe->method->base_allowed ? lm_plan_base_of(p, s) : -1;
@@ -421,7 +352,7 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     return t->copy ? LM_OK : check_job(p, t, e);
 }
 
-static lm_code add(lm_merge_plan *p, const wanted *w, size_t *cap, lm_err *e)
+lm_code lm_plan_add(lm_merge_plan *p, const lm_plan_want *w, size_t *cap, lm_err *e)
 {
     lm_merge_tensor *t;
     lm_code rc =
@@ -435,237 +366,11 @@ static lm_code add(lm_merge_plan *p, const wanted *w, size_t *cap, lm_err *e)
     rc = gather(p, w, t, e);
     if (!rc && !t->base && !t->n_models)
         return LM_OK; /* a buffer that none has */
-    if (!rc && is_buffer(t->name) && (t->base || t->n_models))
+    if (!rc && lm_name_is_buffer(t->name) && (t->base || t->n_models))
         carry(t, t->base ? t->base : &t->model[0]);
     if (!rc)
         rc = finish(p, t, e);
     if (!rc)
         p->n++;
-    return rc;
-}
-
-/* ---- All tensors ---- */
-
-/* What another model has and the first has not; `layer` -1: whatever its layer. */
-static lm_code check_others(const lm_merge_plan *p, int first, int other, int64_t from, int64_t to,
-                            int64_t first_from, lm_err *e)
-{
-    const lm_merge_model *a = &p->model[first], *b = &p->model[other];
-
-    for (size_t i = 0; i < lm_model_source_count(b->source); i++) {
-        const char *name = lm_model_source_at(b->source, i)->name;
-        size_t begin, end;
-        int64_t layer = layer_of(name, &begin, &end);
-        char *mine = NULL;
-        bool there;
-        lm_code rc;
-
-        if (is_buffer(name) || (is_head(name) && is_tied(a))) /* add_head sees to it */
-            continue;
-        if (layer < 0 || from < 0) {
-            there = lm_model_source_find(a->source, name) != NULL; /* an alias is no place for it */
-        } else {
-            if (layer < from || layer >= to)
-                continue;
-            rc = lm_asprintf(&mine, e, "%.*s%lld%s", (int)begin, name,
-                             (long long)(layer - from + first_from), name + end);
-            if (rc)
-                return rc;
-            there = lm_model_source_find(a->source, mine) != NULL;
-            lm_free(mine);
-        }
-        if (!there)
-            return missing(p, first, other, name, e);
-    }
-    return LM_OK;
-}
-
-static lm_code check_slice(const lm_merge_plan *p, const lm_merge_slice *s, lm_err *e)
-{
-    lm_code rc = LM_OK;
-
-    for (int k = 0; !rc && k < s->n; k++) {
-        const lm_merge_model *m = &p->model[s->source[k].input];
-
-        if (s->source[k].to > m->layers && s->source[k].from >= 0)
-            rc =
-                lm_fail(e, LM_EUSAGE, m->name, NULL, "layers up to %lld are asked for, it has %lld",
-                        (long long)s->source[k].to, (long long)m->layers);
-        if (!rc && s->source[k].input != s->source[0].input)
-            rc = check_others(p, s->source[0].input, s->source[k].input, s->source[k].from,
-                              s->source[k].to, s->source[0].from, e);
-    }
-    return rc;
-}
-
-/* Tensors of the model `first` of a slice that are outside of the layers, before or behind them. */
-static lm_code outside(lm_merge_plan *p, const lm_merge_slice *s, bool last, size_t *cap, lm_err *e)
-{
-    const lm_merge_model *m = &p->model[s->source[0].input];
-    size_t begin, end;
-    lm_code rc = LM_OK;
-
-    for (size_t i = 0; !rc && i < lm_model_source_count(m->source); i++) {
-        const char *name = lm_model_source_at(m->source, i)->name;
-        wanted w = { .slice = s, .out = name, .layer = -1 };
-
-        if (layer_of(name, &begin, &end) < 0 && is_last(name) == last)
-            rc = add(p, &w, cap, e);
-    }
-    return rc;
-}
-
-/* Layer `o` of the slice, number `number` of the result. */
-static lm_code layer(lm_merge_plan *p, const lm_merge_slice *s, int64_t o, int64_t number,
-                     size_t *cap, lm_err *e)
-{
-    const lm_merge_model *m = &p->model[s->source[0].input];
-    lm_code rc = LM_OK;
-
-    for (size_t i = 0; !rc && i < lm_model_source_count(m->source); i++) {
-        const char *name = lm_model_source_at(m->source, i)->name;
-        wanted w = { .slice = s, .layer = o, .of = s->source[0].to - s->source[0].from };
-        size_t begin, end;
-        char *prefix = NULL;
-
-        if (layer_of(name, &begin, &end) != s->source[0].from + o)
-            continue;
-        rc = lm_arena_strdup(p->arena, &prefix, name, begin, e);
-        w.prefix = prefix;
-        w.suffix = name + end;
-        if (!rc)
-            rc = name_in(p, &w, number, &w.out, e);
-        if (!rc)
-            rc = add(p, &w, cap, e);
-    }
-    return rc;
-}
-
-/* ---- The head ---- */
-
-/* The head that the model stores; NULL: none. */
-static const char *head_of(const lm_merge_model *m)
-{
-    for (size_t i = 0; i < lm_model_source_count(m->source); i++)
-        if (is_head(lm_model_source_at(m->source, i)->name))
-            return lm_model_source_at(m->source, i)->name;
-    return NULL;
-}
-
-static bool in_slice(const lm_merge_plan *p, const lm_merge_slice *s, int input)
-{
-    bool found = p->recipe->method->base_allowed && lm_plan_base_of(p, s) == input;
-
-    for (int k = 0; !found && k < s->n; k++)
-        found = s->source[k].input == input;
-    return found;
-}
-
-/* Slice s makes the head, `first` the embedding.  *name: of a head that a model of s does not tie, or
- * of one that is the embedding of other models than those of the result; NULL: tied, or there is none. */
-static void find_head(const lm_merge_plan *p, const lm_merge_slice *first, const lm_merge_slice *s,
-                      const char **name)
-{
-    bool moved = false, tied = false;
-
-    *name = NULL;
-    for (int i = 0; i < p->recipe->n_inputs; i++) {
-        const lm_merge_model *m = &p->model[i];
-        bool here = in_slice(p, s, i);
-
-        moved = moved || here != in_slice(p, first, i);
-        tied = tied || (here && is_tied(m));
-        if (here && !is_tied(m) && !*name)
-            *name = head_of(m);
-    }
-    if (!*name && moved && tied)
-        *name = "lm_head.weight";
-}
-
-/* A model that ties its head does not list it: where the result needs it, it comes last. */
-static lm_code add_head(lm_merge_plan *p, const lm_merge_slice *s, size_t *cap, lm_err *e)
-{
-    const lm_merge_model *m = &p->model[leader(p, s)];
-    wanted w = { .slice = s, .layer = -1 };
-
-    find_head(p, &p->recipe->slice[0], s, &w.out);
-    p->untied = w.out != NULL;
-    return w.out && is_tied(m) && !head_of(m) ? add(p, &w, cap, e) : LM_OK;
-}
-
-/* ---- All tensors, in order ---- */
-
-static lm_code stacked(lm_merge_plan *p, size_t *cap, lm_err *e)
-{
-    const lm_merge_recipe *r = p->recipe;
-    int64_t number = 0;
-    lm_code rc = LM_OK;
-
-    for (int s = 0; !rc && s < r->n_slices; s++)
-        rc = check_slice(p, &r->slice[s], e);
-    if (!rc)
-        rc = outside(p, &r->slice[0], false, cap, e);
-    for (int s = 0; !rc && s < r->n_slices; s++)
-        for (int64_t o = 0; !rc && o < r->slice[s].source[0].to - r->slice[s].source[0].from; o++)
-            rc = layer(p, &r->slice[s], o, number++, cap, e);
-    if (!rc)
-        rc = outside(p, &r->slice[r->n_slices - 1], true, cap, e);
-    return rc ? rc : add_head(p, &r->slice[r->n_slices - 1], cap, e);
-}
-
-static lm_code plain(lm_merge_plan *p, size_t *cap, lm_err *e)
-{
-    const lm_merge_recipe *r = p->recipe;
-    const lm_merge_model *lead = &p->model[p->lead];
-    int64_t layers = lead->layers;
-    size_t begin, end;
-    lm_code rc = LM_OK;
-
-    for (int i = 0; !rc && i < r->n_inputs; i++)
-        if (i != p->lead && lm_plan_used(p, i))
-            rc = check_others(p, p->lead, i, -1, -1, -1, e);
-    for (size_t i = 0; !layers && i < lm_model_source_count(lead->source); i++) {
-        int64_t l = layer_of(lm_model_source_at(lead->source, i)->name, &begin, &end);
-
-        layers = l >= layers ? l + 1 : layers;
-    }
-    for (size_t i = 0; !rc && i < lm_model_source_count(lead->source); i++) {
-        wanted w = { .slice = &r->slice[0], .of = layers };
-
-        w.out = lm_model_source_at(lead->source, i)->name;
-        w.layer = layer_of(w.out, &begin, &end);
-        rc = add(p, &w, cap, e);
-    }
-    return rc ? rc : add_head(p, &r->slice[0], cap, e);
-}
-
-/* Every tensor of a file of side data is one of its model: another name would be passed over. */
-static lm_code check_names(const lm_merge_model *m, const lm_st *side, lm_err *e)
-{
-    for (size_t i = 0; side && i < lm_st_count(side); i++) {
-        const char *name = lm_st_at(side, i)->name;
-        char show[LM_ST_SHOWN];
-
-        if (!find(m, name))
-            return lm_fail(e, LM_EUSAGE, lm_st_path(side), "name its tensors as the model does",
-                           "%.80s has no tensor '%s'", m->name, lm_st_show(name, show));
-    }
-    return LM_OK;
-}
-
-lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e)
-{
-    size_t cap = 0;
-    lm_code rc = LM_OK;
-
-    for (int i = 0; !rc && i < p->recipe->n_inputs; i++) {
-        rc = check_names(&p->model[i], p->model[i].fisher, e);
-        rc = rc ? rc : check_names(&p->model[i], p->model[i].gram, e);
-    }
-    if (!rc)
-        rc = p->recipe->sliced ? stacked(p, &cap, e) : plain(p, &cap, e);
-
-    if (!rc && !p->n)
-        rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, NULL, "it has no tensors");
     return rc;
 }

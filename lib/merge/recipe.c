@@ -50,12 +50,14 @@ lm_code lm_merge_recipe_new(const char *method, lm_merge_recipe **out, lm_err *e
     if (rc)
         return rc;
     rc = lm_arena_alloc(r->arena, &r->slice, 1, sizeof *r->slice, e);
+    if (!rc)
+        rc = lm_arena_alloc(r->arena, &r->module, 1, sizeof *r->module, e);
     if (rc) {
         lm_merge_recipe_free(r);
         return rc;
     }
     r->slice->base = -1;
-    r->n_slices = 1;
+    r->n_slices = r->module->n = r->n_modules = 1;
     *out = r;
     return LM_OK;
 }
@@ -334,7 +336,7 @@ static lm_code check_required(const lm_merge_recipe *r, const lm_merge_slice *s,
 {
     for (int p = 0; p < LM_MERGE_PARAMS; p++) {
         if (!(r->method->required >> p & 1) || (p == LM_MERGE_WEIGHT && !r->mergekit) ||
-            s->set.param[p].n || r->set.param[p].n)
+            s->set.param[p].n || r->module[s->module].set.param[p].n || r->set.param[p].n)
             continue;
         if (!lm_merge_params[p].per_model)
             return lm_fail(e, LM_EUSAGE, "--method", NULL, "method %s needs a value for %s",
@@ -373,7 +375,7 @@ static lm_code check_slice(const lm_merge_recipe *r, const lm_merge_slice *s, lm
     if (!m->base_allowed && !listed)
         return lm_fail(e, LM_EUSAGE, r->input[own].name, "list it among the models",
                        "method %s has no base", m->name);
-    rc = check_count(r, models, r->sliced ? "slice" : "models", e);
+    rc = check_count(r, models, r->module[s->module].sliced ? "slice" : "models", e);
     return rc ? rc : check_required(r, s, base, e);
 }
 
@@ -528,6 +530,36 @@ static void show_slice(lm_jw *w, const lm_merge_recipe *r, const lm_merge_slice 
     lm_jw_close_arr(w);
 }
 
+static void show_module(lm_jw *w, const lm_merge_recipe *r, const lm_merge_module *mod, bool hide)
+{
+    if (!mod->sliced) {
+        show_slice(w, r, &r->slice[mod->first], "models", hide);
+        return;
+    }
+    lm_jw_arr(w, "slices");
+    for (int s = mod->first; s < mod->first + mod->n; s++) {
+        lm_jw_obj(w, NULL);
+        if (r->slice[s].base >= 0)
+            lm_jw_str(w, "base", shown(r->input[r->slice[s].base].name, hide));
+        show_slice(w, r, &r->slice[s], "sources", hide);
+        show_set(w, &r->slice[s].set);
+        lm_jw_close_obj(w);
+    }
+    lm_jw_close_arr(w);
+}
+
+static void show_modules(lm_jw *w, const lm_merge_recipe *r, bool hide)
+{
+    lm_jw_obj(w, "modules");
+    for (int m = 0; m < r->n_modules; m++) {
+        lm_jw_obj(w, r->module[m].name);
+        show_module(w, r, &r->module[m], hide);
+        show_set(w, &r->module[m].set);
+        lm_jw_close_obj(w);
+    }
+    lm_jw_close_obj(w);
+}
+
 lm_code lm_merge_recipe_json(const lm_merge_recipe *r, bool hide_paths, lm_buf *out, lm_err *e)
 {
     static const char *const policy[] = { NULL, "union", "base" };
@@ -539,20 +571,10 @@ lm_code lm_merge_recipe_json(const lm_merge_recipe *r, bool hide_paths, lm_buf *
     lm_jw_str(&w, "method", r->method->name);
     if (r->base >= 0)
         lm_jw_str(&w, "base", shown(r->input[r->base].name, hide_paths));
-    if (!r->sliced) {
-        show_slice(&w, r, &r->slice[0], "models", hide_paths);
-    } else {
-        lm_jw_arr(&w, "slices");
-        for (int s = 0; s < r->n_slices; s++) {
-            lm_jw_obj(&w, NULL);
-            if (r->slice[s].base >= 0)
-                lm_jw_str(&w, "base", shown(r->input[r->slice[s].base].name, hide_paths));
-            show_slice(&w, r, &r->slice[s], "sources", hide_paths);
-            show_set(&w, &r->slice[s].set);
-            lm_jw_close_obj(&w);
-        }
-        lm_jw_close_arr(&w);
-    }
+    if (r->n_modules == 1 && !r->module->name)
+        show_module(&w, r, r->module, hide_paths);
+    else
+        show_modules(&w, r, hide_paths);
     show_global(&w, r);
     if (to != LM_DTYPE_NONE)
         lm_jw_str(&w, "dtype", lm_dtype_name(to));

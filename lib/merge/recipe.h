@@ -4,8 +4,8 @@
  * A recipe names its inputs and knows nothing of what is in them; plan.h opens them and makes a
  * list of tensors of it.  All strings and arrays belong to the recipe.
  *
- * Parameters are given at four levels; the strongest first: of a model in a slice (in `models:` the
- * one slice is the whole model), of the slice, of the whole merge, the method's default.  A value is
+ * Parameters are given at five levels; the strongest first: of a model in a slice (in `models:` the
+ * one slice is the whole model), of the slice, of the module, of the whole merge, the method's default.  A value is
  * a number, a gradient over the layers of its slice, or a list of these with filters:
  *   u = i / (L - 1) for layer i of L (1 when L = 1), 0 for tensors outside the layers
  *   gradient v[0..n): x = u (n - 1), linear between v[floor x] and v[floor x + 1]
@@ -65,9 +65,19 @@ typedef struct {
 typedef struct {
     lm_merge_source *source; /* the base among them when it was listed */
     int n;
-    int base; /* input; -1: the recipe's */
+    int base;   /* input; -1: the recipe's */
+    int module; /* of the recipe */
     lm_merge_settings set;
 } lm_merge_slice;
+
+/* A part of the model that is merged by itself (the decoder, the vision tower); plan_names.h says which
+ * tensors it has. */
+typedef struct {
+    const char *name; /* NULL: the whole model, the only module */
+    int first, n;     /* its slices: one, or as many as `slices:` has */
+    bool sliced;      /* `slices:`: its layers are renumbered */
+    lm_merge_settings set;
+} lm_merge_module;
 
 typedef struct {
     const lm_merge_method *method;
@@ -75,8 +85,10 @@ typedef struct {
     int n_inputs;
     int base; /* input that is the base; -1: none */
     lm_merge_slice *slice;
-    int n_slices;
-    bool sliced; /* `slices:`: layers are renumbered; else one slice with everything */
+    int n_slices; /* of all modules */
+    lm_merge_module *module;
+    int n_modules; /* 1 without `modules:` */
+    bool sliced; /* `slices:` in a module: layers are renumbered; else one slice with everything */
     lm_merge_settings set;
     /* Of the result.  mergekit's `dtype` is also the type of its arithmetic; here it is only the
      * type of the result when out_dtype is not given (NONE).  Both NONE: each tensor has the type

@@ -270,7 +270,6 @@ static lm_code read_slice(const reader *x, const lm_yaml *y, lm_merge_slice *s)
                                          NULL };
     lm_code rc = check_keys(x, y, "slices", known);
 
-    s->base = -1;
     if (!rc && !lm_yaml_is_null(lm_yaml_get(y, "residual_weight")))
         rc = lm_fail(x->err, LM_EUSAGE, x->where, "leave it out",
                      "line %d: residual_weight is not supported",
@@ -282,37 +281,89 @@ static lm_code read_slice(const reader *x, const lm_yaml *y, lm_merge_slice *s)
     return rc ? rc : read_settings(x, y, false, &s->set);
 }
 
-static lm_code read_parts(const reader *x, const lm_yaml *root)
+/* `models` or `slices` of `map` into a module, whose slices come at the end of the recipe's. */
+static lm_code read_module(const reader *x, const lm_yaml *map, const lm_yaml *models,
+                           const lm_yaml *slices, lm_merge_module *mod)
 {
-    static const char *const names[] = { "models", "slices", "modules" };
     lm_merge_recipe *r = x->r;
-    const lm_yaml *part[3];
-    int given = 0;
+    lm_merge_slice *more = NULL;
     lm_code rc;
 
-    for (int i = 0; i < 3; i++) {
-        part[i] = lm_yaml_get(root, names[i]);
-        part[i] = lm_yaml_is_null(part[i]) ? NULL : part[i];
-        given += part[i] != NULL;
+    mod->sliced = slices != NULL;
+    if (mod->sliced && (slices->kind != LM_YAML_LIST || !slices->n))
+        return wrong(x, slices, "slices", "a list of slices");
+    mod->first = r->n_slices;
+    mod->n = mod->sliced ? (int)slices->n : 1;
+    rc = lm_arena_alloc(r->arena, &more, (size_t)(mod->first + mod->n), sizeof *more, x->err);
+    if (rc)
+        return rc;
+    if (mod->first)
+        memcpy(more, r->slice, (size_t)mod->first * sizeof *more);
+    r->slice = more;
+    r->n_slices += mod->n;
+    r->sliced = r->sliced || mod->sliced;
+    for (int i = 0; i < mod->n; i++) {
+        more[mod->first + i].base = -1;
+        more[mod->first + i].module = (int)(mod - r->module);
     }
-    if (part[2])
-        return lm_fail(x->err, LM_EUSAGE, x->where, "write the module's models: or slices: alone",
-                       "line %d: modules: is not supported", part[2]->line);
-    if (given != 1)
-        return lm_fail(x->err, LM_EUSAGE, x->where, NULL,
-                       "exactly one of models: and slices: is needed, %d are there", given);
-    r->sliced = part[1] != NULL;
-    if (r->sliced && (part[1]->kind != LM_YAML_LIST || !part[1]->n))
-        return wrong(x, part[1], "slices", "a list of slices");
-    r->n_slices = r->sliced ? (int)part[1]->n : 1;
-    rc = lm_arena_alloc(r->arena, &r->slice, (size_t)r->n_slices, sizeof *r->slice, x->err);
-    for (int i = 0; !rc && r->sliced && i < r->n_slices; i++)
-        rc = read_slice(x, part[1]->item[i], &r->slice[i]);
-    if (!rc && !r->sliced) {
-        r->slice->base = -1;
-        rc = read_sources(x, part[0], "models", false, r->slice);
+    for (int i = 0; !rc && mod->sliced && i < mod->n; i++)
+        rc = read_slice(x, slices->item[i], &more[mod->first + i]);
+    if (!rc && !mod->sliced)
+        rc = read_sources(x, models, "models", false, &more[mod->first]);
+    return !rc && map ? read_settings(x, map, false, &mod->set) : rc;
+}
+
+enum { MAX_MODULES = 64 };
+
+static const lm_yaml *given(const lm_yaml *map, const char *key)
+{
+    const lm_yaml *y = lm_yaml_get(map, key);
+
+    return lm_yaml_is_null(y) ? NULL : y;
+}
+
+/* {NAME: {models: or slices:, parameters: }, ...} */
+static lm_code read_modules(const reader *x, const lm_yaml *y)
+{
+    static const char *const known[] = { "models", "slices", "parameters", NULL };
+    lm_merge_recipe *r = x->r;
+    lm_code rc = LM_OK;
+
+    if (y->kind != LM_YAML_MAP || !y->n || y->n > MAX_MODULES)
+        return wrong(x, y, "modules", "a mapping of 1 to 64 names to modules");
+    rc = lm_arena_alloc(r->arena, &r->module, y->n, sizeof *r->module, x->err);
+    for (size_t i = 0; i < y->n && !rc; i++) {
+        const lm_yaml *one = y->item[i];
+        lm_merge_module *mod = &r->module[i];
+
+        rc = lm_recipe_text(r, y->key[i], strlen(y->key[i]), &mod->name, x->err);
+        if (!rc)
+            rc = check_keys(x, one, y->key[i], known);
+        if (!rc && !given(one, "models") == !given(one, "slices"))
+            rc = wrong(x, one, y->key[i], "exactly one of models: and slices:");
+        if (!rc)
+            rc = read_module(x, one, given(one, "models"), given(one, "slices"), mod);
     }
+    r->n_modules = (int)y->n;
     return rc;
+}
+
+static lm_code read_parts(const reader *x, const lm_yaml *root)
+{
+    const lm_yaml *models = given(root, "models"), *slices = given(root, "slices"),
+                  *modules = given(root, "modules");
+    lm_merge_recipe *r = x->r;
+    int n = !!models + !!slices + !!modules;
+    lm_code rc;
+
+    if (n != 1)
+        return lm_fail(x->err, LM_EUSAGE, x->where, NULL,
+                       "exactly one of models:, slices: and modules: is needed, %d are there", n);
+    if (modules)
+        return read_modules(x, modules);
+    rc = lm_arena_alloc(r->arena, &r->module, 1, sizeof *r->module, x->err);
+    r->n_modules = 1;
+    return rc ? rc : read_module(x, NULL, models, slices, r->module);
 }
 
 /* ---- Tokenizer ---- */

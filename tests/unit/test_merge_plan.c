@@ -3,6 +3,8 @@
  * anything is written. */
 #include "tests/unit/merge_model.h"
 
+#include "merge/plan_names.h"
+
 static lm_merge_plan *plan(const lm_merge_recipe *r)
 {
     lm_merge_plan *p = NULL;
@@ -150,6 +152,79 @@ static void tied_in_slices(void **state)
     }
 }
 
+static void names_of_modules(void **state)
+{
+    static const struct {
+        const char *tensor, *module;
+        size_t prefix;
+    } cases[] = {
+        { "model.language_model.layers.0.mlp.up_proj.weight", "text_decoder", 21 },
+        { "language_model.lm_head.weight", "text_decoder", 15 },
+        { "model.layers.0.mlp.up_proj.weight", "text_decoder", 0 },
+        { "visual.blocks.3.attn.qkv.weight", "vision_tower", 7 },
+        { "visual.merger.mlp.0.weight", "vision_tower", 7 },
+        { "visual.merger.mlp.0.weight", "multi_modal_projector", 14 },
+        { "decoder.block.2.layer.0.SelfAttention.q.weight", "decoder", 8 },
+        { "decoder.block.2.layer.0.SelfAttention.q.weight", "encoder", 0 },
+        { "transformer.h.1.ln_1.weight", "transformer.h", 13 },
+        { "transformer.h.1.ln_1.weight", "transformer.h.", 14 },
+        { "transformer.hidden", "transformer.h", 0 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(lm_name_fits_module(cases[i].tensor, cases[i].module), cases[i].prefix);
+}
+
+static void modules(void **state)
+{
+    lm_merge_recipe *r = mm_yaml("merge_method: passthrough\n"
+                                 "modules:\n"
+                                 "  default: {models: [{model: y}], parameters: {scale: 2}}\n"
+                                 "  model.layers:\n"
+                                 "    slices:\n"
+                                 "      - sources: [{model: x, layer_range: [0, 2]}]\n"
+                                 "      - sources: [{model: y, layer_range: [1, 3]}]\n"
+                                 "parameters: {scale: 3}\n");
+    lm_merge_plan *p = plan(r);
+    const lm_merge_tensor *t;
+    lm_err e = { 0 };
+
+    (void)state;
+    assert_int_equal(json_integer_value(json_object_get(p->config, "num_hidden_layers")), 4);
+    t = find(p, "model.embed_tokens.weight");
+    assert_string_equal(r->input[t->model[0].input].name, "y");
+    assert_true(t->model[0].param[LM_MERGE_SCALE] == 2);
+    t = find(p, "model.layers.3.mlp.up_proj.weight");
+    assert_string_equal(r->input[t->model[0].input].name, "y");
+    assert_string_equal(t->model[0].tensor->name, "model.layers.2.mlp.up_proj.weight");
+    assert_true(t->model[0].param[LM_MERGE_SCALE] == 3);
+    assert_string_equal(r->input[find(p, "lm_head.weight")->model[0].input].name, "y");
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+
+    r = mm_yaml("merge_method: passthrough\nmodules: {model.layers: {models: [{model: x}]}}\n");
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "is in none of the modules"));
+    lm_merge_recipe_free(r);
+    e = (lm_err){ 0 };
+    r = mm_yaml(
+        "merge_method: passthrough\n"
+        "modules: {default: {models: [{model: x}]}, vision_tower: {models: [{model: x}]}}\n");
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "it has no tensors of module 'vision_tower'"));
+    lm_merge_recipe_free(r);
+}
+
+static int enter_with_models(void **state)
+{
+    if (mm_enter(state))
+        return -1;
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, NULL);
+    return 0;
+}
+
 static void refuse(const mm_shape *s, const char *where, const char *what)
 {
     lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y"));
@@ -225,6 +300,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(by_name, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(stacked, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(tied, mm_enter, mm_leave),
+        cmocka_unit_test(names_of_modules),
+        cmocka_unit_test_setup_teardown(modules, enter_with_models, mm_leave),
         cmocka_unit_test_setup_teardown(tied_in_slices, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(mismatches, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(ranges, mm_enter, mm_leave),
