@@ -75,7 +75,7 @@ static lm_code remove_list(const char *run_dir, lm_err *e)
     return rc;
 }
 
-/* `best` of the old run names one of the list. */
+/* Remove `best` of the old run: what names one of the list, or, with NULL, whatever it names. */
 static lm_code drop_best(const char *run_dir, const lm_buf *list, lm_err *e)
 {
     char *link = NULL, target[256];
@@ -83,7 +83,7 @@ static lm_code drop_best(const char *run_dir, const lm_buf *list, lm_err *e)
     ssize_t n = rc ? -1 : readlink(link, target, sizeof target - 1);
 
     target[n > 0 ? n : 0] = 0;
-    if (n > 0 && is_listed(list, target) && unlink(link))
+    if (n > 0 && (!list || is_listed(list, target)) && unlink(link))
         rc = lm_fail(e, LM_EIO, link, NULL, "cannot remove the link");
     lm_free(link);
     return rc;
@@ -145,5 +145,7 @@ lm_code lm_run_publish_first(const char *run_dir, const char *step_dir_name, lm_
 
     if (!rc)
         rc = lm_run_publish(run_dir, step_dir_name, e);
+    if (!rc) /* it may name the new checkpoint, where the old run had one of this step */
+        rc = drop_best(run_dir, NULL, e);
     return rc ? rc : lm_run_remove_replaced(run_dir, e);
 }

@@ -515,6 +515,10 @@ lowest() {
     # a fresh run in its place has no best of before
     "${T[@]}" m0 data -o run -f
     [ ! -L run/best ]
+    "${T[@]}" m0 data -o run -f --eval-every 8
+    [ "$(readlink run/best)" = step-000008 ]
+    "${T[@]}" m0 data -o run -f # whose only checkpoint has the name of that
+    [ ! -L run/best ]
     "${T[@]}" m0 data -o none
     [ ! -L none/best ]
 }

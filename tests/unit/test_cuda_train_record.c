@@ -208,6 +208,7 @@ static void a_resumed_run_goes_on_with_the_same_bits(void **state)
         lm_trainer_free(second.t);
         lm_trainer_free(whole.t);
         lm_model_source_close(j.weights);
+        ok(lm_rm_rf(run, &e), &e);
     }
     lm_free(run);
     lm_free(step);
