@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -19,13 +20,14 @@
 static struct {
     lm_input_args in;
     lm_clean_opts clean;
-    const char *rules, *top_ngrams, *dup_ngrams;
+    const char *rules, *language, *stop_file, *top_ngrams, *dup_ngrams;
     const char *dedup, *report, *dropped;
     int64_t ngram, bands, rows;
     double similarity;
 } opt = { .in = LM_INPUT_ARGS_DEFAULT,
           .clean = { .rule = { LM_CLEAN_RULES(DEFAULT_RULE) }, .strip_citations = true },
           .rules = "none",
+          .language = "none",
           .dedup = "none",
           .ngram = 5,
           .bands = 14,
@@ -37,6 +39,8 @@ static const char *const dedup_choices[] = { "none", "exact", "minhash", NULL };
 /* One row of the table for each rule that has an option of its own. */
 #define ROW_NUM(id, name, dflt, max, help) \
     LM_REAL(0, name, &opt.clean.rule[LM_RULE_##id].limit, "X", 0, max, help " [" #dflt "]"),
+#define ROW_BYLANG(id, name, dflt, max, help) \
+    LM_REAL(0, name, &opt.clean.rule[LM_RULE_##id].limit, "X", 0, max, help " [of --language]"),
 #define ROW_FLAG(id, name, dflt, max, help) \
     LM_FLAG(0, name, &opt.clean.rule[LM_RULE_##id].on, help),
 #define ROW_LIST(id, name, dflt, max, help)
@@ -49,6 +53,9 @@ static const lm_opt options[] = {
     LM_INPUT_OPTIONS(opt.in),
     LM_GROUP("What is dropped"),
     LM_STR('r', "rules", &opt.rules, "LIST", "of gopher, c4, fineweb; or all, none [none]"),
+    LM_CHOICE('l', "language", &opt.language, "CODE", lm_language_codes,
+              "gopher: its stop words and length of words: en, de, ... [none]"),
+    LM_STR(0, "stop-words", &opt.stop_file, "FILE", "gopher: stop words, in place of its own"),
     LM_CHOICE('d', "dedup", &opt.dedup, "WAY", dedup_choices,
               "duplicates: none, exact, or minhash for near ones too [none]"),
     LM_COUNT(0, "ngram", &opt.ngram, "N", 1, 64, "minhash: words in a shingle [5]"),
@@ -58,7 +65,7 @@ static const lm_opt options[] = {
             "minhash: estimated similarity of duplicates [0.7]"),
     LM_GROUP("Report"),
     LM_STR(0, "report", &opt.report, "FILE", "write the counts of every rule there, as JSON"),
-    LM_FLAG(0, "json", &tool.json, "write the same counts to standard error"),
+    LM_FLAG(0, "json", &tool.json, "write them to standard output, or error beside documents"),
     LM_STR(0, "dropped", &opt.dropped, "FILE", "write what is dropped there, with the rule"),
     LM_GROUP("Rules (drop a document when ...; 'line:' drops a line)"),
     LM_STR(0, "gopher-top-ngrams", &opt.top_ngrams, "X,X,X",
@@ -71,7 +78,7 @@ static const lm_opt options[] = {
 };
 
 static const char *const examples[] = {
-    "clean-data --rules gopher,c4,fineweb --dedup minhash raw.jsonl.zst > clean.jsonl",
+    "clean-data -r all --language en --dedup minhash raw.jsonl.zst > clean.jsonl",
     "zcat a.jsonl.gz | clean-data -r gopher -d exact --report r.json -o clean.jsonl", NULL
 };
 
@@ -95,7 +102,8 @@ static void read_rules(void)
 {
     static const char *const names[] = { "gopher", "c4", "fineweb", "all", "none", NULL };
     const char *p = opt.rules;
-    while (*p) {
+    bool none = false, more = true;
+    while (more) {
         size_t n = strcspn(p, ",");
         char word[32];
         int k = 0;
@@ -111,8 +119,13 @@ static void read_rules(void)
         }
         for (int s = 0; s < LM_CLEAN_SETS; s++)
             opt.clean.set[s] |= k == s || k == 3;
-        p += n + (p[n] == ',');
+        none |= k == 4;
+        more = p[n] == ',';
+        p += n + more;
     }
+    for (int s = 0; s < LM_CLEAN_SETS; s++)
+        if (none && opt.clean.set[s])
+            lm_misuse(&tool, "--rules", "leave one of them out", "'none' stands beside a set");
     /* FineWeb's own recipe leaves this one rule of C4 out: it drops too much for too little */
     if (opt.clean.set[LM_CLEAN_FINEWEB] && !lm_given(&tool, "c4-terminal-punct"))
         opt.clean.rule[LM_RULE_LINE_PUNCT].on = false;
@@ -130,6 +143,79 @@ static void read_shares(const char *name, const char *list, int first, int n)
     }
     if (!good)
         lm_misuse(&tool, name, "separate them by commas", "%d numbers from 0 to 1 are needed", n);
+}
+
+/* ---- options that go with others ---- */
+
+static void need_set(const char *option, lm_clean_set set)
+{
+    static const char *const sets[LM_CLEAN_SETS] = { "gopher", "c4", "fineweb" };
+    char name[64];
+    if (!lm_given(&tool, option) || opt.clean.set[set])
+        return;
+    snprintf(name, sizeof name, "--%s", option);
+    lm_misuse(&tool, name, "add the set to --rules, or leave the option out",
+              "is of the set '%s', which is not chosen", sets[set]);
+}
+
+/* No option without effect: each rule needs its set, MinHash's numbers need MinHash. */
+static void check_company(void)
+{
+    static const char *const minhash[] = { "ngram", "bands", "rows", "similarity" };
+    static const char *const gopher[] = { "gopher-top-ngrams", "gopher-dup-ngrams", "language",
+                                          "stop-words" };
+    for (int r = 0; r < LM_RULES; r++)
+        if (r < LM_RULE_TOP_2 || r > LM_RULE_DUP_10)
+            need_set(lm_clean_rule_name((lm_clean_rule)r), lm_clean_rule_set((lm_clean_rule)r));
+    for (int i = 0; i < 4; i++)
+        need_set(gopher[i], LM_CLEAN_GOPHER);
+    need_set("c4-citations", LM_CLEAN_C4);
+    for (int i = 0; i < 4; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "--%s", minhash[i]);
+        if (lm_given(&tool, minhash[i]) && opt.dedup[0] != 'm')
+            lm_misuse(&tool, name, "add --dedup minhash, or leave the option out",
+                      "is of MinHash, which is not chosen");
+    }
+}
+
+static lm_code check_stop_limit(const lm_stop_words *stop, lm_err *e)
+{
+    double want = opt.clean.rule[LM_RULE_STOP_WORDS].limit;
+
+    if (!lm_given(&tool, "gopher-stop-words"))
+        return LM_OK;
+    if (!stop)
+        return lm_fail(e, LM_EUSAGE, "--gopher-stop-words", "name a --language or --stop-words",
+                       "no stop words are known");
+    if (want > (double)lm_stop_words_count(stop))
+        return lm_fail(e, LM_EUSAGE, "--gopher-stop-words", NULL,
+                       "%g different ones are more than the %zu that are known", want,
+                       lm_stop_words_count(stop));
+    return LM_OK;
+}
+
+/* What the language decides unless an option does. */
+static lm_code read_language(lm_stop_words **stop, lm_err *e)
+{
+    static const lm_clean_rule len[] = { LM_RULE_MIN_WORD_LEN, LM_RULE_MAX_WORD_LEN };
+    const lm_language *l = lm_language_find(opt.language);
+    lm_buf text = { 0 };
+    lm_code rc = LM_OK;
+
+    for (int i = 0; i < 2; i++)
+        if (!lm_given(&tool, lm_clean_rule_name(len[i])))
+            lm_clean_word_len(&opt.clean, len[i], l);
+    if (opt.stop_file)
+        rc = lm_file_read(opt.stop_file, 64 << 20, &text, e);
+    else if (l)
+        rc = lm_buf_add(&text, l->words, strlen(l->words), e);
+    if (!rc && (opt.stop_file || l))
+        rc = lm_stop_words_new(text.data ? text.data : "", text.len,
+                               opt.stop_file ? opt.stop_file : l->code, stop, e);
+    lm_buf_fini(&text);
+    opt.clean.stop = *stop;
+    return rc ? rc : check_stop_limit(*stop, e);
 }
 
 /* ---- the report ---- */
@@ -164,6 +250,7 @@ static lm_code make_report(const lm_clean_stats *st, const lm_input *in, lm_buf 
     lm_jw_int(&w, "bad_parts", opt.in.bad.parts);
     lm_jw_int(&w, "duplicates", st->exact);
     lm_jw_int(&w, "near_duplicates", st->near);
+    lm_jw_str(&w, "language", opt.language);
     lm_jw_obj(&w, "dropped");
     for (int r = 0; r < LM_RULES; r++)
         if (opt.clean.set[lm_clean_rule_set((lm_clean_rule)r)] &&
@@ -240,6 +327,12 @@ static lm_code open_outputs(outputs *o, const lm_input *in, lm_err *e)
     return rc;
 }
 
+/* Do the documents go to standard output? */
+static bool to_stdout(void)
+{
+    return !tool.output || !strcmp(tool.output, "-");
+}
+
 static lm_code commit(lm_out **o, lm_err *e)
 {
     lm_out *one = *o;
@@ -260,7 +353,7 @@ static lm_code finish(outputs *o, const lm_clean_stats *st, const lm_input *in, 
     if (!rc)
         rc = commit(&o->report, e);
     if (!rc && tool.json)
-        fwrite(text.data, 1, text.len, stderr);
+        fwrite(text.data, 1, text.len, to_stdout() ? stderr : stdout);
     lm_buf_fini(&text);
     return rc;
 }
@@ -316,15 +409,18 @@ int main(int argc, char **argv)
 {
     lm_err err = { 0 };
     lm_par *par = NULL;
+    lm_stop_words *stop = NULL;
 
     lm_begin(&tool, argc, argv);
     if (lm_given(&tool, "history") && !opt.report && !tool.json)
         lm_misuse(&tool, "--history", "leave it out, or add --report", "no report is written");
     read_rules();
+    check_company();
     read_shares("--gopher-top-ngrams", opt.top_ngrams, LM_RULE_TOP_2, 3);
     read_shares("--gopher-dup-ngrams", opt.dup_ngrams, LM_RULE_DUP_5, 6);
-    if (lm_par_new(&par, tool.threads, &err) || clean(par, &err))
+    if (read_language(&stop, &err) || lm_par_new(&par, tool.threads, &err) || clean(par, &err))
         lm_complain(&tool, &err);
     lm_par_free(par);
+    lm_stop_words_free(stop);
     return lm_end(&tool);
 }

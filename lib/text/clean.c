@@ -44,6 +44,15 @@ void lm_clean_defaults(lm_clean_opts *o)
         o->rule[r].limit = rules[r].dflt;
         o->rule[r].on = true;
     }
+    lm_clean_word_len(o, LM_RULE_MIN_WORD_LEN, NULL);
+    lm_clean_word_len(o, LM_RULE_MAX_WORD_LEN, NULL);
+}
+
+void lm_clean_word_len(lm_clean_opts *o, lm_clean_rule r, const lm_language *l)
+{
+    o->rule[r].on = l && l->max_len > 0;
+    if (o->rule[r].on)
+        o->rule[r].limit = r == LM_RULE_MIN_WORD_LEN ? l->min_len : l->max_len;
 }
 
 lm_code lm_clean_scratch_new(lm_clean_scratch **out, lm_err *e)
@@ -114,15 +123,17 @@ static int judge_quality(const lm_clean_opts *o, const lm_parts *p)
     } checks[] = {
         { LM_RULE_MIN_WORDS, below(o, LM_RULE_MIN_WORDS, (double)p->plain_words) },
         { LM_RULE_MAX_WORDS, above(o, LM_RULE_MAX_WORDS, (double)p->plain_words) },
-        { LM_RULE_MIN_WORD_LEN, below(o, LM_RULE_MIN_WORD_LEN, mean) },
-        { LM_RULE_MAX_WORD_LEN, above(o, LM_RULE_MAX_WORD_LEN, mean) },
+        { LM_RULE_MIN_WORD_LEN,
+          o->rule[LM_RULE_MIN_WORD_LEN].on && below(o, LM_RULE_MIN_WORD_LEN, mean) },
+        { LM_RULE_MAX_WORD_LEN,
+          o->rule[LM_RULE_MAX_WORD_LEN].on && above(o, LM_RULE_MAX_WORD_LEN, mean) },
         { LM_RULE_HASHES, above(o, LM_RULE_HASHES, (double)p->hashes / words) },
         { LM_RULE_ELLIPSES, above(o, LM_RULE_ELLIPSES, (double)p->ellipses / words) },
         { LM_RULE_BULLETS, above(o, LM_RULE_BULLETS, (double)p->bullet_lines / lines) },
         { LM_RULE_ELLIPSIS_LINES,
           above(o, LM_RULE_ELLIPSIS_LINES, (double)p->ellipsis_lines / lines) },
         { LM_RULE_ALPHA, below(o, LM_RULE_ALPHA, (double)p->alpha_words / words) },
-        { LM_RULE_STOP_WORDS, below(o, LM_RULE_STOP_WORDS, (double)p->stop_words) },
+        { LM_RULE_STOP_WORDS, o->stop && below(o, LM_RULE_STOP_WORDS, (double)p->stop_words) },
     };
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
         if (checks[i].failed)
@@ -297,7 +308,7 @@ lm_code lm_clean_text(const lm_clean_opts *o, lm_clean_scratch *s, const char *t
     lm_code rc = LM_OK;
     *r = (lm_clean_result){ .rule = -1, .text = text, .len = len };
     if (o->set[LM_CLEAN_GOPHER]) {
-        rc = lm_parts_split(&s->parts, text, len, e);
+        rc = lm_parts_split(&s->parts, text, len, o->stop, e);
         if (!rc)
             rc = judge_repetition(o, &s->parts, &r->rule, e);
         if (!rc && r->rule < 0)
@@ -306,7 +317,7 @@ lm_code lm_clean_text(const lm_clean_opts *o, lm_clean_scratch *s, const char *t
     if (!rc && r->rule < 0 && o->set[LM_CLEAN_C4])
         rc = judge_c4(o, s, r, e);
     if (!rc && r->rule < 0 && o->set[LM_CLEAN_FINEWEB]) {
-        rc = lm_parts_split(&s->parts, r->text, r->len, e);
+        rc = lm_parts_split(&s->parts, r->text, r->len, NULL, e);
         if (!rc)
             rc = judge_fineweb(o, &s->parts, &r->rule, e);
     }

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "text/cjk.h"
 
 struct lm_seen {
     uint64_t hash;
@@ -91,68 +92,121 @@ static bool ends_in_ellipsis(const char *s, size_t n)
     return ends_with(s, n, "...") || ends_with(s, n, "\xE2\x80\xA6");
 }
 
+/* Marks that end sentences in any script, and what may stand behind them: the code points. */
+static bool is_full_stop(uint32_t cp)
+{
+    static const uint16_t wide[] = {
+        0x0589, 0x061F, 0x06D4, 0x0964, 0x0965, 0x1362, 0x17D4, 0x104B, /* Armenian to Burmese */
+        0x3002, 0xFF01, 0xFF0E, 0xFF1F, 0xFF61                          /* Chinese and Japanese */
+    };
+    for (size_t i = 0; cp >= 0x80 && i < sizeof wide / sizeof *wide; i++)
+        if (cp == wide[i])
+            return true;
+    return cp == '.' || cp == '?' || cp == '!';
+}
+
+static bool is_end_quote(uint32_t cp)
+{
+    return cp == '"' || cp == '\'' || cp == 0xBB || (cp >= 0x2018 && cp <= 0x201D) ||
+           cp == 0x300D || cp == 0x300F;
+}
+
 bool lm_line_ends_sentence(const char *s, size_t n)
 {
-    static const char *const ends[] = { ".",
-                                        "?",
-                                        "!",
-                                        "\"",
-                                        "'",
-                                        "\xE2\x80\x9D", /* U+201D */
-                                        "\xE2\x80\x99", /* U+2019 */
-                                        "\xE3\x80\x82", /* U+3002, ideographic full stop */
-                                        "\xEF\xBC\x9F",
-                                        "\xEF\xBC\x81" };
-    if (ends_with(s, n, "..."))
+    size_t at = n ? n - 1 : 0, k;
+    if (!n || ends_with(s, n, "..."))
         return false;
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends_with(s, n, ends[i]))
-            return true;
-    return false;
+    while (at && ((unsigned char)s[at] & 0xC0) == 0x80)
+        at--;
+    uint32_t cp = decode(s + at, n - at, &k);
+    return is_full_stop(cp) || is_end_quote(cp);
+}
+
+/* Where words begin.  in_word and plain: the word so far, and whether a letter or digit is in it. */
+typedef struct {
+    bool in_word, plain, cjk;
+} cutter;
+
+static bool is_mark(uint32_t cp)
+{
+    utf8proc_category_t k = utf8proc_category((int32_t)cp);
+    return k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC;
+}
+
+/* begins_word where one of the characters is beyond ASCII. */
+static bool begins_wide(cutter *t, char_class c, uint32_t cp)
+{
+    bool cjk = lm_is_cjk(cp), begins = !t->in_word;
+    if (t->in_word && t->plain && c != PUNCT && (cjk || t->cjk))
+        begins = cjk || c == LETTER || !is_mark(cp);
+    if (begins)
+        *t = (cutter){ .in_word = true };
+    if (c != PUNCT) {
+        t->plain = true;
+        t->cjk |= cjk;
+    }
+    return begins;
+}
+
+/* Does a word begin with this character?  At white space it ends. */
+static inline bool begins_word(cutter *t, char_class c, uint32_t cp)
+{
+    if (c == SPACE) {
+        t->in_word = false;
+        return false;
+    }
+    bool begins = !t->in_word;
+    if (cp >= 0x80 || t->cjk)
+        return begins_wide(t, c, cp);
+    if (begins)
+        *t = (cutter){ .in_word = true };
+    t->plain |= c != PUNCT;
+    return begins;
 }
 
 void lm_line_words(const char *s, size_t n, int64_t *words, int64_t *longest)
 {
+    cutter t = { 0 };
     int64_t run = 0;
     *words = *longest = 0;
     for (size_t i = 0, k; i < n; i += k) {
-        bool space = classify(decode(s + i, n - i, &k)) == SPACE;
-        *words += !space && run == 0;
-        run = space ? 0 : run + 1;
+        uint32_t cp = decode(s + i, n - i, &k);
+        bool begins = begins_word(&t, classify(cp), cp);
+        *words += begins;
+        run = !t.in_word ? 0 : begins ? 1 : run + 1;
         *longest = run > *longest ? run : *longest;
     }
 }
 
+/* The first byte of '.', '?', '!' and of all wider marks. */
+static bool may_be_stop(unsigned char c)
+{
+    return c == '.' || c == '?' || c == '!' || c == 0xD6 || c == 0xD8 || c == 0xDB ||
+           (c >= 0xE0 && c <= 0xEF);
+}
+
 int64_t lm_line_sentences(const char *s, size_t n)
 {
-    int64_t k = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] != '.' && s[i] != '?' && s[i] != '!')
+    int64_t count = 0;
+    for (size_t i = 0, k = 1; i < n; i += k) {
+        k = 1;
+        if (!may_be_stop((unsigned char)s[i]))
             continue;
-        while (i + 1 < n && strchr(".?!\"')", s[i + 1]) && s[i + 1])
-            i++;
-        k += i + 1 == n || is_blank(s[i + 1]);
+        bool wide = (unsigned char)s[i] >= 0x80;
+        if (!is_full_stop(decode(s + i, n - i, &k)))
+            continue;
+        for (size_t m; i + k < n; k += m) {
+            uint32_t cp = decode(s + i + k, n - i - k, &m);
+            if (!is_full_stop(cp) && !is_end_quote(cp) && cp != ')' && cp != 0xFF09)
+                break;
+            wide |= m > 1 && is_full_stop(cp);
+        }
+        count += wide || i + k == n || is_blank(s[i + k]);
     }
-    return k ? k : 1;
+    return count ? count : 1;
 }
 
 /* ---- taking apart ---- */
-
-/* Which of the eight stop words is s[0..n)?  A bit, 0 if none. */
-static unsigned stop_word(const char *s, size_t n)
-{
-    static const char *const list[] = { "the", "be", "to", "of", "and", "that", "have", "with" };
-    for (unsigned i = 0; n >= 2 && n <= 4 && i < 8; i++) {
-        if (strlen(list[i]) != n)
-            continue;
-        size_t j = 0;
-        while (j < n && (s[j] | 32) == list[i][j])
-            j++;
-        if (j == n)
-            return 1u << i;
-    }
-    return 0;
-}
 
 /* A word in the making. */
 typedef struct {
@@ -161,14 +215,24 @@ typedef struct {
     bool plain, alpha;
 } word;
 
-static lm_code add_word(lm_parts *p, const char *s, size_t end, const word *w, unsigned *stops,
-                        lm_err *e)
+static void count_stop_word(lm_parts *p, const lm_stop_words *stop, const char *s, size_t n)
+{
+    int64_t k = lm_stop_words_find(stop, s, n);
+    if (k < 0 || p->stop_seen[k] == p->n_texts)
+        return;
+    p->stop_seen[k] = p->n_texts;
+    p->stop_words++;
+}
+
+static lm_code add_word(lm_parts *p, const char *s, size_t end, const word *w,
+                        const lm_stop_words *stop, lm_err *e)
 {
     if (w->plain) {
         p->plain_words++;
         p->plain_chars += w->to_last - w->to_first;
         p->alpha_words += w->alpha;
-        *stops |= stop_word(s + w->first, w->last - w->first);
+        if (stop)
+            count_stop_word(p, stop, s + w->first, w->last - w->first);
     }
     lm_code rc = lm_grow(&p->words, &p->cap_words, (size_t)p->n_words + 1, sizeof *p->words,
                          "words of a document", e);
@@ -180,26 +244,25 @@ static lm_code add_word(lm_parts *p, const char *s, size_t end, const word *w, u
     return LM_OK;
 }
 
-static lm_code split_words(lm_parts *p, const char *s, size_t n, lm_err *e)
+static lm_code split_words(lm_parts *p, const char *s, size_t n, const lm_stop_words *stop,
+                           lm_err *e)
 {
     word w = { 0 };
-    bool in_word = false;
-    unsigned stops = 0;
+    cutter t = { 0 };
     lm_code rc = LM_OK;
     for (size_t i = 0, k; i < n && !rc; i += k) {
         uint32_t cp = decode(s + i, n - i, &k);
         char_class c = classify(cp);
+        bool before = t.in_word, begins = begins_word(&t, c, cp);
         p->chars++;
+        if (before && (begins || c == SPACE))
+            rc = add_word(p, s, i, &w, stop, e);
         if (c == SPACE) {
             p->newlines += cp == '\n';
-            if (in_word)
-                rc = add_word(p, s, i, &w, &stops, e);
-            in_word = false;
             continue;
         }
-        if (!in_word)
+        if (begins)
             w = (word){ .start = i };
-        in_word = true;
         if (c == PUNCT) {
             p->hashes += cp == '#';
             p->ellipses += cp == 0x2026;
@@ -213,11 +276,10 @@ static lm_code split_words(lm_parts *p, const char *s, size_t n, lm_err *e)
         }
         w.chars++;
     }
-    if (in_word && !rc)
-        rc = add_word(p, s, n, &w, &stops, e);
+    if (t.in_word && !rc)
+        rc = add_word(p, s, n, &w, stop, e);
     for (const char *q = s; (q = memmem(q, (size_t)(s + n - q), "...", 3)); q += 3)
         p->ellipses++;
-    p->stop_words = __builtin_popcount(stops);
     return rc;
 }
 
@@ -286,7 +348,23 @@ static lm_code split_lines(lm_parts *p, const char *s, size_t n, lm_err *e)
     return rc;
 }
 
-lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, lm_err *e)
+/* Room for each stop word's mark; a mark of another text is none. */
+static lm_code begin_stop_words(lm_parts *p, const lm_stop_words *stop, lm_err *e)
+{
+    size_t had = p->cap_stop_seen, want = lm_stop_words_count(stop);
+    lm_code rc = lm_grow(&p->stop_seen, &p->cap_stop_seen, want, sizeof *p->stop_seen,
+                         "stop words of a document", e);
+    if (!rc && p->cap_stop_seen > had)
+        memset(p->stop_seen + had, 0, (p->cap_stop_seen - had) * sizeof *p->stop_seen);
+    if (!rc && ++p->n_texts == 0) {
+        memset(p->stop_seen, 0, p->cap_stop_seen * sizeof *p->stop_seen);
+        p->n_texts = 1;
+    }
+    return rc;
+}
+
+lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, const lm_stop_words *stop,
+                       lm_err *e)
 {
     *p = (lm_parts){ .words = p->words,
                      .lines = p->lines,
@@ -296,9 +374,14 @@ lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, lm_err *e)
                      .cap_paragraphs = p->cap_paragraphs,
                      .gram = p->gram,
                      .cap_gram = p->cap_gram,
+                     .stop_seen = p->stop_seen,
+                     .cap_stop_seen = p->cap_stop_seen,
+                     .n_texts = p->n_texts,
                      .table = p->table,
                      .cap_table = p->cap_table };
-    lm_code rc = split_words(p, text, len, e);
+    lm_code rc = stop ? begin_stop_words(p, stop, e) : LM_OK;
+    if (!rc)
+        rc = split_words(p, text, len, stop, e);
     return rc ? rc : split_lines(p, text, len, e);
 }
 
@@ -308,6 +391,7 @@ void lm_parts_fini(lm_parts *p)
     lm_free(p->lines);
     lm_free(p->paragraphs);
     lm_free(p->gram);
+    lm_free(p->stop_seen);
     lm_free(p->table);
     *p = (lm_parts){ 0 };
 }

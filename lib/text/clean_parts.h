@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clean_parts.h -- a text taken apart for clean.h: words, lines, paragraphs and their repeats. */
+/* clean_parts.h -- a text taken apart for clean.h: words, lines, paragraphs and their repeats.
+ *
+ * A word is a run without white space; in the scripts of cjk.h each character is one, with the
+ * punctuation around it. */
 #ifndef LM_TEXT_CLEAN_PARTS_H
 #define LM_TEXT_CLEAN_PARTS_H
 
@@ -8,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "text/language.h"
 
 typedef struct {
     uint64_t hash;
@@ -15,12 +19,12 @@ typedef struct {
 } lm_unit;
 
 typedef struct {
-    int64_t chars, newlines;  /* code points in all; '\n' among them */
-    int64_t n_words;          /* runs without white space */
+    int64_t chars, newlines; /* code points in all; '\n' among them */
+    int64_t n_words;
     int64_t plain_words;      /* with a character that is no punctuation or symbol */
     int64_t plain_chars;      /* of those, punctuation around them not counted */
     int64_t alpha_words;      /* with a letter */
-    int64_t stop_words;       /* how many different of the eight */
+    int64_t stop_words;       /* how many different ones of the set */
     int64_t hashes, ellipses; /* '#'; "..." and U+2026 */
     int64_t n_lines;          /* not blank */
     int64_t bullet_lines, ellipsis_lines, sentence_lines, short_lines;
@@ -31,11 +35,16 @@ typedef struct {
     uint64_t *gram; /* hashes of the gram_n words from each word on */
     size_t cap_gram;
     int gram_n;
+    uint32_t *stop_seen; /* by stop word: the last text that had it, as counted in n_texts */
+    size_t cap_stop_seen;
+    uint32_t n_texts;
     struct lm_seen *table; /* scratch for counting */
     size_t cap_table;
 } lm_parts; /* zero-initialise, reuse */
 
-lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, lm_err *e);
+/* stop: what is counted in stop_words; NULL: nothing.  The same for all texts. */
+lm_code lm_parts_split(lm_parts *p, const char *text, size_t len, const lm_stop_words *stop,
+                       lm_err *e);
 void lm_parts_fini(lm_parts *p);
 
 typedef enum { LM_UNIT_LINE, LM_UNIT_PARAGRAPH } lm_unit_kind;

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "text/cjk.h"
 
 #define M61 (((uint64_t)1 << 61) - 1)
 enum {
@@ -128,7 +129,8 @@ static role simplify_ascii(unsigned char c, char out[64], size_t *n)
     return upper || digit || (c >= 'a' && c <= 'z') ? WORD : GAP;
 }
 
-/* text -> sig->plain[0..*n): words with one space between and none around. */
+/* text -> sig->plain[0..*n): words with one space between and none around; each character of the
+ * scripts of cjk.h is a word. */
 static lm_code make_plain(const char *text, size_t len, lm_dedup_sig *sig, size_t *n, size_t *words,
                           lm_err *e)
 {
@@ -143,7 +145,8 @@ static lm_code make_plain(const char *text, size_t len, lm_dedup_sig *sig, size_
             r = simplify_ascii(c, piece, &m);
         else
             r = simplify(lm_utf8_get(text + i, len - i, &k), piece, &m);
-        if (r == GAP)
+        bool alone = r == WORD && c >= 0xE2 && lm_is_cjk(lm_utf8_get(text + i, len - i, &k));
+        if (r == GAP || alone)
             in_word = false;
         if (r != WORD)
             continue;
@@ -156,7 +159,7 @@ static lm_code make_plain(const char *text, size_t len, lm_dedup_sig *sig, size_
         if (!in_word && *n)
             sig->plain[(*n)++] = ' ';
         *words += !in_word;
-        in_word = true;
+        in_word = !alone;
         memcpy(sig->plain + *n, piece, m);
         *n += m;
     }

@@ -13,6 +13,7 @@ CORPUS  ?=
 PRESET  ?= llama-5m#     see share/models
 VOCAB   ?= 4096
 RULES   ?= $(if $(CORPUS),none,gopher,c4,fineweb)
+LANGUAGE ?= $(if $(CORPUS),none,en)
 SPLIT   ?= blank#        plain text is cut into documents at empty lines; file: a document a file
 BATCH   ?= 16#           sequences a step
 SEQ     ?= 256#          tokens a sequence
@@ -24,7 +25,7 @@ SEED    ?= 1
 comma := ,
 RAW   := $(if $(strip $(CORPUS)),corpus.list $(sort $(wildcard corpus/*)),raw.jsonl)
 TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --lr $(LR) --dtype bf16 --seed $(SEED)
-CLEAN := clean-data --rules $(RULES) --dedup minhash
+CLEAN := clean-data --rules $(RULES) $(if $(filter gopher% all,$(RULES)),--language $(LANGUAGE)) --dedup minhash
 
 .DELETE_ON_ERROR:
 .PHONY: all report clean

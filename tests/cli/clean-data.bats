@@ -62,11 +62,11 @@ fails() {
 
 @test "clean-data: the thresholds are options" {
     printf '{"text":"one two three four five"}\n' > five.jsonl
-    run clean-data -q -r gopher --gopher-min-words 5 --gopher-stop-words 0 five.jsonl
+    run clean-data -q -r gopher --gopher-min-words 5 five.jsonl
     [ "${#lines[@]}" -eq 1 ]
-    run clean-data -q -r gopher --gopher-min-words 6 --gopher-stop-words 0 five.jsonl
+    run clean-data -q -r gopher --gopher-min-words 6 five.jsonl
     [ -z "$output" ]
-    run clean-data -q -r gopher --gopher-min-words 5 --gopher-stop-words 1 five.jsonl
+    run clean-data -q -r gopher -l en --gopher-min-words 5 --gopher-stop-words 1 five.jsonl
     [ -z "$output" ]
     fails 2 "6 numbers from 0 to 1" -r gopher --gopher-dup-ngrams 0.1,0.2 five.jsonl
     fails 2 "3 numbers from 0 to 1" -r gopher --gopher-top-ngrams 0.1,0.2,0.3,0.4 five.jsonl
@@ -82,8 +82,6 @@ fails() {
     [ "$(sed -n 1p d.jsonl)" = '{"rule":"gopher-min-words","source":"raw.jsonl","line":9,"document":{"id": 9, "text": "too short"}}' ]
     grep -q '^{"rule":"near-duplicate","source":"raw.jsonl","line":11,' d.jsonl
     clean-data -q d.jsonl --field rule > /dev/null # it is JSONL itself
-    run --separate-stderr clean-data -q --json raw.jsonl
-    [[ $stderr == '{"documents":11,"kept":11,'* ]]
 }
 
 @test "clean-data: text, archives and what is inside them" {
@@ -144,6 +142,86 @@ fails() {
     [ ! -e new ]
     fails 2 "did you mean gopher?" -r gofer raw.jsonl
     fails 2 "100 bands of 100 values" -d minhash --bands 100 --rows 100 raw.jsonl
+}
+
+@test "clean-data: a language chooses stop words and the length of words" {
+    words() { # words WORD ...: a document of fifty words, none of them a pair that is there twice
+        local i
+        printf '{"text":"'
+        for i in $(seq 50); do printf '%s%s ' "abc" "$i"; done
+        printf '%s"}\n' "$*"
+    }
+    { words der und; words the and; words le et; words; } > four.jsonl
+    run clean-data -q -r gopher four.jsonl # neutral: all four
+    [ "${#lines[@]}" -eq 4 ]
+    for l in de:der en:the fr:le; do
+        run clean-data -q -r gopher --language "${l%:*}" four.jsonl
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *" ${l#*:} "* ]]
+    done
+    printf 'LE\nEt\n' > own.txt
+    run clean-data -q -r gopher --language de --stop-words own.txt four.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *" le et"* ]]
+    clean-data -q -r gopher -l en --report r.json four.jsonl > /dev/null
+    grep -q '"language":"en"' r.json
+    # words of two letters: too short for English, not for a text without language
+    printf '{"text":"%s"}\n' "$(for i in a b c d e f g; do for j in a b c d e f g h; do printf '%s ' $i$j; done; done) the and" > short.jsonl
+    run clean-data -q -r gopher short.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    run clean-data -q -r gopher -l en short.jsonl
+    [ -z "$output" ]
+    run clean-data -q -r gopher -l en --gopher-min-word-len 2 short.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    run clean-data -q -r gopher --gopher-min-word-len 3 short.jsonl
+    [ -z "$output" ]
+    clean-data -r gopher --print-config > c.json # what is not given stays so
+    run clean-data -q --config c.json short.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+}
+
+@test "clean-data: Chinese text passes the rules, its characters are words" {
+    LC_ALL=C awk 'BEGIN { x = 1; printf "{\"text\":\"\344\272\206\347\232\204"
+        for (i = 0; i < 12; i++) {
+            for (j = 0; j < 20; j++) { x = (x * 16807) % 2147483647; k = x % 5000; c = 19968 + k
+                printf "%c%c%c", 224 + int(c / 4096), 128 + int(c / 64) % 64, 128 + c % 64 }
+            printf "\343\200\202"
+        }
+        printf "\"}\n" }' > zh.jsonl
+    LC_ALL=C grep -q "$(printf '\343\200\202')" zh.jsonl
+    run clean-data -q -r all zh.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    run clean-data -q -r all -l zh zh.jsonl
+    [ "${#lines[@]}" -eq 1 ]
+    run clean-data -q -r gopher -l zh --gopher-min-words 243 zh.jsonl # 240 and two characters
+    [ -z "$output" ]
+}
+
+@test "clean-data: options that need others are refused without them" {
+    fails 2 "--gopher-min-words: is of the set 'gopher', which is not chosen: add the set" -r c4 --gopher-min-words 5 raw.jsonl
+    fails 2 "--c4-policy: is of the set 'c4'" --no-c4-policy raw.jsonl
+    fails 2 "--fineweb-newlines: is of the set 'fineweb'" -r gopher --fineweb-newlines 1 raw.jsonl
+    fails 2 "--gopher-dup-ngrams: is of the set" --gopher-dup-ngrams 0,0,0,0,0,0 raw.jsonl
+    fails 2 "--language: is of the set 'gopher'" -r fineweb --language de raw.jsonl
+    fails 2 "--stop-words: is of the set 'gopher'" --stop-words raw.jsonl raw.jsonl
+    fails 2 "--bands: is of MinHash, which is not chosen: add --dedup minhash" -d exact --bands 3 raw.jsonl
+    fails 2 "--gopher-stop-words: no stop words are known: name a --language" -r gopher --gopher-stop-words 2 raw.jsonl
+    fails 2 "9 different ones are more than the 8 that are known" -r gopher -l en --gopher-stop-words 9 raw.jsonl
+    fails 2 "--rules: unknown set of rules ''" -r '' raw.jsonl
+    fails 2 "--rules: unknown set of rules ''" -r gopher, raw.jsonl
+    fails 2 "--rules: 'none' stands beside a set" -r none,gopher raw.jsonl
+    fails 2 "did you mean" -r gopher -l dee raw.jsonl
+    : > empty.txt
+    fails 1 "empty.txt: no stop word in it" -r gopher --stop-words empty.txt raw.jsonl
+    fails 1 "nosuch: cannot open" -r gopher --stop-words nosuch raw.jsonl
+}
+
+@test "clean-data: the report as JSON goes to standard output when the documents do not" {
+    run --separate-stderr clean-data -q --json -o out.jsonl raw.jsonl
+    [ "$status" -eq 0 ]
+    [[ $output == '{"documents":11,"kept":11,'* ]]
+    [ -z "$stderr" ]
+    cmp out.jsonl raw.jsonl
 }
 
 @test "clean-data: the report as JSON goes to standard error, beside the product" {

@@ -138,7 +138,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
 @test "a run is made again by its own config: tools that read text" {
     export PATH=$BIN:$PATH
     sh "$ROOT/tests/cli/examples/eval-model.sh"
-    again clean-data --rules gopher --dedup exact --split blank --gopher-stop-words 1 --report r.json -- ../corpus.txt
+    again clean-data --rules gopher --dedup exact --split blank --language en --gopher-stop-words 1 --report r.json -- ../corpus.txt
     cmp 1/stdout 2/stdout
     again train-tokenizer -q --vocab-size 300 --pattern llama3 --special '<x>' -o t.json -- ../corpus.txt
     cmp 1/t.json 2/t.json
@@ -209,7 +209,7 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
         [ "$status" -eq 2 ]
         run merge-models -m dem -b base math --search grid --grid "0,$v" --val data-math/val -o bad
         [ "$status" -eq 2 ]
-        run clean-data --gopher-top-ngrams "0.2,$v,0.1" a.txt
+        run clean-data -r gopher --gopher-top-ngrams "0.2,$v,0.1" a.txt
         [ "$status" -eq 2 ]
         run init-model llama-1m --set "rope_theta=$v" -o bad
         [ "$status" -eq 2 ] || { echo "$v: $output"; false; }
@@ -223,6 +223,6 @@ same_model() { "$BIN/inspect-model" --check --strict 1/"$1" 2/"$1" > /dev/null; 
         [ ! -e bad ]
     done
     # a number longer than any buffer is read whole
-    run clean-data --gopher-top-ngrams "0.2,0.10000000000000000000000000000000000000000x,0.1" a.txt
+    run clean-data -r gopher --gopher-top-ngrams "0.2,0.10000000000000000000000000000000000000000x,0.1" a.txt
     [ "$status" -eq 2 ]
 }

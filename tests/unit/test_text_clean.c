@@ -11,10 +11,12 @@
 #include <cmocka.h>
 
 #include "base/buf.h"
+#include "base/text.h"
 #include "text/clean.h"
 #include "text/clean_parts.h"
 
 static lm_clean_scratch *scratch;
+static lm_stop_words *english;
 
 /* Options in which no rule of the set can fail. */
 static lm_clean_opts lenient(lm_clean_set set)
@@ -22,6 +24,7 @@ static lm_clean_opts lenient(lm_clean_set set)
     lm_clean_opts o;
     lm_clean_defaults(&o);
     o.set[set] = true;
+    o.stop = english;
     for (int r = 0; r < LM_RULES; r++) {
         o.rule[r].on = false;
         o.rule[r].limit = 1e18;
@@ -178,10 +181,112 @@ static void defaults_keep_prose(void **st)
     lm_buf_fini(&b);
 }
 
+/* ---- languages ---- */
+
+static int64_t count_words(const char *text)
+{
+    lm_parts p = { 0 };
+    lm_err e = { 0 };
+    assert_int_equal(lm_parts_split(&p, text, strlen(text), NULL, &e), 0);
+    int64_t n = p.n_words, words, longest;
+    lm_parts_fini(&p);
+    lm_line_words(text, strlen(text), &words, &longest);
+    assert_int_equal(words, n);
+    return n;
+}
+
+static void characters_are_words_without_spaces(void **st)
+{
+    (void)st;
+    assert_int_equal(count_words("two words"), 2);
+    assert_int_equal(count_words("\u4f60\u597d\u3002\u4e16\u754c"), 4); /* a stop in between */
+    assert_int_equal(count_words("\u300c\u4f60\u300d\u597d"), 2);       /* quotes around */
+    assert_int_equal(count_words("AI\u6a21\u578b\u304cv2"), 5);
+    assert_int_equal(count_words("\u304b\u3099\u3057"), 2); /* a mark stays with its letter */
+    assert_int_equal(count_words("\u30b9\u30fc\u30d1\u30fc"), 4);
+    assert_int_equal(count_words("\ud55c\uad6d\uc5b4 \ubb38\uc7a5"), 2); /* Hangul has spaces */
+    assert_int_equal(count_words("caf\u00e9\u2019s"), 1);
+    lm_clean_opts o;
+    lm_clean_defaults(&o);
+    o.set[LM_CLEAN_GOPHER] = true;
+    lm_buf b = { 0 };
+    lm_err e = { 0 };
+    for (uint32_t i = 0; i < 60; i++) { /* sixty characters, none of them twice */
+        char c[4];
+        assert_int_equal(lm_buf_add(&b, c, lm_utf8_put(0x4E00 + 7 * i, c), &e), 0);
+    }
+    assert_int_equal(judge(&o, b.data).rule, -1);
+    lm_clean_word_len(&o, LM_RULE_MIN_WORD_LEN, lm_language_find("en"));
+    assert_int_equal(judge(&o, b.data).rule, LM_RULE_MIN_WORD_LEN);
+    lm_buf_fini(&b);
+}
+
+static void sentences_of_other_scripts(void **st)
+{
+    static const char zh[] = "\u4f60\u597d\u3002\u4e16\u754c\uff01\u4f60\uff1f\uff01";
+    static const char hi[] = "\u0915\u0964 \u0916\u0964";
+    static const char curly[] = "He said \u201cno.\u201d Yes.";
+    (void)st;
+    assert_int_equal(lm_line_sentences(zh, strlen(zh)), 3);
+    assert_int_equal(lm_line_sentences(hi, strlen(hi)), 2);
+    assert_int_equal(lm_line_sentences(curly, strlen(curly)), 2);
+    assert_int_equal(lm_line_sentences("3.5 and e.g. this", 17), 1);
+    assert_true(lm_line_ends_sentence(zh, strlen(zh)));
+    assert_true(lm_line_ends_sentence(hi, strlen(hi)));
+    assert_true(lm_line_ends_sentence("\u00ab oui \u00bb", strlen("\u00ab oui \u00bb")));
+    assert_false(lm_line_ends_sentence("\u4f60", 3));
+    assert_false(lm_line_ends_sentence("on...", 5));
+    assert_false(lm_line_ends_sentence("", 0));
+}
+
+static void every_language_has_stop_words(void **st)
+{
+    lm_err e = { 0 };
+    (void)st;
+    assert_string_equal(lm_language_codes[0], "none");
+    assert_null(lm_language_find("none"));
+    for (int i = 1; lm_language_codes[i]; i++) {
+        const lm_language *l = lm_language_find(lm_language_codes[i]);
+        lm_stop_words *w = NULL;
+        assert_non_null(l);
+        assert_int_equal(lm_stop_words_new(l->words, strlen(l->words), l->code, &w, &e), 0);
+        assert_true(lm_stop_words_count(w) >= 8);
+        lm_stop_words_free(w);
+    }
+}
+
+static void stop_words(void **st)
+{
+    static const char text[] = " \u00dcber\nund der  DER \u7684\t\u0438";
+    static const char *const bad[] = {
+        "", " \n", "a \u6211\u4eec", "a \xff",
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+    };
+    lm_stop_words *w = NULL;
+    lm_err e = { 0 };
+    (void)st;
+    assert_int_equal(lm_stop_words_new(text, strlen(text), "x", &w, &e), 0);
+    assert_int_equal(lm_stop_words_count(w), 5); /* der is there once */
+    assert_int_equal(lm_stop_words_find(w, "\u00fcBER", 5), 0);
+    assert_int_equal(lm_stop_words_find(w, "Und", 3), 1);
+    assert_int_equal(lm_stop_words_find(w, "\u7684", 3), 3);
+    assert_int_equal(lm_stop_words_find(w, "\u0418", 2), 4);
+    assert_int_equal(lm_stop_words_find(w, "unds", 4), -1);
+    assert_int_equal(lm_stop_words_find(w, "", 0), -1);
+    lm_stop_words_free(w);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        e = (lm_err){ 0 };
+        assert_int_equal(lm_stop_words_new(bad[i], strlen(bad[i]), "x", &w, &e), LM_EFORMAT);
+        assert_null(w);
+    }
+}
+
 static int setup(void **st)
 {
     lm_err e = { 0 };
     (void)st;
+    const char *words = lm_language_find("en")->words;
+    assert_int_equal(lm_stop_words_new(words, strlen(words), "en", &english, &e), 0);
     return lm_clean_scratch_new(&scratch, &e);
 }
 
@@ -189,15 +294,23 @@ static int teardown(void **st)
 {
     (void)st;
     lm_clean_scratch_free(scratch);
+    lm_stop_words_free(english);
     return 0;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gopher_quality), cmocka_unit_test(gopher_repetition),
-        cmocka_unit_test(c4_lines),       cmocka_unit_test(c4_documents),
-        cmocka_unit_test(fineweb),        cmocka_unit_test(defaults_keep_prose),
+        cmocka_unit_test(gopher_quality),
+        cmocka_unit_test(gopher_repetition),
+        cmocka_unit_test(c4_lines),
+        cmocka_unit_test(c4_documents),
+        cmocka_unit_test(fineweb),
+        cmocka_unit_test(defaults_keep_prose),
+        cmocka_unit_test(characters_are_words_without_spaces),
+        cmocka_unit_test(sentences_of_other_scripts),
+        cmocka_unit_test(every_language_has_stop_words),
+        cmocka_unit_test(stop_words),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -12,6 +12,7 @@
 
 #include "base/buf.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "text/dedup.h"
 
 /* n different words, numbered from `from`. */
@@ -77,6 +78,28 @@ static void what_is_near(void **st)
     assert_int_equal(add_text(d, "one word"), LM_DEDUP_NEW); /* shorter than an n-gram */
     assert_int_equal(add_text(d, "One, word"), LM_DEDUP_NEAR);
     lm_dedup_free(d);
+}
+
+/* Text without spaces: characters are the words. */
+static void near_without_spaces(void **st)
+{
+    (void)st;
+    lm_dedup *d = make((lm_dedup_opts){ .near = true, .threshold = 0.7 });
+    lm_buf a = { 0 }, b = { 0 };
+    lm_err e = { 0 };
+    char c[4];
+    for (uint32_t i = 0; i < 300; i++) { /* a story, and the same with two characters changed */
+        assert_int_equal(lm_buf_add(&a, c, lm_utf8_put(0x4E00 + 17 * i, c), &e), 0);
+        uint32_t other = i == 100 || i == 200 ? 0x3042 : 0x4E00 + 17 * i;
+        assert_int_equal(lm_buf_add(&b, c, lm_utf8_put(other, c), &e), 0);
+    }
+    assert_int_equal(add_text(d, a.data), LM_DEDUP_NEW);
+    assert_int_equal(add_text(d, b.data), LM_DEDUP_NEAR);
+    assert_int_equal(add_text(d, "\u4f60\u597d\u4e16\u754c"), LM_DEDUP_NEW);
+    assert_int_equal(add_text(d, "\u300c\u4f60\u597d\u300d \u4e16\u754c\u3002"), LM_DEDUP_NEAR);
+    lm_dedup_free(d);
+    lm_buf_fini(&a);
+    lm_buf_fini(&b);
 }
 
 /* The share of equal values estimates the Jaccard similarity of the 5-grams. */
@@ -181,6 +204,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_only),
         cmocka_unit_test(what_is_near),
+        cmocka_unit_test(near_without_spaces),
         cmocka_unit_test(similarity_is_estimated),
         cmocka_unit_test(bands_follow_their_law),
         cmocka_unit_test(threshold_spares_candidates),
