@@ -6,6 +6,21 @@ CC      ?= cc
 CFLAGS  ?= -O2 -g
 B       ?= build
 
+ifeq ($(strip $B),)
+$(error B is empty: name the build folder)
+endif
+
+# Names of targets have no spaces: a build folder that has some is built through a link of another name.
+ifneq ($(words $B),1)
+GOALS := $(or $(MAKECMDGOALS),all)
+LINK  := .build-$(firstword $(shell printf %s '$(subst ','\'',$B)' | cksum))
+export BUILD_FOLDER := $B
+.PHONY: $(GOALS) build-folder
+$(GOALS): build-folder ;
+build-folder:
+	@mkdir -p "$$BUILD_FOLDER" && ln -sfn "$$(realpath "$$BUILD_FOLDER")" $(LINK) && $(MAKE) --no-print-directory B=$(LINK) $(GOALS)
+else
+
 WARN     := -std=c17 -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 DEFS     := -I. -Ilib -Icmd -D_GNU_SOURCE -DLM_VERSION='"$(VERSION)"'
 COMPILE   = $(CC) $(WARN) $(DEFS) -pthread -fno-math-errno -ffp-contract=off $(CPPFLAGS) $(CFLAGS)
@@ -53,7 +68,7 @@ $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 
 # Where presets are looked for last, and first when the build folder is not in this tree.
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'
-$B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B),-DLM_SHARE='"$(CURDIR)/share"')
+$B/cmd/common/presets.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"' $(if $(filter /%,$B $(BUILD_FOLDER)),-DLM_SHARE='"$(CURDIR)/share"')
 
 # Conversions of whole tensors: loops that -O2 does not turn into vectors.
 $B/lib/numeric/dtype.o $B/lib/merge/lora.o: private COMPILE += -O3
@@ -99,11 +114,11 @@ CUDA_ARCH ?= 80 86 89 90a 100
 # CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB and CUDA_TARGETS, found once by compiling and linking; empty: there is no toolkit.
 # A folder that was named and has none is an error.
 EMPTY     :=
-CUDA_MK   := $B/cuda-$(subst /,_,$(CUDA))-$(subst $(EMPTY) ,-,$(strip $(CUDA_ARCH))).mk
+CUDA_MK   := $B/cuda-$(subst $(EMPTY) ,-,$(subst /,_,$(strip $(CUDA)))-$(strip $(CUDA_ARCH))).mk
 include $(CUDA_MK)
 $(CUDA_MK): scripts/probe-cuda
 	mkdir -p $(@D)
-	scripts/probe-cuda $(CUDA) $(CUDA_ARCH) > $@
+	scripts/probe-cuda "$(strip $(CUDA))" $(CUDA_ARCH) > $@
 
 CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
@@ -287,8 +302,8 @@ $(FUZZ_BIN): $B/fuzz/%: tests/fuzz/%.c $B/fuzz/libparse.a
 # --- comparison with the Python side -------------------------------------------------------------------------
 VENV ?= $B/venv
 check-interop: all tests ## compare with transformers and tokenizers (VENV=folder of a virtual environment)
-	scripts/make-venv $(VENV)
-	tests/run -b $B -p $(VENV)/bin/python interop
+	scripts/make-venv "$(VENV)"
+	tests/run -b $B -p "$(VENV)/bin/python" interop
 
 # --- measurements --------------------------------------------------------------------------------------------
 BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
@@ -334,16 +349,16 @@ $(BENCH_BIN): $B/bench/%: tests/bench/%.c $(BENCH_AID) $(wildcard tests/bench/*.
 	$(COMPILE) -O3 -o $@ $< $(BENCH_AID) $B/libcore.a $(LDFLAGS) $(BENCH_LIBS) $(LIBS)
 
 # --- the main job --------------------------------------------------------------------------------------------
-CORPUS ?=
+export CORPUS ?=
 demo: ## from raw text to a speaking model on this machine, in minutes; CORPUS='FILE ...' takes your own text
 	scripts/install-deps build demo
 	$(MAKE) $(JOBS) tools
 	PATH="$(abspath $B/bin):$$PATH" $(MAKE) --no-print-directory -f share/recipes/first-light.mk \
-	    SHARE="$(abspath share)" WORK="$B/first-light" $(if $(CORPUS),CORPUS="$(abspath $(CORPUS))")
+	    WORK="$(or $(BUILD_FOLDER),$B)/first-light"
 
 # --- installing ----------------------------------------------------------------------------------------------
 TOOLS = $(notdir $(BIN))
-DEST  = $(DESTDIR)$(PREFIX)
+install install-built uninstall: export DEST := $(DESTDIR)$(PREFIX)
 
 gen-completions: tools ## write share/completions from the option tables
 	mkdir -p share/completions/bash share/completions/zsh share/completions/fish
@@ -353,43 +368,49 @@ gen-completions: tools ## write share/completions from the option tables
 	    $B/bin/$$t --completion=fish > share/completions/fish/$$t.fish || exit 1; \
 	done
 
+.PHONY: install-built
 install: all ## install tools, pages, completions, presets, library and headers under DESTDIR and PREFIX
-	install -d $(DEST)/bin $(DEST)/lib
-	install -m 755 $(BIN) $(DEST)/bin
-	install -m 644 $B/libcore.a $(DEST)/lib/liblmcore.a
-	$(if $(CUDA_HOME),install -D -m 755 $(CUDA_MODULE) $(DEST)/lib/lmutils/libcore-cuda.so)
+	$(MAKE) install-built
+
+# What is built already; paths with spaces are one path.
+install-built:
+	install -d "$$DEST/bin" "$$DEST/lib"
+	install -m 755 $(BIN) "$$DEST/bin"
+	install -m 644 $B/libcore.a "$$DEST/lib/liblmcore.a"
+	$(if $(CUDA_HOME),install -D -m 755 $(CUDA_MODULE) "$$DEST/lib/lmutils/libcore-cuda.so")
 	for n in 1 5 7; do \
 	    for p in man/man$$n/*.$$n; do \
 	        test -f $$p || continue; \
-	        install -d $(DEST)/share/man/man$$n && install -m 644 $$p $(DEST)/share/man/man$$n || exit 1; \
+	        install -d "$$DEST/share/man/man$$n" && install -m 644 $$p "$$DEST/share/man/man$$n" || exit 1; \
 	    done; \
 	done
 	for h in lib/*/*.h; do \
-	    d=$(DEST)/include/lmcore/$$(basename $$(dirname $$h)); \
-	    install -d $$d && install -m 644 $$h $$d || exit 1; \
+	    d=$$DEST/include/lmcore/$$(basename $$(dirname $$h)); \
+	    install -d "$$d" && install -m 644 $$h "$$d" || exit 1; \
 	done
 	for d in models recipes; do \
 	    for p in share/$$d/*; do \
 	        test -f $$p || continue; \
 	        m=644; test ! -x $$p || m=755; \
-	        install -d $(DEST)/share/lmutils/$$d && install -m $$m $$p $(DEST)/share/lmutils/$$d || exit 1; \
+	        install -d "$$DEST/share/lmutils/$$d" && install -m $$m $$p "$$DEST/share/lmutils/$$d" || exit 1; \
 	    done; \
 	done
-	install -d $(DEST)/share/bash-completion/completions $(DEST)/share/zsh/site-functions $(DEST)/share/fish/vendor_completions.d
+	d=$$DEST/share; \
+	install -d "$$d/bash-completion/completions" "$$d/zsh/site-functions" "$$d/fish/vendor_completions.d" && \
 	for t in $(TOOLS); do \
-	    install -m 644 share/completions/bash/$$t $(DEST)/share/bash-completion/completions && \
-	    install -m 644 share/completions/zsh/_$$t $(DEST)/share/zsh/site-functions && \
-	    install -m 644 share/completions/fish/$$t.fish $(DEST)/share/fish/vendor_completions.d || exit 1; \
+	    install -m 644 share/completions/bash/$$t "$$d/bash-completion/completions" && \
+	    install -m 644 share/completions/zsh/_$$t "$$d/zsh/site-functions" && \
+	    install -m 644 share/completions/fish/$$t.fish "$$d/fish/vendor_completions.d" || exit 1; \
 	done
 
 uninstall: ## remove what install put there
 	for t in $(TOOLS); do \
-	    rm -f $(DEST)/bin/$$t $(DEST)/share/bash-completion/completions/$$t \
-	        $(DEST)/share/zsh/site-functions/_$$t $(DEST)/share/fish/vendor_completions.d/$$t.fish; \
+	    rm -f "$$DEST/bin/$$t" "$$DEST/share/bash-completion/completions/$$t" \
+	        "$$DEST/share/zsh/site-functions/_$$t" "$$DEST/share/fish/vendor_completions.d/$$t.fish"; \
 	done
-	for n in 1 5 7; do for p in man/man$$n/*.$$n; do rm -f $(DEST)/share/man/man$$n/$$(basename $$p); done; done
-	rm -f $(DEST)/lib/liblmcore.a
-	rm -rf $(DEST)/include/lmcore $(DEST)/share/lmutils $(DEST)/lib/lmutils
+	for n in 1 5 7; do for p in man/man$$n/*.$$n; do rm -f "$$DEST/share/man/man$$n/$$(basename $$p)"; done; done
+	rm -f "$$DEST/lib/liblmcore.a"
+	rm -rf "$$DEST/include/lmcore" "$$DEST/share/lmutils" "$$DEST/lib/lmutils"
 
 dist: ## a reproducible source archive of the current commit
 	git archive --format=tar --prefix=lmutils-$(VERSION)/ HEAD | gzip -9n > lmutils-$(VERSION).tar.gz
@@ -399,7 +420,10 @@ print-%:
 
 clean: ## remove the build folder
 	rm -rf $B $B-asan $B-tsan
+	$(if $(filter .build-%,$B),rm -rf -- "$$BUILD_FOLDER")
 
 -include $(LIB_OBJ:.o=.d) $(KER_OBJ:.o=.d) $(CMN_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
 -include $(CUDA_OBJ:=.d) $(EMU_OBJ:=.d)
 -include $(TEST_BIN:=.d) $(FUZZ_LIB:.o=.d) $(FUZZ_KER:.o=.d) $(FUZZ_SIMD:.o=.d)
+
+endif

@@ -1,0 +1,76 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The Makefile where paths have spaces: the checkout, B, PREFIX, DESTDIR.
+bats_require_minimum_version 1.5.0
+
+setup() {
+    ROOT=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    BUILD=${LM_TEST_BUILD:-$ROOT/build}
+    cd "$BATS_TEST_TMPDIR"
+    mkdir 'my checkout' my checkout # what a word of a path would hit
+    touch my/own checkout/own
+    (cd "$ROOT" && tar -cf - Makefile cmd kernels lib man scripts share) | tar -xf - -C 'my checkout'
+    cd 'my checkout'
+    mkdir my build prefix
+    touch my/own build/own prefix/own
+}
+
+# The products of the build under test, as if they had been built in $1.
+built() {
+    mkdir -p "$1"
+    cp -r "$BUILD/bin" "$BUILD/libcore.a" "$1"
+}
+
+# All that lies here, but for what is meant to be made.
+listing() {
+    (cd "$BATS_TEST_TMPDIR" && find . \( -path './my checkout/my build' -o -path './my checkout/build' -o -path './my dest' -o \
+        -name '.build-*' -o -name before -o -name text -o -path './my work' \) -prune -o -print | sort)
+}
+
+@test "a checkout and a build folder with spaces: objects, clean" {
+    listing > ../before
+    make B=build CUDA=no build/lib/base/err.o
+    [ -s build/lib/base/err.o ]
+    make B='my build' CUDA=no help | grep -q '^  install '
+    link=$(echo .build-*)
+    [ "$(readlink "$link")" = "$PWD/my build" ]
+    make B="$link" CUDA=no "$link/lib/base/err.o" "$link/cmd/common/alias.o"
+    [ -s 'my build/lib/base/err.o' ]
+    ! make -n B="$link" CUDA=no "$link/lib/base/err.o" | grep err.c
+    touch -d '1 hour ago' "$link/lib/base/err.o" # what it depends on was kept, too
+    make -n B="$link" CUDA=no "$link/lib/base/err.o" | grep -q err.c
+    make B='my build' CUDA=no clean
+    [ ! -e 'my build' ] && [ ! -e "$link" ] && [ ! -L "$link" ]
+    [ -e my/own ] && [ -e build/own ]
+    listing | diff ../before -
+    run make B= clean
+    [ "$status" -eq 2 ]
+    [[ $output == *"B is empty"* ]]
+    [ -e build/own ]
+}
+
+@test "install and uninstall: PREFIX and DESTDIR with spaces, and nothing beside them" {
+    built 'my build'
+    listing > ../before
+    make B='my build' CUDA=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" install-built
+    listing | diff ../before -
+    at="$PWD/../my dest/my prefix"
+    "$at/bin/train" --version | grep -q lmutils
+    [ -s "$at/share/man/man1/train.1" ] && [ -s "$at/share/zsh/site-functions/_train" ] && [ -s "$at/include/lmcore/base/err.h" ]
+    [ -x "$at/share/lmutils/recipes/enter" ]
+    # presets and recipes are found there
+    (cd .. && "$at/bin/init-model" llama-1m --set vocab_size=100 --dry-run) > /dev/null
+    echo 'one two three' > ../text
+    (cd .. && PATH="$at/bin:$PATH" make -f "$at/share/lmutils/recipes/first-light.mk" CORPUS=text WORK='my work' clean.jsonl)
+    [ -s '../my work/clean.jsonl' ]
+    rm -r '../my work' ../text
+    make B='my build' CUDA=no PREFIX='/my prefix' DESTDIR="$PWD/../my dest" uninstall
+    [ -z "$(find '../my dest' -type f)" ]
+    listing | diff ../before -
+    # a PREFIX that is not absolute is a folder here, and one folder
+    make B='my build' CUDA=no PREFIX='a prefix' install-built
+    [ -x 'a prefix/bin/train' ] && [ ! -e a ]
+    [ "$(ls prefix)" = own ]
+    make B='my build' CUDA=no PREFIX='a prefix' uninstall
+    [ "$(ls prefix)" = own ] && [ -e 'my build/bin/train' ]
+}
