@@ -35,14 +35,18 @@ struct lm_gunzip {
 static lm_code refill(lm_gunzip *g, lm_err *e)
 {
     const void *p = NULL;
+    size_t n = 0;
     if (g->at < g->n || g->ended)
         return LM_OK;
+    lm_code rc = g->next(g->ctx, &p, &n, e);
+    g->ended = !rc && n == 0;
+    if (rc || g->ended) /* find_member may go back in the last block */
+        return rc;
     g->before += g->n;
-    g->at = g->n = 0;
-    lm_code rc = g->next(g->ctx, &p, &g->n, e);
     g->in = p;
-    g->ended = !rc && g->n == 0;
-    return rc;
+    g->at = 0;
+    g->n = n;
+    return LM_OK;
 }
 
 /* Gather up to `want` bytes in head. */

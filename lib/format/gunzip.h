@@ -13,7 +13,7 @@
 
 #include "base/err.h"
 
-/* The next bytes, borrowed until the next call; *n = 0 at the end. */
+/* The next bytes, borrowed until the next call; *n = 0 at the end, which leaves the last ones as they are. */
 typedef lm_code (*lm_block_fn)(void *ctx, const void **p, size_t *n, lm_err *e);
 
 typedef struct lm_gunzip lm_gunzip;

@@ -9,273 +9,17 @@
  * What is damaged fails.  With skip_bad it ends the member (lm_source_cut), and reading goes on with
  * the next member that can be found: of gzip behind the damage, of an archive the next one when the
  * damage is inside of a member, else with the next operand. */
-#include "format/source.h"
-
 #include <archive.h>
 #include <archive_entry.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/stop.h"
-#include "format/gunzip.h"
-
-enum { BLOCK = 256 * 1024 };
-
-struct lm_source {
-    lm_input_files files;
-    uint64_t *digests; /* by file */
-    int n_operands;
-    int at; /* the file being read, -1 before the first */
-    int fd;
-    bool seeked; /* the hash over read() is broken: hash the file again at its end */
-    XXH3_state_t *hash;
-    char *block;
-    struct archive *outer, *inner;
-    lm_gunzip *gz, *inner_gz;
-    uint64_t given, inner_given; /* bytes that the two readers took */
-    lm_err fail;                 /* of a callback: libarchive only keeps text */
-    size_t most; /* bytes behind an archive that are read to reach the end of a pipe */
-    bool skip_bad, cut, resumed;
-    int64_t bad;
-    lm_err first_bad;
-    bool in_member;
-    bool is_archive;
-    int64_t member_at; /* bytes of the outer member given out */
-    lm_buf name;
-    _Atomic uint64_t bytes;
-    uint64_t total;
-};
-
-static const char *shown(const char *path)
-{
-    return strcmp(path, "-") == 0 ? "standard input" : path;
-}
-
-/* ---- the file below: read, count, hash ---- */
-
-/* Bytes of fd, 0 at its end, -1 with errno.  A pipe may stay silent for ever, and a signal is handled in any thread, not
- * in this one: so it waits in short turns, and a request to stop ends the file. */
-static ssize_t read_some(int fd, void *dst, size_t cap)
-{
-    struct pollfd wait = { .fd = fd, .events = POLLIN };
-    for (;;) {
-        if (lm_stopping())
-            return 0;
-        int ready = poll(&wait, 1, 50);
-        if (ready == 0 || (ready < 0 && errno == EINTR))
-            continue;
-        ssize_t n = ready < 0 ? -1 : read(fd, dst, cap);
-        if (n >= 0 || errno != EINTR)
-            return n;
-    }
-}
-
-static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
-{
-    lm_source *s = ctx;
-    ssize_t got = read_some(s->fd, s->block, BLOCK);
-    *n = 0;
-    if (got < 0)
-        return lm_fail(e, LM_EIO, shown(s->files.path[s->at]), NULL, "cannot read");
-    if (!s->seeked)
-        XXH3_64bits_update(s->hash, s->block, (size_t)got);
-    atomic_fetch_add_explicit(&s->bytes, (uint64_t)got, memory_order_relaxed);
-    *p = s->block;
-    *n = (size_t)got;
-    return LM_OK;
-}
-
-static lm_code file_block(lm_source *s, const void **p, size_t *n, lm_err *e)
-{
-    return s->gz ? lm_gunzip_block(s->gz, p, n, e) : raw_block(s, p, n, e);
-}
-
-/* Keep the failure of a callback for decoder_failed. */
-static la_ssize_t callback_failed(lm_source *s, struct archive *a, const lm_err *e)
-{
-    s->fail = *e;
-    archive_set_error(a, EIO, "%s", e->what);
-    return -1;
-}
-
-static la_ssize_t read_file(struct archive *a, void *ctx, const void **out)
-{
-    lm_source *s = ctx;
-    lm_err e = { 0 };
-    size_t n;
-    if (file_block(s, out, &n, &e))
-        return callback_failed(s, a, &e);
-    s->given += n;
-    return (la_ssize_t)n;
-}
-
-static la_int64_t seek_file(struct archive *a, void *ctx, la_int64_t offset, int whence)
-{
-    lm_source *s = ctx;
-    off_t to = lseek(s->fd, offset, whence);
-    s->seeked = true;
-    if (to < 0) {
-        archive_set_error(a, errno, "%s", strerror(errno));
-        return ARCHIVE_FATAL;
-    }
-    return to;
-}
-
-/* zip and 7zip keep their table at the end; the other formats are read once, front to back. */
-static bool wants_seek(int fd)
-{
-    struct stat st;
-    char magic[6] = { 0 };
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || lseek(fd, 0, SEEK_CUR) != 0)
-        return false;
-    if (pread(fd, magic, sizeof magic, 0) != sizeof magic)
-        return false;
-    return memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "7z\xBC\xAF\x27\x1C", 6) == 0;
-}
-
-static lm_code decoder_failed(lm_source *s, struct archive *a, lm_err *e)
-{
-    const char *why = archive_error_string(a);
-    const char *where = s->in_member && s->name.len ? s->name.data : shown(s->files.path[s->at]);
-    if (!s->fail.code && s->gz)
-        lm_gunzip_resume(s->gz, &s->fail);
-    if (s->fail.code) {
-        if (!e->code)
-            *e = s->fail;
-        return s->fail.code;
-    }
-    if (archive_errno(a) == ENOMEM)
-        return lm_fail(e, LM_ELIMIT, where, NULL, "out of memory while decoding");
-    if (archive_errno(a) == EIO || archive_errno(a) == EISDIR) {
-        errno = archive_errno(a);
-        return lm_fail(e, LM_EIO, where, NULL, "cannot read");
-    }
-    if (why && strcasestr(why, "passphrase"))
-        return lm_fail(e, LM_EFORMAT, where, "decrypt it first",
-                       "it is encrypted and needs a passphrase");
-    return lm_fail(e, LM_EFORMAT, where, "fetch or compress it again",
-                   "damaged or truncated: the decoder says '%s'", why ? why : "no reason given");
-}
-
-static void add_filters(struct archive *a)
-{
-    archive_read_support_filter_gzip(a);
-    archive_read_support_filter_bzip2(a);
-    archive_read_support_filter_compress(a);
-    archive_read_support_filter_xz(a);
-    archive_read_support_filter_lzma(a);
-    archive_read_support_filter_lzip(a);
-    archive_read_support_filter_zstd(a);
-    archive_read_support_filter_lz4(a);
-    archive_read_support_format_raw(a);
-    archive_read_support_format_empty(a);
-}
-
-/* A reader on what is left of the file. */
-static lm_code new_outer(lm_source *s, lm_err *e)
-{
-    s->given = 0;
-    s->outer = archive_read_new();
-    if (!s->outer)
-        return lm_fail(e, LM_ELIMIT, shown(s->files.path[s->at]), NULL,
-                       "out of memory for a decoder");
-    add_filters(s->outer);
-    archive_read_support_format_tar(s->outer);
-    archive_read_support_format_zip(s->outer);
-    archive_read_support_format_7zip(s->outer);
-    archive_read_support_format_rar(s->outer);
-    archive_read_support_format_rar5(s->outer);
-    archive_read_support_format_cab(s->outer);
-    archive_read_support_format_xar(s->outer);
-    archive_read_support_format_iso9660(s->outer);
-    archive_read_set_read_callback(s->outer, read_file);
-    if (!s->gz)
-        archive_read_set_seek_callback(s->outer, seek_file);
-    archive_read_set_callback_data(s->outer, s);
-    if (archive_read_open1(s->outer) != ARCHIVE_OK)
-        return decoder_failed(s, s->outer, e);
-    return LM_OK;
-}
-
-static lm_code open_outer(lm_source *s, lm_err *e)
-{
-    const char *path = s->files.path[s->at];
-    s->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    if (s->fd < 0)
-        return lm_fail(e, LM_EIO, path, "check the path", "cannot open");
-    s->seeked = s->resumed = s->is_archive = false;
-    XXH3_64bits_reset(s->hash);
-    lm_code rc = wants_seek(s->fd)
-                     ? LM_OK
-                     : lm_gunzip_new(raw_block, s, shown(path), s->skip_bad, &s->gz, e);
-    return rc ? rc : new_outer(s, e);
-}
-
-/* With skip_bad, note what is damaged; true if reading may go on. */
-static bool note_bad(lm_source *s, lm_code rc, lm_err *e)
-{
-    if (!s->skip_bad || rc != LM_EFORMAT)
-        return false;
-    if (!s->bad++)
-        s->first_bad = *e;
-    *e = s->fail = (lm_err){ 0 };
-    return true;
-}
-
-/* To the end of the file, so that the digest is of the whole file, and gzip's last checksum is compared.  Only
- * the length of a pipe is bounded: a device may have no end. */
-static lm_code drain(lm_source *s, lm_err *e)
-{
-    struct stat st;
-    const void *p;
-    size_t n = 1;
-    uint64_t sum = 0;
-    lm_err why = { 0 };
-    bool bounded = fstat(s->fd, &st) || !S_ISREG(st.st_mode);
-    lm_code rc = LM_OK;
-    while (!rc && n) {
-        rc = file_block(s, &p, &n, e);
-        if (!rc && !n && s->gz && lm_gunzip_resume(s->gz, &why)) {
-            note_bad(s, LM_EFORMAT, &why);
-            n = 1;
-        }
-        sum += n;
-        if (!rc && bounded && sum > s->most)
-            rc = lm_fail(e, LM_ELIMIT, shown(s->files.path[s->at]), "check what it is",
-                         "more than %zu bytes follow the end of its data", s->most);
-    }
-    return rc;
-}
-
-static lm_code close_outer(lm_source *s, lm_err *e)
-{
-    archive_read_free(s->outer);
-    s->outer = NULL;
-    if (s->seeked) {
-        s->seeked = false;
-        XXH3_64bits_reset(s->hash);
-        if (lseek(s->fd, 0, SEEK_SET) < 0)
-            return lm_fail(e, LM_EIO, s->files.path[s->at], NULL, "cannot go back to its start");
-    }
-    lm_code rc = drain(s, e);
-    lm_gunzip_free(s->gz);
-    s->gz = NULL;
-    s->digests[s->at] = XXH3_64bits_digest(s->hash);
-    if (s->fd > STDIN_FILENO)
-        close(s->fd);
-    s->fd = -1;
-    return rc;
-}
+#include "format/source_impl.h"
 
 /* ---- members ---- */
 
@@ -290,7 +34,7 @@ static lm_code outer_block(lm_source *s, const void **p, size_t *n, lm_err *e)
             return LM_OK;
         }
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
-            return decoder_failed(s, s->outer, e);
+            return lm_source_decoder_failed(s, s->outer, e);
         if (*n == 0)
             continue;
         if (at != s->member_at)
@@ -313,7 +57,7 @@ static la_ssize_t read_member(struct archive *a, void *ctx, const void **out)
     lm_err e = { 0 };
     size_t n;
     if (lm_gunzip_block(s->inner_gz, out, &n, &e))
-        return callback_failed(s, a, &e);
+        return lm_source_callback_failed(s, a, &e);
     s->inner_given += n;
     return (la_ssize_t)n;
 }
@@ -343,8 +87,8 @@ static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
     if (!member)
         member = archive_entry_pathname_utf8(entry);
     s->name.len = 0;
-    lm_code rc =
-        lm_buf_addf(&s->name, e, "%s:%s", shown(s->files.path[s->at]), member ? member : "?");
+    lm_code rc = lm_buf_addf(&s->name, e, "%s:%s", lm_source_shown(s->files.path[s->at]),
+                             member ? member : "?");
     for (size_t i = 0; !rc && i < s->name.len; i++)
         if ((unsigned char)s->name.data[i] < 0x20 || s->name.data[i] == 0x7f)
             s->name.data[i] = '?'; /* it goes into messages */
@@ -388,14 +132,14 @@ static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
     s->inner = archive_read_new();
     if (!s->inner)
         return lm_fail(e, LM_ELIMIT, s->name.data, NULL, "out of memory for a decoder");
-    add_filters(s->inner);
+    lm_source_add_filters(s->inner);
     archive_read_set_read_callback(s->inner, read_member);
     archive_read_set_callback_data(s->inner, s);
     int r = archive_read_open1(s->inner);
     if (r == ARCHIVE_OK)
         r = archive_read_next_header(s->inner, &entry);
     if (r != ARCHIVE_EOF && r != ARCHIVE_OK && r != ARCHIVE_WARN)
-        return decoder_failed(s, s->inner, e);
+        return lm_source_decoder_failed(s, s->inner, e);
     *got = r != ARCHIVE_EOF;
     return check_name(s->inner, s->inner_gz, s->name.data, e);
 }
@@ -405,7 +149,7 @@ static lm_code begin_plain(lm_source *s, lm_err *e)
 {
     s->name.len = 0;
     s->in_member = true;
-    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", shown(s->files.path[s->at]),
+    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", lm_source_shown(s->files.path[s->at]),
                              s->resumed ? " (behind damage)" : "");
     return rc || s->resumed ? rc : check_name(s->outer, s->gz, s->name.data, e);
 }
@@ -422,11 +166,11 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         if (r == ARCHIVE_EOF)
             return archive_filter_bytes(s->outer, -1) || s->resumed
                        ? LM_OK
-                       : check_name(s->outer, s->gz, shown(s->files.path[s->at]), e);
+                       : check_name(s->outer, s->gz, lm_source_shown(s->files.path[s->at]), e);
         if (r == ARCHIVE_RETRY)
             continue;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
-            return decoder_failed(s, s->outer, e);
+            return lm_source_decoder_failed(s, s->outer, e);
         s->member_at = 0;
         s->is_archive = archive_format(s->outer) != ARCHIVE_FORMAT_RAW;
         if (!s->is_archive) {
@@ -453,13 +197,13 @@ static lm_code resume(lm_source *s, bool *more, lm_err *e)
     lm_err why = { 0 };
     *more = s->gz && lm_gunzip_resume(s->gz, &why);
     if (*more)
-        note_bad(s, LM_EFORMAT, &why);
+        lm_source_note_bad(s, LM_EFORMAT, &why);
     *more &= !s->is_archive;
     if (!*more)
         return LM_OK;
     archive_read_free(s->outer);
     s->resumed = true;
-    return new_outer(s, e);
+    return lm_source_new_outer(s, e);
 }
 
 /* After damage: over the rest of the operand, or of the member when only that is damaged. */
@@ -482,18 +226,18 @@ lm_code lm_source_next(lm_source *s, bool *got, lm_err *e)
     *got = s->cut = false;
     while (!rc && !*got) {
         if (!s->outer) {
-            if (s->fd >= 0 && (rc = close_outer(s, e))) /* given up */
+            if (s->fd >= 0 && (rc = lm_source_close_outer(s, e))) /* given up */
                 break;
             if (s->at + 1 >= (int)s->files.n)
                 return LM_OK;
             s->at++;
-            rc = open_outer(s, e);
+            rc = lm_source_open_outer(s, e);
         }
         if (!rc)
             rc = next_member(s, got, e);
         if (!rc && !*got && !(rc = resume(s, &more, e)) && !more)
-            rc = close_outer(s, e);
-        if (note_bad(s, rc, e)) {
+            rc = lm_source_close_outer(s, e);
+        if (lm_source_note_bad(s, rc, e)) {
             rc = LM_OK;
             *got = false;
             if (s->outer)
@@ -514,7 +258,7 @@ static lm_code inner_block(lm_source *s, const void **p, size_t *n, lm_err *e)
         *n = 0;
         return check_end(s, s->inner, s->inner_gz, s->inner_given, e);
     }
-    return r == ARCHIVE_OK || r == ARCHIVE_WARN ? LM_OK : decoder_failed(s, s->inner, e);
+    return r == ARCHIVE_OK || r == ARCHIVE_WARN ? LM_OK : lm_source_decoder_failed(s, s->inner, e);
 }
 
 lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e)
@@ -529,7 +273,7 @@ lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e)
         s->cut = s->gz && lm_gunzip_resume(s->gz, NULL);
         rc = s->cut ? LM_OK : check_end(s, s->outer, s->gz, s->given, e);
     }
-    if (note_bad(s, rc, e)) {
+    if (lm_source_note_bad(s, rc, e)) {
         rc = LM_OK;
         *n = 0;
         s->cut = true;
@@ -565,9 +309,9 @@ static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_e
     struct stat st;
     bool std_in = strcmp(path, "-") == 0;
     if (std_in ? fstat(STDIN_FILENO, &st) : stat(path, &st))
-        return lm_fail(e, LM_EIO, shown(path), "check the path", "cannot open");
+        return lm_fail(e, LM_EIO, lm_source_shown(path), "check the path", "cannot open");
     if (S_ISDIR(st.st_mode)) /* as standard input */
-        return lm_fail(e, LM_EUSAGE, shown(path), "name the folder", "it is a folder");
+        return lm_fail(e, LM_EUSAGE, lm_source_shown(path), "name the folder", "it is a folder");
     if (!std_in && access(path, R_OK))
         return lm_fail(e, LM_EIO, path, "check its permissions", "cannot open");
     if (S_ISREG(st.st_mode))
@@ -609,7 +353,7 @@ lm_code lm_source_open(const char *const *paths, int n, bool skip_bad, size_t mo
     if (!rc)
         rc = lm_alloc_n(&s->digests, s->files.n, sizeof *s->digests, "digests", e);
     if (!rc)
-        rc = lm_alloc_n(&s->block, BLOCK, 1, "a block of input", e);
+        rc = lm_alloc_n(&s->block, LM_SOURCE_BLOCK, 1, "a block of input", e);
     if (!rc)
         rc = check_files(s, e);
     if (!rc && !(s->hash = XXH3_createState()))

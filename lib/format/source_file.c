@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* source_file.c -- the lower half of source.c: the bytes of a file, counted and hashed, and the decoder on them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/stop.h"
+#include "format/source_impl.h"
+
+const char *lm_source_shown(const char *path)
+{
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+/* Bytes of fd, 0 at its end, -1 with errno.  A pipe may stay silent for ever, and a signal is handled in any thread, not
+ * in this one: so it waits in short turns, and a request to stop ends the file. */
+static ssize_t read_some(int fd, void *dst, size_t cap)
+{
+    struct pollfd wait = { .fd = fd, .events = POLLIN };
+    for (;;) {
+        if (lm_stopping())
+            return 0;
+        int ready = poll(&wait, 1, 50);
+        if (ready == 0 || (ready < 0 && errno == EINTR))
+            continue;
+        ssize_t n = ready < 0 ? -1 : read(fd, dst, cap);
+        if (n >= 0 || errno != EINTR)
+            return n;
+    }
+}
+
+static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
+{
+    lm_source *s = ctx;
+    ssize_t got = read_some(s->fd, s->block, LM_SOURCE_BLOCK);
+    *n = 0;
+    if (got < 0)
+        return lm_fail(e, LM_EIO, lm_source_shown(s->files.path[s->at]), NULL, "cannot read");
+    if (!s->seeked)
+        XXH3_64bits_update(s->hash, s->block, (size_t)got);
+    atomic_fetch_add_explicit(&s->bytes, (uint64_t)got, memory_order_relaxed);
+    *p = s->block;
+    *n = (size_t)got;
+    return LM_OK;
+}
+
+static lm_code file_block(lm_source *s, const void **p, size_t *n, lm_err *e)
+{
+    return s->gz ? lm_gunzip_block(s->gz, p, n, e) : raw_block(s, p, n, e);
+}
+
+la_ssize_t lm_source_callback_failed(lm_source *s, struct archive *a, const lm_err *e)
+{
+    s->fail = *e;
+    archive_set_error(a, EIO, "%s", e->what);
+    return -1;
+}
+
+static la_ssize_t read_file(struct archive *a, void *ctx, const void **out)
+{
+    lm_source *s = ctx;
+    lm_err e = { 0 };
+    size_t n;
+    if (file_block(s, out, &n, &e))
+        return lm_source_callback_failed(s, a, &e);
+    s->given += n;
+    return (la_ssize_t)n;
+}
+
+static la_int64_t seek_file(struct archive *a, void *ctx, la_int64_t offset, int whence)
+{
+    lm_source *s = ctx;
+    off_t to = lseek(s->fd, offset, whence);
+    s->seeked = true;
+    if (to < 0) {
+        archive_set_error(a, errno, "%s", strerror(errno));
+        return ARCHIVE_FATAL;
+    }
+    return to;
+}
+
+/* zip and 7zip keep their table at the end; the other formats are read once, front to back. */
+static bool wants_seek(int fd)
+{
+    struct stat st;
+    char magic[6] = { 0 };
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || lseek(fd, 0, SEEK_CUR) != 0)
+        return false;
+    if (pread(fd, magic, sizeof magic, 0) != sizeof magic)
+        return false;
+    return memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "7z\xBC\xAF\x27\x1C", 6) == 0;
+}
+
+lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e)
+{
+    const char *why = archive_error_string(a);
+    const char *where =
+        s->in_member && s->name.len ? s->name.data : lm_source_shown(s->files.path[s->at]);
+    if (!s->fail.code && s->gz)
+        lm_gunzip_resume(s->gz, &s->fail);
+    if (s->fail.code) {
+        if (!e->code)
+            *e = s->fail;
+        return s->fail.code;
+    }
+    if (archive_errno(a) == ENOMEM)
+        return lm_fail(e, LM_ELIMIT, where, NULL, "out of memory while decoding");
+    if (archive_errno(a) == EIO || archive_errno(a) == EISDIR) {
+        errno = archive_errno(a);
+        return lm_fail(e, LM_EIO, where, NULL, "cannot read");
+    }
+    if (why && strcasestr(why, "passphrase"))
+        return lm_fail(e, LM_EFORMAT, where, "decrypt it first",
+                       "it is encrypted and needs a passphrase");
+    return lm_fail(e, LM_EFORMAT, where, "fetch or compress it again",
+                   "damaged or truncated: the decoder says '%s'", why ? why : "no reason given");
+}
+
+void lm_source_add_filters(struct archive *a)
+{
+    archive_read_support_filter_gzip(a);
+    archive_read_support_filter_bzip2(a);
+    archive_read_support_filter_compress(a);
+    archive_read_support_filter_xz(a);
+    archive_read_support_filter_lzma(a);
+    archive_read_support_filter_lzip(a);
+    archive_read_support_filter_zstd(a);
+    archive_read_support_filter_lz4(a);
+    archive_read_support_format_raw(a);
+    archive_read_support_format_empty(a);
+}
+
+/* A reader on what is left of the file. */
+lm_code lm_source_new_outer(lm_source *s, lm_err *e)
+{
+    s->given = 0;
+    s->outer = archive_read_new();
+    if (!s->outer)
+        return lm_fail(e, LM_ELIMIT, lm_source_shown(s->files.path[s->at]), NULL,
+                       "out of memory for a decoder");
+    lm_source_add_filters(s->outer);
+    archive_read_support_format_tar(s->outer);
+    archive_read_support_format_zip(s->outer);
+    archive_read_support_format_7zip(s->outer);
+    archive_read_support_format_rar(s->outer);
+    archive_read_support_format_rar5(s->outer);
+    archive_read_support_format_cab(s->outer);
+    archive_read_support_format_xar(s->outer);
+    archive_read_support_format_iso9660(s->outer);
+    archive_read_set_read_callback(s->outer, read_file);
+    if (!s->gz)
+        archive_read_set_seek_callback(s->outer, seek_file);
+    archive_read_set_callback_data(s->outer, s);
+    if (archive_read_open1(s->outer) != ARCHIVE_OK)
+        return lm_source_decoder_failed(s, s->outer, e);
+    return LM_OK;
+}
+
+lm_code lm_source_open_outer(lm_source *s, lm_err *e)
+{
+    const char *path = s->files.path[s->at];
+    s->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (s->fd < 0)
+        return lm_fail(e, LM_EIO, path, "check the path", "cannot open");
+    s->seeked = s->resumed = s->is_archive = false;
+    XXH3_64bits_reset(s->hash);
+    lm_code rc = wants_seek(s->fd)
+                     ? LM_OK
+                     : lm_gunzip_new(raw_block, s, lm_source_shown(path), s->skip_bad, &s->gz, e);
+    return rc ? rc : lm_source_new_outer(s, e);
+}
+
+bool lm_source_note_bad(lm_source *s, lm_code rc, lm_err *e)
+{
+    if (rc != LM_EFORMAT || (!s->skip_bad && !lm_stopping()))
+        return false;
+    if (!lm_stopping() && !s->bad++) /* a request to stop ends the file anywhere */
+        s->first_bad = *e;
+    *e = s->fail = (lm_err){ 0 };
+    return true;
+}
+
+/* To the end of the file, so that the digest is of the whole file, and gzip's last checksum is compared.  Only
+ * the length of a pipe is bounded: a device may have no end. */
+static lm_code drain(lm_source *s, lm_err *e)
+{
+    struct stat st;
+    const void *p;
+    size_t n = 1;
+    uint64_t sum = 0;
+    lm_err why = { 0 };
+    bool bounded = fstat(s->fd, &st) || !S_ISREG(st.st_mode);
+    lm_code rc = LM_OK;
+    while (!rc && n) {
+        rc = file_block(s, &p, &n, e);
+        if (!rc && !n && s->gz && lm_gunzip_resume(s->gz, &why)) {
+            lm_source_note_bad(s, LM_EFORMAT, &why);
+            n = 1;
+        }
+        sum += n;
+        if (!rc && bounded && sum > s->most)
+            rc = lm_fail(e, LM_ELIMIT, lm_source_shown(s->files.path[s->at]), "check what it is",
+                         "more than %zu bytes follow the end of its data", s->most);
+    }
+    return rc;
+}
+
+lm_code lm_source_close_outer(lm_source *s, lm_err *e)
+{
+    archive_read_free(s->outer);
+    s->outer = NULL;
+    if (s->seeked) {
+        s->seeked = false;
+        XXH3_64bits_reset(s->hash);
+        if (lseek(s->fd, 0, SEEK_SET) < 0)
+            return lm_fail(e, LM_EIO, s->files.path[s->at], NULL, "cannot go back to its start");
+    }
+    lm_code rc = drain(s, e);
+    lm_gunzip_free(s->gz);
+    s->gz = NULL;
+    s->digests[s->at] = XXH3_64bits_digest(s->hash);
+    if (s->fd > STDIN_FILENO)
+        close(s->fd);
+    s->fd = -1;
+    return rc;
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* source_impl.h -- what the files source*.c share: the state of a source, and its lower half, the file that is read
+ * and the decoder on it.  Not for others. */
+#ifndef LM_FORMAT_SOURCE_IMPL_H
+#define LM_FORMAT_SOURCE_IMPL_H
+
+#include <archive.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+#include <xxhash.h>
+
+#include "base/buf.h"
+#include "format/gunzip.h"
+#include "format/source.h"
+
+enum { LM_SOURCE_BLOCK = 256 * 1024 };
+
+struct lm_source {
+    lm_input_files files;
+    uint64_t *digests; /* by file */
+    int n_operands;
+    int at; /* the file being read, -1 before the first */
+    int fd;
+    bool seeked; /* the hash over read() is broken: hash the file again at its end */
+    XXH3_state_t *hash;
+    char *block;
+    struct archive *outer, *inner;
+    lm_gunzip *gz, *inner_gz;
+    uint64_t given, inner_given; /* bytes that the two readers took */
+    lm_err fail;                 /* of a callback: libarchive only keeps text */
+    size_t most; /* bytes behind an archive that are read to reach the end of a pipe */
+    bool skip_bad, cut, resumed;
+    int64_t bad;
+    lm_err first_bad;
+    bool in_member;
+    bool is_archive;
+    int64_t member_at; /* bytes of the outer member given out */
+    lm_buf name;
+    _Atomic uint64_t bytes;
+    uint64_t total;
+};
+
+/* The path for messages. */
+const char *lm_source_shown(const char *path);
+/* The filters, and the format of no archive, that text is read through. */
+void lm_source_add_filters(struct archive *a);
+/* Keep the failure of a read callback for lm_source_decoder_failed; returns what the callback must. */
+la_ssize_t lm_source_callback_failed(lm_source *s, struct archive *a, const lm_err *e);
+/* The failure of a decoder: that of its callback, or what it says itself. */
+lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e);
+/* With skip_bad, note what is damaged; true if reading may go on.  When stopping, nothing is damaged. */
+bool lm_source_note_bad(lm_source *s, lm_code rc, lm_err *e);
+
+/* Open the file `at` and put the outer reader on it; put a new one on what is left of it; read it to its end, take
+ * its digest and close it. */
+lm_code lm_source_open_outer(lm_source *s, lm_err *e);
+lm_code lm_source_new_outer(lm_source *s, lm_err *e);
+lm_code lm_source_close_outer(lm_source *s, lm_err *e);
+
+#endif
