@@ -60,11 +60,15 @@ lm_code lm_plan_name_in(lm_merge_plan *p, const lm_plan_want *w, int64_t layer, 
 
 lm_code lm_plan_missing(const lm_merge_plan *p, int lacks, int has, const char *name, lm_err *e)
 {
+    bool expert = strstr(name, ".experts.") != NULL;
     char show[LM_ST_SHOWN];
 
-    return lm_fail(e, LM_EUSAGE, p->model[lacks].name, "merge models that have the same tensors",
-                   "it has no tensor '%s', which %.80s has", lm_st_show(name, show),
-                   p->model[has].name);
+    /* Experts come one by one, fused, or fused with gate and up interleaved. */
+    return lm_fail(
+        e, LM_EUSAGE, p->model[lacks].name,
+        expert ? "save both with the same version of transformers: it lays experts out otherwise"
+               : "merge models that have the same tensors",
+        "it has no tensor '%s', which %.80s has", lm_st_show(name, show), p->model[has].name);
 }
 
 int lm_plan_leader(const lm_merge_plan *p, const lm_merge_slice *s)

@@ -329,6 +329,26 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
     return LM_OK;
 }
 
+/* A model_type that is none of ours: a mixture of experts says so under one of these keys. */
+static lm_code unknown_type(const json_t *o, const char *where, const char *type, lm_err *e)
+{
+    static const char *const keys[] = { "num_experts", "num_local_experts", "n_routed_experts" };
+    const json_t *text = json_object_get(o, "text_config"); /* of models that see images, too */
+
+    for (size_t i = 0; i < 2 * sizeof keys / sizeof *keys; i++) {
+        int64_t n = json_integer_value(json_object_get(i % 2 ? text : o, keys[i / 2]));
+        if (n > 0)
+            return lm_fail(
+                e, LM_EFORMAT, where,
+                "inspect-model, merge-models and compress-ckpt take its tensors as they are",
+                "model_type \"%s\" is a mixture of %" PRId64
+                " experts; only dense models are computed with",
+                type, n);
+    }
+    return lm_fail(e, LM_EFORMAT, where, "gpt2, llama, mistral, qwen2 and qwen3 are known",
+                   "model_type \"%s\" is not known", type);
+}
+
 lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const char *type = NULL;
@@ -340,8 +360,7 @@ lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err 
     for (c->arch = 0; c->arch < LM_ARCH_COUNT && strcmp(type, arch_names[c->arch]); c->arch++)
         ;
     if (c->arch == LM_ARCH_COUNT)
-        return lm_fail(e, LM_EFORMAT, where, "gpt2, llama, mistral, qwen2 and qwen3 are known",
-                       "model_type \"%s\" is not known", type);
+        return unknown_type(o, where, type, e);
     const json_t *q = json_object_get(o, "quantization_config");
     if (q && !json_is_null(q))
         return bad(where, "quantization_config", e, "quantised models cannot be read");

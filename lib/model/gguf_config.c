@@ -468,28 +468,40 @@ static lm_code get_llama(reader *r, lm_arch arch)
     return get_rope(r, dim);
 }
 
+/* Mixtures of experts, of whatever architecture, are refused by that name. */
+static lm_code check_dense(const lm_gguf *g, const lm_gguf_text *arch, lm_err *e)
+{
+    char key[96];
+    int64_t experts;
+
+    snprintf(key, sizeof key, "%.*s.expert_count", (int)(arch->len < 60 ? arch->len : 60),
+             arch->text);
+    if (lm_gguf_i64_or(g, key, 0, 0, 1 << 20, &experts, NULL, e))
+        return e->code;
+    return experts
+               ? lm_fail(e, LM_EUSAGE, lm_gguf_path(g), NULL,
+                         "a model of %" PRId64 " experts; only dense ones are converted", experts)
+               : LM_OK;
+}
+
 static lm_code find_arch(const lm_gguf *g, lm_arch *out, lm_err *e)
 {
     lm_gguf_text name;
-    int64_t window, experts;
+    int64_t window;
     lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
 
     if (!rc && !name.text)
         rc = lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL, "'general.architecture' is missing");
+    if (!rc)
+        rc = check_dense(g, &name, e);
     for (lm_arch a = 0; !rc && a < LM_ARCH_COUNT; a++)
         if (strlen(lm_gguf_arch(a)) == name.len && !memcmp(lm_gguf_arch(a), name.text, name.len)) {
             *out = a;
             if (a != LM_ARCH_LLAMA)
                 return LM_OK;
-            rc = lm_gguf_i64_or(g, "llama.expert_count", 0, 0, 1 << 20, &experts, NULL, e);
-            if (!rc && experts)
-                return lm_fail(e, LM_EUSAGE, lm_gguf_path(g), NULL,
-                               "a model of %" PRId64 " experts; only dense ones are converted",
-                               experts);
             /* Only our own files say so: llama.cpp's conversion drops Mistral's window. */
-            rc = rc ? rc
-                    : lm_gguf_i64_or(g, "llama.attention.sliding_window", 0, 0, INT64_C(1) << 40,
-                                     &window, NULL, e);
+            rc = lm_gguf_i64_or(g, "llama.attention.sliding_window", 0, 0, INT64_C(1) << 40,
+                                &window, NULL, e);
             *out = !rc && window ? LM_ARCH_MISTRAL : LM_ARCH_LLAMA;
             return rc;
         }

@@ -479,3 +479,40 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" == *"this GGUF file is no importance matrix"* ]]
     [ ! -e x.gguf ] && [ ! -e x ]
 }
+
+@test "convert-model: a folder as transformers 5 writes it" {
+    sed -i 's/"torch_dtype"/"dtype"/; s/"rope_theta": .*/"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},/
+        /"rope_scaling"/d' model/config.json
+    convert-model model -o m.gguf
+    convert-model m.gguf -o back
+    same model back
+    convert-model model -o low --dtype f16
+    grep -q '"dtype": "float16"' low/config.json
+    edit m.gguf llama.rope.freq_base '\0\0\200\100' # 4.0
+    convert-model m.gguf -o edited 2> /dev/null
+    tr -d ' \n' < edited/config.json | grep -q '"rope_parameters":{"rope_theta":4.0,"rope_type":"default"}'
+    run grep -c rope_theta edited/config.json
+    [ "$output" = 1 ]
+}
+
+@test "convert-model: experts are refused by that name, and are tensors to other tools" {
+    f32='\0\0\200\77\0\0\0\100\0\0\100\100\0\0\200\100' # 1 2 3 4
+    add_tensor model model.layers.0.mlp.experts.gate_up_proj F32 2,2,1 "$f32"
+    run convert-model model -o x.gguf
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"tensor 'model.layers.0.mlp.experts.gate_up_proj' is not known to llama"* ]]
+    sed -i 's/"model_type": "llama"/"model_type": "qwen3_moe", "num_experts": 2/' model/config.json
+    run convert-model model -o x.gguf
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'model_type "qwen3_moe" is a mixture of 2 experts; only dense models are computed with'* ]]
+    inspect-model model | grep -q 'F32 *\[2, 2, 1\]'
+    compress-ckpt -q model -o m.lmz
+    inspect-model --check --strict model m.lmz > /dev/null
+    cp -r model other
+    merge-models -q --method linear model other -o merged
+    inspect-model --check merged model > /dev/null
+    sed -i 's/experts\.gate_up_proj/experts.gate_pu_proj/' other/model.safetensors
+    run merge-models --method linear model other -o mixed
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"lays experts out otherwise"* ]]
+}

@@ -267,7 +267,51 @@ static void merges_come_out_of_scores(void **state)
     lm_buf_fini(&config);
 }
 
+/* Mixtures of experts are refused by that name, whatever the architecture. */
+static void experts_are_refused(void **state)
+{
+    (void)state;
+    static const char *const archs[] = { "qwen3moe", "llama", "gpt-oss" };
+
+    for (int i = 0; i < 3; i++) {
+        lm_buf b = { 0 };
+        lm_gguf_plan *p = NULL;
+        lm_gguf *g = NULL;
+        json_t *o = NULL;
+        lm_err e = { 0 };
+        char key[64];
+        assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
+        lm_gguf_put_str(p, "general.architecture", archs[i], strlen(archs[i]));
+        snprintf(key, sizeof key, "%s.expert_count", archs[i]);
+        lm_gguf_put_u32(p, key, 128);
+        assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
+        assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, &e), LM_OK);
+        assert_int_equal(lm_gguf_get_config(g, &o, &e), LM_EUSAGE);
+        assert_non_null(strstr(e.what, "128 experts"));
+        lm_gguf_close(g);
+        lm_gguf_plan_free(p);
+        lm_buf_fini(&b);
+    }
+}
+
 /* ---- Types of tensors ---- */
+
+/* What a file's tables say of a type of blocks is what its coder does; 39 to 42 are read. */
+static void tables_of_types_agree(void **state)
+{
+    (void)state;
+    for (int i = 0; lm_ggml_at(i); i++) {
+        const lm_ggml_type *t = lm_ggml_at(i);
+        const lm_gguf_type *f = lm_gguf_type_of(t->ggml_type);
+        assert_non_null(f);
+        assert_string_equal(f->name, t->name);
+        assert_int_equal(f->block, t->block);
+        assert_int_equal(f->bytes, t->bytes);
+    }
+    for (uint32_t type = 39; type <= 42; type++)
+        assert_non_null(lm_ggml_of(type));
+    assert_null(lm_gguf_type_of(43));
+}
 
 /* The digit of a K-quant: '2' to '6'; '8' for Q8_0, 'o' for Q4_0, 'a' and 'b' for Q5_0 and Q5_1, 'n' and
  * 'x' for IQ4_NL and IQ4_XS. */
@@ -572,6 +616,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokenizer_bin_is_read),
         cmocka_unit_test(mixtures_are_llama_cpps),
+        cmocka_unit_test(experts_are_refused),
+        cmocka_unit_test(tables_of_types_agree),
         cmocka_unit_test(low_mixtures_are_llama_cpps),
         cmocka_unit_test(values_of_70b_have_more_bits),
         cmocka_unit_test(rows_that_fit_no_block_fall_back),

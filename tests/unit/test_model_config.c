@@ -162,6 +162,45 @@ static void test_rope_spellings(void **state)
     assert_true(c[0].rope.type == LM_ROPE_DEFAULT && c[0].rope.theta == 5e5);
 }
 
+/* What transformers 5 writes: "dtype", rope_parameters, every default spelt out. */
+static void test_transformers_5(void **state)
+{
+    static const char llama3[] =
+        "{\"attention_bias\":false,\"bos_token_id\":1,\"dtype\":\"bfloat16\",\"eos_token_id\":2,"
+        "\"head_dim\":64,\"hidden_act\":\"silu\",\"hidden_size\":256,\"initializer_range\":0.02,"
+        "\"intermediate_size\":512,\"max_position_embeddings\":131072,\"mlp_bias\":false,"
+        "\"model_type\":\"llama\",\"num_attention_heads\":4,\"num_hidden_layers\":2,"
+        "\"num_key_value_heads\":4,\"pad_token_id\":null,\"pretraining_tp\":1,\"rms_norm_eps\":1e-"
+        "06,"
+        "\"rope_parameters\":{\"factor\":8.0,\"high_freq_factor\":4.0,\"low_freq_factor\":1.0,"
+        "\"original_max_position_embeddings\":8192,\"rope_theta\":500000.0,\"rope_type\":"
+        "\"llama3\"},"
+        "\"tie_word_embeddings\":false,\"transformers_version\":\"5.23.0\",\"use_cache\":true,"
+        "\"vocab_size\":32000}";
+    static const char sliding[] =
+        "{\"dtype\":\"bfloat16\",\"bos_token_id\":null,\"hidden_size\":256,\"intermediate_size\":"
+        "512,"
+        "\"layer_types\":[\"full_attention\",\"sliding_attention\"],\"max_window_layers\":1,"
+        "\"model_type\":\"qwen2\",\"num_attention_heads\":4,\"num_hidden_layers\":2,"
+        "\"num_key_value_heads\":4,\"rope_parameters\":{\"rope_theta\":1e6,\"rope_type\":"
+        "\"default\"},"
+        "\"sliding_window\":64,\"use_sliding_window\":true,\"vocab_size\":32000}";
+    lm_config c;
+    (void)state;
+    read_ok(llama3, "{}", &c);
+    assert_true(c.rope.type == LM_ROPE_LLAMA3 && c.rope.theta == 5e5 && c.rope.factor == 8);
+    assert_true(c.pad == -1 && c.bos == 1);
+    read_ok(sliding, "{}", &c);
+    assert_true(c.rope.type == LM_ROPE_DEFAULT && c.rope.theta == 1e6);
+    assert_true(!lm_config_slides(&c, 0) && lm_config_slides(&c, 1));
+    lm_config_fini(&c);
+    refused(llama3, "{\"model_type\":\"qwen3_moe\",\"num_experts\":128}", "mixture of 128 experts");
+    refused(llama3, "{\"model_type\":\"gpt_oss\",\"num_local_experts\":32}",
+            "mixture of 32 experts");
+    refused(llama3, "{\"model_type\":\"kimi\",\"text_config\":{\"n_routed_experts\":384}}",
+            "mixture of 384 experts");
+}
+
 static void test_windows(void **state)
 {
     lm_config c;
@@ -299,9 +338,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_missing),        cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_rope_spellings), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_counts),         cmocka_unit_test(test_flops),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_rope_spellings), cmocka_unit_test(test_transformers_5),
+        cmocka_unit_test(test_windows),        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_flops),          cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
 }
