@@ -148,8 +148,9 @@ LM_INLINE void dropout_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const void *x = c->in[0].data;
     void *y = c->out[0].data;
     uint64_t count = (uint64_t)lm_tensor_count(&c->in[0]);
-    uint64_t base = ((uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro) * count;
     lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
+    uint64_t base =
+        lm_rng_first(&rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro, count);
     uint32_t least = (uint32_t)floor(a->p * 4294967296.0);
     vf scale = vf_set((float)(1 / (1 - a->p)));
     for (int64_t i = begin; i < end;) {

@@ -220,7 +220,7 @@ template <class T>
 __global__ void dropout_any(int64_t count, uint64_t hi, uint32_t threshold, float scale,
                             const lm_step *run, const T *x, T *y)
 {
-    uint64_t base = dropout_base(run, (uint64_t)count), key = run->seed;
+    uint64_t base = dropout_base(run, (uint64_t)count, &hi), key = run->seed;
     int64_t skip = (int64_t)(base % 4);
 #pragma unroll 1
     for (int64_t b = global_thread(); 4 * b - skip < count; b += global_threads()) {
@@ -277,9 +277,8 @@ __global__ void __launch_bounds__(threads)
     if (threadIdx.x < PHILOX_ROUNDS)
         philox_key(&key, (int)threadIdx.x, run->seed);
     __syncthreads();
-    dropout_job<T, N> job = {
-        dropout_base(run, (uint64_t)count) / 4, hi, &key, threshold, scale, x, y
-    };
+    uint64_t base = dropout_base(run, (uint64_t)count, &hi);
+    dropout_job<T, N> job = { base / 4, hi, &key, threshold, scale, x, y };
     over_flat<flight, N>(job, job, count);
 }
 

@@ -60,19 +60,35 @@ __device__ inline draws4 philox(uint64_t block, uint64_t hi, uint64_t key)
     return philox(block, hi, keys);
 }
 
+/* The finaliser of lm_rng_key: lm_rng_key(seed, 0, x) is seed ^ mixed(x). */
+__device__ inline uint64_t mixed(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}
+
 /* lm_rng_key of the run under way: the key of streams whose indices count within a micro-batch. */
 __device__ inline uint64_t micro_key(const lm_step *step)
 {
-    uint64_t x = (uint64_t)step->step << 24 ^ (uint64_t)step->micro;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-    return step->seed ^ x ^ x >> 31;
+    return step->seed ^ mixed((uint64_t)step->step << 24 ^ (uint64_t)step->micro);
 }
 
-/* The index of a mask's first draw, of `count` in each run of the graph (kernels/elementwise.h). */
-__device__ inline uint64_t dropout_base(const lm_step *step, uint64_t count)
+/* The high word of a * b. */
+__device__ inline uint64_t product_high(uint64_t a, uint64_t b)
 {
-    return ((uint64_t)step->step * 65536 + (uint64_t)step->micro) * count;
+    uint64_t al = (uint32_t)a, ah = a >> 32, bl = (uint32_t)b, bh = b >> 32;
+    uint64_t mid = ah * bl + (al * bl >> 32), low = al * bh + (uint32_t)mid;
+    return ah * bh + (mid >> 32) + (low >> 32);
+}
+
+/* The index of a mask's first draw, of `count` in each run of the graph (kernels/elementwise.h), and what
+ * lm_rng_first does to `hi` of its stream. */
+__device__ inline uint64_t dropout_base(const lm_step *step, uint64_t count, uint64_t *hi)
+{
+    uint64_t run = (uint64_t)step->step * 65536 + (uint64_t)step->micro;
+    *hi ^= mixed(product_high(run, count));
+    return run * count;
 }
 
 /* A draw at or above this keeps its element. */

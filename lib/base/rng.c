@@ -45,6 +45,14 @@ uint64_t lm_rng_key(uint64_t seed, uint64_t step, uint64_t micro)
     return seed ^ x ^ x >> 31;
 }
 
+uint64_t lm_rng_first(lm_rng *r, uint64_t run, uint64_t count)
+{
+    unsigned __int128 first = (unsigned __int128)run * count;
+
+    r->hi ^= lm_rng_key(0, 0, (uint64_t)(first >> 64));
+    return (uint64_t)first;
+}
+
 uint32_t lm_rng_u32(lm_rng r, uint64_t index)
 {
     return lm_philox(index / 4, r.hi, r.key).v[index % 4];

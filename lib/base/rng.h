@@ -27,6 +27,10 @@ lm_rng lm_rng_make(uint64_t seed, const char *purpose, uint64_t sub);
  * and micro < 2^24: two micro-batches of a run never share a key. */
 uint64_t lm_rng_key(uint64_t seed, uint64_t step, uint64_t micro);
 
+/* The first index of run number `run`, of `count` numbers each: run * count.  What of that is beyond 2^64 goes
+ * into the stream, which is the same as without below that, so a long training never repeats itself. */
+uint64_t lm_rng_first(lm_rng *r, uint64_t run, uint64_t count);
+
 uint32_t lm_rng_u32(lm_rng r, uint64_t index);
 uint64_t lm_rng_u64(lm_rng r, uint64_t index);
 double lm_rng_uniform(lm_rng r, uint64_t index); /* [0,1), 53 bits */

@@ -140,8 +140,9 @@ static void dropout(void **state)
         for (int v = 0; v < 4; v++) {
             lm_dropout_attr a = { v == 3 ? 0 : 0.3, 5 + v };
             kernel_case k = { .op = "dropout", .attr = &a };
-            k.step =
-                (lm_step){ .seed = 0x123456789abcdef0u + (uint64_t)v, .step = v, .micro = 3 * v };
+            k.step = (lm_step){ .seed = 0x123456789abcdef0u + (uint64_t)v,
+                                .step = v == 2 ? INT64_C(1) << 47 : v, /* an index beyond 2^64 */
+                                .micro = 3 * v };
             k.in[0] = vec(ACT, counts[i]);
             k.out[0] = vec(ACT, counts[i]);
             check_all(&k);

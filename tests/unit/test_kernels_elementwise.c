@@ -113,6 +113,34 @@ static void dropout_over_a_wrap(void **state)
     check_case(&k);
 }
 
+/* 1,024 draws a run, 2^16 runs a step: the index of step 2^38 is 2^64. */
+static void dropout_beyond_the_counter(void **state)
+{
+    (void)state;
+    enum { N = 1024 };
+    static const int64_t steps[] = { 0, INT64_C(1) << 38, INT64_C(1) << 39,
+                                     (INT64_C(1) << 38) - 1 };
+    lm_dropout_attr a = { 0.5, 3 };
+    instance x[4];
+    kernel_case k = { .op = "dropout", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+    k.in[0] = k.out[0] = vec(ACT, N);
+    for (int i = 0; i < 4; i++) {
+        k.step = (lm_step){ 9, steps[i], 0 };
+        check_case(&k);
+        build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x[i]);
+        run(&x[i], lm_cpu_kernel("dropout", LM_DTYPE_F32, lm_cpu_detect()), NULL);
+        for (int m = 0; m < i; m++) {
+            int same = 0;
+            for (int j = 0; j < N; j++)
+                same +=
+                    (((float *)x[m].out[0].data)[j] == 0) == (((float *)x[i].out[0].data)[j] == 0);
+            assert_in_range(same, N / 2 - 96, N / 2 + 96); /* six deviations */
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        drop(&k, &x[i]);
+}
+
 static void dropout_keeps_the_mean(void **state)
 {
     (void)state;
@@ -212,6 +240,7 @@ int main(void)
         cmocka_unit_test(activations_everywhere),
         cmocka_unit_test(dropout),
         cmocka_unit_test(dropout_over_a_wrap),
+        cmocka_unit_test(dropout_beyond_the_counter),
         cmocka_unit_test(dropout_keeps_the_mean),
         cmocka_unit_test(casts),
         cmocka_unit_test(row_selection),
