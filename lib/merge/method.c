@@ -174,5 +174,5 @@ lm_code lm_merge_check(const lm_merge_method *m, const lm_merge_job *j, lm_err *
     if (!rc && !lm_dtype_is_float(j->out_dtype))
         rc = lm_fail(e, LM_EUSAGE, where, NULL, "%s is not a floating type",
                      lm_dtype_name(j->out_dtype));
-    return rc;
+    return !rc && m->check ? m->check(j, e) : rc;
 }

@@ -124,6 +124,8 @@ struct lm_merge_method {
     enum { LM_EXTRA_NONE, LM_EXTRA_FISHER, LM_EXTRA_GRAM } extra;
     bool pieces; /* an element depends on nothing but those at its place: a part of the tensor may
                     be merged as if it were one */
+    /* What more lm_merge_check looks at: parameters that do not go together.  NULL: nothing. */
+    lm_code (*check)(const lm_merge_job *j, lm_err *e);
     /* Bytes of scratch; reads all of the job but what data, extra, out and work point to.  Small
      * beside the tensor, but for the matrices of RegMean and, a thread, some rows of DELLA. */
     size_t (*work)(const lm_merge_job *j, int threads);

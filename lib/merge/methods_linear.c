@@ -28,16 +28,23 @@ static void run_sum(const lm_merge_job *j, const double *c)
     lm_merge_sum_run(j, &s, j->work);
 }
 
+static lm_code linear_check(const lm_merge_job *j, lm_err *e)
+{
+    double c[LM_MERGE_MOST_MODELS];
+    weights(j, c);
+    return lm_merge_true(j, LM_MERGE_NORMALIZE) && lm_merge_cancels(c, j->n_models)
+               ? lm_fail(e, LM_EUSAGE, j->name, "change one, or do not normalize",
+                         "the weights add up to 0")
+               : LM_OK;
+}
+
 static lm_code linear(const lm_merge_job *j, lm_err *e)
 {
     double c[LM_MERGE_MOST_MODELS], sum = weights(j, c);
-    if (lm_merge_true(j, LM_MERGE_NORMALIZE)) {
-        if (lm_merge_cancels(c, j->n_models))
-            return lm_fail(e, LM_EUSAGE, j->name, "change one, or do not normalize",
-                           "the weights add up to 0");
-        for (int i = 0; i < j->n_models; i++)
-            c[i] /= sum;
-    }
+    if (linear_check(j, e))
+        return e->code;
+    for (int i = 0; lm_merge_true(j, LM_MERGE_NORMALIZE) && i < j->n_models; i++)
+        c[i] /= sum;
     run_sum(j, c);
     return LM_OK;
 }
@@ -133,6 +140,16 @@ static lm_code check_importance(const lm_merge_job *j, int i, lm_err *e)
                    "importance %lld of model %d is %g", (long long)bad, i + 1, v);
 }
 
+static lm_code fisher_check(const lm_merge_job *j, lm_err *e)
+{
+    double c[LM_MERGE_MOST_MODELS];
+    bool all = true;
+    weights(j, c);
+    for (int i = 0; i < j->n_models; i++)
+        all &= c[i] == 0;
+    return all ? lm_fail(e, LM_EUSAGE, j->name, "change one", "all weights are 0") : LM_OK;
+}
+
 static lm_code fisher(const lm_merge_job *j, lm_err *e)
 {
     lm_merge_walk w = { .job = j,
@@ -150,8 +167,8 @@ static lm_code fisher(const lm_merge_job *j, lm_err *e)
             last = i;
         }
     }
-    if (!used)
-        return lm_fail(e, LM_EUSAGE, j->name, "change one", "all weights are 0");
+    if (fisher_check(j, e))
+        return e->code;
     if (given && given < j->n_models)
         return lm_fail(e, LM_EFORMAT, j->name, "give those of every model",
                        "%d of %d models have importances", given, j->n_models);
@@ -173,6 +190,7 @@ const lm_merge_method lm_merge_linear_methods[] = {
       .defaults = B(LM_MERGE_NORMALIZE),
       .def = { [LM_MERGE_NORMALIZE] = 1 },
       .pieces = true,
+      .check = linear_check,
       .work = sum_work,
       .run = linear },
     { .name = "dem",
@@ -216,6 +234,7 @@ const lm_merge_method lm_merge_linear_methods[] = {
       .defaults = B(LM_MERGE_WEIGHT) | B(LM_MERGE_FISHER_FLOOR),
       .def = { [LM_MERGE_WEIGHT] = 1, [LM_MERGE_FISHER_FLOOR] = 1e-6 },
       .extra = LM_EXTRA_FISHER,
+      .check = fisher_check,
       .work = fisher_work,
       .run = fisher },
     { .name = NULL },

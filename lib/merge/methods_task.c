@@ -276,14 +276,31 @@ static lm_code run(const lm_merge_job *j, lm_prune how, bool vote, lm_err *e)
     return LM_OK;
 }
 
-#define PRUNED(name, how, vote)                             \
-    static lm_code name(const lm_merge_job *j, lm_err *e)   \
-    {                                                       \
-        return run(j, how, vote, e);                        \
-    }                                                       \
-    static size_t name##_work(const lm_merge_job *j, int n) \
-    {                                                       \
-        return work_for(j, n, how);                         \
+/* Densities and what goes with them can be obeyed. */
+static lm_code check_for(const lm_merge_job *j, lm_prune how, lm_err *e)
+{
+    lm_merge_job silent = *j;
+    lm_prune_part part;
+    lm_code rc = LM_OK;
+    silent.sink = NULL;
+    for (int i = 0; i < j->n_models && !rc; i++)
+        if (lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]) != 0)
+            rc = lm_prune_plan(&silent, i, how, &part, e);
+    return rc;
+}
+
+#define PRUNED(name, how, vote)                                   \
+    static lm_code name(const lm_merge_job *j, lm_err *e)         \
+    {                                                             \
+        return run(j, how, vote, e);                              \
+    }                                                             \
+    static lm_code name##_check(const lm_merge_job *j, lm_err *e) \
+    {                                                             \
+        return check_for(j, how, e);                              \
+    }                                                             \
+    static size_t name##_work(const lm_merge_job *j, int n)       \
+    {                                                             \
+        return work_for(j, n, how);                               \
     }
 PRUNED(ties, LM_PRUNE_SMALL, true)
 PRUNED(dare_linear, LM_PRUNE_DRAWN, false)
@@ -307,7 +324,7 @@ PRUNED(della, LM_PRUNE_RANKED, true)
                  [LM_MERGE_RESCALE] = scaling,                                                   \
                  [LM_MERGE_LAMBDA] = 1,                                                          \
                  __VA_ARGS__ },                                                                  \
-        .work = fn##_work, .run = fn                                                             \
+        .check = fn##_check, .work = fn##_work, .run = fn                                        \
     }
 #define GAMMA   [LM_MERGE_GAMMA] = 0.01
 #define EPSILON [LM_MERGE_EPSILON] = 0.15

@@ -179,6 +179,8 @@ static lm_code fix_vocab(const lm_merge_plan *p, json_t *c, lm_err *e)
 
     if (p->vocab && !lm_vocab_same(p->vocab)) {
         rc = lm_vocab_fix_config(p->vocab, of, c, e);
+        if (!rc && json_is_object(json_object_get(c, "text_config")))
+            rc = lm_vocab_fix_config(p->vocab, of, json_object_get(c, "text_config"), e);
         if (!rc && p->generation_config)
             rc = lm_vocab_fix_config(p->vocab, of, p->generation_config, e);
         if (!rc)

@@ -261,6 +261,58 @@ static lm_code gather(lm_merge_plan *p, const lm_plan_want *w, lm_merge_tensor *
     return rc ? rc : set_params(p, w, NULL, w->out, t->param, e);
 }
 
+enum { PIECE = 1 << 20 };
+
+/* Are the bytes of two tensors of the same size the same? */
+static lm_code compare_bytes(lm_merge_plan *p, const lm_merge_ref *a, const lm_merge_ref *b,
+                             char *room, bool *same, lm_err *e)
+{
+    lm_model_source *x = p->model[a->input].source, *y = p->model[b->input].source;
+    lm_code rc = lm_model_source_spool(x, e);
+
+    *same = a->tensor == b->tensor;
+    if (*same || rc || (rc = lm_model_source_spool(y, e)))
+        return rc;
+    *same = true;
+    for (uint64_t at = 0; !rc && *same && at < a->tensor->bytes; at += PIECE) {
+        size_t n = a->tensor->bytes - at < PIECE ? (size_t)(a->tensor->bytes - at) : PIECE;
+
+        rc = lm_model_source_read(x, a->tensor, at, room, n, e);
+        if (!rc)
+            rc = lm_model_source_read(y, b->tensor, at, room + PIECE, n, e);
+        *same = !rc && !memcmp(room, room + PIECE, n);
+    }
+    return rc;
+}
+
+/* What is not of floating point is carried over, so it must be the same in all models: the codes of
+ * quantised weights are not. */
+static lm_code check_same(lm_merge_plan *p, const lm_merge_tensor *t, const lm_merge_ref *first,
+                          lm_err *e)
+{
+    char *room = NULL, show[LM_ST_SHOWN];
+    bool same = true;
+    lm_code rc = LM_OK;
+
+    for (int k = 0; !rc && same && k < t->n_models; k++) {
+        const lm_merge_ref *other = &t->model[k];
+
+        if (other == first)
+            continue;
+        if (!room)
+            rc = lm_alloc_n(&room, 2 * PIECE, 1, "tensors to compare", e);
+        if (!rc)
+            rc = compare_bytes(p, first, other, room, &same, e);
+        if (!rc && !same)
+            rc = lm_fail(e, LM_EUSAGE, p->model[other->input].name,
+                         "merge the models before quantising",
+                         "tensor '%s' is %s, and not that of %.80s", lm_st_show(t->name, show),
+                         other->tensor->dtype_name, p->model[first->input].name);
+    }
+    lm_free(room);
+    return rc;
+}
+
 /* One tensor carried over: the base's, else the first model's. */
 static void carry(lm_merge_tensor *t, const lm_merge_ref *from)
 {
@@ -348,12 +400,14 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     t->dtype_name = lm_dtype_is_float(x->dtype) ? lm_dtype_st_name(t->dtype) : x->dtype_name;
     t->bytes =
         lm_dtype_is_float(x->dtype) ? (uint64_t)t->count * lm_dtype_size(t->dtype) : x->bytes;
-    if (!lm_dtype_is_float(x->dtype))
+    if (!lm_dtype_is_float(x->dtype)) {
+        rc = check_same(p, t, first, e);
         carry(t, first);
-    else if (passes && t->dtype == x->dtype && !t->table && (isnan(scale) || scale == 1) &&
-             !(m->lora && lm_lora_effect_on(m->lora, first->tensor) == LM_LORA_ADDED))
+    } else if (passes && t->dtype == x->dtype && !t->table && (isnan(scale) || scale == 1) &&
+               !(m->lora && lm_lora_effect_on(m->lora, first->tensor) == LM_LORA_ADDED)) {
         carry(t, first);
-    return t->copy ? LM_OK : check_job(p, t, e);
+    }
+    return t->copy ? rc : check_job(p, t, e);
 }
 
 lm_code lm_plan_add(lm_merge_plan *p, const lm_plan_want *w, size_t *cap, lm_err *e)

@@ -132,6 +132,24 @@ static lm_code read_settings(lm_merge_recipe *r, lm_merge_source *s, const char 
     return rc;
 }
 
+/* "math/:0,5": a model that is there, and behind the colon neither a weight nor settings. */
+static lm_code check_operand(const char *operand, const char *name, lm_err *e)
+{
+    const char *colon = lm_path_exists(name) ? NULL : strchr(name, ':');
+    char *path = NULL;
+    lm_code rc = LM_OK;
+
+    for (; colon && !rc; colon = strchr(colon + 1, ':')) {
+        rc = lm_asprintf(&path, e, "%.*s", (int)(colon - name), name);
+        if (!rc && lm_path_exists(path))
+            rc = lm_fail(e, LM_EUSAGE, operand, "write MODEL:0.4 or MODEL:weight=0.4,density=0.5",
+                         "'%.60s' is no weight and no setting", colon + 1);
+        lm_free(path);
+        path = NULL;
+    }
+    return rc;
+}
+
 lm_code lm_merge_recipe_model(lm_merge_recipe *r, const char *operand, lm_err *e)
 {
     const char *settings = settings_of(operand), *name = NULL;
@@ -140,6 +158,8 @@ lm_code lm_merge_recipe_model(lm_merge_recipe *r, const char *operand, lm_err *e
     size_t len = settings ? (size_t)(settings - operand) - 1 : strlen(operand);
     lm_code rc = lm_recipe_text(r, operand, len, &name, e);
 
+    if (!rc)
+        rc = check_operand(operand, name, e);
     if (!rc)
         rc = lm_recipe_input(r, name, &input, e);
     if (!rc)

@@ -193,6 +193,11 @@ YAML
     refused 2 "unknown parameter 'wieght': did you mean 'weight'?" merge-models -m linear math/:wieght=1 -o bad
     refused 2 "method linear has no parameter 'density'" merge-models -m linear --density 0.5 math/ -o bad
     refused 2 "density: 2 is out of range" merge-models -m ties -b base/ math/:density=2 -o bad
+    refused 2 "math:0,5: '0,5' is no weight and no setting: write MODEL:0.4" merge-models -m linear math:0,5 code -o bad
+    refused 2 "'0.3,code' is no weight and no setting" merge-models -m linear math:0.3,code:0.7 -o bad
+    refused 2 "weight is given twice for this model" merge-models -m linear math:weight=0.5,weight=0.7 code -o bad
+    refused 2 "the weights add up to 0" merge-models -m linear math:0.5 code:-0.5 --dry-run
+    refused 2 "must stay between 0 and 1" merge-models -m della -b base math --density 0.9 --epsilon 0.3 --dry-run
     refused 2 "no output is given" merge-models -m linear math/
     refused 2 "no method is given" merge-models math/ -o bad
     refused 2 "is an input as well as the output" merge-models -f -m linear math/ code/ -o math/

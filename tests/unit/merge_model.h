@@ -120,7 +120,9 @@ static inline void mm_model(const char *path, uint64_t seed, const mm_shape *sha
         double v[1024];
         assert_true(t->count <= 1024);
         for (int64_t i = 0; i < t->count; i++)
-            v[i] = s->ones ? 1 : t->dtype == LM_DTYPE_I32 ? (double)i : mm_value(seed, t->name, i);
+            v[i] = s->ones                    ? 1
+                   : t->dtype == LM_DTYPE_I32 ? (double)i + (double)seed
+                                              : mm_value(seed, t->name, i);
         assert_int_equal(lm_folder_write_as(f, LM_DTYPE_F64, v, t->count, &e), LM_OK);
     }
     assert_int_equal(lm_folder_commit(f, &e), LM_OK);

@@ -96,7 +96,7 @@ static void types(void **state)
 
     (void)state;
     mm_model("x", 2, &(mm_shape){ .whole = true });
-    mm_model("y", 3, &(mm_shape){ .whole = true, .dtype = LM_DTYPE_F16 });
+    mm_model("y", 2, &(mm_shape){ .whole = true, .dtype = LM_DTYPE_F16 });
     lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y"));
     r->out_dtype = LM_DTYPE_BF16;
     mm_merge(r, "o", 1);

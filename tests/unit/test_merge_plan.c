@@ -225,20 +225,25 @@ static int enter_with_models(void **state)
     return 0;
 }
 
-static void refuse(const mm_shape *s, const char *where, const char *what)
+static void refuse_these(const char *where, const char *what)
 {
     lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y"));
     lm_merge_plan *p = NULL;
     lm_err e = { 0 };
 
-    mm_model("x", 2, NULL);
-    mm_model("y", 3, s);
     assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
     assert_null(p);
     assert_string_equal(e.where, where);
     if (!strstr(e.what, what))
         fail_msg("'%s' is not in '%s'", what, e.what);
     lm_merge_recipe_free(r);
+}
+
+static void refuse(const mm_shape *s, const char *where, const char *what)
+{
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, s);
+    refuse_these(where, what);
 }
 
 static void mismatches(void **state)
@@ -252,6 +257,16 @@ static void mismatches(void **state)
     refuse(&(mm_shape){ .type = "qwen2" }, "y", "model_type is qwen2, but llama in x");
     refuse(&(mm_shape){ .vocab = ROWS + 2 }, "y", "[14,8], but F32 [12,8] in x");
     refuse(&(mm_shape){ .layers = 4 }, "x", "model.layers.3.");
+    mm_model("x", 2, &(mm_shape){ .whole = true });
+    mm_model("y", 3, &(mm_shape){ .whole = true });
+    refuse_these("y", "is I32, and not that of x"); /* codes of a quantiser */
+    mm_model("y", 2, &(mm_shape){ .whole = true });
+    lm_merge_recipe *same = mm_recipe("linear", NULL, OPERANDS("x", "y"));
+    lm_merge_plan *carried = plan(same);
+    assert_true(find(carried, "model.layers.0.mlp.up_proj.weight")->copy);
+    lm_merge_plan_free(carried);
+    lm_merge_recipe_free(same);
+    mm_model("x", 2, NULL);
     mm_model("y", 3, &(mm_shape){ .extra = "model.layers.0.self_attn.rotary_emb.inv_freq" });
     lm_merge_recipe *r = mm_recipe("linear", NULL, OPERANDS("x", "y")); /* a buffer is no loss */
     lm_merge_plan *p = plan(r);
