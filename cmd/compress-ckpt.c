@@ -352,6 +352,7 @@ static lm_code look(const char *input, lm_par *par, lm_err *e)
 static lm_code handle(const char *input, lm_par *par, lm_err *e)
 {
     char *output = NULL;
+    lm_refuse_same(&tool, "-", input);
     if (opt.test || opt.list)
         return look(input, par, e);
     lm_code rc = opt.rebase ? check_lmz(input, e) : LM_OK;

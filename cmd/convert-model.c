@@ -126,6 +126,8 @@ static void check_importance(void)
 static void check_paths(void)
 {
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    if (opt.tokenizer)
+        lm_refuse_same(&tool, tool.output, opt.tokenizer);
     if (!opt.imatrix)
         return;
     if (!strcmp(opt.imatrix, "-") && !strcmp(tool.argv[0], "-"))

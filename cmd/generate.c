@@ -445,7 +445,12 @@ static void check_options(void)
         if (!strcmp(tool.argv[i], "-"))
             lm_misuse(&tool, "standard input", "give prompts by -p or in files",
                       "the model comes from it, the prompts cannot");
-    lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    for (int i = 0; i < tool.argc; i++)
+        lm_refuse_same(&tool, tool.output, tool.argv[i]);
+    if (tool.argc == 1 && !opt.prompt.n)
+        lm_refuse_same(&tool, tool.output, "-");
+    if (opt.tokenizer)
+        lm_refuse_same(&tool, tool.output, opt.tokenizer);
     if (opt.prompt.n && tool.argc > 1)
         lm_misuse(&tool, tool.argv[1], "give prompts by -p or in files", "not together with -p");
     if (opt.logprobs && opt.prompt.n && !tool.json)

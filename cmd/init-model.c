@@ -371,10 +371,11 @@ int main(int argc, char **argv)
     if (tool.argc == 1 && opt.tokenizer && !strcmp(tool.argv[0], "-") &&
         !strcmp(opt.tokenizer, "-"))
         lm_misuse(&tool, "standard input", "name one of the two", "it is one model, not two");
-    if (tool.argc == 1 && tool.output && !tool.dry_run) {
-        lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    if (tool.argc == 1) {
+        const char *output = tool.dry_run ? NULL : tool.output;
+        lm_refuse_same(&tool, output, tool.argv[0]);
         if (opt.tokenizer)
-            lm_refuse_same(&tool, tool.output, opt.tokenizer);
+            lm_refuse_same(&tool, output, opt.tokenizer);
     }
     rc = lm_presets_find(&presets, &err);
     if (!rc)

@@ -195,6 +195,10 @@ static lm_code shard(lm_err *e)
     double start = lm_now();
     lm_code rc = read_operands(e);
     const lm_shard_opts o = request();
+    for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make sees to the folder */
+        lm_refuse_same(&tool, "-", path[i]);
+    if (opt.tokenizer)
+        lm_refuse_same(&tool, "-", opt.tokenizer);
     if (!rc)
         rc = lm_par_new(&par, tool.threads, e);
     if (!rc)

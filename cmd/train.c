@@ -437,6 +437,17 @@ static lm_code read_config(session *s, lm_err *e)
     return LM_OK;
 }
 
+/* Records and reports do not go where the training reads. */
+static void refuse_inputs(const session *s)
+{
+    const char *const outputs[] = { tool.metrics ? tool.metrics : "-", opt.tensorboard, opt.trace };
+    const char *const inputs[] = { s->model, s->train_path, s->val_path, opt.resume };
+    for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++)
+        for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+            if (outputs[o] && inputs[i])
+                lm_refuse_same(&tool, outputs[o], inputs[i]);
+}
+
 static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)
 {
     const lm_data_opts o = { .kind = lm_tokens_kind_find(opt.format),
@@ -449,10 +460,10 @@ static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err
 
 static lm_code open_train(session *s, lm_err *e)
 {
-    return lm_data_find(s->data, opt.val, &s->train_path, &s->val_path, e) ||
-                   open_tokens(s, s->train_path, &s->train, e)
-               ? e->code
-               : LM_OK;
+    if (lm_data_find(s->data, opt.val, &s->train_path, &s->val_path, e))
+        return e->code;
+    refuse_inputs(s);
+    return open_tokens(s, s->train_path, &s->train, e);
 }
 
 static lm_code open_data(session *s, lm_err *e)

@@ -76,61 +76,6 @@ lm_history_step lm_tool_step(const lm_tool *t)
                               .none = !lm_the_frame.history };
 }
 
-static bool examine(const char *path, int fd, struct stat *st)
-{
-    return !(strcmp(path, "-") ? stat(path, st) : fstat(fd, st)) &&
-           (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode));
-}
-
-static bool same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
-/* Does the folder hold what lies at `path`, at any depth? */
-static bool folder_holds(const struct stat *folder, const char *path)
-{
-    char *real = realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", NULL), *slash;
-    struct stat up;
-    bool holds = false;
-
-    while (real && !holds && (slash = strrchr(real, '/')) && slash > real) {
-        *slash = 0;
-        holds = !stat(real, &up) && same_file(&up, folder);
-    }
-    free(real);
-    return holds;
-}
-
-/* A report may well be put beside a model (run/eval.json); what the model is made of may not go. */
-static bool of_a_model(const char *name)
-{
-    bool own = !strcmp(name, "config.json") || !strcmp(name, "generation_config.json") ||
-               !strcmp(name, "state.json") || lm_text_ends(name, ".safetensors") ||
-               lm_text_ends(name, ".safetensors.index.json");
-
-    for (int i = 0; !own && lm_tokenizer_files[i]; i++)
-        own = !strcmp(name, lm_tokenizer_files[i]);
-    return own;
-}
-
-void lm_refuse_same(lm_tool *t, const char *output, const char *input)
-{
-    struct stat in, out;
-
-    output = output ? output : "-";
-    if (!examine(output, STDOUT_FILENO, &out) || !examine(input, STDIN_FILENO, &in))
-        return;
-    if (same_file(&in, &out))
-        lm_misuse(t, strcmp(output, "-") ? output : standard_output, "write to another file",
-                  "is an input as well as the output");
-    if (S_ISDIR(out.st_mode) && folder_holds(&out, input))
-        lm_misuse(t, output, "write to another folder",
-                  "it holds the input %s, which would be replaced with it", input);
-    if (S_ISDIR(in.st_mode) && of_a_model(lm_path_base(output)) && folder_holds(&in, output))
-        lm_misuse(t, output, "write to another folder", "it is a part of the input %s", input);
-}
-
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par)
 {
     return (lm_bundle_opts){ .tmpdir = t->tmpdir, .par = par, .sink = &t->sink };

@@ -189,8 +189,10 @@ _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const 
 /* This run as a step of a product's history; the inputs are the caller's to add.  With --no-history
  * a step that leaves no history at all. */
 lm_history_step lm_tool_step(const lm_tool *t);
-/* Leaves as lm_misuse does when the output is the same file or folder as this input, or the folder
- * that it lies in; "-", or no output, is what standard output or input is. */
+/* Leaves as lm_misuse does when the output ("-", NULL: standard output) is this input or a file of it:
+ * of a folder those of a model, an adapter or token shards, of the name of a dataset its shards; or
+ * when it is the folder that the input lies in.  Standard output is checked whatever the output is:
+ * a shell may have opened an input as that. */
 void lm_refuse_same(lm_tool *t, const char *output, const char *input);
 /* How this tool reads and writes models: spooled in LM_TMPDIR, coded on `par` (may be NULL). */
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);

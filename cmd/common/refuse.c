@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* refuse.c -- an output that is an input would be gone before it was read, or read while it grows. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "common/tool.h"
+#include "format/bundle.h"
+#include "format/folder.h"
+
+typedef struct {
+    const char *name;  /* for messages */
+    const char *where; /* a path, of standard output that in /proc */
+    struct stat st;
+} target;
+
+static bool examine(const char *path, int fd, struct stat *st)
+{
+    return !(strcmp(path, "-") ? stat(path, st) : fstat(fd, st)) &&
+           (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode));
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* Does the folder hold what lies at `path`, at any depth? */
+static bool folder_holds(const struct stat *folder, const char *path)
+{
+    char *real = realpath(path, NULL), *slash;
+    struct stat up;
+    bool holds = false;
+
+    while (real && !holds && (slash = strrchr(real, '/')) && slash > real) {
+        *slash = 0;
+        holds = !stat(real, &up) && same_file(&up, folder);
+    }
+    free(real);
+    return holds;
+}
+
+/* A report may well be put beside a model (run/eval.json); what the model is made of may not go. */
+static bool of_a_model(const char *name)
+{
+    return lm_bundle_own_checkpoint(NULL, name) || lm_text_ends(name, ".safetensors") ||
+           lm_text_ends(name, ".safetensors.index.json") || !strcmp(name, "adapter_config.json");
+}
+
+static bool of_a_dataset(const char *name)
+{
+    return lm_text_ends(name, ".bin") || lm_text_ends(name, ".idx");
+}
+
+/* Is the target a file of the folder that belongs to an input?  prefix: of their names; a folder is
+ * an input as a whole when it is "". */
+static bool is_in(const target *t, const char *folder, const char *prefix)
+{
+    char **names = NULL;
+    size_t n = 0;
+    bool in = false;
+
+    if (lm_dir_list(folder, &names, &n, NULL))
+        return false;
+    for (size_t i = 0; i < n && !in; i++) {
+        char *path = NULL;
+        struct stat st;
+        bool part = !strncmp(names[i], prefix, strlen(prefix)) &&
+                    (of_a_dataset(names[i]) || (!*prefix && of_a_model(names[i])));
+
+        in = part && !lm_path_join(&path, folder, names[i], NULL) && !stat(path, &st) &&
+             same_file(&st, &t->st);
+        lm_free(path);
+    }
+    lm_names_free(names, n);
+    return in;
+}
+
+/* A shard of the dataset that `input` is the name of: data/train for data/train.bin. */
+static bool is_shard(const target *t, const char *input)
+{
+    char *folder = NULL, *slash = NULL;
+    const char *base = lm_path_base(input);
+    bool is = false;
+
+    if (!lm_strdup(&folder, input, NULL) && (slash = strrchr(folder, '/')))
+        slash[1] = 0;
+    if (folder && *base)
+        is = is_in(t, slash ? folder : ".", base);
+    lm_free(folder);
+    return is;
+}
+
+static void refuse(lm_tool *t, const target *out, const char *input)
+{
+    const char *from = strcmp(input, "-") ? input : "/proc/self/fd/0";
+    struct stat in;
+
+    if (!examine(input, STDIN_FILENO, &in)) {
+        if (strcmp(input, "-") != 0 && is_shard(out, input))
+            lm_misuse(t, out->name, "write to another file", "it is a shard of the input %s",
+                      input);
+        return;
+    }
+    if (same_file(&in, &out->st))
+        lm_misuse(t, out->name, "write to another file", "is an input as well as the output");
+    if (S_ISDIR(out->st.st_mode) && folder_holds(&out->st, from))
+        lm_misuse(t, out->name, "write to another folder",
+                  "it holds the input %s, which would be replaced with it", input);
+    if (S_ISDIR(in.st_mode) && (is_in(out, from, "") || (of_a_model(lm_path_base(out->where)) &&
+                                                         folder_holds(&in, out->where))))
+        lm_misuse(t, out->name, "write to another folder", "it is a part of the input %s", input);
+}
+
+static void refuse_stdout(lm_tool *t, const char *input)
+{
+    target out = { .name = "standard output" };
+    char *real = realpath("/proc/self/fd/1", NULL);
+
+    out.where = real ? real : "-";
+    if (examine("-", STDOUT_FILENO, &out.st))
+        refuse(t, &out, input);
+    free(real);
+}
+
+void lm_refuse_same(lm_tool *t, const char *output, const char *input)
+{
+    target out = { .name = output, .where = output };
+
+    if (output && strcmp(output, "-") != 0 && examine(output, -1, &out.st))
+        refuse(t, &out, input);
+    refuse_stdout(t, input);
+}

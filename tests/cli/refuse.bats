@@ -1,0 +1,79 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Outputs that would destroy an input, or that no tool writes, are refused before anything is read.
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR"
+    for i in 1 2 3 4 5 6 7 8; do echo "{\"text\":\"the house number $i by the river\"}"; done > text.jsonl
+    train-tokenizer -q -V 270 -o tok.json text.jsonl
+    shard-data -q -t tok.json --val-fraction 0.3 -o data text.jsonl
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 -t tok.json -o m
+    mkdir adapter hub
+    echo '{}' > adapter/adapter_config.json
+    echo x > adapter/adapter_model.safetensors
+    cp m/model.safetensors hub/blob
+    echo '{"question":"a?","choices":["a","b"],"answer":0}' > score.jsonl
+}
+
+setup() {
+    cp -r "$BATS_FILE_TMPDIR"/* "$BATS_TEST_TMPDIR"
+    cd "$BATS_TEST_TMPDIR"
+    mkdir cached
+    cp m/*.json cached
+    ln -s ../hub/blob cached/model.safetensors # as a cache of the Hub has it
+}
+
+# onto FILE TEXT COMMAND ...: with standard output appended to FILE the command is refused in one line
+onto() {
+    local file=$1 text=$2 before
+    shift 2
+    before=$(md5sum "$file")
+    run -2 bash -c '"${@:2}" 2>&1 >> "$1"' - "$file" "$@"
+    echo "$*: $output"
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == "$1: standard output: "*"$text"* ]]
+    [ "$(md5sum "$file")" = "$before" ]
+}
+
+@test "refuse: standard output that is a file of an input folder" {
+    onto m/model.safetensors "is a part of the input m" convert-model m -o -
+    onto m/config.json "is a part of the input m" init-model m -o -
+    onto m/config.json "is a part of the input m" init-model --json m -o new
+    onto m/model.safetensors "is a part of the input m" merge-models -m linear m m -o -
+    onto m/tokenizer.json "is a part of the input m" eval-model m data/val
+    onto m/tokenizer.json "is a part of the input m" generate m -p x
+    onto m/model.safetensors "is a part of the input m" inspect-model m
+    onto m/model.safetensors "is a part of the input m" compress-ckpt -c m
+    onto m/model.safetensors "is a part of the input m" compress-ckpt --json m
+    onto m/model.safetensors "is a part of the input m" train m data -o run --metrics -
+    onto hub/blob "is a part of the input cached" convert-model cached -o -
+    [ ! -e new ] && [ ! -e run ]
+}
+
+@test "refuse: standard output that is a shard, an adapter, a file of questions or a tokenizer" {
+    onto data/train.bin "is a shard of the input data/train" shard-data --json -o d2 data/train
+    onto data/train.idx "is a shard of the input data/train" train m data -o run --json
+    onto data/val.bin "is a shard of the input data/val" train m data -o run --eval-every 1 --json
+    onto data/val.bin "is a shard of the input data/val" eval-model m data/val
+    onto adapter/adapter_model.safetensors "is a part of the input adapter" merge-models -m linear m+adapter m -o -
+    onto score.jsonl "is an input as well" eval-model --task multiple-choice m score.jsonl
+    onto text.jsonl "is an input as well" generate m text.jsonl
+    onto text.jsonl "is an input as well" shard-data --json -t tok.json -o d2 text.jsonl
+    onto tok.json "is an input as well" eval-model m text.jsonl --tokenizer tok.json
+    onto tok.json "is an input as well" convert-model m -t tok.json -o -
+    [ ! -e d2 ] && [ ! -e run ]
+}
+
+@test "refuse: other outputs that are inputs" {
+    run -2 train -q m data -o run -f --metrics data/train.bin
+    [[ $output == "train: data/train.bin: it is a shard of the input data/train: "* ]]
+    run -2 train -q m data -o run -f --trace m/model.safetensors
+    [[ $output == "train: m/model.safetensors: it is a part of the input m: "* ]]
+    run -2 eval-model m score.jsonl --task multiple-choice -f -o score.jsonl
+    [[ $output == *"score.jsonl: is an input as well as the output"* ]]
+    run -2 generate m text.jsonl -f -o text.jsonl
+    [[ $output == *"text.jsonl: is an input as well as the output"* ]]
+    generate -q m -p x -n 1 > m/report.txt # beside a model is no part of it
+    generate -q m -p x -n 1 >> m/report.txt
+}
