@@ -41,7 +41,10 @@ typedef struct lm_out lm_out;
 lm_code lm_out_open(const char *path, bool force, lm_out **out, lm_err *e);
 FILE *lm_out_file(lm_out *o); /* buffered stream on it; borrowed */
 int lm_out_fd(lm_out *o);
-const char *lm_out_path(const lm_out *o);    /* the final path, for messages */
+const char *lm_out_path(const lm_out *o); /* the final path, for messages */
+/* All that was written is on disk, and nothing more may be written: commit is then but the rename.  For
+ * several outputs that belong together. */
+lm_code lm_out_finish(lm_out *o, lm_err *e);
 lm_code lm_out_commit(lm_out *o, lm_err *e); /* o is gone afterwards, whatever the result */
 void lm_out_drop(lm_out *o);
 
@@ -52,6 +55,8 @@ typedef bool (*lm_own_fn)(const void *ctx, const char *name);
  * (NULL: no file is) says yes to; otherwise LM_EUSAGE names one, here and, when it has come meanwhile,
  * at commit. */
 typedef struct lm_outdir lm_outdir;
+/* Could it be made, and an existing folder of the name be exchanged? */
+bool lm_outdir_fits(const char *path, bool force, lm_own_fn own, const void *ctx);
 lm_code lm_outdir_open(const char *path, bool force, lm_own_fn own, const void *ctx,
                        lm_outdir **out, lm_err *e);
 const char *lm_outdir_path(const lm_outdir *d); /* the temporary folder */
@@ -59,6 +64,8 @@ const char *lm_outdir_path(const lm_outdir *d); /* the temporary folder */
 lm_code lm_dir_check_own(const char *path, lm_own_fn own, const void *ctx, lm_err *e);
 lm_code lm_outdir_commit(lm_outdir *d, lm_err *e); /* fsyncs every file and the folder */
 void lm_outdir_drop(lm_outdir *d);
+/* An error about a file in the temporary folder names the final one. */
+void lm_outdir_blame(const lm_outdir *d, lm_err *e);
 void lm_out_drop_all(void); /* remove every temporary that is still open */
 /* The same in a signal handler (all signals blocked), when the process ends right afterwards: any
  * thread that opens or ends an output then waits for ever, so none leaves a new temporary. */

@@ -81,10 +81,14 @@ const char *lm_out_path(const lm_out *o)
 }
 
 /* Everything on disk, everything checked; the stream is closed afterwards in any case. */
-static lm_code finish(lm_out *o, lm_err *e)
+lm_code lm_out_finish(lm_out *o, lm_err *e)
 {
     lm_code rc = LM_OK;
-    bool bad = ferror(o->file);
+    bool bad;
+
+    if (!o->file) /* finished already */
+        return LM_OK;
+    bad = ferror(o->file);
 
     errno = 0;
     if (fflush(o->file) || bad) {
@@ -106,7 +110,7 @@ static lm_code finish(lm_out *o, lm_err *e)
 
 lm_code lm_out_commit(lm_out *o, lm_err *e)
 {
-    lm_code rc = finish(o, e);
+    lm_code rc = lm_out_finish(o, e);
 
     if (!rc && o->temp.path)
         rc = lm_temp_publish(&o->temp, e);

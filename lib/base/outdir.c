@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,16 +49,16 @@ static bool is_empty(const char *path)
     return n == 0;
 }
 
-/* Folders are never replaced: what a tool makes has none in it. */
+/* Folders are never replaced: what a tool makes has none in it.  Without memory of its own, whose lack
+ * would be taken for a foreign file. */
 static bool is_own(const char *path, const char *name, lm_own_fn own, const void *ctx)
 {
     struct stat st;
-    char *file = NULL;
-    bool fits = own && own(ctx, name) && !lm_path_join(&file, path, name, NULL) &&
-                (lstat(file, &st) || !S_ISDIR(st.st_mode));
+    char file[8192];
 
-    lm_free(file);
-    return fits;
+    return own && own(ctx, name) &&
+           snprintf(file, sizeof file, "%s/%s", path, name) < (int)sizeof file &&
+           (lstat(file, &st) || !S_ISDIR(st.st_mode));
 }
 
 lm_code lm_dir_check_own(const char *path, lm_own_fn own, const void *ctx, lm_err *e)
@@ -87,6 +88,27 @@ static lm_code check_target(const char *path, bool force, lm_own_fn own, const v
     if (!force && !is_empty(path))
         return lm_fail(e, LM_EUSAGE, path, "add -f to replace it", "exists already");
     return lm_dir_check_own(path, own, ctx, e);
+}
+
+/* In one file system with its folder, which can be written to. */
+static bool can_exchange(const char *path)
+{
+    struct stat a, b;
+    char *real = realpath(path, NULL), *slash = real ? strrchr(real, '/') : NULL;
+    bool can = slash && slash > real && !stat(real, &a);
+
+    if (can) {
+        *slash = 0;
+        can = !stat(real, &b) && a.st_dev == b.st_dev && !access(real, W_OK | X_OK);
+    }
+    free(real);
+    return can;
+}
+
+bool lm_outdir_fits(const char *path, bool force, lm_own_fn own, const void *ctx)
+{
+    return !check_target(path, force, own, ctx, NULL) &&
+           (!lm_path_exists(path) || can_exchange(path));
 }
 
 lm_code lm_outdir_open(const char *path, bool force, lm_own_fn own, const void *ctx,
@@ -143,6 +165,23 @@ static int sync_tree(int dirfd, const char *name)
     return rc;
 }
 
+/* A file system that cannot exchange: two renames, and only then what was there is removed.  The name
+ * aside is one of this process's temporaries. */
+static lm_code move_aside(lm_temp *t, lm_err *e)
+{
+    char *aside = NULL;
+    lm_code rc = lm_asprintf(&aside, e, "%s.999", t->path);
+
+    if (!rc && rename(t->target, aside))
+        rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace this folder");
+    if (!rc && (rc = lm_temp_publish(t, e)))
+        rename(aside, t->target);
+    else if (!rc)
+        rc = lm_rm_rf(aside, e);
+    lm_free(aside);
+    return rc;
+}
+
 lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
 {
     lm_temp *t = &d->temp;
@@ -151,7 +190,7 @@ lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
     if (sync_tree(AT_FDCWD, t->path))
         rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot sync to disk");
     if (!rc)
-        lm_temp_keep_mode(t);
+        lm_temp_keep_modes(t);
     if (!rc && is_empty(t->target) && rmdir(t->target))
         rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace the empty folder");
     if (!rc && t->force && lm_path_is_dir(t->target))
@@ -161,16 +200,27 @@ lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
         if (renameat2(AT_FDCWD, t->path, AT_FDCWD, t->target, RENAME_EXCHANGE) == 0)
             rc = lm_rm_rf(t->path, e);
         else if (errno == EINVAL || errno == ENOSYS)
-            rc = lm_rm_rf(t->target, e);
+            rc = move_aside(t, e);
         else
             rc = lm_fail(e, LM_EIO, t->target, NULL, "cannot replace this folder");
     }
-    if (!rc && lm_path_exists(t->path))
+    if (!rc && t->path && lm_path_exists(t->path))
         rc = lm_temp_publish(t, e);
     else if (!rc)
         rc = lm_temp_sync(t, e);
     lm_outdir_drop(d);
     return rc;
+}
+
+void lm_outdir_blame(const lm_outdir *d, lm_err *e)
+{
+    size_t n = strlen(d->temp.path);
+    char rest[sizeof e->where];
+
+    if (!e || strncmp(e->where, d->temp.path, n) != 0)
+        return;
+    snprintf(rest, sizeof rest, "%s", e->where + n);
+    snprintf(e->where, sizeof e->where, "%.120s%.130s", d->temp.target, rest);
 }
 
 void lm_outdir_drop(lm_outdir *d)

@@ -179,13 +179,13 @@ static lm_code name_temp(const lm_temp *t, int attempt, char **out, lm_err *e)
 
 /* Group and permissions of what will be replaced.  Where the group cannot be kept, its members get
  * no more than all others. */
-static void keep_mode(const lm_temp *t, const char *path, mode_t more)
+static void keep_mode(const char *from, const char *path, mode_t more)
 {
     struct stat old, now;
     mode_t mode;
 
-    if (stat(t->target, &old) || lstat(path, &now) ||
-        !(S_ISDIR(old.st_mode) || (t->force && S_ISREG(old.st_mode))))
+    if (stat(from, &old) || lstat(path, &now) || (old.st_mode & S_IFMT) != (now.st_mode & S_IFMT) ||
+        !(S_ISDIR(old.st_mode) || S_ISREG(old.st_mode)))
         return;
     mode = old.st_mode & (S_ISDIR(old.st_mode) ? 07777 : 0777);
     if (now.st_gid != old.st_gid && lchown(path, (uid_t)-1, old.st_gid))
@@ -193,9 +193,23 @@ static void keep_mode(const lm_temp *t, const char *path, mode_t more)
     chmod(path, mode | more);
 }
 
-void lm_temp_keep_mode(const lm_temp *t)
+void lm_temp_keep_modes(const lm_temp *t)
 {
-    keep_mode(t, t->path, 0);
+    char **names = NULL;
+    size_t n = 0;
+    lm_code rc = lm_dir_list(t->path, &names, &n, NULL);
+
+    for (size_t i = 0; !rc && i < n; i++) {
+        char *old = NULL, *now = NULL;
+
+        if (!lm_path_join(&old, t->target, names[i], NULL) &&
+            !lm_path_join(&now, t->path, names[i], NULL))
+            keep_mode(old, now, 0);
+        lm_free(old);
+        lm_free(now);
+    }
+    lm_names_free(names, n);
+    keep_mode(t->target, t->path, 0);
 }
 
 /* Once a folder, not once an output: the folder may hold many other files. */
@@ -253,7 +267,7 @@ static bool try_create(lm_temp *t, char *path, int *fd)
     }
     unlock_list(&before);
     if (made >= 0 && !(why = lock_new(t, fd ? made : -1))) {
-        keep_mode(t, path, fd ? 0 : 0700);
+        keep_mode(t->target, path, fd ? 0 : 0700);
         if (fd)
             *fd = made;
         return true;

@@ -31,9 +31,9 @@ typedef struct lm_temp {
 lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e);
 /* Create, lock and register the temporary: a file that *fd is opened on for reading and writing, or a
  * folder (fd NULL).  It gets the permissions of the target that it will replace; a folder lets its owner in
- * whatever those are, until lm_temp_keep_mode.  `name` is for the message. */
+ * whatever those are, until lm_temp_keep_modes, which gives its files theirs, too.  `name` is for the message. */
 lm_code lm_temp_create(lm_temp *t, const char *name, int *fd, lm_err *e);
-void lm_temp_keep_mode(const lm_temp *t);
+void lm_temp_keep_modes(const lm_temp *t);
 /* Before the file's descriptor is closed: the lock is kept until it is published. */
 lm_code lm_temp_hold(lm_temp *t, int fd, lm_err *e);
 /* Rename to the target without overwriting what has appeared there meanwhile, unless force; then

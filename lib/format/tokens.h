@@ -120,8 +120,14 @@ lm_code lm_tokens_put(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_er
 lm_code lm_tokens_end_doc(lm_tokens_writer *w, lm_err *e);
 int64_t lm_tokens_written(const lm_tokens_writer *w);
 int64_t lm_tokens_written_docs(const lm_tokens_writer *w);
-/* Publish; an open document is ended first.  w is gone afterwards, whatever the result. */
+/* End an open document and bring all files to disk; nothing is published yet, nor may be added. */
+lm_code lm_tokens_finish(lm_tokens_writer *w, lm_err *e);
+/* The same and publish: with force the files of an older dataset are removed first, then the new ones
+ * renamed, so that a kill in between leaves no dataset rather than a mixture.  w is gone afterwards,
+ * whatever the result. */
 lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e);
+/* Is `name` a file of the dataset `base`: base.bin, base.idx, base_nnnnnn.bin? */
+bool lm_tokens_own(const char *base, const char *name);
 /* Files of a dataset of this name, in any format: LM_EUSAGE if there are any and !force, else they
  * are removed.  lm_tokens_create and lm_tokens_commit do so themselves; this is for a dataset that
  * is not to be there. */

@@ -21,7 +21,7 @@ struct lm_tokens_writer {
     lm_id_type type;
     int id_bytes;
     int64_t vocab, shard_tokens;
-    bool force;
+    bool force, finished;
     char *prefix;
     lm_out **bins; /* the shards; Megatron: one */
     size_t n_bins, cap_bins;
@@ -42,8 +42,7 @@ static lm_code put_bytes(lm_out *o, const void *p, size_t n, lm_err *e)
     return fwrite(p, 1, n, lm_out_file(o)) == n ? LM_OK : write_failed(o, e);
 }
 
-/* Is `name` a file of the dataset `base`: base.bin, base.idx, base_nnnnnn.bin? */
-static bool is_ours(const char *name, const char *base)
+bool lm_tokens_own(const char *base, const char *name)
 {
     size_t n = strlen(base);
     if (strncmp(name, base, n) != 0)
@@ -55,10 +54,9 @@ static bool is_ours(const char *name, const char *base)
 }
 
 /* Files that an earlier dataset of this name left, in whatever format: a reader would mix them with
- * the new ones.  Without force they are refused, with it removed but for the n_keep just written.
- */
-static lm_code clear_old(const char *prefix, bool force, const lm_buf *keep, size_t n_keep,
-                         lm_err *e)
+ * the new ones.  Without force they are refused, with it removed.  In the order of their names a .bin
+ * goes before its .idx, and the first of several shards before the others: what is left is no dataset. */
+static lm_code clear_old(const char *prefix, bool force, lm_err *e)
 {
     const char *base = lm_path_base(prefix);
     size_t dir_len = (size_t)(base - prefix), n = 0;
@@ -68,15 +66,12 @@ static lm_code clear_old(const char *prefix, bool force, const lm_buf *keep, siz
     if (!rc && lm_path_is_dir(path.data))
         rc = lm_dir_list(path.data, &names, &n, e);
     for (size_t i = 0; i < n && !rc; i++) {
-        bool kept = false;
-        if (!is_ours(names[i], base))
+        if (!lm_tokens_own(base, names[i]))
             continue;
         path.len = 0;
         rc = lm_buf_addf(&path, e, "%.*s%s", (int)dir_len, prefix, names[i]);
-        for (size_t k = 0; k < n_keep; k++)
-            kept |= !rc && strcmp(keep[k].data, path.data) == 0;
-        if (rc || kept)
-            continue;
+        if (rc)
+            break;
         if (!force)
             rc = lm_fail(e, LM_EUSAGE, path.data, "add -f to replace it", "exists already");
         else if (unlink(path.data))
@@ -152,7 +147,7 @@ static lm_code choose_type(lm_tokens_writer *w, lm_err *e)
 
 lm_code lm_tokens_clear(const char *prefix, bool force, lm_err *e)
 {
-    return clear_old(prefix, force, NULL, 0, e);
+    return clear_old(prefix, force, e);
 }
 
 lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_tokens_writer **out,
@@ -171,7 +166,7 @@ lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_
     if (!rc)
         rc = choose_type(w, e);
     if (!rc)
-        rc = w->force ? LM_OK : clear_old(prefix, false, NULL, 0, e);
+        rc = w->force ? LM_OK : clear_old(prefix, false, e);
     if (!rc)
         rc = open_shard(w, e);
     if (!rc && w->kind == LM_TOKENS_MEGATRON) {
@@ -340,39 +335,43 @@ static lm_code finish_idx(lm_tokens_writer *w, lm_err *e)
     return LM_OK;
 }
 
-/* Publish one file and remember its name. */
-static lm_code commit_one(lm_out **o, lm_buf *name, lm_err *e)
+lm_code lm_tokens_finish(lm_tokens_writer *w, lm_err *e)
 {
-    lm_out *out = *o;
-    lm_code rc = lm_buf_addf(name, e, "%s", lm_out_path(out));
-    if (rc)
-        return rc;
-    *o = NULL;
-    return lm_out_commit(out, e);
-}
-
-lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e)
-{
-    lm_buf *name = NULL;
-    size_t n = 0;
-    lm_code rc = w->open_seqs ? lm_tokens_end_doc(w, e) : LM_OK;
+    lm_code rc = LM_OK;
+    if (w->finished)
+        return LM_OK;
+    if (w->open_seqs)
+        rc = lm_tokens_end_doc(w, e);
     if (!rc)
         rc = close_shard(w, e);
     if (!rc && w->idx)
         rc = finish_idx(w, e);
-    if (!rc)
-        rc = lm_alloc_n(&name, w->n_bins + 1, sizeof *name, "names", e);
-    while (n < w->n_bins && !rc) {
-        rc = commit_one(&w->bins[n], &name[n], e);
-        n++;
-    }
+    for (size_t i = 0; i < w->n_bins && !rc; i++)
+        rc = lm_out_finish(w->bins[i], e);
     if (!rc && w->idx)
-        rc = commit_one(&w->idx, &name[n++], e);
+        rc = lm_out_finish(w->idx, e);
+    w->finished = !rc;
+    return rc;
+}
+
+static lm_code publish(lm_out **o, lm_err *e)
+{
+    lm_out *out = *o;
+    *o = NULL;
+    return lm_out_commit(out, e);
+}
+
+/* The file without which a reader finds no dataset comes last: of Megatron's two the .bin, which alone
+ * could be taken for ids of another format; of several shards the first. */
+lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e)
+{
+    lm_code rc = lm_tokens_finish(w, e);
     if (!rc && w->force)
-        rc = clear_old(w->prefix, true, name, n, e);
-    for (size_t i = 0; i < n; i++)
-        lm_buf_fini(&name[i]);
-    lm_free(name);
+        rc = clear_old(w->prefix, true, e);
+    if (!rc && w->idx)
+        rc = publish(&w->idx, e);
+    for (size_t i = w->n_bins; i-- > 0 && !rc;)
+        rc = publish(&w->bins[i], e);
     lm_tokens_drop(w);
     return rc;
 }

@@ -2,13 +2,17 @@
 /* shard_set.c -- see shard_set.h. */
 #include "text/shard_set.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/owner.h"
 #include "base/stop.h"
 #include "format/tokens_meta.h"
 #include "text/tokenizer_match.h"
@@ -20,7 +24,8 @@ typedef struct {
     lm_tokenizer *tok;
     lm_input *in;
     lm_tokens **shards; /* inputs that are token datasets */
-    bool made_folder;
+    lm_outdir *dir;     /* the folder is exchanged as a whole; NULL: file by file */
+    const char *where;  /* what is written into: the folder, or that which takes its place */
     lm_out *meta;
     lm_shard_job job;
     int64_t *taken; /* documents of 'train' by source */
@@ -136,10 +141,9 @@ static lm_code open_shards(work *w, lm_err *e)
 
 static lm_code target(const work *w, const char *name, lm_buf *out, lm_err *e)
 {
-    size_t n = strlen(w->o->output);
+    size_t n = strlen(w->where);
     out->len = 0;
-    return lm_buf_addf(out, e, "%s%s%s", w->o->output, n && w->o->output[n - 1] == '/' ? "" : "/",
-                       name);
+    return lm_buf_addf(out, e, "%s%s%s", w->where, n && w->where[n - 1] == '/' ? "" : "/", name);
 }
 
 /* The files behind an operand: itself, or PREFIX.bin. */
@@ -153,6 +157,28 @@ static bool same_file(const char *target, const char *input)
     return same;
 }
 
+/* An lm_own_fn: the files of a dataset of either split, and meta.json. */
+static bool is_own(const void *none, const char *name)
+{
+    (void)none;
+    return !strcmp(name, "meta.json") || lm_tokens_own(split_names[LM_SPLIT_TRAIN], name) ||
+           lm_tokens_own(split_names[LM_SPLIT_VAL], name);
+}
+
+/* Does an input lie in the output folder, under a name that the output takes? */
+static bool is_replaced(const work *w, const char *input)
+{
+    char folder[PATH_MAX], out[PATH_MAX];
+    lm_buf shard = { 0 };
+    const char *base = lm_path_base(input);
+    bool in = realpath(w->o->output, out) && !lm_path_folder(input, folder, NULL) &&
+              !strcmp(folder, out) &&
+              (is_own(NULL, base) ||
+               (!lm_buf_addf(&shard, NULL, "%s.bin", base) && is_own(NULL, shard.data)));
+    lm_buf_fini(&shard);
+    return in;
+}
+
 /* With force too: datasets are mapped while the new ones are written, but afterwards the input would
  * be gone. */
 static lm_code refuse_inputs(const work *w, lm_err *e)
@@ -163,7 +189,7 @@ static lm_code refuse_inputs(const work *w, lm_err *e)
         rc = target(w, split_names[s], &path, e);
         rc = rc ? rc : lm_buf_addf(&path, e, ".bin");
         for (int i = 0; i < w->o->n && !rc; i++)
-            if (same_file(path.data, w->o->path[i]))
+            if (same_file(path.data, w->o->path[i]) || is_replaced(w, w->o->path[i]))
                 rc = lm_fail(e, LM_EUSAGE, w->o->output, "write to another folder",
                              "%s is an input as well as the output", w->o->path[i]);
     }
@@ -171,15 +197,50 @@ static lm_code refuse_inputs(const work *w, lm_err *e)
     return rc;
 }
 
+/* The folders above the output. */
+static lm_code make_parents(const char *output, lm_err *e)
+{
+    char *path = NULL;
+    lm_code rc = lm_strdup(&path, output, e);
+    size_t n = rc ? 0 : strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        path[--n] = 0;
+    char *slash = rc ? NULL : strrchr(path, '/');
+    if (slash && slash > path) {
+        *slash = 0;
+        rc = lm_mkdir_p(path, e);
+    }
+    lm_free(path);
+    return rc;
+}
+
+/* As a whole where that is possible: one rename replaces a dataset by another.  A folder that holds other
+ * files, or that may not be moved, gets its files one by one. */
+static lm_code open_folder(work *w, lm_err *e)
+{
+    bool there = lm_path_exists(w->o->output);
+    lm_code rc = LM_OK;
+    if (there && !lm_path_is_dir(w->o->output))
+        return lm_fail(e, LM_EUSAGE, w->o->output, "name a folder", "exists and is not a folder");
+    if (!there)
+        rc = make_parents(w->o->output, e);
+    else
+        lm_owner_sweep(w->o->output);
+    if (rc || (there && !lm_outdir_fits(w->o->output, w->o->force, is_own, NULL)))
+        return rc;
+    if ((rc = lm_outdir_open(w->o->output, w->o->force, is_own, NULL, &w->dir, e)))
+        w->dir = NULL;
+    else
+        w->where = lm_outdir_path(w->dir);
+    return rc;
+}
+
 static lm_code open_outputs(work *w, lm_err *e)
 {
     lm_buf path = { 0 };
     lm_code rc = refuse_inputs(w, e);
-    w->made_folder = !rc && !lm_path_exists(w->o->output);
-    if (!rc && !w->made_folder && !lm_path_is_dir(w->o->output))
-        rc = lm_fail(e, LM_EUSAGE, w->o->output, "name a folder", "exists and is not a folder");
-    if (w->made_folder)
-        rc = lm_mkdir_p(w->o->output, e);
+    if (!rc)
+        rc = open_folder(w, e);
     for (int s = 0; s < LM_SPLITS && !rc && !w->o->force; s++) {
         rc = target(w, split_names[s], &path, e);
         if (!rc)
@@ -191,7 +252,7 @@ static lm_code open_outputs(work *w, lm_err *e)
         rc = lm_out_open(path.data, w->o->force, &w->meta, e);
     for (int s = 0; s < LM_SPLITS && !rc; s++)
         if (s == LM_SPLIT_TRAIN || w->o->val_fraction > 0)
-            rc = lm_tokens_pool_new(w->o->output, w->o->n, w->set->vocab, &w->job.pool[s], e);
+            rc = lm_tokens_pool_new(w->where, w->o->n, w->set->vocab, &w->job.pool[s], e);
     lm_buf_fini(&path);
     return rc;
 }
@@ -341,12 +402,29 @@ static lm_code fill_pools(work *w, lm_err *e)
     return LM_OK;
 }
 
-static lm_code publish(work *w, lm_tokens_writer *writer[LM_SPLITS], lm_err *e)
+/* All on disk, and then renamed: meta.json goes first and comes last, as it would not agree with what
+ * is there in between. */
+static lm_code finish(work *w, lm_tokens_writer *writer[LM_SPLITS], lm_err *e)
 {
-    lm_buf text = { 0 }, path = { 0 };
+    lm_buf text = { 0 };
     lm_code rc = make_meta(w, 2, &text, e);
     if (!rc)
         rc = lm_write_all(lm_out_fd(w->meta), text.data, text.len, lm_out_path(w->meta), e);
+    if (!rc)
+        rc = lm_out_finish(w->meta, e);
+    for (int s = 0; s < LM_SPLITS && !rc; s++)
+        if (writer[s])
+            rc = lm_tokens_finish(writer[s], e);
+    if (!rc && w->o->force && unlink(lm_out_path(w->meta)) && errno != ENOENT)
+        rc = lm_fail(e, LM_EIO, lm_out_path(w->meta), NULL, "cannot remove");
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static lm_code publish(work *w, lm_tokens_writer *writer[LM_SPLITS], lm_err *e)
+{
+    lm_buf path = { 0 };
+    lm_code rc = finish(w, writer, e);
     for (int s = LM_SPLITS - 1; s >= 0 && !rc; s--) {
         lm_tokens_writer *one = writer[s];
         writer[s] = NULL;
@@ -360,7 +438,11 @@ static lm_code publish(work *w, lm_tokens_writer *writer[LM_SPLITS], lm_err *e)
         w->meta = NULL;
         rc = lm_out_commit(meta, e);
     }
-    lm_buf_fini(&text);
+    if (!rc && w->dir) {
+        lm_outdir *dir = w->dir;
+        w->dir = NULL;
+        rc = lm_outdir_commit(dir, e);
+    }
     lm_buf_fini(&path);
     return rc;
 }
@@ -388,7 +470,6 @@ static lm_code make_set(work *w, lm_buf *meta, lm_err *e)
             rc = write_split(w, s, &writer[s], e);
     if (!rc && !lm_stopping()) {
         rc = publish(w, writer, e);
-        w->made_folder = false;
         rc = rc ? rc : make_meta(w, 0, meta, e);
     }
     for (int s = 0; s < LM_SPLITS; s++)
@@ -403,8 +484,7 @@ static void close_work(work *w)
         lm_tokens_pool_free(w->job.pool[s]);
     for (int i = 0; w->shards && i < w->o->n; i++)
         lm_tokens_close(w->shards[i]);
-    if (w->made_folder)
-        rmdir(w->o->output); /* nothing came of it */
+    lm_outdir_drop(w->dir);
     lm_free(w->shards);
     lm_input_close(w->in);
     lm_tokenizer_free(w->tok);
@@ -414,11 +494,13 @@ static void close_work(work *w)
 lm_code lm_shard_set_make(const lm_shard_opts *o, lm_par *par, lm_shard_set *set, lm_buf *meta,
                           lm_err *e)
 {
-    work w = { .o = o, .par = par, .set = set };
+    work w = { .o = o, .par = par, .set = set, .where = o->output };
     *set = (lm_shard_set){ 0 };
     lm_code rc = lm_alloc_n(&w.taken, (size_t)o->n, sizeof *w.taken, "counts", e);
     if (!rc)
         rc = make_set(&w, meta, e);
+    if (rc && w.dir)
+        lm_outdir_blame(w.dir, e);
     close_work(&w);
     return rc;
 }

@@ -3,8 +3,10 @@
  * FOLDER/val.*, with FOLDER/meta.json that says what they are made of.
  *
  * Texts are tokenised, token datasets taken as they are; both wait in pools of the two splits until
- * their sizes are known, are mixed by weight and shuffled, and appear together at the end: first
- * val, then train, last meta.json. */
+ * their sizes are known, are mixed by weight and shuffled, and appear together at the end: by one rename
+ * of the folder, if that is new or holds nothing but an older dataset.  Among other files they appear one
+ * by one, when all are on disk: the older meta.json and dataset go, then come val, train (the .idx before
+ * the .bin), last meta.json.  A kill in between leaves no dataset, or a whole one without meta.json. */
 #ifndef LM_TEXT_SHARD_SET_H
 #define LM_TEXT_SHARD_SET_H
 

@@ -75,6 +75,71 @@ prepare_dataset() {
     inject_each malloc 400 dataset_old_or_new shard-data -q -j 1 -f --no-eos --no-shuffle -o data old/train
 }
 
+prepare_two() {
+    prepare_dataset
+    rm -r new data
+    for f in "megatron" "llmc --shard-tokens 20"; do
+        # shellcheck disable=SC2206
+        SHARDS=(shard-data -q -j 1 -t tok.json --val-fraction 0.3 --format $f text.jsonl)
+        "${SHARDS[@]}" --seed 1 -o "old-${f%% *}"
+        "${SHARDS[@]}" --seed 2 --tokens 150 --max-epochs 9 -o "new-${f%% *}"
+    done
+}
+
+fresh() { # the older dataset, with a file of the user's if $extra is set
+    rm -rf data && cp -r "old-$format" data
+    [ -z "$extra" ] || echo mine > data/notes.txt
+}
+
+# Alone in its folder a dataset is the old one or the new one, at any moment.
+whole_old_or_new() {
+    diff -r data "old-$format" > diff || { [ "$1" -ne 0 ] && diff -r data "new-$format"; } ||
+        diff -r data "new-$format" || return
+    [ "$1" -ne 0 ] || [ -z "$(find . -name '.*.tmp.*')" ] || return # the dead ones are swept
+    fresh
+}
+
+# all_of FOLDER SPLIT: data holds all files of the split as FOLDER does, and no others
+all_of() {
+    local f
+    [ "$(cd data && echo "$2"*)" = "$(cd "$1" && echo "$2"*)" ] || return
+    for f in "$1/$2"*; do cmp -s "$f" "data/${f##*/}" || return; done
+}
+
+# Among other files it may be gone, but is never a mixture: ids have their index, all shards are of one
+# dataset, and meta.json is there only with what it describes.
+never_mixed() {
+    local s
+    [ "$(cat data/notes.txt)" = mine ] || return
+    for s in train val; do
+        if [ -e data/$s.bin ] || [ -e data/${s}_000000.bin ]; then
+            all_of "old-$format" $s || all_of "new-$format" $s || { ls data && return 1; }
+        fi
+    done
+    if [ -e data/meta.json ]; then
+        if cmp -s data/meta.json "old-$format/meta.json"; then s=old; else s=new; fi
+        cmp data/meta.json "$s-$format/meta.json" && all_of "$s-$format" train && all_of "$s-$format" val || return
+    fi
+    [ "$1" -ne 0 ] || { all_of "new-$format" train && [ -z "$(find . -name '.*.tmp.*')" ]; } || return
+    fresh
+}
+
+@test "token shards are whole whenever the tool is killed" {
+    prepare_two
+    for f in "megatron" "llmc --shard-tokens 20"; do
+        format=${f%% *}
+        # shellcheck disable=SC2206
+        again=(shard-data -q -j 1 -t tok.json --val-fraction 0.3 --format $f text.jsonl
+            -f --seed 2 --tokens 150 --max-epochs 9 -o data)
+        for kind in rename unlink; do
+            extra='' && fresh
+            kill_each $kind 40 whole_old_or_new "${again[@]}"
+            extra=1 && fresh
+            kill_each $kind 40 never_mixed "${again[@]}"
+        done
+    done
+}
+
 # Memory is not asked for here: libarchive itself does not survive that.
 @test "cleaned text and failing writes" {
     prepare_dataset

@@ -56,3 +56,30 @@ inject_each() {
         return 1
     fi
 }
+
+# kill_each KIND LIMIT CHECK COMMAND ...: the same, but the process is killed in place of the n-th call, and the
+# check looks at what that leaves.
+kill_each() {
+    local kind=$1 limit=$2 check=$3 n status
+    local shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so
+    shift 3
+    if ldd "$(command -v "$1")" | grep -q libasan; then
+        skip "fault injection and AddressSanitizer both want to be malloc"
+    fi
+    for ((n = 1; n <= limit; n++)); do
+        status=0
+        LM_INJECT=$kind:$n LM_INJECT_KILL=1 LD_PRELOAD=$shim "$@" > /dev/null 2> "$BATS_TEST_TMPDIR/inject.err" ||
+            status=$?
+        if [[ $status -ne 0 && $status -ne 137 ]]; then
+            echo "$kind $n: status $status: $(cat "$BATS_TEST_TMPDIR/inject.err")"
+            return 1
+        fi
+        "$check" "$status" || {
+            echo "$kind $n: the check does not agree after status $status"
+            return 1
+        }
+        [[ $status -eq 137 ]] || return 0
+    done
+    echo "$kind: more than $limit calls"
+    return 1
+}

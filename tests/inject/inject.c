@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* inject.c -- preloaded into a tool: makes the n-th call of one kind fail, or its clock run faster.
  *
- * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename or mmap; N counts from 1.
+ * LM_INJECT=KIND:N with KIND malloc, write, fsync, rename, unlink or mmap; N counts from 1.
+ * LM_INJECT_KILL: the process is killed in place of that call.
  * LM_INJECT_LOG=FILE gets one line when the failure has happened.
  * LM_INJECT_CLOCK=F: the monotonic clock runs F times as fast, for what is done every so many minutes.
  *
@@ -9,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -51,6 +53,8 @@ static bool fails(const char *what, int error)
         syscall(SYS_write, fd, "failed\n", 7);
         close(fd);
     }
+    if (getenv("LM_INJECT_KILL"))
+        raise(SIGKILL);
     errno = error;
     return true;
 }
@@ -129,6 +133,11 @@ int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned
 {
     return fails("rename", EACCES) ? -1
                                    : (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, flags);
+}
+
+int unlink(const char *path)
+{
+    return fails("unlink", EACCES) ? -1 : (int)syscall(SYS_unlink, path);
 }
 
 int clock_gettime(clockid_t id, struct timespec *t)

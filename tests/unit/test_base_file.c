@@ -260,6 +260,16 @@ static void too_long_names(void **state)
     assert_int_equal(files("."), 0);
 }
 
+static void fill(const lm_outdir *d, const char *name, const char *text)
+{
+    char *path;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_path_join(&path, lm_outdir_path(d), name, &e), LM_OK);
+    put(path, text);
+    lm_free(path);
+}
+
 static unsigned mode_of(const char *path)
 {
     struct stat st;
@@ -290,8 +300,16 @@ static void modes_are_kept(void **state)
     assert_int_equal(chmod("m", 0500), 0); /* empty: needs no force */
     assert_int_equal(lm_outdir_open("m", false, own, "config", &d, &e), LM_OK);
     assert_int_equal(mode_of(lm_outdir_path(d)), 0700);
+    fill(d, "config", "1");
     assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
     assert_int_equal(mode_of("m"), 0500);
+
+    assert_int_equal(chmod("m", 0755), 0);
+    assert_int_equal(chmod("m/config", 0600), 0); /* a private file in a public folder */
+    assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &e), LM_OK);
+    fill(d, "config", "2");
+    assert_int_equal(lm_outdir_commit(d, &e), LM_OK);
+    assert_int_equal(mode_of("m/config"), 0600);
 }
 
 static void same_target_twice(void **state)
@@ -376,16 +394,6 @@ static void drop_all(void **state)
     assert_int_equal(files("."), 0);
     lm_out_drop(b);
     lm_outdir_drop(d);
-}
-
-static void fill(const lm_outdir *d, const char *name, const char *text)
-{
-    char *path;
-    lm_err e = { 0 };
-
-    assert_int_equal(lm_path_join(&path, lm_outdir_path(d), name, &e), LM_OK);
-    put(path, text);
-    lm_free(path);
 }
 
 static void folders(void **state)
