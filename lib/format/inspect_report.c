@@ -95,12 +95,17 @@ static lm_code check_globs(const report *r, lm_err *e)
 static lm_code gather(report *r, lm_par *par, lm_sink *sink, lm_err *e)
 {
     const char *history = lm_model_source_meta(r->m, LM_HISTORY_KEY);
-    lm_err ignored = { 0 };
+    lm_err malformed = { 0 };
     lm_code rc = check_globs(r, e);
 
     sum_types(r);
-    if (history && !lm_json_parse(history, strlen(history), "history", &r->history, &ignored) &&
-        !json_is_array(r->history)) {
+    if (!rc && history)
+        rc = lm_json_parse(history, strlen(history), "history", &r->history, &malformed);
+    if (rc == LM_ELIMIT && malformed.code) /* any other text is simply not shown */
+        *e = malformed;
+    else if (malformed.code)
+        rc = LM_OK;
+    if (!json_is_array(r->history)) {
         json_decref(r->history);
         r->history = NULL;
     }

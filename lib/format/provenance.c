@@ -73,14 +73,18 @@ static lm_code put_step(lm_jw *w, const lm_history_step *s, lm_err *e)
 lm_code lm_history_add(const char *before, const lm_history_step *step, lm_buf *out, lm_err *e)
 {
     json_t *chain = NULL;
-    lm_err ignored = { 0 };
+    lm_err malformed = { 0 }; /* such a text is left out */
     lm_code rc = LM_OK;
     lm_jw w;
 
     if (step->none)
         return LM_OK;
-    if (before && lm_json_parse(before, strlen(before), LM_HISTORY_KEY, &chain, &ignored))
-        chain = NULL;
+    if (before)
+        rc = lm_json_parse(before, strlen(before), LM_HISTORY_KEY, &chain, &malformed);
+    if (rc == LM_ELIMIT) {
+        *e = malformed;
+        return rc;
+    }
     lm_jw_begin(&w, out, 0, e);
     lm_jw_arr(&w, NULL);
     for (size_t i = 0; json_is_array(chain) && i < json_array_size(chain); i++)
