@@ -18,6 +18,7 @@
 #include "text/tokenizer_match.h"
 #include "train/advice.h"
 #include "train/data.h"
+#include "train/outlook.h"
 #include "train/report.h"
 #include "train/resume.h"
 #include "train/run.h"
@@ -374,19 +375,7 @@ static lm_code gather(session *s, lm_err *e)
 
 /* ---- inputs ---- */
 
-/* A plan needs no weights: a config.json, or a folder with nothing else, is enough for one. */
-static lm_code load_lone_config(session *s, lm_err *e)
-{
-    char *path = NULL;
-    lm_code rc = lm_path_is_dir(s->model) ? lm_path_join(&path, s->model, "config.json", e)
-                                          : lm_strdup(&path, s->model, e);
-    if (!rc && lm_text_ends(path, ".json") && lm_path_exists(path))
-        rc = lm_json_load(path, 16 << 20, &s->config_json, e);
-    lm_free(path);
-    return rc;
-}
-
-/* The name of a preset is enough, too; a training needs a model. */
+/* For a plan the name of a preset is enough; a training needs a model. */
 static lm_code load_preset(session *s, lm_err *e)
 {
     lm_presets p;
@@ -411,7 +400,7 @@ static lm_code load_config(session *s, lm_err *e)
     const lm_bundle_opts how = lm_tool_bundle(&tool, s->par);
     bool there = lm_path_exists(s->model);
     if ((!there && strcmp(s->model, "-") && load_preset(s, e)) ||
-        (there && plan_only() && load_lone_config(s, e)))
+        (there && plan_only() && lm_config_alone(s->model, &s->config_json, e)))
         return e->code;
     if (s->config_json)
         return LM_OK;
@@ -497,38 +486,14 @@ static lm_code read_files(session *s, lm_err *e)
 
 /* ---- outputs ---- */
 
-/* All options, and the operands under names of their own: what --resume needs, perhaps from another
- * folder. */
 static lm_code keep_options(session *s, lm_err *e)
 {
-    json_t *o = NULL;
+    const lm_run_paths paths = { s->data, opt.val, opt.tensorboard, tool.metrics };
     lm_buf text = { 0 };
     lm_code rc = lm_options_save(&text, e);
     if (!rc)
-        rc = lm_json_parse(text.data, text.len, "options", &o, e);
+        rc = lm_run_options(&text, &paths, &s->o.schedule, &s->options, e);
     lm_buf_fini(&text);
-    if (rc)
-        return rc;
-    rc = lm_resume_keep_schedule(o, &s->o.schedule, e);
-    if (!rc)
-        rc = lm_run_keep_path(o, "data", s->data, e);
-    if (!rc)
-        rc = lm_run_keep_path(o, "val", opt.val, e);
-    if (!rc)
-        rc = lm_run_keep_path(o, "tensorboard", opt.tensorboard, e);
-    if (!rc && tool.metrics && !strncmp(tool.metrics, "fd:", 3))
-        json_object_set_new(o, "metrics", json_null()); /* open in this process only */
-    else if (!rc && tool.metrics && strcmp(tool.metrics, "-"))
-        rc = lm_run_keep_path(o, "metrics", tool.metrics, e);
-    if (rc) {
-        json_decref(o);
-        return rc;
-    }
-    lm_jw w;
-    lm_jw_begin(&w, &s->options, 0, e);
-    lm_jw_json(&w, NULL, o);
-    rc = lm_jw_end(&w);
-    json_decref(o);
     return rc;
 }
 
@@ -581,11 +546,10 @@ static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
 /* --dry-run: what the run would hold, whether that fits here, and, where asked, how long it takes. */
 static lm_code print_outlook(session *s, const lm_memory_plan *plan, lm_err *e)
 {
-    lm_outlook o = { .plan = *plan, .steps = s->o.steps };
+    const lm_outlook_ask ask = { opt.eval_every > 0, s->lmz, s->step, opt.keep };
+    lm_outlook o;
     lm_buf text = { 0 };
-    if (lm_trainer_verdict(&s->o, &s->config, opt.eval_every > 0, s->lmz, s->backend, plan,
-                           &o.verdict, e) ||
-        lm_train_space(&s->o, &s->config, s->step, opt.keep, NULL, &o.space, e))
+    if (lm_outlook_make(&s->o, &s->config, &ask, s->backend, plan, &o, e))
         return e->code;
     if (opt.measure && o.verdict.fits &&
         ((s->data && open_train(s, e)) ||

@@ -119,6 +119,17 @@ lm_code lm_preset_load(const char *const *dirs, const char *what, json_t **out, 
     return rc;
 }
 
+lm_code lm_config_alone(const char *path, json_t **out, lm_err *e)
+{
+    char *file = NULL;
+    lm_code rc = as_path(path, &file, e);
+    *out = NULL;
+    if (!rc && is_json(lm_path_base(file)) && lm_path_exists(file))
+        rc = lm_json_load(file, MOST_BYTES, out, e);
+    lm_free(file);
+    return rc;
+}
+
 /* Keys that mean something in a config of each family; of others nobody could say whether they were
  * obeyed. */
 #define COMMON                                                                                \

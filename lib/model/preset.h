@@ -21,6 +21,10 @@ lm_code lm_preset_list(const char *const *dirs, char ***names, size_t *n, lm_err
 lm_code lm_preset_load(const char *const *dirs, const char *what, json_t **out, char **path,
                        lm_err *e);
 
+/* The config of what lies at `path`, without its weights: a config.json, or a model folder's.  *out = NULL when it is
+ * something else.  *out is yours. */
+lm_code lm_config_alone(const char *path, json_t **out, lm_err *e);
+
 /* Obey "key=value" on a config.  The value is JSON, or else a string as it stands;
  * "rope_scaling.factor=8" reaches into an object, which is made when absent.  Fails: LM_EUSAGE for
  * a key that the config's architecture does not know (names the nearest); whether the value fits is

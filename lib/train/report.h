@@ -1,24 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.h -- the outlook and the outcome of a training as JSON and as metrics. */
+/* report.h -- the place and the outcome of a training as JSON and as metrics. */
 #ifndef LM_TRAIN_REPORT_H
 #define LM_TRAIN_REPORT_H
 
-#include "train/measure.h"
-#include "train/space.h"
 #include "train/trainer.h"
-
-/* What --dry-run says of a run. */
-typedef struct {
-    lm_memory_plan plan;
-    lm_train_verdict verdict;
-    lm_space space;           /* of its checkpoints */
-    lm_train_measure measure; /* steps 0: not measured */
-    int64_t steps;
-} lm_outlook;
-
-/* As one JSON object over several lines, or as a table with the verdict at its end, appended to `out`. */
-lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e);
-lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e);
 
 /* Add to a record of metrics where the run takes place and what it trains. */
 void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_opts *o,

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/lock.h"
 #include "base/progress.h"
+#include "train/schedule.h"
 
 /* Make the folder `run` if need be, lock it, and check that a training which comes from checkpoint `from`
  * of the same folder (-1: it comes from elsewhere) may write its checkpoints there.  `force`:
@@ -41,6 +42,16 @@ lm_code lm_run_apart(const char *run, const char *model, lm_err *e);
 
 /* Set o[key] to a path that holds from any folder; nothing for NULL. */
 lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e);
+
+/* What a run reads and writes beside its folder; NULL: none. */
+typedef struct {
+    const char *data, *val, *tensorboard, *metrics;
+} lm_run_paths;
+
+/* The options that checkpoints keep, JSON text appended to `out`: all of the tool's (a JSON object), the paths as
+ * they hold from any folder, and where the schedule lies (resume.h).  It is what --resume needs. */
+lm_code lm_run_options(const lm_buf *options, const lm_run_paths *paths, const lm_schedule *s,
+                       lm_buf *out, lm_err *e);
 
 /* Remove what a killed run left half-written, and all checkpoints after `from`; `latest` then names
  * `from`.  -1: those of an older run stay until this one has its first (lm_ckpt_opts.replace). */

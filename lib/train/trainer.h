@@ -91,7 +91,7 @@ typedef struct lm_trainer lm_trainer;
  * more, and of the device. */
 typedef struct {
     bool fits;
-    double host_free, device_free; /* bytes; device_free 0: none */
+    double host_free, device_free; /* bytes; 0: unknown, and no device */
     bool device;                   /* what it does not fit into is the device's memory */
     char cure[200];                /* the first change of options that would fit; "" when it fits */
 } lm_train_verdict;

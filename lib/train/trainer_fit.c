@@ -141,7 +141,8 @@ lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_config *c, bool va
                            lm_backend *b, const lm_memory_plan *plan, lm_train_verdict *out,
                            lm_err *e)
 {
-    job j = { o, c, validation, lmz, b, (double)lm_mem_available(), 0 };
+    size_t available = lm_mem_available();
+    job j = { o, c, validation, lmz, b, available < SIZE_MAX ? (double)available : 0, 0 };
     size_t left = 0, total;
     if (!b->host_memory && b->memory(b, &left, &total, e))
         return e->code;

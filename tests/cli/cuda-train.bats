@@ -256,3 +256,14 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [ "run/$(readlink run/latest)" = "$(field m.jsonl checkpoint path | tail -1 | tr -d '"')" ]
     [ "$(field m.jsonl step step | tail -1)" -eq "$(readlink run/latest | sed 's/step-0*//')" ]
 }
+
+@test "cuda-train: --dry-run --measure: the device's memory and time" {
+    O=(m0 --dry-run --measure --seq-len 16 --batch-size 2 --steps 3600 --device cuda)
+    LM_CUDA=plain run -0 --separate-stderr train "${O[@]}"
+    [[ ${lines[-2]} == "measured: "*" tokens/s; 3600 steps take "*" hours, without evaluations and checkpoints" ]]
+    [[ ${lines[-1]} == "fits here: "*" of the device that are free" ]]
+    real && return
+    LM_EMU_MEMORY=400000 run -0 --separate-stderr train -q "${O[@]}" --json
+    [[ $output == *'"fits": false,'*'"cure": "no smaller '* ]]
+    [[ $output != *hours* ]]
+}

@@ -130,6 +130,33 @@ static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
 }
 
 /* A checkpoint is of the moment it was begun at, though the steps go on meanwhile. */
+/* What a measured run begins with. */
+static void fresh_weights_are_the_cpus(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        lm_build b = {
+            .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { LM_DTYPE_F32, NULL }
+        };
+        lm_train_state here, there;
+        lm_model *m = NULL;
+        lm_err e = { 0 };
+        job j = { .o = options(LM_DTYPE_F32, 1, 1) };
+        ok(lm_model_build(&models[i].config, &b, &m, &e), &e);
+        ok(lm_train_state_new(m, cpu, j.o.optim, &j.o.hyper, &here, &e), &e);
+        ok(lm_train_state_new(m, gpu, j.o.optim, &j.o.hyper, &there, &e), &e);
+        ok(lm_fresh_on(m, 7, cpu, here.param, &e), &e);
+        ok(lm_fresh_on(m, 7, gpu, there.param, &e), &e);
+        float *x = fetched(&there, there.param);
+        assert_memory_equal(x, here.param, here.block_bytes);
+        assert_true(x[0] != 0);
+        lm_free(x);
+        lm_train_state_fini(&here);
+        lm_train_state_fini(&there);
+        lm_model_free(m);
+    }
+}
+
 static void a_snapshot_is_of_its_moment(void **state)
 {
     (void)state;
@@ -333,6 +360,7 @@ int main(void)
         cmocka_unit_test(losses_and_gradients_are_the_cpus_in_bf16),
         cmocka_unit_test(steps_allocate_nothing_and_count_what_they_used),
         cmocka_unit_test(a_resumed_run_has_the_bits_of_a_whole_one),
+        cmocka_unit_test(fresh_weights_are_the_cpus),
         cmocka_unit_test(a_snapshot_is_of_its_moment),
         cmocka_unit_test(numbers_that_are_none_change_no_weight),
         cmocka_unit_test(a_trace_has_every_node),

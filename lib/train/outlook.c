@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* outlook.c -- what a run would hold and take, gathered and laid out. */
+#include "train/outlook.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+
+lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_config *c, const lm_outlook_ask *ask,
+                        lm_backend *b, const lm_memory_plan *plan, lm_outlook *out, lm_err *e)
+{
+    *out = (lm_outlook){ .plan = *plan, .steps = o->steps };
+    if (lm_trainer_verdict(o, c, ask->validation, ask->lmz, b, plan, &out->verdict, e) ||
+        lm_train_space(o, c, ask->step, ask->keep, NULL, &out->space, e))
+        return e->code;
+    return LM_OK;
+}
+
+static void memory_json(lm_jw *w, const lm_memory_plan *p, bool device, const char *rows,
+                        const char *total)
+{
+    lm_jw_obj(w, rows);
+    for (int i = 0; i < p->n_rows; i++)
+        if (p->row[i].device == device)
+            lm_jw_int(w, p->row[i].name, (int64_t)p->row[i].bytes);
+    lm_jw_close_obj(w);
+    lm_jw_int(w, total, (int64_t)(device ? p->device : p->total));
+}
+
+static void verdict_json(lm_jw *w, const lm_outlook *o)
+{
+    lm_jw_int(w, "checkpoint_bytes", (int64_t)o->space.checkpoint);
+    lm_jw_int(w, "checkpoints_at_once", o->space.at_once);
+    if (o->plan.device > 0)
+        lm_jw_int(w, "device_memory_free", (int64_t)o->verdict.device_free);
+    if (o->verdict.host_free > 0)
+        lm_jw_int(w, "memory_free", (int64_t)o->verdict.host_free);
+    else
+        lm_jw_f64(w, "memory_free", NAN); /* null: unknown */
+    lm_jw_bool(w, "fits", o->verdict.fits);
+    if (!o->verdict.fits)
+        lm_jw_str(w, "cure", o->verdict.cure);
+    if (!o->measure.steps)
+        return;
+    lm_jw_int(w, "steps", o->steps);
+    lm_jw_int(w, "measured_steps", o->measure.steps);
+    lm_jw_f64(w, "seconds_per_step", o->measure.seconds_per_step);
+    lm_jw_f64(w, "tokens_per_second", o->measure.tokens_per_second);
+    lm_jw_f64(w, "hours", o->measure.hours);
+}
+
+lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_memory_plan *p = &o->plan;
+    lm_jw w;
+    lm_jw_begin(&w, out, 2, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_int(&w, "parameters", p->params);
+    lm_jw_int(&w, "matmul_parameters", p->matmul_params);
+    if (p->device > 0)
+        memory_json(&w, p, true, "device_memory", "device_memory_total");
+    memory_json(&w, p, false, "memory", "memory_total");
+    lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
+    lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
+    lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
+    lm_jw_f64(&w, "flops_per_step", p->flops_per_token * (double)p->tokens_per_step);
+    lm_jw_obj(&w, "graph_flops_per_micro_batch");
+    for (int i = 0; i < LM_PHASE_COUNT; i++)
+        lm_jw_f64(&w, lm_phase_name((lm_phase)i), p->graph_flops[i]);
+    lm_jw_close_obj(&w);
+    verdict_json(&w, o);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w);
+}
+
+static lm_code memory_rows(const lm_memory_plan *p, bool device, const char *total, lm_buf *out,
+                           lm_err *e)
+{
+    char size[32];
+    for (int i = 0; i < p->n_rows; i++)
+        if (p->row[i].device == device && lm_buf_addf(out, e, "%-26s %12s\n", p->row[i].name,
+                                                      lm_show_bytes(p->row[i].bytes, size)))
+            return e->code;
+    return lm_buf_addf(out, e, "%-26s %12s\n", total,
+                       lm_show_bytes(device ? p->device : p->total, size));
+}
+
+/* "fits here: 1.9 GiB of 12 GiB that are free", or what would. */
+static lm_code verdict_line(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_train_verdict *v = &o->verdict;
+    bool device = v->fits ? o->plan.device > 0 : v->device;
+    char need[32], have[32];
+    lm_show_bytes(device ? o->plan.device : o->plan.total, need);
+    lm_show_bytes(device ? v->device_free : v->host_free, have);
+    const char *whose = o->plan.device > 0 ? device ? " of the device" : " of the host" : "";
+    if (v->fits && !device && v->host_free <= 0)
+        return lm_buf_addf(out, e, "needs %s; what is free here is unknown\n", need);
+    if (v->fits)
+        return lm_buf_addf(out, e, "fits here: %s of %s%s that are free\n", need, have, whose);
+    return lm_buf_addf(out, e, "does not fit here: needs %s, %s%s are free: %s\n", need, have,
+                       whose, v->cure);
+}
+
+static lm_code time_line(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_train_measure *m = &o->measure;
+    if (!m->steps)
+        return LM_OK;
+    return lm_buf_addf(out, e,
+                       "measured: %.3g s a step, %.0f tokens/s; %" PRId64
+                       " steps take %.3g hours, without evaluations and checkpoints\n",
+                       m->seconds_per_step, m->tokens_per_second, o->steps, m->hours);
+}
+
+lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    const lm_memory_plan *p = &o->plan;
+    bool both = p->device > 0;
+    char each[32];
+    if (both &&
+        (memory_rows(p, true, "total of the device", out, e) || lm_buf_add(out, "\n", 1, e)))
+        return e->code;
+    if (memory_rows(p, false, both ? "total of the host" : "total", out, e) ||
+        (both && lm_buf_add(out, "\n", 1, e)))
+        return e->code;
+    if (lm_buf_addf(out, e,
+                    "parameters %" PRId64 ", tokens a step %" PRId64
+                    ", FLOP a token %.4g, a step %.4g\n",
+                    p->params, p->tokens_per_step, p->flops_per_token,
+                    p->flops_per_token * (double)p->tokens_per_step) ||
+        lm_buf_addf(out, e, "a checkpoint takes %s on disk, at most %" PRId64 " at once\n",
+                    lm_show_bytes(o->space.checkpoint, each), o->space.at_once) ||
+        time_line(o, out, e))
+        return e->code;
+    return verdict_line(o, out, e);
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run_options.c -- the options of a run as its checkpoints keep them. */
+#include <string.h>
+
+#include "train/resume.h"
+#include "train/run.h"
+
+static lm_code add_paths(json_t *o, const lm_run_paths *p, lm_err *e)
+{
+    if (lm_run_keep_path(o, "data", p->data, e) || lm_run_keep_path(o, "val", p->val, e) ||
+        lm_run_keep_path(o, "tensorboard", p->tensorboard, e))
+        return e->code;
+    if (p->metrics && !strncmp(p->metrics, "fd:", 3))
+        json_object_set_new(o, "metrics", json_null()); /* open in this process only */
+    else if (p->metrics && strcmp(p->metrics, "-"))
+        return lm_run_keep_path(o, "metrics", p->metrics, e);
+    return LM_OK;
+}
+
+lm_code lm_run_options(const lm_buf *options, const lm_run_paths *paths, const lm_schedule *s,
+                       lm_buf *out, lm_err *e)
+{
+    json_t *o = NULL;
+    lm_jw w;
+    lm_code rc = lm_json_parse(options->data, options->len, "options", &o, e);
+    if (!rc)
+        rc = lm_resume_keep_schedule(o, s, e);
+    if (!rc)
+        rc = add_paths(o, paths, e);
+    if (!rc) {
+        lm_jw_begin(&w, out, 0, e);
+        lm_jw_json(&w, NULL, o);
+        rc = lm_jw_end(&w);
+    }
+    json_decref(o);
+    return rc;
+}
