@@ -15,8 +15,10 @@
 #include "base/text.h"
 #include "format/bundle_impl.h"
 #include "format/folder.h"
+#include "format/foreign.h"
 #include "format/safetensors_table.h"
 
+static const char name_model[] = "it is a token dataset: name the model first";
 static const char looked_for[] = "give a model folder, a .safetensors file, a tar or an .lmz";
 
 /* A compressed tar of a megabyte can hold millions of empty files: each costs memory, and time to
@@ -229,7 +231,8 @@ static lm_code open_path(lm_bundle *b, const char *path, lm_err *e)
     if (!strcmp(path, "-"))
         return open_stdin(b, e);
     if (stat(path, &st))
-        return lm_fail(e, LM_EIO, path, looked_for, "cannot open");
+        return lm_fail(e, LM_EIO, path, lm_foreign_dataset(path) ? name_model : looked_for,
+                       "cannot open");
     if (S_ISDIR(st.st_mode))
         return open_folder(b, e);
     if (!S_ISREG(st.st_mode)) {

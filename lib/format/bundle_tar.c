@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "format/archive.h"
 #include "format/bundle_impl.h"
+#include "format/foreign.h"
 
 /* The plain name of a member; NULL: it is hidden, a folder or lies in one below, and is passed over. */
 static lm_code plain_name(lm_bundle *b, const lm_ar *a, const char *member, const char **name,
@@ -36,9 +37,18 @@ static lm_code not_whole(const lm_bundle *b, lm_err *e)
 /* What the decoder did not know as a tar is no model at all. */
 static lm_code no_model(const lm_bundle *b, lm_err *e)
 {
+    const char *kind, *todo;
+
     if (!strstr(e->what, "Unrecognized"))
         return e->code;
     *e = (lm_err){ 0 };
+    kind = b->map.data ? lm_foreign_bytes(b->map.data, b->map.size, &todo) : NULL;
+    if (!kind && lm_foreign_dataset(b->path)) {
+        kind = "a token dataset";
+        todo = "name the model first: train MODEL DATA, eval-model MODEL DATA";
+    }
+    if (kind)
+        return lm_fail(e, LM_EUSAGE, b->path, todo, "is no model: it is %s", kind);
     return lm_fail(e, LM_EUSAGE, b->path, "give a folder, a .safetensors file, a tar or an .lmz",
                    "is no model: neither .safetensors nor tar nor .lmz");
 }

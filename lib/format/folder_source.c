@@ -179,6 +179,8 @@ static lm_code no_model(const lm_model_source *m, const char *what, lm_err *e)
         kind = lm_foreign_name(name, &todo);
     if (kind)
         return lm_fail(e, LM_EUSAGE, m->path, todo, "%s is %s", lm_st_show(name, show), kind);
+    if ((kind = lm_foreign_files(m->b, &todo)))
+        return lm_fail(e, LM_EUSAGE, m->path, todo, "%s: it is %s", what, kind);
     return lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file", "%s", what);
 }
 

@@ -389,3 +389,45 @@ shrink() {
         [ "$(cat status)" -eq 141 ] || { echo "$c: status $(cat status)"; false; }
     done
 }
+
+@test "what is no model is named, with what reads it" {
+    mkdir odd && cd odd
+    init -o m
+    printf '{"text": "a b c d e f"}\n{"text": "g"}\n' > t.jsonl
+    yes 'plain text of words' | head -n 9000 > t.txt
+    printf '{"text":"a\\u0000b"}\n' > nul.jsonl
+    cp m/config.json c.json
+    printf '{"version":"1.0","added_tokens":[]}' > tok.json
+    printf '{"event":"run"}\n' > run.jsonl
+    printf 'GGUF\003\0\0\0' > g
+    printf 'PK\003\004zip' > p
+    mkdir data conf tok empty
+    printf 'MMIDIDX\0\0\1\0\0' > data/train.idx && printf '\1\0\2\0' > data/train.bin
+    cp m/config.json conf
+    cp tok.json tok/tokenizer.json
+    while IFS='|' read -r f what; do
+        for c in generate\ -p\ a inspect-model 'merge-models -m linear -o out' 'train --dry-run'; do
+            [[ $c != train* || $f == t.* || $f == data || $f == data/train.* ]] || continue
+            run $c "$f" < /dev/null
+            one "$status" "${c%% *}: $f: $what"
+            [ "$status" -ne 0 ] && [ ! -e out ]
+        done
+    done << 'END'
+t.jsonl|is no model: it is text in JSONL: name the model first; clean-data
+nul.jsonl|is no model: it is text in JSONL: name
+t.txt|is no model: it is plain text: name the model first; clean-data
+c.json|is no model: it is a config.json without weights: init-model
+tok.json|is no model: it is a tokenizer.json: name a model
+run.jsonl|is no model: it is the metrics of a run: plot-run
+g|is no model: it is a model of llama.cpp: convert-model
+p|is no model: it is a pickle of Python
+data/train.bin|is no model: it is a token dataset: name the model first
+data/train.idx|is no model: it is the index of a token dataset: name the model first
+data/train|cannot open: No such file or directory: it is a token dataset: name the model first
+data|it has no config.json: it is a token dataset: name the model first
+conf|it has neither model.safetensors nor model.safetensors.index.json: it is a config.json without weights: init-model
+tok|it has no config.json: it is a tokenizer without a model: init-model
+empty|it has no config.json: give a model folder
+none|cannot open: No such file or directory: give a model folder
+END
+}

@@ -298,6 +298,23 @@ static void numbers_return(void **state)
     }
 }
 
+static void numbers_hold(void **state)
+{
+    lm_err e = { 0 };
+    static const char *const good[] = { "{\"a\":1e-300,\"b\":[-0.0,1E+300,12]}", "\"1e-999\"",
+                                        "{\"0x1 1e999 \\\" 1e999\":\"\\\\\"}", "[]" };
+    static const char *const bad[] = { "1e-400", "[1,-3e-330]", "{\"a\":\"\\\\\",\"b\":1e999}" };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        assert_int_equal(lm_json_check_numbers(good[i], "x", &e), LM_OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(lm_json_check_numbers(bad[i], "x", &e), LM_EFORMAT);
+        assert_non_null(strstr(e.what, "is too small or too large"));
+        e = (lm_err){ 0 };
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -312,6 +329,7 @@ int main(void)
         cmocka_unit_test(writer_mends_text),
         cmocka_unit_test(writer_indents),
         cmocka_unit_test(numbers_return),
+        cmocka_unit_test(numbers_hold),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
