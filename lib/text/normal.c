@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "text/bpe.h"
+#include "text/charsmap.h"
 #include "text/normal_form.h"
 #include "text/pretok_class.h"
 
@@ -24,6 +25,7 @@ typedef enum {
     STEP_BYTES,
     STEP_CLEAN,
     STEP_CHINESE,
+    STEP_CHARSMAP,
 } step_kind;
 
 typedef struct {
@@ -32,6 +34,7 @@ typedef struct {
     bool left, right; /* STEP_STRIP */
     lm_regex *regex;  /* STEP_REPLACE */
     char *text;       /* replacement, or what to prepend */
+    lm_charsmap *map; /* STEP_CHARSMAP */
 } step;
 
 struct lm_normal {
@@ -107,6 +110,22 @@ static lm_code parse_text_step(const json_t *j, step s, const char *key, lm_norm
     return rc;
 }
 
+static lm_code parse_charsmap(const json_t *j, lm_normal *n, const char *where, lm_err *e)
+{
+    const json_t *coded = json_object_get(j, "precompiled_charsmap");
+    lm_code rc;
+
+    if (!json_is_string(coded))
+        return lm_fail(e, LM_EFORMAT, where, NULL,
+                       "\"precompiled_charsmap\" is missing or no text");
+    if (!json_string_length(coded)) /* identity */
+        return LM_OK;
+    rc = add_step(n, (step){ .kind = STEP_CHARSMAP }, where, e);
+    return rc ? rc
+              : lm_charsmap_new(json_string_value(coded), json_string_length(coded), where,
+                                &n->steps[n->n - 1].map, e);
+}
+
 static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *where, lm_err *e)
 {
     static const struct {
@@ -140,6 +159,8 @@ static lm_code parse_step(const json_t *j, lm_normal *n, int depth, const char *
         return parse_text_step(j, (step){ .kind = STEP_REPLACE }, "content", n, where, e);
     if (!strcmp(type, "Prepend"))
         return parse_text_step(j, (step){ .kind = STEP_PREPEND }, "prepend", n, where, e);
+    if (!strcmp(type, "Precompiled"))
+        return parse_charsmap(j, n, where, e);
     if (!strcmp(type, "BertNormalizer"))
         return parse_bert(j, n, where, e);
     if (!strcmp(type, "Sequence")) {
@@ -181,6 +202,7 @@ void lm_normal_free(lm_normal *n)
     for (int i = 0; i < n->n; i++) {
         lm_regex_free(n->steps[i].regex);
         lm_free(n->steps[i].text);
+        lm_charsmap_free(n->steps[i].map);
     }
     lm_free(n);
 }
@@ -296,6 +318,8 @@ static lm_code run_step(const step *s, lm_regex_match *m, const char *text, size
         if (len)
             rc = lm_buf_add(out, s->text, strlen(s->text), e);
         return rc ? rc : lm_buf_add(out, text, len, e);
+    case STEP_CHARSMAP:
+        return lm_charsmap_run(s->map, text, len, out, e);
     case STEP_BYTES:
         rc = lm_buf_room(out, 2 * len, e);
         for (size_t i = 0; i < len && !rc; i++)

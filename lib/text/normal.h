@@ -3,8 +3,7 @@
  * cut.
  *
  * NFC NFD NFKC NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer,
- * and Sequence of them.  Precompiled (sentencepiece's compiled map) and anything else is LM_EFORMAT
- * by name. */
+ * Precompiled (charsmap.h), and Sequence of them.  Anything else is LM_EFORMAT by name. */
 #ifndef LM_TEXT_NORMAL_H
 #define LM_TEXT_NORMAL_H
 

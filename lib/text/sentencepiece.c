@@ -6,8 +6,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/base64.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "text/charsmap.h"
 #include "text/tokenizer_impl.h"
 
 enum { MAX_PIECES = 1 << 24, UNIGRAM = 1, BPE, WORD, CHAR };
@@ -112,8 +114,8 @@ typedef struct {
 } trainer;
 
 typedef struct {
-    const uint8_t *name, *charsmap;
-    size_t name_len, charsmap_len;
+    const uint8_t *charsmap;
+    size_t charsmap_len;
     bool prefix, strip, escape;
 } normal;
 
@@ -188,10 +190,7 @@ static lm_code read_normal(reader *r, normal *n)
     lm_code rc;
 
     while (!(rc = next_field(r, &f, &more)) && more) {
-        if (is_field(&f, 1, BYTES)) {
-            n->name = f.bytes;
-            n->name_len = (size_t)f.value;
-        } else if (is_field(&f, 2, BYTES)) {
+        if (is_field(&f, 2, BYTES)) {
             n->charsmap = f.bytes;
             n->charsmap_len = (size_t)f.value;
         } else if (is_field(&f, 3, VARINT)) {
@@ -339,17 +338,51 @@ static lm_code check_pieces(const lm_sentencepiece *m, bool fallback, lm_err *e)
     return LM_OK;
 }
 
+static bool is_user(const lm_scored_token *t)
+{
+    return t->type == LM_SCORED_USER;
+}
+
+/* User-defined pieces are looked for as the normaliser leaves them, which must be as they are. */
+static lm_code check_user(const lm_sentencepiece *m, lm_err *e)
+{
+    static const char mark[] = "\xe2\x96\x81"; /* U+2581 */
+    const char *coded = m->steps.charsmap;
+    lm_charsmap *map = NULL;
+    lm_buf out = { 0 };
+    lm_code rc = LM_OK;
+
+    if (coded)
+        rc = lm_charsmap_new(coded, strlen(coded), m->vocab.where, &map, e);
+    for (size_t i = 0; i < m->vocab.n && !rc; i++) {
+        const lm_scored_token *t = &m->vocab.v[i];
+        bool tail = t->len >= 3 && !memcmp(t->text + t->len - 3, mark, 3);
+        out.len = 0;
+        if (is_user(t) && m->steps.strip && tail)
+            rc = refuse(m, "user-defined pieces that end in the white space that it removes", e);
+        if (!rc && is_user(t) && map)
+            rc = lm_charsmap_run(map, t->text, t->len, &out, e);
+        if (!rc && is_user(t) && map &&
+            (out.len != t->len || memcmp(out.data, t->text, t->len) != 0))
+            rc = refuse(m, "user-defined pieces that its normaliser changes", e);
+    }
+    lm_charsmap_free(map);
+    lm_buf_fini(&out);
+    return rc;
+}
+
 static lm_code set_steps(lm_sentencepiece *m, const trainer *t, const normal *to,
                          const normal *from, lm_err *e)
 {
     bool user = false;
+    lm_code rc = LM_OK;
 
     for (size_t i = 0; i < m->vocab.n; i++) {
         lm_scored_token *p = &m->vocab.v[i];
-        if (p->type == LM_SCORED_USER && to->escape && memchr(p->text, ' ', p->len))
+        if (is_user(p) && to->escape && memchr(p->text, ' ', p->len))
             p->type =
                 LM_SCORED_UNUSED; /* no text has a space any more when pieces are looked for */
-        user |= p->type == LM_SCORED_USER;
+        user |= is_user(p);
     }
     m->steps = (lm_scored_steps){ .prefix = to->prefix,
                                   .first_only = user,
@@ -361,15 +394,12 @@ static lm_code set_steps(lm_sentencepiece *m, const trainer *t, const normal *to
         return refuse(m, "white space as a suffix", e);
     if (from->charsmap_len)
         return refuse(m, "a denormaliser", e);
-    if (user && to->strip)
-        return refuse(m, "user-defined pieces whose extra white space is removed", e);
     if (user && to->prefix && !to->escape)
         return refuse(m, "user-defined pieces and spaces that are not escaped", e);
     if (to->charsmap_len)
-        return lm_fail(e, LM_EFORMAT, m->vocab.where, "give the model's tokenizer.json",
-                       "its normaliser '%.*s' is not supported, only 'identity' is",
-                       (int)(to->name_len < 40 ? to->name_len : 40), (const char *)to->name);
-    return LM_OK;
+        rc = lm_base64_encode(to->charsmap, to->charsmap_len, &m->charsmap, e);
+    m->steps.charsmap = m->charsmap.data;
+    return rc || !user ? rc : check_user(m, e);
 }
 
 /* "IQ== 0": base 64 of a token and its rank, a line each. */
@@ -393,7 +423,7 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
     const uint8_t *p = (const uint8_t *)data;
     reader r = { p, p + len, p, where, e };
     trainer t = { .kind = UNIGRAM, .unk = 0, .bos = 1, .eos = 2, .pad = -1 };
-    normal to = { .name = p, .prefix = true, .strip = true, .escape = true }, from = to;
+    normal to = { .prefix = true, .strip = true, .escape = true }, from = to;
 
     *m = (lm_sentencepiece){ .vocab = { .where = where } };
     if (is_tiktoken(data, len))

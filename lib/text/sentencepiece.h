@@ -6,16 +6,17 @@
  * 1. field 1, once a piece: its text (1), score as f32 (2) and type (3);
  * 2. field 2, TrainerSpec: kind of model (3), white space as a suffix (24), byte fallback (35), ids
  *    of unk, bos, eos, pad (40 to 43);
- * 3. field 3, NormalizerSpec: name (1), compiled map of characters (2), dummy prefix (3), extra
+ * 3. field 3, NormalizerSpec: compiled map of characters (2), dummy prefix (3), extra
  *    white space removed (4), white space escaped as U+2581 (5);
  * 4. field 5, a NormalizerSpec for the way back.
  * Other fields say how the model was trained and are skipped.
  *
  * Ids are those of `sentencepiece` for BPE models, with these exceptions, which the tokenizer.json
- * of `transformers` has too: control pieces that stand in the text become their ids; a user-defined
- * piece at the very beginning of a text gets no space before it; in a vocabulary with user-defined
- * pieces neither does a text that begins with white space.  Unigram, word and character models are
- * refused by name, and so is what a tokenizer.json cannot express. */
+ * of `transformers` has too: decomposed characters, as charsmap.h says; control pieces that stand
+ * in the text become their ids; a user-defined piece at the very beginning of a text gets no space
+ * before it; in a vocabulary with user-defined pieces neither does a text that begins with white
+ * space.  Unigram, word and character models are refused by name, and so is what a tokenizer.json
+ * cannot express. */
 #ifndef LM_TEXT_SENTENCEPIECE_H
 #define LM_TEXT_SENTENCEPIECE_H
 

@@ -178,8 +178,8 @@ static void refusals(void **state)
     add_piece(&b, "ba", -2, 5);
     refused(&b, "unused pieces that words are made by way of");
     add_basis(&b);
-    add_piece(&b, "<x>", -2, 4);
-    refused(&b, "user-defined pieces whose extra white space is removed");
+    add_piece(&b, "<x>\xE2\x96\x81", -2, 4);
+    refused(&b, "user-defined pieces that end in the white space that it removes");
     add_basis(&b);
     add_piece(&b, "zz", -2, 7);
     refused(&b, "a piece of unknown type");

@@ -325,7 +325,7 @@ static void hostile(void **state)
         { "{" MODEL("\"\xFF\":0", "") "}", "JSON" },
         { "{\"surprise\":1," MODEL("\"a\":0", "") "}", "key \"surprise\"" },
         { "{\"normalizer\":{\"type\":\"Precompiled\"}," MODEL("\"a\":0", "") "}",
-          "\"Precompiled\"" },
+          "\"precompiled_charsmap\" is missing" },
         { "{\"pre_tokenizer\":{\"type\":\"Magic\"}," MODEL("\"a\":0", "") "}", "\"Magic\"" },
         { "{\"decoder\":{\"type\":\"CTC\"}," MODEL("\"a\":0", "") "}", "\"CTC\"" },
         { "{\"post_processor\":{\"type\":\"X\"}," MODEL("\"a\":0", "") "}", "\"X\"" },
