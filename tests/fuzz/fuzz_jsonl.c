@@ -44,8 +44,26 @@ static void compare(const lm_doc *doc)
     json_decref(tree);
 }
 
+/* Fields inside of objects, and several: the text is UTF-8, or the failure is of the format. */
+static void read_fields(const uint8_t *data, size_t size)
+{
+    static const char *const field[] = { "a.b", "text", "a" };
+    for (int n = 1; n <= 3; n += 2) {
+        const lm_input_opts o = { .field = field, .fields = n, .utf8 = LM_UTF8_REPLACE };
+        lm_doc doc = { .jsonl = true, .source = "fuzz", .line = 1 };
+        lm_err e = { 0 };
+        if (lm_buf_add(&doc.raw, data, size, &e))
+            abort();
+        lm_code rc = lm_doc_decode(&o, &doc, &e);
+        if (rc ? rc != LM_EFORMAT : lm_utf8_valid(doc.text, doc.len) != doc.len)
+            abort();
+        lm_doc_fini(&doc);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    read_fields(data, size);
     static const lm_utf8_policy policies[] = { LM_UTF8_FAIL, LM_UTF8_REPLACE, LM_UTF8_SKIP };
     for (int i = 0; i < 3; i++) {
         const lm_input_opts o = { .utf8 = policies[i] };
