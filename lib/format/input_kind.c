@@ -34,8 +34,28 @@ static const struct {
       4, "a program", "leave it out" },
     { "GGUF", 4, "a GGUF model", "leave it out" },
     { "MMIDIDX", 7, "the index of a token dataset", "name the dataset where shards are read" },
-    { "\xF8\xD7\x34\x01", 4, "a token shard of llm.c", "name it where shards are read" },
-    { "\xE1\xD8\x34\x01", 4, "a token shard of llm.c", "name it where shards are read" },
+    { "\x88\xD8\x34\x01", 4, "a token shard of llm.c", "name it where shards are read" },
+    { "\xA1\xD9\x34\x01", 4, "a token shard of llm.c", "name it where shards are read" },
+    { "\xC6\xD7\x34\x01", 4, "a model of llm.c", "leave it out" },
+};
+
+/* What text may come in, but ids do not. */
+static const struct {
+    const char *magic;
+    size_t n;
+    const char *what;
+} packed[] = {
+    { "\x1f\x8b", 2, "compressed (gzip)" },
+    { "\x28\xb5\x2f\xfd", 4, "compressed (zstd)" },
+    { "BZh", 3, "compressed (bzip2)" },
+    { "\xfd"
+      "7zXZ",
+      5, "compressed (xz)" },
+    { "\x04\x22\x4d\x18", 4, "compressed (lz4)" },
+    { "LZIP", 4, "compressed (lzip)" },
+    { "PK\3\4", 4, "a ZIP archive or a PyTorch checkpoint" },
+    { "7z\xbc\xaf", 4, "a 7z archive" },
+    { "Rar!", 4, "a RAR archive" },
 };
 
 static bool is_space(char c)
@@ -52,13 +72,13 @@ static bool ends(const char *s, size_t n, const char *tail)
 /* Length of the name without the suffix of a compressor. */
 static size_t plain_length(const char *name)
 {
-    static const char *const packed[] = {
+    static const char *const suffix[] = {
         ".zst", ".gz", ".xz", ".bz2", ".lz4", ".lzma", ".lz", ".Z"
     };
     size_t n = strlen(name);
-    for (size_t k = 0; k < sizeof packed / sizeof *packed; k++)
-        if (ends(name, n, packed[k]))
-            return n - strlen(packed[k]);
+    for (size_t k = 0; k < sizeof suffix / sizeof *suffix; k++)
+        if (ends(name, n, suffix[k]))
+            return n - strlen(suffix[k]);
     return n;
 }
 
@@ -91,13 +111,30 @@ static lm_code refuse_zeros(const char *name, const char *p, size_t n, lm_err *e
                    "it is not text: it holds zero bytes");
 }
 
+/* A header of up to 16 MiB. */
+static bool is_safetensors(const char *p, size_t n)
+{
+    return n > 10 && p[8] == '{' && !memcmp(p + 3, "\0\0\0\0\0", 5);
+}
+
+const char *lm_input_known_format(const char *p, size_t n)
+{
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
+        if (n >= others[k].n && memcmp(p, others[k].magic, others[k].n) == 0)
+            return others[k].what;
+    for (size_t k = 0; k < sizeof packed / sizeof *packed; k++)
+        if (n >= packed[k].n && memcmp(p, packed[k].magic, packed[k].n) == 0)
+            return packed[k].what;
+    return is_safetensors(p, n) ? "safetensors" : NULL;
+}
+
 static lm_code refuse_others(const char *name, const char *p, size_t n, lm_err *e)
 {
     for (size_t k = 0; k < sizeof others / sizeof *others; k++)
         if (n >= others[k].n && memcmp(p, others[k].magic, others[k].n) == 0)
             return lm_fail(e, LM_EFORMAT, name, others[k].cure, "it is %s, not text",
                            others[k].what);
-    if (n > 10 && p[8] == '{' && !memcmp(p + 3, "\0\0\0\0\0", 5)) /* a header of up to 16 MiB */
+    if (is_safetensors(p, n))
         return lm_fail(e, LM_EFORMAT, name, "leave it out", "it is safetensors, not text");
     if (is_array(p, n))
         return lm_fail(e, LM_EFORMAT, name, "make lines of it: jq -c '.[]'",

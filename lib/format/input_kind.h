@@ -13,4 +13,8 @@
 lm_code lm_input_recognise(lm_input_kind asked, const char *name, const char *p, size_t n,
                            bool *jsonl, lm_err *e);
 
+/* The name of a format that the first bytes p[0..n) are known by, of those above, compressors and archives; NULL:
+ * none. */
+const char *lm_input_known_format(const char *p, size_t n);
+
 #endif

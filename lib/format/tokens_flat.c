@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/input_kind.h"
 #include "format/tokens_layout.h"
 
 static int32_t header_word(const lm_map *m, int i)
@@ -97,6 +98,10 @@ static lm_code check_raw(lm_tokens *t, lm_tokens_part *p, const char *path, lm_e
 /* Neither an index nor a header nor meta.json says that these are ids. */
 static lm_code check_guess(const lm_tokens_part *p, const char *path, lm_err *e)
 {
+    const char *known = lm_input_known_format((const char *)p->map.data, p->map.size);
+    if (known)
+        return lm_fail(e, LM_EFORMAT, path, "name a token dataset, as shard-data makes it",
+                       "it is %s, not token ids", known);
     if (looks_text(&p->map))
         return lm_fail(e, LM_EFORMAT, path, "turn it into token ids with shard-data --tokenizer",
                        "it is text, not token ids");

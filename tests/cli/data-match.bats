@@ -40,8 +40,16 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
         fails 1 "$f: it is text, not token ids" "${T[@]}" $f -o run
         fails 1 "$f: it is text, not token ids" shard-data -q -o x $f
     done
-    fails 1 "no token dataset: it is not called .bin" "${T[@]}" t.txt.gz -o run
-    fails 1 "no token dataset: it is not called .bin" shard-data -q -o x t.txt.gz
+    fails 1 "t.txt.gz: it is compressed (gzip), not token ids" "${T[@]}" t.txt.gz -o run
+    fails 1 "t.txt.gz: it is compressed (gzip), not token ids" shard-data -q -o x t.txt.gz
+    cp data/train.idx index.bin
+    fails 1 "index.bin: it is the index of a token dataset, not token ids" shard-data -q -o x index.bin
+    cp m0/model.safetensors model.bin
+    fails 1 "model.bin: it is safetensors, not token ids" "${T[@]}" model.bin -o run
+    printf 'PK\003\004 and more' > pytorch_model.bin
+    fails 1 "it is a ZIP archive or a PyTorch checkpoint, not token ids" shard-data -q -o x pytorch_model.bin
+    shard-data -q --format llmc -o l data/train # and ids are not taken for text
+    fails 1 "l/train.bin: it is a token shard of llm.c, not text" clean-data l/train.bin
     fails 2 "text needs a tokenizer" shard-data -q --input-format text -o x t.txt
     fails 2 "--tokenizer is for text" shard-data -q -t tok --input-format nanogpt -o x t.txt
     [ ! -e run ] && [ ! -e x ]
