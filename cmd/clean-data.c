@@ -312,6 +312,7 @@ static lm_code open_outputs(outputs *o, const lm_input *in, lm_err *e)
     const char *out = tool.output ? tool.output : "-";
     const char *const names[] = { out, opt.dropped, opt.report };
     for (int k = 0; k < 3; k++) {
+        lm_refuse_ending(&tool, names[k], LM_MAKES_TEXT);
         if (names[k])
             lm_input_args_refuse(&tool, in, names[k]);
         for (int i = 0; i < k; i++)

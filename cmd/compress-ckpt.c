@@ -58,6 +58,7 @@ static lm_tool tool = {
     .args = "[MODEL ...]",
     .brief = "compress models and checkpoints without loss, or as asked for",
     .opts = options,
+    .makes = LM_MAKES_OTHER,
     .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
     .min_args = 0,
     .max_args = -1,
@@ -364,6 +365,7 @@ static lm_code handle(const char *input, lm_par *par, lm_err *e)
         lm_refuse_same(&tool, output, input);
     if (opt.base)
         lm_refuse_same(&tool, output, opt.base);
+    lm_refuse_ending(&tool, output, opt.decompress ? LM_MAKES_MODEL : LM_MAKES_LMZ);
     refuse_terminal(output);
     rc = opt.decompress ? expand(input, output, par, e) : compress(input, output, par, e);
     lm_free(output);

@@ -67,6 +67,7 @@ static lm_tool tool = {
     .args = "MODEL",
     .brief = "convert a model between Hugging Face, GGUF, llm.c and llama2.c",
     .opts = options,
+    .makes = LM_MAKES_OTHER,
     .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS,
     .min_args = 1,
     .max_args = 1,
@@ -165,6 +166,11 @@ static lm_code make_importance(lm_import *m, lm_imatrix **out, lm_err *e)
 
 /* ---- The conversion ---- */
 
+static const lm_product products[] = { [LM_FORMAT_HF] = LM_MAKES_MODEL,
+                                       [LM_FORMAT_GGUF] = LM_MAKES_GGUF,
+                                       [LM_FORMAT_LLMC] = LM_MAKES_BIN,
+                                       [LM_FORMAT_LLAMA2C] = LM_MAKES_BIN };
+
 static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
 {
     lm_model_format to = lm_model_format_of(opt.to);
@@ -176,6 +182,7 @@ static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
     if (to == LM_FORMAT_AUTO)
         to = lm_export_format(tool.output, m);
     check_use(to, m);
+    lm_refuse_ending(&tool, tool.output, products[to]);
     if (to == LM_FORMAT_GGUF)
         check_importance();
     if (opt.imatrix)

@@ -58,6 +58,7 @@ static lm_tool tool = {
     .args = "PRESET|config.json|MODEL",
     .brief = "make a model folder of fresh weights from a preset or a config.json",
     .opts = options,
+    .makes = LM_MAKES_MODEL,
     .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON |
            LM_USE_DRY_RUN,
     .max_args = 1,

@@ -129,6 +129,7 @@ static lm_tool tool = {
     .args = "[MODEL[:WEIGHT|:KEY=VALUE,...] ...]",
     .brief = "make one model of several",
     .opts = options,
+    .makes = LM_MAKES_MODEL,
     .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN |
            LM_USE_DEVICE | LM_USE_HISTORY,
     .max_args = -1,

@@ -60,6 +60,7 @@ static lm_tool tool = {
     .args = "[FILE ...]",
     .brief = "draw the metrics of runs as SVG, PNG or in the terminal",
     .opts = options,
+    .makes = LM_MAKES_OTHER,
     .use = LM_USE_OUTPUT,
     .max_args = -1,
     .filter = true,

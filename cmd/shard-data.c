@@ -79,6 +79,7 @@ static lm_tool tool = {
     .args = "FILE[:WEIGHT] ...",
     .brief = "turn text into shuffled, indexed token shards",
     .opts = options,
+    .makes = LM_MAKES_FOLDER,
     .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON,
     .min_args = 1,
     .max_args = -1,

@@ -174,6 +174,7 @@ static lm_tool tool = { .name = "train",
                         .brief = "train a language model on token shards",
                         .opts = options,
                         .side = side,
+                        .makes = LM_MAKES_FOLDER,
                         .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON |
                                LM_USE_DEVICE | LM_USE_DRY_RUN | LM_USE_METRICS | LM_USE_HISTORY,
                         .min_args = 0,
@@ -431,10 +432,12 @@ static void refuse_inputs(const session *s)
 {
     const char *const outputs[] = { tool.metrics ? tool.metrics : "-", opt.tensorboard, opt.trace };
     const char *const inputs[] = { s->model, s->train_path, s->val_path, opt.resume };
-    for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++)
+    for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++) {
         for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
             if (outputs[o] && inputs[i])
                 lm_refuse_same(&tool, outputs[o], inputs[i]);
+        lm_refuse_ending(&tool, outputs[o], LM_MAKES_TEXT);
+    }
 }
 
 static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)

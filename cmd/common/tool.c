@@ -149,6 +149,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
         exit(lm_end(t));
     }
     check_operands(t);
+    lm_refuse_ending(t, t->output, t->makes);
     say_facts(t);
 }
 

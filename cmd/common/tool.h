@@ -128,6 +128,17 @@ enum {
     LM_USE_HISTORY = 128, /* --[no-]history; obeyed by lm_tool_step */
 };
 
+/* What -o names, for lm_refuse_ending. */
+typedef enum {
+    LM_MAKES_TEXT,   /* one file, as it is */
+    LM_MAKES_FOLDER, /* a folder of shards, a run */
+    LM_MAKES_MODEL,  /* a folder, a tar, a .safetensors, an .lmz */
+    LM_MAKES_LMZ,
+    LM_MAKES_GGUF,
+    LM_MAKES_BIN,
+    LM_MAKES_OTHER, /* the tool looks at it itself */
+} lm_product;
+
 typedef struct {
     const char *name, *args, *brief; /* args: "[FILE ...]"; brief: one sentence, lower case */
     const lm_opt *opts;
@@ -155,6 +166,7 @@ typedef struct {
     int verbosity;      /* 0..4, 2 default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
+    lm_product makes;   /* lm_begin refuses -o by it */
     bool lasting;       /* see lm_outlast_readers */
     char **full_argv;   /* as given */
     int full_argc;
@@ -194,6 +206,10 @@ lm_history_step lm_tool_step(const lm_tool *t);
  * when it is the folder that the input lies in.  Standard output is checked whatever the output is:
  * a shell may have opened an input as that. */
 void lm_refuse_same(lm_tool *t, const char *output, const char *input);
+/* Leaves as lm_misuse does when the output (may be NULL) has the ending of a format that a product of this
+ * kind does not have: m.zip would become a folder, x.jsonl.gz plain text.  Folders, pipes and devices that
+ * are there are taken by any name. */
+void lm_refuse_ending(lm_tool *t, const char *output, lm_product makes);
 /* How this tool reads and writes models: spooled in LM_TMPDIR, coded on `par` (may be NULL). */
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...) LM_PRINTF(3, 4);

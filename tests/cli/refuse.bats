@@ -77,3 +77,53 @@ onto() {
     generate -q m -p x -n 1 > m/report.txt # beside a model is no part of it
     generate -q m -p x -n 1 >> m/report.txt
 }
+
+# ending NAME COMMAND ...: -o NAME is refused in one line, and not made
+ending() {
+    local name=$1
+    shift
+    run -2 "$@" -o "$name"
+    echo "$* -o $name: $output"
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == "$1: $name: has the name of "*", which is not written here: "* ]]
+    [ ! -e "$name" ]
+}
+
+@test "refuse: names of formats that the tool does not write" {
+    for name in x.zip x.7z x.rar x.gguf x.tar.br X.TAR x.bin x.json x.pt; do
+        ending $name init-model llama-1m
+        ending $name merge-models -m linear m m
+    done
+    ending x.zip convert-model m
+    ending x.gguf convert-model --to hf m
+    ending x.bin convert-model --to gguf m
+    ending x.tar compress-ckpt m
+    ending x.zip train m data
+    ending x.tar shard-data data/train
+    ending x.jsonl.zst clean-data text.jsonl
+    ending x.gz train-tokenizer text.jsonl
+    ending x.xz inspect-model m
+    ending x.zst generate m -p x
+    ending x.json.gz eval-model m data/val
+    run -2 clean-data text.jsonl -o new --dropped x.jsonl.gz
+    [[ $output == *"x.jsonl.gz: has the name of gzip data"* ]]
+    run -2 train -q m data -o run --metrics m.jsonl.zst
+    [[ $output == *"m.jsonl.zst: has the name of Zstandard data"* ]]
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 -o x.zip/ # a folder, and said to be one
+    [ -s x.zip/model.safetensors ]
+    inspect-model -q m -o report.json
+    clean-data -q text.jsonl -o clean.jsonl
+}
+
+@test "refuse: an output name that is too long, before the work" {
+    long=$(printf 'n%.0s' {1..256})
+    for tool in "init-model llama-1m" "convert-model m" "compress-ckpt m" "train m data --seq-len 16" "shard-data data/train" \
+        "clean-data text.jsonl" "merge-models -m linear m m"; do
+        # shellcheck disable=SC2086
+        run $tool -o $long
+        echo "$output"
+        [ "$status" -ne 0 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ $output == *"name"*"long"* || $output == *"the name has 256 bytes, the file system allows 255: choose a shorter name" ]]
+    done
+}
