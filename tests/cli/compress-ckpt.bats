@@ -33,7 +33,7 @@ same() { # same A B: the same files, names and bytes
     cp -a m0 m
     run compress-ckpt m/
     [ "$status" -eq 0 ]
-    [[ "$output" == "compress-ckpt: m.lmz: 3 files, "*"%)" ]]
+    [[ "$output" == "compress-ckpt: m.lmz: 4 files, "*"%)" ]]
     [ "$(stat -c %s m.lmz)" -lt "$(cat m/* | wc -c)" ]
     mv m was
     compress-ckpt -q -d m.lmz
