@@ -212,7 +212,7 @@ int64_t lm_line_sentences(const char *s, size_t n)
 typedef struct {
     size_t start, first, last; /* bytes: from the first to behind the last character that counts */
     int64_t chars, to_first, to_last; /* the same in characters */
-    bool plain, alpha;
+    bool plain, alpha, cjk;
 } word;
 
 static void count_stop_word(lm_parts *p, const lm_stop_words *stop, const char *s, size_t n)
@@ -231,6 +231,7 @@ static lm_code add_word(lm_parts *p, const char *s, size_t end, const word *w,
         p->plain_words++;
         p->plain_chars += w->to_last - w->to_first;
         p->alpha_words += w->alpha;
+        p->cjk_words += w->cjk;
         if (stop)
             count_stop_word(p, stop, s + w->first, w->last - w->first);
     }
@@ -273,6 +274,7 @@ static lm_code split_words(lm_parts *p, const char *s, size_t n, const lm_stop_w
             w.to_last = w.chars + 1;
             w.plain = true;
             w.alpha |= c == LETTER;
+            w.cjk = t.cjk;
         }
         w.chars++;
     }
@@ -464,6 +466,12 @@ static lm_code make_grams(lm_parts *p, int n, lm_err *e)
     return LM_OK;
 }
 
+/* How many words an n-gram has. */
+static int gram_words(const lm_parts *p, int n)
+{
+    return 2 * p->cjk_words > p->n_words ? 2 * n : n;
+}
+
 /* Characters of the n words from i on, spaces between them not counted. */
 static int64_t gram_chars(const lm_parts *p, int64_t i, int n)
 {
@@ -474,7 +482,11 @@ lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e)
 {
     size_t mask;
     uint32_t top = 1;
+    int spaces = n - 1;
     *chars = 0;
+    n = gram_words(p, n);
+    if (n > spaces + 1)
+        spaces = 0;
     if (p->n_words < n)
         return LM_OK;
     lm_code rc = clear_table(p, p->n_words, &mask, e);
@@ -485,7 +497,7 @@ lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e)
         s->count++;
         if (s->count < 2 || s->count < top)
             continue;
-        int64_t c = (gram_chars(p, i, n) + n - 1) * s->count;
+        int64_t c = (gram_chars(p, i, n) + spaces) * s->count;
         *chars = s->count > top || c > *chars ? c : *chars; /* a tie: the longest */
         top = s->count;
     }
@@ -496,6 +508,7 @@ lm_code lm_parts_dup_grams(lm_parts *p, int n, int64_t *chars, lm_err *e)
 {
     size_t mask;
     *chars = 0;
+    n = gram_words(p, n);
     if (p->n_words < n)
         return LM_OK;
     lm_code rc = clear_table(p, p->n_words, &mask, e);

@@ -19,14 +19,14 @@ typedef struct {
 } lm_unit;
 
 typedef struct {
-    int64_t chars, newlines; /* code points in all; '\n' among them */
-    int64_t n_words;
-    int64_t plain_words;      /* with a character that is no punctuation or symbol */
-    int64_t plain_chars;      /* of those, punctuation around them not counted */
-    int64_t alpha_words;      /* with a letter */
-    int64_t stop_words;       /* how many different ones of the set */
-    int64_t hashes, ellipses; /* '#'; "..." and U+2026 */
-    int64_t n_lines;          /* not blank */
+    int64_t chars, newlines;    /* code points in all; '\n' among them */
+    int64_t n_words, cjk_words; /* the second: single characters of cjk.h */
+    int64_t plain_words;        /* with a character that is no punctuation or symbol */
+    int64_t plain_chars;        /* of those, punctuation around them not counted */
+    int64_t alpha_words;        /* with a letter */
+    int64_t stop_words;         /* how many different ones of the set */
+    int64_t hashes, ellipses;   /* '#'; "..." and U+2026 */
+    int64_t n_lines;            /* not blank */
     int64_t bullet_lines, ellipsis_lines, sentence_lines, short_lines;
     lm_unit *words;              /* chars is a running sum */
     lm_unit *lines, *paragraphs; /* lines and paragraphs without the white space around */
@@ -53,7 +53,9 @@ typedef struct {
     int64_t chars; /* characters in them */
 } lm_repeats;
 lm_code lm_parts_repeats(lm_parts *p, lm_unit_kind kind, lm_repeats *out, lm_err *e);
-/* Characters in the most frequent word n-gram times its count; 0 if none is there twice. */
+/* Word n-grams; of texts that are mostly of the scripts of cjk.h 2n characters take the place of n
+ * words, since their words have about two. */
+/* Characters in the most frequent n-gram times its count; 0 if none is there twice. */
 lm_code lm_parts_top_gram(lm_parts *p, int n, int64_t *chars, lm_err *e);
 /* Characters in n-grams that were there before, each character counted once. */
 lm_code lm_parts_dup_grams(lm_parts *p, int n, int64_t *chars, lm_err *e);

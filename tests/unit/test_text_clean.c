@@ -221,6 +221,25 @@ static void characters_are_words_without_spaces(void **st)
     lm_buf_fini(&b);
 }
 
+/* Five characters are no five words: ten of them are. */
+static void n_grams_of_characters(void **st)
+{
+    static const char five[] = "\u4e00\u4e8c\u4e09\u56db\u4e94";
+    static const char ten[] = "\u5929\u5730\u7384\u9ec4\u5b87\u5b99\u6d2a\u8352\u65e5\u6708";
+    char text[200];
+    (void)st;
+    snprintf(text, sizeof text, "%s\u4eba%s\u53e3%s", five, five, five);
+    assert_false(drops(LM_RULE_DUP_5, 0.0, text));
+    snprintf(text, sizeof text, "%s\u4eba%s", ten, ten);
+    assert_true(drops(LM_RULE_DUP_5, 0.47, text)); /* 10 of 21 characters */
+    assert_false(drops(LM_RULE_DUP_5, 0.48, text));
+    assert_false(
+        drops(LM_RULE_TOP_2, 0.77, "\u4e00\u4e8c\u4eba\u4e00\u4e8c\u53e3")); /* pairs only */
+    snprintf(text, sizeof text, "%.12s\u4eba%.12s", five, five);
+    assert_true(drops(LM_RULE_TOP_2, 0.88, text)); /* twice four of 9 characters */
+    assert_false(drops(LM_RULE_TOP_2, 0.89, text));
+}
+
 static void sentences_of_other_scripts(void **st)
 {
     static const char zh[] = "\u4f60\u597d\u3002\u4e16\u754c\uff01\u4f60\uff1f\uff01";
@@ -308,6 +327,7 @@ int main(void)
         cmocka_unit_test(fineweb),
         cmocka_unit_test(defaults_keep_prose),
         cmocka_unit_test(characters_are_words_without_spaces),
+        cmocka_unit_test(n_grams_of_characters),
         cmocka_unit_test(sentences_of_other_scripts),
         cmocka_unit_test(every_language_has_stop_words),
         cmocka_unit_test(stop_words),
