@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* planes_table.c -- which loops serve which processor: byte planes and their entropy coder. */
+/* planes_table.c -- which loops serve which processor: byte planes, their entropy coder, and BF16's
+ * symbols. */
 #include "kernels/expcode.h"
+#include "kernels/joint.h"
 #include "kernels/planes.h"
 
 const lm_planes_kernels *lm_planes_at(lm_cpu_level max)
@@ -13,4 +15,11 @@ const lm_planes_kernels *lm_planes_at(lm_cpu_level max)
 const lm_exp_kernels *lm_exp_at(lm_cpu_level max)
 {
     return max >= LM_CPU_AVX512 ? &lm_exp_avx512 : max >= LM_CPU_AVX2 ? &lm_exp_avx2 : &lm_exp_ref;
+}
+
+const lm_joint_kernels *lm_joint_at(lm_cpu_level max)
+{
+    return max >= LM_CPU_AVX512 ? &lm_joint_avx512
+           : max >= LM_CPU_AVX2 ? &lm_joint_avx2
+                                : &lm_joint_ref;
 }

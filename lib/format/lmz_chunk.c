@@ -2,8 +2,8 @@
 /* lmz_chunk.c -- planes of a chunk, and what each is coded with.
  *
  * Layout of a chunk of `raw` bytes, n = raw / e elements of e bytes (by its kind; BYTES: e = 1):
- *   1. u8 head: 0x80 stored, the raw bytes follow and nothing of 2 and 3; else the delta: 0 plain,
- *      1 XOR, 2 SUB.  Other values are errors
+ *   1. u8 head: 0x80 stored, the raw bytes follow and nothing of 2 and 3; 4, BF16 only: the layout at
+ *      the head of lmz_joint.h; else the delta: 0 plain, 1 XOR, 2 SUB.  Other values are errors
  *   2. for each of the e planes, least significant byte first:
  *      u8 coding: 0 constant, 1 raw, 2 exponent coder, 3 zstd;  u24 little-endian: coded bytes
  *   3. the coded planes in that order, nothing after them:
@@ -20,6 +20,7 @@
 #include <zstd.h>
 
 #include "base/mem.h"
+#include "format/lmz_joint.h"
 #include "kernels/expcode.h"
 #include "kernels/planes.h"
 
@@ -33,6 +34,7 @@ struct lm_lmz_coder {
     int level;
     const lm_planes_kernels *planes;
     const lm_exp_kernels *exp;
+    const lm_joint_kernels *joint;
     ZSTD_CCtx *pack;
     ZSTD_DCtx *unpack;
     lm_exp_work work;
@@ -104,6 +106,7 @@ lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err
     c->level = level ? level : 3;
     c->planes = lm_planes_at(cpu);
     c->exp = lm_exp_at(cpu);
+    c->joint = lm_joint_at(cpu);
     c->pack = ZSTD_createCCtx();
     c->unpack = ZSTD_createDCtx();
     if (!c->pack || !c->unpack ||
@@ -327,6 +330,45 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
     return (coded){ RAW, n };
 }
 
+/* ---- BF16, exponents and leading bits together ---- */
+
+/* Chunks of fewer elements than that are planned both ways: what a sample promises is about as much
+ * as the head of the code takes. */
+enum { SURE = 65536 };
+
+static lmz_joint joint_of(lm_lmz_coder *c)
+{
+    return (lmz_joint){ c->joint, c->exp, &c->work, c->plane };
+}
+
+/* Code a chunk so if it becomes smaller than by its planes, whose guesses are g: its bytes in dst,
+ * else 0. */
+static size_t encode_joint(lm_lmz_coder *c, const void *src, size_t n, const guess g[2],
+                           uint8_t *dst)
+{
+    const lmz_joint j = joint_of(c);
+    bool both = n < SURE || c->level >= 10;
+    size_t planes = SIZE_MAX, planned;
+    uint8_t low;
+    double bits = lmz_joint_guess(c->sample[0], n < SAMPLE ? n : SAMPLE, &low);
+
+    if (c->level < LM_LMZ_JOINT_LEVEL || promising(&g[0]) || !promising(&g[1]) ||
+        bits > 8 + g[1].bits + (both ? 0.1 : 0))
+        return 0;
+    if (both) {
+        uint8_t *plane[LM_PLANES_MAX];
+        lay_out(c->plane, n, 2, plane);
+        c->planes->split((lm_planes_form){ 2, true, LM_PLANES_NONE }, src, NULL, n, plane);
+        planned = lm_exp_plan(c->exp, &c->work, plane[1], n);
+        planes = planned ? 9 + n + planned : planes;
+    }
+    lmz_joint_split(&j, src, n, low, dst);
+    if (repeats(dst + LMZ_JOINT_HEAD, lm_joint_rest(n)))
+        return 0;
+    planned = lmz_joint_plan(&j, n);
+    return planned && planned < planes ? lmz_joint_write(&j, src, n, dst) : 0;
+}
+
 static lm_code check_kind(lm_lmz_kind kind, size_t raw, lm_err *e)
 {
     if ((unsigned)kind >= LM_LMZ_KINDS)
@@ -354,6 +396,8 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
     if (raw) {
         fill_clog(c);
         f.delta = choose_delta(c, f, src, base, n, g);
+        if (kind == LM_LMZ_BF16 && !f.delta && (*len = encode_joint(c, src, n, g, out)))
+            return LM_OK;
         lay_out(c->plane, n, f.size, plane);
         bool whole = f.size == 1 && !f.delta; /* the chunk is the plane */
         int placed = whole ? 0 : raw_planes(c, kind, f, g);
@@ -392,7 +436,8 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
 
 typedef struct {
     lm_planes_form form;
-    bool stored;
+    bool stored, joint;
+    lmz_joint_parts parts; /* of a joint chunk, which has no planes */
     struct {
         int coding;
         const uint8_t *at;
@@ -413,6 +458,13 @@ static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t ra
             return LM_OK;
         return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu stored bytes, expected %zu", len - 1,
                        raw);
+    }
+    p->joint = kind == LM_LMZ_BF16 && len > 0 && src[0] == LMZ_JOINT;
+    if (p->joint) {
+        if (n && lmz_joint_parse(src, len, n, &p->parts))
+            return LM_OK;
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
+                       "%zu bytes are not those of %zu elements with leading bits", len, n);
     }
     if (len < at || src[0] > LM_LMZ_SUB || !n)
         return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no head of a chunk in %zu bytes", len);
@@ -466,6 +518,13 @@ lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         return lm_fail(e, LM_EUSAGE, "lmz chunk", "give the base it was made with",
                        "it is a difference, and there is no base");
     size_t n = raw / (size_t)p.form.size;
+    if (p.joint) {
+        const lmz_joint j = joint_of(c);
+        return lmz_joint_decode(&j, &p.parts, n, dst)
+                   ? LM_OK
+                   : lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
+                             "its exponents and leading bits do not decode");
+    }
     bool whole = p.form.size == 1 && !p.form.delta; /* the plane is the chunk */
     lay_out(whole ? dst : c->plane, n, p.form.size, plane);
     for (int k = 0; k < p.form.size; k++) {
@@ -489,6 +548,16 @@ lm_code lm_lmz_chunk_look(lm_lmz_kind kind, const void *src, size_t len, size_t 
     memset(out, 0, sizeof *out);
     if (parse(kind, src, len, raw, &p, e))
         return e->code;
+    if (p.joint) { /* 6 bits of each element as they are, 10 coded */
+        size_t n = raw / 2;
+        out->n = 2;
+        out->plane[0].coding = how[RAW];
+        out->plane[0].raw = out->plane[0].coded = lm_joint_rest(n);
+        out->plane[1].coding = "joint";
+        out->plane[1].raw = raw - lm_joint_rest(n);
+        out->plane[1].coded = p.parts.coded + p.parts.escapes;
+        return LM_OK;
+    }
     out->n = p.stored ? 1 : p.form.size;
     out->delta = p.stored ? LM_LMZ_PLAIN : (lm_lmz_delta)p.form.delta;
     for (int k = 0; k < out->n; k++) {

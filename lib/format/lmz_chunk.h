@@ -45,10 +45,13 @@ typedef enum {
     LM_LMZ_SUB = 2, /* integer difference of the bit patterns, in sign-folded order for floats */
 } lm_lmz_delta;
 
+enum { LM_LMZ_JOINT_LEVEL = 3 };
+
 /* Scratch and zstd contexts of one thread. */
 typedef struct lm_lmz_coder lm_lmz_coder;
-/* level 1..19 as zstd counts (0: 3).  Up to 9 a sample decides for each plane whether the exponent
- * coder, zstd or both are tried; from 10 on both always are.  `cpu` chooses the kernels; every cpu
+/* level 1..19 as zstd counts (0: 3).  From LM_LMZ_JOINT_LEVEL on exponents of BF16 are coded with the
+ * leading bits of their mantissas, which is smaller and slower.  Up to 9 a sample decides for each
+ * plane whether the exponent coder, zstd or both are tried; from 10 on both always are.  `cpu` chooses the kernels; every cpu
  * level gives the same bytes. */
 lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err *e);
 void lm_lmz_coder_free(lm_lmz_coder *c);
@@ -64,7 +67,7 @@ lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
                       const void *base, void *dst, size_t raw, lm_err *e);
 
 /* What an encoded chunk says about itself, for tables: coded bytes of each plane (n planes, at most
- * 8) and how ("raw", "const", "exp", "zstd").  Fails as decoding does. */
+ * 8) and how ("raw", "const", "exp", "joint", "zstd").  Fails as decoding does. */
 typedef struct {
     int n;
     lm_lmz_delta delta;

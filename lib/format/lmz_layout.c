@@ -58,7 +58,7 @@ lm_code lmz_put_header(lm_buf *out, const lmz_header *h, lm_err *e)
     uint8_t *p = (uint8_t *)out->data + out->len;
     memset(p, 0, LMZ_HEADER + n);
     memcpy(p, LM_LMZ_MAGIC, LM_LMZ_MAGIC_BYTES);
-    lmz_store(p + 8, LMZ_VERSION, 2);
+    lmz_store(p + 8, (uint64_t)(h->version ? h->version : LMZ_VERSION), 2);
     p[10] = h->delta;
     p[11] = (uint8_t)h->chain;
     lmz_store(p + 12, LM_LMZ_CHUNK, 4);
@@ -79,7 +79,9 @@ int lmz_header_version(const uint8_t *p)
 size_t lmz_header_size(const uint8_t *p)
 {
     uint64_t n = lmz_fetch(p + 32, 4);
-    return lmz_header_version(p) == LMZ_VERSION && n <= LMZ_BASE_NAME ? LMZ_HEADER + (size_t)n : 0;
+    int version = lmz_header_version(p);
+    return version >= 1 && version <= LMZ_VERSION && n <= LMZ_BASE_NAME ? LMZ_HEADER + (size_t)n
+                                                                        : 0;
 }
 
 bool lmz_get_header(const uint8_t *p, size_t n, lmz_header *h)
@@ -87,7 +89,8 @@ bool lmz_get_header(const uint8_t *p, size_t n, lmz_header *h)
     if (n < LMZ_HEADER || lmz_header_size(p) != n || lmz_fetch(p + 12, 4) != LM_LMZ_CHUNK ||
         lmz_fetch(p + 36, 4) || lmz_fetch(p + n - 8, 8) != lm_hash64(p, n - 8, 0))
         return false;
-    *h = (lmz_header){ .delta = p[10],
+    *h = (lmz_header){ .version = lmz_header_version(p),
+                       .delta = p[10],
                        .chain = p[11],
                        .base_name = { (const char *)p + 40, n - 48 } };
     memcpy(h->base_digest, p + 16, 16);

@@ -16,7 +16,7 @@
 #include "format/lmz.h"
 
 enum {
-    LMZ_VERSION = 1,
+    LMZ_VERSION = 2, /* the newest: chunks may have the head LMZ_JOINT; 1 is read as well */
     LMZ_HEADER = 48, /* without the base's name */
     LMZ_BASE_NAME = 4096,
     LMZ_NAME = 65535, /* longest name of a tensor */
@@ -39,6 +39,7 @@ typedef struct {
 } lmz_str;
 
 typedef struct {
+    int version; /* 1 or 2; writing: 0 is the newest */
     bool delta;
     int chain;
     uint8_t base_digest[16];

@@ -138,9 +138,9 @@ lm_code lmz_check_version(const char *where, const uint8_t *p, lm_err *e)
     if (!version)
         return lm_fail(e, LM_EFORMAT, where, "check that it is an .lmz file",
                        "it does not begin as an .lmz does");
-    if (version != LMZ_VERSION)
+    if (version > LMZ_VERSION)
         return lm_fail(e, LM_EFORMAT, where, "a newer compress-ckpt may read it",
-                       "it is in version %d of the format, this reads version %d", version,
+                       "it is in version %d of the format, this reads up to version %d", version,
                        LMZ_VERSION);
     return LM_OK;
 }

@@ -329,6 +329,8 @@ lm_code lm_lmz_create_on(lm_write_fn write, void *ctx, const char *where, const 
     rc = rc ? rc : lmz_batches_init(&w->out, o->level, e);
     if (!rc && o->base)
         rc = know_base(w, o, &h, e);
+    /* Below this level no chunk is coded in a way that readers of version 1 do not know. */
+    h.version = o->level && o->level < LM_LMZ_JOINT_LEVEL ? 1 : LMZ_VERSION;
     rc = rc ? rc : lmz_put_header(&head, &h, e);
     if (!rc) {
         lm_hash128_add(&w->out.records, head.data + head.len - 8, 8);

@@ -30,9 +30,9 @@ static const struct {
     { "DFloat11", "67.6-69.5", "-", "-", "arXiv:2504.11651; decoded on a GPU" },
 };
 
-enum { COPY, LMZ, DELTA, ZSTD, SLOW, CODERS };
-static const char *const coder_name[CODERS] = { "memcpy", "lmz", "lmz, difference", "zstd -3",
-                                                "zstd -19" };
+enum { COPY, LMZ, FAST, DELTA, ZSTD, SLOW, CODERS };
+static const char *const coder_name[CODERS] = { "memcpy",          "lmz",     "lmz -1",
+                                                "lmz, difference", "zstd -3", "zstd -19" };
 
 typedef struct {
     lm_lmz_kind kind;
@@ -182,12 +182,13 @@ static size_t run_slow(pieces *p, ZSTD_CCtx *cc, ZSTD_DCtx *dc, uint8_t *back)
 
 static void compare(const char *name, pieces *p, bool delta)
 {
-    lm_lmz_coder *c;
+    lm_lmz_coder *c, *fast;
     lm_err e = { 0 };
     ZSTD_CCtx *cc = ZSTD_createCCtx();
     ZSTD_DCtx *dc = ZSTD_createDCtx();
     uint8_t *back = take(p->bytes, "decoded bytes");
-    if (!cc || !dc || lm_lmz_coder_new(3, lm_cpu_detect(), &c, &e))
+    if (!cc || !dc || lm_lmz_coder_new(3, lm_cpu_detect(), &c, &e) ||
+        lm_lmz_coder_new(1, lm_cpu_detect(), &fast, &e))
         die(&e);
     memset(back, 1, p->bytes);
     for (int i = 0; i < rounds; i++) {
@@ -197,10 +198,13 @@ static void compare(const char *name, pieces *p, bool delta)
             run_lmz(p, c, DELTA, back);
             check(p, back);
         }
+        run_lmz(p, fast, FAST, back);
+        check(p, back);
         run_lmz(p, c, LMZ, back);
         check(p, back);
     }
     show(name, LMZ, p, p->n);
+    show(name, FAST, p, p->n);
     if (delta)
         show(name, DELTA, p, p->n);
     show(name, ZSTD, p, p->n);
@@ -209,6 +213,7 @@ static void compare(const char *name, pieces *p, bool delta)
     ZSTD_freeCCtx(cc);
     ZSTD_freeDCtx(dc);
     lm_lmz_coder_free(c);
+    lm_lmz_coder_free(fast);
     lm_free(back);
 }
 

@@ -40,6 +40,28 @@ same() { # same A B: the same files, names and bytes
     same was m
 }
 
+@test "compress-ckpt: levels trade size for time: 1 is read by version 1 of the format, 3 is smaller" {
+    init-model -q llama-1m --set vocab_size=8192 --dtype bf16 -o b
+    raw=$(stat -c %s b/model.safetensors)
+    for level in 1 2 3 9 10; do
+        compress-ckpt -q -$level b -o b$level.lmz
+        compress-ckpt -q -d b$level.lmz -o back$level
+        same b back$level
+        version=$(od -An -tu2 -j 8 -N 2 b$level.lmz)
+        [ "$version" -eq $((1 + (level > 2))) ]
+    done
+    share() { echo $(($(stat -c %s "$1") * 10000 / raw)); }
+    [ "$(share b1.lmz)" -gt 6615 ] && [ "$(share b1.lmz)" -lt 6660 ]
+    [ "$(share b3.lmz)" -lt 6595 ]
+    [ "$(share b10.lmz)" -le "$(share b3.lmz)" ]
+    compress-ckpt -lv b3.lmz | grep -q '0: raw 100.0 %  1: joint 4[45]'
+    compress-ckpt -lv b1.lmz | grep -q '0: raw 100.0 %  1: exp 32'
+    printf '\003' | dd of=b3.lmz bs=1 seek=8 conv=notrunc status=none
+    run compress-ckpt -d b3.lmz -o new
+    [ "$status" -eq 1 ]
+    [[ "$output" == "compress-ckpt: b3.lmz: it is in version 3 of the format, this reads up to version 2: a newer compress-ckpt may read it" ]]
+}
+
 @test "compress-ckpt: a training state comes back whole" {
     compress-ckpt -q run/step-000004 -o s.lmz
     compress-ckpt -q -d s.lmz -o back

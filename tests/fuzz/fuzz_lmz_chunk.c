@@ -17,7 +17,7 @@ static lm_lmz_coder *coder(lm_cpu_level cpu)
 {
     static lm_lmz_coder *made[4];
     lm_err e = { 0 };
-    if (!made[cpu] && lm_lmz_coder_new(1, cpu, &made[cpu], &e))
+    if (!made[cpu] && lm_lmz_coder_new(3, cpu, &made[cpu], &e))
         abort();
     return made[cpu];
 }

@@ -114,7 +114,28 @@ def exponents(src, n):
     return out
 
 
+def joint(src, n):
+    """BF16: exponents coded with the leading bits of their mantissas, six bits of each element as they are."""
+    low, escapes, coded = src[1], int.from_bytes(src[2:5], "little"), int.from_bytes(src[5:8], "little")
+    size = (6 * n + 7) // 8
+    rest, code, spare = src[8:8 + size], src[8 + size:8 + size + coded], src[8 + size + coded:]
+    assert 1 <= low <= 193 and len(spare) == escapes
+    bits = int.from_bytes(rest, "little")
+    assert bits >> 6 * n == 0, "bits behind the last rest"
+    out, spare = bytearray(), iter(spare)
+    for i, s in enumerate(exponents(code, n)):
+        r = int.from_bytes(rest[6 * i // 8:6 * i // 8 + 2], "little") >> 6 * i % 8 & 63
+        index = s >> 2
+        e = next(spare) if index == 63 else index - 1 + low if index else 0
+        out += (r & 31 | (s & 3) << 5 | e << 7 | r >> 5 << 15).to_bytes(2, "little")
+    assert next(spare, None) is None
+    return bytes(out), "4:"
+
+
 def decode_chunk(kind, src, raw, base):
+    if src[0] == 4:
+        assert kind == 5
+        return joint(src, raw // 2)
     if src[0] == 0x80:
         assert len(src) == raw + 1
         return src[1:], "stored"
@@ -176,7 +197,8 @@ class Reader:
     def read_header(self):
         h = self.take(40)
         magic, version, delta, chain, full, digest, n, zero = struct.unpack("<8sHBBI16sII", h)
-        assert magic == bytes.fromhex("894C4D5A0D0A1A0A") and version == 1 and full == FULL and zero == 0
+        assert magic == bytes.fromhex("894C4D5A0D0A1A0A") and version in (1, 2) and full == FULL and zero == 0
+        self.version = version
         assert bool(delta) == (chain > 0) == (n > 0) == any(digest)
         self.delta, self.chain, self.base_digest = delta, chain, digest
         name = self.take(n)
@@ -335,6 +357,8 @@ def main():
             pack(level, "first", "-o", f"first{level}.lmz")
             with open(f"first{level}.lmz", "rb") as f:
                 r = Reader(f.read())
+            check(r.version == 1 + (level != "-1") and ("4:" in r.how) == (level != "-1"),
+                  f"{level}: version {r.version} of the format")
             check(r.files == first and not r.delta, f"{level}: every file comes out ({' '.join(sorted(r.how))})")
         whole = r
         with open("first-3.lmz", "rb") as f:

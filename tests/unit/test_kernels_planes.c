@@ -12,6 +12,7 @@
 
 #include "base/rng.h"
 #include "kernels/expcode.h"
+#include "kernels/joint.h"
 #include "kernels/planes.h"
 
 static uint64_t word(uint64_t i)
@@ -72,6 +73,56 @@ static void planes_of_every_form(void **state)
             for (int d = LM_PLANES_NONE; d <= LM_PLANES_SUB; d++)
                 for (int i = 0; i < N_COUNTS; i++)
                     check_form((lm_planes_form){ size, field, (lm_planes_delta)d }, counts[i]);
+}
+
+static void check_joint(size_t n, uint8_t low, bool wide)
+{
+    size_t rest = lm_joint_rest(n);
+    uint8_t *x = bytes(2 * n, 6), *back = bytes(2 * n, 7);
+    uint8_t *want[2] = { bytes(n, 4), bytes(rest, 4) }, *got[2] = { bytes(n, 5), bytes(rest, 5) };
+    for (size_t i = 0; i < n && !wide; i++) /* exponents 0 and low .. low + 61 */
+        if (x[2 * i] >> 7 | (x[2 * i + 1] & 0x7f) << 1) {
+            unsigned e = low + word(i) % LM_JOINT_EXPONENTS;
+            x[2 * i] = (uint8_t)((x[2 * i] & 0x7f) | e << 7);
+            x[2 * i + 1] = (uint8_t)((x[2 * i + 1] & 0x80) | e >> 1);
+        }
+    bool escaped = lm_joint_ref.split(x, n, low, want[0], want[1]);
+    assert_true(wide || !escaped);
+    for (lm_cpu_level l = LM_CPU_REF; l <= lm_cpu_detect(); l++) {
+        const lm_joint_kernels *k = lm_joint_at(l);
+        assert_int_equal(k->split(x, n, low, got[0], got[1]), escaped);
+        for (int p = 0; p < 2 && n; p++)
+            assert_memory_equal(got[p], want[p], p ? rest : n);
+        check_guard(got[0], n);
+        check_guard(got[1], rest);
+        assert_int_equal(k->join(got[0], got[1], n, low, back), escaped);
+        for (size_t i = 0; i < n; i++)
+            if (got[0][i] < LM_JOINT_ESCAPE)
+                assert_memory_equal(back + 2 * i, x + 2 * i, 2);
+            else
+                assert_int_equal((back[2 * i] ^ x[2 * i]) & 0x7f, 0);
+        check_guard(back, 2 * n);
+        for (size_t i = 0; i <= n; i += 1 + i / 3)
+            assert_int_equal(k->escape(got[0], i, n), lm_joint_ref.escape(want[0], i, n));
+    }
+    free(x), free(back);
+    for (int p = 0; p < 2; p++)
+        free(want[p]), free(got[p]);
+}
+
+static void joint_symbols_and_rests(void **state)
+{
+    static const uint8_t lows[] = { 1, 70, LM_JOINT_LOW };
+    (void)state;
+    for (int i = 0; i < N_COUNTS; i++)
+        for (int k = 0; k < 3; k++)
+            for (int wide = 0; wide < 2; wide++)
+                check_joint(counts[i], lows[k], wide);
+    const uint16_t x[4] = { 0x3f80, 0xbfff, 0x0000, 0x7fc0 }; /* 1, -1.99, 0, NaN */
+    uint8_t symbol[4], rest[3];
+    assert_true(lm_joint_ref.split(x, 4, 127, symbol, rest));
+    assert_memory_equal(symbol, ((uint8_t[]){ 4, 7, 0, 0xfe }), 4);
+    assert_memory_equal(rest, ((uint8_t[]){ 0xc0, 0x0f, 0 }), 3);
 }
 
 /* By hand: 1.0 in BF16 is 3f80 = sign 0, exponent 7f, mantissa 0; -1.0 differs in the sign. */
@@ -212,6 +263,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(planes_of_every_form),
+        cmocka_unit_test(joint_symbols_and_rests),
         cmocka_unit_test(fields_lie_where_they_should),
         cmocka_unit_test(codes_come_back),
         cmocka_unit_test(lengths_are_bounded),
