@@ -148,7 +148,7 @@ static bool is_idle(int dirfd, const char *name)
 }
 
 /* Is its process dead?  Then *fd holds the lock until it is removed; -1: there is none to hold. */
-static bool is_dead(int dirfd, const char *name, unsigned long long boot, int *fd)
+static bool is_dead(int dirfd, const char *name, unsigned long long boot, bool alone, int *fd)
 {
     struct stat st;
 
@@ -168,10 +168,10 @@ static bool is_dead(int dirfd, const char *name, unsigned long long boot, int *f
             return false;
         }
     }
-    return is_idle(dirfd, name);
+    return (alone && S_ISLNK(st.st_mode)) || is_idle(dirfd, name);
 }
 
-void lm_owner_sweep(const char *dir)
+void lm_owner_sweep(const char *dir, bool alone)
 {
     DIR *d = opendir(dir);
     struct dirent *entry;
@@ -182,7 +182,7 @@ void lm_owner_sweep(const char *dir)
     while (d && (entry = readdir(d))) {
         if (!parse_name(entry->d_name, &boot))
             continue;
-        if (is_dead(dirfd(d), entry->d_name, boot, &fd) &&
+        if (is_dead(dirfd(d), entry->d_name, boot, alone, &fd) &&
             snprintf(path, sizeof path, "%s/%s", dir, entry->d_name) < (int)sizeof path)
             lm_rm_rf(path, NULL);
         if (fd >= 0)

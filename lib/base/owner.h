@@ -22,8 +22,9 @@ char *lm_owner_tag(char tag[LM_OWNER_TAG]);
 /* Lock the open file or folder.  False: it is locked already.  True as well where there are no
  * locks. */
 bool lm_owner_lock(int fd);
-/* Remove the temporaries in `dir` whose processes are dead.  Failures are ignored: what stays is met
- * again by the next sweep. */
-void lm_owner_sweep(const char *dir);
+/* Remove the temporaries in `dir` whose processes are dead.  alone: the caller holds a lock that keeps
+ * others from writing there, so symbolic links go at once.  Failures are ignored: what stays is met again
+ * by the next sweep. */
+void lm_owner_sweep(const char *dir, bool alone);
 
 #endif

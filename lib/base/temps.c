@@ -222,7 +222,7 @@ static void sweep_once(const char *folder)
         return;
     uint64_t now = (uint64_t)st.st_ino ^ (uint64_t)st.st_dev << 40;
     if (atomic_exchange(&last, now) != now)
-        lm_owner_sweep(folder);
+        lm_owner_sweep(folder, false);
 }
 
 static void let_go(lm_temp *t)

@@ -225,7 +225,7 @@ static lm_code open_folder(work *w, lm_err *e)
     if (!there)
         rc = make_parents(w->o->output, e);
     else
-        lm_owner_sweep(w->o->output);
+        lm_owner_sweep(w->o->output, false);
     if (rc || (there && !lm_outdir_fits(w->o->output, w->o->force, is_own, NULL)))
         return rc;
     if ((rc = lm_outdir_open(w->o->output, w->o->force, is_own, NULL, &w->dir, e)))

@@ -241,7 +241,7 @@ lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
 {
     if (lm_mkdir_p(run, e))
         return e->code;
-    lm_owner_sweep(run);
+    lm_owner_sweep(run, true);
     if (lm_run_remove_replaced(run, e))
         return e->code;
     return from < 0 ? LM_OK : remove_after(run, from, e);

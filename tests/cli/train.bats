@@ -330,6 +330,28 @@ no_temporaries() {
     same_bits run new
 }
 
+# What a kill leaves goes on as the old run does, or as the new one.
+goes_on() {
+    train -q --resume run --steps 9 || return
+    cmp -s <(tensors run/latest/model.safetensors) <(tensors old/latest/model.safetensors) && [ "$1" -ne 0 ] ||
+        cmp <(tensors run/latest/model.safetensors) <(tensors new/latest/model.safetensors) || return
+    no_temporaries && [ ! -e run/.replaced ] || return
+    rm -rf run && cp -a was run
+}
+
+@test "train: -f, killed at any rename or removal of a link or list, leaves the old run or the new one" {
+    "${T[@]}" m0 data -o was --save-every 4
+    cp -a was old && train -q --resume old --steps 9
+    for steps in 3 4; do # 4: under the name of an old checkpoint
+        rm -rf new run
+        "${T[@]}" m0 data -o new --seed 5 --steps $steps && train -q --resume new --steps 9
+        cp -a was run
+        for kind in rename unlink; do
+            kill_each $kind 30 goes_on "${T[@]}" m0 data -o run -f --seed 5 --steps $steps
+        done
+    done
+}
+
 @test "train: -f does not remove a checkpoint in which there is more" {
     "${T[@]}" m0 data -o run
     echo mine > run/step-000008/notes.txt

@@ -96,11 +96,11 @@ static void the_dead_are_told_from_the_living(void **state)
 
     (void)state;
     assert_int_equal(count(), 2);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_int_equal(count(), 2);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_int_equal(count(), 0);
 }
 
@@ -128,7 +128,7 @@ static void own_number_is_no_life(void **state)
     (void)state;
     snprintf(name, sizeof name, ".step-000030.tmp.%s", lm_owner_tag(tag));
     assert_int_equal(mkdir(name, 0777), 0);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_false(is_there(name));
 }
 
@@ -138,7 +138,7 @@ static void own_outputs_stay(void **state)
 
     (void)state;
     assert_int_equal(lm_out_open("x", false, &o, NULL), LM_OK);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_int_equal(count(), 1);
     assert_int_equal(lm_out_commit(o, NULL), LM_OK);
     assert_true(is_there("x"));
@@ -153,10 +153,13 @@ static void without_a_lock_a_day(void **state)
     (void)state;
     then[1] = then[0];
     assert_int_equal(symlink("step-000010", name), 0);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_true(is_there(name));
+    lm_owner_sweep(".", true); /* no other process writes here: at once */
+    assert_false(is_there(name));
+    assert_int_equal(symlink("step-000010", name), 0);
     assert_int_equal(utimensat(AT_FDCWD, name, then, AT_SYMLINK_NOFOLLOW), 0);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_false(is_there(name));
 }
 
@@ -179,9 +182,9 @@ static void names_of_others(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         put(names[i]);
-    lm_owner_sweep(".");
+    lm_owner_sweep(".", false);
     assert_int_equal(count(), sizeof names / sizeof *names);
-    lm_owner_sweep("none"); /* no folder: nothing to do */
+    lm_owner_sweep("none", false); /* no folder: nothing to do */
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, enter, leave)
