@@ -134,15 +134,15 @@ static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 
 /* ---- the message ---- */
 
-/* The weights were so when they were read. */
+/* The weights held it when they were read. */
 static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *kind,
                            const char *clean, lm_err *e)
 {
     char todo[256] = "begin with another copy of the model";
     if (clean)
-        snprintf(todo, sizeof todo, "resume from %.150s, the last checkpoint without such", clean);
+        snprintf(todo, sizeof todo, "resume from %.150s, the last clean checkpoint", clean);
     else if (t->io.resume)
-        snprintf(todo, sizeof todo, "begin anew: no checkpoint before it is without such");
+        snprintf(todo, sizeof todo, "begin anew: no earlier checkpoint is clean");
     return lm_fail(e, LM_ENUMERIC, lm_model_source_path(t->io.weights), todo,
                    "tensor \"%.150s\" holds %s", tensor, kind);
 }
@@ -161,11 +161,10 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     if (!tensor)
         lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what, kind);
     else if (!t->r.steps_run && t->io.weights)
-        fail_loaded(t, tensor, isnan(bad) ? "what is not a number" : "an infinite number", clean,
-                    e);
+        fail_loaded(t, tensor, isnan(bad) ? "a NaN" : "an infinity", clean, e);
     else
         lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s, and tensor \"%.120s\" holds %s", what,
-                kind, tensor, isnan(bad) ? "what is not a number" : "an infinite number");
+                kind, tensor, isnan(bad) ? "a NaN" : "an infinity");
     lm_free(clean);
     return e->code;
 }

@@ -675,7 +675,7 @@ lowest() {
     "${T[@]}" m0 data -o last
     run train --resume last --steps "$step" --lr 1000 --warmup 0 --max-grad-norm 0 --lr-schedule constant --weight-decay 10
     [ "$status" -eq 4 ]
-    [[ $output == "train: step $step: the norm of the weights is "*", and tensor \"model."*".weight\" holds an infinite number: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
+    [[ $output == "train: step $step: the norm of the weights is "*", and tensor \"model."*".weight\" holds an infinity: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
     [ "$(echo last/step-*)" = last/step-000008 ]
 }
 
@@ -707,7 +707,7 @@ moved() { # moved RUN [GLOB] -> the largest movement of a weight from m0
     printf '\0\0\300\177' | dd of=bad/model.safetensors bs=1 seek=$(($(stat -c %s bad/model.safetensors) - 4)) conv=notrunc status=none
     run "${T[@]}" bad data -o run
     [ "$status" -eq 4 ]
-    [[ $output == "train: bad: tensor \"model.norm.weight\" holds what is not a number: begin with another copy of the model" ]]
+    [[ $output == "train: bad: tensor \"model.norm.weight\" holds a NaN: begin with another copy of the model" ]]
     [ ! -e run/latest ]
 }
 
@@ -721,19 +721,19 @@ spoil() {
     spoil run/step-000008/model.safetensors
     run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
-    [[ $output == "train: run/step-000008: tensor \"model.norm.weight\" holds what is not a number: resume from run/step-000006, the last checkpoint without such" ]]
+    [[ $output == "train: run/step-000008: tensor \"model.norm.weight\" holds a NaN: resume from run/step-000006, the last clean checkpoint" ]]
     # states that are not finite spoil the weights at the first step; such a checkpoint is not the one to go back to
     rm -r run/step-000008
     spoil run/step-000006/optimizer.safetensors
     run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
-    [[ $output == "train: step 8: the loss is not a number, and tensor \"model."*"\" holds what is not a number: lower --lr or --max-grad-norm and resume from run/step-000004" ]]
+    [[ $output == "train: step 8: the loss is not a number, and tensor \"model."*"\" holds a NaN: lower --lr or --max-grad-norm and resume from run/step-000004" ]]
     train -q --resume run/step-000004 -f
     [ "$(readlink run/latest)" = step-000008 ]
     for n in 2 4 6 8; do [ ! -d run/step-00000$n ] || spoil run/step-00000$n/model.safetensors; done
     run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
-    [[ $output == *"begin anew: no checkpoint before it is without such" ]]
+    [[ $output == *"begin anew: no earlier checkpoint is clean" ]]
 }
 
 @test "train: data that cannot be trained on: one line, a status, and no run folder" {

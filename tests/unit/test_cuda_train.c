@@ -203,7 +203,7 @@ static void numbers_that_are_none_change_no_weight(void **state)
     assert_int_equal(lm_trainer_run(w.t, &r, &e), LM_ENUMERIC);
     /* they were in the weights before the first step: the model is at fault */
     assert_string_equal(e.where, lm_model_source_path(models[1].source));
-    assert_string_equal(e.what, "tensor \"model.norm.weight\" holds what is not a number");
+    assert_string_equal(e.what, "tensor \"model.norm.weight\" holds a NaN");
     float *is = fetched(s, s->param), *m = fetched(s, s->state[0]);
     assert_memory_equal(is, was, s->block_bytes);
     for (int64_t i = 0; i < s->model->block; i++)
