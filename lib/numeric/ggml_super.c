@@ -423,14 +423,15 @@ static void three_encode(const float *x, const float *importance, int64_t n, uin
         } else {
             lm_signed_descent(by_lane, 4, &scale, q);
         }
-        float common = three_scales(&scale, importance ? w : NULL, sc);
-        lm_put_f16(p + 108, common);
-        for (int k = 0; k < SUPER; k++) {
-            float d = lm_get_f16(p + 108) * (float)(sc[k / SIX] - 32);
-            int again = (int)q[k % SIX][k / SIX];
-            if (d != 0.0f)
-                again = lm_nearest_code(v[k] / d, -4, 3);
-            code[k] = (uint8_t)(again + 4);
+        lm_put_f16(p + 108, three_scales(&scale, importance ? w : NULL, sc));
+        for (int j = 0; j < SIXES; j++) {
+            float d = lm_get_f16(p + 108) * (float)(sc[j] - 32);
+            for (int k = 0; k < SIX; k++) {
+                int again = (int)q[k][j];
+                if (d != 0.0f)
+                    again = lm_nearest_code(v[j * SIX + k] / d, -4, 3);
+                code[j * SIX + k] = (uint8_t)(again + 4);
+            }
         }
         pack_three(sc, code, p);
     }
@@ -454,9 +455,10 @@ void lm_q3_k_decode(const void *src, int64_t n, float *y)
     for (int64_t i = 0; i < n; i += SUPER, p += 110) {
         float d = lm_get_f16(p + 108);
         unpack_pairs(p + 32, q);
-        for (int k = 0; k < SUPER; k++) {
-            int code = q[k] + (p[k % 32] >> k / 32 & 1) * 4 - 4;
-            y[i + k] = d * (float)three_scale(p + 96, k / 16) * (float)code;
+        for (int j = 0; j < SIXES; j++) {
+            float scaled = d * (float)three_scale(p + 96, j);
+            for (int k = j * SIX; k < (j + 1) * SIX; k++)
+                y[i + k] = scaled * (float)(q[k] + (p[k % 32] >> k / 32 & 1) * 4 - 4);
         }
     }
 }
