@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -147,6 +148,18 @@ bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **valu
 const void *lm_st_data(const lm_st *s, const lm_st_tensor *t)
 {
     return s->io.map ? s->io.map + s->data_at + t->offset : NULL;
+}
+
+void lm_st_forget(const lm_st *s, const lm_st_tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), lo = (uintptr_t)lm_st_data(s, t), hi;
+
+    if (!lo)
+        return;
+    hi = (lo + t->bytes) / page * page; /* whole pages inside the tensor */
+    lo = (lo + page - 1) / page * page;
+    if (hi > lo)
+        madvise((void *)lo, hi - lo, MADV_DONTNEED);
 }
 
 bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t)

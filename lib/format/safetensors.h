@@ -72,6 +72,8 @@ bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **valu
  * any address (test with lm_st_aligned; lm_st_load and lm_st_read do not care). */
 const void *lm_st_data(const lm_st *s, const lm_st_tensor *t);
 bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t);
+/* The mapped bytes of t are not needed again soon: they leave this process's resident set. */
+void lm_st_forget(const lm_st *s, const lm_st_tensor *t);
 /* Copy `bytes` bytes of t from byte `from` on to dst, with pread (no mapping, no page cache
  * pollution of the caller's address space).  Fails: LM_EUSAGE outside the tensor, LM_EIO. */
 lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,

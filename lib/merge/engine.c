@@ -9,6 +9,11 @@
 #include "merge/engine_impl.h"
 #include "merge/plan_impl.h"
 
+static const lm_st *side_of(const lm_merge_model *m)
+{
+    return m->fisher ? m->fisher : m->gram;
+}
+
 /* ---- Buffers ---- */
 
 lm_code lm_merge_buf_need(lm_merge_buf *b, size_t bytes, lm_err *e)
@@ -200,6 +205,8 @@ void lm_engine_release(lm_merge_engine *g, const lm_merge_tensor *t)
 
         if (ref)
             lm_model_source_forget(g->plan->model[ref->input].source, ref->tensor);
+        if (ref && ref->extra)
+            lm_st_forget(side_of(&g->plan->model[ref->input]), ref->extra);
         if (t->table) /* as large as anything, and not needed again soon */
             lm_merge_buf_fini(&g->held[k].made);
     }
@@ -217,7 +224,7 @@ static void place(lm_merge_engine *g, const lm_merge_ref *ref, int k, int64_t at
     o->data = (const char *)g->held[k].data + (size_t)at * lm_dtype_size(o->dtype);
     if (!ref->extra)
         return;
-    o->extra = lm_st_data(of->fisher ? of->fisher : of->gram, ref->extra);
+    o->extra = lm_st_data(side_of(of), ref->extra);
     o->extra_dtype = ref->extra->dtype;
     o->extra_count = ref->extra->count;
     if (o->extra_count == count && count > 1) { /* one for each element */

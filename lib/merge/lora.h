@@ -41,6 +41,8 @@ const lm_st_tensor *lm_lora_replacement(const lm_lora *l, const lm_st_tensor *t,
 /* ADDED: the dtype of the sum for a t of this dtype, and the sum of w (t->count elements of
  * t->dtype) and the adapter, at out. */
 lm_dtype lm_lora_dtype(lm_dtype of);
+/* Bytes that lm_lora_add takes, with those of the sum; 0 for a tensor that is not ADDED. */
+uint64_t lm_lora_bytes(const lm_lora *l, const lm_st_tensor *t);
 lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void *out, lm_par *par,
                     lm_err *e);
 

@@ -176,6 +176,17 @@ static lm_code load(const lm_lora *l, const lm_st_tensor *t, bool turn, double *
     return rc;
 }
 
+uint64_t lm_lora_bytes(const lm_lora *l, const lm_st_tensor *t)
+{
+    const lm_lora_change *c = lm_lora_change_on(l, t);
+    uint64_t parts;
+
+    if (lm_lora_effect_on(l, t) != LM_LORA_ADDED)
+        return 0;
+    parts = c->bias ? (uint64_t)c->bias->count : (uint64_t)c->a->count + (uint64_t)c->b->count;
+    return (uint64_t)t->count * lm_dtype_size(lm_lora_dtype(t->dtype)) + 2 * 8 * parts;
+}
+
 /* The factors of L and R, and with DoRA the magnitudes. */
 static lm_code load_parts(const lm_lora *l, const lm_lora_change *c, double **left, double **right,
                           double **magnitude, lm_err *e)

@@ -56,6 +56,7 @@ lm_code lm_merge_plan_new(const lm_merge_recipe *r, const lm_merge_plan_opts *o,
     }
     p->arena = a;
     p->recipe = r;
+    p->threads = lm_par_threads(o && o->bundle ? o->bundle->par : NULL);
     p->lead = r->base >= 0 ? r->base : r->slice[0].source[0].input;
     rc = lm_arena_alloc(a, &p->model, (size_t)r->n_inputs, sizeof *p->model, e);
     if (!rc)
@@ -84,5 +85,5 @@ void lm_merge_plan_free(lm_merge_plan *p)
 
 uint64_t lm_merge_plan_bound(const lm_merge_plan *p)
 {
-    return 2 * p->largest * (uint64_t)p->recipe->n_inputs + (64u << 20);
+    return 2 * p->largest * (uint64_t)p->recipe->n_inputs + p->side + (64u << 20);
 }

@@ -80,6 +80,8 @@ typedef struct {
     lm_vocab *vocab;      /* NULL: vocabularies were not compared (no tokenizers, no policy) */
     uint64_t read, write; /* bytes of the whole merge */
     uint64_t largest;     /* bytes of the largest tensor, of inputs or result */
+    uint64_t side; /* most bytes that adapters, side data and their matrices take for a tensor */
+    int threads;   /* of the merge, for what each of them takes */
     lm_arena *arena;
     bool whole; /* the digests are of all bytes */
 } lm_merge_plan;
@@ -97,7 +99,7 @@ lm_code lm_merge_plan_new(const lm_merge_recipe *r, const lm_merge_plan_opts *o,
                           lm_merge_plan **out, lm_err *e);
 void lm_merge_plan_free(lm_merge_plan *p);
 
-/* The bound on resident memory that a merge keeps: 2 x largest tensor x inputs + 64 MiB. */
+/* The bound on resident memory that a merge keeps: 2 x largest tensor x inputs + side + 64 MiB. */
 uint64_t lm_merge_plan_bound(const lm_merge_plan *p);
 
 /* XXH3-64 over name, dtype, shape and bytes of each tensor, tensors in order of their names: the same

@@ -343,11 +343,30 @@ void lm_plan_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_merge_oper
         memset(o, 0, sizeof *o);
         memcpy(o->param, ref->param, sizeof o->param);
         o->dtype = lm_plan_effective(&p->model[ref->input], ref->tensor)->dtype;
+        o->extra_count = ref->extra ? ref->extra->count : 0;
+        o->extra_dtype = ref->extra ? ref->extra->dtype : LM_DTYPE_NONE;
     }
 }
 
+/* What the tensor takes beside itself and the result. */
+static uint64_t side_bytes(const lm_merge_plan *p, const lm_merge_tensor *t,
+                           const lm_merge_job *job)
+{
+    const lm_merge_method *m = p->recipe->method;
+    uint64_t n = m->extra == LM_EXTRA_GRAM ? m->work(job, p->threads) : 0;
+
+    for (int k = t->base ? -1 : 0; k < t->n_models; k++) {
+        const lm_merge_ref *ref = k < 0 ? t->base : &t->model[k];
+        const lm_lora *lora = p->model[ref->input].lora;
+
+        n += ref->extra ? ref->extra->bytes : 0;
+        n += lora ? lm_lora_bytes(lora, ref->tensor) : 0;
+    }
+    return n;
+}
+
 /* The method can do it. */
-static lm_code check_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_err *e)
+static lm_code check_job(lm_merge_plan *p, const lm_merge_tensor *t, lm_err *e)
 {
     lm_merge_operand *model = NULL, base;
     lm_merge_job job;
@@ -356,6 +375,8 @@ static lm_code check_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_er
     if (!rc) {
         lm_plan_job(p, t, model, &base, &job);
         rc = lm_merge_check(p->recipe->method, &job, e);
+        if (!rc && side_bytes(p, t, &job) > p->side)
+            p->side = side_bytes(p, t, &job);
     }
     lm_free(model);
     return rc;

@@ -221,11 +221,15 @@ static lm_code as_text(const lm_merge_plan *p, const lm_merge_report_opts *o, lm
         rc = lm_buf_addf(out, e,
                          "tensors    %" PRId64 "\nparameters %" PRId64
                          "\nreads      %s\nwrites     %s\nlargest    %s\nmemory     at most %s "
-                         "(2 x largest tensor x %d inputs + 64 MiB)\n",
+                         "(2 x largest tensor x %d inputs",
                          p->n, parameters(p), lm_show_bytes((double)p->read, read),
                          lm_show_bytes((double)p->write, write),
                          lm_show_bytes((double)p->largest, largest),
                          lm_show_bytes((double)lm_merge_plan_bound(p), bound), p->recipe->n_inputs);
+    if (!rc && p->side)
+        rc = lm_buf_addf(out, e, " + %s beside them", lm_show_bytes((double)p->side, largest));
+    if (!rc)
+        rc = lm_buf_addf(out, e, " + 64 MiB)\n");
     for (int64_t i = 0; o->tensors && i < p->n && !rc; i++)
         rc = tensor_text(p, &p->tensor[i], out, e);
     return rc;

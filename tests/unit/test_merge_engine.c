@@ -353,6 +353,23 @@ static void lora_dora(void **state)
     dora_of(true);
 }
 
+/* The bound of memory holds what an adapter takes: the sum in F32, the factors in F64 twice. */
+static void lora_in_the_bound(void **state)
+{
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("b", 1, &(mm_shape){ .dtype = LM_DTYPE_BF16 });
+    put_lora("l", LORA_CONFIG, "model.layers.1.mlp.up_proj", false);
+    lm_merge_recipe *r = mm_recipe("passthrough", NULL, OPERANDS("b+l"));
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_OK);
+    assert_int_equal(lm_merge_plan_bound(p),
+                     2 * p->largest + (64u << 20) + 4 * ROWS * COLS + 16 * RANK * (ROWS + COLS));
+    lm_merge_plan_free(p);
+    lm_merge_recipe_free(r);
+}
+
 static void no_lora(const char *config, const char *module, const char *what)
 {
     lm_merge_recipe *r;
@@ -434,6 +451,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(lora_rounds_once, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_tie, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_turned, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(lora_in_the_bound, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_dora, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(bad_loras, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(half, mm_enter, mm_leave),
