@@ -61,6 +61,9 @@ static void account_block(const lm_codec *c, const float *x, const float *y, int
                           piece_sums *s)
 {
     double most = 0;
+    /* One NaN or infinity takes the scale, and with it every number of its block. */
+    for (int64_t i = 0; c->scale != LM_DTYPE_NONE && i < n && s->broken < 0; i++)
+        s->broken = isfinite(x[i]) ? -1 : at + i;
     for (int64_t i = 0; c->err_block > 0 && i < n; i++)
         most = fabs(x[i]) > most ? fabs(x[i]) : most;
     for (int64_t i = 0; i < n; i++) {

@@ -107,14 +107,29 @@ bool lmz_bases_find(const lmz_bases *b, const char *file, const char *tensor, co
     return false;
 }
 
+/* A base is read in any order, and again whenever the difference is: what runs by once is none. */
+static lm_code check_kept(const char *base, lm_err *e)
+{
+    struct stat st;
+
+    if (!strcmp(base, "-"))
+        return lm_fail(e, LM_EUSAGE, "--base", "write it to a file first, and name that",
+                       "standard input cannot be a base, which must be a file or a folder");
+    if (!stat(base, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return lm_fail(e, LM_EUSAGE, base, "write it to a file first, and name that",
+                       "a pipe or a device cannot be a base, which must be a file or a folder");
+    return LM_OK;
+}
+
 lm_code lm_lmz_base_name(const char *path, const char *base, char **out, lm_err *e)
 {
     char here[PATH_MAX], there[PATH_MAX];
     lm_buf name = { 0 };
     size_t common = 0, i = 0;
-    lm_code rc = lm_path_folder(path, here, e);
+    lm_code rc = check_kept(base, e);
 
     *out = NULL;
+    rc = rc ? rc : lm_path_folder(path, here, e);
     if (!rc && !realpath(base, there))
         rc = lm_fail(e, LM_EIO, base, NULL, "cannot open");
     if (rc)
@@ -233,6 +248,8 @@ lm_code lmz_base_open(const char *path, const char *where, const lmz_header *h,
 
     *out = NULL;
     deeper.base = NULL; /* what was asked for is the base of this one only */
+    if (!rc && o && o->base)
+        rc = check_kept(base, e);
     rc = rc ? rc : check_path(where, base, e);
     if (!rc && (chain = chain_of(base)) >= h->chain)
         rc = lm_fail(e, LM_EFORMAT, where, "give the base that it was made from with --base",

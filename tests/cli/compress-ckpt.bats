@@ -62,6 +62,24 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" == "compress-ckpt: b3.lmz: it is in version 3 of the format, this reads up to version 2: a newer compress-ckpt may read it" ]]
 }
 
+@test "compress-ckpt: a base on a pipe is refused: it must be a file or a folder" {
+    mkfifo pipe
+    tar -cf m0.tar m0
+    for way in "m0 -o x.lmz" "-t delta.lmz" "-d delta.lmz -o x" "--rebase"; do
+        for base in - pipe; do
+            # shellcheck disable=SC2086
+            case $way in
+            --rebase) run timeout 20 compress-ckpt --rebase $base --base run/step-000002 delta.lmz -o x.lmz < m0.tar ;;
+            *) run timeout 20 compress-ckpt $way --base $base < m0.tar ;;
+            esac
+            echo "$way, $base: $status: $output"
+            [ "$status" -eq 2 ] && [ "${#lines[@]}" -eq 1 ]
+            [[ "$output" == *"cannot be a base, which must be a file or a folder: write it to a file first, and name that" ]]
+            [ ! -e x ] && [ ! -e x.lmz ]
+        done
+    done
+}
+
 @test "compress-ckpt: a training state comes back whole" {
     compress-ckpt -q run/step-000004 -o s.lmz
     compress-ckpt -q -d s.lmz -o back

@@ -97,7 +97,20 @@ static void what_cannot_be_held_is_refused(void **state)
     assert_int_equal(
         lm_lossy_encode(codec("dynamic8"), "t", LM_DTYPE_F32, x, N, codes, scales, NULL, &err, &e),
         LM_ENUMERIC);
-    assert_non_null(strstr(e.what, "element 0 ")); /* its whole block */
+    assert_non_null(strstr(e.what, "element 7 is inf")); /* of a block that is lost with it */
+    for (int64_t at = 8; at < N; at += 7919) { /* in any block, and any piece of the tensor */
+        x[7] = 1;
+        x[8] = 1;
+        x[at] = NAN;
+        char want[40];
+        snprintf(want, sizeof want, "element %d is nan", (int)at);
+        e = (lm_err){ 0 };
+        assert_int_equal(lm_lossy_encode(codec("dynamic8"), "t", LM_DTYPE_F32, x, N, codes, scales,
+                                         NULL, &err, &e),
+                         LM_ENUMERIC);
+        assert_non_null(strstr(e.what, want));
+        x[at] = 1;
+    }
     assert_false(lm_lossy_can(codec("fp32"), LM_DTYPE_F32));
     assert_false(lm_lossy_can(codec("bf16"), LM_DTYPE_F16));
     assert_false(lm_lossy_can(codec("bf16"), LM_DTYPE_F64));
