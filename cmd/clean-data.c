@@ -376,8 +376,7 @@ static lm_code clean(lm_par *par, lm_err *e)
     if (!rc)
         rc = open_outputs(&o, in, e);
     if (!rc)
-        lm_input_args_warn_other(&tool, lm_input_file_list(in)->other,
-                                 lm_input_file_list(in)->other_name);
+        lm_input_files_warn(lm_input_file_list(in), &tool.sink);
     if (!rc) {
         lm_clean_job job = { .in = in,
                              .in_opts = &in_opts,

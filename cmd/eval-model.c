@@ -171,8 +171,7 @@ static lm_code open_data(work *w, lm_err *e)
     }
     lm_code rc = lm_input_open(&w->in_opts, &w->data, 1, &w->in, e);
     if (!rc)
-        lm_input_args_warn_other(&tool, lm_input_file_list(w->in)->other,
-                                 lm_input_file_list(w->in)->other_name);
+        lm_input_files_warn(lm_input_file_list(w->in), &tool.sink);
     return rc;
 }
 

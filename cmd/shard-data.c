@@ -174,7 +174,6 @@ static void say_summary(const lm_shard_set *s, double seconds)
            "%s tokens in %lld documents to %s, %s tokens in %lld documents held out",
            lm_show_count((double)s->tokens[0], a), (long long)s->docs[0], tool.output,
            lm_show_count((double)s->tokens[1], b), (long long)s->docs[1]);
-    lm_input_args_warn_other(&tool, s->other, s->other_name);
     lm_input_args_warn(&tool, &opt.in);
     if (s->read.skipped)
         lm_say(&tool, LM_LOG_WARN, "%lld documents skipped for invalid UTF-8",

@@ -140,8 +140,7 @@ static lm_code train(lm_par *par, product *p, lm_err *e)
         rc = lm_input_open(&in_opts, (const char *const *)tool.argv, tool.argc, &in, e);
     if (!rc) {
         lm_input_args_refuse(&tool, in, tool.output);
-        lm_input_args_warn_other(&tool, lm_input_file_list(in)->other,
-                                 lm_input_file_list(in)->other_name);
+        lm_input_files_warn(lm_input_file_list(in), &tool.sink);
         rc = open_product(p, e);
     }
     if (!rc)

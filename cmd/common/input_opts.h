@@ -86,16 +86,6 @@ static inline void lm_input_args_idle(lm_tool *tool, const lm_input_args *a, con
                       "it is of use for text only, not for %s", data);
 }
 
-/* Say how many files of folders were passed over; the first of them. */
-static inline void lm_input_args_warn_other(lm_tool *tool, int64_t other, const char *first)
-{
-    if (other)
-        lm_say(tool, LM_LOG_WARN,
-               "passed over %lld files of folders that are not called .jsonl, .txt or the like, "
-               "such as %s",
-               (long long)other, first);
-}
-
 /* Leaves as lm_misuse does when the output is one of the files that the operands mean, or lies in a folder that
  * is read, where it would be text itself from then on. */
 static inline void lm_input_args_refuse(lm_tool *tool, const lm_input *in, const char *output)

@@ -3,6 +3,7 @@
 #include "format/input_files.h"
 
 #include <glob.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -113,6 +114,39 @@ static lm_code add_pattern(lm_input_files *f, const char *pattern, int operand, 
     return rc;
 }
 
+typedef struct {
+    dev_t dev;
+    ino_t ino;
+    const char *path;
+} identity;
+
+static int by_inode(const void *a, const void *b)
+{
+    const identity *x = a, *y = b;
+    if (x->dev != y->dev)
+        return x->dev < y->dev ? -1 : 1;
+    return (x->ino > y->ino) - (x->ino < y->ino);
+}
+
+static lm_code find_twice(lm_input_files *f, lm_err *e)
+{
+    identity *id = NULL;
+    size_t n = 0;
+    lm_code rc = lm_alloc_n(&id, f->n, sizeof *id, "files", e);
+    for (size_t i = 0; !rc && i < f->n; i++) {
+        struct stat st;
+        if (strcmp(f->path[i], "-") != 0 && !stat(f->path[i], &st) && S_ISREG(st.st_mode))
+            id[n++] = (identity){ st.st_dev, st.st_ino, f->path[i] };
+    }
+    if (n > 1)
+        qsort(id, n, sizeof *id, by_inode);
+    for (size_t i = 1; !rc && i < n; i++)
+        if (by_inode(&id[i - 1], &id[i]) == 0 && !f->twice++)
+            rc = lm_strdup(&f->twice_name, id[i].path, e);
+    lm_free(id);
+    return rc;
+}
+
 lm_code lm_input_files_find(const char *const *operand, int n, lm_input_files *out, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -125,6 +159,8 @@ lm_code lm_input_files_find(const char *const *operand, int n, lm_input_files *o
         else
             rc = add(out, operand[i], i, e);
     }
+    if (!rc)
+        rc = find_twice(out, e);
     if (rc)
         lm_input_files_fini(out);
     return rc;
@@ -137,5 +173,18 @@ void lm_input_files_fini(lm_input_files *f)
     lm_free(f->path);
     lm_free(f->operand);
     lm_free(f->other_name);
+    lm_free(f->twice_name);
     *f = (lm_input_files){ 0 };
+}
+
+void lm_input_files_warn(const lm_input_files *f, lm_sink *sink)
+{
+    if (f->other)
+        lm_log(sink, LM_LOG_WARN,
+               "passed over %lld files of folders that are not called .jsonl, .txt or the like, "
+               "such as %s",
+               (long long)f->other, f->other_name);
+    if (f->twice)
+        lm_log(sink, LM_LOG_WARN, "%lld files are read more than once, such as %s",
+               (long long)f->twice, f->twice_name);
 }

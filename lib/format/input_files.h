@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/progress.h"
 
 typedef struct {
     char **path;
@@ -20,11 +21,15 @@ typedef struct {
     size_t n, cap_path, cap_operand;
     int64_t other;    /* files of folders that are not called as text is */
     char *other_name; /* the first of them; NULL: none */
+    int64_t twice;    /* files that are there more than once, by whatever name */
+    char *twice_name; /* one of them; NULL: none */
 } lm_input_files;
 
 /* Fails: LM_EUSAGE for a folder or a pattern without text, saying what is there; LM_EIO. */
 lm_code lm_input_files_find(const char *const *operand, int n, lm_input_files *out, lm_err *e);
 void lm_input_files_fini(lm_input_files *f);
+/* Say to `sink` which files of folders are passed over, and that files are read more than once. */
+void lm_input_files_warn(const lm_input_files *f, lm_sink *sink);
 
 /* Is `path` called as text is: the name of a file that a folder gives? */
 bool lm_input_is_text_name(const char *path);

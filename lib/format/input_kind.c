@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "format/jsonl.h"
 
 enum { LOOK = 4096 };
 
@@ -142,6 +143,20 @@ static lm_code refuse_others(const char *name, const char *p, size_t n, lm_err *
     return refuse_zeros(name, p, n, e);
 }
 
+/* JSONL that is called text would be one document, with all its brackets. */
+static lm_code refuse_records(const char *name, const char *p, size_t n, lm_err *e)
+{
+    size_t begin, end;
+    const char *line = memchr(p, '\n', n);
+    if (!line || lm_utf8_valid(p, (size_t)(line - p)) != (size_t)(line - p))
+        return LM_OK;
+    lm_jsonl_fault f = lm_jsonl_find(p, (size_t)(line - p), "text", &begin, &end);
+    if (f.what && f.kind == LM_JSONL_MALFORMED)
+        return LM_OK;
+    return lm_fail(e, LM_EFORMAT, name, "say which with --input-format jsonl, or text",
+                   "it is called text, but its lines are JSON");
+}
+
 lm_code lm_input_recognise(lm_input_kind asked, const char *name, const char *p, size_t n,
                            bool *jsonl, lm_err *e)
 {
@@ -153,12 +168,17 @@ lm_code lm_input_recognise(lm_input_kind asked, const char *name, const char *p,
     lm_code rc = refuse_others(name, p, n, e);
     if (rc || *jsonl)
         return rc;
-    if (ends(name, len, ".jsonl") || ends(name, len, ".ndjson"))
-        *jsonl = true;
-    if (*jsonl || ends(name, len, ".txt") || ends(name, len, ".text"))
-        return LM_OK;
     while (i < n && is_space(p[i]))
         i++;
     *jsonl = i < n && p[i] == '{';
-    return LM_OK;
+    if (ends(name, len, ".txt") || ends(name, len, ".text"))
+        rc = refuse_records(name, p, n, e);
+    else if (ends(name, len, ".csv") || ends(name, len, ".tsv"))
+        rc = lm_fail(e, LM_EFORMAT, name, "write it as JSONL, or force it with --input-format text",
+                     "it is a table, not text");
+    else
+        *jsonl |= ends(name, len, ".jsonl") || ends(name, len, ".ndjson");
+    if (ends(name, len, ".txt") || ends(name, len, ".text"))
+        *jsonl = false;
+    return rc;
 }

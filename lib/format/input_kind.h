@@ -8,8 +8,8 @@
 /* By the name without the suffix of a compressor, else by the first byte, unless `asked` says.  p[0..n) are the
  * first bytes, of the name in messages.
  * Fails, unless LM_INPUT_TEXT is asked for: LM_EFORMAT for the formats that data come in and that are not read
- * (Parquet, Arrow, NumPy, pickles, PDF, ...), for model and token files, for text of two bytes a character, for
- * other bytes that hold zeros, and for one large JSON array. */
+ * (Parquet, Arrow, NumPy, pickles, PDF, tables called .csv, ...), for model and token files, for text of two bytes a
+ * character, for other bytes that hold zeros, for one large JSON array, and for JSONL that is called .txt. */
 lm_code lm_input_recognise(lm_input_kind asked, const char *name, const char *p, size_t n,
                            bool *jsonl, lm_err *e);
 

@@ -99,6 +99,11 @@ static lm_code check_raw(lm_tokens *t, lm_tokens_part *p, const char *path, lm_e
 static lm_code check_guess(const lm_tokens_part *p, const char *path, lm_err *e)
 {
     const char *known = lm_input_known_format((const char *)p->map.data, p->map.size);
+    int32_t magic = p->map.size >= 4 ? lm_idx_i32(p->map.data, 0) : 0;
+    if (magic == LM_LLMC_GPT2 || magic == LM_LLMC_LLAMA3)
+        return lm_fail(e, LM_EFORMAT, path, "fetch or make it again",
+                       "a shard of llm.c of %zu bytes: its header alone has %d", p->map.size,
+                       LM_LLMC_HEADER);
     if (known)
         return lm_fail(e, LM_EFORMAT, path, "name a token dataset, as shard-data makes it",
                        "it is %s, not token ids", known);
@@ -151,11 +156,18 @@ static int64_t shard_number(const char *name, const char *base)
     return v;
 }
 
-/* The folder that `base` lies in. */
-static lm_code folder_of(const char *base, lm_buf *dir, lm_err *e)
+/* The names in the folder that `base` lies in; none if it is not there. */
+static lm_code list_folder(const char *base, char ***names, size_t *n, lm_err *e)
 {
-    size_t n = (size_t)(lm_path_base(base) - base);
-    return n ? lm_buf_add(dir, base, n, e) : lm_buf_add(dir, ".", 1, e);
+    size_t len = (size_t)(lm_path_base(base) - base);
+    lm_buf dir = { 0 };
+    *names = NULL;
+    *n = 0;
+    lm_code rc = len ? lm_buf_add(&dir, base, len, e) : lm_buf_add(&dir, ".", 1, e);
+    if (!rc && lm_path_is_dir(dir.data))
+        rc = lm_dir_list(dir.data, names, n, e);
+    lm_buf_fini(&dir);
+    return rc;
 }
 
 /* Open BASE_000000.bin (or _000001, where llm.c's own training shards begin) and on; a hole in the
@@ -164,13 +176,11 @@ static lm_code open_numbered(lm_tokens *t, lm_tokens_kind kind, const char *base
                              lm_err *e)
 {
     const char *name = lm_path_base(base);
-    lm_buf dir = { 0 }, full = { 0 };
-    char **names = NULL;
-    size_t n = 0;
+    lm_buf full = { 0 };
+    char **names;
+    size_t n;
     int64_t next = -1;
-    lm_code rc = folder_of(base, &dir, e);
-    if (!rc && lm_path_is_dir(dir.data))
-        rc = lm_dir_list(dir.data, &names, &n, e);
+    lm_code rc = list_folder(base, &names, &n, e);
     for (size_t i = 0; i < n && !rc; i++) {
         int64_t k = shard_number(names[i], name);
         if (k < 0)
@@ -191,7 +201,6 @@ static lm_code open_numbered(lm_tokens *t, lm_tokens_kind kind, const char *base
             rc = check_part(t, kind, full.data, e);
     }
     lm_names_free(names, n);
-    lm_buf_fini(&dir);
     lm_buf_fini(&full);
     return rc;
 }
@@ -205,48 +214,69 @@ bool lm_tokens_is_file(const char *base, const char *suffix)
     return n >= 0 && n < PATH_MAX && stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
 }
 
+/* Is there a base_nnnnnn.bin?  *other: the name of a .bin of another dataset, yours, or NULL. */
+static lm_code find_shards(const char *base, bool *numbered, char **other, lm_err *e)
+{
+    const char *name = lm_path_base(base);
+    char **names;
+    size_t n;
+    lm_code rc = list_folder(base, &names, &n, e);
+    *numbered = false;
+    *other = NULL;
+    for (size_t i = 0; !rc && i < n; i++) {
+        *numbered |= shard_number(names[i], name) >= 0;
+        if (!*other && names[i][0] != '.' && lm_text_ends(names[i], ".bin"))
+            rc = lm_strdup(other, names[i], e);
+    }
+    lm_names_free(names, n);
+    return rc;
+}
+
+static lm_code fail_absent(const char *path, const char *base, const char *other, lm_err *e)
+{
+    const char *name = lm_path_base(base);
+    char todo[200] = "make it with shard-data";
+    if (other)
+        snprintf(todo, sizeof todo, "name a dataset that is there, such as %.120s", other);
+    errno = ENOENT;
+    return lm_fail(e, LM_EIO, path, todo, "no token dataset: neither %s.bin nor %s_000000.bin",
+                   name, name);
+}
+
 lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path, const char *base,
                             lm_err *e)
 {
+    bool file = lm_tokens_is_file(path, ""), bin = !file && lm_tokens_is_file(base, ".bin");
+    bool found = file || bin, numbered;
     lm_buf full = { 0 };
-    bool found = false;
-    lm_code rc = LM_OK;
-    if (lm_tokens_is_file(path, ""))
-        rc = lm_buf_addf(&full, e, "%s", path);
-    else if (lm_tokens_is_file(base, ".bin"))
-        rc = lm_buf_addf(&full, e, "%s.bin", base);
-    if (!rc && full.len) {
-        found = true;
+    char *other;
+    lm_code rc = find_shards(base, &numbered, &other, e);
+    if (!rc && bin && numbered)
+        rc = lm_fail(e, LM_EUSAGE, path, "remove those that are old, or name a file",
+                     "which is meant, %s.bin or the shards %s_nnnnnn.bin?", lm_path_base(base),
+                     lm_path_base(base));
+    if (!rc && found)
+        rc = lm_buf_addf(&full, e, "%s%s", file ? path : base, file ? "" : ".bin");
+    if (!rc && found)
         rc = lm_tokens_add_part(t, full.data, e);
-        if (!rc)
-            rc = check_part(t, kind, full.data, e);
-    } else if (!rc) {
+    if (!rc && found)
+        rc = check_part(t, kind, full.data, e);
+    if (!rc && !found)
         rc = open_numbered(t, kind, base, &found, e);
-    }
+    if (!rc && !found)
+        rc = fail_absent(path, base, other, e);
     lm_buf_fini(&full);
-    if (rc || found)
-        return rc;
-    errno = ENOENT;
-    return lm_fail(e, LM_EIO, path, "make it with shard-data",
-                   "no token dataset: neither %s.bin nor %s_000000.bin", lm_path_base(base),
-                   lm_path_base(base));
+    lm_free(other);
+    return rc;
 }
 
 lm_code lm_tokens_there(const char *prefix, bool *there, lm_err *e)
 {
-    const char *name = lm_path_base(prefix);
-    lm_buf dir = { 0 };
-    char **names = NULL;
-    size_t n = 0;
+    char *other = NULL;
     *there = lm_tokens_is_file(prefix, ".bin") || lm_tokens_is_file(prefix, ".idx");
     if (*there)
         return LM_OK;
-    lm_code rc = folder_of(prefix, &dir, e);
-    if (!rc && lm_path_is_dir(dir.data))
-        rc = lm_dir_list(dir.data, &names, &n, e);
-    for (size_t i = 0; i < n; i++)
-        *there |= shard_number(names[i], name) >= 0;
-    lm_names_free(names, n);
-    lm_buf_fini(&dir);
+    lm_code rc = find_shards(prefix, there, &other, e);
+    lm_free(other);
     return rc;
 }

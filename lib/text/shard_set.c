@@ -64,10 +64,7 @@ static lm_code open_text(work *w, lm_err *e)
         return rc;
     w->set->vocab = lm_tokenizer_vocab_size(w->tok);
     w->set->tokenizer = lm_tokenizer_identity(w->tok);
-    w->set->other = lm_input_file_list(w->in)->other;
-    if (w->set->other)
-        snprintf(w->set->other_name, sizeof w->set->other_name, "%s",
-                 lm_input_file_list(w->in)->other_name);
+    lm_input_files_warn(lm_input_file_list(w->in), w->o->sink);
     if (w->o->vocab && w->o->vocab < w->set->vocab)
         return lm_fail(e, LM_EUSAGE, "--vocab-size", "give at least as much",
                        "%lld is less than the tokenizer's %lld", (long long)w->o->vocab,

@@ -46,8 +46,6 @@ typedef struct {
     lm_shard_stats read;
     int64_t vocab, eos; /* eos -1: none */
     lm_tokens_tokenizer tokenizer;
-    int64_t other;        /* files of folders that are not called as text is, */
-    char other_name[256]; /* and the first of them */
     int64_t docs[LM_SPLITS], tokens[LM_SPLITS];
 } lm_shard_set;
 

@@ -61,6 +61,13 @@ make_folder() {
     grep -q '"documents": 3,' d/meta.json
 }
 
+@test "inputs: a file that is read twice is said" {
+    make_folder
+    run --separate-stderr clean-data in/b.txt in
+    [[ $stderr == *"1 files are read more than once, such as in/b.txt"* ]]
+    [ "${#lines[@]}" -eq 5 ]
+}
+
 @test "inputs: an output in a folder or pattern that is read is refused" {
     make_folder
     fails 2 "in/new.jsonl: it lies in the input in" clean-data -o in/new.jsonl in
@@ -103,6 +110,14 @@ make_folder() {
     fails 1 "a.json: it is a JSON array, not a JSON object a line: make lines of it: jq -c '.[]'" clean-data a.json
     printf '{\n "text":"a"\n}\n' > p.json
     fails 1 "p.json:1: column 2: expected a string (field 'text'): give one JSON object a line, as jq -c does" clean-data p.json
+    printf 'a,b\n1,2\n' > t.csv
+    fails 1 "t.csv: it is a table, not text" clean-data t.csv
+    printf '{"text":"a"}\n{"text":"b"}\n' > lines.txt
+    fails 1 "lines.txt: it is called text, but its lines are JSON" clean-data lines.txt
+    [ "$(clean-data -q --input-format jsonl lines.txt | wc -l)" -eq 2 ]
+    [ "$(clean-data -q --input-format text lines.txt | wc -l)" -eq 1 ]
+    printf '{ a }\nno JSON\n' > brace.txt
+    [ "$(clean-data -q brace.txt)" = '{"text": "{ a }\nno JSON\n"}' ]
     printf 'h\0e\0l\0l\0o\0' > u.txt
     fails 1 "u.txt: it is UTF-16, not UTF-8: convert it with iconv" clean-data u.txt
     printf 'a\0\0\0text' > z.txt

@@ -110,6 +110,18 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     grep -q '"event":"eval"' m2.jsonl
 }
 
+@test "data: which dataset is meant, and what is there instead" {
+    shard-data -q --format nanogpt --shard-tokens 1k -o s data/train
+    cp s/train_000000.bin s/train.bin
+    rm s/meta.json
+    fails 2 "which is meant, train.bin or the shards train_nnnnnn.bin?" "${T[@]}" s -o a
+    "${T[@]}" s/train.bin -o a
+    mkdir l
+    mv s/train_000000.bin l/web_train_000000.bin
+    fails 1 "neither train.bin nor train_000000.bin: No such file or directory: name a dataset that is there, such as web_train_000000.bin" \
+        "${T[@]}" l -o b
+}
+
 @test "data: validation on the training data is said" {
     "${T[@]/-q/-v}" data -o a --eval-every 1 --val data/train 2> err
     grep -q "data/train: the validation data are the training data" err

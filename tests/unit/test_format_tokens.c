@@ -262,7 +262,9 @@ static void damaged_shards(void **st)
     bytes[4] = 9;
     put_file("s.bin", bytes, n);
     expect_bad("s", LM_EFORMAT, "version 9, known is 1");
-    put_file("odd.bin", bytes, 5);
+    put_file("short.bin", bytes, 5);
+    expect_bad("short", LM_EFORMAT, "its header alone has 1024");
+    put_file("odd.bin", "\1\0\2\0\3", 5);
     expect_bad("odd", LM_EFORMAT, "16-bit");
     expect_bad("nothing", LM_EIO, "nothing_000000.bin");
     write_three("h", (lm_tokens_writer_opts){
