@@ -258,6 +258,15 @@ static bool names_type(const json_t *step, const char *want)
     return type && !strcmp(type, want);
 }
 
+/* Is every space replaced, as llama.cpp does it? */
+static bool replaces_space(const json_t *step)
+{
+    const char *from =
+        json_string_value(json_object_get(json_object_get(step, "pattern"), "String"));
+
+    return names_type(step, "Replace") && from && !strcmp(from, " ");
+}
+
 /* Does a text begin with a space that is not in it? */
 static bool adds_space(const json_t *rest)
 {
@@ -292,15 +301,32 @@ static lm_code take_pieces(vocab *v)
     if (!rc && !sp.steps.fallback)
         rc = lm_fail(v->e, LM_EUSAGE, v->where, "give --tokenizer none",
                      "without byte fallback, which llama.cpp needs");
-    if (!rc && (sp.steps.strip || sp.steps.charsmap))
-        lm_log(v->m->sink, LM_LOG_WARN,
-               "%s: llama.cpp will not normalise the text as this one does", v->where);
     lm_sentencepiece_fini(&sp);
     return rc;
 }
 
+/* llama.cpp replaces spaces and puts one before the text, and does no more. */
+static bool normalises_more(const json_t *rest)
+{
+    const json_t *normal = json_object_get(rest, "normalizer"), *step;
+    const json_t *list = json_object_get(normal, "normalizers");
+    size_t i;
+
+    if (!json_is_object(normal) || !names_type(normal, "Sequence"))
+        return json_is_object(normal) && !names_type(normal, "Prepend") && !replaces_space(normal);
+    json_array_foreach(list, i, step)
+    {
+        if (!names_type(step, "Prepend") && !replaces_space(step))
+            return true;
+    }
+    return false;
+}
+
 static void put_fallback(vocab *v)
 {
+    if (normalises_more(v->rest))
+        lm_log(v->m->sink, LM_LOG_WARN,
+               "%s: llama.cpp will not normalise the text as this tokenizer does", v->where);
     lm_gguf_put_str(v->p, "tokenizer.ggml.model", "llama", 5);
     lm_gguf_put_str(v->p, "tokenizer.ggml.pre", "default", 7);
     lm_gguf_put_strs(v->p, "tokenizer.ggml.tokens", v->text, v->n);

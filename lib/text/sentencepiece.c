@@ -10,101 +10,10 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "text/charsmap.h"
+#include "text/protobuf.h"
 #include "text/tokenizer_impl.h"
 
 enum { MAX_PIECES = 1 << 24, UNIGRAM = 1, BPE, WORD, CHAR };
-
-/* ---- Protobuf ---- */
-
-enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
-
-typedef struct {
-    const uint8_t *p, *end, *begin; /* begin: of the file, for offsets in messages */
-    const char *where;
-    lm_err *e;
-} reader;
-
-/* A field: its number and wire type, and the value that the type says. */
-typedef struct {
-    uint32_t number;
-    int wire;
-    uint64_t value;       /* VARINT, FIXED32 */
-    const uint8_t *bytes; /* BYTES: value of them */
-} field;
-
-static lm_code broken(const reader *r, const char *what)
-{
-    return lm_fail(r->e, LM_EFORMAT, r->where, "get the file again",
-                   "no SentencePiece model: %s at byte %zu", what, (size_t)(r->p - r->begin));
-}
-
-static lm_code read_varint(reader *r, uint64_t *out)
-{
-    *out = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-        if (r->p == r->end)
-            return broken(r, "a number is cut off");
-        uint8_t b = *r->p++;
-        *out |= (uint64_t)(b & 0x7F) << shift;
-        if (!(b & 0x80))
-            return LM_OK;
-    }
-    return broken(r, "a number of more than 64 bits");
-}
-
-/* The next field; *more false at the end. */
-static lm_code next_field(reader *r, field *f, bool *more)
-{
-    uint64_t tag;
-    size_t n;
-
-    *more = r->p < r->end;
-    if (!*more)
-        return LM_OK;
-    lm_code rc = read_varint(r, &tag);
-    if (rc)
-        return rc;
-    if (!(tag >> 3) || tag >> 3 > 0x1FFFFFFF)
-        return broken(r, "a field without a number");
-    *f = (field){ .number = (uint32_t)(tag >> 3), .wire = (int)(tag & 7) };
-    switch (f->wire) {
-    case VARINT:
-        return read_varint(r, &f->value);
-    case BYTES:
-        rc = read_varint(r, &f->value);
-        if (!rc && f->value > (uint64_t)(r->end - r->p))
-            rc = broken(r, "a field is longer than what is left");
-        f->bytes = r->p;
-        if (!rc)
-            r->p += f->value;
-        return rc;
-    case FIXED32:
-    case FIXED64:
-        n = f->wire == FIXED32 ? 4 : 8;
-        if ((size_t)(r->end - r->p) < n)
-            return broken(r, "a number is cut off");
-        for (size_t i = 0; i < n; i++)
-            f->value |= (uint64_t)r->p[i] << (8 * i);
-        r->p += n;
-        return LM_OK;
-    default:
-        return broken(r, "a field of unknown type");
-    }
-}
-
-/* A reader of the message in f. */
-static lm_code enter(const reader *r, const field *f, reader *inner)
-{
-    if (f->wire != BYTES)
-        return broken(r, "a number in place of a message");
-    *inner = (reader){ f->bytes, f->bytes + f->value, r->begin, r->where, r->e };
-    return LM_OK;
-}
-
-static bool is_field(const field *f, uint32_t number, int wire)
-{
-    return f->number == number && f->wire == wire;
-}
 
 /* ---- Messages ---- */
 
@@ -119,39 +28,39 @@ typedef struct {
     bool prefix, strip, escape;
 } normal;
 
-static lm_code read_piece(reader *r, lm_scored_token *t)
+static lm_code read_piece(lm_pb *r, lm_scored_token *t)
 {
-    field f;
+    lm_pb_field f;
     bool more;
     lm_code rc;
 
     *t = (lm_scored_token){ .text = "", .type = LM_SCORED_NORMAL };
-    while (!(rc = next_field(r, &f, &more)) && more) {
-        if (is_field(&f, 1, BYTES)) {
+    while (!(rc = lm_pb_next(r, &f, &more)) && more) {
+        if (lm_pb_is(&f, 1, LM_PB_BYTES)) {
             t->text = (const char *)f.bytes;
             t->len = (size_t)f.value;
-        } else if (is_field(&f, 2, FIXED32)) {
+        } else if (lm_pb_is(&f, 2, LM_PB_FIXED32)) {
             uint32_t bits = (uint32_t)f.value;
             memcpy(&t->score, &bits, 4);
-        } else if (is_field(&f, 3, VARINT)) {
+        } else if (lm_pb_is(&f, 3, LM_PB_VARINT)) {
             if (f.value < LM_SCORED_NORMAL || f.value > LM_SCORED_BYTE)
-                return broken(r, "a piece of unknown type");
+                return lm_pb_broken(r, "a piece of unknown type");
             t->type = (int)f.value;
         }
     }
     if (!rc && isnan(t->score)) /* merges are sorted by them */
-        rc = broken(r, "a score that is not a number");
+        rc = lm_pb_broken(r, "a score that is not a number");
     return rc;
 }
 
-static lm_code read_trainer(reader *r, trainer *t)
+static lm_code read_trainer(lm_pb *r, trainer *t)
 {
-    field f;
+    lm_pb_field f;
     bool more;
     lm_code rc;
 
-    while (!(rc = next_field(r, &f, &more)) && more) {
-        if (f.wire != VARINT)
+    while (!(rc = lm_pb_next(r, &f, &more)) && more) {
+        if (f.wire != LM_PB_VARINT)
             continue;
         int64_t id = (int32_t)f.value; /* -1 comes as 64 bits, all set */
         switch (f.number) {
@@ -183,34 +92,34 @@ static lm_code read_trainer(reader *r, trainer *t)
     return rc;
 }
 
-static lm_code read_normal(reader *r, normal *n)
+static lm_code read_normal(lm_pb *r, normal *n)
 {
-    field f;
+    lm_pb_field f;
     bool more;
     lm_code rc;
 
-    while (!(rc = next_field(r, &f, &more)) && more) {
-        if (is_field(&f, 2, BYTES)) {
+    while (!(rc = lm_pb_next(r, &f, &more)) && more) {
+        if (lm_pb_is(&f, 2, LM_PB_BYTES)) {
             n->charsmap = f.bytes;
             n->charsmap_len = (size_t)f.value;
-        } else if (is_field(&f, 3, VARINT)) {
+        } else if (lm_pb_is(&f, 3, LM_PB_VARINT)) {
             n->prefix = f.value;
-        } else if (is_field(&f, 4, VARINT)) {
+        } else if (lm_pb_is(&f, 4, LM_PB_VARINT)) {
             n->strip = f.value;
-        } else if (is_field(&f, 5, VARINT)) {
+        } else if (lm_pb_is(&f, 5, LM_PB_VARINT)) {
             n->escape = f.value;
         }
     }
     return rc;
 }
 
-static lm_code add_piece(lm_sentencepiece *m, size_t *cap, reader *r, lm_err *e)
+static lm_code add_piece(lm_sentencepiece *m, size_t *cap, lm_pb *r, lm_err *e)
 {
     lm_scored_vocab *v = &m->vocab;
     lm_code rc;
 
     if (v->n == MAX_PIECES)
-        return broken(r, "more than 2^24 pieces");
+        return lm_pb_broken(r, "more than 2^24 pieces");
     rc = lm_grow(&v->v, cap, v->n + 1, sizeof *v->v, "pieces", e);
     if (!rc)
         rc = read_piece(r, &v->v[v->n]);
@@ -219,18 +128,18 @@ static lm_code add_piece(lm_sentencepiece *m, size_t *cap, reader *r, lm_err *e)
     return rc;
 }
 
-static lm_code read_model(reader *r, lm_sentencepiece *m, trainer *t, normal *to, normal *from)
+static lm_code read_model(lm_pb *r, lm_sentencepiece *m, trainer *t, normal *to, normal *from)
 {
     size_t cap = 0;
-    field f;
+    lm_pb_field f;
     bool more;
     lm_code rc;
 
-    while (!(rc = next_field(r, &f, &more)) && more) {
-        reader in;
+    while (!(rc = lm_pb_next(r, &f, &more)) && more) {
+        lm_pb in;
         if (f.number != 1 && f.number != 2 && f.number != 3 && f.number != 5)
             continue;
-        rc = enter(r, &f, &in);
+        rc = lm_pb_enter(r, &f, &in);
         if (!rc && f.number == 1)
             rc = add_piece(m, &cap, &in, r->e);
         else if (!rc && f.number == 2)
@@ -420,8 +329,7 @@ static bool is_tiktoken(const char *data, size_t len)
 lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, lm_sentencepiece *m,
                                lm_err *e)
 {
-    const uint8_t *p = (const uint8_t *)data;
-    reader r = { p, p + len, p, where, e };
+    lm_pb r = lm_pb_begin(data, len, where, "SentencePiece model", e);
     trainer t = { .kind = UNIGRAM, .unk = 0, .bos = 1, .eos = 2, .pad = -1 };
     normal to = { .prefix = true, .strip = true, .escape = true }, from = to;
 
@@ -431,7 +339,7 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
                        "a list of tokens and ranks as tiktoken has it, no SentencePiece model");
     lm_code rc = read_model(&r, m, &t, &to, &from);
     if (!rc && !m->vocab.n)
-        rc = broken(&r, "no piece");
+        rc = lm_pb_broken(&r, "no piece");
     if (!rc)
         rc = check_kind(m, &t, e);
     if (!rc)

@@ -80,7 +80,8 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
     *out = NULL;
     where = p.whole;
     bool old = !rc && p.model && !lm_path_exists(p.whole);
-    if (old && lm_path_exists(p.vocab)) {
+    bool pair = old && lm_path_exists(p.vocab);
+    if (pair && (lm_path_exists(p.merges) || !lm_path_exists(p.model))) {
         where = p.vocab;
         rc = lm_tokenizer_join_files(p.vocab, p.merges, &text, e);
     } else if (old && lm_path_exists(p.model)) {

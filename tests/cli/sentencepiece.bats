@@ -65,6 +65,13 @@ setup() {
 }
 
 @test "tokenizer.model: what GGUF cannot say of it" {
+    cp -r m "$out/strip"
+    cp strip.model "$out/strip/tokenizer.model"
+    run convert-model "$out/strip" -o "$out/s.gguf" --no-originals
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"strip: tokenizer.model: llama.cpp will not normalise the text as this tokenizer does"* ]]
+    run convert-model m -o "$out/plain.gguf" --no-originals
+    [[ "$output" != *normalise* ]]
     init-model -q llama-1m --tokenizer no-fallback.model -o "$out/made"
     rm "$out"/made/tokenizer*
     cp no-fallback.model "$out/made/tokenizer.model"
