@@ -341,12 +341,25 @@ static lm_code commit(lm_out **o, lm_err *e)
     return one ? lm_out_commit(one, e) : LM_OK;
 }
 
+/* All on disk before the first has its name: a full disk leaves none of them. */
+static lm_code finish_all(outputs *o, lm_err *e)
+{
+    lm_code rc = lm_out_finish(o->out, e);
+    if (!rc && o->dropped)
+        rc = lm_out_finish(o->dropped, e);
+    if (!rc && o->report)
+        rc = lm_out_finish(o->report, e);
+    return rc;
+}
+
 static lm_code finish(outputs *o, const lm_clean_stats *st, const lm_input *in, lm_err *e)
 {
     lm_buf text = { 0 };
     lm_code rc = make_report(st, in, &text, e);
     if (!rc && o->report)
         rc = lm_write_all(lm_out_fd(o->report), text.data, text.len, lm_out_path(o->report), e);
+    if (!rc)
+        rc = finish_all(o, e);
     if (!rc)
         rc = commit(&o->out, e);
     if (!rc)

@@ -91,12 +91,18 @@ static lm_code open_product(product *p, lm_err *e)
     return rc;
 }
 
-static lm_code put(lm_out **out, const lm_buf *text, lm_err *e)
+/* To disk, but not yet under its name. */
+static lm_code put(lm_out *o, const lm_buf *text, lm_err *e)
+{
+    fwrite(text->data, 1, text->len, lm_out_file(o)); /* lm_out_finish sees a failure */
+    fputc('\n', lm_out_file(o));
+    return lm_out_finish(o, e);
+}
+
+static lm_code publish(lm_out **out, lm_err *e)
 {
     lm_out *o = *out;
 
-    fwrite(text->data, 1, text->len, lm_out_file(o)); /* the commit sees a failure */
-    fputc('\n', lm_out_file(o));
     *out = NULL;
     return lm_out_commit(o, e);
 }
@@ -150,9 +156,13 @@ static lm_code train(lm_par *par, product *p, lm_err *e)
     if (!rc)
         rc = lm_bpe_train_config(&o, &config, e);
     if (!rc)
-        rc = put(&p->json, &json, e);
+        rc = put(p->json, &json, e);
     if (!rc && p->config)
-        rc = put(&p->config, &config, e);
+        rc = put(p->config, &config, e);
+    if (!rc)
+        rc = publish(&p->json, e);
+    if (!rc && p->config)
+        rc = publish(&p->config, e);
     if (!rc)
         say_summary(&stats, lm_now() - start);
     lm_buf_fini(&json);

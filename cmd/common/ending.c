@@ -103,7 +103,7 @@ void lm_refuse_ending(lm_tool *t, const char *output, lm_product makes)
     struct stat st;
 
     if (makes == LM_MAKES_OTHER || !k || writes(makes, output, k) ||
-        (!stat(output, &st) && !S_ISREG(st.st_mode)))
-        return;
+        (!stat(output, &st) && (!S_ISREG(st.st_mode) || makes == LM_MAKES_FOLDER)))
+        return; /* a file where a folder is wanted is refused with that reason */
     lm_misuse(t, output, todo[makes], "has the name of %s, which is not written here", k->what);
 }

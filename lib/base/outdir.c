@@ -38,6 +38,15 @@ static bool holds_cwd(const char *path)
     return true;
 }
 
+/* Also of a part of the same file system, as containers have their volumes. */
+static bool is_mount(const char *path)
+{
+    struct statx st;
+
+    return !statx(AT_FDCWD, path, 0, STATX_TYPE, &st) &&
+           (st.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
 static bool is_empty(const char *path)
 {
     char **names;
@@ -85,21 +94,23 @@ static lm_code check_target(const char *path, bool force, lm_own_fn own, const v
     if (holds_cwd(path))
         return lm_fail(e, LM_EUSAGE, path, "name another folder",
                        "is or holds the current folder and cannot be replaced");
+    if (is_mount(path))
+        return lm_fail(e, LM_EUSAGE, path, "name a folder in it",
+                       "is a mount point and cannot be replaced");
     if (!force && !is_empty(path))
         return lm_fail(e, LM_EUSAGE, path, "add -f to replace it", "exists already");
     return lm_dir_check_own(path, own, ctx, e);
 }
 
-/* In one file system with its folder, which can be written to. */
+/* Can the folder that it lies in be written to? */
 static bool can_exchange(const char *path)
 {
-    struct stat a, b;
     char *real = realpath(path, NULL), *slash = real ? strrchr(real, '/') : NULL;
-    bool can = slash && slash > real && !stat(real, &a);
+    bool can = slash && slash > real;
 
     if (can) {
         *slash = 0;
-        can = !stat(real, &b) && a.st_dev == b.st_dev && !access(real, W_OK | X_OK);
+        can = !access(real, W_OK | X_OK);
     }
     free(real);
     return can;

@@ -344,6 +344,21 @@ shrink() {
     [ -z "$(find . "${TMPDIR:-/tmp}" -maxdepth 1 -user "$(id -u)" -name ".*.tmp.lm*-$pid-*")" ]
 }
 
+@test "streams: a mount point is refused at once, and takes a dataset file by file" {
+    mkdir volume
+    mount -t tmpfs -o size=4m tmpfs volume 2> /dev/null || skip "mounting needs root"
+    run init -o volume
+    if [ "$status" -ne 2 ]; then umount volume && false; fi
+    [[ "$output" == "init-model: volume: is a mount point and cannot be replaced: name a folder in it" ]] || { umount volume && false; }
+    echo '{"text":"the house by the river"}' > text.jsonl
+    train-tokenizer -q -V 260 -o tok.json text.jsonl
+    run shard-data -q -t tok.json -o volume text.jsonl
+    ls volume > files
+    umount volume
+    [ "$status" -eq 0 ]
+    [ "$(tr '\n' ' ' < files)" = "meta.json train.bin train.idx " ]
+}
+
 @test "streams: -f replaces the files of a model, and nothing that is none" {
     init -o m
     compress-ckpt -q m -o m.lmz
