@@ -459,6 +459,13 @@ void lm_lora_close(lm_lora *l)
     lm_free(l);
 }
 
+lm_code lm_lora_file(const lm_lora *l, const char *name, size_t limit, lm_buf *out, bool *found,
+                     lm_err *e)
+{
+    *found = lm_bundle_find(l->files, name) != NULL;
+    return *found ? lm_bundle_load(l->files, name, limit, out, e) : LM_OK;
+}
+
 const char *lm_lora_base(const lm_lora *l)
 {
     return l->base;

@@ -34,6 +34,10 @@ const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if 
  * naming adapter and tensor. */
 lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e);
 
+/* A file beside the adapter, at most `limit` bytes, appended to `out`; *found = false: there is none. */
+lm_code lm_lora_file(const lm_lora *l, const char *name, size_t limit, lm_buf *out, bool *found,
+                     lm_err *e);
+
 typedef enum { LM_LORA_UNTOUCHED, LM_LORA_ADDED, LM_LORA_REPLACED } lm_lora_effect;
 lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t);
 /* REPLACED: the tensor that takes the place of t, and its bytes. */

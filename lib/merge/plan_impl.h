@@ -12,6 +12,8 @@ void lm_plan_close(lm_merge_plan *p);
 lm_code lm_plan_vocab(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e);
 /* Models whose tokenizers were not read (is_read [inputs]) must have the bytes of the others. */
 lm_code lm_plan_unread_tokenizers(const lm_merge_plan *p, const bool *is_read, lm_err *e);
+/* Warn of an adapter with other tokens than its base, whose tokenizer is the input's. */
+lm_code lm_plan_adapter_tokens(const lm_merge_model *m, lm_sink *sink, lm_err *e);
 /* Fill p->tensor. */
 lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e);
 /* config.json and generation_config.json of the result. */

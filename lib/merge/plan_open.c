@@ -110,6 +110,8 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
         rc = open_source(p, i, path, o, e);
     if (!rc && m->lora)
         rc = lm_lora_bind(m->lora, m->source, e);
+    if (!rc && m->lora)
+        rc = lm_plan_adapter_tokens(m, o->sink, e);
     if (!rc)
         rc = open_extra(in->fisher, &m->fisher, e);
     if (!rc)

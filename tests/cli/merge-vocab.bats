@@ -178,6 +178,26 @@ END
     inspect-model --check "$out/want" "$out/want2"
 }
 
+@test "merge-models: an adapter with a tokenizer of its own is warned of when it has other tokens" {
+    mkdir "$out/lora"
+    printf '{"peft_type": "LORA", "r": 1, "lora_alpha": 1}' > "$out/lora/adapter_config.json"
+    header='{"base_model.model.model.norm.modules_to_save.weight":{"dtype":"F32","shape":[32],"data_offsets":[0,128]}}'
+    while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
+    {
+        printf "\\x$(printf %x ${#header})\\0\\0\\0\\0\\0\\0\\0%s" "$header"
+        head -c 128 /dev/zero
+    } > "$out/lora/adapter_model.safetensors"
+    cp a/tokenizer.json "$out/lora/"
+    run merge-models -m passthrough "a/+$out/lora" -o "$out/x"
+    [ "$status" -eq 0 ]
+    [ -z "$output" ]
+    cp b2/tokenizer.json "$out/lora/"
+    run merge-models -m passthrough "a/+$out/lora" -o "$out/y"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"the adapter's tokenizer has other tokens than its base, whose tokenizer is taken"* ]]
+    cmp a/tokenizer.json "$out/y/tokenizer.json"
+}
+
 # A tokenizer as vocab.json and merges.txt, as GPT-2 came first.
 split() {
     python3 - "$1" <<'END'
