@@ -17,16 +17,18 @@ static const uint64_t exponent[LM_DTYPE_COUNT] = {
     [LM_DTYPE_F8E5M2] = 0x7c,
 };
 
-/* Whether a whole block has a bad number: a loop without a way out, so that it is vector code. */
-#define BLOCK_IS_BAD(name, type)                   \
-    static bool name(const char *x, uint64_t mask) \
-    {                                              \
-        type v[BLOCK], m = (type)mask, bad = 0;    \
-                                                   \
-        memcpy(v, x, sizeof v);                    \
-        for (int i = 0; i < BLOCK; i++)            \
-            bad |= (type)((v[i] & m) == m);        \
-        return bad;                                \
+/* Whether a whole block, at any address, has a bad number: a loop without a way out, so that it is
+ * vector code. */
+#define BLOCK_IS_BAD(name, type)                                   \
+    typedef type __attribute__((aligned(1), may_alias)) name##_at; \
+    static bool name(const char *x, uint64_t mask)                 \
+    {                                                              \
+        const name##_at *v = (const name##_at *)x;                 \
+        type m = (type)mask, bad = 0;                              \
+                                                                   \
+        for (int i = 0; i < BLOCK; i++)                            \
+            bad |= (type)((v[i] & m) == m);                        \
+        return bad;                                                \
     }
 BLOCK_IS_BAD(bad8, uint64_t)
 BLOCK_IS_BAD(bad4, uint32_t)

@@ -153,6 +153,22 @@ YAML
     [ "$peak" -le "$bound" ]
 }
 
+@test "merge-models: what is not finite stops with status 4 and names the tensor" {
+    refused 4 "becomes inf in f16: choose a type of wider range with --dtype" merge-models -m passthrough math:scale=1e30 --dtype f16 -o bad
+    merge-models -q -m passthrough math:scale=1e30 --dtype bf16 -o wide/
+    refused 4 "inf in f32: change the weights" merge-models -m passthrough wide:scale=1e30 --dtype f32 -o bad
+    # the last number of the last tensor
+    cp -r math odd
+    printf '\000\000\300\177' | dd of=odd/model.safetensors bs=1 seek=$(($(stat -c %s odd/model.safetensors) - 4)) conv=notrunc status=none
+    for how in "linear odd code" "dem -b base odd" "ties -b odd math code" "passthrough odd --dtype bf16"; do
+        refused 4 "is nan in odd: inspect-model --stats shows which weights are not finite" merge-models -q -m $how -o bad
+    done
+    merge-models -q -m linear odd:0 code:1 -o out/ # is not looked at
+    same out/ code/
+    merge-models -q -m passthrough odd -o copy/ # is not merged
+    same copy/ odd/
+}
+
 @test "merge-models: provenance names inputs and parameters" {
     merge-models -q -m dem -b base/ math/:0.5 -o out/
     head -c 4000 out/model.safetensors > head

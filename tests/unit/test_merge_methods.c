@@ -619,6 +619,20 @@ static void regmean(void **state)
             merge(c, "regmean");
             expect(c, want, "regmean");
             lm_err e = { 0 };
+            float good = G[1][5];
+            G[1][5] = NAN;
+            assert_int_equal(try_merge(c, "regmean", &e), LM_ENUMERIC);
+            assert_string_equal(e.what, "element [0,5] of the Gram matrix of model 2 is nan");
+            G[1][5] = good + 100;
+            e = (lm_err){ 0 };
+            assert_int_equal(try_merge(c, "regmean", &e), LM_EFORMAT);
+            assert_non_null(strstr(e.what, "row 0 of the matrix of model 2 is that of no Gram"));
+            G[1][5] = good;
+            G[2][3 * IN + 3] = -G[2][3 * IN + 3];
+            e = (lm_err){ 0 };
+            assert_int_equal(try_merge(c, "regmean", &e), LM_EFORMAT);
+            assert_non_null(strstr(e.what, "row 3 of the matrix of model 3"));
+            e = (lm_err){ 0 };
             for (int i = 0; i < 3; i++)
                 memset(G[i], 0, sizeof G[i]);
             assert_int_equal(try_merge(c, "regmean", &e), LM_ENUMERIC);
