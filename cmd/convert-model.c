@@ -68,7 +68,7 @@ static lm_tool tool = {
     .brief = "convert a model between Hugging Face, GGUF, llm.c and llama2.c",
     .opts = options,
     .makes = LM_MAKES_OTHER,
-    .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS,
+    .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
     .min_args = 1,
     .max_args = 1,
     .examples = examples,
@@ -171,12 +171,33 @@ static const lm_product products[] = { [LM_FORMAT_HF] = LM_MAKES_MODEL,
                                        [LM_FORMAT_LLMC] = LM_MAKES_BIN,
                                        [LM_FORMAT_LLAMA2C] = LM_MAKES_BIN };
 
+static lm_code report(const lm_import *m, lm_model_format to, double seconds, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_jw j;
+    lm_jw_begin(&j, &text, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "input", m->path);
+    lm_jw_str(&j, "from", lm_model_formats[m->format]);
+    lm_jw_str(&j, "output", tool.output);
+    lm_jw_str(&j, "to", lm_model_formats[to]);
+    lm_jw_int(&j, "tensors", (int64_t)lm_st_plan_count(m->plan));
+    lm_jw_f64(&j, "seconds", seconds);
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc)
+        printf("%s\n", text.data);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
 {
     lm_model_format to = lm_model_format_of(opt.to);
     lm_history_input input = { .name = m->path, .digest = m->digest };
     lm_history_step step = lm_tool_step(&tool);
     lm_imatrix *importance = NULL;
+    double start = lm_now();
     lm_code rc = LM_OK;
 
     if (to == LM_FORMAT_AUTO)
@@ -196,6 +217,8 @@ static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
            lm_model_formats[to], lm_st_plan_count(m->plan));
     if (!rc && !lm_stopping())
         rc = lm_export(m, tool.output, to, &o, e);
+    if (!rc && tool.json && !lm_stopping())
+        rc = report(m, to, lm_now() - start, e);
     lm_imatrix_free(importance);
     return rc;
 }
@@ -239,6 +262,8 @@ int main(int argc, char **argv)
     if (!strcmp(tool.output, "-") && isatty(STDOUT_FILENO))
         lm_misuse(&tool, "-o", "name a file, or redirect it",
                   "a model is not written to a terminal");
+    if (tool.json && !strcmp(tool.output, "-"))
+        lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     check_paths();
     if (run(&e))
         lm_complain(&tool, &e);

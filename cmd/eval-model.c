@@ -82,7 +82,8 @@ static lm_tool tool = {
     .args = "MODEL [DATA]",
     .brief = "measure perplexity, bits per byte or multiple-choice accuracy",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE | LM_USE_JSON,
+    .json = true,
     .min_args = 1,
     .max_args = 2,
     .examples = examples,
@@ -298,6 +299,29 @@ static void put_measures(const work *w, lm_jw *j, double loss)
     lm_jw_int(j, "tokens", w->score.tokens);
 }
 
+/* For --no-json: a line for each member. */
+static lm_code as_lines(lm_buf *text, lm_err *e)
+{
+    json_t *o = NULL, *v;
+    const char *key;
+    lm_code rc = lm_json_parse(text->data, text->len, "report", &o, e);
+    text->len = 0;
+    json_object_foreach(o, key, v)
+    {
+        if (rc)
+            break;
+        if (json_is_string(v))
+            rc = lm_buf_addf(text, e, "%-20s %s\n", key, json_string_value(v));
+        else if (json_is_null(v))
+            rc = lm_buf_addf(text, e, "%-20s -\n", key);
+        else
+            rc = lm_buf_addf(text, e, "%-20s %.*g\n", key, json_is_integer(v) ? 15 : 6,
+                             json_number_value(v));
+    }
+    json_decref(o);
+    return rc;
+}
+
 static lm_code answer(const work *w, lm_out *out, lm_err *e)
 {
     double loss = w->score.nll / (double)w->score.tokens;
@@ -317,6 +341,8 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     lm_jw_str(&j, "device", w->backend->name);
     lm_jw_close_obj(&j);
     lm_code rc = lm_jw_end(&j);
+    if (!rc && !tool.json)
+        rc = as_lines(&text, e);
     if (!rc && text.data[text.len - 1] != '\n')
         rc = lm_buf_add(&text, "\n", 1, e);
     if (!rc && fwrite(text.data, 1, text.len, lm_out_file(out)) != text.len)

@@ -46,7 +46,7 @@ static lm_tool tool = {
     .args = "[FILE ...]",
     .brief = "learn a byte-level BPE tokenizer.json from text",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
     .max_args = -1,
     .filter = true,
     .examples = examples,
@@ -122,6 +122,28 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
            lm_show_bytes((double)lm_rss_peak(), peak));
 }
 
+static lm_code report(const lm_bpe_train_stats *s, double seconds, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_jw j;
+    lm_jw_begin(&j, &text, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "output", tool.output);
+    lm_jw_int(&j, "vocab_size", s->vocab_size);
+    lm_jw_int(&j, "merges", s->merges);
+    lm_jw_int(&j, "documents", s->documents);
+    lm_jw_int(&j, "bytes", s->bytes);
+    lm_jw_int(&j, "words", s->words);
+    lm_jw_int(&j, "unique_words", s->unique_words);
+    lm_jw_f64(&j, "seconds", seconds);
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc)
+        printf("%s\n", text.data);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 static lm_code train(lm_par *par, product *p, lm_err *e)
 {
     static const char *const eot[] = { "<|endoftext|>" };
@@ -165,6 +187,8 @@ static lm_code train(lm_par *par, product *p, lm_err *e)
         rc = publish(&p->config, e);
     if (!rc)
         say_summary(&stats, lm_now() - start);
+    if (!rc && tool.json)
+        rc = report(&stats, lm_now() - start, e);
     lm_buf_fini(&json);
     lm_buf_fini(&config);
     lm_input_close(in);
@@ -179,6 +203,9 @@ int main(int argc, char **argv)
     product p = { 0 };
 
     lm_begin(&tool, argc, argv);
+    if (tool.json && (!tool.output || !strcmp(tool.output, "-")))
+        lm_misuse(&tool, "--json", "write the tokenizer to a file",
+                  "standard output holds the tokenizer");
     for (int i = 0; i < tool.argc; i++)
         lm_refuse_same(&tool, tool.output, tool.argv[i]);
     if (lm_par_new(&par, tool.threads, &err) || train(par, &p, &err))

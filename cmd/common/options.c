@@ -58,6 +58,17 @@ static lm_opt action(char letter, const char *name, const char *help)
     return (lm_opt){ LM_OPT_FLAG, letter, name, NULL, NULL, 0, 0, NULL, help };
 }
 
+/* Of those that most tools have, the ones that would do nothing here say so. */
+static void add_missing(unsigned use)
+{
+    add(!(use & LM_USE_THREADS),
+        (lm_opt)LM_INSTEAD("threads num-threads n-threads", "leave it out: one thread is enough"));
+    add(!(use & LM_USE_SEED),
+        (lm_opt)LM_INSTEAD("seed random-seed", "leave it out: nothing is drawn at random"));
+    add(!(use & LM_USE_JSON),
+        (lm_opt)LM_INSTEAD("json", "leave it out: the picture is all that is made"));
+}
+
 void lm_frame_build(lm_tool *t)
 {
     static const char *const devices[] = { "cpu", "cuda", NULL };
@@ -78,6 +89,7 @@ void lm_frame_build(lm_tool *t)
         (lm_opt)LM_COUNT(0, "seed", &t->seed, "N", 0, 9.2e18, "seed of all randomness [0]"));
     add(use & LM_USE_SEED, (lm_opt)LM_ALSO("random-seed"));
     add(use & LM_USE_JSON, (lm_opt)LM_FLAG(0, "json", &t->json, "write JSON to standard output"));
+    add_missing(use);
     add(use & LM_USE_DEVICE, (lm_opt){ LM_OPT_DEVICE, 0, "device", &t->device, "DEV", 0, 0, devices,
                                        "where to compute: cpu, cuda or cuda:N [cpu]" });
     add(use & LM_USE_DEVICE, (lm_opt)LM_ALSO_AS("cuda", "cuda"));
@@ -368,10 +380,11 @@ static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, giv
         if (level >= 0)
             return note(l, level, c, false, e);
         if (i < 0) {
+            const lm_alias *none = *c == 'j' ? lm_alias_find("threads") : NULL;
             char todo[128];
 
             snprintf(todo, sizeof todo, "see '%s --help'", t->name);
-            return lm_fail(e, LM_EUSAGE, where, todo, "unknown option");
+            return lm_fail(e, LM_EUSAGE, where, none ? none->instead : todo, "unknown option");
         }
         if (!lm_option_takes_value(&f->opt[i])) {
             rc = note(l, i, NULL, false, e);

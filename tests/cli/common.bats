@@ -162,6 +162,29 @@ setup() {
     done
 }
 
+@test "--json, --seed, -j and -q: every tool has them, or lmutils(7) lists it as an exception" {
+    page=${LM_TEST_ROOT:-$BATS_TEST_DIRNAME/../..}/man/man7/lmutils.7
+    for t in "$BIN"/*; do
+        n=${t##*/}
+        for o in json seed threads; do
+            fl="-$o"
+            [ $o != threads ] || fl=j
+            if grep -q "^\.It $n Ta Fl $fl Ta none: " "$page"; then
+                why=$(sed -n "s/^\.It $n Ta Fl $fl Ta none: //p" "$page")
+                run --separate-stderr "$t" "--$o"
+                [ "$status" -eq 2 ]
+                [ "$stderr" = "$n: --$o: unknown option: leave it out: $why" ] || { echo "$stderr"; false; }
+            else
+                "$t" --print-config | grep -q "^  \"$o\": " || { echo "$n has no --$o, and lmutils(7) does not say so"; false; }
+            fi
+        done
+        grep -q "^\.It $n Ta Fl j " "$page" || "$t" -j 1 -qq --print-config > /dev/null
+        "$t" -q --quiet --print-config > /dev/null
+    done
+    run "$BIN/plot-run" -j 2
+    [[ $output == *"one thread is enough"* ]]
+}
+
 @test "completion: an unknown shell is refused, bash accepts what is made for it" {
     for t in "$BIN"/*; do
         run "$t" --completion=tcsh

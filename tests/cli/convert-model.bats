@@ -516,3 +516,12 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$status" -eq 2 ]
     [[ "$output" == *"lays experts out otherwise"* ]]
 }
+
+@test "convert-model: --json says what was made, beside the model only" {
+    convert-model -q --json model -o m.gguf > out
+    grep -qE '^\{"input":"model","from":"hf","output":"m.gguf","to":"gguf","tensors":[0-9]+,"seconds":[0-9.e-]+\}$' out
+    [ "$(wc -l < out)" -eq 1 ]
+    run convert-model --json model -o -
+    [ "$status" -eq 2 ]
+    [[ $output == *"--json: standard output holds the model: write the model to a file"* ]]
+}

@@ -175,3 +175,11 @@ END
     run -2 --separate-stderr eval-model run/ data/val -f -o run/config.json
     [[ $stderr == *"it is a part of the input run/"* ]]
 }
+
+@test "eval-model: --no-json: the same members, a line each" {
+    eval-model --json run/ data/val > a
+    eval-model --no-json run/ data/val > b
+    [ "$(grep -o '"[a-z_]*":' a | tr -d '":')" = "$(awk '{ print $1 }' b)" ]
+    grep -qE '^loss +[0-9]\.[0-9]+$' b
+    grep -qE '^data +data/val$' b
+}

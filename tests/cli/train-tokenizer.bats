@@ -146,3 +146,13 @@ setup() {
     run sh -c 'train-tokenizer -q -V 300 clean.jsonl > /dev/full'
     [ "$status" -eq 1 ]
 }
+
+@test "train-tokenizer: --json says what was learnt, beside the tokenizer only" {
+    echo 'one two two three three three' > few.txt
+    train-tokenizer -q --json -V 300 few.txt -o t.json > out
+    grep -qE '^\{"output":"t.json","vocab_size":[0-9]+,"merges":[0-9]+,"documents":1,"bytes":30,"words":[0-9]+,"unique_words":[0-9]+,"seconds":[0-9.e-]+\}$' out ||
+        { cat out; false; }
+    run train-tokenizer --json -V 300 few.txt
+    [ "$status" -eq 2 ]
+    [[ $output == *"--json: standard output holds the tokenizer"* ]]
+}

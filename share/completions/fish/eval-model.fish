@@ -22,6 +22,7 @@ complete -c eval-model -l skip-bad -d 'pass over bad records and damaged parts, 
 complete -c eval-model -s o -l output -r -d 'where the product goes'
 complete -c eval-model -s f -l force -d 'overwrite what exists'
 complete -c eval-model -s j -l threads -r -d 'threads; 0 = every core [0]'
+complete -c eval-model -l json -d 'write JSON to standard output'
 complete -c eval-model -l device -x -a 'cpu cuda' -d 'where to compute: cpu, cuda or cuda:N [cpu]'
 complete -c eval-model -l config -r -d 'options from a JSON file'
 complete -c eval-model -l print-config -d 'print the options as JSON'

@@ -14,6 +14,7 @@ complete -c train-tokenizer -l skip-bad -d 'pass over bad records and damaged pa
 complete -c train-tokenizer -s o -l output -r -d 'where the product goes'
 complete -c train-tokenizer -s f -l force -d 'overwrite what exists'
 complete -c train-tokenizer -s j -l threads -r -d 'threads; 0 = every core [0]'
+complete -c train-tokenizer -l json -d 'write JSON to standard output'
 complete -c train-tokenizer -l config -r -d 'options from a JSON file'
 complete -c train-tokenizer -l print-config -d 'print the options as JSON'
 complete -c train-tokenizer -l progress -d 'progress line [on a terminal]'
