@@ -127,6 +127,7 @@ ALWAYS void signed_search(const lane *x, const lane *w, int n, float top, lane *
     mask alive = MAGNITUDE(most) >= LM_GGML_TINY;
 
     *scale = (lane){ 0 };
+    memset(out, 0, (size_t)n * sizeof *out);
     for (int k = 0; k <= 18; k++) { /* the plain step first, then the others from small to large */
         int is = k == 0 ? 0 : k <= 9 ? k - 10 : k - 9;
         lane inv = PICK(alive, -(top + 0.1f * (float)is) / most, (lane){ 0 });

@@ -179,6 +179,51 @@ static void blocks_are_turned(void **state)
     lm_par_free(par);
 }
 
+/* Importance belongs to the columns of what is written, turned or not; elements that do not fit are
+ * named in the coordinates of the source. */
+static void importance_goes_with_columns(void **state)
+{
+    (void)state;
+    enum { IN = 96, OUT = 70 };
+    static float src[IN * OUT], turned[IN * OUT], w[IN];
+    static uint8_t a[OUT * 18 * 3], b[OUT * 18 * 3];
+    const lm_slot turns = { .ndim = 2, .dim = { IN, OUT }, .layout = LM_LAYOUT_CONV1D };
+    const lm_slot stays = {
+        .ndim = 2, .dim = { OUT, IN }, .layout = LM_LAYOUT_SAME, .hf = "x.weight"
+    };
+    const lm_row_type f32 = { LM_DTYPE_F32, NULL }, f16 = { LM_DTYPE_F16, NULL };
+    const lm_row_type q4 = { LM_DTYPE_NONE, lm_ggml_of(2) };
+    lm_err e = { 0 };
+    lm_rows r;
+
+    for (int i = 0; i < IN; i++) {
+        w[i] = (float)(i % 7) * (float)(i % 3);
+        for (int k = 0; k < OUT; k++)
+            turned[k * IN + i] = src[i * OUT + k] = sinf((float)(i * 131 + k * 7));
+    }
+    for (int k = 0; k < OUT; k++)
+        q4.block->encode_weighted(turned + k * IN, w, IN, a + k * 18 * 3);
+    for (int way = 0; way < 2; way++) {
+        assert_true(lm_rows_of_slot(way ? &stays : &turns, true, f32, q4, &r));
+        r.src = way ? turned : src;
+        r.dst = b;
+        r.importance = w;
+        memset(b, 0, sizeof b);
+        assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+        assert_memory_equal(a, b, sizeof a);
+    }
+
+    turned[3 * IN + 5] = 65520.0f; /* the first that rounds to infinity */
+    turned[3 * IN + 4] = 65519.0f;
+    turned[2 * IN + 5] = INFINITY; /* was infinite before */
+    assert_true(lm_rows_of_slot(&stays, true, f32, f16, &r));
+    r.src = turned;
+    r.dst = src;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_ENUMERIC);
+    assert_string_equal(e.where, "x.weight");
+    assert_non_null(strstr(e.what, "element 293 is 65520, which f16"));
+}
+
 /* What was put in, config.json says again: also llama3's scaling, which is only in its divisors. */
 static void config_comes_back(void **state)
 {
@@ -625,6 +670,7 @@ int main(void)
         cmocka_unit_test(rope_rows_are_llama_cpps),
         cmocka_unit_test(bits_are_moved),
         cmocka_unit_test(blocks_are_turned),
+        cmocka_unit_test(importance_goes_with_columns),
         cmocka_unit_test(config_comes_back),
         cmocka_unit_test(merges_come_out_of_scores),
     };
