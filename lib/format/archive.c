@@ -50,7 +50,8 @@ struct lm_ar {
     const uint8_t *map; /* NULL: a stream */
     size_t map_bytes;
     uint64_t size, left; /* of the current member */
-    bool folders;        /* are given too */
+    bool folders, links; /* are given too */
+    const char *link;    /* of the current member: the decoder's */
     lm_err err;          /* of the read callback */
 };
 
@@ -234,7 +235,7 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
     char show[LM_ST_SHOWN];
     lm_code rc = LM_OK;
 
-    *name = NULL;
+    *name = a->link = NULL;
     for (;;) {
         int r = archive_read_next_header(a->a, &entry);
         if (r == ARCHIVE_EOF)
@@ -264,8 +265,12 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with relative names",
                        "its member '%s' has a name that leaves the folder or cannot be read",
                        lm_st_show(path ? path : "?", show));
-    if ((rc = check_kind(a, path, entry, e)))
+    if (a->links && archive_entry_filetype(entry) == AE_IFLNK && !archive_entry_hardlink(entry))
+        a->link = archive_entry_symlink(entry);
+    if (!a->link && (rc = check_kind(a, path, entry, e)))
         return rc;
+    if (a->link)
+        archive_entry_set_size(entry, 0);
     a->size = a->left = (uint64_t)archive_entry_size(entry);
     if (size)
         *size = a->left;
@@ -276,6 +281,16 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
 void lm_ar_want_folders(lm_ar *a)
 {
     a->folders = true;
+}
+
+void lm_ar_want_links(lm_ar *a)
+{
+    a->links = true;
+}
+
+const char *lm_ar_link(const lm_ar *a)
+{
+    return a->link;
 }
 
 const char *lm_ar_root(const lm_ar *a)

@@ -31,6 +31,10 @@ void lm_ar_close(lm_ar *a);
 lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e);
 /* Folders too from now on, each as a name with a '/' at its end and size 0. */
 void lm_ar_want_folders(lm_ar *a);
+/* Symbolic links too from now on, with size 0; what the current member points to, NULL for what is no
+ * link (borrowed until the next call). */
+void lm_ar_want_links(lm_ar *a);
+const char *lm_ar_link(const lm_ar *a);
 /* The folder that the first entry is or lies in, with its '/'; "" for none; NULL while no entry has
  * been seen.  Until lm_ar_close. */
 const char *lm_ar_root(const lm_ar *a);

@@ -14,8 +14,11 @@
  * what is still to come to an unlinked file in the folder for temporaries (disk, not memory), and
  * from then on the bundle has random access to the current and all later files.
  *
+ * The tar of a run's folder (folder_run.h), not compressed and in a file, has the files of its newest
+ * checkpoint.
+ *
  * Archives and streams are hostile until checked: names are plain (lm_name_ok; one common leading
- * folder is taken off), no file comes twice, there are at most 16384, links and devices fail, sizes
+ * folder is taken off), no file comes twice, there are at most 16384, other links and devices fail, sizes
  * are not believed.  Hidden files (".gitattributes", temporaries) and what lies in folders below are
  * passed over, in folders and archives alike. */
 #ifndef LM_FORMAT_BUNDLE_H

@@ -6,11 +6,36 @@
 #include "base/mem.h"
 #include "format/archive.h"
 #include "format/bundle_impl.h"
+#include "format/bundle_run.h"
 #include "format/foreign.h"
+#include "format/safetensors_table.h"
 
-/* The plain name of a member; NULL: it is hidden, a folder or lies in one below, and is passed over. */
-static lm_code plain_name(lm_bundle *b, const lm_ar *a, const char *member, const char **name,
-                          lm_err *e)
+static lm_code refuse_link(const lm_bundle *b, const char *name, lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+    return lm_fail(e, LM_EFORMAT, b->path, "make the archive again with tar -h",
+                   "its member '%s' is a link or a device", lm_st_show(name, show));
+}
+
+/* A link in the folder of a run; as a stream a run cannot be read: where its newest checkpoint lies is
+ * known when all has passed. */
+static lm_code take_link(const lm_bundle *b, const lm_ar *a, const char *name, lm_bundle_run *run,
+                         lm_err *e)
+{
+    if (!lm_bundle_run_link(name, lm_ar_link(a)))
+        return refuse_link(b, name, e);
+    if (!run)
+        return lm_fail(
+            e, LM_EUSAGE, b->path,
+            "give the tar as a file, not compressed, or one of the checkpoint",
+            "is the folder of a run, whose newest checkpoint is not to be had of a stream");
+    return lm_bundle_run_note(run, name, lm_ar_link(a), e);
+}
+
+/* The plain name of a member; NULL: it is hidden, a folder or lies in one below, or a link of a run,
+ * and is passed over.  `run`: NULL on a stream; files of checkpoints are noted there. */
+static lm_code plain_name(lm_bundle *b, lm_ar *a, const char *member, uint64_t bytes,
+                          lm_bundle_run *run, const char **name, lm_err *e)
 {
     const char *root = lm_ar_root(a);
     size_t n = strlen(root), len = strlen(member);
@@ -21,7 +46,14 @@ static lm_code plain_name(lm_bundle *b, const lm_ar *a, const char *member, cons
     if (strncmp(member, root, n))
         return lm_fail(e, LM_EFORMAT, b->path, "make the archive again of one folder",
                        "its files lie in different folders");
+    if (lm_ar_link(a))
+        return take_link(b, a, member + n, run, e);
     len = strcspn(member + n, "/");
+    if (run && lm_bundle_run_is_file(member + n))
+        return lm_bundle_run_add(run, a, b->map.data, member + n, bytes, e);
+    if (run && member[n + len] == '/' && !member[n + len + 1] &&
+        lm_bundle_run_is_folder(member + n))
+        return LM_OK; /* its files come */
     if (member[n + len] || member[n] == '.')
         return lm_bundle_pass(b, member + n, len, e);
     *name = member + n;
@@ -53,7 +85,8 @@ static lm_code no_model(const lm_bundle *b, lm_err *e)
                    "is no model: neither .safetensors nor tar nor .lmz");
 }
 
-static lm_code next_member(lm_bundle *b, lm_ar *a, const char **name, uint64_t *bytes, lm_err *e)
+static lm_code next_member(lm_bundle *b, lm_ar *a, lm_bundle_run *run, const char **name,
+                           uint64_t *bytes, lm_err *e)
 {
     const char *member = NULL;
     lm_code rc;
@@ -62,7 +95,7 @@ static lm_code next_member(lm_bundle *b, lm_ar *a, const char **name, uint64_t *
         *name = NULL;
         rc = lm_ar_next(a, &member, bytes, e);
         if (!rc && member)
-            rc = plain_name(b, a, member, name, e);
+            rc = plain_name(b, a, member, *bytes, run, name, e);
     } while (!rc && member && !*name);
     return rc;
 }
@@ -99,6 +132,7 @@ lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e)
     const uint8_t *p = b->map.data;
     size_t n = b->map.size;
     lm_bundle_entry *x;
+    lm_bundle_run run = { 0 };
     lm_ar *a = NULL;
     uint64_t bytes = 0;
     lm_code rc;
@@ -107,13 +141,15 @@ lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e)
     if (!*plain)
         return LM_OK;
     rc = lm_ar_open_map(p, n, b->path, &a, e);
-    if (!rc)
+    if (!rc) {
         lm_ar_want_folders(a);
+        lm_ar_want_links(a);
+    }
     if (!rc)
-        rc = next_member(b, a, &name, &bytes, e);
+        rc = next_member(b, a, &run, &name, &bytes, e);
     if (rc && (!a || !lm_ar_root(a)))
         rc = no_model(b, e);
-    for (; !rc && name; rc = next_member(b, a, &name, &bytes, e)) {
+    for (; !rc && name; rc = next_member(b, a, &run, &name, &bytes, e)) {
         const uint8_t *data = p;
         if ((rc = lm_ar_place(a, &data, e)) || (rc = lm_bundle_add(b, name, bytes, &x, e)))
             break;
@@ -122,6 +158,9 @@ lm_code lm_bundle_tar_map(lm_bundle *b, bool *plain, lm_err *e)
     for (size_t i = 0; !rc && i < 512; i++)
         if (p[n - 512 + i])
             rc = not_whole(b, e);
+    if (!rc)
+        rc = lm_bundle_run_choose(&run, b, e);
+    lm_bundle_run_fini(&run);
     lm_ar_close(a);
     return rc;
 }
@@ -132,7 +171,7 @@ static lm_code tar_next(lm_bundle *b, const char **name, uint64_t *bytes, lm_err
 {
     lm_ar *a = b->state;
     bool zeros = false;
-    lm_code rc = next_member(b, a, name, bytes, e);
+    lm_code rc = next_member(b, a, NULL, name, bytes, e);
 
     if (rc && !lm_ar_root(a))
         rc = no_model(b, e);
@@ -164,6 +203,7 @@ lm_code lm_bundle_tar_stream(lm_bundle *b, lm_err *e)
     if (rc)
         return no_model(b, e);
     lm_ar_want_folders(a);
+    lm_ar_want_links(a);
     b->state = a;
     b->ops = &ops;
     return LM_OK;

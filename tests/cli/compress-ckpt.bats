@@ -80,6 +80,37 @@ same() { # same A B: the same files, names and bytes
     done
 }
 
+@test "compress-ckpt: the tar of a run, links and all, stands for its newest checkpoint" {
+    compress-ckpt -q run -o want.lmz
+    tar --sort=name -cf a.tar run
+    tar --sort=name -C run -cf b.tar .
+    rm run/latest # then the highest step is the newest
+    rm run/config.json
+    tar --sort=name -cf c.tar run
+    for tar in a b c; do
+        run compress-ckpt -f $tar.tar -o got.lmz
+        [ "$status" -eq 0 ]
+        [[ "${lines[0]}" == *"left out"* ]] # the other checkpoint
+        cmp want.lmz got.lmz
+        [ "$(inspect-model --no-list $tar.tar | grep parameters)" = "$(inspect-model --no-list run/step-000004 | grep parameters)" ]
+        run compress-ckpt --rm -f $tar.tar -o got.lmz
+        [ "$status" -eq 2 ] && [ -e $tar.tar ]
+    done
+    run sh -c 'cat a.tar | inspect-model -'
+    [ "$status" -eq 2 ] && [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"is the folder of a run, whose newest checkpoint is not to be had of a stream: give the tar as a file"* ]]
+    ln -s step-000009 run/latest
+    tar -cf lost.tar run
+    run inspect-model lost.tar
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"is a run whose newest checkpoint is step-000009, which it lacks"* ]]
+    ln -s /etc/passwd run/config.json
+    tar -cf other.tar run
+    run inspect-model other.tar
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"its member 'config.json' is a link or a device: make the archive again with tar -h"* ]]
+}
+
 @test "compress-ckpt: a training state comes back whole" {
     compress-ckpt -q run/step-000004 -o s.lmz
     compress-ckpt -q -d s.lmz -o back
