@@ -66,6 +66,13 @@ static lm_code take_kept(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err 
 static lm_code check_whole(const lm_import *m, const lm_gguf *g, lm_err *e)
 {
     int64_t parts;
+    lm_gguf_text type;
+
+    if (lm_gguf_str(g, "general.type", &type, e))
+        return e->code;
+    if (type.len == 7 && !memcmp(type.text, "imatrix", 7))
+        return lm_fail(e, LM_EUSAGE, m->path, "give it to --imatrix",
+                       "it is an importance matrix, not a model");
     lm_code rc = lm_gguf_i64_or(g, "split.count", 1, 0, 1 << 16, &parts, NULL, e);
 
     if (!rc && parts > 1)

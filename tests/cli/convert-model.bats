@@ -474,6 +474,9 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     run convert-model model -o p.gguf --type q4_0 --imatrix part.gguf
     [ "$status" -eq 0 ]
     [[ "$output" == *"'blk.1.ffn_up.weight': not in the importance matrix"* ]]
+    run convert-model im.gguf -o x
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"it is an importance matrix, not a model: give it to --imatrix"* ]]
     run convert-model model -o x.gguf --type q4_0 --imatrix a.gguf
     [ "$status" -eq 1 ]
     [[ "$output" == *"this GGUF file is no importance matrix"* ]]

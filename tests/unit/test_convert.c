@@ -581,6 +581,104 @@ static void rows_that_fit_no_block_fall_back(void **state)
     }
 }
 
+/* ---- A whole file ---- */
+
+/* Bytes of a tensor: every scale 1.0 as its type has it, every code `code`. */
+static void fill(const lm_gguf_tensor *t, uint8_t code, lm_buf *out)
+{
+    static const uint8_t f16_one[2] = { 0x00, 0x3c }, e4m3_one[4] = { 0x38, 0x38, 0x38, 0x38 };
+    const lm_gguf_type *type = lm_gguf_type_of(t->type);
+    lm_err e = { 0 };
+    uint8_t block[64];
+
+    memset(block, type->dtype == LM_DTYPE_F32 ? 0 : code, sizeof block);
+    if (t->type == 39)
+        block[0] = 127;
+    else if (t->type == 40)
+        memcpy(block, e4m3_one, 4);
+    else if (type->dtype != LM_DTYPE_F32)
+        memcpy(block, f16_one, 2);
+    for (int64_t i = 0; i < t->count / type->block; i++)
+        assert_int_equal(lm_buf_add(out, block, type->bytes, &e), LM_OK);
+    while (out->len % 32)
+        assert_int_equal(lm_buf_add(out, "", 1, &e), LM_OK);
+}
+
+/* A llama of one layer whose MLP is in blocks of `type`, written to `path`. */
+static void write_gguf(const char *path, uint32_t type, uint8_t code)
+{
+    lm_config c;
+    lm_gguf_plan *p = NULL;
+    lm_slot *s = NULL;
+    lm_buf b = { 0 }, data = { 0 };
+    size_t n = 0;
+    lm_err e = { 0 };
+
+    read_config("{\"model_type\":\"llama\",\"hidden_size\":128,\"intermediate_size\":128,"
+                "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"vocab_size\":4,"
+                "\"max_position_embeddings\":8}",
+                &c);
+    assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
+    assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+    lm_gguf_put_str(p, "general.architecture", "llama", 5);
+    lm_gguf_put_numbers(p, &c);
+    for (size_t i = 0; i < n; i++)
+        lm_gguf_put_tensor(p, s[i].gguf, strstr(s[i].gguf, "ffn_up") ? type : LM_GGUF_TYPE_F32,
+                           s[i].ndim, s[i].dim);
+    assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
+    for (size_t i = 0; i < n; i++)
+        fill(lm_gguf_plan_at(p, i), code, &data);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(b.data, 1, b.len, f), b.len);
+    assert_int_equal(fwrite(data.data, 1, data.len, f), data.len);
+    fclose(f);
+    lm_gguf_plan_free(p);
+    lm_free(s);
+    lm_buf_fini(&b);
+    lm_buf_fini(&data);
+}
+
+/* Files that hold types 39 to 42 are opened and decoded. */
+static void newest_types_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t type;
+        uint8_t code;
+        float want;
+    } cases[] = {
+        { 39, 0x55, 3.0f },  { 40, 0xdd, -3.0f }, { 41, 0xff, 1.0f },
+        { 41, 0x00, -1.0f }, { 42, 0xff, 2.0f },  { 42, 0x00, -1.0f },
+    };
+    char path[] = "/tmp/lm-gguf-XXXXXX";
+
+    close(mkstemp(path));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const lm_import_opts o = { .dtype = LM_DTYPE_F32 };
+        lm_import m = { 0 };
+        lm_err e = { 0 };
+        bool found = false;
+        write_gguf(path, cases[i].type, cases[i].code);
+        if (lm_import_open(path, LM_FORMAT_AUTO, &o, &m, &e))
+            fail_msg("%s: %s", e.where, e.what);
+        assert_true(m.quantised);
+        for (size_t k = 0; k < lm_st_plan_count(m.plan); k++) {
+            const lm_st_tensor *t = lm_st_plan_at(m.plan, k);
+            const void *data;
+            if (!strstr(t->name, "up_proj"))
+                continue;
+            assert_int_equal(m.load(&m, t, &data, &e), LM_OK);
+            for (int64_t x = 0; x < t->count; x++)
+                assert_true(((const float *)data)[x] == cases[i].want);
+            found = true;
+        }
+        assert_true(found);
+        lm_import_close(&m);
+    }
+    unlink(path);
+}
+
 /* ---- llama2.c's tokenizer.bin ---- */
 
 static size_t put_token(uint8_t *at, float score, const char *text)
@@ -663,6 +761,7 @@ int main(void)
         cmocka_unit_test(mixtures_are_llama_cpps),
         cmocka_unit_test(experts_are_refused),
         cmocka_unit_test(tables_of_types_agree),
+        cmocka_unit_test(newest_types_are_read),
         cmocka_unit_test(low_mixtures_are_llama_cpps),
         cmocka_unit_test(values_of_70b_have_more_bits),
         cmocka_unit_test(rows_that_fit_no_block_fall_back),
