@@ -57,5 +57,9 @@ void lm_sink_init(lm_tool *t);
 void lm_sink_clear(void); /* take the progress line away */
 void lm_signals_init(const lm_tool *t);
 void lm_signal_raise(void); /* die of the pending signal, if any */
+/* To be called before a line is printed.  An input that shrinks is met by a handler in one thread and by
+ * calls that fail in others: the first report is the only one.  Does not return once the handler ends the
+ * process. */
+void lm_signal_wait(const char *what);
 
 #endif

@@ -40,25 +40,38 @@ static void put(const char *text)
     (void)ignored;
 }
 
+static const char cut_short[] = ": was cut short while it was read"; /* as lm_write_all has it */
+static atomic_bool ending, said;
+
 /* Mapped inputs that lose their end while they are read: no call fails, the memory does.  Several
  * threads may be hit; the first one ends the process. */
 static void on_lost_input(int sig, siginfo_t *info, void *context)
 {
-    static atomic_flag begun = ATOMIC_FLAG_INIT;
     static char input[4096];
 
     (void)sig;
     (void)context;
-    while (atomic_flag_test_and_set(&begun))
+    while (atomic_exchange(&ending, true))
         pause();
-    if (isatty(STDERR_FILENO))
-        put("\r\033[K"); /* the progress line */
-    put(the_tool->name);
-    put(": ");
-    put(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
-    put(": was cut short while it was read: give it whole\n");
+    if (!atomic_load(&said)) {
+        if (isatty(STDERR_FILENO))
+            put("\r\033[K"); /* the progress line */
+        put(the_tool->name);
+        put(": ");
+        put(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
+        put(cut_short);
+        put(": give it whole\n");
+    }
     lm_out_drop_last();
     _exit(1);
+}
+
+void lm_signal_wait(const char *what)
+{
+    if (strstr(what, cut_short))
+        atomic_store(&said, true);
+    while (atomic_load(&ending))
+        pause();
 }
 
 static void on_poke(int sig)

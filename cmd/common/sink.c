@@ -148,5 +148,6 @@ void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    lm_signal_wait(text);
     log_line(&t->sink, level, text);
 }
