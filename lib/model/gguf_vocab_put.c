@@ -39,12 +39,18 @@ static lm_code read_files(vocab *v, lm_buf *json, lm_buf *config)
 {
     const lm_side_file *whole = lm_import_side(v->m, "tokenizer.json");
     const lm_side_file *beside = lm_import_side(v->m, "tokenizer_config.json");
+    const lm_side_file *added = lm_import_side(v->m, "added_tokens.json");
     lm_code rc = LM_OK;
 
     snprintf(v->where, sizeof v->where, "%.200s: tokenizer.%s", v->m->path,
              v->pieces ? "model" : "json");
     if (beside)
         rc = lm_buf_add(config, beside->data.data, beside->data.len, v->e);
+    if (!rc && v->pieces && added) {
+        char where[300];
+        snprintf(where, sizeof where, "%.200s: added_tokens.json", v->m->path);
+        rc = lm_sentencepiece_add(config, &added->data, where, v->e);
+    }
     if (!rc && v->pieces)
         return lm_sentencepiece_json(v->pieces->data.data, v->pieces->data.len, v->where, json,
                                      config, v->e);

@@ -39,6 +39,10 @@ typedef struct {
     int64_t bos, eos, unk, pad; /* -1: none */
     bool add_bos, add_eos;      /* only where bos, eos >= 0 */
     const char *where;          /* the file, for messages */
+    /* Added tokens that are not among v: objects with "content" and flags under their ids, as
+     * "added_tokens_decoder" of a tokenizer_config.json has them; ids below n are passed over.
+     * Checked; NULL: none. */
+    const json_t *extra;
 } lm_scored_vocab;
 
 /* Tokens `left` and `right` become token `id`, which is their text together. */

@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "text/charsmap.h"
 #include "text/protobuf.h"
-#include "text/tokenizer_impl.h"
 
 enum { MAX_PIECES = 1 << 24, UNIGRAM = 1, BPE, WORD, CHAR };
 
@@ -364,60 +363,4 @@ void lm_sentencepiece_fini(lm_sentencepiece *m)
     lm_free(m->vocab.v);
     lm_buf_fini(&m->charsmap);
     *m = (lm_sentencepiece){ 0 };
-}
-
-/* ---- tokenizer.json and its configuration ---- */
-
-static void name_piece(lm_jw *w, const lm_scored_vocab *v, const char *key, int64_t id)
-{
-    if (id >= 0)
-        lm_jw_strn(w, key, v->v[id].text, v->v[id].len);
-}
-
-static lm_code write_config(const lm_scored_vocab *v, lm_buf *out, lm_err *e)
-{
-    lm_jw w;
-
-    lm_jw_begin(&w, out, 2, e);
-    lm_jw_obj(&w, NULL);
-    lm_jw_bool(&w, "add_bos_token", v->add_bos);
-    lm_jw_bool(&w, "add_eos_token", v->add_eos);
-    name_piece(&w, v, "bos_token", v->bos);
-    name_piece(&w, v, "eos_token", v->eos);
-    name_piece(&w, v, "pad_token", v->pad);
-    name_piece(&w, v, "unk_token", v->unk);
-    lm_jw_bool(&w, "clean_up_tokenization_spaces", false);
-    lm_jw_str(&w, "tokenizer_class", "PreTrainedTokenizerFast");
-    lm_jw_close_obj(&w);
-    return lm_jw_end(&w);
-}
-
-lm_code lm_sentencepiece_json(const char *data, size_t len, const char *where, lm_buf *json,
-                              lm_buf *config, lm_err *e)
-{
-    lm_sentencepiece m;
-    json_t *tree = NULL;
-    char beside[320];
-    lm_code rc = lm_sentencepiece_parse(data, len, where, &m, e);
-
-    if (rc)
-        return rc;
-    lm_scored_vocab *v = &m.vocab;
-    lm_tokenizer_config_where(where, beside, sizeof beside);
-    if (config->len)
-        rc = lm_json_parse(config->data, config->len, beside, &tree, e);
-    v->add_bos = true;
-    if (!rc && tree)
-        rc = lm_json_bool_or(tree, "add_bos_token", true, &v->add_bos, beside, e);
-    if (!rc && tree)
-        rc = lm_json_bool_or(tree, "add_eos_token", false, &v->add_eos, beside, e);
-    v->add_bos = v->add_bos && v->bos >= 0;
-    v->add_eos = v->add_eos && v->eos >= 0;
-    if (!rc)
-        rc = lm_scored_write(v, &m.steps, json, e);
-    if (!rc && !tree)
-        rc = write_config(v, config, e);
-    json_decref(tree);
-    lm_sentencepiece_fini(&m);
-    return rc;
 }

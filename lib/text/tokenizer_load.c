@@ -31,13 +31,14 @@ lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, con
 /* The paths that may matter: the tokenizer itself, its configuration, and of a folder the older
  * files, one of which may stand in for tokenizer.json. */
 typedef struct {
-    char *whole, *config, *vocab, *merges, *model;
+    char *whole, *config, *added, *vocab, *merges, *model;
 } paths;
 
 static void free_paths(paths *p)
 {
     lm_free(p->whole);
     lm_free(p->config);
+    lm_free(p->added);
     lm_free(p->vocab);
     lm_free(p->merges);
     lm_free(p->model);
@@ -60,6 +61,8 @@ static lm_code find_paths(const char *path, paths *p, lm_err *e)
                     : lm_strdup(&p->whole, path, e);
     if (!rc)
         rc = lm_path_join(&p->config, dir, "tokenizer_config.json", e);
+    if (!rc)
+        rc = lm_path_join(&p->added, dir, "added_tokens.json", e);
     if (!rc && folder)
         rc = lm_path_join(&p->vocab, dir, "vocab.json", e);
     if (!rc && folder)
@@ -67,6 +70,17 @@ static lm_code find_paths(const char *path, paths *p, lm_err *e)
     if (!rc && folder)
         rc = lm_path_join(&p->model, dir, "tokenizer.model", e);
     lm_free(dir);
+    return rc;
+}
+
+static lm_code read_added(const char *path, lm_buf *config, lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = lm_file_read(path, MAX_FILE, &text, e);
+
+    if (!rc)
+        rc = lm_sentencepiece_add(config, &text, path, e);
+    lm_buf_fini(&text);
     return rc;
 }
 
@@ -96,6 +110,8 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
     }
     if (!rc && lm_path_exists(p.config))
         rc = lm_file_read(p.config, MAX_FILE, &config, e);
+    if (!rc && lm_text_ends(where, ".model") && lm_path_exists(p.added))
+        rc = read_added(p.added, &config, e);
     if (!rc)
         rc = lm_tokenizer_from_text(text.data, text.len, &config, where, out, e);
     lm_buf_fini(&text);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "text/sentencepiece.h"
 #include "text/tokenizer_impl.h"
 #include "text/tokenizer_match.h"
 
@@ -19,7 +20,7 @@ lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *
 {
     reading *read = spool ? lm_model_source_file : lm_model_source_file_now;
     lm_buf vocab = { 0 }, merges = { 0 };
-    bool whole = false, pair = false, more;
+    bool whole = false, pair = false, pieces = false, more = false;
     lm_code rc = read(m, "tokenizer.json", MAX_FILE, json, &whole, e);
 
     *from = whole ? "tokenizer.json" : NULL;
@@ -35,11 +36,21 @@ lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *
         *from = "vocab.json";
     }
     if (!rc && !*from) {
-        rc = read(m, "tokenizer.model", MAX_FILE, json, &whole, e);
-        *from = whole ? "tokenizer.model" : NULL;
+        rc = read(m, "tokenizer.model", MAX_FILE, json, &pieces, e);
+        *from = pieces ? "tokenizer.model" : NULL;
     }
     if (!rc && *from)
         rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, config, &more, e);
+    if (!rc && pieces) {
+        lm_buf added = { 0 };
+        char where[300];
+
+        snprintf(where, sizeof where, "%.200s: added_tokens.json", lm_model_source_path(m));
+        rc = lm_model_source_file_now(m, "added_tokens.json", MAX_FILE, &added, &more, e);
+        if (!rc && more)
+            rc = lm_sentencepiece_add(config, &added, where, e);
+        lm_buf_fini(&added);
+    }
     lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
     return rc;

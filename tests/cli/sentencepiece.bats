@@ -48,6 +48,29 @@ setup() {
     cmp "$out/run/latest/tokenizer.model" llama.model
 }
 
+@test "tokenizer.model: tokens that were added to it are there, wherever they are listed" {
+    n=$(grep -o '"vocab_size": [0-9]*' m/config.json | grep -o '[0-9]*')
+    printf '{"<|turn|>": %d}' "$n" > tok/added_tokens.json
+    init-model -q llama-1m --tokenizer tok -o "$out/a"
+    grep -q "\"vocab_size\": $((n + 1))" "$out/a/config.json"
+    rm tok/added_tokens.json
+    printf '{"<|turn|>": %d}' "$n" > "$out/a/added_tokens.json"
+    echo 'the river<|turn|>they' > "$out/t.txt"
+    shard-data -q --tokenizer "$out/a" -o "$out/s" "$out/t.txt"
+    tar -cf "$out/a.tar" -C "$out/a" .
+    init-model -q llama-1m --tokenizer "$out/a.tar" -o "$out/b"
+    grep -q "\"vocab_size\": $((n + 1))" "$out/b/config.json"
+    convert-model -q "$out/a" -o "$out/a.gguf" --no-originals
+    grep -aq '<|turn|>' "$out/a.gguf"
+    convert-model -q "$out/a.gguf" -o "$out/back"
+    shard-data -q --tokenizer "$out/back" -o "$out/s2" "$out/t.txt"
+    cmp "$out/s/train.bin" "$out/s2/train.bin"
+    printf '{"<|turn|>": 300}' > "$out/a/added_tokens.json"
+    run shard-data -q --tokenizer "$out/a" -o "$out/s3" "$out/t.txt"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"added token 300 is '<|turn|>', the model's piece '"* ]]
+}
+
 @test "tokenizer.model: into GGUF with its own scores, and back" {
     convert-model -q m -o "$out/m.gguf"
     convert-model -q "$out/m.gguf" -o "$out/back"

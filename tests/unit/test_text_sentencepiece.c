@@ -257,6 +257,69 @@ static void configuration_decides_about_bos(void **state)
     lm_buf_fini(&config);
 }
 
+static lm_code with_config(const char *config, const char *added, lm_tokenizer **t, lm_err *e)
+{
+    lm_buf b = { 0 }, c = { 0 }, a = { 0 };
+    lm_code rc = LM_OK;
+    *e = (lm_err){ 0 };
+    *t = NULL;
+    add_basis(&b); /* seven pieces */
+    lm_buf_add(&c, config, strlen(config), e);
+    lm_buf_add(&a, added, strlen(added), e);
+    if (a.len)
+        rc = lm_sentencepiece_add(&c, &a, "x/added_tokens.json", e);
+    if (!rc)
+        rc = lm_tokenizer_from_text(b.data, b.len, &c, "x/y.model", t, e);
+    lm_buf_fini(&a);
+    lm_buf_fini(&b);
+    lm_buf_fini(&c);
+    return rc;
+}
+
+static void added_tokens(void **state)
+{
+    static const char config[] =
+        "{\"added_tokens_decoder\":{\"0\":{\"content\":\"<unk>\",\"special\":true},"
+        "\"8\":{\"content\":\"<pad>\",\"special\":true},\"7\":{\"content\":\"<x>\"}}}";
+    static const char *const bad[][3] = {
+        { "{\"added_tokens_decoder\":[]}", "", "is no object" },
+        { "{\"added_tokens_decoder\":{\"7x\":{\"content\":\"a\"}}}", "", "is no number" },
+        { "{\"added_tokens_decoder\":{\"99999\":{\"content\":\"z\"}}}", "", "is no number" },
+        { "{\"added_tokens_decoder\":{\"7\":{}}}", "", "has no \"content\"" },
+        { "{\"added_tokens_decoder\":{\"5\":{\"content\":\"q\"}}}", "",
+          "is 'q', the model's piece 'b'" },
+        { "", "{\"q\":5}", "is 'q', the model's piece 'b'" },
+        { "", "{\"q\":\"5\"}", "\"q\" has no id" },
+        { "", "{\"q\":7,\"r\":7}", "two added tokens have the id 7" },
+        { "", "[]", "is no object" },
+    };
+    lm_tokenizer *t;
+    lm_tok_scratch *s;
+    lm_ids ids = { 0 };
+    lm_err e;
+
+    (void)state;
+    assert_int_equal(with_config(config, "{\"ignored\":9}", &t, &e), 0);
+    assert_int_equal(lm_tokenizer_vocab_size(t), 9);
+    assert_true(lm_tokenizer_is_special(t, 8) && !lm_tokenizer_is_special(t, 7));
+    assert_int_equal(lm_tok_scratch_new(t, &s, &e), 0);
+    assert_int_equal(lm_tokenizer_encode(t, s, "a<x>", 4, false, &ids, &e), 0);
+    assert_int_equal(ids.n, 3);
+    assert_int_equal(ids.v[2], 7);
+    lm_ids_fini(&ids);
+    lm_tok_scratch_free(s);
+    lm_tokenizer_free(t);
+    assert_int_equal(with_config("{\"pad_token\":\"<p>\"}", "{\"<p>\":7,\"<q>\":8}", &t, &e), 0);
+    assert_int_equal(lm_tokenizer_pad(t), 7);
+    assert_true(lm_tokenizer_is_special(t, 7) && !lm_tokenizer_is_special(t, 8));
+    lm_tokenizer_free(t);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(with_config(bad[i][0], bad[i][1], &t, &e), LM_EFORMAT);
+        if (!strstr(e.what, bad[i][2]) || strncmp(e.where, "x/", 2) != 0)
+            fail_msg("%s: '%s' does not say '%s'", e.where, e.what, bad[i][2]);
+    }
+}
+
 /* Every prefix, and every byte changed: a tokenizer, or an error that says where. */
 static void damage(void **state)
 {
@@ -295,6 +358,7 @@ int main(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(unused_pieces_that_no_word_meets),
         cmocka_unit_test(configuration_decides_about_bos),
+        cmocka_unit_test(added_tokens),
         cmocka_unit_test(damage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
