@@ -15,6 +15,7 @@ struct lm_out {
     FILE *file;
     int fd;
     bool borrowed; /* standard output stays open */
+    bool failed;   /* not to be published */
     char *name;    /* as given */
 };
 
@@ -87,7 +88,7 @@ lm_code lm_out_finish(lm_out *o, lm_err *e)
     bool bad;
 
     if (!o->file) /* finished already */
-        return LM_OK;
+        return o->failed ? lm_fail(e, LM_EBUG, o->name, NULL, "published after a failure") : LM_OK;
     bad = ferror(o->file);
 
     errno = 0;
@@ -105,6 +106,7 @@ lm_code lm_out_finish(lm_out *o, lm_err *e)
         rc = lm_fail(e, LM_EIO, o->name, NULL, "cannot close");
     o->file = NULL;
     o->fd = -1;
+    o->failed = rc != LM_OK;
     return rc;
 }
 

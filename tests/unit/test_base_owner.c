@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/owner.h"
 
@@ -163,6 +164,44 @@ static void without_a_lock_a_day(void **state)
     assert_false(is_there(name));
 }
 
+/* A lock names its holder, ends with it, and leaves no file when it is given back. */
+static void locks(void **state)
+{
+    int ready[2];
+    char byte, who[64];
+    bool sure;
+    lm_lock *l;
+    lm_err e = { 0 }, f = { 0 };
+    pid_t child;
+
+    (void)state;
+    assert_int_equal(pipe(ready), 0);
+    child = fork();
+    if (child == 0) {
+        if (!lm_lock_take("lock", "run", &l, &sure, NULL) && write(ready[1], "!", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    assert_int_equal(lm_lock_take("lock", "run", &l, &sure, &e), LM_EUSAGE);
+    assert_string_equal(e.where, "run");
+    snprintf(who, sizeof who, "is in use by process %ld on ", (long)child);
+    assert_memory_equal(e.what, who, strlen(who));
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(ready[0]);
+    close(ready[1]);
+    assert_true(is_there("lock"));
+    assert_int_equal(lm_lock_take("lock", "run", &l, &sure, &f), LM_OK);
+    assert_true(sure);
+    lm_lock_drop(l);
+    lm_lock_drop(NULL);
+    assert_false(is_there("lock"));
+    assert_int_equal(symlink("elsewhere", "lock"), 0); /* not followed */
+    assert_int_equal(lm_lock_take("lock", "run", &l, &sure, &f), LM_EIO);
+    assert_false(is_there("elsewhere"));
+}
+
 static void names_of_others(void **state)
 {
     static const char *const names[] = {
@@ -197,6 +236,7 @@ int main(void)
         TEST(own_number_is_no_life),
         TEST(own_outputs_stay),
         TEST(without_a_lock_a_day),
+        TEST(locks),
         TEST(names_of_others),
     };
 
