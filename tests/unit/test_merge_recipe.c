@@ -413,7 +413,8 @@ static void bad_recipes(void **state)
               "line 2: unknown key 'base_modle' in the file: did you mean 'base_model'?");
     no_recipe("merge_method: linear\n",
               "exactly one of models:, slices: and modules: is needed, 0 are there");
-    no_recipe("merge_method: linear\nmodules: {x: 1}\n", "x: a mapping of keys to values is needed");
+    no_recipe("merge_method: linear\nmodules: {x: 1}\n",
+              "x: a mapping of keys to values is needed");
     no_recipe("merge_method: linear\nmodels:\n  - model: a\n    paramters: {weight: 1}\n",
               "line 4: unknown key 'paramters' in models");
     no_recipe("merge_method: linear\nmodels:\n  - model: a\n    parameters: {wieght: 1}\n",
