@@ -141,6 +141,8 @@ static void in_memory(void **state)
 }
 
 /* A file of side data: one value for each tensor. */
+static const char *fisher_of = up1;
+
 static void put_fisher(const char *path, double value)
 {
     lm_st_plan *p = NULL;
@@ -150,7 +152,7 @@ static void put_fisher(const char *path, double value)
     lm_err e = { 0 };
 
     assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
-    assert_int_equal(lm_st_plan_add(p, up1, LM_DTYPE_F32, 1, &dim, &e), LM_OK);
+    assert_int_equal(lm_st_plan_add(p, fisher_of, LM_DTYPE_F32, 1, &dim, &e), LM_OK);
     assert_int_equal(lm_st_create(path, true, p, &w, &e), LM_OK);
     assert_int_equal(lm_st_write(w, &v, sizeof v, &e), LM_OK);
     assert_int_equal(lm_st_commit(w, &e), LM_OK);
@@ -173,6 +175,37 @@ static void fisher(void **state)
     mm_load("y", up1, y);
     for (int64_t i = 0; i < n; i++)
         assert_true(fabs(o[i] - (0.75 * x[i] + 0.25 * y[i])) < 1e-7);
+}
+
+static void no_fisher(const char *first, const char *second, const char *what)
+{
+    const char *const operands[] = { first, second, NULL };
+    lm_merge_recipe *r = mm_recipe("fisher", NULL, operands);
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    if (!lm_merge_recipe_check(r, &e))
+        assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    if (!strstr(e.what, what))
+        fail_msg("'%s' is not in '%s'", what, e.what);
+    lm_merge_recipe_free(r);
+}
+
+/* Importances of some models, of some tensors, or of none that there are. */
+static void bad_fishers(void **state)
+{
+    (void)state;
+    mm_model("x", 2, NULL);
+    mm_model("y", 3, NULL);
+    put_fisher("fx", 3);
+    fisher_of = "model.norm.weight";
+    put_fisher("fy", 1);
+    fisher_of = "up_proj";
+    put_fisher("fz", 1);
+    fisher_of = up1;
+    no_fisher("x:fisher=fx", "y", "method fisher needs the importances of every model");
+    no_fisher("x:fisher=fx", "y:fisher=fy", "its side data has no tensor 'model.layers.");
+    no_fisher("x:fisher=fx", "y:fisher=fz", "y has no tensor 'up_proj'");
 }
 
 /* ---- LoRA ---- */
@@ -446,6 +479,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(stacks, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(types, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(in_memory, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(bad_fishers, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(fisher, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_rounds_once, mm_enter, mm_leave),
