@@ -287,7 +287,7 @@ static void say_summary(const lm_clean_stats *st, double seconds)
         lm_buf_addf(&b, NULL, ", bad-record %lld", (long long)st->bad);
     if (st->invalid)
         lm_buf_addf(&b, NULL, ", invalid-utf8 %lld", (long long)st->invalid);
-    lm_say(&tool, LM_LOG_WARN, "kept %lld of %lld documents, %s of %s%s%s", (long long)st->kept,
+    lm_say(&tool, LM_LOG_NOTICE, "kept %lld of %lld documents, %s of %s%s%s", (long long)st->kept,
            (long long)st->documents, lm_show_bytes((double)st->chars_out, out),
            lm_show_bytes((double)st->chars_in, in), b.len ? "; dropped by " : "",
            b.len ? b.data + 2 : "");

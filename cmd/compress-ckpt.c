@@ -134,7 +134,7 @@ static void print_losses(const lm_pack_report *r, bool apart)
         if (apart)
             puts(line);
         else
-            lm_say(&tool, LM_LOG_WARN, "%s", line);
+            lm_say(&tool, LM_LOG_NOTICE, "%s", line);
     }
 }
 
@@ -155,7 +155,7 @@ static lm_code report_packed(const char *input, const char *output, const lm_pac
                !opt.weights  ? "--optimizer-states"
                : !opt.states ? "--weights"
                              : "--weights or --optimizer-states");
-    lm_say(&tool, LM_LOG_WARN, "%s: %" PRIu64 " %s, %s to %s (%.1f %%)%s",
+    lm_say(&tool, LM_LOG_NOTICE, "%s: %" PRIu64 " %s, %s to %s (%.1f %%)%s",
            apart ? output : "standard output", r->files, r->files == 1 ? "file" : "files",
            lm_show_bytes((double)r->raw, raw), lm_show_bytes((double)r->coded, coded),
            r->raw ? 100 * (double)r->coded / (double)r->raw : 100, r->n_loss ? ", with loss" : "");
@@ -257,7 +257,7 @@ static lm_code expand_file(const char *input, const char *output, lm_par *par, l
         return rc;
     if (lost)
         lm_answer_no(&tool);
-    lm_say(&tool, LM_LOG_WARN, "%s: %" PRIu64 " %s, %s%s",
+    lm_say(&tool, LM_LOG_NOTICE, "%s: %" PRIu64 " %s, %s%s",
            strcmp(output, "-") ? output : "standard output", r.files,
            r.files == 1 ? "file" : "files", lm_show_bytes((double)r.bytes, bytes),
            lost ? ", not all that there was" : "");
@@ -312,14 +312,14 @@ static lm_code test(const char *path, lm_par *par, lm_err *e)
     if (faults)
         lm_answer_no(&tool);
     else
-        lm_say(&tool, LM_LOG_WARN, "%s: no fault", strcmp(path, "-") ? path : "standard input");
+        lm_say(&tool, LM_LOG_NOTICE, "%s: no fault", strcmp(path, "-") ? path : "standard input");
     return tool.json ? print_text(LM_OK, &text) : LM_OK;
 }
 
 static lm_code list(const char *path, lm_err *e)
 {
     static int tables;
-    lm_table_opts o = { tool.json, true, tool.verbosity > 2 };
+    lm_table_opts o = { tool.json, true, tool.verbosity >= LM_LOG_INFO };
     lm_lmz *z = NULL;
     lm_buf text = { 0 };
     if (!strcmp(path, "-"))

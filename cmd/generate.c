@@ -375,7 +375,8 @@ static void say_summary(const work *w)
     if (w->full)
         lm_say(&tool, LM_LOG_WARN, "%lld of %lld texts ended because the context of %lld is full",
                (long long)w->full, (long long)s->prompts, (long long)w->context);
-    lm_say(&tool, LM_LOG_WARN, "prompt %lld tokens, %.1f tokens/s; new %lld tokens, %.1f tokens/s",
+    lm_say(&tool, LM_LOG_NOTICE,
+           "prompt %lld tokens, %.1f tokens/s; new %lld tokens, %.1f tokens/s",
            (long long)s->prompt_tokens, rate(s->prompt_tokens, s->prompt_seconds),
            (long long)s->new_tokens, rate(s->new_tokens - s->prompts, s->decode_seconds));
 }

@@ -319,7 +319,7 @@ static lm_code report(const work *w, lm_err *e)
                    lm_arch_name(c->arch), (long long)params, count, lm_st_plan_count(w->plan),
                    (long long)c->vocab, (unsigned long long)size, bytes, opt.dtype);
         else
-            lm_say(&tool, LM_LOG_WARN, "%s: %s, %s parameters, vocabulary %lld, %s",
+            lm_say(&tool, LM_LOG_NOTICE, "%s: %s, %s parameters, vocabulary %lld, %s",
                    strcmp(tool.output, "-") ? tool.output : "standard output",
                    lm_arch_name(c->arch), count, (long long)c->vocab, bytes);
         return LM_OK;

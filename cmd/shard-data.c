@@ -170,7 +170,7 @@ static lm_shard_opts request(void)
 static void say_summary(const lm_shard_set *s, double seconds)
 {
     char a[32], b[32], c[32];
-    lm_say(&tool, LM_LOG_WARN,
+    lm_say(&tool, LM_LOG_NOTICE,
            "%s tokens in %lld documents to %s, %s tokens in %lld documents held out",
            lm_show_count((double)s->tokens[0], a), (long long)s->docs[0], tool.output,
            lm_show_count((double)s->tokens[1], b), (long long)s->docs[1]);

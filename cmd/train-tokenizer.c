@@ -114,7 +114,7 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
     if (s->vocab_size < opt.vocab_size)
         lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: nothing is left to merge",
                (long long)s->vocab_size, (long long)opt.vocab_size);
-    lm_say(&tool, LM_LOG_WARN, "%lld tokens from %lld documents, %s, %lld different words",
+    lm_say(&tool, LM_LOG_NOTICE, "%lld tokens from %lld documents, %s, %lld different words",
            (long long)s->vocab_size, (long long)s->documents,
            lm_show_bytes((double)s->bytes, bytes), (long long)s->unique_words);
     lm_input_args_warn(&tool, &opt.input);

@@ -568,7 +568,7 @@ static void say_lines(lm_code rc, lm_buf *text)
     char *save = NULL;
     for (char *l = rc ? NULL : strtok_r(text->data, "\n", &save); l;
          l = strtok_r(NULL, "\n", &save))
-        lm_say(&tool, LM_LOG_WARN, "%s", l);
+        lm_say(&tool, LM_LOG_NOTICE, "%s", l);
     lm_buf_fini(text);
 }
 
@@ -597,7 +597,7 @@ static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_er
     if (r->steps_run)
         say_result(s, r, status);
     else
-        lm_say(&tool, LM_LOG_WARN, "%s is at step %" PRId64 " already: nothing to do", s->run,
+        lm_say(&tool, LM_LOG_NOTICE, "%s is at step %" PRId64 " already: nothing to do", s->run,
                r->step);
     return tool.json ? print_text(lm_train_result_json(r, status, &text, e), &text, "\n") : LM_OK;
 }
@@ -649,7 +649,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
         return e->code;
     lm_train_advise_space(&space, s->run, s->lmz, &tool.sink);
     if (*s->note)
-        lm_say(&tool, LM_LOG_WARN, "%s", s->note);
+        lm_say(&tool, LM_LOG_NOTICE, "%s", s->note);
     return lm_trainer_run(s->trainer, r, e);
 }
 

@@ -478,12 +478,23 @@ static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e
     return rc;
 }
 
+/* -q and -v pass over warnings without the closing summary: only LM_LOG asks for these. */
+static int steps_up(int verbosity)
+{
+    return verbosity == LM_LOG_ERROR ? 2 : verbosity < LM_LOG_DEBUG;
+}
+
+static int steps_down(int verbosity)
+{
+    return verbosity == LM_LOG_NOTICE ? 2 : verbosity > 0;
+}
+
 static lm_code apply_action(lm_tool *t, const lm_opt *o)
 {
     if (!strcmp(o->name, "verbose"))
-        t->verbosity += t->verbosity < 4;
+        t->verbosity += steps_up(t->verbosity);
     else if (!strcmp(o->name, "quiet"))
-        t->verbosity -= t->verbosity > 0;
+        t->verbosity -= steps_down(t->verbosity);
     else if (!strcmp(o->name, "help"))
         f->help = true;
     else
@@ -510,18 +521,18 @@ static lm_code apply(lm_tool *t, const given_opt *g, bool *fresh, lm_err *e)
 
 static lm_code read_level(lm_tool *t, lm_err *e)
 {
-    static const char *const names[] = { "none", "error", "warn", "info", "debug", NULL };
+    static const char *const names[] = { "none", "error", "warn", "notice", "info", "debug", NULL };
     const char *s = getenv("LM_LOG");
 
     if (!s || !*s)
         return LM_OK;
     for (int i = 0; names[i]; i++) {
-        if (!strcmp(s, names[i]) || (s[0] == '0' + i && !s[1])) {
+        if (!strcmp(s, names[i])) {
             t->verbosity = i;
             return LM_OK;
         }
     }
-    return lm_fail(e, LM_EUSAGE, "LM_LOG", "choose from none, error, warn, info, debug",
+    return lm_fail(e, LM_EUSAGE, "LM_LOG", "choose from none, error, warn, notice, info, debug",
                    "unknown level '%s'", s);
 }
 

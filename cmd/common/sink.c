@@ -22,7 +22,7 @@ static struct {
     bool drawn; /* a line is standing there now */
     char what[64];
     double started, first_done, last;
-} state = { .lock = PTHREAD_MUTEX_INITIALIZER, .verbosity = 2 };
+} state = { .lock = PTHREAD_MUTEX_INITIALIZER, .verbosity = LM_LOG_NOTICE };
 
 static void clear_line(void)
 {
@@ -134,9 +134,9 @@ void lm_sink_init(lm_tool *t)
 {
     state.name = t->name;
     state.verbosity = t->verbosity;
-    state.bar = lm_the_frame.progress && t->verbosity >= 2 &&
+    state.bar = lm_the_frame.progress && t->verbosity >= LM_LOG_NOTICE &&
                 (isatty(STDERR_FILENO) || lm_the_frame.progress_given);
-    bool in_a_log = lm_the_frame.progress && !state.bar && t->verbosity == 2;
+    bool in_a_log = lm_the_frame.progress && !state.bar && t->verbosity == LM_LOG_NOTICE;
     t->sink = (lm_sink){ log_line, progress, in_a_log ? LOG_SECONDS : 0 };
 }
 

@@ -132,7 +132,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
 
     t->full_argc = argc;
     t->full_argv = argv;
-    t->verbosity = 2;
+    t->verbosity = LM_LOG_NOTICE;
     if (!t->device)
         t->device = "cpu";
     lm_signals_init(t);
@@ -184,7 +184,7 @@ int lm_end(lm_tool *t)
     lm_sink_clear();
     close_stdout(t);
     lm_out_drop_all();
-    if (t->verbosity >= 3 && !lm_the_frame.help && !lm_the_frame.version)
+    if (t->verbosity >= LM_LOG_INFO && !lm_the_frame.help && !lm_the_frame.version)
         lm_say(t, LM_LOG_INFO, "peak memory %.1f MiB", (double)lm_rss_peak() / 1048576);
     lm_free(t->argv);
     t->argv = NULL;

@@ -163,7 +163,7 @@ typedef struct {
     const char *device, *metrics;
     const char *config; /* a file that takes_config accepted; NULL: none */
     const char *tmpdir; /* LM_TMPDIR, NULL when not set */
-    int verbosity;      /* 0..4, 2 default */
+    int verbosity;      /* an lm_log_level, 0: nothing; LM_LOG_NOTICE by default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
     lm_product makes;   /* lm_begin refuses -o by it */

@@ -7,7 +7,14 @@
 
 #include <stdint.h>
 
-typedef enum { LM_LOG_ERROR = 1, LM_LOG_WARN = 2, LM_LOG_INFO = 3, LM_LOG_DEBUG = 4 } lm_log_level;
+/* A notice is what a tool says at its end when all is well: how much was done. */
+typedef enum {
+    LM_LOG_ERROR = 1,
+    LM_LOG_WARN,
+    LM_LOG_NOTICE,
+    LM_LOG_INFO,
+    LM_LOG_DEBUG,
+} lm_log_level;
 
 typedef struct lm_sink {
     /* One line of talk, without newline and without the tool's name. */

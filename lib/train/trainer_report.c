@@ -34,7 +34,7 @@ static void log_beat(lm_trainer *t, const step_info *i, double rate)
     if (beat <= 0 || t->o.most_seconds > 0 || now - t->last_line < beat)
         return;
     t->last_line = now;
-    lm_log(t->io.sink, LM_LOG_WARN,
+    lm_log(t->io.sink, LM_LOG_NOTICE,
            "step %" PRId64 " of %" PRId64 ": loss %.4f, %.0f tokens/s, %s left", t->s.step,
            t->o.steps, i->loss, rate,
            lm_show_seconds((now - t->started) / (double)t->r.steps_run *

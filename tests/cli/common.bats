@@ -153,6 +153,31 @@ setup() {
     done
 }
 
+@test "levels of talk: a closing line by default, without it warnings, errors, nothing" {
+    awk 'BEGIN { for (i = 0; i < 50; i++) print "one two three four" i }' > t.txt
+    t() { "$BIN/train-tokenizer" -f -V 9999 -o t.json "$@" 2>&1; } # warns that nothing is left to merge
+    [ "$(t t.txt | wc -l)" -eq 2 ]
+    [ "$(LM_LOG=notice t t.txt)" = "$(t t.txt)" ]
+    [[ "$(LM_LOG=warn t t.txt)" == "train-tokenizer: only "* ]]
+    [ "$(LM_LOG=warn t t.txt | wc -l)" -eq 1 ]
+    [ "$(t -v t.txt | wc -l)" -gt 2 ]
+    for quiet in -q -qv\ -q '-v -q -q'; do
+        [ -z "$(t $quiet t.txt)" ] || { echo "$quiet"; false; }
+        run t $quiet none.txt
+        [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 1 ] || { echo "$quiet: $output"; false; }
+    done
+    LM_LOG=error run t none.txt
+    [ "${#lines[@]}" -eq 1 ]
+    [ "$(t -q -v t.txt)" = "$(t t.txt)" ]
+    run t -qq none.txt
+    [ "$status" -eq 1 ]
+    [ -z "$output" ]
+    LM_LOG=2 run t t.txt
+    [ "$status" -eq 2 ]
+    [[ $output == *"choose from none, error, warn, notice, info, debug"* ]]
+}
+
 @test "environment variables with nonsense: status 2" {
     for t in "$BIN"/*; do
         LM_CPU=abacus run "$t" --print-config
