@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "model/gguf_meta.h"
+#include "text/added_list.h"
 #include "text/pretok_scan.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer.h"
@@ -49,7 +50,7 @@ static lm_code read_files(vocab *v, lm_buf *json, lm_buf *config)
     if (!rc && v->pieces && added) {
         char where[300];
         snprintf(where, sizeof where, "%.200s: added_tokens.json", v->m->path);
-        rc = lm_sentencepiece_add(config, &added->data, where, v->e);
+        rc = lm_added_list_take(config, &added->data, where, v->e);
     }
     if (!rc && v->pieces)
         return lm_sentencepiece_json(v->pieces->data.data, v->pieces->data.len, v->where, json,

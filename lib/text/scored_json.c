@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scored_json.c -- a tokenizer.json out of a scored vocabulary: see scored.h. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "text/added_list.h"
 #include "text/scored.h"
 
 enum { MOST_STRIP = 1 << 20 }; /* spaces before a decoded text: all */
@@ -15,28 +15,6 @@ void lm_scored_type(lm_jw *w, const char *key, const char *type)
 {
     lm_jw_obj(w, key);
     lm_jw_str(w, "type", type);
-}
-
-static void add_extra(lm_jw *w, const lm_scored_vocab *v)
-{
-    static const char *const flags[] = { "single_word", "lstrip", "rstrip", "normalized",
-                                         "special" };
-    const char *key;
-    json_t *token;
-
-    json_object_foreach((json_t *)v->extra, key, token)
-    {
-        const json_t *content = json_object_get(token, "content");
-        int64_t id = strtoll(key, NULL, 10);
-        if (id < (int64_t)v->n)
-            continue;
-        lm_jw_obj(w, NULL);
-        lm_jw_int(w, "id", id);
-        lm_jw_strn(w, "content", json_string_value(content), json_string_length(content));
-        for (int i = 0; i < 5; i++)
-            lm_jw_bool(w, flags[i], json_is_true(json_object_get(token, flags[i])));
-        lm_jw_close_obj(w);
-    }
 }
 
 void lm_scored_added(lm_jw *w, const lm_scored_vocab *v, bool after_normal)
@@ -56,7 +34,7 @@ void lm_scored_added(lm_jw *w, const lm_scored_vocab *v, bool after_normal)
         lm_jw_bool(w, "special", type != LM_SCORED_USER);
         lm_jw_close_obj(w);
     }
-    add_extra(w, v);
+    lm_added_list_write(w, v->extra, (int64_t)v->n, -1);
     lm_jw_close_arr(w);
 }
 

@@ -36,10 +36,6 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
                                lm_err *e);
 void lm_sentencepiece_fini(lm_sentencepiece *m);
 
-/* The text of an added_tokens.json ({"token": id, ...}) into that of a tokenizer_config.json, which
- * may be empty, as "added_tokens_decoder", unless that is there already.  Fails: LM_EFORMAT. */
-lm_code lm_sentencepiece_add(lm_buf *config, const lm_buf *added, const char *where, lm_err *e);
-
 /* The tokenizer.json, appended to *json.  config: the text of the tokenizer_config.json beside the
  * model, whose add_bos_token, add_eos_token and added_tokens_decoder count; when empty, bos is added and eos is not, and
  * *config becomes a text that says so and names the special pieces. */

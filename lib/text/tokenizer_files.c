@@ -6,9 +6,10 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "text/added_list.h"
 #include "text/tokenizer_impl.h"
 
-enum { MAX_FILE = 256 << 20 };
+enum { MAX_FILE = 256 << 20, MOST_IDS = 1 << 27 };
 
 /* "merges": one "left right" a line; a first line "#version ..." and empty lines are passed over.
  */
@@ -72,7 +73,7 @@ static int64_t find_end_of_text(const lm_buf *vocab)
     return id;
 }
 
-static void write_added(lm_jw *w, int64_t id)
+static void write_added(lm_jw *w, int64_t id, const json_t *more)
 {
     lm_jw_arr(w, "added_tokens");
     if (id >= 0) {
@@ -86,13 +87,14 @@ static void write_added(lm_jw *w, int64_t id)
         lm_jw_bool(w, "special", true);
         lm_jw_close_obj(w);
     }
+    lm_added_list_write(w, more, 0, id);
     lm_jw_close_arr(w);
 }
 
 /* Everything but the vocabulary's text, which comes last and is taken as it is: whoever parses the
  * whole checks it. */
 static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
-                          lm_buf *json, lm_err *e)
+                          const json_t *more, lm_buf *json, lm_err *e)
 {
     lm_jw w;
     lm_code end, rc;
@@ -102,7 +104,7 @@ static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm
     lm_jw_str(&w, "version", "1.0");
     lm_jw_str(&w, "truncation", NULL);
     lm_jw_str(&w, "padding", NULL);
-    write_added(&w, find_end_of_text(vocab));
+    write_added(&w, find_end_of_text(vocab), more);
     lm_jw_str(&w, "normalizer", NULL);
     write_byte_level(&w, "pre_tokenizer");
     write_byte_level(&w, "post_processor");
@@ -116,16 +118,33 @@ static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm
     return rc ? rc : end;
 }
 
-lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
-                          lm_buf *json, lm_err *e)
+/* The added tokens that the configuration lists; *tree owns them. */
+static lm_code read_added(const lm_buf *config, const char *merges_path, json_t **tree,
+                          const json_t **list, lm_err *e)
 {
-    size_t valid = lm_utf8_valid(merges->data, merges->len);
+    char beside[320];
     lm_code rc = LM_OK;
 
-    if (valid != merges->len)
+    lm_tokenizer_config_where(merges_path, beside, sizeof beside);
+    if (config->len)
+        rc = lm_json_parse(config->data, config->len, beside, tree, e);
+    *list = json_object_get(*tree, "added_tokens_decoder");
+    return rc ? rc : lm_added_list_check(*list, MOST_IDS, beside, e);
+}
+
+lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
+                          const lm_buf *config, lm_buf *json, lm_err *e)
+{
+    size_t valid = lm_utf8_valid(merges->data, merges->len);
+    json_t *tree = NULL;
+    const json_t *more = NULL;
+    lm_code rc = read_added(config, merges_path, &tree, &more, e);
+
+    if (!rc && valid != merges->len)
         rc = lm_fail(e, LM_EFORMAT, merges_path, NULL, "invalid UTF-8 at byte %zu", valid);
     if (!rc)
-        rc = write_rest(vocab, merges_path, merges, json, e);
+        rc = write_rest(vocab, merges_path, merges, more, json, e);
+    json_decref(tree);
     if (!rc) {
         while (json->len && json->data[json->len - 1] != '}') /* a newline, if there is one */
             json->len--;
@@ -137,8 +156,8 @@ lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm
     return rc ? rc : lm_buf_add(json, "}}", 2, e);
 }
 
-lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
-                                lm_err *e)
+lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path,
+                                const lm_buf *config, lm_buf *json, lm_err *e)
 {
     lm_buf vocab = { 0 }, merges = { 0 };
     lm_code rc = lm_file_read(vocab_path, MAX_FILE, &vocab, e);
@@ -146,7 +165,7 @@ lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path,
     if (!rc)
         rc = lm_file_read(merges_path, MAX_FILE, &merges, e);
     if (!rc)
-        rc = lm_tokenizer_join(&vocab, merges_path, &merges, json, e);
+        rc = lm_tokenizer_join(&vocab, merges_path, &merges, config, json, e);
     lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
     return rc;

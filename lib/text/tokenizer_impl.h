@@ -41,10 +41,11 @@ lm_code lm_post_parse(lm_tokenizer *t, const json_t *j, const char *where, lm_er
 /* tokenizer_files.c: `where`, the name of a tokenizer's file, with tokenizer_config.json in place of
  * the part behind the last '/' or ' '. */
 void lm_tokenizer_config_where(const char *where, char *out, size_t size);
-/* tokenizer_files.c: a tokenizer.json text from GPT-2's pair of files. */
+/* tokenizer_files.c: a tokenizer.json text from GPT-2's pair of files, with the added tokens of a
+ * tokenizer_config.json, whose text may be empty. */
 lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
-                          lm_buf *json, lm_err *e);
-lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path, lm_buf *json,
-                                lm_err *e);
+                          const lm_buf *config, lm_buf *json, lm_err *e);
+lm_code lm_tokenizer_join_files(const char *vocab_path, const char *merges_path,
+                                const lm_buf *config, lm_buf *json, lm_err *e);
 
 #endif

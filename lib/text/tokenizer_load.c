@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "text/added_list.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer_impl.h"
 
@@ -79,7 +80,7 @@ static lm_code read_added(const char *path, lm_buf *config, lm_err *e)
     lm_code rc = lm_file_read(path, MAX_FILE, &text, e);
 
     if (!rc)
-        rc = lm_sentencepiece_add(config, &text, path, e);
+        rc = lm_added_list_take(config, &text, path, e);
     lm_buf_fini(&text);
     return rc;
 }
@@ -95,23 +96,23 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
     where = p.whole;
     bool old = !rc && p.model && !lm_path_exists(p.whole);
     bool pair = old && lm_path_exists(p.vocab);
-    if (pair && (lm_path_exists(p.merges) || !lm_path_exists(p.model))) {
+    if (!rc && lm_path_exists(p.config))
+        rc = lm_file_read(p.config, MAX_FILE, &config, e);
+    if (!rc && (old || lm_text_ends(where, ".model")) && lm_path_exists(p.added))
+        rc = read_added(p.added, &config, e);
+    if (!rc && pair && (lm_path_exists(p.merges) || !lm_path_exists(p.model))) {
         where = p.vocab;
-        rc = lm_tokenizer_join_files(p.vocab, p.merges, &text, e);
-    } else if (old && lm_path_exists(p.model)) {
+        rc = lm_tokenizer_join_files(p.vocab, p.merges, &config, &text, e);
+    } else if (!rc && old && lm_path_exists(p.model)) {
         where = p.model;
         rc = lm_file_read(p.model, MAX_FILE, &text, e);
-    } else if (old) {
+    } else if (!rc && old) {
         errno = ENOENT;
         rc = lm_fail(e, LM_EIO, path, "name a tokenizer.json or a folder that holds one",
                      "has no tokenizer.json, nor vocab.json and merges.txt, nor tokenizer.model");
     } else if (!rc) {
         rc = lm_file_read(p.whole, MAX_FILE, &text, e);
     }
-    if (!rc && lm_path_exists(p.config))
-        rc = lm_file_read(p.config, MAX_FILE, &config, e);
-    if (!rc && lm_text_ends(where, ".model") && lm_path_exists(p.added))
-        rc = read_added(p.added, &config, e);
     if (!rc)
         rc = lm_tokenizer_from_text(text.data, text.len, &config, where, out, e);
     lm_buf_fini(&text);

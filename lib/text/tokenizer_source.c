@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "text/sentencepiece.h"
+#include "text/added_list.h"
 #include "text/tokenizer_impl.h"
 #include "text/tokenizer_match.h"
 
@@ -15,42 +15,49 @@ enum { MAX_FILE = 256 << 20 };
 typedef lm_code reading(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
                         bool *found, lm_err *e);
 
+/* tokenizer_config.json, with what added_tokens.json lists when `added`. */
+static lm_code read_config(lm_model_source *m, bool added, lm_buf *config, lm_err *e)
+{
+    lm_buf list = { 0 };
+    char where[300];
+    bool there;
+    lm_code rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, config, &there, e);
+
+    if (rc || !added)
+        return rc;
+    snprintf(where, sizeof where, "%.200s: added_tokens.json", lm_model_source_path(m));
+    rc = lm_model_source_file_now(m, "added_tokens.json", MAX_FILE, &list, &there, e);
+    if (!rc && there)
+        rc = lm_added_list_take(config, &list, where, e);
+    lm_buf_fini(&list);
+    return rc;
+}
+
 lm_code lm_tokenizer_text(lm_model_source *m, bool spool, lm_buf *json, lm_buf *config,
                           const char **from, lm_err *e)
 {
     reading *read = spool ? lm_model_source_file : lm_model_source_file_now;
     lm_buf vocab = { 0 }, merges = { 0 };
-    bool whole = false, pair = false, pieces = false, more = false;
-    lm_code rc = read(m, "tokenizer.json", MAX_FILE, json, &whole, e);
+    bool found = false, pair = false;
+    char where[300];
+    lm_code rc = read(m, "tokenizer.json", MAX_FILE, json, &found, e);
 
-    *from = whole ? "tokenizer.json" : NULL;
-    if (!rc && !whole)
+    *from = found ? "tokenizer.json" : NULL;
+    if (!rc && !found)
         rc = read(m, "vocab.json", MAX_FILE, &vocab, &pair, e);
     if (!rc && pair)
         rc = read(m, "merges.txt", MAX_FILE, &merges, &pair, e);
-    if (!rc && pair) {
-        char where[300];
-
-        snprintf(where, sizeof where, "%.200s: merges.txt", lm_model_source_path(m));
-        rc = lm_tokenizer_join(&vocab, where, &merges, json, e);
+    if (!rc && !found && !pair) {
+        rc = read(m, "tokenizer.model", MAX_FILE, json, &found, e);
+        *from = found ? "tokenizer.model" : NULL;
+    } else if (pair) {
         *from = "vocab.json";
     }
-    if (!rc && !*from) {
-        rc = read(m, "tokenizer.model", MAX_FILE, json, &pieces, e);
-        *from = pieces ? "tokenizer.model" : NULL;
-    }
     if (!rc && *from)
-        rc = lm_model_source_file_now(m, "tokenizer_config.json", MAX_FILE, config, &more, e);
-    if (!rc && pieces) {
-        lm_buf added = { 0 };
-        char where[300];
-
-        snprintf(where, sizeof where, "%.200s: added_tokens.json", lm_model_source_path(m));
-        rc = lm_model_source_file_now(m, "added_tokens.json", MAX_FILE, &added, &more, e);
-        if (!rc && more)
-            rc = lm_sentencepiece_add(config, &added, where, e);
-        lm_buf_fini(&added);
-    }
+        rc = read_config(m, strcmp(*from, "tokenizer.json") != 0, config, e);
+    snprintf(where, sizeof where, "%.200s: merges.txt", lm_model_source_path(m));
+    if (!rc && pair)
+        rc = lm_tokenizer_join(&vocab, where, &merges, config, json, e);
     lm_buf_fini(&vocab);
     lm_buf_fini(&merges);
     return rc;

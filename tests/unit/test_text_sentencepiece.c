@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "text/added_list.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer.h"
 
@@ -267,7 +268,7 @@ static lm_code with_config(const char *config, const char *added, lm_tokenizer *
     lm_buf_add(&c, config, strlen(config), e);
     lm_buf_add(&a, added, strlen(added), e);
     if (a.len)
-        rc = lm_sentencepiece_add(&c, &a, "x/added_tokens.json", e);
+        rc = lm_added_list_take(&c, &a, "x/added_tokens.json", e);
     if (!rc)
         rc = lm_tokenizer_from_text(b.data, b.len, &c, "x/y.model", t, e);
     lm_buf_fini(&a);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -441,6 +442,44 @@ static void special_names(void **state)
     assert_int_equal(lm_tokenizer_load("/nonexistent/tokenizer.json", &t, &e), LM_EIO);
 }
 
+static void put_file(const char *dir, const char *name, const char *text)
+{
+    char path[200];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* GPT-2's pair of files, with what was added to it. */
+static void pair_with_added_tokens(void **state)
+{
+    static const char *const names[] = { "vocab.json", "merges.txt", "added_tokens.json" };
+    char dir[] = "/tmp/test_text_tokenizer.XXXXXX", path[200];
+    lm_tokenizer *t = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    put_file(dir, names[0], "{\"a\":0,\"b\":1,\"ab\":2,\"<|endoftext|>\":3}");
+    put_file(dir, names[1], "#version: 0.2\na b\n");
+    put_file(dir, names[2], "{\"<|endoftext|>\":3,\"<|user|>\":4}");
+    assert_int_equal(lm_tokenizer_load(dir, &t, &e), 0);
+    assert_int_equal(lm_tokenizer_vocab_size(t), 5);
+    assert_int_equal(lm_tokenizer_id(t, "<|user|>", 8), 4);
+    assert_true(lm_tokenizer_is_special(t, 3));
+    lm_tokenizer_free(t);
+    put_file(dir, names[2], "{\"<|user|>\":1}");
+    assert_int_equal(lm_tokenizer_load(dir, &t, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "belongs to another token"));
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        remove(path);
+    }
+    rmdir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -448,7 +487,7 @@ int main(void)
         cmocka_unit_test(round_trip),    cmocka_unit_test(long_words),
         cmocka_unit_test(invalid_text),  cmocka_unit_test(hostile),
         cmocka_unit_test(merge_cycles),  cmocka_unit_test(blow_up),
-        cmocka_unit_test(special_names),
+        cmocka_unit_test(special_names), cmocka_unit_test(pair_with_added_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
