@@ -528,3 +528,26 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$status" -eq 2 ]
     [[ $output == *"--json: standard output holds the model: write the model to a file"* ]]
 }
+
+# After a failure the old file, or the whole new one when only what comes after the renaming failed.
+gguf_old_or_new() {
+    [ "$1" -ne 0 ] && grep -qx old out.gguf || cmp good.gguf out.gguf || return
+    echo old > out.gguf
+    rm -f im.gguf
+}
+
+@test "convert-model: one call after the other fails" {
+    load ../inject/inject
+    export SOURCE_DATE_EPOCH=0 LM_TEST_BUILD=${LM_TEST_BUILD:-$BATS_TEST_DIRNAME/../../build}
+    mkdir work && mv model work && cd work
+    head -n 40 "$BATS_FILE_TMPDIR/corpus.txt" > c.txt
+    run_it=(convert-model -q -j 1 -f model -o out.gguf --type iq4_nl --imatrix c.txt --save-imatrix im.gguf)
+    "${run_it[@]}"
+    mv out.gguf good.gguf
+    rm im.gguf
+    echo old > out.gguf
+    for kind in write fsync rename; do
+        inject_each $kind 12 gguf_old_or_new "${run_it[@]}"
+    done
+    inject_each malloc 150 gguf_old_or_new "${run_it[@]}"
+}
