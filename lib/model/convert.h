@@ -20,6 +20,7 @@
 #include "format/imatrix.h"
 #include "format/provenance.h"
 #include "model/config.h"
+#include "model/slots.h"
 
 typedef enum {
     LM_FORMAT_AUTO, /* by content when reading, by the name when writing */
@@ -85,6 +86,24 @@ lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_o
 void lm_import_close(lm_import *m);
 /* NULL if there is no such file. */
 const lm_side_file *lm_import_side(const lm_import *m, const char *name);
+
+/* ---- Tensors by their part in the model ---- */
+
+/* A model's tensors beside the slots of its config. */
+typedef struct {
+    lm_slot *slot;
+    size_t n;
+    int64_t *slot_of;          /* of tensor i of the plan: index, or one of the two below */
+    const lm_st_tensor **from; /* of slot i */
+} lm_slotted;
+enum { LM_SLOT_IGNORED = -1, LM_SLOT_TIED = -2 }; /* a buffer; the head's copy of the embedding */
+
+/* Find every slot of m->config among m's tensors, in its shape, and every tensor among the slots.
+ * Fails: LM_EFORMAT naming the tensor. */
+lm_code lm_slotted_make(const lm_import *m, lm_slotted *out, lm_err *e);
+void lm_slotted_fini(lm_slotted *s);
+/* Is `name` what Hugging Face calls the slot, with or without the leading "model."? */
+bool lm_slot_is(const lm_slot *s, const char *name);
 
 /* ---- Exporting ---- */
 

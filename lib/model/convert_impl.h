@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_impl.h -- what importers and exporters share; private to lib/model/convert*.c. */
+/* convert_impl.h -- what importers and exporters share; private to lib/model. */
 #ifndef LM_MODEL_CONVERT_IMPL_H
 #define LM_MODEL_CONVERT_IMPL_H
 
@@ -31,22 +31,6 @@ lm_code lm_import_join(lm_import *m, const char *dir, lm_err *e);
 
 /* llama2.c's tokenizer.bin as tokenizer.json.  Fails: LM_EIO, LM_EFORMAT. */
 lm_code lm_import_tokenizer_bin(lm_import *m, const char *path, lm_err *e);
-
-/* A model's tensors beside the slots of its config. */
-typedef struct {
-    lm_slot *slot;
-    size_t n;
-    int64_t *slot_of;          /* of tensor i of the plan: index, or one of the two below */
-    const lm_st_tensor **from; /* of slot i */
-} lm_slotted;
-enum { LM_SLOT_IGNORED = -1, LM_SLOT_TIED = -2 }; /* a buffer; the head's copy of the embedding */
-
-/* Find every slot of m->config among m's tensors, in its shape, and every tensor among the slots.
- * Fails: LM_EFORMAT naming the tensor. */
-lm_code lm_slotted_make(const lm_import *m, lm_slotted *out, lm_err *e);
-void lm_slotted_fini(lm_slotted *s);
-/* Is `name` what Hugging Face calls the slot, with or without the leading "model."? */
-bool lm_slot_is(const lm_slot *s, const char *name);
 
 /* Exporters. */
 lm_code lm_export_hf(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e);

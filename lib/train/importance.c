@@ -13,7 +13,6 @@
 #include "base/text.h"
 #include "format/input.h"
 #include "format/tokens.h"
-#include "model/convert_impl.h"
 #include "model/loaded.h"
 #include "model/weights.h"
 #include "op/ops.h"
