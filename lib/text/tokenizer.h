@@ -4,7 +4,8 @@
  * The pipeline is that of the `tokenizers` library: split on added tokens -> normaliser ->
  * pre-tokeniser -> BPE -> post-processor; back through the decoder.  Read are
  *   - tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3) or byte-fallback (Llama-2);
- *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern;
+ *   - vocab.json + merges.txt, GPT-2's older pair of files: byte-level, with GPT-2's pattern, or with
+ *     Qwen2's when tokenizer_config.json names its class;
  *   - tokenizer.model, SentencePiece's file with a BPE model (sentencepiece.h).
  *
  * Ids are the same as those of `tokenizers` (0.23), as far as the Unicode tables here (utf8proc,

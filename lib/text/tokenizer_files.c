@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "text/added_list.h"
+#include "text/pretok_scan.h"
 #include "text/tokenizer_impl.h"
 
 enum { MAX_FILE = 256 << 20, MOST_IDS = 1 << 27 };
@@ -41,13 +42,42 @@ static lm_code write_merges(lm_jw *w, const char *path, const lm_buf *text, lm_e
     return LM_OK;
 }
 
-static void write_byte_level(lm_jw *w, const char *key)
+static void write_byte_level(lm_jw *w, const char *key, bool use_regex)
 {
     lm_jw_obj(w, key);
     lm_jw_str(w, "type", "ByteLevel");
     lm_jw_bool(w, "add_prefix_space", false);
     lm_jw_bool(w, "trim_offsets", true);
-    lm_jw_bool(w, "use_regex", true);
+    lm_jw_bool(w, "use_regex", use_regex);
+    lm_jw_close_obj(w);
+}
+
+/* "normalizer" and "pre_tokenizer": Qwen2 has the same pair of files and other words. */
+static void write_words(lm_jw *w, const json_t *config)
+{
+    const char *class = json_string_value(json_object_get(config, "tokenizer_class"));
+
+    if (!class || strncmp(class, "Qwen2Tokenizer", 14) != 0) {
+        lm_jw_str(w, "normalizer", NULL);
+        write_byte_level(w, "pre_tokenizer", true);
+        return;
+    }
+    lm_jw_obj(w, "normalizer");
+    lm_jw_str(w, "type", "NFC");
+    lm_jw_close_obj(w);
+    lm_jw_obj(w, "pre_tokenizer");
+    lm_jw_str(w, "type", "Sequence");
+    lm_jw_arr(w, "pretokenizers");
+    lm_jw_obj(w, NULL);
+    lm_jw_str(w, "type", "Split");
+    lm_jw_obj(w, "pattern");
+    lm_jw_str(w, "Regex", lm_scan_pattern(LM_SCAN_QWEN));
+    lm_jw_close_obj(w);
+    lm_jw_str(w, "behavior", "Isolated");
+    lm_jw_bool(w, "invert", false);
+    lm_jw_close_obj(w);
+    write_byte_level(w, NULL, false);
+    lm_jw_close_arr(w);
     lm_jw_close_obj(w);
 }
 
@@ -94,7 +124,7 @@ static void write_added(lm_jw *w, int64_t id, const json_t *more)
 /* Everything but the vocabulary's text, which comes last and is taken as it is: whoever parses the
  * whole checks it. */
 static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
-                          const json_t *more, lm_buf *json, lm_err *e)
+                          const json_t *config, lm_buf *json, lm_err *e)
 {
     lm_jw w;
     lm_code end, rc;
@@ -104,11 +134,10 @@ static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm
     lm_jw_str(&w, "version", "1.0");
     lm_jw_str(&w, "truncation", NULL);
     lm_jw_str(&w, "padding", NULL);
-    write_added(&w, find_end_of_text(vocab), more);
-    lm_jw_str(&w, "normalizer", NULL);
-    write_byte_level(&w, "pre_tokenizer");
-    write_byte_level(&w, "post_processor");
-    write_byte_level(&w, "decoder");
+    write_added(&w, find_end_of_text(vocab), json_object_get(config, "added_tokens_decoder"));
+    write_words(&w, config);
+    write_byte_level(&w, "post_processor", true);
+    write_byte_level(&w, "decoder", true);
     lm_jw_obj(&w, "model");
     lm_jw_str(&w, "type", "BPE");
     rc = write_merges(&w, merges_path, merges, e);
@@ -118,9 +147,8 @@ static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm
     return rc ? rc : end;
 }
 
-/* The added tokens that the configuration lists; *tree owns them. */
-static lm_code read_added(const lm_buf *config, const char *merges_path, json_t **tree,
-                          const json_t **list, lm_err *e)
+/* The configuration, its list of added tokens checked. */
+static lm_code read_config(const lm_buf *config, const char *merges_path, json_t **tree, lm_err *e)
 {
     char beside[320];
     lm_code rc = LM_OK;
@@ -128,8 +156,9 @@ static lm_code read_added(const lm_buf *config, const char *merges_path, json_t 
     lm_tokenizer_config_where(merges_path, beside, sizeof beside);
     if (config->len)
         rc = lm_json_parse(config->data, config->len, beside, tree, e);
-    *list = json_object_get(*tree, "added_tokens_decoder");
-    return rc ? rc : lm_added_list_check(*list, MOST_IDS, beside, e);
+    return rc ? rc
+              : lm_added_list_check(json_object_get(*tree, "added_tokens_decoder"), MOST_IDS,
+                                    beside, e);
 }
 
 lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
@@ -137,13 +166,12 @@ lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm
 {
     size_t valid = lm_utf8_valid(merges->data, merges->len);
     json_t *tree = NULL;
-    const json_t *more = NULL;
-    lm_code rc = read_added(config, merges_path, &tree, &more, e);
+    lm_code rc = read_config(config, merges_path, &tree, e);
 
     if (!rc && valid != merges->len)
         rc = lm_fail(e, LM_EFORMAT, merges_path, NULL, "invalid UTF-8 at byte %zu", valid);
     if (!rc)
-        rc = write_rest(vocab, merges_path, merges, more, json, e);
+        rc = write_rest(vocab, merges_path, merges, tree, json, e);
     json_decref(tree);
     if (!rc) {
         while (json->len && json->data[json->len - 1] != '}') /* a newline, if there is one */

@@ -455,7 +455,8 @@ static void put_file(const char *dir, const char *name, const char *text)
 /* GPT-2's pair of files, with what was added to it. */
 static void pair_with_added_tokens(void **state)
 {
-    static const char *const names[] = { "vocab.json", "merges.txt", "added_tokens.json" };
+    static const char *const names[] = { "vocab.json", "merges.txt", "added_tokens.json",
+                                         "tokenizer_config.json" };
     char dir[] = "/tmp/test_text_tokenizer.XXXXXX", path[200];
     lm_tokenizer *t = NULL;
     lm_err e = { 0 };
@@ -473,7 +474,24 @@ static void pair_with_added_tokens(void **state)
     put_file(dir, names[2], "{\"<|user|>\":1}");
     assert_int_equal(lm_tokenizer_load(dir, &t, &e), LM_EFORMAT);
     assert_non_null(strstr(e.what, "belongs to another token"));
-    for (int i = 0; i < 3; i++) {
+    /* Qwen2 has such a pair, too, and cuts before each digit */
+    put_file(dir, names[0], "{\"1\":0,\"2\":1,\"12\":2}");
+    put_file(dir, names[1], "1 2\n");
+    put_file(dir, names[2], "{}");
+    for (size_t n = 1; n <= 2; n++) {
+        lm_tok_scratch *s = NULL;
+        lm_ids ids = { 0 };
+        e = (lm_err){ 0 };
+        put_file(dir, names[3], n == 1 ? "{}" : "{\"tokenizer_class\":\"Qwen2Tokenizer\"}");
+        assert_int_equal(lm_tokenizer_load(dir, &t, &e), 0);
+        assert_int_equal(lm_tok_scratch_new(t, &s, &e), 0);
+        assert_int_equal(lm_tokenizer_encode(t, s, "12", 2, false, &ids, &e), 0);
+        assert_int_equal(ids.n, n);
+        lm_ids_fini(&ids);
+        lm_tok_scratch_free(s);
+        lm_tokenizer_free(t);
+    }
+    for (int i = 0; i < 4; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         remove(path);
     }
