@@ -131,9 +131,11 @@ void lm_lmz_coder_free(lm_lmz_coder *c)
 /* For encoding only: many decoders live too short for it. */
 static void fill_clog(lm_lmz_coder *c)
 {
-    if (!c->clog[SAMPLE])
-        for (int i = 1; i <= SAMPLE; i++)
-            c->clog[i] = (uint32_t)lrint(i * log2(i) * 65536 / SAMPLE);
+    if (c->clog[SAMPLE])
+        return;
+    c->clog[0] = 0;
+    for (int i = 1; i <= SAMPLE; i++)
+        c->clog[i] = (uint32_t)lrint(i * log2(i) * 65536 / SAMPLE);
 }
 
 /* ---- What a sample says ---- */
@@ -453,13 +455,13 @@ static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t ra
     p->form = (lm_planes_form){ .size = kinds[kind].size, .field = kinds[kind].field };
     size_t n = raw / (size_t)p->form.size, at = 1 + 4 * (size_t)p->form.size;
     p->stored = len > 0 && src[0] == STORED;
+    p->joint = !p->stored && kind == LM_LMZ_BF16 && len > 0 && src[0] == LMZ_JOINT;
     if (p->stored) {
         if (len == raw + 1)
             return LM_OK;
         return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu stored bytes, expected %zu", len - 1,
                        raw);
     }
-    p->joint = kind == LM_LMZ_BF16 && len > 0 && src[0] == LMZ_JOINT;
     if (p->joint) {
         if (n && lmz_joint_parse(src, len, n, &p->parts))
             return LM_OK;

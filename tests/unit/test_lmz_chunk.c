@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks of .lmz files: every kind and shape of data comes back, the same bytes on every processor,
  * never larger than promised, and damaged ones never lead outside the buffers. */
+#include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -248,6 +249,45 @@ static void joint_symbols_of_any_exponents(void **state)
     }
 }
 
+/* Whatever was in the memory that a coder gets: the same bytes. */
+static void old_memory_changes_nothing(void **state)
+{
+    static const size_t sizes[] = { 4000, 100000, FULL };
+    lm_lmz_coder *dirty[2];
+    lm_err e = { 0 };
+    (void)state;
+    mallopt(M_MMAP_THRESHOLD, 30000000); /* fresh pages would be zeros */
+    for (int k = 0; k < 2; k++) {
+        mallopt(M_PERTURB, k ? 0xa5 : 0xff); /* 0x5a; zeros */
+        assert_int_equal(lm_lmz_coder_new(3, lm_cpu_detect(), &dirty[k], &e), 0);
+    }
+    mallopt(M_PERTURB, 0);
+    for (lm_lmz_kind kind = 0; kind < LM_LMZ_KINDS; kind++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            uint8_t *x = make(kind, NORMAL, sizes[i] / lm_lmz_kind_size(kind), 3);
+            uint8_t *out[2] = { malloc(lm_lmz_chunk_bound(sizes[i])),
+                                malloc(lm_lmz_chunk_bound(sizes[i])) };
+            size_t len = encode(dirty[0], kind, x, sizes[i], NULL, out[0]);
+            assert_int_equal(encode(dirty[1], kind, x, sizes[i], NULL, out[1]), len);
+            assert_memory_equal(out[0], out[1], len);
+            free(x), free(out[0]), free(out[1]);
+        }
+    }
+    lm_lmz_coder_free(dirty[0]);
+    lm_lmz_coder_free(dirty[1]);
+}
+
+/* What a chunk says about itself when it is stored is nothing but that. */
+static void stored_chunks_are_raw(void **state)
+{
+    static const uint8_t stored[5] = { 0x80, 1, 2, 3, 4 };
+    lm_lmz_chunk_info info;
+    lm_err e = { 0 };
+    (void)state;
+    assert_int_equal(lm_lmz_chunk_look(LM_LMZ_BF16, stored, 5, 4, &info, &e), 0);
+    assert_true(info.n == 1 && !strcmp(info.plane[0].coding, "raw") && info.plane[0].coded == 4);
+}
+
 /* Mantissas that look like noise are split to where they would lie raw; zstd gets them all the same
  * when they come again. */
 static void noise_that_repeats_is_found(void **state)
@@ -383,6 +423,8 @@ int main(void)
         cmocka_unit_test(unrelated_base_is_left_alone),
         cmocka_unit_test(normal_bf16_reaches_its_bound),
         cmocka_unit_test(joint_symbols_of_any_exponents),
+        cmocka_unit_test(old_memory_changes_nothing),
+        cmocka_unit_test(stored_chunks_are_raw),
         cmocka_unit_test(noise_that_repeats_is_found),
         cmocka_unit_test(unchanged_elements_cost_little),
         cmocka_unit_test(same_values_cost_nothing),
