@@ -640,6 +640,44 @@ static void test_growth(void **state)
     drop(&c);
 }
 
+/* A file of many small tensors: as one part it hardly grows, however random they are; where their
+ * numbers gain more than the records take, they are parts. */
+static void test_small_tensors(void **state)
+{
+    enum { MANY = 2000 };
+    static const struct {
+        const char *dtype;
+        int64_t rows;
+        bool parts;
+    } cases[] = { { "U8", 4, false },    { "U8", 700, false },   { "I8", 9000, false },
+                  { "F32", 1, false },   { "BF16", 300, false }, { "BF16", 4000, true },
+                  { "F32", 2000, true }, { "U8", 300000, true } };
+    static char names[MANY][40];
+    static tensor t[MANY];
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        size_t n = cases[k].rows > 100000 ? 70 : MANY;
+        content c = { 0 };
+        lm_buf out = { 0 };
+        lm_lmz *z;
+        for (size_t i = 0; i < n; i++) {
+            snprintf(names[i], sizeof names[i], "model.layers.%zu.mlp.scale", i);
+            t[i] = (tensor){ names[i], cases[k].dtype, cases[k].rows, -1 };
+        }
+        add_tensors(&c, "model.safetensors", t, n, 5);
+        pack(&c, NULL, 1 << 20, &out);
+        assert_true(out.len <= c.m[0].bytes + c.m[0].bytes / 1000);
+        store(in_dir("small.lmz"), &out);
+        z = open_whole(in_dir("small.lmz"), NULL);
+        check_random(z, &c);
+        assert_int_equal(lm_lmz_parts(z), cases[k].parts ? n + 1 : 1);
+        lm_lmz_free(z);
+        check_stream(&out, NULL, &c, 100000, 70000);
+        lm_buf_fini(&out);
+        drop(&c);
+    }
+}
+
 static void test_names(void **state)
 {
     lm_lmz_writer *w = NULL;
@@ -991,13 +1029,13 @@ static void test_large(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_every_bit),
-        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_chunk_lost),
-        cmocka_unit_test(test_odd_headers), cmocka_unit_test(test_growth),
-        cmocka_unit_test(test_names),       cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_delta),       cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_moved),       cmocka_unit_test(test_chain),
-        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_every_bit),
+        cmocka_unit_test(test_truncated),     cmocka_unit_test(test_chunk_lost),
+        cmocka_unit_test(test_odd_headers),   cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_small_tensors), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_delta),
+        cmocka_unit_test(test_digest),        cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_chain),         cmocka_unit_test(test_large),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }
