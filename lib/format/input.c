@@ -17,9 +17,10 @@ struct lm_input {
     size_t max_doc, separator_len;
     lm_source *src;
     bool in_member, jsonl;
-    bool ended;    /* the member has no more bytes */
-    bool behind;   /* damage: the first piece of text is what is left of one */
-    const char *p; /* the block in hand: p[at..n) is still to be cut */
+    bool ended;     /* the member has no more bytes */
+    int known_file; /* the file for which jsonl was found out, -1: none */
+    bool behind;    /* damage: the first piece of text is what is left of one */
+    const char *p;  /* the block in hand: p[at..n) is still to be cut */
     size_t n, at;
     int64_t line, offset; /* of p[at] in the member; line from 1 */
     _Atomic int64_t docs; /* read by lm_input_stat from other threads */
@@ -71,28 +72,38 @@ static lm_code take(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
     return rc;
 }
 
-static lm_code begin_member(lm_input *in, lm_err *e)
+/* The first bytes of a member, and what it is.  Behind damage it is what it was before. */
+static lm_code look_at_member(lm_input *in, lm_err *e)
 {
-    lm_code rc = lm_source_next(in->src, &in->in_member, e);
-    if (in->o.bad)
-        in->o.bad->parts = lm_source_bad(in->src, &in->o.bad->part);
-    in->at = in->n = 0;
-    in->line = 1;
-    in->offset = 0;
-    in->ended = false;
+    int file = lm_source_file(in->src);
+    lm_code rc = refill(in, e);
     in->behind = lm_source_resumed(in->src);
-    if (rc || !in->in_member)
+    if (rc || (in->behind && in->known_file == file))
         return rc;
-    if (in->behind) /* as before the damage */
-        return refill(in, e);
-    rc = refill(in, e);
-    if (!rc && in->n >= 3 && memcmp(in->p, "\xEF\xBB\xBF", 3) == 0) {
+    if (in->n >= 3 && memcmp(in->p, "\xEF\xBB\xBF", 3) == 0) {
         in->at += 3; /* a byte order mark is no text */
         in->offset = 3;
     }
-    return rc ? rc
-              : lm_input_recognise(in->o.kind, lm_source_name(in->src), in->p + in->at,
-                                   in->n - in->at, &in->jsonl, e);
+    in->known_file = file;
+    return lm_input_recognise(in->o.kind, lm_source_name(in->src), in->p + in->at, in->n - in->at,
+                              &in->jsonl, e);
+}
+
+static lm_code begin_member(lm_input *in, lm_err *e)
+{
+    lm_code rc;
+    do {
+        rc = lm_source_next(in->src, &in->in_member, e);
+        in->at = in->n = 0;
+        in->line = 1;
+        in->offset = 0;
+        in->ended = false;
+        if (!rc && in->in_member)
+            rc = look_at_member(in, e);
+    } while (rc == LM_EFORMAT && in->in_member && lm_source_pass(in->src, e));
+    if (in->o.bad)
+        in->o.bad->parts = lm_source_bad(in->src, &in->o.bad->part);
+    return rc;
 }
 
 static void begin_doc(lm_input *in, lm_doc *doc)
@@ -311,6 +322,7 @@ lm_code lm_input_open(const lm_input_opts *o, const char *const *paths, int n, l
     if (rc)
         return rc;
     in->o = *o;
+    in->known_file = -1;
     in->max_doc = o->max_doc ? o->max_doc : MAX_DOC_DEFAULT;
     if (o->separator) {
         rc = lm_strdup(&in->separator, o->separator, e);

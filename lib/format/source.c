@@ -295,6 +295,16 @@ bool lm_source_resumed(const lm_source *s)
     return s->resumed;
 }
 
+bool lm_source_pass(lm_source *s, lm_err *e)
+{
+    return lm_source_note_bad(s, LM_EFORMAT, e);
+}
+
+int lm_source_file(const lm_source *s)
+{
+    return s->at;
+}
+
 int64_t lm_source_bad(const lm_source *s, lm_err *first)
 {
     *first = s->first_bad;

@@ -28,6 +28,10 @@ lm_code lm_source_block(lm_source *s, const char **p, size_t *n, lm_err *e);
 /* Did the member that has ended end in damage (skip_bad)?  Does this one begin behind damage? */
 bool lm_source_cut(const lm_source *s);
 bool lm_source_resumed(const lm_source *s);
+/* With skip_bad: note *e, for which this member cannot be read, and clear it; lm_source_next goes on behind the
+ * member.  False otherwise. */
+bool lm_source_pass(lm_source *s, lm_err *e);
+int lm_source_file(const lm_source *s); /* the number of the file among all */
 /* Damaged parts that were passed over, and the first of them. */
 int64_t lm_source_bad(const lm_source *s, lm_err *first);
 const char *lm_source_name(const lm_source *s); /* "a.tar:dir/b.txt"; until lm_source_next */

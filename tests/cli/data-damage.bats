@@ -81,6 +81,20 @@ damage() {
     [[ $stderr == *"damaged or truncated gzip"* ]] || { echo "$stderr"; false; }
 }
 
+@test "damage: a first member of gzip, and members of an archive that are no text" {
+    damage g1 3
+    cat g1 g2 > both # no name says that it is JSONL
+    run --separate-stderr clean-data --skip-bad both
+    [ "$status" -eq 0 ]
+    [ "$output" = "$(cat d2)" ]
+    printf '\211PNG' > p.png
+    tar -cf a.tar d2 p.png d3
+    fails "a.tar:p.png: it is a picture, not text" a.tar
+    run --separate-stderr clean-data --skip-bad a.tar
+    [ "$output" = "$(cat d2 d3)" ]
+    [[ $stderr == *"0 bad records and 1 damaged parts; the first: a.tar:p.png: it is a picture"* ]]
+}
+
 @test "damage: what an archive needs is said once" {
     command -v zip > /dev/null || skip "no zip"
     zip -q -P word e.zip d1
