@@ -298,6 +298,11 @@ static lm_code build(lm_vocab *v, const lm_vocab_spec *spec, lm_sink *sink, lm_e
             return e->code;
     if (all_agree(v->model, v->n, lead, &agree, e))
         return e->code;
+    for (int i = 0; agree && i < v->n; i++)
+        if (v->model[i].tok && v->model[lead].tok &&
+            !equal_text(v->model[i].tok, v->model[lead].tok) &&
+            lm_vocab_warn_of_splits(&v->model[lead], &v->model[i], sink, e))
+            return e->code;
     bool fits = spec->pad_to < 2 || v->model[lead].rows % spec->pad_to == 0;
     for (int i = 0; agree && i < spec->n_rules; i++) /* a rule may add a token */
         fits = fits && v->model[lead].tok &&

@@ -29,5 +29,8 @@ struct lm_vocab {
  * and those of the rules.  *out NULL: nothing was missing. */
 lm_code lm_vocab_unite(const lm_vocab_spec *spec, const lm_vocab_model *model, int n, int first,
                        bool all, lm_sink *sink, lm_tokenizer **out, lm_err *e);
+/* Warn when two tokenizers with the same tokens make them of text in different ways. */
+lm_code lm_vocab_warn_of_splits(const lm_vocab_model *first, const lm_vocab_model *other,
+                                lm_sink *sink, lm_err *e);
 
 #endif

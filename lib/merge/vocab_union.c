@@ -65,6 +65,54 @@ static lm_code check_kind(const json_t *a, const char *a_name, const json_t *b, 
     return LM_OK;
 }
 
+/* A merge is "a b" or ["a", "b"]. */
+static bool same_merge(const json_t *a, const json_t *b)
+{
+    const char *whole = json_string_value(json_is_string(a) ? a : b), *space;
+    const json_t *pair = json_is_string(a) ? b : a;
+    const char *left = json_string_value(json_array_get(pair, 0));
+    const char *right = json_string_value(json_array_get(pair, 1));
+    if (json_is_string(a) == json_is_string(b))
+        return json_equal(a, b);
+    space = whole ? strchr(whole, ' ') : NULL;
+    return space && left && right && strlen(left) == (size_t)(space - whole) &&
+           !strncmp(left, whole, strlen(left)) && !strcmp(right, space + 1);
+}
+
+static bool same_merges(const json_t *a, const json_t *b)
+{
+    const json_t *x = json_object_get(json_object_get(a, "model"), "merges");
+    const json_t *y = json_object_get(json_object_get(b, "model"), "merges");
+    bool same = json_array_size(x) == json_array_size(y);
+    for (size_t i = 0; same && i < json_array_size(x); i++)
+        same = same_merge(json_array_get(x, i), json_array_get(y, i));
+    return same;
+}
+
+lm_code lm_vocab_warn_of_splits(const lm_vocab_model *first, const lm_vocab_model *other,
+                                lm_sink *sink, lm_err *e)
+{
+    static const char *const parts[] = { "normalizer", "pre_tokenizer", NULL };
+    json_t *a = NULL, *b = NULL;
+    const char *part = NULL;
+    lm_code rc = parse(first, &a, e);
+    if (!rc)
+        rc = parse(other, &b, e);
+    for (int i = 0; !rc && parts[i] && !part; i++)
+        if (!json_equal(json_object_get(a, parts[i]), json_object_get(b, parts[i])))
+            part = parts[i];
+    if (!rc && !part && !same_merges(a, b))
+        part = "list of merges";
+    if (part)
+        lm_log(sink, LM_LOG_WARN,
+               "%s: its tokenizer has the tokens of that of %s, but another %s: texts are split "
+               "otherwise",
+               other->name, first->name, part);
+    json_decref(a);
+    json_decref(b);
+    return rc;
+}
+
 /* The id of a token in the result, -1: not there yet. */
 static int64_t id_of(const state *s, const char *text, size_t len)
 {

@@ -40,6 +40,20 @@ tokens() { grep -o '"vocab":{[^}]*}' "$1/tokenizer.json" | grep -c .; }
     cmp a/tokenizer.json "$out/same/tokenizer.json"
 }
 
+@test "merge-models: the same tokens, made of text in another way, are warned of" {
+    cp -r a2 "$out/other"
+    sed -i 's/"normalizer": *null/"normalizer": {"type": "NFC"}/' "$out/other/tokenizer.json"
+    run merge-models -m linear a/ "$out/other" -o "$out/x"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"other: its tokenizer has the tokens of that of a/, but another "*": texts are split otherwise"* ]]
+    cmp a/tokenizer.json "$out/x/tokenizer.json"
+    # the same in another form is the same
+    tr -d '\n' < a2/tokenizer.json > "$out/flat"
+    cp "$out/flat" "$out/other/tokenizer.json"
+    run merge-models -q -m linear a/ "$out/other" -o "$out/y"
+    [ -z "$output" ]
+}
+
 @test "merge-models --tokenizer base and MODEL: that model's ids, its own rows to the bit" {
     merge-models -q -m task_arithmetic -b a/ b2/:0 --tokenizer base -o "$out/base"
     [ "$(vocab "$out/base")" -eq 300 ]
