@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/bundle.h"
 #include "format/folder_run.h"
 #include "format/lmz.h"
 
@@ -81,6 +82,20 @@ static int64_t oldest_kept(char *const *names, size_t n, int64_t step, int keep)
     return step;
 }
 
+/* Does a file lie in the checkpoint that no tool has written?  Then it is not ours to remove. */
+static lm_code holds_more(const char *run_dir, const char *name, bool *more, lm_err *e)
+{
+    char *path = NULL;
+    lm_err why = { 0 };
+    lm_code rc = lm_path_join(&path, run_dir, name, e);
+    *more = !rc && lm_path_is_dir(path) &&
+            lm_dir_check_own(path, lm_bundle_own_checkpoint, NULL, &why) == LM_EUSAGE;
+    if (!rc && why.code && !*more)
+        *e = why;
+    lm_free(path);
+    return e->code;
+}
+
 static lm_code remove_before(const char *run_dir, char *const *names, size_t n, int64_t oldest,
                              lm_err *e)
 {
@@ -94,9 +109,11 @@ static lm_code remove_before(const char *run_dir, char *const *names, size_t n, 
     }
     if (!rc && any)
         rc = lm_run_keep_bases(run_dir, names, n, keep, e);
-    for (size_t i = 0; !rc && i < n; i++) /* a folder, an .lmz, or both */
-        if (!keep[i])
-            rc = lm_run_remove(run_dir, names[i], e);
+    for (size_t i = 0; !rc && i < n; i++) { /* a folder, an .lmz, or both */
+        if (keep[i] || (rc = holds_more(run_dir, names[i], &keep[i], e)))
+            continue;
+        rc = keep[i] ? LM_OK : lm_run_remove(run_dir, names[i], e);
+    }
     lm_free(keep);
     return rc;
 }

@@ -57,7 +57,8 @@ lm_code lm_run_latest(const char *run_dir, char **out, lm_err *e);
  * (`latest` is there, or no config.json), else path itself.  *out is yours. */
 lm_code lm_run_resolve(const char *path, char **out, lm_err *e);
 /* Remove all but the checkpoints of the newest `keep` (>= 1) steps; never the one that latest names,
- * nor newer ones, nor the one that best names, nor one that an .lmz which stays in the run is a difference to. */
+ * nor newer ones, nor the one that best names, nor one that an .lmz which stays in the run is a difference to,
+ * nor a folder in which a file lies that no tool has written. */
 lm_code lm_run_prune(const char *run_dir, int keep, lm_err *e);
 /* Of the n entries `names` of the run, mark in keep[n] those, too, that a marked .lmz is a difference
  * to, through any number of steps.  An .lmz that cannot be read marks none. */

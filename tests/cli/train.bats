@@ -487,6 +487,11 @@ goes_on() {
 @test "train: --save-every takes steps and times, --keep bounds the checkpoints" {
     "${T[@]}" m0 data -o run --save-every 1 --keep 2
     [ "$(echo run/step-*)" = "run/step-000007 run/step-000008" ]
+    # one that somebody keeps notes in is not removed
+    echo mine > run/step-000007/notes.txt
+    train -q --resume run --steps 12
+    [ "$(echo run/step-*)" = "run/step-000007 run/step-000011 run/step-000012" ]
+    [ "$(cat run/step-000007/notes.txt)" = mine ]
     "${T[@]}" m0 data -o timed --steps 300 --save-every 0.1s --keep 0
     [ "$(find timed -name 'step-*' | wc -l)" -gt 1 ]
     "${T[@]}" m0 data -o hour --save-every 1h --keep 0
