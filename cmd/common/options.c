@@ -415,54 +415,91 @@ static bool is_silent(const lm_tool *t, const lm_opt *o)
     return !o->dst && (!strcmp(o->name, "verbose") || !strcmp(o->name, "quiet"));
 }
 
-/* Words [first, last] were the options noted from l->v[from] on: those that are told go to
- * told_argv.  Letters that are not are taken out of their cluster. */
-static lm_code tell(lm_tool *t, char **argv, int first, int last, const given_list *l, size_t from,
-                    lm_err *e)
+static lm_code tell_word(lm_tool *t, const char *word, lm_err *e)
 {
-    char *word = argv[first];
-    size_t len = 1, letters = strlen(word);
-    bool value = last > first; /* the last option has its value in a word of its own */
+    char *copy = NULL;
+    lm_code rc =
+        lm_realloc_n(&t->told_argv, (size_t)t->told_argc + 1, sizeof *t->told_argv, "history", e);
 
-    if (l->n > from && !strncmp(word, "--", 2)) {
-        if (is_silent(t, &f->opt[l->v[from].index]))
-            return LM_OK;
-    } else if (l->n > from) {
-        lm_code rc = lm_alloc_n(&word, letters + 1, 1, "options", e);
-        if (rc)
-            return rc;
-        word[0] = '-';
-        for (size_t i = from; i < l->n; i++) {
-            size_t at = 1 + i - from, n = i + 1 < l->n ? 1 : letters - at;
-            bool told = !is_silent(t, &f->opt[l->v[i].index]);
-            memcpy(word + len, argv[first] + at, told ? n : 0);
-            len += told ? n : 0;
-            value = value && (told || i + 1 < l->n);
-        }
-        if (len == 1) {
-            lm_free(word);
-            return LM_OK;
-        }
-    }
-    t->told_argv[t->told_argc++] = word;
-    if (value)
-        t->told_argv[t->told_argc++] = argv[last];
-    return LM_OK;
+    if (!rc)
+        rc = lm_strdup(&copy, word, e);
+    if (!rc)
+        t->told_argv[t->told_argc++] = copy;
+    return rc;
 }
 
-/* Options to *l, operands to t->argv, in any order; what decides the product to told_argv. */
+/* "--x" and, unless NULL, its value. */
+static lm_code tell_option(lm_tool *t, const lm_opt *o, bool off, const char *value, lm_err *e)
+{
+    char name[80];
+    lm_code rc;
+
+    snprintf(name, sizeof name, "--%s%s", off ? "no-" : "", o->name);
+    rc = tell_word(t, name, e);
+    return rc || !value ? rc : tell_word(t, value, e);
+}
+
+static lm_code tell_given(lm_tool *t, const lm_opt *o, lm_err *e)
+{
+    const lm_strs *list = o->dst;
+    char number[40];
+    lm_code rc = LM_OK;
+
+    switch (o->kind) {
+    case LM_OPT_FLAG:
+        return tell_option(t, o, !*(bool *)o->dst, NULL, e);
+    case LM_OPT_LIST:
+        for (int i = 0; i < list->n && !rc; i++)
+            rc = tell_option(t, o, false, list->v[i], e);
+        return rc;
+    case LM_OPT_COUNT:
+    case LM_OPT_BYTES:
+    case LM_OPT_LEVEL:
+        snprintf(number, sizeof number, "%" PRId64, *(int64_t *)o->dst);
+        return tell_option(t, o, false, number, e);
+    case LM_OPT_TIME:
+    case LM_OPT_REAL:
+        for (int digits = 15; digits <= 17; digits++) {
+            double back;
+            snprintf(number, sizeof number, "%.*g", digits, *(double *)o->dst);
+            if (lm_parse_double(number, &back) && back == *(double *)o->dst)
+                break;
+        }
+        return tell_option(t, o, false, number, e);
+    default:
+        return tell_option(t, o, false, *(const char **)o->dst, e);
+    }
+}
+
+/* The options that were given and decide the product, by their names and in the order of the table,
+ * then the operands: the same words whether they came from the command line or from --config. */
+static lm_code tell(lm_tool *t, lm_err *e)
+{
+    lm_code rc = tell_word(t, t->full_argv[0], e);
+
+    for (int i = 0; i < f->n && !rc; i++) {
+        const lm_opt *o = &f->opt[i];
+
+        if (f->given[i] && o->dst && o->help && o->dst != &f->config &&
+            o->dst != &f->print_config && !is_silent(t, o))
+            rc = tell_given(t, o, e);
+    }
+    if (!rc && t->config)
+        rc = tell_word(t, "--config", e);
+    if (!rc && t->config)
+        rc = tell_word(t, t->config, e);
+    for (int i = 0; i < t->argc && !rc; i++)
+        rc = tell_word(t, t->argv[i], e);
+    return rc;
+}
+
+/* Options to *l, operands to t->argv, in any order. */
 static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&t->argv, (size_t)argc + 2, sizeof *t->argv, "operands", e);
     bool ended = false;
 
-    if (!rc)
-        rc = lm_alloc_n(&t->told_argv, (size_t)argc + 1, sizeof *t->told_argv, "options", e);
-    if (!rc)
-        t->told_argv[t->told_argc++] = argv[0];
     for (int i = 1; i < argc && !rc; i++) {
-        int first = i;
-        size_t noted = l->n;
         if (!ended && !strcmp(argv[i], "--"))
             ended = true;
         else if (!ended && !strncmp(argv[i], "--", 2))
@@ -472,8 +509,6 @@ static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e
             rc = parse_short(t, argc, argv, &i, l, e);
         else
             t->argv[t->argc++] = argv[i];
-        if (!rc)
-            rc = tell(t, argv, first, i, l, noted, e);
     }
     return rc;
 }
@@ -602,6 +637,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     f->progress_given = f->given[progress];
     t->threads = f->threads ? (int)f->threads : lm_cpu_count();
     t->seed_given = lm_given(t, "seed");
+    rc = rc ? rc : tell(t, e);
 done:
     json_decref(built_in);
     lm_free(l.v);

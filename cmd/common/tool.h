@@ -170,7 +170,8 @@ typedef struct {
     bool lasting;       /* see lm_outlast_readers */
     char **full_argv;   /* as given */
     int full_argc;
-    /* The same for provenance: without what changes no product (-j, -v, -q) or names it (-o, -f). */
+    /* For provenance: the options that were given, by their names in the order of the table, and the
+     * operands; without what changes no product (-j, -v, -q) or names it (-o, -f). */
     char **told_argv;
     int told_argc;
     lm_sink sink; /* for library calls: &tool->sink */

@@ -94,11 +94,41 @@ bare() {
     run ! grep -aq 'lmutils.history' bare/latest/model.safetensors
 }
 
-@test "history: letters that decide nothing leave their cluster, values and operands stay" {
+@test "history: options are told by their names, in one order, however they were given" {
     merge-models -qfmlinear m:0.5 n:0.5 -o one
-    merge-models --json --method=linear m:0.5 -qo two n:0.5
-    inspect-model one | grep -qF 'merge-models -mlinear m:0.5 n:0.5  ('
-    inspect-model two | grep -qF 'merge-models --method=linear m:0.5 n:0.5  ('
+    merge-models --json --merge_method=linear m:0.5 -qo two n:0.5
+    inspect-model one | grep -qF 'merge-models --method linear m:0.5 n:0.5  ('
+    diff -r one two
+    init-model -q --set hidden_act=silu --seed 1k m/config.json --dtype float32 -o one -f
+    inspect-model one | grep -qF 'init-model --set hidden_act=silu --dtype f32 --seed 1000 m/config.json'
+}
+
+@test "history: a run by its own config makes the same bytes" {
+    again() { # again OPERANDS -- TOOL OPTION ...
+        local operands=()
+        while [ "$1" != -- ]; do operands+=("$1"); shift; done
+        shift
+        "$@" "${operands[@]}" -q -f -o one > /dev/null
+        "$@" --print-config > c.json
+        "$1" --config c.json -q -f -o two "${operands[@]}" > /dev/null
+        diff -r one two
+        rm -r one two
+    }
+    again m/config.json -- init-model --seed 3 --tokenizer tokenizer.json
+    again m n -- merge-models -m linear --weight 0.25
+    again m n -- merge-models -m dare_ties -b m --density 0.5 --no-normalize --seed 9
+    printf 'merge_method: linear\nmodels:\n  - model: m\n    parameters: {weight: 1}\n' > r.yaml
+    again -- merge-models --config r.yaml --dtype bf16
+    again m -- convert-model --to hf --dtype bf16
+    again m -- convert-model --to gguf --type q8_0 --name x
+    again m -- compress-ckpt --weights bf16
+    again text.txt -- shard-data -t tokenizer.json --val-fraction 0.1 --seed 2
+    again text.txt -- train-tokenizer -V 280 --special '<x>'
+    # rates and times are of the clock
+    train -q m data -o t1 --steps 2 --batch-size 2 --seq-len 16 --lr 2e-3 --peak-tflops 0 -j 1
+    train --steps 2 --batch-size 2 --seq-len 16 --lr 2e-3 --peak-tflops 0 -j 1 --print-config > c.json
+    train -q --config c.json m data -o t2
+    cmp t1/latest/model.safetensors t2/latest/model.safetensors
 }
 
 @test "history: merge-models --digest is of every byte, the same for folder, tar, .lmz and stream" {

@@ -39,7 +39,7 @@ END
     [ "$status" -eq 0 ]
     [[ "$output" == *"llama (LlamaForCausalLM)"* ]]
     [[ "$output" == *"tensors    20"* ]]
-    [[ "$output" == *"history    init-model llama-1m"* ]]
+    [[ "$output" == *"history    init-model "*"llama-1m"* ]]
     grep -q '"hidden_size": 64' m/config.json
     grep -q '"torch_dtype": "float32"' m/config.json
 }
