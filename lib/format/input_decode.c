@@ -118,7 +118,7 @@ static lm_code fail_record(const lm_doc *doc, const char *field, lm_jsonl_fault 
         return lm_fail(e, LM_EFORMAT, where, "give one JSON object a line, as jq -c does",
                        "column %zu: %s (field '%s')", f.at + 1, f.what, field);
     if (f.kind == LM_JSONL_NO_STRING && first != '{')
-        return lm_fail(e, LM_EFORMAT, where, "mend the record, or pass over it with --skip-bad",
+        return lm_fail(e, LM_EFORMAT, where, "mend the record, or have such records skipped",
                        "column %zu: field '%s' is %s, not a string", f.at + 1, field,
                        type_of(first));
     lm_jsonl_names(doc->raw.data, doc->raw.len, &names, NULL);

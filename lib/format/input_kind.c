@@ -108,7 +108,7 @@ static lm_code refuse_zeros(const char *name, const char *p, size_t n, lm_err *e
     if (zeros[0] * zeros[1] == 0 && more * 4 >= n)
         return lm_fail(e, LM_EFORMAT, name, "convert it with iconv -t UTF-8",
                        "it is UTF-16, not UTF-8");
-    return lm_fail(e, LM_EFORMAT, name, "leave it out, or force it with --input-format text",
+    return lm_fail(e, LM_EFORMAT, name, "leave it out, or have it read as text",
                    "it is not text: it holds zero bytes");
 }
 
@@ -153,7 +153,7 @@ static lm_code refuse_records(const char *name, const char *p, size_t n, lm_err 
     lm_jsonl_fault f = lm_jsonl_find(p, (size_t)(line - p), "text", &begin, &end);
     if (f.what && f.kind == LM_JSONL_MALFORMED)
         return LM_OK;
-    return lm_fail(e, LM_EFORMAT, name, "say which with --input-format jsonl, or text",
+    return lm_fail(e, LM_EFORMAT, name, "rename it, or have it read as JSONL or as text",
                    "it is called text, but its lines are JSON");
 }
 
@@ -174,7 +174,7 @@ lm_code lm_input_recognise(lm_input_kind asked, const char *name, const char *p,
     if (ends(name, len, ".txt") || ends(name, len, ".text"))
         rc = refuse_records(name, p, n, e);
     else if (ends(name, len, ".csv") || ends(name, len, ".tsv"))
-        rc = lm_fail(e, LM_EFORMAT, name, "write it as JSONL, or force it with --input-format text",
+        rc = lm_fail(e, LM_EFORMAT, name, "write it as JSONL, or have it read as text",
                      "it is a table, not text");
     else
         *jsonl |= ends(name, len, ".jsonl") || ends(name, len, ".ndjson");

@@ -4,7 +4,6 @@
 bats_require_minimum_version 1.5.0
 
 setup() {
-    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_TEST_TMPDIR"
     for i in 1 2 3; do
         printf '{"text":"document %s"}\n{"text":"more of %s"}\n' $i $i > d$i

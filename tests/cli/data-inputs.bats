@@ -4,7 +4,6 @@
 bats_require_minimum_version 1.5.0
 
 setup() {
-    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_TEST_TMPDIR"
 }
 
