@@ -109,29 +109,6 @@ typedef struct {
 
 /* ---- opening ---- */
 
-/* A file that is no shard is text, and so are a folder that holds no dataset, and a pattern; of all else
- * lm_tokens_open says what it looked for. */
-static bool is_text(const char *path)
-{
-    static const char *const sets[] = { "train", "val" };
-    lm_err ignored = { 0 };
-    bool there = false;
-    if (strcmp(opt.format, "auto") != 0)
-        return false;
-    if (!strcmp(path, "-"))
-        return true;
-    for (int i = 0; lm_path_is_dir(path) && i < 2 && !there; i++) {
-        char *set = NULL;
-        if (!lm_path_join(&set, path, sets[i], &ignored))
-            lm_tokens_there(set, &there, &ignored);
-        lm_free(set);
-    }
-    if (lm_path_is_dir(path))
-        return !there;
-    return (lm_path_exists(path) || lm_input_is_pattern(path)) && !lm_text_ends(path, ".bin") &&
-           !lm_text_ends(path, ".idx");
-}
-
 static lm_code open_tokenizer(work *w, bool need, lm_err *e)
 {
     int64_t vocab = w->model.config.vocab;
@@ -160,7 +137,8 @@ static lm_code open_shards(work *w, lm_err *e)
 
 static lm_code open_data(work *w, lm_err *e)
 {
-    bool text = is_text(w->data), choice = opt.task[0] == 'm';
+    bool text = strcmp(opt.format, "auto") == 0 && lm_input_is_text(w->data);
+    bool choice = opt.task[0] == 'm';
     if (open_tokenizer(w, text || choice, e))
         return e->code;
     w->in_opts = lm_input_args_read(&opt.in);

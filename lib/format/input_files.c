@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/tokens.h"
 
 enum { DEPTH_MAX = 64 };
 
@@ -40,6 +41,25 @@ bool lm_input_is_text_name(const char *path)
 bool lm_input_is_pattern(const char *path)
 {
     return strpbrk(path, "*?[{") && !lm_path_exists(path);
+}
+
+bool lm_input_is_text(const char *path)
+{
+    static const char *const sets[] = { "train", "val" };
+    lm_err ignored = { 0 };
+    bool there = false, folder = lm_path_is_dir(path);
+    if (!strcmp(path, "-"))
+        return true;
+    for (int i = 0; folder && i < 2 && !there; i++) {
+        char *set = NULL;
+        if (!lm_path_join(&set, path, sets[i], &ignored))
+            lm_tokens_there(set, &there, &ignored);
+        lm_free(set);
+    }
+    if (folder)
+        return !there;
+    return (lm_path_exists(path) || lm_input_is_pattern(path)) && !lm_text_ends(path, ".bin") &&
+           !lm_text_ends(path, ".idx");
 }
 
 static lm_code add(lm_input_files *f, const char *path, int operand, lm_err *e)

@@ -42,14 +42,6 @@ struct lm_validator {
 
 /* ---- sets ---- */
 
-/* As eval-model: what exists as a file and is no shard is text. */
-static bool is_text(const char *path)
-{
-    size_t n = strlen(path);
-    return lm_path_exists(path) && !lm_path_is_dir(path) &&
-           !(n > 4 && (!strcmp(path + n - 4, ".bin") || !strcmp(path + n - 4, ".idx")));
-}
-
 /* One more document of n ids, as far as the limit goes; *full: it is reached. */
 static lm_code add_doc(const lm_validator *v, set *s, int64_t at, int64_t n, bool *full, lm_err *e)
 {
@@ -120,7 +112,7 @@ static lm_code open_text(lm_validator *v, set *s, lm_err *e)
 
 static lm_code open_set(lm_validator *v, set *s, lm_err *e)
 {
-    if (is_text(s->path) ? open_text(v, s, e) : open_shards(v, s, e))
+    if (lm_input_is_text(s->path) ? open_text(v, s, e) : open_shards(v, s, e))
         return e->code;
     if (!s->tokens && !lm_stopping())
         return lm_fail(e, LM_EFORMAT, s->path, "give more text",

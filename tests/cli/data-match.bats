@@ -122,6 +122,17 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
         "${T[@]}" l -o b
 }
 
+@test "data: a folder of text is validated on, a folder of datasets is not text" {
+    mkdir texts
+    head -20 clean.jsonl > texts/a.jsonl
+    eval-model -q m0 texts > a.json
+    eval-model -q m0 'texts/*.jsonl' > b.json
+    [ "$(grep -o '"loss":[0-9.]*' a.json)" = "$(grep -o '"loss":[0-9.]*' b.json)" ]
+    merge-models -q m0:0.5 m0:0.5 -m linear --search grid --grid 1,2 --val texts -o merged > log
+    grep -q '"event":"best"' log
+    fails 2 "data: it is a folder: name a dataset in it" eval-model m0 data
+}
+
 @test "data: validation on the training data is said" {
     "${T[@]/-q/-v}" data -o a --eval-every 1 --val data/train 2> err
     grep -q "data/train: the validation data are the training data" err
