@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/mem.h"
 #include "numeric/codec_dynamic.h"
@@ -94,13 +95,23 @@ const lm_codec *lm_codec_at(int i)
     return i >= 0 && i < N_CODECS ? &codecs[i] : NULL;
 }
 
+/* "f32" and "float32" for "fp32", as data types are called. */
+static bool is_other(const char *name, const char *full)
+{
+    size_t n = !strncasecmp(name, "float", 5) ? 5 : 1;
+
+    return (name[0] == 'f' || name[0] == 'F') && !strncmp(full, "fp", 2) &&
+           !strcasecmp(name + n, full + 2);
+}
+
 lm_code lm_codec_find(const char *name, const lm_codec **out, lm_err *e)
 {
     char names[200] = "";
     size_t len = 0;
     for (int i = 0; i < N_CODECS; i++) {
         const lm_codec *c = &codecs[i];
-        if (!strcmp(name, c->name) || (c->also && !strcmp(name, c->also))) {
+        if (!strcasecmp(name, c->name) || (c->also && !strcasecmp(name, c->also)) ||
+            is_other(name, c->name)) {
             *out = c;
             return LM_OK;
         }

@@ -79,6 +79,8 @@ value() {
         --optim adamw_torch --print-config > theirs
     "$BIN/train" --lr 1e-3 --steps 7 --warmup 2 --seq-len 64 --max-grad-norm 0.5 --eval-every 3 --save-every 4 --log-every 2 \
         --lr-schedule cosine -o out --batch-size 4 --dtype bf16 --optimizer adamw --print-config | cmp - theirs
+    "$BIN/train" --batch_size 4 --no_document_mask --print-config > ours # our own names, too
+    "$BIN/train" --batch-size 4 --no-document-mask --print-config | cmp - ours
     for n in --max-iters --max_iters; do "$BIN/train" $n 9 --print-config | grep -q '"steps": 9'; done
     run "$BIN/train" --num_train_epochs 3
     [ "$status" -eq 2 ]
@@ -99,6 +101,13 @@ value() {
     for v in Q4_K_M q4_K_M q4-k-m q4_k_m; do
         "$BIN/convert-model" --type $v --print-config | grep -q '"type": "q4_k_m"'
     done
+    cd "$BATS_TEST_TMPDIR"
+    "$BIN/init-model" -q llama-1m --set vocab_size=64 --set num_hidden_layers=1 -o m
+    for v in BF16 bfloat16 F16 float16 FP8_E4M3; do
+        "$BIN/compress-ckpt" -q -f m --weights $v -o m.lmz
+    done
+    run "$BIN/compress-ckpt" -f m --weights f8 -o m.lmz
+    [ "$status" -eq 2 ]
     "$BIN/convert-model" --dtype float16 --print-config | grep -q '"dtype": "f16"'
     run "$BIN/train" --dtype float16
     [ "$status" -eq 2 ]
