@@ -105,6 +105,7 @@ assignments() {
 @test "hexadecimal, infinite, undefined and vanishing numbers are refused by every option that takes a number" {
     for t in "$BIN"/*; do
         "$t" --completion=table | awk -F '\t' '$2 ~ /^(count|level|bytes|real|time)$/ { print $1 }' > numbers
+        cat numbers >> all-numbers
         mapfile -t names < numbers
         all=(0X1P2 -inf infinity nan 1e999 '') # for the first; there is one reader of numbers
         for n in "${names[@]}"; do
@@ -116,6 +117,7 @@ assignments() {
             all=()
         done
     done
+    [ "$(wc -l < all-numbers)" -gt 100 ]
 }
 
 # again TOOL OPTION ... -- OPERAND ...: run it, then once more from its own config; the products are in 1/ and 2/.

@@ -23,6 +23,7 @@ value() {
     for t in "$BIN"/*; do
         "$t" --completion=table > table
         awk -F '\t' '$2 == "also" { print $1, $3, $4 }' table > also
+        cat also >> all
         while read -r name option fixed; do
             v=${fixed:-$(value table "$option")}
             "$t" "--$option${v:+=$v}" --print-config > want
@@ -42,6 +43,7 @@ value() {
             "$t" --config c.json --print-config | cmp want - || { echo "$t $(cat c.json)"; false; }
         done < also
     done
+    [ "$(wc -l < all)" -gt 100 ]
 }
 
 @test "a name without such an option is answered with what to write" {
