@@ -134,11 +134,11 @@ static void check_paths(void)
     if (!strcmp(opt.imatrix, "-") && !strcmp(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "name one of them",
                   "the model comes from it, the calibration text cannot");
-    lm_refuse_same(&tool, tool.output, opt.imatrix);
+    lm_refuse_text(&tool, tool.output, opt.imatrix);
     if (!opt.save_imatrix)
         return;
     lm_refuse_same(&tool, opt.save_imatrix, tool.argv[0]);
-    lm_refuse_same(&tool, opt.save_imatrix, opt.imatrix);
+    lm_refuse_text(&tool, opt.save_imatrix, opt.imatrix);
     if (!strcmp(opt.save_imatrix, tool.output))
         lm_misuse(&tool, "--save-imatrix", "name another file", "it is the output as well");
 }

@@ -376,7 +376,7 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "standard input", "name the data",
                   "the model comes from it, the data cannot");
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
-    lm_refuse_same(&tool, tool.output, w.data);
+    lm_refuse_text(&tool, tool.output, w.data);
     if (opt.tokenizer)
         lm_refuse_same(&tool, tool.output, opt.tokenizer);
     if (run(&w, &err))

@@ -446,8 +446,9 @@ static void check_options(void)
         if (!strcmp(tool.argv[i], "-"))
             lm_misuse(&tool, "standard input", "give prompts by -p or in files",
                       "the model comes from it, the prompts cannot");
-    for (int i = 0; i < tool.argc; i++)
-        lm_refuse_same(&tool, tool.output, tool.argv[i]);
+    lm_refuse_same(&tool, tool.output, tool.argv[0]);
+    for (int i = 1; i < tool.argc; i++)
+        lm_refuse_text(&tool, tool.output, tool.argv[i]);
     if (tool.argc == 1 && !opt.prompt.n)
         lm_refuse_same(&tool, tool.output, "-");
     if (opt.tokenizer)

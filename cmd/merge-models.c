@@ -494,7 +494,7 @@ static void refuse_inputs(const lm_merge_recipe *r)
     if (opt.search && opt.resume) /* the lines of both would be mixed, or the old ones are gone */
         lm_refuse_same(&tool, "-", opt.resume);
     for (size_t i = 0; i < (size_t)opt.val.n; i++)
-        refuse(opt.val.v[i]);
+        lm_refuse_text(&tool, tool.output, opt.val.v[i]);
 }
 
 static lm_code run(lm_err *e)

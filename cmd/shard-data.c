@@ -196,7 +196,7 @@ static lm_code shard(lm_err *e)
     lm_code rc = read_operands(e);
     const lm_shard_opts o = request();
     for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make sees to the folder */
-        lm_refuse_same(&tool, "-", path[i]);
+        lm_refuse_text(&tool, "-", path[i]);
     if (opt.tokenizer)
         lm_refuse_same(&tool, "-", opt.tokenizer);
     if (!rc)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "common/frame.h"
@@ -638,6 +639,8 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     t->threads = f->threads ? (int)f->threads : lm_cpu_count();
     t->seed_given = lm_given(t, "seed");
     rc = rc ? rc : tell(t, e);
+    if (!rc && f->config) /* a folder is no output of this name; tools check what they do in it */
+        lm_refuse_same(t, t->output && lm_path_is_dir(t->output) ? "-" : t->output, f->config);
 done:
     json_decref(built_in);
     lm_free(l.v);

@@ -11,6 +11,7 @@
 #include "common/tool.h"
 #include "format/bundle.h"
 #include "format/folder.h"
+#include "format/input_files.h"
 
 typedef struct {
     const char *name;  /* for messages */
@@ -134,4 +135,16 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     if (output && strcmp(output, "-") != 0 && examine(output, -1, &out.st))
         refuse(t, &out, input);
     refuse_stdout(t, input);
+}
+
+void lm_refuse_text(lm_tool *t, const char *output, const char *operand)
+{
+    lm_input_files files;
+    lm_err ignored = { 0 }; /* reported when the operand is opened */
+
+    lm_refuse_same(t, output, operand);
+    if (!lm_input_files_find(&operand, 1, &files, &ignored))
+        for (size_t i = 0; i < files.n; i++)
+            lm_refuse_same(t, output, files.path[i]);
+    lm_input_files_fini(&files);
 }

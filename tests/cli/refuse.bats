@@ -78,6 +78,31 @@ onto() {
     generate -q m -p x -n 1 >> m/report.txt
 }
 
+@test "refuse: outputs that are texts of an input folder or pattern, or the file of options" {
+    mkdir corpus
+    cp text.jsonl corpus/a.jsonl
+    cp text.jsonl corpus/b.jsonl
+    for corpus in corpus 'corpus/*.jsonl'; do
+        onto corpus/b.jsonl "is an input as well" shard-data --json -t tok.json -o d2 "$corpus"
+        onto corpus/b.jsonl "is an input as well" eval-model m "$corpus"
+        onto corpus/b.jsonl "is an input as well" generate m "$corpus"
+        onto corpus/b.jsonl "is an input as well" clean-data "$corpus"
+        onto corpus/b.jsonl "is an input as well" merge-models -m linear m:1 m:1 --search grid --val "$corpus" -o new
+        onto corpus/b.jsonl "is an input as well" convert-model m -o m.gguf --type q4_0 --imatrix "$corpus"
+    done
+    run -2 eval-model m corpus -f -o corpus/a.jsonl
+    [[ $output == *"corpus/a.jsonl: is an input as well as the output"* ]]
+    run -2 convert-model m -o m.gguf --type q4_0 --imatrix corpus -f --save-imatrix corpus/a.jsonl
+    [[ $output == *"corpus/a.jsonl: is an input as well as the output"* ]]
+    cmp text.jsonl corpus/a.jsonl
+    echo '{"vocab-size": 280}' > options.json
+    onto options.json "is an input as well" train-tokenizer --config options.json text.jsonl -o -
+    onto options.json "is an input as well" train-tokenizer --config options.json --print-config
+    run -2 train-tokenizer --config options.json text.jsonl -f -o options.json
+    [[ $output == "train-tokenizer: options.json: is an input as well as the output"* ]]
+    [ ! -e d2 ] && [ ! -e new ] && [ ! -e m.gguf ]
+}
+
 # ending NAME COMMAND ...: -o NAME is refused in one line, and not made
 ending() {
     local name=$1
