@@ -77,6 +77,8 @@ static lm_code open_product(product *p, lm_err *e)
         rc = lm_mkdir_p(dir, e);
     if (!rc && folder)
         rc = lm_path_join(&json, dir, "tokenizer.json", e);
+    if (!rc)
+        lm_refuse_run_link(&tool, json);
     if (!rc && pair && dir)
         rc = lm_path_join(&config, dir, "tokenizer_config.json", e);
     else if (!rc && pair)

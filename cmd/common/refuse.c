@@ -137,6 +137,17 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     refuse_stdout(t, input);
 }
 
+void lm_refuse_run_link(lm_tool *t, const char *output)
+{
+    static const char checkpoint[] = "latest/";
+    char to[sizeof checkpoint];
+
+    if (output && readlink(output, to, sizeof to) >= (ssize_t)sizeof to - 1 &&
+        !memcmp(to, checkpoint, sizeof checkpoint - 1))
+        lm_misuse(t, output, "write to another file",
+                  "is a link of a run, and the file of its newest checkpoint would be replaced");
+}
+
 void lm_refuse_text(lm_tool *t, const char *output, const char *operand)
 {
     lm_input_files files;

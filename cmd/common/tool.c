@@ -150,6 +150,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     }
     check_operands(t);
     lm_refuse_ending(t, t->output, t->makes);
+    lm_refuse_run_link(t, t->output);
     say_facts(t);
 }
 

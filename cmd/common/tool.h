@@ -210,6 +210,9 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input);
 /* The same for an operand that may be text: a folder or a pattern stands for the files of text that are
  * read from it. */
 void lm_refuse_text(lm_tool *t, const char *output, const char *operand);
+/* Leaves as lm_misuse does when the output (may be NULL) is one of the links in the folder of a run
+ * (run/config.json -> latest/config.json): writing follows links. */
+void lm_refuse_run_link(lm_tool *t, const char *output);
 /* Leaves as lm_misuse does when the output (may be NULL) has the ending of a format that a product of this
  * kind does not have: m.zip would become a folder, x.jsonl.gz plain text.  Folders, pipes and devices that
  * are there are taken by any name. */

@@ -194,6 +194,44 @@ static lm_code refuse_inputs(const work *w, lm_err *e)
     return rc;
 }
 
+/* Will the output have a file of this name, which then replaces what is there? */
+static bool is_written(const work *w, const char *name)
+{
+    for (int s = 0; s < LM_SPLITS; s++) {
+        size_t n = strlen(split_names[s]);
+        if (strncmp(name, split_names[s], n) != 0 || (s == LM_SPLIT_VAL && w->o->val_fraction <= 0))
+            continue;
+        if (w->o->shard_tokens ? name[n] == '_'
+                               : !strcmp(name + n, ".bin") || (w->o->kind == LM_TOKENS_MEGATRON &&
+                                                               !strcmp(name + n, ".idx")))
+            return true;
+    }
+    return false;
+}
+
+/* With force: shards that would be removed, as readers would mix them with the new ones, but that no
+ * meta.json of an earlier dataset speaks of, and a meta.json of another program. */
+static lm_code refuse_foreign(work *w, lm_err *e)
+{
+    lm_tokens_meta meta;
+    lm_err unread = { 0 }; /* no JSON: of another program */
+    lm_buf path = { 0 };
+    char **names = NULL;
+    size_t n = 0;
+    lm_code rc = target(w, split_names[LM_SPLIT_TRAIN], &path, e);
+    bool ours = !rc && !lm_tokens_meta_read(path.data, &meta, &unread) && meta.there;
+    if (!rc && !ours && lm_path_is_dir(w->o->output))
+        rc = lm_dir_list(w->o->output, &names, &n, e);
+    for (size_t i = 0; i < n && !rc; i++)
+        if (is_own(NULL, names[i]) && !is_written(w, names[i]))
+            rc = lm_fail(
+                e, LM_EUSAGE, w->o->output, "choose another folder, or move that elsewhere",
+                "holds '%s', which shard-data did not write and which would be lost", names[i]);
+    lm_names_free(names, n);
+    lm_buf_fini(&path);
+    return rc;
+}
+
 /* The folders above the output. */
 static lm_code make_parents(const char *output, lm_err *e)
 {
@@ -236,6 +274,8 @@ static lm_code open_outputs(work *w, lm_err *e)
 {
     lm_buf path = { 0 };
     lm_code rc = refuse_inputs(w, e);
+    if (!rc && w->o->force)
+        rc = refuse_foreign(w, e);
     if (!rc)
         rc = open_folder(w, e);
     for (int s = 0; s < LM_SPLITS && !rc && !w->o->force; s++) {

@@ -103,6 +103,20 @@ onto() {
     [ ! -e d2 ] && [ ! -e new ] && [ ! -e m.gguf ]
 }
 
+@test "refuse: links of a run, which lead into its newest checkpoint" {
+    train -q m data -o run --steps 1 --batch-size 1 --seq-len 8
+    cp -r run before
+    run -2 train-tokenizer -q -V 270 text.jsonl -f -o run
+    [[ $output == "train-tokenizer: run/tokenizer.json: is a link of a run"* ]]
+    run -2 train-tokenizer -q -V 270 text.jsonl -f -o run/tokenizer.json
+    [[ $output == "train-tokenizer: run/tokenizer.json: is a link of a run"* ]]
+    run -2 init-model -q llama-1m -f -o run/model.safetensors
+    [[ $output == "init-model: run/model.safetensors: is a link of a run"* ]]
+    run -2 inspect-model m -f -o run/config.json
+    [[ $output == "inspect-model: run/config.json: is a link of a run"* ]]
+    diff -r run before
+}
+
 # ending NAME COMMAND ...: -o NAME is refused in one line, and not made
 ending() {
     local name=$1

@@ -175,6 +175,25 @@ numbers() {
     [ "$(cd d && ls -A | xargs)" = "meta.json train.bin" ]
 }
 
+@test "shard-data: -f removes no shards of another program" {
+    shard-data $T -o d clean.jsonl
+    mkdir own
+    cp d/train.bin own/train.bin # as nanoGPT's prepare.py leaves them
+    cp d/train.bin own/val.bin
+    cp -r own before
+    fails 2 "holds 'val.bin', which shard-data did not write" $T -f -o own clean.jsonl
+    touch own/prepare.py
+    fails 2 "holds 'val.bin', which shard-data did not write" $T -f -o own clean.jsonl
+    fails 2 "holds 'train.bin', which shard-data did not write" $T -f --format llmc --shard-tokens 100 -o own clean.jsonl
+    rm own/prepare.py
+    diff -r own before
+    shard-data $T -f --val-fraction 0.3 -o own clean.jsonl # both are overwritten
+    [ "$(cd own && ls -A | xargs)" = "meta.json train.bin train.idx val.bin val.idx" ]
+    mkdir other
+    echo '{"notes": 1}' > other/meta.json
+    fails 2 "holds 'meta.json', which shard-data did not write" $T -f -o other clean.jsonl
+}
+
 @test "shard-data: options that would do nothing, and ids that do not fit, are refused" {
     shard-data $T -o d clean.jsonl
     for o in "--field x" "--split blank" "--separator x" "--utf8 skip" "--max-document 1k" --skip-bad; do
