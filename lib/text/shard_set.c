@@ -219,7 +219,12 @@ static lm_code refuse_foreign(work *w, lm_err *e)
     char **names = NULL;
     size_t n = 0;
     lm_code rc = target(w, split_names[LM_SPLIT_TRAIN], &path, e);
-    bool ours = !rc && !lm_tokens_meta_read(path.data, &meta, &unread) && meta.there;
+    lm_code read = rc ? rc : lm_tokens_meta_read(path.data, &meta, &unread);
+    bool ours = !read && meta.there;
+    if (!rc && read && read != LM_EFORMAT) {
+        *e = unread;
+        rc = read;
+    }
     if (!rc && !ours && lm_path_is_dir(w->o->output))
         rc = lm_dir_list(w->o->output, &names, &n, e);
     for (size_t i = 0; i < n && !rc; i++)

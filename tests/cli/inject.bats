@@ -35,18 +35,20 @@ old_or_new() {
     inject_each rename 50 old_or_new plot-run run.jsonl -f -o loss.svg
 }
 
+old='{"format":"megatron","vocab_size":1,"train":{"tokens":0}}' # shard-data's own, so that -f replaces it
+
 # No file is half-written, and meta.json, which comes last, is new only beside the new data.
 dataset_old_or_new() {
     local f
     for f in train.bin train.idx; do
         [ "$1" -ne 0 ] && [ ! -e "data/$f" ] || cmp "data/$f" "new/$f" || return
     done
-    if [ "$(cat data/meta.json)" = old ]; then
+    if [ "$(cat data/meta.json)" = "$old" ]; then
         [ "$1" -ne 0 ] || return
     else
         cmp data/train.bin new/train.bin && cmp data/train.idx new/train.idx || return
     fi
-    rm -rf data && mkdir data && echo old > data/meta.json
+    rm -rf data && mkdir data && echo "$old" > data/meta.json
 }
 
 prepare_dataset() {
@@ -54,7 +56,7 @@ prepare_dataset() {
     train-tokenizer -q -V 270 -o tok.json text.jsonl
     shard-data -q -t tok.json -o new text.jsonl
     export SOURCE_DATE_EPOCH=0
-    mkdir data && echo old > data/meta.json
+    mkdir data && echo "$old" > data/meta.json
 }
 
 @test "token shards and failing writes" {
