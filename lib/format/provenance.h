@@ -21,6 +21,8 @@
 #include "format/safetensors.h"
 
 #define LM_HISTORY_KEY "lmutils.history"
+/* Beside it: tokens in a window of the last training, in decimal digits. */
+#define LM_SEQ_KEY "lmutils.seq_len"
 
 typedef struct {
     const char *name; /* path of the input as given */

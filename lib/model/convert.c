@@ -320,6 +320,7 @@ void lm_import_close(lm_import *m)
     lm_config_fini(&m->config);
     json_decref(m->tree);
     lm_free(m->history);
+    lm_free(m->seq_len);
     lm_free(m->path);
     memset(m, 0, sizeof *m);
 }

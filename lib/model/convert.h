@@ -53,6 +53,7 @@ struct lm_import {
     lm_st_plan *plan; /* the tensors; their types are what load gives */
     bool quantised;   /* some tensors were decoded from fewer bits */
     char *history;    /* provenance.h; NULL: none */
+    char *seq_len;    /* LM_SEQ_KEY there; NULL: not known */
     uint64_t digest;  /* of the input; 0: not taken */
     /* All of t (of the plan) at *data, until the next call.  A forward-only source serves tensors in
      * the order of the plan; spool makes it serve any. */

@@ -315,11 +315,22 @@ static lm_code take_tokenizer(lm_import *m, const lm_gguf *g, const char *from, 
     return rc;
 }
 
+/* The text under `key`, copied to *out; left alone if there is none. */
+static lm_code take_note(const lm_gguf *g, const char *key, char **out, lm_err *e)
+{
+    lm_gguf_text note;
+    lm_buf text = { 0 };
+    lm_code rc = lm_gguf_str(g, key, &note, e);
+
+    if (!rc && note.text && !(rc = lm_buf_add(&text, note.text, note.len, e)))
+        rc = lm_strdup(out, text.data, e);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_err *e)
 {
     gguf *q = NULL;
-    lm_gguf_text chain;
-    lm_buf text = { 0 };
     lm_code rc = lm_alloc_n(&q, 1, sizeof *q, "a GGUF file", e);
 
     if (rc) {
@@ -346,10 +357,9 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     if (!rc)
         rc = list_tensors(m, q, o->dtype, e);
     if (!rc)
-        rc = lm_gguf_str(q->g, LM_HISTORY_KEY, &chain, e);
-    if (!rc && chain.text && !(rc = lm_buf_add(&text, chain.text, chain.len, e)))
-        rc = lm_strdup(&m->history, text.data, e);
-    lm_buf_fini(&text);
+        rc = take_note(q->g, LM_HISTORY_KEY, &m->history, e);
+    if (!rc)
+        rc = take_note(q->g, LM_SEQ_KEY, &m->seq_len, e);
     if (!rc && !lm_import_side(m, "config.json"))
         json_object_set_new(m->tree, "torch_dtype", json_string("float32")); /* made to fit later */
     return rc;

@@ -116,6 +116,8 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
         put_importance(p, o);
     if (!rc && chain.len)
         lm_gguf_put_str(p, LM_HISTORY_KEY, chain.data, chain.len);
+    if (!rc && m->seq_len)
+        put_text(p, LM_SEQ_KEY, m->seq_len);
     lm_buf_fini(&chain);
     return rc;
 }

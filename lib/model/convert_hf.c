@@ -103,7 +103,7 @@ static lm_code take_sides(lm_import *m, const char *tokenizer, lm_err *e)
 
 lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm_err *e)
 {
-    const char *chain;
+    const char *chain, *seq;
     hf *h = NULL;
     lm_code rc = lm_alloc_n(&h, 1, sizeof *h, "a model folder", e);
 
@@ -132,6 +132,9 @@ lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm
     if (!rc)
         rc = lm_model_source_digest(h->src, &m->digest, e);
     chain = lm_model_source_meta(h->src, LM_HISTORY_KEY);
+    seq = lm_model_source_meta(h->src, LM_SEQ_KEY);
+    if (!rc && seq)
+        rc = lm_strdup(&m->seq_len, seq, e);
     return !rc && chain ? lm_strdup(&m->history, chain, e) : rc;
 }
 
@@ -146,6 +149,8 @@ static lm_code make_plan(const lm_import *m, const lm_export_opts *o, lm_st_plan
 {
     lm_code rc = lm_history_plan(m->history, o->step, plan, e);
 
+    if (!rc && m->seq_len)
+        rc = lm_st_plan_meta(plan, LM_SEQ_KEY, m->seq_len, e);
     for (size_t i = 0; !rc && i < lm_st_plan_count(m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
         lm_dtype d = dtype_of(t, o);

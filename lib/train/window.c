@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "format/provenance.h"
 
 enum { USUAL = 1024 };
 

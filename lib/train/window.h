@@ -8,10 +8,7 @@
 #include "format/folder.h"
 #include "format/safetensors.h"
 
-/* Key of __metadata__: tokens in a window of the last training, in decimal digits. */
-#define LM_SEQ_KEY "lmutils.seq_len"
-
-/* Note the length beside the weights; seq 0: nothing. */
+/* Note the length beside the weights under LM_SEQ_KEY (provenance.h); seq 0: nothing. */
 lm_code lm_window_note(lm_st_plan *plan, int64_t seq, lm_err *e);
 /* *seq: what is noted, else 1024; at most max_positions.  *trained (may be NULL): it is noted.
  * Fails: LM_EFORMAT when the note is not a number. */

@@ -133,6 +133,11 @@ refuses() { # STATUS TEXT ARGUMENT ...
     eval-model c.lmz data/val | grep -q '"seq_len":24,'
     merge-models -q -m linear trained/ trained/ -o merged/
     eval-model merged/ data/val | grep -q '"seq_len":24,'
+    convert-model -q --dtype bf16 trained/ -o half/
+    eval-model half/ data/val | grep -q '"seq_len":24,'
+    convert-model -q --no-history trained/ -o t.gguf
+    convert-model -q t.gguf -o back/
+    eval-model back/ data/val | grep -q '"seq_len":24,'
     sed 's/"lmutils.seq_len":"24"/"lmutils.seq_len":"2x"/' copy/model.safetensors > x && mv x copy/model.safetensors
     refuses 1 "lmutils.seq_len is '2x', not a length" copy/ data/val
 }
