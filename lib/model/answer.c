@@ -19,8 +19,19 @@ static bool find_prompt(const char *line, size_t len, size_t *begin, size_t *end
         if (!fault->what || fault->kind != LM_JSONL_ABSENT)
             return !fault->what;
     }
-    fault->what = "there is neither \"prompt\" nor \"text\"";
     return false;
+}
+
+static lm_code fail_absent(const char *line, size_t len, const char *where, lm_err *e)
+{
+    lm_buf names = { 0 };
+    lm_code rc = lm_jsonl_names(line, len, &names, e);
+    if (!rc)
+        rc = lm_fail(e, LM_EFORMAT, where, "write {\"prompt\": \"...\"}",
+                     "there is neither \"prompt\" nor \"text\"; it has %s",
+                     names.len ? names.data : "no fields");
+    lm_buf_fini(&names);
+    return rc;
 }
 
 lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf *text,
@@ -38,17 +49,20 @@ lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf
         return lm_jsonl_unescape(line + begin, end - begin, text, &lone, e);
     }
     *object = fault.kind != LM_JSONL_MALFORMED;
+    if (fault.kind == LM_JSONL_ABSENT)
+        return fail_absent(line, len, where, e);
     return lm_fail(e, LM_EFORMAT, where, "write {\"prompt\": \"...\"}", "column %zu: %s",
                    fault.at + 1, fault.what);
 }
 
-/* Names that the answer itself uses, the prompt's among them. */
-static bool is_ours(const char *key, size_t len)
+/* Names that the answer itself uses, the prompt's among them; of the answer to a record without a
+ * prompt, only the first. */
+static bool is_ours(const char *key, size_t len, bool asked)
 {
-    static const char *const ours[] = { "prompt",        "text",          "tokens",
-                                        "finish_reason", "prompt_tokens", "sample",
-                                        "token_ids",     "logprobs",      "error" };
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+    static const char *const ours[] = { "error",  "prompt",        "text",
+                                        "tokens", "finish_reason", "prompt_tokens",
+                                        "sample", "token_ids",     "logprobs" };
+    for (size_t i = 0; i < (asked ? sizeof ours / sizeof *ours : 1); i++)
         if (lm_jsonl_is(key, len, ours[i]))
             return true;
     return false;
@@ -61,7 +75,8 @@ static void put_record(lm_jw *j, const char *line, size_t len)
     size_t begin, end, at = 0;
     lm_jsonl_fault fault;
     lm_jsonl_member m;
-    if (find_prompt(line, len, &begin, &end, &fault)) {
+    bool asked = find_prompt(line, len, &begin, &end, &fault);
+    if (asked) {
         lm_buf member = { 0 };
         lm_code rc = lm_buf_add(&member, key, sizeof key - 1, j->err);
         rc = rc ? rc : lm_buf_add(&member, line + begin, end - begin, j->err);
@@ -70,7 +85,7 @@ static void put_record(lm_jw *j, const char *line, size_t len)
         lm_buf_fini(&member);
     }
     while (lm_jsonl_next(line, len, &at, &m))
-        if (!is_ours(line + m.key, m.key_end - m.key))
+        if (!is_ours(line + m.key, m.key_end - m.key, asked))
             lm_jw_raw(j, line + m.key, m.value_end - m.key);
 }
 

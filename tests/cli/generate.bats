@@ -87,7 +87,7 @@ setup() {
 }
 
 @test "generate: a bad line is answered by an error in its place, the status is 1" {
-    { echo '{"id": 1, "prompt": "a"}'; echo '{"id": 2, "prompt": 5}'; echo '{"id": 3, "question": "b"}'; echo '{"prompt": '
+    { echo '{"id": 1, "prompt": "a"}'; echo '{"id": 2, "prompt": 5}'; echo '{"question": "b", "id": 3}'; echo '{"prompt": '
       echo '[1]'; printf '{"prompt": "\xff"}\n'; echo '{"id": 7, "prompt": "c"}'; } > p.jsonl
     long=$(printf 'word %.0s' $(seq 400))
     echo "{\"id\": 8, \"prompt\": \"$long\"}" >> p.jsonl
@@ -96,8 +96,8 @@ setup() {
         [ "$status" -eq 1 ]
         [ "${#lines[@]}" -eq 8 ]
         [[ "${lines[0]}" == '{"prompt":"a","id": 1,"text":'*'"finish_reason"'* ]]
-        [[ "${lines[1]}" == '{"id": 2,"error":"column 21: the field is not a string'* ]]
-        [[ "${lines[2]}" == '{"id": 3,"question": "b","error":'*'neither'* ]]
+        [[ "${lines[1]}" == '{"id": 2,"prompt": 5,"error":"column 21: the field is not a string'* ]]
+        [[ "${lines[2]}" == '{"question": "b","id": 3,"error":'*'neither'*"it has 'question'"* ]]
         [[ "${lines[3]}" == '{"source":"p.jsonl","line":4,"error":'* ]]
         [[ "${lines[4]}" == '{"source":"p.jsonl","line":5,"error":'* ]]
         [[ "${lines[5]}" == '{"source":"p.jsonl","line":6,"error":"invalid UTF-8 at byte 12'* ]]
