@@ -242,12 +242,24 @@ static void say_lost(void *ctx, const char *file, const char *tensor, uint64_t c
            file ? file : "", tensor ? ": " : "", tensor ? tensor : "", at, what);
 }
 
+static lm_code report_expanded(const char *input, const char *output, const lm_unpack_report *r,
+                               uint64_t lost, lm_err *e)
+{
+    char bytes[32];
+    lm_buf text = { 0 };
+    lm_say(&tool, LM_LOG_NOTICE, "%s: %" PRIu64 " %s, %s%s",
+           strcmp(output, "-") ? output : "standard output", r->files,
+           r->files == 1 ? "file" : "files", lm_show_bytes((double)r->bytes, bytes),
+           lost ? ", not all that there was" : "");
+    return tool.json ? print_text(lm_unpack_report_json(r, input, output, lost, &text, e), &text)
+                     : LM_OK;
+}
+
 static lm_code expand_file(const char *input, const char *output, lm_par *par, lm_err *e)
 {
     lm_unpack_opts o = unpack_opts(par);
     lm_unpack_report r = { 0 };
     uint64_t lost = 0;
-    char bytes[32];
     lm_code rc =
         opt.salvage
             ? lm_unpack_salvage(input, output, &o, say_lost, (void *)(uintptr_t)input, &lost, &r, e)
@@ -257,12 +269,8 @@ static lm_code expand_file(const char *input, const char *output, lm_par *par, l
         return rc;
     if (lost)
         lm_answer_no(&tool);
-    lm_say(&tool, LM_LOG_NOTICE, "%s: %" PRIu64 " %s, %s%s",
-           strcmp(output, "-") ? output : "standard output", r.files,
-           r.files == 1 ? "file" : "files", lm_show_bytes((double)r.bytes, bytes),
-           lost ? ", not all that there was" : "");
-    if (!opt.rm)
-        return LM_OK;
+    if (report_expanded(input, output, &r, lost, e) || !opt.rm)
+        return e->code;
     if (r.expanded)
         return lm_fail(e, LM_EUSAGE, input, "remove it by hand",
                        "is kept: its expanded tensors cannot be compared with the original");
@@ -361,6 +369,9 @@ static lm_code handle(const char *input, lm_par *par, lm_err *e)
         rc = output_of(input, &output, e);
     if (rc)
         return rc;
+    if (tool.json && !strcmp(output, "-"))
+        lm_misuse(&tool, "--json", "name a file with -o",
+                  "the product goes to standard output, too");
     if (!(opt.rebase && !strcmp(input, output)))
         lm_refuse_same(&tool, output, input);
     if (opt.base)
@@ -401,9 +412,6 @@ static void check_options(void)
         { tool.output && tool.argc > 1, "--output", "give one input", "cannot hold %d inputs" },
         { (opt.to_stdout || opt.tensor.n) && tool.argc > 1, "standard output", "give one input",
           "cannot hold %d inputs" },
-        { tool.json && opt.decompress, "--json", NULL, "serves compressing, -t and -l" },
-        { tool.json && packs && piped, "--json", "write the .lmz to a file",
-          "both want standard output" },
         { opt.rm && lm_given(&tool, "keep") && opt.keep, "--rm", "give one of them",
           "contradicts --keep" },
         { opt.rm && (!packs || opt.rebase) && !opt.decompress, "--rm", NULL,

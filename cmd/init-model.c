@@ -74,9 +74,37 @@ static const char *const *dirs(void)
     return (const char *const *)presets.dir;
 }
 
+/* A line of --list. */
+static lm_code list_preset(const char *name, const lm_config *c, lm_err *e)
+{
+    char size[32];
+    lm_buf text = { 0 };
+    lm_jw j;
+    if (!tool.json) {
+        printf("%-12s %-8s %12s parameters  %3d layers  width %5d  vocabulary %6d\n", name,
+               lm_arch_name(c->arch), lm_show_count((double)lm_config_params(c), size),
+               (int)c->layers, (int)c->width, (int)c->vocab);
+        return LM_OK;
+    }
+    lm_jw_begin(&j, &text, 0, e);
+    lm_jw_obj(&j, NULL);
+    lm_jw_str(&j, "preset", name);
+    lm_jw_str(&j, "model_type", lm_arch_name(c->arch));
+    lm_jw_int(&j, "parameters", lm_config_params(c));
+    lm_jw_int(&j, "layers", c->layers);
+    lm_jw_int(&j, "width", c->width);
+    lm_jw_int(&j, "vocab_size", c->vocab);
+    lm_jw_close_obj(&j);
+    lm_code rc = lm_jw_end(&j);
+    if (!rc)
+        printf("%s\n", text.data);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 static lm_code list_presets(lm_err *e)
 {
-    char **names = NULL, size[32];
+    char **names = NULL;
     size_t n = 0;
     lm_code rc = lm_preset_list(dirs(), &names, &n, e);
     for (size_t i = 0; i < n && !rc; i++) {
@@ -84,9 +112,7 @@ static lm_code list_presets(lm_err *e)
         lm_config c;
         rc = lm_preset_load(dirs(), names[i], &o, NULL, e);
         if (!rc && !(rc = lm_config_read(o, names[i], &c, e))) {
-            printf("%-12s %-8s %12s parameters  %3d layers  width %5d  vocabulary %6d\n", names[i],
-                   lm_arch_name(c.arch), lm_show_count((double)lm_config_params(&c), size),
-                   (int)c.layers, (int)c.width, (int)c.vocab);
+            rc = list_preset(names[i], &c, e);
             lm_config_fini(&c);
         }
         json_decref(o);

@@ -546,14 +546,30 @@ static void list_method(const lm_merge_method *m)
     printf("\n");
 }
 
+static lm_code list_methods(lm_err *e)
+{
+    lm_buf text = { 0 };
+    lm_code rc = LM_OK;
+
+    for (int i = 0; lm_merge_method_at(i) && !rc; i++)
+        if (!tool.json)
+            list_method(lm_merge_method_at(i));
+        else
+            rc = lm_merge_method_json(lm_merge_method_at(i), &text, e);
+    if (!rc)
+        fwrite(text.data, 1, text.len, stdout);
+    lm_buf_fini(&text);
+    return rc;
+}
+
 int main(int argc, char **argv)
 {
     lm_err e = { 0 };
 
     lm_begin(&tool, argc, argv);
     if (opt.list) {
-        for (int i = 0; lm_merge_method_at(i); i++)
-            list_method(lm_merge_method_at(i));
+        if (list_methods(&e))
+            lm_complain(&tool, &e);
         return lm_end(&tool);
     }
     if (tool.config)

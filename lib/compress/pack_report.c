@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pack_report.c -- what became of a packed model. */
+/* pack_report.c -- reports on a model that was packed or unpacked. */
 #include "base/json.h"
 #include "base/mem.h"
 #include "compress/pack.h"
+#include "compress/unpack.h"
 
 void lm_pack_report_fini(lm_pack_report *r)
 {
@@ -45,6 +46,21 @@ lm_code lm_pack_report_json(const lm_pack_report *r, const char *input, const ch
     for (size_t i = 0; i < r->n_loss; i++)
         add_loss(&w, &r->loss[i]);
     lm_jw_close_arr(&w);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w) || lm_buf_add(out, "\n", 1, e) ? e->code : LM_OK;
+}
+
+lm_code lm_unpack_report_json(const lm_unpack_report *r, const char *input, const char *output,
+                              uint64_t lost, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "input", input);
+    lm_jw_str(&w, "output", output);
+    lm_jw_int(&w, "files", (int64_t)r->files);
+    lm_jw_int(&w, "bytes", (int64_t)r->bytes);
+    lm_jw_int(&w, "lost", (int64_t)lost);
     lm_jw_close_obj(&w);
     return lm_jw_end(&w) || lm_buf_add(out, "\n", 1, e) ? e->code : LM_OK;
 }

@@ -52,5 +52,8 @@ typedef void (*lm_unpack_lost_fn)(void *ctx, const char *file, const char *tenso
 lm_code lm_unpack_salvage(const char *from, const char *to, const lm_unpack_opts *o,
                           lm_unpack_lost_fn lost, void *ctx, uint64_t *n_lost, lm_unpack_report *r,
                           lm_err *e);
+/* One JSON object and a newline: input, output, files, bytes, lost. */
+lm_code lm_unpack_report_json(const lm_unpack_report *r, const char *input, const char *output,
+                              uint64_t lost, lm_buf *out, lm_err *e);
 
 #endif

@@ -38,6 +38,17 @@ static double effective(const lm_merge_tensor *t, int k)
     return t->model[k].param[LM_MERGE_WEIGHT] / sum;
 }
 
+/* Of input i, which may stand for several models; NAN if it has no weight. */
+static double effective_of_input(const lm_merge_tensor *t, int i)
+{
+    double sum = NAN;
+
+    for (int k = 0; t && k < t->n_models; k++)
+        if (t->model[k].input == i && !isnan(t->model[k].param[LM_MERGE_WEIGHT]))
+            sum = (isnan(sum) ? 0 : sum) + effective(t, k);
+    return sum;
+}
+
 static int64_t parameters(const lm_merge_plan *p)
 {
     int64_t n = 0;
@@ -118,9 +129,9 @@ static lm_code as_json(const lm_merge_plan *p, const lm_merge_report_opts *o, lm
         lm_jw_str(&w, "name", p->model[i].name);
         if (p->model[i].digest)
             lm_jw_str(&w, lm_plan_digest_kind(p), hex);
-        for (int k = 0; t && k < t->n_models; k++)
-            if (t->model[k].input == i && !isnan(t->model[k].param[LM_MERGE_WEIGHT]))
-                lm_jw_f64(&w, "effective_weight", effective(t, k));
+        double weight = effective_of_input(t, i);
+        if (!isnan(weight))
+            lm_jw_f64(&w, "effective_weight", weight);
         lm_jw_close_obj(&w);
     }
     lm_jw_close_arr(&w);
@@ -143,6 +154,25 @@ static lm_code as_json(const lm_merge_plan *p, const lm_merge_report_opts *o, lm
     lm_jw_close_obj(&w);
     lm_code rc = lm_jw_end(&w);
     return rc ? rc : lm_buf_add(out, "\n", 1, e);
+}
+
+lm_code lm_merge_method_json(const lm_merge_method *m, lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+
+    lm_jw_begin(&w, out, 0, e);
+    lm_jw_obj(&w, NULL);
+    lm_jw_str(&w, "method", m->name);
+    lm_jw_str(&w, "about", m->about);
+    lm_jw_str(&w, "source", m->source);
+    lm_jw_str(&w, "base", m->base_required ? "required" : m->base_allowed ? "optional" : "none");
+    lm_jw_arr(&w, "parameters");
+    for (int i = 0; i < LM_MERGE_PARAMS; i++)
+        if (m->takes >> i & 1)
+            lm_jw_str(&w, NULL, lm_merge_params[i].name);
+    lm_jw_close_arr(&w);
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w) || lm_buf_add(out, "\n", 1, e) ? e->code : LM_OK;
 }
 
 /* ---- Text ---- */

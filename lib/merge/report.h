@@ -18,5 +18,7 @@ typedef struct {
 /* Appended to `out`. */
 lm_code lm_merge_report(const lm_merge_plan *p, const lm_merge_report_opts *o, lm_buf *out,
                         lm_err *e);
+/* A method as --list --json prints it: method, about, source, base, parameters, on one line. */
+lm_code lm_merge_method_json(const lm_merge_method *m, lm_buf *out, lm_err *e);
 
 #endif

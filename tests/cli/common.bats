@@ -210,6 +210,31 @@ setup() {
     [[ $output == *"one thread is enough"* ]]
 }
 
+@test "--json: lists and unpacking report in it, too" {
+    cd "$BATS_TEST_TMPDIR"
+    init-model --list --json > presets
+    grep -q '^{"preset":"gpt2-124m","model_type":"gpt2","parameters":124439808,.*,"vocab_size":50257}$' presets
+    [ "$(wc -l < presets)" -eq "$(init-model --list | wc -l)" ]
+    merge-models --list --json > methods
+    grep -q '^{"method":"slerp",.*,"base":"required","parameters":\["t"\]}$' methods
+    init-model -q llama-1m --set vocab_size=64 --set num_hidden_layers=1 -o m
+    compress-ckpt -q m -o m.lmz
+    [[ "$(compress-ckpt -q -d --json m.lmz -o back)" == '{"input":"m.lmz","output":"back","files":2,"bytes":'*',"lost":0}' ]]
+    for how in '-c m' '-d -c m.lmz' '-d --tensor lm_head.weight m.lmz'; do
+        run --separate-stderr compress-ckpt --json $how
+        [ "$status" -eq 2 ]
+        [ -z "$output" ]
+        [ "$stderr" = "compress-ckpt: --json: the product goes to standard output, too: name a file with -o" ]
+    done
+}
+
+@test "--json of a merge: a model that is there twice is one input, of both weights" {
+    cd "$BATS_TEST_TMPDIR"
+    init-model -q llama-1m --set vocab_size=64 --set num_hidden_layers=1 -o m
+    merge-models --json -m linear m:1 m:3 --no-normalize -o n > report
+    [ "$(grep -o '"effective_weight":[^,}]*' report)" = '"effective_weight":4' ]
+}
+
 @test "completion: an unknown shell is refused, bash accepts what is made for it" {
     for t in "$BIN"/*; do
         run "$t" --completion=tcsh
