@@ -184,6 +184,18 @@ static lm_code append(lm_strs *list, const char *text, lm_err *e)
     return rc;
 }
 
+/* Texts may be empty; names of files and lists may not: the option would do nothing, unsaid. */
+static bool may_be_empty(const lm_opt *o)
+{
+    return !strcmp(o->value, "TEXT") || !strcmp(o->value, "STRING");
+}
+
+static lm_code empty(const lm_opt *o, lm_err *e)
+{
+    return lm_fail(e, LM_EUSAGE, shown(o), "give one, or leave the option out",
+                   "the value is empty");
+}
+
 lm_code lm_option_set(int i, const char *text, lm_err *e)
 {
     const lm_opt *o = &f->opt[i];
@@ -213,8 +225,10 @@ lm_code lm_option_set(int i, const char *text, lm_err *e)
     case LM_OPT_DEVICE:
         return set_device(o, text, e);
     case LM_OPT_LIST:
-        return append(o->dst, text, e);
+        return *text || may_be_empty(o) ? append(o->dst, text, e) : empty(o, e);
     default:
+        if (!*text && !may_be_empty(o))
+            return empty(o, e);
         *(const char **)o->dst = text;
         return LM_OK;
     }
@@ -624,7 +638,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
             goto done;
         }
         if (l.v[i].index == config)
-            f->config = l.v[i].text;
+            rc = lm_option_set(config, l.v[i].text, e);
     }
     if (!rc && f->config)
         rc = save_built_in(&built_in, e);

@@ -77,7 +77,9 @@ lm_code lm_mkdir_p(const char *path, lm_err *e)
             continue;
         *at = 0;
         if (*copy && mkdir(copy, 0777) && (errno != EEXIST || !lm_path_is_dir(copy)))
-            rc = lm_fail(e, LM_EIO, copy, NULL, "cannot make this folder");
+            rc = errno == ENAMETOOLONG
+                     ? lm_fail(e, LM_EUSAGE, copy, "choose a shorter name", "the name is too long")
+                     : lm_fail(e, LM_EIO, copy, NULL, "cannot make this folder");
         *at = c;
         if (!c)
             break;

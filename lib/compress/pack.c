@@ -66,10 +66,11 @@ static lm_code open_base(job *j, const char *to, lm_err *e)
         return LM_OK;
     if (lm_run_resolve(j->o->base, &j->base_path, e))
         return e->code;
+    if (lm_lmz_base_name(to, j->base_path, &j->base_name, e))
+        return e->code; /* also a base that is a pipe, before it is opened */
     if (strcmp(to, "-") && check_circle(j->base_path, to, e))
         return e->code;
-    if (lm_lmz_base_name(to, j->base_path, &j->base_name, e) ||
-        lm_bundle_open(j->base_path, &j->base_opts, &j->base, e))
+    if (lm_bundle_open(j->base_path, &j->base_opts, &j->base, e))
         return e->code;
     return lm_bundle_spool(j->base, e);
 }
@@ -279,7 +280,7 @@ static lm_code check_left_out(job *j, lm_err *e)
     if (!first)
         return LM_OK;
     if (j->o->whole)
-        return lm_fail(e, LM_EUSAGE, j->from, "leave --rm away, or move it elsewhere",
+        return lm_fail(e, LM_EUSAGE, j->from, "leave --rm out, or move it elsewhere",
                        "holds '%s', which an .lmz does not carry", first);
     if (others)
         snprintf(more, sizeof more, "and %zu %s are", others, others == 1 ? "other" : "others");

@@ -25,10 +25,9 @@ static lm_code take_link(const lm_bundle *b, const lm_ar *a, const char *name, l
     if (!lm_bundle_run_link(name, lm_ar_link(a)))
         return refuse_link(b, name, e);
     if (!run)
-        return lm_fail(
-            e, LM_EUSAGE, b->path,
-            "give the tar as a file, not compressed, or one of the checkpoint",
-            "is the folder of a run, whose newest checkpoint is not to be had of a stream");
+        return lm_fail(e, LM_EUSAGE, b->path,
+                       "name the uncompressed tar as a file, or one checkpoint",
+                       "holds a run, whose newest checkpoint cannot be found in a stream");
     return lm_bundle_run_note(run, name, lm_ar_link(a), e);
 }
 

@@ -2,6 +2,7 @@
 /* From the text of a tokenizer.json to a tokenizer, every part checked.
  *
  * "truncation" and "padding" shape batches of a training framework; they are not followed. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -141,8 +142,8 @@ static lm_code load_model(lm_tokenizer *t, const json_t *m, const lm_lists *l, c
         const char *left = l->text.data + x->off;
         rc = lm_bpe_add_merge(&t->bpe, left, x->left, left + x->left, x->right, (uint32_t)i, where,
                               e);
-        if (rc)
-            lm_err_in(e, "merge %zu", i);
+        if (rc == LM_EFORMAT && e)
+            snprintf(e->where, sizeof e->where, "%s: merge %zu", where, i);
     }
     return rc;
 }

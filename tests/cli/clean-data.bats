@@ -207,7 +207,7 @@ fails() {
     fails 2 "--bands: is of MinHash, which is not chosen: add --dedup minhash" -d exact --bands 3 raw.jsonl
     fails 2 "--gopher-stop-words: no stop words are known: name a --language" -r gopher --gopher-stop-words 2 raw.jsonl
     fails 2 "9 different ones are more than the 8 that are known" -r gopher -l en --gopher-stop-words 9 raw.jsonl
-    fails 2 "--rules: unknown set of rules ''" -r '' raw.jsonl
+    fails 2 "--rules: the value is empty: give one, or leave the option out" -r '' raw.jsonl
     fails 2 "--rules: unknown set of rules ''" -r gopher, raw.jsonl
     fails 2 "--rules: 'none' stands beside a set" -r none,gopher raw.jsonl
     fails 2 "did you mean" -r gopher -l dee raw.jsonl

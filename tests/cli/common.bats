@@ -53,6 +53,20 @@ setup() {
     done
 }
 
+@test "an empty value is refused, but where it is a text" {
+    for t in "$BIN"/*; do
+        while read -r option; do
+            run --separate-stderr "$t" "--$option" '' x y
+            [ "$status" -eq 2 ] || { echo "$t --$option: status $status: $stderr"; false; }
+            [ "${#stderr_lines[@]}" -eq 1 ]
+            [[ $stderr == *": --$option: the value is empty: give one, or leave the option out" ]] || { echo "$stderr"; false; }
+        done < <("$t" --help | sed -nE 's/^  (-., |    )--([a-z-]+) (PATH|FILE|LIST|MODEL|SHARD|DATA|RUN|DEST|KEY|GLOB|CODEC|V)( .*)?$/\2/p')
+    done
+    run "$BIN/train" --config <(echo '{"val": ""}') x y
+    [ "$status" -eq 2 ]
+    [[ $output == *": --val: the value is empty"* ]]
+}
+
 @test "long options are not abbreviated, and flags take no value" {
     for t in "$BIN"/*; do
         run "$t" --hel

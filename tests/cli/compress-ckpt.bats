@@ -98,7 +98,7 @@ same() { # same A B: the same files, names and bytes
     done
     run sh -c 'cat a.tar | inspect-model -'
     [ "$status" -eq 2 ] && [ "${#lines[@]}" -eq 1 ]
-    [[ "$output" == *"is the folder of a run, whose newest checkpoint is not to be had of a stream: give the tar as a file"* ]]
+    [[ "$output" == *"holds a run, whose newest checkpoint cannot be found in a stream: name the uncompressed tar as a file"* ]]
     ln -s step-000009 run/latest
     tar -cf lost.tar run
     run inspect-model lost.tar

@@ -28,7 +28,7 @@ assignments() {
         $2 == "choice" { n = split($5, c, " "); print "--" $1 "=" (value[$1] == "\"" c[n] "\"" ? c[1] : c[n]); next }
         $2 == "device" { print "--" $1 "=cuda:3"; next }
         { print "--" $1 "=a \"b\" \\ ü,=" }
-        $2 == "list" { print "--" $1 "=" }
+        $2 == "list" { print "--" $1 "=b" }
         $2 !~ /^(text|list)$/ { print "unknown kind " $2 > "/dev/stderr"; exit 1 }
     ' default.json -
 }

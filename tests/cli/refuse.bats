@@ -161,8 +161,8 @@ ending() {
         # shellcheck disable=SC2086
         run $tool -o $long
         echo "$output"
-        [ "$status" -ne 0 ]
+        [ "$status" -eq 2 ]
         [ "${#lines[@]}" -eq 1 ]
-        [[ $output == *"name"*"long"* || $output == *"the name has 256 bytes, the file system allows 255: choose a shorter name" ]]
+        [[ $output == *": the name is too long: choose a shorter name" || $output == *"the name has 256 bytes, the file system allows 255: choose a shorter name" ]]
     done
 }
