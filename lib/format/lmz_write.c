@@ -125,10 +125,10 @@ static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *
 
 /* Do tensors as parts of their own take fewer bytes than the records of the parts?  Of numbers of
  * floating point a sixth is gained at least, of others nothing that zstd would not gain from the file
- * as a whole.  A few small tensors are no matter, and a difference needs its parts. */
+ * as a whole.  A difference needs its parts. */
 static bool parts_pay(const lm_lmz_writer *w)
 {
-    enum { FEW = 64, RECORDS = 56 + 60 + 17 /* P, C, and what the index and a chunk's head add */ };
+    enum { RECORDS = 56 + 60 + 17 /* P, C, and what the index and a chunk's head add */ };
     uint64_t cost = 0, gain = 0;
 
     for (size_t i = 0; i < w->tensors.n; i++) {
@@ -136,7 +136,7 @@ static bool parts_pay(const lm_lmz_writer *w)
         cost += RECORDS + strlen(t->name) + strlen(t->dtype_name);
         gain += kind_of(t) >= LM_LMZ_BF16 ? t->bytes / 7 : t->bytes / 1000;
     }
-    return w->tensors.n < FEW || w->bases || gain >= cost;
+    return w->bases || gain >= cost;
 }
 
 /* The header is there: its tensors become the parts, if it is one. */

@@ -640,7 +640,7 @@ static void test_growth(void **state)
     drop(&c);
 }
 
-/* A file of many small tensors: as one part it hardly grows, however random they are; where their
+/* A file of small tensors, many or few: as one part it hardly grows, however random they are; where their
  * numbers gain more than the records take, they are parts. */
 static void test_small_tensors(void **state)
 {
@@ -648,15 +648,18 @@ static void test_small_tensors(void **state)
     static const struct {
         const char *dtype;
         int64_t rows;
+        size_t n;
         bool parts;
-    } cases[] = { { "U8", 4, false },    { "U8", 700, false },   { "I8", 9000, false },
-                  { "F32", 1, false },   { "BF16", 300, false }, { "BF16", 4000, true },
-                  { "F32", 2000, true }, { "U8", 300000, true } };
+    } cases[] = { { "U8", 4, MANY, false },     { "U8", 700, MANY, false },
+                  { "I8", 9000, MANY, false },  { "F32", 1, MANY, false },
+                  { "BF16", 300, MANY, false }, { "BF16", 4000, MANY, true },
+                  { "F32", 2000, MANY, true },  { "U8", 300000, 70, true },
+                  { "I8", 40000, 20, false },   { "U8", 300000, 3, true } };
     static char names[MANY][40];
     static tensor t[MANY];
     (void)state;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        size_t n = cases[k].rows > 100000 ? 70 : MANY;
+        size_t n = cases[k].n;
         content c = { 0 };
         lm_buf out = { 0 };
         lm_lmz *z;
