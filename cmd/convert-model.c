@@ -14,10 +14,13 @@
 static struct {
     const char *from, *to, *type, *dtype, *tokenizer, *name, *imatrix, *save_imatrix;
     int64_t shard, chunks;
-    bool originals, pure;
-} opt = {
-    .from = "auto", .to = "auto", .type = "keep", .shard = LM_MAX_SHARD_BYTES, .originals = true
-};
+    bool originals, pure, check_tokenizer;
+} opt = { .from = "auto",
+          .to = "auto",
+          .type = "keep",
+          .shard = LM_MAX_SHARD_BYTES,
+          .originals = true,
+          .check_tokenizer = true };
 
 static const char *const dtypes[] = { "f32", "f16", "bf16", NULL };
 
@@ -53,6 +56,8 @@ static const lm_opt options[] = {
     LM_COUNT(0, "imatrix-chunks", &opt.chunks, "N", 1, 1e12,
              "make it from the first N chunks of 512 tokens [all]"),
     LM_STR(0, "save-imatrix", &opt.save_imatrix, "FILE", "keep what was made, as GGUF"),
+    LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
+            "refuse token shards that were made with another tokenizer than the model's [on]"),
     LM_END,
 };
 
@@ -88,6 +93,7 @@ static void check_use(lm_model_format to, const lm_import *m)
         { "imatrix", 1u << LM_FORMAT_GGUF },
         { "imatrix-chunks", 1u << LM_FORMAT_GGUF },
         { "save-imatrix", 1u << LM_FORMAT_GGUF },
+        { "check-tokenizer", 1u << LM_FORMAT_GGUF },
         { "originals", 1u << LM_FORMAT_GGUF },
         { "max-shard-size", 1u << LM_FORMAT_HF },
         { "dtype", 1u << LM_FORMAT_HF | 1u << LM_FORMAT_LLMC },
@@ -118,6 +124,9 @@ static void check_importance(void)
     if (lm_given(&tool, "imatrix-chunks") && !made)
         lm_misuse(&tool, "--imatrix-chunks", "leave it out, or name a text with --imatrix",
                   "no importance matrix is made here");
+    if (lm_given(&tool, "check-tokenizer") && !made)
+        lm_misuse(&tool, "--check-tokenizer", "leave it out, or name token shards with --imatrix",
+                  "no importance matrix is made here");
     if (opt.save_imatrix && !made)
         lm_misuse(&tool, "--save-imatrix", "leave it out, or name a text with --imatrix",
                   "no importance matrix is made here");
@@ -147,7 +156,7 @@ static void check_paths(void)
 
 static lm_code make_importance(lm_import *m, lm_imatrix **out, lm_err *e)
 {
-    const lm_importance_opts o = { .chunks = opt.chunks };
+    const lm_importance_opts o = { .chunks = opt.chunks, .check_tokenizer = opt.check_tokenizer };
     double start = lm_now();
     lm_backend *b = NULL;
     lm_code rc = lm_backend_cpu(tool.cpu, m->par, &b, e);

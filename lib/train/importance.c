@@ -12,11 +12,13 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "format/input.h"
+#include "format/input_files.h"
 #include "format/tokens.h"
 #include "model/loaded.h"
 #include "model/weights.h"
 #include "op/ops.h"
 #include "text/tokenizer.h"
+#include "text/tokenizer_match.h"
 #include "train/batch.h"
 
 enum { USUAL_SEQ = 512 };
@@ -45,13 +47,6 @@ typedef struct {
 } collector;
 
 /* ---- The tokens ---- */
-
-/* A file that is no shard is text, as eval-model has it. */
-static bool is_text(const char *path)
-{
-    return !strcmp(path, "-") || (lm_path_exists(path) && !lm_path_is_dir(path) &&
-                                  !lm_text_ends(path, ".bin") && !lm_text_ends(path, ".idx"));
-}
 
 static lm_code open_tokenizer(const lm_import *m, lm_tokenizer **out, lm_err *e)
 {
@@ -93,12 +88,28 @@ static lm_code read_text(const lm_import *m, const char *path, size_t most, lm_i
     return rc;
 }
 
-static lm_code read_shards(const lm_import *m, const char *path, size_t most, lm_ids *ids,
-                           lm_err *e)
+/* Were the tokens made for this model? */
+static lm_code check_shards(const lm_import *m, const lm_tokens *t, lm_err *e)
+{
+    lm_token_reader r = { .name = m->path, .vocab = m->config.vocab };
+    lm_tokenizer *tok = NULL;
+    lm_code rc = lm_import_side(m, "tokenizer.json") ? open_tokenizer(m, &tok, e) : LM_OK;
+
+    r.tok = tok;
+    if (!rc)
+        rc = lm_token_reader_check(&r, t, e);
+    lm_tokenizer_free(tok);
+    return rc;
+}
+
+static lm_code read_shards(const lm_import *m, const char *path, bool check, size_t most,
+                           lm_ids *ids, lm_err *e)
 {
     lm_tokens *t = NULL;
     lm_code rc = lm_tokens_open(path, LM_TOKENS_AUTO, -1, &t, e);
 
+    if (!rc && check)
+        rc = check_shards(m, t, e);
     if (!rc)
         rc = lm_tokens_check(t, m->config.vocab, m->par, e);
     if (!rc) {
@@ -113,12 +124,13 @@ static lm_code read_shards(const lm_import *m, const char *path, size_t most, lm
     return rc;
 }
 
-static lm_code read_ids(const collector *c, const char *data, int64_t chunks, lm_ids *ids,
-                        lm_err *e)
+static lm_code read_ids(const collector *c, const char *data, const lm_importance_opts *o,
+                        lm_ids *ids, lm_err *e)
 {
-    size_t most = chunks > 0 && chunks < INT64_MAX / c->seq ? (size_t)(chunks * c->seq) : SIZE_MAX;
-    lm_code rc =
-        is_text(data) ? read_text(c->m, data, most, ids, e) : read_shards(c->m, data, most, ids, e);
+    bool few = o->chunks > 0 && o->chunks < INT64_MAX / c->seq;
+    size_t most = few ? (size_t)(o->chunks * c->seq) : SIZE_MAX;
+    lm_code rc = lm_input_is_text(data) ? read_text(c->m, data, most, ids, e)
+                                        : read_shards(c->m, data, o->check_tokenizer, most, ids, e);
 
     for (size_t i = 0; !rc && i < ids->n; i++)
         if (ids->v[i] >= (uint64_t)c->m->config.vocab)
@@ -345,7 +357,7 @@ lm_code lm_importance_make(lm_import *m, const char *data, const lm_importance_o
     collector c = { .m = m, .b = b, .seq = o->seq ? o->seq : usual };
     lm_ids ids = { 0 };
     int64_t chunks = 0;
-    lm_code rc = read_ids(&c, data, o->chunks, &ids, e);
+    lm_code rc = read_ids(&c, data, o, &ids, e);
 
     *out = NULL;
     if (!rc && !lm_stopping())

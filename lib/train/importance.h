@@ -16,9 +16,11 @@
 typedef struct {
     int64_t seq;    /* tokens of a chunk; 0: 512, or as many as the model has positions */
     int64_t chunks; /* at most so many; 0: all */
+    bool
+        check_tokenizer; /* refuse tokens that were not made for the model: lm_token_reader_check */
 } lm_importance_opts;
 
-/* `data` is a text or JSONL in any form that input.h reads, which m's own tokenizer cuts into tokens, or
+/* `data` is a text or JSONL, also a folder or a pattern of them, in any form that input.h reads, which m's own tokenizer cuts into tokens, or
  * a dataset of tokens (tokens.h).  `b` is the CPU.  m serves its tensors in any order afterwards, too.
  * *out is yours.  Fails: LM_EUSAGE for a model without tokenizer, data of fewer than 2 tokens; LM_EIO,
  * LM_EFORMAT, LM_ELIMIT; LM_ENUMERIC when activations are not finite.  When lm_stopping(), *out is NULL

@@ -436,6 +436,25 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$(wc -c < q3_k_s.gguf)" -lt "$(wc -c < q3_k_l.gguf)" ]
 }
 
+@test "convert-model: an importance matrix is made from the model's own tokens only" {
+    train-tokenizer -q -V 300 "$BATS_FILE_TMPDIR/corpus.txt" -o mine.json
+    head -c 3000 "$BATS_FILE_TMPDIR/corpus.txt" > part.txt
+    train-tokenizer -q -V 300 -s '<|other|>' -s '<|endoftext|>' part.txt -o other.json
+    init-model -q llama-1m --set num_hidden_layers=1 -t mine.json -o mine
+    shard-data -q -t mine.json -o own part.txt
+    shard-data -q -t other.json -o foreign part.txt
+    run -2 convert-model mine -o x.gguf --type q4_0 --imatrix foreign/train
+    echo "$output"
+    [[ "$output" == "convert-model: foreign/train: it was made with another tokenizer (300 ids) than that of mine (300 ids)"* ]]
+    [ ! -e x.gguf ]
+    convert-model -q mine -o x.gguf --type q4_0 --imatrix foreign/train --no-check-tokenizer
+    convert-model -q mine -o y.gguf --type q4_0 --imatrix own/train
+    mkdir texts && mv part.txt texts # a folder of texts, as eval-model takes it
+    convert-model -q mine -o z.gguf --type q4_0 --imatrix texts
+    run -2 convert-model mine -o w.gguf --type q4_0 --no-check-tokenizer
+    [[ "$output" == *"--check-tokenizer: no importance matrix is made here"* ]]
+}
+
 @test "convert-model: an importance matrix made here is the one that is kept" {
     convert-model model -o a.gguf --type iq4_nl --imatrix "$BATS_FILE_TMPDIR/corpus.txt" --save-imatrix im.gguf
     convert-model model -o b.gguf --type iq4_nl --imatrix im.gguf -j 1

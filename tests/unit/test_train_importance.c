@@ -109,7 +109,7 @@ static void sums_are_those_of_the_inputs(void **state)
     must(lm_backend_cpu(LM_CPU_REF, NULL, &b, &e), &e);
     open_model(&m);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const lm_importance_opts o = { cases[i].seq, cases[i].chunks };
+        const lm_importance_opts o = { .seq = cases[i].seq, .chunks = cases[i].chunks };
         lm_imatrix *im = NULL;
         double want[WIDTH];
         size_t n = 0;

@@ -11,6 +11,7 @@ complete -c convert-model -l max-shard-size -r -d 'hf: begin another file when o
 complete -c convert-model -l imatrix -r -d 'weigh errors by an importance matrix: a file of llama-imatrix, or a text or token shards to make one from'
 complete -c convert-model -l imatrix-chunks -r -d 'make it from the first N chunks of 512 tokens [all]'
 complete -c convert-model -l save-imatrix -r -d 'keep what was made, as GGUF'
+complete -c convert-model -l check-tokenizer -d 'refuse token shards that were made with another tokenizer than the model\'s [on]'
 complete -c convert-model -s o -l output -r -d 'where the product goes'
 complete -c convert-model -s f -l force -d 'overwrite what exists'
 complete -c convert-model -s j -l threads -r -d 'threads; 0 = every core [0]'
