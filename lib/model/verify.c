@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/preset.h"
 #include "model/slots.h"
 
 void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,
@@ -189,8 +190,12 @@ static lm_code check_model(const lm_model_source *m, lm_findings *f, lm_err *e)
         return rc;
     }
     if (rc) {
-        lm_verify_say(f, false, "config.json", NULL,
-                      "what reads the tensors and keys is not checked: %s", why.what);
+        const char *type = json_string_value(json_object_get(config, "model_type"));
+        bool known = type && lm_config_keys(type);
+        lm_verify_say(f, known, "config.json", NULL,
+                      known ? "is refused by all that computes with the model: %s"
+                            : "what reads the tensors and keys is not checked: %s",
+                      why.what);
         return LM_OK;
     }
     lm_verify_keys(config, f);

@@ -242,6 +242,10 @@ static void test_keys(void **state)
                  "use_cache: has no effect on what is computed",
                  "xyzzy: has no effect: not known\n",
                  "rope_scaling.beta_fast: has no effect: linear does not read it"));
+    put_config(",\"rope_scaling\":{\"factor\":2}");
+    expect(1, 0,
+           LINES("fault  config.json: is refused by all that computes with the model: "
+                 "\"rope_scaling\" has \"factor\", but no \"rope_type\""));
     FILE *f = fopen(in("config.json"), "w");
     fputs("{\"model_type\":\"mamba\"}", f);
     fclose(f);
