@@ -254,6 +254,21 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);
 }
 
+/* Importance of tensors that the model lacks, other than of a head that may be tied: of a model with
+ * more layers. */
+static void check_others(const lm_import *m, const lm_gguf_plan *p, const lm_imatrix *im)
+{
+    size_t n, others = lm_imatrix_count(im);
+
+    for (size_t i = 0; i < lm_gguf_plan_count(p); i++)
+        others -= lm_imatrix_find(im, lm_gguf_plan_at(p, i)->name, &n) != NULL;
+    if (others > 1)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: the importance matrix has %zu tensors that the model lacks: it was made for "
+               "another model",
+               m->path, others);
+}
+
 /* Every matrix that becomes blocks should have its importance, of as many columns as it has. */
 static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const lm_imatrix *im,
                                 lm_err *e)
@@ -284,6 +299,7 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
     if (missing)
         lm_log(m->sink, LM_LOG_WARN, "%s: '%s'%s: not in the importance matrix, quantised without",
                m->path, first, more);
+    check_others(m, p, im);
     return LM_OK;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/foreign.h"
 #include "model/preset.h"
 #include "model/slots.h"
 
@@ -51,9 +52,11 @@ static void check_files(const lm_model_source *m, lm_findings *f)
     bool single = is_opened(m, "model.safetensors");
 
     for (size_t i = 0; i < lm_bundle_count(b); i++) {
-        const char *name = lm_bundle_at(b, i)->name;
+        const char *name = lm_bundle_at(b, i)->name, *what, *todo;
         if (!strcmp(name, index) && single)
             lm_verify_say(f, false, name, NULL, "is not read: model.safetensors comes first");
+        if ((what = lm_foreign_name(name, &todo)) && !lm_text_ends(name, ".safetensors"))
+            lm_verify_say(f, false, name, NULL, "lies beside the weights that are read: %s", what);
         if (!lm_text_ends(name, ".safetensors") || is_opened(m, name))
             continue;
         if (reader_of(name))

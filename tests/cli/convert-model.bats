@@ -493,6 +493,11 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     run convert-model model -o p.gguf --type q4_0 --imatrix part.gguf
     [ "$status" -eq 0 ]
     [[ "$output" == *"'blk.1.ffn_up.weight': not in the importance matrix"* ]]
+    [[ "$output" != *"that the model lacks"* ]]
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 --tokenizer model/tokenizer.json -o other -f
+    run convert-model other -o p.gguf -f --type q4_0 --imatrix im.gguf
+    [ "$status" -eq 0 ]
+    [[ "$output" =~ "the importance matrix has "[0-9]+" tensors that the model lacks: it was made for another model" ]]
     run convert-model im.gguf -o x
     [ "$status" -eq 2 ]
     [[ "$output" == *"it is an importance matrix, not a model: give it to --imatrix"* ]]

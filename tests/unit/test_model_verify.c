@@ -169,11 +169,15 @@ static void test_files(void **state)
     put_weights("model-00001-of-00002.safetensors", false, NULL);
     put_weights("optimizer.safetensors", false, NULL);
     put_weights("consolidated.safetensors", false, NULL);
-    expect(1, 2,
-           LINES("fault  model-00001-of-00002.safetensors: is read by no loader: model.safetensors "
-                 "comes first",
-                 "note   optimizer.safetensors: is read by train alone",
-                 "consolidated.safetensors: is read by mistral-inference alone"));
+    put_weights("pytorch_model-00001-of-00002.bin", false, NULL);
+    expect(
+        1, 3,
+        LINES("fault  model-00001-of-00002.safetensors: is read by no loader: model.safetensors "
+              "comes first",
+              "note   optimizer.safetensors: is read by train alone",
+              "consolidated.safetensors: is read by mistral-inference alone",
+              "pytorch_model-00001-of-00002.bin: lies beside the weights that are read: a pickle"));
+    assert_int_equal(remove(in("pytorch_model-00001-of-00002.bin")), 0);
     FILE *f = fopen(in("model.safetensors.index.json"), "w");
     fputs("{\"weight_map\":{\"w\":\"model-00001-of-00002.safetensors\"}}", f);
     fclose(f);
