@@ -549,7 +549,7 @@ static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
 /* --dry-run: what the run would hold, whether that fits here, and, where asked, how long it takes. */
 static lm_code print_outlook(session *s, const lm_memory_plan *plan, lm_err *e)
 {
-    const lm_outlook_ask ask = { opt.eval_every > 0, s->lmz, s->step, opt.keep };
+    const lm_outlook_ask ask = { opt.eval_every > 0, s->lmz, opt.measure, s->step, opt.keep };
     lm_outlook o;
     lm_buf text = { 0 };
     if (lm_outlook_make(&s->o, &s->config, &ask, s->backend, plan, &o, e))

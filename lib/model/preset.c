@@ -86,7 +86,7 @@ static lm_code no_such(const char *const *dirs, const char *what, lm_err *e)
     if (near)
         snprintf(todo, sizeof todo, "did you mean %s?", near);
     else
-        snprintf(todo, sizeof todo, "--list shows the presets");
+        snprintf(todo, sizeof todo, "init-model --list shows the presets");
     lm_fail(e, LM_EUSAGE, what, todo, "is no preset and no config.json");
     lm_free(list);
     lm_names_free(names, n);

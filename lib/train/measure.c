@@ -27,7 +27,6 @@ lm_code lm_train_measured(const lm_trainer_opts *o, const lm_config *c, lm_token
         out->seconds_per_step = (r.seconds_steps - r.seconds_begin) / (double)out->steps;
         out->tokens_per_second =
             (double)(o->batch * o->accumulate * o->seq) / out->seconds_per_step;
-        out->hours = out->seconds_per_step * (double)o->steps / 3600;
     }
     lm_trainer_free(t);
     return rc;

@@ -8,7 +8,6 @@
 typedef struct {
     int64_t steps; /* that were timed; 0: a signal came first */
     double seconds_per_step, tokens_per_second;
-    double hours; /* of all steps, without evaluations and checkpoints */
 } lm_train_measure;
 
 /* Take LM_TRAIN_WARM steps and after these as many as five seconds allow, at least one, with fresh weights on

@@ -13,7 +13,10 @@
 lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_config *c, const lm_outlook_ask *ask,
                         lm_backend *b, const lm_memory_plan *plan, lm_outlook *out, lm_err *e)
 {
-    *out = (lm_outlook){ .plan = *plan, .steps = o->steps };
+    *out = (lm_outlook){ .plan = *plan,
+                         .steps = o->steps - ask->step,
+                         .resumed = ask->step > 0,
+                         .measure_asked = ask->measure };
     if (lm_trainer_verdict(o, c, ask->validation, ask->lmz, b, plan, &out->verdict, e) ||
         lm_train_space(o, c, ask->step, ask->keep, NULL, &out->space, e))
         return e->code;
@@ -29,6 +32,12 @@ static void memory_json(lm_jw *w, const lm_memory_plan *p, bool device, const ch
             lm_jw_int(w, p->row[i].name, (int64_t)p->row[i].bytes);
     lm_jw_close_obj(w);
     lm_jw_int(w, total, (int64_t)(device ? p->device : p->total));
+}
+
+/* Of the steps that are still to be taken. */
+static double hours(const lm_outlook *o)
+{
+    return o->measure.seconds_per_step * (double)o->steps / 3600;
 }
 
 static void verdict_json(lm_jw *w, const lm_outlook *o)
@@ -50,7 +59,7 @@ static void verdict_json(lm_jw *w, const lm_outlook *o)
     lm_jw_int(w, "measured_steps", o->measure.steps);
     lm_jw_f64(w, "seconds_per_step", o->measure.seconds_per_step);
     lm_jw_f64(w, "tokens_per_second", o->measure.tokens_per_second);
-    lm_jw_f64(w, "hours", o->measure.hours);
+    lm_jw_f64(w, "hours", hours(o));
 }
 
 lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
@@ -109,12 +118,15 @@ static lm_code verdict_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 static lm_code time_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
     const lm_train_measure *m = &o->measure;
+    if (o->measure_asked && !o->verdict.fits)
+        return lm_buf_addf(out, e, "not measured: it does not fit\n");
     if (!m->steps)
         return LM_OK;
     return lm_buf_addf(out, e,
                        "measured: %.3g s a step, %.0f tokens/s; %" PRId64
-                       " steps take %.3g hours, without evaluations and checkpoints\n",
-                       m->seconds_per_step, m->tokens_per_second, o->steps, m->hours);
+                       " steps%s take %.3g hours, without evaluations and checkpoints\n",
+                       m->seconds_per_step, m->tokens_per_second, o->steps,
+                       o->resumed ? " that are left" : "", hours(o));
 }
 
 lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e)

@@ -12,11 +12,12 @@ typedef struct {
     lm_train_verdict verdict;
     lm_space space;           /* of its checkpoints */
     lm_train_measure measure; /* steps 0: not measured */
-    int64_t steps;
+    int64_t steps;            /* that are still to be taken */
+    bool resumed, measure_asked;
 } lm_outlook;
 
 typedef struct {
-    bool validation, lmz;
+    bool validation, lmz, measure;
     int64_t step, keep; /* as lm_train_space */
 } lm_outlook_ask;
 

@@ -648,7 +648,10 @@ lowest() {
     [ "$(echo [!s]*)" = "data m.json m0" ]
     # what does not fit is not run
     train llama-1m --dry-run --measure --seq-len 100M --batch-size 1 > no 2> /dev/null
-    run ! grep measured no
+    grep -qx 'not measured: it does not fit' no
+    # of a run that goes on: the steps that are left
+    train -q m0 data -o begun --steps 2 --seq-len 32 --batch-size 2 2> /dev/null
+    fast_clock 100 train --resume begun --steps 3602 --dry-run --measure | grep -q 's; 3600 steps that are left take '
     run train m0 data -o run --measure
     [ "$status" -eq 2 ]
     [[ $output == "train: --measure: serves --dry-run only: give --dry-run too" ]]
