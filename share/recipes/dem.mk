@@ -36,12 +36,15 @@ TEXT  := $(SETS:%=text/%.train.jsonl)
 .PHONY: all clean
 
 ifndef RECIPE_HOME # not in WORK yet: the same goals there
-GOALS := $(or $(MAKECMDGOALS),all)
+GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
 .PHONY: $(GOALS)
 export WORK FROM PRESET
 export RECIPE := $(MAKEFILE_LIST)
 $(GOALS):
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
+# a line of its own: make runs the line above with -n and -t, too, as every line that calls it
+clean:
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
 
 all: table.txt

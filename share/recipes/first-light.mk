@@ -31,12 +31,15 @@ CLEAN := clean-data --rules $(RULES) $(if $(filter gopher% all,$(RULES)),--langu
 .PHONY: all report clean
 
 ifndef RECIPE_HOME # not in WORK yet: the same goals there
-GOALS := $(or $(MAKECMDGOALS),all)
+GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
 .PHONY: $(GOALS)
 export WORK CORPUS PRESET
 export RECIPE := $(MAKEFILE_LIST)
 $(GOALS):
 	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
+# a line of its own: make runs the line above with -n and -t, too, as every line that calls it
+clean:
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
 else
 
 all: report

@@ -38,8 +38,19 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     ! grep -q clean-data again
     make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS="'my text/tiny one.txt' my/own" "${SMALL[@]}" > other 2>&1
     grep -q '^clean-data .*corpus/0001-tiny_one.txt corpus/0002-own' other
+    for dry in -n -t -q; do # removes nothing
+        make $dry -f 'my recipes/first-light.mk' WORK='my work' clean > log 2>&1 || [ $dry = -q ]
+        [ -e 'my work/clean.jsonl' ]
+    done
     make -f 'my recipes/first-light.mk' WORK='my work' clean
     [ ! -e 'my work' ] && [ -e my/own ] && [ -e work/own ] && [ -e 'my text/tiny one.txt' ]
+    make -f 'my recipes/first-light.mk' WORK='my work' clean # nothing to remove
+    # a folder that was there before is not the recipe's to remove
+    make -f 'my recipes/first-light.mk' WORK=my CORPUS='my text/tiny one.txt' "${SMALL[@]}" clean.jsonl > log 2>&1
+    run make -f 'my recipes/first-light.mk' WORK=my clean
+    [ "$status" -eq 2 ]
+    [[ $output == *"first-light.mk: WORK: my: was there before a recipe used it"* ]]
+    [ -e my/own ] && [ -e my/clean.jsonl ]
 }
 
 @test "first-light.mk: few empty lines do not make few documents; many make documents" {
