@@ -6,11 +6,29 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "format/foreign.h"
 #include "text/added_list.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer_impl.h"
 
 enum { MAX_FILE = 512 << 20 };
+
+/* A file that cannot be a tokenizer.json is named for what it is. */
+static lm_code check_object(const char *text, size_t len, const char *where, lm_err *e)
+{
+    const char *todo, *what;
+    size_t at = 0;
+
+    while (at < len && strchr(" \n\r\t", text[at] ? text[at] : 'x'))
+        at++;
+    if (at == len || text[at] == '{')
+        return LM_OK;
+    what = lm_foreign_bytes(text, len, &todo);
+    return lm_fail(e, LM_EFORMAT, where,
+                   "name a tokenizer.json, a tokenizer.model, or a folder that holds one",
+                   "is no tokenizer: it %s%s", what ? "is " : "does not begin as JSON does",
+                   what ? what : "");
+}
 
 lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
                                lm_tokenizer **out, lm_err *e)
@@ -22,6 +40,8 @@ lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, con
     *out = NULL;
     if (model)
         rc = lm_sentencepiece_json(text, len, where, &json, config, e);
+    else
+        rc = check_object(text, len, where, e);
     if (!rc)
         rc = lm_tokenizer_from_json(model ? json.data : text, model ? json.len : len,
                                     config->len ? config->data : NULL, config->len, where, out, e);

@@ -68,7 +68,7 @@ static void lay_out(how h, const lm_resume_ask *ask, const lm_schedule *old, lm_
     s->warmup = s->total >= 100 ? s->total / 100 : 1;
 }
 
-/* Nothing when the rate stays, or other rates were asked for. */
+/* Nothing when the rate stays. */
 static void explain(how h, const lm_resume_ask *ask, const lm_schedule *old, const lm_schedule *s,
                     char note[256])
 {
@@ -77,8 +77,7 @@ static void explain(how h, const lm_resume_ask *ask, const lm_schedule *old, con
     static const char *const others[] = { "extend or rewarm", "keep or rewarm", "keep or extend" };
     double before = lm_schedule_lr(old, ask->step - 1), now = lm_schedule_lr(s, ask->step),
            last = lm_schedule_lr(s, ask->steps - 1);
-    bool asked = s->kind != old->kind || s->lr != old->lr || s->min_ratio != old->min_ratio;
-    if (asked || (before == now && now == last))
+    if (before == now && now == last)
         return;
     snprintf(note, 256,
              "the %s schedule %s %" PRId64 ": the learning rate was %.3g, is %.3g at step %" PRId64

@@ -199,6 +199,11 @@ numbers() {
     for o in "--field x" "--split blank" "--separator x" "--utf8 skip" "--max-document 1k" --skip-bad; do
         fails 2 "it is of use for text only, not for token datasets" -q $o -o x d/train
     done
+    fails 1 "clean.jsonl: not valid JSON, " -q -t clean.jsonl -o x clean.jsonl
+    echo 'to be or not to be' > text
+    fails 1 "text: is no tokenizer: it is plain text: name a tokenizer.json" -q -t text -o x clean.jsonl
+    fails 1 "d/train.idx: is no tokenizer: it is the index of a token dataset: " -q -t d/train.idx -o x clean.jsonl
+    fails 1 "d/train.bin: is no tokenizer: it does not begin as JSON does: " -q -t d/train.bin -o x clean.jsonl
     fails 2 "there is no --tokenizer" -q --add-special -o x d/train
     fails 2 "give --eos-id" -q --eos-token x -o x d/train
     fails 2 "without it no input is used twice" $T --max-epochs 9 -o x clean.jsonl

@@ -471,6 +471,9 @@ goes_on() {
     "${T[@]}" m0 data -o flat --lr-schedule constant
     run --separate-stderr train --resume flat --steps 9
     [[ $stderr != *"learning rate"* ]]
+    # it is said for a rate that is given, too
+    run --separate-stderr train --resume flat --steps 12 --lr 1e-3 --warmup 0
+    [[ ${stderr_lines[0]} == "train: the constant schedule is laid out anew up to step 12: the learning rate was 0.003, is 0.001 at step 10 and 0.001 at step 12 ("* ]]
     run "${T[@]}" m0 data -o none --resume-schedule keep
     [ "$status" -eq 2 ]
     [[ $output == "train: --resume-schedule: serves --resume only: leave it out" ]]
@@ -673,7 +676,9 @@ lowest() {
     "${T[@]}" m0 data -o run
     run --separate-stderr train --resume run --steps 60 --optimizer adamw --lr 1000 --warmup 0 --max-grad-norm 0 --save-every 1 --lr-schedule constant --weight-decay 10 --keep 1 --metrics m.jsonl
     [ "$status" -eq 4 ]
-    [ "${#stderr_lines[@]}" -eq 1 ]
+    [ "${#stderr_lines[@]}" -eq 2 ]
+    [[ ${stderr_lines[0]} == "train: the constant schedule is laid out anew up to step 60: "* ]]
+    stderr=${stderr_lines[1]}
     [[ $stderr =~ ^"train: step "[0-9]+": the ".*" is "(not a number|infinite).*": lower --lr or --max-grad-norm and resume from "run/step-[0-9]+$ ]]
     [ -s "${stderr##* }/state.json" ]
     [ "${stderr##* }" = "run/$(readlink run/latest)" ]
@@ -685,7 +690,7 @@ lowest() {
     "${T[@]}" m0 data -o last
     run train --resume last --steps "$step" --lr 1000 --warmup 0 --max-grad-norm 0 --lr-schedule constant --weight-decay 10
     [ "$status" -eq 4 ]
-    [[ $output == "train: step $step: the norm of the weights is "*", and tensor \"model."*".weight\" holds an infinity: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
+    [[ ${lines[-1]} == "train: step $step: the norm of the weights is "*", and tensor \"model."*".weight\" holds an infinity: lower --lr or --max-grad-norm and resume from last/step-000008" ]]
     [ "$(echo last/step-*)" = last/step-000008 ]
 }
 
