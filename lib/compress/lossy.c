@@ -129,10 +129,14 @@ static lm_code account(const job *j, const char *name, lm_lossy_error *err, lm_e
     *err = (lm_lossy_error){ 0 };
     for (int64_t p = 0; p < pieces_of(j->count); p++) {
         const piece_sums *s = &j->sums[p];
-        if (s->broken >= 0)
-            return lm_fail(e, LM_ENUMERIC, name, "choose a format of wider range, or keep it whole",
+        if (s->broken >= 0) {
+            double x = lm_get(j->dtype, j->in, s->broken);
+            return lm_fail(e, LM_ENUMERIC, name,
+                           isfinite(x) ? "choose a format of wider range, or keep it whole"
+                                       : "inspect-model --stats shows which weights are not finite",
                            "element %" PRId64 " is %.9g, which %s cannot hold within its bound",
-                           s->broken, lm_get(j->dtype, j->in, s->broken), j->c->name);
+                           s->broken, x, j->c->name);
+        }
         d2 += s->d2;
         x2 += s->x2;
         err->max_abs = s->max_abs > err->max_abs ? s->max_abs : err->max_abs;

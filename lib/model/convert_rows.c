@@ -129,9 +129,12 @@ static lm_code report(const job *j, int threads, lm_err *e)
         first = j->broken[w] < first ? j->broken[w] : first;
     if (first == NO_ELEMENT)
         return LM_OK;
+    bool finite = r->from.block || isfinite(lm_get(r->from.dtype, r->src, first));
     if (!r->from.block)
         snprintf(value, sizeof value, " is %.9g,", lm_get(r->from.dtype, r->src, first));
-    return lm_fail(e, LM_ENUMERIC, r->name, "choose a type of wider range, such as bf16",
+    return lm_fail(e, LM_ENUMERIC, r->name,
+                   finite ? "choose a type of wider range, such as bf16"
+                          : "inspect-model --stats shows which weights are not finite",
                    "element %" PRId64 "%s which %s cannot hold", first, value, type);
 }
 

@@ -421,6 +421,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     convert-model model -o y.gguf --type f16
     run convert-model model -o z.gguf --type q8_0
     [ "$status" -eq 4 ]
+    [[ "$output" == *" is nan, which q8_0 cannot hold: inspect-model --stats shows which weights are not finite" ]]
 }
 
 @test "convert-model: Q2_K to IQ4_XS both ways" {
