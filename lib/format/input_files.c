@@ -121,9 +121,14 @@ static lm_code add_folder(lm_input_files *f, const char *dir, int operand, lm_er
 static lm_code add_pattern(lm_input_files *f, const char *pattern, int operand, lm_err *e)
 {
     glob_t found = { 0 };
-    int r = glob(pattern, GLOB_BRACE, NULL, &found);
+    if (strstr(pattern, "**")) /* glob(3) would take it for '*', one folder deep */
+        return lm_fail(e, LM_EUSAGE, pattern, "name the folder, which is read with those in it",
+                       "'**' is no pattern here");
+    int r = glob(pattern, GLOB_BRACE | GLOB_ERR, NULL, &found);
     lm_code rc = LM_OK;
-    if (r == GLOB_NOSPACE)
+    if (r == GLOB_ABORTED)
+        rc = lm_fail(e, LM_EIO, pattern, NULL, "cannot read a folder of the pattern");
+    else if (r == GLOB_NOSPACE)
         rc = lm_fail(e, LM_ELIMIT, pattern, NULL, "no memory for the files of the pattern");
     else if (r)
         rc = lm_fail(e, LM_EUSAGE, pattern, "check the path", "no file matches the pattern");

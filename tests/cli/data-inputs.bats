@@ -55,6 +55,8 @@ make_folder() {
     run clean-data -q 't[12].txt'
     [ "$output" = '{"text": "itself"}' ]
     fails 2 "x*.txt: no file matches the pattern" clean-data 'x*.txt'
+    # of '**' glob(3) would take one level, and leave the others out
+    fails 2 "**/*.txt: '**' is no pattern here: name the folder, " clean-data '**/*.txt'
     train-tokenizer -q -V 257 -o tok/ 't?.txt'
     shard-data -q -t tok -o d 't?.txt:2' 't{1,2}.txt:1'
     grep -q '"documents": 3,' d/meta.json
