@@ -655,7 +655,7 @@ static void test_small_tensors(void **state)
                   { "BF16", 300, MANY, false }, { "BF16", 4000, MANY, true },
                   { "F32", 2000, MANY, true },  { "U8", 300000, 70, true },
                   { "I8", 40000, 20, false },   { "U8", 300000, 3, true } };
-    static char names[MANY][40];
+    static char names[MANY][48];
     static tensor t[MANY];
     (void)state;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
