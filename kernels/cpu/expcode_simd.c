@@ -244,23 +244,52 @@ typedef struct {
     uint8_t *dst, *dst_end;
 } reader;
 
-static void fill(lm_exp_work *w, uint16_t first[ENTRIES])
+/* The symbols that the bits of c decide, at most SYMBOLS: an entry of w->table. */
+static uint64_t entry_of(const uint16_t first[ENTRIES + 1], unsigned c, unsigned bits)
+{
+    uint64_t symbols = 0;
+    unsigned used = 0, k = 0, length = first[c] & 255;
+    for (; k < SYMBOLS && used + length <= bits; k++) {
+        symbols |= (uint64_t)(first[c >> used] >> 8) << 8 * k;
+        used += length;
+        length = first[c >> used] & 255;
+    }
+    return used | k << 8 | symbols << 16;
+}
+
+/* The entries of `bits` bits: a first symbol, then those of the entry of the bits behind it, which
+ * lie in rest[1 << bits behind it ...]. */
+INLINE void join_entries(const lm_exp_work *w, const uint16_t first[ENTRIES + 1],
+                         const uint64_t *rest, unsigned bits, uint64_t *out)
 {
     for (int u = 0; u < w->n_used; u++) {
+        unsigned s = w->used[u], length = w->length[s];
+        if (length > bits)
+            continue;
+        uint64_t head = length + (1u << 8) + ((uint64_t)s << 16), *to = out + w->code[s];
+        const uint64_t *from = rest + (1u << (bits - length));
+        for (unsigned i = 0; i < 1u << (bits - length); i++, to += 1u << length) {
+            uint64_t e = from[i];
+            *to = (e >> 8 & 255) < SYMBOLS ? head + (e & 0xffff) + (e >> 16 << 24)
+                                           : entry_of(first, (unsigned)(to - out), bits);
+        }
+    }
+}
+
+/* first: the symbol and the length that each LM_EXP_BITS bits begin with; and w->table. */
+static void fill(lm_exp_work *w, uint16_t first[ENTRIES + 1])
+{
+    uint64_t rest[ENTRIES] = { 0 };
+    unsigned least = LM_EXP_BITS;
+    for (int u = 0; u < w->n_used; u++) {
         int s = w->used[u];
+        least = w->length[s] < least ? w->length[s] : least;
         for (unsigned c = w->code[s]; c < ENTRIES; c += 1u << w->length[s])
             first[c] = (uint16_t)(s << 8 | w->length[s]);
     }
-    for (unsigned c = 0; c < ENTRIES; c++) {
-        uint64_t symbols = 0;
-        unsigned used = first[c] & 255, k = 0, length = used;
-        for (used = 0; k < SYMBOLS && used + length <= LM_EXP_BITS; k++) {
-            symbols |= (uint64_t)(first[c >> used] >> 8) << 8 * k;
-            used += length;
-            length = first[c >> used] & 255;
-        }
-        w->table[c] = used | k << 8 | symbols << 16;
-    }
+    for (unsigned bits = least; bits <= LM_EXP_BITS - least; bits++)
+        join_entries(w, first, rest, bits, rest + (1u << bits));
+    join_entries(w, first, rest, LM_EXP_BITS, w->table);
 }
 
 /* Rounds that all g readers can take without a look at their ends. */

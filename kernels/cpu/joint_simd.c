@@ -69,13 +69,13 @@ INLINE vec lanes(__m128i v)
 {
     return _mm512_broadcast_i32x4(v);
 }
-/* Six bytes of each lane to p, in order; two bytes more are written. */
+/* Six bytes of each lane to p, in order; eight bytes more are written. */
 INLINE void store_sixes(uint8_t *p, vec v)
 {
-    _mm_storel_epi64((__m128i *)p, _mm512_castsi512_si128(v));
-    _mm_storel_epi64((__m128i *)(p + 6), _mm512_extracti32x4_epi32(v, 1));
-    _mm_storel_epi64((__m128i *)(p + 12), _mm512_extracti32x4_epi32(v, 2));
-    _mm_storel_epi64((__m128i *)(p + 18), _mm512_extracti32x4_epi32(v, 3));
+    const __m512i words = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           0, 26, 25, 24, 18, 17, 16, 10, 9, 8, 2, 1, 0);
+    __m512i together = _mm512_permutexvar_epi16(words, v);
+    _mm256_storeu_si256((__m256i *)p, _mm512_castsi512_si256(together));
 }
 /* And back: 24 bytes at p, of which 32 are read. */
 INLINE vec load_sixes(const uint8_t *p)
