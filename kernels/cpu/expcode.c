@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-enum { BITS = LM_EXP_BITS, FULL = 1 << LM_EXP_BITS };
-
 /* ---- Code lengths ---- */
 
 typedef struct {
@@ -27,16 +25,16 @@ static void sort_leaves(leaf *v, int n)
         }
 }
 
-/* Optimal lengths of at most BITS (Larmore and Hirschberg, J. ACM 37(3), 1990).  Each of BITS lists
+/* Optimal lengths of at most `limit` (Larmore and Hirschberg, J. ACM 37(3), 1990).  Each of `limit` lists
  * merges the leaves with the pairs of the list before; a leaf's length is the number of lists in
  * which it is among those chosen, 2n - 2 of the last one and the members of the chosen pairs of the
  * others. */
-static void package_merge(const leaf *v, int n, uint8_t length[256])
+static void package_merge(const leaf *v, int n, int limit, uint8_t length[256])
 {
     uint32_t list[2][512];
-    uint16_t leaves[BITS][513]; /* leaves among the first i of each list */
+    uint16_t leaves[LM_EXP_LONG][513]; /* leaves among the first i of each list */
     int size = 0;
-    for (int level = 0; level < BITS; level++) {
+    for (int level = 0; level < limit; level++) {
         const uint32_t *before = list[~level & 1];
         uint32_t *now = list[level & 1];
         int pairs = size / 2, p = 0, l = 0;
@@ -50,7 +48,7 @@ static void package_merge(const leaf *v, int n, uint8_t length[256])
         }
         leaves[level][size] = (uint16_t)l;
     }
-    for (int level = BITS - 1, take = 2 * n - 2; level >= 0 && take > 0; level--) {
+    for (int level = limit - 1, take = 2 * n - 2; level >= 0 && take > 0; level--) {
         int l = leaves[level][take];
         for (int i = 0; i < l; i++)
             length[v[i].symbol]++;
@@ -69,7 +67,7 @@ static uint16_t reversed(unsigned code, int length)
 /* Codes from w->length, and the list of symbols that have one; false unless they fill the code. */
 static bool number_codes(lm_exp_work *w)
 {
-    unsigned next[BITS + 2] = { 0 }, by[BITS + 1] = { 0 };
+    unsigned next[LM_EXP_LONG + 2] = { 0 }, by[LM_EXP_LONG + 1] = { 0 };
     w->n_used = 0;
     for (int s = 0; s < 256; s++) {
         if (w->length[s]) {
@@ -77,9 +75,9 @@ static bool number_codes(lm_exp_work *w)
             w->used[w->n_used++] = (uint8_t)s;
         }
     }
-    for (int l = 1; l <= BITS; l++)
+    for (int l = 1; l <= w->limit; l++)
         next[l + 1] = (next[l] + by[l]) << 1;
-    if (next[BITS + 1] != 2 * FULL)
+    if (next[w->limit + 1] != 2u << w->limit)
         return false;
     for (int i = 0; i < w->n_used; i++) {
         int s = w->used[i];
@@ -96,11 +94,12 @@ static size_t head_bytes(const lm_exp_work *w, size_t n)
     return 2 + (span + 1) / 2 + 3 * (size_t)(lm_exp_streams(n) - 1);
 }
 
-size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n)
+size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, int limit, const uint8_t *src, size_t n)
 {
     leaf v[256];
     uint64_t all = 0, bits = 0;
     int m = 0;
+    w->limit = limit;
     k->count(w, src, n);
     for (int s = 0; s < 256; s++)
         if (w->weight[s])
@@ -109,7 +108,7 @@ size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, 
         return 0;
     sort_leaves(v, m);
     memset(w->length, 0, sizeof w->length);
-    package_merge(v, m, w->length);
+    package_merge(v, m, limit, w->length);
     number_codes(w);
     for (int i = 0; i < m; i++) {
         all += v[i].weight;
@@ -157,16 +156,17 @@ static bool read_lengths(lm_exp_work *w, const uint8_t *src, size_t len)
     memset(w->length, 0, sizeof w->length);
     for (int s = first; s <= last; s++) {
         int l = src[2 + (s - first) / 2] >> 4 * ((s - first) & 1) & 15;
-        if (l > BITS)
+        if (l > w->limit)
             return false;
         w->length[s] = (uint8_t)l;
     }
     return w->length[first] && w->length[last] && number_codes(w);
 }
 
-bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t len,
+bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, int limit, const uint8_t *src, size_t len,
                  uint8_t *dst, size_t n)
 {
+    w->limit = limit;
     if (!n || n > LM_EXP_MAX || !read_lengths(w, src, len))
         return false;
     size_t head = head_bytes(w, n), left = len - head;

@@ -40,12 +40,12 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n)
     }
 }
 
-/* table: the symbol and the length that each LM_EXP_BITS bits begin with. */
+/* table: the symbol and the length that each w->limit bits begin with. */
 static void fill(lm_exp_work *w)
 {
     for (int u = 0; u < w->n_used; u++) {
         int s = w->used[u];
-        for (unsigned c = w->code[s]; c < 1u << LM_EXP_BITS; c += 1u << w->length[s])
+        for (unsigned c = w->code[s]; c < 1u << w->limit; c += 1u << w->length[s])
             w->table[c] = (unsigned)s << 8 | w->length[s];
     }
 }
@@ -59,9 +59,9 @@ static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
         uint32_t bits = 0;
         int held = 0;
         for (; out < end_of(n, i); out++) {
-            for (; held < LM_EXP_BITS && src < end; held += 8)
+            for (; held < w->limit && src < end; held += 8)
                 bits |= (uint32_t)*src++ << held;
-            uint64_t e = w->table[bits & ((1u << LM_EXP_BITS) - 1)];
+            uint64_t e = w->table[bits & ((1u << w->limit) - 1)];
             int length = (int)(e & 255);
             if (length > held)
                 return false;

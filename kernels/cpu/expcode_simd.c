@@ -4,7 +4,7 @@
  *
  * Decoding.  A stream is a window of 64 bits, the next bit lowest, with a mark above the last: it
  * moves towards bit 0, so that the leading zeros are the bits consumed.  A refill loads eight bytes
- * and leaves 56 bits or more, enough for five entries of eleven. */
+ * and leaves 56 bits or more, enough for five entries of eleven or four of twelve. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -18,9 +18,9 @@
 
 enum {
     STREAMS = LM_EXP_STREAMS,
-    ENTRIES = 1 << LM_EXP_BITS,
-    LOOKUPS = 5,                       /* for one refill */
+    ENTRIES = 1 << LM_EXP_LONG,
     SYMBOLS = 6,                       /* in one entry at most */
+    LOOKUPS = 56 / LM_EXP_BITS,        /* for one refill, at most */
     ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes more than it means */
     ROUND_IN = 7,                      /* bytes that a round moves on at most */
     GET_AT_ONCE = 8,
@@ -166,7 +166,7 @@ INLINE void flush(writer *w)
     w->held &= 7;
 }
 
-/* `rounds` times four symbols of each of g streams.  At most 7 + 4 * 11 bits are held. */
+/* `rounds` times four symbols of each of g streams.  At most 7 + 4 * 12 bits are held. */
 INLINE void put_some(const uint32_t *entry, bool pairs, writer *from, int g, size_t rounds)
 {
     writer w[STREAMS];
@@ -276,20 +276,22 @@ INLINE void join_entries(const lm_exp_work *w, const uint16_t first[ENTRIES + 1]
     }
 }
 
-/* first: the symbol and the length that each LM_EXP_BITS bits begin with; and w->table. */
-static void fill(lm_exp_work *w, uint16_t first[ENTRIES + 1])
+/* first: the symbol and the length that each `limit` bits begin with; and w->table. */
+INLINE void fill(lm_exp_work *w, unsigned limit, uint16_t first[ENTRIES + 1])
 {
-    uint64_t rest[ENTRIES] = { 0 };
-    unsigned least = LM_EXP_BITS;
+    uint64_t rest[ENTRIES];
+    memset(rest, 0, sizeof *rest << limit);
+    first[1u << limit] = 0;
+    unsigned least = limit;
     for (int u = 0; u < w->n_used; u++) {
         int s = w->used[u];
         least = w->length[s] < least ? w->length[s] : least;
-        for (unsigned c = w->code[s]; c < ENTRIES; c += 1u << w->length[s])
+        for (unsigned c = w->code[s]; c < 1u << limit; c += 1u << w->length[s])
             first[c] = (uint16_t)(s << 8 | w->length[s]);
     }
-    for (unsigned bits = least; bits <= LM_EXP_BITS - least; bits++)
+    for (unsigned bits = least; bits <= limit - least; bits++)
         join_entries(w, first, rest, bits, rest + (1u << bits));
-    join_entries(w, first, rest, LM_EXP_BITS, w->table);
+    join_entries(w, first, rest, limit, w->table);
 }
 
 /* Rounds that all g readers can take without a look at their ends. */
@@ -314,17 +316,17 @@ INLINE void refill(reader *r)
 }
 
 /* Decode with g readers, whose windows are full, until one is near an end. */
-INLINE void get_some(const uint64_t *table, reader *from, int g)
+INLINE void get_some(const uint64_t *table, unsigned limit, reader *from, int g)
 {
     reader r[STREAMS];
     UNROLL for (int i = 0; i < g; i++) r[i] = from[i];
     for (size_t rounds; (rounds = safe_rounds(r, g)) > 0;) {
         for (; rounds; rounds--) {
-            UNROLL for (int k = 0; k < LOOKUPS; k++)
+            UNROLL for (unsigned k = 0; k < 56 / limit; k++)
             {
                 UNROLL for (int i = 0; i < g; i++)
                 {
-                    uint64_t e = table[r[i].bits & (ENTRIES - 1)];
+                    uint64_t e = table[r[i].bits & ((1u << limit) - 1)];
                     r[i].bits >>= e & 63;
                     store64(r[i].dst, e >> 16);
                     r[i].dst += e >> 8 & 255;
@@ -337,7 +339,7 @@ INLINE void get_some(const uint64_t *table, reader *from, int g)
 }
 
 /* The end of a stream, symbol by symbol; `skip` bits of *src are consumed. */
-static bool get_rest(const uint16_t *first, reader *r, unsigned skip)
+static bool get_rest(const uint16_t *first, unsigned limit, reader *r, unsigned skip)
 {
     uint64_t bits = 0;
     unsigned held = 0;
@@ -348,9 +350,9 @@ static bool get_rest(const uint16_t *first, reader *r, unsigned skip)
         held = 8 - skip;
     }
     while (r->dst < r->dst_end) {
-        for (; held < LM_EXP_BITS && r->src < r->src_end; held += 8)
+        for (; held < limit && r->src < r->src_end; held += 8)
             bits |= (uint64_t)*r->src++ << held;
-        unsigned e = first[bits & (ENTRIES - 1)], length = e & 255;
+        unsigned e = first[bits & ((1u << limit) - 1)], length = e & 255;
         if (length > held)
             return false;
         *r->dst++ = (uint8_t)(e >> 8);
@@ -360,15 +362,14 @@ static bool get_rest(const uint16_t *first, reader *r, unsigned skip)
     return r->src == r->src_end && held < 8 && !bits;
 }
 
-static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
+INLINE bool get_limited(lm_exp_work *w, unsigned limit, const uint8_t *src, uint8_t *dst, size_t n)
 {
     reader r[STREAMS];
     uint16_t first[ENTRIES + 1];
     int streams = lm_exp_streams(n);
     size_t begin = 0;
     bool good = true;
-    first[ENTRIES] = 0;
-    fill(w, first);
+    fill(w, limit, first);
     for (int i = 0; i < streams; i++) {
         r[i] = (reader){ 0, src, src + w->bytes[i], dst + begin, dst + end_of(n, i) };
         src += w->bytes[i];
@@ -377,14 +378,20 @@ static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
         r[i].bits = (w->bytes[i] < 8 ? 0 : load64(r[i].src)) | (uint64_t)1 << 63;
     }
     for (int i = 0; streams == STREAMS && i < STREAMS; i += GET_AT_ONCE)
-        get_some(w->table, r + i, GET_AT_ONCE);
+        get_some(w->table, limit, r + i, GET_AT_ONCE);
     for (int i = 0; i < streams && good; i++) {
-        get_some(w->table, &r[i], 1);
+        get_some(w->table, limit, &r[i], 1);
         unsigned gone = (unsigned)__builtin_clzll(r[i].bits);
         r[i].src += gone >> 3;
-        good = get_rest(first, &r[i], gone & 7);
+        good = get_rest(first, limit, &r[i], gone & 7);
     }
     return good;
+}
+
+static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
+{
+    return w->limit == LM_EXP_BITS ? get_limited(w, LM_EXP_BITS, src, dst, n)
+                                   : get_limited(w, LM_EXP_LONG, src, dst, n);
 }
 
 const lm_exp_kernels NAME(LM_SIMD) = { count, put, get };

@@ -315,7 +315,7 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
         return (coded){ CONST, 1 };
     }
     if (a.huffman)
-        planned = lm_exp_plan(c->exp, &c->work, p, n);
+        planned = lm_exp_plan(c->exp, &c->work, LM_EXP_BITS, p, n);
     if (planned >= best)
         planned = 0;
     best = planned ? planned : best;
@@ -361,7 +361,7 @@ static size_t encode_joint(lm_lmz_coder *c, const void *src, size_t n, const gue
         uint8_t *plane[LM_PLANES_MAX];
         lay_out(c->plane, n, 2, plane);
         c->planes->split((lm_planes_form){ 2, true, LM_PLANES_NONE }, src, NULL, n, plane);
-        planned = lm_exp_plan(c->exp, &c->work, plane[1], n);
+        planned = lm_exp_plan(c->exp, &c->work, LM_EXP_BITS, plane[1], n);
         planes = planned ? 9 + n + planned : planes;
     }
     lmz_joint_split(&j, src, n, low, dst);
@@ -496,7 +496,7 @@ static bool decode_plane(lm_lmz_coder *c, int coding, const uint8_t *src, size_t
     if (coding == CONST)
         memset(dst, src[0], n);
     else if (coding == EXP)
-        return lm_exp_read(c->exp, &c->work, src, len, dst, n);
+        return lm_exp_read(c->exp, &c->work, LM_EXP_BITS, src, len, dst, n);
     else if (coding == ZSTD)
         return ZSTD_decompressDCtx(c->unpack, dst, n, src, len) == n;
     return true;

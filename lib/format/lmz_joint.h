@@ -7,7 +7,7 @@
  *   2. u8 low, 1 to 193
  *   3. u24 m: escapes;  u24 c: bytes of the coded symbols
  *   4. rests: ceil(6 n / 8) bytes
- *   5. c bytes: the n symbols in the exponent coder's layout (kernels/expcode.h)
+ *   5. c bytes: the n symbols in the exponent coder's layout (kernels/expcode.h), of at most 12 bits
  *   6. m bytes: the exponents of the escapes, in the order of their elements */
 #ifndef LM_FORMAT_LMZ_JOINT_H
 #define LM_FORMAT_LMZ_JOINT_H

@@ -69,9 +69,10 @@ def unzstd(frame, n):
 
 # ---- chunks ----
 
-def huffman_table(lengths):
+def huffman_table(lengths, limit):
     """(length, code) of each symbol, as the lowest bits of a byte have it: the first bit read is bit 0."""
-    assert sum(2 ** (11 - k) for k in lengths.values()) == 2048, "a code that is not complete"
+    assert max(lengths.values()) <= limit, "a code that is too long"
+    assert sum(2 ** (limit - k) for k in lengths.values()) == 2 ** limit, "a code that is not complete"
     table, code, before = {}, 0, 0
     for k, symbol in sorted((k, s) for s, k in lengths.items()):
         code = (code + 1) << (k - before) if before else 0
@@ -93,12 +94,12 @@ def huffman_stream(data, n, table):
     return bytes(out)
 
 
-def exponents(src, n):
+def exponents(src, n, limit=11):
     first, last = src[0], src[1]
     assert first < last
     packed = (last - first + 2) // 2
     nibbles = [x >> s & 15 for x in src[2:2 + packed] for s in (0, 4)][:last - first + 1]
-    table = huffman_table({first + i: k for i, k in enumerate(nibbles) if k})
+    table = huffman_table({first + i: k for i, k in enumerate(nibbles) if k}, limit)
     at, streams = 2 + packed, 1
     sizes = []
     if n >= 4096:
@@ -123,7 +124,7 @@ def joint(src, n):
     bits = int.from_bytes(rest, "little")
     assert bits >> 6 * n == 0, "bits behind the last rest"
     out, spare = bytearray(), iter(spare)
-    for i, s in enumerate(exponents(code, n)):
+    for i, s in enumerate(exponents(code, n, 12)):
         r = int.from_bytes(rest[6 * i // 8:6 * i // 8 + 2], "little") >> 6 * i % 8 & 63
         index = s >> 2
         e = next(spare) if index == 63 else index - 1 + low if index else 0

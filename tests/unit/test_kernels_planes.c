@@ -153,12 +153,12 @@ static void skewed(uint8_t *p, size_t n, int first, int spread, uint64_t seed)
     }
 }
 
-static void check_code(const uint8_t *p, size_t n)
+static void check_limit(int limit, const uint8_t *p, size_t n)
 {
     static lm_exp_work w;
     const lm_exp_kernels *ref = lm_exp_at(LM_CPU_REF);
     memset(&w, 0xff, sizeof w);
-    size_t plan = lm_exp_plan(ref, &w, p, n), room = 2 * n + 300, len;
+    size_t plan = lm_exp_plan(ref, &w, limit, p, n), room = 2 * n + 300, len;
     uint8_t *want = malloc(room), *got = malloc(room), *back = malloc(n + 1);
     assert_true(plan > 0);
     len = lm_exp_write(ref, &w, p, n, want, room);
@@ -168,18 +168,24 @@ static void check_code(const uint8_t *p, size_t n)
         const lm_exp_kernels *k = lm_exp_at(l);
         memset(&w, 0xff, sizeof w);
         got[len] = back[n] = 0x5a;
-        assert_int_equal(lm_exp_plan(k, &w, p, n), plan);
+        assert_int_equal(lm_exp_plan(k, &w, limit, p, n), plan);
         assert_int_equal(lm_exp_write(k, &w, p, n, got, len), len);
         assert_memory_equal(got, want, len);
         assert_int_equal(got[len], 0x5a);
         memset(back, 0, n);
-        assert_true(lm_exp_read(k, &w, want, len, back, n));
+        assert_true(lm_exp_read(k, &w, limit, want, len, back, n));
         assert_memory_equal(back, p, n);
         assert_int_equal(back[n], 0x5a);
-        assert_false(lm_exp_read(k, &w, want, len - 1, back, n));
+        assert_false(lm_exp_read(k, &w, limit, want, len - 1, back, n));
     }
     assert_true(n >= LM_EXP_SAMPLE || (len >= plan && len <= plan + LM_EXP_STREAMS));
     free(want), free(got), free(back);
+}
+
+static void check_code(const uint8_t *p, size_t n)
+{
+    check_limit(LM_EXP_BITS, p, n);
+    check_limit(LM_EXP_LONG, p, n);
 }
 
 static void codes_come_back(void **state)
@@ -220,7 +226,7 @@ static void lengths_are_bounded(void **state)
         a = b, b = next;
     }
     check_code(p, n);
-    size_t len = lm_exp_plan(lm_exp_at(LM_CPU_REF), &w, p, n), unbounded = 0;
+    size_t len = lm_exp_plan(lm_exp_at(LM_CPU_REF), &w, LM_EXP_BITS, p, n), unbounded = 0;
     for (size_t a = 1, b = 1, s = 0; s < 26; s++) {
         assert_in_range(w.length[3 * s], 1, LM_EXP_BITS);
         unbounded += a * (s ? 26 - s : 25);
@@ -228,6 +234,8 @@ static void lengths_are_bounded(void **state)
         a = b, b = next;
     }
     assert_true(len < 60 + unbounded / 8 + unbounded / 800);
+    assert_true(lm_exp_plan(lm_exp_at(LM_CPU_REF), &w, LM_EXP_LONG, p, n) < len);
+    assert_int_equal(w.length[0], LM_EXP_LONG);
     free(p);
 }
 
@@ -236,7 +244,7 @@ static void one_symbol_is_not_coded(void **state)
     (void)state;
     static lm_exp_work w;
     uint8_t p[100] = { 0 };
-    assert_int_equal(lm_exp_plan(lm_exp_at(lm_cpu_detect()), &w, p, 100), 0);
+    assert_int_equal(lm_exp_plan(lm_exp_at(lm_cpu_detect()), &w, LM_EXP_BITS, p, 100), 0);
 }
 
 static void codes_that_do_not_fill_are_refused(void **state)
@@ -246,16 +254,20 @@ static void codes_that_do_not_fill_are_refused(void **state)
     uint8_t out[8];
     const uint8_t good[] = { 5, 6, 0x11, 0x0a }, gap[] = { 5, 6, 0x21, 0x0a },
                   over[] = { 5, 7, 0x11, 0x01, 0x0a }, far[] = { 5, 6, 0xc1, 0x0a },
-                  order[] = { 6, 5, 0x11, 0x0a }, tail[] = { 5, 6, 0x11, 0x1a };
+                  order[] = { 6, 5, 0x11, 0x0a }, tail[] = { 5, 6, 0x11, 0x1a },
+                  twelve[] = { 5, 17, 0x21, 0x43, 0x65, 0x87, 0xa9, 0xcb, 0x0c, 0x12 };
     for (lm_cpu_level l = LM_CPU_REF; l <= lm_cpu_detect(); l++) {
         const lm_exp_kernels *k = lm_exp_at(l);
-        assert_true(lm_exp_read(k, &w, good, sizeof good, out, 4));
+        assert_true(lm_exp_read(k, &w, LM_EXP_BITS, good, sizeof good, out, 4));
         assert_memory_equal(out, "\5\6\5\6", 4);
-        assert_false(lm_exp_read(k, &w, gap, sizeof gap, out, 4));
-        assert_false(lm_exp_read(k, &w, over, sizeof over, out, 4));
-        assert_false(lm_exp_read(k, &w, far, sizeof far, out, 4));
-        assert_false(lm_exp_read(k, &w, order, sizeof order, out, 4));
-        assert_false(lm_exp_read(k, &w, tail, sizeof tail, out, 4));
+        assert_false(lm_exp_read(k, &w, LM_EXP_BITS, gap, sizeof gap, out, 4));
+        assert_false(lm_exp_read(k, &w, LM_EXP_BITS, over, sizeof over, out, 4));
+        assert_false(lm_exp_read(k, &w, LM_EXP_BITS, far, sizeof far, out, 4));
+        assert_false(lm_exp_read(k, &w, LM_EXP_BITS, order, sizeof order, out, 4));
+        assert_false(lm_exp_read(k, &w, LM_EXP_BITS, tail, sizeof tail, out, 4));
+        assert_true(lm_exp_read(k, &w, LM_EXP_LONG, twelve, sizeof twelve, out, 4));
+        assert_memory_equal(out, "\5\6\5\6", 4);
+        assert_false(lm_exp_read(k, &w, LM_EXP_BITS, twelve, sizeof twelve, out, 4));
     }
 }
 
