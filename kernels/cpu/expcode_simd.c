@@ -322,8 +322,10 @@ INLINE void get_some(const uint64_t *table, unsigned limit, reader *from, int g)
     UNROLL for (int i = 0; i < g; i++) r[i] = from[i];
     for (size_t rounds; (rounds = safe_rounds(r, g)) > 0;) {
         for (; rounds; rounds--) {
-            UNROLL for (unsigned k = 0; k < 56 / limit; k++)
+            UNROLL for (unsigned k = 0; k < LOOKUPS; k++)
             {
+                if ((k + 1) * limit > 56)
+                    continue;
                 UNROLL for (int i = 0; i < g; i++)
                 {
                     uint64_t e = table[r[i].bits & ((1u << limit) - 1)];
