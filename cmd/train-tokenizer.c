@@ -2,8 +2,10 @@
 /* train-tokenizer -- learn a byte-level BPE tokenizer.json.  See man/man1/train-tokenizer.1. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "common/input_opts.h"
@@ -52,14 +54,37 @@ static lm_tool tool = {
     .examples = examples,
 };
 
-/* Where the product goes: one file, or tokenizer.json and tokenizer_config.json, when a folder or a
- * file of the first name is asked for: readers look for the second beside it. */
+/* Where the product goes.  config: tokenizer_config.json beside it, where readers look for the special
+ * tokens; NULL if it is not to be written. */
 typedef struct {
     lm_out *json, *config;
 } product;
 
+/* Readers take tokenizer_config.json from beside a tokenizer of any name.  Is it to be written there?
+ * Not twice, and not over that of another tokenizer, which stays with a warning. */
+static bool is_config_due(const char *path, const char *config, const lm_buf *text)
+{
+    lm_buf there = { 0 };
+    lm_err ignored = { 0 };
+    struct stat st;
+    bool due, same;
+
+    if (!strcmp(path, "-") || (!stat(path, &st) && !S_ISREG(st.st_mode)))
+        return false;
+    due = !lm_path_exists(config);
+    same = !due && !lm_file_read(config, 1 << 20, &there, &ignored) && there.len == text->len + 1 &&
+           !memcmp(there.data, text->data, text->len);
+    lm_buf_fini(&there);
+    if (!due && !same)
+        lm_say(
+            &tool, LM_LOG_WARN,
+            "%s: is of another tokenizer, but is read with %s, too: give each a folder of its own",
+            config, path);
+    return due;
+}
+
 /* Open the outputs before the work; a missing folder is made. */
-static lm_code open_product(product *p, lm_err *e)
+static lm_code open_product(product *p, const lm_buf *config_text, lm_err *e)
 {
     const char *path = tool.output ? tool.output : "-", *base = lm_path_base(path);
     char *dir = NULL, *json = NULL, *config = NULL;
@@ -79,10 +104,12 @@ static lm_code open_product(product *p, lm_err *e)
         rc = lm_path_join(&json, dir, "tokenizer.json", e);
     if (!rc)
         lm_refuse_run_link(&tool, json);
-    if (!rc && pair && dir)
+    if (!rc && dir)
         rc = lm_path_join(&config, dir, "tokenizer_config.json", e);
-    else if (!rc && pair)
+    else if (!rc)
         rc = lm_strdup(&config, "tokenizer_config.json", e);
+    if (!rc && !pair)
+        pair = is_config_due(path, config, config_text);
     if (!rc)
         rc = lm_out_open(json ? json : path, tool.force, &p->json, e);
     if (!rc && pair)
@@ -171,14 +198,13 @@ static lm_code train(lm_par *par, product *p, lm_err *e)
     if (!rc) {
         lm_input_args_refuse(&tool, in, tool.output);
         lm_input_files_warn(lm_input_file_list(in), &tool.sink);
-        rc = open_product(p, e);
+        rc = lm_bpe_train_config(&o, &config, e);
+        rc = rc ? rc : open_product(p, &config, e);
     }
     if (!rc)
         rc = lm_bpe_trainer_feed(t, par, &in_opts, in, &tool.sink, e);
     if (!rc)
         rc = lm_bpe_trainer_finish(t, &tool.sink, &json, &stats, e);
-    if (!rc)
-        rc = lm_bpe_train_config(&o, &config, e);
     if (!rc)
         rc = put(p->json, &json, e);
     if (!rc && p->config)

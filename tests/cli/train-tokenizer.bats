@@ -24,7 +24,7 @@ setup() {
     grep -q '"!": 2' new/folder/tokenizer.json
 }
 
-@test "train-tokenizer: a file of the name tokenizer.json gets its configuration beside it, others do not" {
+@test "train-tokenizer: a file gets its configuration beside it, and never over that of another tokenizer" {
     train-tokenizer -q -V 300 -s '<END>' -o tokenizer.json clean.jsonl
     grep -q '"eos_token": "<END>"' tokenizer_config.json
     shard-data -q --tokenizer tokenizer.json -o d clean.jsonl # knows <END> by it
@@ -38,8 +38,21 @@ setup() {
     train-tokenizer -q -f -V 300 -o tokenizer.json clean.jsonl
     grep -q '"eos_token": "<|endoftext|>"' tokenizer_config.json
     mkdir other
-    train-tokenizer -q -V 300 -o other/own.json clean.jsonl
-    [ "$(ls -A other)" = own.json ]
+    train-tokenizer -q -V 300 -s '<END>' -o other/own.json clean.jsonl
+    shard-data -q --tokenizer other/own.json -o d2 clean.jsonl
+    cmp other/tokenizer_config.json before
+    run train-tokenizer -V 310 -s '<END>' -o other/second.json clean.jsonl
+    [[ "$status" -eq 0 && "$output" != *tokenizer_config.json* ]]
+    run train-tokenizer -f -V 310 -o other/second.json clean.jsonl
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"other/tokenizer_config.json: is of another tokenizer, but is read with other/second.json, too"* ]]
+    cmp other/tokenizer_config.json before
+    mkdir third
+    mkfifo third/pipe
+    timeout 20 cat third/pipe > /dev/null &
+    train-tokenizer -q -V 300 clean.jsonl -f -o third/pipe
+    wait $!
+    [ "$(ls -A third)" = pipe ]
 }
 
 @test "train-tokenizer: no -o and no operand is a filter" {
