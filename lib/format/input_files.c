@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
@@ -143,6 +144,7 @@ typedef struct {
     dev_t dev;
     ino_t ino;
     const char *path;
+    bool stream; /* a pipe or a socket, which can be read once */
 } identity;
 
 static int by_inode(const void *a, const void *b)
@@ -153,21 +155,39 @@ static int by_inode(const void *a, const void *b)
     return (x->ino > y->ino) - (x->ino < y->ino);
 }
 
+/* False for what is neither a file nor a stream, as /dev/null. */
+static bool identify(const char *path, identity *out)
+{
+    struct stat st;
+    bool is_stdin = !strcmp(path, "-");
+    if (is_stdin ? fstat(STDIN_FILENO, &st) : stat(path, &st))
+        return false;
+    *out = (identity){ st.st_dev, st.st_ino, path, S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) };
+    return out->stream || (S_ISREG(st.st_mode) && !is_stdin);
+}
+
+/* Of a stream the second name would give nothing, or a part. */
+static lm_code note_twice(lm_input_files *f, const identity *a, const identity *b, lm_err *e)
+{
+    if (a->stream)
+        return lm_fail(e, LM_EUSAGE, b->path, "name it once",
+                       "it is the same stream as %s, which can be read once",
+                       strcmp(a->path, "-") ? a->path : "standard input");
+    return f->twice++ ? LM_OK : lm_strdup(&f->twice_name, b->path, e);
+}
+
 static lm_code find_twice(lm_input_files *f, lm_err *e)
 {
     identity *id = NULL;
     size_t n = 0;
     lm_code rc = lm_alloc_n(&id, f->n, sizeof *id, "files", e);
-    for (size_t i = 0; !rc && i < f->n; i++) {
-        struct stat st;
-        if (strcmp(f->path[i], "-") != 0 && !stat(f->path[i], &st) && S_ISREG(st.st_mode))
-            id[n++] = (identity){ st.st_dev, st.st_ino, f->path[i] };
-    }
+    for (size_t i = 0; !rc && i < f->n; i++)
+        n += identify(f->path[i], &id[n]);
     if (n > 1)
         qsort(id, n, sizeof *id, by_inode);
     for (size_t i = 1; !rc && i < n; i++)
-        if (by_inode(&id[i - 1], &id[i]) == 0 && !f->twice++)
-            rc = lm_strdup(&f->twice_name, id[i].path, e);
+        if (by_inode(&id[i - 1], &id[i]) == 0)
+            rc = note_twice(f, &id[i - 1], &id[i], e);
     lm_free(id);
     return rc;
 }

@@ -25,7 +25,8 @@ typedef struct {
     char *twice_name; /* one of them; NULL: none */
 } lm_input_files;
 
-/* Fails: LM_EUSAGE for a folder or a pattern without text, saying what is there; LM_EIO. */
+/* Fails: LM_EUSAGE for a folder or a pattern without text, saying what is there, and for a pipe of two names;
+ * LM_EIO. */
 lm_code lm_input_files_find(const char *const *operand, int n, lm_input_files *out, lm_err *e);
 void lm_input_files_fini(lm_input_files *f);
 /* Say to `sink` which files of folders are passed over, and that files are read more than once. */

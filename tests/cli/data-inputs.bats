@@ -69,6 +69,15 @@ make_folder() {
     [ "${#lines[@]}" -eq 5 ]
 }
 
+@test "inputs: a pipe under two names is refused: the second would give nothing" {
+    for names in "- -" "- /dev/stdin" "/dev/fd/0 /dev/stdin"; do
+        run -2 bash -c "echo '{\"text\":\"x y\"}' | clean-data $names"
+        echo "$names: $output"
+        [[ $output == "clean-data: "*"which can be read once: name it once" ]]
+    done
+    echo '{"text":"x y"}' | clean-data -q - /dev/null > /dev/null # not one stream
+}
+
 @test "inputs: an output in a folder or pattern that is read is refused" {
     make_folder
     fails 2 "in/new.jsonl: it lies in the input in" clean-data -o in/new.jsonl in
