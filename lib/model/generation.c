@@ -17,8 +17,9 @@ void lm_generation_fini(lm_generation *g)
 
 static lm_code bad(const char *where, const char *key, const char *what, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, where, "mend generation_config.json, or pass it over",
-                   "\"%s\": %s", key, what);
+    return lm_fail(e, LM_EFORMAT, where,
+                   "correct the file, or leave it out with --no-generation-config", "\"%s\": %s",
+                   key, what);
 }
 
 static lm_code add_eos(lm_generation *g, const json_t *v, int64_t vocab, const char *where,
