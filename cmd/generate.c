@@ -44,6 +44,7 @@ static const lm_opt options[] = {
     LM_FLAG(0, "echo", &opt.echo, "with -p: print the prompt in front of its continuation [yes]"),
     LM_FLAG(0, "add-special", &opt.special, "add what the tokenizer's post-processor adds [yes]"),
     LM_COUNT(0, "n", &opt.samples, "N", 1, 1e6, "answers to each prompt [1]"),
+    LM_ALSO("num-return-sequences num-samples"),
     LM_GROUP("Sampling (defaults: generation_config.json, else those in brackets)"),
     LM_FLAG(0, "generation-config", &opt.generation, "take defaults from the model's file [yes]"),
     LM_REAL('T', "temperature", &opt.temperature, "X", 0, 100,
