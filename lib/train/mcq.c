@@ -30,6 +30,9 @@ typedef struct {
     lm_mcq_sum *sum;
 } mcq;
 
+static const char as_written[] =
+    "write {\"ctx\": \"...\", \"endings\": [\"...\", \"...\"], \"label\": 0}";
+
 static lm_code read_label(const json_t *o, int n, const char *where, int *label, lm_err *e)
 {
     const json_t *v = json_object_get(o, "label");
@@ -38,7 +41,7 @@ static lm_code read_label(const json_t *o, int n, const char *where, int *label,
     if (json_is_integer(v))
         got = json_integer_value(v);
     else if (!json_is_string(v) || sscanf(json_string_value(v), "%lld%c", &got, &end) != 1)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"label\" is missing or no number");
+        return lm_fail(e, LM_EFORMAT, where, as_written, "\"label\" is missing or no number");
     if (got < 0 || got >= n)
         return lm_fail(e, LM_EFORMAT, where, NULL, "\"label\" is %lld, with %d endings", got, n);
     *label = (int)got;
@@ -86,7 +89,7 @@ static lm_code read_context(mcq *m, const json_t *o, const char *where, bool *he
         ctx = m->clean.data;
     }
     if (!ctx || !*ctx)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"ctx\" is missing or empty");
+        return lm_fail(e, LM_EFORMAT, where, as_written, "\"ctx\" is missing or empty");
     m->ctx.n = 0;
     return lm_tokenizer_encode(m->tok, m->scratch, ctx, strlen(ctx), true, &m->ctx, e);
 }

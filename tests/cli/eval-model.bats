@@ -116,6 +116,8 @@ refuses() { # STATUS TEXT ARGUMENT ...
     refuses 1 "UTF-8" run/ bad.txt
     refuses 2 "--stride" run/ held-out.txt --seq-len 8 --stride 9
     refuses 2 "--task multiple-choice" run/ held-out.txt --min-accuracy 0.5
+    echo '{"prompt": "a"}' > q.jsonl
+    refuses 1 'q.jsonl:1: "ctx" is missing or empty: write {"ctx": "...", ' --task multiple-choice run/ q.jsonl
     rm run/tokenizer.json
     refuses 2 "no tokenizer" run/ held-out.txt
     eval-model run/ data/val | grep -q '"bits_per_byte":null'

@@ -123,6 +123,10 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     grep -q 'f3_39' text
     [ "$(wc -l < 'my work/numbers.jsonl')" -gt 100 ]
     [ "$(wc -l < 'my work/bible.jsonl')" -eq 3 ]
+    mkdir none
+    HEADERS=none run bash 'my recipes/dem-corpus' 'my work' 1
+    [ "$status" -eq 1 ]
+    [ "$output" = 'dem-corpus: none: no header files: install libc6-dev, or name another folder with HEADERS' ]
 }
 
 @test "jsonl2text: lines of any length, escapes, the right key" {
