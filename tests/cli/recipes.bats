@@ -78,6 +78,8 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     run first WORK= clean
     [ "$status" -eq 2 ]
     [[ $output == *'WORK: is empty'* ]]
+    first WORK=-odd CORPUS=plain.txt clean.jsonl > log 2>&1 || { cat log; false; }
+    [ -s ./-odd/clean.jsonl ]
     # PATH with a folder that is not absolute, and WORK from the environment
     PATH="my tools:$PATH" WORK='from env' first CORPUS=plain.txt clean.jsonl > log 2>&1 || { cat log; false; }
     [ -s 'from env/clean.jsonl' ]
