@@ -173,6 +173,26 @@ static lm_code find_kind(lm_tokens *t, lm_tokens_kind *kind, const char *base, b
     return LM_OK;
 }
 
+/* A folder stands for no dataset; those that shard-data calls train and val are named. */
+static lm_code fail_folder(const char *path, lm_err *e)
+{
+    static const char *const usual[] = { "train", "val" };
+    char *base = NULL;
+    bool there[2] = { 0 };
+
+    for (int i = 0; i < 2; i++) {
+        if (lm_asprintf(&base, e, "%s/%s", path, usual[i]))
+            return e->code;
+        there[i] = lm_tokens_is_file(base, ".bin");
+        lm_free(base);
+    }
+    return lm_fail(e, LM_EUSAGE, path,
+                   there[0] && there[1] ? "name its dataset 'train' or 'val'"
+                   : there[1]           ? "name its dataset 'val'"
+                                        : "name a dataset in it, such as its 'train'",
+                   "it is a folder");
+}
+
 static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_err *e)
 {
     size_t n = strlen(path);
@@ -180,8 +200,7 @@ static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_
     bool names_bin = n > 4 && strcmp(path + n - 4, ".bin") == 0;
     char *base;
     if (lm_path_is_dir(path) && !lm_tokens_is_file(path, ".bin"))
-        return lm_fail(e, LM_EUSAGE, path, "name a dataset in it, such as its 'train'",
-                       "it is a folder");
+        return fail_folder(path, e);
     lm_code rc = lm_strdup(&base, path, e);
     if (rc)
         return rc;

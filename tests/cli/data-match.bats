@@ -130,7 +130,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     [ "$(grep -o '"loss":[0-9.]*' a.json)" = "$(grep -o '"loss":[0-9.]*' b.json)" ]
     merge-models -q m0:0.5 m0:0.5 -m linear --search grid --grid 1,2 --val texts -o merged > log
     grep -q '"event":"best"' log
-    fails 2 "data: it is a folder: name a dataset in it" eval-model m0 data
+    fails 2 "data: it is a folder: name its dataset 'train' or 'val'" eval-model m0 data
 }
 
 @test "data: validation on the training data is said" {
