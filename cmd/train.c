@@ -371,6 +371,9 @@ static lm_code gather(session *s, lm_err *e)
     if (opt.patience && !opt.eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",
                        "nothing is evaluated during the run");
+    if (opt.val && !opt.eval_every && !opt.resume) /* a run that goes on may have it from before */
+        return lm_fail(e, LM_EUSAGE, "--val", "give --eval-every too",
+                       "nothing is evaluated during the run");
     return parse_save_every(o, e);
 }
 

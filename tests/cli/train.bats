@@ -774,6 +774,9 @@ spoil() {
     run "${T[@]}" m0 data -o run --eval-every 2 --val nowhere
     [ "$status" -eq 1 ]
     [ ! -e run ]
+    run "${T[@]}" m0 data -o run --val nowhere
+    [ "$status" -eq 2 ]
+    [[ $output == *"--val: nothing is evaluated during the run: give --eval-every too" ]]
     mkdir noval
     cp data/train.* noval
     run "${T[@]}" m0 noval -o run --eval-every 2
