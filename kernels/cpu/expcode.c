@@ -31,20 +31,24 @@ static void sort_leaves(leaf *v, int n)
  * others. */
 static void package_merge(const leaf *v, int n, int limit, uint8_t length[256])
 {
-    uint32_t list[2][512];
+    uint32_t weight[257], pair[257], list[512];
     uint16_t leaves[LM_EXP_LONG][513]; /* leaves among the first i of each list */
     int size = 0;
+    for (int i = 0; i < n; i++)
+        weight[i] = v[i].weight;
+    weight[n] = UINT32_MAX;
     for (int level = 0; level < limit; level++) {
-        const uint32_t *before = list[~level & 1];
-        uint32_t *now = list[level & 1];
         int pairs = size / 2, p = 0, l = 0;
-        for (size = 0; p < pairs || l < n; size++) {
+        for (int i = 0; i < pairs; i++)
+            pair[i] = list[2 * i] + list[2 * i + 1];
+        pair[pairs] = UINT32_MAX;
+        for (size = 0; size < n + pairs; size++) { /* without a branch: it would be a guess */
+            uint32_t a = weight[l], b = pair[p];
+            int leaf = a <= b;
             leaves[level][size] = (uint16_t)l;
-            uint32_t pair = p < pairs ? before[2 * p] + before[2 * p + 1] : UINT32_MAX;
-            if (l < n && v[l].weight <= pair)
-                now[size] = v[l++].weight;
-            else
-                now[size] = pair, p++;
+            list[size] = leaf ? a : b;
+            l += leaf;
+            p += 1 - leaf;
         }
         leaves[level][size] = (uint16_t)l;
     }

@@ -204,7 +204,7 @@ static void put_rest(const uint32_t *entry, writer *w, const uint8_t *end)
 static void put(lm_exp_work *w, const uint8_t *src, size_t n)
 {
     uint32_t one[256] = { 0 };
-    int streams = lm_exp_streams(n);
+    int streams = lm_exp_streams(n), last = w->used[w->n_used - 1];
     /* The table of pairs has to be made and to stay in the cache. */
     bool pairs = w->n_used <= 128 && n >= 32768;
     writer at[STREAMS];
@@ -212,10 +212,9 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n)
         one[w->used[u]] = w->length[w->used[u]] | (uint32_t)w->code[w->used[u]] << 8;
     for (int v = 0; pairs && v < w->n_used; v++) {
         uint32_t *row = w->pair + 256 * w->used[v], second = one[w->used[v]];
-        for (int u = 0; u < w->n_used; u++) {
-            uint32_t first = one[w->used[u]];
-            row[w->used[u]] =
-                (first & 255) + (second & 255) + ((first >> 8 | second >> 8 << (first & 255)) << 8);
+        for (int s = w->used[0]; s <= last; s++) { /* whether it has a code or not: vectors can */
+            uint32_t first = one[s], code = first >> 8 | second >> 8 << (first & 255);
+            row[s] = (first & 255) + (second & 255) + (code << 8);
         }
     }
     for (int i = 0; i < streams; i++)
