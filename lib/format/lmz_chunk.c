@@ -153,11 +153,13 @@ static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
     guess g = { 0 };
     uint32_t top = 0, after = 0;
     uint64_t sum = 0;
-    uint32_t n[256] = { 0 };
+    uint16_t part[4][256] = { 0 }; /* so that equal neighbours do not wait for each other */
+    uint32_t n[256];
     uint8_t likeliest = 0;
     for (size_t i = 0; i < m; i++)
-        n[p[i]]++;
+        part[i & 3][p[i]]++;
     for (int s = 0; s < 256; s++) {
+        n[s] = (uint32_t)part[0][s] + part[1][s] + part[2][s] + part[3][s];
         g.distinct += n[s] > 0;
         likeliest = n[s] > top ? (uint8_t)s : likeliest;
         top = n[s] > top ? n[s] : top;

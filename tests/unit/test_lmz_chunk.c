@@ -219,7 +219,7 @@ static void normal_bf16_reaches_its_bound(void **state)
     uint8_t *x = make(LM_LMZ_BF16, NORMAL, FULL / 2, 5);
     size_t joint = round_trip(3, LM_LMZ_BF16, x, FULL, NULL);
     size_t planes = round_trip(1, LM_LMZ_BF16, x, FULL, NULL);
-    assert_true((double)joint < 0.658 * FULL);
+    assert_true((double)joint < 0.655 * FULL); /* with codes of 11 bits: 0.65506 */
     assert_true((double)planes < 0.664 * FULL && (double)planes > 0.66 * FULL);
     free(x);
 }
