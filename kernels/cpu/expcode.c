@@ -44,11 +44,11 @@ static void package_merge(const leaf *v, int n, int limit, uint8_t length[256])
         pair[pairs] = UINT32_MAX;
         for (size = 0; size < n + pairs; size++) { /* without a branch: it would be a guess */
             uint32_t a = weight[l], b = pair[p];
-            int leaf = a <= b;
+            int first = a <= b;
             leaves[level][size] = (uint16_t)l;
-            list[size] = leaf ? a : b;
-            l += leaf;
-            p += 1 - leaf;
+            list[size] = first ? a : b;
+            l += first;
+            p += 1 - first;
         }
         leaves[level][size] = (uint16_t)l;
     }
