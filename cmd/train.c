@@ -557,9 +557,10 @@ static lm_code print_outlook(session *s, const lm_memory_plan *plan, lm_err *e)
     lm_buf text = { 0 };
     if (lm_outlook_make(&s->o, &s->config, &ask, s->backend, plan, &o, e))
         return e->code;
+    if (s->data && open_train(s, e)) /* data that the run would refuse */
+        return e->code;
     if (opt.measure && o.verdict.fits &&
-        ((s->data && open_train(s, e)) ||
-         lm_train_measured(&s->o, &s->config, s->train, s->backend, &tool.sink, &o.measure, e)))
+        lm_train_measured(&s->o, &s->config, s->train, s->backend, &tool.sink, &o.measure, e))
         return e->code;
     return tool.json ? print_text(lm_outlook_json(&o, &text, e), &text, "\n")
                      : print_text(lm_outlook_table(&o, &text, e), &text, "");
