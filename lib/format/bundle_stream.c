@@ -94,14 +94,21 @@ lm_code lm_bundle_raw_read(void *raw, void *dst, size_t cap, size_t *got, lm_err
     return LM_OK;
 }
 
+/* Archives are padded to a whole record, of some MiB at most: more is an endless input. */
+#define MOST_BEHIND ((uint64_t)1 << 30)
+
 lm_code lm_bundle_raw_drain(lm_bundle_raw *r, bool *zeros, lm_err *e)
 {
     uint8_t *buf = NULL;
     size_t got = 1;
     lm_code rc = lm_alloc_n(&buf, 65536, 1, "a buffer", e);
 
-    while (!rc && got)
+    for (uint64_t behind = 0; !rc && got; behind += got) {
         rc = lm_bundle_raw_read(r, buf, 65536, &got, e);
+        if (!rc && behind > MOST_BEHIND)
+            rc = lm_fail(e, LM_EFORMAT, r->where, "name a model",
+                         "no end: more than 1 GiB follows the last file of the archive");
+    }
     *zeros = r->total >= sizeof r->tail;
     for (size_t i = 0; i < sizeof r->tail; i++)
         *zeros = *zeros && !r->tail[i];

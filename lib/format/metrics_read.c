@@ -21,6 +21,7 @@
 enum {
     READ_BYTES = 1 << 16,
     LINE_LIMIT = 1 << 20, /* a longer line is no metrics record: skipped */
+    ENDLESS = 1 << 30,    /* so much of one line is no end in sight: an error */
     SERIES_LIMIT = 4096,  /* different (event, key) pairs in one file */
 };
 
@@ -28,7 +29,8 @@ struct lm_metrics_file {
     char *path;
     int fd;
     bool pipe, eof;
-    bool overlong; /* inside a line beyond LINE_LIMIT: drop up to its newline */
+    bool overlong;  /* inside a line beyond LINE_LIMIT: drop up to its newline */
+    size_t dropped; /* bytes of that line so far */
     dev_t dev;
     ino_t ino;
     off_t pos;
@@ -261,8 +263,12 @@ static lm_code take_lines(lm_metrics_file *f, lm_err *e)
         f->rest.len -= done;
     }
     if (f->rest.len > LINE_LIMIT) {
+        f->dropped = (f->overlong ? f->dropped : 0) + f->rest.len;
         f->overlong = true;
         f->rest.len = 0;
+        if (f->dropped > ENDLESS)
+            return lm_fail(e, LM_EFORMAT, f->path, "give the JSONL that train --metrics wrote",
+                           "a line of more than 1 GiB");
     }
     return LM_OK;
 }

@@ -237,35 +237,46 @@ uint16_t lm_f32_to_bf16_sr(float f, uint32_t r)
     return (uint16_t)(u >> 16);
 }
 
+/* Numbers at any address: what files hold is not aligned. */
+#define AT_ANY_ADDRESS(type, name) typedef type name __attribute__((aligned(1), may_alias))
+AT_ANY_ADDRESS(double, double_at);
+AT_ANY_ADDRESS(float, float_at);
+AT_ANY_ADDRESS(int64_t, int64_at);
+AT_ANY_ADDRESS(int32_t, int32_at);
+AT_ANY_ADDRESS(int16_t, int16_at);
+AT_ANY_ADDRESS(uint64_t, uint64_at);
+AT_ANY_ADDRESS(uint32_t, uint32_at);
+AT_ANY_ADDRESS(uint16_t, uint16_at);
+
 double lm_get(lm_dtype d, const void *p, int64_t i)
 {
     switch (d) {
     case LM_DTYPE_F64:
-        return ((const double *)p)[i];
+        return ((const double_at *)p)[i];
     case LM_DTYPE_F32:
-        return ((const float *)p)[i];
+        return ((const float_at *)p)[i];
     case LM_DTYPE_F16:
-        return lm_f16_to_f32(((const uint16_t *)p)[i]);
+        return lm_f16_to_f32(((const uint16_at *)p)[i]);
     case LM_DTYPE_BF16:
-        return lm_bf16_to_f32(((const uint16_t *)p)[i]);
+        return lm_bf16_to_f32(((const uint16_at *)p)[i]);
     case LM_DTYPE_F8E4M3:
         return lm_f8e4m3_to_f32(((const uint8_t *)p)[i]);
     case LM_DTYPE_F8E5M2:
         return lm_f8e5m2_to_f32(((const uint8_t *)p)[i]);
     case LM_DTYPE_I64:
-        return (double)((const int64_t *)p)[i];
+        return (double)((const int64_at *)p)[i];
     case LM_DTYPE_I32:
-        return ((const int32_t *)p)[i];
+        return ((const int32_at *)p)[i];
     case LM_DTYPE_I16:
-        return ((const int16_t *)p)[i];
+        return ((const int16_at *)p)[i];
     case LM_DTYPE_I8:
         return ((const int8_t *)p)[i];
     case LM_DTYPE_U64:
-        return (double)((const uint64_t *)p)[i];
+        return (double)((const uint64_at *)p)[i];
     case LM_DTYPE_U32:
-        return ((const uint32_t *)p)[i];
+        return ((const uint32_at *)p)[i];
     case LM_DTYPE_U16:
-        return ((const uint16_t *)p)[i];
+        return ((const uint16_at *)p)[i];
     case LM_DTYPE_U8:
     case LM_DTYPE_BOOL:
         return ((const uint8_t *)p)[i];
@@ -305,16 +316,16 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v)
 {
     switch (d) {
     case LM_DTYPE_F64:
-        ((double *)p)[i] = v;
+        ((double_at *)p)[i] = v;
         break;
     case LM_DTYPE_F32:
-        ((float *)p)[i] = (float)v;
+        ((float_at *)p)[i] = (float)v;
         break;
     case LM_DTYPE_F16:
-        ((uint16_t *)p)[i] = lm_f64_to_f16(v);
+        ((uint16_at *)p)[i] = lm_f64_to_f16(v);
         break;
     case LM_DTYPE_BF16:
-        ((uint16_t *)p)[i] = lm_f64_to_bf16(v);
+        ((uint16_at *)p)[i] = lm_f64_to_bf16(v);
         break;
     case LM_DTYPE_F8E4M3:
         ((uint8_t *)p)[i] = (uint8_t)encode(v, e4m3_layout, false);
@@ -323,25 +334,25 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v)
         ((uint8_t *)p)[i] = (uint8_t)encode(v, e5m2_layout, false);
         break;
     case LM_DTYPE_I64:
-        ((int64_t *)p)[i] = to_signed(v, 64);
+        ((int64_at *)p)[i] = to_signed(v, 64);
         break;
     case LM_DTYPE_I32:
-        ((int32_t *)p)[i] = (int32_t)to_signed(v, 32);
+        ((int32_at *)p)[i] = (int32_t)to_signed(v, 32);
         break;
     case LM_DTYPE_I16:
-        ((int16_t *)p)[i] = (int16_t)to_signed(v, 16);
+        ((int16_at *)p)[i] = (int16_t)to_signed(v, 16);
         break;
     case LM_DTYPE_I8:
         ((int8_t *)p)[i] = (int8_t)to_signed(v, 8);
         break;
     case LM_DTYPE_U64:
-        ((uint64_t *)p)[i] = to_unsigned(v, 64);
+        ((uint64_at *)p)[i] = to_unsigned(v, 64);
         break;
     case LM_DTYPE_U32:
-        ((uint32_t *)p)[i] = (uint32_t)to_unsigned(v, 32);
+        ((uint32_at *)p)[i] = (uint32_t)to_unsigned(v, 32);
         break;
     case LM_DTYPE_U16:
-        ((uint16_t *)p)[i] = (uint16_t)to_unsigned(v, 16);
+        ((uint16_at *)p)[i] = (uint16_t)to_unsigned(v, 16);
         break;
     case LM_DTYPE_U8:
         ((uint8_t *)p)[i] = (uint8_t)to_unsigned(v, 8);

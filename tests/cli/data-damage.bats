@@ -126,3 +126,15 @@ damage() {
     fails "bytes of blank lines before" --max-document 1M --input-format jsonl - < <(yes '' 2> /dev/null)
     fails "passes the limit" --max-document 1M --input-format jsonl - < <(yes 2> /dev/null | tr -d '\n')
 }
+
+@test "models and metrics from an endless input end with a reason" {
+    for t in "inspect-model /dev/zero" "compress-ckpt -o x.lmz /dev/zero" "merge-models -m linear -o x /dev/zero" \
+        "convert-model -o x /dev/zero" "plot-run /dev/zero"; do
+        # shellcheck disable=SC2086
+        run timeout 60 $t
+        [ "$status" -eq 1 ] || { echo "$t: $status $output"; false; }
+        [[ "$output" == *"/dev/zero: "*"1 GiB"* ]] || { echo "$t: $output"; false; }
+        [ "${#lines[@]}" -eq 1 ]
+        [ ! -e x ] && [ ! -e x.lmz ]
+    done
+}
