@@ -131,7 +131,18 @@ static lm_code take_line(lm_input *in, lm_doc *doc, lm_err *e)
     }
 }
 
-/* Blank lines count as bytes of the document that they precede: a stream of nothing else ends, too. */
+/* `bytes` without text were passed over.  They count as bytes of the document that they precede: a stream of
+ * nothing else ends, too. */
+static lm_code pass_over(const lm_input *in, size_t bytes, size_t *passed, lm_err *e)
+{
+    *passed += bytes;
+    if (*passed <= in->max_doc)
+        return LM_OK;
+    return lm_fail(e, LM_ELIMIT, lm_source_name(in->src), "check what it is",
+                   "more than %zu bytes of blank lines before line %lld", in->max_doc,
+                   (long long)in->line);
+}
+
 static lm_code cut_jsonl(lm_input *in, lm_doc *doc, lm_err *e)
 {
     size_t passed = 0;
@@ -140,11 +151,8 @@ static lm_code cut_jsonl(lm_input *in, lm_doc *doc, lm_err *e)
         lm_code rc = take_line(in, doc, e);
         if (rc || !doc->raw.len)
             return rc;
-        passed += doc->raw.len;
-        if (passed > in->max_doc && blank(doc->raw.data, doc->raw.len))
-            return lm_fail(e, LM_ELIMIT, lm_source_name(in->src), "check what it is",
-                           "more than %zu bytes of blank lines before line %lld", in->max_doc,
-                           (long long)in->line);
+        if (blank(doc->raw.data, doc->raw.len) && pass_over(in, doc->raw.len, &passed, e))
+            return e->code;
     } while (blank(doc->raw.data, doc->raw.len));
     while (doc->raw.data[doc->raw.len - 1] == '\n' || doc->raw.data[doc->raw.len - 1] == '\r')
         doc->raw.len--;
@@ -166,17 +174,21 @@ static lm_code cut_whole(lm_input *in, lm_doc *doc, lm_err *e)
 
 static lm_code cut_blank(lm_input *in, lm_doc *doc, lm_err *e)
 {
+    size_t passed = 0;
     begin_doc(in, doc);
     for (;;) {
         size_t before = doc->raw.len;
         lm_code rc = take_line(in, doc, e);
         if (rc || doc->raw.len == before)
             return rc;
-        if (!blank(doc->raw.data + before, doc->raw.len - before))
+        size_t line = doc->raw.len - before;
+        if (!blank(doc->raw.data + before, line))
             continue;
         doc->raw.len = before;
         if (before)
             return LM_OK;
+        if (pass_over(in, line, &passed, e))
+            return e->code;
         begin_doc(in, doc);
     }
 }
@@ -226,8 +238,10 @@ static void trim_piece(lm_doc *doc)
 static lm_code cut_text(lm_input *in, lm_doc *doc, lm_err *e)
 {
     bool more = false;
+    size_t passed = 0;
     lm_code rc;
     do {
+        int64_t from = in->offset;
         if (in->o.split == LM_SPLIT_NONE)
             rc = cut_whole(in, doc, e);
         else if (in->o.split == LM_SPLIT_BLANK)
@@ -238,6 +252,8 @@ static lm_code cut_text(lm_input *in, lm_doc *doc, lm_err *e)
             trim_piece(doc);
         if (!rc && blank(doc->raw.data, doc->raw.len))
             doc->raw.len = 0;
+        if (!rc && !doc->raw.len && more)
+            rc = pass_over(in, (size_t)(in->offset - from), &passed, e);
     } while (!rc && !doc->raw.len && more);
     return rc;
 }
