@@ -556,7 +556,7 @@ static lm_code list_methods(lm_err *e)
             list_method(lm_merge_method_at(i));
         else
             rc = lm_merge_method_json(lm_merge_method_at(i), &text, e);
-    if (!rc)
+    if (!rc && text.len)
         fwrite(text.data, 1, text.len, stdout);
     lm_buf_fini(&text);
     return rc;
