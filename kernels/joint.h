@@ -10,7 +10,7 @@
  * With e the exponent (bits 7..14) of an element x,
  * and 1 <= low <= LM_JOINT_LOW,
  *   symbol  4 i + (x >> 5 & 3), with i = 0 if e is 0; e - low + 1 if low <= e < low + 62; else 63, an
- *           escape: the exponent is told elsewhere
+ *           escape: the exponent stands in a list of its own
  *   rest    x & 31 | sign << 5: 6 bits, of which four elements fill three bytes: the first lowest,
  *           little-endian; behind the last element zeros up to a whole byte
  * Elements are little-endian in memory, at any alignment.  Every bit pattern comes back. */

@@ -31,7 +31,7 @@ struct lm_gunzip {
     uint8_t *out;
 };
 
-/* More input if there is none; at == n afterwards is the end. */
+/* Read more input when all of it is used; at == n afterwards: the end. */
 static lm_code refill(lm_gunzip *g, lm_err *e)
 {
     const void *p = NULL;

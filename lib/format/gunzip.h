@@ -24,8 +24,9 @@ lm_code lm_gunzip_new(lm_block_fn next, void *ctx, const char *where, bool skip,
 void lm_gunzip_free(lm_gunzip *g);
 
 /* The next decoded bytes, as an lm_block_fn.  Zero bytes behind a member are padding.
- * Fails: LM_EFORMAT naming the member and the byte, for a member that is damaged or truncated and for what
- * stands behind a member and is none; with `skip` that is an end (*n = 0) after which lm_gunzip_resume holds.
+ * Fails: LM_EFORMAT naming the member and the byte, for a damaged or truncated member and for bytes
+ * behind a member that begin no other; with `skip` these are an end (*n = 0) after which lm_gunzip_resume
+ * holds.
  * What was decoded before the damage showed has been given out. */
 lm_code lm_gunzip_block(void *g, const void **p, size_t *n, lm_err *e);
 bool lm_gunzip_is_gzip(const lm_gunzip *g); /* known from the first block on */
