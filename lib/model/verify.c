@@ -170,7 +170,7 @@ static lm_code check_parts(const lm_model_source *m, const lm_config *c, lm_find
 /* ---- The whole ---- */
 
 /* The architecture of a quantised model is that of the model; how it is quantised is not read here. */
-static lm_code check_model(const lm_model_source *m, lm_findings *f, lm_err *e)
+static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings *f, lm_err *e)
 {
     const json_t *config = lm_model_source_config(m);
     lm_config c;
@@ -201,6 +201,7 @@ static lm_code check_model(const lm_model_source *m, lm_findings *f, lm_err *e)
                       why.what);
         return LM_OK;
     }
+    *vocab = c.vocab;
     lm_verify_keys(config, f);
     rc = check_parts(m, &c, f, e);
     lm_config_fini(&c);
@@ -209,14 +210,17 @@ static lm_code check_model(const lm_model_source *m, lm_findings *f, lm_err *e)
 
 lm_code lm_model_verify(lm_model_source *m, lm_findings *f, lm_err *e)
 {
+    int64_t vocab = 0;
     lm_code rc = lm_model_source_spool(m, e);
 
     if (rc)
         return rc;
     if (lm_model_source_config(m))
         check_files(m, f);
-    rc = check_model(m, f, e);
+    rc = check_model(m, &vocab, f, e);
     if (!rc)
         lm_verify_scales(m, f);
+    if (!rc && lm_model_source_config(m))
+        rc = lm_verify_tokenizer(m, vocab, f, e);
     return rc;
 }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify.h -- does everything in a model's folder have its reader?  Headers and JSON only, no data.
+/* verify.h -- does everything in a model's folder have its reader?  Headers and small files only, no
+ * data of tensors.
  *
- * Four questions:
+ * Five questions:
  *   files    each .safetensors is opened by a loader: named by the index, or the one file
  *   tensors  each is a part of the architecture in its shape, and none of its parts is missing; a
  *            weight may be there in a quantised form (qweight, weight_packed, codes, _blocks)
  *   scales   each scale or zero point has the weight that it belongs to, and each quantised weight
  *            its scale
  *   keys     of config.json: what has an effect on this model, and what has none
+ *   tokens   each file of the tokenizer, and generation_config.json, is read as a tool reads it; what
+ *            breaks its format is a fault, a whole tokenizer of a kind that is not read here a note
  * The tensors of an architecture that is not known here are not checked, and a note says so. */
 #ifndef LM_MODEL_VERIFY_H
 #define LM_MODEL_VERIFY_H
@@ -37,6 +40,8 @@ lm_code lm_model_verify_report(lm_model_source *m, bool json, lm_buf *out, uint6
 /* The parts, for verify.c. */
 void lm_verify_scales(const lm_model_source *m, lm_findings *f);
 void lm_verify_keys(const json_t *config, lm_findings *f);
+/* `vocab`: vocab_size of config.json, 0 when it is not known. */
+lm_code lm_verify_tokenizer(lm_model_source *m, int64_t vocab, lm_findings *f, lm_err *e);
 /* Is this the name of a scale, zero point or the like, and of a weight in a quantised form?  The
  * second gives the weight's name in `plain`. */
 bool lm_verify_is_scale(const char *name);

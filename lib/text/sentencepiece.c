@@ -18,7 +18,7 @@ enum { MAX_PIECES = 1 << 24, UNIGRAM = 1, BPE, WORD, CHAR };
 
 typedef struct {
     int64_t kind, unk, bos, eos, pad;
-    bool suffix, fallback;
+    bool suffix, fallback, there;
 } trainer;
 
 typedef struct {
@@ -141,7 +141,7 @@ static lm_code read_model(lm_pb *r, lm_sentencepiece *m, trainer *t, normal *to,
         rc = lm_pb_enter(r, &f, &in);
         if (!rc && f.number == 1)
             rc = add_piece(m, &cap, &in, r->e);
-        else if (!rc && f.number == 2)
+        else if (!rc && f.number == 2 && (t->there = true))
             rc = read_trainer(&in, t);
         else if (!rc)
             rc = read_normal(&in, f.number == 3 ? to : from);
@@ -153,19 +153,21 @@ static lm_code read_model(lm_pb *r, lm_sentencepiece *m, trainer *t, normal *to,
 
 /* ---- What it means ---- */
 
-static lm_code refuse(const lm_sentencepiece *m, const char *what, lm_err *e)
+static lm_code refuse(lm_sentencepiece *m, const char *what, lm_err *e)
 {
+    m->other_kind = true;
     return lm_fail(e, LM_EFORMAT, m->vocab.where, "give the model's tokenizer.json",
                    "a SentencePiece model with %s", what);
 }
 
-static lm_code check_kind(const lm_sentencepiece *m, const trainer *t, lm_err *e)
+static lm_code check_kind(lm_sentencepiece *m, const trainer *t, lm_err *e)
 {
     static const char *const names[] = { "", "Unigram", "BPE", "word", "character" };
 
     if (t->kind < UNIGRAM || t->kind > CHAR)
         return lm_fail(e, LM_EFORMAT, m->vocab.where, NULL,
                        "a SentencePiece model of unknown kind %" PRId64, t->kind);
+    m->other_kind = t->kind != BPE;
     if (t->kind != BPE)
         return lm_fail(e, LM_EFORMAT, m->vocab.where, "use a model with a BPE tokenizer",
                        "a %s SentencePiece model is not supported", names[t->kind]);
@@ -252,7 +254,7 @@ static bool is_user(const lm_scored_token *t)
 }
 
 /* User-defined pieces are looked for as the normaliser leaves them, which must be as they are. */
-static lm_code check_user(const lm_sentencepiece *m, lm_err *e)
+static lm_code check_user(lm_sentencepiece *m, lm_err *e)
 {
     static const char mark[] = "\xe2\x96\x81"; /* U+2581 */
     const char *coded = m->steps.charsmap;
@@ -332,13 +334,15 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
     trainer t = { .kind = UNIGRAM, .unk = 0, .bos = 1, .eos = 2, .pad = -1 };
     normal to = { .prefix = true, .strip = true, .escape = true }, from = to;
 
-    *m = (lm_sentencepiece){ .vocab = { .where = where } };
-    if (is_tiktoken(data, len))
+    *m = (lm_sentencepiece){ .vocab = { .where = where }, .other_kind = is_tiktoken(data, len) };
+    if (m->other_kind)
         return lm_fail(e, LM_EFORMAT, where, "give the model's tokenizer.json",
                        "a list of tokens and ranks as tiktoken has it, no SentencePiece model");
     lm_code rc = read_model(&r, m, &t, &to, &from);
     if (!rc && !m->vocab.n)
         rc = lm_pb_broken(&r, "no piece");
+    if (!rc && !t.there) /* comes behind the pieces: the end is lost */
+        rc = lm_pb_broken(&r, "no trainer specification");
     if (!rc)
         rc = check_kind(m, &t, e);
     if (!rc)
@@ -353,8 +357,11 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
     m->vocab.unk = first_unknown(m);
     if (!rc && m->vocab.unk < 0)
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "no piece is the unknown one");
-    if (rc)
+    if (rc) {
+        bool other_kind = m->other_kind;
         lm_sentencepiece_fini(m);
+        m->other_kind = other_kind;
+    }
     return rc;
 }
 

@@ -204,6 +204,16 @@ setup() {
         [ "$status" -eq 3 ]
         [[ "${lines[1]}" == "  fault  model-00002-of-00002.safetensors: is read by no loader: model.safetensors comes first" ]]
     done
+    mkdir -p tok && cp "$root/tests/golden/sentencepiece/llama.model" tok/tokenizer.model
+    init-model -q llama-1m --tokenizer tok -o sp
+    inspect-model --verify sp
+    head -c 2000 tok/tokenizer.model > sp/tokenizer.model
+    tar -cf sp.tar sp
+    for model in sp -; do
+        run inspect-model --verify "$model" < sp.tar
+        [ "$status" -eq 3 ]
+        [[ "$output" == *"  fault  tokenizer.model: is damaged"* ]]
+    done
     run inspect-model --verify --json w.safetensors
     [ "$status" -eq 0 ]
     [ "$output" = '{"model":"w.safetensors","tensor_count":1,"faults":[],"notes":[{"file":null,"name":null,"what":"no config.json: what reads its tensors is not checked"}],"ok":true}' ]

@@ -256,6 +256,85 @@ static void test_keys(void **state)
     expect(0, 1, LINES("what reads the tensors and keys is not checked: model_type \"mamba\""));
 }
 
+static void put_file(const char *name, const char *text, size_t len)
+{
+    FILE *f = fopen(in(name), "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, len, f), len);
+    fclose(f);
+}
+static void put_text(const char *name, const char *text)
+{
+    put_file(name, text, strlen(text));
+}
+
+static void test_tokenizer(void **state)
+{
+#define JSON(type, id)                                               \
+    "{\"model\":{\"type\":\"" type                                   \
+    "\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"d\":3,\"e\":4,\"f\":5," \
+    "\"ab\":" id "},\"merges\":[\"a b\"]}}"
+    static const char whole[] = JSON("BPE", "6");
+    (void)state;
+    put_config("");
+    put_weights("model.safetensors", true, NULL);
+    put_text("tokenizer.json", whole);
+    put_text("tokenizer_config.json", "{}");
+    expect(0, 0, NULL);
+    put_file("tokenizer.json", whole, sizeof whole - 9);
+    put_text("tokenizer_config.json", "{\"a\":");
+    put_text("generation_config.json", "[1]");
+    expect(3, 0,
+           LINES("fault  tokenizer.json: is damaged", "fault  tokenizer_config.json: is damaged",
+                 "fault  generation_config.json: is damaged, or asks for what is not known: it is "
+                 "not a JSON object"));
+    assert_int_equal(remove(in("tokenizer_config.json")), 0);
+    assert_int_equal(remove(in("generation_config.json")), 0);
+    put_text("tokenizer.json", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}");
+    expect(1, 0, LINES("fault  tokenizer.json: merge 0: is damaged"));
+    put_text("tokenizer.json", JSON("BPE", "8"));
+    expect(1, 0, LINES("tokenizer.json: has 9 ids, and vocab_size of config.json is 8"));
+    put_text("tokenizer.json", JSON("WordPiece", "6"));
+    expect(0, 1, LINES("note   tokenizer.json: is not read: model type \"WordPiece\""));
+    assert_int_equal(remove(in("tokenizer.json")), 0);
+    put_text("vocab.json", "{\"a\":0,\"b\":1,\"c\":2,\"d\":3,\"e\":4,\"f\":5,\"ab\":6}");
+    expect(1, 0, LINES("fault  vocab.json: its merges.txt is missing"));
+    put_text("merges.txt", "#version: 0.2\na b\n");
+    expect(0, 0, NULL);
+    put_text("merges.txt", "#version: 0.2\nab\n");
+    expect(1, 0, LINES("fault  merges.txt: is damaged, or asks for what is not known: line 2 is"));
+    put_text("merges.txt", "a x\n");
+    expect(1, 0, LINES("fault  vocab.json: merge 0: is damaged"));
+    put_text("vocab.json", "{\"a\":0,");
+    expect(1, 0, LINES("fault  vocab.json: is damaged"));
+#undef JSON
+}
+
+/* A SentencePiece model that ends early anywhere is never whole. */
+static void test_sentencepiece(void **state)
+{
+    static const char unigram[] = "\x0a\x05\x0a\x03<u>\x12\x02\x18\x01";
+    const char *root = getenv("LM_TEST_ROOT");
+    char path[512];
+    lm_buf text = { 0 };
+    lm_err e = { 0 };
+    static const size_t less[] = { 1, 40, 200, 1000, 2000 };
+
+    (void)state;
+    put_config("");
+    put_weights("model.safetensors", true, NULL);
+    put_file("tokenizer.model", unigram, sizeof unigram - 1);
+    expect(0, 1, LINES("note   tokenizer.model: is not read: a Unigram SentencePiece model"));
+    snprintf(path, sizeof path, "%s/tests/golden/sentencepiece/llama.model", root ? root : ".");
+    assert_int_equal(lm_file_read(path, 1 << 20, &text, &e), LM_OK);
+    for (size_t i = 0; i < sizeof less / sizeof *less; i++) {
+        assert_true(text.len > less[i]);
+        put_file("tokenizer.model", text.data, text.len - less[i]);
+        expect(1, 0, LINES("fault  tokenizer.model: is damaged"));
+    }
+    lm_buf_fini(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +343,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_files, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_scales, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_keys, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_tokenizer, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_sentencepiece, make_dir, drop_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
