@@ -427,6 +427,7 @@ int main(int argc, char **argv)
     lm_begin(&tool, argc, argv);
     if (lm_given(&tool, "history") && !opt.report && !tool.json)
         lm_misuse(&tool, "--history", "leave it out, or add --report", "no report is written");
+    lm_refuse_twice(&tool, &opt.stop_file, 1);
     read_rules();
     check_company();
     read_shares("--gopher-top-ngrams", opt.top_ngrams, LM_RULE_TOP_2, 3);

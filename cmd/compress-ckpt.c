@@ -438,6 +438,7 @@ int main(int argc, char **argv)
     if (lm_given(&tool, "keep") && !opt.keep)
         opt.rm = true;
     check_options();
+    lm_refuse_twice(&tool, &opt.base, 1);
     if (lm_par_new(&par, tool.threads, &e))
         lm_complain(&tool, &e);
     for (int i = 0; par && i < tool.argc && !lm_stopping(); i++)

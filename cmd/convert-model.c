@@ -135,14 +135,12 @@ static void check_importance(void)
 /* Inputs and outputs that would be in each other's way. */
 static void check_paths(void)
 {
+    lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, opt.imatrix }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     if (opt.tokenizer)
         lm_refuse_same(&tool, tool.output, opt.tokenizer);
     if (!opt.imatrix)
         return;
-    if (!strcmp(opt.imatrix, "-") && !strcmp(tool.argv[0], "-"))
-        lm_misuse(&tool, "standard input", "name one of them",
-                  "the model comes from it, the calibration text cannot");
     lm_refuse_text(&tool, tool.output, opt.imatrix);
     if (!opt.save_imatrix)
         return;

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "common/device.h"
 #include "common/input_opts.h"
@@ -372,9 +373,10 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "--skip-bad", "leave it out, and mend the questions",
                   "multiple-choice is measured on all questions");
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
-    if (!strcmp(tool.argv[0], "-") && !strcmp(w.data, "-"))
+    if (tool.argc == 1 && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "name the data",
                   "the model comes from it, the data cannot");
+    lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, tool.argc > 1 ? NULL : "-" }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     lm_refuse_text(&tool, tool.output, w.data);
     if (opt.tokenizer)

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "common/device.h"
 #include "common/tool.h"
@@ -439,14 +440,11 @@ static lm_code run(work *w, lm_err *e)
 
 static void check_options(void)
 {
-    bool model_in = !strcmp(tool.argv[0], "-");
-    if (model_in && !opt.prompt.n && tool.argc == 1)
+    bool prompts_in = !opt.prompt.n && tool.argc == 1;
+    if (prompts_in && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "give prompts by -p or in files",
                   "the model comes from it, the prompts cannot");
-    for (int i = 1; i < tool.argc && model_in; i++)
-        if (!strcmp(tool.argv[i], "-"))
-            lm_misuse(&tool, "standard input", "give prompts by -p or in files",
-                      "the model comes from it, the prompts cannot");
+    lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, prompts_in ? "-" : NULL }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     for (int i = 1; i < tool.argc; i++)
         lm_refuse_text(&tool, tool.output, tool.argv[i]);

@@ -395,9 +395,7 @@ int main(int argc, char **argv)
     if (!opt.list && !tool.dry_run && tool.json && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "name a file or folder with -o",
                   "standard output takes the model already");
-    if (tool.argc == 1 && opt.tokenizer && !strcmp(tool.argv[0], "-") &&
-        !strcmp(opt.tokenizer, "-"))
-        lm_misuse(&tool, "standard input", "name one of the two", "it is one model, not two");
+    lm_refuse_twice(&tool, &opt.tokenizer, 1);
     if (tool.argc == 1) {
         const char *output = tool.dry_run ? NULL : tool.output;
         lm_refuse_same(&tool, output, tool.argv[0]);

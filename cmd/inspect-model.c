@@ -132,8 +132,7 @@ int main(int argc, char **argv)
                   tool.argc == 2 ? "not with two models" : "not with --stats, --only and --list");
     if (tool.argc == 2 && opt.stats)
         lm_misuse(&tool, "--stats", "inspect one model at a time", "not with two models");
-    if (tool.argc == 2 && !strcmp(tool.argv[0], "-") && !strcmp(tool.argv[1], "-"))
-        lm_misuse(&tool, "standard input", "name one of the models", "it is one model, not two");
+    lm_refuse_twice(&tool, NULL, 0);
     for (int i = 0; i < tool.argc; i++)
         lm_refuse_same(&tool, tool.output, tool.argv[i]);
     if (run(&e))

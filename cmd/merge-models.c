@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "common/device.h"
 #include "common/tool.h"
@@ -271,19 +272,44 @@ static lm_code from_config(lm_merge_recipe **out, lm_err *e)
 
     if (!rc)
         rc = lm_merge_recipe_parse(text.data ? text.data : "", text.len, where, out, e);
-    for (int i = 0; !rc && i < (*out)->n_inputs; i++)
-        if (lm_merge_same_stream(tool.config, (*out)->input[i].path) ||
-            lm_merge_same_stream(tool.config, (*out)->input[i].lora))
-            rc = lm_fail(e, LM_EUSAGE, (*out)->input[i].name, "write one of them to a file first",
-                         "that stream gives the configuration, and can be read once");
     lm_buf_fini(&text);
     return rc;
+}
+
+/* `other` is read beside the models. */
+static lm_code check_stream(const lm_merge_input *in, const char *other, lm_err *e)
+{
+    const char *const uses[] = { in->path, in->lora, in->fisher, in->gram };
+
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++)
+        if (lm_stream_same(other, uses[i]))
+            return lm_stream_twice(uses[i], other, e);
+    return LM_OK;
+}
+
+/* Of the models among themselves the recipe has checked it. */
+static lm_code check_streams(const lm_merge_recipe *r, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && i < r->n_inputs; i++) {
+        rc = check_stream(&r->input[i], tool.config, e);
+        if (!rc)
+            rc = check_stream(&r->input[i], opt.resume, e);
+        for (int k = 0; !rc && k < opt.val.n; k++)
+            rc = check_stream(&r->input[i], opt.val.v[k], e);
+    }
+    for (int k = 0; !rc && k < opt.val.n; k++)
+        rc = lm_streams_once((const char *[]){ tool.config, opt.resume, opt.val.v[k] }, 3, e);
+    return rc ? rc : lm_streams_once(opt.val.v, opt.val.n, e);
 }
 
 static lm_code make_recipe(lm_merge_recipe **r, lm_err *e)
 {
     lm_code rc = tool.config ? from_config(r, e) : from_options(r, e);
 
+    if (!rc)
+        rc = check_streams(*r, e);
     if (rc)
         return rc;
     (*r)->seed = (uint64_t)tool.seed;

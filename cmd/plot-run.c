@@ -325,7 +325,6 @@ static lm_code plot_once(const char *format, lm_err *e)
 static void check_request(const char *format)
 {
     bool text = !strcmp(format, "text");
-    int stdins = 0;
 
     if (opt.names.n > runs)
         lm_misuse(&tool, "--name", NULL, "%d names for %d runs", opt.names.n, runs);
@@ -338,12 +337,9 @@ static void check_request(const char *format)
     if ((text && opt.height > 500) || (!text && opt.height && opt.height < LM_CHART_MIN))
         lm_misuse(&tool, "--height", NULL, "%lld: must be %s", (long long)opt.height,
                   text ? "6 to 500 rows" : "160 to 16384 pixels");
-    for (int i = 0; i < runs; i++) {
-        stdins += !strcmp(tool.argv[i], "-");
+    for (int i = 0; i < runs; i++)
         lm_refuse_same(&tool, tool.output, tool.argv[i]);
-    }
-    if (stdins > 1)
-        lm_misuse(&tool, "-", NULL, "standard input can be read once only");
+    lm_refuse_twice(&tool, NULL, 0);
 }
 
 int main(int argc, char **argv)

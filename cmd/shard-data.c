@@ -187,6 +187,21 @@ static void say_summary(const lm_shard_set *s, double seconds)
            lm_show_bytes((double)s->read.bytes / seconds, c));
 }
 
+/* Of an operand with a weight the path alone is a stream. */
+static lm_code check_streams(lm_err *e)
+{
+    const char **all = NULL;
+    lm_code rc = lm_alloc_n(&all, (size_t)tool.argc + 1, sizeof *all, "paths", e);
+    for (int i = 0; i < tool.argc && !rc; i++)
+        all[i] = strcmp(path[i], tool.argv[i]) ? path[i] : NULL;
+    if (!rc) {
+        all[tool.argc] = opt.tokenizer;
+        lm_refuse_twice(&tool, all, tool.argc + 1);
+    }
+    lm_free(all);
+    return rc;
+}
+
 static lm_code shard(lm_err *e)
 {
     lm_par *par = NULL;
@@ -195,6 +210,8 @@ static lm_code shard(lm_err *e)
     double start = lm_now();
     lm_code rc = read_operands(e);
     const lm_shard_opts o = request();
+    if (!rc)
+        rc = check_streams(e);
     for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make sees to the folder */
         lm_refuse_text(&tool, "-", path[i]);
     if (opt.tokenizer)

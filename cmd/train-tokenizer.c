@@ -236,6 +236,7 @@ int main(int argc, char **argv)
                   "standard output holds the tokenizer");
     for (int i = 0; i < tool.argc; i++)
         lm_refuse_same(&tool, tool.output, tool.argv[i]);
+    lm_refuse_twice(&tool, NULL, 0);
     if (lm_par_new(&par, tool.threads, &err) || train(par, &p, &err))
         lm_complain(&tool, &err);
     if (p.json)

@@ -331,6 +331,7 @@ static lm_code gather(session *s, lm_err *e)
     lm_trainer_opts *o = &s->o;
     if (find_operands(s, e))
         return e->code;
+    lm_refuse_twice(&tool, (const char *[]){ opt.val, opt.resume }, 2);
     s->lmz = !strcmp(opt.checkpoint_format, "lmz");
     *o = (lm_trainer_opts){
         .batch = opt.batch,

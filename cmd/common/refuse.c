@@ -7,7 +7,9 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/stream.h"
 #include "base/text.h"
+#include "common/frame.h"
 #include "common/tool.h"
 #include "format/bundle.h"
 #include "format/folder.h"
@@ -135,6 +137,29 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     if (output && strcmp(output, "-") != 0 && examine(output, -1, &out.st))
         refuse(t, &out, input);
     refuse_stdout(t, input);
+}
+
+void lm_refuse_twice(lm_tool *t, const char *const *more, int n)
+{
+    const char **all = NULL;
+    int k = 0;
+    lm_err e = { 0 };
+
+    if (!lm_alloc_n(&all, (size_t)t->argc + (size_t)n + 1, sizeof *all, "names of inputs", &e)) {
+        all[k++] = lm_the_frame.config;
+        for (int i = 0; i < t->argc; i++)
+            all[k++] = t->argv[i];
+        for (int i = 0; i < n; i++)
+            all[k++] = more[i];
+        lm_streams_once(all, k, &e);
+    }
+    lm_free(all);
+    if (e.code == LM_EUSAGE)
+        lm_misuse(t, e.where, e.todo, "%s", e.what);
+    if (e.code) {
+        lm_complain(t, &e);
+        exit(lm_end(t));
+    }
 }
 
 void lm_refuse_run_link(lm_tool *t, const char *output)

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "format/tokens.h"
 
@@ -170,9 +171,7 @@ static bool identify(const char *path, identity *out)
 static lm_code note_twice(lm_input_files *f, const identity *a, const identity *b, lm_err *e)
 {
     if (a->stream)
-        return lm_fail(e, LM_EUSAGE, b->path, "name it once",
-                       "it is the same stream as %s, which can be read once",
-                       strcmp(a->path, "-") ? a->path : "standard input");
+        return lm_stream_twice(a->path, b->path, e);
     return f->twice++ ? LM_OK : lm_strdup(&f->twice_name, b->path, e);
 }
 

@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/stream.h"
 #include "format/source_impl.h"
 
 /* ---- members ---- */
@@ -341,8 +342,7 @@ static lm_code check_files(lm_source *s, lm_err *e)
         standard += strcmp(s->files.path[i], "-") == 0;
     }
     if (!rc && standard > 1)
-        rc = lm_fail(e, LM_EUSAGE, "-", "name it once", "standard input is given %d times",
-                     standard);
+        rc = lm_stream_twice("-", "-", e);
     if (unknown)
         s->total = 0;
     return rc;

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/stop.h"
+#include "base/stream.h"
 #include "merge/plan_impl.h"
 #include "text/tokenizer_source.h"
 
@@ -224,7 +225,7 @@ static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o
         rc = lm_merge_digest(m->source, o->whole_digest, o->sink, &m->digest, e);
     if (rc || !m->digest)
         return rc;
-    if (lora && lm_merge_same_stream(lora, lora)) { /* a stream is not read twice */
+    if (lora && lm_stream_is(lora)) { /* a stream is not read twice */
         m->digest = 0;
         return LM_OK;
     }

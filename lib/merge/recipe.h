@@ -126,9 +126,6 @@ int lm_merge_recipe_nth(const lm_merge_recipe *r, int k);
  * for a method without weights. */
 lm_code lm_merge_recipe_weight(lm_merge_recipe *r, int input, double weight, lm_err *e);
 
-/* Do both paths ("-": standard input) lead to one stream? */
-bool lm_merge_same_stream(const char *a, const char *b);
-
 /* ---- From a mergekit YAML file ---- */
 
 /* Relative paths are taken as they are, from the current folder, as mergekit does.  Fails: LM_EUSAGE

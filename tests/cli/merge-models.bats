@@ -234,7 +234,7 @@ YAML
     echo '{"method": "dem", "base": "base/"}' | merge-models -q --config - math/:1 -o four/
     same four/ math/
     sed 's/model: math/model: "-"/' mergekit.yaml > y
-    refused 2 "that stream gives the configuration" sh -c 'cat y | merge-models --config - -o bad'
+    refused 2 "standard input: is to be read for two inputs" sh -c 'cat y | merge-models --config - -o bad'
     refused 1 "nowhere: cannot open" merge-models --config nowhere -o bad
 }
 
@@ -357,12 +357,12 @@ YAML
 
 @test "merge-models: a stream stands for one thing" {
     tar -cf math.tar math
-    refused 2 "-: standard input is given twice, and can be read once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
-    refused 2 "-: standard input is given twice" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
-    refused 2 "/dev/stdin: this stream is given twice" sh -c 'cat math.tar | merge-models -m linear -:.3 /dev/stdin:.7 -o bad'
+    refused 2 "standard input: is to be read for two inputs, and can be read once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
+    refused 2 "standard input: is to be read for two inputs" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
+    refused 2 "/dev/stdin: is the same stream as standard input" sh -c 'cat math.tar | merge-models -m linear -:.3 /dev/stdin:.7 -o bad'
     mkfifo pipe
-    refused 2 "./pipe: this stream is given twice" merge-models -m linear pipe:.3 ./pipe:.7 -o bad
-    refused 2 "/dev/stdin: this stream is given twice" sh -c 'merge-models -m fisher -:fisher=/dev/stdin code/:fisher=x -o bad < /dev/zero'
+    refused 2 "./pipe: is the same stream as pipe" merge-models -m linear pipe:.3 ./pipe:.7 -o bad
+    refused 2 "/dev/stdin: is the same stream as standard input" sh -c 'cat math.tar | merge-models -m fisher -:fisher=/dev/stdin code/:fisher=x -o bad'
     # one base for two adapters is read once
     cp -r adapter other
     sed -i 's/"lora_alpha": 2/"lora_alpha": 4/' other/adapter_config.json

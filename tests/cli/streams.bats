@@ -98,6 +98,42 @@ peak() {
     one 2 "standard input"
 }
 
+@test "streams: one pipe under two names is refused by every tool, whatever it is to be read for" {
+    echo x > f
+    while IFS='|' read -r first line; do
+        run bash -c "cat f | $line"
+        echo "$line"
+        one 2 "$first: is the same stream as " "which can be read once: name it once, or write it to a file first"
+    done << 'EOF'
+/dev/stdin|inspect-model - /dev/stdin
+/dev/stdin|eval-model - /dev/stdin
+/dev/stdin|eval-model - f --tokenizer /dev/stdin
+standard input|eval-model f --tokenizer /dev/stdin
+/dev/stdin|generate - --tokenizer /dev/stdin -p x
+/dev/stdin|generate - /dev/stdin
+standard input|generate f --tokenizer /dev/stdin
+/dev/stdin|init-model - -t /dev/stdin -o bad
+/dev/stdin|convert-model - -t /dev/stdin -o bad.gguf
+/dev/stdin|convert-model - --imatrix /dev/stdin -o bad.gguf
+/dev/stdin|compress-ckpt -t - /dev/stdin
+/dev/stdin|compress-ckpt - --base /dev/stdin
+/dev/stdin|train - f --val /dev/stdin -o bad
+/dev/stdin|train-tokenizer - /dev/stdin -o bad.json
+/dev/stdin|shard-data - -t /dev/stdin -o bad
+/dev/stdin|shard-data -:2 /dev/stdin:1 -o bad
+/dev/stdin|clean-data - --rules gopher --stop-words /dev/stdin
+/dev/fd/0|plot-run - /dev/fd/0
+/dev/fd/0|merge-models -m linear - f -o bad --search grid --val /dev/fd/0
+EOF
+    run bash -c "echo '{}' | plot-run --config - /dev/stdin"
+    one 2 "/dev/stdin: is the same stream as standard input"
+    run plot-run - - < f
+    one 2 "standard input: is to be read for two inputs, and can be read once"
+    run train - f -o bad --val - < f
+    one 2 "standard input: is to be read for two inputs, and can be read once"
+    [ ! -e bad ] && [ ! -e bad.json ] && [ ! -e bad.gguf ]
+}
+
 @test "streams: nothing, a text, and a lone file without its config are refused" {
     run inspect-model - < /dev/null
     one 1 "standard input: it is empty"
@@ -227,7 +263,7 @@ END
         rm -r got
     done
     run init-model - -t - -o got
-    one 2 "standard input" "not two"
+    one 2 "standard input" "can be read once"
     init -o m.safetensors
     run init-model m.safetensors -o got
     one 2 "m.safetensors" "no config.json"

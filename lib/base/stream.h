@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stream.h -- a pipe can be read once, whatever names it is given by.
+ *
+ * A stream is a pipe, a socket or a terminal by any name (/dev/stdin, /dev/fd/0, a fifo), and
+ * standard input ("-") also when it is a file: it is not rewound. /dev/null and its like are none. */
+#ifndef LM_BASE_STREAM_H
+#define LM_BASE_STREAM_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+
+bool lm_stream_is(const char *path); /* NULL: no */
+/* Do both paths lead to one stream?  Of a path and itself: is it a stream? */
+bool lm_stream_same(const char *a, const char *b);
+/* The failure, LM_EUSAGE, for two inputs that are one stream. */
+lm_code lm_stream_twice(const char *first, const char *second, lm_err *e);
+/* Fails with it when two of the n paths are one stream; those that are NULL are skipped. */
+lm_code lm_streams_once(const char *const *path, int n, lm_err *e);
+
+#endif
