@@ -12,9 +12,11 @@
 #include "common/device.h"
 #include "common/input_opts.h"
 #include "common/tool.h"
+#include "format/source.h"
 #include "model/loaded.h"
 #include "text/tokenizer_match.h"
 #include "text/tokenizer_source.h"
+#include "train/data.h"
 #include "train/mcq.h"
 #include "train/score.h"
 #include "train/window.h"
@@ -336,7 +338,11 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
 static lm_code run(work *w, lm_err *e)
 {
     lm_out *out = NULL;
-    lm_code rc = lm_par_new(&w->par, tool.threads, e);
+    lm_code rc = lm_bundle_there(tool.argv[0], e);
+    if (!rc) /* before a model comes through a pipe */
+        rc = opt.task[0] == 'm' ? lm_source_there(&w->data, 1, e) : lm_data_there(w->data, e);
+    if (!rc)
+        rc = lm_par_new(&w->par, tool.threads, e);
     if (!rc) {
         const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
         rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);

@@ -11,6 +11,7 @@
 #include "common/device.h"
 #include "common/tool.h"
 #include "format/input.h"
+#include "format/source.h"
 #include "model/answer.h"
 #include "model/complete.h"
 #include "model/generation.h"
@@ -326,15 +327,20 @@ static lm_code choose_context(work *w, lm_err *e)
     return LM_OK;
 }
 
-static lm_code open_prompts(work *w, lm_err *e)
+static const char *const *prompt_files(int *n)
 {
     static const char *const standard_input[] = { "-" };
-    const lm_input_opts o = { .kind = LM_INPUT_JSONL };
     bool files = tool.argc > 1;
-    if (opt.prompt.n)
-        return LM_OK;
-    return lm_input_open(&o, files ? (const char *const *)tool.argv + 1 : standard_input,
-                         files ? tool.argc - 1 : 1, &w->in, e);
+    *n = opt.prompt.n ? 0 : files ? tool.argc - 1 : 1;
+    return files ? (const char *const *)tool.argv + 1 : standard_input;
+}
+
+static lm_code open_prompts(work *w, lm_err *e)
+{
+    const lm_input_opts o = { .kind = LM_INPUT_JSONL };
+    int n;
+    const char *const *files = prompt_files(&n);
+    return n ? lm_input_open(&o, files, n, &w->in, e) : LM_OK;
 }
 
 /* The faster type, unless one was chosen. */
@@ -408,7 +414,13 @@ static lm_code complete(work *w, lm_err *e)
 
 static lm_code run(work *w, lm_err *e)
 {
-    lm_code rc = lm_par_new(&w->par, tool.threads, e);
+    int n;
+    const char *const *files = prompt_files(&n);
+    lm_code rc = lm_bundle_there(tool.argv[0], e);
+    if (!rc) /* before a model comes through a pipe */
+        rc = lm_source_there(files, n, e);
+    if (!rc)
+        rc = lm_par_new(&w->par, tool.threads, e);
     w->text = opt.prompt.n && !tool.json;
     if (!rc) {
         const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);

@@ -19,6 +19,7 @@
 #include "merge/recipe.h"
 #include "merge/report.h"
 #include "merge/search_weights.h"
+#include "train/data.h"
 
 static struct {
     const char *method, *base, *dtype;
@@ -540,6 +541,8 @@ static lm_code run(lm_err *e)
     if (!rc)
         rc = lm_par_new(&par, tool.threads, e);
     bundle.par = par;
+    for (int i = 0; !rc && i < opt.val.n; i++)
+        rc = lm_data_there(opt.val.v[i], e);
     if (!rc)
         rc = lm_merge_plan_new(r, &how, &p, e);
     for (int i = 0; !rc && i < r->n_inputs; i++) /* the base that an adapter names */

@@ -224,6 +224,18 @@ static lm_code open_stdin(lm_bundle *b, lm_err *e)
     return rc ? rc : open_file(b, e);
 }
 
+static lm_code fail_absent(const char *path, lm_err *e)
+{
+    return lm_fail(e, LM_EIO, path, lm_foreign_dataset(path) ? name_model : looked_for,
+                   "cannot open");
+}
+
+lm_code lm_bundle_there(const char *path, lm_err *e)
+{
+    struct stat st;
+    return strcmp(path, "-") && stat(path, &st) ? fail_absent(path, e) : LM_OK;
+}
+
 static lm_code open_path(lm_bundle *b, const char *path, lm_err *e)
 {
     struct stat st;
@@ -231,8 +243,7 @@ static lm_code open_path(lm_bundle *b, const char *path, lm_err *e)
     if (!strcmp(path, "-"))
         return open_stdin(b, e);
     if (stat(path, &st))
-        return lm_fail(e, LM_EIO, path, lm_foreign_dataset(path) ? name_model : looked_for,
-                       "cannot open");
+        return fail_absent(path, e);
     if (S_ISDIR(st.st_mode))
         return open_folder(b, e);
     if (!S_ISREG(st.st_mode)) {

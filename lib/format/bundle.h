@@ -70,6 +70,8 @@ typedef struct lm_bundle lm_bundle;
  * Fails: LM_EIO; LM_EUSAGE if it is none of the above (says what was looked for), or a terminal;
  * LM_EFORMAT. */
 lm_code lm_bundle_open(const char *path, const lm_bundle_opts *o, lm_bundle **out, lm_err *e);
+/* Fails as lm_bundle_open when nothing is at `path`; for the inputs of a long work, before it begins. */
+lm_code lm_bundle_there(const char *path, lm_err *e);
 void lm_bundle_close(lm_bundle *b);
 lm_bundle_kind lm_bundle_kind_of(const lm_bundle *b);
 const char *lm_bundle_path(const lm_bundle *b); /* as given; "standard input" for "-" */

@@ -332,6 +332,18 @@ static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_e
     return LM_OK;
 }
 
+lm_code lm_source_there(const char *const *paths, int n, lm_err *e)
+{
+    lm_input_files files;
+    uint64_t total = 0;
+    bool unknown = false;
+    lm_code rc = lm_input_files_find(paths, n, &files, e);
+    for (size_t i = 0; !rc && i < files.n; i++)
+        rc = check_path(files.path[i], &total, &unknown, e);
+    lm_input_files_fini(&files);
+    return rc;
+}
+
 static lm_code check_files(lm_source *s, lm_err *e)
 {
     bool unknown = false;

@@ -20,6 +20,9 @@ typedef struct lm_source lm_source;
  * Fails: as lm_input_open. */
 lm_code lm_source_open(const char *const *paths, int n, bool skip_bad, size_t most, lm_source **out,
                        lm_err *e);
+/* Fails as lm_source_open when one of them is not there or may not be read; for the inputs of a long work,
+ * before it begins. */
+lm_code lm_source_there(const char *const *paths, int n, lm_err *e);
 void lm_source_close(lm_source *s);
 /* Go to the next member, over what is left of this one; *got is false at the end of all. */
 lm_code lm_source_next(lm_source *s, bool *got, lm_err *e);

@@ -243,12 +243,28 @@ static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o
     return rc;
 }
 
+/* All inputs, before the first is read for its digest. */
+static lm_code check_there(const lm_merge_input *in, lm_err *e)
+{
+    const char *const side[] = { in->fisher, in->gram };
+    lm_code rc = in->path ? lm_bundle_there(in->path, e) : LM_OK;
+
+    if (!rc && in->lora)
+        rc = lm_bundle_there(in->lora, e);
+    for (size_t i = 0; !rc && i < sizeof side / sizeof *side; i++)
+        if (side[i] && strcmp(side[i], "-") && !lm_path_exists(side[i]))
+            rc = lm_fail(e, LM_EIO, side[i], "check the path", "cannot open");
+    return rc;
+}
+
 lm_code lm_plan_open(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
     lm_code rc = LM_OK;
 
     p->whole = o->whole_digest;
+    for (int i = 0; !rc && i < r->n_inputs; i++)
+        rc = check_there(&r->input[i], e);
     for (int i = 0; !rc && i < r->n_inputs; i++) {
         rc = open_input(p, i, o, e);
         if (!rc)

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "format/source.h"
 #include "text/tokenizer_match.h"
 #include "text/tokenizer_source.h"
 #include "train/feed.h"
@@ -25,6 +26,19 @@ lm_code lm_data_find(const char *data, const char *val, char **train_out, char *
         lm_free(*val_out);
         *val_out = NULL;
     }
+    return rc;
+}
+
+lm_code lm_data_there(const char *path, lm_err *e)
+{
+    lm_tokens *t = NULL;
+    bool there = false;
+    if (lm_input_is_text(path) || lm_input_is_text_name(path))
+        return lm_source_there(&path, 1, e);
+    lm_code rc = lm_tokens_there(path, &there, e);
+    if (!rc && !there && !lm_path_exists(path)) /* for its reason */
+        rc = lm_tokens_open(path, LM_TOKENS_AUTO, -1, &t, e);
+    lm_tokens_close(t);
     return rc;
 }
 

@@ -20,6 +20,10 @@ typedef struct {
     lm_model_source *m;  /* the model that the data must belong to; NULL: no check of that */
 } lm_data_opts;
 
+/* Is there text, or a token dataset, at `path`?  Fails as the opening of it when not; for the inputs of a long
+ * work, before it begins. */
+lm_code lm_data_there(const char *path, lm_err *e);
+
 /* Open, check and index a dataset.  Fails: LM_EUSAGE when it is too short; as lm_token_reader_check when
  * it does not belong to the model (as lm_tokenizer_of, when the data say which tokenizer it should have);
  * LM_EFORMAT when an id is not below `vocab`; and as lm_tokens_open. */

@@ -78,6 +78,32 @@ make_folder() {
     echo '{"text":"x y"}' | clean-data -q - /dev/null > /dev/null # not one stream
 }
 
+@test "inputs: all are looked for before the first is read, and the first that is missing is named" {
+    echo 'x y' > t.txt
+    mkfifo model # without a writer: what opens it waits
+    while IFS='|' read -r name line; do
+        # shellcheck disable=SC2086
+        run timeout 10 $line
+        echo "$line: $status $output"
+        [ "$status" -eq 1 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ "$output" == *": $name: "* ]]
+    done << 'EOF'
+no1|generate model t.txt no1 no2
+no1|generate no1 no2
+no1|eval-model model no1
+no1.jsonl|eval-model model no1.jsonl
+no1|eval-model --task multiple-choice model no1
+no1|merge-models -m linear model no1 no2 -o out
+no1|merge-models -m fisher model:fisher=no1 no2:fisher=t.txt -o out
+no1|merge-models -m linear model t.txt --search grid --val no1 --val no2 -o out
+no1|clean-data t.txt no1 no2 -o out
+no1|train-tokenizer t.txt no1 no2 -o out
+no1|shard-data -t no1 t.txt no2 -o out
+EOF
+    [ ! -e out ]
+}
+
 @test "inputs: an output in a folder or pattern that is read is refused" {
     make_folder
     fails 2 "in/new.jsonl: it lies in the input in" clean-data -o in/new.jsonl in
