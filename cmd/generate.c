@@ -450,6 +450,13 @@ static lm_code run(work *w, lm_err *e)
     return rc;
 }
 
+/* An output among the prompts would be prompts of the next run. */
+static void refuse_text(const char *prompts)
+{
+    lm_refuse_text(&tool, tool.output, prompts);
+    lm_refuse_inside(&tool, tool.output, prompts);
+}
+
 static void check_options(void)
 {
     bool prompts_in = !opt.prompt.n && tool.argc == 1;
@@ -459,7 +466,7 @@ static void check_options(void)
     lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, prompts_in ? "-" : NULL }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     for (int i = 1; i < tool.argc; i++)
-        lm_refuse_text(&tool, tool.output, tool.argv[i]);
+        refuse_text(tool.argv[i]);
     if (tool.argc == 1 && !opt.prompt.n)
         lm_refuse_same(&tool, tool.output, "-");
     if (opt.tokenizer)

@@ -187,6 +187,13 @@ static void say_summary(const lm_shard_set *s, double seconds)
            lm_show_bytes((double)s->read.bytes / seconds, c));
 }
 
+static void refuse_text(const char *input)
+{
+    lm_refuse_text(&tool, "-", input);
+    if (opt.tokenizer)
+        lm_refuse_inside(&tool, tool.output, input);
+}
+
 /* Of an operand with a weight the path alone is a stream. */
 static lm_code check_streams(lm_err *e)
 {
@@ -213,7 +220,7 @@ static lm_code shard(lm_err *e)
     if (!rc)
         rc = check_streams(e);
     for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make sees to the folder */
-        lm_refuse_text(&tool, "-", path[i]);
+        refuse_text(path[i]);
     if (opt.tokenizer)
         lm_refuse_same(&tool, "-", opt.tokenizer);
     if (!rc)

@@ -91,17 +91,10 @@ static inline void lm_input_args_idle(lm_tool *tool, const lm_input_args *a, con
 static inline void lm_input_args_refuse(lm_tool *tool, const lm_input *in, const char *output)
 {
     const lm_input_files *f = lm_input_file_list(in);
-    char out[PATH_MAX], dir[PATH_MAX];
-    lm_err ignored = { 0 };
     for (size_t i = 0; i < f->n; i++)
         lm_refuse_same(tool, output, f->path[i]);
-    if (!output || !strcmp(output, "-") || lm_path_folder(output, out, &ignored))
-        return;
     for (int i = 0; i < tool->argc; i++)
-        if (lm_path_is_dir(tool->argv[i]) && realpath(tool->argv[i], dir) &&
-            !strncmp(out, dir, strlen(dir)) && (out[strlen(dir)] == '/' || !out[strlen(dir)]))
-            lm_misuse(tool, output, "write to another folder", "it lies in the input %s",
-                      tool->argv[i]);
+        lm_refuse_inside(tool, output, tool->argv[i]);
 }
 
 /* Say what --skip-bad passed over. */

@@ -139,6 +139,35 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     refuse_stdout(t, input);
 }
 
+/* The path of what will be at `output`, without links: its own, or that of the folder which it will lie in. */
+static char *resolve(const char *output)
+{
+    char *path = NULL, *real = NULL, *slash;
+
+    if (lm_strdup(&path, output, NULL))
+        return NULL;
+    while (!(real = realpath(path, NULL)) && (slash = strrchr(path, '/')) && slash > path)
+        *slash = 0;
+    lm_free(path);
+    return real ? real : realpath(*output == '/' ? "/" : ".", NULL);
+}
+
+void lm_refuse_inside(lm_tool *t, const char *output, const char *input)
+{
+    char *out, *dir;
+    size_t n;
+
+    if (!output || !strcmp(output, "-") || !strcmp(input, "-") || !lm_path_is_dir(input))
+        return;
+    out = resolve(output);
+    dir = realpath(input, NULL);
+    n = dir ? strlen(dir) : 0;
+    if (out && dir && !strncmp(out, dir, n) && (out[n] == '/' || !out[n] || n == 1))
+        lm_misuse(t, output, "write to another folder", "it lies in the input %s", input);
+    free(out);
+    free(dir);
+}
+
 void lm_refuse_twice(lm_tool *t, const char *const *more, int n)
 {
     const char **all = NULL;

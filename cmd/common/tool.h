@@ -210,6 +210,9 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input);
 /* The same for an operand that may be text: a folder or a pattern stands for the files of text that are
  * read from it. */
 void lm_refuse_text(lm_tool *t, const char *output, const char *operand);
+/* Leaves as lm_misuse does when the output, which need not be there yet, is the folder `input` or lies in it,
+ * at any depth; an input that is no folder, and standard output, are passed over. */
+void lm_refuse_inside(lm_tool *t, const char *output, const char *input);
 /* Leaves as lm_misuse does when two of what is read are one stream, such as - and /dev/stdin: the
  * operands, the --config file and the n paths of `more`, those that are NULL skipped. */
 void lm_refuse_twice(lm_tool *t, const char *const *more, int n);

@@ -108,9 +108,17 @@ EOF
     make_folder
     fails 2 "in/new.jsonl: it lies in the input in" clean-data -o in/new.jsonl in
     fails 2 "it lies in the input in" clean-data -o in/sub/new.jsonl in
+    fails 2 "in/out.jsonl: it lies in the input in" generate none in -o in/out.jsonl
     fails 2 "is an input as well" clean-data -f -o in/a.jsonl 'in/*.jsonl'
     fails 2 "in/tok.json: it lies in the input in" train-tokenizer -o in/tok.json in
-    [ ! -e in/new.jsonl ] && [ ! -e in/tok.json ]
+    train-tokenizer -q -V 257 -o tok/ in
+    for out in in in/ in/sub ./in/new/deep "$PWD/in/new"; do
+        fails 2 "it lies in the input in: write to another folder" shard-data -t tok -o $out in
+        fails 2 "it lies in the input in" shard-data -f -t tok -o $out in:1
+    done
+    [ ! -e in/new.jsonl ] && [ ! -e in/tok.json ] && [ ! -e in/train.bin ] && [ ! -e in/new ]
+    shard-data -q -t tok -o index in # not in it, but beside, and called alike
+    [ -e index/train.bin ]
 }
 
 @test "inputs: --field A.B, and several" {
