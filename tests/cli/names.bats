@@ -72,6 +72,7 @@ value() {
             grep -qE -- "--$n([,: ]|\$)" page || { echo "${t##*/}: --$n"; false; }
         done < names
     done
+    tr -s ' \t\n' ' ' < page | grep -qF 'linear and cosine end at --min-lr-ratio times --lr, a tenth by default, those of transformers at 0: give --min-lr-ratio 0'
 }
 
 @test "train: the names of transformers and nanoGPT" {
