@@ -115,6 +115,17 @@ static lm_code verdict_line(const lm_outlook *o, lm_buf *out, lm_err *e)
                        whose, v->cure);
 }
 
+static lm_code checkpoint_line(const lm_outlook *o, lm_buf *out, lm_err *e)
+{
+    char each[32];
+    lm_show_bytes(o->space.checkpoint, each);
+    if (o->steps <= 0)
+        return lm_buf_addf(out, e, "no step is left: no checkpoint (of %s) would be written\n",
+                           each);
+    return lm_buf_addf(out, e, "a checkpoint takes %s on disk, at most %" PRId64 " at once\n", each,
+                       o->space.at_once);
+}
+
 static lm_code time_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
     const lm_train_measure *m = &o->measure;
@@ -133,7 +144,6 @@ lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
     const lm_memory_plan *p = &o->plan;
     bool both = p->device > 0;
-    char each[32];
     if (both &&
         (memory_rows(p, true, "total of the device", out, e) || lm_buf_add(out, "\n", 1, e)))
         return e->code;
@@ -145,9 +155,7 @@ lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e)
                     ", FLOP a token %.4g, a step %.4g\n",
                     p->params, p->tokens_per_step, p->flops_per_token,
                     p->flops_per_token * (double)p->tokens_per_step) ||
-        lm_buf_addf(out, e, "a checkpoint takes %s on disk, at most %" PRId64 " at once\n",
-                    lm_show_bytes(o->space.checkpoint, each), o->space.at_once) ||
-        time_line(o, out, e))
+        checkpoint_line(o, out, e) || time_line(o, out, e))
         return e->code;
     return verdict_line(o, out, e);
 }
