@@ -36,8 +36,20 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     # a second call makes nothing again, other text makes all again
     make -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > again 2>&1
     ! grep -q clean-data again
+    # -n and -q say what would be done, and make nothing, not even the links in WORK
+    all_of() { find 'my work' -printf '%p %T@ %l\n' | sort; }
+    all_of > before
+    make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > same 2>&1
+    ! grep -q clean-data same
     make -n -f 'my recipes/first-light.mk' WORK='my work' CORPUS="'my text/tiny one.txt' my/own" "${SMALL[@]}" > other 2>&1
     grep -q '^clean-data .*corpus/0001-tiny_one.txt corpus/0002-own' other
+    run make -q -f 'my recipes/first-light.mk' WORK='my work' CORPUS=my/own "${SMALL[@]}"
+    [ "$status" -ne 0 ]
+    make -n -f 'my recipes/first-light.mk' WORK='no work' CORPUS=my/own "${SMALL[@]}" | grep -q '^clean-data .*corpus/0001-own'
+    make -n -f 'my recipes/dem.mk' WORK='no work' > other 2>&1
+    grep -q '^merge-models' other
+    [ ! -e 'no work' ]
+    all_of | cmp - before
     for dry in -n -t -q; do # removes nothing
         make $dry -f 'my recipes/first-light.mk' WORK='my work' clean > log 2>&1 || [ $dry = -q ]
         [ -e 'my work/clean.jsonl' ]
