@@ -239,6 +239,7 @@ static lm_code run(lm_err *e)
     lm_code rc = lm_par_new(&par, tool.threads, e);
 
     lm_bundle_opts bundle = lm_tool_bundle(&tool, par);
+    bundle.also = "a .gguf";
     lm_import_opts in = { &bundle, par, &tool.sink, opt.tokenizer, dtype };
     lm_export_opts out = { .force = tool.force,
                            .bundle = &bundle,

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,7 +20,6 @@
 #include "format/safetensors_table.h"
 
 static const char name_model[] = "it is a token dataset: name the model first";
-static const char looked_for[] = "give a model folder, a .safetensors file, a tar or an .lmz";
 
 /* A compressed tar of a megabyte can hold millions of empty files: each costs memory, and time to
  * compare its name.  The largest models published have some hundred shards. */
@@ -102,6 +102,15 @@ const char *lm_bundle_where(const lm_bundle *b, const lm_bundle_file *f, char bu
     return buf;
 }
 
+const char *lm_bundle_forms(const lm_bundle *b, const char *folder, char out[160])
+{
+    const char *also = b ? b->o.also : NULL;
+
+    snprintf(out, 160, "give %s, a .safetensors file, a tar%s an .lmz%s%s", folder,
+             also ? "," : " or", also ? " or " : "", also ? also : "");
+    return out;
+}
+
 /* ---- Opening ---- */
 
 static lm_code open_folder(lm_bundle *b, lm_err *e)
@@ -166,6 +175,7 @@ static void unmap(lm_bundle *b)
 static lm_code open_file(lm_bundle *b, lm_err *e)
 {
     bool plain = false;
+    char forms[160];
     lm_code rc;
 
     if (lm_text_ends(b->path, ".safetensors") || is_safetensors(b->map.data, b->map.size))
@@ -179,7 +189,8 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
         return lm_bundle_lmz_open(b, e);
     }
     if (!b->map.size)
-        return lm_fail(e, LM_EFORMAT, b->path, looked_for, "it is empty");
+        return lm_fail(e, LM_EFORMAT, b->path, lm_bundle_forms(b, "a model folder", forms),
+                       "it is empty");
     b->kind = LM_BUNDLE_TAR;
     rc = lm_bundle_tar_map(b, &plain, e);
     b->random = plain;
@@ -192,6 +203,7 @@ static lm_code open_file(lm_bundle *b, lm_err *e)
 static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
 {
     const uint8_t *p;
+    char forms[160];
     size_t n = 0;
     lm_code rc;
 
@@ -203,7 +215,8 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     if (rc)
         return rc;
     if (!n)
-        return lm_fail(e, LM_EFORMAT, b->path, looked_for, "it is empty");
+        return lm_fail(e, LM_EFORMAT, b->path, lm_bundle_forms(b, "a model folder", forms),
+                       "it is empty");
     if (lm_bundle_is_lmz(p, n))
         return lm_bundle_lmz_stream(b, e);
     return is_safetensors(p, n) ? lm_bundle_st_stream(b, e) : lm_bundle_tar_stream(b, e);
@@ -224,16 +237,17 @@ static lm_code open_stdin(lm_bundle *b, lm_err *e)
     return rc ? rc : open_file(b, e);
 }
 
-static lm_code fail_absent(const char *path, lm_err *e)
+static lm_code fail_absent(const lm_bundle *b, const char *path, lm_err *e)
 {
-    return lm_fail(e, LM_EIO, path, lm_foreign_dataset(path) ? name_model : looked_for,
-                   "cannot open");
+    char forms[160];
+    lm_bundle_forms(b, "a model folder", forms);
+    return lm_fail(e, LM_EIO, path, lm_foreign_dataset(path) ? name_model : forms, "cannot open");
 }
 
 lm_code lm_bundle_there(const char *path, lm_err *e)
 {
     struct stat st;
-    return strcmp(path, "-") && stat(path, &st) ? fail_absent(path, e) : LM_OK;
+    return strcmp(path, "-") && stat(path, &st) ? fail_absent(NULL, path, e) : LM_OK;
 }
 
 static lm_code open_path(lm_bundle *b, const char *path, lm_err *e)
@@ -243,7 +257,7 @@ static lm_code open_path(lm_bundle *b, const char *path, lm_err *e)
     if (!strcmp(path, "-"))
         return open_stdin(b, e);
     if (stat(path, &st))
-        return fail_absent(path, e);
+        return fail_absent(b, path, e);
     if (S_ISDIR(st.st_mode))
         return open_folder(b, e);
     if (!S_ISREG(st.st_mode)) {

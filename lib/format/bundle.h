@@ -55,6 +55,8 @@ typedef struct {
      * model (lm_bundle_own). */
     lm_own_fn own;
     const void *own_ctx;
+    const char
+        *also; /* what the caller reads beside models, for hints ("a .gguf"); NULL: nothing */
 } lm_bundle_opts;
 
 typedef struct {

@@ -98,4 +98,7 @@ lm_code lm_bundle_lmz_create(const lm_bundle_opts *o, lm_write_fn write, void *c
 lm_code lm_bundle_lmz_commit(lm_bundle_lmz_out *out, lm_err *e);
 void lm_bundle_lmz_drop(lm_bundle_lmz_out *out);
 
+/* What to give instead, for hints: `folder`, a .safetensors, ... and what the caller reads beside.  b may be NULL. */
+const char *lm_bundle_forms(const lm_bundle *b, const char *folder, char out[160]);
+
 #endif

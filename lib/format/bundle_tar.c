@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bundle_tar.c -- the files of a tar: with random access where it lies uncompressed in a mapped
  * file, member by member elsewhere. */
+#include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/archive.h"
 #include "format/bundle_impl.h"
 #include "format/bundle_run.h"
@@ -65,10 +68,30 @@ static lm_code not_whole(const lm_bundle *b, lm_err *e)
                    "it has no end mark");
 }
 
+/* Of x.gguf.gz, by its name: what x.gguf is, and what to do; NULL: the name says nothing. */
+static const char *inner_kind(const char *path, char hint[160])
+{
+    static const char *const packed[] = { ".gz", ".zst", ".xz", ".bz2", ".lz4", ".lz", ".lzma" };
+    const char *kind = NULL, *todo;
+    char *inner = NULL;
+    size_t n = strlen(path);
+
+    for (size_t i = 0; !kind && i < sizeof packed / sizeof *packed; i++) {
+        if (!lm_text_ends(path, packed[i]) || lm_strdup(&inner, path, NULL))
+            continue;
+        inner[n - strlen(packed[i])] = 0;
+        if ((kind = lm_foreign_name(inner, &todo)))
+            snprintf(hint, 160, "decompress it to %.60s first; %s", lm_path_base(inner), todo);
+        lm_free(inner);
+    }
+    return kind;
+}
+
 /* What the decoder did not know as a tar is no model at all. */
 static lm_code no_model(const lm_bundle *b, lm_err *e)
 {
     const char *kind, *todo;
+    char hint[160];
 
     if (!strstr(e->what, "Unrecognized"))
         return e->code;
@@ -80,7 +103,9 @@ static lm_code no_model(const lm_bundle *b, lm_err *e)
     }
     if (kind)
         return lm_fail(e, LM_EUSAGE, b->path, todo, "is no model: it is %s", kind);
-    return lm_fail(e, LM_EUSAGE, b->path, "give a folder, a .safetensors file, a tar or an .lmz",
+    if ((kind = inner_kind(b->path, hint)))
+        return lm_fail(e, LM_EUSAGE, b->path, hint, "is no model: it is %s, compressed", kind);
+    return lm_fail(e, LM_EUSAGE, b->path, lm_bundle_forms(b, "a folder", hint),
                    "is no model: neither .safetensors nor tar nor .lmz");
 }
 

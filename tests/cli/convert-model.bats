@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # convert-model: there and back, on pipes, and what it refuses.
 
+bats_require_minimum_version 1.5.0
+
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
     cd "$BATS_FILE_TMPDIR"
@@ -559,6 +561,24 @@ gguf_old_or_new() {
     [ "$1" -ne 0 ] && grep -qx old out.gguf || cmp good.gguf out.gguf || return
     echo old > out.gguf
     rm -f im.gguf
+}
+
+@test "convert-model: a compressed GGUF is named with the way out, and .gguf among what is read" {
+    convert-model model -o m.gguf
+    gzip -k m.gguf
+    for t in "convert-model m.gguf.gz -o bad" "inspect-model m.gguf.gz" "generate m.gguf.gz -p x"; do
+        # shellcheck disable=SC2086
+        run $t
+        echo "$output"
+        [ "$status" -eq 2 ]
+        [ "$output" = "${t%% *}: m.gguf.gz: is no model: it is a model of llama.cpp, compressed: decompress it to m.gguf first; convert-model makes a model folder of it" ]
+    done
+    run convert-model - -o bad < m.gguf.gz
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"a tar, an .lmz or a .gguf" ]]
+    run convert-model nothing -o bad
+    [[ "$output" == *"a tar, an .lmz or a .gguf" ]]
+    [ ! -e bad ]
 }
 
 @test "convert-model: one call after the other fails" {

@@ -140,6 +140,7 @@ EOF
     run bash -c "echo hello | inspect-model -"
     one 2 "standard input: is no model"
     init -o m.safetensors
+    echo x > data
     run eval-model m.safetensors data
     one 2 "no config.json"
     run bash -c "cat m.safetensors | generate - -p a"
