@@ -5,6 +5,7 @@
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
+#include "model/slots.h"
 
 /* ---- Modules ---- */
 
@@ -70,7 +71,7 @@ static lm_code check_modules(const lm_merge_plan *p, int i, lm_err *e)
     for (size_t k = 0; k < lm_model_source_count(p->model[i].source); k++) {
         const char *name = lm_model_source_at(p->model[i].source, k)->name;
         char show[LM_ST_SHOWN];
-        bool found = lm_name_is_buffer(name);
+        bool found = lm_is_buffer(name);
 
         for (int m = 0; m < r->n_modules && !found; m++)
             found = lm_plan_in_module(r, &r->module[m], name);
@@ -126,7 +127,7 @@ static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, 
         bool there;
         lm_code rc;
 
-        if (!lm_plan_in_module(p->recipe, mod, name) || lm_name_is_buffer(name) ||
+        if (!lm_plan_in_module(p->recipe, mod, name) || lm_is_buffer(name) ||
             (lm_name_is_head(name) && lm_plan_is_tied(a))) /* add_head sees to it */
             continue;
         if (layer < 0 || from < 0) {

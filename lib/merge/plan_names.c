@@ -26,16 +26,6 @@ bool lm_name_ends(const char *s, const char *end)
     return n >= k && !strcmp(s + n - k, end) && (n == k || s[n - k - 1] == '.');
 }
 
-bool lm_name_is_buffer(const char *name)
-{
-    static const char *const known[] = { "rotary_emb.inv_freq", "attn.bias", "attn.masked_bias" };
-
-    for (int i = 0; i < 3; i++)
-        if (lm_name_ends(name, known[i]))
-            return true;
-    return false;
-}
-
 bool lm_name_is_head(const char *name)
 {
     return lm_name_ends(name, "lm_head.weight");

@@ -11,7 +11,6 @@
 int64_t lm_name_layer(const char *name, size_t *begin, size_t *end);
 /* `end` is the name, or whole parts at its end. */
 bool lm_name_ends(const char *name, const char *end);
-bool lm_name_is_buffer(const char *name); /* that every program computes anew */
 bool lm_name_is_head(const char *name);
 bool lm_name_is_embedding(const char *name);
 bool lm_name_is_last(const char *name); /* outside of the layers, behind them */

@@ -9,6 +9,7 @@
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
+#include "model/slots.h"
 
 /* GPT-2's linear layers lie transposed. */
 static bool is_conv1d(const lm_merge_model *m, const char *name)
@@ -95,7 +96,7 @@ static lm_code make_ref(lm_merge_plan *p, const lm_plan_want *w, int input,
     for (int i = 0; i < LM_MERGE_PARAMS; i++)
         ref->param[i] = NAN;
     if (!ref->tensor)
-        return lm_name_is_buffer(name)
+        return lm_is_buffer(name)
                    ? LM_OK
                    : lm_plan_missing(p, input, lm_plan_leader(p, w->slice), name, e);
     if (strcmp(ref->tensor->name, name) != 0) /* its bytes are needed twice */
@@ -445,7 +446,7 @@ lm_code lm_plan_add(lm_merge_plan *p, const lm_plan_want *w, size_t *cap, lm_err
     rc = gather(p, w, t, e);
     if (!rc && !t->base && !t->n_models)
         return LM_OK; /* a buffer that none has */
-    if (!rc && lm_name_is_buffer(t->name) && (t->base || t->n_models))
+    if (!rc && lm_is_buffer(t->name) && (t->base || t->n_models))
         carry(t, t->base ? t->base : &t->model[0]);
     if (!rc)
         rc = finish(p, t, e);
