@@ -163,13 +163,9 @@ static const char *torch_dtype(const lm_codec *c)
 /* config.json says which dtype the weights have. */
 static lm_code update_config(job *j, const char *file, json_t *config, lm_err *e)
 {
-    static const char *const keys[] = { "torch_dtype", "dtype" };
-    const char *name = torch_dtype(j->o->lossy.weights);
     (void)file;
     (void)e;
-    for (size_t i = 0; i < 2; i++)
-        if (json_is_string(json_object_get(config, keys[i])))
-            json_object_set_new(config, keys[i], json_string(name));
+    lm_config_set_dtype(config, torch_dtype(j->o->lossy.weights));
     return LM_OK;
 }
 

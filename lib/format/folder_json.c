@@ -105,3 +105,32 @@ lm_code lm_json_pretty(const json_t *tree, lm_buf *out, lm_err *e)
     lm_code rc = put_value(tree, 0, out, e);
     return rc ? rc : put_text(out, "\n", e);
 }
+
+static bool set_type(json_t *part, const char *name)
+{
+    static const char *const keys[] = { "dtype", "torch_dtype" };
+    bool changed = false;
+
+    for (int i = 0; i < 2; i++) {
+        const char *have = json_string_value(json_object_get(part, keys[i]));
+        if (have && strcmp(have, name))
+            changed |= !json_object_set_new(part, keys[i], json_string(name));
+    }
+    return changed;
+}
+
+bool lm_config_set_dtype(json_t *config, const char *name)
+{
+    static const char suffix[] = "_config";
+    bool changed = set_type(config, name);
+    const char *key;
+    json_t *part;
+
+    json_object_foreach(config, key, part)
+    {
+        size_t n = strlen(key), tail = sizeof suffix - 1;
+        if (n > tail && !strcmp(key + n - tail, suffix) && strcmp(key, "quantization_config"))
+            changed |= set_type(part, name);
+    }
+    return changed;
+}

@@ -11,4 +11,8 @@
 /* Appended to `out`, with a newline at the end. */
 lm_code lm_json_pretty(const json_t *tree, lm_buf *out, lm_err *e);
 
+/* Torch's name of the weights' type, into "dtype" and "torch_dtype" of a config.json and of its parts
+ * (text_config, vision_config, ...), wherever one stands; true if one changed. */
+bool lm_config_set_dtype(json_t *config, const char *name);
+
 #endif

@@ -2,6 +2,7 @@
 /* plan_config.c -- config.json of the result: the lead's, with what the tensors say. */
 #include <string.h>
 
+#include "format/folder_json.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
 
@@ -38,7 +39,10 @@ static lm_code fix_dtype(const lm_merge_plan *p, json_t *c, lm_err *e)
 
     if (!name)
         return LM_OK;
-    return set(c, json_object_get(c, "dtype") ? "dtype" : "torch_dtype", json_string(name), e);
+    lm_config_set_dtype(c, name);
+    return json_object_get(c, "dtype") || json_object_get(c, "torch_dtype")
+               ? LM_OK
+               : set(c, "torch_dtype", json_string(name), e);
 }
 
 /* The entry of each layer in a list that has one for each ("layer_types"). */
@@ -161,14 +165,30 @@ static lm_code take_special(const lm_merge_plan *p, json_t *c, lm_err *e)
     int owner = lm_vocab_owner(p->vocab);
     lm_model_source *m = owner < 0 || owner == p->lead ? NULL : p->model[owner].source;
     const json_t *config = m ? lm_model_source_config(m) : NULL;
-    json_t *generation = NULL;
+    json_t *generation = NULL, *text = json_object_get(c, "text_config");
     lm_code rc = m ? lm_model_source_json(m, "generation_config.json", &generation, e) : LM_OK;
 
     if (!rc && config)
         rc = take_ids(c, config, e);
+    if (!rc && config && json_is_object(text))
+        rc = take_ids(text, json_object_get(config, "text_config"), e);
     if (!rc && p->generation_config)
         rc = take_ids(p->generation_config, generation ? generation : config, e);
     json_decref(generation);
+    return rc;
+}
+
+/* vocab_size where it stands: of the whole, or of the part that reads text. */
+static lm_code set_rows(json_t *c, int64_t rows, lm_err *e)
+{
+    json_t *const parts[] = { c, json_object_get(c, "text_config") };
+    lm_code rc = LM_OK;
+
+    for (int i = 0; !rc && i < 2; i++) {
+        const json_t *said = json_object_get(parts[i], "vocab_size");
+        if (json_is_integer(said) && json_integer_value(said) != rows)
+            rc = set(parts[i], "vocab_size", json_integer(rows), e);
+    }
     return rc;
 }
 
@@ -190,12 +210,9 @@ static lm_code fix_vocab(const lm_merge_plan *p, json_t *c, lm_err *e)
     }
     for (int64_t i = 0; i < p->n; i++) {
         const lm_merge_tensor *t = &p->tensor[i];
-        const json_t *said = json_object_get(c, "vocab_size");
 
-        if (t->ndim == 2 && lm_vocab_is_table(t->name) && json_is_integer(said))
-            return json_integer_value(said) == t->dim[0]
-                       ? LM_OK
-                       : set(c, "vocab_size", json_integer(t->dim[0]), e);
+        if (t->ndim == 2 && lm_vocab_is_table(t->name))
+            return set_rows(c, t->dim[0], e);
     }
     return LM_OK;
 }

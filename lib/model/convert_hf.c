@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "format/folder_json.h"
 #include "format/safetensors_table.h"
 #include "model/convert_impl.h"
 
@@ -177,21 +178,12 @@ static const char *torch_name(const lm_st_plan *plan)
                                    : NULL;
 }
 
-/* True if config.json says another type than the weights will have; then it says so no more. */
+/* Update the type in config.json if it differs from that of the weights; true if it was changed. */
 static bool fit_dtype(lm_import *m, const lm_st_plan *plan)
 {
-    static const char *const keys[] = { "dtype", "torch_dtype" };
-    const char *want = torch_name(plan), *have;
-    bool changed = false;
+    const char *want = torch_name(plan);
 
-    for (int i = 0; want && i < 2; i++) {
-        have = json_string_value(json_object_get(m->tree, keys[i]));
-        if (have && strcmp(have, want)) {
-            json_object_set_new(m->tree, keys[i], json_string(want));
-            changed = true;
-        }
-    }
-    return changed;
+    return want && lm_config_set_dtype(m->tree, want);
 }
 
 static lm_code put_sides(const lm_import *m, lm_folder *f, bool config, lm_err *e)

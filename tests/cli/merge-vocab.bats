@@ -108,6 +108,34 @@ END
     cmp <(tail -c 30000 "$out/u/model.safetensors") <(tail -c 30000 "$out/y/model.safetensors")
 }
 
+@test "merge-models --tokenizer: vocab_size, special tokens and types inside text_config" {
+    for m in a b2; do
+        cp -r $m "$out/$m"
+        printf '{"model_type":"duo","dtype":"bfloat16","torch_dtype":"bfloat16","text_config":%s}\n' \
+            "$(sed 's/"torch_dtype": "float32"/"dtype": "bfloat16"/' $m/config.json)" > "$out/$m/config.json"
+    done
+    sum=$(grep -o '"<|sum|>": *[0-9]*' b2/tokenizer.json | head -n 1 | grep -o '[0-9]*$')
+    sed -i "s/\"eos_token_id\": *[a-z0-9]*/\"eos_token_id\": $sum/" "$out/b2/config.json"
+    for way in base union; do
+        merge-models -q -m task_arithmetic -b "$out/a" "$out/b2" --tokenizer $way -o "$out/$way"
+        tr -d ' \n' < "$out/$way/config.json" > "$out/c"
+        rows=$(inspect-model "$out/$way" | sed -n 's/.*\[\([0-9]*\), 32\].* model.embed_tokens.weight$/\1/p')
+        grep -q "\"text_config\":{.*\"vocab_size\":$rows[,}]" "$out/c"
+        [ "$(grep -o '"vocab_size"' "$out/c" | wc -l)" -eq 1 ]
+        grep -q '^{"model_type":"duo","dtype":"float32","torch_dtype":"float32","text_config":{.*"dtype":"float32"' "$out/c"
+        ! grep -q bfloat16 "$out/c"
+    done
+    [ "$rows" -gt 300 ]
+    # the special tokens of another model's tokenizer, by its own part
+    merge-models -q -m linear "$out/a:0" "$out/b2:1" --tokenizer "$out/b2" -o "$out/own"
+    [ "$(vocab "$out/own")" -eq "$(vocab b2)" ]
+    [ "$(special "$out/own/config.json" eos_token_id)" -eq "$sum" ]
+    # and where no tokenizer changes: the rows that the tensors have
+    sed -i 's/"vocab_size": 300/"vocab_size": 290/' "$out/a/config.json"
+    merge-models -q -m passthrough "$out/a" -o "$out/rows"
+    [ "$(vocab "$out/rows")" -eq 300 ]
+}
+
 @test "merge-models --tokenizer union: the chat template stays, unless another is asked for" {
     cp -r a "$out/a" && cp -r b2 "$out/b"
     printf '{{ one }}' > "$out/a/chat_template.jinja"
