@@ -45,21 +45,22 @@ bool lm_input_is_pattern(const char *path)
     return strpbrk(path, "*?[{") && !lm_path_exists(path);
 }
 
+static bool holds_datasets(const char *dir)
+{
+    char *train = NULL, *val = NULL;
+    lm_err e = { 0 };
+    bool there = lm_tokens_in_folder(dir, &train, &val, &e) == LM_EUSAGE || train || val;
+    lm_free(train);
+    lm_free(val);
+    return there;
+}
+
 bool lm_input_is_text(const char *path)
 {
-    static const char *const sets[] = { "train", "val" };
-    lm_err ignored = { 0 };
-    bool there = false, folder = lm_path_is_dir(path);
     if (!strcmp(path, "-"))
         return true;
-    for (int i = 0; folder && i < 2 && !there; i++) {
-        char *set = NULL;
-        if (!lm_path_join(&set, path, sets[i], &ignored))
-            lm_tokens_there(set, &there, &ignored);
-        lm_free(set);
-    }
-    if (folder)
-        return !there;
+    if (lm_path_is_dir(path))
+        return !holds_datasets(path);
     return (lm_path_exists(path) || lm_input_is_pattern(path)) && !lm_text_ends(path, ".bin") &&
            !lm_text_ends(path, ".idx");
 }

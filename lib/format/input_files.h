@@ -35,7 +35,7 @@ void lm_input_files_warn(const lm_input_files *f, lm_sink *sink);
 /* Is `path` called as text is: the name of a file that a folder gives? */
 bool lm_input_is_text_name(const char *path);
 /* Of an operand that may be text or a token dataset: is it text?  So are "-", a file that is not called .bin or
- * .idx, a folder without 'train' and 'val' of a dataset, and a pattern. */
+ * .idx, a folder without datasets (lm_tokens_in_folder), and a pattern. */
 bool lm_input_is_text(const char *path);
 /* Is it a pattern, and no file? */
 bool lm_input_is_pattern(const char *path);

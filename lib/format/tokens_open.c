@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_open.c -- finding, mapping and checking the files of a token dataset. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "format/tokens_layout.h"
 
@@ -173,24 +175,21 @@ static lm_code find_kind(lm_tokens *t, lm_tokens_kind *kind, const char *base, b
     return LM_OK;
 }
 
-/* A folder stands for no dataset; those that shard-data calls train and val are named. */
+/* A folder stands for no dataset; those in it are named. */
 static lm_code fail_folder(const char *path, lm_err *e)
 {
-    static const char *const usual[] = { "train", "val" };
-    char *base = NULL;
-    bool there[2] = { 0 };
+    char *train = NULL, *val = NULL, todo[256] = "name a dataset in it, such as its 'train'";
+    lm_code rc = lm_tokens_in_folder(path, &train, &val, e);
 
-    for (int i = 0; i < 2; i++) {
-        if (lm_asprintf(&base, e, "%s/%s", path, usual[i]))
-            return e->code;
-        there[i] = lm_tokens_is_file(base, ".bin");
-        lm_free(base);
-    }
-    return lm_fail(e, LM_EUSAGE, path,
-                   there[0] && there[1] ? "name its dataset 'train' or 'val'"
-                   : there[1]           ? "name its dataset 'val'"
-                                        : "name a dataset in it, such as its 'train'",
-                   "it is a folder");
+    if (!rc && (train || val))
+        snprintf(todo, sizeof todo, "name its dataset '%.80s'%s%.80s%s",
+                 lm_path_base(train ? train : val), train && val ? " or '" : "",
+                 train && val ? lm_path_base(val) : "", train && val ? "'" : "");
+    if (!rc)
+        rc = lm_fail(e, LM_EUSAGE, path, todo, "it is a folder");
+    lm_free(train);
+    lm_free(val);
+    return rc;
 }
 
 static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_err *e)

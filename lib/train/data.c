@@ -11,22 +11,16 @@
 
 lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out, lm_err *e)
 {
-    bool folder = lm_path_is_dir(data);
     *train_out = *val_out = NULL;
-    lm_code rc = folder ? lm_path_join(train_out, data, "train", e) : lm_strdup(train_out, data, e);
-    if (!rc && val)
-        return lm_strdup(val_out, val, e);
-    if (rc || !folder)
+    lm_code rc = lm_path_is_dir(data) ? lm_tokens_in_folder(data, train_out, val_out, e)
+                                      : lm_strdup(train_out, data, e);
+    if (!rc && !*train_out) /* for the reason that its opening gives */
+        rc = lm_path_join(train_out, data, "train", e);
+    if (rc || !val)
         return rc;
-    bool there = false;
-    rc = lm_path_join(val_out, data, "val", e);
-    if (!rc)
-        rc = lm_tokens_there(*val_out, &there, e);
-    if (!there) {
-        lm_free(*val_out);
-        *val_out = NULL;
-    }
-    return rc;
+    lm_free(*val_out);
+    *val_out = NULL;
+    return lm_strdup(val_out, val, e);
 }
 
 lm_code lm_data_there(const char *path, lm_err *e)

@@ -7,9 +7,9 @@
 #include "format/folder.h"
 #include "format/tokens.h"
 
-/* Where `data` keeps its tokens: a folder holds train (always named) and val (when there
+/* Where `data` keeps its tokens: a folder as lm_tokens_in_folder (train is always named, val when there
  * is one, in whatever format), anything else is the training data itself.  `val` (may be NULL) goes before that.
- * *val_out is NULL when there is no validation data.  Both are yours. */
+ * *val_out is NULL when there is no validation data.  Both are yours.  Fails: LM_EUSAGE, LM_EIO. */
 lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out,
                      lm_err *e);
 

@@ -110,6 +110,26 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     grep -q '"event":"eval"' m2.jsonl
 }
 
+@test "data: llm.c's own names, fineweb_train_000001.bin and fineweb_val_000000.bin, are a pair" {
+    shard-data -q -t tok --val-fraction 0.2 --format llmc --shard-tokens 1k -o s clean.jsonl
+    mkdir l
+    cp s/train_000000.bin l/fineweb_train_000001.bin
+    cp s/train_000001.bin l/fineweb_train_000002.bin
+    cp s/val_000000.bin l/fineweb_val_000000.bin
+    cp s/val_000000.bin l/hellaswag_val.bin
+    "${T[@]}" l -o a --eval-every 1 --metrics m.jsonl
+    grep -q '"event":"eval"' m.jsonl
+    "${T[@]}" l/fineweb_train --val l/fineweb_val -o b --eval-every 1 --metrics n.jsonl
+    cmp <(inspect-model --stats a | tail -n 5) <(inspect-model --stats b | tail -n 5)
+    fails 2 "l: it is a folder: name its dataset 'fineweb_train' or 'fineweb_val'" eval-model m0 l
+    cp s/train_000000.bin l/tiny_shakespeare_train.bin
+    fails 2 "l: holds the datasets of several names, such as fineweb_train: name the one that is meant" "${T[@]}" l -o c
+    fails 2 "l: holds the datasets of several names" eval-model m0 l
+    cp s/train_000000.bin l/train.bin # as shard-data calls it: goes before all
+    "${T[@]}" l -o d
+    [ ! -e c ]
+}
+
 @test "data: which dataset is meant, and what is there instead" {
     shard-data -q --format nanogpt --shard-tokens 1k -o s data/train
     cp s/train_000000.bin s/train.bin
@@ -117,8 +137,8 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 2 "which is meant, train.bin or the shards train_nnnnnn.bin?" "${T[@]}" s -o a
     "${T[@]}" s/train.bin -o a
     mkdir l
-    mv s/train_000000.bin l/web_train_000000.bin
-    fails 1 "neither train.bin nor train_000000.bin: No such file or directory: name a dataset that is there, such as web_train_000000.bin" \
+    mv s/train_000000.bin l/web_000000.bin
+    fails 1 "neither train.bin nor train_000000.bin: No such file or directory: name a dataset that is there, such as web_000000.bin" \
         "${T[@]}" l -o b
 }
 
@@ -145,6 +165,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     fails 2 "$part" "${T[@]}" data2 -o a
     fails 2 "$part" eval-model m0 data2/train
     fails 2 "$part" eval-model m0 data2/train --tokenizer tok
+    echo text > t.txt
     fails 2 "other: it has other tokens than the tokenizer of m0" eval-model m0 t.txt --tokenizer other
     fails 2 "other: it has other tokens than the tokenizer of m0" generate m0 -p The --tokenizer other
     fails 2 "data2/val: it was made with another tokenizer" "${T[@]}" data --val data2/val --eval-every 1 -o a
