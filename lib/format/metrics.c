@@ -24,6 +24,7 @@ enum { FIRST_ROOM = 8192 };
 struct lm_metrics {
     int fd;
     bool ours;   /* close it at the end */
+    off_t old;   /* bytes of records of an earlier run, which lm_metrics_settle removes */
     bool silent; /* the reader went away */
     char *name;  /* for messages */
     lm_sink *sink;
@@ -59,6 +60,13 @@ static lm_code close_cut_line(int fd, const char *name, lm_err *e)
     return last == '\n' ? LM_OK : lm_write_all(fd, "\n", 1, name, e);
 }
 
+/* Of a regular file, else 0. */
+static off_t size_of(int fd)
+{
+    struct stat st;
+    return !fstat(fd, &st) && S_ISREG(st.st_mode) ? st.st_size : 0;
+}
+
 static lm_code open_file(const char *path, lm_metrics_mode mode, int *fd, lm_err *e)
 {
     int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND;
@@ -67,8 +75,6 @@ static lm_code open_file(const char *path, lm_metrics_mode mode, int *fd, lm_err
     /* Only a regular file can be in the way; a fifo or a device is there to be written to. */
     if (mode == LM_METRICS_NEW && stat(path, &st) == 0 && S_ISREG(st.st_mode))
         return lm_fail(e, LM_EUSAGE, path, "choose another name, or force it", "exists already");
-    if (mode == LM_METRICS_REPLACE)
-        flags |= O_TRUNC;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         flags = O_WRONLY | O_CLOEXEC;
     *fd = open(path, flags, 0666);
@@ -102,8 +108,10 @@ lm_code lm_metrics_open(const char *dest, lm_metrics_mode mode, lm_sink *sink, l
     } else {
         rc = open_file(dest, mode, &m->fd, e);
         m->ours = !rc;
-        if (!rc && mode == LM_METRICS_APPEND)
+        if (!rc && mode != LM_METRICS_NEW)
             rc = close_cut_line(m->fd, dest, e);
+        if (!rc && mode == LM_METRICS_REPLACE)
+            m->old = size_of(m->fd);
         if (!rc)
             rc = lm_strdup(&m->name, dest, e);
     }
@@ -256,6 +264,55 @@ lm_code lm_metrics_end(lm_metrics *m, lm_err *e)
             return rc;
     }
     return write_line(m, e);
+}
+
+static lm_code copy_from(int fd, off_t at, int to, const char *name, lm_err *e)
+{
+    char buf[65536];
+    ssize_t n;
+
+    while ((n = pread(fd, buf, sizeof buf, at)) > 0) {
+        if (lm_write_all(to, buf, (size_t)n, name, e))
+            return e->code;
+        at += n;
+    }
+    return n < 0 ? lm_fail(e, LM_EIO, name, NULL, "cannot read it back") : LM_OK;
+}
+
+/* The new records in a file of their own, in place of the old one; they go on in it. */
+static lm_code take_over(lm_metrics *m, lm_err *e)
+{
+    lm_out *out = NULL;
+    int fd = -1;
+    lm_code rc = lm_out_open(m->name, true, &out, e);
+
+    if (!rc)
+        rc = copy_from(m->fd, m->old, lm_out_fd(out), m->name, e);
+    if (!rc && (fd = fcntl(lm_out_fd(out), F_DUPFD_CLOEXEC, 3)) < 0)
+        rc = lm_fail(e, LM_EIO, m->name, NULL, "cannot go on in it");
+    if (rc)
+        lm_out_drop(out);
+    else
+        rc = lm_out_commit(out, e);
+    if (rc && fd >= 0)
+        close(fd);
+    if (rc)
+        return rc;
+    close(m->fd);
+    m->fd = fd;
+    return LM_OK;
+}
+
+void lm_metrics_settle(lm_metrics *m)
+{
+    lm_err e = { 0 };
+
+    if (!m || !m->old)
+        return;
+    if (take_over(m, &e))
+        lm_log(m->sink, LM_LOG_WARN, "%s: %s: the records of the run before stay in it", e.where,
+               e.what);
+    m->old = 0;
 }
 
 lm_code lm_metrics_close(lm_metrics *m, lm_err *e)

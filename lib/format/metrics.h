@@ -29,7 +29,7 @@ typedef struct lm_metrics lm_metrics;
 /* What to do with a file that exists. */
 typedef enum {
     LM_METRICS_NEW,     /* refuse: LM_EUSAGE               */
-    LM_METRICS_REPLACE, /* empty it                        */
+    LM_METRICS_REPLACE, /* go on behind it; lm_metrics_settle removes what was there */
     LM_METRICS_APPEND, /* go on behind it (--resume); a cut last line is closed with a newline first
                         */
 } lm_metrics_mode;
@@ -58,6 +58,12 @@ lm_code lm_metrics_end(lm_metrics *m, lm_err *e);
  */
 void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, int argc,
                           char *const *argv, int64_t seed);
+
+/* After LM_METRICS_REPLACE, once the new run has something to show: the records of before go.  The file
+ * is replaced by rename, so that at any moment either all or the new records are there; until then it
+ * has both, the new ones behind a record "run" of their own.  A failure is a warning, and both stay.  Does
+ * nothing the second time, and for m == NULL. */
+void lm_metrics_settle(lm_metrics *m);
 
 /* Close; the caller has written the "end" record before ("done", "stopped", "converged", "nan", "failed"). */
 lm_code lm_metrics_close(lm_metrics *m, lm_err *e);

@@ -245,6 +245,7 @@ static lm_code report_saved(lm_trainer *t, lm_err *e)
     if (t->saving < 0 || lm_ckpt_busy(t->ckpt))
         return LM_OK;
     trainer_trace_saved(t);
+    lm_metrics_settle(m); /* the older run is replaced by now */
     lm_metrics_begin(m, "checkpoint");
     lm_metrics_int(m, "step", t->saving);
     lm_metrics_str(m, "path", lm_ckpt_last(t->ckpt));

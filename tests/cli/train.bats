@@ -294,15 +294,30 @@ no_temporaries() {
 }
 
 @test "train: -f keeps the old run until the new one has its first checkpoint" {
-    "${T[@]}" m0 data -o run --save-every 4
+    "${T[@]}" m0 data -o run --save-every 4 --metrics m.jsonl
     cp -r run old
+    chmod 640 m.jsonl
+    cp m.jsonl old.jsonl
     "${T[@]}" m0 data -o run -f --steps 100000 --metrics m.jsonl &
     pid=$!
-    wait_for grep -qs '"event":"step"' m.jsonl
+    wait_for eval '[ "$(grep -cs "\"event\":\"run\"" m.jsonl)" -eq 2 ] && tail -n 1 m.jsonl | grep -q "\"event\":\"step\""'
     kill -9 $pid
     wait $pid || true
     [ "$(ls run)" = "$(ls old)" ]
     same_bits run old
+    head -c "$(wc -c < old.jsonl)" m.jsonl | cmp - old.jsonl # and its metrics
+    # the first checkpoint replaces both
+    ln -s m.jsonl link.jsonl
+    cp -r run other
+    "${T[@]}" m0 data -o other -f --seed 5 --save-every 4 --metrics link.jsonl
+    [ -L link.jsonl ]
+    [ "$(stat -c %a m.jsonl)" = 640 ]
+    [ "$(grep -c '"event":"run"' m.jsonl)" -eq 1 ]
+    grep -q '"seed":5' m.jsonl
+    [ "$(field m.jsonl step step | tr '\n' ' ')" = "1 2 3 4 5 6 7 8 " ]
+    [ "$(grep -c '"event":"checkpoint"' m.jsonl)" -eq 2 ]
+    tail -n 1 m.jsonl | grep -q '"event":"end","status":"done"'
+    rm -r other
     train -q --resume run --steps 9 # goes on with it
     [ "$(readlink run/latest)" = step-000009 ]
     # one with names of the old one

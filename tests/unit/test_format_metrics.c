@@ -133,9 +133,18 @@ static void refuses_replaces_appends(void **state)
     assert_int_equal(lm_metrics_end(m, &e), 0);
     assert_int_equal(lm_metrics_close(m, &e), 0);
     expect_file("{\"event\":\"run\"}\n{\"event\":\"st\n{\"event\":\"end\"}\n");
+    /* the old records stay until the new ones take over */
     assert_int_equal(lm_metrics_open(path, LM_METRICS_REPLACE, NULL, &m, &e), 0);
+    lm_metrics_begin(m, "run");
+    assert_int_equal(lm_metrics_end(m, &e), 0);
+    expect_file("{\"event\":\"run\"}\n{\"event\":\"st\n{\"event\":\"end\"}\n{\"event\":\"run\"}\n");
+    lm_metrics_settle(m);
+    expect_file("{\"event\":\"run\"}\n");
+    lm_metrics_settle(m);
+    lm_metrics_begin(m, "end");
+    assert_int_equal(lm_metrics_end(m, &e), 0);
     assert_int_equal(lm_metrics_close(m, &e), 0);
-    expect_file("");
+    expect_file("{\"event\":\"run\"}\n{\"event\":\"end\"}\n");
 }
 
 static void bad_destinations(void **state)
