@@ -473,8 +473,7 @@ const char *lm_lora_base(const lm_lora *l)
 
 /* ---- The base ---- */
 
-/* The base's tensor; files may leave out the first part of names, or have one more. */
-static const lm_st_tensor *find(const lm_model_source *base, const char *name)
+const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name)
 {
     static const char *const parts[] = { "model.", "transformer." };
     const lm_st_tensor *t = lm_model_source_find(base, name);
@@ -531,13 +530,19 @@ static bool fits(const lm_lora_change *c)
            t->dim[turned ? 0 : 1] == c->a->dim[1];
 }
 
-lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e)
+lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e)
 {
+    lm_code rc = tied ? lm_lora_untie(l, base, tied, e) : LM_OK;
+
+    if (rc)
+        return rc;
     for (size_t i = 0; i < l->n; i++) {
         lm_lora_change *c = &l->change[i];
         char show[LM_ST_SHOWN];
 
-        c->base = find(base, c->name);
+        if (c->own || c->skipped)
+            continue;
+        c->base = lm_lora_find(base, c->name);
         if (!c->base)
             return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model it was trained on",
                            "%.80s has no tensor '%s'", lm_model_source_path(base),

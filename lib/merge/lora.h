@@ -5,7 +5,8 @@
  * W' = W + s B A, s = lora_alpha / r, with use_rslora lora_alpha / sqrt(r); r and alpha of a module
  * by rank_pattern and alpha_pattern.  A [r,in], B [out,r]; transposed where fan_in_fan_out says
  * that W is [in,out] (in GPT-2 the module decides), and for embeddings (lora_embedding_A [r,V], _B [H,r], W [V,H]).  A module's
- * bias gets s times lora_B.bias; modules_to_save and trained biases replace the base's tensors.
+ * bias gets s times lora_B.bias; modules_to_save and trained biases replace the base's tensors; a saved
+ * head of a tied base stands beside its embedding (lm_lora_unties).
  * With use_dora (arXiv:2402.09353) each output o of W' is brought to its magnitude: m_o W'_o / |W'_o|,
  * the norm over the inputs (over the tokens in an embedding).  Source: huggingface/peft tuners/lora.
  * Other kinds of adapters and tensors that belong to no module of the base are errors.
@@ -30,9 +31,17 @@ bool lm_lora_is(const char *path, const lm_bundle_opts *o);
 lm_code lm_lora_open(const char *path, const lm_bundle_opts *o, lm_lora **out, lm_err *e);
 void lm_lora_close(lm_lora *l);
 const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if not said */
-/* Find the tensors of `base` that the adapter changes and check every shape.  Fails: LM_EFORMAT
+/* Find the tensors of `base` that the adapter changes and check every shape.  `tied`: the embedding that is
+ * the base's head too; NULL: none is.  Fails: LM_EFORMAT
  * naming adapter and tensor. */
-lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, lm_err *e);
+lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e);
+/* After bind: does the adapter untie the head?  As in PEFT, a head or an embedding of modules_to_save is a
+ * module of its own from then on, and what it was tied to stays the base's; not where both are saved and
+ * hold the same numbers, as with ensure_weight_tying. */
+bool lm_lora_unties(const lm_lora *l);
+/* Then: the tensor that the adapter has in place of `name` of the result, as a tensor of its own, which
+ * lm_lora_effect_on calls REPLACED by itself; NULL: none. */
+const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name);
 
 /* A file beside the adapter, at most `limit` bytes, appended to `out`; *found = false: there is none. */
 lm_code lm_lora_file(const lm_lora *l, const char *name, size_t limit, lm_buf *out, bool *found,

@@ -17,6 +17,9 @@ typedef struct {
     double scale;
     bool embedding;
     bool turned; /* the base's matrix is [in, out]; set by bind */
+    const char
+        *own;     /* name in the result of a tensor that the base has not by itself; set by bind */
+    bool skipped; /* the same numbers as those of the embedding that it stays tied to */
 } lm_lora_change;
 
 struct lm_lora {
@@ -26,9 +29,14 @@ struct lm_lora {
     lm_st *st;
     lm_lora_change *change;
     size_t n, cap;
-    bool transposed, dora;
+    bool transposed, dora, untied;
 };
 
 const lm_lora_change *lm_lora_change_on(const lm_lora *l, const lm_st_tensor *t);
+
+/* The base's tensor; files may leave out the first part of names, or have one more. */
+const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name);
+/* lora_tied.c: which changes stand beside the embedding `tied`, and which of them count. */
+lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e);
 
 #endif

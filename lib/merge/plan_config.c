@@ -134,7 +134,7 @@ static lm_code fix_tie(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
     json_t *text = json_object_get(c, "text_config");
 
-    if (!p->untied || !lm_plan_is_tied(&p->model[p->lead]))
+    if (!p->untied || !lm_plan_says_tied(&p->model[p->lead]))
         return LM_OK;
     if (json_object_get(text, tie) && set(text, tie, json_false(), e))
         return e->code;

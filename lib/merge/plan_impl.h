@@ -39,6 +39,8 @@ lm_code lm_plan_name_in(lm_merge_plan *p, const lm_plan_want *w, int64_t layer, 
                         lm_err *e);
 /* The model's tensor of this name; of a tied head, the embedding; NULL: it has none. */
 const lm_st_tensor *lm_plan_find(const lm_merge_model *m, const char *name);
+/* The embedding that is the model's head too, by its configuration; NULL: none. */
+const lm_st_tensor *lm_plan_tied_to(const lm_merge_model *m);
 /* LM_EUSAGE: one input lacks a tensor that another has. */
 lm_code lm_plan_missing(const lm_merge_plan *p, int lacks, int has, const char *name, lm_err *e);
 /* The input whose tensors make the list of a slice's. */
@@ -50,6 +52,8 @@ int64_t lm_plan_layers(const lm_merge_plan *p, const lm_merge_module *mod, int i
 
 /* Does the model use its embedding as its head? */
 bool lm_plan_is_tied(const lm_merge_model *m);
+/* The same by the configuration alone, whatever an adapter does. */
+bool lm_plan_says_tied(const lm_merge_model *m);
 /* What config.json, or its text_config, says of it; NULL: nothing. */
 json_t *lm_plan_tie_of(json_t *config);
 /* True if input i takes part in a slice or is its base. */

@@ -86,7 +86,7 @@ static lm_code check_modules(const lm_merge_plan *p, int i, lm_err *e)
 /* ---- Ties ---- */
 
 /* The head that the model stores; NULL: none. */
-static const char *head_of(const lm_merge_model *m)
+static const char *stored_head(const lm_merge_model *m)
 {
     for (size_t i = 0; i < lm_model_source_count(m->source); i++)
         if (lm_name_is_head(lm_model_source_at(m->source, i)->name))
@@ -94,7 +94,24 @@ static const char *head_of(const lm_merge_model *m)
     return NULL;
 }
 
+static bool is_untied(const lm_merge_model *m)
+{
+    return m->lora && lm_lora_unties(m->lora);
+}
+
+/* The head that the model has beside its embedding; NULL: none. */
+static const char *head_of(const lm_merge_model *m)
+{
+    const char *stored = stored_head(m);
+    return stored ? stored : is_untied(m) ? "lm_head.weight" : NULL;
+}
+
 bool lm_plan_is_tied(const lm_merge_model *m)
+{
+    return lm_plan_says_tied(m) && !is_untied(m);
+}
+
+bool lm_plan_says_tied(const lm_merge_model *m)
 {
     const json_t *c = lm_model_source_config(m->source);
     const json_t *v = lm_plan_tie_of((json_t *)(uintptr_t)c);
@@ -108,7 +125,13 @@ bool lm_plan_is_tied(const lm_merge_model *m)
     for (int i = 0; type && untied[i]; i++)
         if (!strcmp(type, untied[i]))
             return false;
-    return c && ((type && !strcmp(type, "gpt2")) || !head_of(m)); /* the weights know */
+    return c && ((type && !strcmp(type, "gpt2")) || !stored_head(m)); /* the weights know */
+}
+
+/* Must the head be added to the list of its tensors? */
+static bool lacks_head(const lm_merge_model *m)
+{
+    return lm_plan_is_tied(m) || (is_untied(m) && !stored_head(m));
 }
 
 /* ---- What the models of a slice have ---- */
@@ -128,7 +151,7 @@ static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, 
         lm_code rc;
 
         if (!lm_plan_in_module(p->recipe, mod, name) || lm_is_buffer(name) ||
-            (lm_name_is_head(name) && lm_plan_is_tied(a))) /* add_head sees to it */
+            (lm_name_is_head(name) && lacks_head(a))) /* add_head sees to it */
             continue;
         if (layer < 0 || from < 0) {
             there = lm_model_source_find(a->source, name) != NULL; /* an alias is no place for it */
@@ -255,7 +278,7 @@ static lm_code add_head(lm_merge_plan *p, const lm_merge_module *mod, size_t *ca
     if (!w.out || !lm_plan_in_module(p->recipe, mod, w.out))
         return LM_OK;
     p->untied = true;
-    return lm_plan_is_tied(m) && !head_of(m) ? lm_plan_add(p, &w, cap, e) : LM_OK;
+    return lacks_head(m) && !stored_head(m) ? lm_plan_add(p, &w, cap, e) : LM_OK;
 }
 
 /* ---- All tensors, in order ---- */

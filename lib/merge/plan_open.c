@@ -47,7 +47,7 @@ int64_t lm_plan_rows(const lm_merge_model *m)
         const lm_st_tensor *t = lm_model_source_at(m->source, i);
 
         if (t->ndim == 2 && lm_vocab_is_table(t->name))
-            return lm_plan_effective(m, t)->dim[0];
+            return lm_plan_effective(m, lm_plan_find(m, t->name))->dim[0];
     }
     return 0;
 }
@@ -110,7 +110,7 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
     if (!rc)
         rc = open_source(p, i, path, o, e);
     if (!rc && m->lora)
-        rc = lm_lora_bind(m->lora, m->source, e);
+        rc = lm_lora_bind(m->lora, m->source, lm_plan_tied_to(m), e);
     if (!rc && m->lora)
         rc = lm_plan_adapter_tokens(m, o->sink, e);
     if (!rc)

@@ -24,19 +24,22 @@ static bool is_conv1d(const lm_merge_model *m, const char *name)
 
 /* ---- Finding ---- */
 
-/* The tensor of this name; of a tied head, the embedding. */
+const lm_st_tensor *lm_plan_tied_to(const lm_merge_model *m)
+{
+    for (size_t i = 0; lm_plan_says_tied(m) && i < lm_model_source_count(m->source); i++)
+        if (lm_name_is_embedding(lm_model_source_at(m->source, i)->name))
+            return lm_model_source_at(m->source, i);
+    return NULL;
+}
+
+/* The tensor of this name; of a tied head, the embedding of the base. */
 const lm_st_tensor *lm_plan_find(const lm_merge_model *m, const char *name)
 {
-    const lm_st_tensor *t = lm_model_source_find(m->source, name);
+    const lm_st_tensor *t = m->lora ? lm_lora_own(m->lora, name) : NULL;
 
-    if (t || !lm_name_is_head(name) || !lm_plan_is_tied(m))
-        return t;
-    for (size_t i = 0; i < lm_model_source_count(m->source); i++) {
-        t = lm_model_source_at(m->source, i);
-        if (lm_name_is_embedding(t->name))
-            return t;
-    }
-    return NULL;
+    if (!t)
+        t = lm_model_source_find(m->source, name);
+    return t || !lm_name_is_head(name) ? t : lm_plan_tied_to(m);
 }
 
 lm_code lm_plan_name_in(lm_merge_plan *p, const lm_plan_want *w, int64_t layer, const char **out,
@@ -96,9 +99,8 @@ static lm_code make_ref(lm_merge_plan *p, const lm_plan_want *w, int input,
     for (int i = 0; i < LM_MERGE_PARAMS; i++)
         ref->param[i] = NAN;
     if (!ref->tensor)
-        return lm_is_buffer(name)
-                   ? LM_OK
-                   : lm_plan_missing(p, input, lm_plan_leader(p, w->slice), name, e);
+        return lm_is_buffer(name) ? LM_OK
+                                  : lm_plan_missing(p, input, lm_plan_leader(p, w->slice), name, e);
     if (strcmp(ref->tensor->name, name) != 0) /* its bytes are needed twice */
         rc = lm_model_source_spool(m->source, e);
     if (m->fisher)

@@ -68,6 +68,10 @@ def main():
                                               target_modules=["q_proj", "down_proj", "embed_tokens"]))
         case(tmp, "dora-gpt2", gpt2(), LoraConfig(r=4, lora_alpha=8, use_dora=True, fan_in_fan_out=True,
                                                   target_modules=["c_attn", "mlp.c_proj"]))
+        for saved in (["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]):
+            for ensure in (False, True):
+                case(tmp, f"tied-{'-'.join(saved)}-{ensure}", llama(tied=True), LoraConfig(
+                    r=2, target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=ensure))
         case(tmp, "saved", llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
     print(f"1..{count}")
     return failed != 0

@@ -470,6 +470,118 @@ static void half(void **state)
     lm_merge_recipe_free(r);
 }
 
+/* An adapter that saves the head, the embedding or both, in numbers of their own, or in the same. */
+static void put_saved(const char *dir, const char *config, bool head, bool embed, bool same)
+{
+    const char *const names[] = { "base_model.model.lm_head.weight",
+                                  "base_model.model.model.embed_tokens.weight" };
+    char path[160];
+    lm_st_plan *p = NULL;
+    lm_st_writer *w = NULL;
+    lm_err e = { 0 };
+
+    mkdir(dir, 0777);
+    snprintf(path, sizeof path, "%s/adapter_config.json", dir);
+    mm_put(path, config);
+    assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
+    for (int i = 0; i < 2; i++)
+        if (i ? embed : head)
+            assert_int_equal(
+                lm_st_plan_add(p, names[i], LM_DTYPE_F32, 2, (int64_t[]){ ROWS, COLS }, &e), LM_OK);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir);
+    assert_int_equal(lm_st_create(path, true, p, &w, &e), LM_OK);
+    for (const lm_st_tensor *t; (t = lm_st_next(w)) != NULL;) {
+        double v[ROWS * COLS];
+        for (int64_t i = 0; i < t->count; i++)
+            v[i] = mm_value(9, same ? "same" : t->name, i);
+        assert_int_equal(lm_st_write_as(w, LM_DTYPE_F64, v, t->count, &e), LM_OK);
+    }
+    assert_int_equal(lm_st_commit(w, &e), LM_OK);
+    lm_st_plan_free(p);
+}
+
+/* The table in `o` is that of seed 9 (saved), or of the base's embedding. */
+static void expect_table(const char *model, const char *name, const char *saved)
+{
+    double o[1024];
+    int64_t n = mm_load(model, name, o);
+
+    assert_int_equal(n, ROWS * COLS);
+    for (int64_t i = 0; i < n; i++) {
+        float want =
+            (float)(saved ? mm_value(9, saved, i) : mm_value(1, "model.embed_tokens.weight", i));
+        assert_true(o[i] == want);
+    }
+}
+
+static bool says_tied(const char *model)
+{
+    lm_model_source *m = NULL;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_model_source_open(model, NULL, &m, &e), LM_OK);
+    bool tied = json_is_true(json_object_get(lm_model_source_config(m), "tie_word_embeddings"));
+    assert_int_equal(lm_model_source_find(m, "lm_head.weight") == NULL, tied);
+    lm_model_source_close(m);
+    return tied;
+}
+
+/* PEFT: a saved module of a tied base has a copy of its own, the other stays the base's. */
+static void lora_unties(void **state)
+{
+#define SAVES(list) \
+    "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 2, \"modules_to_save\": [" list "]}"
+    static const char head[] = "lm_head.weight", embed[] = "model.embed_tokens.weight";
+    static const char own_head[] = "base_model.model.lm_head.weight",
+                      own_embed[] = "base_model.model.model.embed_tokens.weight";
+    double o[1024], h[1024];
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    (void)state;
+    mm_model("b", 1, &(mm_shape){ .tied = true });
+    put_saved("h", SAVES("\"lm_head\""), true, false, false);
+    put_saved("m", SAVES("\"embed_tokens\""), false, true, false);
+    put_saved("hm", SAVES("\"embed_tokens\", \"lm_head\""), true, true, false);
+    put_saved("t", SAVES("\"embed_tokens\""), true, true, true);
+    put_saved("r", SAVES(""), false, true, false); /* only saved with it, as more rows are */
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+h")), "oh", 1);
+    assert_false(says_tied("oh"));
+    expect_table("oh", head, own_head);
+    expect_table("oh", embed, NULL);
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+m")), "om", 1);
+    assert_false(says_tied("om"));
+    expect_table("om", head, NULL);
+    expect_table("om", embed, own_embed);
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+hm")), "ohm", 1);
+    assert_false(says_tied("ohm"));
+    expect_table("ohm", head, own_head);
+    expect_table("ohm", embed, own_embed);
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+t")), "ot", 1);
+    assert_true(says_tied("ot"));
+    expect_table("ot", embed, "same");
+    mm_merge(mm_recipe("passthrough", NULL, OPERANDS("b+r")), "or", 1);
+    assert_true(says_tied("or"));
+    expect_table("or", embed, own_embed);
+    /* beside a model that is tied, whose head is its embedding; whichever comes first */
+    for (int k = 0; k < 2; k++) {
+        mm_merge(mm_recipe("linear", NULL, k ? OPERANDS("b", "b+h") : OPERANDS("b+h", "b")), "l",
+                 2);
+        assert_false(says_tied("l"));
+        expect_table("l", embed, NULL);
+        mm_load("l", head, o);
+        for (int64_t i = 0; i < mm_load("oh", head, h); i++)
+            assert_true(fabs(o[i] - (h[i] + (float)mm_value(1, embed, i)) / 2) < 1e-7);
+    }
+    /* a low-rank change of a head that is tied: PEFT's merge changes the embedding, its training did not */
+    put_lora("bad", "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 2}", "lm_head", false);
+    lm_merge_recipe *r = mm_recipe("passthrough", NULL, OPERANDS("b+bad"));
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "it adapts the head, which b ties to its embedding");
+    lm_merge_recipe_free(r);
+#undef SAVES
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -487,6 +599,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(lora_turned, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_in_the_bound, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(lora_dora, mm_enter, mm_leave),
+        cmocka_unit_test_setup_teardown(lora_unties, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(bad_loras, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(half, mm_enter, mm_leave),
     };

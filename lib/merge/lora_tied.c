@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lora_tied.c -- adapters of a base whose head is its embedding.
+ *
+ * PEFT gives a module of modules_to_save a copy of its own: what was tied to it stays the base's.  With
+ * ensure_weight_tying it saves both with the same numbers. */
+#include <stdio.h>
+#include <string.h>
+
+#include "format/safetensors_table.h"
+#include "merge/lora_impl.h"
+#include "merge/plan_names.h"
+
+/* What the adapter does to the head, or to the embedding; NULL: nothing. */
+static lm_lora_change *change_to(lm_lora *l, bool (*is)(const char *name))
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (is(l->change[i].name))
+            return &l->change[i];
+    return NULL;
+}
+
+/* Is the module of this weight one of modules_to_save? */
+static bool is_saved(const lm_lora *l, const lm_lora_change *c)
+{
+    const json_t *list = json_object_get(l->config, "modules_to_save"), *item;
+    size_t i;
+
+    json_array_foreach((json_t *)(uintptr_t)list, i, item)
+    {
+        char name[512];
+        if (json_is_string(item) && strlen(json_string_value(item)) < 500) {
+            snprintf(name, sizeof name, "%s.weight", json_string_value(item));
+            if (lm_name_ends(c->name, name))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool same_numbers(const lm_lora_change *a, const lm_lora_change *b)
+{
+    return a->whole->dtype == b->whole->dtype && a->whole->bytes == b->whole->bytes &&
+           !memcmp(a->whole_data, b->whole_data, (size_t)a->whole->bytes);
+}
+
+/* A tensor of the result that the base has not by itself. */
+static lm_code stand_beside(lm_lora *l, lm_lora_change *c, const char *name,
+                            const lm_st_tensor *like, lm_err *e)
+{
+    char show[LM_ST_SHOWN];
+
+    if (c->whole->ndim != 2 || c->whole->dim[0] != like->dim[0] || c->whole->dim[1] != like->dim[1])
+        return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model it was trained on",
+                       "'%s' has not the shape of the embedding that the head is tied to",
+                       lm_st_show(c->name, show));
+    c->base = c->whole;
+    c->own = name;
+    return LM_OK;
+}
+
+lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e)
+{
+    lm_lora_change *head = change_to(l, lm_name_is_head);
+    lm_lora_change *embed = change_to(l, lm_name_is_embedding);
+    bool stored = head && lm_lora_find(base, head->name);
+    bool own_head = head && head->whole && !head->a, own_embed = embed && embed->whole && !embed->a;
+
+    if (head && !stored && !own_head)
+        return lm_fail(e, LM_EUSAGE, l->path,
+                       "untie it first: save the base with a head of its own and "
+                       "tie_word_embeddings false",
+                       "it adapts the head, which %.80s ties to its embedding",
+                       lm_model_source_path(base));
+    if (own_head && own_embed && same_numbers(head, embed)) {
+        head->skipped = !stored;
+        return LM_OK;
+    }
+    l->untied = own_head || (own_embed && is_saved(l, embed));
+    if (own_head && !stored)
+        return stand_beside(l, head, head->name, own_embed ? embed->whole : tied, e);
+    if (own_embed && l->untied && !lm_model_source_find(base, "lm_head.weight"))
+        return stand_beside(l, embed, tied->name, tied, e);
+    return LM_OK;
+}
+
+bool lm_lora_unties(const lm_lora *l)
+{
+    return l->untied;
+}
+
+const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (l->change[i].own && !strcmp(l->change[i].own, name))
+            return l->change[i].whole;
+    return NULL;
+}
