@@ -140,6 +140,27 @@ static lm_code check_importance(const lm_merge_job *j, int i, lm_err *e)
                    "importance %lld of model %d is %g", (long long)bad, i + 1, v);
 }
 
+static bool all_zero(const lm_merge_operand *o)
+{
+    int64_t i = 0;
+    while (i < o->extra_count && lm_get(o->extra_dtype, o->extra, i) == 0)
+        i++;
+    return i == o->extra_count;
+}
+
+/* As in the authors' program the floor decides then. */
+static void warn_zero(const lm_merge_job *j)
+{
+    for (int i = 0; i < j->n_models; i++)
+        if (lm_merge_of(j, i, LM_MERGE_WEIGHT, j->param[LM_MERGE_WEIGHT]) != 0 &&
+            !all_zero(&j->model[i]))
+            return;
+    lm_log(j->sink, LM_LOG_WARN,
+           "%s: the importances of all models are 0: every element has fisher_floor, %g, and the "
+           "result is the mean by the weights",
+           j->name, j->param[LM_MERGE_FISHER_FLOOR]);
+}
+
 static lm_code fisher_check(const lm_merge_job *j, lm_err *e)
 {
     double c[LM_MERGE_MOST_MODELS];
@@ -172,10 +193,13 @@ static lm_code fisher(const lm_merge_job *j, lm_err *e)
     if (given && given < j->n_models)
         return lm_fail(e, LM_EFORMAT, j->name, "give those of every model",
                        "%d of %d models have importances", given, j->n_models);
-    if (used == 1)
+    if (used == 1) {
         lm_merge_copy(j, &j->model[last]);
-    else
-        lm_merge_go(&w, NULL);
+        return LM_OK;
+    }
+    if (given)
+        warn_zero(j);
+    lm_merge_go(&w, NULL);
     return LM_OK;
 }
 

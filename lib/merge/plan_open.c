@@ -93,6 +93,39 @@ static lm_code open_extra(const char *path, lm_st **out, lm_err *e)
     return path ? lm_st_open(path, out, e) : LM_OK;
 }
 
+enum { SPAN = 8192 };
+
+/* Is a number of the tensor other than 0? */
+static lm_code any_number(const lm_st *st, const lm_st_tensor *t, bool *any, lm_err *e)
+{
+    double raw[SPAN], v[SPAN];
+    int64_t n, size = (int64_t)lm_dtype_size(t->dtype);
+
+    for (int64_t at = 0; lm_dtype_is_float(t->dtype) && at < t->count && !*any; at += n) {
+        n = t->count - at < SPAN ? t->count - at : SPAN;
+        if (lm_st_read(st, t, (uint64_t)(at * size), raw, (size_t)(n * size), e))
+            return e->code;
+        lm_convert(t->dtype, raw, LM_DTYPE_F64, v, n);
+        for (int64_t i = 0; i < n && !*any; i++)
+            *any = v[i] != 0;
+    }
+    return LM_OK;
+}
+
+/* Importances of 0 throughout were never taken: the floor would make a plain mean of the merge. */
+static lm_code check_fisher(const lm_st *st, const char *path, lm_err *e)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < lm_st_count(st) && !any; i++)
+        if (any_number(st, lm_st_at(st, i), &any, e))
+            return e->code;
+    return any || !lm_st_count(st)
+               ? LM_OK
+               : lm_fail(e, LM_EFORMAT, path, "take them again: the mean of squared gradients",
+                         "all importances are 0");
+}
+
 static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, lm_err *e)
 {
     const lm_merge_input *in = &p->recipe->input[i];
@@ -115,6 +148,8 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
         rc = lm_plan_adapter_tokens(m, o->sink, e);
     if (!rc)
         rc = open_extra(in->fisher, &m->fisher, e);
+    if (!rc && m->fisher)
+        rc = check_fisher(m->fisher, in->fisher, e);
     if (!rc)
         rc = open_extra(in->gram, &m->gram, e);
     return rc;

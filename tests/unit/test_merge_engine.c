@@ -206,6 +206,14 @@ static void bad_fishers(void **state)
     no_fisher("x:fisher=fx", "y", "method fisher needs the importances of every model");
     no_fisher("x:fisher=fx", "y:fisher=fy", "its side data has no tensor 'model.layers.");
     no_fisher("x:fisher=fx", "y:fisher=fz", "y has no tensor 'up_proj'");
+    put_fisher("f0", 0);
+    lm_merge_recipe *r = mm_recipe("fisher", NULL, OPERANDS("x:fisher=fx", "y:fisher=f0"));
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EFORMAT);
+    assert_string_equal(e.where, "f0");
+    assert_string_equal(e.what, "all importances are 0");
+    lm_merge_recipe_free(r);
 }
 
 /* ---- LoRA ---- */

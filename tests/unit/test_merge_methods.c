@@ -230,6 +230,19 @@ static void fisher(void **state)
         }
         merge(c, "fisher");
         expect(c, want, "fisher");
+        assert_null(strstr(c->warned, "importances"));
+        /* 0 in every model: the floor makes it a mean, which is said; 0 in some is the rule */
+        memset(f, 0, (size_t)c->job.count * sizeof *f);
+        one = 0;
+        merge(c, "fisher");
+        assert_null(strstr(c->warned, "importances"));
+        two = 0;
+        for (int64_t k = 0; k < c->job.count; k++)
+            want[k] = (c->x[0][k] + c->x[1][k] + 0.25 * c->x[2][k]) / 2.25;
+        merge(c, "fisher");
+        expect(c, want, "fisher without importances");
+        assert_non_null(strstr(c->warned, "the importances of all models are 0"));
+        two = 2;
         c->model[1].extra = &bad;
         assert_int_equal(try_merge(c, "fisher", &e), LM_EFORMAT);
         assert_non_null(strstr(e.what, "importance 0 of model 2 is -1"));
