@@ -142,7 +142,8 @@ static void read_shares(const char *name, const char *list, int first, int n)
         opt.clean.rule[first + i].limit = v[i];
     }
     if (!good)
-        lm_misuse(&tool, name, "separate them by commas", "%d numbers from 0 to 1 are needed", n);
+        lm_misuse(&tool, name, "separate them by commas", "%d number%s from 0 to 1 are needed", n,
+                  lm_plural(n));
 }
 
 /* ---- options that go with others ---- */
@@ -287,15 +288,16 @@ static void say_summary(const lm_clean_stats *st, double seconds)
         lm_buf_addf(&b, NULL, ", bad-record %lld", (long long)st->bad);
     if (st->invalid)
         lm_buf_addf(&b, NULL, ", invalid-utf8 %lld", (long long)st->invalid);
-    lm_say(&tool, LM_LOG_NOTICE, "kept %lld of %lld documents, %s of %s%s%s", (long long)st->kept,
-           (long long)st->documents, lm_show_bytes((double)st->chars_out, out),
-           lm_show_bytes((double)st->chars_in, in), b.len ? "; dropped by " : "",
-           b.len ? b.data + 2 : "");
+    lm_say(&tool, LM_LOG_NOTICE, "kept %lld of %lld document%s, %s of %s%s%s", (long long)st->kept,
+           (long long)st->documents, lm_plural((uint64_t)st->documents),
+           lm_show_bytes((double)st->chars_out, out), lm_show_bytes((double)st->chars_in, in),
+           b.len ? "; dropped by " : "", b.len ? b.data + 2 : "");
     lm_input_args_warn(&tool, &opt.in);
     for (int r = 0; r < LM_RULES; r++)
         if (st->lines[r])
-            lm_say(&tool, LM_LOG_INFO, "%s dropped %lld lines",
-                   lm_clean_rule_name((lm_clean_rule)r), (long long)st->lines[r]);
+            lm_say(&tool, LM_LOG_INFO, "%s dropped %lld line%s",
+                   lm_clean_rule_name((lm_clean_rule)r), (long long)st->lines[r],
+                   lm_plural(st->lines[r]));
     lm_say(&tool, LM_LOG_INFO, "%.2f s, %s/s of text", seconds,
            lm_show_bytes((double)st->chars_in / (seconds > 0 ? seconds : 1), in));
     lm_buf_fini(&b);

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "common/tool.h"
 #include "model/convert.h"
 #include "train/importance.h"
@@ -163,9 +164,9 @@ static lm_code make_importance(lm_import *m, lm_imatrix **out, lm_err *e)
         rc = lm_importance_make(m, opt.imatrix, &o, b, out, e);
     lm_backend_close(b);
     if (!rc && *out)
-        lm_say(&tool, LM_LOG_INFO, "%s: importance of %zu matrices from %lld chunks, %.2f s",
+        lm_say(&tool, LM_LOG_INFO, "%s: importance of %zu matrices from %lld chunk%s, %.2f s",
                opt.imatrix, lm_imatrix_count(*out), (long long)lm_imatrix_chunks(*out),
-               lm_now() - start);
+               lm_plural(lm_imatrix_chunks(*out)), lm_now() - start);
     if (!rc && *out && opt.save_imatrix)
         rc = lm_imatrix_write(*out, opt.save_imatrix, tool.force, e);
     return rc;
@@ -220,8 +221,8 @@ static lm_code convert(lm_import *m, lm_export_opts o, lm_err *e)
     step.inputs = &input;
     step.n_inputs = 1;
     o.step = &step;
-    lm_say(&tool, LM_LOG_INFO, "%s: %s to %s, %zu tensors", m->path, lm_model_formats[m->format],
-           lm_model_formats[to], lm_st_plan_count(m->plan));
+    lm_say(&tool, LM_LOG_INFO, "%s: %s to %s, %zu tensor%s", m->path, lm_model_formats[m->format],
+           lm_model_formats[to], lm_st_plan_count(m->plan), lm_plural(lm_st_plan_count(m->plan)));
     if (!rc && !lm_stopping())
         rc = lm_export(m, tool.output, to, &o, e);
     if (!rc && tool.json && !lm_stopping())

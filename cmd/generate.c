@@ -147,8 +147,8 @@ static lm_code fits(const work *w, const lm_completion *c, const char *where, lm
     return lm_fail(e, LM_EUSAGE, where,
                    w->context < w->model.config.max_positions ? "shorten it, or raise --context"
                                                               : "shorten it",
-                   "the prompt has %zu tokens, the context holds %lld", c->ids.n,
-                   (long long)w->context);
+                   "the prompt has %zu token%s, the context holds %lld", c->ids.n,
+                   lm_plural(c->ids.n), (long long)w->context);
 }
 
 /* The line is answered by an error, and the exit status will be 1. */
@@ -321,8 +321,8 @@ static lm_code choose_context(work *w, lm_err *e)
     }
     if (opt.context > most)
         return lm_fail(e, LM_EUSAGE, "--context", "give at most as much",
-                       "%lld, but the model was made for %lld positions", (long long)opt.context,
-                       (long long)most);
+                       "%lld, but the model was made for %lld position%s", (long long)opt.context,
+                       (long long)most, lm_plural(most));
     w->context = opt.context ? opt.context : need < most ? need : most;
     return LM_OK;
 }
@@ -381,12 +381,14 @@ static void say_summary(const work *w)
                "%s: decoding is put there kernel by kernel, not as a recording: %s",
                w->backend->name, refused);
     if (w->full)
-        lm_say(&tool, LM_LOG_WARN, "%lld of %lld texts ended because the context of %lld is full",
-               (long long)w->full, (long long)s->prompts, (long long)w->context);
+        lm_say(&tool, LM_LOG_WARN, "%lld of %lld text%s ended because the context of %lld is full",
+               (long long)w->full, (long long)s->prompts, lm_plural((uint64_t)s->prompts),
+               (long long)w->context);
     lm_say(&tool, LM_LOG_NOTICE,
-           "prompt %lld tokens, %.1f tokens/s; new %lld tokens, %.1f tokens/s",
-           (long long)s->prompt_tokens, rate(s->prompt_tokens, s->prompt_seconds),
-           (long long)s->new_tokens, rate(s->new_tokens - s->prompts, s->decode_seconds));
+           "prompt %lld token%s, %.1f tokens/s; new %lld token%s, %.1f tokens/s",
+           (long long)s->prompt_tokens, lm_plural(s->prompt_tokens),
+           rate(s->prompt_tokens, s->prompt_seconds), (long long)s->new_tokens,
+           lm_plural(s->new_tokens), rate(s->new_tokens - s->prompts, s->decode_seconds));
 }
 
 static lm_code complete(work *w, lm_err *e)

@@ -237,9 +237,10 @@ static void warn_skipped(void)
 {
     for (int i = 0; i < runs; i++)
         if (file[i] && lm_metrics_file_skipped(file[i]) > 0)
-            lm_say(&tool, LM_LOG_WARN, "%s: line %lld: no JSON object; %lld such lines skipped",
+            lm_say(&tool, LM_LOG_WARN, "%s: line %lld: no JSON object; %lld such line%s skipped",
                    tool.argv[i], (long long)lm_metrics_file_first_skipped(file[i]),
-                   (long long)lm_metrics_file_skipped(file[i]));
+                   (long long)lm_metrics_file_skipped(file[i]),
+                   lm_plural(lm_metrics_file_skipped(file[i])));
 }
 
 /* Names for the legend: --name, else the file's name, else its path where two would be called the
@@ -327,7 +328,8 @@ static void check_request(const char *format)
     bool text = !strcmp(format, "text");
 
     if (opt.names.n > runs)
-        lm_misuse(&tool, "--name", NULL, "%d names for %d runs", opt.names.n, runs);
+        lm_misuse(&tool, "--name", NULL, "%d names for %d run%s", opt.names.n, runs,
+                  lm_plural(runs));
     if (!strcmp(format, "png") && (!tool.output || !strcmp(tool.output, "-")) &&
         isatty(STDOUT_FILENO) && !tool.force)
         lm_misuse(&tool, "standard output", "give -o FILE.png", "a terminal shows no PNG");

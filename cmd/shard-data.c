@@ -123,13 +123,14 @@ static lm_code read_operands(lm_err *e)
     if (rc)
         return rc;
     if (opt.weight.n && (given || opt.weight.n != tool.argc))
-        lm_misuse(&tool, "--weight", "give one weight for each input", "%d weights for %d inputs",
-                  opt.weight.n + given, tool.argc);
+        lm_misuse(&tool, "--weight", "give one weight for each input", "%d weight%s for %d input%s",
+                  opt.weight.n + given, lm_plural(opt.weight.n + given), tool.argc,
+                  lm_plural(tool.argc));
     for (int i = 0; i < opt.weight.n; i++, given++)
         weight[i] = weight_of("--weight", opt.weight.v[i]);
     if (given && given != tool.argc)
-        lm_misuse(&tool, "weights", "give one weight for each input", "%d weights for %d inputs",
-                  given, tool.argc);
+        lm_misuse(&tool, "weights", "give one weight for each input", "%d weight%s for %d input%s",
+                  given, lm_plural(given), tool.argc, lm_plural(tool.argc));
     if (!given) {
         lm_free(weight);
         weight = NULL;
@@ -171,17 +172,18 @@ static void say_summary(const lm_shard_set *s, double seconds)
 {
     char a[32], b[32], c[32];
     lm_say(&tool, LM_LOG_NOTICE,
-           "%s tokens in %lld documents to %s, %s tokens in %lld documents held out",
-           lm_show_count((double)s->tokens[0], a), (long long)s->docs[0], tool.output,
-           lm_show_count((double)s->tokens[1], b), (long long)s->docs[1]);
+           "%s tokens in %lld document%s to %s, %s tokens in %lld document%s held out",
+           lm_show_count((double)s->tokens[0], a), (long long)s->docs[0], lm_plural(s->docs[0]),
+           tool.output, lm_show_count((double)s->tokens[1], b), (long long)s->docs[1],
+           lm_plural(s->docs[1]));
     lm_input_args_warn(&tool, &opt.in);
     if (s->read.skipped)
-        lm_say(&tool, LM_LOG_WARN, "%lld documents skipped for invalid UTF-8",
-               (long long)s->read.skipped);
+        lm_say(&tool, LM_LOG_WARN, "%lld document%s skipped for invalid UTF-8",
+               (long long)s->read.skipped, lm_plural(s->read.skipped));
     if (opt.val_fraction > 0 && !s->docs[LM_SPLIT_VAL])
         lm_say(&tool, LM_LOG_WARN,
-               "none of %lld documents fell into the validation split, 'val' is not written",
-               (long long)s->read.documents);
+               "none of %lld document%s fell into the validation split, 'val' is not written",
+               (long long)s->read.documents, lm_plural((uint64_t)s->read.documents));
     lm_say(&tool, LM_LOG_INFO, "%.2f s, %s tokens/s, %s/s of text", seconds,
            lm_show_count((double)(s->tokens[0] + s->tokens[1]) / seconds, a),
            lm_show_bytes((double)s->read.bytes / seconds, c));

@@ -143,9 +143,10 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
     if (s->vocab_size < opt.vocab_size)
         lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: nothing is left to merge",
                (long long)s->vocab_size, (long long)opt.vocab_size);
-    lm_say(&tool, LM_LOG_NOTICE, "%lld tokens from %lld documents, %s, %lld different words",
-           (long long)s->vocab_size, (long long)s->documents,
-           lm_show_bytes((double)s->bytes, bytes), (long long)s->unique_words);
+    lm_say(&tool, LM_LOG_NOTICE, "%lld token%s from %lld document%s, %s, %lld different word%s",
+           (long long)s->vocab_size, lm_plural(s->vocab_size), (long long)s->documents,
+           lm_plural(s->documents), lm_show_bytes((double)s->bytes, bytes),
+           (long long)s->unique_words, lm_plural(s->unique_words));
     lm_input_args_warn(&tool, &opt.input);
     lm_say(&tool, LM_LOG_INFO, "%.2f s, peak memory %s", seconds,
            lm_show_bytes((double)lm_rss_peak(), peak));

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "common/tool.h"
 #include "format/input.h"
 
@@ -104,8 +105,9 @@ static inline void lm_input_args_warn(lm_tool *tool, const lm_input_args *a)
     const lm_err *first = b->parts ? &b->part : &b->record;
     if (b->records || b->parts)
         lm_say(tool, LM_LOG_WARN,
-               "passed over %lld bad records and %lld damaged parts; the first: %s: %s",
-               (long long)b->records, (long long)b->parts, first->where, first->what);
+               "passed over %lld bad record%s and %lld damaged part%s; the first: %s: %s",
+               (long long)b->records, lm_plural(b->records), (long long)b->parts,
+               lm_plural(b->parts), first->where, first->what);
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 
 lm_code lm_map_open(const char *path, lm_map *out, lm_err *e)
 {
@@ -45,7 +46,8 @@ lm_code lm_map_fd(int fd, const char *path, lm_map *out, lm_err *e)
     }
     p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {
-        lm_fail(e, LM_EIO, path, NULL, "cannot map %lld bytes", (long long)st.st_size);
+        lm_fail(e, LM_EIO, path, NULL, "cannot map %lld byte%s", (long long)st.st_size,
+                lm_plural(st.st_size));
         close(fd);
         return LM_EIO;
     }

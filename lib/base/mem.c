@@ -37,8 +37,8 @@ static lm_code no_memory(size_t bytes, const char *purpose, lm_err *e)
 
 static lm_code too_many(size_t n, size_t size, const char *purpose, lm_err *e)
 {
-    return lm_fail(e, LM_ELIMIT, "memory", NULL, "%zu times %zu bytes for %s do not fit 64 bits", n,
-                   size, purpose);
+    return lm_fail(e, LM_ELIMIT, "memory", NULL, "%zu times %zu byte%s for %s do not fit 64 bits",
+                   n, size, lm_plural(size), purpose);
 }
 
 /* The pointer travels as void * and is stored bytewise: out_ptr points at a pointer of any type. */

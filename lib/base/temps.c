@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/owner.h"
+#include "base/text.h"
 
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static lm_temp *open_temps;
@@ -121,7 +122,8 @@ static lm_code check_length(const lm_temp *t, const char *path, lm_err *e)
 
     if (most > 0 && n > (size_t)most)
         return lm_fail(e, LM_EUSAGE, path, "choose a shorter name",
-                       "the name has %zu bytes, the file system allows %ld", n, most);
+                       "the name has %zu byte%s, the file system allows %ld", n, lm_plural(n),
+                       most);
     return LM_OK;
 }
 

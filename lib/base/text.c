@@ -247,6 +247,11 @@ static int distance(const char *a, const char *b)
     return d[n % 3][m];
 }
 
+const char *lm_plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 bool lm_text_ends(const char *s, const char *end)
 {
     size_t n = strlen(s), k = strlen(end);

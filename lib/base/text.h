@@ -20,6 +20,8 @@ bool lm_parse_list(const char *s, double *v, int most, int *n);
 char *lm_show_bytes(double bytes, char *buf);
 char *lm_show_count(double n, char *buf);
 char *lm_show_seconds(double s, char *buf); /* "2:31", "1:02:31" */
+/* "1 file%s": the end of a noun, "" for 1, else "s". */
+const char *lm_plural(uint64_t n);
 /* Does s end in `end`, with something before it? */
 bool lm_text_ends(const char *s, const char *end);
 /* The member of a NULL-terminated list nearest to s (edit distance <= 3), or NULL. */

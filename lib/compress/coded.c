@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "format/inspect_text.h"
 
 enum { COPY = 4 << 20 }; /* bytes of a copied tensor in one step */
@@ -318,8 +319,8 @@ static lm_code plan_expansion(lm_coded *c, const json_t *all, lm_err *e)
     }
     if (found != json_object_size(all))
         return lm_fail(e, LM_EFORMAT, c->file, "it is damaged",
-                       "\"" LM_CODED_KEY "\" describes %zu tensors, %zu are there",
-                       json_object_size(all), found);
+                       "\"" LM_CODED_KEY "\" describes %zu tensor%s, %zu are there",
+                       json_object_size(all), lm_plural(json_object_size(all)), found);
     return LM_OK;
 }
 

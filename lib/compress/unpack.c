@@ -270,8 +270,8 @@ static lm_code compare_bundles(lm_bundle *a, lm_bundle *b, uint8_t *x, uint8_t *
         n++;
     }
     if (!rc && n != lm_bundle_count(b))
-        rc = lm_fail(e, LM_EFORMAT, lm_bundle_path(b), NULL, "it has %zu files, not %zu",
-                     lm_bundle_count(b), n);
+        rc = lm_fail(e, LM_EFORMAT, lm_bundle_path(b), NULL, "it has %zu file%s, not %zu",
+                     lm_bundle_count(b), lm_plural(lm_bundle_count(b)), n);
     return rc;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/gunzip.h"
 #include "format/safetensors_table.h"
 
@@ -317,8 +318,8 @@ lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
         return decoder_failed(a, e);
     if (a->size > n && from <= a->map_bytes && n == a->map_bytes - from)
         return lm_fail(e, LM_EFORMAT, a->where, "it is truncated: fetch or write it again",
-                       "its member '%s' has %zu bytes of %" PRIu64, lm_st_show(a->name, show), n,
-                       a->size);
+                       "its member '%s' has %zu byte%s of %" PRIu64, lm_st_show(a->name, show), n,
+                       lm_plural(n), a->size);
     if (at || n != a->size || from > a->map_bytes || n > a->map_bytes - from)
         return lm_fail(e, LM_EBUG, a->where, NULL, "a member is not in one piece");
     *data = p;
@@ -441,7 +442,8 @@ lm_code lm_tar_open(int fd, const char *where, const char *filter, int level, lm
 static lm_code check_complete(const lm_tar *t, lm_err *e)
 {
     return t->left ? lm_fail(e, LM_EBUG, t->where, NULL,
-                             "a member of the archive lacks %" PRIu64 " bytes", t->left)
+                             "a member of the archive lacks %" PRIu64 " byte%s", t->left,
+                             lm_plural(t->left))
                    : LM_OK;
 }
 
@@ -476,7 +478,8 @@ lm_code lm_tar_write(void *tar, const void *data, size_t bytes, lm_err *e)
 
     if (bytes > t->left)
         return lm_fail(e, LM_EBUG, t->where, NULL,
-                       "%zu bytes for a member that has room for %" PRIu64, bytes, t->left);
+                       "%zu byte%s for a member that has room for %" PRIu64, bytes,
+                       lm_plural(bytes), t->left);
     while (bytes) {
         la_ssize_t n = archive_write_data(t->a, p, bytes);
         if (n <= 0)

@@ -421,8 +421,9 @@ lm_code lm_bundle_pread(const lm_bundle *b, const lm_bundle_file *f, uint64_t fr
     if (!b->random || x->gone || from < x->from)
         return lm_fail(e, LM_EUSAGE, where, "give the model as a file", "its bytes have passed");
     if (from > f->bytes || bytes > f->bytes - from)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "%zu bytes from %" PRIu64 " on asked of %" PRIu64,
-                       bytes, from, f->bytes);
+        return lm_fail(e, LM_EUSAGE, where, NULL,
+                       "%zu byte%s from %" PRIu64 " on asked of %" PRIu64, bytes, lm_plural(bytes),
+                       from, f->bytes);
     if (b->ops && b->ops->pread)
         return b->ops->pread(b, x, from, dst, bytes, e);
     lm_code rc = map_of(b, x, &map, e);
@@ -528,8 +529,8 @@ lm_code lm_bundle_read(void *bundle, void *dst, size_t cap, size_t *got, lm_err 
         char where[256];
         b->cut = true;
         rc = lm_fail(e, LM_EFORMAT, lm_bundle_where(b, &b->cur->f, where),
-                     "it is truncated: fetch or write it again", "it ends %" PRIu64 " bytes early",
-                     left);
+                     "it is truncated: fetch or write it again", "it ends %" PRIu64 " byte%s early",
+                     left, lm_plural(left));
     }
     return rc;
 }

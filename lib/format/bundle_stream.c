@@ -138,8 +138,8 @@ static lm_code lone_bytes(lm_bundle *b, uint64_t *bytes, lm_err *e)
         rc = lm_bundle_raw_look(&b->raw, 8 + (size_t)header, &p, &have, e);
     if (!rc && have < 8 + header)
         rc = lm_fail(e, LM_EFORMAT, b->path, "it is truncated: fetch or write it again",
-                     "header says it has %" PRIu64 " bytes, the stream ends after %zu", header,
-                     have);
+                     "header says it has %" PRIu64 " byte%s, the stream ends after %zu", header,
+                     lm_plural(header), have);
     if (!rc)
         rc = lm_st_table_parse(&table, (const char *)p + 8, (size_t)header, UINT64_MAX, b->path, e);
     if (!rc && __builtin_add_overflow(8 + header, table.data_bytes, bytes))
@@ -174,7 +174,7 @@ static lm_code lone_next(lm_bundle *b, const char **name, uint64_t *bytes, lm_er
         rc = lone_read(b, buf, sizeof buf, &got, e);
     if (!rc && s->left)
         return lm_fail(e, LM_EFORMAT, b->path, "it is truncated: fetch or write it again",
-                       "it ends %" PRIu64 " bytes early", s->left);
+                       "it ends %" PRIu64 " byte%s early", s->left, lm_plural(s->left));
     if (!rc)
         rc = lm_bundle_raw_read(&b->raw, buf, 1, &got, e);
     if (!rc && got)
@@ -258,7 +258,8 @@ static lm_code spool_current(spool *s, lm_err *e)
     x->from = b->cur_done;
     if (!rc && (s->end > INT64_MAX - x->f.bytes ||
                 lseek(s->fd, (off_t)(s->end + b->cur_done), SEEK_SET) < 0))
-        rc = lm_fail(e, LM_EIO, s->dir, NULL, "cannot place %" PRIu64 " bytes", x->f.bytes);
+        rc = lm_fail(e, LM_EIO, s->dir, NULL, "cannot place %" PRIu64 " byte%s", x->f.bytes,
+                     lm_plural(x->f.bytes));
     while (!rc && b->cur_done < x->f.bytes) {
         rc = lm_bundle_read(b, s->buf, BLOCK, &got, e);
         if (!rc)

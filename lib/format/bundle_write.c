@@ -203,7 +203,8 @@ static lm_code end_file(lm_bundle_out *b, lm_err *e)
     lm_code rc = LM_OK;
 
     if (b->left)
-        return lm_fail(e, LM_EBUG, b->where, NULL, "it lacks %" PRIu64 " bytes", b->left);
+        return lm_fail(e, LM_EBUG, b->where, NULL, "it lacks %" PRIu64 " byte%s", b->left,
+                       lm_plural(b->left));
     if (b->fd >= 0 && close(b->fd))
         rc = lm_fail(e, LM_EIO, b->where, NULL, "cannot close");
     b->fd = -1;
@@ -260,7 +261,8 @@ lm_code lm_bundle_write(void *bundle_out, const void *data, size_t bytes, lm_err
 
     if (bytes > b->left)
         return lm_fail(e, LM_EBUG, b->where ? b->where : b->path, NULL,
-                       "%zu bytes where %" PRIu64 " are expected", bytes, b->left);
+                       "%zu byte%s where %" PRIu64 " are expected", bytes, lm_plural(bytes),
+                       b->left);
     if (b->kind == LM_BUNDLE_FOLDER)
         rc = lm_write_all(b->fd, data, bytes, b->where, e);
     else if (b->kind == LM_BUNDLE_TAR)

@@ -375,7 +375,8 @@ lm_code lm_chart_text(const lm_chart *c, int cols, int rows, bool color, lm_buf 
 
     if (cols < 20 || cols > 1000 || rows < 6 || rows > 500)
         return lm_fail(e, LM_EUSAGE, "terminal", NULL,
-                       "%d columns and %d rows: 20 to 1000 and 6 to 500 can be drawn", cols, rows);
+                       "%d column%s and %d row%s: 20 to 1000 and 6 to 500 can be drawn", cols,
+                       lm_plural(cols), rows, lm_plural(rows));
     s.rows = (rows - put_head(&s, cols, true) - 1) / panels - 2;
     if (s.rows < 2)
         s.rows = 2;

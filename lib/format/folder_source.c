@@ -114,8 +114,8 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
     }
     if (json_object_size(map) != lm_model_source_count(m))
         return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
-                       "it names %zu tensors, the shards hold %zu", json_object_size(map),
-                       lm_model_source_count(m));
+                       "it names %zu tensor%s, the shards hold %zu", json_object_size(map),
+                       lm_plural(json_object_size(map)), lm_model_source_count(m));
     return LM_OK;
 }
 
@@ -139,8 +139,8 @@ static void check_total(const json_t *root, const lm_model_source *m, const char
     lm_jw_json(&w, NULL, total);
     if (!lm_jw_end(&w) && !lm_buf_add(&text, "", 1, &ignored))
         lm_log(m->b->o.sink, LM_LOG_WARN,
-               "%s: metadata.total_size is %.40s, the tensors have %" PRIu64 " bytes: ignored",
-               where, text.data, bytes);
+               "%s: metadata.total_size is %.40s, the tensors have %" PRIu64 " byte%s: ignored",
+               where, text.data, bytes, lm_plural(bytes));
     lm_buf_fini(&text);
 }
 
@@ -327,8 +327,9 @@ static lm_code open_forward(lm_model_source *m, const lm_bundle_file *f, lm_err 
     m->streamed = f;
     if (!rc && lm_st_stream_bytes(m->stream) != f->bytes)
         rc = lm_fail(e, LM_EFORMAT, where, "fetch or write it again",
-                     "header says %" PRIu64 " bytes, file has %" PRIu64,
-                     lm_st_stream_bytes(m->stream), f->bytes);
+                     "header says %" PRIu64 " byte%s, file has %" PRIu64,
+                     lm_st_stream_bytes(m->stream), lm_plural(lm_st_stream_bytes(m->stream)),
+                     f->bytes);
     return rc;
 }
 

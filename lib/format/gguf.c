@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/text.h"
 #include "format/safetensors_table.h"
 
 enum {
@@ -163,8 +164,8 @@ static lm_code read_tensor(cursor *c, lm_gguf_tensor *t)
     t->name = name;
     if (ndim < 1 || ndim > LM_GGUF_MAX_DIMS)
         return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
-                       "tensor '%.80s' has %" PRIu32 " dimensions, 1 to %d are allowed", name, ndim,
-                       LM_GGUF_MAX_DIMS);
+                       "tensor '%.80s' has %" PRIu32 " dimension%s, 1 to %d are allowed", name,
+                       ndim, lm_plural(ndim), LM_GGUF_MAX_DIMS);
     t->ndim = (int)ndim;
     t->count = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -282,9 +283,10 @@ static lm_code read_counts(lm_gguf *g, cursor *c)
         return c->e->code;
     if (n_pairs > left(c) / LEAST_PAIR || n_tensors > left(c) / LEAST_TENSOR)
         return lm_fail(c->e, LM_EFORMAT, g->where, "fetch the file again",
-                       "it promises %" PRIu64 " pairs and %" PRIu64
-                       " tensors, more than its %zu bytes can hold",
-                       n_pairs, n_tensors, g->size);
+                       "it promises %" PRIu64 " pair%s and %" PRIu64
+                       " tensor%s, more than its %zu byte%s can hold",
+                       n_pairs, lm_plural(n_pairs), n_tensors, lm_plural(n_tensors), g->size,
+                       lm_plural(g->size));
     g->n_pairs = n_pairs;
     g->n_tensors = n_tensors;
     return LM_OK;

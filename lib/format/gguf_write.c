@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/gguf.h"
 
 struct lm_gguf_plan {
@@ -145,8 +146,8 @@ static lm_code check_shape(const char *name, const lm_gguf_type *type, lm_gguf_t
         return lm_fail(e, LM_EUSAGE, name, NULL, "the name is longer than %d bytes",
                        LM_GGUF_MAX_NAME);
     if (t->ndim < 1 || t->ndim > LM_GGUF_MAX_DIMS)
-        return lm_fail(e, LM_EUSAGE, name, NULL, "%d dimensions, 1 to %d are allowed", t->ndim,
-                       LM_GGUF_MAX_DIMS);
+        return lm_fail(e, LM_EUSAGE, name, NULL, "%d dimension%s, 1 to %d are allowed", t->ndim,
+                       lm_plural(t->ndim), LM_GGUF_MAX_DIMS);
     t->count = 1;
     for (int i = 0; i < t->ndim; i++)
         if (t->dim[i] < 1 || !lm_mul_i64_ok(t->count, t->dim[i], &t->count))

@@ -116,9 +116,9 @@ static lm_code add_folder(lm_input_files *f, const char *dir, int operand, lm_er
     if (f->other == others)
         return lm_fail(e, LM_EUSAGE, dir, name_them, "a folder without files");
     return lm_fail(e, LM_EUSAGE, dir, name_them,
-                   "a folder without text: its %lld files are not called .jsonl, .txt or the like "
-                   "(%s)",
-                   (long long)(f->other - others), lm_path_base(f->other_name));
+                   "a folder without text: %lld file%s not called .jsonl, .txt or the like (%s)",
+                   (long long)(f->other - others), lm_plural((uint64_t)(f->other - others)),
+                   lm_path_base(f->other_name));
 }
 
 static lm_code add_pattern(lm_input_files *f, const char *pattern, int operand, lm_err *e)
@@ -226,10 +226,10 @@ void lm_input_files_warn(const lm_input_files *f, lm_sink *sink)
 {
     if (f->other)
         lm_log(sink, LM_LOG_WARN,
-               "passed over %lld files of folders that are not called .jsonl, .txt or the like, "
+               "passed over %lld file%s of folders that are not called .jsonl, .txt or the like, "
                "such as %s",
-               (long long)f->other, f->other_name);
+               (long long)f->other, lm_plural(f->other), f->other_name);
     if (f->twice)
-        lm_log(sink, LM_LOG_WARN, "%lld files are read more than once, such as %s",
-               (long long)f->twice, f->twice_name);
+        lm_log(sink, LM_LOG_WARN, "%lld file%s given more than once, such as %s",
+               (long long)f->twice, lm_plural((uint64_t)f->twice), f->twice_name);
 }

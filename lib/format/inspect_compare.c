@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "format/inspect_report.h"
 #include "format/inspect_text.h"
 
@@ -57,7 +58,8 @@ static void text_diff(const lm_model_source *a, const lm_model_source *b, const 
     for (size_t i = 0; i < d->n; i++)
         if (!d->pair[i].same)
             text_pair(&d->pair[i], x);
-    lm_text_addf(x, "\n%zu of %zu tensors are the same", same, d->n);
+    lm_text_addf(x, "\n%zu of %zu tensor%s %s the same", same, d->n, lm_plural(d->n),
+                 d->n == 1 ? "is" : "are");
     if (d->dtypes)
         lm_text_addf(x, ", %zu with another dtype", d->dtypes);
     if (!d->same)

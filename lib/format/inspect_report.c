@@ -182,7 +182,7 @@ static void text_summary(const report *r, lm_text *x)
     for (int i = 0; i < r->n_types; i++)
         lm_text_addf(x, "%s%-8s %s in %zu tensor%s, %s\n", i ? "             " : "  dtypes     ",
                      r->type[i].name, lm_show_count((double)r->type[i].params, a),
-                     r->type[i].tensors, r->type[i].tensors == 1 ? "" : "s",
+                     r->type[i].tensors, lm_plural(r->type[i].tensors),
                      lm_show_bytes((double)r->type[i].bytes, b));
     text_history(r, x);
 }

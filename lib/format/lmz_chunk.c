@@ -20,6 +20,7 @@
 #include <zstd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/lmz_joint.h"
 #include "kernels/expcode.h"
 #include "kernels/planes.h"
@@ -379,8 +380,8 @@ static lm_code check_kind(lm_lmz_kind kind, size_t raw, lm_err *e)
         return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no kind of elements %d", (int)kind);
     if (raw > LM_LMZ_CHUNK || raw % kinds[kind].size)
         return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
-                       "%zu raw bytes: expected at most %d, a multiple of %d", raw, LM_LMZ_CHUNK,
-                       kinds[kind].size);
+                       "%zu raw byte%s: expected at most %d, a multiple of %d", raw, lm_plural(raw),
+                       LM_LMZ_CHUNK, kinds[kind].size);
     return LM_OK;
 }
 
@@ -393,8 +394,8 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
     if (check_kind(kind, raw, e))
         return e->code;
     if (cap < lm_lmz_chunk_bound(raw))
-        return lm_fail(e, LM_EUSAGE, "lmz chunk", NULL, "room for %zu bytes, %zu are needed", cap,
-                       lm_lmz_chunk_bound(raw));
+        return lm_fail(e, LM_EUSAGE, "lmz chunk", NULL, "room for %zu byte%s, %zu are needed", cap,
+                       lm_plural(cap), lm_lmz_chunk_bound(raw));
     lm_planes_form f = { .size = kinds[kind].size, .field = kinds[kind].field };
     size_t n = raw / (size_t)f.size, at = 1 + 4 * (size_t)f.size;
     if (raw) {
@@ -461,8 +462,8 @@ static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t ra
     if (p->stored) {
         if (len == raw + 1)
             return LM_OK;
-        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu stored bytes, expected %zu", len - 1,
-                       raw);
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu stored byte%s, expected %zu", len - 1,
+                       lm_plural(len - 1), raw);
     }
     if (p->joint) {
         if (n && lmz_joint_parse(src, len, n, &p->parts))
@@ -471,7 +472,8 @@ static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t ra
                        "%zu bytes are not those of %zu elements with leading bits", len, n);
     }
     if (len < at || src[0] > LM_LMZ_SUB || !n)
-        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no head of a chunk in %zu bytes", len);
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no head of a chunk in %zu byte%s", len,
+                       lm_plural(len));
     p->form.delta = (lm_planes_delta)src[0];
     for (int k = 0; k < p->form.size; k++) {
         const uint8_t *h = src + 1 + 4 * k;
@@ -487,8 +489,8 @@ static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t ra
         at += bytes;
     }
     if (at != len)
-        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu bytes behind the last plane",
-                       len - at);
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "%zu byte%s behind the last plane",
+                       len - at, lm_plural(len - at));
     return LM_OK;
 }
 

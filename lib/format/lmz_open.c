@@ -9,6 +9,7 @@
 #include <zstd.h>
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "format/lmz_impl.h"
 
 lm_code lmz_new(const char *where, const lm_bundle_opts *o, lm_lmz **out, lm_err *e)
@@ -98,7 +99,7 @@ lm_code lmz_pread_all(const lm_lmz *z, uint64_t at, void *dst, size_t bytes, lm_
             return lm_fail(e, LM_EIO, z->where, NULL, "cannot read");
         if (!n)
             return lm_fail(e, LM_EFORMAT, z->where, "it is truncated: fetch or write it again",
-                           "it ends %zu bytes too early", bytes);
+                           "it ends %zu byte%s too early", bytes, lm_plural(bytes));
         to += n;
         at += (uint64_t)n;
         bytes -= (size_t)n;
@@ -153,8 +154,8 @@ static lm_code read_header(lm_lmz *z, lm_err *e)
 
     if (z->size < LMZ_HEADER)
         return lm_fail(e, LM_EFORMAT, z->where, "check that it is an .lmz file",
-                       "it has %" PRIu64 " bytes, an .lmz has %d at least", z->size,
-                       LMZ_HEADER + LMZ_INDEX_RECORD + LMZ_FOOTER);
+                       "it has %" PRIu64 " byte%s, an .lmz has %d at least", z->size,
+                       lm_plural(z->size), LMZ_HEADER + LMZ_INDEX_RECORD + LMZ_FOOTER);
     if ((rc = lmz_pread_all(z, 0, p, LMZ_HEADER, e)))
         return rc;
     if ((rc = lmz_check_version(z->where, p, e)))
@@ -203,7 +204,8 @@ static lm_code unpack_index(lm_lmz *z, const lmz_index_rec *r, const uint8_t *co
     if (r->raw > z->footer.index_at ||
         r->raw > LMZ_INDEX_MOST) /* no entry is longer than what it stands for */
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED,
-                       "its index claims %" PRIu64 " bytes, more than can be", r->raw);
+                       "its index claims %" PRIu64 " byte%s, more than can be", r->raw,
+                       lm_plural(r->raw));
     rc = lm_realloc_n(&raw, (size_t)r->raw, 1, "the index of an .lmz", e);
     if (rc)
         return rc;
@@ -228,7 +230,8 @@ static lm_code read_index(lm_lmz *z, lm_err *e)
     lm_code rc;
 
     if (n > LMZ_INDEX_MOST)
-        return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index claims %zu bytes", n);
+        return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index claims %zu byte%s", n,
+                       lm_plural(n));
     rc = lm_realloc_n(&p, n, 1, "the index of an .lmz", e);
 
     rc = rc ? rc : lmz_pread_all(z, z->footer.index_at, p, n, e);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "format/lmz_impl.h"
 
 /* ---- Desks ---- */
@@ -238,8 +239,8 @@ lm_code lm_lmz_pread(const lm_lmz *z, size_t file, uint64_t from, void *dst, siz
 
     if (from > f->bytes || bytes > f->bytes - from)
         return lm_fail(e, LM_EUSAGE, z->where, NULL,
-                       "%zu bytes from %" PRIu64 " asked of '%s', which has %" PRIu64, bytes, from,
-                       f->name, f->bytes);
+                       "%zu byte%s from %" PRIu64 " asked of '%s', which has %" PRIu64, bytes,
+                       lm_plural(bytes), from, f->name, f->bytes);
     lm_code rc = find_chunks(&r, &n, e);
     if (rc)
         return rc;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "format/lmz_impl.h"
 
 enum { CHUNKS_A_THREAD = 3, EVENTS = 1024 };
@@ -81,7 +82,8 @@ static lm_code take(lm_lmz *z, void *dst, size_t bytes, bool *early, lm_err *e)
         }
         if (!got)
             return lm_fail(e, LM_EFORMAT, z->where, "it is truncated: fetch or write it again",
-                           "it ends after %" PRIu64 " bytes, in the middle", s->at);
+                           "it ends after %" PRIu64 " byte%s, in the middle", s->at,
+                           lm_plural(s->at));
         to += got;
         left -= got;
         s->at += got;

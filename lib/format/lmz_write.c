@@ -228,8 +228,8 @@ lm_code lm_lmz_write(void *writer, const void *data, size_t bytes, lm_err *e)
     }
     if (w->stage == NO_FILE || bytes > w->file_bytes - w->pushed)
         return lm_fail(e, LM_EBUG, w->where, NULL,
-                       "%zu bytes more than the %" PRIu64 " announced of a file", bytes,
-                       w->file_bytes);
+                       "%zu byte%s more than the %" PRIu64 " announced of a file", bytes,
+                       lm_plural(bytes), w->file_bytes);
     w->pushed += bytes;
     return bytes ? fail_writer(w, push(w, data, bytes, e), e) : LM_OK;
 }
@@ -304,8 +304,8 @@ static lm_code know_base(lm_lmz_writer *w, const lm_lmz_opts *o, lmz_header *h, 
     h->base_name = (lmz_str){ o->base_name, o->base_name ? strlen(o->base_name) : 0 };
     if (!h->base_name.n || h->base_name.n > LMZ_BASE_NAME)
         return lm_fail(e, LM_EUSAGE, w->where, NULL,
-                       "the path of its base has %zu bytes, not 1 to %d", h->base_name.n,
-                       LMZ_BASE_NAME);
+                       "the path of its base has %zu byte%s, not 1 to %d", h->base_name.n,
+                       lm_plural(h->base_name.n), LMZ_BASE_NAME);
     if (!lm_bundle_random(o->base))
         return lm_fail(e, LM_EUSAGE, lm_bundle_path(o->base), "store it in a file or folder first",
                        "a base is read in any order, this one only goes forward");

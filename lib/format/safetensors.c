@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "format/safetensors_table.h"
 
 struct lm_st {
@@ -45,14 +46,14 @@ static lm_code open_table(lm_st *s, lm_err *e)
 
     if (s->io.bytes < 8)
         return lm_fail(e, LM_EFORMAT, s->path, "check that it is a safetensors file",
-                       "it has %" PRIu64 " bytes, fewer than the 8 of the length of its header",
-                       s->io.bytes);
+                       "it has %" PRIu64 " byte%s, fewer than the 8 of the length of its header",
+                       s->io.bytes, lm_plural(s->io.bytes));
     if ((rc = read_at(s, 0, field, 8, e)) || (rc = lm_st_header_length(field, s->path, &header, e)))
         return rc;
     if (header > s->io.bytes - 8)
         return lm_fail(e, LM_EFORMAT, s->path, "it is truncated: fetch or write it again",
-                       "header says it has %" PRIu64 " bytes, file has %" PRIu64, header,
-                       s->io.bytes);
+                       "header says it has %" PRIu64 " byte%s, file has %" PRIu64, header,
+                       lm_plural(header), s->io.bytes);
     s->data_at = 8 + header;
     rc = header_text(s, header, &own, &text, e);
     if (!rc)

@@ -36,8 +36,8 @@ lm_code lm_st_plan_add_like(lm_st_plan *p, const lm_st_tensor *t, lm_err *e)
         return lm_fail(e, LM_EUSAGE, where, NULL, "'%s' cannot be the name of a tensor",
                        lm_st_show(t->name, show));
     if (t->ndim < 0 || t->ndim > LM_ST_MAX_DIMS)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "tensor '%s' has %d dimensions, at most %d here",
-                       lm_st_show(t->name, show), t->ndim, LM_ST_MAX_DIMS);
+        return lm_fail(e, LM_EUSAGE, where, NULL, "tensor '%s' has %d dimension%s, at most %d here",
+                       lm_st_show(t->name, show), t->ndim, lm_plural(t->ndim), LM_ST_MAX_DIMS);
     x.offset = p->table.data_bytes;
     lm_code rc = lm_st_table_add(&p->table, &x, where, LM_EUSAGE, e);
     if (rc)

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "format/safetensors_table.h"
 
 struct lm_st_stream {
@@ -28,7 +29,8 @@ static lm_code read_full(lm_st_stream *s, void *dst, size_t bytes, const char *w
             return rc;
         if (!got)
             return lm_fail(e, LM_EFORMAT, s->where, "it is truncated: fetch or write it again",
-                           "it ends %zu bytes before the end of %s", bytes, lm_st_show(what, show));
+                           "it ends %zu byte%s before the end of %s", bytes, lm_plural(bytes),
+                           lm_st_show(what, show));
         to += got;
         bytes -= got;
     }
@@ -133,7 +135,8 @@ lm_code lm_st_stream_read(lm_st_stream *s, void *dst, size_t bytes, lm_err *e)
 
     if (bytes > s->left)
         return lm_fail(e, LM_EUSAGE, s->where, NULL,
-                       "%zu bytes asked of tensor '%s', which has %" PRIu64 " left", bytes,
+                       "%zu byte%s asked of tensor '%s', which has %" PRIu64 " left", bytes,
+                       lm_plural(bytes),
                        s->next ? lm_st_show(s->table.tensor[s->next - 1].name, show) : "", s->left);
     lm_code rc = read_full(s, dst, bytes, s->next ? s->table.tensor[s->next - 1].name : "", e);
     if (!rc)

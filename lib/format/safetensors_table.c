@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "format/safetensors_table.h"
 
 /* The reference library's list (safetensors 0.8, Dtype), in its order: files are sorted by it,
@@ -305,8 +306,9 @@ static lm_code read_entry(const char *name, const json_t *obj, lm_st_tensor *x, 
                        : !json_is_array(shape) ? "shape"
                                                : "data_offsets");
     if (json_array_size(shape) > LM_ST_MAX_DIMS)
-        return lm_fail(e, LM_ELIMIT, where, NULL, "tensor '%s' has %zu dimensions, at most %d here",
-                       lm_st_show(name, show), json_array_size(shape), LM_ST_MAX_DIMS);
+        return lm_fail(e, LM_ELIMIT, where, NULL,
+                       "tensor '%s' has %zu dimension%s, at most %d here", lm_st_show(name, show),
+                       json_array_size(shape), lm_plural(json_array_size(shape)), LM_ST_MAX_DIMS);
     x->ndim = (int)json_array_size(shape);
     for (int i = 0; i < x->ndim; i++) {
         const json_t *d = json_array_get(shape, (size_t)i);
@@ -356,7 +358,8 @@ static lm_code check_cover(lm_st_table *t, uint64_t data_bytes, const char *wher
     }
     if (data_bytes != UINT64_MAX && end > data_bytes)
         return lm_fail(e, LM_EFORMAT, where, "it is truncated: fetch or write it again",
-                       "header says %" PRIu64 " bytes of data, file has %" PRIu64, end, data_bytes);
+                       "header says %" PRIu64 " byte%s of data, file has %" PRIu64, end,
+                       lm_plural(end), data_bytes);
     if (data_bytes != UINT64_MAX && end < data_bytes)
         return lm_fail(e, LM_EFORMAT, where, NULL,
                        "%" PRIu64 " bytes after the last tensor belong to no tensor",
@@ -386,10 +389,10 @@ static lm_code fill_table(lm_st_table *t, const json_t *root, const char *where,
             return rc;
         const lm_st_tensor *added = &t->tensor[t->n - 1];
         if (end - added->offset != added->bytes)
-            return lm_fail(e, LM_EFORMAT, where, NULL,
-                           "tensor '%s': dtype and shape need %" PRIu64
-                           " bytes, data_offsets give %" PRIu64,
-                           lm_st_show(name, show), added->bytes, end - added->offset);
+            return lm_fail(
+                e, LM_EFORMAT, where, NULL,
+                "tensor '%s': dtype and shape need %" PRIu64 " byte%s, data_offsets give %" PRIu64,
+                lm_st_show(name, show), added->bytes, lm_plural(added->bytes), end - added->offset);
     }
     return rc;
 }

@@ -150,7 +150,7 @@ lm_code lm_st_write(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
 {
     if (bytes > lm_st_plan_data_bytes(w->plan) - w->done)
         return lm_fail(e, LM_EBUG, w->where, NULL,
-                       "%zu bytes written where %" PRIu64 " are planned", bytes,
+                       "%zu byte%s written where %" PRIu64 " are planned", bytes, lm_plural(bytes),
                        lm_st_plan_data_bytes(w->plan) - w->done);
     lm_code rc = put(w, data, bytes, e);
     if (rc)
@@ -172,8 +172,8 @@ lm_code lm_st_write_as(lm_st_writer *w, lm_dtype from, const void *data, int64_t
         return lm_fail(e, LM_EBUG, w->where, NULL, "elements written where none are planned");
     size_t size = lm_dtype_size(t->dtype), in_size = lm_dtype_size(from);
     if ((uint64_t)count > (t->offset + t->bytes - w->done) / size)
-        return lm_fail(e, LM_EBUG, w->where, NULL, "%" PRId64 " elements go beyond tensor '%s'",
-                       count, t->name);
+        return lm_fail(e, LM_EBUG, w->where, NULL, "%" PRId64 " element%s go beyond tensor '%s'",
+                       count, lm_plural(count), t->name);
     if (t->dtype == from)
         return lm_st_write(w, data, (size_t)count * size, e);
     int64_t step = (int64_t)(sizeof buf / size);

@@ -11,6 +11,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/tokens_layout.h"
 
 enum { BLOCK = 4096 }; /* ids looked at in one go */
@@ -125,8 +126,8 @@ lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst,
 {
     if (at < 0 || n < 0 || at > t->count || n > t->count - at)
         return lm_fail(e, LM_EUSAGE, t->path, NULL,
-                       "%lld ids from place %lld on were asked for, it holds %lld", (long long)n,
-                       (long long)at, (long long)t->count);
+                       "%lld id%s from place %lld on were asked for, it holds %lld", (long long)n,
+                       lm_plural(n), (long long)at, (long long)t->count);
     read_ids(t, at, n, dst);
     if (n >= 64) /* below, the next call may want the same page */
         forget_ids(t, at, n);

@@ -39,8 +39,9 @@ static lm_code check_llmc(lm_tokens *t, lm_tokens_part *p, const char *path, lm_
     uint64_t want = (uint64_t)(n < 0 ? 0 : n) * (uint64_t)t->id_bytes + LM_LLMC_HEADER;
     if (n < 0 || want != p->map.size)
         return lm_fail(e, LM_EFORMAT, path, "fetch or make it again",
-                       "the header announces %lld ids (%llu bytes), the file has %zu bytes",
-                       (long long)n, (unsigned long long)want, p->map.size);
+                       "the header announces %lld id%s (%llu byte%s), the file has %zu byte%s",
+                       (long long)n, lm_plural(n), (unsigned long long)want, lm_plural(want),
+                       p->map.size, lm_plural(p->map.size));
     p->ids = p->map.data + LM_LLMC_HEADER;
     p->count = n;
     if (t->eot < 0)

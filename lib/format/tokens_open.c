@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/tokens_layout.h"
 
 /* ---- Megatron ---- */
@@ -46,8 +47,8 @@ static lm_code idx_sequences(lm_tokens *t, const uint8_t *lengths, uint64_t bin_
     for (int64_t s = 0; s < t->sequences; s++) {
         int64_t n = lm_idx_i32(lengths, s), offset = lm_idx_i64(t->offsets, s);
         if (n < 0)
-            return lm_fail(e, LM_EFORMAT, where, NULL, "sequence %lld has %lld ids", (long long)s,
-                           (long long)n);
+            return lm_fail(e, LM_EFORMAT, where, NULL, "sequence %lld has %lld id%s", (long long)s,
+                           (long long)n, lm_plural(n));
         if (offset < 0 || (uint64_t)offset != at)
             return lm_fail(e, LM_EFORMAT, where, NULL,
                            "sequence %lld begins at byte %lld, expected %llu", (long long)s,
@@ -58,8 +59,8 @@ static lm_code idx_sequences(lm_tokens *t, const uint8_t *lengths, uint64_t bin_
     }
     if (at != bin_size)
         return lm_fail(e, LM_EFORMAT, where, "copy both files again: they do not belong together",
-                       "the index covers %s%llu bytes of ids, the .bin has %llu",
-                       at > bin_size ? "at least " : "", (unsigned long long)at,
+                       "the index covers %s%llu byte%s of ids, the .bin has %llu",
+                       at > bin_size ? "at least " : "", (unsigned long long)at, lm_plural(at),
                        (unsigned long long)bin_size);
     t->count = (int64_t)(bin_size / (uint64_t)t->id_bytes);
     return LM_OK;
@@ -95,8 +96,9 @@ lm_code lm_tokens_parse_idx(lm_tokens *t, const uint8_t *data, size_t size, uint
     if (s > body / 12 || d1 < 1 || d1 > body / 8 ||
         (12 * s + 8 * d1 != body && 13 * s + 8 * d1 != body))
         return lm_fail(e, LM_EFORMAT, where, "copy it again",
-                       "%zu bytes do not hold the %llu sequences and %llu documents announced",
-                       size, (unsigned long long)s, (unsigned long long)(d1 - 1));
+                       "%zu bytes do not hold the %llu sequence%s and %llu document%s announced",
+                       size, (unsigned long long)s, lm_plural(s), (unsigned long long)(d1 - 1),
+                       lm_plural((d1 - 1)));
     t->sequences = (int64_t)s;
     t->docs = (int64_t)d1 - 1;
     t->offsets = data + LM_IDX_HEADER + 4 * s;
@@ -149,8 +151,8 @@ static lm_code check_meta(const lm_tokens *t, lm_err *e)
         return LM_OK;
     return lm_fail(e, LM_EFORMAT, t->path,
                    "copy the whole folder again; remove meta.json if it is of other data",
-                   "its files hold %lld ids, meta.json beside them says %lld", (long long)t->count,
-                   (long long)m->tokens);
+                   "its files hold %lld id%s, meta.json beside them says %lld", (long long)t->count,
+                   lm_plural(t->count), (long long)m->tokens);
 }
 
 /* The kind of base.*, from meta.json if it is not asked for. */

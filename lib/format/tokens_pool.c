@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/stop.h"
+#include "base/text.h"
 
 enum { BLOCK = 4096 };
 
@@ -78,7 +79,8 @@ static lm_code map_spool(lm_tokens_pool *p, spool *s, size_t size, lm_err *e)
         return LM_OK;
     void *m = mmap(NULL, size, PROT_READ, MAP_SHARED, fileno(s->file), 0);
     if (m == MAP_FAILED)
-        return lm_fail(e, LM_EIO, p->dir, NULL, "cannot map %zu bytes of a temporary file", size);
+        return lm_fail(e, LM_EIO, p->dir, NULL, "cannot map %zu byte%s of a temporary file", size,
+                       lm_plural(size));
     s->data = m;
     s->size = size;
     return LM_OK;
@@ -209,8 +211,9 @@ static lm_code choose_from(lm_tokens_pool *p, const lm_tokens_mix *mix, int s, i
         return LM_OK;
     if ((double)quota > most * (double)src->tokens)
         return lm_fail(e, LM_EUSAGE, "mixture", "ask for fewer tokens or allow more passes",
-                       "source %d has %lld ids, %lld are wanted of it, at most %g passes allowed",
-                       s + 1, (long long)src->tokens, (long long)quota, most);
+                       "source %d has %lld id%s, %lld are wanted of it, at most %g passes allowed",
+                       s + 1, (long long)src->tokens, lm_plural(src->tokens), (long long)quota,
+                       most);
     for (int64_t got = 0; got < quota; src->take++) {
         int64_t d = nth_of(p, mix, s, src->take);
         got += doc_begin(p, d + 1) - doc_begin(p, d);
@@ -234,8 +237,8 @@ static lm_code choose(lm_tokens_pool *p, const lm_tokens_mix *mix, lm_err *e)
         sum += share[s];
         if (!(share[s] >= 0) || (share[s] > 0 && !p->source[s].tokens))
             rc = lm_fail(e, LM_EUSAGE, "mixture", "give weights to sources that hold text",
-                         "source %d has weight %g and %lld ids", s + 1, share[s],
-                         (long long)p->source[s].tokens);
+                         "source %d has weight %g and %lld id%s", s + 1, share[s],
+                         (long long)p->source[s].tokens, lm_plural(p->source[s].tokens));
     }
     if (!rc && !(sum > 0))
         rc = lm_fail(e, LM_EUSAGE, "mixture", "give one of them more", "all weights are 0");

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "graph/backend.h"
 #include "kernels/peak.h"
 
@@ -211,7 +212,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .advice = cpu_advice,
                          .close = cpu_close };
     snprintf(c->detail, sizeof c->detail, "%s, %d thread%s", lm_cpu_level_name(level), c->b.threads,
-             c->b.threads == 1 ? "" : "s");
+             lm_plural((uint64_t)c->b.threads));
     *out = &c->b;
     return LM_OK;
 }

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "graph/backend.h"
 
 #define MODULE "libcore-cuda.so"
@@ -47,8 +48,9 @@ static lm_code check_whole(const char *path, lm_err *e)
     if (h.e_shoff <= size && table <= size - h.e_shoff)
         return LM_OK;
     return lm_fail(e, LM_EIO, path, "build it again, or copy it again",
-                   "was cut short: it has %lld bytes, its table of sections ends at %llu",
-                   (long long)st.st_size, (unsigned long long)(h.e_shoff + table));
+                   "was cut short: it has %lld byte%s, its table of sections ends at %llu",
+                   (long long)st.st_size, lm_plural(st.st_size),
+                   (unsigned long long)(h.e_shoff + table));
 }
 
 static lm_code load(const lm_backend_opts *o, const char *path, const lm_module **out, lm_err *e)

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/safetensors_table.h"
 #include "merge/lora_impl.h"
 
@@ -365,8 +366,9 @@ static lm_code check_pair(lm_lora *l, lm_lora_change *c, lm_err *e)
                        c->name);
     if (c->magnitude && (c->magnitude->ndim != 1 || c->magnitude->dim[0] != c->b->dim[0]))
         return lm_fail(e, LM_EFORMAT, l->path, NULL,
-                       "the magnitude of '%.150s' has %lld numbers for %lld outputs", c->name,
-                       (long long)c->magnitude->count, (long long)c->b->dim[0]);
+                       "the magnitude of '%.150s' has %lld number%s for %lld output%s", c->name,
+                       (long long)c->magnitude->count, lm_plural(c->magnitude->count),
+                       (long long)c->b->dim[0], lm_plural(c->b->dim[0]));
     snprintf(module, sizeof module, "%.*s", (int)(len - 7 < 511 ? len - 7 : 511), c->name);
     return find_scale(l, module, c->a->dim[0], &c->scale, e);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* methods_linear.c -- the merges that are weighted sums, element by element: linear, DEM, task
  * arithmetic, passthrough, Fisher. */
+#include "base/text.h"
 #include "merge/blocks.h"
 #include "merge/entries.h"
 #include "merge/finite.h"
@@ -129,8 +130,9 @@ static lm_code check_importance(const lm_merge_job *j, int i, lm_err *e)
     double v;
     if (o->extra_count && o->extra_count != 1 && o->extra_count != j->count)
         return lm_fail(e, LM_EFORMAT, j->name, "give one value, or one for each element",
-                       "model %d has %lld values of importance for %lld elements", i + 1,
-                       (long long)o->extra_count, (long long)j->count);
+                       "model %d has %lld value%s of importance for %lld element%s", i + 1,
+                       (long long)o->extra_count, lm_plural(o->extra_count), (long long)j->count,
+                       lm_plural(j->count));
     bad = lm_merge_first_bad(o->extra_dtype, o->extra, o->extra_count, true, j->par);
     if (bad < 0)
         return LM_OK;

@@ -2,6 +2,7 @@
 /* plan_config.c -- config.json of the result: the lead's, with what the tensors say. */
 #include <string.h>
 
+#include "base/text.h"
 #include "format/folder_json.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
@@ -105,8 +106,8 @@ static lm_code fix_module(const lm_merge_plan *p, const lm_merge_module *mod, js
         }
     if (!rc && !found && mod->name && n != lm_plan_layers(p, mod, p->lead))
         rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, "keep the number of its layers",
-                     "config.json has no place for the %lld layers of module '%.60s'", (long long)n,
-                     mod->name);
+                     "config.json has no place for the %lld layer%s of module '%.60s'",
+                     (long long)n, lm_plural(n), mod->name);
     return rc;
 }
 

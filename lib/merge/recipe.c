@@ -318,11 +318,12 @@ static lm_code check_count(const lm_merge_recipe *r, int models, const char *whe
 
         if (m->min_models == m->max_models)
             return lm_fail(e, LM_EUSAGE, where, NULL, "method %s merges %d model%s%s, %d given",
-                           m->name, m->min_models, m->min_models == 1 ? "" : "s", beside, models);
+                           m->name, m->min_models, lm_plural((uint64_t)m->min_models), beside,
+                           models);
         if (models < m->min_models)
             return lm_fail(e, LM_EUSAGE, where, NULL,
                            "method %s needs at least %d model%s%s, %d given", m->name,
-                           m->min_models, m->min_models == 1 ? "" : "s", beside, models);
+                           m->min_models, lm_plural((uint64_t)m->min_models), beside, models);
         return lm_fail(e, LM_EUSAGE, where, NULL, "method %s merges at most %d models%s, %d given",
                        m->name, m->max_models, beside, models);
     }
@@ -364,8 +365,9 @@ static lm_code check_slice(const lm_merge_recipe *r, const lm_merge_slice *s, lm
         listed = listed || s->source[k].input == own;
         if (s->source[k].to - s->source[k].from != s->source[0].to - s->source[0].from)
             return lm_fail(e, LM_EUSAGE, r->input[s->source[k].input].name, NULL,
-                           "%lld layers, but %lld of %s in the same slice",
+                           "%lld layer%s, but %lld of %s in the same slice",
                            (long long)(s->source[k].to - s->source[k].from),
+                           lm_plural((s->source[k].to - s->source[k].from)),
                            (long long)(s->source[0].to - s->source[0].from),
                            r->input[s->source[0].input].name);
     }

@@ -251,11 +251,12 @@ static lm_code as_text(const lm_merge_plan *p, const lm_merge_report_opts *o, lm
         rc = lm_buf_addf(out, e,
                          "tensors    %" PRId64 "\nparameters %" PRId64
                          "\nreads      %s\nwrites     %s\nlargest    %s\nmemory     at most %s "
-                         "(2 x largest tensor x %d inputs",
+                         "(2 x largest tensor x %d input%s",
                          p->n, parameters(p), lm_show_bytes((double)p->read, read),
                          lm_show_bytes((double)p->write, write),
                          lm_show_bytes((double)p->largest, largest),
-                         lm_show_bytes((double)lm_merge_plan_bound(p), bound), p->recipe->n_inputs);
+                         lm_show_bytes((double)lm_merge_plan_bound(p), bound), p->recipe->n_inputs,
+                         lm_plural(p->recipe->n_inputs));
     if (!rc && p->side)
         rc = lm_buf_addf(out, e, " + %s beside them", lm_show_bytes((double)p->side, largest));
     if (!rc)

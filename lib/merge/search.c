@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "merge/search_impl.h"
 
 const char *const lm_search_names[] = { "grid", "simplex", "coordinate", "cma-es", NULL };
@@ -24,7 +25,8 @@ static lm_code set_grid(lm_search *s, lm_err *e)
     const double *from = s->o.grid ? s->o.grid : usual;
     int n = s->o.grid ? s->o.n_grid : (int)(sizeof usual / sizeof *usual);
     if (n < 1 || n > most)
-        return lm_fail(e, LM_EUSAGE, "grid", NULL, "%d values, 1 to %d are possible", n, most);
+        return lm_fail(e, LM_EUSAGE, "grid", NULL, "%d value%s, 1 to %d are possible", n,
+                       lm_plural(n), most);
     for (int i = 0; i < n; i++) {
         if (!isfinite(from[i]) || (i && !(from[i] > from[i - 1])))
             return lm_fail(e, LM_EUSAGE, "grid", "give numbers in rising order",
@@ -68,8 +70,8 @@ lm_code lm_search_new(const lm_search_opts *o, lm_search **out, lm_err *e)
     lm_search *s = NULL;
     *out = NULL;
     if (o->n < 1 || o->n > LM_SEARCH_MAX_DIM)
-        return lm_fail(e, LM_EUSAGE, "search", NULL, "%d weights, 1 to %d are possible", o->n,
-                       LM_SEARCH_MAX_DIM);
+        return lm_fail(e, LM_EUSAGE, "search", NULL, "%d weight%s, 1 to %d are possible", o->n,
+                       lm_plural(o->n), LM_SEARCH_MAX_DIM);
     if (lm_alloc_n(&s, 1, sizeof *s, "a search", e))
         return e->code;
     s->o = *o;

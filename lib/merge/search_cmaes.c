@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "merge/search_impl.h"
 
 typedef struct {
@@ -143,7 +144,8 @@ static lm_code begin(lm_search *search, lm_err *e)
     cmaes *s = NULL;
     int n = o->n, lambda = o->popsize > 0 ? o->popsize : 4 + (int)(3 * log(n));
     if (lambda < 4 || lambda > 4096)
-        return lm_fail(e, LM_EUSAGE, "popsize", NULL, "%d points, 4 to 4096 are possible", lambda);
+        return lm_fail(e, LM_EUSAGE, "popsize", NULL, "%d point%s, 4 to 4096 are possible", lambda,
+                       lm_plural(lambda));
     if (!search->o.max)
         search->o.max = 100;
     int64_t steps = (int64_t)lambda * n > (int64_t)n * n ? (int64_t)lambda * n : (int64_t)n * n;

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "base/rng.h"
+#include "base/text.h"
 #include "merge/search_impl.h"
 
 static lm_code begin_grid(lm_search *s, lm_err *e)
@@ -14,10 +15,10 @@ static lm_code begin_grid(lm_search *s, lm_err *e)
         if (__builtin_mul_overflow(points, (int64_t)s->o.n_grid, &points))
             points = INT64_MAX / s->o.n_grid;
     if (s->o.max && points > s->o.max)
-        return lm_fail(e, LM_EUSAGE, "grid", "give a coarser grid, or search by coordinate",
-                       "%d values for each of %d weights are %" PRId64
-                       " points, more than %" PRId64,
-                       s->o.n_grid, s->o.n, points, s->o.max);
+        return lm_fail(
+            e, LM_EUSAGE, "grid", "give a coarser grid, or search by coordinate",
+            "%d value%s for each of %d weights are %" PRId64 " point%s, more than %" PRId64,
+            s->o.n_grid, lm_plural(s->o.n_grid), s->o.n, points, lm_plural(points), s->o.max);
     s->o.max = points;
     return LM_OK;
 }

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "merge/search_log.h"
 #include "text/tokenizer_source.h"
 #include "train/window.h"
@@ -97,8 +98,8 @@ static lm_code check(const lm_merge_recipe *r, int n, const lm_merge_search_opts
         return lm_fail(e, LM_EUSAGE, "--search", "give held-out data with --val",
                        "there is nothing to validate on");
     if (n > LM_SEARCH_MAX_DIM)
-        return lm_fail(e, LM_EUSAGE, "--search", NULL, "%d models, at most %d are possible", n,
-                       LM_SEARCH_MAX_DIM);
+        return lm_fail(e, LM_EUSAGE, "--search", NULL, "%d model%s, at most %d are possible", n,
+                       lm_plural(n), LM_SEARCH_MAX_DIM);
     return LM_OK;
 }
 
@@ -131,8 +132,8 @@ static lm_code try_all(work *w, const lm_search_opts *s, const lm_candidates *kn
     for (int64_t i = 0; i < known->count; i++)
         known->objective[i] = lm_validator_mean(w->v, known->loss + i * sets, w->o->equal);
     if (w->o->resume)
-        lm_log(w->o->sink, LM_LOG_INFO, "%s: %" PRId64 " candidates are known", w->o->resume,
-               known->count);
+        lm_log(w->o->sink, LM_LOG_INFO, "%s: holds %" PRId64 " candidate%s", w->o->resume,
+               known->count, lm_plural((uint64_t)known->count));
     lm_code rc = lm_buf_add(&w->line, head->data, head->len, e);
     if (!rc)
         rc = write_line(w, e);

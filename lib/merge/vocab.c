@@ -252,8 +252,10 @@ static lm_code check_rows(const lm_vocab *v, lm_err *e)
             return lm_fail(e, LM_EFORMAT, v->model[m].name,
                            "tokenizer and weights do not belong "
                            "together",
-                           "its tokenizer has %lld ids, its embedding %" PRId64 " rows",
-                           (long long)lm_tokenizer_vocab_size(v->model[m].tok), v->model[m].rows);
+                           "its tokenizer has %lld id%s, its embedding %" PRId64 " row%s",
+                           (long long)lm_tokenizer_vocab_size(v->model[m].tok),
+                           lm_plural(lm_tokenizer_vocab_size(v->model[m].tok)), v->model[m].rows,
+                           lm_plural(v->model[m].rows));
     return LM_OK;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "merge/vocab_impl.h"
 
 typedef struct {
@@ -91,8 +92,8 @@ lm_code lm_vocab_operand(const lm_vocab *v, int m, const lm_vocab_table *t, int6
     for (int i = 0; i < v->n; i++)
         if (t[i].data && t[i].rows != v->model[i].rows)
             return lm_fail(e, LM_EFORMAT, v->model[i].name, NULL,
-                           "tensor \"%s\" has %" PRId64 " rows, its embedding %" PRId64, tensor,
-                           t[i].rows, v->model[i].rows);
+                           "tensor \"%s\" has %" PRId64 " row%s, its embedding %" PRId64, tensor,
+                           t[i].rows, lm_plural(t[i].rows), v->model[i].rows);
     lm_par_for(par, v->rows, 64, put_rows, &j);
     for (int64_t r = 0; r < v->rows && !blank; r++)
         blank = v->from[r] == LM_ROW_BLANK;

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 
 const char *const lm_llmc_order[] = { "token_embd.weight",
                                       "position_embd.weight",
@@ -182,16 +183,18 @@ lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat *f, lm_err *e)
     m->close = close_flat;
     m->load = load;
     if ((uint64_t)m->config.layers > map->size / 16)
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu bytes for %" PRId64 " layers",
-                       map->size, m->config.layers);
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s for %" PRId64 " layer%s",
+                       map->size, lm_plural(map->size), m->config.layers,
+                       lm_plural(m->config.layers));
     rc = lm_slots_make(&m->config, &q->slot, &q->n, e);
     if (!rc)
         rc = lm_alloc_n(&q->at, q->n, sizeof *q->at, "tensors", e);
     if (!rc)
         rc = go_through(&(layout){ &m->config, f, q->slot, q->n }, take, q, e);
     if (!rc && q->end != q->map.size)
-        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu bytes, its header asks for %" PRIu64,
-                     q->map.size, q->end);
+        rc =
+            lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s, its header asks for %" PRIu64,
+                    q->map.size, lm_plural(q->map.size), q->end);
     return rc;
 }
 

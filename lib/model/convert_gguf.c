@@ -106,8 +106,9 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
     lm_code rc;
 
     if (m->config.layers > (int64_t)lm_gguf_count(q->g))
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensors for %" PRId64 " layers",
-                       lm_gguf_count(q->g), m->config.layers);
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
+                       lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), m->config.layers,
+                       lm_plural(m->config.layers));
     rc = lm_slots_make(&m->config, &q->slot, &q->n, e);
 
     if (!rc)
@@ -221,8 +222,9 @@ static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
     while (!rc && lm_gguf_next_str(&it, &line))
         rc = add_kept(m, q, &line, &hint, want, e);
     if (!rc && lm_st_plan_count(m->plan) < q->n)
-        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names %zu tensors, there are %zu",
-                     LM_GGUF_TENSORS, lm_st_plan_count(m->plan), q->n);
+        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names %zu tensor%s, there are %zu",
+                     LM_GGUF_TENSORS, lm_st_plan_count(m->plan),
+                     lm_plural(lm_st_plan_count(m->plan)), q->n);
     return rc;
 }
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "model/convert_flat.h"
 
 enum { LLMC_MAGIC = 20240326, LLMC_HEADER = 1024, LLMC_F32 = 3, LLMC_BF16 = 5, LLMC_PAD = 128 };
@@ -51,7 +52,8 @@ lm_code lm_import_llmc(lm_import *m, lm_map *map, lm_err *e)
                      "version %" PRId32 " of llm.c's checkpoints", get(h, 1));
     else if (get(h, 3) < 1 || get(h, 7) < get(h, 3))
         rc = lm_fail(e, LM_EFORMAT, m->path, NULL,
-                     "a vocabulary of %" PRId32 " in %" PRId32 " rows", get(h, 3), get(h, 7));
+                     "a vocabulary of %" PRId32 " in %" PRId32 " row%s", get(h, 3), get(h, 7),
+                     lm_plural(get(h, 7)));
     if (!rc) {
         f.dtype = get(h, 1) == LLMC_F32 ? LM_DTYPE_F32 : LM_DTYPE_BF16;
         f.pad_rows = get(h, 7);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "model/convert_impl.h"
 #include "model/gguf_meta.h"
 #include "text/scored.h"
@@ -108,8 +109,8 @@ lm_code lm_import_tokenizer_bin(lm_import *m, const char *path, lm_err *e)
     lm_code rc = lm_file_read(path, LM_SIDE_MAX, &file, e);
 
     if (!rc && t.n > file.len / 8)
-        rc = lm_fail(e, LM_EFORMAT, path, NULL, "its %zu bytes do not hold the model's %zu tokens",
-                     file.len, t.n);
+        rc = lm_fail(e, LM_EFORMAT, path, NULL, "its %zu bytes do not hold the model's %zu token%s",
+                     file.len, t.n, lm_plural(t.n));
     if (!rc)
         rc = lm_alloc_n(&t.text, t.n, sizeof *t.text, "tokens", e);
     if (!rc)

@@ -80,8 +80,8 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
                  for_caches / a_position / 64 * 64);
     return lm_fail(e, LM_ELIMIT, g->b->name, todo,
                    "weights take %s, caches of %" PRId64 " times %" PRId64
-                   " tokens %s; %s of %s are free",
-                   lm_show_bytes((double)weights, w), g->batch, g->context,
+                   " token%s %s; %s of %s are free",
+                   lm_show_bytes((double)weights, w), g->batch, g->context, lm_plural(g->context),
                    lm_show_bytes((double)g->cache_bytes, c), lm_show_bytes((double)left, l),
                    lm_show_bytes((double)all, t));
 }
@@ -148,8 +148,8 @@ lm_code lm_generator_new(lm_loaded *w, lm_dtype dtype, int64_t batch, int64_t co
     *out = NULL;
     if (context > w->config.max_positions)
         return lm_fail(e, LM_EUSAGE, "context", "use a shorter one",
-                       "%" PRId64 " positions, but the model was made for %" PRId64, context,
-                       w->config.max_positions);
+                       "%" PRId64 " position%s, but the model was made for %" PRId64, context,
+                       lm_plural(context), w->config.max_positions);
     if (lm_alloc_n(&g, 1, sizeof *g, "a generator", e))
         return e->code;
     g->b = b;
@@ -227,7 +227,8 @@ lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, 
     stage *s = NULL;
     if (n < 1 || n > g->context)
         return lm_fail(e, LM_EUSAGE, "prompt", "shorten it",
-                       "%" PRId64 " tokens, the context holds %" PRId64, n, g->context);
+                       "%" PRId64 " token%s, the context holds %" PRId64, n, lm_plural(n),
+                       g->context);
     g->used[slot] = g->choice.sent[slot] = 0;
     for (int64_t at = 0, take; at < n; at += take) {
         int i = CHUNKS - 1; /* the smallest that holds the rest, else the largest */

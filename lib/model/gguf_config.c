@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/provenance.h"
 #include "model/gguf_meta.h"
 #include "model/slots.h"
@@ -38,8 +39,8 @@ static lm_code check_words(const lm_import *m, lm_err *e)
     if (c->rope.type == LM_ROPE_DYNAMIC)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF has no dynamic rotary scaling: llama.cpp will not go beyond %" PRId64
-               " positions",
-               m->path, c->max_positions);
+               " position%s",
+               m->path, c->max_positions, lm_plural(c->max_positions));
     if (c->rope.type == LM_ROPE_YARN && !c->rope.truncate)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",

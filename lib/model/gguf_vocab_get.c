@@ -40,8 +40,8 @@ static lm_code read_tokens(vocab *v, const lm_config *c)
         return bad(v, tokens, "is missing, or no list of strings");
     if (t->count > (uint64_t)c->vocab)
         return lm_fail(v->e, LM_EFORMAT, lm_gguf_path(v->g), NULL,
-                       "it has %" PRIu64 " tokens, 'token_embd.weight' only %" PRId64 " rows",
-                       t->count, c->vocab);
+                       "it has %" PRIu64 " token%s, 'token_embd.weight' only %" PRId64 " row%s",
+                       t->count, lm_plural(t->count), c->vocab, lm_plural(c->vocab));
     if (type && (!type->array || type->kind != LM_GGUF_I32 || type->count != t->count))
         return bad(v, types, "is not one number for each token");
     if (score && (!score->array || score->kind != LM_GGUF_F32 || score->count != t->count))

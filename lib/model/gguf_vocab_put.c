@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "model/gguf_meta.h"
 #include "text/added_list.h"
 #include "text/pretok_scan.h"
@@ -84,8 +85,9 @@ static lm_code open_tokenizer(vocab *v)
     lm_buf_fini(&rest);
     if (!rc && lm_tokenizer_vocab_size(v->tok) > (int64_t)v->n)
         rc = lm_fail(v->e, LM_EUSAGE, v->where, "take another one with --tokenizer",
-                     "it has %" PRId64 " tokens, the model only %zu",
-                     lm_tokenizer_vocab_size(v->tok), v->n);
+                     "it has %" PRId64 " token%s, the model only %zu",
+                     lm_tokenizer_vocab_size(v->tok), lm_plural(lm_tokenizer_vocab_size(v->tok)),
+                     v->n);
     return rc;
 }
 

@@ -14,12 +14,12 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
     int64_t positions = b->mode == LM_MODE_GENERATE ? b->cache : b->seq, rows;
     if (b->batch < 1 || b->seq < 1 || !lm_mul_i64_ok(b->batch, b->seq, &rows) || rows > INT32_MAX)
         return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
-                       "%" PRId64 " sequences of %" PRId64 " tokens cannot be numbered", b->batch,
-                       b->seq);
+                       "%" PRId64 " sequence%s of %" PRId64 " tokens cannot be numbered", b->batch,
+                       lm_plural(b->batch), b->seq);
     if (c->arch == LM_ARCH_GPT2 && positions > c->max_positions)
         return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
-                       "%" PRId64 " positions, but the model has learned %" PRId64, positions,
-                       c->max_positions);
+                       "%" PRId64 " position%s, but the model has learned %" PRId64, positions,
+                       lm_plural(positions), c->max_positions);
     return LM_OK;
 }
 

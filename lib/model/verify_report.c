@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/inspect_text.h"
 #include "model/verify.h"
 
@@ -50,9 +51,9 @@ static lm_code put_text(const lm_model_source *m, report *r, const lm_findings *
     lm_text_add(&x, "\n");
     for (int i = 1; i >= 0; i--)
         lm_text_add(&x, r->text[i].out->len ? r->text[i].out->data : "");
-    lm_text_addf(&x, "%zu tensors: %" PRIu64 " fault%s, %" PRIu64 " note%s\n",
-                 lm_model_source_count(m), f->faults, f->faults == 1 ? "" : "s", f->notes,
-                 f->notes == 1 ? "" : "s");
+    lm_text_addf(&x, "%zu tensor%s: %" PRIu64 " fault%s, %" PRIu64 " note%s\n",
+                 lm_model_source_count(m), lm_plural(lm_model_source_count(m)), f->faults,
+                 lm_plural(f->faults), f->notes, lm_plural(f->notes));
     return x.rc ? x.rc : r->text[0].rc ? r->text[0].rc : r->text[1].rc;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "model/verify.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer_impl.h"
@@ -87,12 +88,12 @@ static void compare_sizes(side *s, const char *file, const lm_tokenizer *t)
 
     if (s->vocab && ids > s->vocab)
         lm_verify_say(s->f, true, file, NULL,
-                      "has %" PRId64 " ids, and vocab_size of config.json is %" PRId64, ids,
-                      s->vocab);
+                      "has %" PRId64 " id%s, and vocab_size of config.json is %" PRId64, ids,
+                      lm_plural(ids), s->vocab);
     else if (ids < s->vocab / 10 * 9)
         lm_verify_say(s->f, false, file, NULL,
-                      "has only %" PRId64 " ids, and vocab_size of config.json is %" PRId64, ids,
-                      s->vocab);
+                      "has only %" PRId64 " id%s, and vocab_size of config.json is %" PRId64, ids,
+                      lm_plural(ids), s->vocab);
 }
 
 static lm_code try_tokenizer(side *s, const char *file, const lm_buf *text)

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 
 typedef struct {
     uint64_t pair;
@@ -219,8 +220,8 @@ static lm_code load_words(learner *l, const lm_bpe *vocab, const lm_words *words
     if (!rc)
         rc = lm_alloc_n(&l->weight, words->n, sizeof *l->weight, "words", e);
     if (!rc && words->n >= UINT32_MAX)
-        rc = lm_fail(e, LM_ELIMIT, "training text", "train on a sample", "%zu different words",
-                     words->n);
+        rc = lm_fail(e, LM_ELIMIT, "training text", "train on a sample", "%zu different word%s",
+                     words->n, lm_plural(words->n));
     for (size_t i = 0; i < words->n_slots && !rc; i++) {
         const lm_word_slot *s = &words->slots[i];
         if (!s->count)

@@ -251,7 +251,8 @@ lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_sink *sink, lm_buf *json,
     stats->unique_words = (int64_t)all->n;
     if (!rc && !all->n)
         rc = lm_fail(e, LM_EUSAGE, "training text", "give documents with text",
-                     "%lld documents hold no word", (long long)stats->documents);
+                     "no word in %lld document%s", (long long)stats->documents,
+                     lm_plural((uint64_t)stats->documents));
     if (!rc)
         rc = begin_vocab(t, &l.vocab, e);
     if (!rc)

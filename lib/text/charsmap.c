@@ -61,8 +61,8 @@ static lm_code read_parts(lm_charsmap *c, const lm_buf *b, const char *where, lm
 
     if (b->len < 4 || !trie || trie % 4 || trie > b->len - 4)
         return lm_fail(e, LM_EFORMAT, where, NULL,
-                       "the compiled map of characters has %zu bytes, of which its trie takes %zu",
-                       b->len, trie);
+                       "the compiled map of characters has %zu byte%s, of which its trie takes %zu",
+                       b->len, lm_plural(b->len), trie);
     const char *text = b->data + 4 + trie;
     c->n_units = trie / 4;
     c->text_len = b->len - 4 - trie;

@@ -162,8 +162,8 @@ lm_code lm_stop_words_new(const char *text, size_t len, const char *where, lm_st
     for (const char *p = text, *end = text + len; (p = skip(p, end, true)) < end; words++)
         p = skip(p, end, false);
     if (words > MOST_WORDS)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "%zu stop words, more than %d", words,
-                       MOST_WORDS);
+        return lm_fail(e, LM_EFORMAT, where, NULL, "%zu stop word%s, more than %d", words,
+                       lm_plural(words), MOST_WORDS);
     while (cap < 4 * words)
         cap *= 2;
     lm_code rc = lm_alloc_n(&w, 1, sizeof *w, "stop words", e);

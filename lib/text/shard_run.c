@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "text/doc_batch.h"
 
 typedef struct {
@@ -156,7 +157,8 @@ static lm_code write_batch(void *ctx, void *item, lm_err *e)
     }
     lm_doc_pool_give(&r->pool, b);
     lm_input_stats in = lm_input_stat(r->in);
-    snprintf(note, sizeof note, "%lld documents", (long long)r->st->documents);
+    snprintf(note, sizeof note, "%lld document%s", (long long)r->st->documents,
+             lm_plural(r->st->documents));
     lm_progress(r->job->sink, "tokenising", (double)in.bytes, (double)in.total, "bytes", note);
     return rc;
 }

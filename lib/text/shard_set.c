@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/owner.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "format/tokens_meta.h"
 #include "text/tokenizer_match.h"
 
@@ -439,8 +440,9 @@ static lm_code fill_pools(work *w, lm_err *e)
                        "give at least one document", "no document in it");
     if (!lm_tokens_pool_tokens(w->job.pool[LM_SPLIT_TRAIN], -1))
         return lm_fail(e, LM_EUSAGE, "--val-fraction", "hold out less",
-                       "all %lld documents fell into the validation split",
-                       (long long)w->set->read.documents);
+                       "all of %lld document%s fell into the validation split",
+                       (long long)w->set->read.documents,
+                       lm_plural((uint64_t)w->set->read.documents));
     return LM_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 
 #include "base/hash.h"
+#include "base/text.h"
 
 static const char go_on[] = "use what belongs together, or go on with --no-check-tokenizer";
 
@@ -41,9 +42,9 @@ lm_code lm_token_reader_check(const lm_token_reader *r, const lm_tokens *data, l
     if (ids >= made.ids && lm_tokenizer_digest(r->tok, made.ids) == made.digest)
         return LM_OK;
     return lm_fail(e, LM_EUSAGE, lm_tokens_path(data), go_on,
-                   "it was made with another tokenizer (%" PRId64 " ids) than that of %s (%" PRId64
-                   " ids)",
-                   made.ids, r->name, ids);
+                   "it was made with another tokenizer (%" PRId64 " id%s) than that of %s (%" PRId64
+                   " id%s)",
+                   made.ids, lm_plural(made.ids), r->name, ids, lm_plural(ids));
 }
 
 lm_code lm_tokens_check_same(const lm_tokens *a, const lm_tokens *b, lm_err *e)
@@ -52,8 +53,9 @@ lm_code lm_tokens_check_same(const lm_tokens *a, const lm_tokens *b, lm_err *e)
     if (!x.ids || !y.ids || (x.ids == y.ids && x.digest == y.digest))
         return LM_OK;
     return lm_fail(e, LM_EUSAGE, lm_tokens_path(b), go_on,
-                   "it was made with another tokenizer (%" PRId64 " ids) than %s (%" PRId64 " ids)",
-                   y.ids, lm_tokens_path(a), x.ids);
+                   "it was made with another tokenizer (%" PRId64 " id%s) than %s (%" PRId64
+                   " id%s)",
+                   y.ids, lm_plural(y.ids), lm_tokens_path(a), x.ids, lm_plural(x.ids));
 }
 
 lm_code lm_token_reader_accepts(const lm_token_reader *r, const lm_tokenizer *t, const char *path,
@@ -66,7 +68,7 @@ lm_code lm_token_reader_accepts(const lm_token_reader *r, const lm_tokenizer *t,
                        r->name);
     if (!r->tok && ids < r->vocab / 10 * 9)
         return lm_fail(e, LM_EUSAGE, path, go_on,
-                       "it has only %" PRId64 " ids, the vocabulary of %s is %" PRId64, ids,
-                       r->name, r->vocab);
+                       "it has only %" PRId64 " id%s, the vocabulary of %s is %" PRId64, ids,
+                       lm_plural(ids), r->name, r->vocab);
     return LM_OK;
 }

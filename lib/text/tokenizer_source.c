@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "text/added_list.h"
 #include "text/tokenizer_impl.h"
 #include "text/tokenizer_match.h"
@@ -112,7 +113,8 @@ lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab,
     int64_t ids = lm_tokenizer_vocab_size(*out);
     if (ids > vocab)
         rc = lm_fail(e, LM_EUSAGE, where, "use the tokenizer that the model was trained with",
-                     "it has %" PRId64 " ids, the model's vocabulary is %" PRId64, ids, vocab);
+                     "it has %" PRId64 " id%s, the model's vocabulary is %" PRId64, ids,
+                     lm_plural(ids), vocab);
     if (!rc && path && how & LM_TOKENIZER_CHECKED)
         rc = check_replacement(path, m, vocab, *out, e);
     if (rc) {

@@ -11,25 +11,26 @@ static void advise_schedule(const lm_schedule *s, lm_sink *sink)
     if (s->warmup > s->total)
         lm_log(sink, LM_LOG_WARN,
                "--warmup %" PRId64 " is above the %" PRId64
-               " steps of the schedule: the learning rate ends at %.3g, not at --lr %.3g",
-               s->warmup, s->total, lm_schedule_lr(s, s->from + s->total - 1), s->lr);
+               " step%s of the schedule: the learning rate ends at %.3g, not at --lr %.3g",
+               s->warmup, s->total, lm_plural(s->total), lm_schedule_lr(s, s->from + s->total - 1),
+               s->lr);
     else if (s->kind == LM_SCHED_WSD && s->warmup + s->decay > s->total)
         lm_log(sink, LM_LOG_WARN,
                "--warmup %" PRId64 " and --decay-steps %" PRId64 " are above the %" PRId64
-               " steps of the schedule: the learning rate falls before it has reached --lr",
-               s->warmup, s->decay, s->total);
+               " step%s of the schedule: the learning rate falls before it has reached --lr",
+               s->warmup, s->decay, s->total, lm_plural(s->total));
 }
 
 void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink)
 {
     advise_schedule(&o->schedule, sink);
     if (o->seq > c->max_positions)
-        lm_log(
-            sink, LM_LOG_WARN,
-            "--seq-len %" PRId64 " is above the %" PRId64
-            " positions of the model: raise max_position_embeddings in its config.json if it is to "
-            "serve as many",
-            o->seq, c->max_positions);
+        lm_log(sink, LM_LOG_WARN,
+               "--seq-len %" PRId64 " is above the %" PRId64
+               " position%s of the model: raise max_position_embeddings in its config.json if it "
+               "is to "
+               "serve as many",
+               o->seq, c->max_positions, lm_plural(c->max_positions));
 }
 
 void lm_train_advise_space(const lm_space *s, const char *run, bool lmz, lm_sink *sink)

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 
 enum { MADE_UP = 1 << 16 }; /* windows of random ids */
 
@@ -22,7 +23,8 @@ lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm
     *out = NULL;
     if (have < o->seq + 1)
         return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use shorter sequences or more text",
-                       "%" PRId64 " tokens, but a sequence needs %" PRId64, have, o->seq + 1);
+                       "%" PRId64 " token%s, but a sequence needs %" PRId64, have, lm_plural(have),
+                       o->seq + 1);
     if (lm_alloc_n(&f, 1, sizeof *f, "a data feed", e))
         return e->code;
     *f = (lm_feed){ .t = t, .o = *o, .windows = (have - 1) / o->seq };

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "train/hellaswag.h"
 
 enum { MOST_ENDINGS = 32, BLOCK = 256 /* questions between two flushes */ };
@@ -43,7 +44,8 @@ static lm_code read_label(const json_t *o, int n, const char *where, int *label,
     else if (!json_is_string(v) || sscanf(json_string_value(v), "%lld%c", &got, &end) != 1)
         return lm_fail(e, LM_EFORMAT, where, as_written, "\"label\" is missing or no number");
     if (got < 0 || got >= n)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"label\" is %lld, with %d endings", got, n);
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"label\" is %lld, with %d ending%s", got, n,
+                       lm_plural(n));
     *label = (int)got;
     return LM_OK;
 }
@@ -59,7 +61,8 @@ static lm_code add_ending(mcq *m, question *q, int i, const char *text, size_t l
     add = m->all.n;
     if (add > (size_t)m->seq)
         return lm_fail(e, LM_EUSAGE, "an ending", "give a larger --seq-len",
-                       "has %zu tokens, windows hold %lld", add, (long long)m->seq);
+                       "has %zu token%s, windows hold %lld", add, lm_plural(add),
+                       (long long)m->seq);
     if (keep + add > (size_t)m->seq + 1) {
         keep = (size_t)m->seq + 1 - add;
         m->sum->cut += i == 0;

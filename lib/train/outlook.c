@@ -135,8 +135,8 @@ static lm_code time_line(const lm_outlook *o, lm_buf *out, lm_err *e)
         return LM_OK;
     return lm_buf_addf(out, e,
                        "measured: %.3g s a step, %.0f tokens/s; %" PRId64
-                       " steps%s take %.3g hours, without evaluations and checkpoints\n",
-                       m->seconds_per_step, m->tokens_per_second, o->steps,
+                       " step%s%s take %.3g hours, without evaluations and checkpoints\n",
+                       m->seconds_per_step, m->tokens_per_second, o->steps, lm_plural(o->steps),
                        o->resumed ? " that are left" : "", hours(o));
 }
 

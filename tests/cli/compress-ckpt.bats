@@ -316,7 +316,7 @@ same() { # same A B: the same files, names and bytes
     run inspect-model a.safetensors
     [[ "$output" == *"parameters 64 "* ]]
     run inspect-model --check --only model.norm.weight m0 a.safetensors
-    [[ "$output" == *"0.0"* || "$output" == *"1 of 1 tensors are the same"* ]]
+    [[ "$output" == *"0.0"* || "$output" == *"1 of 1 tensor is the same"* ]]
     compress-ckpt -q -d m0.lmz --tensor model.norm.weight --tensor model.embed_tokens.weight > b.safetensors
     head -c 1000 b.safetensors | grep -q 'model.norm.weight.*model.embed_tokens.weight'
     cat m0.lmz | compress-ckpt -q -d - --tensor model.norm.weight | cmp - a.safetensors
@@ -557,7 +557,7 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" != *.codes* && "$output" == *F32*model.embed_tokens.weight* ]]
     compress-ckpt -q -d w.lmz --tensor model.embed_tokens.weight -o e.safetensors
     run inspect-model --check --only model.embed_tokens.weight w e.safetensors
-    [[ "$output" == *"1 of 1 tensors are the same"* ]]
+    [[ "$output" == *"1 of 1 tensor is the same"* ]]
     run compress-ckpt w.lmz --weights bf16 -o again.lmz
     [ "$status" -eq 2 ]
     [[ "$output" == *"coded already"* ]]

@@ -34,7 +34,7 @@ make_folder() {
     make_folder
     run --separate-stderr clean-data in
     [ "$output" = $'{"text":"a"}\n{"text": "b"}\n{"text":"s"}\n{"text": "z"}' ]
-    [[ $stderr == *"passed over 1 files of folders that are not called .jsonl, .txt or the like, such as in/c.png"* ]]
+    [[ $stderr == *"passed over 1 file of folders that are not called .jsonl, .txt or the like, such as in/c.png"* ]]
     train-tokenizer -q -V 257 -o tok/ in/
     shard-data -q -t tok --no-shuffle -o d in/:1
     grep -q '"documents": 4,' d/meta.json
@@ -42,7 +42,7 @@ make_folder() {
     mkdir empty pictures
     cp in/c.png pictures
     fails 2 "empty: a folder without files" clean-data empty
-    fails 2 "pictures: a folder without text: its 1 files are not called .jsonl, .txt or the like (c.png)" clean-data pictures
+    fails 2 "pictures: a folder without text: 1 file not called .jsonl, .txt or the like (c.png)" clean-data pictures
 }
 
 @test "inputs: a pattern in quotes is expanded, sorted; a file of that name comes first" {
@@ -65,7 +65,7 @@ make_folder() {
 @test "inputs: a file that is read twice is said" {
     make_folder
     run --separate-stderr clean-data in/b.txt in
-    [[ $stderr == *"1 files are read more than once, such as in/b.txt"* ]]
+    [[ $stderr == *"1 file given more than once, such as in/b.txt"* ]]
     [ "${#lines[@]}" -eq 5 ]
 }
 

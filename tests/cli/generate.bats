@@ -77,7 +77,7 @@ setup() {
     run generate run/ -p 'The system' -n 50 --context 12 --json --ignore-eos
     [ "$status" -eq 0 ]
     [[ "$output" == *'"finish_reason":"context"'* ]]
-    [[ "$output" == *"1 of 1 texts ended because the context of 12 is full"* ]]
+    [[ "$output" == *"1 of 1 text ended because the context of 12 is full"* ]]
     run generate run/ -p 'The system reads word1 and writes line 1 of the text.' -n 5 --context 4
     [ "$status" -eq 2 ]
     [[ "$output" == *"tokens, the context holds 4: shorten it, or raise --context"* ]]

@@ -51,10 +51,10 @@ setup() {
 @test "inspect-model: --check exits with 3 when models differ, 0 when not" {
     run inspect-model --check m0/ run/
     [ "$status" -eq 3 ]
-    [[ "$output" == *"0 of 1 tensors are the same; largest difference 1.5, largest relative 0.75"* ]]
+    [[ "$output" == *"0 of 1 tensor is the same; largest difference 1.5, largest relative 0.75"* ]]
     run inspect-model --check m0/ m0/model.safetensors
     [ "$status" -eq 0 ]
-    [[ "$output" == *"1 of 1 tensors are the same"* ]]
+    [[ "$output" == *"1 of 1 tensor is the same"* ]]
     run inspect-model m0/ run/
     [ "$status" -eq 0 ]
 }
@@ -81,7 +81,7 @@ setup() {
     { printf '\070\0\0\0\0\0\0\0%s' "${header:0:56}"; printf '\200\077\000\100'; } > h.safetensors
     run inspect-model --check w.safetensors h.safetensors
     [ "$status" -eq 0 ]
-    [[ "$output" == *"1 of 1 tensors are the same, 1 with another dtype"* ]]
+    [[ "$output" == *"1 of 1 tensor is the same, 1 with another dtype"* ]]
     run inspect-model --check --strict w.safetensors h.safetensors
     [ "$status" -eq 3 ]
 }

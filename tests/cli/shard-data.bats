@@ -115,7 +115,7 @@ numbers() {
     shard-data $T --split blank -n 12k -o e clean.jsonl:1 notes.txt:0
     [ "$(documents e/train.bin | sort | uniq -c | awk '$1 < 2 || $1 > 3' | wc -l)" -eq 0 ]
     fails 2 "at most 4 passes" $T -n 1M -o x clean.jsonl
-    fails 2 "1 weights for 2 inputs" $T -o x clean.jsonl:0.5 notes.txt
+    fails 2 "1 weight for 2 inputs" $T -o x clean.jsonl:0.5 notes.txt
     [ ! -e x ]
 }
 

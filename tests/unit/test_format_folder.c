@@ -206,7 +206,7 @@ static void test_index_lies(void **state)
     refuse("m", LM_EFORMAT, "'t9' should be in model-00001-of-00003.safetensors, which lacks it");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\"}}");
-    refuse("m", LM_EFORMAT, "it names 1 tensors, the shards hold 2");
+    refuse("m", LM_EFORMAT, "it names 1 tensor, the shards hold 2");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\", \"t4\": "
              "\"model-00002-of-00003.safetensors\"}}");

@@ -111,8 +111,8 @@ static void expect(uint64_t faults, uint64_t notes, const char *const *lines)
 
     assert_int_equal(lm_model_source_open(dir, NULL, &m, &e), LM_OK);
     assert_int_equal(lm_model_verify_report(m, false, &text, &got, &e), LM_OK);
-    snprintf(end, sizeof end, " tensors: %d fault%s, %d note%s\n", (int)faults,
-             faults == 1 ? "" : "s", (int)notes, notes == 1 ? "" : "s");
+    snprintf(end, sizeof end, ": %d fault%s, %d note%s\n", (int)faults, faults == 1 ? "" : "s",
+             (int)notes, notes == 1 ? "" : "s");
     if (got != faults || !strstr(text.data, end))
         fail_msg("expected%s, got: %s", end, text.data);
     for (; lines && *lines; lines++)

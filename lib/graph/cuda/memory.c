@@ -14,9 +14,9 @@ static lm_code no_room(cuda_backend *c, size_t bytes, const char *purpose, lm_er
     return lm_fail(e, LM_ELIMIT, c->name,
                    "use a smaller batch, shorter sequences or a smaller model; nvidia-smi shows "
                    "what else is on the device",
-                   "no memory for %s: %s (%zu bytes) asked for, %s of %s free", purpose,
-                   lm_show_bytes((double)bytes, asked), bytes, lm_show_bytes((double)unused, left),
-                   lm_show_bytes((double)total, all));
+                   "no memory for %s: %s (%zu byte%s) asked for, %s of %s free", purpose,
+                   lm_show_bytes((double)bytes, asked), bytes, lm_plural(bytes),
+                   lm_show_bytes((double)unused, left), lm_show_bytes((double)total, all));
 }
 
 /* Does a thing fail for want of memory only?  Then the device goes on. */
@@ -80,7 +80,8 @@ static lm_code host_alloc(lm_backend *b, size_t bytes, const char *purpose, void
     if (answer == cudaErrorMemoryAllocation) {
         cuda_quiet(answer);
         return lm_fail(e, LM_ELIMIT, c->name, "free memory of the host, or raise 'ulimit -l'",
-                       "no pinned memory of the host for %s: %zu bytes asked for", purpose, bytes);
+                       "no pinned memory of the host for %s: %zu byte%s asked for", purpose, bytes,
+                       lm_plural(bytes));
     }
     if (cuda_did(c, answer, "allocating pinned memory", e))
         return e->code;
