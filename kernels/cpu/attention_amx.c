@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/attention_drop.h"
 #include "kernels/cpu/attention_dx_amx.h"
 #include "kernels/cpu/attention_jobs.h"
 #include "kernels/cpu/tables.h"
@@ -28,7 +29,6 @@ typedef struct {
     score_block s[2];     /* of this block, and of the one before until it is that of the next */
     float l[BQ][16];      /* lane-wise sums of p */
     float m[BQ], top[BQ]; /* maximum in use, maximum of the block; log2 units */
-    float z[BK];          /* dropout multipliers of a row */
     uint16_t q[MAX_TILES_D * TILE];     /* queries, A tiles [2][D/32] */
     float acc[2 * MAX_TILES_D * CTILE]; /* output, C tiles [2][D/16] */
 } forward_scratch;
@@ -241,8 +241,8 @@ typedef struct {
     int64_t T;
 } row_drop;
 
-/* p = exp2(s * scale2 - m) of rows r0 .. r1-1, summed into l, rounded into A tiles; times z where
- * dropout is on. */
+/* p = exp2(s * scale2 - m) of rows r0 .. r1-1, summed into l, rounded into A tiles; times Z/(1-p)
+ * where dropout is on. */
 static inline __attribute__((always_inline)) void exponentials(forward_scratch *w, score_block *s,
                                                                int r0, int r1, int steps,
                                                                float scale2, const row_drop *x,
@@ -252,8 +252,7 @@ static inline __attribute__((always_inline)) void exponentials(forward_scratch *
     for (int r = r0; r < r1; r++) {
         __m512 m = _mm512_set1_ps(w->m[r] == -INFINITY ? 0.0f : -w->m[r]);
         __m512 l = _mm512_load_ps(w->l[r]);
-        if (x->drop)
-            attn_drop_fill(x->drop, x->draw + (uint64_t)(r * x->T), j0, BK, w->z, 1);
+        uint64_t kept = x->drop ? attn_kept(x->drop, x->draw + (uint64_t)(r * x->T + j0)) : 0;
         for (int t = 0; t < steps; t++) {
             __m512 a = _mm512_fmadd_ps(_mm512_load_ps(score_row(s, r, 2 * t)), c, m);
             __m512 b = _mm512_fmadd_ps(_mm512_load_ps(score_row(s, r, 2 * t + 1)), c, m);
@@ -261,8 +260,10 @@ static inline __attribute__((always_inline)) void exponentials(forward_scratch *
             b = fast_exp2(b);
             l = _mm512_add_ps(l, _mm512_add_ps(a, b));
             if (x->drop) {
-                a = _mm512_mul_ps(a, _mm512_load_ps(w->z + 32 * t));
-                b = _mm512_mul_ps(b, _mm512_load_ps(w->z + 32 * t + 16));
+                __m512 keep = _mm512_set1_ps(x->drop->keep);
+                __mmask32 k = (__mmask32)(kept >> 32 * t);
+                a = _mm512_mul_ps(a, _mm512_maskz_mov_ps((__mmask16)k, keep));
+                b = _mm512_mul_ps(b, _mm512_maskz_mov_ps((__mmask16)(k >> 16), keep));
             }
             _mm512_store_si512(score_row(s, r, 2 * t), (__m512i)_mm512_cvtne2ps_pbh(b, a));
         }

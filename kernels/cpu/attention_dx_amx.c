@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/attention_drop.h"
 #include "kernels/cpu/attention_dx_amx.h"
 #include "kernels/cpu/attention_jobs.h"
 
@@ -21,9 +22,9 @@ typedef struct {
 } query_span;
 
 typedef struct {
-    float s[2][2][2][CTILE];  /* S^T of two sub-blocks in turn, C tiles [16 keys][16 queries] */
-    float dp[2][2][2][CTILE]; /* dP^T */
-    float z[32][32];          /* dropout multipliers, [key][query] */
+    float s[2][2][2][CTILE];      /* S^T of two sub-blocks in turn, C tiles [16 keys][16 queries] */
+    float dp[2][2][2][CTILE];     /* dP^T */
+    uint32_t kept[KEYS / 32][32]; /* dropout: bit k of [i][query]: key 32 i + k stays */
     uint16_t p[KEYS / 16][BATCH][TILE];         /* P^T, A tiles [16 keys][32 queries] */
     uint16_t ds[KEYS / 16][BATCH][TILE];        /* dS^T */
     uint16_t woven[KEYS / 32][2 * BATCH][TILE]; /* dS^T, B tiles [32 keys][16 queries] */
@@ -35,6 +36,7 @@ typedef struct {
     query_span *span;                           /* [T/32] */
     int nd;
     float scale2;
+    float keep; /* 1/(1-p) of dropout */
 } dx_scratch;
 
 static int64_t up(int64_t n)
@@ -195,7 +197,7 @@ static inline __attribute__((always_inline)) void products(dx_scratch *w, const 
 static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const sub_block *u,
                                                             bool masked, bool dropped)
 {
-    const __m512 c = _mm512_set1_ps(w->scale2);
+    const __m512 c = _mm512_set1_ps(w->scale2), keep = _mm512_set1_ps(w->keep);
     const __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
     __m512 lse[2], delta[2];
     __m512i start[2], end[2], before = _mm512_setzero_si512();
@@ -208,6 +210,7 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
     for (int r = 0; r < 32; r++) {
         __m512 p[2], ds[2];
         __m512i key = _mm512_set1_epi32((int)u->j0 + r);
+        __m512i bit = _mm512_set1_epi32((int)(UINT32_C(1) << r));
         for (int g = 0; g < 2; g++) {
             const float *s = w->s[u->turn][r / 16][g] + r % 16 * 16;
             const float *dp = w->dp[u->turn][r / 16][g] + r % 16 * 16;
@@ -218,7 +221,8 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
                 p[g] = _mm512_maskz_mov_ps(seen, p[g]);
             }
             if (dropped) {
-                __m512 z = _mm512_load_ps(&w->z[r][16 * g]);
+                __m512i bits = _mm512_load_si512(w->kept[u->i] + 16 * g);
+                __m512 z = _mm512_maskz_mov_ps(_mm512_test_epi32_mask(bits, bit), keep);
                 ds[g] = _mm512_mul_ps(p[g], _mm512_fmsub_ps(_mm512_load_ps(dp), z, delta[g]));
                 p[g] = _mm512_mul_ps(p[g], z);
             } else {
@@ -238,14 +242,26 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
     }
 }
 
+/* Which of 64 keys dropout keeps for 32 queries; at: the draw of the first of either. */
+static void draw_keys(dx_scratch *w, const attn_drop *drop, uint64_t at, int64_t T)
+{
+    w->keep = drop->keep;
+    for (int q = 0; q < 32; q++) {
+        uint64_t kept = attn_kept(drop, at + (uint64_t)(q * T));
+        w->kept[0][q] = (uint32_t)kept;
+        w->kept[1][q] = (uint32_t)(kept >> 32);
+    }
+}
+
+/* The two sub-blocks of 32 queries follow each other, that of the first keys before the other. */
 static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *drop, uint64_t draw,
                           int64_t T)
 {
     const query_span *s = &w->span[u->i0 / 32];
     bool masked = u->j0 < s->full_lo || u->j0 + 32 > s->full_hi;
     if (drop) {
-        for (int q = 0; q < 32; q++)
-            attn_drop_fill(drop, draw + (uint64_t)((u->i0 + q) * T), u->j0, 32, &w->z[0][q], 32);
+        if (u->i == 0)
+            draw_keys(w, drop, draw + (uint64_t)(u->i0 * T + u->j0), T);
         gradients(w, u, true, true);
     } else if (masked) {
         gradients(w, u, true, false);

@@ -3,6 +3,7 @@
  * (arXiv:2307.08691, algorithm 2), keys in the outer loop, queries in the inner one. */
 #include "kernels/attention.h"
 
+#include "kernels/cpu/attention_drop.h"
 #include "kernels/cpu/attention_simd.h"
 
 typedef struct {
@@ -66,7 +67,7 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
         visible(&x->mask, i0 + r, j0, &from, &to);
         vf lse = vf_set(w->lse[i0 + r]), delta = vf_set(w->delta[i0 + r]);
         if (drop)
-            attn_drop_fill(drop, draw + (uint64_t)((i0 + r) * x->a->seq), j0, BC, w->z, 1);
+            attn_drop_fill64(drop, draw + (uint64_t)((i0 + r) * x->a->seq + j0), w->z);
         for (int64_t j = 0; j < BC; j += VF_LANES) {
             vf s = keep_range(vf_load(&w->p[r][j]), j, from, to, vf_set(-INFINITY));
             vf p = vf_exp(s - lse), dp = vf_load(&w->ds[r][j]), z = vf_set(1);

@@ -76,15 +76,14 @@ static inline uint64_t attn_drop_row(int64_t bh, int64_t i, int64_t T)
     return ((uint64_t)bh * (uint64_t)T + (uint64_t)i) * (uint64_t)T;
 }
 
-/* Z/(1-p) of keys j0 .. j0+n-1 of that row, stored `stride` floats apart. */
-static inline void attn_drop_fill(const attn_drop *d, uint64_t row, int64_t j0, int64_t n, float *z,
-                                  int64_t stride)
+/* Z/(1-p) of keys j0 .. j0+n-1 of that row: the definition; attention_drop.h is the fast form. */
+static inline void attn_drop_fill(const attn_drop *d, uint64_t row, int64_t j0, int64_t n, float *z)
 {
     for (int64_t j = 0; j < n;) {
         uint64_t at = row + (uint64_t)(j0 + j);
         lm_u32x4 r = lm_philox(at / 4, d->rng.hi, d->rng.key); /* four draws share a block */
         for (uint64_t k = at % 4; k < 4 && j < n; k++, j++)
-            z[j * stride] = r.v[k] >= d->threshold ? d->keep : 0.0f;
+            z[j] = r.v[k] >= d->threshold ? d->keep : 0.0f;
     }
 }
 

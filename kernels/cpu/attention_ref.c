@@ -80,7 +80,7 @@ static const float *drop_row(const attn_drop *d, const row_view *r, int64_t bh, 
         return NULL;
     if (r->start < r->end)
         attn_drop_fill(d, attn_drop_row(bh, i, r->a->seq), r->start, r->end - r->start,
-                       z + r->start, 1);
+                       z + r->start);
     return z;
 }
 

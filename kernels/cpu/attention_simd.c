@@ -3,6 +3,7 @@
  * FlashAttention-2 (arXiv:2307.08691, algorithm 1), 48 queries against blocks of 64 keys. */
 #include "kernels/attention.h"
 
+#include "kernels/cpu/attention_drop.h"
 #include "kernels/cpu/attention_simd.h"
 
 /* Scratch of one worker: the block, then keys (transposed in blocks) and values. */
@@ -84,7 +85,7 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
             int64_t from, to;
             visible(&job->mask, i0 + r, j0, &from, &to);
             if (drop)
-                attn_drop_fill(drop, draw + (uint64_t)(r * job->T), j0, BC, w->z, 1);
+                attn_drop_fill64(drop, draw + (uint64_t)(r * job->T + j0), w->z);
             softmax_row(t, w, r, from, to, drop != NULL);
         }
         int64_t width = span.hi - j0 < BC ? span.hi - j0 : BC;

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attention_drop.h -- the draws of attention dropout for 64 keys of a row at a time, on vectors: those of
+ * attn_drop_fill (attention_plan.h), many times as fast. */
+#ifndef LM_KERNELS_CPU_ATTENTION_DROP_H
+#define LM_KERNELS_CPU_ATTENTION_DROP_H
+
+#include "kernels/cpu/attention_plan.h"
+#include "kernels/cpu/vrng.h"
+
+enum { ATTN_DROP_KEYS = 64 };
+
+/* Draws `at` to at + 63, and a few more.  A row whose length is no multiple of 4 begins inside a Philox block:
+ * then its last keys need one more vector block.  Returns where the first one is. */
+static inline const uint32_t *attn_draws(const attn_drop *d, uint64_t at,
+                                         vrng_u32 v[4 * (ATTN_DROP_KEYS / VRNG_DRAWS + 1)])
+{
+    int blocks = ATTN_DROP_KEYS / VRNG_DRAWS + (at % 4 != 0);
+    for (int i = 0; i < blocks; i++)
+        lm_philox_vectors(d->rng, at / 4 + (uint64_t)i * VRNG_LANES, v + 4 * i);
+    return (const uint32_t *)v + at % 4;
+}
+
+#ifdef __AVX512F__
+/* Bit j: the probability with the draw at + j is kept. */
+static inline uint64_t attn_kept(const attn_drop *d, uint64_t at)
+{
+    vrng_u32 v[4 * (ATTN_DROP_KEYS / VRNG_DRAWS + 1)];
+    const uint32_t *draws = attn_draws(d, at, v);
+    __m512i least = _mm512_set1_epi32((int)d->threshold);
+    uint64_t kept = 0;
+    for (int i = 0; i < ATTN_DROP_KEYS; i += 16)
+        kept |= (uint64_t)_mm512_cmpge_epu32_mask(_mm512_loadu_si512(draws + i), least) << i;
+    return kept;
+}
+#endif
+
+/* Z/(1-p) of 64 keys, the first with the draw `at`. */
+static inline void attn_drop_fill64(const attn_drop *d, uint64_t at, float z[ATTN_DROP_KEYS])
+{
+#ifdef __AVX512F__
+    uint64_t kept = attn_kept(d, at);
+    __m512 keep = _mm512_set1_ps(d->keep);
+    for (int i = 0; i < ATTN_DROP_KEYS; i += 16)
+        _mm512_storeu_ps(z + i, _mm512_maskz_mov_ps((__mmask16)(kept >> i), keep));
+#else
+    vrng_u32 v[4 * (ATTN_DROP_KEYS / VRNG_DRAWS + 1)];
+    const uint32_t *draws = attn_draws(d, at, v);
+    __m256i least = _mm256_set1_epi32((int)d->threshold);
+    __m256 keep = _mm256_set1_ps(d->keep);
+    for (int i = 0; i < ATTN_DROP_KEYS; i += 8) {
+        __m256i x = _mm256_loadu_si256((const __m256i *)(draws + i));
+        __m256i kept = _mm256_cmpeq_epi32(_mm256_max_epu32(x, least), x);
+        _mm256_storeu_ps(z + i, _mm256_and_ps(_mm256_castsi256_ps(kept), keep));
+    }
+#endif
+}
+
+#endif
