@@ -609,9 +609,17 @@ static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_er
 
 /* ---- the work ---- */
 
+/* Before a model comes through a pipe; of a folder its opening tells. */
+static lm_code look_for_data(const session *s, lm_err *e)
+{
+    if (s->data && !lm_path_is_dir(s->data) && lm_data_there(s->data, e))
+        return e->code;
+    return opt.val && opt.eval_every > 0 ? lm_data_there(opt.val, e) : LM_OK;
+}
+
 static lm_code prepare(session *s, lm_err *e)
 {
-    if (gather(s, e) || lm_par_new(&s->par, tool.threads, e) ||
+    if (gather(s, e) || look_for_data(s, e) || lm_par_new(&s->par, tool.threads, e) ||
         lm_open_backend(&tool, s->par, opt.deterministic, &s->backend, e) || read_config(s, e))
         return e->code;
     if (s->backend->host_memory && s->o.precision.low == LM_DTYPE_BF16 && tool.cpu < LM_CPU_AMX)

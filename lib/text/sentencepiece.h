@@ -28,7 +28,8 @@ typedef struct {
     lm_scored_vocab vocab; /* texts point into the file; add_bos, add_eos are false */
     lm_scored_steps steps;
     lm_buf charsmap; /* steps.charsmap points to it */
-    bool other_kind; /* after LM_EFORMAT: the file is whole, but what it asks for is not read here */
+    bool
+        other_kind; /* after LM_EFORMAT: the file is whole, but what it asks for is not read here */
 } lm_sentencepiece;
 
 /* Read data[0..len), which must outlive *m.  Fails: LM_EFORMAT for a file that breaks the format,

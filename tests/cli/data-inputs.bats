@@ -80,6 +80,7 @@ make_folder() {
 
 @test "inputs: all are looked for before the first is read, and the first that is missing is named" {
     echo 'x y' > t.txt
+    cp t.txt t.bin
     mkfifo model # without a writer: what opens it waits
     while IFS='|' read -r name line; do
         # shellcheck disable=SC2086
@@ -97,6 +98,8 @@ no1|eval-model --task multiple-choice model no1
 no1|merge-models -m linear model no1 no2 -o out
 no1|merge-models -m fisher model:fisher=no1 no2:fisher=t.txt -o out
 no1|merge-models -m linear model t.txt --search grid --val no1 --val no2 -o out
+no1|train model no1 -o out
+no1|train model t.bin --eval-every 1 --val no1 -o out
 no1|clean-data t.txt no1 no2 -o out
 no1|train-tokenizer t.txt no1 no2 -o out
 no1|shard-data -t no1 t.txt no2 -o out
