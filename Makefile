@@ -37,7 +37,7 @@ CMD_SRC := $(sort $(wildcard cmd/*.c))
 SIMD_SRC := $(filter %_simd.c,$(KER_SRC))
 FLAGS_avx2   := -O3 -mavx2 -mfma -mf16c -DLM_SIMD=avx2
 FLAGS_avx512 := -O3 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512 -DLM_SIMD=avx512
-FLAGS_amx    := $(FLAGS_avx512) -mavx512bf16 -mamx-tile -mamx-bf16
+FLAGS_amx    := $(FLAGS_avx512) -mavx512bf16 -mavx512vbmi -mamx-tile -mamx-bf16
 kernel_flags = $(FLAGS_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 
 KER_OBJ := $(patsubst %.c,$B/%.o,$(filter-out $(SIMD_SRC),$(KER_SRC))) \
@@ -277,7 +277,8 @@ FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/f
 
 # The kernels that formats call, at every level.
 FUZZ_KER   := $(patsubst %,$B/fuzz/kernels/cpu/%.o,planes_table planes_ref expcode expcode_ref joint_ref)
-FUZZ_SIMD  := $(foreach f,planes expcode joint,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o)
+FUZZ_SIMD  := $(foreach f,planes expcode joint,$B/fuzz/kernels/cpu/$(f)_avx2.o $B/fuzz/kernels/cpu/$(f)_avx512.o) \
+              $B/fuzz/kernels/cpu/joint_amx.o
 
 fuzz: $(FUZZ_BIN) ## build the fuzzers (clang); run one as build/fuzz/fuzz_NAME tests/fuzz/corpus/NAME
 
@@ -292,6 +293,10 @@ $B/fuzz/%_avx2.o: %_simd.c $B/.flags
 $B/fuzz/%_avx512.o: %_simd.c $B/.flags
 	mkdir -p $(@D)
 	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FLAGS_avx512) $(FLAGS_bits) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+
+$B/fuzz/%_amx.o: %_amx.c $B/.flags
+	mkdir -p $(@D)
+	$(FUZZ_CC) $(WARN) $(DEFS) -pthread $(FLAGS_amx) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 
 $B/fuzz/libparse.a: $(FUZZ_LIB) $(FUZZ_KER) $(FUZZ_SIMD)
 	rm -f $@ && $(AR) rcs $@ $^

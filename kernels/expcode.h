@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expcode.h -- entropy coder of byte planes with few likely values, such as the exponents of
- * weights: a canonical Huffman code of at most 11 or 12 bits, as the caller says (`limit`), in eight
- * independent streams.
+ * weights: a canonical Huffman code of at most 11 bits, in eight independent streams.
  *
  * No matches are sought: in exponents, which are independent draws, every match is an accident that
- * costs more than its literals.  Eight streams keep a core busy, 11 or 12 bits make a table that fits
- * the first-level cache and whose entries hold as many symbols as the bits decide (about four of a
+ * costs more than its literals.  Eight streams keep a core busy, 11 bits make a table that fits the
+ * first-level cache and whose entries hold as many symbols as the bits decide (about four of a
  * normal distribution's 2.6-bit exponents).
  *
  * Layout of n coded bytes:
- *   1. u8 first, u8 last: the least and the greatest symbol that has a code; first < last
- *   2. a code length for each symbol first..last, 4 bits each, the low half of a byte first:
- *      0 (no code) or 1..limit; a half left over is 0.  The lengths fill the code exactly:
- *      the sum of 2^-length is 1
- *   3. n >= 4096 only: the bytes of streams 0..6, u24 little-endian each
+ *   1. which symbols have a length in 2, as the caller says (lm_exp_form):
+ *      SPAN: u8 first, u8 last: first..last, the least and the greatest with a code; first < last
+ *      ROWS: u4 [16], the low half of a byte first: of row r, 16 r..16 r + 14, as many as the number
+ *      says, of which the last has a code.  No symbol 16 r + 15 has one
+ *   2. their code lengths in ascending order, 4 bits each, the low half of a byte first: 0 (no code)
+ *      or 1..11; a half left over is 0.  The lengths fill the code exactly: the sum of 2^-length is 1
+ *   3. n >= 4096 only: the bytes of streams 0..6, little-endian, u24 each with SPAN, u16 with ROWS
  *   4. the streams: eight of them, stream i holding symbols [i q, min((i+1) q, n)) with
  *      q = ceil(n / 8); for n < 4096 a single one
  * Codes are canonical: numbered in the order of (length, symbol), each the one before plus one,
@@ -29,14 +30,18 @@
 #include "base/cpu.h"
 
 enum {
-    LM_EXP_BITS = 11, /* the limit of planes; */
-    LM_EXP_LONG = 12, /* and of the many symbols of kernels/joint.h.  There is no other */
+    LM_EXP_BITS = 11,
     LM_EXP_STREAMS = 8,
-    LM_EXP_SPLIT = 4096,   /* from so many symbols on there are eight streams */
-    LM_EXP_SAMPLE = 65536, /* from so many on a sample chooses the code, see lm_exp_kernels */
-    LM_EXP_MAX = 1 << 20,  /* symbols in a plane at most */
-    LM_EXP_OUT = LM_EXP_MAX / 8 * LM_EXP_LONG + 64 * LM_EXP_STREAMS,
+    LM_EXP_SPLIT = 4096,       /* from so many symbols on there are eight streams */
+    LM_EXP_SAMPLE = 65536,     /* from so many on a sample chooses the code, see lm_exp_kernels */
+    LM_EXP_MAX = 1 << 20,      /* symbols in a plane at most, */
+    LM_EXP_ROWS_MAX = 1 << 18, /* and with a head of ROWS */
+    LM_EXP_OUT = LM_EXP_MAX / 8 * LM_EXP_BITS + 64 * LM_EXP_STREAMS,
 };
+
+/* Exponents are neighbours, a SPAN.  Of pairs of small numbers, 16 r + i, those with great numbers
+ * are rare: the others are the beginnings of ROWS. */
+typedef enum { LM_EXP_SPAN, LM_EXP_ROWS } lm_exp_form;
 
 /* Scratch of one thread; its content on entry does not matter.  Some 1.7 MiB. */
 typedef struct {
@@ -45,12 +50,11 @@ typedef struct {
     uint8_t length[256];  /* 0: no code */
     uint8_t used[256];    /* symbols with a code, ascending */
     int n_used;
-    int limit;                        /* bits of a code at most */
-    uint32_t bytes[LM_EXP_STREAMS];   /* of each stream */
-    uint32_t count[8][256];           /* of the vector kernels: counts, */
-    uint32_t pair[65536];             /* codes of two symbols: length | code << 8, */
-    uint64_t table[1 << LM_EXP_LONG]; /* decoding: bits | symbols << 8 | up to 6 symbols << 16 */
-    uint8_t out[LM_EXP_OUT];          /* streams, see lm_exp_room */
+    lm_exp_form form;
+    uint32_t bytes[LM_EXP_STREAMS]; /* of each stream */
+    uint32_t count[8][256];         /* of the vector kernels: counts, */
+    uint32_t pair[65536];           /* codes of two symbols: length | code << 8, */
+    uint8_t out[LM_EXP_OUT];        /* streams, see lm_exp_room */
 } lm_exp_work;
 
 /* The inner loops, by level; the same results from each. */
@@ -68,18 +72,19 @@ typedef struct {
 const lm_exp_kernels *lm_exp_at(lm_cpu_level max);
 extern const lm_exp_kernels lm_exp_ref, lm_exp_avx2, lm_exp_avx512;
 
-/* Choose the code of at most `limit` bits for src[0..n), n <= LM_EXP_MAX: about the number of bytes that lm_exp_write will
- * write.  0: not for this coder (fewer than two different symbols). */
-size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, int limit, const uint8_t *src,
-                   size_t n);
-/* Write what lm_exp_plan of the same src planned: the number of bytes, 0 if they are more than cap
+/* Choose the code for src[0..n), n <= LM_EXP_MAX, in a SPAN: about the number of bytes that
+ * lm_exp_write will write.  0: not for this coder (fewer than two different symbols). */
+size_t lm_exp_plan(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n);
+/* The same from w->weight, for callers that count and change the weights; the head in any form. */
+size_t lm_exp_fit(lm_exp_work *w, lm_exp_form form, size_t n);
+/* Write what was planned for src: the number of bytes, 0 if they are more than cap
  * (dst is then untouched). */
 size_t lm_exp_write(const lm_exp_kernels *k, lm_exp_work *w, const uint8_t *src, size_t n,
                     uint8_t *dst, size_t cap);
-/* Decode exactly n symbols, of codes of at most `limit` bits, from exactly len bytes of any content;
- * false when they are not that. */
-bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, int limit, const uint8_t *src, size_t len,
-                 uint8_t *dst, size_t n);
+/* Decode exactly n symbols from exactly len bytes of any content; false when they are not that.
+ * w->used then says which symbols there may be. */
+bool lm_exp_read(const lm_exp_kernels *k, lm_exp_work *w, lm_exp_form form, const uint8_t *src,
+                 size_t len, uint8_t *dst, size_t n);
 
 /* For the kernels: number of streams for n symbols, and symbols in each but the last. */
 static inline int lm_exp_streams(size_t n)
@@ -93,7 +98,7 @@ static inline size_t lm_exp_share(size_t n)
 /* Room for a stream in w->out: every code as long as can be, and a store of eight bytes more. */
 static inline size_t lm_exp_room(size_t n)
 {
-    return lm_exp_share(n) * LM_EXP_LONG / 8 + 16;
+    return lm_exp_share(n) * LM_EXP_BITS / 8 + 16;
 }
 
 #endif

@@ -1,50 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* joint.h -- BF16 as two parts: a symbol of the exponent and the two leading bits of the mantissa,
- * which depend on it, and the rest, which is noise.
+/* joint.h -- BF16 as two planes: exponents with the two leading bits of the mantissa, of two elements
+ * in a byte, and a byte of the rest of each element.
  *
  * Within a power of two the weights of a model are not spread evenly: near the ends of their
  * distribution the small ones are more frequent.  The leading bits of the mantissa tell that, given
- * the exponent, and one code for both gains 0.1 bit of 16 (and loses less to whole bits, as its
- * likeliest symbol is less likely).
+ * the exponent; both together are here the head of an element.  A code of heads would have long
+ * symbols, hence heads of about equal frequency form groups of four: the group is coded, and two bits
+ * of the rest, which cost nothing to decode, choose in it.  Groups are coded in pairs, which halves
+ * what a code loses to whole bits, and halves the symbols.
  *
- * With e the exponent (bits 7..14) of an element x,
- * and 1 <= low <= LM_JOINT_LOW,
- *   symbol  4 i + (x >> 5 & 3), with i = 0 if e is 0; e - low + 1 if low <= e < low + 62; else 63, an
- *           escape: the exponent stands in a list of its own
- *   rest    x & 31 | sign << 5: 6 bits, of which four elements fill three bytes: the first lowest,
- *           little-endian; behind the last element zeros up to a whole byte
+ * A map gives each head its rank.  With e the exponent (bits 7..14) and k the leading bits (5 and 6)
+ * of an element x, low and m of the map,
+ *   index  i = 0 if e is 0; e - low + 1 if low <= e < low + m - 1; else m, an escape: the exponent
+ *          stands elsewhere
+ *   rank   rank[4 i + k]: a permutation of 0..4 m - 1 for i < m; 60 + k for an escape
+ *   group  rank >> 2
+ *   pair   group of an element of even number | group of the next << 4; behind the last element 0
+ *   rest   x & 31 | (rank & 3) << 5 | sign << 7
  * Elements are little-endian in memory, at any alignment.  Every bit pattern comes back. */
 #ifndef LM_KERNELS_JOINT_H
 #define LM_KERNELS_JOINT_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/cpu.h"
 
 enum {
-    LM_JOINT_EXPONENTS = 62, /* that have a symbol, beside 0 */
-    LM_JOINT_LOW = 193,      /* `low` at most: no sum with an index has more than 8 bits */
-    LM_JOINT_ESCAPE = 0xfc,  /* symbols from this on */
+    LM_JOINT_INDEXES = 15, /* m at most */
+    LM_JOINT_LOW = 242,    /* low at most: the greatest exponent, low + m - 2, is a byte */
+    LM_JOINT_RANKS = 64,
+    LM_JOINT_ESCAPE = 15, /* the group of escapes */
+    LM_JOINT_RARE = 240,  /* stands for a pair that is kept elsewhere */
 };
 
+/* Places that n elements may have at most: one of 32 elements each, and one of the kernels' own. */
+#define LM_JOINT_ROOM(n) ((n) / 32 + 2)
+
 typedef struct {
-    /* n elements -> symbol[n], rest[lm_joint_rest(n)]; true if any symbol is an escape. */
-    bool (*split)(const void *x, size_t n, uint8_t low, uint8_t *symbol, uint8_t *rest);
-    /* The inverse; the exponent of an escape comes out as any.  True if there is one. */
-    bool (*join)(const uint8_t *symbol, const uint8_t *rest, size_t n, uint8_t low, void *x);
-    /* The first escape of symbol[at..n); n: none. */
-    size_t (*escape)(const uint8_t *symbol, size_t at, size_t n);
+    uint8_t low, m;               /* 1..LM_JOINT_LOW, 1..LM_JOINT_INDEXES */
+    uint8_t rank[LM_JOINT_RANKS]; /* see above; behind 4 m + 3 zeros */
+    /* The inverse, of ranks below 4 m; zeros behind: the high byte of an element without its sign,
+     * the low byte without its five lowest bits. */
+    uint8_t high[LM_JOINT_RANKS], below[LM_JOINT_RANKS];
+} lm_joint_map;
+
+/* Some pairs of 32: that of number `from` + i if bit i is set. */
+typedef struct {
+    uint32_t from, bits;
+} lm_joint_places;
+
+typedef struct {
+    /* n elements -> pair[(n + 1) / 2], rest[n]. */
+    void (*split)(const lm_joint_map *map, const void *x, size_t n, uint8_t *pair, uint8_t *rest);
+    /* The inverse; pairs that are LM_JOINT_RARE come out as any, and escapes.  Where the former are
+     * goes to `rare`, which has room for LM_JOINT_ROOM(n): how many of those it takes is returned. */
+    size_t (*join)(const lm_joint_map *map, const uint8_t *pair, const uint8_t *rest, size_t n,
+                   void *x, lm_joint_places *rare);
+    /* Where members of a set are among the pairs of n elements, in the same way.  b is a member if bit
+     * (b >> 4 & 7) of set[b >> 7][b & 15] is set. */
+    size_t (*find)(const uint8_t set[2][16], const uint8_t *pair, size_t n, lm_joint_places *found);
 } lm_joint_kernels;
 
 /* The kernels of the highest level <= max; every level gives the same bytes. */
 const lm_joint_kernels *lm_joint_at(lm_cpu_level max);
-extern const lm_joint_kernels lm_joint_ref, lm_joint_avx2, lm_joint_avx512;
-
-static inline size_t lm_joint_rest(size_t n)
-{
-    return (6 * n + 7) / 8;
-}
+extern const lm_joint_kernels lm_joint_ref, lm_joint_avx2, lm_joint_avx512, lm_joint_amx;
 
 #endif

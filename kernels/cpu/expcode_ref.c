@@ -40,28 +40,29 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n)
     }
 }
 
-/* table: the symbol and the length that each w->limit bits begin with. */
-static void fill(lm_exp_work *w)
+/* The symbol and the length that each LM_EXP_BITS bits begin with. */
+static void fill(const lm_exp_work *w, uint16_t table[1 << LM_EXP_BITS])
 {
     for (int u = 0; u < w->n_used; u++) {
         int s = w->used[u];
-        for (unsigned c = w->code[s]; c < 1u << w->limit; c += 1u << w->length[s])
-            w->table[c] = (unsigned)s << 8 | w->length[s];
+        for (unsigned c = w->code[s]; c < 1u << LM_EXP_BITS; c += 1u << w->length[s])
+            table[c] = (uint16_t)(s << 8 | w->length[s]);
     }
 }
 
 static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
 {
+    uint16_t table[1 << LM_EXP_BITS];
     size_t out = 0;
-    fill(w);
+    fill(w, table);
     for (int i = 0; i < lm_exp_streams(n); i++) {
         const uint8_t *end = src + w->bytes[i];
         uint32_t bits = 0;
         int held = 0;
         for (; out < end_of(n, i); out++) {
-            for (; held < w->limit && src < end; held += 8)
+            for (; held < LM_EXP_BITS && src < end; held += 8)
                 bits |= (uint32_t)*src++ << held;
-            uint64_t e = w->table[bits & ((1u << w->limit) - 1)];
+            unsigned e = table[bits & ((1u << LM_EXP_BITS) - 1)];
             int length = (int)(e & 255);
             if (length > held)
                 return false;

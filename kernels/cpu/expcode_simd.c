@@ -4,7 +4,7 @@
  *
  * Decoding.  A stream is a window of 64 bits, the next bit lowest, with a mark above the last: it
  * moves towards bit 0, so that the leading zeros are the bits consumed.  A refill loads eight bytes
- * and leaves 56 bits or more, enough for five entries of eleven or four of twelve. */
+ * and leaves 56 bits or more, enough for five entries of eleven. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -18,9 +18,9 @@
 
 enum {
     STREAMS = LM_EXP_STREAMS,
-    ENTRIES = 1 << LM_EXP_LONG,
+    ENTRIES = 1 << LM_EXP_BITS,
     SYMBOLS = 6,                       /* in one entry at most */
-    LOOKUPS = 56 / LM_EXP_BITS,        /* for one refill, at most */
+    LOOKUPS = 56 / LM_EXP_BITS,        /* for one refill */
     ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes more than it means */
     ROUND_IN = 7,                      /* bytes that a round moves on at most */
     GET_AT_ONCE = 8,
@@ -166,7 +166,7 @@ INLINE void flush(writer *w)
     w->held &= 7;
 }
 
-/* `rounds` times four symbols of each of g streams.  At most 7 + 4 * 12 bits are held. */
+/* `rounds` times four symbols of each of g streams.  At most 7 + 4 * 11 bits are held. */
 INLINE void put_some(const uint32_t *entry, bool pairs, writer *from, int g, size_t rounds)
 {
     writer w[STREAMS];
@@ -257,14 +257,14 @@ static uint64_t entry_of(const uint16_t first[ENTRIES + 1], unsigned c, unsigned
 }
 
 /* The entries of `bits` bits: a first symbol, then those of the entry of the bits behind it, which
- * lie in rest[1 << bits behind it ...]. */
-INLINE void join_entries(const lm_exp_work *w, const uint16_t first[ENTRIES + 1],
-                         const uint64_t *rest, unsigned bits, uint64_t *out)
+ * lie in rest[1 << bits behind it ...].  The symbols that have a code, the shortest first: so that
+ * neither how many fit nor how many entries each has is a guess. */
+INLINE void join_entries(const lm_exp_work *w, const uint8_t *by_length,
+                         const uint16_t first[ENTRIES + 1], const uint64_t *rest, unsigned bits,
+                         uint64_t *out)
 {
-    for (int u = 0; u < w->n_used; u++) {
-        unsigned s = w->used[u], length = w->length[s];
-        if (length > bits)
-            continue;
+    for (int u = 0; u < w->n_used && w->length[by_length[u]] <= bits; u++) {
+        unsigned s = by_length[u], length = w->length[s];
         uint64_t head = length + (1u << 8) + ((uint64_t)s << 16), *to = out + w->code[s];
         const uint64_t *from = rest + (1u << (bits - length));
         for (unsigned i = 0; i < 1u << (bits - length); i++, to += 1u << length) {
@@ -275,22 +275,34 @@ INLINE void join_entries(const lm_exp_work *w, const uint16_t first[ENTRIES + 1]
     }
 }
 
-/* first: the symbol and the length that each `limit` bits begin with; and w->table. */
-INLINE void fill(lm_exp_work *w, unsigned limit, uint16_t first[ENTRIES + 1])
+static void sort_by_length(const lm_exp_work *w, uint8_t by_length[256])
+{
+    int at[LM_EXP_BITS + 2] = { 0 };
+    for (int u = 0; u < w->n_used; u++)
+        at[w->length[w->used[u]] + 1]++;
+    for (int l = 1; l <= LM_EXP_BITS; l++)
+        at[l + 1] += at[l];
+    for (int u = 0; u < w->n_used; u++)
+        by_length[at[w->length[w->used[u]]]++] = w->used[u];
+}
+
+/* first: the symbol and the length that each LM_EXP_BITS bits begin with; and w->table. */
+static void fill(const lm_exp_work *w, uint16_t first[ENTRIES + 1], uint64_t table[ENTRIES])
 {
     uint64_t rest[ENTRIES];
-    memset(rest, 0, sizeof *rest << limit);
-    first[1u << limit] = 0;
-    unsigned least = limit;
+    uint8_t by_length[256];
+    memset(rest, 0, sizeof rest);
+    first[ENTRIES] = 0;
+    sort_by_length(w, by_length);
+    unsigned least = w->length[by_length[0]];
     for (int u = 0; u < w->n_used; u++) {
-        int s = w->used[u];
-        least = w->length[s] < least ? w->length[s] : least;
-        for (unsigned c = w->code[s]; c < 1u << limit; c += 1u << w->length[s])
+        int s = by_length[u];
+        for (unsigned c = w->code[s]; c < ENTRIES; c += 1u << w->length[s])
             first[c] = (uint16_t)(s << 8 | w->length[s]);
     }
-    for (unsigned bits = least; bits <= limit - least; bits++)
-        join_entries(w, first, rest, bits, rest + (1u << bits));
-    join_entries(w, first, rest, limit, w->table);
+    for (unsigned bits = least; bits <= LM_EXP_BITS - least; bits++)
+        join_entries(w, by_length, first, rest, bits, rest + (1u << bits));
+    join_entries(w, by_length, first, rest, LM_EXP_BITS, table);
 }
 
 /* Rounds that all g readers can take without a look at their ends. */
@@ -315,19 +327,17 @@ INLINE void refill(reader *r)
 }
 
 /* Decode with g readers, whose windows are full, until one is near an end. */
-INLINE void get_some(const uint64_t *table, unsigned limit, reader *from, int g)
+INLINE void get_some(const uint64_t *table, reader *from, int g)
 {
     reader r[STREAMS];
     UNROLL for (int i = 0; i < g; i++) r[i] = from[i];
     for (size_t rounds; (rounds = safe_rounds(r, g)) > 0;) {
         for (; rounds; rounds--) {
-            UNROLL for (unsigned k = 0; k < LOOKUPS; k++)
+            UNROLL for (int k = 0; k < LOOKUPS; k++)
             {
-                if ((k + 1) * limit > 56)
-                    continue;
                 UNROLL for (int i = 0; i < g; i++)
                 {
-                    uint64_t e = table[r[i].bits & ((1u << limit) - 1)];
+                    uint64_t e = table[r[i].bits & (ENTRIES - 1)];
                     r[i].bits >>= e & 63;
                     store64(r[i].dst, e >> 16);
                     r[i].dst += e >> 8 & 255;
@@ -340,7 +350,7 @@ INLINE void get_some(const uint64_t *table, unsigned limit, reader *from, int g)
 }
 
 /* The end of a stream, symbol by symbol; `skip` bits of *src are consumed. */
-static bool get_rest(const uint16_t *first, unsigned limit, reader *r, unsigned skip)
+static bool get_rest(const uint16_t *first, reader *r, unsigned skip)
 {
     uint64_t bits = 0;
     unsigned held = 0;
@@ -351,9 +361,9 @@ static bool get_rest(const uint16_t *first, unsigned limit, reader *r, unsigned 
         held = 8 - skip;
     }
     while (r->dst < r->dst_end) {
-        for (; held < limit && r->src < r->src_end; held += 8)
+        for (; held < LM_EXP_BITS && r->src < r->src_end; held += 8)
             bits |= (uint64_t)*r->src++ << held;
-        unsigned e = first[bits & ((1u << limit) - 1)], length = e & 255;
+        unsigned e = first[bits & (ENTRIES - 1)], length = e & 255;
         if (length > held)
             return false;
         *r->dst++ = (uint8_t)(e >> 8);
@@ -363,14 +373,15 @@ static bool get_rest(const uint16_t *first, unsigned limit, reader *r, unsigned 
     return r->src == r->src_end && held < 8 && !bits;
 }
 
-INLINE bool get_limited(lm_exp_work *w, unsigned limit, const uint8_t *src, uint8_t *dst, size_t n)
+static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
 {
     reader r[STREAMS];
     uint16_t first[ENTRIES + 1];
+    uint64_t table[ENTRIES];
     int streams = lm_exp_streams(n);
     size_t begin = 0;
     bool good = true;
-    fill(w, limit, first);
+    fill(w, first, table);
     for (int i = 0; i < streams; i++) {
         r[i] = (reader){ 0, src, src + w->bytes[i], dst + begin, dst + end_of(n, i) };
         src += w->bytes[i];
@@ -379,20 +390,14 @@ INLINE bool get_limited(lm_exp_work *w, unsigned limit, const uint8_t *src, uint
         r[i].bits = (w->bytes[i] < 8 ? 0 : load64(r[i].src)) | (uint64_t)1 << 63;
     }
     for (int i = 0; streams == STREAMS && i < STREAMS; i += GET_AT_ONCE)
-        get_some(w->table, limit, r + i, GET_AT_ONCE);
+        get_some(table, r + i, GET_AT_ONCE);
     for (int i = 0; i < streams && good; i++) {
-        get_some(w->table, limit, &r[i], 1);
+        get_some(table, &r[i], 1);
         unsigned gone = (unsigned)__builtin_clzll(r[i].bits);
         r[i].src += gone >> 3;
-        good = get_rest(first, limit, &r[i], gone & 7);
+        good = get_rest(first, &r[i], gone & 7);
     }
     return good;
-}
-
-static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
-{
-    return w->limit == LM_EXP_BITS ? get_limited(w, LM_EXP_BITS, src, dst, n)
-                                   : get_limited(w, LM_EXP_LONG, src, dst, n);
 }
 
 const lm_exp_kernels NAME(LM_SIMD) = { count, put, get };

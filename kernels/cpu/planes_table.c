@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* planes_table.c -- which loops serve which processor: byte planes, their entropy coder, and BF16's
- * symbols. */
+/* planes_table.c -- which loops serve which processor: byte planes, their entropy coder, and
+ * BF16's pairs. */
 #include "kernels/expcode.h"
 #include "kernels/joint.h"
 #include "kernels/planes.h"
@@ -19,7 +19,8 @@ const lm_exp_kernels *lm_exp_at(lm_cpu_level max)
 
 const lm_joint_kernels *lm_joint_at(lm_cpu_level max)
 {
-    return max >= LM_CPU_AVX512 ? &lm_joint_avx512
+    return max >= LM_CPU_AMX      ? &lm_joint_amx
+           : max >= LM_CPU_AVX512 ? &lm_joint_avx512
            : max >= LM_CPU_AVX2 ? &lm_joint_avx2
                                 : &lm_joint_ref;
 }

@@ -28,11 +28,11 @@ static unsigned enabled_state(void)
 
 static lm_cpu_level detect(void)
 {
-    unsigned a, b, c, d, b7, d7, c1, a71 = 0, state;
+    unsigned a, b, c, d, b7, c7, d7, c1, a71 = 0, state;
 
     if (!__get_cpuid(1, &a, &b, &c1, &d) || !has(c1, 27)) /* OSXSAVE */
         return LM_CPU_REF;
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d7))
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7))
         return LM_CPU_REF;
     if (a >= 1 && !__get_cpuid_count(7, 1, &a71, &b, &c, &d))
         a71 = 0;
@@ -43,8 +43,8 @@ static lm_cpu_level detect(void)
         return LM_CPU_REF;
     if ((state & 0xe6) != 0xe6 || !has(b7, 16) || !has(b7, 17) || !has(b7, 30) || !has(b7, 31))
         return LM_CPU_AVX2; /* AVX512 F DQ BW VL */
-    if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(a71, 5))
-        return LM_CPU_AVX512; /* AMX-BF16 AMX-TILE AVX512-BF16 */
+    if ((state & 0x60000) != 0x60000 || !has(d7, 22) || !has(d7, 24) || !has(a71, 5) || !has(c7, 1))
+        return LM_CPU_AVX512; /* AMX-BF16 AMX-TILE AVX512-BF16 VBMI */
     if (syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
         return LM_CPU_AVX512;
     return LM_CPU_AMX;

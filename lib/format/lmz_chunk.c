@@ -39,6 +39,7 @@ struct lm_lmz_coder {
     ZSTD_CCtx *pack;
     ZSTD_DCtx *unpack;
     lm_exp_work work;
+    lm_joint_places places[LM_JOINT_ROOM(LM_LMZ_CHUNK / 2)];
     uint32_t clog[SAMPLE + 1];        /* 2^16 c log2(c) / 4096 */
     uint8_t plane[LM_LMZ_CHUNK + 64]; /* the planes one after another */
     uint8_t sample[2][8 * SAMPLE];    /* gathered elements, of the chunk and of its base */
@@ -144,15 +145,28 @@ static void fill_clog(lm_lmz_coder *c)
 typedef struct {
     double bits;  /* entropy of a symbol, order 0, bias corrected */
     double top;   /* share of the likeliest symbol */
-    double stays; /* share of those that come after one of them: top if order tells nothing */
     int distinct; /* different symbols */
+    bool runs;    /* the likeliest comes after itself more often than by chance */
 } guess;
+
+/* Below so many bits words come again by chance, and only runs are worth a search for matches. */
+static const double FEW_BITS = 1.5;
+
+/* Of the m sampled symbols p, `count` are the likeliest. */
+static bool has_runs(const uint8_t *p, size_t m, uint8_t likeliest, uint32_t count)
+{
+    uint32_t after = 0;
+    for (size_t i = 1; i < m; i++)
+        after += p[i - 1] == likeliest && p[i] == likeliest;
+    double top = (double)count / (double)m, stays = (double)after / (double)count;
+    return stays >= (1 + top) / 2;
+}
 
 /* From the planes of m sampled elements, m <= SAMPLE. */
 static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
 {
     guess g = { 0 };
-    uint32_t top = 0, after = 0;
+    uint32_t top = 0;
     uint64_t sum = 0;
     uint16_t part[4][256] = { 0 }; /* so that equal neighbours do not wait for each other */
     uint32_t n[256];
@@ -172,9 +186,7 @@ static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
     g.bits = (double)c->clog[m] * scale - (double)sum * scale;
     g.bits += (g.distinct - 1) / (2 * (double)m * 0.6931471805599453); /* Miller and Madow, 1955 */
     g.top = (double)top / (double)m;
-    for (size_t i = 1; i < m; i++)
-        after += p[i - 1] == likeliest && p[i] == likeliest;
-    g.stays = (double)after / (double)top;
+    g.runs = g.bits < FEW_BITS && has_runs(p, m, likeliest, top);
     return g;
 }
 
@@ -265,10 +277,9 @@ static bool repeats(const uint8_t *p, size_t n)
     return equal * 8 > hits;
 }
 
-/* Words of few bits come again by chance; then only runs are worth a search for matches. */
 static bool by_chance(const guess *g)
 {
-    return g->bits < 1.5 && g->stays < (1 + g->top) / 2;
+    return g->bits < FEW_BITS && !g->runs;
 }
 
 /* What a plane is coded with, decided by what its sample promises. */
@@ -318,7 +329,7 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
         return (coded){ CONST, 1 };
     }
     if (a.huffman)
-        planned = lm_exp_plan(c->exp, &c->work, LM_EXP_BITS, p, n);
+        planned = lm_exp_plan(c->exp, &c->work, p, n);
     if (planned >= best)
         planned = 0;
     best = planned ? planned : best;
@@ -343,7 +354,7 @@ enum { SURE = 65536 };
 
 static lmz_joint joint_of(lm_lmz_coder *c)
 {
-    return (lmz_joint){ c->joint, c->exp, &c->work, c->plane };
+    return (lmz_joint){ c->joint, c->exp, &c->work, c->plane, c->places, { 0 } };
 }
 
 /* Code a chunk so if it becomes smaller than by its planes, whose guesses are g: its bytes in dst,
@@ -351,24 +362,24 @@ static lmz_joint joint_of(lm_lmz_coder *c)
 static size_t encode_joint(lm_lmz_coder *c, const void *src, size_t n, const guess g[2],
                            uint8_t *dst)
 {
-    const lmz_joint j = joint_of(c);
+    lmz_joint j = joint_of(c);
     bool both = n < SURE || c->level >= 10;
     size_t planes = SIZE_MAX, planned;
-    uint8_t low;
-    double bits = lmz_joint_guess(c->sample[0], n < SAMPLE ? n : SAMPLE, &low);
 
-    if (c->level < LM_LMZ_JOINT_LEVEL || promising(&g[0]) || !promising(&g[1]) ||
-        bits > 8 + g[1].bits + (both ? 0.1 : 0))
+    if (c->level < LM_LMZ_JOINT_LEVEL || promising(&g[0]) || !promising(&g[1]))
+        return 0;
+    double bits = lmz_joint_choose(&j, src, n);
+    if (bits > 8 + g[1].bits + (both ? 0.1 : 0))
         return 0;
     if (both) {
         uint8_t *plane[LM_PLANES_MAX];
         lay_out(c->plane, n, 2, plane);
         c->planes->split((lm_planes_form){ 2, true, LM_PLANES_NONE }, src, NULL, n, plane);
-        planned = lm_exp_plan(c->exp, &c->work, LM_EXP_BITS, plane[1], n);
+        planned = lm_exp_plan(c->exp, &c->work, plane[1], n);
         planes = planned ? 9 + n + planned : planes;
     }
-    lmz_joint_split(&j, src, n, low, dst);
-    if (repeats(dst + LMZ_JOINT_HEAD, lm_joint_rest(n)))
+    const uint8_t *rest = lmz_joint_split(&j, src, n, dst);
+    if (!rest || repeats(rest, n))
         return 0;
     planned = lmz_joint_plan(&j, n);
     return planned && planned < planes ? lmz_joint_write(&j, src, n, dst) : 0;
@@ -500,7 +511,7 @@ static bool decode_plane(lm_lmz_coder *c, int coding, const uint8_t *src, size_t
     if (coding == CONST)
         memset(dst, src[0], n);
     else if (coding == EXP)
-        return lm_exp_read(c->exp, &c->work, LM_EXP_BITS, src, len, dst, n);
+        return lm_exp_read(c->exp, &c->work, LM_EXP_SPAN, src, len, dst, n);
     else if (coding == ZSTD)
         return ZSTD_decompressDCtx(c->unpack, dst, n, src, len) == n;
     return true;
@@ -525,7 +536,7 @@ lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
                        "it is a difference, and there is no base");
     size_t n = raw / (size_t)p.form.size;
     if (p.joint) {
-        const lmz_joint j = joint_of(c);
+        lmz_joint j = joint_of(c);
         return lmz_joint_decode(&j, &p.parts, n, dst)
                    ? LM_OK
                    : lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
@@ -554,14 +565,12 @@ lm_code lm_lmz_chunk_look(lm_lmz_kind kind, const void *src, size_t len, size_t 
     memset(out, 0, sizeof *out);
     if (parse(kind, src, len, raw, &p, e))
         return e->code;
-    if (p.joint) { /* 6 bits of each element as they are, 10 coded */
-        size_t n = raw / 2;
+    if (p.joint) {
         out->n = 2;
         out->plane[0].coding = how[RAW];
-        out->plane[0].raw = out->plane[0].coded = lm_joint_rest(n);
+        out->plane[0].raw = out->plane[0].coded = out->plane[1].raw = raw / 2;
         out->plane[1].coding = "joint";
-        out->plane[1].raw = raw - lm_joint_rest(n);
-        out->plane[1].coded = p.parts.coded + p.parts.escapes;
+        out->plane[1].coded = len - 6 - raw / 2;
         return LM_OK;
     }
     out->n = p.stored ? 1 : p.form.size;

@@ -50,7 +50,7 @@ enum { LM_LMZ_JOINT_LEVEL = 3 };
 /* Scratch and zstd contexts of one thread. */
 typedef struct lm_lmz_coder lm_lmz_coder;
 /* level 1..19 as zstd counts (0: 3).  From LM_LMZ_JOINT_LEVEL on exponents of BF16 are coded with the
- * leading bits of their mantissas, which is smaller and slower.  Up to 9 a sample decides for each
+ * leading bits of their mantissas, which is smaller.  Up to 9 a sample decides for each
  * plane whether the exponent coder, zstd or both are tried; from 10 on both always are.  `cpu` chooses the kernels; every cpu
  * level gives the same bytes. */
 lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err *e);

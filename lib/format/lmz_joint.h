@@ -4,11 +4,15 @@
  *
  * Layout, n elements:
  *   1. u8 4 (LMZ_JOINT), the head of a chunk (lmz_chunk.c)
- *   2. u8 low, 1 to 193
- *   3. u24 m: escapes;  u24 c: bytes of the coded symbols
- *   4. rests: ceil(6 n / 8) bytes
- *   5. c bytes: the n symbols in the exponent coder's layout (kernels/expcode.h), of at most 12 bits
- *   6. m bytes: the exponents of the escapes, in the order of their elements */
+ *   2. u8 low, 1 to 242;  u8 m, 1 to 15
+ *   3. u24 c: bytes of the coded pairs
+ *   4. u4 [4 m]: the group of each 4 i + k; each of 0..m - 1 occurs four times.  The four have ranks in
+ *      the order in which they stand here.  The low half of a byte first
+ *   5. n bytes: the rests
+ *   6. c bytes: the (n + 1) / 2 pairs in the exponent coder's layout (kernels/expcode.h), with a head
+ *      of rows.  No pair with a group of m or more has a code, but for 240, which stands for rare ones
+ *   7. for each 240 in order: u8, the pair; then for each of its groups that is 15, the even element's
+ *      first: u8, the exponent */
 #ifndef LM_FORMAT_LMZ_JOINT_H
 #define LM_FORMAT_LMZ_JOINT_H
 
@@ -19,33 +23,37 @@
 #include "kernels/expcode.h"
 #include "kernels/joint.h"
 
-enum { LMZ_JOINT = 4, LMZ_JOINT_HEAD = 8 };
+enum { LMZ_JOINT = 4 };
 
-/* What a chunk is coded with and where; `symbol` has n bytes. */
+/* What a chunk is coded with and where; `pair` has (n + 1) / 2 bytes. */
 typedef struct {
     const lm_joint_kernels *joint;
     const lm_exp_kernels *exp;
     lm_exp_work *work;
-    uint8_t *symbol;
+    uint8_t *pair;
+    lm_joint_places *places; /* LM_JOINT_ROOM(n) */
+    lm_joint_map map;
 } lmz_joint;
 
-/* From m sampled elements, of which some exponents are rare: which is the least that shall have a
- * symbol, and how many bits an element will take, about (INFINITY: not to be coded so). */
-double lmz_joint_guess(const uint8_t *sample, size_t m, uint8_t *low);
-/* Split n elements: symbols to j->symbol, rests to their place in dst, which has room for 2 n bytes.
- * Then plan: about the bytes of the whole, 0 if symbols cannot be coded; and write what was planned:
- * its bytes, 0 if they are more than 2 n. */
-void lmz_joint_split(const lmz_joint *j, const void *src, size_t n, uint8_t low, uint8_t *dst);
+/* Choose the map for n elements, by some of them; about the bits that one will take (INFINITY: not
+ * to be coded so). */
+double lmz_joint_choose(lmz_joint *j, const void *src, size_t n);
+/* Split n elements: pairs to j->pair, rests to their place in dst, which has room for 2 n bytes;
+ * returns where they are, NULL if head and rests alone take those 2 n.  Then plan: about the bytes of
+ * the whole, 0 if pairs cannot be coded; and write what was planned: its bytes, 0 if they are more
+ * than 2 n. */
+const uint8_t *lmz_joint_split(const lmz_joint *j, const void *src, size_t n, uint8_t *dst);
 size_t lmz_joint_plan(const lmz_joint *j, size_t n);
 size_t lmz_joint_write(const lmz_joint *j, const void *src, size_t n, uint8_t *dst);
 
-/* The parts of a chunk of n elements; false unless its lengths are right. */
+/* The parts of a chunk of n elements. */
 typedef struct {
-    uint8_t low;
-    size_t escapes, coded; /* bytes of both */
-    const uint8_t *rest, *symbols, *escape;
+    const uint8_t *map, *rest, *pairs, *rare;
+    size_t coded, listed; /* bytes of pairs and rare ones */
 } lmz_joint_parts;
+/* False unless the lengths are right, and the numbers in the head. */
 bool lmz_joint_parse(const uint8_t *src, size_t len, size_t n, lmz_joint_parts *p);
-bool lmz_joint_decode(const lmz_joint *j, const lmz_joint_parts *p, size_t n, void *dst);
+/* j->map is made.  False for bytes that no writer wrote. */
+bool lmz_joint_decode(lmz_joint *j, const lmz_joint_parts *p, size_t n, void *dst);
 
 #endif

@@ -69,10 +69,10 @@ def unzstd(frame, n):
 
 # ---- chunks ----
 
-def huffman_table(lengths, limit):
+def huffman_table(lengths):
     """(length, code) of each symbol, as the lowest bits of a byte have it: the first bit read is bit 0."""
-    assert max(lengths.values()) <= limit, "a code that is too long"
-    assert sum(2 ** (limit - k) for k in lengths.values()) == 2 ** limit, "a code that is not complete"
+    assert max(lengths.values()) <= 11, "a code that is too long"
+    assert sum(2 ** (11 - k) for k in lengths.values()) == 2 ** 11, "a code that is not complete"
     table, code, before = {}, 0, 0
     for k, symbol in sorted((k, s) for s, k in lengths.items()):
         code = (code + 1) << (k - before) if before else 0
@@ -94,18 +94,24 @@ def huffman_stream(data, n, table):
     return bytes(out)
 
 
-def exponents(src, n, limit=11):
-    first, last = src[0], src[1]
-    assert first < last
-    packed = (last - first + 2) // 2
-    nibbles = [x >> s & 15 for x in src[2:2 + packed] for s in (0, 4)][:last - first + 1]
-    table = huffman_table({first + i: k for i, k in enumerate(nibbles) if k}, limit)
-    at, streams = 2 + packed, 1
+def nibbles(src, n):
+    assert n % 2 == 0 or src[n // 2] >> 4 == 0, "a half left over"
+    return [x >> s & 15 for x in src[:(n + 1) // 2] for s in (0, 4)][:n]
+
+
+def exponents(src, n, rows=False):
+    if rows:
+        symbols, at, size = [16 * r + i for r, k in enumerate(nibbles(src, 16)) for i in range(k)], 8, 2
+    else:
+        assert src[0] < src[1]
+        symbols, at, size = list(range(src[0], src[1] + 1)), 2, 3
+    table = huffman_table({s: k for s, k in zip(symbols, nibbles(src[at:], len(symbols))) if k})
+    at, streams = at + (len(symbols) + 1) // 2, 1
     sizes = []
     if n >= 4096:
         streams = 8
-        sizes = [int.from_bytes(src[at + 3 * i:at + 3 * i + 3], "little") for i in range(7)]
-        at += 21
+        sizes = [int.from_bytes(src[at + size * i:at + size * i + size], "little") for i in range(7)]
+        at += 7 * size
     q = -(-n // streams)
     out = b""
     for i in range(streams):
@@ -116,19 +122,27 @@ def exponents(src, n, limit=11):
 
 
 def joint(src, n):
-    """BF16: exponents coded with the leading bits of their mantissas, six bits of each element as they are."""
-    low, escapes, coded = src[1], int.from_bytes(src[2:5], "little"), int.from_bytes(src[5:8], "little")
-    size = (6 * n + 7) // 8
-    rest, code, spare = src[8:8 + size], src[8 + size:8 + size + coded], src[8 + size + coded:]
-    assert 1 <= low <= 193 and len(spare) == escapes
-    bits = int.from_bytes(rest, "little")
-    assert bits >> 6 * n == 0, "bits behind the last rest"
-    out, spare = bytearray(), iter(spare)
-    for i, s in enumerate(exponents(code, n, 12)):
-        r = int.from_bytes(rest[6 * i // 8:6 * i // 8 + 2], "little") >> 6 * i % 8 & 63
-        index = s >> 2
-        e = next(spare) if index == 63 else index - 1 + low if index else 0
-        out += (r & 31 | (s & 3) << 5 | e << 7 | r >> 5 << 15).to_bytes(2, "little")
+    """BF16: exponents coded with the leading bits of their mantissas, a byte of each element as it is."""
+    low, m, coded = src[1], src[2], int.from_bytes(src[3:6], "little")
+    assert 1 <= low <= 242 and 1 <= m <= 15
+    groups, at = nibbles(src[6:], 4 * m), 6 + 2 * m
+    members = [[i for i in range(4 * m) if groups[i] == g] for g in range(m)]
+    assert all(len(x) == 4 for x in members)
+    rest, code, spare = src[at:at + n], src[at + n:at + n + coded], iter(src[at + n + coded:])
+    out, pairs = bytearray(), exponents(code, (n + 1) // 2, True)
+    for i in range(0, n, 2):
+        pair = pairs[i // 2]
+        assert pair == 240 or max(pair & 15, pair >> 4) < m
+        pair = next(spare) if pair == 240 else pair
+        for r, group in zip(rest[i:i + 2], (pair & 15, pair >> 4)):
+            place = r >> 5 & 3
+            if group == 15:
+                e, k = next(spare), place
+            else:
+                index, k = divmod(members[group][place], 4)
+                e = low + index - 1 if index else 0
+            out += (r & 31 | k << 5 | e << 7 | r >> 7 << 15).to_bytes(2, "little")
+        assert i + 1 < n or pair >> 4 == 0
     assert next(spare, None) is None
     return bytes(out), "4:"
 

@@ -123,7 +123,7 @@ static size_t round_trip(int level, lm_lmz_kind kind, const uint8_t *x, size_t r
     for (int k = 0; k < info.n; k++)
         sum += info.plane[k].coded;
     assert_int_equal(len, first[0] & 0x80 ? 1 + sum
-                          : first[0] == 4 ? 8 + sum
+                          : first[0] == 4 ? 6 + sum
                                           : 1 + 4 * (size_t)info.n + sum);
     free(first), free(out), free(back), free(exact);
     return len;
@@ -212,21 +212,22 @@ static void unrelated_base_is_left_alone(void **state)
     free(x), free(y);
 }
 
-/* The entropy of their exponents and mantissas is 65.4 %, of the exponents and eight bits more 65.9. */
+/* The entropy of exponents and mantissas is 65.4 %, of exponents and eight bits more 65.9; codes of
+ * whole bits add 0.3 to either. */
 static void normal_bf16_reaches_its_bound(void **state)
 {
     (void)state;
     uint8_t *x = make(LM_LMZ_BF16, NORMAL, FULL / 2, 5);
     size_t joint = round_trip(3, LM_LMZ_BF16, x, FULL, NULL);
     size_t planes = round_trip(1, LM_LMZ_BF16, x, FULL, NULL);
-    assert_true((double)joint < 0.655 * FULL); /* with codes of 11 bits: 0.65506 */
+    assert_true((double)joint < 0.658 * FULL);
     assert_true((double)planes < 0.664 * FULL && (double)planes > 0.66 * FULL);
     free(x);
 }
 
 /* Exponents from one end to the other: most are escapes, or there are none; zeros, infinities and
  * every NaN among them; and small chunks, for which the head of the code counts. */
-static void joint_symbols_of_any_exponents(void **state)
+static void joint_pairs_of_any_exponents(void **state)
 {
     (void)state;
     for (int far = 0; far < 4; far++) {
@@ -422,7 +423,7 @@ int main(void)
         cmocka_unit_test(differences_come_back_and_are_smaller),
         cmocka_unit_test(unrelated_base_is_left_alone),
         cmocka_unit_test(normal_bf16_reaches_its_bound),
-        cmocka_unit_test(joint_symbols_of_any_exponents),
+        cmocka_unit_test(joint_pairs_of_any_exponents),
         cmocka_unit_test(old_memory_changes_nothing),
         cmocka_unit_test(stored_chunks_are_raw),
         cmocka_unit_test(noise_that_repeats_is_found),
