@@ -171,8 +171,8 @@ static lm_code read_line(const json_t *j, const shape *s, const char *where, lm_
     if (!read_numbers(json_object_get(j, "weights"), s->n, s->w) ||
         !read_numbers(json_object_get(j, "loss"), s->sets, s->loss))
         return lm_fail(e, LM_EFORMAT, where, "begin anew, without --resume",
-                       "a candidate needs %d weight%s and %d losse%s", s->n, lm_plural(s->n),
-                       s->sets, lm_plural(s->sets));
+                       "a candidate needs %d weight%s and %d loss%s", s->n, lm_plural(s->n),
+                       s->sets, s->sets == 1 ? "" : "es");
     return lm_candidates_add(out, s->n, s->sets, s->w, s->loss, NAN, seconds, e);
 }
 

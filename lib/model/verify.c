@@ -169,6 +169,32 @@ static lm_code check_parts(const lm_model_source *m, const lm_config *c, lm_find
 
 /* ---- The whole ---- */
 
+/* Is a weight in a quantised form? */
+static bool is_quantised(const lm_model_source *m)
+{
+    char plain[512];
+
+    for (size_t i = 0; i < lm_model_source_count(m); i++) {
+        const char *name = lm_model_source_at(m, i)->name;
+        if (lm_verify_is_scale(name) || lm_verify_is_packed(name, plain, sizeof plain))
+            return true;
+    }
+    return false;
+}
+
+/* The tools that compute refuse the key whatever the weights are. */
+static void check_quantization(const lm_model_source *m, const json_t *config, lm_findings *f)
+{
+    static const char key[] = "quantization_config";
+    const json_t *v = json_object_get(config, key);
+
+    if (v && !json_is_null(v))
+        lm_verify_say(f, false, "config.json", key,
+                      is_quantised(m) ? "all that computes with the model refuses it"
+                                      : "all that computes with the model refuses it, and no "
+                                        "weight is quantised: remove the key");
+}
+
 /* The architecture of a quantised model is that of the model; how it is quantised is not read here. */
 static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings *f, lm_err *e)
 {
@@ -203,6 +229,7 @@ static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings
     }
     *vocab = c.vocab;
     lm_verify_keys(config, f);
+    check_quantization(m, config, f);
     rc = check_parts(m, &c, f, e);
     lm_config_fini(&c);
     return rc;

@@ -217,7 +217,13 @@ static void test_scales(void **state)
     put_config("");
     put_weights("model.safetensors", true, good);
     put_config(",\"quantization_config\":{\"quant_method\":\"fp8\"}");
-    expect(0, 0, NULL);
+    expect(
+        0, 1,
+        LINES("config.json: quantization_config: all that computes with the model refuses it\n"));
+    put_config("");
+    put_weights("model.safetensors", true, NULL);
+    put_config(",\"quantization_config\":{\"quant_method\":\"fp8\"}");
+    expect(0, 1, LINES("refuses it, and no weight is quantised: remove the key"));
     put_config("");
     put_weights("model.safetensors", true, bad);
     expect(4, 0,
