@@ -19,6 +19,7 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     tiny > 'my text/tiny one.txt'
     make -f 'my recipes/first-light.mk' WORK='my work' CORPUS='my text/tiny one.txt' "${SMALL[@]}" > log 2>&1 || { cat log; false; }
     grep -q '^pictures   my\\ work/loss.svg' log
+    grep -q ' 1 document and ' log
     [ "$(cat 'my work/held-out.how')" = ends ]
     cd 'my work'
     # the parts are the text again; the second is a tenth of its characters
