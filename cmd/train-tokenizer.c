@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "common/input_opts.h"
@@ -83,6 +84,33 @@ static bool is_config_due(const char *path, const char *config, const lm_buf *te
     return due;
 }
 
+/* -f replaces a configuration as it is written here, not what others have added to it, such as a chat
+ * template. */
+static lm_code check_config(const char *path, lm_err *e)
+{
+    static const char *const own[] = { "tokenizer_class", "clean_up_tokenization_spaces",
+                                       "bos_token", "eos_token" };
+    json_t *there = NULL, *value;
+    const char *key;
+    lm_err ignored = { 0 };
+    lm_code rc = LM_OK;
+
+    if (!lm_path_exists(path) || lm_json_load(path, 64 << 20, &there, &ignored))
+        return LM_OK;
+    json_object_foreach(there, key, value)
+    {
+        bool known = false;
+        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+            known |= !strcmp(key, own[i]);
+        if (!known && !rc)
+            rc = lm_fail(e, LM_EUSAGE, path, "choose another folder, or move it elsewhere",
+                         "holds '%.100s', which is no part of the new output and would be lost",
+                         key);
+    }
+    json_decref(there);
+    return rc;
+}
+
 /* Open the outputs before the work; a missing folder is made. */
 static lm_code open_product(product *p, const lm_buf *config_text, lm_err *e)
 {
@@ -110,6 +138,8 @@ static lm_code open_product(product *p, const lm_buf *config_text, lm_err *e)
         rc = lm_strdup(&config, "tokenizer_config.json", e);
     if (!rc && !pair)
         pair = is_config_due(path, config, config_text);
+    if (!rc && pair && tool.force)
+        rc = check_config(config, e);
     if (!rc)
         rc = lm_out_open(json ? json : path, tool.force, &p->json, e);
     if (!rc && pair)

@@ -90,7 +90,11 @@ static lm_code open_source(lm_merge_plan *p, int i, const char *path, const lm_m
 
 static lm_code open_extra(const char *path, lm_st **out, lm_err *e)
 {
-    return path ? lm_st_open(path, out, e) : LM_OK;
+    lm_code rc = path ? lm_st_open(path, out, e) : LM_OK;
+
+    if (rc || !path || lm_st_count(*out))
+        return rc;
+    return lm_fail(e, LM_EFORMAT, path, "make it again", "it holds no tensors");
 }
 
 enum { SPAN = 8192 };
@@ -120,8 +124,7 @@ static lm_code check_fisher(const lm_st *st, const char *path, lm_err *e)
     for (size_t i = 0; i < lm_st_count(st) && !any; i++)
         if (any_number(st, lm_st_at(st, i), &any, e))
             return e->code;
-    return any || !lm_st_count(st)
-               ? LM_OK
+    return any ? LM_OK
                : lm_fail(e, LM_EFORMAT, path, "take them again: the mean of squared gradients",
                          "all importances are 0");
 }

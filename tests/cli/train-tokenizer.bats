@@ -37,6 +37,18 @@ setup() {
     [ ! -e tokenizer.json ]
     train-tokenizer -q -f -V 300 -o tokenizer.json clean.jsonl
     grep -q '"eos_token": "<|endoftext|>"' tokenizer_config.json
+    # -f takes nothing away that was added since
+    mkdir model
+    cp tokenizer.json model
+    printf '{"eos_token": "<END>", "chat_template": "{{ x }}"}' | tee model/tokenizer_config.json > mine
+    for o in model model/tokenizer.json; do
+        run train-tokenizer -f -V 300 -o $o clean.jsonl
+        [ "$status" -eq 2 ]
+        [[ "$output" == "train-tokenizer: model/tokenizer_config.json: holds 'chat_template', which is no part of the new output and would be lost: "* ]]
+        cmp model/tokenizer_config.json mine
+        cmp model/tokenizer.json tokenizer.json
+        [ "$(ls -A model | wc -l)" -eq 2 ]
+    done
     mkdir other
     train-tokenizer -q -V 300 -s '<END>' -o other/own.json clean.jsonl
     shard-data -q --tokenizer other/own.json -o d2 clean.jsonl

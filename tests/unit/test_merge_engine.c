@@ -159,6 +159,17 @@ static void put_fisher(const char *path, double value)
     lm_st_plan_free(p);
 }
 
+/* A file of side data without tensors. */
+static void put_nothing(const char *path)
+{
+    static const char file[] = "\2\0\0\0\0\0\0\0{}";
+    FILE *f = fopen(path, "wb");
+
+    assert_non_null(f);
+    assert_int_equal(fwrite(file, 1, sizeof file - 1, f), sizeof file - 1);
+    assert_int_equal(fclose(f), 0);
+}
+
 static void fisher(void **state)
 {
     double x[1024], y[1024], o[1024];
@@ -191,6 +202,22 @@ static void no_fisher(const char *first, const char *second, const char *what)
     lm_merge_recipe_free(r);
 }
 
+/* A file of side data of the second model that says nothing. */
+static void damaged_side(const char *method, const char *second, const char *where,
+                         const char *what)
+{
+    const char *const operands[] = { !strcmp(method, "fisher") ? "x:fisher=fx" : "x", second,
+                                     NULL };
+    lm_merge_recipe *r = mm_recipe(method, NULL, operands);
+    lm_merge_plan *p = NULL;
+    lm_err e = { 0 };
+
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EFORMAT);
+    assert_string_equal(e.where, where);
+    assert_string_equal(e.what, what);
+    lm_merge_recipe_free(r);
+}
+
 /* Importances of some models, of some tensors, or of none that there are. */
 static void bad_fishers(void **state)
 {
@@ -207,13 +234,10 @@ static void bad_fishers(void **state)
     no_fisher("x:fisher=fx", "y:fisher=fy", "its side data has no tensor 'model.layers.");
     no_fisher("x:fisher=fx", "y:fisher=fz", "y has no tensor 'up_proj'");
     put_fisher("f0", 0);
-    lm_merge_recipe *r = mm_recipe("fisher", NULL, OPERANDS("x:fisher=fx", "y:fisher=f0"));
-    lm_merge_plan *p = NULL;
-    lm_err e = { 0 };
-    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EFORMAT);
-    assert_string_equal(e.where, "f0");
-    assert_string_equal(e.what, "all importances are 0");
-    lm_merge_recipe_free(r);
+    damaged_side("fisher", "y:fisher=f0", "f0", "all importances are 0");
+    put_nothing("none");
+    damaged_side("fisher", "y:fisher=none", "none", "it holds no tensors");
+    damaged_side("regmean", "y:gram=none", "none", "it holds no tensors");
 }
 
 /* ---- LoRA ---- */
