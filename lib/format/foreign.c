@@ -19,7 +19,8 @@ static const struct {
 } kinds[] = {
     { "pytorch_model", ".bin", pickle, save_again },
     { "pytorch_model", ".bin.index.json", pickle, save_again },
-    { "adapter_model", ".safetensors", "the weights of an adapter", "write MODEL+ADAPTER" },
+    { "adapter_model", ".safetensors", "the weights of an adapter",
+      "merge-models MODEL+ADAPTER merges it into its base" },
     { "adapter_model", ".bin", pickle,
       "save it with PEFT's save_pretrained(..., safe_serialization=True)" },
     { "consolidated", ".pth", pickle, "fetch the model in the form of transformers" },

@@ -77,13 +77,16 @@ static void explain(how h, const lm_resume_ask *ask, const lm_schedule *old, con
     static const char *const others[] = { "extend or rewarm", "keep or rewarm", "keep or extend" };
     double before = lm_schedule_lr(old, ask->step - 1), now = lm_schedule_lr(s, ask->step),
            last = lm_schedule_lr(s, ask->steps - 1);
+    char end[64] = ""; /* of more than one step */
     if (before == now && now == last)
         return;
+    if (ask->steps > ask->step + 1)
+        snprintf(end, sizeof end, " and %.3g at step %" PRId64, last, ask->steps);
     snprintf(note, 256,
              "the %s schedule %s %" PRId64 ": the learning rate was %.3g, is %.3g at step %" PRId64
-             " and %.3g at step %" PRId64 " (--resume-schedule %s; the others are %s)",
-             lm_sched_names[s->kind], does[h], s->from + s->total, before, now, ask->step + 1, last,
-             ask->steps, lm_resume_names[h], others[h]);
+             "%s (--resume-schedule %s; the others are %s)",
+             lm_sched_names[s->kind], does[h], s->from + s->total, before, now, ask->step + 1, end,
+             lm_resume_names[h], others[h]);
 }
 
 lm_code lm_resume_schedule(const json_t *options, const char *where, const lm_resume_ask *ask,

@@ -139,6 +139,13 @@ YAML
     mkdir pickle none && cp adapter/adapter_config.json pickle/ && : > pickle/adapter_model.bin
     refused 2 "adapter_model.bin is a pickle of Python, which is not read: save it with" merge-models -m passthrough base/+pickle -o bad
     refused 2 "it has no adapter_config.json" merge-models -m passthrough base/+none -o bad
+    # tools that take no adapter name the one that does
+    for t in "generate -p a" "convert-model -o bad"; do
+        run $t adapter
+        [ "$status" -eq 2 ]
+        [[ "$output" == *": adapter_model.safetensors is the weights of an adapter: merge-models MODEL+ADAPTER merges it into its base" ]]
+        [ ! -e bad ]
+    done
 }
 
 @test "merge-models: --dry-run shows weights and the bound, and writes nothing" {

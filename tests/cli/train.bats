@@ -489,6 +489,9 @@ goes_on() {
     # it is said for a rate that is given, too
     run --separate-stderr train --resume flat --steps 12 --lr 1e-3 --warmup 0
     [[ ${stderr_lines[0]} == "train: the constant schedule is laid out anew up to step 12: the learning rate was 0.003, is 0.001 at step 10 and 0.001 at step 12 ("* ]]
+    # of a single step the rate is said once
+    run --separate-stderr train --resume flat --steps 13 --lr 3e-3
+    [[ ${stderr_lines[0]} == *": the learning rate was 0.001, is 0.003 at step 13 (--resume-schedule extend; "* ]]
     run "${T[@]}" m0 data -o none --resume-schedule keep
     [ "$status" -eq 2 ]
     [[ $output == "train: --resume-schedule: serves --resume only: leave it out" ]]
