@@ -43,7 +43,7 @@ static const lm_opt options[] = {
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp16", "f16"),
     LM_ALSO_AS("fp32", "f32"),
-    LM_STR(0, "name", &opt.name, "TEXT", "GGUF: general.name [from the input's path]"),
+    LM_STR(0, "name", &opt.name, "TEXT", "GGUF: general.name [the input's, or its path's]"),
     LM_ALSO("model-name"),
     LM_FLAG(0, "originals", &opt.originals,
             "GGUF: keep config.json and tokenizer files for an exact way back [on]"),

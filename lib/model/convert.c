@@ -319,6 +319,7 @@ void lm_import_close(lm_import *m)
     lm_st_plan_free(m->plan);
     lm_config_fini(&m->config);
     json_decref(m->tree);
+    lm_free(m->name);
     lm_free(m->history);
     lm_free(m->seq_len);
     lm_free(m->path);

@@ -52,6 +52,7 @@ struct lm_import {
     size_t n_side, cap_side;
     lm_st_plan *plan; /* the tensors; their types are what load gives */
     bool quantised;   /* some tensors were decoded from fewer bits */
+    char *name;       /* general.name of a GGUF; NULL: none */
     char *history;    /* provenance.h; NULL: none */
     char *seq_len;    /* LM_SEQ_KEY there; NULL: not known */
     uint64_t digest;  /* of the input; 0: not taken */

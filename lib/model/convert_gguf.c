@@ -362,6 +362,8 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
         rc = take_note(q->g, LM_HISTORY_KEY, &m->history, e);
     if (!rc)
         rc = take_note(q->g, LM_SEQ_KEY, &m->seq_len, e);
+    if (!rc)
+        rc = take_note(q->g, "general.name", &m->name, e);
     if (!rc && !lm_import_side(m, "config.json"))
         json_object_set_new(m->tree, "torch_dtype", json_string("float32")); /* made to fit later */
     return rc;

@@ -19,23 +19,38 @@ static void put_text(lm_gguf_plan *p, const char *key, const char *s)
     lm_gguf_put_str(p, key, s, strlen(s));
 }
 
-/* The last part of the path, without ".gguf", ".tar" and the like. */
-static void put_name(lm_gguf_plan *p, const lm_import *m, const char *given)
+/* Cut the ending of a model's file off: .gguf, .tar.zst, ... */
+static void cut_ending(char *name)
 {
-    char name[256];
-    size_t n = strlen(m->path);
+    static const char *const endings[] = { ".gguf", ".safetensors", ".lmz", ".bin", ".tar" };
+    char *tar = strstr(name, ".tar.");
 
-    if (!given) {
-        while (n > 1 && m->path[n - 1] == '/')
-            n--;
-        snprintf(name, sizeof name, "%.*s", (int)(n < 4096 ? n : 4096), m->path);
-        const char *base = lm_path_base(name);
-        given = !strcmp(base, ".") || !strcmp(m->path, "standard input")
-                    ? lm_arch_name(m->config.arch)
-                    : base;
+    if (tar && tar > name && !strchr(tar + 5, '.'))
+        *tar = 0;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (lm_text_ends(name, endings[i]))
+            name[strlen(name) - strlen(endings[i])] = 0;
+}
+
+/* What is given, else the name that a GGUF has, else the last part of the path. */
+static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, lm_err *e)
+{
+    const char *name = given ? given : m->name ? m->name : "";
+    char *path = NULL;
+
+    if (!*name) {
+        if (lm_strdup(&path, m->path, e))
+            return e->code;
+        for (size_t n = strlen(path); n > 1 && path[n - 1] == '/';)
+            path[--n] = 0;
+        cut_ending(path);
+        name = lm_path_base(path);
+        if (!*name || !strcmp(name, ".") || !strcmp(name, "..") || !strcmp(name, "standard input"))
+            name = lm_arch_name(m->config.arch);
     }
-    n = strlen(given);
-    lm_gguf_put_str(p, "general.name", given, lm_utf8_valid(given, n));
+    lm_gguf_put_str(p, "general.name", name, lm_utf8_valid(name, strlen(name)));
+    lm_free(path);
+    return LM_OK;
 }
 
 /* Files that cannot be made again from the metadata, and the types of the tensors. */
@@ -102,10 +117,11 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
 
     put_text(p, "general.architecture", lm_gguf_arch(m->config.arch));
     put_text(p, "general.type", "model");
-    put_name(p, m, o->name);
+    rc = put_name(p, m, o->name, e);
     lm_gguf_put_u32(p, "general.file_type", lm_gguf_recipe_file_type(r, s->slot, s->n, s->from));
     lm_gguf_put_u32(p, "general.quantization_version", 2);
-    rc = lm_gguf_put_config(p, m, e);
+    if (!rc)
+        rc = lm_gguf_put_config(p, m, e);
     if (!rc)
         rc = lm_gguf_put_vocab(p, m, e);
     if (!rc && o->originals)

@@ -143,6 +143,28 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$output" = "" ]
 }
 
+@test "convert-model: the name of a GGUF goes on; a path gives its last part without the ending" {
+    name_of() { perl -0777 -ne '/general\.name(.{200})/s and print unpack("x4 Q</a", $1)' "$1"; }
+    is_named() { convert-model -qf "$1" -o named.gguf && [ "$(name_of named.gguf)" = "$2" ]; }
+    mkdir -p some
+    convert-model -q model -o some/a.gguf --name 'My Model 1.gguf'
+    is_named some/a.gguf 'My Model 1.gguf'
+    cp -r model some/v1.2
+    is_named some/v1.2// v1.2
+    tar -cf some/b.tar -C model .
+    tar -czf some/c.d.tar.gz -C model .
+    compress-ckpt -q model -o some/e.lmz
+    is_named some/b.tar b
+    is_named some/c.d.tar.gz c.d
+    is_named some/e.lmz e
+    (cd model && convert-model -qf . -o ../named.gguf)
+    [ "$(name_of named.gguf)" = llama ]
+    long=$(printf 'x%.0s' {1..200})
+    mkdir -p "$long/$long"
+    cp -r model "$long/$long/m"
+    is_named "$long/$long/m" m
+}
+
 @test "convert-model: GGUF to GGUF quantises what is there" {
     convert-model model -o m.gguf
     convert-model m.gguf -o q.gguf --type q8_0

@@ -5,7 +5,7 @@ complete -c convert-model -l to -x -a 'auto hf gguf llmc llama2c' -d 'hf, gguf, 
 complete -c convert-model -l type -x -a 'keep f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k q2_k q2_k_s q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m iq4_nl iq4_xs' -d 'GGUF: type of the matrices [keep]'
 complete -c convert-model -l pure -d 'GGUF: no mixture, every matrix in the type itself'
 complete -c convert-model -l dtype -x -a 'f32 f16 bf16' -d 'hf, llmc: f32, f16 or bf16 [as they are; decoded blocks bf16]'
-complete -c convert-model -l name -r -d 'GGUF: general.name [from the input\'s path]'
+complete -c convert-model -l name -r -d 'GGUF: general.name [the input\'s, or its path\'s]'
 complete -c convert-model -l originals -d 'GGUF: keep config.json and tokenizer files for an exact way back [on]'
 complete -c convert-model -l max-shard-size -r -d 'hf: begin another file when one holds this much [5 GB]'
 complete -c convert-model -l imatrix -r -d 'weigh errors by an importance matrix: a file of llama-imatrix, or a text or token shards to make one from'
