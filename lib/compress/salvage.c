@@ -9,7 +9,9 @@
 #include "compress/unpack_impl.h"
 
 typedef struct {
-    char *file, *tensor; /* tensor NULL: a header or a plain file */
+    char *file, *tensor;
+    /* Without a tensor: the bytes of joined ones, else 0: a header or a plain file. */
+    uint64_t from, bytes;
 } fault;
 
 typedef struct {
@@ -44,6 +46,10 @@ static void collect(void *ctx, const lm_lmz_fault *f)
         lm_free(x.tensor);
         return;
     }
+    if (f->part && !x.tensor && f->part->offset) {
+        x.from = f->part->offset;
+        x.bytes = f->part->raw;
+    }
     tell(d, f->file, x.tensor, f->chunk, f->what);
     d->v[d->n++] = x;
 }
@@ -58,11 +64,17 @@ static void damage_fini(damage *d)
     lm_lmz_free(d->z);
 }
 
-static bool tensor_lost(const damage *d, const char *file, const char *tensor)
+/* Whether a fault is in tensor t, or among those that it is joined with; its data begin at `at`. */
+static bool tensor_lost(const damage *d, const char *file, const lm_st_tensor *t, uint64_t at)
 {
-    for (size_t i = 0; i < d->n; i++)
-        if (d->v[i].tensor && !strcmp(d->v[i].file, file) && !strcmp(d->v[i].tensor, tensor))
+    for (size_t i = 0; i < d->n; i++) {
+        const fault *x = &d->v[i];
+        if (strcmp(x->file, file))
+            continue;
+        if (x->tensor ? !strcmp(x->tensor, t->name)
+                      : at < x->from + x->bytes && x->from < at + t->bytes)
             return true;
+    }
     return false;
 }
 
@@ -73,7 +85,7 @@ static void look_up(const damage *d, const char *file, bool *faulty, bool *lost)
     for (size_t i = 0; i < d->n; i++)
         if (!strcmp(d->v[i].file, file)) {
             *faulty = true;
-            *lost |= d->v[i].tensor == NULL;
+            *lost |= !d->v[i].tensor && !d->v[i].bytes;
         }
 }
 
@@ -106,6 +118,8 @@ static lm_code pick_whole_ones(const damage *d, const char *file, const lm_st *s
                                const json_t *described, lm_pick *p, size_t *n, lm_err *e)
 {
     lm_buf name = { 0 };
+    const lm_st_tensor *last = lm_st_count(st) ? lm_st_at(st, lm_st_count(st) - 1) : NULL;
+    uint64_t data = last ? lm_st_file_bytes(st) - last->offset - last->bytes : 0;
     lm_code rc = lm_pick_meta(p, st, e);
     *n = 0;
     for (size_t i = 0; !rc && i < lm_st_count(st); i++) {
@@ -117,7 +131,7 @@ static lm_code pick_whole_ones(const damage *d, const char *file, const lm_st *s
             break;
         lm_pick_parts(st, described, name.data, part, &parts);
         for (int k = 0; k < parts; k++)
-            whole &= !tensor_lost(d, file, part[k]->name);
+            whole &= !tensor_lost(d, file, part[k], data + part[k]->offset);
         if (parts && whole && part[0] == t) { /* once, at its first part */
             rc = lm_pick_add(p, st, described, name.data, &found, e);
             ++*n;

@@ -66,6 +66,19 @@ static void add_planes(lm_text *x, const lm_lmz_chunk_info *info)
     lm_text_add(x, "\n");
 }
 
+/* What a part without a name is in a file of several. */
+static const char *role_of(const lm_lmz *z, size_t i)
+{
+    const lm_lmz_part *p = lm_lmz_part_at(z, i);
+    if (p->tensor)
+        return "";
+    if (p->offset)
+        return " (tensors, joined)";
+    return p->raw && i + 1 < lm_lmz_parts(z) && !strcmp(lm_lmz_part_at(z, i + 1)->file, p->file)
+               ? " (header)"
+               : "";
+}
+
 static void add_part(lm_text *x, const lm_lmz *z, size_t i, const lm_table_opts *o)
 {
     const lm_lmz_part *p = lm_lmz_part_at(z, i);
@@ -74,10 +87,7 @@ static void add_part(lm_text *x, const lm_lmz *z, size_t i, const lm_table_opts 
     add_sizes(x, p->raw, p->coded);
     lm_text_add(x, p->delta ? "  d  " : "     ");
     lm_text_clean(x, p->tensor ? p->tensor : p->file);
-    if (!p->tensor && p->raw != 0 && i + 1 < lm_lmz_parts(z) && lm_lmz_part_at(z, i + 1)->tensor &&
-        !strcmp(lm_lmz_part_at(z, i + 1)->file, p->file))
-        lm_text_add(x, " (header)");
-    lm_text_add(x, "\n");
+    lm_text_addf(x, "%s\n", role_of(z, i));
     if (!o->planes || !p->tensor || x->rc)
         return;
     if (lm_lmz_part_planes(z, i, &info, x->err))

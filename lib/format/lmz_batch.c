@@ -16,7 +16,8 @@ static void code_job(lmz_batches *b, lmz_job *j, int who)
     j->rc = LM_OK;
     j->rec.raw_check = lm_hash64(j->src, j->rec.raw, 0); /* first: it brings them into the cache */
     if (j->base_file && !b->rooms[who])
-        j->rc = lm_realloc_n(&b->rooms[who], LM_LMZ_CHUNK, 1, "a chunk of the base", &j->err);
+        j->rc = lm_realloc_n(&b->rooms[who], lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1,
+                             "a chunk of the base", &j->err);
     if (!j->rc && j->base_file)
         j->rc = lmz_base_bytes(b->base, j->base_file, j->base_from, j->rec.raw, b->rooms[who],
                                &base, &j->err);
@@ -129,6 +130,42 @@ lm_code lmz_batches_flush(lmz_batches *b, lm_err *e)
 {
     lm_code rc = lmz_batches_turn(b, e);
     return rc ? rc : write_batch(b, &b->batches[!b->current], e);
+}
+
+/* ---- Measuring ---- */
+
+typedef struct {
+    const lmz_batches *b;
+    lmz_sample *s;
+} measuring;
+
+static void measure(void *ctx, int64_t begin, int64_t end, int who)
+{
+    const measuring *m = ctx;
+
+    for (int64_t i = begin; i < end; i++) {
+        lmz_sample *s = &m->s[i];
+        size_t coded = 0;
+        lm_err e = { 0 };
+        if (s->raw && lm_lmz_encode(m->b->coders[who], s->kind, s->data, s->raw, NULL,
+                                    m->b->rooms[who], lm_lmz_chunk_bound(LM_LMZ_CHUNK), &coded, &e))
+            coded = (size_t)s->raw + 1; /* as if stored */
+        s->coded = (uint32_t)coded;
+    }
+}
+
+lm_code lmz_batches_measure(lmz_batches *b, lmz_sample *s, size_t n, lm_err *e)
+{
+    measuring m = { b, s };
+    lm_code rc = LM_OK;
+
+    for (int i = 0; i < lm_par_threads(b->par) && !rc; i++)
+        if (!b->rooms[i])
+            rc =
+                lm_realloc_n(&b->rooms[i], lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1, "a coded chunk", e);
+    if (!rc)
+        lm_par_for(b->par, (int64_t)n, 1, measure, &m);
+    return rc;
 }
 
 /* ---- Gathering ---- */

@@ -43,8 +43,15 @@ typedef struct {
     int current;
     size_t jobs; /* in each */
     lm_lmz_coder **coders;
-    uint8_t **rooms; /* of the base's bytes; one for each thread */
+    uint8_t **rooms; /* of the base's bytes, or of what is measured; one for each thread */
 } lmz_batches;
+
+/* Bytes to code for their size alone. */
+typedef struct {
+    lm_lmz_kind kind;
+    const uint8_t *data;
+    uint32_t raw, coded; /* coded: 0 for no bytes */
+} lmz_sample;
 
 /* With write, ctx, par, base and table set, the rest zeroed. */
 lm_code lmz_batches_init(lmz_batches *b, int level, lm_err *e);
@@ -71,6 +78,8 @@ lm_code lmz_batches_keep(lmz_batches *b, lm_err *e);
 lm_code lmz_batches_turn(lmz_batches *b, lm_err *e);
 /* Code and write all. */
 lm_code lmz_batches_flush(lmz_batches *b, lm_err *e);
+/* Set `coded` of n samples, each a chunk at most. */
+lm_code lmz_batches_measure(lmz_batches *b, lmz_sample *s, size_t n, lm_err *e);
 /* Write these bytes behind all. */
 lm_code lmz_batches_emit(lmz_batches *b, const void *data, size_t bytes, lm_err *e);
 

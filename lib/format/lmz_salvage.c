@@ -239,6 +239,25 @@ static lm_code walk(walker *w, lm_err *e)
 
 /* ---- Names of tensors whose records are lost ---- */
 
+/* The tensor that has this byte of the data; NULL if there is none. */
+static const lm_st_tensor *tensor_at(const lm_st_table *st, uint64_t at)
+{
+    size_t lo = 0, hi = st->n;
+
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (st->tensor[mid].offset <= at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    while (lo && !st->tensor[lo - 1].bytes)
+        lo--;
+    return lo && at - st->tensor[lo - 1].offset < st->tensor[lo - 1].bytes ? &st->tensor[lo - 1]
+                                                                           : NULL;
+}
+
+/* Part p, whose record is lost, may be a tensor of the header st; its data begin at `data`. */
 static void name_part(lmz_table *t, lmz_part *p, const lm_st_table *st, uint64_t data)
 {
     const lmz_file *f = &t->file[p->file];
@@ -249,13 +268,12 @@ static void name_part(lmz_table *t, lmz_part *p, const lm_st_table *st, uint64_t
     char *name;
     lm_err e = { 0 };
 
-    if (p->at || !p->number || p->number > st->n)
+    if (p->at || !(p->flags & LMZ_PART_NAMED) || p->pub.offset < data)
         return;
-    x = &st->tensor[p->number - 1];
-    if (data + x->offset < before || data + x->offset + x->bytes > after ||
-        data + x->offset > p->pub.offset || /* chunks before this may be lost, too */
+    x = tensor_at(st, p->pub.offset - data);
+    if (!x || data + x->offset < before || data + x->offset + x->bytes > after ||
         p->pub.offset + p->pub.raw > data + x->offset + x->bytes ||
-        (p->pub.offset - data - x->offset) % LM_LMZ_CHUNK ||
+        (p->pub.offset - data - x->offset) % LM_LMZ_CHUNK || /* chunks before may be lost, too */
         lm_arena_strdup(t->arena, &name, x->name, strlen(x->name), &e))
         return;
     p->pub.tensor = name;

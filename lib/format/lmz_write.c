@@ -10,13 +10,12 @@
 #include <zstd.h>
 
 #include "base/text.h"
-#include "format/lmz_batch.h"
-#include "format/safetensors_table.h"
+#include "format/lmz_parts.h"
 
 enum { INDEX_LEVEL = 9 };
 
-/* How far the current file is known. */
-typedef enum { NO_FILE, LENGTH, HEADER, DATA } stage;
+/* How far the current file is known; WINDOW: bytes are gathered to choose its next parts by. */
+typedef enum { NO_FILE, LENGTH, HEADER, WINDOW, DATA } stage;
 
 struct lm_lmz_writer {
     char *where;
@@ -27,11 +26,12 @@ struct lm_lmz_writer {
 
     stage stage;
     uint64_t file_bytes, pushed;
-    lm_buf head; /* length field and header, while they are gathered */
+    lm_buf head; /* length field and header, or a window, while they are gathered */
     uint64_t head_bytes;
     lm_st_table tensors; /* of the current file; empty: plain */
-    size_t next_part;    /* 0: the header or the whole file */
-    size_t n_parts;
+    lmz_parts parts;
+    uint64_t cut; /* bytes of the file that are in jobs */
+    uint32_t next_part;
     lmz_part_rec part;
     uint64_t part_at; /* bytes of the part that are in jobs */
 
@@ -41,28 +41,21 @@ struct lm_lmz_writer {
 
 /* ---- Cutting files into parts and chunks ---- */
 
-static lm_lmz_kind kind_of(const lm_st_tensor *t)
+/* The record of the next part of the current file. */
+static void describe_part(lm_lmz_writer *w, const lmz_piece *piece)
 {
-    return !strcmp(t->dtype_name, "C64") ? LM_LMZ_F32 : lm_lmz_kind_of(t->dtype);
-}
-
-/* What part number i of the current file is. */
-static void describe_part(lm_lmz_writer *w, size_t i)
-{
-    w->part = (lmz_part_rec){ .file = (uint32_t)(w->table.files - 1), .part = (uint32_t)i };
+    w->part = (lmz_part_rec){ .file = (uint32_t)(w->table.files - 1),
+                              .part = w->next_part++,
+                              .kind = piece->kind,
+                              .offset = piece->offset,
+                              .raw = piece->raw };
     w->part_at = 0;
-    if (i == 0) {
-        w->part.kind = LM_LMZ_BYTES;
-        w->part.raw = w->tensors.n ? w->head_bytes : w->file_bytes;
+    if (piece->tensor == SIZE_MAX)
         return;
-    }
-    const lm_st_tensor *t = &w->tensors.tensor[i - 1];
+    const lm_st_tensor *t = &w->tensors.tensor[piece->tensor];
     const char *found;
 
-    w->part.kind = kind_of(t);
     w->part.flags = LMZ_PART_NAMED;
-    w->part.offset = w->head_bytes + t->offset;
-    w->part.raw = t->bytes;
     w->part.dtype = (lmz_str){ t->dtype_name, strlen(t->dtype_name) };
     w->part.name = (lmz_str){ t->name, strlen(t->name) };
     if (w->bases && t->bytes &&
@@ -73,13 +66,14 @@ static void describe_part(lm_lmz_writer *w, size_t i)
     }
 }
 
-/* Begin parts until one wants bytes or all have begun. */
+/* Begin parts until one wants bytes or all that are chosen have begun. */
 static lm_code next_part(lm_lmz_writer *w, lm_err *e)
 {
+    lmz_piece piece;
     lm_code rc = LM_OK;
 
-    while (!rc && w->next_part < w->n_parts && w->part_at == w->part.raw) {
-        describe_part(w, w->next_part++);
+    while (!rc && w->part_at == w->part.raw && lmz_parts_next(&w->parts, &piece)) {
+        describe_part(w, &piece);
         rc = lmz_table_part(&w->table, &w->part, 0, false, w->where, e);
         rc = rc ? rc : lmz_put_part(lmz_batches_records(&w->out), &w->part, e);
     }
@@ -115,6 +109,7 @@ static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *
         size_t n = j->rec.raw - in < bytes ? j->rec.raw - in : bytes;
         rc = lmz_job_add(j, in, data, n, e);
         w->part_at += n;
+        w->cut += n;
         data += n;
         bytes -= n;
         if (!rc && in + n == j->rec.raw)
@@ -123,33 +118,30 @@ static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *
     return rc;
 }
 
-/* Do tensors as parts of their own take fewer bytes than the records of the parts?  Of numbers of
- * floating point a sixth is gained at least, of others nothing that zstd would not gain from the file
- * as a whole.  A difference needs its parts. */
-static bool parts_pay(const lm_lmz_writer *w)
+/* Cut what was gathered. */
+static lm_code cut_gathered(lm_lmz_writer *w, lm_err *e)
 {
-    enum { RECORDS = 56 + 60 + 17 /* P, C, and what the index and a chunk's head add */ };
-    uint64_t cost = 0, gain = 0;
+    lm_buf head = w->head;
+    lm_code rc;
 
-    for (size_t i = 0; i < w->tensors.n; i++) {
-        const lm_st_tensor *t = &w->tensors.tensor[i];
-        cost += RECORDS + strlen(t->name) + strlen(t->dtype_name);
-        gain += kind_of(t) >= LM_LMZ_BF16 ? t->bytes / 7 : t->bytes / 1000;
-    }
-    return w->bases || gain >= cost;
+    w->stage = DATA;
+    w->head = (lm_buf){ 0 };
+    rc = cut(w, (const uint8_t *)head.data, head.len, e);
+    rc = rc ? rc : lmz_batches_keep(&w->out, e);
+    lm_buf_fini(&head);
+    return rc;
 }
 
 /* The header is there: its tensors become the parts, if it is one. */
 static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
 {
     lm_err ignored = { 0 };
-    lm_buf head = w->head;
+    size_t len = w->head.len;
     lm_code rc;
 
-    w->stage = DATA;
-    w->head_bytes = head.len;
-    if (head.len <= 8 || lm_st_table_parse(&w->tensors, head.data + 8, head.len - 8,
-                                           w->file_bytes - head.len, w->where, &ignored)) {
+    w->head_bytes = len;
+    if (len <= 8 || lm_st_table_parse(&w->tensors, w->head.data + 8, len - 8, w->file_bytes - len,
+                                      w->where, &ignored)) {
         const char *name = w->table.file[w->table.files - 1].pub->name;
         lm_st_table_fini(&w->tensors);
         if (lm_text_ends(name, ".safetensors"))
@@ -160,17 +152,12 @@ static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
             lm_st_table_fini(&w->tensors);
             break;
         }
-    if (!parts_pay(w))
-        lm_st_table_fini(&w->tensors);
-    w->n_parts = w->file_bytes ? 1 + w->tensors.n : 0;
-    w->head = (lm_buf){ 0 };
-    rc = cut(w, (const uint8_t *)head.data, head.len, e);
-    rc = rc ? rc : lmz_batches_keep(&w->out, e);
-    lm_buf_fini(&head);
-    return rc;
+    rc = lmz_parts_begin(&w->parts, &w->tensors, len, w->file_bytes, w->bases != NULL, e);
+    w->stage = WINDOW;
+    return rc || w->parts.measure ? rc : cut_gathered(w, e);
 }
 
-/* Gather up to `want` bytes of the head; moves *data on. */
+/* Gather up to `want` bytes; moves *data on. */
 static lm_code gather_head(lm_lmz_writer *w, uint64_t want, const uint8_t **data, size_t *bytes,
                            lm_err *e)
 {
@@ -181,6 +168,32 @@ static lm_code gather_head(lm_lmz_writer *w, uint64_t want, const uint8_t **data
     *data += n;
     *bytes -= n;
     return rc;
+}
+
+/* Bytes behind the header: windows while parts have to be chosen, and parts that are chosen. */
+static lm_code push_data(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *e)
+{
+    lm_code rc = LM_OK;
+
+    while (bytes && !rc) {
+        if (w->stage == WINDOW) {
+            size_t want = lmz_parts_window(&w->parts);
+            rc = gather_head(w, want, &data, &bytes, e);
+            if (rc || w->head.len < want)
+                return rc;
+            rc = lmz_parts_choose(&w->parts, &w->out, (const uint8_t *)w->head.data, e);
+            rc = rc ? rc : cut_gathered(w, e);
+        } else {
+            uint64_t chosen = w->parts.measure ? w->parts.end - w->cut : bytes;
+            size_t n = chosen < bytes ? (size_t)chosen : bytes;
+            rc = cut(w, data, n, e);
+            data += n;
+            bytes -= n;
+        }
+        if (w->parts.measure && w->cut == w->parts.end)
+            w->stage = WINDOW;
+    }
+    return rc ? rc : lmz_batches_keep(&w->out, e);
 }
 
 static lm_code push(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *e)
@@ -205,8 +218,7 @@ static lm_code push(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err 
         if (rc || w->head.len < w->head_bytes || (rc = begin_data(w, e)))
             return rc;
     }
-    rc = cut(w, data, bytes, e);
-    return rc ? rc : lmz_batches_keep(&w->out, e);
+    return push_data(w, data, bytes, e);
 }
 
 static lm_code fail_writer(lm_lmz_writer *w, lm_code rc, lm_err *e)
@@ -274,6 +286,7 @@ static lm_code begin_file(lm_lmz_writer *w, const char *name, uint64_t bytes, lm
     lm_hash128_init(&w->out.digest);
     w->file_bytes = bytes;
     w->pushed = 0;
+    w->cut = 0;
     w->next_part = 0;
     w->part = (lmz_part_rec){ 0 };
     w->part_at = 0;
@@ -422,6 +435,7 @@ void lm_lmz_drop(lm_lmz_writer *w)
         return;
     lmz_batches_fini(&w->out);
     lmz_bases_free(w->bases);
+    lmz_parts_fini(&w->parts);
     lm_st_table_fini(&w->tensors);
     lm_buf_fini(&w->head);
     lmz_table_fini(&w->table);

@@ -288,6 +288,40 @@ same() { # same A B: the same files, names and bytes
     [[ "$output" =~ ([0-9]+)" of "([0-9]+)" tensors are the same" && ${BASH_REMATCH[1]} -ge $((BASH_REMATCH[2] - 1)) ]]
 }
 
+@test "compress-ckpt: tensors that do not pay for their records are joined, listed so, and salvaged without their neighbours" {
+    init-model -q llama-1m --dtype bf16 -o b
+    tail -c 300000 b/model.safetensors > weights
+    compress-ckpt -q b -o b.lmz
+    tail -c 600000 b.lmz | head -c 300000 > noise # mantissas
+    header='{' at=0
+    for i in {0..59}; do
+        header+="\"n$i\":{\"dtype\":\"BF16\",\"shape\":[2048],\"data_offsets\":[$at,$((at + 4096))]},"
+        at=$((at + 4096))
+        from=noise
+        [ $((i % 10)) -ne 5 ] || from=weights
+        dd if=$from bs=4096 skip=$i count=1 status=none
+    done > numbers
+    header="${header%,}}"
+    while [ $((${#header} % 8)) -ne 0 ]; do header+=" "; done
+    { printf "\\$(printf %03o $((${#header} % 256)))\\$(printf %03o $((${#header} / 256)))\0\0\0\0\0\0%s" "$header"; cat numbers; } > x.safetensors
+    compress-ckpt -q x.safetensors -o x.lmz
+    [ "$(stat -c %s x.lmz)" -lt "$(stat -c %s x.safetensors)" ]
+    compress-ckpt -q -d x.lmz -o y.safetensors
+    cmp x.safetensors y.safetensors
+    compress-ckpt -d x.lmz --tensor n6 -o n6.safetensors
+    cmp <(tail -c 4096 n6.safetensors) <(dd if=noise bs=4096 skip=6 count=1 status=none)
+    compress-ckpt -lv x.lmz > list
+    [ "$(grep -c '^BF16 .* n[0-9]*5$' list)" -eq 6 ]
+    [ "$(grep -c 'x.safetensors (tensors, joined)$' list)" -eq 7 ]
+    [ "$(grep -c 'x.safetensors (header)$' list)" -eq 1 ]
+    flip x.lmz $(($(stat -c %s x.lmz) / 2)) # in n26 to n34
+    run compress-ckpt -d --salvage x.lmz -o z.safetensors
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"x.lmz: x.safetensors: "*lost* ]]
+    run inspect-model --check x.safetensors z.safetensors
+    [[ "$output" == *"51 of 60 tensors are the same"* ]]
+}
+
 @test "compress-ckpt: weights alone, with a word about the rest" {
     run compress-ckpt -d m0.lmz -o w.safetensors
     [ "$status" -eq 0 ]

@@ -681,6 +681,176 @@ static void test_small_tensors(void **state)
     }
 }
 
+/* How tensor i of n is filled: with numbers as weights are, or with noise, which gains nothing. */
+typedef enum { NOISE, WEIGHTS, NOISE_LAST, NOISE_FIRST, IN_TURN, ONE_IN_TEN, MIXES } mixture;
+
+static bool is_noise(mixture m, size_t i, size_t n)
+{
+    return m == NOISE || (m == NOISE_LAST && i >= n * 2 / 5) ||
+           (m == NOISE_FIRST && i < n * 2 / 5) || (m == IN_TURN && i % 2) ||
+           (m == ONE_IN_TEN && i % 10);
+}
+
+/* `total` bytes of BF16 tensors of `bytes` each; the middle one has 1.5 MiB if `with_long`, and empty
+ * ones and a few integers stand between them. */
+static void add_mixture(content *c, mixture m, size_t bytes, size_t total, bool with_long)
+{
+    enum { MOST_TENSORS = 20000 };
+    static char names[MOST_TENSORS][48];
+    static tensor t[MOST_TENSORS];
+    size_t n = total / bytes;
+
+    assert_true(n <= MOST_TENSORS);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(names[i], sizeof names[i], "model.layers.%zu.mlp.scale", i);
+        t[i] = (tensor){ names[i], "BF16", (int64_t)bytes / 2, -1 };
+        if (i % 97 == 96)
+            t[i] = (tensor){ names[i], i % 2 ? "F32" : "I8", i % 2 ? 0 : 5, -1 };
+    }
+    if (with_long)
+        t[n / 2] = (tensor){ names[n / 2], "BF16", 3 << 18, -1 };
+    add_tensors(c, "model.safetensors", t, n, 5);
+    member *file = &c->m[c->n - 1];
+    uint64_t head;
+    memcpy(&head, file->data, 8);
+    uint8_t *at = file->data + 8 + head;
+    for (size_t i = 0; i < n; i++) {
+        size_t size = (size_t)t[i].rows * (t[i].dtype[0] == 'B' ? 2 : t[i].dtype[0] == 'F' ? 4 : 1);
+        for (size_t k = 0; k + 8 <= size && is_noise(m, i, n); k += 8) {
+            uint64_t r = mix((uint64_t)(at - file->data) + k);
+            memcpy(at + k, &r, 8);
+        }
+        at += size;
+    }
+    assert_true(at == file->data + file->bytes);
+}
+
+/* However small and random the tensors are, and however they are mixed with others: the file grows by
+ * a thousandth at most, and what can be gained is. */
+static void test_mixtures(void **state)
+{
+    static const struct {
+        int level;
+        size_t bytes;
+        bool with_long;
+    } cases[] = { { 1, 128, false },  { 3, 128, true },    { 10, 512, true },   { 1, 2048, true },
+                  { 3, 2048, false }, { 10, 2048, false }, { 1, 16384, false }, { 3, 16384, true },
+                  { 3, 65536, true }, { 10, 65536, true } };
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        for (mixture m = 0; m < MIXES; m++) {
+            content c = { 0 };
+            lm_buf out = { 0 };
+            lm_lmz_opts o = { .level = cases[k].level };
+            add_mixture(&c, m, cases[k].bytes, cases[k].bytes < 1000 ? 1 << 20 : 5 << 19,
+                        cases[k].with_long);
+            pack(&c, &o, 100003, &out);
+            if (out.len > c.m[0].bytes + c.m[0].bytes / 1000 + 600)
+                fail_msg("level %d, tensors of %zu bytes, mixture %d: %zu bytes become %zu",
+                         o.level, cases[k].bytes, (int)m, c.m[0].bytes, out.len);
+            if (cases[k].bytes >= 2048 && m != NOISE && m != NOISE_FIRST) {
+                size_t percent = m == WEIGHTS ? 80 : m == ONE_IN_TEN ? 99 : 96;
+                if (out.len >= c.m[0].bytes / 100 * percent)
+                    fail_msg("level %d, tensors of %zu bytes, mixture %d: %zu bytes become %zu",
+                             o.level, cases[k].bytes, (int)m, c.m[0].bytes, out.len);
+            }
+            check_stream(&out, NULL, &c, 100000, 70000);
+            store(in_dir("mixture.lmz"), &out);
+            lm_lmz *z = open_whole(in_dir("mixture.lmz"), NULL);
+            lm_err e = { 0 };
+            assert_int_equal(lm_lmz_verify(z, NULL, NULL, NULL, &e), LM_OK);
+            lm_lmz_free(z);
+            lm_buf_fini(&out);
+            drop(&c);
+        }
+    }
+}
+
+/* Normal numbers of 2 KiB, which is about the least that pays. */
+static void test_small_normal(void **state)
+{
+    content c = { 0 };
+    lm_buf out = { 0 };
+    (void)state;
+    enum { MANY = 2000 };
+    static char names[MANY][48];
+    static tensor t[MANY];
+    uint64_t head;
+    for (size_t i = 0; i < MANY; i++) {
+        snprintf(names[i], sizeof names[i], "model.layers.%zu.mlp.scale", i);
+        t[i] = (tensor){ names[i], "BF16", 1024, -1 };
+    }
+    add_tensors(&c, "model.safetensors", t, MANY, 5);
+    memcpy(&head, c.m[0].data, 8);
+    for (size_t i = 8 + head; i < c.m[0].bytes; i += 2) {
+        uint64_t v = 0;
+        lm_set(LM_DTYPE_BF16, &v, 0, 0.02 * lm_rng_normal(lm_rng_make(1, "small", 0), i % 65536));
+        memcpy(c.m[0].data + i, &v, 2);
+    }
+    pack(&c, NULL, 0, &out);
+    assert_true(out.len * 100 < 72 * c.m[0].bytes);
+    lm_buf_fini(&out);
+    drop(&c);
+}
+
+/* Windows are those of the bytes: neither pieces nor threads change a bit. */
+static void test_windows(void **state)
+{
+    static const size_t pieces[] = { 1, 4099, 1 << 20 };
+    (void)state;
+    for (mixture m = 0; m < MIXES; m++) {
+        content c = { 0 };
+        lm_buf one = { 0 }, other = { 0 };
+        lm_par *par = NULL;
+        lm_err e = { 0 };
+        add_mixture(&c, m, 1024, 3 << 19, m % 2);
+        add(&c, "notes.txt", "of no use", 9);
+        pack(&c, NULL, 0, &one);
+        assert_int_equal(lm_par_new(&par, 3, &e), LM_OK);
+        for (size_t k = 0; k < 3; k++) {
+            pack(&c, &(lm_lmz_opts){ .par = k ? par : NULL }, pieces[k], &other);
+            assert_int_equal(other.len, one.len);
+            assert_memory_equal(other.data, one.data, one.len);
+        }
+        lm_par_free(par);
+        lm_buf_fini(&one);
+        lm_buf_fini(&other);
+        drop(&c);
+    }
+}
+
+/* Without its index and with a record lost, a tensor between joined ones gets its name back. */
+static void test_joined_salvage(void **state)
+{
+    content c = { 0 };
+    lm_buf b = { 0 };
+    lm_lmz *z = NULL;
+    lm_err e = { 0 };
+    size_t named = 0, joined = 0, hit = 0;
+    (void)state;
+    add_mixture(&c, ONE_IN_TEN, 2048, 1 << 20, false);
+    pack(&c, NULL, 0, &b);
+    b.data[find_record(&b, 'P', "model.layers.40.mlp.scale", 0) + 20] ^= 1;
+    b.len -= 30;
+    store(in_dir("joined.lmz"), &b);
+    if (lm_lmz_salvage(in_dir("joined.lmz"), NULL, &z, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    for (size_t i = 0; i < lm_lmz_parts(z); i++) {
+        const lm_lmz_part *p = lm_lmz_part_at(z, i);
+        uint8_t room[1 << 16];
+        named += p->tensor != NULL;
+        joined += !p->tensor && p->offset;
+        hit += p->tensor && !strcmp(p->tensor, "model.layers.40.mlp.scale") && p->raw == 2048;
+        size_t n = p->raw < sizeof room ? p->raw : sizeof room;
+        assert_int_equal(lm_lmz_pread(z, 0, p->offset, room, n, &e), LM_OK);
+        assert_memory_equal(room, c.m[0].data + p->offset, n);
+    }
+    assert_true(named > 40 && joined > 40 && hit == 1);
+    lm_lmz_free(z);
+    lm_buf_fini(&b);
+    drop(&c);
+}
+
 static void test_names(void **state)
 {
     lm_lmz_writer *w = NULL;
@@ -1032,13 +1202,15 @@ static void test_large(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_every_bit),
-        cmocka_unit_test(test_truncated),     cmocka_unit_test(test_chunk_lost),
-        cmocka_unit_test(test_odd_headers),   cmocka_unit_test(test_growth),
-        cmocka_unit_test(test_small_tensors), cmocka_unit_test(test_names),
-        cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_delta),
-        cmocka_unit_test(test_digest),        cmocka_unit_test(test_moved),
-        cmocka_unit_test(test_chain),         cmocka_unit_test(test_large),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_every_bit),
+        cmocka_unit_test(test_truncated),      cmocka_unit_test(test_chunk_lost),
+        cmocka_unit_test(test_odd_headers),    cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_small_tensors),  cmocka_unit_test(test_mixtures),
+        cmocka_unit_test(test_small_normal),   cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_joined_salvage), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_full_disk),      cmocka_unit_test(test_delta),
+        cmocka_unit_test(test_digest),         cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_chain),          cmocka_unit_test(test_large),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }
