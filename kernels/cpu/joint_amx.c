@@ -3,4 +3,4 @@
  * with AMX has. */
 #undef LM_SIMD
 #define LM_SIMD amx
-#include "joint_body.h"
+#include "kernels/cpu/joint_body.h"

@@ -21,6 +21,6 @@ const lm_joint_kernels *lm_joint_at(lm_cpu_level max)
 {
     return max >= LM_CPU_AMX      ? &lm_joint_amx
            : max >= LM_CPU_AVX512 ? &lm_joint_avx512
-           : max >= LM_CPU_AVX2 ? &lm_joint_avx2
-                                : &lm_joint_ref;
+           : max >= LM_CPU_AVX2   ? &lm_joint_avx2
+                                  : &lm_joint_ref;
 }
