@@ -247,6 +247,8 @@ static lm_code measure(work *w, lm_err *e)
         lm_input_args_warn(&tool, &opt.in);
     if (rc || lm_stopping())
         return rc;
+    if (!w->score.tokens && opt.task[0] == 'm')
+        return lm_fail(e, LM_EFORMAT, w->data, "give at least one", "no question in it");
     if (!w->score.tokens)
         return lm_fail(e, LM_EFORMAT, w->data, "give more text",
                        "nothing to evaluate: no document has two tokens");

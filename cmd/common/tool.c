@@ -40,11 +40,12 @@ static bool only_help;   /* where SIGPIPE is ignored: nothing is lost with the r
 void lm_complain(lm_tool *t, lm_err *e)
 {
     lm_code code = e->code;
+    const char *where = strcmp(e->where, "-") ? e->where : "standard input"; /* as it was given */
 
     if (!code)
         return;
-    stdout_lost |= !strcmp(e->where, standard_output);
-    lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", e->where, e->where[0] ? ": " : "", e->what,
+    stdout_lost |= !strcmp(where, standard_output);
+    lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", where, where[0] ? ": " : "", e->what,
            e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "", e->todo);
     if (code == LM_EBUG)
         abort();

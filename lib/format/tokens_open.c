@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "format/tokens_layout.h"
 
@@ -200,6 +201,9 @@ static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_
     bool names_idx = n > 4 && strcmp(path + n - 4, ".idx") == 0;
     bool names_bin = n > 4 && strcmp(path + n - 4, ".bin") == 0;
     char *base;
+    if (lm_stream_is(path))
+        return lm_fail(e, LM_EUSAGE, path, "name a dataset that lies on a disk",
+                       "token ids are not read from a stream");
     if (lm_path_is_dir(path) && !lm_tokens_is_file(path, ".bin"))
         return fail_folder(path, e);
     lm_code rc = lm_strdup(&base, path, e);

@@ -485,3 +485,28 @@ empty|it has no config.json: give a model folder
 none|cannot open: No such file or directory: give a model folder
 END
 }
+
+@test "streams: - is called standard input by every tool, and token ids do not come from it" {
+    mkdir std && cd std
+    seq 2000 > t.txt
+    train-tokenizer -q -V 300 -o tok/ t.txt
+    init-model -q llama-1m --tokenizer tok -o m
+    shard-data -q --tokenizer tok -o data t.txt
+    while IFS='|' read -r want message c; do
+        run $c < /dev/null
+        one "$want" "${c%% *}: standard input: $message"
+        [ ! -e out ]
+    done << 'END'
+1|no document in it: |shard-data --tokenizer m -o out -
+1|nothing to evaluate: no document has two tokens: |eval-model m -
+1|no question in it: |eval-model m --task multiple-choice -
+2|not valid JSON|train --config -
+1|not valid JSON|shard-data --tokenizer - -o out t.txt
+1|no record with numbers in it: |plot-run -
+2|token ids are not read from a stream: |train m - -o out
+2|token ids are not read from a stream: |train m data --val - --eval-every 1 -o out
+END
+    mkfifo pipe
+    run train m pipe -o out
+    one 2 "train: pipe: token ids are not read from a stream: name a dataset that lies on a disk"
+}

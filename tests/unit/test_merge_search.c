@@ -355,6 +355,10 @@ static void test_lines(void **state)
 
     /* another number of models, another search, no search at all */
     assert_int_equal(lm_search_log_read(path, &head, 3, 2, &got, &e), LM_EFORMAT);
+    assert_string_equal(e.what, "a candidate needs 3 weights and 2 losses");
+    memset(&e, 0, sizeof e);
+    assert_int_equal(lm_search_log_read(path, &head, 1, 1, &got, &e), LM_EFORMAT);
+    assert_string_equal(e.what, "a candidate needs 1 weight and 1 loss");
     memset(&e, 0, sizeof e);
     head.data[head.len - 2] = '2';
     assert_int_equal(lm_search_log_read(path, &head, 2, 2, &got, &e), LM_EUSAGE);
