@@ -34,7 +34,8 @@ enum {
     LM_JOINT_RARE = 240,  /* stands for a pair that is kept elsewhere */
 };
 
-/* Places that n elements may have at most: one of 32 elements each, and one of the kernels' own. */
+/* Entries for the places among n elements: one for each 32 elements, and one that kernels may write
+ * behind the last. */
 #define LM_JOINT_ROOM(n) ((n) / 32 + 2)
 
 typedef struct {
@@ -45,7 +46,7 @@ typedef struct {
     uint8_t high[LM_JOINT_RANKS], below[LM_JOINT_RANKS];
 } lm_joint_map;
 
-/* Some pairs of 32: that of number `from` + i if bit i is set. */
+/* A subset of 32 pairs: number `from` + i if bit i is set. */
 typedef struct {
     uint32_t from, bits;
 } lm_joint_places;
@@ -53,12 +54,13 @@ typedef struct {
 typedef struct {
     /* n elements -> pair[(n + 1) / 2], rest[n]. */
     void (*split)(const lm_joint_map *map, const void *x, size_t n, uint8_t *pair, uint8_t *rest);
-    /* The inverse; pairs that are LM_JOINT_RARE come out as any, and escapes.  Where the former are
-     * goes to `rare`, which has room for LM_JOINT_ROOM(n): how many of those it takes is returned. */
+    /* The inverse, by map->high and below.  Elements of LM_JOINT_RARE and of escapes get any value.
+     * The places of LM_JOINT_RARE are written to `rare`, which has room for LM_JOINT_ROOM(n); returns
+     * how many. */
     size_t (*join)(const lm_joint_map *map, const uint8_t *pair, const uint8_t *rest, size_t n,
                    void *x, lm_joint_places *rare);
-    /* Where members of a set are among the pairs of n elements, in the same way.  b is a member if bit
-     * (b >> 4 & 7) of set[b >> 7][b & 15] is set. */
+    /* The places, among the pairs of n elements, of the members of a set; likewise.  b is a member if
+     * bit (b >> 4 & 7) of set[b >> 7][b & 15] is set. */
     size_t (*find)(const uint8_t set[2][16], const uint8_t *pair, size_t n, lm_joint_places *found);
 } lm_joint_kernels;
 

@@ -202,14 +202,14 @@ static void split(const lm_joint_map *map, const void *x, size_t n, uint8_t *pai
     lm_joint_ref.split(map, from + 2 * i, n - i, pair + i / 2, rest + i);
 }
 
-/* Put down which of the pairs from `from` on; without a branch, which would be a guess. */
+/* Write an entry, and count it if it has places; without a branch, which could not be predicted. */
 INLINE size_t put_places(lm_joint_places *at, size_t from, uint32_t bits)
 {
     *at = (lm_joint_places){ (uint32_t)from, bits };
     return bits != 0;
 }
 
-/* The places of the last elements, from pair `from` on. */
+/* Make the places of the last elements, counted from pair `from`, places among all. */
 INLINE size_t move_places(lm_joint_places *at, size_t some, size_t from)
 {
     for (size_t i = 0; i < some; i++)

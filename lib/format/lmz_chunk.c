@@ -396,11 +396,43 @@ static lm_code check_kind(lm_lmz_kind kind, size_t raw, lm_err *e)
     return LM_OK;
 }
 
+/* Code n elements plane by plane, each in the way that its guess promises; the bytes in `out`. */
+static size_t encode_planes(lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
+                            const guess g[LM_PLANES_MAX], const void *src, const void *base,
+                            size_t n, uint8_t *out)
+{
+    const uint8_t *from[LM_PLANES_MAX];
+    uint8_t *plane[LM_PLANES_MAX];
+    size_t at = 1 + 4 * (size_t)f.size;
+    lay_out(c->plane, n, f.size, plane);
+    bool whole = f.size == 1 && !f.delta; /* the chunk is the plane */
+    int placed = whole ? 0 : raw_planes(c, kind, f, g);
+    for (int k = 0; k < placed; k++)
+        plane[k] = out + at + (size_t)k * n;
+    if (!whole)
+        c->planes->split(f, src, base, n, plane);
+    for (int k = 0; k < f.size; k++)
+        from[k] = whole ? src : plane[k];
+    int noisy = 0;
+    for (int k = 1; k < f.size; k++)
+        noisy = g[k].bits > g[noisy].bits ? k : noisy;
+    bool again = !by_chance(&g[noisy]) && repeats(from[noisy], n);
+    for (int k = 0; again && k < placed; k++) /* zstd may want them after all */
+        from[k] = memcpy(c->plane + (size_t)k * n, plane[k], n);
+    for (int k = 0; k < f.size; k++) {
+        attempt a = attempt_for(c, kind, &g[k], again, n);
+        coded p = encode_plane(c, a, from[k], n, out + at);
+        put_head(out + 1 + 4 * k, p);
+        at += p.len;
+        again = again && (p.coding == ZSTD || p.coding == CONST);
+    }
+    return at;
+}
+
 lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t raw,
                       const void *base, void *dst, size_t cap, size_t *len, lm_err *e)
 {
-    const uint8_t *from[LM_PLANES_MAX];
-    uint8_t *out = dst, *plane[LM_PLANES_MAX];
+    uint8_t *out = dst;
     guess g[LM_PLANES_MAX];
     if (check_kind(kind, raw, e))
         return e->code;
@@ -414,28 +446,7 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         f.delta = choose_delta(c, f, src, base, n, g);
         if (kind == LM_LMZ_BF16 && !f.delta && (*len = encode_joint(c, src, n, g, out)))
             return LM_OK;
-        lay_out(c->plane, n, f.size, plane);
-        bool whole = f.size == 1 && !f.delta; /* the chunk is the plane */
-        int placed = whole ? 0 : raw_planes(c, kind, f, g);
-        for (int k = 0; k < placed; k++)
-            plane[k] = out + at + (size_t)k * n;
-        if (!whole)
-            c->planes->split(f, src, base, n, plane);
-        for (int k = 0; k < f.size; k++)
-            from[k] = whole ? src : plane[k];
-        int noisy = 0;
-        for (int k = 1; k < f.size; k++)
-            noisy = g[k].bits > g[noisy].bits ? k : noisy;
-        bool again = !by_chance(&g[noisy]) && repeats(from[noisy], n);
-        for (int k = 0; again && k < placed; k++) /* zstd may want them after all */
-            from[k] = memcpy(c->plane + (size_t)k * n, plane[k], n);
-        for (int k = 0; k < f.size; k++) {
-            attempt a = attempt_for(c, kind, &g[k], again, n);
-            coded p = encode_plane(c, a, from[k], n, out + at);
-            put_head(out + 1 + 4 * k, p);
-            at += p.len;
-            again = again && (p.coding == ZSTD || p.coding == CONST);
-        }
+        at = encode_planes(c, kind, f, g, src, base, n, out);
     }
     out[0] = (uint8_t)f.delta;
     if (at > raw) {

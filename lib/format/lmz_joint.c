@@ -7,8 +7,8 @@
 
 enum {
     HEAD = 6,
-    /* Pairs that are less likely than 2^-14 or occur fewer than four times are listed.  A code of 11
-     * bits for each would take more from the likely ones than the list does. */
+    /* Pairs that are less likely than 2^-14, or occur fewer than four times, are listed: codes for
+     * them, of 11 bits at most, would lengthen the codes of likely pairs by more than the list takes. */
     RARE_BITS = 14,
     RARE_TIMES = 4,
     BLOCKS = 96, /* of elements whose heads are counted, out of those of a chunk */
@@ -53,7 +53,7 @@ static size_t count_heads(const uint8_t *x, size_t n, uint32_t count[1024])
     return blocks * m;
 }
 
-/* The exponents of the map: those neighbours that occur most, 0 aside. */
+/* The exponents of the map: the range, without 0, that most elements have. */
 static void choose_range(const uint32_t head[1024], lm_joint_map *map)
 {
     enum { SPAN = LM_JOINT_INDEXES - 1 };
@@ -75,7 +75,7 @@ static void choose_range(const uint32_t head[1024], lm_joint_map *map)
     map->m = (uint8_t)(high - map->low + 2);
 }
 
-/* Ranks by frequency, the most frequent first; equal ones as they stand. */
+/* Ranks by frequency, the most frequent first; the order of equal ones is kept. */
 static void rank_heads(const uint32_t *count, int n, uint8_t *rank)
 {
     int order[LM_JOINT_RANKS];
@@ -89,7 +89,8 @@ static void rank_heads(const uint32_t *count, int n, uint8_t *rank)
         rank[order[r]] = (uint8_t)r;
 }
 
-/* The four of a group in the order in which they stand, which is what a reader finds; and escapes. */
+/* Order the four ranks of each group as the map lists them, since readers rank them so; and the
+ * ranks of escapes. */
 static void order_groups(lm_joint_map *map)
 {
     uint8_t next[LM_JOINT_INDEXES] = { 0 };
@@ -181,8 +182,8 @@ static uint8_t exponent(const uint8_t *x)
     return (uint8_t)(x[0] >> 7 | x[1] << 1);
 }
 
-/* Put the pairs that have no code into a list, and what stands for them into their places; the end
- * of the list, NULL if it does not fit before `end`. */
+/* Copy the pairs that have no code, and the exponents of their escapes, to a list at `at`; write
+ * LM_JOINT_RARE in their places.  Returns the end of the list, NULL if it may not fit before `end`. */
 static uint8_t *list_rare(const lmz_joint *j, const uint8_t *x, size_t n, uint8_t *at,
                           const uint8_t *end)
 {
@@ -246,7 +247,7 @@ bool lmz_joint_parse(const uint8_t *src, size_t len, size_t n, lmz_joint_parts *
     return true;
 }
 
-/* The map from the head of a chunk; false unless each group has four members. */
+/* What decoding needs of the map, from the head of a chunk; false unless each group has four members. */
 static bool get_map(const uint8_t *src, lm_joint_map *map)
 {
     const uint8_t *p = src + HEAD;
@@ -260,20 +261,20 @@ static bool get_map(const uint8_t *src, lm_joint_map *map)
         if (group >= map->m || members[group] == 4)
             return false;
         unsigned rank = group << 2 | members[group]++;
-        map->rank[i] = (uint8_t)rank;
         map->high[rank] = (uint8_t)(e >> 1);
         map->below[rank] = (uint8_t)((e & 1) << 7 | ((unsigned)i & 3) << 5);
     }
-    order_groups(map);
     return true;
 }
 
-static bool has_codes(const lmz_joint *j, uint8_t pair)
+/* Whether a pair may have a code. */
+static bool may_be_coded(const lmz_joint *j, uint8_t pair)
 {
     return pair == LM_JOINT_RARE || ((pair & 15) < j->map.m && pair >> 4 < j->map.m);
 }
 
-/* The element of `group`, or of the exponent at *list; false if that list is at its end. */
+/* The element of `group`, or with an escape, of the exponent at *list, which moves on; false for a
+ * group without members, and at the end of the list. */
 static bool get_element(const lm_joint_map *map, unsigned group, uint8_t rest, const uint8_t **list,
                         const uint8_t *end, uint8_t *out)
 {
@@ -291,7 +292,7 @@ static bool get_element(const lm_joint_map *map, unsigned group, uint8_t rest, c
     return true;
 }
 
-/* The elements of the pairs in the list; false unless they are as many as there are places. */
+/* The elements of the rare pairs; false unless the list has as many as there are places. */
 static bool get_rare(const lmz_joint *j, size_t some, const lmz_joint_parts *p, size_t n,
                      uint8_t *out)
 {
@@ -319,8 +320,11 @@ bool lmz_joint_decode(lmz_joint *j, const lmz_joint_parts *p, size_t n, void *ds
         !lm_exp_read(j->exp, j->work, LM_EXP_ROWS, p->pairs, p->coded, j->pair, (n + 1) / 2))
         return false;
     for (int u = 0; u < j->work->n_used; u++)
-        if (!has_codes(j, j->work->used[u]))
+        if (!may_be_coded(j, j->work->used[u]))
             return false;
+    uint8_t last = j->pair[(n - 1) / 2];
+    if (n % 2 && last != LM_JOINT_RARE && last >> 4)
+        return false;
     size_t some = j->joint->join(&j->map, j->pair, p->rest, n, dst, j->places);
     return get_rare(j, some, p, n, dst);
 }

@@ -25,7 +25,8 @@
 
 enum { LMZ_JOINT = 4 };
 
-/* What a chunk is coded with and where; `pair` has (n + 1) / 2 bytes. */
+/* Kernels, scratch and map of a chunk.  `pair` has room for (n + 1) / 2 bytes to decode, 2 n to
+ * encode. */
 typedef struct {
     const lm_joint_kernels *joint;
     const lm_exp_kernels *exp;
@@ -35,13 +36,14 @@ typedef struct {
     lm_joint_map map;
 } lmz_joint;
 
-/* Choose the map for n elements, by some of them; about the bits that one will take (INFINITY: not
- * to be coded so). */
+/* Choose the map from a sample of the n elements.  Returns an estimate of the bits of an element,
+ * INFINITY when this code cannot be used. */
 double lmz_joint_choose(lmz_joint *j, const void *src, size_t n);
-/* Split n elements: pairs to j->pair, rests to their place in dst, which has room for 2 n bytes;
- * returns where they are, NULL if head and rests alone take those 2 n.  Then plan: about the bytes of
- * the whole, 0 if pairs cannot be coded; and write what was planned: its bytes, 0 if they are more
- * than 2 n. */
+/* Encoding takes three steps.
+ * split: n elements to pairs in j->pair and to rests in dst, which has room for 2 n bytes.  Returns
+ *   the rests; NULL when the head and the rests alone take 2 n bytes.
+ * plan: returns an estimate of the bytes of the chunk, 0 when the pairs cannot be coded.
+ * write: returns the bytes of the chunk in dst, 0 when they are more than 2 n. */
 const uint8_t *lmz_joint_split(const lmz_joint *j, const void *src, size_t n, uint8_t *dst);
 size_t lmz_joint_plan(const lmz_joint *j, size_t n);
 size_t lmz_joint_write(const lmz_joint *j, const void *src, size_t n, uint8_t *dst);
@@ -53,7 +55,7 @@ typedef struct {
 } lmz_joint_parts;
 /* False unless the lengths are right, and the numbers in the head. */
 bool lmz_joint_parse(const uint8_t *src, size_t len, size_t n, lmz_joint_parts *p);
-/* j->map is made.  False for bytes that no writer wrote. */
+/* Decode to n elements; j->map is overwritten.  False for bytes that no writer writes. */
 bool lmz_joint_decode(lmz_joint *j, const lmz_joint_parts *p, size_t n, void *dst);
 
 #endif

@@ -386,6 +386,144 @@ static void damage_is_contained(void **state)
     }
 }
 
+/* ---- Damaged chunks of exponents and leading bits ---- */
+
+/* The answer of every processor level, which must be one; *back: the elements. */
+static int decode_all(const uint8_t *src, size_t len, size_t n, uint8_t *back)
+{
+    uint8_t *exact = malloc(len + !len);
+    int answer = 0;
+    memcpy(exact, src, len);
+    for (lm_cpu_level cpu = LM_CPU_REF; cpu <= top_level() + (lm_cpu_detect() > top_level());
+         cpu++) {
+        uint8_t *out = malloc(2 * n);
+        lm_err e = { 0 };
+        memset(out, 0, 2 * n);
+        int code = lm_lmz_decode(coder(3, cpu), LM_LMZ_BF16, exact, len, NULL, out, 2 * n, &e);
+        assert_true(!code || e.what[0]);
+        assert_true(cpu == LM_CPU_REF || code == answer);
+        if (cpu == LM_CPU_REF)
+            memcpy(back, out, 2 * n);
+        else if (!code)
+            assert_memory_equal(back, out, 2 * n);
+        answer = code;
+        free(out);
+    }
+    free(exact);
+    return answer;
+}
+
+/* Five elements by hand: exponents 0 (group 0) and 120 (group 1), m = 2, and the pairs a, b, where
+ * bit i of `pairs` says which of them pair i is; a < b, in different rows. */
+static int decode_by_hand(uint8_t a, uint8_t b, uint8_t pairs, const uint8_t *list, size_t listed,
+                          uint8_t back[10])
+{
+    uint8_t chunk[80] = { 4, 120, 2, 0, 0, 0, 0, 0, 0x11, 0x11, 1, 2, 3, 0x84, 0x25 };
+    size_t at = 15, first = at + 8, count = 0;
+    chunk[at + a / 32] |= (uint8_t)((a % 16 + 1) << (a / 16 % 2 * 4));
+    chunk[at + b / 32] |= (uint8_t)((b % 16 + 1) << (b / 16 % 2 * 4));
+    count = a % 16 + 1u;
+    chunk[first + (count - 1) / 2] |= (uint8_t)(1 << (count - 1) % 2 * 4);
+    count += b % 16 + 1u;
+    chunk[first + (count - 1) / 2] |= (uint8_t)(1 << (count - 1) % 2 * 4);
+    size_t len = first + (count + 1) / 2;
+    chunk[len++] = pairs;
+    chunk[3] = (uint8_t)(len - at);
+    if (listed)
+        memcpy(chunk + len, list, listed);
+    return decode_all(chunk, len + listed, 5, back);
+}
+
+static void pairs_by_hand(void **state)
+{
+    static const uint8_t right[10] = { 1, 0x3c, 2, 0x3c, 3, 0, 4, 0x80, 0x25, 0x00 };
+    static const struct {
+        uint8_t a, b, pairs, list[5];
+        size_t listed;
+        bool good;
+    } cases[] = {
+        { 0, 0x11, 1, { 0 }, 0, true },
+        { 0, 0x11, 4, { 0 }, 0, false }, /* odd: nothing behind the last */
+        { 0, 0x12, 1, { 0 }, 0, false }, /* a group of m */
+        { 0, 0x21, 1, { 0 }, 0, false },
+        { 0, 0x1e, 1, { 0 }, 0, false },
+        { 0, 0xf1, 1, { 0 }, 0, false },             /* an escape with a code */
+        { 0, 0x11, 1, { 0 }, 1, false },             /* a list for no pair */
+        { 0, 0xf0, 1, { 0xff, 120, 240 }, 3, true }, /* two escapes */
+        { 0, 0xf0, 1, { 0xff, 120 }, 2, false },     /* an exponent is missing */
+        { 0, 0xf0, 1, { 0xff }, 1, false },
+        { 0, 0xf0, 1, { 0 }, 0, false },                 /* no list */
+        { 0, 0xf0, 1, { 0xff, 120, 240, 0 }, 4, false }, /* one too many */
+        { 0, 0xf0, 1, { 0x2f, 120 }, 2, false },         /* groups without members */
+        { 0, 0xf0, 1, { 0x02 }, 1, false },
+        { 0, 0xf0, 1, { 0xe1 }, 1, false },
+        { 0, 0xf0, 4, { 0x0f, 9 }, 2, true }, /* the last, of one element */
+        { 0, 0xf0, 4, { 0x1f, 9 }, 2, false },
+        { 0, 0xf0, 4, { 0xff, 9, 9 }, 3, false },
+        { 0, 0xf0, 4, { 0xf1, 9 }, 2, false },
+        { 0, 0xf0, 1, { 0xf0, 7 }, 2, true },
+        { 0, 0xf0, 8, { 0 }, 0, false }, /* a bit behind the last code */
+    };
+    uint8_t back[10];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (decode_by_hand(cases[i].a, cases[i].b, cases[i].pairs, cases[i].list, cases[i].listed,
+                           back) != (cases[i].good ? LM_OK : LM_EFORMAT))
+            fail_msg("case %zu is %s", i, cases[i].good ? "refused" : "taken");
+    assert_int_equal(decode_by_hand(0, 0x11, 1, NULL, 0, back), LM_OK);
+    assert_memory_equal(back, right, 10);
+}
+
+/* Every value of every byte of the head and of the pairs' head; every length; of an odd number of
+ * elements with escapes, and with 15 indexes. */
+static void damaged_joint_heads(void **state)
+{
+    static const size_t sizes[] = { 8191, 24579 };
+    (void)state;
+    for (size_t k = 0; k < 2; k++) {
+        size_t n = sizes[k], len, pairs;
+        uint8_t *x = make(LM_LMZ_BF16, NORMAL, n, 4), *back = malloc(2 * n);
+        uint8_t *out = malloc(lm_lmz_chunk_bound(2 * n));
+        for (size_t i = 0; i < n; i++)
+            if (word(i) % 50 == 0)
+                x[2 * i + 1] = (uint8_t)(word(i) >> 30);
+        len = encode(coder(3, LM_CPU_REF), LM_LMZ_BF16, x, 2 * n, NULL, out);
+        assert_int_equal(out[0], 4);
+        assert_int_equal(out[2], 15);
+        pairs = 6 + 2 * (size_t)out[2] + n;
+        for (size_t at = 1; at < pairs + 40; at = at == 35 ? pairs : at + 1) {
+            uint8_t was = out[at];
+            bool always = at < 6; /* low, m and c have one right value */
+            for (int v = 0; v < 256; v += 1 + (at > 6 && k) * 16) {
+                out[at] = (uint8_t)v;
+                int code = decode_all(out, len, n, back);
+                if (v == was)
+                    assert_int_equal(code, LM_OK);
+                else if (!code && (at < 6 || at >= pairs)) /* not every group occurs */
+                    assert_memory_not_equal(back, x, 2 * n);
+                if (always && at != 1 && v != was)
+                    assert_int_equal(code, LM_EFORMAT);
+                if (at == 1 && (!v || v > 242))
+                    assert_int_equal(code, LM_EFORMAT);
+            }
+            out[at] = was;
+        }
+        for (int i = 0; i < 15; i++) { /* two groups that are one: five members, three */
+            uint8_t was = out[6 + i];
+            out[6 + i] = (uint8_t)((was & 15) == was >> 4 ? was ^ 1 : (was & 15) * 17);
+            assert_int_equal(decode_all(out, len, n, back), LM_EFORMAT);
+            out[6 + i] = (uint8_t)(was | 15); /* the group of escapes has no members */
+            assert_int_equal(decode_all(out, len, n, back), LM_EFORMAT);
+            out[6 + i] = was;
+        }
+        for (size_t cut = 0; cut < len; cut += cut < 60 || cut > len - 60 ? 1 : 997)
+            assert_int_equal(decode_all(out, cut, n, back), LM_EFORMAT);
+        assert_int_equal(decode_all(out, len, n - 1, back), LM_EFORMAT);
+        assert_int_equal(decode_all(out, len, n - 2, back), LM_EFORMAT);
+        free(x), free(back), free(out);
+    }
+}
+
 static void misuse_is_refused(void **state)
 {
     (void)state;
@@ -430,6 +568,8 @@ int main(void)
         cmocka_unit_test(unchanged_elements_cost_little),
         cmocka_unit_test(same_values_cost_nothing),
         cmocka_unit_test(damage_is_contained),
+        cmocka_unit_test(pairs_by_hand),
+        cmocka_unit_test(damaged_joint_heads),
         cmocka_unit_test(misuse_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
