@@ -37,7 +37,8 @@ bool lm_map_name(const void *at, char *out, size_t room);
 lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e);
 
 typedef struct lm_out lm_out;
-/* Open an output file.  Fails at once (missing folder, not writable, exists and !force). */
+/* Open an output file; standard output by any of its names is written to as it is.  Fails at once (missing folder,
+ * not writable, exists and !force). */
 lm_code lm_out_open(const char *path, bool force, lm_out **out, lm_err *e);
 FILE *lm_out_file(lm_out *o); /* buffered stream on it; borrowed */
 int lm_out_fd(lm_out *o);
@@ -78,6 +79,8 @@ const char *lm_path_base(const char *path); /* after the last '/' */
 lm_code lm_path_folder(const char *path, char *out, lm_err *e);
 bool lm_path_exists(const char *path);
 bool lm_path_is_dir(const char *path);
+/* Standard output by any name ("-", /dev/stdout, /dev/fd/1): what is behind it is written to, never replaced. */
+bool lm_path_is_stdout(const char *path);
 bool lm_path_same(const char *a, const char *b); /* same device and inode */
 lm_code lm_mkdir_p(const char *path, lm_err *e);
 lm_code lm_rm_rf(const char *path, lm_err *e); /* does not follow links */

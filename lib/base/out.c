@@ -24,7 +24,7 @@ static lm_code open_target(lm_out *o, const char *path, bool force, lm_err *e)
     struct stat st;
     lm_code rc;
 
-    if (!strcmp(path, "-")) {
+    if (lm_path_is_stdout(path)) {
         o->borrowed = true;
         o->fd = STDOUT_FILENO;
         o->file = stdout;
@@ -56,7 +56,7 @@ lm_code lm_out_open(const char *path, bool force, lm_out **out, lm_err *e)
     if (rc)
         return rc;
     o->fd = -1;
-    rc = lm_strdup(&o->name, strcmp(path, "-") ? path : "standard output", e);
+    rc = lm_strdup(&o->name, lm_path_is_stdout(path) ? "standard output" : path, e);
     rc = rc ? rc : open_target(o, path, force, e);
     if (rc) {
         lm_out_drop(o);

@@ -56,6 +56,12 @@ bool lm_path_is_dir(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+bool lm_path_is_stdout(const char *path)
+{
+    return !strcmp(path, "-") || !strcmp(path, "/dev/stdout") || !strcmp(path, "/dev/fd/1") ||
+           !strcmp(path, "/proc/self/fd/1");
+}
+
 bool lm_path_same(const char *a, const char *b)
 {
     struct stat x, y;

@@ -35,13 +35,6 @@ struct lm_bundle_out {
     size_t n, cap;
 };
 
-/* Standard output by any name: what is behind it is not replaced, as a file of that name would be. */
-static bool is_stdout(const char *path)
-{
-    return !strcmp(path, "-") || !strcmp(path, "/dev/stdout") || !strcmp(path, "/dev/fd/1") ||
-           !strcmp(path, "/proc/self/fd/1");
-}
-
 static lm_bundle_kind kind_for(const char *path, const char **filter)
 {
     struct stat st;
@@ -121,7 +114,7 @@ lm_code lm_bundle_create(const char *path, bool force, const lm_bundle_opts *o, 
     b->fd = -1;
     if (o)
         b->o = *o;
-    if (is_stdout(path))
+    if (lm_path_is_stdout(path))
         path = "-";
     b->kind = kind_for(path, &filter);
     b->packed = filter || b->kind == LM_BUNDLE_LMZ;

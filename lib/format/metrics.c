@@ -45,6 +45,25 @@ static bool parse_fd(const char *dest, int *fd)
     return true;
 }
 
+/* Descriptors by the names that the system gives them: opened anew, a file behind one would be written
+ * to at another place than by those who share the descriptor, and replaced. */
+static const char *known_as(const char *dest, char name[32])
+{
+    static const char *const prefix[] = { "/dev/fd/", "/proc/self/fd/" };
+    const char *number = !strcmp(dest, "/dev/stderr") ? "2" : NULL;
+    int fd;
+
+    if (lm_path_is_stdout(dest))
+        return "-";
+    for (int i = 0; i < 2; i++)
+        if (!strncmp(dest, prefix[i], strlen(prefix[i])))
+            number = dest + strlen(prefix[i]);
+    if (!number)
+        return dest;
+    snprintf(name, 32, "fd:%.20s", number);
+    return parse_fd(name, &fd) && fcntl(fd, F_GETFL) >= 0 ? name : dest;
+}
+
 /* A run that was killed while it wrote leaves a cut line; close it, so that ours start on a new
  * one. */
 static lm_code close_cut_line(int fd, const char *name, lm_err *e)
@@ -89,9 +108,11 @@ lm_code lm_metrics_open(const char *dest, lm_metrics_mode mode, lm_sink *sink, l
                         lm_err *e)
 {
     lm_metrics *m = NULL;
+    char name[32];
     lm_code rc = lm_alloc_n(&m, 1, sizeof *m, "metrics writer", e);
 
     *out = NULL;
+    dest = known_as(dest, name);
     if (rc)
         return rc;
     m->fd = -1;

@@ -510,3 +510,26 @@ END
     run train m pipe -o out
     one 2 "train: pipe: token ids are not read from a stream: name a dataset that lies on a disk"
 }
+
+@test "streams: /dev/stdout is standard output, whose file is never replaced" {
+    mkdir so && cd so
+    seq 500 > t.txt
+    (
+        echo before
+        train-tokenizer -q -f -V 300 -o /dev/stdout t.txt
+        echo after
+    ) > log
+    train-tokenizer -q -V 300 -o tok/ t.txt
+    cmp log <(echo before; cat tok/tokenizer.json; echo after)
+    init-model -q llama-1m --tokenizer tok -o m
+    shard-data -q --tokenizer tok -o data t.txt
+    for name in /dev/stdout /dev/fd/1; do
+        (
+            echo before
+            train -q -f m data -o run --steps 1 --batch-size 1 --seq-len 8 --metrics $name
+            echo after
+        ) > log
+        [ "$(head -n 1 log) $(tail -n 1 log)" = "before after" ]
+        grep -q '"event":"end"' log
+    done
+}

@@ -147,6 +147,35 @@ static void refuses_replaces_appends(void **state)
     expect_file("{\"event\":\"run\"}\n{\"event\":\"end\"}\n");
 }
 
+/* A descriptor that others write to as well: nothing in its file is removed or written over. */
+static void shared_descriptors(void **state)
+{
+    lm_metrics *m;
+    char name[64];
+    lm_err e = { 0 };
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        put("w", "before\n");
+        int fd = open(path, O_WRONLY);
+        assert_true(fd >= 0 && lseek(fd, 0, SEEK_END) == 7);
+        snprintf(name, sizeof name,
+                 i == 0   ? "/dev/fd/%d"
+                 : i == 1 ? "/proc/self/fd/%d"
+                          : "fd:%d",
+                 fd);
+        assert_int_equal(lm_metrics_open(name, LM_METRICS_REPLACE, NULL, &m, &e), 0);
+        lm_metrics_begin(m, "run");
+        assert_int_equal(lm_metrics_end(m, &e), 0);
+        lm_metrics_settle(m);
+        assert_int_equal(lm_metrics_close(m, &e), 0);
+        assert_int_equal(write(fd, "after\n", 6), 6);
+        assert_int_equal(close(fd), 0);
+        expect_file("before\n{\"event\":\"run\"}\nafter\n");
+    }
+    assert_int_equal(unlink(path), 0);
+}
+
 static void bad_destinations(void **state)
 {
     (void)state;
@@ -366,6 +395,7 @@ int main(void)
         cmocka_unit_test_teardown(writes_one_object_a_line, drop_file),
         cmocka_unit_test(null_writer_does_nothing),
         cmocka_unit_test_teardown(refuses_replaces_appends, drop_file),
+        cmocka_unit_test(shared_descriptors),
         cmocka_unit_test(bad_destinations),
         cmocka_unit_test(full_disk_is_told),
         cmocka_unit_test(broken_pipe_is_dropped_with_one_warning),
