@@ -95,7 +95,7 @@ static const char *pick_format(void)
 
     if (opt.format)
         return opt.format;
-    if (!tool.output)
+    if (!tool.output || !strcmp(tool.output, "-"))
         return "text";
     for (int i = 0; dot && i < 2; i++)
         if (!strcmp(dot + 1, format_choices[i]))

@@ -280,6 +280,9 @@ static lm_code find_operands(session *s, lm_err *e)
     s->run = tool.output;
     if (!s->run && !plan_only())
         lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
+    if (tool.output && !strcmp(tool.output, "-"))
+        lm_misuse(&tool, "--output", "name the folder of the run with -o RUN",
+                  "a run is a folder, not a stream");
     return LM_OK;
 }
 

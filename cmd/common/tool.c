@@ -149,6 +149,8 @@ void lm_begin(lm_tool *t, int argc, char **argv)
         lm_complain(t, &e);
         exit(lm_end(t));
     }
+    if (t->output && lm_path_is_stdout(t->output))
+        t->output = "-";
     check_operands(t);
     lm_refuse_ending(t, t->output, t->makes);
     lm_refuse_run_link(t, t->output);

@@ -523,6 +523,16 @@ END
     cmp log <(echo before; cat tok/tokenizer.json; echo after)
     init-model -q llama-1m --tokenizer tok -o m
     shard-data -q --tokenizer tok -o data t.txt
+    for name in - /dev/stdout; do
+        run --separate-stderr train -q m data -o $name --steps 1
+        [ "$status" -eq 2 ] && [ ! -e ./- ]
+        [[ "$stderr" == "train: --output: a run is a folder, not a stream: name the folder of the run with -o RUN" ]]
+    done
+    printf '{"event":"step","step":%d,"loss":2}\n' 1 2 3 > m.jsonl
+    plot-run m.jsonl > plot
+    plot-run -o - m.jsonl | cmp - plot
+    init-model -q llama-1m --tokenizer tok -o /dev/stdout > m.tar
+    inspect-model -q --check m m.tar > /dev/null
     for name in /dev/stdout /dev/fd/1; do
         (
             echo before
