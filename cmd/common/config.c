@@ -200,16 +200,22 @@ static lm_code read_pair(lm_tool *t, const char *key, const json_t *v, const jso
     return alias && alias->value ? set_standing_for(alias, v, e) : set_json(i, v, e);
 }
 
+static const char *shown(const char *path)
+{
+    return strcmp(path, "-") ? path : "standard input";
+}
+
 /* The parser rounds 1e-400 to 0 without a word. */
 static lm_code load(const char *path, lm_err *e)
 {
+    const char *name = shown(path);
     lm_buf text = { 0 };
     lm_code rc = lm_config_text(path, &text, e);
 
     if (!rc)
-        rc = lm_json_parse(text.data ? text.data : "", text.len, path, &tree, e);
+        rc = lm_json_parse(text.data ? text.data : "", text.len, name, &tree, e);
     if (!rc)
-        rc = lm_json_check_numbers(text.data, path, e);
+        rc = lm_json_check_numbers(text.data, name, e);
     lm_buf_fini(&text);
     return rc;
 }
@@ -221,7 +227,7 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
     lm_code rc = load(path, e);
 
     if (!rc && !json_is_object(tree))
-        rc = lm_fail(e, LM_EUSAGE, path, NULL, "a JSON object with options is needed");
+        rc = lm_fail(e, LM_EUSAGE, shown(path), NULL, "a JSON object with options is needed");
     if (rc) {
         if (e->code == LM_EFORMAT)
             e->code = LM_EUSAGE; /* a config that cannot be obeyed: exit 2 */
@@ -235,7 +241,7 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
             rc = read_pair(t, key, v, given, built_in, e);
     }
     if (rc)
-        lm_err_in(e, "%s", path);
+        lm_err_in(e, "%s", shown(path));
     return rc;
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "merge/search.h"
 
 void lm_candidates_fini(lm_candidates *c)
@@ -109,7 +110,8 @@ static lm_code walk(run *r, lm_search *s, lm_err *e)
     }
     if (!lm_stopping() && !isfinite(r->objective))
         return lm_fail(e, LM_ENUMERIC, "search", "look at the models and the validation sets",
-                       "none of %lld points has a finite loss", (long long)r->met.count);
+                       "none of %lld point%s has a finite loss", (long long)r->met.count,
+                       lm_plural((uint64_t)r->met.count));
     return LM_OK;
 }
 

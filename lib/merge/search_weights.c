@@ -27,21 +27,43 @@ typedef struct {
     lm_buf line;
     int64_t seen, total; /* total: 0: not known */
     double best;
+    bool said; /* why a candidate could not be merged: once, by default */
 } work;
+
+/* The plan was checked with the weights of the operands, so what is refused now is refused for these: weights
+ * that add up to 0 have no mean.  Such a point has no loss, and the search goes on. */
+static lm_code pass_over(work *w, lm_candidate *c, const lm_err *why, double seconds)
+{
+    lm_log(w->o->sink, w->said ? LM_LOG_INFO : LM_LOG_NOTICE, "candidate %lld has no loss: %s: %s",
+           (long long)c->index, why->where, why->what);
+    w->said = true;
+    for (int i = 0; i < c->sets; i++)
+        c->loss[i] = NAN;
+    c->objective = NAN;
+    c->seconds = seconds;
+    return LM_OK;
+}
 
 /* One pass over the tensors, one validation. */
 static lm_code measure(void *ctx, lm_candidate *c, lm_err *e)
 {
     work *w = ctx;
     double start = lm_now();
+    lm_err why = { 0 };
     for (int k = 0; k < w->n; k++)
         w->weight[lm_merge_recipe_nth(w->p->recipe, k)] = c->weight[k];
     for (int64_t i = 0; i < w->p->n && !lm_stopping(); i++) {
         const lm_merge_tensor *t = &w->p->tensor[i];
         if (!lm_validator_wants(w->v, t->name))
             continue;
-        if (lm_merge_engine_tensor(w->g, i, w->weight, t->dtype, w->tensor, e) ||
-            lm_validator_put(w->v, t->name, t->ndim, t->dim, t->dtype, w->tensor, e))
+        lm_code rc = lm_merge_engine_tensor(w->g, i, w->weight, t->dtype, w->tensor, &why);
+        if (rc == LM_EUSAGE)
+            return pass_over(w, c, &why, lm_now() - start);
+        if (rc) {
+            *e = why;
+            return rc;
+        }
+        if (lm_validator_put(w->v, t->name, t->ndim, t->dim, t->dtype, w->tensor, e))
             return e->code;
     }
     if (lm_stopping())

@@ -125,6 +125,23 @@ search() { merge-models -q --method dem --base base/ words/ sums/ $vals $short "
     [[ "$(grep '"best":true' "$out/c" | tail -n 1)" == *"\"loss\":[$(value loss "$out/e")]"* ]]
 }
 
+@test "merge-models --search: weights that cannot be merged have no loss, and the search goes on" {
+    linear() { merge-models --method linear words/ sums/ $vals $short --search grid "$@"; }
+    linear --grid 0,1 -o "$out/m/" > "$out/c" 2> "$out/log"
+    grep -q 'merge-models: candidate 0 has no loss: .*: the weights add up to 0$' "$out/log"
+    [ "$(grep -c 'has no loss' "$out/log")" -eq 1 ]
+    [[ "$(lines "$out/c" | head -n 1)" == *'"weights":[0,0],"loss":[null,null],"objective":null,"best":false'* ]]
+    [ "$(lines "$out/c" | wc -l)" -eq 4 ]
+    [ -e "$out/m/config.json" ]
+    # and such a line is known to a search that goes on
+    linear -q --grid 0,1 --resume "$out/c" -o "$out/n/" > "$out/d"
+    diff <(lines "$out/c") <(lines "$out/d")
+    run linear --grid 0 -o "$out/x/"
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"search: none of 1 point has a finite loss: "* ]]
+    [ ! -e "$out/x" ]
+}
+
 @test "merge-models --search: a reader that leaves does not end it; an output that exists does before" {
     search --search grid --grid 0,1 -o "$out/m/" 2> "$out/log" | head -n 1 > "$out/c"
     [ -e "$out/m/config.json" ]
