@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -320,7 +321,7 @@ static lm_code test(const char *path, lm_par *par, lm_err *e)
     if (faults)
         lm_answer_no(&tool);
     else
-        lm_say(&tool, LM_LOG_NOTICE, "%s: no fault", strcmp(path, "-") ? path : "standard input");
+        lm_say(&tool, LM_LOG_NOTICE, "%s: no fault", lm_path_shown(path));
     return tool.json ? print_text(LM_OK, &text) : LM_OK;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/stream.h"
@@ -267,7 +268,7 @@ static void check_config(void)
 
 static lm_code from_config(lm_merge_recipe **out, lm_err *e)
 {
-    const char *where = strcmp(tool.config, "-") ? tool.config : "standard input";
+    const char *where = lm_path_shown(tool.config);
     lm_buf text = { 0 };
     lm_code rc = lm_config_text(tool.config, &text, e);
 

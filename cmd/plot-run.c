@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -238,7 +239,7 @@ static void warn_skipped(void)
     for (int i = 0; i < runs; i++)
         if (file[i] && lm_metrics_file_skipped(file[i]) > 0)
             lm_say(&tool, LM_LOG_WARN, "%s: line %lld: no JSON object; %lld such line%s skipped",
-                   tool.argv[i], (long long)lm_metrics_file_first_skipped(file[i]),
+                   lm_path_shown(tool.argv[i]), (long long)lm_metrics_file_first_skipped(file[i]),
                    (long long)lm_metrics_file_skipped(file[i]),
                    lm_plural(lm_metrics_file_skipped(file[i])));
 }
@@ -258,8 +259,7 @@ static lm_code name_runs(lm_err *e)
         for (int j = 0; j < runs; j++)
             twice |= j != i && !strcmp(lm_path_base(tool.argv[j]), base);
         name[i] = i < opt.names.n ? opt.names.v[i] : twice ? tool.argv[i] : base;
-        if (!strcmp(name[i], "-"))
-            name[i] = "standard input";
+        name[i] = lm_path_shown(name[i]);
     }
     return LM_OK;
 }

@@ -200,15 +200,10 @@ static lm_code read_pair(lm_tool *t, const char *key, const json_t *v, const jso
     return alias && alias->value ? set_standing_for(alias, v, e) : set_json(i, v, e);
 }
 
-static const char *shown(const char *path)
-{
-    return strcmp(path, "-") ? path : "standard input";
-}
-
 /* The parser rounds 1e-400 to 0 without a word. */
 static lm_code load(const char *path, lm_err *e)
 {
-    const char *name = shown(path);
+    const char *name = lm_path_shown(path);
     lm_buf text = { 0 };
     lm_code rc = lm_config_text(path, &text, e);
 
@@ -227,7 +222,8 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
     lm_code rc = load(path, e);
 
     if (!rc && !json_is_object(tree))
-        rc = lm_fail(e, LM_EUSAGE, shown(path), NULL, "a JSON object with options is needed");
+        rc = lm_fail(e, LM_EUSAGE, lm_path_shown(path), NULL,
+                     "a JSON object with options is needed");
     if (rc) {
         if (e->code == LM_EFORMAT)
             e->code = LM_EUSAGE; /* a config that cannot be obeyed: exit 2 */
@@ -241,7 +237,7 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
             rc = read_pair(t, key, v, given, built_in, e);
     }
     if (rc)
-        lm_err_in(e, "%s", shown(path));
+        lm_err_in(e, "%s", lm_path_shown(path));
     return rc;
 }
 

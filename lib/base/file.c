@@ -68,7 +68,7 @@ void lm_map_close(lm_map *m)
 lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
 {
     bool std = !strcmp(path, "-");
-    const char *name = std ? "standard input" : path;
+    const char *name = lm_path_shown(path);
     int fd = std ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     size_t start = out->len;
     ssize_t got = 1;

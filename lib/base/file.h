@@ -74,6 +74,8 @@ void lm_out_drop_last(void);
 
 lm_code lm_path_join(char **out, const char *dir, const char *name, lm_err *e);
 const char *lm_path_base(const char *path); /* after the last '/' */
+/* The name of an input in messages: of "-", "standard input". */
+const char *lm_path_shown(const char *path);
 /* The folder that the file `path` lies in, without links; the file need not be there yet.  "-" and
  * NULL: the current folder.  `out` has PATH_MAX bytes. */
 lm_code lm_path_folder(const char *path, char *out, lm_err *e);

@@ -28,6 +28,11 @@ const char *lm_path_base(const char *path)
     return slash ? slash + 1 : path;
 }
 
+const char *lm_path_shown(const char *path)
+{
+    return strcmp(path, "-") ? path : "standard input";
+}
+
 lm_code lm_path_folder(const char *path, char *out, lm_err *e)
 {
     const char *slash = path && strcmp(path, "-") ? strrchr(path, '/') : NULL;

@@ -7,6 +7,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 
 enum { MEMORY_DEVICES = 1 }; /* major number of /dev/null, /dev/zero, ... */
@@ -33,20 +34,15 @@ bool lm_stream_same(const char *a, const char *b)
     return identify(a, &x) && identify(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static const char *shown(const char *path)
-{
-    return strcmp(path, "-") ? path : "standard input";
-}
-
 lm_code lm_stream_twice(const char *first, const char *second, lm_err *e)
 {
     static const char todo[] = "name it once, or write it to a file first";
 
     if (!strcmp(first, second))
-        return lm_fail(e, LM_EUSAGE, shown(second), todo,
+        return lm_fail(e, LM_EUSAGE, lm_path_shown(second), todo,
                        "is to be read for two inputs, and can be read once");
-    return lm_fail(e, LM_EUSAGE, shown(second), todo,
-                   "is the same stream as %s, which can be read once", shown(first));
+    return lm_fail(e, LM_EUSAGE, lm_path_shown(second), todo,
+                   "is the same stream as %s, which can be read once", lm_path_shown(first));
 }
 
 lm_code lm_streams_once(const char *const *path, int n, lm_err *e)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "format/chart_canvas.h"
 
 /* The column of s to draw along. */
@@ -176,8 +177,9 @@ static void list_keys(const lm_run_chart *r, lm_buf *out, lm_err *e)
 lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e)
 {
     for (int k = 0; k < r->keys; k++) {
-        const char *where =
-            r->runs == 1 && r->file[0] ? lm_metrics_file_path(r->file[0]) : "metrics files";
+        const char *where = r->runs == 1 && r->file[0]
+                                ? lm_path_shown(lm_metrics_file_path(r->file[0]))
+                                : "metrics files";
         lm_buf keys = { 0 };
         bool has_key;
         lm_code rc;

@@ -88,7 +88,7 @@ static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
     if (!member)
         member = archive_entry_pathname_utf8(entry);
     s->name.len = 0;
-    lm_code rc = lm_buf_addf(&s->name, e, "%s:%s", lm_source_shown(s->files.path[s->at]),
+    lm_code rc = lm_buf_addf(&s->name, e, "%s:%s", lm_path_shown(s->files.path[s->at]),
                              member ? member : "?");
     for (size_t i = 0; !rc && i < s->name.len; i++)
         if ((unsigned char)s->name.data[i] < 0x20 || s->name.data[i] == 0x7f)
@@ -150,7 +150,7 @@ static lm_code begin_plain(lm_source *s, lm_err *e)
 {
     s->name.len = 0;
     s->in_member = true;
-    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", lm_source_shown(s->files.path[s->at]),
+    lm_code rc = lm_buf_addf(&s->name, e, "%s%s", lm_path_shown(s->files.path[s->at]),
                              s->resumed ? " (behind damage)" : "");
     return rc || s->resumed ? rc : check_name(s->outer, s->gz, s->name.data, e);
 }
@@ -167,7 +167,7 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         if (r == ARCHIVE_EOF)
             return archive_filter_bytes(s->outer, -1) || s->resumed
                        ? LM_OK
-                       : check_name(s->outer, s->gz, lm_source_shown(s->files.path[s->at]), e);
+                       : check_name(s->outer, s->gz, lm_path_shown(s->files.path[s->at]), e);
         if (r == ARCHIVE_RETRY)
             continue;
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
@@ -320,9 +320,9 @@ static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_e
     struct stat st;
     bool std_in = strcmp(path, "-") == 0;
     if (std_in ? fstat(STDIN_FILENO, &st) : stat(path, &st))
-        return lm_fail(e, LM_EIO, lm_source_shown(path), "check the path", "cannot open");
+        return lm_fail(e, LM_EIO, lm_path_shown(path), "check the path", "cannot open");
     if (S_ISDIR(st.st_mode)) /* as standard input */
-        return lm_fail(e, LM_EUSAGE, lm_source_shown(path), "name the folder", "it is a folder");
+        return lm_fail(e, LM_EUSAGE, lm_path_shown(path), "name the folder", "it is a folder");
     if (!std_in && access(path, R_OK))
         return lm_fail(e, LM_EIO, path, "check its permissions", "cannot open");
     if (S_ISREG(st.st_mode))

@@ -7,13 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/stop.h"
 #include "format/source_impl.h"
-
-const char *lm_source_shown(const char *path)
-{
-    return strcmp(path, "-") == 0 ? "standard input" : path;
-}
 
 /* Bytes of fd, 0 at its end, -1 with errno.  A pipe may stay silent for ever, and a signal is handled in any thread, not
  * in this one: so it waits in short turns, and a request to stop ends the file. */
@@ -38,7 +34,7 @@ static lm_code raw_block(void *ctx, const void **p, size_t *n, lm_err *e)
     ssize_t got = read_some(s->fd, s->block, LM_SOURCE_BLOCK);
     *n = 0;
     if (got < 0)
-        return lm_fail(e, LM_EIO, lm_source_shown(s->files.path[s->at]), NULL, "cannot read");
+        return lm_fail(e, LM_EIO, lm_path_shown(s->files.path[s->at]), NULL, "cannot read");
     if (!s->seeked)
         XXH3_64bits_update(s->hash, s->block, (size_t)got);
     atomic_fetch_add_explicit(&s->bytes, (uint64_t)got, memory_order_relaxed);
@@ -98,7 +94,7 @@ lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e)
 {
     const char *why = archive_error_string(a);
     const char *where =
-        s->in_member && s->name.len ? s->name.data : lm_source_shown(s->files.path[s->at]);
+        s->in_member && s->name.len ? s->name.data : lm_path_shown(s->files.path[s->at]);
     if (!s->fail.code && s->gz)
         lm_gunzip_resume(s->gz, &s->fail);
     if (s->fail.code) {
@@ -139,7 +135,7 @@ lm_code lm_source_new_outer(lm_source *s, lm_err *e)
     s->given = 0;
     s->outer = archive_read_new();
     if (!s->outer)
-        return lm_fail(e, LM_ELIMIT, lm_source_shown(s->files.path[s->at]), NULL,
+        return lm_fail(e, LM_ELIMIT, lm_path_shown(s->files.path[s->at]), NULL,
                        "out of memory for a decoder");
     lm_source_add_filters(s->outer);
     archive_read_support_format_tar(s->outer);
@@ -169,7 +165,7 @@ lm_code lm_source_open_outer(lm_source *s, lm_err *e)
     XXH3_64bits_reset(s->hash);
     lm_code rc = wants_seek(s->fd)
                      ? LM_OK
-                     : lm_gunzip_new(raw_block, s, lm_source_shown(path), s->skip_bad, &s->gz, e);
+                     : lm_gunzip_new(raw_block, s, lm_path_shown(path), s->skip_bad, &s->gz, e);
     return rc ? rc : lm_source_new_outer(s, e);
 }
 
@@ -202,7 +198,7 @@ static lm_code drain(lm_source *s, lm_err *e)
         }
         sum += n;
         if (!rc && bounded && sum > s->most)
-            rc = lm_fail(e, LM_ELIMIT, lm_source_shown(s->files.path[s->at]), "check what it is",
+            rc = lm_fail(e, LM_ELIMIT, lm_path_shown(s->files.path[s->at]), "check what it is",
                          "more than %zu bytes follow the end of its data", s->most);
     }
     return rc;

@@ -40,8 +40,6 @@ struct lm_source {
     uint64_t total;
 };
 
-/* The path for messages. */
-const char *lm_source_shown(const char *path);
 /* The filters, and the format of no archive, that text is read through. */
 void lm_source_add_filters(struct archive *a);
 /* Keep the failure of a read callback for lm_source_decoder_failed; returns what the callback must. */

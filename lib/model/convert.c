@@ -11,6 +11,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -59,11 +61,28 @@ const lm_side_file *lm_import_side(const lm_import *m, const char *name)
     return NULL;
 }
 
+/* Is it the JSON of a tokenizer, of whatever kind?  A folder may get one that is not read here. */
+static lm_code check_tokenizer(const lm_buf *text, const char *path, lm_err *e)
+{
+    json_t *tree = NULL;
+    lm_code rc =
+        lm_json_parse(text->len ? text->data : "", text->len, lm_path_shown(path), &tree, e);
+
+    if (!rc && !json_is_object(json_object_get(tree, "model")))
+        rc = lm_fail(e, LM_EFORMAT, lm_path_shown(path),
+                     "name a tokenizer.json, a tokenizer.model, or a folder that holds one",
+                     "is no tokenizer: \"model\" is missing or no object");
+    json_decref(tree);
+    return rc;
+}
+
 static lm_code put_file(lm_import *m, const char *name, const char *path, lm_err *e)
 {
     lm_buf data = { 0 };
     lm_code rc = lm_file_read(path, LM_SIDE_MAX, &data, e);
 
+    if (!rc && !strcmp(name, "tokenizer.json"))
+        rc = check_tokenizer(&data, path, e);
     if (!rc)
         rc = lm_import_put(m, name, &data, e);
     lm_buf_fini(&data);
@@ -125,16 +144,19 @@ static lm_code take_pieces(lm_import *m, const char *from, lm_err *e)
 
 lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 {
-    lm_code rc = LM_OK;
+    lm_code rc;
 
     if (!strcmp(from, "none"))
         return LM_OK;
+    if (lm_strdup(&m->tokenizer, lm_path_shown(from), e))
+        return e->code;
     if (!lm_path_is_dir(from) && lm_text_ends(from, ".bin"))
         return lm_import_tokenizer_bin(m, from, e);
     if (!lm_path_is_dir(from) && lm_text_ends(from, ".model"))
         return take_pieces(m, from, e);
     if (!lm_path_is_dir(from))
         return put_file(m, "tokenizer.json", from, e);
+    rc = LM_OK;
     for (int i = 0; !rc && lm_tokenizer_files[i]; i++) {
         char *path = NULL;
         rc = lm_path_join(&path, from, lm_tokenizer_files[i], e);
@@ -293,7 +315,7 @@ static lm_code open_mapped(lm_import *m, const char *path, const lm_import_opts 
 lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_opts *o,
                        lm_import *m, lm_err *e)
 {
-    lm_code rc = lm_strdup(&m->path, strcmp(path, "-") ? path : "standard input", e);
+    lm_code rc = lm_strdup(&m->path, lm_path_shown(path), e);
 
     m->par = o->par;
     m->sink = o->sink;
@@ -320,6 +342,7 @@ void lm_import_close(lm_import *m)
     lm_config_fini(&m->config);
     json_decref(m->tree);
     lm_free(m->name);
+    lm_free(m->tokenizer);
     lm_free(m->history);
     lm_free(m->seq_len);
     lm_free(m->path);

@@ -53,6 +53,7 @@ struct lm_import {
     lm_st_plan *plan; /* the tensors; their types are what load gives */
     bool quantised;   /* some tensors were decoded from fewer bits */
     char *name;       /* general.name of a GGUF; NULL: none */
+    char *tokenizer;  /* where the tokenizer was given apart from the model; NULL: it was not */
     char *history;    /* provenance.h; NULL: none */
     char *seq_len;    /* LM_SEQ_KEY there; NULL: not known */
     uint64_t digest;  /* of the input; 0: not taken */

@@ -44,13 +44,17 @@ static lm_code read_files(vocab *v, lm_buf *json, lm_buf *config)
     const lm_side_file *added = lm_import_side(v->m, "added_tokens.json");
     lm_code rc = LM_OK;
 
-    snprintf(v->where, sizeof v->where, "%.200s: tokenizer.%s", v->m->path,
-             v->pieces ? "model" : "json");
+    const char *from = v->m->tokenizer ? v->m->tokenizer : v->m->path;
+    if (v->m->tokenizer && !lm_path_is_dir(from))
+        snprintf(v->where, sizeof v->where, "%.200s", from);
+    else
+        snprintf(v->where, sizeof v->where, "%.200s: tokenizer.%s", from,
+                 v->pieces ? "model" : "json");
     if (beside)
         rc = lm_buf_add(config, beside->data.data, beside->data.len, v->e);
     if (!rc && v->pieces && added) {
         char where[300];
-        snprintf(where, sizeof where, "%.200s: added_tokens.json", v->m->path);
+        snprintf(where, sizeof where, "%.200s: added_tokens.json", from);
         rc = lm_added_list_take(config, &added->data, where, v->e);
     }
     if (!rc && v->pieces)

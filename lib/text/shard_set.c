@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/owner.h"
 #include "base/stop.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "format/tokens_meta.h"
 #include "text/tokenizer_match.h"
@@ -359,7 +360,9 @@ static lm_code put_history(const work *w, lm_jw *j, lm_err *e)
     }
     if (!rc && w->tok) {
         inputs[n].name = w->o->tokenizer;
-        rc = lm_digest_path(w->o->tokenizer, &inputs[n++].digest, e);
+        if (!lm_stream_is(w->o->tokenizer)) /* which is read by now */
+            rc = lm_digest_path(w->o->tokenizer, &inputs[n].digest, e);
+        n++;
     }
     step.inputs = inputs;
     step.n_inputs = n;

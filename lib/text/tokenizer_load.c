@@ -110,15 +110,16 @@ lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e)
     paths p = { 0 };
     lm_buf text = { 0 }, config = { 0 };
     const char *where;
+    bool beside = strcmp(path, "-") != 0; /* a stream has no files beside it */
     lm_code rc = find_paths(path, &p, e);
 
     *out = NULL;
-    where = p.whole;
+    where = rc ? path : lm_path_shown(p.whole);
     bool old = !rc && p.model && !lm_path_exists(p.whole);
     bool pair = old && lm_path_exists(p.vocab);
-    if (!rc && lm_path_exists(p.config))
+    if (!rc && beside && lm_path_exists(p.config))
         rc = lm_file_read(p.config, MAX_FILE, &config, e);
-    if (!rc && (old || lm_text_ends(where, ".model")) && lm_path_exists(p.added))
+    if (!rc && beside && (old || lm_text_ends(where, ".model")) && lm_path_exists(p.added))
         rc = read_added(p.added, &config, e);
     if (!rc && pair && (lm_path_exists(p.merges) || !lm_path_exists(p.model))) {
         where = p.vocab;

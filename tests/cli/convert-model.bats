@@ -143,6 +143,28 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$output" = "" ]
 }
 
+@test "convert-model: a tokenizer that is none is named, not the model" {
+    echo junk > junk.json
+    echo '{"x":1}' > other.json
+    sed 's/"type": *"BPE"/"type":"Odd"/' model/tokenizer.json > odd.json
+    ! cmp -s odd.json model/tokenizer.json
+    mkdir dir && cp junk.json dir/tokenizer.json
+    for to in out.gguf out; do
+        for t in "junk.json|junk.json: not valid JSON" "other.json|other.json: is no tokenizer: " "dir|dir/tokenizer.json: not valid JSON"; do
+            run convert-model model -t "${t%|*}" -o $to
+            echo "$output"
+            [ "$status" -eq 1 ]
+            [[ "$output" == "convert-model: ${t#*|}"* ]]
+        done
+        run convert-model model -t - -o $to < junk.json
+        [[ "$output" == "convert-model: standard input: not valid JSON"* ]]
+        [ ! -e $to ]
+    done
+    run convert-model model -t odd.json -o out.gguf
+    [ "$status" -eq 1 ]
+    [[ "$output" == "convert-model: odd.json: "* ]]
+}
+
 @test "convert-model: the name of a GGUF goes on; a path gives its last part without the ending" {
     name_of() { perl -0777 -ne '/general\.name(.{200})/s and print unpack("x4 Q</a", $1)' "$1"; }
     is_named() { convert-model -qf "$1" -o named.gguf && [ "$(name_of named.gguf)" = "$2" ]; }

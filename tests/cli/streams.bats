@@ -134,6 +134,29 @@ EOF
     [ ! -e bad ] && [ ! -e bad.json ] && [ ! -e bad.gguf ]
 }
 
+@test "streams: standard input has its name in messages, and no files beside it" {
+    echo words and words > words.txt
+    train-tokenizer -q --vocab-size 258 -o alone/tok.json words.txt
+    init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 --tokenizer alone/tok.json -o named
+    while IFS='|' read -r text call; do
+        run bash -c "echo junk | $call"
+        one "${text%% *}" "standard input: ${text#* }"
+    done << EOF
+2 not valid JSON|clean-data --config -
+1 is no tokenizer|shard-data -t - words.txt -o bad
+1 is no tokenizer|generate named -p x --tokenizer -
+2 tokens are read from files alone|train named - -o bad
+2 tokens are read from files alone|shard-data - -o bad
+EOF
+    run bash -c "echo junk | plot-run -"
+    [[ "$output" == *"standard input: no record with numbers in it"* ]]
+    # a tokenizer_config.json of this folder is another's
+    echo junk > tokenizer_config.json
+    shard-data -q -t - -o piped words.txt < alone/tok.json
+    shard-data -q -t /dev/stdin -o again words.txt < <(cat alone/tok.json)
+    cmp piped/train.bin again/train.bin
+}
+
 @test "streams: nothing, a text, and a lone file without its config are refused" {
     run inspect-model - < /dev/null
     one 1 "standard input: it is empty"
