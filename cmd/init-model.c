@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "base/stream.h"
 #include "base/text.h"
 #include "common/presets.h"
 #include "common/tool.h"
@@ -201,7 +202,7 @@ static lm_code load_config(work *w, lm_err *e)
 
     if (!is_packed(tool.argv[0])) {
         lm_code rc = lm_preset_load(dirs(), tool.argv[0], &w->tree, &w->path, e);
-        return rc ? rc : lm_digest_path(w->path, &w->digest, e);
+        return rc || lm_stream_is(w->path) ? rc : lm_digest_path(w->path, &w->digest, e);
     }
     lm_code rc = open_packed(tool.argv[0], &m, e);
     if (!rc && !lm_model_source_config(m))
@@ -220,6 +221,9 @@ static lm_code load_config(work *w, lm_err *e)
 static lm_code load_tokenizer(work *w, lm_err *e)
 {
     if (!is_packed(opt.tokenizer)) {
+        if (lm_stream_is(opt.tokenizer)) /* it is read twice: to be known, and to be copied */
+            return lm_fail(e, LM_EUSAGE, opt.tokenizer, "write it to a file first, and name that",
+                           "a tokenizer cannot be read from a pipe");
         lm_code rc = lm_tokenizer_load(opt.tokenizer, &w->tok, e);
         return rc ? rc : lm_digest_path(opt.tokenizer, &w->tok_digest, e);
     }

@@ -155,6 +155,11 @@ EOF
     shard-data -q -t - -o piped words.txt < alone/tok.json
     shard-data -q -t /dev/stdin -o again words.txt < <(cat alone/tok.json)
     cmp piped/train.bin again/train.bin
+    init-model -q -o config < /dev/null <(cat named/config.json)
+    inspect-model --check named config > /dev/null
+    run init-model -o bad -t <(cat alone/tok.json) llama-1m
+    one 2 "a tokenizer cannot be read from a pipe: write it to a file first"
+    [ ! -e bad ]
 }
 
 @test "streams: nothing, a text, and a lone file without its config are refused" {
