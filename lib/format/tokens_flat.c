@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "base/buf.h"
-#include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/input_kind.h"
@@ -238,9 +237,6 @@ static lm_code fail_absent(const char *path, const char *base, const char *other
 {
     const char *name = lm_path_base(base);
     char todo[200] = "make it with shard-data";
-    if (!strcmp(path, "-"))
-        return lm_fail(e, LM_EUSAGE, lm_path_shown(path), "name a dataset that shard-data made",
-                       "tokens are read from files alone");
     if (other)
         snprintf(todo, sizeof todo, "name a dataset that is there, such as %.120s", other);
     errno = ENOENT;

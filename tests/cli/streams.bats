@@ -134,7 +134,7 @@ EOF
     [ ! -e bad ] && [ ! -e bad.json ] && [ ! -e bad.gguf ]
 }
 
-@test "streams: standard input has its name in messages, and no files beside it" {
+@test "streams: a config or a tokenizer from one has no files beside it, and no name of a file" {
     echo words and words > words.txt
     train-tokenizer -q --vocab-size 258 -o alone/tok.json words.txt
     init-model -q llama-1m --set num_hidden_layers=1 --set hidden_size=64 --tokenizer alone/tok.json -o named
@@ -145,8 +145,6 @@ EOF
 2 not valid JSON|clean-data --config -
 1 is no tokenizer|shard-data -t - words.txt -o bad
 1 is no tokenizer|generate named -p x --tokenizer -
-2 tokens are read from files alone|train named - -o bad
-2 tokens are read from files alone|shard-data - -o bad
 EOF
     run bash -c "echo junk | plot-run -"
     [[ "$output" == *"standard input: no record with numbers in it"* ]]
