@@ -177,7 +177,7 @@ static lm_code open_model(work *w, lm_err *e)
         lm_evaluator_new(c, &build, w->backend, NULL, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
-    lm_loaded_bind(&w->model, w->eval.model, w->eval.exec);
+    lm_store_bind(w->model.store, w->eval.model, w->eval.exec);
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, windows of %lld, stride %lld", tool.name,
            LM_VERSION, opt.dtype, w->backend->name, (long long)w->seq, (long long)w->stride);
     return LM_OK;
@@ -348,6 +348,7 @@ static lm_code run(work *w, lm_err *e)
     if (!rc) {
         const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
         rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);
+        w->model.par = w->par;
     }
     if (!rc)
         rc = open_data(w, e);

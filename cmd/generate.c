@@ -427,6 +427,7 @@ static lm_code run(work *w, lm_err *e)
     if (!rc) {
         const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
         rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);
+        w->model.par = w->par;
     }
     if (!rc)
         rc = open_model(w, e);

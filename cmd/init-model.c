@@ -16,9 +16,8 @@
 #include "common/tool.h"
 #include "format/provenance.h"
 #include "model/config.h"
-#include "model/fresh.h"
 #include "model/preset.h"
-#include "model/weights.h"
+#include "model/store.h"
 #include "text/tokenizer_source.h"
 
 static struct {
@@ -278,8 +277,8 @@ static lm_code make_plan(work *w, lm_err *e)
     if (!rc)
         rc = lm_st_plan_new(&w->plan, e);
     if (!rc)
-        rc = lm_weights_plan(w->model, opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan,
-                             e);
+        rc =
+            lm_model_plan(w->model, opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32, w->plan, e);
     step.inputs = inputs;
     step.n_inputs = opt.tokenizer ? 2 : 1;
     if (!rc)
@@ -325,7 +324,7 @@ static lm_code write_model(work *w, lm_err *e)
     if (!rc)
         rc = put_tokenizer_config(w, f, e);
     if (!rc)
-        rc = lm_fresh_write(w->model, (uint64_t)tool.seed, w->par, f, &tool.sink, e);
+        rc = lm_model_draw(w->model, (uint64_t)tool.seed, w->par, f, &tool.sink, e);
     if (!rc && !lm_stopping())
         return lm_folder_commit(f, e);
     lm_folder_drop(f);

@@ -11,7 +11,7 @@
 #include "base/stop.h"
 #include "format/input.h"
 #include "format/tokens.h"
-#include "model/loaded.h"
+#include "model/store.h"
 #include "text/tokenizer_match.h"
 #include "train/score.h"
 
@@ -34,7 +34,7 @@ struct lm_validator {
     const lm_config *config;
     lm_backend *b;
     lm_evaluator eval;
-    lm_loaded weights;
+    lm_store *weights;
     bool *have; /* by slice: it was put */
     lm_scorer *scorer;
     set *sets;
@@ -145,11 +145,11 @@ static lm_code build(lm_validator *v, lm_err *e)
             return e->code;
     }
     if (lm_evaluator_new(c, &b, v->b, NULL, &v->eval, e) ||
-        lm_loaded_room(&v->weights, v->eval.model, v->b, e) ||
+        lm_store_new(v->eval.model, v->b, &(lm_store_opts){ .par = v->o.par }, &v->weights, e) ||
         lm_alloc_n(&v->have, (size_t)v->eval.model->n_slices, sizeof *v->have, "a list of tensors",
                    e))
         return e->code;
-    lm_loaded_bind(&v->weights, v->eval.model, v->eval.exec);
+    lm_store_bind(v->weights, v->eval.model, v->eval.exec);
     return lm_scorer_new(&v->eval, o->stride, NULL, &v->scorer, e);
 }
 
@@ -178,8 +178,8 @@ void lm_validator_free(lm_validator *v)
     if (!v)
         return;
     lm_scorer_free(v->scorer);
+    lm_store_free(v->weights);
     lm_evaluator_fini(&v->eval);
-    lm_loaded_fini(&v->weights);
     for (int i = 0; v->sets && i < v->o.sets; i++) {
         lm_tokens_close(v->sets[i].shards);
         lm_ids_fini(&v->sets[i].ids);
@@ -228,7 +228,7 @@ lm_code lm_validator_put(lm_validator *v, const char *name, int ndim, const int6
     if (!same)
         return lm_fail(e, LM_EFORMAT, name, NULL, "has another shape than config.json asks for");
     v->have[i] = true;
-    return lm_loaded_put(&v->weights, m, i, dtype, data, v->o.par, e);
+    return lm_store_put(v->weights, i, dtype, data, e);
 }
 
 /* ---- losses ---- */

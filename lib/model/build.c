@@ -27,23 +27,24 @@ static char *format(lm_builder *b, const char *fmt, va_list ap)
     return copy;
 }
 
-lm_vid lm_b_param(lm_builder *b, int64_t rows, int64_t cols, const char *fmt, ...)
+lm_vid lm_b_param(lm_builder *b, int ndim, const int64_t *dim, const char *fmt, ...)
 {
     lm_model *m = b->m;
     lm_vid v = LM_NONE;
-    lm_tensor shape = cols ? lm_shape2(LM_DTYPE_F32, rows, cols) : lm_shape1(LM_DTYPE_F32, rows);
+    lm_tensor shape = { .dtype = LM_DTYPE_F32, .ndim = ndim };
     va_list ap;
     if (!lm_b_ok(b))
         return LM_NONE;
     va_start(ap, fmt);
     char *name = format(b, fmt, ap);
     va_end(ap);
+    memcpy(shape.dim, dim, (size_t)ndim * sizeof *dim);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_PARAM, shape, name, &v, b->e) ||
         lm_grow(&m->param, &b->cap_params, (size_t)m->n_params + 1, sizeof *m->param, "parameters",
                 b->e))
         return LM_NONE;
     m->param[m->n_params++] =
-        (lm_param){ .value = v, .count = rows * (cols ? cols : 1), .decay = cols > 0 };
+        (lm_param){ .value = v, .count = lm_tensor_count(&shape), .decay = ndim > 1 };
     return v;
 }
 
@@ -67,14 +68,15 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
                      .param = p,
                      .rows = rows,
                      .ndim = t->ndim,
-                     .transposed = transposed,
+                     .transposed = transposed && t->ndim == 2,
                      .init = init,
                      .std = std };
     if (m->n_slices > 1 && s[-1].param == p)
         s->row = s[-1].row + s[-1].rows;
-    int64_t cols = t->ndim == 2 ? t->dim[1] : 0;
-    s->dim[0] = transposed ? cols : rows;
-    s->dim[1] = transposed ? rows : cols;
+    memcpy(s->dim, t->dim, sizeof s->dim);
+    s->dim[0] = s->transposed ? t->dim[1] : rows;
+    if (s->transposed)
+        s->dim[1] = rows;
 }
 
 /* Append a node with one output that matters. */

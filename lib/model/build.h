@@ -19,10 +19,11 @@ typedef struct {
 
 bool lm_b_ok(const lm_builder *b);
 
-/* Declare a parameter [rows, cols] (cols 0: a vector) made of the slices that follow; `fmt` names
- * it. */
-lm_vid lm_b_param(lm_builder *b, int64_t rows, int64_t cols, const char *fmt, ...) LM_PRINTF(4, 5);
-/* The next `rows` rows of the latest parameter are the checkpoint's tensor `fmt`. */
+/* Declare a parameter of any rank, made of the slices that follow; `fmt` names it. */
+lm_vid lm_b_param(lm_builder *b, int ndim, const int64_t *dim, const char *fmt, ...)
+    LM_PRINTF(4, 5);
+/* The next `rows` entries of dimension 0 of the latest parameter are the checkpoint's tensor `fmt`;
+ * transposed: of a matrix, which the checkpoint has as [in, out]. */
 void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, double std,
                 const char *fmt, ...) LM_PRINTF(6, 7);
 
@@ -39,6 +40,9 @@ lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
 lm_vid lm_b_unary(lm_builder *b, const lm_op *op, const void *attr, lm_vid x);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
+
+/* When all parameters are declared: their places in the master copy, and the index of names. */
+lm_code lm_b_place(lm_builder *b);
 
 /* The architectures: append everything from the embedding to the head. */
 void lm_build_gpt2(lm_builder *b);

@@ -126,14 +126,14 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         if (open_stage(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
             return e->code;
     }
-    if (open_widths(g, w, dtype, e) || make_caches(g, w->block != NULL, e) ||
-        (!w->block && lm_loaded_weights(w, generator_model(g), g->b, e)) ||
+    if (open_widths(g, w, dtype, e) || make_caches(g, w->store != NULL, e) ||
+        (!w->store && lm_loaded_weights(w, generator_model(g), g->b, e)) ||
         lm_alloc_n(&g->used, (size_t)g->batch, sizeof *g->used, "slots", e) ||
         lm_rotary_new(generator_model(g), g->b, &g->rope, e) || generator_make_chooser(g, e))
         return e->code;
     for (int i = 0; i < CHUNKS + g->n_decode; i++) {
         const stage *s = i < CHUNKS ? &g->prefill[i] : &g->decode[i - CHUNKS].s;
-        lm_loaded_bind(w, s->m, s->x);
+        lm_store_bind(w->store, s->m, s->x);
         lm_rotary_bind(&g->rope, s->m, s->x);
         if (i >= CHUNKS)
             bind_caches(g, s, 0);

@@ -6,7 +6,7 @@
 
 #include "graph/mirror.h"
 #include "model/generate.h"
-#include "model/weights.h"
+#include "model/rotary.h"
 
 /* One graph and its inputs: mirrors, of which the host's side is written. */
 typedef struct {

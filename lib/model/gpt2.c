@@ -19,9 +19,9 @@ static pair conv1d(lm_builder *b, int64_t layer, const char *name, int64_t in, i
                    double std)
 {
     pair p;
-    p.w = lm_b_param(b, out, in, "h.%d.%s.weight", (int)layer, name);
+    p.w = lm_b_param(b, 2, (int64_t[]){ out, in }, "h.%d.%s.weight", (int)layer, name);
     lm_b_slice(b, out, true, LM_INIT_NORMAL, std, "transformer.h.%d.%s.weight", (int)layer, name);
-    p.b = lm_b_param(b, out, 0, "h.%d.%s.bias", (int)layer, name);
+    p.b = lm_b_param(b, 1, &out, "h.%d.%s.bias", (int)layer, name);
     lm_b_slice(b, out, false, LM_INIT_ZEROS, 0, "transformer.h.%d.%s.bias", (int)layer, name);
     return p;
 }
@@ -34,9 +34,9 @@ static pair layer_norm(lm_builder *b, int64_t layer, const char *name, int64_t w
         snprintf(prefix, sizeof prefix, "h.%d.%s", (int)layer, name);
     else
         snprintf(prefix, sizeof prefix, "%s", name);
-    p.w = lm_b_param(b, width, 0, "%s.weight", prefix);
+    p.w = lm_b_param(b, 1, &width, "%s.weight", prefix);
     lm_b_slice(b, width, false, LM_INIT_ONES, 0, "transformer.%s.weight", prefix);
-    p.b = lm_b_param(b, width, 0, "%s.bias", prefix);
+    p.b = lm_b_param(b, 1, &width, "%s.bias", prefix);
     lm_b_slice(b, width, false, LM_INIT_ZEROS, 0, "transformer.%s.bias", prefix);
     return p;
 }
@@ -48,9 +48,9 @@ void lm_build_gpt2(lm_builder *b)
     double std = c->init_std, residual_std = std / sqrt(2.0 * (double)c->layers);
     int64_t width = c->width;
 
-    lm_vid wte = lm_b_param(b, c->vocab, width, "wte");
+    lm_vid wte = lm_b_param(b, 2, (int64_t[]){ c->vocab, width }, "wte");
     lm_b_slice(b, c->vocab, false, LM_INIT_NORMAL, std, "transformer.wte.weight");
-    lm_vid wpe = lm_b_param(b, c->max_positions, width, "wpe");
+    lm_vid wpe = lm_b_param(b, 2, (int64_t[]){ c->max_positions, width }, "wpe");
     lm_b_slice(b, c->max_positions, false, LM_INIT_NORMAL, std, "transformer.wpe.weight");
 
     lm_vid x = lm_b_dropout(b, lm_b_embed(b, wte, wpe), c->drop_embed), branch = LM_NONE;
@@ -77,7 +77,7 @@ void lm_build_gpt2(lm_builder *b)
     pair ln_f = layer_norm(b, -1, "ln_f", width);
     lm_vid head = wte;
     if (!c->tied) {
-        head = lm_b_param(b, c->vocab, width, "lm_head");
+        head = lm_b_param(b, 2, (int64_t[]){ c->vocab, width }, "lm_head");
         lm_b_slice(b, c->vocab, false, LM_INIT_NORMAL, std, "lm_head.weight");
     }
     lm_b_head(b, lm_b_norm(b, LM_NORM_LAYER, x, ln_f.w, ln_f.b, branch, &x), head);

@@ -13,7 +13,7 @@
 
 static lm_vid rms_weight(lm_builder *b, int64_t n, const char *name)
 {
-    lm_vid w = lm_b_param(b, n, 0, "%s", name);
+    lm_vid w = lm_b_param(b, 1, &n, "%s", name);
     lm_b_slice(b, n, false, LM_INIT_ONES, 0, "model.%s.weight", name);
     return w;
 }
@@ -25,7 +25,8 @@ static lm_vid qkv_param(lm_builder *b, int64_t l, int64_t cols, const char *suff
     static const char *const parts[3] = { "q", "k", "v" };
     int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     lm_init init = cols ? LM_INIT_NORMAL : LM_INIT_ZEROS;
-    lm_vid p = lm_b_param(b, q + 2 * kv, cols, "layers.%d.qkv.%s", (int)l, suffix);
+    lm_vid p = lm_b_param(b, cols ? 2 : 1, (int64_t[]){ q + 2 * kv, cols }, "layers.%d.qkv.%s",
+                          (int)l, suffix);
     for (int i = 0; i < 3; i++)
         lm_b_slice(b, i ? kv : q, false, init, c->init_std, "model.layers.%d.self_attn.%s_proj.%s",
                    (int)l, parts[i], suffix);
@@ -36,7 +37,8 @@ static lm_vid gate_up_param(lm_builder *b, int64_t l, int64_t cols, const char *
 {
     const lm_config *c = &b->m->config;
     lm_init init = cols ? LM_INIT_NORMAL : LM_INIT_ZEROS;
-    lm_vid p = lm_b_param(b, 2 * c->ffn, cols, "layers.%d.gate_up.%s", (int)l, suffix);
+    lm_vid p = lm_b_param(b, cols ? 2 : 1, (int64_t[]){ 2 * c->ffn, cols }, "layers.%d.gate_up.%s",
+                          (int)l, suffix);
     lm_b_slice(b, c->ffn, false, init, c->init_std, "model.layers.%d.mlp.gate_proj.%s", (int)l,
                suffix);
     lm_b_slice(b, c->ffn, false, init, c->init_std, "model.layers.%d.mlp.up_proj.%s", (int)l,
@@ -49,7 +51,8 @@ static lm_vid out_param(lm_builder *b, int64_t l, int64_t cols, const char *name
                         const char *suffix)
 {
     const lm_config *c = &b->m->config;
-    lm_vid p = lm_b_param(b, c->width, cols, "layers.%d.%s.%s", (int)l, name, suffix);
+    lm_vid p = lm_b_param(b, cols ? 2 : 1, (int64_t[]){ c->width, cols }, "layers.%d.%s.%s", (int)l,
+                          name, suffix);
     lm_b_slice(b, c->width, false, cols ? LM_INIT_NORMAL : LM_INIT_ZEROS, c->init_std,
                "model.layers.%d.%s.%s", (int)l, name, suffix);
     return p;
@@ -90,7 +93,7 @@ void lm_build_llama(lm_builder *b)
 {
     const lm_config *c = &b->m->config;
     char name[64];
-    lm_vid embed = lm_b_param(b, c->vocab, c->width, "embed_tokens");
+    lm_vid embed = lm_b_param(b, 2, (int64_t[]){ c->vocab, c->width }, "embed_tokens");
     lm_b_slice(b, c->vocab, false, LM_INIT_NORMAL, c->init_std, "model.embed_tokens.weight");
 
     lm_vid x = lm_b_embed(b, embed, LM_NONE), branch = LM_NONE;
@@ -107,7 +110,7 @@ void lm_build_llama(lm_builder *b)
     lm_vid h = lm_b_norm(b, LM_NORM_RMS, x, rms_weight(b, c->width, "norm"), LM_NONE, branch, &x);
     lm_vid head = embed;
     if (!c->tied) {
-        head = lm_b_param(b, c->vocab, c->width, "lm_head");
+        head = lm_b_param(b, 2, (int64_t[]){ c->vocab, c->width }, "lm_head");
         lm_b_slice(b, c->vocab, false, LM_INIT_NORMAL, c->init_std, "lm_head.weight");
     }
     lm_b_head(b, h, head);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model.c -- from a config to a graph that is ready to be planned. */
 #include "model/model.h"
-#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/text.h"
 #include "model/build.h"
 #include "op/fuse.h"
 
@@ -55,29 +57,75 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
                : LM_OK;
 }
 
-/* Matrices first, so that weight decay covers one run of the block and leaves one alone. */
+/* ---- names ---- */
+
+static const char *bare(const lm_model *m, const char *name)
+{
+    if (m->config.arch == LM_ARCH_GPT2 && !strncmp(name, "transformer.", 12))
+        return name + 12;
+    return name;
+}
+
+/* The cell of `name`, or the free one where it belongs. */
+static size_t cell_of(const lm_model *m, const char *name)
+{
+    size_t mask = m->n_index - 1, i = lm_hash_str(name) & mask;
+    while (m->index[i] && strcmp(bare(m, m->slice[m->index[i] - 1].name), name))
+        i = (i + 1) & mask;
+    return i;
+}
+
+static lm_code make_index(lm_model *m, lm_err *e)
+{
+    m->n_index = 64;
+    while (m->n_index < 2 * (size_t)m->n_slices)
+        m->n_index *= 2;
+    if (lm_alloc_n(&m->index, m->n_index, sizeof *m->index, "an index of tensor names", e))
+        return e->code;
+    for (int i = 0; i < m->n_slices; i++) {
+        size_t at = cell_of(m, bare(m, m->slice[i].name));
+        if (m->index[at])
+            return lm_fail(e, LM_EBUG, m->slice[i].name, NULL, "is named twice");
+        m->index[at] = (uint32_t)i + 1;
+    }
+    return LM_OK;
+}
+
+/* ---- passes ---- */
+
+static bool is_trainable(void *ctx, lm_vid v)
+{
+    const lm_model *m = ctx;
+    return !m->build.trainable || m->build.trainable(m->build.ctx, m->graph->value[v].name);
+}
+
+/* What trains first, and of that matrices first, so that gradients, states and weight decay each cover
+ * one run of the block. */
 static lm_code lay_out(lm_model *m, lm_err *e)
 {
     enum { ALIGN = 64 };
-    for (int pass = 1; pass >= 0; pass--) {
+    for (int i = 0; i < m->n_params; i++)
+        m->param[i].trains = m->build.mode != LM_MODE_TRAIN || is_trainable(m, m->param[i].value);
+    for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < m->n_params; i++) {
             lm_param *p = &m->param[i];
-            if (p->decay != (pass == 1))
+            if (pass != (!p->trains ? 2 : p->decay ? 0 : 1))
                 continue;
             p->offset = m->block;
             if (__builtin_add_overflow(m->block, (p->count + ALIGN - 1) / ALIGN * ALIGN, &m->block))
                 return lm_fail(e, LM_ELIMIT, "model", NULL, "the parameters cannot be counted");
         }
-        if (pass)
+        if (pass == 0)
             m->decay_end = m->block;
+        if (pass == 1)
+            m->train_end = m->block;
     }
     return LM_OK;
 }
 
-static bool slice_trainable(void *ctx, lm_vid v)
+lm_code lm_b_place(lm_builder *b)
 {
-    const lm_model *m = ctx;
-    return m->build.trainable(m->build.ctx, m->graph->value[v].name);
+    return make_index(b->m, b->e) || lay_out(b->m, b->e) ? b->e->code : LM_OK;
 }
 
 static lm_code make_backward(lm_model *m, lm_err *e)
@@ -86,7 +134,7 @@ static lm_code make_backward(lm_model *m, lm_err *e)
     size_t n = m->graph->n_values;
     lm_backward b = { .root = m->loss, .seed = LM_NONE };
     if (m->build.trainable) {
-        b.trainable = slice_trainable;
+        b.trainable = is_trainable;
         b.ctx = m;
     }
     if (lm_alloc_n(&grads, n, sizeof *grads, "gradients", e))
@@ -119,10 +167,8 @@ static lm_code build(lm_model *m, lm_err *e)
          lm_alloc_n(&m->vcache, layers, sizeof *m->vcache, "caches", e)))
         return e->code;
     (c->arch == LM_ARCH_GPT2 ? lm_build_gpt2 : lm_build_llama)(&b);
-    if (!lm_b_ok(&b) || lay_out(m, e) || lm_pass_precision(m->graph, &m->build.precision, e))
+    if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
         return e->code;
-    for (int i = 0; i < m->n_params; i++)
-        m->param[i].weight = m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_BF16;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
     return m->build.backend ? join_operators(m, e) : LM_OK;
@@ -155,26 +201,16 @@ void lm_model_free(lm_model *m)
     lm_graph_free(m->graph);
     lm_free(m->param);
     lm_free(m->slice);
+    lm_free(m->index);
     lm_free(m->kcache);
     lm_free(m->vcache);
     lm_free(m->grad);
     lm_free(m);
 }
 
-static const char *bare(const lm_model *m, const char *name)
-{
-    if (m->config.arch == LM_ARCH_GPT2 && !strncmp(name, "transformer.", 12))
-        return name + 12;
-    return name;
-}
-
 int lm_model_slice(const lm_model *m, const char *name)
 {
-    name = bare(m, name);
-    for (int i = 0; i < m->n_slices; i++)
-        if (!strcmp(bare(m, m->slice[i].name), name))
-            return i;
-    return -1;
+    return (int)m->index[cell_of(m, bare(m, name))] - 1;
 }
 
 bool lm_model_ignores(const lm_model *m, const char *name)

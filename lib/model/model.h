@@ -21,19 +21,26 @@ typedef struct {
     int param;        /* index into lm_model.param */
     int64_t row, rows;
     int ndim; /* shape in the file */
-    int64_t dim[2];
-    bool transposed; /* the file has [in, out] */
+    int64_t dim[LM_MAX_DIMS];
+    bool transposed; /* a matrix that the file has as [in, out] */
     lm_init init;
     double std;
 } lm_slice;
 
+static inline int64_t lm_slice_count(const lm_slice *s)
+{
+    int64_t n = 1;
+    for (int i = 0; i < s->ndim; i++)
+        n *= s->dim[i];
+    return n;
+}
+
 typedef struct {
     lm_vid value; /* in the graph */
     int64_t count,
-        offset;  /* elements; offset in the flat parameter block, a multiple of 64 elements */
-    bool decay;  /* weight decay applies: matrices yes, vectors no; all decayed ones come first in
-                    the block */
-    bool weight; /* takes the low type in mixed precision */
+        offset;  /* elements; offset in the master copy (store.h), a multiple of 64 elements */
+    bool decay;  /* weight decay applies: matrices yes, vectors no */
+    bool trains; /* false: build.trainable said so, and there is no gradient */
 } lm_param;
 
 typedef enum {
@@ -64,8 +71,11 @@ typedef struct {
     int n_params;
     lm_slice *slice;
     int n_slices;
-    int64_t block;     /* elements of the flat parameter block, padding included */
-    int64_t decay_end; /* the first of them without weight decay */
+    uint32_t *index;   /* of the slices' names: a hash table of 1 + slice, 0: free */
+    size_t n_index;    /* a power of two */
+    int64_t block;     /* elements of the master copy of all parameters, padding included: */
+    int64_t decay_end; /* those that train, with weight decay first, then */
+    int64_t train_end; /* without it, then those that do not train */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
     lm_vid scale;                    /* F32 [1] */

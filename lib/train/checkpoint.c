@@ -24,10 +24,10 @@ struct lm_ckpt {
     bool copied, done;   /* under lock */
     double began, ended; /* the same; of the newest checkpoint */
     lm_err err;          /* of the thread; read after it is done */
-    /* The numbers at the time of lm_ckpt_begin, and pointers to the live blocks, or into `copy`. */
-    lm_train_state s;
-    char *last;  /* belongs to the thread while one runs */
-    lm_par *par; /* codes .lmz; used by the thread only */
+    lm_train_state s;    /* the numbers at the time of lm_ckpt_begin */
+    lm_store store;      /* the live blocks, or their copies: s.store while one is written */
+    char *last;          /* belongs to the thread while one runs */
+    lm_par *par;         /* codes .lmz; used by the thread only */
 
     /* Of a device. */
     lm_backend *backend;
@@ -52,14 +52,22 @@ double lm_ckpt_coder_bytes(bool lmz)
     return lmz ? pool_size() * coder_bytes_a_thread : 0;
 }
 
-size_t lm_ckpt_snapshot_bytes(const lm_model *m, const lm_backend *b, int n_states)
+/* A block that goes into checkpoints. */
+static bool is_saved(const lm_store_block *k)
 {
-    return b->host_memory ? 0 : (size_t)m->block * sizeof(float) * (size_t)(1 + n_states);
+    return k->role == LM_KEPT_PARAM || k->role == LM_KEPT_OPT;
+}
+
+size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES])
+{
+    return b->host_memory ? 0 : kept[LM_KEPT_PARAM] + kept[LM_KEPT_OPT];
 }
 
 static lm_code make_copies(lm_ckpt *c, const lm_train_state *s, lm_err *e)
 {
-    c->copy_bytes = lm_ckpt_snapshot_bytes(s->model, s->backend, s->n_states);
+    size_t kept[LM_KEPT_ROLES];
+    lm_store_bytes(s->store, kept);
+    c->copy_bytes = lm_ckpt_snapshot_bytes(c->backend, kept);
     if (!c->copy_bytes)
         return LM_OK;
     lm_code rc = c->backend->stream_new(c->backend, &c->stream, e);
@@ -87,53 +95,6 @@ lm_code lm_ckpt_new(const lm_ckpt_opts *o, const lm_train_state *s, lm_ckpt **ou
 }
 
 /* ---- writing ---- */
-
-static lm_code plan_states(const lm_train_state *s, lm_st_plan *plan, lm_err *e)
-{
-    const lm_model *m = s->model;
-    char name[512];
-    for (int k = 0; k < s->n_states; k++)
-        for (int i = 0; i < m->n_slices; i++) {
-            snprintf(name, sizeof name, "%s.%s", s->optim->state[k], m->slice[i].name);
-            if (lm_st_plan_add(plan, name, LM_DTYPE_F32, m->slice[i].ndim, m->slice[i].dim, e))
-                return e->code;
-        }
-    return LM_OK;
-}
-
-static lm_code write_states(const lm_train_state *s, lm_folder *f, lm_err *e)
-{
-    const lm_model *m = s->model;
-    lm_st_plan *plan = NULL;
-    lm_st_writer *w = NULL;
-    float *tmp = NULL;
-    size_t room = 0;
-    lm_code rc = lm_st_plan_new(&plan, e);
-    if (!rc)
-        rc = plan_states(s, plan, e);
-    if (!rc)
-        rc = lm_folder_st_create(f, "optimizer.safetensors", plan, &w, e);
-    for (int k = 0; !rc && k < s->n_states; k++)
-        for (int i = 0; !rc && i < m->n_slices; i++) {
-            size_t n = (size_t)lm_st_next(w)->count;
-            const float *data = lm_slice_view(m, i, s->state[k]);
-            if (!data) {
-                rc = lm_grow(&tmp, &room, n, sizeof *tmp, "a tensor", e);
-                if (rc)
-                    break;
-                lm_slice_get(m, i, s->state[k], tmp);
-                data = tmp;
-            }
-            rc = lm_st_write(w, data, n * sizeof *data, e);
-        }
-    if (!rc)
-        rc = lm_st_commit(w, e);
-    else
-        lm_st_drop(w);
-    lm_st_plan_free(plan);
-    lm_free(tmp);
-    return rc;
-}
 
 static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
 {
@@ -193,7 +154,7 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
     lm_buf json = { 0 };
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
-        rc = lm_weights_plan(c->s.model, LM_DTYPE_F32, plan, e);
+        rc = lm_model_plan(c->s.model, LM_DTYPE_F32, plan, e);
     if (!rc && c->o.history)
         rc = lm_st_plan_meta(plan, LM_HISTORY_KEY, c->o.history, e);
     if (!rc)
@@ -205,9 +166,9 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
     if (!rc)
         rc = lm_folder_create(path, is_replacing(c), &opts, &spec, &f, e);
     if (!rc)
-        rc = lm_weights_write(c->s.model, c->s.param, f, e);
-    if (!rc && c->s.n_states)
-        rc = write_states(&c->s, f, e);
+        rc = lm_store_write(c->s.store, f, e);
+    if (!rc && lm_store_find(c->s.store, LM_KEPT_OPT, 0))
+        rc = lm_store_write_states(c->s.store, f, e);
     say_copied(c);
     if (!rc)
         rc = state_json(c, &json, e);
@@ -259,23 +220,25 @@ static void *writer(void *arg)
     return NULL;
 }
 
-/* The blocks as main leaves them, to the host, in the background; the state then means the copies.
- */
+/* The blocks as main leaves them, to the host, in the background; the store then means the copies. */
 static lm_code snapshot(lm_ckpt *c, lm_err *e)
 {
     lm_backend *b = c->backend;
-    size_t bytes = c->s.block_bytes;
     char *to = c->copy;
     if (!c->copy)
         return LM_OK;
-    if (b->follow(b, c->stream, b->main, e) || b->copy(b, to, c->s.param, bytes, c->stream, e))
+    if (b->follow(b, c->stream, b->main, e))
         return e->code;
-    c->s.param = (float *)(void *)to;
-    for (int k = 0; k < c->s.n_states; k++) {
-        to += bytes;
-        if (b->copy(b, to, c->s.state[k], bytes, c->stream, e))
+    for (int i = 0; i < c->store.n_blocks; i++) {
+        lm_store_block *k = &c->store.block[i];
+        size_t bytes = (size_t)k->count * lm_dtype_size(k->format);
+        if (!is_saved(k))
+            continue;
+        if (b->copy(b, to, k->data, bytes, c->stream, e))
             return e->code;
-        c->s.state[k] = (float *)(void *)to;
+        k->data = to;
+        k->space = LM_SPACE_HOST;
+        to += bytes;
     }
     return LM_OK;
 }
@@ -285,6 +248,8 @@ lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
     if (lm_ckpt_wait(c, e))
         return e->code;
     c->s = *s;
+    c->store = *s->store;
+    c->s.store = &c->store;
     c->copied = c->done = false;
     c->began = lm_now();
     c->ended = 0;
@@ -369,74 +334,13 @@ void lm_ckpt_free(lm_ckpt *c)
 
 /* ---- reading ---- */
 
-/* What passes through the host on its way to a block. */
-typedef struct {
-    float *tmp, *turned;
-    size_t room, turned_room;
-} passage;
-
-static lm_code find_state(const lm_st *st, const lm_train_state *s, int k, int i,
-                          const lm_st_tensor **out, lm_err *e)
-{
-    const lm_slice *sl = &s->model->slice[i];
-    char name[512];
-    snprintf(name, sizeof name, "%s.%s", s->optim->state[k], sl->name);
-    const lm_st_tensor *t = *out = lm_st_find(st, name);
-    if (!t || t->ndim != sl->ndim || t->dim[0] != sl->dim[0] ||
-        (t->ndim == 2 && t->dim[1] != sl->dim[1]))
-        return lm_fail(e, LM_EFORMAT, lm_st_path(st),
-                       lm_st_meta(st, "lmutils.coded") ? "expand its states with compress-ckpt -d"
-                                                       : NULL,
-                       "tensor \"%s\" is missing or of another shape", name);
-    return LM_OK;
-}
-
-/* A tensor in the file's shape to its place on a device. */
-static lm_code send_state(const lm_train_state *s, int k, int i, passage *p, size_t n, lm_err *e)
-{
-    lm_backend *b = s->backend;
-    const float *from = p->tmp;
-    if (s->model->slice[i].transposed) {
-        if (lm_grow(&p->turned, &p->turned_room, n, sizeof *p->turned, "a tensor", e))
-            return e->code;
-        lm_slice_turn(s->model, i, p->tmp, p->turned);
-        from = p->turned;
-    }
-    float *to = s->state[k] + lm_slice_offset(s->model, i);
-    return b->copy(b, to, from, n * sizeof *from, b->main, e) || b->sync(b, b->main, e) ? e->code
-                                                                                        : LM_OK;
-}
-
-/* State k of slice i from the file, whose dtype may be a narrower one. */
-static lm_code load_state(const lm_st *st, lm_train_state *s, int k, int i, passage *p, lm_err *e)
-{
-    const lm_model *m = s->model;
-    const lm_st_tensor *t;
-    if (find_state(st, s, k, i, &t, e))
-        return e->code;
-    float *data = s->backend->host_memory ? lm_slice_view(m, i, s->state[k]) : NULL;
-    if (data)
-        return lm_st_load(st, t, LM_DTYPE_F32, data, e);
-    if (lm_grow(&p->tmp, &p->room, (size_t)t->count, sizeof *p->tmp, "a tensor", e) ||
-        lm_st_load(st, t, LM_DTYPE_F32, p->tmp, e))
-        return e->code;
-    if (!s->backend->host_memory)
-        return send_state(s, k, i, p, (size_t)t->count, e);
-    lm_slice_put(m, i, p->tmp, s->state[k]);
-    return LM_OK;
-}
-
 static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
 {
     lm_st *st = NULL;
-    passage p = { 0 };
     lm_code rc = lm_bundle_st(b, "optimizer.safetensors", &st, e);
-    for (int k = 0; !rc && k < s->n_states; k++)
-        for (int i = 0; !rc && i < s->model->n_slices; i++)
-            rc = load_state(st, s, k, i, &p, e);
+    if (!rc)
+        rc = lm_store_load_states(s->store, st, e);
     lm_st_close(st);
-    lm_free(p.tmp);
-    lm_free(p.turned);
     return rc;
 }
 
@@ -487,7 +391,7 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
     lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc)
         rc = load_numbers(o, where, s, e);
-    if (!rc && s->n_states)
+    if (!rc && lm_store_find(s->store, LM_KEPT_OPT, 0))
         rc = load_states(b, s, e);
     json_decref(o);
     lm_bundle_close(b);

@@ -102,11 +102,6 @@ void lm_evaluator_fini(lm_evaluator *v)
     memset(v, 0, sizeof *v);
 }
 
-void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low)
-{
-    lm_weights_bind(v->model, v->exec, block, low, NULL);
-}
-
 /* ---- running ---- */
 
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e)

@@ -5,7 +5,7 @@
 #define LM_TRAIN_EVALUATE_H
 
 #include "base/progress.h"
-#include "model/weights.h"
+#include "model/rotary.h"
 #include "train/batch.h"
 
 /* A model in EVAL mode with its executor and one batch. */
@@ -20,13 +20,11 @@ typedef struct {
 
 /* Build for `c` with sequences of T, `batch` at a time.  `share` (may be NULL): an executor on the
  * same backend whose arena may be used, since the two never run at the same time.  Weights are
- * bound by lm_evaluator_bind or lm_loaded_bind.  Fails: LM_ELIMIT when without `share` a device has
+ * bound by lm_store_bind (store.h).  Fails: LM_ELIMIT when without `share` a device has
  * no room for weights and activations (both numbers, and a batch that would fit). */
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
                          lm_evaluator *out, lm_err *e);
 void lm_evaluator_fini(lm_evaluator *v);
-/* Both blocks in memory of the backend. */
-void lm_evaluator_bind(lm_evaluator *v, const float *block, const uint16_t *low);
 
 typedef struct {
     double nll; /* natural log, summed over targets */

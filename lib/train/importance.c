@@ -14,8 +14,8 @@
 #include "format/input.h"
 #include "format/input_files.h"
 #include "format/tokens.h"
-#include "model/loaded.h"
-#include "model/weights.h"
+#include "model/rotary.h"
+#include "model/store.h"
 #include "op/ops.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_match.h"
@@ -37,7 +37,7 @@ typedef struct {
     int64_t seq;
     lm_model *model;
     lm_exec *exec;
-    lm_loaded weights;
+    lm_store *weights;
     lm_batch batch;
     lm_rotary rope;
     probe *probe;
@@ -190,7 +190,7 @@ static lm_code load_weights(collector *c, lm_err *e)
     if (!rc && c->m->spool)
         rc = c->m->spool(c->m, e); /* the conversion reads it once more */
     if (!rc)
-        rc = lm_loaded_room(&c->weights, c->model, c->b, e);
+        rc = lm_store_new(c->model, c->b, &(lm_store_opts){ .par = c->m->par }, &c->weights, e);
     for (size_t i = 0; !rc && !lm_stopping() && i < lm_st_plan_count(c->m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(c->m->plan, i);
         int slice = s.slot_of[i] >= 0 ? lm_model_slice(c->model, s.slot[s.slot_of[i]].hf) : -1;
@@ -199,7 +199,7 @@ static lm_code load_weights(collector *c, lm_err *e)
             continue;
         rc = c->m->load(c->m, t, &data, e);
         if (!rc)
-            rc = lm_loaded_put(&c->weights, c->model, slice, t->dtype, data, c->m->par, e);
+            rc = lm_store_put(c->weights, slice, t->dtype, data, e);
     }
     lm_slotted_fini(&s);
     return rc;
@@ -227,15 +227,15 @@ static lm_code open(collector *c, lm_err *e)
         return rc;
     lm_batch_bind(&c->batch, c->model, c->exec);
     lm_rotary_bind(&c->rope, c->model, c->exec);
-    lm_loaded_bind(&c->weights, c->model, c->exec);
+    lm_store_bind(c->weights, c->model, c->exec);
     return LM_OK;
 }
 
 static void shut(collector *c)
 {
     lm_exec_free(c->exec);
+    lm_store_free(c->weights);
     lm_model_free(c->model);
-    lm_loaded_fini(&c->weights);
     lm_batch_fini(&c->batch);
     lm_rotary_fini(&c->rope);
     for (size_t i = 0; i < c->n; i++)

@@ -52,8 +52,7 @@ static double staging_bytes(const lm_model *m)
 {
     int64_t most = 0;
     for (int i = 0; i < m->n_slices; i++) {
-        const lm_slice *s = &m->slice[i];
-        int64_t n = s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1);
+        int64_t n = lm_slice_count(&m->slice[i]);
         most = n > most ? n : most;
     }
     return (double)most * sizeof(float);
@@ -82,19 +81,20 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
                      const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
                      lm_memory_plan *out, lm_err *e)
 {
-    double block = (double)train->block * sizeof(float), eval_bytes;
+    const lm_store_opts keep = lm_train_store(optim, h);
+    size_t kept[LM_KEPT_ROLES];
+    double eval_bytes;
     int64_t rows = train->build.batch * train->build.seq;
     bool device = !b->host_memory;
     lm_graph_cost_sum cost;
 
     memset(out, 0, sizeof *out);
-    if (plan_graphs(train, eval, b, out, &eval_bytes, e))
+    if (plan_graphs(train, eval, b, out, &eval_bytes, e) || lm_store_outlook(train, &keep, kept, e))
         return e->code;
-    lm_memory_add(out, "weights (f32 master)", block, device);
-    if (train->build.precision.low == LM_DTYPE_BF16)
-        lm_memory_add(out, "weights (bf16)", block / 2, device);
-    lm_memory_add(out, "gradients (f32)", block, device);
-    lm_memory_add(out, "optimiser states", block * optim->states(h), device);
+    lm_memory_add(out, "weights (f32 master)", (double)kept[LM_KEPT_PARAM], device);
+    lm_memory_add(out, "weights (bf16)", (double)kept[LM_KEPT_DERIVED], device);
+    lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
+    lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT], device);
     lm_memory_add(out, "activations and scratch", out->arena, device);
     lm_memory_add(out, "validation", eval_bytes, device);
     lm_memory_add(out, "norms and sums", (double)lm_train_work_bytes(train, b), device);
@@ -110,9 +110,9 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
     if (eval && device)
         lm_memory_add(out, "losses (host)", (double)rows * sizeof(float), false);
     add_twin(out, "samples of weights", "samples of weights (host)",
-             (double)lm_monitor_bytes(train->block), device);
-    lm_memory_add(out, "checkpoint snapshot (host)",
-                  (double)lm_ckpt_snapshot_bytes(train, b, optim->states(h)), false);
+             (double)lm_monitor_bytes(train->train_end), device);
+    lm_memory_add(out, "checkpoint snapshot (host)", (double)lm_ckpt_snapshot_bytes(b, kept),
+                  false);
     lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train), false);
     if (device)
         lm_memory_add(out, "tensors being loaded", staging_bytes(train) + checkpoint_bytes(train),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state.h -- everything of a training run that must survive it: the flat blocks and a few numbers;
- * and its checkpoints.
+/* state.h -- everything of a training run that must survive it: the store and a few numbers; and its
+ * checkpoints.
  *
  * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights),
  * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  A thread writes
@@ -14,19 +14,15 @@
 #define LM_TRAIN_STATE_H
 
 #include "base/json.h"
-#include "model/weights.h"
+#include "model/store.h"
 #include "train/optim.h"
 
 typedef struct {
-    const lm_model *model; /* layout of the blocks; borrowed */
+    const lm_model *model; /* borrowed */
     const lm_optim *optim;
-    int n_states;
     lm_backend *backend;
-    /* In the backend's memory. */
-    float *param, *grad, *state[LM_OPTIM_MAX_STATES];
-    uint16_t *low;      /* NULL in F32 */
-    void *work;         /* scratch of the reductions: norms, the loss of a micro-batch */
-    size_t block_bytes; /* of one F32 block */
+    lm_store *store; /* master copy, gradients, states of the optimiser */
+    void *work;      /* scratch of the reductions: norms, the loss of a micro-batch */
     size_t work_bytes;
 
     int64_t step, tokens; /* optimiser steps done, targets trained on */
@@ -39,7 +35,8 @@ typedef struct {
     int64_t evaluated; /* step of the last whole evaluation; -1: none */
 } lm_train_state;
 
-/* Allocate for `m` (which fixes the layout).  grads: false for evaluation only. */
+/* What is kept of a model that is trained with these. */
+lm_store_opts lm_train_store(const lm_optim *optim, const lm_optim_hyper *h);
 lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
                            const lm_optim_hyper *h, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
@@ -62,8 +59,9 @@ typedef struct {
 
 /* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */
 double lm_ckpt_coder_bytes(bool lmz);
-/* Memory of the host for the copy of a state that lies on a device; 0 where none is made. */
-size_t lm_ckpt_snapshot_bytes(const lm_model *m, const lm_backend *b, int n_states);
+/* Memory of the host for the copy of a store of these bytes that lies on a device; 0 where none is
+ * made. */
+size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES]);
 
 typedef struct lm_ckpt lm_ckpt;
 /* For states of the layout and on the backend of `s`. */

@@ -12,7 +12,6 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "format/folder_run.h"
-#include "model/fresh.h"
 #include "train/flat.h"
 #include "train/trainer_impl.h"
 
@@ -64,28 +63,25 @@ static lm_code make_graphs(lm_trainer *t, lm_err *e)
         return e->code;
     if (t->val_feed && lm_evaluator_new(t->io.config, &eb, t->b, t->exec, &t->eval, e))
         return e->code;
-    return trainer_marks(t, e) || lm_monitor_new(t->b, t->model->block, &t->monitor, e) ? e->code
-                                                                                        : LM_OK;
+    return trainer_marks(t, e) || lm_monitor_new(t->b, t->model->train_end, &t->monitor, e)
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code load(lm_trainer *t, lm_err *e)
 {
     lm_model *m = t->model;
-    if ((t->io.weights ? lm_weights_load_on(m, t->io.weights, t->b, t->s.param, e)
-                       : lm_fresh_on(m, t->o.seed, t->b, t->s.param, e)) ||
+    lm_store *s = t->s.store;
+    if ((t->io.weights ? lm_store_load(s, t->io.weights, e) : lm_store_draw(s, t->o.seed, e)) ||
         (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e)))
         return e->code;
-    if (t->s.low)
-        lm_weights_round_on(m, t->b, t->s.param, t->s.low);
-    lm_weights_bind(m, t->exec, t->s.param, t->s.low, NULL);
+    lm_store_derive(s);
+    lm_store_bind(s, m, t->exec);
     lm_rotary_bind(&t->rope, m, t->exec);
     if (t->input)
         lm_batch_bind_at(t->batch, t->input, m, t->exec);
-    for (int i = 0; i < m->n_params; i++)
-        if (m->grad[i] != LM_NONE)
-            lm_exec_bind(t->exec, m->grad[i], t->s.grad + m->param[i].offset);
     if (t->val_feed)
-        lm_evaluator_bind(&t->eval, t->s.param, t->s.low);
+        lm_store_bind(s, t->eval.model, t->eval.exec);
     return LM_OK;
 }
 
@@ -256,7 +252,8 @@ static lm_code report_saved(lm_trainer *t, lm_err *e)
 static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
 {
     step_numbers *n = t->numbers.dev;
-    if (lm_sumsq(t->b, t->s.param, t->model->block, t->s.work, &n->weights, e) ||
+    const float *weights = lm_store_flat(t->s.store, LM_KEPT_PARAM, 0);
+    if (lm_sumsq(t->b, weights, t->model->block, t->s.work, &n->weights, e) ||
         lm_mirror_pull(&t->numbers, sizeof *n, NULL, e) || t->b->sync(t->b, t->b->main, e))
         return e->code;
     n = t->numbers.host;

@@ -16,24 +16,19 @@
 
 /* ---- the tensor ---- */
 
-/* The first element of slice i that is not finite, else 0. */
-static lm_code scan_slice(const lm_trainer *t, int i, float **tmp, size_t *room, float *found,
-                          lm_err *e)
+/* The first element of tensor i that is not finite, else 0. */
+static lm_code scan_tensor(const lm_trainer *t, int i, float **tmp, size_t *room, float *found,
+                           lm_err *e)
 {
-    const lm_slice *s = &t->model->slice[i];
-    size_t n = (size_t)(s->dim[0] * (s->ndim == 2 ? s->dim[1] : 1));
-    const float *x = t->s.param + lm_slice_offset(t->model, i);
+    const lm_store *s = t->s.store;
+    size_t n = (size_t)lm_slice_count(&t->model->slice[i]);
     *found = 0;
-    if (!t->b->host_memory) {
-        if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) ||
-            t->b->copy(t->b, *tmp, x, n * sizeof *x, t->b->main, e) ||
-            t->b->sync(t->b, t->b->main, e))
-            return e->code;
-        x = *tmp;
-    }
+    if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) ||
+        lm_store_get(s, lm_store_find(s, LM_KEPT_PARAM, 0), i, *tmp, e))
+        return e->code;
     for (size_t k = 0; k < n && *found == 0; k++)
-        if (!isfinite(x[k]))
-            *found = x[k];
+        if (!isfinite((*tmp)[k]))
+            *found = (*tmp)[k];
     return LM_OK;
 }
 
@@ -45,7 +40,7 @@ static lm_code find_tensor(const lm_trainer *t, const char **name, float *value,
     lm_code rc = LM_OK;
     *name = NULL;
     for (int i = 0; !rc && !*name && i < t->model->n_slices; i++) {
-        rc = scan_slice(t, i, &tmp, &room, value, e);
+        rc = scan_tensor(t, i, &tmp, &room, value, e);
         if (!rc && *value != 0)
             *name = t->model->slice[i].name;
     }
@@ -55,11 +50,11 @@ static lm_code find_tensor(const lm_trainer *t, const char **name, float *value,
 
 /* ---- the checkpoint ---- */
 
-static bool is_finite_block(lm_trainer *t, const float *block)
+static bool is_finite_block(lm_trainer *t, const lm_store_block *k)
 {
     step_numbers *n = t->numbers.dev;
     lm_err unseen = { 0 };
-    if (lm_sumsq(t->b, block, t->model->block, t->s.work, &n->weights, &unseen) ||
+    if (lm_sumsq(t->b, k->data, k->count, t->s.work, &n->weights, &unseen) ||
         lm_mirror_pull(&t->numbers, sizeof *n, NULL, &unseen) ||
         t->b->sync(t->b, t->b->main, &unseen))
         return false;
@@ -73,10 +68,11 @@ static bool is_clean(lm_trainer *t, const char *path)
     lm_model_source *src = NULL;
     lm_err unseen = { 0 };
     bool clean = !lm_model_source_open(path, NULL, &src, &unseen) &&
-                 !lm_weights_load_on(t->model, src, t->b, t->s.param, &unseen) &&
-                 !lm_ckpt_load(path, &t->s, &unseen) && is_finite_block(t, t->s.param);
-    for (int k = 0; clean && k < t->s.n_states; k++)
-        clean = is_finite_block(t, t->s.state[k]);
+                 !lm_store_load(t->s.store, src, &unseen) && !lm_ckpt_load(path, &t->s, &unseen);
+    for (int k = 0; clean && k < t->s.store->n_blocks; k++) {
+        const lm_store_block *b = &t->s.store->block[k];
+        clean = (b->role != LM_KEPT_PARAM && b->role != LM_KEPT_OPT) || is_finite_block(t, b);
+    }
     lm_model_source_close(src);
     return clean;
 }

@@ -133,28 +133,32 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
 static lm_code run_norm(lm_trainer *t, const lm_step *step, lm_err *e)
 {
     (void)step;
-    return lm_sumsq(t->b, t->s.grad, t->model->block, t->s.work, &where_it_runs(t)->sumsq, e);
+    return lm_sumsq(t->b, lm_store_flat(t->s.store, LM_KEPT_GRAD, 0), t->model->train_end,
+                    t->s.work, &where_it_runs(t)->sumsq, e);
 }
 
 static lm_code run_optimizer(lm_trainer *t, const lm_step *step, lm_err *e)
 {
     const lm_batch *batch = &t->batch[t->set * t->o.accumulate];
+    float *param = lm_store_flat(t->s.store, LM_KEPT_PARAM, 0);
+    float *grad = lm_store_flat(t->s.store, LM_KEPT_GRAD, 0), *state;
+    uint16_t *low = lm_store_flat(t->s.store, LM_KEPT_DERIVED, 0);
     (void)step;
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? t->model->decay_end : 0;
-        int64_t to = part ? t->model->block : t->model->decay_end;
+        int64_t to = part ? t->model->train_end : t->model->decay_end;
         lm_optim_run r = { .n = to - from,
-                           .param = t->s.param + from,
-                           .grad = t->s.grad + from,
-                           .low = t->s.low ? t->s.low + from : NULL,
+                           .param = param + from,
+                           .grad = grad + from,
+                           .low = low ? low + from : NULL,
                            .now = lm_batch_now(batch, t->input ? t->input : batch->rooms.dev),
                            .clip_norm = t->o.clip_norm,
                            .sumsq = &where_it_runs(t)->sumsq,
                            .watch = &where_it_runs(t)->loss,
                            .clip_value = t->o.clip_value,
                            .decay = part == 0 };
-        for (int k = 0; k < t->s.n_states; k++)
-            r.state[k] = t->s.state[k] + from;
+        for (int k = 0; (state = lm_store_flat(t->s.store, LM_KEPT_OPT, k)); k++)
+            r.state[k] = state + from;
         if (r.n && t->o.optim->run(t->b, &t->o.hyper, &r, e))
             return e->code;
     }
@@ -169,6 +173,8 @@ static void mark(lm_trainer *t, int i)
 
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
+    const float *param = lm_store_flat(t->s.store, LM_KEPT_PARAM, 0);
+    const float *grad = lm_store_flat(t->s.store, LM_KEPT_GRAD, 0);
     double began;
     mark(t, MARK_BEGIN);
     if (trainer_put(t, PART_NORM, run_norm, NULL, e))
@@ -179,11 +185,11 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         return e->code;
     t->r.seconds_checkpoint += lm_now() - began;
     mark(t, MARK_UPDATE);
-    if (i->logged && lm_monitor_before(t->monitor, t->s.param, t->s.grad, e))
+    if (i->logged && lm_monitor_before(t->monitor, param, grad, e))
         return e->code;
     if (i->tokens && trainer_put(t, PART_UPDATE, run_optimizer, NULL, e))
         return e->code;
-    if (i->logged && lm_monitor_after(t->monitor, t->s.param, e))
+    if (i->logged && lm_monitor_after(t->monitor, param, e))
         return e->code;
     mark(t, MARK_END);
     return lm_mirror_pull(&t->numbers, offsetof(step_numbers, weights), NULL, e);

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "model/generate.h"
-#include "model/weights.h"
+#include "model/store.h"
 #include "tests/bench/ceilings.h"
 
 static const char config_text[] =
@@ -38,16 +38,11 @@ static void fill(lm_loaded *w, lm_backend *b)
     lm_err e = { 0 };
     lm_model *m = NULL;
     json_t *o = NULL;
-    lm_config c;
-    float *block = NULL;
     check(lm_json_parse(config_text, strlen(config_text), "config", &o, &e), &e);
-    check(lm_config_read(o, "config", &c, &e), &e);
-    check(lm_model_build(&c, &build, &m, &e), &e);
-    size_t bytes = (size_t)m->block * sizeof *block;
-    check(lm_block_alloc((void **)&block, bytes, "weights", &e), &e);
-    lm_weights_init(m, 1, b->par, block);
-    check(lm_loaded_take(w, m, block, b, &e), &e);
-    lm_block_free(block, bytes);
+    check(lm_config_read(o, "config", &w->config, &e), &e);
+    check(lm_model_build(&w->config, &build, &m, &e), &e);
+    check(lm_store_new(m, b, &(lm_store_opts){ 0 }, &w->store, &e), &e);
+    check(lm_store_draw(w->store, 1, &e), &e);
     lm_model_free(m);
     json_decref(o);
 }

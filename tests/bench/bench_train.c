@@ -75,14 +75,10 @@ static void prepare(run *r, const setup *c, lm_err *e)
     if (lm_model_build(&r->config, &b, &r->model, e) ||
         lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
         lm_train_state_new(r->model, r->backend, lm_optim_find("adamw"), &r->hyper, &r->s, e) ||
-        lm_batch_new(&r->batch, r->backend, c->batch, c->seq, e))
+        lm_batch_new(&r->batch, r->backend, c->batch, c->seq, e) || lm_store_draw(r->s.store, 1, e))
         die(e);
-    lm_weights_init(r->model, 1, r->par, r->s.param);
-    if (r->s.low)
-        lm_weights_round(r->model, r->s.param, r->s.low, r->par);
-    lm_weights_bind(r->model, r->exec, r->s.param, r->s.low, NULL);
-    for (int i = 0; i < r->model->n_params; i++)
-        lm_exec_bind(r->exec, r->model->grad[i], r->s.grad + r->model->param[i].offset);
+    lm_store_derive(r->s.store);
+    lm_store_bind(r->s.store, r->model, r->exec);
     for (int64_t i = 0; i < n; i++) {
         r->batch.tokens[i] = (int32_t)lm_rng_below(rng, (uint64_t)i, VOCAB);
         r->batch.targets[i] = (int32_t)lm_rng_below(rng, (uint64_t)(i + 1), VOCAB);
@@ -96,24 +92,28 @@ static void prepare(run *r, const setup *c, lm_err *e)
 static double step(run *r, int64_t t, lm_err *e)
 {
     lm_step st = { .seed = 1, .step = t };
+    float *param = lm_store_flat(r->s.store, LM_KEPT_PARAM, 0);
+    float *grad = lm_store_flat(r->s.store, LM_KEPT_GRAD, 0);
+    uint16_t *low = lm_store_flat(r->s.store, LM_KEPT_DERIVED, 0);
     double began = lm_now(), norm;
     if (lm_exec_run(r->exec, &st, e))
         die(e);
     double after = lm_now();
-    if (lm_sumsq(r->backend, r->s.grad, r->model->block, r->s.work, &norm, e))
+    if (lm_sumsq(r->backend, grad, r->model->block, r->s.work, &norm, e))
         die(e);
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? r->model->decay_end : 0;
         lm_optim_run o = { .n = (part ? r->model->block : r->model->decay_end) - from,
-                           .param = r->s.param + from,
-                           .grad = r->s.grad + from,
-                           .state = { r->s.state[0] + from, r->s.state[1] + from },
-                           .low = r->s.low ? r->s.low + from : NULL,
+                           .param = param + from,
+                           .grad = grad + from,
+                           .low = low ? low + from : NULL,
                            .lr = 1e-4,
                            .clip_norm = 1,
                            .sumsq = &norm,
                            .decay = part == 0,
                            .t = t };
+        for (int k = 0; k < 2; k++)
+            o.state[k] = (float *)lm_store_flat(r->s.store, LM_KEPT_OPT, k) + from;
         if (r->s.optim->run(r->backend, &r->hyper, &o, e))
             die(e);
     }

@@ -82,8 +82,18 @@ static void save(product *p, const char *path)
     must(lm_st_commit(w, &e), &e);
 }
 
-static void run_model(const lm_config *c, const lm_model_source *src, lm_build build,
-                      lm_cpu_level level, const batches *b, const char *out)
+/* The weights of a model folder as the master copy of a store. */
+static lm_store *load(const lm_model *m, lm_model_source *src, lm_backend *b)
+{
+    lm_err e = { 0 };
+    lm_store *s;
+    must(lm_store_new(m, b, &(lm_store_opts){ .master = true }, &s, &e), &e);
+    must(lm_store_load(s, src, &e), &e);
+    return s;
+}
+
+static void run_model(const lm_config *c, lm_model_source *src, lm_build build, lm_cpu_level level,
+                      const batches *b, const char *out)
 {
     lm_err e = { 0 };
     runner train, speak;
@@ -95,9 +105,12 @@ static void run_model(const lm_config *c, const lm_model_source *src, lm_build b
     runner_new(&speak, c, &build, level, 2);
 
     lm_model *m = train.model;
-    float *block = room((size_t)m->block, sizeof *block), *g = room((size_t)m->block, sizeof *g);
+    lm_store *weights = load(m, src, train.backend);
+    lm_store *grads;
+    must(lm_store_new(m, train.backend, &(lm_store_opts){ .master = true }, &grads, &e), &e);
+    float *block = lm_store_flat(weights, LM_KEPT_PARAM, 0);
+    float *g = lm_store_flat(grads, LM_KEPT_PARAM, 0);
     float *logits = room((size_t)(b->batch * b->seq * c->vocab), sizeof *logits), loss;
-    must(lm_weights_load(m, src, train.par, block, &e), &e);
     runner_weights(&train, block);
     runner_weights(&speak, block);
     int64_t valid = feed(&train, b, 0);
@@ -111,10 +124,8 @@ static void run_model(const lm_config *c, const lm_model_source *src, lm_build b
     put(&p, "loss", 1, (int64_t[]){ 1 }, &loss);
     put(&p, "logits", 3, (int64_t[]){ b->batch, b->seq, c->vocab }, logits);
     for (int i = 0; i < m->n_slices; i++) {
-        float *copy =
-            room((size_t)(m->slice[i].dim[0] * (m->slice[i].ndim > 1 ? m->slice[i].dim[1] : 1)),
-                 sizeof *copy);
-        lm_slice_get(m, i, g, copy);
+        float *copy = room((size_t)lm_slice_count(&m->slice[i]), sizeof *copy);
+        must(lm_store_get(grads, &grads->block[0], i, copy, &e), &e);
         char name[300];
         snprintf(name, sizeof name, "grad.%s", m->slice[i].name);
         put(&p, name, m->slice[i].ndim, m->slice[i].dim, copy);
@@ -141,7 +152,7 @@ static void adamw(const runner *r, const lm_adamw_attr *a, int64_t from, int64_t
     lm_free(c.work);
 }
 
-static void train_model(const lm_config *c, const lm_model_source *src, lm_build build,
+static void train_model(const lm_config *c, lm_model_source *src, lm_build build,
                         lm_cpu_level level, const batches *b, const char *out)
 {
     lm_err e = { 0 };
@@ -150,9 +161,9 @@ static void train_model(const lm_config *c, const lm_model_source *src, lm_build
     build.mode = LM_MODE_TRAIN;
     runner_new(&r, c, &build, level, 2);
     size_t n = (size_t)r.model->block;
-    float *block = room(n, 4), *g = room(n, 4), *m1 = room(n, 4), *m2 = room(n, 4);
+    float *block = lm_store_flat(load(r.model, src, r.backend), LM_KEPT_PARAM, 0);
+    float *g = room(n, 4), *m1 = room(n, 4), *m2 = room(n, 4);
     float *losses = room((size_t)b->steps, 4);
-    must(lm_weights_load(r.model, src, r.par, block, &e), &e);
     lm_adamw_attr a = { .lr = (double)b->adamw[0],
                         .beta1 = (double)b->adamw[1],
                         .beta2 = (double)b->adamw[2],
@@ -176,7 +187,7 @@ static void train_model(const lm_config *c, const lm_model_source *src, lm_build
     save(&p, out);
 }
 
-static void copy_model(const lm_config *c, const lm_model_source *src, const char *out)
+static void copy_model(const lm_config *c, lm_model_source *src, const char *out)
 {
     lm_err e = { 0 };
     lm_build build = {
@@ -186,13 +197,14 @@ static void copy_model(const lm_config *c, const lm_model_source *src, const cha
     lm_st_plan *plan;
     lm_folder *f;
     must(lm_model_build(c, &build, &m, &e), &e);
-    float *block = room((size_t)m->block, sizeof *block);
-    must(lm_weights_load(m, src, NULL, block, &e), &e);
+    lm_backend *b;
+    must(lm_backend_cpu(lm_cpu_detect(), NULL, &b, &e), &e);
+    lm_store *weights = load(m, src, b);
     must(lm_st_plan_new(&plan, &e), &e);
-    must(lm_weights_plan(m, LM_DTYPE_F32, plan, &e), &e);
+    must(lm_model_plan(m, LM_DTYPE_F32, plan, &e), &e);
     lm_folder_spec spec = { .config = lm_model_source_config(src), .plan = plan };
     must(lm_folder_create(out, true, NULL, &spec, &f, &e), &e);
-    must(lm_weights_write(m, block, f, &e), &e);
+    must(lm_store_write(weights, f, &e), &e);
     must(lm_folder_commit(f, &e), &e);
 }
 

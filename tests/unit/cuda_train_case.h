@@ -144,27 +144,34 @@ static inline void must_be_as_planned(const lm_train_result *r)
     assert_true(r->device_used < r->device_planned + 65536); /* the rounding of allocations */
 }
 
-/* A block of the state on the host; yours. */
-static inline float *fetched(const lm_train_state *s, const float *block)
+static inline size_t bytes_of(const lm_store_block *k)
+{
+    return (size_t)k->count * lm_dtype_size(k->format);
+}
+
+/* The k-th block of a role on the host; yours. */
+static inline float *fetched(const lm_train_state *s, lm_kept role, int k)
 {
     lm_err e = { 0 };
     float *out = NULL;
     lm_backend *b = s->backend;
-    ok(lm_alloc_n(&out, (size_t)s->model->block, sizeof *out, "a test", &e), &e);
-    ok(b->copy(b, out, block, s->block_bytes, b->main, &e), &e);
+    const lm_store_block *from = lm_store_find(s->store, role, k);
+    ok(lm_alloc_n(&out, bytes_of(from), 1, "a test", &e), &e);
+    ok(b->copy(b, out, from->data, bytes_of(from), b->main, &e), &e);
     ok(b->sync(b, NULL, &e), &e);
     return out;
 }
 
+/* Weights and states. */
 static inline void must_be_equal(const lm_train_state *s, const lm_train_state *t)
 {
-    for (int k = -1; k < s->n_states; k++) {
-        float *a = fetched(s, k < 0 ? s->param : s->state[k]);
-        float *b = fetched(t, k < 0 ? t->param : t->state[k]);
-        assert_memory_equal(a, b, s->block_bytes);
-        lm_free(a);
-        lm_free(b);
-    }
+    for (int role = LM_KEPT_PARAM; role <= LM_KEPT_OPT; role += LM_KEPT_OPT - LM_KEPT_PARAM)
+        for (int k = 0; lm_store_find(s->store, (lm_kept)role, k); k++) {
+            float *a = fetched(s, (lm_kept)role, k), *b = fetched(t, (lm_kept)role, k);
+            assert_memory_equal(a, b, bytes_of(lm_store_find(s->store, (lm_kept)role, k)));
+            lm_free(a);
+            lm_free(b);
+        }
 }
 
 /* ---- devices and models ---- */

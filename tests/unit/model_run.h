@@ -3,7 +3,7 @@
  * tests/interop share.
  *
  * Values that are no activations get memory of their own.  Parameters come from a flat block of
- * F32, through lm_weights_bind where that applies, and converted one by one in F64. */
+ * F32, as the master copy of a store has it, and are converted one by one in F64. */
 #ifndef LM_TESTS_MODEL_RUN_H
 #define LM_TESTS_MODEL_RUN_H
 
@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "graph/exec.h"
 #include "model/model.h"
-#include "model/weights.h"
+#include "model/store.h"
 
 /* Success is not in question here: say what is wrong and leave. */
 static inline void must(lm_code rc, const lm_err *e)
@@ -78,9 +78,19 @@ static inline void runner_weights(runner *r, const float *block)
         bind_double(r, block);
         return;
     }
+    lm_model *m = r->model;
     if (r->low)
-        lm_weights_round(r->model, block, r->low, r->par);
-    lm_weights_bind(r->model, r->exec, block, r->low, r->rope);
+        lm_round_bf16(block, r->low, m->block, r->par);
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_param *p = &m->param[i];
+        bool low = m->graph->value[p->value].t.dtype == LM_DTYPE_BF16;
+        const void *data = low ? (const void *)(r->low + p->offset) : (block + p->offset);
+        lm_exec_bind(r->exec, p->value, (void *)(uintptr_t)data);
+    }
+    if (m->rope != LM_NONE) {
+        lm_rope_table(&m->config, m->rope_rows, r->rope);
+        lm_exec_bind(r->exec, m->rope, r->rope);
+    }
 }
 
 /* `joins`: what the backend says that it joins; NULL: what it does. */

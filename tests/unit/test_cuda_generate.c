@@ -13,8 +13,7 @@
 #include "base/mem.h"
 #include "generate_case.h"
 #include "kernels/attention.h"
-#include "model/fresh.h"
-#include "model/weights.h"
+#include "model/store.h"
 #include "train/score.h"
 
 enum { V = 61, S = 140, SLOTS = 3 };
@@ -291,7 +290,7 @@ static void losses_are_the_same(void **state)
             lm_scorer *s;
             make(configs[i / 2], type, on[k], &w);
             ok(lm_evaluator_new(&w.config, &build, on[k], NULL, &v, &err));
-            lm_loaded_bind(&w, v.model, v.exec);
+            lm_store_bind(w.store, v.model, v.exec);
             ok(lm_scorer_new(&v, 9, NULL, &s, &err));
             ok(lm_scorer_add(s, ids, N, 1, &got[k], &err));
             ok(lm_scorer_add(s, ids, 7, 1, &got[k], &err));
@@ -307,12 +306,27 @@ static void losses_are_the_same(void **state)
 
 /* ---- weights ---- */
 
-static void same_there(const void *there, const void *here, size_t bytes)
+/* All blocks of both hold the same. */
+static void same_store(const lm_store *there, const lm_store *here)
 {
-    void *back = take(bytes);
-    move(back, there, bytes);
-    assert_memory_equal(back, here, bytes);
-    lm_free(back);
+    assert_int_equal(there->n_blocks, here->n_blocks);
+    for (int k = 0; k < here->n_blocks; k++) {
+        const lm_store_block *x = &there->block[k], *y = &here->block[k];
+        assert_true(x->role == y->role && x->format == y->format && x->count == y->count);
+        assert_true(x->space == LM_SPACE_DEVICE && y->space == LM_SPACE_HOST);
+        size_t bytes = (size_t)x->count * lm_dtype_size(x->format);
+        void *back = take(bytes);
+        move(back, x->data, bytes);
+        assert_memory_equal(back, y->data, bytes);
+        lm_free(back);
+    }
+}
+
+static lm_store *store_of(const lm_model *m, lm_backend *b, bool master)
+{
+    lm_store *s = NULL;
+    ok(lm_store_new(m, b, &(lm_store_opts){ .master = master, .par = par }, &s, &err));
+    return s;
 }
 
 /* Read from a folder, tensor by tensor, as the host reads them; and put one by one. */
@@ -327,7 +341,7 @@ static void weights_arrive_whole(void **state)
         lm_st_plan *plan;
         lm_folder *f;
         json_t *o;
-        lm_loaded here, there, put;
+        lm_loaded here, there;
         make(configs[k], LM_DTYPE_F32, host, &here);
         const lm_build build = { .mode = LM_MODE_EVAL,
                                  .batch = 1,
@@ -336,10 +350,10 @@ static void weights_arrive_whole(void **state)
         ok(lm_model_build(&here.config, &build, &m, &err));
         ok(lm_json_parse(configs[k], strlen(configs[k]), "config", &o, &err));
         ok(lm_st_plan_new(&plan, &err));
-        ok(lm_weights_plan(m, LM_DTYPE_F32, plan, &err));
+        ok(lm_model_plan(m, LM_DTYPE_F32, plan, &err));
         const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 9000 };
         ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
-        ok(lm_fresh_write(m, 5, par, f, NULL, &err));
+        ok(lm_model_draw(m, 5, par, f, NULL, &err));
         ok(lm_folder_commit(f, &err));
         lm_loaded_fini(&here);
 
@@ -347,37 +361,37 @@ static void weights_arrive_whole(void **state)
         ok(lm_loaded_weights(&here, m, host, &err));
         ok(lm_loaded_open(path, NULL, &there, &err));
         ok(lm_loaded_weights(&there, m, plain, &err));
-        same_there(there.block, here.block, here.block_bytes);
-        if (k)
-            same_there(there.low, here.low, here.low_bytes);
-        memset(&put, 0, sizeof put);
-        float *block = take((size_t)m->block * sizeof *block), *slice = take((size_t)m->block * 4);
-        lm_weights_init(m, 5, par, block);
-        ok(lm_loaded_room(&put, m, plain, &err));
+        same_store(there.store, here.store);
+        lm_store *put = store_of(m, plain, false), *drawn = store_of(m, plain, false);
         for (int i = 0; i < m->n_slices; i++) {
-            lm_slice_get(m, i, block, slice);
-            ok(lm_loaded_put(&put, m, i, LM_DTYPE_F32, slice, par, &err));
+            float *one = take((size_t)lm_slice_count(&m->slice[i]) * sizeof *one);
+            lm_slice_draw(m, i, 5, par, 0, lm_slice_count(&m->slice[i]), one);
+            ok(lm_store_put(put, i, LM_DTYPE_F32, one, &err));
+            lm_free(one);
         }
-        same_there(put.block, here.block, here.block_bytes);
-        if (k)
-            same_there(put.low, here.low, here.low_bytes);
+        same_store(put, here.store);
+        ok(lm_store_draw(drawn, 5, &err));
+        same_store(drawn, here.store);
 
-        void *master, *low;
-        size_t bytes = (size_t)m->block * sizeof *block;
-        uint16_t *rounded = take(bytes / 2);
-        ok(plain->alloc(plain, bytes, "a test", &master, &err));
-        ok(plain->alloc(plain, bytes / 2, "a test", &low, &err));
-        ok(lm_weights_load_on(m, there.src, plain, master, &err));
-        same_there(master, block, bytes);
-        lm_weights_round_on(m, plain, master, low);
-        lm_weights_round(m, block, rounded, par);
-        same_there(low, rounded, bytes / 2);
-        plain->free(plain, master, bytes);
-        plain->free(plain, low, bytes / 2);
-        lm_free(rounded);
-        lm_free(block);
-        lm_free(slice);
-        lm_loaded_fini(&put);
+        lm_store *master = store_of(m, plain, true), *mine = store_of(m, host, true);
+        ok(lm_store_load(master, there.src, &err));
+        ok(lm_store_draw(mine, 5, &err));
+        lm_store_derive(master);
+        lm_store_derive(mine);
+        same_store(master, mine);
+        for (int i = 0; i < m->n_slices; i++) { /* and out again, in the file's shape */
+            size_t bytes = (size_t)lm_slice_count(&m->slice[i]) * sizeof(float);
+            float *a = take(bytes), *b = take(bytes);
+            ok(lm_store_get(master, &master->block[0], i, a, &err));
+            lm_slice_draw(m, i, 5, par, 0, lm_slice_count(&m->slice[i]), b);
+            assert_memory_equal(a, b, bytes);
+            lm_free(a);
+            lm_free(b);
+        }
+        lm_store_free(put);
+        lm_store_free(drawn);
+        lm_store_free(master);
+        lm_store_free(mine);
         lm_loaded_fini(&there);
         lm_loaded_fini(&here);
         lm_st_plan_free(plan);

@@ -23,7 +23,7 @@ static double gradients_apart(const job *whole)
     j.o.steps = 1;
     train_all(&j, cpu, &a);
     train_all(&j, gpu, &b);
-    float *x = fetched(&a.t->s, a.t->s.grad), *y = fetched(&b.t->s, b.t->s.grad);
+    float *x = fetched(&a.t->s, LM_KEPT_GRAD, 0), *y = fetched(&b.t->s, LM_KEPT_GRAD, 0);
     double d = distance_of(y, x, a.t->s.model->block);
     lm_free(x);
     lm_free(y);
@@ -145,10 +145,10 @@ static void fresh_weights_are_the_cpus(void **state)
         ok(lm_model_build(&models[i].config, &b, &m, &e), &e);
         ok(lm_train_state_new(m, cpu, j.o.optim, &j.o.hyper, &here, &e), &e);
         ok(lm_train_state_new(m, gpu, j.o.optim, &j.o.hyper, &there, &e), &e);
-        ok(lm_fresh_on(m, 7, cpu, here.param, &e), &e);
-        ok(lm_fresh_on(m, 7, gpu, there.param, &e), &e);
-        float *x = fetched(&there, there.param);
-        assert_memory_equal(x, here.param, here.block_bytes);
+        ok(lm_store_draw(here.store, 7, &e), &e);
+        ok(lm_store_draw(there.store, 7, &e), &e);
+        float *x = fetched(&there, LM_KEPT_PARAM, 0);
+        assert_memory_equal(x, here.store->block[0].data, bytes_of(&here.store->block[0]));
         assert_true(x[0] != 0);
         lm_free(x);
         lm_train_state_fini(&here);
@@ -173,7 +173,7 @@ static void a_snapshot_is_of_its_moment(void **state)
     train_all(&j, gpu, &until);
     ok(lm_train_state_new(w.t->model, gpu, j.o.optim, &j.o.hyper, &s, &e), &e);
     ok(lm_model_source_open(step, NULL, &src, &e), &e);
-    ok(lm_weights_load_on(w.t->model, src, gpu, s.param, &e), &e);
+    ok(lm_store_load(s.store, src, &e), &e);
     ok(lm_ckpt_load(step, &s, &e), &e);
     must_be_equal(&s, &until.t->s);
     assert_int_equal(s.step, 2);
@@ -197,15 +197,17 @@ static void numbers_that_are_none_change_no_weight(void **state)
     job j = { .model = &models[1], .o = options(LM_DTYPE_F32, 2, 5) };
     ok(open_trainer(&j, gpu, &w, &e), &e);
     lm_train_state *s = &w.t->s;
-    int64_t at = lm_slice_offset(s->model, lm_model_slice(s->model, "model.norm.weight"));
-    ok(gpu->copy(gpu, s->param + at, &nan, sizeof nan, gpu->main, &e), &e);
-    float *was = fetched(s, s->param);
+    const lm_slice *norm = &s->model->slice[lm_model_slice(s->model, "model.norm.weight")];
+    float *param = lm_store_flat(s->store, LM_KEPT_PARAM, 0);
+    int64_t at = s->model->param[norm->param].offset;
+    ok(gpu->copy(gpu, param + at, &nan, sizeof nan, gpu->main, &e), &e);
+    float *was = fetched(s, LM_KEPT_PARAM, 0);
     assert_int_equal(lm_trainer_run(w.t, &r, &e), LM_ENUMERIC);
     /* they were in the weights before the first step: the model is at fault */
     assert_string_equal(e.where, lm_model_source_path(models[1].source));
     assert_string_equal(e.what, "tensor \"model.norm.weight\" holds a NaN");
-    float *is = fetched(s, s->param), *m = fetched(s, s->state[0]);
-    assert_memory_equal(is, was, s->block_bytes);
+    float *is = fetched(s, LM_KEPT_PARAM, 0), *m = fetched(s, LM_KEPT_OPT, 0);
+    assert_memory_equal(is, was, bytes_of(&s->store->block[0]));
     for (int64_t i = 0; i < s->model->block; i++)
         assert_true(m[i] == 0);
     assert_int_equal(s->step, 0);

@@ -16,10 +16,9 @@
 #include "base/mem.h"
 #include "loaded_case.h"
 #include "model/complete.h"
-#include "model/fresh.h"
 #include "model/preset.h"
 #include "model/sample.h"
-#include "model/weights.h"
+#include "model/store.h"
 #include "train/score.h"
 
 enum { V = 96, S = 340 };
@@ -76,7 +75,7 @@ static void open_eval(const lm_loaded *w, lm_dtype type, int64_t batch, int64_t 
 {
     const lm_build build = { .batch = batch, .seq = seq, .documents = true, .precision = { type } };
     ok(lm_evaluator_new(&w->config, &build, backend, NULL, v, &err));
-    lm_loaded_bind(w, v->model, v->exec);
+    lm_store_bind(w->store, v->model, v->exec);
 }
 
 static double log_softmax(const float *x, int64_t i)
@@ -300,7 +299,7 @@ static void strides_score_each_target_once(void **state)
     lm_loaded_fini(&w);
 }
 
-/* Written a chunk at a time and read in either type, a folder holds what lm_weights_init fills a block with. */
+/* Written a chunk at a time and read in either type, a folder holds what a store draws. */
 static void a_folder_holds_fresh_weights(void **state)
 {
     char dir[] = "/tmp/lm-test-XXXXXX", path[64];
@@ -322,23 +321,23 @@ static void a_folder_holds_fresh_weights(void **state)
             ok(lm_model_build(&made.config, &build, &m, &err));
             ok(lm_json_parse(configs[k], strlen(configs[k]), "config", &o, &err));
             ok(lm_st_plan_new(&plan, &err));
-            ok(lm_weights_plan(m, LM_DTYPE_F32, plan, &err));
+            ok(lm_model_plan(m, LM_DTYPE_F32, plan, &err));
             const lm_folder_spec spec = { .config = o, .plan = plan, .max_shard_bytes = 50000 };
             ok(lm_folder_create(path, true, NULL, &spec, &f, &err));
-            ok(lm_fresh_write(m, 5, par, f, NULL, &err));
+            ok(lm_model_draw(m, 5, par, f, NULL, &err));
             ok(lm_folder_commit(f, &err));
             ok(lm_loaded_open(path, NULL, &read, &err));
             ok(lm_loaded_weights(&read, m, backend, &err));
             float whole[100], part[60];
-            lm_slice_init(m, 0, 5, par, 0, 100, whole);
-            lm_slice_init(m, 0, 5, NULL, 40, 60, part);
+            lm_slice_draw(m, 0, 5, par, 0, 100, whole);
+            lm_slice_draw(m, 0, 5, NULL, 40, 60, part);
             assert_memory_equal(part, whole + 40, sizeof part);
-            assert_int_equal(read.first, made.first);
-            assert_int_equal(read.block_bytes, made.block_bytes);
-            assert_true(low ? read.low_bytes == made.low_bytes && read.low_bytes > 0 : !read.low);
-            assert_memory_equal(read.block, made.block, made.block_bytes);
-            if (low)
-                assert_memory_equal(read.low, made.low, made.low_bytes);
+            assert_int_equal(read.store->n_blocks, 1 + low);
+            for (int b = 0; b <= low; b++) {
+                const lm_store_block *x = &read.store->block[b], *y = &made.store->block[b];
+                assert_true(x->format == y->format && x->count == y->count);
+                assert_memory_equal(x->data, y->data, (size_t)x->count * lm_dtype_size(x->format));
+            }
             lm_loaded_fini(&read);
             lm_loaded_fini(&made);
             lm_st_plan_free(plan);

@@ -111,10 +111,12 @@ static void bar(int how)
     const lm_train_state *s = guard.s;
     if (!s)
         return;
-    assert_int_equal(mprotect(s->param, s->block_bytes, how), 0);
-    assert_int_equal(mprotect(s->low, s->block_bytes / 2, how), 0);
-    for (int k = 0; k < s->n_states; k++)
-        assert_int_equal(mprotect(s->state[k], s->block_bytes, how), 0);
+    for (int k = 0; k < s->store->n_blocks; k++) {
+        const lm_store_block *b = &s->store->block[k];
+        if (b->role != LM_KEPT_GRAD)
+            assert_int_equal(mprotect(b->data, (size_t)b->count * lm_dtype_size(b->format), how),
+                             0);
+    }
 }
 
 static void run_unbarred(const lm_call *c)
@@ -193,11 +195,12 @@ static void only_the_optimiser_writes(void **state)
 static void fill(lm_train_state *s, const char *name)
 {
     lm_rng r = lm_rng_make(3, name, 0);
-    for (int64_t i = 0; i < s->model->block; i++) {
-        s->param[i] = (float)lm_rng_normal(r, (uint64_t)i);
-        for (int k = 0; k < s->n_states; k++)
-            s->state[k][i] = s->param[i] + (float)k + 1;
-    }
+    float *param = lm_store_flat(s->store, LM_KEPT_PARAM, 0), *state;
+    for (int64_t i = 0; i < s->model->block; i++)
+        param[i] = (float)lm_rng_normal(r, (uint64_t)i);
+    for (int k = 0; (state = lm_store_flat(s->store, LM_KEPT_OPT, k)); k++)
+        for (int64_t i = 0; i < s->model->block; i++)
+            state[i] = param[i] + (float)k + 1;
 }
 
 static void new_state(lm_model **m, lm_train_state *s)
@@ -238,15 +241,18 @@ static void a_checkpoint_is_of_its_moment(void **state)
     assert_false(lm_ckpt_busy(c));
     assert_string_equal(lm_ckpt_last(c), dir);
     ok(lm_model_source_open(dir, NULL, &src, &e), &e);
-    ok(lm_weights_load(m2, src, par, back.param, &e), &e);
+    ok(lm_store_load(back.store, src, &e), &e);
     ok(lm_ckpt_load(dir, &back, &e), &e);
     fill(&s, "first");
     for (int i = 0; i < m->n_params; i++) { /* between them lies padding */
         int64_t at = m->param[i].offset;
         size_t n = (size_t)m->param[i].count * sizeof(float);
-        assert_memory_equal(back.param + at, s.param + at, n);
-        assert_memory_equal(back.state[0] + at, s.state[0] + at, n);
-        assert_memory_equal(back.state[1] + at, s.state[1] + at, n);
+        assert_int_equal(s.store->n_blocks, 4);
+        for (int k = 0; k < 4; k++) {
+            const lm_store_block *x = &back.store->block[k], *y = &s.store->block[k];
+            if (x->role != LM_KEPT_GRAD)
+                assert_memory_equal((float *)x->data + at, (float *)y->data + at, n);
+        }
     }
     assert_int_equal(back.step, 5);
     assert_int_equal(back.tokens, 1234);

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store.c -- the blocks of a store: their layout, memory and bindings. */
+#include "model/store.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/store_impl.h"
+
+enum { ALIGN = 64 }; /* elements */
+
+/* ---- layout ---- */
+
+static lm_store_block *add_block(lm_store *s, lm_kept role, lm_dtype format, int64_t count)
+{
+    lm_store_block *k = &s->block[s->n_blocks++];
+    *k = (lm_store_block){ .role = role,
+                           .format = format,
+                           .space = s->backend->host_memory ? LM_SPACE_HOST : LM_SPACE_DEVICE,
+                           .count = count };
+    return k;
+}
+
+static lm_dtype format_of(const lm_model *m, int param)
+{
+    return m->graph->value[m->param[param].value].t.dtype;
+}
+
+/* Kernels run over PARAM, DERIVED, GRAD and OPT side by side, so an element has one offset in all. */
+static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
+{
+    const lm_model *m = s->model;
+    bool low = false;
+    for (int i = 0; i < m->n_params; i++) {
+        s->place[i] = (struct lm_store_place){ 0, m->param[i].offset };
+        low = low || format_of(m, i) == LM_DTYPE_BF16;
+        if (format_of(m, i) != LM_DTYPE_F32 && format_of(m, i) != LM_DTYPE_BF16)
+            return lm_fail(e, LM_EUSAGE, m->graph->value[m->param[i].value].name, NULL,
+                           "%s has no master copy in F32", lm_dtype_name(format_of(m, i)));
+    }
+    if (o->n_states > LM_STORE_STATES)
+        return lm_fail(e, LM_EBUG, "store", NULL, "%d states of an optimiser", o->n_states);
+    add_block(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->block);
+    if (low)
+        add_block(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->block);
+    if (o->grads)
+        add_block(s, LM_KEPT_GRAD, LM_DTYPE_F32, m->train_end);
+    for (int k = 0; k < o->n_states; k++)
+        add_block(s, LM_KEPT_OPT, LM_DTYPE_F32, m->train_end)->state = o->state[k];
+    return LM_OK;
+}
+
+static lm_code lay_out_use(lm_store *s, lm_err *e)
+{
+    const lm_model *m = s->model;
+    for (int i = 0; i < m->n_params; i++) {
+        int k = 0;
+        while (k < s->n_blocks && s->block[k].format != format_of(m, i))
+            k++;
+        if (k == LM_STORE_BLOCKS)
+            return lm_fail(e, LM_EBUG, "store", NULL, "more formats than %d", LM_STORE_BLOCKS);
+        if (k == s->n_blocks)
+            add_block(s, LM_KEPT_PARAM, format_of(m, i), 0);
+        s->place[i] = (struct lm_store_place){ k, s->block[k].count };
+        s->block[k].count += (m->param[i].count + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return LM_OK;
+}
+
+static size_t bytes_of(const lm_store_block *k)
+{
+    return (size_t)k->count * lm_dtype_size(k->format);
+}
+
+static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
+{
+    if (lm_alloc_n(&s->place, (size_t)s->model->n_params, sizeof *s->place, "a list of parameters",
+                   e))
+        return e->code;
+    return o->master ? lay_out_master(s, o, e) : lay_out_use(s, e);
+}
+
+/* ---- life ---- */
+
+lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, lm_store **out,
+                     lm_err *e)
+{
+    static const char *const purpose[] = { "weights", "BF16 weights", "gradients",
+                                           "optimiser states" };
+    lm_store *s = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&s, 1, sizeof *s, "a store", e))
+        return e->code;
+    *s = (lm_store){ .model = m, .backend = b, .par = o->par ? o->par : b->par };
+    lm_code rc = lay_out(s, o, e);
+    for (int k = 0; !rc && k < s->n_blocks; k++)
+        rc = b->alloc(b, bytes_of(&s->block[k]), purpose[s->block[k].role], &s->block[k].data, e);
+    if (rc) {
+        lm_store_free(s);
+        return rc;
+    }
+    *out = s;
+    return LM_OK;
+}
+
+void lm_store_free(lm_store *s)
+{
+    if (!s)
+        return;
+    store_end(s);
+    for (int k = 0; k < s->n_blocks; k++)
+        if (s->block[k].data)
+            s->backend->free(s->backend, s->block[k].data, bytes_of(&s->block[k]));
+    lm_free(s->place);
+    lm_free(s);
+}
+
+void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES])
+{
+    memset(out, 0, LM_KEPT_ROLES * sizeof *out);
+    for (int k = 0; k < s->n_blocks; k++)
+        out[s->block[k].role] += bytes_of(&s->block[k]);
+}
+
+lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
+                         lm_err *e)
+{
+    lm_backend nowhere = { 0 };
+    lm_store s = { .model = m, .backend = &nowhere };
+    lm_code rc = lay_out(&s, o, e); /* also where it failed: what was laid out by then */
+    lm_store_bytes(&s, out);
+    lm_free(s.place);
+    return rc;
+}
+
+/* ---- for graphs ---- */
+
+const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k)
+{
+    for (int i = 0; i < s->n_blocks; i++)
+        if (s->block[i].role == role && k-- == 0)
+            return &s->block[i];
+    return NULL;
+}
+
+void *lm_store_flat(const lm_store *s, lm_kept role, int k)
+{
+    const lm_store_block *b = lm_store_find(s, role, k);
+    return b ? b->data : NULL;
+}
+
+static void *address(const lm_store *s, const lm_store_block *k, int param)
+{
+    return (char *)k->data + (size_t)s->place[param].offset * lm_dtype_size(k->format);
+}
+
+void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x)
+{
+    const lm_store_block *derived = lm_store_find(s, LM_KEPT_DERIVED, 0);
+    const lm_store_block *grad = lm_store_find(s, LM_KEPT_GRAD, 0);
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_store_block *own = &s->block[s->place[i].block];
+        bool low = derived && format_of(m, i) == derived->format;
+        lm_exec_bind(x, m->param[i].value, address(s, low ? derived : own, i));
+        if (grad && m->grad && m->grad[i] != LM_NONE)
+            lm_exec_bind(x, m->grad[i], address(s, grad, i));
+    }
+}
+
+/* ---- derived values ---- */
+
+typedef struct {
+    const float *src;
+    uint16_t *dst;
+    lm_kernel_fn cast;
+} round_job;
+
+static void round_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const round_job *j = ctx;
+    lm_tensor in = lm_shape1(LM_DTYPE_F32, end - begin);
+    lm_tensor out = lm_shape1(LM_DTYPE_BF16, end - begin);
+    (void)worker;
+    in.data = (void *)(uintptr_t)(j->src + begin);
+    out.data = j->dst + begin;
+    j->cast(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1 });
+}
+
+void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par)
+{
+    round_job j = { src, dst, lm_cpu_kernel("cast", LM_DTYPE_F32, lm_cpu_detect())->run };
+    lm_par_for(par, n, 1 << 18, round_range, &j);
+}
+
+void lm_store_derive(const lm_store *s)
+{
+    const lm_store_block *from = lm_store_find(s, LM_KEPT_PARAM, 0);
+    const lm_store_block *to = lm_store_find(s, LM_KEPT_DERIVED, 0);
+    lm_backend *b = s->backend;
+    if (!to)
+        return;
+    if (b->host_memory) {
+        lm_round_bf16(from->data, to->data, to->count, s->par);
+        return;
+    }
+    lm_tensor in = lm_shape1(from->format, from->count), out = lm_shape1(to->format, to->count);
+    in.data = from->data;
+    out.data = to->data;
+    b->kernel(b, "cast", from->format)
+        ->run(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1, .stream = b->main });
+}

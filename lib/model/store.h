@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store.h -- the memory of everything of a model that outlives one run of its graph.
+ *
+ * A store is a list of blocks.  A block has one role, one format and one space (host or device), and
+ * holds numbers of many parameters, each at its offset, a multiple of 64 elements.
+ *
+ *   for training   PARAM    every parameter in F32 (the master copy), at lm_param.offset
+ *                  DERIVED  the same in BF16, where the model reads BF16: made anew by
+ *                           lm_store_derive, or by the optimiser as it writes PARAM
+ *                  GRAD     gradients, and
+ *                  OPT      a block for each state of the optimiser: [0, train_end) alone, as only
+ *                           what trains has them
+ *   for use        PARAM    each parameter once, in the format that the model reads: a block for
+ *                           each format
+ *
+ * Everything that comes in (tensors of a file, of memory, fresh numbers) passes through one function
+ * that converts, transposes and copies, a tensor at a time on all threads; a device receives each
+ * through one pinned buffer of the host.  Everything that goes out passes through lm_store_get. */
+#ifndef LM_MODEL_STORE_H
+#define LM_MODEL_STORE_H
+
+#include "base/par.h"
+#include "base/progress.h"
+#include "format/folder.h"
+#include "graph/exec.h"
+#include "model/model.h"
+
+typedef enum { LM_SPACE_HOST, LM_SPACE_DEVICE } lm_store_space;
+typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEPT_ROLES } lm_kept;
+
+typedef struct {
+    lm_kept role;
+    const char *state; /* OPT: its name in checkpoints, "exp_avg" (borrowed) */
+    lm_dtype format;
+    lm_store_space space;
+    int64_t count; /* elements, padding included */
+    void *data;    /* in memory of the store's backend; zeros at first */
+} lm_store_block;
+
+enum { LM_STORE_STATES = 4, LM_STORE_BLOCKS = 3 + LM_STORE_STATES };
+
+typedef struct {
+    bool master; /* for training: F32, and BF16 derived from it; false: for use */
+    bool grads;  /* with `master` alone, as are the states */
+    const char *const *state;
+    int n_states;
+    lm_par *par; /* of the host, for conversions; NULL: the backend's, which a device has not */
+} lm_store_opts;
+
+typedef struct {
+    const lm_model *model; /* borrowed.  lm_store_bind, _flat, _bytes and _free do without it. */
+    lm_backend *backend;
+    lm_par *par;
+    lm_store_block block[LM_STORE_BLOCKS];
+    int n_blocks;
+    struct lm_store_place {
+        int block;      /* of the parameter's own numbers */
+        int64_t offset; /* there, and in every block of another role */
+    } * place;          /* by parameter */
+    struct {
+        void *data; /* of the host, pinned: a tensor on its way to a device */
+        size_t bytes;
+        uint8_t *file; /* of the host: a tensor in the file's shape, to be transposed */
+        size_t file_room;
+    } passage;
+} lm_store;
+
+/* ---- life ---- */
+
+/* Memory of `b` for the parameters of `m`, a model in any mode.  Fails: LM_ELIMIT. */
+lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, lm_store **out,
+                     lm_err *e);
+void lm_store_free(lm_store *s); /* before the backend is closed */
+/* Bytes that the blocks of each role take, or would take. */
+void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES]);
+lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
+                         lm_err *e);
+
+/* ---- for graphs ---- */
+
+/* Bind the parameters of `m`, a model of the same config in any mode on the same backend, and its
+ * gradients where the store has room for them. */
+void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x);
+/* Block k of a role; NULL: there is none. */
+const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
+/* Its numbers, for kernels that run over whole blocks. */
+void *lm_store_flat(const lm_store *s, lm_kept role, int k);
+/* PARAM to DERIVED, on the main stream; nothing where nothing is derived. */
+void lm_store_derive(const lm_store *s);
+
+/* ---- in ---- */
+
+/* The source holds exactly the tensors of the model, in their shapes?  Fails: LM_EFORMAT when one is
+ * missing, has another shape, or is unknown to the architecture (named). */
+lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
+/* All tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
+lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
+/* All states, "exp_avg.<tensor>" in any float type.  Fails: LM_EFORMAT. */
+lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
+/* Tensor i of the model from memory of the host: elements of `dtype` in the file's shape. */
+lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
+/* Fresh weights from (seed, tensor name, element index in the file's order): the same for any number
+ * of threads, backend and layout. */
+lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
+
+/* ---- out ---- */
+
+/* Tensor i of a block in the block's format and the file's shape, to memory of the host. */
+lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
+/* Add all tensors of the model to a plan, in `dtype`. */
+lm_code lm_model_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e);
+/* Write the parameters to a folder of that plan, in the folder's order; and the states as
+ * optimizer.safetensors.  Of blocks in memory of the host. */
+lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
+lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
+
+/* ---- fresh weights without a store ---- */
+
+/* Elements [from, from + count) of tensor i in the file's shape and order. */
+void lm_slice_draw(const lm_model *m, int i, uint64_t seed, lm_par *par, int64_t from,
+                   int64_t count, float *dst);
+/* All tensors of a folder whose plan is lm_model_plan's, a few megabytes at a time, whatever the size
+ * of the model.  Stops early when lm_stopping(). */
+lm_code lm_model_draw(const lm_model *m, uint64_t seed, lm_par *par, lm_folder *f, lm_sink *sink,
+                      lm_err *e);
+
+/* Round n elements to BF16 on the pool. */
+void lm_round_bf16(const float *src, uint16_t *dst, int64_t n, lm_par *par);
+
+#endif

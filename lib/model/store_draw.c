@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store_draw.c -- fresh weights, into a store or straight into a model folder. */
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/stop.h"
+#include "model/store_impl.h"
+
+/* Numbers are counted in the file's order, so that the published layout decides, not ours. */
+typedef struct {
+    lm_rng rng;
+    const lm_slice *s;
+    int64_t from;  /* the first element drawn, */
+    int64_t width; /* 0: in the file's order; else in the block's order, where that is transposed */
+    lm_dtype format;
+    uint8_t *dst;
+} draw_job;
+
+static int64_t index_of(const draw_job *j, int64_t i)
+{
+    return j->width ? i % j->width * j->s->rows + i / j->width : i;
+}
+
+static void draw_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    enum { PIECE = 1024 };
+    const draw_job *j = ctx;
+    float piece[PIECE];
+    (void)worker;
+    for (int64_t at = begin, n; at < end; at += n) {
+        n = end - at < PIECE ? end - at : PIECE;
+        for (int64_t i = 0; i < n; i++)
+            if (j->s->init == LM_INIT_NORMAL)
+                piece[i] = (float)(j->s->std *
+                                   lm_rng_normal(j->rng, (uint64_t)index_of(j, j->from + at + i)));
+            else
+                piece[i] = j->s->init == LM_INIT_ONES ? 1.0f : 0.0f;
+        lm_convert(LM_DTYPE_F32, piece, j->format, j->dst + (size_t)at * lm_dtype_size(j->format),
+                   n);
+    }
+}
+
+static draw_job job_of(const lm_model *m, int i, uint64_t seed)
+{
+    const lm_slice *s = &m->slice[i];
+    return (draw_job){ .rng = lm_rng_make(seed, "init", lm_hash_str(s->name)),
+                       .s = s,
+                       .format = LM_DTYPE_F32 };
+}
+
+enum { GRAIN = 1 << 14 };
+
+lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
+{
+    const lm_model *m = s->model;
+    lm_code rc = LM_OK;
+    for (int i = 0; !rc && i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        const lm_store_block *k = store_own(s, t);
+        draw_job j = job_of(m, i, seed);
+        j.dst = store_open(s, k, i, e);
+        if (!j.dst) {
+            rc = e->code;
+            break;
+        }
+        j.width = t->transposed ? store_width(m, t) : 0;
+        j.format = k->format;
+        lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
+        rc = store_close(s, k, i, j.dst, e);
+    }
+    store_end(s);
+    return rc;
+}
+
+void lm_slice_draw(const lm_model *m, int i, uint64_t seed, lm_par *par, int64_t from,
+                   int64_t count, float *dst)
+{
+    draw_job j = job_of(m, i, seed);
+    j.from = from;
+    j.dst = (uint8_t *)dst;
+    lm_par_for(par, count, GRAIN, draw_range, &j);
+}
+
+lm_code lm_model_draw(const lm_model *m, uint64_t seed, lm_par *par, lm_folder *f, lm_sink *sink,
+                      lm_err *e)
+{
+    enum { CHUNK = 1 << 22 }; /* elements: 16 MiB */
+    float *buf = NULL;
+    double done = 0, total = 0;
+    lm_code rc = lm_alloc_n(&buf, CHUNK, sizeof *buf, "fresh weights", e);
+    for (int i = 0; i < m->n_params; i++)
+        total += (double)m->param[i].count;
+    for (const lm_st_tensor *t; !rc && !lm_stopping() && (t = lm_folder_next(f));) {
+        int i = lm_model_slice(m, t->name);
+        int64_t count = t->count; /* t is gone with the last chunk */
+        if (i < 0)
+            rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but no tensor of the model");
+        for (int64_t at = 0; !rc && at < count && !lm_stopping(); at += CHUNK) {
+            int64_t n = count - at < CHUNK ? count - at : CHUNK;
+            lm_slice_draw(m, i, seed, par, at, n, buf);
+            rc = lm_folder_write_as(f, LM_DTYPE_F32, buf, n, e);
+            lm_progress(sink, "initialise", done += (double)n, total, "parameters", NULL);
+        }
+    }
+    lm_free(buf);
+    return rc;
+}

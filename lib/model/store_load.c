@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store_load.c -- tensors on their way into a store. */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/store_impl.h"
+
+/* ---- transposing ---- */
+
+typedef struct {
+    const void *src;
+    void *dst;
+    int64_t rows, cols; /* of src */
+    size_t size;
+} turn_job;
+
+#define TURN(type)                                                        \
+    for (int64_t c0 = begin; c0 < end; c0 += STORE_TILE)                  \
+        for (int64_t r0 = 0; r0 < j->rows; r0 += STORE_TILE)              \
+            for (int64_t r = r0; r < j->rows && r < r0 + STORE_TILE; r++) \
+                for (int64_t c = c0; c < end && c < c0 + STORE_TILE; c++) \
+    ((type *)j->dst)[c * j->rows + r] = ((const type *)j->src)[r * j->cols + c]
+
+/* Columns [begin, end) of src, which are rows of dst. */
+static void turn_columns(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const turn_job *j = ctx;
+    (void)worker;
+    if (j->size == 2)
+        TURN(uint16_t);
+    else if (j->size == 4)
+        TURN(uint32_t);
+    else
+        TURN(uint64_t);
+}
+
+void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, size_t size,
+                     void *dst)
+{
+    turn_job j = { src, dst, rows, cols, size };
+    lm_par_for(par, cols, STORE_TILE, turn_columns, &j);
+}
+
+/* ---- reading and converting ---- */
+
+/* A tensor in the file's shape: memory, or a file from which any thread reads. */
+typedef struct {
+    lm_dtype dtype;
+    int64_t count;
+    const uint8_t *data; /* NULL: by `read` */
+    lm_code (*read)(const void *ctx, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,
+                    lm_err *e);
+    const void *ctx;
+    const lm_st_tensor *t;
+    bool whole; /* read by one thread: its bytes are decoded, not only copied */
+} origin;
+
+typedef struct {
+    const origin *o;
+    lm_dtype to;
+    uint8_t *dst;
+    pthread_mutex_t lock;
+    bool failed; /* under lock, with err */
+    lm_err err;  /* the first */
+} fetch_job;
+
+enum { PIECE = 1 << 16, FETCH_GRAIN = 1 << 18 }; /* bytes that pass through the stack; elements */
+
+static lm_code fetch(const origin *o, lm_dtype to, int64_t begin, int64_t n, uint8_t *dst,
+                     lm_err *e)
+{
+    _Alignas(64) uint8_t buf[PIECE];
+    size_t size = lm_dtype_size(o->dtype), out = lm_dtype_size(to);
+    int64_t step = (int64_t)(PIECE / size);
+    if (o->data) {
+        lm_convert(o->dtype, o->data + (size_t)begin * size, to, dst, n);
+        return LM_OK;
+    }
+    if (o->dtype == to)
+        return o->read(o->ctx, o->t, (uint64_t)begin * size, dst, (size_t)n * size, e);
+    for (int64_t i = 0; i < n; i += step) {
+        int64_t k = n - i < step ? n - i : step;
+        if (o->read(o->ctx, o->t, (uint64_t)(begin + i) * size, buf, (size_t)k * size, e))
+            return e->code;
+        lm_convert(o->dtype, buf, to, dst + (size_t)i * out, k);
+    }
+    return LM_OK;
+}
+
+static void fetch_range(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    fetch_job *j = ctx;
+    lm_err e = { 0 };
+    (void)worker;
+    if (!fetch(j->o, j->to, begin, end - begin, j->dst + (size_t)begin * lm_dtype_size(j->to), &e))
+        return;
+    pthread_mutex_lock(&j->lock);
+    if (!j->failed)
+        j->err = e;
+    j->failed = true;
+    pthread_mutex_unlock(&j->lock);
+}
+
+static lm_code fetch_all(lm_par *par, const origin *o, lm_dtype to, void *dst, lm_err *e)
+{
+    fetch_job j = { .o = o, .to = to, .dst = dst };
+    if (o->whole && o->dtype == to)
+        return o->read(o->ctx, o->t, 0, dst, (size_t)o->count * lm_dtype_size(to), e);
+    pthread_mutex_init(&j.lock, NULL);
+    lm_par_for(o->whole ? NULL : par, o->count, FETCH_GRAIN, fetch_range, &j);
+    pthread_mutex_destroy(&j.lock);
+    if (j.failed)
+        *e = j.err;
+    return j.failed ? e->code : LM_OK;
+}
+
+/* ---- a tensor to its place ---- */
+
+void *store_open(lm_store *s, const lm_store_block *k, int i, lm_err *e)
+{
+    const lm_slice *t = &s->model->slice[i];
+    lm_backend *b = s->backend;
+    size_t most = 0;
+    if (k->space == LM_SPACE_HOST)
+        return store_at(s, k, t);
+    if (s->passage.data)
+        return s->passage.data;
+    for (int n = 0; n < s->model->n_slices; n++) { /* one buffer for all: the master copy's */
+        const lm_slice *x = &s->model->slice[n];
+        size_t bytes = (size_t)lm_slice_count(x) * lm_dtype_size(store_own(s, x)->format);
+        most = bytes > most ? bytes : most;
+    }
+    if (b->host_alloc(b, most, "a tensor", &s->passage.data, e))
+        return NULL;
+    s->passage.bytes = most;
+    return s->passage.data;
+}
+
+lm_code store_close(lm_store *s, const lm_store_block *k, int i, const void *made, lm_err *e)
+{
+    const lm_slice *t = &s->model->slice[i];
+    lm_backend *b = s->backend;
+    void *place = store_at(s, k, t);
+    size_t bytes = (size_t)lm_slice_count(t) * lm_dtype_size(k->format);
+    if (made == place)
+        return LM_OK;
+    /* the next tensor comes to the same buffer */
+    return b->copy(b, place, made, bytes, b->main, e) || b->sync(b, b->main, e) ? e->code : LM_OK;
+}
+
+void store_end(lm_store *s)
+{
+    if (s->passage.data)
+        s->backend->host_free(s->backend, s->passage.data, s->passage.bytes);
+    lm_free(s->passage.file);
+    memset(&s->passage, 0, sizeof s->passage);
+}
+
+/* The one way in. */
+static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
+{
+    const lm_slice *t = &s->model->slice[i];
+    size_t size = lm_dtype_size(k->format);
+    void *to = store_open(s, k, i, e), *file = to;
+    if (!to)
+        return e->code;
+    if (t->transposed) {
+        if (lm_grow(&s->passage.file, &s->passage.file_room, (size_t)o->count * size, 1, "a tensor",
+                    e))
+            return e->code;
+        file = s->passage.file;
+    }
+    if (fetch_all(s->par, o, k->format, file, e))
+        return e->code;
+    if (file != to)
+        store_transpose(s->par, file, t->dim[0], t->dim[1], size, to);
+    return store_close(s, k, i, to, e);
+}
+
+/* ---- a model ---- */
+
+static void show_shape(int ndim, const int64_t *dim, char *out, size_t size)
+{
+    size_t n = 0;
+    out[0] = 0;
+    for (int i = 0; i < ndim && n + 24 < size; i++)
+        n += (size_t)snprintf(out + n, size - n, i ? ",%" PRId64 : "%" PRId64, dim[i]);
+}
+
+static bool same_shape(const lm_slice *s, const lm_st_tensor *t)
+{
+    bool same = t->ndim == s->ndim;
+    for (int i = 0; same && i < s->ndim; i++)
+        same = t->dim[i] == s->dim[i];
+    return same;
+}
+
+static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char *file, lm_err *e)
+{
+    char want[256], have[256];
+    show_shape(s->ndim, s->dim, want, sizeof want);
+    show_shape(t->ndim, t->dim, have, sizeof have);
+    if (!same_shape(s, t))
+        return lm_fail(e, LM_EFORMAT, file, "config.json and weights belong to different models",
+                       "tensor \"%s\" has shape [%s], config.json asks for [%s]", t->name, have,
+                       want);
+    if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
+        return lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
+                       t->name, t->dtype_name);
+    return LM_OK;
+}
+
+lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
+{
+    bool *seen = NULL;
+    lm_code rc = LM_OK;
+    if (lm_alloc_n(&seen, (size_t)m->n_slices, sizeof *seen, "a list of tensors", e))
+        return e->code;
+    for (size_t k = 0; !rc && k < lm_model_source_count(src); k++) {
+        const lm_st_tensor *t = lm_model_source_at(src, k);
+        const char *file = lm_model_source_file_of(src, t);
+        int i = lm_model_slice(m, t->name);
+        if (i < 0) {
+            if (!lm_model_ignores(m, t->name))
+                rc = lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" is no part of a %s model",
+                             t->name, lm_arch_name(m->config.arch));
+            continue;
+        }
+        rc = check_tensor(&m->slice[i], t, file, e);
+        seen[i] = true;
+    }
+    lm_err_in(e, "%s", lm_model_source_path(src));
+    for (int i = 0; !rc && i < m->n_slices; i++)
+        if (!seen[i])
+            rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
+                         m->slice[i].name);
+    lm_free(seen);
+    return rc;
+}
+
+static lm_code read_source(const void *ctx, const lm_st_tensor *t, uint64_t from, void *dst,
+                           size_t bytes, lm_err *e)
+{
+    return lm_model_source_read(ctx, t, from, dst, bytes, e);
+}
+
+lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
+{
+    const lm_model *m = s->model;
+    const lm_st_tensor *t = NULL;
+    lm_code rc = lm_model_check(m, src, e);
+    if (!rc)
+        rc = lm_model_source_rewind(src, e);
+    while (!rc && !(rc = lm_model_source_next(src, &t, e)) && t) {
+        int i = lm_model_slice(m, t->name);
+        const origin o = { .dtype = t->dtype,
+                           .count = t->count,
+                           .read = read_source,
+                           .ctx = src,
+                           .t = t,
+                           .whole = !lm_model_source_data(src, t) };
+        if (i >= 0)
+            rc = bring(s, store_own(s, &m->slice[i]), i, &o, e);
+    }
+    store_end(s);
+    return rc ? rc : lm_model_source_finish(src, e);
+}
+
+lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e)
+{
+    const lm_slice *t = &s->model->slice[i];
+    const origin o = { .dtype = dtype, .count = lm_slice_count(t), .data = data };
+    return bring(s, store_own(s, t), i, &o, e);
+}
+
+/* ---- states ---- */
+
+static lm_code read_st(const void *ctx, const lm_st_tensor *t, uint64_t from, void *dst,
+                       size_t bytes, lm_err *e)
+{
+    return lm_st_read(ctx, t, from, dst, bytes, e);
+}
+
+static lm_code load_state(lm_store *s, const lm_store_block *k, int i, const lm_st *st, lm_err *e)
+{
+    const lm_slice *sl = &s->model->slice[i];
+    char name[512];
+    snprintf(name, sizeof name, "%s.%s", k->state, sl->name);
+    const lm_st_tensor *t = lm_st_find(st, name);
+    if (!t || !same_shape(sl, t))
+        return lm_fail(e, LM_EFORMAT, lm_st_path(st),
+                       lm_st_meta(st, "lmutils.coded") ? "expand its states with compress-ckpt -d"
+                                                       : NULL,
+                       "tensor \"%s\" is missing or of another shape", name);
+    if (t->dtype == LM_DTYPE_NONE)
+        return lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL,
+                       "tensor \"%s\" has dtype %s, which has no values here", name, t->dtype_name);
+    const origin o = { .dtype = t->dtype,
+                       .count = t->count,
+                       .read = read_st,
+                       .ctx = st,
+                       .t = t,
+                       .whole = !lm_st_data(st, t) };
+    return bring(s, k, i, &o, e);
+}
+
+lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
+{
+    const lm_store_block *k;
+    lm_code rc = LM_OK;
+    for (int n = 0; !rc && (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
+        for (int i = 0; !rc && i < s->model->n_slices; i++)
+            if (s->model->param[s->model->slice[i].param].trains)
+                rc = load_state(s, k, i, st, e);
+    store_end(s);
+    return rc;
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store of a model: fresh numbers, written to a folder, loaded again by any number of threads in
+ * either format, refused; what does not train; parameters of rank 3. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "model/build.h"
+#include "model_run.h"
+
+static const char *const models[] = {
+    "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":16,\"n_layer\":2,\"n_head\":4,"
+    "\"n_positions\":16}",
+    "{\"model_type\":\"qwen2\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":70,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2}",
+    /* tensors that are fetched in more than one piece, transposed and not */
+    "{\"model_type\":\"gpt2\",\"vocab_size\":700,\"n_embd\":400,\"n_layer\":1,\"n_head\":4,"
+    "\"n_positions\":16}",
+};
+enum { MODELS = sizeof models / sizeof *models };
+
+static char folder[] = "/tmp/test_store.XXXXXX";
+static lm_par *three;
+static lm_backend *backend[2]; /* of one thread, of three */
+
+typedef struct {
+    json_t *json;
+    lm_config config;
+    lm_model *model; /* for use in F32 */
+    lm_store *store; /* its master copy, drawn from seed 3 */
+} fixture;
+
+static lm_model *build(const lm_config *c, lm_mode mode, lm_dtype low,
+                       bool (*trainable)(void *, const char *))
+{
+    lm_err e = { 0 };
+    lm_model *m;
+    lm_build b = {
+        .mode = mode, .batch = 1, .seq = 4, .precision = { low, NULL }, .trainable = trainable
+    };
+    must(lm_model_build(c, &b, &m, &e), &e);
+    return m;
+}
+
+static lm_store *make(const lm_model *m, int b, const lm_store_opts *o)
+{
+    lm_err e = { 0 };
+    lm_store *s;
+    must(lm_store_new(m, backend[b], o, &s, &e), &e);
+    return s;
+}
+
+static const lm_store_opts master = { .master = true }, use = { 0 };
+
+static void open_fixture(fixture *f, int i)
+{
+    lm_err e = { 0 };
+    must(lm_json_parse(models[i], strlen(models[i]), "config", &f->json, &e), &e);
+    must(lm_config_read(f->json, "config", &f->config, &e), &e);
+    f->model = build(&f->config, LM_MODE_EVAL, LM_DTYPE_F32, NULL);
+    f->store = make(f->model, 0, &master);
+    must(lm_store_draw(f->store, 3, &e), &e);
+}
+
+static void close_fixture(fixture *f)
+{
+    lm_store_free(f->store);
+    lm_model_free(f->model);
+    lm_config_fini(&f->config);
+    json_decref(f->json);
+}
+
+static float *tensor_of(const lm_store *s, const lm_store_block *k, int i)
+{
+    lm_err e = { 0 };
+    float *x = room((size_t)lm_slice_count(&s->model->slice[i]), sizeof *x);
+    must(lm_store_get(s, k, i, x, &e), &e);
+    return x;
+}
+
+/* All blocks of one role; padding is zeros in each. */
+static bool same(const lm_store *a, const lm_store *b, lm_kept role)
+{
+    bool equal = true;
+    for (int k = 0; equal && lm_store_find(a, role, k); k++) {
+        const lm_store_block *x = lm_store_find(a, role, k), *y = lm_store_find(b, role, k);
+        equal = x->format == y->format && x->count == y->count &&
+                !memcmp(x->data, y->data, (size_t)x->count * lm_dtype_size(x->format));
+    }
+    return equal;
+}
+
+/* ---- fresh numbers ---- */
+
+static void check_numbers(const lm_slice *s, const float *x)
+{
+    double sum = 0, squares = 0, n = (double)lm_slice_count(s);
+    for (int64_t k = 0; k < lm_slice_count(s); k++) {
+        sum += (double)x[k];
+        squares += (double)x[k] * (double)x[k];
+    }
+    if (s->init == LM_INIT_NORMAL) {
+        assert_true(fabs(sum / n) < 5 * s->std / sqrt(n));
+        assert_true(fabs(sqrt(squares / n) / s->std - 1) < 4 / sqrt(n));
+    } else {
+        assert_true(sum == (s->init == LM_INIT_ONES ? n : 0));
+    }
+}
+
+static void test_draw(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        fixture f;
+        lm_err e = { 0 };
+        open_fixture(&f, i);
+        lm_store *again = make(f.model, 1, &master);
+        must(lm_store_draw(again, 3, &e), &e); /* for any number of threads */
+        assert_true(same(f.store, again, LM_KEPT_PARAM));
+        must(lm_store_draw(again, 4, &e), &e);
+        assert_false(same(f.store, again, LM_KEPT_PARAM));
+        for (int s = 0; s < f.model->n_slices; s++) {
+            float *x = tensor_of(f.store, &f.store->block[0], s);
+            check_numbers(&f.model->slice[s], x);
+            float *part = room((size_t)lm_slice_count(&f.model->slice[s]), sizeof *part);
+            lm_slice_draw(f.model, s, 3, three, 3, 5, part);
+            assert_memory_equal(part, x + 3, 5 * sizeof *x); /* in the file's order */
+            must(lm_store_put(again, s, LM_DTYPE_F32, x, &e), &e);
+            lm_free(part);
+            lm_free(x);
+        }
+        assert_true(same(f.store, again, LM_KEPT_PARAM));
+        lm_store_free(again);
+        close_fixture(&f);
+    }
+}
+
+/* ---- folders ---- */
+
+/* Write the model to `path`; tensor `drop` is left out, `odd` gets another shape, `ids` is I32, and
+ * one of that name is added for `extra`. */
+static void write_folder(const fixture *f, lm_dtype dtype, const char *path, const char *drop,
+                         const char *odd, const char *ids, const char *extra)
+{
+    lm_err e = { 0 };
+    lm_st_plan *plan;
+    lm_folder *out;
+    must(lm_st_plan_new(&plan, &e), &e);
+    for (int i = 0; i < f->model->n_slices; i++) {
+        const lm_slice *s = &f->model->slice[i];
+        int64_t dim[2] = { s->dim[0], s->dim[1] };
+        if (drop && !strcmp(s->name, drop))
+            continue;
+        dim[0] += odd && !strcmp(s->name, odd);
+        must(lm_st_plan_add(plan, s->name, ids && !strcmp(s->name, ids) ? LM_DTYPE_I32 : dtype,
+                            s->ndim, dim, &e),
+             &e);
+    }
+    if (extra)
+        must(lm_st_plan_add(plan, extra, dtype, 1, (int64_t[]){ 2 }, &e), &e);
+    lm_folder_spec spec = { .config = f->json, .plan = plan };
+    must(lm_folder_create(path, true, NULL, &spec, &out, &e), &e);
+    if (drop || odd || ids || extra) {
+        static const char zeros[1 << 16];
+        for (const lm_st_tensor *t; (t = lm_folder_next(out));)
+            must(lm_folder_write(out, zeros, t->bytes, &e), &e);
+    } else {
+        must(lm_store_write(f->store, out, &e), &e);
+    }
+    must(lm_folder_commit(out, &e), &e);
+    lm_st_plan_free(plan);
+}
+
+static lm_code load(lm_store *s, const char *path, lm_err *e)
+{
+    lm_model_source *src;
+    must(lm_model_source_open(path, NULL, &src, e), e);
+    lm_code rc = lm_store_load(s, src, e);
+    lm_model_source_close(src);
+    return rc;
+}
+
+static void test_refused(void **state)
+{
+    char path[64];
+    (void)state;
+    snprintf(path, sizeof path, "%s/refused", folder);
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        lm_err e = { 0 };
+        open_fixture(&f, i);
+        lm_store *again = make(f.model, 0, &use);
+        const char *name = f.model->slice[3].name;
+        for (int wrong = 0; wrong < 4; wrong++) {
+            e = (lm_err){ 0 };
+            write_folder(&f, LM_DTYPE_F32, path, wrong == 0 ? name : NULL, wrong == 1 ? name : NULL,
+                         wrong == 2 ? name : NULL, wrong == 3 ? "adapter.weight" : NULL);
+            assert_int_equal(load(again, path, &e), LM_EFORMAT);
+            assert_non_null(strstr(e.what, wrong == 3 ? "adapter.weight" : name));
+        }
+        e = (lm_err){ 0 }; /* what checkpoints may carry besides */
+        write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL,
+                     i ? "model.layers.0.self_attn.rotary_emb.inv_freq"
+                       : "transformer.h.0.attn.bias");
+        must(load(again, path, &e), &e);
+        lm_store_free(again);
+        close_fixture(&f);
+    }
+}
+
+/* In F32 and BF16, as a folder and as an .lmz, for training and for use, by one thread and by three. */
+static void test_load(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS * 4; i++) {
+        fixture f;
+        lm_err e = { 0 };
+        char path[64];
+        bool low = i / MODELS % 2;
+        open_fixture(&f, i % MODELS);
+        snprintf(path, sizeof path, "%s/m%d%s", folder, i, i / MODELS / 2 ? ".lmz" : "");
+        write_folder(&f, low ? LM_DTYPE_BF16 : LM_DTYPE_F32, path, NULL, NULL, NULL, NULL);
+        lm_model *m = build(&f.config, LM_MODE_TRAIN, LM_DTYPE_BF16, NULL);
+        lm_store *a = make(m, 0, &master), *b = make(m, 1, &master);
+        lm_store *c = make(m, 0, &use), *d = make(m, 1, &use);
+        lm_store *const all[] = { a, b, c, d };
+        for (int k = 0; k < 4; k++)
+            must(load(all[k], path, &e), &e);
+        lm_store_derive(a);
+        lm_store_derive(b);
+        assert_true(same(a, b, LM_KEPT_PARAM) && same(a, b, LM_KEPT_DERIVED));
+        assert_true(same(c, d, LM_KEPT_PARAM));
+        assert_true(low || same(a, f.store, LM_KEPT_PARAM));
+        for (int p = 0; p < m->n_params; p++) { /* what is derived is what is loaded for use */
+            const lm_store_block *x = &c->block[c->place[p].block];
+            const lm_store_block *y =
+                lm_store_find(a, x->format == LM_DTYPE_BF16 ? LM_KEPT_DERIVED : LM_KEPT_PARAM, 0);
+            size_t size = lm_dtype_size(x->format);
+            assert_int_equal(x->format, m->graph->value[m->param[p].value].t.dtype);
+            assert_memory_equal((char *)x->data + (size_t)c->place[p].offset * size,
+                                (char *)y->data + (size_t)m->param[p].offset * size,
+                                (size_t)m->param[p].count * size);
+        }
+        for (int k = 0; k < 4; k++)
+            lm_store_free(all[k]);
+        lm_model_free(m);
+        close_fixture(&f);
+    }
+}
+
+/* ---- what trains ---- */
+
+static bool is_norm(void *ctx, const char *name)
+{
+    (void)ctx;
+    return strstr(name, "ln_") || strstr(name, "norm") || strstr(name, "mlp");
+}
+
+static void fill(lm_store *s, lm_kept role, int k)
+{
+    float *x = lm_store_flat(s, role, k);
+    for (int i = 0; i < s->model->n_params; i++)
+        for (int64_t n = 0; n < s->model->param[i].count; n++)
+            if (s->model->param[i].trains)
+                x[s->place[i].offset + n] = (float)(i * 1000 + n % 1000 + k);
+}
+
+static void test_frozen(void **state)
+{
+    static const char *const names[] = { "exp_avg", "exp_avg_sq" };
+    const lm_store_opts o = { .master = true, .grads = true, .state = names, .n_states = 2 };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        lm_err e = { 0 };
+        lm_exec *x;
+        lm_bundle *b;
+        lm_st *st;
+        lm_st_plan *plan;
+        lm_folder *out;
+        char path[64];
+        size_t kept[LM_KEPT_ROLES];
+        int64_t trained = 0;
+        open_fixture(&f, i);
+        lm_model *m = build(&f.config, LM_MODE_TRAIN, LM_DTYPE_BF16, is_norm);
+        lm_store *s = make(m, 0, &o), *back = make(m, 1, &o);
+        for (int p = 0; p < m->n_params; p++) {
+            assert_true(m->param[p].trains == (m->grad[p] != LM_NONE));
+            assert_true(m->param[p].trains == (m->param[p].offset < m->train_end));
+            trained += m->param[p].trains ? (m->param[p].count + 63) / 64 * 64 : 0;
+        }
+        lm_store_bytes(s, kept);
+        assert_int_equal(m->train_end, trained);
+        assert_int_equal(kept[LM_KEPT_GRAD], trained * 4);
+        assert_int_equal(kept[LM_KEPT_OPT], trained * 8);
+        assert_true(kept[LM_KEPT_PARAM] > kept[LM_KEPT_GRAD]);
+        must(lm_exec_new(m->graph, backend[0], &m->loss, 1, &x, &e), &e);
+        lm_store_bind(s, m, x);
+        const float *grad = lm_store_flat(s, LM_KEPT_GRAD, 0);
+        for (int p = 0; p < m->n_params; p++)
+            if (m->param[p].trains)
+                assert_ptr_equal(lm_exec_data(x, m->grad[p]), grad + m->param[p].offset);
+
+        fill(s, LM_KEPT_OPT, 0);
+        fill(s, LM_KEPT_OPT, 1);
+        snprintf(path, sizeof path, "%s/frozen%d", folder, i);
+        must(lm_st_plan_new(&plan, &e), &e);
+        must(lm_model_plan(m, LM_DTYPE_F32, plan, &e), &e);
+        lm_folder_spec spec = { .config = f.json, .plan = plan };
+        must(lm_folder_create(path, false, NULL, &spec, &out, &e), &e);
+        must(lm_store_write(s, out, &e), &e);
+        must(lm_store_write_states(s, out, &e), &e);
+        must(lm_folder_commit(out, &e), &e);
+        must(lm_bundle_open(path, NULL, &b, &e), &e);
+        must(lm_bundle_st(b, "optimizer.safetensors", &st, &e), &e);
+        for (int t = 0; t < m->n_slices; t++) { /* states of what trains, and no others */
+            char name[200];
+            snprintf(name, sizeof name, "exp_avg.%s", m->slice[t].name);
+            assert_true(m->param[m->slice[t].param].trains == (lm_st_find(st, name) != NULL));
+        }
+        must(lm_store_load_states(back, st, &e), &e);
+        assert_true(same(s, back, LM_KEPT_OPT));
+        lm_st_close(st);
+        lm_bundle_close(b);
+        lm_st_plan_free(plan);
+        lm_exec_free(x);
+        lm_store_free(s);
+        lm_store_free(back);
+        lm_model_free(m);
+        close_fixture(&f);
+    }
+}
+
+/* ---- rank 3 ---- */
+
+/* The weights of 5 experts [5,3,4], of which a file holds two tensors, and a vector behind it. */
+static void test_rank(void **state)
+{
+    lm_err e = { 0 };
+    lm_model m = { .build = { .mode = LM_MODE_EVAL } };
+    lm_builder b = { .m = &m, .e = &e };
+    float some[24], others[36], got[36];
+    (void)state;
+    must(lm_graph_new(&m.graph, &e), &e);
+    b.arena = m.graph->arena;
+    lm_vid v = lm_b_param(&b, 3, (int64_t[]){ 5, 3, 4 }, "experts");
+    lm_b_slice(&b, 2, false, LM_INIT_NORMAL, 0.1, "experts.first");
+    lm_b_slice(&b, 3, true, LM_INIT_NORMAL, 0.1, "experts.rest");
+    lm_b_param(&b, 1, (int64_t[]){ 6 }, "bias");
+    lm_b_slice(&b, 6, false, LM_INIT_ZEROS, 0, "bias");
+    must(lm_b_place(&b), &e);
+    assert_int_equal(m.graph->value[v].t.ndim, 3);
+    assert_int_equal(m.param[0].count, 60);
+    assert_true(m.param[0].decay && m.param[1].offset == 64);
+    assert_int_equal(lm_model_slice(&m, "experts.rest"), 1);
+    assert_int_equal(lm_model_slice(&m, "experts"), -1);
+    assert_true(m.slice[1].ndim == 3 && m.slice[1].dim[0] == 3 && m.slice[1].dim[2] == 4);
+    for (int i = 0; i < 36; i++) {
+        some[i % 24] = (float)(i % 24);
+        others[i] = (float)(100 + i);
+    }
+    lm_store *s = make(&m, 0, &master);
+    must(lm_store_put(s, 0, LM_DTYPE_F32, some, &e), &e);
+    must(lm_store_put(s, 1, LM_DTYPE_F32, others, &e), &e);
+    const float *flat = lm_store_flat(s, LM_KEPT_PARAM, 0);
+    assert_memory_equal(flat, some, sizeof some);
+    assert_memory_equal(flat + 24, others, sizeof others);
+    must(lm_store_get(s, &s->block[0], 1, got, &e), &e);
+    assert_memory_equal(got, others, sizeof others);
+    lm_store_free(s);
+    lm_graph_free(m.graph);
+    lm_free(m.param);
+    lm_free(m.slice);
+    lm_free(m.index);
+}
+
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    must(lm_par_new(&three, 3, &e), &e);
+    must(lm_backend_cpu(lm_cpu_detect(), NULL, &backend[0], &e), &e);
+    must(lm_backend_cpu(lm_cpu_detect(), three, &backend[1], &e), &e);
+    return 0;
+}
+
+static int end(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    lm_backend_close(backend[0]);
+    lm_backend_close(backend[1]);
+    lm_par_free(three);
+    return lm_rm_rf(folder, &e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_draw),   cmocka_unit_test(test_refused), cmocka_unit_test(test_load),
+        cmocka_unit_test(test_frozen), cmocka_unit_test(test_rank),
+    };
+    return cmocka_run_group_tests_name("model_store", tests, begin, end);
+}
