@@ -149,7 +149,6 @@ typedef struct lm_folder lm_folder;
  * that readers of a stream have all else before them. */
 lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
                          const lm_folder_spec *spec, lm_folder **out, lm_err *e);
-lm_bundle_kind lm_folder_kind(const lm_folder *f);
 /* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok.  At any time:
  * one that comes amid the weights is kept in memory until they are complete. */
 lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e);
@@ -160,13 +159,10 @@ lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err 
 const lm_st_tensor *lm_folder_next(const lm_folder *f);
 lm_code lm_folder_write(lm_folder *f, const void *data, size_t bytes, lm_err *e);
 lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_t count, lm_err *e);
-/* Another large file (optimizer.safetensors): before the weights are begun or after they are
- * complete.  By a plan, with a writer to be committed before anything else is written ... */
+/* Another large file of tensors (optimizer.safetensors), before the weights are begun or after they are
+ * complete: by a plan, with a writer to be committed before anything else is written. */
 lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *plan,
                             lm_st_writer **out, lm_err *e);
-/* ... or as `bytes` bytes in pieces of any size: lm_folder_stream is an lm_write_fn with ctx = f. */
-lm_code lm_folder_begin(lm_folder *f, const char *name, uint64_t bytes, lm_err *e);
-lm_code lm_folder_stream(void *f, const void *data, size_t bytes, lm_err *e);
 /* All or nothing; f is gone whatever the result. */
 lm_code lm_folder_commit(lm_folder *f, lm_err *e);
 void lm_folder_drop(lm_folder *f);

@@ -334,11 +334,6 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
     return LM_OK;
 }
 
-lm_bundle_kind lm_folder_kind(const lm_folder *f)
-{
-    return lm_bundle_out_kind(f->b);
-}
-
 /* Tensors without bytes need no writing and are stepped over. */
 const lm_st_tensor *lm_folder_next(const lm_folder *f)
 {
@@ -386,32 +381,13 @@ lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_
 
 /* ---- Other large files ---- */
 
-/* Not amid the weights. */
-static lm_code check_between(lm_folder *f, const char *name, lm_err *e)
-{
-    if (f->failed || (f->cur < f->n_shards && (f->writer || f->cur)))
-        return lm_fail(e, LM_EBUG, "model folder", NULL, "%s begun amid the weights", name);
-    return LM_OK;
-}
-
-lm_code lm_folder_begin(lm_folder *f, const char *name, uint64_t bytes, lm_err *e)
-{
-    lm_code rc = check_between(f, name, e);
-    return rc ? rc : lm_bundle_begin(f->b, name, bytes, e);
-}
-
-lm_code lm_folder_stream(void *f, const void *data, size_t bytes, lm_err *e)
-{
-    return lm_bundle_write(((lm_folder *)f)->b, data, bytes, e);
-}
-
 lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *plan,
                             lm_st_writer **out, lm_err *e)
 {
-    lm_code rc = check_between(f, name, e);
-
     *out = NULL;
-    return rc ? rc : lm_bundle_st_create(f->b, name, plan, out, e);
+    if (f->failed || (f->cur < f->n_shards && (f->writer || f->cur)))
+        return lm_fail(e, LM_EBUG, "model folder", NULL, "%s begun amid the weights", name);
+    return lm_bundle_st_create(f->b, name, plan, out, e);
 }
 
 /* ---- The end ---- */

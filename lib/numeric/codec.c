@@ -122,14 +122,6 @@ lm_code lm_codec_find(const char *name, const lm_codec **out, lm_err *e)
     return lm_fail(e, LM_EUSAGE, name, NULL, "no such number format; there are %s", names);
 }
 
-const lm_codec *lm_codec_of_dtype(lm_dtype d)
-{
-    for (int i = 0; i < N_CODECS && d != LM_DTYPE_NONE; i++)
-        if (codecs[i].element == d)
-            return &codecs[i];
-    return NULL;
-}
-
 lm_code lm_codec_size(const lm_codec *c, int64_t rows, int64_t cols, size_t *codes, size_t *scales,
                       lm_err *e)
 {
@@ -144,9 +136,4 @@ lm_code lm_codec_size(const lm_codec *c, int64_t rows, int64_t cols, size_t *cod
                        "a matrix of %lld x %lld is too large to encode", (long long)rows,
                        (long long)cols);
     return LM_OK;
-}
-
-double lm_codec_bits(const lm_codec *c)
-{
-    return c->bits + 8.0 * (double)lm_dtype_size(c->scale) / (c->block_rows * c->block_cols);
 }

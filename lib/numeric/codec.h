@@ -61,14 +61,9 @@ struct lm_codec {
 const lm_codec *lm_codec_at(int i);
 /* By either spelling.  Fails: LM_EUSAGE with the names there are. */
 lm_code lm_codec_find(const char *name, const lm_codec **out, lm_err *e);
-/* The codec whose codes are plain elements of `d`; NULL if there is none. */
-const lm_codec *lm_codec_of_dtype(lm_dtype d);
 
 /* Bytes of codes and of scales for a matrix.  Fails: LM_ELIMIT when they do not fit a size_t. */
 lm_code lm_codec_size(const lm_codec *c, int64_t rows, int64_t cols, size_t *codes, size_t *scales,
                       lm_err *e);
-/* Bits for one element of a large matrix, scales included: 8.25 for blocks of 32 bytes with one
- * byte of scale. */
-double lm_codec_bits(const lm_codec *c);
 
 #endif

@@ -22,7 +22,6 @@ struct lm_scorer {
     int64_t used;  /* rows of the batch that are taken */
     piece *pieces;
     size_t n_pieces, cap_pieces;
-    int64_t run;
 };
 
 lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes, lm_scorer **out,
@@ -87,7 +86,6 @@ lm_code lm_scorer_flush(lm_scorer *s, lm_err *e)
                 p->to->bytes += s->id_bytes[targets[r]];
         }
     }
-    s->run += s->rows;
     s->used = 0;
     s->n_pieces = 0;
     return LM_OK;
@@ -157,9 +155,4 @@ lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64
             add_window(s, s->ids, rows, skip, to, e))
             return e->code;
     return LM_OK;
-}
-
-int64_t lm_scorer_rows(const lm_scorer *s)
-{
-    return s->run;
 }

@@ -35,6 +35,5 @@ lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from
 lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64_t n, lm_score *to,
                              lm_err *e);
 lm_code lm_scorer_flush(lm_scorer *s, lm_err *e);
-int64_t lm_scorer_rows(const lm_scorer *s); /* rows run so far, padding included */
 
 #endif
