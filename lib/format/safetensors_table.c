@@ -2,6 +2,7 @@
 /* safetensors_table.c -- the table of tensors behind reader, stream and plan, and the checks that
  * every header passes before one of its numbers is used. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,15 @@ const char *lm_st_show(const char *name, char buf[LM_ST_SHOWN])
         n += 3;
     }
     buf[n] = '\0';
+    return buf;
+}
+
+const char *lm_st_show_shape(int ndim, const int64_t *dim, char buf[LM_ST_SHAPE])
+{
+    size_t n = 0;
+    buf[0] = '\0';
+    for (int i = 0; i < ndim && i < LM_ST_MAX_DIMS; i++)
+        n += (size_t)snprintf(buf + n, LM_ST_SHAPE - n, i ? ",%" PRId64 : "%" PRId64, dim[i]);
     return buf;
 }
 

@@ -52,5 +52,8 @@ lm_code lm_st_check_room(const struct statvfs *fs, uint64_t need, const char *wh
  * buf. */
 #define LM_ST_SHOWN 96
 const char *lm_st_show(const char *name, char buf[LM_ST_SHOWN]);
+/* A shape for a message: "64,48".  Returns buf. */
+#define LM_ST_SHAPE (21 * LM_ST_MAX_DIMS)
+const char *lm_st_show_shape(int ndim, const int64_t *dim, char buf[LM_ST_SHAPE]);
 
 #endif

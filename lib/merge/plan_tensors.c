@@ -155,13 +155,12 @@ static lm_code set_params(const lm_merge_plan *p, const lm_plan_want *w, const l
 
 /* ---- One tensor ---- */
 
-static void show_shape(const lm_st_tensor *t, char buf[120])
-{
-    int n = snprintf(buf, 120, "%s [", t->dtype_name);
+enum { SHOWN = LM_ST_SHAPE + 32 };
 
-    for (int i = 0; i < t->ndim && n < 100; i++)
-        n += snprintf(buf + n, 120 - (size_t)n, "%s%lld", i ? "," : "", (long long)t->dim[i]);
-    snprintf(buf + n, 120 - (size_t)n, "]");
+static void show_kind(const lm_st_tensor *t, char buf[SHOWN])
+{
+    char shape[LM_ST_SHAPE];
+    snprintf(buf, SHOWN, "%.24s [%s]", t->dtype_name, lm_st_show_shape(t->ndim, t->dim, shape));
 }
 
 /* The same shape and kind of numbers; tables may differ in rows where a vocabulary maps them. */
@@ -171,15 +170,15 @@ static lm_code check_alike(const lm_merge_plan *p, const lm_merge_ref *a, const 
     const lm_st_tensor *x = lm_plan_effective(&p->model[a->input], a->tensor);
     const lm_st_tensor *y = lm_plan_effective(&p->model[b->input], b->tensor);
     bool same = x->ndim == y->ndim, numbers = lm_dtype_is_float(x->dtype);
-    char sx[120], sy[120], show[LM_ST_SHOWN];
+    char sx[SHOWN], sy[SHOWN], show[LM_ST_SHOWN];
 
     for (int i = table; same && i < x->ndim; i++)
         same = x->dim[i] == y->dim[i];
     if (same && numbers == lm_dtype_is_float(y->dtype) &&
         (numbers || !strcmp(x->dtype_name, y->dtype_name)))
         return LM_OK;
-    show_shape(x, sx);
-    show_shape(y, sy);
+    show_kind(x, sx);
+    show_kind(y, sy);
     return lm_fail(e, LM_EUSAGE, p->model[b->input].name,
                    !same && lm_vocab_is_table(y->name)
                        ? "choose what to do about the vocabulary with --tokenizer"
@@ -193,7 +192,7 @@ static lm_code check_extra(const lm_merge_plan *p, const lm_merge_ref *r, const 
 {
     const lm_st_tensor *x = r->extra;
     int64_t cols = t->ndim ? t->dim[t->transposed ? 0 : t->ndim - 1] : 1;
-    char sx[120], show[LM_ST_SHOWN];
+    char sx[SHOWN], show[LM_ST_SHOWN];
     bool good;
 
     if (!x)
@@ -205,7 +204,7 @@ static lm_code check_extra(const lm_merge_plan *p, const lm_merge_ref *r, const 
                x->dim[0] == cols && x->dim[1] == cols;
     if (good)
         return LM_OK;
-    show_shape(x, sx);
+    show_kind(x, sx);
     return lm_fail(e, LM_EUSAGE, p->model[r->input].name,
                    p->recipe->method->extra == LM_EXTRA_FISHER
                        ? "give F32, one value or one for each element"

@@ -358,29 +358,18 @@ bool lm_slot_is(const lm_slot *s, const char *name)
     return !strcmp(s->hf, name) || (s->role != LM_ROLE_OUTPUT && dot && !strcmp(dot + 1, name));
 }
 
-static void show_shape(char out[64], int ndim, const int64_t *dim)
-{
-    int n = 0;
-
-    out[0] = 0;
-    for (int d = 0; d < ndim && n < 60; d++)
-        n += snprintf(out + n, 64 - (size_t)n, "%s%" PRId64, d ? ", " : "", dim[d]);
-}
-
 static lm_code check_slot(const lm_import *m, const lm_slot *s, const lm_st_tensor *t, lm_err *e)
 {
     bool fits = t->ndim == s->ndim;
-    char have[64], want[64];
+    char have[LM_ST_SHAPE], want[LM_ST_SHAPE];
 
     for (int d = 0; fits && d < s->ndim; d++)
         fits = t->dim[d] == s->dim[d];
-    if (!fits) {
-        show_shape(have, t->ndim, t->dim);
-        show_shape(want, s->ndim, s->dim);
+    if (!fits)
         return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                       "tensor '%s' has the shape [%s], the config asks for [%s]", t->name, have,
-                       want);
-    }
+                       "tensor '%s' has the shape [%s], the config asks for [%s]", t->name,
+                       lm_st_show_shape(t->ndim, t->dim, have),
+                       lm_st_show_shape(s->ndim, s->dim, want));
     if (t->dtype != LM_DTYPE_F32 && t->dtype != LM_DTYPE_F16 && t->dtype != LM_DTYPE_BF16)
         return lm_fail(e, LM_EUSAGE, m->path, "convert it to F32, F16 or BF16 first",
                        "tensor '%s' is of type %s", t->name, t->dtype_name);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/safetensors_table.h"
 #include "model/store_impl.h"
 
 /* ---- transposing ---- */
@@ -182,14 +183,6 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
 
 /* ---- a model ---- */
 
-static void show_shape(int ndim, const int64_t *dim, char *out, size_t size)
-{
-    size_t n = 0;
-    out[0] = 0;
-    for (int i = 0; i < ndim && n + 24 < size; i++)
-        n += (size_t)snprintf(out + n, size - n, i ? ",%" PRId64 : "%" PRId64, dim[i]);
-}
-
 static bool same_shape(const lm_slice *s, const lm_st_tensor *t)
 {
     bool same = t->ndim == s->ndim;
@@ -200,13 +193,12 @@ static bool same_shape(const lm_slice *s, const lm_st_tensor *t)
 
 static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char *file, lm_err *e)
 {
-    char want[256], have[256];
-    show_shape(s->ndim, s->dim, want, sizeof want);
-    show_shape(t->ndim, t->dim, have, sizeof have);
+    char want[LM_ST_SHAPE], have[LM_ST_SHAPE];
     if (!same_shape(s, t))
         return lm_fail(e, LM_EFORMAT, file, "config.json and weights belong to different models",
-                       "tensor \"%s\" has shape [%s], config.json asks for [%s]", t->name, have,
-                       want);
+                       "tensor \"%s\" has shape [%s], config.json asks for [%s]", t->name,
+                       lm_st_show_shape(t->ndim, t->dim, have),
+                       lm_st_show_shape(s->ndim, s->dim, want));
     if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
         return lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
                        t->name, t->dtype_name);
