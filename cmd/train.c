@@ -638,6 +638,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
 {
     lm_trainer_io io = { .config = &s->config,
                          .weights = s->source,
+                         .par = s->par,
                          .resume = s->step_dir,
                          .train = s->train,
                          .val = s->val,

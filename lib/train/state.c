@@ -22,9 +22,10 @@ lm_store_opts lm_train_store(const lm_optim *optim, const lm_optim_hyper *h)
 }
 
 lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
-                           const lm_optim_hyper *h, lm_train_state *s, lm_err *e)
+                           const lm_optim_hyper *h, lm_par *par, lm_train_state *s, lm_err *e)
 {
-    const lm_store_opts o = lm_train_store(optim, h);
+    lm_store_opts o = lm_train_store(optim, h);
+    o.par = par;
     *s = (lm_train_state){ .model = m, .optim = optim, .backend = b };
     s->best_loss = s->best_val = INFINITY;
     s->evaluated = s->best_step = -1;

@@ -37,8 +37,9 @@ typedef struct {
 
 /* What is kept of a model that is trained with these. */
 lm_store_opts lm_train_store(const lm_optim *optim, const lm_optim_hyper *h);
+/* par: threads of the host that load and draw; NULL: the backend's. */
 lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
-                           const lm_optim_hyper *h, lm_train_state *s, lm_err *e);
+                           const lm_optim_hyper *h, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
 /* Scratch that the state will hold beside its blocks. */
 size_t lm_train_work_bytes(const lm_model *m, lm_backend *b);

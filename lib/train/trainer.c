@@ -55,7 +55,7 @@ static lm_code make_graphs(lm_trainer *t, lm_err *e)
     lm_build eb = trainer_build(&t->o, LM_MODE_EVAL, t->b);
     if (lm_model_build(t->io.config, &tb, &t->model, e) ||
         lm_exec_new(t->model->graph, t->b, &t->model->loss, 1, &t->exec, e) ||
-        lm_train_state_new(t->model, t->b, t->o.optim, &t->o.hyper, &t->s, e) ||
+        lm_train_state_new(t->model, t->b, t->o.optim, &t->o.hyper, t->io.par, &t->s, e) ||
         lm_rotary_new(t->model, t->b, &t->rope, e) ||
         lm_mirror_new(t->b, sizeof(step_numbers), "a step's numbers", &t->numbers, e))
         return e->code;

@@ -44,6 +44,7 @@ typedef struct {
 typedef struct {
     const lm_config *config;
     lm_model_source *weights; /* the start: a model, or a checkpoint's; NULL: fresh ones */
+    lm_par *par; /* threads of the host that load; NULL: the backend's, which a device has not */
     const char *resume;      /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
     lm_tokens *train, *val;  /* checked and indexed by the caller; val may be NULL; train NULL:
                                 random ids */

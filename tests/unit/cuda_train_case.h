@@ -107,6 +107,7 @@ typedef struct {
 static inline lm_code open_trainer(const job *j, lm_backend *b, watcher *w, lm_err *e)
 {
     lm_trainer_io io = { .config = &j->model->config,
+                         .par = par,
                          .weights = j->weights ? j->weights : j->model->source,
                          .resume = j->resume,
                          .train = tokens,

@@ -143,8 +143,8 @@ static void fresh_weights_are_the_cpus(void **state)
         lm_err e = { 0 };
         job j = { .o = options(LM_DTYPE_F32, 1, 1) };
         ok(lm_model_build(&models[i].config, &b, &m, &e), &e);
-        ok(lm_train_state_new(m, cpu, j.o.optim, &j.o.hyper, &here, &e), &e);
-        ok(lm_train_state_new(m, gpu, j.o.optim, &j.o.hyper, &there, &e), &e);
+        ok(lm_train_state_new(m, cpu, j.o.optim, &j.o.hyper, par, &here, &e), &e);
+        ok(lm_train_state_new(m, gpu, j.o.optim, &j.o.hyper, par, &there, &e), &e);
         ok(lm_store_draw(here.store, 7, &e), &e);
         ok(lm_store_draw(there.store, 7, &e), &e);
         float *x = fetched(&there, LM_KEPT_PARAM, 0);
@@ -171,7 +171,7 @@ static void a_snapshot_is_of_its_moment(void **state)
     j.run = NULL;
     j.o.steps = 2;
     train_all(&j, gpu, &until);
-    ok(lm_train_state_new(w.t->model, gpu, j.o.optim, &j.o.hyper, &s, &e), &e);
+    ok(lm_train_state_new(w.t->model, gpu, j.o.optim, &j.o.hyper, par, &s, &e), &e);
     ok(lm_model_source_open(step, NULL, &src, &e), &e);
     ok(lm_store_load(s.store, src, &e), &e);
     ok(lm_ckpt_load(step, &s, &e), &e);

@@ -211,7 +211,7 @@ static void new_state(lm_model **m, lm_train_state *s)
         .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
     };
     ok(lm_model_build(&tiny.config, &b, m, &e), &e);
-    ok(lm_train_state_new(*m, backend, lm_optim_find("adamw"), &h, s, &e), &e);
+    ok(lm_train_state_new(*m, backend, lm_optim_find("adamw"), &h, NULL, s, &e), &e);
 }
 
 /* After wait_copied the blocks are free to change, and the checkpoint does not notice. */
