@@ -163,12 +163,12 @@ static lm_code report_packed(const char *input, const char *output, const lm_pac
     return LM_OK;
 }
 
-static lm_code find_codecs(lm_coded_policy *p, lm_err *e)
+static lm_code find_formats(lm_coded_policy *p, lm_err *e)
 {
-    if (opt.states &&
-        lm_codec_find(strcmp(opt.states, "int8") ? opt.states : "dynamic8", &p->states, e))
+    if (opt.states && lm_format_find(strcmp(opt.states, "int8") ? opt.states : "dynamic8",
+                                     lm_lossy_takes, &p->states, e))
         return e->code;
-    if (opt.weights && lm_codec_find(opt.weights, &p->weights, e)) {
+    if (opt.weights && lm_format_find(opt.weights, lm_lossy_takes, &p->weights, e)) {
         lm_err_in(e, "--weights");
         return e->code;
     }
@@ -209,7 +209,7 @@ static lm_code compress(const char *input, const char *output, lm_par *par, lm_e
         o.verify = true;
         o.force |= !strcmp(input, output);
     }
-    lm_code rc = find_codecs(&o.lossy, e);
+    lm_code rc = find_formats(&o.lossy, e);
     if (!rc && opt.rm)
         rc = check_removal(input, e);
     if (!rc)

@@ -28,15 +28,15 @@ bool lm_coded_is_state(const char *file)
     return !strncmp(file, "optimizer", 9);
 }
 
-const lm_codec *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t)
+const lm_format *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t)
 {
     bool state = lm_coded_is_state(file);
-    const lm_codec *c = state ? p->states : p->weights;
-    if (!c || !lm_lossy_can(c, t->dtype))
+    const lm_format *f = state ? p->states : p->weights;
+    if (!f || !lm_lossy_can(f, t->dtype))
         return NULL;
-    if (c->bits <= 8 && (state ? t->count < LM_CODED_MIN_STATE : t->ndim < 2))
+    if (f->plane[0].bits <= 8 && (state ? t->count < LM_CODED_MIN_STATE : t->ndim < 2))
         return NULL;
-    return c;
+    return f;
 }
 
 /* ---- common to both plans ---- */
@@ -83,14 +83,18 @@ static void show_name(const char *name, lm_buf *out)
     lm_text_clean(&x, name);
 }
 
-static lm_coded_item item_of(const lm_st_tensor *t, const lm_codec *codec)
+static lm_coded_item item_of(const lm_st_tensor *t, const lm_format *format)
 {
     return (lm_coded_item){ .name = t->name,
                             .dtype = t->dtype_name,
                             .count = t->count,
-                            .codec = codec,
+                            .format = format,
                             .coded = t->bytes };
 }
+
+static const char *const plane_suffix[] = {
+    [LM_PLANE_CODES] = ".codes", [LM_PLANE_SCALE] = ".scales"
+};
 
 static lm_code name_with(lm_coded *c, const char *name, const char *suffix, char **out, lm_err *e)
 {
@@ -125,29 +129,43 @@ static lm_code measure(lm_coded *c, lm_err *e)
 
 /* ---- reducing ---- */
 
-static lm_code plan_codes(lm_coded *c, const lm_codec *codec, const lm_st_tensor *t,
-                          lm_coded_item *item, lm_err *e)
+/* The type that a plane has in the file. */
+static lm_dtype stored_as(const lm_plane *p)
 {
-    size_t codes, scales;
-    char *name = NULL;
-    if (lm_lossy_size(codec, t->count, &codes, &scales, e))
-        return e->code;
-    item->coded = codes + scales;
-    if (codec->element != LM_DTYPE_NONE)
-        return lm_st_plan_add(c->plan, t->name, codec->element, t->ndim, t->dim, e);
-    int64_t n_scales = (int64_t)(scales / lm_dtype_size(codec->scale)), n_codes = (int64_t)codes;
-    if (name_with(c, t->name, ".scales", &name, e) ||
-        lm_st_plan_add(c->plan, name, codec->scale, 1, &n_scales, e) ||
-        name_with(c, t->name, ".codes", &name, e))
-        return e->code;
-    return codec->bits == 8 ? lm_st_plan_add(c->plan, name, LM_DTYPE_U8, t->ndim, t->dim, e)
-                            : lm_st_plan_add(c->plan, name, LM_DTYPE_U8, 1, &n_codes, e);
+    return p->dtype == LM_DTYPE_NONE ? LM_DTYPE_U8 : p->dtype;
 }
 
-static void describe(lm_jw *w, const lm_codec *codec, const lm_st_tensor *t)
+static lm_code plan_plane(lm_coded *c, const lm_plane *p, size_t bytes, const lm_st_tensor *t,
+                          lm_err *e)
+{
+    int64_t n = (int64_t)(bytes / lm_dtype_size(stored_as(p)));
+    bool shaped = p->kind == LM_PLANE_CODES && p->bits == 8;
+    char *name = NULL;
+    lm_code rc = name_with(c, t->name, plane_suffix[p->kind], &name, e);
+    return rc       ? rc
+           : shaped ? lm_st_plan_add(c->plan, name, stored_as(p), t->ndim, t->dim, e)
+                    : lm_st_plan_add(c->plan, name, stored_as(p), 1, &n, e);
+}
+
+static lm_code plan_codes(lm_coded *c, const lm_format *f, const lm_st_tensor *t,
+                          lm_coded_item *item, lm_err *e)
+{
+    lm_tensor_size size;
+    if (lm_tensor_bytes(f, 1, &t->count, &size, e))
+        return e->code;
+    item->coded = size.all;
+    if (f->element != LM_DTYPE_NONE)
+        return lm_st_plan_add(c->plan, t->name, f->element, t->ndim, t->dim, e);
+    for (int p = f->n_planes - 1; p >= 0; p--)
+        if (plan_plane(c, &f->plane[p], size.plane[p], t, e))
+            return e->code;
+    return LM_OK;
+}
+
+static void describe(lm_jw *w, const lm_format *f, const lm_st_tensor *t)
 {
     lm_jw_obj(w, t->name);
-    lm_jw_str(w, "codec", codec->name);
+    lm_jw_str(w, "codec", f->name);
     lm_jw_str(w, "dtype", t->dtype_name);
     lm_jw_arr(w, "shape");
     for (int i = 0; i < t->ndim; i++)
@@ -164,14 +182,14 @@ static lm_code plan_reduction(lm_coded *c, const lm_coded_policy *p, lm_buf *tex
     lm_jw_obj(&w, NULL);
     for (size_t i = 0; i < lm_st_stream_count(c->in); i++) {
         const lm_st_tensor *t = lm_st_stream_at(c->in, i);
-        const lm_codec *codec = lm_coded_choice(p, c->file, t);
-        lm_coded_item item = item_of(t, codec);
-        if (codec ? plan_codes(c, codec, t, &item, e) : lm_st_plan_add_like(c->plan, t, e))
+        const lm_format *f = lm_coded_choice(p, c->file, t);
+        lm_coded_item item = item_of(t, f);
+        if (f ? plan_codes(c, f, t, &item, e) : lm_st_plan_add_like(c->plan, t, e))
             return e->code;
         if (add_item(c, item, e))
             return e->code;
-        if (codec && (codec->element == LM_DTYPE_NONE || lm_coded_is_state(c->file))) {
-            describe(&w, codec, t);
+        if (f && (f->element == LM_DTYPE_NONE || lm_coded_is_state(c->file))) {
+            describe(&w, f, t);
             any = true;
         }
     }
@@ -218,7 +236,7 @@ static lm_code bad_coding(const lm_coded *c, const char *name, const char *why, 
 
 /* The whole tensor of a description. */
 static lm_code read_description(const lm_coded *c, const char *name, const json_t *o,
-                                lm_st_tensor *t, const lm_codec **codec, lm_err *e)
+                                lm_st_tensor *t, const lm_format **f, lm_err *e)
 {
     const char *codec_name, *dtype;
     const json_t *shape = json_object_get(o, "shape");
@@ -228,9 +246,9 @@ static lm_code read_description(const lm_coded *c, const char *name, const json_
         return e->code;
     *t = (lm_st_tensor){ .name = name, .dtype_name = dtype, .count = 1 };
     t->dtype = lm_dtype_parse(dtype);
-    if (lm_codec_find(codec_name, codec, &ignored))
+    if (lm_format_find(codec_name, lm_lossy_takes, f, &ignored))
         return bad_coding(c, name, "its codec is not known", e);
-    if (t->dtype == LM_DTYPE_NONE || !lm_lossy_can(*codec, t->dtype))
+    if (t->dtype == LM_DTYPE_NONE || !lm_lossy_can(*f, t->dtype))
         return bad_coding(c, name, "its codec and its dtype do not go together", e);
     if (!json_is_array(shape) || json_array_size(shape) > LM_ST_MAX_DIMS)
         return bad_coding(c, name, "it has no proper shape", e);
@@ -244,40 +262,46 @@ static lm_code read_description(const lm_coded *c, const char *name, const json_
     return LM_OK;
 }
 
+/* Do the tensors of the stream from i on hold the planes of tensor `name`? */
+static lm_code check_planes(lm_coded *c, size_t i, const char *name, const lm_format *f,
+                            const lm_tensor_size *size, lm_err *e)
+{
+    bool plain = f->element != LM_DTYPE_NONE;
+    for (int p = f->n_planes - 1; p >= 0; p--, i++) {
+        const lm_st_tensor *t = i < lm_st_stream_count(c->in) ? lm_st_stream_at(c->in, i) : NULL;
+        char *full = NULL;
+        if (name_with(c, name, plain ? "" : plane_suffix[f->plane[p].kind], &full, e))
+            return e->code;
+        if (!t || strcmp(t->name, full) || t->dtype != stored_as(&f->plane[p]) ||
+            t->bytes != size->plane[p])
+            return bad_coding(c, name,
+                              plain ? "it does not have the size it describes"
+                                    : "its codes and scales do not have the sizes it describes",
+                              e);
+    }
+    return LM_OK;
+}
+
 /* Tensor i of the stream begins the described tensor `name`: check what stands there and plan the
  * whole one; *used: how many tensors of the stream it takes. */
 static lm_code plan_whole(lm_coded *c, size_t i, const char *name, const json_t *o, size_t *used,
                           lm_err *e)
 {
-    const lm_st_tensor *first = lm_st_stream_at(c->in, i), *second = NULL;
-    const lm_codec *codec = NULL;
+    const lm_format *f = NULL;
+    lm_tensor_size size;
     lm_st_tensor t;
-    size_t codes, scales;
-    char *codes_name = NULL;
-    if (read_description(c, name, o, &t, &codec, e) ||
-        lm_lossy_size(codec, t.count, &codes, &scales, e))
+    if (read_description(c, name, o, &t, &f, e) || lm_tensor_bytes(f, 1, &t.count, &size, e) ||
+        check_planes(c, i, name, f, &size, e))
         return e->code;
-    *used = codec->element == LM_DTYPE_NONE ? 2 : 1;
-    if (*used == 2 && i + 1 < lm_st_stream_count(c->in))
-        second = lm_st_stream_at(c->in, i + 1);
-    if (*used == 2) {
-        if (name_with(c, name, ".codes", &codes_name, e))
-            return e->code;
-        if (!second || strcmp(second->name, codes_name) || first->dtype != codec->scale ||
-            first->bytes != scales || second->dtype != LM_DTYPE_U8 || second->bytes != codes)
-            return bad_coding(c, name, "its codes and scales do not have the sizes it describes",
-                              e);
-    } else if (first->dtype != codec->element || first->bytes != codes) {
-        return bad_coding(c, name, "it does not have the size it describes", e);
-    }
+    *used = (size_t)f->n_planes;
     char *kept = NULL;
     if (name_with(c, name, "", &kept, e) ||
         lm_st_plan_add(c->plan, name, t.dtype, t.ndim, t.dim, e))
         return e->code;
-    lm_coded_item item = item_of(&t, codec);
+    lm_coded_item item = item_of(&t, f);
     item.name = kept;
     item.dtype = lm_dtype_st_name(t.dtype);
-    item.coded = codes + scales;
+    item.coded = size.all;
     return add_item(c, item, e);
 }
 
@@ -369,8 +393,8 @@ const lm_coded_item *lm_coded_at(const lm_coded *c, size_t i)
 
 /* Buffers that grow to the largest tensor. */
 typedef struct {
-    void *whole, *codes, *scales;
-    size_t whole_cap, codes_cap, scales_cap;
+    void *whole, *plane[LM_MAX_PLANES];
+    size_t whole_cap, plane_cap[LM_MAX_PLANES];
 } buffers;
 
 static lm_code copy_tensor(lm_coded *c, lm_st_writer *w, const lm_st_tensor *t, buffers *b,
@@ -387,52 +411,57 @@ static lm_code copy_tensor(lm_coded *c, lm_st_writer *w, const lm_st_tensor *t, 
     return rc;
 }
 
-static lm_code room(const lm_coded_item *it, buffers *b, size_t *whole, size_t *codes,
-                    size_t *scales, lm_err *e)
+static lm_code room(const lm_coded_item *it, buffers *b, size_t *whole, lm_tensor_size *coded,
+                    lm_err *e)
 {
-    *whole = (size_t)it->count * lm_dtype_size(lm_dtype_parse(it->dtype));
-    if (lm_lossy_size(it->codec, it->count, codes, scales, e) ||
-        lm_grow(&b->whole, &b->whole_cap, *whole + 1, 1, "a tensor", e) ||
-        lm_grow(&b->codes, &b->codes_cap, *codes + 1, 1, "codes of a tensor", e) ||
-        lm_grow(&b->scales, &b->scales_cap, *scales + 1, 1, "scales of a tensor", e))
+    lm_tensor_size own;
+    lm_code rc =
+        lm_tensor_bytes(lm_format_of_dtype(lm_dtype_parse(it->dtype)), 1, &it->count, &own, e);
+    *whole = own.all;
+    if (rc || lm_tensor_bytes(it->format, 1, &it->count, coded, e) ||
+        lm_grow(&b->whole, &b->whole_cap, *whole + 1, 1, "a tensor", e))
         return e->code;
-    return LM_OK;
+    for (int p = 0; !rc && p < it->format->n_planes; p++)
+        rc =
+            lm_grow(&b->plane[p], &b->plane_cap[p], coded->plane[p] + 1, 1, "codes of a tensor", e);
+    return rc;
 }
 
 static lm_code reduce_tensor(lm_coded *c, lm_coded_item *it, lm_st_writer *w, buffers *b,
                              lm_par *par, lm_err *e)
 {
-    size_t whole, codes, scales;
+    size_t whole;
+    lm_tensor_size coded;
     lm_buf name = { 0 };
-    if (room(it, b, &whole, &codes, &scales, e) || lm_st_stream_read(c->in, b->whole, whole, e))
+    if (room(it, b, &whole, &coded, e) || lm_st_stream_read(c->in, b->whole, whole, e))
         return e->code;
     show_name(it->name, &name);
-    lm_code rc = lm_lossy_encode(it->codec, name.data ? name.data : "", lm_dtype_parse(it->dtype),
-                                 b->whole, it->count, b->codes, b->scales, par, &it->err, e);
+    lm_code rc = lm_lossy_encode(it->format, name.data ? name.data : "", lm_dtype_parse(it->dtype),
+                                 b->whole, it->count, b->plane, par, &it->err, e);
     lm_buf_fini(&name);
     if (rc) {
         lm_err_in(e, "%s", c->file);
         return rc;
     }
-    rc = scales ? lm_st_write(w, b->scales, scales, e) : LM_OK;
-    if (!rc && codes)
-        rc = lm_st_write(w, b->codes, codes, e);
+    for (int p = it->format->n_planes - 1; !rc && p >= 0; p--)
+        rc = coded.plane[p] ? lm_st_write(w, b->plane[p], coded.plane[p], e) : LM_OK;
     return rc;
 }
 
 static lm_code expand_tensor(lm_coded *c, lm_coded_item *it, lm_st_writer *w, buffers *b,
                              lm_par *par, lm_err *e)
 {
-    size_t whole, codes, scales;
+    size_t whole;
+    lm_tensor_size coded;
     const lm_st_tensor *t;
-    if (room(it, b, &whole, &codes, &scales, e))
+    if (room(it, b, &whole, &coded, e))
         return e->code;
-    if (it->codec->element == LM_DTYPE_NONE &&
-        (lm_st_stream_read(c->in, b->scales, scales, e) || lm_st_stream_next(c->in, &t, e)))
-        return e->code;
-    if (lm_st_stream_read(c->in, b->codes, codes, e) ||
-        lm_lossy_decode(it->codec, b->codes, b->scales, it->count, lm_dtype_parse(it->dtype),
-                        b->whole, par, e))
+    for (int p = it->format->n_planes - 1; p >= 0; p--)
+        if (lm_st_stream_read(c->in, b->plane[p], coded.plane[p], e) ||
+            (p && lm_st_stream_next(c->in, &t, e)))
+            return e->code;
+    if (lm_lossy_decode(it->format, (const void *const *)b->plane, it->count,
+                        lm_dtype_parse(it->dtype), b->whole, par, e))
         return e->code;
     return whole ? lm_st_write(w, b->whole, whole, e) : LM_OK;
 }
@@ -448,7 +477,7 @@ lm_code lm_coded_run(lm_coded *c, lm_write_fn write, void *ctx, lm_par *par, lm_
         rc = lm_st_stream_next(c->in, &t, e);
         if (rc)
             break;
-        rc = !it->codec  ? copy_tensor(c, w, t, &b, e)
+        rc = !it->format ? copy_tensor(c, w, t, &b, e)
              : c->expand ? expand_tensor(c, it, w, &b, par, e)
                          : reduce_tensor(c, it, w, &b, par, e);
     }
@@ -459,7 +488,7 @@ lm_code lm_coded_run(lm_coded *c, lm_write_fn write, void *ctx, lm_par *par, lm_
     else
         lm_st_drop(w);
     lm_free(b.whole);
-    lm_free(b.codes);
-    lm_free(b.scales);
+    for (int p = 0; p < LM_MAX_PLANES; p++)
+        lm_free(b.plane[p]);
     return rc;
 }

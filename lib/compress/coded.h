@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coded.h -- a safetensors file some of whose tensors go through a codec, as a stream, and back.
+/* coded.h -- a safetensors file some of whose tensors go through a number format, as a stream, and back.
  *
  * A tensor NAME becomes
- *   by a codec of plain elements (bf16)   NAME with that dtype
- *   by a codec with scales (dynamic8)     NAME.scales and, right behind it, NAME.codes
+ *   in plain elements (bf16)              NAME with that dtype
+ *   in a format with scales (dynamic8)    NAME.scales and, right behind it, NAME.codes
  * What is to be expanded again is described in __metadata__ under "lmutils.coded", a JSON object
  *   {"NAME": {"codec": "dynamic8", "dtype": "F32", "shape": [64, 64]}, ...}
  * Weights in plain elements are not described: the file is then an ordinary one of that dtype.
- * Scales are of the codec's scale type and 1-D; codes have the shape of NAME where a code is one
- * byte, else 1-D U8.  All other tensors, their order and the metadata stay as they are.
+ * Planes of bits are U8; all are 1-D but for codes of one byte each, which have the shape of NAME.
+ * The planes stand in the reverse of their order in the format: codes last.  All other tensors, their order and the metadata stay as they are.
  *
  * Memory is bounded by the largest tensor that is coded, and what it is coded to. */
 #ifndef LM_COMPRESS_CODED_H
@@ -24,25 +24,25 @@
 
 /* What is to be lossy; all NULL: nothing. */
 typedef struct {
-    const lm_codec *weights; /* model files */
-    const lm_codec *states;  /* optimizer*.safetensors; always described, so that they come back in
-                                their own dtype */
+    const lm_format *weights; /* model files */
+    const lm_format *states;  /* optimizer*.safetensors; always described, so that they come back
+                                 in their own dtype */
 } lm_coded_policy;
 
-/* The codec that tensor t of file `file` gets; NULL: it stays.  Of 8 bits and fewer, weights of one
+/* The format that tensor t of file `file` gets; NULL: it stays.  Of 8 bits and fewer, weights of one
  * dimension (norms, biases) and states of fewer than LM_CODED_MIN_STATE elements stay. */
-const lm_codec *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t);
+const lm_format *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t);
 /* Do the tensors of this file belong to the optimiser? */
 bool lm_coded_is_state(const char *file);
 
 /* One tensor of the file that is read. */
 typedef struct {
-    const char *name;      /* that of the whole tensor */
-    const char *dtype;     /* of the whole tensor: "F32" */
-    int64_t count;         /* its elements */
-    const lm_codec *codec; /* NULL: copied */
-    uint64_t coded;        /* bytes of codes and scales, or of the copy */
-    lm_lossy_error err;    /* reducing, after lm_coded_run */
+    const char *name;        /* that of the whole tensor */
+    const char *dtype;       /* of the whole tensor: "F32" */
+    int64_t count;           /* its elements */
+    const lm_format *format; /* NULL: copied */
+    uint64_t coded;          /* bytes of all planes, or of the copy */
+    lm_lossy_error err;      /* reducing, after lm_coded_run */
 } lm_coded_item;
 
 typedef struct lm_coded lm_coded;

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 
-enum { PIECE = 16384 }; /* elements; a multiple of every codec's block */
+enum { PIECE = 16384 }; /* elements; a multiple of every block */
 
 /* What one piece adds to the account. */
 typedef struct {
@@ -18,36 +18,45 @@ typedef struct {
 } piece_sums;
 
 typedef struct {
-    const lm_codec *c;
+    const lm_format *f;
     lm_dtype dtype; /* outside */
     const uint8_t *in;
-    uint8_t *out, *codes, *scales;
+    uint8_t *out, *plane[LM_MAX_PLANES];
     int64_t count;
     float *scratch; /* 2 * PIECE for each worker */
     piece_sums *sums;
 } job;
 
-bool lm_lossy_can(const lm_codec *c, lm_dtype from)
+bool lm_lossy_takes(const lm_format *f)
+{
+    bool takes = f->encode && !lm_format_interleaved(f) && f->err_rms == 0;
+
+    for (int p = 0; p < f->n_planes; p++) {
+        const lm_plane *l = &f->plane[p];
+        takes &= l->rows == 1 && PIECE % l->cols == 0 && PIECE / l->cols * l->bits % 8 == 0;
+    }
+    return takes && f->plane[0].bits <= 32;
+}
+
+bool lm_lossy_can(const lm_format *f, lm_dtype from)
 {
     bool taken = from == LM_DTYPE_F32 || from == LM_DTYPE_F16 || from == LM_DTYPE_BF16;
-    return taken && c->block_rows == 1 && PIECE % c->block_cols == 0 && PIECE * c->bits % 8 == 0 &&
-           8 * lm_dtype_size(from) > (size_t)c->bits;
+    return taken && lm_lossy_takes(f) && 8 * lm_dtype_size(from) > (size_t)f->plane[0].bits;
 }
 
-lm_code lm_lossy_size(const lm_codec *c, int64_t count, size_t *codes, size_t *scales, lm_err *e)
+/* Where element i, the first of a piece, is in each plane. */
+static void planes_at(const job *j, int64_t i, uint8_t *at[LM_MAX_PLANES])
 {
-    return lm_codec_size(c, count ? 1 : 0, count, codes, scales, e);
+    for (int p = 0; p < j->f->n_planes; p++)
+        at[p] = j->plane[p] + i / j->f->plane[p].cols * j->f->plane[p].bits / 8;
 }
 
-static uint8_t *codes_at(const job *j, int64_t i)
+static void decode_at(const job *j, uint8_t *const at[LM_MAX_PLANES], float *y, int64_t n)
 {
-    return j->codes + i * j->c->bits / 8;
-}
-
-static uint8_t *scales_at(const job *j, int64_t i)
-{
-    bool none = j->c->scale == LM_DTYPE_NONE;
-    return none ? NULL : j->scales + (size_t)(i / j->c->block_cols) * lm_dtype_size(j->c->scale);
+    const void *plane[LM_MAX_PLANES];
+    for (int p = 0; p < j->f->n_planes; p++)
+        plane[p] = at[p];
+    j->f->decode(j->f, plane, 1, n, y, n);
 }
 
 /* The same bits, infinities and NaNs included. */
@@ -57,19 +66,20 @@ static bool agrees(float x, float y)
 }
 
 /* Compare a block of n numbers, the first of which is element `at` of the tensor. */
-static void account_block(const lm_codec *c, const float *x, const float *y, int64_t n, int64_t at,
+static void account_block(const lm_format *f, const float *x, const float *y, int64_t n, int64_t at,
                           piece_sums *s)
 {
     double most = 0;
+    bool scaled = f->n_planes > 1;
     /* One NaN or infinity takes the scale, and with it every number of its block. */
-    for (int64_t i = 0; c->scale != LM_DTYPE_NONE && i < n && s->broken < 0; i++)
+    for (int64_t i = 0; scaled && i < n && s->broken < 0; i++)
         s->broken = isfinite(x[i]) ? -1 : at + i;
-    for (int64_t i = 0; c->err_block > 0 && i < n; i++)
+    for (int64_t i = 0; f->err_block > 0 && i < n; i++)
         most = fabs(x[i]) > most ? fabs(x[i]) : most;
     for (int64_t i = 0; i < n; i++) {
-        double d = fabs((double)x[i] - y[i]), rel = c->err_rel * fabs(x[i]);
-        double bound = (rel > c->err_abs ? rel : c->err_abs) + c->err_block * most;
-        bool kept = agrees(x[i], y[i]) && c->scale == LM_DTYPE_NONE;
+        double d = fabs((double)x[i] - y[i]), rel = f->err_rel * fabs(x[i]);
+        double bound = (rel > f->err_abs ? rel : f->err_abs) + f->err_block * most;
+        bool kept = agrees(x[i], y[i]) && !scaled;
         if (!(d <= bound && isfinite(y[i])) && !kept) {
             if (s->broken < 0)
                 s->broken = at + i;
@@ -86,16 +96,21 @@ static void account_block(const lm_codec *c, const float *x, const float *y, int
 
 static void encode_piece(job *j, int64_t p, float *x, float *y)
 {
-    const lm_codec *c = j->c;
+    const lm_format *f = j->f;
     int64_t from = p * PIECE, n = j->count - from < PIECE ? j->count - from : PIECE;
     piece_sums *s = &j->sums[p];
+    uint8_t *at[LM_MAX_PLANES];
+    void *plane[LM_MAX_PLANES];
+    planes_at(j, from, at);
+    for (int k = 0; k < f->n_planes; k++)
+        plane[k] = at[k];
     lm_convert(j->dtype, j->in + (size_t)from * lm_dtype_size(j->dtype), LM_DTYPE_F32, x, n);
-    c->encode(c, x, 1, n, n, codes_at(j, from), scales_at(j, from), NULL);
-    c->decode(c, codes_at(j, from), scales_at(j, from), 1, n, y, n);
+    f->encode(f, x, 1, n, n, plane, NULL);
+    decode_at(j, at, y, n);
     s->broken = -1;
-    int64_t step = c->block_cols > 1 ? c->block_cols : n;
+    int64_t step = lm_format_group(f) > 1 ? lm_format_group(f) : n;
     for (int64_t i = 0; i < n; i += step)
-        account_block(c, x + i, y + i, n - i < step ? n - i : step, from + i, s);
+        account_block(f, x + i, y + i, n - i < step ? n - i : step, from + i, s);
 }
 
 static void encode_range(void *ctx, int64_t begin, int64_t end, int worker)
@@ -110,9 +125,11 @@ static void decode_range(void *ctx, int64_t begin, int64_t end, int worker)
 {
     job *j = ctx;
     float *y = j->scratch + (size_t)worker * 2 * PIECE;
+    uint8_t *at[LM_MAX_PLANES];
     for (int64_t p = begin; p < end; p++) {
         int64_t from = p * PIECE, n = j->count - from < PIECE ? j->count - from : PIECE;
-        j->c->decode(j->c, codes_at(j, from), scales_at(j, from), 1, n, y, n);
+        planes_at(j, from, at);
+        decode_at(j, at, y, n);
         lm_convert(LM_DTYPE_F32, y, j->dtype, j->out + (size_t)from * lm_dtype_size(j->dtype), n);
     }
 }
@@ -135,7 +152,7 @@ static lm_code account(const job *j, const char *name, lm_lossy_error *err, lm_e
                            isfinite(x) ? "choose a format of wider range, or keep it whole"
                                        : "inspect-model --stats shows which weights are not finite",
                            "element %" PRId64 " is %.9g, which %s cannot hold within its bound",
-                           s->broken, x, j->c->name);
+                           s->broken, x, j->f->name);
         }
         d2 += s->d2;
         x2 += s->x2;
@@ -152,11 +169,13 @@ static lm_code take_scratch(job *j, lm_par *par, lm_err *e)
                       "a piece of a tensor", e);
 }
 
-lm_code lm_lossy_encode(const lm_codec *c, const char *name, lm_dtype from, const void *x,
-                        int64_t count, void *codes, void *scales, lm_par *par, lm_lossy_error *err,
+lm_code lm_lossy_encode(const lm_format *f, const char *name, lm_dtype from, const void *x,
+                        int64_t count, void *const *plane, lm_par *par, lm_lossy_error *err,
                         lm_err *e)
 {
-    job j = { .c = c, .dtype = from, .in = x, .codes = codes, .scales = scales, .count = count };
+    job j = { .f = f, .dtype = from, .in = x, .count = count };
+    for (int p = 0; p < f->n_planes; p++)
+        j.plane[p] = plane[p];
     lm_code rc = take_scratch(&j, par, e);
     if (!rc)
         rc = lm_alloc_n(&j.sums, (size_t)pieces_of(count), sizeof *j.sums, "sums of errors", e);
@@ -169,15 +188,12 @@ lm_code lm_lossy_encode(const lm_codec *c, const char *name, lm_dtype from, cons
     return rc;
 }
 
-lm_code lm_lossy_decode(const lm_codec *c, const void *codes, const void *scales, int64_t count,
-                        lm_dtype to, void *y, lm_par *par, lm_err *e)
+lm_code lm_lossy_decode(const lm_format *f, const void *const *plane, int64_t count, lm_dtype to,
+                        void *y, lm_par *par, lm_err *e)
 {
-    job j = { .c = c,
-              .dtype = to,
-              .out = y,
-              .codes = (uint8_t *)(uintptr_t)codes,
-              .scales = (uint8_t *)(uintptr_t)scales,
-              .count = count };
+    job j = { .f = f, .dtype = to, .out = y, .count = count };
+    for (int p = 0; p < f->n_planes; p++)
+        j.plane[p] = (uint8_t *)(uintptr_t)plane[p];
     lm_code rc = take_scratch(&j, par, e);
     if (!rc)
         lm_par_for(par, pieces_of(count), 1, decode_range, &j);

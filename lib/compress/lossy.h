@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lossy.h -- one tensor through a codec (numeric/codec.h) and back, with an account of what is lost.
+/* lossy.h -- one tensor through a number format (numeric/format.h) and back, with an account of what is lost.
  *
  * A tensor is taken as one row of its elements in memory order, so blocks run along the flattened
- * tensor.  Every number is decoded again in the same pass and held against the bound that the codec
- * states; a number that breaks it (an overflow, an infinity in a block) is a failure, never a
+ * tensor.  Every number is decoded again in the same pass and held against the bound that the
+ * format states; a number that breaks it (an overflow, an infinity in a block) is a failure, never a
  * silent loss. */
 #ifndef LM_COMPRESS_LOSSY_H
 #define LM_COMPRESS_LOSSY_H
 
 #include "base/err.h"
 #include "base/par.h"
-#include "numeric/codec.h"
+#include "numeric/format.h"
 
 /* x: the numbers before, y: what decoding gives.  Sums are taken over fixed blocks of elements: the
  * same bits for any number of threads. */
@@ -20,22 +20,21 @@ typedef struct {
     double bound;   /* what is guaranteed for |x - y|: the largest over the elements */
 } lm_lossy_error;
 
-/* Can this codec take a flattened tensor of this type?  F32, F16 and BF16, blocks of one row, and
- * fewer bits than the type has. */
-bool lm_lossy_can(const lm_codec *c, lm_dtype from);
+/* Formats to choose from: planar ones that are written and state a bound, with blocks of one row and
+ * codes of at most 32 bits. */
+bool lm_lossy_takes(const lm_format *f);
+/* Can a flattened tensor of this type be put in f?  F32, F16 and BF16, where codes have fewer bits. */
+bool lm_lossy_can(const lm_format *f, lm_dtype from);
 
-/* Bytes of codes and scales for `count` elements.  Fails: LM_ELIMIT. */
-lm_code lm_lossy_size(const lm_codec *c, int64_t count, size_t *codes, size_t *scales, lm_err *e);
-
-/* Encode `count` elements of type `from`, aligned, at x to codes and scales, sized by
- * lm_lossy_size.  `name` is for messages.  Fails: LM_ENUMERIC naming the first element that breaks
- * the bound; LM_ELIMIT.  NaN stays NaN in a codec without scales. */
-lm_code lm_lossy_encode(const lm_codec *c, const char *name, lm_dtype from, const void *x,
-                        int64_t count, void *codes, void *scales, lm_par *par, lm_lossy_error *err,
+/* Encode `count` elements of type `from`, aligned, at x to the planes, sized by lm_tensor_bytes for
+ * one row.  `name` is for messages.  Fails: LM_ENUMERIC naming the first element that breaks
+ * the bound; LM_ELIMIT.  NaN stays NaN in a format without scales. */
+lm_code lm_lossy_encode(const lm_format *f, const char *name, lm_dtype from, const void *x,
+                        int64_t count, void *const *plane, lm_par *par, lm_lossy_error *err,
                         lm_err *e);
 
 /* The way back: `count` elements of type `to` at y. */
-lm_code lm_lossy_decode(const lm_codec *c, const void *codes, const void *scales, int64_t count,
-                        lm_dtype to, void *y, lm_par *par, lm_err *e);
+lm_code lm_lossy_decode(const lm_format *f, const void *const *plane, int64_t count, lm_dtype to,
+                        void *y, lm_par *par, lm_err *e);
 
 #endif

@@ -113,15 +113,18 @@ static lm_code keep_losses(job *j, const char *file, const lm_coded *c, lm_err *
     lm_pack_report *r = j->r;
     for (size_t i = 0; i < lm_coded_count(c); i++) {
         const lm_coded_item *it = lm_coded_at(c, i);
-        if (!it->codec)
+        if (!it->format)
             continue;
         if (lm_grow(&r->loss, &r->cap_loss, r->n_loss + 1, sizeof *r->loss, "report", e))
             return e->code;
         lm_pack_loss *l = &r->loss[r->n_loss];
-        size_t size = lm_dtype_size(lm_dtype_parse(it->dtype));
-        *l = (lm_pack_loss){ .codec = it->codec->name,
+        const lm_format *whole = lm_format_of_dtype(lm_dtype_parse(it->dtype));
+        lm_tensor_size size;
+        if (lm_tensor_bytes(whole, 1, &it->count, &size, e))
+            return e->code;
+        *l = (lm_pack_loss){ .codec = it->format->name,
                              .count = it->count,
-                             .before = (uint64_t)it->count * size,
+                             .before = size.all,
                              .after = it->coded,
                              .err = it->err };
         r->n_loss++;
@@ -151,7 +154,7 @@ static lm_code pack_coded(job *j, const lm_bundle_file *f, lm_err *e)
     return rc;
 }
 
-static const char *torch_dtype(const lm_codec *c)
+static const char *torch_dtype(const lm_format *c)
 {
     return !c                            ? NULL
            : c->element == LM_DTYPE_BF16 ? "bfloat16"
@@ -180,15 +183,15 @@ static lm_code foresee(job *j, const char *file, const json_t *map, double *chan
 {
     lm_st *st = NULL;
     lm_err malformed = { 0 }; /* to be told when it is that file's turn */
-    size_t codes, scales;
+    lm_tensor_size size;
     lm_code rc = lm_bundle_st(j->in, file, &st, &malformed) ? LM_OK : e->code;
     for (size_t i = 0; !rc && st && i < lm_st_count(st); i++) {
         const lm_st_tensor *t = lm_st_at(st, i);
-        const lm_codec *c = lm_coded_choice(&j->o->lossy, file, t);
-        if (!c || !is_in_map(map, t->name, file))
+        const lm_format *f = lm_coded_choice(&j->o->lossy, file, t);
+        if (!f || !is_in_map(map, t->name, file))
             continue;
-        rc = lm_lossy_size(c, t->count, &codes, &scales, e);
-        *change += rc ? 0 : (double)(codes + scales) - (double)t->bytes;
+        rc = lm_tensor_bytes(f, 1, &t->count, &size, e);
+        *change += rc ? 0 : (double)size.all - (double)t->bytes;
     }
     lm_st_close(st);
     return rc;

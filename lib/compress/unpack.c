@@ -130,7 +130,7 @@ static lm_code copy_file(lm_unpack_to *t, const char *name, uint64_t bytes, lm_r
 static lm_code write_expanded(lm_unpack_to *t, const char *name, lm_coded *c, lm_err *e)
 {
     for (size_t i = 0; i < lm_coded_count(c); i++)
-        t->r->expanded += lm_coded_at(c, i)->codec != NULL;
+        t->r->expanded += lm_coded_at(c, i)->format != NULL;
     lm_code rc = begin(t, name, lm_coded_bytes(c), e);
     return rc ? rc : lm_coded_run(c, put, t, t->o->par, e);
 }

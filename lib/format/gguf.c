@@ -177,17 +177,18 @@ static lm_code read_tensor(cursor *c, lm_gguf_tensor *t)
     }
     if (take_u32(c, name, &t->type) || take(c, 8, name, &t->offset))
         return c->e->code;
-    const lm_gguf_type *type = lm_gguf_type_of(t->type);
-    if (!type)
+    const lm_format *f = lm_format_of_gguf(t->type);
+    lm_tensor_size size;
+    if (!f)
         return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
                        "tensor '%.80s' has type %" PRIu32 ", which is not known", name, t->type);
-    if (t->dim[t->ndim - 1] % type->block)
+    if (t->dim[t->ndim - 1] % lm_format_group(f))
         return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
                        "tensor '%.80s' has rows of %" PRId64 " numbers, %s needs a multiple of %d",
-                       name, t->dim[t->ndim - 1], type->name, type->block);
-    if (!lm_mul_ok((size_t)(t->count / type->block), type->bytes, &(size_t){ 0 }))
+                       name, t->dim[t->ndim - 1], f->name, lm_format_group(f));
+    if (lm_tensor_bytes(f, t->ndim, t->dim, &size, NULL))
         return broken(c, name, "too many bytes");
-    t->bytes = (uint64_t)(t->count / type->block) * type->bytes;
+    t->bytes = size.all;
     return LM_OK;
 }
 

@@ -24,7 +24,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "format/safetensors.h"
-#include "numeric/dtype.h"
+#include "numeric/format.h"
 
 #define LM_GGUF_MAX_DIMS 4
 #define LM_GGUF_MAX_NAME 63 /* bytes of a tensor's name, what llama.cpp has room for */
@@ -47,7 +47,7 @@ typedef enum {
     LM_GGUF_KINDS,
 } lm_gguf_kind;
 
-/* Types of tensors that are not quantised; those that are, are in numeric/ggml.h. */
+/* Types of tensors that are not quantised; all are in numeric/format.h. */
 enum { LM_GGUF_TYPE_F32 = 0, LM_GGUF_TYPE_F16 = 1, LM_GGUF_TYPE_BF16 = 30 };
 
 typedef struct {
@@ -67,24 +67,13 @@ typedef struct {
 
 typedef struct {
     const char *name; /* NUL-terminated */
-    uint32_t type;
+    uint32_t type;    /* lm_format_of_gguf knows it */
     int ndim;
     int64_t dim[LM_GGUF_MAX_DIMS];
     int64_t count;
     uint64_t offset; /* from the start of the data */
     uint64_t bytes;
 } lm_gguf_tensor;
-
-/* What a type of tensor is made of: blocks of `block` numbers in `bytes` bytes. */
-typedef struct {
-    uint32_t type;
-    const char *name;
-    int block;
-    size_t bytes;
-    lm_dtype dtype; /* when it is plain elements; else LM_DTYPE_NONE */
-} lm_gguf_type;
-/* NULL for a number that is not known (then the size of the tensor is not known either). */
-const lm_gguf_type *lm_gguf_type_of(uint32_t type);
 
 /* ---- Reading ---- */
 

@@ -1,38 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_value.c -- types of tensors, and values of keys as numbers and texts. */
+/* gguf_value.c -- values of keys as numbers and texts. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "format/gguf_impl.h"
-
-static const lm_gguf_type types[] = {
-    { 0, "f32", 1, 4, LM_DTYPE_F32 },          { 1, "f16", 1, 2, LM_DTYPE_F16 },
-    { 2, "q4_0", 32, 18, LM_DTYPE_NONE },      { 3, "q4_1", 32, 20, LM_DTYPE_NONE },
-    { 6, "q5_0", 32, 22, LM_DTYPE_NONE },      { 7, "q5_1", 32, 24, LM_DTYPE_NONE },
-    { 8, "q8_0", 32, 34, LM_DTYPE_NONE },      { 9, "q8_1", 32, 40, LM_DTYPE_NONE },
-    { 10, "q2_k", 256, 84, LM_DTYPE_NONE },    { 11, "q3_k", 256, 110, LM_DTYPE_NONE },
-    { 12, "q4_k", 256, 144, LM_DTYPE_NONE },   { 13, "q5_k", 256, 176, LM_DTYPE_NONE },
-    { 14, "q6_k", 256, 210, LM_DTYPE_NONE },   { 15, "q8_k", 256, 292, LM_DTYPE_NONE },
-    { 16, "iq2_xxs", 256, 66, LM_DTYPE_NONE }, { 17, "iq2_xs", 256, 74, LM_DTYPE_NONE },
-    { 18, "iq3_xxs", 256, 98, LM_DTYPE_NONE }, { 19, "iq1_s", 256, 50, LM_DTYPE_NONE },
-    { 20, "iq4_nl", 32, 18, LM_DTYPE_NONE },   { 21, "iq3_s", 256, 110, LM_DTYPE_NONE },
-    { 22, "iq2_s", 256, 82, LM_DTYPE_NONE },   { 23, "iq4_xs", 256, 136, LM_DTYPE_NONE },
-    { 24, "i8", 1, 1, LM_DTYPE_I8 },           { 25, "i16", 1, 2, LM_DTYPE_I16 },
-    { 26, "i32", 1, 4, LM_DTYPE_I32 },         { 27, "i64", 1, 8, LM_DTYPE_I64 },
-    { 28, "f64", 1, 8, LM_DTYPE_F64 },         { 29, "iq1_m", 256, 56, LM_DTYPE_NONE },
-    { 30, "bf16", 1, 2, LM_DTYPE_BF16 },       { 34, "tq1_0", 256, 54, LM_DTYPE_NONE },
-    { 35, "tq2_0", 256, 66, LM_DTYPE_NONE },   { 39, "mxfp4", 32, 17, LM_DTYPE_NONE },
-    { 40, "nvfp4", 64, 36, LM_DTYPE_NONE },    { 41, "q1_0", 128, 18, LM_DTYPE_NONE },
-    { 42, "q2_0", 64, 18, LM_DTYPE_NONE },
-};
-
-const lm_gguf_type *lm_gguf_type_of(uint32_t type)
-{
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (types[i].type == type)
-            return &types[i];
-    return NULL;
-}
 
 const uint8_t lm_gguf_kind_bytes[LM_GGUF_KINDS] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
 

@@ -136,11 +136,11 @@ void lm_gguf_put_f32s(lm_gguf_plan *p, const char *name, const float *v, size_t 
 
 /* ---- Tensors ---- */
 
-static lm_code check_shape(const char *name, const lm_gguf_type *type, lm_gguf_tensor *t, lm_err *e)
+static lm_code check_shape(const char *name, const lm_format *f, lm_gguf_tensor *t, lm_err *e)
 {
-    size_t bytes;
+    lm_tensor_size size;
 
-    if (!type)
+    if (!f)
         return lm_fail(e, LM_EUSAGE, name, NULL, "type %" PRIu32 " is not known", t->type);
     if (strlen(name) > LM_GGUF_MAX_NAME)
         return lm_fail(e, LM_EUSAGE, name, NULL, "the name is longer than %d bytes",
@@ -152,13 +152,13 @@ static lm_code check_shape(const char *name, const lm_gguf_type *type, lm_gguf_t
     for (int i = 0; i < t->ndim; i++)
         if (t->dim[i] < 1 || !lm_mul_i64_ok(t->count, t->dim[i], &t->count))
             return lm_fail(e, LM_EUSAGE, name, NULL, "a dimension is 0, or all are too large");
-    if (t->dim[t->ndim - 1] % type->block)
+    if (t->dim[t->ndim - 1] % lm_format_group(f))
         return lm_fail(e, LM_EUSAGE, name, NULL,
                        "rows of %" PRId64 " numbers, %s needs a multiple of %d",
-                       t->dim[t->ndim - 1], type->name, type->block);
-    if (!lm_mul_ok((size_t)(t->count / type->block), type->bytes, &bytes) || bytes > INT64_MAX / 2)
+                       t->dim[t->ndim - 1], f->name, lm_format_group(f));
+    if (lm_tensor_bytes(f, t->ndim, t->dim, &size, NULL) || size.all > INT64_MAX / 2)
         return lm_fail(e, LM_ELIMIT, name, NULL, "too many bytes");
-    t->bytes = bytes;
+    t->bytes = size.all;
     return LM_OK;
 }
 
@@ -171,7 +171,7 @@ void lm_gguf_put_tensor(lm_gguf_plan *p, const char *name, uint32_t type, int nd
     for (int i = 0; i < ndim && i < LM_GGUF_MAX_DIMS; i++)
         t.dim[i] = dim[i];
     if (!p->rc)
-        p->rc = check_shape(name, lm_gguf_type_of(type), &t, p->err);
+        p->rc = check_shape(name, lm_format_of_gguf(type), &t, p->err);
     if (!p->rc)
         p->rc =
             lm_grow(&p->tensor, &p->cap, p->n + 1, sizeof *p->tensor, "plan of tensors", p->err);

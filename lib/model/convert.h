@@ -21,6 +21,7 @@
 #include "format/provenance.h"
 #include "model/config.h"
 #include "model/slots.h"
+#include "numeric/format.h"
 
 typedef enum {
     LM_FORMAT_AUTO, /* by content when reading, by the name when writing */
@@ -61,8 +62,8 @@ struct lm_import {
      * the order of the plan; spool makes it serve any. */
     lm_code (*load)(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e);
     lm_code (*spool)(lm_import *m, lm_err *e);
-    /* The block type that t is decoded from; NULL (or NULL as a result): it has plain numbers. */
-    const struct lm_ggml_type *(*blocks_of)(const lm_import *m, const lm_st_tensor *t);
+    /* The format that t is decoded from; NULL: all have plain numbers. */
+    const lm_format *(*format_of)(const lm_import *m, const lm_st_tensor *t);
     lm_code (*end)(lm_import *m, lm_err *e); /* all was read: is the source whole? NULL: it is */
     void (*close)(lm_import *m);
     lm_par *par;
@@ -113,7 +114,7 @@ bool lm_slot_is(const lm_slot *s, const char *name);
 typedef struct {
     bool force;
     const lm_bundle_opts *bundle;
-    /* GGUF: "keep", "f32", "f16", "bf16", a block type (numeric/ggml.h) or a mix (lm_gguf_types).
+    /* GGUF: "keep", "f32", "f16", "bf16", an interleaved format (numeric/format.h) or a mix (lm_gguf_types).
      * NULL: keep. */
     const char *type;
     bool pure; /* GGUF: no mixture, every matrix in the type itself */

@@ -121,12 +121,12 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
 {
     flat *q = m->state;
     size_t i = q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
-    const lm_row_type type = { q->dtype, NULL };
+    const lm_format *f = lm_format_of_dtype(q->dtype);
     lm_rows r;
     lm_code rc;
 
     *data = q->map.data + q->at[i];
-    if (!lm_rows_of_slot(&q->slot[i], false, type, type, &r) && q->at[i] % 4 == 0)
+    if (!lm_rows_of_slot(&q->slot[i], false, f, f, &r) && q->at[i] % 4 == 0)
         return LM_OK;
     rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
     r.src = *data;
@@ -261,11 +261,13 @@ static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
     if (slot == w->s.n)
         return put_tables(w, e);
     const lm_st_tensor *t = w->s.from[slot];
-    uint64_t own = (uint64_t)t->count * lm_dtype_size(w->f->dtype);
-    rc = w->m->load(w->m, t, &data, e);
-    if (!rc && lm_rows_of_slot(&w->s.slot[slot], true, (lm_row_type){ t->dtype, NULL },
-                               (lm_row_type){ w->f->dtype, NULL }, &r)) {
-        rc = lm_grow(&w->cast, &w->cap, own, 1, "a tensor", e);
+    const lm_format *f = lm_format_of_dtype(w->f->dtype);
+    lm_tensor_size own;
+    rc = lm_tensor_bytes(f, t->ndim, t->dim, &own, e);
+    if (!rc)
+        rc = w->m->load(w->m, t, &data, e);
+    if (!rc && lm_rows_of_slot(&w->s.slot[slot], true, lm_format_of_dtype(t->dtype), f, &r)) {
+        rc = lm_grow(&w->cast, &w->cap, own.all, 1, "a tensor", e);
         r.src = data;
         r.dst = w->cast;
         if (!rc)
@@ -273,9 +275,9 @@ static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
         data = w->cast;
     }
     if (!rc)
-        rc = lm_export_write(w->out, data, own, e);
+        rc = lm_export_write(w->out, data, own.all, e);
     if (!rc)
-        rc = put_zeros(w, bytes - own, e);
+        rc = put_zeros(w, bytes - own.all, e);
     w->done += bytes;
     lm_progress(w->m->sink, "convert", (double)w->done, (double)w->total, "bytes", t->name);
     return rc;

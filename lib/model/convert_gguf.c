@@ -100,6 +100,14 @@ static bool fits(const lm_slot *s, const lm_gguf_tensor *t)
     return have[0] == want[0] && have[1] == want[1];
 }
 
+/* Interleaved formats that can be decoded, and what weights are in otherwise. */
+static bool is_read(const lm_format *f)
+{
+    return lm_format_interleaved(f) ? f->decode != NULL
+                                    : f->element == LM_DTYPE_F32 || f->element == LM_DTYPE_F16 ||
+                                          f->element == LM_DTYPE_BF16;
+}
+
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
 {
     size_t used = 0;
@@ -120,11 +128,10 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
         if (!fits(&q->slot[i], t))
             return lm_fail(e, LM_EFORMAT, m->path, NULL,
                            "tensor '%s' has not the shape that the metadata ask for", t->name);
-        if (!lm_ggml_of(t->type) && t->type != LM_GGUF_TYPE_F32 && t->type != LM_GGUF_TYPE_F16 &&
-            t->type != LM_GGUF_TYPE_BF16)
+        if (!is_read(lm_format_of_gguf(t->type)))
             return lm_fail(e, LM_EUSAGE, m->path, NULL,
                            "tensor '%s' is of type %s, which cannot be decoded here", t->name,
-                           lm_gguf_type_of(t->type)->name);
+                           lm_format_of_gguf(t->type)->name);
         used++;
     }
     if (rc || used == lm_gguf_count(q->g))
@@ -147,11 +154,13 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
  * was made from) goes back, and blocks become `want`. */
 static lm_dtype result_type(const lm_gguf_tensor *t, lm_dtype made, lm_dtype want)
 {
-    if (lm_ggml_of(t->type))
+    const lm_format *f = lm_format_of_gguf(t->type);
+
+    if (lm_format_interleaved(f))
         return want != LM_DTYPE_NONE ? want : made != LM_DTYPE_NONE ? made : LM_DTYPE_BF16;
     if (t->type == LM_GGUF_TYPE_F32 && made != LM_DTYPE_NONE)
         return made;
-    return lm_gguf_type_of(t->type)->dtype;
+    return f->element;
 }
 
 static lm_code add(lm_import *m, gguf *q, size_t slot, const char *name, lm_dtype made,
@@ -162,7 +171,7 @@ static lm_code add(lm_import *m, gguf *q, size_t slot, const char *name, lm_dtyp
     lm_code rc =
         lm_st_plan_add(m->plan, name, result_type(q->from[slot], made, want), s->ndim, s->dim, e);
 
-    m->quantised = m->quantised || lm_ggml_of(q->from[slot]->type);
+    m->quantised |= lm_format_interleaved(lm_format_of_gguf(q->from[slot]->type));
     if (!rc)
         rc = lm_grow(&q->slot_of, &q->cap_of, i + 1, sizeof *q->slot_of, "tensors of a model", e);
     if (!rc)
@@ -234,7 +243,6 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     size_t slot = q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
     const lm_slot *s = &q->slot[slot];
     const lm_gguf_tensor *from = q->from[slot];
-    const lm_ggml_type *block = lm_ggml_of(from->type);
     lm_rows r;
     lm_code rc;
 
@@ -242,10 +250,7 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
         lm_gguf_forget(q->g, q->last);
     q->last = from;
     *data = lm_gguf_data(q->g, from);
-    if (!lm_rows_of_slot(
-            s, false,
-            (lm_row_type){ block ? LM_DTYPE_NONE : lm_gguf_type_of(from->type)->dtype, block },
-            (lm_row_type){ t->dtype, NULL }, &r))
+    if (!lm_rows_of_slot(s, false, lm_format_of_gguf(from->type), lm_format_of_dtype(t->dtype), &r))
         return LM_OK;
     rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
     r.src = *data;
@@ -253,11 +258,11 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
     return rc ? rc : lm_rows_convert(&r, m->par, e);
 }
 
-static const lm_ggml_type *blocks_of(const lm_import *m, const lm_st_tensor *t)
+static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
 {
     const gguf *q = m->state;
 
-    return lm_ggml_of(q->from[q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
+    return lm_format_of_gguf(q->from[q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
 }
 
 static void close_file(lm_import *m)
@@ -342,7 +347,7 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     m->state = q;
     m->close = close_file;
     m->load = load;
-    m->blocks_of = blocks_of;
+    m->format_of = format_of;
     rc = lm_gguf_open_map(map, m->path, &q->g, e);
     if (!rc)
         rc = check_whole(m, q->g, e);

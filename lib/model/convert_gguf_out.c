@@ -207,7 +207,7 @@ static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
         snprintf(more, sizeof more, " and %zu more", f->n - 1);
     lm_log(m->sink, LM_LOG_WARN,
            "%s: '%s'%s: rows of %" PRId64 " numbers do not fit %s, %s instead", m->path, s->gguf,
-           more, dim[1], asked, lm_gguf_type_of(f->type)->name);
+           more, dim[1], asked, lm_format_show(lm_format_of_gguf(f->type)));
 }
 
 /* What is quantised a second time: errors add up. */
@@ -218,12 +218,13 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotte
     size_t n = 0, at = 0;
     char more[40] = "";
 
-    for (size_t i = 0; m->blocks_of && i < lm_st_plan_count(m->plan); i++) {
+    for (size_t i = 0; m->format_of && i < lm_st_plan_count(m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
         if (s->slot_of[i] < 0 || at >= lm_gguf_plan_count(p))
             continue;
         const lm_gguf_tensor *want = lm_gguf_plan_at(p, at++);
-        if (!m->blocks_of(m, t) || !lm_ggml_of(want->type) || n++)
+        if (!lm_format_interleaved(m->format_of(m, t)) ||
+            !lm_format_interleaved(lm_format_of_gguf(want->type)) || n++)
             continue;
         first = t;
         to = want;
@@ -236,8 +237,8 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotte
         m->sink, LM_LOG_WARN,
         "%s: '%s'%s: quantised twice, %s decoded to %s, then to %s: better convert what this file "
         "was made from",
-        m->path, to->name, more, m->blocks_of(m, first)->name, first->dtype_name,
-        lm_gguf_type_of(to->type)->name);
+        m->path, to->name, more, m->format_of(m, first)->name, first->dtype_name,
+        lm_format_of_gguf(to->type)->name);
 }
 
 static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
@@ -253,7 +254,7 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
         const lm_slot *slot = &s->slot[s->slot_of[i]];
         uint32_t type = lm_gguf_recipe_type(rule, &m->config, slot,
                                             lm_st_plan_at(m->plan, i)->dtype, &fell_back);
-        misfits *f = lm_ggml_of(type) ? &blocks : &plain;
+        misfits *f = lm_format_interleaved(lm_format_of_gguf(type)) ? &blocks : &plain;
         if (fell_back && !f->n++) {
             f->first = slot;
             f->type = type;
@@ -295,9 +296,8 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
 
     for (size_t i = 0; i < lm_gguf_plan_count(p); i++) {
         const lm_gguf_tensor *t = lm_gguf_plan_at(p, i);
-        const lm_ggml_type *block = lm_ggml_of(t->type);
         size_t n = 0;
-        if (!block || !block->encode_weighted)
+        if (!lm_format_weighs(lm_format_of_gguf(t->type)))
             continue;
         if (!lm_imatrix_find(im, t->name, &n)) {
             bool often = !strcmp(t->name, "token_embd.weight") || !strcmp(t->name, "output.weight");
@@ -331,14 +331,13 @@ typedef struct {
 static lm_code write_tensor(writer *w, const lm_slot *s, const lm_st_tensor *t, lm_err *e)
 {
     const lm_gguf_tensor *want = lm_gguf_next(w->w);
-    const lm_ggml_type *block = lm_ggml_of(want->type);
-    lm_row_type to = { block ? LM_DTYPE_NONE : lm_gguf_type_of(want->type)->dtype, block };
     const void *data;
     size_t n;
     lm_rows r;
     lm_code rc = w->m->load(w->m, t, &data, e);
 
-    if (!rc && lm_rows_of_slot(s, true, (lm_row_type){ t->dtype, NULL }, to, &r)) {
+    if (!rc &&
+        lm_rows_of_slot(s, true, lm_format_of_dtype(t->dtype), lm_format_of_gguf(want->type), &r)) {
         rc = lm_grow(&w->cast, &w->cap, want->bytes, 1, "a tensor", e);
         r.src = data;
         r.dst = w->cast;

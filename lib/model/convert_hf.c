@@ -216,8 +216,8 @@ static lm_code write_tensors(lm_import *m, lm_folder *f, uint64_t total, lm_err 
         if (!rc && t->dtype != want->dtype) {
             lm_rows cast_all = { .name = t->name,
                                  .src = data,
-                                 .from = { t->dtype, NULL },
-                                 .to = { want->dtype, NULL },
+                                 .from = lm_format_of_dtype(t->dtype),
+                                 .to = lm_format_of_dtype(want->dtype),
                                  .rows = t->ndim > 1 ? t->count / t->dim[t->ndim - 1] : 1,
                                  .cols = t->ndim ? t->dim[t->ndim - 1] : 1 };
             rc = lm_grow(&cast, &cap, bytes, 1, "a tensor", e);

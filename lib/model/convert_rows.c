@@ -17,38 +17,25 @@ typedef struct {
     const lm_rows *r;
     float *scratch;  /* per worker */
     size_t each;     /* floats of it */
+    size_t in, out;  /* bytes of a row of src and of dst */
     int64_t *broken; /* per worker: the first element of src that did not fit, or NO_ELEMENT */
 } job;
 
-size_t lm_row_bytes(lm_row_type t, int64_t cols)
+static void to_f32(const lm_format *f, const void *src, float *dst, int64_t n)
 {
-    return t.block ? (size_t)(cols / t.block->block) * t.block->bytes
-                   : (size_t)cols * lm_dtype_size(t.dtype);
-}
-
-static void to_f32(lm_row_type t, const void *src, float *dst, int64_t n)
-{
-    if (t.block)
-        t.block->decode(src, n, dst);
-    else
-        lm_convert(t.dtype, src, LM_DTYPE_F32, dst, n);
+    f->decode(f, &src, 1, n, dst, n);
 }
 
 static void from_f32(const lm_rows *r, const float *src, void *dst, int64_t n)
 {
-    const lm_ggml_type *b = r->to.block;
+    const lm_encode_mode mode = { .importance = r->importance };
 
-    if (b && r->importance && b->encode_weighted)
-        b->encode_weighted(src, r->importance, n, dst);
-    else if (b)
-        b->encode(src, n, dst);
-    else
-        lm_convert(LM_DTYPE_F32, src, r->to.dtype, dst, n);
+    r->to->encode(r->to, src, 1, n, n, &dst, &mode);
 }
 
 static bool same(const lm_rows *r)
 {
-    return r->from.block == r->to.block && (r->from.block || r->from.dtype == r->to.dtype);
+    return r->from == r->to;
 }
 
 /* ---- What does not fit ---- */
@@ -64,11 +51,11 @@ static uint32_t magnitude(float f)
 /* The smallest magnitude that may not fit.  Blocks have scales in F16. */
 static uint32_t suspect(const lm_rows *r)
 {
-    if (r->to.block)
+    if (lm_format_interleaved(r->to))
         return magnitude(65504.0f);
-    return r->to.dtype == LM_DTYPE_F16    ? magnitude(65520.0f) /* rounds to infinity */
-           : r->to.dtype == LM_DTYPE_BF16 ? magnitude(0x1.ffp127f)
-                                          : magnitude(INFINITY);
+    return r->to->element == LM_DTYPE_F16    ? magnitude(65520.0f) /* rounds to infinity */
+           : r->to->element == LM_DTYPE_BF16 ? magnitude(0x1.ffp127f)
+                                             : magnitude(INFINITY);
 }
 
 /* Is element i of a row lost: finite before, infinite now; in blocks, not finite at all, or so large
@@ -76,11 +63,12 @@ static uint32_t suspect(const lm_rows *r)
 static bool is_lost(const lm_rows *r, const void *src, const float *x, const void *dst,
                     const float *back, int64_t i)
 {
-    if (r->to.block)
+    if (lm_format_interleaved(r->to))
         return !isfinite(x[i]) ||
                (fabsf(x[i]) > 65504.0f && fabsf(back[i] - x[i]) > 0.5f * fabsf(x[i]));
-    return isinf(lm_get(r->to.dtype, dst, i)) &&
-           isfinite(r->from.block ? (double)x[i] : lm_get(r->from.dtype, src, i));
+    return isinf(lm_get(r->to->element, dst, i)) &&
+           isfinite(lm_format_interleaved(r->from) ? (double)x[i]
+                                                   : lm_get(r->from->element, src, i));
 }
 
 /* The first of the `n` numbers of a row that is lost, or NO_ELEMENT.  `back` has room for n floats. */
@@ -95,8 +83,8 @@ static int64_t check_row(const lm_rows *r, const void *src, const float *x, cons
     }
     if (worst < suspect(r))
         return NO_ELEMENT;
-    if (r->to.block)
-        r->to.block->decode(dst, n, back);
+    if (lm_format_interleaved(r->to))
+        to_f32(r->to, dst, back, n);
     for (int64_t i = 0; i < n; i++)
         if (is_lost(r, src, x, dst, back, i))
             return i;
@@ -121,7 +109,7 @@ static void note(const job *j, int worker, int64_t element)
 static lm_code report(const job *j, int threads, lm_err *e)
 {
     const lm_rows *r = j->r;
-    const char *type = r->to.block ? r->to.block->name : lm_dtype_name(r->to.dtype);
+    bool plain = !lm_format_interleaved(r->from);
     int64_t first = NO_ELEMENT;
     char value[40] = "";
 
@@ -129,13 +117,14 @@ static lm_code report(const job *j, int threads, lm_err *e)
         first = j->broken[w] < first ? j->broken[w] : first;
     if (first == NO_ELEMENT)
         return LM_OK;
-    bool finite = r->from.block || isfinite(lm_get(r->from.dtype, r->src, first));
-    if (!r->from.block)
-        snprintf(value, sizeof value, " is %.9g,", lm_get(r->from.dtype, r->src, first));
+    bool finite = !plain || isfinite(lm_get(r->from->element, r->src, first));
+    if (plain)
+        snprintf(value, sizeof value, " is %.9g,", lm_get(r->from->element, r->src, first));
     return lm_fail(e, LM_ENUMERIC, r->name,
                    finite ? "choose a type of wider range, such as bf16"
                           : "inspect-model --stats shows which weights are not finite",
-                   "element %" PRId64 "%s which %s cannot hold", first, value, type);
+                   "element %" PRId64 "%s which %s cannot hold", first, value,
+                   lm_format_show(r->to));
 }
 
 /* ---- Rows in their order, or mapped ---- */
@@ -145,14 +134,13 @@ static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
     const job *j = ctx;
     const lm_rows *r = j->r;
     float *row = j->scratch + (size_t)worker * j->each;
-    size_t in = lm_row_bytes(r->from, r->cols), out = lm_row_bytes(r->to, r->cols);
 
     for (int64_t i = begin; i < end; i++) {
         int64_t at = r->map ? r->map(r->slot, i) : i;
-        const char *src = (const char *)r->src + (size_t)at * in;
-        char *dst = (char *)r->dst + (size_t)i * out;
+        const char *src = (const char *)r->src + (size_t)at * j->in;
+        char *dst = (char *)r->dst + (size_t)i * j->out;
         if (same(r)) {
-            memcpy(dst, src, in);
+            memcpy(dst, src, j->in);
             continue;
         }
         int64_t lost = recast(r, src, dst, row, row + r->cols, r->cols);
@@ -183,16 +171,16 @@ static void gather_stripe(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;
     const lm_rows *r = j->r;
-    size_t size = lm_dtype_size(r->from.dtype), out = lm_row_bytes(r->to, r->rows);
+    size_t size = lm_dtype_size(r->from->element);
     float *wide = j->scratch + (size_t)worker * j->each, *row = wide + STRIPE * r->rows;
     int64_t lost;
-    char *dst = (char *)r->dst + (size_t)begin * out;
+    char *dst = (char *)r->dst + (size_t)begin * j->out;
 
     turn_bits((const char *)r->src + (size_t)begin * size, (size_t)r->cols * size, r->rows,
               same(r) ? (void *)dst : wide, end - begin, size);
     for (int64_t i = 0; i < end - begin && !same(r); i++) {
-        lost = recast(r, (const char *)wide + (size_t)(i * r->rows) * size, dst + (size_t)i * out,
-                      row, row + r->rows, r->rows);
+        lost = recast(r, (const char *)wide + (size_t)(i * r->rows) * size,
+                      dst + (size_t)i * j->out, row, row + r->rows, r->rows);
         if (lost != NO_ELEMENT)
             note(j, worker, lost * r->cols + begin + i);
     }
@@ -203,13 +191,13 @@ static void scatter_stripe(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;
     const lm_rows *r = j->r;
-    size_t in = lm_row_bytes(r->from, r->cols), size = lm_dtype_size(r->to.dtype);
+    size_t size = lm_dtype_size(r->to->element);
     float *row = j->scratch + (size_t)worker * j->each;
     char *wide = (char *)(row + r->cols);
     int64_t n = end - begin;
 
     for (int64_t i = 0; i < n; i++) {
-        int64_t lost = recast(r, (const char *)r->src + (size_t)(begin + i) * in,
+        int64_t lost = recast(r, (const char *)r->src + (size_t)(begin + i) * j->in,
                               wide + (size_t)(i * r->cols) * size, row, NULL, r->cols);
         if (lost != NO_ELEMENT)
             note(j, worker, (begin + i) * r->cols + lost);
@@ -221,7 +209,8 @@ static void scatter_stripe(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, lm_row_type from, lm_row_type to, lm_rows *r)
+bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, const lm_format *from, const lm_format *to,
+                     lm_rows *r)
 {
     bool rope = s->layout == LM_LAYOUT_ROPE, turn = s->layout == LM_LAYOUT_CONV1D;
 
@@ -238,12 +227,19 @@ bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, lm_row_type from, lm_row_ty
 lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e)
 {
     job j = { .r = r };
-    int64_t longest = r->turn && !r->from.block ? r->rows : r->cols;
+    bool gather = r->turn && !lm_format_interleaved(r->from);
+    int64_t longest = gather ? r->rows : r->cols;
     size_t floats = (size_t)longest * (r->turn ? STRIPE + 2 : 2);
     int64_t grain = 1 + 65536 / (r->cols + 1);
     int threads = lm_par_threads(par);
+    lm_tensor_size in, out;
     lm_code rc;
 
+    if (lm_tensor_bytes(r->from, 1, &r->cols, &in, e) ||
+        lm_tensor_bytes(r->to, 1, r->turn ? &r->rows : &r->cols, &out, e))
+        return e->code;
+    j.in = in.all;
+    j.out = out.all;
     j.each = (floats + 15) / 16 * 16;
     rc = lm_alloc_n(&j.scratch, j.each * (size_t)threads, sizeof *j.scratch, "rows being converted",
                     e);
@@ -253,7 +249,7 @@ lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e)
         j.broken[w] = NO_ELEMENT;
     if (!rc && !r->turn)
         lm_par_for(par, r->rows, grain, move_rows, &j);
-    else if (!rc && !r->from.block)
+    else if (!rc && gather)
         lm_par_for(par, r->cols, STRIPE, gather_stripe, &j);
     else if (!rc)
         lm_par_for(par, r->rows, STRIPE, scatter_stripe, &j);

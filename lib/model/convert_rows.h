@@ -1,41 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_rows.h -- a matrix in one type and layout written in another, rows in parallel. */
+/* convert_rows.h -- a matrix in one format and layout written in another, rows in parallel. */
 #ifndef LM_MODEL_CONVERT_ROWS_H
 #define LM_MODEL_CONVERT_ROWS_H
 
 #include "base/err.h"
 #include "base/par.h"
 #include "model/slots.h"
-#include "numeric/dtype.h"
-#include "numeric/ggml.h"
-
-/* Plain elements (block NULL) or blocks. */
-typedef struct {
-    lm_dtype dtype; /* F32, F16 or BF16 */
-    const lm_ggml_type *block;
-} lm_row_type;
-
-size_t lm_row_bytes(lm_row_type t, int64_t cols);
+#include "numeric/format.h"
 
 typedef struct {
     const char *name; /* of the tensor, for messages */
     const void *src;
     void *dst;
-    lm_row_type from, to;
-    int64_t rows, cols; /* of src */
-    bool turn;          /* dst is [cols, rows]; at most one side may have blocks */
+    const lm_format *from, *to; /* F32, F16, BF16 or interleaved */
+    int64_t rows, cols;         /* of src */
+    bool turn;                  /* dst is [cols, rows]; at most one side may be interleaved */
     /* Row r of dst is row map(ctx, r) of src; NULL: r.  Not with turn. */
     int64_t (*map)(const lm_slot *slot, int64_t r);
     const lm_slot *slot;
-    /* Blocks: how much the error of each column of dst counts (importance.h); NULL: all alike. */
+    /* To blocks: how much the error of each column of dst counts (importance.h); NULL: all alike. */
     const float *importance;
 } lm_rows;
 
 /* How slot s goes from Hugging Face's layout to GGUF's, or back; src and dst are the caller's to
  * set.  False: not at all, the bytes are the same. */
-bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, lm_row_type from, lm_row_type to, lm_rows *r);
+bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, const lm_format *from, const lm_format *to,
+                     lm_rows *r);
 
-/* The same type on both sides moves bits, others go through F32. Same bytes for any pool.  Fails:
+/* The same format on both sides moves bits, others go through F32. Same bytes for any pool.  Fails:
  * LM_ELIMIT; LM_ENUMERIC naming tensor and element when a finite number would become infinite, or
  * blocks are to hold what is not finite or too large for their scales. */
 lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e);

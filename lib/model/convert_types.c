@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "format/gguf.h"
 #include "model/convert.h"
-#include "numeric/ggml.h"
+#include "numeric/format.h"
 
 enum {
     Q4_0 = 2,
@@ -185,9 +185,7 @@ static int mix_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *
  * llama.cpp's does; no blocks at all, the source's type. */
 static int fall_back(int type, int64_t cols, int own)
 {
-    const lm_ggml_type *t = lm_ggml_of((uint32_t)type);
-
-    if (!t || cols % t->block == 0)
+    if (cols % lm_format_group(lm_format_of_gguf((uint32_t)type)) == 0)
         return type;
     type = type == Q2_K || type == Q3_K ? Q4_0
            : type == Q4_K               ? Q5_0
@@ -195,8 +193,7 @@ static int fall_back(int type, int64_t cols, int own)
            : type == Q6_K               ? Q8_0
            : type == IQ4_XS             ? IQ4_NL
                                         : own;
-    t = lm_ggml_of((uint32_t)type);
-    return t && cols % t->block ? own : type;
+    return cols % lm_format_group(lm_format_of_gguf((uint32_t)type)) ? own : type;
 }
 
 static int plain_type(lm_dtype d)
@@ -237,12 +234,9 @@ bool lm_gguf_type_weighs(const char *type)
 {
     const lm_gguf_recipe *r = NULL;
     lm_err e = { 0 };
-    const lm_ggml_type *t;
 
-    if (lm_gguf_recipe_find(type, &r, &e) || r->type == KEEP)
-        return false;
-    t = lm_ggml_of((uint32_t)r->type);
-    return t && t->encode_weighted;
+    return !lm_gguf_recipe_find(type, &r, &e) && r->type != KEEP &&
+           lm_format_weighs(lm_format_of_gguf((uint32_t)r->type));
 }
 
 /* file_type of a file that keeps each tensor's own type: that of most bytes of its matrices. */

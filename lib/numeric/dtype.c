@@ -367,7 +367,7 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v)
 }
 
 /* Every code of FP8 decoded once for a whole array: a table of 256 fits the first-level cache. */
-static void decode_bytes(layout t, const uint8_t *src, float *dst, int64_t n)
+static void decode_bytes(layout t, const uint8_t *src, float_at *dst, int64_t n)
 {
     float table[256];
     for (uint32_t b = 0; b < 256; b++)
@@ -379,7 +379,7 @@ static void decode_bytes(layout t, const uint8_t *src, float *dst, int64_t n)
 /* Binary16 to float without a branch, so that compilers make vectors of it: exponent and mantissa
  * moved to their places, the exponent made right by an exact product with 2^112 (subnormals come
  * out normal), infinity and NaN, which the product brings to 2^16 and up, by their exponent. */
-static void decode_halves(const uint16_t *src, float *dst, int64_t n)
+static void decode_halves(const uint16_at *src, float_at *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         uint32_t h = src[i], u = (h & 0x7fffu) << 13, special;
@@ -419,19 +419,19 @@ static inline uint32_t encode_narrow(float x, layout t)
     return normal | u >> 31 << (t.e + t.m);
 }
 
-static void encode_halves(const float *src, uint16_t *dst, int64_t n)
+static void encode_halves(const float_at *src, uint16_at *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         dst[i] = (uint16_t)encode_narrow(src[i], f16_layout);
 }
 
-static void encode_e4m3(const float *src, uint8_t *dst, int64_t n)
+static void encode_e4m3(const float_at *src, uint8_t *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         dst[i] = (uint8_t)encode_narrow(src[i], e4m3_layout);
 }
 
-static void encode_e5m2(const float *src, uint8_t *dst, int64_t n)
+static void encode_e5m2(const float_at *src, uint8_t *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         dst[i] = (uint8_t)encode_narrow(src[i], e5m2_layout);
@@ -442,10 +442,10 @@ static bool convert_fast(lm_dtype from, const void *src, lm_dtype to, void *dst,
 {
     if (from == LM_DTYPE_F32 && to == LM_DTYPE_BF16) {
         for (int64_t i = 0; i < n; i++)
-            ((uint16_t *)dst)[i] = lm_f32_to_bf16(((const float *)src)[i]);
+            ((uint16_at *)dst)[i] = lm_f32_to_bf16(((const float_at *)src)[i]);
     } else if (from == LM_DTYPE_BF16 && to == LM_DTYPE_F32) {
         for (int64_t i = 0; i < n; i++)
-            ((float *)dst)[i] = lm_bf16_to_f32(((const uint16_t *)src)[i]);
+            ((float_at *)dst)[i] = lm_bf16_to_f32(((const uint16_at *)src)[i]);
     } else if (from == LM_DTYPE_F16 && to == LM_DTYPE_F32) {
         decode_halves(src, dst, n);
     } else if (from == LM_DTYPE_F32 && to == LM_DTYPE_F16) {
@@ -468,15 +468,15 @@ static bool convert_fast(lm_dtype from, const void *src, lm_dtype to, void *dst,
 static bool convert_wide(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
 {
     if (from == LM_DTYPE_I64 && to == LM_DTYPE_U64) {
-        const int64_t *s = src;
-        uint64_t *d = dst;
+        const int64_at *s = src;
+        uint64_at *d = dst;
         for (int64_t i = 0; i < n; i++)
             d[i] = s[i] < 0 ? 0 : (uint64_t)s[i];
         return true;
     }
     if (from == LM_DTYPE_U64 && to == LM_DTYPE_I64) {
-        const uint64_t *s = src;
-        int64_t *d = dst;
+        const uint64_at *s = src;
+        int64_at *d = dst;
         for (int64_t i = 0; i < n; i++)
             d[i] = s[i] > INT64_MAX ? INT64_MAX : (int64_t)s[i];
         return true;

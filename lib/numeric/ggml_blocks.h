@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ggml_blocks.h -- the encoders and decoders behind ggml.h; private to lib/numeric. */
+/* ggml_blocks.h -- the encoders and decoders behind format.h; private to lib/numeric. */
 #ifndef LM_NUMERIC_GGML_BLOCKS_H
 #define LM_NUMERIC_GGML_BLOCKS_H
 

@@ -544,10 +544,12 @@ same() { # same A B: the same files, names and bytes
     run compress-ckpt m0 --optimizer-states int8 -o none.lmz
     [ "$status" -eq 0 ]
     [[ "${lines[0]}" == *"m0: has no tensor that --optimizer-states would make smaller" ]]
-    run compress-ckpt m0 --weights nf3 -o x.lmz
-    [ "$status" -eq 2 ]
-    [[ "$output" == *"there are fp32, fp16, bf16"* ]]
-    [ ! -e x.lmz ]
+    for format in nf3 q4_0 i8 fp64; do # unknown, interleaved, of integers, too wide
+        run compress-ckpt m0 --weights $format -o x.lmz
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"there are fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, dynamic8" ]]
+        [ ! -e x.lmz ]
+    done
 }
 
 @test "compress-ckpt: lossy weights of a model in several files: its index says their bytes" {

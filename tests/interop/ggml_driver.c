@@ -9,7 +9,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "numeric/ggml.h"
+#include "numeric/format.h"
 
 static int fail(const char *what)
 {
@@ -29,40 +29,44 @@ static int read_all(FILE *f, lm_buf *out)
     return f ? 0 : fail("cannot open the file");
 }
 
-static void encode(const lm_ggml_type *g, const float *x, size_t numbers, const lm_buf *weight,
-                   uint8_t *out)
+static void encode(const lm_format *f, const float *x, int64_t numbers, const lm_buf *weight,
+                   void *out)
 {
-    size_t row = weight->len / sizeof(float);
+    int64_t row = weight->len ? (int64_t)(weight->len / sizeof(float)) : numbers;
+    const lm_encode_mode mode = { .importance = (const void *)weight->data };
 
-    if (!row || !g->encode_weighted) {
-        g->encode(x, (int64_t)numbers, out);
-        return;
-    }
-    for (size_t i = 0; i + row <= numbers; i += row)
-        g->encode_weighted(x + i, (const float *)(const void *)weight->data, (int64_t)row,
-                           out + i / (size_t)g->block * g->bytes);
+    if (row)
+        f->encode(f, x, numbers / row, row, row, &out, &mode);
 }
 
 int main(int argc, char **argv)
 {
     bool back = argc == 3 && !strcmp(argv[1], "-d"), weighted = argc == 4 && !strcmp(argv[1], "-w");
-    const lm_ggml_type *g;
+    const lm_format *f;
     lm_buf in = { 0 }, weight = { 0 };
     lm_err e = { 0 };
-    uint8_t *out;
+    void *out;
 
-    if (argc != (back ? 3 : weighted ? 4 : 2) || lm_ggml_find(argv[argc - 1], &g, &e))
+    if (argc != (back       ? 3
+                 : weighted ? 4
+                            : 2) ||
+        lm_format_find(argv[argc - 1], lm_format_interleaved, &f, &e))
         return fail("usage: ggml_driver [-d | -w FILE] TYPE");
     if (read_all(stdin, &in) || (weighted && read_all(fopen(argv[2], "rb"), &weight)))
         return 1;
-    size_t numbers = back ? in.len / g->bytes * (size_t)g->block : in.len / sizeof(float);
-    size_t bytes = back ? numbers * sizeof(float) : numbers / (size_t)g->block * g->bytes;
+    const lm_plane *p = &f->plane[0];
+    int64_t numbers =
+        back ? (int64_t)in.len / (p->bits / 8) * p->cols : (int64_t)(in.len / sizeof(float));
+    lm_tensor_size size;
+    if (lm_tensor_bytes(back ? lm_format_of_dtype(LM_DTYPE_F32) : f, 1, &numbers, &size, &e))
+        return fail(e.what);
+    size_t bytes = size.all;
     if (lm_alloc_n(&out, bytes, 1, "result", &e))
         return fail(e.what);
     if (back)
-        g->decode(in.data, (int64_t)numbers, (float *)(void *)out);
+        f->decode(f, &(const void *){ in.data }, 1, numbers, out, numbers);
     else
-        encode(g, (const float *)(const void *)in.data, numbers, &weight, out);
+        encode(f, (const float *)(const void *)in.data, numbers, &weight, out);
     if (fwrite(out, 1, bytes, stdout) != bytes || fflush(stdout))
         return fail("cannot write");
     lm_free(out);

@@ -32,7 +32,7 @@ def check(ok, name):
 def driver(tmp):
     path = os.path.join(tmp, "driver")
     subprocess.run(["cc", "-std=c17", "-O1", "-D_GNU_SOURCE", "-I" + os.path.join(ROOT, "lib"), "-o", path,
-                    os.path.join(HERE, "ggml_driver.c"), os.path.join(BUILD, "libcore.a"), "-lm", "-lpthread"],
+                    os.path.join(HERE, "ggml_driver.c"), os.path.join(BUILD, "libcore.a"), "-lxxhash", "-lm", "-lpthread"],
                    check=True)
     return path
 

@@ -20,11 +20,11 @@
 
 enum { ROWS = 70, COLS = 300, N = ROWS * COLS };
 
-static const lm_codec *codec(const char *name)
+static const lm_format *format(const char *name)
 {
-    const lm_codec *c = NULL;
+    const lm_format *c = NULL;
     lm_err e = { 0 };
-    assert_int_equal(lm_codec_find(name, &c, &e), LM_OK);
+    assert_int_equal(lm_format_find(name, NULL, &c, &e), LM_OK);
     return c;
 }
 
@@ -44,16 +44,17 @@ static void account_is_right(void **state)
     static const char *const names[] = { "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "dynamic8" };
     static float x[N], y[N];
     static uint8_t codes[4 * N], scales[4 * N];
+    void *plane[] = { codes, scales };
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
-        const lm_codec *c = codec(names[k]);
+        const lm_format *c = format(names[k]);
         lm_lossy_error one, four;
         lm_par *par = NULL;
         lm_err e = { 0 };
         double d2 = 0, x2 = 0, most = 0;
         fill(x, N, k, k % 2);
-        assert_int_equal(lm_lossy_encode(c, "t", LM_DTYPE_F32, x, N, codes, scales, NULL, &one, &e),
-                         LM_OK);
-        assert_int_equal(lm_lossy_decode(c, codes, scales, N, LM_DTYPE_F32, y, NULL, &e), LM_OK);
+        assert_int_equal(lm_lossy_encode(c, "t", LM_DTYPE_F32, x, N, plane, NULL, &one, &e), LM_OK);
+        assert_int_equal(
+            lm_lossy_decode(c, (const void *const *)plane, N, LM_DTYPE_F32, y, NULL, &e), LM_OK);
         for (int i = 0; i < N; i++) {
             double d = fabs((double)x[i] - y[i]);
             d2 += d * d;
@@ -63,8 +64,7 @@ static void account_is_right(void **state)
         assert_true(most > 0 && one.max_abs == most && one.max_abs <= one.bound);
         assert_true(fabs(one.rel_l2 - sqrt(d2 / x2)) < 1e-12);
         assert_int_equal(lm_par_new(&par, 4, &e), LM_OK);
-        assert_int_equal(lm_lossy_encode(c, "t", LM_DTYPE_F32, x, N, codes, scales, par, &four, &e),
-                         LM_OK);
+        assert_int_equal(lm_lossy_encode(c, "t", LM_DTYPE_F32, x, N, plane, par, &four, &e), LM_OK);
         lm_par_free(par);
         assert_memory_equal(&one, &four, sizeof one);
     }
@@ -75,27 +75,26 @@ static void what_cannot_be_held_is_refused(void **state)
     (void)state;
     static float x[N];
     static uint8_t codes[4 * N], scales[4 * N];
+    void *plane[] = { codes, scales };
     lm_lossy_error err;
     lm_err e = { 0 };
     fill(x, N, 1, false);
     x[20000] = 70000;
-    assert_int_equal(lm_lossy_encode(codec("fp16"), "layer.w", LM_DTYPE_F32, x, N, codes, scales,
-                                     NULL, &err, &e),
-                     LM_ENUMERIC);
+    assert_int_equal(
+        lm_lossy_encode(format("fp16"), "layer.w", LM_DTYPE_F32, x, N, plane, NULL, &err, &e),
+        LM_ENUMERIC);
     assert_string_equal(e.where, "layer.w");
     assert_non_null(strstr(e.what, "element 20000 is 70000"));
     e = (lm_err){ 0 };
     assert_int_equal(
-        lm_lossy_encode(codec("bf16"), "t", LM_DTYPE_F32, x, N, codes, scales, NULL, &err, &e),
-        LM_OK);
+        lm_lossy_encode(format("bf16"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e), LM_OK);
     x[7] = INFINITY; /* has a code in bf16, none in a block */
     x[8] = NAN;
     assert_int_equal(
-        lm_lossy_encode(codec("bf16"), "t", LM_DTYPE_F32, x, N, codes, scales, NULL, &err, &e),
-        LM_OK);
+        lm_lossy_encode(format("bf16"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e), LM_OK);
     assert_true(isfinite(err.rel_l2) && isfinite(err.bound));
     assert_int_equal(
-        lm_lossy_encode(codec("dynamic8"), "t", LM_DTYPE_F32, x, N, codes, scales, NULL, &err, &e),
+        lm_lossy_encode(format("dynamic8"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e),
         LM_ENUMERIC);
     assert_non_null(strstr(e.what, "element 7 is inf")); /* of a block that is lost with it */
     for (int64_t at = 8; at < N; at += 7919) { /* in any block, and any piece of the tensor */
@@ -105,16 +104,16 @@ static void what_cannot_be_held_is_refused(void **state)
         char want[40];
         snprintf(want, sizeof want, "element %d is nan", (int)at);
         e = (lm_err){ 0 };
-        assert_int_equal(lm_lossy_encode(codec("dynamic8"), "t", LM_DTYPE_F32, x, N, codes, scales,
-                                         NULL, &err, &e),
-                         LM_ENUMERIC);
+        assert_int_equal(
+            lm_lossy_encode(format("dynamic8"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e),
+            LM_ENUMERIC);
         assert_non_null(strstr(e.what, want));
         x[at] = 1;
     }
-    assert_false(lm_lossy_can(codec("fp32"), LM_DTYPE_F32));
-    assert_false(lm_lossy_can(codec("bf16"), LM_DTYPE_F16));
-    assert_false(lm_lossy_can(codec("bf16"), LM_DTYPE_F64));
-    assert_true(lm_lossy_can(codec("dynamic8"), LM_DTYPE_BF16));
+    assert_false(lm_lossy_can(format("fp32"), LM_DTYPE_F32));
+    assert_false(lm_lossy_can(format("bf16"), LM_DTYPE_F16));
+    assert_false(lm_lossy_can(format("bf16"), LM_DTYPE_F64));
+    assert_true(lm_lossy_can(format("dynamic8"), LM_DTYPE_BF16));
 }
 
 static void nothing_at_all(void **state)
@@ -123,10 +122,13 @@ static void nothing_at_all(void **state)
     lm_lossy_error err;
     lm_err e = { 0 };
     float x[1], y[1];
+    void *plane[] = { y, y };
     assert_int_equal(
-        lm_lossy_encode(codec("dynamic8"), "t", LM_DTYPE_F32, x, 0, y, y, NULL, &err, &e), LM_OK);
+        lm_lossy_encode(format("dynamic8"), "t", LM_DTYPE_F32, x, 0, plane, NULL, &err, &e), LM_OK);
     assert_true(err.max_abs == 0 && err.rel_l2 == 0);
-    assert_int_equal(lm_lossy_decode(codec("dynamic8"), y, y, 0, LM_DTYPE_F32, x, NULL, &e), LM_OK);
+    assert_int_equal(lm_lossy_decode(format("dynamic8"), (const void *const *)plane, 0,
+                                     LM_DTYPE_F32, x, NULL, &e),
+                     LM_OK);
 }
 
 /* ---- streams in memory ---- */
@@ -191,8 +193,8 @@ static void reduce(mem *in, mem *out, const char *file, const lm_coded_policy *p
     assert_int_equal(lm_coded_bytes(c), out->bytes.len);
     for (size_t i = 0; i < lm_coded_count(c); i++) {
         const lm_coded_item *it = lm_coded_at(c, i);
-        coded += it->codec != NULL;
-        assert_true(!it->codec || (it->err.bound > 0 && it->err.max_abs <= it->err.bound));
+        coded += it->format != NULL;
+        assert_true(!it->format || (it->err.bound > 0 && it->err.max_abs <= it->err.bound));
     }
     assert_int_equal(coded, n_coded);
     lm_coded_free(c);
@@ -227,7 +229,7 @@ static void states_come_back(void **state)
         mem in = { 0 }, coded = { 0 }, back = { 0 };
         lm_err e = { 0 };
         make_states(&in);
-        lm_coded_policy p = { .states = codec(forms[k]) };
+        lm_coded_policy p = { .states = format(forms[k]) };
         reduce(&in, &coded, "optimizer.safetensors", &p, k ? 2 : 3);
         assert_true(coded.bytes.len < in.bytes.len * (k ? 0.27 : 0.52));
         assert_int_equal(expand(&coded, &back, &e), LM_OK);
@@ -262,7 +264,7 @@ static void weights_become_plain(void **state)
     const lm_st_tensor *t;
     lm_err e = { 0 };
     make_states(&in);
-    lm_coded_policy p = { .weights = codec("fp8_e5m2") };
+    lm_coded_policy p = { .weights = format("fp8_e5m2") };
     reduce(&in, &coded, "model.safetensors", &p, 2);
     assert_int_equal(lm_st_stream_open(mem_read, &coded, "f", &s, &e), LM_OK);
     assert_null(lm_st_stream_meta(s, LM_CODED_KEY));
@@ -289,7 +291,7 @@ static void lying_descriptions(void **state)
     };
     mem in = { 0 }, coded = { 0 };
     make_states(&in);
-    lm_coded_policy p = { .states = codec("dynamic8") };
+    lm_coded_policy p = { .states = format("dynamic8") };
     reduce(&in, &coded, "optimizer.safetensors", &p, 2);
     for (size_t k = 0; k < sizeof lies / sizeof *lies; k++) {
         mem bad = { 0 }, out = { 0 };
@@ -322,7 +324,7 @@ static void picking(void **state)
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/optimizer.safetensors", dir);
     make_states(&in);
-    lm_coded_policy policy = { .states = codec("dynamic8") };
+    lm_coded_policy policy = { .states = format("dynamic8") };
     reduce(&in, &coded, "optimizer.safetensors", &policy, 2);
     FILE *f = fopen(path, "wb");
     fwrite(coded.bytes.data, 1, coded.bytes.len, f);

@@ -94,7 +94,7 @@ static void rope_rows_are_llama_cpps(void **state)
                 assert_int_equal(lm_slot_gguf_row(&s, hf), gguf);
             }
 
-    const lm_row_type f32 = { LM_DTYPE_F32, NULL };
+    const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32);
     float hf[24], gguf[24], back[24];
     lm_rows r;
     lm_err e = { 0 };
@@ -123,7 +123,7 @@ static void bits_are_moved(void **state)
     (void)state;
     enum { ROWS = 70, COLS = 37 };
     static uint16_t src[ROWS * COLS], dst[ROWS * COLS], back[ROWS * COLS];
-    const lm_row_type f16 = { LM_DTYPE_F16, NULL };
+    const lm_format *f16 = lm_format_of_dtype(LM_DTYPE_F16);
     const lm_slot slot = { .ndim = 2, .dim = { ROWS, COLS }, .layout = LM_LAYOUT_CONV1D };
     lm_rows r;
     lm_err e = { 0 };
@@ -152,7 +152,7 @@ static void blocks_are_turned(void **state)
     static float src[IN * OUT], turned[IN * OUT], back[IN * OUT], want[IN * OUT];
     static uint8_t a[OUT * 34 * 3], b[OUT * 34 * 3];
     const lm_slot slot = { .ndim = 2, .dim = { IN, OUT }, .layout = LM_LAYOUT_CONV1D };
-    const lm_row_type f32 = { LM_DTYPE_F32, NULL }, q8 = { LM_DTYPE_NONE, lm_ggml_of(8) };
+    const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32), *q8 = lm_format_of_gguf(8);
     lm_par *par = NULL;
     lm_err e = { 0 };
     lm_rows r;
@@ -161,13 +161,13 @@ static void blocks_are_turned(void **state)
     for (int i = 0; i < IN; i++)
         for (int k = 0; k < OUT; k++)
             turned[k * IN + i] = src[i * OUT + k] = sinf((float)(i * 131 + k * 7));
-    q8.block->encode(turned, IN * OUT, a);
+    q8->encode(q8, turned, OUT, IN, IN, &(void *){ a }, NULL);
     assert_true(lm_rows_of_slot(&slot, true, f32, q8, &r));
     r.src = src;
     r.dst = b;
     assert_int_equal(lm_rows_convert(&r, par, &e), LM_OK);
     assert_memory_equal(a, b, sizeof a);
-    q8.block->decode(a, IN * OUT, turned);
+    q8->decode(q8, &(const void *){ a }, OUT, IN, turned, IN);
     for (int i = 0; i < IN; i++)
         for (int k = 0; k < OUT; k++)
             want[i * OUT + k] = turned[k * IN + i];
@@ -191,8 +191,9 @@ static void importance_goes_with_columns(void **state)
     const lm_slot stays = {
         .ndim = 2, .dim = { OUT, IN }, .layout = LM_LAYOUT_SAME, .hf = "x.weight"
     };
-    const lm_row_type f32 = { LM_DTYPE_F32, NULL }, f16 = { LM_DTYPE_F16, NULL };
-    const lm_row_type q4 = { LM_DTYPE_NONE, lm_ggml_of(2) };
+    const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32), *q4 = lm_format_of_gguf(2);
+    const lm_format *f16 = lm_format_of_dtype(LM_DTYPE_F16);
+    const lm_encode_mode weighted = { .importance = w };
     lm_err e = { 0 };
     lm_rows r;
 
@@ -201,8 +202,7 @@ static void importance_goes_with_columns(void **state)
         for (int k = 0; k < OUT; k++)
             turned[k * IN + i] = src[i * OUT + k] = sinf((float)(i * 131 + k * 7));
     }
-    for (int k = 0; k < OUT; k++)
-        q4.block->encode_weighted(turned + k * IN, w, IN, a + k * 18 * 3);
+    q4->encode(q4, turned, OUT, IN, IN, &(void *){ a }, &weighted);
     for (int way = 0; way < 2; way++) {
         assert_true(lm_rows_of_slot(way ? &stays : &turns, true, f32, q4, &r));
         r.src = way ? turned : src;
@@ -340,23 +340,6 @@ static void experts_are_refused(void **state)
 }
 
 /* ---- Types of tensors ---- */
-
-/* What a file's tables say of a type of blocks is what its coder does; 39 to 42 are read. */
-static void tables_of_types_agree(void **state)
-{
-    (void)state;
-    for (int i = 0; lm_ggml_at(i); i++) {
-        const lm_ggml_type *t = lm_ggml_at(i);
-        const lm_gguf_type *f = lm_gguf_type_of(t->ggml_type);
-        assert_non_null(f);
-        assert_string_equal(f->name, t->name);
-        assert_int_equal(f->block, t->block);
-        assert_int_equal(f->bytes, t->bytes);
-    }
-    for (uint32_t type = 39; type <= 42; type++)
-        assert_non_null(lm_ggml_of(type));
-    assert_null(lm_gguf_type_of(43));
-}
 
 /* The digit of a K-quant: '2' to '6'; '8' for Q8_0, 'o' for Q4_0, 'a' and 'b' for Q5_0 and Q5_1, 'n' and
  * 'x' for IQ4_NL and IQ4_XS. */
@@ -587,19 +570,19 @@ static void rows_that_fit_no_block_fall_back(void **state)
 static void fill(const lm_gguf_tensor *t, uint8_t code, lm_buf *out)
 {
     static const uint8_t f16_one[2] = { 0x00, 0x3c }, e4m3_one[4] = { 0x38, 0x38, 0x38, 0x38 };
-    const lm_gguf_type *type = lm_gguf_type_of(t->type);
+    const lm_format *type = lm_format_of_gguf(t->type);
     lm_err e = { 0 };
     uint8_t block[64];
 
-    memset(block, type->dtype == LM_DTYPE_F32 ? 0 : code, sizeof block);
+    memset(block, type->element == LM_DTYPE_F32 ? 0 : code, sizeof block);
     if (t->type == 39)
         block[0] = 127;
     else if (t->type == 40)
         memcpy(block, e4m3_one, 4);
-    else if (type->dtype != LM_DTYPE_F32)
+    else if (type->element != LM_DTYPE_F32)
         memcpy(block, f16_one, 2);
-    for (int64_t i = 0; i < t->count / type->block; i++)
-        assert_int_equal(lm_buf_add(out, block, type->bytes, &e), LM_OK);
+    for (int64_t i = 0; i < t->count / lm_format_group(type); i++)
+        assert_int_equal(lm_buf_add(out, block, (size_t)type->plane[0].bits / 8, &e), LM_OK);
     while (out->len % 32)
         assert_int_equal(lm_buf_add(out, "", 1, &e), LM_OK);
 }
@@ -760,7 +743,6 @@ int main(void)
         cmocka_unit_test(tokenizer_bin_is_read),
         cmocka_unit_test(mixtures_are_llama_cpps),
         cmocka_unit_test(experts_are_refused),
-        cmocka_unit_test(tables_of_types_agree),
         cmocka_unit_test(newest_types_are_read),
         cmocka_unit_test(low_mixtures_are_llama_cpps),
         cmocka_unit_test(values_of_70b_have_more_bits),

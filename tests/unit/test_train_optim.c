@@ -12,7 +12,6 @@
 
 #include "base/par.h"
 #include "base/rng.h"
-#include "numeric/codec.h"
 #include "train/optim.h"
 
 enum { N = 1000, STEPS = 5 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* codec_dynamic.c -- the dynamic map: tables made once, codes found by the leading bits of a number. */
-#include "numeric/codec_dynamic.h"
+/* format_dynamic.c -- the dynamic map: tables made once, codes found by the leading bits of a number. */
+#include "numeric/format_dynamic.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -120,10 +120,11 @@ static float scale_of(const float *x, int64_t n)
     return !finite ? NAN : negative ? -most : most;
 }
 
-static void encode_block(const float *x, int64_t n, uint8_t *code, float *scale,
-                         const lm_codec_mode *mode, uint64_t index)
+/* One block; the scale it has. */
+static float encode_block(const float *x, int64_t n, uint8_t *code, const lm_encode_mode *mode,
+                          uint64_t index)
 {
-    float s = *scale = scale_of(x, n), most = fabsf(s);
+    float s = scale_of(x, n), most = fabsf(s);
     const dynamic_map *m = &maps[s < 0];
     for (int64_t j = 0; j < n; j++) {
         if (!(most > 0)) { /* all 0, or not finite */
@@ -137,35 +138,36 @@ static void encode_block(const float *x, int64_t n, uint8_t *code, float *scale,
         if (s > 0 && code[j] == m->zero && x[j] > 0)
             code[j]++;
     }
+    return s;
 }
 
-void lm_dynamic_encode(const lm_codec *c, const float *x, int64_t rows, int64_t cols, int64_t pitch,
-                       void *codes, void *scales, const lm_codec_mode *mode)
+void lm_dynamic_encode(const lm_format *f, const float *x, int64_t rows, int64_t cols,
+                       int64_t pitch, void *const *plane, const lm_encode_mode *mode)
 {
-    uint8_t *code = codes;
-    float *scale = scales;
-    (void)c;
+    uint8_t *code = plane[0], *scale = plane[1];
+    (void)f;
     pthread_once(&made, make_maps);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale++) {
+        for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale += sizeof(float)) {
             int64_t n = cols - j < LM_DYNAMIC_BLOCK ? cols - j : LM_DYNAMIC_BLOCK;
-            encode_block(x + i * pitch + j, n, code + i * cols + j, scale, mode,
-                         (mode ? mode->index : 0) + (uint64_t)(i * cols + j));
+            float s = encode_block(x + i * pitch + j, n, code + i * cols + j, mode,
+                                   (mode ? mode->index : 0) + (uint64_t)(i * cols + j));
+            memcpy(scale, &s, sizeof s);
         }
 }
 
-void lm_dynamic_decode(const lm_codec *c, const void *codes, const void *scales, int64_t rows,
-                       int64_t cols, float *y, int64_t pitch)
+void lm_dynamic_decode(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
+                       float *y, int64_t pitch)
 {
-    const uint8_t *code = codes;
-    const float *scale = scales;
-    (void)c;
+    const uint8_t *code = plane[0], *scale = plane[1];
+    (void)f;
     pthread_once(&made, make_maps);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale++) {
-            const dynamic_map *m = &maps[*scale < 0];
-            float most = fabsf(*scale);
+        for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale += sizeof(float)) {
+            float s;
+            memcpy(&s, scale, sizeof s);
+            const dynamic_map *m = &maps[s < 0];
             for (int64_t k = j; k < cols && k < j + LM_DYNAMIC_BLOCK; k++)
-                y[i * pitch + k] = m->value[code[i * cols + k]] * most;
+                y[i * pitch + k] = m->value[code[i * cols + k]] * fabsf(s);
         }
 }
