@@ -414,13 +414,10 @@ static lm_code copy_tensor(lm_coded *c, lm_st_writer *w, const lm_st_tensor *t, 
 static lm_code room(const lm_coded_item *it, buffers *b, size_t *whole, lm_tensor_size *coded,
                     lm_err *e)
 {
-    lm_tensor_size own;
-    lm_code rc =
-        lm_tensor_bytes(lm_format_of_dtype(lm_dtype_parse(it->dtype)), 1, &it->count, &own, e);
-    *whole = own.all;
-    if (rc || lm_tensor_bytes(it->format, 1, &it->count, coded, e) ||
-        lm_grow(&b->whole, &b->whole_cap, *whole + 1, 1, "a tensor", e))
-        return e->code;
+    lm_code rc = lm_tensor_bytes(it->format, 1, &it->count, coded, e);
+    *whole = lm_plain_bytes(lm_dtype_parse(it->dtype), it->count);
+    if (!rc)
+        rc = lm_grow(&b->whole, &b->whole_cap, *whole ? *whole : 1, 1, "a tensor", e);
     for (int p = 0; !rc && p < it->format->n_planes; p++)
         rc =
             lm_grow(&b->plane[p], &b->plane_cap[p], coded->plane[p] + 1, 1, "codes of a tensor", e);

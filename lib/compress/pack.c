@@ -118,13 +118,9 @@ static lm_code keep_losses(job *j, const char *file, const lm_coded *c, lm_err *
         if (lm_grow(&r->loss, &r->cap_loss, r->n_loss + 1, sizeof *r->loss, "report", e))
             return e->code;
         lm_pack_loss *l = &r->loss[r->n_loss];
-        const lm_format *whole = lm_format_of_dtype(lm_dtype_parse(it->dtype));
-        lm_tensor_size size;
-        if (lm_tensor_bytes(whole, 1, &it->count, &size, e))
-            return e->code;
         *l = (lm_pack_loss){ .codec = it->format->name,
                              .count = it->count,
-                             .before = size.all,
+                             .before = lm_plain_bytes(lm_dtype_parse(it->dtype), it->count),
                              .after = it->coded,
                              .err = it->err };
         r->n_loss++;

@@ -10,42 +10,20 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "format/safetensors_table.h"
+#include "numeric/format.h"
 
 /* The reference library's list (safetensors 0.8, Dtype), in its order: files are sorted by it,
  * descending. */
-static const struct {
-    const char *name;
-    int bits;
-    lm_dtype dtype;
-} types[] = {
-    { "BOOL", 8, LM_DTYPE_BOOL },
-    { "F4", 4, LM_DTYPE_NONE },
-    { "F6_E2M3", 6, LM_DTYPE_NONE },
-    { "F6_E3M2", 6, LM_DTYPE_NONE },
-    { "U8", 8, LM_DTYPE_U8 },
-    { "I8", 8, LM_DTYPE_I8 },
-    { "F8_E5M2", 8, LM_DTYPE_F8E5M2 },
-    { "F8_E4M3", 8, LM_DTYPE_F8E4M3 },
-    { "F8_E8M0", 8, LM_DTYPE_NONE },
-    { "F8_E4M3FNUZ", 8, LM_DTYPE_NONE },
-    { "F8_E5M2FNUZ", 8, LM_DTYPE_NONE },
-    { "I16", 16, LM_DTYPE_I16 },
-    { "U16", 16, LM_DTYPE_U16 },
-    { "F16", 16, LM_DTYPE_F16 },
-    { "BF16", 16, LM_DTYPE_BF16 },
-    { "I32", 32, LM_DTYPE_I32 },
-    { "U32", 32, LM_DTYPE_U32 },
-    { "F32", 32, LM_DTYPE_F32 },
-    { "C64", 64, LM_DTYPE_NONE },
-    { "F64", 64, LM_DTYPE_F64 },
-    { "I64", 64, LM_DTYPE_I64 },
-    { "U64", 64, LM_DTYPE_U64 },
-};
+static const char *const types[] = { "BOOL",        "F4",      "F6_E2M3", "F6_E3M2", "U8",
+                                     "I8",          "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
+                                     "F8_E5M2FNUZ", "I16",     "U16",     "F16",     "BF16",
+                                     "I32",         "U32",     "F32",     "C64",     "F64",
+                                     "I64",         "U64" };
 
 int lm_st_type_rank(const char *dtype_name)
 {
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (!strcmp(types[i].name, dtype_name))
+        if (!strcmp(types[i], dtype_name))
             return (int)i;
     return -1;
 }
@@ -174,18 +152,29 @@ lm_code lm_st_table_set_meta(lm_st_table *t, const char *key, const char *value,
     return append_meta(t, key, value, e);
 }
 
+/* The format of a type of the list. */
+static const lm_format *format_of(const char *type)
+{
+    const lm_format *f = lm_format_of_dtype(lm_dtype_parse(type));
+
+    if (!f)
+        lm_format_find(type, NULL, &f, NULL);
+    return f;
+}
+
 /* Fill dtype, count and bytes from dtype_name and dim. */
 static lm_code measure(lm_st_tensor *t, const char *where, lm_code code, lm_err *e)
 {
     char show[LM_ST_SHOWN], show2[LM_ST_SHOWN];
     int type = lm_st_type_rank(t->dtype_name);
-    int64_t bits;
+    lm_tensor_size size;
 
     if (type < 0)
         return lm_fail(e, code, where, NULL, "tensor '%s' has the unknown dtype '%s'",
                        lm_st_show(t->name, show), lm_st_show(t->dtype_name, show2));
-    t->dtype = types[type].dtype;
-    t->dtype_name = types[type].name;
+    const lm_format *f = format_of(types[type]);
+    t->dtype = f->element;
+    t->dtype_name = types[type];
     t->count = 1;
     for (int i = 0; i < t->ndim; i++) {
         if (t->dim[i] < 0)
@@ -196,14 +185,14 @@ static lm_code measure(lm_st_tensor *t, const char *where, lm_code code, lm_err 
                            "tensor '%s': its shape has more than 2^63 elements",
                            lm_st_show(t->name, show));
     }
-    if (!lm_mul_i64_ok(t->count, types[type].bits, &bits))
+    if (lm_tensor_bytes(f, 1, &t->count, &size, NULL) || size.all > INT64_MAX / 8)
         return lm_fail(e, code, where, NULL, "tensor '%s': its shape has more than 2^63 bits",
                        lm_st_show(t->name, show));
-    if (bits % 8)
+    if (t->count % 8 * f->plane[0].bits % 8)
         return lm_fail(e, code, where, NULL,
                        "tensor '%s': %" PRId64 " elements of %s do not fill whole bytes",
                        lm_st_show(t->name, show), t->count, t->dtype_name);
-    t->bytes = (uint64_t)bits / 8;
+    t->bytes = size.all;
     return LM_OK;
 }
 

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "merge/engine_impl.h"
 #include "merge/plan_impl.h"
+#include "numeric/format.h"
 
 static const lm_st *side_of(const lm_merge_model *m)
 {
@@ -142,7 +143,7 @@ static lm_code hold(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_held *
     if (rc || !m->lora || lm_lora_effect_on(m->lora, t) != LM_LORA_ADDED)
         return rc;
     h->dtype = lm_lora_dtype(t->dtype);
-    rc = lm_merge_buf_need(&h->made, (size_t)t->count * lm_dtype_size(h->dtype), e);
+    rc = lm_merge_buf_need(&h->made, lm_plain_bytes(h->dtype, t->count), e);
     if (!rc)
         rc = lm_lora_add(m->lora, t, h->data, h->made.data, g->par, e);
     lm_model_source_forget(m->source, t);
@@ -177,7 +178,7 @@ static lm_code remap(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e)
 
         if (!ref)
             continue;
-        rc = lm_merge_buf_need(&h->next, (size_t)t->count * lm_dtype_size(h->dtype), e);
+        rc = lm_merge_buf_need(&h->next, lm_plain_bytes(h->dtype, t->count), e);
         if (!rc)
             rc = lm_vocab_operand(p->vocab, ref->input, g->table, cols, t->name, h->dtype,
                                   h->next.data, g->par, e);

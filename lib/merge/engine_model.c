@@ -12,6 +12,7 @@
 #include "merge/engine_write.h"
 #include "merge/finite.h"
 #include "merge/plan_impl.h"
+#include "numeric/format.h"
 #include "train/window.h"
 
 enum {
@@ -336,7 +337,7 @@ static lm_code check_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t 
 static lm_code merge_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t n, lm_err *e)
 {
     lm_merge_buf *out = &j->out[j->turn];
-    size_t bytes = (size_t)n * lm_dtype_size(t->dtype);
+    size_t bytes = lm_plain_bytes(t->dtype, n);
     lm_code rc = lm_merge_buf_need(out, bytes, e);
 
     if (!rc)

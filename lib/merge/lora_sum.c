@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "merge/lora_impl.h"
+#include "numeric/format.h"
 
 enum { SPAN = 512 };
 
@@ -184,7 +185,7 @@ uint64_t lm_lora_bytes(const lm_lora *l, const lm_st_tensor *t)
     if (lm_lora_effect_on(l, t) != LM_LORA_ADDED)
         return 0;
     parts = c->bias ? (uint64_t)c->bias->count : (uint64_t)c->a->count + (uint64_t)c->b->count;
-    return (uint64_t)t->count * lm_dtype_size(lm_lora_dtype(t->dtype)) + 2 * 8 * parts;
+    return lm_plain_bytes(lm_lora_dtype(t->dtype), t->count) + 2 * 8 * parts;
 }
 
 /* The factors of L and R, and with DoRA the magnitudes. */

@@ -10,6 +10,7 @@
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
 #include "model/slots.h"
+#include "numeric/format.h"
 
 /* GPT-2's linear layers lie transposed. */
 static bool is_conv1d(const lm_merge_model *m, const char *name)
@@ -421,8 +422,7 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     }
     t->dtype = lm_dtype_is_float(x->dtype) && want != LM_DTYPE_NONE ? want : x->dtype;
     t->dtype_name = lm_dtype_is_float(x->dtype) ? lm_dtype_st_name(t->dtype) : x->dtype_name;
-    t->bytes =
-        lm_dtype_is_float(x->dtype) ? (uint64_t)t->count * lm_dtype_size(t->dtype) : x->bytes;
+    t->bytes = lm_dtype_is_float(x->dtype) ? lm_plain_bytes(t->dtype, t->count) : x->bytes;
     if (!lm_dtype_is_float(x->dtype)) {
         rc = check_same(p, t, first, e);
         carry(t, first);

@@ -12,6 +12,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "merge/search_log.h"
+#include "numeric/format.h"
 #include "text/tokenizer_source.h"
 #include "train/window.h"
 
@@ -138,7 +139,7 @@ static lm_code prepare(work *w, lm_err *e)
         if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
             return lm_fail(e, LM_EFORMAT, t->name, NULL, "has dtype %s, not a float type",
                            t->dtype_name);
-        size_t bytes = (size_t)t->count * lm_dtype_size(t->dtype);
+        size_t bytes = lm_plain_bytes(t->dtype, t->count);
         w->room = bytes > w->room ? bytes : w->room;
     }
     return lm_block_alloc(&w->tensor, w->room, "a merged tensor", e);

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "merge/vocab_impl.h"
+#include "numeric/format.h"
 
 typedef struct {
     const lm_vocab *v;
@@ -39,7 +40,7 @@ static void put_rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;
     const lm_vocab *v = j->v;
-    size_t bytes = (size_t)j->cols * lm_dtype_size(j->dtype);
+    size_t bytes = lm_plain_bytes(j->dtype, j->cols);
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int from = j->m;
@@ -67,7 +68,7 @@ enum { COLUMNS = 64 };
 static void put_blanks(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;
-    size_t bytes = (size_t)j->cols * lm_dtype_size(j->dtype);
+    size_t bytes = lm_plain_bytes(j->dtype, j->cols);
     double sum[COLUMNS] = { 0 };
     int64_t have = 0;
     (void)worker;

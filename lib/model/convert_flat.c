@@ -66,7 +66,7 @@ static uint64_t slot_bytes(const layout *l, const lm_slot *s)
 {
     int64_t rows = s->role == LM_ROLE_EMBED && l->f->pad_rows ? l->f->pad_rows : s->dim[0];
 
-    return (uint64_t)(rows * (s->ndim == 2 ? s->dim[1] : 1)) * lm_dtype_size(l->f->dtype);
+    return lm_plain_bytes(l->f->dtype, rows * (s->ndim == 2 ? s->dim[1] : 1));
 }
 
 static uint64_t table_bytes(const lm_config *c)
@@ -262,12 +262,10 @@ static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
         return put_tables(w, e);
     const lm_st_tensor *t = w->s.from[slot];
     const lm_format *f = lm_format_of_dtype(w->f->dtype);
-    lm_tensor_size own;
-    rc = lm_tensor_bytes(f, t->ndim, t->dim, &own, e);
-    if (!rc)
-        rc = w->m->load(w->m, t, &data, e);
+    size_t own = lm_plain_bytes(w->f->dtype, t->count);
+    rc = w->m->load(w->m, t, &data, e);
     if (!rc && lm_rows_of_slot(&w->s.slot[slot], true, lm_format_of_dtype(t->dtype), f, &r)) {
-        rc = lm_grow(&w->cast, &w->cap, own.all, 1, "a tensor", e);
+        rc = lm_grow(&w->cast, &w->cap, own, 1, "a tensor", e);
         r.src = data;
         r.dst = w->cast;
         if (!rc)
@@ -275,9 +273,9 @@ static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
         data = w->cast;
     }
     if (!rc)
-        rc = lm_export_write(w->out, data, own.all, e);
+        rc = lm_export_write(w->out, data, own, e);
     if (!rc)
-        rc = put_zeros(w, bytes - own.all, e);
+        rc = put_zeros(w, bytes - own, e);
     w->done += bytes;
     lm_progress(w->m->sink, "convert", (double)w->done, (double)w->total, "bytes", t->name);
     return rc;

@@ -49,6 +49,13 @@
             NULL, NULL, lm_##t##_decode                                        \
         }                                                                      \
     }
+/* Of safetensors files whose tensors are copied, not decoded. */
+#define FOREIGN(name_, about_, bits_)                                                          \
+    {                                                                                          \
+        .name = name_, .about = about_, .n_planes = 1,                                         \
+        .plane = { { LM_PLANE_CODES, LM_DTYPE_NONE, bits_, 1, 1 } }, .element = LM_DTYPE_NONE, \
+        .gguf = LM_NO_GGUF                                                                     \
+    }
 /* Of GGUF files whose tensors are listed, not decoded. */
 #define LISTED(t, gguf_, n_, bytes_)                      \
     {                                                     \
@@ -103,6 +110,13 @@ static const lm_format formats[] = {
     SIZED("u16", "unsigned 16-bit integers", 16, LM_DTYPE_U16, LM_NO_GGUF),
     SIZED("u8", "unsigned 8-bit integers", 8, LM_DTYPE_U8, LM_NO_GGUF),
     SIZED("bool", "truth values, a byte each", 8, LM_DTYPE_BOOL, LM_NO_GGUF),
+    FOREIGN("f4", "OCP E2M1", 4),
+    FOREIGN("f6_e2m3", "OCP E2M3", 6),
+    FOREIGN("f6_e3m2", "OCP E3M2", 6),
+    FOREIGN("f8_e8m0", "OCP E8M0: powers of two", 8),
+    FOREIGN("f8_e4m3fnuz", "E4M3 without infinities and negative zero", 8),
+    FOREIGN("f8_e5m2fnuz", "E5M2 without infinities and negative zero", 8),
+    FOREIGN("c64", "complex numbers of two binary32", 64),
     LISTED(q8_1, 9, 32, 40),
     LISTED(q8_k, 15, 256, 292),
     LISTED(iq2_xxs, 16, 256, 66),
@@ -259,4 +273,14 @@ lm_code lm_tensor_bytes(const lm_format *f, int ndim, const int64_t *dim, lm_ten
         return too_large(f, ndim, dim, e);
     *out = s;
     return LM_OK;
+}
+
+size_t lm_plain_bytes(lm_dtype d, int64_t count)
+{
+    const lm_format *f = lm_format_of_dtype(d);
+    lm_tensor_size size = { { 0 }, 0 };
+
+    if (f)
+        lm_tensor_bytes(f, 1, &count, &size, NULL);
+    return size.all;
 }

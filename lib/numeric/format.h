@@ -129,5 +129,7 @@ typedef struct {
  * NULL for a caller that reads that. */
 lm_code lm_tensor_bytes(const lm_format *f, int ndim, const int64_t *dim, lm_tensor_size *out,
                         lm_err *e);
+/* The same of `count` elements of a plain type; SIZE_MAX when they are too many. */
+size_t lm_plain_bytes(lm_dtype d, int64_t count);
 
 #endif

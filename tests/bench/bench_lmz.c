@@ -18,6 +18,7 @@
 #include "base/rng.h"
 #include "format/lmz_chunk.h"
 #include "format/safetensors.h"
+#include "numeric/format.h"
 
 enum { RANDOM_BYTES = 32 << 20, SLOW_BYTES = 1 << 20 };
 
@@ -252,7 +253,7 @@ static void trained_as(const char *name, const lm_st *s, const lm_st *b, lm_dtyp
         size_t bytes = t->bytes;
         cast[2 * i] = cast[2 * i + 1] = NULL;
         if (to != LM_DTYPE_NONE) {
-            bytes = (size_t)t->count * lm_dtype_size(to);
+            bytes = lm_plain_bytes(to, t->count);
             now = cast[2 * i] = take(bytes, "tensor");
             if (lm_st_load(s, t, to, cast[2 * i], &e))
                 die(&e);

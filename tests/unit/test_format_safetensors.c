@@ -144,6 +144,39 @@ static void test_plan_refuses(void **state)
 }
 
 /* Three tensors with known values and metadata at `path`. */
+/* Bits of an element of every type of the published list. */
+static void test_sizes_of_types(void **state)
+{
+    static const struct {
+        const char *name;
+        uint64_t bits;
+    } type[] = { { "BOOL", 8 },    { "F4", 4 },          { "F6_E2M3", 6 },     { "F6_E3M2", 6 },
+                 { "U8", 8 },      { "I8", 8 },          { "F8_E5M2", 8 },     { "F8_E4M3", 8 },
+                 { "F8_E8M0", 8 }, { "F8_E4M3FNUZ", 8 }, { "F8_E5M2FNUZ", 8 }, { "I16", 16 },
+                 { "U16", 16 },    { "F16", 16 },        { "BF16", 16 },       { "I32", 32 },
+                 { "U32", 32 },    { "F32", 32 },        { "C64", 64 },        { "F64", 64 },
+                 { "I64", 64 },    { "U64", 64 } };
+    lm_st_plan *p = NULL;
+    lm_err e = { 0 };
+    (void)state;
+
+    assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
+    for (size_t i = 0; i < sizeof type / sizeof *type; i++) {
+        lm_st_tensor t = { .name = type[i].name, .dtype_name = type[i].name, .ndim = 2 };
+        t.dim[0] = 4;
+        t.dim[1] = 6;
+        assert_int_equal(lm_st_plan_add_like(p, &t, &e), LM_OK);
+        assert_int_equal(lm_st_plan_at(p, i)->bytes, 24 * type[i].bits / 8);
+        assert_int_equal(lm_st_plan_at(p, i)->dtype, lm_dtype_parse(type[i].name));
+        t.name = "odd";
+        t.dim[0] = t.dim[1] = 3;
+        if (type[i].bits < 8)
+            assert_int_equal(lm_st_plan_add_like(p, &t, &e), LM_EUSAGE);
+        e = (lm_err){ 0 };
+    }
+    lm_st_plan_free(p);
+}
+
 static void write_sample(void)
 {
     lm_st_plan *p = NULL;
@@ -491,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_padding),
         cmocka_unit_test(test_sort),
         cmocka_unit_test(test_plan_refuses),
+        cmocka_unit_test(test_sizes_of_types),
         cmocka_unit_test_setup_teardown(test_round_trip, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_writer_guards, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_stream, make_dir, drop_dir),

@@ -402,6 +402,9 @@ static void sizes(void **state)
     assert_non_null(strstr(e.what, "9223372036854775807 x 9223372036854775807"));
     assert_true(s.all == SIZE_MAX);
     assert_int_equal(lm_tensor_bytes(f32, 2, less, &s, NULL), LM_ELIMIT);
+    assert_true(lm_plain_bytes(LM_DTYPE_BF16, 77) == 154);
+    assert_true(lm_plain_bytes(LM_DTYPE_F64, INT64_MAX) == SIZE_MAX);
+    assert_true(lm_plain_bytes(LM_DTYPE_NONE, 77) == 0);
     e = (lm_err){ 0 };
     assert_int_equal(lm_tensor_bytes(q4_k, 2, ragged, &s, &e), LM_EUSAGE);
     assert_non_null(strstr(e.what, "multiple of 256"));
