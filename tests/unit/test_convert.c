@@ -341,6 +341,28 @@ static void experts_are_refused(void **state)
 
 /* ---- Types of tensors ---- */
 
+static bool is_offered(const char *name)
+{
+    for (int i = 0; lm_gguf_types[i]; i++)
+        if (!strcmp(lm_gguf_types[i], name))
+            return true;
+    return false;
+}
+
+/* A format of GGUF that can be written is a type to choose, and one that is read only is none; Q3_K is
+ * there in mixtures only. */
+static void types_are_formats(void **state)
+{
+    (void)state;
+    for (int i = 0; lm_format_at(i); i++) {
+        const lm_format *f = lm_format_at(i);
+        bool written = f->gguf != LM_NO_GGUF && f->encode && f->element != LM_DTYPE_F64;
+        const char *name = strcmp(f->name, "q3_k") ? lm_format_show(f) : "q3_k_s";
+        assert_int_equal(is_offered(name), written);
+        assert_int_equal(written && lm_gguf_type_weighs(name), lm_format_weighs(f));
+    }
+}
+
 /* The digit of a K-quant: '2' to '6'; '8' for Q8_0, 'o' for Q4_0, 'a' and 'b' for Q5_0 and Q5_1, 'n' and
  * 'x' for IQ4_NL and IQ4_XS. */
 static char letter(uint32_t type)
@@ -750,6 +772,7 @@ int main(void)
         cmocka_unit_test(slots_have_names_and_shapes),
         cmocka_unit_test(rope_rows_are_llama_cpps),
         cmocka_unit_test(bits_are_moved),
+        cmocka_unit_test(types_are_formats),
         cmocka_unit_test(blocks_are_turned),
         cmocka_unit_test(importance_goes_with_columns),
         cmocka_unit_test(config_comes_back),
