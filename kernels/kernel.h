@@ -16,11 +16,12 @@
  *  - N = rows (B*T, batch-major), C = width, H query heads, K key/value heads, D head size, V vocabulary.
  *  - An optional operand that is absent has data == NULL and ndim == 0.
  *  - Weight gradients accumulate according to attr.acc (lm_acc): LM_ACC_ADD always adds into the output;
- *    LM_ACC_FIRST overwrites it when step->micro == 0 and adds otherwise.
+ *    LM_ACC_FIRST adds when step->more, else overwrites it.
  *  - Results must not depend on the number of threads, bit for bit. */
 #ifndef LM_KERNELS_KERNEL_H
 #define LM_KERNELS_KERNEL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,7 +35,8 @@ typedef enum { LM_ACC_FIRST = 0, LM_ACC_ADD = 1 } lm_acc;
 typedef struct {
     uint64_t seed; /* of the whole training run */
     int64_t step;  /* optimiser step, from 0 */
-    int64_t micro; /* micro-batch inside the step, from 0 */
+    int64_t micro; /* micro-batch of the step, from 0, counted over all processes */
+    bool more;     /* sums go on: this process has run another micro-batch of the step before */
 } lm_step;
 
 /* An order of execution on a device, and what its kernels need to know of it (kernels/cuda/stream.h). */

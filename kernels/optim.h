@@ -21,7 +21,7 @@
  * sumsq     in  g            out s [1] F64: sum of squares in double over fixed blocks of 65,536,
  *                            added in order (the same bits for any number of threads)
  * total     in  x            out s [1] F64: sum in double, in order (on a device: in a fixed
- *                            order); replaces s when step->micro == 0 and adds otherwise
+ *                            order); adds to s when step->more, else replaces it
  * strided   in  x            out y [m]: y[i] = x[i * stride], F32
  *
  * An optimiser step touches memory once: at least 70 % of memcpy's bytes/s. */

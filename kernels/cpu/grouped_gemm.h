@@ -74,7 +74,7 @@ static inline void grouped_run(const lm_call *c, grouped_form form, lm_cpu_level
 {
     const lm_grouped_attr *attr = c->attr;
     const int32_t *offsets = c->in[2].data;
-    bool add = attr->acc == LM_ACC_ADD || c->step->micro > 0;
+    bool add = attr->acc == LM_ACC_ADD || c->step->more;
 
     for (int64_t g = 0; g + 1 < c->in[2].dim[0]; g++) {
         lm_gemm whole = grouped_piece(c, form, g, 0, 1);

@@ -53,7 +53,7 @@ static inline lm_gemm linear_dw_gemm(const lm_call *c)
     const lm_tensor *dy = &c->in[0], *x = &c->in[1], *dw = &c->out[0];
     const lm_linear_attr *attr = c->attr;
     /* While scratch is being planned there is no step; the need does not depend on it. */
-    bool add = attr->acc == LM_ACC_ADD || (c->step && c->step->micro > 0);
+    bool add = attr->acc == LM_ACC_ADD || (c->step && c->step->more);
 
     return (lm_gemm){
         .m = dy->dim[1],

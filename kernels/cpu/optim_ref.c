@@ -100,7 +100,7 @@ static void sumsq(const lm_call *c)
 
 static void total(const lm_call *c)
 {
-    double sum = c->step->micro ? get(&c->out[0], 0) : 0, part = 0;
+    double sum = c->step->more ? get(&c->out[0], 0) : 0, part = 0;
     for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++)
         part += get(&c->in[0], i);
     set(&c->out[0], 0, sum + part);

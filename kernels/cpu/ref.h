@@ -49,7 +49,7 @@ static inline int64_t rows_of(const lm_tensor *t)
 /* Whether a weight gradient is replaced (true) or added to. */
 static inline bool overwrites(const lm_call *c, lm_acc acc)
 {
-    return acc == LM_ACC_FIRST && c->step->micro == 0;
+    return acc == LM_ACC_FIRST && !c->step->more;
 }
 
 static inline void accumulate(const lm_call *c, lm_acc acc, lm_tensor *t, int64_t i, double v)

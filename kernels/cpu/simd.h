@@ -434,7 +434,7 @@ LM_INLINE int64_t row_count(const lm_tensor *t)
 }
 LM_INLINE bool overwrites(const lm_call *c, lm_acc acc)
 {
-    return acc == LM_ACC_FIRST && c->step->micro == 0;
+    return acc == LM_ACC_FIRST && !c->step->more;
 }
 /* Rows of `width` elements that make a chunk worth handing to a thread. */
 LM_INLINE int64_t grain_rows(int64_t width)

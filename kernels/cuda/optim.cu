@@ -316,7 +316,7 @@ static void sumsq(const lm_call *c)
 
 static void total(const lm_call *c)
 {
-    sum<false>(c, c->step->micro != 0);
+    sum<false>(c, c->step->more);
 }
 
 /* ---- strided ---- */

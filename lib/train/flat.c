@@ -47,11 +47,11 @@ static size_t reduce_work(lm_backend *b, const char *op, int64_t n)
     return k && k->work ? k->work(&c, b->threads) : 0;
 }
 
-static lm_code reduce(lm_backend *b, const char *op, const float *x, int64_t n, int64_t micro,
+static lm_code reduce(lm_backend *b, const char *op, const float *x, int64_t n, bool more,
                       void *work, double *out, lm_err *e)
 {
     lm_tensor in = lm_flat(LM_DTYPE_F32, n, x), o = lm_flat(LM_DTYPE_F64, 1, out);
-    lm_step step = { .micro = micro };
+    lm_step step = { .more = more };
     lm_call c = call_of(b, NULL, &in, 1, &o, 1);
     const lm_kernel *k;
     if (find(b, op, &k, e))
@@ -69,7 +69,7 @@ size_t lm_sumsq_work(lm_backend *b, int64_t n)
 
 lm_code lm_sumsq(lm_backend *b, const float *x, int64_t n, void *work, double *out, lm_err *e)
 {
-    return reduce(b, "sumsq", x, n, 0, work, out, e);
+    return reduce(b, "sumsq", x, n, false, work, out, e);
 }
 
 size_t lm_total_work(lm_backend *b, int64_t n)

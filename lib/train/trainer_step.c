@@ -101,7 +101,7 @@ static lm_code run_graph(lm_trainer *t, const lm_step *step, lm_err *e)
     return lm_exec_run(t->exec, step, e)
                ? e->code
                : lm_total(t->b, lm_exec_data(t->exec, t->model->loss), t->o.batch * t->o.seq,
-                          step->micro > 0, t->s.work, &where_it_runs(t)->loss, e);
+                          step->more, t->s.work, &where_it_runs(t)->loss, e);
 }
 
 /* The graph reads the i-th micro-batch of the step from now on. */
@@ -120,6 +120,7 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         double began = lm_now();
         step.micro = i;
+        step.more = i > 0;
         if (hand_over(t, i, e) || trainer_put(t, i ? PART_OTHER : PART_FIRST, run_graph, &step, e))
             return e->code;
         if (t->tracing)

@@ -90,7 +90,7 @@ static void report(const shape *s, const lm_kernel *k, lm_dtype act, double flop
 
 static void measure(const shape *s, lm_dtype act)
 {
-    static const lm_step step = { 1, 0, 0 };
+    static const lm_step step = { .seed = 1 };
     lm_attention_attr a = { .batch = s->B,
                             .seq = s->T,
                             .heads = s->H,
@@ -122,7 +122,7 @@ static void measure(const shape *s, lm_dtype act)
 /* One token for each of B sequences over a cache of S places: bytes of the cache a second. */
 static void measure_decoding(int64_t B, int64_t S, int64_t H, int64_t K, int64_t D, lm_dtype act)
 {
-    static const lm_step step = { 1, 0, 0 };
+    static const lm_step step = { .seed = 1 };
     lm_attention_attr a = { .batch = B,
                             .seq = 1,
                             .heads = H,

@@ -186,7 +186,7 @@ static double seconds(const lm_kernel *k, lm_call *c)
 
 static void measure(const row *r, lm_dtype act)
 {
-    static const lm_step step = { 1, 3, 1 };
+    static const lm_step step = { .seed = 1, .step = 3, .more = true };
     lm_tensor in[5], out[4];
     lm_call c = {
         .attr = r->attr, .in = in, .n_in = 5, .out = out, .n_out = 4, .par = par, .step = &step
@@ -217,7 +217,7 @@ static void measure(const row *r, lm_dtype act)
 /* Loss and both gradients: six operations per weight and row. */
 static void measure_head(int64_t n, lm_dtype act)
 {
-    static const lm_step step = { 1, 0, 0 };
+    static const lm_step step = { .seed = 1 };
     lm_head_attr a = { VOCAB, 0, LM_ACC_FIRST };
     operand ops_in[4] = { { ACT, n, WIDTH, 0, false },
                           { ACT, VOCAB, WIDTH, 0, false },

@@ -43,7 +43,7 @@ static inline kernel_case forward_of(const lm_attention_attr *a, lo_kind kind)
                       .attr = a,
                       .tol_f32 = 2e-6,
                       .tol_bf16 = 1e-2,
-                      .step = { 11, 65539, 70001 } };
+                      .step = { .seed = 11, .step = 65539, .micro = 70001 } };
     k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
     if (kind != WHOLE)
         k.in[1] = given(vec(I32, n), starts(kind, a->batch, a->seq));

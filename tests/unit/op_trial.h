@@ -189,7 +189,11 @@ static inline void open_trial(trial *t, const lm_op *op, int example, lm_dtype a
 {
     lm_err e = { 0 };
     lm_vid in[2][LM_MAX_IN], out[2][LM_MAX_OUT];
-    *t = (trial){ .op = op, .act = act, .example = example, .seed = LM_NONE, .step = { 7, 3, 0 } };
+    *t = (trial){ .op = op,
+                  .act = act,
+                  .example = example,
+                  .seed = LM_NONE,
+                  .step = { .seed = 7, .step = 3, .micro = 5 } };
     op->example(lm_rng_make(11, "examples", 0), example, &t->ex);
     must(lm_graph_new(&t->g, &e), &e);
     append_use(t, NULL, in[0], out[0]);

@@ -49,9 +49,9 @@ static void gradient_rows(void **state)
         for (int form = 0; form < 2; form++) {
             device = form ? quick : fixed;
             check_on_device(&k, act, 1e-5, i & 1, form == 0);
-            k.step.micro = 1;
+            k.step.more = true;
             check_on_device(&k, act, 1e-5, 0, form == 0);
-            k.step.micro = 0;
+            k.step.more = false;
         }
         k.in[2].kind = k.out[1].kind = ABSENT;
         device = fixed;

@@ -39,7 +39,7 @@ static void all_shapes(void **state)
             int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
             lm_head_attr a = { vocab, v == 2 ? 4 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST };
             kernel_case k = case_of(&a, n, vocab + (v ? 0 : 9), c, v != 1 || i < 3);
-            k.step.micro = v == 2;
+            k.step.more = v == 2;
             check(&k, v % 2);
         }
 }

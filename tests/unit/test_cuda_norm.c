@@ -60,7 +60,7 @@ static void check_norm_dw(int64_t n, int64_t c, int variant, int shift, lm_dtype
 {
     bool layer = variant & 1;
     lm_norm_attr a = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
-    kernel_case k = { .op = "norm_dw", .attr = &a, .step = { .micro = variant & 2 } };
+    kernel_case k = { .op = "norm_dw", .attr = &a, .step = { .more = variant & 2 } };
     k.in[0] = k.in[1] = mat(ACT, n, c);
     k.in[2] = given(mat(F32, n, 2), stats_like(a.kind));
     k.out[0] = vec(F32, c);
@@ -90,11 +90,11 @@ static lm_norm_attr joined_attr(int variant)
     return (lm_norm_attr){ variant & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
 }
 
-static void check_joined(int64_t n, int64_t c, int variant, int micro, int shift, lm_dtype act)
+static void check_joined(int64_t n, int64_t c, int variant, int more, int shift, lm_dtype act)
 {
     lm_norm_attr a = joined_attr(variant);
     kernel_case k = joined(&a, n, c, variant);
-    k.step.micro = micro;
+    k.step.more = more;
     check_on_device(&k, act, 2 * tolerance(act), shift, true);
 }
 
@@ -260,7 +260,7 @@ static void check_heads(int64_t n, lm_head_norm_attr a, int shift, lm_dtype act)
     d.out[0] = over(mat(ACT, n, all), 0);
     check_on_device(&d, act, 2 * tolerance(act), shift, true);
 
-    kernel_case w = { .op = "head_norm_dw", .attr = &a, .step = { .micro = shift } };
+    kernel_case w = { .op = "head_norm_dw", .attr = &a, .step = { .more = shift } };
     w.in[0] = w.in[1] = mat(ACT, n, all);
     w.in[2] = filled(mat(F32, n, a.heads + a.kv_heads), POSITIVE, 0);
     w.out[0] = w.out[1] = vec(F32, a.head_dim);

@@ -189,7 +189,7 @@ static void sums(void **state)
     for (int i = 0; i <= N_COUNTS; i++) {
         int64_t n = i < N_COUNTS ? counts[i] : 4 * 65536 + 3;
         for (int v = 0; v < 4; v++) {
-            kernel_case k = { .op = v < 2 ? "sumsq" : "total", .step = { .micro = v & 1 } };
+            kernel_case k = { .op = v < 2 ? "sumsq" : "total", .step = { .more = v & 1 } };
             k.in[0] = filled(vec(F32, n), POSITIVE, 0);
             k.out[0] = filled(vec(F64, 1), POSITIVE, 0);
             check_on_device(&k, LM_DTYPE_F32, 1e-13, v & 1, true);

@@ -177,8 +177,8 @@ static void walk(const char *kernels)
         for (int i = 0; op->example && i < EXAMPLES && (!only || !strcmp(only, op->name)); i++) {
             trial t;
             open_trial(&t, op, i, acts[i % 3]);
-            for (int64_t micro = 0; micro < 2; micro++) {
-                t.step.micro = micro; /* weight gradients: replaced, then added to */
+            for (int more = 0; more < 2; more++) {
+                t.step.more = more; /* weight gradients: replaced, then added to */
                 for (size_t k = 0; k < t.g->n_nodes; k++)
                     check_node(&t, &t.g->node[k]);
             }

@@ -204,6 +204,7 @@ static void compare_training(const lm_config *c, const lm_build *b, joins j, con
         runner_weights(&r[k], block);
         feed(&r[k]);
         for (r[k].step.micro = 0; r[k].step.micro < 3; r[k].step.micro++) {
+            r[k].step.more = r[k].step.micro > 0;
             ids_of(&r[k], m->tokens)[r[k].step.micro] = 7;
             runner_run(&r[k]);
         }

@@ -91,7 +91,7 @@ static void dropout(void **state)
                               .attr = &a,
                               .tol_f32 = 1e-6,
                               .tol_bf16 = 4e-3,
-                              .step = { 1234567890123, s * 100003, s } };
+                              .step = { .seed = 1234567890123, .step = s * 100003, .micro = s } };
             k.in[0] = k.out[0] = vec(ACT, counts[i]);
             check_case(&k);
             k.out[0] = over(k.out[0], 0);
@@ -106,9 +106,11 @@ static void dropout_over_a_wrap(void **state)
 {
     (void)state;
     lm_dropout_attr a = { 0.5, 0 };
-    kernel_case k = {
-        .op = "dropout", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3, .step = { 9, 255, 49167 }
-    };
+    kernel_case k = { .op = "dropout",
+                      .attr = &a,
+                      .tol_f32 = 1e-6,
+                      .tol_bf16 = 4e-3,
+                      .step = { .seed = 9, .step = 255, .micro = 49167 } };
     k.in[0] = k.out[0] = vec(ACT, 1025);
     check_case(&k);
 }
@@ -125,7 +127,7 @@ static void dropout_beyond_the_counter(void **state)
     kernel_case k = { .op = "dropout", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
     k.in[0] = k.out[0] = vec(ACT, N);
     for (int i = 0; i < 4; i++) {
-        k.step = (lm_step){ 9, steps[i], 0 };
+        k.step = (lm_step){ .seed = 9, .step = steps[i] };
         check_case(&k);
         build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &x[i]);
         run(&x[i], lm_cpu_kernel("dropout", LM_DTYPE_F32, lm_cpu_detect()), NULL);

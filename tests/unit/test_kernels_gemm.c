@@ -314,7 +314,7 @@ typedef struct {
 static void run_op(const char *op, const lm_kernel *k, io *x, int n_in, int n_out, lm_par *par,
                    lm_acc acc)
 {
-    static const lm_step step = { .micro = 0 };
+    static const lm_step step = { 0 };
     lm_linear_attr attr = { acc };
     lm_call c = { .attr = &attr,
                   .in = x->in,

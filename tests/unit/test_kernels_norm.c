@@ -79,7 +79,7 @@ static void norm_backward(void **state)
                 d.in[2] = k.in[3];
                 d.out[0] = vec(F32, c);
                 d.out[1] = vec(v & 1 ? F32 : ABSENT, c);
-                d.step.micro = v == 4;
+                d.step.more = v == 4;
                 check_case(&d);
             }
         }

@@ -193,21 +193,21 @@ static void nothing_is_written(void **state)
     }
 }
 
-/* total replaces its output in the first micro-batch and adds to it in others; strided takes every
- * stride-th. */
+/* total replaces its output, or adds to it where the step says so; strided takes every stride-th.
+ */
 static void sums_and_strides(void **state)
 {
     (void)state;
     double x[7] = { 1, 2, 4, 8, 16, 32, 64 }, was = 1000;
-    for (int micro = 0; micro < 2; micro++) {
-        kernel_case k = { .op = "total", .tol_f32 = 0, .tol_bf16 = 0, .step = { .micro = micro } };
+    for (int more = 0; more < 2; more++) {
+        kernel_case k = { .op = "total", .tol_f32 = 0, .tol_bf16 = 0, .step = { .more = more } };
         instance i;
         k.in[0] = given(vec(F32, 7), x);
         k.out[0] = given(vec(F64, 1), &was);
         check_case(&k);
         build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &i);
         run(&i, lm_cpu_kernel("total", LM_DTYPE_F32, lm_cpu_detect()), NULL);
-        assert_true(*(double *)i.out[0].data == 127 + micro * 1000);
+        assert_true(*(double *)i.out[0].data == 127 + more * 1000);
         drop(&k, &i);
     }
     lm_strided_attr a = { 3 };

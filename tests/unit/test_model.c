@@ -151,7 +151,8 @@ static void test_accumulation(void **state)
             g[k] = room(n, sizeof(float));
             for (int j = k == 1; j <= (k != 0); j++) {
                 feed(&r, 10 + (uint64_t)j);
-                r.step.micro = k == 2 ? j : 0;
+                r.step.micro = j;
+                r.step.more = k == 2 && j;
                 runner_run(&r);
             }
             grad_block(&r, g[k]);

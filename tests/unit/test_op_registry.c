@@ -70,8 +70,8 @@ static void test_kernels(void **state)
             for (int bf16 = 0; bf16 < 2; bf16++) {
                 trial t;
                 open_trial(&t, op, i, bf16 ? LM_DTYPE_BF16 : LM_DTYPE_F32);
-                for (int64_t micro = 0; micro < 2; micro++) {
-                    t.step.micro = micro; /* weight gradients: replaced, then added to */
+                for (int more = 0; more < 2; more++) {
+                    t.step.more = more; /* weight gradients: replaced, then added to */
                     for (size_t k = 0; k < t.g->n_nodes; k++)
                         check_node(&t, &t.g->node[k]);
                 }
