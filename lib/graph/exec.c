@@ -37,8 +37,8 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
     step_call *s = &x->calls[k];
     lm_tensor *in = NULL, *out = NULL;
     lm_cost cost = { 0 };
-    if (lm_arena_alloc(x->arena, &in, LM_MAX_IN, sizeof *in, e) ||
-        lm_arena_alloc(x->arena, &out, LM_MAX_OUT, sizeof *out, e))
+    if (lm_arena_alloc(x->arena, &in, (size_t)n->n_in, sizeof *in, e) ||
+        lm_arena_alloc(x->arena, &out, (size_t)n->n_out, sizeof *out, e))
         return e->code;
     s->call = lm_node_call(x->g, n, in, out);
     n->op->cost(&s->call, &cost);

@@ -70,13 +70,9 @@ lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tens
 
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)
 {
-    for (int i = 0; i < n->n_in; i++)
-        if ((n->op->act_in >> i & 1) && n->in[i] >= 0)
-            return g->value[n->in[i]].t.dtype;
-    for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] >= 0 && lm_dtype_is_float(g->value[n->out[i]].t.dtype))
-            return g->value[n->out[i]].t.dtype;
-    return LM_DTYPE_F32;
+    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+    lm_call c = lm_node_call(g, n, in, out);
+    return lm_op_act(n->op, &c);
 }
 
 /* Ask the shape rule, then make or check the outputs of n. */
@@ -86,12 +82,9 @@ static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
     unsigned want = 0;
     lm_call c = lm_node_call(g, n, in, out);
 
-    for (int i = 0; i < n->n_in; i++)
-        if (n->in[i] < 0 && !(n->op->optional_in >> i & 1))
-            return lm_fail(e, LM_EUSAGE, n->op->name, NULL, "operand %d is missing", i);
     for (int i = 0; i < n->n_out; i++)
         want |= (unsigned)(n->out[i] != LM_SKIP) << i;
-    if (n->op->shape(&c, want, e))
+    if (lm_op_shape(n->op, &c, want, e))
         return e->code;
     for (int i = 0; i < n->n_out; i++) {
         if (n->out[i] == LM_SKIP || lm_absent(&out[i])) {
@@ -105,8 +98,8 @@ static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
             const lm_tensor *have = &g->value[n->out[i]].t;
             if (!lm_same_shape(have, &out[i]) || have->dtype != out[i].dtype)
                 return lm_fail(e, LM_EUSAGE, n->op->name, NULL,
-                               "output %d has another shape or dtype than the value given for it",
-                               i);
+                               "%s has another shape or dtype than the value given for it",
+                               n->op->out[i].name);
         }
     }
     return LM_OK;
@@ -115,9 +108,11 @@ static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
 lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
                         lm_vid *out, lm_err *e)
 {
-    lm_node n = {
-        .op = op, .n_in = op->n_in, .n_out = op->n_out, .phase = g->phase, .layer = g->layer
-    };
+    lm_node n = { .op = op,
+                  .n_in = lm_op_ins(op),
+                  .n_out = lm_op_outs(op),
+                  .phase = g->phase,
+                  .layer = g->layer };
     if (lm_grow(&g->node, &g->cap_nodes, g->n_nodes + 1, sizeof *g->node, "nodes of a graph", e))
         return e->code;
     if (op->attr_size) {
@@ -125,55 +120,12 @@ lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm
             return e->code;
         memcpy(n.attr, attr, op->attr_size);
     }
-    memcpy(n.in, in, (size_t)op->n_in * sizeof *in);
-    memcpy(n.out, out, (size_t)op->n_out * sizeof *out);
+    memcpy(n.in, in, (size_t)n.n_in * sizeof *in);
+    memcpy(n.out, out, (size_t)n.n_out * sizeof *out);
     if (shape_node(g, &n, e))
         return e->code;
-    memcpy(out, n.out, (size_t)op->n_out * sizeof *out);
+    memcpy(out, n.out, (size_t)n.n_out * sizeof *out);
     g->node[g->n_nodes++] = n;
-    return LM_OK;
-}
-
-static lm_code dump_value(const lm_graph *g, lm_vid v, bool typed, lm_buf *out, lm_err *e)
-{
-    if (v < 0)
-        return lm_buf_addf(out, e, "-");
-    const lm_value *x = &g->value[v];
-    if (lm_buf_addf(out, e, "%%%d", v) || (x->name && lm_buf_addf(out, e, " %s", x->name)))
-        return e->code;
-    if (!typed)
-        return LM_OK;
-    if (lm_buf_addf(out, e, " %s[", lm_dtype_name(x->t.dtype)))
-        return e->code;
-    for (int i = 0; i < x->t.ndim; i++)
-        if (lm_buf_addf(out, e, i ? ",%" PRId64 : "%" PRId64, x->t.dim[i]))
-            return e->code;
-    return lm_buf_addf(out, e, "]");
-}
-
-lm_code lm_graph_dump(const lm_graph *g, lm_buf *out, lm_err *e)
-{
-    for (size_t k = 0; k < g->n_nodes; k++) {
-        const lm_node *n = &g->node[k];
-        lm_code rc = lm_buf_addf(out, e, "%4zu %-7s L%-2d %s (", k, lm_phase_name(n->phase),
-                                 n->layer, n->op->name);
-        for (int i = 0; !rc && i < n->n_in; i++) {
-            if (i)
-                rc = lm_buf_addf(out, e, ", ");
-            if (!rc)
-                rc = dump_value(g, n->in[i], false, out, e);
-        }
-        if (!rc)
-            rc = lm_buf_addf(out, e, ") -> ");
-        for (int i = 0; !rc && i < n->n_out; i++) {
-            if (i)
-                rc = lm_buf_addf(out, e, ", ");
-            if (!rc)
-                rc = dump_value(g, n->out[i], true, out, e);
-        }
-        if (rc || lm_buf_addf(out, e, "\n"))
-            return e->code;
-    }
     return LM_OK;
 }
 

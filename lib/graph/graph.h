@@ -78,11 +78,11 @@ lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out);
 
 /* The type of activations that the node works on, by which its kernel is chosen: that of its first
- * operand in op->act_in, else of its first float output. */
+ * operand present of LM_ACT_TYPE, else of its first float output. */
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n);
 
 /* Text of the whole list, one node a line:
- * "  12 forward  L3 linear (%41 h.3.qkv) -> %42 bf16[1024,2304]". */
+ * "  12 forward L3  gelu (x %41) exact=false -> y %42 bf16[1024,2304]".  Absent operands are left out. */
 lm_code lm_graph_dump(const lm_graph *g, lm_buf *out, lm_err *e);
 
 /* FLOPs and bytes by phase, and their sum. */

@@ -1,8 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op.c -- small helpers that operators' rules share. */
+/* op.c -- small helpers that operators' rules share.  Operands' dimensions: dims.c. */
 #include "graph/op.h"
 
 #include <stdio.h>
+
+const char *const lm_acc_words[] = { "first", "add" };
+
+int lm_op_ins(const lm_op *op)
+{
+    int n = 0;
+    while (n < LM_MAX_IN && op->in[n].name)
+        n++;
+    return n;
+}
+
+int lm_op_outs(const lm_op *op)
+{
+    int n = 0;
+    while (n < LM_MAX_OUT && op->out[n].name)
+        n++;
+    return n;
+}
+
+lm_dtype lm_op_act(const lm_op *op, const lm_call *c)
+{
+    for (int i = 0; i < c->n_in; i++)
+        if ((op->in[i].is & LM_ACT_TYPE) && !lm_absent(&c->in[i]))
+            return c->in[i].dtype;
+    for (int i = 0; i < c->n_out; i++)
+        if (!lm_absent(&c->out[i]) && lm_dtype_is_float(c->out[i].dtype))
+            return c->out[i].dtype;
+    return LM_DTYPE_F32;
+}
 
 lm_tensor lm_shape1(lm_dtype d, int64_t a)
 {

@@ -16,8 +16,46 @@
 #include "base/rng.h"
 #include "kernels/kernel.h"
 
-#define LM_MAX_IN  8
-#define LM_MAX_OUT 4
+#define LM_MAX_IN  16
+#define LM_MAX_OUT 8
+
+/* What an operand is (lm_operand.is). */
+enum {
+    LM_ACT_TYPE = 1,  /* of the dtype of activations; else of lm_wide() of that */
+    LM_LOW_PARAM = 2, /* an input where a parameter takes the low type (weights, not biases) */
+    LM_WEIGHT = LM_ACT_TYPE | LM_LOW_PARAM,
+    LM_OPTIONAL = 4,
+    LM_IDS = 8,     /* an input of I32: tokens, positions, rows */
+    LM_FIXED = 16,  /* a float input that never gets a gradient (tables, scales) */
+    LM_SAVED = 32,  /* an output for the backward only (statistics): no gradient flows into it */
+    LM_OVER = 64,   /* the outputs so marked may share memory with the inputs so marked */
+    LM_GIVEN = 128, /* an output that the caller gives: its shape is an operand of the rule, too */
+    LM_ANY_TYPE = 256, /* an output of the float dtype that the caller gives */
+};
+
+/* An operand's dimensions are sums and products of numbers and of letters, such as "BT,(H+2K)D": a letter
+ * is one size in all operands and, where the attributes have it, theirs.  "*": any shape, the same for all
+ * operands that say so. */
+typedef struct {
+    const char *name, *dims; /* name NULL: past the last */
+    unsigned is;
+} lm_operand;
+
+/* An attribute, for dumps and for letters, as { LM_ATTR_INT(lm_rope_attr, heads, 'H') }; a table ends with
+ * { 0 }. */
+typedef enum { LM_FIELD_INT, LM_FIELD_REAL, LM_FIELD_FLAG, LM_FIELD_WORD } lm_field_kind;
+typedef struct {
+    const char *name;
+    size_t at;               /* bytes from the beginning of the attributes */
+    lm_field_kind kind;      /* an int64_t, a double, a bool, an enum */
+    char letter;             /* of an int64_t that is a size of operands; 0: of none */
+    const char *const *word; /* of an enum: its names by number */
+} lm_field;
+#define LM_ATTR_INT(t, member, letter) #member, offsetof(t, member), LM_FIELD_INT, letter, NULL
+#define LM_ATTR_REAL(t, member)        #member, offsetof(t, member), LM_FIELD_REAL, 0, NULL
+#define LM_ATTR_FLAG(t, member)        #member, offsetof(t, member), LM_FIELD_FLAG, 0, NULL
+#define LM_ATTR_WORD(t, member, words) #member, offsetof(t, member), LM_FIELD_WORD, 0, words
+extern const char *const lm_acc_words[]; /* of lm_acc */
 
 /* How the precision pass treats an operator (the lists of AMP). */
 typedef enum {
@@ -49,22 +87,15 @@ typedef struct {
 typedef struct lm_op {
     const char *name;
     size_t attr_size;
-    int n_in, n_out;
-    unsigned optional_in; /* bit i: input i may be absent */
-    unsigned act_in;      /* bit i: input i has the dtype of activations */
-    unsigned
-        low_param; /* bit i: a parameter at input i follows the low type (weights, not biases) */
-    unsigned inplace[LM_MAX_OUT]; /* bit i: this output may share memory with input i */
-    unsigned fixed_in;            /* bit i: float input i never gets a gradient (tables, scales) */
-    unsigned saved_out; /* bit i: output i serves the backward only (statistics): no gradient flows
-                           into it */
+    lm_operand in[LM_MAX_IN], out[LM_MAX_OUT]; /* as kernels/FAMILY.h has them */
+    const lm_field *fields; /* the attributes that this operator reads; NULL: none */
     lm_prec prec;
     /* Relative L2 error that a kernel may have against the reference in double, in F32 and BF16, as
      * kernels/FAMILY.h says; 0: 1e-6 and 4e-3. */
     double tolerance[2];
 
-    /* Set dtype, ndim and dim of every output in `want` from the inputs and the attributes; the
-     * others get ndim 0.  Fails: LM_EUSAGE naming what does not fit. */
+    /* What the operands' letters do not say: called when they fit, and every output in `want` has its
+     * shape and dtype.  Fails: LM_EUSAGE naming what does not fit.  NULL: they say it all. */
     lm_code (*shape)(lm_call *c, unsigned want, lm_err *e);
     /* Append the nodes of the backward; NULL: not differentiable. */
     lm_code (*grad)(struct lm_grad *g, const struct lm_node *n, lm_err *e);
@@ -79,7 +110,7 @@ typedef struct lm_op {
 /* The two operators that passes insert by themselves (lib/op/elementwise.c). */
 extern const lm_op lm_op_add, lm_op_cast;
 
-/* Helpers for rules. */
+/* Of rules and for rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */
 {
     return act == LM_DTYPE_F64 ? LM_DTYPE_F64 : LM_DTYPE_F32;
@@ -88,6 +119,14 @@ static inline bool lm_absent(const lm_tensor *t)
 {
     return t->ndim == 0;
 }
+int lm_op_ins(const lm_op *op), lm_op_outs(const lm_op *op); /* numbers of operands */
+/* The dtype of activations: of the first operand present that has it, else of the first float output. */
+lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
+/* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of every output
+ * in `want` (bit i: output i); the others get ndim 0.  Outputs that the caller gives have their shapes or
+ * dtypes on entry.  Fails: LM_EUSAGE naming the operand that does not fit. */
+lm_code lm_op_shape(const lm_op *op, lm_call *c, unsigned want, lm_err *e);
+
 lm_tensor lm_shape1(lm_dtype d, int64_t a);
 lm_tensor lm_shape2(lm_dtype d, int64_t a, int64_t b);
 lm_tensor lm_shape3(lm_dtype d, int64_t a, int64_t b, int64_t c);

@@ -58,7 +58,8 @@ static int64_t take_over(const planner *p, const int64_t *last, size_t k, int o)
     const lm_value *out = &p->g->value[n->out[o]];
     for (int i = 0; i < n->n_in; i++) {
         lm_vid v = n->in[i];
-        if (!(n->op->inplace[o] >> i & 1) || v < 0 || p->item_of[v] < 0 || last[v] != (int64_t)k)
+        if (!(n->op->in[i].is & n->op->out[o].is & LM_OVER) || v < 0 || p->item_of[v] < 0 ||
+            last[v] != (int64_t)k)
             continue;
         bool twice = false; /* another output has it, or the value is read by two operands */
         for (int j = 0; j < n->n_out; j++)

@@ -30,7 +30,7 @@ static lm_dtype wanted(const pass *s, const lm_node *n)
         return LM_DTYPE_F32;
     if (n->op->prec == LM_PREC_INFER)
         for (int i = 0; i < n->n_in; i++)
-            if ((n->op->act_in >> i & 1) && n->in[i] >= 0)
+            if ((n->op->in[i].is & LM_ACT_TYPE) && n->in[i] >= 0)
                 return s->g->value[n->in[i]].t.dtype;
     return s->p->low;
 }
@@ -77,9 +77,9 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
         if (v < 0 || !lm_dtype_is_float(s->g->value[v].t.dtype))
             continue;
         if (s->g->value[v].role == LM_ROLE_PARAM) {
-            if (param_type(s, &n, v, n.op->low_param >> i & 1 ? d : lm_wide(d), e))
+            if (param_type(s, &n, v, n.op->in[i].is & LM_LOW_PARAM ? d : lm_wide(d), e))
                 return e->code;
-        } else if (n.op->act_in >> i & 1) {
+        } else if (n.op->in[i].is & LM_ACT_TYPE) {
             if (s->g->value[v].role != LM_ROLE_ACT && !s->seen[v]) {
                 s->seen[v] = true;
                 s->g->value[v].t.dtype = d;
@@ -96,7 +96,7 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
     unsigned want = 0;
     for (int i = 0; i < n.n_out; i++)
         want |= (unsigned)(n.out[i] >= 0) << i;
-    if (n.op->shape(&c, want, e))
+    if (lm_op_shape(n.op, &c, want, e))
         return e->code;
     for (int i = 0; i < n.n_out; i++)
         if (n.out[i] >= 0)

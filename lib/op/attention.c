@@ -6,28 +6,34 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static lm_code check_qkv(const char *op, const lm_attention_attr *a, const lm_tensor *qkv,
-                         lm_err *e)
-{
-    return lm_expect(qkv->ndim == 2 && qkv->dim[0] == a->batch * a->seq && a->kv_heads > 0 &&
-                         a->heads % a->kv_heads == 0 &&
-                         qkv->dim[1] == (a->heads + 2 * a->kv_heads) * a->head_dim,
-                     op, e,
-                     "qkv is not [B*T,(H+2K)D], or %lld heads are not a multiple of %lld kv heads",
-                     (long long)a->heads, (long long)a->kv_heads);
-}
+static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
+                                          { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
+                                          { LM_ATTR_INT(lm_attention_attr, heads, 'H') },
+                                          { LM_ATTR_INT(lm_attention_attr, kv_heads, 'K') },
+                                          { LM_ATTR_INT(lm_attention_attr, head_dim, 'D') },
+                                          { LM_ATTR_INT(lm_attention_attr, window, 0) },
+                                          { LM_ATTR_FLAG(lm_attention_attr, causal) },
+                                          { LM_ATTR_REAL(lm_attention_attr, scale) },
+                                          { 0 } };
+static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
+                                             { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
+                                             { LM_ATTR_INT(lm_attention_attr, heads, 'H') },
+                                             { LM_ATTR_INT(lm_attention_attr, kv_heads, 'K') },
+                                             { LM_ATTR_INT(lm_attention_attr, head_dim, 'D') },
+                                             { LM_ATTR_INT(lm_attention_attr, window, 0) },
+                                             { LM_ATTR_FLAG(lm_attention_attr, causal) },
+                                             { LM_ATTR_REAL(lm_attention_attr, scale) },
+                                             { LM_ATTR_REAL(lm_attention_attr, dropout) },
+                                             { LM_ATTR_INT(lm_attention_attr, site, 0) },
+                                             { 0 } };
 
 static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_attention_attr *a = c->attr;
     (void)want;
-    if (check_qkv("attention", a, &c->in[0], e) ||
-        lm_expect(lm_absent(&c->in[1]) || c->in[1].dim[0] == a->batch * a->seq, "attention", e,
-                  "lo is not [B*T]"))
-        return e->code;
-    c->out[0] = lm_shape2(c->in[0].dtype, a->batch * a->seq, a->heads * a->head_dim);
-    c->out[1] = lm_shape3(lm_wide(c->in[0].dtype), a->batch, a->heads, a->seq);
-    return LM_OK;
+    return lm_expect(a->kv_heads > 0 && a->heads % a->kv_heads == 0, "attention", e,
+                     "%lld heads are not a multiple of %lld kv heads", (long long)a->heads,
+                     (long long)a->kv_heads);
 }
 
 static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
@@ -75,7 +81,7 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
     if (lm_example_draw(r, i, 8, 2))
         x->in[1] = lm_shape1(LM_DTYPE_I32, b * t);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 /* Documents of random length: lo is the first row of each. */
@@ -93,31 +99,20 @@ static void attention_fill(lm_rng r, const lm_call *c)
         }
 }
 
-const lm_op lm_op_attention = { .name = "attention",
-                                .attr_size = sizeof(lm_attention_attr),
-                                .n_in = 2,
-                                .n_out = 2,
-                                .optional_in = 2,
-                                .act_in = 1,
-                                .prec = LM_PREC_ALLOW,
-                                .tolerance = { 2e-6, 1e-2 },
-                                .saved_out = 2,
-                                .shape = attention_shape,
-                                .grad = attention_grad,
-                                .cost = attention_cost,
-                                .example = attention_example,
-                                .fill = attention_fill };
-
-static lm_code dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    (void)want;
-    if (check_qkv("attention_dx", c->attr, &c->in[1], e) ||
-        lm_expect(lm_same_shape(&c->in[0], &c->in[2]), "attention_dx", e,
-                  "do and o differ in shape"))
-        return e->code;
-    c->out[0] = c->in[1];
-    return LM_OK;
-}
+const lm_op lm_op_attention = {
+    .name = "attention",
+    .attr_size = sizeof(lm_attention_attr),
+    .in = { { "qkv", "BT,(H+2K)D", LM_ACT_TYPE }, { "lo", "BT", LM_IDS | LM_OPTIONAL } },
+    .out = { { "o", "BT,HD", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
+    .fields = attention_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = attention_shape,
+    .grad = attention_grad,
+    .cost = attention_cost,
+    .example = attention_example,
+    .fill = attention_fill,
+};
 
 static void dx_cost(const lm_call *c, lm_cost *out)
 {
@@ -126,33 +121,21 @@ static void dx_cost(const lm_call *c, lm_cost *out)
         2.5; /* five products against two; the recomputed scores are not extra by convention */
 }
 
-const lm_op lm_op_attention_dx = { .name = "attention_dx",
-                                   .attr_size = sizeof(lm_attention_attr),
-                                   .n_in = 5,
-                                   .n_out = 1,
-                                   .optional_in = 16,
-                                   .act_in = 7,
-                                   .prec = LM_PREC_ALLOW,
-                                   .tolerance = { 2e-6, 1e-2 },
-                                   .shape = dx_shape,
-                                   .cost = dx_cost };
-
-static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_attention_attr *a = c->attr;
-    (void)want;
-    if (check_qkv("attention_cached", a, &c->in[0], e))
-        return e->code;
-    /* The caches are given, not made: their length is theirs. */
-    if (lm_expect(c->out[1].ndim == 4 && c->out[1].dim[0] == a->batch &&
-                      c->out[1].dim[1] == a->kv_heads && c->out[1].dim[3] == a->head_dim &&
-                      lm_same_shape(&c->out[1], &c->out[2]),
-                  "attention_cached", e, "the caches are not [B,K,S,D]"))
-        return e->code;
-    c->out[0] = lm_shape2(c->in[0].dtype, a->batch * a->seq, a->heads * a->head_dim);
-    c->out[1].dtype = c->out[2].dtype = c->in[0].dtype;
-    return LM_OK;
-}
+const lm_op lm_op_attention_dx = {
+    .name = "attention_dx",
+    .attr_size = sizeof(lm_attention_attr),
+    .in = { { "do", "BT,HD", LM_ACT_TYPE },
+            { "qkv", "BT,(H+2K)D", LM_ACT_TYPE },
+            { "o", "BT,HD", LM_ACT_TYPE },
+            { "lse", "B,H,T", 0 },
+            { "lo", "BT", LM_IDS | LM_OPTIONAL } },
+    .out = { { "dqkv", "BT,(H+2K)D", LM_ACT_TYPE } },
+    .fields = attention_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = attention_shape,
+    .cost = dx_cost,
+};
 
 static void cached_cost(const lm_call *c, lm_cost *out)
 {
@@ -180,7 +163,7 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, b);
     x->out[1] = (lm_tensor){ .dtype = LM_DTYPE_NONE, .ndim = 4, .dim = { b, kv, s, d } };
     x->out[2] = x->out[1];
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 static void cached_fill(lm_rng r, const lm_call *c)
@@ -194,14 +177,20 @@ static void cached_fill(lm_rng r, const lm_call *c)
     }
 }
 
-const lm_op lm_op_attention_cached = { .name = "attention_cached",
-                                       .attr_size = sizeof(lm_attention_attr),
-                                       .n_in = 3,
-                                       .n_out = 3,
-                                       .act_in = 1,
-                                       .prec = LM_PREC_ALLOW,
-                                       .tolerance = { 2e-6, 1e-2 },
-                                       .shape = cached_shape,
-                                       .cost = cached_cost,
-                                       .example = cached_example,
-                                       .fill = cached_fill };
+const lm_op lm_op_attention_cached = {
+    .name = "attention_cached",
+    .attr_size = sizeof(lm_attention_attr),
+    .in = { { "qkv", "BT,(H+2K)D", LM_ACT_TYPE },
+            { "used", "B", LM_IDS },
+            { "fresh", "B", LM_IDS } },
+    .out = { { "o", "BT,HD", LM_ACT_TYPE },
+             { "kcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN },
+             { "vcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN } },
+    .fields = cached_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = attention_shape,
+    .cost = cached_cost,
+    .example = cached_example,
+    .fill = cached_fill,
+};

@@ -6,15 +6,10 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static lm_code same_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    (void)want;
-    if (lm_expect(c->n_in < 2 || lm_same_shape(&c->in[0], &c->in[1]), "elementwise", e,
-                  "operands differ in shape"))
-        return e->code;
-    c->out[0] = c->in[0];
-    return LM_OK;
-}
+static const lm_field gelu_fields[] = { { LM_ATTR_FLAG(lm_gelu_attr, exact) }, { 0 } };
+static const lm_field dropout_fields[] = { { LM_ATTR_REAL(lm_dropout_attr, p) },
+                                           { LM_ATTR_INT(lm_dropout_attr, site, 0) },
+                                           { 0 } };
 
 static void cheap_cost(const lm_call *c, lm_cost *out)
 {
@@ -49,51 +44,32 @@ static void gelu_example(lm_rng r, int i, lm_example *x)
 {
     lm_gelu_attr attr = { lm_example_draw(r, i, 2, 2) };
     *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_gelu = { .name = "gelu",
-                           .attr_size = sizeof(lm_gelu_attr),
-                           .n_in = 1,
-                           .n_out = 1,
-                           .act_in = 1,
-                           .prec = LM_PREC_INFER,
-                           .shape = same_shape,
-                           .grad = gelu_grad,
-                           .cost = cheap_cost,
-                           .example = gelu_example };
+const lm_op lm_op_gelu = {
+    .name = "gelu",
+    .attr_size = sizeof(lm_gelu_attr),
+    .in = { { "x", "*", LM_ACT_TYPE } },
+    .out = { { "y", "*", LM_ACT_TYPE } },
+    .fields = gelu_fields,
+    .prec = LM_PREC_INFER,
+    .grad = gelu_grad,
+    .cost = cheap_cost,
+    .example = gelu_example,
+};
 
-const lm_op lm_op_gelu_dx = { .name = "gelu_dx",
-                              .attr_size = sizeof(lm_gelu_attr),
-                              .n_in = 2,
-                              .n_out = 1,
-                              .act_in = 3,
-                              .inplace = { 1 },
-                              .prec = LM_PREC_INFER,
-                              .shape = same_shape,
-                              .cost = cheap_cost };
+const lm_op lm_op_gelu_dx = {
+    .name = "gelu_dx",
+    .attr_size = sizeof(lm_gelu_attr),
+    .in = { { "dy", "*", LM_ACT_TYPE | LM_OVER }, { "x", "*", LM_ACT_TYPE } },
+    .out = { { "dx", "*", LM_ACT_TYPE | LM_OVER } },
+    .fields = gelu_fields,
+    .prec = LM_PREC_INFER,
+    .cost = cheap_cost,
+};
 
 /* ---- swiglu ---- */
-
-static lm_code swiglu_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *x = &c->in[0];
-    (void)want;
-    if (lm_expect(x->ndim == 2 && x->dim[1] % 2 == 0, "swiglu", e, "gate|up is not [N,2I]"))
-        return e->code;
-    c->out[0] = lm_shape2(x->dtype, x->dim[0], x->dim[1] / 2);
-    return LM_OK;
-}
-
-static lm_code swiglu_dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    (void)want;
-    if (lm_expect(c->in[0].dim[0] == c->in[1].dim[0] && 2 * c->in[0].dim[1] == c->in[1].dim[1],
-                  "swiglu_dx", e, "dh is not half as wide as gate|up"))
-        return e->code;
-    c->out[0] = c->in[1];
-    return LM_OK;
-}
 
 static lm_code swiglu_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
@@ -106,23 +82,23 @@ static void swiglu_example(lm_rng r, int i, lm_example *x)
     x->in[0].dim[1] *= 2;
 }
 
-const lm_op lm_op_swiglu = { .name = "swiglu",
-                             .n_in = 1,
-                             .n_out = 1,
-                             .act_in = 1,
-                             .prec = LM_PREC_INFER,
-                             .shape = swiglu_shape,
-                             .grad = swiglu_grad,
-                             .cost = cheap_cost,
-                             .example = swiglu_example };
+const lm_op lm_op_swiglu = {
+    .name = "swiglu",
+    .in = { { "gu", "N,2I", LM_ACT_TYPE } },
+    .out = { { "h", "N,I", LM_ACT_TYPE } },
+    .prec = LM_PREC_INFER,
+    .grad = swiglu_grad,
+    .cost = cheap_cost,
+    .example = swiglu_example,
+};
 
-const lm_op lm_op_swiglu_dx = { .name = "swiglu_dx",
-                                .n_in = 2,
-                                .n_out = 1,
-                                .act_in = 3,
-                                .prec = LM_PREC_INFER,
-                                .shape = swiglu_dx_shape,
-                                .cost = cheap_cost };
+const lm_op lm_op_swiglu_dx = {
+    .name = "swiglu_dx",
+    .in = { { "dh", "N,I", LM_ACT_TYPE }, { "gu", "N,2I", LM_ACT_TYPE } },
+    .out = { { "dgu", "N,2I", LM_ACT_TYPE } },
+    .prec = LM_PREC_INFER,
+    .cost = cheap_cost,
+};
 
 /* ---- add ---- */
 
@@ -140,16 +116,15 @@ static void add_example(lm_rng r, int i, lm_example *x)
     x->in[0] = x->in[1] = example_matrix(r, i);
 }
 
-const lm_op lm_op_add = { .name = "add",
-                          .n_in = 2,
-                          .n_out = 1,
-                          .act_in = 3,
-                          .inplace = { 3 },
-                          .prec = LM_PREC_INFER,
-                          .shape = same_shape,
-                          .grad = add_grad,
-                          .cost = cheap_cost,
-                          .example = add_example };
+const lm_op lm_op_add = {
+    .name = "add",
+    .in = { { "a", "*", LM_ACT_TYPE | LM_OVER }, { "b", "*", LM_ACT_TYPE | LM_OVER } },
+    .out = { { "y", "*", LM_ACT_TYPE | LM_OVER } },
+    .prec = LM_PREC_INFER,
+    .grad = add_grad,
+    .cost = cheap_cost,
+    .example = add_example,
+};
 
 /* ---- dropout: the same mask on the way back ---- */
 
@@ -162,33 +137,22 @@ static void dropout_example(lm_rng r, int i, lm_example *x)
 {
     lm_dropout_attr attr = { 0.1 + 0.2 * (double)lm_example_draw(r, i, 2, 3), i };
     *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_dropout = { .name = "dropout",
-                              .attr_size = sizeof(lm_dropout_attr),
-                              .n_in = 1,
-                              .n_out = 1,
-                              .act_in = 1,
-                              .inplace = { 1 },
-                              .prec = LM_PREC_INFER,
-                              .shape = same_shape,
-                              .grad = dropout_grad,
-                              .cost = cheap_cost,
-                              .example = dropout_example };
+const lm_op lm_op_dropout = {
+    .name = "dropout",
+    .attr_size = sizeof(lm_dropout_attr),
+    .in = { { "x", "*", LM_ACT_TYPE | LM_OVER } },
+    .out = { { "y", "*", LM_ACT_TYPE | LM_OVER } },
+    .fields = dropout_fields,
+    .prec = LM_PREC_INFER,
+    .grad = dropout_grad,
+    .cost = cheap_cost,
+    .example = dropout_example,
+};
 
 /* ---- cast: the output's type is the caller's ---- */
-
-static lm_code cast_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    lm_dtype to = c->out[0].dtype;
-    (void)want;
-    if (lm_expect(lm_dtype_is_float(to), "cast", e, "the output's type is not given"))
-        return e->code;
-    c->out[0] = c->in[0];
-    c->out[0].dtype = to;
-    return LM_OK;
-}
 
 static lm_code cast_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
@@ -209,26 +173,17 @@ static void cast_example(lm_rng r, int i, lm_example *x)
     x->out[0].dtype = lm_example_draw(r, i, 2, 2) ? LM_DTYPE_BF16 : LM_DTYPE_F32;
 }
 
-const lm_op lm_op_cast = { .name = "cast",
-                           .n_in = 1,
-                           .n_out = 1,
-                           .act_in = 1,
-                           .prec = LM_PREC_INFER,
-                           .shape = cast_shape,
-                           .grad = cast_grad,
-                           .cost = cheap_cost,
-                           .example = cast_example };
+const lm_op lm_op_cast = {
+    .name = "cast",
+    .in = { { "x", "*", LM_ACT_TYPE } },
+    .out = { { "y", "*", LM_ANY_TYPE } },
+    .prec = LM_PREC_INFER,
+    .grad = cast_grad,
+    .cost = cheap_cost,
+    .example = cast_example,
+};
 
 /* ---- rows ---- */
-
-static lm_code rows_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    (void)want;
-    if (lm_expect(c->in[0].ndim == 2 && c->in[1].ndim == 1, "rows", e, "x is not [N,C] or idx [M]"))
-        return e->code;
-    c->out[0] = lm_shape2(c->in[0].dtype, c->in[1].dim[0], c->in[0].dim[1]);
-    return LM_OK;
-}
 
 static void rows_example(lm_rng r, int i, lm_example *x)
 {
@@ -243,12 +198,12 @@ static void rows_fill(lm_rng r, const lm_call *c)
         idx[i] = (int32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)c->in[0].dim[0]);
 }
 
-const lm_op lm_op_rows = { .name = "rows",
-                           .n_in = 2,
-                           .n_out = 1,
-                           .act_in = 1,
-                           .prec = LM_PREC_INFER,
-                           .shape = rows_shape,
-                           .cost = cheap_cost,
-                           .example = rows_example,
-                           .fill = rows_fill };
+const lm_op lm_op_rows = {
+    .name = "rows",
+    .in = { { "x", "N,C", LM_ACT_TYPE }, { "idx", "M", LM_IDS } },
+    .out = { { "y", "M,C", LM_ACT_TYPE } },
+    .prec = LM_PREC_INFER,
+    .cost = cheap_cost,
+    .example = rows_example,
+    .fill = rows_fill,
+};

@@ -6,17 +6,15 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const lm_field dw_fields[] = { { LM_ATTR_WORD(lm_embed_attr, acc_tok, lm_acc_words) },
+                                      { LM_ATTR_WORD(lm_embed_attr, acc_pos, lm_acc_words) },
+                                      { 0 } };
+
 static lm_code embed_shape(lm_call *c, unsigned want, lm_err *e)
 {
-    const lm_tensor *tok = &c->in[0], *wte = &c->in[1], *pos = &c->in[2], *wpe = &c->in[3];
     (void)want;
-    if (lm_expect(tok->ndim == 1 && wte->ndim == 2, "embed", e, "tok is not [N] or wte [V,C]") ||
-        lm_expect(lm_absent(pos) == lm_absent(wpe), "embed", e, "pos and wpe go together") ||
-        lm_expect(lm_absent(pos) || (lm_same_shape(pos, tok) && wpe->dim[1] == wte->dim[1]),
-                  "embed", e, "pos is not [N] or wpe not [P,C]"))
-        return e->code;
-    c->out[0] = lm_shape2(wte->dtype, tok->dim[0], wte->dim[1]);
-    return LM_OK;
+    return lm_expect(lm_absent(&c->in[2]) == lm_absent(&c->in[3]), "embed", e,
+                     "pos and wpe go together");
 }
 
 static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
@@ -61,7 +59,7 @@ static void embed_example(lm_rng r, int i, lm_example *x)
         x->in[2] = lm_shape1(LM_DTYPE_I32, n);
         x->in[3] = lm_shape2(LM_DTYPE_F32, 20, c);
     }
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 static void embed_fill(lm_rng r, const lm_call *c)
@@ -74,32 +72,21 @@ static void embed_fill(lm_rng r, const lm_call *c)
     }
 }
 
-const lm_op lm_op_embed = { .name = "embed",
-                            .attr_size = sizeof(lm_embed_attr),
-                            .n_in = 4,
-                            .n_out = 1,
-                            .optional_in = 12,
-                            .act_in = 2 | 8,
-                            .low_param = 2 | 8,
-                            .prec = LM_PREC_ALLOW,
-                            .shape = embed_shape,
-                            .grad = embed_grad,
-                            .cost = embed_cost,
-                            .example = embed_example,
-                            .fill = embed_fill };
-
-/* The tables' shapes come with the given outputs. */
-static lm_code embed_dw_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *dx = &c->in[0];
-    for (int i = 0; i < 2; i++)
-        if ((want >> i & 1) && lm_expect(c->out[i].ndim == 2 && c->out[i].dim[1] == dx->dim[1],
-                                         "embed_dw", e, "the gradient of the table is not [V,C]"))
-            return e->code;
-    if (lm_expect(want & 1, "embed_dw", e, "no table to add to"))
-        return e->code;
-    return LM_OK;
-}
+const lm_op lm_op_embed = {
+    .name = "embed",
+    .attr_size = sizeof(lm_embed_attr),
+    .in = { { "tok", "N", LM_IDS },
+            { "wte", "V,C", LM_WEIGHT },
+            { "pos", "N", LM_IDS | LM_OPTIONAL },
+            { "wpe", "P,C", LM_WEIGHT | LM_OPTIONAL } },
+    .out = { { "x", "N,C", LM_ACT_TYPE } },
+    .prec = LM_PREC_ALLOW,
+    .shape = embed_shape,
+    .grad = embed_grad,
+    .cost = embed_cost,
+    .example = embed_example,
+    .fill = embed_fill,
+};
 
 static void embed_dw_cost(const lm_call *c, lm_cost *out)
 {
@@ -107,12 +94,14 @@ static void embed_dw_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
-const lm_op lm_op_embed_dw = { .name = "embed_dw",
-                               .attr_size = sizeof(lm_embed_attr),
-                               .n_in = 3,
-                               .n_out = 2,
-                               .optional_in = 4,
-                               .act_in = 1,
-                               .prec = LM_PREC_ALLOW,
-                               .shape = embed_dw_shape,
-                               .cost = embed_dw_cost };
+const lm_op lm_op_embed_dw = {
+    .name = "embed_dw",
+    .attr_size = sizeof(lm_embed_attr),
+    .in = { { "dx", "N,C", LM_ACT_TYPE },
+            { "tok", "N", LM_IDS },
+            { "pos", "N", LM_IDS | LM_OPTIONAL } },
+    .out = { { "dwte", "V,C", LM_GIVEN }, { "dwpe", "P,C", LM_GIVEN | LM_OPTIONAL } },
+    .fields = dw_fields,
+    .prec = LM_PREC_ALLOW,
+    .cost = embed_dw_cost,
+};

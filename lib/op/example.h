@@ -21,9 +21,11 @@ static inline uint64_t lm_example_draw(lm_rng r, int i, int k, uint64_t n)
     return lm_rng_below(r, (uint64_t)i * 16 + (uint64_t)k, n);
 }
 
-static inline void lm_example_attr(lm_example *x, const void *attr, size_t size)
-{
-    memcpy(x->attr, attr, size);
-}
+/* Set the attributes of example `x` to those of the struct *from. */
+#define lm_example_attr(x, from)                                                            \
+    do {                                                                                    \
+        _Static_assert(sizeof *(from) <= sizeof(x)->attr, "an example has its attributes"); \
+        memcpy((x)->attr, from, sizeof *(from));                                            \
+    } while (0)
 
 #endif

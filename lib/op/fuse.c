@@ -165,8 +165,8 @@ static bool join(fuser *f, joint *j, const lm_op *op)
 {
     void *attr = NULL;
     j->made.op = op;
-    j->made.n_in = op->n_in;
-    j->made.n_out = op->n_out;
+    j->made.n_in = lm_op_ins(op);
+    j->made.n_out = lm_op_outs(op);
     j->made.phase = j->part[0]->phase;
     j->made.layer = j->part[0]->layer;
     lm_node *place = find_place(j);

@@ -6,24 +6,7 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static lm_code expect_offsets(const lm_tensor *offsets, int64_t groups, const char *op, lm_err *e)
-{
-    return lm_expect(offsets->dtype == LM_DTYPE_I32 && offsets->ndim == 1 &&
-                         offsets->dim[0] == groups + 1,
-                     op, e, "the offsets are not [G+1] I32 of %lld groups", (long long)groups);
-}
-
-static lm_code y_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *x = &c->in[0], *w = &c->in[1];
-    (void)want;
-    if (lm_expect(x->ndim == 2 && w->ndim == 3 && x->dim[1] == w->dim[2], "grouped_linear", e,
-                  "x is not [N,K] or w not [G,M,K] of the same K") ||
-        expect_offsets(&c->in[2], w->dim[0], "grouped_linear", e))
-        return e->code;
-    c->out[0] = lm_shape2(x->dtype, x->dim[0], w->dim[1]);
-    return LM_OK;
-}
+static const lm_field dw_fields[] = { { LM_ATTR_WORD(lm_grouped_attr, acc, lm_acc_words) }, { 0 } };
 
 static lm_code y_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
@@ -65,7 +48,7 @@ static void y_example(lm_rng r, int i, lm_example *x)
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);
     x->in[1] = lm_shape3(LM_DTYPE_F32, groups, m, k);
     x->in[2] = lm_shape1(LM_DTYPE_I32, groups + 1);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 /* Cuts at random places, in order: some groups are empty. */
@@ -85,60 +68,39 @@ static void y_fill(lm_rng r, const lm_call *c)
     offsets[groups] = (int32_t)n;
 }
 
-const lm_op lm_op_grouped_linear = { .name = "grouped_linear",
-                                     .attr_size = sizeof(lm_grouped_attr),
-                                     .n_in = 3,
-                                     .n_out = 1,
-                                     .act_in = 3,
-                                     .low_param = 2,
-                                     .prec = LM_PREC_ALLOW,
-                                     .shape = y_shape,
-                                     .grad = y_grad,
-                                     .cost = grouped_cost,
-                                     .example = y_example,
-                                     .fill = y_fill };
+const lm_op lm_op_grouped_linear = {
+    .name = "grouped_linear",
+    .attr_size = sizeof(lm_grouped_attr),
+    .in = { { "x", "N,K", LM_ACT_TYPE },
+            { "w", "G,M,K", LM_WEIGHT },
+            { "offsets", "G+1", LM_IDS } },
+    .out = { { "y", "N,M", LM_ACT_TYPE } },
+    .prec = LM_PREC_ALLOW,
+    .grad = y_grad,
+    .cost = grouped_cost,
+    .example = y_example,
+    .fill = y_fill,
+};
 
-static lm_code dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *dy = &c->in[0], *w = &c->in[1];
-    (void)want;
-    if (lm_expect(dy->ndim == 2 && w->ndim == 3 && dy->dim[1] == w->dim[1], "grouped_linear_dx", e,
-                  "dy is not [N,M] or w not [G,M,K] of the same M") ||
-        expect_offsets(&c->in[2], w->dim[0], "grouped_linear_dx", e))
-        return e->code;
-    c->out[0] = lm_shape2(dy->dtype, dy->dim[0], w->dim[2]);
-    return LM_OK;
-}
+const lm_op lm_op_grouped_linear_dx = {
+    .name = "grouped_linear_dx",
+    .attr_size = sizeof(lm_grouped_attr),
+    .in = { { "dy", "N,M", LM_ACT_TYPE },
+            { "w", "G,M,K", LM_WEIGHT },
+            { "offsets", "G+1", LM_IDS } },
+    .out = { { "dx", "N,K", LM_ACT_TYPE } },
+    .prec = LM_PREC_ALLOW,
+    .cost = grouped_cost,
+};
 
-const lm_op lm_op_grouped_linear_dx = { .name = "grouped_linear_dx",
-                                        .attr_size = sizeof(lm_grouped_attr),
-                                        .n_in = 3,
-                                        .n_out = 1,
-                                        .act_in = 3,
-                                        .low_param = 2,
-                                        .prec = LM_PREC_ALLOW,
-                                        .shape = dx_shape,
-                                        .cost = grouped_cost };
-
-static lm_code dw_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *dy = &c->in[0], *x = &c->in[1], *offsets = &c->in[2];
-    (void)want;
-    if (lm_expect(dy->ndim == 2 && x->ndim == 2 && dy->dim[0] == x->dim[0], "grouped_linear_dw", e,
-                  "dy is not [N,M] or x not [N,K] of the same N") ||
-        lm_expect(offsets->ndim == 1 && offsets->dim[0] > 1, "grouped_linear_dw", e,
-                  "there are no groups") ||
-        expect_offsets(offsets, offsets->dim[0] - 1, "grouped_linear_dw", e))
-        return e->code;
-    c->out[0] = lm_shape3(lm_wide(dy->dtype), offsets->dim[0] - 1, dy->dim[1], x->dim[1]);
-    return LM_OK;
-}
-
-const lm_op lm_op_grouped_linear_dw = { .name = "grouped_linear_dw",
-                                        .attr_size = sizeof(lm_grouped_attr),
-                                        .n_in = 3,
-                                        .n_out = 1,
-                                        .act_in = 3,
-                                        .prec = LM_PREC_ALLOW,
-                                        .shape = dw_shape,
-                                        .cost = grouped_cost };
+const lm_op lm_op_grouped_linear_dw = {
+    .name = "grouped_linear_dw",
+    .attr_size = sizeof(lm_grouped_attr),
+    .in = { { "dy", "N,M", LM_ACT_TYPE },
+            { "x", "N,K", LM_ACT_TYPE },
+            { "offsets", "G+1", LM_IDS } },
+    .out = { { "dw", "G,M,K", 0 } },
+    .fields = dw_fields,
+    .prec = LM_PREC_ALLOW,
+    .cost = grouped_cost,
+};

@@ -6,24 +6,19 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const lm_field head_fields[] = { { LM_ATTR_INT(lm_head_attr, vocab, 0) },
+                                        { LM_ATTR_INT(lm_head_attr, chunk_rows, 0) },
+                                        { LM_ATTR_WORD(lm_head_attr, acc, lm_acc_words) },
+                                        { 0 } };
+
 static lm_code head_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_head_attr *a = c->attr;
-    const lm_tensor *x = &c->in[0], *w = &c->in[1], *t = &c->in[2], *scale = &c->in[3];
-    lm_dtype wide = lm_wide(x->dtype);
-    if (lm_expect(x->ndim == 2 && w->ndim == 2 && x->dim[1] == w->dim[1], "head_loss", e,
-                  "x is not [N,C] or w not [V,C]") ||
-        lm_expect(t->ndim == 1 && t->dim[0] == x->dim[0] && scale->ndim == 1, "head_loss", e,
-                  "target is not [N] or scale not [1]") ||
-        lm_expect(a->vocab >= 1 && a->vocab <= w->dim[0], "head_loss", e,
-                  "%lld words do not fit a head of %lld rows", (long long)a->vocab,
-                  (long long)w->dim[0]))
-        return e->code;
-    c->out[0] = lm_shape1(wide, x->dim[0]);
-    c->out[1] = want & 2 ? *x : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    c->out[2] =
-        want & 4 ? lm_shape2(wide, w->dim[0], w->dim[1]) : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    return LM_OK;
+    int64_t rows = c->in[1].dim[0];
+    (void)want;
+    return lm_expect(a->vocab >= 1 && a->vocab <= rows, "head_loss", e,
+                     "%lld words do not fit a head of %lld rows", (long long)a->vocab,
+                     (long long)rows);
 }
 
 static lm_code head_grad(lm_grad *s, const lm_node *n, lm_err *e)
@@ -66,7 +61,7 @@ static void head_example(lm_rng r, int i, lm_example *x)
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
     x->in[2] = lm_shape1(LM_DTYPE_I32, n);
     x->in[3] = lm_shape1(LM_DTYPE_F32, 1);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 static void head_fill(lm_rng r, const lm_call *c)
@@ -79,17 +74,22 @@ static void head_fill(lm_rng r, const lm_call *c)
                         : (int32_t)lm_rng_below(r, (uint64_t)i * 2 + 1, (uint64_t)a->vocab);
 }
 
-const lm_op lm_op_head_loss = { .name = "head_loss",
-                                .attr_size = sizeof(lm_head_attr),
-                                .n_in = 4,
-                                .n_out = 3,
-                                .act_in = 3,
-                                .low_param = 2,
-                                .prec = LM_PREC_ALLOW,
-                                .tolerance = { 2e-6, 1e-2 },
-                                .fixed_in = 8,
-                                .shape = head_shape,
-                                .grad = head_grad,
-                                .cost = head_cost,
-                                .example = head_example,
-                                .fill = head_fill };
+const lm_op lm_op_head_loss = {
+    .name = "head_loss",
+    .attr_size = sizeof(lm_head_attr),
+    .in = { { "x", "N,C", LM_ACT_TYPE },
+            { "w", "V,C", LM_WEIGHT },
+            { "target", "N", LM_IDS },
+            { "scale", "1", LM_FIXED } },
+    .out = { { "loss", "N", 0 },
+             { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL },
+             { "dw", "V,C", LM_OPTIONAL } },
+    .fields = head_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = head_shape,
+    .grad = head_grad,
+    .cost = head_cost,
+    .example = head_example,
+    .fill = head_fill,
+};

@@ -8,6 +8,32 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const char *const activations[] = { "none", "gelu", "gelu_exact", "swiglu" };
+static const lm_field act_fields[] = { { LM_ATTR_WORD(lm_linear_act_attr, act, activations) },
+                                       { 0 } };
+static const char *const kinds[] = { "rms", "layer" };
+static const lm_field norm_linear_fields[] = { { LM_ATTR_WORD(lm_norm_linear_attr, kind, kinds) },
+                                               { LM_ATTR_REAL(lm_norm_linear_attr, eps) },
+                                               { LM_ATTR_WORD(lm_norm_linear_attr, act,
+                                                              activations) },
+                                               { 0 } };
+static const lm_field norm_dx_dw_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
+                                              { LM_ATTR_WORD(lm_norm_attr, acc, lm_acc_words) },
+                                              { 0 } };
+static const lm_field step_fields[] = {
+    { LM_ATTR_INT(lm_attention_step_attr, attention.batch, 'B') },
+    { LM_ATTR_INT(lm_attention_step_attr, attention.seq, 'T') },
+    { LM_ATTR_INT(lm_attention_step_attr, attention.heads, 'H') },
+    { LM_ATTR_INT(lm_attention_step_attr, attention.kv_heads, 'K') },
+    { LM_ATTR_INT(lm_attention_step_attr, attention.head_dim, 'D') },
+    { LM_ATTR_INT(lm_attention_step_attr, attention.window, 0) },
+    { LM_ATTR_FLAG(lm_attention_step_attr, attention.causal) },
+    { LM_ATTR_REAL(lm_attention_step_attr, attention.scale) },
+    { LM_ATTR_INT(lm_attention_step_attr, rotary_dim, 'R') },
+    { LM_ATTR_REAL(lm_attention_step_attr, eps) },
+    { 0 }
+};
+
 static lm_code known(const char *op, bool ok, lm_err *e)
 {
     return lm_expect(ok, op, e, "no function of this number");
@@ -15,18 +41,11 @@ static lm_code known(const char *op, bool ok, lm_err *e)
 
 /* ---- linear_act, linear_act_dx ---- */
 
-static bool is_gelu(const lm_call *c)
+static lm_code gelu_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_linear_act_attr *a = c->attr;
-    return a->act == LM_ACT_GELU || a->act == LM_ACT_GELU_EXACT;
-}
-
-static lm_code linear_act_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    if (known("linear_act", is_gelu(c), e) || lm_op_linear.shape(c, want, e))
-        return e->code;
-    c->out[1] = want & 2 ? c->out[0] : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    return LM_OK;
+    (void)want;
+    return known("linear_act", a->act == LM_ACT_GELU || a->act == LM_ACT_GELU_EXACT, e);
 }
 
 static void linear_act_cost(const lm_call *c, lm_cost *out)
@@ -39,29 +58,20 @@ static void linear_act_example(lm_rng r, int i, lm_example *x)
     lm_linear_act_attr attr = { lm_example_draw(r, i, 4, 2) ? LM_ACT_GELU : LM_ACT_GELU_EXACT };
     lm_op_linear.example(r, i, x);
     x->want = lm_example_draw(r, i, 5, 3) ? 3 : 1;
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_linear_act = { .name = "linear_act",
-                                 .attr_size = sizeof(lm_linear_act_attr),
-                                 .n_in = 3,
-                                 .n_out = 2,
-                                 .optional_in = 4,
-                                 .act_in = 3,
-                                 .low_param = 2,
-                                 .prec = LM_PREC_ALLOW,
-                                 .shape = linear_act_shape,
-                                 .cost = linear_act_cost,
-                                 .example = linear_act_example };
-
-static lm_code linear_act_dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *z = &c->in[2];
-    if (known("linear_act_dx", is_gelu(c), e) || lm_op_linear_dx.shape(c, want, e))
-        return e->code;
-    return lm_expect(lm_same_shape(z, &c->out[0]), "linear_act_dx", e,
-                     "z does not have the shape of the gradient");
-}
+const lm_op lm_op_linear_act = {
+    .name = "linear_act",
+    .attr_size = sizeof(lm_linear_act_attr),
+    .in = { { "x", "N,K", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT }, { "b", "M", LM_OPTIONAL } },
+    .out = { { "y", "N,M", LM_ACT_TYPE }, { "z", "N,M", LM_ACT_TYPE | LM_OPTIONAL } },
+    .fields = act_fields,
+    .prec = LM_PREC_ALLOW,
+    .shape = gelu_shape,
+    .cost = linear_act_cost,
+    .example = linear_act_example,
+};
 
 static void linear_act_dx_cost(const lm_call *c, lm_cost *out)
 {
@@ -77,38 +87,35 @@ static void linear_act_dx_example(lm_rng r, int i, lm_example *x)
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, m);
     x->in[1] = lm_shape2(LM_DTYPE_F32, m, k);
     x->in[2] = lm_shape2(LM_DTYPE_F32, n, k);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_linear_act_dx = { .name = "linear_act_dx",
-                                    .attr_size = sizeof(lm_linear_act_attr),
-                                    .n_in = 3,
-                                    .n_out = 1,
-                                    .act_in = 7,
-                                    .low_param = 2,
-                                    .prec = LM_PREC_ALLOW,
-                                    .shape = linear_act_dx_shape,
-                                    .cost = linear_act_dx_cost,
-                                    .example = linear_act_dx_example };
+const lm_op lm_op_linear_act_dx = {
+    .name = "linear_act_dx",
+    .attr_size = sizeof(lm_linear_act_attr),
+    .in = { { "dy", "N,M", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT }, { "z", "N,K", LM_ACT_TYPE } },
+    .out = { { "dz", "N,K", LM_ACT_TYPE } },
+    .fields = act_fields,
+    .prec = LM_PREC_ALLOW,
+    .shape = gelu_shape,
+    .cost = linear_act_dx_cost,
+    .example = linear_act_dx_example,
+};
 
 /* ---- norm_linear ---- */
 
 static lm_code norm_linear_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_norm_linear_attr *a = c->attr;
-    lm_tensor h[3], in[3] = { c->in[0], c->in[4], c->in[5] }, y = { 0 };
-    lm_call norm = { .in = c->in, .n_in = 4, .out = h, .n_out = 3 };
-    lm_call linear = { .in = in, .n_in = 3, .out = &y, .n_out = 1 };
+    lm_tensor *y = &c->out[0];
 
     (void)want;
     if (known("norm_linear", a->act >= LM_ACT_NONE && a->act <= LM_ACT_SWIGLU, e) ||
-        lm_op_norm.shape(&norm, 7, e) || lm_op_linear.shape(&linear, 1, e) ||
-        lm_expect(a->act != LM_ACT_SWIGLU || y.dim[1] % 2 == 0, "norm_linear", e,
+        lm_expect(a->act != LM_ACT_SWIGLU || y->dim[1] % 2 == 0, "norm_linear", e,
                   "gate|up is not [2I,C]"))
         return e->code;
-    y.dim[1] = a->act == LM_ACT_SWIGLU ? y.dim[1] / 2 : y.dim[1];
-    c->out[0] = y;
-    c->out[1] = h[2];
+    y->dim[1] /= a->act == LM_ACT_SWIGLU ? 2 : 1;
+    c->out[1] = c->in[3]; /* s is there iff r is */
     return LM_OK;
 }
 
@@ -137,33 +144,28 @@ static void norm_linear_example(lm_rng r, int i, lm_example *x)
     x->in[4] = lm_shape2(LM_DTYPE_F32, m, k);
     if (lm_example_draw(r, i, 6, 2))
         x->in[5] = lm_shape1(LM_DTYPE_F32, m);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_norm_linear = { .name = "norm_linear",
-                                  .attr_size = sizeof(lm_norm_linear_attr),
-                                  .n_in = 6,
-                                  .n_out = 2,
-                                  .optional_in = 4 | 8 | 32,
-                                  .act_in = 1 | 8 | 16,
-                                  .low_param = 16,
-                                  .prec = LM_PREC_ALLOW,
-                                  .tolerance = { 2e-6, 1e-2 },
-                                  .shape = norm_linear_shape,
-                                  .cost = norm_linear_cost,
-                                  .example = norm_linear_example };
+const lm_op lm_op_norm_linear = {
+    .name = "norm_linear",
+    .attr_size = sizeof(lm_norm_linear_attr),
+    .in = { { "x", "N,C", LM_ACT_TYPE },
+            { "nw", "C", 0 },
+            { "nb", "C", LM_OPTIONAL },
+            { "r", "N,C", LM_ACT_TYPE | LM_OPTIONAL },
+            { "w", "M,C", LM_WEIGHT },
+            { "b", "M", LM_OPTIONAL } },
+    .out = { { "y", "N,M", LM_ACT_TYPE }, { "s", "N,C", LM_ACT_TYPE | LM_OPTIONAL } },
+    .fields = norm_linear_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = norm_linear_shape,
+    .cost = norm_linear_cost,
+    .example = norm_linear_example,
+};
 
 /* ---- norm_dx_dw ---- */
-
-static lm_code norm_dx_dw_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    lm_tensor in[3] = { c->in[0], c->in[1], c->in[3] };
-    lm_call dw = { .in = in, .n_in = 3, .out = &c->out[1], .n_out = 2 };
-
-    if (lm_op_norm_dw.shape(&dw, want >> 1, e))
-        return e->code;
-    return lm_op_norm_dx.shape(c, 1, e);
-}
 
 static void norm_dx_dw_cost(const lm_call *c, lm_cost *out)
 {
@@ -183,21 +185,24 @@ static void norm_dx_dw_example(lm_rng r, int i, lm_example *x)
     x->in[3] = lm_shape2(LM_DTYPE_F32, n, 2);
     if (lm_example_draw(r, i, 3, 2))
         x->in[4] = x->in[0];
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_norm_dx_dw = { .name = "norm_dx_dw",
-                                 .attr_size = sizeof(lm_norm_attr),
-                                 .n_in = 5,
-                                 .n_out = 3,
-                                 .optional_in = 16,
-                                 .act_in = 1 | 2 | 16,
-                                 .inplace = { 1 | 16 },
-                                 .prec = LM_PREC_INFER,
-                                 .tolerance = { 1e-6, 8e-3 },
-                                 .shape = norm_dx_dw_shape,
-                                 .cost = norm_dx_dw_cost,
-                                 .example = norm_dx_dw_example };
+const lm_op lm_op_norm_dx_dw = {
+    .name = "norm_dx_dw",
+    .attr_size = sizeof(lm_norm_attr),
+    .in = { { "dy", "N,C", LM_ACT_TYPE | LM_OVER },
+            { "s", "N,C", LM_ACT_TYPE },
+            { "w", "C", 0 },
+            { "stat", "N,2", 0 },
+            { "dres", "N,C", LM_ACT_TYPE | LM_OPTIONAL | LM_OVER } },
+    .out = { { "ds", "N,C", LM_ACT_TYPE | LM_OVER }, { "dw", "C", 0 }, { "db", "C", LM_OPTIONAL } },
+    .fields = norm_dx_dw_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = norm_dx_dw_cost,
+    .example = norm_dx_dw_example,
+};
 
 /* ---- attention_step ---- */
 
@@ -205,18 +210,16 @@ static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_attention_step_attr *a = c->attr;
     const lm_attention_attr *s = &a->attention;
-    const lm_tensor *table = &c->in[4], *wq = &c->in[5], *wk = &c->in[6];
     lm_call cached = *c;
 
     cached.attr = s;
     if (lm_op_attention_cached.shape(&cached, want, e) ||
         lm_expect(s->seq == 1, "attention_step", e, "%lld rows a sequence, not one",
                   (long long)s->seq) ||
-        lm_expect(lm_absent(table) || (table->ndim == 2 && table->dim[1] == a->rotary_dim &&
-                                       a->rotary_dim % 2 == 0 && a->rotary_dim <= s->head_dim),
-                  "attention_step", e, "the table is not [P,R] with R even and at most D") ||
-        lm_expect(lm_same_shape(wq, wk) && (lm_absent(wq) || wq->dim[0] == s->head_dim),
-                  "attention_step", e, "the norms' weights are not [D] both, or absent both"))
+        lm_expect(lm_absent(&c->in[4]) || (a->rotary_dim % 2 == 0 && a->rotary_dim <= s->head_dim),
+                  "attention_step", e, "R of the table is not even, or above D") ||
+        lm_expect(lm_absent(&c->in[5]) == lm_absent(&c->in[6]), "attention_step", e,
+                  "wq and wk go together"))
         return e->code;
     return LM_OK;
 }
@@ -246,7 +249,7 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     }
     if (lm_example_draw(r, i, 11, 2))
         x->in[5] = x->in[6] = lm_shape1(LM_DTYPE_F32, d);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 static void attention_step_fill(lm_rng r, const lm_call *c)
@@ -259,16 +262,24 @@ static void attention_step_fill(lm_rng r, const lm_call *c)
         pos[b] = (int32_t)lm_rng_below(r, 64 + (uint64_t)b, (uint64_t)c->out[1].dim[2]);
 }
 
-const lm_op lm_op_attention_step = { .name = "attention_step",
-                                     .attr_size = sizeof(lm_attention_step_attr),
-                                     .n_in = 7,
-                                     .n_out = 3,
-                                     .optional_in = 16 | 32 | 64,
-                                     .act_in = 1,
-                                     .fixed_in = 16,
-                                     .prec = LM_PREC_ALLOW,
-                                     .tolerance = { 2e-6, 1e-2 },
-                                     .shape = attention_step_shape,
-                                     .cost = attention_step_cost,
-                                     .example = attention_step_example,
-                                     .fill = attention_step_fill };
+const lm_op lm_op_attention_step = {
+    .name = "attention_step",
+    .attr_size = sizeof(lm_attention_step_attr),
+    .in = { { "qkv", "BT,(H+2K)D", LM_ACT_TYPE },
+            { "used", "B", LM_IDS },
+            { "fresh", "B", LM_IDS },
+            { "pos", "B", LM_IDS },
+            { "table", "P,R", LM_FIXED | LM_OPTIONAL },
+            { "wq", "D", LM_OPTIONAL },
+            { "wk", "D", LM_OPTIONAL } },
+    .out = { { "o", "BT,HD", LM_ACT_TYPE },
+             { "kcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN },
+             { "vcache", "B,K,S,D", LM_ACT_TYPE | LM_GIVEN } },
+    .fields = step_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = attention_step_shape,
+    .cost = attention_step_cost,
+    .example = attention_step_example,
+    .fill = attention_step_fill,
+};

@@ -6,19 +6,7 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static lm_code linear_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *x = &c->in[0], *w = &c->in[1], *b = &c->in[2];
-    (void)want;
-    if (lm_expect(x->ndim == 2 && w->ndim == 2 && x->dim[1] == w->dim[1], "linear", e,
-                  "x is not [N,K] or w not [M,K] of the same K") ||
-        lm_expect(lm_absent(b) || (b->ndim == 1 && b->dim[0] == w->dim[0]), "linear", e,
-                  "the bias does not have one element for each of %lld outputs",
-                  (long long)w->dim[0]))
-        return e->code;
-    c->out[0] = lm_shape2(x->dtype, x->dim[0], w->dim[0]);
-    return LM_OK;
-}
+static const lm_field dw_fields[] = { { LM_ATTR_WORD(lm_linear_attr, acc, lm_acc_words) }, { 0 } };
 
 static lm_code linear_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
@@ -69,32 +57,19 @@ static void linear_example(lm_rng r, int i, lm_example *x)
     x->in[1] = lm_shape2(LM_DTYPE_F32, m, k);
     if (lm_example_draw(r, i, 3, 2))
         x->in[2] = lm_shape1(LM_DTYPE_F32, m);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_linear = { .name = "linear",
-                             .attr_size = sizeof(lm_linear_attr),
-                             .n_in = 3,
-                             .n_out = 1,
-                             .optional_in = 4,
-                             .act_in = 3,
-                             .low_param = 2,
-                             .prec = LM_PREC_ALLOW,
-                             .shape = linear_shape,
-                             .grad = linear_grad,
-                             .cost = linear_cost,
-                             .example = linear_example };
-
-static lm_code dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *dy = &c->in[0], *w = &c->in[1];
-    (void)want;
-    if (lm_expect(dy->ndim == 2 && w->ndim == 2 && dy->dim[1] == w->dim[0], "linear_dx", e,
-                  "dy is not [N,M] or w not [M,K] of the same M"))
-        return e->code;
-    c->out[0] = lm_shape2(dy->dtype, dy->dim[0], w->dim[1]);
-    return LM_OK;
-}
+const lm_op lm_op_linear = {
+    .name = "linear",
+    .attr_size = sizeof(lm_linear_attr),
+    .in = { { "x", "N,K", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT }, { "b", "M", LM_OPTIONAL } },
+    .out = { { "y", "N,M", LM_ACT_TYPE } },
+    .prec = LM_PREC_ALLOW,
+    .grad = linear_grad,
+    .cost = linear_cost,
+    .example = linear_example,
+};
 
 static void dx_cost(const lm_call *c, lm_cost *out)
 {
@@ -102,27 +77,14 @@ static void dx_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
-const lm_op lm_op_linear_dx = { .name = "linear_dx",
-                                .attr_size = sizeof(lm_linear_attr),
-                                .n_in = 2,
-                                .n_out = 1,
-                                .act_in = 3,
-                                .low_param = 2,
-                                .prec = LM_PREC_ALLOW,
-                                .shape = dx_shape,
-                                .cost = dx_cost };
-
-static lm_code dw_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_tensor *dy = &c->in[0], *x = &c->in[1];
-    if (lm_expect(dy->ndim == 2 && x->ndim == 2 && dy->dim[0] == x->dim[0], "linear_dw", e,
-                  "dy is not [N,M] or x not [N,K] of the same N"))
-        return e->code;
-    c->out[0] = lm_shape2(lm_wide(dy->dtype), dy->dim[1], x->dim[1]);
-    if (want & 2)
-        c->out[1] = lm_shape1(lm_wide(dy->dtype), dy->dim[1]);
-    return LM_OK;
-}
+const lm_op lm_op_linear_dx = {
+    .name = "linear_dx",
+    .attr_size = sizeof(lm_linear_attr),
+    .in = { { "dy", "N,M", LM_ACT_TYPE }, { "w", "M,K", LM_WEIGHT } },
+    .out = { { "dx", "N,K", LM_ACT_TYPE } },
+    .prec = LM_PREC_ALLOW,
+    .cost = dx_cost,
+};
 
 static void dw_cost(const lm_call *c, lm_cost *out)
 {
@@ -130,11 +92,12 @@ static void dw_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
-const lm_op lm_op_linear_dw = { .name = "linear_dw",
-                                .attr_size = sizeof(lm_linear_attr),
-                                .n_in = 2,
-                                .n_out = 2,
-                                .act_in = 3,
-                                .prec = LM_PREC_ALLOW,
-                                .shape = dw_shape,
-                                .cost = dw_cost };
+const lm_op lm_op_linear_dw = {
+    .name = "linear_dw",
+    .attr_size = sizeof(lm_linear_attr),
+    .in = { { "dy", "N,M", LM_ACT_TYPE }, { "x", "N,K", LM_ACT_TYPE } },
+    .out = { { "dw", "M,K", 0 }, { "db", "M", LM_OPTIONAL } },
+    .fields = dw_fields,
+    .prec = LM_PREC_ALLOW,
+    .cost = dw_cost,
+};

@@ -7,19 +7,30 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const char *const kinds[] = { "rms", "layer" };
+static const lm_field norm_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
+                                        { LM_ATTR_REAL(lm_norm_attr, eps) },
+                                        { 0 } };
+static const lm_field norm_dw_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
+                                           { LM_ATTR_WORD(lm_norm_attr, acc, lm_acc_words) },
+                                           { 0 } };
+static const lm_field head_norm_fields[] = { { LM_ATTR_INT(lm_head_norm_attr, heads, 'H') },
+                                             { LM_ATTR_INT(lm_head_norm_attr, kv_heads, 'K') },
+                                             { LM_ATTR_INT(lm_head_norm_attr, head_dim, 'D') },
+                                             { LM_ATTR_REAL(lm_head_norm_attr, eps) },
+                                             { 0 } };
+static const lm_field head_norm_dw_fields[] = { { LM_ATTR_INT(lm_head_norm_attr, heads, 'H') },
+                                                { LM_ATTR_INT(lm_head_norm_attr, kv_heads, 'K') },
+                                                { LM_ATTR_INT(lm_head_norm_attr, head_dim, 'D') },
+                                                { LM_ATTR_WORD(lm_head_norm_attr, acc,
+                                                               lm_acc_words) },
+                                                { 0 } };
+
+/* s is there iff r is. */
 static lm_code norm_shape(lm_call *c, unsigned want, lm_err *e)
 {
-    const lm_tensor *x = &c->in[0], *w = &c->in[1], *b = &c->in[2], *r = &c->in[3];
-    if (lm_expect(x->ndim == 2 && w->ndim == 1 && w->dim[0] == x->dim[1], "norm", e,
-                  "x is not [N,C] or w not [C]") ||
-        lm_expect(lm_absent(b) || lm_same_shape(b, w), "norm", e, "b is not [C]") ||
-        lm_expect(lm_absent(r) || lm_same_shape(r, x), "norm", e,
-                  "the residual does not have the shape of x"))
-        return e->code;
-    (void)want;
-    c->out[0] = lm_shape2(x->dtype, x->dim[0], x->dim[1]);
-    c->out[1] = lm_shape2(lm_wide(x->dtype), x->dim[0], 2);
-    if (lm_absent(r))
+    (void)want, (void)e;
+    if (lm_absent(&c->in[3]))
         c->out[2] = (lm_tensor){ .dtype = LM_DTYPE_NONE };
     else
         c->out[2] = c->out[0];
@@ -78,34 +89,27 @@ static void norm_example(lm_rng r, int i, lm_example *x)
         x->in[2] = lm_shape1(LM_DTYPE_F32, c);
     if (residual)
         x->in[3] = lm_shape2(LM_DTYPE_F32, n, c);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_norm = { .name = "norm",
-                           .attr_size = sizeof(lm_norm_attr),
-                           .n_in = 4,
-                           .n_out = 3,
-                           .optional_in = 12,
-                           .act_in = 9,
-                           .inplace = { 0, 0, 9 },
-                           .prec = LM_PREC_INFER,
-                           .tolerance = { 1e-6, 8e-3 },
-                           .saved_out = 2,
-                           .shape = norm_shape,
-                           .grad = norm_grad,
-                           .cost = norm_cost,
-                           .example = norm_example };
-
-static lm_code norm_dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    (void)want;
-    if (lm_expect(lm_same_shape(&c->in[0], &c->in[1]) &&
-                      (lm_absent(&c->in[4]) || lm_same_shape(&c->in[0], &c->in[4])),
-                  "norm_dx", e, "dy, s and dres differ in shape"))
-        return e->code;
-    c->out[0] = c->in[0];
-    return LM_OK;
-}
+const lm_op lm_op_norm = {
+    .name = "norm",
+    .attr_size = sizeof(lm_norm_attr),
+    .in = { { "x", "N,C", LM_ACT_TYPE | LM_OVER },
+            { "w", "C", 0 },
+            { "b", "C", LM_OPTIONAL },
+            { "r", "N,C", LM_ACT_TYPE | LM_OPTIONAL | LM_OVER } },
+    .out = { { "y", "N,C", LM_ACT_TYPE },
+             { "stat", "N,2", LM_SAVED },
+             { "s", "N,C", LM_ACT_TYPE | LM_OPTIONAL | LM_OVER } },
+    .fields = norm_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .shape = norm_shape,
+    .grad = norm_grad,
+    .cost = norm_cost,
+    .example = norm_example,
+};
 
 static void norm_dx_cost(const lm_call *c, lm_cost *out)
 {
@@ -113,52 +117,31 @@ static void norm_dx_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
-const lm_op lm_op_norm_dx = { .name = "norm_dx",
-                              .attr_size = sizeof(lm_norm_attr),
-                              .n_in = 5,
-                              .n_out = 1,
-                              .optional_in = 16,
-                              .act_in = 1 | 2 | 16,
-                              .inplace = { 1 | 16 },
-                              .prec = LM_PREC_INFER,
-                              .tolerance = { 1e-6, 8e-3 },
-                              .shape = norm_dx_shape,
-                              .cost = norm_dx_cost };
+const lm_op lm_op_norm_dx = {
+    .name = "norm_dx",
+    .attr_size = sizeof(lm_norm_attr),
+    .in = { { "dy", "N,C", LM_ACT_TYPE | LM_OVER },
+            { "s", "N,C", LM_ACT_TYPE },
+            { "w", "C", 0 },
+            { "stat", "N,2", 0 },
+            { "dres", "N,C", LM_ACT_TYPE | LM_OPTIONAL | LM_OVER } },
+    .out = { { "ds", "N,C", LM_ACT_TYPE | LM_OVER } },
+    .fields = norm_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = norm_dx_cost,
+};
 
-static lm_code norm_dw_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    if (lm_expect(c->in[0].ndim == 2 && lm_same_shape(&c->in[0], &c->in[1]), "norm_dw", e,
-                  "dy and s differ in shape"))
-        return e->code;
-    c->out[0] = lm_shape1(lm_wide(c->in[0].dtype), c->in[0].dim[1]);
-    c->out[1] = want & 2 ? c->out[0] : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    return LM_OK;
-}
-
-const lm_op lm_op_norm_dw = { .name = "norm_dw",
-                              .attr_size = sizeof(lm_norm_attr),
-                              .n_in = 3,
-                              .n_out = 2,
-                              .act_in = 3,
-                              .prec = LM_PREC_INFER,
-                              .tolerance = { 1e-6, 8e-3 },
-                              .shape = norm_dw_shape,
-                              .cost = norm_cost };
-
-static lm_code head_norm_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_head_norm_attr *a = c->attr;
-    const lm_tensor *q = &c->in[0];
-    (void)want;
-    if (lm_expect(q->ndim == 2 && q->dim[1] == (a->heads + 2 * a->kv_heads) * a->head_dim,
-                  "head_norm", e, "qkv is not [N,(H+2K)D]") ||
-        lm_expect(c->in[1].dim[0] == a->head_dim && c->in[2].dim[0] == a->head_dim, "head_norm", e,
-                  "the weights are not [D]"))
-        return e->code;
-    c->out[0] = lm_shape2(q->dtype, q->dim[0], q->dim[1]);
-    c->out[1] = lm_shape2(lm_wide(q->dtype), q->dim[0], a->heads + a->kv_heads);
-    return LM_OK;
-}
+const lm_op lm_op_norm_dw = {
+    .name = "norm_dw",
+    .attr_size = sizeof(lm_norm_attr),
+    .in = { { "dy", "N,C", LM_ACT_TYPE }, { "s", "N,C", LM_ACT_TYPE }, { "stat", "N,2", 0 } },
+    .out = { { "dw", "C", 0 }, { "db", "C", LM_OPTIONAL } },
+    .fields = norm_dw_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = norm_cost,
+};
 
 static lm_code head_norm_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
@@ -196,57 +179,46 @@ static void head_norm_example(lm_rng r, int i, lm_example *x)
     *x = (lm_example){ .n_in = 3, .want = 3 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, (h + 2 * kv) * d);
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_F32, d);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
-const lm_op lm_op_head_norm = { .name = "head_norm",
-                                .attr_size = sizeof(lm_head_norm_attr),
-                                .n_in = 3,
-                                .n_out = 2,
-                                .act_in = 1,
-                                .prec = LM_PREC_INFER,
-                                .tolerance = { 1e-6, 8e-3 },
-                                .saved_out = 2,
-                                .shape = head_norm_shape,
-                                .grad = head_norm_grad,
-                                .cost = norm_cost,
-                                .example = head_norm_example };
+const lm_op lm_op_head_norm = {
+    .name = "head_norm",
+    .attr_size = sizeof(lm_head_norm_attr),
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE }, { "wq", "D", 0 }, { "wk", "D", 0 } },
+    .out = { { "y", "N,(H+2K)D", LM_ACT_TYPE }, { "stat", "N,H+K", LM_SAVED } },
+    .fields = head_norm_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .grad = head_norm_grad,
+    .cost = norm_cost,
+    .example = head_norm_example,
+};
 
-static lm_code head_norm_dx_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    (void)want;
-    if (lm_expect(lm_same_shape(&c->in[0], &c->in[1]), "head_norm_dx", e,
-                  "dy and qkv differ in shape"))
-        return e->code;
-    c->out[0] = c->in[0];
-    return LM_OK;
-}
+const lm_op lm_op_head_norm_dx = {
+    .name = "head_norm_dx",
+    .attr_size = sizeof(lm_head_norm_attr),
+    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER },
+            { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+            { "wq", "D", 0 },
+            { "wk", "D", 0 },
+            { "stat", "N,H+K", 0 } },
+    .out = { { "dqkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
+    .fields = head_norm_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = norm_dx_cost,
+};
 
-const lm_op lm_op_head_norm_dx = { .name = "head_norm_dx",
-                                   .attr_size = sizeof(lm_head_norm_attr),
-                                   .n_in = 5,
-                                   .n_out = 1,
-                                   .act_in = 3,
-                                   .inplace = { 1 },
-                                   .prec = LM_PREC_INFER,
-                                   .tolerance = { 1e-6, 8e-3 },
-                                   .shape = head_norm_dx_shape,
-                                   .cost = norm_dx_cost };
-
-static lm_code head_norm_dw_shape(lm_call *c, unsigned want, lm_err *e)
-{
-    const lm_head_norm_attr *a = c->attr;
-    (void)want, (void)e;
-    c->out[0] = c->out[1] = lm_shape1(lm_wide(c->in[0].dtype), a->head_dim);
-    return LM_OK;
-}
-
-const lm_op lm_op_head_norm_dw = { .name = "head_norm_dw",
-                                   .attr_size = sizeof(lm_head_norm_attr),
-                                   .n_in = 3,
-                                   .n_out = 2,
-                                   .act_in = 3,
-                                   .prec = LM_PREC_INFER,
-                                   .tolerance = { 1e-6, 8e-3 },
-                                   .shape = head_norm_dw_shape,
-                                   .cost = norm_cost };
+const lm_op lm_op_head_norm_dw = {
+    .name = "head_norm_dw",
+    .attr_size = sizeof(lm_head_norm_attr),
+    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE },
+            { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+            { "stat", "N,H+K", 0 } },
+    .out = { { "dwq", "D", 0 }, { "dwk", "D", 0 } },
+    .fields = head_norm_dw_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = norm_cost,
+};

@@ -6,20 +6,18 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const lm_field rope_fields[] = {
+    { LM_ATTR_INT(lm_rope_attr, heads, 'H') },    { LM_ATTR_INT(lm_rope_attr, kv_heads, 'K') },
+    { LM_ATTR_INT(lm_rope_attr, head_dim, 'D') }, { LM_ATTR_INT(lm_rope_attr, rotary_dim, 'R') },
+    { LM_ATTR_FLAG(lm_rope_attr, inverse) },      { 0 }
+};
+
 static lm_code rope_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_rope_attr *a = c->attr;
-    const lm_tensor *q = &c->in[0], *pos = &c->in[1], *table = &c->in[2];
     (void)want;
-    if (lm_expect(q->ndim == 2 && q->dim[1] == (a->heads + 2 * a->kv_heads) * a->head_dim, "rope",
-                  e, "qkv is not [N,(H+2K)D]") ||
-        lm_expect(pos->ndim == 1 && pos->dim[0] == q->dim[0], "rope", e, "pos is not [N]") ||
-        lm_expect(table->ndim == 2 && table->dim[1] == a->rotary_dim && a->rotary_dim % 2 == 0 &&
-                      a->rotary_dim <= a->head_dim,
-                  "rope", e, "the table is not [P,R] with R even and at most D"))
-        return e->code;
-    c->out[0] = *q;
-    return LM_OK;
+    return lm_expect(a->rotary_dim % 2 == 0 && a->rotary_dim <= a->head_dim, "rope", e,
+                     "R of the table is not even, or above D");
 }
 
 static lm_code rope_grad(lm_grad *s, const lm_node *n, lm_err *e)
@@ -58,7 +56,7 @@ static void rope_example(lm_rng r, int i, lm_example *x)
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, (h + 2 * kv) * d);
     x->in[1] = lm_shape1(LM_DTYPE_I32, n);
     x->in[2] = lm_shape2(LM_DTYPE_F32, 40, rot);
-    lm_example_attr(x, &attr, sizeof attr);
+    lm_example_attr(x, &attr);
 }
 
 static void rope_fill(lm_rng r, const lm_call *c)
@@ -68,16 +66,18 @@ static void rope_fill(lm_rng r, const lm_call *c)
         pos[i] = (int32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)c->in[2].dim[0]);
 }
 
-const lm_op lm_op_rope = { .name = "rope",
-                           .attr_size = sizeof(lm_rope_attr),
-                           .n_in = 3,
-                           .n_out = 1,
-                           .act_in = 1,
-                           .inplace = { 1 },
-                           .prec = LM_PREC_INFER,
-                           .fixed_in = 4,
-                           .shape = rope_shape,
-                           .grad = rope_grad,
-                           .cost = rope_cost,
-                           .example = rope_example,
-                           .fill = rope_fill };
+const lm_op lm_op_rope = {
+    .name = "rope",
+    .attr_size = sizeof(lm_rope_attr),
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER },
+            { "pos", "N", LM_IDS },
+            { "table", "P,R", LM_FIXED } },
+    .out = { { "y", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
+    .fields = rope_fields,
+    .prec = LM_PREC_INFER,
+    .shape = rope_shape,
+    .grad = rope_grad,
+    .cost = rope_cost,
+    .example = rope_example,
+    .fill = rope_fill,
+};

@@ -627,7 +627,9 @@ lowest() {
     sed -n '/"memory": {/,/}/p' p.json | sed -nE 's/.*": ([0-9]+),?$/\1/p' |
         awk -v t="$(sed -nE 's/.*"memory_total": ([0-9]+).*/\1/p' p.json)" '{ s += $1 } END { exit !(s == t && t > 0) }'
     [ "$(ls plan)" = config.json ]
-    train plan --dump-graph | grep -q attention
+    train plan --dump-graph > graph
+    grep -q 'attention (qkv .* heads=4 ' graph
+    grep -q 'norm_dw (dy .* acc=first -> dw %' graph
 }
 
 @test "train: --dry-run takes presets and config.json, and ends with a verdict" {

@@ -63,10 +63,10 @@ static inline void check_rules(const lm_graph *g)
         assert_true(n->op != &lm_op_norm_dx_dw || n->phase == LM_PHASE_BACKWARD_INPUT);
         assert_true(!k || n->phase != LM_PHASE_FORWARD || n[-1].phase == LM_PHASE_FORWARD);
         for (int i = 0; i < n->n_in; i++)
-            assert_true(n->in[i] >= 0 || (n->op->optional_in >> i & 1));
+            assert_true(n->in[i] >= 0 || (n->op->in[i].is & LM_OPTIONAL));
         for (int i = 0; i < n->n_out; i++)
             want |= (unsigned)(n->out[i] >= 0) << i;
-        must(n->op->shape(&c, want, &e), &e);
+        must(lm_op_shape(n->op, &c, want, &e), &e);
         for (int i = 0; i < n->n_out; i++) {
             bool sums = i == 0 && have[i].dtype == LM_DTYPE_F32 &&
                         (n->op == &lm_op_linear || n->op == &lm_op_norm_linear);

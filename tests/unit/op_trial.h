@@ -79,7 +79,7 @@ typedef struct {
 
 static inline bool is_param(const lm_op *op, int i)
 {
-    return (op->low_param >> i & 1) || !(op->act_in >> i & 1);
+    return (op->in[i].is & LM_LOW_PARAM) || !(op->in[i].is & LM_ACT_TYPE);
 }
 
 static inline lm_vid input(trial *t, int i, lm_role role)
@@ -90,7 +90,7 @@ static inline lm_vid input(trial *t, int i, lm_role role)
     if (lm_absent(&s))
         return LM_NONE;
     if (lm_dtype_is_float(s.dtype))
-        s.dtype = t->op->act_in >> i & 1 ? t->act : lm_wide(t->act);
+        s.dtype = t->op->in[i].is & LM_ACT_TYPE ? t->act : lm_wide(t->act);
     must(lm_graph_value(t->g, role, s, NULL, &v, &e), &e);
     return v;
 }
@@ -99,12 +99,12 @@ static inline lm_vid input(trial *t, int i, lm_role role)
 static inline void append_use(trial *t, const lm_vid *shared, lm_vid *in, lm_vid *out)
 {
     lm_err e = { 0 };
-    for (int i = 0; i < t->op->n_in; i++) {
-        bool fl = lm_dtype_is_float(t->ex.in[i].dtype), fixed = t->op->fixed_in >> i & 1;
+    for (int i = 0; i < lm_op_ins(t->op); i++) {
+        bool fl = lm_dtype_is_float(t->ex.in[i].dtype), fixed = t->op->in[i].is & LM_FIXED;
         bool param = fl && !fixed && is_param(t->op, i);
         in[i] = shared && param ? shared[i] : input(t, i, param ? LM_ROLE_PARAM : LM_ROLE_INPUT);
     }
-    for (int i = 0; i < t->op->n_out; i++) {
+    for (int i = 0; i < lm_op_outs(t->op); i++) {
         lm_tensor s = t->ex.out[i];
         out[i] = t->ex.want >> i & 1 ? LM_NONE : LM_SKIP;
         if (lm_absent(&s))
@@ -129,8 +129,8 @@ static inline lm_vid plus(trial *t, lm_vid a, lm_vid b)
 static inline lm_vid gathered(trial *t, const lm_vid *out)
 {
     lm_vid root = out[0];
-    for (int i = 1; i < t->op->n_out; i++)
-        if (out[i] >= 0 && !(t->op->saved_out >> i & 1))
+    for (int i = 1; i < lm_op_outs(t->op); i++)
+        if (out[i] >= 0 && !(t->op->out[i].is & LM_SAVED))
             root = plus(t, root, out[i]);
     return root;
 }
@@ -139,7 +139,7 @@ static inline lm_vid gathered(trial *t, const lm_vid *out)
  */
 static inline bool seeds_itself(const lm_op *op)
 {
-    return op->fixed_in && !op->saved_out && op->n_out > 1;
+    return op == &lm_op_head_loss;
 }
 
 static inline void add_backward(trial *t)
@@ -148,9 +148,10 @@ static inline void add_backward(trial *t)
     lm_vid wrt[2 * LM_MAX_IN];
     lm_backward b = { .root = t->root, .seed = LM_NONE, .wrt = wrt };
     for (size_t k = 0; k < (size_t)t->uses; k++)
-        for (int i = 0; i < t->op->n_in; i++) {
+        for (int i = 0; i < lm_op_ins(t->op); i++) {
             lm_vid v = t->g->node[k].in[i];
-            if (v >= 0 && lm_dtype_is_float(t->g->value[v].t.dtype) && !(t->op->fixed_in >> i & 1))
+            if (v >= 0 && lm_dtype_is_float(t->g->value[v].t.dtype) &&
+                !(t->op->in[i].is & LM_FIXED))
                 wrt[b.n_wrt++] = v;
         }
     if (!seeds_itself(t->op))

@@ -10,9 +10,11 @@
 #include "base/rng.h"
 #include "kernels/elementwise.h"
 #include "kernels/embed.h"
+#include "kernels/grouped.h"
 #include "kernels/head.h"
 #include "kernels/linear.h"
 #include "kernels/norm.h"
+#include "kernels/rope.h"
 #include "model_run.h"
 #include "op/ops.h"
 
@@ -94,16 +96,90 @@ static void test_dump(void **state)
     t.g->layer = 3;
     char *text = dump(t.g);
     assert_non_null(
-        strstr(text, "   0 forward L-1 embed (%0 tokens, %1 wte, -, -) -> %8 f32[6,8]\n"));
-    assert_non_null(strstr(text, "norm (%8, %2 gain, -, -) -> %9 f32[6,8], %10 f32[6,2], -\n"));
+        strstr(text, "   0 forward L-1 embed (tok %0 tokens, wte %1 wte) -> x %8 f32[6,8]\n"));
+    assert_non_null(strstr(text, "norm (x %8, w %2 gain) kind=rms eps=1e-05 -> y %9 f32[6,8], "
+                                 "stat %10 f32[6,2]\n"));
+    assert_non_null(strstr(text, " gelu (x %11) exact=false -> y %12 f32[6,32]\n"));
     assert_non_null(
-        strstr(text, "head_loss (%14, %1 wte, %6 targets, %7 scale) -> %15 f32[6], -, -\n"));
+        strstr(text, "head_loss (x %14, w %1 wte, target %6 targets, scale %7 scale) vocab=11 "
+                     "chunk_rows=0 acc=first -> loss %15 f32[6]\n"));
     int lines = 0;
     for (const char *p = text; *p; p++)
         lines += *p == '\n';
     assert_int_equal(lines, t.g->n_nodes);
     lm_free(text);
     lm_graph_free(t.g);
+}
+
+/* What appending op(attr; a, b, c) says that does not fit; "" if it does. */
+static const char *complaint(lm_graph *g, const lm_op *op, const void *attr, lm_vid a, lm_vid b,
+                             lm_vid c)
+{
+    static lm_err e;
+    lm_vid in[LM_MAX_IN] = { a, b, c }, out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE };
+    e = (lm_err){ 0 };
+    lm_graph_append(g, op, attr, in, out, &e);
+    return e.code ? e.what : "";
+}
+
+/* Operands against the letters of their tables: bound from others, from attributes, solved for. */
+static void test_operands(void **state)
+{
+    lm_err e = { 0 };
+    lm_graph *g;
+    (void)state;
+    must(lm_graph_new(&g, &e), &e);
+    lm_vid x = value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, 6, 24), "x");
+    lm_vid odd = value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, 6, 7), "odd");
+    lm_vid low = value(g, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_BF16, 3, 24), "low");
+    lm_vid w3 = value(g, LM_ROLE_PARAM, lm_shape3(LM_DTYPE_F32, 4, 2, 24), "w3");
+    lm_vid ids5 = value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, 5), "ids5");
+    lm_vid ids6 = value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, 6), "ids6");
+    lm_vid table = value(g, LM_ROLE_CONST, lm_shape2(LM_DTYPE_F32, 9, 4), "table");
+    lm_grouped_attr grouped = { LM_ACC_FIRST };
+    lm_rope_attr rope = { 4, 1, 4, 4, false };
+
+    assert_string_equal(complaint(g, &lm_op_swiglu, NULL, odd, LM_NONE, LM_NONE),
+                        "gu is f32[6,7], not [N,2I]");
+    assert_string_equal(complaint(g, &lm_op_grouped_linear, &grouped, x, w3, ids5), "");
+    assert_string_equal(complaint(g, &lm_op_grouped_linear, &grouped, x, w3, ids6),
+                        "offsets is i32[6], not [G+1]: G+1 is 5");
+    assert_string_equal(complaint(g, &lm_op_rows, NULL, x, table, LM_NONE),
+                        "idx is f32[9,4], not [M]");
+    assert_string_equal(complaint(g, &lm_op_linear, &grouped, x, low, LM_NONE),
+                        "w is of bf16, not of f32");
+    assert_string_equal(complaint(g, &lm_op_rope, &rope, x, ids6, table), "");
+    rope.heads = 5;
+    assert_string_equal(complaint(g, &lm_op_rope, &rope, x, ids6, table),
+                        "qkv is f32[6,24], not [N,(H+2K)D]: (H+2K)D is 28");
+    rope.heads = INT64_MAX;
+    assert_string_equal(complaint(g, &lm_op_rope, &rope, x, ids6, table),
+                        "(H+2K)D of qkv is negative or too large");
+    rope = (lm_rope_attr){ 4, 1, 4, 2, false };
+    assert_string_equal(complaint(g, &lm_op_rope, &rope, x, ids6, table),
+                        "table is f32[9,4], not [P,R]: R is 2");
+    lm_graph_free(g);
+}
+
+/* Each name stands once among the operands of its operator; each letter of an output is known. */
+static void test_tables(void **state)
+{
+    const lm_op *op;
+    (void)state;
+    for (int j = 0; (op = lm_op_at(j)); j++) {
+        const lm_operand *all[LM_MAX_IN + LM_MAX_OUT];
+        int n = 0;
+        for (int i = 0; i < lm_op_ins(op); i++)
+            all[n++] = &op->in[i];
+        for (int i = 0; i < lm_op_outs(op); i++)
+            all[n++] = &op->out[i];
+        for (int i = 0; i < n; i++) {
+            assert_int_equal(strspn(all[i]->dims, "*0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ()+,"),
+                             strlen(all[i]->dims));
+            for (int k = 0; k < i; k++)
+                assert_string_not_equal(all[i]->name, all[k]->name);
+        }
+    }
 }
 
 static void test_errors(void **state)
@@ -116,14 +192,25 @@ static void test_errors(void **state)
     make_tiny(&t, LM_DTYPE_F32);
     lm_vid missing[3] = { LM_NONE, t.w1, LM_NONE };
     assert_int_equal(lm_graph_append(t.g, &lm_op_linear, &linear, missing, out, &e), LM_EUSAGE);
-    assert_non_null(strstr(e.what, "operand 0"));
+    assert_string_equal(e.what, "x is missing");
     e = (lm_err){ 0 };
     lm_vid wrong[3] = { t.w1, t.w2, LM_NONE };
     assert_int_equal(lm_graph_append(t.g, &lm_op_linear, &linear, wrong, out, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "w is f32[8,32], not [M,K]: K is 8");
+    e = (lm_err){ 0 };
+    lm_vid vector[3] = { t.w1, t.gain, LM_NONE };
+    assert_int_equal(lm_graph_append(t.g, &lm_op_linear, &linear, vector, out, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "w is f32[8], not [M,K]");
     e = (lm_err){ 0 };
     lm_vid fits[3] = { t.w2, t.w2, LM_NONE };
     out[0] = t.gain; /* [C] is not [C,C] */
     assert_int_equal(lm_graph_append(t.g, &lm_op_linear, &linear, fits, out, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "y has another shape"));
+    e = (lm_err){ 0 };
+    lm_vid ids[2] = { t.wte, t.tokens };
+    out[0] = LM_NONE;
+    assert_int_equal(lm_graph_append(t.g, &lm_op_add, NULL, ids, out, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "b is i32[6], but a is f32[11,8]");
     e = (lm_err){ 0 };
     assert_int_equal(lm_graph_value(t.g, LM_ROLE_ACT, lm_shape2(LM_DTYPE_F32, 0, 3), "z", &v, &e),
                      LM_EUSAGE);
@@ -193,7 +280,7 @@ static void test_precision(void **state)
             bool kept = runs[i].low == LM_DTYPE_BF16 && runs[i].keep &&
                         !strcmp(n->op->name, runs[i].keep[0]);
             for (int o = 0; n->op != &lm_op_cast && o < n->n_in; o++)
-                if (n->op->act_in >> o & 1 && n->in[o] >= 0)
+                if ((n->op->in[o].is & LM_ACT_TYPE) && n->in[o] >= 0)
                     assert_int_equal(type(t.g, n->in[o]), kept ? LM_DTYPE_F32 : runs[i].low);
         }
         lm_graph_free(t.g);
@@ -237,7 +324,7 @@ static void test_precision_two_types(void **state)
     must(lm_pass_precision(g, &(lm_precision){ LM_DTYPE_BF16, keep }, &e), &e);
     for (size_t k = 0; k < g->n_nodes; k++)
         for (int o = 0; o < g->node[k].n_in; o++)
-            if (g->node[k].op != &lm_op_cast && (g->node[k].op->act_in >> o & 1) &&
+            if (g->node[k].op != &lm_op_cast && (g->node[k].op->in[o].is & LM_ACT_TYPE) &&
                 g->node[k].in[o] >= 0)
                 assert_int_equal(type(g, g->node[k].in[o]),
                                  g->node[k].op == &lm_op_norm ? LM_DTYPE_F32 : LM_DTYPE_BF16);
@@ -367,7 +454,7 @@ static bool may_take(const lm_graph *g, lm_vid a, lm_vid b, int64_t node)
     const lm_node *n = &g->node[node];
     for (int o = 0; o < n->n_out; o++)
         for (int i = 0; n->out[o] == b && i < n->n_in; i++)
-            if (n->in[i] == a && (n->op->inplace[o] >> i & 1))
+            if (n->in[i] == a && (n->op->in[i].is & n->op->out[o].is & LM_OVER))
                 return true;
     return false;
 }
@@ -452,7 +539,7 @@ static void check_run(const lm_graph *g, lm_backend *b, const lm_vid *keep, int 
 {
     lm_err e = { 0 };
     lm_exec *x;
-    lm_step step = { 3, 1, 0 };
+    lm_step step = { .seed = 3, .step = 1 };
     void **apart = make_memory(g), **bound = make_memory(g);
     must(lm_exec_new(g, b, keep, n_keep, &x, &e), &e);
     for (size_t v = 0; v < g->n_values; v++)
@@ -556,7 +643,7 @@ static double objective(const wild *w, lm_backend *b, void **mem)
     forward.n_nodes = 0;
     while (w->g->node[forward.n_nodes].phase == LM_PHASE_FORWARD && forward.n_nodes < w->g->n_nodes)
         forward.n_nodes++;
-    run_apart(&forward, b, mem, &(lm_step){ 3, 1, 0 });
+    run_apart(&forward, b, mem, &(lm_step){ .seed = 3, .step = 1 });
     const double *y = mem[w->root], *seed = mem[w->n_built - 1];
     double sum = 0;
     for (int i = 0; i < N * C; i++)
@@ -576,7 +663,7 @@ static void test_backward(void **state)
         wild w;
         make_wild(&w, seed, LM_DTYPE_F64);
         void **mem = make_memory(w.g);
-        run_apart(w.g, b, mem, &(lm_step){ 3, 1, 0 });
+        run_apart(w.g, b, mem, &(lm_step){ .seed = 3, .step = 1 });
         for (lm_vid v = 0; v < 4; v++) { /* gain, square, a, b */
             int64_t n = lm_tensor_count(&w.g->value[v].t);
             double *x = mem[v], got = 0, norm = 0, h = 1e-5, side[4];
@@ -658,6 +745,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_operands),
+        cmocka_unit_test(test_tables),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_precision),
         cmocka_unit_test(test_precision_double),

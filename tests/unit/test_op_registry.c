@@ -98,8 +98,8 @@ static double objective(const trial *t)
     run_nodes(t, t->n_forward);
     for (int64_t i = 0; i < n; i++)
         sum += root[i] * (seed ? seed[i] : 1);
-    for (int i = 0; !seed && i < t->op->n_in; i++)
-        if (t->op->fixed_in >> i & 1)
+    for (int i = 0; !seed && i < lm_op_ins(t->op); i++)
+        if (t->op->in[i].is & LM_FIXED)
             scale = ((const double *)t->mem[t->g->node[0].in[i]])[0];
     return scale * sum;
 }
@@ -152,9 +152,10 @@ static void test_gradients(void **state)
             open_trial(&t, op, i, LM_DTYPE_F64);
             int met = 0;
             for (int k = 0; k < t.uses; k++)
-                for (int in = 0; in < op->n_in; in++) {
+                for (int in = 0; in < lm_op_ins(op); in++) {
                     lm_vid v = t.g->node[k].in[in];
-                    if (v < 0 || t.g->value[v].t.dtype != LM_DTYPE_F64 || op->fixed_in >> in & 1)
+                    if (v < 0 || t.g->value[v].t.dtype != LM_DTYPE_F64 ||
+                        (op->in[in].is & LM_FIXED))
                         continue;
                     int64_t n = lm_tensor_count(&t.g->value[v].t);
                     double *grad = take((size_t)n * sizeof *grad);

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dims.c -- operands against the letters of their operator's table (lm_operand.dims): sizes are bound to
+ * letters as they are met, the inputs first, and the outputs follow from them. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "graph/op.h"
+
+enum { LETTERS = 26, SHOWN = 96 };
+
+typedef struct {
+    const lm_op *op;
+    int64_t size[LETTERS];
+    bool bound[LETTERS];
+    const lm_tensor *any; /* the first operand of any shape */
+    const char *any_name;
+    lm_err *e;
+} binding;
+
+/* ---- the value of a dimension ---- */
+
+/* sum = product { + product }; product = factor { factor }; factor = number | letter | ( sum ).
+ * A value beyond 2^63 counts as -1, which no dimension is. */
+static int64_t read_sum(const char **at, const int64_t *size);
+
+static int64_t times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return a < 0 || b < 0 || !lm_mul_i64_ok(a, b, &product) ? -1 : product;
+}
+
+static int64_t read_factor(const char **at, const int64_t *size)
+{
+    int64_t v = 0;
+    if (**at == '(') {
+        ++*at;
+        v = read_sum(at, size);
+        ++*at;
+        return v;
+    }
+    if (**at >= 'A' && **at <= 'Z')
+        return size[*(*at)++ - 'A'];
+    for (; **at >= '0' && **at <= '9'; ++*at)
+        v = v * 10 + (**at - '0');
+    return v;
+}
+
+static int64_t read_sum(const char **at, const int64_t *size)
+{
+    int64_t sum = 0;
+    for (;;) {
+        int64_t product = 1;
+        while (**at && !strchr(",+)", **at))
+            product = times(product, read_factor(at, size));
+        sum = sum < 0 || product < 0 || sum > INT64_MAX - product ? -1 : sum + product;
+        if (**at != '+')
+            return sum;
+        ++*at;
+    }
+}
+
+static size_t dim_length(const char *dim)
+{
+    return strcspn(dim, ",");
+}
+
+static int rank_of(const char *dims)
+{
+    int n = 1;
+    for (const char *p = dims; *p; p++)
+        n += *p == ',';
+    return n;
+}
+
+/* The one letter of the dimension that has no size yet; 0: none has, -1: several. */
+static int unbound_letter(const binding *b, const char *dim)
+{
+    int found = 0;
+    for (size_t i = 0; i < dim_length(dim); i++) {
+        bool letter = dim[i] >= 'A' && dim[i] <= 'Z';
+        if (letter && !b->bound[dim[i] - 'A'] && dim[i] != found)
+            found = found ? -1 : dim[i];
+    }
+    return found;
+}
+
+/* Give the letter the size with which the dimension, a multiple of it plus something, is `want`. */
+static bool solve(binding *b, const char *dim, int letter, int64_t want)
+{
+    int64_t *x = &b->size[letter - 'A'], at_0, at_1;
+    const char *p = dim;
+    *x = 0;
+    at_0 = read_sum(&p, b->size);
+    p = dim;
+    *x = 1;
+    at_1 = read_sum(&p, b->size);
+    if (at_0 < 0 || at_1 <= at_0 || want < at_0 || (want - at_0) % (at_1 - at_0))
+        return false;
+    *x = (want - at_0) / (at_1 - at_0);
+    b->bound[letter - 'A'] = true;
+    return true;
+}
+
+/* ---- operands ---- */
+
+static const char *show(const lm_tensor *t, char out[SHOWN])
+{
+    int n = snprintf(out, SHOWN, "%s[", lm_dtype_name(t->dtype));
+    for (int i = 0; i < t->ndim && n < SHOWN - 24; i++)
+        n += snprintf(out + n, (size_t)(SHOWN - n), i ? ",%" PRId64 : "%" PRId64, t->dim[i]);
+    snprintf(out + n, (size_t)(SHOWN - n), "]");
+    return out;
+}
+
+static lm_code fit_any(binding *b, const lm_operand *o, const lm_tensor *t)
+{
+    char have[SHOWN], want[SHOWN];
+    if (!b->any) {
+        b->any = t;
+        b->any_name = o->name;
+    }
+    return lm_expect(lm_same_shape(b->any, t), b->op->name, b->e, "%s is %s, but %s is %s", o->name,
+                     show(t, have), b->any_name, show(b->any, want));
+}
+
+static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
+{
+    const char *dim = o->dims;
+    char have[SHOWN];
+    if (!strcmp(o->dims, "*"))
+        return fit_any(b, o, t);
+    if (t->ndim != rank_of(o->dims))
+        return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]", o->name,
+                       show(t, have), o->dims);
+    for (int i = 0; i < t->ndim; i++, dim += dim_length(dim) + 1) {
+        int letter = unbound_letter(b, dim);
+        const char *p = dim;
+        int64_t want = letter ? -1 : read_sum(&p, b->size);
+        if (letter > 0 ? solve(b, dim, letter, t->dim[i]) : want == t->dim[i])
+            continue;
+        if (letter)
+            return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]", o->name,
+                           show(t, have), o->dims);
+        if (want < 0)
+            return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL,
+                           "%.*s of %s is negative or too large", (int)dim_length(dim), dim,
+                           o->name);
+        return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]: %.*s is %" PRId64,
+                       o->name, show(t, have), o->dims, (int)dim_length(dim), dim, want);
+    }
+    return LM_OK;
+}
+
+static void bind_attributes(binding *b, const void *attr)
+{
+    for (const lm_field *f = b->op->fields; f && f->name; f++)
+        if (f->letter) {
+            memcpy(&b->size[f->letter - 'A'], (const char *)attr + f->at, sizeof(int64_t));
+            b->bound[f->letter - 'A'] = true;
+        }
+}
+
+static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor *t, lm_dtype act)
+{
+    lm_dtype want = o->is & LM_IDS ? LM_DTYPE_I32 : o->is & LM_ACT_TYPE ? act : lm_wide(act);
+    return lm_expect(t->dtype == want, b->op->name, b->e, "%s is of %s, not of %s", o->name,
+                     lm_dtype_name(t->dtype), lm_dtype_name(want));
+}
+
+static lm_code fit_inputs(binding *b, const lm_call *c, lm_dtype act)
+{
+    for (int i = 0; i < lm_op_ins(b->op); i++) {
+        const lm_operand *o = &b->op->in[i];
+        if (lm_absent(&c->in[i])) {
+            if (!(o->is & LM_OPTIONAL))
+                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is missing", o->name);
+            continue;
+        }
+        if (fit(b, o, &c->in[i]) || check_type(b, o, &c->in[i], act))
+            return b->e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, lm_dtype act)
+{
+    const char *dim = o->dims;
+    if (!(o->is & LM_ANY_TYPE))
+        t->dtype = o->is & LM_ACT_TYPE ? act : lm_wide(act);
+    else if (!lm_dtype_is_float(t->dtype))
+        return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "the type of %s is not given", o->name);
+    if (!strcmp(o->dims, "*")) {
+        t->ndim = b->any->ndim;
+        memcpy(t->dim, b->any->dim, sizeof t->dim);
+        return LM_OK;
+    }
+    t->ndim = rank_of(o->dims);
+    for (int i = 0; i < t->ndim; i++, dim += dim_length(dim) + 1) {
+        const char *p = dim;
+        if (unbound_letter(b, dim))
+            return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "no operand tells %.*s of %s",
+                           (int)dim_length(dim), dim, o->name);
+        t->dim[i] = read_sum(&p, b->size);
+    }
+    return LM_OK;
+}
+
+static lm_code fit_outputs(binding *b, lm_call *c, unsigned want, lm_dtype act)
+{
+    for (int i = 0; i < lm_op_outs(b->op); i++) {
+        const lm_operand *o = &b->op->out[i];
+        if (!(want >> i & 1)) {
+            if (!(o->is & LM_OPTIONAL))
+                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is left out", o->name);
+            c->out[i] = (lm_tensor){ .dtype = LM_DTYPE_NONE };
+            continue;
+        }
+        if (o->is & LM_GIVEN) {
+            if (lm_absent(&c->out[i]))
+                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is not given", o->name);
+            if (fit(b, o, &c->out[i]))
+                return b->e->code;
+        }
+        if (make_output(b, o, &c->out[i], act))
+            return b->e->code;
+    }
+    return LM_OK;
+}
+
+lm_code lm_op_shape(const lm_op *op, lm_call *c, unsigned want, lm_err *e)
+{
+    binding b = { .op = op, .e = e };
+    lm_dtype act = lm_op_act(op, c);
+    bind_attributes(&b, c->attr);
+    if (fit_inputs(&b, c, act) || fit_outputs(&b, c, want, act))
+        return e->code;
+    return op->shape ? op->shape(c, want, e) : LM_OK;
+}
