@@ -38,16 +38,16 @@ typedef struct {
 } lm_linear_attr;
 
 /* The function behind a linear layer. */
-typedef enum { LM_ACT_NONE, LM_ACT_GELU, LM_ACT_GELU_EXACT, LM_ACT_SWIGLU } lm_act;
+typedef enum { LM_ACT_NONE, LM_ACT_GELU, LM_ACT_GELU_EXACT, LM_ACT_SWIGLU } lm_activation;
 
 typedef struct {
-    lm_act act; /* GELU or GELU_EXACT */
+    lm_activation act; /* GELU or GELU_EXACT */
 } lm_linear_act_attr;
 
 typedef struct {
     lm_norm_kind kind;
     double eps;
-    lm_act act;
+    lm_activation act;
 } lm_norm_linear_attr;
 
 /* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major, any m, n, k >= 1.

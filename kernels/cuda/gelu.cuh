@@ -106,12 +106,12 @@ template <class T> __device__ inline float gelu_erf_slope(float x)
 }
 
 /* f of a layer's function and f', GELU or GELU_EXACT; T: what x is rounded to. */
-template <class T> __device__ inline float gelu_of(lm_act act, float x)
+template <class T> __device__ inline float gelu_of(lm_activation act, float x)
 {
     return act == LM_ACT_GELU ? gelu_tanh<T>(x) : gelu_erf<T>(x);
 }
 
-template <class T> __device__ inline float gelu_slope_of(lm_act act, float x)
+template <class T> __device__ inline float gelu_slope_of(lm_activation act, float x)
 {
     return act == LM_ACT_GELU ? gelu_tanh_slope<T>(x) : gelu_erf_slope<T>(x);
 }

@@ -109,8 +109,8 @@ template <class T> static void column_sums(const gemm_call *g, const lm_stream *
 
 /* c = f(z), or with slope c *= f'(z); z may be c. */
 template <class T, int N>
-__global__ void shape_kernel(int64_t rows, int64_t cols, int64_t pitch, lm_act act, bool slope,
-                             const T *z, T *c)
+__global__ void shape_kernel(int64_t rows, int64_t cols, int64_t pitch, lm_activation act,
+                             bool slope, const T *z, T *c)
 {
     typedef pack<T, N> part;
 #pragma unroll 1

@@ -29,7 +29,7 @@ struct gemm_call {
      * or nothing.  Forward: C = f(sum + bias), and z, when given, gets sum + bias.  Backward
      * (slope): C = sum * f'(z), without a bias.  z has C's pitch and the type ab.  A is then as it
      * is (not ta), and there is no batch. */
-    lm_act act;
+    lm_activation act;
     bool slope;
     void *z;
     /* [m] or null: sums of op(A) over k (a bias gradient); replaced or added to as C is.  For a

@@ -29,7 +29,7 @@ struct tiling {
     bool accumulate;
     int64_t stride_a, stride_b, stride_c; /* from one product of a batch to the next */
     int64_t batch0;                       /* the product of the first blocks */
-    lm_act act;                           /* as in gemm_call; a part of k has none */
+    lm_activation act;                    /* as in gemm_call; a part of k has none */
     bool slope;
     void *z;
     float *a_sum; /* m floats to a part */

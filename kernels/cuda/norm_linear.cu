@@ -25,7 +25,7 @@ template <class T> struct norm_linear_args {
     T *s;
     int64_t rows, c, n; /* n: rows of w */
     float eps;
-    lm_act act;
+    lm_activation act;
     bool layer, pack_norm, pack_w; /* rows can be read 16 bytes at a time */
     bool wide_y;                   /* y is F32 */
 };

@@ -94,7 +94,7 @@ static lm_node *taken_by(const fuser *f, lm_vid v, const lm_op *op)
     return NULL;
 }
 
-static lm_act gelu_act(const lm_node *n)
+static lm_activation gelu_act(const lm_node *n)
 {
     const lm_gelu_attr *a = n->attr;
     return a->exact ? LM_ACT_GELU_EXACT : LM_ACT_GELU;
@@ -196,7 +196,7 @@ static bool linear_cast(fuser *f, lm_node *n)
 }
 
 /* norm, linear, and with `then` what follows. */
-static bool norm_linear(fuser *f, lm_node *n, lm_node *then, lm_act act)
+static bool norm_linear(fuser *f, lm_node *n, lm_node *then, lm_activation act)
 {
     lm_node *norm = has_reads(f, n->in[0], 1) ? made_by(f, n->in[0], &lm_op_norm) : NULL;
     if (!norm || !unread(f, norm->out[1]))

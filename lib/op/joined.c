@@ -132,7 +132,7 @@ static void norm_linear_example(lm_rng r, int i, lm_example *x)
     int64_t m = lm_example_size(r, i, 2, 70);
     bool layer = lm_example_draw(r, i, 3, 2);
     lm_norm_linear_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
-                                 (lm_act)lm_example_draw(r, i, 4, 4) };
+                                 (lm_activation)lm_example_draw(r, i, 4, 4) };
     *x = (lm_example){ .n_in = 6, .want = 3 };
     m *= attr.act == LM_ACT_SWIGLU ? 2 : 1;
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);

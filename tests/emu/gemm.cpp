@@ -10,7 +10,7 @@ extern "C" {
 }
 
 /* stride: of A, B and C. */
-static gemm_call call_of(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
+static gemm_call call_of(const lm_gemm *g, lm_activation act, bool slope, void *z, int64_t batch,
                          const int64_t *stride)
 {
     gemm_call c = {};
@@ -32,8 +32,8 @@ static gemm_call call_of(const lm_gemm *g, lm_act act, bool slope, void *z, int6
 extern "C" {
 LM_EMU_PUBLIC size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride,
                                       const lm_stream *s);
-LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
-                               const int64_t *stride, lm_stream *s);
+LM_EMU_PUBLIC void lm_emu_gemm(const lm_gemm *g, lm_activation act, bool slope, void *z,
+                               int64_t batch, const int64_t *stride, lm_stream *s);
 }
 
 size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride, const lm_stream *s)
@@ -42,7 +42,7 @@ size_t lm_emu_gemm_work(const lm_gemm *g, int64_t batch, const int64_t *stride, 
     return gemm_work(&c, s);
 }
 
-void lm_emu_gemm(const lm_gemm *g, lm_act act, bool slope, void *z, int64_t batch,
+void lm_emu_gemm(const lm_gemm *g, lm_activation act, bool slope, void *z, int64_t batch,
                  const int64_t *stride, lm_stream *s)
 {
     gemm_call c = call_of(g, act, slope, z, batch, stride);

@@ -50,13 +50,13 @@ static inline void close_path(const char *path)
 
 typedef struct {
     lm_gemm g;
-    int64_t slack; /* numbers between rows of A, B and C */
-    int shift;     /* by which all lie off their alignment */
-    bool odd_bias; /* it lies off its alignment, whatever the others do */
-    int64_t batch; /* 0: one */
-    bool share_b;  /* by the whole batch */
-    bool once;     /* not in other orders too */
-    lm_act act;    /* with slope or want_z as in gemm_call */
+    int64_t slack;     /* numbers between rows of A, B and C */
+    int shift;         /* by which all lie off their alignment */
+    bool odd_bias;     /* it lies off its alignment, whatever the others do */
+    int64_t batch;     /* 0: one */
+    bool share_b;      /* by the whole batch */
+    bool once;         /* not in other orders too */
+    lm_activation act; /* with slope or want_z as in gemm_call */
     bool slope, want_z, sums;
     double tol;
 } product;
@@ -88,12 +88,12 @@ static inline double *widened(lm_dtype d, const void *p, int64_t count)
     return x;
 }
 
-static inline double gelu(lm_act act, double x)
+static inline double gelu(lm_activation act, double x)
 {
     return act == LM_ACT_GELU ? x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)))
                               : x / 2 * erfc(-x / sqrt(2));
 }
-static inline double gelu_slope(lm_act act, double x)
+static inline double gelu_slope(lm_activation act, double x)
 {
     double h = 1e-5; /* good to h * h */
     return (gelu(act, x + h) - gelu(act, x - h)) / (2 * h);
@@ -219,8 +219,8 @@ static inline void check_sums(const lm_gemm *g, const buffer *b, int64_t count)
 static inline void check_product(const product *p)
 {
     size_t (*work_of)(const lm_gemm *, int64_t, const int64_t *, const lm_stream *) = NULL;
-    void (*run_gemm)(const lm_gemm *, lm_act, bool, void *, int64_t, const int64_t *, lm_stream *) =
-        NULL;
+    void (*run_gemm)(const lm_gemm *, lm_activation, bool, void *, int64_t, const int64_t *,
+                     lm_stream *) = NULL;
     void (*set_order)(int, uint64_t) = NULL;
     lm_gemm g = p->g, d;
     int64_t a_rows = g.ta ? g.k : g.m, a_cols = g.ta ? g.m : g.k;

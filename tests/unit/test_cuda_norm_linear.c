@@ -10,7 +10,7 @@
 typedef struct {
     int64_t rows, c, m; /* m: columns of y */
     lm_norm_kind kind;
-    lm_act act;
+    lm_activation act;
     bool bias, residual, wide; /* wide: y is F32 */
 } shape;
 
@@ -87,7 +87,7 @@ static void test_real_sizes(void **state)
         for (int n = 0; n < 6; n++, turn++) {
             shape s = { .rows = rows[n], .c = widths[c], .m = 19 + 4 * (turn % 3) };
             s.kind = turn % 2 ? LM_NORM_LAYER : LM_NORM_RMS;
-            s.act = (lm_act)((turn + turn / 4) % 4);
+            s.act = (lm_activation)((turn + turn / 4) % 4);
             s.bias = turn % 3 != 1;
             s.residual = turn % 5 < 3;
             s.wide = n % 3 == 0;
@@ -102,7 +102,7 @@ static void test_options(void **state)
     (void)state;
     for (int i = 0; i < 4 * 2 * 2 * 2 * 3; i++) {
         shape s = { .rows = 1 + i % 8, .c = 64 + 8 * (i % 5), .m = 5 + i % 7 };
-        s.act = (lm_act)(i / 24);
+        s.act = (lm_activation)(i / 24);
         s.kind = i / 12 % 2 ? LM_NORM_LAYER : LM_NORM_RMS;
         s.bias = i / 6 % 2;
         s.residual = i / 3 % 2;
@@ -119,7 +119,7 @@ static void test_ragged(void **state)
     (void)state;
     for (int i = 0; i < 18; i++) {
         shape s = { .rows = 1 + (3 * i) % 8, .c = widths[i % 9], .m = 1 + 6 * (i % 4) };
-        s.act = (lm_act)(i % 4);
+        s.act = (lm_activation)(i % 4);
         s.kind = i % 3 && s.c > 1 ? LM_NORM_LAYER : LM_NORM_RMS;
         s.bias = i % 2;
         s.residual = i % 5 < 3;
@@ -170,7 +170,7 @@ static void test_multiprocessors(void **state)
         lm_norm_linear_attr attr;
         size_t bytes = 0, same = 0;
         void *first = NULL;
-        s.act = (lm_act)(i % 4);
+        s.act = (lm_activation)(i % 4);
         s.bias = true;
         kernel_case k = case_of(&s, &attr);
         int there = device->main->sms;
@@ -200,7 +200,7 @@ static void test_rows_alone(void **state)
     for (int i = 0; i < 8 * C; i++)
         x[i] = value_at(&o, 3, i);
     for (int64_t rows = 2; rows <= 8; rows++) {
-        shape s = { rows, C, M, LM_NORM_LAYER, (lm_act)(rows % 4), true, false, true };
+        shape s = { rows, C, M, LM_NORM_LAYER, (lm_activation)(rows % 4), true, false, true };
         lm_norm_linear_attr attr;
         size_t bytes = 0, one = 0;
         kernel_case k = case_of(&s, &attr);
