@@ -47,7 +47,7 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
     s->call.par = x->b->par;
     s->call.stream = x->b->main;
     s->call.work = x->plan.work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan.work_offset[k];
-    s->run = x->b->kernel(x->b, n->op->name, lm_node_act(x->g, n))->run;
+    s->run = x->plan.kernel[k]->run;
     return LM_OK;
 }
 

@@ -11,11 +11,12 @@
 #include "graph/graph.h"
 
 typedef struct {
-    size_t *offset;      /* of each value, by number; SIZE_MAX: not in the arena */
-    size_t *work_offset; /* of each node's scratch; SIZE_MAX: none */
-    size_t bytes;        /* of the arena */
-    size_t lower_bound;  /* the largest sum of live bytes at one node: no plan is smaller */
-    size_t work_peak;    /* the largest scratch of one node */
+    size_t *offset;           /* of each value, by number; SIZE_MAX: not in the arena */
+    size_t *work_offset;      /* of each node's scratch; SIZE_MAX: none */
+    const lm_kernel **kernel; /* of each node */
+    size_t bytes;             /* of the arena */
+    size_t lower_bound;       /* the largest sum of live bytes at one node: no plan is smaller */
+    size_t work_peak;         /* the largest scratch of one node */
 } lm_plan;
 
 /* Plan `g` for a backend (kernels say what scratch they need).  `keep`: activations that must

@@ -130,7 +130,7 @@ static void place(item **placed, size_t n, item *it)
     placed[at] = it;
 }
 
-static lm_code find_work(planner *p, lm_plan *out, size_t *work, lm_err *e)
+static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
 {
     static const lm_step first; /* scratch is the same for every step */
     lm_tensor in[LM_MAX_IN], o[LM_MAX_OUT];
@@ -144,6 +144,7 @@ static lm_code find_work(planner *p, lm_plan *out, size_t *work, lm_err *e)
         if (!kernel)
             return lm_fail(e, LM_EUSAGE, n->op->name, NULL, "no %s kernel for %s", p->b->name,
                            lm_dtype_name(act));
+        out->kernel[k] = kernel;
         size_t bytes = kernel->work ? kernel->work(&c, p->b->threads) : 0;
         if (bytes == SIZE_MAX)
             return lm_fail(e, LM_EUSAGE, n->op->name, "choose another device",
@@ -171,7 +172,7 @@ static void find_lower_bound(const planner *p, lm_plan *out)
 static lm_code plan_with(planner *p, int64_t *last, size_t *work, item **order, item **placed,
                          const lm_vid *keep, int n_keep, lm_plan *out, lm_err *e)
 {
-    if (find_work(p, out, work, e))
+    if (find_kernels(p, out, work, e))
         return e->code;
     find_lives(p, last, keep, n_keep);
     make_items(p, last);
@@ -212,6 +213,7 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
     memset(out, 0, sizeof *out);
     if ((rc = lm_alloc_n(&out->offset, g->n_values, sizeof *out->offset, why, e)) ||
         (rc = lm_alloc_n(&out->work_offset, g->n_nodes, sizeof *out->work_offset, why, e)) ||
+        (rc = lm_alloc_n(&out->kernel, g->n_nodes, sizeof *out->kernel, why, e)) ||
         (rc = lm_alloc_n(&p.item_of, g->n_values, sizeof *p.item_of, why, e)) ||
         (rc = lm_alloc_n(&p.item, most, sizeof *p.item, why, e)) ||
         (rc = lm_alloc_n(&work, g->n_nodes, sizeof *work, why, e)) ||
@@ -236,5 +238,6 @@ void lm_plan_fini(lm_plan *p)
 {
     lm_free(p->offset);
     lm_free(p->work_offset);
+    lm_free(p->kernel);
     memset(p, 0, sizeof *p);
 }

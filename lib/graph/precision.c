@@ -8,9 +8,8 @@
 typedef struct {
     lm_graph *g;
     const lm_precision *p;
-    lm_vid *cast_of; /* by value: its copy in the other type, or LM_NONE */
-    size_t n_cast;
-    bool *seen; /* by value that is no activation: its type is chosen */
+    lm_vid *cast_of; /* by value and type: the value's copy in that type, or LM_NONE */
+    bool *seen;      /* by value that is no activation: its type is chosen */
 } pass;
 
 static bool kept(const lm_precision *p, const char *op)
@@ -42,18 +41,17 @@ static lm_code in_type(pass *s, lm_vid v, lm_dtype d, lm_vid *out, lm_err *e)
     *out = v;
     if (x->t.dtype == d)
         return LM_OK;
-    if (s->cast_of[v] != LM_NONE) {
-        *out = s->cast_of[v];
+    lm_vid *copy = &s->cast_of[(size_t)v * LM_DTYPE_COUNT + (size_t)d], to = LM_NONE;
+    if (*copy != LM_NONE) {
+        *out = *copy;
         return LM_OK;
     }
-    lm_vid to = LM_NONE;
     lm_tensor shape = x->t;
     shape.dtype = d;
     if (lm_graph_value(s->g, LM_ROLE_ACT, shape, NULL, &to, e) ||
         lm_graph_append(s->g, &lm_op_cast, NULL, &v, &to, e))
         return e->code;
-    s->cast_of[v] = to;
-    *out = to;
+    *copy = *out = to;
     return LM_OK;
 }
 
@@ -109,16 +107,16 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
 
 lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e)
 {
-    pass s = { .g = g, .p = p, .n_cast = g->n_values };
+    pass s = { .g = g, .p = p };
     lm_node *old = NULL;
-    size_t n_old = g->n_nodes;
-    lm_code rc = lm_alloc_n(&s.cast_of, g->n_values, sizeof *s.cast_of, "a pass", e);
+    size_t n_old = g->n_nodes, n_copies = g->n_values * LM_DTYPE_COUNT;
+    lm_code rc = lm_alloc_n(&s.cast_of, n_copies, sizeof *s.cast_of, "a pass", e);
     if (!rc)
         rc = lm_alloc_n(&s.seen, g->n_values, sizeof *s.seen, "a pass", e);
     if (!rc)
         rc = lm_alloc_n(&old, n_old, sizeof *old, "a pass", e);
     if (!rc) {
-        for (size_t i = 0; i < g->n_values; i++)
+        for (size_t i = 0; i < n_copies; i++)
             s.cast_of[i] = LM_NONE;
         memcpy(old, g->node, n_old * sizeof *old);
         g->n_nodes = 0;

@@ -14,6 +14,10 @@
 static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
 {
     int64_t positions = b->mode == LM_MODE_GENERATE ? b->cache : b->seq, rows;
+    lm_dtype low = b->precision.low;
+    if (low != LM_DTYPE_F32 && low != LM_DTYPE_BF16 && low != LM_DTYPE_F64)
+        return lm_fail(e, LM_EUSAGE, "precision", "choose f32 or bf16",
+                       "models do not compute in %s", lm_dtype_name(low));
     if (b->batch < 1 || b->seq < 1 || !lm_mul_i64_ok(b->batch, b->seq, &rows) || rows > INT32_MAX)
         return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
                        "%" PRId64 " sequence%s of %" PRId64 " tokens cannot be numbered", b->batch,

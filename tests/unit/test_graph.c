@@ -331,6 +331,27 @@ static void test_precision_two_types(void **state)
     assert_int_equal(count_ops(g, &lm_op_cast), 1);
     lm_graph_free(g);
 
+    /* A value of a third type: a copy of its own for each. */
+    e = (lm_err){ 0 };
+    must(lm_graph_new(&g, &e), &e);
+    x = value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, N, C), "x");
+    w = value(g, LM_ROLE_PARAM, lm_shape2(LM_DTYPE_F32, C, C), "w");
+    gain = value(g, LM_ROLE_PARAM, lm_shape1(LM_DTYPE_F32, C), "gain");
+    lm_vid half = value(g, LM_ROLE_ACT, lm_shape2(LM_DTYPE_F32, N, C), "half");
+    must(lm_graph_append(g, &lm_op_cast, NULL, &x, &half, &e), &e);
+    for (int k = 0; k < 2; k++) {
+        put(g, &lm_op_linear, &linear, half, w, LM_NONE, LM_NONE, NULL);
+        put(g, &lm_op_norm, &norm, half, gain, LM_NONE, LM_NONE, NULL);
+    }
+    g->value[half].t.dtype = LM_DTYPE_F16; /* what the cast is to give */
+    must(lm_pass_precision(g, &(lm_precision){ LM_DTYPE_BF16, keep }, &e), &e);
+    assert_int_equal(count_ops(g, &lm_op_cast), 3);
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (g->node[k].op != &lm_op_cast)
+            assert_int_equal(type(g, g->node[k].in[0]),
+                             g->node[k].op == &lm_op_norm ? LM_DTYPE_F32 : LM_DTYPE_BF16);
+    lm_graph_free(g);
+
     make_tiny(&t, LM_DTYPE_F32); /* wte: F32 to embed, BF16 to the head */
     assert_int_equal(lm_pass_precision(t.g, &(lm_precision){ LM_DTYPE_BF16, keep }, &e), LM_EUSAGE);
     assert_string_equal(e.where, "wte");
@@ -635,6 +656,36 @@ static void test_model_plans(void **state)
     }
 }
 
+static const lm_kernel *(*find_kernel)(lm_backend *b, const char *op, lm_dtype act);
+static size_t searches;
+
+static const lm_kernel *count_searches(lm_backend *b, const char *op, lm_dtype act)
+{
+    searches++;
+    return find_kernel(b, op, act);
+}
+
+/* The plan keeps the kernels that it asked for scratch: one search a node, none in a run. */
+static void test_plan_keeps_kernels(void **state)
+{
+    lm_err e = { 0 };
+    lm_backend *b;
+    lm_exec *x;
+    tiny t;
+    (void)state;
+    make_tiny(&t, LM_DTYPE_F32);
+    must(lm_backend_cpu(LM_CPU_REF, NULL, &b, &e), &e);
+    find_kernel = b->kernel;
+    b->kernel = count_searches;
+    must(lm_exec_new(t.g, b, &t.loss, 1, &x, &e), &e);
+    assert_int_equal(searches, t.g->n_nodes);
+    for (size_t k = 0; k < t.g->n_nodes; k++)
+        assert_string_equal(lm_exec_plan(x)->kernel[k]->op, t.g->node[k].op->name);
+    lm_exec_free(x);
+    lm_backend_close(b);
+    lm_graph_free(t.g);
+}
+
 /* ---- backward ---- */
 
 static double objective(const wild *w, lm_backend *b, void **mem)
@@ -753,6 +804,7 @@ int main(void)
         cmocka_unit_test(test_precision_two_types),
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_model_plans),
+        cmocka_unit_test(test_plan_keeps_kernels),
         cmocka_unit_test(test_backward),
         cmocka_unit_test(test_times),
     };

@@ -332,6 +332,11 @@ static void test_limits(void **state)
     b.seq = INT64_C(1) << 40;
     b.batch = INT64_C(1) << 40;
     assert_int_equal(lm_model_build(&c, &b, &m, &e), LM_EUSAGE);
+    e = (lm_err){ 0 };
+    b.seq = b.batch = 1;
+    b.precision.low = LM_DTYPE_F16; /* kernels have it, weights and masters do not */
+    assert_int_equal(lm_model_build(&c, &b, &m, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "models do not compute in f16");
 }
 
 int main(void)
