@@ -7,8 +7,9 @@
 
 static lm_code add_value(const lm_graph *g, lm_vid v, lm_buf *out, lm_err *e)
 {
-    const char *name = g->value[v].name;
-    return lm_buf_addf(out, e, name ? " %%%d %s" : " %%%d", v, name);
+    const lm_value *x = &g->value[v];
+    lm_code rc = lm_buf_addf(out, e, x->name ? " %%%d %s" : " %%%d", v, x->name);
+    return rc || x->of < 0 ? rc : lm_buf_addf(out, e, " of %%%d+%" PRId64, x->of, x->at);
 }
 
 static lm_code add_shape(const lm_tensor *t, lm_buf *out, lm_err *e)

@@ -121,7 +121,13 @@ void lm_exec_bind(lm_exec *x, lm_vid v, void *data)
 
 void *lm_exec_data(const lm_exec *x, lm_vid v)
 {
-    return v < 0 ? NULL : x->data[v];
+    if (v < 0)
+        return NULL;
+    const lm_value *view = &x->g->value[v];
+    if (view->of < 0)
+        return x->data[v];
+    char *whole = x->data[view->of];
+    return whole ? whole + (size_t)view->at * lm_dtype_size(view->t.dtype) : NULL;
 }
 
 static lm_code set_operands(lm_exec *x, lm_err *e)

@@ -39,8 +39,8 @@ lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep
 void lm_exec_free(lm_exec *x);
 const lm_plan *lm_exec_plan(const lm_exec *x);
 
-/* Give a value that is not an activation its memory; every one must be bound before the first run.
- */
+/* Give a value that is not an activation its memory; every one that a node has must be bound before the first
+ * run.  A view has that of its value, and is not bound. */
 void lm_exec_bind(lm_exec *x, lm_vid v, void *data);
 /* Memory of a value: what was bound, or its place in the arena (valid after a run for kept values).
  */

@@ -54,9 +54,42 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
         return e->code;
     shape.data = NULL;
     g->value[g->n_values] =
-        (lm_value){ .name = copy, .role = role, .t = shape, .grad_of = LM_NONE };
+        (lm_value){ .name = copy, .role = role, .t = shape, .grad_of = LM_NONE, .of = LM_NONE };
     *out = (lm_vid)g->n_values++;
     return LM_OK;
+}
+
+lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
+                      lm_vid *out, lm_err *e)
+{
+    const lm_value *whole = &g->value[of];
+    const char *where = name ? name : "a view";
+    lm_role role = whole->role;
+    *out = LM_NONE;
+    if (role == LM_ROLE_ACT)
+        return lm_fail(e, LM_EUSAGE, where, NULL, "would be a view of an activation");
+    shape.dtype = whole->t.dtype;
+    if (lm_graph_value(g, role, shape, name, out, e))
+        return e->code;
+    whole = &g->value[of];
+    if (at < 0 || at > lm_tensor_count(&whole->t) - lm_tensor_count(&shape)) {
+        g->n_values--;
+        *out = LM_NONE;
+        return lm_fail(e, LM_EUSAGE, where, NULL, "reaches beyond the value in which it is to lie");
+    }
+    g->value[*out].of = whole->of >= 0 ? whole->of : of;
+    g->value[*out].at = whole->of >= 0 ? whole->at + at : at;
+    return LM_OK;
+}
+
+bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)
+{
+    if (a < 0 || b < 0 || a == b)
+        return a >= 0 && a == b;
+    const lm_value *x = &g->value[a], *y = &g->value[b];
+    if ((x->of >= 0 ? x->of : a) != (y->of >= 0 ? y->of : b))
+        return false;
+    return x->at < y->at + lm_tensor_count(&y->t) && y->at < x->at + lm_tensor_count(&x->t);
 }
 
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out)

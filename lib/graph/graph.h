@@ -37,7 +37,12 @@ typedef struct {
     lm_role role;
     lm_tensor t;    /* shape and dtype; data is NULL */
     lm_vid grad_of; /* LM_ROLE_GRAD: its parameter */
+    lm_vid of;      /* a view: the value in whose memory it lies, which is no view; else LM_NONE */
+    int64_t at;     /* a view: how many elements of that come before it */
 } lm_value;
+
+/* Values that lie in one block begin at multiples of so many elements, with zeros between them. */
+enum { LM_BLOCK_ALIGN = 64 };
 
 typedef struct lm_node {
     const lm_op *op;
@@ -64,6 +69,14 @@ void lm_graph_free(lm_graph *g);
 /* A value of `shape` (data ignored); `name` is copied, may be NULL. */
 lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
                        lm_err *e);
+
+/* A view: the elements of `of` from number `at` on, in the shape of `shape`; dtype and role are those of
+ * `of`, which must be kept between runs (no activation).  A view of a view is one of its value.  Fails:
+ * LM_EUSAGE when `of` is smaller, or is an activation. */
+lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
+                      lm_vid *out, lm_err *e);
+/* Whether two values have memory in common. */
+bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b);
 
 /* Append op(attr; in...) -> out.  `attr` is copied (op->attr_size).  in[i] LM_NONE: absent, if the
  * operator allows it.  out[i] on entry: an existing GRAD or STATE value to write to, LM_NONE to

@@ -89,6 +89,9 @@ typedef struct lm_op {
     size_t attr_size;
     lm_operand in[LM_MAX_IN], out[LM_MAX_OUT]; /* as kernels/FAMILY.h has them */
     const lm_field *fields; /* the attributes that this operator reads; NULL: none */
+    bool
+        flat; /* an element of an output depends on those at its place alone: calls on pieces that lie end
+                  to end may be one call.  All outputs are of any shape. */
     lm_prec prec;
     /* Relative L2 error that a kernel may have against the reference in double, in F32 and BF16, as
      * kernels/FAMILY.h says; 0: 1e-6 and 4e-3. */

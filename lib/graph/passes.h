@@ -3,6 +3,7 @@
  *
  * precision.c  choose the types of activations and weights, insert casts
  * backward.c   append the backward of a scalar root by the operators' gradient rules
+ * merge.c      calls of one operator on neighbouring pieces of memory become one
  * and, because it knows single operators, in lib/op:
  * fuse.c       join operators that follow each other (op/fuse.h) */
 #ifndef LM_GRAPH_PASSES_H
@@ -22,8 +23,16 @@ typedef struct {
 
 /* Retype a freshly built forward graph (all F32) and insert casts where two types meet.  Parameters
  * follow their operators: a weight of an ALLOW operator takes the low type, norm weights and biases
- * stay F32. Fails: LM_EUSAGE when a parameter is used in two types. */
+ * stay F32. Fails: LM_EUSAGE when a parameter is used in two types, LM_EBUG when there are views. */
 lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e);
+
+/* ---- merging ---- */
+
+/* Nodes that follow each other become one over a flat run when they are of one operator whose elements stand
+ * by themselves (lm_op.flat), with equal attributes, and all their operands of any shape are views that lie end
+ * to end, each of its value, up to the zeros of LM_BLOCK_ALIGN; their other operands must be the same.  So an
+ * update that is written tensor by tensor runs as one pass over a block.  Fails: for memory. */
+lm_code lm_pass_merge(lm_graph *g, lm_err *e);
 
 /* ---- backward ---- */
 

@@ -110,6 +110,9 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e)
     pass s = { .g = g, .p = p };
     lm_node *old = NULL;
     size_t n_old = g->n_nodes, n_copies = g->n_values * LM_DTYPE_COUNT;
+    for (size_t v = 0; v < g->n_values; v++)
+        if (g->value[v].of >= 0)
+            return lm_fail(e, LM_EBUG, "precision", NULL, "views are made when types are chosen");
     lm_code rc = lm_alloc_n(&s.cast_of, n_copies, sizeof *s.cast_of, "a pass", e);
     if (!rc)
         rc = lm_alloc_n(&s.seen, g->n_values, sizeof *s.seen, "a pass", e);

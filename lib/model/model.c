@@ -107,7 +107,6 @@ static bool is_trainable(void *ctx, lm_vid v)
  * one run of the block. */
 static lm_code lay_out(lm_model *m, lm_err *e)
 {
-    enum { ALIGN = 64 };
     for (int i = 0; i < m->n_params; i++)
         m->param[i].trains = m->build.mode != LM_MODE_TRAIN || is_trainable(m, m->param[i].value);
     for (int pass = 0; pass < 3; pass++) {
@@ -116,7 +115,9 @@ static lm_code lay_out(lm_model *m, lm_err *e)
             if (pass != (!p->trains ? 2 : p->decay ? 0 : 1))
                 continue;
             p->offset = m->block;
-            if (__builtin_add_overflow(m->block, (p->count + ALIGN - 1) / ALIGN * ALIGN, &m->block))
+            if (__builtin_add_overflow(
+                    m->block, (p->count + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN,
+                    &m->block))
                 return lm_fail(e, LM_ELIMIT, "model", NULL, "the parameters cannot be counted");
         }
         if (pass == 0)

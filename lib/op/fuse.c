@@ -102,23 +102,23 @@ static lm_activation gelu_act(const lm_node *n)
 
 /* ---- join ---- */
 
-static bool names(const lm_vid *v, int n, lm_vid one)
+/* Whether one of the values shares memory with v. */
+static bool touches(const lm_graph *g, const lm_vid *some, int n, lm_vid v)
 {
     for (int i = 0; i < n; i++)
-        if (v[i] == one)
+        if (lm_graph_share(g, some[i], v))
             return true;
     return false;
 }
 
 /* Whether a and b must stay in their order: one writes what the other has. */
-static bool ordered(const lm_node *a, const lm_node *b)
+static bool ordered(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     for (int i = 0; i < a->n_out; i++)
-        if (a->out[i] >= 0 &&
-            (names(b->in, b->n_in, a->out[i]) || names(b->out, b->n_out, a->out[i])))
+        if (touches(g, b->in, b->n_in, a->out[i]) || touches(g, b->out, b->n_out, a->out[i]))
             return true;
     for (int i = 0; i < a->n_in; i++)
-        if (a->in[i] >= 0 && names(b->out, b->n_out, a->in[i]))
+        if (touches(g, b->out, b->n_out, a->in[i]))
             return true;
     return false;
 }
@@ -132,23 +132,23 @@ static bool is_part(const joint *j, const lm_node *n)
 }
 
 /* Whether all parts may move to where `to` is. */
-static bool may_move(const joint *j, const lm_node *to)
+static bool may_move(const lm_graph *g, const joint *j, const lm_node *to)
 {
     for (int i = 0; i < j->n_parts; i++) {
         const lm_node *n = j->part[i], *from = n < to ? n : to, *end = n < to ? to : n;
         for (const lm_node *m = from + 1; m < end; m++)
-            if (!is_part(j, m) && ordered(n, m))
+            if (!is_part(j, m) && ordered(g, n, m))
                 return false;
     }
     return true;
 }
 
 /* The last of the parts' places that will do, or NULL. */
-static lm_node *find_place(const joint *j)
+static lm_node *find_place(const lm_graph *g, const joint *j)
 {
     lm_node *best = NULL;
     for (int i = 0; i < j->n_parts; i++)
-        if (j->part[i] > best && may_move(j, j->part[i]))
+        if (j->part[i] > best && may_move(g, j, j->part[i]))
             best = j->part[i];
     return best;
 }
@@ -169,7 +169,7 @@ static bool join(fuser *f, joint *j, const lm_op *op)
     j->made.n_out = lm_op_outs(op);
     j->made.phase = j->part[0]->phase;
     j->made.layer = j->part[0]->layer;
-    lm_node *place = find_place(j);
+    lm_node *place = find_place(f->g, j);
     if (!place || !wanted(f, j) || lm_arena_alloc(f->g->arena, &attr, 1, op->attr_size, f->e))
         return false;
     memcpy(attr, j->made.attr, op->attr_size);

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* merge.c -- nodes of one operator on pieces of memory that lie end to end become one node over the whole
+ * run: the call that a kernel would have got for the block, with the same bits. */
+#include <string.h>
+
+#include "graph/passes.h"
+
+static bool is_flat(const lm_operand *o)
+{
+    return !strcmp(o->dims, "*");
+}
+
+static bool equal_fields(const lm_field *f, const char *a, const char *b)
+{
+    static const size_t bytes[] = { [LM_FIELD_INT] = sizeof(int64_t),
+                                    [LM_FIELD_REAL] = sizeof(double),
+                                    [LM_FIELD_FLAG] = sizeof(bool),
+                                    [LM_FIELD_WORD] = sizeof(int) };
+    for (; f && f->name; f++)
+        if (memcmp(a + f->at, b + f->at, bytes[f->kind]))
+            return false;
+    return true;
+}
+
+/* The padding between two views, of which b lies behind a; -1: it does not, or something else lies there. */
+static int64_t padding(const lm_graph *g, lm_vid a, lm_vid b)
+{
+    const lm_value *x = &g->value[a], *y = &g->value[b];
+    int64_t end = x->at + lm_tensor_count(&x->t);
+    int64_t begin = (end + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
+    if (x->of < 0 || x->of != y->of || (y->at != end && y->at != begin))
+        return -1;
+    return y->at - end;
+}
+
+/* Whether operand b goes on where a ends, or is the same for both calls. */
+static bool goes_on(const lm_graph *g, const lm_operand *o, lm_vid a, lm_vid b, int64_t *gap)
+{
+    if (!is_flat(o) || a < 0 || b < 0)
+        return a == b;
+    int64_t here = padding(g, a, b);
+    if (*gap < 0)
+        *gap = here;
+    return here >= 0 && here == *gap;
+}
+
+static lm_vid whole_of(const lm_graph *g, lm_vid v)
+{
+    return g->value[v].of >= 0 ? g->value[v].of : v;
+}
+
+/* An output over memory that another operand has at another place: in one call it would be written before
+ * it is read. */
+static bool is_shifted(const lm_graph *g, const lm_node *n)
+{
+    for (int o = 0; o < n->n_out; o++)
+        for (int i = 0; i < n->n_in + n->n_out; i++) {
+            lm_vid out = n->out[o], v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
+            if (out >= 0 && v >= 0 && whole_of(g, out) == whole_of(g, v) &&
+                g->value[out].at != g->value[v].at)
+                return true;
+        }
+    return false;
+}
+
+/* Whether the call b goes on where the call a ends. */
+static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
+{
+    int64_t gap = -1;
+    if (a->op != b->op || !a->op->flat || a->phase != b->phase || is_shifted(g, a) ||
+        is_shifted(g, b) || !equal_fields(a->op->fields, a->attr, b->attr))
+        return false;
+    for (int i = 0; i < a->n_in; i++)
+        if (!goes_on(g, &a->op->in[i], a->in[i], b->in[i], &gap))
+            return false;
+    for (int i = 0; i < a->n_out; i++)
+        if (!goes_on(g, &a->op->out[i], a->out[i], b->out[i], &gap))
+            return false;
+    return gap >= 0;
+}
+
+/* *v becomes the view from its beginning to the end of `last`. */
+static lm_code stretch(lm_graph *g, const lm_operand *o, lm_vid *v, lm_vid last, lm_err *e)
+{
+    if (!is_flat(o) || *v < 0)
+        return LM_OK;
+    const lm_value *a = &g->value[*v], *b = &g->value[last];
+    int64_t count = b->at + lm_tensor_count(&b->t) - a->at;
+    return lm_graph_view(g, a->of, a->at, lm_shape1(a->t.dtype, count), NULL, v, e);
+}
+
+lm_code lm_pass_merge(lm_graph *g, lm_err *e)
+{
+    size_t left = 0;
+    for (size_t k = 0, end; k < g->n_nodes; k = end) {
+        lm_node n = g->node[k];
+        for (end = k + 1; end < g->n_nodes && follows(g, &g->node[end - 1], &g->node[end]); end++)
+            ;
+        const lm_node *last = &g->node[end - 1];
+        for (int i = 0; end > k + 1 && i < n.n_in; i++)
+            if (stretch(g, &n.op->in[i], &n.in[i], last->in[i], e))
+                return e->code;
+        for (int i = 0; end > k + 1 && i < n.n_out; i++)
+            if (stretch(g, &n.op->out[i], &n.out[i], last->out[i], e))
+                return e->code;
+        g->node[left++] = n;
+    }
+    g->n_nodes = left;
+    return LM_OK;
+}
