@@ -2,10 +2,10 @@
 /* head.h -- the vocabulary head and cross-entropy in one operator: logits exist for a chunk of rows
  * at a time only (arXiv:2411.09009 and 2410.10989 do the same on GPUs).
  *
- * head_loss  in  x [N,C] act, w [V,C] act, target [N] I32 (negative: ignored), scale [1] F32
+ * head_loss  in  x [N,C] act, w [V,C] act, target [N] I32 (negative: ignored), scale [N] F32
  *            out loss [N] F32 = lse(x w^T) - logit[target]  (0 where ignored; unscaled),
  *                dx [N,C] act (optional), dw [V,C] F32 (optional, acc)
- *            dx and dw are gradients of scale * sum(loss);
+ *            dx and dw are gradients of the sum of scale * loss over the rows;
  *            dlogits = scale * (softmax - onehot), rounded to act.
  *
  * Both gradients are computed here because the loss is the root: its own gradient is 1.

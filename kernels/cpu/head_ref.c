@@ -30,7 +30,7 @@ static void row_loss(const lm_call *c, int64_t n, int64_t vocab, double *z)
 {
     lm_tensor *loss = &c->out[0];
     int64_t target = (int64_t)get(&c->in[2], n);
-    double top = -INFINITY, sum = 0, scale = get(&c->in[3], 0);
+    double top = -INFINITY, sum = 0, scale = get(&c->in[3], n);
     for (int64_t v = 0; v < vocab; v++)
         top = isnan(z[v]) || z[v] > top ? z[v] : top;
     for (int64_t v = 0; v < vocab; v++)

@@ -16,9 +16,9 @@
 
 typedef struct {
     const int32_t *target;
+    const float *scale;
     float *loss, *z; /* z: rows of logits, `pitch` floats apart */
     int64_t pitch, vocab;
-    float scale;
     bool grad;
 } softmax_job;
 
@@ -99,8 +99,8 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
     if (!j->grad)
         return;
     /* onehot inside the float: e/sum - 1, so that a confident row keeps its small gradient */
-    float at_target = j->scale * ((z[target] - sum) / sum);
-    vf factor = vf_set(j->scale / sum);
+    float at_target = j->scale[row] * ((z[target] - sum) / sum);
+    vf factor = vf_set(j->scale[row] / sum);
     VF_FOR(i, n, j->vocab, { /* in place: BF16 element i is never ahead of float i */
                              vf e = vf_get_any(LM_DTYPE_F32, z, i, n);
                              vf_put_any(t, z, i, e * factor, n);
@@ -224,11 +224,11 @@ static void head_loss(const lm_call *c)
         p.dx.b_packed = packed;
         run_product(c, &p.logits);
         softmax_job j = { (const int32_t *)c->in[2].data + first,
+                          (const float *)c->in[3].data + first,
                           (float *)c->out[0].data + first,
                           c->work,
                           pitch_of(a->vocab),
                           a->vocab,
-                          *(const float *)c->in[3].data,
                           grad };
         lm_par_for(c->par, m, 4, VF_PICK(softmax_rows, t), &j);
         run_product(c, &p.dx);

@@ -136,9 +136,8 @@ template <class T> static __device__ inline void no_gradient(const row_args &a, 
 /* scale * (softmax - onehot), from the end of the row to its beginning. */
 template <class T>
 static __device__ inline void gradient(const row_args &a, const float *row, const float *kept,
-                                       T *grad, float top, float share, int64_t t)
+                                       T *grad, float top, float share, float scale, int64_t t)
 {
-    const float scale = *a.scale;
     for (int64_t base = (a.vocab - 1) / stretch() * stretch(); base >= 0; base -= stretch()) {
         four z[at_once] = {};
         load_stretch(z, a, row, kept, base);
@@ -179,7 +178,7 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
         if (threadIdx.x == 0)
             a.loss[n] = top - chosen + logf(sum);
         if (a.grad)
-            gradient(a, row, kept, grad, top, 1 / sum, t);
+            gradient(a, row, kept, grad, top, 1 / sum, a.scale[n], t);
     }
 }
 
@@ -314,7 +313,7 @@ template <class T> static void head_loss(const lm_call *c)
         r.logits = (float *)z;
         r.pitch = pitch_of(a->vocab), r.vocab = a->vocab, r.rows = m;
         r.target = in_ptr<int32_t>(c, 2) + first;
-        r.scale = in_ptr<float>(c, 3);
+        r.scale = in_ptr<float>(c, 3) + first;
         r.loss = out_ptr<float>(c, 0) + first;
         r.grad = want_dx || want_dw;
         gemm_run(&p.logits, c->stream);

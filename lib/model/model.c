@@ -55,7 +55,7 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
     if (m->build.documents && lm_graph_value(g, LM_ROLE_INPUT, ids, "lo", &m->lo, e))
         return e->code;
     return lm_graph_value(g, LM_ROLE_INPUT, ids, "targets", &m->targets, e) ||
-                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, 1), "scale", &m->scale,
+                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, n), "scale", &m->scale,
                                   e)
                ? e->code
                : LM_OK;

@@ -60,7 +60,7 @@ static void head_example(lm_rng r, int i, lm_example *x)
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
     x->in[2] = lm_shape1(LM_DTYPE_I32, n);
-    x->in[3] = lm_shape1(LM_DTYPE_F32, 1);
+    x->in[3] = lm_shape1(LM_DTYPE_F32, n);
     lm_example_attr(x, &attr);
 }
 
@@ -80,7 +80,7 @@ const lm_op lm_op_head_loss = {
     .in = { { "x", "N,C", LM_ACT_TYPE },
             { "w", "V,C", LM_WEIGHT },
             { "target", "N", LM_IDS },
-            { "scale", "1", LM_FIXED } },
+            { "scale", "N", LM_FIXED } },
     .out = { { "loss", "N", 0 },
              { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL },
              { "dw", "V,C", LM_OPTIONAL } },

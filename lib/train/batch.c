@@ -12,7 +12,7 @@ static size_t array_bytes(int64_t batch, int64_t seq)
 
 size_t lm_batch_bytes(int64_t batch, int64_t seq)
 {
-    return 4 * array_bytes(batch, seq) + 64;
+    return 5 * array_bytes(batch, seq) + 64;
 }
 
 static void *part(void *base, const lm_batch *b, int i)
@@ -20,10 +20,9 @@ static void *part(void *base, const lm_batch *b, int i)
     return (char *)base + (size_t)i * array_bytes(b->batch, b->seq);
 }
 
-/* On the line of the scale. */
 static double *now_of(void *base, const lm_batch *b)
 {
-    return (double *)part(base, b, 4) + 1;
+    return part(base, b, 5);
 }
 
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm_err *e)
@@ -66,6 +65,12 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
         }
     }
     return LM_OK;
+}
+
+void lm_batch_scale(lm_batch *b, float scale)
+{
+    for (int64_t i = 0; i < b->batch * b->seq; i++)
+        b->scale[i] = scale;
 }
 
 int64_t lm_batch_pairs(const lm_batch *b, int64_t window)

@@ -17,7 +17,7 @@ enum { LM_BATCH_NOW = 4 }; /* no less than optimisers want */
 typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo;
-    float *scale;    /* [1]: what the gradients of the losses begin with; 0 until set */
+    float *scale;    /* of each row's loss in the gradients; 0 until set */
     double *now;     /* [LM_BATCH_NOW]: numbers of the step for the optimiser, which travel along */
     int64_t valid;   /* targets >= 0 */
     lm_mirror rooms; /* all of the above in one */
@@ -32,6 +32,9 @@ size_t lm_batch_bytes(int64_t batch, int64_t seq);
 /* Fill from windows [index, index + batch) of the feed; those at `end` and later are left empty
  * (every target -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
+
+/* One scale for all rows. */
+void lm_batch_scale(lm_batch *b, float scale);
 
 /* Pairs of a query and a key that causal attention looks at: inside documents, and at most `window` keys
  * back, the query's own included (0: any number). */

@@ -49,7 +49,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err
         near += c->window > 0 ? (double)lm_batch_pairs(&batch[i], c->window) : 0;
     }
     for (int64_t i = 0; i < t->o.accumulate; i++) {
-        *batch[i].scale = valid ? (float)(1.0 / (double)valid) : 0.0f;
+        lm_batch_scale(&batch[i], valid ? (float)(1.0 / (double)valid) : 0.0f);
         t->o.optim->now(&t->o.hyper, lr, step, batch[i].now);
         if (lm_batch_push(&batch[i], t->copies, e))
             return e->code;

@@ -222,7 +222,7 @@ static void measure_head(int64_t n, lm_dtype act)
     operand ops_in[4] = { { ACT, n, WIDTH, 0, false },
                           { ACT, VOCAB, WIDTH, 0, false },
                           { I32, n, 0, VOCAB, false },
-                          { F32, 1, 0, 0, false } };
+                          { F32, n, 0, 0, false } };
     operand ops_out[3] = { { F32, n, 0, 0, false },
                            { ACT, n, WIDTH, 0, false },
                            { F32, VOCAB, WIDTH, 0, false } };

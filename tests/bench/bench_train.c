@@ -85,7 +85,7 @@ static void prepare(run *r, const setup *c, lm_err *e)
         r->batch.targets[i] = (int32_t)lm_rng_below(rng, (uint64_t)(i + 1), VOCAB);
         r->batch.pos[i] = (int32_t)(i % c->seq);
     }
-    *r->batch.scale = (float)(1.0 / (double)n);
+    lm_batch_scale(&r->batch, (float)(1.0 / (double)n));
     lm_batch_bind(&r->batch, r->model, r->exec);
     json_decref(json);
 }

@@ -275,7 +275,7 @@ static void head_case(const dims *m, lm_dtype act, cuda_measure *measure)
     c.in[0] = cuda_matrix(act, rows, m->c);
     c.in[1] = weights(act, m->vocab, m->c);
     c.in[2] = integers(rows, IDS, m->vocab);
-    c.in[3] = (operand){ LM_DTYPE_F32, 1, { 1 }, VALUE, 1.0 / (double)rows };
+    c.in[3] = (operand){ LM_DTYPE_F32, 1, { rows }, VALUE, 1.0 / (double)rows };
     c.out[0] = result(vector(LM_DTYPE_F32, rows));
     c.out[1] = result(c.in[0]);
     c.out[2] = result(weights(LM_DTYPE_F32, m->vocab, m->c));

@@ -54,8 +54,8 @@ static int64_t feed(runner *r, const batches *b, int64_t s)
         ids_of(r, m->targets)[i] = (int32_t)b->targets[s * n + i];
         valid += b->targets[s * n + i] >= 0;
     }
-    if (m->scale != LM_NONE)
-        *(float *)r->mem[m->scale] = 1.0f / (float)valid;
+    for (int64_t i = 0; m->scale != LM_NONE && i < n; i++)
+        ((float *)r->mem[m->scale])[i] = 1.0f / (float)valid;
     return valid;
 }
 

@@ -127,7 +127,8 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
         r->rope = room((size_t)(r->model->rope_rows * c->head_dim), sizeof *r->rope);
     if (r->model->scale != LM_NONE) {
         const lm_tensor *t = &g->value[r->model->scale].t;
-        lm_set(t->dtype, r->mem[r->model->scale], 0, 1);
+        for (int64_t i = 0; i < lm_tensor_count(t); i++)
+            lm_set(t->dtype, r->mem[r->model->scale], i, 1);
     }
     if (r->model->pos != LM_NONE)
         for (int64_t i = 0; i < b->batch * b->seq; i++)

@@ -6,7 +6,6 @@
 #include "graph/op.h"
 #include "kernels/head.h"
 
-static const double scale[1] = { 0.25 };
 static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
 
 static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t c, bool grad)
@@ -15,7 +14,7 @@ static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t 
     k.in[0] = mat(ACT, n, c);
     k.in[1] = mat(ACT, v, c);
     k.in[2] = filled(vec(I32, n), IDS, -a->vocab);
-    k.in[3] = given(vec(F32, 1), scale);
+    k.in[3] = vec(F32, n);
     k.out[0] = vec(F32, n);
     k.out[1] = mat(grad ? ACT : ABSENT, n, c);
     k.out[2] = mat(grad ? F32 : ABSENT, v, c);
@@ -72,7 +71,7 @@ static double rows_at_once(int64_t n, int64_t v, int64_t chunk_rows)
 {
     lm_head_attr a = { v, chunk_rows, LM_ACC_FIRST };
     lm_tensor in[4] = { lm_shape2(LM_DTYPE_BF16, n, 64), lm_shape2(LM_DTYPE_BF16, v, 64),
-                        lm_shape1(LM_DTYPE_I32, n), lm_shape1(LM_DTYPE_F32, 1) };
+                        lm_shape1(LM_DTYPE_I32, n), lm_shape1(LM_DTYPE_F32, n) };
     lm_tensor out[3] = { lm_shape1(LM_DTYPE_F32, n), in[0], lm_shape2(LM_DTYPE_F32, v, 64) };
     const lm_step step = { 0 };
     lm_call c = { .attr = &a,

@@ -67,7 +67,7 @@ static void make_tiny(tiny *t, lm_dtype act)
     t->b1 = value(t->g, LM_ROLE_PARAM, lm_shape1(wide, 4 * C), "b1");
     t->w2 = value(t->g, LM_ROLE_PARAM, lm_shape2(act, C, 4 * C), "w2");
     t->targets = value(t->g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, N), "targets");
-    t->scale = value(t->g, LM_ROLE_INPUT, lm_shape1(wide, 1), "scale");
+    t->scale = value(t->g, LM_ROLE_INPUT, lm_shape1(wide, N), "scale");
     lm_vid x = put(t->g, &lm_op_embed, &embed, t->tokens, t->wte, LM_NONE, LM_NONE, NULL);
     lm_vid h = put(t->g, &lm_op_norm, &norm, x, t->gain, LM_NONE, LM_NONE, NULL);
     h = put(t->g, &lm_op_linear, &linear, h, t->w1, t->b1, LM_NONE, NULL);

@@ -4,15 +4,13 @@
 
 #include "kernels/head.h"
 
-static const double scale[1] = { 0.25 };
-
 static kernel_case case_of(const lm_head_attr *a, int64_t n, int64_t v, int64_t c, bool grad)
 {
     kernel_case k = { .op = "head_loss", .attr = a, .tol_f32 = 2e-6, .tol_bf16 = 1e-2 };
     k.in[0] = mat(ACT, n, c);
     k.in[1] = mat(ACT, v, c);
     k.in[2] = filled(vec(I32, n), IDS, -a->vocab);
-    k.in[3] = given(vec(F32, 1), scale);
+    k.in[3] = vec(F32, n);
     k.out[0] = vec(F32, n);
     k.out[1] = mat(grad ? ACT : ABSENT, n, c);
     k.out[2] = mat(grad ? F32 : ABSENT, v, c);
@@ -97,8 +95,8 @@ static void gradients(void **state)
     (void)state;
     lm_head_attr a = { 11, 0, LM_ACC_FIRST };
     kernel_case k = case_of(&a, 6, 13, 5, true);
-    double one[1] = { 1 };
-    k.in[3] = given(vec(F32, 1), one);
+    double one[6] = { 1, 1, 1, 1, 1, 1 };
+    k.in[3] = given(vec(F32, 6), one);
     instance x;
     build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
     run(&x, lm_cpu_kernel("head_loss", LM_DTYPE_F64, LM_CPU_REF), NULL);

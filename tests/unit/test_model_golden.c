@@ -55,8 +55,8 @@ static void feed(const golden *g, runner *r)
         ids_of(r, r->model->targets)[i] = (int32_t)g->targets[i];
         valid += g->targets[i] >= 0;
     }
-    if (r->model->scale != LM_NONE)
-        *(float *)r->mem[r->model->scale] = 1.0f / (float)valid;
+    for (int64_t i = 0; r->model->scale != LM_NONE && i < n; i++)
+        ((float *)r->mem[r->model->scale])[i] = 1.0f / (float)valid;
 }
 
 /* Tensor i between its shape in files and a block. */

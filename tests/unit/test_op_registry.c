@@ -94,14 +94,14 @@ static double objective(const trial *t)
 {
     int64_t n = lm_tensor_count(&t->g->value[t->root].t);
     const double *root = t->mem[t->root], *seed = t->seed >= 0 ? t->mem[t->seed] : NULL;
-    double sum = 0, scale = 1;
+    double sum = 0;
     run_nodes(t, t->n_forward);
-    for (int64_t i = 0; i < n; i++)
-        sum += root[i] * (seed ? seed[i] : 1);
     for (int i = 0; !seed && i < lm_op_ins(t->op); i++)
         if (t->op->in[i].is & LM_FIXED)
-            scale = ((const double *)t->mem[t->g->node[0].in[i]])[0];
-    return scale * sum;
+            seed = t->mem[t->g->node[0].in[i]];
+    for (int64_t i = 0; i < n; i++)
+        sum += root[i] * (seed ? seed[i] : 1);
+    return sum;
 }
 
 /* d objective / d (input v along direction d), by a five-point rule: h^4 leaves rounding alone. */
