@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "numeric/format.h"
 
 static const int64_t chunk_rows[CHUNKS] = { 256, 64, 8 };
 
@@ -90,7 +91,10 @@ static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 {
     const lm_model *m = generator_model(g);
     const lm_tensor *t = &m->graph->value[m->kcache[0]].t;
-    g->slot_bytes = (size_t)(t->dim[1] * t->dim[2] * t->dim[3]) * lm_dtype_size(t->dtype);
+    lm_tensor_size slot;
+    if (lm_tensor_bytes(lm_format_of_dtype(t->dtype), t->ndim - 1, t->dim + 1, &slot, e))
+        return e->code;
+    g->slot_bytes = slot.all;
     if (!lm_mul_ok(g->slot_bytes, (size_t)g->batch, &g->layer_bytes) ||
         !lm_mul_ok(g->layer_bytes, 2 * (size_t)m->config.layers, &g->cache_bytes))
         return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
@@ -272,13 +276,13 @@ double lm_generator_step_bytes(const lm_generator *g)
     double bytes = 0, row = (double)g->slot_bytes / (double)g->context;
     for (int i = 0; i < m->n_params; i++) {
         const lm_tensor *t = &m->graph->value[m->param[i].value].t;
-        bytes += (double)m->param[i].count * (double)lm_dtype_size(t->dtype);
+        bytes += (double)lm_plain_bytes(t->dtype, m->param[i].count);
     }
     /* tables of which only rows are looked up: an embedding that is not the head, and learned
      * positions */
     int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->arch == LM_ARCH_GPT2 ? c->max_positions : 0);
     const lm_tensor *embed = &m->graph->value[m->param[0].value].t;
-    bytes -= (double)(looked_up * c->width) * (double)lm_dtype_size(embed->dtype);
+    bytes -= (double)lm_plain_bytes(embed->dtype, looked_up * c->width);
     for (int64_t i = 0; i < g->batch; i++)
         bytes += 2 * (double)c->layers * row * (double)g->used[i];
     return bytes;

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "model/store_impl.h"
+#include "numeric/format.h"
 
 enum { ALIGN = 64 }; /* elements */
 
@@ -69,7 +70,7 @@ static lm_code lay_out_use(lm_store *s, lm_err *e)
 
 static size_t bytes_of(const lm_store_block *k)
 {
-    return (size_t)k->count * lm_dtype_size(k->format);
+    return lm_plain_bytes(k->format, k->count);
 }
 
 static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "format/safetensors_table.h"
 #include "model/store_impl.h"
+#include "numeric/format.h"
 
 /* ---- transposing ---- */
 
@@ -109,7 +110,7 @@ static lm_code fetch_all(lm_par *par, const origin *o, lm_dtype to, void *dst, l
 {
     fetch_job j = { .o = o, .to = to, .dst = dst };
     if (o->whole && o->dtype == to)
-        return o->read(o->ctx, o->t, 0, dst, (size_t)o->count * lm_dtype_size(to), e);
+        return o->read(o->ctx, o->t, 0, dst, lm_plain_bytes(to, o->count), e);
     pthread_mutex_init(&j.lock, NULL);
     lm_par_for(o->whole ? NULL : par, o->count, FETCH_GRAIN, fetch_range, &j);
     pthread_mutex_destroy(&j.lock);
@@ -131,7 +132,7 @@ void *store_open(lm_store *s, const lm_store_block *k, int i, lm_err *e)
         return s->passage.data;
     for (int n = 0; n < s->model->n_slices; n++) { /* one buffer for all: the master copy's */
         const lm_slice *x = &s->model->slice[n];
-        size_t bytes = (size_t)lm_slice_count(x) * lm_dtype_size(store_own(s, x)->format);
+        size_t bytes = lm_plain_bytes(store_own(s, x)->format, lm_slice_count(x));
         most = bytes > most ? bytes : most;
     }
     if (b->host_alloc(b, most, "a tensor", &s->passage.data, e))
@@ -145,7 +146,7 @@ lm_code store_close(lm_store *s, const lm_store_block *k, int i, const void *mad
     const lm_slice *t = &s->model->slice[i];
     lm_backend *b = s->backend;
     void *place = store_at(s, k, t);
-    size_t bytes = (size_t)lm_slice_count(t) * lm_dtype_size(k->format);
+    size_t bytes = lm_plain_bytes(k->format, lm_slice_count(t));
     if (made == place)
         return LM_OK;
     /* the next tensor comes to the same buffer */

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "model/store_impl.h"
+#include "numeric/format.h"
 
 /* A tensor where it lies, or transposed into *tmp, of host memory. */
 static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, uint8_t **tmp,
@@ -25,7 +26,7 @@ static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, 
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e)
 {
     const lm_slice *t = &s->model->slice[i];
-    size_t size = lm_dtype_size(k->format), bytes = (size_t)lm_slice_count(t) * size;
+    size_t size = lm_dtype_size(k->format), bytes = lm_plain_bytes(k->format, lm_slice_count(t));
     lm_backend *b = s->backend;
     const void *from = store_at(s, k, t);
     uint8_t *tmp = NULL;

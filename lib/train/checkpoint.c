@@ -12,6 +12,7 @@
 #include "format/bundle.h"
 #include "format/folder_run.h"
 #include "format/provenance.h"
+#include "numeric/format.h"
 #include "train/state.h"
 #include "train/window.h"
 
@@ -231,7 +232,7 @@ static lm_code snapshot(lm_ckpt *c, lm_err *e)
         return e->code;
     for (int i = 0; i < c->store.n_blocks; i++) {
         lm_store_block *k = &c->store.block[i];
-        size_t bytes = (size_t)k->count * lm_dtype_size(k->format);
+        size_t bytes = lm_plain_bytes(k->format, k->count);
         if (!is_saved(k))
             continue;
         if (b->copy(b, to, k->data, bytes, c->stream, e))
