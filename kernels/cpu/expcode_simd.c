@@ -19,7 +19,8 @@
 enum {
     STREAMS = LM_EXP_STREAMS,
     ENTRIES = 1 << LM_EXP_BITS,
-    SYMBOLS = 6,                       /* in one entry at most */
+    SYMBOLS = 6, /* in one entry at most: its low bytes, which are stored as they are; */
+    COUNTS = 48, /* from this bit on how many bits it takes, in its last byte how many symbols */
     LOOKUPS = 56 / LM_EXP_BITS,        /* for one refill */
     ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes more than it means */
     ROUND_IN = 7,                      /* bytes that a round moves on at most */
@@ -253,7 +254,7 @@ static uint64_t entry_of(const uint16_t first[ENTRIES + 1], unsigned c, unsigned
         used += length;
         length = first[c >> used] & 255;
     }
-    return used | k << 8 | symbols << 16;
+    return symbols | (uint64_t)(used | k << 8) << COUNTS;
 }
 
 /* The entries of `bits` bits: a first symbol, then those of the entry of the bits behind it, which
@@ -265,12 +266,13 @@ INLINE void join_entries(const lm_exp_work *w, const uint8_t *by_length,
 {
     for (int u = 0; u < w->n_used && w->length[by_length[u]] <= bits; u++) {
         unsigned s = by_length[u], length = w->length[s];
-        uint64_t head = length + (1u << 8) + ((uint64_t)s << 16), *to = out + w->code[s];
+        uint64_t head = s + ((uint64_t)(length + (1u << 8)) << COUNTS), *to = out + w->code[s];
         const uint64_t *from = rest + (1u << (bits - length));
         for (unsigned i = 0; i < 1u << (bits - length); i++, to += 1u << length) {
             uint64_t e = from[i];
-            *to = (e >> 8 & 255) < SYMBOLS ? head + (e & 0xffff) + (e >> 16 << 24)
-                                           : entry_of(first, (unsigned)(to - out), bits);
+            *to = e >> (COUNTS + 8) < SYMBOLS
+                      ? head + (e >> COUNTS << COUNTS) + (e << 8 & (((uint64_t)1 << COUNTS) - 1))
+                      : entry_of(first, (unsigned)(to - out), bits);
         }
     }
 }
@@ -323,7 +325,9 @@ INLINE void refill(reader *r)
 {
     unsigned gone = (unsigned)__builtin_clzll(r->bits);
     r->src += gone >> 3;
-    r->bits = (load64(r->src) | (uint64_t)1 << 63) >> (gone & 7);
+    uint64_t bits = load64(r->src);
+    __asm__("bts $63, %0" : "+r"(bits) : : "cc"); /* an OR would keep the mark in a register */
+    r->bits = bits >> (gone & 7);
 }
 
 /* Decode with g readers, whose windows are full, until one is near an end. */
@@ -338,9 +342,10 @@ INLINE void get_some(const uint64_t *table, reader *from, int g)
                 UNROLL for (int i = 0; i < g; i++)
                 {
                     uint64_t e = table[r[i].bits & (ENTRIES - 1)];
-                    r[i].bits >>= e & 63;
-                    store64(r[i].dst, e >> 16);
-                    r[i].dst += e >> 8 & 255;
+                    store64(r[i].dst, e);
+                    uint32_t c = (uint32_t)(e >> COUNTS);
+                    r[i].bits >>= c & 63;
+                    r[i].dst += (uint8_t)(c >> 8);
                 }
             }
             UNROLL for (int i = 0; i < g; i++) refill(&r[i]);
