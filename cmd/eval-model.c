@@ -132,8 +132,7 @@ static lm_code open_shards(work *w, lm_err *e)
     int64_t vocab = w->model.config.vocab, eos = w->tok ? lm_tokenizer_eos(w->tok) : -1;
     const lm_token_reader r = { .name = tool.argv[0], .vocab = vocab, .tok = w->tok };
     if (lm_tokens_open(w->data, lm_tokens_kind_find(opt.format), eos, &w->shards, e) ||
-        (opt.check_tokenizer && lm_token_reader_check(&r, w->shards, e)) ||
-        lm_tokens_check(w->shards, vocab, w->par, e))
+        (opt.check_tokenizer && lm_token_reader_check(&r, w->shards, e)))
         return e->code;
     return lm_tokens_index(w->shards, w->par, e);
 }

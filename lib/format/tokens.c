@@ -122,7 +122,27 @@ static void forget_ids(const lm_tokens *t, int64_t at, int64_t n)
     }
 }
 
-lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst, lm_err *e)
+/* The n ids from place `at` on. */
+static lm_code check_ids(const lm_tokens *t, int64_t at, int64_t n, const uint32_t *ids,
+                         int64_t vocab, lm_err *e)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if ((int64_t)ids[i] < vocab)
+            continue;
+        if (ids[i] == UINT32_MAX)
+            return lm_fail(e, LM_EFORMAT, t->path, "shard the text again",
+                           "the id at place %lld is negative or beyond 32 bits",
+                           (long long)(at + i));
+        return lm_fail(e, LM_EFORMAT, t->path,
+                       "use the tokenizer and the model that belong together",
+                       "id %u at place %lld does not fit a vocabulary of %lld", ids[i],
+                       (long long)(at + i), (long long)vocab);
+    }
+    return LM_OK;
+}
+
+lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, int64_t vocab, uint32_t *dst,
+                       lm_err *e)
 {
     if (at < 0 || n < 0 || at > t->count || n > t->count - at)
         return lm_fail(e, LM_EUSAGE, t->path, NULL,
@@ -131,7 +151,7 @@ lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst,
     read_ids(t, at, n, dst);
     if (n >= 64) /* below, the next call may want the same page */
         forget_ids(t, at, n);
-    return LM_OK;
+    return check_ids(t, at, n, dst, vocab, e);
 }
 
 /* ---- documents ---- */
@@ -278,18 +298,8 @@ lm_code lm_tokens_check(lm_tokens *t, int64_t vocab, lm_par *p, lm_err *e)
     for (int64_t at = 0; at < t->count; at += BLOCK) {
         int64_t n = t->count - at < BLOCK ? t->count - at : BLOCK;
         read_ids(t, at, n, buf);
-        for (int64_t i = 0; i < n; i++) {
-            if ((int64_t)buf[i] < vocab)
-                continue;
-            if (buf[i] == UINT32_MAX)
-                return lm_fail(e, LM_EFORMAT, t->path, "shard the text again",
-                               "the id at place %lld is negative or beyond 32 bits",
-                               (long long)(at + i));
-            return lm_fail(e, LM_EFORMAT, t->path,
-                           "use the tokenizer and the model that belong together",
-                           "id %u at place %lld does not fit a vocabulary of %lld", buf[i],
-                           (long long)(at + i), (long long)vocab);
-        }
+        if (check_ids(t, at, n, buf, vocab, e))
+            return e->code;
     }
     return LM_OK;
 }

@@ -82,8 +82,11 @@ int lm_tokens_id_bytes(const lm_tokens *t);      /* 1, 2, 4, 8 */
 int64_t lm_tokens_sequences(const lm_tokens *t); /* Megatron; else the number of shards */
 
 /* Read ids [at, at + n) into dst.  Negative ids and those over 32 bits read as UINT32_MAX.  Any
- * thread. Fails: LM_EUSAGE if the range leaves the dataset. */
-lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst, lm_err *e);
+ * thread.  Fails: LM_EUSAGE if the range leaves the dataset; LM_EFORMAT when an id is not below `vocab`,
+ * with its place and value (LM_ANY_ID: all are taken). */
+#define LM_ANY_ID INT64_MAX
+lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, int64_t vocab, uint32_t *dst,
+                       lm_err *e);
 
 /* Find the documents.  Free for Megatron; one parallel pass over the ids for llm.c and nanoGPT,
  * once. Must be called before the three below.  p may be NULL. */
@@ -96,8 +99,8 @@ int64_t lm_tokens_doc_of(const lm_tokens *t, int64_t at);
 
 /* Largest id, by one parallel pass over the ids, remembered; 0 when there are none. */
 uint32_t lm_tokens_max(lm_tokens *t, lm_par *p);
-/* All ids are below `vocab`?  LM_EFORMAT with the first bad one: its place, its value, and vocab.
- */
+/* Are all ids below `vocab`?  For what is written from them: readers check the ids that they read.
+ * Fails as lm_tokens_read for the first that is not. */
 lm_code lm_tokens_check(lm_tokens *t, int64_t vocab, lm_par *p, lm_err *e);
 
 /* ---- writing ---- */

@@ -68,8 +68,6 @@ static lm_code open_shards(lm_validator *v, set *s, lm_err *e)
         rc = lm_token_reader_check(&r, s->shards, e);
     if (!rc)
         rc = lm_tokens_index(s->shards, v->o.par, e);
-    if (!rc)
-        rc = lm_tokens_check(s->shards, v->config->vocab, v->o.par, e);
     for (int64_t d = 0; !rc && !full && d < lm_tokens_docs(s->shards); d++) {
         int64_t at = lm_tokens_doc_start(s->shards, d);
         rc = add_doc(v, s, at, lm_tokens_doc_start(s->shards, d + 1) - at, &full, e);

@@ -242,7 +242,7 @@ lm_code lm_shard_tokens(const lm_shard_job *job, const lm_tokens *t, int source,
         int64_t from = lm_tokens_doc_start(t, d), n = lm_tokens_doc_start(t, d + 1) - from;
         rc = lm_grow(&doc.v, &doc.cap, (size_t)n + 2, sizeof *doc.v, "ids of a document", e);
         if (!rc)
-            rc = lm_tokens_read(t, from, n, doc.v + 1, e);
+            rc = lm_tokens_read(t, from, n, LM_ANY_ID, doc.v + 1, e);
         if (rc)
             break;
         const uint32_t *ids = doc.v + 1;

@@ -47,18 +47,31 @@ static lm_code check_model(const lm_data_opts *o, const lm_tokens *data, lm_err 
     return rc;
 }
 
+/* Ids that do not belong to the model show mostly at once; what lies between is checked as it is
+ * read. */
+static lm_code check_ends(const lm_data_opts *o, const lm_tokens *data, lm_err *e)
+{
+    int64_t count = lm_tokens_count(data), n = count < o->seq + 1 ? count : o->seq + 1;
+    uint32_t *ids = NULL;
+    lm_code rc = lm_alloc_n(&ids, (size_t)n + 1, sizeof *ids, "a window of ids", e);
+    if (!rc)
+        rc = lm_tokens_read(data, 0, n, o->vocab, ids, e);
+    if (!rc)
+        rc = lm_tokens_read(data, count - n, n, o->vocab, ids, e);
+    lm_free(ids);
+    return rc;
+}
+
 lm_code lm_data_open(const char *path, const lm_data_opts *o, lm_par *par, lm_tokens **out,
                      lm_err *e)
 {
-    lm_feed *f = NULL; /* only for its length check */
     lm_code rc = lm_tokens_open(path, o->kind, o->eos, out, e);
     if (!rc && o->m)
         rc = check_model(o, *out, e);
     if (!rc)
-        rc = lm_feed_new(*out, &(lm_feed_opts){ .seq = o->seq }, &f, e);
-    lm_feed_free(f);
+        rc = lm_feed_enough(*out, o->seq, e);
     if (!rc)
-        rc = lm_tokens_check(*out, o->vocab, par, e);
+        rc = check_ends(o, *out, e);
     return rc ? rc : lm_tokens_index(*out, par, e);
 }
 

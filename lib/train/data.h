@@ -26,7 +26,8 @@ lm_code lm_data_there(const char *path, lm_err *e);
 
 /* Open, check and index a dataset.  Fails: LM_EUSAGE when it is too short; as lm_token_reader_check when
  * it does not belong to the model (as lm_tokenizer_of, when the data say which tokenizer it should have);
- * LM_EFORMAT when an id is not below `vocab`; and as lm_tokens_open. */
+ * LM_EFORMAT when an id of its first or last window is not below `vocab` (a feed checks the others as
+ * it reads them); and as lm_tokens_open. */
 lm_code lm_data_open(const char *path, const lm_data_opts *o, lm_par *par, lm_tokens **out,
                      lm_err *e);
 

@@ -16,15 +16,23 @@ struct lm_feed {
     uint32_t *ids; /* T+1 */
 };
 
+lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e)
+{
+    int64_t have = lm_tokens_count(t);
+    if (have > seq)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use shorter sequences or more text",
+                   "%" PRId64 " token%s, but a sequence needs %" PRId64, have, lm_plural(have),
+                   seq + 1);
+}
+
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e)
 {
     lm_feed *f = NULL;
     int64_t have = t ? lm_tokens_count(t) : o->seq * MADE_UP + 1;
     *out = NULL;
-    if (have < o->seq + 1)
-        return lm_fail(e, LM_EUSAGE, lm_tokens_path(t), "use shorter sequences or more text",
-                       "%" PRId64 " token%s, but a sequence needs %" PRId64, have, lm_plural(have),
-                       o->seq + 1);
+    if (t && lm_feed_enough(t, o->seq, e))
+        return e->code;
     if (lm_alloc_n(&f, 1, sizeof *f, "a data feed", e))
         return e->code;
     *f = (lm_feed){ .t = t, .o = *o, .windows = (have - 1) / o->seq };
@@ -54,7 +62,7 @@ static lm_code read_ids(lm_feed *f, int64_t w, lm_err *e)
 {
     int64_t n = f->o.seq + 1;
     if (f->t)
-        return lm_tokens_read(f->t, w * f->o.seq, n, f->ids, e);
+        return lm_tokens_read(f->t, w * f->o.seq, n, f->o.vocab, f->ids, e);
     lm_rng r = lm_rng_make(f->o.seed, "measure", (uint64_t)w);
     for (int64_t i = 0; i < n; i++)
         f->ids[i] = (uint32_t)lm_rng_below(r, (uint64_t)i, (uint64_t)f->o.vocab);

@@ -21,19 +21,21 @@ typedef struct {
     int64_t seq; /* T */
     bool documents, shuffle;
     uint64_t seed;
-    int64_t vocab; /* without a dataset: ids are below it */
+    int64_t vocab; /* ids are below it */
 } lm_feed_opts;
 
+/* Has the dataset the T+1 ids of a window?  Fails: LM_EUSAGE (says how many there are). */
+lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e);
+
 /* The dataset is borrowed and already indexed (lm_tokens_index); NULL: random ids, one document a window, for
- * measurements.  Fails: LM_EUSAGE when it holds
- * fewer than T+1 ids (says how many there are). */
+ * measurements.  Fails as lm_feed_enough. */
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e);
 void lm_feed_free(lm_feed *f);
 int64_t lm_feed_windows(const lm_feed *f); /* in one epoch */
 
 /* Window number `index` of the endless series (epoch = index / windows) into rows of T numbers.
  * tokens, targets, pos: [T]; lo may be NULL.  Returns the number of valid targets through *valid.
- */
+ * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int64_t *valid, lm_err *e);
 

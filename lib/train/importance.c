@@ -110,8 +110,6 @@ static lm_code read_shards(const lm_import *m, const char *path, bool check, siz
 
     if (!rc && check)
         rc = check_shards(m, t, e);
-    if (!rc)
-        rc = lm_tokens_check(t, m->config.vocab, m->par, e);
     if (!rc) {
         size_t n = (size_t)lm_tokens_count(t);
         n = n < most ? n : most;
@@ -119,7 +117,7 @@ static lm_code read_shards(const lm_import *m, const char *path, bool check, siz
         ids->n = rc ? 0 : n;
     }
     if (!rc)
-        rc = lm_tokens_read(t, 0, (int64_t)ids->n, ids->v, e);
+        rc = lm_tokens_read(t, 0, (int64_t)ids->n, m->config.vocab, ids->v, e);
     lm_tokens_close(t);
     return rc;
 }

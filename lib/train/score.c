@@ -151,7 +151,7 @@ lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64
 {
     int64_t begin, rows, skip;
     for (int64_t k = 0; window_at(s, n, k, &begin, &rows, &skip); k++)
-        if (lm_tokens_read(t, at + begin, rows + 1, s->ids, e) ||
+        if (lm_tokens_read(t, at + begin, rows + 1, s->v->model->config.vocab, s->ids, e) ||
             add_window(s, s->ids, rows, skip, to, e))
             return e->code;
     return LM_OK;

@@ -64,11 +64,16 @@ static void check_ids(lm_tokens *t)
     for (int64_t at = 0; at <= 8; at++)
         for (int64_t n = 0; at + n <= 8; n++) {
             memset(got, 0xAB, sizeof got);
-            assert_int_equal(lm_tokens_read(t, at, n, got, &e), LM_OK);
+            assert_int_equal(lm_tokens_read(t, at, n, LM_ANY_ID, got, &e), LM_OK);
             assert_memory_equal(got, want + at, 4 * (size_t)n);
         }
-    assert_int_equal(lm_tokens_read(t, 5, 4, got, &e), LM_EUSAGE);
+    assert_int_equal(lm_tokens_read(t, 5, 4, LM_ANY_ID, got, &e), LM_EUSAGE);
     assert_int_equal(lm_tokens_max(t, NULL), 65000);
+    e = (lm_err){ 0 };
+    assert_int_equal(lm_tokens_read(t, 4, 4, 65001, got, &e), LM_OK);
+    assert_int_equal(lm_tokens_read(t, 4, 4, 65000, got, &e), LM_EFORMAT);
+    assert_non_null(strstr(e.what, "id 65000 at place 7"));
+    assert_int_equal(lm_tokens_read(t, 0, 7, 8, got, &e), LM_OK);
     e = (lm_err){ 0 };
     assert_int_equal(lm_tokens_check(t, 65001, NULL, &e), LM_OK);
     assert_int_equal(lm_tokens_check(t, 65000, NULL, &e), LM_EFORMAT);
@@ -171,7 +176,7 @@ static void wide_ids(void **st)
         assert_int_equal(lm_tokens_format(t), LM_TOKENS_NANOGPT);
         assert_int_equal(lm_tokens_id_bytes(t), s ? 2 : 4);
         assert_int_equal(lm_tokens_count(t), N);
-        assert_int_equal(lm_tokens_read(t, 0, N, back, &e), 0);
+        assert_int_equal(lm_tokens_read(t, 0, N, LM_ANY_ID, back, &e), 0);
         for (uint32_t i = 0; i < N; i++)
             assert_int_equal(back[i], s ? small[i] : wide[i]);
         lm_tokens_close(t);
@@ -318,7 +323,7 @@ static void negative_and_wide_ids(void **st)
         put_file("n.idx", idx, sizeof idx);
         put_file("n.bin", &cases[i].value, cases[i].bytes);
         assert_int_equal(lm_tokens_open(in_dir("n"), 0, -1, &t, &e), LM_OK);
-        assert_int_equal(lm_tokens_read(t, 0, 1, &got, &e), LM_OK);
+        assert_int_equal(lm_tokens_read(t, 0, 1, LM_ANY_ID, &got, &e), LM_OK);
         assert_int_equal(got, cases[i].want);
         lm_tokens_close(t);
     }

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "train/batch.h"
+#include "train/data.h"
 
 enum { T = 8 };
 static const int lengths[] = { 3, 20, 1, 1, 30, 8, 8, 0, 11, 5 };
@@ -58,7 +59,9 @@ static lm_feed *feed(bool documents, bool shuffle, uint64_t seed, int64_t seq)
 {
     lm_err e = { 0 };
     lm_feed *f = NULL;
-    lm_feed_opts o = { .seq = seq, .documents = documents, .shuffle = shuffle, .seed = seed };
+    lm_feed_opts o = {
+        .seq = seq, .documents = documents, .shuffle = shuffle, .seed = seed, .vocab = LM_ANY_ID
+    };
     assert_int_equal(lm_feed_new(tokens, &o, &f, &e), LM_OK);
     return f;
 }
@@ -163,6 +166,43 @@ static void too_little_is_refused(void **state)
     lm_feed_free(f);
 }
 
+/* Opening looks at the ends only; the id in the middle is found when its window is read. */
+static void ids_are_checked_as_they_are_read(void **state)
+{
+    (void)state;
+    enum { N = 10 * T + 1, PLACE = 5 * T + 3 };
+    lm_err e = { 0 };
+    lm_tokens_writer *w = NULL;
+    lm_tokens *t = NULL;
+    lm_feed *f = NULL;
+    char *path = NULL;
+    uint32_t ids[N] = { [PLACE] = 900 };
+    int32_t token[T], target[T], pos[T];
+    int64_t valid;
+    assert_int_equal(lm_path_join(&path, folder, "odd", &e), 0);
+    assert_int_equal(lm_tokens_create(path, &(lm_tokens_writer_opts){ .vocab = 1000 }, &w, &e), 0);
+    assert_int_equal(lm_tokens_put(w, ids, N, &e), 0);
+    assert_int_equal(lm_tokens_end_doc(w, &e), 0);
+    assert_int_equal(lm_tokens_commit(w, &e), 0);
+    lm_data_opts o = { .vocab = 500, .eos = -1, .seq = T };
+    assert_int_equal(lm_data_open(path, &o, NULL, &t, &e), 0);
+    assert_int_equal(lm_feed_new(t, &(lm_feed_opts){ .seq = T, .vocab = 500 }, &f, &e), 0);
+    for (int k = 0; k < 10; k++) {
+        lm_code rc = lm_feed_window(f, k, token, target, pos, NULL, &valid, &e);
+        assert_int_equal(rc, k == PLACE / T ? LM_EFORMAT : LM_OK);
+        if (rc)
+            assert_non_null(strstr(e.what, "id 900 at place 43 does not fit a vocabulary of 500"));
+    }
+    lm_feed_free(f);
+    lm_tokens_close(t);
+    t = NULL;
+    e = (lm_err){ 0 };
+    o.seq = N - 1;
+    assert_int_equal(lm_data_open(path, &o, NULL, &t, &e), LM_EFORMAT);
+    lm_tokens_close(t);
+    lm_free(path);
+}
+
 static void a_batch_beyond_the_end_is_empty(void **state)
 {
     (void)state;
@@ -205,6 +245,7 @@ int main(void)
         cmocka_unit_test(the_order_is_the_seeds),
         cmocka_unit_test(documents_are_kept_apart),
         cmocka_unit_test(too_little_is_refused),
+        cmocka_unit_test(ids_are_checked_as_they_are_read),
         cmocka_unit_test(a_batch_beyond_the_end_is_empty),
         cmocka_unit_test(pairs_are_those_that_attention_sees),
     };
