@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/stop.h"
 #include "base/text.h"
 #include "model/loaded.h"
 #include "train/memory.h"
@@ -124,18 +123,5 @@ lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, 
         }
     if (rows)
         *rows = loss;
-    return LM_OK;
-}
-
-lm_code lm_evaluator_windows(lm_evaluator *v, lm_feed *f, int64_t first, int64_t n, lm_sink *sink,
-                             lm_eval_sum *sum, lm_err *e)
-{
-    for (int64_t i = 0; i < n && !lm_stopping(); i += v->batch.batch) {
-        if (lm_batch_fill(&v->batch, f, first + i, first + n, e) ||
-            lm_evaluator_run(v, sum, NULL, e))
-            return e->code;
-        lm_progress(sink, "evaluate", (double)(i + v->batch.batch < n ? i + v->batch.batch : n),
-                    (double)n, "windows", NULL);
-    }
     return LM_OK;
 }

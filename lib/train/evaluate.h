@@ -4,7 +4,6 @@
 #ifndef LM_TRAIN_EVALUATE_H
 #define LM_TRAIN_EVALUATE_H
 
-#include "base/progress.h"
 #include "model/rotary.h"
 #include "train/batch.h"
 
@@ -34,10 +33,5 @@ typedef struct {
 /* Run the batch as it is filled now, wait for it and add its loss to *sum; `rows` (may be NULL)
  * receives the loss of each of the B*T rows, which stay until the next run. */
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
-
-/* All windows [first, first + n) of a feed.  Stops early when lm_stopping().  `sink` shows progress
- * (may be NULL). */
-lm_code lm_evaluator_windows(lm_evaluator *v, lm_feed *f, int64_t first, int64_t n, lm_sink *sink,
-                             lm_eval_sum *sum, lm_err *e);
 
 #endif

@@ -196,6 +196,28 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
     return LM_OK;
 }
 
+/* The one place where signals and clocks decide what a run does; what follows depends on `asked` alone. */
+static void ask(lm_trainer *t)
+{
+    double now = lm_now();
+    t->asked.stop |= lm_stopping();
+    t->asked.save |=
+        lm_poked() || (t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds);
+    t->asked.enough |= t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
+                       now - t->started >= t->o.most_seconds;
+}
+
+/* The losses of the first windows of the validation data; a signal ends them early. */
+static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_err *e)
+{
+    lm_evaluator *v = &t->eval;
+    for (int64_t i = 0; i < windows && !t->asked.stop; i += v->batch.batch, ask(t))
+        if (lm_batch_fill(&v->batch, t->val_feed, i, windows, e) ||
+            lm_evaluator_run(v, sum, NULL, e))
+            return e->code;
+    return LM_OK;
+}
+
 /* Count an evaluation; *best: its loss is the lowest so far.  NaN is no improvement. */
 static void judge(lm_trainer *t, double loss, bool *best)
 {
@@ -219,11 +241,10 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
     int64_t windows = lm_feed_windows(t->val_feed), most = t->o.eval_batches * t->o.batch;
     if (t->o.eval_batches && windows > most)
         windows = most;
-    if (measure_bytes(t, windows, e) ||
-        lm_evaluator_windows(&t->eval, t->val_feed, 0, windows, NULL, &sum, e))
+    if (measure_bytes(t, windows, e) || run_windows(t, windows, &sum, e))
         return e->code;
     t->r.seconds_eval += lm_now() - began;
-    if (!sum.tokens || lm_stopping())
+    if (!sum.tokens || t->asked.stop)
         return LM_OK;
     double loss = t->r.val_loss = sum.nll / (double)sum.tokens;
     t->s.evaluated = t->s.step;
@@ -276,6 +297,7 @@ static lm_code save(lm_trainer *t, lm_err *e)
         return e->code;
     t->saving = t->saved = t->s.step;
     t->last_save = lm_now();
+    t->asked.save = false;
     t->r.seconds_checkpoint += t->last_save - began;
     if (t->trace && t->traced && !t->trace_writing) {
         lm_trace_span(t->trace, TRACE_CHECKPOINT, "begin", began, t->last_save);
@@ -300,9 +322,7 @@ static lm_code keep_best(lm_trainer *t, lm_err *e)
 
 static bool time_to_save(const lm_trainer *t)
 {
-    if (t->o.save_every && t->s.step % t->o.save_every == 0)
-        return true;
-    return t->o.save_seconds > 0 && lm_now() - t->last_save >= t->o.save_seconds;
+    return t->asked.save || (t->o.save_every && t->s.step % t->o.save_every == 0);
 }
 
 static bool time_to_validate(const lm_trainer *t)
@@ -311,32 +331,28 @@ static bool time_to_validate(const lm_trainer *t)
            (t->s.step % t->o.eval_every == 0 || t->s.step == t->o.steps);
 }
 
-static bool is_measured(const lm_trainer *t)
-{
-    return t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
-           lm_now() - t->started >= t->o.most_seconds;
-}
-
 static lm_code loop(lm_trainer *t, lm_err *e)
 {
     bool stop = false, best = false;
+    ask(t);
     /* A signal may have cut the last evaluation before the resume short. */
     if (t->io.resume && time_to_validate(t) && validate(t, &stop, &best, e))
         return e->code;
     if (best && keep_best(t, e))
         return e->code;
-    while (t->s.step < t->o.steps && !lm_stopping() && !stop && !is_measured(t)) {
+    while (t->s.step < t->o.steps && !t->asked.stop && !stop && !t->asked.enough) {
         step_info i = { 0 };
         if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e) ||
             trainer_report_step(t, &i, e) || report_saved(t, e))
             return e->code;
         best = false;
+        ask(t);
         if (time_to_validate(t) && validate(t, &stop, &best, e))
             return e->code;
-        if ((lm_poked() || time_to_save(t) || best) && save(t, e))
+        if ((time_to_save(t) || best) && save(t, e))
             return e->code;
     }
-    t->r.end = lm_stopping() ? LM_TRAIN_STOPPED : stop ? LM_TRAIN_CONVERGED : LM_TRAIN_DONE;
+    t->r.end = t->asked.stop ? LM_TRAIN_STOPPED : stop ? LM_TRAIN_CONVERGED : LM_TRAIN_DONE;
     if (t->saved == t->s.step || (t->r.end == LM_TRAIN_STOPPED && !t->r.steps_run))
         return LM_OK;
     return save(t, e);

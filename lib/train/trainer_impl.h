@@ -80,6 +80,9 @@ struct lm_trainer {
 
     lm_train_result r;
     double started, last_save;
+    struct {
+        bool stop, save, enough; /* signals; signals and the clock; the clock of a measurement */
+    } asked;
     double last_line;      /* when the run last said how far it is (lm_sink.beat) */
     step_info last;        /* of the last step that was done */
     size_t free_before;    /* bytes of the device before anything was allocated */
