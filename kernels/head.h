@@ -2,13 +2,15 @@
 /* head.h -- the vocabulary head and cross-entropy in one operator: logits exist for a chunk of rows
  * at a time only (arXiv:2411.09009 and 2410.10989 do the same on GPUs).
  *
- * head_loss  in  x [N,C] act, w [V,C] act, target [N] I32 (negative: ignored), scale [N] F32
- *            out loss [N] F32 = lse(x w^T) - logit[target]  (0 where ignored; unscaled),
- *                dx [N,C] act (optional), dw [V,C] F32 (optional, acc)
- *            dx and dw are gradients of the sum of scale * loss over the rows;
- *            dlogits = scale * (softmax - onehot), rounded to act.
- *
- * Both gradients are computed here because the loss is the root: its own gradient is 1.
+ * head_stats  in  x [N,C] act, w [V,C] act, target [N] I32 (negative: ignored)
+ *             out loss [N] F32 = lse(x w^T) - logit[target], of the sums in double, rounded once;
+ *                 lse [N] F32 (optional): log of the sum of exp(logit); logit [N] F32 (optional): that
+ *                 of the target.  All are 0 where the row is ignored.
+ * head_grad   in  x, w, target, lse [N] F32, scale [N] F32 (gradients of the losses)
+ *             out dx [N,C] act (optional), dw [V,C] F32 (optional, acc): of the sum of scale * loss
+ *                 over the rows; dlogits = scale * (exp(logit - lse) - onehot), rounded to act
+ * head_loss   both at once, with three products instead of four (a joined form: lib/op/fuse.h)
+ *             in  x, w, target, scale      out loss, dx (optional), dw (optional, acc)
  * chunk_rows 0: the kernel chooses.  Scratch never holds more than max(512, ceil(N/4)) rows of
  * logits, and beside them w packed for dx when that is no larger.  Columns >= vocab (padding) do
  * not exist for the softmax and get no gradient.
@@ -22,7 +24,7 @@
 typedef struct {
     int64_t vocab; /* columns that exist, <= V */
     int64_t chunk_rows;
-    lm_acc acc; /* of dw */
+    lm_acc acc; /* of dw; not head_stats */
 } lm_head_attr;
 
 #endif

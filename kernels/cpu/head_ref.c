@@ -25,28 +25,41 @@ static size_t head_work(const lm_call *c, int threads)
     return (size_t)chunk_of(c) * (size_t)a->vocab * sizeof(double);
 }
 
-/* logits of row n -> loss, and the gradient of the logits in place. */
-static void row_loss(const lm_call *c, int64_t n, int64_t vocab, double *z)
+/* What a form of the head reads and writes beside x, w and target; NULL: it does not. */
+typedef struct {
+    const lm_tensor *lse_in, *scale;
+    lm_tensor *loss, *lse, *logit, *dx, *dw;
+} head;
+
+static void put(lm_tensor *t, int64_t n, double v)
 {
-    lm_tensor *loss = &c->out[0];
+    if (t)
+        set(t, n, v);
+}
+
+/* logits of row n -> its numbers, and the gradient of the logits in place. */
+static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab, double *z)
+{
     int64_t target = (int64_t)get(&c->in[2], n);
-    double top = -INFINITY, sum = 0, scale = get(&c->in[3], n);
+    double top = -INFINITY, sum = 0, scale = h->scale ? get(h->scale, n) : 0;
     for (int64_t v = 0; v < vocab; v++)
         top = isnan(z[v]) || z[v] > top ? z[v] : top;
     for (int64_t v = 0; v < vocab; v++)
         sum += exp(z[v] - top);
-    set(loss, n, target < 0 ? 0 : top + log(sum) - z[target]);
+    put(h->loss, n, target < 0 ? 0 : top + log(sum) - z[target]);
+    put(h->lse, n, target < 0 ? 0 : top + log(sum));
+    put(h->logit, n, target < 0 ? 0 : z[target]);
     for (int64_t v = 0; v < vocab; v++) {
-        double p = exp(z[v] - top) / sum - (v == target ? 1 : 0);
-        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, scale * p);
+        double p = h->lse_in ? exp(z[v] - get(h->lse_in, n)) : exp(z[v] - top) / sum;
+        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, scale * (p - (v == target ? 1 : 0)));
     }
 }
 
-static void head_loss(const lm_call *c)
+static void run_head(const lm_call *c, const head *h)
 {
     const lm_head_attr *a = c->attr;
     const lm_tensor *x = &c->in[0], *w = &c->in[1];
-    lm_tensor *dx = opt_out(c, 1), *dw = opt_out(c, 2);
+    lm_tensor *dx = h->dx, *dw = h->dw;
     int64_t n_rows = rows_of(x), n_cols = width(x), vocab = a->vocab, chunk = chunk_of(c);
     double *z = c->work;
     for (int64_t i = 0; dw && overwrites(c, a->acc) && i < lm_tensor_count(dw); i++)
@@ -60,7 +73,7 @@ static void head_loss(const lm_call *c)
                     sum += get(x, (first + n) * n_cols + i) * get(w, v * n_cols + i);
                 z[n * vocab + v] = sum;
             }
-            row_loss(c, first + n, vocab, z + n * vocab);
+            finish_row(c, h, first + n, vocab, z + n * vocab);
         }
         for (int64_t n = 0; dx && n < m; n++) {
             for (int64_t i = 0; i < n_cols; i++) {
@@ -81,7 +94,28 @@ static void head_loss(const lm_call *c)
     }
 }
 
+static void head_stats(const lm_call *c)
+{
+    run_head(c, &(head){ .loss = &c->out[0], .lse = opt_out(c, 1), .logit = opt_out(c, 2) });
+}
+
+static void head_grad(const lm_call *c)
+{
+    run_head(
+        c, &(head){
+               .lse_in = &c->in[3], .scale = &c->in[4], .dx = opt_out(c, 0), .dw = opt_out(c, 1) });
+}
+
+static void head_loss(const lm_call *c)
+{
+    run_head(
+        c, &(head){
+               .scale = &c->in[3], .loss = &c->out[0], .dx = opt_out(c, 1), .dw = opt_out(c, 2) });
+}
+
 const lm_kernel lm_head_ref_kernels[] = {
+    { "head_stats", LM_DTYPE_NONE, LM_CPU_REF, head_stats, head_work },
+    { "head_grad", LM_DTYPE_NONE, LM_CPU_REF, head_grad, head_work },
     { "head_loss", LM_DTYPE_NONE, LM_CPU_REF, head_loss, head_work },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

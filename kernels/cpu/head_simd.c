@@ -16,11 +16,25 @@
 
 typedef struct {
     const int32_t *target;
-    const float *scale;
-    float *loss, *z; /* z: rows of logits, `pitch` floats apart */
+    const float *lse_in, *scale; /* of the gradient; lse_in NULL: of the row's own sum */
+    float *loss, *lse, *logit;   /* NULL: not wanted */
+    float *z;                    /* rows of logits, `pitch` floats apart */
     int64_t pitch, vocab;
     bool grad;
 } softmax_job;
+
+/* The forms of the head differ in the places of their operands; -1: none. */
+typedef struct {
+    int lse_in, scale, loss, lse, logit, dx, dw;
+} head_form;
+static const head_form stats_form = { -1, -1, 0, 1, 2, -1, -1 };
+static const head_form grad_form = { 3, 4, -1, -1, -1, 0, 1 };
+static const head_form loss_form = { -1, 3, 0, -1, -1, 1, 2 };
+
+static float *output(const lm_call *c, int i)
+{
+    return i < 0 ? NULL : opt_data(c->out, c->n_out, i);
+}
 
 static int64_t chunk_of(const lm_call *c)
 {
@@ -83,19 +97,48 @@ LM_INLINE float exp_row(float *z, int64_t vocab, float *top)
     return vf_sum(s0 + s1);
 }
 
-/* Logits of a row -> its loss, and scale (softmax - onehot) in place as `t`. */
+LM_INLINE void put_number(float *to, int64_t row, double v)
+{
+    if (to)
+        to[row] = (float)v;
+}
+
+/* The gradient of a row whose sum is known: as below, but for the roundings. */
+LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, int64_t row)
+{
+    float *z = j->z + row * j->pitch, lse = j->lse_in[row], scale = j->scale[row];
+    int64_t target = j->target[row];
+    float at_target = scale * expm1f(z[target] - lse);
+    vf s = vf_set(scale), m = vf_set(lse);
+    VF_FOR(i, n, j->vocab, {
+        vf d = vf_get_any(LM_DTYPE_F32, z, i, n) - m;
+        vf_put_any(t, z, i, exp_below(d) * s, n);
+    });
+    lm_set(t, z, target, at_target);
+}
+
+/* Logits of a row -> its numbers, and scale (softmax - onehot) in place as `t`. */
 LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
 {
     float *z = j->z + row * j->pitch;
     int64_t target = j->target[row];
     if (target < 0) {
-        j->loss[row] = 0;
+        put_number(j->loss, row, 0);
+        put_number(j->lse, row, 0);
+        put_number(j->logit, row, 0);
         if (j->grad)
             memset(z, 0, (size_t)j->vocab * lm_dtype_size(t));
         return;
     }
+    if (j->lse_in) {
+        gradient_row(t, j, row);
+        return;
+    }
     float top, picked = z[target], sum = exp_row(z, j->vocab, &top);
-    j->loss[row] = (float)((double)top + log((double)sum) - (double)picked);
+    double lse = (double)top + log((double)sum);
+    put_number(j->loss, row, lse - (double)picked);
+    put_number(j->lse, row, lse);
+    put_number(j->logit, row, (double)picked);
     if (!j->grad)
         return;
     /* onehot inside the float: e/sum - 1, so that a confident row keeps its small gradient */
@@ -120,15 +163,15 @@ typedef struct {
     lm_gemm logits, dx, dw;
 } products;
 
-static products plan(const lm_call *c, int64_t first, int64_t m)
+static products plan(const lm_call *c, const head_form *f, int64_t first, int64_t m)
 {
     const lm_head_attr *a = c->attr;
     lm_dtype t = c->in[0].dtype;
     int64_t n_cols = last_dim(&c->in[0]), pitch = pitch_of(a->vocab);
     int64_t size = (int64_t)lm_dtype_size(t);
     const char *x = c->in[0].data;
-    char *dx = opt_data(c->out, c->n_out, 1);
-    float *z = c->work, *dw = opt_data(c->out, c->n_out, 2);
+    char *dx = (char *)output(c, f->dx);
+    float *z = c->work, *dw = output(c, f->dw);
     products p = { 0 };
     x = x ? x + first * n_cols * size : NULL;
     p.logits = (lm_gemm){ .m = m,
@@ -178,18 +221,18 @@ static size_t logits_bytes(const lm_call *c)
 
 /* Bytes for w packed for dx, once for all chunks; 0 when that is larger than the logits (wide
  * models) or when there is no gradient to make. */
-static size_t packed_bytes(const lm_call *c)
+static size_t packed_bytes(const lm_call *c, const head_form *f)
 {
-    products p = plan(c, 0, chunk_of(c));
+    products p = plan(c, f, 0, chunk_of(c));
     size_t bytes = lm_gemm_pack_size(&p.dx, LM_SIMD_LEVEL);
-    bool wanted = c->n_out > 1 && c->out[1].ndim && bytes <= logits_bytes(c);
+    bool wanted = f->dx >= 0 && c->n_out > f->dx && c->out[f->dx].ndim && bytes <= logits_bytes(c);
     return wanted ? (bytes + 63) / 64 * 64 : 0;
 }
 
-static size_t head_work(const lm_call *c, int threads)
+static size_t work_of(const lm_call *c, const head_form *f, int threads)
 {
-    products p = plan(c, 0, chunk_of(c));
-    size_t packed = packed_bytes(c);
+    products p = plan(c, f, 0, chunk_of(c));
+    size_t packed = packed_bytes(c, f);
     p.dx.b_packed = packed ? &p : NULL; /* any address: only its presence counts here */
     size_t most = lm_gemm_work(&p.logits, LM_SIMD_LEVEL, threads);
     size_t dx = lm_gemm_work(&p.dx, LM_SIMD_LEVEL, threads);
@@ -199,48 +242,93 @@ static size_t head_work(const lm_call *c, int threads)
     return logits_bytes(c) + packed + most;
 }
 
-static void run_product(const lm_call *c, lm_gemm *g)
+static void run_product(const lm_call *c, const head_form *f, lm_gemm *g)
 {
     if (!g->c)
         return;
-    g->work = (char *)c->work + logits_bytes(c) + packed_bytes(c);
+    g->work = (char *)c->work + logits_bytes(c) + packed_bytes(c, f);
     lm_gemm_run(g, LM_SIMD_LEVEL, c->par);
 }
 
-static void head_loss(const lm_call *c)
+static const float *input(const lm_call *c, int i, int64_t first)
+{
+    return (const float *)c->in[i].data + first;
+}
+
+static float *from(float *x, int64_t first)
+{
+    return x ? x + first : NULL;
+}
+
+static void run_head(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = c->attr;
     lm_dtype t = c->in[0].dtype;
     int64_t n_rows = row_count(&c->in[0]), chunk = chunk_of(c);
-    bool grad = opt_data(c->out, c->n_out, 1) || opt_data(c->out, c->n_out, 2);
-    void *packed = packed_bytes(c) ? (char *)c->work + logits_bytes(c) : NULL;
+    bool grad = output(c, f->dx) || output(c, f->dw);
+    void *packed = packed_bytes(c, f) ? (char *)c->work + logits_bytes(c) : NULL;
     if (packed) {
-        products p = plan(c, 0, chunk);
+        products p = plan(c, f, 0, chunk);
         lm_gemm_pack(&p.dx, LM_SIMD_LEVEL, c->par, packed);
     }
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
-        products p = plan(c, first, m);
+        products p = plan(c, f, first, m);
         p.dx.b_packed = packed;
-        run_product(c, &p.logits);
-        softmax_job j = { (const int32_t *)c->in[2].data + first,
-                          (const float *)c->in[3].data + first,
-                          (float *)c->out[0].data + first,
-                          c->work,
-                          pitch_of(a->vocab),
-                          a->vocab,
-                          grad };
+        run_product(c, f, &p.logits);
+        softmax_job j = { .target = (const int32_t *)c->in[2].data + first,
+                          .lse_in = f->lse_in < 0 ? NULL : input(c, f->lse_in, first),
+                          .scale = f->scale < 0 ? NULL : input(c, f->scale, first),
+                          .loss = from(output(c, f->loss), first),
+                          .lse = from(output(c, f->lse), first),
+                          .logit = from(output(c, f->logit), first),
+                          .z = c->work,
+                          .pitch = pitch_of(a->vocab),
+                          .vocab = a->vocab,
+                          .grad = grad };
         lm_par_for(c->par, m, 4, VF_PICK(softmax_rows, t), &j);
-        run_product(c, &p.dx);
-        run_product(c, &p.dw);
+        run_product(c, f, &p.dx);
+        run_product(c, f, &p.dw);
     }
     const lm_tensor *w = &c->in[1];
-    if (opt_data(c->out, c->n_out, 2) && a->vocab < row_count(w) && overwrites(c, a->acc))
-        memset((float *)c->out[2].data + a->vocab * last_dim(w), 0,
+    if (output(c, f->dw) && a->vocab < row_count(w) && overwrites(c, a->acc))
+        memset(output(c, f->dw) + a->vocab * last_dim(w), 0,
                (size_t)((row_count(w) - a->vocab) * last_dim(w)) * sizeof(float));
 }
 
+static size_t stats_work(const lm_call *c, int threads)
+{
+    return work_of(c, &stats_form, threads);
+}
+
+static size_t grad_work(const lm_call *c, int threads)
+{
+    return work_of(c, &grad_form, threads);
+}
+
+static size_t loss_work(const lm_call *c, int threads)
+{
+    return work_of(c, &loss_form, threads);
+}
+
+static void head_stats(const lm_call *c)
+{
+    run_head(c, &stats_form);
+}
+
+static void head_grad(const lm_call *c)
+{
+    run_head(c, &grad_form);
+}
+
+static void head_loss(const lm_call *c)
+{
+    run_head(c, &loss_form);
+}
+
 const lm_kernel LM_TABLE_NAME(head, LM_SIMD)[] = {
-    VF_KERNEL("head_loss", head_loss, head_work),
+    VF_KERNEL("head_stats", head_stats, stats_work),
+    VF_KERNEL("head_grad", head_grad, grad_work),
+    VF_KERNEL("head_loss", head_loss, loss_work),
     VF_KERNEL_END,
 };

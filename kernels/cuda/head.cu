@@ -43,10 +43,32 @@ struct row_args {
     int64_t pitch, vocab, rows;
     int64_t kept; /* columns in shared memory: a multiple of 4 */
     const int32_t *target;
-    const float *scale;
-    float *loss;
+    const float *lse_in, *scale; /* of the gradient; lse_in null: of the row's own sum */
+    float *loss, *lse, *logit;   /* null: not wanted */
     bool grad;
 };
+
+/* The forms of the head differ in the places of their operands; -1: none. */
+struct head_form {
+    int lse_in, scale, loss, lse, logit, dx, dw;
+};
+static const head_form stats_form = { -1, -1, 0, 1, 2, -1, -1 };
+static const head_form grad_form = { 3, 4, -1, -1, -1, 0, 1 };
+static const head_form loss_form = { -1, 3, 0, -1, -1, 1, 2 };
+
+static const float *input(const lm_call *c, int i, int64_t first)
+{
+    return i < 0 ? nullptr : in_ptr<float>(c, i) + first;
+}
+template <class T> static T *output(const lm_call *c, int i)
+{
+    return i < 0 ? nullptr : out_ptr<T>(c, i);
+}
+static float *output_from(const lm_call *c, int i, int64_t first)
+{
+    float *y = output<float>(c, i);
+    return y ? y + first : y;
+}
 
 typedef pack<float, 4> four;
 static const int at_once = 4; /* packs of a thread on their way */
@@ -159,6 +181,12 @@ static __device__ inline void gradient(const row_args &a, const float *row, cons
     }
 }
 
+static __device__ inline void put_number(float *to, int64_t n, float v)
+{
+    if (to && threadIdx.x == 0)
+        to[n] = v;
+}
+
 template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_args a)
 {
     LM_DYNAMIC_SHARED(float, kept);
@@ -167,16 +195,22 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
         T *grad = reinterpret_cast<T *>(row) + before_gradient(a.pitch, sizeof(T));
         const int64_t t = a.target[n];
         if (t < 0) {
-            if (threadIdx.x == 0)
-                a.loss[n] = 0;
+            put_number(a.loss, n, 0);
+            put_number(a.lse, n, 0);
+            put_number(a.logit, n, 0);
             if (a.grad)
                 no_gradient(a, grad);
             continue;
         }
+        if (a.lse_in) {
+            gradient(a, row, nullptr, grad, a.lse_in[n], 1, a.scale[n], t);
+            continue;
+        }
         const float chosen = t < a.vocab ? row[t] : NAN;
         top_and_sum(a, row, kept, &top, &sum);
-        if (threadIdx.x == 0)
-            a.loss[n] = top - chosen + logf(sum);
+        put_number(a.loss, n, top - chosen + logf(sum));
+        put_number(a.lse, n, top + logf(sum));
+        put_number(a.logit, n, chosen);
         if (a.grad)
             gradient(a, row, kept, grad, top, 1 / sum, a.scale[n], t);
     }
@@ -191,7 +225,7 @@ template <class T> static void put_loss_rows(row_args *a, const lm_stream *s)
     const int64_t room = (int64_t)s->shared_max - own, half = (int64_t)s->shared_max / 2 - own;
     const bool two = !a->grad || row <= (int64_t)s->shared_max;
     const unsigned threads = a->vocab < 1024 ? 64 : a->vocab < 8192 ? 256 : two ? 512 : 1024;
-    int64_t bytes = !a->grad ? 0 : two ? half : room;
+    int64_t bytes = !a->grad || a->lse_in ? 0 : two ? half : room;
 
     bytes = bytes < row ? bytes / 16 * 16 : row;
     a->kept = bytes / (int64_t)sizeof(float);
@@ -217,14 +251,15 @@ struct products {
 };
 
 /* The products of m rows from row `first`; operands may have no data yet. */
-static products products_of(const lm_call *c, int64_t first, int64_t m, void *z, void *work)
+static products products_of(const lm_call *c, const head_form *f, int64_t first, int64_t m, void *z,
+                            void *work)
 {
     const lm_head_attr *a = (const lm_head_attr *)c->attr;
     const lm_dtype act = c->in[0].dtype;
     const int64_t size = (int64_t)lm_dtype_size(act), width = width_of(&c->in[0]);
     const int64_t pitch = pitch_of(a->vocab), narrow = pitch * (int64_t)sizeof(float) / size;
     const char *x = in_ptr<const char>(c, 0), *w = in_ptr<const char>(c, 1);
-    char *dx = out_ptr<char>(c, 1);
+    char *dx = output<char>(c, f->dx);
     const char *grad = (const char *)z;
     products p = {};
     if (z)
@@ -247,7 +282,7 @@ static products products_of(const lm_call *c, int64_t first, int64_t m, void *z,
     p.dw.m = a->vocab, p.dw.n = width, p.dw.k = m;
     p.dw.a = grad, p.dw.lda = narrow, p.dw.ta = true;
     p.dw.b = x, p.dw.ldb = width;
-    p.dw.c = out_ptr<void>(c, 2), p.dw.ldc = width;
+    p.dw.c = output<void>(c, f->dw), p.dw.ldc = width;
     p.dw.ab = act, p.dw.cd = LM_DTYPE_F32;
     p.dw.accumulate = first > 0 || !overwrites(c, a->acc);
     p.logits.work = p.dx.work = p.dw.work = work;
@@ -266,55 +301,55 @@ static size_t logits_bytes(const lm_call *c)
 }
 
 /* What the products of m rows need beside the logits. */
-static size_t products_work(const lm_call *c, int64_t m)
+static size_t products_work(const lm_call *c, const head_form *f, int64_t m)
 {
-    products p = products_of(c, 0, m, nullptr, nullptr);
+    products p = products_of(c, f, 0, m, nullptr, nullptr);
     size_t most = gemm_work(&p.logits, c->stream), dx = gemm_work(&p.dx, c->stream);
     size_t dw = gemm_work(&p.dw, c->stream);
     most = dx > most ? dx : most;
     return dw > most ? dw : most;
 }
 
-static size_t head_work(const lm_call *c, int threads)
+static size_t work_of(const lm_call *c, const head_form *f)
 {
     int64_t rows = rows_of(&c->in[0]), chunk = chunk_of(c);
-    (void)threads;
     if (!rows)
         return 0;
-    size_t whole = products_work(c, chunk);
-    size_t last = rows % chunk ? products_work(c, rows % chunk) : 0;
+    size_t whole = products_work(c, f, chunk);
+    size_t last = rows % chunk ? products_work(c, f, rows % chunk) : 0;
     return 256 + logits_bytes(c) +
            (last > whole ? last : whole); /* 256: scratch is aligned to 64 */
 }
 
 /* Rows of dw that no product writes: those of padding, or all of them where there are no rows. */
-static void clear_rest(const lm_call *c, int64_t from)
+static void clear_rest(const lm_call *c, float *dw, int64_t from)
 {
-    float *dw = out_ptr<float>(c, 2);
     int64_t width = width_of(&c->in[1]), past = c->in[1].dim[0];
     if (past > from)
         cudaMemsetAsync(dw + from * width, 0, (size_t)((past - from) * width) * sizeof(float),
                         c->stream->handle);
 }
 
-template <class T> static void head_loss(const lm_call *c)
+template <class T> static void run_head(const lm_call *c, const head_form *f)
 {
     const lm_head_attr *a = (const lm_head_attr *)c->attr;
-    const bool want_dx = out_ptr<void>(c, 1), want_dw = out_ptr<void>(c, 2);
+    const bool want_dx = output<void>(c, f->dx), want_dw = output<void>(c, f->dw);
     const int64_t rows = rows_of(&c->in[0]), chunk = chunk_of(c);
     char *z = (char *)align_up((size_t)c->work), *work = z + logits_bytes(c);
 
     if (want_dw && overwrites(c, a->acc))
-        clear_rest(c, rows ? a->vocab : 0);
+        clear_rest(c, output<float>(c, f->dw), rows ? a->vocab : 0);
     for (int64_t first = 0; first < rows; first += chunk) {
         int64_t m = rows - first < chunk ? rows - first : chunk;
-        products p = products_of(c, first, m, z, work);
+        products p = products_of(c, f, first, m, z, work);
         row_args r = {};
         r.logits = (float *)z;
         r.pitch = pitch_of(a->vocab), r.vocab = a->vocab, r.rows = m;
         r.target = in_ptr<int32_t>(c, 2) + first;
-        r.scale = in_ptr<float>(c, 3) + first;
-        r.loss = out_ptr<float>(c, 0) + first;
+        r.lse_in = input(c, f->lse_in, first), r.scale = input(c, f->scale, first);
+        r.loss = output_from(c, f->loss, first);
+        r.lse = output_from(c, f->lse, first);
+        r.logit = output_from(c, f->logit, first);
         r.grad = want_dx || want_dw;
         gemm_run(&p.logits, c->stream);
         put_loss_rows<T>(&r, c->stream);
@@ -325,6 +360,37 @@ template <class T> static void head_loss(const lm_call *c)
     }
 }
 
+static size_t stats_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return work_of(c, &stats_form);
+}
+static size_t grad_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return work_of(c, &grad_form);
+}
+static size_t loss_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return work_of(c, &loss_form);
+}
+
+template <class T> static void head_stats(const lm_call *c)
+{
+    run_head<T>(c, &stats_form);
+}
+template <class T> static void head_grad(const lm_call *c)
+{
+    run_head<T>(c, &grad_form);
+}
+template <class T> static void head_loss(const lm_call *c)
+{
+    run_head<T>(c, &loss_form);
+}
+
 extern "C" const lm_kernel lm_head_cuda_kernels[] = {
-    LM_CUDA_ROWS("head_loss", head_loss, head_work), LM_CUDA_END
+    LM_CUDA_ROWS("head_stats", head_stats, stats_work),
+    LM_CUDA_ROWS("head_grad", head_grad, grad_work),
+    LM_CUDA_ROWS("head_loss", head_loss, loss_work), LM_CUDA_END
 };

@@ -19,16 +19,6 @@ lm_graph *lm_grad_graph(lm_grad *s)
     return s->g;
 }
 
-lm_node *lm_grad_node(lm_grad *s, const lm_node *n)
-{
-    /* n may point at a copy (rules append, so the array moves): find the original by its first
-     * output. */
-    for (size_t i = 0; i < s->g->n_nodes; i++)
-        if (s->g->node[i].op == n->op && s->g->node[i].out[0] == n->out[0])
-            return &s->g->node[i];
-    return NULL;
-}
-
 bool lm_grad_wants(const lm_grad *s, lm_vid v)
 {
     return v >= 0 && (size_t)v < s->n_forward && s->wants[v];
@@ -112,15 +102,12 @@ static lm_code run(lm_grad *s, lm_err *e)
     lm_graph *g = s->g;
     size_t n_nodes = g->n_nodes;
     mark_wants(s);
-    if (s->b->seed != LM_NONE)
-        s->grad[s->b->root] = s->b->seed;
+    s->grad[s->b->root] = s->b->seed;
     for (size_t k = n_nodes; k-- > 0;) {
         lm_node n = g->node[k];
         bool reached = false, wanted = false;
-        for (int i = 0; i < n.n_out; i++) {
+        for (int i = 0; i < n.n_out; i++)
             reached |= lm_grad_of(s, n.out[i]) != LM_NONE;
-            reached |= s->b->seed == LM_NONE && n.out[i] == s->b->root;
-        }
         for (int i = 0; i < n.n_in; i++)
             wanted |= lm_grad_wants(s, n.in[i]);
         if (!reached || !wanted)

@@ -39,8 +39,7 @@ lm_code lm_pass_merge(lm_graph *g, lm_err *e);
 /* The state of the backward pass; gradient rules use the functions below. */
 typedef struct lm_grad lm_grad;
 
-/* Append the backward of `root`.  seed: a value with the gradient of root, or LM_NONE when root's
- * operator computes its gradients itself (head_loss; the root's own gradient is then 1).
+/* Append the backward of `root`.  seed: the value with the gradient of root.
  * trainable(ctx, v) tells which parameters want a gradient (NULL: all); INPUT values get one only
  * if they are in `wrt`.  grads receives, for each of the values of the graph as it was on entry,
  * its gradient or LM_NONE (n_values numbers; may be NULL). */
@@ -56,9 +55,6 @@ lm_code lm_pass_backward(lm_graph *g, const lm_backward *b, lm_err *e);
 
 /* For gradient rules. */
 lm_graph *lm_grad_graph(lm_grad *g);
-/* The node's number `i` among the nodes; rules that widen a forward node (head_loss) edit it
- * through this. */
-lm_node *lm_grad_node(lm_grad *g, const lm_node *n);
 bool lm_grad_wants(const lm_grad *g, lm_vid v);
 /* The gradient gathered for v so far, or LM_NONE. */
 lm_vid lm_grad_of(const lm_grad *g, lm_vid v);

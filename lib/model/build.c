@@ -202,7 +202,8 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
         return;
     }
     lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST };
-    lm_vid in[4] = { x, w, m->targets, m->scale }, out[3] = { LM_NONE, LM_SKIP, LM_SKIP };
-    if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_loss, &attr, in, out, b->e))
+    lm_vid lse = m->build.mode == LM_MODE_TRAIN ? LM_NONE : LM_SKIP; /* of the gradient */
+    lm_vid in[3] = { x, w, m->targets }, out[3] = { LM_NONE, lse, LM_SKIP };
+    if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_stats, &attr, in, out, b->e))
         m->loss = out[0];
 }

@@ -54,11 +54,11 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
                    : LM_OK;
     if (m->build.documents && lm_graph_value(g, LM_ROLE_INPUT, ids, "lo", &m->lo, e))
         return e->code;
-    return lm_graph_value(g, LM_ROLE_INPUT, ids, "targets", &m->targets, e) ||
-                   lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, n), "scale", &m->scale,
-                                  e)
-               ? e->code
-               : LM_OK;
+    if (lm_graph_value(g, LM_ROLE_INPUT, ids, "targets", &m->targets, e) ||
+        m->build.mode != LM_MODE_TRAIN)
+        return e->code;
+    lm_dtype wide = lm_wide(m->build.precision.low);
+    return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(wide, n), "scale", &m->scale, e);
 }
 
 /* ---- names ---- */
@@ -137,7 +137,7 @@ static lm_code make_backward(lm_model *m, lm_err *e)
 {
     lm_vid *grads = NULL;
     size_t n = m->graph->n_values;
-    lm_backward b = { .root = m->loss, .seed = LM_NONE };
+    lm_backward b = { .root = m->loss, .seed = m->scale };
     if (m->build.trainable) {
         b.trainable = is_trainable;
         b.ctx = m;

@@ -78,7 +78,7 @@ typedef struct {
     int64_t train_end; /* without it, then those that do not train */
 
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
-    lm_vid scale;                    /* F32 [N]: of each row's loss in the gradients */
+    lm_vid scale;                    /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid used, fresh,
         rows;    /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */

@@ -273,6 +273,21 @@ static bool norm_dx_dw(fuser *f, lm_node *n)
     return join(f, &j, &lm_op_norm_dx_dw);
 }
 
+/* head_stats and the head_grad of its sums, which nothing else reads. */
+static bool head_loss(fuser *f, lm_node *n)
+{
+    lm_node *grad = has_reads(f, n->out[1], 1) ? f->use[n->out[1]].reader : NULL;
+    if (!grad || grad->op != &lm_op_head_grad || grad->in[3] != n->out[1] || !unread(f, n->out[2]))
+        return false;
+    joint j = { .made = { .attr = grad->attr,
+                          .in = { n->in[0], n->in[1], n->in[2], grad->in[4] },
+                          .out = { n->out[0], grad->out[0], grad->out[1] } },
+                .part = { n, grad },
+                .n_parts = 2,
+                .everywhere = true };
+    return join(f, &j, &lm_op_head_loss);
+}
+
 /* The rope of one row a sequence in front of the attention n, or NULL. */
 static lm_node *rope_before(const fuser *f, const lm_node *n)
 {
@@ -332,6 +347,8 @@ static void visit(fuser *f, lm_node *n)
         norm_dx_dw(f, n);
     } else if (n->op == &lm_op_attention_cached) {
         (void)(attention_step(f, n, true) || attention_step(f, n, false));
+    } else if (n->op == &lm_op_head_stats) {
+        head_loss(f, n);
     }
 }
 

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* head.c -- vocabulary head and cross-entropy; the gradients are outputs of the same node. */
+/* head.c -- vocabulary head and cross-entropy: the losses, and their gradients from the log of the sum; the
+ * joined form makes both of one pass over the logits (op/fuse.h). */
 #include "kernels/head.h"
 
 #include "graph/passes.h"
 #include "op/example.h"
 #include "op/ops.h"
 
+static const lm_field stats_fields[] = { { LM_ATTR_INT(lm_head_attr, vocab, 0) },
+                                         { LM_ATTR_INT(lm_head_attr, chunk_rows, 0) },
+                                         { 0 } };
 static const lm_field head_fields[] = { { LM_ATTR_INT(lm_head_attr, vocab, 0) },
                                         { LM_ATTR_INT(lm_head_attr, chunk_rows, 0) },
                                         { LM_ATTR_WORD(lm_head_attr, acc, lm_acc_words) },
@@ -16,38 +20,47 @@ static lm_code head_shape(lm_call *c, unsigned want, lm_err *e)
     const lm_head_attr *a = c->attr;
     int64_t rows = c->in[1].dim[0];
     (void)want;
-    return lm_expect(a->vocab >= 1 && a->vocab <= rows, "head_loss", e,
+    return lm_expect(a->vocab >= 1 && a->vocab <= rows, "head", e,
                      "%lld words do not fit a head of %lld rows", (long long)a->vocab,
                      (long long)rows);
 }
 
-static lm_code head_grad(lm_grad *s, const lm_node *n, lm_err *e)
+static lm_code stats_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
-    lm_node *node;
-    lm_vid dx = LM_NONE, dw = LM_NONE;
-    lm_acc acc = LM_ACC_FIRST;
-    if (lm_grad_of(s, n->out[0]) != LM_NONE)
-        return lm_fail(e, LM_EUSAGE, "head_loss", NULL, "only the root of a backward pass");
-    if ((lm_grad_wants(s, n->in[0]) &&
-         lm_graph_value(g, LM_ROLE_ACT, g->value[n->in[0]].t, NULL, &dx, e)) ||
-        (lm_grad_wants(s, n->in[1]) && lm_grad_param(s, n->in[1], &dw, &acc, e)))
+    lm_head_attr attr = *(const lm_head_attr *)n->attr;
+    lm_vid in[5] = { n->in[0], n->in[1], n->in[2], n->out[1], lm_grad_of(s, n->out[0]) };
+    lm_vid out[2] = { lm_grad_wants(s, n->in[0]) ? LM_NONE : LM_SKIP, LM_SKIP };
+    if (lm_grad_param(s, n->in[1], &out[1], &attr.acc, e) ||
+        lm_graph_append(g, &lm_op_head_grad, &attr, in, out, e))
         return e->code;
-    node = lm_grad_node(s, n);
-    node->out[1] = dx;
-    node->out[2] = dw;
-    ((lm_head_attr *)node->attr)->acc = acc;
-    return dx == LM_NONE ? LM_OK : lm_grad_give(s, n->in[0], dx, e);
+    return out[0] == LM_NONE ? LM_OK : lm_grad_give(s, n->in[0], out[0], e);
 }
 
-static void head_cost(const lm_call *c, lm_cost *out)
+static double product_flops(const lm_call *c)
 {
-    double one = 2.0 * (double)lm_tensor_count(&c->in[0]) * (double)c->in[1].dim[0];
-    out->flops = one * (1 + !lm_absent(&c->out[1]) + !lm_absent(&c->out[2]));
+    return 2.0 * (double)lm_tensor_count(&c->in[0]) * (double)c->in[1].dim[0];
+}
+
+static void stats_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = product_flops(c);
     out->bytes = lm_call_bytes(c);
 }
 
-static void head_example(lm_rng r, int i, lm_example *x)
+static void grad_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = product_flops(c) * (1 + !lm_absent(&c->out[0]) + !lm_absent(&c->out[1]));
+    out->bytes = lm_call_bytes(c);
+}
+
+static void loss_cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = product_flops(c) * (1 + !lm_absent(&c->out[1]) + !lm_absent(&c->out[2]));
+    out->bytes = lm_call_bytes(c);
+}
+
+static void stats_example(lm_rng r, int i, lm_example *x)
 {
     int64_t n = lm_example_size(r, i, 0, 70), v = lm_example_size(r, i, 1, 127) + 1;
     int64_t c = lm_example_size(r, i, 2, 70);
@@ -56,12 +69,19 @@ static void head_example(lm_rng r, int i, lm_example *x)
         v += 7; /* padding */
     if (lm_example_draw(r, i, 4, 3) == 0)
         attr.chunk_rows = 1 + n / 3;
-    *x = (lm_example){ .n_in = 4, .want = 1 };
+    *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 5, 2) ? 7 : 3 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
     x->in[2] = lm_shape1(LM_DTYPE_I32, n);
-    x->in[3] = lm_shape1(LM_DTYPE_F32, n);
     lm_example_attr(x, &attr);
+}
+
+static void loss_example(lm_rng r, int i, lm_example *x)
+{
+    stats_example(r, i, x);
+    x->n_in = 4;
+    x->in[3] = lm_shape1(LM_DTYPE_F32, x->in[0].dim[0]);
+    x->want = 1 + 2 * (unsigned)lm_example_draw(r, i, 6, 4);
 }
 
 static void head_fill(lm_rng r, const lm_call *c)
@@ -73,6 +93,39 @@ static void head_fill(lm_rng r, const lm_call *c)
                         ? -1
                         : (int32_t)lm_rng_below(r, (uint64_t)i * 2 + 1, (uint64_t)a->vocab);
 }
+
+const lm_op lm_op_head_stats = {
+    .name = "head_stats",
+    .attr_size = sizeof(lm_head_attr),
+    .in = { { "x", "N,C", LM_ACT_TYPE }, { "w", "V,C", LM_WEIGHT }, { "target", "N", LM_IDS } },
+    .out = { { "loss", "N", 0 },
+             { "lse", "N", LM_SAVED | LM_OPTIONAL },
+             { "logit", "N", LM_SAVED | LM_OPTIONAL } },
+    .fields = stats_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = head_shape,
+    .grad = stats_grad,
+    .cost = stats_cost,
+    .example = stats_example,
+    .fill = head_fill,
+};
+
+const lm_op lm_op_head_grad = {
+    .name = "head_grad",
+    .attr_size = sizeof(lm_head_attr),
+    .in = { { "x", "N,C", LM_ACT_TYPE },
+            { "w", "V,C", LM_WEIGHT },
+            { "target", "N", LM_IDS },
+            { "lse", "N", 0 },
+            { "scale", "N", LM_FIXED } },
+    .out = { { "dx", "N,C", LM_ACT_TYPE | LM_OPTIONAL }, { "dw", "V,C", LM_OPTIONAL } },
+    .fields = head_fields,
+    .prec = LM_PREC_ALLOW,
+    .tolerance = { 2e-6, 1e-2 },
+    .shape = head_shape,
+    .cost = grad_cost,
+};
 
 const lm_op lm_op_head_loss = {
     .name = "head_loss",
@@ -88,8 +141,7 @@ const lm_op lm_op_head_loss = {
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = head_shape,
-    .grad = head_grad,
-    .cost = head_cost,
-    .example = head_example,
+    .cost = loss_cost,
+    .example = loss_example,
     .fill = head_fill,
 };

@@ -10,7 +10,7 @@
 extern const lm_op lm_op_linear, lm_op_linear_dx, lm_op_linear_dw;
 /* joined.c: what fuse.h makes */
 extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_op_norm_dx_dw,
-    lm_op_attention_step;
+    lm_op_attention_step, lm_op_head_loss;
 /* grouped.c */
 extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_linear_dw;
 /* norm.c */
@@ -28,7 +28,7 @@ extern const lm_op lm_op_gelu, lm_op_gelu_dx, lm_op_swiglu, lm_op_swiglu_dx, lm_
 /* embed.c */
 extern const lm_op lm_op_embed, lm_op_embed_dw;
 /* head.c */
-extern const lm_op lm_op_head_loss;
+extern const lm_op lm_op_head_stats, lm_op_head_grad;
 
 /* The i-th operator of all; NULL past the end.  Tests walk these. */
 const lm_op *lm_op_at(int i);

@@ -31,6 +31,8 @@ static const lm_op *const ops[] = {
     &lm_op_rows,
     &lm_op_embed,
     &lm_op_embed_dw,
+    &lm_op_head_stats,
+    &lm_op_head_grad,
     &lm_op_head_loss,
     &lm_op_linear_act,
     &lm_op_linear_act_dx,

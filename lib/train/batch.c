@@ -99,7 +99,8 @@ void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *
     lm_exec_bind(x, m->tokens, part(dev, b, 0));
     lm_exec_bind(x, m->targets, part(dev, b, 1));
     lm_exec_bind(x, m->pos, part(dev, b, 2));
-    lm_exec_bind(x, m->scale, part(dev, b, 4));
+    if (m->scale != LM_NONE)
+        lm_exec_bind(x, m->scale, part(dev, b, 4));
     if (m->lo != LM_NONE)
         lm_exec_bind(x, m->lo, part(dev, b, 3));
 }

@@ -103,13 +103,21 @@ static void count_graph(sheet *s, int form, const lm_graph *g)
     }
 }
 
-/* Both graphs of a build, and what runs beside them. */
+static bool joins_none(lm_backend *b, const char *op, lm_dtype act, const lm_call *c)
+{
+    (void)b, (void)op, (void)act, (void)c;
+    return false;
+}
+
+/* Both graphs of a build, and what runs beside them.  Apart: but for what every backend joins. */
 static void count_both(sheet *s, const lm_config *c, lm_build build, lm_backend *b)
 {
     lm_err e = { 0 };
+    bool (*joins)(lm_backend *, const char *, lm_dtype, const lm_call *) = b->joins;
+    build.backend = b;
     for (int form = APART; form <= JOINED; form++) {
         lm_model *m;
-        build.backend = form == JOINED ? b : NULL;
+        b->joins = form == JOINED ? joins : joins_none;
         bench_must(lm_model_build(c, &build, &m, &e), &e);
         count_graph(s, form, m->graph);
         if (build.mode == LM_MODE_TRAIN) { /* F32: 4 read, 3 written; and the BF16 copy */
@@ -119,6 +127,7 @@ static void count_both(sheet *s, const lm_config *c, lm_build build, lm_backend 
             count(s, form, "sample", 1, 0, 4.0 * (double)(build.batch * c->vocab));
         lm_model_free(m);
     }
+    b->joins = joins;
 }
 
 /* ---- the table ---- */

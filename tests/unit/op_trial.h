@@ -135,13 +135,6 @@ static inline lm_vid gathered(trial *t, const lm_vid *out)
     return root;
 }
 
-/* head_loss is the root of its backward, which takes no seed: the objective is then its scaled sum.
- */
-static inline bool seeds_itself(const lm_op *op)
-{
-    return op == &lm_op_head_loss;
-}
-
 static inline void add_backward(trial *t)
 {
     lm_err e = { 0 };
@@ -154,8 +147,7 @@ static inline void add_backward(trial *t)
                 !(t->op->in[i].is & LM_FIXED))
                 wrt[b.n_wrt++] = v;
         }
-    if (!seeds_itself(t->op))
-        must(lm_graph_value(t->g, LM_ROLE_INPUT, t->g->value[t->root].t, "seed", &t->seed, &e), &e);
+    must(lm_graph_value(t->g, LM_ROLE_INPUT, t->g->value[t->root].t, "seed", &t->seed, &e), &e);
     b.seed = t->seed;
     t->grads = take(t->g->n_values * sizeof *t->grads);
     b.grads = t->grads;
@@ -198,7 +190,7 @@ static inline void open_trial(trial *t, const lm_op *op, int example, lm_dtype a
     op->example(lm_rng_make(11, "examples", 0), example, &t->ex);
     must(lm_graph_new(&t->g, &e), &e);
     append_use(t, NULL, in[0], out[0]);
-    bool twice = op->grad && !seeds_itself(op) && example % 3 == 2;
+    bool twice = op->grad && example % 3 == 2;
     if (twice)
         append_use(t, in[0], in[1], out[1]);
     if (op->grad) {

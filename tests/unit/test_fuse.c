@@ -4,6 +4,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "kernels/head.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "op/fuse.h"
@@ -294,12 +295,38 @@ static void attention_of_one_row(void **state)
     }
 }
 
+/* The halves of the head are one where the log of the sum is the gradient's alone. */
+static void head_of_two_halves(void **state)
+{
+    static const lm_head_attr head = { C, 0, LM_ACC_FIRST };
+    (void)state;
+    for (int k = 0; k < 6; k++) {
+        hand h = hand_new();
+        lm_vid scale = value(h.g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F32, N)), kept = LM_NONE;
+        lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, k == 3 ? LM_NONE : LM_SKIP };
+        lm_vid dx[LM_MAX_OUT] = { LM_NONE, LM_SKIP };
+        h.b->joins = none;
+        put(&h, &lm_op_head_stats, &head, IN(h.x, h.w, h.pos), out);
+        lm_vid from = k == 4 ? put(&h, &lm_op_add, NULL, IN(out[1], out[1]), NULL) : out[1];
+        if (k == 5) /* the scale is made of the losses: the halves cannot meet */
+            scale = put(&h, &lm_op_add, NULL, IN(out[0], scale), NULL);
+        put(&h, &lm_op_head_grad, &head, IN(h.x, h.w, h.pos, from, scale), dx);
+        if (k == 1)
+            put(&h, &lm_op_add, NULL, IN(out[1], scale), NULL);
+        if (k == 2)
+            kept = out[1];
+        if (k == 3)
+            kept = out[2];
+        expect(&h, &kept, kept >= 0, k ? NULL : "head_loss");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_and_gelu),      cmocka_unit_test(linear_and_cast),
         cmocka_unit_test(norm_and_linear),      cmocka_unit_test(norm_dx_and_dw),
-        cmocka_unit_test(attention_of_one_row),
+        cmocka_unit_test(attention_of_one_row), cmocka_unit_test(head_of_two_halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

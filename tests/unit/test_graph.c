@@ -34,8 +34,8 @@ static lm_vid put(lm_graph *g, const lm_op *op, const void *attr, lm_vid a, lm_v
 {
     lm_err e = { 0 };
     lm_vid in[LM_MAX_IN] = { a, b, c, d }, out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
-    if (op == &lm_op_head_loss)
-        out[1] = out[2] = LM_SKIP;
+    if (op == &lm_op_head_stats)
+        out[2] = LM_SKIP;
     must(lm_graph_append(g, op, attr, in, out, &e), &e);
     if (s)
         *s = out[2];
@@ -46,7 +46,7 @@ enum { N = 6, C = 8, V = 11 };
 
 typedef struct {
     lm_graph *g;
-    lm_vid tokens, wte, gain, w1, b1, w2, targets, scale, loss;
+    lm_vid tokens, wte, gain, w1, b1, w2, targets, loss;
 } tiny;
 
 /* tokens -> embed -> norm -> linear -> gelu -> linear (+ the embedding) -> head. */
@@ -67,14 +67,13 @@ static void make_tiny(tiny *t, lm_dtype act)
     t->b1 = value(t->g, LM_ROLE_PARAM, lm_shape1(wide, 4 * C), "b1");
     t->w2 = value(t->g, LM_ROLE_PARAM, lm_shape2(act, C, 4 * C), "w2");
     t->targets = value(t->g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, N), "targets");
-    t->scale = value(t->g, LM_ROLE_INPUT, lm_shape1(wide, N), "scale");
     lm_vid x = put(t->g, &lm_op_embed, &embed, t->tokens, t->wte, LM_NONE, LM_NONE, NULL);
     lm_vid h = put(t->g, &lm_op_norm, &norm, x, t->gain, LM_NONE, LM_NONE, NULL);
     h = put(t->g, &lm_op_linear, &linear, h, t->w1, t->b1, LM_NONE, NULL);
     h = put(t->g, &lm_op_gelu, &gelu, h, LM_NONE, LM_NONE, LM_NONE, NULL);
     h = put(t->g, &lm_op_linear, &linear, h, t->w2, LM_NONE, LM_NONE, NULL);
     h = put(t->g, &lm_op_add, NULL, h, x, LM_NONE, LM_NONE, NULL);
-    t->loss = put(t->g, &lm_op_head_loss, &head, h, t->wte, t->targets, t->scale, NULL);
+    t->loss = put(t->g, &lm_op_head_stats, &head, h, t->wte, t->targets, LM_NONE, NULL);
 }
 
 static char *dump(const lm_graph *g)
@@ -96,13 +95,13 @@ static void test_dump(void **state)
     t.g->layer = 3;
     char *text = dump(t.g);
     assert_non_null(
-        strstr(text, "   0 forward L-1 embed (tok %0 tokens, wte %1 wte) -> x %8 f32[6,8]\n"));
-    assert_non_null(strstr(text, "norm (x %8, w %2 gain) kind=rms eps=1e-05 -> y %9 f32[6,8], "
-                                 "stat %10 f32[6,2]\n"));
-    assert_non_null(strstr(text, " gelu (x %11) exact=false -> y %12 f32[6,32]\n"));
+        strstr(text, "   0 forward L-1 embed (tok %0 tokens, wte %1 wte) -> x %7 f32[6,8]\n"));
+    assert_non_null(strstr(text, "norm (x %7, w %2 gain) kind=rms eps=1e-05 -> y %8 f32[6,8], "
+                                 "stat %9 f32[6,2]\n"));
+    assert_non_null(strstr(text, " gelu (x %10) exact=false -> y %11 f32[6,32]\n"));
     assert_non_null(
-        strstr(text, "head_loss (x %14, w %1 wte, target %6 targets, scale %7 scale) vocab=11 "
-                     "chunk_rows=0 acc=first -> loss %15 f32[6]\n"));
+        strstr(text, "head_stats (x %13, w %1 wte, target %6 targets) vocab=11 chunk_rows=0 -> "
+                     "loss %14 f32[6], lse %15 f32[6]\n"));
     int lines = 0;
     for (const char *p = text; *p; p++)
         lines += *p == '\n';
@@ -270,10 +269,10 @@ static void test_precision(void **state)
         make_tiny(&t, LM_DTYPE_F32);
         must(lm_pass_precision(t.g, &p, &e), &e);
         assert_int_equal(count_ops(t.g, &lm_op_cast), runs[i].casts);
-        lm_vid weights[3] = { t.wte, t.w1, t.w2 }, wide[4] = { t.gain, t.b1, t.scale, t.loss };
+        lm_vid weights[3] = { t.wte, t.w1, t.w2 }, wide[3] = { t.gain, t.b1, t.loss };
         for (int k = 0; k < 3; k++)
             assert_int_equal(type(t.g, weights[k]), runs[i].low);
-        for (int k = 0; k < 4; k++)
+        for (int k = 0; k < 3; k++)
             assert_int_equal(type(t.g, wide[k]), lm_wide(runs[i].low));
         for (size_t k = 0; k < t.g->n_nodes; k++) {
             const lm_node *n = &t.g->node[k];
@@ -764,7 +763,8 @@ static void test_times(void **state)
     int64_t calls = 0;
     (void)state;
     make_tiny(&t, LM_DTYPE_F32);
-    must(lm_pass_backward(t.g, &(lm_backward){ .root = t.loss, .seed = LM_NONE }, &e), &e);
+    lm_vid seed = value(t.g, LM_ROLE_INPUT, lm_shape1(type(t.g, t.loss), N), "seed");
+    must(lm_pass_backward(t.g, &(lm_backward){ .root = t.loss, .seed = seed }, &e), &e);
     must(lm_backend_cpu(LM_CPU_REF, NULL, &b, &e), &e);
     must(lm_exec_new(t.g, b, &t.loss, 1, &x, &e), &e);
     void **mem = make_memory(t.g);

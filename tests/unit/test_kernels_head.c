@@ -90,6 +90,52 @@ static void large_logits(void **state)
     check_case(&k);
 }
 
+/* The losses of the halves have the bits of the joined form; their gradients are as near as the contract
+ * says, and what the target's row misses of its probability is not lost. */
+static void halves(void **state)
+{
+    (void)state;
+    const int64_t shapes[][3] = { { 1, 1, 1 }, { 3, 7, 5 }, { 33, 127, 31 }, { 65, 257, 33 } };
+    for (int i = 0; i < 4; i++)
+        for (int act = 0; act < 2; act++)
+            for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
+                int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
+                lm_dtype d = act ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+                lm_head_attr a = { vocab, i == 3 ? 16 : 0, LM_ACC_FIRST };
+                kernel_case k = case_of(&a, n, vocab, c, true), s = case_of(&a, n, vocab, c, false);
+                kernel_case g = k;
+                instance joined, stats, grad;
+                s.op = "head_stats";
+                s.in[3].kind = ABSENT;
+                s.out[1] = s.out[2] = vec(F32, n);
+                build(&k, d, d, &joined);
+                build(&s, d, d, &stats);
+                run(&joined, lm_cpu_kernel("head_loss", d, (lm_cpu_level)level), NULL);
+                run(&stats, lm_cpu_kernel("head_stats", d, (lm_cpu_level)level), NULL);
+                assert_memory_equal(joined.out[0].data, stats.out[0].data, (size_t)n * 4);
+                double lse[65];
+                for (int64_t r = 0; r < n; r++) {
+                    lse[r] = ((float *)stats.out[1].data)[r];
+                    double loss = lse[r] - ((float *)stats.out[2].data)[r];
+                    assert_true(fabs(loss - ((float *)stats.out[0].data)[r]) < 1e-5);
+                }
+                g.op = "head_grad";
+                g.in[4] = k.in[3];
+                g.in[3] = given(vec(F32, n), lse);
+                g.out[0] = k.out[1];
+                g.out[1] = k.out[2];
+                g.out[2].kind = ABSENT;
+                build(&g, d, d, &grad);
+                memcpy(grad.in[4].data, joined.in[3].data, (size_t)n * 4);
+                run(&grad, lm_cpu_kernel("head_grad", d, (lm_cpu_level)level), NULL);
+                for (int o = 0; o < 2; o++)
+                    assert_true(distance(&grad.out[o], &joined.out[o + 1]) < (act ? 1e-2 : 3e-6));
+                drop(&k, &joined);
+                drop(&s, &stats);
+                drop(&g, &grad);
+            }
+}
+
 static void gradients(void **state)
 {
     (void)state;
@@ -111,6 +157,7 @@ int main(void)
         cmocka_unit_test(all_shapes),   cmocka_unit_test(padding_is_ignored),
         cmocka_unit_test(many_chunks),  cmocka_unit_test(bad_numbers_are_seen),
         cmocka_unit_test(large_logits), cmocka_unit_test(gradients),
+        cmocka_unit_test(halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

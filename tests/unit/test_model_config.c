@@ -292,6 +292,7 @@ static void test_flops(void **state)
         lm_build b = {
             .mode = LM_MODE_TRAIN, .batch = B, .seq = T, .precision = { LM_DTYPE_F32, NULL }
         };
+        must(lm_backend_cpu(LM_CPU_REF, NULL, &b.backend, &e), &e); /* joins the head */
         read_ok(bases[i], "{}", &c);
         must(lm_model_build(&c, &b, &m, &e), &e);
         lm_graph_cost(m->graph, &sum);
@@ -312,6 +313,7 @@ static void test_flops(void **state)
         assert_true(fabs(all / sum.all.flops - 1) < 1e-12);
         assert_true(sum.phase[LM_PHASE_BACKWARD_WEIGHT].flops > 0);
         lm_model_free(m);
+        lm_backend_close(b.backend);
         lm_config_fini(&c);
     }
 }

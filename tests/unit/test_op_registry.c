@@ -93,14 +93,11 @@ static void run_nodes(const trial *t, size_t n)
 static double objective(const trial *t)
 {
     int64_t n = lm_tensor_count(&t->g->value[t->root].t);
-    const double *root = t->mem[t->root], *seed = t->seed >= 0 ? t->mem[t->seed] : NULL;
+    const double *root = t->mem[t->root], *seed = t->mem[t->seed];
     double sum = 0;
     run_nodes(t, t->n_forward);
-    for (int i = 0; !seed && i < lm_op_ins(t->op); i++)
-        if (t->op->in[i].is & LM_FIXED)
-            seed = t->mem[t->g->node[0].in[i]];
     for (int64_t i = 0; i < n; i++)
-        sum += root[i] * (seed ? seed[i] : 1);
+        sum += root[i] * seed[i];
     return sum;
 }
 
