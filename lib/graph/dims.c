@@ -52,7 +52,7 @@ static int64_t read_sum(const char **at, const int64_t *size)
     int64_t sum = 0;
     for (;;) {
         int64_t product = 1;
-        while (**at && !strchr(",+)", **at))
+        while (**at && **at != ',' && **at != '+' && **at != ')')
             product = times(product, read_factor(at, size));
         sum = sum < 0 || product < 0 || sum > INT64_MAX - product ? -1 : sum + product;
         if (**at != '+')
@@ -63,7 +63,10 @@ static int64_t read_sum(const char **at, const int64_t *size)
 
 static size_t dim_length(const char *dim)
 {
-    return strcspn(dim, ",");
+    size_t n = 0;
+    while (dim[n] && dim[n] != ',')
+        n++;
+    return n;
 }
 
 static int rank_of(const char *dims)
@@ -78,7 +81,7 @@ static int rank_of(const char *dims)
 static int unbound_letter(const binding *b, const char *dim)
 {
     int found = 0;
-    for (size_t i = 0; i < dim_length(dim); i++) {
+    for (size_t i = 0; dim[i] && dim[i] != ','; i++) {
         bool letter = dim[i] >= 'A' && dim[i] <= 'Z';
         if (letter && !b->bound[dim[i] - 'A'] && dim[i] != found)
             found = found ? -1 : dim[i];
@@ -129,7 +132,7 @@ static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
 {
     const char *dim = o->dims;
     char have[SHOWN];
-    if (!strcmp(o->dims, "*"))
+    if (o->dims[0] == '*')
         return fit_any(b, o, t);
     if (t->ndim != rank_of(o->dims))
         return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]", o->name,
@@ -191,7 +194,7 @@ static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, 
         t->dtype = o->is & LM_ACT_TYPE ? act : lm_wide(act);
     else if (!lm_dtype_is_float(t->dtype))
         return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "the type of %s is not given", o->name);
-    if (!strcmp(o->dims, "*")) {
+    if (o->dims[0] == '*') {
         t->ndim = b->any->ndim;
         memcpy(t->dim, b->any->dim, sizeof t->dim);
         return LM_OK;

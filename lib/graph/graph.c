@@ -77,6 +77,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
         *out = LM_NONE;
         return lm_fail(e, LM_EUSAGE, where, NULL, "reaches beyond the value in which it is to lie");
     }
+    g->has_views = true;
     g->value[*out].of = whole->of >= 0 ? whole->of : of;
     g->value[*out].at = whole->of >= 0 ? whole->at + at : at;
     return LM_OK;
@@ -84,7 +85,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
 
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)
 {
-    if (a < 0 || b < 0 || a == b)
+    if (a < 0 || b < 0 || a == b || !g->has_views)
         return a >= 0 && a == b;
     const lm_value *x = &g->value[a], *y = &g->value[b];
     if ((x->of >= 0 ? x->of : a) != (y->of >= 0 ? y->of : b))
@@ -103,9 +104,13 @@ lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tens
 
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)
 {
-    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
-    lm_call c = lm_node_call(g, n, in, out);
-    return lm_op_act(n->op, &c);
+    for (int i = 0; i < n->n_in; i++)
+        if ((n->op->in[i].is & LM_ACT_TYPE) && n->in[i] >= 0)
+            return g->value[n->in[i]].t.dtype;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] >= 0 && lm_dtype_is_float(g->value[n->out[i]].t.dtype))
+            return g->value[n->out[i]].t.dtype;
+    return LM_DTYPE_F32;
 }
 
 /* Ask the shape rule, then make or check the outputs of n. */

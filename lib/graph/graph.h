@@ -61,6 +61,7 @@ typedef struct lm_graph {
     size_t n_nodes, cap_nodes;
     lm_phase phase; /* of nodes appended now */
     int layer;
+    bool has_views;
 } lm_graph;
 
 lm_code lm_graph_new(lm_graph **out, lm_err *e);

@@ -157,20 +157,24 @@ static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
     return LM_OK;
 }
 
-static void find_lower_bound(const planner *p, lm_plan *out)
+/* live: room for a number a node. */
+static void find_lower_bound(const planner *p, size_t *live, lm_plan *out)
 {
-    for (size_t k = 0; k < p->g->n_nodes; k++) {
-        size_t live = 0;
-        for (size_t i = 0; i < p->n_items; i++)
-            if (p->item[i].first <= (int64_t)k && p->item[i].last >= (int64_t)k)
-                live += p->item[i].bytes;
-        if (live > out->lower_bound)
-            out->lower_bound = live;
+    size_t n = p->g->n_nodes, sum = 0;
+    for (size_t i = 0; i < p->n_items; i++) { /* what changes at each node; sums wrap on the way */
+        live[p->item[i].first] += p->item[i].bytes;
+        if (p->item[i].last + 1 < (int64_t)n)
+            live[p->item[i].last + 1] -= p->item[i].bytes;
+    }
+    for (size_t k = 0; k < n; k++) {
+        sum += live[k];
+        if (sum > out->lower_bound)
+            out->lower_bound = sum;
     }
 }
 
-static lm_code plan_with(planner *p, int64_t *last, size_t *work, item **order, item **placed,
-                         const lm_vid *keep, int n_keep, lm_plan *out, lm_err *e)
+static lm_code plan_with(planner *p, int64_t *last, size_t *work, size_t *live, item **order,
+                         item **placed, const lm_vid *keep, int n_keep, lm_plan *out, lm_err *e)
 {
     if (find_kernels(p, out, work, e))
         return e->code;
@@ -192,7 +196,7 @@ static lm_code plan_with(planner *p, int64_t *last, size_t *work, item **order, 
         if (order[i]->offset + order[i]->bytes > out->bytes)
             out->bytes = order[i]->offset + order[i]->bytes;
     }
-    find_lower_bound(p, out);
+    find_lower_bound(p, live, out);
     for (size_t v = 0; v < p->g->n_values; v++)
         out->offset[v] = p->item_of[v] >= 0 ? p->item[p->item_of[v]].offset : SIZE_MAX;
     for (size_t k = 0, i = values; k < p->g->n_nodes; k++)
@@ -204,7 +208,7 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
                      lm_err *e)
 {
     planner p = { .g = g, .b = b };
-    size_t most = g->n_values + g->n_nodes, *work = NULL;
+    size_t most = g->n_values + g->n_nodes, *work = NULL, *live = NULL;
     int64_t *last = NULL;
     item **order = NULL, **placed = NULL;
     const char *why = "the memory plan";
@@ -217,17 +221,19 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
         (rc = lm_alloc_n(&p.item_of, g->n_values, sizeof *p.item_of, why, e)) ||
         (rc = lm_alloc_n(&p.item, most, sizeof *p.item, why, e)) ||
         (rc = lm_alloc_n(&work, g->n_nodes, sizeof *work, why, e)) ||
+        (rc = lm_alloc_n(&live, g->n_nodes, sizeof *live, why, e)) ||
         (rc = lm_alloc_n(&last, g->n_values, sizeof *last, why, e)) ||
         (rc = lm_alloc_n(&order, most, sizeof *order, why, e)) ||
         (rc = lm_alloc_n(&placed, most, sizeof *placed, why, e)))
         goto done;
-    rc = plan_with(&p, last, work, order, placed, keep, n_keep, out, e);
+    rc = plan_with(&p, last, work, live, order, placed, keep, n_keep, out, e);
 done:
     if (rc)
         lm_plan_fini(out);
     lm_free(p.item_of);
     lm_free(p.item);
     lm_free(work);
+    lm_free(live);
     lm_free(last);
     lm_free(order);
     lm_free(placed);
