@@ -9,7 +9,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "common/tool.h"
-#include "model/convert.h"
+#include "convert/convert.h"
 #include "train/importance.h"
 
 static struct {

@@ -5,9 +5,9 @@
 #include "base/buf.h"
 #include "base/stop.h"
 #include "common/tool.h"
+#include "convert/verify.h"
 #include "format/inspect.h"
 #include "format/inspect_report.h"
-#include "model/verify.h"
 
 static struct {
     bool check, list, stats, strict, verify;

@@ -2,10 +2,10 @@
 /* plan_list.c -- which tensors the result has, module by module, in order. */
 #include <string.h>
 
+#include "convert/names.h"
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
-#include "model/slots.h"
 
 /* ---- Modules ---- */
 

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/names.h"
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
-#include "model/slots.h"
 #include "numeric/format.h"
 
 /* GPT-2's linear layers lie transposed. */

@@ -88,7 +88,7 @@ static inline void lm_take_finite(const float *x, int n, float *v)
 }
 
 /* The fraction cut off, held to [lo, hi]; NaN gives lo. */
-static inline int lm_cut(float f, int lo, int hi)
+static inline int lm_clamp_int(float f, int lo, int hi)
 {
     return f > (float)lo ? (f < (float)hi ? (int)f : hi) : lo;
 }

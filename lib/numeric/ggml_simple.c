@@ -43,7 +43,7 @@ static void codes(const float v[N], float from, float d, float half, int top, ui
 {
     float id = inverse(d);
     for (int i = 0; i < N; i++)
-        q[i] = (uint8_t)lm_cut((v[i] - from) * id + half, 0, top);
+        q[i] = (uint8_t)lm_clamp_int((v[i] - from) * id + half, 0, top);
 }
 
 void lm_pack4(const uint8_t q[32], uint8_t *p)
@@ -189,7 +189,7 @@ void lm_q8_0_encode(const float *x, int64_t n, void *dst)
         float d = fabsf(extreme(v)) / 127.0f, id = inverse(d);
         lm_put_f16(p, d);
         for (int j = 0; j < N; j++) { /* halves away from zero, unlike the other forms */
-            int8_t q = (int8_t)lm_cut(roundf(v[j] * id), -127, 127);
+            int8_t q = (int8_t)lm_clamp_int(roundf(v[j] * id), -127, 127);
             memcpy(p + 2 + j, &q, 1);
         }
     }

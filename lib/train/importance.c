@@ -182,8 +182,8 @@ static lm_code find_probes(collector *c, lm_err *e)
 
 static lm_code load_weights(collector *c, lm_err *e)
 {
-    lm_slotted s = { 0 };
-    lm_code rc = lm_slotted_make(c->m, &s, e);
+    lm_match s = { 0 };
+    lm_code rc = lm_match_make(c->m, &s, e);
 
     if (!rc && c->m->spool)
         rc = c->m->spool(c->m, e); /* the conversion reads it once more */
@@ -191,7 +191,8 @@ static lm_code load_weights(collector *c, lm_err *e)
         rc = lm_store_new(c->model, c->b, &(lm_store_opts){ .par = c->m->par }, &c->weights, e);
     for (size_t i = 0; !rc && !lm_stopping() && i < lm_st_plan_count(c->m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(c->m->plan, i);
-        int slice = s.slot_of[i] >= 0 ? lm_model_slice(c->model, s.slot[s.slot_of[i]].hf) : -1;
+        int slice =
+            s.wanted_of[i] >= 0 ? lm_model_slice(c->model, s.wanted[s.wanted_of[i]].hf) : -1;
         const void *data;
         if (slice < 0)
             continue;
@@ -199,7 +200,7 @@ static lm_code load_weights(collector *c, lm_err *e)
         if (!rc)
             rc = lm_store_put(c->weights, slice, t->dtype, data, e);
     }
-    lm_slotted_fini(&s);
+    lm_match_fini(&s);
     return rc;
 }
 
@@ -298,8 +299,8 @@ static lm_code run_all(collector *c, const lm_ids *ids, int64_t *chunks, lm_err 
 }
 
 /* An entry for each matrix that reads the input: q, k and v share one. */
-static lm_code put_entries(const collector *c, const lm_slot *slot, size_t n_slots, lm_imatrix *out,
-                           lm_err *e)
+static lm_code put_entries(const collector *c, const lm_model_tensor *wanted, size_t n_wanted,
+                           lm_imatrix *out, lm_err *e)
 {
     const lm_model *m = c->model;
     lm_code rc = LM_OK;
@@ -308,9 +309,9 @@ static lm_code put_entries(const collector *c, const lm_slot *slot, size_t n_slo
         for (int k = 0; !rc && k < m->n_slices; k++) {
             if (m->slice[k].param != c->probe[i].param)
                 continue;
-            for (size_t s = 0; !rc && s < n_slots; s++)
-                if (lm_slot_is(&slot[s], m->slice[k].name))
-                    rc = lm_imatrix_add(out, slot[s].gguf, c->probe[i].sum,
+            for (size_t s = 0; !rc && s < n_wanted; s++)
+                if (lm_model_tensor_is(&wanted[s], m->slice[k].name))
+                    rc = lm_imatrix_add(out, wanted[s].gguf, c->probe[i].sum,
                                         (size_t)c->probe[i].cols, c->rows, e);
         }
     return rc;
@@ -332,19 +333,19 @@ static lm_code check_finite(const collector *c, lm_err *e)
 static lm_code give(const collector *c, const char *data, int64_t chunks, lm_imatrix **out,
                     lm_err *e)
 {
-    lm_slot *slot = NULL;
+    lm_model_tensor *wanted = NULL;
     size_t n = 0;
     lm_code rc = check_finite(c, e);
 
     if (!rc)
-        rc = lm_slots_make(&c->m->config, &slot, &n, e);
+        rc = lm_model_tensors_make(&c->m->config, &wanted, &n, e);
     if (!rc)
         rc = lm_imatrix_new(data, c->seq, out, e);
     if (!rc)
-        rc = put_entries(c, slot, n, *out, e);
+        rc = put_entries(c, wanted, n, *out, e);
     if (!rc)
         lm_imatrix_set_chunks(*out, chunks);
-    lm_free(slot);
+    lm_free(wanted);
     return rc;
 }
 

@@ -9,9 +9,9 @@
 #ifndef LM_TRAIN_IMPORTANCE_H
 #define LM_TRAIN_IMPORTANCE_H
 
+#include "convert/convert.h"
 #include "format/imatrix.h"
 #include "graph/backend.h"
-#include "model/convert.h"
 
 typedef struct {
     int64_t seq;    /* tokens of a chunk; 0: 512, or as many as the model has positions */

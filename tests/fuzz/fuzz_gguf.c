@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "convert/gguf_meta.h"
+#include "convert/names.h"
 #include "format/gguf.h"
 #include "model/config.h"
-#include "model/gguf_meta.h"
-#include "model/slots.h"
 
 static void walk_values(const lm_gguf *g)
 {

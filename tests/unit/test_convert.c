@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversions: layouts are undone by their inverse, matrices recast as plain loops do it, metadata
+/* Conversions: orders of elements are undone by their inverse, matrices recast as plain loops do it, metadata
  * say what config.json said. */
 #include <math.h>
 #include <setjmp.h>
@@ -14,11 +14,11 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "model/convert_impl.h"
-#include "model/convert_rows.h"
-#include "model/convert_types.h"
-#include "model/gguf_meta.h"
-#include "model/slots.h"
+#include "convert/convert_impl.h"
+#include "convert/convert_rows.h"
+#include "convert/convert_types.h"
+#include "convert/gguf_meta.h"
+#include "convert/names.h"
 
 static void read_config(const char *text, lm_config *c)
 {
@@ -40,7 +40,7 @@ static const char gpt2_text[] =
     "{\"model_type\":\"gpt2\",\"n_embd\":32,\"n_layer\":1,\"n_head\":2,\"n_positions\":16,"
     "\"vocab_size\":20}";
 
-static const lm_slot *slot_of(const lm_slot *s, size_t n, const char *gguf)
+static const lm_model_tensor *slot_of(const lm_model_tensor *s, size_t n, const char *gguf)
 {
     for (size_t i = 0; i < n; i++)
         if (!strcmp(s[i].gguf, gguf))
@@ -49,32 +49,32 @@ static const lm_slot *slot_of(const lm_slot *s, size_t n, const char *gguf)
     return NULL;
 }
 
-static void slots_have_names_and_shapes(void **state)
+static void tensors_have_names_and_shapes(void **state)
 {
     (void)state;
     lm_config c;
-    lm_slot *s = NULL;
+    lm_model_tensor *s = NULL;
     size_t n = 0;
     lm_err e = { 0 };
     int64_t dim[2];
 
     read_config(llama_text, &c);
-    assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+    assert_int_equal(lm_model_tensors_make(&c, &s, &n, &e), LM_OK);
     assert_int_equal(n, 3 + 2 * 9);
-    const lm_slot *k = slot_of(s, n, "blk.1.attn_k.weight");
+    const lm_model_tensor *k = slot_of(s, n, "blk.1.attn_k.weight");
     assert_string_equal(k->hf, "model.layers.1.self_attn.k_proj.weight");
-    assert_true(k->layout == LM_LAYOUT_ROPE && k->heads == 2);
+    assert_true(k->order == LM_ORDER_ROPE && k->heads == 2);
     assert_true(k->dim[0] == 16 && k->dim[1] == 32);
     assert_string_equal(slot_of(s, n, "output.weight")->hf, "lm_head.weight");
     lm_free(s);
     lm_config_fini(&c);
 
     read_config(gpt2_text, &c);
-    assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+    assert_int_equal(lm_model_tensors_make(&c, &s, &n, &e), LM_OK);
     assert_int_equal(n, 2 + 12 + 2);
-    const lm_slot *up = slot_of(s, n, "blk.0.ffn_up.weight");
+    const lm_model_tensor *up = slot_of(s, n, "blk.0.ffn_up.weight");
     assert_string_equal(up->hf, "transformer.h.0.mlp.c_fc.weight");
-    lm_slot_gguf_dim(up, dim);
+    lm_model_tensor_gguf_dim(up, dim);
     assert_true(up->dim[0] == 32 && dim[0] == 128 && dim[1] == 32);
     lm_free(s);
     lm_config_fini(&c);
@@ -84,14 +84,14 @@ static void slots_have_names_and_shapes(void **state)
 static void rope_rows_are_llama_cpps(void **state)
 {
     (void)state;
-    const lm_slot s = { .ndim = 2, .dim = { 24, 1 }, .layout = LM_LAYOUT_ROPE, .heads = 3 };
+    const lm_model_tensor s = { .ndim = 2, .dim = { 24, 1 }, .order = LM_ORDER_ROPE, .heads = 3 };
 
     for (int64_t h = 0; h < 3; h++)
         for (int64_t i = 0; i < 4; i++)
             for (int64_t half = 0; half < 2; half++) {
                 int64_t gguf = h * 8 + i * 2 + half, hf = h * 8 + half * 4 + i;
-                assert_int_equal(lm_slot_hf_row(&s, gguf), hf);
-                assert_int_equal(lm_slot_gguf_row(&s, hf), gguf);
+                assert_int_equal(lm_model_tensor_hf_row(&s, gguf), hf);
+                assert_int_equal(lm_model_tensor_gguf_row(&s, hf), gguf);
             }
 
     const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32);
@@ -100,12 +100,12 @@ static void rope_rows_are_llama_cpps(void **state)
     lm_err e = { 0 };
     for (int i = 0; i < 24; i++)
         hf[i] = (float)i;
-    assert_true(lm_rows_of_slot(&s, true, f32, f32, &r));
+    assert_true(lm_rows_of_tensor(&s, true, f32, f32, &r));
     r.src = hf;
     r.dst = gguf;
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
     assert_true(gguf[0] == 0 && gguf[1] == 4 && gguf[2] == 1 && gguf[8] == 8 && gguf[9] == 12);
-    assert_true(lm_rows_of_slot(&s, false, f32, f32, &r));
+    assert_true(lm_rows_of_tensor(&s, false, f32, f32, &r));
     r.src = gguf;
     r.dst = back;
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
@@ -124,20 +124,20 @@ static void bits_are_moved(void **state)
     enum { ROWS = 70, COLS = 37 };
     static uint16_t src[ROWS * COLS], dst[ROWS * COLS], back[ROWS * COLS];
     const lm_format *f16 = lm_format_of_dtype(LM_DTYPE_F16);
-    const lm_slot slot = { .ndim = 2, .dim = { ROWS, COLS }, .layout = LM_LAYOUT_CONV1D };
+    const lm_model_tensor matrix = { .ndim = 2, .dim = { ROWS, COLS }, .order = LM_ORDER_CONV1D };
     lm_rows r;
     lm_err e = { 0 };
 
     for (int64_t i = 0; i < ROWS * COLS; i++)
         src[i] = pattern(i);
-    assert_true(lm_rows_of_slot(&slot, true, f16, f16, &r));
+    assert_true(lm_rows_of_tensor(&matrix, true, f16, f16, &r));
     r.src = src;
     r.dst = dst;
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
     for (int64_t i = 0; i < ROWS; i++)
         for (int64_t k = 0; k < COLS; k++)
             assert_int_equal(dst[k * ROWS + i], src[i * COLS + k]);
-    assert_true(lm_rows_of_slot(&slot, false, f16, f16, &r));
+    assert_true(lm_rows_of_tensor(&matrix, false, f16, f16, &r));
     r.src = dst;
     r.dst = back;
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
@@ -151,7 +151,7 @@ static void blocks_are_turned(void **state)
     enum { IN = 96, OUT = 70 };
     static float src[IN * OUT], turned[IN * OUT], back[IN * OUT], want[IN * OUT];
     static uint8_t a[OUT * 34 * 3], b[OUT * 34 * 3];
-    const lm_slot slot = { .ndim = 2, .dim = { IN, OUT }, .layout = LM_LAYOUT_CONV1D };
+    const lm_model_tensor matrix = { .ndim = 2, .dim = { IN, OUT }, .order = LM_ORDER_CONV1D };
     const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32), *q8 = lm_format_of_gguf(8);
     lm_par *par = NULL;
     lm_err e = { 0 };
@@ -162,7 +162,7 @@ static void blocks_are_turned(void **state)
         for (int k = 0; k < OUT; k++)
             turned[k * IN + i] = src[i * OUT + k] = sinf((float)(i * 131 + k * 7));
     q8->encode(q8, turned, OUT, IN, IN, &(void *){ a }, NULL);
-    assert_true(lm_rows_of_slot(&slot, true, f32, q8, &r));
+    assert_true(lm_rows_of_tensor(&matrix, true, f32, q8, &r));
     r.src = src;
     r.dst = b;
     assert_int_equal(lm_rows_convert(&r, par, &e), LM_OK);
@@ -171,7 +171,7 @@ static void blocks_are_turned(void **state)
     for (int i = 0; i < IN; i++)
         for (int k = 0; k < OUT; k++)
             want[i * OUT + k] = turned[k * IN + i];
-    assert_true(lm_rows_of_slot(&slot, false, q8, f32, &r));
+    assert_true(lm_rows_of_tensor(&matrix, false, q8, f32, &r));
     r.src = b;
     r.dst = back;
     assert_int_equal(lm_rows_convert(&r, par, &e), LM_OK);
@@ -187,9 +187,9 @@ static void importance_goes_with_columns(void **state)
     enum { IN = 96, OUT = 70 };
     static float src[IN * OUT], turned[IN * OUT], w[IN];
     static uint8_t a[OUT * 18 * 3], b[OUT * 18 * 3];
-    const lm_slot turns = { .ndim = 2, .dim = { IN, OUT }, .layout = LM_LAYOUT_CONV1D };
-    const lm_slot stays = {
-        .ndim = 2, .dim = { OUT, IN }, .layout = LM_LAYOUT_SAME, .hf = "x.weight"
+    const lm_model_tensor turns = { .ndim = 2, .dim = { IN, OUT }, .order = LM_ORDER_CONV1D };
+    const lm_model_tensor stays = {
+        .ndim = 2, .dim = { OUT, IN }, .order = LM_ORDER_SAME, .hf = "x.weight"
     };
     const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32), *q4 = lm_format_of_gguf(2);
     const lm_format *f16 = lm_format_of_dtype(LM_DTYPE_F16);
@@ -204,7 +204,7 @@ static void importance_goes_with_columns(void **state)
     }
     q4->encode(q4, turned, OUT, IN, IN, &(void *){ a }, &weighted);
     for (int way = 0; way < 2; way++) {
-        assert_true(lm_rows_of_slot(way ? &stays : &turns, true, f32, q4, &r));
+        assert_true(lm_rows_of_tensor(way ? &stays : &turns, true, f32, q4, &r));
         r.src = way ? turned : src;
         r.dst = b;
         r.importance = w;
@@ -216,7 +216,7 @@ static void importance_goes_with_columns(void **state)
     turned[3 * IN + 5] = 65520.0f; /* the first that rounds to infinity */
     turned[3 * IN + 4] = 65519.0f;
     turned[2 * IN + 5] = INFINITY; /* was infinite before */
-    assert_true(lm_rows_of_slot(&stays, true, f32, f16, &r));
+    assert_true(lm_rows_of_tensor(&stays, true, f32, f16, &r));
     r.src = turned;
     r.dst = src;
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_ENUMERIC);
@@ -372,30 +372,29 @@ static char letter(uint32_t type)
     return type == LM_GGUF_TYPE_BF16 ? 'w' : type < sizeof letters - 1 ? letters[type] : '?';
 }
 
-enum { MOST = 128 }; /* tensors of one role: two norms a layer */
+enum { MOST = 128 }; /* tensors of one part: two norms a layer */
 
-/* The types of one role in all layers, or outside them. */
-static void types_by(const lm_config *c, lm_gguf_rule r, const char *name, lm_slot_role role,
-                     bool bias, char out[MOST])
+/* The types of one part in all layers, or outside them. */
+static void types_by(const lm_config *c, lm_gguf_rule r, const char *name, lm_part part, bool bias,
+                     char out[MOST])
 {
-    lm_slot *s = NULL;
+    lm_model_tensor *s = NULL;
     size_t n = 0, k = 0;
     bool fell_back;
     lm_err e = { 0 };
 
     assert_int_equal(lm_gguf_recipe_find(name, &r.recipe, &e), LM_OK);
-    assert_int_equal(lm_slots_make(c, &s, &n, &e), LM_OK);
+    assert_int_equal(lm_model_tensors_make(c, &s, &n, &e), LM_OK);
     for (size_t i = 0; i < n; i++)
-        if (s[i].role == role && s[i].bias == bias && k < MOST - 1)
+        if (s[i].part == part && s[i].bias == bias && k < MOST - 1)
             out[k++] = letter(lm_gguf_recipe_type(&r, c, &s[i], LM_DTYPE_BF16, &fell_back));
     out[k] = 0;
     lm_free(s);
 }
 
-static void types_of(const lm_config *c, const char *name, lm_slot_role role, bool bias,
-                     char out[MOST])
+static void types_of(const lm_config *c, const char *name, lm_part part, bool bias, char out[MOST])
 {
-    types_by(c, (lm_gguf_rule){ 0 }, name, role, bias, out);
+    types_by(c, (lm_gguf_rule){ 0 }, name, part, bias, out);
 }
 
 static void config_of(lm_config *c, const char *type, int layers, int width, bool tied)
@@ -445,19 +444,19 @@ static void mixtures_are_llama_cpps(void **state)
         const char base[2] = { want[k].type[1], 0 };
         lm_config c;
         config_of(&c, gpt2 ? "gpt2" : "llama", want[k].layers, 256, gpt2);
-        types_of(&c, want[k].type, gpt2 ? LM_ROLE_QKV : LM_ROLE_V, false, got);
+        types_of(&c, want[k].type, gpt2 ? LM_PART_QKV : LM_PART_V, false, got);
         assert_string_equal(got, want[k].value);
-        types_of(&c, want[k].type, LM_ROLE_DOWN, false, got);
+        types_of(&c, want[k].type, LM_PART_DOWN, false, got);
         assert_string_equal(got, want[k].down);
-        types_of(&c, want[k].type, LM_ROLE_UP, false, got);
+        types_of(&c, want[k].type, LM_PART_UP, false, got);
         assert_int_equal(strspn(got, base), want[k].layers);
-        types_of(&c, want[k].type, LM_ROLE_EMBED, false, got);
+        types_of(&c, want[k].type, LM_PART_EMBED, false, got);
         assert_string_equal(got, gpt2 ? "6" : base); /* tied: it is the head */
-        types_of(&c, want[k].type, LM_ROLE_OUTPUT, false, got);
+        types_of(&c, want[k].type, LM_PART_OUTPUT, false, got);
         assert_string_equal(got, gpt2 ? "" : "6");
-        types_of(&c, want[k].type, LM_ROLE_NORM, false, got);
+        types_of(&c, want[k].type, LM_PART_NORM, false, got);
         assert_int_equal(strspn(got, "0"), strlen(got));
-        types_of(&c, want[k].type, LM_ROLE_QKV, true, got);
+        types_of(&c, want[k].type, LM_PART_QKV, true, got);
         assert_int_equal(strspn(got, "0"), strlen(got));
         lm_config_fini(&c);
     }
@@ -517,17 +516,17 @@ static void low_mixtures_are_llama_cpps(void **state)
         lm_gguf_rule r = { .importance = want[i].importance };
         config_of(&c, want[i].arch, want[i].layers, 256, false);
         c.kv_heads = want[i].kv_heads;
-        types_by(&c, r, want[i].type, gpt2 ? LM_ROLE_QKV : LM_ROLE_V, false, got);
+        types_by(&c, r, want[i].type, gpt2 ? LM_PART_QKV : LM_PART_V, false, got);
         assert_string_equal(got, want[i].value);
-        types_by(&c, r, want[i].type, LM_ROLE_DOWN, false, got);
+        types_by(&c, r, want[i].type, LM_PART_DOWN, false, got);
         assert_string_equal(got, want[i].down);
-        types_by(&c, r, want[i].type, LM_ROLE_ATTN_OUT, false, got);
+        types_by(&c, r, want[i].type, LM_PART_ATTN_OUT, false, got);
         assert_int_equal(got[0], want[i].out);
-        types_by(&c, r, want[i].type, LM_ROLE_OUTPUT, false, got);
+        types_by(&c, r, want[i].type, LM_PART_OUTPUT, false, got);
         assert_string_equal(got, "6");
         r.pure = true;
         const char base[2] = { want[i].type[0] == 'q' ? want[i].type[1] : want[i].type[4], 0 };
-        types_by(&c, r, want[i].type, LM_ROLE_DOWN, false, got);
+        types_by(&c, r, want[i].type, LM_PART_DOWN, false, got);
         assert_int_equal(strspn(got, base), want[i].layers);
         lm_config_fini(&c);
     }
@@ -544,7 +543,7 @@ static void values_of_70b_have_more_bits(void **state)
         lm_config c;
         config_of(&c, i % 2 ? "qwen2" : "llama", 80, 256, false);
         c.kv_heads = 1;
-        types_of(&c, types[i / 2], LM_ROLE_V, false, got);
+        types_of(&c, types[i / 2], LM_PART_V, false, got);
         assert_int_equal(strspn(got, "5"), 80);
         lm_config_fini(&c);
     }
@@ -570,14 +569,14 @@ static void rows_that_fit_no_block_fall_back(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lm_gguf_rule r = { 0 };
         lm_config c;
-        lm_slot *s = NULL;
+        lm_model_tensor *s = NULL;
         size_t n = 0;
         bool fell_back;
         lm_err e = { 0 };
         config_of(&c, "llama", 1, cases[i].width, false);
         assert_int_equal(lm_gguf_recipe_find(cases[i].type, &r.recipe, &e), LM_OK);
-        assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
-        const lm_slot *q = slot_of(s, n, "blk.0.attn_q.weight");
+        assert_int_equal(lm_model_tensors_make(&c, &s, &n, &e), LM_OK);
+        const lm_model_tensor *q = slot_of(s, n, "blk.0.attn_q.weight");
         assert_int_equal(letter(lm_gguf_recipe_type(&r, &c, q, LM_DTYPE_BF16, &fell_back)),
                          cases[i].want);
         assert_int_equal(fell_back, cases[i].falls);
@@ -614,7 +613,7 @@ static void write_gguf(const char *path, uint32_t type, uint8_t code)
 {
     lm_config c;
     lm_gguf_plan *p = NULL;
-    lm_slot *s = NULL;
+    lm_model_tensor *s = NULL;
     lm_buf b = { 0 }, data = { 0 };
     size_t n = 0;
     lm_err e = { 0 };
@@ -624,7 +623,7 @@ static void write_gguf(const char *path, uint32_t type, uint8_t code)
                 "\"max_position_embeddings\":8}",
                 &c);
     assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
-    assert_int_equal(lm_slots_make(&c, &s, &n, &e), LM_OK);
+    assert_int_equal(lm_model_tensors_make(&c, &s, &n, &e), LM_OK);
     lm_gguf_put_str(p, "general.architecture", "llama", 5);
     lm_gguf_put_numbers(p, &c);
     for (size_t i = 0; i < n; i++)
@@ -769,7 +768,7 @@ int main(void)
         cmocka_unit_test(low_mixtures_are_llama_cpps),
         cmocka_unit_test(values_of_70b_have_more_bits),
         cmocka_unit_test(rows_that_fit_no_block_fall_back),
-        cmocka_unit_test(slots_have_names_and_shapes),
+        cmocka_unit_test(tensors_have_names_and_shapes),
         cmocka_unit_test(rope_rows_are_llama_cpps),
         cmocka_unit_test(bits_are_moved),
         cmocka_unit_test(types_are_formats),

@@ -12,8 +12,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "model/slots.h"
-#include "model/verify.h"
+#include "convert/names.h"
+#include "convert/verify.h"
 
 static char dir[64];
 
@@ -68,7 +68,7 @@ static const odd *odd_of(const odd *o, const char *name)
 static void put_weights(const char *file, bool parts, const odd *o)
 {
     lm_config c;
-    lm_slot *slot = NULL;
+    lm_model_tensor *wanted = NULL;
     lm_st_plan *p = NULL;
     lm_st_writer *w = NULL;
     lm_err e = { 0 };
@@ -78,12 +78,13 @@ static void put_weights(const char *file, bool parts, const odd *o)
 
     assert_int_equal(lm_json_load(in("config.json"), 1 << 20, &config, &e), LM_OK);
     assert_int_equal(lm_config_read(config, "config", &c, &e), LM_OK);
-    assert_int_equal(lm_slots_make(&c, &slot, &n, &e), LM_OK);
+    assert_int_equal(lm_model_tensors_make(&c, &wanted, &n, &e), LM_OK);
     assert_int_equal(lm_st_plan_new(&p, &e), LM_OK);
     for (size_t i = 0; parts && i < n; i++)
-        if (!odd_of(o, slot[i].hf))
+        if (!odd_of(o, wanted[i].hf))
             assert_int_equal(
-                lm_st_plan_add(p, slot[i].hf, LM_DTYPE_BF16, slot[i].ndim, slot[i].dim, &e), LM_OK);
+                lm_st_plan_add(p, wanted[i].hf, LM_DTYPE_BF16, wanted[i].ndim, wanted[i].dim, &e),
+                LM_OK);
     for (; o && o->name; o++)
         if (o->rows)
             assert_int_equal(lm_st_plan_add(p, o->name, o->dtype, 2, (int64_t[]){ o->rows, 4 }, &e),
@@ -95,7 +96,7 @@ static void put_weights(const char *file, bool parts, const odd *o)
     }
     assert_int_equal(lm_st_commit(w, &e), LM_OK);
     lm_st_plan_free(p);
-    lm_free(slot);
+    lm_free(wanted);
     lm_config_fini(&c);
     json_decref(config);
 }

@@ -13,7 +13,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "model/convert_impl.h"
+#include "convert/convert_impl.h"
 #include "model_run.h"
 #include "train/importance.h"
 
@@ -39,7 +39,7 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
 static void open_model(lm_import *m)
 {
     lm_err e = { 0 };
-    lm_slot *s = NULL;
+    lm_model_tensor *s = NULL;
     size_t n = 0;
     json_t *o = NULL;
 
@@ -49,7 +49,7 @@ static void open_model(lm_import *m)
     must(lm_config_read(o, "config", &m->config, &e), &e);
     json_decref(o);
     must(lm_st_plan_new(&m->plan, &e), &e);
-    must(lm_slots_make(&m->config, &s, &n, &e), &e);
+    must(lm_model_tensors_make(&m->config, &s, &n, &e), &e);
     for (size_t i = 0; i < n; i++)
         must(lm_st_plan_add(m->plan, s[i].hf, LM_DTYPE_F32, s[i].ndim, s[i].dim, &e), &e);
     lm_free(s);

@@ -6,8 +6,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "convert/verify.h"
 #include "format/inspect_text.h"
-#include "model/verify.h"
 
 typedef struct {
     lm_text text[2]; /* of notes, of faults */

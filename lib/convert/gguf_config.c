@@ -7,9 +7,9 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "convert/gguf_meta.h"
+#include "convert/names.h"
 #include "format/provenance.h"
-#include "model/gguf_meta.h"
-#include "model/slots.h"
 
 /* ---- Writing ---- */
 

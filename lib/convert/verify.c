@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c -- files and tensors, each with its reader; see verify.h. */
-#include "model/verify.h"
+#include "convert/verify.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -9,9 +9,9 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "convert/names.h"
 #include "format/foreign.h"
 #include "model/preset.h"
-#include "model/slots.h"
 
 void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,
                    ...)
@@ -72,9 +72,9 @@ static void check_files(const lm_model_source *m, lm_findings *f)
 typedef struct {
     const lm_model_source *m;
     const lm_config *c;
-    lm_slot *slot;
-    const lm_slot **sorted; /* by bare name */
-    bool *seen;             /* of each slot */
+    lm_model_tensor *wanted;
+    const lm_model_tensor **sorted; /* by bare name */
+    bool *seen;                     /* of each */
     size_t n;
     lm_findings *f;
 } parts;
@@ -87,21 +87,22 @@ static const char *bare(const char *name)
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(bare((*(const lm_slot *const *)a)->hf), bare((*(const lm_slot *const *)b)->hf));
+    return strcmp(bare((*(const lm_model_tensor *const *)a)->hf),
+                  bare((*(const lm_model_tensor *const *)b)->hf));
 }
 
-static int by_key(const void *key, const void *slot)
+static int by_key(const void *key, const void *wanted)
 {
-    return strcmp(bare(key), bare((*(const lm_slot *const *)slot)->hf));
+    return strcmp(bare(key), bare((*(const lm_model_tensor *const *)wanted)->hf));
 }
 
-static const lm_slot *slot_named(const parts *p, const char *name)
+static const lm_model_tensor *wanted_named(const parts *p, const char *name)
 {
-    const lm_slot **at = bsearch(name, p->sorted, p->n, sizeof(lm_slot *), by_key);
+    const lm_model_tensor **at = bsearch(name, p->sorted, p->n, sizeof(lm_model_tensor *), by_key);
     return at ? *at : NULL;
 }
 
-static void check_shape(const parts *p, const lm_st_tensor *t, const lm_slot *s)
+static void check_shape(const parts *p, const lm_st_tensor *t, const lm_model_tensor *s)
 {
     const char *file = lm_model_source_file_of(p->m, t);
     bool same = t->ndim == s->ndim;
@@ -124,12 +125,12 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
     const char *file = lm_model_source_file_of(p->m, t);
     char plain[512];
     bool packed = lm_verify_is_packed(t->name, plain, sizeof plain);
-    const lm_slot *s = slot_named(p, packed ? plain : t->name);
+    const lm_model_tensor *s = wanted_named(p, packed ? plain : t->name);
 
-    if (s && p->seen[s - p->slot])
+    if (s && p->seen[s - p->wanted])
         lm_verify_say(p->f, true, file, t->name, "is there twice, under another name too");
     if (s) {
-        p->seen[s - p->slot] = true;
+        p->seen[s - p->wanted] = true;
         if (!packed)
             check_shape(p, t, s);
     } else if (lm_is_buffer(t->name)) {
@@ -146,22 +147,22 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
 static lm_code check_parts(const lm_model_source *m, const lm_config *c, lm_findings *f, lm_err *e)
 {
     parts p = { .m = m, .c = c, .f = f };
-    lm_code rc = lm_slots_make(c, &p.slot, &p.n, e);
+    lm_code rc = lm_model_tensors_make(c, &p.wanted, &p.n, e);
 
     if (!rc)
-        rc = lm_alloc_n(&p.sorted, p.n, sizeof(lm_slot *), "names of tensors", e);
+        rc = lm_alloc_n(&p.sorted, p.n, sizeof(lm_model_tensor *), "names of tensors", e);
     if (!rc)
         rc = lm_alloc_n(&p.seen, p.n, 1, "names of tensors", e);
     for (size_t i = 0; !rc && i < p.n; i++)
-        p.sorted[i] = &p.slot[i];
+        p.sorted[i] = &p.wanted[i];
     if (!rc)
-        qsort(p.sorted, p.n, sizeof(lm_slot *), by_name);
+        qsort(p.sorted, p.n, sizeof(lm_model_tensor *), by_name);
     for (size_t i = 0; !rc && i < lm_model_source_count(m); i++)
         check_tensor(&p, lm_model_source_at(m, i));
     for (size_t i = 0; !rc && i < p.n; i++)
         if (!p.seen[i])
-            lm_verify_say(f, true, "", p.slot[i].hf, "is missing");
-    lm_free(p.slot);
+            lm_verify_say(f, true, "", p.wanted[i].hf, "is missing");
+    lm_free(p.wanted);
     lm_free(p.sorted);
     lm_free(p.seen);
     return rc;

@@ -4,9 +4,9 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "convert/convert_impl.h"
 #include "format/folder_json.h"
 #include "format/safetensors_table.h"
-#include "model/convert_impl.h"
 
 /* ---- Importing ---- */
 

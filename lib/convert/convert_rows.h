@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_rows.h -- a matrix in one format and layout written in another, rows in parallel. */
-#ifndef LM_MODEL_CONVERT_ROWS_H
-#define LM_MODEL_CONVERT_ROWS_H
+/* convert_rows.h -- a matrix in one format and order written in another, rows in parallel. */
+#ifndef LM_CONVERT_CONVERT_ROWS_H
+#define LM_CONVERT_CONVERT_ROWS_H
 
 #include "base/err.h"
 #include "base/par.h"
-#include "model/slots.h"
+#include "convert/names.h"
 #include "numeric/format.h"
 
 typedef struct {
@@ -15,17 +15,17 @@ typedef struct {
     const lm_format *from, *to; /* F32, F16, BF16 or interleaved */
     int64_t rows, cols;         /* of src */
     bool turn;                  /* dst is [cols, rows]; at most one side may be interleaved */
-    /* Row r of dst is row map(ctx, r) of src; NULL: r.  Not with turn. */
-    int64_t (*map)(const lm_slot *slot, int64_t r);
-    const lm_slot *slot;
+    /* Row r of dst is row map(tensor, r) of src; NULL: r.  Not with turn. */
+    int64_t (*map)(const lm_model_tensor *of, int64_t r);
+    const lm_model_tensor *tensor;
     /* To blocks: how much the error of each column of dst counts (importance.h); NULL: all alike. */
     const float *importance;
 } lm_rows;
 
-/* How slot s goes from Hugging Face's layout to GGUF's, or back; src and dst are the caller's to
+/* How tensor s goes from the order of Hugging Face's files to GGUF's, or back; src and dst are the caller's to
  * set.  False: not at all, the bytes are the same. */
-bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, const lm_format *from, const lm_format *to,
-                     lm_rows *r);
+bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *from,
+                       const lm_format *to, lm_rows *r);
 
 /* The same format on both sides moves bits, others go through F32. Same bytes for any pool.  Fails:
  * LM_ELIMIT; LM_ENUMERIC naming tensor and element when a finite number would become infinite, or

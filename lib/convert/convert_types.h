@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_types.h -- which type each tensor of a GGUF file gets.  Private to lib/model.
+/* convert_types.h -- which type each tensor of a GGUF file gets.  Private to lib/convert.
  *
  * Norms, biases and learned positions are F32, whatever is asked for.  The mixtures are those of
  * llama.cpp (src/llama-quant.cpp): the head, some values and some second matrices of the MLP in more
  * bits than the rest. */
-#ifndef LM_MODEL_CONVERT_TYPES_H
-#define LM_MODEL_CONVERT_TYPES_H
+#ifndef LM_CONVERT_CONVERT_TYPES_H
+#define LM_CONVERT_CONVERT_TYPES_H
 
 #include "base/err.h"
+#include "convert/names.h"
 #include "format/safetensors.h"
 #include "model/config.h"
-#include "model/slots.h"
 
 /* One of lm_gguf_types (convert.h). */
 typedef struct lm_gguf_recipe lm_gguf_recipe;
@@ -23,14 +23,14 @@ typedef struct {
     bool pure;       /* no mixture: every matrix in the recipe's type */
     bool importance; /* there is an importance matrix: some mixtures need less then */
 } lm_gguf_rule;
-/* The type of slot s of a model, which is in `dtype` now.  A row that is no whole number of blocks
+/* The type of tensor s of a model, which is in `dtype` now.  A row that is no whole number of blocks
  * takes the next larger type of smaller blocks, one that fits no blocks stays as it is; then
  * *fell_back is true. */
-uint32_t lm_gguf_recipe_type(const lm_gguf_rule *r, const lm_config *c, const lm_slot *s,
+uint32_t lm_gguf_recipe_type(const lm_gguf_rule *r, const lm_config *c, const lm_model_tensor *s,
                              lm_dtype dtype, bool *fell_back);
 /* general.file_type, llama.cpp's number for the file as a whole (include/llama.h); from[i] is what
- * slot i is made of. */
-uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_slot *s, size_t n,
+ * wanted tensor i is made of. */
+uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_model_tensor *s, size_t n,
                                   const lm_st_tensor *const *from);
 
 #endif

@@ -7,18 +7,18 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "convert/convert_impl.h"
+#include "convert/gguf_meta.h"
 #include "format/safetensors_table.h"
-#include "model/convert_impl.h"
-#include "model/gguf_meta.h"
 
 typedef struct {
     lm_gguf *g;
-    lm_slot *slot;
+    lm_model_tensor *wanted;
     size_t n;
-    const lm_gguf_tensor **from; /* of slot i */
-    size_t *slot_of;             /* of tensor i of the plan */
+    const lm_gguf_tensor **from; /* of wanted tensor i */
+    size_t *wanted_of;           /* of tensor i of the plan */
     size_t cap_of;
-    bool *named; /* slot i is in the list of what the file was made from */
+    bool *named; /* wanted tensor i is in the list of what the file was made from */
     const lm_gguf_tensor *last;
     void *copy;
     size_t cap;
@@ -82,11 +82,11 @@ static lm_code check_whole(const lm_import *m, const lm_gguf *g, lm_err *e)
 }
 
 /* Axes of length 1 in front do not count: llama.cpp leaves them out. */
-static bool fits(const lm_slot *s, const lm_gguf_tensor *t)
+static bool fits(const lm_model_tensor *s, const lm_gguf_tensor *t)
 {
     int64_t want[2], have[2] = { 1, 1 };
 
-    lm_slot_gguf_dim(s, want);
+    lm_model_tensor_gguf_dim(s, want);
     if (s->ndim == 1) {
         want[1] = want[0];
         want[0] = 1;
@@ -117,15 +117,16 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
                        lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), m->config.layers,
                        lm_plural(m->config.layers));
-    rc = lm_slots_make(&m->config, &q->slot, &q->n, e);
+    rc = lm_model_tensors_make(&m->config, &q->wanted, &q->n, e);
 
     if (!rc)
         rc = lm_alloc_n(&q->from, q->n, sizeof *q->from, "tensors of a model", e);
     for (size_t i = 0; !rc && i < q->n; i++) {
-        const lm_gguf_tensor *t = q->from[i] = lm_gguf_find(q->g, q->slot[i].gguf);
+        const lm_gguf_tensor *t = q->from[i] = lm_gguf_find(q->g, q->wanted[i].gguf);
         if (!t)
-            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", q->slot[i].gguf);
-        if (!fits(&q->slot[i], t))
+            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
+                           q->wanted[i].gguf);
+        if (!fits(&q->wanted[i], t))
             return lm_fail(e, LM_EFORMAT, m->path, NULL,
                            "tensor '%s' has not the shape that the metadata ask for", t->name);
         if (!is_read(lm_format_of_gguf(t->type)))
@@ -141,7 +142,7 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
         bool known =
             !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, "output.weight"));
         for (size_t k = 0; !known && k < q->n; k++)
-            known = !strcmp(q->slot[k].gguf, name);
+            known = !strcmp(q->wanted[k].gguf, name);
         if (!known)
             return lm_fail(e, LM_EUSAGE, m->path, NULL,
                            "tensor '%.80s' is not known to the architecture %s", name,
@@ -163,19 +164,20 @@ static lm_dtype result_type(const lm_gguf_tensor *t, lm_dtype made, lm_dtype wan
     return f->element;
 }
 
-static lm_code add(lm_import *m, gguf *q, size_t slot, const char *name, lm_dtype made,
+static lm_code add(lm_import *m, gguf *q, size_t nth, const char *name, lm_dtype made,
                    lm_dtype want, lm_err *e)
 {
-    const lm_slot *s = &q->slot[slot];
+    const lm_model_tensor *s = &q->wanted[nth];
     size_t i = lm_st_plan_count(m->plan);
     lm_code rc =
-        lm_st_plan_add(m->plan, name, result_type(q->from[slot], made, want), s->ndim, s->dim, e);
+        lm_st_plan_add(m->plan, name, result_type(q->from[nth], made, want), s->ndim, s->dim, e);
 
-    m->quantised |= lm_format_interleaved(lm_format_of_gguf(q->from[slot]->type));
+    m->quantised |= lm_format_interleaved(lm_format_of_gguf(q->from[nth]->type));
     if (!rc)
-        rc = lm_grow(&q->slot_of, &q->cap_of, i + 1, sizeof *q->slot_of, "tensors of a model", e);
+        rc = lm_grow(&q->wanted_of, &q->cap_of, i + 1, sizeof *q->wanted_of, "tensors of a model",
+                     e);
     if (!rc)
-        q->slot_of[i] = slot;
+        q->wanted_of[i] = nth;
     return rc;
 }
 
@@ -201,10 +203,10 @@ static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t 
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' has an entry of type %s",
                        LM_GGUF_TENSORS, type);
     if (m->config.tied && !strcmp(name, "lm_head.weight"))
-        return add(m, q, 0, name, made, want, e); /* slot 0 is the embedding */
+        return add(m, q, 0, name, made, want, e); /* the first is the embedding */
     for (size_t k = 0; k < q->n; k++) {
         size_t at = (*hint + k) % q->n;
-        if (lm_slot_is(&q->slot[at], name) && !q->named[at]) {
+        if (lm_model_tensor_is(&q->wanted[at], name) && !q->named[at]) {
             *hint = at + 1;
             q->named[at] = true;
             return add(m, q, at, name, made, want, e);
@@ -224,7 +226,7 @@ static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
 
     if (!kept || !kept->array || kept->kind != LM_GGUF_STRING) {
         for (size_t i = 0; !rc && i < q->n; i++)
-            rc = add(m, q, i, q->slot[i].hf, LM_DTYPE_NONE, want, e);
+            rc = add(m, q, i, q->wanted[i].hf, LM_DTYPE_NONE, want, e);
         return rc;
     }
     rc = lm_alloc_n(&q->named, q->n, sizeof *q->named, "tensors of a model", e);
@@ -240,9 +242,9 @@ static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
 static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
 {
     gguf *q = m->state;
-    size_t slot = q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
-    const lm_slot *s = &q->slot[slot];
-    const lm_gguf_tensor *from = q->from[slot];
+    size_t nth = q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
+    const lm_model_tensor *s = &q->wanted[nth];
+    const lm_gguf_tensor *from = q->from[nth];
     lm_rows r;
     lm_code rc;
 
@@ -250,7 +252,8 @@ static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_e
         lm_gguf_forget(q->g, q->last);
     q->last = from;
     *data = lm_gguf_data(q->g, from);
-    if (!lm_rows_of_slot(s, false, lm_format_of_gguf(from->type), lm_format_of_dtype(t->dtype), &r))
+    if (!lm_rows_of_tensor(s, false, lm_format_of_gguf(from->type), lm_format_of_dtype(t->dtype),
+                           &r))
         return LM_OK;
     rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
     r.src = *data;
@@ -262,7 +265,7 @@ static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
 {
     const gguf *q = m->state;
 
-    return lm_format_of_gguf(q->from[q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
+    return lm_format_of_gguf(q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
 }
 
 static void close_file(lm_import *m)
@@ -270,9 +273,9 @@ static void close_file(lm_import *m)
     gguf *q = m->state;
 
     lm_gguf_close(q->g);
-    lm_free(q->slot);
+    lm_free(q->wanted);
     lm_free(q->from);
-    lm_free(q->slot_of);
+    lm_free(q->wanted_of);
     lm_free(q->named);
     lm_free(q->copy);
     lm_free(q);

@@ -3,12 +3,12 @@
  * llama.cpp reads, and back.
  *
  * The keys are those that llama.cpp's conversion writes for the same model (docs/gguf.md;
- * conversion/ and gguf-py of ggml-org/llama.cpp).  Private to lib/model. */
-#ifndef LM_MODEL_GGUF_META_H
-#define LM_MODEL_GGUF_META_H
+ * conversion/ and gguf-py of ggml-org/llama.cpp).  Private to lib/convert. */
+#ifndef LM_CONVERT_GGUF_META_H
+#define LM_CONVERT_GGUF_META_H
 
+#include "convert/convert.h"
 #include "format/gguf.h"
-#include "model/convert.h"
 
 /* A tensor of divisors of the rotary frequencies, [head_dim / 2], which llama3's scaling needs in
  * GGUF; it is no tensor of Hugging Face's. */

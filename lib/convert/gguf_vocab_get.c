@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "model/gguf_meta.h"
+#include "convert/gguf_meta.h"
 #include "text/pretok_scan.h"
 #include "text/scored.h"
 #include "text/tokenizer.h"

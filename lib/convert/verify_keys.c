@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "convert/verify.h"
 #include "model/preset.h"
-#include "model/verify.h"
 
 /* Known, and without effect here: about files, classes and training, or defaults of other programs. */
 static const char *const neutral[] = { "_attn_implementation_autoset",

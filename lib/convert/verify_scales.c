@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "model/verify.h"
+#include "convert/verify.h"
 
 enum { NAME = 512 };
 

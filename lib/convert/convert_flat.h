@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert_flat.h -- formats that are a header and then all tensors in an order that the reader
- * knows: llm.c's checkpoints and llama2.c's .bin.  Private to lib/model.
+ * knows: llm.c's checkpoints and llama2.c's .bin.  Private to lib/convert.
  *
  * llm.c (train_gpt2.c, train_gpt2.py), GPT-2 alone:
  *   256 i32: 20240326, version (3: F32, 5: BF16), positions, vocabulary, layers, heads, width,
@@ -11,11 +11,11 @@
  *   tensor of its own), positions; the tensors; two tables of the rotation behind the last norm
  *   version 1: "ak42" as u32 0x616b3432, i32 1, the 7 i32, u8 1 when the head is the embedding,
  *   zeros up to 256 bytes; norms first
- * Layouts are those of GGUF (slots.h). */
-#ifndef LM_MODEL_CONVERT_FLAT_H
-#define LM_MODEL_CONVERT_FLAT_H
+ * Orders of elements are those of GGUF (names.h). */
+#ifndef LM_CONVERT_CONVERT_FLAT_H
+#define LM_CONVERT_CONVERT_FLAT_H
 
-#include "model/convert_impl.h"
+#include "convert/convert_impl.h"
 
 /* The order of tensors: GGUF names, NULL at the end; one that begins with '*' is there for each
  * layer; "#" stands for the tables of the rotation. */
@@ -24,15 +24,15 @@ typedef struct {
     size_t header;    /* bytes before the first */
     lm_dtype dtype;   /* of all */
     int64_t pad_rows; /* of the embedding; 0: as they are */
-} lm_flat;
+} lm_flat_file;
 
 extern const char *const lm_llmc_order[], *const lm_llama2c_order[], *const lm_llama2c_order1[];
 
 /* From a map, which is the import's from now on; m->tree and m->config are there.  Fails:
  * LM_EFORMAT when the file is longer or shorter. */
-lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat *f, lm_err *e);
+lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat_file *f, lm_err *e);
 /* The header and all tensors to `path`. */
-lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat *f, const void *header,
+lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat_file *f, const void *header,
                        const lm_export_opts *o, lm_err *e);
 
 #endif

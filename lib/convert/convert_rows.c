@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert_rows.c -- matrices recast row by row. */
-#include "model/convert_rows.h"
+#include "convert/convert_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -136,7 +136,7 @@ static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
     float *row = j->scratch + (size_t)worker * j->each;
 
     for (int64_t i = begin; i < end; i++) {
-        int64_t at = r->map ? r->map(r->slot, i) : i;
+        int64_t at = r->map ? r->map(r->tensor, i) : i;
         const char *src = (const char *)r->src + (size_t)at * j->in;
         char *dst = (char *)r->dst + (size_t)i * j->out;
         if (same(r)) {
@@ -209,18 +209,18 @@ static void scatter_stripe(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-bool lm_rows_of_slot(const lm_slot *s, bool to_gguf, const lm_format *from, const lm_format *to,
-                     lm_rows *r)
+bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *from,
+                       const lm_format *to, lm_rows *r)
 {
-    bool rope = s->layout == LM_LAYOUT_ROPE, turn = s->layout == LM_LAYOUT_CONV1D;
+    bool rope = s->order == LM_ORDER_ROPE, turn = s->order == LM_ORDER_CONV1D;
 
     *r = (lm_rows){
-        .name = to_gguf ? s->hf : s->gguf, .from = from, .to = to, .slot = s, .turn = turn
+        .name = to_gguf ? s->hf : s->gguf, .from = from, .to = to, .tensor = s, .turn = turn
     };
     r->rows = s->ndim == 2 ? s->dim[turn && !to_gguf] : rope ? s->dim[0] : 1;
     r->cols = s->ndim == 2 ? s->dim[!(turn && !to_gguf)] : rope ? 1 : s->dim[0];
     if (rope)
-        r->map = to_gguf ? lm_slot_hf_row : lm_slot_gguf_row;
+        r->map = to_gguf ? lm_model_tensor_hf_row : lm_model_tensor_gguf_row;
     return rope || turn || !same(r);
 }
 

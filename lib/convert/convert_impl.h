@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_impl.h -- what importers and exporters share; private to lib/model. */
-#ifndef LM_MODEL_CONVERT_IMPL_H
-#define LM_MODEL_CONVERT_IMPL_H
+/* convert_impl.h -- what importers and exporters share; private to lib/convert. */
+#ifndef LM_CONVERT_CONVERT_IMPL_H
+#define LM_CONVERT_CONVERT_IMPL_H
 
 #include "base/file.h"
-#include "model/convert.h"
-#include "model/convert_rows.h"
-#include "model/slots.h"
+#include "convert/convert.h"
+#include "convert/convert_rows.h"
+#include "convert/names.h"
 
 #define LM_SIDE_MAX ((size_t)1 << 30) /* bytes of a small file */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert.c -- what is it, and who can read or write it. */
-#include "model/convert.h"
+#include "convert/convert.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,8 +16,8 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "convert/convert_impl.h"
 #include "format/safetensors_table.h"
-#include "model/convert_impl.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer.h"
 
@@ -349,16 +349,17 @@ void lm_import_close(lm_import *m)
     memset(m, 0, sizeof *m);
 }
 
-/* ---- Slots ---- */
+/* ---- Tensors by their part in the model ---- */
 
-bool lm_slot_is(const lm_slot *s, const char *name)
+bool lm_model_tensor_is(const lm_model_tensor *s, const char *name)
 {
     const char *dot = strchr(s->hf, '.');
 
-    return !strcmp(s->hf, name) || (s->role != LM_ROLE_OUTPUT && dot && !strcmp(dot + 1, name));
+    return !strcmp(s->hf, name) || (s->part != LM_PART_OUTPUT && dot && !strcmp(dot + 1, name));
 }
 
-static lm_code check_slot(const lm_import *m, const lm_slot *s, const lm_st_tensor *t, lm_err *e)
+static lm_code check_wanted(const lm_import *m, const lm_model_tensor *s, const lm_st_tensor *t,
+                            lm_err *e)
 {
     bool fits = t->ndim == s->ndim;
     char have[LM_ST_SHAPE], want[LM_ST_SHAPE];
@@ -376,51 +377,51 @@ static lm_code check_slot(const lm_import *m, const lm_slot *s, const lm_st_tens
     return LM_OK;
 }
 
-static lm_code place(const lm_import *m, lm_slotted *s, size_t i, size_t *hint, lm_err *e)
+static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm_err *e)
 {
     const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
     char show[LM_ST_SHOWN];
 
     for (size_t k = 0; k < s->n; k++) { /* mostly the one after the last one found */
         size_t at = (*hint + k) % s->n;
-        if (!lm_slot_is(&s->slot[at], t->name))
+        if (!lm_model_tensor_is(&s->wanted[at], t->name))
             continue;
         if (s->from[at])
             return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is there twice", t->name);
         s->from[at] = t;
-        s->slot_of[i] = (int64_t)at;
+        s->wanted_of[i] = (int64_t)at;
         *hint = at + 1;
-        return check_slot(m, &s->slot[at], t, e);
+        return check_wanted(m, &s->wanted[at], t, e);
     }
-    s->slot_of[i] =
-        m->config.tied && !strcmp(t->name, "lm_head.weight") ? LM_SLOT_TIED : LM_SLOT_IGNORED;
-    if (s->slot_of[i] == LM_SLOT_IGNORED && !lm_is_buffer(t->name))
+    s->wanted_of[i] =
+        m->config.tied && !strcmp(t->name, "lm_head.weight") ? LM_TENSOR_TIED : LM_TENSOR_IGNORED;
+    if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_is_buffer(t->name))
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is not known to %s",
                        lm_st_show(t->name, show), lm_arch_name(m->config.arch));
     return LM_OK;
 }
 
-lm_code lm_slotted_make(const lm_import *m, lm_slotted *s, lm_err *e)
+lm_code lm_match_make(const lm_import *m, lm_match *s, lm_err *e)
 {
     size_t n = lm_st_plan_count(m->plan), hint = 0;
-    lm_code rc = lm_slots_make(&m->config, &s->slot, &s->n, e);
+    lm_code rc = lm_model_tensors_make(&m->config, &s->wanted, &s->n, e);
 
     if (!rc)
-        rc = lm_alloc_n(&s->slot_of, n, sizeof *s->slot_of, "tensors of a model", e);
+        rc = lm_alloc_n(&s->wanted_of, n, sizeof *s->wanted_of, "tensors of a model", e);
     if (!rc)
         rc = lm_alloc_n(&s->from, s->n, sizeof *s->from, "tensors of a model", e);
     for (size_t i = 0; !rc && i < n; i++)
         rc = place(m, s, i, &hint, e);
     for (size_t k = 0; !rc && k < s->n; k++)
         if (!s->from[k])
-            rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", s->slot[k].hf);
+            rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", s->wanted[k].hf);
     return rc;
 }
 
-void lm_slotted_fini(lm_slotted *s)
+void lm_match_fini(lm_match *s)
 {
-    lm_free(s->slot);
-    lm_free(s->slot_of);
+    lm_free(s->wanted);
+    lm_free(s->wanted_of);
     lm_free(s->from);
 }
 

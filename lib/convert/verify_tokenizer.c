@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
-#include "model/verify.h"
+#include "convert/verify.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer_impl.h"
 

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "convert/convert_impl.h"
+#include "convert/gguf_meta.h"
 #include "format/folder_json.h"
-#include "model/convert_impl.h"
-#include "model/gguf_meta.h"
 
 typedef struct {
     lm_import *m;

@@ -1,52 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slots.h -- every tensor of a model: its name and shape in Hugging Face's files and in GGUF's.
+/* names.h -- every tensor of a model: its name and shape in Hugging Face's files and in GGUF's.
  *
  * GGUF names an architecture's parts, not its modules (blk.3.attn_q.weight for
- * model.layers.3.self_attn.q_proj.weight).  Two layouts differ (llama.cpp, conversion/):
+ * model.layers.3.self_attn.q_proj.weight).  Two orders of elements differ (llama.cpp, conversion/):
  *   ROPE    rows of q and k of the architecture "llama" (Llama, Mistral): within each head, the row
  *           of a pair's first half at 2i and of its second at 2i + 1 there, at i and d/2 + i here
  *   CONV1D  GPT-2's linear weights: [in, out] here, [out, in] there */
-#ifndef LM_MODEL_SLOTS_H
-#define LM_MODEL_SLOTS_H
+#ifndef LM_CONVERT_NAMES_H
+#define LM_CONVERT_NAMES_H
 
 #include "base/err.h"
 #include "model/config.h"
 
-typedef enum { LM_LAYOUT_SAME, LM_LAYOUT_ROPE, LM_LAYOUT_CONV1D } lm_layout;
+typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
 
 typedef enum {
-    LM_ROLE_EMBED,
-    LM_ROLE_POSITION,
-    LM_ROLE_NORM,
-    LM_ROLE_OUTPUT,
-    LM_ROLE_Q,
-    LM_ROLE_K,
-    LM_ROLE_V,
-    LM_ROLE_QKV,
-    LM_ROLE_ATTN_OUT,
-    LM_ROLE_GATE,
-    LM_ROLE_UP,
-    LM_ROLE_DOWN,
-} lm_slot_role;
+    LM_PART_EMBED,
+    LM_PART_POSITION,
+    LM_PART_NORM,
+    LM_PART_OUTPUT,
+    LM_PART_Q,
+    LM_PART_K,
+    LM_PART_V,
+    LM_PART_QKV,
+    LM_PART_ATTN_OUT,
+    LM_PART_GATE,
+    LM_PART_UP,
+    LM_PART_DOWN,
+} lm_part;
 
 typedef struct {
     char gguf[64], hf[96];
     int ndim;       /* 1 or 2 */
     int64_t dim[2]; /* as in Hugging Face's files */
-    lm_layout layout;
-    lm_slot_role role;
+    lm_element_order order;
+    lm_part part;
     bool bias;
     int64_t layer; /* -1: outside the layers */
-    int64_t heads; /* LM_LAYOUT_ROPE: heads that the rows divide into */
-} lm_slot;
+    int64_t heads; /* LM_ORDER_ROPE: heads that the rows divide into */
+} lm_model_tensor;
 
 /* All tensors of a model, in the order of its layers.  *out is yours (lm_free).  Fails: LM_ELIMIT. */
-lm_code lm_slots_make(const lm_config *c, lm_slot **out, size_t *n, lm_err *e);
+lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e);
 /* Shape in GGUF. */
-void lm_slot_gguf_dim(const lm_slot *s, int64_t dim[2]);
-/* Row of LM_LAYOUT_ROPE: where row `r` of GGUF's tensor lies in Hugging Face's, and back. */
-int64_t lm_slot_hf_row(const lm_slot *s, int64_t r);
-int64_t lm_slot_gguf_row(const lm_slot *s, int64_t r);
+void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2]);
+/* Row of LM_ORDER_ROPE: where row `r` of GGUF's tensor lies in Hugging Face's, and back. */
+int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r);
+int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r);
 /* Is a tensor of this name in Hugging Face's files a buffer: a table that is made anew when the model
  * is built, and part of no format but theirs (attn.bias, rotary_emb.inv_freq)? */
 bool lm_is_buffer(const char *name);

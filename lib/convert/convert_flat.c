@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert_flat.c -- tensors in a known order, without names. */
-#include "model/convert_flat.h"
+#include "convert/convert_flat.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -53,18 +53,18 @@ const char *const lm_llama2c_order1[] = { "*attn_norm.weight",
 
 /* ---- Going through the file ---- */
 
-typedef lm_code (*visit_fn)(void *ctx, size_t slot, uint64_t bytes, lm_err *e);
+typedef lm_code (*visit_fn)(void *ctx, size_t nth, uint64_t bytes, lm_err *e);
 
 typedef struct {
     const lm_config *c;
-    const lm_flat *f;
-    const lm_slot *slot;
+    const lm_flat_file *f;
+    const lm_model_tensor *wanted;
     size_t n;
-} layout;
+} walk;
 
-static uint64_t slot_bytes(const layout *l, const lm_slot *s)
+static uint64_t bytes_of(const walk *l, const lm_model_tensor *s)
 {
-    int64_t rows = s->role == LM_ROLE_EMBED && l->f->pad_rows ? l->f->pad_rows : s->dim[0];
+    int64_t rows = s->part == LM_PART_EMBED && l->f->pad_rows ? l->f->pad_rows : s->dim[0];
 
     return lm_plain_bytes(l->f->dtype, rows * (s->ndim == 2 ? s->dim[1] : 1));
 }
@@ -74,16 +74,16 @@ static uint64_t table_bytes(const lm_config *c)
     return (uint64_t)(c->max_positions * c->head_dim) * 4; /* cosines, then sines */
 }
 
-static lm_code visit_name(const layout *l, const char *name, visit_fn visit, void *ctx, lm_err *e)
+static lm_code visit_name(const walk *l, const char *name, visit_fn visit, void *ctx, lm_err *e)
 {
     for (size_t i = 0; i < l->n; i++)
-        if (!strcmp(l->slot[i].gguf, name))
-            return visit(ctx, i, slot_bytes(l, &l->slot[i]), e);
+        if (!strcmp(l->wanted[i].gguf, name))
+            return visit(ctx, i, bytes_of(l, &l->wanted[i]), e);
     return LM_OK; /* the head of a tied model */
 }
 
-/* Visit the tensors in the file's order; the tables are slot n. */
-static lm_code go_through(const layout *l, visit_fn visit, void *ctx, lm_err *e)
+/* Visit the tensors in the file's order; the tables are number n. */
+static lm_code go_through(const walk *l, visit_fn visit, void *ctx, lm_err *e)
 {
     char name[64];
     lm_code rc = LM_OK;
@@ -105,11 +105,11 @@ static lm_code go_through(const layout *l, visit_fn visit, void *ctx, lm_err *e)
 
 typedef struct {
     lm_map map;
-    lm_slot *slot;
+    lm_model_tensor *wanted;
     size_t n;
-    uint64_t *at; /* of slot i */
+    uint64_t *at; /* of wanted tensor i */
     uint64_t end;
-    size_t *slot_of;
+    size_t *wanted_of;
     size_t cap_of;
     lm_import *m;
     lm_dtype dtype;
@@ -120,13 +120,13 @@ typedef struct {
 static lm_code load(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e)
 {
     flat *q = m->state;
-    size_t i = q->slot_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
+    size_t i = q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))];
     const lm_format *f = lm_format_of_dtype(q->dtype);
     lm_rows r;
     lm_code rc;
 
     *data = q->map.data + q->at[i];
-    if (!lm_rows_of_slot(&q->slot[i], false, f, f, &r) && q->at[i] % 4 == 0)
+    if (!lm_rows_of_tensor(&q->wanted[i], false, f, f, &r) && q->at[i] % 4 == 0)
         return LM_OK;
     rc = lm_grow(&q->copy, &q->cap, t->bytes, 1, "a tensor", e);
     r.src = *data;
@@ -139,14 +139,14 @@ static void close_flat(lm_import *m)
     flat *q = m->state;
 
     lm_map_close(&q->map);
-    lm_free(q->slot);
+    lm_free(q->wanted);
     lm_free(q->at);
-    lm_free(q->slot_of);
+    lm_free(q->wanted_of);
     lm_free(q->copy);
     lm_free(q);
 }
 
-static lm_code take(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
+static lm_code take(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
 {
     flat *q = ctx;
     size_t i = lm_st_plan_count(q->m->plan);
@@ -155,21 +155,21 @@ static lm_code take(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
     if (q->end > q->map.size || bytes > q->map.size - q->end)
         return lm_fail(e, LM_EFORMAT, q->m->path, "fetch the file again",
                        "it ends at byte %zu, within '%s'", q->map.size,
-                       slot < q->n ? q->slot[slot].gguf : "its tables");
-    if (slot < q->n) {
-        const lm_slot *s = &q->slot[slot];
-        q->at[slot] = q->end;
+                       nth < q->n ? q->wanted[nth].gguf : "its tables");
+    if (nth < q->n) {
+        const lm_model_tensor *s = &q->wanted[nth];
+        q->at[nth] = q->end;
         rc = lm_st_plan_add(q->m->plan, s->hf, q->dtype, s->ndim, s->dim, e);
         if (!rc)
-            rc = lm_grow(&q->slot_of, &q->cap_of, i + 1, sizeof *q->slot_of, "tensors", e);
+            rc = lm_grow(&q->wanted_of, &q->cap_of, i + 1, sizeof *q->wanted_of, "tensors", e);
         if (!rc)
-            q->slot_of[i] = slot;
+            q->wanted_of[i] = nth;
     }
     q->end += bytes;
     return rc;
 }
 
-lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat *f, lm_err *e)
+lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat_file *f, lm_err *e)
 {
     flat *q = NULL;
     lm_code rc = lm_alloc_n(&q, 1, sizeof *q, "a checkpoint", e);
@@ -186,11 +186,11 @@ lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat *f, lm_err *e)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s for %" PRId64 " layer%s",
                        map->size, lm_plural(map->size), m->config.layers,
                        lm_plural(m->config.layers));
-    rc = lm_slots_make(&m->config, &q->slot, &q->n, e);
+    rc = lm_model_tensors_make(&m->config, &q->wanted, &q->n, e);
     if (!rc)
         rc = lm_alloc_n(&q->at, q->n, sizeof *q->at, "tensors", e);
     if (!rc)
-        rc = go_through(&(layout){ &m->config, f, q->slot, q->n }, take, q, e);
+        rc = go_through(&(walk){ &m->config, f, q->wanted, q->n }, take, q, e);
     if (!rc && q->end != q->map.size)
         rc =
             lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s, its header asks for %" PRIu64,
@@ -202,17 +202,17 @@ lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat *f, lm_err *e)
 
 typedef struct {
     lm_import *m;
-    const lm_flat *f;
-    lm_slotted s;
+    const lm_flat_file *f;
+    lm_match s;
     lm_out *out;
     void *cast;
     size_t cap;
     uint64_t total, done;
 } writer;
 
-static lm_code add_up(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
+static lm_code add_up(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
 {
-    (void)slot;
+    (void)nth;
     (void)e;
     ((writer *)ctx)->total += bytes;
     return LM_OK;
@@ -249,7 +249,7 @@ static lm_code put_zeros(writer *w, uint64_t bytes, lm_err *e)
     return rc;
 }
 
-static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
+static lm_code put(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
 {
     writer *w = ctx;
     lm_rows r;
@@ -258,13 +258,13 @@ static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
 
     if (lm_stopping())
         return LM_OK;
-    if (slot == w->s.n)
+    if (nth == w->s.n)
         return put_tables(w, e);
-    const lm_st_tensor *t = w->s.from[slot];
+    const lm_st_tensor *t = w->s.from[nth];
     const lm_format *f = lm_format_of_dtype(w->f->dtype);
     size_t own = lm_plain_bytes(w->f->dtype, t->count);
     rc = w->m->load(w->m, t, &data, e);
-    if (!rc && lm_rows_of_slot(&w->s.slot[slot], true, lm_format_of_dtype(t->dtype), f, &r)) {
+    if (!rc && lm_rows_of_tensor(&w->s.wanted[nth], true, lm_format_of_dtype(t->dtype), f, &r)) {
         rc = lm_grow(&w->cast, &w->cap, own, 1, "a tensor", e);
         r.src = data;
         r.dst = w->cast;
@@ -281,14 +281,14 @@ static lm_code put(void *ctx, size_t slot, uint64_t bytes, lm_err *e)
     return rc;
 }
 
-lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat *f, const void *header,
+lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat_file *f, const void *header,
                        const lm_export_opts *o, lm_err *e)
 {
     writer w = { .m = m, .f = f, .total = f->header };
-    layout l = { &m->config, f, NULL, 0 };
-    lm_code rc = lm_slotted_make(m, &w.s, e);
+    walk l = { &m->config, f, NULL, 0 };
+    lm_code rc = lm_match_make(m, &w.s, e);
 
-    l.slot = w.s.slot;
+    l.wanted = w.s.wanted;
     l.n = w.s.n;
     if (!rc && m->spool)
         rc = m->spool(m, e); /* another order than the source's */
@@ -307,6 +307,6 @@ lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat *f, const v
     else
         lm_out_drop(w.out);
     lm_free(w.cast);
-    lm_slotted_fini(&w.s);
+    lm_match_fini(&w.s);
     return rc;
 }

@@ -8,9 +8,9 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "model/convert_impl.h"
-#include "model/convert_types.h"
-#include "model/gguf_meta.h"
+#include "convert/convert_impl.h"
+#include "convert/convert_types.h"
+#include "convert/gguf_meta.h"
 
 /* ---- Metadata ---- */
 
@@ -54,7 +54,7 @@ static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, 
 }
 
 /* Files that cannot be made again from the metadata, and the types of the tensors. */
-static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s, lm_err *e)
+static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match *s, lm_err *e)
 {
     lm_gguf_text *line = NULL;
     lm_buf text = { 0 }, coded = { 0 };
@@ -79,7 +79,7 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_slott
         for (size_t i = 0, at = 0; !rc && i < n; i++) {
             const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
             size_t len = strlen(t->dtype_name) + 1 + strlen(t->name);
-            if (s->slot_of[i] == LM_SLOT_IGNORED)
+            if (s->wanted_of[i] == LM_TENSOR_IGNORED)
                 continue;
             if (!pass)
                 rc = lm_buf_addf(&text, e, "%s %s", t->dtype_name, t->name);
@@ -109,7 +109,7 @@ static void put_importance(lm_gguf_plan *p, const lm_export_opts *o)
                         (uint32_t)lm_imatrix_chunks(o->imatrix));
 }
 
-static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
+static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
                        const lm_gguf_recipe *r, const lm_export_opts *o, lm_err *e)
 {
     lm_buf chain = { 0 };
@@ -118,7 +118,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
     put_text(p, "general.architecture", lm_gguf_arch(m->config.arch));
     put_text(p, "general.type", "model");
     rc = put_name(p, m, o->name, e);
-    lm_gguf_put_u32(p, "general.file_type", lm_gguf_recipe_file_type(r, s->slot, s->n, s->from));
+    lm_gguf_put_u32(p, "general.file_type", lm_gguf_recipe_file_type(r, s->wanted, s->n, s->from));
     lm_gguf_put_u32(p, "general.quantization_version", 2);
     if (!rc)
         rc = lm_gguf_put_config(p, m, e);
@@ -141,7 +141,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
 /* ---- Tensors ---- */
 
 /* The head of a tied model is the embedding; a file that has it twice must have it alike. */
-static lm_code check_tied(lm_import *m, const lm_slotted *s, lm_err *e)
+static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
 {
     const lm_st_tensor *head = NULL, *embed = s->from[0];
     const void *a, *b;
@@ -150,7 +150,7 @@ static lm_code check_tied(lm_import *m, const lm_slotted *s, lm_err *e)
     lm_code rc = LM_OK;
 
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++)
-        if (s->slot_of[i] == LM_SLOT_TIED)
+        if (s->wanted_of[i] == LM_TENSOR_TIED)
             head = lm_st_plan_at(m->plan, i);
     if (!head)
         return LM_OK;
@@ -171,14 +171,14 @@ static lm_code check_tied(lm_import *m, const lm_slotted *s, lm_err *e)
     return rc;
 }
 
-static void say_buffers(const lm_import *m, const lm_slotted *s)
+static void say_buffers(const lm_import *m, const lm_match *s)
 {
     const lm_st_tensor *first = NULL;
     size_t n = 0;
     char more[40] = "";
 
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++)
-        if (s->slot_of[i] == LM_SLOT_IGNORED && !n++)
+        if (s->wanted_of[i] == LM_TENSOR_IGNORED && !n++)
             first = lm_st_plan_at(m->plan, i);
     if (n > 1)
         snprintf(more, sizeof more, " and %zu more", n - 1);
@@ -189,20 +189,20 @@ static void say_buffers(const lm_import *m, const lm_slotted *s)
 
 /* What did not become the type that was asked for. */
 typedef struct {
-    const lm_slot *first;
+    const lm_model_tensor *first;
     uint32_t type; /* of it */
     size_t n;
 } misfits;
 
 static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
 {
-    const lm_slot *s = f->first;
+    const lm_model_tensor *s = f->first;
     char more[40] = "";
     int64_t dim[2];
 
     if (!s)
         return;
-    lm_slot_gguf_dim(s, dim);
+    lm_model_tensor_gguf_dim(s, dim);
     if (f->n > 1)
         snprintf(more, sizeof more, " and %zu more", f->n - 1);
     lm_log(m->sink, LM_LOG_WARN,
@@ -211,7 +211,7 @@ static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
 }
 
 /* What is quantised a second time: errors add up. */
-static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotted *s)
+static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match *s)
 {
     const lm_st_tensor *first = NULL;
     const lm_gguf_tensor *to = NULL;
@@ -220,7 +220,7 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotte
 
     for (size_t i = 0; m->format_of && i < lm_st_plan_count(m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
-        if (s->slot_of[i] < 0 || at >= lm_gguf_plan_count(p))
+        if (s->wanted_of[i] < 0 || at >= lm_gguf_plan_count(p))
             continue;
         const lm_gguf_tensor *want = lm_gguf_plan_at(p, at++);
         if (!lm_format_interleaved(m->format_of(m, t)) ||
@@ -241,7 +241,7 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_slotte
         lm_format_of_gguf(to->type)->name);
 }
 
-static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *s,
+static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
                          const lm_gguf_rule *rule, const char *asked)
 {
     misfits blocks = { 0 }, plain = { 0 };
@@ -249,18 +249,18 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_slotted *
     bool fell_back;
 
     for (size_t i = 0; i < lm_st_plan_count(m->plan); i++) {
-        if (s->slot_of[i] < 0)
+        if (s->wanted_of[i] < 0)
             continue;
-        const lm_slot *slot = &s->slot[s->slot_of[i]];
-        uint32_t type = lm_gguf_recipe_type(rule, &m->config, slot,
+        const lm_model_tensor *want = &s->wanted[s->wanted_of[i]];
+        uint32_t type = lm_gguf_recipe_type(rule, &m->config, want,
                                             lm_st_plan_at(m->plan, i)->dtype, &fell_back);
         misfits *f = lm_format_interleaved(lm_format_of_gguf(type)) ? &blocks : &plain;
         if (fell_back && !f->n++) {
-            f->first = slot;
+            f->first = want;
             f->type = type;
         }
-        lm_slot_gguf_dim(slot, dim);
-        lm_gguf_put_tensor(p, slot->gguf, type, slot->ndim, slot->ndim == 2 ? dim : slot->dim);
+        lm_model_tensor_gguf_dim(want, dim);
+        lm_gguf_put_tensor(p, want->gguf, type, want->ndim, want->ndim == 2 ? dim : want->dim);
     }
     say_buffers(m, s);
     say_misfits(m, &blocks, asked);
@@ -321,14 +321,14 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
 
 typedef struct {
     lm_import *m;
-    const lm_slotted *s;
+    const lm_match *s;
     const lm_imatrix *imatrix; /* NULL: none */
     lm_gguf_writer *w;
     void *cast;
     size_t cap;
 } writer;
 
-static lm_code write_tensor(writer *w, const lm_slot *s, const lm_st_tensor *t, lm_err *e)
+static lm_code write_tensor(writer *w, const lm_model_tensor *s, const lm_st_tensor *t, lm_err *e)
 {
     const lm_gguf_tensor *want = lm_gguf_next(w->w);
     const void *data;
@@ -336,8 +336,8 @@ static lm_code write_tensor(writer *w, const lm_slot *s, const lm_st_tensor *t, 
     lm_rows r;
     lm_code rc = w->m->load(w->m, t, &data, e);
 
-    if (!rc &&
-        lm_rows_of_slot(s, true, lm_format_of_dtype(t->dtype), lm_format_of_gguf(want->type), &r)) {
+    if (!rc && lm_rows_of_tensor(s, true, lm_format_of_dtype(t->dtype),
+                                 lm_format_of_gguf(want->type), &r)) {
         rc = lm_grow(&w->cast, &w->cap, want->bytes, 1, "a tensor", e);
         r.src = data;
         r.dst = w->cast;
@@ -369,9 +369,9 @@ static lm_code write_tensors(writer *w, uint64_t total, lm_err *e)
 
     for (size_t i = 0; !rc && !lm_stopping() && i < lm_st_plan_count(w->m->plan); i++) {
         const lm_st_tensor *t = lm_st_plan_at(w->m->plan, i);
-        if (w->s->slot_of[i] < 0)
+        if (w->s->wanted_of[i] < 0)
             continue;
-        rc = write_tensor(w, &w->s->slot[w->s->slot_of[i]], t, e);
+        rc = write_tensor(w, &w->s->wanted[w->s->wanted_of[i]], t, e);
         done += (double)t->bytes;
         lm_progress(w->m->sink, "convert", done, (double)total, "bytes", t->name);
     }
@@ -391,14 +391,14 @@ static uint64_t plan_bytes(const lm_gguf_plan *p)
 lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e)
 {
     lm_gguf_rule rule = { .pure = o->pure, .importance = o->imatrix != NULL };
-    lm_slotted s = { 0 };
+    lm_match s = { 0 };
     lm_gguf_plan *plan = NULL;
     lm_out *out = NULL;
     writer w = { .m = m, .s = &s, .imatrix = o->imatrix };
     lm_code rc = lm_gguf_recipe_find(o->type, &rule.recipe, e);
 
     if (!rc)
-        rc = lm_slotted_make(m, &s, e);
+        rc = lm_match_make(m, &s, e);
     if (!rc)
         rc = check_tied(m, &s, e);
     if (!rc)
@@ -428,6 +428,6 @@ lm_code lm_export_gguf(lm_import *m, const char *path, const lm_export_opts *o, 
         lm_out_drop(out);
     lm_free(w.cast);
     lm_gguf_plan_free(plan);
-    lm_slotted_fini(&s);
+    lm_match_fini(&s);
     return rc;
 }

@@ -8,19 +8,19 @@
  * GGUF of our own making keeps config.json, the tokenizer's files and the types of the tensors
  * under "lmutils.*", so that the way back gives the same bytes; from other GGUF files config.json
  * and tokenizer.json are made anew out of the metadata. */
-#ifndef LM_MODEL_CONVERT_H
-#define LM_MODEL_CONVERT_H
+#ifndef LM_CONVERT_CONVERT_H
+#define LM_CONVERT_CONVERT_H
 
 #include <stdbool.h>
 
 #include "base/buf.h"
 #include "base/par.h"
 #include "base/progress.h"
+#include "convert/names.h"
 #include "format/folder.h"
 #include "format/imatrix.h"
 #include "format/provenance.h"
 #include "model/config.h"
-#include "model/slots.h"
 #include "numeric/format.h"
 
 typedef enum {
@@ -93,21 +93,24 @@ const lm_side_file *lm_import_side(const lm_import *m, const char *name);
 
 /* ---- Tensors by their part in the model ---- */
 
-/* A model's tensors beside the slots of its config. */
+/* A model's tensors beside those that its config asks for. */
 typedef struct {
-    lm_slot *slot;
+    lm_model_tensor *wanted;
     size_t n;
-    int64_t *slot_of;          /* of tensor i of the plan: index, or one of the two below */
-    const lm_st_tensor **from; /* of slot i */
-} lm_slotted;
-enum { LM_SLOT_IGNORED = -1, LM_SLOT_TIED = -2 }; /* a buffer; the head's copy of the embedding */
+    int64_t *wanted_of;        /* of tensor i of the plan: index, or one of the two below */
+    const lm_st_tensor **from; /* of wanted tensor i */
+} lm_match;
+enum {
+    LM_TENSOR_IGNORED = -1,
+    LM_TENSOR_TIED = -2
+}; /* a buffer; the head's copy of the embedding */
 
-/* Find every slot of m->config among m's tensors, in its shape, and every tensor among the slots.
+/* Find every tensor that m->config asks for among m's, in its shape, and each of m's among those.
  * Fails: LM_EFORMAT naming the tensor. */
-lm_code lm_slotted_make(const lm_import *m, lm_slotted *out, lm_err *e);
-void lm_slotted_fini(lm_slotted *s);
-/* Is `name` what Hugging Face calls the slot, with or without the leading "model."? */
-bool lm_slot_is(const lm_slot *s, const char *name);
+lm_code lm_match_make(const lm_import *m, lm_match *out, lm_err *e);
+void lm_match_fini(lm_match *s);
+/* Is `name` what Hugging Face calls the tensor, with or without the leading "model."? */
+bool lm_model_tensor_is(const lm_model_tensor *s, const char *name);
 
 /* ---- Exporting ---- */
 

@@ -10,8 +10,8 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "model/convert_impl.h"
-#include "model/gguf_meta.h"
+#include "convert/convert_impl.h"
+#include "convert/gguf_meta.h"
 #include "text/scored.h"
 
 #define UNDERSCORE "\xe2\x96\x81" /* U+2581 */

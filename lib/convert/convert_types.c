@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert_types.c -- llama.cpp's types of files, and its mixtures. */
-#include "model/convert_types.h"
+#include "convert/convert_types.h"
 
 #include <string.h>
 #include <strings.h>
 
 #include "base/text.h"
+#include "convert/convert.h"
 #include "format/gguf.h"
-#include "model/convert.h"
 #include "numeric/format.h"
 
 enum {
@@ -95,7 +95,7 @@ static bool more_bits(int64_t i, int64_t n)
 }
 
 /* Attention's values, alone or with queries and keys. */
-static int values_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c)
+static int values_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_config *c)
 {
     bool grouped = c->heads / c->kv_heads >= 4;
     /* what llama.cpp calls 70B: few values that many heads share */
@@ -134,7 +134,8 @@ static int values_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_confi
 }
 
 /* The second matrices of the MLP. */
-static int down_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c, bool importance)
+static int down_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_config *c,
+                     bool importance)
 {
     bool early = s->layer < c->layers / 8;
 
@@ -158,20 +159,20 @@ static int down_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config 
     }
 }
 
-static int mix_type(const lm_gguf_recipe *r, const lm_slot *s, const lm_config *c, bool importance,
-                    int64_t cols)
+static int mix_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_config *c,
+                    bool importance, int64_t cols)
 {
-    switch (s->role) {
-    case LM_ROLE_OUTPUT:
+    switch (s->part) {
+    case LM_PART_OUTPUT:
         return cols % 256 ? Q8_0 : Q6_K;
-    case LM_ROLE_EMBED:
+    case LM_PART_EMBED:
         return !c->tied ? r->type : cols % 256 ? Q8_0 : Q6_K;
-    case LM_ROLE_V:
-    case LM_ROLE_QKV:
+    case LM_PART_V:
+    case LM_PART_QKV:
         return values_type(r, s, c);
-    case LM_ROLE_DOWN:
+    case LM_PART_DOWN:
         return down_type(r, s, c, importance);
-    case LM_ROLE_ATTN_OUT:
+    case LM_PART_ATTN_OUT:
         return r->mix == MIX_Q2     ? Q3_K
                : r->mix == MIX_Q3_M ? Q4_K
                : r->mix == MIX_Q3_L ? Q5_K
@@ -203,7 +204,7 @@ static int plain_type(lm_dtype d)
                                 : LM_GGUF_TYPE_F32;
 }
 
-uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const lm_slot *s,
+uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const lm_model_tensor *s,
                              lm_dtype dtype, bool *fell_back)
 {
     const lm_gguf_recipe *r = rule->recipe;
@@ -211,11 +212,11 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const
     int own = plain_type(dtype), type, fits;
 
     *fell_back = false;
-    if (s->ndim == 1 || s->role == LM_ROLE_POSITION)
+    if (s->ndim == 1 || s->part == LM_PART_POSITION)
         return LM_GGUF_TYPE_F32; /* llama.cpp computes with no other */
     if (r->type == KEEP)
         return (uint32_t)own;
-    lm_slot_gguf_dim(s, dim);
+    lm_model_tensor_gguf_dim(s, dim);
     type = r->mix && !rule->pure ? mix_type(r, s, c, rule->importance, dim[1]) : r->type;
     fits = fall_back(type, dim[1], own);
     *fell_back = fits != type;
@@ -240,7 +241,7 @@ bool lm_gguf_type_weighs(const char *type)
 }
 
 /* file_type of a file that keeps each tensor's own type: that of most bytes of its matrices. */
-static uint32_t own_file_type(const lm_slot *s, size_t n, const lm_st_tensor *const *from)
+static uint32_t own_file_type(const lm_model_tensor *s, size_t n, const lm_st_tensor *const *from)
 {
     uint64_t bytes[3] = { 0 };
     static const uint32_t types[3] = { 0, 1, 32 };
@@ -256,7 +257,7 @@ static uint32_t own_file_type(const lm_slot *s, size_t n, const lm_st_tensor *co
     return types[most];
 }
 
-uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_slot *s, size_t n,
+uint32_t lm_gguf_recipe_file_type(const lm_gguf_recipe *r, const lm_model_tensor *s, size_t n,
                                   const lm_st_tensor *const *from)
 {
     return r->type == KEEP ? own_file_type(s, n, from) : r->file_type;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "model/convert_flat.h"
+#include "convert/convert_flat.h"
 
 enum { LLMC_MAGIC = 20240326, LLMC_HEADER = 1024, LLMC_F32 = 3, LLMC_BF16 = 5, LLMC_PAD = 128 };
 enum { AK42 = 0x616b3432, AK42_HEADER = 256, LLAMA2C_HEADER = 28 };
@@ -42,7 +42,7 @@ bool lm_is_llmc(const uint8_t *data, size_t size)
 lm_code lm_import_llmc(lm_import *m, lm_map *map, lm_err *e)
 {
     const uint8_t *h = map->data;
-    lm_flat f = { .order = lm_llmc_order, .header = LLMC_HEADER };
+    lm_flat_file f = { .order = lm_llmc_order, .header = LLMC_HEADER };
     lm_code rc = LM_OK;
 
     if (map->size < LLMC_HEADER || !lm_is_llmc(h, map->size))
@@ -102,8 +102,8 @@ lm_code lm_export_llmc(lm_import *m, const char *path, const lm_export_opts *o, 
 {
     const lm_config *c = &m->config;
     uint8_t h[LLMC_HEADER] = { 0 };
-    lm_flat f = { lm_llmc_order, LLMC_HEADER, llmc_dtype(m, o),
-                  (c->vocab + LLMC_PAD - 1) / LLMC_PAD * LLMC_PAD };
+    lm_flat_file f = { lm_llmc_order, LLMC_HEADER, llmc_dtype(m, o),
+                       (c->vocab + LLMC_PAD - 1) / LLMC_PAD * LLMC_PAD };
 
     if (c->arch != LM_ARCH_GPT2)
         return refuse(m, "llm.c", "model but GPT-2", e);
@@ -206,9 +206,9 @@ lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e)
         lm_map_close(map);
         return rc;
     }
-    const lm_flat f = { .order = s.version1 ? lm_llama2c_order1 : lm_llama2c_order,
-                        .header = s.version1 ? AK42_HEADER : LLAMA2C_HEADER,
-                        .dtype = LM_DTYPE_F32 };
+    const lm_flat_file f = { .order = s.version1 ? lm_llama2c_order1 : lm_llama2c_order,
+                             .header = s.version1 ? AK42_HEADER : LLAMA2C_HEADER,
+                             .dtype = LM_DTYPE_F32 };
     return lm_flat_import(m, map, &f, e);
 }
 
@@ -218,9 +218,9 @@ lm_code lm_export_llama2c(lm_import *m, const char *path, const lm_export_opts *
     const int64_t v[7] = { c->width,        c->ffn,      c->layers,
                            c->heads,        c->kv_heads, c->tied ? c->vocab : -c->vocab,
                            c->max_positions };
-    const lm_flat f = { .order = lm_llama2c_order,
-                        .header = LLAMA2C_HEADER,
-                        .dtype = LM_DTYPE_F32 };
+    const lm_flat_file f = { .order = lm_llama2c_order,
+                             .header = LLAMA2C_HEADER,
+                             .dtype = LM_DTYPE_F32 };
     uint8_t h[LLAMA2C_HEADER];
 
     if ((c->arch != LM_ARCH_LLAMA && c->arch != LM_ARCH_MISTRAL))

@@ -12,8 +12,8 @@
  *   tokens   each file of the tokenizer, and generation_config.json, is read as a tool reads it; what
  *            breaks its format is a fault, a whole tokenizer of a kind that is not read here a note
  * The tensors of an architecture that is not known here are not checked, and a note says so. */
-#ifndef LM_MODEL_VERIFY_H
-#define LM_MODEL_VERIFY_H
+#ifndef LM_CONVERT_VERIFY_H
+#define LM_CONVERT_VERIFY_H
 
 #include "base/buf.h"
 #include "format/folder.h"
