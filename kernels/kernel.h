@@ -36,7 +36,7 @@ typedef struct {
     uint64_t seed; /* of the whole training run */
     int64_t step;  /* optimiser step, from 0 */
     int64_t micro; /* micro-batch of the step, from 0, counted over all processes */
-    bool more;     /* sums go on: this process has run another micro-batch of the step before */
+    bool more;     /* add to gradients and sums: not this process's first micro-batch */
 } lm_step;
 
 /* An order of execution on a device, and what its kernels need to know of it (kernels/cuda/stream.h). */

@@ -146,7 +146,7 @@ static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
     return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
 }
 
-/* The reference defines every operator, and is nobody's faster way. */
+/* The reference is never chosen as a faster alternative. */
 static bool cpu_joins(lm_backend *b, const char *op, lm_dtype act, const lm_call *c)
 {
     const lm_kernel *k = cpu_kernel(b, op, act);

@@ -22,7 +22,7 @@ static bool equal_fields(const lm_field *f, const char *a, const char *b)
     return true;
 }
 
-/* The padding between two views, of which b lies behind a; -1: it does not, or something else lies there. */
+/* Elements of padding between view a and view b behind it; -1: b does not begin where a ends. */
 static int64_t padding(const lm_graph *g, lm_vid a, lm_vid b)
 {
     const lm_value *x = &g->value[a], *y = &g->value[b];
@@ -33,7 +33,7 @@ static int64_t padding(const lm_graph *g, lm_vid a, lm_vid b)
     return y->at - end;
 }
 
-/* Whether operand b goes on where a ends, or is the same for both calls. */
+/* Whether operand b begins where operand a ends, or both are the same value. */
 static bool goes_on(const lm_graph *g, const lm_operand *o, lm_vid a, lm_vid b, int64_t *gap)
 {
     if (!is_flat(o) || a < 0 || b < 0)
@@ -63,7 +63,7 @@ static bool is_shifted(const lm_graph *g, const lm_node *n)
     return false;
 }
 
-/* Whether the call b goes on where the call a ends. */
+/* Whether every operand of node b begins where that of node a ends. */
 static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     int64_t gap = -1;

@@ -64,7 +64,7 @@ lm_vid lm_grad_take(lm_grad *g, lm_vid v);
 lm_code lm_grad_give(lm_grad *g, lm_vid v, lm_vid d, lm_err *e);
 /* The GRAD value of parameter v, made at its first use, and how this writer must write to it.  When
  * v wants no gradient (frozen) or is absent: *out = LM_SKIP and *acc is left alone; a writer that
- * cannot do without that output writes to an activation that nobody reads. */
+ * needs that output all the same writes to an activation without readers. */
 lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
 
 #endif

@@ -15,7 +15,7 @@
 #include "kernels/rope.h"
 #include "op/ops.h"
 
-/* Who has to do with a value. */
+/* Readers and writer of a value. */
 typedef struct {
     int reads; /* operands, not nodes */
     lm_node *reader, *writer;
@@ -58,7 +58,7 @@ static void count_uses(fuser *f)
 
 /* ---- what rules ask ---- */
 
-/* Nobody has the value but the nodes of this list, who read it so many times. */
+/* The value is read exactly `reads` times, only here. */
 static bool has_reads(const fuser *f, lm_vid v, int reads)
 {
     return v >= 0 && f->g->value[v].role == LM_ROLE_ACT && !f->use[v].kept &&
@@ -337,7 +337,7 @@ static void visit(fuser *f, lm_node *n)
 {
     if (n->op == &lm_op_linear) {
         if (linear_cast(f, n) && n->op != &lm_op_linear)
-            return; /* it has moved on, and is met again */
+            return; /* moved later in the list; the walk will reach it */
         if (norm_linear_act(f, n) || norm_linear(f, n, NULL, LM_ACT_NONE))
             return;
         linear_act(f, n);

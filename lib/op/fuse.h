@@ -4,7 +4,7 @@
  *
  * The last pass before the memory plan (build -> precision -> backward -> fuse), over forward and
  * backward alike.  A joined operator takes the place of its parts only where the backend has a
- * kernel of its own for it (lm_backend.joins) and nobody else reads what lies between them, so
+ * kernel of its own for it (lm_backend.joins) and no other node reads what lies between them, so
  * graphs of different backends may differ, and their results only by roundings:
  *
  *   linear, gelu                               linear_act
