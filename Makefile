@@ -377,7 +377,8 @@ gen-completions: tools ## write share/completions from the option tables
 install: all ## install tools, pages, completions, presets, library and headers under DESTDIR and PREFIX
 	$(MAKE) install-built
 
-# What is built already; paths with spaces are one path.
+# What is built already; paths with spaces are one path.  Headers whose comment says "Private to lib/FOLDER" stay here
+# (tests/lint/lint); those of kernels are contracts that the others name.
 install-built:
 	install -d "$$DEST/bin" "$$DEST/lib"
 	install -m 755 $(BIN) "$$DEST/bin"
@@ -389,7 +390,7 @@ install-built:
 	        install -d "$$DEST/share/man/man$$n" && install -m 644 $$p "$$DEST/share/man/man$$n" || exit 1; \
 	    done; \
 	done
-	for h in lib/*/*.h; do \
+	for h in $$(grep -LiE 'private to lib/' lib/*/*.h) kernels/*.h; do \
 	    d=$$DEST/include/lmcore/$$(basename $$(dirname $$h)); \
 	    install -d "$$d" && install -m 644 $$h "$$d" || exit 1; \
 	done

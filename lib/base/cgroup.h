@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cgroup.h -- limits that the control groups of this process set (version 2, and 1 where mounted).
- */
+ * Private to lib/base. */
 #ifndef LM_BASE_CGROUP_H
 #define LM_BASE_CGROUP_H
 

@@ -11,7 +11,7 @@ uint64_t lm_hash_str(const char *s);
 
 /* XXH3-128 over pieces, as xxh128sum prints it: the digest is in canonical order (big-endian). */
 typedef struct {
-    _Alignas(64) unsigned char state[576];
+    __attribute__((aligned(64))) unsigned char state[576];
 } lm_hash128;
 void lm_hash128_init(lm_hash128 *h);
 void lm_hash128_add(lm_hash128 *h, const void *data, size_t len);

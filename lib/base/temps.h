@@ -6,7 +6,7 @@
  * that it interrupted.  Nothing is on disk that is not registered, nor the other way round.
  *
  * A temporary is named after its process and locked by it (owner.h); what dead processes have left in
- * a folder is removed when the first output in that folder is opened. */
+ * a folder is removed when the first output in that folder is opened.  Private to lib/base. */
 #ifndef LM_BASE_TEMPS_H
 #define LM_BASE_TEMPS_H
 

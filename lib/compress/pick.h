@@ -3,7 +3,7 @@
  * `--tensor` takes out and what is left of a damaged file.
  *
  * A tensor that is stored coded (coded.h) is picked by the name of the whole: its codes and scales
- * come with their description. */
+ * come with their description.  Private to lib/compress. */
 #ifndef LM_COMPRESS_PICK_H
 #define LM_COMPRESS_PICK_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* unpack_impl.h -- what unpack.c and salvage.c share: a place to write to, and one file written to
- * it, expanded if need be. */
+ * it, expanded if need be.  Private to lib/compress. */
 #ifndef LM_COMPRESS_UNPACK_IMPL_H
 #define LM_COMPRESS_UNPACK_IMPL_H
 

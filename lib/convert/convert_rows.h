@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_rows.h -- a matrix in one format and order written in another, rows in parallel. */
+/* convert_rows.h -- a matrix in one format and order written in another, rows in parallel.
+ * Private to lib/convert. */
 #ifndef LM_CONVERT_CONVERT_ROWS_H
 #define LM_CONVERT_CONVERT_ROWS_H
 

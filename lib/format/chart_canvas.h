@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chart_canvas.h -- inside the charts: what a back end can paint, and the one painter that all
- * share. */
+ * share.  Private to lib/format. */
 #ifndef LM_FORMAT_CHART_CANVAS_H
 #define LM_FORMAT_CHART_CANVAS_H
 

@@ -3,7 +3,8 @@
  *
  * libarchive's own reader compares neither, and takes what stands behind a damaged header for the end of the
  * file, so that `cat a.gz b.gz` with a fault in the middle would read as a shorter file.  This layer lies under
- * libarchive's: input that is not gzip passes through it unchanged, without a copy. */
+ * libarchive's: input that is not gzip passes through it unchanged, without a copy.
+ * Private to lib/format. */
 #ifndef LM_FORMAT_GUNZIP_H
 #define LM_FORMAT_GUNZIP_H
 

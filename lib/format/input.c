@@ -287,7 +287,7 @@ lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e)
         if (rc)
             break;
         if (doc->raw.len && is_rest(in)) {
-            atomic_fetch_add(&in->o.bad->records, 1);
+            __atomic_fetch_add(&in->o.bad->records, 1, __ATOMIC_SEQ_CST);
             doc->raw.len = 0;
             if (!in->ended)
                 continue;

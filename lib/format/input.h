@@ -32,12 +32,12 @@ typedef enum { LM_SPLIT_NONE, LM_SPLIT_BLANK, LM_SPLIT_STRING } lm_split;
 /* What was passed over because it is damaged: records of JSONL, and parts of compressed files and archives.
  * Zero-initialise; documents are decoded on many threads. */
 typedef struct {
-    _Atomic int64_t records;
+    int64_t records; /* counted by all of them */
     int64_t parts;
-    _Atomic bool taken; /* guards what follows */
-    int64_t index;      /* of the first bad record in the stream */
-    lm_err record;      /* what is wrong with it */
-    lm_err part;        /* and with the first bad part */
+    bool taken;    /* guards what follows */
+    int64_t index; /* of the first bad record in the stream */
+    lm_err record; /* what is wrong with it */
+    lm_err part;   /* and with the first bad part */
 } lm_input_bad;
 
 typedef struct {

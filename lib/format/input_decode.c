@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* input_decode.c -- a raw document to text: UTF-8, then JSON.  Part of input.h; any thread. */
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,14 +89,14 @@ static lm_code check_utf8(const lm_input_opts *o, lm_doc *doc, lm_err *e)
 static void note_bad(lm_input_bad *b, lm_doc *doc, const lm_err *why)
 {
     doc->skip = doc->broken = true;
-    while (atomic_exchange(&b->taken, true))
+    while (__atomic_exchange_n(&b->taken, true, __ATOMIC_SEQ_CST))
         ;
     if (!b->record.code || doc->index < b->index) {
         b->index = doc->index;
         b->record = *why;
     }
-    atomic_store(&b->taken, false);
-    atomic_fetch_add(&b->records, 1);
+    __atomic_store_n(&b->taken, false, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&b->records, 1, __ATOMIC_SEQ_CST);
 }
 
 static const char *type_of(char first)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* input_kind.h -- what a member of the input is: JSONL, plain text, or something else by mistake. */
+/* input_kind.h -- what a member of the input is: JSONL, plain text, or something else by mistake.
+ * Private to lib/format. */
 #ifndef LM_FORMAT_INPUT_KIND_H
 #define LM_FORMAT_INPUT_KIND_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_table.h -- the header of a safetensors file in memory: shared by its reader, stream,
- * plan and writer; private to lib/format. */
+ * plan and writer, and by those who read its tensors one by one. */
 #ifndef LM_FORMAT_SAFETENSORS_TABLE_H
 #define LM_FORMAT_SAFETENSORS_TABLE_H
 

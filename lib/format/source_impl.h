@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* source_impl.h -- what the files source*.c share: the state of a source, and its lower half, the file that is read
- * and the decoder on it.  Not for others. */
+ * and the decoder on it.  Not for others.  Private to lib/format. */
 #ifndef LM_FORMAT_SOURCE_IMPL_H
 #define LM_FORMAT_SOURCE_IMPL_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_layout.h -- what the files tokens*.c share about the bytes of token datasets.  Not for
- * others; the layouts themselves are described in tokens.h. */
+ * others; the layouts themselves are described in tokens.h.  Private to lib/format. */
 #ifndef LM_FORMAT_TOKENS_LAYOUT_H
 #define LM_FORMAT_TOKENS_LAYOUT_H
 

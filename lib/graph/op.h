@@ -75,7 +75,7 @@ struct lm_node;
 /* A random valid instance for tests: attributes, shapes of the inputs, and which outputs are
  * wanted. */
 typedef struct {
-    _Alignas(16) char attr[128];
+    __attribute__((aligned(16))) char attr[128];
     lm_tensor in[LM_MAX_IN]; /* act operands F32; dtype of integer operands I32; ndim 0: absent */
     int n_in;
     unsigned want; /* bit i: output i */

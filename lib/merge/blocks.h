@@ -4,7 +4,7 @@
  *
  * A tensor is cut into chunks of LM_MERGE_CHUNK elements, whatever the number of threads; a worker
  * takes a chunk block by block through its own `cells`, rows of LM_MERGE_STRIDE reals.  Sums are
- * kept for each chunk and added in their order. */
+ * kept for each chunk and added in their order.  Private to lib/merge. */
 #ifndef LM_MERGE_BLOCKS_H
 #define LM_MERGE_BLOCKS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chat.h -- the chat template that a merged model gets. */
+/* chat.h -- the chat template that a merged model gets.  Private to lib/merge. */
 #ifndef LM_MERGE_CHAT_H
 #define LM_MERGE_CHAT_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_impl.h -- what the parts of the engine share. */
+/* engine_impl.h -- what the parts of the engine share.  Private to lib/merge. */
 #ifndef LM_MERGE_ENGINE_IMPL_H
 #define LM_MERGE_ENGINE_IMPL_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* finite.h -- the first number of an array that a merge cannot use. */
+/* finite.h -- the first number of an array that a merge cannot use.  Private to lib/merge. */
 #ifndef LM_MERGE_FINITE_H
 #define LM_MERGE_FINITE_H
 

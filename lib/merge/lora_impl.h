@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_impl.h -- an adapter as the parts of its reader share it. */
+/* lora_impl.h -- an adapter as the parts of its reader share it.  Private to lib/merge. */
 #ifndef LM_MERGE_LORA_IMPL_H
 #define LM_MERGE_LORA_IMPL_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_impl.h -- what the parts of planning share. */
+/* plan_impl.h -- what the parts of planning share.  Private to lib/merge. */
 #ifndef LM_MERGE_PLAN_IMPL_H
 #define LM_MERGE_PLAN_IMPL_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_names.h -- what the name of a tensor says: its layer, its part in the model, its module. */
+/* plan_names.h -- what the name of a tensor says: its layer, its part in the model, its module.
+ * Private to lib/merge. */
 #ifndef LM_MERGE_PLAN_NAMES_H
 #define LM_MERGE_PLAN_NAMES_H
 

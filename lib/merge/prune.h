@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* prune.h -- what is dropped from a model's delta: the smallest, the smallest and the largest, or
- * drawn ones.  The definitions are mergekit's (sparsify.py); k = max(1, floor(density n)). */
+ * drawn ones.  The definitions are mergekit's (sparsify.py); k = max(1, floor(density n)).
+ * Private to lib/merge. */
 #ifndef LM_MERGE_PRUNE_H
 #define LM_MERGE_PRUNE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe_impl.h -- what the parts of the recipe reader share. */
+/* recipe_impl.h -- what the parts of the recipe reader share.  Private to lib/merge. */
 #ifndef LM_MERGE_RECIPE_IMPL_H
 #define LM_MERGE_RECIPE_IMPL_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_impl.h -- what the searches share; for lib/merge/search*.c only. */
+/* search_impl.h -- what the searches share; for lib/merge/search*.c only.
+ * Private to lib/merge. */
 #ifndef LM_MERGE_SEARCH_IMPL_H
 #define LM_MERGE_SEARCH_IMPL_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* search_log.h -- the lines of a weight search: written, and read again.  Their keys are in
- * search_weights.h. */
+ * search_weights.h.  Private to lib/merge. */
 #ifndef LM_MERGE_SEARCH_LOG_H
 #define LM_MERGE_SEARCH_LOG_H
 

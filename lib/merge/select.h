@@ -6,7 +6,7 @@
  * inside the bracket (some hundredths), and the list is searched.  Where the bracket misses, or too
  * many values fall into it (weights of few bits have few distinct deltas), histograms of the bits
  * narrow the threshold down instead, eleven bits a pass.  Either way the answer is the same, and the
- * same for any number of threads. */
+ * same for any number of threads.  Private to lib/merge. */
 #ifndef LM_MERGE_SELECT_H
 #define LM_MERGE_SELECT_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* generate_impl.h -- what the generator's files share: generate.c builds the graphs and runs prompts,
- * generate_step.c decodes, generate_choose.c chooses tokens from logits. */
+ * generate_step.c decodes, generate_choose.c chooses tokens from logits.
+ * Private to lib/model. */
 #ifndef LM_MODEL_GENERATE_IMPL_H
 #define LM_MODEL_GENERATE_IMPL_H
 

@@ -10,7 +10,7 @@
  * The scale is the block's largest magnitude.  Its sign chooses the map: positive, the block has no
  * negative number and takes the unsigned map, in which what is not 0 never becomes 0 (a second
  * moment of 0 would make the next step infinite); negative, the signed map.  A block with a number
- * that is not finite has the scale NaN. */
+ * that is not finite has the scale NaN.  Private to lib/numeric. */
 #ifndef LM_NUMERIC_FORMAT_DYNAMIC_H
 #define LM_NUMERIC_FORMAT_DYNAMIC_H
 

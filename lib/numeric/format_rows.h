@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* format_rows.h -- coders that go row by row: plain elements, and GGUF's blocks.  For format.c only. */
+/* format_rows.h -- coders that go row by row: plain elements, and GGUF's blocks.  For format.c only.
+ * Private to lib/numeric. */
 #ifndef LM_NUMERIC_FORMAT_ROWS_H
 #define LM_NUMERIC_FORMAT_ROWS_H
 

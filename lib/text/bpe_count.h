@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bpe_count.h -- a table from words (byte strings) to 64-bit counts; the working set of BPE
- * training. */
+ * training.  Private to lib/text. */
 #ifndef LM_TEXT_BPE_COUNT_H
 #define LM_TEXT_BPE_COUNT_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bpe_learn.h -- the merge loop of BPE training over counted words. */
+/* bpe_learn.h -- the merge loop of BPE training over counted words.  Private to lib/text. */
 #ifndef LM_TEXT_BPE_LEARN_H
 #define LM_TEXT_BPE_LEARN_H
 

@@ -11,7 +11,7 @@
  * whole, others character by character, and of the keys that begin what is looked up the shortest
  * counts.  `sentencepiece` takes the longest key at each place; the two differ for characters with
  * two combining marks or more, for decomposed Hangul, for CR LF, and with case folding for capitals
- * with a combining mark. */
+ * with a combining mark.  Private to lib/text. */
 #ifndef LM_TEXT_CHARSMAP_H
 #define LM_TEXT_CHARSMAP_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cjk.h -- scripts without spaces between words whose characters are counted as words: Chinese
- * characters, kana, bopomofo.  Hangul has spaces and is not among them. */
+ * characters, kana, bopomofo.  Hangul has spaces and is not among them.  Private to lib/text. */
 #ifndef LM_TEXT_CJK_H
 #define LM_TEXT_CJK_H
 

@@ -2,7 +2,7 @@
 /* clean_parts.h -- a text taken apart for clean.h: words, lines, paragraphs and their repeats.
  *
  * A word is a run without white space; in the scripts of cjk.h each character is one, with the
- * punctuation around it. */
+ * punctuation around it.  Private to lib/text. */
 #ifndef LM_TEXT_CLEAN_PARTS_H
 #define LM_TEXT_CLEAN_PARTS_H
 

@@ -2,7 +2,8 @@
 /* doc_batch.h -- documents by the batch, for pipelines over lm_input: read here, worked on by any thread, used again.
  *
  * A tool's batch begins with an lm_doc_batch and adds what its work makes of the documents; the pool hands such
- * batches out and takes them back, so that a long input costs no more allocations than batches are in flight. */
+ * batches out and takes them back, so that a long input costs no more allocations than batches are in flight.
+ * Private to lib/text. */
 #ifndef LM_TEXT_DOC_BATCH_H
 #define LM_TEXT_DOC_BATCH_H
 

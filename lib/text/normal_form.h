@@ -2,7 +2,7 @@
 /* normal_form.h -- Unicode normalisation forms (UAX #15) over utf8proc's decompositions.
  *
  * Stretches that are normal already, nearly all text, are found with one table look-up a character
- * and copied; only what is between is decomposed, ordered and composed. */
+ * and copied; only what is between is decomposed, ordered and composed.  Private to lib/text. */
 #ifndef LM_TEXT_NORMAL_FORM_H
 #define LM_TEXT_NORMAL_FORM_H
 

@@ -2,7 +2,7 @@
 /* pretok_class.h -- Unicode classes of code points, as one byte each in a flat table.
  *
  * The table is filled once, on the first call, from utf8proc's categories (about a millisecond);
- * after that a class is one load.  Unassigned code points have no class. */
+ * after that a class is one load.  Unassigned code points have no class.  Private to lib/text. */
 #ifndef LM_TEXT_PRETOK_CLASS_H
 #define LM_TEXT_PRETOK_CLASS_H
 

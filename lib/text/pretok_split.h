@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pretok_split.h -- cutting pieces of text at the matches of a pattern, a class or a character. */
+/* pretok_split.h -- cutting pieces of text at the matches of a pattern, a class or a character.
+ * Private to lib/text. */
 #ifndef LM_TEXT_PRETOK_SPLIT_H
 #define LM_TEXT_PRETOK_SPLIT_H
 

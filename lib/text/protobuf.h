@@ -4,7 +4,7 @@
  *
  * A message is fields one behind the other: a varint (number << 3 | wire type), then 0 a varint,
  * 1 eight bytes, 2 a length as a varint and so many bytes, 5 four bytes, little endian.  Groups
- * (3 and 4) are refused. */
+ * (3 and 4) are refused.  Private to lib/text. */
 #ifndef LM_TEXT_PROTOBUF_H
 #define LM_TEXT_PROTOBUF_H
 

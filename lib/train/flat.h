@@ -2,7 +2,7 @@
 /* flat.h -- calling a kernel on flat arrays outside a graph: the optimiser's part of a step.
  *
  * All operands, results and scratch lie in the backend's memory.  Calls go to the main stream: on a
- * device they return before they are done. */
+ * device they return before they are done.  Private to lib/train. */
 #ifndef LM_TRAIN_FLAT_H
 #define LM_TRAIN_FLAT_H
 

@@ -8,7 +8,7 @@
  *   context:  clean(activity_label + ": " + ctx_a + " " + ctx_b with its first letter in upper case and the
  *             rest in lower case)
  *
- * Text is UTF-8. */
+ * Text is UTF-8.  Private to lib/train. */
 #ifndef LM_TRAIN_HELLASWAG_H
 #define LM_TRAIN_HELLASWAG_H
 

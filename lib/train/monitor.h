@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* monitor.h -- what a step did to the parameters, from a fixed sample of elements. */
+/* monitor.h -- what a step did to the parameters, from a fixed sample of elements.
+ * Private to lib/train. */
 #ifndef LM_TRAIN_MONITOR_H
 #define LM_TRAIN_MONITOR_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c
  * takes a step, trainer_numeric.c ends a run whose numbers are not finite, trainer_record.c records its parts, trainer_report.c tells of it, trainer_fit.c
- * knows what fits into memory. */
+ * knows what fits into memory.  Private to lib/train. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 

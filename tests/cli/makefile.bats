@@ -74,3 +74,22 @@ listing() {
     make B='my build' CUDA=no PREFIX='a prefix' uninstall
     [ "$(ls prefix)" = own ] && [ -e 'my build/bin/train' ]
 }
+
+# C++ takes the headers within extern "C".
+@test "the installed headers compile alone and together, as C17 and as C++17" {
+    built 'my build'
+    make B='my build' CUDA=no PREFIX="$PWD/../at" install-built
+    cd ../at/include/lmcore
+    find . -name '*.h' -printf '%P\n' | sort > headers
+    [ "$(wc -l < headers)" -gt 100 ]
+    run ! grep -riE 'private to lib/' .
+    [ ! -e model/generate_impl.h ] && [ -e model/model.h ] && [ -e kernels/kernel.h ]
+    cat > check << 'END'
+{ echo 'extern "C" {'; sed 's/.*/#include "&"/' "$1"; echo '}'; } > "$1.cc"
+sed 's/.*/#include "&"/' "$1" > "$1.c"
+cc -std=c17 -Wall -Wextra -Werror -fsyntax-only -I. "$1.c" && c++ -std=c++17 -Wall -Wextra -Werror -fsyntax-only -I. "$1.cc"
+END
+    split -l 1 -a 3 headers one.
+    find . -name 'one.???' -print0 | xargs -0 -n 1 -P 2 sh check
+    sh check headers
+}
