@@ -12,7 +12,7 @@
 
 static const int64_t chunk_rows[CHUNKS] = { 256, 64, 8 };
 
-static lm_code make_inputs(stage *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
+static lm_code make_inputs(row_graph *s, lm_backend *backend, size_t n, size_t b, lm_err *e)
 {
     size_t bytes = 0, at[5];
     const size_t count[5] = { n, n, b, b, b };
@@ -29,8 +29,8 @@ static lm_code make_inputs(stage *s, lm_backend *backend, size_t n, size_t b, lm
     return LM_OK;
 }
 
-static lm_code open_stage(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
-                          int64_t seq, lm_exec *share, stage *s, lm_err *e)
+static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t batch,
+                          int64_t seq, lm_exec *share, row_graph *s, lm_err *e)
 {
     const lm_build build = { .mode = LM_MODE_GENERATE,
                              .batch = batch,
@@ -44,15 +44,15 @@ static lm_code open_stage(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
     return make_inputs(s, g->b, (size_t)(batch * seq), (size_t)batch, e);
 }
 
-static void close_stage(stage *s)
+static void close_graph(row_graph *s)
 {
     lm_exec_free(s->x);
     lm_model_free(s->m);
     lm_mirror_fini(&s->inputs);
 }
 
-/* Let the stage see the caches from `slot` on. */
-static void bind_caches(const lm_generator *g, const stage *s, int64_t slot)
+/* Let the graph see the caches from `slot` on. */
+static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
 {
     for (int64_t l = 0; l < s->m->config.layers; l++) {
         char *k = g->cache + (size_t)(2 * l) * g->layer_bytes + (size_t)slot * g->slot_bytes;
@@ -115,7 +115,7 @@ static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
     for (int i = n - 1; i >= 0; i--) {
         decode_width *d = &g->decode[i];
         d->rows = width[i];
-        if (open_stage(g, w, dtype, d->rows, 1, share, &d->s, e))
+        if (open_graph(g, w, dtype, d->rows, 1, share, &d->s, e))
             return e->code;
         share = i == n - 1 ? d->s.x : share;
     }
@@ -127,7 +127,7 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
     /* the largest arena first: the others live in it */
     for (int i = 0; i < CHUNKS; i++) {
         int64_t rows = chunk_rows[i] < g->context ? chunk_rows[i] : g->context;
-        if (open_stage(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
+        if (open_graph(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
             return e->code;
     }
     if (open_widths(g, w, dtype, e) || make_caches(g, w->store != NULL, e) ||
@@ -136,7 +136,7 @@ static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e
         lm_rotary_new(generator_model(g), g->b, &g->rope, e) || generator_make_chooser(g, e))
         return e->code;
     for (int i = 0; i < CHUNKS + g->n_decode; i++) {
-        const stage *s = i < CHUNKS ? &g->prefill[i] : &g->decode[i - CHUNKS].s;
+        const row_graph *s = i < CHUNKS ? &g->prefill[i] : &g->decode[i - CHUNKS].s;
         lm_store_bind(w->store, s->m, s->x);
         lm_rotary_bind(&g->rope, s->m, s->x);
         if (i >= CHUNKS)
@@ -175,9 +175,9 @@ void lm_generator_free(lm_generator *g)
     g->b->sync(g->b, g->b->main, &ignored); /* after a failure work may be left */
     generator_forget_recordings(g);
     for (int i = 0; i < g->n_decode; i++) /* the widest, whose arena they share, last */
-        close_stage(&g->decode[i].s);
+        close_graph(&g->decode[i].s);
     for (int i = CHUNKS - 1; i >= 0; i--)
-        close_stage(&g->prefill[i]);
+        close_graph(&g->prefill[i]);
     if (g->cache)
         g->b->free(g->b, g->cache, g->cache_bytes);
     generator_drop_chooser(g);
@@ -193,16 +193,16 @@ lm_code generator_wait_for_last(lm_generator *g, lm_err *e)
     return g->b->sync(g->b, g->b->main, e);
 }
 
-lm_code generator_put_stage(stage *s, lm_err *e)
+lm_code generator_put_graph(row_graph *s, lm_err *e)
 {
     const lm_step step = { 0 };
     return lm_mirror_push(&s->inputs, s->inputs.bytes, NULL, e) ? e->code
                                                                 : lm_exec_run(s->x, &step, e);
 }
 
-/* The next rows of a prompt, `n` of them real, through a stage of its own size. */
-static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t *ids, int64_t n,
-                         lm_err *e)
+/* The next rows of a prompt, `n` of them real, through a graph of its own size. */
+static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint32_t *ids,
+                         int64_t n, lm_err *e)
 {
     int32_t *seen = (int32_t *)g->choice.seen.host + slot * g->context + g->used[slot];
     if (generator_wait_for_last(g, e))
@@ -220,7 +220,7 @@ static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t
     g->last = s;
     g->last_slot = slot;
     g->b->range(g->b, "prompt");
-    lm_code rc = generator_put_stage(s, e);
+    lm_code rc = generator_put_graph(s, e);
     g->b->range(g->b, NULL);
     return rc;
 }
@@ -228,7 +228,7 @@ static lm_code run_chunk(lm_generator *g, stage *s, int64_t slot, const uint32_t
 lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, int64_t n,
                             const float **logits, lm_err *e)
 {
-    stage *s = NULL;
+    row_graph *s = NULL;
     if (n < 1 || n > g->context)
         return lm_fail(e, LM_EUSAGE, "prompt", "shorten it",
                        "%" PRId64 " token%s, the context holds %" PRId64, n, lm_plural(n),

@@ -9,13 +9,13 @@
 #include "model/generate.h"
 #include "model/rotary.h"
 
-/* One graph and its inputs: mirrors, of which the host's side is written. */
+/* The graph for one number of rows, and its inputs: mirrors, of which the host's side is written. */
 typedef struct {
     lm_model *m;
     lm_exec *x;
     lm_mirror inputs;
     int32_t *tokens, *pos, *used, *fresh, *rows;
-} stage;
+} row_graph;
 
 /* The choice of tokens: for each slot what the kernel asks and answers. */
 typedef struct {
@@ -32,7 +32,7 @@ enum { CHUNKS = 3, MOST_WIDTHS = 32 };
 
 /* Decoding slots [0, rows). */
 typedef struct {
-    stage s;
+    row_graph s;
     int64_t rows;
     lm_recording *recorded; /* of lm_generator_next with the generator's choice */
     bool ran;               /* a step of that choice has run in this width */
@@ -47,7 +47,7 @@ typedef struct {
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
-    stage prefill[CHUNKS]; /* a chunk as long as the context comes in place of longer ones */
+    row_graph prefill[CHUNKS]; /* a chunk as long as the context comes in place of longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;
     int64_t *used; /* of each slot */
@@ -59,7 +59,7 @@ struct lm_generator {
     const lm_recording *replayed; /* what the last step replayed; NULL: it ran kernel by kernel */
     bool as_it_is;                /* no step is to be recorded */
     lm_err refused;               /* why the backend did not record one */
-    stage *last;                  /* what ran last, */
+    row_graph *last;              /* what ran last, */
     int64_t last_slot;            /* and the first slot of its rows */
 };
 
@@ -84,10 +84,10 @@ static inline const lm_model *generator_model(const lm_generator *g)
 
 /* ---- generate.c ---- */
 
-/* Wait until the backend has read the inputs of the last stage: the host may write them again. */
+/* Wait until the backend has read the inputs of the last graph: the host may write them again. */
 lm_code generator_wait_for_last(lm_generator *g, lm_err *e);
-/* Enqueue the stage on main: its inputs, then its kernels. */
-lm_code generator_put_stage(stage *s, lm_err *e);
+/* Enqueue the graph on main: its inputs, then its kernels. */
+lm_code generator_put_graph(row_graph *s, lm_err *e);
 
 /* ---- generate_step.c ---- */
 
@@ -100,7 +100,7 @@ void generator_forget_recordings(lm_generator *g);
 
 lm_code generator_make_chooser(lm_generator *g, lm_err *e);
 void generator_drop_chooser(lm_generator *g);
-/* What the host has to say to the next choice, in the slots of the stage that ran, or will, last. */
+/* What the host has to say to the next choice, in the slots of the graph that ran, or will, last. */
 lm_code generator_ask(lm_generator *g, const lm_choice *c, const double *u, lm_err *e);
 /* Put the choice on main: the host's numbers, the kernel, the answer.  The same work each time. */
 lm_code generator_put_choice(lm_generator *g, const lm_choice *c, lm_err *e);

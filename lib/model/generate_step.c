@@ -42,7 +42,7 @@ void generator_forget_recordings(lm_generator *g)
 /* All that a token takes: nothing of it changes but numbers in memory. */
 static lm_code put_step(lm_generator *g, decode_width *d, lm_err *e)
 {
-    return generator_put_stage(&d->s, e) ? e->code : generator_put_choice(g, &g->chosen, e);
+    return generator_put_graph(&d->s, e) ? e->code : generator_put_choice(g, &g->chosen, e);
 }
 
 /* Steps of another choice are other recordings, made when their kernels have run once. */
@@ -91,7 +91,7 @@ static decode_width *width_of(lm_generator *g, const int32_t *next)
 static lm_code set_step(lm_generator *g, const int32_t *next, decode_width **out, lm_err *e)
 {
     decode_width *d = width_of(g, next);
-    stage *s = &d->s;
+    row_graph *s = &d->s;
     if (generator_wait_for_last(g, e))
         return e->code;
     for (int64_t i = 0; i < d->rows; i++) {
@@ -120,7 +120,7 @@ lm_code lm_generator_decode(lm_generator *g, const int32_t *next, const float **
     if (set_step(g, next, &d, e))
         return e->code;
     g->b->range(g->b, "decode");
-    lm_code rc = generator_put_stage(&d->s, e);
+    lm_code rc = generator_put_graph(&d->s, e);
     g->b->range(g->b, NULL);
     if (!rc && logits)
         *logits = lm_exec_data(d->s.x, d->s.m->logits);
