@@ -218,12 +218,6 @@ void lm_metrics_str(lm_metrics *m, const char *key, const char *s)
         lm_jw_str(&m->json, key, NULL);
 }
 
-void lm_metrics_bool(lm_metrics *m, const char *key, bool v)
-{
-    if (m && !m->silent)
-        lm_jw_bool(&m->json, key, v);
-}
-
 void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, int argc,
                           char *const *argv, int64_t seed)
 {

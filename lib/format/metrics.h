@@ -49,7 +49,6 @@ void lm_metrics_int(lm_metrics *m, const char *key, int64_t v);
 void lm_metrics_f32(lm_metrics *m, const char *key, double v);      /* %.9g  */
 void lm_metrics_f64(lm_metrics *m, const char *key, double v);      /* %.17g */
 void lm_metrics_str(lm_metrics *m, const char *key, const char *s); /* NULL writes null */
-void lm_metrics_bool(lm_metrics *m, const char *key, bool v);
 /* Write the line.  A reader that went away (EPIPE) is no failure: one warning, and this stream
  * stays silent from then on.  Fails: LM_EIO (disk full), LM_ELIMIT. */
 lm_code lm_metrics_end(lm_metrics *m, lm_err *e);

@@ -224,19 +224,6 @@ uint16_t lm_f64_to_f16(double d)
     return (uint16_t)encode(d, f16_layout, false);
 }
 
-uint16_t lm_f32_to_bf16_sr(float f, uint32_t r)
-{
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    uint32_t mag = u & 0x7fffffffu;
-    if (mag >= 0x7f800000u) /* adding bits to an infinity would make a NaN */
-        return lm_f32_to_bf16(f);
-    u += r & 0xffffu;
-    if ((u & 0x7fffffffu) >= 0x7f800000u) /* a finite number stays finite */
-        return (uint16_t)((u >> 31) << 15 | 0x7f7fu);
-    return (uint16_t)(u >> 16);
-}
-
 /* Numbers at any address: what files hold is not aligned. */
 #define AT_ANY_ADDRESS(type, name) typedef type name __attribute__((aligned(1), may_alias))
 AT_ANY_ADDRESS(double, double_at);

@@ -75,12 +75,11 @@ void lm_set(lm_dtype d, void *p, int64_t i, double v);
  * by the kernels ("cast"); this is the plain form that formats use. src and dst may not overlap. */
 void lm_convert(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n);
 
-/* Stochastic rounding to bf16: round up with probability equal to the discarded fraction; `r`
- * supplies 16 random bits (low half used).  Unbiased: E[result] = f (arXiv:2010.06192 sec. 2). */
-uint16_t lm_f32_to_bf16_sr(float f, uint32_t r);
-/* The same for F16, BF16, F8E4M3 and F8E5M2 with all 32 bits of r; the code is in the low bits.
- * Finite numbers between the largest code and the next step above it go to the largest; beyond
- * that, and infinities, overflow as in rounding to nearest (saturate: to the largest). */
+/* Stochastic rounding to F16, BF16, F8E4M3 or F8E5M2: up with a probability equal to the discarded
+ * fraction, by the 32 random bits of r.  Unbiased: E[result] = d (arXiv:2010.06192 sec. 2).  The code is
+ * in the low bits.  Finite numbers between the largest code and the next step above it go to the
+ * largest; beyond that, and infinities, overflow as in rounding to nearest (saturate: to the
+ * largest). */
 uint16_t lm_f64_round_sr(lm_dtype to, double d, uint32_t r, bool saturate);
 
 #endif

@@ -79,7 +79,6 @@ static void writes_one_object_a_line(void **state)
     lm_metrics_int(m, "step", 1);
     lm_metrics_f32(m, "loss", 0.5);
     lm_metrics_f64(m, "lr", 1e-3);
-    lm_metrics_bool(m, "clipped", true);
     lm_metrics_str(m, "path", NULL);
     assert_int_equal(lm_metrics_end(m, &e), 0);
     lm_metrics_begin(m, "step");
@@ -95,7 +94,7 @@ static void writes_one_object_a_line(void **state)
     assert_int_equal(lm_metrics_close(m, &e), 0);
     expect_file("{\"event\":\"run\",\"tool\":\"train\",\"version\":\"0.1.0\","
                 "\"argv\":[\"train\",\"m\xEF\xBF\xBDn\",\"a\\\"b\"],\"seed\":7}\n"
-                "{\"event\":\"step\",\"step\":1,\"loss\":0.5,\"lr\":0.001,\"clipped\":true,"
+                "{\"event\":\"step\",\"step\":1,\"loss\":0.5,\"lr\":0.001,"
                 "\"path\":null}\n"
                 "{\"event\":\"step\",\"loss\":null,\"grad_norm\":null,\"nonfinite\":\"nan\"}\n"
                 "{\"event\":\"step\",\"loss\":null,\"nonfinite\":\"-inf\"}\n"
@@ -113,7 +112,6 @@ static void null_writer_does_nothing(void **state)
     lm_metrics_f32(NULL, "a", 1);
     lm_metrics_f64(NULL, "a", 1);
     lm_metrics_str(NULL, "a", "b");
-    lm_metrics_bool(NULL, "a", false);
     assert_int_equal(lm_metrics_end(NULL, &e), 0);
     assert_int_equal(lm_metrics_close(NULL, &e), 0);
 }
