@@ -239,7 +239,7 @@ static lm_code walk(walker *w, lm_err *e)
 
 /* ---- Names of tensors whose records are lost ---- */
 
-/* The tensor that has this byte of the data; NULL if there is none. */
+/* The tensor whose data include this byte; NULL if no tensor does. */
 static const lm_st_tensor *tensor_at(const lm_st_table *st, uint64_t at)
 {
     size_t lo = 0, hi = st->n;

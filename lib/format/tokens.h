@@ -66,8 +66,9 @@ void lm_tokens_close(lm_tokens *t);
 /* Is there a file of a dataset of this name: PREFIX.bin, .idx or _nnnnnn.bin? */
 lm_code lm_tokens_there(const char *prefix, bool *there, lm_err *e);
 /* The datasets of a folder by name: train and val, as shard-data writes them, or of one name in front, as
- * llm.c's scripts do: fineweb_train (fineweb_train_000001.bin, ...) and fineweb_val.  Paths without their
- * endings, yours; NULL: there is none.  Fails: LM_EUSAGE where several names are in front; LM_EIO. */
+ * llm.c's scripts do: fineweb_train (fineweb_train_000001.bin, ...) and fineweb_val.  *train and *val are
+ * paths without extension, which the caller frees; NULL if the folder has no such dataset.  Fails:
+ * LM_EUSAGE if the names of several prefixes are there; LM_EIO. */
 lm_code lm_tokens_in_folder(const char *dir, char **train, char **val, lm_err *e);
 
 const char *lm_tokens_path(const lm_tokens *t); /* as given; borrowed */

@@ -81,7 +81,7 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
 /* Bind the parameters of `m`, a model of the same config in any mode on the same backend, and its
  * gradients where the store has room for them. */
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x);
-/* Block k of a role; NULL: there is none. */
+/* Block number k of a role; NULL if the role has fewer blocks. */
 const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
 /* Its numbers, for kernels that run over whole blocks. */
 void *lm_store_flat(const lm_store *s, lm_kept role, int k);
