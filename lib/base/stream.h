@@ -2,8 +2,8 @@
 /* stream.h -- a pipe can be read once, whatever names it is given by.
  *
  * A stream is a pipe, a socket or a terminal by any name (/dev/stdin, /dev/fd/0, a fifo).  Standard
- * input ("-") counts as a stream even when it is a file, because it is not rewound.  Other character
- * devices, such as /dev/null, are not streams. */
+ * input ("-") counts as a stream even when it is a file, because it is not rewound.  The memory devices
+ * (/dev/null, /dev/zero) are not streams. */
 #ifndef LM_BASE_STREAM_H
 #define LM_BASE_STREAM_H
 
