@@ -433,7 +433,7 @@ static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
 
 static lm_code get_llama(reader *r, lm_arch arch)
 {
-    int64_t ctx, width, ffn, layers, heads, kv, dim, window;
+    int64_t ctx, width, ffn, layers, heads, kv, dim, window, all_heads;
     double eps;
     bool given;
 
@@ -452,7 +452,7 @@ static lm_code get_llama(reader *r, lm_arch arch)
     set_int(r, "num_hidden_layers", layers);
     set_int(r, "num_attention_heads", heads);
     set_int(r, "num_key_value_heads", kv);
-    if (arch == LM_ARCH_QWEN3 || dim * heads != width)
+    if (arch == LM_ARCH_QWEN3 || !lm_mul_i64_ok(dim, heads, &all_heads) || all_heads != width)
         set_int(r, "head_dim", dim);
     set_int(r, "max_position_embeddings", ctx);
     json_object_set_new(r->o, "hidden_act", json_string("silu"));
