@@ -24,7 +24,7 @@ else
 WARN     := -std=c17 -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 DEFS     := -I. -Ilib -Icmd -D_GNU_SOURCE -DLM_VERSION='"$(VERSION)"'
 COMPILE   = $(CC) $(WARN) $(DEFS) -pthread -fno-math-errno -ffp-contract=off $(CPPFLAGS) $(CFLAGS)
-LIBS     := -larchive -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -llapacke -lopenblas -lm -lpthread
+LIBS     := -larchive -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread
 LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))

@@ -6,18 +6,17 @@
  *
  * The layers of Hugging Face are [out, in]: a row o of the result is sum_i (row o of W_i) G_i times
  * the inverse, so rows are solved for in panels, one panel a thread.  The sum of the G is factored
- * once, in double; OpenBLAS works on one thread, so the bits do not depend on their number. */
-#include <cblas-openblas.h>
-#include <lapacke.h>
-
+ * once, in double. */
 #include "merge/blocks.h"
 #include "merge/entries.h"
 #include "merge/finite.h"
+#include "numeric/lapack.h"
 
 enum { PANEL = 96, SLICE = 64 };
 
 typedef struct {
     const lm_merge_job *job;
+    const lm_lapack *lapack;
     int64_t in, out;
     double alpha;
     double *sum;   /* [in, in], then its factor */
@@ -140,11 +139,11 @@ static void solve_panel(void *ctx, int64_t begin, int64_t end, int worker)
         for (int64_t k = 0; k < t->in; k += SLICE) {
             int64_t rows = t->in - k < SLICE ? t->in - k : SLICE;
             gram_rows(t, i, k, rows, slice);
-            cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, in, (int)rows, 1, w + k, in,
-                        slice, in, 1, p, in);
+            t->lapack->dgemm(LM_BLAS_ROWS, LM_BLAS_PLAIN, LM_BLAS_PLAIN, n, in, (int)rows, 1, w + k,
+                             in, slice, in, 1, p, in);
         }
     }
-    LAPACKE_dpotrs_work(LAPACK_COL_MAJOR, 'L', in, n, t->sum, in, p, in);
+    t->lapack->dpotrs(LM_LAPACK_COLUMNS, 'L', in, n, t->sum, in, p, in);
     store_panel(t, begin, end - begin, p);
 }
 
@@ -216,7 +215,7 @@ static lm_code factor(const regmean_task *t, lm_err *e)
     double largest = 0, least = INFINITY;
     for (int64_t k = 0; k < t->in; k++)
         largest = fmax(largest, t->sum[k * t->in + k]);
-    info = LAPACKE_dpotrf_work(LAPACK_COL_MAJOR, 'L', in, t->sum, in);
+    info = t->lapack->dpotrf(LM_LAPACK_COLUMNS, 'L', in, t->sum, in);
     for (int64_t k = 0; k < t->in && !info; k++)
         least = fmin(least, t->sum[k * t->in + k] * t->sum[k * t->in + k]);
     if (info || !(least > 1e-14 * largest))
@@ -251,8 +250,9 @@ static lm_code regmean(const lm_merge_job *j, lm_err *e)
                        j->n_models, (long long)in, (long long)in);
     if (!given || j->n_models == 1)
         return average(j);
-    openblas_set_num_threads(1);
     lay_out(&t, j, lm_par_threads(j->par));
+    if (lm_lapack_load(&t.lapack, e))
+        return e->code;
     for (int i = 0; i < j->n_models; i++)
         if (check_gram(&t, i, e))
             return e->code;

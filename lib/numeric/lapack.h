@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lapack.h -- dense linear algebra of BLAS and LAPACK, loaded when it is first asked for.
+ *
+ * The library takes 2 ms to load, more than all else that a tool does before its work, so no tool links it.
+ * Calls have the arguments of CBLAS and LAPACKE with 32-bit integers; those that end in _work take their
+ * scratch from the caller or need none.  Each call runs on the thread that makes it, so its bits do not
+ * depend on the number of threads. */
+#ifndef LM_NUMERIC_LAPACK_H
+#define LM_NUMERIC_LAPACK_H
+
+#include "base/err.h"
+
+enum { LM_BLAS_ROWS = 101, LM_LAPACK_COLUMNS = 102 }; /* storage order: row major, column major */
+enum { LM_BLAS_PLAIN = 111 };                         /* an operand as it lies, not transposed */
+
+typedef struct {
+    /* C = alpha A B + beta C, [m, k] by [k, n]. */
+    void (*dgemm)(int order, int a_as, int b_as, int m, int n, int k, double alpha, const double *a,
+                  int lda, const double *b, int ldb, double beta, double *c, int ldc);
+    /* The Cholesky factor of a [n, n]; 0, or the number of the pivot that is not positive. */
+    int (*dpotrf)(int order, char triangle, int n, double *a, int lda);
+    /* Solve for `count` right-hand sides b with that factor. */
+    int (*dpotrs)(int order, char triangle, int n, int count, const double *a, int lda, double *b,
+                  int ldb);
+} lm_lapack;
+
+/* Load it, once for the process.  Fails: LM_EIO naming the library that is missing. */
+lm_code lm_lapack_load(const lm_lapack **out, lm_err *e);
+
+#endif
