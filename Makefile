@@ -24,7 +24,7 @@ else
 WARN     := -std=c17 -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 DEFS     := -I. -Ilib -Icmd -D_GNU_SOURCE -DLM_VERSION='"$(VERSION)"'
 COMPILE   = $(CC) $(WARN) $(DEFS) -pthread -fno-math-errno -ffp-contract=off $(CPPFLAGS) $(CFLAGS)
-LIBS     := -larchive -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread
+LIBS     := -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lyaml -lm -lpthread
 LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))
@@ -256,6 +256,8 @@ $(TEST_BIN): $B/tests/unit/%: tests/unit/%.c $B/libcore.a $B/.flags
 # They look into streams, whose header names those of CUDA.
 $B/tests/unit/test_cuda_backend $B/tests/unit/test_cuda_attention_step $B/tests/unit/test_cuda_sample \
 $B/tests/unit/test_cuda_norm_linear $B/tests/unit/test_cuda_norm $B/tests/unit/test_cuda_embed: private DEFS += -Itests/emu
+
+$B/tests/unit/test_format_input: private LIBS += -larchive # it writes archives itself
 
 # The emulation alone, with kernels of its own.
 EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c cublaslt_check.c cublaslt_product.c device.c event.c graph.c \

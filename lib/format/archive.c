@@ -2,8 +2,6 @@
 /* archive.c -- see archive.h.  libarchive decodes and encodes; names and sizes are checked here. */
 #include "format/archive.h"
 
-#include <archive.h>
-#include <archive_entry.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,6 +11,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/gunzip.h"
+#include "format/libarchive.h"
 #include "format/safetensors_table.h"
 
 enum { BLOCK = 1 << 20 }; /* bytes of one read or write */
@@ -72,13 +71,13 @@ static la_ssize_t read_block(struct archive *a, void *ctx, const void **out)
 
     if (!lm_gunzip_block(r->gz, out, &got, &r->err))
         return (la_ssize_t)got;
-    archive_set_error(a, r->err.sys ? r->err.sys : EIO, "read failed");
+    lm_la.set_error(a, r->err.sys ? r->err.sys : EIO, "read failed");
     return -1;
 }
 
 static lm_code decoder_failed(const lm_ar *a, lm_err *e)
 {
-    const char *why = archive_error_string(a->a);
+    const char *why = lm_la.error_string(a->a);
 
     if (a->err.code) {
         if (!e->code)
@@ -89,19 +88,6 @@ static lm_code decoder_failed(const lm_ar *a, lm_err *e)
                    "the decoder says '%s'", why ? why : "no reason given");
 }
 
-/* Those that libarchive has in itself; no other program is started. */
-static void add_filters(struct archive *a)
-{
-    archive_read_support_filter_gzip(a);
-    archive_read_support_filter_bzip2(a);
-    archive_read_support_filter_compress(a);
-    archive_read_support_filter_xz(a);
-    archive_read_support_filter_lzma(a);
-    archive_read_support_filter_lzip(a);
-    archive_read_support_filter_zstd(a);
-    archive_read_support_filter_lz4(a);
-}
-
 static lm_code new_reader(const char *where, lm_ar **out, lm_err *e)
 {
     lm_ar *a = NULL;
@@ -110,10 +96,10 @@ static lm_code new_reader(const char *where, lm_ar **out, lm_err *e)
     *out = a;
     if (!rc)
         rc = lm_strdup(&a->where, where, e);
-    if (!rc && !(a->a = archive_read_new()))
-        rc = lm_fail(e, LM_ELIMIT, where, NULL, "no memory for a decoder");
     if (!rc)
-        archive_read_support_format_tar(a->a);
+        rc = lm_reader_new(where, &a->a, e);
+    if (!rc)
+        lm_la.read_support_format_tar(a->a);
     return rc;
 }
 
@@ -137,8 +123,8 @@ lm_code lm_ar_open(lm_read_fn read, void *ctx, const char *where, lm_ar **out, l
     if (!rc) {
         a->read = read;
         a->ctx = ctx;
-        add_filters(a->a);
-        if (archive_read_open(a->a, a, NULL, read_block, NULL) != ARCHIVE_OK)
+        lm_reader_filters(a->a);
+        if (lm_la.read_open(a->a, a, NULL, read_block, NULL) != ARCHIVE_OK)
             rc = decoder_failed(a, e);
     }
     return opened(a, rc, out);
@@ -152,7 +138,7 @@ lm_code lm_ar_open_map(const uint8_t *data, size_t bytes, const char *where, lm_
     if (!rc) {
         a->map = data;
         a->map_bytes = bytes;
-        if (archive_read_open_memory(a->a, data, bytes) != ARCHIVE_OK)
+        if (lm_la.read_open_memory(a->a, data, bytes) != ARCHIVE_OK)
             rc = decoder_failed(a, e);
     }
     return opened(a, rc, out);
@@ -162,7 +148,7 @@ void lm_ar_close(lm_ar *a)
 {
     if (!a)
         return;
-    archive_read_free(a->a);
+    lm_reader_free(a->a);
     lm_gunzip_free(a->gz);
     lm_free(a->block);
     lm_free(a->root);
@@ -206,12 +192,12 @@ static lm_code check_kind(const lm_ar *a, const char *path, struct archive_entry
     char show[LM_ST_SHOWN];
 
     lm_st_show(path, show);
-    if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
+    if (lm_la.entry_filetype(entry) != AE_IFREG || lm_la.entry_hardlink(entry))
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with tar -h",
                        "its member '%s' is a link or a device", show);
-    if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
+    if (!lm_la.entry_size_is_set(entry) || lm_la.entry_size(entry) < 0)
         return lm_fail(e, LM_EFORMAT, a->where, NULL, "its member '%s' has no size", show);
-    if (archive_entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
+    if (lm_la.entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
                        "its member '%s' is sparse", show);
     return LM_OK;
@@ -238,13 +224,13 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
 
     *name = a->link = NULL;
     for (;;) {
-        int r = archive_read_next_header(a->a, &entry);
+        int r = lm_la.read_next_header(a->a, &entry);
         if (r == ARCHIVE_EOF)
             return finish_gzip(a, e);
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             return decoder_failed(a, e);
-        bool folder = archive_entry_filetype(entry) == AE_IFDIR;
-        path = archive_entry_pathname(entry);
+        bool folder = lm_la.entry_filetype(entry) == AE_IFDIR;
+        path = lm_la.entry_pathname(entry);
         if (!folder && is_apple_double(path))
             continue;
         if (!a->root && (rc = find_root(a, path, folder, e)))
@@ -266,13 +252,13 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with relative names",
                        "its member '%s' has a name that leaves the folder or cannot be read",
                        lm_st_show(path ? path : "?", show));
-    if (a->links && archive_entry_filetype(entry) == AE_IFLNK && !archive_entry_hardlink(entry))
-        a->link = archive_entry_symlink(entry);
+    if (a->links && lm_la.entry_filetype(entry) == AE_IFLNK && !lm_la.entry_hardlink(entry))
+        a->link = lm_la.entry_symlink(entry);
     if (!a->link && (rc = check_kind(a, path, entry, e)))
         return rc;
     if (a->link)
-        archive_entry_set_size(entry, 0);
-    a->size = a->left = (uint64_t)archive_entry_size(entry);
+        lm_la.entry_set_size(entry, 0);
+    a->size = a->left = (uint64_t)lm_la.entry_size(entry);
     if (size)
         *size = a->left;
     *name = a->name = path;
@@ -301,7 +287,7 @@ const char *lm_ar_root(const lm_ar *a)
 
 bool lm_ar_filtered(const lm_ar *a)
 {
-    return archive_filter_count(a->a) > 1 || (a->gz && lm_gunzip_is_gzip(a->gz));
+    return lm_la.filter_count(a->a) > 1 || (a->gz && lm_gunzip_is_gzip(a->gz));
 }
 
 /* The decoder hands out pieces of the memory it was given: one piece, the whole member. */
@@ -311,7 +297,7 @@ lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
     char show[LM_ST_SHOWN];
     size_t n = 0;
     la_int64_t at = 0;
-    int r = a->size ? archive_read_data_block(a->a, &p, &n, &at) : ARCHIVE_OK;
+    int r = a->size ? lm_la.read_data_block(a->a, &p, &n, &at) : ARCHIVE_OK;
     uintptr_t from = (uintptr_t)p - (uintptr_t)a->map;
 
     if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
@@ -329,7 +315,7 @@ lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
 lm_code lm_ar_read(void *ar, void *dst, size_t cap, size_t *got, lm_err *e)
 {
     lm_ar *a = ar;
-    la_ssize_t n = cap ? archive_read_data(a->a, dst, cap) : 0;
+    la_ssize_t n = cap ? lm_la.read_data(a->a, dst, cap) : 0;
 
     *got = 0;
     if (n < 0)
@@ -356,13 +342,13 @@ static la_ssize_t write_block(struct archive *a, void *ctx, const void *data, si
 
     if (!t->dropped && !lm_write_all(t->fd, data, n, t->where, &t->err))
         return (la_ssize_t)n;
-    archive_set_error(a, t->err.sys ? t->err.sys : EIO, "write failed");
+    lm_la.set_error(a, t->err.sys ? t->err.sys : EIO, "write failed");
     return -1;
 }
 
 static lm_code encoder_failed(const lm_tar *t, lm_err *e)
 {
-    const char *why = archive_error_string(t->a);
+    const char *why = lm_la.error_string(t->a);
 
     if (t->err.code) {
         if (!e->code)
@@ -401,12 +387,12 @@ static lm_code set_filter(lm_tar *t, const char *filter, int level, lm_err *e)
 
     if (!filter)
         return LM_OK;
-    if (archive_write_add_filter_by_name(t->a, filter) != ARCHIVE_OK)
+    if (lm_la.write_add_filter_by_name(t->a, filter) != ARCHIVE_OK)
         return lm_fail(e, LM_EUSAGE, t->where, "choose another ending",
                        "libarchive cannot write %s here", filter);
-    archive_write_set_filter_option(t->a, "gzip", "timestamp", NULL); /* no clock in the bytes */
+    lm_la.write_set_filter_option(t->a, "gzip", "timestamp", NULL); /* no clock in the bytes */
     snprintf(number, sizeof number, "%d", level);
-    if (level && archive_write_set_filter_option(t->a, filter, "compression-level", number))
+    if (level && lm_la.write_set_filter_option(t->a, filter, "compression-level", number))
         return lm_fail(e, LM_EUSAGE, t->where, NULL, "%s has no level %d", filter, level);
     return LM_OK;
 }
@@ -422,14 +408,14 @@ lm_code lm_tar_open(int fd, const char *where, const char *filter, int level, lm
         return rc;
     t->fd = fd;
     rc = lm_strdup(&t->where, where, e);
-    if (!rc && !(t->a = archive_write_new()))
-        rc = lm_fail(e, LM_ELIMIT, where, NULL, "no memory for an encoder");
+    if (!rc)
+        rc = lm_writer_new(where, &t->a, e);
     if (!rc)
         rc = set_filter(t, filter, level, e);
-    if (!rc && (archive_write_set_format_pax_restricted(t->a) != ARCHIVE_OK ||
-                archive_write_set_bytes_per_block(t->a, BLOCK) != ARCHIVE_OK ||
-                archive_write_set_bytes_in_last_block(t->a, filter ? 1 : 512) != ARCHIVE_OK ||
-                archive_write_open(t->a, t, NULL, write_block, NULL) != ARCHIVE_OK))
+    if (!rc && (lm_la.write_set_format_pax_restricted(t->a) != ARCHIVE_OK ||
+                lm_la.write_set_bytes_per_block(t->a, BLOCK) != ARCHIVE_OK ||
+                lm_la.write_set_bytes_in_last_block(t->a, filter ? 1 : 512) != ARCHIVE_OK ||
+                lm_la.write_open(t->a, t, NULL, write_block, NULL) != ARCHIVE_OK))
         rc = encoder_failed(t, e);
     if (rc) {
         lm_tar_drop(t);
@@ -456,18 +442,18 @@ lm_code lm_tar_member(lm_tar *t, const char *name, uint64_t bytes, lm_err *e)
         rc = lm_fail(e, LM_EUSAGE, t->where, NULL, "'%s' cannot be a member of an archive", name);
     if (rc)
         return rc;
-    if (!(entry = archive_entry_new()))
+    if (!(entry = lm_la.entry_new()))
         return lm_fail(e, LM_ELIMIT, t->where, NULL, "no memory for an entry");
-    archive_entry_set_pathname(entry, name);
-    archive_entry_set_filetype(entry, AE_IFREG);
-    archive_entry_set_perm(entry, 0644);
-    archive_entry_set_size(entry, (int64_t)bytes);
-    archive_entry_set_mtime(entry, 0, 0);
-    if (archive_write_header(t->a, entry) != ARCHIVE_OK)
+    lm_la.entry_set_pathname(entry, name);
+    lm_la.entry_set_filetype(entry, AE_IFREG);
+    lm_la.entry_set_perm(entry, 0644);
+    lm_la.entry_set_size(entry, (int64_t)bytes);
+    lm_la.entry_set_mtime(entry, 0, 0);
+    if (lm_la.write_header(t->a, entry) != ARCHIVE_OK)
         rc = encoder_failed(t, e);
     else
         t->left = bytes;
-    archive_entry_free(entry);
+    lm_la.entry_free(entry);
     return rc;
 }
 
@@ -481,7 +467,7 @@ lm_code lm_tar_write(void *tar, const void *data, size_t bytes, lm_err *e)
                        "%zu byte%s for a member that has room for %" PRIu64, bytes,
                        lm_plural(bytes), t->left);
     while (bytes) {
-        la_ssize_t n = archive_write_data(t->a, p, bytes);
+        la_ssize_t n = lm_la.write_data(t->a, p, bytes);
         if (n <= 0)
             return encoder_failed(t, e);
         p += n;
@@ -495,7 +481,7 @@ lm_code lm_tar_close(lm_tar *t, lm_err *e)
 {
     lm_code rc = check_complete(t, e);
 
-    if (!rc && archive_write_close(t->a) != ARCHIVE_OK)
+    if (!rc && lm_la.write_close(t->a) != ARCHIVE_OK)
         rc = encoder_failed(t, e);
     lm_tar_drop(t);
     return rc;
@@ -505,9 +491,9 @@ void lm_tar_drop(lm_tar *t)
 {
     if (!t)
         return;
-    t->dropped = true; /* archive_write_free would still write the end */
+    t->dropped = true; /* write_free would still write the end */
     if (t->a)
-        archive_write_free(t->a);
+        lm_la.write_free(t->a);
     lm_free(t->where);
     lm_free(t);
 }

@@ -9,8 +9,6 @@
  * What is damaged fails.  With skip_bad it ends the member (lm_source_cut), and reading goes on with
  * the next member that can be found: of gzip behind the damage, of an archive the next one when the
  * damage is inside of a member, else with the next operand. */
-#include <archive.h>
-#include <archive_entry.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -29,7 +27,7 @@ static lm_code outer_block(lm_source *s, const void **p, size_t *n, lm_err *e)
     la_int64_t at;
     *n = 0;
     for (;;) {
-        int r = archive_read_data_block(s->outer, p, n, &at);
+        int r = lm_la.read_data_block(s->outer, p, n, &at);
         if (r == ARCHIVE_EOF) {
             *n = 0;
             return LM_OK;
@@ -69,9 +67,9 @@ static lm_code check_end(lm_source *s, struct archive *a, lm_gunzip *gz, uint64_
 {
     const void *p;
     size_t n = 0;
-    int64_t used = archive_filter_bytes(a, -1);
+    int64_t used = lm_la.filter_bytes(a, -1);
     lm_code rc = LM_OK;
-    if (archive_format(a) != ARCHIVE_FORMAT_RAW || archive_filter_count(a) <= 1)
+    if (lm_la.format(a) != ARCHIVE_FORMAT_RAW || lm_la.filter_count(a) <= 1)
         return LM_OK;
     if (gz)
         rc = lm_gunzip_block(gz, &p, &n, e);
@@ -84,9 +82,9 @@ static lm_code check_end(lm_source *s, struct archive *a, lm_gunzip *gz, uint64_
 
 static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
 {
-    const char *member = archive_entry_pathname(entry);
+    const char *member = lm_la.entry_pathname(entry);
     if (!member)
-        member = archive_entry_pathname_utf8(entry);
+        member = lm_la.entry_pathname_utf8(entry);
     s->name.len = 0;
     lm_code rc = lm_buf_addf(&s->name, e, "%s:%s", lm_path_shown(s->files.path[s->at]),
                              member ? member : "?");
@@ -103,8 +101,8 @@ static lm_code check_name(struct archive *a, const lm_gunzip *gz, const char *na
     static const char *const packed[] = { "zst", "zstd", "gz",  "xz",  "bz2", "lz4", "lzma", "lz",
                                           "Z",   "tar",  "tgz", "txz", "zip", "7z",  "rar" };
     const char *dot = strrchr(lm_path_base(name), '.');
-    bool bare = archive_filter_count(a) <= 1 && archive_format(a) == ARCHIVE_FORMAT_RAW;
-    if ((gz && lm_gunzip_is_gzip(gz)) || (!bare && archive_filter_bytes(a, -1) > 0))
+    bool bare = lm_la.filter_count(a) <= 1 && lm_la.format(a) == ARCHIVE_FORMAT_RAW;
+    if ((gz && lm_gunzip_is_gzip(gz)) || (!bare && lm_la.filter_bytes(a, -1) > 0))
         return LM_OK;
     for (size_t i = 0; dot && i < sizeof packed / sizeof *packed; i++)
         if (strcmp(dot + 1, packed[i]) == 0)
@@ -115,7 +113,7 @@ static lm_code check_name(struct archive *a, const lm_gunzip *gz, const char *na
 
 static void close_inner(lm_source *s)
 {
-    archive_read_free(s->inner);
+    lm_reader_free(s->inner);
     s->inner = NULL;
     lm_gunzip_free(s->inner_gz);
     s->inner_gz = NULL;
@@ -130,15 +128,13 @@ static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
     lm_code rc = lm_gunzip_new(member_block, s, s->name.data, false, &s->inner_gz, e);
     if (rc)
         return rc;
-    s->inner = archive_read_new();
-    if (!s->inner)
-        return lm_fail(e, LM_ELIMIT, s->name.data, NULL, "out of memory for a decoder");
-    lm_source_add_filters(s->inner);
-    archive_read_set_read_callback(s->inner, read_member);
-    archive_read_set_callback_data(s->inner, s);
-    int r = archive_read_open1(s->inner);
+    if (lm_source_reader(s->name.data, &s->inner, e))
+        return e->code;
+    lm_la.read_set_read_callback(s->inner, read_member);
+    lm_la.read_set_callback_data(s->inner, s);
+    int r = lm_la.read_open1(s->inner);
     if (r == ARCHIVE_OK)
-        r = archive_read_next_header(s->inner, &entry);
+        r = lm_la.read_next_header(s->inner, &entry);
     if (r != ARCHIVE_EOF && r != ARCHIVE_OK && r != ARCHIVE_WARN)
         return lm_source_decoder_failed(s, s->inner, e);
     *got = r != ARCHIVE_EOF;
@@ -163,9 +159,9 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
     for (;;) {
         close_inner(s);
         s->in_member = false;
-        int r = archive_read_next_header(s->outer, &entry);
+        int r = lm_la.read_next_header(s->outer, &entry);
         if (r == ARCHIVE_EOF)
-            return archive_filter_bytes(s->outer, -1) || s->resumed
+            return lm_la.filter_bytes(s->outer, -1) || s->resumed
                        ? LM_OK
                        : check_name(s->outer, s->gz, lm_path_shown(s->files.path[s->at]), e);
         if (r == ARCHIVE_RETRY)
@@ -173,16 +169,16 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             return lm_source_decoder_failed(s, s->outer, e);
         s->member_at = 0;
-        s->is_archive = archive_format(s->outer) != ARCHIVE_FORMAT_RAW;
+        s->is_archive = lm_la.format(s->outer) != ARCHIVE_FORMAT_RAW;
         if (!s->is_archive) {
             *got = true;
             return begin_plain(s, e);
         }
-        if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry))
+        if (lm_la.entry_filetype(entry) != AE_IFREG || lm_la.entry_hardlink(entry))
             continue;
         lm_code rc = name_member(s, entry, e);
         s->in_member = true;
-        if (!rc && archive_entry_is_data_encrypted(entry))
+        if (!rc && lm_la.entry_is_data_encrypted(entry))
             rc = lm_fail(e, LM_EFORMAT, s->name.data, "decrypt it first",
                          "it is encrypted and needs a passphrase");
         if (!rc)
@@ -202,7 +198,7 @@ static lm_code resume(lm_source *s, bool *more, lm_err *e)
     *more &= !s->is_archive;
     if (!*more)
         return LM_OK;
-    archive_read_free(s->outer);
+    lm_reader_free(s->outer);
     s->resumed = true;
     return lm_source_new_outer(s, e);
 }
@@ -214,7 +210,7 @@ static void give_up(lm_source *s)
         close_inner(s);
         return;
     }
-    archive_read_free(s->outer);
+    lm_reader_free(s->outer);
     s->outer = NULL;
     lm_gunzip_free(s->gz);
     s->gz = NULL;
@@ -253,7 +249,7 @@ static lm_code inner_block(lm_source *s, const void **p, size_t *n, lm_err *e)
     la_int64_t at;
     int r;
     do
-        r = archive_read_data_block(s->inner, p, n, &at);
+        r = lm_la.read_data_block(s->inner, p, n, &at);
     while ((r == ARCHIVE_OK || r == ARCHIVE_WARN) && *n == 0);
     if (r == ARCHIVE_EOF) {
         *n = 0;
@@ -393,7 +389,7 @@ void lm_source_close(lm_source *s)
     if (!s)
         return;
     close_inner(s);
-    archive_read_free(s->outer);
+    lm_reader_free(s->outer);
     lm_gunzip_free(s->gz);
     if (s->fd > STDIN_FILENO)
         close(s->fd);

@@ -51,7 +51,7 @@ static lm_code file_block(lm_source *s, const void **p, size_t *n, lm_err *e)
 la_ssize_t lm_source_callback_failed(lm_source *s, struct archive *a, const lm_err *e)
 {
     s->fail = *e;
-    archive_set_error(a, EIO, "%s", e->what);
+    lm_la.set_error(a, EIO, "%s", e->what);
     return -1;
 }
 
@@ -72,7 +72,7 @@ static la_int64_t seek_file(struct archive *a, void *ctx, la_int64_t offset, int
     off_t to = lseek(s->fd, offset, whence);
     s->seeked = true;
     if (to < 0) {
-        archive_set_error(a, errno, "%s", strerror(errno));
+        lm_la.set_error(a, errno, "%s", strerror(errno));
         return ARCHIVE_FATAL;
     }
     return to;
@@ -92,7 +92,7 @@ static bool wants_seek(int fd)
 
 lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e)
 {
-    const char *why = archive_error_string(a);
+    const char *why = lm_la.error_string(a);
     const char *where =
         s->in_member && s->name.len ? s->name.data : lm_path_shown(s->files.path[s->at]);
     if (!s->fail.code && s->gz)
@@ -102,10 +102,10 @@ lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e)
             *e = s->fail;
         return s->fail.code;
     }
-    if (archive_errno(a) == ENOMEM)
+    if (lm_la.error_number(a) == ENOMEM)
         return lm_fail(e, LM_ELIMIT, where, NULL, "out of memory while decoding");
-    if (archive_errno(a) == EIO || archive_errno(a) == EISDIR) {
-        errno = archive_errno(a);
+    if (lm_la.error_number(a) == EIO || lm_la.error_number(a) == EISDIR) {
+        errno = lm_la.error_number(a);
         return lm_fail(e, LM_EIO, where, NULL, "cannot read");
     }
     if (why && strcasestr(why, "passphrase"))
@@ -115,42 +115,35 @@ lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e)
                    "damaged or truncated: the decoder says '%s'", why ? why : "no reason given");
 }
 
-void lm_source_add_filters(struct archive *a)
+lm_code lm_source_reader(const char *where, struct archive **out, lm_err *e)
 {
-    archive_read_support_filter_gzip(a);
-    archive_read_support_filter_bzip2(a);
-    archive_read_support_filter_compress(a);
-    archive_read_support_filter_xz(a);
-    archive_read_support_filter_lzma(a);
-    archive_read_support_filter_lzip(a);
-    archive_read_support_filter_zstd(a);
-    archive_read_support_filter_lz4(a);
-    archive_read_support_format_raw(a);
-    archive_read_support_format_empty(a);
+    if (lm_reader_new(where, out, e))
+        return e->code;
+    lm_reader_filters(*out);
+    lm_la.read_support_format_raw(*out);
+    lm_la.read_support_format_empty(*out);
+    return LM_OK;
 }
 
 /* A reader on what is left of the file. */
 lm_code lm_source_new_outer(lm_source *s, lm_err *e)
 {
     s->given = 0;
-    s->outer = archive_read_new();
-    if (!s->outer)
-        return lm_fail(e, LM_ELIMIT, lm_path_shown(s->files.path[s->at]), NULL,
-                       "out of memory for a decoder");
-    lm_source_add_filters(s->outer);
-    archive_read_support_format_tar(s->outer);
-    archive_read_support_format_zip(s->outer);
-    archive_read_support_format_7zip(s->outer);
-    archive_read_support_format_rar(s->outer);
-    archive_read_support_format_rar5(s->outer);
-    archive_read_support_format_cab(s->outer);
-    archive_read_support_format_xar(s->outer);
-    archive_read_support_format_iso9660(s->outer);
-    archive_read_set_read_callback(s->outer, read_file);
+    if (lm_source_reader(lm_path_shown(s->files.path[s->at]), &s->outer, e))
+        return e->code;
+    lm_la.read_support_format_tar(s->outer);
+    lm_la.read_support_format_zip(s->outer);
+    lm_la.read_support_format_7zip(s->outer);
+    lm_la.read_support_format_rar(s->outer);
+    lm_la.read_support_format_rar5(s->outer);
+    lm_la.read_support_format_cab(s->outer);
+    lm_la.read_support_format_xar(s->outer);
+    lm_la.read_support_format_iso9660(s->outer);
+    lm_la.read_set_read_callback(s->outer, read_file);
     if (!s->gz)
-        archive_read_set_seek_callback(s->outer, seek_file);
-    archive_read_set_callback_data(s->outer, s);
-    if (archive_read_open1(s->outer) != ARCHIVE_OK)
+        lm_la.read_set_seek_callback(s->outer, seek_file);
+    lm_la.read_set_callback_data(s->outer, s);
+    if (lm_la.read_open1(s->outer) != ARCHIVE_OK)
         return lm_source_decoder_failed(s, s->outer, e);
     return LM_OK;
 }
@@ -206,7 +199,7 @@ static lm_code drain(lm_source *s, lm_err *e)
 
 lm_code lm_source_close_outer(lm_source *s, lm_err *e)
 {
-    archive_read_free(s->outer);
+    lm_reader_free(s->outer);
     s->outer = NULL;
     if (s->seeked) {
         s->seeked = false;

@@ -4,13 +4,13 @@
 #ifndef LM_FORMAT_SOURCE_IMPL_H
 #define LM_FORMAT_SOURCE_IMPL_H
 
-#include <archive.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 #include <xxhash.h>
 
 #include "base/buf.h"
 #include "format/gunzip.h"
+#include "format/libarchive.h"
 #include "format/source.h"
 
 enum { LM_SOURCE_BLOCK = 256 * 1024 };
@@ -40,8 +40,8 @@ struct lm_source {
     uint64_t total;
 };
 
-/* The filters, and the format of no archive, that text is read through. */
-void lm_source_add_filters(struct archive *a);
+/* A reader through which text comes: every filter, and the format of what is no archive. */
+lm_code lm_source_reader(const char *where, struct archive **out, lm_err *e);
 /* Keep the failure of a read callback for lm_source_decoder_failed; returns what the callback must. */
 la_ssize_t lm_source_callback_failed(lm_source *s, struct archive *a, const lm_err *e);
 /* The failure of a decoder: that of its callback, or what it says itself. */

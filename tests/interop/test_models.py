@@ -22,7 +22,7 @@ transformers.logging.disable_progress_bar()
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build"))
-LIBS = "-larchive -lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lm -lpthread".split()
+LIBS = "-lz -lzstd -lxxhash -ljansson -lpcre2-8 -lutf8proc -lcairo -lm -lpthread".split()
 BATCH, SEQ = 2, 24
 count = 0
 failed = 0

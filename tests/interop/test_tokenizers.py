@@ -310,7 +310,7 @@ def main():
             driver = os.path.join(where, "driver")
             subprocess.run(["cc", "-std=c17", "-O2", "-D_GNU_SOURCE", "-I" + os.path.join(ROOT, "lib"), "-o", driver,
                             os.path.join(HERE, "tokenizers_driver.c"), os.path.join(opt.build, "libcore.a"),
-                            "-larchive", "-lz", "-lzstd", "-lxxhash", "-ljansson", "-lpcre2-8", "-lutf8proc", "-lm",
+                            "-lz", "-lzstd", "-lxxhash", "-ljansson", "-lpcre2-8", "-lutf8proc", "-lm",
                             "-lpthread"], check=True)
         todo, skipped = [], []
         t = gpt2(where)
