@@ -345,7 +345,7 @@ static lm_code gather(session *s, lm_err *e)
         .documents = opt.documents,
         .dropout = true,
         .seed = (uint64_t)tool.seed,
-        .optim = lm_optim_find(opt.optimizer),
+        .optim = lm_optim_flat_find(opt.optimizer),
         .hyper = { opt.beta1, opt.beta2, opt.eps, opt.weight_decay, opt.momentum, opt.dampening,
                    opt.nesterov },
         .schedule = { .kind = lm_sched_find(opt.schedule),

@@ -20,6 +20,8 @@
  *           d = nesterov ? d + momentum*buf : buf; p -= lr d
  * sumsq     in  g            out s [1] F64: sum of squares in double over fixed blocks of 65,536,
  *                            added in order (the same bits for any number of threads)
+ * clip      in  sumsq [1] F64, watch [1] F64 (optional)
+ *           out s [1] F64: the factor for gradients as above, NaN when nothing may be written
  * total     in  x            out s [1] F64: sum in double, in order (on a device: in a fixed
  *                            order); adds to s when step->more, else replaces it
  * strided   in  x            out y [m]: y[i] = x[i * stride], F32
@@ -42,12 +44,16 @@ typedef struct {
 } lm_sgd_attr;
 
 typedef struct {
+    double clip_norm; /* 0: none */
+} lm_clip_attr;
+
+typedef struct {
     int64_t stride;
 } lm_strided_attr;
 
 /* The factor for gradients by which a step on the host clips: 1 without a norm, NAN when nothing may
- * be written.  c: a call of adamw or sgd. */
-double lm_optim_scale(const lm_call *c, double clip_norm);
+ * be written.  The call's operands from number `from` on are sumsq and watch. */
+double lm_optim_scale(const lm_call *c, int from, double clip_norm);
 /* The attributes of a call on the host with the numbers of `now` in them. */
 lm_adamw_attr lm_adamw_now(const lm_call *c);
 lm_sgd_attr lm_sgd_now(const lm_call *c);

@@ -7,9 +7,9 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
-double lm_optim_scale(const lm_call *c, double clip_norm)
+double lm_optim_scale(const lm_call *c, int from, double clip_norm)
 {
-    const lm_tensor *sumsq = opt_in(c, 1), *watch = opt_in(c, 2);
+    const lm_tensor *sumsq = opt_in(c, from), *watch = opt_in(c, from + 1);
     double norm = sumsq ? sqrt(get(sumsq, 0)) : 0;
     if (!isfinite(norm) || (watch && !isfinite(get(watch, 0))))
         return NAN;
@@ -52,7 +52,7 @@ static void adamw(const lm_call *c)
 {
     const lm_adamw_attr a = lm_adamw_now(c);
     lm_tensor *p = &c->out[0], *m = &c->out[1], *v = &c->out[2], *copy = opt_out(c, 3);
-    double scale = lm_optim_scale(c, a.clip_norm);
+    double scale = lm_optim_scale(c, 1, a.clip_norm);
     for (int64_t i = 0; !isnan(scale) && i < lm_tensor_count(&c->in[0]); i++) {
         double g = clipped(get(&c->in[0], i), scale, a.clip_value);
         double mi = a.beta1 * get(m, i) + (1 - a.beta1) * g;
@@ -70,7 +70,7 @@ static void sgd(const lm_call *c)
 {
     const lm_sgd_attr a = lm_sgd_now(c);
     lm_tensor *p = &c->out[0], *buf = opt_out(c, 1), *copy = opt_out(c, 2);
-    double scale = lm_optim_scale(c, a.clip_norm);
+    double scale = lm_optim_scale(c, 1, a.clip_norm);
     for (int64_t i = 0; !isnan(scale) && i < lm_tensor_count(&c->in[0]); i++) {
         double d = clipped(get(&c->in[0], i), scale, a.clip_value);
         d += a.weight_decay * get(p, i);
@@ -83,6 +83,11 @@ static void sgd(const lm_call *c)
         if (copy)
             set(copy, i, get(p, i));
     }
+}
+
+static void clip(const lm_call *c)
+{
+    set(&c->out[0], 0, lm_optim_scale(c, 0, ((const lm_clip_attr *)c->attr)->clip_norm));
 }
 
 static void sumsq(const lm_call *c)
@@ -126,6 +131,7 @@ const lm_kernel lm_optim_ref_kernels[] = {
     { "adamw", LM_DTYPE_NONE, LM_CPU_REF, adamw, NULL },
     { "sgd", LM_DTYPE_NONE, LM_CPU_REF, sgd, NULL },
     { "sumsq", LM_DTYPE_NONE, LM_CPU_REF, sumsq, NULL },
+    { "clip", LM_DTYPE_NONE, LM_CPU_REF, clip, NULL },
     { "total", LM_DTYPE_NONE, LM_CPU_REF, total, NULL },
     { "strided", LM_DTYPE_NONE, LM_CPU_REF, strided, NULL },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },

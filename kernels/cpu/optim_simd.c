@@ -109,7 +109,7 @@ static void adamw(const lm_call *c)
               .decay = (float)(a.lr * a.weight_decay),
               .inv_bc2 = (float)(1 / a.bc2),
               .eps = (float)a.eps,
-              .scale = (float)lm_optim_scale(c, a.clip_norm),
+              .scale = (float)lm_optim_scale(c, 1, a.clip_norm),
               .bound = a.clip_value > 0 ? (float)a.clip_value : INFINITY };
     if (!isnan(j.scale))
         lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, adamw_span, &j);
@@ -128,7 +128,7 @@ static void sgd(const lm_call *c)
               .fresh = (float)(1 - a.dampening),
               .nesterov = a.nesterov,
               .first = a.first,
-              .scale = (float)lm_optim_scale(c, a.clip_norm),
+              .scale = (float)lm_optim_scale(c, 1, a.clip_norm),
               .bound = a.clip_value > 0 ? (float)a.clip_value : INFINITY };
     if (!isnan(j.scale))
         lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, sgd_span, &j);
@@ -172,8 +172,8 @@ static size_t sumsq_work(const lm_call *c, int threads)
 }
 
 const lm_kernel LM_TABLE_NAME(optim, LM_SIMD)[] = {
-    VF_KERNEL("adamw", adamw, NULL),
-    VF_KERNEL("sgd", sgd, NULL),
-    VF_KERNEL("sumsq", sumsq, sumsq_work),
+    VF_KERNEL_F32("adamw", adamw, NULL),
+    VF_KERNEL_F32("sgd", sgd, NULL),
+    VF_KERNEL_F32("sumsq", sumsq, sumsq_work),
     VF_KERNEL_END,
 };

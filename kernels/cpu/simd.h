@@ -443,7 +443,12 @@ LM_INLINE int64_t grain_rows(int64_t width)
     return rows > 0 ? rows : 1;
 }
 
-/* Table entries: one kernel for both types of activations. */
+/* Table entries.  F32 alone: operands have types of their own, whatever activations are. */
+#define VF_KERNEL_F32(op, run, work)               \
+    {                                              \
+        op, LM_DTYPE_F32, LM_SIMD_LEVEL, run, work \
+    }
+/* One kernel for both types of activations. */
 #define VF_KERNEL(op, run, work)                    \
     { op, LM_DTYPE_F32, LM_SIMD_LEVEL, run, work }, \
     {                                               \

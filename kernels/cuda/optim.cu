@@ -23,12 +23,29 @@ static clip_rule clip_of(const lm_call *c, double norm, double value)
 }
 
 /* The factor for gradients; NAN: nothing may be written. */
-__device__ inline float clip_scale(const clip_rule *r)
+__device__ inline double exact_scale(const clip_rule *r)
 {
     double norm = r->sumsq ? sqrt(*r->sumsq) : 0, watch = r->watch ? *r->watch : 0;
     if (!isfinite(norm) || !isfinite(watch))
         return NAN;
-    return r->norm > 0 && r->sumsq ? (float)fmin(1.0, r->norm / (norm + 1e-6)) : 1;
+    return r->norm > 0 && r->sumsq ? fmin(1.0, r->norm / (norm + 1e-6)) : 1;
+}
+
+__device__ inline float clip_scale(const clip_rule *r)
+{
+    return (float)exact_scale(r);
+}
+
+__global__ void clip_kernel(clip_rule r, double *out)
+{
+    *out = exact_scale(&r);
+}
+
+static void clip(const lm_call *c)
+{
+    clip_rule r = { in_ptr<const double>(c, 0), in_ptr<const double>(c, 1),
+                    ((const lm_clip_attr *)c->attr)->clip_norm, 0 };
+    LM_LAUNCH(clip_kernel, 1, 1, 0, c->stream, r, out_ptr<double>(c, 0));
 }
 
 /* NaN passes. */
@@ -340,7 +357,10 @@ static void strided(const lm_call *c)
     {                                             \
         op, LM_DTYPE_F32, LM_CUDA_PLAIN, fn, work \
     }
-extern "C" const lm_kernel lm_optim_cuda_kernels[] = {
-    ROW("adamw", adamw, nullptr),  ROW("sgd", sgd, nullptr),         ROW("sumsq", sumsq, sum_work),
-    ROW("total", total, sum_work), ROW("strided", strided, nullptr), LM_CUDA_END
-};
+extern "C" const lm_kernel lm_optim_cuda_kernels[] = { ROW("adamw", adamw, nullptr),
+                                                       ROW("sgd", sgd, nullptr),
+                                                       ROW("sumsq", sumsq, sum_work),
+                                                       ROW("total", total, sum_work),
+                                                       ROW("strided", strided, nullptr),
+                                                       ROW("clip", clip, nullptr),
+                                                       LM_CUDA_END };

@@ -167,7 +167,10 @@ static void bind_attributes(binding *b, const void *attr)
 
 static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor *t, lm_dtype act)
 {
-    lm_dtype want = o->is & LM_IDS ? LM_DTYPE_I32 : o->is & LM_ACT_TYPE ? act : lm_wide(act);
+    lm_dtype want = o->is & LM_IDS        ? LM_DTYPE_I32
+                    : o->is & LM_DOUBLE   ? LM_DTYPE_F64
+                    : o->is & LM_ACT_TYPE ? act
+                                          : lm_wide(act);
     return lm_expect(t->dtype == want, b->op->name, b->e, "%s is of %s, not of %s", o->name,
                      lm_dtype_name(t->dtype), lm_dtype_name(want));
 }
@@ -190,7 +193,9 @@ static lm_code fit_inputs(binding *b, const lm_call *c, lm_dtype act)
 static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, lm_dtype act)
 {
     const char *dim = o->dims;
-    if (!(o->is & LM_ANY_TYPE))
+    if (o->is & LM_DOUBLE)
+        t->dtype = LM_DTYPE_F64;
+    else if (!(o->is & LM_ANY_TYPE))
         t->dtype = o->is & LM_ACT_TYPE ? act : lm_wide(act);
     else if (!lm_dtype_is_float(t->dtype))
         return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "the type of %s is not given", o->name);

@@ -11,6 +11,8 @@ typedef struct {
     lm_call call;
     lm_kernel_fn run;
     double seconds, flops, bytes;
+    double begin,
+        end; /* in the last run of its part; begin < 0: it was not timed, or passed over */
     int64_t calls;
 } step_call;
 
@@ -25,8 +27,7 @@ struct lm_exec {
     lm_exec_time *times;
     size_t n_times;
     lm_marks *marks; /* before each node and after the last; NULL: runs are not timed */
-    double *at;      /* their seconds in the last timed run */
-    bool timed;      /* the last run was */
+    double *at;      /* their seconds in the last timed run, in the order of that run */
     bool borrowed;   /* block belongs to another executor */
     bool ready;      /* operands carry the bound pointers */
 };
@@ -48,6 +49,7 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
     s->call.stream = x->b->main;
     s->call.work = x->plan.work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan.work_offset[k];
     s->run = x->plan.kernel[k]->run;
+    s->begin = -1;
     return LM_OK;
 }
 
@@ -156,51 +158,71 @@ lm_code lm_exec_timing(lm_exec *x, bool on, lm_err *e)
     if (!on) {
         x->b->marks_free(x->b, x->marks);
         x->marks = NULL;
-        x->timed = false;
     }
     return LM_OK;
 }
 
-static lm_code take_times(lm_exec *x, lm_err *e)
+static bool is_due(const lm_exec *x, size_t k, const bool *due)
 {
-    size_t n = x->g->n_nodes;
-    if (x->b->marks_read(x->b, x->marks, (int)n + 1, x->at, e))
+    return !due || due[x->g->node[k].when];
+}
+
+static lm_code take_times(lm_exec *x, size_t first, size_t last, const bool *due, int marks,
+                          lm_err *e)
+{
+    if (x->b->marks_read(x->b, x->marks, marks + 1, x->at, e))
         return e->code;
-    for (size_t k = 0; k < n; k++) {
-        x->calls[k].seconds += x->at[k + 1] - x->at[k];
-        x->calls[k].calls++;
+    const double *at = x->at;
+    for (size_t k = first; k < last; k++) {
+        step_call *s = &x->calls[k];
+        if (!is_due(x, k, due))
+            continue;
+        s->begin = at[0];
+        s->end = at[1];
+        s->seconds += s->end - s->begin;
+        s->calls++;
+        at++;
     }
     return LM_OK;
 }
 
-lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e)
+lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
+                         const lm_step *step, lm_err *e)
 {
     lm_backend *b = x->b;
+    int marks = 0;
     if ((!x->ready && set_operands(x, e)) || b->step(b, step, b->main, e))
         return e->code;
-    x->timed = x->marks != NULL;
-    for (size_t k = 0; k < x->g->n_nodes; k++) {
+    for (size_t k = first; k < last; k++) {
         step_call *s = &x->calls[k];
-        if (x->timed)
-            b->mark(b, x->marks, (int)k, b->main);
+        s->begin = -1;
+        if (!is_due(x, k, due))
+            continue;
+        if (x->marks)
+            b->mark(b, x->marks, marks++, b->main);
         b->range(b, x->g->node[k].op->name);
         s->call.step = step;
         s->run(&s->call);
         b->range(b, NULL);
     }
-    if (!x->timed)
+    if (!x->marks)
         return LM_OK;
-    b->mark(b, x->marks, (int)x->g->n_nodes, b->main);
-    return take_times(x, e);
+    b->mark(b, x->marks, marks, b->main);
+    return take_times(x, first, last, due, marks, e);
+}
+
+lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e)
+{
+    return lm_exec_run_part(x, 0, x->g->n_nodes, NULL, step, e);
 }
 
 bool lm_exec_span_at(const lm_exec *x, size_t k, lm_exec_span *out)
 {
-    if (!x->timed || k >= x->g->n_nodes)
+    if (k >= x->g->n_nodes || x->calls[k].begin < 0 || !x->marks)
         return false;
     *out = (lm_exec_span){ .node = &x->g->node[k],
-                           .begin = x->at[k],
-                           .end = x->at[k + 1],
+                           .begin = x->calls[k].begin,
+                           .end = x->calls[k].end,
                            .flops = x->calls[k].flops,
                            .bytes = x->calls[k].bytes };
     return true;

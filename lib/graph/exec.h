@@ -50,13 +50,17 @@ void *lm_exec_data(const lm_exec *x, lm_vid v);
  * goes wrong there shows in the backend's sync.  Fails: LM_EBUG if a value is not bound; what the
  * backend reports. */
 lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e);
+/* The same for nodes [first, last), and of those with a condition (lm_node.when) only where it holds: due[when],
+ * NULL: everywhere. */
+lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
+                         const lm_step *step, lm_err *e);
 
 /* Take the time of each node in the runs to come.  On from the start where memory is the host's (it
  * costs nothing there); on a device a timed run waits until it is done. */
 lm_code lm_exec_timing(lm_exec *x, bool on, lm_err *e);
 
-/* The last run, node by node: seconds from its beginning to the node's beginning and end.  False:
- * that run was not timed, or there is no node k. */
+/* The last run, node by node: seconds from the beginning of its part to the node's beginning and end.  False:
+ * that run was not timed or passed the node over, or there is no node k. */
 typedef struct {
     const lm_node *node;
     double begin, end, flops, bytes; /* of the operator's cost rule */

@@ -7,7 +7,7 @@
 
 const char *lm_phase_name(lm_phase p)
 {
-    static const char *const names[LM_PHASE_COUNT] = { "forward", "dinput", "dweight" };
+    static const char *const names[LM_PHASE_COUNT] = { "forward", "dinput", "dweight", "update" };
     return names[p];
 }
 
@@ -108,7 +108,8 @@ lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)
         if ((n->op->in[i].is & LM_ACT_TYPE) && n->in[i] >= 0)
             return g->value[n->in[i]].t.dtype;
     for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] >= 0 && lm_dtype_is_float(g->value[n->out[i]].t.dtype))
+        if (n->out[i] >= 0 && lm_dtype_is_float(g->value[n->out[i]].t.dtype) &&
+            !(n->op->out[i].is & LM_DOUBLE))
             return g->value[n->out[i]].t.dtype;
     return LM_DTYPE_F32;
 }
@@ -150,7 +151,8 @@ lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm
                   .n_in = lm_op_ins(op),
                   .n_out = lm_op_outs(op),
                   .phase = g->phase,
-                  .layer = g->layer };
+                  .layer = g->layer,
+                  .when = g->when };
     if (lm_grow(&g->node, &g->cap_nodes, g->n_nodes + 1, sizeof *g->node, "nodes of a graph", e))
         return e->code;
     if (op->attr_size) {

@@ -16,18 +16,21 @@ typedef int32_t lm_vid; /* a value's number */
 enum { LM_NONE = -1 };  /* no value: an optional operand that is absent */
 
 typedef enum {
-    LM_ROLE_INPUT, /* fed before each run            */
-    LM_ROLE_PARAM, /* weights                        */
-    LM_ROLE_GRAD,  /* gradients of parameters, kept between runs (micro-batches add up) */
-    LM_ROLE_STATE, /* kept between runs: KV caches   */
-    LM_ROLE_CONST, /* filled once: rotary tables     */
-    LM_ROLE_ACT,   /* lives inside one run; placed by the memory plan */
+    LM_ROLE_INPUT,   /* fed before each run            */
+    LM_ROLE_PARAM,   /* weights                        */
+    LM_ROLE_GRAD,    /* gradients of parameters, kept between runs (micro-batches add up) */
+    LM_ROLE_STATE,   /* kept between runs: KV caches   */
+    LM_ROLE_CONST,   /* filled once: rotary tables     */
+    LM_ROLE_OPT,     /* a state of an optimiser        */
+    LM_ROLE_DERIVED, /* of a parameter, made anew after each update: its copy in BF16 */
+    LM_ROLE_ACT,     /* lives inside one run; placed by the memory plan */
 } lm_role;
 
 typedef enum {
     LM_PHASE_FORWARD,
     LM_PHASE_BACKWARD_INPUT,
     LM_PHASE_BACKWARD_WEIGHT,
+    LM_PHASE_UPDATE,
     LM_PHASE_COUNT,
 } lm_phase;
 const char *lm_phase_name(lm_phase p);
@@ -51,6 +54,7 @@ typedef struct lm_node {
     int n_in, n_out;
     lm_phase phase;
     int layer; /* -1: before the first layer, n_layers: after the last */
+    int when; /* 0: in every run, else in those in which condition number `when` holds (lm_exec_run_part) */
 } lm_node;
 
 typedef struct lm_graph {
@@ -60,7 +64,7 @@ typedef struct lm_graph {
     lm_node *node;
     size_t n_nodes, cap_nodes;
     lm_phase phase; /* of nodes appended now */
-    int layer;
+    int layer, when;
     bool has_views;
 } lm_graph;
 
@@ -92,7 +96,7 @@ lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out);
 
 /* The type of activations that the node works on, by which its kernel is chosen: that of its first
- * operand present of LM_ACT_TYPE, else of its first float output. */
+ * operand present of LM_ACT_TYPE, else of its first float output that is not LM_DOUBLE, else F32. */
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n);
 
 /* Text of the whole list, one node a line:

@@ -67,8 +67,8 @@ static bool is_shifted(const lm_graph *g, const lm_node *n)
 static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     int64_t gap = -1;
-    if (a->op != b->op || !a->op->flat || a->phase != b->phase || is_shifted(g, a) ||
-        is_shifted(g, b) || !equal_fields(a->op->fields, a->attr, b->attr))
+    if (a->op != b->op || !a->op->flat || a->phase != b->phase || a->when != b->when ||
+        is_shifted(g, a) || is_shifted(g, b) || !equal_fields(a->op->fields, a->attr, b->attr))
         return false;
     for (int i = 0; i < a->n_in; i++)
         if (!goes_on(g, &a->op->in[i], a->in[i], b->in[i], &gap))

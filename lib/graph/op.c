@@ -28,7 +28,8 @@ lm_dtype lm_op_act(const lm_op *op, const lm_call *c)
         if ((op->in[i].is & LM_ACT_TYPE) && !lm_absent(&c->in[i]))
             return c->in[i].dtype;
     for (int i = 0; i < c->n_out; i++)
-        if (!lm_absent(&c->out[i]) && lm_dtype_is_float(c->out[i].dtype))
+        if (!lm_absent(&c->out[i]) && lm_dtype_is_float(c->out[i].dtype) &&
+            !(op->out[i].is & LM_DOUBLE))
             return c->out[i].dtype;
     return LM_DTYPE_F32;
 }

@@ -31,6 +31,7 @@ enum {
     LM_OVER = 64,   /* the outputs so marked may share memory with the inputs so marked */
     LM_GIVEN = 128, /* an output that the caller gives: its shape is an operand of the rule, too */
     LM_ANY_TYPE = 256, /* an output of the float dtype that the caller gives */
+    LM_DOUBLE = 512,   /* of F64 in every case: sums, numbers of a step */
 };
 
 /* An operand's dimensions are sums and products of numbers and of letters, such as "BT,(H+2K)D": a letter
@@ -106,7 +107,8 @@ typedef struct lm_op {
     /* The i-th example of a deterministic, endless series; NULL: covered by the forward operator's.
      */
     void (*example)(lm_rng r, int i, lm_example *out);
-    /* Fill the integer inputs of an example with valid values; NULL: there are none. */
+    /* Fill the integer inputs of an example with valid values, and numbers where any would not do, also outputs
+     * that the operator reads; NULL: none. */
     void (*fill)(lm_rng r, const lm_call *c);
 } lm_op;
 
@@ -123,7 +125,8 @@ static inline bool lm_absent(const lm_tensor *t)
     return t->ndim == 0;
 }
 int lm_op_ins(const lm_op *op), lm_op_outs(const lm_op *op); /* numbers of operands */
-/* The dtype of activations: of the first operand present that has it, else of the first float output. */
+/* The dtype of activations: of the first operand present that has it, else of the first float output that is
+ * not LM_DOUBLE, else F32. */
 lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
 /* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of every output
  * in `want` (bit i: output i); the others get ndim 0.  Outputs that the caller gives have their shapes or

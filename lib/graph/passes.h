@@ -29,7 +29,7 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e);
 /* ---- merging ---- */
 
 /* Nodes that follow each other become one over a flat run when they are of one operator whose elements stand
- * by themselves (lm_op.flat), with equal attributes, and all their operands of any shape are views that lie end
+ * by themselves (lm_op.flat), with equal attributes and conditions, and all their operands of any shape are views that lie end
  * to end, each of its value, up to the zeros of LM_BLOCK_ALIGN; their other operands must be the same.  So an
  * update that is written tensor by tensor runs as one pass over a block.  Fails: for memory. */
 lm_code lm_pass_merge(lm_graph *g, lm_err *e);

@@ -37,6 +37,20 @@ typedef struct {
     void *data;    /* in memory of the store's backend; zeros at first */
 } lm_store_block;
 
+/* A state of an optimiser: one block with a place for each tensor that has it. */
+typedef struct {
+    const char *name; /* in checkpoints: "exp_avg" stands for tensors "exp_avg.<tensor>" */
+    lm_dtype format;
+    int64_t count; /* elements, padding included */
+    struct lm_state_part {
+        int tensor;      /* its number in the model */
+        int64_t at;      /* elements before it in the block */
+        lm_tensor shape; /* in memory */
+        bool turned;     /* files have it transposed, as they have its tensor */
+    } * part;
+    int n_parts;
+} lm_store_state;
+
 enum { LM_STORE_STATES = 4, LM_STORE_BLOCKS = 3 + LM_STORE_STATES };
 
 typedef struct {

@@ -39,6 +39,12 @@ static const lm_op *const ops[] = {
     &lm_op_norm_linear,
     &lm_op_norm_dx_dw,
     &lm_op_attention_step,
+    &lm_op_adamw,
+    &lm_op_sgd,
+    &lm_op_sumsq,
+    &lm_op_total,
+    &lm_op_clip,
+    &lm_op_strided,
 };
 
 const lm_op *lm_op_at(int i)

@@ -78,7 +78,7 @@ static lm_code plan_graphs(const lm_model *train, const lm_model *eval, lm_backe
 }
 
 lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
-                     const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
+                     const lm_optim_flat *optim, const lm_optim_hyper *h, int64_t accumulate,
                      lm_memory_plan *out, lm_err *e)
 {
     const lm_store_opts keep = lm_train_store(optim, h);

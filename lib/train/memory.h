@@ -32,7 +32,7 @@ typedef struct {
 /* `train` is the model in TRAIN mode; `eval` (may be NULL) the one used for validation, which
  * shares the arena. */
 lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
-                     const lm_optim *optim, const lm_optim_hyper *h, int64_t accumulate,
+                     const lm_optim_flat *optim, const lm_optim_hyper *h, int64_t accumulate,
                      lm_memory_plan *out, lm_err *e);
 /* One thing more that the run will hold; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);

@@ -77,14 +77,14 @@ static lm_code sgd_run(lm_backend *b, const lm_optim_hyper *h, const lm_optim_ru
     return lm_flat_call(b, "sgd", &a, in, 4, out, 3, e);
 }
 
-static const lm_optim optims[] = {
+static const lm_optim_flat optims[] = {
     { "adamw", 2, { "exp_avg", "exp_avg_sq" }, two_states, adamw_now, adamw_run },
     { "sgd", 1, { "momentum_buffer" }, momentum_state, sgd_now, sgd_run },
 };
 enum { N_OPTIMS = sizeof optims / sizeof *optims };
 const char *const lm_optim_names[] = { "adamw", "sgd", NULL };
 
-const lm_optim *lm_optim_find(const char *name)
+const lm_optim_flat *lm_optim_flat_find(const char *name)
 {
     for (int i = 0; i < N_OPTIMS; i++)
         if (!strcmp(optims[i].name, name))

@@ -49,10 +49,10 @@ typedef struct {
     /* The numbers that change from step to step: step t (from 0) with the rate lr. */
     void (*now)(const lm_optim_hyper *h, double lr, int64_t t, double out[LM_OPTIM_NOW]);
     lm_code (*run)(lm_backend *b, const lm_optim_hyper *h, const lm_optim_run *r, lm_err *e);
-} lm_optim;
+} lm_optim_flat;
 
 /* By name, NULL if unknown; the names, NULL-terminated. */
-const lm_optim *lm_optim_find(const char *name);
+const lm_optim_flat *lm_optim_flat_find(const char *name);
 extern const char *const lm_optim_names[];
 
 #endif

@@ -78,7 +78,7 @@ lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
     lm_jw_f64(&w, "flops_per_token", p->flops_per_token);
     lm_jw_f64(&w, "flops_per_step", p->flops_per_token * (double)p->tokens_per_step);
     lm_jw_obj(&w, "graph_flops_per_micro_batch");
-    for (int i = 0; i < LM_PHASE_COUNT; i++)
+    for (int i = 0; i < LM_PHASE_UPDATE; i++)
         lm_jw_f64(&w, lm_phase_name((lm_phase)i), p->graph_flops[i]);
     lm_jw_close_obj(&w);
     verdict_json(&w, o);

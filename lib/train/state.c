@@ -14,14 +14,14 @@ size_t lm_train_work_bytes(const lm_model *m, lm_backend *b)
     return norm > loss ? norm : loss;
 }
 
-lm_store_opts lm_train_store(const lm_optim *optim, const lm_optim_hyper *h)
+lm_store_opts lm_train_store(const lm_optim_flat *optim, const lm_optim_hyper *h)
 {
     return (lm_store_opts){
         .master = true, .grads = true, .state = optim->state, .n_states = optim->states(h)
     };
 }
 
-lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
+lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim_flat *optim,
                            const lm_optim_hyper *h, lm_par *par, lm_train_state *s, lm_err *e)
 {
     lm_store_opts o = lm_train_store(optim, h);

@@ -19,7 +19,7 @@
 
 typedef struct {
     const lm_model *model; /* borrowed */
-    const lm_optim *optim;
+    const lm_optim_flat *optim;
     lm_backend *backend;
     lm_store *store; /* master copy, gradients, states of the optimiser */
     void *work;      /* scratch of the reductions: norms, the loss of a micro-batch */
@@ -36,9 +36,9 @@ typedef struct {
 } lm_train_state;
 
 /* What is kept of a model that is trained with these. */
-lm_store_opts lm_train_store(const lm_optim *optim, const lm_optim_hyper *h);
+lm_store_opts lm_train_store(const lm_optim_flat *optim, const lm_optim_hyper *h);
 /* par: threads of the host that load and draw; NULL: the backend's. */
-lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim *optim,
+lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim_flat *optim,
                            const lm_optim_hyper *h, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
 /* Scratch that the state will hold beside its blocks. */

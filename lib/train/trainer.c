@@ -104,7 +104,7 @@ static lm_code open_trace(lm_trainer *t, lm_err *e)
     if (lm_out_open(t->io.trace, t->io.force, &t->trace_out, e) ||
         lm_trace_new("train", &t->trace, e))
         return e->code;
-    for (int i = 0; i < LM_PHASE_COUNT; i++)
+    for (int i = 0; i < LM_PHASE_UPDATE; i++)
         lm_trace_row(t->trace, i, lm_phase_name((lm_phase)i));
     lm_trace_row(t->trace, TRACE_OPTIMIZER, "optimizer");
     lm_trace_row(t->trace, TRACE_DATA, "data");

@@ -25,7 +25,7 @@ typedef struct {
     lm_precision precision;
     bool documents, dropout;
     uint64_t seed;
-    const lm_optim *optim;
+    const lm_optim_flat *optim;
     lm_optim_hyper hyper;
     lm_schedule schedule;
     double clip_norm, clip_value;     /* 0: none */

@@ -18,7 +18,7 @@ typedef struct {
 
 /* Rows of a trace; those of the graph's phases come first. */
 enum {
-    TRACE_OPTIMIZER = LM_PHASE_COUNT,
+    TRACE_OPTIMIZER = LM_PHASE_UPDATE,
     TRACE_DATA,
     TRACE_CHECKPOINT,
     TRACE_WRITER,

@@ -74,8 +74,8 @@ static void prepare(run *r, const setup *c, lm_err *e)
     b.backend = r->backend;
     if (lm_model_build(&r->config, &b, &r->model, e) ||
         lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
-        lm_train_state_new(r->model, r->backend, lm_optim_find("adamw"), &r->hyper, NULL, &r->s,
-                           e) ||
+        lm_train_state_new(r->model, r->backend, lm_optim_flat_find("adamw"), &r->hyper, NULL,
+                           &r->s, e) ||
         lm_batch_new(&r->batch, r->backend, c->batch, c->seq, e) || lm_store_draw(r->s.store, 1, e))
         die(e);
     lm_store_derive(r->s.store);

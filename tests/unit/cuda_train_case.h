@@ -31,7 +31,7 @@ static inline lm_trainer_opts options(lm_dtype dtype, int64_t accumulate, int64_
         .documents = true,
         .dropout = true,
         .seed = 5,
-        .optim = lm_optim_find("adamw"),
+        .optim = lm_optim_flat_find("adamw"),
         .hyper = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1 },
         .schedule = { .kind = LM_SCHED_COSINE,
                       .lr = 3e-3,

@@ -89,7 +89,9 @@ static inline lm_vid input(trial *t, int i, lm_role role)
     lm_tensor s = t->ex.in[i];
     if (lm_absent(&s))
         return LM_NONE;
-    if (lm_dtype_is_float(s.dtype))
+    if (t->op->in[i].is & LM_DOUBLE)
+        s.dtype = LM_DTYPE_F64;
+    else if (lm_dtype_is_float(s.dtype))
         s.dtype = t->op->in[i].is & LM_ACT_TYPE ? t->act : lm_wide(t->act);
     must(lm_graph_value(t->g, role, s, NULL, &v, &e), &e);
     return v;
@@ -174,6 +176,8 @@ static inline void fill(trial *t)
         lm_call c = lm_node_call(t->g, &t->g->node[k], in, out);
         for (int i = 0; i < c.n_in; i++)
             in[i].data = t->g->node[k].in[i] >= 0 ? t->mem[t->g->node[k].in[i]] : NULL;
+        for (int i = 0; i < c.n_out; i++)
+            out[i].data = t->g->node[k].out[i] >= 0 ? t->mem[t->g->node[k].out[i]] : NULL;
         t->op->fill(r, &c);
     }
 }

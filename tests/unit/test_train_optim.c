@@ -87,7 +87,7 @@ static void check(const char *name, definition def, const lm_optim_hyper *h, int
     static reference r;
     static float p[N], state[2][N];
     static uint16_t low[N];
-    const lm_optim *o = lm_optim_find(name);
+    const lm_optim_flat *o = lm_optim_flat_find(name);
     lm_err e = { 0 };
     assert_non_null(o);
     assert_int_equal(o->states(h), states);
@@ -168,7 +168,7 @@ static void refuses(const char *name, int states, double sumsq, double watch, bo
     draw_gradient(0);
     for (int i = 0; i < N; i++)
         p[i] = state[0][i] = state[1][i] = 2, low[i] = 7;
-    assert_int_equal(lm_optim_find(name)->run(backend, &h, &run, &e), LM_OK);
+    assert_int_equal(lm_optim_flat_find(name)->run(backend, &h, &run, &e), LM_OK);
     for (int i = 0; i < N; i++)
         assert_true((p[i] == 2 && low[i] == 7 && state[0][i] == 2 && state[1][i] == 2) == !takes);
 }
@@ -177,7 +177,7 @@ static void a_step_that_is_not_finite_is_none(void **state)
 {
     (void)state;
     for (int k = 0; lm_optim_names[k]; k++) {
-        int states = lm_optim_find(lm_optim_names[k])->n_states;
+        int states = lm_optim_flat_find(lm_optim_names[k])->n_states;
         refuses(lm_optim_names[k], states, 4, 1, true);
         refuses(lm_optim_names[k], states, NAN, 1, false);
         refuses(lm_optim_names[k], states, INFINITY, 1, false);
@@ -190,13 +190,13 @@ static void names(void **state)
 {
     (void)state;
     for (int i = 0; lm_optim_names[i]; i++) {
-        const lm_optim *o = lm_optim_find(lm_optim_names[i]);
+        const lm_optim_flat *o = lm_optim_flat_find(lm_optim_names[i]);
         assert_non_null(o);
         assert_true(o->n_states <= LM_OPTIM_MAX_STATES);
         for (int k = 0; k < o->n_states; k++)
             assert_non_null(o->state[k]);
     }
-    assert_null(lm_optim_find("lion-tamer"));
+    assert_null(lm_optim_flat_find("lion-tamer"));
 }
 
 static int begin(void **state)

@@ -23,7 +23,7 @@ static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
                     .tied = true };
     lm_err e = { 0 };
     lm_space s;
-    o.optim = lm_optim_find("adamw");
+    o.optim = lm_optim_flat_find("adamw");
     assert_int_equal(lm_train_space(&o, &c, step, keep, NULL, &s, &e), LM_OK);
     assert_true(s.checkpoint == 12.0 * (double)lm_config_params(&c));
     assert_true(s.need == s.checkpoint * (double)s.at_once);

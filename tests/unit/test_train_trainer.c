@@ -42,7 +42,7 @@ static lm_trainer_opts options(int64_t steps)
                               .precision = { .low = LM_DTYPE_BF16 },
                               .documents = true,
                               .dropout = true,
-                              .optim = lm_optim_find("adamw"),
+                              .optim = lm_optim_flat_find("adamw"),
                               .hyper = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
                               .schedule = { .kind = LM_SCHED_CONSTANT, .lr = 1e-2 },
                               .clip_norm = 1,
@@ -211,7 +211,7 @@ static void new_state(lm_model **m, lm_train_state *s)
         .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
     };
     ok(lm_model_build(&tiny.config, &b, m, &e), &e);
-    ok(lm_train_state_new(*m, backend, lm_optim_find("adamw"), &h, NULL, s, &e), &e);
+    ok(lm_train_state_new(*m, backend, lm_optim_flat_find("adamw"), &h, NULL, s, &e), &e);
 }
 
 /* After wait_copied the blocks are free to change, and the checkpoint does not notice. */

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sgd.c -- gradient descent, with momentum as frameworks have it: the rate stays outside the buffer, decay is
+ * coupled.
+ *   d = g + wd p;  buf = first ? d : momentum buf + (1 - dampening) d
+ *   p -= lr (nesterov ? d + momentum buf : buf) */
+#include "kernels/optim.h"
+#include "op/ops.h"
+#include "train/optim/optims.h"
+
+enum { MOMENTUM, DAMPENING, NESTEROV, DECAY };
+
+static const lm_hyper hyper[] = {
+    [MOMENTUM] = { "momentum", 0.9, 0, 0.9999999, "0: none, and no state", NULL },
+    [DAMPENING] = { "dampening", 0, 0, 1, "of what enters the buffer", NULL },
+    [NESTEROV] = { "nesterov", 0, 0, 1, "look ahead by the buffer", "off on" },
+    [DECAY] = { "weight_decay", 0.1, 0, 10, "on matrices only", NULL },
+    { 0 },
+};
+
+static lm_code check(const double *h, lm_err *e)
+{
+    if (h[NESTEROV] != 0 && (h[MOMENTUM] <= 0 || h[DAMPENING] > 0))
+        return lm_fail(e, LM_EUSAGE, "nesterov", NULL, "needs momentum and no dampening");
+    return LM_OK;
+}
+
+static void numbers(const double *h, double lr, int64_t t, double *out)
+{
+    (void)h;
+    out[0] = lr;
+    out[1] = t == 0;
+}
+
+static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
+{
+    lm_vid in[4] = { t->grad, lm_update_sumsq(u), lm_update_watch(u), lm_update_numbers(u) };
+    lm_vid out[3] = { t->param, LM_SKIP, t->low >= 0 ? t->low : LM_SKIP };
+    lm_sgd_attr a = { .momentum = lm_update_hyper(u, "momentum"),
+                      .dampening = lm_update_hyper(u, "dampening"),
+                      .nesterov = lm_update_hyper(u, "nesterov") != 0,
+                      .weight_decay = t->decay ? lm_update_hyper(u, "weight_decay") : 0,
+                      .clip_norm = lm_update_clip_norm(u),
+                      .clip_value = lm_update_clip_value(u) };
+    if (a.momentum > 0 && lm_update_state(u, t, "momentum_buffer", t->shape, &out[1], e))
+        return e->code;
+    return lm_graph_append(lm_update_graph(u), &lm_op_sgd, &a, in, out, e);
+}
+
+const lm_optim lm_optim_sgd = {
+    .name = "sgd",
+    .about = "gradient descent, with momentum",
+    .hyper = hyper,
+    .check = check,
+    .n_numbers = 2,
+    .numbers = numbers,
+    .update = update,
+};

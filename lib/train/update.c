@@ -1,0 +1,576 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* update.c -- the graph of an update: blocks and their views, the rules' nodes, and the parts of the list.
+ *
+ * While the list is made, a node's condition (lm_node.when) says which part it belongs to; the parts are then
+ * put in order, joined where they can be, and the conditions become those of the run. */
+#include "train/update.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "graph/passes.h"
+#include "kernels/optim.h"
+#include "op/ops.h"
+
+typedef struct {
+    int64_t period, offset;
+    bool first;
+} condition;
+
+struct lm_update {
+    lm_update_opts o;
+    lm_graph *g;
+    lm_optim_use *use;
+    lm_vid *numbers; /* of each use: its view */
+    int n_numbers;
+    lm_update_tensor *t;
+    int n_tensors;
+    const lm_optim_use *at_work; /* whose rule is called */
+    lm_update_values v;
+    lm_vid scale;
+
+    lm_store_state *state;
+    lm_vid *state_value;
+    size_t n_states, cap_states, cap_values;
+    size_t *cap_parts;
+    size_t cap_caps;
+
+    condition *cond; /* condition i is number i + 1 of the finished list */
+    size_t n_conds, cap_conds;
+    bool *due;
+    size_t first[LM_UPDATE_PARTS + 1];
+};
+
+/* ---- for rules ---- */
+
+lm_graph *lm_update_graph(const lm_update *u)
+{
+    return u->g;
+}
+
+double lm_update_hyper(const lm_update *u, const char *name)
+{
+    return u->at_work->hyper[lm_optim_hyper(u->at_work->optim, name)];
+}
+
+lm_vid lm_update_numbers(const lm_update *u)
+{
+    return u->numbers[u->at_work - u->use];
+}
+
+lm_vid lm_update_sumsq(const lm_update *u)
+{
+    return u->v.sumsq;
+}
+
+lm_vid lm_update_watch(const lm_update *u)
+{
+    return u->v.loss;
+}
+
+lm_vid lm_update_scale(const lm_update *u)
+{
+    return u->scale;
+}
+
+double lm_update_clip_norm(const lm_update *u)
+{
+    return u->o.clip_norm;
+}
+
+double lm_update_clip_value(const lm_update *u)
+{
+    return u->o.clip_value;
+}
+
+lm_code lm_update_every(lm_update *u, int64_t period, int64_t offset, bool first, lm_err *e)
+{
+    condition c = { period, period > 0 ? offset % period : 0, first || period <= 0 };
+    size_t k = 0;
+    while (k < u->n_conds && (u->cond[k].period != c.period || u->cond[k].offset != c.offset ||
+                              u->cond[k].first != c.first))
+        k++;
+    if (k == u->n_conds) {
+        if (lm_grow(&u->cond, &u->cap_conds, k + 1, sizeof *u->cond, "conditions", e))
+            return e->code;
+        u->cond[u->n_conds++] = c;
+    }
+    u->g->when = LM_UPDATE_PARTS + (int)k;
+    return LM_OK;
+}
+
+void lm_update_at_start(lm_update *u)
+{
+    u->g->when = LM_UPDATE_START;
+}
+
+void lm_update_to_show(lm_update *u)
+{
+    u->g->when = LM_UPDATE_SHOW;
+}
+
+void lm_update_always(lm_update *u)
+{
+    u->g->when = LM_UPDATE_STEP;
+}
+
+/* ---- states ---- */
+
+/* Until all tensors have their places in a block. */
+static const int64_t boundless = INT64_C(1) << 60;
+
+static lm_code find_state(lm_update *u, const char *name, lm_dtype format, size_t *out, lm_err *e)
+{
+    size_t k = 0;
+    while (k < u->n_states && strcmp(u->state[k].name, name))
+        k++;
+    *out = k;
+    if (k < u->n_states)
+        return u->state[k].format == format
+                   ? LM_OK
+                   : lm_fail(e, LM_EBUG, name, NULL, "a state in two types");
+    if (lm_grow(&u->state, &u->cap_states, k + 1, sizeof *u->state, "states", e) ||
+        lm_grow(&u->state_value, &u->cap_values, k + 1, sizeof *u->state_value, "states", e) ||
+        lm_grow(&u->cap_parts, &u->cap_caps, k + 1, sizeof *u->cap_parts, "states", e) ||
+        lm_graph_value(u->g, LM_ROLE_OPT, lm_shape1(format, boundless), name, &u->state_value[k],
+                       e))
+        return e->code;
+    u->state[k] = (lm_store_state){ .name = u->g->value[u->state_value[k]].name, .format = format };
+    u->cap_parts[k] = 0;
+    u->n_states++;
+    return LM_OK;
+}
+
+static int64_t count_of(const lm_update_tensor *t)
+{
+    return lm_tensor_count(&t->shape);
+}
+
+/* States of neighbours lie as their parameters do, so that runs over these are runs over those. */
+static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
+                         const lm_update_tensor *t, int64_t count)
+{
+    if (!s->n_parts)
+        return 0;
+    const struct lm_state_part *last = &s->part[s->n_parts - 1];
+    int64_t end = last->at + lm_tensor_count(&last->shape);
+    if (t > all && t[-1].index == last->tensor && count == count_of(t) &&
+        lm_tensor_count(&last->shape) == count_of(t - 1)) {
+        int64_t gap = t->offset - t[-1].offset - count_of(t - 1);
+        if (gap < LM_BLOCK_ALIGN)
+            return end + gap;
+    }
+    return (end + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
+}
+
+lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *name, lm_tensor shape,
+                        lm_vid *out, lm_err *e)
+{
+    char full[512];
+    size_t k;
+    if (find_state(u, name, shape.dtype, &k, e))
+        return e->code;
+    lm_store_state *s = &u->state[k];
+    if (s->n_parts && s->part[s->n_parts - 1].tensor == t->index)
+        return lm_fail(e, LM_EBUG, name, NULL, "is declared twice for %s", t->name);
+    if (lm_grow(&s->part, &u->cap_parts[k], (size_t)s->n_parts + 1, sizeof *s->part, "states", e))
+        return e->code;
+    int64_t at = place_for(s, u->t, t, lm_tensor_count(&shape));
+    s->part[s->n_parts++] =
+        (struct lm_state_part){ .tensor = t->index,
+                                .at = at,
+                                .shape = shape,
+                                .turned = t->transposed && lm_same_shape(&shape, &t->shape) };
+    snprintf(full, sizeof full, "%s.%s", name, t->name);
+    return lm_graph_view(u->g, u->state_value[k], at, shape, full, out, e);
+}
+
+static void close_states(lm_update *u)
+{
+    for (size_t k = 0; k < u->n_states; k++) {
+        lm_store_state *s = &u->state[k];
+        const struct lm_state_part *last = &s->part[s->n_parts - 1];
+        s->count = last->at + lm_tensor_count(&last->shape);
+        s->count = (s->count + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
+        u->g->value[u->state_value[k]].t.dim[0] = s->count;
+    }
+}
+
+/* ---- values ---- */
+
+static lm_code make_values(lm_update *u, lm_err *e)
+{
+    const lm_update_opts *o = &u->o;
+    lm_update_values *v = &u->v;
+    lm_graph *g = u->g;
+    lm_tensor one = lm_shape1(LM_DTYPE_F64, 1), sample = lm_shape1(LM_DTYPE_F32, o->samples);
+    v->low = v->before = v->grads = v->after = LM_NONE;
+    if (lm_graph_value(g, LM_ROLE_PARAM, lm_shape1(LM_DTYPE_F32, o->block), "parameters", &v->param,
+                       e) ||
+        lm_graph_value(g, LM_ROLE_GRAD, lm_shape1(LM_DTYPE_F32, o->trained), "gradients", &v->grad,
+                       e) ||
+        (o->low && lm_graph_value(g, LM_ROLE_DERIVED, lm_shape1(LM_DTYPE_BF16, o->block),
+                                  "parameters in bf16", &v->low, e)) ||
+        lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_F64, u->n_numbers), "numbers",
+                       &v->numbers, e) ||
+        lm_graph_value(g, LM_ROLE_INPUT, one, "loss", &v->loss, e) ||
+        lm_graph_value(g, LM_ROLE_STATE, one, "sumsq of gradients", &v->sumsq, e) ||
+        lm_graph_value(g, LM_ROLE_STATE, one, "sumsq of parameters", &v->weights, e))
+        return e->code;
+    if (!o->samples)
+        return LM_OK;
+    return lm_graph_value(g, LM_ROLE_STATE, sample, "parameters before", &v->before, e) ||
+                   lm_graph_value(g, LM_ROLE_STATE, sample, "gradients sampled", &v->grads, e) ||
+                   lm_graph_value(g, LM_ROLE_STATE, sample, "parameters after", &v->after, e)
+               ? e->code
+               : LM_OK;
+}
+
+static lm_code make_views(lm_update *u, lm_err *e)
+{
+    char name[512];
+    for (int i = 0, at = 0; i < u->o.n_use; i++) {
+        int n = lm_optim_numbers(u->use[i].optim);
+        if (lm_graph_view(u->g, u->v.numbers, at, lm_shape1(LM_DTYPE_F64, n), NULL, &u->numbers[i],
+                          e))
+            return e->code;
+        at += n;
+    }
+    for (int i = 0; i < u->n_tensors; i++) {
+        lm_update_tensor *t = &u->t[i];
+        t->low = LM_NONE;
+        snprintf(name, sizeof name, "grad.%s", t->name);
+        if (lm_graph_view(u->g, u->v.param, t->offset, t->shape, t->name, &t->param, e) ||
+            lm_graph_view(u->g, u->v.grad, t->offset, t->shape, name, &t->grad, e) ||
+            (u->v.low >= 0 && lm_graph_view(u->g, u->v.low, t->offset, t->shape, NULL, &t->low, e)))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+/* ---- nodes ---- */
+
+static lm_code append_norm(lm_update *u, lm_err *e)
+{
+    lm_clip_attr clip = { u->o.clip_norm };
+    lm_vid both[2] = { u->v.sumsq, u->v.loss };
+    u->g->when = LM_UPDATE_NORM;
+    u->scale = LM_NONE;
+    return lm_graph_append(u->g, &lm_op_sumsq, NULL, &u->v.grad, &u->v.sumsq, e) ||
+                   lm_graph_append(u->g, &lm_op_clip, &clip, both, &u->scale, e)
+               ? e->code
+               : LM_OK;
+}
+
+static lm_code append_sample(lm_update *u, lm_update_part part, lm_vid of, lm_vid to, lm_err *e)
+{
+    lm_strided_attr a = { u->o.sample_stride };
+    u->g->when = (int)part;
+    return to == LM_NONE ? LM_OK : lm_graph_append(u->g, &lm_op_strided, &a, &of, &to, e);
+}
+
+/* What the nodes of one tensor left open. */
+enum { COPY_OPEN = 1, COPY_SHOWN = 2 };
+
+static unsigned char look_at(const lm_update *u, size_t from, const lm_update_tensor *t)
+{
+    unsigned char left = t->low >= 0 ? COPY_OPEN : 0;
+    for (size_t k = from; k < u->g->n_nodes; k++) {
+        const lm_node *n = &u->g->node[k];
+        for (int i = 0; i < n->n_out; i++) {
+            if (t->low >= 0 && n->out[i] == t->low && n->when != LM_UPDATE_SHOW)
+                left &= (unsigned char)~COPY_OPEN;
+            if (t->low >= 0 && n->out[i] == t->param && n->when == LM_UPDATE_SHOW)
+                left |= COPY_SHOWN;
+        }
+    }
+    return left;
+}
+
+static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned char *left, lm_err *e)
+{
+    size_t from = u->g->n_nodes;
+    lm_update_always(u);
+    u->at_work = &u->use[t->use];
+    u->g->layer = (int)t->layer;
+    if (u->at_work->optim->update(u, t, e)) {
+        lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
+        return e->code;
+    }
+    *left = look_at(u, from, t);
+    return LM_OK;
+}
+
+/* All at the end of their part, where they join to runs. */
+static lm_code append_copies(lm_update *u, lm_update_part part, const unsigned char *left,
+                             unsigned char which, lm_err *e)
+{
+    u->g->when = (int)part;
+    for (int i = 0; i < u->n_tensors; i++) {
+        lm_vid low = u->t[i].low;
+        if ((left[i] & which) && lm_graph_append(u->g, &lm_op_cast, NULL, &u->t[i].param, &low, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code append_rules(lm_update *u, lm_err *e)
+{
+    unsigned char *left = NULL;
+    lm_code rc = lm_alloc_n(&left, (size_t)u->n_tensors + 1, 1, "a list of tensors", e);
+    for (int i = 0; !rc && i < u->n_tensors; i++)
+        rc = append_rule(u, &u->t[i], &left[i], e);
+    u->g->layer = -1;
+    if (!rc)
+        rc = append_copies(u, LM_UPDATE_STEP, left, COPY_OPEN, e);
+    if (!rc)
+        rc = append_copies(u, LM_UPDATE_SHOW, left, COPY_SHOWN, e);
+    lm_free(left);
+    return rc;
+}
+
+static lm_code append_all(lm_update *u, lm_err *e)
+{
+    u->g->phase = LM_PHASE_UPDATE;
+    u->g->layer = -1;
+    if (append_norm(u, e) || append_sample(u, LM_UPDATE_BEFORE, u->v.param, u->v.before, e) ||
+        append_sample(u, LM_UPDATE_BEFORE, u->v.grad, u->v.grads, e) || append_rules(u, e) ||
+        append_sample(u, LM_UPDATE_AFTER, u->v.param, u->v.after, e))
+        return e->code;
+    u->g->when = LM_UPDATE_CHECK;
+    return lm_graph_append(u->g, &lm_op_sumsq, NULL, &u->v.param, &u->v.weights, e);
+}
+
+/* ---- the finished list ---- */
+
+static lm_update_part part_of(const lm_node *n)
+{
+    return n->when < LM_UPDATE_PARTS ? (lm_update_part)n->when : LM_UPDATE_STEP;
+}
+
+static bool is_read(const lm_graph *g, lm_vid v)
+{
+    for (size_t k = 0; k < g->n_nodes; k++)
+        for (int i = 0; i < g->node[k].n_in; i++)
+            if (g->node[k].in[i] == v)
+                return true;
+    return false;
+}
+
+/* Parts in their order, nodes of a part as they were appended; the factor for gradients only where it is read. */
+static lm_code order_parts(lm_update *u, lm_err *e)
+{
+    lm_graph *g = u->g;
+    lm_node *list = NULL;
+    size_t n = 0;
+    bool scaled = is_read(g, u->scale);
+    if (lm_alloc_n(&list, g->n_nodes, sizeof *list, "nodes", e))
+        return e->code;
+    for (int p = 0; p < LM_UPDATE_PARTS; p++)
+        for (size_t k = 0; k < g->n_nodes; k++)
+            if (part_of(&g->node[k]) == (lm_update_part)p &&
+                (scaled || g->node[k].op != &lm_op_clip))
+                list[n++] = g->node[k];
+    memcpy(g->node, list, n * sizeof *list);
+    g->n_nodes = n;
+    lm_free(list);
+    return LM_OK;
+}
+
+static void mark_parts(lm_update *u)
+{
+    lm_graph *g = u->g;
+    size_t k = 0;
+    for (int p = 0; p < LM_UPDATE_PARTS; p++)
+        for (u->first[p] = k; k < g->n_nodes && part_of(&g->node[k]) == (lm_update_part)p; k++)
+            ;
+    u->first[LM_UPDATE_PARTS] = k;
+    for (k = 0; k < g->n_nodes; k++) {
+        int w = g->node[k].when;
+        g->node[k].when = w >= LM_UPDATE_PARTS ? w - LM_UPDATE_PARTS + 1 : 0;
+    }
+}
+
+/* ---- life ---- */
+
+static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_tensor *t, int n,
+                      lm_err *e)
+{
+    u->o = *o;
+    u->n_tensors = n;
+    if (lm_alloc_n(&u->use, (size_t)o->n_use, sizeof *u->use, "optimisers", e) ||
+        lm_alloc_n(&u->numbers, (size_t)o->n_use, sizeof *u->numbers, "optimisers", e) ||
+        lm_alloc_n(&u->t, (size_t)n + 1, sizeof *u->t, "a list of tensors", e) ||
+        lm_graph_new(&u->g, e))
+        return e->code;
+    memcpy(u->use, o->use, (size_t)o->n_use * sizeof *u->use);
+    u->o.use = u->use;
+    memcpy(u->t, t, (size_t)n * sizeof *u->t);
+    for (int i = 0; i < o->n_use; i++) {
+        const lm_optim *optim = u->use[i].optim;
+        u->n_numbers += lm_optim_numbers(optim);
+        if (optim->check && optim->check(u->use[i].hyper, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+lm_code lm_update_build(const lm_update_opts *o, const lm_update_tensor *t, int n, lm_update **out,
+                        lm_err *e)
+{
+    lm_update *u = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&u, 1, sizeof *u, "an update", e))
+        return e->code;
+    if (set_up(u, o, t, n, e) || make_values(u, e) || make_views(u, e) || append_all(u, e) ||
+        order_parts(u, e) || lm_pass_merge(u->g, e) ||
+        lm_alloc_n(&u->due, u->n_conds + 1, sizeof *u->due, "conditions", e)) {
+        lm_update_free(u);
+        return e->code;
+    }
+    close_states(u);
+    mark_parts(u);
+    *out = u;
+    return LM_OK;
+}
+
+void lm_update_free(lm_update *u)
+{
+    if (!u)
+        return;
+    for (size_t k = 0; k < u->n_states; k++)
+        lm_free(u->state[k].part);
+    lm_free(u->state);
+    lm_free(u->state_value);
+    lm_free(u->cap_parts);
+    lm_free(u->cond);
+    lm_free(u->due);
+    lm_free(u->use);
+    lm_free(u->numbers);
+    lm_free(u->t);
+    lm_graph_free(u->g);
+    lm_free(u);
+}
+
+/* ---- for who runs it ---- */
+
+void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size_t *last)
+{
+    *first = u->first[p];
+    *last = u->first[p + 1];
+}
+
+const lm_update_values *lm_update_value(const lm_update *u)
+{
+    return &u->v;
+}
+
+int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_vid **value)
+{
+    *state = u->state;
+    *value = u->state_value;
+    return (int)u->n_states;
+}
+
+int lm_update_n_numbers(const lm_update *u)
+{
+    return u->n_numbers;
+}
+
+void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out)
+{
+    for (int i = 0; i < u->o.n_use; i++) {
+        const lm_optim_use *use = &u->use[i];
+        if (use->optim->numbers)
+            use->optim->numbers(use->hyper, lr * use->rate, t, out);
+        else
+            out[0] = lr * use->rate;
+        out += lm_optim_numbers(use->optim);
+    }
+}
+
+const bool *lm_update_due(lm_update *u, int64_t t)
+{
+    u->due[0] = true;
+    for (size_t k = 0; k < u->n_conds; k++) {
+        const condition *c = &u->cond[k];
+        u->due[k + 1] = (t == 0 && c->first) || (c->period > 0 && t % c->period == c->offset);
+    }
+    return u->due;
+}
+
+bool lm_update_is_steady(const lm_update *u)
+{
+    return u->n_conds == 0;
+}
+
+/* ---- of a model ---- */
+
+static int by_offset(const void *a, const void *b)
+{
+    const lm_update_tensor *x = a, *y = b;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static void describe(const lm_model *m, int i, lm_update_tensor *t)
+{
+    const lm_slice *s = &m->slice[i];
+    const lm_param *p = &m->param[s->param];
+    const lm_tensor *whole = &m->graph->value[p->value].t;
+    *t = (lm_update_tensor){ .name = s->name,
+                             .shape = *whole,
+                             .transposed = s->transposed,
+                             .decay = p->decay,
+                             .layer = -1,
+                             .offset = p->offset + s->row * (p->count / whole->dim[0]),
+                             .index = i };
+    t->shape.dtype = LM_DTYPE_F32;
+    t->shape.data = NULL;
+    t->shape.dim[0] = s->rows;
+}
+
+/* What conversion knows of a tensor of this name; *at: where the search begins, as both lists go by layers. */
+static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n, size_t *at,
+                      lm_update_tensor *t)
+{
+    size_t k = *at, left = n;
+    for (; left && strcmp(known[k].hf, t->name); left--)
+        k = (k + 1) % n;
+    if (!left)
+        return;
+    *at = (k + 1) % n;
+    t->part = known[k].part;
+    t->bias = known[k].bias;
+    t->layer = known[k].layer;
+    bool q = t->part == LM_PART_Q, kv = t->part == LM_PART_K || t->part == LM_PART_V;
+    if (q || kv || t->part == LM_PART_QKV) {
+        t->heads = q ? c->heads : kv ? c->kv_heads : c->heads + 2 * c->kv_heads;
+        t->head_dim = c->head_dim;
+    }
+}
+
+lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_err *e)
+{
+    lm_model_tensor *known = NULL;
+    lm_update_tensor *t = NULL;
+    size_t n_known = 0, at = 0;
+    *out = NULL;
+    *n = 0;
+    if (lm_model_tensors_make(&m->config, &known, &n_known, e))
+        return e->code;
+    lm_code rc = lm_alloc_n(&t, (size_t)m->n_slices + 1, sizeof *t, "a list of tensors", e);
+    for (int i = 0; !rc && i < m->n_slices; i++) {
+        if (!m->param[m->slice[i].param].trains)
+            continue;
+        describe(m, i, &t[*n]);
+        name_part(&m->config, known, n_known, &at, &t[(*n)++]);
+    }
+    lm_free(known);
+    if (rc)
+        return rc;
+    qsort(t, (size_t)*n, sizeof *t, by_offset);
+    *out = t;
+    return LM_OK;
+}
