@@ -5,7 +5,8 @@
  * qkv rows hold H query heads, then K key heads, then K value heads, each of D numbers; query head h uses
  * key/value head h / (H/K).  Key j is visible to query i of the same sequence iff j <= i (causal),
  * j >= lo[i] (start of its document) and, with window W > 0, i - j < W.  A row that sees nothing gives zeros and
- * lse = -inf.  Scores are scale * q.k in F32; probabilities are rounded to act before the product with v.
+ * lse = -inf.  Scores are scale * q.k in F32, and with soft_cap c > 0 c tanh(scale * q.k / c) (Gemma 2,
+ * arXiv:2408.00118, section 2); probabilities are rounded to act before the product with v.
  *
  * attention     in  qkv [B*T,(H+2K)D] act, lo [B*T] I32 (optional, 0)
  *               out o [B*T,H*D] act, lse [B,H,T] F32
@@ -39,13 +40,15 @@ typedef struct {
     bool causal;
     double scale;
     double dropout;
-    int64_t site; /* distinguishes layers for dropout */
+    int64_t site;    /* distinguishes layers for dropout */
+    double soft_cap; /* of the scores; 0: none */
 } lm_attention_attr;
 
 typedef struct {
     lm_attention_attr attention; /* seq 1 */
     int64_t rotary_dim;          /* R, with a table */
     double eps;                  /* of the norms */
+    bool plus_one;               /* of the norms (kernels/norm.h) */
 } lm_attention_step_attr;
 
 #endif

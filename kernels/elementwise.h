@@ -6,6 +6,9 @@
  * swiglu     in gu [N,2I] act (gate | up)   out h [N,I] act   h = silu(gate) * up
  *                                                             (arXiv:2002.05202)
  * swiglu_dx  in dh [N,I], gu [N,2I]         out dgu [N,2I]
+ * geglu, geglu_dx   as swiglu               h = gelu(gate) * up, the tanh form
+ * soft_cap     in x [N,C] act               out y act = cap tanh(x / cap), cap > 0
+ * soft_cap_dx  in dy, x                     out dx (may alias dy)
  * add        in a, b (same shape) act       out y act (may alias a or b)
  * dropout    in x act                       out y act = x * Z/(1-p) (may alias x); the gradient is
  *                                               itself
@@ -24,6 +27,10 @@
 typedef struct {
     bool exact;
 } lm_gelu_attr;
+
+typedef struct {
+    double cap;
+} lm_soft_cap_attr;
 
 typedef struct {
     double p;

@@ -2,11 +2,13 @@
 /* embed.h -- token (and learned position) embeddings.
  *
  * embed     in  tok [N] I32, wte [V,C] act, pos [N] I32 (optional), wpe [P,C] act (optional)
- *           out x [N,C] act = wte[tok] (+ wpe[pos])
+ *           out x [N,C] act = scale wte[tok] (+ wpe[pos]), scale rounded to act (as the published
+ *               Gemma code has it)
  * embed_dw  in  dx [N,C] act, tok [N] I32, pos [N] I32 (optional)
- *           out dwte [V,C] F32 (acc), dwpe [P,C] F32 (optional, acc).  Rows of one token are summed
- *           in row order (tokens are sorted first), so the bits do not depend on threads.  On a
- *           device: in a fixed order when its stream is deterministic, else in any.
+ *           out dwte [V,C] F32 (acc) = scale times the sums of its rows, dwpe [P,C] F32 (optional,
+ *           acc).  Rows of one token are summed in row order (tokens are sorted first), so the bits
+ *           do not depend on threads.  On a device: in a fixed order when its stream is
+ *           deterministic, else in any.
  *
  * Ids are inside the tables: the data layer checked them. */
 #ifndef LM_KERNELS_EMBED_H
@@ -16,6 +18,7 @@
 
 typedef struct {
     lm_acc acc_tok, acc_pos; /* embed_dw only */
+    double scale;            /* of wte; 0: 1 */
 } lm_embed_attr;
 
 #endif

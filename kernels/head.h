@@ -11,6 +11,8 @@
  *                 over the rows; dlogits = scale * (exp(logit - lse) - onehot), rounded to act
  * head_loss   both at once, with three products instead of four (a joined form: lib/op/fuse.h)
  *             in  x, w, target, scale      out loss, dx (optional), dw (optional, acc)
+ * With soft_cap c > 0, logits are c tanh(x w^T / c) (Gemma 2, arXiv:2408.00118, section 2), and
+ * dlogits take the factor 1 - tanh^2.
  * chunk_rows 0: the kernel chooses.  Scratch never holds more than max(512, ceil(N/4)) rows of
  * logits, and beside them w packed for dx when that is no larger.  Columns >= vocab (padding) do
  * not exist for the softmax and get no gradient.
@@ -24,7 +26,8 @@
 typedef struct {
     int64_t vocab; /* columns that exist, <= V */
     int64_t chunk_rows;
-    lm_acc acc; /* of dw; not head_stats */
+    lm_acc acc;      /* of dw; not head_stats */
+    double soft_cap; /* 0: none */
 } lm_head_attr;
 
 #endif

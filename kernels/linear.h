@@ -20,8 +20,9 @@
  *                    w [M,C] act, b [M] F32 (optional)
  *                out y [N,M] act or F32, s [N,C] act (present iff r is)
  *                h and s as norm makes them of x, nw, nb, r (kernels/norm.h; h rounded to act);
- *                y = f(h w^T + b).  f: none, GELU, or SwiGLU: then y is [N,M/2],
- *                silu of the sums of the first half of w times those of the second
+ *                y = f(h w^T + b).  f: none, GELU, or SwiGLU or GeGLU: then y is [N,M/2],
+ *                silu (GELU, tanh form) of the sums of the first half of w times those of the
+ *                second
  *
  * No operand aliases another.  Tolerance against linear_ref in double: relative L2 1e-6 (F32), 4e-3 (BF16);
  * of norm_linear 2e-6 and 1e-2.
@@ -37,8 +38,14 @@ typedef struct {
     lm_acc acc; /* linear_dw only */
 } lm_linear_attr;
 
-/* The function behind a linear layer. */
-typedef enum { LM_ACT_NONE, LM_ACT_GELU, LM_ACT_GELU_EXACT, LM_ACT_SWIGLU } lm_activation;
+/* The function behind a linear layer.  Those from LM_ACT_SWIGLU on take pairs: f(gate) up. */
+typedef enum {
+    LM_ACT_NONE,
+    LM_ACT_GELU,
+    LM_ACT_GELU_EXACT,
+    LM_ACT_SWIGLU,
+    LM_ACT_GEGLU
+} lm_activation;
 
 typedef struct {
     lm_activation act; /* GELU or GELU_EXACT */
@@ -48,6 +55,7 @@ typedef struct {
     lm_norm_kind kind;
     double eps;
     lm_activation act;
+    bool plus_one; /* of the norm */
 } lm_norm_linear_attr;
 
 /* C [m,n] (row pitch ldc) = op(A) op(B) (+ C) (+ bias over columns), all row-major, any m, n, k >= 1.

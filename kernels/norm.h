@@ -9,6 +9,8 @@
  *           LayerNorm: xh = (s-mean)*rstd, y = w xh + b (arXiv:1607.06450 eq. 3).
  *           RMSNorm: xh = round_act(s*rstd), y = w xh (arXiv:1910.07467 eq. 4; the rounding is
  *           that of the published Llama code); mean = 0.  eps is added inside the root.
+ *           RMSNorm with plus_one: y = (1 + w) s*rstd, rounded once (the published Gemma code): w is
+ *           the distance from 1, on which weight decay acts.
  * norm_dx   in  dy [N,C] act, s [N,C] act, w [C] F32, stat [N,2] F32, dres [N,C] act (optional)
  *           out ds [N,C] act: gradient of s, plus dres when given; may alias dy or dres
  * norm_dw   in  dy [N,C] act, s [N,C] act, stat [N,2] F32
@@ -22,6 +24,7 @@
  *               y may alias qkv only when no gradient is wanted
  * head_norm_dx  in  dy, qkv, wq, wk, stat
  *               out dqkv (value part copied); may alias dy
+ *               plus_one as in norm
  * head_norm_dw  in  dy, qkv, stat
  *               out dwq [D] F32 (acc), dwk [D] F32 (acc)
  *
@@ -36,13 +39,15 @@ typedef enum { LM_NORM_RMS = 0, LM_NORM_LAYER = 1 } lm_norm_kind;
 typedef struct {
     lm_norm_kind kind;
     double eps;
-    lm_acc acc; /* norm_dw and norm_dx_dw only */
+    lm_acc acc;    /* norm_dw and norm_dx_dw only */
+    bool plus_one; /* RMS only: weights are 1 + w */
 } lm_norm_attr;
 
 typedef struct {
     int64_t heads, kv_heads, head_dim;
     double eps;
-    lm_acc acc; /* head_norm_dw only */
+    lm_acc acc;    /* head_norm_dw only */
+    bool plus_one; /* weights are 1 + w */
 } lm_head_norm_attr;
 
 #endif

@@ -15,6 +15,7 @@
 #include "kernels/cpu/attention_dx_amx.h"
 #include "kernels/cpu/attention_jobs.h"
 #include "kernels/cpu/tables.h"
+#include "kernels/cpu/vmath.h"
 
 enum { BQ = 32, BK = 64, MAX_TILES_D = 16 };
 
@@ -174,6 +175,17 @@ static inline float *score_row(score_block *s, int64_t r, int v)
     return s->tile[r / 16][v] + r % 16 * 16;
 }
 
+/* With a soft cap the scores become tanh(s * by), and the cap stands in their scale. */
+static void cap_scores(score_block *s, int vecs, float by)
+{
+    const __m512 f = _mm512_set1_ps(by);
+    for (int64_t r = 0; r < BQ; r++)
+        for (int v = 0; v < vecs; v++) {
+            float *x = score_row(s, r, v);
+            _mm512_store_ps(x, lm_tanh16(_mm512_mul_ps(_mm512_load_ps(x), f)));
+        }
+}
+
 /* Scores that a query may not see become -inf. */
 static void mask_scores(score_block *s, const attn_mask *m, int64_t i0, int64_t n, int64_t j0,
                         int vecs)
@@ -307,7 +319,7 @@ static inline __attribute__((always_inline)) void
 sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64_t n,
            const attn_span *span, const uint16_t *kp, const uint16_t *vp, int nd)
 {
-    const float scale2 = job->scale * 1.44269504088896341f;
+    const float scale2 = (job->soft_cap > 0 ? job->soft_cap : job->scale) * 1.44269504088896341f;
     row_drop x = { .drop = job->drop->rate > 0 ? job->drop : NULL, .T = job->T };
     if (x.drop)
         x.draw = attn_drop_row(job->b * job->H + h, i0, job->T);
@@ -320,6 +332,8 @@ sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64
         int next_steps = j1 >= span->hi ? 0 : span->hi - j1 > 32 ? 2 : 1;
         const uint16_t *k_next = kp + j1 / 16 * nd * TILE;
         const uint16_t *v_prev = vp + past / 32 * 2 * nd * TILE;
+        if (job->soft_cap > 0)
+            cap_scores(cur, 2 * steps, job->scale / job->soft_cap);
         if (j0 < span->full_lo || j0 + 32 * steps > span->full_hi || n < BQ)
             mask_scores(cur, &job->mask, i0, n, j0, 2 * steps);
         if (find_maxima(w, cur, 2 * steps, scale2)) {

@@ -131,6 +131,10 @@ LM_INLINE void decode_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, i
                       attn_at(d->c->in[0].data, (b * a->seq + i) * pitch + h * D, size), 0, 1, D,
                       (float)a->scale);
             score_keys(t, q, k, from, to, D, s);
+            if (a->soft_cap > 0) { /* whole vectors: the block has room for them */
+                int64_t first = from / VF_LANES * VF_LANES;
+                cap_scores(s + first, padded(to, VF_LANES) - first, (float)a->soft_cap);
+            }
             part[1] = exp_keys(t, s, from, to, &part[0]);
             weigh_keys(t, s, v, from, to, D, part + PAD);
         }

@@ -13,6 +13,7 @@
 #include "kernels/cpu/attention_drop.h"
 #include "kernels/cpu/attention_dx_amx.h"
 #include "kernels/cpu/attention_jobs.h"
+#include "kernels/cpu/vmath.h"
 
 enum { KEYS = 64, BATCH = 4 /* times 32 queries */ };
 
@@ -35,8 +36,9 @@ typedef struct {
     int32_t *start, *end;                       /* [T]: visible keys */
     query_span *span;                           /* [T/32] */
     int nd;
-    float scale2;
-    float keep; /* 1/(1-p) of dropout */
+    float scale2; /* of what the exponential takes: scores, or with a soft cap their tanh */
+    float cap_by; /* scale / soft_cap; 0: no soft cap */
+    float keep;   /* 1/(1-p) of dropout */
 } dx_scratch;
 
 static int64_t up(int64_t n)
@@ -74,7 +76,8 @@ static void place(dx_scratch *w, const lm_attention_attr *a)
     w->end = carve(&at, 4 * n);
     w->span = carve(&at, n / 32 * sizeof(query_span));
     w->nd = (int)(a->head_dim / 32);
-    w->scale2 = (float)(a->scale * 1.44269504088896341);
+    w->scale2 = (float)((a->soft_cap > 0 ? a->soft_cap : a->scale) * 1.44269504088896341);
+    w->cap_by = a->soft_cap > 0 ? (float)(a->scale / a->soft_cap) : 0;
 }
 
 static void load_keys(dx_scratch *w, const attn_dx_view *x, int64_t k0, int64_t k1)
@@ -195,9 +198,10 @@ static inline __attribute__((always_inline)) void products(dx_scratch *w, const 
 
 /* P = exp2(S - lse) and dS = P (dP - D) of a sub-block, rounded into their tiles. */
 static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const sub_block *u,
-                                                            bool masked, bool dropped)
+                                                            bool masked, bool dropped, bool capped)
 {
     const __m512 c = _mm512_set1_ps(w->scale2), keep = _mm512_set1_ps(w->keep);
+    const __m512 cap_by = _mm512_set1_ps(w->cap_by), one = _mm512_set1_ps(1);
     const __m512i wl = _mm512_load_si512(weave_lo), wh = _mm512_load_si512(weave_hi);
     __m512 lse[2], delta[2];
     __m512i start[2], end[2], before = _mm512_setzero_si512();
@@ -214,7 +218,12 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
         for (int g = 0; g < 2; g++) {
             const float *s = w->s[u->turn][r / 16][g] + r % 16 * 16;
             const float *dp = w->dp[u->turn][r / 16][g] + r % 16 * 16;
-            p[g] = fast_exp2(_mm512_fmsub_ps(_mm512_load_ps(s), c, lse[g]));
+            __m512 score = _mm512_load_ps(s), slope = one;
+            if (capped) {
+                score = lm_tanh16(_mm512_mul_ps(score, cap_by));
+                slope = _mm512_fnmadd_ps(score, score, one);
+            }
+            p[g] = fast_exp2(_mm512_fmsub_ps(score, c, lse[g]));
             if (masked) {
                 __mmask16 seen =
                     _mm512_cmpge_epi32_mask(key, start[g]) & _mm512_cmplt_epi32_mask(key, end[g]);
@@ -228,6 +237,8 @@ static inline __attribute__((always_inline)) void gradients(dx_scratch *w, const
             } else {
                 ds[g] = _mm512_mul_ps(p[g], _mm512_sub_ps(_mm512_load_ps(dp), delta[g]));
             }
+            if (capped)
+                ds[g] = _mm512_mul_ps(ds[g], slope);
         }
         int t = 2 * u->i + r / 16, at = r % 16 * 32;
         __m512i d = (__m512i)_mm512_cvtne2ps_pbh(ds[1], ds[0]);
@@ -259,15 +270,18 @@ static void gradients_any(dx_scratch *w, const sub_block *u, const attn_drop *dr
 {
     const query_span *s = &w->span[u->i0 / 32];
     bool masked = u->j0 < s->full_lo || u->j0 + 32 > s->full_hi;
-    if (drop) {
-        if (u->i == 0)
-            draw_keys(w, drop, draw + (uint64_t)(u->i0 * T + u->j0), T);
-        gradients(w, u, true, true);
-    } else if (masked) {
-        gradients(w, u, true, false);
-    } else {
-        gradients(w, u, false, false);
-    }
+    if (drop && u->i == 0)
+        draw_keys(w, drop, draw + (uint64_t)(u->i0 * T + u->j0), T);
+    if (w->cap_by > 0 && drop)
+        gradients(w, u, true, true, true);
+    else if (w->cap_by > 0)
+        gradients(w, u, true, false, true);
+    else if (drop)
+        gradients(w, u, true, true, false);
+    else if (masked)
+        gradients(w, u, true, false, false);
+    else
+        gradients(w, u, false, false, false);
 }
 
 static inline __attribute__((always_inline)) void load_four(float *c0, float *c1)

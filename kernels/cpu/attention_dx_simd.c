@@ -60,8 +60,9 @@ LM_INLINE void load_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, int64
 /* p and ds of queries i0 .. i0+n-1 against the keys at j0, from scores and dP in their places. */
 LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
                              const attn_drop *drop, uint64_t draw, int64_t i0, int64_t n,
-                             int64_t j0)
+                             int64_t j0, bool capped)
 {
+    float cap = (float)x->a->soft_cap;
     for (int64_t r = 0; r < n; r++) {
         int64_t from, to;
         visible(&x->mask, i0 + r, j0, &from, &to);
@@ -69,11 +70,20 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
         if (drop)
             attn_drop_fill64(drop, draw + (uint64_t)((i0 + r) * x->a->seq + j0), w->z);
         for (int64_t j = 0; j < BC; j += VF_LANES) {
-            vf s = keep_range(vf_load(&w->p[r][j]), j, from, to, vf_set(-INFINITY));
-            vf p = vf_exp(s - lse), dp = vf_load(&w->ds[r][j]), z = vf_set(1);
+            vf s = vf_load(&w->p[r][j]), dp = vf_load(&w->ds[r][j]), z = vf_set(1);
+            vf slope = vf_set(1);
+            if (capped) {
+                s = vf_tanh(s * vf_set(1 / cap));
+                slope = vf_fnma(s, s, slope);
+                s *= vf_set(cap);
+            }
+            vf p = vf_exp(keep_range(s, j, from, to, vf_set(-INFINITY)) - lse);
             if (drop)
                 z = vf_load(w->z + j);
-            vf_store(&w->ds[r][j], p * (dp * z - delta));
+            vf ds = p * (dp * z - delta);
+            if (capped)
+                ds *= slope;
+            vf_store(&w->ds[r][j], ds);
             vf_store(&w->p[r][j], vf_round_to(t, p * z));
         }
     }
@@ -96,7 +106,10 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
             float *p = w->p[0], *ds = w->ds[0];
             mm(&(mm_args){ n, BC, D, q, ld, 1, w->kt + j0 * D, BC, p, BC, false });
             mm(&(mm_args){ n, BC, D, dout, ld, 1, w->vt + j0 * D, BC, ds, BC, false });
-            probabilities(t, w, x, drop, draw, i0, n, j0);
+            if (x->a->soft_cap > 0)
+                probabilities(t, w, x, drop, draw, i0, n, j0, true);
+            else
+                probabilities(t, w, x, drop, draw, i0, n, j0, false);
             if (job->keys) {
                 mm(&(mm_args){ width, ld, n, p, 1, BC, dout, ld, w->dv + j0 * ld, ld, true });
                 mm(&(mm_args){ width, ld, n, ds, 1, BC, q, ld, w->dk + j0 * ld, ld, true });

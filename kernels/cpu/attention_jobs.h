@@ -19,7 +19,7 @@ typedef struct {
     int64_t q_pitch, k_pitch, v_pitch, o_pitch; /* elements between rows */
     int64_t b, h0, h1, H, T, D, queries;
     int64_t part, parts; /* query blocks with number % parts == part are this job's */
-    float scale;
+    float scale, soft_cap;
     attn_mask mask;
     const attn_drop *drop;
 } attn_job;
@@ -71,6 +71,7 @@ static inline attn_job attn_job_of(const attn_split *s, int64_t u)
                    .q_pitch = pitch,
                    .o_pitch = H * D,
                    .scale = (float)a->scale,
+                   .soft_cap = (float)a->soft_cap,
                    .drop = &s->drop };
     j.q = attn_at(qkv->data, b * T * pitch, size);
     j.o = attn_at(s->c->out[0].data, b * T * H * D, size);

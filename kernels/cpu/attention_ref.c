@@ -23,7 +23,15 @@ static double score(const row_view *r, int64_t j)
     double s = 0;
     for (int64_t d = 0; d < r->a->head_dim; d++)
         s += get(r->q, r->q_at + d) * get(r->k, r->k_at + j * r->k_pitch + d);
-    return s * r->a->scale;
+    s *= r->a->scale;
+    return r->a->soft_cap > 0 ? r->a->soft_cap * tanh(s / r->a->soft_cap) : s;
+}
+
+/* Derivative of a score with respect to scale * q.k. */
+static double score_slope(const lm_attention_attr *a, double s)
+{
+    double t = a->soft_cap > 0 ? s / a->soft_cap : 0;
+    return 1 - t * t;
 }
 
 /* Probabilities p[start..end) of the row; returns its log-sum-exp (-inf when it sees nothing). */
@@ -124,13 +132,13 @@ static void row_dx(const lm_call *c, const row_view *r, const float *z, int64_t 
         dq[d] = 0;
     }
     for (int64_t j = r->start; j < r->end; j++) {
-        double p = exp(score(r, j) - lse), keep = z ? (double)z[j] : 1, dp = 0;
+        double s = score(r, j), p = exp(s - lse), keep = z ? (double)z[j] : 1, dp = 0;
         double p_act = rounded(dout->dtype, p * keep);
         for (int64_t d = 0; d < D; d++) {
             dp += get(dout, o_at + d) * get(r->v, r->v_at + j * r->v_pitch + d);
             dv[j * D + d] += p_act * get(dout, o_at + d);
         }
-        double ds = p * (dp * keep - delta) * r->a->scale;
+        double ds = p * (dp * keep - delta) * score_slope(r->a, s) * r->a->scale;
         for (int64_t d = 0; d < D; d++) {
             dq[d] += ds * get(r->k, r->k_at + j * r->k_pitch + d);
             dk[j * D + d] += ds * get(r->q, r->q_at + d);

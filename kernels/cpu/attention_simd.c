@@ -81,6 +81,8 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
     }
     for (int64_t j0 = span.lo / BC * BC; j0 < span.hi; j0 += BC) {
         mm(&(mm_args){ n, BC, D, w->q, ld, 1, w->kt + j0 * D, BC, w->s[0], BC, false });
+        if (job->soft_cap > 0)
+            cap_scores(w->s[0], n * BC, job->soft_cap);
         for (int64_t r = 0; r < n; r++) {
             int64_t from, to;
             visible(&job->mask, i0 + r, j0, &from, &to);

@@ -122,6 +122,14 @@ LM_INLINE vf keep_range(vf v, int64_t at, int64_t from, int64_t to, vf other)
     return lo <= 0 ? v : vf_keep_n(other, lo, v);
 }
 
+/* n scores at s become cap tanh(s / cap); n is a multiple of the vector. */
+LM_INLINE void cap_scores(float *s, int64_t n, float cap)
+{
+    vf c = vf_set(cap), over = vf_set(1 / cap);
+    for (int64_t j = 0; j < n; j += VF_LANES)
+        vf_store(s + j, c * vf_tanh(vf_load(s + j) * over));
+}
+
 #define LM_ATTN_PASTE(name, level) lm_##name##_##level
 #define LM_ATTN_NAME(name, level)  LM_ATTN_PASTE(name, level)
 #define attention_dx_run           LM_ATTN_NAME(attention_dx, LM_SIMD)

@@ -11,13 +11,23 @@
 static const double root_2_pi = 0.79788456080286535588; /* sqrt(2/pi) */
 static const double root_half = 0.70710678118654752440;
 
+static double gelu_tanh(double x)
+{
+    return 0.5 * x * (1 + tanh(root_2_pi * (x + 0.044715 * x * x * x)));
+}
+
+static double gelu_tanh_slope(double x)
+{
+    double t = tanh(root_2_pi * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root_2_pi * (1 + 3 * 0.044715 * x * x);
+}
+
 static void gelu(const lm_call *c)
 {
     const lm_gelu_attr *a = c->attr;
     for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
         double x = get(&c->in[0], i);
-        double t = a->exact ? erf(x * root_half) : tanh(root_2_pi * (x + 0.044715 * x * x * x));
-        set(&c->out[0], i, 0.5 * x * (1 + t));
+        set(&c->out[0], i, a->exact ? 0.5 * x * (1 + erf(x * root_half)) : gelu_tanh(x));
     }
 }
 
@@ -26,12 +36,10 @@ static void gelu_dx(const lm_call *c)
     const lm_gelu_attr *a = c->attr;
     for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
         double x = get(&c->in[1], i), d;
-        if (a->exact) {
+        if (a->exact)
             d = 0.5 * (1 + erf(x * root_half)) + x * exp(-0.5 * x * x) * 0.5 * root_2_pi;
-        } else {
-            double t = tanh(root_2_pi * (x + 0.044715 * x * x * x));
-            d = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root_2_pi * (1 + 3 * 0.044715 * x * x);
-        }
+        else
+            d = gelu_tanh_slope(x);
         set(&c->out[0], i, get(&c->in[0], i) * d);
     }
 }
@@ -64,6 +72,48 @@ static void swiglu_dx(const lm_call *c)
             set(&c->out[0], 2 * n * n_cols + i, dh * u * s * (1 + g * (1 - s)));
             set(&c->out[0], (2 * n + 1) * n_cols + i, dh * g * s);
         }
+    }
+}
+
+static void geglu(const lm_call *c)
+{
+    int64_t n_cols = width(&c->out[0]);
+    for (int64_t n = 0; n < rows_of(&c->out[0]); n++) {
+        for (int64_t i = 0; i < n_cols; i++) {
+            double g = get(&c->in[0], 2 * n * n_cols + i);
+            double u = get(&c->in[0], (2 * n + 1) * n_cols + i);
+            set(&c->out[0], n * n_cols + i, gelu_tanh(g) * u);
+        }
+    }
+}
+
+static void geglu_dx(const lm_call *c)
+{
+    int64_t n_cols = width(&c->in[0]);
+    for (int64_t n = 0; n < rows_of(&c->in[0]); n++) {
+        for (int64_t i = 0; i < n_cols; i++) {
+            double dh = get(&c->in[0], n * n_cols + i);
+            double g = get(&c->in[1], 2 * n * n_cols + i);
+            double u = get(&c->in[1], (2 * n + 1) * n_cols + i);
+            set(&c->out[0], 2 * n * n_cols + i, dh * u * gelu_tanh_slope(g));
+            set(&c->out[0], (2 * n + 1) * n_cols + i, dh * gelu_tanh(g));
+        }
+    }
+}
+
+static void soft_cap(const lm_call *c)
+{
+    const lm_soft_cap_attr *a = c->attr;
+    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++)
+        set(&c->out[0], i, a->cap * tanh(get(&c->in[0], i) / a->cap));
+}
+
+static void soft_cap_dx(const lm_call *c)
+{
+    const lm_soft_cap_attr *a = c->attr;
+    for (int64_t i = 0; i < lm_tensor_count(&c->in[0]); i++) {
+        double t = tanh(get(&c->in[1], i) / a->cap);
+        set(&c->out[0], i, get(&c->in[0], i) * (1 - t * t));
     }
 }
 
@@ -108,6 +158,10 @@ const lm_kernel lm_elementwise_ref_kernels[] = {
     { "gelu_dx", LM_DTYPE_NONE, LM_CPU_REF, gelu_dx, NULL },
     { "swiglu", LM_DTYPE_NONE, LM_CPU_REF, swiglu, NULL },
     { "swiglu_dx", LM_DTYPE_NONE, LM_CPU_REF, swiglu_dx, NULL },
+    { "geglu", LM_DTYPE_NONE, LM_CPU_REF, geglu, NULL },
+    { "geglu_dx", LM_DTYPE_NONE, LM_CPU_REF, geglu_dx, NULL },
+    { "soft_cap", LM_DTYPE_NONE, LM_CPU_REF, soft_cap, NULL },
+    { "soft_cap_dx", LM_DTYPE_NONE, LM_CPU_REF, soft_cap_dx, NULL },
     { "add", LM_DTYPE_NONE, LM_CPU_REF, add, NULL },
     { "dropout", LM_DTYPE_NONE, LM_CPU_REF, dropout, NULL },
     { "cast", LM_DTYPE_NONE, LM_CPU_REF, cast, NULL },

@@ -129,6 +129,62 @@ LM_INLINE void swiglu_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(swiglu_dx_rows)
 
+LM_INLINE void geglu_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    int64_t n_cols = last_dim(&c->out[0]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t gate = 2 * row * n_cols, up = gate + n_cols, out = row * n_cols;
+        VF_FOR(i, n, n_cols, {
+            vf g = vf_get_any(t, c->in[0].data, gate + i, n);
+            vf u = vf_get_any(t, c->in[0].data, up + i, n);
+            vf_put_any(t, c->out[0].data, out + i, gelu_tanh(g) * u, n);
+        });
+    }
+}
+VF_TYPED(geglu_rows)
+
+LM_INLINE void geglu_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    int64_t n_cols = last_dim(&c->in[0]);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t gate = 2 * row * n_cols, up = gate + n_cols, in = row * n_cols;
+        VF_FOR(i, n, n_cols, {
+            vf dh = vf_get_any(t, c->in[0].data, in + i, n);
+            vf g = vf_get_any(t, c->in[1].data, gate + i, n);
+            vf u = vf_get_any(t, c->in[1].data, up + i, n);
+            vf_put_any(t, c->out[0].data, gate + i, dh * u * gelu_tanh_slope(g), n);
+            vf_put_any(t, c->out[0].data, up + i, dh * gelu_tanh(g), n);
+        });
+    }
+}
+VF_TYPED(geglu_dx_rows)
+
+LM_INLINE void soft_cap_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    float cap = (float)((const lm_soft_cap_attr *)c->attr)->cap;
+    vf top = vf_set(cap), over = vf_set(1 / cap);
+    VF_FOR(i, n, end - begin, {
+        vf y = top * vf_tanh(vf_get_any(t, c->in[0].data, begin + i, n) * over);
+        vf_put_any(t, c->out[0].data, begin + i, y, n);
+    });
+}
+VF_TYPED(soft_cap_span)
+
+LM_INLINE void soft_cap_dx_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    vf over = vf_set(1 / (float)((const lm_soft_cap_attr *)c->attr)->cap);
+    VF_FOR(i, n, end - begin, {
+        vf y = vf_tanh(vf_get_any(t, c->in[1].data, begin + i, n) * over);
+        vf d = vf_get_any(t, c->in[0].data, begin + i, n) * vf_fnma(y, y, vf_set(1));
+        vf_put_any(t, c->out[0].data, begin + i, d, n);
+    });
+}
+VF_TYPED(soft_cap_dx_span)
+
 LM_INLINE void add_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
@@ -255,6 +311,30 @@ static void swiglu_dx(const lm_call *c)
                VF_PICK(swiglu_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
 }
 
+static void geglu(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->out[0]), grain_rows(last_dim(&c->out[0])),
+               VF_PICK(geglu_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+static void geglu_dx(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(geglu_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+static void soft_cap(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(soft_cap_span, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
+static void soft_cap_dx(const lm_call *c)
+{
+    lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(soft_cap_dx_span, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+}
+
 static void add(const lm_call *c)
 {
     lm_par_for(c->par, lm_tensor_count(&c->in[0]), GRAIN, VF_PICK(add_span, c->in[0].dtype),
@@ -281,11 +361,13 @@ static void rows(const lm_call *c)
 }
 
 const lm_kernel LM_TABLE_NAME(elementwise, LM_SIMD)[] = {
-    VF_KERNEL("gelu", gelu, NULL),     VF_KERNEL("gelu_dx", gelu_dx, NULL),
-    VF_KERNEL("swiglu", swiglu, NULL), VF_KERNEL("swiglu_dx", swiglu_dx, NULL),
-    VF_KERNEL("add", add, NULL),       VF_KERNEL("dropout", dropout, NULL),
+    VF_KERNEL("gelu", gelu, NULL),         VF_KERNEL("gelu_dx", gelu_dx, NULL),
+    VF_KERNEL("swiglu", swiglu, NULL),     VF_KERNEL("swiglu_dx", swiglu_dx, NULL),
+    VF_KERNEL("geglu", geglu, NULL),       VF_KERNEL("geglu_dx", geglu_dx, NULL),
+    VF_KERNEL("soft_cap", soft_cap, NULL), VF_KERNEL("soft_cap_dx", soft_cap_dx, NULL),
+    VF_KERNEL("add", add, NULL),           VF_KERNEL("dropout", dropout, NULL),
 #ifndef __AVX512BF16__ /* whose conversion has no denormals: a cast is exact */
     VF_KERNEL("cast", cast, NULL),
 #endif
-    VF_KERNEL("rows", rows, NULL),     VF_KERNEL_END,
+    VF_KERNEL("rows", rows, NULL),         VF_KERNEL_END,
 };

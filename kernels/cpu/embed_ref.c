@@ -5,21 +5,28 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
+static double scale_of(const lm_call *c)
+{
+    const lm_embed_attr *a = c->attr;
+    return a->scale != 0 ? a->scale : 1;
+}
+
 static void embed(const lm_call *c)
 {
     const lm_tensor *tok = &c->in[0], *wte = &c->in[1], *pos = opt_in(c, 2), *wpe = opt_in(c, 3);
     lm_tensor *x = &c->out[0];
     int64_t n_cols = width(x);
+    double scale = rounded(x->dtype, scale_of(c));
     for (int64_t n = 0; n < rows_of(x); n++) {
         int64_t t = (int64_t)get(tok, n) * n_cols, p = wpe ? (int64_t)get(pos, n) * n_cols : 0;
         for (int64_t i = 0; i < n_cols; i++)
-            set(x, n * n_cols + i, get(wte, t + i) + (wpe ? get(wpe, p + i) : 0));
+            set(x, n * n_cols + i, scale * get(wte, t + i) + (wpe ? get(wpe, p + i) : 0));
     }
 }
 
 /* Each id is summed where it first appears, over that row and all later ones, in double. */
 static void scatter(const lm_call *c, const lm_tensor *dx, const lm_tensor *ids, lm_tensor *dw,
-                    lm_acc acc)
+                    lm_acc acc, double scale)
 {
     int64_t n_rows = rows_of(dx), n_cols = width(dx);
     for (int64_t i = 0; overwrites(c, acc) && i < lm_tensor_count(dw); i++)
@@ -34,7 +41,7 @@ static void scatter(const lm_call *c, const lm_tensor *dx, const lm_tensor *ids,
             double sum = 0;
             for (int64_t m = n; m < n_rows; m++)
                 sum += (int64_t)get(ids, m) == id ? get(dx, m * n_cols + i) : 0;
-            set(dw, id * n_cols + i, get(dw, id * n_cols + i) + sum);
+            set(dw, id * n_cols + i, get(dw, id * n_cols + i) + scale * sum);
         }
     }
 }
@@ -42,9 +49,9 @@ static void scatter(const lm_call *c, const lm_tensor *dx, const lm_tensor *ids,
 static void embed_dw(const lm_call *c)
 {
     const lm_embed_attr *a = c->attr;
-    scatter(c, &c->in[0], &c->in[1], &c->out[0], a->acc_tok);
+    scatter(c, &c->in[0], &c->in[1], &c->out[0], a->acc_tok, rounded(c->in[0].dtype, scale_of(c)));
     if (opt_out(c, 1))
-        scatter(c, &c->in[0], &c->in[2], &c->out[1], a->acc_pos);
+        scatter(c, &c->in[0], &c->in[2], &c->out[1], a->acc_pos, 1);
 }
 
 const lm_kernel lm_embed_ref_kernels[] = {

@@ -6,6 +6,15 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
 
+/* The scale of a token's row, as activations of type t have it. */
+static float scale_of(const lm_call *c, lm_dtype t)
+{
+    const lm_embed_attr *a = c->attr;
+    float cell;
+    lm_set(t, &cell, 0, a->scale != 0 ? a->scale : 1);
+    return (float)lm_get(t, &cell, 0);
+}
+
 LM_INLINE void embed_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
@@ -13,15 +22,20 @@ LM_INLINE void embed_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const void *wte = c->in[1].data, *wpe = opt_data(c->in, c->n_in, 3);
     void *x = c->out[0].data;
     int64_t n_cols = last_dim(&c->out[0]);
+    float scale = scale_of(c, t);
     for (int64_t row = begin; row < end; row++) {
         int64_t from = tok[row] * n_cols, to = row * n_cols;
-        if (!wpe) {
+        if (!wpe && scale == 1) {
             VF_FOR(i, n, n_cols, { vf_put_any(t, x, to + i, vf_get_any(t, wte, from + i, n), n); });
             continue;
         }
-        int64_t place = pos[row] * n_cols;
+        int64_t place = wpe ? pos[row] * n_cols : 0;
         VF_FOR(i, n, n_cols, {
-            vf v = vf_get_any(t, wte, from + i, n) + vf_get_any(t, wpe, place + i, n);
+            vf v = vf_get_any(t, wte, from + i, n);
+            if (scale != 1)
+                v *= vf_set(scale);
+            if (wpe)
+                v += vf_get_any(t, wpe, place + i, n);
             vf_put_any(t, x, to + i, v, n);
         });
     }
@@ -41,6 +55,7 @@ typedef struct {
     const int32_t *order;
     int64_t n_cols;
     bool fresh; /* replace dw instead of adding */
+    float scale;
 } scatter;
 
 LM_INLINE void scatter_ids(lm_dtype t, void *ctx, int64_t begin, int64_t end)
@@ -53,8 +68,10 @@ LM_INLINE void scatter_ids(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         for (int32_t k = s->start[id]; k < s->start[id + 1]; k++) {
             int64_t from = s->order[k] * s->n_cols;
             VF_FOR(i, n, s->n_cols, {
-                vf sum = vf_get_any(LM_DTYPE_F32, dw, i, n) + vf_get_any(t, s->dx, from + i, n);
-                vf_put_any(LM_DTYPE_F32, dw, i, sum, n);
+                vf d = vf_get_any(t, s->dx, from + i, n);
+                if (s->scale != 1)
+                    d *= vf_set(s->scale);
+                vf_put_any(LM_DTYPE_F32, dw, i, vf_get_any(LM_DTYPE_F32, dw, i, n) + d, n);
             });
         }
     }
@@ -77,21 +94,21 @@ static void sort_rows(const int32_t *ids, int64_t n_rows, int64_t n_ids, int32_t
     start[0] = 0;
 }
 
-static void add_rows(const lm_call *c, const int32_t *ids, lm_tensor *dw, lm_acc acc)
+static void add_rows(const lm_call *c, const int32_t *ids, lm_tensor *dw, lm_acc acc, float scale)
 {
     int64_t n_rows = row_count(&c->in[0]), n_ids = row_count(dw);
     int32_t *start = c->work, *order = start + n_ids + 1;
     sort_rows(ids, n_rows, n_ids, start, order);
-    scatter s = { c->in[0].data, dw->data, start, order, last_dim(dw), overwrites(c, acc) };
+    scatter s = { c->in[0].data, dw->data, start, order, last_dim(dw), overwrites(c, acc), scale };
     lm_par_for(c->par, n_ids, 64, VF_PICK(scatter_ids, c->in[0].dtype), &s);
 }
 
 static void embed_dw(const lm_call *c)
 {
     const lm_embed_attr *a = c->attr;
-    add_rows(c, c->in[1].data, &c->out[0], a->acc_tok);
+    add_rows(c, c->in[1].data, &c->out[0], a->acc_tok, scale_of(c, c->in[0].dtype));
     if (opt_data(c->out, c->n_out, 1))
-        add_rows(c, c->in[2].data, &c->out[1], a->acc_pos);
+        add_rows(c, c->in[2].data, &c->out[1], a->acc_pos, 1);
 }
 
 static size_t embed_dw_work(const lm_call *c, int threads)

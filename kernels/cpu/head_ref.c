@@ -41,6 +41,7 @@ static void put(lm_tensor *t, int64_t n, double v)
 static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab, double *z)
 {
     int64_t target = (int64_t)get(&c->in[2], n);
+    double cap = ((const lm_head_attr *)c->attr)->soft_cap;
     double top = -INFINITY, sum = 0, scale = h->scale ? get(h->scale, n) : 0;
     for (int64_t v = 0; v < vocab; v++)
         top = isnan(z[v]) || z[v] > top ? z[v] : top;
@@ -51,7 +52,8 @@ static void finish_row(const lm_call *c, const head *h, int64_t n, int64_t vocab
     put(h->logit, n, target < 0 ? 0 : z[target]);
     for (int64_t v = 0; v < vocab; v++) {
         double p = h->lse_in ? exp(z[v] - get(h->lse_in, n)) : exp(z[v] - top) / sum;
-        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, scale * (p - (v == target ? 1 : 0)));
+        double t = cap > 0 ? z[v] / cap : 0, d = scale * (p - (v == target ? 1 : 0)) * (1 - t * t);
+        z[v] = target < 0 ? 0 : rounded(c->in[0].dtype, d);
     }
 }
 
@@ -71,7 +73,7 @@ static void run_head(const lm_call *c, const head *h)
                 double sum = 0;
                 for (int64_t i = 0; i < n_cols; i++)
                     sum += get(x, (first + n) * n_cols + i) * get(w, v * n_cols + i);
-                z[n * vocab + v] = sum;
+                z[n * vocab + v] = a->soft_cap > 0 ? a->soft_cap * tanh(sum / a->soft_cap) : sum;
             }
             finish_row(c, h, first + n, vocab, z + n * vocab);
         }

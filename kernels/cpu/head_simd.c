@@ -21,6 +21,7 @@ typedef struct {
     float *z;                    /* rows of logits, `pitch` floats apart */
     int64_t pitch, vocab;
     bool grad;
+    float cap; /* soft cap of the logits; 0: none */
 } softmax_job;
 
 /* The forms of the head differ in the places of their operands; -1: none. */
@@ -117,6 +118,52 @@ LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, int64_t row)
     lm_set(t, z, target, at_target);
 }
 
+/* The row's logits capped in place; returns the largest. */
+LM_INLINE float cap_row(float *z, int64_t vocab, float cap)
+{
+    vf c = vf_set(cap), over = vf_set(1 / cap), best = vf_set(-INFINITY);
+    VF_FOR(i, n, vocab, {
+        vf v = c * vf_tanh(vf_get_any(LM_DTYPE_F32, z, i, n) * over);
+        vf_put_any(LM_DTYPE_F32, z, i, v, n);
+        best = vf_max(n < VF_LANES ? vf_keep_n(v, n, best) : v, best);
+    });
+    return vf_top(best);
+}
+
+/* softmax_row with a soft cap: the capped logits stay, as their slopes are made of them. */
+LM_INLINE void capped_row(lm_dtype t, const softmax_job *j, int64_t row)
+{
+    float *z = j->z + row * j->pitch, top = cap_row(z, j->vocab, j->cap), over = 1 / j->cap;
+    int64_t target = j->target[row];
+    float picked = z[target], at_target = 0, factor = 1;
+    if (j->lse_in) {
+        top = j->lse_in[row];
+        at_target = expm1f(picked - top);
+    } else {
+        vf all = vf_zero(), m = vf_set(top);
+        VF_FOR(i, n, j->vocab, {
+            vf e = exp_below(vf_get_any(LM_DTYPE_F32, z, i, n) - m);
+            all += n < VF_LANES ? vf_keep_n(e, n, vf_zero()) : e;
+        });
+        float sum = vf_sum(all);
+        double lse = (double)top + log((double)sum);
+        put_number(j->loss, row, lse - (double)picked);
+        put_number(j->lse, row, lse);
+        put_number(j->logit, row, (double)picked);
+        at_target = (expf(picked - top) - sum) / sum;
+        factor = 1 / sum;
+    }
+    if (!j->grad)
+        return;
+    at_target *= j->scale[row] * (1 - picked * over * picked * over);
+    vf s = vf_set(j->scale[row] * factor), m = vf_set(top);
+    VF_FOR(i, n, j->vocab, {
+        vf v = vf_get_any(LM_DTYPE_F32, z, i, n), u = v * vf_set(over);
+        vf_put_any(t, z, i, exp_below(v - m) * s * vf_fnma(u, u, vf_set(1)), n);
+    });
+    lm_set(t, z, target, at_target);
+}
+
 /* Logits of a row -> its numbers, and scale (softmax - onehot) in place as `t`. */
 LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
 {
@@ -128,6 +175,10 @@ LM_INLINE void softmax_row(lm_dtype t, const softmax_job *j, int64_t row)
         put_number(j->logit, row, 0);
         if (j->grad)
             memset(z, 0, (size_t)j->vocab * lm_dtype_size(t));
+        return;
+    }
+    if (j->cap > 0) {
+        capped_row(t, j, row);
         return;
     }
     if (j->lse_in) {
@@ -285,7 +336,8 @@ static void run_head(const lm_call *c, const head_form *f)
                           .z = c->work,
                           .pitch = pitch_of(a->vocab),
                           .vocab = a->vocab,
-                          .grad = grad };
+                          .grad = grad,
+                          .cap = (float)a->soft_cap };
         lm_par_for(c->par, m, 4, VF_PICK(softmax_rows, t), &j);
         run_product(c, f, &p.dx);
         run_product(c, f, &p.dw);

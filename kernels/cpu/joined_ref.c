@@ -73,9 +73,9 @@ static size_t norm_linear_work(const lm_call *c, int threads)
 static void norm_linear(const lm_call *c)
 {
     const lm_norm_linear_attr *a = c->attr;
-    const lm_norm_attr norm = { .kind = a->kind, .eps = a->eps };
+    const lm_norm_attr norm = { .kind = a->kind, .eps = a->eps, .plus_one = a->plus_one };
     const lm_gelu_attr gelu = { a->act == LM_ACT_GELU_EXACT };
-    const char *const then[] = { "cast", "gelu", "gelu", "swiglu" };
+    const char *const then[] = { "cast", "gelu", "gelu", "swiglu", "geglu" };
     int64_t rows = c->in[0].dim[0];
     char *at = c->work;
     lm_tensor out[3] = { scratch(&at, c->in[0].dtype, rows, c->in[0].dim[1]),
@@ -132,7 +132,11 @@ static void attention_step(const lm_call *c)
 {
     const lm_attention_step_attr *a = c->attr;
     const lm_attention_attr *s = &a->attention;
-    const lm_head_norm_attr norm = { s->heads, s->kv_heads, s->head_dim, a->eps, LM_ACC_FIRST };
+    const lm_head_norm_attr norm = { .heads = s->heads,
+                                     .kv_heads = s->kv_heads,
+                                     .head_dim = s->head_dim,
+                                     .eps = a->eps,
+                                     .plus_one = a->plus_one };
     const lm_rope_attr rope = { s->heads, s->kv_heads, s->head_dim, a->rotary_dim, false };
     step_parts p = parts_of(c);
     lm_tensor made[2] = { p.qkv, p.stat }, in[3] = { c->in[0], c->in[1], c->in[2] };

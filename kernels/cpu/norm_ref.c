@@ -7,6 +7,12 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
+/* Weight i in use. */
+static double weight(const lm_tensor *w, int64_t i, bool plus_one)
+{
+    return get(w, i) + (plus_one ? 1 : 0);
+}
+
 static void norm(const lm_call *c)
 {
     const lm_norm_attr *a = c->attr;
@@ -33,9 +39,9 @@ static void norm(const lm_call *c)
         set(stat, 2 * n + 1, rstd);
         for (int64_t i = 0; i < n_cols; i++) {
             double xh = (get(src, at + i) - mean) * rstd;
-            if (a->kind == LM_NORM_RMS)
+            if (a->kind == LM_NORM_RMS && !a->plus_one)
                 xh = rounded(x->dtype, xh);
-            set(y, at + i, get(w, i) * xh + (b ? get(b, i) : 0));
+            set(y, at + i, weight(w, i, a->plus_one) * xh + (b ? get(b, i) : 0));
         }
     }
 }
@@ -52,12 +58,14 @@ static void norm_dx(const lm_call *c)
         int64_t at = n * n_cols;
         double mean = get(stat, 2 * n), rstd = get(stat, 2 * n + 1), g1 = 0, g2 = 0;
         for (int64_t i = 0; i < n_cols; i++) {
-            double g = get(dy, at + i) * get(w, i), xh = (get(s, at + i) - mean) * rstd;
+            double g = get(dy, at + i) * weight(w, i, a->plus_one),
+                   xh = (get(s, at + i) - mean) * rstd;
             g1 += a->kind == LM_NORM_LAYER ? g / (double)n_cols : 0;
             g2 += g * xh / (double)n_cols;
         }
         for (int64_t i = 0; i < n_cols; i++) {
-            double g = get(dy, at + i) * get(w, i), xh = (get(s, at + i) - mean) * rstd;
+            double g = get(dy, at + i) * weight(w, i, a->plus_one),
+                   xh = (get(s, at + i) - mean) * rstd;
             set(ds, at + i, rstd * (g - g1 - xh * g2) + (dres ? get(dres, at + i) : 0));
         }
     }
@@ -74,7 +82,7 @@ static void norm_dw(const lm_call *c)
         for (int64_t n = 0; n < n_rows; n++) {
             double g = get(dy, n * n_cols + i);
             double xh = (get(s, n * n_cols + i) - get(stat, 2 * n)) * get(stat, 2 * n + 1);
-            sw += g * (a->kind == LM_NORM_RMS ? rounded(s->dtype, xh) : xh);
+            sw += g * (a->kind == LM_NORM_RMS && !a->plus_one ? rounded(s->dtype, xh) : xh);
             sb += g;
         }
         accumulate(c, a->acc, dw, i, sw);
@@ -99,8 +107,8 @@ static void head_norm(const lm_call *c)
         if (head < normed)
             set(stat, i / all * normed + head, rstd);
         for (int64_t d = 0; d < n_cols; d++) {
-            double v = get(x, at + d);
-            set(y, at + d, head < normed ? get(w, d) * rounded(x->dtype, v * rstd) : v);
+            double v = get(x, at + d), h = a->plus_one ? v * rstd : rounded(x->dtype, v * rstd);
+            set(y, at + d, head < normed ? weight(w, d, a->plus_one) * h : v);
         }
     }
 }
@@ -121,9 +129,11 @@ static void head_norm_dx(const lm_call *c)
         }
         double rstd = get(stat, i / all * normed + head), g2 = 0;
         for (int64_t d = 0; d < n_cols; d++)
-            g2 += get(dy, at + d) * get(w, d) * get(x, at + d) * rstd / (double)n_cols;
+            g2 += get(dy, at + d) * weight(w, d, a->plus_one) * get(x, at + d) * rstd /
+                  (double)n_cols;
         for (int64_t d = 0; d < n_cols; d++)
-            set(dx, at + d, rstd * (get(dy, at + d) * get(w, d) - get(x, at + d) * rstd * g2));
+            set(dx, at + d,
+                rstd * (get(dy, at + d) * weight(w, d, a->plus_one) - get(x, at + d) * rstd * g2));
     }
 }
 
@@ -139,7 +149,8 @@ static void head_norm_dw(const lm_call *c)
             for (int64_t n = 0; n < rows_of(x); n++) {
                 for (int64_t h = first; h < past; h++) {
                     int64_t at = (n * all + h) * n_cols + d;
-                    sum += get(dy, at) * rounded(x->dtype, get(x, at) * get(stat, n * normed + h));
+                    double xh = get(x, at) * get(stat, n * normed + h);
+                    sum += get(dy, at) * (a->plus_one ? xh : rounded(x->dtype, xh));
                 }
             }
             accumulate(c, a->acc, &c->out[which], d, sum);

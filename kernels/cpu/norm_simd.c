@@ -15,12 +15,30 @@ LM_INLINE void *at(lm_dtype t, const void *p, int64_t i)
     return p ? (char *)(uintptr_t)p + i * (t == LM_DTYPE_BF16 ? 2 : 4) : NULL;
 }
 
+/* What is made of a row; RMS_PLUS: weights are 1 + w, and the normed row is not rounded. */
+typedef enum { RMS = LM_NORM_RMS, LAYER = LM_NORM_LAYER, RMS_PLUS } form;
+
+static form form_of(const lm_call *c)
+{
+    const lm_norm_attr *a = c->attr;
+    return a->kind == LM_NORM_LAYER ? LAYER : a->plus_one ? RMS_PLUS : RMS;
+}
+
+/* Weights i.. in use. */
+LM_INLINE vf weights(form kind, const float *w, int64_t i, int64_t n)
+{
+    vf v = vf_get_any(LM_DTYPE_F32, w, i, n);
+    if (kind == RMS_PLUS)
+        v += vf_set(1);
+    return v;
+}
+
 /* Mean (0 for RMSNorm) and reciprocal deviation of a row of n_cols. */
-LM_INLINE float deviation(lm_dtype t, lm_norm_kind kind, const void *s, int64_t n_cols, double eps,
+LM_INLINE float deviation(lm_dtype t, form kind, const void *s, int64_t n_cols, double eps,
                           float *mean)
 {
     *mean = 0;
-    if (kind == LM_NORM_LAYER) {
+    if (kind == LAYER) {
         vf sum = vf_zero();
         VF_FOR(i, n, n_cols, { sum += vf_get_any(t, s, i, n); });
         *mean = vf_sum(sum) / (float)n_cols;
@@ -35,13 +53,13 @@ LM_INLINE float deviation(lm_dtype t, lm_norm_kind kind, const void *s, int64_t 
     return (float)(1 / sqrt((double)vf_sum(sq) / (double)n_cols + eps));
 }
 
-LM_INLINE void scale_row(lm_dtype t, lm_norm_kind kind, const void *s, const float *w,
-                         const float *b, void *y, int64_t n_cols, float mean, float rstd)
+LM_INLINE void scale_row(lm_dtype t, form kind, const void *s, const float *w, const float *b,
+                         void *y, int64_t n_cols, float mean, float rstd)
 {
     vf mu = vf_set(mean), r = vf_set(rstd);
     VF_FOR(i, n, n_cols, {
-        vf v = vf_get_any(t, s, i, n), wv = vf_get_any(LM_DTYPE_F32, w, i, n);
-        if (kind == LM_NORM_RMS)
+        vf v = vf_get_any(t, s, i, n), wv = weights(kind, w, i, n);
+        if (kind == RMS)
             v = vf_round_to(t, v * r);
         else
             v = (v - mu) * r;
@@ -52,8 +70,7 @@ LM_INLINE void scale_row(lm_dtype t, lm_norm_kind kind, const void *s, const flo
     });
 }
 
-LM_INLINE void norm_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_t begin,
-                         int64_t end)
+LM_INLINE void norm_part(lm_dtype t, form kind, const lm_call *c, int64_t begin, int64_t end)
 {
     const lm_norm_attr *a = c->attr;
     const void *x = c->in[0].data, *r = opt_data(c->in, c->n_in, 3);
@@ -81,10 +98,13 @@ LM_INLINE void norm_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_
 LM_INLINE void norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
-    if (((const lm_norm_attr *)c->attr)->kind == LM_NORM_LAYER)
-        norm_part(t, LM_NORM_LAYER, c, begin, end);
+    form kind = form_of(c);
+    if (kind == LAYER)
+        norm_part(t, LAYER, c, begin, end);
+    else if (kind == RMS)
+        norm_part(t, RMS, c, begin, end);
     else
-        norm_part(t, LM_NORM_RMS, c, begin, end);
+        norm_part(t, RMS_PLUS, c, begin, end);
 }
 VF_TYPED(norm_rows)
 
@@ -95,22 +115,22 @@ static void norm(const lm_call *c)
 }
 
 /* ds = rstd (g - mean(g) - xh mean(g xh)) + dres, g = dy w; without mean(g) for RMSNorm. */
-LM_INLINE void dx_row(lm_dtype t, lm_norm_kind kind, const void *dy, const void *s, const float *w,
+LM_INLINE void dx_row(lm_dtype t, form kind, const void *dy, const void *s, const float *w,
                       const void *dres, void *ds, int64_t n_cols, float mean, float rstd)
 {
     vf mu = vf_set(mean), r = vf_set(rstd), s1 = vf_zero(), s2 = vf_zero();
     VF_FOR(i, n, n_cols, {
-        vf g = vf_get_any(t, dy, i, n) * vf_get_any(LM_DTYPE_F32, w, i, n);
+        vf g = vf_get_any(t, dy, i, n) * weights(kind, w, i, n);
         vf xh = (vf_get_any(t, s, i, n) - mu) * r;
-        if (kind == LM_NORM_LAYER)
+        if (kind == LAYER)
             s1 += g;
         s2 = vf_fma(g, n < VF_LANES ? vf_keep_n(xh, n, vf_zero()) : xh, s2);
     });
     vf g1 = vf_set(vf_sum(s1) / (float)n_cols), g2 = vf_set(vf_sum(s2) / (float)n_cols);
     VF_FOR(i, n, n_cols, {
-        vf g = vf_get_any(t, dy, i, n) * vf_get_any(LM_DTYPE_F32, w, i, n);
+        vf g = vf_get_any(t, dy, i, n) * weights(kind, w, i, n);
         vf xh = (vf_get_any(t, s, i, n) - mu) * r;
-        if (kind == LM_NORM_LAYER)
+        if (kind == LAYER)
             g -= g1;
         vf d = vf_fnma(xh, g2, g) * r;
         if (dres)
@@ -119,8 +139,7 @@ LM_INLINE void dx_row(lm_dtype t, lm_norm_kind kind, const void *dy, const void 
     });
 }
 
-LM_INLINE void norm_dx_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_t begin,
-                            int64_t end)
+LM_INLINE void norm_dx_part(lm_dtype t, form kind, const lm_call *c, int64_t begin, int64_t end)
 {
     const void *dy = c->in[0].data, *s = c->in[1].data, *dres = opt_data(c->in, c->n_in, 4);
     const float *w = c->in[2].data, *stat = c->in[3].data;
@@ -135,10 +154,13 @@ LM_INLINE void norm_dx_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int
 LM_INLINE void norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
-    if (((const lm_norm_attr *)c->attr)->kind == LM_NORM_LAYER)
-        norm_dx_part(t, LM_NORM_LAYER, c, begin, end);
+    form kind = form_of(c);
+    if (kind == LAYER)
+        norm_dx_part(t, LAYER, c, begin, end);
+    else if (kind == RMS)
+        norm_dx_part(t, RMS, c, begin, end);
     else
-        norm_dx_part(t, LM_NORM_RMS, c, begin, end);
+        norm_dx_part(t, RMS_PLUS, c, begin, end);
 }
 VF_TYPED(norm_dx_rows)
 
@@ -163,9 +185,9 @@ static int64_t block_count(int64_t n_rows)
 
 /* accw += sum over R rows of dy xh, accb (may be NULL) += sum of dy; rows are `pitch` elements
  * apart and their statistics at stat[r * stat_pitch] (mean first when LayerNorm). */
-LM_INLINE void dw_rows(lm_dtype t, lm_norm_kind kind, int R, const void *dy, const void *s,
-                       int64_t pitch, const float *stat, int64_t stat_pitch, float *accw,
-                       float *accb, int64_t n_cols)
+LM_INLINE void dw_rows(lm_dtype t, form kind, int R, const void *dy, const void *s, int64_t pitch,
+                       const float *stat, int64_t stat_pitch, float *accw, float *accb,
+                       int64_t n_cols)
 {
     VF_FOR(i, n, n_cols, {
         vf aw = vf_get_any(LM_DTYPE_F32, accw, i, n), ab = vf_zero();
@@ -174,8 +196,10 @@ LM_INLINE void dw_rows(lm_dtype t, lm_norm_kind kind, int R, const void *dy, con
         for (int r = 0; r < R; r++) {
             const float *st = stat + r * stat_pitch;
             vf g = vf_get_any(t, dy, r * pitch + i, n), v = vf_get_any(t, s, r * pitch + i, n);
-            if (kind == LM_NORM_RMS)
+            if (kind == RMS)
                 v = vf_round_to(t, v * vf_set(st[0]));
+            else if (kind == RMS_PLUS)
+                v *= vf_set(st[0]);
             else
                 v = (v - vf_set(st[0])) * vf_set(st[1]);
             aw = vf_fma(g, v, aw);
@@ -187,11 +211,10 @@ LM_INLINE void dw_rows(lm_dtype t, lm_norm_kind kind, int R, const void *dy, con
     });
 }
 
-LM_INLINE void norm_dw_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int64_t begin,
-                            int64_t end)
+LM_INLINE void norm_dw_part(lm_dtype t, form kind, const lm_call *c, int64_t begin, int64_t end)
 {
     const void *dy = c->in[0].data, *s = c->in[1].data;
-    const float *stat = (const float *)c->in[2].data + (kind == LM_NORM_RMS);
+    const float *stat = (const float *)c->in[2].data + (kind != LAYER);
     int64_t n_cols = last_dim(&c->in[1]), n_rows = row_count(&c->in[1]);
     int64_t block = block_rows(n_rows);
     bool bias = opt_data(c->out, c->n_out, 1);
@@ -211,10 +234,13 @@ LM_INLINE void norm_dw_part(lm_dtype t, lm_norm_kind kind, const lm_call *c, int
 LM_INLINE void norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 {
     const lm_call *c = ctx;
-    if (((const lm_norm_attr *)c->attr)->kind == LM_NORM_LAYER)
-        norm_dw_part(t, LM_NORM_LAYER, c, begin, end);
+    form kind = form_of(c);
+    if (kind == LAYER)
+        norm_dw_part(t, LAYER, c, begin, end);
+    else if (kind == RMS)
+        norm_dw_part(t, RMS, c, begin, end);
     else
-        norm_dw_part(t, LM_NORM_RMS, c, begin, end);
+        norm_dw_part(t, RMS_PLUS, c, begin, end);
 }
 VF_TYPED(norm_dw_blocks)
 
@@ -252,9 +278,8 @@ static size_t norm_dw_work(const lm_call *c, int threads)
     return (size_t)(block_count(row_count(&c->in[1])) * 2 * last_dim(&c->in[1])) * sizeof(float);
 }
 
-LM_INLINE void head_norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+LM_INLINE void head_norm_part(lm_dtype t, form kind, const lm_call *c, int64_t begin, int64_t end)
 {
-    const lm_call *c = ctx;
     const lm_head_norm_attr *a = c->attr;
     int64_t normed = a->heads + a->kv_heads, all = normed + a->kv_heads, n_cols = a->head_dim;
     const void *x = c->in[0].data;
@@ -264,14 +289,23 @@ LM_INLINE void head_norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         for (int64_t h = 0; h < normed; h++) {
             int64_t o = (row * all + h) * n_cols;
             const float *w = c->in[h < a->heads ? 1 : 2].data;
-            float mean, rstd = deviation(t, LM_NORM_RMS, at(t, x, o), n_cols, a->eps, &mean);
+            float mean, rstd = deviation(t, RMS, at(t, x, o), n_cols, a->eps, &mean);
             stat[row * normed + h] = rstd;
-            scale_row(t, LM_NORM_RMS, at(t, x, o), w, NULL, at(t, y, o), n_cols, 0, rstd);
+            scale_row(t, kind, at(t, x, o), w, NULL, at(t, y, o), n_cols, 0, rstd);
         }
         int64_t o = (row * all + normed) * n_cols;
         if (x != y)
             memcpy(at(t, y, o), at(t, x, o), (size_t)(a->kv_heads * n_cols) * lm_dtype_size(t));
     }
+}
+
+LM_INLINE void head_norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_head_norm_attr *)c->attr)->plus_one)
+        head_norm_part(t, RMS_PLUS, c, begin, end);
+    else
+        head_norm_part(t, RMS, c, begin, end);
 }
 VF_TYPED(head_norm_rows)
 
@@ -281,9 +315,9 @@ static void head_norm(const lm_call *c)
                VF_PICK(head_norm_rows, c->in[0].dtype), (void *)(uintptr_t)c);
 }
 
-LM_INLINE void head_norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+LM_INLINE void head_norm_dx_part(lm_dtype t, form kind, const lm_call *c, int64_t begin,
+                                 int64_t end)
 {
-    const lm_call *c = ctx;
     const lm_head_norm_attr *a = c->attr;
     int64_t normed = a->heads + a->kv_heads, all = normed + a->kv_heads, n_cols = a->head_dim;
     const void *dy = c->in[0].data, *x = c->in[1].data;
@@ -292,13 +326,22 @@ LM_INLINE void head_norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t e
     for (int64_t row = begin; row < end; row++) {
         for (int64_t h = 0; h < normed; h++) {
             int64_t o = (row * all + h) * n_cols;
-            dx_row(t, LM_NORM_RMS, at(t, dy, o), at(t, x, o), c->in[h < a->heads ? 2 : 3].data,
-                   NULL, at(t, dx, o), n_cols, 0, stat[row * normed + h]);
+            dx_row(t, kind, at(t, dy, o), at(t, x, o), c->in[h < a->heads ? 2 : 3].data, NULL,
+                   at(t, dx, o), n_cols, 0, stat[row * normed + h]);
         }
         int64_t o = (row * all + normed) * n_cols;
         if (dy != dx)
             memcpy(at(t, dx, o), at(t, dy, o), (size_t)(a->kv_heads * n_cols) * lm_dtype_size(t));
     }
+}
+
+LM_INLINE void head_norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_head_norm_attr *)c->attr)->plus_one)
+        head_norm_dx_part(t, RMS_PLUS, c, begin, end);
+    else
+        head_norm_dx_part(t, RMS, c, begin, end);
 }
 VF_TYPED(head_norm_dx_rows)
 
@@ -308,9 +351,9 @@ static void head_norm_dx(const lm_call *c)
                VF_PICK(head_norm_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
 }
 
-LM_INLINE void head_norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+LM_INLINE void head_norm_dw_part(lm_dtype t, form kind, const lm_call *c, int64_t begin,
+                                 int64_t end)
 {
-    const lm_call *c = ctx;
     const lm_head_norm_attr *a = c->attr;
     int64_t normed = a->heads + a->kv_heads, all = normed + a->kv_heads, n_cols = a->head_dim;
     const void *dy = c->in[0].data, *x = c->in[1].data;
@@ -323,12 +366,20 @@ LM_INLINE void head_norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t
         for (int64_t row = k * block; row < past; row++) {
             for (int64_t h = 0; h < normed; h++) {
                 int64_t o = (row * all + h) * n_cols;
-                dw_rows(t, LM_NORM_RMS, 1, at(t, dy, o), at(t, x, o), n_cols,
-                        stat + row * normed + h, 1, acc + (h < a->heads ? 0 : n_cols), NULL,
-                        n_cols);
+                dw_rows(t, kind, 1, at(t, dy, o), at(t, x, o), n_cols, stat + row * normed + h, 1,
+                        acc + (h < a->heads ? 0 : n_cols), NULL, n_cols);
             }
         }
     }
+}
+
+LM_INLINE void head_norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    if (((const lm_head_norm_attr *)c->attr)->plus_one)
+        head_norm_dw_part(t, RMS_PLUS, c, begin, end);
+    else
+        head_norm_dw_part(t, RMS, c, begin, end);
 }
 VF_TYPED(head_norm_dw_blocks)
 

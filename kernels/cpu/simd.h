@@ -99,6 +99,10 @@ LM_INLINE vf vf_sigmoid(vf v)
 {
     return lm_sigmoid16(v);
 }
+LM_INLINE vf vf_tanh(vf v)
+{
+    return lm_tanh16(v);
+}
 /* Lanes whose draw (an unsigned word) is at least `least`, times `scale`; the others 0. */
 LM_INLINE vf vf_keep_drawn(vf v, __m512i draws, uint32_t least, vf scale)
 {
@@ -264,6 +268,10 @@ LM_INLINE vf vf_exp(vf v)
 LM_INLINE vf vf_sigmoid(vf v)
 {
     return lm_sigmoid8(v);
+}
+LM_INLINE vf vf_tanh(vf v)
+{
+    return lm_tanh8(v);
 }
 LM_INLINE vf vf_keep_drawn(vf v, __m256i draws, uint32_t least, vf scale)
 {

@@ -134,6 +134,7 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
         __syncthreads();
         product_rows<T, D, N, TENSOR>(c, m.a + warp * 16 * ld, m.b, m.box);
         product_rows<T, D, N, TENSOR>(dp, m.a2 + warp * 16 * ld, m.b2, m.box);
+        cap_scores<N>(s, c);
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -143,7 +144,7 @@ __device__ inline void query_rows(const attn_shape &s, const backward_args<T> &x
                 bool seen = j >= first[r] && j < end[r];
                 float g = kept >> (4 * n + e) & 1 ? dp[n].r[e] * s.keep : 0.0f;
                 float p = exp2f(fmaf(c[n].r[e], s.scale_log2, -lse[r]));
-                c[n].r[e] = seen ? p * (g - delta[r]) : 0.0f;
+                c[n].r[e] = seen ? p * (g - delta[r]) * cap_slope(s, c[n].r[e]) : 0.0f;
             }
         }
         product_cols<T, D, N, TENSOR>(dq, c, m.b, m.box);
@@ -206,6 +207,7 @@ __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws,
     mma_c c[N], dp[N];
     unsigned kept = kept_keys(s, draws, i0, j0, N);
     product_rows<T, D, N, TENSOR>(c, m.a + warp * 16 * ld, m.b, m.box);
+    cap_scores<N>(s, c);
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -213,7 +215,8 @@ __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws,
             int r = 8 * n + lane % 4 * 2 + e % 2, i = i0 + r, j = j0 + lane / 4 + e / 2 * 8;
             bool seen = j >= m.first[r] && j < end_key(s, i);
             float p = exp2f(fmaf(c[n].r[e], s.scale_log2, -m.lse[r]));
-            c[n].r[e] = p = seen ? p : 0.0f;
+            p = seen ? p : 0.0f;
+            c[n].r[e] = p * cap_slope(s, c[n].r[e]);
             dp[n].r[e] = kept >> (4 * n + e) & 1 ? p * s.keep : 0.0f;
         }
     }

@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int k = 0; k < KEYS / 8; k++) {
                 int64_t j = j0 + mine + 8 * k;
-                s[k] = j >= seen.start && j < seen.end ? s[k] * c.scale : -INFINITY;
+                s[k] = j >= seen.start && j < seen.end ? capped(c, s[k] * c.scale) : -INFINITY;
                 top = fmaxf(top, s[k]);
             }
             for (int x = 1; x < 8; x *= 2)
@@ -232,10 +232,13 @@ template <class T> static void attention_step(const lm_call *call)
 {
     const lm_attention_step_attr *a = (const lm_attention_step_attr *)call->attr;
     cached c = cached_of(call); /* its attributes come first */
-    row_front front = {
-        in_ptr<const int32_t>(call, 3), in_ptr<const float>(call, 4), in_ptr<const float>(call, 5),
-        in_ptr<const float>(call, 6),   (int)a->rotary_dim,           (float)a->eps
-    };
+    row_front front = { in_ptr<const int32_t>(call, 3),
+                        in_ptr<const float>(call, 4),
+                        in_ptr<const float>(call, 5),
+                        in_ptr<const float>(call, 6),
+                        (int)a->rotary_dim,
+                        (float)a->eps,
+                        a->plus_one };
     attend_rows<T>(call, c, front, packed_rows<T>(call, c));
 }
 

@@ -16,7 +16,7 @@ struct cached {
     int64_t batch, seq, heads, kv_heads, room, window;
     int dim, group;
     bool causal;
-    float scale;
+    float scale, soft_cap; /* soft_cap 0: none */
     const int32_t *used, *fresh;
 };
 
@@ -34,6 +34,7 @@ inline cached cached_of(const lm_call *call)
     c.dim = (int)a->head_dim;
     c.causal = a->causal;
     c.scale = (float)a->scale;
+    c.soft_cap = (float)a->soft_cap;
     c.used = in_ptr<const int32_t>(call, 1);
     c.fresh = in_ptr<const int32_t>(call, 2);
     return c;
@@ -61,6 +62,12 @@ __device__ inline span keys_of(const cached &c, int64_t b, int64_t i)
     return s;
 }
 
+/* A score with the soft cap on it. */
+__device__ inline float capped(const cached &c, float score)
+{
+    return c.soft_cap > 0 ? c.soft_cap * tanhf(score / c.soft_cap) : score;
+}
+
 template <class T, int N> __device__ inline pack<T, N> load(const T *p)
 {
     return *reinterpret_cast<const pack<T, N> *>(p);
@@ -83,6 +90,7 @@ struct row_front {
     const float *table, *wq, *wk;
     int rotary;
     float eps;
+    bool plus_one;
 };
 
 /* attention_step.cu: row by row.  With one row a sequence its key and value are appended, with more

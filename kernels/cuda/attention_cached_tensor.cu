@@ -51,6 +51,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
         load_tile<T, D, tile::keys, tile::threads, true>(v, values + (int64_t)j0 * c.dim, c.dim,
                                                          there - j0, s);
         product_rows<T, D, N, true>(score, q + warp * 16 * ld, k, box);
+        cap_scores<N>(s, score);
         bool full = j0 >= bottom.start && j0 + tile::keys <= top.end;
         softmax_tile<N, D / 8>(x, score, sum, j0, full, ~0u, s.scale_log2);
         copies_done<true>();

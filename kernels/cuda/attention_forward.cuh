@@ -125,6 +125,7 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
         load_tile<T, D, tile::keys, tile::threads, TENSOR>(v, values + j0 * pitch, pitch, seq - j0,
                                                            s);
         product_rows<T, D, N, TENSOR>(c, q + warp * 16 * ld, k, box);
+        cap_scores<N>(s, c);
         bool full = j0 >= span.full_lo && j0 + tile::keys <= span.full_hi;
         unsigned kept = kept_queries(s, draws, i0 + warp * 16, j0, N);
         softmax_tile<N, D / 8>(x, c, sum, j0, full, kept, s.scale_log2);

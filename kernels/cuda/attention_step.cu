@@ -66,8 +66,11 @@ static __device__ inline void make_heads(const step_args<T> &a, int64_t row, int
         for (int p = mine; p < end; p += lanes) {
             pack<T, N> v = load<T, N>(x + p * N);
 #pragma unroll
-            for (int e = 0; w && e < N; e++)
-                v.v[e] = from_float<T>(w[p * N + e] * rounded<T>(to_float(v.v[e]) * rstd));
+            for (int e = 0; w && e < N; e++) {
+                float y1 = to_float(v.v[e]) * rstd;
+                v.v[e] = from_float<T>(f.plus_one ? (1 + w[p * N + e]) * y1
+                                                  : w[p * N + e] * rounded<T>(y1));
+            }
             store<T, N>(y + p * N, v);
         }
         __syncwarp();
@@ -162,11 +165,14 @@ static __device__ inline void part_scores(const cached &c, const T *q, const T *
 
 /* Scores to probabilities times their sum, rounded to T, by a warp a head; max and sum of each. */
 template <class T>
-static __device__ inline void part_softmax(int n, int m, float *score, float *max, float *sum)
+static __device__ inline void part_softmax(const cached &c, int n, int m, float *score, float *max,
+                                           float *sum)
 {
     const int lane = (int)threadIdx.x % 32;
     for (int g = (int)threadIdx.x / 32; g < n; g += WARPS) {
         float *s = score + g * PART, top = -INFINITY, all = 0;
+        for (int j = lane; c.soft_cap > 0 && j < m; j += 32)
+            s[j] = capped(c, s[j]);
         for (int j = lane; j < m; j += 32)
             top = fmaxf(top, s[j]);
         top = warp_max(top);
@@ -317,7 +323,7 @@ static __global__ void __launch_bounds__(THREADS, (resident<N, G>::n)) attend_pa
             __syncthreads();
             part_scores<T, N, G>(c, heads, key, n, m, score);
             __syncthreads();
-            part_softmax<T>(n, m, score, max, sum);
+            part_softmax<T>(c, n, m, score, max, sum);
             __syncthreads();
             part_values<T, N, G>(c, value, n, m, score, sums);
             __syncthreads();

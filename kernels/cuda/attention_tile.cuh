@@ -32,6 +32,8 @@ struct attn_shape {
     int dim, window; /* window 0: none */
     bool causal, packed;
     float scale, scale_log2; /* scores times log2(e): powers of two */
+    float cap_by; /* scale / soft_cap: the scores are tanh(q.k * cap_by), and their scale_log2
+                              * the cap's; 0: no soft cap */
     bool drop;
     uint32_t threshold;
     float keep;
@@ -62,7 +64,8 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo)
     s.window = a->window > 0 && a->window < a->seq ? (int)a->window : 0;
     s.causal = a->causal;
     s.scale = (float)a->scale;
-    s.scale_log2 = (float)(a->scale * 1.4426950408889634);
+    s.cap_by = a->soft_cap > 0 ? (float)(a->scale / a->soft_cap) : 0;
+    s.scale_log2 = (float)((a->soft_cap > 0 ? a->soft_cap : a->scale) * 1.4426950408889634);
     s.drop = a->dropout > 0;
     s.keep = 1;
     if (s.drop) {
@@ -299,6 +302,31 @@ __device__ inline void product_cols(mma_c *c, const mma_c *p, const T *b, uint32
             }
         }
     }
+}
+
+/* A function of its own: without a soft cap the kernels keep their registers. */
+__device__ inline LM_NOINLINE mma_c tanh_of(mma_c c, float by)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        c.r[i] = tanhf(c.r[i] * by);
+    return c;
+}
+
+/* N fragments of scores: their tanh, where there is a soft cap. */
+template <int N> __device__ inline void cap_scores(const attn_shape &s, mma_c *c)
+{
+    if (s.cap_by == 0)
+        return;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        c[n] = tanh_of(c[n], s.cap_by);
+}
+
+/* What a soft cap takes of the gradient of a score that cap_scores has seen. */
+__device__ inline float cap_slope(const attn_shape &s, float score)
+{
+    return s.cap_by == 0 ? 1.0f : fmaf(-score, score, 1.0f);
 }
 
 /* Over the four lanes that share a row of sums. */

@@ -133,10 +133,10 @@ template <class T> static void add(const lm_call *c)
     run_map<ADD, T>(c);
 }
 
-/* ---- swiglu ---- */
+/* ---- swiglu, geglu ---- */
 
-template <class T, int N>
-__global__ void swiglu_kernel(int64_t rows, int64_t width, const T *gu, T *h)
+template <class T, int N, bool GELU>
+__global__ void pair_kernel(int64_t rows, int64_t width, const T *gu, T *h)
 {
     typedef pack<T, N> part;
 #pragma unroll 1
@@ -146,15 +146,17 @@ __global__ void swiglu_kernel(int64_t rows, int64_t width, const T *gu, T *h)
             part g = *(const part *)(gu + 2 * r * width + i);
             part u = *(const part *)(gu + (2 * r + 1) * width + i);
 #pragma unroll
-            for (int j = 0; j < N; j++)
-                g.v[j] = from_float<T>(silu<T>(to_float(g.v[j])) * to_float(u.v[j]));
+            for (int j = 0; j < N; j++) {
+                float x = to_float(g.v[j]);
+                g.v[j] = from_float<T>((GELU ? gelu_tanh<T>(x) : silu<T>(x)) * to_float(u.v[j]));
+            }
             *(part *)(h + r * width + i) = g;
         }
     }
 }
 
-template <class T, int N>
-__global__ void swiglu_dx_kernel(int64_t rows, int64_t width, const T *dh, const T *gu, T *dgu)
+template <class T, int N, bool GELU>
+__global__ void pair_dx_kernel(int64_t rows, int64_t width, const T *dh, const T *gu, T *dgu)
 {
     typedef pack<T, N> part;
 #pragma unroll 1
@@ -167,9 +169,14 @@ __global__ void swiglu_dx_kernel(int64_t rows, int64_t width, const T *dh, const
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float x = to_float(g.v[j]), y = to_float(u.v[j]), dy = to_float(d.v[j]);
-                float s = sigmoid<T>(x);
-                g.v[j] = from_float<T>(dy * y * s * fmaf(x, 1 - s, 1));
-                u.v[j] = from_float<T>(dy * x * s);
+                if (GELU) {
+                    g.v[j] = from_float<T>(dy * y * gelu_tanh_slope<T>(x));
+                    u.v[j] = from_float<T>(dy * gelu_tanh<T>(x));
+                } else {
+                    float s = sigmoid<T>(x);
+                    g.v[j] = from_float<T>(dy * y * s * fmaf(x, 1 - s, 1));
+                    u.v[j] = from_float<T>(dy * x * s);
+                }
             }
             *(part *)(dgu + gate) = g;
             *(part *)(dgu + up) = u;
@@ -177,7 +184,7 @@ __global__ void swiglu_dx_kernel(int64_t rows, int64_t width, const T *dh, const
     }
 }
 
-template <class T> static void swiglu(const lm_call *c)
+template <class T, bool GELU> static void run_pairs(const lm_call *c)
 {
     const int n = wide<T>::n;
     int64_t rows = rows_of(&c->out[0]), width = width_of(&c->out[0]);
@@ -186,12 +193,12 @@ template <class T> static void swiglu(const lm_call *c)
     bool wide_rows = packs<T>(n, width, gu, h);
     plane p = plane_for(rows, wide_rows ? width / n : width, c->stream);
     if (wide_rows)
-        LM_LAUNCH((swiglu_kernel<T, n>), p.grid, p.block, 0, c->stream, rows, width, gu, h);
+        LM_LAUNCH((pair_kernel<T, n, GELU>), p.grid, p.block, 0, c->stream, rows, width, gu, h);
     else
-        LM_LAUNCH((swiglu_kernel<T, 1>), p.grid, p.block, 0, c->stream, rows, width, gu, h);
+        LM_LAUNCH((pair_kernel<T, 1, GELU>), p.grid, p.block, 0, c->stream, rows, width, gu, h);
 }
 
-template <class T> static void swiglu_dx(const lm_call *c)
+template <class T, bool GELU> static void run_pairs_dx(const lm_call *c)
 {
     const int n = wide<T>::n;
     int64_t rows = rows_of(&c->in[0]), width = width_of(&c->in[0]);
@@ -200,11 +207,66 @@ template <class T> static void swiglu_dx(const lm_call *c)
     bool wide_rows = packs<T>(n, width, dh, gu, dgu);
     plane p = plane_for(rows, wide_rows ? width / n : width, c->stream);
     if (wide_rows)
-        LM_LAUNCH((swiglu_dx_kernel<T, n>), p.grid, p.block, 0, c->stream, rows, width, dh, gu,
+        LM_LAUNCH((pair_dx_kernel<T, n, GELU>), p.grid, p.block, 0, c->stream, rows, width, dh, gu,
                   dgu);
     else
-        LM_LAUNCH((swiglu_dx_kernel<T, 1>), p.grid, p.block, 0, c->stream, rows, width, dh, gu,
+        LM_LAUNCH((pair_dx_kernel<T, 1, GELU>), p.grid, p.block, 0, c->stream, rows, width, dh, gu,
                   dgu);
+}
+
+template <class T> static void swiglu(const lm_call *c)
+{
+    run_pairs<T, false>(c);
+}
+
+template <class T> static void swiglu_dx(const lm_call *c)
+{
+    run_pairs_dx<T, false>(c);
+}
+
+template <class T> static void geglu(const lm_call *c)
+{
+    run_pairs<T, true>(c);
+}
+
+template <class T> static void geglu_dx(const lm_call *c)
+{
+    run_pairs_dx<T, true>(c);
+}
+
+/* ---- soft_cap: y may be x, dx dy ---- */
+
+template <class T> __global__ void soft_cap_kernel(int64_t count, float cap, const T *x, T *y)
+{
+#pragma unroll 1
+    for (int64_t i = global_thread(); i < count; i += global_threads())
+        y[i] = from_float<T>(cap * tanhf(to_float(x[i]) / cap));
+}
+
+template <class T>
+__global__ void soft_cap_dx_kernel(int64_t count, float cap, const T *dy, const T *x, T *dx)
+{
+#pragma unroll 1
+    for (int64_t i = global_thread(); i < count; i += global_threads()) {
+        float t = tanhf(to_float(x[i]) / cap);
+        dx[i] = from_float<T>(to_float(dy[i]) * fmaf(-t, t, 1.0f));
+    }
+}
+
+template <class T> static void soft_cap(const lm_call *c)
+{
+    int64_t count = lm_tensor_count(&c->in[0]);
+    float cap = (float)((const lm_soft_cap_attr *)c->attr)->cap;
+    LM_LAUNCH((soft_cap_kernel<T>), grid_for(count, threads, c->stream), threads, 0, c->stream,
+              count, cap, in_ptr<const T>(c, 0), out_ptr<T>(c, 0));
+}
+
+template <class T> static void soft_cap_dx(const lm_call *c)
+{
+    int64_t count = lm_tensor_count(&c->in[0]);
+    float cap = (float)((const lm_soft_cap_attr *)c->attr)->cap;
+    LM_LAUNCH((soft_cap_dx_kernel<T>), grid_for(count, threads, c->stream), threads, 0, c->stream,
+              count, cap, in_ptr<const T>(c, 0), in_ptr<const T>(c, 1), out_ptr<T>(c, 0));
 }
 
 /* ---- dropout ---- */
@@ -397,6 +459,10 @@ extern "C" const lm_kernel lm_elementwise_cuda_kernels[] = {
     LM_CUDA_ROWS("gelu_dx", gelu_dx, nullptr),
     LM_CUDA_ROWS("swiglu", swiglu, nullptr),
     LM_CUDA_ROWS("swiglu_dx", swiglu_dx, nullptr),
+    LM_CUDA_ROWS("geglu", geglu, nullptr),
+    LM_CUDA_ROWS("geglu_dx", geglu_dx, nullptr),
+    LM_CUDA_ROWS("soft_cap", soft_cap, nullptr),
+    LM_CUDA_ROWS("soft_cap_dx", soft_cap_dx, nullptr),
     LM_CUDA_ROWS("add", add, nullptr),
     LM_CUDA_ROWS("dropout", dropout, nullptr),
     LM_CUDA_ROWS("cast", cast, nullptr),

@@ -13,9 +13,18 @@ extern "C" {
 
 /* ---- lookup ---- */
 
+/* Of wte's rows, as activations of type act have it. */
+static float scale_of(const lm_call *c, lm_dtype act)
+{
+    const lm_embed_attr *a = (const lm_embed_attr *)c->attr;
+    float cell = 0;
+    lm_set(act, &cell, 0, a->scale != 0 ? a->scale : 1);
+    return (float)lm_get(act, &cell, 0);
+}
+
 template <class T, int N>
 __global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, const T *wte,
-                             const int32_t *pos, const T *wpe, T *x)
+                             const int32_t *pos, const T *wpe, float scale, T *x)
 {
     typedef pack<T, N> part;
     int64_t r = plane_row(), id = r < rows ? tok[r] : 0, at = wpe && r < rows ? pos[r] : 0;
@@ -29,11 +38,13 @@ __global__ void embed_kernel(int64_t rows, int64_t width, const int32_t *tok, co
 #pragma unroll 1
         for (int64_t i = plane_col() * N; i < width; i += plane_cols() * N) {
             part v = *(const part *)(from + i);
-            if (place) {
-                part w = *(const part *)(place + i);
+            if (place || scale != 1) {
+                part w = {};
+                if (place)
+                    w = *(const part *)(place + i);
 #pragma unroll
                 for (int j = 0; j < N; j++)
-                    v.v[j] = from_float<T>(to_float(v.v[j]) + to_float(w.v[j]));
+                    v.v[j] = from_float<T>(to_float(v.v[j]) * scale + to_float(w.v[j]));
             }
             *(part *)(x + r * width + i) = v;
         }
@@ -47,14 +58,15 @@ template <class T> static void embed(const lm_call *c)
     const int32_t *tok = in_ptr<const int32_t>(c, 0), *pos = in_ptr<const int32_t>(c, 2);
     const T *wte = in_ptr<const T>(c, 1), *wpe = in_ptr<const T>(c, 3);
     T *x = out_ptr<T>(c, 0);
+    float scale = scale_of(c, c->out[0].dtype);
     bool packed = packs<T>(n, width, wte, wpe, x);
     plane p = plane_for(rows, packed ? width / n : width, c->stream);
     if (packed)
         LM_LAUNCH((embed_kernel<T, n>), p.grid, p.block, 0, c->stream, rows, width, tok, wte, pos,
-                  wpe, x);
+                  wpe, scale, x);
     else
         LM_LAUNCH((embed_kernel<T, 1>), p.grid, p.block, 0, c->stream, rows, width, tok, wte, pos,
-                  wpe, x);
+                  wpe, scale, x);
 }
 
 /* ---- sorting rows by id ---- */
@@ -288,7 +300,8 @@ __device__ inline void add_run(float *sum, uint32_t first, uint32_t n, const uin
     }
 }
 
-template <int N> __device__ inline void put_sum(float *to, const float *sum, bool replace)
+template <int N>
+__device__ inline void put_sum(float *to, const float *sum, float scale, bool replace)
 {
     const int M = N < 4 ? N : 4;
     typedef pack<float, M> part;
@@ -299,7 +312,7 @@ template <int N> __device__ inline void put_sum(float *to, const float *sum, boo
             x = *(const part *)(to + j);
 #pragma unroll
         for (int k = 0; k < M; k++)
-            x.v[k] = replace ? sum[j + k] : x.v[k] + sum[j + k];
+            x.v[k] = replace ? sum[j + k] * scale : x.v[k] + sum[j + k] * scale;
         *(part *)(to + j) = x;
     }
 }
@@ -310,7 +323,7 @@ template <int N> __device__ inline void put_sum(float *to, const float *sum, boo
 template <class T, int N>
 __global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
     sum_runs(int64_t ids, int64_t width, bool replace, const uint32_t *start, const uint32_t *row,
-             const T *dx, float *dw)
+             const T *dx, float scale, float *dw)
 {
     const int cols = SUM_LANES * N, lane = (int)threadIdx.x, warp = (int)threadIdx.y;
     __shared__ __align__(16) float sums[SUM_IDS][SUM_LANES * N];
@@ -327,7 +340,7 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
         if (v + warp < ids && mine < width && my_n <= SUM_IDS && (replace || my_n)) {
             float sum[N] = {};
             add_run<1, T, N>(sum, 0, my_n, row + my_begin, dx + mine, width);
-            put_sum<N>(dw + (v + warp) * width + mine, sum, replace);
+            put_sum<N>(dw + (v + warp) * width + mine, sum, scale, replace);
         }
 #pragma unroll 1
         for (; many; many &= many - 1) {
@@ -338,7 +351,7 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
             if (mine < width)
                 add_run<SUM_IDS, T, N>(sum, (uint32_t)warp, its_n, row + its_begin, dx + mine,
                                        width);
-            put_sum<N>(sums[warp] + lane * N, sum, true);
+            put_sum<N>(sums[warp] + lane * N, sum, scale, true);
             __syncthreads();
             float *to = dw + (v + id) * width + left;
             for (int i = warp * SUM_LANES + lane; i < cols && left + i < width;
@@ -355,13 +368,13 @@ __global__ void __launch_bounds__(SUM_LANES *SUM_IDS, 4)
 
 template <class T, int N>
 static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint32_t *row,
-                     const lm_tensor *dw)
+                     float scale, const lm_tensor *dw)
 {
     int64_t ids = dw->dim[0], width = dw->dim[1], cols = SUM_LANES * N;
     unsigned across = (unsigned)((width + cols - 1) / cols);
     dim3 grid(grid_for(ids, SUM_IDS, c->stream), across);
     LM_LAUNCH((sum_runs<T, N>), grid, dim3(SUM_LANES, SUM_IDS), 0, c->stream, ids, width, replace,
-              (const uint32_t *)s->start, row, in_ptr<const T>(c, 0), (float *)dw->data);
+              (const uint32_t *)s->start, row, in_ptr<const T>(c, 0), scale, (float *)dw->data);
 }
 
 /* ---- the quick form ---- */
@@ -371,7 +384,8 @@ static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint
 static const int ahead = 4;
 
 template <class T>
-__global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float *dw)
+__global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float scale,
+                         float *dw)
 {
     int64_t r = plane_row(), step = plane_cols(), at = r < rows ? id[r] : 0;
 #pragma unroll 1
@@ -389,7 +403,7 @@ __global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T
 #pragma unroll
             for (int k = 0; k < ahead; k++)
                 if (i + k * step < width)
-                    atomicAdd(to + i + k * step, x[k]);
+                    atomicAdd(to + i + k * step, x[k] * scale);
         }
     }
 }
@@ -397,7 +411,8 @@ __global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T
 /* ---- embed_dw ---- */
 
 template <class T>
-static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm_acc acc)
+static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm_acc acc,
+                    float scale)
 {
     const int n = wide<T>::n;
     const T *dx = in_ptr<const T>(c, 0);
@@ -407,16 +422,17 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
         sorter s = sorter_at(c->work, rows);
         const uint32_t *row = sort_rows(&s, rows, ids, id, c->stream);
         if (packs<T>(n, width, dx) && packs<float>(4, width, dw->data))
-            run_sums<T, n>(c, replace, &s, row, dw);
+            run_sums<T, n>(c, replace, &s, row, scale, dw);
         else
-            run_sums<T, 1>(c, replace, &s, row, dw);
+            run_sums<T, 1>(c, replace, &s, row, scale, dw);
         return;
     }
     if (replace)
         cudaMemsetAsync(dw->data, 0, (size_t)lm_tensor_count(dw) * sizeof(float),
                         c->stream->handle);
     plane p = plane_for(rows, (width + ahead - 1) / ahead, c->stream);
-    LM_LAUNCH((add_rows<T>), p.grid, p.block, 0, c->stream, rows, width, id, dx, (float *)dw->data);
+    LM_LAUNCH((add_rows<T>), p.grid, p.block, 0, c->stream, rows, width, id, dx, scale,
+              (float *)dw->data);
 }
 
 static size_t embed_dw_work(const lm_call *c, int)
@@ -430,9 +446,9 @@ static size_t embed_dw_work(const lm_call *c, int)
 template <class T> static void embed_dw(const lm_call *c)
 {
     const lm_embed_attr *a = (const lm_embed_attr *)c->attr;
-    scatter<T>(c, in_ptr<const int32_t>(c, 1), &c->out[0], a->acc_tok);
+    scatter<T>(c, in_ptr<const int32_t>(c, 1), &c->out[0], a->acc_tok, scale_of(c, c->in[0].dtype));
     if (out_ptr<float>(c, 1))
-        scatter<T>(c, in_ptr<const int32_t>(c, 2), &c->out[1], a->acc_pos);
+        scatter<T>(c, in_ptr<const int32_t>(c, 2), &c->out[1], a->acc_pos, 1);
 }
 
 extern "C" const lm_kernel lm_embed_cuda_kernels[] = {

@@ -46,6 +46,7 @@ struct row_args {
     const float *lse_in, *scale; /* of the gradient; lse_in null: of the row's own sum */
     float *loss, *lse, *logit;   /* null: not wanted */
     bool grad;
+    float cap; /* of the logits, which cap_rows has put on them; 0: none */
 };
 
 /* The forms of the head differ in the places of their operands; -1: none. */
@@ -168,13 +169,18 @@ static __device__ inline void gradient(const row_args &a, const float *row, cons
 #pragma unroll
         for (int u = 0; u < at_once; u++) {
             int64_t v = column_of(base, u);
+            float slope[4] = { 1, 1, 1, 1 };
+            for (int j = 0; a.cap > 0 && j < 4; j++) {
+                float y = fmaxf(z[u].v[j], -a.cap) / a.cap; /* behind the row's end: -1 */
+                slope[j] = fmaf(-y, y, 1.0f);
+            }
             for (int j = 0; j < 4; j++)
                 z[u].v[j] = expf(z[u].v[j] - top) * share;
             if (v <= t && t < v + 4)
                 for (int j = 0; j < 4; j++)
                     z[u].v[j] -= v + j == t ? 1 : 0;
             for (int j = 0; j < 4; j++)
-                z[u].v[j] *= scale;
+                z[u].v[j] *= scale * slope[j];
             if (v < a.vocab)
                 put4(grad + v, z[u].v);
         }
@@ -216,6 +222,14 @@ template <class T> static __global__ void __launch_bounds__(1024) loss_rows(row_
     }
 }
 
+/* Soft caps of the logits, in place. */
+static __global__ void __launch_bounds__(1024) cap_rows(row_args a)
+{
+    for (int64_t n = blockIdx.x; n < a.rows; n += gridDim.x)
+        for (int64_t v = threadIdx.x; v < a.vocab; v += blockDim.x)
+            a.logits[n * a.pitch + v] = a.cap * tanhf(a.logits[n * a.pitch + v] / a.cap);
+}
+
 /* Shared memory for as much of a row as there is room for.  Two blocks share a multiprocessor where
  * at least half of a row finds room then: the waiting of one is the reading of the other. */
 template <class T> static void put_loss_rows(row_args *a, const lm_stream *s)
@@ -229,6 +243,8 @@ template <class T> static void put_loss_rows(row_args *a, const lm_stream *s)
 
     bytes = bytes < row ? bytes / 16 * 16 : row;
     a->kept = bytes / (int64_t)sizeof(float);
+    if (a->cap > 0)
+        LM_LAUNCH(cap_rows, grid_for(a->rows, 1, s), dim3(threads), 0, s, *a);
     LM_ALLOW_SHARED(loss_rows<T>, (int)bytes);
     LM_LAUNCH(loss_rows<T>, grid_for(a->rows, 1, s), dim3(threads), (size_t)bytes, s, *a);
 }
@@ -351,6 +367,7 @@ template <class T> static void run_head(const lm_call *c, const head_form *f)
         r.lse = output_from(c, f->lse, first);
         r.logit = output_from(c, f->logit, first);
         r.grad = want_dx || want_dw;
+        r.cap = (float)a->soft_cap;
         gemm_run(&p.logits, c->stream);
         put_loss_rows<T>(&r, c->stream);
         if (want_dx)

@@ -14,6 +14,7 @@ template <class T> struct head_args {
     float *stat;
     int64_t rows, heads, kv, d; /* rows of (heads + 2 kv) heads of d */
     float eps;
+    bool plus_one;
 };
 
 /* A head: the i-th of all, head `head` of row n. */
@@ -69,10 +70,11 @@ static __device__ inline float add_up(const held<T, N> &x, const held<T, N> &dy,
     return sum;
 }
 
-/* Forward: y = w round(x rstd).  DX: rstd (dy w - x rstd g2), g2 being the mean of dy w x rstd. */
+/* Forward: y = w round(x rstd), not rounded with plus_one.  DX: rstd (dy w - x rstd g2), g2 being the
+ * mean of dy w x rstd. */
 template <class T, int N, bool DX>
 static __device__ inline held<T, N> normed(const held<T, N> &x, const held<T, N> &dy, float rstd,
-                                           float g2, const float (&w)[N])
+                                           float g2, const float (&w)[N], bool plus_one)
 {
     held<T, N> out;
     float v[N];
@@ -82,9 +84,13 @@ static __device__ inline held<T, N> normed(const held<T, N> &x, const held<T, N>
     } else {
         for (int j = 0; j < N; j++)
             v[j] = nth(x, j) * rstd;
-        hold(&out, v);
+        if (!plus_one) {
+            hold(&out, v);
+            for (int j = 0; j < N; j++)
+                v[j] = nth(out, j);
+        }
         for (int j = 0; j < N; j++)
-            v[j] = w[j] * nth(out, j);
+            v[j] *= w[j];
     }
     hold(&out, v);
     return out;
@@ -100,8 +106,8 @@ static __global__ void __launch_bounds__(BLOCK) head_rows(head_args<T> a)
     const bool mine = col < a.d;
     float wq[N] = {}, wk[N] = {};
     if (mine) {
-        load_floats<N>(wq, a.wq + col);
-        load_floats<N>(wk, a.wk + col);
+        load_weights<N>(wq, a.wq + col, a.plus_one);
+        load_weights<N>(wk, a.wk + col, a.plus_one);
     }
     for (int64_t base = first; base < total; base += HEADS * walk.by) {
         head_at at[HEADS];
@@ -129,7 +135,8 @@ static __global__ void __launch_bounds__(BLOCK) head_rows(head_args<T> a)
                 a.stat[at[u].n * normed_heads + at[u].head] = rstd[u];
             held<T, N> out = DX ? dy[u] : x[u];
             if (norm)
-                out = normed<T, N, DX>(x[u], dy[u], rstd[u], sum * rstd[u] / (float)a.d, w);
+                out = normed<T, N, DX>(x[u], dy[u], rstd[u], sum * rstd[u] / (float)a.d, w,
+                                       a.plus_one);
             if (mine && live)
                 store<T, N>(a.out + at[u].i * a.d + col, out);
         }
@@ -153,7 +160,7 @@ static __global__ void __launch_bounds__(BLOCK, 1) head_wide(head_args<T> a)
             x = load<T, N>(a.x + head + k);
             if (DX)
                 dy = load<T, N>(a.dy + head + k);
-            load_floats<N>(w, weights + k);
+            load_weights<N>(w, weights + k, a.plus_one);
             sum += add_up<T, N>(x, dy, DX, w);
         }
         sum = warp_sum(sum);
@@ -165,9 +172,9 @@ static __global__ void __launch_bounds__(BLOCK, 1) head_wide(head_args<T> a)
             x = load<T, N>((DX && !norm ? a.dy : a.x) + head + k);
             if (DX)
                 dy = load<T, N>(a.dy + head + k);
-            load_floats<N>(w, weights + k);
+            load_weights<N>(w, weights + k, a.plus_one);
             if (norm)
-                x = normed<T, N, DX>(x, dy, rstd, sum * rstd / (float)a.d, w);
+                x = normed<T, N, DX>(x, dy, rstd, sum * rstd / (float)a.d, w, a.plus_one);
             store<T, N>(a.out + head + k, x);
         }
     }
@@ -207,7 +214,7 @@ template <class T> static head_args<T> heads_of(const lm_call *c, int x, int w, 
                          out_ptr<T>(c, 0),    stat,
                          rows_of(&c->in[x]),  at->heads,
                          at->kv_heads,        at->head_dim,
-                         (float)at->eps };
+                         (float)at->eps,      at->plus_one };
 }
 
 template <class T> static void head_norm(const lm_call *c)
@@ -227,6 +234,7 @@ template <class T> struct head_dw_args {
     const float *stat;
     float *part; /* [chunks][2][d] */
     int64_t rows, heads, kv, d, chunk;
+    bool plus_one;
 };
 
 /* What a block adds up: the heads of the rows of chunk blockIdx.y, columns of tile blockIdx.x.
@@ -283,7 +291,7 @@ static __global__ void __launch_bounds__(BLOCK) head_norm_dw_parts(head_dw_args<
                 v[j] = nth(x[u], j) * rstd[u];
             hold(&h, v);
             for (int j = 0; j < N; j++)
-                v[j] = nth(dy[u], j) * nth(h, j);
+                v[j] = nth(dy[u], j) * (a.plus_one ? v[j] : nth(h, j));
             for (int j = 0; j < N; j++)
                 q[j] += at[u].head < a.heads ? v[j] : 0;
             for (int j = 0; j < N; j++)
@@ -315,7 +323,8 @@ template <class T> static void head_norm_dw(const lm_call *c)
                           at->heads,
                           at->kv_heads,
                           d,
-                          chunk };
+                          chunk,
+                          at->plus_one };
     if (chunks && packs<T>(N, d, a.dy, a.x)) {
         dim3 grid((unsigned)((d + 16 * N - 1) / (16 * N)), (unsigned)chunks);
         LM_LAUNCH((head_norm_dw_parts<T, N, 16>), grid, dim3(16, BLOCK / 16), 0, c->stream, a);

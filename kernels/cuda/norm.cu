@@ -13,7 +13,7 @@ template <class T> struct norm_args {
     float *stat;
     int64_t rows, c;
     float eps;
-    bool layer;
+    bool layer, plus_one;
 };
 
 template <class T, int N> struct norm_pack {
@@ -84,7 +84,7 @@ static __device__ inline void put(const norm_args<T> &a, int64_t at, const held<
     float h[N];
     for (int j = 0; j < N; j++)
         h[j] = (nth(s, j) - m.mean - m.off) * m.rstd;
-    if (!a.layer) {
+    if (!a.layer && !a.plus_one) {
         hold(&out, h);
         for (int j = 0; j < N; j++)
             h[j] = nth(out, j);
@@ -109,7 +109,7 @@ static __global__ void __launch_bounds__(GROUP, 1) norm_rows(norm_args<T> a)
     for (int k = 0; k < PACKS; k++) {
         mine[k] = first + k * per < a.c;
         if (mine[k])
-            load_floats<N>(w[k], a.w + first + k * per);
+            load_weights<N>(w[k], a.w + first + k * per, a.plus_one);
         if (mine[k] && a.b)
             load_floats<N>(b[k], a.b + first + k * per);
     }
@@ -187,7 +187,7 @@ static __device__ inline void put_wide(const norm_args<T> &a, int64_t row, const
             float w[N], b[N] = {};
             if (i + k * per >= a.c)
                 break;
-            load_floats<N>(w, a.w + i + k * per);
+            load_weights<N>(w, a.w + i + k * per, a.plus_one);
             if (a.b)
                 load_floats<N>(b, a.b + i + k * per);
             put<T, N>(a, row + i + k * per, p[k], m, w, b);
@@ -231,10 +231,10 @@ template <class T> static void norm(const lm_call *c)
 {
     const lm_norm_attr *at = (const lm_norm_attr *)c->attr;
     const int N = wide<T>::n;
-    norm_args<T> a = { in_ptr<T>(c, 0),      in_ptr<T>(c, 3),          in_ptr<float>(c, 1),
-                       in_ptr<float>(c, 2),  out_ptr<T>(c, 0),         out_ptr<T>(c, 2),
-                       out_ptr<float>(c, 1), rows_of(&c->in[0]),       width_of(&c->in[0]),
-                       (float)at->eps,       at->kind == LM_NORM_LAYER };
+    norm_args<T> a = { in_ptr<T>(c, 0),      in_ptr<T>(c, 3),           in_ptr<float>(c, 1),
+                       in_ptr<float>(c, 2),  out_ptr<T>(c, 0),          out_ptr<T>(c, 2),
+                       out_ptr<float>(c, 1), rows_of(&c->in[0]),        width_of(&c->in[0]),
+                       (float)at->eps,       at->kind == LM_NORM_LAYER, at->plus_one };
     bool packed = packs<T>(N, a.c, a.x, a.r, a.y, a.s) && packs<float>(4, a.c, a.w, a.b);
     rows_layout l = lay_rows(packed ? a.c / N : a.c, packed);
     unsigned grid = rows_grid(&l, a.rows, c->stream);

@@ -116,6 +116,15 @@ template <int N> static __device__ inline void load_floats(float (&out)[N], cons
     }
 }
 
+/* Weights in use: with plus_one 1 + w. */
+template <int N>
+static __device__ inline void load_weights(float (&out)[N], const float *p, bool plus_one)
+{
+    load_floats<N>(out, p);
+    for (int j = 0; plus_one && j < N; j++)
+        out[j] += 1;
+}
+
 template <int N> static __device__ inline void store_floats(float *p, const float (&x)[N])
 {
     const int M = N % 4 ? 1 : 4;

@@ -24,7 +24,7 @@ template <class T> struct back_args {
     float *part; /* [blocks][c], with DB [blocks][2][c] */
     int64_t rows, c;
     float over; /* 1 / c */
-    bool layer;
+    bool layer, plus_one;
 };
 
 template <class T, int N> struct back_pack {
@@ -59,7 +59,7 @@ static __device__ inline void add_up(const back_args<T> &a, const back_pack<T, N
     }
     for (int j = 0; (WHAT & DW) && j < N; j++)
         h[j] *= rstd;
-    if ((WHAT & DW) && !a.layer) {
+    if ((WHAT & DW) && !a.layer && !a.plus_one) {
         held<T, N> x;
         hold(&x, h);
         for (int j = 0; j < N; j++)
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(GROUP, 1) back_rows(back_args<T> a)
     int turn = 0;
     for (int k = 0; (WHAT & DX) && k < PACKS; k++)
         if (first + k * per < a.c)
-            load_floats<N>(w[k], a.w + first + k * per);
+            load_weights<N>(w[k], a.w + first + k * per, a.plus_one);
     int64_t base = (int64_t)blockIdx.x * blockDim.y, n = base + threadIdx.y;
     fetch_row<T, N, WHAT>(a, n, first, &next);
     for (; base < a.rows; base += step, n += step) {
@@ -216,7 +216,7 @@ static __device__ inline void sum_wide(const back_args<T> &a, int64_t n, float *
             float w[N], dw[N], db[N];
             if (i >= a.c)
                 break;
-            load_floats<N>(w, a.w + i);
+            load_weights<N>(w, a.w + i, a.plus_one);
             if (WHAT & DW)
                 load_floats<N>(dw, sum + i);
             if (WHAT & DB)
@@ -245,7 +245,7 @@ static __device__ inline void put_wide(const back_args<T> &a, int64_t n, float g
             float w[N];
             if (i >= a.c)
                 break;
-            load_floats<N>(w, a.w + i);
+            load_weights<N>(w, a.w + i, a.plus_one);
             put<T, N>(a, p[k], m, w, n * a.c + i);
         }
     }
@@ -382,6 +382,7 @@ template <class T> static back_args<T> back_of(const lm_call *c)
     a.c = width_of(&c->in[1]);
     a.over = 1 / (float)a.c;
     a.layer = at->kind == LM_NORM_LAYER;
+    a.plus_one = at->plus_one;
     a.part = (float *)c->work;
     return a;
 }

@@ -26,8 +26,8 @@ template <class T> struct norm_linear_args {
     int64_t rows, c, n; /* n: rows of w */
     float eps;
     lm_activation act;
-    bool layer, pack_norm, pack_w; /* rows can be read 16 bytes at a time */
-    bool wide_y;                   /* y is F32 */
+    bool layer, plus_one, pack_norm, pack_w; /* rows can be read 16 bytes at a time */
+    bool wide_y;                             /* y is F32 */
 };
 
 /* ---- norm ---- */
@@ -147,8 +147,9 @@ __device__ inline void norm_rows(T *h, const norm_linear_args<T> &a, const row_s
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float e = (to_float(v.v[j]) - st.mean - st.off) * st.rstd;
-                e = a.layer ? e : rounded<T>(e);
-                v.v[j] = from_float<T>(fmaf(w[j / F].v[j % F], e, b[j / F].v[j % F]));
+                e = a.layer || a.plus_one ? e : rounded<T>(e);
+                float by = w[j / F].v[j % F] + (a.plus_one ? 1.0f : 0.0f);
+                v.v[j] = from_float<T>(fmaf(by, e, b[j / F].v[j % F]));
             }
             *(pack<T, N> *)(h + m * a.c + i) = v;
         }
@@ -194,13 +195,13 @@ __device__ inline void make_norm(T *h, norm_room<M> *room, const norm_linear_arg
 
 /* ---- product ---- */
 
-/* Row of w that is the j-th of those that begin at col0: of SwiGLU, gate and up take turns. */
+/* Row of w that is the j-th of those that begin at col0: of pairs, gate and up take turns. */
 template <class T>
 __device__ inline int64_t row_at(const norm_linear_args<T> &a, int64_t col0, int j)
 {
     int64_t col = col0 + j;
     col = col < a.n ? col : a.n - 1;
-    return a.act == LM_ACT_SWIGLU ? col % 2 * (a.n / 2) + col / 2 : col;
+    return a.act >= LM_ACT_SWIGLU ? col % 2 * (a.n / 2) + col / 2 : col;
 }
 
 /* The beginning of the rows of w from col0 on, on its way to the L2 cache: a warp's share of what a
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(BLOCK, 1) norm_linear_kernel(norm_linear_args<
     __shared__ norm_room<M> room;
     const int EACH = 32 / (M * COLS); /* lanes that get the same sum */
     const int64_t groups = (a.n + COLS - 1) / COLS, step = (int64_t)WARPS * gridDim.x;
-    const bool pairs = a.act == LM_ACT_SWIGLU;
+    const bool pairs = a.act >= LM_ACT_SWIGLU;
     const int64_t width = pairs ? a.n / 2 : a.n;
     int lane = (int)threadIdx.x % 32;
     int64_t group = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x;
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(BLOCK, 1) norm_linear_kernel(norm_linear_args<
         float mine = shared_sums<M * COLS>(&sum[0][0]) + bias;
         if (pairs) {
             float up = __shfl_xor_sync(0xffffffffu, mine, EACH);
-            mine = silu<T>(mine) * up;
+            mine = (a.act == LM_ACT_SWIGLU ? silu<T>(mine) : gelu_tanh<T>(mine)) * up;
         } else if (a.act != LM_ACT_NONE) {
             mine = gelu_of<T>(a.act, mine);
         }
@@ -305,6 +306,7 @@ template <class T> static void norm_linear(const lm_call *c)
     a.eps = (float)at->eps;
     a.act = at->act;
     a.layer = at->kind == LM_NORM_LAYER;
+    a.plus_one = at->plus_one;
     a.pack_norm = packs<T>(P, a.c, a.x, a.r, a.s) && packs<float>(4, a.c, a.nw, a.nb);
     a.pack_w = packs<T>(P, a.c, a.w);
     a.wide_y = c->out[0].dtype == LM_DTYPE_F32;
@@ -316,7 +318,7 @@ template <class T> static void norm_linear(const lm_call *c)
         launch<T, 4, 2, 4>(c, a);
     else if (a.rows > 1)
         launch<T, 2, 2, 4>(c, a);
-    else if (a.act == LM_ACT_SWIGLU)
+    else if (a.act >= LM_ACT_SWIGLU)
         launch<T, 1, 2, 4>(c, a);
     else
         launch<T, 1, 1, 8>(c, a);

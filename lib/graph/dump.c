@@ -24,6 +24,8 @@ static lm_code add_field(const lm_field *f, const void *attr, lm_buf *out, lm_er
 {
     const void *at = (const char *)attr + f->at;
     const char *dot = strrchr(f->name, '.'), *name = dot ? dot + 1 : f->name;
+    if (f->rare && (f->kind == LM_FIELD_FLAG ? !*(const bool *)at : *(const double *)at == 0))
+        return LM_OK;
     switch (f->kind) {
     case LM_FIELD_INT:
         return lm_buf_addf(out, e, " %s=%" PRId64, name, *(const int64_t *)at);

@@ -90,7 +90,7 @@ static lm_vid append(lm_builder *b, const lm_op *op, const void *attr, const lm_
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe)
 {
-    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     lm_vid in[4] = { b->m->tokens, wte, wpe >= 0 ? b->m->pos : LM_NONE, wpe };
     return append(b, &lm_op_embed, &attr, in);
 }
@@ -98,7 +98,7 @@ lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe)
 lm_vid lm_b_norm(lm_builder *b, lm_norm_kind kind, lm_vid x, lm_vid w, lm_vid bias, lm_vid r,
                  lm_vid *s)
 {
-    lm_norm_attr attr = { kind, b->m->config.norm_eps, LM_ACC_FIRST };
+    lm_norm_attr attr = { kind, b->m->config.norm_eps, LM_ACC_FIRST, false };
     lm_vid in[4] = { x, w, bias, r }, out[3] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) || lm_graph_append(b->m->graph, &lm_op_norm, &attr, in, out, b->e))
         return LM_NONE;
@@ -116,7 +116,9 @@ lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias)
 lm_vid lm_b_head_norm(lm_builder *b, lm_vid qkv, lm_vid wq, lm_vid wk)
 {
     const lm_config *c = &b->m->config;
-    lm_head_norm_attr attr = { c->heads, c->kv_heads, c->head_dim, c->norm_eps, LM_ACC_FIRST };
+    lm_head_norm_attr attr = {
+        c->heads, c->kv_heads, c->head_dim, c->norm_eps, LM_ACC_FIRST, false
+    };
     lm_vid in[3] = { qkv, wq, wk };
     return append(b, &lm_op_head_norm, &attr, in);
 }
@@ -201,7 +203,7 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
         m->logits = wide;
         return;
     }
-    lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST };
+    lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, 0 };
     lm_vid lse = m->build.mode == LM_MODE_TRAIN ? LM_NONE : LM_SKIP; /* of the gradient */
     lm_vid in[3] = { x, w, m->targets }, out[3] = { LM_NONE, lse, LM_SKIP };
     if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_stats, &attr, in, out, b->e))

@@ -14,6 +14,7 @@ static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch
                                           { LM_ATTR_INT(lm_attention_attr, window, 0) },
                                           { LM_ATTR_FLAG(lm_attention_attr, causal) },
                                           { LM_ATTR_REAL(lm_attention_attr, scale) },
+                                          { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
                                           { 0 } };
 static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
                                              { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
@@ -25,6 +26,7 @@ static const lm_field attention_fields[] = { { LM_ATTR_INT(lm_attention_attr, ba
                                              { LM_ATTR_REAL(lm_attention_attr, scale) },
                                              { LM_ATTR_REAL(lm_attention_attr, dropout) },
                                              { LM_ATTR_INT(lm_attention_attr, site, 0) },
+                                             { LM_ATTR_RARE_REAL(lm_attention_attr, soft_cap) },
                                              { 0 } };
 
 static lm_code attention_shape(lm_call *c, unsigned want, lm_err *e)
@@ -77,6 +79,7 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     attr.scale = 0.3;
     attr.dropout = lm_example_draw(r, i, 7, 5) == 0 ? 0.25 : 0;
     attr.site = i;
+    attr.soft_cap = lm_example_draw(r, i, 9, 3) == 0 ? 1.5 : 0;
     *x = (lm_example){ .n_in = 2, .want = 3 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
     if (lm_example_draw(r, i, 8, 2))
@@ -158,6 +161,7 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     attr.causal = true;
     attr.window = lm_example_draw(r, i, 7, 3) == 0 ? 1 + s / 3 : 0;
     attr.scale = 0.3;
+    attr.soft_cap = lm_example_draw(r, i, 12, 3) == 0 ? 1.5 : 0;
     *x = (lm_example){ .n_in = 3, .want = 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, b * t, (h + 2 * kv) * d);
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_I32, b);

@@ -7,6 +7,7 @@
 #include "op/ops.h"
 
 static const lm_field gelu_fields[] = { { LM_ATTR_FLAG(lm_gelu_attr, exact) }, { 0 } };
+static const lm_field soft_cap_fields[] = { { LM_ATTR_REAL(lm_soft_cap_attr, cap) }, { 0 } };
 static const lm_field dropout_fields[] = { { LM_ATTR_REAL(lm_dropout_attr, p) },
                                            { LM_ATTR_INT(lm_dropout_attr, site, 0) },
                                            { 0 } };
@@ -99,6 +100,78 @@ const lm_op lm_op_swiglu_dx = {
     .in = { { "dh", "N,I", LM_ACT_TYPE }, { "gu", "N,2I", LM_ACT_TYPE } },
     .out = { { "dgu", "N,2I", LM_ACT_TYPE } },
     .prec = LM_PREC_INFER,
+    .cost = cheap_cost,
+};
+
+/* ---- geglu ---- */
+
+static lm_code geglu_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    return grad_by(s, n, &lm_op_geglu_dx, e);
+}
+
+const lm_op lm_op_geglu = {
+    .name = "geglu",
+    .in = { { "gu", "N,2I", LM_ACT_TYPE } },
+    .out = { { "h", "N,I", LM_ACT_TYPE } },
+    .prec = LM_PREC_INFER,
+    .grad = geglu_grad,
+    .cost = cheap_cost,
+    .example = swiglu_example,
+};
+
+const lm_op lm_op_geglu_dx = {
+    .name = "geglu_dx",
+    .in = { { "dh", "N,I", LM_ACT_TYPE }, { "gu", "N,2I", LM_ACT_TYPE } },
+    .out = { { "dgu", "N,2I", LM_ACT_TYPE } },
+    .prec = LM_PREC_INFER,
+    .cost = cheap_cost,
+};
+
+/* ---- soft_cap ---- */
+
+static lm_code soft_cap_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_soft_cap_attr *a = c->attr;
+    (void)want;
+    return lm_expect(a->cap > 0, "soft_cap", e, "a cap of %g is not above 0", a->cap);
+}
+
+static lm_code soft_cap_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    return grad_by(s, n, &lm_op_soft_cap_dx, e);
+}
+
+static void soft_cap_example(lm_rng r, int i, lm_example *x)
+{
+    lm_soft_cap_attr attr = { 0.5 + (double)lm_example_draw(r, i, 2, 3) };
+    *x = (lm_example){ .n_in = 1, .want = 1, .in = { example_matrix(r, i) } };
+    lm_example_attr(x, &attr);
+}
+
+const lm_op lm_op_soft_cap = {
+    .name = "soft_cap",
+    .attr_size = sizeof(lm_soft_cap_attr),
+    .in = { { "x", "*", LM_ACT_TYPE | LM_OVER } },
+    .out = { { "y", "*", LM_ACT_TYPE | LM_OVER } },
+    .fields = soft_cap_fields,
+    .flat = true,
+    .prec = LM_PREC_INFER,
+    .shape = soft_cap_shape,
+    .grad = soft_cap_grad,
+    .cost = cheap_cost,
+    .example = soft_cap_example,
+};
+
+const lm_op lm_op_soft_cap_dx = {
+    .name = "soft_cap_dx",
+    .attr_size = sizeof(lm_soft_cap_attr),
+    .in = { { "dy", "*", LM_ACT_TYPE | LM_OVER }, { "x", "*", LM_ACT_TYPE } },
+    .out = { { "dx", "*", LM_ACT_TYPE | LM_OVER } },
+    .fields = soft_cap_fields,
+    .flat = true,
+    .prec = LM_PREC_INFER,
+    .shape = soft_cap_shape,
     .cost = cheap_cost,
 };
 

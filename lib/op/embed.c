@@ -6,8 +6,10 @@
 #include "op/example.h"
 #include "op/ops.h"
 
+static const lm_field embed_fields[] = { { LM_ATTR_RARE_REAL(lm_embed_attr, scale) }, { 0 } };
 static const lm_field dw_fields[] = { { LM_ATTR_WORD(lm_embed_attr, acc_tok, lm_acc_words) },
                                       { LM_ATTR_WORD(lm_embed_attr, acc_pos, lm_acc_words) },
+                                      { LM_ATTR_RARE_REAL(lm_embed_attr, scale) },
                                       { 0 } };
 
 static lm_code embed_shape(lm_call *c, unsigned want, lm_err *e)
@@ -22,7 +24,7 @@ static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
     lm_graph *g = lm_grad_graph(s);
     lm_vid in[3] = { lm_grad_of(s, n->out[0]), n->in[0], n->in[2] };
     lm_vid wte = n->in[1], wpe = n->in[3], out[2];
-    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr attr = *(const lm_embed_attr *)n->attr;
     if (!lm_grad_wants(s, wte) && !lm_grad_wants(s, wpe))
         return LM_OK;
     g->phase = LM_PHASE_BACKWARD_WEIGHT;
@@ -51,7 +53,8 @@ static void embed_example(lm_rng r, int i, lm_example *x)
 {
     int64_t n = lm_example_size(r, i, 0, 127), v = lm_example_size(r, i, 1, 60);
     int64_t c = lm_example_size(r, i, 2, 130);
-    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST,
+                           lm_example_draw(r, i, 4, 3) == 0 ? 5.65685 : 0 };
     *x = (lm_example){ .n_in = 4, .want = 1 };
     x->in[0] = lm_shape1(LM_DTYPE_I32, n);
     x->in[1] = lm_shape2(LM_DTYPE_F32, v, c);
@@ -80,6 +83,7 @@ const lm_op lm_op_embed = {
             { "pos", "N", LM_IDS | LM_OPTIONAL },
             { "wpe", "P,C", LM_WEIGHT | LM_OPTIONAL } },
     .out = { { "x", "N,C", LM_ACT_TYPE } },
+    .fields = embed_fields,
     .prec = LM_PREC_ALLOW,
     .shape = embed_shape,
     .grad = embed_grad,

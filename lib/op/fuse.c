@@ -203,7 +203,7 @@ static bool norm_linear(fuser *f, lm_node *n, lm_node *then, lm_activation act)
         return false;
 
     const lm_norm_attr *a = norm->attr;
-    lm_norm_linear_attr attr = { a->kind, a->eps, act };
+    lm_norm_linear_attr attr = { a->kind, a->eps, act, a->plus_one };
     joint j = { .made = { .attr = &attr,
                           .in = { norm->in[0], norm->in[1], norm->in[2], norm->in[3], n->in[1],
                                   n->in[2] },
@@ -219,8 +219,10 @@ static bool norm_linear_act(fuser *f, lm_node *n)
         return false;
     lm_node *gelu = taken_by(f, n->out[0], &lm_op_gelu);
     lm_node *swiglu = taken_by(f, n->out[0], &lm_op_swiglu);
+    lm_node *geglu = taken_by(f, n->out[0], &lm_op_geglu);
     return (gelu && norm_linear(f, n, gelu, gelu_act(gelu))) ||
-           (swiglu && norm_linear(f, n, swiglu, LM_ACT_SWIGLU));
+           (swiglu && norm_linear(f, n, swiglu, LM_ACT_SWIGLU)) ||
+           (geglu && norm_linear(f, n, geglu, LM_ACT_GEGLU));
 }
 
 /* linear, gelu; the sums stay where others want them (the backward). */
@@ -320,8 +322,10 @@ static bool attention_step(fuser *f, lm_node *n, bool normed)
 
     lm_attention_step_attr attr = { .attention = *a };
     attr.rotary_dim = ((const lm_rope_attr *)rope->attr)->rotary_dim;
-    if (norm)
+    if (norm) {
         attr.eps = ((const lm_head_norm_attr *)norm->attr)->eps;
+        attr.plus_one = ((const lm_head_norm_attr *)norm->attr)->plus_one;
+    }
     joint j = { .made = { .attr = &attr,
                           .in = { norm ? norm->in[0] : rope->in[0], n->in[1], n->in[2], rope->in[1],
                                   rope->in[2], norm ? norm->in[1] : LM_NONE,

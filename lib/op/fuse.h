@@ -10,7 +10,7 @@
  *   linear, gelu                               linear_act
  *   linear_dx, gelu_dx                         linear_act_dx
  *   norm_dx, norm_dw                           norm_dx_dw
- *   norm, linear (, gelu or swiglu)            norm_linear      where it makes no gradient
+ *   norm, linear (, gelu, swiglu or geglu)     norm_linear      where it makes no gradient
  *   (head_norm,) rope, attention_cached        attention_step   one row a sequence
  *   linear, cast to F32                        linear into F32  on every backend
  *   head_stats, head_grad                      head_loss        on every backend */

@@ -9,10 +9,12 @@
 
 static const lm_field stats_fields[] = { { LM_ATTR_INT(lm_head_attr, vocab, 0) },
                                          { LM_ATTR_INT(lm_head_attr, chunk_rows, 0) },
+                                         { LM_ATTR_RARE_REAL(lm_head_attr, soft_cap) },
                                          { 0 } };
 static const lm_field head_fields[] = { { LM_ATTR_INT(lm_head_attr, vocab, 0) },
                                         { LM_ATTR_INT(lm_head_attr, chunk_rows, 0) },
                                         { LM_ATTR_WORD(lm_head_attr, acc, lm_acc_words) },
+                                        { LM_ATTR_RARE_REAL(lm_head_attr, soft_cap) },
                                         { 0 } };
 
 static lm_code head_shape(lm_call *c, unsigned want, lm_err *e)
@@ -64,7 +66,8 @@ static void stats_example(lm_rng r, int i, lm_example *x)
 {
     int64_t n = lm_example_size(r, i, 0, 70), v = lm_example_size(r, i, 1, 127) + 1;
     int64_t c = lm_example_size(r, i, 2, 70);
-    lm_head_attr attr = { v, 0, LM_ACC_FIRST };
+    lm_head_attr attr = { .vocab = v, .acc = LM_ACC_FIRST };
+    attr.soft_cap = lm_example_draw(r, i, 7, 3) == 0 ? 2.5 : 0;
     if (lm_example_draw(r, i, 3, 3) == 0)
         v += 7; /* padding */
     if (lm_example_draw(r, i, 4, 3) == 0)

@@ -8,7 +8,7 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static const char *const activations[] = { "none", "gelu", "gelu_exact", "swiglu" };
+static const char *const activations[] = { "none", "gelu", "gelu_exact", "swiglu", "geglu" };
 static const lm_field act_fields[] = { { LM_ATTR_WORD(lm_linear_act_attr, act, activations) },
                                        { 0 } };
 static const char *const kinds[] = { "rms", "layer" };
@@ -16,9 +16,11 @@ static const lm_field norm_linear_fields[] = { { LM_ATTR_WORD(lm_norm_linear_att
                                                { LM_ATTR_REAL(lm_norm_linear_attr, eps) },
                                                { LM_ATTR_WORD(lm_norm_linear_attr, act,
                                                               activations) },
+                                               { LM_ATTR_RARE_FLAG(lm_norm_linear_attr, plus_one) },
                                                { 0 } };
 static const lm_field norm_dx_dw_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
                                               { LM_ATTR_WORD(lm_norm_attr, acc, lm_acc_words) },
+                                              { LM_ATTR_RARE_FLAG(lm_norm_attr, plus_one) },
                                               { 0 } };
 static const lm_field step_fields[] = {
     { LM_ATTR_INT(lm_attention_step_attr, attention.batch, 'B') },
@@ -29,8 +31,10 @@ static const lm_field step_fields[] = {
     { LM_ATTR_INT(lm_attention_step_attr, attention.window, 0) },
     { LM_ATTR_FLAG(lm_attention_step_attr, attention.causal) },
     { LM_ATTR_REAL(lm_attention_step_attr, attention.scale) },
+    { LM_ATTR_RARE_REAL(lm_attention_step_attr, attention.soft_cap) },
     { LM_ATTR_INT(lm_attention_step_attr, rotary_dim, 'R') },
     { LM_ATTR_REAL(lm_attention_step_attr, eps) },
+    { LM_ATTR_RARE_FLAG(lm_attention_step_attr, plus_one) },
     { 0 }
 };
 
@@ -110,11 +114,13 @@ static lm_code norm_linear_shape(lm_call *c, unsigned want, lm_err *e)
     lm_tensor *y = &c->out[0];
 
     (void)want;
-    if (known("norm_linear", a->act >= LM_ACT_NONE && a->act <= LM_ACT_SWIGLU, e) ||
-        lm_expect(a->act != LM_ACT_SWIGLU || y->dim[1] % 2 == 0, "norm_linear", e,
-                  "gate|up is not [2I,C]"))
+    if (known("norm_linear", a->act >= LM_ACT_NONE && a->act <= LM_ACT_GEGLU, e) ||
+        lm_expect(a->act < LM_ACT_SWIGLU || y->dim[1] % 2 == 0, "norm_linear", e,
+                  "gate|up is not [2I,C]") ||
+        lm_expect(a->kind == LM_NORM_RMS || !a->plus_one, "norm_linear", e,
+                  "only RMSNorm has 1 + w"))
         return e->code;
-    y->dim[1] /= a->act == LM_ACT_SWIGLU ? 2 : 1;
+    y->dim[1] /= a->act >= LM_ACT_SWIGLU ? 2 : 1;
     c->out[1] = c->in[3]; /* s is there iff r is */
     return LM_OK;
 }
@@ -132,9 +138,10 @@ static void norm_linear_example(lm_rng r, int i, lm_example *x)
     int64_t m = lm_example_size(r, i, 2, 70);
     bool layer = lm_example_draw(r, i, 3, 2);
     lm_norm_linear_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
-                                 (lm_activation)lm_example_draw(r, i, 4, 4) };
+                                 (lm_activation)lm_example_draw(r, i, 4, 5),
+                                 !layer && lm_example_draw(r, i, 7, 2) };
     *x = (lm_example){ .n_in = 6, .want = 3 };
-    m *= attr.act == LM_ACT_SWIGLU ? 2 : 1;
+    m *= attr.act >= LM_ACT_SWIGLU ? 2 : 1;
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);
     x->in[1] = lm_shape1(LM_DTYPE_F32, k);
     if (layer)
@@ -178,7 +185,8 @@ static void norm_dx_dw_example(lm_rng r, int i, lm_example *x)
     int64_t n = lm_example_size(r, i, 0, 70), c = lm_example_size(r, i, 1, 300);
     bool layer = lm_example_draw(r, i, 2, 2);
     lm_norm_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
-                          lm_example_draw(r, i, 4, 2) ? LM_ACC_FIRST : LM_ACC_ADD };
+                          lm_example_draw(r, i, 4, 2) ? LM_ACC_FIRST : LM_ACC_ADD,
+                          !layer && lm_example_draw(r, i, 5, 2) };
     *x = (lm_example){ .n_in = 5, .want = layer ? 7 : 3 };
     x->in[0] = x->in[1] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[2] = lm_shape1(LM_DTYPE_F32, c);
@@ -249,6 +257,7 @@ static void attention_step_example(lm_rng r, int i, lm_example *x)
     }
     if (lm_example_draw(r, i, 11, 2))
         x->in[5] = x->in[6] = lm_shape1(LM_DTYPE_F32, d);
+    attr.plus_one = lm_example_draw(r, i, 13, 2);
     lm_example_attr(x, &attr);
 }
 

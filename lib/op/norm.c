@@ -10,26 +10,33 @@
 static const char *const kinds[] = { "rms", "layer" };
 static const lm_field norm_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
                                         { LM_ATTR_REAL(lm_norm_attr, eps) },
+                                        { LM_ATTR_RARE_FLAG(lm_norm_attr, plus_one) },
                                         { 0 } };
 static const lm_field norm_dw_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
                                            { LM_ATTR_WORD(lm_norm_attr, acc, lm_acc_words) },
+                                           { LM_ATTR_RARE_FLAG(lm_norm_attr, plus_one) },
                                            { 0 } };
 static const lm_field head_norm_fields[] = { { LM_ATTR_INT(lm_head_norm_attr, heads, 'H') },
                                              { LM_ATTR_INT(lm_head_norm_attr, kv_heads, 'K') },
                                              { LM_ATTR_INT(lm_head_norm_attr, head_dim, 'D') },
                                              { LM_ATTR_REAL(lm_head_norm_attr, eps) },
+                                             { LM_ATTR_RARE_FLAG(lm_head_norm_attr, plus_one) },
                                              { 0 } };
 static const lm_field head_norm_dw_fields[] = { { LM_ATTR_INT(lm_head_norm_attr, heads, 'H') },
                                                 { LM_ATTR_INT(lm_head_norm_attr, kv_heads, 'K') },
                                                 { LM_ATTR_INT(lm_head_norm_attr, head_dim, 'D') },
                                                 { LM_ATTR_WORD(lm_head_norm_attr, acc,
                                                                lm_acc_words) },
+                                                { LM_ATTR_RARE_FLAG(lm_head_norm_attr, plus_one) },
                                                 { 0 } };
 
 /* s is there iff r is. */
 static lm_code norm_shape(lm_call *c, unsigned want, lm_err *e)
 {
-    (void)want, (void)e;
+    const lm_norm_attr *a = c->attr;
+    (void)want;
+    if (lm_expect(a->kind == LM_NORM_RMS || !a->plus_one, "norm", e, "only RMSNorm has 1 + w"))
+        return e->code;
     if (lm_absent(&c->in[3]))
         c->out[2] = (lm_tensor){ .dtype = LM_DTYPE_NONE };
     else
@@ -81,7 +88,8 @@ static void norm_example(lm_rng r, int i, lm_example *x)
 {
     int64_t n = lm_example_size(r, i, 0, 40), c = lm_example_size(r, i, 1, 300);
     bool layer = lm_example_draw(r, i, 2, 2), residual = lm_example_draw(r, i, 3, 2);
-    lm_norm_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
+    attr.plus_one = !layer && lm_example_draw(r, i, 4, 2);
     *x = (lm_example){ .n_in = 4, .want = 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape1(LM_DTYPE_F32, c);
@@ -175,7 +183,7 @@ static void head_norm_example(lm_rng r, int i, lm_example *x)
     int64_t n = lm_example_size(r, i, 0, 33), d = dims[lm_example_draw(r, i, 1, 6)];
     int64_t kv = 1 + (int64_t)lm_example_draw(r, i, 2, 3);
     int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 3, 3));
-    lm_head_norm_attr attr = { h, kv, d, 1e-6, LM_ACC_FIRST };
+    lm_head_norm_attr attr = { h, kv, d, 1e-6, LM_ACC_FIRST, lm_example_draw(r, i, 4, 2) };
     *x = (lm_example){ .n_in = 3, .want = 3 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, (h + 2 * kv) * d);
     x->in[1] = x->in[2] = lm_shape1(LM_DTYPE_F32, d);

@@ -42,13 +42,13 @@ typedef struct {
     operand in[5], out[4];
 } row;
 
-static const lm_norm_attr rms = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
-static const lm_norm_attr layer = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST };
-static const lm_head_norm_attr head_norm = { HEADS - 4, 2, 64, 1e-6, LM_ACC_FIRST };
+static const lm_norm_attr rms = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
+static const lm_norm_attr layer = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST, false };
+static const lm_head_norm_attr head_norm = { HEADS - 4, 2, 64, 1e-6, LM_ACC_FIRST, false };
 static const lm_rope_attr rope = { HEADS - 4, 2, 64, 64, false };
 static const lm_gelu_attr gelu_tanh = { false }, gelu_erf = { true };
 static const lm_dropout_attr drop = { 0.1, 1 };
-static const lm_embed_attr embed = { LM_ACC_ADD, LM_ACC_ADD };
+static const lm_embed_attr embed = { LM_ACC_ADD, LM_ACC_ADD, 0 };
 static const lm_adamw_attr adamw = { 1e-4, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5, 1, 0 };
 static const lm_sgd_attr sgd = { 1e-4, 0.9, 0, 0.1, 1, 0, false, false };
 
@@ -218,7 +218,7 @@ static void measure(const row *r, lm_dtype act)
 static void measure_head(int64_t n, lm_dtype act)
 {
     static const lm_step step = { .seed = 1 };
-    lm_head_attr a = { VOCAB, 0, LM_ACC_FIRST };
+    lm_head_attr a = { VOCAB, 0, LM_ACC_FIRST, 0 };
     operand ops_in[4] = { { ACT, n, WIDTH, 0, false },
                           { ACT, VOCAB, WIDTH, 0, false },
                           { I32, n, 0, VOCAB, false },

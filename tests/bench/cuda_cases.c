@@ -115,7 +115,7 @@ static bench_case logits_case(int64_t rows, int64_t from, int64_t vocab, lm_dtyp
 
 static bench_case norm_case(const char *op, const dims *m, int64_t rows, lm_dtype act)
 {
-    const lm_norm_attr attr = { m->llama ? LM_NORM_RMS : LM_NORM_LAYER, 1e-5, LM_ACC_FIRST };
+    const lm_norm_attr attr = { m->llama ? LM_NORM_RMS : LM_NORM_LAYER, 1e-5, LM_ACC_FIRST, false };
     const operand x = cuda_matrix(act, rows, m->c), w = vector(LM_DTYPE_F32, m->c);
     bool dw = !strcmp(op, "norm_dw"), both = !strcmp(op, "norm_dx_dw");
     bench_case c = begin(op, act, &attr, sizeof attr);
@@ -243,7 +243,7 @@ static void plain_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 
 static void embed_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 {
-    const lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST };
+    const lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     bench_case c = begin("embed", act, &attr, sizeof attr);
     snprintf(c.shape, sizeof c.shape, "%lld x %lld of %lld", (long long)m->rows, (long long)m->c,
              (long long)m->vocab);
@@ -267,7 +267,7 @@ static void embed_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 
 static void head_case(const dims *m, lm_dtype act, cuda_measure *measure)
 {
-    const lm_head_attr attr = { m->vocab, 0, LM_ACC_FIRST };
+    const lm_head_attr attr = { m->vocab, 0, LM_ACC_FIRST, 0 };
     int64_t rows = m->rows < 4096 ? m->rows : 4096;
     bench_case c = begin("head_loss", act, &attr, sizeof attr);
     snprintf(c.shape, sizeof c.shape, "%lld x %lld -> %lld", (long long)rows, (long long)m->c,
@@ -372,7 +372,8 @@ static void model_cases(const dims *m, lm_dtype act, cuda_measure *measure)
 /* A product of few rows, measured alone and with the norm in front of it; swiglu: gate and up. */
 static void norm_linear_cases(const dims *m, bench_case linear, bool swiglu, cuda_measure *measure)
 {
-    const lm_norm_linear_attr attr = { LM_NORM_RMS, 1e-5, swiglu ? LM_ACT_SWIGLU : LM_ACT_NONE };
+    const lm_norm_linear_attr attr = { LM_NORM_RMS, 1e-5, swiglu ? LM_ACT_SWIGLU : LM_ACT_NONE,
+                                       false };
     int64_t rows = linear.in[0].dim[0], to = linear.in[1].dim[0];
     bench_case norm = norm_case("norm", m, rows, linear.act);
     bench_case act = activation_case(m, false, rows, linear.act);

@@ -175,6 +175,18 @@ static void test_dropout(void **state)
     }
 }
 
+static void test_soft_cap(void **state)
+{
+    (void)state;
+    static const int dims[] = { 8, 32, 96, 160 };
+    for (int i = 0; i < 4 * 3; i++) {
+        lm_attention_attr a = attr_of(2, 75 - i % 4 * 10, 2, 1, dims[i % 4]);
+        a.soft_cap = i % 2 ? 0.5 : 50;
+        a.dropout = i > 8 ? 0.3 : 0;
+        check_both(&a, (lo_kind)(i % 3), path_of(i), 0);
+    }
+}
+
 /* Scores far apart: one key takes nearly all, the rest underflow. */
 static void test_sharp_scores(void **state)
 {
@@ -260,11 +272,11 @@ static int close_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mma_layout),   cmocka_unit_test(test_ldmatrix),
-        cmocka_unit_test(test_head_sizes),   cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_masks),        cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_sharp_scores), cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_wide_heads),
+        cmocka_unit_test(test_mma_layout), cmocka_unit_test(test_ldmatrix),
+        cmocka_unit_test(test_head_sizes), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_masks),      cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_soft_cap),   cmocka_unit_test(test_sharp_scores),
+        cmocka_unit_test(test_nan),        cmocka_unit_test(test_wide_heads),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

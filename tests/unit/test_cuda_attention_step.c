@@ -198,8 +198,8 @@ static void put_step(guest *d)
 static void put_parts(guest *d)
 {
     const lm_attention_attr *a = &d->x.attr.attention;
-    const lm_head_norm_attr norm = { a->heads, a->kv_heads, a->head_dim, d->x.attr.eps,
-                                     LM_ACC_FIRST };
+    const lm_head_norm_attr norm = { a->heads,      a->kv_heads,  a->head_dim,
+                                     d->x.attr.eps, LM_ACC_FIRST, false };
     const lm_rope_attr rope = { a->heads, a->kv_heads, a->head_dim, d->x.attr.rotary_dim, false };
     lm_tensor qkv = d->x.in[QKV],
               stat = tensor(LM_DTYPE_F32, 2, a->batch, a->heads + a->kv_heads, 0, 0);

@@ -12,7 +12,7 @@ static void lookup(void **state)
     (void)state;
     static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
     const int64_t widths[] = { 1, 3, 8, 33, 320 };
-    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     device = fixed;
     for (int i = 0; i < 5 * 2 * 3 * 2; i++) {
         bool places = i / 5 % 2;
@@ -43,7 +43,8 @@ static void gradient_rows(void **state)
     (void)state;
     const int64_t vocabs[] = { 1, 7, 500, 20 }, widths[] = { 1, 3, 32, 130, 264 };
     for (int i = 0; i < 20; i++) {
-        lm_embed_attr a = { i & 1 ? LM_ACC_ADD : LM_ACC_FIRST, i & 2 ? LM_ACC_ADD : LM_ACC_FIRST };
+        lm_embed_attr a = { i & 1 ? LM_ACC_ADD : LM_ACC_FIRST, i & 2 ? LM_ACC_ADD : LM_ACC_FIRST,
+                            0 };
         kernel_case k = gradient_case(&a, i % 7 ? 131 : 1, vocabs[i % 4], widths[i % 5]);
         lm_dtype act = i % 3 ? LM_DTYPE_F32 : LM_DTYPE_BF16;
         for (int form = 0; form < 2; form++) {
@@ -63,7 +64,7 @@ static void gradient_rows(void **state)
  * double. */
 static void check_large(int64_t n, int64_t vocab, int64_t c, int most)
 {
-    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     kernel_case k = gradient_case(&a, n, vocab, c);
     k.in[2].kind = k.out[1].kind = ABSENT;
     if (most) /* few ids, at the far end of the table */
@@ -109,7 +110,7 @@ static void large_tables(void **state)
 static void order_is_fixed(void **state)
 {
     (void)state;
-    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     kernel_case k = gradient_case(&a, 4500, 3, 40);
     k.in[2].kind = k.out[1].kind = ABSENT;
     device = fixed;

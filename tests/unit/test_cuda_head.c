@@ -36,7 +36,8 @@ static void all_shapes(void **state)
     for (int i = 0; i < 6; i++)
         for (int v = 0; v < variants[i]; v++) {
             int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
-            lm_head_attr a = { vocab, v == 2 ? 4 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST };
+            lm_head_attr a = { vocab, v == 2 ? 4 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST,
+                               v == 1 ? 1.5 : 0 };
             kernel_case k = case_of(&a, n, vocab + (v ? 0 : 9), c, v != 1 || i < 3);
             k.step.more = v == 2;
             check(&k, v % 2);
@@ -54,7 +55,7 @@ static void wide_rows(void **state)
     const double x[C] = { 1, 0.5 }, target[1] = { 7 };
     (void)state;
     for (int i = 0; i < 2; i++) {
-        lm_head_attr a = { vocab[i], 0, LM_ACC_FIRST };
+        lm_head_attr a = { vocab[i], 0, LM_ACC_FIRST, 0 };
         kernel_case k = case_of(&a, 1, vocab[i], C, true);
         for (int64_t j = 0; j < vocab[i] * C; j++)
             w[j] = 0.01 * (double)(j % 101);
@@ -69,7 +70,7 @@ static void wide_rows(void **state)
 /* What the head of these rows takes as scratch, in rows of logits. */
 static double rows_at_once(int64_t n, int64_t v, int64_t chunk_rows)
 {
-    lm_head_attr a = { v, chunk_rows, LM_ACC_FIRST };
+    lm_head_attr a = { v, chunk_rows, LM_ACC_FIRST, 0 };
     lm_tensor in[4] = { lm_shape2(LM_DTYPE_BF16, n, 64), lm_shape2(LM_DTYPE_BF16, v, 64),
                         lm_shape1(LM_DTYPE_I32, n), lm_shape1(LM_DTYPE_F32, n) };
     lm_tensor out[3] = { lm_shape1(LM_DTYPE_F32, n), in[0], lm_shape2(LM_DTYPE_F32, v, 64) };
@@ -106,7 +107,7 @@ static void scratch_by_shape(void **state)
 /* Several chunks accumulate into one dw. */
 static void many_chunks(void **state)
 {
-    lm_head_attr a = { 19, 0, LM_ACC_FIRST };
+    lm_head_attr a = { 19, 0, LM_ACC_FIRST, 0 };
     kernel_case k = case_of(&a, 530, 19, 5, true);
     (void)state;
     check(&k, 0);
@@ -117,7 +118,7 @@ static void many_chunks(void **state)
 /* Padding is zero after the first micro-batch, and left alone when gradients are added. */
 static void padding_is_ignored(void **state)
 {
-    lm_head_attr a = { 50, 0, LM_ACC_FIRST };
+    lm_head_attr a = { 50, 0, LM_ACC_FIRST, 0 };
     kernel_case k = case_of(&a, 33, 64, 24, true);
     (void)state;
     check(&k, 0);
@@ -134,7 +135,7 @@ static void bad_numbers_are_seen(void **state)
     for (int bad = 0; bad < 2; bad++) {
         for (int i = 0; i < N * C; i++)
             x[i] = i == 2 * C + 3 ? (bad ? INFINITY : NAN) : 0.1 * (i % 5);
-        lm_head_attr a = { V, 0, LM_ACC_FIRST };
+        lm_head_attr a = { V, 0, LM_ACC_FIRST, 0 };
         kernel_case k = case_of(&a, N, V, C, true);
         k.in[0] = given(mat(ACT, N, C), x);
         k.in[2].fill = ZERO;
@@ -150,7 +151,7 @@ static void large_logits(void **state)
     (void)state;
     for (int i = 0; i < N * C; i++)
         x[i] = i % 2 ? 4096 : -4096;
-    lm_head_attr a = { V, 0, LM_ACC_FIRST };
+    lm_head_attr a = { V, 0, LM_ACC_FIRST, 0 };
     kernel_case k = case_of(&a, N, V, C, true);
     k.in[0] = given(mat(ACT, N, C), x);
     check(&k, 0);

@@ -26,7 +26,7 @@ static const double *stats_like(lm_norm_kind kind)
 static void check_norm(int64_t n, int64_t c, int variant, int shift, lm_dtype act)
 {
     bool layer = variant & 1, residual = variant & 2;
-    lm_norm_attr a = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr a = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
     kernel_case k = { .op = "norm", .attr = &a };
     k.in[0] = mat(ACT, n, c);
     k.in[1] = vec(F32, c);
@@ -44,7 +44,7 @@ static void check_norm(int64_t n, int64_t c, int variant, int shift, lm_dtype ac
 
 static void check_norm_dx(int64_t n, int64_t c, int variant, int shift, lm_dtype act)
 {
-    lm_norm_attr a = { variant & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr a = { variant & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
     kernel_case k = { .op = "norm_dx", .attr = &a };
     k.in[0] = k.in[1] = mat(ACT, n, c);
     k.in[2] = vec(F32, c);
@@ -59,7 +59,7 @@ static void check_norm_dx(int64_t n, int64_t c, int variant, int shift, lm_dtype
 static void check_norm_dw(int64_t n, int64_t c, int variant, int shift, lm_dtype act)
 {
     bool layer = variant & 1;
-    lm_norm_attr a = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr a = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
     kernel_case k = { .op = "norm_dw", .attr = &a, .step = { .more = variant & 2 } };
     k.in[0] = k.in[1] = mat(ACT, n, c);
     k.in[2] = given(mat(F32, n, 2), stats_like(a.kind));
@@ -87,7 +87,7 @@ static kernel_case joined(const lm_norm_attr *a, int64_t n, int64_t c, int varia
 
 static lm_norm_attr joined_attr(int variant)
 {
-    return (lm_norm_attr){ variant & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    return (lm_norm_attr){ variant & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
 }
 
 static void check_joined(int64_t n, int64_t c, int variant, int more, int shift, lm_dtype act)
@@ -199,7 +199,7 @@ static void sums_are_those_of_any_card(void **state)
         check_on_cards(&k, acts[t]);
         check_on_cards(&w, acts[t]);
 
-        lm_head_norm_attr h = { 3, 1, 16, 1e-6, LM_ACC_FIRST };
+        lm_head_norm_attr h = { 3, 1, 16, 1e-6, LM_ACC_FIRST, false };
         kernel_case d = { .op = "head_norm_dw", .attr = &h };
         d.in[0] = d.in[1] = mat(ACT, 300, 5 * 16);
         d.in[2] = filled(mat(F32, 300, 4), POSITIVE, 0);
@@ -216,7 +216,7 @@ static void a_large_mean(void **state)
     (void)state;
     for (int i = 0; i < N * C; i++)
         x[i] = 1000 + (i * 37 % 256 - 128) / 128.0; /* exact in F32 */
-    lm_norm_attr a = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr a = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST, false };
     kernel_case k = { .op = "norm", .attr = &a };
     k.in[0] = given(mat(ACT, N, C), x);
     k.in[1] = vec(F32, C);
@@ -233,7 +233,7 @@ static void bad_numbers_stay_in_their_row(void **state)
     for (int i = 0; i < N * C; i++)
         x[i] = i == 2 * C + 3 ? NAN : 0.1 * (i % 5);
     for (int kind = 0; kind < 2; kind++) {
-        lm_norm_attr a = { (lm_norm_kind)kind, 1e-5, LM_ACC_FIRST };
+        lm_norm_attr a = { (lm_norm_kind)kind, 1e-5, LM_ACC_FIRST, false };
         kernel_case k = { .op = "norm", .attr = &a };
         k.in[0] = given(mat(ACT, N, C), x);
         k.in[1] = vec(F32, C);
@@ -273,11 +273,11 @@ static void head_norms(void **state)
     (void)state;
     for (int i = 0; i < 10; i++)
         for (int t = 0; t < 3; t++) {
-            lm_head_norm_attr a = { 1 + i % 4, 1 + i % 2, dims[i], 1e-6, LM_ACC_FIRST };
+            lm_head_norm_attr a = { 1 + i % 4, 1 + i % 2, dims[i], 1e-6, LM_ACC_FIRST, false };
             check_heads(i % 3 ? 37 : 3, a, 0, acts[t]);
             check_heads(5, a, 1, acts[t]);
         }
-    check_heads(4500, (lm_head_norm_attr){ 1, 1, 4, 1e-6, LM_ACC_FIRST }, 0, LM_DTYPE_F32);
+    check_heads(4500, (lm_head_norm_attr){ 1, 1, 4, 1e-6, LM_ACC_FIRST, false }, 0, LM_DTYPE_F32);
 }
 
 int main(void)

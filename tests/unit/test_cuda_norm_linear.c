@@ -20,7 +20,7 @@ static kernel_case case_of(const shape *s, lm_norm_linear_attr *attr)
     bool layer = s->kind == LM_NORM_LAYER;
     kernel_case k = { .op = "norm_linear", .attr = attr };
 
-    *attr = (lm_norm_linear_attr){ s->kind, 1e-5, s->act };
+    *attr = (lm_norm_linear_attr){ s->kind, 1e-5, s->act, false };
     k.in[0] = mat(ACT, s->rows, s->c);
     k.in[1] = vec(F32, s->c);
     if (layer)

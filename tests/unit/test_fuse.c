@@ -61,7 +61,7 @@ static lm_vid put(hand *h, const lm_op *op, const void *attr, const lm_vid *in, 
 
 static const lm_linear_attr first = { LM_ACC_FIRST };
 static const lm_gelu_attr tanh_form = { false };
-static const lm_norm_attr rms = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+static const lm_norm_attr rms = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
 
 #define IN(...) ((const lm_vid[LM_MAX_IN]){ __VA_ARGS__ })
 
@@ -211,7 +211,7 @@ static void norm_dx_and_dw(void **state)
     (void)state;
     for (int k = 0; k < 6; k++) {
         hand h = hand_new();
-        lm_norm_attr add = { LM_NORM_RMS, 1e-5, LM_ACC_ADD };
+        lm_norm_attr add = { LM_NORM_RMS, 1e-5, LM_ACC_ADD, false };
         lm_err e = { 0 };
         lm_vid stat = value(h.g, LM_ROLE_INPUT, h.g->value[h.stat].t);
         bool other = k == 1 || k > 3; /* dw is of another gradient, row or statistic */
@@ -244,7 +244,7 @@ static void norm_dx_and_dw(void **state)
 
 static void attention_of_one_row(void **state)
 {
-    lm_head_norm_attr norm = { 1, 1, 4, 1e-6, LM_ACC_FIRST };
+    lm_head_norm_attr norm = { 1, 1, 4, 1e-6, LM_ACC_FIRST, false };
     lm_rope_attr rope = { 1, 1, 4, 2, false };
     (void)state;
     for (int k = 0; k < 7; k++) {
@@ -298,7 +298,7 @@ static void attention_of_one_row(void **state)
 /* The halves of the head are one where the log of the sum is the gradient's alone. */
 static void head_of_two_halves(void **state)
 {
-    static const lm_head_attr head = { C, 0, LM_ACC_FIRST };
+    static const lm_head_attr head = { C, 0, LM_ACC_FIRST, 0 };
     (void)state;
     for (int k = 0; k < 6; k++) {
         hand h = hand_new();

@@ -54,11 +54,11 @@ static void make_tiny(tiny *t, lm_dtype act)
 {
     lm_err e = { 0 };
     lm_dtype wide = lm_wide(act);
-    lm_norm_attr norm = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr norm = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
     lm_linear_attr linear = { LM_ACC_FIRST };
-    lm_embed_attr embed = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr embed = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     lm_gelu_attr gelu = { false };
-    lm_head_attr head = { V, 0, LM_ACC_FIRST };
+    lm_head_attr head = { V, 0, LM_ACC_FIRST, 0 };
     must(lm_graph_new(&t->g, &e), &e);
     t->tokens = value(t->g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, N), "tokens");
     t->wte = value(t->g, LM_ROLE_PARAM, lm_shape2(act, V, C), "wte");
@@ -307,7 +307,7 @@ static void test_precision_double(void **state)
 static void test_precision_two_types(void **state)
 {
     static const char *const keep[] = { "norm", "embed", NULL };
-    lm_norm_attr norm = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr norm = { LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
     lm_linear_attr linear = { LM_ACC_FIRST };
     lm_err e = { 0 };
     lm_graph *g;
@@ -370,7 +370,7 @@ static void make_wild(wild *w, uint64_t seed, lm_dtype act)
     enum { MOST = 40 };
     lm_rng r = lm_rng_make(seed, "wild", 0);
     lm_err e = { 0 };
-    lm_norm_attr norm = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr norm = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST, false };
     lm_linear_attr linear = { LM_ACC_FIRST };
     lm_gelu_attr gelu = { false };
     lm_vid have[2 * MOST + 2];

@@ -46,6 +46,20 @@ static void masks(void **state)
     }
 }
 
+/* A soft cap of which the scores reach half and more, with masks and with dropout. */
+static void capped(void **state)
+{
+    (void)state;
+    static const int64_t dims[] = { 8, 24, 64, 128, 256 };
+    for (int i = 0; i < 10; i++) {
+        lm_attention_attr a = attr_of(2, i % 2 ? 75 : 128, 2, 1, dims[i % 5]);
+        a.soft_cap = i % 3 ? 0.5 : 50;
+        a.dropout = i > 6 ? 0.3 : 0;
+        a.window = i % 4 == 1 ? 20 : 0;
+        check_both(&a, (lo_kind)(i % 3));
+    }
+}
+
 static void dropped(void **state)
 {
     (void)state;
@@ -124,8 +138,9 @@ static void dropout_never_repeats(void **state)
 static void gradient(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         lm_attention_attr a = attr_of(2, 7, 4, 2, 8);
+        a.soft_cap = i == 4 ? 0.7 : 0;
         a.window = i == 1 ? 3 : 0;
         a.dropout = i == 2 ? 0.25 : 0;
         kernel_case f = forward_of(&a, i == 3 ? BLIND : i == 1 ? DOCUMENTS : WHOLE);
@@ -210,8 +225,9 @@ static void cached(void **state)
         int32_t T = (int32_t)s[0], S = (int32_t)s[4];
         const int32_t used[3] = { 0, S / 2, S - T }, fresh[3] = { T, T > 1 ? T / 2 : 0, T };
         lm_attention_attr a = attr_of(3, T, s[1], s[2], s[3]);
-        for (int w = 0; w < 2; w++) {
-            a.window = w ? 21 : 0;
+        for (int w = 0; w < 3; w++) {
+            a.window = w == 1 ? 21 : 0;
+            a.soft_cap = w == 2 ? 0.5 : 0;
             kernel_case k = cached_of(&a, S, used, fresh);
             check_cached(&k, S);
         }
@@ -258,15 +274,11 @@ static void cached_is_uncached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_shapes),
-        cmocka_unit_test(masks),
-        cmocka_unit_test(dropped),
-        cmocka_unit_test(sharp_scores),
-        cmocka_unit_test(dropout_draws),
-        cmocka_unit_test(gradient),
-        cmocka_unit_test(dropout_never_repeats),
-        cmocka_unit_test(cached),
-        cmocka_unit_test(cached_is_uncached),
+        cmocka_unit_test(ragged_shapes), cmocka_unit_test(masks),
+        cmocka_unit_test(capped),        cmocka_unit_test(dropped),
+        cmocka_unit_test(sharp_scores),  cmocka_unit_test(dropout_draws),
+        cmocka_unit_test(gradient),      cmocka_unit_test(dropout_never_repeats),
+        cmocka_unit_test(cached),        cmocka_unit_test(cached_is_uncached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

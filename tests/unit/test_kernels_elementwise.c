@@ -21,14 +21,24 @@ static void activations(void **state)
             k.out[0] = over(k.out[0], 0);
             check_case(&k);
         }
-        kernel_case s = { .op = "swiglu", .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
-        s.in[0] = mat(ACT, 33, 2 * widths[w]);
-        s.out[0] = mat(ACT, 33, widths[w]);
-        check_case(&s);
-        s.op = "swiglu_dx";
-        s.in[1] = s.out[0] = s.in[0];
-        s.in[0] = mat(ACT, 33, widths[w]);
-        check_case(&s);
+        for (int gelu = 0; gelu < 2; gelu++) {
+            kernel_case s = { .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+            s.op = gelu ? "geglu" : "swiglu";
+            s.in[0] = mat(ACT, 33, 2 * widths[w]);
+            s.out[0] = mat(ACT, 33, widths[w]);
+            check_case(&s);
+            s.op = gelu ? "geglu_dx" : "swiglu_dx";
+            s.in[1] = s.out[0] = s.in[0];
+            s.in[0] = mat(ACT, 33, widths[w]);
+            check_case(&s);
+        }
+        lm_soft_cap_attr cap = { 1.5 };
+        kernel_case c = { .op = "soft_cap", .attr = &cap, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+        c.in[0] = c.out[0] = mat(ACT, 33, widths[w]);
+        check_case(&c);
+        c.op = "soft_cap_dx";
+        c.in[1] = c.in[0];
+        check_case(&c);
         kernel_case add = { .op = "add", .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
         add.in[0] = add.in[1] = add.out[0] = mat(ACT, 33, widths[w]);
         check_case(&add);
@@ -233,6 +243,8 @@ static void gradients(void **state)
     check_unary("gelu", "gelu_dx", &tanh_form, 10, 10);
     check_unary("gelu", "gelu_dx", &exact, 10, 10);
     check_unary("swiglu", "swiglu_dx", NULL, 14, 7);
+    check_unary("geglu", "geglu_dx", NULL, 14, 7);
+    check_unary("soft_cap", "soft_cap_dx", &(lm_soft_cap_attr){ 0.7 }, 10, 10);
 }
 
 int main(void)

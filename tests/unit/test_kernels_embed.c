@@ -11,7 +11,7 @@ static void lookup(void **state)
     (void)state;
     for (int w = 0; w < 6; w++) {
         for (int places = 0; places < 2; places++) {
-            lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST };
+            lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
             kernel_case k = { .op = "embed", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
             k.in[0] = filled(vec(I32, 131), IDS, 57);
             k.in[1] = mat(ACT, 57, widths[w]);
@@ -42,7 +42,7 @@ static void gradient_rows(void **state)
         for (int v = 0; v < (w == 5 ? 1 : 3); v++) {
             for (int acc = 0; acc < 4; acc++) {
                 lm_embed_attr a = { acc & 1 ? LM_ACC_ADD : LM_ACC_FIRST,
-                                    acc & 2 ? LM_ACC_ADD : LM_ACC_FIRST };
+                                    acc & 2 ? LM_ACC_ADD : LM_ACC_FIRST, 0 };
                 kernel_case k = gradient_case(&a, 131, vocabs[v], widths[w]);
                 k.tol_f32 = k.tol_bf16 = widths[w] < 31 ? 1e-5 : 1e-6;
                 check_case(&k);
@@ -57,7 +57,7 @@ static void gradient_rows(void **state)
 static void gradient(void **state)
 {
     (void)state;
-    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST };
+    lm_embed_attr a = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
     kernel_case f = { .op = "embed", .attr = &a };
     f.in[0] = filled(vec(I32, 9), IDS, 4);
     f.in[1] = mat(ACT, 4, 5);

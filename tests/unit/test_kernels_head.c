@@ -23,9 +23,10 @@ static void all_shapes(void **state)
     const int64_t shapes[][3] = { { 1, 1, 1 },     { 3, 7, 5 },     { 31, 33, 16 },
                                   { 33, 127, 31 }, { 65, 257, 33 }, { 7, 1025, 64 } };
     for (int i = 0; i < 6; i++) {
-        for (int v = 0; v < 3; v++) {
+        for (int v = 0; v < 4; v++) {
             int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
-            lm_head_attr a = { vocab, v == 2 ? 16 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST };
+            lm_head_attr a = { vocab, v == 2 ? 16 : 0, v == 1 ? LM_ACC_ADD : LM_ACC_FIRST,
+                               v == 3 ? 1.5 : 0 };
             kernel_case k = case_of(&a, n, vocab, c, true);
             k.step.more = v == 2;
             check_case(&k);
@@ -39,7 +40,7 @@ static void all_shapes(void **state)
 static void padding_is_ignored(void **state)
 {
     (void)state;
-    lm_head_attr a = { 50, 0, LM_ACC_FIRST };
+    lm_head_attr a = { 50, 0, LM_ACC_FIRST, 0 };
     kernel_case k = case_of(&a, 33, 64, 24, true);
     check_case(&k);
     a.acc = LM_ACC_ADD;
@@ -50,7 +51,7 @@ static void padding_is_ignored(void **state)
 static void many_chunks(void **state)
 {
     (void)state;
-    lm_head_attr a = { 67, 0, LM_ACC_FIRST };
+    lm_head_attr a = { 67, 0, LM_ACC_FIRST, 0 };
     kernel_case k = case_of(&a, 1300, 67, 17, true);
     check_case(&k);
     a.chunk_rows = 100;
@@ -68,7 +69,7 @@ static void bad_numbers_are_seen(void **state)
     for (int bad = 0; bad < 2; bad++) {
         for (int i = 0; i < N * C; i++)
             x[i] = i == 2 * C + 3 ? (bad ? INFINITY : NAN) : 0.1 * (i % 5);
-        lm_head_attr a = { V, 0, LM_ACC_FIRST };
+        lm_head_attr a = { V, 0, LM_ACC_FIRST, 0 };
         kernel_case k = case_of(&a, N, V, C, true);
         k.in[0] = given(mat(ACT, N, C), x);
         k.in[2].fill = ZERO;
@@ -84,7 +85,7 @@ static void large_logits(void **state)
     double x[N * C];
     for (int i = 0; i < N * C; i++)
         x[i] = i % 2 ? 4096 : -4096;
-    lm_head_attr a = { V, 0, LM_ACC_FIRST };
+    lm_head_attr a = { V, 0, LM_ACC_FIRST, 0 };
     kernel_case k = case_of(&a, N, V, C, true);
     k.in[0] = given(mat(ACT, N, C), x);
     check_case(&k);
@@ -101,7 +102,7 @@ static void halves(void **state)
             for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
                 int64_t n = shapes[i][0], vocab = shapes[i][1], c = shapes[i][2];
                 lm_dtype d = act ? LM_DTYPE_BF16 : LM_DTYPE_F32;
-                lm_head_attr a = { vocab, i == 3 ? 16 : 0, LM_ACC_FIRST };
+                lm_head_attr a = { vocab, i == 3 ? 16 : 0, LM_ACC_FIRST, 0 };
                 kernel_case k = case_of(&a, n, vocab, c, true), s = case_of(&a, n, vocab, c, false);
                 kernel_case g = k;
                 instance joined, stats, grad;
@@ -139,16 +140,18 @@ static void halves(void **state)
 static void gradients(void **state)
 {
     (void)state;
-    lm_head_attr a = { 11, 0, LM_ACC_FIRST };
-    kernel_case k = case_of(&a, 6, 13, 5, true);
-    double one[6] = { 1, 1, 1, 1, 1, 1 };
-    k.in[3] = given(vec(F32, 6), one);
-    instance x;
-    build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
-    run(&x, lm_cpu_kernel("head_loss", LM_DTYPE_F64, LM_CPU_REF), NULL);
-    check_slope(&k, 0, 0, NULL, &x.out[1]);
-    check_slope(&k, 1, 0, NULL, &x.out[2]);
-    drop(&k, &x);
+    for (int i = 0; i < 2; i++) {
+        lm_head_attr a = { 11, 0, LM_ACC_FIRST, i * 1.5 };
+        kernel_case k = case_of(&a, 6, 13, 5, true);
+        double one[6] = { 1, 1, 1, 1, 1, 1 };
+        k.in[3] = given(vec(F32, 6), one);
+        instance x;
+        build(&k, LM_DTYPE_F64, LM_DTYPE_F64, &x);
+        run(&x, lm_cpu_kernel("head_loss", LM_DTYPE_F64, LM_CPU_REF), NULL);
+        check_slope(&k, 0, 0, NULL, &x.out[1]);
+        check_slope(&k, 1, 0, NULL, &x.out[2]);
+        drop(&k, &x);
+    }
 }
 
 int main(void)

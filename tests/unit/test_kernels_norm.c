@@ -21,7 +21,7 @@ static const double *stats_like(lm_norm_kind kind)
 
 static void run_norm(int64_t n, int64_t c, lm_norm_kind kind, bool bias, bool residual, int alias)
 {
-    lm_norm_attr a = { kind, 1e-5, LM_ACC_FIRST };
+    lm_norm_attr a = { kind, 1e-5, LM_ACC_FIRST, false };
     kernel_case k = { .op = "norm", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 8e-3 };
     k.in[0] = mat(ACT, n, c);
     k.in[1] = vec(F32, c);
@@ -62,7 +62,7 @@ static void norm_backward(void **state)
             for (int v = 0; v < 6; v++) {
                 int64_t n = heights[h], c = widths[w];
                 lm_norm_attr a = { v & 1 ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
-                                   v & 2 ? LM_ACC_ADD : LM_ACC_FIRST };
+                                   v & 2 ? LM_ACC_ADD : LM_ACC_FIRST, false };
                 kernel_case k = { .op = "norm_dx", .attr = &a, .tol_f32 = 2e-6, .tol_bf16 = 8e-3 };
                 k.in[0] = mat(ACT, n, c);
                 k.in[1] = mat(ACT, n, c);
@@ -92,7 +92,7 @@ static void head_norms(void **state)
     const int64_t dims[] = { 1, 3, 31, 64, 128 };
     for (int i = 0; i < 5; i++) {
         for (int64_t n = 1; n < 200; n = n * 5 + 2) {
-            lm_head_norm_attr a = { 4, 2, dims[i], 1e-6, LM_ACC_FIRST };
+            lm_head_norm_attr a = { 4, 2, dims[i], 1e-6, LM_ACC_FIRST, false };
             int64_t c = 8 * dims[i];
             kernel_case k = { .op = "head_norm", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 8e-3 };
             k.in[0] = mat(ACT, n, c);
@@ -134,7 +134,7 @@ static void bad_numbers_stay_in_their_row(void **state)
         for (int i = 0; i < 3 * 37; i++)
             x[i] = i == 37 + 35 ? (bad ? INFINITY : NAN) : i % 7 - 3;
         for (int kind = 0; kind < 2; kind++) {
-            lm_norm_attr a = { (lm_norm_kind)kind, 1e-5, LM_ACC_FIRST };
+            lm_norm_attr a = { (lm_norm_kind)kind, 1e-5, LM_ACC_FIRST, false };
             kernel_case k = { .op = "norm", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 8e-3 };
             k.in[0] = given(mat(ACT, 3, 37), x);
             k.in[1] = vec(F32, 37);
@@ -150,7 +150,7 @@ static void gradients(void **state)
 {
     (void)state;
     for (int v = 0; v < 2; v++) {
-        lm_norm_attr a = { v ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST };
+        lm_norm_attr a = { v ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
         kernel_case k = { .op = "norm", .attr = &a };
         k.in[0] = mat(ACT, 4, 9);
         k.in[1] = k.in[2] = vec(F32, 9);
@@ -190,7 +190,7 @@ static void gradients(void **state)
 static void head_gradients(void **state)
 {
     (void)state;
-    lm_head_norm_attr a = { 3, 2, 5, 1e-6, LM_ACC_FIRST };
+    lm_head_norm_attr a = { 3, 2, 5, 1e-6, LM_ACC_FIRST, false };
     kernel_case k = { .op = "head_norm", .attr = &a };
     k.in[0] = mat(ACT, 4, 35);
     k.in[1] = k.in[2] = vec(F32, 5);
