@@ -73,6 +73,10 @@ LM_INLINE vf vf_abs(vf v)
 {
     return _mm512_abs_ps(v);
 }
+LM_INLINE vf vf_round(vf v) /* to whole numbers, ties to even */
+{
+    return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 /* a < b ? x : y, lane by lane */
 LM_INLINE vf vf_if_lt(vf a, vf b, vf x, vf y)
 {
@@ -240,6 +244,10 @@ LM_INLINE vf vf_min(vf a, vf b)
 LM_INLINE vf vf_abs(vf v)
 {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v);
+}
+LM_INLINE vf vf_round(vf v)
+{
+    return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 LM_INLINE vf vf_if_lt(vf a, vf b, vf x, vf y)
 {

@@ -17,6 +17,8 @@ static const lm_kernel *const tables[] = {
     lm_optim_ref_kernels,          lm_optim_avx2_kernels,      lm_optim_avx512_kernels,
     lm_sample_ref_kernels,         lm_grouped_ref_kernels,     lm_grouped_avx2_kernels,
     lm_grouped_avx512_kernels,     lm_grouped_amx_kernels,     lm_joined_ref_kernels,
+    lm_factor_ref_kernels,         lm_map_ref_kernels,         lm_map_avx2_kernels,
+    lm_map_avx512_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 

@@ -134,6 +134,8 @@ static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
     char have[SHOWN];
     if (o->dims[0] == '*')
         return fit_any(b, o, t);
+    if (o->dims[0] == '~')
+        return LM_OK;
     if (t->ndim != rank_of(o->dims))
         return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]", o->name,
                        show(t, have), o->dims);
@@ -171,6 +173,8 @@ static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor
                     : o->is & LM_DOUBLE   ? LM_DTYPE_F64
                     : o->is & LM_ACT_TYPE ? act
                                           : lm_wide(act);
+    if ((o->is & LM_ANY_TYPE) && lm_dtype_is_float(t->dtype))
+        return LM_OK;
     return lm_expect(t->dtype == want, b->op->name, b->e, "%s is of %s, not of %s", o->name,
                      lm_dtype_name(t->dtype), lm_dtype_name(want));
 }

@@ -33,6 +33,8 @@ static lm_code add_field(const lm_field *f, const void *attr, lm_buf *out, lm_er
         return lm_buf_addf(out, e, " %s=%.15g", name, *(const double *)at);
     case LM_FIELD_FLAG:
         return lm_buf_addf(out, e, " %s=%s", name, *(const bool *)at ? "true" : "false");
+    case LM_FIELD_TEXT:
+        return lm_buf_addf(out, e, " \"%s\"", (const char *)at);
     case LM_FIELD_WORD:
         break;
     }

@@ -5,19 +5,23 @@
 
 #include "graph/passes.h"
 
-static bool is_flat(const lm_operand *o)
+/* Whether operand `v` of node n has an element for each of the outputs. */
+static bool is_flat(const lm_graph *g, const lm_node *n, const lm_operand *o, lm_vid v)
 {
-    return !strcmp(o->dims, "*");
+    return !strcmp(o->dims, "*") || (!strcmp(o->dims, "~") && v >= 0 &&
+                                     lm_same_shape(&g->value[v].t, &g->value[n->out[0]].t));
 }
 
-static bool equal_fields(const lm_field *f, const char *a, const char *b)
+static bool equal_attributes(const lm_op *op, const char *a, const char *b)
 {
     static const size_t bytes[] = { [LM_FIELD_INT] = sizeof(int64_t),
                                     [LM_FIELD_REAL] = sizeof(double),
                                     [LM_FIELD_FLAG] = sizeof(bool),
                                     [LM_FIELD_WORD] = sizeof(int) };
-    for (; f && f->name; f++)
-        if (memcmp(a + f->at, b + f->at, bytes[f->kind]))
+    if (!op->attr_size || !memcmp(a, b, op->attr_size))
+        return true;
+    for (const lm_field *f = op->fields; f && f->name; f++)
+        if (f->kind == LM_FIELD_TEXT || memcmp(a + f->at, b + f->at, bytes[f->kind]))
             return false;
     return true;
 }
@@ -34,10 +38,11 @@ static int64_t padding(const lm_graph *g, lm_vid a, lm_vid b)
 }
 
 /* Whether operand b begins where operand a ends, or both are the same value. */
-static bool goes_on(const lm_graph *g, const lm_operand *o, lm_vid a, lm_vid b, int64_t *gap)
+static bool goes_on(const lm_graph *g, const lm_node *m, const lm_node *n, const lm_operand *o,
+                    lm_vid a, lm_vid b, int64_t *gap)
 {
-    if (!is_flat(o) || a < 0 || b < 0)
-        return a == b;
+    if (!is_flat(g, m, o, a) || !is_flat(g, n, o, b) || a < 0 || b < 0)
+        return a == b && (a < 0 || o->dims[0] != '~' || lm_tensor_count(&g->value[a].t) == 1);
     int64_t here = padding(g, a, b);
     if (*gap < 0)
         *gap = here;
@@ -68,21 +73,21 @@ static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     int64_t gap = -1;
     if (a->op != b->op || !a->op->flat || a->phase != b->phase || a->when != b->when ||
-        is_shifted(g, a) || is_shifted(g, b) || !equal_fields(a->op->fields, a->attr, b->attr))
+        is_shifted(g, a) || is_shifted(g, b) || !equal_attributes(a->op, a->attr, b->attr))
         return false;
     for (int i = 0; i < a->n_in; i++)
-        if (!goes_on(g, &a->op->in[i], a->in[i], b->in[i], &gap))
+        if (!goes_on(g, a, b, &a->op->in[i], a->in[i], b->in[i], &gap))
             return false;
     for (int i = 0; i < a->n_out; i++)
-        if (!goes_on(g, &a->op->out[i], a->out[i], b->out[i], &gap))
+        if (!goes_on(g, a, b, &a->op->out[i], a->out[i], b->out[i], &gap))
             return false;
     return gap >= 0;
 }
 
 /* *v becomes the view from its beginning to the end of `last`. */
-static lm_code stretch(lm_graph *g, const lm_operand *o, lm_vid *v, lm_vid last, lm_err *e)
+static lm_code stretch(lm_graph *g, lm_vid *v, lm_vid last, lm_err *e)
 {
-    if (!is_flat(o) || *v < 0)
+    if (*v == last)
         return LM_OK;
     const lm_value *a = &g->value[*v], *b = &g->value[last];
     int64_t count = b->at + lm_tensor_count(&b->t) - a->at;
@@ -98,10 +103,10 @@ lm_code lm_pass_merge(lm_graph *g, lm_err *e)
             ;
         const lm_node *last = &g->node[end - 1];
         for (int i = 0; end > k + 1 && i < n.n_in; i++)
-            if (stretch(g, &n.op->in[i], &n.in[i], last->in[i], e))
+            if (stretch(g, &n.in[i], last->in[i], e))
                 return e->code;
         for (int i = 0; end > k + 1 && i < n.n_out; i++)
-            if (stretch(g, &n.op->out[i], &n.out[i], last->out[i], e))
+            if (stretch(g, &n.out[i], last->out[i], e))
                 return e->code;
         g->node[left++] = n;
     }

@@ -30,13 +30,13 @@ enum {
     LM_SAVED = 32,  /* an output for the backward only (statistics): no gradient flows into it */
     LM_OVER = 64,   /* the outputs so marked may share memory with the inputs so marked */
     LM_GIVEN = 128, /* an output that the caller gives: its shape is an operand of the rule, too */
-    LM_ANY_TYPE = 256, /* an output of the float dtype that the caller gives */
+    LM_ANY_TYPE = 256, /* of any float dtype; of an output the caller gives it */
     LM_DOUBLE = 512,   /* of F64 in every case: sums, numbers of a step */
 };
 
 /* An operand's dimensions are sums and products of numbers and of letters, such as "BT,(H+2K)D": a letter
  * is one size in all operands and, where the attributes have it, theirs.  "*": any shape, the same for all
- * operands that say so. */
+ * operands that say so.  "~": that shape, or one that is repeated to it (the rule says which). */
 typedef struct {
     const char *name, *dims; /* name NULL: past the last */
     unsigned is;
@@ -44,11 +44,17 @@ typedef struct {
 
 /* An attribute, for dumps and for letters, as { LM_ATTR_INT(lm_rope_attr, heads, 'H') }; a table ends with
  * { 0 }. */
-typedef enum { LM_FIELD_INT, LM_FIELD_REAL, LM_FIELD_FLAG, LM_FIELD_WORD } lm_field_kind;
+typedef enum {
+    LM_FIELD_INT,
+    LM_FIELD_REAL,
+    LM_FIELD_FLAG,
+    LM_FIELD_WORD,
+    LM_FIELD_TEXT
+} lm_field_kind;
 typedef struct {
     const char *name;
     size_t at;               /* bytes from the beginning of the attributes */
-    lm_field_kind kind;      /* an int64_t, a double, a bool, an enum */
+    lm_field_kind kind;      /* an int64_t, a double, a bool, an enum, a char[] for dumps alone */
     char letter;             /* of an int64_t that is a size of operands; 0: of none */
     const char *const *word; /* of an enum: its names by number */
     bool rare;               /* of few models: dumps leave it out where it is 0 */
@@ -80,7 +86,7 @@ struct lm_node;
 /* A random valid instance for tests: attributes, shapes of the inputs, and which outputs are
  * wanted. */
 typedef struct {
-    __attribute__((aligned(16))) char attr[128];
+    __attribute__((aligned(16))) char attr[1536];
     lm_tensor in[LM_MAX_IN]; /* act operands F32; dtype of integer operands I32; ndim 0: absent */
     int n_in;
     unsigned want; /* bit i: output i */

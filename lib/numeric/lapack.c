@@ -34,11 +34,17 @@ static void find(void *library, const char *name, void *out)
 /* The table has the types of the library's own headers, with enumerations as int. */
 _Static_assert(sizeof(lapack_int) == sizeof(int) && sizeof(CBLAS_ORDER) == sizeof(int) &&
                    (int)CblasRowMajor == LM_BLAS_ROWS && (int)CblasNoTrans == LM_BLAS_PLAIN &&
-                   LAPACK_COL_MAJOR == LM_LAPACK_COLUMNS &&
+                   (int)CblasTrans == LM_BLAS_TRANSPOSED && LAPACK_COL_MAJOR == LM_LAPACK_COLUMNS &&
                    __builtin_types_compatible_p(__typeof__(LAPACKE_dpotrf_work) *,
                                                 __typeof__(loaded.table.dpotrf)) &&
                    __builtin_types_compatible_p(__typeof__(LAPACKE_dpotrs_work) *,
-                                                __typeof__(loaded.table.dpotrs)),
+                                                __typeof__(loaded.table.dpotrs)) &&
+                   __builtin_types_compatible_p(__typeof__(LAPACKE_dgeqrf_work) *,
+                                                __typeof__(loaded.table.dgeqrf)) &&
+                   __builtin_types_compatible_p(__typeof__(LAPACKE_dorgqr_work) *,
+                                                __typeof__(loaded.table.dorgqr)) &&
+                   __builtin_types_compatible_p(__typeof__(LAPACKE_dsyevd_work) *,
+                                                __typeof__(loaded.table.dsyevd)),
                "the calls of lapack.h are those of the library");
 
 static void load(void)
@@ -49,6 +55,9 @@ static void load(void)
     find(blas, "cblas_dgemm", &loaded.table.dgemm);
     find(lapack, "LAPACKE_dpotrf_work", &loaded.table.dpotrf);
     find(lapack, "LAPACKE_dpotrs_work", &loaded.table.dpotrs);
+    find(lapack, "LAPACKE_dgeqrf_work", &loaded.table.dgeqrf);
+    find(lapack, "LAPACKE_dorgqr_work", &loaded.table.dorgqr);
+    find(lapack, "LAPACKE_dsyevd_work", &loaded.table.dsyevd);
     if (set_threads)
         set_threads(1);
 }

@@ -10,8 +10,8 @@
 
 #include "base/err.h"
 
-enum { LM_BLAS_ROWS = 101, LM_LAPACK_COLUMNS = 102 }; /* storage order: row major, column major */
-enum { LM_BLAS_PLAIN = 111 };                         /* an operand as it lies, not transposed */
+enum { LM_BLAS_ROWS = 101, LM_LAPACK_COLUMNS = 102 };   /* storage order: row major, column major */
+enum { LM_BLAS_PLAIN = 111, LM_BLAS_TRANSPOSED = 112 }; /* an operand as it lies, or transposed */
 
 typedef struct {
     /* C = alpha A B + beta C, [m, k] by [k, n]. */
@@ -22,6 +22,14 @@ typedef struct {
     /* Solve for `count` right-hand sides b with that factor. */
     int (*dpotrs)(int order, char triangle, int n, int count, const double *a, int lda, double *b,
                   int ldb);
+    /* A [m, n] = Q R: reflections below the diagonal and in tau [n], R above; then Q [m, n] of them.
+     * room: numbers of work. */
+    int (*dgeqrf)(int order, int m, int n, double *a, int lda, double *tau, double *work, int room);
+    int (*dorgqr)(int order, int m, int n, int k, double *a, int lda, const double *tau,
+                  double *work, int room);
+    /* Eigenvalues w [n], rising, of a symmetric matrix, and (job 'V') eigenvectors in its place. */
+    int (*dsyevd)(int order, char job, char triangle, int n, double *a, int lda, double *w,
+                  double *work, int room, int *iwork, int iroom);
 } lm_lapack;
 
 /* Load it, once for the process.  Fails: LM_EIO naming the library that is missing. */

@@ -27,6 +27,10 @@ extern const lm_op lm_op_gelu, lm_op_gelu_dx, lm_op_swiglu, lm_op_swiglu_dx, lm_
     lm_op_geglu_dx, lm_op_soft_cap, lm_op_soft_cap_dx, lm_op_dropout, lm_op_rows;
 /* embed.c */
 extern const lm_op lm_op_embed, lm_op_embed_dw;
+/* map.c */
+extern const lm_op lm_op_map, lm_op_reduce;
+/* factor.c: on the host alone */
+extern const lm_op lm_op_qr, lm_op_eigh, lm_op_svd;
 /* head.c */
 extern const lm_op lm_op_head_stats, lm_op_head_grad;
 

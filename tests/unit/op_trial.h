@@ -89,10 +89,11 @@ static inline lm_vid input(trial *t, int i, lm_role role)
     lm_tensor s = t->ex.in[i];
     if (lm_absent(&s))
         return LM_NONE;
-    if (t->op->in[i].is & LM_DOUBLE)
+    unsigned is = t->op->in[i].is;
+    if (is & LM_DOUBLE)
         s.dtype = LM_DTYPE_F64;
-    else if (lm_dtype_is_float(s.dtype))
-        s.dtype = t->op->in[i].is & LM_ACT_TYPE ? t->act : lm_wide(t->act);
+    else if (lm_dtype_is_float(s.dtype) && (!(is & LM_ANY_TYPE) || t->act == LM_DTYPE_F64))
+        s.dtype = is & LM_ACT_TYPE ? t->act : lm_wide(t->act);
     must(lm_graph_value(t->g, role, s, NULL, &v, &e), &e);
     return v;
 }

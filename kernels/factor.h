@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* factor.h -- orthonormal bases of matrices, on the host, by LAPACK (numeric/lapack.h, which the caller has
+ * loaded): in double on one thread, rounded once.  Signs are fixed, so that the bases of two steps can be
+ * compared and results are the same wherever they are computed.
+ *
+ * qr      in  x [N,C] F32, N >= C        out q [N,C] F32: x = q r, q's columns orthonormal, r upper triangular
+ *                                            with a diagonal that is not negative
+ * eigh    in  x [N,N] F32, symmetric     out q [N,N] F32: eigenvectors as columns, those of the largest
+ *             (its lower triangle is read)   eigenvalues first
+ * svd     in  x [N,C] F32                out u F32: the first attr.rank singular vectors: left ones as the
+ *                                            columns of [N,rank], right ones as the rows of [rank,C].  From
+ *                                            the eigenvectors of x x' or x' x
+ *             Of eigh and svd the largest number of each vector is positive.
+ *
+ * Numbers that are not finite make a result of NaN.  Vectors of equal eigenvalues are any basis of their space. */
+#ifndef LM_KERNELS_FACTOR_H
+#define LM_KERNELS_FACTOR_H
+
+#include "kernels/kernel.h"
+
+typedef struct {
+    int64_t rank;
+    bool right;
+} lm_svd_attr;
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bases of matrices: orthonormal, of the right space, in the right order, with signs that are fixed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/factor.h"
+
+enum { MOST = 48 };
+
+static float x[MOST * MOST], out[MOST * MOST];
+
+static void run(const char *op, const void *attr, int64_t rows, int64_t cols, int64_t r, int64_t c)
+{
+    static double work[8 * MOST * MOST];
+    lm_tensor in = { x, LM_DTYPE_F32, 2, { rows, cols } }, u = { out, LM_DTYPE_F32, 2, { r, c } };
+    lm_call call = { .attr = attr, .in = &in, .n_in = 1, .out = &u, .n_out = 1, .work = work };
+    const lm_kernel *k = lm_cpu_kernel(op, LM_DTYPE_F32, lm_cpu_detect());
+    assert_true(k->work(&call, 1) <= sizeof work);
+    k->run(&call);
+}
+
+static void draw(int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = sinf((float)(i * i % 1009)) + 0.1f;
+}
+
+/* Entry i of vector k, of `out` as [n, k] columns. */
+static double at(int64_t pitch, int64_t i, int64_t k)
+{
+    return out[i * pitch + k];
+}
+
+static void check_orthonormal(int64_t n, int64_t k)
+{
+    for (int64_t p = 0; p < k; p++)
+        for (int64_t q = 0; q <= p; q++) {
+            double dot = 0;
+            for (int64_t i = 0; i < n; i++)
+                dot += at(k, i, p) * at(k, i, q);
+            assert_true(fabs(dot - (p == q)) < 1e-5);
+        }
+}
+
+static void test_qr(void **state)
+{
+    (void)state;
+    for (int64_t n = 1; n <= MOST; n += 13)
+        for (int64_t k = 1; k <= n; k += 5) {
+            draw(n * k);
+            run("qr", NULL, n, k, n, k);
+            check_orthonormal(n, k);
+            for (int64_t p = 0; p < k; p++)
+                for (int64_t q = 0; q <= p; q++) { /* r = q' x */
+                    double r = 0;
+                    for (int64_t i = 0; i < n; i++)
+                        r += at(k, i, p) * x[i * k + q];
+                    assert_true(p == q ? r > -1e-5 : fabs(r) < 1e-4);
+                }
+        }
+}
+
+static void check_sign(int64_t n, int64_t k)
+{
+    for (int64_t p = 0; p < k; p++) {
+        double top = 0, low = 0;
+        for (int64_t i = 0; i < n; i++) {
+            top = fmax(top, at(k, i, p));
+            low = fmin(low, at(k, i, p));
+        }
+        assert_true(top >= -low);
+    }
+}
+
+static void test_eigh(void **state)
+{
+    (void)state;
+    for (int64_t n = 1; n <= MOST; n += 9) {
+        draw(n * n);
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < i; j++)
+                x[j * n + i] = x[i * n + j];
+        run("eigh", NULL, n, n, n, n);
+        check_orthonormal(n, n);
+        check_sign(n, n);
+        double before = INFINITY;
+        for (int64_t k = 0; k < n; k++) {
+            double value = 0, rest = 0, y[MOST];
+            for (int64_t i = 0; i < n; i++) {
+                y[i] = 0;
+                for (int64_t j = 0; j < n; j++)
+                    y[i] += x[i * n + j] * at(n, j, k);
+                value += y[i] * at(n, i, k);
+            }
+            for (int64_t i = 0; i < n; i++)
+                rest += pow(y[i] - value * at(n, i, k), 2);
+            assert_true(rest < 1e-8 && value <= before + 1e-4);
+            before = value;
+        }
+    }
+}
+
+/* x = sum of k s_k u_k v_k' with known vectors: the first two of either side come out. */
+static void test_svd(void **state)
+{
+    (void)state;
+    for (int right = 0; right < 2; right++) {
+        int64_t rows = right ? 40 : 9, cols = right ? 7 : 33, n = right ? cols : rows;
+        lm_svd_attr a = { 2, right };
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < cols; j++)
+                x[i * cols + j] =
+                    5 * (i == 3) * (j == 4) - 2 * (i == 1) * (j == 2) + 0.5f * (i == 0) * (j == 0);
+        run("svd", &a, rows, cols, right ? 2 : rows, right ? cols : 2);
+        for (int k = 0; k < 2; k++)
+            for (int64_t i = 0; i < n; i++) {
+                int64_t hit = right ? (k ? 2 : 4) : (k ? 1 : 3);
+                assert_true(fabs(out[right ? k * n + i : i * 2 + k] - (i == hit)) < 1e-6);
+            }
+    }
+}
+
+static void test_not_finite(void **state)
+{
+    lm_svd_attr a = { 1, false };
+    (void)state;
+    for (int op = 0; op < 3; op++) {
+        draw(36);
+        x[7] = op ? NAN : INFINITY;
+        run(op == 0 ? "qr" : op == 1 ? "eigh" : "svd", &a, 6, 6, 6, op == 2 ? 1 : 6);
+        assert_true(isnan(out[0]) && isnan(out[5]));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_qr),
+        cmocka_unit_test(test_eigh),
+        cmocka_unit_test(test_svd),
+        cmocka_unit_test(test_not_finite),
+    };
+    return cmocka_run_group_tests_name("kernels_factor", tests, NULL, NULL);
+}
