@@ -126,7 +126,8 @@ typedef struct {
 static lm_code encode(work *w, const char *text, size_t len, lm_ids *ids, lm_err *e)
 {
     const lm_config *c = &w->model.config;
-    int64_t first = c->bos >= 0 ? c->bos : c->eos >= 0 ? c->eos : lm_tokenizer_eos(w->tok);
+    int64_t eos = lm_config_eos(c);
+    int64_t first = c->bos >= 0 ? c->bos : eos >= 0 ? eos : lm_tokenizer_eos(w->tok);
     if (lm_tokenizer_encode(w->tok, w->scratch, text, len, opt.special, ids, e))
         return e->code;
     if (ids->n)

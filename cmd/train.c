@@ -451,7 +451,7 @@ static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err
 {
     const lm_data_opts o = { .kind = lm_tokens_kind_find(opt.format),
                              .vocab = s->config.vocab,
-                             .eos = s->config.eos,
+                             .eos = lm_config_eos(&s->config),
                              .seq = s->o.seq,
                              .m = opt.check_tokenizer ? s->source : NULL };
     return lm_data_open(path, &o, s->par, out, e);

@@ -434,7 +434,7 @@ lm_model_format lm_export_format(const char *path, const lm_import *m)
     if (lm_text_ends(path, ".gguf"))
         return LM_FORMAT_GGUF;
     if (lm_text_ends(path, ".bin"))
-        return m->config.arch == LM_ARCH_GPT2 ? LM_FORMAT_LLMC : LM_FORMAT_LLAMA2C;
+        return m->config.arch == &lm_arch_gpt2 ? LM_FORMAT_LLMC : LM_FORMAT_LLAMA2C;
     return LM_FORMAT_HF;
 }
 

@@ -71,7 +71,7 @@ static uint64_t bytes_of(const walk *l, const lm_model_tensor *s)
 
 static uint64_t table_bytes(const lm_config *c)
 {
-    return (uint64_t)(c->max_positions * c->head_dim) * 4; /* cosines, then sines */
+    return (uint64_t)(c->max_positions * c->layer[0].head_dim) * 4; /* cosines, then sines */
 }
 
 static lm_code visit_name(const walk *l, const char *name, visit_fn visit, void *ctx, lm_err *e)
@@ -221,14 +221,14 @@ static lm_code add_up(void *ctx, size_t nth, uint64_t bytes, lm_err *e)
 static lm_code put_tables(writer *w, lm_err *e)
 {
     const lm_config *c = &w->m->config;
-    int64_t half = c->head_dim / 2;
+    int64_t half = c->rope[0].dim / 2;
     float *row = NULL;
     lm_code rc = lm_alloc_n(&row, (size_t)half, sizeof *row, "tables of the rotation", e);
 
     for (int64_t i = 0; !rc && i < 2 * c->max_positions; i++) {
         int64_t pos = i % c->max_positions;
         for (int64_t k = 0; k < half; k++) {
-            double angle = (double)pos * pow(c->rope.theta, -(double)(2 * k) / (double)c->head_dim);
+            double angle = (double)pos * pow(c->rope[0].theta, -(double)k / (double)half);
             row[k] = (float)(i < c->max_positions ? cos(angle) : sin(angle));
         }
         rc = lm_export_write(w->out, row, (size_t)half * sizeof *row, e);

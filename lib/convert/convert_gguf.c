@@ -296,7 +296,7 @@ static lm_code take_config(lm_import *m, const lm_gguf *g, lm_err *e)
         rc = lm_config_read(m->tree, m->path, &m->config, e);
     if (rc || !kept)
         return rc;
-    const char *name = lm_gguf_arch(m->config.arch);
+    const char *name = m->config.arch->gguf;
     if (arch.len != strlen(name) || memcmp(arch.text, name, arch.len))
         return lm_fail(e, LM_EFORMAT, m->path, NULL,
                        "the config.json kept in it is of %s, the file itself is not",

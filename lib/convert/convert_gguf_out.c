@@ -115,7 +115,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
     lm_buf chain = { 0 };
     lm_code rc;
 
-    put_text(p, "general.architecture", lm_gguf_arch(m->config.arch));
+    put_text(p, "general.architecture", m->config.arch->gguf);
     put_text(p, "general.type", "model");
     rc = put_name(p, m, o->name, e);
     lm_gguf_put_u32(p, "general.file_type", lm_gguf_recipe_file_type(r, s->wanted, s->n, s->from));
@@ -241,6 +241,12 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match 
         lm_format_of_gguf(to->type)->name);
 }
 
+/* Are there divisors of the rotary frequencies, LM_GGUF_ROPE_FREQS? */
+static bool has_factors(const lm_config *c)
+{
+    return c->ropes && c->rope[0].type == LM_ROPE_LLAMA3;
+}
+
 static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
                          const lm_gguf_rule *rule, const char *asked)
 {
@@ -266,8 +272,8 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
     say_misfits(m, &blocks, asked);
     say_misfits(m, &plain, asked);
     say_twice(m, p, s);
-    const int64_t pairs = m->config.head_dim / 2;
-    if (m->config.rope.type == LM_ROPE_LLAMA3)
+    const int64_t pairs = m->config.rope[0].dim / 2;
+    if (has_factors(&m->config))
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);
 }
 
@@ -351,12 +357,13 @@ static lm_code write_tensor(writer *w, const lm_model_tensor *s, const lm_st_ten
 
 static lm_code write_rope(writer *w, lm_err *e)
 {
+    const lm_rope_config *r = &w->m->config.rope[0];
     float *f = NULL;
-    lm_code rc = lm_alloc_n(&f, (size_t)w->m->config.head_dim / 2, sizeof *f, "rotary factors", e);
+    lm_code rc = lm_alloc_n(&f, (size_t)r->dim / 2, sizeof *f, "rotary factors", e);
 
     if (!rc) {
-        lm_gguf_rope_factors(&w->m->config, f);
-        rc = lm_gguf_write(w->w, f, (size_t)w->m->config.head_dim / 2 * sizeof *f, e);
+        lm_gguf_rope_factors(r, f);
+        rc = lm_gguf_write(w->w, f, (size_t)r->dim / 2 * sizeof *f, e);
     }
     lm_free(f);
     return rc;
@@ -375,7 +382,7 @@ static lm_code write_tensors(writer *w, uint64_t total, lm_err *e)
         done += (double)t->bytes;
         lm_progress(w->m->sink, "convert", done, (double)total, "bytes", t->name);
     }
-    if (!rc && !lm_stopping() && w->m->config.rope.type == LM_ROPE_LLAMA3)
+    if (!rc && !lm_stopping() && has_factors(&w->m->config))
         rc = write_rope(w, e);
     return rc;
 }

@@ -105,10 +105,11 @@ lm_code lm_export_llmc(lm_import *m, const char *path, const lm_export_opts *o, 
     lm_flat_file f = { lm_llmc_order, LLMC_HEADER, llmc_dtype(m, o),
                        (c->vocab + LLMC_PAD - 1) / LLMC_PAD * LLMC_PAD };
 
-    if (c->arch != LM_ARCH_GPT2)
+    if (c->arch != &lm_arch_gpt2)
         return refuse(m, "llm.c", "model but GPT-2", e);
-    if (c->ffn != 4 * c->width || !c->tied || c->gelu_exact || c->scale_by_layer ||
-        !c->scale_attention || !near(c->norm_eps, 1e-5))
+    const lm_layer *y = &c->layer[c->layers - 1]; /* scaled least, where layers are scaled apart */
+    if (y->ffn != 4 * c->width || !c->tied || y->mlp != LM_MLP_GELU ||
+        !near(y->scale, 1 / sqrt((double)y->head_dim)) || !near(c->norm_eps, 1e-5))
         return refuse(m, "llm.c",
                       "GPT-2 with another ffn width, head, activation, scale or norm epsilon than "
                       "the published ones",
@@ -120,7 +121,7 @@ lm_code lm_export_llmc(lm_import *m, const char *path, const lm_export_opts *o, 
     set(h, 2, c->max_positions);
     set(h, 3, c->vocab);
     set(h, 4, c->layers);
-    set(h, 5, c->heads);
+    set(h, 5, y->heads);
     set(h, 6, c->width);
     set(h, 7, f.pad_rows);
     return lm_flat_export(m, path, &f, h, o, e);
@@ -215,21 +216,22 @@ lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e)
 lm_code lm_export_llama2c(lm_import *m, const char *path, const lm_export_opts *o, lm_err *e)
 {
     const lm_config *c = &m->config;
-    const int64_t v[7] = { c->width,        c->ffn,      c->layers,
-                           c->heads,        c->kv_heads, c->tied ? c->vocab : -c->vocab,
+    const lm_layer *y = &c->layer[0];
+    const int64_t v[7] = { c->width,        y->ffn,      c->layers,
+                           y->heads,        y->kv_heads, c->tied ? c->vocab : -c->vocab,
                            c->max_positions };
     const lm_flat_file f = { .order = lm_llama2c_order,
                              .header = LLAMA2C_HEADER,
                              .dtype = LM_DTYPE_F32 };
     uint8_t h[LLAMA2C_HEADER];
 
-    if ((c->arch != LM_ARCH_LLAMA && c->arch != LM_ARCH_MISTRAL))
+    if (c->arch != &lm_arch_llama && c->arch != &lm_arch_mistral)
         return refuse(m, "llama2.c", "model but Llama", e);
-    if (c->window > 0 && c->window < c->max_positions)
+    if (lm_config_window(c) > 0 && lm_config_window(c) < c->max_positions)
         return refuse(m, "llama2.c", "sliding window", e);
-    if (c->qkv_bias || c->out_bias || c->mlp_bias || c->head_dim * c->heads != c->width)
+    if (y->qkv_bias || y->out_bias || y->mlp_bias || y->head_dim * y->heads != c->width)
         return refuse(m, "llama2.c", "biases, nor heads of another width than hidden/heads", e);
-    if (c->rope.type != LM_ROPE_DEFAULT || !near(c->rope.theta, 10000))
+    if (c->rope[0].type != LM_ROPE_DEFAULT || !near(c->rope[0].theta, 10000))
         return refuse(m, "llama2.c", "rotary positions but those of theta 10000, not scaled", e);
     if (!near(c->norm_eps, 1e-5))
         lm_log(m->sink, LM_LOG_WARN, "%s: llama2.c computes with a norm epsilon of 1e-5, not %g",

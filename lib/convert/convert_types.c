@@ -97,12 +97,11 @@ static bool more_bits(int64_t i, int64_t n)
 /* Attention's values, alone or with queries and keys. */
 static int values_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_config *c)
 {
-    bool grouped = c->heads / c->kv_heads >= 4;
+    const lm_layer *y = &c->layer[0];
+    bool grouped = y->heads / y->kv_heads >= 4;
     /* what llama.cpp calls 70B: few values that many heads share */
-    bool shared =
-        c->layers == 80 &&
-        (c->arch == LM_ARCH_QWEN2 ||
-         ((c->arch == LM_ARCH_LLAMA || c->arch == LM_ARCH_MISTRAL) && c->heads != c->kv_heads));
+    bool shared = c->layers == 80 && (!strcmp(c->arch->gguf, "qwen2") ||
+                                      (!strcmp(c->arch->gguf, "llama") && y->heads != y->kv_heads));
     int type = r->type;
 
     switch (r->mix) {

@@ -22,35 +22,37 @@ static const char *key_of(char buf[96], const char *arch, const char *rest)
 
 static lm_code no_words(const lm_import *m, const char *what, lm_err *e)
 {
-    return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", lm_gguf_arch(m->config.arch),
-                   what);
+    return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", m->config.arch->gguf, what);
 }
 
 /* What llama.cpp would compute otherwise than the model means. */
 static lm_code check_words(const lm_import *m, lm_err *e)
 {
     const lm_config *c = &m->config;
-    const char *arch = lm_gguf_arch(c->arch);
+    const lm_rope_config *r = &c->rope[0];
+    const char *arch = c->arch->gguf;
+    int64_t window = lm_config_window(c);
 
-    if (c->gelu_exact)
+    if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
         return no_words(m, "exact GELU (activation_function gelu)", e);
-    if (c->arch == LM_ARCH_GPT2 && (c->scale_by_layer || !c->scale_attention))
-        return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
-    if (c->rope.type == LM_ROPE_DYNAMIC)
+    for (int64_t l = 0; l < c->layers; l++)
+        if (fabs(c->layer[l].scale * sqrt((double)c->layer[l].head_dim) - 1) > 1e-6)
+            return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
+    if (c->ropes && r->type == LM_ROPE_DYNAMIC)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF has no dynamic rotary scaling: llama.cpp will not go beyond %" PRId64
                " position%s",
                m->path, c->max_positions, lm_plural(c->max_positions));
-    if (c->rope.type == LM_ROPE_YARN && !c->rope.truncate)
+    if (c->ropes && r->type == LM_ROPE_YARN && !r->truncate)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF's yarn rounds the bounds of its ramp (\"truncate\": false is lost)",
                m->path);
-    if (c->window > 0 && c->window < c->max_positions)
+    if (!c->arch->gguf_windows && window > 0 && window < c->max_positions)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s knows no sliding window: texts of more than %" PRId64
                " tokens will be seen whole",
-               m->path, arch, c->window);
-    if ((c->arch == LM_ARCH_QWEN2 || c->arch == LM_ARCH_QWEN3) && c->out_bias)
+               m->path, arch, window);
+    if (c->ropes && !c->arch->gguf_pairs && c->layer[0].out_bias)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no bias on attn_output and will refuse this file", m->path,
                arch);
@@ -76,7 +78,7 @@ static double yarn_attention(const lm_rope_config *r)
 
 static void put_rope(lm_gguf_plan *p, const char *arch, const lm_config *c)
 {
-    const lm_rope_config *r = &c->rope;
+    const lm_rope_config *r = &c->rope[0];
     char key[96];
 
     lm_gguf_put_f32(p, key_of(key, arch, "rope.freq_base"), (float)r->theta);
@@ -111,39 +113,39 @@ lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 
 void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c)
 {
-    const char *arch = lm_gguf_arch(c->arch);
-    bool gpt2 = c->arch == LM_ARCH_GPT2;
+    const char *arch = c->arch->gguf;
+    const lm_layer *y = &c->layer[0];
+    int64_t window = lm_config_window(c);
     char key[96];
 
     lm_gguf_put_u32(p, key_of(key, arch, "block_count"), (uint32_t)c->layers);
     lm_gguf_put_u32(p, key_of(key, arch, "context_length"), (uint32_t)c->max_positions);
     lm_gguf_put_u32(p, key_of(key, arch, "embedding_length"), (uint32_t)c->width);
-    lm_gguf_put_u32(p, key_of(key, arch, "feed_forward_length"), (uint32_t)c->ffn);
-    lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count"), (uint32_t)c->heads);
-    if (gpt2) {
+    lm_gguf_put_u32(p, key_of(key, arch, "feed_forward_length"), (uint32_t)y->ffn);
+    lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count"), (uint32_t)y->heads);
+    if (c->norm == LM_NORM_LAYER)
         lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_epsilon"), (float)c->norm_eps);
-    } else {
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count_kv"), (uint32_t)c->kv_heads);
+    if (c->ropes) {
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.head_count_kv"), (uint32_t)y->kv_heads);
         lm_gguf_put_f32(p, key_of(key, arch, "attention.layer_norm_rms_epsilon"),
                         (float)c->norm_eps);
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.key_length"), (uint32_t)c->head_dim);
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.value_length"), (uint32_t)c->head_dim);
-        lm_gguf_put_u32(p, key_of(key, arch, "rope.dimension_count"), (uint32_t)c->head_dim);
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.key_length"), (uint32_t)y->head_dim);
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.value_length"), (uint32_t)y->head_dim);
+        lm_gguf_put_u32(p, key_of(key, arch, "rope.dimension_count"), (uint32_t)c->rope[0].dim);
         put_rope(p, arch, c);
     }
-    if (c->window > 0)
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)c->window);
+    if (window > 0)
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)window);
     lm_gguf_put_u32(p, key_of(key, arch, "vocab_size"), (uint32_t)c->vocab);
 }
 
-void lm_gguf_rope_factors(const lm_config *c, float *out)
+void lm_gguf_rope_factors(const lm_rope_config *r, float *out)
 {
-    const lm_rope_config *r = &c->rope;
     double longest = (double)r->original / r->low_freq,
            shortest = (double)r->original / r->high_freq;
 
-    for (int64_t i = 0; i < c->head_dim / 2; i++) {
-        double wave = 2 * acos(-1.0) * pow(r->theta, (double)(2 * i) / (double)c->head_dim);
+    for (int64_t i = 0; i < r->dim / 2; i++) {
+        double wave = 2 * acos(-1.0) * pow(r->theta, (double)(2 * i) / (double)r->dim);
         double smooth = ((double)r->original / wave - r->low_freq) / (r->high_freq - r->low_freq);
         out[i] = wave < shortest  ? 1.0f
                  : wave > longest ? (float)r->factor
@@ -228,30 +230,6 @@ static lm_code get_ids(reader *r)
     return LM_OK;
 }
 
-static lm_code get_gpt2(reader *r)
-{
-    int64_t ctx, width, layers, heads, ffn;
-    double eps;
-
-    if (whole(r, "context_length", -1, &ctx, NULL) ||
-        whole(r, "embedding_length", -1, &width, NULL) ||
-        whole(r, "block_count", -1, &layers, NULL) ||
-        whole(r, "attention.head_count", -1, &heads, NULL) ||
-        whole(r, "feed_forward_length", 4 * width, &ffn, NULL) ||
-        real(r, "attention.layer_norm_epsilon", 1e-5, &eps, NULL))
-        return r->e->code;
-    json_object_set_new(r->o, "activation_function", json_string("gelu_new"));
-    set_int(r, "n_positions", ctx);
-    set_int(r, "n_ctx", ctx);
-    set_int(r, "n_embd", width);
-    set_int(r, "n_layer", layers);
-    set_int(r, "n_head", heads);
-    if (ffn != 4 * width)
-        set_int(r, "n_inner", ffn);
-    set_real(r->o, "layer_norm_epsilon", eps);
-    return LM_OK;
-}
-
 /* The divisors f of llama3's scaling, i of them 1 at first, the last ones the factor; between them
  * 1/f is linear in the frequency x in turns per token: (original x - low) / (high - low), where low
  * is taken as 1, as all published models have it. */
@@ -312,7 +290,7 @@ static void solve(const divisors *d, double *high, double *original)
 static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
 {
     const lm_gguf_tensor *t = lm_gguf_find(r->g, LM_GGUF_ROPE_FREQS);
-    lm_config made = { .head_dim = dim };
+    lm_rope_config made;
     double high, original = 0;
     float *f = NULL;
     lm_code rc;
@@ -326,12 +304,13 @@ static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
     bool fits = high > 1 && original >= 1 && original < 1e12 && d.factor < 1e12;
     rc = lm_alloc_n(&f, (size_t)t->count, sizeof *f, "rotary factors", r->e);
     if (!rc && fits) {
-        made.rope = (lm_rope_config){ .type = LM_ROPE_LLAMA3,
-                                      .theta = theta,
-                                      .factor = d.factor,
-                                      .low_freq = 1,
-                                      .high_freq = high,
-                                      .original = (int64_t)original };
+        made = (lm_rope_config){ .type = LM_ROPE_LLAMA3,
+                                 .dim = dim,
+                                 .theta = theta,
+                                 .factor = d.factor,
+                                 .low_freq = 1,
+                                 .high_freq = high,
+                                 .original = (int64_t)original };
         lm_gguf_rope_factors(&made, f);
         for (int64_t i = 0; i < t->count; i++)
             fits = fits && fabs(divisor(r->g, t, i) - (double)f[i]) <= 1e-3 * (double)f[i];
@@ -402,9 +381,9 @@ out:
     return rc;
 }
 
-lm_code lm_gguf_get_rope(const lm_gguf *g, lm_arch arch, int64_t dim, json_t *out, lm_err *e)
+lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t *out, lm_err *e)
 {
-    reader r = { .g = g, .arch = lm_gguf_arch(arch), .o = out, .e = e };
+    reader r = { .g = g, .arch = a->gguf, .o = out, .e = e };
 
     return get_rope(&r, dim);
 }
@@ -431,42 +410,84 @@ static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
     return LM_OK;
 }
 
-static lm_code get_llama(reader *r, lm_arch arch)
+/* A number, or what stands for it where it is absent. */
+static lm_code get_number(reader *r, const lm_gguf_key *k)
 {
-    int64_t ctx, width, ffn, layers, heads, kv, dim, window, all_heads;
-    double eps;
-    bool given;
+    double like = k->like ? (double)json_integer_value(json_object_get(r->o, k->like)) : 1;
+    int64_t n;
+    double v;
 
-    if (whole(r, "context_length", -1, &ctx, NULL) ||
-        whole(r, "embedding_length", -1, &width, NULL) ||
-        whole(r, "feed_forward_length", -1, &ffn, NULL) ||
-        whole(r, "block_count", -1, &layers, NULL) ||
-        whole(r, "attention.head_count", -1, &heads, NULL) ||
-        whole(r, "attention.head_count_kv", heads, &kv, NULL) ||
-        get_head_dim(r, heads ? width / heads : 0, &dim) ||
-        whole(r, "attention.sliding_window", 0, &window, &given) ||
-        real(r, "attention.layer_norm_rms_epsilon", 1e-6, &eps, NULL))
+    if (k->kind == LM_KEY_REAL) {
+        if (real(r, k->gguf, like * k->times, &v, NULL))
+            return r->e->code;
+        set_real(r->o, k->hf, v);
+        return LM_OK;
+    }
+    if (whole(r, k->gguf, k->optional ? (int64_t)(like * k->times) : -1, &n, NULL))
         return r->e->code;
-    set_int(r, "hidden_size", width);
-    set_int(r, "intermediate_size", ffn);
-    set_int(r, "num_hidden_layers", layers);
-    set_int(r, "num_attention_heads", heads);
-    set_int(r, "num_key_value_heads", kv);
-    if (arch == LM_ARCH_QWEN3 || !lm_mul_i64_ok(dim, heads, &all_heads) || all_heads != width)
-        set_int(r, "head_dim", dim);
-    set_int(r, "max_position_embeddings", ctx);
-    json_object_set_new(r->o, "hidden_act", json_string("silu"));
-    set_real(r->o, "rms_norm_eps", eps);
-    if (window && arch == LM_ARCH_MISTRAL)
-        set_int(r, "sliding_window", window);
-    else if (window)
+    if (!k->unless_like || n != (int64_t)(like * k->times))
+        set_int(r, k->hf, n);
+    return LM_OK;
+}
+
+static lm_code get_head(reader *r, const lm_arch *a, const char *key, int64_t *dim)
+{
+    int64_t width = json_integer_value(json_object_get(r->o, "hidden_size")), all;
+    int64_t heads = json_integer_value(json_object_get(r->o, "num_attention_heads"));
+
+    if (get_head_dim(r, heads ? width / heads : 0, dim))
+        return r->e->code;
+    if (a->gguf_head_dim || !lm_mul_i64_ok(*dim, heads, &all) || all != width)
+        set_int(r, key, *dim);
+    return LM_OK;
+}
+
+static lm_code get_window(reader *r, const char *key, bool known)
+{
+    int64_t window;
+
+    if (whole(r, "attention.sliding_window", 0, &window, NULL))
+        return r->e->code;
+    if (window && !known)
         return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
                        "a sliding window in '%s' cannot be said in config.json", r->arch);
-    if (arch != LM_ARCH_QWEN2)
-        json_object_set_new(r->o, "attention_bias", json_boolean(has(r, "blk.0.attn_q.bias")));
-    if (arch == LM_ARCH_LLAMA)
-        json_object_set_new(r->o, "mlp_bias", json_boolean(has(r, "blk.0.ffn_up.bias")));
-    return get_rope(r, dim);
+    if (window)
+        set_int(r, key, window);
+    return LM_OK;
+}
+
+/* All that the entry of the architecture asks for, in its order. */
+static lm_code get_keys(reader *r, const lm_arch *a)
+{
+    bool windows = false;
+    int64_t dim = 0;
+    lm_code rc = LM_OK;
+
+    for (const lm_gguf_key *k = a->gguf_keys; !rc && k->hf; k++) {
+        switch (k->kind) {
+        case LM_KEY_INT:
+        case LM_KEY_REAL:
+            rc = get_number(r, k);
+            break;
+        case LM_KEY_TEXT:
+            json_object_set_new(r->o, k->hf, json_string(k->gguf));
+            break;
+        case LM_KEY_HAS:
+            json_object_set_new(r->o, k->hf, json_boolean(has(r, k->gguf)));
+            break;
+        case LM_KEY_HEAD_DIM:
+            rc = get_head(r, a, k->hf, &dim);
+            break;
+        case LM_KEY_WINDOW:
+            windows = true;
+            rc = get_window(r, k->hf, true);
+            break;
+        case LM_KEY_ROPE:
+            rc = get_rope(r, dim);
+            break;
+        }
+    }
+    return rc || windows ? rc : get_window(r, "", false);
 }
 
 /* Mixtures of experts, of whatever architecture, are refused by that name. */
@@ -485,41 +506,43 @@ static lm_code check_dense(const lm_gguf *g, const lm_gguf_text *arch, lm_err *e
                : LM_OK;
 }
 
-static lm_code find_arch(const lm_gguf *g, lm_arch *out, lm_err *e)
+/* The first entry of that name, but Mistral where Llama has a window: only our own files say so, llama.cpp's conversion
+ * drops it. */
+static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 {
     lm_gguf_text name;
     int64_t window;
+    char list[200];
     lm_code rc = lm_gguf_str(g, "general.architecture", &name, e);
 
+    *out = NULL;
     if (!rc && !name.text)
         rc = lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL, "'general.architecture' is missing");
     if (!rc)
         rc = check_dense(g, &name, e);
-    for (lm_arch a = 0; !rc && a < LM_ARCH_COUNT; a++)
-        if (strlen(lm_gguf_arch(a)) == name.len && !memcmp(lm_gguf_arch(a), name.text, name.len)) {
-            *out = a;
-            if (a != LM_ARCH_LLAMA)
-                return LM_OK;
-            /* Only our own files say so: llama.cpp's conversion drops Mistral's window. */
-            rc = lm_gguf_i64_or(g, "llama.attention.sliding_window", 0, 0, INT64_C(1) << 40,
-                                &window, NULL, e);
-            *out = !rc && window ? LM_ARCH_MISTRAL : LM_ARCH_LLAMA;
-            return rc;
-        }
-    return rc ? rc
-              : lm_fail(e, LM_EUSAGE, lm_gguf_path(g), "gpt2, llama, qwen2 and qwen3 are converted",
-                        "architecture '%.*s'", (int)(name.len < 60 ? name.len : 60), name.text);
+    for (int i = 0; !rc && !*out && lm_arch_at(i); i++) {
+        const char *known = lm_arch_at(i)->gguf;
+        if (strlen(known) == name.len && !memcmp(known, name.text, name.len))
+            *out = lm_arch_at(i);
+    }
+    if (!rc && !*out)
+        rc = lm_fail(e, LM_EUSAGE, lm_gguf_path(g), lm_arch_list(true, list), "architecture '%.*s'",
+                     (int)(name.len < 60 ? name.len : 60), name.text);
+    if (rc || *out != &lm_arch_llama)
+        return rc;
+    rc = lm_gguf_i64_or(g, "llama.attention.sliding_window", 0, 0, INT64_C(1) << 40, &window, NULL,
+                        e);
+    if (!rc && window)
+        *out = &lm_arch_mistral;
+    return rc;
 }
 
 lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
 {
-    static const char *const classes[LM_ARCH_COUNT] = { "GPT2LMHeadModel", "LlamaForCausalLM",
-                                                        "MistralForCausalLM", "Qwen2ForCausalLM",
-                                                        "Qwen3ForCausalLM" };
     const lm_gguf_tensor *embed = lm_gguf_find(g, "token_embd.weight");
     reader r = { .g = g, .e = e };
-    lm_arch arch = LM_ARCH_LLAMA;
-    lm_code rc = find_arch(g, &arch, e);
+    const lm_arch *a;
+    lm_code rc = find_arch(g, &a, e);
 
     *out = NULL;
     if (rc)
@@ -528,11 +551,11 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
         return lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL,
                        "it has no tensor 'token_embd.weight' of two dimensions: the vocabulary "
                        "alone is no model");
-    r.arch = lm_gguf_arch(arch);
+    r.arch = a->gguf;
     r.o = json_object();
-    json_object_set_new(r.o, "architectures", json_pack("[s]", classes[arch]));
-    json_object_set_new(r.o, "model_type", json_string(lm_arch_name(arch)));
-    rc = arch == LM_ARCH_GPT2 ? get_gpt2(&r) : get_llama(&r, arch);
+    json_object_set_new(r.o, "architectures", json_pack("[s]", a->class_name));
+    json_object_set_new(r.o, "model_type", json_string(a->name));
+    rc = get_keys(&r, a);
     if (!rc)
         rc = get_ids(&r);
     set_int(&r, "vocab_size", embed->dim[0]);

@@ -115,43 +115,52 @@ static lm_code set_number(edits *x, json_t *o, const char *key, const char *gguf
                : set(x, o, key, json_integer(whole));
 }
 
-static lm_code take_numbers(edits *x)
+/* A key that is said once more in another spelling (n_ctx) changes where it is there. */
+static bool is_second(const lm_arch *a, const lm_gguf_key *k)
 {
-    static const struct {
-        const char *gguf, *gpt2, *llama; /* NULL: not of this family */
-        bool real;
-    } keys[] = {
-        { "block_count", "n_layer", "num_hidden_layers", false },
-        { "context_length", "n_positions", "max_position_embeddings", false },
-        { "embedding_length", "n_embd", "hidden_size", false },
-        { "feed_forward_length", "n_inner", "intermediate_size", false },
-        { "attention.head_count", "n_head", "num_attention_heads", false },
-        { "attention.head_count_kv", NULL, "num_key_value_heads", false },
-        { "attention.key_length", NULL, "head_dim", false },
-        { "attention.layer_norm_epsilon", "layer_norm_epsilon", NULL, true },
-        { "attention.layer_norm_rms_epsilon", NULL, "rms_norm_eps", true },
-        { "attention.sliding_window", NULL, "sliding_window", false },
-        { "vocab_size", "vocab_size", "vocab_size", false },
-    };
+    for (const lm_gguf_key *i = a->gguf_keys; i < k; i++)
+        if (i->gguf && !strcmp(i->gguf, k->gguf))
+            return true;
+    return false;
+}
+
+static lm_code take_number(edits *x, const lm_gguf_key *k)
+{
     const lm_config *c = &x->m->config;
     char gguf[96];
+
+    snprintf(gguf, sizeof gguf, "%s.%s", c->arch->gguf, k->gguf);
+    if (!edited(x, gguf))
+        return LM_OK;
+    if (is_second(c->arch, k) && !json_object_get(x->m->tree, k->hf))
+        return LM_OK;
+    if (k->kind == LM_KEY_WINDOW && c->arch != &lm_arch_mistral && lm_config_window(c) <= 0)
+        return lm_fail(x->e, LM_EUSAGE, x->m->path, NULL,
+                       "'%s': a config.json of %s without window cannot say it", gguf,
+                       c->arch->name);
+    if (!is_second(c->arch, k))
+        note(x, gguf);
+    return set_number(x, x->m->tree, k->hf, gguf, k->kind == LM_KEY_REAL);
+}
+
+static lm_code take_numbers(edits *x)
+{
+    static const lm_gguf_key vocab = { .hf = "vocab_size", "vocab_size", LM_KEY_INT };
+    static const lm_gguf_key window = { .hf = "sliding_window",
+                                        "attention.sliding_window",
+                                        LM_KEY_WINDOW };
+    bool windows = !x->m->config.ropes;
     lm_code rc = LM_OK;
 
-    for (size_t i = 0; !rc && i < sizeof keys / sizeof *keys; i++) {
-        const char *key = c->arch == LM_ARCH_GPT2 ? keys[i].gpt2 : keys[i].llama;
-        snprintf(gguf, sizeof gguf, "%s.%s", lm_gguf_arch(c->arch), keys[i].gguf);
-        if (!key || !edited(x, gguf))
-            continue;
-        if (!strcmp(key, "sliding_window") && c->arch != LM_ARCH_MISTRAL && c->window <= 0)
-            return lm_fail(x->e, LM_EUSAGE, x->m->path, NULL,
-                           "'%s': a config.json of %s without window cannot say it", gguf,
-                           lm_arch_name(c->arch));
-        note(x, gguf);
-        rc = set_number(x, x->m->tree, key, gguf, keys[i].real);
-        if (!rc && !strcmp(key, "n_positions") && json_object_get(x->m->tree, "n_ctx"))
-            rc = set_number(x, x->m->tree, "n_ctx", gguf, false);
+    for (const lm_gguf_key *k = x->m->config.arch->gguf_keys; !rc && k->hf; k++) {
+        windows = windows || k->kind == LM_KEY_WINDOW;
+        if (k->kind == LM_KEY_INT || k->kind == LM_KEY_REAL || k->kind == LM_KEY_HEAD_DIM ||
+            k->kind == LM_KEY_WINDOW)
+            rc = take_number(x, k);
     }
-    return rc;
+    if (!rc && !windows)
+        rc = take_number(x, &window);
+    return rc ? rc : take_number(x, &vocab);
 }
 
 /* Base and scaling go together: config.json has one object for both, or two keys. */
@@ -171,8 +180,8 @@ static lm_code take_rope(edits *x)
     char gguf[96];
     lm_code rc;
 
-    for (size_t i = 0; c->arch != LM_ARCH_GPT2 && i < sizeof keys / sizeof *keys; i++) {
-        snprintf(gguf, sizeof gguf, "%s.rope.%s", lm_gguf_arch(c->arch), keys[i]);
+    for (size_t i = 0; c->ropes && i < sizeof keys / sizeof *keys; i++) {
+        snprintf(gguf, sizeof gguf, "%s.rope.%s", c->arch->gguf, keys[i]);
         if (!edited(x, gguf))
             continue;
         note(x, gguf);
@@ -182,7 +191,7 @@ static lm_code take_rope(edits *x)
     if (!base && !scaled)
         return LM_OK;
     made = json_object();
-    rc = lm_gguf_get_rope(x->g, c->arch, c->head_dim, made, x->e);
+    rc = lm_gguf_get_rope(x->g, c->arch, c->rope[0].dim, made, x->e);
     scaling = json_object_get(made, "rope_scaling");
     json_t *both = json_object_get(tree, "rope_parameters");
     if (!rc && scaled && json_is_object(both)) {

@@ -26,8 +26,8 @@
 lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e);
 /* The same without the checks. */
 void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c);
-/* Divisors of llama3's scaling; c->head_dim / 2 numbers. */
-void lm_gguf_rope_factors(const lm_config *c, float *out);
+/* Divisors of llama3's scaling; r->dim / 2 numbers. */
+void lm_gguf_rope_factors(const lm_rope_config *r, float *out);
 /* tokenizer.*: "none" when the model has no tokenizer.  Fails: LM_EFORMAT for a tokenizer.json that
  * is not understood, LM_EUSAGE when it has more tokens than the model. */
 lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e);
@@ -39,7 +39,7 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e);
 lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e);
 /* Only "rope_theta" and, where positions are scaled, "rope_scaling", added to `out`; dim: the width of
  * a head.  Fails: LM_EUSAGE for a scaling that is not known, LM_EFORMAT. */
-lm_code lm_gguf_get_rope(const lm_gguf *g, lm_arch arch, int64_t dim, json_t *out, lm_err *e);
+lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t *out, lm_err *e);
 /* A float's value in as few digits as tell it apart: 1e-05, not 9.99999974737875e-06. */
 double lm_gguf_shortest(double v);
 /* Metadata that somebody changed since the conversion of ours that kept config.json and the other

@@ -367,7 +367,7 @@ static lm_code put_special(vocab *v)
     lm_code rc = lm_tok_scratch_new(v->tok, &s, v->e);
 
     bos = bos >= 0 ? bos : c->bos;
-    eos = eos >= 0 ? eos : c->eos;
+    eos = eos >= 0 ? eos : lm_config_eos(c);
     put_id(v, "tokenizer.ggml.bos_token_id", bos, -1);
     put_id(v, "tokenizer.ggml.eos_token_id", eos, -1);
     put_id(v, "tokenizer.ggml.unknown_token_id", lm_tokenizer_unk(v->tok), -1);
@@ -418,7 +418,7 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e)
     if (!v.pieces && !lm_import_side(m, "tokenizer.json")) {
         lm_gguf_put_str(p, "tokenizer.ggml.model", "none", 4);
         put_id(&v, "tokenizer.ggml.bos_token_id", -1, m->config.bos);
-        put_id(&v, "tokenizer.ggml.eos_token_id", -1, m->config.eos);
+        put_id(&v, "tokenizer.ggml.eos_token_id", -1, lm_config_eos(&m->config));
         put_id(&v, "tokenizer.ggml.padding_token_id", -1, m->config.pad);
         return LM_OK;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* names.h -- every tensor of a model: its name and shape in Hugging Face's files and in GGUF's.
+/* names.h -- the tensors of a model (model/arch.h) in Hugging Face's files and in GGUF's.
  *
  * GGUF names an architecture's parts, not its modules (blk.3.attn_q.weight for
  * model.layers.3.self_attn.q_proj.weight).  Two orders of elements differ (llama.cpp, conversion/):
@@ -9,36 +9,7 @@
 #ifndef LM_CONVERT_NAMES_H
 #define LM_CONVERT_NAMES_H
 
-#include "base/err.h"
-#include "model/config.h"
-
-typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
-
-typedef enum {
-    LM_PART_EMBED,
-    LM_PART_POSITION,
-    LM_PART_NORM,
-    LM_PART_OUTPUT,
-    LM_PART_Q,
-    LM_PART_K,
-    LM_PART_V,
-    LM_PART_QKV,
-    LM_PART_ATTN_OUT,
-    LM_PART_GATE,
-    LM_PART_UP,
-    LM_PART_DOWN,
-} lm_part;
-
-typedef struct {
-    char gguf[64], hf[96];
-    int ndim;       /* 1 or 2 */
-    int64_t dim[2]; /* as in Hugging Face's files */
-    lm_element_order order;
-    lm_part part;
-    bool bias;
-    int64_t layer; /* -1: outside the layers */
-    int64_t heads; /* LM_ORDER_ROPE: heads that the rows divide into */
-} lm_model_tensor;
+#include "model/arch.h"
 
 /* All tensors of a model, in the order of its layers.  *out is yours (lm_free).  Fails: LM_ELIMIT. */
 lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e);
@@ -50,7 +21,5 @@ int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r);
 /* Is a tensor of this name in Hugging Face's files a buffer: a table that is made anew when the model
  * is built, and part of no format but theirs (attn.bias, rotary_emb.inv_freq)? */
 bool lm_is_buffer(const char *name);
-/* GGUF's name of the architecture: Mistral's is "llama". */
-const char *lm_gguf_arch(lm_arch a);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build.c -- the pieces that architectures are written with. */
+/* build.c -- the pieces of which a decoder is built. */
 #include "model/build.h"
 
 #include <stdarg.h>
@@ -90,20 +90,26 @@ static lm_vid append(lm_builder *b, const lm_op *op, const void *attr, const lm_
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe)
 {
-    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST, 0 };
+    double scale = b->m->config.embed_scale;
+    lm_embed_attr attr = { LM_ACC_FIRST, LM_ACC_FIRST, scale };
     lm_vid in[4] = { b->m->tokens, wte, wpe >= 0 ? b->m->pos : LM_NONE, wpe };
     return append(b, &lm_op_embed, &attr, in);
 }
 
-lm_vid lm_b_norm(lm_builder *b, lm_norm_kind kind, lm_vid x, lm_vid w, lm_vid bias, lm_vid r,
-                 lm_vid *s)
+lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s)
 {
-    lm_norm_attr attr = { kind, b->m->config.norm_eps, LM_ACC_FIRST, false };
+    const lm_config *c = &b->m->config;
+    lm_norm_attr attr = { c->norm, c->norm_eps, LM_ACC_FIRST, c->norm_plus_one };
     lm_vid in[4] = { x, w, bias, r }, out[3] = { LM_NONE, LM_NONE, LM_NONE };
     if (!lm_b_ok(b) || lm_graph_append(b->m->graph, &lm_op_norm, &attr, in, out, b->e))
         return LM_NONE;
     *s = out[2] >= 0 ? out[2] : x;
     return out[0];
+}
+
+lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y)
+{
+    return append(b, &lm_op_add, NULL, (lm_vid[]){ x, y });
 }
 
 lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias)
@@ -113,21 +119,24 @@ lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias)
     return append(b, &lm_op_linear, &attr, in);
 }
 
-lm_vid lm_b_head_norm(lm_builder *b, lm_vid qkv, lm_vid wq, lm_vid wk)
+lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk)
 {
     const lm_config *c = &b->m->config;
-    lm_head_norm_attr attr = {
-        c->heads, c->kv_heads, c->head_dim, c->norm_eps, LM_ACC_FIRST, false
-    };
+    const lm_layer *y = &c->layer[layer];
+    lm_head_norm_attr attr = { y->heads,    y->kv_heads,  y->head_dim,
+                               c->norm_eps, LM_ACC_FIRST, c->norm_plus_one };
     lm_vid in[3] = { qkv, wq, wk };
     return append(b, &lm_op_head_norm, &attr, in);
 }
 
-lm_vid lm_b_rope(lm_builder *b, lm_vid qkv)
+lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)
 {
     const lm_config *c = &b->m->config;
-    lm_rope_attr attr = { c->heads, c->kv_heads, c->head_dim, c->head_dim, false };
-    lm_vid in[3] = { qkv, b->m->pos, b->m->rope };
+    const lm_layer *y = &c->layer[layer];
+    if (y->rope < 0)
+        return qkv;
+    lm_rope_attr attr = { y->heads, y->kv_heads, y->head_dim, c->rope[y->rope].dim, false };
+    lm_vid in[3] = { qkv, b->m->pos, b->m->rope[y->rope] };
     return append(b, &lm_op_rope, &attr, in);
 }
 
@@ -135,10 +144,9 @@ static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
                                const lm_attention_attr *attr)
 {
     lm_model *m = b->m;
-    const lm_config *c = &m->config;
     lm_tensor cache = { .dtype = LM_DTYPE_F32,
                         .ndim = 4,
-                        .dim = { attr->batch, c->kv_heads, m->build.cache, c->head_dim } };
+                        .dim = { attr->batch, attr->kv_heads, m->build.cache, attr->head_dim } };
     char name[64];
     snprintf(name, sizeof name, "layers.%d.keys", (int)layer);
     if (!lm_b_ok(b) ||
@@ -154,23 +162,24 @@ static lm_vid cached_attention(lm_builder *b, lm_vid qkv, int64_t layer,
     return out[0];
 }
 
-lm_vid lm_b_attention(lm_builder *b, lm_vid qkv, int64_t layer, double scale)
+lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv)
 {
     lm_model *m = b->m;
-    const lm_config *c = &m->config;
+    const lm_layer *y = &m->config.layer[layer];
     lm_attention_attr attr = { .batch = m->build.batch,
                                .seq = m->build.seq,
-                               .heads = c->heads,
-                               .kv_heads = c->kv_heads,
-                               .head_dim = c->head_dim,
-                               .window = lm_config_slides(c, layer) ? c->window : 0,
+                               .heads = y->heads,
+                               .kv_heads = y->kv_heads,
+                               .head_dim = y->head_dim,
+                               .window = y->window,
                                .causal = true,
-                               .scale = scale,
-                               .site = layer };
+                               .scale = y->scale,
+                               .site = layer,
+                               .soft_cap = y->soft_cap };
     if (m->build.mode == LM_MODE_GENERATE)
         return cached_attention(b, qkv, layer, &attr);
     if (m->build.mode == LM_MODE_TRAIN && m->build.dropout)
-        attr.dropout = c->drop_attn;
+        attr.dropout = m->config.drop_attn;
     lm_vid in[2] = { qkv, m->lo };
     return append(b, &lm_op_attention, &attr, in);
 }
@@ -183,9 +192,12 @@ lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p)
     return append(b, &lm_op_dropout, &attr, &x);
 }
 
-lm_vid lm_b_unary(lm_builder *b, const lm_op *op, const void *attr, lm_vid x)
+lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
 {
-    return append(b, op, attr, &x);
+    lm_gelu_attr exact = { mlp == LM_MLP_GELU_EXACT };
+    if (lm_mlp_gated(mlp))
+        return append(b, mlp == LM_MLP_GEGLU ? &lm_op_geglu : &lm_op_swiglu, NULL, &x);
+    return append(b, &lm_op_gelu, &exact, &x);
 }
 
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
@@ -196,6 +208,9 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
         if (m->build.seq > 1) /* else row i is that of sequence i */
             x = append(b, &lm_op_rows, NULL, in);
         lm_vid logits = lm_b_linear(b, x, w, LM_NONE);
+        lm_soft_cap_attr cap = { m->config.logit_cap };
+        if (cap.cap > 0)
+            logits = append(b, &lm_op_soft_cap, &cap, &logits);
         lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
         if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
             lm_graph_append(m->graph, &lm_op_cast, NULL, &logits, &wide, b->e))
@@ -203,7 +218,7 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
         m->logits = wide;
         return;
     }
-    lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, 0 };
+    lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, m->config.logit_cap };
     lm_vid lse = m->build.mode == LM_MODE_TRAIN ? LM_NONE : LM_SKIP; /* of the gradient */
     lm_vid in[3] = { x, w, m->targets }, out[3] = { LM_NONE, lse, LM_SKIP };
     if (lm_b_ok(b) && !lm_graph_append(m->graph, &lm_op_head_stats, &attr, in, out, b->e))

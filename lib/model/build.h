@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build.h -- what the architectures' files share while they build a graph.  Private to lib/model.
+/* build.h -- the pieces of which a decoder is built as a graph.  Private to lib/model.
  */
 #ifndef LM_MODEL_BUILD_H
 #define LM_MODEL_BUILD_H
 
-#include "kernels/norm.h"
 #include "model/model.h"
 
-/* A builder: the first failure sticks in *e and every later call does nothing, so that an
- * architecture reads as a list of layers. */
+/* A builder: the first failure sticks in *e and every later call does nothing, so that a
+ * decoder reads as a list of layers. */
 typedef struct {
     lm_model *m;
     lm_arena *arena; /* the model's own */
@@ -28,24 +27,24 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
                 const char *fmt, ...) LM_PRINTF(6, 7);
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe);
-/* y = norm(x [+ r]); *s receives x + r (x when r is LM_NONE). */
-lm_vid lm_b_norm(lm_builder *b, lm_norm_kind kind, lm_vid x, lm_vid w, lm_vid bias, lm_vid r,
-                 lm_vid *s);
+/* y = norm(x [+ r]) as the config has it; *s receives x + r (x when r is LM_NONE). */
+lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s);
+lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y);
 lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
-lm_vid lm_b_head_norm(lm_builder *b, lm_vid qkv, lm_vid wq, lm_vid wk);
-lm_vid lm_b_rope(lm_builder *b, lm_vid qkv);
-/* Attention of `layer`, through the cache in GENERATE. */
-lm_vid lm_b_attention(lm_builder *b, lm_vid qkv, int64_t layer, double scale);
+/* Norm of queries and keys, rotation and attention of a layer, the latter through the cache in GENERATE. */
+lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
+lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
+lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
+/* The activation of an MLP; x has the gates and the others side by side where it is gated. */
+lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
-lm_vid lm_b_unary(lm_builder *b, const lm_op *op, const void *attr, lm_vid x);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
 
 /* When all parameters are declared: their places in the master copy, and the index of names. */
 lm_code lm_b_place(lm_builder *b);
 
-/* The architectures: append everything from the embedding to the head. */
-void lm_build_gpt2(lm_builder *b);
-void lm_build_llama(lm_builder *b);
+/* Append everything from the embedding to the head. */
+void lm_build_decoder(lm_builder *b);
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.h -- a model's hyper-parameters: read from a Hugging Face config.json, checked, and
- * written back.
+/* config.h -- a model's hyper-parameters: read from a Hugging Face config.json, and checked.
  *
- * Architectures: GPT-2, and the Llama family (Llama 2/3, Mistral, Qwen2, Qwen3), which differ in a
- * few switches. An unknown model_type, a missing key or a contradiction is LM_EFORMAT that names
- * the key.  Keys that say something this code would have to obey and does not know (another
+ * A config is a core that holds for the whole model, and a descriptor for each layer.  The reader of the
+ * architecture (arch.h) fills both.  An unknown model_type, a missing key or a contradiction is LM_EFORMAT that
+ * names the key.  Keys that say something this code would have to obey and does not know (another
  * activation, another rope_type, quantization_config) are refused, not ignored. */
 #ifndef LM_MODEL_CONFIG_H
 #define LM_MODEL_CONFIG_H
@@ -14,19 +13,12 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "kernels/norm.h"
+
+typedef struct lm_arch lm_arch;             /* arch.h */
+const char *lm_arch_name(const lm_arch *a); /* model_type: "gpt2", "llama", ... */
 
 typedef enum {
-    LM_ARCH_GPT2,
-    LM_ARCH_LLAMA,
-    LM_ARCH_MISTRAL,
-    LM_ARCH_QWEN2,
-    LM_ARCH_QWEN3,
-    LM_ARCH_COUNT,
-} lm_arch;
-const char *lm_arch_name(lm_arch a); /* model_type: "gpt2", "llama", ... */
-
-typedef enum {
-    LM_ROPE_NONE, /* GPT-2: learned positions */
     LM_ROPE_DEFAULT,
     LM_ROPE_LINEAR,
     LM_ROPE_DYNAMIC, /* NTK */
@@ -34,8 +26,10 @@ typedef enum {
     LM_ROPE_YARN,
 } lm_rope_type;
 
+/* A rotary table. */
 typedef struct {
     lm_rope_type type;
+    int64_t dim; /* numbers of a head that it turns */
     double theta, factor;
     double low_freq, high_freq;             /* llama3 */
     double beta_fast, beta_slow, attention; /* yarn; attention 0: derived from factor */
@@ -44,29 +38,63 @@ typedef struct {
     int64_t original;                       /* original_max_position_embeddings; 0: absent */
 } lm_rope_config;
 
+typedef enum {
+    LM_QK_PLAIN,
+    LM_QK_NORM_HEAD, /* RMSNorm of each head of queries and keys before the rotation */
+    LM_QK_NORM_ROW,  /* RMSNorm over all heads at once */
+} lm_qk_norm;
+
+typedef enum {
+    LM_MLP_GELU,       /* down(gelu(up x)), with the approximation by tanh */
+    LM_MLP_GELU_EXACT, /* with the error function */
+    LM_MLP_SWIGLU,     /* down(silu(gate x) * up x) */
+    LM_MLP_GEGLU,      /* down(gelu(gate x) * up x), with the approximation by tanh */
+} lm_mlp;
+#define lm_mlp_gated(mlp) ((mlp) >= LM_MLP_SWIGLU)
+
 typedef struct {
-    lm_arch arch;
-    int64_t vocab, width, ffn, layers, heads, kv_heads, head_dim, max_positions;
-    double norm_eps, init_std;
-    bool tied;     /* lm_head shares the embedding */
-    bool qkv_bias; /* Qwen2; Llama's attention_bias sets both */
-    bool out_bias; /* bias on the attention's output projection */
+    int64_t heads, kv_heads, head_dim;
+    int64_t window;  /* keys that a query sees, itself included; 0: all */
+    double scale;    /* of the scores */
+    double soft_cap; /* of the scores, cap * tanh(score / cap); 0: none */
+    int rope;        /* index of the rotary table; -1: positions are learned */
+    lm_qk_norm qk_norm;
+    bool qkv_bias, out_bias;
+    lm_mlp mlp;
+    int64_t ffn;
     bool mlp_bias;
-    bool qk_norm;          /* Qwen3 */
-    int64_t window;        /* sliding window in keys, itself included; 0: none */
-    int64_t window_from;   /* layers >= this slide (Qwen max_window_layers); 0: all */
-    uint8_t *layer_window; /* [layers] 1: this layer slides (layer_types); NULL: by window_from */
-    bool gelu_exact;       /* GPT-2: activation_function "gelu" instead of "gelu_new" */
-    bool scale_by_layer;   /* GPT-2: scale_attn_by_inverse_layer_idx */
-    bool scale_attention;  /* GPT-2: scale_attn_weights (true) */
+    bool norm_before,
+        norm_after; /* of each branch: of its input, of its result before it is added */
+} lm_layer;
+
+enum { LM_MOST_ROPES = 2 };
+
+typedef struct {
+    const lm_arch *arch;
+    int64_t vocab, width, layers, max_positions;
+    lm_norm_kind norm;
+    double norm_eps;
+    bool norm_plus_one; /* norms multiply by 1 + weight */
+    double init_std;
+    double
+        embed_scale; /* embeddings are multiplied with it, rounded to their type; 1: they are not */
+    double logit_cap; /* of the logits, cap * tanh(logit / cap); 0: none */
+    bool tied;        /* lm_head shares the embedding */
     double drop_embed, drop_resid, drop_attn;
-    int64_t bos, eos, pad; /* -1: none (eos: the first when it is a list) */
-    lm_rope_config rope;
+    int64_t bos, pad; /* -1: none */
+    int64_t *eos;     /* in the order of the config, each once and below the vocabulary */
+    int n_eos;
+    lm_rope_config rope[LM_MOST_ROPES];
+    int ropes;       /* 0: positions are learned */
+    lm_layer *layer; /* [layers] */
 } lm_config;
 
 lm_code lm_config_read(const json_t *obj, const char *where, lm_config *out, lm_err *e);
 void lm_config_fini(lm_config *c);
-bool lm_config_slides(const lm_config *c, int64_t layer);
+/* The first of the eos ids, -1 if there is none. */
+int64_t lm_config_eos(const lm_config *c);
+/* The widest window of any layer, 0 if all layers see all keys. */
+int64_t lm_config_window(const lm_config *c);
 
 /* Number of parameters (tied tensors once), and those that take part in matrix products (N of the
  * FLOP formula: no looked-up embedding rows, a head counted whether tied or not). */
@@ -76,11 +104,11 @@ int64_t lm_config_matmul_params(const lm_config *c);
  */
 double lm_config_train_flops(const lm_config *c, int64_t seq);
 /* FLOPs of forward and backward of `tokens` tokens with the products of attention for those pairs of a
- * query and a key that it looks at: `pairs` in layers that see all keys, `near` in those with the window.
+ * query and a key that it looks at: `pairs` in layers that see all keys, `near` in those with a window.
  * 6 N tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
 double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near);
 
-/* Rows 0..positions-1 of the rotary table that kernels/rope.h describes, [positions, head_dim]. */
-void lm_rope_table(const lm_config *c, int64_t positions, float *out);
+/* Rows 0..positions-1 of rotary table `table` as kernels/rope.h describes it, [positions, dim]. */
+void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out);
 
 #endif

@@ -280,7 +280,7 @@ double lm_generator_step_bytes(const lm_generator *g)
     }
     /* tables of which only rows are looked up: an embedding that is not the head, and learned
      * positions */
-    int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->arch == LM_ARCH_GPT2 ? c->max_positions : 0);
+    int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->ropes ? 0 : c->max_positions);
     const lm_tensor *embed = &m->graph->value[m->param[0].value].t;
     bytes -= (double)lm_plain_bytes(embed->dtype, looked_up * c->width);
     for (int64_t i = 0; i < g->batch; i++)

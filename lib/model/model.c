@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/arch.h"
 #include "model/build.h"
 #include "op/fuse.h"
 
@@ -22,7 +23,7 @@ static lm_code check_build(const lm_config *c, const lm_build *b, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "batch", "make the batch or the sequences smaller",
                        "%" PRId64 " sequence%s of %" PRId64 " tokens cannot be numbered", b->batch,
                        lm_plural(b->batch), b->seq);
-    if (c->arch == LM_ARCH_GPT2 && positions > c->max_positions)
+    if (!c->ropes && positions > c->max_positions)
         return lm_fail(e, LM_EUSAGE, "sequence length", "use a shorter one",
                        "%" PRId64 " position%s, but the model has learned %" PRId64, positions,
                        lm_plural(positions), c->max_positions);
@@ -39,11 +40,10 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
     if (lm_graph_value(g, LM_ROLE_INPUT, ids, "tokens", &m->tokens, e) ||
         lm_graph_value(g, LM_ROLE_INPUT, ids, "positions", &m->pos, e))
         return e->code;
-    if (m->config.rope.type != LM_ROPE_NONE) {
-        m->rope_rows = generate ? m->build.cache : m->build.seq;
-        if (lm_graph_value(g, LM_ROLE_CONST,
-                           lm_shape2(LM_DTYPE_F32, m->rope_rows, m->config.head_dim), "rope",
-                           &m->rope, e))
+    m->rope_rows = m->config.ropes ? generate ? m->build.cache : m->build.seq : 0;
+    for (int i = 0; i < m->config.ropes; i++) {
+        lm_tensor table = lm_shape2(LM_DTYPE_F32, m->rope_rows, m->config.rope[i].dim);
+        if (lm_graph_value(g, LM_ROLE_CONST, table, i ? "rope.1" : "rope", &m->rope[i], e))
             return e->code;
     }
     if (generate)
@@ -65,9 +65,9 @@ static lm_code make_inputs(lm_model *m, lm_err *e)
 
 static const char *bare(const lm_model *m, const char *name)
 {
-    if (m->config.arch == LM_ARCH_GPT2 && !strncmp(name, "transformer.", 12))
-        return name + 12;
-    return name;
+    const lm_arch *a = m->config.arch;
+    size_t n = a && a->rootless ? strlen(a->root) : 0;
+    return n && !strncmp(name, a->root, n) ? name + n : name;
 }
 
 /* The cell of `name`, or the free one where it belongs. */
@@ -171,7 +171,7 @@ static lm_code build(lm_model *m, lm_err *e)
         (lm_alloc_n(&m->kcache, layers, sizeof *m->kcache, "caches", e) ||
          lm_alloc_n(&m->vcache, layers, sizeof *m->vcache, "caches", e)))
         return e->code;
-    (c->arch == LM_ARCH_GPT2 ? lm_build_gpt2 : lm_build_llama)(&b);
+    lm_build_decoder(&b);
     if (!lm_b_ok(&b) || lm_b_place(&b) || lm_pass_precision(m->graph, &m->build.precision, e))
         return e->code;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
@@ -187,8 +187,10 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
         return e->code;
     m->config = *c;
     m->build = *b;
-    lm_vid *const none[] = { &m->tokens, &m->targets, &m->pos,  &m->lo,   &m->scale, &m->used,
-                             &m->fresh,  &m->rows,    &m->rope, &m->loss, &m->logits };
+    lm_vid *const none[] = {
+        &m->tokens, &m->targets, &m->pos,  &m->lo,     &m->scale,   &m->used,
+        &m->fresh,  &m->rows,    &m->loss, &m->logits, &m->rope[0], &m->rope[1]
+    };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e) || build(m, e)) {
@@ -222,7 +224,7 @@ bool lm_model_ignores(const lm_model *m, const char *name)
 {
     if (lm_text_ends(name, ".rotary_emb.inv_freq"))
         return true;
-    if (m->config.arch == LM_ARCH_GPT2 &&
+    if (m->config.arch == &lm_arch_gpt2 &&
         (lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias")))
         return true;
     return m->config.tied && !strcmp(name, "lm_head.weight");

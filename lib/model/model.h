@@ -80,9 +80,9 @@ typedef struct {
     lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
     lm_vid scale;                    /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid used, fresh,
-        rows;    /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
+        rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
                  which T = 1 does not ask */
-    lm_vid rope; /* CONST F32 [positions, D] or LM_NONE */
+    lm_vid rope[LM_MOST_ROPES]; /* CONST F32 [positions, dim] of the config's tables; LM_NONE */
     int64_t rope_rows;
     lm_vid *kcache, *vcache; /* GENERATE: STATE [B,K,S,D] of each layer */
     lm_vid loss;             /* F32 [N] */
@@ -95,7 +95,7 @@ typedef struct {
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
 
-/* Index of the slice of that name, -1 if none.  "transformer." prefixes are ignored for GPT-2. */
+/* Index of the slice of that name, -1 if none.  Of GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);
 /* True for tensors that checkpoints may carry and that are no parameters here (rotary inv_freq,
  * GPT-2's attention mask buffers, a duplicate of a tied head). */

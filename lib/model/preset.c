@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "model/config.h"
+#include "model/arch.h"
 
 enum { MOST_BYTES = 1 << 24 }; /* of a config.json */
 
@@ -130,47 +130,6 @@ lm_code lm_config_alone(const char *path, json_t **out, lm_err *e)
     return rc;
 }
 
-/* Keys that mean something in a config of each family; of others nobody could say whether they were
- * obeyed. */
-#define COMMON                                                                                \
-    "vocab_size", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", \
-        "pad_token_id", "use_cache"
-static const char *const gpt2_keys[] = { COMMON,
-                                         "n_embd",
-                                         "n_layer",
-                                         "n_head",
-                                         "n_positions",
-                                         "n_ctx",
-                                         "n_inner",
-                                         "activation_function",
-                                         "layer_norm_epsilon",
-                                         "embd_pdrop",
-                                         "resid_pdrop",
-                                         "attn_pdrop",
-                                         "scale_attn_weights",
-                                         "scale_attn_by_inverse_layer_idx",
-                                         "reorder_and_upcast_attn",
-                                         NULL };
-#define FAMILY                                                                              \
-    COMMON, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", \
-        "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings",         \
-        "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_dropout"
-static const char *const llama_keys[] = { FAMILY, "attention_bias", "mlp_bias", NULL };
-static const char *const mistral_keys[] = { FAMILY, "sliding_window", NULL };
-static const char *const qwen2_keys[] = { FAMILY,           "use_sliding_window",
-                                          "sliding_window", "max_window_layers",
-                                          "layer_types",    NULL };
-static const char *const qwen3_keys[] = { FAMILY,
-                                          "attention_bias",
-                                          "use_sliding_window",
-                                          "sliding_window",
-                                          "max_window_layers",
-                                          "layer_types",
-                                          NULL };
-static const char *const *const keys_of[LM_ARCH_COUNT] = {
-    [LM_ARCH_GPT2] = gpt2_keys,   [LM_ARCH_LLAMA] = llama_keys, [LM_ARCH_MISTRAL] = mistral_keys,
-    [LM_ARCH_QWEN2] = qwen2_keys, [LM_ARCH_QWEN3] = qwen3_keys,
-};
 static const char *const rope_keys[] = { "rope_type",
                                          "type",
                                          "rope_theta",
@@ -188,10 +147,9 @@ static const char *const rope_keys[] = { "rope_type",
 
 const char *const *lm_config_keys(const char *model_type)
 {
-    for (int a = 0; a < LM_ARCH_COUNT; a++)
-        if (!strcmp(model_type, lm_arch_name((lm_arch)a)))
-            return keys_of[a];
-    return NULL;
+    const lm_arch *a = lm_arch_find(model_type);
+
+    return a ? a->keys : NULL;
 }
 
 bool lm_config_reads(const char *model_type, const char *key)
@@ -205,8 +163,8 @@ bool lm_config_reads(const char *model_type, const char *key)
 
 bool lm_config_known(const char *key)
 {
-    for (int a = 0; a < LM_ARCH_COUNT; a++)
-        if (lm_config_reads(lm_arch_name((lm_arch)a), key))
+    for (int i = 0; lm_arch_at(i); i++)
+        if (lm_config_reads(lm_arch_at(i)->name, key))
             return true;
     return false;
 }
@@ -226,23 +184,21 @@ static lm_code known(const char *key, const char *const *list, const char *of, l
 static lm_code check_key(const json_t *config, const char *key, const char *inner, lm_err *e)
 {
     const char *type = NULL;
-    char of[80];
+    char of[80], list[200];
     if (lm_json_str_or(config, "model_type", NULL, &type, "config", e))
         return e->code;
-    for (int a = 0; type && a < LM_ARCH_COUNT; a++) {
-        if (strcmp(type, lm_arch_name((lm_arch)a)) != 0)
-            continue;
-        snprintf(of, sizeof of, "a %s config", type);
-        if (known(key, keys_of[a], of, e))
-            return e->code;
-        if (!inner)
-            return LM_OK;
-        if (strcmp(key, "rope_scaling") != 0 && strcmp(key, "rope_parameters") != 0)
-            return lm_fail(e, LM_EUSAGE, "--set", NULL, "\"%s\" is no object", key);
-        return known(inner, rope_keys, key, e);
-    }
-    return lm_fail(e, LM_EFORMAT, "config", "gpt2, llama, mistral, qwen2 and qwen3 are known",
-                   "model_type \"%s\" is not known", type ? type : "");
+    const lm_arch *a = type ? lm_arch_find(type) : NULL;
+    if (!a)
+        return lm_fail(e, LM_EFORMAT, "config", lm_arch_list(false, list),
+                       "model_type \"%s\" is not known", type ? type : "");
+    snprintf(of, sizeof of, "a %s config", type);
+    if (known(key, a->keys, of, e))
+        return e->code;
+    if (!inner)
+        return LM_OK;
+    if (strcmp(key, "rope_scaling") != 0 && strcmp(key, "rope_parameters") != 0)
+        return lm_fail(e, LM_EUSAGE, "--set", NULL, "\"%s\" is no object", key);
+    return known(inner, rope_keys, key, e);
 }
 
 static lm_code put(json_t *config, const char *key, const char *inner, const char *value, lm_err *e)

@@ -38,11 +38,11 @@ static double llama3_scale(const lm_rope_config *r, double f)
     return (1 - s) * f / r->factor + s * f;
 }
 
-void lm_rope_table(const lm_config *c, int64_t positions, float *out)
+void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out)
 {
-    const lm_rope_config *r = &c->rope;
-    int64_t half = c->head_dim / 2;
-    double d = (double)c->head_dim, theta = r->theta, attention = 1, lo = 0, hi = 0;
+    const lm_rope_config *r = &c->rope[table];
+    int64_t half = r->dim / 2;
+    double d = (double)r->dim, theta = r->theta, attention = 1, lo = 0, hi = 0;
     double original = r->original ? (double)r->original : (double)c->max_positions;
 
     if (r->type == LM_ROPE_DYNAMIC && positions > c->max_positions)
@@ -76,8 +76,8 @@ void lm_rope_table(const lm_config *c, int64_t positions, float *out)
         float f32 = (float)f;
         for (int64_t p = 0; p < positions; p++) {
             float angle = (float)p * f32;
-            out[p * c->head_dim + j] = (float)(cos((double)angle) * attention);
-            out[p * c->head_dim + half + j] = (float)(sin((double)angle) * attention);
+            out[p * r->dim + j] = (float)(cos((double)angle) * attention);
+            out[p * r->dim + half + j] = (float)(sin((double)angle) * attention);
         }
     }
 }

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rotary.h -- a rotary table in memory of a backend. */
+/* rotary.h -- the rotary tables of a model in memory of a backend. */
 #ifndef LM_MODEL_ROTARY_H
 #define LM_MODEL_ROTARY_H
 
 #include "graph/exec.h"
 #include "model/model.h"
 
-/* Filled on the host and copied to the backend once; data is NULL for a model that has no table. */
+/* Filled on the host and copied to the backend once, one table behind the other; data is NULL for a model that has none. */
 typedef struct {
     lm_backend *b; /* borrowed */
     float *data;
     size_t bytes;
 } lm_rotary;
 
+/* Bytes of the tables. */
+size_t lm_rotary_bytes(const lm_model *m);
 lm_code lm_rotary_new(const lm_model *m, lm_backend *b, lm_rotary *out, lm_err *e);
 void lm_rotary_bind(const lm_rotary *r, const lm_model *m, lm_exec *x);
 void lm_rotary_fini(lm_rotary *r);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "model/rotary.h"
 #include "train/batch.h"
 #include "train/monitor.h"
 #include "train/state.h"
@@ -105,8 +106,7 @@ lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
     if (device)
         lm_memory_add(out, "batch under way",
                       (double)lm_batch_bytes(train->build.batch, train->build.seq), true);
-    lm_memory_add(out, "rotary table",
-                  (double)(train->rope_rows * train->config.head_dim) * 4 * (eval ? 2 : 1), device);
+    lm_memory_add(out, "rotary table", (double)lm_rotary_bytes(train) * (eval ? 2 : 1), device);
     if (eval && device)
         lm_memory_add(out, "losses (host)", (double)rows * sizeof(float), false);
     add_twin(out, "samples of weights", "samples of weights (host)",

@@ -40,13 +40,13 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err
     lm_batch *batch = t->batch + set * t->o.accumulate;
     const lm_config *c = t->io.config;
     double pairs = 0, near = 0;
-    int64_t valid = 0;
+    int64_t valid = 0, window = lm_config_window(c);
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         if (lm_batch_fill(&batch[i], t->train_feed, sample + i * t->o.batch, INT64_MAX, e))
             return e->code;
         valid += batch[i].valid;
         pairs += (double)lm_batch_pairs(&batch[i], 0);
-        near += c->window > 0 ? (double)lm_batch_pairs(&batch[i], c->window) : 0;
+        near += window > 0 ? (double)lm_batch_pairs(&batch[i], window) : 0;
     }
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         lm_batch_scale(&batch[i], valid ? (float)(1.0 / (double)valid) : 0.0f);

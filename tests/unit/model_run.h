@@ -40,7 +40,7 @@ typedef struct {
     lm_exec *exec;
     lm_par *par;
     uint16_t *low;
-    float *rope;
+    float *rope[LM_MOST_ROPES];
     void **mem; /* by value; NULL: not ours */
     size_t n_mem;
     lm_step step;
@@ -62,13 +62,13 @@ static inline void bind_double(runner *r, const float *block)
             to[k] = (double)block[p->offset + k];
         lm_exec_bind(r->exec, p->value, to);
     }
-    if (m->rope == LM_NONE)
-        return;
-    lm_rope_table(&m->config, m->rope_rows, r->rope);
-    double *to = r->mem[m->rope];
-    for (int64_t k = 0; k < m->rope_rows * m->config.head_dim; k++)
-        to[k] = (double)r->rope[k];
-    lm_exec_bind(r->exec, m->rope, to);
+    for (int i = 0; i < m->config.ropes; i++) {
+        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
+        double *to = r->mem[m->rope[i]];
+        for (int64_t k = 0; k < m->rope_rows * m->config.rope[i].dim; k++)
+            to[k] = (double)r->rope[i][k];
+        lm_exec_bind(r->exec, m->rope[i], to);
+    }
 }
 
 /* (Re)bind all parameters to the numbers of `block`, which must stay where it is. */
@@ -87,9 +87,9 @@ static inline void runner_weights(runner *r, const float *block)
         const void *data = low ? (const void *)(r->low + p->offset) : (block + p->offset);
         lm_exec_bind(r->exec, p->value, (void *)(uintptr_t)data);
     }
-    if (m->rope != LM_NONE) {
-        lm_rope_table(&m->config, m->rope_rows, r->rope);
-        lm_exec_bind(r->exec, m->rope, r->rope);
+    for (int i = 0; i < m->config.ropes; i++) {
+        lm_rope_table(&m->config, i, m->rope_rows, r->rope[i]);
+        lm_exec_bind(r->exec, m->rope[i], r->rope[i]);
     }
 }
 
@@ -123,8 +123,8 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     }
     if (b->precision.low == LM_DTYPE_BF16)
         r->low = room((size_t)r->model->block, sizeof *r->low);
-    if (r->model->rope != LM_NONE)
-        r->rope = room((size_t)(r->model->rope_rows * c->head_dim), sizeof *r->rope);
+    for (int i = 0; i < c->ropes; i++)
+        r->rope[i] = room((size_t)(r->model->rope_rows * c->rope[i].dim), sizeof **r->rope);
     if (r->model->scale != LM_NONE) {
         const lm_tensor *t = &g->value[r->model->scale].t;
         for (int64_t i = 0; i < lm_tensor_count(t); i++)
@@ -150,7 +150,8 @@ static inline void runner_free(runner *r)
         lm_free(r->mem[v]);
     lm_free(r->mem);
     lm_free(r->low);
-    lm_free(r->rope);
+    for (int i = 0; i < LM_MOST_ROPES; i++)
+        lm_free(r->rope[i]);
     lm_model_free(r->model);
 }
 

@@ -241,28 +241,33 @@ static void config_comes_back(void **state)
         float factors[64];
         int64_t dim[2] = { 20, 32 };
         read_config(llama_text, &m.config);
-        m.config.rope.original = originals[k];
-        m.config.head_dim = 128;
-        m.config.heads = 2;
+        m.config.rope[0].original = originals[k];
+        m.config.rope[0].dim = 128;
+        for (int64_t l = 0; l < m.config.layers; l++) {
+            lm_layer *y = &m.config.layer[l];
+            y->head_dim = 128;
+            y->heads = 2;
+            y->scale = 1 / sqrt(128);
+        }
         assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
         lm_gguf_put_str(p, "general.architecture", "llama", 5);
         assert_int_equal(lm_gguf_put_config(p, &m, &e), LM_OK);
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, (int64_t[]){ 64 });
         lm_gguf_put_tensor(p, "token_embd.weight", LM_GGUF_TYPE_F32, 2, dim);
         assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
-        lm_gguf_rope_factors(&m.config, factors);
+        lm_gguf_rope_factors(m.config.rope, factors);
         assert_int_equal(lm_buf_add(&b, factors, sizeof factors, &e), LM_OK);
         for (int i = 0; i < 20; i++)
             assert_int_equal(lm_buf_add(&b, factors, 128, &e), LM_OK);
         assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, &e), LM_OK);
         assert_int_equal(lm_gguf_get_config(g, &tree, &e), LM_OK);
         assert_int_equal(lm_config_read(tree, "again", &again, &e), LM_OK);
-        assert_int_equal(again.rope.type, LM_ROPE_LLAMA3);
-        assert_int_equal(again.rope.original, originals[k]);
-        assert_true(again.rope.factor == 8 && again.rope.low_freq == 1 &&
-                    again.rope.high_freq == 4);
-        assert_true(again.norm_eps == 1e-5 && again.rope.theta == 500000);
-        assert_true(again.kv_heads == 2 && again.head_dim == 128 && again.tied);
+        assert_int_equal(again.rope[0].type, LM_ROPE_LLAMA3);
+        assert_int_equal(again.rope[0].original, originals[k]);
+        assert_true(again.rope[0].factor == 8 && again.rope[0].low_freq == 1 &&
+                    again.rope[0].high_freq == 4);
+        assert_true(again.norm_eps == 1e-5 && again.rope[0].theta == 500000);
+        assert_true(again.layer[0].kv_heads == 2 && again.layer[0].head_dim == 128 && again.tied);
         json_decref(tree);
         lm_gguf_close(g);
         lm_gguf_plan_free(p);
@@ -454,7 +459,7 @@ static void mixtures_are_llama_cpps(void **state)
         assert_string_equal(got, gpt2 ? "6" : base); /* tied: it is the head */
         types_of(&c, want[k].type, LM_PART_OUTPUT, false, got);
         assert_string_equal(got, gpt2 ? "" : "6");
-        types_of(&c, want[k].type, LM_PART_NORM, false, got);
+        types_of(&c, want[k].type, LM_PART_ATTN_NORM, false, got);
         assert_int_equal(strspn(got, "0"), strlen(got));
         types_of(&c, want[k].type, LM_PART_QKV, true, got);
         assert_int_equal(strspn(got, "0"), strlen(got));
@@ -515,7 +520,7 @@ static void low_mixtures_are_llama_cpps(void **state)
         lm_config c;
         lm_gguf_rule r = { .importance = want[i].importance };
         config_of(&c, want[i].arch, want[i].layers, 256, false);
-        c.kv_heads = want[i].kv_heads;
+        c.layer[0].kv_heads = want[i].kv_heads;
         types_by(&c, r, want[i].type, gpt2 ? LM_PART_QKV : LM_PART_V, false, got);
         assert_string_equal(got, want[i].value);
         types_by(&c, r, want[i].type, LM_PART_DOWN, false, got);
@@ -542,7 +547,7 @@ static void values_of_70b_have_more_bits(void **state)
     for (size_t i = 0; i < 8; i++) {
         lm_config c;
         config_of(&c, i % 2 ? "qwen2" : "llama", 80, 256, false);
-        c.kv_heads = 1;
+        c.layer[0].kv_heads = 1;
         types_of(&c, types[i / 2], LM_PART_V, false, got);
         assert_int_equal(strspn(got, "5"), 80);
         lm_config_fini(&c);

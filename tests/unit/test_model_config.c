@@ -150,16 +150,22 @@ static void test_rope_spellings(void **state)
     (void)state;
     for (int i = 0; i < 3; i++) {
         read_ok(llama, same[i], &c[i]);
-        assert_int_equal(c[i].rope.type, LM_ROPE_YARN);
+        assert_int_equal(c[i].rope[0].type, LM_ROPE_YARN);
         assert_memory_equal(&c[i].rope, &c[0].rope, sizeof c[0].rope);
+        if (i)
+            lm_config_fini(&c[i]);
     }
+    lm_config_fini(&c[0]);
     read_ok(llama, "{\"rope_theta\":null}", &c[0]);
-    assert_true(c[0].rope.theta == 10000);
+    assert_true(c[0].rope[0].theta == 10000);
+    lm_config_fini(&c[0]);
     /* Without a type there is nothing but the base to obey. */
     read_ok(llama, "{\"rope_theta\":null,\"rope_parameters\":{\"rope_theta\":5e4}}", &c[0]);
-    assert_true(c[0].rope.type == LM_ROPE_DEFAULT && c[0].rope.theta == 5e4);
+    assert_true(c[0].rope[0].type == LM_ROPE_DEFAULT && c[0].rope[0].theta == 5e4);
+    lm_config_fini(&c[0]);
     read_ok(llama, "{\"rope_scaling\":{\"rope_type\":\"default\",\"type\":\"default\"}}", &c[0]);
-    assert_true(c[0].rope.type == LM_ROPE_DEFAULT && c[0].rope.theta == 5e5);
+    assert_true(c[0].rope[0].type == LM_ROPE_DEFAULT && c[0].rope[0].theta == 5e5);
+    lm_config_fini(&c[0]);
 }
 
 /* What transformers 5 writes: "dtype", rope_parameters, every default spelt out. */
@@ -188,11 +194,13 @@ static void test_transformers_5(void **state)
     lm_config c;
     (void)state;
     read_ok(llama3, "{}", &c);
-    assert_true(c.rope.type == LM_ROPE_LLAMA3 && c.rope.theta == 5e5 && c.rope.factor == 8);
+    assert_true(c.rope[0].type == LM_ROPE_LLAMA3 && c.rope[0].theta == 5e5 &&
+                c.rope[0].factor == 8);
     assert_true(c.pad == -1 && c.bos == 1);
+    lm_config_fini(&c);
     read_ok(sliding, "{}", &c);
-    assert_true(c.rope.type == LM_ROPE_DEFAULT && c.rope.theta == 1e6);
-    assert_true(!lm_config_slides(&c, 0) && lm_config_slides(&c, 1));
+    assert_true(c.rope[0].type == LM_ROPE_DEFAULT && c.rope[0].theta == 1e6);
+    assert_true(!c.layer[0].window && c.layer[1].window);
     lm_config_fini(&c);
     refused(llama3, "{\"model_type\":\"qwen3_moe\",\"num_experts\":128}", "mixture of 128 experts");
     refused(llama3, "{\"model_type\":\"gpt_oss\",\"num_local_experts\":32}",
@@ -201,31 +209,70 @@ static void test_transformers_5(void **state)
             "mixture of 384 experts");
 }
 
+/* All ids that end a text, each once, below the vocabulary. */
+static void test_eos(void **state)
+{
+    static const struct {
+        const char *change;
+        int n;
+        int64_t first, last;
+    } cases[] = { { "{}", 0, -1, -1 },
+                  { "{\"eos_token_id\":7}", 1, 7, 7 },
+                  { "{\"eos_token_id\":-1}", 0, -1, -1 },
+                  { "{\"eos_token_id\":[128001,128008,128001,128009,999999]}", 3, 128001,
+                    128009 } };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lm_config c;
+        read_ok(llama, cases[i].change, &c);
+        assert_int_equal(c.n_eos, cases[i].n);
+        assert_int_equal(lm_config_eos(&c), cases[i].first);
+        if (c.n_eos)
+            assert_int_equal(c.eos[c.n_eos - 1], cases[i].last);
+        lm_config_fini(&c);
+    }
+    refused(llama, "{\"eos_token_id\":[1,\"b\"]}", "eos_token_id");
+}
+
 static void test_windows(void **state)
 {
     lm_config c;
     (void)state;
     read_ok(llama, "{\"model_type\":\"mistral\"}", &c); /* the class's window */
-    assert_true(lm_config_slides(&c, 0) && c.window == 4096);
+    assert_true(c.layer[0].window == 4096);
     lm_config_fini(&c);
     read_ok(llama, "{\"model_type\":\"mistral\",\"sliding_window\":64}", &c);
-    assert_true(lm_config_slides(&c, 0) && c.window == 64);
+    assert_true(c.layer[0].window == 64);
     lm_config_fini(&c);
     read_ok(llama, "{\"model_type\":\"qwen2\",\"sliding_window\":64,\"max_window_layers\":20}", &c);
-    assert_false(lm_config_slides(&c, 31)); /* use_sliding_window is false when absent */
+    assert_false(c.layer[31].window); /* use_sliding_window is false when absent */
     lm_config_fini(&c);
     read_ok(llama,
             "{\"model_type\":\"qwen2\",\"sliding_window\":64,\"max_window_layers\":20,"
             "\"use_sliding_window\":true}",
             &c);
-    assert_true(!lm_config_slides(&c, 19) && lm_config_slides(&c, 20));
+    assert_true(!c.layer[19].window && c.layer[20].window);
     lm_config_fini(&c);
     json_t *o = changed(llama, "{\"model_type\":\"mistral\"}");
     lm_err e = { 0 };
     json_object_set_new(o, "sliding_window", json_null());
     must(lm_config_read(o, "config.json", &c, &e), &e);
-    assert_int_equal(c.window, 0);
+    assert_int_equal(c.layer[0].window, 0);
+    lm_config_fini(&c);
     json_decref(o);
+}
+
+/* What lm_config_params counts tensor by tensor, as one formula of a decoder whose layers are alike. */
+static int64_t by_formula(const lm_config *c)
+{
+    const lm_layer *y = &c->layer[0];
+    int64_t q = y->heads * y->head_dim, kv = y->kv_heads * y->head_dim, w = c->width;
+    int64_t norm = c->norm == LM_NORM_LAYER ? 2 * w : w, gates = lm_mlp_gated(y->mlp) ? 2 : 1;
+    int64_t layer = w * (2 * q + 2 * kv) + (gates + 1) * w * y->ffn + 2 * norm;
+    layer += (y->qkv_bias ? q + 2 * kv : 0) + (y->out_bias ? w : 0) +
+             (y->mlp_bias ? gates * y->ffn + w : 0) + (y->qk_norm ? 2 * y->head_dim : 0);
+    return c->vocab * w * (c->tied ? 1 : 2) + c->layers * layer + norm +
+           (c->ropes ? 0 : c->max_positions * w);
 }
 
 /* Parameter counts that the models' own files have. */
@@ -269,6 +316,10 @@ static void test_counts(void **state)
         if (lm_config_params(&c) != known[i].params)
             fail_msg("%s: %lld parameters, expected %lld", known[i].change,
                      (long long)lm_config_params(&c), (long long)known[i].params);
+        assert_int_equal(by_formula(&c), known[i].params);
+        assert_true(lm_config_train_flops(&c, 100) ==
+                    6.0 * (double)lm_config_matmul_params(&c) +
+                        1200.0 * (double)(c.layers * c.layer[0].heads * c.layer[0].head_dim));
         must(lm_model_build(&c, &b, &m, &e), &e);
         for (int s = 0; s < m->n_slices; s++)
             sum += m->slice[s].dim[0] * (m->slice[s].ndim > 1 ? m->slice[s].dim[1] : 1);
@@ -297,7 +348,7 @@ static void test_flops(void **state)
         must(lm_model_build(&c, &b, &m, &e), &e);
         lm_graph_cost(m->graph, &sum);
         /* Causal attention does half of the pairs; backward 5 products for 2 instead of 4 for 2. */
-        double pairs = 12.0 * (double)(c.layers * c.heads * c.head_dim) * T;
+        double pairs = 12.0 * (double)(c.layers * c.layer[0].heads * c.layer[0].head_dim) * T;
         double want = B * T * (lm_config_train_flops(&c, T) - pairs + pairs / 3 * 3.5 / 2);
         double all = sum.phase[0].flops + sum.phase[1].flops + sum.phase[2].flops;
         assert_true(fabs(sum.all.flops / want - 1) < 0.02);
@@ -306,10 +357,10 @@ static void test_flops(void **state)
         assert_true(fabs(every / (B * T * lm_config_train_flops(&c, T)) - 1) < 1e-12);
         double causal = lm_config_pair_flops(&c, B * T, (double)B * T * T / 2, 0);
         assert_true(fabs((every - causal) / (B * T * pairs / 2) - 1) < 1e-9);
-        c.window = 16; /* all layers slide */
+        for (int64_t l = 0; l < c.layers; l++)
+            c.layer[l].window = 16;
         assert_true(lm_config_pair_flops(&c, B * T, 1e9, 0) < causal);
         assert_true(lm_config_pair_flops(&c, B * T, 0, (double)B * T * T) == every);
-        c.window = 0;
         assert_true(fabs(all / sum.all.flops - 1) < 1e-12);
         assert_true(sum.phase[LM_PHASE_BACKWARD_WEIGHT].flops > 0);
         lm_model_free(m);
@@ -339,15 +390,21 @@ static void test_limits(void **state)
     b.precision.low = LM_DTYPE_F16; /* kernels have it, weights and masters do not */
     assert_int_equal(lm_model_build(&c, &b, &m, &e), LM_EUSAGE);
     assert_string_equal(e.what, "models do not compute in f16");
+    lm_config_fini(&c);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),        cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_rope_spellings), cmocka_unit_test(test_transformers_5),
-        cmocka_unit_test(test_windows),        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_flops),          cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_transformers_5),
+        cmocka_unit_test(test_eos),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
 }

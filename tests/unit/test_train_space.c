@@ -8,18 +8,25 @@
 
 #include <cmocka.h>
 
+#include "model/arch.h"
 #include "train/space.h"
 
 static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
 {
-    lm_config c = { .arch = LM_ARCH_LLAMA,
+    lm_layer layer[2];
+    for (int l = 0; l < 2; l++)
+        layer[l] = (lm_layer){ .ffn = 48,
+                               .heads = 2,
+                               .kv_heads = 1,
+                               .head_dim = 16,
+                               .mlp = LM_MLP_SWIGLU,
+                               .norm_before = true };
+    lm_config c = { .arch = &lm_arch_llama,
                     .vocab = 64,
                     .width = 32,
-                    .ffn = 48,
                     .layers = 2,
-                    .heads = 2,
-                    .kv_heads = 1,
-                    .head_dim = 16,
+                    .layer = layer,
+                    .ropes = 1,
                     .tied = true };
     lm_err e = { 0 };
     lm_space s;

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch.h -- architectures: what a model_type means.
+ *
+ * An architecture is one file arch_NAME.c with one lm_arch: the keys of its config.json, the reader that makes an
+ * lm_config of them, the names of its tensors here and in GGUF, and its keys in GGUF.  The builder (decoder.c),
+ * conversion (lib/convert), checks of names and presets read that entry; no other file knows an architecture by name,
+ * but for file formats of one architecture (llm.c, llama2.c).  A new one is a file and a line in arch.c. */
+#ifndef LM_MODEL_ARCH_H
+#define LM_MODEL_ARCH_H
+
+#include "model/config.h"
+
+/* What a tensor is to a model. */
+typedef enum {
+    LM_PART_EMBED = 1,
+    LM_PART_POSITION,
+    LM_PART_OUTPUT_NORM,
+    LM_PART_OUTPUT,
+    /* of a layer, from here on */
+    LM_PART_ATTN_NORM,
+    LM_PART_Q,
+    LM_PART_K,
+    LM_PART_V,
+    LM_PART_QKV, /* the three in one */
+    LM_PART_Q_NORM,
+    LM_PART_K_NORM,
+    LM_PART_ATTN_OUT,
+    LM_PART_ATTN_POST_NORM,
+    LM_PART_MLP_NORM,
+    LM_PART_GATE,
+    LM_PART_UP,
+    LM_PART_DOWN,
+    LM_PART_MLP_POST_NORM,
+} lm_part;
+
+/* Its names without what stands before and behind: "self_attn.q_proj" for
+ * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight. */
+typedef struct {
+    lm_part part; /* 0 ends a table */
+    const char *hf, *gguf;
+} lm_tensor_name;
+
+/* How a key of config.json comes out of a GGUF file. */
+typedef enum {
+    LM_KEY_INT = 1,  /* the number under `gguf` */
+    LM_KEY_REAL,     /* the same of a float */
+    LM_KEY_TEXT,     /* the text `gguf` itself */
+    LM_KEY_HAS,      /* is there a tensor `gguf`? */
+    LM_KEY_HEAD_DIM, /* width of a head, which several keys of GGUF say */
+    LM_KEY_WINDOW,   /* sliding window */
+    LM_KEY_ROPE,     /* rope_theta, rope_scaling */
+} lm_key_kind;
+
+typedef struct {
+    const char *hf; /* key of config.json; NULL ends a table */
+    const char *gguf;
+    lm_key_kind kind;
+    bool
+        optional; /* INT, REAL: absent, the value is `times` that of key `like`, or without `like` `times` itself */
+    const char *like;
+    double times;
+    bool unless_like; /* not written where it has that value */
+} lm_gguf_key;
+
+struct lm_arch {
+    const char *name;        /* model_type */
+    const char *class_name;  /* of "architectures" */
+    const char *gguf;        /* general.architecture */
+    const char *const *keys; /* of config.json that mean something, ended by NULL */
+    lm_code (*read)(const json_t *o, const char *where, lm_config *c, lm_err *e);
+
+    const char *root, *layers; /* before names outside the layers, and before a layer's number */
+    bool rootless;             /* published files leave `root` out */
+    const lm_tensor_name *tensors; /* in the order of their files */
+    bool conv1d;                   /* weights of layers are [in, out] */
+    bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
+    bool branch_dropout; /* embeddings and branches have dropout, not only attention */
+
+    const lm_gguf_key *gguf_keys; /* NULL: another entry reads the GGUF files of that name */
+    bool gguf_pairs;              /* rows of q and k lie there pair by pair (names.h) */
+    bool gguf_head_dim;           /* head_dim is always written to config.json */
+    bool gguf_windows;            /* llama.cpp obeys its sliding windows */
+};
+
+extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3;
+
+/* Entry i in the order in which they are listed, NULL behind the last. */
+const lm_arch *lm_arch_at(int i);
+/* By model_type; NULL: not known. */
+const lm_arch *lm_arch_find(const char *model_type);
+/* "gpt2, llama and mistral are known": a sentence for errors.  `gguf`: names of GGUF's instead. */
+const char *lm_arch_list(bool gguf, char out[200]);
+/* The row of a part, NULL if the architecture has none. */
+const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
+
+/* ---- The tensors of a model ---- */
+
+enum { LM_TENSOR_NAME = 96 };
+
+typedef enum {
+    LM_ORDER_SAME,
+    LM_ORDER_ROPE,
+    LM_ORDER_CONV1D
+} lm_element_order; /* convert/names.h */
+
+typedef struct {
+    char gguf[64], hf[LM_TENSOR_NAME];
+    int ndim;       /* 1 or 2 */
+    int64_t dim[2]; /* as in Hugging Face's files */
+    lm_element_order order;
+    lm_part part;
+    bool bias;
+    int64_t layer; /* -1: outside the layers */
+    int64_t heads; /* LM_ORDER_ROPE: heads that the rows divide into */
+} lm_model_tensor;
+
+/* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and
+ * its middle, "layers.3.self_attn.q_proj".  The architecture has the part. */
+const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
+                              char out[LM_TENSOR_NAME]);
+const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME]);
+/* Call `see` for each tensor of a model, in the order of its layers, until that fails. */
+lm_code lm_model_tensors_walk(const lm_config *c,
+                              lm_code (*see)(void *ctx, const lm_model_tensor *t), void *ctx);
+/* Rows and columns of a part of layer l: y = w x has as many as rows; columns 0: a vector.  False: the model has no
+ * such tensor. */
+bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
+bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
+
+#endif

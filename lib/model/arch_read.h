@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch_read.h -- what the readers of the architectures share.  Private to lib/model. */
+#ifndef LM_MODEL_ARCH_READ_H
+#define LM_MODEL_ARCH_READ_H
+
+#include "model/arch.h"
+
+enum { LM_MOST_WIDTH = 1 << 24, LM_MOST_LAYERS = 1 << 16 };
+
+/* Keys of every config, and of those that spell the sizes as Llama does. */
+#define LM_KEYS_COMMON                                                                        \
+    "vocab_size", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", \
+        "pad_token_id", "use_cache"
+#define LM_KEYS_DECODER                                                                      \
+    LM_KEYS_COMMON, "hidden_size", "intermediate_size", "num_hidden_layers",                 \
+        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", \
+        "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "attention_dropout"
+
+lm_code lm_read_bad(const char *where, const char *key, lm_err *e, const char *what);
+
+/* What the published class has where a key is absent. */
+typedef struct {
+    int64_t positions, head_dim; /* head_dim 0: width / heads */
+    double norm_eps;             /* 0: 1e-6 */
+    bool tied;
+    const char *act_key; /* NULL: "hidden_act" */
+    const char *act;     /* NULL: "silu" */
+} lm_decoder_defaults;
+
+/* A decoder with RMSNorm, rotary positions and a gated MLP: the core, and layers that are all alike: no
+ * bias, no norm of queries and keys, no window, rotary table 0, scores scaled by 1/sqrt(head_dim), norms before the branches.
+ * The rotary table itself is for lm_read_rope. */
+lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_defaults *d,
+                        lm_config *c, lm_err *e);
+/* c->layer, all as `all` says; c->layers is set. */
+lm_code lm_read_layers(lm_config *c, const lm_layer *all, lm_err *e);
+/* attention_bias (of q, k, v and the output). */
+lm_code lm_read_attention_bias(const json_t *o, const char *where, lm_config *c, lm_err *e);
+
+/* sliding_window, `absent` where the key is not there; 0: null. */
+lm_code lm_read_window(const json_t *o, const char *where, int64_t absent, int64_t *window,
+                       lm_err *e);
+/* layer_types, where it is given: layers of the type sliding_attention have `window`, the others none.  Else layers for
+ * which `slides` is true have it. */
+lm_code lm_read_layer_types(const json_t *o, const char *where, lm_config *c, int64_t window,
+                            bool (*slides)(const lm_config *c, int64_t layer, int64_t by),
+                            int64_t by, lm_err *e);
+/* The window of Qwen2 and Qwen3: use_sliding_window, sliding_window, max_window_layers, layer_types. */
+lm_code lm_read_window_from(const json_t *o, const char *where, lm_config *c, lm_err *e);
+
+/* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
+lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);
+/* One object of that kind, `key` of the config, into *r, of which type and theta are set. */
+lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
+                            lm_err *e);
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* read_rope.c -- rotary tables as config.json describes them. */
+#include <string.h>
+
+#include "model/arch_read.h"
+
+/* The object that says how positions are scaled, and its key.  Old files have rope_scaling, newer
+ * ones rope_parameters, which holds rope_theta too.  NULL: none. */
+static lm_code rope_object(const json_t *o, const char *where, const json_t **s, const char **key,
+                           lm_err *e)
+{
+    static const char *const keys[2] = { "rope_parameters", "rope_scaling" };
+    const json_t *found[2];
+    const char *inner;
+    json_t *v;
+
+    *s = NULL;
+    *key = keys[0];
+    for (int i = 0; i < 2; i++) {
+        found[i] = json_object_get(o, keys[i]);
+        found[i] = json_is_null(found[i]) ? NULL : found[i];
+        if (found[i] && !json_is_object(found[i]))
+            return lm_read_bad(where, keys[i], e, "is not an object");
+        if (found[i] && !*s) {
+            *s = found[i];
+            *key = keys[i];
+        }
+    }
+    if (found[0] && found[1] &&
+        !json_equal((json_t *)(uintptr_t)found[0], (json_t *)(uintptr_t)found[1]))
+        return lm_fail(e, LM_EFORMAT, where, "keep the one that is meant",
+                       "\"rope_parameters\" and \"rope_scaling\" differ");
+    json_object_foreach((json_t *)(uintptr_t)*s, inner, v)
+    {
+        if (json_is_object(v))
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "\"%s\": a set of its own for \"%s\" is not known", *key, inner);
+    }
+    return LM_OK;
+}
+
+/* Without a type, only what every type has may be there: numbers of a scaling are not guessed at. */
+static lm_code check_untyped(const json_t *s, const char *where, const char *key, lm_err *e)
+{
+    static const char *const harmless[] = { "rope_theta", "partial_rotary_factor", "rope_type",
+                                            "type" };
+    const char *inner;
+    json_t *v;
+
+    json_object_foreach((json_t *)(uintptr_t)s, inner, v)
+    {
+        bool fine = json_is_null(v);
+        for (size_t i = 0; !fine && i < sizeof harmless / sizeof *harmless; i++)
+            fine = !strcmp(inner, harmless[i]);
+        if (!fine)
+            return lm_fail(e, LM_EFORMAT, where,
+                           "add \"rope_type\": default, linear, dynamic, llama3 or yarn",
+                           "\"%s\" has \"%s\", but no \"rope_type\"", key, inner);
+    }
+    return LM_OK;
+}
+
+static lm_code read_rope_numbers(const json_t *s, const char *where, lm_rope_config *r, lm_err *e)
+{
+    if (lm_json_f64_or(s, "rope_theta", r->theta, &r->theta, where, e) ||
+        lm_json_f64_or(s, "factor", 0, &r->factor, where, e) ||
+        lm_json_f64_or(s, "low_freq_factor", 1, &r->low_freq, where, e) ||
+        lm_json_f64_or(s, "high_freq_factor", 4, &r->high_freq, where, e) ||
+        lm_json_f64_or(s, "beta_fast", 32, &r->beta_fast, where, e) ||
+        lm_json_f64_or(s, "beta_slow", 1, &r->beta_slow, where, e) ||
+        lm_json_f64_or(s, "attention_factor", 0, &r->attention, where, e) ||
+        lm_json_f64_or(s, "mscale", 0, &r->mscale, where, e) ||
+        lm_json_f64_or(s, "mscale_all_dim", 0, &r->mscale_all_dim, where, e) ||
+        lm_json_bool_or(s, "truncate", true, &r->truncate, where, e))
+        return e->code;
+    return lm_json_i64_or(s, "original_max_position_embeddings", 0, 0, INT64_C(1) << 40,
+                          &r->original, where, e);
+}
+
+/* Old files say "type", newer "rope_type". */
+static lm_code read_rope_type(const json_t *s, const char *where, const char *key,
+                              lm_rope_config *r, lm_err *e)
+{
+    static const struct {
+        const char *name;
+        lm_rope_type type;
+    } types[] = { { "default", LM_ROPE_DEFAULT },
+                  { "linear", LM_ROPE_LINEAR },
+                  { "dynamic", LM_ROPE_DYNAMIC },
+                  { "llama3", LM_ROPE_LLAMA3 },
+                  { "yarn", LM_ROPE_YARN } };
+    const char *type = NULL, *old = NULL;
+
+    if (lm_json_str_or(s, "type", NULL, &old, where, e) ||
+        lm_json_str_or(s, "rope_type", old, &type, where, e))
+        return e->code;
+    if (!type)
+        return check_untyped(s, where, key, e);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(type, types[i].name) != 0)
+            continue;
+        r->type = types[i].type;
+        if (r->type != LM_ROPE_DEFAULT && !(r->factor >= 1))
+            return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s.factor\": is missing or below 1", key);
+        if (r->type == LM_ROPE_LLAMA3 && (!(r->high_freq > r->low_freq) || !r->original))
+            return lm_read_bad(where, key, e,
+                               "llama3 needs original_max_position_embeddings and "
+                               "high_freq_factor > low_freq_factor");
+        return LM_OK;
+    }
+    return lm_fail(e, LM_EFORMAT, where, "default, linear, dynamic, llama3 and yarn are known",
+                   "rope_type \"%s\" is not known", type);
+}
+
+lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
+                            lm_err *e)
+{
+    double partial;
+
+    if (lm_json_f64_or(s, "partial_rotary_factor", 1, &partial, where, e))
+        return e->code;
+    if (partial < 1 || partial > 1)
+        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is known");
+    if (read_rope_numbers(s, where, r, e))
+        return e->code;
+    return read_rope_type(s, where, key, r, e);
+}
+
+lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e)
+{
+    const json_t *s = NULL;
+    const char *key;
+    double partial;
+
+    c->ropes = 1;
+    c->rope[0].type = LM_ROPE_DEFAULT;
+    c->rope[0].dim = c->layer[0].head_dim;
+    if (rope_object(o, where, &s, &key, e) ||
+        lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e))
+        return e->code;
+    if (partial < 1 || partial > 1)
+        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is known");
+    if (lm_json_f64_or(o, "rope_theta", theta, &c->rope[0].theta, where, e))
+        return e->code;
+    return s ? lm_read_rope_object(s, where, key, &c->rope[0], e) : LM_OK;
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tensors.c -- every tensor of a model: what the descriptors of its layers ask for, by the names of its architecture. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/arch.h"
+
+bool lm_part_biased(const lm_config *c, lm_part part, int64_t l)
+{
+    switch (part) {
+    case LM_PART_Q:
+    case LM_PART_K:
+    case LM_PART_V:
+    case LM_PART_QKV:
+        return c->layer[l].qkv_bias;
+    case LM_PART_ATTN_OUT:
+        return c->layer[l].out_bias;
+    case LM_PART_GATE:
+    case LM_PART_UP:
+    case LM_PART_DOWN:
+        return c->layer[l].mlp_bias;
+    case LM_PART_OUTPUT_NORM:
+    case LM_PART_ATTN_NORM:
+    case LM_PART_ATTN_POST_NORM:
+    case LM_PART_MLP_NORM:
+    case LM_PART_MLP_POST_NORM:
+        return c->norm == LM_NORM_LAYER;
+    default:
+        return false;
+    }
+}
+
+static bool shape(int64_t dim[2], bool there, int64_t rows, int64_t cols)
+{
+    dim[0] = rows;
+    dim[1] = cols;
+    return there;
+}
+
+bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2])
+{
+    const lm_layer *y = part >= LM_PART_ATTN_NORM ? &c->layer[l] : NULL;
+    int64_t q = y ? y->heads * y->head_dim : 0, kv = y ? y->kv_heads * y->head_dim : 0;
+
+    switch (part) {
+    case LM_PART_EMBED:
+        return shape(dim, true, c->vocab, c->width);
+    case LM_PART_POSITION:
+        return shape(dim, !c->ropes, c->max_positions, c->width);
+    case LM_PART_OUTPUT:
+        return shape(dim, !c->tied, c->vocab, c->width);
+    case LM_PART_OUTPUT_NORM:
+        return shape(dim, true, c->width, 0);
+    case LM_PART_ATTN_NORM:
+    case LM_PART_MLP_NORM:
+        return shape(dim, y->norm_before, c->width, 0);
+    case LM_PART_ATTN_POST_NORM:
+    case LM_PART_MLP_POST_NORM:
+        return shape(dim, y->norm_after, c->width, 0);
+    case LM_PART_Q:
+        return shape(dim, true, q, c->width);
+    case LM_PART_K:
+    case LM_PART_V:
+        return shape(dim, true, kv, c->width);
+    case LM_PART_QKV:
+        return shape(dim, true, q + 2 * kv, c->width);
+    case LM_PART_Q_NORM:
+        return shape(dim, y->qk_norm != LM_QK_PLAIN, y->qk_norm == LM_QK_NORM_ROW ? q : y->head_dim,
+                     0);
+    case LM_PART_K_NORM:
+        return shape(dim, y->qk_norm != LM_QK_PLAIN,
+                     y->qk_norm == LM_QK_NORM_ROW ? kv : y->head_dim, 0);
+    case LM_PART_ATTN_OUT:
+        return shape(dim, true, c->width, q);
+    case LM_PART_GATE:
+        return shape(dim, lm_mlp_gated(y->mlp), y->ffn, c->width);
+    case LM_PART_UP:
+        return shape(dim, true, y->ffn, c->width);
+    case LM_PART_DOWN:
+        return shape(dim, true, c->width, y->ffn);
+    }
+    return false;
+}
+
+/* ---- The walk ---- */
+
+const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME])
+{
+    const char *name = lm_arch_part(a, part)->hf;
+
+    if (layer < 0)
+        snprintf(out, LM_TENSOR_NAME, "%s", name);
+    else
+        snprintf(out, LM_TENSOR_NAME, "%s%" PRId64 ".%s", a->layers + strlen(a->root), layer, name);
+    return out;
+}
+
+const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
+                              char out[LM_TENSOR_NAME])
+{
+    char stem[LM_TENSOR_NAME];
+
+    snprintf(out, LM_TENSOR_NAME, "%s%.70s.%s", part == LM_PART_OUTPUT ? "" : a->root,
+             lm_tensor_stem(a, part, layer, stem), bias ? "bias" : "weight");
+    return out;
+}
+
+static void set_names(const lm_arch *a, const lm_tensor_name *row, lm_model_tensor *t)
+{
+    const char *suffix = t->bias ? "bias" : "weight";
+
+    lm_tensor_hf_name(a, row->part, t->layer, t->bias, t->hf);
+    if (t->layer < 0)
+        snprintf(t->gguf, sizeof t->gguf, "%s.%s", row->gguf, suffix);
+    else
+        snprintf(t->gguf, sizeof t->gguf, "blk.%" PRId64 ".%s.%s", t->layer, row->gguf, suffix);
+}
+
+static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, int64_t layer,
+                                 const int64_t dim[2])
+{
+    const lm_arch *a = c->arch;
+    bool q = row->part == LM_PART_Q, pairs = a->gguf_pairs && (q || row->part == LM_PART_K);
+    bool turned = a->conv1d && layer >= 0 && dim[1];
+    lm_model_tensor t = { .ndim = dim[1] ? 2 : 1,
+                          .dim = { dim[turned], dim[!turned] },
+                          .order = pairs    ? LM_ORDER_ROPE
+                                   : turned ? LM_ORDER_CONV1D
+                                            : LM_ORDER_SAME,
+                          .part = row->part,
+                          .layer = layer };
+
+    if (pairs)
+        t.heads = q ? c->layer[layer].heads : c->layer[layer].kv_heads;
+    return t;
+}
+
+static lm_code see_part(const lm_config *c, const lm_tensor_name *row, int64_t layer,
+                        lm_code (*see)(void *, const lm_model_tensor *), void *ctx)
+{
+    int64_t dim[2];
+    if (!lm_part_shape(c, row->part, layer, dim))
+        return LM_OK;
+    lm_model_tensor t = weight_of(c, row, layer, dim);
+    set_names(c->arch, row, &t);
+    lm_code rc = see(ctx, &t);
+    if (rc || !lm_part_biased(c, row->part, layer))
+        return rc;
+    t.bias = true;
+    t.ndim = 1;
+    t.dim[0] = dim[0];
+    t.dim[1] = 0;
+    t.order = t.order == LM_ORDER_CONV1D ? LM_ORDER_SAME : t.order;
+    set_names(c->arch, row, &t);
+    return see(ctx, &t);
+}
+
+lm_code lm_model_tensors_walk(const lm_config *c, lm_code (*see)(void *, const lm_model_tensor *),
+                              void *ctx)
+{
+    const lm_tensor_name *row = c->arch->tensors, *first;
+    lm_code rc = LM_OK;
+
+    for (; !rc && row->part && row->part < LM_PART_OUTPUT_NORM; row++)
+        rc = see_part(c, row, -1, see, ctx);
+    first = row;
+    for (int64_t l = 0; !rc && l < c->layers; l++)
+        for (row = first; !rc && row->part >= LM_PART_ATTN_NORM; row++)
+            rc = see_part(c, row, l, see, ctx);
+    for (; !rc && row->part; row++)
+        rc = see_part(c, row, -1, see, ctx);
+    return rc;
+}
+
+/* ---- Counts ---- */
+
+typedef struct {
+    int64_t all, matmul;
+} counts;
+
+static lm_code count(void *ctx, const lm_model_tensor *t)
+{
+    counts *n = ctx;
+    int64_t each = t->dim[0] * (t->ndim == 2 ? t->dim[1] : 1);
+
+    n->all += each;
+    n->matmul += t->ndim == 2 && t->layer >= 0 ? each : 0;
+    return LM_OK;
+}
+
+static counts counts_of(const lm_config *c)
+{
+    counts n = { .matmul = c->vocab * c->width };
+
+    lm_model_tensors_walk(c, count, &n);
+    return n;
+}
+
+int64_t lm_config_params(const lm_config *c)
+{
+    return counts_of(c).all;
+}
+
+int64_t lm_config_matmul_params(const lm_config *c)
+{
+    return counts_of(c).matmul;
+}
+
+double lm_config_train_flops(const lm_config *c, int64_t seq)
+{
+    return lm_config_pair_flops(c, 1, (double)seq, (double)seq);
+}
+
+double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near)
+{
+    double all = 0;
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_layer *y = &c->layer[l];
+        all += (double)(y->heads * y->head_dim) * (y->window > 0 ? near : pairs);
+    }
+    return 6.0 * (double)lm_config_matmul_params(c) * tokens + 12.0 * all;
+}
