@@ -546,8 +546,9 @@ static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n
     t->layer = known[k].layer;
     bool q = t->part == LM_PART_Q, kv = t->part == LM_PART_K || t->part == LM_PART_V;
     if (q || kv || t->part == LM_PART_QKV) {
-        t->heads = q ? c->heads : kv ? c->kv_heads : c->heads + 2 * c->kv_heads;
-        t->head_dim = c->head_dim;
+        const lm_layer *y = &c->layer[t->layer];
+        t->heads = q ? y->heads : kv ? y->kv_heads : y->heads + 2 * y->kv_heads;
+        t->head_dim = y->head_dim;
     }
 }
 
