@@ -287,7 +287,8 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
 
 /* The first keys first: with causal attention the most queries see them. */
 template <class T, int D, int PASS, bool TENSOR>
-__global__ void __launch_bounds__((backward_tile<T, D>::threads))
+__global__ void __launch_bounds__((backward_tile<T, D>::threads),
+                                  (TENSOR && D == 192 && PASS == DV ? 3 : 1))
     key_kernel(attn_shape s, backward_args<T> x)
 {
     typedef backward_tile<T, D> tile;

@@ -7,6 +7,7 @@
 template <class T, int D> struct cached_tile {
     static const int warps = 4, threads = 32 * warps, rows = 16 * warps;
     static const int keys = D > 128 ? 32 : 64, ld = tile_pitch<T, D>::n;
+    static const int resident = D == 128 ? 3 : 1; /* blocks on a multiprocessor, at least */
     static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T);
 };
 
@@ -71,7 +72,7 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
 }
 
 template <class T, int D>
-static __global__ void __launch_bounds__((cached_tile<T, D>::threads))
+static __global__ void __launch_bounds__((cached_tile<T, D>::threads), (cached_tile<T, D>::resident))
     tensor_kernel(cached c, attn_shape s, const T *qkv, T *o, const T *keys, const T *values)
 {
     typedef cached_tile<T, D> tile;
