@@ -417,8 +417,7 @@ typedef struct {
     lm_tensor shape;
 } node;
 
-/* 0: the text does not have the name, 1: it does, 2: as that of a statement. */
-static int mention(const char *text, const char *name)
+int lm_formula_mentions(const char *text, const char *name)
 {
     size_t n = strlen(name);
     int found = 0;
@@ -444,7 +443,7 @@ static void widen(lm_tensor *shape, const lm_tensor *x)
 static lm_code add_name(lm_graph *g, node *n, const char *text, const lm_formula_name *name,
                         lm_err *e)
 {
-    int how = mention(text, name->name);
+    int how = lm_formula_mentions(text, name->name);
     if (!how)
         return LM_OK;
     if (name->value >= 0) {

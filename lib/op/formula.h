@@ -46,6 +46,9 @@ typedef struct {
  * Fails: LM_EBUG naming the place in the text (formulas are part of the program, not input). */
 lm_code lm_formula_compile(const lm_formula *f, lm_map_attr *out, lm_err *e);
 
+/* Whether the text has the name: 0 no, 1 in expressions, 2 a statement gives it a value. */
+int lm_formula_mentions(const char *text, const char *name);
+
 /* A name of a formula that is appended to a graph. */
 typedef struct {
     const char *name;

@@ -50,6 +50,11 @@ lm_graph *lm_update_graph(const lm_update *u)
     return u->g;
 }
 
+const lm_optim_use *lm_update_use(const lm_update *u)
+{
+    return u->at_work;
+}
+
 double lm_update_hyper(const lm_update *u, const char *name)
 {
     return u->at_work->hyper[lm_optim_hyper(u->at_work->optim, name)];

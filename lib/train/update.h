@@ -48,6 +48,7 @@ typedef struct lm_optim {
     /* The numbers of step t (from 0) with the rate lr; NULL: one number, lr. */
     int n_numbers;
     void (*numbers)(const double *h, double lr, int64_t t, double *out);
+    const char *const *number; /* their names in formulas; NULL: the first is lr */
     /* Append the step of *t.  Fails: LM_EUSAGE when the rule does not serve such a tensor. */
     lm_code (*update)(lm_update *u, const lm_update_tensor *t, lm_err *e);
 } lm_optim;
@@ -92,7 +93,9 @@ struct lm_update_tensor {
 
 /* The graph to append to. */
 lm_graph *lm_update_graph(const lm_update *u);
-/* A hyper-parameter of the rule at work; it must be in its table. */
+/* The rule at work. */
+const lm_optim_use *lm_update_use(const lm_update *u);
+/* One of its hyper-parameters, which must be in its table. */
 double lm_update_hyper(const lm_update *u, const char *name);
 /* Its numbers of the step, F64 [n_numbers]. */
 lm_vid lm_update_numbers(const lm_update *u);

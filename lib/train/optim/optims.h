@@ -5,6 +5,9 @@
 
 #include "train/update.h"
 
-extern const lm_optim lm_optim_adamw, lm_optim_sgd;
+extern const lm_optim lm_optim_adamw;
+extern const lm_optim lm_optim_sgd, lm_optim_momentum, lm_optim_nesterov;
+extern const lm_optim lm_optim_adam, lm_optim_amsgrad, lm_optim_adagrad, lm_optim_rmsprop;
+extern const lm_optim lm_optim_lion;
 
 #endif

@@ -8,12 +8,20 @@
 #include "train/optim/optims.h"
 
 enum { MOMENTUM, DAMPENING, NESTEROV, DECAY };
+enum { HEAVY_MOMENTUM, HEAVY_DECAY };
 
 static const lm_hyper hyper[] = {
     [MOMENTUM] = { "momentum", 0.9, 0, 0.9999999, "0: none, and no state", NULL },
     [DAMPENING] = { "dampening", 0, 0, 1, "of what enters the buffer", NULL },
     [NESTEROV] = { "nesterov", 0, 0, 1, "look ahead by the buffer", "off on" },
     [DECAY] = { "weight_decay", 0.1, 0, 10, "on matrices only", NULL },
+    { 0 },
+};
+
+/* The same with momentum in its name. */
+static const lm_hyper heavy[] = {
+    [HEAVY_MOMENTUM] = { "momentum", 0.9, 1e-9, 0.9999999, "of the buffer", NULL },
+    [HEAVY_DECAY] = { "weight_decay", 0.1, 0, 10, "on matrices only", NULL },
     { 0 },
 };
 
@@ -31,19 +39,35 @@ static void numbers(const double *h, double lr, int64_t t, double *out)
     out[1] = t == 0;
 }
 
-static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
+static lm_code append(lm_update *u, const lm_update_tensor *t, double dampening, bool nesterov,
+                      lm_err *e)
 {
     lm_vid in[4] = { t->grad, lm_update_sumsq(u), lm_update_watch(u), lm_update_numbers(u) };
     lm_vid out[3] = { t->param, LM_SKIP, t->low >= 0 ? t->low : LM_SKIP };
     lm_sgd_attr a = { .momentum = lm_update_hyper(u, "momentum"),
-                      .dampening = lm_update_hyper(u, "dampening"),
-                      .nesterov = lm_update_hyper(u, "nesterov") != 0,
+                      .dampening = dampening,
+                      .nesterov = nesterov,
                       .weight_decay = t->decay ? lm_update_hyper(u, "weight_decay") : 0,
                       .clip_norm = lm_update_clip_norm(u),
                       .clip_value = lm_update_clip_value(u) };
     if (a.momentum > 0 && lm_update_state(u, t, "momentum_buffer", t->shape, &out[1], e))
         return e->code;
     return lm_graph_append(lm_update_graph(u), &lm_op_sgd, &a, in, out, e);
+}
+
+static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
+{
+    return append(u, t, lm_update_hyper(u, "dampening"), lm_update_hyper(u, "nesterov") != 0, e);
+}
+
+static lm_code update_momentum(lm_update *u, const lm_update_tensor *t, lm_err *e)
+{
+    return append(u, t, 0, false, e);
+}
+
+static lm_code update_nesterov(lm_update *u, const lm_update_tensor *t, lm_err *e)
+{
+    return append(u, t, 0, true, e);
 }
 
 const lm_optim lm_optim_sgd = {
@@ -54,4 +78,22 @@ const lm_optim lm_optim_sgd = {
     .n_numbers = 2,
     .numbers = numbers,
     .update = update,
+};
+
+const lm_optim lm_optim_momentum = {
+    .name = "momentum",
+    .about = "gradient descent with a heavy ball",
+    .hyper = heavy,
+    .n_numbers = 2,
+    .numbers = numbers,
+    .update = update_momentum,
+};
+
+const lm_optim lm_optim_nesterov = {
+    .name = "nesterov",
+    .about = "momentum that looks ahead",
+    .hyper = heavy,
+    .n_numbers = 2,
+    .numbers = numbers,
+    .update = update_nesterov,
 };

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rule.h -- what optimisers' files are written with: formulas over a tensor and its states, products, sums.
+ * Private to lib/train.
+ *
+ * A formula (op/formula.h) knows these names by itself:
+ *   p       the parameter; writing it writes the copy in BF16, too
+ *   g       the gradient, clipped by norm and by value
+ *   scale   the factor of clipping by norm
+ *   weight_decay   that of the table, 0 for tensors without decay
+ *   every other hyper-parameter, and every number of the step (lm_optim.number)
+ * and nothing is written in a step whose norm or loss is not finite. */
+#ifndef LM_TRAIN_OPTIM_RULE_H
+#define LM_TRAIN_OPTIM_RULE_H
+
+#include "kernels/map.h"
+#include "op/formula.h"
+#include "train/optim/optims.h"
+
+/* Append a formula; names: those of states and activations, ended by one without name; NULL: none.
+ *     lm_rule(u, t, "m = beta1*m + (1 - beta1)*g", NAMES(LM_IS("m", m)), e) */
+lm_code lm_rule(lm_update *u, const lm_update_tensor *t, const char *text,
+                const lm_formula_name *names, lm_err *e);
+#define NAMES(...)            \
+    (const lm_formula_name[]) \
+    {                         \
+        __VA_ARGS__,          \
+        {                     \
+            .name = NULL      \
+        }                     \
+    }
+
+/* States of t's shape, [rows,1] and [1,cols] of a matrix, or one number. */
+lm_code lm_rule_state(lm_update *u, const lm_update_tensor *t, const char *name, lm_vid *out,
+                      lm_err *e);
+lm_code lm_rule_rows(lm_update *u, const lm_update_tensor *t, const char *name, lm_vid *out,
+                     lm_err *e);
+lm_code lm_rule_columns(lm_update *u, const lm_update_tensor *t, const char *name, lm_vid *out,
+                        lm_err *e);
+lm_code lm_rule_number(lm_update *u, const lm_update_tensor *t, const char *name, lm_vid *out,
+                       lm_err *e);
+
+/* A sum, or mean, or largest number of the elements of x, of its rows or of its columns (kernels/map.h). */
+lm_code lm_rule_reduce(lm_update *u, lm_reduce_kind kind, lm_reduce_over over, bool mean, lm_vid x,
+                       lm_vid *out, lm_err *e);
+
+/* Products of matrices, activations or states: a b', a b, a' b (the last in F32 of factors of any type). */
+lm_code lm_rule_abt(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e);
+lm_code lm_rule_ab(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e);
+lm_code lm_rule_atb(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e);
+
+/* Numbers of a step for rules with beta1 and beta2 first in their tables: lr and the bias corrections
+ * bc1 = 1 - beta1^t, bc2 = 1 - beta2^t. */
+void lm_rule_bias(const double *h, double lr, int64_t t, double *out);
+extern const char *const lm_rule_bias_names[]; /* lr, bc1, bc2 */
+enum { LM_RULE_BIAS = 3 };
+
+/* Hyper-parameters that many have. */
+#define BETA_1(x)                                      \
+    {                                                  \
+        "beta1", x, 0, 0.9999999, "first moment", NULL \
+    }
+#define BETA_2(x)                                       \
+    {                                                   \
+        "beta2", x, 0, 0.9999999, "second moment", NULL \
+    }
+#define EPS(x)                                    \
+    {                                             \
+        "eps", x, 0, 1, "added to the root", NULL \
+    }
+#define DECAY(x)                                           \
+    {                                                      \
+        "weight_decay", x, 0, 10, "on matrices only", NULL \
+    }
+
+#endif

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every optimiser against a definition of its own in plain double, 20 steps on matrices, vectors and odd shapes,
+ * as tensors of a model: an embedding, q, k and v that lie in one parameter, a bias, a norm. */
+#include "update_trial.h"
+
+#include <math.h>
+
+#include "base/par.h"
+#include "base/rng.h"
+
+enum { STEPS = 20, MOST = 64 * 48, STATES = 6 };
+
+static lm_par *par;
+static lm_backend *backend;
+
+/* What a definition works on: a tensor, its gradient (clipped) at step t (from 1), and states of its own, all in
+ * double and zeros at first. */
+typedef struct {
+    const lm_optim_use *use;
+    const lm_update_tensor *tensor;
+    int64_t rows, cols, n; /* a vector: rows x 1 */
+    bool matrix;
+    double lr, t, decay; /* decay: weight_decay, or 0 */
+    double p[MOST], g[MOST], s[STATES][MOST];
+} moment;
+
+static double hyper(const moment *m, const char *name)
+{
+    return m->use->hyper[lm_optim_hyper(m->use->optim, name)];
+}
+
+/* ---- elementwise ---- */
+
+static void adam(moment *m)
+{
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), eps = hyper(m, "eps");
+    bool ams = !strcmp(m->use->optim->name, "amsgrad");
+    for (int64_t i = 0; i < m->n; i++) {
+        double g = m->g[i] + m->decay * m->p[i];
+        m->s[0][i] = b1 * m->s[0][i] + (1 - b1) * g;
+        m->s[1][i] = b2 * m->s[1][i] + (1 - b2) * g * g;
+        m->s[2][i] = fmax(m->s[2][i], m->s[1][i]);
+        double v = ams ? m->s[2][i] : m->s[1][i];
+        m->p[i] -=
+            m->lr * (m->s[0][i] / (1 - pow(b1, m->t))) / (sqrt(v / (1 - pow(b2, m->t))) + eps);
+    }
+}
+
+static void adagrad(moment *m)
+{
+    for (int64_t i = 0; i < m->n; i++) {
+        double g = m->g[i] + m->decay * m->p[i];
+        m->s[0][i] += g * g;
+        m->p[i] -= m->lr / (1 + (m->t - 1) * hyper(m, "lr_decay")) * g /
+                   (sqrt(m->s[0][i]) + hyper(m, "eps"));
+    }
+}
+
+static void rmsprop(moment *m)
+{
+    double a = hyper(m, "alpha"), mu = hyper(m, "momentum");
+    for (int64_t i = 0; i < m->n; i++) {
+        double g = m->g[i] + m->decay * m->p[i];
+        m->s[0][i] = a * m->s[0][i] + (1 - a) * g * g;
+        m->s[1][i] = a * m->s[1][i] + (1 - a) * g;
+        double v = m->s[0][i] - (hyper(m, "centered") > 0 ? m->s[1][i] * m->s[1][i] : 0);
+        double d = g / (sqrt(fmax(v, 0)) + hyper(m, "eps"));
+        m->s[2][i] = mu * m->s[2][i] + d;
+        m->p[i] -= m->lr * m->s[2][i];
+    }
+}
+
+static void lion(moment *m)
+{
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2");
+    for (int64_t i = 0; i < m->n; i++) {
+        double c = b1 * m->s[0][i] + (1 - b1) * m->g[i];
+        m->p[i] = m->p[i] * (1 - m->lr * m->decay) - m->lr * ((c > 0) - (c < 0));
+        m->s[0][i] = b2 * m->s[0][i] + (1 - b2) * m->g[i];
+    }
+}
+
+static void momentum(moment *m)
+{
+    double mu = hyper(m, "momentum");
+    for (int64_t i = 0; i < m->n; i++) {
+        double d = m->g[i] + m->decay * m->p[i];
+        m->s[0][i] = m->t > 1 ? mu * m->s[0][i] + d : d;
+        bool ahead = !strcmp(m->use->optim->name, "nesterov");
+        m->p[i] -= m->lr * (ahead ? d + mu * m->s[0][i] : m->s[0][i]);
+    }
+}
+
+/* ---- the table ---- */
+
+typedef struct {
+    const char *name, *hyper; /* "beta1=0.8 eps=1e-6": other values than those of the table */
+    void (*step)(moment *m);
+    struct {
+        const char *name;
+        int s;
+    } state[STATES];  /* that lie where the definition has them */
+    double tolerance; /* of the way that parameters went; 0: 1e-5 */
+} row;
+
+static const row rows[] = {
+    { "adam", "weight_decay=0.1", adam, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0 },
+    { "amsgrad", "beta2=0.6", adam, { { "exp_avg", 0 }, { "max_exp_avg_sq", 2 } }, 0 },
+    { "adagrad", "lr_decay=0.1 weight_decay=0.1", adagrad, { { "sum", 0 } }, 0 },
+    { "rmsprop", "", rmsprop, { { "square_avg", 0 } }, 0 },
+    { "rmsprop",
+      "centered=1 momentum=0.9 weight_decay=0.1",
+      rmsprop,
+      { { "square_avg", 0 }, { "grad_avg", 1 }, { "momentum_buffer", 2 } },
+      2e-5 },
+    { "lion", "", lion, { { "exp_avg", 0 } }, 0 },
+    { "momentum", "", momentum, { { "momentum_buffer", 0 } }, 0 },
+    { "nesterov", "", momentum, { { "momentum_buffer", 0 } }, 0 },
+};
+
+/* ---- steps ---- */
+
+static lm_optim_use use_of(const row *r)
+{
+    lm_optim_use u = lm_optim_default(lm_optim_find(r->name));
+    for (const char *at = r->hyper; *at; at += strcspn(at, " "), at += *at == ' ') {
+        char name[32];
+        double x;
+        assert_int_equal(sscanf(at, "%31[^=]=%lf", name, &x), 2);
+        u.hyper[lm_optim_hyper(u.optim, name)] = x;
+    }
+    return u;
+}
+
+static void add_tensors(update_trial *r)
+{
+    static const struct {
+        const char *name;
+        int64_t rows, cols;
+        lm_part part;
+        int64_t heads;
+        bool bias;
+    } t[] = { { "model.embed_tokens.weight", 7, 5, LM_PART_EMBED, 0, false },
+              { "q_proj.weight", 24, 16, LM_PART_Q, 4, false }, /* end to end: pieces of one */
+              { "k_proj.weight", 12, 16, LM_PART_K, 2, false },
+              { "v_proj.weight", 12, 16, LM_PART_V, 2, false },
+              { "up_proj.weight", 64, 48, LM_PART_UP, 0, false },
+              { "down_proj.weight", 16, 40, LM_PART_DOWN, 0, false },
+              { "q_proj.bias", 33, 0, LM_PART_Q, 3, true },
+              { "input_layernorm.weight", 24, 0, LM_PART_ATTN_NORM, 0, false },
+              { "lm_head.weight", 9, 16, LM_PART_OUTPUT, 0, false } };
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        lm_update_tensor *x = trial_add(r, t[i].name, t[i].rows, t[i].cols);
+        x->part = t[i].part;
+        x->layer = i && i < 8 ? 0 : -1;
+        x->heads = t[i].heads;
+        x->head_dim = t[i].heads ? t[i].rows / t[i].heads : 0;
+        x->bias = t[i].bias;
+    }
+}
+
+static void draw(float *x, int64_t n, const char *what, int t)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)lm_rng_normal(lm_rng_make(7, what, (uint64_t)t), (uint64_t)i);
+}
+
+static void begin_moment(moment *m, const update_trial *r, int i, const lm_optim_use *use)
+{
+    const lm_update_tensor *t = &r->t[i];
+    memset(m, 0, sizeof *m);
+    m->use = use;
+    m->tensor = t;
+    m->matrix = t->shape.ndim == 2;
+    m->rows = t->shape.dim[0];
+    m->cols = m->matrix ? t->shape.dim[1] : 1;
+    m->n = m->rows * m->cols;
+    assert_true(m->n <= MOST);
+    int d = lm_optim_hyper(use->optim, "weight_decay");
+    m->decay = d >= 0 && t->decay ? use->hyper[d] : 0;
+    for (int64_t k = 0; k < m->n; k++)
+        m->p[k] = trial_param(r, i)[k];
+}
+
+/* How far `got` is from `want`, beside the way from `from`. */
+static double error_of(const float *got, const double *want, const float *from, int64_t n)
+{
+    double diff = 0, way = 1e-20;
+    for (int64_t i = 0; i < n; i++) {
+        double w = want[i] - (from ? from[i] : 0);
+        diff += (got[i] - want[i]) * (got[i] - want[i]);
+        way += w * w;
+    }
+    return sqrt(diff / way);
+}
+
+static void compare(const row *w, const update_trial *r, int i, const moment *m, const float *start)
+{
+    double allowed = w->tolerance > 0 ? w->tolerance : 1e-5;
+    double d = error_of(trial_param(r, i), m->p, start, m->n);
+    lm_tensor shape;
+    if (!(d <= allowed))
+        fail_msg("%s (%s), %s after step %d: error %.3g, allowed %.3g", w->name, w->hyper,
+                 r->t[i].name, (int)r->step, d, allowed);
+    for (int k = 0; k < STATES && w->state[k].name; k++) {
+        const float *s = trial_state(r, w->state[k].name, i, &shape);
+        if (!s)
+            continue; /* tensors of other kinds have other states */
+        d = error_of(s, m->s[w->state[k].s], NULL, lm_tensor_count(&shape));
+        if (!(d <= allowed))
+            fail_msg("%s (%s), %s of %s after step %d: error %.3g, allowed %.3g", w->name, w->hyper,
+                     w->state[k].name, r->t[i].name, (int)r->step, d, allowed);
+    }
+    for (int64_t k = 0; k < m->n; k++)
+        assert_int_equal(r->low[r->t[i].offset + k], lm_f32_to_bf16(trial_param(r, i)[k]));
+}
+
+static void follow(const row *w, double norm, double bound)
+{
+    static moment m[TRIAL_TENSORS];
+    static float start[TRIAL_TENSORS][MOST];
+    lm_optim_use use = use_of(w);
+    update_trial r = { 0 };
+    add_tensors(&r);
+    trial_open(&r, backend, &use, 1, norm, bound, true);
+    for (int i = 0; i < r.n; i++) {
+        draw(trial_param(&r, i), lm_tensor_count(&r.t[i].shape), r.t[i].name, 0);
+        begin_moment(&m[i], &r, i, &use);
+        memcpy(start[i], trial_param(&r, i), (size_t)m[i].n * sizeof(float));
+    }
+    for (int t = 1; t <= STEPS; t++) {
+        for (int i = 0; i < r.n; i++)
+            draw(trial_grad(&r, i), m[i].n, r.t[i].name, t);
+        double lr = 0.02 / (1 + t / 10.0);
+        double sumsq = 0;
+        for (int i = 0; i < r.n; i++)
+            for (int64_t k = 0; k < m[i].n; k++)
+                sumsq += (double)trial_grad(&r, i)[k] * trial_grad(&r, i)[k];
+        double scale = norm > 0 ? fmin(1, norm / (sqrt(sumsq) + 1e-6)) : 1;
+        for (int i = 0; i < r.n; i++) {
+            m[i].lr = lr;
+            m[i].t = t;
+            for (int64_t k = 0; k < m[i].n; k++) {
+                double g = trial_grad(&r, i)[k] * scale;
+                m[i].g[k] = bound > 0 ? fmax(-bound, fmin(bound, g)) : g;
+            }
+        }
+        trial_step(&r, lr);
+        for (int i = 0; i < r.n; i++) {
+            w->step(&m[i]);
+            compare(w, &r, i, &m[i], start[i]);
+        }
+    }
+    trial_close(&r);
+}
+
+static void test_definitions(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        follow(&rows[i], 0, 0);
+        follow(&rows[i], 40, 0.9);
+    }
+}
+
+/* AdamW and SGD have theirs in test_train_update. */
+static void test_none_left_out(void **state)
+{
+    const lm_optim *o;
+    (void)state;
+    for (int k = 0; (o = lm_optim_at(k)); k++) {
+        bool met = !strcmp(o->name, "adamw") || !strcmp(o->name, "sgd");
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+            met |= !strcmp(rows[i].name, o->name);
+        if (!met)
+            fail_msg("%s has no definition here", o->name);
+    }
+}
+
+/* Rules that are one formula for a tensor run over blocks: matrices with decay, then vectors. */
+static void test_runs(void **state)
+{
+    static const char *const flat[] = { "adam", "amsgrad", "adagrad", "rmsprop", "lion" };
+    (void)state;
+    for (size_t i = 0; i < sizeof flat / sizeof *flat; i++) {
+        update_trial r = { 0 };
+        lm_optim_use use = lm_optim_default(lm_optim_find(flat[i]));
+        use.hyper[lm_optim_hyper(use.optim, "weight_decay")] = 0.1;
+        int n = 0;
+        add_tensors(&r);
+        trial_open(&r, backend, &use, 1, 1, 0, true);
+        const lm_graph *g = lm_update_graph(r.u);
+        for (size_t k = 0; k < g->n_nodes; k++)
+            n += !strcmp(g->node[k].op->name, "map");
+        assert_int_equal(n, 3); /* the head comes behind the vectors */
+        trial_close(&r);
+    }
+}
+
+static int begin(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    return lm_par_new(&par, 2, &e) || lm_backend_cpu(lm_cpu_detect(), par, &backend, &e);
+}
+
+static int end(void **state)
+{
+    (void)state;
+    lm_backend_close(backend);
+    lm_par_free(par);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_definitions),
+        cmocka_unit_test(test_none_left_out),
+        cmocka_unit_test(test_runs),
+    };
+    return cmocka_run_group_tests_name("optimizers", tests, begin, end);
+}
