@@ -91,6 +91,134 @@ static void momentum(moment *m)
     }
 }
 
+/* ---- whole matrices ---- */
+
+/* AdamW of rules that serve hidden matrices alone. */
+static void adamw_of_others(moment *m, double rate)
+{
+    double b1 = hyper(m, "adam_beta1"), b2 = hyper(m, "adam_beta2");
+    for (int64_t i = 0; i < m->n; i++) {
+        m->s[0][i] = b1 * m->s[0][i] + (1 - b1) * m->g[i];
+        m->s[1][i] = b2 * m->s[1][i] + (1 - b2) * m->g[i] * m->g[i];
+        m->p[i] -= rate * m->lr * m->decay * m->p[i];
+        m->p[i] -= rate * m->lr * (m->s[0][i] / (1 - pow(b1, m->t))) /
+                   (sqrt(m->s[1][i] / (1 - pow(b2, m->t))) + hyper(m, "adam_eps"));
+    }
+}
+
+static bool is_hidden(const moment *m)
+{
+    return m->matrix && m->tensor->layer >= 0;
+}
+
+/* z [r,c] = x y, of [r,k] and [k,c]. */
+static void times(const double *x, const double *y, int64_t r, int64_t k, int64_t c, double *z)
+{
+    for (int64_t i = 0; i < r; i++)
+        for (int64_t j = 0; j < c; j++) {
+            double sum = 0;
+            for (int64_t q = 0; q < k; q++)
+                sum += x[i * k + q] * y[q * c + j];
+            z[i * c + j] = sum;
+        }
+}
+
+static void transpose(const double *x, int64_t r, int64_t c, double *y)
+{
+    for (int64_t i = 0; i < r; i++)
+        for (int64_t j = 0; j < c; j++)
+            y[j * r + i] = x[i * c + j];
+}
+
+static double norm_of(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+/* x becomes orthonormal, as rows of a wide matrix. */
+static void orthogonal(double *x, int64_t r, int64_t c, int steps, bool polar)
+{
+    static const double express[5][3] = {
+        { 8.156554524902461, -22.48329292557795, 15.878769915207462 },
+        { 4.0429299351667245, -2.808917465908704, 0.5000178451051299 },
+        { 3.8916678022926563, -2.772484153217685, 0.5060648178503389 },
+        { 3.285753657755658, -2.3681294933425394, 0.46449024233003117 },
+        { 2.3465413258596377, -1.7097828382687081, 0.42323551169305323 }
+    };
+    static double a[MOST], square[MOST], turned[MOST], next[MOST];
+    double norm = norm_of(x, r * c) * (polar ? 1.02 : 1) + 1e-7;
+    if (r > c) {
+        transpose(x, r, c, next);
+        orthogonal(next, c, r, steps, polar);
+        transpose(next, c, r, x);
+        return;
+    }
+    for (int64_t i = 0; i < r * c; i++)
+        x[i] /= norm;
+    for (int k = 0; k < steps; k++) {
+        const double *q = polar ? express[k < 4 ? k : 4] : (double[]){ 3.4445, -4.7750, 2.0315 };
+        static double poly[MOST], px[MOST];
+        transpose(x, r, c, turned);
+        times(x, turned, r, c, r, a);
+        times(a, a, r, r, r, square);
+        for (int64_t i = 0; i < r * r; i++)
+            poly[i] = q[1] * a[i] + q[2] * square[i];
+        times(poly, x, r, r, c, px);
+        for (int64_t i = 0; i < r * c; i++)
+            x[i] = q[0] * x[i] + px[i];
+    }
+}
+
+static void muon_piece(moment *m, int64_t at, int64_t rows, int64_t cols)
+{
+    static double x[MOST];
+    double mu = hyper(m, "momentum"), r = (double)rows, c = (double)cols;
+    bool nor = !strcmp(m->use->optim->name, "normuon");
+    double size = sqrt(fmax(1, r / c));
+    if (!nor && hyper(m, "scaling") > 0)
+        size = 0.2 * sqrt(fmax(r, c));
+    for (int64_t i = 0; i < rows * cols; i++) {
+        double g = m->g[at + i], *buf = &m->s[0][at + i];
+        *buf = mu * *buf + (1 - mu) * g;
+        x[i] = nor || hyper(m, "nesterov") > 0 ? (1 - mu) * g + mu * *buf : *buf;
+    }
+    orthogonal(x, rows, cols, (int)hyper(m, "ns_steps"), hyper(m, "ns") > 0);
+    if (nor) {
+        double before = norm_of(x, rows * cols);
+        bool tall = rows >= cols;
+        for (int64_t k = 0; k < (tall ? rows : cols); k++) {
+            double mean = 0, *v = &m->s[1][(tall ? at / cols : at / rows / cols * cols) + k];
+            for (int64_t i = 0; i < (tall ? cols : rows); i++)
+                mean +=
+                    pow(x[tall ? k * cols + i : i * cols + k], 2) / (double)(tall ? cols : rows);
+            *v = hyper(m, "beta2") * *v + (1 - hyper(m, "beta2")) * mean;
+            for (int64_t i = 0; i < (tall ? cols : rows); i++)
+                x[tall ? k * cols + i : i * cols + k] /= sqrt(*v);
+        }
+        size *= before / norm_of(x, rows * cols);
+    }
+    for (int64_t i = 0; i < rows * cols; i++) {
+        double *p = &m->p[at + i];
+        bool decays = hyper(m, "cautious") == 0 || x[i] * *p >= 0;
+        *p -= m->lr * (decays ? m->decay : 0) * *p + m->lr * size * x[i];
+    }
+}
+
+static void muon(moment *m)
+{
+    bool moonlight = !strcmp(m->use->optim->name, "muon") && hyper(m, "scaling") > 0;
+    int pieces = m->tensor->part == LM_PART_QKV ? 3 : 1;
+    if (!is_hidden(m)) {
+        adamw_of_others(m, moonlight ? 1 : 0.015);
+        return;
+    }
+    for (int k = 0; k < pieces; k++)
+        muon_piece(m, k * m->n / pieces, m->rows / pieces, m->cols);
+}
+
 /* ---- the table ---- */
 
 typedef struct {
@@ -116,6 +244,22 @@ static const row rows[] = {
     { "lion", "", lion, { { "exp_avg", 0 } }, 0 },
     { "momentum", "", momentum, { { "momentum_buffer", 0 } }, 0 },
     { "nesterov", "", momentum, { { "momentum_buffer", 0 } }, 0 },
+    { "muon",
+      "bf16=0",
+      muon,
+      { { "momentum_buffer", 0 }, { "exp_avg", 0 }, { "exp_avg_sq", 1 } },
+      1e-4 },
+    { "muon",
+      "bf16=0 ns=1 scaling=1 nesterov=0 cautious=1 ns_steps=6",
+      muon,
+      { { "momentum_buffer", 0 } },
+      1e-3 },
+    { "muon", "", muon, { { "momentum_buffer", 0 } }, 0.05 },
+    { "normuon",
+      "bf16=0",
+      muon,
+      { { "momentum_buffer", 0 }, { "second_momentum_buffer", 1 } },
+      1e-3 },
 };
 
 /* ---- steps ---- */
@@ -146,13 +290,14 @@ static void add_tensors(update_trial *r)
               { "v_proj.weight", 12, 16, LM_PART_V, 2, false },
               { "up_proj.weight", 64, 48, LM_PART_UP, 0, false },
               { "down_proj.weight", 16, 40, LM_PART_DOWN, 0, false },
+              { "c_attn.weight", 48, 10, LM_PART_QKV, 12, false },
               { "q_proj.bias", 33, 0, LM_PART_Q, 3, true },
               { "input_layernorm.weight", 24, 0, LM_PART_ATTN_NORM, 0, false },
               { "lm_head.weight", 9, 16, LM_PART_OUTPUT, 0, false } };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         lm_update_tensor *x = trial_add(r, t[i].name, t[i].rows, t[i].cols);
         x->part = t[i].part;
-        x->layer = i && i < 8 ? 0 : -1;
+        x->layer = i && i < 9 ? 0 : -1;
         x->heads = t[i].heads;
         x->head_dim = t[i].heads ? t[i].rows / t[i].heads : 0;
         x->bias = t[i].bias;
@@ -182,14 +327,15 @@ static void begin_moment(moment *m, const update_trial *r, int i, const lm_optim
         m->p[k] = trial_param(r, i)[k];
 }
 
-/* How far `got` is from `want`, beside the way from `from`. */
+/* How far `got` is from `want`, beside the way from `from`; a hundredth of `want` counts as way, for what F32
+ * rounds in short ways. */
 static double error_of(const float *got, const double *want, const float *from, int64_t n)
 {
     double diff = 0, way = 1e-20;
     for (int64_t i = 0; i < n; i++) {
         double w = want[i] - (from ? from[i] : 0);
         diff += (got[i] - want[i]) * (got[i] - want[i]);
-        way += w * w;
+        way += w * w + 1e-4 * want[i] * want[i];
     }
     return sqrt(diff / way);
 }

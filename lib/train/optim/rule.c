@@ -137,3 +137,47 @@ lm_code lm_rule_atb(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e)
     *out = both[0];
     return rc;
 }
+
+/* ---- whole matrices, and the others ---- */
+
+bool lm_rule_is_hidden(const lm_update_tensor *t)
+{
+    return t->shape.ndim == 2 && t->layer >= 0 && !t->bias;
+}
+
+lm_code lm_rule_adamw(lm_update *u, const lm_update_tensor *t, double rate, lm_err *e)
+{
+    lm_vid m, v;
+    if (lm_rule_state(u, t, "exp_avg", &m, e) || lm_rule_state(u, t, "exp_avg_sq", &v, e))
+        return e->code;
+    return lm_rule(u, t,
+                   "m = adam_beta1*m + (1 - adam_beta1)*g;"
+                   "v = adam_beta2*v + (1 - adam_beta2)*g*g;"
+                   "p = p*(1 - lr*rate*weight_decay) - lr*rate/bc1 * m / (sqrt(v/bc2) + adam_eps)",
+                   NAMES(LM_IS("m", m), LM_IS("v", v), LM_CONSTANT("rate", rate)), e);
+}
+
+int lm_rule_n_pieces(const lm_update_tensor *t)
+{
+    return t->part == LM_PART_QKV && t->shape.dim[0] % 3 == 0 ? 3 : 1;
+}
+
+lm_code lm_rule_part(lm_update *u, lm_vid state, int k, lm_tensor shape, lm_vid *out, lm_err *e)
+{
+    *out = LM_NONE;
+    return state < 0 ? LM_OK
+                     : lm_graph_view(lm_update_graph(u), state, k * lm_tensor_count(&shape), shape,
+                                     NULL, out, e);
+}
+
+lm_code lm_rule_piece(lm_update *u, const lm_update_tensor *t, int k, lm_update_tensor *out,
+                      lm_err *e)
+{
+    *out = *t;
+    out->shape.dim[0] /= lm_rule_n_pieces(t);
+    return lm_rule_part(u, t->param, k, out->shape, &out->param, e) ||
+                   lm_rule_part(u, t->grad, k, out->shape, &out->grad, e) ||
+                   lm_rule_part(u, t->low, k, out->shape, &out->low, e)
+               ? e->code
+               : LM_OK;
+}

@@ -48,6 +48,35 @@ lm_code lm_rule_abt(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e);
 lm_code lm_rule_ab(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e);
 lm_code lm_rule_atb(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e);
 
+/* u becomes the nearest orthonormal matrix of [rows,cols], near enough for steps: `steps` rounds of
+ * X = a X + (b A + c A A) X with A = X X', of X = u / |u|, with the coefficients of Muon, or (polar) of the
+ * Polar Express; in bf16 or f32. */
+typedef struct {
+    int steps;
+    bool polar, bf16;
+} lm_orthogonal;
+lm_code lm_rule_orthogonal(lm_update *u, const lm_update_tensor *t, const lm_orthogonal *o,
+                           lm_vid x, lm_vid *out, lm_err *e);
+
+/* Is t a matrix inside a layer: what rules for whole matrices serve? */
+bool lm_rule_is_hidden(const lm_update_tensor *t);
+/* How many matrices a tensor holds (q, k and v in one: 3), one of them as a tensor, and part k of a state that
+ * holds as many of `shape` end to end. */
+int lm_rule_n_pieces(const lm_update_tensor *t);
+lm_code lm_rule_piece(lm_update *u, const lm_update_tensor *t, int k, lm_update_tensor *out,
+                      lm_err *e);
+lm_code lm_rule_part(lm_update *u, lm_vid state, int k, lm_tensor shape, lm_vid *out, lm_err *e);
+/* The step of AdamW for the tensors that such a rule does not serve, with its own hyper-parameters, which the
+ * table begins with, and numbers lm_rule_bias.  rate: its learning rate as a multiple of lr. */
+lm_code lm_rule_adamw(lm_update *u, const lm_update_tensor *t, double rate, lm_err *e);
+#define ADAMW_FOR_OTHERS                                                               \
+    { "adam_beta1", 0.9, 0, 0.9999999, "of AdamW for all but hidden matrices", NULL }, \
+        { "adam_beta2", 0.95, 0, 0.9999999, "likewise", NULL },                        \
+        { "adam_eps", 1e-8, 0, 1, "likewise", NULL },                                  \
+    {                                                                                  \
+        "adam_rate", 0, 0, 1000, "its rate beside lr; 0: as the scaling asks", NULL    \
+    }
+
 /* Numbers of a step for rules with beta1 and beta2 first in their tables: lr and the bias corrections
  * bc1 = 1 - beta1^t, bc2 = 1 - beta2^t. */
 void lm_rule_bias(const double *h, double lr, int64_t t, double *out);
