@@ -91,6 +91,146 @@ static void momentum(moment *m)
     }
 }
 
+/* ---- one or two numbers a row, a column or a tensor ---- */
+
+static double root_mean_square(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sqrt(sum / (double)n);
+}
+
+static void lamb(moment *m)
+{
+    static double way[MOST];
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), size = 0, own = 0, trust = 1;
+    bool corrects = hyper(m, "bias_correction") > 0;
+    for (int64_t i = 0; i < m->n; i++) {
+        m->s[0][i] = b1 * m->s[0][i] + (1 - b1) * m->g[i];
+        m->s[1][i] = b2 * m->s[1][i] + (1 - b2) * m->g[i] * m->g[i];
+        double c1 = corrects ? 1 - pow(b1, m->t) : 1, c2 = corrects ? 1 - pow(b2, m->t) : 1;
+        way[i] = m->s[0][i] / c1 / (sqrt(m->s[1][i] / c2) + hyper(m, "eps")) + m->decay * m->p[i];
+        size += way[i] * way[i];
+        own += m->p[i] * m->p[i];
+    }
+    if (m->matrix && size > 0 && own > 0)
+        trust = fmax(0.01, fmin(10, sqrt(own) / sqrt(size)));
+    for (int64_t i = 0; i < m->n; i++)
+        m->p[i] -= m->lr * trust * way[i];
+}
+
+/* s[row], s[column]: averages of x over columns and over rows; d = from / sqrt(their product). */
+static void factored(moment *m, double beta, double *row, double *column, const double *x,
+                     const double *from, double *d)
+{
+    double mean = 0;
+    for (int64_t i = 0; i < m->rows; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < m->cols; j++)
+            sum += x[i * m->cols + j] / (double)m->cols;
+        row[i] = beta * row[i] + (1 - beta) * sum;
+        mean += row[i] / (double)m->rows;
+    }
+    for (int64_t j = 0; j < m->cols; j++) {
+        double sum = 0;
+        for (int64_t i = 0; i < m->rows; i++)
+            sum += x[i * m->cols + j] / (double)m->rows;
+        column[j] = beta * column[j] + (1 - beta) * sum;
+    }
+    for (int64_t i = 0; i < m->n; i++)
+        d[i] = from[i] / sqrt(row[i / m->cols] / mean) / sqrt(column[i % m->cols]);
+}
+
+static void adafactor(moment *m)
+{
+    static double square[MOST], d[MOST];
+    double b = 1 - pow(m->t, hyper(m, "decay_rate")), rate = m->lr, b1 = hyper(m, "beta1");
+    if (hyper(m, "relative_step") > 0)
+        rate *= fmin(hyper(m, "warmup_init") > 0 ? 1e-6 * m->t : 1e-2, 1 / sqrt(m->t));
+    if (hyper(m, "scale_parameter") > 0)
+        rate *= fmax(hyper(m, "eps2"), root_mean_square(m->p, m->n));
+    for (int64_t i = 0; i < m->n; i++)
+        square[i] = m->g[i] * m->g[i] + hyper(m, "eps1");
+    if (m->matrix)
+        factored(m, b, m->s[0], m->s[1], square, m->g, d);
+    for (int64_t i = 0; i < m->n && !m->matrix; i++) {
+        m->s[2][i] = b * m->s[2][i] + (1 - b) * square[i];
+        d[i] = m->g[i] / sqrt(m->s[2][i]);
+    }
+    double most = fmax(1, root_mean_square(d, m->n) / hyper(m, "clip_threshold"));
+    for (int64_t i = 0; i < m->n; i++) {
+        double way = rate * d[i] / most;
+        m->s[3][i] = b1 * m->s[3][i] + (1 - b1) * way;
+        m->p[i] -= m->decay * rate * m->p[i] + (b1 > 0 ? m->s[3][i] : way);
+    }
+}
+
+static void sm3(moment *m)
+{
+    static double v[MOST];
+    double mu = hyper(m, "momentum");
+    for (int64_t i = 0; i < m->n; i++) {
+        double g = m->g[i] + m->decay * m->p[i], *row = &m->s[0][i / m->cols];
+        v[i] = g * g + (m->matrix ? fmin(*row, m->s[1][i % m->cols]) : m->s[0][i]);
+        m->s[2][i] = mu * m->s[2][i] + (1 - mu) * g / sqrt(v[i] + 1e-30);
+        m->p[i] -= m->lr * m->s[2][i];
+    }
+    memset(m->s[0], 0, sizeof m->s[0]);
+    memset(m->s[1], 0, sizeof m->s[1]);
+    for (int64_t i = 0; i < m->n; i++) {
+        m->s[0][i / m->cols] = fmax(m->s[0][i / m->cols], v[i]);
+        m->s[1][i % m->cols] = fmax(m->s[1][i % m->cols], v[i]);
+    }
+}
+
+static void came(moment *m)
+{
+    static double square[MOST], d[MOST], way[MOST];
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2");
+    for (int64_t i = 0; i < m->n; i++)
+        square[i] = m->g[i] * m->g[i] + hyper(m, "eps1");
+    if (m->matrix)
+        factored(m, b2, m->s[0], m->s[1], square, m->g, d);
+    for (int64_t i = 0; i < m->n && !m->matrix; i++) {
+        m->s[0][i] = b2 * m->s[0][i] + (1 - b2) * square[i];
+        d[i] = m->g[i] / sqrt(m->s[0][i]);
+    }
+    double most = fmax(1, root_mean_square(d, m->n) / hyper(m, "clip_threshold"));
+    for (int64_t i = 0; i < m->n; i++) {
+        m->s[2][i] = b1 * m->s[2][i] + (1 - b1) * d[i] / most;
+        square[i] = pow(d[i] / most - m->s[2][i], 2) + hyper(m, "eps2");
+        way[i] = m->s[2][i];
+    }
+    if (m->matrix)
+        factored(m, hyper(m, "beta3"), m->s[3], m->s[4], square, m->s[2], way);
+    for (int64_t i = 0; i < m->n; i++)
+        m->p[i] -= m->lr * (m->decay * m->p[i] + way[i]);
+}
+
+static void adam_mini(moment *m)
+{
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2");
+    lm_part part = m->tensor->part;
+    int64_t block = m->cols; /* elements */
+    if (!m->matrix)
+        block = m->tensor->bias ? 1 : m->n;
+    else if (part == LM_PART_Q || part == LM_PART_K || part == LM_PART_QKV)
+        block = m->tensor->head_dim * m->cols;
+    for (int64_t b = 0; b < m->n / block; b++) {
+        double mean = 0;
+        for (int64_t i = b * block; i < (b + 1) * block; i++)
+            mean += m->g[i] * m->g[i] / (double)block;
+        m->s[1][b] = b2 * m->s[1][b] + (1 - b2) * mean;
+        for (int64_t i = b * block; i < (b + 1) * block; i++) {
+            m->s[0][i] = b1 * m->s[0][i] + (1 - b1) * m->g[i];
+            m->p[i] -= m->lr * m->decay * m->p[i] +
+                       m->lr * (m->s[0][i] / (1 - pow(b1, m->t))) /
+                           (sqrt(m->s[1][b] / (1 - pow(b2, m->t))) + hyper(m, "eps"));
+        }
+    }
+}
+
 /* ---- whole matrices ---- */
 
 /* AdamW of rules that serve hidden matrices alone. */
@@ -244,6 +384,35 @@ static const row rows[] = {
     { "lion", "", lion, { { "exp_avg", 0 } }, 0 },
     { "momentum", "", momentum, { { "momentum_buffer", 0 } }, 0 },
     { "nesterov", "", momentum, { { "momentum_buffer", 0 } }, 0 },
+    { "lamb", "", lamb, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0 },
+    { "lamb", "bias_correction=0 eps=0.1", lamb, { { "exp_avg", 0 } }, 0 },
+    { "adafactor",
+      "",
+      adafactor,
+      { { "exp_avg_sq_row", 0 }, { "exp_avg_sq_col", 1 }, { "exp_avg_sq", 2 } },
+      0 },
+    { "adafactor",
+      "beta1=0.9 weight_decay=0.1 clip_threshold=0.5 scale_parameter=0",
+      adafactor,
+      { { "exp_avg", 3 } },
+      0 },
+    { "adafactor", "relative_step=1 warmup_init=1", adafactor, { { "exp_avg_sq", 2 } }, 1e-4 },
+    { "sm3",
+      "",
+      sm3,
+      { { "accumulator_0", 0 }, { "accumulator_1", 1 }, { "momentum_buffer", 2 } },
+      0 },
+    { "sm3", "momentum=0 weight_decay=0.1", sm3, { { "accumulator_0", 0 } }, 0 },
+    { "came",
+      "",
+      came,
+      { { "exp_avg_sq_row", 0 },
+        { "exp_avg_sq_col", 1 },
+        { "exp_avg", 2 },
+        { "exp_avg_res_row", 3 },
+        { "exp_avg_res_col", 4 } },
+      1e-4 },
+    { "adam-mini", "", adam_mini, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0 },
     { "muon",
       "bf16=0",
       muon,
