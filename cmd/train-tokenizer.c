@@ -103,9 +103,9 @@ static lm_code check_config(const char *path, lm_err *e)
         for (size_t i = 0; i < sizeof own / sizeof *own; i++)
             known |= !strcmp(key, own[i]);
         if (!known && !rc)
-            rc = lm_fail(e, LM_EUSAGE, path, "choose another folder, or move it elsewhere",
-                         "holds '%.100s', which is no part of the new output and would be lost",
-                         key);
+            rc = lm_fail(
+                e, LM_EUSAGE, path, "choose another folder, or move it elsewhere",
+                "holds '%.100s', which does not belong to the new output and would be lost", key);
     }
     json_decref(there);
     return rc;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* blend.h -- the loops of merging: arrays of any float type, a block at a time.
  *
- * A caller takes a tensor in blocks of at most LM_BLEND_BLOCK elements, brings each model's block
- * into an array of "reals" (float, or double in the wide table), combines those and stores the
+ * A caller takes a tensor in blocks of at most LM_BLEND_BLOCK elements, converts each model's block
+ * to an array of "reals" (float, or double in the wide table), combines the arrays and stores the
  * result with one rounding.  Blocks stay in the first caches, so memory is passed once.
  *
- * The text of the loops is one (kernels/cpu/blend_body.h), compiled for each level; vector code
- * stands in only where it gives the same bits.  Products and sums are rounded each (no fused
+ * The loops have one source (kernels/cpu/blend_body.h), compiled for each level; vector code
+ * replaces it only where it gives the same bits.  Each product and each sum is rounded (no fused
  * multiply-add) and sums over a block run in 16 lanes of double, so every level gives the bits of
  * plain C.
  *
@@ -24,23 +24,23 @@
 #include "base/rng.h"
 #include "numeric/dtype.h"
 
-enum { LM_BLEND_BLOCK = 1024, LM_BLEND_MOST = 256 /* models */ };
+enum { LM_BLEND_BLOCK = 1024, LM_BLEND_MOST = 256 /* number of models */ };
 
-/* The bits of |x| with their place: as unsigned numbers they order magnitudes, NaN above all. */
+/* The bits of |x| and the index of x.  As unsigned numbers they order magnitudes, NaN above all. */
 typedef struct {
     uint64_t bits;
     int64_t index;
 } lm_blend_entry;
 
-/* How signs are agreed on, see lm_blend.agree. */
+/* How the sign of an element is elected, see lm_blend.agree. */
 typedef enum { LM_BLEND_BY_WEIGHT, LM_BLEND_BY_SUM, LM_BLEND_BY_COUNT } lm_blend_vote;
 
 typedef struct {
-    int k;           /* models, LM_BLEND_MOST at most */
+    int k;           /* number of models, at most LM_BLEND_MOST */
     const double *w; /* [k] */
     lm_blend_vote vote;
-    bool normalize; /* divide by the weights that had their say */
-    double floor;   /* least divisor; 0: a divisor of 0 counts as 1 */
+    bool normalize; /* divide by the sum of the weights that counted */
+    double floor;   /* smallest divisor; 0: a divisor of 0 counts as 1 */
     double lambda;
 } lm_blend_terms;
 
@@ -68,11 +68,11 @@ typedef struct {
     double (*dot)(const void *a, const void *b, int64_t n);
     double (*sum_abs)(const void *a, int64_t n);
 
-    /* Pruning: what is not kept becomes 0 (NaN too), what is kept is multiplied by `scale`. */
+    /* Pruning: elements not kept become 0 (NaN too), kept elements are multiplied by `scale`. */
     void (*keep_bits)(void *d, uint64_t lo, uint64_t hi, double scale,
                       int64_t n); /* lo <= b < hi */
     void (*keep_drawn)(void *d, const uint32_t *draw, uint64_t below, double scale, int64_t n);
-    /* Those with m > 0, times m. */
+    /* Keep elements with m > 0, times m. */
     void (*keep_each)(void *d, const void *m, int64_t n);
     /* Draws at .. at + n - 1 of a stream: lm_rng_u32 in bulk. */
     void (*draws)(lm_rng r, int64_t at, uint32_t *out, int64_t n);
@@ -82,7 +82,8 @@ typedef struct {
 
     /* Selection on the bits of |x|. */
     void (*bits)(const void *x, uint64_t *out, int64_t n);
-    /* Appends those of [lo, hi) to list (room for n), returns how many; *above += those >= hi. */
+    /* Append those in [lo, hi) to list (room for n) and return how many; *above += the number >=
+     * hi. */
     int64_t (*pick)(const void *x, uint64_t lo, uint64_t hi, int64_t at, int64_t n, int64_t *above,
                     lm_blend_entry *list);
     /* count[(b - lo) >> shift]++ for each b in [lo, hi). */

@@ -10,7 +10,7 @@
  *           do not depend on threads.  On a device: in a fixed order when its stream is
  *           deterministic, else in any.
  *
- * Ids are inside the tables: the data layer checked them. */
+ * Ids are within the tables: they were checked when the data were read. */
 #ifndef LM_KERNELS_EMBED_H
 #define LM_KERNELS_EMBED_H
 

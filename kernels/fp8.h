@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fp8.h -- matrices of FP8 codes with scales, their making and their products.
+/* fp8.h -- matrices of FP8 codes with scales: encoding and products.
  *
  * An element of a matrix [rows, k] stands for its code (E4M3 or E5M2 as in numeric/dtype.h) times
  * the scale of its block.  k is the dimension that a product sums over, and it is the inner one:
- * both factors of a product have their k contiguous, so a matrix that serves two products (weights
- * forward and backward, a gradient by rows and by columns) is made twice, once transposed.
+ * both factors of a product have their k contiguous, so a matrix that is used in two products
+ * (weights forward and backward, a gradient by rows and by columns) is encoded twice, once
+ * transposed.
  *
- * Scalings, and where the scale of element (i, q) lies (lm_fp8_scale_at):
+ * Scalings, and the position of the scale of element (i, q) (lm_fp8_scale_at):
  *   TENSOR  one for all
  *   ROW     each row's 128 steps of k (activations, gradients): [ceil(k/128), rows]
  *   BLOCK   128 rows by 128 steps of k (weights): [ceil(rows/128), P], P = ceil(k/128) rounded up
  *           to a multiple of 4, zeros where there is no block
- * which are the layouts that cuBLASLt takes on compute capability 9.0. */
+ * These are the layouts of cuBLASLt on compute capability 9.0. */
 #ifndef LM_KERNELS_FP8_H
 #define LM_KERNELS_FP8_H
 
@@ -40,7 +41,7 @@ static inline lm_fp8_steps lm_fp8_steps_of(lm_fp8_scaling s, int64_t rows, int64
     lm_fp8_steps block = { 7, (lm_fp8_blocks(k) + 3) / 4 * 4, 1 };
     return s == LM_FP8_TENSOR ? none : s == LM_FP8_ROW ? row : block;
 }
-/* How many floats the scales of a matrix are. */
+/* Number of scales (floats) of a matrix. */
 static inline int64_t lm_fp8_scales(lm_fp8_scaling s, int64_t rows, int64_t k)
 {
     lm_fp8_steps b = lm_fp8_steps_of(LM_FP8_BLOCK, rows, k);
@@ -59,14 +60,14 @@ typedef struct {
     lm_dtype type; /* F8E4M3 or F8E5M2 */
     lm_fp8_scaling scaling;
     const void *codes;
-    int64_t ld; /* codes from one row to the next */
+    int64_t ld; /* elements from one row to the next */
     const float *scale;
 } lm_fp8_matrix;
 
 /* C [m,n] = A B^T (+ C) (+ bias over columns); A [m,k], B [n,k], not both E5M2; C BF16 or F32.
  * Products of codes are summed in F32 over each 128 steps of k; such a sum times its two scales is
- * added, in F32, to those before it (cuBLASLt may take longer stretches where the scaling is TENSOR
- * on both sides). */
+ * added, in F32, to the previous ones (cuBLASLt may sum over more steps where both factors are
+ * scaled by TENSOR). */
 typedef struct {
     int64_t m, n, k;
     lm_fp8_matrix a, b;
@@ -75,23 +76,23 @@ typedef struct {
     void *c;
     int64_t ldc;
     const float *bias; /* [n] or NULL; with a C of BF16 only */
-    void *work;        /* as many bytes as the backend's function says */
+    void *work;        /* at least the bytes that the backend's work function returns */
 } lm_fp8_gemm;
 
 /* The matrix of x [rows, cols] (F32, BF16 or F16), or of its transpose: codes and scales.
  *
  * The scale of a block is its largest magnitude / 448 (E4M3) or 57344 (E5M2), rounded to nearest,
- * at least 2^-126 (also of a block of zeros), and rounded up to a power of two when asked.  A code
+ * at least 2^-126 (also for a block of zeros), and rounded up to a power of two on request.  A code
  * is x * (1 / scale) in F32, rounded to nearest, ties to even, at most the largest code.  A NaN
- * becomes one and counts for no scale; an infinity makes its block's scale infinite, and so all
- * products with it NaN. */
+ * becomes a NaN and does not affect the scale; an infinity makes its block's scale infinite, so all
+ * products with the block are NaN. */
 typedef struct {
     int64_t rows, cols, ldx;
     lm_dtype in;
     const void *x;
     bool transpose; /* codes and scales are those of [cols, rows] */
     bool power_of_two;
-    bool given; /* TENSOR: the scale is there already, from an earlier step */
+    bool given; /* TENSOR: the scale is an input, from an earlier step */
     lm_dtype type;
     lm_fp8_scaling scaling;
     void *codes;

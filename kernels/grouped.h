@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grouped.h -- linear layers of one size side by side, each with rows of its own: the experts of a
- * mixture, whose tokens were sorted by expert.
+/* grouped.h -- several linear layers of one size, each applied to its own rows: the experts of a
+ * mixture, whose tokens are sorted by expert.
  *
- * Rows offsets[g] to offsets[g+1]-1 belong to group g; offsets[0] = 0, none is below the one
- * before, and the last is N.  A group may be empty.  Only the kernel knows the offsets (they may
- * have been computed on a device a moment ago): nothing is planned from them, no row is padded or
- * dropped.
+ * Rows offsets[g] to offsets[g+1]-1 belong to group g; offsets[0] = 0, they do not decrease, and
+ * the last is N.  A group may be empty.  Only the kernel reads the offsets, which may be the result
+ * of an earlier kernel on a device: plans do not depend on them, and no row is padded or dropped.
  *
  * grouped_linear     in  x [N,K] act, w [G,M,K] act, offsets [G+1] I32
  *                    out y [N,M] act                     y = x w[g]^T for the rows of g

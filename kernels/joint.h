@@ -17,7 +17,7 @@
  *   group  rank >> 2
  *   pair   group of an element of even number | group of the next << 4; behind the last element 0
  *   rest   x & 31 | (rank & 3) << 5 | sign << 7
- * Elements are little-endian in memory, at any alignment.  Every bit pattern comes back. */
+ * Elements are little-endian in memory, at any alignment.  Every bit pattern is restored. */
 #ifndef LM_KERNELS_JOINT_H
 #define LM_KERNELS_JOINT_H
 
@@ -27,15 +27,15 @@
 #include "base/cpu.h"
 
 enum {
-    LM_JOINT_INDEXES = 15, /* m at most */
-    LM_JOINT_LOW = 242,    /* low at most: the greatest exponent, low + m - 2, is a byte */
+    LM_JOINT_INDEXES = 15, /* largest m */
+    LM_JOINT_LOW = 242,    /* largest low: the greatest exponent, low + m - 2, is a byte */
     LM_JOINT_RANKS = 64,
     LM_JOINT_ESCAPE = 15, /* the group of escapes */
-    LM_JOINT_RARE = 240,  /* stands for a pair that is kept elsewhere */
+    LM_JOINT_RARE = 240,  /* marks a pair that is stored elsewhere */
 };
 
-/* Entries for the places among n elements: one for each 32 elements, and one that kernels may write
- * behind the last. */
+/* Entries of an index over n elements: one for each 32 elements, and one behind the last that
+ * kernels may overwrite. */
 #define LM_JOINT_ROOM(n) ((n) / 32 + 2)
 
 typedef struct {
@@ -54,13 +54,13 @@ typedef struct {
 typedef struct {
     /* n elements -> pair[(n + 1) / 2], rest[n]. */
     void (*split)(const lm_joint_map *map, const void *x, size_t n, uint8_t *pair, uint8_t *rest);
-    /* The inverse, by map->high and below.  Elements of LM_JOINT_RARE and of escapes get any value.
-     * The places of LM_JOINT_RARE are written to `rare`, which has room for LM_JOINT_ROOM(n); returns
-     * how many. */
+    /* The inverse, by map->high and below.  The value of elements in LM_JOINT_RARE pairs and of
+     * escapes is undefined.  The indexes of LM_JOINT_RARE pairs are written to `rare`, which has
+     * room for LM_JOINT_ROOM(n) entries; returns how many. */
     size_t (*join)(const lm_joint_map *map, const uint8_t *pair, const uint8_t *rest, size_t n,
                    void *x, lm_joint_places *rare);
-    /* The places, among the pairs of n elements, of the members of a set; likewise.  b is a member if
-     * bit (b >> 4 & 7) of set[b >> 7][b & 15] is set. */
+    /* The indexes of the members of a set among the pairs of n elements, in the same form.  b is a
+     * member if bit (b >> 4 & 7) of set[b >> 7][b & 15] is set. */
     size_t (*find)(const uint8_t set[2][16], const uint8_t *pair, size_t n, lm_joint_places *found);
 } lm_joint_kernels;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernel.h -- what a kernel is, on every backend: a function of one lm_call.
  *
- * On the host a call is complete when the kernel returns.  A kernel of a device (kernels/cuda) puts its work on
- * call->stream, in order behind what is there, and returns at once; what goes wrong there, the backend's sync
- * reports.
+ * On the host a call is complete when the kernel returns.  A kernel of a device (kernels/cuda)
+ * enqueues its work on call->stream, behind all earlier work, and returns at once; the backend's
+ * sync reports its failures.
  *
  * The contract of each operator family (operands in order, shapes, types, aliasing, tolerance) is in
  * kernels/FAMILY.h; kernels/cpu/FAMILY_ref.c is its definition: plain C, any float dtype, arithmetic in
@@ -16,7 +16,7 @@
  *  - N = rows (B*T, batch-major), C = width, H query heads, K key/value heads, D head size, V vocabulary.
  *  - An optional operand that is absent has data == NULL and ndim == 0.
  *  - Weight gradients accumulate according to attr.acc (lm_acc): LM_ACC_ADD always adds into the output;
- *    LM_ACC_FIRST adds when step->more, else overwrites it.
+ *    LM_ACC_FIRST adds when step->more, otherwise overwrites it.
  *  - Results must not depend on the number of threads, bit for bit. */
 #ifndef LM_KERNELS_KERNEL_H
 #define LM_KERNELS_KERNEL_H
@@ -31,15 +31,15 @@
 
 typedef enum { LM_ACC_FIRST = 0, LM_ACC_ADD = 1 } lm_acc;
 
-/* What changes from run to run of one graph. */
+/* The numbers that change between runs of one graph. */
 typedef struct {
-    uint64_t seed; /* of the whole training run */
+    uint64_t seed; /* of the training run */
     int64_t step;  /* optimiser step, from 0 */
     int64_t micro; /* micro-batch of the step, from 0, counted over all processes */
     bool more;     /* add to gradients and sums: not this process's first micro-batch */
 } lm_step;
 
-/* An order of execution on a device, and what its kernels need to know of it (kernels/cuda/stream.h). */
+/* An order of execution on a device, and the parameters of its kernels (kernels/cuda/stream.h). */
 typedef struct lm_stream lm_stream;
 
 typedef struct {
@@ -48,21 +48,22 @@ typedef struct {
     int n_in;
     lm_tensor *out;
     int n_out;
-    void *work; /* scratch: at least the bytes that the kernel's work() asks for, 64-byte aligned */
-    lm_par *par;       /* host threads */
+    void *work;  /* scratch: at least the bytes that the kernel's work() returns, 64-byte aligned */
+    lm_par *par; /* host threads */
     lm_stream *stream; /* NULL on the host */
     const lm_step *step;
 } lm_call;
 
 typedef void (*lm_kernel_fn)(const lm_call *c);
-/* Scratch bytes for this call on `threads` threads (of a device: multiprocessors); operands have shapes but no data.
- * SIZE_MAX: the kernel does not serve these shapes, and the call must not run.  NULL: none. */
+/* Scratch bytes for this call on `threads` threads (on a device: multiprocessors); operands have
+ * shapes but no data.  SIZE_MAX: the kernel does not serve these shapes, and the call must not run.
+ * NULL: none. */
 typedef size_t (*lm_work_fn)(const lm_call *c, int threads);
 
 typedef struct {
     const char *op; /* operator name, e.g. "norm_dx"                            */
-    lm_dtype act;   /* activations' dtype it serves; LM_DTYPE_NONE: any (reference) */
-    int level;      /* what it needs: lm_cpu_level, or lm_cuda_level (kernels/cuda/stream.h) */
+    lm_dtype act;   /* dtype of activations; LM_DTYPE_NONE: any (reference) */
+    int level;      /* minimum level: lm_cpu_level, or lm_cuda_level (kernels/cuda/stream.h) */
     lm_kernel_fn run;
     lm_work_fn work;
 } lm_kernel;
@@ -71,7 +72,7 @@ typedef struct {
 
 /* The kernel with the highest level <= max that serves (op, act); NULL if the operator is unknown. */
 const lm_kernel *lm_cpu_kernel(const char *op, lm_dtype act, lm_cpu_level max);
-/* The i-th kernel of all, for tests that walk them; NULL past the end. */
+/* The i-th kernel, for tests that walk all kernels; NULL past the end. */
 const lm_kernel *lm_cpu_kernel_at(int i);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.h -- RMSNorm and LayerNorm over the last dimension, with the residual add in front of them
- * fused, and the per-head norm of queries and keys (Qwen3).
+/* norm.h -- RMSNorm and LayerNorm over the last dimension, fused with the residual addition before
+ * them, and the per-head norm of queries and keys (Qwen3).
  *
  * norm      in  x [N,C] act, w [C] F32, b [C] F32 (optional, LayerNorm), r [N,C] act (optional)
  *           out y [N,C] act, stat [N,2] F32 (mean, reciprocal deviation),

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* optim.h -- optimiser steps over flat arrays, and the reductions around them.
  *
- * All operands are 1-D; master weights, gradients and states F32 (F64 in the reference), n elements.
- * Gradients are clipped on their way in: g' = g min(1, clip_norm / (sqrt(sumsq) + 1e-6)) when
+ * All operands are 1-D; master weights, gradients and states F32 (F64 in the reference), n
+ * elements.  Gradients are clipped when read: g' = g min(1, clip_norm / (sqrt(sumsq) + 1e-6)) when
  * clip_norm > 0 and sumsq is given, then bounded by +-clip_value when that is > 0.  When sumsq or
- * watch is given and not finite, nothing is written: a step is decided where the numbers are, and
- * the host hears of it afterwards.  Numbers that change from step to step may come from memory, too
- * (`now`, in place of the attribute's), so that a recorded step can be replayed.
+ * watch is given and not finite, nothing is written: the kernel decides whether the step is
+ * applied, and the host reads the numbers afterwards.  Numbers that change from step to step may
+ * also come from memory (`now`, which then overrides the attributes), so that a recorded step can
+ * be replayed.
  *
  * adamw     in  g, sumsq [1] F64 (optional), watch [1] F64 (optional),
  *               now [3] F64 (optional): lr, bc1, bc2

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peak.h -- the arithmetic ceiling of this processor, measured: what a matrix product could reach
- * at most.
+/* peak.h -- the arithmetic ceiling of this processor, measured: the upper bound of a matrix
+ * product.
  *
  * Random data (zeros over-report AMX by a tenth and more), operands in the first-level cache. */
 #ifndef LM_KERNELS_PEAK_H
@@ -9,11 +9,11 @@
 #include "kernels/kernel.h"
 
 /* FLOP/s on all threads of `par` for products in `act` at `level`: AMX with one tile load from L1
- * for each tile product (BF16), else F32 fused multiply-adds on the widest vectors.  Takes some 30
- * ms.  0: no vector units known. */
+ * for each tile product (BF16), otherwise F32 fused multiply-adds on the widest vectors.  Takes
+ * about 30 ms.  0: no known vector units. */
 double lm_cpu_peak(lm_dtype act, lm_cpu_level level, lm_par *par);
 
-/* The loops behind it: `rounds` rounds on the calling thread; the FLOPs done are returned.  data:
+/* The loops behind it: `rounds` rounds on the calling thread; returns the FLOPs done.  data:
  * LM_PEAK_DATA random BF16 numbers, 64-byte aligned (the vector loops do not read them). */
 enum { LM_PEAK_DATA = 8192 };
 double lm_peak_fma_avx2(int64_t rounds, const uint16_t *data);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* planes.h -- elements of 1, 2, 4 or 8 bytes to byte planes and back, exactly.
  *
- * Plane i holds byte i (0 = least significant) of every element, after each element was changed so
- * that its entropy gathers in few planes.  With w the width in bits, x the element, b the base's,
- * all arithmetic modulo 2^w:
+ * Plane i holds byte i (0 = least significant) of every element, after each element was transformed
+ * so that few planes hold most of its entropy.  With w the width in bits, x the element, b the
+ * base's, all arithmetic modulo 2^w:
  *
  *   delta NONE  field: rotl(x, 1)       the sign goes to bit 0, the exponent fills the top byte
  *               else:  x
@@ -15,8 +15,8 @@
  *   zig(d) = 2d ^ (d has its top bit ? all ones : 0), so that small differences of either sign have
  *   small values.
  *
- * Every bit pattern comes back: -0, NaN payloads, subnormals.  Elements are little-endian in memory
- * at any alignment.  A split or join of 2-byte elements is bound by memory. */
+ * Every bit pattern is restored: -0, NaN payloads, subnormals.  Elements are little-endian in
+ * memory at any alignment.  A split or join of 2-byte elements is bound by memory. */
 #ifndef LM_KERNELS_PLANES_H
 #define LM_KERNELS_PLANES_H
 
@@ -31,7 +31,7 @@ typedef enum { LM_PLANES_NONE = 0, LM_PLANES_XOR = 1, LM_PLANES_SUB = 2 } lm_pla
 
 typedef struct {
     int size;              /* bytes of an element: 1, 2, 4, 8; also the number of planes */
-    bool field;            /* sign, exponent, mantissa; sizes 2, 4, 8 (size 1: only SUB looks) */
+    bool field;            /* sign, exponent, mantissa; sizes 2, 4, 8 (size 1: read by SUB only) */
     lm_planes_delta delta; /* NONE: base is not read */
 } lm_planes_form;
 

@@ -3,8 +3,7 @@
  * is that of Hugging Face checkpoints).
  *
  * rope  in  qkv [N,(H+2K)D] act, pos [N] I32,
- *           table [P,R] F32: row p holds R/2 cosines then R/2 sines, any scaling and attention
- *           factor already inside
+ *           table [P,R] F32: row p holds R/2 cosines then R/2 sines, with any scaling and attention factor applied
  *       out y [N,(H+2K)D] act: the first R of D dimensions of query and key heads rotated, the
  *           rest copied; may alias qkv.  inverse: rotates by -angle, which is the gradient.
  *

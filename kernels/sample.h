@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.h -- choosing the next token of each sequence from its logits, where the logits are.
+/* sample.h -- choosing the next token of each sequence from its logits, on the backend that has the
+ * logits.
  *
  * sample  in  logits [B,V] F32, seen [B,S] I32 (optional: no penalty), n_seen [B] I32 (with seen), u [B] F64 in [0,1),
- *             on [B] I32 (0: the row rests, its outputs are left alone)
+ *             on [B] I32 (0: the row is skipped, its outputs are not written)
  *         out token [B] I32, logprob [B] F64 (optional)
  *
  * In this order, which is that of transformers: repetition penalty over the ids of seen[b][0..n_seen)

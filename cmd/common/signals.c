@@ -40,7 +40,7 @@ static void put(const char *text)
     (void)ignored;
 }
 
-static const char cut_short[] = ": was cut short while it was read"; /* as lm_write_all has it */
+static const char cut_short[] = ": was truncated while it was read"; /* as lm_write_all has it */
 static atomic_bool ending, said;
 
 /* Mapped inputs that lose their end while they are read: no call fails, the memory does.  Several
@@ -60,7 +60,7 @@ static void on_lost_input(int sig, siginfo_t *info, void *context)
         put(": ");
         put(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
         put(cut_short);
-        put(": give it whole\n");
+        put(": provide the complete file\n");
     }
     lm_out_drop_last();
     _exit(1);

@@ -70,7 +70,8 @@ lm_code lm_arena_new(lm_arena **out, size_t block_bytes, lm_err *e)
     return rc;
 }
 
-/* Where the next object of this alignment would start in b, or false if it does not fit. */
+/* Set *at to the offset at which the next object of this alignment would start in b; false if it
+ * does not fit. */
 static bool fits(const block *b, size_t bytes, size_t align, size_t *at)
 {
     size_t end;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base64.c -- three bytes in four characters. */
+/* base64.c -- three bytes as four characters. */
 #include "base/base64.h"
 
 #include <stdint.h>

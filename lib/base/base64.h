@@ -7,7 +7,7 @@
 
 /* Both append to `out`. */
 lm_code lm_base64_encode(const void *data, size_t len, lm_buf *out, lm_err *e);
-/* Fails: LM_EFORMAT (naming `where`) for anything that the encoder does not write. */
+/* Fails: LM_EFORMAT (naming `where`) for any text that the encoder does not produce. */
 lm_code lm_base64_decode(const char *text, size_t len, const char *where, lm_buf *out, lm_err *e);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu.c -- CPUID and XGETBV, and the request for AMX tiles that Linux wants (arch_prctl). */
+/* cpu.c -- CPUID and XGETBV, and the request for AMX tiles that Linux requires (arch_prctl). */
 #include "base/cpu.h"
 
 #include <pthread.h>
@@ -115,7 +115,8 @@ lm_code lm_cpu_level_parse(const char *name, lm_cpu_level *out, lm_err *e)
             continue;
         if (i > (int)most)
             return lm_fail(e, LM_EUSAGE, "LM_CPU", NULL,
-                           "'%s' asked for, this processor has '%s' at most", name, names[most]);
+                           "'%s' is requested, this processor supports '%s' at most", name,
+                           names[most]);
         *out = (lm_cpu_level)i;
         return LM_OK;
     }

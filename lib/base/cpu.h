@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu.h -- what this processor can do, and the level that kernels are chosen by. */
+/* cpu.h -- what this processor supports, and the level by which kernels are chosen. */
 #ifndef LM_BASE_CPU_H
 #define LM_BASE_CPU_H
 
@@ -13,8 +13,9 @@ typedef enum {
     LM_CPU_AMX = 3,    /* + AVX512-BF16, VBMI and AMX-TILE/BF16, granted by the kernel */
 } lm_cpu_level;
 
-/* What the machine offers: CPUID, XGETBV and, for AMX, the permission request (made here, once per
- * process, before any worker thread starts). */
+/* The highest level of this machine, by CPUID, XGETBV and, for AMX, the permission request: made
+ * here, once in the process, before any worker thread starts, because threads inherit the
+ * permission. */
 lm_cpu_level lm_cpu_detect(void);
 const char *lm_cpu_level_name(lm_cpu_level l); /* "ref", "avx2", "avx512", "amx" */
 /* Parse a name (LM_CPU=...) and bound it by lm_cpu_detect: asking for more is LM_EUSAGE. */

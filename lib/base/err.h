@@ -2,8 +2,8 @@
 /* err.h -- how a failure travels from the library to the person.
  *
  * A fallible function takes `lm_err *e` last and returns 0, or a negative lm_code after filling *e.
- * Nobody below cmd/ prints or exits.  The first failure wins; callers may only put context in front
- * of it.  The tool prints the result once, as "tool: where: what is wrong: what to do". */
+ * Code below cmd/ neither prints nor exits.  The first failure wins; callers may only put context
+ * in front of it.  The tool prints the result once, as "tool: where: what is wrong: what to do". */
 #ifndef LM_BASE_ERR_H
 #define LM_BASE_ERR_H
 
@@ -12,7 +12,7 @@
 typedef enum {
     LM_OK = 0,
     LM_EUSAGE = -1,   /* the request cannot be obeyed      -> exit 2 */
-    LM_EIO = -2,      /* the operating system said no      -> exit 1 */
+    LM_EIO = -2,      /* the operating system failed      -> exit 1 */
     LM_EFORMAT = -3,  /* bytes do not match their format   -> exit 1 */
     LM_ELIMIT = -4,   /* memory, disk or device too small  -> exit 1 */
     LM_ENUMERIC = -5, /* NaN, Inf or divergence            -> exit 4 */

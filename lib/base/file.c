@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* file.c -- inputs: mapped, or read whole; and the write that does not stop halfway. */
+/* file.c -- inputs, mapped or read whole, and a write(2) that continues after short writes. */
 #include "base/file.h"
 
 #include <errno.h>
@@ -37,8 +37,8 @@ lm_code lm_map_fd(int fd, const char *path, lm_map *out, lm_err *e)
     if (!S_ISREG(st.st_mode)) {
         close(fd);
         return lm_fail(e, LM_EFORMAT, path, NULL,
-                       S_ISDIR(st.st_mode) ? "this is a folder, a file is needed"
-                                           : "not a regular file, it cannot be mapped");
+                       S_ISDIR(st.st_mode) ? "is a folder: a file is needed"
+                                           : "is not a regular file and cannot be mapped");
     }
     if (st.st_size == 0) {
         *out = (lm_map){ nothing, 0, fd };
@@ -86,8 +86,7 @@ lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
         if (got < 0)
             rc = lm_fail(e, LM_EIO, name, NULL, "cannot read");
         else if ((size_t)got > limit - (out->len - start))
-            rc = lm_fail(e, LM_EFORMAT, name, NULL, "larger than the %zu bytes that are allowed",
-                         limit);
+            rc = lm_fail(e, LM_EFORMAT, name, NULL, "is larger than the limit of %zu bytes", limit);
         else
             out->len += (size_t)got;
     }
@@ -98,10 +97,11 @@ lm_code lm_file_read(const char *path, size_t limit, lm_buf *out, lm_err *e)
     return rc;
 }
 
-/* As the handler of SIGBUS says it. */
+/* The same failure as the SIGBUS handler reports. */
 static lm_code fail_lost(const char *input, lm_err *e)
 {
-    lm_code rc = lm_fail(e, LM_EIO, input, "give it whole", "was cut short while it was read");
+    lm_code rc =
+        lm_fail(e, LM_EIO, input, "provide the complete file", "was truncated while it was read");
 
     if (e)
         e->sys = 0;
@@ -114,7 +114,7 @@ lm_code lm_fail_write(const char *where, lm_err *e)
         return fail_lost("an input", e);
     bool full = errno == ENOSPC || errno == EDQUOT;
 
-    return lm_fail(e, LM_EIO, where, full ? "make room on the disk" : NULL, "cannot write");
+    return lm_fail(e, LM_EIO, where, full ? "free space on the disk" : NULL, "cannot write");
 }
 
 lm_code lm_write_all(int fd, const void *data, size_t len, const char *where, lm_err *e)

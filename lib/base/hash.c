@@ -3,7 +3,7 @@
 #include "base/hash.h"
 
 #include <string.h>
-#define XXH_STATIC_LINKING_ONLY /* for the size of the state */
+#define XXH_STATIC_LINKING_ONLY /* for sizeof(XXH3_state_t) */
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 #include <xxh_x86dispatch.h> /* chooses AVX2 or AVX-512 at run time: twice as fast */
 #else

@@ -13,7 +13,7 @@
 
 enum { DEEPEST = 512 };
 
-/* Brackets outside strings; the parser recurses, so this is asked first. */
+/* Checked before parsing because the parser recurses; brackets inside strings do not count. */
 static bool too_deep(const char *text, size_t len)
 {
     int depth = 0;
@@ -39,7 +39,8 @@ static bool too_deep(const char *text, size_t len)
     return false;
 }
 
-/* jansson's lexer passes over a failed allocation and drops the character at hand, so we watch. */
+/* jansson's lexer ignores a failed allocation and drops the current character, so failures are
+ * recorded here. */
 static _Thread_local bool starved;
 
 static void *take(size_t n)
@@ -62,7 +63,7 @@ lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **
     json_error_t j;
     const char *nul = len ? memchr(text, 0, len) : NULL;
 
-    if (nul) /* the parser passes over one behind a number */
+    if (nul) /* the parser ignores a NUL byte behind a number */
         return lm_fail(e, LM_EFORMAT, where, NULL, "not valid JSON: a NUL byte at offset %td",
                        nul - text);
     if (too_deep(text, len))
@@ -84,14 +85,14 @@ lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **
 
 static lm_code check_number(const char *text, size_t n, const char *where, lm_err *e)
 {
-    char one[400]; /* longer than any double that is written out whole */
+    char one[400]; /* longer than any double that is written without an exponent */
     double v;
 
     snprintf(one, sizeof one, "%.*s", n < sizeof one ? (int)n : (int)sizeof one - 1, text);
     if (n < sizeof one && lm_parse_double(one, &v))
         return LM_OK;
-    return lm_fail(e, LM_EFORMAT, where, NULL, "%.40s%s is too small or too large for a number",
-                   one, n > 40 ? "..." : "");
+    return lm_fail(e, LM_EFORMAT, where, NULL, "%.40s%s does not fit a double", one,
+                   n > 40 ? "..." : "");
 }
 
 lm_code lm_json_check_numbers(const char *text, const char *where, lm_err *e)

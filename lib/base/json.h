@@ -2,7 +2,7 @@
 /* json.h -- JSON in and out.  Reading is jansson's tree behind checked getters that name the key;
  * writing is a small streaming writer with a fixed key order.
  *
- * Numbers that are not finite do not exist in JSON: the writer puts null. */
+ * JSON has no numbers that are not finite: the writer writes null. */
 #ifndef LM_BASE_JSON_H
 #define LM_BASE_JSON_H
 
@@ -19,8 +19,8 @@
 lm_code lm_json_parse(const char *text, size_t len, const char *where, json_t **out, lm_err *e);
 lm_code lm_json_load(const char *path, size_t limit, json_t **out, lm_err *e);
 
-/* Of a text that was parsed: LM_EFORMAT, naming it, when a double cannot hold a number outside the
- * strings, such as 1e-400, which the parser takes for 0. */
+/* Check a text that was parsed: LM_EFORMAT names a number (outside strings) that a double cannot
+ * hold, such as 1e-400, which the parser reads as 0. */
 lm_code lm_json_check_numbers(const char *text, const char *where, lm_err *e);
 
 /* Getters: `obj` must be an object (LM_EFORMAT otherwise).  The *_or forms accept absence and null;
@@ -38,7 +38,7 @@ lm_code lm_json_bool_or(const json_t *obj, const char *key, bool dflt, bool *out
 lm_code lm_json_str_or(const json_t *obj, const char *key, const char *dflt, const char **out,
                        const char *where, lm_err *e);
 
-/* Writer onto an lm_buf.  Open/close nest; commas and escapes are its business; key NULL inside an
+/* Writer onto an lm_buf.  Open/close nest; the writer adds commas and escapes; key NULL inside an
  * array or at the top.  Bytes that are not UTF-8 become U+FFFD.  Errors are sticky in w->err and
  * returned by lm_jw_end. */
 typedef struct {
@@ -60,11 +60,11 @@ void lm_jw_int(lm_jw *w, const char *key, int64_t v);
 void lm_jw_f32(lm_jw *w, const char *key, double v);
 void lm_jw_f64(lm_jw *w, const char *key, double v);
 void lm_jw_bool(lm_jw *w, const char *key, bool v);
-/* Compact copy of a tree; its reals as lm_json_real writes them. */
+/* Compact copy of a tree; its reals are written by lm_json_real. */
 void lm_jw_json(lm_jw *w, const char *key, const json_t *v);
-void lm_jw_raw(lm_jw *w, const char *json, size_t len); /* valid JSON, or "key":value, as it is */
+void lm_jw_raw(lm_jw *w, const char *json, size_t len); /* copies valid JSON text */
 lm_code lm_jw_end(lm_jw *w);
-/* A finite real as Python's repr has it: the fewest digits that read back equal, with ".0" or an
+/* A finite real as Python's repr writes it: the fewest digits that read back equal, with ".0" or an
  * exponent, so that it stays a real (3.7, 1000000.0, 1e-06). */
 void lm_json_real(double v, char out[40]);
 

@@ -45,7 +45,7 @@ static void quote(lm_jw *w, const char *s, size_t len)
 
         if (c >= 0x80 && !lm_utf8_valid(s + at, len - at < 4 ? len - at : 4)) {
             put(w, s + start, at - start);
-            put(w, "\xEF\xBF\xBD", 3); /* U+FFFD: what we write is JSON whatever came in */
+            put(w, "\xEF\xBF\xBD", 3); /* U+FFFD: the output is valid JSON for any input */
             start = ++at;
         } else if (c < 0x20 || c == '"' || c == '\\' || c == 0x7F) {
             put(w, s + start, at - start);
@@ -61,7 +61,7 @@ static void quote(lm_jw *w, const char *s, size_t len)
     put(w, "\"", 1);
 }
 
-/* What stands before every value: comma, line, key. */
+/* Write the comma, line break, indent and key that precede a value. */
 static void lead(lm_jw *w, const char *key)
 {
     if (w->comma)
@@ -239,7 +239,7 @@ void lm_jw_json(lm_jw *w, const char *key, const json_t *v)
 {
     int indent = w->indent;
 
-    lead(w, key); /* with the writer's own line breaks; the tree itself has none */
+    lead(w, key); /* with the writer's own line breaks; a compact dump contains no others */
     w->comma = false;
     w->indent = 0;
     if (v)

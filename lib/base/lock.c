@@ -44,11 +44,11 @@ static lm_code refuse(int fd, const char *what, lm_err *e)
     for (char *c = holder; *c; c++)
         if (*c < ' ' || *c > '~')
             *c = '?';
-    return lm_fail(e, LM_EUSAGE, what, "wait for its end, or choose another folder",
+    return lm_fail(e, LM_EUSAGE, what, "wait until it ends, or choose another folder",
                    "is in use by %s", holder[0] ? holder : "another process");
 }
 
-/* Is what was opened still what has the name?  Its last holder may have removed it. */
+/* True if the name still refers to the opened file: its last holder may have removed it. */
 static bool is_current(int fd, const char *path)
 {
     struct stat a, b;
@@ -106,7 +106,8 @@ lm_code lm_lock_take(const char *path, const char *what, lm_lock **out, bool *su
     return LM_OK;
 }
 
-/* Removed while it is held: a process that has opened it meanwhile sees that it has no name any more. */
+/* Removed while the lock is held: a process that opened the file before then finds in is_current
+ * that the name is gone. */
 void lm_lock_drop(lm_lock *l)
 {
     if (!l)

@@ -10,7 +10,7 @@
 
 /* A line so far: "START-END PERMS OFFSET DEV INODE      PATH". */
 typedef struct {
-    uintptr_t begin, end, at; /* at: the address that is looked for */
+    uintptr_t begin, end, at; /* the address to find */
     int field;                /* 0 START, 1 END, then the others */
     char before;
     char *out;

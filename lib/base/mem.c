@@ -138,7 +138,7 @@ void lm_free(void *p)
     free(p);
 }
 
-/* Blocks of at least a huge page start on one: ask for a page more and give back both ends. */
+/* Blocks of at least a huge page start on one: map one page more and unmap both ends. */
 static void *map_aligned(size_t bytes)
 {
     size_t total, head;
@@ -177,8 +177,9 @@ lm_code lm_block_alloc(void **out, size_t bytes, const char *purpose, lm_err *e)
     count_call();
     if (!round_up(bytes, &whole))
         return no_memory(bytes, purpose, e);
-    /* The kernel promises more than it has and kills later; a planned block is touched as a whole,
-     * so refuse it now, while the reason can still be told. */
+    /* The kernel overcommits and kills the process later.  All of a planned block will be written,
+     * so refuse a block larger than the free memory here, where an error can still give the
+     * reason. */
     if (whole > ((size_t)64 << 20) && whole > lm_mem_available())
         return no_memory(bytes, purpose, e);
     *out = map_aligned(whole);

@@ -2,7 +2,7 @@
 /* mem.h -- all memory of the library comes from here: checked heap blocks and arenas.
  *
  * malloc, calloc and realloc appear in mem.c only.  A failure is LM_ELIMIT with the number of bytes
- * and the purpose.  A pointer you received is yours; free it with lm_free (NULL is fine). */
+ * and the purpose.  The caller owns a returned pointer and frees it with lm_free (NULL is fine). */
 #ifndef LM_BASE_MEM_H
 #define LM_BASE_MEM_H
 
@@ -38,12 +38,12 @@ lm_code lm_realloc_n(void *inout_ptr, size_t n, size_t size, const char *purpose
 lm_code lm_grow(void *inout_ptr, size_t *cap, size_t need, size_t size, const char *purpose,
                 lm_err *e);
 lm_code lm_strdup(char **out, const char *s, lm_err *e);
-/* printf into a fresh string that is yours. */
+/* printf into a fresh string that the caller owns. */
 lm_code lm_asprintf(char **out, lm_err *e, const char *fmt, ...) LM_PRINTF(3, 4);
 void lm_free(void *p);
 
 /* A large block for planned memory (parameters, activations, states): page-aligned, zeroed, huge
- * pages asked for.  Release with lm_block_free and the same size. */
+ * pages requested.  Release with lm_block_free and the same size. */
 lm_code lm_block_alloc(void **out, size_t bytes, const char *purpose, lm_err *e);
 void lm_block_free(void *p, size_t bytes);
 

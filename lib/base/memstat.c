@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memstat.c -- how much memory this process has, had and may still take. */
+/* memstat.c -- how much memory this process uses, used at its peak, and may still allocate. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

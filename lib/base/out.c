@@ -81,7 +81,7 @@ const char *lm_out_path(const lm_out *o)
     return o->name;
 }
 
-/* Everything on disk, everything checked; the stream is closed afterwards in any case. */
+/* Flush, sync and check the file; the stream is closed in any case. */
 lm_code lm_out_finish(lm_out *o, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -93,7 +93,7 @@ lm_code lm_out_finish(lm_out *o, lm_err *e)
 
     errno = 0;
     if (fflush(o->file) || bad) {
-        errno = errno ? errno : EIO; /* an earlier write failed, its reason is gone */
+        errno = errno ? errno : EIO; /* an earlier write failed; its errno is lost */
         rc = lm_fail_write(o->name, e);
     }
     if (!rc && o->temp.path && fsync(o->fd))

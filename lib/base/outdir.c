@@ -19,7 +19,8 @@ struct lm_outdir {
     const void *ctx;
 };
 
-/* A folder that this process stands in (or the root) must not be swapped away. */
+/* True if the folder is `/` or holds the current folder: swapping it would move this process's
+ * folder away. */
 static bool holds_cwd(const char *path)
 {
     char up[4096] = ".";
@@ -38,7 +39,7 @@ static bool holds_cwd(const char *path)
     return true;
 }
 
-/* Also of a part of the same file system, as containers have their volumes. */
+/* True also for a bind mount of the same file system, as the volumes of containers are. */
 static bool is_mount(const char *path)
 {
     struct statx st;
@@ -58,8 +59,8 @@ static bool is_empty(const char *path)
     return n == 0;
 }
 
-/* Folders are never replaced: what a tool makes has none in it.  Without memory of its own, whose lack
- * would be taken for a foreign file. */
+/* Subfolders are never replaced: outputs of tools contain none.  Allocates nothing, because a
+ * failed allocation would look like a foreign file. */
 static bool is_own(const char *path, const char *name, lm_own_fn own, const void *ctx)
 {
     struct stat st;
@@ -78,9 +79,10 @@ lm_code lm_dir_check_own(const char *path, lm_own_fn own, const void *ctx, lm_er
 
     for (size_t i = 0; !rc && i < n; i++)
         if (!is_own(path, names[i], own, ctx))
-            rc = lm_fail(e, LM_EUSAGE, path, "choose another folder, or move that elsewhere",
-                         "holds '%.100s', which is no part of the new output and would be lost",
-                         names[i]);
+            rc =
+                lm_fail(e, LM_EUSAGE, path, "choose another folder, or move that file elsewhere",
+                        "holds '%.100s', which does not belong to the new output and would be lost",
+                        names[i]);
     lm_names_free(names, n);
     return rc;
 }
@@ -95,14 +97,14 @@ static lm_code check_target(const char *path, bool force, lm_own_fn own, const v
         return lm_fail(e, LM_EUSAGE, path, "name another folder",
                        "is or holds the current folder and cannot be replaced");
     if (is_mount(path))
-        return lm_fail(e, LM_EUSAGE, path, "name a folder in it",
+        return lm_fail(e, LM_EUSAGE, path, "name a folder inside it",
                        "is a mount point and cannot be replaced");
     if (!force && !is_empty(path))
         return lm_fail(e, LM_EUSAGE, path, "add -f to replace it", "exists already");
     return lm_dir_check_own(path, own, ctx, e);
 }
 
-/* Can the folder that it lies in be written to? */
+/* Check that the parent folder can be written to. */
 static bool can_exchange(const char *path)
 {
     char *real = realpath(path, NULL), *slash = real ? strrchr(real, '/') : NULL;
@@ -176,8 +178,9 @@ static int sync_tree(int dirfd, const char *name)
     return rc;
 }
 
-/* A file system that cannot exchange: two renames, and only then what was there is removed.  The name
- * aside is one of this process's temporaries. */
+/* For a file system without an exchange: two renames, then the old folder is removed.  The old
+ * folder's name in between is that of a temporary of this process, so that a sweep finds it after a
+ * kill. */
 static lm_code move_aside(lm_temp *t, lm_err *e)
 {
     char *aside = NULL;
@@ -207,7 +210,8 @@ lm_code lm_outdir_commit(lm_outdir *d, lm_err *e)
     if (!rc && t->force && lm_path_is_dir(t->target))
         rc = lm_dir_check_own(t->target, d->own, d->ctx, e);
     if (!rc && t->force && lm_path_is_dir(t->target)) {
-        /* One step: at no time is the target missing. What was there is removed under our name. */
+        /* One system call: the target exists at all times.  The old folder gets the temporary's
+         * name and is removed. */
         if (renameat2(AT_FDCWD, t->path, AT_FDCWD, t->target, RENAME_EXCHANGE) == 0)
             rc = lm_rm_rf(t->path, e);
         else if (errno == EINVAL || errno == ENOSYS)

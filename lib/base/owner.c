@@ -71,7 +71,7 @@ bool lm_owner_lock(int fd)
     return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-/* ---- What others have left ---- */
+/* ---- Temporaries of other processes ---- */
 
 static const char *skip_digits(const char *s)
 {
@@ -82,7 +82,7 @@ static const char *skip_digits(const char *s)
     return s > from ? s : NULL;
 }
 
-/* Is it a name as above?  *boot: of the owner. */
+/* Parse a name of the form above; *boot: the owner's machine. */
 static bool parse_name(const char *name, unsigned long long *boot)
 {
     const char *tag = NULL;
@@ -99,7 +99,7 @@ static bool parse_name(const char *name, unsigned long long *boot)
     return !*tag || (*tag == '.' && (tag = skip_digits(tag + 1)) && !*tag);
 }
 
-/* File systems that no other kernel writes to. */
+/* File systems to which no other kernel writes. */
 static bool is_local(int fd)
 {
     static const unsigned long local[] = { EXT4_SUPER_MAGIC,     XFS_MAGIC,
@@ -121,7 +121,7 @@ static bool is_old(const struct stat *st, time_t now)
     return now - st->st_mtime > IDLE_SECONDS;
 }
 
-/* Has nothing in it changed for a day?  Of a folder, what lies directly in it is looked at. */
+/* True if it has not changed for a day.  For a folder, its direct members are checked too. */
 static bool is_idle(int dirfd, const char *name)
 {
     time_t now = time(NULL);
@@ -147,7 +147,8 @@ static bool is_idle(int dirfd, const char *name)
     return idle;
 }
 
-/* Is its process dead?  Then *fd holds the lock until it is removed; -1: there is none to hold. */
+/* True if its process is dead.  Then *fd holds the lock until the temporary is removed; -1: the
+ * file system has no locks. */
 static bool is_dead(int dirfd, const char *name, unsigned long long boot, bool alone, int *fd)
 {
     struct stat st;
@@ -157,7 +158,7 @@ static bool is_dead(int dirfd, const char *name, unsigned long long boot, bool a
         return false;
     if (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) {
         int how = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-        /* NFS wants to write what it locks */
+        /* NFS locks need a descriptor that may write */
         *fd = S_ISREG(st.st_mode) ? openat(dirfd, name, O_RDWR | how) : -1;
         if (*fd < 0 && (*fd = openat(dirfd, name, O_RDONLY | how)) < 0)
             return false;

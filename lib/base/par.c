@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* par.c -- the pool.
  *
- * One 64-bit word carries the number of the job and the next chunk.  A worker claims a chunk by
+ * One 64-bit word holds the number of the job and the next chunk.  A worker claims a chunk by
  * compare-and-swap on the whole word, so a claim can only succeed for the job whose fields the
- * worker has read; a worker that wakes up late finds the word closed and nobody has to wait for it.
- * A loop is over when every chunk has been reported, not when every worker has been seen.
+ * worker has read; a worker that wakes up late finds the word closed, and no other worker waits for
+ * it.  A loop ends when every chunk is reported done, not when every worker has taken part.
  *
- * Waiting is always: look for some microseconds, then sleep on a futex. */
+ * Every wait polls for some microseconds, then sleeps on a futex. */
 #include "base/par.h"
 
 #include <linux/futex.h>
@@ -60,7 +60,7 @@ struct lm_par {
     _Atomic uint32_t round;
 };
 
-/* The worker number while this thread runs a job, else -1. */
+/* The worker number while this thread runs a job, otherwise -1. */
 static _Thread_local int running = -1;
 /* Inside an lm_par_each that runs its workers one after the other: no barrier. */
 static _Thread_local bool alone;
@@ -84,7 +84,7 @@ static void futex_wake(_Atomic uint32_t *at, int n)
     syscall(SYS_futex, at, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
 
-/* Look at *at for a while: true as soon as it is `value` (or, with `change`, is not). */
+/* Poll *at for some microseconds: true as soon as it is `value` (or, with `change`, is not). */
 static bool spin_on(const lm_par *p, _Atomic uint32_t *at, uint32_t value, bool change)
 {
     double until = 0;
@@ -135,8 +135,8 @@ static void take_chunks(lm_par *p, uint64_t w, int who)
         lm_par_fn fn = p->fn;
         void *ctx = p->ctx;
 
-        /* The word may by now be that of a job of another kind, whose bell is yet to be answered.
-         */
+        /* The word may already belong to a job of another kind, whose bell this worker has not seen
+         * yet. */
         if (p->kind != JOB_FOR || claim >= claims)
             return;
         if (!atomic_compare_exchange_weak(&p->word, &w, w + 1))
@@ -148,7 +148,7 @@ static void take_chunks(lm_par *p, uint64_t w, int who)
     }
 }
 
-/* Take part in the open job, if it is still open; false when the pool is to end. */
+/* Take part in the open job, if it is still open; false when the pool ends. */
 static bool answer(lm_par *p, int who, uint64_t *last)
 {
     for (;;) {
@@ -191,7 +191,7 @@ static void *work(void *arg)
 {
     worker *me = arg;
     lm_par *p = me->par;
-    uint32_t seen = 0; /* the bell as last heard */
+    uint32_t seen = 0; /* the bell's value at the last look */
     uint64_t last = 0;
 
     pin(me->cpu);
@@ -209,7 +209,7 @@ static void put(_Atomic int64_t *at, int64_t v)
     atomic_store_explicit(at, v, memory_order_relaxed);
 }
 
-/* Fill in the job, open the word, ring.  The word is closed when this is called. */
+/* Fill in the job, open the word, ring.  Called only while the word is closed. */
 static void open_job(lm_par *p, job_kind kind, lm_par_fn fn, void *ctx, int wake)
 {
     uint64_t job = ++p->job;
@@ -310,7 +310,7 @@ void lm_par_barrier(lm_par *p)
         futex_wait(&p->round, round);
 }
 
-/* The affinity mask that the process started with: pinned workers must not narrow it. */
+/* The affinity mask that the process started with: pinning the workers must not narrow it. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static cpu_set_t start_mask;
 
@@ -341,8 +341,8 @@ static lm_code start_threads(lm_par *p, lm_err *e)
     int rc = 0, cpu = -1;
     bool pinned = CPU_COUNT(&start_mask) == p->n;
 
-    /* Signals are for the main thread, but those that a thread causes are its own: the loss of a
-     * reader, or of an input that is mapped. */
+    /* Workers block signals, so that the main thread handles them, except those that a thread
+     * itself causes: SIGPIPE for a lost reader, SIGBUS for a truncated mapped input. */
     sigfillset(&all);
     sigdelset(&all, SIGPIPE);
     sigdelset(&all, SIGBUS);
@@ -353,7 +353,7 @@ static lm_code start_threads(lm_par *p, lm_err *e)
 
         *w = (worker){ .par = p, .id = p->started, .cpu = -1 };
         for (int skip = p->started == 1 ? 2 : 1; pinned && skip; skip--) {
-            do { /* the caller stands for the first processor, but stays free to move */
+            do { /* the caller counts as the thread of the first processor but is not pinned */
                 cpu++;
             } while (!CPU_ISSET(cpu, &start_mask));
             w->cpu = cpu;
@@ -362,8 +362,8 @@ static lm_code start_threads(lm_par *p, lm_err *e)
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc)
-        return lm_fail(e, LM_ELIMIT, "threads", "ask for fewer with -j",
-                       "thread %d of %d: error %d", p->started + 1, p->n, rc);
+        return lm_fail(e, LM_ELIMIT, "threads", "use fewer threads", "thread %d of %d: error %d",
+                       p->started + 1, p->n, rc);
     return LM_OK;
 }
 
@@ -374,7 +374,7 @@ lm_code lm_par_new(lm_par **out, int threads, lm_err *e)
     lm_code rc;
 
     if (threads < 0 || threads > MOST_THREADS)
-        return lm_fail(e, LM_EUSAGE, "threads", NULL, "%d asked for, 0 to %d are possible", threads,
+        return lm_fail(e, LM_EUSAGE, "threads", NULL, "%d requested, 0 to %d are possible", threads,
                        MOST_THREADS);
     rc = lm_alloc_n(&p, 1, sizeof *p, "the thread pool", e);
     if (rc)

@@ -19,8 +19,8 @@ typedef struct lm_par lm_par;
  * affinity mask, bounded by the cgroup's quota).  Threads are pinned when they cover the mask. */
 lm_code lm_par_new(lm_par **out, int threads, lm_err *e);
 void lm_par_free(lm_par *p);
-int lm_par_threads(const lm_par *p); /* p may be NULL: 1 */
-int lm_cpu_count(void);              /* what 0 means above */
+int lm_par_threads(const lm_par *p); /* p NULL: 1 */
+int lm_cpu_count(void);              /* the number that 0 means above */
 
 /* begin <= i < end; worker in [0, lm_par_threads), for indexing per-worker scratch only. */
 typedef void (*lm_par_fn)(void *ctx, int64_t begin, int64_t end, int worker);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* path.c -- names, folders and what is in them. */
+/* path.c -- paths, folders and their entries. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ lm_code lm_path_folder(const char *path, char *out, lm_err *e)
     if (slash)
         rc = lm_asprintf(&folder, e, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     if (!rc && !realpath(folder ? folder : ".", out))
-        rc = lm_fail(e, LM_EIO, folder ? folder : ".", "make the folder first", "cannot find it");
+        rc = lm_fail(e, LM_EIO, folder ? folder : ".", "create the folder first", "cannot find it");
     lm_free(folder);
     return rc;
 }
@@ -101,7 +101,7 @@ lm_code lm_mkdir_p(const char *path, lm_err *e)
 
 static int remove_tree(int dirfd, const char *name);
 
-/* One pass over the open folder; *gone counts what was removed.  getdents64 instead of readdir,
+/* One pass over the open folder; *gone counts the entries removed.  getdents64 instead of readdir,
  * which allocates: this also runs in signal handlers. */
 static int empty_folder(int fd, long *gone)
 {
@@ -127,7 +127,8 @@ static int empty_folder(int fd, long *gone)
     return got < 0 ? -1 : 0;
 }
 
-/* Removing may move what has not been listed yet: until nothing is found. */
+/* Removing entries may move others that were not listed yet: repeat until a pass removes
+ * nothing. */
 static int empty_wholly(int fd)
 {
     long gone;
@@ -151,7 +152,7 @@ static int remove_tree(int dirfd, const char *name)
     fd = openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -1;
-    do { /* a handler runs here while other threads still make files in it */
+    do { /* in a handler, other threads may still create files here */
         rc = empty_wholly(fd);
         rc = rc ? rc : unlinkat(dirfd, name, AT_REMOVEDIR);
     } while (rc && (errno == ENOTEMPTY || errno == EEXIST) && tries++ < 1000);

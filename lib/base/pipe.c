@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipe.c -- the order-preserving pipeline on the pool.
  *
- * There are no fixed roles: each worker looks for the most useful thing to do -- write the next
- * item if its turn has come, work on one that was read, read one more -- so one thread is enough
- * and no thread idles while another stage is the slow one.  Items sit in a ring by serial number.
- */
+ * Workers have no fixed tasks.  Each takes the first that is possible: write the next item if its
+ * turn has come, work on one that was read, read one more.  One thread is therefore enough, and no
+ * thread idles while one of the three steps is slow.  Items are kept in a ring by serial number. */
 #include <pthread.h>
 
 #include "base/mem.h"
@@ -33,7 +32,7 @@ static slot *slot_of(pipe_state *s, int64_t serial)
     return &s->ring[serial % s->depth];
 }
 
-/* The first failure stops everything; the lock is held. */
+/* Record the first failure, which stops all workers; the lock is held. */
 static void fail_pipe(pipe_state *s, lm_code rc, const lm_err *e)
 {
     if (s->rc)
@@ -43,7 +42,7 @@ static void fail_pipe(pipe_state *s, lm_code rc, const lm_err *e)
         *s->err = *e;
 }
 
-/* Each step is entered and left with the lock held, and gives it up around the callback. */
+/* Each step is entered and left with the lock held, and releases it during the callback. */
 static void write_one(pipe_state *s, lm_err *e)
 {
     slot *one = slot_of(s, s->n_written);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress.c -- format a line and hand it to the sink. */
+/* progress.c -- format a line and pass it to the sink. */
 #include "base/progress.h"
 
 #include <stdarg.h>

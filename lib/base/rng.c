@@ -99,7 +99,7 @@ uint64_t lm_rng_permute(lm_rng r, uint64_t i, uint64_t n)
     low = bits / 2;
     low_mask = (UINT64_C(1) << low) - 1;
     high_mask = (UINT64_C(1) << (bits - low)) - 1;
-    do { /* out of range: walk on along the cycle; fewer than two steps on average */
+    do { /* out of range: continue along the cycle; fewer than two steps on average */
         uint64_t a = i >> low, b = i & low_mask;
 
         for (uint64_t round = 0; round < 6; round += 2) {

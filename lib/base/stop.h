@@ -7,7 +7,7 @@
 
 /* Set by a tool's handler on SIGINT/SIGTERM (and by tests); long loops in lib/ poll it. */
 void lm_stop_request(int signal);
-int lm_stop_signal(void); /* 0 if none */
+int lm_stop_signal(void); /* 0: no signal */
 bool lm_stopping(void);
 /* SIGUSR1: "checkpoint now"; reading clears it. */
 void lm_poke(void);

@@ -40,14 +40,14 @@ lm_code lm_stream_twice(const char *first, const char *second, lm_err *e)
 
     if (!strcmp(first, second))
         return lm_fail(e, LM_EUSAGE, lm_path_shown(second), todo,
-                       "is to be read for two inputs, and can be read once");
+                       "is named for two inputs, and can be read only once");
     return lm_fail(e, LM_EUSAGE, lm_path_shown(second), todo,
-                   "is the same stream as %s, which can be read once", lm_path_shown(first));
+                   "is the same stream as %s, which can be read only once", lm_path_shown(first));
 }
 
 lm_code lm_streams_once(const char *const *path, int n, lm_err *e)
 {
-    const char **stream = NULL; /* of many files few are streams */
+    const char **stream = NULL; /* most inputs are files, so few names are kept */
     int n_streams = 0;
     lm_code rc = lm_alloc_n(&stream, (size_t)n + 1, sizeof *stream, "names of streams", e);
 

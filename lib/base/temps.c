@@ -22,8 +22,8 @@
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static lm_temp *open_temps;
 
-/* The holder cannot be interrupted, and holds it for a few system calls only: spinning is short,
- * and allowed in a signal handler, as a mutex is not. */
+/* The holder cannot be interrupted and makes only a few system calls, so waiting is short.  A spin
+ * lock is allowed in a signal handler; a mutex is not. */
 static void lock_list(sigset_t *before)
 {
     sigset_t all;
@@ -40,7 +40,7 @@ static void unlock_list(const sigset_t *before)
     pthread_sigmask(SIG_SETMASK, before, NULL);
 }
 
-/* With the list locked. */
+/* Called with the list locked. */
 static void enter(lm_temp *t)
 {
     t->owner = getpid();
@@ -51,7 +51,7 @@ static void enter(lm_temp *t)
     open_temps = t;
 }
 
-/* Take it off the list and its path away; the path is the caller's then. */
+/* Remove t from the list and return its path, which the caller then owns. */
 static char *withdraw(lm_temp *t)
 {
     sigset_t before;
@@ -93,7 +93,7 @@ void lm_out_drop_last(void)
 
     lock_list(&before);
     remove_all();
-    pthread_sigmask(SIG_SETMASK, &before, NULL); /* the lock stays */
+    pthread_sigmask(SIG_SETMASK, &before, NULL); /* the lock is not released */
 }
 
 /* "a/b/" -> "a/b", links followed, so that a link to a file stays and its file is replaced. */
@@ -114,7 +114,7 @@ static lm_code resolve(const char *path, char **out, lm_err *e)
     return rc;
 }
 
-/* Known now, not when the finished output is renamed. */
+/* Checked here, so that the error does not come only when the finished output is renamed. */
 static lm_code check_length(const lm_temp *t, const char *path, lm_err *e)
 {
     size_t n = strlen(lm_path_base(t->target));
@@ -122,7 +122,7 @@ static lm_code check_length(const lm_temp *t, const char *path, lm_err *e)
 
     if (most > 0 && n > (size_t)most)
         return lm_fail(e, LM_EUSAGE, path, "choose a shorter name",
-                       "the name has %zu byte%s, the file system allows %ld", n, lm_plural(n),
+                       "the name has %zu byte%s, the file system's limit is %ld", n, lm_plural(n),
                        most);
     return LM_OK;
 }
@@ -151,7 +151,7 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
         char todo[256];
 
         errno = errno ? errno : ENOTDIR;
-        snprintf(todo, sizeof todo, "make the folder '%.200s' first", t->folder);
+        snprintf(todo, sizeof todo, "create the folder '%.200s' first", t->folder);
         rc = lm_fail(e, LM_EIO, path, errno == ENOENT ? todo : NULL, "cannot create");
     }
     if (!rc)
@@ -161,8 +161,8 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
     return rc;
 }
 
-/* The name for attempt 0, 1, ...: it may be taken.  A short name of the target is whole in it, of a
- * long one as much as the file system leaves room for. */
+/* The name for attempt 0, 1, ..., as earlier ones may exist.  It holds the target's name, shortened
+ * if the file system's limit requires that. */
 static lm_code name_temp(const lm_temp *t, int attempt, char **out, lm_err *e)
 {
     char tag[LM_OWNER_TAG], end[LM_OWNER_TAG + 32];
@@ -175,12 +175,12 @@ static lm_code name_temp(const lm_temp *t, int attempt, char **out, lm_err *e)
     room = (most > 0 && most < 255 ? (int)most : 255) - n - 1;
     room = room < 0 ? 0 : room;
     while (room > 0 && (int)strlen(base) > room && ((unsigned char)base[room] & 0xc0) == 0x80)
-        room--; /* not amid a character */
+        room--; /* do not cut inside a UTF-8 character */
     return lm_asprintf(out, e, "%s/.%.*s%s", t->folder, room, base, end);
 }
 
-/* Group and permissions of what will be replaced.  Where the group cannot be kept, its members get
- * no more than all others. */
+/* Take over group and permissions of the target.  Where the group cannot be kept, its members get
+ * only the permissions of all others. */
 static void keep_mode(const char *from, const char *path, mode_t more)
 {
     struct stat old, now;
@@ -214,7 +214,7 @@ void lm_temp_keep_modes(const lm_temp *t)
     keep_mode(t->target, t->path, 0);
 }
 
-/* Once a folder, not once an output: the folder may hold many other files. */
+/* Once for each folder, not for each output: the folder may hold many other files. */
 static void sweep_once(const char *folder)
 {
     static _Atomic uint64_t last;
@@ -234,8 +234,8 @@ static void let_go(lm_temp *t)
     t->held = false;
 }
 
-/* Lock what was just created.  0, or an errno; EEXIST: another process removes it, which took it for
- * a dead one's. */
+/* Lock the new file.  Returns 0 or an errno; EEXIST: another process is removing it, because it saw
+ * it before the lock was taken. */
 static int lock_new(lm_temp *t, int fd)
 {
     struct stat a, b;
@@ -253,8 +253,8 @@ static int lock_new(lm_temp *t, int fd)
     return EEXIST;
 }
 
-/* One attempt, made and entered at once, or a signal could come in between.  On success `path` is
- * t's; else errno says why. */
+/* One attempt.  The temporary is created and registered under the lock, so that a signal handler
+ * never misses it.  On success `path` belongs to t; otherwise errno gives the reason. */
 static bool try_create(lm_temp *t, char *path, int *fd)
 {
     sigset_t before;
@@ -305,7 +305,7 @@ lm_code lm_temp_hold(lm_temp *t, int fd, lm_err *e)
 {
     t->hold = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     t->held = t->hold >= 0;
-    return t->held ? LM_OK : lm_fail(e, LM_EIO, t->target, NULL, "cannot keep its lock");
+    return t->held ? LM_OK : lm_fail(e, LM_EIO, t->target, NULL, "cannot keep the lock on it");
 }
 
 lm_code lm_temp_sync(const lm_temp *t, lm_err *e)
@@ -332,14 +332,15 @@ lm_code lm_temp_publish(lm_temp *t, lm_err *e)
         rc = rename(t->path, t->target);
     } else {
         rc = renameat2(AT_FDCWD, t->path, AT_FDCWD, t->target, RENAME_NOREPLACE);
-        if (rc && (errno == EINVAL || errno == ENOSYS)) /* not on this file system */
+        if (rc && (errno == EINVAL || errno == ENOSYS)) /* no RENAME_NOREPLACE here */
             rc = access(t->target, F_OK) == 0 ? (errno = EEXIST, -1) : rename(t->path, t->target);
     }
     if (rc && errno == EEXIST)
         return lm_fail(e, LM_EUSAGE, t->target, "add -f to overwrite it",
-                       "has appeared in the meantime");
+                       "was created by another process in the meantime");
     if (rc)
-        return lm_fail(e, LM_EIO, t->target, NULL, "cannot put the finished output in place");
+        return lm_fail(e, LM_EIO, t->target, NULL,
+                       "cannot rename the finished output to its final name");
     lm_free(withdraw(t));
     let_go(t);
     return lm_temp_sync(t, e);

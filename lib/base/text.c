@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c -- parse and show numbers. */
+/* text.c -- parse and format numbers. */
 #include "base/text.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static const suffix decimal[] = { { 'k', 1000 },       { 'K', 1000 },          {
 static const suffix binary[] = { { 'k', 1LL << 10 }, { 'K', 1LL << 10 }, { 'M', 1LL << 20 },
                                  { 'G', 1LL << 30 }, { 'T', 1LL << 40 }, { 0, 0 } };
 
-/* [-]DIGITS[.DIGITS][SUFFIX] without rounding; `round` lets a fraction of a unit fall off. */
+/* [-]DIGITS[.DIGITS][SUFFIX] without rounding; with `round` a fraction of a unit is dropped. */
 static bool parse_scaled(const char *s, const suffix *table, bool round, int64_t *out)
 {
     bool negative = *s == '-', any = false, point = false;
@@ -107,8 +107,8 @@ static size_t decimal_at(const char *s)
     return (size_t)(c - s);
 }
 
-/* A decimal number at s, and where it ends; false where there is none, and where a double cannot
- * hold it: infinite, or so small that digits of it, or all, are lost. */
+/* Parse a decimal number at s and set its end.  False where there is no number, and where a double
+ * cannot hold it: too large, or so small that digits are lost. */
 static bool read_double(const char *s, double *out, const char **end)
 {
     size_t n = decimal_at(s);
@@ -266,7 +266,7 @@ const char *lm_nearest(const char *s, const char *const *list)
     for (; *list; list++) {
         int d = distance(s, *list);
 
-        if (d < least && d < (int)strlen(*list)) { /* not a wholly different short word */
+        if (d < least && d < (int)strlen(*list)) { /* at least one character in common */
             least = d;
             best = *list;
         }

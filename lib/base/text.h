@@ -11,10 +11,10 @@
 bool lm_parse_count(const char *s, int64_t *out);
 bool lm_parse_bytes(const char *s, int64_t *out);  /* K M G T = 2^10..2^40 */
 bool lm_parse_seconds(const char *s, double *out); /* 90, 90s, 15m, 2h */
-/* A decimal number, [+-]1.5e-3, in the "C" locale whatever the process has.  Hexadecimal, "inf" and
- * "nan" are no numbers here, nor is what a double cannot hold: 1e400, 1e-400. */
+/* A decimal number, [+-]1.5e-3, in the "C" locale whatever the process has.  Refused: hexadecimal,
+ * "inf", "nan", and numbers that a double cannot hold (1e400, 1e-400). */
 bool lm_parse_double(const char *s, double *out);
-/* "0,0.5,1": at most `most` of them into v, *n is their number. */
+/* "0,0.5,1": at most `most` numbers into v; *n: how many. */
 bool lm_parse_list(const char *s, double *v, int most, int *n);
 /* "18.3 GiB", "4.96 M"; buf of at least 32 bytes; returns buf. */
 char *lm_show_bytes(double bytes, char *buf);
@@ -22,7 +22,7 @@ char *lm_show_count(double n, char *buf);
 char *lm_show_seconds(double s, char *buf); /* "2:31", "1:02:31" */
 /* "1 file%s": the end of a noun, "" for 1, else "s". */
 const char *lm_plural(uint64_t n);
-/* Does s end in `end`, with something before it? */
+/* True if s ends in `end` and has something before it. */
 bool lm_text_ends(const char *s, const char *end);
 /* The member of a NULL-terminated list nearest to s (edit distance <= 3), or NULL. */
 const char *lm_nearest(const char *s, const char *const *list);

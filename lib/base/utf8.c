@@ -62,7 +62,7 @@ uint32_t lm_utf8_get(const char *s, size_t len, size_t *n)
 
     *n = sequence(u, len);
     switch (*n) {
-    case 0: /* not valid: a replacement character for one byte, so that loops still end */
+    case 0: /* not valid: a replacement character for one byte, so that loops make progress */
         *n = 1;
         return 0xFFFD;
     case 1:

@@ -29,7 +29,7 @@ static void on_fault(void *ctx, const lm_lmz_fault *f)
     tell(c, c->path, f->file, f->part ? f->part->tensor : NULL, f->chunk, f->what);
 }
 
-/* Damage becomes a fault, unless it was told already; what is left in *e is of another kind. */
+/* Turn damage into a fault, unless it was reported before; errors of other kinds stay in *e. */
 static lm_code absorb(check *c, lm_code rc, bool told, lm_err *e)
 {
     if (rc != LM_EFORMAT)
@@ -56,7 +56,7 @@ static lm_code check_stream(check *c, const lm_bundle_opts *o, lm_err *e)
     const lm_bundle_file *f = NULL;
     lm_lmz *z = NULL;
     if (isatty(STDIN_FILENO))
-        return lm_fail(e, LM_EUSAGE, name, "pipe an .lmz into it", "is a terminal");
+        return lm_fail(e, LM_EUSAGE, name, "redirect an .lmz into it", "is a terminal");
     lm_code rc = lm_lmz_stream_open(read_stdin, name, name, o, &z, e);
     while (!rc && !lm_stopping() && !(rc = lm_lmz_next(z, &f, e)) && f)
         continue;
@@ -69,7 +69,7 @@ static lm_code check_file(check *c, const lm_bundle_opts *o, lm_err *e)
     lm_lmz *z = NULL;
     lm_err more = { 0 };
     lm_code rc = lm_lmz_open(c->path, o, &z, e);
-    if (rc == LM_EFORMAT) { /* the index is damaged: say what is under it */
+    if (rc == LM_EFORMAT) { /* the index is damaged: report the faults below it too */
         rc = absorb(c, rc, false, e);
         if (!lm_lmz_salvage(c->path, o, &z, &more))
             rc = absorb(c, lm_lmz_verify(z, on_fault, c, o->sink, e), true, e);

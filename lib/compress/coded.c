@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coded.c -- plans of reduction and expansion, and the one loop that carries either out. */
+/* coded.c -- plans of reduction and expansion, and the loop that executes either. */
 #include "compress/coded.h"
 
 #include <string.h>
@@ -75,7 +75,7 @@ static lm_code add_item(lm_coded *c, lm_coded_item item, lm_err *e)
     return rc;
 }
 
-/* A name from a file, fit for a message. */
+/* A name from a file, shortened and escaped for a message. */
 static void show_name(const char *name, lm_buf *out)
 {
     lm_err ignored = { 0 };
@@ -107,7 +107,7 @@ static lm_code name_with(lm_coded *c, const char *name, const char *suffix, char
     return rc;
 }
 
-/* Metadata as it is, without our own key; the history only where it is wanted. */
+/* All metadata except our own key; the history only on request. */
 static lm_code copy_meta(lm_coded *c, bool history, lm_err *e)
 {
     const char *key, *value;
@@ -129,7 +129,7 @@ static lm_code measure(lm_coded *c, lm_err *e)
 
 /* ---- reducing ---- */
 
-/* The type that a plane has in the file. */
+/* The dtype under which the file stores a plane. */
 static lm_dtype stored_as(const lm_plane *p)
 {
     return p->dtype == LM_DTYPE_NONE ? LM_DTYPE_U8 : p->dtype;
@@ -205,7 +205,7 @@ lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_polic
     lm_code rc = coded_new(in, file, false, out, e);
     if (!rc && lm_st_stream_meta(in, LM_CODED_KEY))
         rc = lm_fail(e, LM_EUSAGE, file, "expand it first (compress-ckpt -d)",
-                     "its tensors are coded already");
+                     "its tensors are already coded");
     if (!rc)
         rc = copy_meta(*out, !step || !step->none, e);
     if (!rc)
@@ -228,13 +228,13 @@ static lm_code bad_coding(const lm_coded *c, const char *name, const char *why, 
 {
     lm_buf clean = { 0 };
     show_name(name, &clean);
-    lm_fail(e, LM_EFORMAT, c->file, "it is damaged, or of a newer version", "tensor \"%.80s\": %s",
-            clean.data ? clean.data : "", why);
+    lm_fail(e, LM_EFORMAT, c->file, "it is damaged, or was written by a newer version",
+            "tensor \"%.80s\": %s", clean.data ? clean.data : "", why);
     lm_buf_fini(&clean);
     return e->code;
 }
 
-/* The whole tensor of a description. */
+/* The decoded tensor that a description stands for. */
 static lm_code read_description(const lm_coded *c, const char *name, const json_t *o,
                                 lm_st_tensor *t, const lm_format **f, lm_err *e)
 {
@@ -247,22 +247,22 @@ static lm_code read_description(const lm_coded *c, const char *name, const json_
     *t = (lm_st_tensor){ .name = name, .dtype_name = dtype, .count = 1 };
     t->dtype = lm_dtype_parse(dtype);
     if (lm_format_find(codec_name, lm_lossy_takes, f, &ignored))
-        return bad_coding(c, name, "its codec is not known", e);
+        return bad_coding(c, name, "its codec is unknown", e);
     if (t->dtype == LM_DTYPE_NONE || !lm_lossy_can(*f, t->dtype))
-        return bad_coding(c, name, "its codec and its dtype do not go together", e);
+        return bad_coding(c, name, "its codec does not apply to its dtype", e);
     if (!json_is_array(shape) || json_array_size(shape) > LM_ST_MAX_DIMS)
-        return bad_coding(c, name, "it has no proper shape", e);
+        return bad_coding(c, name, "its shape is invalid", e);
     for (size_t i = 0; i < json_array_size(shape); i++) {
         const json_t *d = json_array_get(shape, i);
         int64_t n = json_is_integer(d) ? (int64_t)json_integer_value(d) : -1;
         if (n < 0 || !lm_mul_i64_ok(t->count, n, &t->count))
-            return bad_coding(c, name, "it has no proper shape", e);
+            return bad_coding(c, name, "its shape is invalid", e);
         t->dim[t->ndim++] = n;
     }
     return LM_OK;
 }
 
-/* Do the tensors of the stream from i on hold the planes of tensor `name`? */
+/* Check that the tensors of the stream from i on hold the planes of tensor `name`. */
 static lm_code check_planes(lm_coded *c, size_t i, const char *name, const lm_format *f,
                             const lm_tensor_size *size, lm_err *e)
 {
@@ -282,8 +282,8 @@ static lm_code check_planes(lm_coded *c, size_t i, const char *name, const lm_fo
     return LM_OK;
 }
 
-/* Tensor i of the stream begins the described tensor `name`: check what stands there and plan the
- * whole one; *used: how many tensors of the stream it takes. */
+/* Tensor i of the stream begins the described tensor `name`: check its planes and plan the decoded
+ * tensor; *used: how many tensors of the stream it consists of. */
 static lm_code plan_whole(lm_coded *c, size_t i, const char *name, const json_t *o, size_t *used,
                           lm_err *e)
 {
@@ -305,7 +305,8 @@ static lm_code plan_whole(lm_coded *c, size_t i, const char *name, const json_t 
     return add_item(c, item, e);
 }
 
-/* The described tensor that tensor t of the file begins: t itself, or what t holds the scales of. */
+/* The described tensor that begins with tensor t of the file: t itself, or the one whose scales t
+ * holds. */
 static const json_t *described(lm_coded *c, const json_t *all, const char *t, char **name,
                                lm_err *e)
 {
@@ -343,7 +344,7 @@ static lm_code plan_expansion(lm_coded *c, const json_t *all, lm_err *e)
     }
     if (found != json_object_size(all))
         return lm_fail(e, LM_EFORMAT, c->file, "it is damaged",
-                       "\"" LM_CODED_KEY "\" describes %zu tensor%s, %zu are there",
+                       "\"" LM_CODED_KEY "\" describes %zu tensor%s, %zu are present",
                        json_object_size(all), lm_plural(json_object_size(all)), found);
     return LM_OK;
 }
@@ -479,7 +480,7 @@ lm_code lm_coded_run(lm_coded *c, lm_write_fn write, void *ctx, lm_par *par, lm_
                          : reduce_tensor(c, it, w, &b, par, e);
     }
     if (!rc && !lm_stopping())
-        rc = lm_st_stream_next(c->in, &t, e); /* nothing may follow */
+        rc = lm_st_stream_next(c->in, &t, e); /* no tensor may follow */
     if (!rc && !lm_stopping())
         rc = lm_st_commit(w, e);
     else

@@ -9,9 +9,9 @@
 
 #include "base/mem.h"
 
-enum { PIECE = 16384 }; /* elements; a multiple of every block */
+enum { PIECE = 16384 }; /* elements; a multiple of every block size */
 
-/* What one piece adds to the account. */
+/* The contribution of one piece to the totals. */
 typedef struct {
     double d2, x2, max_abs, bound;
     int64_t broken; /* first element beyond the bound; -1: none */
@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct {
     const lm_format *f;
-    lm_dtype dtype; /* outside */
+    lm_dtype dtype; /* number of elements beyond the bound */
     const uint8_t *in;
     uint8_t *out, *plane[LM_MAX_PLANES];
     int64_t count;
@@ -44,7 +44,7 @@ bool lm_lossy_can(const lm_format *f, lm_dtype from)
     return taken && lm_lossy_takes(f) && 8 * lm_dtype_size(from) > (size_t)f->plane[0].bits;
 }
 
-/* Where element i, the first of a piece, is in each plane. */
+/* The address of element i, the first of a piece, in each plane. */
 static void planes_at(const job *j, int64_t i, uint8_t *at[LM_MAX_PLANES])
 {
     for (int p = 0; p < j->f->n_planes; p++)
@@ -59,7 +59,7 @@ static void decode_at(const job *j, uint8_t *const at[LM_MAX_PLANES], float *y, 
     j->f->decode(j->f, plane, 1, n, y, n);
 }
 
-/* The same bits, infinities and NaNs included. */
+/* Equal bits, infinities and NaNs included. */
 static bool agrees(float x, float y)
 {
     return x == y || (isnan(x) && isnan(y));
@@ -71,7 +71,7 @@ static void account_block(const lm_format *f, const float *x, const float *y, in
 {
     double most = 0;
     bool scaled = f->n_planes > 1;
-    /* One NaN or infinity takes the scale, and with it every number of its block. */
+    /* One NaN or infinity makes the scale useless, and with it every number of its block. */
     for (int64_t i = 0; scaled && i < n && s->broken < 0; i++)
         s->broken = isfinite(x[i]) ? -1 : at + i;
     for (int64_t i = 0; f->err_block > 0 && i < n; i++)
@@ -149,7 +149,7 @@ static lm_code account(const job *j, const char *name, lm_lossy_error *err, lm_e
         if (s->broken >= 0) {
             double x = lm_get(j->dtype, j->in, s->broken);
             return lm_fail(e, LM_ENUMERIC, name,
-                           isfinite(x) ? "choose a format of wider range, or keep it whole"
+                           isfinite(x) ? "choose a format of wider range, or do not convert it"
                                        : "inspect-model --stats shows which weights are not finite",
                            "element %" PRId64 " is %.9g, which %s cannot hold within its bound",
                            s->broken, x, j->f->name);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lossy.h -- one tensor through a number format (numeric/format.h) and back, with an account of what is lost.
+/* lossy.h -- one tensor through a number format (numeric/format.h) and back, with measured errors.
  *
- * A tensor is taken as one row of its elements in memory order, so blocks run along the flattened
- * tensor.  Every number is decoded again in the same pass and held against the bound that the
- * format states; a number that breaks it (an overflow, an infinity in a block) is a failure, never a
+ * A tensor is treated as one row of its elements in memory order, so blocks run along the flattened
+ * tensor.  Every number is decoded again in the same pass and compared with the bound that the
+ * format states; a number beyond it (an overflow, an infinity in a block) is a failure, never a
  * silent loss. */
 #ifndef LM_COMPRESS_LOSSY_H
 #define LM_COMPRESS_LOSSY_H
@@ -12,28 +12,29 @@
 #include "base/par.h"
 #include "numeric/format.h"
 
-/* x: the numbers before, y: what decoding gives.  Sums are taken over fixed blocks of elements: the
+/* x: the numbers before, y: the decoded numbers.  Sums are taken over fixed blocks of elements: the
  * same bits for any number of threads. */
 typedef struct {
     double max_abs; /* max |x - y| */
     double rel_l2;  /* ||x - y|| / ||x||; 0 for a tensor of zeros */
-    double bound;   /* what is guaranteed for |x - y|: the largest over the elements */
+    double bound;   /* the guaranteed bound of |x - y|: the largest over the elements */
 } lm_lossy_error;
 
-/* Formats to choose from: planar ones that are written and state a bound, with blocks of one row and
- * codes of at most 32 bits. */
+/* Formats for lossy coding: planar ones that have an encoder and state a bound, with blocks of one
+ * row and codes of at most 32 bits. */
 bool lm_lossy_takes(const lm_format *f);
-/* Can a flattened tensor of this type be put in f?  F32, F16 and BF16, where codes have fewer bits. */
+/* True if f can hold a flattened tensor of this type: F32, F16 or BF16 with more bits than the
+ * codes. */
 bool lm_lossy_can(const lm_format *f, lm_dtype from);
 
 /* Encode `count` elements of type `from`, aligned, at x to the planes, sized by lm_tensor_bytes for
- * one row.  `name` is for messages.  Fails: LM_ENUMERIC naming the first element that breaks
- * the bound; LM_ELIMIT.  NaN stays NaN in a format without scales. */
+ * one row.  `name` is for messages.  Fails: LM_ENUMERIC naming the first element beyond the bound;
+ * LM_ELIMIT.  NaN stays NaN in a format without scales. */
 lm_code lm_lossy_encode(const lm_format *f, const char *name, lm_dtype from, const void *x,
                         int64_t count, void *const *plane, lm_par *par, lm_lossy_error *err,
                         lm_err *e);
 
-/* The way back: `count` elements of type `to` at y. */
+/* Decode `count` elements to type `to` at y. */
 lm_code lm_lossy_decode(const lm_format *f, const void *const *plane, int64_t count, lm_dtype to,
                         void *y, lm_par *par, lm_err *e);
 

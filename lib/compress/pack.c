@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pack.c -- the files of a bundle pushed through the writer of .lmz; see pack.h. */
+/* pack.c -- writes the files of a bundle to an .lmz; see pack.h. */
 #include "compress/pack.h"
 
 #include <limits.h>
@@ -21,7 +21,7 @@ enum { COPY = 16 << 20, MAX_JSON = 64 << 20 };
 typedef struct {
     const lm_pack_opts *o;
     lm_bundle_opts in_opts, base_opts;
-    char *from, *base_path, *base_name; /* resolved; base_name as the .lmz will say it */
+    char *from, *base_path, *base_name; /* resolved; base_name in the form that the .lmz stores */
     lm_bundle *in, *base;
     lm_out *out;
     lm_lmz_writer *w;
@@ -30,10 +30,10 @@ typedef struct {
     void *copy;
 } job;
 
-/* ---- the way to the base ---- */
+/* ---- the chain of bases ---- */
 
-/* Does the chain that begins at the model `path` lead through `target`?  Then a delta of target to
- * path could never be read again. */
+/* True if the chain that begins at the model `path` contains `target`: a delta of target to path
+ * could never be read again. */
 static lm_code check_circle(const char *path, const char *target, lm_err *e)
 {
     char *now = NULL;
@@ -44,7 +44,7 @@ static lm_code check_circle(const char *path, const char *target, lm_err *e)
         char *next = NULL, folder[PATH_MAX];
         if (lm_path_same(now, target))
             rc = lm_fail(e, LM_EUSAGE, path, "choose a base that does not depend on it",
-                         "is itself a difference to %s", target);
+                         "is itself a delta against %s", target);
         if (rc || lm_path_is_dir(now) || lm_lmz_open_index(now, NULL, &z, &ignored))
             break;
         const lm_lmz_info *info = lm_lmz_about(z);
@@ -159,7 +159,7 @@ static const char *torch_dtype(const lm_format *c)
                                          : NULL;
 }
 
-/* config.json says which dtype the weights have. */
+/* config.json names the dtype of the weights. */
 static lm_code update_config(job *j, const char *file, json_t *config, lm_err *e)
 {
     (void)file;
@@ -174,11 +174,11 @@ static bool is_in_map(const json_t *map, const char *tensor, const char *file)
     return named && !strcmp(named, file);
 }
 
-/* Add to *change by how much the tensors of a file that is still to come will grow. */
+/* Add to *change the growth of the tensors of a file that is still to come. */
 static lm_code foresee(job *j, const char *file, const json_t *map, double *change, lm_err *e)
 {
     lm_st *st = NULL;
-    lm_err malformed = { 0 }; /* to be told when it is that file's turn */
+    lm_err malformed = { 0 }; /* reported when it is that file's turn */
     lm_tensor_size size;
     lm_code rc = lm_bundle_st(j->in, file, &st, &malformed) ? LM_OK : e->code;
     for (size_t i = 0; !rc && st && i < lm_st_count(st); i++) {
@@ -193,7 +193,7 @@ static lm_code foresee(job *j, const char *file, const json_t *map, double *chan
     return rc;
 }
 
-/* The index of a model in several files says how many bytes its tensors have. */
+/* The index of a model in several files holds the total bytes of its tensors. */
 static lm_code update_index(job *j, const char *file, json_t *index, lm_err *e)
 {
     json_t *meta = json_object_get(index, "metadata"), *map = json_object_get(index, "weight_map");
@@ -222,12 +222,12 @@ static lm_code update_index(job *j, const char *file, json_t *index, lm_err *e)
 
 typedef lm_code (*update_fn)(job *j, const char *file, json_t *o, lm_err *e);
 
-/* A JSON file that speaks of the weights, brought up to date. */
+/* Update a JSON file that describes the weights. */
 static lm_code pack_json(job *j, const lm_bundle_file *f, update_fn update, lm_err *e)
 {
     json_t *o = NULL;
     lm_buf text = { 0 }, out = { 0 };
-    char *name = NULL; /* spooling may move what f borrows */
+    char *name = NULL; /* spooling may move the memory that f borrows */
     uint64_t bytes = f->bytes;
     lm_code rc = lm_strdup(&name, f->name, e);
     if (!rc)
@@ -266,7 +266,7 @@ static lm_code pack_file(job *j, const lm_bundle_file *f, lm_err *e)
     return pack_plain(j, f, e);
 }
 
-/* What the .lmz will not hold: a warning, or the end where all of the input is to be in it. */
+/* Entries that the .lmz cannot hold: a warning, or an error if all of the input must be in it. */
 static lm_code check_left_out(job *j, lm_err *e)
 {
     char more[48] = "is";
@@ -275,7 +275,7 @@ static lm_code check_left_out(job *j, lm_err *e)
     if (!first)
         return LM_OK;
     if (j->o->whole)
-        return lm_fail(e, LM_EUSAGE, j->from, "leave --rm out, or move it elsewhere",
+        return lm_fail(e, LM_EUSAGE, j->from, "keep the input, or move this entry elsewhere",
                        "holds '%s', which an .lmz does not carry", first);
     if (others)
         snprintf(more, sizeof more, "and %zu %s are", others, others == 1 ? "other" : "others");
@@ -296,7 +296,7 @@ static lm_code pack_files(job *j, lm_err *e)
     return rc || known || lm_stopping() ? rc : check_left_out(j, e);
 }
 
-/* ---- the whole ---- */
+/* ---- packing ---- */
 
 static lm_code write_out(void *ctx, const void *data, size_t bytes, lm_err *e)
 {
@@ -307,7 +307,7 @@ static lm_code write_out(void *ctx, const void *data, size_t bytes, lm_err *e)
     return LM_OK;
 }
 
-/* Read back what was written, while it still has its temporary name. */
+/* Read the output back before it gets its final name. */
 static lm_code verify(job *j, const char *to, lm_err *e)
 {
     char path[64], before[33];

@@ -18,7 +18,7 @@ struct lm_pick {
     picked *v;
     size_t n, cap;
     lm_buf header;
-    size_t header_at, tensor; /* what was read */
+    size_t header_at, tensor; /* the tensors read */
     uint64_t at;              /* of the tensor */
 };
 

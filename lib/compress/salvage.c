@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* salvage.c -- what a damaged .lmz still gives: faults are collected by a full check first, then
- * whole files are copied and files of tensors made again from the tensors that are whole. */
+/* salvage.c -- recovers the intact content of a damaged .lmz.  A full check collects the faults
+ * first; then intact files are copied, and files of tensors are rebuilt from their intact
+ * tensors. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -10,7 +11,7 @@
 
 typedef struct {
     char *file, *tensor;
-    /* Without a tensor: the bytes of joined ones, else 0: a header or a plain file. */
+    /* Without a tensor: the bytes of joined tensors, otherwise 0: a header or a plain file. */
     uint64_t from, bytes;
 } fault;
 
@@ -64,7 +65,7 @@ static void damage_fini(damage *d)
     lm_lmz_free(d->z);
 }
 
-/* Whether a fault is in tensor t, or among those that it is joined with; its data begin at `at`. */
+/* True if a fault is in tensor t, whose data begin at `at`, or in the tensors joined with it. */
 static bool tensor_lost(const damage *d, const char *file, const lm_st_tensor *t, uint64_t at)
 {
     for (size_t i = 0; i < d->n; i++) {
@@ -78,7 +79,8 @@ static bool tensor_lost(const damage *d, const char *file, const lm_st_tensor *t
     return false;
 }
 
-/* Any fault in the file; one outside of its tensors (the whole file is then lost)? */
+/* Set *faulty if the file has a fault, and *lost if one lies outside its tensors: the whole file is
+ * then lost. */
 static void look_up(const damage *d, const char *file, bool *faulty, bool *lost)
 {
     *faulty = *lost = false;
@@ -89,7 +91,7 @@ static void look_up(const damage *d, const char *file, bool *faulty, bool *lost)
         }
 }
 
-/* ---- a file of the .lmz as random bytes ---- */
+/* ---- a file of the .lmz by random access ---- */
 
 typedef struct {
     const lm_lmz *z;
@@ -132,7 +134,7 @@ static lm_code pick_whole_ones(const damage *d, const char *file, const lm_st *s
         lm_pick_parts(st, described, name.data, part, &parts);
         for (int k = 0; k < parts; k++)
             whole &= !tensor_lost(d, file, part[k], data + part[k]->offset);
-        if (parts && whole && part[0] == t) { /* once, at its first part */
+        if (parts && whole && part[0] == t) { /* reported once, at its first part */
             rc = lm_pick_add(p, st, described, name.data, &found, e);
             ++*n;
         }
@@ -194,7 +196,7 @@ lm_code lm_unpack_salvage(const char *from, const char *to, const lm_unpack_opts
     *n_lost = 0;
     if (!strcmp(from, "-"))
         return lm_fail(e, LM_EUSAGE, "--salvage", "name a file",
-                       "cannot read standard input twice");
+                       "standard input cannot be read twice");
     lm_code rc = lm_lmz_salvage(from, &opts, &d.z, e);
     if (!rc && lm_lmz_verify(d.z, collect, &d, o->sink, &faults) && faults.code != LM_EFORMAT) {
         *e = faults;
@@ -213,7 +215,7 @@ lm_code lm_unpack_salvage(const char *from, const char *to, const lm_unpack_opts
     for (size_t i = 0; !rc && i < files && !lm_stopping(); i++)
         rc = save_file(&d, &t, i, e);
     if (!rc && !lm_stopping() && !r->files)
-        rc = lm_fail(e, LM_EFORMAT, from, NULL, "nothing in it is whole");
+        rc = lm_fail(e, LM_EFORMAT, from, NULL, "no part of it is intact");
     *n_lost = d.n_lost;
     rc = lm_unpack_to_close(&t, rc, e);
     damage_fini(&d);

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "format/inspect_text.h"
 
-/* Parts of one dtype; what is no tensor counts as "other". */
+/* Totals of the parts of one dtype; parts other than tensors count as "other". */
 typedef struct {
     const char *dtype;
     uint64_t tensors, raw, coded;
@@ -42,7 +42,7 @@ static lm_code sum_groups(const lm_lmz *z, group **out, size_t *n, lm_err *e)
     return LM_OK;
 }
 
-/* Coded bytes as a share of the raw ones. */
+/* Coded bytes as a fraction of the raw bytes. */
 static double ratio(uint64_t coded, uint64_t raw)
 {
     return raw ? (double)coded / (double)raw : 1;
@@ -66,7 +66,7 @@ static void add_planes(lm_text *x, const lm_lmz_chunk_info *info)
     lm_text_add(x, "\n");
 }
 
-/* What a part without a name is in a file of several. */
+/* The label of a part without a name. */
 static const char *role_of(const lm_lmz *z, size_t i)
 {
     const lm_lmz_part *p = lm_lmz_part_at(z, i);

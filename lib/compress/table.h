@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table.h -- what an .lmz holds, as a table for people or as JSON. */
+/* table.h -- the contents of an .lmz, as a text table or as JSON. */
 #ifndef LM_COMPRESS_TABLE_H
 #define LM_COMPRESS_TABLE_H
 
@@ -8,8 +8,8 @@
 
 typedef struct {
     bool json;
-    bool parts;  /* a line for each tensor and file, not only for each dtype */
-    bool planes; /* and how each plane of a tensor is coded */
+    bool parts;  /* one line for each tensor and file, not only for each dtype */
+    bool planes; /* also how each plane of a tensor is coded */
 } lm_table_opts;
 
 /* Append the table of `z` (opened from `path`; the index is enough) to `out`. */

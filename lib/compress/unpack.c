@@ -21,9 +21,10 @@ bool lm_unpack_is_st(const char *name)
 
 static const char picked[] = "tensors.safetensors"; /* single tensors, in a folder */
 
-/* ---- where it goes ---- */
+/* ---- the destination ---- */
 
-/* An lm_own_fn: with -f, what an earlier unpacking of the same .lmz has written may be replaced. */
+/* An lm_own_fn: with force, the files that an earlier unpacking of the same .lmz wrote may be
+ * replaced. */
 static bool is_own(const void *ctx, const char *name)
 {
     const lm_unpack_to *t = ctx;
@@ -45,7 +46,7 @@ lm_code lm_unpack_to_open(lm_unpack_to *t, const char *to, bool lone, lm_err *e)
     if (!rc && t->out)
         rc = lm_bundle_room(t->out, t->total, e);
     if (!rc && t->out && lm_bundle_out_kind(t->out) == LM_BUNDLE_FILE)
-        lm_log(t->o->sink, LM_LOG_WARN, "%s: holds the weights only, other files are left out", to);
+        lm_log(t->o->sink, LM_LOG_WARN, "%s: holds only the weights, other files are left out", to);
     return rc ? rc : lm_realloc_n(&t->copy, LM_UNPACK_COPY, 1, "a piece of a file", e);
 }
 
@@ -87,13 +88,14 @@ static lm_code put(void *to, const void *data, size_t bytes, lm_err *e)
 
 /* ---- one file ---- */
 
-/* A reader whose first bytes are kept, so that it can begin again after a look at the header. */
+/* A reader that keeps its first bytes, so that it can restart after the header has been
+ * inspected. */
 typedef struct {
     lm_read_fn read;
     void *ctx;
     lm_buf seen;
-    size_t at;    /* read again from here */
-    bool looking; /* what comes is kept */
+    size_t at;    /* the next bytes come from here */
+    bool looking; /* bytes read are kept */
     lm_code failed;
 } replay;
 
@@ -141,7 +143,7 @@ lm_code lm_unpack_file(lm_unpack_to *t, const char *name, uint64_t bytes, lm_rea
     replay p = { .read = read, .ctx = ctx, .looking = true };
     lm_st_stream *in = NULL;
     lm_coded *c = NULL;
-    lm_err malformed = { 0 }; /* what is no safetensors file is carried all the same */
+    lm_err malformed = { 0 }; /* files that are not safetensors are copied unchanged */
     if (!lm_unpack_is_st(name))
         return copy_file(t, name, bytes, read, ctx, e);
     lm_code rc = lm_st_stream_open(replay_read, &p, name, &in, &malformed);
@@ -173,8 +175,7 @@ static lm_code open_lmz(const char *from, const lm_bundle_opts *opts, lm_bundle 
 {
     lm_code rc = lm_bundle_open(from, opts, in, e);
     if (!rc && lm_bundle_kind_of(*in) != LM_BUNDLE_LMZ)
-        rc =
-            lm_fail(e, LM_EUSAGE, lm_bundle_path(*in), "without -d it is compressed", "is no .lmz");
+        rc = lm_fail(e, LM_EUSAGE, lm_bundle_path(*in), "compress it instead", "is not an .lmz");
     return rc;
 }
 
@@ -192,7 +193,8 @@ lm_code lm_unpack_is_lone(const char *path, bool *lone, lm_err *e)
     return rc;
 }
 
-/* The first file of a stream that may be a lone one is kept on disk until that is known. */
+/* The first file of a stream may be its only one, which is written differently: it is kept on disk
+ * until that is known. */
 static lm_code first_file(lm_bundle *in, const lm_bundle_file **f, bool *lone, lm_err *e)
 {
     lm_code rc = lm_bundle_next(in, f, e);
@@ -254,7 +256,7 @@ static lm_code compare_file(lm_bundle *a, lm_bundle *b, const lm_bundle_file *f,
     }
     return rc || same ? rc
                       : lm_fail(e, LM_EFORMAT, f->name, "keep the .lmz and try again",
-                                "what was written differs from what the .lmz holds");
+                                "the files written differ from the content of the .lmz");
 }
 
 static lm_code compare_bundles(lm_bundle *a, lm_bundle *b, uint8_t *x, uint8_t *y, lm_err *e)
@@ -331,7 +333,8 @@ static void close_files(st_files *s, size_t room)
     lm_free(s->described);
 }
 
-/* A name like `name` among the stored tensors: nearly the same, or one that it is a part of. */
+/* A similar name among the stored tensors: one of small edit distance, or one that contains
+ * `name`. */
 static const char *similar(const st_files *s, const char *name)
 {
     const char *part = NULL;
@@ -362,7 +365,7 @@ static lm_code pick_all(lm_pick *p, const st_files *s, const char *from, const c
         bool found = false;
         for (int i = 0; i < k; i++)
             if (!strcmp(names[i], names[k]))
-                return lm_fail(e, LM_EUSAGE, names[k], NULL, "is asked for twice");
+                return lm_fail(e, LM_EUSAGE, names[k], NULL, "is requested twice");
         for (size_t i = 0; i < s->n && !found; i++) {
             if (lm_pick_add(p, s->st[i], s->described[i], names[k], &found, e) ||
                 (found && lm_pick_meta(p, s->st[i], e)))

@@ -556,7 +556,7 @@ lm_code lm_bundle_load(lm_bundle *b, const char *name, size_t limit, lm_buf *out
                        f ? " any more" : "");
     if (f->bytes > limit)
         return lm_fail(e, LM_EFORMAT, lm_bundle_where(b, f, where), NULL,
-                       "larger than the %zu bytes that are allowed", limit);
+                       "is larger than the limit of %zu bytes", limit);
     size_t left = (size_t)f->bytes;
     /* In steps: a size that lies on a stream costs no memory. */
     for (size_t got; !rc && left; left -= got) {

@@ -100,7 +100,7 @@ lm_code lm_st_check_room(const struct statvfs *fs, uint64_t need, const char *wh
 
     if ((double)need <= room)
         return LM_OK;
-    return lm_fail(e, LM_ELIMIT, where, "make room on the disk or write elsewhere",
+    return lm_fail(e, LM_ELIMIT, where, "free space on the disk or write elsewhere",
                    "needs %s, the file system has %s free", lm_show_bytes((double)need, a),
                    lm_show_bytes(room, b));
 }

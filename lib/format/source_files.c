@@ -91,7 +91,7 @@ lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_bu
         return lm_bundle_load(m->b, name, limit, out, e);
     if (x->data.len > limit)
         return lm_fail(e, LM_EFORMAT, lm_source_where(m, name, where), NULL,
-                       "larger than the %zu bytes that are allowed", limit);
+                       "is larger than the limit of %zu bytes", limit);
     return lm_buf_add(out, x->data.len ? x->data.data : "", x->data.len, e);
 }
 
@@ -126,8 +126,7 @@ static lm_code json_of(lm_model_source *m, const char *name, size_t limit, const
 
     lm_source_where(m, name, where);
     if (text->len > limit)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "larger than the %zu bytes that are allowed",
-                       limit);
+        return lm_fail(e, LM_EFORMAT, where, NULL, "is larger than the limit of %zu bytes", limit);
     return lm_json_parse(text->data ? text->data : "", text->len, where, out, e);
 }
 

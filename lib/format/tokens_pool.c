@@ -68,13 +68,14 @@ static lm_code put(lm_tokens_pool *p, spool *s, const void *data, size_t n, lm_e
 {
     if (fwrite(data, 1, n, s->file) == n)
         return LM_OK;
-    return lm_fail(e, LM_EIO, p->dir, "make room on the disk", "cannot write a temporary file");
+    return lm_fail(e, LM_EIO, p->dir, "free space on the disk", "cannot write a temporary file");
 }
 
 static lm_code map_spool(lm_tokens_pool *p, spool *s, size_t size, lm_err *e)
 {
     if (fflush(s->file))
-        return lm_fail(e, LM_EIO, p->dir, "make room on the disk", "cannot write a temporary file");
+        return lm_fail(e, LM_EIO, p->dir, "free space on the disk",
+                       "cannot write a temporary file");
     if (s->data || !size)
         return LM_OK;
     void *m = mmap(NULL, size, PROT_READ, MAP_SHARED, fileno(s->file), 0);

@@ -10,7 +10,7 @@
 #include "kernels/peak.h"
 
 typedef struct {
-    lm_backend b; /* first: the interface is cast to this */
+    lm_backend b; /* first, so that the interface can be cast to this struct */
     lm_cpu_level level;
     char detail[64];
 } cpu_backend;

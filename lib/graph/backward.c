@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backward.c -- reverse-mode differentiation: walk the forward list backwards and let each
- * operator's gradient rule append what it needs. */
+ * operator's gradient rule append its nodes. */
 #include <string.h>
 
 #include "graph/passes.h"
@@ -8,7 +8,7 @@
 struct lm_grad {
     lm_graph *g;
     const lm_backward *b;
-    size_t n_forward;  /* values that were there on entry */
+    size_t n_forward;  /* number of values on entry */
     lm_vid *grad;      /* by forward value: its gradient so far */
     bool *wants;       /* by forward value */
     lm_vid *param_out; /* by forward value: GRAD value of a parameter */
@@ -76,8 +76,8 @@ lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
     return LM_OK;
 }
 
-/* A value wants a gradient if it is a trainable parameter, is asked for, or is computed from one
- * that does. */
+/* A value needs a gradient if it is a trainable parameter, is in `wrt`, or is computed from a value
+ * that needs one. */
 static void mark_wants(lm_grad *s)
 {
     const lm_backward *b = s->b;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dims.c -- operands against the letters of their operator's table (lm_operand.dims): sizes are bound to
- * letters as they are met, the inputs first, and the outputs follow from them. */
+/* dims.c -- checks operands against the letters of their operator's table (lm_operand.dims): the
+ * first occurrence of a letter, inputs first, binds its size; the shapes of the outputs follow. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,8 +21,8 @@ typedef struct {
 
 /* ---- the value of a dimension ---- */
 
-/* sum = product { + product }; product = factor { factor }; factor = number | letter | ( sum ).
- * A value beyond 2^63 counts as -1, which no dimension is. */
+/* sum = product { + product }; product = factor { factor }; factor = number | letter | ( sum ).  A
+ * value beyond 2^63 is -1, which no dimension equals. */
 static int64_t read_sum(const char **at, const int64_t *size);
 
 static int64_t times(int64_t a, int64_t b)
@@ -77,7 +77,8 @@ static int rank_of(const char *dims)
     return n;
 }
 
-/* The one letter of the dimension that has no size yet; 0: none has, -1: several. */
+/* The only letter of the dimension without a size so far; 0: all have one, -1: several have
+ * none. */
 static int unbound_letter(const binding *b, const char *dim)
 {
     int found = 0;
@@ -89,7 +90,7 @@ static int unbound_letter(const binding *b, const char *dim)
     return found;
 }
 
-/* Give the letter the size with which the dimension, a multiple of it plus something, is `want`. */
+/* Bind the letter to the size for which the dimension, a linear function of it, equals `want`. */
 static bool solve(binding *b, const char *dim, int letter, int64_t want)
 {
     int64_t *x = &b->size[letter - 'A'], at_0, at_1;
@@ -212,7 +213,7 @@ static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, 
     for (int i = 0; i < t->ndim; i++, dim += dim_length(dim) + 1) {
         const char *p = dim;
         if (unbound_letter(b, dim))
-            return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "no operand tells %.*s of %s",
+            return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "no operand determines %.*s of %s",
                            (int)dim_length(dim), dim, o->name);
         t->dim[i] = read_sum(&p, b->size);
     }
@@ -225,7 +226,8 @@ static lm_code fit_outputs(binding *b, lm_call *c, unsigned want, lm_dtype act)
         const lm_operand *o = &b->op->out[i];
         if (!(want >> i & 1)) {
             if (!(o->is & LM_OPTIONAL))
-                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is left out", o->name);
+                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s cannot be left out",
+                               o->name);
             c->out[i] = (lm_tensor){ .dtype = LM_DTYPE_NONE };
             continue;
         }

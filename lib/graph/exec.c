@@ -20,7 +20,7 @@ struct lm_exec {
     const lm_graph *g;
     lm_backend *b;
     lm_plan plan;
-    lm_arena *arena; /* of the operands below */
+    lm_arena *arena; /* length of the operands array below */
     step_call *calls;
     void **data; /* by value */
     char *block; /* the activations' arena */
@@ -144,7 +144,7 @@ static lm_code set_operands(lm_exec *x, lm_err *e)
             t->data = lm_exec_data(x, v);
             if (v >= 0 && !t->data)
                 return lm_fail(e, LM_EBUG, x->g->value[v].name ? x->g->value[v].name : "a value",
-                               NULL, "is bound to no memory");
+                               NULL, "has no memory bound to it");
         }
     }
     x->ready = true;

@@ -28,10 +28,10 @@ void lm_plan_fini(lm_plan *p);
 
 typedef struct lm_exec lm_exec;
 
-/* Ready `g` to run on `b`: makes the plan and allocates its arena.  g and b are borrowed. */
+/* Prepare `g` to run on `b`: make the plan and allocate its arena.  g and b are borrowed. */
 lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_exec **out,
                     lm_err *e);
-/* The same in the arena of `with` when that is large enough (else in one of its own); `with` may be
+/* The same in the arena of `with` when that is large enough (otherwise in a new one); `with` may be
  * NULL.  The two must never run at the same time, nor keep values over each other's runs; `with`
  * must live longer. */
 lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
@@ -39,31 +39,31 @@ lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep
 void lm_exec_free(lm_exec *x);
 const lm_plan *lm_exec_plan(const lm_exec *x);
 
-/* Give a value that is not an activation its memory; every one that a node has must be bound before the first
- * run.  A view has that of its value, and is not bound. */
+/* Set the memory of a value that is not an activation; each such value that a node uses must be
+ * bound before the first run.  A view lies in the memory of its value and is not bound. */
 void lm_exec_bind(lm_exec *x, lm_vid v, void *data);
-/* Memory of a value: what was bound, or its place in the arena (valid after a run for kept values).
- */
+/* Memory of a value: the bound pointer, or its address in the arena (valid after a run for kept
+ * values). */
 void *lm_exec_data(const lm_exec *x, lm_vid v);
 
-/* Run the whole list on the backend's main stream.  On a device this returns before it is done: what
- * goes wrong there shows in the backend's sync.  Fails: LM_EBUG if a value is not bound; what the
- * backend reports. */
+/* Run the whole list on the backend's main stream.  On a device this returns before the run is
+ * complete, and failures of the device are reported by the backend's sync.  Fails: LM_EBUG if a
+ * value is not bound; errors of the backend. */
 lm_code lm_exec_run(lm_exec *x, const lm_step *step, lm_err *e);
 /* The same for nodes [first, last), and of those with a condition (lm_node.when) only where it holds: due[when],
  * NULL: everywhere. */
 lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
                          const lm_step *step, lm_err *e);
 
-/* Take the time of each node in the runs to come.  On from the start where memory is the host's (it
- * costs nothing there); on a device a timed run waits until it is done. */
+/* Measure the time of each node in later runs.  On by default where memory is the host's (it costs
+ * nothing there); on a device a timed run waits until it is complete. */
 lm_code lm_exec_timing(lm_exec *x, bool on, lm_err *e);
 
 /* The last run, node by node: seconds from the beginning of its part to the node's beginning and end.  False:
  * that run was not timed or passed the node over, or there is no node k. */
 typedef struct {
     const lm_node *node;
-    double begin, end, flops, bytes; /* of the operator's cost rule */
+    double begin, end, flops, bytes; /* by the operator's cost rule */
 } lm_exec_span;
 bool lm_exec_span_at(const lm_exec *x, size_t k, lm_exec_span *out);
 

@@ -67,7 +67,8 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     lm_role role = whole->role;
     *out = LM_NONE;
     if (role == LM_ROLE_ACT)
-        return lm_fail(e, LM_EUSAGE, where, NULL, "would be a view of an activation");
+        return lm_fail(e, LM_EUSAGE, where, NULL,
+                       "is a view of an activation, which has no memory between runs");
     shape.dtype = whole->t.dtype;
     if (lm_graph_value(g, role, shape, name, out, e))
         return e->code;
@@ -75,7 +76,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     if (at < 0 || at > lm_tensor_count(&whole->t) - lm_tensor_count(&shape)) {
         g->n_values--;
         *out = LM_NONE;
-        return lm_fail(e, LM_EUSAGE, where, NULL, "reaches beyond the value in which it is to lie");
+        return lm_fail(e, LM_EUSAGE, where, NULL, "reaches beyond the value that it is a view of");
     }
     g->has_views = true;
     g->value[*out].of = whole->of >= 0 ? whole->of : of;
@@ -114,7 +115,7 @@ lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)
     return LM_DTYPE_F32;
 }
 
-/* Ask the shape rule, then make or check the outputs of n. */
+/* Call the shape rule, then create or check the outputs of n. */
 static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
 {
     lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
@@ -137,7 +138,7 @@ static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
             const lm_tensor *have = &g->value[n->out[i]].t;
             if (!lm_same_shape(have, &out[i]) || have->dtype != out[i].dtype)
                 return lm_fail(e, LM_EUSAGE, n->op->name, NULL,
-                               "%s has another shape or dtype than the value given for it",
+                               "%s has another shape or dtype than the given value",
                                n->op->out[i].name);
         }
     }

@@ -3,8 +3,8 @@
  *
  * The list is the order: nodes are appended in the order in which they run.  A pass walks the list
  * and changes it or writes a new one; the order of passes is build -> precision -> backward -> fuse
- * (lib/op/fuse.h) -> plan -> execute.  A graph owns everything in it (one arena); values and nodes
- * are named by number. */
+ * (lib/op/fuse.h) -> plan -> execute.  A graph owns its values and nodes (one arena); they are
+ * identified by number. */
 #ifndef LM_GRAPH_GRAPH_H
 #define LM_GRAPH_GRAPH_H
 
@@ -40,11 +40,12 @@ typedef struct {
     lm_role role;
     lm_tensor t;    /* shape and dtype; data is NULL */
     lm_vid grad_of; /* LM_ROLE_GRAD: its parameter */
-    lm_vid of;      /* a view: the value in whose memory it lies, which is no view; else LM_NONE */
-    int64_t at;     /* a view: how many elements of that come before it */
+    /* A view: the value in whose memory it lies, itself not a view; otherwise LM_NONE. */
+    lm_vid of;
+    int64_t at; /* a view: the number of elements of `of` before it */
 } lm_value;
 
-/* Values that lie in one block begin at multiples of so many elements, with zeros between them. */
+/* Values in one block begin at multiples of this many elements, with zeros between them. */
 enum { LM_BLOCK_ALIGN = 64 };
 
 typedef struct lm_node {
@@ -71,22 +72,22 @@ typedef struct lm_graph {
 lm_code lm_graph_new(lm_graph **out, lm_err *e);
 void lm_graph_free(lm_graph *g);
 
-/* A value of `shape` (data ignored); `name` is copied, may be NULL. */
+/* A value of `shape` (data ignored); `name` is copied and may be NULL. */
 lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
                        lm_err *e);
 
-/* A view: the elements of `of` from number `at` on, in the shape of `shape`; dtype and role are those of
- * `of`, which must be kept between runs (no activation).  A view of a view is one of its value.  Fails:
- * LM_EUSAGE when `of` is smaller, or is an activation. */
+/* A view: the elements of `of` from index `at` on, in the shape of `shape`; dtype and role are
+ * those of `of`, which must be kept between runs (not an activation).  A view of a view is stored
+ * as a view of the first value.  Fails: LM_EUSAGE when `of` is smaller, or is an activation. */
 lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
                       lm_vid *out, lm_err *e);
-/* Whether two values have memory in common. */
+/* True if two values share memory. */
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b);
 
 /* Append op(attr; in...) -> out.  `attr` is copied (op->attr_size).  in[i] LM_NONE: absent, if the
  * operator allows it.  out[i] on entry: an existing GRAD or STATE value to write to, LM_NONE to
- * make a new activation, or LM_SKIP when this optional output is not wanted (it is LM_NONE
- * afterwards). Fails: LM_EUSAGE from the shape rule, or an existing output of another shape. */
+ * make a new activation, or LM_SKIP to leave out this optional output (it is LM_NONE afterwards).
+ * Fails: LM_EUSAGE from the shape rule, or an existing output of another shape. */
 enum { LM_SKIP = -2 };
 lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
                         lm_vid *out, lm_err *e);

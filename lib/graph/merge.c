@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge.c -- nodes of one operator on pieces of memory that lie end to end become one node over the whole
- * run: the call that a kernel would have got for the block, with the same bits. */
+/* merge.c -- nodes of one operator on adjacent pieces of memory become one node over the whole run:
+ * one call over the block, with the same bits. */
 #include <string.h>
 
 #include "graph/passes.h"
@@ -54,8 +54,8 @@ static lm_vid whole_of(const lm_graph *g, lm_vid v)
     return g->value[v].of >= 0 ? g->value[v].of : v;
 }
 
-/* An output over memory that another operand has at another place: in one call it would be written before
- * it is read. */
+/* True if an output overlaps another operand at a different offset: one call would write that
+ * memory before it is read. */
 static bool is_shifted(const lm_graph *g, const lm_node *n)
 {
     for (int o = 0; o < n->n_out; o++)
@@ -68,7 +68,7 @@ static bool is_shifted(const lm_graph *g, const lm_node *n)
     return false;
 }
 
-/* Whether every operand of node b begins where that of node a ends. */
+/* True if every operand of node b begins where that of node a ends. */
 static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     int64_t gap = -1;

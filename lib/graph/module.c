@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* module.c -- backends by name: the CPU's, and those in modules that are loaded when asked for. */
+/* module.c -- backends by name: the CPU's, and those in modules that are loaded on request. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
@@ -27,9 +27,10 @@ static lm_code not_found(const lm_backend_opts *o, lm_err *e)
                    n >= sizeof where ? "..." : "");
 }
 
-/* A file that was cut short would end the process by a signal in the middle of being loaded: the
- * loader maps what the file's header says is there.  The table of sections lies at the end of a
- * library.  What is no library of this kind of machine, or cannot be read, the loader tells. */
+/* A truncated file would end the process by a signal while it is loaded, because the loader maps
+ * the ranges that the file's header names.  The table of sections lies at the end of a library, so
+ * its presence shows that the file is complete.  The loader itself reports files that cannot be
+ * read or are not libraries for this machine. */
 static lm_code check_whole(const char *path, lm_err *e)
 {
     Elf64_Ehdr h;
@@ -48,7 +49,7 @@ static lm_code check_whole(const char *path, lm_err *e)
     if (h.e_shoff <= size && table <= size - h.e_shoff)
         return LM_OK;
     return lm_fail(e, LM_EIO, path, "build it again, or copy it again",
-                   "was cut short: it has %lld byte%s, its table of sections ends at %llu",
+                   "is truncated: it has %lld byte%s, its table of sections ends at %llu",
                    (long long)st.st_size, lm_plural(st.st_size),
                    (unsigned long long)(h.e_shoff + table));
 }
@@ -57,22 +58,22 @@ static lm_code load(const lm_backend_opts *o, const char *path, const lm_module 
 {
     if (check_whole(path, e))
         return e->code;
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays until the process ends */
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays loaded until the process ends */
 
     const char *why = handle ? NULL : dlerror();
 
-    errno = 0; /* the loader has said it */
+    errno = 0; /* the loader's message names the path */
     if (!handle)
         return lm_fail(e, LM_EIO, o->device, NULL, "cannot load the module: %s", why);
     if (!(*out = dlsym(handle, LM_MODULE_SYMBOL)))
-        return lm_fail(e, LM_EIO, path, NULL, "is no module of lmutils: it has no %s",
+        return lm_fail(e, LM_EIO, path, NULL, "is not a module of lmutils: it has no %s",
                        LM_MODULE_SYMBOL);
     if (strcmp((*out)->version, LM_VERSION) != 0)
         return lm_fail(e, LM_EIO, path, "build both from the same source",
-                       "is of version %s, this program of %s", (*out)->version, LM_VERSION);
+                       "has version %s, this program %s", (*out)->version, LM_VERSION);
     if ((*out)->backend_size != sizeof(lm_backend) || (*out)->contracts != LM_CONTRACTS)
         return lm_fail(e, LM_EIO, path, "build both from the same source",
-                       "was built from other sources than this program");
+                       "was built from different sources than this program");
     return LM_OK;
 }
 

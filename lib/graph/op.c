@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op.c -- small helpers that operators' rules share.  Operands' dimensions: dims.c. */
+/* op.c -- helpers of the operators' rules.  Operands' dimensions: dims.c. */
 #include "graph/op.h"
 
 #include <stdio.h>

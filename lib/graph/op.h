@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* op.h -- what an operator is: one entry with its shape rule, gradient rule, cost and examples.
  *
- * Kernels are found by name in a backend's table; everything else that the house knows about an
- * operator is in its entry (lib/op/FAMILY.c).  Rules see a node as an lm_call whose operands have
- * shapes but no data, the same structure that the kernel will be given, so attributes and operand
- * order are those of kernels/FAMILY.h. */
+ * Kernels are found by name in a backend's table; everything else about an operator is in its entry
+ * (lib/op/FAMILY.c).  Rules see a node as an lm_call whose operands have shapes but no data, the
+ * same structure that the kernel receives, so attributes and operand order are those of
+ * kernels/FAMILY.h. */
 #ifndef LM_GRAPH_OP_H
 #define LM_GRAPH_OP_H
 
@@ -19,10 +19,10 @@
 #define LM_MAX_IN  16
 #define LM_MAX_OUT 8
 
-/* What an operand is (lm_operand.is). */
+/* Kinds of operands (lm_operand.is). */
 enum {
-    LM_ACT_TYPE = 1,  /* of the dtype of activations; else of lm_wide() of that */
-    LM_LOW_PARAM = 2, /* an input where a parameter takes the low type (weights, not biases) */
+    LM_ACT_TYPE = 1,  /* of the dtype of activations; without it, of lm_wide() of that dtype */
+    LM_LOW_PARAM = 2, /* an input in which a parameter has the low type (weights, not biases) */
     LM_WEIGHT = LM_ACT_TYPE | LM_LOW_PARAM,
     LM_OPTIONAL = 4,
     LM_IDS = 8,     /* an input of I32: tokens, positions, rows */
@@ -77,39 +77,40 @@ typedef enum {
 
 typedef struct {
     double flops; /* multiply-add = 2 */
-    double bytes; /* read and written once, nothing cached */
+    double bytes; /* assuming that each operand is read or written once, without a cache */
 } lm_cost;
 
 struct lm_grad;
 struct lm_node;
 
-/* A random valid instance for tests: attributes, shapes of the inputs, and which outputs are
- * wanted. */
+/* A random valid instance for tests: attributes, shapes of the inputs, and the requested
+ * outputs. */
 typedef struct {
     __attribute__((aligned(16))) char attr[1536];
     lm_tensor in[LM_MAX_IN]; /* act operands F32; dtype of integer operands I32; ndim 0: absent */
     int n_in;
     unsigned want; /* bit i: output i */
     /* Outputs whose shape or type the caller chooses (a cast's type, caches), dtypes as for inputs;
-     * ndim 0: the shape rule says. */
+     * ndim 0: set by the shape rule. */
     lm_tensor out[LM_MAX_OUT];
 } lm_example;
 
 typedef struct lm_op {
     const char *name;
     size_t attr_size;
-    lm_operand in[LM_MAX_IN], out[LM_MAX_OUT]; /* as kernels/FAMILY.h has them */
-    const lm_field *fields; /* the attributes that this operator reads; NULL: none */
-    bool
-        flat; /* an element of an output depends on those at its place alone: calls on pieces that lie end
-                  to end may be one call.  All outputs are of any shape. */
+    lm_operand in[LM_MAX_IN], out[LM_MAX_OUT]; /* as documented in kernels/FAMILY.h */
+    const lm_field *fields;                    /* this operator's attributes; NULL: none */
+    /* Each element of an output depends on the elements at the same index alone, so calls on adjacent
+     * pieces may be one call.  All outputs have the shape "*". */
+    bool flat;
     lm_prec prec;
-    /* Relative L2 error that a kernel may have against the reference in double, in F32 and BF16, as
-     * kernels/FAMILY.h says; 0: 1e-6 and 4e-3. */
+    /* Tolerance of kernels: relative L2 error against the reference in double, in F32 and BF16, as
+     * documented in kernels/FAMILY.h; 0: 1e-6 and 4e-3. */
     double tolerance[2];
 
-    /* What the operands' letters do not say: called when they fit, and every output in `want` has its
-     * shape and dtype.  Fails: LM_EUSAGE naming what does not fit.  NULL: they say it all. */
+    /* Checks beyond the operands' letters: called after these fit and every output in `want` has
+     * its shape and dtype.  Fails: LM_EUSAGE naming the operand or attribute.  NULL: the letters
+     * are enough. */
     lm_code (*shape)(lm_call *c, unsigned want, lm_err *e);
     /* Append the nodes of the backward; NULL: not differentiable. */
     lm_code (*grad)(struct lm_grad *g, const struct lm_node *n, lm_err *e);
@@ -122,10 +123,10 @@ typedef struct lm_op {
     void (*fill)(lm_rng r, const lm_call *c);
 } lm_op;
 
-/* The two operators that passes insert by themselves (lib/op/elementwise.c). */
+/* The two operators that passes insert (lib/op/elementwise.c). */
 extern const lm_op lm_op_add, lm_op_cast;
 
-/* Of rules and for rules. */
+/* For rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */
 {
     return act == LM_DTYPE_F64 ? LM_DTYPE_F64 : LM_DTYPE_F32;
@@ -138,9 +139,9 @@ int lm_op_ins(const lm_op *op), lm_op_outs(const lm_op *op); /* numbers of opera
 /* The dtype of activations: of the first operand present that has it, else of the first float output that is
  * not LM_DOUBLE, else F32. */
 lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
-/* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of every output
- * in `want` (bit i: output i); the others get ndim 0.  Outputs that the caller gives have their shapes or
- * dtypes on entry.  Fails: LM_EUSAGE naming the operand that does not fit. */
+/* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of
+ * every output in `want` (bit i: output i); the others get ndim 0.  Outputs with a shape or dtype
+ * given by the caller hold it on entry.  Fails: LM_EUSAGE naming the operand that does not fit. */
 lm_code lm_op_shape(const lm_op *op, lm_call *c, unsigned want, lm_err *e);
 
 lm_tensor lm_shape1(lm_dtype d, int64_t a);
@@ -149,7 +150,7 @@ lm_tensor lm_shape3(lm_dtype d, int64_t a, int64_t b, int64_t c);
 bool lm_same_shape(const lm_tensor *a, const lm_tensor *b);
 /* Bytes of all present operands together. */
 double lm_call_bytes(const lm_call *c);
-/* LM_EUSAGE "operator: what", unless ok. */
+/* LM_EUSAGE "operator: what" unless ok. */
 lm_code lm_expect(bool ok, const char *op, lm_err *e, const char *what, ...) LM_PRINTF(4, 5);
 
 #endif

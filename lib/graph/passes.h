@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* passes.h -- what is done to a graph between building and running it; each pass alone in its file.
+/* passes.h -- the passes between building and running a graph; one file each.
  *
  * precision.c  choose the types of activations and weights, insert casts
  * backward.c   append the backward of a scalar root by the operators' gradient rules
  * merge.c      calls of one operator on neighbouring pieces of memory become one
- * and, because it knows single operators, in lib/op:
+ * and in lib/op, because it depends on single operators:
  * fuse.c       join operators that follow each other (op/fuse.h) */
 #ifndef LM_GRAPH_PASSES_H
 #define LM_GRAPH_PASSES_H
@@ -21,9 +21,10 @@ typedef struct {
     const char *const *keep;
 } lm_precision;
 
-/* Retype a freshly built forward graph (all F32) and insert casts where two types meet.  Parameters
+/* Retype a freshly built forward graph (all F32) and insert casts where types differ.  Parameters
  * follow their operators: a weight of an ALLOW operator takes the low type, norm weights and biases
- * stay F32. Fails: LM_EUSAGE when a parameter is used in two types, LM_EBUG when there are views. */
+ * stay F32. Fails: LM_EUSAGE when a parameter is used in two types, LM_EBUG when there are
+ * views. */
 lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e);
 
 /* ---- merging ---- */
@@ -36,13 +37,13 @@ lm_code lm_pass_merge(lm_graph *g, lm_err *e);
 
 /* ---- backward ---- */
 
-/* The state of the backward pass; gradient rules use the functions below. */
+/* The state of the backward pass; gradient rules call the functions below. */
 typedef struct lm_grad lm_grad;
 
-/* Append the backward of `root`.  seed: the value with the gradient of root.
- * trainable(ctx, v) tells which parameters want a gradient (NULL: all); INPUT values get one only
- * if they are in `wrt`.  grads receives, for each of the values of the graph as it was on entry,
- * its gradient or LM_NONE (n_values numbers; may be NULL). */
+/* Append the backward of `root`.  seed: the value with the gradient of root.  trainable(ctx, v)
+ * selects the parameters that need a gradient (NULL: all); INPUT values get one only if they are in
+ * `wrt`.  grads (may be NULL) receives the gradient or LM_NONE for each value of the graph on
+ * entry: n_values numbers. */
 typedef struct {
     lm_vid root, seed;
     bool (*trainable)(void *ctx, lm_vid param);
@@ -56,15 +57,16 @@ lm_code lm_pass_backward(lm_graph *g, const lm_backward *b, lm_err *e);
 /* For gradient rules. */
 lm_graph *lm_grad_graph(lm_grad *g);
 bool lm_grad_wants(const lm_grad *g, lm_vid v);
-/* The gradient gathered for v so far, or LM_NONE. */
+/* The gradient accumulated for v so far, or LM_NONE. */
 lm_vid lm_grad_of(const lm_grad *g, lm_vid v);
-/* The same, and forget it: the rule folds it into what it gives next (dres of norm_dx). */
+/* The same, and reset it: the rule includes it in the gradient that it gives next (dres of
+ * norm_dx). */
 lm_vid lm_grad_take(lm_grad *g, lm_vid v);
-/* d is (a part of) the gradient of v; a second part is added to the first. */
+/* Add d to the gradient of v. */
 lm_code lm_grad_give(lm_grad *g, lm_vid v, lm_vid d, lm_err *e);
-/* The GRAD value of parameter v, made at its first use, and how this writer must write to it.  When
- * v wants no gradient (frozen) or is absent: *out = LM_SKIP and *acc is left alone; a writer that
- * needs that output all the same writes to an activation without readers. */
+/* The GRAD value of parameter v, created at its first use, and whether this node overwrites or adds
+ * to it.  When v needs no gradient (frozen) or is absent: *out = LM_SKIP and *acc is not changed; a
+ * kernel that requires the output then writes to an activation without readers. */
 lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
 
 #endif

@@ -51,7 +51,7 @@ static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep
         last[keep[i]] = (int64_t)g->n_nodes;
 }
 
-/* The item of a dying input that output o of node k may take over, or -1. */
+/* The item of a dying input that output o of node k may reuse, or -1. */
 static int64_t take_over(const planner *p, const int64_t *last, size_t k, int o)
 {
     const lm_node *n = &p->g->node[k];
@@ -61,7 +61,7 @@ static int64_t take_over(const planner *p, const int64_t *last, size_t k, int o)
         if (!(n->op->in[i].is & n->op->out[o].is & LM_OVER) || v < 0 || p->item_of[v] < 0 ||
             last[v] != (int64_t)k)
             continue;
-        bool twice = false; /* another output has it, or the value is read by two operands */
+        bool twice = false; /* another output has it, or the value is two operands of the node */
         for (int j = 0; j < n->n_out; j++)
             twice |= j != o && n->out[j] >= 0 && p->item_of[n->out[j]] == p->item_of[v];
         for (int j = 0; j < n->n_in; j++)
@@ -132,7 +132,7 @@ static void place(item **placed, size_t n, item *it)
 
 static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
 {
-    static const lm_step first; /* scratch is the same for every step */
+    static const lm_step first; /* scratch does not depend on the step */
     lm_tensor in[LM_MAX_IN], o[LM_MAX_OUT];
     for (size_t k = 0; k < p->g->n_nodes; k++) {
         const lm_node *n = &p->g->node[k];
@@ -157,11 +157,12 @@ static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
     return LM_OK;
 }
 
-/* live: room for a number a node. */
+/* live: space for one number per node. */
 static void find_lower_bound(const planner *p, size_t *live, lm_plan *out)
 {
     size_t n = p->g->n_nodes, sum = 0;
-    for (size_t i = 0; i < p->n_items; i++) { /* what changes at each node; sums wrap on the way */
+    /* First the change at each node, then sums; the differences may wrap. */
+    for (size_t i = 0; i < p->n_items; i++) {
         live[p->item[i].first] += p->item[i].bytes;
         if (p->item[i].last + 1 < (int64_t)n)
             live[p->item[i].last + 1] -= p->item[i].bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* precision.c -- types for a forward graph: each operator gets the type of its class, parameters
- * follow, and a cast is put where an activation of one type meets an operator of another. */
+ * follow, and a cast is inserted where an operator of another type reads an activation. */
 #include <string.h>
 
 #include "graph/passes.h"
@@ -9,7 +9,7 @@ typedef struct {
     lm_graph *g;
     const lm_precision *p;
     lm_vid *cast_of; /* by value and type: the value's copy in that type, or LM_NONE */
-    bool *seen;      /* by value that is no activation: its type is chosen */
+    bool *seen;      /* by value that is not an activation: its type is chosen */
 } pass;
 
 static bool kept(const lm_precision *p, const char *op)
@@ -88,7 +88,7 @@ static lm_code retype_node(pass *s, lm_node n, lm_err *e)
             s->g->value[v].t.dtype = lm_wide(d);
         }
     }
-    /* Outputs keep their numbers and take the types that the shape rule now gives. */
+    /* Outputs keep their numbers; the shape rule sets their types again. */
     lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
     lm_call c = lm_node_call(s->g, &n, in, out);
     unsigned want = 0;
@@ -112,7 +112,8 @@ lm_code lm_pass_precision(lm_graph *g, const lm_precision *p, lm_err *e)
     size_t n_old = g->n_nodes, n_copies = g->n_values * LM_DTYPE_COUNT;
     for (size_t v = 0; v < g->n_values; v++)
         if (g->value[v].of >= 0)
-            return lm_fail(e, LM_EBUG, "precision", NULL, "views are made when types are chosen");
+            return lm_fail(e, LM_EBUG, "precision", NULL,
+                           "views must be created after types are chosen");
     lm_code rc = lm_alloc_n(&s.cast_of, n_copies, sizeof *s.cast_of, "a pass", e);
     if (!rc)
         rc = lm_alloc_n(&s.seen, g->n_values, sizeof *s.seen, "a pass", e);

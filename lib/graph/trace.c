@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.c -- events as they come, in the trace event format ("JSON Object Format"):
+/* trace.c -- events in order of arrival, in the trace event format ("JSON Object Format"):
  * {"displayTimeUnit": "ms", "traceEvents": [
  *   {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": ...}},
  *   {"name": ..., "cat": ..., "ph": "X", "ts": us, "dur": us, "pid": 1, "tid": row,
@@ -11,8 +11,8 @@
 struct lm_trace {
     lm_buf text;
     lm_jw w;
-    lm_err err;  /* the writer's, and the first one's */
-    double zero; /* when the first event began; times are counted from there */
+    lm_err err;  /* the first error of the writer */
+    double zero; /* lm_now at the first event; times count from there */
     bool any;
 };
 
@@ -57,7 +57,7 @@ void lm_trace_row(lm_trace *t, int row, const char *name)
     meta(t, "thread_name", row, name);
 }
 
-/* An event up to its arguments; the caller closes it. */
+/* Write an event up to its arguments; the caller closes it. */
 static void open_event(lm_trace *t, int row, const char *kind, const char *name, double begin,
                        double end)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.h -- a stretch of time as a Chrome trace: JSON that chrome://tracing and Perfetto show.
+/* trace.h -- a time line as a Chrome trace: JSON that chrome://tracing and Perfetto show.
  *
  * Rows are named and numbered from 0; an event lies in a row and has a name, a beginning and an end
- * in seconds of lm_now.  Failures are kept and told by lm_trace_write. */
+ * in seconds of lm_now.  The first failure is kept and returned by lm_trace_write. */
 #ifndef LM_GRAPH_TRACE_H
 #define LM_GRAPH_TRACE_H
 
@@ -11,7 +11,7 @@
 
 typedef struct lm_trace lm_trace;
 
-/* `process` names the whole ("train"). */
+/* `process` is the name of the whole ("train"). */
 lm_code lm_trace_new(const char *process, lm_trace **out, lm_err *e);
 void lm_trace_free(lm_trace *t);
 
@@ -19,12 +19,12 @@ void lm_trace_row(lm_trace *t, int row, const char *name);
 void lm_trace_span(lm_trace *t, int row, const char *name, double begin, double end);
 
 /* All nodes of the last run of `x`, which executes `g` and was timed; `begin`: when that run began.
- * They go to rows row + phase, and say layer, parameter, FLOP/s and bytes/s (of the operators' cost
+ * They go to rows row + phase, with layer, parameter, FLOP/s and bytes/s (by the operators' cost
  * rules).  micro: the run's number among those of its step. */
 void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, int64_t micro,
                    double begin);
 
-/* The whole to a file, which is left open; the trace then takes nothing more. */
+/* Write the whole to a file, which is left open; no event may be added afterwards. */
 lm_code lm_trace_write(lm_trace *t, lm_out *out, lm_err *e);
 
 #endif

@@ -96,15 +96,15 @@ static inline bool encode_special(uint64_t u, layout t, bool saturate, uint32_t 
         *code |= saturate ? t.top : inf;
     else if (!t.has_inf)
         *code |= t.top + 1;
-    else /* NaN: quiet, top of the payload kept */
+    else /* NaN: quiet, upper payload bits kept */
         *code |= inf | ((uint32_t)(mag >> (52 - t.m)) & ((1u << t.m) - 1u)) | 1u << (t.m - 1);
     return true;
 }
 
-/* The code of `d` rounded to nearest, ties to even, or up with the probability of what is cut off
- * (r: random bits).  The significand is shifted to the target's last place (further for
+/* The code of `d` rounded to nearest, ties to even, or up with the probability of the discarded
+ * fraction (r: random bits).  The significand is shifted to the target's last place (further for
  * subnormals); adding it, hidden bit included, to the biased exponent below lets a carry move into
- * the next binade by itself. */
+ * the next binade without a special case. */
 static inline uint32_t encode_with(double d, layout t, bool saturate, bool stochastic, uint32_t r)
 {
     uint64_t u;
@@ -116,7 +116,7 @@ static inline uint32_t encode_with(double d, layout t, bool saturate, bool stoch
     int bias = (1 << (t.e - 1)) - 1, emin = 1 - bias, e = (int)(mag >> 52) - 1023;
     uint64_t sig = (mag & 0xfffffffffffffu) | (e > -1023 ? 1ull << 52 : 0);
     int shift = 52 - t.m + (e < emin ? emin - e : 0);
-    if (shift > 63) { /* far below the smallest subnormal: what is lost here is below 2^-63 of it */
+    if (shift > 63) { /* far below the smallest subnormal: the bits dropped are below 2^-63 of it */
         sig = shift - 63 > 63 ? 0 : sig >> (shift - 63);
         shift = 63;
     }
@@ -174,11 +174,12 @@ static inline float decode(uint32_t code, layout t)
     return f;
 }
 
-/* By bits, not by layout: kernels' plain forms call it once for each factor of a product. */
+/* Decoded by bit operations, without a table: the plain forms of kernels call it once for each
+ * factor of a product. */
 float lm_f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff, u;
-    float f = (float)m * 0x1p-24f; /* of the subnormal ones */
+    float f = (float)m * 0x1p-24f; /* of the subnormal numbers */
     memcpy(&u, &f, 4);
     if (e > 0)
         u = (e == 31 ? 255 : e + 112) << 23 | m << 13;
@@ -224,7 +225,7 @@ uint16_t lm_f64_to_f16(double d)
     return (uint16_t)encode(d, f16_layout, false);
 }
 
-/* Numbers at any address: what files hold is not aligned. */
+/* Numbers at any address: tensors in files are not aligned. */
 #define AT_ANY_ADDRESS(type, name) typedef type name __attribute__((aligned(1), may_alias))
 AT_ANY_ADDRESS(double, double_at);
 AT_ANY_ADDRESS(float, float_at);
@@ -364,8 +365,8 @@ static void decode_bytes(layout t, const uint8_t *src, float_at *dst, int64_t n)
 }
 
 /* Binary16 to float without a branch, so that compilers make vectors of it: exponent and mantissa
- * moved to their places, the exponent made right by an exact product with 2^112 (subnormals come
- * out normal), infinity and NaN, which the product brings to 2^16 and up, by their exponent. */
+ * moved to their places, the exponent corrected by an exact product with 2^112 (subnormals come out
+ * normal), infinity and NaN, which the product brings to 2^16 and up, by their exponent. */
 static void decode_halves(const uint16_at *src, float_at *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -424,7 +425,7 @@ static void encode_e5m2(const float_at *src, uint8_t *dst, int64_t n)
         dst[i] = (uint8_t)encode_narrow(src[i], e5m2_layout);
 }
 
-/* The pairs that formats meet in bulk. */
+/* The pairs of types that occur for whole tensors. */
 static bool convert_fast(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
 {
     if (from == LM_DTYPE_F32 && to == LM_DTYPE_BF16) {
@@ -451,7 +452,7 @@ static bool convert_fast(lm_dtype from, const void *src, lm_dtype to, void *dst,
     return true;
 }
 
-/* 64-bit integers do not fit a double, so they meet each other without it. */
+/* 64-bit integers do not fit a double, so one is converted to another without it. */
 static bool convert_wide(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n)
 {
     if (from == LM_DTYPE_I64 && to == LM_DTYPE_U64) {

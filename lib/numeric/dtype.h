@@ -34,13 +34,13 @@ typedef enum {
 } lm_dtype;
 
 size_t lm_dtype_size(lm_dtype d);         /* bytes per element */
-const char *lm_dtype_name(lm_dtype d);    /* "f32", "bf16": what our options and JSON say */
+const char *lm_dtype_name(lm_dtype d);    /* "f32", "bf16": the spelling of our options and JSON */
 const char *lm_dtype_st_name(lm_dtype d); /* "F32", "BF16", "F8_E4M3": safetensors' spelling */
 lm_dtype
 lm_dtype_parse(const char *name); /* either spelling, torch's too ("float32"); NONE if unknown */
 bool lm_dtype_is_float(lm_dtype d);
 
-/* Scalars, inline because kernels' reference code is made of them. */
+/* Single numbers; inline because the reference kernels call them for each element. */
 static inline float lm_bf16_to_f32(uint16_t h)
 {
     uint32_t u = (uint32_t)h << 16;
@@ -53,7 +53,7 @@ static inline uint16_t lm_f32_to_bf16(float f)
     uint32_t u;
     memcpy(&u, &f, 4);
     if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((u >> 16) | 0x40u); /* quiet NaN, sign and payload top kept */
+        return (uint16_t)((u >> 16) | 0x40u); /* quiet NaN, sign and upper payload bits kept */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 float lm_f16_to_f32(uint16_t h);
@@ -72,7 +72,8 @@ double lm_get(lm_dtype d, const void *p, int64_t i);
 void lm_set(lm_dtype d, void *p, int64_t i, double v);
 
 /* n elements from one type to another; same type copies.  Vectorised for f32<->bf16 and f32<->f16
- * by the kernels ("cast"); this is the plain form that formats use. src and dst may not overlap. */
+ * by the kernels ("cast"); this is the plain form that file formats use. src and dst may not
+ * overlap. */
 void lm_convert(lm_dtype from, const void *src, lm_dtype to, void *dst, int64_t n);
 
 /* Stochastic rounding to F16, BF16, F8E4M3 or F8E5M2: up with a probability equal to the discarded

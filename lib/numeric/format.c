@@ -12,7 +12,7 @@
 #include "numeric/format_rows.h"
 #include "numeric/ggml_blocks.h"
 
-/* rel_: half a unit of the last bit; abs_: half the least denormal number */
+/* rel_: half a unit of the last bit; abs_: half the smallest subnormal number */
 #define PLAIN(name_, also_, about_, bits_, element_, gguf_, max_, rel_, abs_)                    \
     {                                                                                            \
         .name = name_, .also = also_, .about = about_, .n_planes = 1,                            \
@@ -21,7 +21,7 @@
         .decode = lm_plain_decode                                                                \
     }
 
-/* Element types that no number is rounded to here. */
+/* Element types to which no number is rounded here. */
 #define SIZED(name_, about_, bits_, element_, gguf_)                                               \
     {                                                                                              \
         .name = name_, .about = about_, .n_planes = 1,                                             \
@@ -49,14 +49,14 @@
             NULL, NULL, lm_##t##_decode                                        \
         }                                                                      \
     }
-/* Of safetensors files whose tensors are copied, not decoded. */
+/* Types of safetensors files whose tensors are copied, not decoded. */
 #define FOREIGN(name_, about_, bits_)                                                          \
     {                                                                                          \
         .name = name_, .about = about_, .n_planes = 1,                                         \
         .plane = { { LM_PLANE_CODES, LM_DTYPE_NONE, bits_, 1, 1 } }, .element = LM_DTYPE_NONE, \
         .gguf = LM_NO_GGUF                                                                     \
     }
-/* Of GGUF files whose tensors are listed, not decoded. */
+/* Types of GGUF files whose tensors are listed, not decoded. */
 #define LISTED(t, gguf_, n_, bytes_)                      \
     {                                                     \
         BLOCKS(#t, "a type of ggml's", gguf_, n_, bytes_) \
@@ -226,7 +226,7 @@ static bool plane_bytes(const lm_plane *p, size_t rows, size_t cols, size_t *out
     return lm_mul_ok(down, whole ? row : row / 8 + (row % 8 != 0), out);
 }
 
-/* Rows and columns; nothing at all where a dimension is 0. */
+/* Rows and columns; no blocks where a dimension is 0. */
 static bool matrix_of(int ndim, const int64_t *dim, size_t *rows, size_t *cols)
 {
     *rows = *cols = 1;

@@ -12,12 +12,10 @@
  *                                      side; a row is a sequence of whole blocks
  *
  * Encoding to a planar format rounds to nearest, ties to even, unless the mode asks for stochastic
- * rounding, whose draws are counted by the element's index, so that the same bits come out of any
- * split of the rows over threads.
+ * rounding.  The random number of an element depends on its index only, so the bits do not depend
+ * on how rows are split over threads.
  *
- * Interleaved formats are those of GGUF.  Their layouts are ggml's, so that llama.cpp reads what is
- * written here; the searches for good scales are ggml's too, with and without importance matrix, so
- * that the numbers are the same but for the last bit of a sum.  Numbers that are not finite are
+ * Interleaved formats are those of GGUF.  Their layouts are ggml's, so that llama.cpp reads our files; the searches for good scales are ggml's too, with and without importance matrix, so that the numbers are equal except for the last bit of a sum.  Numbers that are not finite are
  * taken as 0, scales are at most the largest of F16.
  *   q4_0 q5_0 q8_0   32 numbers, x = d * q                          (d: F16)
  *   q4_1 q5_1        32 numbers, x = d * q + m                      (d, m: F16)
@@ -48,7 +46,7 @@
 typedef enum {
     LM_PLANE_CODES = 0,
     LM_PLANE_SCALE,
-    LM_PLANE_BLOCKS, /* interleaved: everything about the elements of a block */
+    LM_PLANE_BLOCKS, /* interleaved: codes and scales of a block */
 } lm_plane_kind;
 
 typedef struct {
@@ -63,31 +61,31 @@ typedef enum {
     LM_ROUND_STOCHASTIC,
 } lm_rounding;
 
-/* How to encode; zeros are a good default.  Interleaved formats read `importance` only. */
+/* How to encode; all zeros is the default.  Interleaved formats read `importance` only. */
 typedef struct {
     lm_rounding rounding;
     bool saturate;  /* overflow gives the largest finite number (infinities too); NaN stays NaN */
     lm_rng rng;     /* LM_ROUND_STOCHASTIC: the stream, */
     uint64_t index; /* and the index in it of the first element of the first row */
-    /* How much the error of each column counts (finite, not negative); NULL: all alike. */
+    /* How much the error of each column counts (finite, not negative); NULL: all equal. */
     const float *importance;
 } lm_encode_mode;
 
 typedef struct lm_format lm_format;
 struct lm_format {
-    const char *name;  /* "bf16", "fp8_e4m3", "q4_k": what options and JSON say */
+    const char *name;  /* "bf16", "fp8_e4m3", "q4_k": the spelling of options and JSON */
     const char *also;  /* a second spelling, or NULL */
-    const char *about; /* one line for people */
+    const char *about; /* one line for --list outputs and help */
     int n_planes;
     lm_plane plane[LM_MAX_PLANES]; /* the first holds codes or blocks */
-    lm_dtype element;              /* of a plain element type; else LM_DTYPE_NONE */
+    lm_dtype element;              /* the type of a plain format; otherwise LM_DTYPE_NONE */
     int gguf;                      /* number of the type in a GGUF file, or LM_NO_GGUF */
-    double max;                    /* the largest finite value of a code; 0: scales decide */
+    double max;                    /* the largest finite value of a code; 0: the scales decide */
     /* Rounding to nearest moves a number x that does not overflow by at most
      * max(err_rel * |x|, err_abs) + err_block * (largest magnitude in its block). */
     double err_rel, err_abs, err_block;
-    /* Where scales are searched for, no bound holds for each number; then this is not 0: the root
-     * of the mean square of the errors of normal numbers, beside that of the numbers. */
+    /* Not 0 where scales are searched for, because no bound then holds for each number: the root
+     * mean square of the errors of normally distributed numbers, divided by that of the numbers. */
     double err_rms;
     /* `rows` rows of `cols` numbers, `pitch` numbers apart; planes of any alignment, sized by
      * lm_tensor_bytes.  mode NULL: the default.  encode NULL: the format is read only; decode NULL
@@ -102,7 +100,7 @@ struct lm_format {
 /* The i-th format, in a fixed order; NULL past the end. */
 const lm_format *lm_format_at(int i);
 /* By either spelling, upper or lower case, among the formats that `takes` accepts (NULL: all).
- * Fails: LM_EUSAGE with the names of those. */
+ * Fails: LM_EUSAGE with the names of these formats. */
 lm_code lm_format_find(const char *name, bool (*takes)(const lm_format *f), const lm_format **out,
                        lm_err *e);
 /* The plain format of an element type; NULL for LM_DTYPE_NONE. */
@@ -110,26 +108,26 @@ const lm_format *lm_format_of_dtype(lm_dtype d);
 /* By its number in a GGUF file; NULL for a number that is not known. */
 const lm_format *lm_format_of_gguf(uint32_t number);
 
-/* What messages about a GGUF file call it: plain types by the name of their elements ("f16"). */
+/* Its name in messages about a GGUF file: for plain types that of their elements ("f16"). */
 const char *lm_format_show(const lm_format *f);
 bool lm_format_interleaved(const lm_format *f);
-/* Does encoding read the importance of columns? */
+/* True if encoding reads the importance of columns. */
 bool lm_format_weighs(const lm_format *f);
-/* Elements of a row that share a block of some plane; 1: none do. */
+/* Elements of a row that share a block of some plane; 1: each has its own. */
 int lm_format_group(const lm_format *f);
 
 typedef struct {
-    size_t plane[LM_MAX_PLANES]; /* bytes of each; 0 behind the last */
+    size_t plane[LM_MAX_PLANES]; /* bytes of each plane; 0 for absent ones */
     size_t all;
 } lm_tensor_size;
 
 /* Bytes of a tensor; the last dimension is the row, all others together are the rows, no dimension
- * is one element.  Fails: LM_ELIMIT for what does not fit a size_t or has a negative dimension,
- * LM_EUSAGE for rows that are no whole number of blocks; then all sizes are SIZE_MAX, and `e` may be
- * NULL for a caller that reads that. */
+ * is one element.  Fails: LM_ELIMIT for sizes beyond size_t or a negative dimension, LM_EUSAGE for
+ * rows that are not a whole number of blocks; all sizes are then SIZE_MAX, so a caller that checks
+ * for it may pass `e` NULL. */
 lm_code lm_tensor_bytes(const lm_format *f, int ndim, const int64_t *dim, lm_tensor_size *out,
                         lm_err *e);
-/* The same of `count` elements of a plain type; SIZE_MAX when they are too many. */
+/* The same for `count` elements of a plain type; SIZE_MAX when they are too many. */
 size_t lm_plain_bytes(lm_dtype d, int64_t count);
 
 #endif

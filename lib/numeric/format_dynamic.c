@@ -7,16 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Magnitudes from 2^-23 (below half of the least entry) to 1, told apart by 8 bits of the mantissa:
- * entries are at least 0.7 % apart, so no cell holds more than one middle between two of them, and
- * one comparison behind a look-up gives the code. */
+/* Magnitudes from 2^-23 (below half of the least entry) to 1, distinguished by 8 bits of the
+ * mantissa: entries are at least 0.7 % apart, so no cell holds more than one middle between two of
+ * them, and one comparison behind a look-up gives the code. */
 enum { LEAST_EXPONENT = 127 - 23, CELL_BITS = 8, CELLS = (23 << CELL_BITS) + 1 };
 
 typedef struct {
     float value[256];        /* ascending */
     float mid[256];          /* between an entry and the next; the last is infinite */
     uint8_t zero;            /* code of 0 */
-    uint8_t start[2][CELLS]; /* of numbers without and with a sign: the lowest code in the cell */
+    uint8_t start[2][CELLS]; /* for numbers without and with a sign: the lowest code in the cell */
 } dynamic_map;
 
 static dynamic_map maps[2]; /* unsigned, signed */
@@ -106,7 +106,7 @@ static uint8_t drawn(const dynamic_map *m, float v, uint32_t r)
     return (uint8_t)(k + (r * 0x1p-32 < up));
 }
 
-/* The scale of n numbers, as the header says. */
+/* The scale of n numbers, as format_dynamic.h defines it. */
 static float scale_of(const float *x, int64_t n)
 {
     float most = 0;
@@ -120,7 +120,7 @@ static float scale_of(const float *x, int64_t n)
     return !finite ? NAN : negative ? -most : most;
 }
 
-/* One block; the scale it has. */
+/* Encode one block and return its scale. */
 static float encode_block(const float *x, int64_t n, uint8_t *code, const lm_encode_mode *mode,
                           uint64_t index)
 {

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Of the only plane: a row is whole numbers or whole blocks. */
+/* The bytes of a row in the only plane: a whole number of elements or blocks. */
 static int64_t row_bytes(const lm_format *f, int64_t cols)
 {
     return cols / f->plane[0].cols * (f->plane[0].bits / 8);

@@ -11,10 +11,11 @@ void lm_plain_encode(const lm_format *f, const float *x, int64_t rows, int64_t c
 void lm_plain_decode(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
                      float *y, int64_t pitch);
 
-/* What codes one row of n numbers, a multiple of the block. */
+/* Encoder and decoder of one row of n numbers, a multiple of the block. */
 typedef struct lm_block_code {
     void (*encode)(const float *x, int64_t n, void *dst);
-    /* Errors count as `weight` says, one for each number.  NULL: no use for it. */
+    /* Encoding that multiplies squared errors by `weight`, one for each number.  NULL: the format
+     * has none. */
     void (*weigh)(const float *x, const float *weight, int64_t n, void *dst);
     void (*decode)(const void *src, int64_t n, float *y);
 } lm_block_code;

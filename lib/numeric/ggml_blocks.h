@@ -80,14 +80,14 @@ static inline float lm_get_f16(const uint8_t *p)
     return lm_f16_to_f32(h);
 }
 
-/* `n` numbers as they are to be coded. */
+/* `n` numbers in the form in which they are coded. */
 static inline void lm_take_finite(const float *x, int n, float *v)
 {
     for (int i = 0; i < n; i++)
         v[i] = isfinite(x[i]) ? x[i] : 0.0f;
 }
 
-/* The fraction cut off, held to [lo, hi]; NaN gives lo. */
+/* Truncated and limited to [lo, hi]; NaN gives lo. */
 static inline int lm_clamp_int(float f, int lo, int hi)
 {
     return f > (float)lo ? (f < (float)hi ? (int)f : hi) : lo;

@@ -15,7 +15,7 @@ enum { N = 32, SUPER = 256, TRIES = 7 };
 static const float values[16] = { -127, -104, -83, -65, -49, -35, -22, -10,
                                   1,    13,   25,  38,  53,  69,  89,  113 };
 
-/* The value nearest to each lane, and its code; halfway goes up. */
+/* The value nearest to each lane, and its code; ties go up. */
 ALWAYS void nearest_value(const lane *f, lane *out)
 {
     *out = (lane){ 0 } + values[0];
@@ -60,7 +60,7 @@ WIDE static void search(const lane x[N], const lane w[N], lane *scale)
     *scale = PICK(alive, *scale, (lane){ 0 });
 }
 
-/* Weights of `n` numbers that share a mean square; importance NULL: squares. */
+/* Weights of `n` numbers that share one mean square; importance NULL: their squares. */
 static void weigh(const float *v, const float *importance, int n, float *out)
 {
     float sum = 0.0f;

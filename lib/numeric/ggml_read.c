@@ -21,14 +21,14 @@ void lm_mxfp4_decode(const void *src, int64_t n, float *y)
     uint8_t q[32];
 
     for (int64_t i = 0; i < n; i += 32, p += 17) {
-        double scale = ldexp(1.0, p[0] - 127); /* times a code, no subnormal is lost */
+        double scale = ldexp(1.0, p[0] - 127); /* no subnormal is lost in the product with a code */
         lm_unpack4(p + 1, q);
         for (int k = 0; k < 32; k++)
             y[i + k] = (float)(scale * (double)e2m1(q[k]));
     }
 }
 
-/* Without sign, and without NaN: 0x7f is 0. */
+/* E4M3 without sign and NaN: 0x7f is 0. */
 static float e4m3(uint8_t s)
 {
     return s == 0x7f ? 0.0f : (s & 0x7f) == 0x7f ? 480.0f : lm_f8e4m3_to_f32(s & 0x7f);

@@ -16,7 +16,7 @@ void lm_to_lanes(const float *v, int groups, int n, lane *x)
 
 /* ---- Scale and offset ---- */
 
-/* What is known of the groups before any step is tried. */
+/* Sums over the groups that do not depend on the step. */
 typedef struct {
     lane lo, hi, sum_w, sum_x;
 } facts;
@@ -31,11 +31,11 @@ ALWAYS void look(const lane *x, const lane *w, int n, facts *f)
         f->sum_w += w[i];
         f->sum_x += w[i] * x[i];
     }
-    f->lo = PICK(f->lo > 0.0f, (lane){ 0 }, f->lo); /* -0 stays, as it does in ggml */
+    f->lo = PICK(f->lo > 0.0f, (lane){ 0 }, f->lo); /* -0 is kept, as in ggml */
 }
 
-/* Best scale and minimum for codes q in the sense of least squares, the minimum never above zero.
- * Leaves Inf or NaN where the codes have no such solution; *ok says where they have. */
+/* Scale and minimum that are best for codes q by least squares, the minimum never above zero.  Inf
+ * or NaN in lanes where no solution exists; *ok marks the lanes where one does. */
 ALWAYS void fit(const lane *x, const lane *w, int n, const facts *f, const lane *q, lane *scale,
                 lane *min, mask *ok)
 {
@@ -64,7 +64,7 @@ ALWAYS void sum_errors(const lane *x, const lane *w, int n, bool absolute, const
     }
 }
 
-/* Each step counts from the best minimum so far, as ggml's search does. */
+/* Each step starts from the best minimum so far, as ggml's search does. */
 ALWAYS void affine_search(const lane *x, const lane *w, const lm_affine_plan *p, int n,
                           bool absolute, lm_affine *out)
 {
@@ -145,7 +145,7 @@ ALWAYS void signed_search(const lane *x, const lane *w, int n, float top, lane *
         for (int i = 0; i < n; i++)
             out[i] = PICK(better, q[i], out[i]);
     }
-    for (int i = 0; i < n; i++) /* code 0 in the file, where the scale is 0 anyway */
+    for (int i = 0; i < n; i++) /* stored as 0; the scale is 0 anyway */
         out[i] = PICK(alive, out[i], (lane){ 0 } - top);
 }
 
@@ -157,7 +157,7 @@ WIDE void lm_signed_search(const lane *x, const lane *w, int n, int top, lane *s
         signed_search(x, w, 16, (float)top, scale, out);
 }
 
-/* One pass over the codes: each is set to the best one given the others. */
+/* One pass over the codes: each is set to the best value given the others. */
 ALWAYS void descend(const lane *x, float top, lane *xl, lane *l2, lane *q)
 {
     for (int i = 0; i < 16; i++) {

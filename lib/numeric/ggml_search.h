@@ -2,8 +2,8 @@
 /* ggml_search.h -- the searches for good scales behind GGUF's blocks; private to lib/numeric.
  *
  * 16 groups of numbers are searched side by side, one in each lane of a vector (GCC's, lowered to
- * whatever the processor has), so that the sums of a group keep their order whatever the width: the
- * same bytes on every processor.  A lane that is to change is chosen by masks of all ones. */
+ * the instructions of the processor), so that the sums of a group keep their order for any width:
+ * the bytes are the same on every processor.  Masks of all ones select the lanes that change. */
 #ifndef LM_NUMERIC_GGML_SEARCH_H
 #define LM_NUMERIC_GGML_SEARCH_H
 
@@ -16,8 +16,8 @@ typedef float lane __attribute__((vector_size(64)));
 typedef int32_t mask __attribute__((vector_size(64)));
 typedef uint32_t bits __attribute__((vector_size(64)));
 
-/* A build for each vector width, chosen when the program starts.  clang (the fuzzers) names what chooses
- * otherwise in the files that call it: there, one build. */
+/* One build for each vector width, chosen when the program starts.  clang (for the fuzzers) would
+ * define the resolver again in each file that calls it: there, one build only. */
 #ifdef __clang__
 #define WIDE
 #else
@@ -32,15 +32,16 @@ typedef uint32_t bits __attribute__((vector_size(64)));
 #define CODES(f, lo, hi) \
     HIGHER(LOWER(((f) + TO_NEAREST) - TO_NEAREST, (lane){ 0 } + (hi)), (lane){ 0 } + (lo))
 
-/* a > b for numbers that are finite and not both zero; b may be ZERO.  By the sign of the difference:
- * gcc 12 takes comparisons apart lane by lane where their result is more than a choice. */
+/* a > b for numbers that are finite and not both zero; b may be ZERO.  By the sign of the
+ * difference, because gcc 12 splits a comparison into lanes where its result is used for more than
+ * a selection. */
 #define ZERO        ((lane){ 0 })
 #define SIGN_OF(v)  (-(mask)((bits)(v) >> 31)) /* all ones where the sign is set */
 #define ABOVE(a, b) SIGN_OF((b) - (a))
 
 #define LM_GGML_TINY 1e-15f /* groups whose magnitudes stay below are zero */
 
-/* To even, held to [lo, hi]; NaN gives lo. */
+/* Rounded to even and limited to [lo, hi]; NaN gives lo. */
 static inline int lm_nearest_code(float f, int lo, int hi)
 {
     return f > (float)lo ? (f < (float)hi ? (int)rintf(f) : hi) : lo;
@@ -52,7 +53,7 @@ void lm_to_lanes(const float *v, int groups, int n, lane *x);
 
 /* ---- Scale and offset: x = scale * q - offset, offset >= 0, q in 0..top ---- */
 
-/* What is tried after the plain step (top / span): (top + from + step k) / span for k = 0..steps. */
+/* Steps after the plain one (top / span): (top + from + step k) / span for k = 0..steps. */
 typedef struct {
     int group, top; /* group: 16 or 32 numbers */
     float from, step;

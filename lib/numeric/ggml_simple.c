@@ -19,7 +19,7 @@ static float inverse(float d)
     return d != 0.0f ? 1.0f / d : 0.0f;
 }
 
-/* The first number of largest magnitude, with its sign. */
+/* The first number of largest magnitude, sign included. */
 static float extreme(const float v[N])
 {
     float best = 0.0f;
@@ -38,7 +38,7 @@ static void span(const float v[N], float *lo, float *hi)
     }
 }
 
-/* Codes 0..top: (x - from) / d, rounded by adding `half` and cutting. */
+/* Codes 0..top: (x - from) / d, rounded by adding `half` and truncating. */
 static void codes(const float v[N], float from, float d, float half, int top, uint8_t q[N])
 {
     float id = inverse(d);

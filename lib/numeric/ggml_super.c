@@ -8,7 +8,7 @@
  *   q3_k  32 bytes of third bits; 64 of codes; 12 of scales; f16 d       x = d (sc - 32) (q - 4)
  *   q6_k  128 bytes low halves; 64 of upper bit pairs; 16 i8 scales; f16 d   x = d sc (q - 32)
  *
- * With an importance matrix the searches (ggml_search.h) weigh errors by it, and the scales are
+ * With an importance matrix the searches (ggml_search.h) weight errors by it, and the scales are
  * searched in the same way instead of being rounded. */
 #include "numeric/ggml_blocks.h"
 #include "numeric/ggml_search.h"
@@ -17,9 +17,9 @@ enum { SUPER = 256, MOST_GROUPS = 16, SIX = 16, SIXES = 16 };
 
 /* ---- q2_k, q4_k and q5_k: scale and offset for groups of 16 or 32 ---- */
 
-/* A block ready to be laid out: per group a scale and an offset, per number a code. */
+/* A block before packing: a scale and an offset per group, a code per number. */
 typedef struct {
-    float d, dmin; /* as F16 has them */
+    float d, dmin; /* rounded to F16 */
     uint8_t sc[MOST_GROUPS], mn[MOST_GROUPS];
     uint8_t q[SUPER];
 } affine_block;
@@ -86,7 +86,7 @@ static void round_scales(const affine_kind *k, const float *scale, const float *
     b->dmin = as_f16(most_offset / top);
 }
 
-/* The same searched, a group counting as much as its numbers w together. */
+/* The same by search; the weight of a group is the sum of w over its numbers. */
 static void search_scales(const affine_kind *k, const float *scale, const float *offset,
                           const float *w, int groups, affine_block *b)
 {
@@ -114,7 +114,7 @@ static void affine_finish(const affine_kind *k, const float *v, const float *w, 
         search_scales(k, scale, offset, w, groups, b);
     else
         round_scales(k, scale, offset, groups, b);
-    for (int j = 0; j < groups; j++) { /* codes once more, for the scales as they are stored */
+    for (int j = 0; j < groups; j++) { /* codes again, for the scales as stored */
         float d = b->d * b->sc[j], m = b->dmin * b->mn[j];
         for (int i = 0; i < n; i++) {
             int again = (int)g->q[i][first + j];
@@ -217,7 +217,7 @@ static void put_q4_k(const affine_block *b, uint8_t *p)
     pack_halves(b->q, p + 16);
 }
 
-/* Steps as ggml tries them; q4_k and q5_k differ in the codes only. */
+/* The steps that ggml tries; q4_k and q5_k differ in the codes only. */
 static const affine_kind q4_k = {
     .plain = { 32, 15, -1.0f, 0.1f, 20, false },
     .weighted = { 32, 15, -0.9f, 0.05f, 36, false },
@@ -355,7 +355,8 @@ void lm_q2_k_decode(const void *src, int64_t n, float *y)
 
 /* ---- q3_k and q6_k: scale alone for groups of 16 ---- */
 
-/* Weights of the groups of one super-block: importance, or squares, so that large numbers count. */
+/* Weights of the groups of one super-block: importance, or squares, so that large numbers count
+ * more. */
 static void square_weights(const lane x[SIX], lane w[SIX])
 {
     for (int i = 0; i < SIX; i++)
@@ -381,7 +382,7 @@ static int three_scale(const uint8_t s[12], int j)
     return ((s[j % 8] >> j / 8 * 4 & 15) | (s[8 + j % 4] >> j / 4 * 2 & 3) << 4) - 32;
 }
 
-/* The scales of the groups as codes of 6 bits; gives their common scale. */
+/* The scales of the groups as codes of 6 bits; returns their common scale. */
 static float three_scales(const lane *scale, const float *w, uint8_t sc[16])
 {
     lane one[SIX], weight[SIX], q[SIX], common = { 0 };

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ggml_weighted.c -- GGUF's blocks of 32 with an importance matrix: scales searched as in super-blocks,
- * where ggml_simple.c takes the one that spans the block. */
+/* ggml_weighted.c -- GGUF's blocks of 32 with an importance matrix: scales are searched as in
+ * super-blocks, where ggml_simple.c uses the scale that spans the block. */
 #include "numeric/ggml_blocks.h"
 #include "numeric/ggml_search.h"
 
 enum { N = 32 };
 
-/* Importance times the size of a number beside the root mean square of its row. */
+/* Importance times sqrt(mean square of the row + square of the number). */
 static void weigh(const float *v, const float *importance, float mean, int n, float *out)
 {
     for (int i = 0; i < n; i++)
@@ -24,7 +24,7 @@ static float mean_square(const float *x, int64_t n)
     return sum / (float)n;
 }
 
-/* One block: its scale, the negative of its offset (0 without), its codes. */
+/* One block: its scale, its negated offset (0 in formats without), its codes. */
 typedef void put_block(float d, float m, const uint8_t q[N], uint8_t *p);
 
 /* Up to 16 blocks of a row at a time; `top`: codes are -top..top - 1, stored from 0. */

@@ -11,7 +11,7 @@
 #define LM_MAX_DIMS 5
 
 typedef struct {
-    void *data; /* NULL: absent (optional operand) or not yet bound */
+    void *data; /* NULL: absent (optional operand) or not bound yet */
     lm_dtype dtype;
     int ndim;
     int64_t dim[LM_MAX_DIMS];

@@ -154,7 +154,7 @@ static void cached_example(lm_rng r, int i, lm_example *x)
     int64_t b = 1 + (int64_t)lm_example_draw(r, i, 0, 3), t = 1;
     int64_t d = dims[lm_example_draw(r, i, 2, 6)], kv = 1 + (int64_t)lm_example_draw(r, i, 3, 2);
     int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 4, 3));
-    if (lm_example_draw(r, i, 5, 2)) /* half of them decode */
+    if (lm_example_draw(r, i, 5, 2)) /* half of the examples decode */
         t = lm_example_size(r, i, 1, 40);
     int64_t s = t + lm_example_size(r, i, 6, 70);
     lm_attention_attr attr = { .batch = b, .seq = t, .heads = h, .kv_heads = kv, .head_dim = d };

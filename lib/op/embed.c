@@ -31,7 +31,7 @@ static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
     if (lm_grad_param(s, wte, &out[0], &attr.acc_tok, e) ||
         lm_grad_param(s, wpe, &out[1], &attr.acc_pos, e))
         return e->code;
-    if (out[0] == LM_SKIP) { /* frozen, but the kernel writes it */
+    if (out[0] == LM_SKIP) { /* wte is frozen, but the kernel writes its gradient */
         lm_tensor t = g->value[wte].t;
         t.dtype = lm_wide(t.dtype);
         if (lm_graph_value(g, LM_ROLE_ACT, t, NULL, &out[0], e))
@@ -39,7 +39,7 @@ static lm_code embed_grad(lm_grad *s, const lm_node *n, lm_err *e)
     }
     if (lm_graph_append(g, &lm_op_embed_dw, &attr, in, out, e))
         return e->code;
-    /* The shapes of the tables are not operands of the gradient: they are its outputs'. */
+    /* The tables are not operands of the gradient: their shapes are those of its outputs. */
     return LM_OK;
 }
 

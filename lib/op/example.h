@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* example.h -- what operators' example functions share: ragged sizes, drawn by number.
+/* example.h -- shared parts of the operators' example functions: ragged sizes, drawn by index.
  * Private to lib/op. */
 #ifndef LM_OP_EXAMPLE_H
 #define LM_OP_EXAMPLE_H

@@ -2,8 +2,8 @@
 /* fuse.c -- joining operators that follow each other (fuse.h).
  *
  * Each rule looks at one node and its neighbours and proposes a node in place of some; `join` finds
- * a place for it in the list, asks the backend, and puts it there.  What a rule does not propose,
- * or join does not take, stays as it was. */
+ * a position for it in the list, asks the backend whether it has a kernel, and inserts it.  All
+ * other nodes remain unchanged. */
 #include "op/fuse.h"
 
 #include <string.h>
@@ -29,13 +29,13 @@ typedef struct {
     lm_err *e;
 } fuser;
 
-/* A node that could take the place of its parts, which have the numbers of the first. */
+/* A node that could replace its parts; its layer and phase are those of the first. */
 enum { MAX_PARTS = 3 };
 typedef struct {
     lm_node made;
     lm_node *part[MAX_PARTS];
     int n_parts;
-    bool everywhere; /* its operator is one that all backends have */
+    bool everywhere; /* every backend has its operator */
 } joint;
 
 static void count_uses(fuser *f)
@@ -56,7 +56,7 @@ static void count_uses(fuser *f)
     }
 }
 
-/* ---- what rules ask ---- */
+/* ---- queries of the rules ---- */
 
 /* The value is read exactly `reads` times, only here. */
 static bool has_reads(const fuser *f, lm_vid v, int reads)
@@ -102,7 +102,7 @@ static lm_activation gelu_act(const lm_node *n)
 
 /* ---- join ---- */
 
-/* Whether one of the values shares memory with v. */
+/* True if one of the values shares memory with v. */
 static bool touches(const lm_graph *g, const lm_vid *some, int n, lm_vid v)
 {
     for (int i = 0; i < n; i++)
@@ -111,7 +111,7 @@ static bool touches(const lm_graph *g, const lm_vid *some, int n, lm_vid v)
     return false;
 }
 
-/* Whether a and b must stay in their order: one writes what the other has. */
+/* True if a and b must keep their order: one writes an operand of the other. */
 static bool ordered(const lm_graph *g, const lm_node *a, const lm_node *b)
 {
     for (int i = 0; i < a->n_out; i++)
@@ -131,7 +131,7 @@ static bool is_part(const joint *j, const lm_node *n)
     return false;
 }
 
-/* Whether all parts may move to where `to` is. */
+/* True if all parts may move to the position of `to`. */
 static bool may_move(const lm_graph *g, const joint *j, const lm_node *to)
 {
     for (int i = 0; i < j->n_parts; i++) {
@@ -143,7 +143,7 @@ static bool may_move(const lm_graph *g, const joint *j, const lm_node *to)
     return true;
 }
 
-/* The last of the parts' places that will do, or NULL. */
+/* The last position of a part to which all others may move, or NULL. */
 static lm_node *find_place(const lm_graph *g, const joint *j)
 {
     lm_node *best = NULL;
@@ -160,7 +160,8 @@ static bool wanted(const fuser *f, const joint *j)
     return j->everywhere || f->b->joins(f->b, j->made.op->name, lm_node_act(f->g, &j->made), &c);
 }
 
-/* Make `op` of the parts; made's operands and attr (borrowed) are set.  False: no, or e is set. */
+/* Make `op` of the parts; operands and attr (borrowed) of `made` are set.  False: not joined, or e
+ * is set. */
 static bool join(fuser *f, joint *j, const lm_op *op)
 {
     void *attr = NULL;
@@ -181,9 +182,9 @@ static bool join(fuser *f, joint *j, const lm_op *op)
     return true;
 }
 
-/* ---- rules; each true when it has changed the list ---- */
+/* ---- rules; each returns true when it has changed the list ---- */
 
-/* linear, cast to F32: sums leave the product as they are. */
+/* linear, cast to F32: the product writes its F32 sums. */
 static bool linear_cast(fuser *f, lm_node *n)
 {
     lm_node *cast = has_reads(f, n->out[0], 1) ? taken_by(f, n->out[0], &lm_op_cast) : NULL;
@@ -225,7 +226,7 @@ static bool norm_linear_act(fuser *f, lm_node *n)
            (geglu && norm_linear(f, n, geglu, LM_ACT_GEGLU));
 }
 
-/* linear, gelu; the sums stay where others want them (the backward). */
+/* linear, gelu; the sums are kept where other nodes read them (the backward). */
 static bool linear_act(fuser *f, lm_node *n)
 {
     lm_node *gelu = taken_by(f, n->out[0], &lm_op_gelu);
@@ -290,7 +291,7 @@ static bool head_loss(fuser *f, lm_node *n)
     return join(f, &j, &lm_op_head_loss);
 }
 
-/* The rope of one row a sequence in front of the attention n, or NULL. */
+/* The rope of one row a sequence before the attention n, or NULL. */
 static lm_node *rope_before(const fuser *f, const lm_node *n)
 {
     const lm_attention_attr *a = n->attr;
@@ -301,7 +302,7 @@ static lm_node *rope_before(const fuser *f, const lm_node *n)
     return fits ? rope : NULL;
 }
 
-/* The head_norm in front of the rope, or NULL. */
+/* The head_norm before the rope, or NULL. */
 static lm_node *head_norm_before(const fuser *f, const lm_node *rope)
 {
     const lm_rope_attr *r = rope->attr;
@@ -336,7 +337,7 @@ static bool attention_step(fuser *f, lm_node *n, bool normed)
     return join(f, &j, &lm_op_attention_step);
 }
 
-/* What can be made of n; the most that a backend joins first. */
+/* Try the rules on n, the join of most nodes first. */
 static void visit(fuser *f, lm_node *n)
 {
     if (n->op == &lm_op_linear) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuse.h -- joining operators that follow each other: a tensor that one writes and the next reads
- * then never travels to memory and back, and a device has fewer kernels to start.
+/* fuse.h -- joining operators that follow each other: a tensor between them is then never written
+ * to memory and read back, and a device has fewer kernels to start.
  *
  * The last pass before the memory plan (build -> precision -> backward -> fuse), over forward and
- * backward alike.  A joined operator takes the place of its parts only where the backend has a
- * kernel of its own for it (lm_backend.joins) and no other node reads what lies between them, so
- * graphs of different backends may differ, and their results only by roundings:
+ * backward alike.  A joined operator replaces its parts only where the backend has a kernel of its
+ * own for it (lm_backend.joins) and no other node reads the values between them.  Graphs of
+ * different backends may therefore differ, their results only by roundings:
  *
  *   linear, gelu                               linear_act
  *   linear_dx, gelu_dx                         linear_act_dx
@@ -20,7 +20,7 @@
 #include "graph/backend.h"
 #include "graph/graph.h"
 
-/* keep: activations that are read after the run.  Fails: for memory. */
+/* keep: activations that are read after the run.  Fails: LM_ELIMIT. */
 lm_code lm_fuse(lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_err *e);
 
 #endif

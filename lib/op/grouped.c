@@ -31,7 +31,7 @@ static lm_code y_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return LM_OK;
 }
 
-/* Each row meets one group's weights. */
+/* Each row is multiplied with the weights of one group. */
 static void grouped_cost(const lm_call *c, lm_cost *out)
 {
     const lm_tensor *w = c->in[1].ndim == 3 ? &c->in[1] : &c->out[0];
@@ -51,7 +51,7 @@ static void y_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &attr);
 }
 
-/* Cuts at random places, in order: some groups are empty. */
+/* Group boundaries at random positions, in order: some groups are empty. */
 static void y_fill(lm_rng r, const lm_call *c)
 {
     int32_t *offsets = c->in[2].data;

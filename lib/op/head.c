@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* head.c -- vocabulary head and cross-entropy: the losses, and their gradients from the log of the sum; the
- * joined form makes both of one pass over the logits (op/fuse.h). */
+/* head.c -- vocabulary head and cross-entropy: the losses, and their gradients from the log of the
+ * sum; the joined form computes both in one pass over the logits (op/fuse.h). */
 #include "kernels/head.h"
 
 #include "graph/passes.h"
@@ -69,7 +69,7 @@ static void stats_example(lm_rng r, int i, lm_example *x)
     lm_head_attr attr = { .vocab = v, .acc = LM_ACC_FIRST };
     attr.soft_cap = lm_example_draw(r, i, 7, 3) == 0 ? 2.5 : 0;
     if (lm_example_draw(r, i, 3, 3) == 0)
-        v += 7; /* padding */
+        v += 7; /* padding: no target */
     if (lm_example_draw(r, i, 4, 3) == 0)
         attr.chunk_rows = 1 + n / 3;
     *x = (lm_example){ .n_in = 3, .want = lm_example_draw(r, i, 5, 2) ? 7 : 3 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* joined.c -- operators that take the place of several (op/fuse.h).  They are made after the
- * backward, so none has a gradient rule. */
+/* joined.c -- operators that replace several (op/fuse.h).  They are inserted after the backward
+ * pass, so they have no gradient rules. */
 #include "kernels/attention.h"
 #include "kernels/linear.h"
 #include "kernels/norm.h"
@@ -40,7 +40,7 @@ static const lm_field step_fields[] = {
 
 static lm_code known(const char *op, bool ok, lm_err *e)
 {
-    return lm_expect(ok, op, e, "no function of this number");
+    return lm_expect(ok, op, e, "the number of the activation function is unknown");
 }
 
 /* ---- linear_act, linear_act_dx ---- */
@@ -234,7 +234,7 @@ static lm_code attention_step_shape(lm_call *c, unsigned want, lm_err *e)
 
 static void attention_step_cost(const lm_call *c, lm_cost *out)
 {
-    lm_op_attention_cached.cost(c, out); /* its attributes come first */
+    lm_op_attention_cached.cost(c, out); /* its attributes begin with those of attention_cached */
     out->bytes -= lm_rope_unread_bytes(&c->in[4], &c->in[3]);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.c -- RMSNorm and LayerNorm with the residual add in front, and the per-head norm of q and k.
- */
+/* norm.c -- RMSNorm and LayerNorm with the residual addition before it, and the per-head norm of q
+ * and k. */
 #include "kernels/norm.h"
 
 #include "graph/passes.h"
@@ -30,7 +30,7 @@ static const lm_field head_norm_dw_fields[] = { { LM_ATTR_INT(lm_head_norm_attr,
                                                 { LM_ATTR_RARE_FLAG(lm_head_norm_attr, plus_one) },
                                                 { 0 } };
 
-/* s is there iff r is. */
+/* s is present iff r is. */
 static lm_code norm_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_norm_attr *a = c->attr;

@@ -8,7 +8,7 @@
 
 /* linear.c */
 extern const lm_op lm_op_linear, lm_op_linear_dx, lm_op_linear_dw;
-/* joined.c: what fuse.h makes */
+/* joined.c: inserted by fuse.h */
 extern const lm_op lm_op_linear_act, lm_op_linear_act_dx, lm_op_norm_linear, lm_op_norm_dx_dw,
     lm_op_attention_step, lm_op_head_loss;
 /* grouped.c */
@@ -39,6 +39,6 @@ extern const lm_op lm_op_adamw, lm_op_sgd, lm_op_sumsq, lm_op_total, lm_op_clip,
 
 /* The i-th operator of all; NULL past the end.  Tests walk these. */
 const lm_op *lm_op_at(int i);
-const lm_op *lm_op_find(const char *name); /* NULL if there is none */
+const lm_op *lm_op_find(const char *name); /* NULL if unknown */
 
 #endif

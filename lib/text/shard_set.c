@@ -232,7 +232,7 @@ static lm_code refuse_foreign(work *w, lm_err *e)
     for (size_t i = 0; i < n && !rc; i++)
         if (is_own(NULL, names[i]) && !is_written(w, names[i]))
             rc = lm_fail(
-                e, LM_EUSAGE, w->o->output, "choose another folder, or move that elsewhere",
+                e, LM_EUSAGE, w->o->output, "choose another folder, or move that file elsewhere",
                 "holds '%s', which shard-data did not write and which would be lost", names[i]);
     lm_names_free(names, n);
     lm_buf_fini(&path);

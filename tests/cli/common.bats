@@ -86,7 +86,7 @@ setup() {
             status=0
             "$t" $o > /dev/full 2> err || status=$?
             [ "$status" -eq 1 ] || { echo "$t $o: status $status"; false; }
-            [ "$(cat err)" = "${t##*/}: standard output: cannot write: No space left on device: make room on the disk" ]
+            [ "$(cat err)" = "${t##*/}: standard output: cannot write: No space left on device: free space on the disk" ]
         done
     done
 }

@@ -102,7 +102,7 @@ alone() {
     for n in $((whole - 1)) $((whole / 2)) 4096 64; do
         cut_at "$n"
         LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
-        says "$PWD/cut/libcore-cuda.so: was cut short: it has $n bytes, its table of sections ends at "
+        says "$PWD/cut/libcore-cuda.so: is truncated: it has $n bytes, its table of sections ends at "
     done
     cut_at 63
     LM_MODULES=$PWD/cut run -1 --separate-stderr "${G[@]}" --device cuda
@@ -119,12 +119,12 @@ alone() {
     command -v cc > /dev/null || skip "no compiler"
     fake() { cc -w -shared -fPIC -o libcore-cuda.so -x c - && LM_MODULES=$PWD run -1 --separate-stderr "${G[@]}" --device cuda; }
     fake <<< 'int x;'
-    says "is no module of lmutils"
+    says "is not a module of lmutils"
     fake <<< 'struct { const char *v; unsigned long n; void *open; } lm_module_cuda = { "0.0.0", 8 };'
-    says "is of version 0.0.0, this program of "
+    says "has version 0.0.0, this program "
     fake <<< 'struct { const char *v; unsigned long n; unsigned c; void *open; } lm_module_cuda =
         { "'"$(generate --version | sed -n '1s/.* //p')"'", 8 };'
-    says "was built from other sources than this program"
+    says "was built from different sources than this program"
 }
 
 # ---- kernels ----

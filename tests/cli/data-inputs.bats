@@ -73,7 +73,7 @@ make_folder() {
     for names in "- -" "- /dev/stdin" "/dev/fd/0 /dev/stdin"; do
         run -2 bash -c "echo '{\"text\":\"x y\"}' | clean-data $names"
         echo "$names: $output"
-        [[ $output == "clean-data: "*"can be read once: name it once, or write it to a file first" ]]
+        [[ $output == "clean-data: "*"can be read only once: name it once, or write it to a file first" ]]
     done
     echo '{"text":"x y"}' | clean-data -q - /dev/null > /dev/null # not one stream
 }

@@ -227,7 +227,7 @@ setup() {
 @test "inspect-model: a full disk is exit 1" {
     run sh -c 'inspect-model m0/ > /dev/full'
     [ "$status" -eq 1 ]
-    [ "$output" = "inspect-model: standard output: cannot write: No space left on device: make room on the disk" ]
+    [ "$output" = "inspect-model: standard output: cannot write: No space left on device: free space on the disk" ]
 }
 
 @test "inspect-model: wrong use is exit 2" {

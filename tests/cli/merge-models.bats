@@ -364,7 +364,7 @@ YAML
 
 @test "merge-models: a stream stands for one thing" {
     tar -cf math.tar math
-    refused 2 "standard input: is to be read for two inputs, and can be read once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
+    refused 2 "standard input: is named for two inputs, and can be read only once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
     refused 2 "standard input: is to be read for two inputs" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
     refused 2 "/dev/stdin: is the same stream as standard input" sh -c 'cat math.tar | merge-models -m linear -:.3 /dev/stdin:.7 -o bad'
     mkfifo pipe

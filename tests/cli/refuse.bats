@@ -163,6 +163,6 @@ ending() {
         echo "$output"
         [ "$status" -eq 2 ]
         [ "${#lines[@]}" -eq 1 ]
-        [[ $output == *": the name is too long: choose a shorter name" || $output == *"the name has 256 bytes, the file system allows 255: choose a shorter name" ]]
+        [[ $output == *": the name is too long: choose a shorter name" || $output == *"the name has 256 bytes, the file system's limit is 255: choose a shorter name" ]]
     done
 }

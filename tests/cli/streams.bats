@@ -103,7 +103,7 @@ peak() {
     while IFS='|' read -r first line; do
         run bash -c "cat f | $line"
         echo "$line"
-        one 2 "$first: is the same stream as " "which can be read once: name it once, or write it to a file first"
+        one 2 "$first: is the same stream as " "which can be read only once: name it once, or write it to a file first"
     done << 'EOF'
 /dev/stdin|inspect-model - /dev/stdin
 /dev/stdin|eval-model - /dev/stdin
@@ -128,9 +128,9 @@ EOF
     run bash -c "echo '{}' | plot-run --config - /dev/stdin"
     one 2 "/dev/stdin: is the same stream as standard input"
     run plot-run - - < f
-    one 2 "standard input: is to be read for two inputs, and can be read once"
+    one 2 "standard input: is named for two inputs, and can be read only once"
     run train - f -o bad --val - < f
-    one 2 "standard input: is to be read for two inputs, and can be read once"
+    one 2 "standard input: is named for two inputs, and can be read only once"
     [ ! -e bad ] && [ ! -e bad.json ] && [ ! -e bad.gguf ]
 }
 
@@ -290,7 +290,7 @@ END
         rm -r got
     done
     run init-model - -t - -o got
-    one 2 "standard input" "can be read once"
+    one 2 "standard input" "can be read only once"
     init -o m.safetensors
     run init-model m.safetensors -o got
     one 2 "m.safetensors" "no config.json"
@@ -384,7 +384,7 @@ END
     wait "$pid" || status=$?
     exec 9>&-
     [ "$status" -eq 1 ]
-    grep -q '^compress-ckpt: an input: was cut short' err
+    grep -q '^compress-ckpt: an input: was truncated' err
     [ -z "$(find . -name '*.tmp.*')" ]
 }
 
@@ -405,7 +405,7 @@ shrink() {
     echo "$* -> $status: $(cat err)"
     [ "$status" -eq 1 ]
     [ "$(wc -l < err)" -eq 1 ]
-    grep -q "^$1: $PWD/m2/model.safetensors: was cut short while it was read" err
+    grep -q "^$1: $PWD/m2/model.safetensors: was truncated while it was read" err
     [ -z "$(find . "${TMPDIR:-/tmp}" -maxdepth 1 -user "$(id -u)" -name ".*.tmp.lm*-$pid-*")" ]
 }
 
@@ -414,7 +414,7 @@ shrink() {
     mount -t tmpfs -o size=4m tmpfs volume 2> /dev/null || skip "mounting needs root"
     run init -o volume
     if [ "$status" -ne 2 ]; then umount volume && false; fi
-    [[ "$output" == "init-model: volume: is a mount point and cannot be replaced: name a folder in it" ]] || { umount volume && false; }
+    [[ "$output" == "init-model: volume: is a mount point and cannot be replaced: name a folder inside it" ]] || { umount volume && false; }
     echo '{"text":"the house by the river"}' > text.jsonl
     train-tokenizer -q -V 260 -o tok.json text.jsonl
     run shard-data -q -t tok.json -o volume text.jsonl
@@ -434,7 +434,7 @@ shrink() {
         $tool -q -f -o out # the files of a model are
         echo mine > out/notes.txt
         run $tool -q -f -o out
-        one 2 "out: holds 'notes.txt', which is no part of the new output"
+        one 2 "out: holds 'notes.txt', which does not belong to the new output"
         rm out/notes.txt && mkdir out/config.json.d out/.git
         run $tool -q -f -o out
         one 2 "out: holds '.git'"

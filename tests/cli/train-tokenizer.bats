@@ -44,7 +44,7 @@ setup() {
     for o in model model/tokenizer.json; do
         run train-tokenizer -f -V 300 -o $o clean.jsonl
         [ "$status" -eq 2 ]
-        [[ "$output" == "train-tokenizer: model/tokenizer_config.json: holds 'chat_template', which is no part of the new output and would be lost: "* ]]
+        [[ "$output" == "train-tokenizer: model/tokenizer_config.json: holds 'chat_template', which does not belong to the new output and would be lost: "* ]]
         cmp model/tokenizer_config.json mine
         cmp model/tokenizer.json tokenizer.json
         [ "$(ls -A model | wc -l)" -eq 2 ]

@@ -385,7 +385,7 @@ goes_on() {
         run train -q $again
         [ "$status" -eq 2 ]
         [ "${#lines[@]}" -eq 1 ]
-        [[ $output == "train: run: is in use by process $pid on $(uname -n) since 20"*": wait for its end, or choose another folder" ]]
+        [[ $output == "train: run: is in use by process $pid on $(uname -n) since 20"*": wait until it ends, or choose another folder" ]]
     done
     run train --resume run --dry-run # reads only
     [ "$status" -eq 0 ]

@@ -117,7 +117,7 @@ static void a_map_that_shrinks(void **state)
     assert_int_equal(lm_out_open("out", false, &o, &e), LM_OK);
     assert_int_equal(lm_write_all(lm_out_fd(o), m.data, m.size, "out", &e), LM_EIO);
     assert_string_equal(e.where, path);
-    assert_string_equal(e.what, "was cut short while it was read");
+    assert_string_equal(e.what, "was truncated while it was read");
     assert_int_equal(e.sys, 0);
     lm_out_drop(o);
     lm_map_close(&m);
@@ -203,7 +203,7 @@ static void impossible_targets(void **state)
     (void)state;
     assert_int_equal(lm_out_open("none/x", false, &o, &a), LM_EIO);
     assert_int_equal(a.sys, ENOENT);
-    assert_string_equal(a.todo, "make the folder 'none' first");
+    assert_string_equal(a.todo, "create the folder 'none' first");
     assert_int_equal(lm_out_open(".", true, &o, &b), LM_EUSAGE);
     assert_int_equal(lm_out_open("", true, &o, &c), LM_EUSAGE);
     put("file", "");
@@ -255,7 +255,7 @@ static void too_long_names(void **state)
     memset(name, 'n', 256);
     name[256] = 0;
     assert_int_equal(lm_out_open(name, false, &o, &e), LM_EUSAGE);
-    assert_string_equal(e.what, "the name has 256 bytes, the file system allows 255");
+    assert_string_equal(e.what, "the name has 256 bytes, the file system's limit is 255");
     assert_int_equal(lm_outdir_open(name, false, own, "config", &d, &f), LM_EUSAGE);
     assert_int_equal(files("."), 0);
 }
@@ -444,7 +444,7 @@ static void foreign_files_stay(void **state)
     put("m/notes", "mine");
     assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &a), LM_EUSAGE);
     assert_string_equal(a.what,
-                        "holds 'notes', which is no part of the new output and would be lost");
+                        "holds 'notes', which does not belong to the new output and would be lost");
     assert_int_equal(unlink("m/notes"), 0);
     assert_int_equal(lm_outdir_open("m", true, own, "config", &d, &e), LM_OK);
     fill(d, "config", "2");
