@@ -270,7 +270,7 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "-o", "name it with -o", "an output is needed");
     if (!strcmp(tool.output, "-") && isatty(STDOUT_FILENO))
         lm_misuse(&tool, "-o", "name a file, or redirect it",
-                  "a model is not written to a terminal");
+                  "a model cannot be written to a terminal");
     if (tool.json && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");
     check_paths();

@@ -17,9 +17,9 @@ typedef struct {
     lm_coded_policy lossy;
     const lm_history_step *step; /* for the history of files coded with loss; may be NULL */
     bool force;                  /* replace `to` */
-    bool
-        whole; /* refuse an input with entries that an .lmz does not carry (a folder below, a hidden
-                   or special file); otherwise they cause a warning */
+    /* refuse an input with entries that an .lmz does not carry (a folder below, a hidden or special
+     * file); otherwise they cause a warning */
+    bool whole;
     /* before publishing, read the output back, check every chunk, and compare its digest with that
      * of the input, which is read again; not for streams */
     bool verify;

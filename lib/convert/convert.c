@@ -71,7 +71,7 @@ static lm_code check_tokenizer(const lm_buf *text, const char *path, lm_err *e)
     if (!rc && !json_is_object(json_object_get(tree, "model")))
         rc = lm_fail(e, LM_EFORMAT, lm_path_shown(path),
                      "name a tokenizer.json, a tokenizer.model, or a folder that holds one",
-                     "is no tokenizer: \"model\" is missing or no object");
+                     "is not a tokenizer: \"model\" is missing or not an object");
     json_decref(tree);
     return rc;
 }
@@ -387,7 +387,7 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
         if (!lm_model_tensor_is(&s->wanted[at], t->name))
             continue;
         if (s->from[at])
-            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is there twice", t->name);
+            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' occurs twice", t->name);
         s->from[at] = t;
         s->wanted_of[i] = (int64_t)at;
         *hint = at + 1;

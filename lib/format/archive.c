@@ -46,11 +46,11 @@ struct lm_ar {
     lm_read_fn read;
     void *ctx;
     uint8_t *block;
-    lm_gunzip *gz;      /* of a stream: compares gzip's checksums, which the decoder does not */
+    lm_gunzip *gz;      /* for streams: compares gzip's checksums, which the decoder does not */
     const uint8_t *map; /* NULL: a stream */
     size_t map_bytes;
     uint64_t size, left; /* of the current member */
-    bool folders, links; /* are given too */
+    bool folders, links; /* are returned too */
     const char *link;    /* of the current member: the decoder's */
     lm_err err;          /* of the read callback */
 };
@@ -84,8 +84,8 @@ static lm_code decoder_failed(const lm_ar *a, lm_err *e)
             *e = a->err;
         return a->err.code;
     }
-    return lm_fail(e, LM_EFORMAT, a->where, "check that it is a whole tar archive",
-                   "the decoder says '%s'", why ? why : "no reason given");
+    return lm_fail(e, LM_EFORMAT, a->where, "check that it is a complete tar archive",
+                   "the decoder reports '%s'", why ? why : "no reason given");
 }
 
 static lm_code new_reader(const char *where, lm_ar **out, lm_err *e)
@@ -164,7 +164,7 @@ static const char *without_dot(const char *path)
     return path;
 }
 
-/* What macOS adds for each file and folder that has attributes, in front of it. */
+/* The member that macOS adds before each file and folder with attributes. */
 static bool is_apple_double(const char *path)
 {
     const char *slash = path ? strrchr(path, '/') : NULL;
@@ -173,8 +173,8 @@ static bool is_apple_double(const char *path)
     return base && base[0] == '.' && base[1] == '_';
 }
 
-/* The first entry says which folder the others lie in: "m/", "./m/" and "m/config.json" alike.  Not
- * "./m/x": the list of files below "." begins so, too. */
+/* The first entry names the folder of the others: "m/", "./m/" or "m/config.json".  "./m/x" does
+ * not, because the list of files below "." begins so too. */
 static lm_code find_root(lm_ar *a, const char *path, bool folder, lm_err *e)
 {
     const char *plain = without_dot(path);
@@ -203,7 +203,7 @@ static lm_code check_kind(const lm_ar *a, const char *path, struct archive_entry
     return LM_OK;
 }
 
-/* The checksum of gzip stands behind the end of the archive. */
+/* The checksum of gzip follows the end of the archive. */
 static lm_code finish_gzip(lm_ar *a, lm_err *e)
 {
     const void *p;
@@ -250,7 +250,7 @@ lm_code lm_ar_next(lm_ar *a, const char **name, uint64_t *size, lm_err *e)
     path = without_dot(path);
     if (!path || !lm_ar_name_safe(path))
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again with relative names",
-                       "its member '%s' has a name that leaves the folder or cannot be read",
+                       "its member '%s' has an unsafe or unreadable name",
                        lm_st_show(path ? path : "?", show));
     if (a->links && lm_la.entry_filetype(entry) == AE_IFLNK && !lm_la.entry_hardlink(entry))
         a->link = lm_la.entry_symlink(entry);
@@ -290,7 +290,7 @@ bool lm_ar_filtered(const lm_ar *a)
     return lm_la.filter_count(a->a) > 1 || (a->gz && lm_gunzip_is_gzip(a->gz));
 }
 
-/* The decoder hands out pieces of the memory it was given: one piece, the whole member. */
+/* The decoder returns pointers into the mapped archive: one piece is the whole member. */
 lm_code lm_ar_place(lm_ar *a, const uint8_t **data, lm_err *e)
 {
     const void *p = a->map;
@@ -331,9 +331,9 @@ struct lm_tar {
     struct archive *a;
     char *where;
     int fd;
-    uint64_t left; /* bytes that the current member still needs */
+    uint64_t left; /* bytes of the current member still to come */
     lm_err err;    /* of the write callback */
-    bool dropped;  /* nothing more may be written */
+    bool dropped;  /* nothing may be written after a failure */
 };
 
 static la_ssize_t write_block(struct archive *a, void *ctx, const void *data, size_t n)
@@ -428,7 +428,7 @@ lm_code lm_tar_open(int fd, const char *where, const char *filter, int level, lm
 static lm_code check_complete(const lm_tar *t, lm_err *e)
 {
     return t->left ? lm_fail(e, LM_EBUG, t->where, NULL,
-                             "a member of the archive lacks %" PRIu64 " byte%s", t->left,
+                             "a member of the archive is short of %" PRIu64 " byte%s", t->left,
                              lm_plural(t->left))
                    : LM_OK;
 }

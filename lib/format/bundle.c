@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle.c -- the files of a model read from a folder, a file or a stream: one list of entries, a
- * map behind those with random access, a container's reader behind the others. */
+/* bundle.c -- the files of a model read from a folder, a file or a stream: one list of entries,
+ * backed by a map for random access, or by a container's reader. */
 #include "format/bundle.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@ static const char name_model[] = "it is a token dataset: name the model first";
  * compare its name.  The largest models published have some hundred shards. */
 enum { MOST_FILES = 16384 };
 
-enum { LOOK = 16 }; /* first bytes of a stream, by which its kind is known */
+enum { LOOK = 16 }; /* first bytes of a stream, which identify its kind */
 
 /* ---- Entries ---- */
 
@@ -138,8 +138,8 @@ static lm_code open_folder(lm_bundle *b, lm_err *e)
     return rc;
 }
 
-/* The length of a header, then its '{', or white space as far as can be seen: no tar and no filter
- * begins so. */
+/* The length of a header, then its '{', or only white space in the bytes at hand: no tar and no
+ * filter begins so. */
 static bool is_safetensors(const uint8_t *p, size_t n)
 {
     uint64_t header = 0;
@@ -162,7 +162,7 @@ static lm_code open_lone(lm_bundle *b, lm_err *e)
                          e);
 }
 
-/* From now on the file comes as a stream. */
+/* From now on the file is read as a stream. */
 static void unmap(lm_bundle *b)
 {
     b->raw = (lm_bundle_raw){ .fd = b->map.fd, .own = true, .where = b->path };
@@ -171,7 +171,7 @@ static void unmap(lm_bundle *b)
     b->map = (lm_map){ .fd = -1 };
 }
 
-/* A file: whatever its name says, a .safetensors apart, its content decides. */
+/* A file: its content determines its kind, except for the name .safetensors. */
 static lm_code open_file(lm_bundle *b, lm_err *e)
 {
     bool plain = false;
@@ -210,7 +210,7 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     b->raw = (lm_bundle_raw){ .fd = fd, .own = own, .where = b->path };
     if (isatty(fd))
         return lm_fail(e, LM_EUSAGE, b->path, "pipe a model into it", "is a terminal");
-    fcntl(fd, F_SETPIPE_SZ, 1 << 20); /* fewer and longer turns, where it is a pipe */
+    fcntl(fd, F_SETPIPE_SZ, 1 << 20); /* a larger pipe buffer: fewer, longer reads */
     rc = lm_bundle_raw_look(&b->raw, LOOK, &p, &n, e);
     if (rc)
         return rc;
@@ -222,7 +222,7 @@ static lm_code open_stream(lm_bundle *b, int fd, bool own, lm_err *e)
     return is_safetensors(p, n) ? lm_bundle_st_stream(b, e) : lm_bundle_tar_stream(b, e);
 }
 
-/* Standard input that is a file from its beginning is a file like others. */
+/* Standard input that is a file at its beginning is treated as that file. */
 static lm_code open_stdin(lm_bundle *b, lm_err *e)
 {
     struct stat st;
@@ -367,7 +367,7 @@ const lm_bundle_file *lm_bundle_find(const lm_bundle *b, const char *name)
 
 /* ---- Random access ---- */
 
-/* The map that x lies in, a folder's file mapped now if it was not. */
+/* The map that holds x; a file of a folder is mapped at its first use. */
 static lm_code map_of(const lm_bundle *b, lm_bundle_entry *x, const lm_map **map, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -402,7 +402,7 @@ static lm_code read_at(int fd, uint64_t at, void *dst, size_t bytes, const char 
         if (n < 0)
             return lm_fail(e, LM_EIO, where, NULL, "cannot read");
         if (n == 0)
-            return lm_fail(e, LM_EFORMAT, where, NULL, "it became shorter while it was read");
+            return lm_fail(e, LM_EFORMAT, where, NULL, "it was truncated while it was read");
         to += n;
         at += (uint64_t)n;
         bytes -= (size_t)n;
@@ -419,11 +419,12 @@ lm_code lm_bundle_pread(const lm_bundle *b, const lm_bundle_file *f, uint64_t fr
 
     lm_bundle_where(b, f, where);
     if (!b->random || x->gone || from < x->from)
-        return lm_fail(e, LM_EUSAGE, where, "give the model as a file", "its bytes have passed");
+        return lm_fail(e, LM_EUSAGE, where, "give the model as a file",
+                       "its bytes were already read and are gone");
     if (from > f->bytes || bytes > f->bytes - from)
         return lm_fail(e, LM_EUSAGE, where, NULL,
-                       "%zu byte%s from %" PRIu64 " on asked of %" PRIu64, bytes, lm_plural(bytes),
-                       from, f->bytes);
+                       "%zu byte%s from %" PRIu64 " on requested from %" PRIu64, bytes,
+                       lm_plural(bytes), from, f->bytes);
     if (b->ops && b->ops->pread)
         return b->ops->pread(b, x, from, dst, bytes, e);
     lm_code rc = map_of(b, x, &map, e);
@@ -469,7 +470,7 @@ lm_code lm_bundle_st(lm_bundle *b, const char *name, lm_st **out, lm_err *e)
     *out = NULL;
     if (!f || !b->random)
         return lm_fail(e, LM_EFORMAT, b->path, NULL, "it has no %s", lm_st_show(name, show));
-    if (b->dir && map_of(b, entry_of(f), &map, e)) /* for the reason */
+    if (b->dir && map_of(b, entry_of(f), &map, e)) /* for its message */
         return e->code;
     lm_st_io io = { st_pread, entry_of(f), f->bytes, lm_bundle_map(b, f) };
     return lm_st_open_on(&io, lm_bundle_where(b, f, where), out, e);
@@ -558,7 +559,7 @@ lm_code lm_bundle_load(lm_bundle *b, const char *name, size_t limit, lm_buf *out
         return lm_fail(e, LM_EFORMAT, lm_bundle_where(b, f, where), NULL,
                        "is larger than the limit of %zu bytes", limit);
     size_t left = (size_t)f->bytes;
-    /* In steps: a size that lies on a stream costs no memory. */
+    /* In steps, so that a false size in a stream does not allocate memory. */
     for (size_t got; !rc && left; left -= got) {
         size_t step = left < 1u << 20 ? left : 1u << 20;
         got = 0;

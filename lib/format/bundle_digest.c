@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle_digest.c -- the digest of a bundle's content, the same wherever its files lie. */
+/* bundle_digest.c -- the digest of a bundle's content, independent of the form in which its files
+ * are stored. */
 #include <string.h>
 
 #include "base/hash.h"
@@ -88,7 +89,7 @@ lm_code lm_bundle_digest(lm_bundle *b, char out[33], lm_sink *sink, lm_err *e)
     uint8_t digest[16];
     lm_code rc;
 
-    if (z && lm_lmz_about(z)->digest[0]) { /* a stream tells it at its end */
+    if (z && lm_lmz_about(z)->digest[0]) { /* a stream has it at its end */
         memcpy(out, lm_lmz_about(z)->digest, 33);
         return LM_OK;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle_lmz.c -- the files of an .lmz (lmz.h): by its index, decoded where they are asked for, or
- * forward from a stream. */
+/* bundle_lmz.c -- the files of an .lmz (lmz.h): by its index, decoded on request, or forward from a
+ * stream. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -85,7 +85,7 @@ static lm_code open_base(const lm_bundle_opts *o, const char *where, lm_bundle *
     lm_bundle_opts how = *o;
     lm_code rc = lm_lmz_base_name(where, o->base, name, e);
 
-    how.base = NULL; /* its own base is the one that it names */
+    how.base = NULL; /* opened with the base that it names */
     rc = rc ? rc : lm_bundle_open(o->base, &how, base, e);
     return rc ? rc : lm_bundle_spool(*base, e);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle_own.c -- which files of an existing folder a new model may take the place of. */
+/* bundle_own.c -- which files of an existing folder a new model may replace. */
 #include <string.h>
 
 #include "base/text.h"

@@ -64,7 +64,7 @@ lm_code lm_bundle_run_add(lm_bundle_run *r, lm_ar *a, const uint8_t *map, const 
     if (rc)
         return rc;
     r->v[r->n++] = f;
-    rc = lm_ar_place(a, &data, e); /* what `path` points to is gone now */
+    rc = lm_ar_place(a, &data, e); /* the memory of `path` is freed by now */
     r->v[r->n - 1].at = (uint64_t)(data - map);
     return rc;
 }
@@ -77,7 +77,7 @@ static bool has_config(const lm_bundle *b)
     return false;
 }
 
-/* The checkpoint that is read; NULL: the tar is no run. */
+/* The checkpoint to read; NULL: the tar is not a run. */
 static const char *newest(const lm_bundle_run *r, const lm_bundle *b)
 {
     const char *step = r->latest;
@@ -94,7 +94,7 @@ static const char *newest(const lm_bundle_run *r, const lm_bundle *b)
     return step;
 }
 
-/* The files beside the checkpoints are not part of the one that is read. */
+/* The files beside the checkpoints do not belong to the one that is read. */
 static lm_code drop_entries(lm_bundle *b, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -127,10 +127,10 @@ lm_code lm_bundle_run_choose(lm_bundle_run *r, lm_bundle *b, lm_err *e)
     }
     if (!rc && step && !b->n)
         rc = lm_fail(e, LM_EUSAGE, b->path,
-                     lm_text_ends(step, ".lmz") ? "take that file out of the archive, and name it"
-                                                : "make the archive again of the whole run",
+                     lm_text_ends(step, ".lmz") ? "extract that file from the archive, and name it"
+                                                : "make the archive again from the complete run",
                      "is a run whose newest checkpoint is %.80s%s", step,
-                     lm_text_ends(step, ".lmz") ? "" : ", which it lacks");
+                     lm_text_ends(step, ".lmz") ? "" : ", which is missing");
     return rc;
 }
 

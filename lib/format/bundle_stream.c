@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle_stream.c -- bytes that come once: the raw descriptor, a lone .safetensors on it, and the
- * spool that turns what is still to come into a file. */
+/* bundle_stream.c -- bytes that can be read once: the raw descriptor, a lone .safetensors on it,
+ * and the spool that copies the rest to a file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,7 +21,8 @@ enum { BLOCK = 1 << 20, PAGE = 4096 };
 
 /* ---- The descriptor ---- */
 
-/* A signal that arrives before read() would go unnoticed in it: so it waits in short turns. */
+/* A signal that arrives just before read() would not interrupt it, so it polls with a short
+ * timeout. */
 static lm_code read_some(const lm_bundle_raw *r, void *dst, size_t cap, size_t *got, lm_err *e)
 {
     struct pollfd wait = { .fd = r->fd, .events = POLLIN };
@@ -94,7 +95,8 @@ lm_code lm_bundle_raw_read(void *raw, void *dst, size_t cap, size_t *got, lm_err
     return LM_OK;
 }
 
-/* Archives are padded to a whole record, of some MiB at most: more is an endless input. */
+/* Archives are padded to a whole record of a few MiB at most: more means that the input never
+ * ends. */
 #define MOST_BEHIND ((uint64_t)1 << 30)
 
 lm_code lm_bundle_raw_drain(lm_bundle_raw *r, bool *zeros, lm_err *e)
@@ -107,7 +109,7 @@ lm_code lm_bundle_raw_drain(lm_bundle_raw *r, bool *zeros, lm_err *e)
         rc = lm_bundle_raw_read(r, buf, 65536, &got, e);
         if (!rc && behind > MOST_BEHIND)
             rc = lm_fail(e, LM_EFORMAT, r->where, "name a model",
-                         "no end: more than 1 GiB follows the last file of the archive");
+                         "it does not end: more than 1 GiB follows the last file of the archive");
     }
     *zeros = r->total >= sizeof r->tail;
     for (size_t i = 0; i < sizeof r->tail; i++)
@@ -123,7 +125,7 @@ typedef struct {
     bool begun;
 } lone;
 
-/* Its size is what its header says. */
+/* Its size follows from its header. */
 static lm_code lone_bytes(lm_bundle *b, uint64_t *bytes, lm_err *e)
 {
     lm_st_table table = { 0 };
@@ -214,7 +216,7 @@ static lm_code open_spool(const char *dir, int *fd, lm_err *e)
     *fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (*fd >= 0)
         return LM_OK;
-    rc = lm_asprintf(&name, e, "%s/.lm-spool-XXXXXX", dir); /* not on every file system */
+    rc = lm_asprintf(&name, e, "%s/.lm-spool-XXXXXX", dir); /* not supported by every file system */
     if (rc)
         return rc;
     *fd = mkostemp(name, O_CLOEXEC);
@@ -227,7 +229,7 @@ static lm_code open_spool(const char *dir, int *fd, lm_err *e)
     return rc;
 }
 
-/* Sizes on a stream are not believed, but one that cannot fit is refused before the disk is full. */
+/* Sizes in a stream may be false, but one that cannot fit is refused before the disk is full. */
 static lm_code check_room(int fd, uint64_t bytes, const char *where, lm_err *e)
 {
     struct statvfs fs;
@@ -246,7 +248,7 @@ typedef struct {
     uint64_t end, bytes; /* of the file; copied so far */
 } spool;
 
-/* The current file from cur_done on, each file at a page of its own. */
+/* Copy the current file from cur_done on and all later ones, each at a page boundary. */
 static lm_code spool_current(spool *s, lm_err *e)
 {
     lm_bundle *b = s->b;
@@ -258,7 +260,7 @@ static lm_code spool_current(spool *s, lm_err *e)
     x->from = b->cur_done;
     if (!rc && (s->end > INT64_MAX - x->f.bytes ||
                 lseek(s->fd, (off_t)(s->end + b->cur_done), SEEK_SET) < 0))
-        rc = lm_fail(e, LM_EIO, s->dir, NULL, "cannot place %" PRIu64 " byte%s", x->f.bytes,
+        rc = lm_fail(e, LM_EIO, s->dir, NULL, "cannot reserve %" PRIu64 " byte%s", x->f.bytes,
                      lm_plural(x->f.bytes));
     while (!rc && b->cur_done < x->f.bytes) {
         rc = lm_bundle_read(b, s->buf, BLOCK, &got, e);
@@ -282,7 +284,7 @@ static lm_code spool_all(spool *s, lm_err *e)
     if (!rc && b->cur)
         rc = spool_current(s, e);
     if (b->cur)
-        b->cur = NULL; /* it is kept: not gone */
+        b->cur = NULL; /* it is kept, so it can be read again */
     while (!rc && !(rc = lm_bundle_next(b, &f, e)) && f) {
         rc = spool_current(s, e);
         b->cur = NULL;
@@ -315,7 +317,7 @@ lm_code lm_bundle_spool(lm_bundle *b, lm_err *e)
             close(s.fd);
         return rc;
     }
-    rc = lm_map_fd(s.fd, s.dir, &b->map, e); /* takes s.fd */
+    rc = lm_map_fd(s.fd, s.dir, &b->map, e); /* takes ownership of s.fd */
     if (rc)
         return rc;
     if (b->ops)

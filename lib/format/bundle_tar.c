@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle_tar.c -- the files of a tar: with random access where it lies uncompressed in a mapped
- * file, member by member elsewhere. */
+/* bundle_tar.c -- the files of a tar: with random access in an uncompressed, mapped file, otherwise
+ * member by member. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,8 +20,8 @@ static lm_code refuse_link(const lm_bundle *b, const char *name, lm_err *e)
                    "its member '%s' is a link or a device", lm_st_show(name, show));
 }
 
-/* A link in the folder of a run; as a stream a run cannot be read: where its newest checkpoint lies is
- * known when all has passed. */
+/* A link in the folder of a run.  A run cannot be read as a stream, because its newest checkpoint
+ * is known only after the last member. */
 static lm_code take_link(const lm_bundle *b, const lm_ar *a, const char *name, lm_bundle_run *run,
                          lm_err *e)
 {
@@ -34,8 +34,8 @@ static lm_code take_link(const lm_bundle *b, const lm_ar *a, const char *name, l
     return lm_bundle_run_note(run, name, lm_ar_link(a), e);
 }
 
-/* The plain name of a member; NULL: it is hidden, a folder or lies in one below, or a link of a run,
- * and is passed over.  `run`: NULL on a stream; files of checkpoints are noted there. */
+/* The plain name of a member; NULL: it is skipped, because it is hidden, a folder, in a subfolder,
+ * or a link of a run.  `run`: NULL on a stream; records files of checkpoints. */
 static lm_code plain_name(lm_bundle *b, lm_ar *a, const char *member, uint64_t bytes,
                           lm_bundle_run *run, const char **name, lm_err *e)
 {
@@ -44,9 +44,9 @@ static lm_code plain_name(lm_bundle *b, lm_ar *a, const char *member, uint64_t b
 
     *name = NULL;
     if (len <= n && !strncmp(member, root, len) && member[len - 1] == '/')
-        return LM_OK; /* the folder itself, or one that it lies in */
+        return LM_OK; /* the folder itself, or its parent */
     if (strncmp(member, root, n))
-        return lm_fail(e, LM_EFORMAT, b->path, "make the archive again of one folder",
+        return lm_fail(e, LM_EFORMAT, b->path, "make the archive again from one folder",
                        "its files lie in different folders");
     if (lm_ar_link(a))
         return take_link(b, a, member + n, run, e);
@@ -55,7 +55,7 @@ static lm_code plain_name(lm_bundle *b, lm_ar *a, const char *member, uint64_t b
         return lm_bundle_run_add(run, a, b->map.data, member + n, bytes, e);
     if (run && member[n + len] == '/' && !member[n + len + 1] &&
         lm_bundle_run_is_folder(member + n))
-        return LM_OK; /* its files come */
+        return LM_OK; /* the folder's files follow */
     if (member[n + len] || member[n] == '.')
         return lm_bundle_pass(b, member + n, len, e);
     *name = member + n;
@@ -68,7 +68,7 @@ static lm_code not_whole(const lm_bundle *b, lm_err *e)
                    "it has no end mark");
 }
 
-/* Of x.gguf.gz, by its name: what x.gguf is, and what to do; NULL: the name says nothing. */
+/* For a name such as x.gguf.gz: what x.gguf is, and the remedy; NULL: an unknown name. */
 static const char *inner_kind(const char *path, char hint[160])
 {
     static const char *const packed[] = { ".gz", ".zst", ".xz", ".bz2", ".lz4", ".lz", ".lzma" };
@@ -87,7 +87,7 @@ static const char *inner_kind(const char *path, char hint[160])
     return kind;
 }
 
-/* What the decoder did not know as a tar is no model at all. */
+/* An input that the decoder does not recognise as a tar is not a model. */
 static lm_code no_model(const lm_bundle *b, lm_err *e)
 {
     const char *kind, *todo;
@@ -102,11 +102,11 @@ static lm_code no_model(const lm_bundle *b, lm_err *e)
         todo = "name the model first: train MODEL DATA, eval-model MODEL DATA";
     }
     if (kind)
-        return lm_fail(e, LM_EUSAGE, b->path, todo, "is no model: it is %s", kind);
+        return lm_fail(e, LM_EUSAGE, b->path, todo, "is not a model: it is %s", kind);
     if ((kind = inner_kind(b->path, hint)))
-        return lm_fail(e, LM_EUSAGE, b->path, hint, "is no model: it is %s, compressed", kind);
+        return lm_fail(e, LM_EUSAGE, b->path, hint, "is not a model: it is %s, compressed", kind);
     return lm_fail(e, LM_EUSAGE, b->path, lm_bundle_forms(b, "a folder", hint),
-                   "is no model: neither .safetensors nor tar nor .lmz");
+                   "is not a model: neither .safetensors nor tar nor .lmz");
 }
 
 static lm_code next_member(lm_bundle *b, lm_ar *a, lm_bundle_run *run, const char **name,
@@ -126,7 +126,7 @@ static lm_code next_member(lm_bundle *b, lm_ar *a, lm_bundle_run *run, const cha
 
 /* ---- Mapped ---- */
 
-/* What compressed files begin with, as far as it tells them from a tar's first name. */
+/* First bytes of compressed files, enough to distinguish them from a tar's first name. */
 static bool looks_filtered(const uint8_t *p, size_t n)
 {
     static const struct {
@@ -201,7 +201,7 @@ static lm_code tar_next(lm_bundle *b, const char **name, uint64_t *bytes, lm_err
         rc = no_model(b, e);
     if (rc || *name)
         return rc;
-    /* Under a filter the decoder has seen whether the end is there. */
+    /* Under a filter the decoder has checked the end mark. */
     rc = lm_bundle_raw_drain(&b->raw, &zeros, e);
     return !rc && !zeros && !lm_ar_filtered(a) ? not_whole(b, e) : rc;
 }

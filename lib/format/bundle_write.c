@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bundle_write.c -- the files of a model written: into a folder, into an archive, or one of them
- * alone. */
+/* bundle_write.c -- writes the files of a model: to a folder, to an archive, or a single file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,14 +22,14 @@ struct lm_bundle_out {
     char *path;
     lm_bundle_opts o;
     lm_outdir *dir;
-    lm_out *out; /* the one file of every other kind */
+    lm_out *out; /* the only file of all other kinds */
     lm_tar *tar;
     lm_bundle_lmz_out lmz;
     int fd;        /* of the current file in a folder */
     char *where;   /* the current file, for messages */
     uint64_t left; /* of it */
-    bool mute;     /* it has no place in a lone .safetensors */
-    bool packed;   /* its size says nothing about the output's */
+    bool mute;     /* not written to a lone .safetensors */
+    bool packed;   /* its size does not determine that of the output */
     char **name;
     size_t n, cap;
 };
@@ -64,7 +63,7 @@ static lm_code open_one(lm_bundle_out *b, const char *path, bool force, const ch
         b->out = NULL;
     else if (isatty(lm_out_fd(b->out)))
         return lm_fail(e, LM_EUSAGE, b->path, "pipe it into a tool or a file, or name one",
-                       "a model is not written to a terminal");
+                       "a model cannot be written to a terminal");
     if (!rc && b->kind == LM_BUNDLE_TAR)
         rc = lm_tar_open(lm_out_fd(b->out), b->path, filter, b->o.level, &b->tar, e);
     if (!rc && b->kind == LM_BUNDLE_LMZ)
@@ -78,7 +77,8 @@ static bool own_model(const void *none, const char *name)
     return lm_bundle_own(name);
 }
 
-/* The message of lm_outdir_open about a run would name but one of its links. */
+/* Checked here because the message of lm_outdir_open about a run would only name one of its
+ * links. */
 static lm_code refuse_run(const char *path, lm_err *e)
 {
     char *latest = NULL;
@@ -172,7 +172,7 @@ static lm_code check_name(lm_bundle_out *b, const char *name, lm_err *e)
                        "'%s' cannot be the name of a file in a model folder",
                        lm_st_show(name, show));
     if (lm_bundle_has(b, name))
-        return lm_fail(e, LM_EUSAGE, b->path, NULL, "the file '%s' is there already",
+        return lm_fail(e, LM_EUSAGE, b->path, NULL, "the file '%s' exists already",
                        lm_st_show(name, show));
     rc = lm_grow(&b->name, &b->cap, b->n + 1, sizeof *b->name, "list of files", e);
     if (!rc && !(rc = lm_strdup(&b->name[b->n], name, e)))
@@ -190,13 +190,13 @@ static lm_code set_where(lm_bundle_out *b, const char *name, lm_err *e)
                                      : lm_asprintf(&b->where, e, "%s: %s", b->path, name);
 }
 
-/* What the last file needed is done; a folder's file is closed (lm_outdir_commit syncs it). */
+/* Complete the last file; a file in a folder is closed (lm_outdir_commit syncs it). */
 static lm_code end_file(lm_bundle_out *b, lm_err *e)
 {
     lm_code rc = LM_OK;
 
     if (b->left)
-        return lm_fail(e, LM_EBUG, b->where, NULL, "it lacks %" PRIu64 " byte%s", b->left,
+        return lm_fail(e, LM_EBUG, b->where, NULL, "it is short of %" PRIu64 " byte%s", b->left,
                        lm_plural(b->left));
     if (b->fd >= 0 && close(b->fd))
         rc = lm_fail(e, LM_EIO, b->where, NULL, "cannot close");
@@ -215,14 +215,14 @@ static lm_code begin_in_folder(lm_bundle_out *b, const char *name, lm_err *e)
     return rc;
 }
 
-/* A lone .safetensors takes one file of weights, the rest has no place in it. */
+/* A lone .safetensors holds one file of weights; other files are not written. */
 static lm_code begin_alone(lm_bundle_out *b, const char *name, lm_err *e)
 {
     b->mute = !lm_text_ends(name, ".safetensors");
     for (size_t i = 0; i + 1 < b->n && !b->mute; i++)
         if (lm_text_ends(b->name[i], ".safetensors"))
             return lm_fail(e, LM_EUSAGE, b->path, "write a folder or a tar",
-                           "there is room for one file of tensors, not for %s too", name);
+                           "one file can hold only one file of tensors, not also %s", name);
     return LM_OK;
 }
 

@@ -13,14 +13,15 @@
 #include "base/text.h"
 #include "format/chart_canvas.h"
 
-/* Eight colours that stay apart for most kinds of colour blindness, dark enough for white paper. */
+/* Eight colours that can be distinguished with most kinds of colour blindness, dark enough for
+ * white paper. */
 static const uint32_t palette[8] = { 0x2563EB, 0xEA580C, 0x059669, 0xA21CAF,
                                      0x0891B2, 0xCA8A04, 0xDC2626, 0x64748B };
 enum { INK = 0x1E293B, GREY = 0x64748B, GRID = 0xE2E8F0, AXIS = 0x94A3B8, ALARM = 0xDC2626 };
 
 static const double LETTER = 0.58; /* mean width of a letter, in sizes */
 
-/* Where one panel lies. */
+/* The position of one panel. */
 typedef struct {
     double x, y, w, h;
     lm_axis ax, ay;
@@ -176,7 +177,7 @@ static void paint_frame(lm_canvas *v, const frame *f, const char *label, const c
 }
 
 /* Thin a run of pixels in place so that no column of half a pixel keeps more than its first,
- * lowest, highest and last point, in their order.  Returns how many are left. */
+ * lowest, highest and last point, in their order.  Returns the number left. */
 static size_t thin(double *xy, size_t n)
 {
     size_t out = 0, i = 0;
@@ -209,7 +210,7 @@ static size_t thin(double *xy, size_t n)
     return out;
 }
 
-/* A small cross at the top of the panel: here the value was no finite number. */
+/* A small cross at the top of the panel: the value here was not finite. */
 static void paint_alarm(lm_canvas *v, double x, double y)
 {
     lm_pen pen = { ALARM, 1, 1.5, 0 };
@@ -271,8 +272,8 @@ static void paint_line(const lm_chart *c, const lm_chart_panel *p, const lm_char
     paint_run(v, xy, n, l);
 }
 
-/* The last point of a line with a place in the chart, as an index; l->n when there is none, or when
- * the line is only the background of another. */
+/* The index of the last point of a line that can be drawn; l->n if there is none, or if the line is
+ * only the background of another. */
 static size_t last_point(const lm_chart *c, const lm_chart_panel *p, const lm_chart_line *l)
 {
     size_t k = l->n;
@@ -282,8 +283,7 @@ static size_t last_point(const lm_chart *c, const lm_chart_panel *p, const lm_ch
     return k == 0 || l->style == LM_LINE_FAINT ? l->n : k - 1;
 }
 
-/* How the value of the last point of l is written; returns the width in pixels, 0 when there is
- * none. */
+/* The label of the last value of l; returns its width in pixels, 0 without a point. */
 static double show_last(const lm_chart *c, const lm_chart_panel *p, const lm_chart_line *l,
                         char s[24])
 {
@@ -320,7 +320,7 @@ static void paint_ends(const lm_chart *c, const lm_chart_panel *p, const frame *
             swap = end[j], end[j] = end[j - 1], end[j - 1] = swap;
     for (size_t i = 1; i < n; i++)
         end[i].y = fmax(end[i].y, end[i - 1].y + 14);
-    for (size_t i = n; i-- > 0;) /* push back up what fell below the panel */
+    for (size_t i = n; i-- > 0;) /* move labels below the panel up again */
         end[i].y = fmin(end[i].y, i + 1 < n ? end[i + 1].y - 14 : f->y + f->h);
     for (size_t i = 0; i < n; i++) {
         char s[24];
@@ -372,7 +372,7 @@ static double paint_legend(const lm_chart *c, double x0, double x1, double y, lm
     return x > x0 ? height + 19 : 0;
 }
 
-/* Widest label of the y axes and of the values at the right edge decide the margins. */
+/* The widest labels of the y axes and of the values at the right edge set the margins. */
 static void fit_axes(const lm_chart *c, frame *f, double *left, double *right, int w, double h)
 {
     double min, max, widest = 0;
@@ -428,7 +428,7 @@ lm_code lm_chart_paint(const lm_chart *c, int w, int h, lm_canvas *v, lm_err *e)
         y += 28;
     }
     y += paint_legend(c, 18, w - 18, y + 12, v);
-    y += 26; /* the first panel's name */
+    y += 26; /* the names in the first panel */
     each = (h - y - bottom - gap * (c->n ? c->n - 1 : 0)) / (c->n ? c->n : 1);
     each = fmax(each, 24);
     fit_axes(c, f, &left, &right, w, each);

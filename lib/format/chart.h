@@ -3,8 +3,8 @@
  * terminal).
  *
  * A chart is a column of panels over one common x axis; a panel holds lines and marks.  The same
- * chart gives the same bytes: SVG is written here and names fonts instead of embedding them.  PNG
- * alone needs cairo; a program that never calls lm_chart_png does not link it (static libcore). */
+ * chart gives the same bytes: SVG names fonts instead of embedding them.  Only PNG needs cairo; a
+ * program that never calls lm_chart_png does not link it (static libcore). */
 #ifndef LM_FORMAT_CHART_H
 #define LM_FORMAT_CHART_H
 
@@ -23,7 +23,7 @@ typedef enum {
 
 enum { LM_AXIS_TICKS = 24 };
 
-/* An axis that has been fitted: lo < hi; ticks ascend and lie in [lo, hi]. */
+/* A fitted axis: lo < hi; ticks ascend and lie in [lo, hi]. */
 typedef struct {
     lm_axis_kind kind;
     bool log;
@@ -35,35 +35,36 @@ typedef struct {
 
 /* Fit a->kind and a->log (set by the caller) to data in [min, max]: choose round ticks, at most
  * `most` (2..LM_AXIS_TICKS) of them.  `tight`: lo and hi are the data's own ends (usual for x);
- * otherwise they are widened to whole ticks, or a little when whole ticks would leave much empty.
- * A log axis needs min > 0; min == max is widened. */
+ * otherwise they are widened to whole ticks, or by a small margin when whole ticks would leave much
+ * space empty.  A log axis needs min > 0; min == max is widened. */
 void lm_axis_fit(lm_axis *a, double min, double max, int most, bool tight);
-/* Where v lies: 0 at lo, 1 at hi (outside: beyond); NAN where a log axis has no place for it. */
+/* The position of v: 0 at lo, 1 at hi (outside: beyond); NAN for a value that a log axis cannot
+ * show. */
 double lm_axis_at(const lm_axis *a, double v);
 
 /* Exponential moving average without the bias of its start (Kingma & Ba, arXiv:1412.6980, section
  * 3): m_k = beta m_{k-1} + (1-beta) y_k, out_k = m_k / (1 - beta^k).  beta in [0,1); values that
- * are not finite stay as they are and leave the average alone.  out may be y. */
+ * are not finite are copied and do not change the average.  out may be y. */
 void lm_chart_smooth(double *out, const double *y, size_t n, double beta);
 
 typedef enum {
     LM_LINE_SOLID,
     LM_LINE_FAINT, /* the raw values behind a smoothed line */
-    LM_LINE_MARKS, /* points, joined by a thin line: values measured now and then */
+    LM_LINE_MARKS, /* points, joined by a thin line: values measured at intervals */
 } lm_line_style;
 
 /* Points in order of x.  A y that is not finite breaks the line and is shown by a cross at the top
- * of the panel; a point that a log axis has no place for is left out. */
+ * of the panel; a point that a log axis cannot show is left out. */
 typedef struct {
     const double *x, *y; /* borrowed */
     size_t n;
-    const char *name; /* in the legend; NULL: not there.  UTF-8 */
+    const char *name; /* in the legend; NULL: not listed.  UTF-8 */
     int color;        /* index into the palette of 8, modulo 8 */
     lm_line_style style;
 } lm_chart_line;
 
 typedef struct {
-    const char *label; /* what is drawn: "loss" */
+    const char *label; /* the quantity drawn: "loss" */
     bool log_y;
     const lm_chart_line *line;
     size_t n;
@@ -78,10 +79,10 @@ typedef struct {
     size_t n;
 } lm_chart;
 
-/* Points with a place in the chart (finite, positive where an axis is logarithmic). */
+/* The number of points that can be drawn (finite, positive on a log axis). */
 size_t lm_chart_points(const lm_chart *c);
 
-enum { LM_CHART_MIN = 160, LM_CHART_MAX = 16384 }; /* pixels each way */
+enum { LM_CHART_MIN = 160, LM_CHART_MAX = 16384 }; /* pixels per side */
 
 /* Append the picture to *out.  w, h in pixels, LM_CHART_MIN..LM_CHART_MAX (LM_EUSAGE).  A chart
  * without any point gives empty axes. */

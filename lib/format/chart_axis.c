@@ -6,7 +6,7 @@
 
 #include "format/chart.h"
 
-/* Steps that people count time in, seconds; beyond the last: multiples of days. */
+/* Usual steps of time, in seconds; beyond the last: multiples of days. */
 static const double time_steps[] = { 1,   2,   5,    10,   15,   30,    60,    120,   300,
                                      600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400 };
 enum { TIME_STEPS = sizeof time_steps / sizeof *time_steps };
@@ -31,7 +31,7 @@ static double choose_step(lm_axis_kind kind, double span, int most)
         return 86400 * round_step(raw / 86400);
     }
     if (kind == LM_AXIS_COUNT && raw < 1)
-        return 1; /* there is no half step */
+        return 1; /* no half steps */
     return round_step(raw);
 }
 
@@ -48,7 +48,7 @@ static void label_count(char *s, size_t size, double v)
     snprintf(s, size, "%.4g%s", v, suffix[i]);
 }
 
-/* 90 -> "1m30", 7200 -> "2h": the unit of the largest part, and what is left of the next one. */
+/* 90 -> "1m30", 7200 -> "2h": the largest unit, and the rest in the next one. */
 static void label_time(char *s, size_t size, double v)
 {
     static const struct {
@@ -71,7 +71,7 @@ static void label_time(char *s, size_t size, double v)
     snprintf(s, size, "%.3g%s", v, v > 0 ? "s" : "");
 }
 
-/* "3e-04" -> "3e-4": no zeros that say nothing in an exponent. */
+/* "3e-04" -> "3e-4": no leading zeros in an exponent. */
 static void trim_exponent(char *s)
 {
     char *p = strchr(s, 'e'), *from;
@@ -88,7 +88,7 @@ static void trim_exponent(char *s)
     memmove(p, from, strlen(from) + 1);
 }
 
-/* As many digits as the distance between ticks asks for. */
+/* As many digits as the distance between ticks requires. */
 static void label_number(char *s, size_t size, double v, double step)
 {
     double top = floor(log10(fmax(fabs(v), step)) + 1e-9), unit = floor(log10(step) + 1e-9);
@@ -118,8 +118,8 @@ static void add_tick(lm_axis *a, double v, double step)
     a->n++;
 }
 
-/* Ends of a widened axis: whole ticks, but where that would leave much empty, a margin of a
- * twentieth. */
+/* Ends of a widened axis: whole ticks, or a margin of a twentieth where whole ticks would leave
+ * much space empty. */
 static void widen_ends(lm_axis *a, double min, double max)
 {
     double span = max - min;
@@ -131,7 +131,7 @@ static void widen_ends(lm_axis *a, double min, double max)
 }
 
 /* Ticks at the multiples of one step.  Few whole ticks may leave much of the axis empty: then the
- * ends come in, and a smaller step is tried until two ticks remain. */
+ * ends are moved inwards, and a smaller step is tried until two ticks remain. */
 static void fit_linear(lm_axis *a, double min, double max, int most, bool tight)
 {
     for (int trial = 0; trial < 3; trial++) {
@@ -165,7 +165,7 @@ static void fit_log(lm_axis *a, double min, double max, int most, bool tight)
 
     a->lo = min;
     a->hi = max;
-    if (!tight && fine) { /* out to the next 1, 2 or 5 */
+    if (!tight && fine) { /* widened to the next 1, 2 or 5 */
         double below = pow(10, lo), above = pow(10, hi);
         for (int i = 0; i < 3; i++) {
             if (mult[i] * pow(10, lo) <= min * (1 + 1e-9))
@@ -209,7 +209,7 @@ void lm_axis_fit(lm_axis *a, double min, double max, int most, bool tight)
         return;
     }
     fit_log(a, min, max, most, tight);
-    if (a->n < 2) { /* too narrow for decades: round numbers at logarithmic places */
+    if (a->n < 2) { /* too narrow for decades: round numbers at logarithmic positions */
         a->n = 0;
         fit_linear(a, min, max, most, true);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chart_canvas.h -- inside the charts: what a back end can paint, and the one painter that all
+/* chart_canvas.h -- the interface of a back end of charts, and the painter that all back ends
  * share.  Private to lib/format. */
 #ifndef LM_FORMAT_CHART_CANVAS_H
 #define LM_FORMAT_CHART_CANVAS_H
@@ -19,12 +19,12 @@ typedef struct {
 typedef struct {
     uint32_t rgb;
     double size;   /* pixels */
-    bool bold, up; /* up: turned to read from bottom to top */
+    bool bold, up; /* up: rotated to read from bottom to top */
     int anchor;    /* -1 begins at x, 0 is centred on it, 1 ends there */
 } lm_face;
 
-/* Coordinates in pixels from the top left.  xy holds n pairs.  Failures are kept by the back end.
- */
+/* Coordinates in pixels from the top left.  xy holds n pairs.  The back end keeps the first
+ * failure. */
 typedef struct lm_canvas {
     void (*path)(struct lm_canvas *c, const double *xy, size_t n, lm_pen pen);
     void (*box)(struct lm_canvas *c, double x, double y, double w, double h, uint32_t rgb);
@@ -37,15 +37,15 @@ typedef struct lm_canvas {
 /* Paint the whole chart, background included. */
 lm_code lm_chart_paint(const lm_chart *c, int w, int h, lm_canvas *canvas, lm_err *e);
 
-/* The ranges of x over all panels and of y in one; false when no point has a place (0..1 then). */
+/* The ranges of x over all panels and of y in one; false when no point can be drawn (0..1 then). */
 bool lm_chart_x_range(const lm_chart *c, double *min, double *max);
 bool lm_chart_y_range(const lm_chart *c, size_t panel, double *min, double *max);
 bool lm_chart_has_place(const lm_chart *c, const lm_chart_panel *p, double x, double y);
 
 lm_code lm_chart_check_size(int w, int h, lm_err *e);
 
-/* Copy text for a picture: valid UTF-8 as it is, anything else and control characters (a name could
- * hold terminal commands) as U+FFFD; cut at `size`. */
+/* Copy text for a picture: valid UTF-8 unchanged; other bytes, and control characters (a name could
+ * hold terminal commands), as U+FFFD; truncated to `size`. */
 void lm_chart_clean(char *out, size_t size, const char *s);
 
 /* Code points of a UTF-8 string, control characters included. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chart_png.c -- the PNG back end: cairo's image surface.  The only file of the library that needs
+/* chart_png.c -- the PNG back end: cairo's image surface.  No other file of the library needs
  * cairo. */
 #include <cairo/cairo.h>
 #include <math.h>

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "format/chart_canvas.h"
 
-/* The column of s to draw along. */
+/* The column of s for the x axis. */
 static lm_code pick_x(const lm_run_chart *r, const lm_series *s, lm_arena *a, const double **out,
                       lm_err *e)
 {
@@ -34,7 +34,7 @@ static const lm_series *find(const lm_run_chart *r, int run, const char *event, 
     return r->file[run] ? lm_metrics_file_series(r->file[run], event, key) : NULL;
 }
 
-/* Add a line for the "step" records of one run, and with smoothing the raw one before it. */
+/* Add a line for the "step" records of one run; with smoothing, the raw values before it. */
 static lm_code add_steps(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_line *line, int run,
                          const char *name, lm_arena *a, lm_err *e)
 {
@@ -48,7 +48,7 @@ static lm_code add_steps(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_
         l.y = s->value;
         l.n = s->n;
     }
-    /* a schedule is no measurement: there is nothing to smooth */
+    /* a schedule has no noise: it is not smoothed */
     if (!rc && s && r->smooth > 0 && strcmp(panel->label, "lr") != 0) {
         line[panel->n] = l;
         line[panel->n].name = NULL;
@@ -59,7 +59,7 @@ static lm_code add_steps(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_
         lm_chart_smooth(y, s->value, s->n, r->smooth);
         l.y = y;
     }
-    line[panel->n++] = l; /* without points too: the legend names every run */
+    line[panel->n++] = l; /* also without points: the legend names every run */
     return rc;
 }
 
@@ -79,7 +79,7 @@ static lm_code add_evals(const lm_run_chart *r, lm_chart_panel *panel, lm_chart_
     return rc;
 }
 
-/* Does any run have evaluations of what the first panel shows?  Only then the legend speaks of
+/* True if a run has evaluations of the quantity of the first panel: only then the legend explains
  * them. */
 static bool has_evals(const lm_run_chart *r)
 {
@@ -131,8 +131,7 @@ lm_code lm_run_chart_make(const lm_run_chart *r, lm_arena *a, lm_chart *out, lm_
     return LM_OK;
 }
 
-/* Does any run have a point for this key with a place on the axes?  *has_key: or at least the key?
- */
+/* True if a run has a point for this key that can be drawn; *has_key: it has at least the key. */
 static bool has_points(const lm_run_chart *r, const char *key, bool *has_key)
 {
     bool any = false, by_step = !strcmp(r->x, "step");
@@ -153,7 +152,7 @@ static bool has_points(const lm_run_chart *r, const char *key, bool *has_key)
     return any;
 }
 
-/* The keys that could have been meant, each once. */
+/* The keys to choose from, each once. */
 static void list_keys(const lm_run_chart *r, lm_buf *out, lm_err *e)
 {
     enum { MOST = 48 };
@@ -191,8 +190,8 @@ lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e)
                            "no record has a finite%s '%s' and a '%s'", r->log_y ? " positive" : "",
                            r->key[k], r->x);
         list_keys(r, &keys, e);
-        rc = keys.len ? lm_fail(e, LM_EFORMAT, where, "choose one of these with --key",
-                                "no record has '%s'; they have %s", r->key[k], keys.data)
+        rc = keys.len ? lm_fail(e, LM_EFORMAT, where, "choose one of these",
+                                "no record has '%s'; the keys are %s", r->key[k], keys.data)
                       : lm_fail(e, LM_EFORMAT, where, "give the JSONL that train --metrics wrote",
                                 "no record with numbers in it");
         lm_buf_fini(&keys);

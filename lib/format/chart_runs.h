@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chart_runs.h -- from the metrics of runs to a chart: which numbers become which lines. */
+/* chart_runs.h -- from the metrics of runs to a chart: selects the numbers for each line. */
 #ifndef LM_FORMAT_CHART_RUNS_H
 #define LM_FORMAT_CHART_RUNS_H
 
@@ -8,9 +8,9 @@
 #include "format/chart.h"
 #include "format/metrics.h"
 
-/* What is asked for.  Everything is borrowed. */
+/* The requested chart.  Everything is borrowed. */
 typedef struct {
-    lm_metrics_file *const *file; /* `runs` of them; NULL: nothing known yet */
+    lm_metrics_file *const *file; /* `runs` of them; NULL: no file read yet */
     const char *const *name;      /* of the runs, for the legend */
     int runs;
     const char *const *key; /* `keys` of them, a panel each */
@@ -19,7 +19,7 @@ typedef struct {
     double smooth; /* beta of lm_chart_smooth; 0: none */
     bool eval;     /* mark the values of "eval" records */
     bool log_x, log_y;
-    const char *title; /* NULL: the name of the run when there is one only */
+    const char *title; /* NULL: the name of the run if there is only one */
 } lm_run_chart;
 
 /* Make the chart; its arrays live in `a`, its numbers in the files (until their next poll).  Each
@@ -27,8 +27,7 @@ typedef struct {
  * "eval" records are marks.  Records without a step are counted 1, 2, ... */
 lm_code lm_run_chart_make(const lm_run_chart *r, lm_arena *a, lm_chart *out, lm_err *e);
 
-/* Every key must have a value that can be shown: LM_EFORMAT otherwise, naming the keys that there
- * are. */
+/* LM_EFORMAT, naming the existing keys, unless every key has a value that can be drawn. */
 lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e);
 
 #endif

@@ -54,7 +54,7 @@ static void put_color(svg *s, const char *name, uint32_t rgb)
     put_str(s, t);
 }
 
-/* XML text: the markup letters escaped.  Valid UTF-8 without control characters comes in. */
+/* XML text: the markup letters escaped.  The input is valid UTF-8 without control characters. */
 static void put_escaped(svg *s, const char *text)
 {
     for (; *text; text++) {

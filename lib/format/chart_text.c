@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chart_text.c -- the terminal back end: braille cells of 2 x 4 dots, Unicode U+2800..U+28FF.
  *
- * Each cell of a panel keeps its dots, the colour of the line that came last, and a rank: a
- * smoothed line wipes the raw values behind it, a mark wipes both. */
+ * Each cell of a panel keeps its dots, the colour of the last line, and a rank: a smoothed line
+ * erases the raw values behind it, a mark erases both. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,8 @@ typedef struct {
     uint8_t rank;  /* 0 empty, 1 faint, 2 solid, 3 mark, 4 alarm */
 } cell;
 
-/* Colours of the 256-colour palette that read well on black and on white; then grey, then alarm. */
+/* Colours of the 256-colour palette that are readable on black and on white; then grey, then
+ * alarm. */
 static const int ansi[10] = { 33, 208, 35, 170, 37, 178, 196, 245, 240, 196 };
 enum { FAINT_COLOR = 8, ALARM_COLOR = 9 };
 
@@ -83,7 +84,7 @@ static int put_cut(screen *s, const char *text, int room)
     return (int)n;
 }
 
-/* Turn on the dot at (x, y), counted from the top left of the panel. */
+/* Set the dot at (x, y), counted from the top left of the panel. */
 static void set_dot(screen *s, int x, int y, uint8_t color, uint8_t rank)
 {
     static const uint8_t bit[4][2] = { { 1, 8 }, { 2, 16 }, { 4, 32 }, { 64, 128 } };
@@ -270,7 +271,7 @@ static void put_x_axis(screen *s, bool labels)
     put(s, "\n");
 }
 
-/* Lines that the title and the legend take; painted unless `dry`. */
+/* The number of lines of the title and the legend; painted unless `dry`. */
 static int put_head(screen *s, int cols, bool dry)
 {
     const lm_chart *c = s->chart;
@@ -314,7 +315,7 @@ static int put_head(screen *s, int cols, bool dry)
     return rows;
 }
 
-/* Without colours the raw values would only thicken the line that smooths them. */
+/* Without colours the raw values would only thicken the smoothed line. */
 static bool shown(const screen *s, const lm_chart_panel *p, const lm_chart_line *l)
 {
     if (l->style != LM_LINE_FAINT || s->color)

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder.h -- a model as the tools meet it: tensors by name from wherever they lie, and the Hugging
- * Face folder (or its tar, .lmz or stream) that it is written to.
+/* folder.h -- models as the tools read and write them: tensors by name from any of the inputs
+ * below, and the Hugging Face folder (or its tar, .lmz or stream) as output.
  *
  * Accepted as a model: a folder with config.json and model.safetensors, or
  * model.safetensors.index.json and its shards; a training run's folder (folder_run.h: the newest
- * whole checkpoint is opened, and stays the one that was opened); one .safetensors file, alone; a
- * tar or an .lmz of such a folder; a stream of any of the last three (bundle.h).
+ * whole checkpoint at the time of opening); one .safetensors file, alone; a tar or an .lmz of such
+ * a folder; a stream of any of the last three (bundle.h).
  *
- * A stream with config.json before one file of weights is read forward: the tensor that
- * lm_model_source_next gave last is held in memory and may be read in any way, those before are
- * gone.  Whatever asks for more (a tensor further on, a file behind the weights) spools the rest to
- * disk.  Shards, and weights before config.json, are spooled at once.
+ * A stream with config.json before one file of weights is read forward: the last tensor that
+ * lm_model_source_next returned is kept in memory and may be read in any way; earlier ones are
+ * gone.  A request for more (a later tensor, a file behind the weights) spools the rest to disk.
+ * Shards, and weights before config.json, are spooled at once.
  *
- * Whatever is wrong with a model is one error that names the file: a shard missing or truncated, a
- * tensor that the index promises and its shard lacks, a name in two shards, a file name with a path
- * in it.  A wrong total_size in the index is a warning. */
+ * Any fault of a model is one error that names the file: a shard missing or truncated, a tensor
+ * that the index lists and its shard lacks, a name in two shards, a file name with a path in it.  A
+ * wrong total_size in the index is a warning. */
 #ifndef LM_FORMAT_FOLDER_H
 #define LM_FORMAT_FOLDER_H
 
@@ -28,41 +28,42 @@
 #include "format/bundle.h"
 #include "format/safetensors.h"
 
-#define LM_MAX_SHARD_BYTES 5000000000 /* default size of a shard, as the field has it ("5GB") */
+/* Default size of a shard, as in Hugging Face libraries ("5GB"). */
+#define LM_MAX_SHARD_BYTES 5000000000
 
 /* ---- Reading ---- */
 
 typedef struct lm_model_source lm_model_source;
 
-/* Open a model; reads config.json and the headers, no data.  `o` (bundle.h; NULL: the usual) is
- * borrowed until the source is closed.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE if `path` is no model
- * at all (says what was looked for). */
+/* Open a model; reads config.json and the headers, no data.  `o` (bundle.h; NULL: defaults) is
+ * borrowed until the source is closed.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE if `path` is not a
+ * model (names what was expected). */
 lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model_source **out,
                              lm_err *e);
 void lm_model_source_close(lm_model_source *m);
 const char *lm_model_source_path(const lm_model_source *m); /* as given; "standard input" for "-" */
-/* The files that it was read from.  On a stream, what has passed is gone. */
+/* The files of the source.  On a stream, those already read are gone. */
 lm_bundle *lm_model_source_bundle(const lm_model_source *m);
-/* The folder that the files lie in: of a run, that of its newest checkpoint; NULL for everything
- * that is no folder (lm_model_source_file reads tokenizer.json of all). */
+/* The folder of the files: for a run, that of its newest checkpoint; NULL for other inputs
+ * (lm_model_source_file reads tokenizer.json from all of them). */
 const char *lm_model_source_dir(const lm_model_source *m);
 /* config.json, borrowed; NULL for a lone file. */
 const json_t *lm_model_source_config(const lm_model_source *m);
-/* find, data, read and load work in any order, as cheaply. */
+/* True if find, data, read and load work in any order at the same cost. */
 bool lm_model_source_random(const lm_model_source *m);
-/* Make it so: what is still to come of a stream goes to disk.  Does nothing when it is. */
+/* Make it so: the rest of a stream is spooled to disk. */
 lm_code lm_model_source_spool(lm_model_source *m, lm_err *e);
-/* Read on to the end of a stream and find it whole; to be called when the last tensor has been
- * taken, before anything is published.  Does nothing on other sources. */
+/* Read a stream to its end and check that it is complete; to be called after the last tensor,
+ * before anything is published.  Does nothing for other sources. */
 lm_code lm_model_source_finish(lm_model_source *m, lm_err *e);
 
 /* A file beside the weights ("tokenizer.json"), at most `limit` bytes, NUL-terminated, appended to
- * `out`; *found = false (no failure) when there is none.  A stream is spooled when that is what it
- * takes to know.  LM_ELIMIT for a file of a stream that was too large to be kept (64 MiB). */
+ * `out`; *found = false (no failure) when there is none.  A stream is spooled if that is needed to
+ * find out.  LM_ELIMIT for a file of a stream that was too large to be kept (64 MiB). */
 lm_code lm_model_source_file(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
                              bool *found, lm_err *e);
-/* The same for what may be missed: of a stream only what came before the weights.  If the file comes
- * behind them after all, lm_model_source_finish fails and says so. */
+/* The same for files that may be missed: in a stream only those before the weights.  If the file
+ * follows the weights, lm_model_source_finish fails and names it. */
 lm_code lm_model_source_file_now(lm_model_source *m, const char *name, size_t limit, lm_buf *out,
                                  bool *found, lm_err *e);
 /* Small files in memory: zero-initialise, release with lm_folder_files_fini. */
@@ -74,8 +75,8 @@ typedef struct {
     size_t n, cap;
 } lm_folder_files;
 void lm_folder_files_fini(lm_folder_files *f);
-/* The tokenizer's files (lm_tokenizer_files) of a model, all that there are; a stream that did not
- * bring tokenizer.json before its weights is spooled. */
+/* The tokenizer's files (lm_tokenizer_files) of a model, those that exist; a stream in which
+ * tokenizer.json does not precede the weights is spooled. */
 lm_code lm_model_source_tokenizer(lm_model_source *m, lm_folder_files *out, lm_err *e);
 /* A JSON file beside the weights as a tree, as lm_model_source_file_now; *out = NULL when there is
  * none. */
@@ -100,62 +101,65 @@ const char *lm_model_source_meta(const lm_model_source *m, const char *key);
 
 /* Iterate in the order of lm_model_source_at; *t = NULL at the end.  Works on every source. */
 lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);
-/* Begin again; LM_EUSAGE on a stream of which tensors are gone. */
+/* Restart the iteration; LM_EUSAGE on a stream of which tensors are gone. */
 lm_code lm_model_source_rewind(lm_model_source *m, lm_err *e);
-/* As lm_st_data (NULL where nothing is mapped: read then), lm_st_aligned, lm_st_read, lm_st_load.
- * `t` must come from this source.  Any thread; on a stream one tensor at a time. */
+/* As lm_st_data (NULL where nothing is mapped: use lm_model_source_read), lm_st_aligned,
+ * lm_st_read, lm_st_load.  `t` must come from this source.  Any thread; on a stream one tensor at a
+ * time. */
 const void *lm_model_source_data(const lm_model_source *m, const lm_st_tensor *t);
 bool lm_model_source_aligned(const lm_model_source *m, const lm_st_tensor *t);
 lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
                              void *dst, size_t bytes, lm_err *e);
 lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm_dtype to,
                              void *dst, lm_err *e);
-/* As read, for a few bytes here and there: nothing more is decoded, and nothing kept, than it takes. */
+/* As read, for a few bytes at scattered offsets: decodes only what is needed and keeps nothing. */
 lm_code lm_model_source_peek(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
                              void *dst, size_t bytes, lm_err *e);
-/* All of t without a copy: mapped, or of a stream what is held of it until another tensor of m is
- * asked for.  *data = NULL, no failure: neither is so, read it. */
+/* All of t without a copy: mapped, or the tensor of a stream in memory, until another tensor of m
+ * is requested.  *data = NULL (no failure): neither applies, read it. */
 lm_code lm_model_source_borrow(const lm_model_source *m, const lm_st_tensor *t, const void **data,
                                lm_err *e);
-/* The mapped bytes of t are not needed again soon: they leave this process's resident set. */
+/* Drop the mapped bytes of t from this process's resident set: they are not needed soon. */
 void lm_model_source_forget(const lm_model_source *m, const lm_st_tensor *t);
 
 /* ---- Writing ---- */
 
-/* What a folder will hold.  Zero-initialise; all borrowed until commit or drop. */
+/* The contents of a folder to write.  Zero-initialise; all borrowed until commit or drop. */
 typedef struct {
-    const json_t *config; /* config.json, keys in their order; NULL: the caller puts it */
+    /* config.json, keys in their order; NULL: the caller writes it with lm_folder_put */
+    const json_t *config;
     const json_t *generation_config; /* generation_config.json; NULL: none */
     /* Folder from which the tokenizer's files are copied byte for byte (those of lm_tokenizer_files
-     * that are there), or one file that becomes tokenizer.json; NULL: none. */
+     * that exist), or one file that becomes tokenizer.json; NULL: none. */
     const char *tokenizer;
-    /* Or the model whose tokenizer files are copied: those of a stream that lie behind its weights
-     * when it is read to its end, at commit. */
+    /* Or the model whose tokenizer files are copied; those behind the weights of a stream are
+     * copied at commit, when it is read to its end. */
     lm_model_source *tokenizer_from;
     const lm_folder_files *files; /* more small files; NULL: none */
-    const lm_st_plan
-        *plan; /* all tensors and __metadata__; {"format":"pt"} is added when missing */
-    uint64_t max_shard_bytes; /* 0: LM_MAX_SHARD_BYTES in a folder, one file elsewhere; a tensor
-                                 larger than this gets a shard of its own */
-    bool keep_order; /* files keep the plan's order; else each is sorted as lm_st_plan_sort does */
+    /* all tensors and __metadata__; {"format":"pt"} is added when missing */
+    const lm_st_plan *plan;
+    /* 0: LM_MAX_SHARD_BYTES in a folder, one file elsewhere; a larger tensor gets a shard of its
+     * own */
+    uint64_t max_shard_bytes;
+    bool keep_order; /* files keep the plan's order; otherwise each is sorted by lm_st_plan_sort */
 } lm_folder_spec;
 
-/* Names of tokenizer files that travel with a model, NULL-terminated. */
+/* Names of the tokenizer files of a model, NULL-terminated. */
 extern const char *const lm_tokenizer_files[];
 
 typedef struct lm_folder lm_folder;
-/* Begin the model at `path`, in the form that the name asks for (lm_bundle_create; `o` may be NULL);
- * the small files of the spec are written now, the weights begin with the first lm_folder_write, so
- * that readers of a stream have all else before them. */
+/* Begin the model at `path`, in the form that its name selects (lm_bundle_create; `o` may be NULL).
+ * The small files of the spec are written now; the weights begin with the first lm_folder_write, so
+ * that in a stream all other files precede them. */
 lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
                          const lm_folder_spec *spec, lm_folder **out, lm_err *e);
-/* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok.  At any time:
- * one that comes amid the weights is kept in memory until they are complete. */
+/* Write or copy one more small file; `name` is a plain name, checked by lm_name_ok.  Allowed at any
+ * time: between tensors it is kept in memory until the weights are complete. */
 lm_code lm_folder_put(lm_folder *f, const char *name, const void *data, size_t bytes, lm_err *e);
 lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err *e);
-/* Tensors, as in safetensors.h: lm_folder_next says which is expected (names are the plan's), NULL
- * when all are there.  Moving on to the next shard is the folder's business; a chunk must not cross
- * the end of a tensor. */
+/* Tensors, as in safetensors.h: lm_folder_next returns the expected one (names are the plan's),
+ * NULL after the last.  Shards are changed automatically; a chunk must not cross the end of a
+ * tensor. */
 const lm_st_tensor *lm_folder_next(const lm_folder *f);
 lm_code lm_folder_write(lm_folder *f, const void *data, size_t bytes, lm_err *e);
 lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_t count, lm_err *e);
@@ -163,7 +167,7 @@ lm_code lm_folder_write_as(lm_folder *f, lm_dtype from, const void *data, int64_
  * complete: by a plan, with a writer to be committed before anything else is written. */
 lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *plan,
                             lm_st_writer **out, lm_err *e);
-/* All or nothing; f is gone whatever the result. */
+/* Publish all or nothing; f is freed whatever the result. */
 lm_code lm_folder_commit(lm_folder *f, lm_err *e);
 void lm_folder_drop(lm_folder *f);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_impl.h -- what folder_source.c, source_files.c, source_data.c and folder_write.c share;
+/* folder_impl.h -- shared by folder_source.c, source_files.c, source_data.c and folder_write.c;
  * private to lib/format. */
 #ifndef LM_FORMAT_FOLDER_IMPL_H
 #define LM_FORMAT_FOLDER_IMPL_H
@@ -19,37 +19,38 @@ struct lm_model_source {
     lm_source_weights *file; /* sorted by name; none on a stream */
     size_t n_files;
     size_t *first;              /* [n_files + 1]: number of tensors in the files before */
-    lm_source_weights **placed; /* those with tensors, by where their tables lie in memory */
+    lm_source_weights **placed; /* files with tensors, sorted by the addresses of their tables */
     size_t n_placed;
-    size_t next;               /* tensor that lm_model_source_next gives */
-    const lm_st_tensor **slot; /* by name, where there are several files */
+    size_t next;               /* the last tensor that lm_model_source_next returned */
+    const lm_st_tensor **slot; /* index by name, if there are several files */
     size_t n_slots;
 
-    lm_st_stream *stream; /* the weights come forward, or came so before they were spooled */
+    lm_st_stream *stream; /* the weights are read forward, or were until they were spooled */
     const lm_bundle_file *streamed; /* in this file */
-    size_t taken;                   /* tensors of it that were begun */
+    size_t taken;                   /* tensors of it begun so far */
     bool ended;                     /* the stream was read to its end */
-    lm_folder_files small;          /* that a stream gave beside its weights */
+    lm_folder_files small;          /* small files of a stream */
     size_t small_bytes;
-    char **missed; /* files said to be absent before the stream had ended */
+    char **missed; /* files reported absent before the end of the stream */
     size_t n_missed, cap_missed;
 
-    pthread_rwlock_t lock;    /* of the window and of where the stream stands */
+    pthread_rwlock_t lock;    /* protects the window and the position of the stream */
     const lm_st_tensor *held; /* the tensor whose bytes are in `window` */
     uint8_t *window;
     size_t window_bytes;
 };
 
-/* The file that t belongs to: t points into its table.  NULL: a stream's, or another model's. */
+/* The file of t, which points into its table.  NULL: t belongs to a stream, or to another model. */
 const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t);
 bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t);
-/* "dir/x" or "m.tar: x", also of a file that is not there. */
+/* "dir/x" or "m.tar: x", also for a missing file. */
 const char *lm_source_where(const lm_model_source *m, const char *name, char buf[256]);
-/* The current file of a stream into memory, if it is small; what was kept so. */
+/* Read the current file of a stream into memory, if it is small; and find a file that was kept
+ * so. */
 const struct lm_folder_file *lm_source_kept(const lm_model_source *m, const char *name);
 lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e);
-/* lm_model_source_file_now without the promise that the file does not come later.  LM_ELIMIT for one
- * that a stream has brought and that was too large to be kept. */
+/* lm_model_source_file_now without recording that the file was reported absent.  LM_ELIMIT for a
+ * file of a stream that was too large to be kept. */
 lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_buf *out, bool *found,
                        lm_err *e);
 /* The same as a tree; NULL if absent. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_json.h -- JSON trees written for people, as the field's config.json looks: two spaces, one
- * member a line, and the shortest digits that read back as the same double (1e-06,
- * not 9.9999999999999995e-07). */
+/* folder_json.h -- JSON trees in the style of Hugging Face's config.json: two spaces, one member a
+ * line, and the shortest digits that read back as the same double (1e-06, not
+ * 9.9999999999999995e-07). */
 #ifndef LM_FORMAT_FOLDER_JSON_H
 #define LM_FORMAT_FOLDER_JSON_H
 
@@ -11,8 +11,8 @@
 /* Appended to `out`, with a newline at the end. */
 lm_code lm_json_pretty(const json_t *tree, lm_buf *out, lm_err *e);
 
-/* Torch's name of the weights' type, into "dtype" and "torch_dtype" of a config.json and of its parts
- * (text_config, vision_config, ...), wherever one stands; true if one changed. */
+/* Set every "dtype" and "torch_dtype" of a config.json and its parts (text_config, vision_config,
+ * ...) to Torch's name of the weights' type; true if one changed. */
 bool lm_config_set_dtype(json_t *config, const char *name);
 
 #endif

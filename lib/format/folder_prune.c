@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_prune.c -- which checkpoints of a run may go: old ones, but never what another .lmz in the
- * run is a difference to. */
+/* folder_prune.c -- removes old checkpoints of a run, but never the base of another .lmz in the
+ * run. */
 #include <string.h>
 #include <sys/stat.h>
 
@@ -11,7 +11,7 @@
 #include "format/folder_run.h"
 #include "format/lmz.h"
 
-/* The path of the base that the file at `path` names; NULL when it is no .lmz, or a whole one. */
+/* The path of the base that the file at `path` names; NULL if it is not an .lmz, or not a delta. */
 static lm_code base_of(const char *path, char **out, lm_err *e)
 {
     const char *slash = strrchr(path, '/');
@@ -31,7 +31,7 @@ static lm_code base_of(const char *path, char **out, lm_err *e)
     return rc;
 }
 
-/* Mark the entry of the run that `path` is. */
+/* Mark the entry of the run at `path`. */
 static lm_code mark(const char *run_dir, char *const *names, size_t n, const char *path, bool *keep,
                     lm_err *e)
 {
@@ -68,7 +68,7 @@ lm_code lm_run_keep_bases(const char *run_dir, char *const *names, size_t n, boo
     return rc;
 }
 
-/* The lowest step that is among the newest `keep` from `step` down; -1: all are. */
+/* The lowest of the newest `keep` steps from `step` down; -1: there are fewer. */
 static int64_t oldest_kept(char *const *names, size_t n, int64_t step, int keep)
 {
     for (int k = 1; k < keep && step >= 0; k++) {
@@ -82,7 +82,7 @@ static int64_t oldest_kept(char *const *names, size_t n, int64_t step, int keep)
     return step;
 }
 
-/* Does a file lie in the checkpoint that no tool has written?  Then it is not ours to remove. */
+/* True if the checkpoint holds a file that no tool wrote: it is then not removed. */
 static lm_code holds_more(const char *run_dir, const char *name, bool *more, lm_err *e)
 {
     char *path = NULL;

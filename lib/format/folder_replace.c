@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_replace.c -- a run takes the place of an older one in the same folder.
+/* folder_replace.c -- a run replaces an older one in the same folder.
  *
- * The switch of `latest` is the one moment at which the new run replaces the old one.  Before it, the
- * file .replaced lists the old checkpoints; while `latest` names one of the list, the list is void.
- * A kill at any moment so leaves the old run, or the new one with a list of what is to be removed. */
+ * The rename of `latest` replaces the old run.  Before it, the file .replaced lists the old
+ * checkpoints; while `latest` names one of them, the list is void.  A kill at any moment leaves the
+ * old run, or the new one with a list of checkpoints to remove. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ static bool is_listed(const lm_buf *list, const char *name)
     return false;
 }
 
-/* The list, empty when there is none or it is void. */
+/* Read the list; empty if it is missing or void. */
 static lm_code read_list(const char *run_dir, lm_buf *list, lm_err *e)
 {
     char *path = NULL, *link = NULL, target[256];
@@ -75,7 +75,7 @@ static lm_code remove_list(const char *run_dir, lm_err *e)
     return rc;
 }
 
-/* Remove `best` of the old run: what names one of the list, or, with NULL, whatever it names. */
+/* Remove `best` of the old run if it names a checkpoint of the list; with NULL in any case. */
 static lm_code drop_best(const char *run_dir, const lm_buf *list, lm_err *e)
 {
     char *link = NULL, target[256];
@@ -110,7 +110,7 @@ lm_code lm_run_remove_replaced(const char *run_dir, lm_err *e)
     return rc;
 }
 
-/* Write the list of all checkpoints but `name`; nothing when there are no others. */
+/* Write the list of all checkpoints except `name`; nothing if there are no others. */
 static lm_code write_list(const char *run_dir, const char *name, lm_err *e)
 {
     char **names = NULL, *path = NULL;
@@ -145,7 +145,7 @@ lm_code lm_run_publish_first(const char *run_dir, const char *step_dir_name, lm_
 
     if (!rc)
         rc = lm_run_publish(run_dir, step_dir_name, e);
-    if (!rc) /* it may name the new checkpoint, where the old run had one of this step */
+    if (!rc) /* it may name the new checkpoint, if the old run had one of the same step */
         rc = drop_best(run_dir, NULL, e);
     return rc ? rc : lm_run_remove_replaced(run_dir, e);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_run.c -- the links that make a run folder a model, each replaced by rename so that no
- * moment is without one. */
+/* folder_run.c -- the links that make a run folder a model, each replaced by rename, so that it
+ * exists at all times. */
 #include "format/folder_run.h"
 
 #include <errno.h>
@@ -54,12 +54,12 @@ static lm_code put_link(const char *dir, const char *name, const char *target, l
         }
         if (n < 0 && !lstat(path, &st))
             rc = lm_fail(e, LM_EUSAGE, path, "move it away",
-                         "it is in the way of a link to the newest checkpoint");
+                         "its name is needed for a link to the newest checkpoint");
     }
     if (!rc)
         rc = lm_asprintf(&temp, e, "%s/.%s.tmp.%s", dir, name, lm_owner_tag(tag));
     if (!rc) {
-        unlink(temp); /* of a symlink that failed */
+        unlink(temp); /* errno of the failed symlink */
         if (symlink(target, temp) || rename(temp, path)) {
             rc = lm_fail(e, LM_EIO, path, NULL, "cannot make a link to %s", target);
             unlink(temp);
@@ -70,7 +70,7 @@ static lm_code put_link(const char *dir, const char *name, const char *target, l
     return rc;
 }
 
-/* Files of training alone get no link: the run folder shows a model. */
+/* Files that only training uses get no link: the run folder looks like a model folder. */
 static bool is_model_file(const char *name)
 {
     return strncmp(name, "optimizer", 9) && strcmp(name, "state.json") && name[0] != '.';
@@ -161,7 +161,7 @@ int64_t lm_run_best(const char *run_dir)
     return lm_run_step_of(target);
 }
 
-/* Does the link run_dir/name say `target`? */
+/* True if the target of the link run_dir/name is `target`. */
 static bool link_says(const char *run_dir, const char *name, const char *target)
 {
     char text[64] = "", *link = NULL;
@@ -225,7 +225,7 @@ lm_code lm_run_checkpoint(const char *run_dir, const char *name, int64_t *step, 
     return rc;
 }
 
-/* Is a, of step `step`, to be preferred to the best so far? */
+/* True if a, of step `step`, is better than the best so far. */
 static bool is_newer(const char *a, int64_t step, const char *best)
 {
     int64_t of_best = best ? lm_run_step_of(best) : -1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_source.c -- a model opened: whatever holds its files (bundle.h) -> one list of tensors, and
- * the small files beside them.
+/* folder_source.c -- opens a model: turns the files of a bundle (bundle.h) into one list of
+ * tensors, and the small files beside them.
  *
  * With random access each file of weights is an lm_st; a stream of one file of weights is an
  * lm_st_stream. */
@@ -56,8 +56,8 @@ static int by_string(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The different file names of the index's weight_map, sorted; *names is yours, its strings are the
- * tree's. */
+/* The different file names of the index's weight_map, sorted; the caller frees *names; its strings
+ * belong to the tree. */
 static lm_code shard_names(const json_t *map, const char *where, const char ***names, size_t *n,
                            lm_err *e)
 {
@@ -76,10 +76,10 @@ static lm_code shard_names(const json_t *map, const char *where, const char ***n
         char show[LM_ST_SHOWN];
         if (!file || strlen(file) != json_string_length(value) || !lm_name_ok(file)) {
             lm_free(all);
-            return lm_fail(e, LM_EFORMAT, where, NULL, "tensor '%s' has no proper file name",
+            return lm_fail(e, LM_EFORMAT, where, NULL, "tensor '%s' has an invalid file name",
                            lm_st_show(key, show));
         }
-        if (!prev || strcmp(prev, file)) /* runs of one file are the rule */
+        if (!prev || strcmp(prev, file)) /* consecutive tensors are usually in one file */
             all[total++] = prev = file;
     }
     if (total)
@@ -91,7 +91,7 @@ static lm_code shard_names(const json_t *map, const char *where, const char ***n
     return LM_OK;
 }
 
-/* Every promise of the index must be kept by the shard it names. */
+/* Every tensor of the index must be in the shard that the index names. */
 static lm_code check_index(const lm_model_source *m, const json_t *map, const char *where,
                            lm_err *e)
 {
@@ -105,11 +105,11 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
         const char *file = json_string_value(value);
         if (!t)
             return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
-                           "tensor '%s' should be in %s, which lacks it", lm_st_show(key, show),
-                           file);
+                           "tensor '%s' should be in %s, but is missing there",
+                           lm_st_show(key, show), file);
         if (strcmp(lm_model_source_file_of(m, t), file))
             return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
-                           "tensor '%s' should be in %s, it is in %s", lm_st_show(key, show), file,
+                           "tensor '%s' should be in %s, but is in %s", lm_st_show(key, show), file,
                            lm_model_source_file_of(m, t));
     }
     if (json_object_size(map) != lm_model_source_count(m))
@@ -119,8 +119,8 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
     return LM_OK;
 }
 
-/* metadata.total_size is what downloaders and device maps calculate with; the tensors do not depend on
- * it, so that a wrong one is reported and the model read. */
+/* metadata.total_size is what downloaders and device maps calculate with; the tensors do not depend
+ * on it, so a wrong value is only reported. */
 static void check_total(const json_t *root, const lm_model_source *m, const char *where)
 {
     const json_t *total = json_object_get(json_object_get(root, "metadata"), "total_size");
@@ -167,9 +167,9 @@ static lm_code count_files(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* ---- Not a model ---- */
+/* ---- Inputs that are not a model ---- */
 
-/* `what` is missing; weights in another format are named with the way out. */
+/* `what` is missing; weights in another format are named with the remedy. */
 static lm_code no_model(const lm_model_source *m, const char *what, lm_err *e)
 {
     const char *todo, *name = lm_foreign_in(m->b, &todo), *kind = NULL;
@@ -184,7 +184,7 @@ static lm_code no_model(const lm_model_source *m, const char *what, lm_err *e)
     return lm_fail(e, LM_EUSAGE, m->path, "give a model folder or a .safetensors file", "%s", what);
 }
 
-/* A file whose name says that it is another format. */
+/* A file whose name is that of another format. */
 static lm_code check_name(const char *path, lm_err *e)
 {
     const char *todo, *kind = lm_foreign_name(path, &todo);
@@ -197,7 +197,7 @@ static lm_code check_name(const char *path, lm_err *e)
 
 /* ---- Shards ---- */
 
-/* The slot that holds `name`, or the free one where it belongs. */
+/* The cell that holds `name`, or the free cell for it. */
 static size_t slot_of(const lm_model_source *m, const char *name)
 {
     size_t mask = m->n_slots - 1, i = lm_hash_str(name) & mask;
@@ -207,8 +207,8 @@ static size_t slot_of(const lm_model_source *m, const char *name)
     return i;
 }
 
-/* One table of the names in all shards, at most half full: to look through each shard's own would
- * cost seconds where there are hundreds.  A name in two shards is found on the way. */
+/* One table of the names in all shards, at most half full: a search through the table of each of
+ * hundreds of shards would take seconds.  A name in two shards is found here. */
 static lm_code index_names(lm_model_source *m, lm_err *e)
 {
     char show[LM_ST_SHOWN];
@@ -254,7 +254,7 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
             rc = add_file(m, names[i], e);
         else
             rc = lm_fail(e, LM_EFORMAT, lm_source_where(m, lm_st_show(names[i], show), where),
-                         "fetch it again", "shard %zu of %zu that %s names is missing", i + 1, n,
+                         "fetch it again", "shard %zu of %zu named by %s is missing", i + 1, n,
                          index_name);
     }
     if (!rc)
@@ -284,7 +284,7 @@ static lm_code open_config(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* With random access to all that is not in memory. */
+/* With random access to all files that are not in memory. */
 static lm_code open_random(lm_model_source *m, lm_err *e)
 {
     lm_code rc;
@@ -303,7 +303,7 @@ static lm_code open_random(lm_model_source *m, lm_err *e)
     return open_shards(m, e);
 }
 
-/* An early end is left to the reader of the tensors, who knows which one it cuts. */
+/* An early end is reported by the reader of the tensors, which knows the tensor that it cuts. */
 static lm_code read_weights(void *bundle, void *dst, size_t cap, size_t *got, lm_err *e)
 {
     lm_bundle *b = bundle;
@@ -317,7 +317,7 @@ static lm_code read_weights(void *bundle, void *dst, size_t cap, size_t *got, lm
     return rc;
 }
 
-/* The one file of weights of a stream begins. */
+/* The only file of weights of a stream begins. */
 static lm_code open_forward(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
 {
     char where[256];
@@ -333,7 +333,7 @@ static lm_code open_forward(lm_model_source *m, const lm_bundle_file *f, lm_err 
     return rc;
 }
 
-/* Take small files as they come, until the weights. */
+/* Read small files in their order, up to the weights. */
 static lm_code open_stream(lm_model_source *m, lm_err *e)
 {
     bool lone = lm_bundle_kind_of(m->b) == LM_BUNDLE_FILE;
@@ -359,8 +359,8 @@ static lm_code open_stream(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* Of a run folder the newest checkpoint is opened once, so that all files are of the same one even
- * when the next appears meanwhile, and so that it is a model when its links were lost. */
+/* For a run folder the newest checkpoint is resolved once.  All files then come from the same one
+ * even if a newer one appears meanwhile, and the folder can be read even if its links were lost. */
 static lm_code open_path(lm_model_source *m, const char *path, const lm_bundle_opts *o, lm_err *e)
 {
     char *resolved = NULL;
@@ -420,7 +420,7 @@ void lm_model_source_close(lm_model_source *m)
     lm_free(m);
 }
 
-/* ---- Asking ---- */
+/* ---- Queries ---- */
 
 const char *lm_model_source_path(const lm_model_source *m)
 {

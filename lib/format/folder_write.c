@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_write.c -- a model written: shards planned first, the small files, then the tensors streamed
- * through, published as a whole. */
+/* folder_write.c -- writes a model: plans the shards, writes the small files, streams the tensors,
+ * publishes all at once. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ const char *const lm_tokenizer_files[] = {
 
 #define MAX_SMALL ((size_t)1 << 30) /* bytes of a file that is copied */
 
-/* A small file that came amid the weights. */
+/* A small file that arrived between tensors. */
 typedef struct {
     char *name;
     lm_buf data;
@@ -41,9 +41,9 @@ struct lm_folder {
     lm_bundle_out *b;
     lm_st_plan **plan; /* one a shard */
     size_t n_shards, cur;
-    lm_st_writer *writer; /* of shard `cur`; NULL: not begun, or all are complete */
-    bool failed;          /* only drop is left */
-    bool whole;           /* weights kept as one file unless shards were asked for */
+    lm_st_writer *writer; /* writer of shard `cur`; NULL: not begun, or all are complete */
+    bool failed;          /* after a failure: only drop is allowed */
+    bool whole;           /* weights stay one file unless shards are requested */
     lm_model_source *tokenizer_from;
     late_file *late;
     size_t n_late, cap_late;
@@ -154,7 +154,7 @@ lm_code lm_folder_copy(lm_folder *f, const char *name, const char *from, lm_err 
     return rc;
 }
 
-/* Tokenizer files of a source, all or (again) those that have come since. */
+/* Tokenizer files of a source, all or, in a second call, those that arrived since. */
 static lm_code put_from(lm_folder *f, lm_model_source *m, bool again, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -264,7 +264,7 @@ static lm_code open_shard(lm_folder *f, lm_err *e)
     return lm_bundle_st_create(f->b, name, f->plan[f->cur], &f->writer, e);
 }
 
-/* Begin the weights if they are not, close shards that are complete and begin the next. */
+/* Begin the weights if necessary, close complete shards and begin the next. */
 static lm_code roll(lm_folder *f, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -334,7 +334,7 @@ lm_code lm_folder_create(const char *path, bool force, const lm_bundle_opts *o,
     return LM_OK;
 }
 
-/* Tensors without bytes need no writing and are stepped over. */
+/* Tensors without bytes are not written and are skipped. */
 const lm_st_tensor *lm_folder_next(const lm_folder *f)
 {
     if (f->failed)
@@ -348,7 +348,7 @@ const lm_st_tensor *lm_folder_next(const lm_folder *f)
     return NULL;
 }
 
-/* Before tensors are written: the weights begun, nothing failed, not all there already. */
+/* Check before a tensor is written: the weights are begun, nothing failed, tensors are missing. */
 static lm_code check_open(lm_folder *f, lm_err *e)
 {
     if (f->failed)
@@ -386,7 +386,8 @@ lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *pl
 {
     *out = NULL;
     if (f->failed || (f->cur < f->n_shards && (f->writer || f->cur)))
-        return lm_fail(e, LM_EBUG, "model folder", NULL, "%s begun amid the weights", name);
+        return lm_fail(e, LM_EBUG, "model folder", NULL, "%s begun before the weights are complete",
+                       name);
     return lm_bundle_st_create(f->b, name, plan, out, e);
 }
 
@@ -395,7 +396,7 @@ lm_code lm_folder_st_create(lm_folder *f, const char *name, const lm_st_plan *pl
 static lm_code commit(lm_folder *f, lm_err *e)
 {
     lm_code rc = f->failed ? lm_fail(e, LM_EBUG, "model folder", NULL, "committed after a failure")
-                           : roll(f, e); /* tensors without bytes at the end */
+                           : roll(f, e); /* skips tensors without bytes at the end */
 
     if (!rc && f->writer)
         rc = lm_fail(e, LM_EBUG, "model folder", NULL, "the bytes of tensor '%s' were not written",

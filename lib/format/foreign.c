@@ -13,7 +13,7 @@ static const char pickle[] = "a pickle of Python, which is not read";
 static const char save_again[] =
     "save it with safetensors: from_pretrained(DIR).save_pretrained(NEW) of transformers";
 
-/* Names of files of weights, in the order in which they are looked for. */
+/* Names of files of weights, in the order of the search. */
 static const struct {
     const char *begin, *end, *what, *todo;
 } kinds[] = {
@@ -93,9 +93,9 @@ static const struct {
     const char *key, *what, *todo;
 } objects[] = {
     { "\"model_type\"", "a config.json without weights",
-      "init-model makes a model of fresh weights of it" },
+      "init-model makes a model with fresh weights from it" },
     { "\"added_tokens\"", "a tokenizer.json", "name a model; --tokenizer takes a tokenizer" },
-    { "\"weight_map\"", "the index of shards", "name the folder that it lies in" },
+    { "\"weight_map\"", "the index of shards", "name its folder" },
     { "\"event\"", "the metrics of a run", "plot-run draws them" },
     { "\"messages\"", "text in JSONL", make_tokens },
     { "\"prompt\"", "text in JSONL", make_tokens },
@@ -113,7 +113,7 @@ static const char *json_kind(const char *s, size_t n, const char **todo)
     return "JSON";
 }
 
-/* Printable, but for a character that the end of s cuts. */
+/* True if s is printable, except for a character that the end of s cuts. */
 static bool is_text(const char *s, size_t n)
 {
     size_t valid = lm_utf8_valid(s, n);
@@ -165,7 +165,7 @@ const char *lm_foreign_files(const lm_bundle *b, const char **todo)
             *todo = name_model;
             return "a token dataset";
         }
-    *todo = "init-model CONFIG --tokenizer TOKENIZER -o MODEL makes a model of fresh weights";
+    *todo = "init-model CONFIG --tokenizer TOKENIZER -o MODEL makes a model with fresh weights";
     if (lm_bundle_find(b, "config.json"))
         return "a config.json without weights";
     if (lm_bundle_find(b, "tokenizer.json"))

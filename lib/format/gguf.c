@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf.c -- a GGUF file read: every length, count and offset checked against what is there. */
+/* gguf.c -- reads a GGUF file; every length, count and offset is checked against the file's
+ * size. */
 #include "format/gguf_impl.h"
 
 #include <inttypes.h>
@@ -66,7 +67,7 @@ static lm_code take_u32(cursor *c, const char *name, uint32_t *out)
     return rc;
 }
 
-/* A string of at most `most` bytes that has no NUL in it, copied. */
+/* A copy of a string of at most `most` bytes without NUL. */
 static lm_code take_name(cursor *c, size_t most, const char *what, char **out)
 {
     uint64_t n = 0;
@@ -78,7 +79,7 @@ static lm_code take_name(cursor *c, size_t most, const char *what, char **out)
         return ends_early(c, what);
     if (!n || n > most || memchr(c->g->data + c->at, 0, n))
         return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
-                       "%s of %" PRIu64 " bytes at byte %zu is no proper name (1 to %zu bytes, "
+                       "%s of %" PRIu64 " bytes at byte %zu is not a valid name (1 to %zu bytes, "
                        "no NUL)",
                        what, n, c->at, most);
     rc = lm_arena_strdup(c->g->arena, out, (const char *)c->g->data + c->at, n, c->e);
@@ -86,7 +87,7 @@ static lm_code take_name(cursor *c, size_t most, const char *what, char **out)
     return rc;
 }
 
-/* Pass over `count` values of a kind. */
+/* Skip `count` values of a kind. */
 static lm_code skip(cursor *c, const char *key, uint32_t kind, uint64_t count, int depth)
 {
     size_t bytes;
@@ -181,7 +182,7 @@ static lm_code read_tensor(cursor *c, lm_gguf_tensor *t)
     lm_tensor_size size;
     if (!f)
         return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
-                       "tensor '%.80s' has type %" PRIu32 ", which is not known", name, t->type);
+                       "tensor '%.80s' has type %" PRIu32 ", which is unknown", name, t->type);
     if (t->dim[t->ndim - 1] % lm_format_group(f))
         return lm_fail(c->e, LM_EFORMAT, c->g->where, NULL,
                        "tensor '%.80s' has rows of %" PRId64 " numbers, %s needs a multiple of %d",
@@ -216,7 +217,7 @@ static lm_code index_pairs(lm_gguf *g, cursor *c)
     qsort(g->by_key, g->n_pairs, sizeof *g->by_key, key_order);
     for (size_t i = 1; i < g->n_pairs; i++)
         if (!strcmp(g->by_key[i - 1]->key, g->by_key[i]->key))
-            return broken(c, g->by_key[i]->key, "this key is there twice");
+            return broken(c, g->by_key[i]->key, "this key occurs twice");
     return LM_OK;
 }
 
@@ -232,7 +233,7 @@ static lm_code index_tensors(lm_gguf *g, cursor *c)
     qsort(g->by_name, g->n_tensors, sizeof *g->by_name, name_order);
     for (size_t i = 1; i < g->n_tensors; i++)
         if (!strcmp(g->by_name[i - 1]->name, g->by_name[i]->name))
-            return broken(c, g->by_name[i]->name, "this tensor is there twice");
+            return broken(c, g->by_name[i]->name, "this tensor occurs twice");
     return LM_OK;
 }
 
@@ -254,7 +255,7 @@ static lm_code place_tensors(lm_gguf *g, cursor *c)
         const lm_gguf_tensor *t = &g->tensor[i];
         if (t->offset != at)
             return lm_fail(c->e, LM_EFORMAT, g->where, NULL,
-                           "tensor '%.80s' begins at %" PRIu64 ", the one before it ends so that "
+                           "tensor '%.80s' begins at %" PRIu64 ", but after the previous one "
                            "it must begin at %" PRIu64,
                            t->name, t->offset, at);
         if (t->offset > room || t->bytes > room - t->offset)
@@ -277,14 +278,14 @@ static lm_code read_counts(lm_gguf *g, cursor *c)
         return c->e->code;
     if (g->version < 2 || g->version > 3)
         return lm_fail(c->e, LM_EFORMAT, g->where,
-                       g->version & 0xffff ? "versions 2 and 3 are known"
+                       g->version & 0xffff ? "versions 2 and 3 are supported"
                                            : "big-endian files are not read",
                        "GGUF version %" PRIu32, g->version);
     if (take(c, 8, NULL, &n_tensors) || take(c, 8, NULL, &n_pairs))
         return c->e->code;
     if (n_pairs > left(c) / LEAST_PAIR || n_tensors > left(c) / LEAST_TENSOR)
         return lm_fail(c->e, LM_EFORMAT, g->where, "fetch the file again",
-                       "it promises %" PRIu64 " pair%s and %" PRIu64
+                       "it declares %" PRIu64 " pair%s and %" PRIu64
                        " tensor%s, more than its %zu byte%s can hold",
                        n_pairs, lm_plural(n_pairs), n_tensors, lm_plural(n_tensors), g->size,
                        lm_plural(g->size));
@@ -389,7 +390,7 @@ void lm_gguf_close(lm_gguf *g)
     lm_free(g);
 }
 
-/* ---- Looking things up ---- */
+/* ---- Look-ups ---- */
 
 const char *lm_gguf_path(const lm_gguf *g)
 {

@@ -8,11 +8,10 @@
  *  3. the tensors: string name, u32 number of dimensions (at most 4), u64 dimensions (the one that
  *     varies fastest first), u32 type, u64 offset of the data
  *  4. zeros up to a multiple of the alignment (general.alignment, 32 when absent)
- *  5. the data; offsets count from here, each tensor begins at a multiple of the alignment, where
- *     the one before it ends
+ *  5. the data; offsets count from here, each tensor begins at a multiple of the alignment, right behind the previous one
  *
- * Here dimensions are in the order of safetensors and PyTorch, the slowest first.  Nothing in a
- * file is believed before it is checked against the file's size. */
+ * Here dimensions are in the order of safetensors and PyTorch, the slowest first.  Every number in
+ * a file is checked against the file's size before use. */
 #ifndef LM_FORMAT_GGUF_H
 #define LM_FORMAT_GGUF_H
 
@@ -27,7 +26,7 @@
 #include "numeric/format.h"
 
 #define LM_GGUF_MAX_DIMS 4
-#define LM_GGUF_MAX_NAME 63 /* bytes of a tensor's name, what llama.cpp has room for */
+#define LM_GGUF_MAX_NAME 63 /* bytes of a tensor's name, the limit of llama.cpp */
 #define LM_GGUF_ALIGN    32
 
 typedef enum {
@@ -60,14 +59,14 @@ typedef struct {
     const char *key;   /* NUL-terminated */
     lm_gguf_kind kind; /* of the value; of the elements when it is an array */
     bool array;
-    uint64_t count;      /* elements of an array; else 1 */
+    uint64_t count;      /* elements of an array; otherwise 1 */
     const uint8_t *data; /* the first element, at any address */
     uint64_t bytes;
 } lm_gguf_value;
 
 typedef struct {
     const char *name; /* NUL-terminated */
-    uint32_t type;    /* lm_format_of_gguf knows it */
+    uint32_t type;    /* known to lm_format_of_gguf */
     int ndim;
     int64_t dim[LM_GGUF_MAX_DIMS];
     int64_t count;
@@ -82,10 +81,9 @@ typedef struct lm_gguf lm_gguf;
 /* Map the file at `path` and check all of its tables.  Fails: LM_EIO; LM_EFORMAT with the key or
  * tensor at fault; LM_ELIMIT. */
 lm_code lm_gguf_open(const char *path, lm_gguf **out, lm_err *e);
-/* The same of a file that is mapped already; the map is the reader's from now on, whatever the
- * result. */
+/* The same for a mapped file; the reader owns the map from now on, whatever the result. */
 lm_code lm_gguf_open_map(lm_map *map, const char *where, lm_gguf **out, lm_err *e);
-/* The same of bytes in memory, borrowed; `where` names them in messages. */
+/* The same for bytes in memory, borrowed; `where` names them in messages. */
 lm_code lm_gguf_parse(const void *data, size_t size, const char *where, lm_gguf **out, lm_err *e);
 void lm_gguf_close(lm_gguf *g);
 
@@ -99,12 +97,12 @@ const lm_gguf_tensor *lm_gguf_at(const lm_gguf *g, size_t i);
 const lm_gguf_tensor *lm_gguf_find(const lm_gguf *g, const char *name); /* NULL if absent */
 /* The bytes of t, at a multiple of the alignment when the file is mapped. */
 const uint8_t *lm_gguf_data(const lm_gguf *g, const lm_gguf_tensor *t);
-/* Its pages are not needed again soon. */
+/* Drop its pages from the resident set: they are not needed soon. */
 void lm_gguf_forget(const lm_gguf *g, const lm_gguf_tensor *t);
 
 /* Scalars by key.  Absent: the default, and false in *given (may be NULL).  A value of another kind
- * or out of [min, max] is LM_EFORMAT with key, value and range.  Any kind of whole number serves as
- * one, any number as a double. */
+ * or out of [min, max] is LM_EFORMAT with key, value and range.  Any kind of integer is accepted
+ * for an integer, any number for a double. */
 lm_code lm_gguf_i64_or(const lm_gguf *g, const char *key, int64_t dflt, int64_t min, int64_t max,
                        int64_t *out, bool *given, lm_err *e);
 lm_code lm_gguf_f64_or(const lm_gguf *g, const char *key, double dflt, double *out, bool *given,
@@ -114,7 +112,7 @@ lm_code lm_gguf_bool_or(const lm_gguf *g, const char *key, bool dflt, bool *out,
 /* out->text NULL when absent. */
 lm_code lm_gguf_str(const lm_gguf *g, const char *key, lm_gguf_text *out, lm_err *e);
 
-/* The strings of an array one after the other; zero-initialise `it` but for `v`. */
+/* The strings of an array one after the other; zero-initialise `it` except `v`. */
 typedef struct {
     const lm_gguf_value *v;
     uint64_t i;
@@ -127,8 +125,8 @@ double lm_gguf_number(const lm_gguf_value *v, uint64_t i);
 /* ---- A plan: what a file will hold ---- */
 
 typedef struct lm_gguf_plan lm_gguf_plan;
-/* The first failure of the calls without result below stays in *e and is returned by
- * lm_gguf_plan_header; `e` must live as long. */
+/* The first failure of the void functions below is kept in *e and returned by lm_gguf_plan_header;
+ * `e` must remain valid until then. */
 lm_code lm_gguf_plan_new(lm_gguf_plan **out, lm_err *e);
 void lm_gguf_plan_free(lm_gguf_plan *p);
 void lm_gguf_put_u32(lm_gguf_plan *p, const char *key, uint32_t v);
@@ -142,21 +140,21 @@ void lm_gguf_put_f32s(lm_gguf_plan *p, const char *key, const float *v, size_t n
 void lm_gguf_put_tensor(lm_gguf_plan *p, const char *name, uint32_t type, int ndim,
                         const int64_t *dim);
 size_t lm_gguf_plan_count(const lm_gguf_plan *p);
-const lm_gguf_tensor *lm_gguf_plan_at(const lm_gguf_plan *p, size_t i); /* offsets are valid */
+const lm_gguf_tensor *lm_gguf_plan_at(const lm_gguf_plan *p, size_t i); /* sets the offsets */
 /* Everything before the data, appended to `out`. */
 lm_code lm_gguf_plan_header(lm_gguf_plan *p, lm_buf *out, lm_err *e);
 
 /* ---- Writing ---- */
 
 typedef struct lm_gguf_writer lm_gguf_writer;
-/* Onto a stream; the header goes out now.  The plan is borrowed until the writer is gone. */
+/* Write to a stream; the header is written now.  The plan is borrowed until the writer is freed. */
 lm_code lm_gguf_create_on(lm_write_fn write, void *ctx, lm_gguf_plan *plan, lm_gguf_writer **out,
                           lm_err *e);
-/* The tensor whose bytes are expected next; NULL when all are there. */
+/* The tensor whose bytes are expected next; NULL after the last. */
 const lm_gguf_tensor *lm_gguf_next(const lm_gguf_writer *w);
-/* The next bytes of it; zeros between tensors are put here.  Fails: LM_EBUG past its end. */
+/* The next bytes of it; zeros between tensors are added here.  Fails: LM_EBUG past its end. */
 lm_code lm_gguf_write(lm_gguf_writer *w, const void *data, size_t bytes, lm_err *e);
-/* Fails with LM_EBUG naming the tensor whose bytes are missing; w is gone whatever the result. */
+/* Fails with LM_EBUG naming the tensor whose bytes are missing; w is freed whatever the result. */
 lm_code lm_gguf_finish(lm_gguf_writer *w, lm_err *e);
 void lm_gguf_drop(lm_gguf_writer *w);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_impl.h -- what the parts of the GGUF reader share.  Private to lib/format. */
+/* gguf_impl.h -- shared by the parts of the GGUF reader.  Private to lib/format. */
 #ifndef LM_FORMAT_GGUF_IMPL_H
 #define LM_FORMAT_GGUF_IMPL_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_write.c -- what a GGUF file will hold, and the file written from it. */
+/* gguf_write.c -- plans a GGUF file and writes it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "format/gguf.h"
 
 struct lm_gguf_plan {
-    lm_buf pairs; /* as they stand in the file */
+    lm_buf pairs; /* dimensions in the order of the file */
     uint64_t n_pairs;
     lm_arena *arena; /* names */
     lm_gguf_tensor *tensor;
@@ -141,7 +141,7 @@ static lm_code check_shape(const char *name, const lm_format *f, lm_gguf_tensor 
     lm_tensor_size size;
 
     if (!f)
-        return lm_fail(e, LM_EUSAGE, name, NULL, "type %" PRIu32 " is not known", t->type);
+        return lm_fail(e, LM_EUSAGE, name, NULL, "type %" PRIu32 " is unknown", t->type);
     if (strlen(name) > LM_GGUF_MAX_NAME)
         return lm_fail(e, LM_EUSAGE, name, NULL, "the name is longer than %d bytes",
                        LM_GGUF_MAX_NAME);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gunzip.c -- see gunzip.h.  zlib decodes and compares checksums.
  *
- * Input comes in blocks that are not ours and may end anywhere, so the few bytes that have to be seen together,
- * the header of a member, are gathered in `head` first and decoded from there. */
+ * Input comes in borrowed blocks that may end anywhere, so the header of a member, which must be
+ * checked as a whole, is first gathered in `head` and decoded from there. */
 #include "format/gunzip.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ struct lm_gunzip {
     void *ctx;
     char *where;
     bool skip, started, gzip, ended;
-    bool in_member, damaged; /* damaged: a member was, and the search for the next one is due */
+    bool in_member, damaged; /* a member was damaged: search for the next one */
     z_stream z;
     bool z_open;
     uint8_t head[HEADER]; /* [head_at, head_n) comes before [at, n) */
@@ -31,7 +31,7 @@ struct lm_gunzip {
     uint8_t *out;
 };
 
-/* Read more input when all of it is used; at == n afterwards: the end. */
+/* Read more input when all of it is consumed; at == n afterwards means the end. */
 static lm_code refill(lm_gunzip *g, lm_err *e)
 {
     const void *p = NULL;
@@ -74,7 +74,8 @@ static bool is_magic(const uint8_t *p, size_t n)
     return n >= MAGIC && p[0] == 0x1f && p[1] == 0x8b && p[2] == 8;
 }
 
-/* Behind damage anything may look like a header by chance, so all of it must be one that programs write. */
+/* Behind damage any bytes may look like a header by chance, so all fields must be ones that
+ * programs write. */
 static bool is_header(const uint8_t *p, size_t n)
 {
     return n == HEADER && is_magic(p, n) && p[3] < 0x20 && (p[8] == 0 || p[8] == 2 || p[8] == 4) &&
@@ -98,7 +99,7 @@ static lm_code damage(lm_gunzip *g, const char *what, lm_err *e)
     return LM_OK;
 }
 
-/* Stand before a member (in_member) or at the end of all. */
+/* Move to the next member (in_member) or to the end of the input. */
 static lm_code begin_member(lm_gunzip *g, lm_err *e)
 {
     lm_code rc;
@@ -115,7 +116,8 @@ static lm_code begin_member(lm_gunzip *g, lm_err *e)
     return gather(g, MAGIC, e);
 }
 
-/* Over the bytes up to the next header, after the first byte of the damaged member if that is still there. */
+/* Skip to the next header, beginning after the first byte of the damaged member if that is still in
+ * memory. */
 static lm_code find_member(lm_gunzip *g, lm_err *e)
 {
     g->damaged = false;
@@ -145,7 +147,7 @@ static lm_code inflate_some(lm_gunzip *g, size_t *n, lm_err *e)
             return rc;
         if (!head && g->at == g->n) {
             *n = 0;
-            return damage(g, "it is cut off", e);
+            return damage(g, "it is truncated", e);
         }
         size_t have = head ? g->head_n - g->head_at : g->n - g->at;
         uInt take = have > UINT32_MAX ? UINT32_MAX : (uInt)have;
@@ -176,7 +178,7 @@ static lm_code start(lm_gunzip *g, lm_err *e)
                      : lm_fail(e, LM_ELIMIT, g->where, NULL, "out of memory for a decoder");
 }
 
-/* What is not gzip: the gathered bytes, then block by block. */
+/* Input that is not gzip: the gathered bytes, then block by block. */
 static lm_code pass(lm_gunzip *g, const void **p, size_t *n, lm_err *e)
 {
     if (g->head_at < g->head_n) {

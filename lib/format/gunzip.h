@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gunzip.h -- gzip, member by member, each held against its CRC-32 and its length (RFC 1952).
+/* gunzip.h -- gzip, member by member, each checked against its CRC-32 and length (RFC 1952).
  *
- * libarchive's own reader compares neither, and takes what stands behind a damaged header for the end of the
- * file, so that `cat a.gz b.gz` with a fault in the middle would read as a shorter file.  This layer lies under
- * libarchive's: input that is not gzip passes through it unchanged, without a copy.
- * Private to lib/format. */
+ * libarchive's own reader compares neither, and treats a damaged header as the end of the file, so
+ * that `cat a.gz b.gz` with a fault in the middle would read as a shorter file.  This layer is
+ * below libarchive: input that is not gzip passes through it unchanged, without a copy.  Private to
+ * lib/format. */
 #ifndef LM_FORMAT_GUNZIP_H
 #define LM_FORMAT_GUNZIP_H
 
@@ -14,25 +14,25 @@
 
 #include "base/err.h"
 
-/* The next bytes, borrowed until the next call; *n = 0 at the end, which leaves the last ones as they are. */
+/* The next bytes, borrowed until the next call; *n = 0 at the end, which keeps the last block
+ * valid. */
 typedef lm_code (*lm_block_fn)(void *ctx, const void **p, size_t *n, lm_err *e);
 
 typedef struct lm_gunzip lm_gunzip;
 
-/* `where` names the input in messages; it is copied.  With `skip` a damaged member is passed over. */
+/* `where` names the input in messages; it is copied.  With `skip` a damaged member is skipped. */
 lm_code lm_gunzip_new(lm_block_fn next, void *ctx, const char *where, bool skip, lm_gunzip **out,
                       lm_err *e);
 void lm_gunzip_free(lm_gunzip *g);
 
-/* The next decoded bytes, as an lm_block_fn.  Zero bytes behind a member are padding.
- * Fails: LM_EFORMAT naming the member and the byte, for a damaged or truncated member and for bytes
- * behind a member that begin no other; with `skip` these are an end (*n = 0) after which lm_gunzip_resume
- * holds.
- * What was decoded before the damage showed has been given out. */
+/* The next decoded bytes, as an lm_block_fn.  Zero bytes behind a member are padding.  Fails:
+ * LM_EFORMAT naming the member and the byte, for a damaged or truncated member and for bytes behind
+ * a member that are not another one; with `skip` each is an end (*n = 0) after which
+ * lm_gunzip_resume is true.  Bytes decoded before the damage was found have been returned. */
 lm_code lm_gunzip_block(void *g, const void **p, size_t *n, lm_err *e);
-bool lm_gunzip_is_gzip(const lm_gunzip *g); /* known from the first block on */
-/* After an end: was it a damaged member (then *why, if not NULL, says what was wrong with it), behind which
- * the next call goes on with the next one that has a header, if there is any? */
+bool lm_gunzip_is_gzip(const lm_gunzip *g); /* known after the first block */
+/* After an end: true if it was a damaged member (*why, if not NULL: the damage); the next call then
+ * continues with the next intact header, if any. */
 bool lm_gunzip_resume(lm_gunzip *g, lm_err *why);
 
 #endif

@@ -21,14 +21,14 @@ enum { MOST_NAME = 200, MOST_CALLS = 1 << 30 };
 
 typedef struct {
     char *name;
-    float *sum, *mean; /* the mean is of the sum as F32, as a reader of the file takes it */
+    float *sum, *mean; /* the mean is computed from the sum as F32, as a reader of the file does */
     size_t n;
     int64_t count;
 } entry;
 
 struct lm_imatrix {
     char *where; /* for messages */
-    entry *v;    /* sorted by name when all are in */
+    entry *v;    /* sorted by name after the last one */
     size_t n, cap;
     bool sorted;
     int64_t chunks, chunk;
@@ -88,14 +88,14 @@ static lm_code sort(lm_imatrix *m, lm_err *e)
     m->sorted = true;
     for (size_t i = 1; i < m->n; i++)
         if (!strcmp(m->v[i - 1].name, m->v[i].name))
-            return lm_fail(e, LM_EFORMAT, m->where, NULL, "'%s' is there twice",
+            return lm_fail(e, LM_EFORMAT, m->where, NULL, "'%s' occurs twice",
                            lm_st_show(m->v[i].name, show));
     return LM_OK;
 }
 
 /* ---- Entries ---- */
 
-/* Room for an entry, which is in the list only when its numbers are. */
+/* Reserve an entry; it is counted only after its numbers are set. */
 static lm_code begin(lm_imatrix *m, const char *name, size_t n, entry **out, lm_err *e)
 {
     lm_code rc = lm_grow(&m->v, &m->cap, m->n + 1, sizeof *m->v, "an importance matrix", e);
@@ -123,7 +123,7 @@ static lm_code put(const lm_imatrix *m, entry *x, size_t i, double sum, lm_err *
 
     if (!(mean >= 0) || mean > 3e38)
         return lm_fail(e, LM_EFORMAT, m->where, "make it again",
-                       "'%s': value %zu is %.9g, which no mean of squares is",
+                       "'%s': value %zu is %.9g, which cannot be a mean of squares",
                        lm_st_show(x->name, show), i, mean);
     x->sum[i] = (float)sum;
     x->mean[i] = (float)mean;
@@ -196,7 +196,7 @@ static bool take_i32(bytes *b, int32_t *v)
 {
     if (b->left < 4)
         return false;
-    memcpy(v, b->p, 4); /* little-endian, as every machine that we build for */
+    memcpy(v, b->p, 4); /* little-endian, as all supported machines are */
     b->p += 4;
     b->left -= 4;
     return true;
@@ -216,7 +216,7 @@ static bool take_name(bytes *b, char name[MOST_NAME + 1])
     return true;
 }
 
-/* Is this how the legacy format begins: a number of entries, and the name of a tensor? */
+/* True if the bytes begin like the legacy format: a number of entries, and the name of a tensor. */
 static bool begins_legacy(bytes b)
 {
     char name[MOST_NAME + 1];
@@ -239,7 +239,7 @@ static lm_code read_entry(lm_imatrix *m, bytes *b, lm_err *e)
     float f;
 
     if (!take_name(b, name))
-        return lm_fail(e, LM_EFORMAT, m->where, "make it again", "entry %zu has no proper name",
+        return lm_fail(e, LM_EFORMAT, m->where, "make it again", "entry %zu has an invalid name",
                        m->n + 1);
     if (!take_i32(b, &calls) || !take_i32(b, &values) || calls < 0 || values < 1 ||
         (size_t)values > b->left / sizeof f)
@@ -299,7 +299,7 @@ static lm_code read_pair(lm_imatrix *m, const lm_gguf *g, const lm_gguf_tensor *
                        lm_st_show(name, show));
     if (counts->count != 1)
         return lm_fail(e, LM_EUSAGE, m->where, NULL,
-                       "'%s' is of %" PRId64 " experts; only dense models are converted",
+                       "'%s' is of %" PRId64 " experts; only dense models are supported",
                        lm_st_show(name, show), counts->count);
     double count = (double)at(g, counts, 0);
     if (!(count >= 0 && count < MOST_CALLS))
@@ -328,7 +328,7 @@ static lm_code read_gguf(lm_imatrix *m, bytes b, lm_err *e)
             rc = read_pair(m, g, lm_gguf_at(g, i), e);
     if (!rc && !m->n)
         rc = lm_fail(e, LM_EFORMAT, m->where, "make one with llama-imatrix, or name a text",
-                     "this GGUF file is no importance matrix");
+                     "this GGUF file is not an importance matrix");
     if (!rc)
         rc = lm_gguf_i64_or(g, "imatrix.chunk_count", 0, 0, INT64_C(1) << 40, &m->chunks, NULL, e);
     if (!rc)
@@ -371,7 +371,7 @@ lm_code lm_imatrix_parse(const void *data, size_t size, const char *where, lm_im
     else if (!rc && begins_legacy(b))
         rc = read_legacy(*out, b, e);
     else if (!rc)
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "this is no importance matrix");
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "this is not an importance matrix");
     if (!rc)
         rc = sort(*out, e);
     if (rc) {

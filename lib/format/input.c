@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* input.c -- see input.h.  Cuts the bytes of source.h into raw documents. */
+/* input.c -- see input.h.  Splits the bytes of source.h into raw documents. */
 #include "format/input.h"
 
 #include <stdatomic.h>
@@ -18,9 +18,9 @@ struct lm_input {
     lm_source *src;
     bool in_member, jsonl;
     bool ended;     /* the member has no more bytes */
-    int known_file; /* the file for which jsonl was found out, -1: none */
-    bool behind;    /* damage: the first piece of text is what is left of one */
-    const char *p;  /* the block in hand: p[at..n) is still to be cut */
+    int known_file; /* the file for which jsonl was detected, -1: none */
+    bool behind;    /* after damage: the first piece of text is the rest of a document */
+    const char *p;  /* the current block: p[at..n) is still to be split */
     size_t n, at;
     int64_t line, offset; /* of p[at] in the member; line from 1 */
     _Atomic int64_t docs; /* read by lm_input_stat from other threads */
@@ -47,7 +47,7 @@ static int64_t count_lines(const char *s, size_t n)
     return k;
 }
 
-/* More bytes into in->p; in->n == in->at afterwards means the end of the member. */
+/* Read more bytes to in->p; in->n == in->at afterwards means the end of the member. */
 static lm_code refill(lm_input *in, lm_err *e)
 {
     if (in->at < in->n)
@@ -64,7 +64,7 @@ static lm_code take(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
     if (doc->raw.len + k > in->max_doc)
         return lm_fail(e, LM_ELIMIT, lm_source_name(in->src),
                        "split the text, or allow larger documents",
-                       "the document at line %lld passes the limit of %zu bytes",
+                       "the document at line %lld exceeds the limit of %zu bytes",
                        (long long)doc->line, in->max_doc);
     lm_code rc = lm_buf_add(&doc->raw, in->p + in->at, k, e);
     in->offset += (int64_t)k;
@@ -72,7 +72,7 @@ static lm_code take(lm_input *in, lm_doc *doc, size_t k, lm_err *e)
     return rc;
 }
 
-/* The first bytes of a member, and what it is.  Behind damage it is what it was before. */
+/* Read the first bytes of a member and detect its kind.  Behind damage the kind is unchanged. */
 static lm_code look_at_member(lm_input *in, lm_err *e)
 {
     int file = lm_source_file(in->src);
@@ -81,7 +81,7 @@ static lm_code look_at_member(lm_input *in, lm_err *e)
     if (rc || (in->behind && in->known_file == file))
         return rc;
     if (in->n >= 3 && memcmp(in->p, "\xEF\xBB\xBF", 3) == 0) {
-        in->at += 3; /* a byte order mark is no text */
+        in->at += 3; /* a byte order mark is not text */
         in->offset = 3;
     }
     in->known_file = file;
@@ -113,7 +113,7 @@ static void begin_doc(lm_input *in, lm_doc *doc)
     doc->offset = in->offset;
 }
 
-/* One line into doc->raw, newline included when there is one. */
+/* Read one line into doc->raw, with its newline if it has one. */
 static lm_code take_line(lm_input *in, lm_doc *doc, lm_err *e)
 {
     for (;;) {
@@ -131,14 +131,14 @@ static lm_code take_line(lm_input *in, lm_doc *doc, lm_err *e)
     }
 }
 
-/* `bytes` without text were passed over.  They count as bytes of the document that they precede: a stream of
- * nothing else ends, too. */
+/* `bytes` without text were skipped.  They count towards the limit of the next document, so that an
+ * endless stream of them ends too. */
 static lm_code pass_over(const lm_input *in, size_t bytes, size_t *passed, lm_err *e)
 {
     *passed += bytes;
     if (*passed <= in->max_doc)
         return LM_OK;
-    return lm_fail(e, LM_ELIMIT, lm_source_name(in->src), "check what it is",
+    return lm_fail(e, LM_ELIMIT, lm_source_name(in->src), "check its content",
                    "more than %zu bytes of blank lines before line %lld", in->max_doc,
                    (long long)in->line);
 }
@@ -193,7 +193,8 @@ static lm_code cut_blank(lm_input *in, lm_doc *doc, lm_err *e)
     }
 }
 
-/* Up to the next separator, which may lie across two blocks; what was taken behind it goes back. */
+/* Read up to the next separator, which may span two blocks; bytes read behind it are returned to
+ * the block. */
 static lm_code cut_separator(lm_input *in, lm_doc *doc, bool *more, lm_err *e)
 {
     size_t len = in->separator_len;
@@ -221,7 +222,7 @@ static lm_code cut_separator(lm_input *in, lm_doc *doc, bool *more, lm_err *e)
     }
 }
 
-/* Newlines around a piece belong to the cut, not to the text. */
+/* Newlines around a piece belong to the separator, not to the text. */
 static void trim_piece(lm_doc *doc)
 {
     char *s = doc->raw.data;
@@ -258,8 +259,8 @@ static lm_code cut_text(lm_input *in, lm_doc *doc, lm_err *e)
     return rc;
 }
 
-/* Is the document that was cut a part of one whose other part was lost to damage?  A line of JSONL behind
- * damage shows it by not being a record. */
+/* True if the document is the rest of one that damage cut.  A line of JSONL behind damage is one if
+ * it is not a valid record. */
 static bool is_rest(lm_input *in)
 {
     bool behind = in->behind && !in->jsonl;

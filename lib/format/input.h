@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* input.h -- documents from files, archives and pipes, in memory bounded by the largest document.
  *
- * Two layers of decoding, both chosen by content, never by trust in a name:
+ * Two layers of decoding, both chosen by content, not by name:
  * - A file may be compressed (gzip, bzip2, xz, lzma, lzip, zstd, lz4, compress) and may be an
  *   archive (tar, zip, 7zip, rar, cab, xar, iso9660); members may be compressed once more.
- *   Members are only read, in the order of the archive; their names serve messages and their sizes
- *   are not believed.
+ *   Members are only read, in the order of the archive; their names appear only in messages, and their sizes are not used.
  * - The bytes inside are JSONL (one object a line, the text in one field) or plain text (one
  *   document a file, or cut at blank lines or at a separator).  AUTO takes .jsonl and .ndjson as
  *   JSONL, .txt and .text as text, and everything else by its first byte: '{' means JSONL.
@@ -13,7 +12,7 @@
  * Reading is split in two so that the costly half can run on many threads:
  * - lm_input_next, serial: cuts the next raw document out of the stream;
  * - lm_doc_decode, any thread: checks UTF-8, parses JSON, finds the text.
- * lm_input_read does both and passes over what is to be skipped. */
+ * lm_input_read does both and skips documents that are to be skipped. */
 #ifndef LM_FORMAT_INPUT_H
 #define LM_FORMAT_INPUT_H
 
@@ -29,12 +28,12 @@ typedef enum { LM_INPUT_AUTO, LM_INPUT_JSONL, LM_INPUT_TEXT } lm_input_kind;
 typedef enum { LM_UTF8_FAIL, LM_UTF8_SKIP, LM_UTF8_REPLACE } lm_utf8_policy;
 typedef enum { LM_SPLIT_NONE, LM_SPLIT_BLANK, LM_SPLIT_STRING } lm_split;
 
-/* What was passed over because it is damaged: records of JSONL, and parts of compressed files and archives.
+/* Damaged parts that were skipped: records of JSONL, and parts of compressed files and archives.
  * Zero-initialise; documents are decoded on many threads. */
 typedef struct {
-    int64_t records; /* counted by all of them */
+    int64_t records; /* counted by all threads */
     int64_t parts;
-    bool taken;    /* guards what follows */
+    bool taken;    /* guards the fields below */
     int64_t index; /* of the first bad record in the stream */
     lm_err record; /* what is wrong with it */
     lm_err part;   /* and with the first bad part */
@@ -42,32 +41,34 @@ typedef struct {
 
 typedef struct {
     lm_input_kind kind;
-    lm_utf8_policy utf8; /* invalid UTF-8: fail with the offset, skip the document, or put U+FFFD */
-    lm_split split;      /* plain text only */
-    const char *separator; /* LM_SPLIT_STRING: cut wherever these bytes stand; not empty */
+    /* invalid UTF-8: fail with the offset, skip the document, or write U+FFFD */
+    lm_utf8_policy utf8;
+    lm_split split;        /* plain text only */
+    const char *separator; /* LM_SPLIT_STRING: split at these bytes; not empty */
     const char *const
         *field; /* JSONL: the keys of the text, joined with a newline; a key of the top level, or
                                  A.B for the key B of the object under A; none: "text" */
     int fields;
-    size_t max_doc;    /* bytes of one raw document, more is LM_ELIMIT; 0 = 4 GiB */
-    lm_input_bad *bad; /* what is damaged is passed over and counted here; NULL: it fails */
-} lm_input_opts;       /* all zero is the usual */
+    size_t max_doc;    /* most bytes of one raw document (LM_ELIMIT); 0 = 4 GiB */
+    lm_input_bad *bad; /* damage is skipped and counted here; NULL: it is a failure */
+} lm_input_opts;       /* all zero is the default */
 
 /* One document.  Zero-initialise, reuse for many, then lm_doc_fini.  Everything in it stays valid
  * until the next call with the same lm_doc. */
 typedef struct {
     const char *text; /* valid UTF-8, may hold NUL bytes; NULL before lm_doc_decode */
     size_t len;       /* bytes of text */
-    lm_buf raw;       /* as read: the JSON line without its newline, or the piece of plain text */
-    lm_buf own;       /* where text lives when it had to be unescaped */
-    lm_buf name;      /* where source lives */
-    size_t
-        val_at; /* JSONL: raw[val_at..val_end) is the string with its quotes; else, and of several
-                         fields, 0, 0 */
+    /* bytes as read: the JSON line without its newline, or the piece of plain text */
+    lm_buf raw;
+    lm_buf own;  /* memory of text that had to be unescaped */
+    lm_buf name; /* memory of source */
+    /* JSONL: raw[val_at..val_end) is the string with its quotes; else, and of several fields, 0,
+     * 0 */
+    size_t val_at;
     size_t val_end;
     bool jsonl;
     bool skip;          /* set by lm_doc_decode: invalid UTF-8 under LM_UTF8_SKIP; text is NULL */
-    bool broken;        /* skip, because it is no record, under lm_input_opts.bad */
+    bool broken;        /* skipped, because it is not a record, under lm_input_opts.bad */
     int64_t bad;        /* invalid UTF-8 sequences found (0 or 1 when skipped) */
     const char *source; /* "a.jsonl.zst", "standard input", "b.tar:dir/c.txt" */
     int operand;        /* index into the operands given to lm_input_open */
@@ -78,25 +79,24 @@ typedef struct {
 
 typedef struct lm_input lm_input;
 
-/* Open a stream over n operands: paths of files, of folders, and patterns (see input_files.h); "-" is
- * standard input, at most once.  Every file is checked to be readable before anything is read.  The
- * operands and *o are copied, what *o points to is not.
- * Fails: LM_EIO if a file cannot be opened, LM_EUSAGE if a folder or pattern gives no text, or the options
- * make no sense. */
+/* Open a stream over n operands: paths of files, of folders, and patterns (see input_files.h); "-"
+ * is standard input, at most once.  Every file is checked to be readable before any is read.  The
+ * operands and *o are copied, but not the memory that *o points to.  Fails: LM_EIO if a file cannot
+ * be opened, LM_EUSAGE if a folder or pattern gives no text, or the options are inconsistent. */
 lm_code lm_input_open(const lm_input_opts *o, const char *const *paths, int n, lm_input **out,
                       lm_err *e);
 void lm_input_close(lm_input *in);
-/* The files that the operands mean; borrowed. */
+/* The files of the operands; borrowed. */
 const lm_input_files *lm_input_file_list(const lm_input *in);
 
 /* The next raw document; *got is false at the end.  Blank lines of JSONL and empty pieces of plain
- * text are passed over.  One thread at a time.
- * Fails: LM_EIO, LM_EFORMAT for damaged archives (name and what the decoder said), LM_ELIMIT. */
+ * text are skipped.  One thread at a time.  Fails: LM_EIO, LM_EFORMAT for damaged archives (name
+ * and the decoder's message), LM_ELIMIT. */
 lm_code lm_input_next(lm_input *in, lm_doc *doc, bool *got, lm_err *e);
 
-/* Find doc->text.  Any thread, different documents at once.
- * Fails: LM_EFORMAT naming "source:line" for what is not a JSON object, has no field of that name (with
- * the names that are there), or a field that is not a string; for invalid UTF-8 with the byte offset in the source. */
+/* Find doc->text.  Any thread, different documents at once.  Fails: LM_EFORMAT naming "source:line"
+ * for a line that is not a JSON object, lacks the field (with the names of its fields), or whose
+ * field is not a string; for invalid UTF-8 with the byte offset in the source. */
 lm_code lm_doc_decode(const lm_input_opts *o, lm_doc *doc, lm_err *e);
 
 /* lm_input_next and lm_doc_decode until a document is not skipped. */
@@ -110,15 +110,15 @@ lm_code lm_doc_write(const lm_input_opts *o, const lm_doc *doc, const char *text
 void lm_doc_fini(lm_doc *doc);
 
 typedef struct {
-    int64_t docs;          /* given out by lm_input_next */
-    int64_t skipped, bad;  /* passed over / replaced sequences, counted by lm_input_read only */
-    uint64_t bytes, total; /* compressed bytes read so far, and in all (0 = unknown, a pipe) */
+    int64_t docs;          /* documents returned by lm_input_next */
+    int64_t skipped, bad;  /* skipped / replaced sequences, counted by lm_input_read only */
+    uint64_t bytes, total; /* compressed bytes read so far, and in total (0 = unknown, a pipe) */
 } lm_input_stats;
 /* Any thread. */
 lm_input_stats lm_input_stat(const lm_input *in);
 
-/* XXH3-64 of the bytes of operand i as stored (compressed), of several files of their digests; valid when
- * the stream has ended. */
+/* XXH3-64 of the bytes of operand i as stored (compressed), for several files, of their digests;
+ * valid after the end of the stream. */
 uint64_t lm_input_digest(const lm_input *in, int i);
 
 #endif

@@ -7,8 +7,8 @@
 #include "format/input.h"
 #include "format/jsonl.h"
 
-/* Length of the maximal subpart of an ill-formed sequence at s: the bytes that one U+FFFD stands
- * for (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts"). */
+/* Length of the maximal subpart of an ill-formed sequence at s: the bytes that one U+FFFD replaces
+ * (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts"). */
 static size_t bad_length(const unsigned char *s, size_t n)
 {
     unsigned lo = 0x80, hi = 0xBF;
@@ -32,7 +32,7 @@ static size_t bad_length(const unsigned char *s, size_t n)
     return k;
 }
 
-/* Rewrite doc->raw with U+FFFD for what is not UTF-8. */
+/* Rewrite doc->raw with U+FFFD in place of invalid UTF-8. */
 static lm_code replace_bad(lm_doc *doc, size_t good, lm_err *e)
 {
     const char *s = doc->raw.data;
@@ -85,7 +85,7 @@ static lm_code check_utf8(const lm_input_opts *o, lm_doc *doc, lm_err *e)
     return LM_OK;
 }
 
-/* Pass over a document that is no record, and remember what is wrong with the first. */
+/* Skip a document that is not a record, and keep the error of the first. */
 static void note_bad(lm_input_bad *b, lm_doc *doc, const lm_err *why)
 {
     doc->skip = doc->broken = true;
@@ -117,7 +117,7 @@ static lm_code fail_record(const lm_doc *doc, const char *field, lm_jsonl_fault 
         return lm_fail(e, LM_EFORMAT, where, "give one JSON object a line, as jq -c does",
                        "column %zu: %s (field '%s')", f.at + 1, f.what, field);
     if (f.kind == LM_JSONL_NO_STRING && first != '{')
-        return lm_fail(e, LM_EFORMAT, where, "mend the record, or have such records skipped",
+        return lm_fail(e, LM_EFORMAT, where, "correct the record, or have such records skipped",
                        "column %zu: field '%s' is %s, not a string", f.at + 1, field,
                        type_of(first));
     lm_jsonl_names(doc->raw.data, doc->raw.len, &names, NULL);
@@ -143,15 +143,15 @@ static lm_code find_field(lm_doc *doc, const char *field, char **s, size_t *len,
     return LM_OK;
 }
 
-/* Escapes of half a character: as invalid UTF-8. */
+/* Escapes of lone surrogates are treated as invalid UTF-8. */
 static lm_code judge_lone(const lm_input_opts *o, lm_doc *doc, int64_t lone, lm_err *e)
 {
     if (!lone)
         return LM_OK;
     if (o->utf8 == LM_UTF8_FAIL)
         return lm_fail(e, LM_EFORMAT, doc->source,
-                       "mend the text, or have such text skipped or replaced",
-                       "line %lld: %lld escapes of half a character (\\ud800 to \\udfff)",
+                       "correct the text, or have such text skipped or replaced",
+                       "line %lld: %lld escapes of lone surrogates (\\ud800 to \\udfff)",
                        (long long)doc->line, (long long)lone);
     doc->bad += lone;
     if (o->utf8 == LM_UTF8_SKIP) {

@@ -88,7 +88,8 @@ static lm_code walk(lm_input_files *f, const char *dir, int operand, int depth, 
     char **names = NULL;
     size_t n = 0;
     if (depth > DEPTH_MAX)
-        return lm_fail(e, LM_EUSAGE, dir, name_them, "folders in it lie deeper than %d", DEPTH_MAX);
+        return lm_fail(e, LM_EUSAGE, dir, name_them, "its subfolders are nested deeper than %d",
+                       DEPTH_MAX);
     lm_code rc = lm_dir_list(dir, &names, &n, e);
     for (size_t i = 0; i < n && !rc; i++) {
         char *path = NULL;
@@ -125,8 +126,8 @@ static lm_code add_pattern(lm_input_files *f, const char *pattern, int operand, 
 {
     glob_t found = { 0 };
     if (strstr(pattern, "**")) /* glob(3) would take it for '*', one folder deep */
-        return lm_fail(e, LM_EUSAGE, pattern, "name the folder, which is read with those in it",
-                       "'**' is no pattern here");
+        return lm_fail(e, LM_EUSAGE, pattern, "name the folder: its subfolders are read too",
+                       "'**' is not supported in patterns");
     int r = glob(pattern, GLOB_BRACE | GLOB_ERR, NULL, &found);
     lm_code rc = LM_OK;
     if (r == GLOB_ABORTED)
@@ -146,7 +147,7 @@ typedef struct {
     dev_t dev;
     ino_t ino;
     const char *path;
-    bool stream; /* a pipe or a socket, which can be read once */
+    bool stream; /* a pipe or a socket, which can be read only once */
 } identity;
 
 static int by_inode(const void *a, const void *b)
@@ -157,7 +158,7 @@ static int by_inode(const void *a, const void *b)
     return (x->ino > y->ino) - (x->ino < y->ino);
 }
 
-/* False for what is neither a file nor a stream, as /dev/null. */
+/* False for inputs that are neither files nor streams, such as /dev/null. */
 static bool identify(const char *path, identity *out)
 {
     struct stat st;
@@ -168,7 +169,7 @@ static bool identify(const char *path, identity *out)
     return out->stream || (S_ISREG(st.st_mode) && !is_stdin);
 }
 
-/* Of a stream the second name would give nothing, or a part. */
+/* A stream read by a second name would be empty or incomplete. */
 static lm_code note_twice(lm_input_files *f, const identity *a, const identity *b, lm_err *e)
 {
     if (a->stream)
@@ -226,7 +227,7 @@ void lm_input_files_warn(const lm_input_files *f, lm_sink *sink)
 {
     if (f->other)
         lm_log(sink, LM_LOG_WARN,
-               "passed over %lld file%s of folders that are not called .jsonl, .txt or the like, "
+               "skipped %lld file%s in folders without the ending .jsonl, .txt or similar, "
                "such as %s",
                (long long)f->other, lm_plural(f->other), f->other_name);
     if (f->twice)

@@ -24,7 +24,7 @@ static const struct {
     { "\x80\3}", 3, "a pickle", "write its text as JSONL" },
     { "\x80\4\x95", 3, "a pickle", "write its text as JSONL" },
     { "\x80\5\x95", 3, "a pickle", "write its text as JSONL" },
-    { "%PDF-", 5, "a PDF", "take the text out of it first, such as with pdftotext" },
+    { "%PDF-", 5, "a PDF", "extract the text first, such as with pdftotext" },
     { "{\\rtf", 5, "RTF", "convert it to plain text first" },
     { "\xD0\xCF\x11\xE0", 4, "an Office document", "convert it to plain text first" },
     { "\x89PNG", 4, "a picture", "leave it out" },
@@ -40,7 +40,7 @@ static const struct {
     { "\xC6\xD7\x34\x01", 4, "a model of llm.c", "leave it out" },
 };
 
-/* What text may come in, but ids do not. */
+/* Formats that can contain text, but not token ids. */
 static const struct {
     const char *magic;
     size_t n;
@@ -96,7 +96,7 @@ static bool is_array(const char *p, size_t n)
     return i < n && p[i] == '{';
 }
 
-/* Zero bytes are in no text but that of UTF-16 and UTF-32. */
+/* Only UTF-16 and UTF-32 text contains zero bytes. */
 static lm_code refuse_zeros(const char *name, const char *p, size_t n, lm_err *e)
 {
     size_t zeros[2] = { 0 };
@@ -138,12 +138,12 @@ static lm_code refuse_others(const char *name, const char *p, size_t n, lm_err *
     if (is_safetensors(p, n))
         return lm_fail(e, LM_EFORMAT, name, "leave it out", "it is safetensors, not text");
     if (is_array(p, n))
-        return lm_fail(e, LM_EFORMAT, name, "make lines of it: jq -c '.[]'",
+        return lm_fail(e, LM_EFORMAT, name, "convert it to lines: jq -c '.[]'",
                        "it is a JSON array, not a JSON object a line");
     return refuse_zeros(name, p, n, e);
 }
 
-/* JSONL that is called text would be one document, with all its brackets. */
+/* JSONL named as text would be read as one document, with all its brackets. */
 static lm_code refuse_records(const char *name, const char *p, size_t n, lm_err *e)
 {
     size_t begin, end;
@@ -154,7 +154,7 @@ static lm_code refuse_records(const char *name, const char *p, size_t n, lm_err 
     if (f.what && f.kind == LM_JSONL_MALFORMED)
         return LM_OK;
     return lm_fail(e, LM_EFORMAT, name, "rename it, or have it read as JSONL or as text",
-                   "it is called text, but its lines are JSON");
+                   "its name is that of text, but its lines are JSON");
 }
 
 lm_code lm_input_recognise(lm_input_kind asked, const char *name, const char *p, size_t n,

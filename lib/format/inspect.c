@@ -33,7 +33,8 @@ static lm_code get_chunk(const lm_model_source *m, const lm_st_tensor *t, int64_
     return rc;
 }
 
-/* The first failure of a parallel loop, by span, so that the message too is the same for any -j. */
+/* The failure of the lowest span in a parallel loop, so that the message too does not depend on the
+ * number of threads. */
 typedef struct {
     lm_code rc;
     lm_err err;
@@ -68,7 +69,7 @@ static void merge(part *to, const part *from)
     to->max = fmax(to->max, from->max);
 }
 
-/* Drop what is not finite, counting it; returns what is left. */
+/* Remove and count numbers that are not finite; returns the number left. */
 static int64_t keep_finite(double *x, int64_t n, part *p)
 {
     int64_t kept = 0;
@@ -222,7 +223,7 @@ static void compare_chunk(const double *a, const double *b, int64_t n, const dif
         g->a2 += isfinite(a[i]) ? a[i] * a[i] : 0;
         if (a[i] == b[i] || (isnan(a[i]) && isnan(b[i])))
             continue;
-        if (!isfinite(d)) { /* one is NaN or infinite, the other is not the same */
+        if (!isfinite(d)) { /* one is NaN or infinite and the other differs */
             g->differing++;
             g->max_abs = g->max_rel = g->d2 = INFINITY;
             continue;
@@ -234,7 +235,7 @@ static void compare_chunk(const double *a, const double *b, int64_t n, const dif
     }
 }
 
-/* 64-bit integers beyond 2^53 may differ and yet be the same doubles. */
+/* Different 64-bit integers beyond 2^53 may convert to the same double. */
 static lm_code compare_wide(const diff_job *job, int64_t i, int64_t n, gap *g)
 {
     uint64_t a[CHUNK], b[CHUNK];
@@ -317,7 +318,7 @@ static lm_code measure_pair(diff_job *job, lm_par *par, lm_tensor_diff *out, lm_
     return rc;
 }
 
-/* Tensors of a type without values are the same when their bytes are. */
+/* Tensors of a type without values are equal when their bytes are. */
 static lm_code same_bytes(const diff_job *job, bool *same, lm_err *e)
 {
     uint8_t x[CHUNK], y[CHUNK];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inspect.h -- what a model's tensors hold, and how two models differ.
+/* inspect.h -- statistics of a model's tensors, and differences of two models.
  *
  * Both read the data in fixed spans of elements and merge the spans in order, so the result is the
  * same, bit for bit, for any number of threads.  All arithmetic is in double. */
@@ -34,11 +34,12 @@ typedef struct {
     int n_only;
 } lm_compare_opts;
 
-/* One name of either model. */
+/* A tensor name that occurs in one or both models. */
 typedef struct {
-    const lm_st_tensor *a, *b; /* NULL: the other model alone has it */
+    const lm_st_tensor *a, *b; /* NULL: only in the other model */
     bool same;
-    bool measured;     /* both there, shapes equal, dtypes with values: the rest is set */
+    /* in both, with equal shapes and dtypes with values: the fields below are set */
+    bool measured;
     int64_t differing; /* elements that do not agree */
     double max_abs;    /* max |a-b| */
     double max_rel;    /* max |a-b| / max(|a|,|b|), in [0,2] */
@@ -46,7 +47,7 @@ typedef struct {
 } lm_tensor_diff;
 
 typedef struct {
-    lm_tensor_diff *pair; /* in the order of a, then those of b alone */
+    lm_tensor_diff *pair; /* in the order of a, then those only in b */
     size_t n;
     size_t only_a, only_b, shapes, dtypes,
         differing; /* tensors; dtypes: of common tensors, not equal */

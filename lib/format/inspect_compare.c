@@ -8,7 +8,7 @@
 #include "format/inspect_report.h"
 #include "format/inspect_text.h"
 
-/* Why a pair is not the same, in a word or two; NULL when the numbers say it. */
+/* Why a pair differs, in a word or two; NULL when the numbers show it. */
 static const char *reason(const lm_tensor_diff *p)
 {
     if (!p->b)

@@ -33,7 +33,7 @@ typedef struct {
     int n_types;
     char *checkpoint;       /* of a run folder */
     json_t *history;        /* array or NULL */
-    lm_tensor_stats *stats; /* of each tensor, when asked for */
+    lm_tensor_stats *stats; /* of each tensor, on request */
 } report;
 
 static bool listed(const report *r, const lm_st_tensor *t)
@@ -56,7 +56,7 @@ static void sum_types(report *r)
         while (k < r->n_types && strcmp(r->type[k].name, t->dtype_name))
             k++;
         if (k == r->n_types)
-            r->type[r->n_types++].name = t->dtype_name; /* fewer dtypes than MAX_TYPES exist */
+            r->type[r->n_types++].name = t->dtype_name; /* there are fewer dtypes than MAX_TYPES */
         r->type[k].tensors++;
         r->type[k].params += t->count;
         r->type[k].bytes += t->bytes;
@@ -101,7 +101,7 @@ static lm_code gather(report *r, lm_par *par, lm_sink *sink, lm_err *e)
     sum_types(r);
     if (!rc && history)
         rc = lm_json_parse(history, strlen(history), "history", &r->history, &malformed);
-    if (rc == LM_ELIMIT && malformed.code) /* any other text is simply not shown */
+    if (rc == LM_ELIMIT && malformed.code) /* any other text is not shown */
         *e = malformed;
     else if (malformed.code)
         rc = LM_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inspect_report.h -- what inspect-model says, as text for people or as JSON. */
+/* inspect_report.h -- the reports of inspect-model, as text or as JSON. */
 #ifndef LM_FORMAT_INSPECT_REPORT_H
 #define LM_FORMAT_INSPECT_REPORT_H
 
@@ -18,7 +18,7 @@ typedef struct {
  * inspect-model(1). */
 lm_code lm_inspect_report(lm_model_source *m, const lm_inspect_opts *opts, lm_par *par,
                           lm_sink *sink, lm_buf *out, lm_err *e);
-/* The differences of two models: in text only what is not the same, and a closing line. */
+/* The differences of two models: in text only the tensors that differ, and a closing line. */
 lm_code lm_compare_report(const lm_model_source *a, const lm_model_source *b,
                           const lm_model_diff *d, bool json, lm_buf *out, lm_err *e);
 

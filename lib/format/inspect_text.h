@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inspect_text.h -- small helpers of the reports: text with a sticky error, cleaned names, shapes.
- */
+/* inspect_text.h -- helpers of the reports: text with a sticky error, cleaned names, shapes. */
 #ifndef LM_FORMAT_INSPECT_TEXT_H
 #define LM_FORMAT_INSPECT_TEXT_H
 

@@ -280,7 +280,7 @@ bool lm_jsonl_next(const char *line, size_t len, size_t *at, lm_jsonl_member *ou
 }
 
 /* The code point of the \u escape at p (which points at the 'u'); *n = bytes after the backslash.
- * -1 for a lone surrogate, which takes 5. */
+ * -1 for a lone surrogate, which has 5 bytes. */
 static int32_t take_unicode(const char *p, const char *end, size_t *n)
 {
     int32_t u = hex4(p + 1);
@@ -300,7 +300,7 @@ static int32_t take_unicode(const char *p, const char *end, size_t *n)
 lm_code lm_jsonl_unescape(const char *s, size_t len, lm_buf *out, int64_t *lone, lm_err *e)
 {
     const char *p = s + 1, *end = s + len - 1;
-    lm_code rc = lm_buf_room(out, len, e); /* an escape is never shorter than what it means */
+    lm_code rc = lm_buf_room(out, len, e); /* an escape is never shorter than its UTF-8 */
     if (rc)
         return rc;
     char *d = out->data + out->len;

@@ -60,7 +60,7 @@ lm_jsonl_fault lm_jsonl_find_path(const char *line, size_t len, const char *fiel
 
 typedef struct {
     lm_buf *out;
-    const char *in; /* the key of the object that is looked into, without its quotes */
+    const char *in; /* the key of the object being searched, without its quotes */
     size_t in_len;
     bool all; /* not only strings */
     int n;

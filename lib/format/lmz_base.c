@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_base.c -- finding the base of a delta, and in it the tensor that goes with one of ours. */
+/* lmz_base.c -- finds the base of a delta, and in it the tensor that corresponds to one of the
+ * delta. */
 #include "format/lmz_base.h"
 #include "base/file.h"
 
@@ -34,7 +35,7 @@ static bool is_safetensors(const char *name)
     return n > 12 && !strcmp(name + n - 12, ".safetensors");
 }
 
-/* The header of one file; one that does not parse leaves an empty table, which is no failure. */
+/* Read the header of one file; one that does not parse leaves an empty table, without failure. */
 static lm_code read_table(lm_bundle *base, const lm_bundle_file *f, base_file *out, lm_err *e)
 {
     uint8_t field[8];
@@ -107,7 +108,7 @@ bool lmz_bases_find(const lmz_bases *b, const char *file, const char *tensor, co
     return false;
 }
 
-/* A base is read in any order, and again whenever the difference is: what runs by once is none. */
+/* A base is read in any order, and again whenever the delta is read: a stream cannot be one. */
 static lm_code check_kept(const char *base, lm_err *e)
 {
     struct stat st;
@@ -135,8 +136,8 @@ lm_code lm_lmz_base_name(const char *path, const char *base, char **out, lm_err 
     if (rc)
         return rc;
     if (!here[1])
-        here[0] = 0; /* the root: each path begins in it */
-    for (;; i++) {   /* the folders that both have */
+        here[0] = 0; /* the root: all absolute paths begin with it */
+    for (;; i++) {   /* the common folders */
         if ((!here[i] || here[i] == '/') && (!there[i] || there[i] == '/'))
             common = i;
         if (here[i] != there[i] || !here[i])
@@ -146,7 +147,7 @@ lm_code lm_lmz_base_name(const char *path, const char *base, char **out, lm_err 
         if (*p == '/')
             rc = lm_buf_add(&name, "../", 3, e);
     rc = rc ? rc : lm_buf_addf(&name, e, "%s", there[common] ? there + common + 1 : "");
-    while (name.len && name.data[name.len - 1] == '/') /* a folder above */
+    while (name.len && name.data[name.len - 1] == '/') /* go one folder up */
         name.data[--name.len] = 0;
     rc = rc ? rc : lm_strdup(out, name.len ? name.data : ".", e);
     lm_buf_fini(&name);
@@ -180,7 +181,7 @@ void lmz_base_forget(const lm_bundle *base, const char *file, uint64_t from, siz
 
 /* ---- Reading ---- */
 
-/* Length of the chain of the .lmz at `path`; 0 if it is a whole one or no .lmz. */
+/* Length of the chain of the .lmz at `path`; 0 if it is whole or not an .lmz. */
 static int chain_of(const char *path)
 {
     uint8_t head[LMZ_HEADER + LMZ_BASE_NAME];
@@ -196,7 +197,7 @@ static int chain_of(const char *path)
     return size && size <= (size_t)n && lmz_get_header(head, size, &h) ? h.chain : 0;
 }
 
-/* Where the base lies: as asked for, or as recorded, beside the .lmz. */
+/* The path of the base: as given, or as recorded, relative to the .lmz. */
 static lm_code base_path(const char *path, const lmz_header *h, const lm_bundle_opts *o, char **out,
                          lm_err *e)
 {
@@ -211,17 +212,18 @@ static lm_code base_path(const char *path, const lmz_header *h, const lm_bundle_
                        (int)h->base_name.n, h->base_name.p);
 }
 
-/* What a stranger's .lmz names may be anything: a pipe or a device is not waited for. */
+/* An .lmz from elsewhere may name anything: a pipe or a device is refused instead of waiting for
+ * it. */
 static lm_code check_path(const char *where, const char *base, lm_err *e)
 {
     struct stat st;
 
     if (stat(base, &st))
         return lm_fail(e, LM_EUSAGE, where, "give its base with --base",
-                       "it is a difference to '%s', which is not there", base);
+                       "it is a delta against '%s', which does not exist", base);
     if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
         return lm_fail(e, LM_EUSAGE, where, "give its base with --base",
-                       "it is a difference to '%s', which is no file or folder", base);
+                       "it is a delta against '%s', which is neither file nor folder", base);
     return LM_OK;
 }
 
@@ -234,7 +236,7 @@ static lm_code compare_digest(const char *where, const char *path, const lmz_hea
     lm_hash128_hex(h->base_digest, wanted);
     if (!rc && strcmp(wanted, found))
         rc = lm_fail(e, LM_EUSAGE, where, "give the base that it was made from with --base",
-                     "it is a difference to content %s, '%s' is %s", wanted, path, found);
+                     "it is a delta against content %s, '%s' is %s", wanted, path, found);
     return rc;
 }
 
@@ -247,7 +249,7 @@ lm_code lmz_base_open(const char *path, const char *where, const lmz_header *h,
     lm_code rc = base_path(path, h, o, &base, e);
 
     *out = NULL;
-    deeper.base = NULL; /* what was asked for is the base of this one only */
+    deeper.base = NULL; /* the base given is that of this file only */
     if (!rc && o && o->base)
         rc = check_kept(base, e);
     rc = rc ? rc : check_path(where, base, e);

@@ -14,7 +14,8 @@ static void code_job(lmz_batches *b, lmz_job *j, int who)
     size_t coded = 0;
 
     j->rc = LM_OK;
-    j->rec.raw_check = lm_hash64(j->src, j->rec.raw, 0); /* first: it brings them into the cache */
+    /* first, which also reads them into the cache */
+    j->rec.raw_check = lm_hash64(j->src, j->rec.raw, 0);
     if (j->base_file && !b->rooms[who])
         j->rc = lm_realloc_n(&b->rooms[who], lm_lmz_chunk_bound(LM_LMZ_CHUNK), 1,
                              "a chunk of the base", &j->err);
@@ -52,7 +53,7 @@ static lm_code emit_records(lmz_batches *b, const uint8_t *p, size_t bytes, lm_e
     return lmz_batches_emit(b, p, bytes, e);
 }
 
-/* The index wants the coded bytes of each chunk, in order. */
+/* Add the coded bytes of each chunk to the index, in order. */
 static lm_code note_chunk(lmz_batches *b, uint32_t coded, lm_err *e)
 {
     lmz_table *t = b->table;
@@ -170,7 +171,7 @@ lm_code lmz_batches_measure(lmz_batches *b, lmz_sample *s, size_t n, lm_err *e)
 
 /* ---- Gathering ---- */
 
-/* Bytes into the job's own memory. */
+/* Copy bytes to the job's own memory. */
 static lm_code gather(lmz_job *j, size_t at, const void *data, size_t bytes, lm_err *e)
 {
     lm_code rc = j->own ? LM_OK : lm_realloc_n(&j->own, LM_LMZ_CHUNK, 1, "a chunk", e);
@@ -226,7 +227,7 @@ lm_code lmz_batches_keep(lmz_batches *b, lm_err *e)
     return rc;
 }
 
-/* ---- The whole ---- */
+/* ---- The batch ---- */
 
 lm_code lmz_batches_init(lmz_batches *b, int level, lm_err *e)
 {

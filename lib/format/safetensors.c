@@ -182,7 +182,7 @@ static lm_code read_at(const lm_st *s, uint64_t from, void *dst, size_t bytes, l
         if (n < 0)
             return lm_fail(e, LM_EIO, s->path, NULL, "cannot read");
         if (n == 0)
-            return lm_fail(e, LM_EFORMAT, s->path, NULL, "it became shorter while it was read");
+            return lm_fail(e, LM_EFORMAT, s->path, NULL, "it was truncated while it was read");
         to += n;
         from += (uint64_t)n;
         bytes -= (size_t)n;

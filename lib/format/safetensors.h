@@ -29,8 +29,8 @@
 /* One tensor of a file or a plan.  Strings are borrowed from their owner. */
 typedef struct {
     const char *name;
-    lm_dtype
-        dtype; /* LM_DTYPE_NONE: a type that is carried but not computed with (F4, F8_E8M0 ...) */
+    /* LM_DTYPE_NONE: a type that is carried but not computed with (F4, F8_E8M0 ...) */
+    lm_dtype dtype;
     const char *dtype_name; /* as in the file: "BF16" */
     int ndim;               /* 0: a scalar, count 1 */
     int64_t dim[LM_ST_MAX_DIMS];

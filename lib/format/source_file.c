@@ -112,7 +112,7 @@ lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e)
         return lm_fail(e, LM_EFORMAT, where, "decrypt it first",
                        "it is encrypted and needs a passphrase");
     return lm_fail(e, LM_EFORMAT, where, "fetch or compress it again",
-                   "damaged or truncated: the decoder says '%s'", why ? why : "no reason given");
+                   "damaged or truncated: the decoder reports '%s'", why ? why : "no reason given");
 }
 
 lm_code lm_source_reader(const char *where, struct archive **out, lm_err *e)
@@ -191,7 +191,7 @@ static lm_code drain(lm_source *s, lm_err *e)
         }
         sum += n;
         if (!rc && bounded && sum > s->most)
-            rc = lm_fail(e, LM_ELIMIT, lm_path_shown(s->files.path[s->at]), "check what it is",
+            rc = lm_fail(e, LM_ELIMIT, lm_path_shown(s->files.path[s->at]), "check its content",
                          "more than %zu bytes follow the end of its data", s->most);
     }
     return rc;

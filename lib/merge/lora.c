@@ -137,7 +137,7 @@ static lm_code check_pattern(const lm_lora *l, const char *map, bool whole, lm_e
         return LM_OK;
     if (!json_is_object(all))
         return lm_fail(e, LM_EFORMAT, l->path, "write {\"MODULE\": NUMBER, ...}",
-                       "%s is no object of modules and numbers", map);
+                       "%s is not an object of modules and numbers", map);
     json_object_foreach((json_t *)(uintptr_t)all, key, v)
     {
         if (!json_is_number(v))

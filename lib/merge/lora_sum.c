@@ -23,8 +23,8 @@ typedef struct {
     const char *w;
     lm_dtype from, into; /* of w, of the base's tensor */
     char *out;
-    double
-        *factor; /* DoRA: m / ||W'||, of each row, or of each column where by_column; NULL: none */
+    /* DoRA: m / ||W'||, of each row, or of each column where by_column; NULL: none */
+    double *factor;
     bool by_column;
 } sum;
 

@@ -166,7 +166,7 @@ static lm_code add_key(reader *r, const yaml_event_t *ev, items *x)
     for (size_t i = 0; i < x->n; i++)
         if (!strcmp(x->key[i], key))
             return lm_fail(r->err, LM_EUSAGE, r->where, NULL,
-                           "line %d: key '%.60s' is there already, in line %d", line_of(ev), key,
+                           "line %d: key '%.60s' exists already, in line %d", line_of(ev), key,
                            x->line[i]);
     if (++r->nodes > LM_YAML_MAX_NODES)
         return too_large(r, line_of(ev));
@@ -288,7 +288,7 @@ static lm_code collection(reader *r, const yaml_event_t *start, int depth, node 
             merge_line = line_of(&ev);
         rc = read_node(r, &ev, depth + 1, &child);
         if (!rc && merge && merged)
-            rc = bad(r, merge_line, "give '<<' a list", "'<<' is there twice");
+            rc = bad(r, merge_line, "give '<<' a list", "'<<' occurs twice");
         else if (!rc && merge)
             merged = child;
         else if (!rc)

@@ -147,7 +147,7 @@ lm_code lm_generation_read(const json_t *config, const json_t *generation, int64
                             .max_new = -1 };
     lm_code rc = read_eos(out, config, vocab, where, e);
     if (!rc && generation && !json_is_object(generation))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "generation_config.json is no object");
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "generation_config.json is not an object");
     if (!rc && generation)
         rc = read_eos(out, generation, vocab, where, e);
     if (!rc && generation)

@@ -26,16 +26,16 @@ lm_code lm_added_list_check(const json_t *list, int64_t n, const char *where, lm
     json_t *token;
 
     if (list && !json_is_null(list) && !json_is_object(list))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"added_tokens_decoder\" is no object");
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"added_tokens_decoder\" is not an object");
     json_object_foreach((json_t *)list, key, token)
     {
         int64_t id = -1;
         if (!is_id(key, &id) || id >= n + MOST_EXTRA ||
             !json_string_length(json_object_get(token, "content")))
-            return lm_fail(
-                e, LM_EFORMAT, where, NULL,
-                "added token \"%.40s\" has no \"content\", or is no number below %" PRId64, key,
-                n + MOST_EXTRA);
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "added token \"%.40s\" has no \"content\", or its id is not a number "
+                           "below %" PRId64,
+                           key, n + MOST_EXTRA);
     }
     return LM_OK;
 }
@@ -62,7 +62,7 @@ void lm_added_list_write(lm_jw *w, const json_t *list, int64_t from, int64_t exc
     }
 }
 
-/* Is it one of the tokens that the configuration names? */
+/* True if it is one of the special tokens that the configuration names. */
 static bool is_named(const json_t *config, const char *token)
 {
     static const char *const keys[] = { "bos_token", "eos_token", "unk_token", "pad_token" };
@@ -120,7 +120,8 @@ lm_code lm_added_list_take(lm_buf *config, const lm_buf *added, const char *wher
     else if (!rc && !(tree = json_object()))
         rc = lm_fail(e, LM_ELIMIT, where, NULL, "no memory for added tokens");
     if (!rc && (!json_is_object(list) || !json_is_object(tree)))
-        rc = lm_fail(e, LM_EFORMAT, json_is_object(list) ? beside : where, NULL, "is no object");
+        rc =
+            lm_fail(e, LM_EFORMAT, json_is_object(list) ? beside : where, NULL, "is not an object");
     if (!rc && !json_object_get(tree, "added_tokens_decoder") && json_object_size(list)) {
         rc = add_tokens(tree, list, where, e);
         config->len = 0;

@@ -10,16 +10,17 @@
 #include "base/err.h"
 #include "base/json.h"
 
-/* The text of an added_tokens.json ({"token": id, ...}) into that of a tokenizer_config.json, which
- * may be empty, as "added_tokens_decoder", unless that is there already.  Fails: LM_EFORMAT. */
+/* Insert the text of an added_tokens.json ({"token": id, ...}) as "added_tokens_decoder" into that
+ * of a tokenizer_config.json, which may be empty, unless it has this key already.  Fails:
+ * LM_EFORMAT. */
 lm_code lm_added_list_take(lm_buf *config, const lm_buf *added, const char *where, lm_err *e);
 
-/* An added_tokens_decoder (NULL, null: none): texts under ids, which lie less than 65536 above
- * the `n` of the vocabulary.  Fails: LM_EFORMAT. */
+/* Check an added_tokens_decoder (NULL, null: none): texts by id; ids are less than n + 65536, with
+ * n the size of the vocabulary.  Fails: LM_EFORMAT. */
 lm_code lm_added_list_check(const json_t *list, int64_t n, const char *where, lm_err *e);
 
-/* Its tokens as members of "added_tokens": those with ids from `from` on, but for `except`.  A
- * list that was checked. */
+/* Append its tokens to "added_tokens": those with ids from `from` on, except those in `except`.
+ * The list must have been checked. */
 void lm_added_list_write(lm_jw *w, const json_t *list, int64_t from, int64_t except);
 
 #endif

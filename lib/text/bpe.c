@@ -69,7 +69,7 @@ lm_code lm_bpe_begin_vocab(lm_bpe *b, size_t n, size_t n_ids, lm_err *e)
     return LM_OK;
 }
 
-/* The slot that holds this text, or the free one where it would go. */
+/* The cell of the hash table that holds this text, or the free cell for it. */
 static uint32_t *slot_of(const lm_bpe *b, const char *s, size_t len)
 {
     size_t i = lm_hash64(s, len, 0) & b->slot_mask;

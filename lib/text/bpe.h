@@ -14,15 +14,15 @@
 #include "base/err.h"
 #include "text/tokenizer.h"
 
-/* Byte b's character in byte-level vocabularies: printable Latin-1 as itself, the 68 others from
- * U+0100 on (GPT-2, encoder.py). */
+/* Byte b's character in byte-level vocabularies: printable Latin-1 characters map to themselves,
+ * the 68 other bytes to U+0100 and up (GPT-2, encoder.py). */
 uint32_t lm_byte_char(uint8_t b);
-int lm_byte_of_char(uint32_t c); /* -1: not in the map */
+int lm_byte_of_char(uint32_t c); /* -1: not such a character */
 /* The UTF-8 of lm_byte_char(b), 1 or 2 bytes; returns their number. */
 size_t lm_byte_utf8(uint8_t b, char out[4]);
 
 typedef struct {
-    uint64_t pair; /* left << 32 | right; LM_BPE_EMPTY in a free slot */
+    uint64_t pair; /* left << 32 | right; LM_BPE_EMPTY in a free cell */
     uint32_t rank, id;
 } lm_bpe_merge;
 #define LM_BPE_EMPTY UINT64_MAX
@@ -50,14 +50,14 @@ typedef struct {
 } lm_bpe;
 
 void lm_bpe_fini(lm_bpe *b);
-/* Room for n tokens and n_ids ids; then lm_bpe_add_token for each, then lm_bpe_end_vocab. */
+/* Reserve n tokens and n_ids ids; then call lm_bpe_add_token for each, then lm_bpe_end_vocab. */
 lm_code lm_bpe_begin_vocab(lm_bpe *b, size_t n, size_t n_ids, lm_err *e);
 /* Fails: LM_EFORMAT if the id or the text is taken, or id >= n_ids. */
 lm_code lm_bpe_add_token(lm_bpe *b, const char *s, size_t len, uint32_t id, const char *where,
                          lm_err *e);
 void lm_bpe_end_vocab(lm_bpe *b);
-/* Then room for n merges, and each in order of rank.  Fails: LM_EFORMAT if one of the three is no
- * token. */
+/* Then reserve n merges and add each in order of rank.  Fails: LM_EFORMAT if one of the three texts
+ * is not a token. */
 lm_code lm_bpe_begin_merges(lm_bpe *b, size_t n, lm_err *e);
 lm_code lm_bpe_add_merge(lm_bpe *b, const char *l, size_t llen, const char *r, size_t rlen,
                          uint32_t rank, const char *where, lm_err *e);
@@ -70,9 +70,9 @@ lm_code lm_bpe_scratch_new(lm_bpe_scratch **out, lm_err *e);
 void lm_bpe_scratch_free(lm_bpe_scratch *s);
 
 /* Append the ids of one word.  `bytes`: w is plain bytes, each standing for its byte-level
- * character (needs b->byte_level); else w is UTF-8 and its characters are looked up.  A scratch is
- * for one lm_bpe and one value of `bytes`.  `readable`: bytes that may be read from w on, at least
- * len. */
+ * character (needs b->byte_level); otherwise w is UTF-8 and its characters are looked up.  A
+ * scratch is for one lm_bpe and one value of `bytes`.  `readable`: bytes that may be read from w
+ * on, at least len. */
 lm_code lm_bpe_encode(const lm_bpe *b, lm_bpe_scratch *s, const char *w, size_t len,
                       size_t readable, bool bytes, lm_ids *out, lm_err *e);
 

@@ -12,7 +12,7 @@
 typedef struct {
     size_t off; /* of the word in text */
     uint32_t len, hash;
-    int64_t count; /* 0: a free slot */
+    int64_t count; /* 0: a free cell */
 } lm_word_slot;
 
 /* Zero-initialise. */
@@ -23,7 +23,7 @@ typedef struct {
     size_t text_len, text_cap;
 } lm_words;
 
-/* Fails: LM_ELIMIT when memory is out or a word exceeds 4 GiB. */
+/* Fails: LM_ELIMIT when memory is exhausted or a word exceeds 4 GiB. */
 lm_code lm_words_add(lm_words *w, const char *word, size_t len, int64_t count, lm_err *e);
 /* Add all of `from` to *w. */
 lm_code lm_words_merge(lm_words *w, const lm_words *from, lm_err *e);

@@ -3,8 +3,8 @@
  *
  * The cache has two levels.  Words of up to 15 bytes and 3 ids, nearly all of ordinary text, sit in
  * entries of 32 bytes, two to a cache line: length and bytes make a 128-bit key that is compared at
- * once. Words of up to 128 bytes that do not fit there are in a table over a pool, emptied when
- * full. */
+ * once. Words of up to 128 bytes that do not fit there are in a table over a pool, which is cleared
+ * when full. */
 #include <string.h>
 
 #include "base/hash.h"
@@ -19,7 +19,7 @@ enum {
     LONG_SLOTS = 1 << 14,
     LONG_BYTES = 128,
     POOL_BYTES = 4 << 20,
-    SCAN_SYMBOLS = 48, /* up to here a scan over all pairs beats the heap */
+    SCAN_SYMBOLS = 48, /* up to this length a scan over all pairs is faster than the heap */
 };
 
 typedef struct {
@@ -43,7 +43,7 @@ struct lm_bpe_scratch {
     long_word *longs;
     uint8_t *pool;
     size_t pool_used;
-    uint32_t *first; /* symbols of the word at hand */
+    uint32_t *first; /* symbols of the current word */
     size_t first_cap;
     symbol *sym;
     size_t sym_cap;
@@ -95,7 +95,7 @@ static inline const lm_bpe_merge *find_merge(const lm_bpe *b, uint32_t l, uint32
     return &b->merges[i];
 }
 
-/* Merge v[0..n) in place, n <= SCAN_SYMBOLS; returns how many are left. */
+/* Merge v[0..n) in place, n <= SCAN_SYMBOLS; returns the number left. */
 static size_t merge_by_scan(const lm_bpe *b, uint32_t *v, size_t n)
 {
     uint32_t rank[SCAN_SYMBOLS], id[SCAN_SYMBOLS]; /* of the pair (i, i+1) */
@@ -165,7 +165,7 @@ static void push_pair(const lm_bpe *b, lm_bpe_scratch *s, int32_t i)
         heap_push(s, (uint64_t)m->rank << 32 | (uint32_t)i);
 }
 
-/* Merge s->first[0..n) in place by heap and linked list; *n becomes what is left. */
+/* Merge s->first[0..n) in place by heap and linked list; *n becomes the number left. */
 static lm_code merge_by_heap(const lm_bpe *b, lm_bpe_scratch *s, size_t *n, lm_err *e)
 {
     size_t count = *n, left = 0;
@@ -209,8 +209,9 @@ static lm_code merge_by_heap(const lm_bpe *b, lm_bpe_scratch *s, size_t *n, lm_e
     return LM_OK;
 }
 
-/* A character without a token: its bytes' tokens if there are all, else the unknown token, else
- * nothing. An unknown token is held back in *unk so that neighbours can be fused into it. */
+/* A character without a token becomes the tokens of its bytes if all exist, otherwise the unknown
+ * token, otherwise nothing.  An unknown token is delayed in *unk so that the following ones can be
+ * fused into it. */
 static lm_code add_missing(const lm_bpe *b, lm_bpe_scratch *s, const uint8_t *c, unsigned len,
                            bool *unk, size_t *n, lm_err *e)
 {
@@ -241,7 +242,7 @@ static lm_code split_word(const lm_bpe *b, lm_bpe_scratch *s, const char *w, siz
 {
     const uint8_t *p = (const uint8_t *)w, *end = p + len;
     bool unk = false;
-    /* Every symbol stands for one byte of the word at least. */
+    /* Every symbol represents at least one byte of the word. */
     lm_code rc = lm_grow(&s->first, &s->first_cap, len + 1, sizeof *s->first, "a word", e);
 
     *n = 0;
@@ -345,7 +346,7 @@ static long_word *find_long(const lm_bpe_scratch *s, const char *w, size_t len, 
     return l;
 }
 
-/* Remember s->first[0..n) as the ids of w. */
+/* Store s->first[0..n) in the cache as the ids of w. */
 static void keep_long(lm_bpe_scratch *s, long_word *l, uint64_t hash, const char *w, size_t len,
                       size_t n)
 {
@@ -380,7 +381,7 @@ static inline void load_key(const char *w, size_t len, size_t readable, uint64_t
     *k1 = v[1] | (uint64_t)len << 56;
 }
 
-/* A word that the first level does not hold; `set` is its place there, NULL if it is too long. */
+/* A word that is not in the first level; `set` is its cell there, NULL if it is too long. */
 static lm_code encode_miss(const lm_bpe *b, lm_bpe_scratch *s, const char *w, size_t len,
                            bool bytes, short_word *set, uint64_t k0, uint64_t k1, lm_ids *out,
                            lm_err *e)
@@ -400,7 +401,7 @@ static lm_code encode_miss(const lm_bpe *b, lm_bpe_scratch *s, const char *w, si
     if (rc)
         return rc;
     if (set && n <= SHORT_IDS) {
-        set[1] = set[0]; /* the newest first */
+        set[1] = set[0]; /* the newest entry first */
         set[0] = (short_word){ .k0 = k0, .k1 = k1, .n = (uint32_t)n };
         if (n)
             memcpy(set[0].ids, s->first, n * sizeof(uint32_t));
@@ -427,7 +428,8 @@ lm_code lm_bpe_encode(const lm_bpe *b, lm_bpe_scratch *s, const char *w, size_t 
             continue;
         if (out->cap - out->n < SHORT_IDS)
             return append(out, c->ids, c->n, e);
-        memcpy(out->v + out->n, c->ids, sizeof c->ids); /* copy all, count what is there */
+        /* copy a fixed number, count only the valid ids */
+        memcpy(out->v + out->n, c->ids, sizeof c->ids);
         out->n += c->n;
         return LM_OK;
     }

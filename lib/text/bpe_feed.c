@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counting words of a stream of documents on many threads: batches of documents go through a pipe
- * whose workers count into tables of their own; only the sum matters, so the order does not. */
+ * whose workers count into tables of their own; counts are added at the end, so the order of
+ * batches does not matter. */
 #include "base/mem.h"
 #include "base/stop.h"
 #include "text/bpe_train.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Greedy merging with exact, incremental counts.
  *
- * Every pair of neighbours that exists in some word has a record: its count (neighbours weighted by
- * the word's count, overlaps included) and the words it was seen in.  A heap orders the records by
- * (count, smallest pair); its entries may be old and are checked when they come up.  A merge visits
- * the words of its pair only, and changes the counts of the pairs around each place.  A word in a
- * list may have lost the pair since: the visit then finds nothing. */
+ * Every adjacent pair that exists in some word has a record: its count (weighted by the word's
+ * count, overlaps included) and the words in which it occurred.  A heap orders the records by
+ * (count, smallest pair); its entries may be outdated and are checked when they are popped.  A
+ * merge visits the words of its pair only, and changes the counts of the pairs around each place.
+ * A word in a list may no longer contain the pair: the visit then finds nothing. */
 #include "text/bpe_learn.h"
 
 #include <string.h>
@@ -43,7 +43,7 @@ typedef struct {
     uint32_t *raised; /* records whose count this merge raised */
     size_t n_raised, cap_raised;
     uint64_t merge;      /* number of this merge, from 1 */
-    uint64_t merge_pair; /* and its pair, whose own count is settled at the end */
+    uint64_t merge_pair; /* the pair of this merge, whose own count is set at the end */
     size_t *bytes;       /* of each token */
     size_t max_bytes;
 } learner;
@@ -133,7 +133,7 @@ static lm_code grow_index(learner *l, lm_err *e)
     return LM_OK;
 }
 
-/* Count a pair of neighbours of word w up. */
+/* Increase the count of an adjacent pair of word w. */
 static lm_code raise(learner *l, uint32_t a, uint32_t b, uint32_t w, lm_err *e)
 {
     uint64_t pair = (uint64_t)a << 32 | b;
@@ -181,13 +181,13 @@ static void lower(learner *l, uint32_t a, uint32_t b, uint32_t w)
         l->recs[i - 1].count -= l->weight[w];
 }
 
-/* Replace a b by c in word w, from the left, without overlap. */
+/* Replace the pair (a, b) by c in word w, from the left, without overlap. */
 static lm_code merge_word(learner *l, uint32_t w, uint32_t a, uint32_t b, uint32_t c, lm_err *e)
 {
     uint32_t *v = l->sym + l->start[w], n = l->len[w], k = 0, i = 0;
     lm_code rc = LM_OK;
 
-    /* v[0..k) is done, v[i..n) is to come; what lies between is free. */
+    /* v[0..k) is the output so far, v[i..n) the rest of the input. */
     while (i < n && !rc) {
         if (i + 1 == n || v[i] != a || v[i + 1] != b) {
             v[k++] = v[i++];
@@ -236,7 +236,7 @@ static lm_code load_words(learner *l, const lm_bpe *vocab, const lm_words *words
     return rc;
 }
 
-/* Text of a merged token into the vocabulary; a text that is there already keeps its id. */
+/* Add the text of a merged token to the vocabulary; an existing text keeps its id. */
 static lm_code name_token(lm_bpe *vocab, uint32_t a, uint32_t b, uint32_t *id, lm_err *e)
 {
     size_t la = vocab->tokens[a].len, lb = vocab->tokens[b].len;
@@ -274,8 +274,7 @@ static lm_code merge_pair(learner *l, lm_bpe_learned *out, uint32_t r, lm_err *e
     l->merge++;
     l->merge_pair = pair;
     l->n_raised = 0;
-    /* The record gives its list away: new places of this pair, should there be any, start a new
-     * one. */
+    /* Take the list from the record: later occurrences of this pair start a new list. */
     l->recs[r].words = NULL;
     l->recs[r].n = l->recs[r].cap = 0;
     l->recs[r].count = 0;
@@ -308,7 +307,7 @@ lm_code lm_bpe_learn(lm_bpe_learned *out, const lm_words *words, int64_t vocab_s
         heap_entry top = heap_pop(&l);
         int64_t now = l.recs[top.rec].count;
         if (now > 0 && now < top.count)
-            rc = heap_push(&l, top.rec, e); /* lowered since: back to its place */
+            rc = heap_push(&l, top.rec, e); /* outdated: insert it again with its present count */
         if (rc || now != top.count)
             continue;
         if (now < 1 || now < min_count)

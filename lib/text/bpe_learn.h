@@ -14,7 +14,7 @@ typedef struct {
 } lm_bpe_pair;
 
 typedef struct {
-    lm_bpe vocab; /* specials, byte characters, then what was merged, in order of id */
+    lm_bpe vocab; /* specials, byte characters, then merged tokens, in order of id */
     lm_bpe_pair *merges;
     size_t n_merges, cap;
 } lm_bpe_learned; /* zero-initialise */
@@ -24,7 +24,8 @@ typedef struct {
  * LM_ELIMIT; LM_EIO when lm_stopping(). */
 lm_code lm_bpe_learn(lm_bpe_learned *l, const lm_words *words, int64_t vocab_size,
                      int64_t min_count, int64_t max_bytes, lm_sink *sink, lm_err *e);
-/* Append the tokenizer.json.  pattern: of the words, as text; scan: its scanner, if it has one. */
+/* Append the tokenizer.json.  pattern: the text of the word pattern; scan: its scanner, if it has
+ * one. */
 lm_code lm_bpe_learned_write(const lm_bpe_learned *l, const lm_added *special, lm_scan_kind scan,
                              const char *pattern, lm_buf *json, lm_err *e);
 void lm_bpe_learned_fini(lm_bpe_learned *l);

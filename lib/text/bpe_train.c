@@ -50,7 +50,8 @@ static lm_code check_opts(const lm_bpe_train_opts *o, lm_err *e)
 
 #define PATTERN_CURE "give gpt2, llama3, qwen, gpt4, gpt4o, or a PCRE2 pattern"
 
-/* A word as names are written, which as a pattern would match only itself. */
+/* True for a text of letters, digits and signs as in names, which as a pattern would match only
+ * itself. */
 static bool is_bare_word(const char *s)
 {
     bool letter = false;
@@ -92,7 +93,7 @@ static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
     if (k)
         return LM_OK;
     rc = lm_regex_new(pattern, strlen(pattern), false, "--pattern", &t->cut.regex, &bad);
-    if (rc) /* the pattern is the user's request, not a file */
+    if (rc) /* the pattern is a request of the caller, not from a file */
         rc = lm_fail(e, rc == LM_EFORMAT ? LM_EUSAGE : rc, "--pattern", PATTERN_CURE, "%s",
                      bad.what);
     return rc;
@@ -207,8 +208,8 @@ static int by_char(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Ids: specials in order, then the byte characters by code point (one that is a special keeps its
- * id). */
+/* Ids: specials in order, then the byte characters by code point (a character that is also a
+ * special token keeps its id). */
 static lm_code begin_vocab(const lm_bpe_trainer *t, lm_bpe *v, lm_err *e)
 {
     uint8_t order[256];

@@ -31,29 +31,28 @@ typedef struct {
 
 typedef struct {
     int64_t documents, bytes, words, unique_words; /* of the training text */
-    int64_t vocab_size, merges; /* reached: less than asked when the text is too small */
+    int64_t vocab_size, merges; /* reached; less than requested when the text is too small */
 } lm_bpe_train_stats;
 
 typedef struct lm_bpe_trainer lm_bpe_trainer;
 
-/* The text of a tokenizer_config.json to go beside: the first special token begins and ends
- * documents. */
+/* The text of a tokenizer_config.json for the folder of the tokenizer.json: the first special token
+ * begins and ends documents. */
 lm_code lm_bpe_train_config(const lm_bpe_train_opts *o, lm_buf *json, lm_err *e);
-/* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern, a bare
- * word that is no name of a pattern, or equal specials. */
+/* Fails: LM_EUSAGE for a vocabulary smaller than specials + 256, a bad pattern, a bare word that is
+ * not the name of a pattern, or equal specials. */
 lm_code lm_bpe_trainer_new(const lm_bpe_train_opts *o, int threads, lm_bpe_trainer **out,
                            lm_err *e);
 /* Count the words of one document (valid UTF-8).  `worker` in [0, threads): each worker has counts
  * of its own, so calls with different workers may run at the same time.  Special tokens inside the
- * text cut it and are not counted. */
+ * text end a word and are not counted. */
 lm_code lm_bpe_trainer_add(lm_bpe_trainer *t, int worker, const char *text, size_t len, lm_err *e);
-/* Count the words of every document of a stream, on all threads of par (whose workers must not be
- * more than the trainer's).  Fails as lm_input_next and lm_doc_decode do, and with LM_EIO when
- * lm_stopping(). */
+/* Count the words of every document of a stream, on all threads of par (at most as many as the
+ * trainer's).  Fails as lm_input_next and lm_doc_decode do, and with LM_EIO when lm_stopping(). */
 lm_code lm_bpe_trainer_feed(lm_bpe_trainer *t, lm_par *par, const lm_input_opts *o, lm_input *in,
                             lm_sink *sink, lm_err *e);
-/* Learn, and append the finished tokenizer.json to *json.  Once a trainer.  Merging is serial.
- * Stops early with LM_EIO when lm_stopping().  Fails: LM_EUSAGE if no word was ever added. */
+/* Learn, and append the finished tokenizer.json to *json.  Called once.  Merging is serial.  Stops
+ * early with LM_EIO when lm_stopping().  Fails: LM_EUSAGE if no word was ever added. */
 lm_code lm_bpe_trainer_finish(lm_bpe_trainer *t, lm_sink *sink, lm_buf *json,
                               lm_bpe_train_stats *stats, lm_err *e);
 void lm_bpe_trainer_free(lm_bpe_trainer *t);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tokenizer.json of a trained vocabulary, and a tokenizer_config.json to go with it. */
+/* The tokenizer.json of a trained vocabulary, and its tokenizer_config.json. */
 #include "base/json.h"
 #include "base/mem.h"
 #include "text/bpe_learn.h"

@@ -11,14 +11,14 @@
 #include "base/mem.h"
 #include "base/text.h"
 
-enum { MOST_WHOLE = 5 }; /* bytes of a grapheme that is looked up as one */
+enum { MOST_WHOLE = 5 }; /* most bytes of a grapheme that is looked up as a whole */
 
 struct lm_charsmap {
     uint32_t *unit;
     size_t n_units;
     char *text; /* the replacements; a NUL behind the last */
     size_t text_len;
-    bool moved[128]; /* ASCII characters that have a replacement of their own */
+    bool moved[128]; /* ASCII characters that have a replacement in the map */
 };
 
 static uint32_t get_u32(const char *p)
@@ -32,7 +32,7 @@ static size_t offset_of(uint32_t unit)
     return (size_t)(unit >> 10) << (unit & 1u << 9 ? 8 : 0);
 }
 
-/* The replacement of the shortest key that s[0..n) begins with; NULL: there is no such key. */
+/* The replacement of the shortest key that s[0..n) begins with; NULL: no such key. */
 static const char *find(const lm_charsmap *c, const char *s, size_t n)
 {
     size_t at = offset_of(c->unit[0]);
@@ -48,7 +48,8 @@ static const char *find(const lm_charsmap *c, const char *s, size_t n)
         if (!(unit & 1u << 8))
             continue;
         size_t value = at < c->n_units ? c->unit[at] & 0x7FFFFFFF : SIZE_MAX;
-        /* Behind the end, or within a character: a damaged map, which has no such key. */
+        /* A value behind the end or inside a character: the map is damaged; treated as no such
+         * key. */
         bool good = value < c->text_len && ((uint8_t)c->text[value] & 0xC0) != 0x80;
         return good ? c->text + value : NULL;
     }
@@ -127,7 +128,7 @@ static size_t grapheme(const char *s, size_t n)
     return at;
 }
 
-/* One grapheme, or a part of a long one. */
+/* Append one grapheme, or a part of a long one. */
 static lm_code add(const lm_charsmap *c, const char *s, size_t n, lm_buf *out, lm_err *e)
 {
     const char *to = n <= MOST_WHOLE ? find(c, s, n) : NULL;
@@ -150,7 +151,8 @@ lm_code lm_charsmap_run(const lm_charsmap *c, const char *text, size_t len, lm_b
 
     while (i < len && !rc) {
         uint8_t a = (uint8_t)text[i], b = i + 1 < len ? (uint8_t)text[i + 1] : 0;
-        if (a < 0x80 && b < 0x80 && !c->moved[a]) { /* ASCII before ASCII stands alone */
+        /* an ASCII character before another one is a grapheme */
+        if (a < 0x80 && b < 0x80 && !c->moved[a]) {
             i++;
             continue;
         }

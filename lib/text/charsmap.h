@@ -8,9 +8,9 @@
  * 3. the replacements, each with a NUL behind it; values are offsets into them.
  *
  * It is applied as `tokenizers` (0.23) does: a grapheme of less than 6 bytes is looked up as a
- * whole, others character by character, and of the keys that begin what is looked up the shortest
- * counts.  `sentencepiece` takes the longest key at each place; the two differ for characters with
- * two combining marks or more, for decomposed Hangul, for CR LF, and with case folding for capitals
+ * whole, others character by character, and of all keys that are a prefix, the shortest is used.
+ * `sentencepiece` takes the longest key at each position; both differ for characters with two
+ * combining marks or more, for decomposed Hangul, for CR LF, and with case folding for capitals
  * with a combining mark.  Private to lib/text. */
 #ifndef LM_TEXT_CHARSMAP_H
 #define LM_TEXT_CHARSMAP_H
@@ -22,11 +22,11 @@
 
 typedef struct lm_charsmap lm_charsmap; /* constant once made: shared by threads */
 
-/* From base 64.  Fails: LM_EFORMAT for what is not of the three parts above. */
+/* Decode a map from base 64.  Fails: LM_EFORMAT unless it has the three parts above. */
 lm_code lm_charsmap_new(const char *coded, size_t len, const char *where, lm_charsmap **out,
                         lm_err *e);
 void lm_charsmap_free(lm_charsmap *c);
-/* Append text[0..len), valid UTF-8, as the map has it. */
+/* Append text[0..len), valid UTF-8, with the replacements of the map. */
 lm_code lm_charsmap_run(const lm_charsmap *c, const char *text, size_t len, lm_buf *out, lm_err *e);
 
 #endif

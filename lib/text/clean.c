@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clean.c -- see clean.h: the sets of rules over a text that clean_parts.h has taken apart. */
+/* clean.c -- see clean.h: the sets of rules over the parts of a text (clean_parts.h). */
 #include "text/clean.h"
 
 #include <string.h>
@@ -10,8 +10,8 @@
 
 struct lm_clean_scratch {
     lm_parts parts;
-    lm_buf kept;  /* the text that C4 leaves */
-    lm_buf small; /* the text in small letters, for looking up phrases */
+    lm_buf kept;  /* the text with the lines that C4 keeps */
+    lm_buf small; /* the text in small letters, for searching phrases */
 };
 
 #define LM_CLEAN_ROW(id, set, shape, name, dflt, max, help) { name, LM_CLEAN_##set, dflt, help },
@@ -170,7 +170,7 @@ static lm_code add_small(lm_buf *b, const char *s, size_t n, lm_err *e)
     return rc;
 }
 
-/* The line rule that drops s[0..n), trimmed; -1 keeps it.  small[0..m) is the line as it came, in
+/* The line rule that drops s[0..n), trimmed; -1 keeps it.  small[0..m) is the untrimmed line in
  * small letters. */
 static int judge_line(const lm_clean_opts *o, const char *s, size_t n, const char *small, size_t m)
 {
@@ -253,7 +253,7 @@ static lm_code judge_c4(const lm_clean_opts *o, lm_clean_scratch *s, lm_clean_re
             return rc;
         const char *line = s->kept.data ? s->kept.data + from : "", *tail = line;
         tail += s->kept.len - from;
-        lm_trim(&line, &tail); /* a mark at the end leaves its space */
+        lm_trim(&line, &tail); /* the space before a mark at the end is kept */
         s->kept.len -= (size_t)(s->kept.data + s->kept.len - tail);
         int why = b > a ? judge_line(o, line, (size_t)(tail - line), small + (a - r->text),
                                      (size_t)(b - a))
@@ -265,7 +265,7 @@ static lm_code judge_c4(const lm_clean_opts *o, lm_clean_scratch *s, lm_clean_re
         } else if (b > a) {
             sentences += lm_line_sentences(line, (size_t)(tail - line));
         } else {
-            s->kept.len = from ? from - 1 : 0; /* blank lines go without being counted */
+            s->kept.len = from ? from - 1 : 0; /* blank lines are dropped without being counted */
         }
         more = nl != NULL;
         at = more ? nl + 1 : end;

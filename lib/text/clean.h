@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clean.h -- is a document prose worth learning from?  The published filters, rule by rule.
+/* clean.h -- filters of text quality: the published rules for documents that are not worth learning
+ * from.
  *
  * Sets of rules, applied in this order; the first rule that fails names the reason:
  * - gopher: repetition, then quality (Rae et al. 2021, arXiv:2112.11446, appendix A.1.1);
  * - c4: lines are dropped, then documents (Raffel et al. 2020, arXiv:1910.10683, section 2.2);
  * - fineweb: the rules found by ablation (Penedo et al. 2024, arXiv:2406.17557, section 3.6).
- * Where the papers are silent the reading of datatrove is taken, with these choices of our own: a
+ * Where the papers are not specific, datatrove's interpretation is used, with these choices of our own: a
  * word is a run of characters without white space, or one character in scripts without spaces
  * (cjk.h), punctuation around it is not counted in its length and its spelling; a sentence ends at
  * . ? or ! before white space or the end of a line, or at such a mark of another script; the top
@@ -26,13 +27,14 @@
 typedef enum { LM_CLEAN_GOPHER, LM_CLEAN_C4, LM_CLEAN_FINEWEB, LM_CLEAN_SETS } lm_clean_set;
 
 /* X(ID, set, shape, name, default, max, help).  Shape: NUM has a threshold, FLAG is on or off, LIST
- * is one threshold of a row of them (n-grams), BYLANG a threshold that the language decides.  `help` completes "drop a document ..." or, for LINE
- * rules, "drop a line ...". */
+ * is one of a list of thresholds (n-grams), BYLANG a threshold that the language sets.  `help`
+ * completes "drop a document ..." or, for LINE rules, "drop a line ...". */
 #define LM_CLEAN_RULES(X)                                                                         \
     X(DUP_LINES, GOPHER, NUM, "gopher-dup-lines", 0.3, 1, "more of its lines are repeats")        \
     X(DUP_LINE_CHARS, GOPHER, NUM, "gopher-dup-line-chars", 0.2, 1, "characters in such lines")   \
     X(DUP_PARAS, GOPHER, NUM, "gopher-dup-paras", 0.3, 1, "more of its paragraphs are repeats")   \
-    X(DUP_PARA_CHARS, GOPHER, NUM, "gopher-dup-para-chars", 0.2, 1, "characters in such")         \
+    X(DUP_PARA_CHARS, GOPHER, NUM, "gopher-dup-para-chars", 0.2, 1,                               \
+      "characters in such paragraphs")                                                            \
     X(TOP_2, GOPHER, LIST, "gopher-top-2-gram", 0.20, 1, "")                                      \
     X(TOP_3, GOPHER, LIST, "gopher-top-3-gram", 0.18, 1, "")                                      \
     X(TOP_4, GOPHER, LIST, "gopher-top-4-gram", 0.16, 1, "")                                      \
@@ -52,14 +54,14 @@ typedef enum { LM_CLEAN_GOPHER, LM_CLEAN_C4, LM_CLEAN_FINEWEB, LM_CLEAN_SETS } l
     X(ELLIPSIS_LINES, GOPHER, NUM, "gopher-ellipsis-lines", 0.3, 1, "more lines end in '...'")    \
     X(ALPHA, GOPHER, NUM, "gopher-alpha-words", 0.8, 1, "fewer of its words hold a letter")       \
     X(STOP_WORDS, GOPHER, NUM, "gopher-stop-words", 2, 1e6, "fewer different stop words")         \
-    X(LOREM, C4, FLAG, "c4-lorem-ipsum", 1, 1, "it says 'lorem ipsum'")                           \
-    X(CURLY, C4, FLAG, "c4-curly-bracket", 1, 1, "it holds a '{'")                                \
+    X(LOREM, C4, FLAG, "c4-lorem-ipsum", 1, 1, "it contains 'lorem ipsum'")                       \
+    X(CURLY, C4, FLAG, "c4-curly-bracket", 1, 1, "it contains a '{'")                             \
     X(LINE_WORD_LEN, C4, NUM, "c4-max-word-len", 1000, 1e9, "line: a word longer than this")      \
     X(LINE_PUNCT, C4, FLAG, "c4-terminal-punct", 1, 1, "line: does not end in . ? ! or a quote")  \
     X(LINE_WORDS, C4, NUM, "c4-min-line-words", 3, 1e9, "line: fewer words than this")            \
-    X(LINE_SCRIPT, C4, FLAG, "c4-javascript", 1, 1, "line: it says 'javascript'")                 \
+    X(LINE_SCRIPT, C4, FLAG, "c4-javascript", 1, 1, "line: contains 'javascript'")                \
     X(LINE_POLICY, C4, FLAG, "c4-policy", 1, 1, "line: terms of use, privacy, cookies")           \
-    X(SENTENCES, C4, NUM, "c4-min-sentences", 5, 1e9, "fewer sentences are left")                 \
+    X(SENTENCES, C4, NUM, "c4-min-sentences", 5, 1e9, "fewer sentences remain")                   \
     X(FW_PUNCT, FINEWEB, NUM, "fineweb-line-punct", 0.12, 1, "fewer lines end in punctuation")    \
     X(FW_SHORT, FINEWEB, NUM, "fineweb-short-lines", 0.67, 1,                                     \
       "more lines of 30 characters at most")                                                      \
@@ -73,7 +75,7 @@ typedef enum { LM_CLEAN_RULES(LM_CLEAN_ENUM) LM_RULES } lm_clean_rule;
 
 const char *lm_clean_rule_name(lm_clean_rule r); /* "gopher-min-words", the option's name */
 lm_clean_set lm_clean_rule_set(lm_clean_rule r);
-bool lm_clean_rule_is_line(lm_clean_rule r); /* it drops lines, not documents */
+bool lm_clean_rule_is_line(lm_clean_rule r); /* true: drops lines, not documents */
 
 typedef struct {
     bool set[LM_CLEAN_SETS];
@@ -86,16 +88,17 @@ typedef struct {
 } lm_clean_opts;
 /* Thresholds as above, no set chosen, no language: MIN_WORD_LEN and MAX_WORD_LEN are off. */
 void lm_clean_defaults(lm_clean_opts *o);
-/* The bounds of MIN_WORD_LEN (or MAX_WORD_LEN) that a language has; NULL: none, the rule is off. */
+/* The bound for MIN_WORD_LEN (or MAX_WORD_LEN) in a language; NULL: none, the rule is off. */
 void lm_clean_word_len(lm_clean_opts *o, lm_clean_rule r, const lm_language *l);
 
-typedef struct lm_clean_scratch lm_clean_scratch; /* one a thread */
+typedef struct lm_clean_scratch lm_clean_scratch; /* one per thread */
 lm_code lm_clean_scratch_new(lm_clean_scratch **out, lm_err *e);
 void lm_clean_scratch_free(lm_clean_scratch *s);
 
 typedef struct {
-    int rule;         /* the lm_clean_rule that failed, -1: the document is kept */
-    const char *text; /* what is kept: the input itself, or the scratch's until its next use */
+    int rule; /* the lm_clean_rule that failed, -1: the document is kept */
+    /* the kept text: the input itself, or memory of the scratch until its next use */
+    const char *text;
     size_t len;
     int64_t lines[LM_RULES]; /* lines dropped, by rule */
 } lm_clean_result;

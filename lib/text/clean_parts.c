@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clean_parts.c -- see clean_parts.h.  Everything is compared by 64-bit hashes: at 10^5 words a
- * document a false repeat has probability 3e-10. */
+/* clean_parts.c -- see clean_parts.h.  Words, lines and n-grams are compared by 64-bit hashes: in a
+ * document of 10^5 words the probability of a false repeat is 3e-10. */
 #include "text/clean_parts.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ struct lm_seen {
 typedef enum { PUNCT, SPACE, LETTER, DIGIT } char_class;
 
 static const uint8_t ascii_class[128] = {
-    /* the rest: PUNCT */
+    /* PUNCT covers the rest */
     [9 ... 13] = SPACE,     [' '] = SPACE,          ['0' ... '9'] = DIGIT,
     ['A' ... 'Z'] = LETTER, ['a' ... 'z'] = LETTER,
 };
@@ -59,7 +59,7 @@ static inline uint32_t decode(const char *s, size_t n, size_t *k)
     return (unsigned char)*s < 0x80 ? (unsigned char)*s : lm_utf8_get(s, n, k);
 }
 
-/* ASCII white space only: what lines are cut and trimmed by. */
+/* ASCII white space only: lines are cut and trimmed by it. */
 static bool is_blank(char c)
 {
     return c == ' ' || (c >= 9 && c <= 13);
@@ -92,7 +92,7 @@ static bool ends_in_ellipsis(const char *s, size_t n)
     return ends_with(s, n, "...") || ends_with(s, n, "\xE2\x80\xA6");
 }
 
-/* Marks that end sentences in any script, and what may stand behind them: the code points. */
+/* Marks that end sentences in any script, and characters that may follow them: the code points. */
 static bool is_full_stop(uint32_t cp)
 {
     static const uint16_t wide[] = {
@@ -133,7 +133,7 @@ static bool is_mark(uint32_t cp)
     return k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC;
 }
 
-/* begins_word where one of the characters is beyond ASCII. */
+/* begins_word for characters of which one is beyond ASCII. */
 static bool begins_wide(cutter *t, char_class c, uint32_t cp)
 {
     bool cjk = lm_is_cjk(cp), begins = !t->in_word;
@@ -148,7 +148,7 @@ static bool begins_wide(cutter *t, char_class c, uint32_t cp)
     return begins;
 }
 
-/* Does a word begin with this character?  At white space it ends. */
+/* True if a word begins with this character.  At white space a word ends. */
 static inline bool begins_word(cutter *t, char_class c, uint32_t cp)
 {
     if (c == SPACE) {
@@ -206,9 +206,9 @@ int64_t lm_line_sentences(const char *s, size_t n)
     return count ? count : 1;
 }
 
-/* ---- taking apart ---- */
+/* ---- splitting ---- */
 
-/* A word in the making. */
+/* The word being read. */
 typedef struct {
     size_t start, first, last; /* bytes: from the first to behind the last character that counts */
     int64_t chars, to_first, to_last; /* the same in characters */
@@ -350,7 +350,7 @@ static lm_code split_lines(lm_parts *p, const char *s, size_t n, lm_err *e)
     return rc;
 }
 
-/* Room for each stop word's mark; a mark of another text is none. */
+/* Allocate a mark for each stop word; a mark of another text counts as unset. */
 static lm_code begin_stop_words(lm_parts *p, const lm_stop_words *stop, lm_err *e)
 {
     size_t had = p->cap_stop_seen, want = lm_stop_words_count(stop);
@@ -414,7 +414,7 @@ static lm_code clear_table(lm_parts *p, int64_t n, size_t *mask, lm_err *e)
     return LM_OK;
 }
 
-/* The entry of a hash, entered with count 0 when it is new. */
+/* The entry of a hash, inserted with count 0 when it is new. */
 static struct lm_seen *look_up(lm_parts *p, size_t mask, uint64_t hash)
 {
     size_t i = hash & mask;
@@ -445,8 +445,8 @@ lm_code lm_parts_repeats(lm_parts *p, lm_unit_kind kind, lm_repeats *out, lm_err
     return LM_OK;
 }
 
-/* p->gram[i] = hash of the n words from i on, made from that of n - 1: rules ask for n = 2 to 10
- * in this order. */
+/* p->gram[i] = hash of the n words from i on, computed from that of n - 1: the rules query n = 2 to
+ * 10 in this order. */
 static lm_code make_grams(lm_parts *p, int n, lm_err *e)
 {
     lm_code rc = lm_grow(&p->gram, &p->cap_gram, (size_t)p->n_words, sizeof *p->gram,
@@ -466,7 +466,7 @@ static lm_code make_grams(lm_parts *p, int n, lm_err *e)
     return LM_OK;
 }
 
-/* How many words an n-gram has. */
+/* The number of words in an n-gram. */
 static int gram_words(const lm_parts *p, int n)
 {
     return 2 * p->cjk_words > p->n_words ? 2 * n : n;

@@ -10,7 +10,7 @@
 #include "text/doc_batch.h"
 
 typedef struct {
-    lm_doc_batch docs; /* first: the pool's */
+    lm_doc_batch docs; /* first, for the pool */
     lm_clean_result result[LM_BATCH_DOCS];
     lm_dedup_sig sig[LM_BATCH_DOCS];
     size_t end[LM_BATCH_DOCS]; /* of its line in `lines` */
@@ -74,7 +74,7 @@ static lm_code put(FILE *f, const char *name, const void *p, size_t n, lm_err *e
     return lm_fail_write(name, e);
 }
 
-/* Say in the file of dropped documents which rule it was. */
+/* Write a dropped document, with the rule, to the file of dropped documents. */
 static lm_code note_drop(run *r, const lm_doc *d, const char *rule, lm_err *e)
 {
     lm_buf *b = &r->note;
@@ -93,12 +93,12 @@ static lm_code note_drop(run *r, const lm_doc *d, const char *rule, lm_err *e)
         return rc;
     while (b->len && b->data[b->len - 1] != '}')
         b->len--;
-    b->len--; /* the document goes in before the brace */
+    b->len--; /* the text is inserted before the brace */
     rc = lm_buf_add(b, ",\"document\":", 12, e);
     if (!rc && !d->skip)
         rc = lm_doc_write(r->job->in_opts, d, d->text, d->len, b, e);
     else if (!rc)
-        rc = lm_buf_add(b, "null\n", 5, e); /* no JSON can hold it */
+        rc = lm_buf_add(b, "null\n", 5, e); /* JSON cannot hold invalid UTF-8 */
     if (!rc && b->data[b->len - 1] == '\n')
         b->len--;
     rc = rc ? rc : lm_buf_add(b, "}\n", 2, e);

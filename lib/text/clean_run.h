@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clean_run.h -- cleaning a whole stream: documents in, the good ones out, in their order.
+/* clean_run.h -- cleaning a stream: reads documents and writes the good ones in the same order.
  *
- * Decoding, judging and hashing run on all threads; duplicates are decided and lines written by
- * one, in order, so the bytes are the same for any number of threads. */
+ * Decoding, judging and hashing run on all threads; one thread at a time decides on duplicates and
+ * writes lines, in order, so the bytes are the same for any number of threads. */
 #ifndef LM_TEXT_CLEAN_RUN_H
 #define LM_TEXT_CLEAN_RUN_H
 
@@ -33,7 +33,7 @@ typedef struct {
     int64_t lines[LM_RULES];     /* lines, by rule, of all documents judged */
     int64_t exact, near;         /* duplicates */
     int64_t invalid;             /* documents skipped for invalid UTF-8 */
-    int64_t bad;                 /* documents passed over because they are no records */
+    int64_t bad;                 /* documents skipped because they are not records */
     int64_t replaced;            /* sequences replaced by U+FFFD */
 } lm_clean_stats;
 

@@ -15,7 +15,8 @@
 #define M61 (((uint64_t)1 << 61) - 1)
 enum {
     VALUES_MAX = 1024,
-    WALK_MAX = 256, /* candidates looked at under one band hash: boilerplate must not cost O(n) */
+    /* candidates compared under one band hash: common boilerplate must not cost O(n) */
+    WALK_MAX = 256,
 };
 
 typedef struct {
@@ -33,7 +34,7 @@ struct lm_dedup {
     size_t slots_cap, slots_n;
     uint16_t *sigs; /* [docs][values], the low bits of each value */
     size_t sigs_cap;
-    uint32_t *next; /* [docs][bands], the document + 1 before this one under the same key */
+    uint32_t *next; /* [docs][bands], the previous document + 1 under the same key */
     size_t next_cap;
     uint32_t docs;
 };
@@ -87,8 +88,8 @@ void lm_dedup_free(lm_dedup *d)
 
 typedef enum { GAP, NOTHING, WORD } role;
 
-/* What one character becomes in the simplified text: out[0..*n) inside a word, a gap between words,
- * or nothing (marks). */
+/* The simplified form of one character: out[0..*n) inside a word, a gap between words, or nothing
+ * (marks). */
 static role simplify(uint32_t cp, char out[64], size_t *n)
 {
     int32_t part[16];
@@ -129,8 +130,8 @@ static role simplify_ascii(unsigned char c, char out[64], size_t *n)
     return upper || digit || (c >= 'a' && c <= 'z') ? WORD : GAP;
 }
 
-/* text -> sig->plain[0..*n): words with one space between and none around; each character of the
- * scripts of cjk.h is a word. */
+/* text -> sig->plain[0..*n): words separated by one space; each character of the scripts of cjk.h
+ * is a word. */
 static lm_code make_plain(const char *text, size_t len, lm_dedup_sig *sig, size_t *n, size_t *words,
                           lm_err *e)
 {
@@ -171,10 +172,10 @@ static inline uint64_t affine(uint64_t a, uint64_t x, uint64_t b)
 {
     unsigned __int128 p = (unsigned __int128)a * x + b;
     uint64_t r = ((uint64_t)p & M61) + (uint64_t)(p >> 61), less = r - M61;
-    return less < r ? less : r; /* below M61 the difference wraps round to something large */
+    return less < r ? less : r; /* below M61 the difference wraps to a large number */
 }
 
-/* Hashes of the n-grams of the simplified text, which are stretches of it. */
+/* Hashes of the n-grams of the simplified text; each n-gram is a substring of it. */
 static lm_code hash_grams(const lm_dedup *d, lm_dedup_sig *sig, size_t n, size_t words,
                           size_t *grams, lm_err *e)
 {

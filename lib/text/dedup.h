@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dedup.h -- documents seen before: exactly, or nearly (MinHash with banded LSH).
+/* dedup.h -- duplicates of earlier documents: exact ones, and near ones by MinHash with banded LSH.
  *
  * The text is simplified (lower case, digits to 0, punctuation and white space to one space, marks
  * off: NFD without Mn); its word n-grams are hashed to x < 2^61 - 1; signature value i is the
  * minimum of (a_i x + b_i) mod (2^61 - 1) over them.  Values are cut into bands of `rows`; two
  * documents are candidates when a whole band is equal, which happens with probability 1 - (1 -
- * s^rows)^bands at Jaccard similarity s (14 x 8: half at 0.72).  A candidate counts when the share
- * of equal values, which estimates s, reaches the threshold.
+ * s^rows)^bands at Jaccard similarity s (14 x 8: half at 0.72).  A candidate is a duplicate when
+ * the fraction of equal values, which estimates s, reaches the threshold.
  *
  * Streaming: documents come in order; each is compared with those kept before it, so the first of a
- * cluster stays.  (Batch implementations join clusters transitively; here a document that is near
- * to a dropped one only is kept.)
+ * cluster is kept.  (Batch implementations join clusters transitively; here a document that is
+ * similar only to a dropped one is kept.)
  *
- * Memory for each kept document: 16 bytes exact; MinHash 2 bytes a value and about 20 bytes a band
- * more, 0.5 KiB with 14 x 8.
- * Source: Broder 1997; Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", chapter 3. */
+ * Memory for each kept document: 16 bytes exact; with MinHash another 2 bytes per value and about
+ * 20 bytes per band, 0.5 KiB with 14 x 8.  Source: Broder 1997; Leskovec, Rajaraman, Ullman,
+ * "Mining of Massive Datasets", chapter 3. */
 #ifndef LM_TEXT_DEDUP_H
 #define LM_TEXT_DEDUP_H
 
@@ -28,7 +28,7 @@ typedef struct {
     bool near;        /* MinHash as well as exact */
     int ngram;        /* words, 1 to 64; 0 = 5 */
     int bands, rows;  /* 1 to 1024 values in all; 0 = 14, 8 */
-    double threshold; /* 0 to 1: 0 = any equal band will do */
+    double threshold; /* 0 to 1: 0 = one equal band is enough */
     uint64_t seed;    /* of the hash functions */
 } lm_dedup_opts;
 
@@ -37,12 +37,11 @@ typedef struct lm_dedup lm_dedup;
 lm_code lm_dedup_new(const lm_dedup_opts *o, lm_dedup **out, lm_err *e);
 void lm_dedup_free(lm_dedup *d);
 
-/* What is remembered of a text.  Zero-initialise, reuse for many, release with lm_dedup_sig_fini.
- */
+/* The signature of a text.  Zero-initialise, reuse for many, release with lm_dedup_sig_fini. */
 typedef struct {
     uint64_t exact[2];
     uint64_t *value; /* bands * rows */
-    bool empty;      /* no word: only the exact comparison applies */
+    bool empty;      /* no words: only the exact comparison applies */
     char *plain;     /* scratch: the simplified text */
     size_t cap_plain;
     uint64_t *gram; /* scratch: hashes of the n-grams */
@@ -51,13 +50,14 @@ typedef struct {
 /* Any thread. */
 lm_code lm_dedup_sign(const lm_dedup *d, const char *text, size_t len, lm_dedup_sig *sig,
                       lm_err *e);
-/* Share of equal values of two signatures. */
+/* Fraction of equal values of two signatures. */
 double lm_dedup_similarity(const lm_dedup *d, const lm_dedup_sig *a, const lm_dedup_sig *b);
 void lm_dedup_sig_fini(lm_dedup_sig *sig);
 
 typedef enum { LM_DEDUP_NEW, LM_DEDUP_EXACT, LM_DEDUP_NEAR } lm_dedup_verdict;
-/* Seen before?  One thread, in order; LM_DEDUP_NEW also remembers it. */
+/* Compare with the earlier documents.  One thread, in order; LM_DEDUP_NEW also stores the
+ * signature. */
 lm_code lm_dedup_add(lm_dedup *d, const lm_dedup_sig *sig, lm_dedup_verdict *v, lm_err *e);
-int64_t lm_dedup_count(const lm_dedup *d); /* remembered */
+int64_t lm_dedup_count(const lm_dedup *d); /* number stored */
 
 #endif

@@ -64,7 +64,7 @@ struct lm_stop_words {
     size_t mask, n, longest; /* bytes of the longest word, in any case of its letters */
 };
 
-/* s[0..n) in small letters; returns its bytes, 0 when there is no room. */
+/* s[0..n) in small letters; returns its bytes, 0 when it does not fit. */
 static size_t fold(const char *s, size_t n, char out[MOST_BYTES + 4])
 {
     size_t m = 0;
@@ -145,7 +145,7 @@ static lm_code add_words(lm_stop_words *w, const char *text, size_t len, const c
         p = stop;
     }
     if (!w->n)
-        return lm_fail(e, LM_EFORMAT, where, "put words into it, white space between them",
+        return lm_fail(e, LM_EFORMAT, where, "write words into it, separated by white space",
                        "no stop word in it");
     return LM_OK;
 }

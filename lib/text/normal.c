@@ -90,7 +90,7 @@ static lm_code parse_bert(const json_t *j, lm_normal *n, const char *where, lm_e
     return rc;
 }
 
-/* Replace and Prepend: the steps that own something. */
+/* Replace and Prepend: the steps with memory of their own. */
 static lm_code parse_text_step(const json_t *j, step s, const char *key, lm_normal *n,
                                const char *where, lm_err *e)
 {
@@ -117,7 +117,7 @@ static lm_code parse_charsmap(const json_t *j, lm_normal *n, const char *where, 
 
     if (!json_is_string(coded))
         return lm_fail(e, LM_EFORMAT, where, NULL,
-                       "\"precompiled_charsmap\" is missing or no text");
+                       "\"precompiled_charsmap\" is missing or not a text");
     if (!json_string_length(coded)) /* identity */
         return LM_OK;
     rc = add_step(n, (step){ .kind = STEP_CHARSMAP }, where, e);
@@ -218,7 +218,7 @@ lm_code lm_replace_all(const lm_regex *r, lm_regex_match *m, const char *with, s
         rc = lm_regex_find(r, m, text, len, from, &begin, &end, &found, e);
         if (rc || !found || begin < done)
             break;
-        if (begin == end && begin == done && done) { /* empty, right after a match: not one */
+        if (begin == end && begin == done && done) { /* empty, right after a match: not counted */
             from = lm_regex_step(text, len, from);
             continue;
         }
@@ -343,9 +343,9 @@ lm_code lm_normal_run(const lm_normal *n, lm_regex_match *m, const char *text, s
             rc = run_step(&n->steps[i], m, text, len, to, e);
         if (rc)
             return rc;
-        if (to->len > most) /* replacements that feed each other */
+        if (to->len > most) /* replacements whose output is replaced again */
             return lm_fail(e, LM_ELIMIT, "normalizer", "use another tokenizer",
-                           "it blows up the text to more than %zu bytes", most);
+                           "it expands the text to more than %zu bytes", most);
         text = to->data;
         len = to->len;
         to = to == a ? b : a;

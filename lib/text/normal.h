@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* normal.h -- the normaliser of a tokenizer.json: a list of rewritings of the text before it is
- * cut.
+/* normal.h -- the normaliser of a tokenizer.json: the rewriting of a text before it is cut into
+ * words.
  *
  * NFC NFD NFKC NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer,
  * Precompiled (charsmap.h), and Sequence of them.  Anything else is LM_EFORMAT by name. */
@@ -16,16 +16,16 @@
 
 typedef struct lm_normal lm_normal; /* constant once made: shared by threads */
 
-/* From the value of "normalizer"; null (or no steps) gives *out = NULL. */
+/* Parse the value of "normalizer"; null (or no steps) gives *out = NULL. */
 lm_code lm_normal_new(const json_t *j, const char *where, lm_normal **out, lm_err *e);
 void lm_normal_free(lm_normal *n);
 
 /* Rewrite text[0..len); the result *out, *out_len is in a, in b, or is text itself (also for n
- * NULL). a and b are emptied.  m and the buffers are the thread's own. */
+ * NULL). a and b are cleared first.  m and the buffers must not be shared by threads. */
 lm_code lm_normal_run(const lm_normal *n, lm_regex_match *m, const char *text, size_t len,
                       lm_buf *a, lm_buf *b, const char **out, size_t *out_len, lm_err *e);
 
-/* Append text[0..len) to *out with every match of r replaced.  Used by decoders too. */
+/* Append text[0..len) to *out with every match of r replaced.  Decoders use it too. */
 lm_code lm_replace_all(const lm_regex *r, lm_regex_match *m, const char *with, size_t with_len,
                        const char *text, size_t len, lm_buf *out, lm_err *e);
 /* "pattern": {"String": s} or {"Regex": s} of a step; *text (borrowed) may be NULL. */

@@ -51,7 +51,7 @@ static void classify(uint32_t c)
 
     if (canon > 1 || (uint32_t)d[0] != c) {
         m |= 1 << LM_NFD | 1 << LM_NFKD | 1 << LM_NFKC;
-        if (canon > 1) /* its last part composes with what is before it */
+        if (canon > 1) /* its last part composes with the character before it */
             active[d[canon - 1]] |= 1 << LM_NFC | 1 << LM_NFKC;
         if (compose(d, (size_t)canon) != 1 || (uint32_t)d[0] != c)
             m |= 1 << LM_NFC;
@@ -112,7 +112,7 @@ static lm_code order_marks(utf8proc_int32_t *cp, size_t n, lm_buf *tmp, lm_err *
     return LM_OK;
 }
 
-/* One stretch that is not inert, through decomposition; work[] are buffers to use. */
+/* Normalise one part without inert characters; work[] are scratch buffers. */
 static lm_code convert(lm_form form, const uint8_t *p, const uint8_t *end, lm_buf work[2],
                        lm_buf *out, lm_err *e)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The steps of pretok.h.  A step either cuts every piece at the matches of something, or rewrites
- * every piece into a fresh buffer. */
+/* The steps of pretok.h.  A step either cuts every piece at the matches of a pattern, or rewrites
+ * every piece into a new buffer. */
 #include "text/pretok.h"
 
 #include <string.h>
@@ -20,7 +20,7 @@ typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } prepend;
 typedef struct {
     step_kind kind;
     lm_cut cut;   /* STEP_CUT */
-    char mark[4]; /* STEP_META: what stands for a space */
+    char mark[4]; /* STEP_META: the replacement of a space */
     size_t mark_len;
     prepend scheme;
 } step;
@@ -63,7 +63,7 @@ static lm_code parse_behavior(const json_t *j, const char *dflt, lm_cut *c, cons
             c->behavior = (lm_cut_behavior)i;
             return LM_OK;
         }
-    return lm_fail(e, LM_EFORMAT, where, NULL, "behavior \"%s\" is not known", name ? name : "");
+    return lm_fail(e, LM_EFORMAT, where, NULL, "unknown behavior \"%s\"", name ? name : "");
 }
 
 static lm_code parse_split(const json_t *j, lm_pretok *p, const char *where, lm_err *e)
@@ -120,7 +120,7 @@ static lm_code parse_metaspace(const json_t *j, lm_pretok *p, const char *where,
     while (k < 3 && strcmp(scheme, schemes[k]))
         k++;
     if (k == 3)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "prepend_scheme \"%s\" is not known", scheme);
+        return lm_fail(e, LM_EFORMAT, where, NULL, "unknown prepend_scheme \"%s\"", scheme);
     s.scheme = (prepend)k;
     s.mark_len = strlen(mark);
     size_t one = 0;
@@ -252,7 +252,8 @@ lm_scan_kind lm_pretok_scanner(const lm_pretok *p)
 {
     const lm_cut *c = &p->steps[0].cut;
     bool scan = p->n == 1 && p->steps[0].kind == STEP_CUT && c->kind == LM_CUT_SCAN;
-    /* Words tile the text, so every behaviour that keeps each match apart cuts alike. */
+    /* The matches tile the text, so all behaviours that keep matches separate cut at the same
+     * places. */
     return scan && c->behavior == LM_CUT_ISOLATED ? c->scan : LM_SCAN_NONE;
 }
 

@@ -29,21 +29,21 @@ typedef struct {
     size_t n, cap;
 } lm_pieces;
 
-/* One thread's working memory; zero-initialise. */
+/* Working memory of one thread; zero-initialise. */
 typedef struct {
     lm_buf buf[2];
     lm_pieces list[2], cut;
 } lm_pretok_scratch;
 void lm_pretok_scratch_fini(lm_pretok_scratch *s);
 
-/* From the value of "pre_tokenizer"; null gives a pre-tokeniser without steps. */
+/* Parse the value of "pre_tokenizer"; null gives a pre-tokeniser without steps. */
 lm_code lm_pretok_new(const json_t *j, const char *where, lm_pretok **out, lm_err *e);
 void lm_pretok_free(lm_pretok *p);
 
-/* If the last step turns bytes into characters (ByteLevel), leave that step out and say true: words
- * then come out as plain bytes, which lm_bpe_encode takes directly. */
+/* If the last step maps bytes to characters (ByteLevel), remove it and return true: words are then
+ * plain bytes, which lm_bpe_encode reads directly. */
 bool lm_pretok_leave_bytes(lm_pretok *p);
-/* The scanner, if cutting with it is all that there is to do; else LM_SCAN_NONE. */
+/* The scanner, if cutting with it is the only step; otherwise LM_SCAN_NONE. */
 lm_scan_kind lm_pretok_scanner(const lm_pretok *p);
 
 /* Cut text[0..len), valid UTF-8 and not empty.  `start`: it begins the whole input.  The words are

@@ -21,7 +21,7 @@ enum {
     LM_CLASS_OTHER = 128, /* \p{C}: control, format, private, unassigned */
 };
 
-/* Bits of the cased table.  Title-case letters are upper, as o200k's pattern has it; letters without
+/* Bits of the cased table.  Title-case letters are upper, as in o200k's pattern; letters without
  * case and marks have both bits. */
 enum {
     LM_CASED_UPPER = 16, /* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M} */
@@ -30,8 +30,8 @@ enum {
 
 /* 0x110000 entries; borrowed, constant, for the life of the process.  Threads: safe. */
 const uint8_t *lm_class_table(void);
-/* The same for patterns that know case: LETTER, NUMBER, SPACE and NEWLINE as above, and LM_CASED_*
- * in place of the others. */
+/* The same for patterns that distinguish case: LETTER, NUMBER, SPACE and NEWLINE as above, and
+ * LM_CASED_* in place of the others. */
 const uint8_t *lm_cased_table(void);
 
 /* Decode the code point at p; *n = its bytes.  The text must be valid UTF-8. */

@@ -19,8 +19,8 @@ struct lm_regex_match {
     pcre2_jit_stack *stack;
 };
 
-/* PCRE2's \s also takes U+180E; say White_Space outright.  Refuse what Oniguruma reads differently.
- */
+/* PCRE2's \s also matches U+180E, so \s is written as White_Space.  Refuse syntax that Oniguruma
+ * reads differently. */
 static lm_code translate(const char *p, size_t len, const char *where, lm_buf *out, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -81,8 +81,7 @@ lm_code lm_regex_new(const char *pattern, size_t len, bool literal, const char *
             lm_regex_free(*out);
             *out = NULL;
         } else {
-            pcre2_jit_compile((*out)->code,
-                              PCRE2_JIT_COMPLETE); /* without JIT it only runs slower */
+            pcre2_jit_compile((*out)->code, PCRE2_JIT_COMPLETE); /* without JIT it is only slower */
         }
     }
     lm_buf_fini(&text);
@@ -146,5 +145,5 @@ lm_code lm_regex_find(const lm_regex *r, lm_regex_match *m, const char *text, si
     char why[160] = "";
     pcre2_get_error_message(n, (PCRE2_UCHAR *)why, sizeof why);
     return lm_fail(e, LM_ELIMIT, "pre-tokeniser pattern", "use a simpler pattern",
-                   "the pattern engine gave up at byte %zu: %s", from, why);
+                   "the pattern engine stopped at byte %zu: %s", from, why);
 }

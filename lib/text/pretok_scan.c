@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scanners of pretok_scan.h.  At each position the alternatives of the pattern are told apart
- * by the classes of one or two characters; none needs to go back further than to the last white
- * space. */
+/* The scanners of pretok_scan.h.  At each position the classes of one or two characters select the
+ * alternative of the pattern; backtracking never goes beyond the last white space. */
 #include "text/pretok_scan.h"
 
 #include <string.h>
@@ -76,7 +75,7 @@ static inline unsigned class_at(const uint8_t *tab, const uint8_t *p, unsigned *
     return tab[lm_class_get(p, n)];
 }
 
-/* End of the run of characters whose kind (letter, number, space, none of them) is `kind`. */
+/* End of the run of characters whose kind (letter, number, space, other) is `kind`. */
 static inline const uint8_t *run_of(const uint8_t *tab, const uint8_t *p, const uint8_t *end,
                                     unsigned kind)
 {
@@ -105,7 +104,7 @@ static size_t contraction(const uint8_t *p, const uint8_t *end, bool fold)
 }
 
 /* White space at p.  `newlines`: \s*[\r\n]+ comes first and ends after the last newline of the run.
- * A run before other text gives up its last character, unless that is all there is. */
+ * A run before other text excludes its last character, unless it has only one. */
 static size_t space_run(const uint8_t *tab, const uint8_t *p, const uint8_t *end, bool newlines)
 {
     const uint8_t *q = p, *last = p, *after_newline = NULL;
@@ -141,7 +140,7 @@ static size_t scan_gpt2(const uint8_t *tab, const uint8_t *p, const uint8_t *end
     return (size_t)(run_of(tab, q + n, end, c & KIND) - p);
 }
 
-/* White space at p: all of it when nothing follows; else as space_run with newlines. */
+/* White space at p: all of it when nothing follows; otherwise as space_run with newlines. */
 static size_t space_or_end(const uint8_t *tab, const uint8_t *p, const uint8_t *end)
 {
     const uint8_t *q = run_of(tab, p, end, LM_CLASS_SPACE);
@@ -185,9 +184,9 @@ static size_t scan_llama3(const uint8_t *tab, const uint8_t *p, const uint8_t *e
     return kind == LM_SCAN_CL100K ? space_or_end(tab, p, end) : space_run(tab, p, end, true);
 }
 
-/* U*L+ at q, of upper and lower as in LM_CASED_*: its end, or NULL where no lower one follows.
- * *upper is the end of U*.  U* takes all that it can and gives back to the last character that is
- * both, unless a lower one stands behind it. */
+/* U*L+ at q, of upper and lower as in LM_CASED_*: its end, or NULL where no lower character
+ * follows.  *upper is the end of U*.  U* matches as much as possible, then backtracks to the last
+ * character that is both, unless a lower one follows. */
 static const uint8_t *upper_lower(const uint8_t *tab, const uint8_t *q, const uint8_t *end,
                                   const uint8_t **upper)
 {
@@ -215,7 +214,7 @@ static const uint8_t *cased_word(const uint8_t *tab, const uint8_t *p, const uin
     if (c & (LM_CLASS_NEWLINE | LM_CLASS_NUMBER))
         return NULL;
     stop = upper_lower(tab, from, end, &upper);
-    if (!stop && from > p && (c & LM_CASED_LOWER)) /* a mark is U*L+ by itself */
+    if (!stop && from > p && (c & LM_CASED_LOWER)) /* a mark matches U*L+ alone */
         stop = from;
     return stop || upper == from ? stop : upper;
 }

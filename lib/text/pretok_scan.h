@@ -2,7 +2,7 @@
 /* pretok_scan.h -- hand-written scanners for the word patterns of GPT-2, Llama-3, Qwen, GPT-4 and
  * GPT-4o.
  *
- * Each gives exactly the matches of its pattern, taken one after the other from the left (these
+ * Each returns exactly the matches of its pattern, one after the other from the left (these
  * patterns match at every position, so words tile the text):
  *
  * gpt2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -10,10 +10,8 @@
  *         ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+   (a space before the ?)
  * qwen    as llama3 with \p{N} in place of \p{N}{1,3}
  * cl100k  as llama3 with \s+\z before \s*[\r\n]+: white space at the end of a text is one word.
- *         These are the matches of tiktoken's pattern of that name, which is written otherwise
- *         there: Oniguruma, which `tokenizers` runs, reads its {1,3}+ and $ in another way.
- * o200k   tiktoken's pattern of that name: words change at lower case before upper case, and take
- *         marks and a contraction at their end
+ *         These are the matches of tiktoken's pattern of that name, which has another form there: Oniguruma, which `tokenizers` runs, reads its {1,3}+ and $ in another way.
+ * o200k   tiktoken's pattern of that name: a word ends where lower case is followed by upper case, and includes marks and a contraction at its end
  *
  * Case folding in (?i:'s) makes U+017F (long s) an s, as regular-expression engines do. */
 #ifndef LM_TEXT_PRETOK_SCAN_H
@@ -22,7 +20,7 @@
 #include <stddef.h>
 
 typedef enum {
-    LM_SCAN_NONE = 0, /* not one of these: needs a regular-expression engine */
+    LM_SCAN_NONE = 0, /* other pattern: needs a regular-expression engine */
     LM_SCAN_GPT2,
     LM_SCAN_LLAMA3,
     LM_SCAN_QWEN,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two passes over each piece: find the segments (matches and what lies between), then join or drop
- * them as the behaviour says.  Empty matches count as segments until the end, as in `tokenizers`.
- */
+/* Two passes over each piece: find the segments (matches and the text between), then join or drop
+ * them according to the behaviour.  Empty matches count as segments until the end, as in
+ * `tokenizers`. */
 #include "text/pretok_split.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "text/pretok_class.h"
 
-/* In the list of segments lm_piece.start tells that the segment is a match. */
+/* In the list of segments lm_piece.start is true for a match. */
 static lm_code push(lm_pieces *l, size_t begin, size_t end, bool flag, lm_err *e)
 {
     if (l->n == l->cap) {
@@ -73,7 +73,7 @@ static lm_code find_segments(const lm_cut *c, lm_regex_match *m, const char *tex
             found = find_plain(c, text, len, from, &begin, &end);
         if (rc || !found || begin < done)
             break;
-        if (begin == end && any && begin == done) { /* empty, right after a match: not one */
+        if (begin == end && any && begin == done) { /* empty, right after a match: not counted */
             from = lm_regex_step(text, len, from);
             continue;
         }
@@ -96,7 +96,7 @@ static void join(lm_piece *last, const lm_piece *s)
     last->len = s->off + s->len - last->off;
 }
 
-/* Apply the behaviour in place; the segments that stay are v[0..return). */
+/* Apply the behaviour in place; v[0..return) are the remaining segments. */
 static size_t apply(lm_cut_behavior b, lm_piece *v, size_t n)
 {
     size_t k = 0;
@@ -115,7 +115,7 @@ static size_t apply(lm_cut_behavior b, lm_piece *v, size_t n)
         case LM_CUT_PREVIOUS:
             joins = match && !before && k;
             break;
-        case LM_CUT_NEXT: /* joins a match that waits; two matches stay apart */
+        case LM_CUT_NEXT: /* joins the pending match; two matches are not joined */
             joins = !match && before && k;
             break;
         case LM_CUT_CONTIGUOUS:

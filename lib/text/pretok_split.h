@@ -17,7 +17,7 @@ typedef enum {
     LM_CUT_WORDS, /* \w+ and [^\w\s]+ */
 } lm_cut_kind;
 
-/* What becomes of the matches: "the-final" cut at "-" gives the | - | final (isolated), the | final
+/* Treatment of the matches: "the-final" cut at "-" gives the | - | final (isolated), the | final
  * (removed), the- | final (previous), the | -final (next); contiguous joins neighbours of the same
  * sort. */
 typedef enum {
@@ -31,7 +31,7 @@ typedef enum {
 typedef struct {
     lm_cut_kind kind;
     lm_cut_behavior behavior;
-    bool invert; /* what lies between the matches counts as the matches */
+    bool invert; /* inverted: the text between the matches counts as the matches */
     lm_scan_kind scan;
     lm_regex *regex; /* owned by the pre-tokeniser */
     uint8_t mask;

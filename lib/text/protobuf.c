@@ -10,7 +10,7 @@ lm_pb lm_pb_begin(const char *data, size_t len, const char *where, const char *w
 
 lm_code lm_pb_broken(const lm_pb *r, const char *why)
 {
-    return lm_fail(r->e, LM_EFORMAT, r->where, "get the file again", "no %s: %s at byte %zu",
+    return lm_fail(r->e, LM_EFORMAT, r->where, "fetch the file again", "no %s: %s at byte %zu",
                    r->what, why, (size_t)(r->p - r->begin));
 }
 
@@ -19,7 +19,7 @@ static lm_code read_varint(lm_pb *r, uint64_t *out)
     *out = 0;
     for (int shift = 0; shift < 64; shift += 7) {
         if (r->p == r->end)
-            return lm_pb_broken(r, "a number is cut off");
+            return lm_pb_broken(r, "a number is truncated");
         uint8_t b = *r->p++;
         *out |= (uint64_t)(b & 0x7F) << shift;
         if (!(b & 0x80))
@@ -48,7 +48,7 @@ lm_code lm_pb_next(lm_pb *r, lm_pb_field *f, bool *more)
     case LM_PB_BYTES:
         rc = read_varint(r, &f->value);
         if (!rc && f->value > (uint64_t)(r->end - r->p))
-            rc = lm_pb_broken(r, "a field is longer than what is left");
+            rc = lm_pb_broken(r, "a field is longer than the rest of the file");
         f->bytes = r->p;
         if (!rc)
             r->p += f->value;
@@ -57,7 +57,7 @@ lm_code lm_pb_next(lm_pb *r, lm_pb_field *f, bool *more)
     case LM_PB_FIXED64:
         n = f->wire == LM_PB_FIXED32 ? 4 : 8;
         if ((size_t)(r->end - r->p) < n)
-            return lm_pb_broken(r, "a number is cut off");
+            return lm_pb_broken(r, "a number is truncated");
         for (size_t i = 0; i < n; i++)
             f->value |= (uint64_t)r->p[i] << (8 * i);
         r->p += n;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* protobuf.h -- protobuf's wire format, field by field: for the few messages of other tools' files
- * that are read here, without a schema.
+/* protobuf.h -- protobuf's wire format, field by field, without a schema: for the few messages that
+ * files of other tools contain.
  *
- * A message is fields one behind the other: a varint (number << 3 | wire type), then 0 a varint,
- * 1 eight bytes, 2 a length as a varint and so many bytes, 5 four bytes, little endian.  Groups
- * (3 and 4) are refused.  Private to lib/text. */
+ * A message is fields one behind the other: a varint (number << 3 | wire type), then for type 0 a
+ * varint, 1 eight bytes, 2 a length as a varint and that many bytes, 5 four bytes, little endian.
+ * Groups (3 and 4) are refused.  Private to lib/text. */
 #ifndef LM_TEXT_PROTOBUF_H
 #define LM_TEXT_PROTOBUF_H
 
@@ -24,14 +24,14 @@ typedef enum {
 /* A walk over the fields of one message; everything is borrowed. */
 typedef struct {
     const uint8_t *p, *end, *begin; /* begin: of the whole file, for offsets in messages */
-    const char *where, *what;       /* what the file should be, for messages */
+    const char *where, *what;       /* the expected kind of file, for messages */
     lm_err *e;
 } lm_pb;
 
 typedef struct {
     uint32_t number;
     lm_pb_wire wire;
-    uint64_t value;       /* the number; of BYTES how many they are */
+    uint64_t value;       /* the number; for BYTES their count */
     const uint8_t *bytes; /* BYTES only */
 } lm_pb_field;
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scored.h -- BPE vocabularies that keep scores of tokens in place of a list of merges, as a
+/* scored.h -- BPE vocabularies with scores of tokens instead of a list of merges, as a
  * tokenizer.json.
  *
- * SentencePiece writes such vocabularies, and GGUF's "llama" and llama2.c's tokenizer.bin took them
- * over: the pair whose joint token has the highest score is joined first.  Every way to cut a token
- * into two others becomes a merge, of the rank that the token's score says.  Two cuts of one token
- * have one score there and two ranks here, as in the tokenizer.json files of `transformers`. */
+ * SentencePiece writes such vocabularies, also used by GGUF's "llama" and llama2.c's tokenizer.bin:
+ * the pair whose joined token has the highest score is merged first.  Every way to cut a token into
+ * two others becomes a merge; the token's score gives its rank.  Two cuts of one token have one
+ * score there and two ranks here, as in the tokenizer.json files of `transformers`. */
 #ifndef LM_TEXT_SCORED_H
 #define LM_TEXT_SCORED_H
 
@@ -39,20 +39,20 @@ typedef struct {
     int64_t bos, eos, unk, pad; /* -1: none */
     bool add_bos, add_eos;      /* only where bos, eos >= 0 */
     const char *where;          /* the file, for messages */
-    /* Added tokens that are not among v: objects with "content" and flags under their ids, as
-     * "added_tokens_decoder" of a tokenizer_config.json has them; ids below n are passed over.
-     * Checked; NULL: none. */
+    /* Added tokens that are not in v: objects with "content" and flags by id, as in
+     * "added_tokens_decoder" of a tokenizer_config.json; ids below n are skipped.  The list was
+     * checked; NULL: none. */
     const json_t *extra;
 } lm_scored_vocab;
 
 /* Tokens `left` and `right` become token `id`, which is their text together. */
 typedef struct {
     uint32_t id, left, right;
-    uint32_t n_left; /* bytes of the left one */
+    uint32_t n_left; /* bytes of the left token */
     float score;
 } lm_scored_merge;
 
-/* All merges, the highest score first, ties in the order of the parts' ids.  *out is yours
+/* All merges, the highest score first, ties in the order of the parts' ids.  The caller frees *out
  * (lm_free).  Fails: LM_ELIMIT. */
 lm_code lm_scored_merges(const lm_scored_token *tokens, size_t n, lm_scored_merge **out,
                          size_t *n_out, lm_err *e);
@@ -61,30 +61,31 @@ lm_code lm_scored_merges(const lm_scored_token *tokens, size_t n, lm_scored_merg
 
 /* "key": {"type": type, and left open. */
 void lm_scored_type(lm_jw *w, const char *key, const char *type);
-/* Control, user-defined and unknown tokens; user-defined ones are not special.  after_normal: those
- * are looked for in the text that the normaliser made, where U+2581 stands for a space. */
+/* Control, user-defined and unknown tokens; user-defined ones are not special.  after_normal:
+ * user-defined tokens are searched in the normalised text, in which U+2581 replaces a space. */
 void lm_scored_added(lm_jw *w, const lm_scored_vocab *v, bool after_normal);
-/* "post_processor" that adds bos and eos as v says; `plain` writes what stands there when nothing
- * is added (NULL: null). */
+/* "post_processor" that adds bos and eos as set in v; `plain` writes its value when nothing is
+ * added (NULL: null). */
 lm_code lm_scored_post(lm_jw *w, const lm_scored_vocab *v, void (*plain)(lm_jw *w), lm_err *e);
-/* "model" up to where "vocab" follows; left open. */
+/* "model" up to "vocab"; left open. */
 void lm_scored_model(lm_jw *w, const lm_scored_vocab *v, bool fallback, bool with_unk,
                      bool ignore_merges);
 /* "vocab": all tokens, those of type UNUSED only if `unused`.  Added tokens too: the `tokenizers`
- * library gives them the ids that the vocabulary says. */
+ * library takes their ids from the vocabulary. */
 lm_code lm_scored_names(lm_jw *w, const lm_scored_vocab *v, bool unused, lm_err *e);
 void lm_scored_merge_pair(lm_jw *w, const char *left, size_t n_left, const char *right,
                           size_t n_right);
 
-/* How the text is prepared for a vocabulary of words with spaces inside. */
+/* How a text is prepared for a vocabulary of words with spaces inside. */
 typedef struct {
-    bool prefix; /* a space stands before the text */
-    bool
-        first_only; /* there are user-defined tokens: but not after an added token; a text that begins with a space gets none */
-    bool strip;     /* spaces at both ends go, runs of them become one */
-    bool escape;    /* spaces are U+2581 in the vocabulary */
-    bool fallback;  /* characters without a token are bytes, <0x00> to <0xFF> */
-    bool unused;    /* tokens of type UNUSED are in the vocabulary */
+    bool prefix; /* a space is added before the text */
+    /* there are user-defined tokens: no space is added behind them, nor before a text that begins
+     * with a space */
+    bool first_only;
+    bool strip;           /* spaces at both ends are removed, runs of spaces become one */
+    bool escape;          /* spaces are U+2581 in the vocabulary */
+    bool fallback;        /* characters without a token are bytes, <0x00> to <0xFF> */
+    bool unused;          /* tokens of type UNUSED are in the vocabulary */
     const char *charsmap; /* base 64 of SentencePiece's compiled map of characters, NULL: none */
 } lm_scored_steps;
 

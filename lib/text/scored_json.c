@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scored_json.c -- a tokenizer.json out of a scored vocabulary: see scored.h. */
+/* scored_json.c -- the tokenizer.json of a scored vocabulary: see scored.h. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -9,7 +9,7 @@
 
 enum { MOST_STRIP = 1 << 20 }; /* spaces before a decoded text: all */
 
-#define UNDERSCORE "\xe2\x96\x81" /* U+2581, what stands for a space */
+#define UNDERSCORE "\xe2\x96\x81" /* U+2581, the replacement of a space */
 
 void lm_scored_type(lm_jw *w, const char *key, const char *type)
 {
@@ -203,7 +203,7 @@ static void write_normalizer(lm_jw *w, const lm_scored_steps *s)
         lm_jw_close_obj(w);
     }
     if (s->strip) {
-        /* U+2581 that stands in the text is no different from a space at its end. */
+        /* At the end of a text, U+2581 in the text itself is treated as a space. */
         replace(w, "Regex", s->escape ? "\\A +|[ " UNDERSCORE "]+\\z" : "\\A +| +\\z", "");
         replace(w, "Regex", " {2,}", " ");
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scored_merges.c -- merges out of the scores of tokens. */
+/* scored_merges.c -- the merges that follow from the scores of tokens. */
 #include "text/scored.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 
-enum { MOST_PIECE = 512 }; /* bytes of a token that merges are looked for in */
+enum { MOST_PIECE = 512 }; /* longest token, in bytes, for which merges are searched */
 
 static int compare(const lm_scored_token *a, const lm_scored_token *b)
 {
@@ -32,7 +32,7 @@ static int by_text(const void *a, const void *b, void *ctx)
     return compare(&v[*(const uint32_t *)a], &v[*(const uint32_t *)b]);
 }
 
-/* The token of this text that words are made of; -1 if none. */
+/* The token with this text, if words can consist of it; otherwise -1. */
 static int64_t find(const lm_scored_token *v, const uint32_t *sorted, size_t n, const char *text,
                     size_t len)
 {

@@ -151,7 +151,7 @@ static lm_code read_model(lm_pb *r, lm_sentencepiece *m, trainer *t, normal *to,
     return rc;
 }
 
-/* ---- What it means ---- */
+/* ---- The meaning of the messages ---- */
 
 static lm_code refuse(lm_sentencepiece *m, const char *what, lm_err *e)
 {
@@ -174,8 +174,8 @@ static lm_code check_kind(lm_sentencepiece *m, const trainer *t, lm_err *e)
     return LM_OK;
 }
 
-/* An id that the trainer names, if a control piece has it: a default stands there too when the
- * vocabulary has no such piece. */
+/* An id that the trainer specification names, if it is that of a control piece: the field also
+ * holds a default when the vocabulary has no such piece. */
 static int64_t id_or_none(const lm_sentencepiece *m, int64_t id)
 {
     bool there = id >= 0 && id < (int64_t)m->vocab.n;
@@ -190,8 +190,8 @@ static int64_t first_unknown(const lm_sentencepiece *m)
     return -1;
 }
 
-/* SentencePiece joins pairs into unused pieces too and takes them apart at the end, which merges
- * cannot express.  One character alone is never made by joining: it is a piece like others. */
+/* SentencePiece also joins pairs into unused pieces and splits these at the end, which merges
+ * cannot express.  A single character is never the result of a join, so it is allowed. */
 static lm_code check_unused(lm_sentencepiece *m, lm_err *e)
 {
     lm_scored_vocab *v = &m->vocab;
@@ -221,7 +221,7 @@ static lm_code check_unused(lm_sentencepiece *m, lm_err *e)
         rc = lm_scored_merges(copy, v->n, &all, &n, e);
     for (size_t i = 0; i < n && !rc; i++)
         if (v->v[all[i].id].type == LM_SCORED_UNUSED)
-            rc = refuse(m, "unused pieces that words are made by way of", e);
+            rc = refuse(m, "unused pieces that occur while words are merged", e);
     lm_free(copy);
     lm_free(all);
     return rc;
@@ -253,7 +253,7 @@ static bool is_user(const lm_scored_token *t)
     return t->type == LM_SCORED_USER;
 }
 
-/* User-defined pieces are looked for as the normaliser leaves them, which must be as they are. */
+/* User-defined pieces are searched in their normalised form, which must equal their text. */
 static lm_code check_user(lm_sentencepiece *m, lm_err *e)
 {
     static const char mark[] = "\xe2\x96\x81"; /* U+2581 */
@@ -269,7 +269,8 @@ static lm_code check_user(lm_sentencepiece *m, lm_err *e)
         bool tail = t->len >= 3 && !memcmp(t->text + t->len - 3, mark, 3);
         out.len = 0;
         if (is_user(t) && m->steps.strip && tail)
-            rc = refuse(m, "user-defined pieces that end in the white space that it removes", e);
+            rc = refuse(
+                m, "user-defined pieces that end in white space that the normaliser removes", e);
         if (!rc && is_user(t) && map)
             rc = lm_charsmap_run(map, t->text, t->len, &out, e);
         if (!rc && is_user(t) && map &&
@@ -290,8 +291,7 @@ static lm_code set_steps(lm_sentencepiece *m, const trainer *t, const normal *to
     for (size_t i = 0; i < m->vocab.n; i++) {
         lm_scored_token *p = &m->vocab.v[i];
         if (is_user(p) && to->escape && memchr(p->text, ' ', p->len))
-            p->type =
-                LM_SCORED_UNUSED; /* no text has a space any more when pieces are looked for */
+            p->type = LM_SCORED_UNUSED; /* spaces are replaced before pieces are searched */
         user |= is_user(p);
     }
     m->steps = (lm_scored_steps){ .prefix = to->prefix,
@@ -336,12 +336,13 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
 
     *m = (lm_sentencepiece){ .vocab = { .where = where }, .other_kind = is_tiktoken(data, len) };
     if (m->other_kind)
-        return lm_fail(e, LM_EFORMAT, where, "give the model's tokenizer.json",
-                       "a list of tokens and ranks as tiktoken has it, no SentencePiece model");
+        return lm_fail(
+            e, LM_EFORMAT, where, "give the model's tokenizer.json",
+            "a list of tokens and ranks in tiktoken's format, not a SentencePiece model");
     lm_code rc = read_model(&r, m, &t, &to, &from);
     if (!rc && !m->vocab.n)
         rc = lm_pb_broken(&r, "no piece");
-    if (!rc && !t.there) /* comes behind the pieces: the end is lost */
+    if (!rc && !t.there) /* follows the pieces: the end of the file is missing */
         rc = lm_pb_broken(&r, "no trainer specification");
     if (!rc)
         rc = check_kind(m, &t, e);
@@ -356,7 +357,7 @@ lm_code lm_sentencepiece_parse(const char *data, size_t len, const char *where, 
     m->vocab.pad = id_or_none(m, t.pad);
     m->vocab.unk = first_unknown(m);
     if (!rc && m->vocab.unk < 0)
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "no piece is the unknown one");
+        rc = lm_fail(e, LM_EFORMAT, where, NULL, "no unknown piece");
     if (rc) {
         bool other_kind = m->other_kind;
         lm_sentencepiece_fini(m);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sentencepiece_json.c -- a SentencePiece model as tokenizer.json, with the files beside it: see
- * sentencepiece.h. */
+/* sentencepiece_json.c -- a SentencePiece model as a tokenizer.json, with the settings of the files
+ * beside it: see sentencepiece.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static lm_code write_config(const lm_scored_vocab *v, lm_buf *out, lm_err *e)
     return lm_jw_end(&w);
 }
 
-/* Added tokens within the model's numbers are its pieces. */
+/* Added tokens with ids below the model's size must be its pieces. */
 static lm_code check_extra(const lm_scored_vocab *v, const json_t *extra, const char *where,
                            lm_err *e)
 {

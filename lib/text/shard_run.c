@@ -11,9 +11,9 @@
 #include "text/doc_batch.h"
 
 typedef struct {
-    lm_doc_batch docs; /* first: the pool's */
-    /* Of the ids of a document: [.., mid) are of the training split, [mid, end) held out.  A part
-     * that is not `there` is no document. */
+    lm_doc_batch docs; /* first, for the pool */
+    /* Ids of a document: [.., mid) belong to the training split, [mid, end) is held out.  A part
+     * that is not `there` is not counted as a document. */
     size_t mid[LM_BATCH_DOCS], end[LM_BATCH_DOCS];
     bool there[LM_BATCH_DOCS][LM_SPLITS];
     lm_ids ids;
@@ -31,7 +31,8 @@ typedef struct {
 
 bool lm_shard_is_val(const void *data, size_t len, double fraction)
 {
-    static const uint64_t purpose = 0x76616c2d73706c69u; /* "val-spli": apart from other hashes */
+    /* "val-spli": a seed different from other hashes */
+    static const uint64_t purpose = 0x76616c2d73706c69u;
     return (double)(lm_hash64(data, len, purpose) >> 11) * 0x1p-53 < fraction;
 }
 
@@ -88,7 +89,7 @@ static lm_code add_text(run *r, batch *b, int worker, const char *text, size_t l
     return rc;
 }
 
-/* An empty document is one of its split, an empty part of a document is none. */
+/* An empty document counts in its split; an empty part of a document does not. */
 static lm_code work_doc(run *r, batch *b, int i, int worker, lm_err *e)
 {
     const lm_shard_job *j = r->job;
@@ -125,7 +126,7 @@ static lm_code work_batch(void *ctx, void *item, int worker, lm_err *e)
     return rc;
 }
 
-/* The parts of document i into their pools. */
+/* Add the parts of document i to their pools. */
 static lm_code add_parts(run *r, const batch *b, int i, lm_err *e)
 {
     const size_t from[LM_SPLITS] = { i ? b->end[i - 1] : 0, b->mid[i] };
@@ -189,7 +190,7 @@ lm_code lm_shard_text(const lm_shard_job *job, lm_input *in, const lm_input_opts
 
 /* ---- shards to shards ---- */
 
-/* ids[0..n) without the end-of-text id that stands where this format puts it. */
+/* ids[0..n) without the end-of-text id at the position that this format uses. */
 static void strip_eos(const lm_tokens *t, int64_t eos, const uint32_t **ids, int64_t *n)
 {
     if (eos < 0 || *n == 0)
@@ -202,8 +203,8 @@ static void strip_eos(const lm_tokens *t, int64_t eos, const uint32_t **ids, int
     }
 }
 
-/* ids[0..n), with the end-of-text id where the format written wants it: its place, before or behind
- * them, is lent for it. */
+/* ids[0..n) with the end-of-text id where the output format has it, before or behind them; the
+ * caller provides space for it there. */
 static lm_code add_ids(const lm_shard_job *job, int split, int source, uint32_t *ids, int64_t n,
                        lm_err *e)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shard_run.h -- a stream of documents, or a token dataset, into the pools of the two splits.
  *
- * Tokenising runs on all threads; documents enter the pools in their order, so everything that
- * follows is the same for any number of threads.  Which split a document belongs to is a function
- * of its own bytes alone: copies of it, and later versions of the data, fall on the same side, and
- * a larger fraction takes in all that a smaller one did.  A contiguous split cuts every document in
- * two instead: of n characters (of ids where token datasets are read) the first
- * floor(n * (1 - val_fraction)) train, the others are held out. */
+ * Tokenising runs on all threads; documents enter the pools in their order, so the output is the
+ * same for any number of threads.  The split of a document is a function of its bytes alone: copies
+ * of a document get the same split, also in later versions of the data, and a larger fraction
+ * includes all documents of a smaller one.  A contiguous split cuts every document in two instead:
+ * of n characters (of ids when a token dataset is read) the first floor(n * (1 - val_fraction))
+ * train, the others are held out. */
 #ifndef LM_TEXT_SHARD_RUN_H
 #define LM_TEXT_SHARD_RUN_H
 
@@ -22,9 +22,10 @@ enum { LM_SPLIT_TRAIN, LM_SPLIT_VAL, LM_SPLITS };
 typedef struct {
     double val_fraction;
     bool contiguous;
-    int64_t eos;                     /* -1: none is added, none is taken away */
-    bool eos_first;                  /* llm.c: documents begin with it; else they end with it */
-    bool add_special;                /* what the tokenizer's post-processor adds */
+    int64_t eos; /* -1: none is added or removed */
+    /* llm.c: documents begin with it; otherwise they end with it */
+    bool eos_first;
+    bool add_special;                /* apply the tokenizer's post-processor */
     lm_tokens_pool *pool[LM_SPLITS]; /* pool[LM_SPLIT_VAL] NULL when val_fraction is 0 */
     lm_sink *sink;
 } lm_shard_job;
@@ -34,7 +35,7 @@ typedef struct {
     int64_t skipped, replaced; /* invalid UTF-8 */
 } lm_shard_stats;
 
-/* Does a document with these bytes belong to the validation split? */
+/* True if a document with these bytes belongs to the validation split. */
 bool lm_shard_is_val(const void *data, size_t len, double fraction);
 
 /* Bytes of text[0..len), valid UTF-8, that a contiguous split leaves to the training split. */

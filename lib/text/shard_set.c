@@ -26,8 +26,8 @@ typedef struct {
     lm_tokenizer *tok;
     lm_input *in;
     lm_tokens **shards; /* inputs that are token datasets */
-    lm_outdir *dir;     /* the folder is exchanged as a whole; NULL: file by file */
-    const char *where;  /* what is written into: the folder, or that which takes its place */
+    lm_outdir *dir;     /* the folder is replaced by one rename; NULL: file by file */
+    const char *where;  /* the folder written to: the output, or the temporary that replaces it */
     lm_out *meta;
     lm_shard_job job;
     int64_t *taken; /* documents of 'train' by source */
@@ -84,7 +84,7 @@ static lm_code open_dataset(work *w, int i, lm_err *e)
         return rc;
     if (w->o->eos_id >= 0 && lm_tokens_eot(*t) != w->o->eos_id)
         return lm_fail(e, LM_EUSAGE, "--eos-id", "leave it out",
-                       "%lld is given, %s has %lld between its documents, as meta.json says",
+                       "%lld is given, but %s has %lld between its documents, by its meta.json",
                        (long long)w->o->eos_id, w->o->path[i], (long long)lm_tokens_eot(*t));
     int64_t top = (int64_t)lm_tokens_max(*t, w->par) + 1;
     top = lm_tokens_vocab(*t) > top ? lm_tokens_vocab(*t) : top;
@@ -96,7 +96,7 @@ static lm_code open_dataset(work *w, int i, lm_err *e)
     return rc;
 }
 
-/* The tokenizer of all datasets, if they all say so. */
+/* The common tokenizer of all datasets, if each names it. */
 static lm_code agree_tokenizer(work *w, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -129,7 +129,7 @@ static lm_code open_shards(work *w, lm_err *e)
                        "it holds ids that are negative or beyond 32 bits");
     if (w->set->eos < 0 && w->o->eos && w->o->kind != LM_TOKENS_MEGATRON)
         return lm_fail(e, LM_EUSAGE, "--eos-id", "give the id, or --no-eos",
-                       "%s shards need an id between documents, the input does not tell it",
+                       "%s shards need an id between documents, the input does not name it",
                        lm_tokens_kind_name(w->o->kind));
     if (w->set->eos >= w->set->vocab)
         w->set->vocab = w->set->eos + 1;
@@ -145,7 +145,7 @@ static lm_code target(const work *w, const char *name, lm_buf *out, lm_err *e)
     return lm_buf_addf(out, e, "%s%s%s", w->where, n && w->where[n - 1] == '/' ? "" : "/", name);
 }
 
-/* The files behind an operand: itself, or PREFIX.bin. */
+/* The files of an operand: itself, or PREFIX.bin. */
 static bool same_file(const char *target, const char *input)
 {
     lm_buf bin = { 0 };
@@ -164,7 +164,7 @@ static bool is_own(const void *none, const char *name)
            lm_tokens_own(split_names[LM_SPLIT_VAL], name);
 }
 
-/* Does an input lie in the output folder, under a name that the output takes? */
+/* True if an input lies in the output folder under a name that the output will use. */
 static bool is_replaced(const work *w, const char *input)
 {
     char folder[PATH_MAX], out[PATH_MAX];
@@ -178,8 +178,8 @@ static bool is_replaced(const work *w, const char *input)
     return in;
 }
 
-/* With force too: datasets are mapped while the new ones are written, but afterwards the input would
- * be gone. */
+/* Refused with force too: datasets are mapped while the new ones are written, but afterwards the
+ * input would be lost. */
 static lm_code refuse_inputs(const work *w, lm_err *e)
 {
     lm_buf path = { 0 };
@@ -196,7 +196,7 @@ static lm_code refuse_inputs(const work *w, lm_err *e)
     return rc;
 }
 
-/* Will the output have a file of this name, which then replaces what is there? */
+/* True if the output has a file of this name, which replaces an existing one. */
 static bool is_written(const work *w, const char *name)
 {
     for (int s = 0; s < LM_SPLITS; s++) {
@@ -211,12 +211,13 @@ static bool is_written(const work *w, const char *name)
     return false;
 }
 
-/* With force: shards that would be removed, as readers would mix them with the new ones, but that no
- * meta.json of an earlier dataset speaks of, and a meta.json of another program. */
+/* With force: refuse files that would be lost.  Old shards are removed because readers would mix
+ * them with new ones, but only if a meta.json of an earlier dataset describes them; the meta.json
+ * of another program is kept. */
 static lm_code refuse_foreign(work *w, lm_err *e)
 {
     lm_tokens_meta meta;
-    lm_err unread = { 0 }; /* no JSON: of another program */
+    lm_err unread = { 0 }; /* not valid JSON: of another program */
     lm_buf path = { 0 };
     char **names = NULL;
     size_t n = 0;
@@ -256,8 +257,8 @@ static lm_code make_parents(const char *output, lm_err *e)
     return rc;
 }
 
-/* As a whole where that is possible: one rename replaces a dataset by another.  A folder that holds other
- * files, or that may not be moved, gets its files one by one. */
+/* If possible, one rename replaces the whole dataset.  If the folder holds other files, or may not
+ * be moved, its files are replaced one by one. */
 static lm_code open_folder(work *w, lm_err *e)
 {
     bool there = lm_path_exists(w->o->output);
@@ -301,7 +302,7 @@ static lm_code open_outputs(work *w, lm_err *e)
     return rc;
 }
 
-/* A pool to its dataset; the writer waits in *out to be committed with the others. */
+/* Write a pool to its dataset; the writer in *out is committed later, with the others. */
 static lm_code write_split(work *w, int s, lm_tokens_writer **out, lm_err *e)
 {
     const lm_tokens_writer_opts o = { .kind = w->o->kind,
@@ -341,7 +342,7 @@ static lm_code digest_input(const work *w, int i, uint64_t *out, lm_err *e)
     lm_code rc = lm_buf_addf(&path, e, "%s", w->o->path[i]);
     if (!rc && (!lm_path_exists(path.data) || lm_path_is_dir(path.data)))
         rc = lm_buf_addf(&path, e, ".bin");
-    *out = 0; /* numbered shards: not taken */
+    *out = 0; /* numbered shards have other names */
     if (!rc && lm_path_exists(path.data))
         rc = lm_digest_path(path.data, out, e);
     lm_buf_fini(&path);
@@ -360,7 +361,7 @@ static lm_code put_history(const work *w, lm_jw *j, lm_err *e)
     }
     if (!rc && w->tok) {
         inputs[n].name = w->o->tokenizer;
-        if (!lm_stream_is(w->o->tokenizer)) /* which is read by now */
+        if (!lm_stream_is(w->o->tokenizer)) /* the input has been read by now */
             rc = lm_digest_path(w->o->tokenizer, &inputs[n].digest, e);
         n++;
     }
@@ -421,7 +422,7 @@ static lm_code make_meta(const work *w, int indent, lm_buf *out, lm_err *e)
     return rc ? rc : end;
 }
 
-/* ---- the work ---- */
+/* ---- making the dataset ---- */
 
 static lm_code fill_pools(work *w, lm_err *e)
 {
@@ -449,8 +450,8 @@ static lm_code fill_pools(work *w, lm_err *e)
     return LM_OK;
 }
 
-/* All on disk, and then renamed: meta.json goes first and comes last, as it would not agree with what
- * is there in between. */
+/* All files are on disk before they are renamed.  The old meta.json is removed first and the new
+ * one renamed last, because neither describes the files in between. */
 static lm_code finish(work *w, lm_tokens_writer *writer[LM_SPLITS], lm_err *e)
 {
     lm_buf text = { 0 };

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shard_set.h -- inputs to a whole token dataset: FOLDER/train.* and, when documents are held out,
- * FOLDER/val.*, with FOLDER/meta.json that says what they are made of.
+ * FOLDER/val.*, with FOLDER/meta.json, which describes their origin.
  *
- * Texts are tokenised, token datasets taken as they are; both wait in pools of the two splits until
- * their sizes are known, are mixed by weight and shuffled, and appear together at the end: by one rename
- * of the folder, if that is new or holds nothing but an older dataset.  Among other files they appear one
- * by one, when all are on disk: the older meta.json and dataset go, then come val, train (the .idx before
- * the .bin), last meta.json.  A kill in between leaves no dataset, or a whole one without meta.json. */
+ * Texts are tokenised; token datasets are copied.  Pools hold both splits until their sizes are
+ * known; then they are mixed by weight, shuffled and written.  The files appear together at the
+ * end: by one rename of the folder, if it is new or holds only an older dataset.  In a folder with
+ * other files they are renamed one by one, when all are on disk: the older meta.json and dataset
+ * are removed, then val, train (the .idx before the .bin) and last meta.json are renamed.  A kill
+ * in between leaves no dataset, or a complete one without meta.json. */
 #ifndef LM_TEXT_SHARD_SET_H
 #define LM_TEXT_SHARD_SET_H
 
@@ -19,24 +20,25 @@ typedef struct {
     int n;                   /* and how many they are */
     const char *tokenizer;   /* tokenizer.json or its folder; NULL: the inputs are token datasets */
     lm_input_opts in;        /* how texts are read */
-    lm_tokens_kind from;  /* of inputs that are token datasets; AUTO: as lm_tokens_open finds out */
+    lm_tokens_kind from;  /* of inputs that are token datasets; AUTO: detected by lm_tokens_open */
     bool check_tokenizer; /* refuse datasets that were made with different tokenizers */
     bool eos; /* an id between documents: that of the token `eos_token` (may be NULL), */
-    const char
-        *eos_token; /* else `eos_id` (-1: not given), else the tokenizer's or the dataset's */
+    /* otherwise `eos_id` (-1: not given), otherwise the tokenizer's or the dataset's */
+    const char *eos_token;
     int64_t eos_id;
-    bool add_special;    /* what the tokenizer's post-processor adds */
-    int64_t vocab;       /* ids are below it; 0: the tokenizer's, of datasets what meta.json says or
-                             the largest id + 1 */
-    double val_fraction; /* share of the documents that is held out, [0, 1) */
+    bool add_special; /* apply the tokenizer's post-processor */
+    /* ids are below it; 0: the tokenizer's size, for datasets that of meta.json or the largest id +
+     * 1 */
+    int64_t vocab;
+    double val_fraction; /* fraction of the documents held out, [0, 1) */
     bool contiguous;     /* hold out the end of each document instead of whole ones */
-    bool shuffle;        /* documents in a random order that `seed` decides */
-    uint64_t seed;       /* */
-    int64_t tokens;      /* about so many ids in train (0: all), */
-    double max_epochs;   /* going through no input more often than this */
-    lm_tokens_kind kind; /* of what is written */
+    bool shuffle;        /* documents in a random order given by `seed` */
+    uint64_t seed;
+    int64_t tokens;       /* target number of ids in train (0: all), */
+    double max_epochs;    /* with at most this many passes over an input */
+    lm_tokens_kind kind;  /* format of the output */
     int64_t shard_tokens; /* as in lm_tokens_writer_opts */
-    const char *output;   /* the folder; made when it is missing */
+    const char *output;   /* the folder; created when it is missing */
     bool force;
     lm_history_step step; /* tool, version and argv for meta.json; the inputs are filled in here */
     lm_sink *sink;
@@ -49,11 +51,11 @@ typedef struct {
     int64_t docs[LM_SPLITS], tokens[LM_SPLITS];
 } lm_shard_set;
 
-/* Make the dataset.  `meta`: what meta.json says, in one line, is appended.  When lm_stopping, it
- * returns early with success and nothing is made.
- * Fails: LM_EUSAGE for a tokenizer without end-of-text token, a vocabulary that does not fit, an
- * output that exists (unless force) or is an input, all documents held out; LM_EFORMAT if the inputs
- * hold no document; and as lm_shard_text, lm_tokens_open, lm_tokens_create. */
+/* Make the dataset.  The content of meta.json is appended to `meta` in one line.  When lm_stopping,
+ * it returns early with success and writes nothing.  Fails: LM_EUSAGE for a tokenizer without
+ * end-of-text token, a vocabulary that does not fit, an output that exists (unless force) or is an
+ * input, all documents held out; LM_EFORMAT if the inputs hold no document; and as lm_shard_text,
+ * lm_tokens_open, lm_tokens_create. */
 lm_code lm_shard_set_make(const lm_shard_opts *o, lm_par *par, lm_shard_set *set, lm_buf *meta,
                           lm_err *e);
 

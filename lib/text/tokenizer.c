@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Encoding, and the small questions about a loaded tokenizer. */
+/* Encoding, and the queries on a loaded tokenizer. */
 #include "text/tokenizer.h"
 
 #include <string.h>

@@ -8,13 +8,13 @@
  *     Qwen2's when tokenizer_config.json names its class;
  *   - tokenizer.model, SentencePiece's file with a BPE model (sentencepiece.h).
  *
- * Ids are the same as those of `tokenizers` (0.23), as far as the Unicode tables here (utf8proc,
- * PCRE2) and there are of the same version.  Anything in the file that is not understood is
- * LM_EFORMAT with its name: a tokenizer is followed to the letter or refused.  Only "truncation"
- * and "padding", which shape batches, are passed over.
+ * Ids are the same as those of `tokenizers` (0.23), as far as its Unicode tables have the same
+ * version as those here (utf8proc, PCRE2).  Any part of the file that is not supported is
+ * LM_EFORMAT with its name: a tokenizer is followed exactly or refused.  Only "truncation" and
+ * "padding", which concern batches, are ignored.
  *
- * A loaded lm_tokenizer is constant and may be shared by any number of threads; what changes while
- * encoding (word cache, buffers) is in an lm_tok_scratch, one a thread. */
+ * A loaded lm_tokenizer is constant and may be shared by any number of threads; the memory that
+ * encoding changes (word cache, buffers) is in an lm_tok_scratch, one per thread. */
 #ifndef LM_TEXT_TOKENIZER_H
 #define LM_TEXT_TOKENIZER_H
 
@@ -36,18 +36,19 @@ typedef struct {
 void lm_ids_fini(lm_ids *ids);
 
 /* Load from `path`: a tokenizer.json, a SentencePiece file (*.model), or a folder that holds
- * tokenizer.json, vocab.json + merges.txt or tokenizer.model. tokenizer_config.json beside it, when there, names the special tokens.
+ * tokenizer.json, vocab.json + merges.txt or tokenizer.model. A tokenizer_config.json beside it
+ * names the special tokens.
  *
- * Fails: LM_EIO when nothing readable is there; LM_EFORMAT for a file that breaks its format
- * (merges of unknown tokens, two tokens with one id, ids far beyond the number of tokens)
- * or asks for a part that is not known here; in e->where the file and the place in it. */
+ * Fails: LM_EIO when none of these can be read; LM_EFORMAT for a file that breaks its format
+ * (merges of unknown tokens, two tokens with one id, ids far beyond the number of tokens) or uses a
+ * part that is not supported; e->where names the file and the place in it. */
 lm_code lm_tokenizer_load(const char *path, lm_tokenizer **out, lm_err *e);
 /* The same from the text of a tokenizer.json; `config` (may be NULL) is that of a
  * tokenizer_config.json. */
 lm_code lm_tokenizer_from_json(const char *json, size_t len, const char *config, size_t config_len,
                                const char *where, lm_tokenizer **out, lm_err *e);
-/* From the bytes of one of the files: a SentencePiece model when `where` ends in ".model", else a
- * tokenizer.json.  A SentencePiece model whose *config is empty fills it. */
+/* From the bytes of one of the files: a SentencePiece model when `where` ends in ".model",
+ * otherwise a tokenizer.json.  A SentencePiece model whose *config is empty fills it. */
 lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, const char *where,
                                lm_tokenizer **out, lm_err *e);
 void lm_tokenizer_free(lm_tokenizer *t); /* NULL is fine */
@@ -55,24 +56,24 @@ void lm_tokenizer_free(lm_tokenizer *t); /* NULL is fine */
 lm_code lm_tok_scratch_new(const lm_tokenizer *t, lm_tok_scratch **out, lm_err *e);
 void lm_tok_scratch_free(lm_tok_scratch *s);
 
-/* Append the ids of text[0..len) to *out.  add_special: also what the post-processor adds (<s>,
- * ...); added tokens that stand in the text are found either way.  The text must be valid UTF-8
+/* Append the ids of text[0..len) to *out.  add_special: also the ids that the post-processor adds
+ * (<s>, ...); added tokens in the text are found either way.  The text must be valid UTF-8
  * (LM_EFORMAT with the byte offset otherwise).  Threads: safe with one scratch a thread. */
 lm_code lm_tokenizer_encode(const lm_tokenizer *t, lm_tok_scratch *s, const char *text, size_t len,
                             bool add_special, lm_ids *out, lm_err *e);
 
-/* Append the text of ids[0..n) to *out.  Always valid UTF-8: bytes that make no character become
+/* Append the text of ids[0..n) to *out.  Always valid UTF-8: bytes that are not UTF-8 become
  * U+FFFD. skip_special drops special added tokens.  An id without a token is LM_EFORMAT. */
 lm_code lm_tokenizer_decode(const lm_tokenizer *t, const uint32_t *ids, size_t n, bool skip_special,
                             lm_buf *out, lm_err *e);
 
-/* Decoding as ids arrive: after each id the text that is certain is appended to *out (maybe
- * nothing: a character split over tokens waits).  Zero-initialise; end with lm_tok_stream_end,
- * which appends what is left and makes the stream ready for the next text; release with
+/* Decoding as ids arrive: after each id the text that is final is appended to *out (possibly
+ * nothing, when a character is split over tokens).  Zero-initialise; end with lm_tok_stream_end,
+ * which appends the rest and resets the stream for the next text; release with
  * lm_tok_stream_fini. */
 typedef struct {
     lm_ids ids;
-    size_t shown; /* ids[0..shown) are already out */
+    size_t shown; /* ids[0..shown) are written */
     lm_buf before, after;
 } lm_tok_stream;
 lm_code lm_tok_stream_push(lm_tok_stream *s, const lm_tokenizer *t, uint32_t id, bool skip_special,
@@ -81,26 +82,26 @@ lm_code lm_tok_stream_end(lm_tok_stream *s, const lm_tokenizer *t, bool skip_spe
                           lm_err *e);
 void lm_tok_stream_fini(lm_tok_stream *s);
 
-/* Highest id + 1, added tokens counted: what a model's embedding must have at least. */
+/* Highest id + 1, added tokens included: the least number of rows of a model's embedding. */
 int64_t lm_tokenizer_vocab_size(const lm_tokenizer *t);
-/* The token's text as it stands in the file (byte-level: mapped characters such as U+0120 for a
- * space), not NUL-terminated beyond *len; NULL for an id without a token.  Borrowed. */
+/* The token's text as in the file (byte-level: mapped characters such as U+0120 for a space), not
+ * NUL-terminated beyond *len; NULL for an id without a token.  Borrowed. */
 const char *lm_tokenizer_token(const lm_tokenizer *t, uint32_t id, size_t *len);
 /* The id of a token of that text, -1 if none. */
 int64_t lm_tokenizer_id(const lm_tokenizer *t, const char *token, size_t len);
 bool lm_tokenizer_is_special(const lm_tokenizer *t, uint32_t id);
-/* Bytes of text that the token stands for (special tokens and unknown ids: 0); for bits per byte.
- */
+/* Bytes of text that the token represents (special tokens and unknown ids: 0); for bits per
+ * byte. */
 size_t lm_tokenizer_id_bytes(const lm_tokenizer *t, uint32_t id);
 
-/* Special ids, -1 if there is none: from tokenizer_config.json, else by well-known names.  eos is
- * the token that ends a document (<|endoftext|>, </s>, <|end_of_text|>, ...). */
+/* Special ids, -1 if there is none: from tokenizer_config.json, otherwise by well-known names.  eos
+ * is the token that ends a document (<|endoftext|>, </s>, <|end_of_text|>, ...). */
 int64_t lm_tokenizer_bos(const lm_tokenizer *t);
 int64_t lm_tokenizer_eos(const lm_tokenizer *t);
 int64_t lm_tokenizer_pad(const lm_tokenizer *t);
 int64_t lm_tokenizer_unk(const lm_tokenizer *t);
 
-/* The bytes of the tokenizer.json itself (made from the older files when those were read), and of
+/* The bytes of the tokenizer.json (made from the older files when these were read), and of
  * tokenizer_config.json (NULL if there was none), so that a model folder can carry copies.
  * Borrowed. */
 const char *lm_tokenizer_json(const lm_tokenizer *t, size_t *len);

@@ -137,7 +137,7 @@ static const lm_added_token *find(const lm_added *a, int g, const char *text, si
     return NULL;
 }
 
-/* True if the match [begin, end) stands between characters that are not of a word. */
+/* True if the characters around the match [begin, end) do not belong to a word. */
 static bool stands_alone(const char *text, size_t len, size_t begin, size_t end)
 {
     const uint8_t *tab = lm_class_table(), *t = (const uint8_t *)text;

@@ -15,7 +15,7 @@ typedef enum {
     STEP_STRIP,
     STEP_REPLACE,
     STEP_META,
-    STEP_SUFFIX, /* BPEDecoder: a suffix stands for a space */
+    STEP_SUFFIX, /* BPEDecoder: a suffix represents a space */
 } step_kind;
 
 typedef struct {
@@ -181,8 +181,8 @@ static void strings_fini(strings *l)
     lm_free(l->end);
 }
 
-/* Append bytes, each maximal part that is no UTF-8 as one U+FFFD (Unicode, chapter 3, table 3-8).
- */
+/* Append bytes, each maximal part that is not UTF-8 as one U+FFFD (Unicode, chapter 3, table
+ * 3-8). */
 static lm_code add_lossy(lm_buf *out, const char *s, size_t len, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -194,7 +194,7 @@ static lm_code add_lossy(lm_buf *out, const char *s, size_t len, lm_err *e)
         len -= n;
         if (!len || rc)
             break;
-        /* How far a character could have gone on from here. */
+        /* The number of bytes that could be the beginning of a character here. */
         uint8_t b = (uint8_t)*s, lo = 0x80, hi = 0xBF;
         size_t want = b >= 0xC2 && b < 0xE0   ? 2
                       : b >= 0xE0 && b < 0xF0 ? 3
@@ -214,7 +214,7 @@ static lm_code add_lossy(lm_buf *out, const char *s, size_t len, lm_err *e)
     return rc;
 }
 
-/* One token's bytes; a token with a character outside the map stands for its own UTF-8. */
+/* One token's bytes; a token with a character outside the map represents its own UTF-8. */
 static lm_code add_mapped(lm_buf *out, const char *s, size_t len, lm_err *e)
 {
     size_t begin = out->len, one;
@@ -260,7 +260,7 @@ static int fallback_byte(const char *s, size_t len)
     return hex_digit(s[3]) << 4 | hex_digit(s[4]);
 }
 
-/* A run of byte tokens: text if it is UTF-8, else U+FFFD for every byte. */
+/* A run of byte tokens: text if it is UTF-8, otherwise U+FFFD for every byte. */
 static lm_code end_run(lm_buf *run, strings *out, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -326,7 +326,7 @@ static lm_code add_replaced(lm_buf *out, const char *s, size_t len, const char *
     return rc ? rc : lm_buf_add(out, s, len, e);
 }
 
-/* The steps that treat each string by itself; first, last: its place in the list. */
+/* The steps that rewrite each string alone; first, last: its position in the list. */
 static lm_code run_one(const step *s, const char *p, size_t len, bool first, bool last, lm_buf *out,
                        lm_err *e)
 {
@@ -371,7 +371,8 @@ static lm_code run_step(const step *s, const strings *in, strings *out, lm_err *
     return rc;
 }
 
-/* A token as decoding sees it: added tokens in their normalised form, as in `tokenizers` 0.23. */
+/* The text of a token in decoding: added tokens in their normalised form, as in `tokenizers`
+ * 0.23. */
 static const char *token_text(const lm_tokenizer *t, uint32_t id, size_t *len)
 {
     uint32_t a = id < t->vocab_size ? t->added_of[id] : LM_BPE_NONE;
@@ -393,8 +394,8 @@ static lm_code gather(const lm_tokenizer *t, const uint32_t *ids, size_t n, bool
         const char *s = token_text(t, ids[i], &len);
         if (!s)
             return lm_fail(e, LM_EFORMAT, "token ids", NULL,
-                           "id %u at position %zu is no token; the vocabulary ends at %lld", ids[i],
-                           i, (long long)t->vocab_size - 1);
+                           "id %u at position %zu is not a token; the vocabulary ends at %lld",
+                           ids[i], i, (long long)t->vocab_size - 1);
         if (skip_special && lm_tokenizer_is_special(t, ids[i]))
             continue;
         if (!t->decoder && out->n)
@@ -418,9 +419,9 @@ lm_code lm_tokenizer_decode(const lm_tokenizer *t, const uint32_t *ids, size_t n
     most = 64 * l[0].text.len + (1 << 20);
     for (int i = 0; !rc && t->decoder && l[at].n && i < t->decoder->n; i++, at ^= 1) {
         rc = run_step(&t->decoder->steps[i], &l[at], &l[at ^ 1], e);
-        if (!rc && l[at ^ 1].text.len > most) /* replacements that feed each other */
+        if (!rc && l[at ^ 1].text.len > most) /* replacements whose output is replaced again */
             rc = lm_fail(e, LM_ELIMIT, "decoder", "use another tokenizer",
-                         "it blows up the text to more than %zu bytes", most);
+                         "it expands the text to more than %zu bytes", most);
     }
     if (!rc)
         rc = lm_buf_add(out, l[at].text.data, l[at].text.len, e);
@@ -437,9 +438,8 @@ void lm_tok_stream_fini(lm_tok_stream *s)
     *s = (lm_tok_stream){ 0 };
 }
 
-/* What the text of ids has beyond the text of ids[0..shown): out it goes, unless its end may still
- * change
- * (`all` false and a U+FFFD at the end: perhaps half a character). */
+/* Append the text of ids that is not in the text of ids[0..shown), unless its end may still change
+ * (`all` false and a U+FFFD at the end: possibly half a character). */
 static lm_code show(lm_tok_stream *s, const lm_tokenizer *t, bool skip_special, bool all,
                     lm_buf *out, lm_err *e)
 {
@@ -462,7 +462,7 @@ static lm_code show(lm_tok_stream *s, const lm_tokenizer *t, bool skip_special, 
     rc = lm_buf_add(out, s->after.data + same, n - same, e);
     if (rc)
         return rc;
-    /* Keep the ids just shown: they are the context of what follows. */
+    /* Keep the ids just written: they are the context of the following ids. */
     memmove(s->ids.v, s->ids.v + s->shown, (s->ids.n - s->shown) * sizeof *s->ids.v);
     s->ids.n -= s->shown;
     s->shown = s->ids.n;

@@ -52,7 +52,7 @@ static void write_byte_level(lm_jw *w, const char *key, bool use_regex)
     lm_jw_close_obj(w);
 }
 
-/* "normalizer" and "pre_tokenizer": Qwen2 has the same pair of files and other words. */
+/* "normalizer" and "pre_tokenizer": Qwen2 has the same pair of files but cuts other words. */
 static void write_words(lm_jw *w, const json_t *config)
 {
     const char *class = json_string_value(json_object_get(config, "tokenizer_class"));
@@ -81,8 +81,8 @@ static void write_words(lm_jw *w, const json_t *config)
     lm_jw_close_obj(w);
 }
 
-/* The id that a vocabulary's text gives to <|endoftext|>, -1 if none: enough of a look for GPT-2's
- * file. */
+/* The id that a vocabulary's text gives to <|endoftext|>, -1 if none; a text search is enough for
+ * GPT-2's file. */
 static int64_t find_end_of_text(const lm_buf *vocab)
 {
     static const char key[] = "\"<|endoftext|>\"";
@@ -121,8 +121,8 @@ static void write_added(lm_jw *w, int64_t id, const json_t *more)
     lm_jw_close_arr(w);
 }
 
-/* Everything but the vocabulary's text, which comes last and is taken as it is: whoever parses the
- * whole checks it. */
+/* Everything except the vocabulary's text, which comes last and is copied unchanged: the parser of
+ * the whole text checks it. */
 static lm_code write_rest(const lm_buf *vocab, const char *merges_path, const lm_buf *merges,
                           const json_t *config, lm_buf *json, lm_err *e)
 {
@@ -174,9 +174,9 @@ lm_code lm_tokenizer_join(const lm_buf *vocab, const char *merges_path, const lm
         rc = write_rest(vocab, merges_path, merges, tree, json, e);
     json_decref(tree);
     if (!rc) {
-        while (json->len && json->data[json->len - 1] != '}') /* a newline, if there is one */
+        while (json->len && json->data[json->len - 1] != '}') /* a newline, if any */
             json->len--;
-        json->len -= 2; /* the braces of model and of the whole */
+        json->len -= 2; /* the closing braces of model and of the whole */
         rc = lm_buf_addf(json, e, ",\"vocab\":");
     }
     if (!rc)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer_impl.h -- what a loaded tokenizer is made of; for lib/text/tokenizer*.c only. */
+/* tokenizer_impl.h -- the parts of a loaded tokenizer; for lib/text/tokenizer*.c only. */
 #ifndef LM_TEXT_TOKENIZER_IMPL_H
 #define LM_TEXT_TOKENIZER_IMPL_H
 
@@ -18,8 +18,8 @@ struct lm_tokenizer {
     lm_bpe bpe;
     lm_normal *normal; /* NULL: none */
     lm_pretok *pretok;
-    bool plain_bytes;  /* words leave the pre-tokeniser as bytes */
-    lm_scan_kind scan; /* cutting is this scanner alone */
+    bool plain_bytes;  /* the pre-tokeniser returns words as bytes */
+    lm_scan_kind scan; /* the only step of the pre-tokeniser is this scanner */
     lm_added added;
     uint32_t *added_of; /* by id: index into added.v, or LM_BPE_NONE; vocab_size entries */
     int64_t vocab_size;
@@ -35,11 +35,11 @@ struct lm_tokenizer {
 lm_code lm_decoder_new(const json_t *j, const char *where, lm_decoder **out, lm_err *e);
 void lm_decoder_free(lm_decoder *d);
 
-/* tokenizer_post.c: the ids that the post-processor puts before and after. */
+/* tokenizer_post.c: the ids that the post-processor adds before and behind the text. */
 lm_code lm_post_parse(lm_tokenizer *t, const json_t *j, const char *where, lm_err *e);
 
-/* tokenizer_files.c: `where`, the name of a tokenizer's file, with tokenizer_config.json in place of
- * the part behind the last '/' or ' '. */
+/* tokenizer_files.c: `where`, the name of a tokenizer's file, with the part behind the last '/' or
+ * ' ' replaced by tokenizer_config.json. */
 void lm_tokenizer_config_where(const char *where, char *out, size_t size);
 /* tokenizer_files.c: a tokenizer.json text from GPT-2's pair of files, with the added tokens of a
  * tokenizer_config.json, whose text may be empty. */

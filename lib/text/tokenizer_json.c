@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the text of a tokenizer.json to a tokenizer, every part checked.
  *
- * "truncation" and "padding" shape batches of a training framework; they are not followed. */
+ * "truncation" and "padding" shape batches of a training framework; they are ignored. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 
 enum { MAX_IDS = 1 << 27 };
 
-/* Refuse keys that are not in the list: a part that is not understood must not be passed over. */
+/* Refuse keys that are not in the list: a part that is not supported must not be ignored. */
 static lm_code check_keys(const json_t *obj, const char *const *known, const char *where, lm_err *e)
 {
     const char *key;
@@ -24,7 +24,7 @@ static lm_code check_keys(const json_t *obj, const char *const *known, const cha
         while (known[k] && strcmp(key, known[k]))
             k++;
         if (!known[k])
-            return lm_fail(e, LM_EFORMAT, where, NULL, "key \"%s\" is not known", key);
+            return lm_fail(e, LM_EFORMAT, where, NULL, "unknown key \"%s\"", key);
     }
     return LM_OK;
 }
@@ -48,7 +48,7 @@ static lm_code check_model(const json_t *m, const char *where, lm_err *e)
     lm_code rc = LM_OK;
 
     if (!json_is_object(m))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"model\" is missing or no object");
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"model\" is missing or not an object");
     rc = lm_json_str_or(m, "type", "BPE", &type, where, e);
     if (!rc && strcmp(type, "BPE"))
         rc = lm_fail(e, LM_EFORMAT, where, "use a model with a BPE tokenizer",
@@ -69,8 +69,8 @@ static lm_code check_model(const json_t *m, const char *where, lm_err *e)
     return rc;
 }
 
-/* The highest id of the vocabulary, checked against its size: holes are allowed, deserts are not.
- */
+/* The highest id of the vocabulary, checked against its size: small gaps are allowed, large ones
+ * are refused. */
 static lm_code find_highest(const lm_lists *l, const json_t *added, size_t *n_ids,
                             const char *where, lm_err *e)
 {
@@ -186,7 +186,7 @@ static lm_code load_added_token(lm_tokenizer *t, const json_t *j, lm_added_token
     return LM_OK;
 }
 
-/* Tokens of the second group are looked for in the form that the normaliser gives them. */
+/* Tokens of the second group are searched in their normalised form. */
 static lm_code normalize_added(lm_tokenizer *t, lm_added_token *a, lm_regex_match *m, lm_err *e)
 {
     lm_buf x = { 0 }, y = { 0 };
@@ -230,8 +230,8 @@ static lm_code load_added(lm_tokenizer *t, const json_t *list, const char *where
     return rc ? rc : lm_added_index(&t->added, e);
 }
 
-/* The id of a special token: as the configuration names it, else the first well-known name there
- * is. */
+/* The id of a special token: as the configuration names it, otherwise the first well-known name in
+ * the vocabulary. */
 static int64_t find_special(const lm_tokenizer *t, const json_t *config, const char *key,
                             const char *const *names)
 {
@@ -262,7 +262,7 @@ static void find_specials(lm_tokenizer *t, const json_t *config)
     t->unk = find_special(t, config, "unk_token", unk);
 }
 
-/* `cut`: the lists are in *l already and empty in the tree. */
+/* `cut`: the lists are already in *l, and empty in the tree. */
 static lm_code build(lm_tokenizer *t, const json_t *j, const json_t *config, lm_lists *l, bool cut,
                      const char *where, lm_err *e)
 {

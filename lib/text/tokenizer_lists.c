@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A small reader of JSON for two shapes only: {"text": number, ...} and [["a", "b"], "a b", ...].
- * It takes less than JSON allows, never more. */
+ * It accepts only a part of JSON, never more. */
 #include "text/tokenizer_lists.h"
 
 #include <string.h>
@@ -55,7 +55,7 @@ static bool hex4(const char *p, uint32_t *out)
     return true;
 }
 
-/* The escape after a backslash, as a code point; not U+0000, not half a pair. */
+/* The escape after a backslash, as a code point; refuses U+0000 and half a surrogate pair. */
 static bool take_escape(reader *r, uint32_t *cp)
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -80,7 +80,7 @@ static bool take_escape(reader *r, uint32_t *cp)
     return true;
 }
 
-/* A string onto l->text; *len its bytes. */
+/* Append a string to l->text; *len: its bytes. */
 static bool take_string(reader *r, size_t *len)
 {
     lm_buf *t = &r->l->text;
@@ -109,7 +109,7 @@ static bool take_string(reader *r, size_t *len)
     return true;
 }
 
-/* A whole number from 0 to 10 digits, as JSON writes it. */
+/* A whole number of at most 10 digits, as in JSON. */
 static bool take_id(reader *r, int64_t *out)
 {
     const char *from;
@@ -160,7 +160,7 @@ static bool read_vocab(reader *r)
     return take(r, '}');
 }
 
-/* "left right" at off: the space goes. */
+/* "left right" at off: the space is removed. */
 static bool split_merge(reader *r, size_t off, size_t len)
 {
     char *s = r->l->text.data + off, *space = memchr(s, ' ', len);
@@ -194,7 +194,7 @@ static bool read_merges(reader *r)
     return take(r, ']');
 }
 
-/* Pass over a string, its quote taken. */
+/* Skip a string whose opening quote has been read. */
 static bool skip_string(reader *r)
 {
     for (; r->p < r->end; r->p++) {
@@ -206,7 +206,7 @@ static bool skip_string(reader *r)
     return false;
 }
 
-/* Pass over any value roughly: the parser looks at it closely later. */
+/* Skip any value without checking it: the parser checks it later. */
 static bool skip_value(reader *r)
 {
     int depth = 0;
@@ -231,8 +231,8 @@ static bool is_key(const char *key, const char *end, const char *name)
     return (size_t)(end - key) == strlen(name) && !memcmp(key, name, (size_t)(end - key));
 }
 
-/* Go through the members of the object that r stands before.  At the top, model is entered; in it,
- * vocab and merges are read and left out of *rest, which takes everything up to r->p. */
+/* Read the members of the object at r.  At the top, model is entered; in it, vocab and merges are
+ * read and left out of *rest, to which everything else up to r->p is copied. */
 static bool walk(reader *r, bool in_model, const char **done, lm_buf *rest, int *found)
 {
     if (!take(r, '{'))

@@ -2,10 +2,9 @@
 /* tokenizer_lists.h -- the two long parts of a tokenizer.json, vocabulary and merges, as plain
  * lists.
  *
- * They are most of the file and a tree of JSON of them costs ten times what is done with them, so
- * they are cut out of the text and read here, and the parser sees {} and [] in their place.  What
- * is not found at once or not read without doubt is left to the parser, whose messages are better.
- */
+ * They are most of the file, and a JSON tree of them costs ten times their use.  So they are cut
+ * out of the text and read here, and the parser gets {} and [] instead.  Any irregularity leaves
+ * the whole text to the parser, whose messages are better. */
 #ifndef LM_TEXT_TOKENIZER_LISTS_H
 #define LM_TEXT_TOKENIZER_LISTS_H
 
@@ -18,11 +17,11 @@
 typedef struct {
     size_t off; /* in lists.text */
     size_t len;
-    int64_t id; /* -1: was no whole number */
+    int64_t id; /* -1: was not a whole number */
 } lm_list_token;
 
 typedef struct {
-    size_t off, left, right; /* the texts' lengths: one after the other at off */
+    size_t off, left, right; /* lengths of the texts, which follow each other from off on */
 } lm_list_merge;
 
 typedef struct {
@@ -35,8 +34,8 @@ typedef struct {
 
 void lm_lists_fini(lm_lists *l);
 
-/* Read both lists from the text, and put the text without them into *rest.  *done false: not that
- * plain a file, parse it whole.  Fails: LM_ELIMIT. */
+/* Read both lists from the text, and write the text without them to *rest.  *done false: the file
+ * is irregular, parse all of it.  Fails: LM_ELIMIT. */
 lm_code lm_lists_cut(lm_lists *l, const char *json, size_t len, lm_buf *rest, bool *done,
                      lm_err *e);
 /* The same lists from a tree: the values of model.vocab and model.merges. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer_load.c -- the files of a tokenizer, of whatever kind, from a path to the tokenizer. */
+/* tokenizer_load.c -- loads a tokenizer of any kind from a path. */
 #include <errno.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 enum { MAX_FILE = 512 << 20 };
 
-/* A file that cannot be a tokenizer.json is named for what it is. */
+/* A file that cannot be a tokenizer.json is reported with its kind. */
 static lm_code check_object(const char *text, size_t len, const char *where, lm_err *e)
 {
     const char *todo, *what;
@@ -26,7 +26,7 @@ static lm_code check_object(const char *text, size_t len, const char *where, lm_
     what = lm_foreign_bytes(text, len, &todo);
     return lm_fail(e, LM_EFORMAT, where,
                    "name a tokenizer.json, a tokenizer.model, or a folder that holds one",
-                   "is no tokenizer: it %s%s", what ? "is " : "does not begin as JSON does",
+                   "is not a tokenizer: it %s%s", what ? "is " : "does not begin as JSON does",
                    what ? what : "");
 }
 
@@ -49,8 +49,8 @@ lm_code lm_tokenizer_from_text(const char *text, size_t len, lm_buf *config, con
     return rc;
 }
 
-/* The paths that may matter: the tokenizer itself, its configuration, and of a folder the older
- * files, one of which may stand in for tokenizer.json. */
+/* The paths to try: the tokenizer itself, its configuration, and for a folder the older files,
+ * which may replace tokenizer.json. */
 typedef struct {
     char *whole, *config, *added, *vocab, *merges, *model;
 } paths;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The post-processor: which ids stand before and after the text. */
+/* The post-processor: the ids added before and behind the text. */
 #include <string.h>
 
 #include "text/tokenizer_impl.h"
 
 enum { MAX_DEPTH = 8 };
 
-/* An affix under construction: ids in order, `at` counts them. */
+/* An affix being built: ids in order, `at` counts them. */
 static lm_code put(uint32_t *v, int *n, int64_t id, const char *where, lm_err *e)
 {
     if (*n == LM_MAX_AFFIX)
@@ -38,7 +38,7 @@ static lm_code put_special(lm_tokenizer *t, const json_t *specials, const char *
     return rc;
 }
 
-/* Put new ids outside those that are there: before the prefix, after the suffix. */
+/* Add ids outside the present ones: before the prefix, behind the suffix. */
 static lm_code wrap(lm_tokenizer *t, const uint32_t *before, int nb, const uint32_t *after, int na,
                     const char *where, lm_err *e)
 {

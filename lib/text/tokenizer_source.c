@@ -85,7 +85,7 @@ lm_code lm_tokenizer_of(lm_model_source *m, lm_tokenizer **out, lm_err *e)
     return load_own(m, true, out, e);
 }
 
-/* A tokenizer of the model that cannot be read is no reason against the one that replaces it. */
+/* An unreadable tokenizer of the model does not exclude the one that replaces it. */
 static lm_code check_replacement(const char *path, lm_model_source *m, int64_t vocab,
                                  const lm_tokenizer *t, lm_err *e)
 {

@@ -103,7 +103,7 @@ same() { # same A B: the same files, names and bytes
     tar -cf lost.tar run
     run inspect-model lost.tar
     [ "$status" -eq 2 ]
-    [[ "$output" == *"is a run whose newest checkpoint is step-000009, which it lacks"* ]]
+    [[ "$output" == *"is a run whose newest checkpoint is step-000009, which is missing"* ]]
     ln -s /etc/passwd run/config.json
     tar -cf other.tar run
     run inspect-model other.tar
@@ -384,7 +384,7 @@ same() { # same A B: the same files, names and bytes
     same run/step-000004 back2
     run compress-ckpt -d delta.lmz --base m0 -o back3
     [ "$status" -eq 2 ]
-    [[ "$output" == *"it is a difference to content "*", 'm0' is "* ]]
+    [[ "$output" == *"it is a delta against content "*", 'm0' is "* ]]
     [ ! -e back3 ]
 }
 

@@ -150,7 +150,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     ! cmp -s odd.json model/tokenizer.json
     mkdir dir && cp junk.json dir/tokenizer.json
     for to in out.gguf out; do
-        for t in "junk.json|junk.json: not valid JSON" "other.json|other.json: is no tokenizer: " "dir|dir/tokenizer.json: not valid JSON"; do
+        for t in "junk.json|junk.json: not valid JSON" "other.json|other.json: is not a tokenizer: " "dir|dir/tokenizer.json: not valid JSON"; do
             run convert-model model -t "${t%|*}" -o $to
             echo "$output"
             [ "$status" -eq 1 ]
@@ -550,7 +550,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [[ "$output" == *"it is an importance matrix, not a model: give it to --imatrix"* ]]
     run convert-model model -o x.gguf --type q4_0 --imatrix a.gguf
     [ "$status" -eq 1 ]
-    [[ "$output" == *"this GGUF file is no importance matrix"* ]]
+    [[ "$output" == *"this GGUF file is not an importance matrix"* ]]
     [ ! -e x.gguf ] && [ ! -e x ]
 }
 
@@ -615,7 +615,7 @@ gguf_old_or_new() {
         run $t
         echo "$output"
         [ "$status" -eq 2 ]
-        [ "$output" = "${t%% *}: m.gguf.gz: is no model: it is a model of llama.cpp, compressed: decompress it to m.gguf first; convert-model makes a model folder of it" ]
+        [ "$output" = "${t%% *}: m.gguf.gz: is not a model: it is a model of llama.cpp, compressed: decompress it to m.gguf first; convert-model makes a model folder of it" ]
     done
     run convert-model - -o bad < m.gguf.gz
     [ "$status" -eq 2 ]

@@ -34,7 +34,7 @@ make_folder() {
     make_folder
     run --separate-stderr clean-data in
     [ "$output" = $'{"text":"a"}\n{"text": "b"}\n{"text":"s"}\n{"text": "z"}' ]
-    [[ $stderr == *"passed over 1 file of folders that are not called .jsonl, .txt or the like, such as in/c.png"* ]]
+    [[ $stderr == *"skipped 1 file in folders without the ending .jsonl, .txt or similar, such as in/c.png"* ]]
     train-tokenizer -q -V 257 -o tok/ in/
     shard-data -q -t tok --no-shuffle -o d in/:1
     grep -q '"documents": 4,' d/meta.json
@@ -56,7 +56,7 @@ make_folder() {
     [ "$output" = '{"text": "itself"}' ]
     fails 2 "x*.txt: no file matches the pattern" clean-data 'x*.txt'
     # of '**' glob(3) would take one level, and leave the others out
-    fails 2 "**/*.txt: '**' is no pattern here: name the folder, " clean-data '**/*.txt'
+    fails 2 "**/*.txt: '**' is not supported in patterns: name the folder, " clean-data '**/*.txt'
     train-tokenizer -q -V 257 -o tok/ 't?.txt'
     shard-data -q -t tok -o d 't?.txt:2' 't{1,2}.txt:1'
     grep -q '"documents": 3,' d/meta.json
@@ -154,13 +154,13 @@ EOF
     printf '%%PDF-1.4 text' > a.txt
     fails 1 "it is a PDF, not text" clean-data --utf8 replace a.txt
     printf '[\n {"text":"a"},\n {"text":"b"}\n]\n' > a.json
-    fails 1 "a.json: it is a JSON array, not a JSON object a line: make lines of it: jq -c '.[]'" clean-data a.json
+    fails 1 "a.json: it is a JSON array, not a JSON object a line: convert it to lines: jq -c '.[]'" clean-data a.json
     printf '{\n "text":"a"\n}\n' > p.json
     fails 1 "p.json:1: column 2: expected a string (field 'text'): give one JSON object a line, as jq -c does" clean-data p.json
     printf 'a,b\n1,2\n' > t.csv
     fails 1 "t.csv: it is a table, not text" clean-data t.csv
     printf '{"text":"a"}\n{"text":"b"}\n' > lines.txt
-    fails 1 "lines.txt: it is called text, but its lines are JSON" clean-data lines.txt
+    fails 1 "lines.txt: its name is that of text, but its lines are JSON" clean-data lines.txt
     [ "$(clean-data -q --input-format jsonl lines.txt | wc -l)" -eq 2 ]
     [ "$(clean-data -q --input-format text lines.txt | wc -l)" -eq 1 ]
     printf '{ a }\nno JSON\n' > brace.txt

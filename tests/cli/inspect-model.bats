@@ -180,7 +180,7 @@ setup() {
     echo '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}' > m0/model.safetensors.index.json
     run inspect-model m0
     [ "$status" -eq 1 ]
-    [ "$output" = "inspect-model: m0/model-00001-of-00002.safetensors: shard 1 of 1 that model.safetensors.index.json names is missing: fetch it again" ]
+    [ "$output" = "inspect-model: m0/model-00001-of-00002.safetensors: shard 1 of 1 named by model.safetensors.index.json is missing: fetch it again" ]
 }
 
 @test "inspect-model: -o writes a file, refuses an existing one, -f overwrites" {

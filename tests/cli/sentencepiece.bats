@@ -121,10 +121,10 @@ setup() {
         "convert-model $out/bad -o $out/b.gguf" "generate $out/bad -p x"; do
         run $what
         [ "$status" -eq 1 ]
-        [[ "$output" == *"tokenizer.model: a list of tokens and ranks as tiktoken has it"* ]]
+        [[ "$output" == *"tokenizer.model: a list of tokens and ranks in tiktoken's format"* ]]
     done
     head -c 3000 llama.model > "$out/bad/tokenizer.model"
     run shard-data -q -o "$out/s" --tokenizer "$out/bad" text.txt
     [ "$status" -eq 1 ]
-    [[ "$output" == *"bad/tokenizer.model: no SentencePiece model: a field is longer than what is left at byte "* ]]
+    [[ "$output" == *"bad/tokenizer.model: no SentencePiece model: a field is longer than the rest of the file at byte "* ]]
 }

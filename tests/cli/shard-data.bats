@@ -201,16 +201,16 @@ numbers() {
     done
     fails 1 "clean.jsonl: not valid JSON, " -q -t clean.jsonl -o x clean.jsonl
     echo 'to be or not to be' > text
-    fails 1 "text: is no tokenizer: it is plain text: name a tokenizer.json" -q -t text -o x clean.jsonl
-    fails 1 "d/train.idx: is no tokenizer: it is the index of a token dataset: " -q -t d/train.idx -o x clean.jsonl
-    fails 1 "d/train.bin: is no tokenizer: it does not begin as JSON does: " -q -t d/train.bin -o x clean.jsonl
+    fails 1 "text: is not a tokenizer: it is plain text: name a tokenizer.json" -q -t text -o x clean.jsonl
+    fails 1 "d/train.idx: is not a tokenizer: it is the index of a token dataset: " -q -t d/train.idx -o x clean.jsonl
+    fails 1 "d/train.bin: is not a tokenizer: it does not begin as JSON does: " -q -t d/train.bin -o x clean.jsonl
     fails 2 "there is no --tokenizer" -q --add-special -o x d/train
     fails 2 "give --eos-id" -q --eos-token x -o x d/train
     fails 2 "without it no input is used twice" $T --max-epochs 9 -o x clean.jsonl
     fails 2 "a Megatron dataset is one file" $T --shard-tokens 100 -o x clean.jsonl
     fails 2 "--split blank cuts elsewhere" $T --split blank --separator x -o x clean.jsonl
     fails 2 "--eos-id: 99999 is not below the vocabulary of 355" $T --eos-id 99999 -o x clean.jsonl
-    fails 2 "--eos-id: 5 is given, d/train has 0 between its documents" -q --eos-id 5 -o x d/train
+    fails 2 "--eos-id: 5 is given, but d/train has 0 between its documents" -q --eos-id 5 -o x d/train
     [ ! -e x ]
     shard-data $T --print-config > c.json # every option as it is by default
     shard-data $T --config c.json -o e clean.jsonl

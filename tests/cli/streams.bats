@@ -354,15 +354,15 @@ END
     done
 }
 
-@test "streams: a model is not written to a terminal" {
+@test "streams: a model cannot be written to a terminal" {
     command -v script > /dev/null || skip "no script(1) here"
     run script -qec "init-model -q llama-1m -o -" /dev/null
     [ "$status" -eq 2 ]
-    [[ "$output" == *"a model is not written to a terminal"* ]]
+    [[ "$output" == *"a model cannot be written to a terminal"* ]]
     [ "${#output}" -lt 300 ]
     run script -qec "init-model -q llama-1m -o /dev/tty" /dev/null
     [ "$status" -eq 2 ]
-    [[ "$output" == *"/dev/tty: a model is not written to a terminal"* ]]
+    [[ "$output" == *"/dev/tty: a model cannot be written to a terminal"* ]]
 }
 
 @test "streams: a lone .safetensors has no room for shards" {
@@ -493,16 +493,16 @@ shrink() {
             [ "$status" -ne 0 ] && [ ! -e out ]
         done
     done << 'END'
-t.jsonl|is no model: it is text in JSONL: name the model first; clean-data
-nul.jsonl|is no model: it is text in JSONL: name
-t.txt|is no model: it is plain text: name the model first; clean-data
-c.json|is no model: it is a config.json without weights: init-model
-tok.json|is no model: it is a tokenizer.json: name a model
-run.jsonl|is no model: it is the metrics of a run: plot-run
-g|is no model: it is a model of llama.cpp: convert-model
-p|is no model: it is a pickle of Python
-data/train.bin|is no model: it is a token dataset: name the model first
-data/train.idx|is no model: it is the index of a token dataset: name the model first
+t.jsonl|is not a model: it is text in JSONL: name the model first; clean-data
+nul.jsonl|is not a model: it is text in JSONL: name
+t.txt|is not a model: it is plain text: name the model first; clean-data
+c.json|is not a model: it is a config.json without weights: init-model
+tok.json|is not a model: it is a tokenizer.json: name a model
+run.jsonl|is not a model: it is the metrics of a run: plot-run
+g|is not a model: it is a model of llama.cpp: convert-model
+p|is not a model: it is a pickle of Python
+data/train.bin|is not a model: it is a token dataset: name the model first
+data/train.idx|is not a model: it is the index of a token dataset: name the model first
 data/train|cannot open: No such file or directory: it is a token dataset: name the model first
 data|it has no config.json: it is a token dataset: name the model first
 conf|it has neither model.safetensors nor model.safetensors.index.json: it is a config.json without weights: init-model

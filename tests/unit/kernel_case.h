@@ -37,8 +37,8 @@ typedef struct {
     int64_t rows, cols; /* cols 0: one dimension */
     enum fill fill;
     int64_t limit;
-    const void
-        *data; /* given content instead of a fill, in the type that the operand has in act = F64 */
+    /* given content instead of a fill, in the type that the operand has in act = F64 */
+    const void *data;
     int alias; /* outputs: 1 + index of the input that shares its memory; 0 none */
 } operand;
 

@@ -203,7 +203,8 @@ static void test_index_lies(void **state)
     write_model("m", 64, NULL);
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t9\": \"model-00001-of-00003.safetensors\"}}");
-    refuse("m", LM_EFORMAT, "'t9' should be in model-00001-of-00003.safetensors, which lacks it");
+    refuse("m", LM_EFORMAT,
+           "'t9' should be in model-00001-of-00003.safetensors, but is missing there");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\"}}");
     refuse("m", LM_EFORMAT, "it names 1 tensor, the shards hold 2");

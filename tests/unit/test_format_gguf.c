@@ -195,11 +195,11 @@ static void damage_is_named(void **state)
 
     make(&b);
     memcpy(b.data + find(&b, "v.weight"), "m", 1);
-    expect(&b, "this tensor is there twice");
+    expect(&b, "this tensor occurs twice");
     b.len = 0;
     make(&b);
     memcpy(b.data + find(&b, "a.words"), "a.whole", 7);
-    expect(&b, "this key is there twice");
+    expect(&b, "this key occurs twice");
     b.len = 0;
     make(&b);
     size_t t = find(&b, "m.weight") + 8;
@@ -212,7 +212,7 @@ static void damage_is_named(void **state)
     expect(&b, "a dimension is 0");
     memcpy(b.data + t + 12, "\3\0\0\0\0\0\0\0", 8);
     b.data[t + 20] = 99;
-    expect(&b, "type 99, which is not known");
+    expect(&b, "type 99, which is unknown");
     b.data[t + 20] = 8;
     b.data[t + 24] = 8;
     expect(&b, "begins at 8");

@@ -466,9 +466,9 @@ static void bad_loras(void **state)
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"(\": 2}}", up,
             "'(' is no regular expression");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": [2]}", up,
-            "rank_pattern is no object");
+            "rank_pattern is not an object");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"alpha_pattern\": \"q_proj\"}", up,
-            "alpha_pattern is no object");
+            "alpha_pattern is not an object");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"down_proj\": 1.5}}", up,
             "'down_proj' is 1.5, no rank");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"down_proj\": \"2\"}}", up,

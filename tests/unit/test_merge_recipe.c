@@ -132,12 +132,12 @@ static void bad_yaml(void **state)
 
     (void)state;
     no_yaml("a: [1, 2\nb: 3", "not YAML");
-    no_yaml("a: 1\nb: 2\na: 3", "line 3: key 'a' is there already, in line 1");
+    no_yaml("a: 1\nb: 2\na: 3", "line 3: key 'a' exists already, in line 1");
     no_yaml("a: *nobody", "alias 'nobody' has no anchor");
     no_yaml("a: &x [*x]", "alias 'x' has no anchor");
     no_yaml("<<: 1", "the value of '<<' is a mapping");
     no_yaml("a: {b: 1}\nc: {<<: [x]}", "line 2: the value of '<<' is a mapping");
-    no_yaml("<<: {a: 1}\n<<: {b: 1}", "'<<' is there twice");
+    no_yaml("<<: {a: 1}\n<<: {b: 1}", "'<<' occurs twice");
     no_yaml("a: &a {<<: *a}", "alias 'a' has no anchor");
     no_yaml("a: !!python/object:os.system x", "tags");
     no_yaml("[a]: 1", "a key must be");

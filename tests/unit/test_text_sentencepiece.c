@@ -177,10 +177,10 @@ static void refusals(void **state)
     refused(&b, "needs 256 pieces of type byte, and 0 are there");
     add_basis(&b);
     add_piece(&b, "ba", -2, 5);
-    refused(&b, "unused pieces that words are made by way of");
+    refused(&b, "unused pieces that occur while words are merged");
     add_basis(&b);
     add_piece(&b, "<x>\xE2\x96\x81", -2, 4);
-    refused(&b, "user-defined pieces that end in the white space that it removes");
+    refused(&b, "user-defined pieces that end in white space that the normaliser removes");
     add_basis(&b);
     add_piece(&b, "zz", -2, 7);
     refused(&b, "a piece of unknown type");
@@ -192,7 +192,7 @@ static void refusals(void **state)
     refused(&b, "piece 7 is empty, not UTF-8");
     add_piece(&b, "a", -2, 1);
     add_setting(&b, TRAINER, KIND, BPE);
-    refused(&b, "no piece is the unknown one");
+    refused(&b, "no unknown piece");
     lm_buf_add(&b, "IQ== 0\nIg== 1\n", 14, &e);
     refused(&b, "as tiktoken has it");
     lm_buf_add(&b, "{\"model\":{}}", 12, &e);
@@ -201,7 +201,7 @@ static void refusals(void **state)
     refused(&b, "no piece at byte 0");
     add_basis(&b);
     lm_buf_add(&b, "\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 11, &e);
-    refused(&b, "a field is longer than what is left");
+    refused(&b, "a field is longer than the rest of the file");
 }
 
 static void unused_pieces_that_no_word_meets(void **state)
@@ -283,16 +283,16 @@ static void added_tokens(void **state)
         "{\"added_tokens_decoder\":{\"0\":{\"content\":\"<unk>\",\"special\":true},"
         "\"8\":{\"content\":\"<pad>\",\"special\":true},\"7\":{\"content\":\"<x>\"}}}";
     static const char *const bad[][3] = {
-        { "{\"added_tokens_decoder\":[]}", "", "is no object" },
-        { "{\"added_tokens_decoder\":{\"7x\":{\"content\":\"a\"}}}", "", "is no number" },
-        { "{\"added_tokens_decoder\":{\"99999\":{\"content\":\"z\"}}}", "", "is no number" },
+        { "{\"added_tokens_decoder\":[]}", "", "is not an object" },
+        { "{\"added_tokens_decoder\":{\"7x\":{\"content\":\"a\"}}}", "", "is not a number" },
+        { "{\"added_tokens_decoder\":{\"99999\":{\"content\":\"z\"}}}", "", "is not a number" },
         { "{\"added_tokens_decoder\":{\"7\":{}}}", "", "has no \"content\"" },
         { "{\"added_tokens_decoder\":{\"5\":{\"content\":\"q\"}}}", "",
           "is 'q', the model's piece 'b'" },
         { "", "{\"q\":5}", "is 'q', the model's piece 'b'" },
         { "", "{\"q\":\"5\"}", "\"q\" has no id" },
         { "", "{\"q\":7,\"r\":7}", "two added tokens have the id 7" },
-        { "", "[]", "is no object" },
+        { "", "[]", "is not an object" },
     };
     lm_tokenizer *t;
     lm_tok_scratch *s;
