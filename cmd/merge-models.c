@@ -60,14 +60,14 @@ static const lm_opt options[] = {
     LM_STR(0, "weight", &opt.weight, "V", "share of a model"),
     LM_ALSO("weights"),
     LM_STR(0, "density", &opt.density, "V", "share of a delta that is kept"),
-    LM_STR(0, "gamma", &opt.gamma, "V", "share of the largest deltas that is dropped"),
+    LM_STR(0, "gamma", &opt.gamma, "V", "fraction of the largest deltas that is dropped"),
     LM_STR(0, "epsilon", &opt.epsilon, "V", "della: spread of probabilities; ram: no delta"),
     LM_STR(0, "scale", &opt.scale, "V", "factor on each tensor"),
     LM_GROUP("Parameters of the whole"),
     LM_FLAG(0, "normalize", &opt.normalize, "divide by the sum of the weights"),
     LM_CHOICE(0, "rescale", &opt.rescale, "HOW", rescales, "how a pruned delta is scaled"),
     LM_STR(0, "lambda", &opt.lambda, "V", "factor on the merged delta"),
-    LM_STR(0, "t", &opt.t, "V", "way from the base (0) to the model (1)"),
+    LM_STR(0, "t", &opt.t, "V", "position between the base (0) and the model (1)"),
     LM_CHOICE(0, "sign-election", &opt.sign_election, "HOW", elections,
               "what elects the sign of an element"),
     LM_FLAG(0, "nuslerp-flatten", &opt.nuslerp_flatten, "one angle for each tensor"),
@@ -496,7 +496,7 @@ static void check_search(void)
         return;
     if (!opt.val.n)
         lm_misuse(&tool, "--search", "give held-out data with --val",
-                  "there is nothing to validate on");
+                  "there are no data for validation");
     if (tool.json || to_stdout(tool.output))
         lm_misuse(&tool, tool.json ? "--json" : "-o", "write the model to a file or folder",
                   "standard output holds the candidates of the search");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_chunk.c -- planes of a chunk, and what each is coded with.
+/* lmz_chunk.c -- the planes of a chunk, and the coding of each.
  *
  * Layout of a chunk of `raw` bytes, n = raw / e elements of e bytes (by its kind; BYTES: e = 1):
- *   1. u8 head: 0x80 stored, the raw bytes follow and nothing of 2 and 3; 4, BF16 only: the layout at
+ *   1. u8 head: 0x80 stored, the raw bytes follow without 2 and 3; 4, BF16 only: the layout at
  *      the head of lmz_joint.h; else the delta: 0 plain, 1 XOR, 2 SUB.  Other values are errors
  *   2. for each of the e planes, least significant byte first:
  *      u8 coding: 0 constant, 1 raw, 2 exponent coder, 3 zstd;  u24 little-endian: coded bytes
@@ -11,7 +11,7 @@
  *      raw: the n bytes
  *      exponent coder: the layout at the head of kernels/expcode.h
  *      zstd: one frame (RFC 8878) whose content is the n bytes
- * What bytes the planes hold is defined at the head of kernels/planes.h; BF16, F16, F32, F64 and
+ * The bytes of the planes are defined at the head of kernels/planes.h; BF16, F16, F32, F64 and
  * the F8 kinds are its fields.  A chunk of 0 bytes is stored. */
 #include "format/lmz_chunk.h"
 
@@ -26,10 +26,10 @@
 #include "kernels/planes.h"
 
 enum { STORED = 0x80, CONST = 0, RAW = 1, EXP = 2, ZSTD = 3, CODINGS };
-/* Below this share of one symbol matches gain nothing over its one bit (measured on differences of
- * checkpoints: the same size at 0.90, half of it at 0.97). */
+/* Below this share of the most frequent symbol, matches gain nothing over its code of one bit
+ * (measured on deltas of checkpoints: the same size at 0.90, half of it at 0.97). */
 static const double SPARSE = 0.92;
-enum { SAMPLE = 4096, BLOCK = 256 }; /* elements looked at before deciding, in blocks */
+enum { SAMPLE = 4096, BLOCK = 256 }; /* elements sampled for the decision, in blocks */
 
 struct lm_lmz_coder {
     int level;
@@ -104,7 +104,7 @@ lm_code lm_lmz_coder_new(int level, lm_cpu_level cpu, lm_lmz_coder **out, lm_err
         return lm_fail(e, LM_EUSAGE, "lmz", "levels are 1 to 19", "no compression level %d", level);
     if (lm_realloc_n(&c, 1, sizeof *c, "the buffers of a chunk coder", e))
         return e->code;
-    c->clog[SAMPLE] = 0; /* the rest is scratch: it need not be touched */
+    c->clog[SAMPLE] = 0; /* the rest is scratch and needs no initial value */
     c->level = level ? level : 3;
     c->planes = lm_planes_at(cpu);
     c->exp = lm_exp_at(cpu);
@@ -130,7 +130,7 @@ void lm_lmz_coder_free(lm_lmz_coder *c)
     lm_free(c);
 }
 
-/* For encoding only: many decoders live too short for it. */
+/* Made at the first encoding: many decoders have a short life and never need it. */
 static void fill_clog(lm_lmz_coder *c)
 {
     if (c->clog[SAMPLE])
@@ -140,19 +140,19 @@ static void fill_clog(lm_lmz_coder *c)
         c->clog[i] = (uint32_t)lrint(i * log2(i) * 65536 / SAMPLE);
 }
 
-/* ---- What a sample says ---- */
+/* ---- Statistics of a sample ---- */
 
 typedef struct {
     double bits;  /* entropy of a symbol, order 0, bias corrected */
-    double top;   /* share of the likeliest symbol */
+    double top;   /* share of the most frequent symbol */
     int distinct; /* different symbols */
-    bool runs;    /* the likeliest comes after itself more often than by chance */
+    bool runs;    /* the most frequent symbol follows itself more often than by chance */
 } guess;
 
-/* Below so many bits words come again by chance, and only runs are worth a search for matches. */
+/* Below this entropy words repeat by chance, and only runs justify a search for matches. */
 static const double FEW_BITS = 1.5;
 
-/* Of the m sampled symbols p, `count` are the likeliest. */
+/* `count` of the m sampled symbols p are the most frequent one. */
 static bool has_runs(const uint8_t *p, size_t m, uint8_t likeliest, uint32_t count)
 {
     uint32_t after = 0;
@@ -168,7 +168,8 @@ static guess look_at(lm_lmz_coder *c, const uint8_t *p, size_t m)
     guess g = { 0 };
     uint32_t top = 0;
     uint64_t sum = 0;
-    uint16_t part[4][256] = { 0 }; /* so that equal neighbours do not wait for each other */
+    /* four tables, so that equal neighbours do not wait for each other */
+    uint16_t part[4][256] = { 0 };
     uint32_t n[256];
     uint8_t likeliest = 0;
     for (size_t i = 0; i < m; i++)
@@ -210,7 +211,7 @@ static void lay_out(uint8_t *p, size_t n, int planes, uint8_t *plane[LM_PLANES_M
         plane[k] = p + k * n;
 }
 
-/* The delta whose planes promise the fewest bits, and what they look like. */
+/* The delta whose planes have the lowest estimated size, and their statistics. */
 static lm_planes_delta choose_delta(lm_lmz_coder *c, lm_planes_form f, const void *src,
                                     const void *base, size_t n, guess best[LM_PLANES_MAX])
 {
@@ -254,9 +255,9 @@ static void put_head(uint8_t *at, coded p)
     at[3] = (uint8_t)(p.len >> 16);
 }
 
-/* Whether matches are to be had: contents that repeat, be it rows or runs of zeros.  Words that
- * begin with a given byte, wherever they lie, are compared with those seen before; in p, the plane
- * nearest to random, two are equal only where the elements are. */
+/* True if matches are likely: contents that repeat, such as rows or runs of zeros.  Words that
+ * begin with a given byte, at any offset, are compared with earlier ones; in p, the most random
+ * plane, two are equal only where the elements are. */
 static bool repeats(const uint8_t *p, size_t n)
 {
     enum { PARTS = 4, HITS = 64, SLOTS = 1024 };
@@ -282,10 +283,10 @@ static bool by_chance(const guess *g)
     return g->bits < FEW_BITS && !g->runs;
 }
 
-/* What a plane is coded with, decided by what its sample promises. */
+/* The coding of a plane, chosen by the statistics of its sample. */
 typedef struct {
     bool huffman, zstd;
-    size_t worth; /* more bytes than that, and it is kept raw */
+    size_t worth; /* a larger result is kept raw */
 } attempt;
 
 static bool try_all(const lm_lmz_coder *c, lm_lmz_kind kind)
@@ -310,7 +311,8 @@ static attempt attempt_for(const lm_lmz_coder *c, lm_lmz_kind kind, const guess 
     };
 }
 
-/* The first planes that will be kept raw, unless contents repeat: they are split to where they go. */
+/* The number of leading planes that are kept raw, unless contents repeat: they are split directly
+ * into the output. */
 static int raw_planes(const lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
                       const guess g[LM_PLANES_MAX])
 {
@@ -320,7 +322,7 @@ static int raw_planes(const lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
     return k;
 }
 
-/* Code the n bytes p into dst, which has room for n.  When p is dst, it is to be kept raw. */
+/* Code the n bytes p into dst, which has room for n.  When p is dst, the plane is kept raw. */
 static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n, uint8_t *dst)
 {
     size_t planned = 0, best = a.worth;
@@ -348,8 +350,8 @@ static coded encode_plane(lm_lmz_coder *c, attempt a, const uint8_t *p, size_t n
 
 /* ---- BF16, exponents and leading bits together ---- */
 
-/* Chunks of fewer elements than that are planned both ways: what a sample promises is about as much
- * as the head of the code takes. */
+/* Smaller chunks are planned both ways, because the estimated gain is about the size of the code's
+ * head. */
 enum { SURE = 65536 };
 
 static lmz_joint joint_of(lm_lmz_coder *c)
@@ -357,8 +359,8 @@ static lmz_joint joint_of(lm_lmz_coder *c)
     return (lmz_joint){ c->joint, c->exp, &c->work, c->plane, c->places, { 0 } };
 }
 
-/* Code a chunk so if it becomes smaller than by its planes, whose guesses are g: its bytes in dst,
- * else 0. */
+/* Code a chunk this way if that is smaller than by planes, with estimates g: returns its bytes in
+ * dst, otherwise 0. */
 static size_t encode_joint(lm_lmz_coder *c, const void *src, size_t n, const guess g[2],
                            uint8_t *dst)
 {
@@ -396,7 +398,8 @@ static lm_code check_kind(lm_lmz_kind kind, size_t raw, lm_err *e)
     return LM_OK;
 }
 
-/* Code n elements plane by plane, each in the way that its guess promises; the bytes in `out`. */
+/* Code n elements plane by plane, each with its estimated best coding; returns the bytes in
+ * `out`. */
 static size_t encode_planes(lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
                             const guess g[LM_PLANES_MAX], const void *src, const void *base,
                             size_t n, uint8_t *out)
@@ -405,7 +408,7 @@ static size_t encode_planes(lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
     uint8_t *plane[LM_PLANES_MAX];
     size_t at = 1 + 4 * (size_t)f.size;
     lay_out(c->plane, n, f.size, plane);
-    bool whole = f.size == 1 && !f.delta; /* the chunk is the plane */
+    bool whole = f.size == 1 && !f.delta; /* the chunk is its only plane */
     int placed = whole ? 0 : raw_planes(c, kind, f, g);
     for (int k = 0; k < placed; k++)
         plane[k] = out + at + (size_t)k * n;
@@ -417,7 +420,7 @@ static size_t encode_planes(lm_lmz_coder *c, lm_lmz_kind kind, lm_planes_form f,
     for (int k = 1; k < f.size; k++)
         noisy = g[k].bits > g[noisy].bits ? k : noisy;
     bool again = !by_chance(&g[noisy]) && repeats(from[noisy], n);
-    for (int k = 0; again && k < placed; k++) /* zstd may want them after all */
+    for (int k = 0; again && k < placed; k++) /* zstd may be needed after all */
         from[k] = memcpy(c->plane + (size_t)k * n, plane[k], n);
     for (int k = 0; k < f.size; k++) {
         attempt a = attempt_for(c, kind, &g[k], again, n);
@@ -464,7 +467,7 @@ lm_code lm_lmz_encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
 typedef struct {
     lm_planes_form form;
     bool stored, joint;
-    lmz_joint_parts parts; /* of a joint chunk, which has no planes */
+    lmz_joint_parts parts; /* the head of a joint chunk, which has no planes */
     struct {
         int coding;
         const uint8_t *at;
@@ -491,11 +494,11 @@ static lm_code parse(lm_lmz_kind kind, const uint8_t *src, size_t len, size_t ra
         if (n && lmz_joint_parse(src, len, n, &p->parts))
             return LM_OK;
         return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
-                       "%zu bytes are not those of %zu elements with leading bits", len, n);
+                       "%zu bytes cannot hold %zu elements with joint exponents", len, n);
     }
     if (len < at || src[0] > LM_LMZ_SUB || !n)
-        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL, "no head of a chunk in %zu byte%s", len,
-                       lm_plural(len));
+        return lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
+                       "%zu byte%s cannot hold the head of a chunk", len, lm_plural(len));
     p->form.delta = (lm_planes_delta)src[0];
     for (int k = 0; k < p->form.size; k++) {
         const uint8_t *h = src + 1 + 4 * k;
@@ -543,8 +546,8 @@ lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
         return LM_OK;
     }
     if (p.form.delta && !base)
-        return lm_fail(e, LM_EUSAGE, "lmz chunk", "give the base it was made with",
-                       "it is a difference, and there is no base");
+        return lm_fail(e, LM_EUSAGE, "lmz chunk", "give the base with which it was made",
+                       "it is a delta, and no base is given");
     size_t n = raw / (size_t)p.form.size;
     if (p.joint) {
         lmz_joint j = joint_of(c);
@@ -553,7 +556,7 @@ lm_code lm_lmz_decode(lm_lmz_coder *c, lm_lmz_kind kind, const void *src, size_t
                    : lm_fail(e, LM_EFORMAT, "lmz chunk", NULL,
                              "its exponents and leading bits do not decode");
     }
-    bool whole = p.form.size == 1 && !p.form.delta; /* the plane is the chunk */
+    bool whole = p.form.size == 1 && !p.form.delta; /* the only plane is the chunk */
     lay_out(whole ? dst : c->plane, n, p.form.size, plane);
     for (int k = 0; k < p.form.size; k++) {
         from[k] = p.plane[k].coding == RAW ? p.plane[k].at : plane[k];

@@ -7,14 +7,14 @@
 
 #include "format/lmz_base.h"
 
-/* Where one thread decodes: taken for one call, with the chunk that was decoded last. */
+/* The buffers with which a thread decodes: taken for one call; they keep the chunk decoded last. */
 typedef struct {
     lm_lmz_coder *coder;
     uint8_t *record; /* a chunk's record and coded bytes */
     uint8_t *raw;    /* LM_LMZ_CHUNK */
-    uint8_t *base;   /* likewise, once a delta needs it */
+    uint8_t *base;   /* the same size, allocated when a delta needs it */
     uint64_t held;   /* 1 + index of the chunk in raw; 0: none */
-    uint64_t used;   /* when it was last given back */
+    uint64_t used;   /* when it was last released */
     bool taken;
 } lmz_desk;
 
@@ -40,39 +40,39 @@ struct lm_lmz {
     uint64_t clock;
 
     lmz_stream *stream;
-    size_t next_file;    /* forward, by the index: the file after the current one */
+    size_t next_file;    /* reading forward by the index: the next file */
     uint64_t forward_at; /* in the current file */
 };
 
 /* A zeroed reader with a name, a lock and its desks. */
 lm_code lmz_new(const char *where, const lm_bundle_opts *o, lm_lmz **out, lm_err *e);
-/* The first LMZ_HEADER bytes are those of an .lmz that this can read. */
+/* Check that the first LMZ_HEADER bytes are those of an .lmz in a supported version. */
 lm_code lmz_check_version(const char *where, const uint8_t *p, lm_err *e);
-/* The header's bytes at p (n of them, as lmz_header_size says) checked, kept and told in info. */
+/* Check the header's bytes at p (n = lmz_header_size), keep them and fill in info. */
 lm_code lmz_keep_header(lm_lmz *z, const uint8_t *p, size_t n, lm_err *e);
 lm_code lmz_pread_all(const lm_lmz *z, uint64_t at, void *dst, size_t bytes, lm_err *e);
 /* Open the file and note its size. */
 lm_code lmz_open_fd(lm_lmz *z, const char *path, lm_err *e);
 
-/* Wait for a desk, the one that holds `chunk` if it is free; and give it back. */
+/* Wait for a desk, preferably the one that holds `chunk`; and release it. */
 lm_code lmz_desk_take(const lm_lmz *z, uint64_t chunk, lmz_desk **out, lm_err *e);
 void lmz_desk_give(const lm_lmz *z, lmz_desk *d);
 lm_code lmz_desk_init(lmz_desk *d, lm_err *e);
 void lmz_desk_fini(lmz_desk *d);
 
-/* Decode `coded` (with what its record says) to dst and compare its checksum; the base's bytes come
- * from part p.  The failure says what is wrong, not where. */
+/* Decode `coded` (described by its record) to dst and compare its checksum; the base's bytes come
+ * from part p.  The error has a cause, but no place. */
 lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
                    const char *base_file, uint64_t base_from, const uint8_t *coded, uint8_t *dst,
                    lm_err *e);
-/* Read and decode chunk c to dst; with `coded` its coded bytes are checked, too (a bit that decoding
- * does not look at).  The failure says what is wrong, not where. */
+/* Read and decode chunk c to dst; with `coded` its coded bytes are checked too (for bits that
+ * decoding ignores).  The error has a cause, but no place. */
 lm_code lmz_try_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, bool coded,
                       lm_err *why);
-/* Read and decode chunk c to dst, which has lmz_chunk_raw bytes; named in the failure. */
+/* Read and decode chunk c to dst, which has lmz_chunk_raw bytes; errors name the chunk. */
 lm_code lmz_load_chunk(const lm_lmz *z, lmz_desk *d, const lmz_chunk *c, uint8_t *dst, lm_err *e);
-/* A failure with its place in the .lmz; file and p may be NULL, chunk UINT64_MAX.  The second takes
- * over one that knows what is wrong, but not where. */
+/* A failure with its place in the .lmz; file and p may be NULL, chunk UINT64_MAX.  The second adds
+ * the place to an error that has none. */
 lm_code lmz_fail_at(const lm_lmz *z, const char *file, const lm_lmz_part *p, uint64_t chunk,
                     lm_code code, const char *what, lm_err *e);
 lm_code lmz_fail_in(const lm_lmz *z, const char *file, const lm_lmz_part *p, uint64_t chunk,

@@ -7,8 +7,7 @@
  *     bytes u64, if a delta length of the base's file name u16 and offset there u64; dtype, name,
  *     base's file name
  *  3. coded bytes u32 of each chunk of each part
- * An entry is never longer than the record it stands for: an index larger than the records before
- * it is a lie, and the memory that it takes is bounded by the file. */
+ * An entry is never longer than its record, so an index larger than the records before it is invalid, and its memory is bounded by the size of the file. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -79,7 +78,7 @@ static lm_code take_file(lmz_table *t, lmz_cursor *c, const char *where, lm_err 
     uint32_t parts = (uint32_t)lmz_take(c, 4);
     r.name = lmz_take_str(c, name);
     if (c->bad || type > LMZ_FILE_SAFETENSORS)
-        return lm_fail(e, LM_EFORMAT, where, BAD_INDEX, "file %zu of its index is not as it can be",
+        return lm_fail(e, LM_EFORMAT, where, BAD_INDEX, "file %zu of its index has invalid fields",
                        t->files);
     lm_code rc = lmz_table_file(t, &r, 0, where, LM_EFORMAT, e);
     if (!rc)
@@ -108,7 +107,7 @@ static lm_code take_file(lmz_table *t, lmz_cursor *c, const char *where, lm_err 
     return rc;
 }
 
-/* The chunks of one part; *at is the position of its record, and then of what follows. */
+/* Read the chunks of one part; *at is the position of its record, then of the next one. */
 static lm_code take_chunks(lmz_table *t, lmz_part *p, lmz_cursor *c, uint64_t *at)
 {
     lmz_file *f = &t->file[p->file];
@@ -132,7 +131,7 @@ static lm_code take_chunks(lmz_table *t, lmz_part *p, lmz_cursor *c, uint64_t *a
     return LM_OK;
 }
 
-/* How many chunks the parts have; UINT64_MAX if more than `most`. */
+/* The number of chunks of the parts; UINT64_MAX if more than `most`. */
 static uint64_t count_chunks(const lmz_table *t, uint64_t most)
 {
     uint64_t n = 0;

@@ -7,11 +7,11 @@
 
 enum {
     HEAD = 6,
-    /* Pairs that are less likely than 2^-14, or occur fewer than four times, are listed: codes for
-     * them, of 11 bits at most, would lengthen the codes of likely pairs by more than the list takes. */
+    /* Pairs rarer than 2^-14, or with fewer than four occurrences, are listed: codes for them, of
+     * 11 bits at most, would lengthen the codes of frequent pairs by more than the list costs. */
     RARE_BITS = 14,
     RARE_TIMES = 4,
-    BLOCKS = 96, /* of elements whose heads are counted, out of those of a chunk */
+    BLOCKS = 96, /* elements whose heads are counted, out of those of a chunk */
     BLOCK = 256,
 };
 
@@ -28,8 +28,8 @@ static unsigned head_of(const uint8_t *x)
 }
 
 /* How often each exponent with its two leading bits, 4 e + k, occurs among some of the elements, in
- * blocks spread over all of them; returns how many were counted.  In four tables, so that equal
- * neighbours do not wait for each other. */
+ * blocks spread over all of them; returns how many were counted.  Four tables avoid that equal
+ * neighbours wait for each other's increment. */
 static size_t count_heads(const uint8_t *x, size_t n, uint32_t count[1024])
 {
     uint16_t part[4][1024] = { { 0 } };
@@ -53,7 +53,7 @@ static size_t count_heads(const uint8_t *x, size_t n, uint32_t count[1024])
     return blocks * m;
 }
 
-/* The exponents of the map: the range, without 0, that most elements have. */
+/* Choose the exponents of the map: the range, without 0, with the most elements. */
 static void choose_range(const uint32_t head[1024], lm_joint_map *map)
 {
     enum { SPAN = LM_JOINT_INDEXES - 1 };
@@ -89,8 +89,8 @@ static void rank_heads(const uint32_t *count, int n, uint8_t *rank)
         rank[order[r]] = (uint8_t)r;
 }
 
-/* Order the four ranks of each group as the map lists them, since readers rank them so; and the
- * ranks of escapes. */
+/* Order the four ranks of each group as readers derive them from the map; and set the ranks of
+ * escapes. */
 static void order_groups(lm_joint_map *map)
 {
     uint8_t next[LM_JOINT_INDEXES] = { 0 };
@@ -128,7 +128,8 @@ double lmz_joint_choose(lmz_joint *j, const void *src, size_t n)
     if (m < 2 || distinct < 2)
         return INFINITY;
     double bits = log2((double)m) - sum / (double)m;
-    bits += (distinct - 1) / (2 * (double)m * 0.6931471805599453); /* as look_at in lmz_chunk.c */
+    /* as in look_at of lmz_chunk.c */
+    bits += (distinct - 1) / (2 * (double)m * 0.6931471805599453);
     return 8 + bits + 8 * (double)escapes / (double)m;
 }
 
@@ -148,7 +149,7 @@ const uint8_t *lmz_joint_split(const lmz_joint *j, const void *src, size_t n, ui
     return rest;
 }
 
-/* Whether a pair has no code: rare ones, and those with an escape. */
+/* True if a pair has no code: rare ones, and those with an escape. */
 static bool is_listed(const lmz_joint *j, uint64_t all, int pair)
 {
     uint32_t weight = j->work->weight[pair];
@@ -182,8 +183,8 @@ static uint8_t exponent(const uint8_t *x)
     return (uint8_t)(x[0] >> 7 | x[1] << 1);
 }
 
-/* Copy the pairs that have no code, and the exponents of their escapes, to a list at `at`; write
- * LM_JOINT_RARE in their places.  Returns the end of the list, NULL if it may not fit before `end`. */
+/* Copy the pairs without code, and the exponents of their escapes, to a list at `at`, and replace
+ * them by LM_JOINT_RARE.  Returns the end of the list, NULL if it may not fit before `end`. */
 static uint8_t *list_rare(const lmz_joint *j, const uint8_t *x, size_t n, uint8_t *at,
                           const uint8_t *end)
 {
@@ -212,7 +213,8 @@ static uint8_t *list_rare(const lmz_joint *j, const uint8_t *x, size_t n, uint8_
 size_t lmz_joint_write(const lmz_joint *j, const void *src, size_t n, uint8_t *dst)
 {
     size_t at = HEAD + map_bytes(j->map.m) + n, room = 2 * n, pairs = (n + 1) / 2, coded, listed;
-    uint8_t *list = j->pair + pairs, *list_end; /* behind the pairs, there is room for n more */
+    /* the buffer has room for n more bytes behind the pairs */
+    uint8_t *list = j->pair + pairs, *list_end;
 
     list_end = list_rare(j, src, n, list, list + n / 2);
     if (!list_end)
@@ -247,7 +249,7 @@ bool lmz_joint_parse(const uint8_t *src, size_t len, size_t n, lmz_joint_parts *
     return true;
 }
 
-/* What decoding needs of the map, from the head of a chunk; false unless each group has four members. */
+/* Build the decoding tables from the head of a chunk; false unless each group has four members. */
 static bool get_map(const uint8_t *src, lm_joint_map *map)
 {
     const uint8_t *p = src + HEAD;
@@ -267,14 +269,14 @@ static bool get_map(const uint8_t *src, lm_joint_map *map)
     return true;
 }
 
-/* Whether a pair may have a code. */
+/* True if a pair may have a code. */
 static bool may_be_coded(const lmz_joint *j, uint8_t pair)
 {
     return pair == LM_JOINT_RARE || ((pair & 15) < j->map.m && pair >> 4 < j->map.m);
 }
 
-/* The element of `group`, or with an escape, of the exponent at *list, which moves on; false for a
- * group without members, and at the end of the list. */
+/* Decode the element of `group` or, for an escape, of the next exponent in *list; false for a group
+ * without members, and at the end of the list. */
 static bool get_element(const lm_joint_map *map, unsigned group, uint8_t rest, const uint8_t **list,
                         const uint8_t *end, uint8_t *out)
 {
@@ -292,7 +294,7 @@ static bool get_element(const lm_joint_map *map, unsigned group, uint8_t rest, c
     return true;
 }
 
-/* The elements of the rare pairs; false unless the list has as many as there are places. */
+/* Decode the elements of the rare pairs; false unless the list has one entry for each place. */
 static bool get_rare(const lmz_joint *j, size_t some, const lmz_joint_parts *p, size_t n,
                      uint8_t *out)
 {

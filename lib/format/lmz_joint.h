@@ -6,11 +6,10 @@
  *   1. u8 4 (LMZ_JOINT), the head of a chunk (lmz_chunk.c)
  *   2. u8 low, 1 to 242;  u8 m, 1 to 15
  *   3. u24 c: bytes of the coded pairs
- *   4. u4 [4 m]: the group of each 4 i + k; each of 0..m - 1 occurs four times.  The four have ranks in
- *      the order in which they stand here.  The low half of a byte first
+ *   4. u4 [4 m]: the group of each 4 i + k; each of 0..m - 1 occurs four times.  The ranks of the four follow this order.  The low half of a byte first
  *   5. n bytes: the rests
  *   6. c bytes: the (n + 1) / 2 pairs in the exponent coder's layout (kernels/expcode.h), with a head
- *      of rows.  No pair with a group of m or more has a code, but for 240, which stands for rare ones
+ *      of rows.  No pair with a group of m or more has a code, except 240, which marks a rare pair
  *   7. for each 240 in order: u8, the pair; then for each of its groups that is 15, the even element's
  *      first: u8, the exponent */
 #ifndef LM_FORMAT_LMZ_JOINT_H
@@ -36,8 +35,8 @@ typedef struct {
     lm_joint_map map;
 } lmz_joint;
 
-/* Choose the map from a sample of the n elements.  Returns an estimate of the bits of an element,
- * INFINITY when this code cannot be used. */
+/* Choose the map from a sample of the n elements.  Returns the estimated bits per element, INFINITY
+ * when this code cannot be used. */
 double lmz_joint_choose(lmz_joint *j, const void *src, size_t n);
 /* Encoding takes three steps.
  * split: n elements to pairs in j->pair and to rests in dst, which has room for 2 n bytes.  Returns
@@ -53,9 +52,9 @@ typedef struct {
     const uint8_t *map, *rest, *pairs, *rare;
     size_t coded, listed; /* bytes of pairs and rare ones */
 } lmz_joint_parts;
-/* False unless the lengths are right, and the numbers in the head. */
+/* False unless the lengths and the numbers in the head are valid. */
 bool lmz_joint_parse(const uint8_t *src, size_t len, size_t n, lmz_joint_parts *p);
-/* Decode to n elements; j->map is overwritten.  False for bytes that no writer writes. */
+/* Decode to n elements; j->map is overwritten.  False for bytes that no writer produces. */
 bool lmz_joint_decode(lmz_joint *j, const lmz_joint_parts *p, size_t n, void *dst);
 
 #endif

@@ -31,7 +31,7 @@ lmz_str lmz_take_str(lmz_cursor *c, size_t n)
 {
     lmz_str s = { (const char *)lmz_take_bytes(c, n), n };
 
-    if (!s.p || memchr(s.p, 0, n)) { /* C would cut it short */
+    if (!s.p || memchr(s.p, 0, n)) { /* would end the string in C */
         c->bad = true;
         s = (lmz_str){ "", 0 };
     }
@@ -102,7 +102,7 @@ bool lmz_get_header(const uint8_t *p, size_t n, lmz_header *h)
 
 /* ---- Records ---- */
 
-/* Room for a record of n bytes of fields; *fields gets where they go. */
+/* Append room for a record with n bytes of fields; *fields: their address. */
 static lm_code begin(lm_buf *out, char type, size_t n, uint8_t **fields, lm_err *e)
 {
     lm_code rc = lm_buf_room(out, LMZ_AROUND + n, e);

@@ -9,7 +9,7 @@
  *       F  a file begins     P  a part of it (a tensor)   C  a chunk of the part
  *       E  the file ends     I  the index                 Z  the footer, the last record
  *  3. nothing after the footer, whose size is fixed, so that it is found from the end
- * Where each record lies follows from those before it: the index holds no positions. */
+ * The position of each record follows from the earlier ones: the index holds no positions. */
 #ifndef LM_FORMAT_LMZ_LAYOUT_H
 #define LM_FORMAT_LMZ_LAYOUT_H
 
@@ -59,7 +59,7 @@ typedef struct {
     unsigned flags;
     uint64_t offset, raw; /* in the file */
     lmz_str dtype, name;
-    lmz_str base_file; /* where the base has the bytes that it is a difference to */
+    lmz_str base_file; /* offset of the base's bytes in the base's file */
     uint64_t base_from;
 } lmz_part_rec;
 
@@ -103,18 +103,19 @@ void lmz_put_chunk(uint8_t out[LMZ_CHUNK_RECORD], const lmz_chunk_rec *r);
 
 /* ---- Reading ---- */
 
-/* Bytes of the whole header from its first LMZ_HEADER; 0 if it is none.  A version from the future
- * gives 0 and is told by lmz_header_version. */
+/* Bytes of the whole header from its first LMZ_HEADER; 0 if it is not a header.  A later version
+ * gives 0 too; lmz_header_version returns it. */
 size_t lmz_header_size(const uint8_t *p);
 int lmz_header_version(const uint8_t *p); /* 0: no magic */
 bool lmz_get_header(const uint8_t *p, size_t n, lmz_header *h);
 
-/* Bytes of a whole record (without coded bytes) from its first LMZ_HEAD; 0 if it is none. */
+/* Bytes of a whole record (without coded bytes) from its first LMZ_HEAD; 0 if it is not a
+ * record. */
 size_t lmz_record_size(const uint8_t *p);
 char lmz_record_type(const uint8_t *p);
 uint64_t lmz_record_check(const uint8_t *p, size_t n); /* the field */
-/* All fields in their ranges and the check right; strings point into p.  Whether it fits what came
- * before is for the caller to see. */
+/* True if all fields are in range and the check is correct; strings point into p.  The caller
+ * checks consistency with earlier records. */
 bool lmz_record_ok(const uint8_t *p, size_t n);
 bool lmz_get_file(const uint8_t *p, size_t n, lmz_file_rec *r);
 bool lmz_get_part(const uint8_t *p, size_t n, lmz_part_rec *r);
@@ -140,7 +141,7 @@ static inline uint64_t lmz_fetch(const uint8_t *p, int bytes)
         v = v << 8 | p[i];
     return v;
 }
-/* A cursor that remembers having run past the end. */
+/* A cursor that records an access past the end. */
 typedef struct {
     const uint8_t *p;
     size_t left;

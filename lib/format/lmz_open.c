@@ -68,7 +68,7 @@ lm_code lmz_fail_in(const lm_lmz *z, const char *file, const lm_lmz_part *p, uin
     char show[LMZ_SHOWN];
 
     lmz_show(show, z->where, file, p, chunk);
-    if (why->where[0]) /* the base has a place of its own */
+    if (why->where[0]) /* the base is shown separately */
         return lm_fail(e, why->code, show, why->todo, "%s: %s", why->where, why->what);
     return lm_fail(e, why->code, show, why->todo[0] ? why->todo : LMZ_DAMAGED, "%s", why->what);
 }
@@ -82,7 +82,7 @@ lm_code lmz_open_fd(lm_lmz *z, const char *path, lm_err *e)
         return lm_fail(e, LM_EIO, path, NULL, "cannot open");
     if (!S_ISREG(st.st_mode))
         return lm_fail(e, LM_EUSAGE, path, "read it from standard input",
-                       "it is no regular file, whose index could be read");
+                       "it is not a regular file, so its index cannot be read");
     z->size = (uint64_t)st.st_size;
     return LM_OK;
 }
@@ -138,7 +138,7 @@ lm_code lmz_check_version(const char *where, const uint8_t *p, lm_err *e)
 
     if (!version)
         return lm_fail(e, LM_EFORMAT, where, "check that it is an .lmz file",
-                       "it does not begin as an .lmz does");
+                       "it does not begin like an .lmz");
     if (version > LMZ_VERSION)
         return lm_fail(e, LM_EFORMAT, where, "a newer compress-ckpt may read it",
                        "it is in version %d of the format, this reads up to version %d", version,
@@ -154,7 +154,7 @@ static lm_code read_header(lm_lmz *z, lm_err *e)
 
     if (z->size < LMZ_HEADER)
         return lm_fail(e, LM_EFORMAT, z->where, "check that it is an .lmz file",
-                       "it has %" PRIu64 " byte%s, an .lmz has %d at least", z->size,
+                       "it has %" PRIu64 " byte%s, an .lmz has at least %d", z->size,
                        lm_plural(z->size), LMZ_HEADER + LMZ_INDEX_RECORD + LMZ_FOOTER);
     if ((rc = lmz_pread_all(z, 0, p, LMZ_HEADER, e)))
         return rc;
@@ -193,7 +193,7 @@ static lm_code read_footer(lm_lmz *z, lm_err *e)
     return LM_OK;
 }
 
-/* The index's coded bytes at `coded`, checked, become the table. */
+/* Check the index's coded bytes at `coded` and decode them to the table. */
 static lm_code unpack_index(lm_lmz *z, const lmz_index_rec *r, const uint8_t *coded, lm_err *e)
 {
     uint8_t *raw = NULL, content[16];
@@ -202,9 +202,9 @@ static lm_code unpack_index(lm_lmz *z, const lmz_index_rec *r, const uint8_t *co
     if (lm_hash64(coded, (size_t)r->coded, 0) != r->coded_check)
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED, "its index is damaged");
     if (r->raw > z->footer.index_at ||
-        r->raw > LMZ_INDEX_MOST) /* no entry is longer than what it stands for */
+        r->raw > LMZ_INDEX_MOST) /* an entry is never longer than its record */
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED,
-                       "its index claims %" PRIu64 " byte%s, more than can be", r->raw,
+                       "its index claims %" PRIu64 " byte%s, more than is possible", r->raw,
                        lm_plural(r->raw));
     rc = lm_realloc_n(&raw, (size_t)r->raw, 1, "the index of an .lmz", e);
     if (rc)
@@ -272,7 +272,7 @@ lm_code lm_lmz_open(const char *path, const lm_bundle_opts *o, lm_lmz **out, lm_
     return rc;
 }
 
-/* ---- What it holds ---- */
+/* ---- Contents ---- */
 
 const lm_lmz_info *lm_lmz_about(const lm_lmz *z)
 {

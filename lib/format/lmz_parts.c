@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lmz_parts.c -- see lmz_parts.h.
  *
- * `growth` counts what the pieces take more than their bytes.  While pieces are chosen by windows,
- * growth plus a reserve for the rest of the file stays within the limit: if all tensors of a window
- * fit in there, each is a part; else those are that pay for their records and for a joined part
- * behind them, so that growth does not rise but for one joined part a window.  That is what the
- * reserve is for. */
+ * `growth` counts the bytes that the pieces add to the file.  While pieces are chosen by windows,
+ * growth plus a reserve for the rest of the file stays within the limit.  If all tensors of a
+ * window fit, each is a part.  Otherwise only those are that gain more than their records and a
+ * joined part behind them cost, so that growth rises only by one joined part per window, which the
+ * reserve covers. */
 #include "format/lmz_parts.h"
 
 #include <string.h>
@@ -14,8 +14,8 @@ enum {
     WINDOW = LM_LMZ_CHUNK,
     RECORDS = 56 + 60 + 17 + 1, /* P, C, in the index, and the head of a stored chunk */
     CHUNK = 60 + 4 + 1,         /* C, in the index, and the head */
-    /* Two windows that follow one another are more than WINDOW together, and each takes RECORDS (and
-     * a name, if it is a long tensor) and CHUNK. */
+    /* Two consecutive windows have more than WINDOW bytes together, and each costs RECORDS (and a
+     * name, if it is a long tensor) and CHUNK. */
     RESERVE = 2000,
 };
 
@@ -24,13 +24,14 @@ static lm_lmz_kind kind_of(const lm_st_tensor *t)
     return !strcmp(t->dtype_name, "C64") ? LM_LMZ_F32 : lm_lmz_kind_of(t->dtype);
 }
 
-/* Further chunks of so many bytes. */
+/* Further chunks of this many bytes. */
 static int64_t chunks_cost(uint64_t bytes)
 {
     return (int64_t)(bytes / LM_LMZ_CHUNK * CHUNK);
 }
 
-/* What a tensor takes as a part; its strings stand in P and, in the worst case as long, in the index. */
+/* The cost of a tensor as a part; its strings are in P and, at worst with the same length, in the
+ * index. */
 static int64_t cost_of(const lm_st_tensor *t)
 {
     return (int64_t)(RECORDS + 2 * (strlen(t->name) + strlen(t->dtype_name))) +
@@ -47,8 +48,8 @@ static int64_t reserve_of(const lmz_parts *p)
     return (int64_t)((p->bytes - p->end) / RESERVE);
 }
 
-/* Whether parts may pay at all, by the dtypes alone: a sixth of floating point is gained where it is
- * weights; of others nothing that zstd would not gain from the file as a whole. */
+/* True if parts may gain anything, by the dtypes alone: floating-point weights gain a sixth, other
+ * types only what zstd gains from the whole file anyway. */
 static bool may_pay(const lm_st_table *t)
 {
     uint64_t cost = 0, gain = 0;
@@ -114,7 +115,7 @@ lm_code lmz_parts_begin(lmz_parts *p, const lm_st_table *tensors, uint64_t head,
 bool lmz_parts_next(lmz_parts *p, lmz_piece *out)
 {
     if (p->next == p->n && !p->measure && p->chosen < p->tensors->n) {
-        p->next = p->n = 0; /* there is room: the header was a piece */
+        p->next = p->n = 0; /* there is space: the header was a piece */
         (void)!add_tensor(p, p->chosen++, &(lm_err){ 0 });
     }
     if (p->next == p->n)
@@ -131,8 +132,8 @@ void lmz_parts_fini(lmz_parts *p)
 
 /* ---- Choosing ---- */
 
-/* The tensors of the next window: those that fit whole, or one that is longer, and empty ones around
- * them; the end of the list. */
+/* The tensors of the next window: those that fit, or one longer tensor, and empty ones around them;
+ * returns the end of the list. */
 static size_t window_end(const lmz_parts *p, uint64_t *bytes)
 {
     size_t i = p->chosen;
@@ -152,7 +153,7 @@ size_t lmz_parts_window(const lmz_parts *p)
     return (size_t)(p->end ? 0 : p->head) + (size_t)(bytes < WINDOW ? bytes : WINDOW);
 }
 
-/* What the tensors from p->chosen up to `end` gain at least, longer ones by their first chunk. */
+/* The least gain of the tensors from p->chosen up to `end`, of longer ones by their first chunk. */
 static lm_code measure(const lmz_parts *p, lmz_batches *b, size_t end, const uint8_t *data,
                        int64_t *gain, lm_err *e)
 {
@@ -163,7 +164,7 @@ static lm_code measure(const lmz_parts *p, lmz_batches *b, size_t end, const uin
         const lm_st_tensor *t = &p->tensors->tensor[p->chosen + i];
         lm_lmz_kind kind = kind_of(t);
         uint32_t raw = t->bytes < WINDOW ? (uint32_t)t->bytes : WINDOW;
-        /* Of integers zstd gains as much from joined parts. */
+        /* For integers zstd gains as much from joined parts. */
         s[i] = (lmz_sample){ kind, data, kind < LM_LMZ_BF16 ? 0 : raw, 0 };
         data += raw;
     }
@@ -174,7 +175,8 @@ static lm_code measure(const lmz_parts *p, lmz_batches *b, size_t end, const uin
     return rc;
 }
 
-/* Whether what follows a first window without a part is like it: short tensors of the same kinds. */
+/* True if the tensors behind a first window without parts are like it: short and of the same
+ * kinds. */
 static bool rest_is_like(const lm_st_table *t, size_t begin, size_t end)
 {
     bool seen[LM_LMZ_KINDS] = { false };

@@ -30,7 +30,7 @@ void lmz_desk_fini(lmz_desk *d)
     *d = (lmz_desk){ 0 };
 }
 
-/* The free desk that holds the chunk, else the one that was given back longest ago. */
+/* The free desk that holds the chunk, otherwise the one released longest ago. */
 static lmz_desk *choose(lm_lmz *z, uint64_t chunk)
 {
     lmz_desk *best = NULL;
@@ -49,7 +49,7 @@ static lmz_desk *choose(lm_lmz *z, uint64_t chunk)
 
 lm_code lmz_desk_take(const lm_lmz *zc, uint64_t chunk, lmz_desk **out, lm_err *e)
 {
-    lm_lmz *z = (lm_lmz *)(uintptr_t)zc; /* desks are a cache: readers stay const */
+    lm_lmz *z = (lm_lmz *)(uintptr_t)zc; /* desks are a cache, so readers remain const */
     lmz_desk *d;
 
     pthread_mutex_lock(&z->lock);
@@ -88,7 +88,7 @@ lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
 
     if (base_file && !base)
         return lm_fail(e, LM_EUSAGE, "", "give its base with --base",
-                       "it is a difference to a base, which is not open");
+                       "it is a delta against a base that is not open");
     if (base_file && !d->base)
         rc = lm_realloc_n(&d->base, LM_LMZ_CHUNK, 1, "a chunk of the base", e);
     if (!rc && base_file)
@@ -105,7 +105,7 @@ lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
     return rc;
 }
 
-/* The record of chunk c, as it was read, is the one that belongs there. */
+/* Check that the record just read is that of chunk c. */
 static bool record_fits(const lmz_part *p, const lmz_chunk *c, const lmz_chunk_rec *r)
 {
     return r->file == p->file && r->part == p->number && r->offset == c->offset &&
@@ -145,7 +145,7 @@ typedef struct {
     const lm_lmz *z;
     size_t file;
     uint64_t from, end;   /* in the file */
-    size_t first;         /* chunk of the table that `from` lies in */
+    size_t first;         /* chunk of the table that holds `from` */
     uint8_t *dst;         /* of byte `from` */
     pthread_mutex_t lock; /* of the failure */
     uint64_t fault;       /* the first chunk that failed */
@@ -153,7 +153,7 @@ typedef struct {
     lm_err err;
 } range;
 
-/* Chunk i of the table, or the part of it that lies in the range. */
+/* Decode chunk i of the table, or its part inside the range. */
 static lm_code copy_chunk(range *r, size_t i, lm_err *e)
 {
     const lm_lmz *z = r->z;
@@ -205,7 +205,7 @@ static void copy_chunks(void *ctx, int64_t begin, int64_t end, int who)
     }
 }
 
-/* The chunks from the one of byte `from` on follow one another until `end`; else what is lost. */
+/* Check that no chunk between byte `from` and `end` is lost. */
 static lm_code find_chunks(range *r, size_t *n, lm_err *e)
 {
     const lmz_table *t = &r->z->table;
@@ -239,7 +239,7 @@ lm_code lm_lmz_pread(const lm_lmz *z, size_t file, uint64_t from, void *dst, siz
 
     if (from > f->bytes || bytes > f->bytes - from)
         return lm_fail(e, LM_EUSAGE, z->where, NULL,
-                       "%zu byte%s from %" PRIu64 " asked of '%s', which has %" PRIu64, bytes,
+                       "%zu byte%s from %" PRIu64 " requested from '%s', which has %" PRIu64, bytes,
                        lm_plural(bytes), from, f->name, f->bytes);
     lm_code rc = find_chunks(&r, &n, e);
     if (rc)
@@ -289,7 +289,7 @@ lm_code lm_lmz_read(void *lmz, void *dst, size_t cap, size_t *got, lm_err *e)
     uint64_t left = z->table.file[z->next_file - 1].pub->bytes - z->forward_at;
     size_t n = left < cap ? (size_t)left : cap;
     if (lm_par_threads(z->par) ==
-        1) /* up to the end of a chunk: the caller finds it in the cache */
+        1) /* up to the end of the chunk, which remains in the cache of the desk */
         n = up_to_chunk(z, z->next_file - 1, z->forward_at, n);
     lm_code rc = lm_lmz_pread(z, z->next_file - 1, z->forward_at, dst, n, e);
     if (!rc) {
@@ -299,7 +299,7 @@ lm_code lm_lmz_read(void *lmz, void *dst, size_t cap, size_t *got, lm_err *e)
     return rc;
 }
 
-/* ---- What parts are made of ---- */
+/* ---- Codings of parts ---- */
 
 static void add_look(lm_lmz_chunk_info *sum, const lm_lmz_chunk_info *one)
 {

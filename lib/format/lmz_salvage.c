@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_salvage.c -- a damaged .lmz opened without its index.
+/* lmz_salvage.c -- opens a damaged .lmz without its index.
  *
- * Records are taken one after another; where none is, the next mark with a right check is searched.
- * Records tell which file, part and byte they belong to, so what lies between two whole ones is
- * known to be lost.  The record of a file's end repeats its name; the header of a .safetensors, when
- * it comes out whole, repeats the names of its tensors. */
+ * Records are read one after another; where a record is damaged, the next mark with a correct check
+ * is searched.  Records name their file, part and offset, so the range lost between two intact ones
+ * is known.  The record of a file's end repeats its name; the header of a .safetensors, if intact,
+ * repeats the names of its tensors. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "format/lmz_impl.h"
 #include "format/safetensors_table.h"
 
-enum { WINDOW = 1 << 20, MOST_LOST = 64 /* files in a row of which nothing is left */ };
+enum { WINDOW = 1 << 20, MOST_LOST = 64 /* most consecutive files that are lost completely */ };
 
 typedef struct {
     lm_lmz *z;
@@ -45,7 +45,7 @@ static lm_code window_at(walker *w, uint64_t at, size_t need, const uint8_t **p,
     return LM_OK;
 }
 
-/* ---- Placeholders for what is lost ---- */
+/* ---- Placeholders for lost records ---- */
 
 static lm_code lost_file(walker *w, lm_err *e)
 {
@@ -57,7 +57,8 @@ static lm_code lost_file(walker *w, lm_err *e)
     return lmz_table_file(t, &r, 0, w->z->where, LM_EFORMAT, e);
 }
 
-/* Make file `number` the current one, with placeholders for it and those before it if need be. */
+/* Make file `number` the current one, with placeholders for it and earlier ones if they are
+ * lost. */
 static bool reach_file(walker *w, uint32_t number, lm_err *e)
 {
     lmz_table *t = &w->z->table;
@@ -65,11 +66,11 @@ static bool reach_file(walker *w, uint32_t number, lm_err *e)
     if (number + UINT64_C(1) < t->files || number > t->files + MOST_LOST)
         return false;
     while (t->files <= number) {
-        if (t->files && w->unnamed) /* it has no end either: as long as what is left of it */
+        if (t->files && w->unnamed) /* its end is lost too: it ends with its last known part */
             t->file[t->files - 1].pub->bytes = t->file[t->files - 1].covered;
         if (lost_file(w, e))
             return false;
-        t->file[t->files - 1].pub->bytes = INT64_MAX; /* until its end is met */
+        t->file[t->files - 1].pub->bytes = INT64_MAX; /* until its end record is read */
         w->unnamed = true;
     }
     return !t->file[t->files - 1].whole;
@@ -153,7 +154,7 @@ static bool take_end(walker *w, const lmz_end_rec *r, lm_err *e)
     return true;
 }
 
-/* The record at p, whole; the bytes that it and what belongs to it fill, 0 if it cannot be here. */
+/* Read an intact record at p; returns its bytes with its coded bytes, 0 if it cannot be here. */
 static uint64_t take_record(walker *w, const uint8_t *p, size_t n)
 {
     lm_err e = { 0 };
@@ -231,7 +232,7 @@ static lm_code walk(walker *w, lm_err *e)
     }
     if (!rc && !w->taken)
         return lm_fail(e, LM_EFORMAT, z->where, "check that it is an .lmz file",
-                       "nothing of an .lmz is found in it");
+                       "no record of an .lmz is found in it");
     if (w->unnamed)
         z->table.file[z->table.files - 1].pub->bytes = z->table.file[z->table.files - 1].covered;
     return rc;
@@ -273,7 +274,7 @@ static void name_part(lmz_table *t, lmz_part *p, const lm_st_table *st, uint64_t
     x = tensor_at(st, p->pub.offset - data);
     if (!x || data + x->offset < before || data + x->offset + x->bytes > after ||
         p->pub.offset + p->pub.raw > data + x->offset + x->bytes ||
-        (p->pub.offset - data - x->offset) % LM_LMZ_CHUNK || /* chunks before may be lost, too */
+        (p->pub.offset - data - x->offset) % LM_LMZ_CHUNK || /* earlier chunks may be lost too */
         lm_arena_strdup(t->arena, &name, x->name, strlen(x->name), &e))
         return;
     p->pub.tensor = name;
@@ -283,7 +284,7 @@ static void name_part(lmz_table *t, lmz_part *p, const lm_st_table *st, uint64_t
     p->pub.chunks = lmz_chunks_of(x->bytes);
 }
 
-/* Read the header of file f, if it is whole, for the names of its parts. */
+/* Read the header of file f, if it is intact, for the names of its parts. */
 static void name_parts(lm_lmz *z, size_t f)
 {
     lmz_table *t = &z->table;
@@ -305,7 +306,7 @@ static void name_parts(lm_lmz *z, size_t f)
 
 /* ---- Opening ---- */
 
-/* The header, if it is whole; where the first record should be. */
+/* Read the header, if it is intact; returns the position of the first record. */
 static lm_code try_header(lm_lmz *z, uint64_t *first, lm_err *e)
 {
     uint8_t p[LMZ_HEADER + LMZ_BASE_NAME];
@@ -327,14 +328,14 @@ static lm_code try_header(lm_lmz *z, uint64_t *first, lm_err *e)
     return lmz_keep_header(z, p, n, e);
 }
 
-/* A base that cannot be had leaves what is a difference to it lost. */
+/* Without the base, the tensors that need it are lost. */
 static void try_base(lm_lmz *z, const char *path, const lm_bundle_opts *o)
 {
     lm_err e = { 0 };
 
     if (z->header.delta)
         (void)!lmz_base_open(path, path, &z->header, o, &z->base, &e);
-    else if (!z->head.len && o && o->base) { /* what the header said is lost: believe the caller */
+    else if (!z->head.len && o && o->base) { /* the header is lost: use the caller's base */
         lm_bundle_opts deeper = *o;
         deeper.base = NULL;
         if (lm_bundle_open(o->base, &deeper, &z->base, &e) || !lm_bundle_random(z->base)) {

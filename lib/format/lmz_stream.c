@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_stream.c -- an .lmz read forward: records as they come, chunks decoded some ahead.
+/* lmz_stream.c -- an .lmz read forward: records in their order, chunks decoded ahead.
  *
- * Two batches of events (a file begins, a chunk, a file ends, the end).  While the chunks of one are
- * decoded on the pool, another task reads the records of the next from the stream, and a third adds
- * the bytes decoded before to the digest of their file.  So a batch goes through three rounds:
- * read, decoded (then it is served to the caller), digested. */
+ * Works on batches of events (a file begins, a chunk, a file ends, the end).  While the chunks of
+ * one batch are decoded on the pool, one task reads the records of the next from the stream, and
+ * another adds the previously decoded bytes to the digest of their file.  A batch thus passes three
+ * rounds: read, decoded (and returned to the caller), digested. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ typedef struct {
     event_kind kind;
     uint32_t file;
     const lm_bundle_file *pub;
-    uint8_t digest[16]; /* END: what the record says */
+    uint8_t digest[16]; /* END: contents of the record */
     /* CHUNK */
     lmz_chunk_rec rec;
     const char *base_file, *tensor;
@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     event *events;
     buffer *buffers;
-    size_t n, cap, chunks, done; /* done: served */
+    size_t n, cap, chunks, done; /* done: returned to the caller */
 } batch;
 
 struct lmz_stream {
@@ -46,25 +46,25 @@ struct lmz_stream {
     uint64_t at;       /* bytes read */
     uint64_t previous; /* position of the record just read */
     lm_hash128 records;
-    batch batches[3]; /* being decoded (number `turn`), read, digested; they take turns */
+    batch batches[3]; /* being decoded (number `turn`), read, digested; they rotate */
     int turn;
-    batch *serving; /* the one that was decoded last */
+    batch *serving; /* the batch decoded last */
     size_t chunks;  /* most in a batch */
     lmz_desk *desks;
     int threads;
-    bool digested;  /* the last batch too */
-    bool over;      /* the reading side has met the end or a fault */
-    lm_err reading; /* of the reading side, when memory is short */
+    bool digested;  /* `last` of the previous batch */
+    bool over;      /* the reading side reached the end or a fault */
+    lm_err reading; /* a fault of the reading side, when memory is exhausted */
     lm_hash128 digest;
     bool in_file;  /* of the caller */
     size_t served; /* bytes of the first chunk that were read */
-    lm_code rc;    /* told again when asked again */
+    lm_code rc;    /* returned again by later calls */
     lm_err err;
 };
 
 /* ---- Records ---- */
 
-/* Exactly `bytes` bytes; *early is set when there are none at all (NULL: that is a fault too). */
+/* Exactly `bytes` bytes; *early is set when no byte is left (NULL: that is a fault too). */
 static lm_code take(lm_lmz *z, void *dst, size_t bytes, bool *early, lm_err *e)
 {
     lmz_stream *s = z->stream;
@@ -156,7 +156,7 @@ static lm_code read_chunk(lm_lmz *z, batch *b, event *v, const lm_buf *record, l
     return LM_OK;
 }
 
-/* Index and footer must be those of what was read. */
+/* Index and footer must match the records that were read. */
 static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
 {
     lmz_stream *s = z->stream;
@@ -169,7 +169,8 @@ static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
     if (!lmz_get_index((const uint8_t *)record->data, record->len, &index))
         return fail_record(z, e);
     left = index.coded;
-    if (left > s->at + 65536 || left > LMZ_INDEX_MOST) /* it is shorter than what it lists */
+    /* it cannot be longer than the records that it lists */
+    if (left > s->at + 65536 || left > LMZ_INDEX_MOST)
         return fail_record(z, e);
     lm_code rc = lm_realloc_n(&coded, (size_t)left, 1, "the index of an .lmz", e);
     rc = rc ? rc : take(z, coded, (size_t)left, NULL, e);
@@ -187,7 +188,7 @@ static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
         f.index_bytes != s->previous - index_at || f.bytes != s->at || f.files != z->table.files ||
         f.raw != z->table.raw || memcmp(f.records, digest, 16) || memcmp(f.content, content, 16))
         return lm_fail(e, LM_EFORMAT, z->where, LMZ_DAMAGED,
-                       "its footer is not that of what came before it");
+                       "its footer does not match its records");
     rc = take(z, content, 1, &early, e);
     if (!rc && !early)
         rc = lm_fail(e, LM_EFORMAT, z->where, NULL, "bytes follow its footer");
@@ -197,7 +198,7 @@ static lm_code read_last(lm_lmz *z, lm_buf *record, lm_err *e)
     return rc;
 }
 
-/* One record; v->kind stays FAULT when it is no event. */
+/* One record; v->kind remains FAULT when it is not an event. */
 static lm_code read_record(lm_lmz *z, batch *b, event *v, lm_buf *record, bool *is_event, lm_err *e)
 {
     lmz_table *t = &z->table;
@@ -250,7 +251,7 @@ static void read_batch(lm_lmz *z, batch *b)
         bool is_event = true;
 
         if (lm_grow(&b->events, &b->cap, b->n + 1, sizeof *b->events, "reading an .lmz", &e)) {
-            s->reading = e; /* with no room for an event that says so */
+            s->reading = e; /* no memory for an event that reports it */
             s->over = true;
             break;
         }
@@ -284,8 +285,8 @@ static void decode_event(lm_lmz *z, batch *b, event *v, int who)
         lmz_fail_in(z, v->pub->name, &p, v->number, &why, &v->err);
 }
 
-/* The bytes of a batch into the digests of its files; what does not agree becomes the fault of the
- * file's end. */
+/* Add the bytes of a batch to the digests of its files; a mismatch becomes a fault of the file's
+ * end. */
 static lm_code digest_batch(lm_lmz *z, batch *b, lm_err *e)
 {
     lmz_stream *s = z->stream;
@@ -304,7 +305,7 @@ static lm_code digest_batch(lm_lmz *z, batch *b, lm_err *e)
         lm_hash128_end(&s->digest, digest);
         if (memcmp(digest, v->digest, 16))
             rc = lmz_fail_at(z, v->pub->name, NULL, UINT64_MAX, LM_EFORMAT,
-                             "its bytes do not have the digest that was recorded", e);
+                             "its bytes do not have the recorded digest", e);
     }
     b->n = 0;
     return rc;
@@ -331,7 +332,8 @@ static void work(void *ctx, int64_t begin, int64_t end, int who)
     }
 }
 
-/* Have the next batch ready for the caller; what it had is digested, the one after it is read. */
+/* Decode the next batch for the caller, while the previous one is digested and the following one is
+ * read. */
 static lm_code turn(lm_lmz *z, lm_err *e)
 {
     lmz_stream *s = z->stream;
@@ -363,7 +365,7 @@ static lm_code remember(lmz_stream *s, lm_code rc, const lm_err *e)
     return rc;
 }
 
-/* The event that is next for the caller, its failure if it is one. */
+/* The next event for the caller, or its failure. */
 static lm_code look(lm_lmz *z, event **v, lm_err *e)
 {
     lmz_stream *s = z->stream;
@@ -396,7 +398,7 @@ lm_code lmz_stream_next(lm_lmz *z, const lm_bundle_file **f, lm_err *e)
             return LM_OK;
         }
     }
-    if (!rc && s->serving->n && !s->digested) { /* the files that ended in the last batch */
+    if (!rc && s->serving->n && !s->digested) { /* for the files that ended in the last batch */
         s->digested = true;
         rc = remember(s, digest_batch(z, s->serving, e), e);
         s->serving->n = s->serving->done + 1;
@@ -412,10 +414,10 @@ lm_code lmz_stream_read(lm_lmz *z, void *dst, size_t cap, size_t *got, lm_err *e
     *got = 0;
     while (s->in_file && *got < cap) {
         if (*got && s->serving->done == s->serving->n)
-            break; /* what there is now, before waiting */
+            break; /* return available bytes before waiting */
         lm_code rc = look(z, &v, e);
         if (rc && *got) {
-            *e = (lm_err){ 0 }; /* told the next time */
+            *e = (lm_err){ 0 }; /* returned by the next call */
             break;
         }
         if (rc)

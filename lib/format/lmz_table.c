@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_table.c -- the table of an .lmz: building it with every check, looking things up in it. */
+/* lmz_table.c -- the table of an .lmz: building it with all checks, and look-ups in it. */
 #include "format/lmz_table.h"
 
 #include <inttypes.h>
@@ -41,7 +41,7 @@ const char *lmz_show(char buf[LMZ_SHOWN], const char *where, const char *file,
 
 /* ---- Names of files ---- */
 
-/* The slot that holds the name, or the free one where it belongs.  slots > 0. */
+/* The cell that holds the name, or the free cell for it.  The table must not be empty. */
 static size_t slot_of(const lmz_table *t, const char *name, size_t len)
 {
     size_t mask = t->slots - 1, i = lm_hash64(name, len, 0) & mask;
@@ -83,14 +83,15 @@ static lm_code check_file_name(const lmz_table *t, lmz_str name, const char *whe
     char copy[256], show[LM_ST_SHOWN];
 
     if (name.n >= sizeof copy)
-        return lm_fail(e, code, where, NULL, "a file name of %zu bytes, at most 255 are possible",
+        return lm_fail(e, code, where, NULL, "a file name of %zu bytes, at most 255 are allowed",
                        name.n);
     memcpy(copy, name.p, name.n);
     copy[name.n] = '\0';
     if (strlen(copy) != name.n || !lm_name_ok(copy))
-        return lm_fail(e, code, where, NULL, "'%s' is no plain file name", lm_st_show(copy, show));
+        return lm_fail(e, code, where, NULL, "'%s' is not a plain file name",
+                       lm_st_show(copy, show));
     if (lmz_table_find(t, copy, name.n) != SIZE_MAX)
-        return lm_fail(e, code, where, NULL, "the file '%s' comes twice", lm_st_show(copy, show));
+        return lm_fail(e, code, where, NULL, "the file '%s' occurs twice", lm_st_show(copy, show));
     return LM_OK;
 }
 
@@ -144,7 +145,7 @@ lm_code lmz_table_rename(lmz_table *t, size_t f, lmz_str name, uint64_t bytes, c
     return hash_names(t, t->slots, e);
 }
 
-/* A part's own fields, apart from what came before it. */
+/* Check a part's own fields, without the earlier records. */
 static bool part_ok(const lmz_part_rec *r)
 {
     bool named = r->flags & LMZ_PART_NAMED, delta = r->flags & LMZ_PART_DELTA;
@@ -182,7 +183,7 @@ lm_code lmz_table_part(lmz_table *t, const lmz_part_rec *r, uint64_t at, bool ga
               : r->offset != f->covered || r->part != f->parts) ||
         r->offset > f->pub->bytes || r->raw > f->pub->bytes - r->offset || !part_ok(r))
         return lm_fail(e, LM_EFORMAT, lmz_show(show, where, f ? f->pub->name : NULL, NULL, -1),
-                       DAMAGED, "part %" PRIu32 " of file %" PRIu32 " is not as it can be", r->part,
+                       DAMAGED, "part %" PRIu32 " of file %" PRIu32 " has invalid fields", r->part,
                        r->file);
     rc = lm_grow(&t->part, &t->parts_cap, t->parts + 1, sizeof *t->part, "parts of an .lmz", e);
     if (!rc && (r->flags & LMZ_PART_NAMED))
@@ -218,7 +219,7 @@ size_t lmz_chunk_raw(const lmz_part *p, uint64_t offset)
     return left < LM_LMZ_CHUNK ? (size_t)left : LM_LMZ_CHUNK;
 }
 
-/* Where the next chunk of the part must begin, if none is lost. */
+/* The offset at which the next chunk of the part must begin, if no chunk is lost. */
 static uint64_t next_offset(const lmz_table *t, const lmz_part *p)
 {
     const lmz_chunk *last = t->chunks ? &t->chunk[t->chunks - 1] : NULL;
@@ -240,10 +241,10 @@ lm_code lmz_table_chunk(lmz_table *t, const lmz_chunk_rec *r, uint64_t at, bool 
               : r->offset != next) ||
         r->offset >= p->pub.offset + p->pub.raw || r->raw != lmz_chunk_raw(p, r->offset) ||
         r->kind != p->pub.kind || r->flags != p->flags)
-        return lm_fail(
-            e, LM_EFORMAT, lmz_show(show, where, f ? f->pub->name : NULL, NULL, -1), DAMAGED,
-            "the chunk for byte %" PRIu64 " of file %" PRIu32 " is not the one that should follow",
-            r->offset, r->file);
+        return lm_fail(e, LM_EFORMAT, lmz_show(show, where, f ? f->pub->name : NULL, NULL, -1),
+                       DAMAGED,
+                       "the chunk for byte %" PRIu64 " of file %" PRIu32 " is not the expected one",
+                       r->offset, r->file);
     lm_code rc =
         lm_grow(&t->chunk, &t->chunks_cap, t->chunks + 1, sizeof *t->chunk, "chunks of an .lmz", e);
     if (rc)
@@ -265,7 +266,7 @@ lm_code lmz_table_end(lmz_table *t, const lmz_end_rec *r, bool gaps, const char 
         (!gaps &&
          (f->covered != f->pub->bytes || (p && next_offset(t, p) != p->pub.offset + p->pub.raw))))
         return lm_fail(e, LM_EFORMAT, lmz_show(show, where, f ? f->pub->name : NULL, NULL, -1),
-                       DAMAGED, "the end of file %" PRIu32 " is not where it should be", r->file);
+                       DAMAGED, "the end of file %" PRIu32 " has an unexpected position", r->file);
     f->whole = true;
     memcpy(f->digest, r->digest, 16);
     return LM_OK;
@@ -291,7 +292,7 @@ const lmz_part *lmz_table_part_at(const lmz_table *t, size_t f, uint64_t at)
 {
     size_t first = t->file[f].first_part, lo = first, hi = lo + t->file[f].parts;
 
-    while (lo < hi) { /* the last part that begins at or before it: empty ones come first */
+    while (lo < hi) { /* the last part that begins at or before `at`: empty ones precede it */
         size_t mid = lo + (hi - lo) / 2;
         if (t->part[mid].pub.offset <= at)
             lo = mid + 1;

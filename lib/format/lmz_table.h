@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_table.h -- what an .lmz holds, in memory: files, their parts, their chunks; shared by writer,
- * readers and salvage; private to lib/format.
+/* lmz_table.h -- the contents of an .lmz, in memory: files, their parts, their chunks; shared by
+ * writer, readers and salvage; private to lib/format.
  *
- * Everything added is checked against what came before, so that whoever reads the table need not. */
+ * Every entry is checked against earlier ones when it is added, so readers of the table need no
+ * checks. */
 #ifndef LM_FORMAT_LMZ_TABLE_H
 #define LM_FORMAT_LMZ_TABLE_H
 
@@ -10,9 +11,9 @@
 #include "format/lmz_layout.h"
 
 typedef struct {
-    lm_bundle_file *pub; /* lives as long as the table */
+    lm_bundle_file *pub; /* valid as long as the table */
     lmz_file_type type;
-    bool whole;         /* its end was seen: the digest is known */
+    bool whole;         /* its end record was read: the digest is known */
     uint8_t digest[16]; /* XXH3-128 of its bytes */
     uint64_t at, end;   /* positions of the records of its begin and end; 0: lost */
     uint64_t covered;   /* bytes of it that belong to parts so far */
@@ -49,9 +50,9 @@ typedef struct {
 
 void lmz_table_fini(lmz_table *t);
 
-/* Append; `where` names the .lmz.  Failures are LM_EFORMAT (a name that is not plain or came before,
- * a part that does not go on where the last one ended, a kind out of range) or `code` for names.
- * With `gaps` parts and chunks may skip what is lost. */
+/* Append; `where` names the .lmz.  Failures are LM_EFORMAT (a name that is not plain or a
+ * duplicate, a part that does not begin where the previous one ended, a kind out of range) or
+ * `code` for names.  With `gaps` parts and chunks may be missing. */
 lm_code lmz_table_file(lmz_table *t, const lmz_file_rec *r, uint64_t at, const char *where,
                        lm_code code, lm_err *e);
 lm_code lmz_table_part(lmz_table *t, const lmz_part_rec *r, uint64_t at, bool gaps,
@@ -60,16 +61,16 @@ lm_code lmz_table_chunk(lmz_table *t, const lmz_chunk_rec *r, uint64_t at, bool 
                         const char *where, lm_err *e);
 lm_code lmz_table_end(lmz_table *t, const lmz_end_rec *r, bool gaps, const char *where, lm_err *e);
 
-/* What was a placeholder for a file whose beginning is lost gets its name and size. */
+/* Set name and size of a placeholder for a file whose beginning is lost. */
 lm_code lmz_table_rename(lmz_table *t, size_t f, lmz_str name, uint64_t bytes, const char *where,
                          lm_err *e);
 /* Number of the file of that name; SIZE_MAX if there is none. */
 size_t lmz_table_find(const lmz_table *t, const char *name, size_t len);
 /* The chunk of file f that begins at `offset`; NULL if there is none. */
 const lmz_chunk *lmz_table_chunk_at(const lmz_table *t, size_t f, uint64_t offset);
-/* The part of file f that byte `at` belongs to (never an empty one); NULL where it is lost. */
+/* The part of file f that byte `at` belongs to (never an empty one); NULL if it is lost. */
 const lmz_part *lmz_table_part_at(const lmz_table *t, size_t f, uint64_t at);
-/* What the records of it say, for writing and comparing them. */
+/* Fill in its records, for writing and comparing them. */
 lmz_file_rec lmz_file_record(const lmz_table *t, size_t f);
 lmz_part_rec lmz_part_record(const lmz_part *p);
 lmz_end_rec lmz_end_record(const lmz_table *t, size_t f);
@@ -82,7 +83,8 @@ lm_code lmz_table_digest(const lmz_table *t, uint8_t out[16], lm_err *e);
 
 /* The index: its bytes before compression. */
 lm_code lmz_table_to_index(const lmz_table *t, lm_buf *out, lm_err *e);
-/* Read it and place every record: the first lies at `first`, the last ends at `last`. */
+/* Decode it and compute the position of every record: the first is at `first`, the last ends at
+ * `last`. */
 lm_code lmz_table_from_index(lmz_table *t, const void *index, size_t bytes, uint64_t first,
                              uint64_t last, const char *where, lm_err *e);
 
@@ -91,7 +93,7 @@ lm_code lmz_table_from_index(lmz_table *t, const void *index, size_t bytes, uint
 const char *lmz_show(char buf[LMZ_SHOWN], const char *where, const char *file,
                      const lm_lmz_part *part, uint64_t chunk);
 
-/* Digest of files (name, XXH3-128 of the bytes), put in the order of their names. */
+/* Digest of files (name, XXH3-128 of the bytes), in the order of their names. */
 typedef struct {
     const char *name;
     uint8_t digest[16];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_verify.c -- every byte of an .lmz held against what is known of it.
+/* lmz_verify.c -- checks every byte of an .lmz.
  *
- * Header, index and footer were checked when it was opened.  The records of files and parts must be
- * byte for byte those that the index gives; each chunk has its own checks; the bytes of a file make
- * its digest; and the checks of all records make the digest in the footer. */
+ * Header, index and footer were checked when it was opened.  The records of files and parts must
+ * equal, byte for byte, those derived from the index.  Each chunk has its own checks.  The bytes of
+ * a file must have its digest, and the checks of all records that in the footer. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ enum { CHUNKS_A_THREAD = 3 };
 typedef struct {
     const lmz_chunk *chunk;
     uint8_t *raw;
-    size_t check; /* where that of its record goes */
+    size_t check; /* destination of the record's check */
     lm_code rc;
     char what[520];
 } job;
@@ -37,7 +37,7 @@ typedef struct {
     int turn;
 } verifier;
 
-/* Note a fault; false when that was enough. */
+/* Report a fault; false to stop the check. */
 static bool fault(verifier *v, const lm_lmz_fault *f)
 {
     char show[LMZ_SHOWN];
@@ -58,7 +58,7 @@ static bool file_fault(verifier *v, const char *file, const lm_lmz_part *p, cons
     return fault(v, &(lm_lmz_fault){ file, p, UINT64_MAX, 0, what });
 }
 
-/* The bytes at `at` must be this record. */
+/* Check that the bytes at `at` are this record. */
 static bool compare_record(verifier *v, uint64_t at, const lm_buf *record, const char *file,
                            const lm_lmz_part *p, const char *what)
 {
@@ -86,13 +86,13 @@ static void check_job(verifier *v, job *j)
         memcpy(v->checks.data + j->check, d->record + LMZ_CHUNK_RECORD - 8, 8);
         lmz_desk_give(v->z, d);
     }
-    if (j->rc && why.where[0]) /* the base has a place of its own */
+    if (j->rc && why.where[0]) /* the base is reported separately */
         snprintf(j->what, sizeof j->what, "%s: %s", why.where, why.what);
     else if (j->rc)
         snprintf(j->what, sizeof j->what, "%s", why.what);
 }
 
-/* Task 0 digests the batch before this one, the others decode. */
+/* Task 0 digests the previous batch, the others decode. */
 static void work(void *ctx, int64_t begin, int64_t end, int who)
 {
     verifier *v = ctx;
@@ -144,7 +144,7 @@ static bool add_job(verifier *v, const lmz_chunk *c)
     return v->n[v->turn] < v->most || run_batch(v);
 }
 
-/* The chunks of a part; what is not there is told as a run. */
+/* Check the chunks of a part; missing ones are reported as a run. */
 static bool check_part(verifier *v, size_t number)
 {
     const lmz_table *t = &v->z->table;
@@ -177,13 +177,14 @@ static bool check_digest(verifier *v, const lmz_file *f)
 {
     uint8_t digest[16];
 
-    if (!run_batch(v) || !run_batch(v)) /* the second one for the digest of the first */
+    /* two batches: one is decoded while the other is digested */
+    if (!run_batch(v) || !run_batch(v))
         return false;
     if (v->faults != v->faults_before || !f->whole)
         return true;
     lm_hash128_end(&v->digest, digest);
     return !memcmp(digest, f->digest, 16) ||
-           file_fault(v, f->pub->name, NULL, "its bytes do not have the digest that was recorded");
+           file_fault(v, f->pub->name, NULL, "its bytes do not have the recorded digest");
 }
 
 static bool check_parts(verifier *v, const lmz_file *f, lm_buf *record, lm_code *rc)
@@ -236,7 +237,7 @@ static lm_code check_file(verifier *v, size_t number, lm_buf *record, bool *go)
     return rc;
 }
 
-/* The index's record, whose check is the last that counts for the footer's digest. */
+/* Check the index's record, whose check is the last one in the footer's digest. */
 static bool check_footer(verifier *v)
 {
     lm_lmz *z = v->z;
@@ -278,7 +279,7 @@ lm_code lm_lmz_verify(lm_lmz *z, lm_lmz_fault_fn each, void *ctx, lm_sink *sink,
     lm_code rc;
 
     if (z->stream)
-        return lm_fail(e, LM_EBUG, z->where, NULL, "a stream is checked by reading it");
+        return lm_fail(e, LM_EBUG, z->where, NULL, "a stream can only be checked by reading it");
     rc = make_jobs(&v);
     if (!rc && z->head.len)
         rc = lm_buf_add(&v.checks, z->head.data + z->head.len - 8, 8, e);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_write.c -- pushed bytes to an .lmz.
+/* lmz_write.c -- writes the bytes of files to an .lmz.
  *
- * The bytes of a file are cut into parts (a .safetensors at its tensors, once its header is there)
- * and these into chunks, which lmz_batch.h codes and writes.  What is written depends on the bytes
- * alone, never on how they were pushed or on the threads. */
+ * The bytes of a file are divided into parts (those of a .safetensors at its tensors, once its
+ * header is known) and these into chunks, which lmz_batch.h codes and writes.  The output depends
+ * on the bytes alone, not on the sizes of the writes or on the threads. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { INDEX_LEVEL = 9 };
 
-/* How far the current file is known; WINDOW: bytes are gathered to choose its next parts by. */
+/* The state of the current file; WINDOW: bytes are gathered to choose its next parts. */
 typedef enum { NO_FILE, LENGTH, HEADER, WINDOW, DATA } stage;
 
 struct lm_lmz_writer {
@@ -30,10 +30,10 @@ struct lm_lmz_writer {
     uint64_t head_bytes;
     lm_st_table tensors; /* of the current file; empty: plain */
     lmz_parts parts;
-    uint64_t cut; /* bytes of the file that are in jobs */
+    uint64_t cut; /* bytes of the file passed to jobs */
     uint32_t next_part;
     lmz_part_rec part;
-    uint64_t part_at; /* bytes of the part that are in jobs */
+    uint64_t part_at; /* bytes of the part passed to jobs */
 
     lm_code failed;
     lm_err failure;
@@ -66,7 +66,7 @@ static void describe_part(lm_lmz_writer *w, const lmz_piece *piece)
     }
 }
 
-/* Begin parts until one wants bytes or all that are chosen have begun. */
+/* Begin parts until one needs bytes or all chosen ones have begun. */
 static lm_code next_part(lm_lmz_writer *w, lm_err *e)
 {
     lmz_piece piece;
@@ -95,7 +95,7 @@ static lm_code begin_chunk(lm_lmz_writer *w, lm_err *e)
                          w->part.base_from + w->part_at, e);
 }
 
-/* Bytes of the parts.  A chunk is complete when part_at stands at its end. */
+/* Pass on bytes of the parts.  A chunk is complete when part_at is at its end. */
 static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -118,7 +118,7 @@ static lm_code cut(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *
     return rc;
 }
 
-/* Cut what was gathered. */
+/* Divide the gathered bytes. */
 static lm_code cut_gathered(lm_lmz_writer *w, lm_err *e)
 {
     lm_buf head = w->head;
@@ -132,7 +132,7 @@ static lm_code cut_gathered(lm_lmz_writer *w, lm_err *e)
     return rc;
 }
 
-/* The header is there: its tensors become the parts, if it is one. */
+/* The header is complete: if it is valid, its tensors become the parts. */
 static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
 {
     lm_err ignored = { 0 };
@@ -145,7 +145,8 @@ static lm_code begin_data(lm_lmz_writer *w, lm_err *e)
         const char *name = w->table.file[w->table.files - 1].pub->name;
         lm_st_table_fini(&w->tensors);
         if (lm_text_ends(name, ".safetensors"))
-            lm_log(w->sink, LM_LOG_WARN, "%s: is no whole .safetensors: kept as plain bytes", name);
+            lm_log(w->sink, LM_LOG_WARN,
+                   "%s: is not a complete .safetensors: stored as plain bytes", name);
     }
     for (size_t i = 0; i < w->tensors.n; i++)
         if (strlen(w->tensors.tensor[i].name) > LMZ_NAME) {
@@ -170,7 +171,7 @@ static lm_code gather_head(lm_lmz_writer *w, uint64_t want, const uint8_t **data
     return rc;
 }
 
-/* Bytes behind the header: windows while parts have to be chosen, and parts that are chosen. */
+/* Bytes behind the header: windows while parts must be chosen, and chosen parts. */
 static lm_code push_data(lm_lmz_writer *w, const uint8_t *data, size_t bytes, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -258,7 +259,7 @@ static lm_code end_file(lm_lmz_writer *w, lm_err *e)
                        "%" PRIu64 " of the %" PRIu64 " bytes of '%s' were written", w->pushed,
                        w->file_bytes, f->pub->name);
     rc = next_part(w, e);                        /* empty tensors at the end */
-    rc = rc ? rc : lmz_batches_turn(&w->out, e); /* the digest is known afterwards */
+    rc = rc ? rc : lmz_batches_turn(&w->out, e); /* sets the digest */
     if (rc)
         return rc;
     f->whole = true;
@@ -303,9 +304,9 @@ lm_code lm_lmz_begin(lm_lmz_writer *w, const char *name, uint64_t bytes, lm_err 
     return fail_writer(w, begin_file(w, name, bytes, e), e);
 }
 
-/* ---- The whole ---- */
+/* ---- The archive ---- */
 
-/* What a delta's header says about its base. */
+/* Fill in the header of a delta from its base. */
 static lm_code know_base(lm_lmz_writer *w, const lm_lmz_opts *o, lmz_header *h, lm_err *e)
 {
     const lm_lmz *z = lm_bundle_lmz(o->base);
@@ -321,12 +322,12 @@ static lm_code know_base(lm_lmz_writer *w, const lm_lmz_opts *o, lmz_header *h, 
                        lm_plural(h->base_name.n), LMZ_BASE_NAME);
     if (!lm_bundle_random(o->base))
         return lm_fail(e, LM_EUSAGE, lm_bundle_path(o->base), "store it in a file or folder first",
-                       "a base is read in any order, this one only goes forward");
+                       "a base needs random access, this one is a stream");
     if (h->chain > LM_LMZ_MAX_CHAIN)
         return lm_fail(e, LM_EUSAGE, lm_bundle_path(o->base),
                        "write a whole one without --base, or --rebase it first",
-                       "it is step %d of a chain of differences, and %d are the limit",
-                       h->chain - 1, LM_LMZ_MAX_CHAIN);
+                       "it is step %d of a chain of deltas, and %d are the limit", h->chain - 1,
+                       LM_LMZ_MAX_CHAIN);
     rc = lm_bundle_digest(o->base, hex, NULL, e);
     rc = rc ? rc : lmz_bases_new(o->base, &w->bases, e);
     for (int i = 0; i < 16 && !rc; i++) {
@@ -360,7 +361,7 @@ lm_code lm_lmz_create_on(lm_write_fn write, void *ctx, const char *where, const 
     rc = rc ? rc : lmz_batches_init(&w->out, o->level, e);
     if (!rc && o->base)
         rc = know_base(w, o, &h, e);
-    /* Below this level no chunk is coded in a way that readers of version 1 do not know. */
+    /* Below this level all chunks can be decoded by readers of version 1. */
     h.version = o->level && o->level < LM_LMZ_JOINT_LEVEL ? 1 : LMZ_VERSION;
     rc = rc ? rc : lmz_put_header(&head, &h, e);
     if (!rc) {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* metrics.c -- the writer of metrics lines.  See metrics.h and lm-metrics(5).
  *
- * A record is put together in one buffer that is kept from line to line and leaves by one write(2).
- */
+ * A record is built in one buffer, which is reused for each line, and written by one write(2). */
 #include "format/metrics.h"
 
 #include <errno.h>
@@ -25,16 +24,16 @@ struct lm_metrics {
     int fd;
     bool ours;   /* close it at the end */
     off_t old;   /* bytes of records of an earlier run, which lm_metrics_settle removes */
-    bool silent; /* the reader went away */
+    bool silent; /* the reader has closed its end */
     char *name;  /* for messages */
     lm_sink *sink;
-    lm_buf line, text; /* text: a string while it is made valid UTF-8 */
+    lm_buf line, text; /* text: a string converted to valid UTF-8 */
     lm_jw json;
-    lm_err err;            /* the first failure inside a record, told by lm_metrics_end */
+    lm_err err;            /* the first failure inside a record, returned by lm_metrics_end */
     const char *nonfinite; /* kind of the first number of this record that JSON cannot hold */
 };
 
-/* "fd:N" -> N; false when dest is something else or N is no number. */
+/* "fd:N" -> N; false when dest is something else or N is not a number. */
 static bool parse_fd(const char *dest, int *fd)
 {
     int64_t n;
@@ -45,8 +44,8 @@ static bool parse_fd(const char *dest, int *fd)
     return true;
 }
 
-/* Descriptors by the names that the system gives them: opened anew, a file behind one would be written
- * to at another place than by those who share the descriptor, and replaced. */
+/* Names of the system for descriptors.  They are not opened again: a file opened anew would have
+ * its own offset, unlike that of processes sharing the descriptor, and could be replaced. */
 static const char *known_as(const char *dest, char name[32])
 {
     static const char *const prefix[] = { "/dev/fd/", "/proc/self/fd/" };
@@ -64,8 +63,7 @@ static const char *known_as(const char *dest, char name[32])
     return parse_fd(name, &fd) && fcntl(fd, F_GETFL) >= 0 ? name : dest;
 }
 
-/* A run that was killed while it wrote leaves a cut line; close it, so that ours start on a new
- * one. */
+/* A killed run may leave an incomplete line; end it, so that new lines start at a new one. */
 static lm_code close_cut_line(int fd, const char *name, lm_err *e)
 {
     struct stat st;
@@ -79,7 +77,7 @@ static lm_code close_cut_line(int fd, const char *name, lm_err *e)
     return last == '\n' ? LM_OK : lm_write_all(fd, "\n", 1, name, e);
 }
 
-/* Of a regular file, else 0. */
+/* The size of a regular file, otherwise 0. */
 static off_t size_of(int fd)
 {
     struct stat st;
@@ -91,15 +89,14 @@ static lm_code open_file(const char *path, lm_metrics_mode mode, int *fd, lm_err
     int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND;
     struct stat st;
 
-    /* Only a regular file can be in the way; a fifo or a device is there to be written to. */
+    /* Only a regular file is refused; a fifo or a device is meant to be written to. */
     if (mode == LM_METRICS_NEW && stat(path, &st) == 0 && S_ISREG(st.st_mode))
         return lm_fail(e, LM_EUSAGE, path, "choose another name, or force it", "exists already");
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         flags = O_WRONLY | O_CLOEXEC;
     *fd = open(path, flags, 0666);
     if (*fd < 0)
-        return lm_fail(e, LM_EIO, path,
-                       errno == ENOENT ? "make the folder that it lies in first" : NULL,
+        return lm_fail(e, LM_EIO, path, errno == ENOENT ? "create its folder first" : NULL,
                        "cannot open for writing");
     return LM_OK;
 }
@@ -164,7 +161,7 @@ void lm_metrics_int(lm_metrics *m, const char *key, int64_t v)
         lm_jw_int(&m->json, key, v);
 }
 
-/* Remember the kind of a number that is about to become null. */
+/* Record the kind of a number that becomes null. */
 static void note_number(lm_metrics *m, double v)
 {
     if (!isfinite(v) && !m->nonfinite)
@@ -187,7 +184,7 @@ void lm_metrics_f64(lm_metrics *m, const char *key, double v)
     lm_jw_f64(&m->json, key, v);
 }
 
-/* File names are bytes; JSON strings are UTF-8: each byte that is not becomes U+FFFD. */
+/* File names are bytes; JSON strings are UTF-8: each invalid byte becomes U+FFFD. */
 static void put_text(lm_metrics *m, const char *key, const char *s)
 {
     size_t len = strlen(s), ok = lm_utf8_valid(s, len);
@@ -233,7 +230,7 @@ void lm_metrics_begin_run(lm_metrics *m, const char *tool, const char *version, 
     lm_metrics_int(m, "seed", seed);
 }
 
-/* One write(2) for the line; what a short write (a full pipe) left over follows. */
+/* One write(2) for the line; after a short write (a full pipe) the rest follows. */
 static lm_code write_line(lm_metrics *m, lm_err *e)
 {
     const char *p = m->line.data;
@@ -246,12 +243,12 @@ static lm_code write_line(lm_metrics *m, lm_err *e)
             continue;
         if (n < 0 && errno == EPIPE) {
             m->silent = true;
-            lm_log(m->sink, LM_LOG_WARN, "%s: nobody reads the metrics any more; they are dropped",
+            lm_log(m->sink, LM_LOG_WARN, "%s: the reader of the metrics has gone; they are dropped",
                    m->name);
             return LM_OK;
         }
         if (n < 0)
-            return lm_fail(e, LM_EIO, m->name, "make room, or give --metrics another place",
+            return lm_fail(e, LM_EIO, m->name, "free space, or write the metrics elsewhere",
                            "cannot write metrics");
         p += n;
         left -= (size_t)n;
@@ -294,7 +291,8 @@ static lm_code copy_from(int fd, off_t at, int to, const char *name, lm_err *e)
     return n < 0 ? lm_fail(e, LM_EIO, name, NULL, "cannot read it back") : LM_OK;
 }
 
-/* The new records in a file of their own, in place of the old one; they go on in it. */
+/* Copy the new records to a new file that replaces the old one; later records are appended to
+ * it. */
 static lm_code take_over(lm_metrics *m, lm_err *e)
 {
     lm_out *out = NULL;
@@ -304,7 +302,7 @@ static lm_code take_over(lm_metrics *m, lm_err *e)
     if (!rc)
         rc = copy_from(m->fd, m->old, lm_out_fd(out), m->name, e);
     if (!rc && (fd = fcntl(lm_out_fd(out), F_DUPFD_CLOEXEC, 3)) < 0)
-        rc = lm_fail(e, LM_EIO, m->name, NULL, "cannot go on in it");
+        rc = lm_fail(e, LM_EIO, m->name, NULL, "cannot continue in it");
     if (rc)
         lm_out_drop(out);
     else
@@ -325,8 +323,8 @@ void lm_metrics_settle(lm_metrics *m)
     if (!m || !m->old)
         return;
     if (take_over(m, &e))
-        lm_log(m->sink, LM_LOG_WARN, "%s: %s: the records of the run before stay in it", e.where,
-               e.what);
+        lm_log(m->sink, LM_LOG_WARN, "%s: %s: the records of the previous run remain in it",
+               e.where, e.what);
     m->old = 0;
 }
 

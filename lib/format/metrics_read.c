@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics_read.c -- the reader of metrics files: a growing file in, series of numbers out.
+/* metrics_read.c -- the reader of metrics files: converts a growing file to series of numbers.
  *
  * Bytes go to a buffer; each whole line is parsed and its numbers are added to the series of
- * (event, key). What stands after the last newline waits for the next poll. */
+ * (event, key). Bytes after the last newline are kept for the next poll. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -20,8 +20,8 @@
 
 enum {
     READ_BYTES = 1 << 16,
-    LINE_LIMIT = 1 << 20, /* a longer line is no metrics record: skipped */
-    ENDLESS = 1 << 30,    /* so much of one line is no end in sight: an error */
+    LINE_LIMIT = 1 << 20, /* a longer line is not a metrics record: skipped */
+    ENDLESS = 1 << 30,    /* a line of this length without end is an error */
     SERIES_LIMIT = 4096,  /* different (event, key) pairs in one file */
 };
 
@@ -95,7 +95,7 @@ static void clear_series(lm_metrics_file *f)
     f->lines = f->records = f->skipped = f->first_skipped = 0;
 }
 
-/* Index of (event, key), made when new; f->n when there are too many. */
+/* Index of (event, key), created if new; f->n when there are too many. */
 static lm_code find_series(lm_metrics_file *f, const char *event, const char *key, size_t *at,
                            lm_err *e)
 {
@@ -130,7 +130,7 @@ static double number_or_nan(const json_t *rec, const char *key)
     return json_is_number(v) ? json_number_value(v) : NAN;
 }
 
-/* Room for one more point in all four columns. */
+/* Reserve one more point in all four columns. */
 static lm_code grow_series(lm_series *s, lm_err *e)
 {
     double **col[4] = { &s->step, &s->tokens, &s->seconds, &s->value };
@@ -164,7 +164,7 @@ static lm_code add_point(lm_series *s, const json_t *rec, double value, lm_err *
     return LM_OK;
 }
 
-/* What a null in this record stands for. */
+/* The value of a null in this record. */
 static double nonfinite_value(const json_t *rec)
 {
     const char *kind = json_string_value(json_object_get(rec, "nonfinite"));
@@ -187,7 +187,7 @@ static lm_code add_record(lm_metrics_file *f, json_t *rec, lm_err *e)
     if (!event)
         event = "step"; /* files of other programs: plain objects of numbers */
     if (!strcmp(event, "run")) {
-        lm_free(f->status); /* a run that was resumed into the same file goes on */
+        lm_free(f->status); /* a run resumed into the same file */
         f->status = NULL;
         return LM_OK;
     }
@@ -214,8 +214,8 @@ static lm_code add_record(lm_metrics_file *f, json_t *rec, lm_err *e)
     return LM_OK;
 }
 
-/* One line without its newline.  `cut_ok`: the last of the file, dropped silently when not whole.
- */
+/* One line without its newline.  `cut_ok`: the last line of the file, dropped without an error if
+ * incomplete. */
 static lm_code take_line(lm_metrics_file *f, const char *line, size_t len, bool cut_ok, lm_err *e)
 {
     lm_err bad = { 0 };
@@ -242,7 +242,7 @@ static lm_code take_line(lm_metrics_file *f, const char *line, size_t len, bool 
     return LM_OK;
 }
 
-/* Take the whole lines out of f->rest. */
+/* Parse the complete lines in f->rest. */
 static lm_code take_lines(lm_metrics_file *f, lm_err *e)
 {
     size_t done = 0;

@@ -12,8 +12,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 
-/* What is left of an argument when paths are hidden: "-o/tmp/x/m" and "--output=/tmp/x/m" keep what
- * stands before the path and its last part. */
+/* An argument with hidden paths: "-o/tmp/x/m" and "--output=/tmp/x/m" keep the option and the last
+ * part of the path. */
 static lm_code put_arg(lm_jw *w, const char *key, const char *arg, bool hide, lm_err *e)
 {
     const char *slash = hide ? strrchr(arg, '/') : NULL, *start;
@@ -25,7 +25,7 @@ static lm_code put_arg(lm_jw *w, const char *key, const char *arg, bool hide, lm
         lm_jw_str(w, key, arg);
         return LM_OK;
     }
-    while (end > 1 && arg[end - 1] == '/') /* "m0/" is m0 */
+    while (end > 1 && arg[end - 1] == '/') /* "m0/" becomes m0 */
         end--;
     slash = memrchr(arg, '/', end);
     start = strchr(arg, '=');
@@ -73,7 +73,7 @@ static lm_code put_step(lm_jw *w, const lm_history_step *s, lm_err *e)
 lm_code lm_history_add(const char *before, const lm_history_step *step, lm_buf *out, lm_err *e)
 {
     json_t *chain = NULL;
-    lm_err malformed = { 0 }; /* such a text is left out */
+    lm_err malformed = { 0 }; /* an invalid text is left out */
     lm_code rc = LM_OK;
     lm_jw w;
 
@@ -120,7 +120,7 @@ lm_code lm_history_plan(const char *before, const lm_history_step *step, lm_st_p
 
 enum { WINDOW = 4 << 20 };
 
-/* In pieces that leave the resident set behind them: a model may be larger than memory. */
+/* In pieces that are dropped from the resident set after use: a model may be larger than memory. */
 static lm_code digest_file(const char *path, uint64_t *out, lm_err *e)
 {
     lm_hash128 h;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors.c -- one file, random access: header checked at open, data mapped and never trusted
- * to be aligned. */
+/* safetensors.c -- one file, random access: the header is checked at open; the data are mapped, at
+ * any alignment. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -21,7 +21,7 @@ struct lm_st {
 
 static lm_code read_at(const lm_st *s, uint64_t from, void *dst, size_t bytes, lm_err *e);
 
-/* The header's text: where it is mapped, or a copy in *own. */
+/* The header's text: mapped, or a copy in *own. */
 static lm_code header_text(const lm_st *s, uint64_t header, lm_buf *own, const char **text,
                            lm_err *e)
 {
@@ -63,7 +63,7 @@ static lm_code open_table(lm_st *s, lm_err *e)
     return rc;
 }
 
-/* Of the file `path`, or of io. */
+/* Open the file `path`, or io. */
 static lm_code open_either(const char *path, const lm_st_io *io, lm_st **out, lm_err *e)
 {
     lm_st *s = NULL;
@@ -197,7 +197,8 @@ lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *d
 
     if (from > t->bytes || bytes > t->bytes - from)
         return lm_fail(e, LM_EUSAGE, s->path, NULL,
-                       "bytes %" PRIu64 " to %" PRIu64 " asked of tensor '%s', which has %" PRIu64,
+                       "bytes %" PRIu64 " to %" PRIu64
+                       " requested from tensor '%s', which has %" PRIu64,
                        from, from + bytes, lm_st_show(t->name, show), t->bytes);
     return read_at(s, s->data_at + t->offset + from, dst, bytes, e);
 }

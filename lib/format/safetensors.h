@@ -10,8 +10,8 @@
  *  3. the data: row-major little-endian elements; offsets count from here; tensors cover it
  * exactly, without holes, overlaps or trailing bytes
  *
- * Reading takes the header only; nothing in it is believed before it is checked against the size of
- * the file.  A tensor's bytes are then borrowed from the mapping, copied, or converted. */
+ * Opening reads only the header; every number in it is checked against the size of the file before
+ * use.  A tensor's bytes are borrowed from the mapping, copied, or converted. */
 #ifndef LM_FORMAT_SAFETENSORS_H
 #define LM_FORMAT_SAFETENSORS_H
 
@@ -29,7 +29,7 @@
 /* One tensor of a file or a plan.  Strings are borrowed from their owner. */
 typedef struct {
     const char *name;
-    /* LM_DTYPE_NONE: a type that is carried but not computed with (F4, F8_E8M0 ...) */
+    /* LM_DTYPE_NONE: a type that is copied but has no arithmetic (F4, F8_E8M0 ...) */
     lm_dtype dtype;
     const char *dtype_name; /* as in the file: "BF16" */
     int ndim;               /* 0: a scalar, count 1 */
@@ -44,11 +44,11 @@ typedef struct {
 typedef struct lm_st lm_st;
 
 /* Open `path`, read and check the header.  Fails: LM_EIO; LM_EFORMAT with the name of the tensor
- * for whatever breaks the format; LM_ELIMIT for more than LM_ST_MAX_DIMS dimensions.  All accessors
- * are thread-safe. */
+ * for any violation of the format; LM_ELIMIT for more than LM_ST_MAX_DIMS dimensions.  All
+ * accessors are thread-safe. */
 lm_code lm_st_open(const char *path, lm_st **out, lm_err *e);
-/* The same over `bytes` bytes that lie elsewhere (a member of an archive): pread copies a range of
- * them, map (NULL where nothing is mapped) shows them all. */
+/* The same for `bytes` bytes elsewhere (a member of an archive): pread copies a range of them, map
+ * (NULL where nothing is mapped) returns all of them. */
 typedef struct {
     lm_code (*pread)(void *ctx, uint64_t from, void *dst, size_t bytes, lm_err *e); /* any thread */
     void *ctx;
@@ -67,15 +67,15 @@ const lm_st_tensor *lm_st_find(const lm_st *s, const char *name); /* NULL if abs
 const char *lm_st_meta(const lm_st *s, const char *key);
 bool lm_st_meta_at(const lm_st *s, size_t i, const char **key, const char **value);
 /* The bytes of t, borrowed from a read-only mapping of the file until lm_st_close; NULL where
- * nothing is mapped.  Aligned to 8
- * and to the element when the file was written as the reference library does; other files may give
- * any address (test with lm_st_aligned; lm_st_load and lm_st_read do not care). */
+ * nothing is mapped.  Aligned to 8 and to the element in files written like those of the reference
+ * library; in other files at any address (test with lm_st_aligned; lm_st_load and lm_st_read accept
+ * any). */
 const void *lm_st_data(const lm_st *s, const lm_st_tensor *t);
 bool lm_st_aligned(const lm_st *s, const lm_st_tensor *t);
-/* The mapped bytes of t are not needed again soon: they leave this process's resident set. */
+/* Drop the mapped bytes of t from this process's resident set: they are not needed soon. */
 void lm_st_forget(const lm_st *s, const lm_st_tensor *t);
-/* Copy `bytes` bytes of t from byte `from` on to dst, with pread (no mapping, no page cache
- * pollution of the caller's address space).  Fails: LM_EUSAGE outside the tensor, LM_EIO. */
+/* Copy `bytes` bytes of t from byte `from` on to dst, with pread (without mapping pages into the
+ * process).  Fails: LM_EUSAGE outside the tensor, LM_EIO. */
 lm_code lm_st_read(const lm_st *s, const lm_st_tensor *t, uint64_t from, void *dst, size_t bytes,
                    lm_err *e);
 /* All elements of t converted to `to` at dst (t->count elements), in bounded memory.
@@ -96,11 +96,11 @@ size_t lm_st_stream_count(const lm_st_stream *s);
 const lm_st_tensor *lm_st_stream_at(const lm_st_stream *s, size_t i);
 const lm_st_tensor *lm_st_stream_find(const lm_st_stream *s, const char *name); /* NULL if absent */
 uint64_t lm_st_stream_data_at(const lm_st_stream *s); /* bytes before the data: length and header */
-uint64_t lm_st_stream_bytes(const lm_st_stream *s);   /* of the whole file, as the header says */
+uint64_t lm_st_stream_bytes(const lm_st_stream *s);   /* size of the file, from the header */
 const char *lm_st_stream_meta(const lm_st_stream *s, const char *key);
 bool lm_st_stream_meta_at(const lm_st_stream *s, size_t i, const char **key, const char **value);
-/* Go on to the next tensor, skipping what is left of this one; *t = NULL after the last, and then
- * trailing bytes are LM_EFORMAT.  A stream that ends early is LM_EFORMAT naming the tensor. */
+/* Go on to the next tensor, skipping the rest of this one; *t = NULL after the last, where trailing
+ * bytes are LM_EFORMAT.  A stream that ends early is LM_EFORMAT naming the tensor. */
 lm_code lm_st_stream_next(lm_st_stream *s, const lm_st_tensor **t, lm_err *e);
 /* The next `bytes` bytes of the current tensor. */
 lm_code lm_st_stream_read(lm_st_stream *s, void *dst, size_t bytes, lm_err *e);
@@ -115,7 +115,7 @@ void lm_st_plan_free(lm_st_plan *p);
 lm_code lm_st_plan_add(lm_st_plan *p, const char *name, lm_dtype dtype, int ndim,
                        const int64_t *dim, lm_err *e);
 lm_code lm_st_plan_add_like(lm_st_plan *p, const lm_st_tensor *t,
-                            lm_err *e); /* any dtype, carried */
+                            lm_err *e); /* any dtype; copied only */
 /* Pairs are written in the order of addition; a key given again gets the new value in its old
  * place. */
 lm_code lm_st_plan_meta(lm_st_plan *p, const char *key, const char *value, lm_err *e);
@@ -123,7 +123,7 @@ lm_code lm_st_plan_meta(lm_st_plan *p, const char *key, const char *value, lm_er
  * bytewise; every tensor is then aligned.  Without it the order of addition is kept. */
 void lm_st_plan_sort(lm_st_plan *p);
 size_t lm_st_plan_count(const lm_st_plan *p);
-const lm_st_tensor *lm_st_plan_at(const lm_st_plan *p, size_t i); /* offsets are valid */
+const lm_st_tensor *lm_st_plan_at(const lm_st_plan *p, size_t i); /* sets the offsets */
 uint64_t lm_st_plan_data_bytes(const lm_st_plan *p);
 bool lm_st_plan_meta_at(const lm_st_plan *p, size_t i, const char **key, const char **value);
 /* The length field and the padded header, appended to `out`: the data starts at a multiple of 8. */
@@ -137,20 +137,20 @@ typedef lm_code (*lm_write_fn)(void *ctx, const void *data, size_t bytes, lm_err
 
 typedef struct lm_st_writer lm_st_writer;
 /* A file (temporary and rename as in base/file.h) that will hold `plan`; the plan is borrowed until
- * the writer is gone.  The header is written now. */
+ * the writer is freed.  The header is written now. */
 lm_code lm_st_create(const char *path, bool force, const lm_st_plan *plan, lm_st_writer **out,
                      lm_err *e);
-/* The same onto a stream. */
+/* The same to a stream. */
 lm_code lm_st_create_on(lm_write_fn write, void *ctx, const char *where, const lm_st_plan *plan,
                         lm_st_writer **out, lm_err *e);
-/* The tensor whose bytes are expected next; NULL when all are there. */
+/* The tensor whose bytes are expected next; NULL after the last. */
 const lm_st_tensor *lm_st_next(const lm_st_writer *w);
 /* The next bytes of the data, in any chunks, in the order of the plan; chunks may cross tensors and
  * come from any thread, one at a time.  Fails: LM_EBUG for more bytes than planned, LM_EIO. */
 lm_code lm_st_write(lm_st_writer *w, const void *data, size_t bytes, lm_err *e);
 /* `count` elements of `from`, converted to the dtype of lm_st_next(w); must not cross its end. */
 lm_code lm_st_write_as(lm_st_writer *w, lm_dtype from, const void *data, int64_t count, lm_err *e);
-/* Publish; fails with LM_EBUG naming the tensor if bytes are missing.  w is gone whatever the
+/* Publish; fails with LM_EBUG naming the tensor if bytes are missing.  w is freed whatever the
  * result. */
 lm_code lm_st_commit(lm_st_writer *w, lm_err *e);
 void lm_st_drop(lm_st_writer *w);

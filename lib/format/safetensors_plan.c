@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors_plan.c -- what a file will hold, before its first byte is written. */
+/* safetensors_plan.c -- the contents of a file, before its first byte is written. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

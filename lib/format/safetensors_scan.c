@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors_scan.c -- a header as writers write it, read in one pass and without a tree of JSON.
+/* safetensors_scan.c -- reads a header in its usual form in one pass, without a JSON tree.
  *
- * A tree costs some ten allocations for each tensor, most of the time that a header of a million
- * tensors takes.  What is read here is a part of JSON: names without escapes, entries of exactly
- * dtype, shape and data_offsets in any order, whole numbers.  At anything else, and at every mistake,
- * the scan gives up and the tree decides what the header says, or what is wrong with it. */
+ * A tree costs about ten allocations per tensor, which is most of the time for a header of a
+ * million tensors.  The scan accepts a part of JSON: names without escapes, entries of exactly
+ * dtype, shape and data_offsets in any order, integers.  At any other construct, and at every
+ * error, it stops, and the tree parser reads the header or reports its fault. */
 #include <string.h>
 
 #include "base/json.h"
@@ -31,7 +31,7 @@ static bool take(cursor *c, char want)
     return true;
 }
 
-/* A string without escapes to buf, NUL-terminated. */
+/* Read a string without escapes to buf, NUL-terminated. */
 static bool take_name(cursor *c, char *buf, size_t cap)
 {
     const char *from;
@@ -108,7 +108,7 @@ static bool take_entry(cursor *c, lm_st_tensor *x, char dtype[32], int64_t offse
     return take(c, '}') && seen == (DTYPE | SHAPE | OFFSETS) && offsets[0] <= offsets[1];
 }
 
-/* An object of any content: where it begins and how long it is. */
+/* Skip an object of any content; returns its begin and length. */
 static bool take_object(cursor *c, const char **text, size_t *len)
 {
     int depth = 0;

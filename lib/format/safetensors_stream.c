@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors_stream.c -- a safetensors file that can only be read forwards. */
+/* safetensors_stream.c -- reads a safetensors file that can only be read forward. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -37,7 +37,7 @@ static lm_code read_full(lm_st_stream *s, void *dst, size_t bytes, const char *w
     return LM_OK;
 }
 
-/* The header is read in growing steps, so that a length that lies costs no memory. */
+/* The header is read in growing steps, so that a false length allocates no memory. */
 static lm_code read_header(lm_st_stream *s, lm_buf *text, lm_err *e)
 {
     uint8_t field[8];
@@ -135,7 +135,7 @@ lm_code lm_st_stream_read(lm_st_stream *s, void *dst, size_t bytes, lm_err *e)
 
     if (bytes > s->left)
         return lm_fail(e, LM_EUSAGE, s->where, NULL,
-                       "%zu byte%s asked of tensor '%s', which has %" PRIu64 " left", bytes,
+                       "%zu byte%s requested from tensor '%s', which has %" PRIu64 " left", bytes,
                        lm_plural(bytes),
                        s->next ? lm_st_show(s->table.tensor[s->next - 1].name, show) : "", s->left);
     lm_code rc = read_full(s, dst, bytes, s->next ? s->table.tensor[s->next - 1].name : "", e);

@@ -61,7 +61,7 @@ void lm_st_table_fini(lm_st_table *t)
     *t = (lm_st_table){ 0 };
 }
 
-/* The slot that holds `name`, or the free one where it belongs.  n_slots > 0. */
+/* The cell that holds `name`, or the free cell for it.  The table must not be empty. */
 static size_t slot_of(const lm_st_table *t, const char *name)
 {
     size_t mask = t->n_slots - 1, i = lm_hash_str(name) & mask;
@@ -152,7 +152,7 @@ lm_code lm_st_table_set_meta(lm_st_table *t, const char *key, const char *value,
     return append_meta(t, key, value, e);
 }
 
-/* The format of a type of the list. */
+/* The format that corresponds to a type of the list. */
 static const lm_format *format_of(const char *type)
 {
     const lm_format *f = lm_format_of_dtype(lm_dtype_parse(type));
@@ -245,7 +245,7 @@ lm_code lm_st_header_length(const uint8_t field[8], const char *where, uint64_t 
     return LM_OK;
 }
 
-/* A string without U+0000, which C would cut short; else NULL. */
+/* A string without U+0000, which would end it in C; otherwise NULL. */
 static const char *plain_string(const json_t *v)
 {
     const char *s = json_string_value(v);
@@ -285,7 +285,7 @@ lm_code lm_st_table_read_meta(lm_st_table *t, const char *text, size_t len, cons
     return rc;
 }
 
-/* One entry of the header; *x gets what it says, with the end of its bytes in *end. */
+/* Read one entry of the header to *x, and the end of its bytes to *end. */
 static lm_code read_entry(const char *name, const json_t *obj, lm_st_tensor *x, uint64_t *end,
                           const char *where, lm_err *e)
 {
@@ -299,7 +299,7 @@ static lm_code read_entry(const char *name, const json_t *obj, lm_st_tensor *x, 
         return lm_fail(e, LM_EFORMAT, where, NULL, "tensor '%s' is not described by an object",
                        lm_st_show(name, show));
     if (!dtype || !json_is_array(shape) || !json_is_array(off))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "tensor '%s' has no proper '%s'",
+        return lm_fail(e, LM_EFORMAT, where, NULL, "tensor '%s' has an invalid '%s'",
                        lm_st_show(name, show),
                        !dtype                  ? "dtype"
                        : !json_is_array(shape) ? "shape"
@@ -396,7 +396,7 @@ static lm_code fill_table(lm_st_table *t, const json_t *root, const char *where,
     return rc;
 }
 
-/* Into the order of the data, in which most headers are. */
+/* Sort by the order of the data; most headers are sorted already. */
 static void sort_table(lm_st_table *t)
 {
     for (size_t i = 1; i < t->n; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_table.h -- the header of a safetensors file in memory: shared by its reader, stream,
- * plan and writer, and by those who read its tensors one by one. */
+ * plan and writer, and by code that reads tensors one by one. */
 #ifndef LM_FORMAT_SAFETENSORS_TABLE_H
 #define LM_FORMAT_SAFETENSORS_TABLE_H
 
@@ -24,11 +24,11 @@ const char *lm_st_table_meta(const lm_st_table *t, const char *key);
 bool lm_st_table_meta_at(const lm_st_table *t, size_t i, const char **key, const char **value);
 lm_code lm_st_table_set_meta(lm_st_table *t, const char *key, const char *value, lm_err *e);
 /* Append a tensor whose name, dtype_name, ndim and dim are given; strings are copied, count, bytes
- * and dtype are computed, offset is kept.  Fails (with `code`) for an unknown dtype, a name seen
- * before, bad dimensions. */
+ * and dtype are computed, offset is kept.  Fails (with `code`) for an unknown dtype, a duplicate
+ * name, bad dimensions. */
 lm_code lm_st_table_add(lm_st_table *t, const lm_st_tensor *given, const char *where, lm_code code,
                         lm_err *e);
-/* Make the index of names again after the tensors were put in another order. */
+/* Rebuild the index of names after the tensors were reordered. */
 void lm_st_table_reindex(lm_st_table *t);
 /* Rank of a dtype in the reference library's list, -1 if unknown. */
 int lm_st_type_rank(const char *dtype_name);
@@ -37,18 +37,18 @@ int lm_st_type_rank(const char *dtype_name);
  * unknown (then it is taken from the last offset). */
 lm_code lm_st_table_parse(lm_st_table *t, const char *text, size_t len, uint64_t data_bytes,
                           const char *where, lm_err *e);
-/* The same without the check that the tensors cover the data: true if the header could be read in one
- * pass; else *t is empty and nothing is known, neither that the header is right nor that it is wrong. */
+/* The same without the check that the tensors cover the data: true if the header could be read in
+ * one pass; otherwise *t is empty, and the header may be valid or not. */
 bool lm_st_table_scan(lm_st_table *t, const char *text, size_t len);
 /* __metadata__: the JSON text of its object. */
 lm_code lm_st_table_read_meta(lm_st_table *t, const char *text, size_t len, const char *where,
                               lm_err *e);
 /* The length field of a header: checked against the limit. */
 lm_code lm_st_header_length(const uint8_t field[8], const char *where, uint64_t *out, lm_err *e);
-/* LM_ELIMIT if the file system `fs` has fewer than `need` bytes free for us. */
+/* LM_ELIMIT if the file system `fs` has fewer than `need` bytes free for this user. */
 struct statvfs;
 lm_code lm_st_check_room(const struct statvfs *fs, uint64_t need, const char *where, lm_err *e);
-/* A name from outside made fit for a message: control bytes become '?', cut at 80 bytes.  Returns
+/* A name from a file, for messages: control bytes become '?', truncated to 80 bytes.  Returns
  * buf. */
 #define LM_ST_SHOWN 96
 const char *lm_st_show(const char *name, char buf[LM_ST_SHOWN]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors_write.c -- a planned file, written front to back through a small buffer. */
+/* safetensors_write.c -- writes a planned file from front to back through a small buffer. */
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@ struct lm_st_writer {
     lm_write_fn write;
     void *ctx;
     char *where;
-    uint64_t done; /* bytes of data taken so far */
+    uint64_t done; /* bytes of data written so far */
     size_t cur;    /* first tensor whose end lies beyond `done` */
     size_t fill;
     uint8_t buf[131072]; /* small chunks gather here */
@@ -48,7 +48,7 @@ static lm_code put(lm_st_writer *w, const void *data, size_t bytes, lm_err *e)
     return LM_OK;
 }
 
-/* Empty tensors need no bytes: step over all that are complete. */
+/* Skip all complete tensors; empty ones need no bytes. */
 static void advance(lm_st_writer *w)
 {
     while (w->cur < lm_st_plan_count(w->plan)) {
@@ -105,7 +105,7 @@ lm_code lm_st_check_room(const struct statvfs *fs, uint64_t need, const char *wh
                    lm_show_bytes(room, b));
 }
 
-/* A disk that is too small is better known before the work than after it. */
+/* A disk that is too small is reported before the work, not after it. */
 static lm_code check_room(const lm_st_writer *w, uint64_t need, lm_err *e)
 {
     struct statvfs fs;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* source.c -- see source.h.
  *
- * Two libarchive readers stand one on the other: `outer` reads the file through its own callback
- * (which also counts and hashes), and for members of real archives `inner` reads the member, so
- * that a .jsonl.zst inside a .tar is decoded as well.  Under each lies a layer of gunzip.h.  Sparse
- * members are refused: a hole of a terabyte costs its author nothing.
+ * Two libarchive readers are stacked: `outer` reads the file through its own callback (which also
+ * counts and hashes), and for members of archives `inner` reads the member, so that a .jsonl.zst
+ * inside a .tar is decoded as well.  Each reads through a layer of gunzip.h.  Sparse members are
+ * refused: a hole of a terabyte takes no space in the file.
  *
  * What is damaged fails.  With skip_bad it ends the member (lm_source_cut), and reading goes on with
  * the next member that can be found: of gzip behind the damage, of an archive the next one when the
@@ -61,8 +61,8 @@ static la_ssize_t read_member(struct archive *a, void *ctx, const void **out)
     return (la_ssize_t)n;
 }
 
-/* Behind the end of a compressed file nothing may follow: some decoders take a damaged header of the next
- * part for the end. */
+/* No bytes may follow the end of a compressed file, because some decoders treat a damaged header of
+ * the next part as the end. */
 static lm_code check_end(lm_source *s, struct archive *a, lm_gunzip *gz, uint64_t given, lm_err *e)
 {
     const void *p;
@@ -76,7 +76,7 @@ static lm_code check_end(lm_source *s, struct archive *a, lm_gunzip *gz, uint64_
     if (rc || (given == (uint64_t)used && !n))
         return rc;
     return lm_fail(e, LM_EFORMAT, s->name.data, "fetch or compress it again",
-                   "damaged: what follows byte %lld of the compressed data cannot be decoded",
+                   "damaged: the compressed data cannot be decoded behind byte %lld",
                    (long long)used);
 }
 
@@ -90,12 +90,12 @@ static lm_code name_member(lm_source *s, struct archive_entry *entry, lm_err *e)
                              member ? member : "?");
     for (size_t i = 0; !rc && i < s->name.len; i++)
         if ((unsigned char)s->name.data[i] < 0x20 || s->name.data[i] == 0x7f)
-            s->name.data[i] = '?'; /* it goes into messages */
+            s->name.data[i] = '?'; /* the name appears in messages */
     return rc;
 }
 
-/* A file that is packed by its name and by nothing else is one that was cut off or mixed up: to read
- * it as text would let its bytes through as documents. */
+/* A file whose name, but not its content, is that of a compressed file was truncated or exchanged:
+ * read as text, its bytes would become documents. */
 static lm_code check_name(struct archive *a, const lm_gunzip *gz, const char *name, lm_err *e)
 {
     static const char *const packed[] = { "zst", "zstd", "gz",  "xz",  "bz2", "lz4", "lzma", "lz",
@@ -107,7 +107,7 @@ static lm_code check_name(struct archive *a, const lm_gunzip *gz, const char *na
     for (size_t i = 0; dot && i < sizeof packed / sizeof *packed; i++)
         if (strcmp(dot + 1, packed[i]) == 0)
             return lm_fail(e, LM_EFORMAT, name, "fetch it again, or rename it if it is plain text",
-                           "its name ends in .%s, its bytes do not say so", packed[i]);
+                           "its name ends in .%s, but its content is of another kind", packed[i]);
     return LM_OK;
 }
 
@@ -119,7 +119,7 @@ static void close_inner(lm_source *s)
     s->inner_gz = NULL;
 }
 
-/* Put a second reader on the member that outer stands on. *got is false when it is empty. */
+/* Start a second reader on the current member of outer. *got is false when it is empty. */
 static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
 {
     struct archive_entry *entry;
@@ -141,7 +141,7 @@ static lm_code open_inner(lm_source *s, bool *got, lm_err *e)
     return check_name(s->inner, s->inner_gz, s->name.data, e);
 }
 
-/* The one member of a file that is no archive. */
+/* The only member of a file that is not an archive. */
 static lm_code begin_plain(lm_source *s, lm_err *e)
 {
     s->name.len = 0;
@@ -188,7 +188,8 @@ static lm_code next_member(lm_source *s, bool *got, lm_err *e)
     }
 }
 
-/* Behind the damage of a gzip file that is no archive there may be more of it: a new reader goes on there. */
+/* A gzip file that is not an archive may have intact parts behind the damage: a new reader
+ * continues there. */
 static lm_code resume(lm_source *s, bool *more, lm_err *e)
 {
     lm_err why = { 0 };
@@ -203,7 +204,7 @@ static lm_code resume(lm_source *s, bool *more, lm_err *e)
     return lm_source_new_outer(s, e);
 }
 
-/* After damage: over the rest of the operand, or of the member when only that is damaged. */
+/* After damage: skip the rest of the operand, or of the member if only that is damaged. */
 static void give_up(lm_source *s)
 {
     if (s->inner) {
@@ -223,7 +224,7 @@ lm_code lm_source_next(lm_source *s, bool *got, lm_err *e)
     *got = s->cut = false;
     while (!rc && !*got) {
         if (!s->outer) {
-            if (s->fd >= 0 && (rc = lm_source_close_outer(s, e))) /* given up */
+            if (s->fd >= 0 && (rc = lm_source_close_outer(s, e))) /* no more data */
                 break;
             if (s->at + 1 >= (int)s->files.n)
                 return LM_OK;
@@ -310,7 +311,7 @@ int64_t lm_source_bad(const lm_source *s, lm_err *first)
 
 /* ---- life ---- */
 
-/* Is `path` there, and readable?  Adds its size to the total. */
+/* Check that `path` exists and is readable, and add its size to the total. */
 static lm_code check_path(const char *path, uint64_t *total, bool *unknown, lm_err *e)
 {
     struct stat st;

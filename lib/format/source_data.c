@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* source_data.c -- the tensors of a model read, in order or not.
+/* source_data.c -- reads the tensors of a model, in order or at random.
  *
- * Of a stream the current tensor is held in memory (the window); what an .lmz decodes is held there
- * too, so that many small reads of one tensor decode it once. */
+ * The current tensor of a stream is held in memory (the window); so is a decoded tensor of an .lmz,
+ * so that many small reads of one tensor decode it once. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "format/folder_impl.h"
 #include "format/safetensors_table.h"
 
-/* The window belongs to what m is read through, not to what it is. */
+/* The window is a cache, not part of the model, so it may change in a const m. */
 static lm_model_source *mutable(const lm_model_source *m)
 {
     return (lm_model_source *)(uintptr_t)m;
@@ -23,7 +23,7 @@ static bool forward(const lm_model_source *m)
 
 static lm_code foreign(const lm_model_source *m, lm_err *e)
 {
-    return lm_fail(e, LM_EBUG, m->path, NULL, "a tensor of another model was asked for");
+    return lm_fail(e, LM_EBUG, m->path, NULL, "a tensor of another model is requested");
 }
 
 /* ---- In order ---- */
@@ -51,7 +51,7 @@ lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err 
         return LM_OK;
     }
     pthread_rwlock_wrlock(&m->lock);
-    while (!rc && m->taken <= m->next) /* a load may have been one ahead */
+    while (!rc && m->taken <= m->next) /* a read may already have moved the stream to this tensor */
         rc = step(m, t, e);
     if (!rc)
         *t = lm_model_source_at(m, m->next++);
@@ -63,7 +63,7 @@ lm_code lm_model_source_rewind(lm_model_source *m, lm_err *e)
 {
     if (m->stream && m->taken > 1)
         return lm_fail(e, LM_EUSAGE, m->path, "give the model as a file",
-                       "its tensors have passed");
+                       "its tensors were read already");
     m->next = 0;
     return LM_OK;
 }
@@ -79,14 +79,14 @@ lm_code lm_model_source_spool(lm_model_source *m, lm_err *e)
     return rc;
 }
 
-/* What a tool went on without must not come after all. */
+/* A file that was reported absent must not follow later in the stream. */
 static lm_code check_missed(const lm_model_source *m, const char *name, lm_err *e)
 {
     for (size_t i = 0; i < m->n_missed; i++)
         if (!strcmp(m->missed[i], name))
             return lm_fail(e, LM_EUSAGE, m->path,
-                           "give the model as a file, or put its small files first",
-                           "%s comes behind the weights, too late", name);
+                           "give the model as a file, or write its small files first",
+                           "%s follows the weights, where it cannot be used", name);
     return LM_OK;
 }
 
@@ -138,7 +138,7 @@ static lm_code make_window(lm_model_source *m, const lm_st_tensor *t, lm_err *e)
     return rc;
 }
 
-/* Bytes of a tensor that is not on a stream any more, nor mapped as a whole file. */
+/* Bytes of a tensor that is neither on a stream nor mapped as a whole file. */
 static lm_code read_spooled(const lm_model_source *m, const lm_st_tensor *t, uint64_t from,
                             void *dst, size_t bytes, lm_err *e)
 {
@@ -146,7 +146,8 @@ static lm_code read_spooled(const lm_model_source *m, const lm_st_tensor *t, uin
                            dst, bytes, e);
 }
 
-/* t into the window, by the stream; the lock is held.  *held = false: it was spooled instead. */
+/* Read t from the stream into the window; the lock is held.  *held = false: the stream was spooled
+ * instead. */
 static lm_code take(lm_model_source *m, const lm_st_tensor *t, bool *held, lm_err *e)
 {
     size_t i = (size_t)(t - lm_st_stream_at(m->stream, 0));
@@ -159,7 +160,7 @@ static lm_code take(lm_model_source *m, const lm_st_tensor *t, bool *held, lm_er
         return LM_OK;
     if (i + 1 < m->taken || m->ended)
         return lm_fail(e, LM_EUSAGE, m->path, "give the model as a file",
-                       "tensor '%s' has passed already", lm_st_show(t->name, show));
+                       "tensor '%s' was read already", lm_st_show(t->name, show));
     if (i > m->taken)
         return lm_bundle_spool(m->b, e);
     rc = i == m->taken ? step(m, &now, e) : LM_OK;
@@ -187,7 +188,7 @@ static lm_code decode(lm_model_source *m, const lm_source_weights *w, const lm_s
     return rc;
 }
 
-/* See that t is in the window, and keep it there until release: the lock is held for reading. */
+/* Load t into the window, and keep it there until release: the lock is held for reading. */
 static lm_code hold(const lm_model_source *cm, const lm_source_weights *w, const lm_st_tensor *t,
                     bool *held, lm_err *e)
 {
@@ -259,9 +260,10 @@ lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, ui
         return foreign(m, e);
     if (from > t->bytes || bytes > t->bytes - from)
         return lm_fail(e, LM_EUSAGE, m->path, NULL,
-                       "bytes %" PRIu64 " to %" PRIu64 " asked of tensor '%s', which has %" PRIu64,
+                       "bytes %" PRIu64 " to %" PRIu64
+                       " requested from tensor '%s', which has %" PRIu64,
                        from, from + bytes, lm_st_show(t->name, show), t->bytes);
-    /* Mapped, or decoded once as a whole: nothing to hold. */
+    /* Mapped, or decoded once as a whole: the window is not needed. */
     if (w && (lm_st_data(w->st, t) || bytes == t->bytes))
         return lm_st_read(w->st, t, from, dst, bytes, e);
     rc = hold(m, w, t, &held, e);
@@ -295,7 +297,7 @@ lm_code lm_model_source_borrow(const lm_model_source *m, const lm_st_tensor *t, 
     return rc;
 }
 
-/* From memory, or by pieces of what was spooled. */
+/* From memory, or in pieces from the spooled file. */
 static lm_code convert(const lm_model_source *m, const lm_st_tensor *t, const uint8_t *src,
                        lm_dtype to, void *dst, lm_err *e)
 {

@@ -11,8 +11,9 @@
 #include "base/stop.h"
 #include "format/source_impl.h"
 
-/* Bytes of fd, 0 at its end, -1 with errno.  A pipe may stay silent for ever, and a signal is handled in any thread, not
- * in this one: so it waits in short turns, and a request to stop ends the file. */
+/* Bytes of fd, 0 at its end, -1 with errno.  A pipe may never deliver data, and a signal may be
+ * handled in another thread: so it polls with a short timeout, and a request to stop ends the
+ * file. */
 static ssize_t read_some(int fd, void *dst, size_t cap)
 {
     struct pollfd wait = { .fd = fd, .events = POLLIN };
@@ -125,7 +126,7 @@ lm_code lm_source_reader(const char *where, struct archive **out, lm_err *e)
     return LM_OK;
 }
 
-/* A reader on what is left of the file. */
+/* Open a reader on the rest of the file. */
 lm_code lm_source_new_outer(lm_source *s, lm_err *e)
 {
     s->given = 0;
@@ -166,14 +167,14 @@ bool lm_source_note_bad(lm_source *s, lm_code rc, lm_err *e)
 {
     if (rc != LM_EFORMAT || (!s->skip_bad && !lm_stopping()))
         return false;
-    if (!lm_stopping() && !s->bad++) /* a request to stop ends the file anywhere */
+    if (!lm_stopping() && !s->bad++) /* a request to stop may end the file anywhere */
         s->first_bad = *e;
     *e = s->fail = (lm_err){ 0 };
     return true;
 }
 
-/* To the end of the file, so that the digest is of the whole file, and gzip's last checksum is compared.  Only
- * the length of a pipe is bounded: a device may have no end. */
+/* Read to the end of the file, so that the digest is that of the whole file and gzip's last
+ * checksum is compared.  For a pipe the number of bytes is bounded, because it may never end. */
 static lm_code drain(lm_source *s, lm_err *e)
 {
     struct stat st;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* source_files.c -- the small files beside the weights of a model: read where they lie, or kept in
- * memory as a stream brings them. */
+/* source_files.c -- the small files beside the weights of a model: read in place, or kept in memory
+ * when a stream delivers them. */
 #include <string.h>
 
 #include "base/json.h"
 #include "base/mem.h"
 #include "format/folder_impl.h"
 
-#define MAX_SMALL ((size_t)16 << 20)  /* bytes of a JSON file that is asked for as a tree */
-#define MAX_VOCAB ((size_t)256 << 20) /* bytes of a tokenizer's file */
-#define MAX_KEPT  ((size_t)64 << 20)  /* bytes of one small file of a stream that is kept */
-#define MAX_ALL   ((size_t)256 << 20) /* and of all of them */
+#define MAX_SMALL ((size_t)16 << 20)  /* most bytes of a JSON file that is read as a tree */
+#define MAX_VOCAB ((size_t)256 << 20) /* most bytes of a tokenizer's file */
+#define MAX_KEPT  ((size_t)64 << 20)  /* most bytes of a small file of a stream that is kept */
+#define MAX_ALL   ((size_t)256 << 20) /* and of all of them together */
 
 const char *lm_source_where(const lm_model_source *m, const char *name, char buf[256])
 {
@@ -61,7 +61,7 @@ lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
     return rc ? rc : lm_bundle_load(m->b, f->name, MAX_KEPT, data, e);
 }
 
-/* Too large to be kept is not the same as absent. */
+/* A file that was too large to be kept is an error, not absent. */
 static bool has_passed(const lm_model_source *m, const char *name)
 {
     for (size_t i = 0; i < lm_bundle_count(m->b); i++)
@@ -80,12 +80,12 @@ lm_code lm_source_seen(lm_model_source *m, const char *name, size_t limit, lm_bu
     if (m->streamed && !strcmp(m->streamed->name, name))
         return lm_fail(e, LM_EBUG, m->path, NULL, "the weights are not a small file");
     if (!x && (!lm_bundle_random(m->b) || !lm_bundle_find(m->b, name)))
-        return has_passed(m, name)
-                   ? lm_fail(e, LM_ELIMIT, lm_source_where(m, name, where),
-                             "give the model as a file",
-                             "too large to be kept of a stream (%zu MiB a file, %zu in all)",
-                             MAX_KEPT >> 20, MAX_ALL >> 20)
-                   : LM_OK;
+        return has_passed(m, name) ? lm_fail(e, LM_ELIMIT, lm_source_where(m, name, where),
+                                             "give the model as a file",
+                                             "too large to be kept from a stream (limits: %zu MiB "
+                                             "per file, %zu in total)",
+                                             MAX_KEPT >> 20, MAX_ALL >> 20)
+                                   : LM_OK;
     *found = true;
     if (!x)
         return lm_bundle_load(m->b, name, limit, out, e);

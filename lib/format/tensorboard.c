@@ -120,14 +120,13 @@ static lm_code put_record(lm_tb *t, lm_err *e)
         rc = lm_write_all(t->fd, r->data, r->len, t->path, e);
     if (!rc)
         t->size += (int64_t)r->len;
-    else if (t->regular &&
-             ftruncate(t->fd, (off_t)t->size)) /* no torn record, if it can be helped */
+    else if (t->regular && ftruncate(t->fd, (off_t)t->size)) /* try not to leave a partial record */
         return rc;
     return rc;
 }
 
-/* Where the whole records of the file end; a record cut short by a kill or a full disk does not
- * count. */
+/* The end of the complete records in the file; a record truncated by a kill or a full disk is not
+ * counted. */
 static lm_code whole_end(lm_tb *t, int64_t size, int64_t *end, lm_err *e)
 {
     uint8_t head[12];
@@ -143,7 +142,7 @@ static lm_code whole_end(lm_tb *t, int64_t size, int64_t *end, lm_err *e)
             crc = crc << 8 | head[i];
         if (crc != mask(lm_crc32c(0, head, 8)))
             return lm_fail(e, LM_EFORMAT, t->path, "name a new file",
-                           "it is no TensorBoard event file, or damaged at byte %lld",
+                           "it is not a TensorBoard event file, or is damaged at byte %lld",
                            (long long)*end);
         if (len > (uint64_t)(size - *end))
             break;
@@ -166,9 +165,9 @@ static lm_code begin_file(lm_tb *t, double wall_time, lm_err *e)
     if (t->regular && (rc = whole_end(t, st.st_size, &t->size, e)))
         return rc;
     if (t->regular && t->size < st.st_size && ftruncate(t->fd, (off_t)t->size))
-        return lm_fail(e, LM_EIO, t->path, NULL, "cannot cut off a torn record");
+        return lm_fail(e, LM_EIO, t->path, NULL, "cannot remove a partial record");
     if (t->size)
-        return LM_OK; /* a resumed run goes on in its file */
+        return LM_OK; /* a resumed run continues in its file */
     rc = put_time_step(&t->event, wall_time, 0, e);
     if (!rc)
         rc = put_bytes(&t->event, 3, version, sizeof version - 1, e);

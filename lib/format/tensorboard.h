@@ -20,13 +20,13 @@ typedef struct {
 
 typedef struct lm_tb lm_tb;
 /* Append to (or begin) `path`, usually events.out.tfevents.NAME.  An event file is a log: it grows
- * in place and each lm_tb_add is one write.  A record that a kill left half-written is cut off
- * here. wall_time: seconds since 1970, given by the caller.  Fails: LM_EIO, LM_EFORMAT for another
+ * in place and each lm_tb_add is one write.  A record that a kill left incomplete is removed here.
+ * wall_time: seconds since 1970, given by the caller.  Fails: LM_EIO, LM_EFORMAT for another
  * file. */
 lm_code lm_tb_open(const char *path, double wall_time, lm_tb **out, lm_err *e);
 lm_code lm_tb_add(lm_tb *t, int64_t step, double wall_time, const lm_tb_scalar *values, size_t n,
                   lm_err *e);
-lm_code lm_tb_close(lm_tb *t, lm_err *e); /* fsync; t is gone */
+lm_code lm_tb_close(lm_tb *t, lm_err *e); /* fsync and close; frees t */
 
 /* CRC-32C (Castagnoli, RFC 3720 appendix B.4) of data, continuing from `crc` (0 at the start). */
 uint32_t lm_crc32c(uint32_t crc, const void *data, size_t len);

@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "format/tokens_layout.h"
 
-enum { BLOCK = 4096 }; /* ids looked at in one go */
+enum { BLOCK = 4096 }; /* ids processed at a time */
 
 const char *lm_tokens_kind_name(lm_tokens_kind k)
 {
@@ -77,7 +77,7 @@ static void widen(const uint8_t *src, lm_id_type type, int64_t n, uint32_t *dst)
     }
 }
 
-/* The range is known to be good. */
+/* The range has been checked. */
 static void read_ids(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst)
 {
     size_t k = 0;
@@ -102,8 +102,8 @@ static void read_ids(const lm_tokens *t, int64_t at, int64_t n, uint32_t *dst)
     }
 }
 
-/* Pages that were read stay in the page cache, but need not count as memory of this process: over
- * an epoch they would add up to the whole dataset.  The kernel maps 64 KiB around each touch. */
+/* Drop pages after reading: they stay in the page cache, but would add up to the whole dataset in
+ * this process's resident set over an epoch.  The kernel maps 64 KiB around each touch. */
 static void forget_ids(const lm_tokens *t, int64_t at, int64_t n)
 {
     const uintptr_t around = 65536;
@@ -122,7 +122,7 @@ static void forget_ids(const lm_tokens *t, int64_t at, int64_t n)
     }
 }
 
-/* The n ids from place `at` on. */
+/* The n ids from position `at` on. */
 static lm_code check_ids(const lm_tokens *t, int64_t at, int64_t n, const uint32_t *ids,
                          int64_t vocab, lm_err *e)
 {
@@ -131,11 +131,11 @@ static lm_code check_ids(const lm_tokens *t, int64_t at, int64_t n, const uint32
             continue;
         if (ids[i] == UINT32_MAX)
             return lm_fail(e, LM_EFORMAT, t->path, "shard the text again",
-                           "the id at place %lld is negative or beyond 32 bits",
+                           "the id at position %lld is negative or beyond 32 bits",
                            (long long)(at + i));
         return lm_fail(e, LM_EFORMAT, t->path,
                        "use the tokenizer and the model that belong together",
-                       "id %u at place %lld does not fit a vocabulary of %lld", ids[i],
+                       "id %u at position %lld does not fit a vocabulary of %lld", ids[i],
                        (long long)(at + i), (long long)vocab);
     }
     return LM_OK;
@@ -146,10 +146,10 @@ lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, int64_t vocab,
 {
     if (at < 0 || n < 0 || at > t->count || n > t->count - at)
         return lm_fail(e, LM_EUSAGE, t->path, NULL,
-                       "%lld id%s from place %lld on were asked for, it holds %lld", (long long)n,
+                       "%lld id%s from position %lld on are requested, it holds %lld", (long long)n,
                        lm_plural(n), (long long)at, (long long)t->count);
     read_ids(t, at, n, dst);
-    if (n >= 64) /* below, the next call may want the same page */
+    if (n >= 64) /* below: the next call may need the same page */
         forget_ids(t, at, n);
     return check_ids(t, at, n, dst, vocab, e);
 }
@@ -166,7 +166,7 @@ static bool starts_here(const lm_tokens *t, int64_t at, const uint32_t *ids, int
 
 typedef struct {
     const lm_tokens *t;
-    int64_t *counts; /* by chunk; then where each chunk's starts go */
+    int64_t *counts; /* by chunk: number of starts, then offset of the first */
     int64_t *starts; /* NULL in the counting pass */
 } find_job;
 
@@ -245,7 +245,7 @@ int64_t lm_tokens_doc_start(const lm_tokens *t, int64_t d)
 int64_t lm_tokens_doc_of(const lm_tokens *t, int64_t at)
 {
     int64_t lo = 0, hi = t->docs;
-    while (hi - lo > 1) { /* the last that starts at or before `at`: empty ones lie before it */
+    while (hi - lo > 1) { /* the last one that starts at or before `at`: empty ones precede it */
         int64_t mid = lo + (hi - lo) / 2;
         if (lm_tokens_doc_start(t, mid) <= at)
             lo = mid;
@@ -304,7 +304,7 @@ lm_code lm_tokens_check(lm_tokens *t, int64_t vocab, lm_par *p, lm_err *e)
     return LM_OK;
 }
 
-/* ---- facts ---- */
+/* ---- properties ---- */
 
 const char *lm_tokens_path(const lm_tokens *t)
 {

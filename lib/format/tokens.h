@@ -16,8 +16,7 @@
  * - llm.c: 256 i32 of header (magic 20240520 version 1: u16 ids, GPT-2; magic 20240801 version 7:
  *   u32 ids, Llama-3; [2] = number of ids), then the ids.  A document begins with its
  *   end-of-text id: 50256, and 128000 for Llama-3.
- * - nanoGPT: u16 ids and nothing else, or, as in forks for larger vocabularies, u32: the ids are taken
- *   as u32 when every second 16-bit word is below 16, and not all others are.  A document ends with its
+ * - nanoGPT: u16 ids and nothing else, or, as in forks for larger vocabularies, u32: the ids are read as u32 when every second 16-bit word is below 16 and not all others are.  A document ends with its
  *   end-of-text id.
  * llm.c and nanoGPT shards may be numbered, NAME_000000.bin and on; they read as one stream.
  *
@@ -43,54 +42,54 @@ lm_tokens_kind lm_tokens_kind_find(const char *name); /* AUTO if it is none of t
 
 typedef struct lm_tokens lm_tokens;
 
-/* The tokenizer that ids were made with, as far as it can be told apart: how many ids it has, and the
- * digest of their tokens (lm_tokenizer_digest). */
+/* Identifies the tokenizer of ids: the number of its ids, and the digest of their tokens
+ * (lm_tokenizer_digest). */
 typedef struct {
-    int64_t ids; /* 0: not known */
+    int64_t ids; /* 0: unknown */
     uint64_t digest;
 } lm_tokens_tokenizer;
 
 /* Open a dataset.  `path` is 'data/train', 'data/train.bin', 'data/train.idx', or an llm.c or
- * nanoGPT shard.  With AUTO the kind is what meta.json says (see tokens_meta.h); without one it follows
- * from an .idx beside the .bin, else from the magic number.  What is left can only be ids of nanoGPT,
- * and is taken for them if it is called .bin, has a whole number of ids, and is not text.  Files are
- * mapped; every header, length and offset is checked against the file sizes, in 64 bits.  `eot` is the
- * id between documents for llm.c and nanoGPT where meta.json names none; -1: the one known for the format, or
- * none (then all is one document).  No id is looked at here: see lm_tokens_check.
- * Fails: LM_EIO if nothing is there (naming what was looked for), LM_EFORMAT for malformed, truncated or
- * missing files, for what says in no way that it holds ids, and when meta.json counts other ids.  A
- * dataset without ids opens; callers decide. */
+ * nanoGPT shard.  With AUTO the kind is that in meta.json (see tokens_meta.h); without it, the kind
+ * follows from an .idx beside the .bin, otherwise from the magic number.  Any other file can only
+ * hold ids of nanoGPT, and is accepted if it is named .bin, has a whole number of ids, and is not
+ * text.  Files are mapped; every header, length and offset is checked against the file sizes, in 64
+ * bits.  `eot` is the id between documents for llm.c and nanoGPT if meta.json names none; -1: that
+ * of the format, or none (all is then one document).  Ids are not checked here: see
+ * lm_tokens_check.  Fails: LM_EIO if no file is found (naming those that were tried), LM_EFORMAT
+ * for malformed, truncated or missing files, for files not marked as ids in any way, and when
+ * meta.json has another number of ids.  A dataset without ids opens; callers decide. */
 lm_code lm_tokens_open(const char *path, lm_tokens_kind kind, int64_t eot, lm_tokens **out,
                        lm_err *e);
 void lm_tokens_close(lm_tokens *t);
-/* Is there a file of a dataset of this name: PREFIX.bin, .idx or _nnnnnn.bin? */
+/* True if a file of a dataset of this name exists: PREFIX.bin, .idx or _nnnnnn.bin. */
 lm_code lm_tokens_there(const char *prefix, bool *there, lm_err *e);
-/* The datasets of a folder by name: train and val, as shard-data writes them, or of one name in front, as
- * llm.c's scripts do: fineweb_train (fineweb_train_000001.bin, ...) and fineweb_val.  *train and *val are
- * paths without extension, which the caller frees; NULL if the folder has no such dataset.  Fails:
- * LM_EUSAGE if the names of several prefixes are there; LM_EIO. */
+/* The datasets of a folder by name: train and val, as shard-data writes them, or with a prefix, as
+ * llm.c's scripts do: fineweb_train (fineweb_train_000001.bin, ...) and fineweb_val.  *train and
+ * *val are paths without extension, which the caller frees; NULL if the folder has no such dataset.
+ * Fails: LM_EUSAGE if there are datasets with several prefixes; LM_EIO. */
 lm_code lm_tokens_in_folder(const char *dir, char **train, char **val, lm_err *e);
 
 const char *lm_tokens_path(const lm_tokens *t); /* as given; borrowed */
 lm_tokens_kind lm_tokens_format(const lm_tokens *t);
-int64_t lm_tokens_vocab(const lm_tokens *t); /* as meta.json says; 0: not known */
+int64_t lm_tokens_vocab(const lm_tokens *t); /* from meta.json; 0: unknown */
 lm_tokens_tokenizer lm_tokens_made_with(const lm_tokens *t);
-/* Do both begin with the same file? */
+/* True if both begin with the same file. */
 bool lm_tokens_same(const lm_tokens *a, const lm_tokens *b);
 int64_t lm_tokens_eot(const lm_tokens *t);       /* -1 if none */
-int64_t lm_tokens_count(const lm_tokens *t);     /* ids in all */
+int64_t lm_tokens_count(const lm_tokens *t);     /* number of ids */
 int lm_tokens_id_bytes(const lm_tokens *t);      /* 1, 2, 4, 8 */
-int64_t lm_tokens_sequences(const lm_tokens *t); /* Megatron; else the number of shards */
+int64_t lm_tokens_sequences(const lm_tokens *t); /* Megatron; otherwise the number of shards */
 
 /* Read ids [at, at + n) into dst.  Negative ids and those over 32 bits read as UINT32_MAX.  Any
- * thread.  Fails: LM_EUSAGE if the range leaves the dataset; LM_EFORMAT when an id is not below `vocab`,
- * with its place and value (LM_ANY_ID: all are taken). */
+ * thread.  Fails: LM_EUSAGE if the range leaves the dataset; LM_EFORMAT when an id is not below
+ * `vocab`, with its position and value (LM_ANY_ID: all are accepted). */
 #define LM_ANY_ID INT64_MAX
 lm_code lm_tokens_read(const lm_tokens *t, int64_t at, int64_t n, int64_t vocab, uint32_t *dst,
                        lm_err *e);
 
-/* Find the documents.  Free for Megatron; one parallel pass over the ids for llm.c and nanoGPT,
- * once. Must be called before the three below.  p may be NULL. */
+/* Find the documents: at no cost for Megatron; by one parallel pass over the ids, made once, for
+ * llm.c and nanoGPT.  Must be called before the three functions below.  p may be NULL. */
 lm_code lm_tokens_index(lm_tokens *t, lm_par *p, lm_err *e);
 int64_t lm_tokens_docs(const lm_tokens *t);
 /* First id of document d in [0, docs]; docs gives count.  Documents may be empty. */
@@ -98,21 +97,22 @@ int64_t lm_tokens_doc_start(const lm_tokens *t, int64_t d);
 /* The document that holds id `at` in [0, count). */
 int64_t lm_tokens_doc_of(const lm_tokens *t, int64_t at);
 
-/* Largest id, by one parallel pass over the ids, remembered; 0 when there are none. */
+/* Largest id, by one parallel pass over the ids, made once; 0 when there are none. */
 uint32_t lm_tokens_max(lm_tokens *t, lm_par *p);
-/* Are all ids below `vocab`?  For what is written from them: readers check the ids that they read.
- * Fails as lm_tokens_read for the first that is not. */
+/* Check that all ids are below `vocab`, for writers of derived data: readers check the ids that
+ * they read.  Fails as lm_tokens_read for the first that is not. */
 lm_code lm_tokens_check(lm_tokens *t, int64_t vocab, lm_par *p, lm_err *e);
 
 /* ---- writing ---- */
 
 typedef struct lm_tokens_writer lm_tokens_writer;
 typedef struct {
-    lm_tokens_kind kind;  /* AUTO = Megatron */
-    int64_t vocab;        /* ids are below it: chooses u16 or i32/u32; checked for every id */
-    int64_t shard_tokens; /* llm.c, nanoGPT: at most so many ids a shard, NAME_000000.bin and on;
-                             0 = one file NAME.bin */
-    bool force;           /* replace existing files */
+    lm_tokens_kind kind; /* AUTO = Megatron */
+    int64_t vocab;       /* ids are below it: chooses u16 or i32/u32; checked for every id */
+    /* llm.c, nanoGPT: at most this many ids per shard, NAME_000000.bin and on; 0 = one file
+     * NAME.bin */
+    int64_t shard_tokens;
+    bool force; /* replace existing files */
 } lm_tokens_writer_opts;
 
 /* Start writing the dataset `prefix` ('data/train').  Nothing appears under its name before commit.
@@ -128,17 +128,17 @@ lm_code lm_tokens_put(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_er
 lm_code lm_tokens_end_doc(lm_tokens_writer *w, lm_err *e);
 int64_t lm_tokens_written(const lm_tokens_writer *w);
 int64_t lm_tokens_written_docs(const lm_tokens_writer *w);
-/* End an open document and bring all files to disk; nothing is published yet, nor may be added. */
+/* End an open document and sync all files; nothing is published yet, and nothing may be added. */
 lm_code lm_tokens_finish(lm_tokens_writer *w, lm_err *e);
-/* The same and publish: with force the files of an older dataset are removed first, then the new ones
- * renamed, so that a kill in between leaves no dataset rather than a mixture.  w is gone afterwards,
+/* The same and publish: with force the files of an older dataset are removed first, then the new
+ * ones renamed, so that a kill in between leaves no dataset rather than a mixture.  Frees w,
  * whatever the result. */
 lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e);
-/* Is `name` a file of the dataset `base`: base.bin, base.idx, base_nnnnnn.bin? */
+/* True if `name` is a file of the dataset `base`: base.bin, base.idx, base_nnnnnn.bin. */
 bool lm_tokens_own(const char *base, const char *name);
-/* Files of a dataset of this name, in any format: LM_EUSAGE if there are any and !force, else they
- * are removed.  lm_tokens_create and lm_tokens_commit do so themselves; this is for a dataset that
- * is not to be there. */
+/* Remove the files of a dataset of this name, in any format; LM_EUSAGE if there are any and !force.
+ * lm_tokens_create and lm_tokens_commit do so themselves; this is for a dataset that must not
+ * exist. */
 lm_code lm_tokens_clear(const char *prefix, bool force, lm_err *e);
 void lm_tokens_drop(lm_tokens_writer *w); /* NULL is fine; leaves nothing behind */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokens_flat.c -- finding and checking shards of llm.c and nanoGPT, one file or numbered ones. */
+/* tokens_flat.c -- finds and checks shards of llm.c and nanoGPT, one file or numbered ones. */
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -27,19 +27,19 @@ static lm_code check_llmc(lm_tokens *t, lm_tokens_part *p, const char *path, lm_
                        "not an llm.c shard: magic number %d, expected %d or %d", magic,
                        LM_LLMC_GPT2, LM_LLMC_LLAMA3);
     if (version != known)
-        return lm_fail(e, LM_EFORMAT, path, NULL, "llm.c shard version %d, known is %d", version,
-                       known);
+        return lm_fail(e, LM_EFORMAT, path, NULL, "llm.c shard version %d, supported is %d",
+                       version, known);
     lm_id_type type = magic == LM_LLMC_GPT2 ? LM_ID_TYPE_U16 : LM_ID_TYPE_U32;
     if (t->n_parts > 1 && type != t->type)
         return lm_fail(e, LM_EFORMAT, path, "keep both kinds apart",
-                       "this shard has another id type than the one before it");
+                       "this shard has another id type than the previous one");
     t->type = type;
     t->id_bytes = type == LM_ID_TYPE_U16 ? 2 : 4;
     int64_t n = header_word(&p->map, 2);
     uint64_t want = (uint64_t)(n < 0 ? 0 : n) * (uint64_t)t->id_bytes + LM_LLMC_HEADER;
     if (n < 0 || want != p->map.size)
         return lm_fail(e, LM_EFORMAT, path, "fetch or make it again",
-                       "the header announces %lld id%s (%llu byte%s), the file has %zu byte%s",
+                       "the header declares %lld id%s (%llu byte%s), the file has %zu byte%s",
                        (long long)n, lm_plural(n), (unsigned long long)want, lm_plural(want),
                        p->map.size, lm_plural(p->map.size));
     p->ids = p->map.data + LM_LLMC_HEADER;
@@ -49,8 +49,8 @@ static lm_code check_llmc(lm_tokens *t, lm_tokens_part *p, const char *path, lm_
     return LM_OK;
 }
 
-/* Written text, going by its first bytes?  A row of 16-bit ids has control characters in it, since half of
- * its bytes are high halves. */
+/* True if the first bytes look like text.  A sequence of 16-bit ids contains control characters,
+ * because half of its bytes are high halves. */
 static bool looks_text(const lm_map *m)
 {
     enum { ENOUGH = 64, LOOK = 4096 };
@@ -64,8 +64,8 @@ static bool looks_text(const lm_map *m)
     return lm_utf8_valid((const char *)m->data, n) + 4 > n; /* the last character may be cut */
 }
 
-/* Ids of 32 bits have nothing in their upper halves but a few low bits, which ids of 16 bits at every
- * second place do not show; a vocabulary of less than 16 is told apart by its other places. */
+/* The upper halves of 32-bit ids have only a few low bits set, unlike every second id of 16 bits; a
+ * vocabulary of less than 16 differs at the other positions. */
 static bool looks_wide(const lm_map *m)
 {
     enum { ENOUGH = 32, LOOK = 1 << 20, HIGH = 16 };
@@ -90,13 +90,14 @@ static lm_code check_raw(lm_tokens *t, lm_tokens_part *p, const char *path, lm_e
     t->id_bytes = t->type == LM_ID_TYPE_U32 ? 4 : 2;
     if (p->map.size % (size_t)t->id_bytes)
         return lm_fail(e, LM_EFORMAT, path, "fetch or make it again",
-                       "%zu bytes are no whole number of %d-bit ids", p->map.size, 8 * t->id_bytes);
+                       "%zu bytes are not a whole number of %d-bit ids", p->map.size,
+                       8 * t->id_bytes);
     p->ids = p->map.data;
     p->count = (int64_t)(p->map.size / (size_t)t->id_bytes);
     return LM_OK;
 }
 
-/* Neither an index nor a header nor meta.json says that these are ids. */
+/* Neither an index nor a header nor meta.json marks these as ids. */
 static lm_code check_guess(const lm_tokens_part *p, const char *path, lm_err *e)
 {
     const char *known = lm_input_known_format((const char *)p->map.data, p->map.size);
@@ -115,7 +116,7 @@ static lm_code check_guess(const lm_tokens_part *p, const char *path, lm_err *e)
         return lm_fail(e, LM_EFORMAT, path,
                        "text becomes token ids by shard-data --tokenizer; of bare ids name the "
                        "format, nanogpt",
-                       "no token dataset: it is not called .bin and has no header of llm.c");
+                       "not a token dataset: it is not named .bin and has no header of llm.c");
     return LM_OK;
 }
 
@@ -132,7 +133,7 @@ static lm_code check_part(lm_tokens *t, lm_tokens_kind kind, const char *path, l
     }
     if (!rc && t->n_parts > 1 && kind != t->kind)
         rc = lm_fail(e, LM_EFORMAT, path, "keep both kinds apart",
-                     "this shard is %s, the one before it is %s", lm_tokens_kind_name(kind),
+                     "this shard is %s, the previous one is %s", lm_tokens_kind_name(kind),
                      lm_tokens_kind_name(t->kind));
     t->kind = kind;
     if (!rc)
@@ -141,7 +142,7 @@ static lm_code check_part(lm_tokens *t, lm_tokens_kind kind, const char *path, l
     return rc;
 }
 
-/* BASE_nnnnnn.bin, sorted by number; -1 if `name` is none of them. */
+/* BASE_nnnnnn.bin, sorted by number; -1 for other names. */
 static int64_t shard_number(const char *name, const char *base)
 {
     size_t n = strlen(base), len = strlen(name);
@@ -157,7 +158,7 @@ static int64_t shard_number(const char *name, const char *base)
     return v;
 }
 
-/* The names in the folder that `base` lies in; none if it is not there. */
+/* The names in the folder of `base`; none if it does not exist. */
 static lm_code list_folder(const char *base, char ***names, size_t *n, lm_err *e)
 {
     size_t len = (size_t)(lm_path_base(base) - base);
@@ -171,8 +172,8 @@ static lm_code list_folder(const char *base, char ***names, size_t *n, lm_err *e
     return rc;
 }
 
-/* Open BASE_000000.bin (or _000001, where llm.c's own training shards begin) and on; a hole in the
- * numbers is a missing shard.  None found: *found stays false. */
+/* Open BASE_000000.bin (or _000001, where llm.c's own training shards begin) and on; a gap in the
+ * numbers is a missing shard.  *found remains false if there is none. */
 static lm_code open_numbered(lm_tokens *t, lm_tokens_kind kind, const char *base, bool *found,
                              lm_err *e)
 {
@@ -188,7 +189,7 @@ static lm_code open_numbered(lm_tokens *t, lm_tokens_kind kind, const char *base
             continue;
         if (next < 0 ? k > 1 : k != next) {
             rc = lm_fail(e, LM_EFORMAT, base, "fetch or make it again",
-                         "shard %s_%06lld.bin is missing, %s is there", name,
+                         "shard %s_%06lld.bin is missing, %s exists", name,
                          (long long)(next < 0 ? 0 : next), names[i]);
             break;
         }
@@ -206,16 +207,17 @@ static lm_code open_numbered(lm_tokens *t, lm_tokens_kind kind, const char *base
     return rc;
 }
 
-/* Without memory of its own: "cannot tell" would be taken for another format. */
+/* Allocates nothing: a failed allocation would look like another format. */
 bool lm_tokens_is_file(const char *base, const char *suffix)
 {
-    char path[PATH_MAX]; /* a longer one no system call takes */
+    char path[PATH_MAX]; /* no system call accepts a longer path */
     struct stat st;
     int n = snprintf(path, sizeof path, "%s%s", base, suffix);
     return n >= 0 && n < PATH_MAX && stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
 }
 
-/* Is there a base_nnnnnn.bin?  *other: the name of a .bin of another dataset, yours, or NULL. */
+/* True if there is a base_nnnnnn.bin.  *other: the name of a .bin of another dataset, which the
+ * caller frees, or NULL. */
 static lm_code find_shards(const char *base, bool *numbered, char **other, lm_err *e)
 {
     const char *name = lm_path_base(base);
@@ -238,10 +240,10 @@ static lm_code fail_absent(const char *path, const char *base, const char *other
     const char *name = lm_path_base(base);
     char todo[200] = "make it with shard-data";
     if (other)
-        snprintf(todo, sizeof todo, "name a dataset that is there, such as %.120s", other);
+        snprintf(todo, sizeof todo, "name an existing dataset, such as %.120s", other);
     errno = ENOENT;
-    return lm_fail(e, LM_EIO, path, todo, "no token dataset: neither %s.bin nor %s_000000.bin",
-                   name, name);
+    return lm_fail(e, LM_EIO, path, todo,
+                   "no token dataset: neither %s.bin nor %s_000000.bin exists", name, name);
 }
 
 lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path, const char *base,
@@ -254,8 +256,8 @@ lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path,
     lm_code rc = find_shards(base, &numbered, &other, e);
     if (!rc && bin && numbered)
         rc = lm_fail(e, LM_EUSAGE, path, "remove those that are old, or name a file",
-                     "which is meant, %s.bin or the shards %s_nnnnnn.bin?", lm_path_base(base),
-                     lm_path_base(base));
+                     "ambiguous: both %s.bin and the shards %s_nnnnnn.bin exist",
+                     lm_path_base(base), lm_path_base(base));
     if (!rc && found)
         rc = lm_buf_addf(&full, e, "%s%s", file ? path : base, file ? "" : ".bin");
     if (!rc && found)

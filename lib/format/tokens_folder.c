@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokens_folder.c -- which datasets lie in a folder: train and val, or those of one name in front. */
+/* tokens_folder.c -- finds the datasets in a folder: train and val, or those with one prefix. */
 #include <ctype.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ static size_t stem(const char *name)
     return n - i == DIGITS && i > 1 && name[i - 1] == '_' ? i - 1 : n;
 }
 
-/* Is the dataset of n characters called `split`, or something, '_' and that? */
+/* True if the dataset's name of n characters is `split` or ends in '_' and `split`. */
 static bool is_split(const char *name, size_t n, const char *split)
 {
     size_t tail = strlen(split);
@@ -42,7 +42,7 @@ static bool same(const found *f, const char *name, size_t n)
     return f->name && f->n == n && !memcmp(f->name, name, n);
 }
 
-/* The dataset of this split; "train" itself goes before "fineweb_train". */
+/* The dataset of this split; "train" itself is preferred to "fineweb_train". */
 static found find_split(char *const *names, size_t count, const char *split)
 {
     found f = { 0 };
@@ -95,7 +95,7 @@ lm_code lm_tokens_in_folder(const char *dir, char **train, char **val, lm_err *e
     t = find_split(names, count, "train");
     v = t.name ? find_partner(names, count, &t) : find_split(names, count, "val");
     if (!rc && (t.several || v.several))
-        rc = lm_fail(e, LM_EUSAGE, dir, "name the one that is meant",
+        rc = lm_fail(e, LM_EUSAGE, dir, "name one of them",
                      "holds the datasets of several names, such as %.*s",
                      (int)(t.several ? t.n : v.n), t.several ? t.name : v.name);
     if (!rc)

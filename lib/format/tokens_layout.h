@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokens_layout.h -- what the files tokens*.c share about the bytes of token datasets.  Not for
- * others; the layouts themselves are described in tokens.h.  Private to lib/format. */
+/* tokens_layout.h -- shared by the files tokens*.c: the bytes of token datasets.  The layouts are
+ * described in tokens.h.  Private to lib/format. */
 #ifndef LM_FORMAT_TOKENS_LAYOUT_H
 #define LM_FORMAT_TOKENS_LAYOUT_H
 
@@ -15,7 +15,7 @@
 
 enum {
     LM_IDX_HEADER = 34,
-    LM_IDX_U16_BELOW = 65500, /* Megatron's own border between u16 and i32 */
+    LM_IDX_U16_BELOW = 65500, /* Megatron's limit between u16 and i32 */
     LM_LLMC_HEADER = 1024,
     LM_LLMC_GPT2 = 20240520,
     LM_LLMC_GPT2_VERSION = 1,
@@ -36,7 +36,7 @@ typedef enum {
 typedef struct {
     lm_map map;
     const uint8_t *ids;   /* in map */
-    int64_t start, count; /* place in the flat stream */
+    int64_t start, count; /* position in the flat stream */
 } lm_tokens_part;
 
 struct lm_tokens {
@@ -72,12 +72,12 @@ static inline int32_t lm_idx_i32(const uint8_t *a, int64_t i)
     return v;
 }
 
-/* Does base + suffix name a file (and no folder)? */
+/* True if base + suffix names a file (not a folder). */
 bool lm_tokens_is_file(const char *base, const char *suffix);
-/* Map the file `path` as the next part of t; its ids and their count are the caller's to fill in. */
+/* Map the file `path` as the next part of t; the caller fills in its ids and their count. */
 lm_code lm_tokens_add_part(lm_tokens *t, const char *path, lm_err *e);
-/* Map and check the file `path` if it is one, else base.bin, else base_nnnnnn.bin into t.  AUTO: the kind
- * is not known. */
+/* Map and check the file `path` if it is one, otherwise base.bin, otherwise base_nnnnnn.bin into t.
+ * AUTO: the kind is unknown. */
 lm_code lm_tokens_open_flat(lm_tokens *t, lm_tokens_kind kind, const char *path, const char *base,
                             lm_err *e);
 /* Map and check base.bin + base.idx into t. */

@@ -46,7 +46,7 @@ static lm_code read_ours(const json_t *j, const char *name, const char *where, l
     m->kind = lm_tokens_kind_find(format);
     if (m->kind == LM_TOKENS_AUTO)
         return lm_fail(e, LM_EFORMAT, where, "shard the text again",
-                       "format '%.40s' is none of megatron, llmc and nanogpt", format);
+                       "format '%.40s' is not one of megatron, llmc and nanogpt", format);
     m->there = true;
     if (lm_json_i64(j, "vocab_size", 1, INT64_MAX, &m->vocab, where, e) ||
         lm_json_i64_or(j, "eos_token_id", -1, 0, UINT32_MAX, &m->eos, where, e) ||

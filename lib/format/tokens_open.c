@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokens_open.c -- finding, mapping and checking the files of a token dataset. */
+/* tokens_open.c -- finds, maps and checks the files of a token dataset. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static lm_code idx_header(lm_tokens *t, const uint8_t *d, size_t size, const cha
                        "not a Megatron index: it does not begin with MMIDIDX");
     int64_t version = lm_idx_i64(d + 9, 0);
     if (version != 1)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "index version %lld, known is 1",
+        return lm_fail(e, LM_EFORMAT, where, NULL, "index version %lld, supported is 1",
                        (long long)version);
     t->id_bytes = 0;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
@@ -36,11 +36,11 @@ static lm_code idx_header(lm_tokens *t, const uint8_t *d, size_t size, const cha
         }
     if (!t->id_bytes)
         return lm_fail(e, LM_EFORMAT, where, NULL,
-                       "type code %d is none of the integers (1 to 5, 8)", d[17]);
+                       "type code %d is not one of the integers (1 to 5, 8)", d[17]);
     return LM_OK;
 }
 
-/* Lengths and offsets against each other and against the size of the .bin. */
+/* Check lengths and offsets against each other and against the size of the .bin. */
 static lm_code idx_sequences(lm_tokens *t, const uint8_t *lengths, uint64_t bin_size,
                              const char *where, lm_err *e)
 {
@@ -96,10 +96,10 @@ lm_code lm_tokens_parse_idx(lm_tokens *t, const uint8_t *data, size_t size, uint
     uint64_t body = size - LM_IDX_HEADER;
     if (s > body / 12 || d1 < 1 || d1 > body / 8 ||
         (12 * s + 8 * d1 != body && 13 * s + 8 * d1 != body))
-        return lm_fail(e, LM_EFORMAT, where, "copy it again",
-                       "%zu bytes do not hold the %llu sequence%s and %llu document%s announced",
-                       size, (unsigned long long)s, lm_plural(s), (unsigned long long)(d1 - 1),
-                       lm_plural((d1 - 1)));
+        return lm_fail(
+            e, LM_EFORMAT, where, "copy it again",
+            "%zu bytes do not hold the %llu sequence%s and %llu document%s that it declares", size,
+            (unsigned long long)s, lm_plural(s), (unsigned long long)(d1 - 1), lm_plural((d1 - 1)));
     t->sequences = (int64_t)s;
     t->docs = (int64_t)d1 - 1;
     t->offsets = data + LM_IDX_HEADER + 4 * s;
@@ -142,9 +142,9 @@ lm_code lm_tokens_open_megatron(lm_tokens *t, const char *base, lm_err *e)
     return rc;
 }
 
-/* ---- which files are meant ---- */
+/* ---- choosing the files ---- */
 
-/* meta.json counts as well: shards that are missing at the end leave no other trace. */
+/* Compare with the count in meta.json: missing shards at the end are not detected otherwise. */
 static lm_code check_meta(const lm_tokens *t, lm_err *e)
 {
     const lm_tokens_meta *m = &t->meta;
@@ -152,11 +152,11 @@ static lm_code check_meta(const lm_tokens *t, lm_err *e)
         return LM_OK;
     return lm_fail(e, LM_EFORMAT, t->path,
                    "copy the whole folder again; remove meta.json if it is of other data",
-                   "its files hold %lld id%s, meta.json beside them says %lld", (long long)t->count,
+                   "its files hold %lld id%s, meta.json beside them has %lld", (long long)t->count,
                    lm_plural(t->count), (long long)m->tokens);
 }
 
-/* The kind of base.*, from meta.json if it is not asked for. */
+/* The kind of base.*, from meta.json unless it is given. */
 static lm_code find_kind(lm_tokens *t, lm_tokens_kind *kind, const char *base, bool names_idx,
                          lm_err *e)
 {
@@ -173,12 +173,12 @@ static lm_code find_kind(lm_tokens *t, lm_tokens_kind *kind, const char *base, b
     }
     if (t->meta.there && *kind == LM_TOKENS_MEGATRON && !lm_tokens_is_file(base, ".idx"))
         return lm_fail(e, LM_EFORMAT, t->path, "copy it again from where the .bin came from",
-                       "%s.idx is missing: meta.json beside it says that it is a Megatron dataset",
+                       "%s.idx is missing: by meta.json it is a Megatron dataset",
                        lm_path_base(base));
     return LM_OK;
 }
 
-/* A folder stands for no dataset; those in it are named. */
+/* A folder is not a dataset; the message names those in it. */
 static lm_code fail_folder(const char *path, lm_err *e)
 {
     char *train = NULL, *val = NULL, todo[256] = "name a dataset in it, such as its 'train'";
@@ -202,8 +202,8 @@ static lm_code open_any(lm_tokens *t, lm_tokens_kind kind, const char *path, lm_
     bool names_bin = n > 4 && strcmp(path + n - 4, ".bin") == 0;
     char *base;
     if (lm_stream_is(path))
-        return lm_fail(e, LM_EUSAGE, path, "name a dataset that lies on a disk",
-                       "token ids are not read from a stream");
+        return lm_fail(e, LM_EUSAGE, path, "name a dataset on a disk",
+                       "token ids cannot be read from a stream");
     if (lm_path_is_dir(path) && !lm_tokens_is_file(path, ".bin"))
         return fail_folder(path, e);
     lm_code rc = lm_strdup(&base, path, e);

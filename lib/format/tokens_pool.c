@@ -19,7 +19,7 @@
 
 enum { BLOCK = 4096 };
 
-/* An unlinked file that is appended to, then mapped. */
+/* An unlinked file: appended to, then mapped. */
 typedef struct {
     FILE *file;
     const uint8_t *data;
@@ -28,7 +28,7 @@ typedef struct {
 
 typedef struct {
     int64_t first, docs, tokens; /* first: its first document */
-    int64_t take;                /* documents of the selection */
+    int64_t take;                /* documents in the selection */
 } source;
 
 struct lm_tokens_pool {
@@ -179,7 +179,7 @@ static int64_t doc_begin(const lm_tokens_pool *p, int64_t d)
     return d ? (int64_t)((const uint64_t *)p->ends.data)[d - 1] : 0;
 }
 
-/* The k-th document that source s gives, in its own order; beyond its last it begins again. */
+/* The k-th document of source s, in its own order; beyond the last it starts again. */
 static int64_t nth_of(const lm_tokens_pool *p, const lm_tokens_mix *mix, int s, int64_t k)
 {
     const source *src = &p->source[s];
@@ -192,7 +192,7 @@ static int64_t nth_of(const lm_tokens_pool *p, const lm_tokens_mix *mix, int s, 
     return src->first + i;
 }
 
-/* How many ids may be written so that no source is gone through more than once. */
+/* The number of ids that can be written without reading a source more than once. */
 static double natural_total(const lm_tokens_pool *p, const double *share)
 {
     double total = INFINITY;
@@ -211,10 +211,10 @@ static lm_code choose_from(lm_tokens_pool *p, const lm_tokens_mix *mix, int s, i
     if (quota == 0)
         return LM_OK;
     if ((double)quota > most * (double)src->tokens)
-        return lm_fail(e, LM_EUSAGE, "mixture", "ask for fewer tokens or allow more passes",
-                       "source %d has %lld id%s, %lld are wanted of it, at most %g passes allowed",
-                       s + 1, (long long)src->tokens, lm_plural(src->tokens), (long long)quota,
-                       most);
+        return lm_fail(
+            e, LM_EUSAGE, "mixture", "choose fewer tokens or allow more passes",
+            "source %d has %lld id%s, %lld are required from it, at most %g passes are allowed",
+            s + 1, (long long)src->tokens, lm_plural(src->tokens), (long long)quota, most);
     for (int64_t got = 0; got < quota; src->take++) {
         int64_t d = nth_of(p, mix, s, src->take);
         got += doc_begin(p, d + 1) - doc_begin(p, d);
@@ -237,7 +237,7 @@ static lm_code choose(lm_tokens_pool *p, const lm_tokens_mix *mix, lm_err *e)
         share[s] = mix->weight ? mix->weight[s] : (double)p->source[s].tokens;
         sum += share[s];
         if (!(share[s] >= 0) || (share[s] > 0 && !p->source[s].tokens))
-            rc = lm_fail(e, LM_EUSAGE, "mixture", "give weights to sources that hold text",
+            rc = lm_fail(e, LM_EUSAGE, "mixture", "give weights to sources with text",
                          "source %d has weight %g and %lld id%s", s + 1, share[s],
                          (long long)p->source[s].tokens, lm_plural(p->source[s].tokens));
     }

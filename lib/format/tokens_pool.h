@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokens_pool.h -- tokenised documents put aside on disk, to be written again in a random order and
- * a chosen mixture.
+/* tokens_pool.h -- tokenised documents stored on disk, to be written again in random order and a
+ * chosen mixture.
  *
- * A shuffle over all documents needs to know how many there are.  So ids go into an unlinked
- * temporary file as they come, and are then read back document by document through a permutation
- * that is computed, not stored: memory stays flat at any size, and the disk holds the ids twice for
- * a while. */
+ * A shuffle over all documents needs their number.  So ids are first appended to an unlinked
+ * temporary file, then read back document by document in the order of a permutation that is
+ * computed, not stored.  Memory does not grow with the data, and the disk temporarily holds the ids
+ * twice. */
 #ifndef LM_FORMAT_TOKENS_POOL_H
 #define LM_FORMAT_TOKENS_POOL_H
 
@@ -26,15 +26,16 @@ int64_t lm_tokens_pool_docs(const lm_tokens_pool *p, int source);   /* -1: all *
 int64_t lm_tokens_pool_tokens(const lm_tokens_pool *p, int source); /* -1: all */
 
 typedef struct {
-    bool shuffle; /* else in the order they came */
+    bool shuffle; /* else in their original order */
     uint64_t seed;
-    const double *weight; /* share of the ids by source, not negative; NULL: as they come */
-    int64_t tokens;       /* how many in all; 0: with weights, the most that repeats nothing */
-    double max_epochs;    /* a source may be gone through so often; 0 = 1 */
+    /* share of the ids by source, not negative; NULL: in proportion to their sizes */
+    const double *weight;
+    int64_t tokens;    /* total number; 0: with weights, the most without repetition */
+    double max_epochs; /* most passes over a source; 0 = 1 */
 } lm_tokens_mix;
 
 /* Write a selection: from each source, documents in its own random order until its share of the ids
- * is reached (the last one whole), again from its start when `tokens` ask for more; then all of
+ * is reached (the last one complete), again from its start when `tokens` requires more; then all of
  * them shuffled together.  *taken (may be NULL) gets the documents by source. Fails: LM_EUSAGE if
  * weights cannot be met; as lm_tokens_put. */
 lm_code lm_tokens_pool_write(lm_tokens_pool *p, const lm_tokens_mix *mix, lm_tokens_writer *w,

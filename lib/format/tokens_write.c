@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tokens_write.c -- writing token datasets; see tokens.h.
  *
- * Memory stays small whatever the size: the lengths of the sequences go straight into the .idx,
- * where they belong, and are read back once at the end to make the offsets; one bit a sequence
- * remembers where documents end. */
+ * Memory stays small at any size: the lengths of the sequences are written directly to the .idx,
+ * and read back once at the end to compute the offsets; one bit per sequence marks the ends of
+ * documents. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "format/tokens_layout.h"
 
-enum { BLOCK = 4096, SHARDS_MAX = 900 }; /* shards stay open until all are whole */
+enum { BLOCK = 4096, SHARDS_MAX = 900 }; /* shards stay open until all are complete */
 
 struct lm_tokens_writer {
     lm_tokens_kind kind;
@@ -53,9 +53,10 @@ bool lm_tokens_own(const char *base, const char *name)
     return name[0] == '_' && strspn(name + 1, "0123456789") == 6 && strcmp(name + 7, ".bin") == 0;
 }
 
-/* Files that an earlier dataset of this name left, in whatever format: a reader would mix them with
- * the new ones.  Without force they are refused, with it removed.  In the order of their names a .bin
- * goes before its .idx, and the first of several shards before the others: what is left is no dataset. */
+/* Files of an earlier dataset of this name, in any format: a reader would mix them with the new
+ * ones. Without force they are refused, with it removed.  In the order of names a .bin precedes its
+ * .idx, and the first of several shards the others, so that the remaining files are never a
+ * dataset. */
 static lm_code clear_old(const char *prefix, bool force, lm_err *e)
 {
     const char *base = lm_path_base(prefix);
@@ -75,7 +76,7 @@ static lm_code clear_old(const char *prefix, bool force, lm_err *e)
         if (!force)
             rc = lm_fail(e, LM_EUSAGE, path.data, "add -f to replace it", "exists already");
         else if (unlink(path.data))
-            rc = lm_fail(e, LM_EIO, path.data, "remove it: it is of an older dataset",
+            rc = lm_fail(e, LM_EIO, path.data, "remove it: it belongs to an older dataset",
                          "cannot remove");
     }
     lm_names_free(names, n);
@@ -94,7 +95,7 @@ static lm_code open_target(const char *prefix, const char *suffix, bool force, l
     return rc;
 }
 
-/* Open the next .bin; llm.c headers are filled in by close_shard. */
+/* Open the next .bin; close_shard fills in the header of llm.c. */
 static lm_code open_shard(lm_tokens_writer *w, lm_err *e)
 {
     static const char header[LM_LLMC_HEADER];
@@ -182,7 +183,7 @@ lm_code lm_tokens_create(const char *prefix, const lm_tokens_writer_opts *o, lm_
     return LM_OK;
 }
 
-/* Ids into the current shard, checked and narrowed. */
+/* Append ids to the current shard, checked and narrowed. */
 static lm_code put_ids(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_err *e)
 {
     uint8_t buf[BLOCK * 4];
@@ -209,7 +210,7 @@ static lm_code put_ids(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_e
     return rc;
 }
 
-/* llm.c and nanoGPT: cut at the size of a shard, wherever that falls in a document. */
+/* llm.c and nanoGPT: a new shard begins at the size limit, also inside a document. */
 static lm_code put_flat(lm_tokens_writer *w, const uint32_t *ids, int64_t n, lm_err *e)
 {
     int64_t limit = w->kind == LM_TOKENS_LLMC ? INT32_MAX : INT64_MAX;
@@ -291,7 +292,7 @@ int64_t lm_tokens_written_docs(const lm_tokens_writer *w)
     return w->docs;
 }
 
-/* The offsets behind the lengths, which are read back from the file. */
+/* Write the offsets behind the lengths, which are read back from the file. */
 static lm_code put_offsets(lm_tokens_writer *w, lm_err *e)
 {
     int32_t lengths[BLOCK];
@@ -361,8 +362,8 @@ static lm_code publish(lm_out **o, lm_err *e)
     return lm_out_commit(out, e);
 }
 
-/* The file without which a reader finds no dataset comes last: of Megatron's two the .bin, which alone
- * could be taken for ids of another format; of several shards the first. */
+/* The file without which a reader finds no dataset is renamed last: the .bin of Megatron, because
+ * alone it could be read as ids of another format; the first of several shards. */
 lm_code lm_tokens_commit(lm_tokens_writer *w, lm_err *e)
 {
     lm_code rc = lm_tokens_finish(w, e);

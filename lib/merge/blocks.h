@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blocks.h -- what the merge methods share: a tensor taken in blocks, sums over it, and weighted
- * sums of models into the output.
+/* blocks.h -- shared by the merge methods: blocks of a tensor, sums over it, and weighted sums of
+ * models into the output.
  *
- * A tensor is cut into chunks of LM_MERGE_CHUNK elements, whatever the number of threads; a worker
- * takes a chunk block by block through its own `cells`, rows of LM_MERGE_STRIDE reals.  Sums are
+ * A tensor is divided into chunks of LM_MERGE_CHUNK elements for any number of threads; a worker
+ * processes a chunk block by block in its own `cells`, rows of LM_MERGE_STRIDE reals.  Sums are
  * kept for each chunk and added in their order.  Private to lib/merge. */
 #ifndef LM_MERGE_BLOCKS_H
 #define LM_MERGE_BLOCKS_H
@@ -13,8 +13,9 @@
 
 enum {
     LM_MERGE_CHUNK = 64 * LM_BLEND_BLOCK,
-    LM_MERGE_STRIDE = LM_BLEND_BLOCK + 16, /* of rows of cells: not a power of two, so that the same
-                                              place of each row is not the same set of a cache */
+    /* of rows of cells: not a power of two, so that the same column of each row does not fall into
+     * the same set of a cache */
+    LM_MERGE_STRIDE = LM_BLEND_BLOCK + 16,
     LM_MERGE_MOST_MODELS = LM_BLEND_MOST,
 };
 
@@ -28,12 +29,12 @@ static inline int64_t lm_merge_chunks(int64_t n)
 {
     return (n + LM_MERGE_CHUNK - 1) / LM_MERGE_CHUNK;
 }
-/* The last dimension and how many rows of it there are; a scalar is one row of one. */
+/* The last dimension and the number of its rows; a scalar is one row of one. */
 int64_t lm_merge_cols(const lm_merge_job *j);
 int64_t lm_merge_rows(const lm_merge_job *j);
 
-/* Scratch memory cut in order, each piece on its own lines.  With at = NULL only the sum counts, so
- * the same function lays it out and says how much it takes. */
+/* Scratch memory allocated in order, each piece on its own cache lines.  With at = NULL only the
+ * size is counted, so the same function lays it out and returns its size. */
 typedef struct {
     char *at;
     size_t used;
@@ -56,7 +57,7 @@ struct lm_merge_walk {
     int n_sums;
     double *parts; /* [chunks, n_sums] */
 };
-/* Walk the tensor; sums [n_sums], where asked for, get the totals. */
+/* Walk the tensor; sums [n_sums], unless NULL, get the totals. */
 void lm_merge_go(const lm_merge_walk *w, double *sums);
 /* Row r of a worker's cells. */
 static inline void *lm_merge_cell(const lm_blend *b, void *cells, int r)
@@ -68,7 +69,7 @@ static inline void *lm_merge_cells_of(void *cells, int rows, int worker)
     return (char *)cells + (size_t)worker * (size_t)rows * LM_MERGE_STRIDE * sizeof(double);
 }
 
-/* A model's own bits where the type is the same, else one rounding. */
+/* A model's own bits if the type is the same, otherwise one rounding. */
 void lm_merge_copy(const lm_merge_job *j, const lm_merge_operand *from);
 
 /* out = sum c_i x_i, or base + sum c_i (x_i - base), over n operands; those with c_i = 0 are left
@@ -93,7 +94,7 @@ static inline double lm_merge_of(const lm_merge_job *j, int i, lm_merge_param p,
     double v = j->model[i].param[p];
     return v == v ? v : none;
 }
-/* Whether weights add up to nothing but rounding (0.1 + 0.2 - 0.3). */
+/* True if the sum of weights is only rounding error (0.1 + 0.2 - 0.3). */
 bool lm_merge_cancels(const double *w, int n);
 static inline bool lm_merge_true(const lm_merge_job *j, lm_merge_param p)
 {

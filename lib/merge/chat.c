@@ -11,7 +11,7 @@ enum { MAX_TEMPLATE = 1 << 20 };
 
 /* ---- The template of a model ---- */
 
-/* tokenizer_config.json has one text, or a list of named ones with one named default. */
+/* tokenizer_config.json has one text, or a list of named ones of which one is called default. */
 static const char *default_of(const json_t *config)
 {
     const json_t *all = json_object_get(config, "chat_template");
@@ -27,7 +27,7 @@ static const char *default_of(const json_t *config)
     return text;
 }
 
-/* Without the white space at its ends, so that the same text in two forms is one template. */
+/* Strip white space at both ends, so that the same text in two forms counts as one template. */
 static lm_code add_trimmed(lm_buf *out, const char *text, size_t n, lm_err *e)
 {
     static const char blank[] = " \t\r\n";
@@ -41,7 +41,7 @@ static lm_code add_trimmed(lm_buf *out, const char *text, size_t n, lm_err *e)
     return n ? lm_buf_add(out, text, n, e) : LM_OK;
 }
 
-/* Of input i; *out stays empty when it has none. */
+/* The template of input i; *out stays empty when it has none. */
 static lm_code template_of(const lm_merge_plan *p, int i, lm_buf *out, lm_err *e)
 {
     lm_model_source *m = p->model[i].source;
@@ -68,12 +68,12 @@ static bool same(const lm_buf *a, const lm_buf *b)
     return a->len == b->len && (!a->len || !memcmp(a->data, b->data, a->len));
 }
 
-/* The input whose template most have; -1: none has one. */
+/* The input with the most frequent template; -1: no input has one. */
 static int most_frequent(const lm_merge_plan *p, const lm_buf *of)
 {
     int n = p->recipe->n_inputs, best = -1, most = 0;
 
-    for (int k = -1; k < n; k++) { /* the base first, so that a tie is its */
+    for (int k = -1; k < n; k++) { /* the base first, so that it wins a tie */
         int i = k < 0 ? p->lead : k, same_as_i = 0;
 
         for (int o = 0; of[i].len && o < n; o++)

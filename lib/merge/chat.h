@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chat.h -- the chat template that a merged model gets.  Private to lib/merge. */
+/* chat.h -- the chat template of a merged model.  Private to lib/merge. */
 #ifndef LM_MERGE_CHAT_H
 #define LM_MERGE_CHAT_H
 
@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "merge/plan.h"
 
-/* The names that stand for a template, NULL-terminated, and its Jinja text; NULL: no such name.
+/* The names of built-in templates, NULL-terminated, and the Jinja text of a name; NULL: unknown.
  *   alpaca   "### Instruction:", "### Input:" (role user_context) and "### Response:", each followed
  *            by its text and an empty line; the system's text first.  tatsu-lab/stanford_alpaca
  *   chatml   <|im_start|>ROLE, newline, text, <|im_end|>, newline.  OpenAI's ChatML
@@ -23,12 +23,12 @@
 extern const char *const lm_merge_chat_names[];
 const char *lm_merge_chat_named(const char *name);
 
-/* May a recipe ask for this: "auto", a name, or Jinja text (which has a brace)? */
+/* True if a recipe may request this: "auto", a name, or Jinja text (which has a brace). */
 bool lm_merge_chat_known(const char *want);
 
-/* What the recipe asks for, appended to `out`.  "auto" is the template that most of the inputs
- * have; of several that are as frequent the base's, or else the first input's.  *found = false:
- * nothing is asked for, or no input has one. */
+/* Append the template that the recipe requests to `out`.  "auto" is the template that most of the
+ * inputs have; among equally frequent ones the base's, otherwise the first input's.  *found =
+ * false: no template is requested, or no input has one. */
 lm_code lm_merge_chat(const lm_merge_plan *p, lm_buf *out, bool *found, lm_err *e);
 
 #endif

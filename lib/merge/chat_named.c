@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chat_named.c -- the templates that have names. */
+/* chat_named.c -- the built-in templates. */
 #include <string.h>
 
 #include "merge/chat.h"
 
-/* Every character that is put out stands in an expression, so that a renderer may or may not strip
- * the white space around blocks. */
+/* Every output character is in an expression, so that a renderer may or may not strip the white
+ * space around blocks. */
 static const char alpaca[] = "{% for turn in messages %}"
                              "{% set text = turn['content'] | trim + '\\n\\n' %}"
                              "{% if turn['role'] == 'system' %}{{ text }}"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine.c -- one tensor of the plan: its operands fetched, the method run. */
+/* engine.c -- merges one tensor of the plan: fetches its operands, runs the method. */
 #include "merge/engine.h"
 
 #include <stdint.h>
@@ -88,14 +88,14 @@ void lm_merge_engine_free(lm_merge_engine *g)
 
 /* ---- Operands ---- */
 
-/* A stream holds the tensor it gave last: go on to t when t is the next.  Whatever else is asked
- * for, the source spools. */
+/* A stream keeps the tensor that it returned last: go on to t when t is the next.  For any other
+ * tensor the source spools the stream. */
 static lm_code step_to(lm_merge_engine *g, int input, const lm_st_tensor *t, lm_err *e)
 {
     lm_model_source *m = g->plan->model[input].source;
     const lm_st_tensor *got = NULL;
 
-    for (int k = 0; k < input; k++) /* a source that is shared counts once */
+    for (int k = 0; k < input; k++) /* a shared source counts once */
         if (g->plan->model[k].source == m)
             input = k;
     if (lm_model_source_random(m) || g->met[input] >= lm_model_source_count(m) ||
@@ -132,7 +132,7 @@ lm_code lm_engine_fetch(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_bu
     return rc;
 }
 
-/* The tensor as its model has it, with its LoRA. */
+/* The tensor of its model, with its LoRA applied. */
 static lm_code hold(lm_merge_engine *g, const lm_merge_ref *ref, lm_merge_held *h, lm_err *e)
 {
     const lm_merge_model *m = &g->plan->model[ref->input];
@@ -156,7 +156,7 @@ static const lm_merge_ref *ref_at(const lm_merge_tensor *t, int k)
     return k ? &t->model[k - 1] : t->base;
 }
 
-/* Rows put where the merged vocabulary has them, for every operand. */
+/* Reorder the rows of every operand by the merged vocabulary. */
 static lm_code remap(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e)
 {
     const lm_merge_plan *p = g->plan;
@@ -183,7 +183,8 @@ static lm_code remap(lm_merge_engine *g, const lm_merge_tensor *t, lm_err *e)
             rc = lm_vocab_operand(p->vocab, ref->input, g->table, cols, t->name, h->dtype,
                                   h->next.data, g->par, e);
     }
-    for (int k = 0; k <= t->n_models && !rc; k++) { /* until now the others were asked, too */
+    /* up to here the models were needed as sources */
+    for (int k = 0; k <= t->n_models && !rc; k++) {
         const lm_merge_ref *ref = ref_at(t, k);
         lm_merge_held *h = &g->held[k];
 
@@ -208,14 +209,14 @@ void lm_engine_release(lm_merge_engine *g, const lm_merge_tensor *t)
             lm_model_source_forget(g->plan->model[ref->input].source, ref->tensor);
         if (ref && ref->extra)
             lm_st_forget(side_of(&g->plan->model[ref->input]), ref->extra);
-        if (t->table) /* as large as anything, and not needed again soon */
+        if (t->table) /* as large as the tensor, and not needed again soon */
             lm_merge_buf_fini(&g->held[k].made);
     }
 }
 
 /* ---- Running ---- */
 
-/* Where operand k lies, from element `at` on. */
+/* The address of operand k, from element `at` on. */
 static void place(lm_merge_engine *g, const lm_merge_ref *ref, int k, int64_t at, int64_t count)
 {
     const lm_merge_model *of = &g->plan->model[ref->input];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_model.c -- a whole plan written: order, metadata, small files, tensor after tensor. */
+/* engine_model.c -- writes the result of a plan: order, metadata, small files, tensor after
+ * tensor. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,26 +18,26 @@
 
 enum {
     MAX_SMALL = 1 << 28,
-    SLICE = 8 << 20, /* bytes that are copied at a time */
-    PART = 1 << 20   /* elements that are merged at a time */
+    SLICE = 8 << 20, /* bytes copied at a time */
+    PART = 1 << 20   /* elements merged at a time */
 };
 
-/* A merge on its way out. */
+/* A merge that is being written. */
 typedef struct {
     lm_merge_engine *g;
     const lm_merge_write_opts *o;
     lm_st_plan *names;
     lm_folder *folder;
     lm_merge_writer writer;
-    lm_merge_buf out[2]; /* one is written, one is made */
+    lm_merge_buf out[2]; /* one is written while the other is filled */
     int turn;
     const lm_merge_tensor **by_name; /* [plan->n], sorted */
     double done;
 } job;
 
-/* ---- What the output holds ---- */
+/* ---- Contents of the output ---- */
 
-/* A stream's order, so that it need not be spooled; else that of the plan. */
+/* The order of a stream, so that it need not be spooled; otherwise that of the plan. */
 static const lm_model_source *forward(const lm_merge_plan *p)
 {
     for (int i = 0; i < p->recipe->n_inputs; i++)
@@ -137,7 +138,7 @@ static lm_code add_history(job *j, lm_err *e)
 
 /* ---- Tokenizer files ---- */
 
-/* tokenizer_config.json (`text`, may be empty) with the template in it. */
+/* tokenizer_config.json (`text`, may be empty) with the template inserted. */
 static lm_code put_config(job *j, const lm_buf *text, const char *template, lm_err *e)
 {
     json_t *c = NULL;
@@ -158,13 +159,13 @@ static lm_code put_config(job *j, const lm_buf *text, const char *template, lm_e
     return rc;
 }
 
-/* Of the first model, whose tokens a made tokenizer keeps: true of that as well. */
+/* From the first model, whose tokens a new tokenizer keeps: it holds for the new one as well. */
 static bool is_kept(const char *name)
 {
     return !strcmp(name, "chat_template.jinja") || !strcmp(name, "special_tokens_map.json");
 }
 
-/* File by file, because one of them changes. */
+/* Files are copied one by one, because one of them changes. */
 static lm_code put_tokenizer(job *j, lm_model_source *from, const lm_buf *made_json,
                              const lm_buf *made_config, const char *template, lm_err *e)
 {
@@ -197,7 +198,7 @@ static lm_code put_tokenizer(job *j, lm_model_source *from, const lm_buf *made_j
     return rc;
 }
 
-/* The model whose tokenizer is taken as it is; NULL: one is made or changed. */
+/* The model whose tokenizer is copied unchanged; NULL: it is new or changed. */
 static lm_model_source *whole_tokenizer(const lm_merge_plan *p)
 {
     int owner = p->tokenizer;
@@ -260,7 +261,7 @@ static lm_code create(job *j, lm_err *e)
         rc = list_names(j, stream, e);
     if (!rc)
         rc = add_history(j, e);
-    if (!rc && !stream) /* the files are in this order as well: it is known before they are */
+    if (!rc && !stream) /* small files are written in this order too: it is fixed before them */
         lm_st_plan_sort(j->names);
     spec.plan = j->names;
     spec.tokenizer_from = whole_tokenizer(p);
@@ -282,7 +283,7 @@ static void tell(job *j, const lm_merge_tensor *t)
     lm_progress(j->g->sink, "merge", j->done, (double)(p->read + p->write), "bytes", t->name);
 }
 
-/* Carried bytes go out in pieces, from where they lie. */
+/* Copied bytes are written in pieces, directly from the source. */
 static lm_code copy_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
 {
     const lm_merge_ref *ref = &t->model[0];
@@ -298,8 +299,8 @@ static lm_code copy_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
     return rc;
 }
 
-/* Is element `at` of the result not finite because an operand is not, or because the method or the
- * type made it so?  Elements from `from` on are what the operands show now. */
+/* Report element `at` of the result, which is not finite: either an operand is not, or the method
+ * or the type made it so.  The operands hold elements from `from` on. */
 static lm_code blame(job *j, const lm_merge_tensor *t, int64_t from, int64_t n, int64_t at,
                      double v, lm_err *e)
 {
@@ -324,7 +325,7 @@ static lm_code blame(job *j, const lm_merge_tensor *t, int64_t from, int64_t n, 
                    "element %lld becomes %g in %s", (long long)at, v, lm_dtype_name(t->dtype));
 }
 
-/* No number of the merged part [at, at + n) is a NaN or an infinity. */
+/* Check that the merged part [at, at + n) has neither NaN nor infinity. */
 static lm_code check_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t n, const void *out,
                           lm_err *e)
 {
@@ -333,7 +334,7 @@ static lm_code check_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t 
     return bad < 0 ? LM_OK : blame(j, t, at, n, at + bad, lm_get(t->dtype, out, bad), e);
 }
 
-/* One part is written while the next is made. */
+/* Write one part while the next is merged. */
 static lm_code merge_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t n, lm_err *e)
 {
     lm_merge_buf *out = &j->out[j->turn];
@@ -350,13 +351,13 @@ static lm_code merge_part(job *j, const lm_merge_tensor *t, int64_t at, int64_t 
     return rc;
 }
 
-/* In parts that stay in the caches where the method allows it, else whole. */
+/* In parts that fit the caches if the method allows it, otherwise as a whole. */
 static lm_code merge_tensor(job *j, const lm_merge_tensor *t, lm_err *e)
 {
     int64_t step = j->g->plan->recipe->method->pieces ? PART : t->count;
     lm_code rc = LM_OK;
 
-    if (t->table) { /* its operands are there twice: nothing else may be */
+    if (t->table) { /* its operands are in memory twice, so nothing else may be */
         rc = lm_merge_writer_wait(&j->writer, e);
         lm_merge_buf_fini(&j->out[1 - j->turn]);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_write.c -- one tensor is written while the next is made. */
+/* engine_write.c -- writes one tensor while the next is merged. */
 #include "merge/engine_write.h"
 
 #include <string.h>
@@ -38,7 +38,8 @@ lm_code lm_merge_writer_init(lm_merge_writer *w, lm_folder *f, bool apart, lm_er
         int bad = pthread_create(&w->thread, NULL, run, w);
 
         if (bad)
-            return lm_fail(e, LM_ELIMIT, "writer", NULL, "no thread: %s", strerror(bad));
+            return lm_fail(e, LM_ELIMIT, "writer", NULL, "cannot start a thread: %s",
+                           strerror(bad));
         w->running = true;
     }
     return LM_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_write.h -- a thread that writes one tensor while the next is made.
- * Private to lib/merge. */
+/* engine_write.h -- a thread that writes one tensor while the next is merged.  Private to
+ * lib/merge. */
 #ifndef LM_MERGE_ENGINE_WRITE_H
 #define LM_MERGE_ENGINE_WRITE_H
 
@@ -14,15 +14,16 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    bool running, quit; /* running: the thread is there; without it writing happens in submit */
+    bool running, quit; /* running: the thread exists; without it submit itself writes */
     const void *data;   /* NULL: nothing to do */
     size_t bytes;
     lm_err err;
 } lm_merge_writer;
 
-/* `apart` asks for the thread. */
+/* `apart` requests the thread. */
 lm_code lm_merge_writer_init(lm_merge_writer *w, lm_folder *f, bool apart, lm_err *e);
-/* Waits for what was submitted before, then takes `data`, which must stay until the next wait. */
+/* Waits for the previous submission, then takes `data`, which must remain valid until the next
+ * wait. */
 lm_code lm_merge_writer_submit(lm_merge_writer *w, const void *data, size_t bytes, lm_err *e);
 lm_code lm_merge_writer_wait(lm_merge_writer *w, lm_err *e);
 void lm_merge_writer_fini(lm_merge_writer *w);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* entries.h -- the rows of the table of methods, one array for each family, ended by one without a
- * name.  Private to lib/merge. */
+/* entries.h -- the rows of the table of methods, one array for each family, ended by an entry
+ * without a name.  Private to lib/merge. */
 #ifndef LM_MERGE_ENTRIES_H
 #define LM_MERGE_ENTRIES_H
 

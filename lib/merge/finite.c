@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* finite.c -- numbers looked at by their bits: all ones in the exponent are a NaN or an infinity. */
+/* finite.c -- checks numbers by their bits: an exponent of all ones is a NaN or an infinity. */
 #include "merge/finite.h"
 
 #include <math.h>
@@ -7,7 +7,8 @@
 
 enum { BLOCK = 1024, CHUNK = 64 * BLOCK };
 
-/* The exponent's bits; for F8E4M3, whose largest exponent holds numbers, those of its NaN. */
+/* The exponent's bits; for F8E4M3, whose largest exponent also has finite numbers, the bits of its
+ * NaN. */
 static const uint64_t exponent[LM_DTYPE_COUNT] = {
     [LM_DTYPE_F64] = UINT64_C(0x7ff0000000000000),
     [LM_DTYPE_F32] = 0x7f800000,
@@ -17,8 +18,8 @@ static const uint64_t exponent[LM_DTYPE_COUNT] = {
     [LM_DTYPE_F8E5M2] = 0x7c,
 };
 
-/* Whether a whole block, at any address, has a bad number: a loop without a way out, so that it is
- * vector code. */
+/* True if a block, at any address, has a bad number: a loop without early exit, so that the
+ * compiler can vectorise it. */
 #define BLOCK_IS_BAD(name, type)                                   \
     typedef type __attribute__((aligned(1), may_alias)) name##_at; \
     static bool name(const char *x, uint64_t mask)                 \
@@ -39,7 +40,7 @@ typedef struct {
     lm_dtype d;
     const char *x;
     bool negative;
-    int64_t first; /* atomic; n: none yet */
+    int64_t first; /* atomic; n: no such number so far */
 } search;
 
 static bool block_is_bad(const search *s, int64_t at)

@@ -20,8 +20,8 @@ static const char config_name[] = "adapter_config.json",
 
 /* ---- Files ---- */
 
-/* An archive that is read forward: an adapter's small files come first; a model shows its
- * configuration, or something large, before any file of an adapter. */
+/* For an archive that is read forward: an adapter's small files come first; a model has its
+ * configuration, or a large file, before any file of an adapter. */
 static bool begins_as_adapter(lm_bundle *b, lm_err *e)
 {
     const lm_bundle_file *f = NULL;
@@ -66,7 +66,7 @@ static lm_code open_files(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
     if (!rc)
         rc = lm_bundle_spool(l->files, e);
     if (!rc && !lm_bundle_find(l->files, config_name))
-        return lm_fail(e, LM_EUSAGE, l->path, "write MODEL+ADAPTER, an adapter as PEFT saves it",
+        return lm_fail(e, LM_EUSAGE, l->path, "write MODEL+ADAPTER, with an adapter saved by PEFT",
                        "it has no %s", config_name);
     if (!rc)
         rc = lm_bundle_load(l->files, config_name, MAX_CONFIG, &text, e);
@@ -84,8 +84,8 @@ static lm_code open_files(lm_lora *l, const lm_bundle_opts *o, lm_err *e)
                    ? lm_fail(e, LM_EUSAGE, l->path,
                              "save it with PEFT's save_pretrained(..., safe_serialization=True)",
                              "adapter_model.bin is a pickle of Python, which is not read")
-                   : lm_fail(e, LM_EFORMAT, l->path, "copy the whole adapter", "it has no %s",
-                             weights_name);
+                   : lm_fail(e, LM_EFORMAT, l->path, "copy all files of the adapter",
+                             "it has no %s", weights_name);
     return lm_bundle_st(l->files, weights_name, &l->st, e);
 }
 
@@ -101,7 +101,7 @@ static bool is_set(const json_t *c, const char *key)
            !(json_is_array(v) && !json_array_size(v));
 }
 
-/* Kinds whose effect is not W + s B A on the base as it is. */
+/* Kinds whose effect is not W + s B A on the unchanged base. */
 static lm_code check_kind(const lm_lora *l, lm_err *e)
 {
     static const char *const others[] = { "use_qalora", "layer_replication", "target_parameters",
@@ -126,7 +126,7 @@ static lm_code check_kind(const lm_lora *l, lm_err *e)
     return LM_OK;
 }
 
-/* A pattern map is an object of numbers: ranks are whole. */
+/* A pattern map is an object of numbers; ranks are integers. */
 static lm_code check_pattern(const lm_lora *l, const char *map, bool whole, lm_err *e)
 {
     const json_t *all = json_object_get(l->config, map);
@@ -141,17 +141,18 @@ static lm_code check_pattern(const lm_lora *l, const char *map, bool whole, lm_e
     json_object_foreach((json_t *)(uintptr_t)all, key, v)
     {
         if (!json_is_number(v))
-            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: the value of '%.60s' is no number",
+            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: the value of '%.60s' is not a number",
                            map, key);
         if (whole &&
             (json_number_value(v) < 1 || json_number_value(v) != floor(json_number_value(v))))
-            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: '%.60s' is %g, no rank", map, key,
-                           json_number_value(v));
+            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: '%.60s' is %g, which is not a rank",
+                           map, key, json_number_value(v));
     }
     return LM_OK;
 }
 
-/* The entry of a pattern map whose key, a regular expression, is the end of the module's name. */
+/* The entry of a pattern map whose key, a regular expression, matches the end of the module's
+ * name. */
 static lm_code pattern(const lm_lora *l, const char *map, const char *module, double *out,
                        lm_err *e)
 {
@@ -172,8 +173,8 @@ static lm_code pattern(const lm_lora *l, const char *map, const char *module, do
         re = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, 0, &code, &at, NULL);
         lm_free(text);
         if (!re)
-            return lm_fail(e, LM_EFORMAT, l->path, NULL, "%s: '%.60s' is no regular expression",
-                           map, key);
+            return lm_fail(e, LM_EFORMAT, l->path, NULL,
+                           "%s: '%.60s' is not a valid regular expression", map, key);
         md = pcre2_match_data_create_from_pattern(re, NULL);
         hit = md ? pcre2_match(re, (PCRE2_SPTR)module, strlen(module), 0, 0, md, NULL) : -1;
         pcre2_match_data_free(md);
@@ -232,7 +233,7 @@ static lm_code change_of(lm_lora *l, const char *name, size_t len, const char *s
     return LM_OK;
 }
 
-/* If name ends with `end`, the length of what is before it. */
+/* If name ends with `end`, the length of the part before it. */
 static bool cut(const char *name, const char *end, size_t *len)
 {
     size_t n = strlen(name), k = strlen(end);
@@ -312,11 +313,11 @@ static lm_code sort_tensor(lm_lora *l, const lm_st_tensor *t, lm_err *e)
     }
     if (strstr(name, ".lora_"))
         return lm_fail(e, LM_EUSAGE, l->path, "merge it with the program that made it",
-                       "tensor '%s' belongs to no plain LoRA", lm_st_show(name, show));
+                       "tensor '%s' does not belong to a plain LoRA", lm_st_show(name, show));
     return replaced(l, name, t, e);
 }
 
-/* The scale of a module's bias is that of its weight. */
+/* A module's bias has the scale of its weight. */
 static lm_code check_bias(lm_lora *l, lm_lora_change *c, lm_err *e)
 {
     char *weight = NULL;
@@ -336,11 +337,11 @@ static lm_code check_bias(lm_lora *l, lm_lora_change *c, lm_err *e)
     lm_free(weight);
     if (!rc && (!found || c->whole))
         rc = lm_fail(e, LM_EFORMAT, l->path, NULL, "'%.150s' has a lora_B.bias but %s", c->name,
-                     found ? "is replaced as a whole, too" : "its weight has no lora_A");
+                     found ? "is also replaced as a whole" : "its weight has no lora_A");
     return rc;
 }
 
-/* Every A has its B, of the same rank, and with DoRA its magnitude; the scale. */
+/* Check that every A has its B, of the same rank, and with DoRA its magnitude; set the scale. */
 static lm_code check_pair(lm_lora *l, lm_lora_change *c, lm_err *e)
 {
     char module[512];
@@ -391,7 +392,7 @@ static lm_code read_config(lm_lora *l, lm_err *e)
     return !rc && base ? lm_strdup(&l->base, base, e) : rc;
 }
 
-/* The bytes of tensors that replace the base's: those of an .lmz are not mapped. */
+/* Read tensors that replace the base's: those of an .lmz are not mapped. */
 static lm_code hold_whole(lm_lora *l, lm_lora_change *c, lm_err *e)
 {
     lm_code rc;
@@ -492,8 +493,8 @@ const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name)
     return t;
 }
 
-/* Is the base's matrix [in, out]?  In GPT-2 the module decides, as in PEFT: a Conv1D is, the head is
- * not, whatever fan_in_fan_out says. */
+/* True if the base's matrix is [in, out].  In GPT-2 it depends on the module, as in PEFT: Conv1D
+ * is, the head is not, regardless of fan_in_fan_out. */
 static bool is_turned(const lm_lora *l, const lm_lora_change *c, const lm_model_source *base)
 {
     static const char *const conv1d[] = { "c_attn.weight", "c_proj.weight", "c_fc.weight" };
@@ -546,7 +547,7 @@ lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor
             continue;
         c->base = lm_lora_find(base, c->name);
         if (!c->base)
-            return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model it was trained on",
+            return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model on which it was trained",
                            "%.80s has no tensor '%s'", lm_model_source_path(base),
                            lm_st_show(c->name, show));
         c->turned = is_turned(l, c, base);

@@ -30,31 +30,32 @@ bool lm_lora_is(const char *path, const lm_bundle_opts *o);
  * LM_EIO. */
 lm_code lm_lora_open(const char *path, const lm_bundle_opts *o, lm_lora **out, lm_err *e);
 void lm_lora_close(lm_lora *l);
-const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if not said */
-/* Find the tensors of `base` that the adapter changes and check every shape.  `tied`: the embedding that is
- * the base's head too; NULL: none is.  Fails: LM_EFORMAT
- * naming adapter and tensor. */
+const char *lm_lora_base(const lm_lora *l); /* base_model_name_or_path; NULL if absent */
+/* Find the tensors of `base` that the adapter changes and check every shape.  `tied`: the embedding
+ * that is also the base's head; NULL: the head is not tied.  Fails: LM_EFORMAT naming adapter and
+ * tensor. */
 lm_code lm_lora_bind(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e);
-/* After bind: does the adapter untie the head?  As in PEFT, a head or an embedding of modules_to_save is a
- * module of its own from then on, and what it was tied to stays the base's; not where both are saved and
- * hold the same numbers, as with ensure_weight_tying. */
+/* After bind: true if the adapter unties the head.  As in PEFT, a head or an embedding in
+ * modules_to_save becomes a separate module, while the other remains that of the base; unless both
+ * are saved with the same numbers, as with ensure_weight_tying. */
 bool lm_lora_unties(const lm_lora *l);
-/* Then: the tensor that the adapter has in place of `name` of the result, as a tensor of its own, which
- * lm_lora_effect_on calls REPLACED by itself; NULL: none. */
+/* The adapter's separate tensor for `name` of the result, which lm_lora_effect_on reports as
+ * REPLACED; NULL: none. */
 const lm_st_tensor *lm_lora_own(const lm_lora *l, const char *name);
 
-/* A file beside the adapter, at most `limit` bytes, appended to `out`; *found = false: there is none. */
+/* A file beside the adapter, at most `limit` bytes, appended to `out`; *found = false: no such
+ * file. */
 lm_code lm_lora_file(const lm_lora *l, const char *name, size_t limit, lm_buf *out, bool *found,
                      lm_err *e);
 
 typedef enum { LM_LORA_UNTOUCHED, LM_LORA_ADDED, LM_LORA_REPLACED } lm_lora_effect;
 lm_lora_effect lm_lora_effect_on(const lm_lora *l, const lm_st_tensor *t);
-/* REPLACED: the tensor that takes the place of t, and its bytes. */
+/* REPLACED: the tensor that replaces t, and its bytes. */
 const lm_st_tensor *lm_lora_replacement(const lm_lora *l, const lm_st_tensor *t, const void **data);
 /* ADDED: the dtype of the sum for a t of this dtype, and the sum of w (t->count elements of
  * t->dtype) and the adapter, at out. */
 lm_dtype lm_lora_dtype(lm_dtype of);
-/* Bytes that lm_lora_add takes, with those of the sum; 0 for a tensor that is not ADDED. */
+/* Bytes of memory that lm_lora_add uses, including the sum; 0 for a tensor that is not ADDED. */
 uint64_t lm_lora_bytes(const lm_lora *l, const lm_st_tensor *t);
 lm_code lm_lora_add(const lm_lora *l, const lm_st_tensor *t, const void *w, void *out, lm_par *par,
                     lm_err *e);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_impl.h -- an adapter as the parts of its reader share it.  Private to lib/merge. */
+/* lora_impl.h -- an adapter, shared by the parts of its reader.  Private to lib/merge. */
 #ifndef LM_MERGE_LORA_IMPL_H
 #define LM_MERGE_LORA_IMPL_H
 
@@ -13,13 +13,12 @@ typedef struct {
     const lm_st_tensor *magnitude; /* DoRA; NULL: plain */
     const void *whole_data;        /* mapped, or in `kept` */
     char *kept;
-    char *name; /* of the base's tensor, as the adapter has it */
+    char *name; /* shape of the base's tensor, in the adapter */
     double scale;
     bool embedding;
-    bool turned; /* the base's matrix is [in, out]; set by bind */
-    const char
-        *own;     /* name in the result of a tensor that the base has not by itself; set by bind */
-    bool skipped; /* the same numbers as those of the embedding that it stays tied to */
+    bool turned;     /* the base's matrix is [in, out]; set by bind */
+    const char *own; /* name in the result of a tensor that the base does not store; set by bind */
+    bool skipped;    /* equal to the embedding, to which it remains tied */
 } lm_lora_change;
 
 struct lm_lora {
@@ -34,9 +33,9 @@ struct lm_lora {
 
 const lm_lora_change *lm_lora_change_on(const lm_lora *l, const lm_st_tensor *t);
 
-/* The base's tensor; files may leave out the first part of names, or have one more. */
+/* The base's tensor; names in files may lack the first part, or have one more. */
 const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name);
-/* lora_tied.c: which changes stand beside the embedding `tied`, and which of them count. */
+/* lora_tied.c: which changes concern the embedding `tied` or the head, and which of them apply. */
 lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tensor *tied, lm_err *e);
 
 #endif

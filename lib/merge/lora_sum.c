@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_sum.c -- an adapter's tensor added to that of its base: W + s B A, with DoRA each output brought
- * to its magnitude. */
+/* lora_sum.c -- adds an adapter's tensor to that of its base: W + s B A; with DoRA each output is
+ * scaled to its magnitude. */
 #include <math.h>
 #include <string.h>
 
@@ -28,9 +28,9 @@ typedef struct {
     bool by_column;
 } sum;
 
-/* To F32 so that a later rounding to fewer bits sees which side of a tie the sum was on: what is
- * not exact gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly rounded
- * sums", 2008). */
+/* Round to F32 so that a later rounding to fewer bits still knows on which side of a tie the sum
+ * was: an inexact result gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly
+ * rounded sums", 2008). */
 static float round_odd(double d)
 {
     float f = (float)d;
@@ -99,7 +99,7 @@ static void rows(void *ctx, int64_t begin, int64_t end, int worker)
 
 /* ---- DoRA ---- */
 
-/* A vector without length has no direction: it stays zero. */
+/* A vector of length zero has no direction: it remains zero. */
 static double factor_of(double magnitude, double squares)
 {
     return squares > 0 ? magnitude / sqrt(squares) : 0;
@@ -153,7 +153,7 @@ static void column_factors(void *ctx, int64_t begin, int64_t end, int worker)
 
 /* ---- One tensor ---- */
 
-/* A tensor [rows, cols] of the adapter as doubles, turned when asked. */
+/* A tensor [rows, cols] of the adapter as doubles, transposed on request. */
 static lm_code load(const lm_lora *l, const lm_st_tensor *t, bool turn, double **out, lm_err *e)
 {
     double *v = NULL, *turned = NULL;

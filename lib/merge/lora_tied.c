@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_tied.c -- adapters of a base whose head is its embedding.
  *
- * PEFT gives a module of modules_to_save a copy of its own: what was tied to it stays the base's.  With
- * ensure_weight_tying it saves both with the same numbers. */
+ * PEFT copies a module in modules_to_save: the module that was tied to it remains that of the base.
+ * With ensure_weight_tying it saves both with the same numbers. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "merge/lora_impl.h"
 #include "merge/plan_names.h"
 
-/* What the adapter does to the head, or to the embedding; NULL: nothing. */
+/* The adapter's change of the head, or of the embedding; NULL: none. */
 static lm_lora_change *change_to(lm_lora *l, bool (*is)(const char *name))
 {
     for (size_t i = 0; i < l->n; i++)
@@ -19,7 +19,7 @@ static lm_lora_change *change_to(lm_lora *l, bool (*is)(const char *name))
     return NULL;
 }
 
-/* Is the module of this weight one of modules_to_save? */
+/* True if the module of this weight is in modules_to_save. */
 static bool is_saved(const lm_lora *l, const lm_lora_change *c)
 {
     const json_t *list = json_object_get(l->config, "modules_to_save"), *item;
@@ -43,15 +43,15 @@ static bool same_numbers(const lm_lora_change *a, const lm_lora_change *b)
            !memcmp(a->whole_data, b->whole_data, (size_t)a->whole->bytes);
 }
 
-/* A tensor of the result that the base has not by itself. */
+/* A tensor of the result that the base does not store. */
 static lm_code stand_beside(lm_lora *l, lm_lora_change *c, const char *name,
                             const lm_st_tensor *like, lm_err *e)
 {
     char show[LM_ST_SHOWN];
 
     if (c->whole->ndim != 2 || c->whole->dim[0] != like->dim[0] || c->whole->dim[1] != like->dim[1])
-        return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model it was trained on",
-                       "'%s' has not the shape of the embedding that the head is tied to",
+        return lm_fail(e, LM_EUSAGE, l->path, "merge it into the model on which it was trained",
+                       "'%s' does not have the shape of the embedding to which the head is tied",
                        lm_st_show(c->name, show));
     c->base = c->whole;
     c->own = name;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* method.c -- the table of methods and of their parameters, and what is checked before data is. */
+/* method.c -- the table of methods and of their parameters, and checks that need no data. */
 #include "merge/method.h"
 
 #include <math.h>
@@ -21,17 +21,19 @@ static const char *const election_names[] = { "weighted", "sum", "count", NULL }
 #define BIG 1e30
 const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
     [LM_MERGE_WEIGHT] = { "weight", NULL, true, false, -BIG, BIG, "share of the model" },
-    [LM_MERGE_DENSITY] = { "density", NULL, true, false, 0, 1, "share of its delta that is kept" },
+    [LM_MERGE_DENSITY] = { "density", NULL, true, false, 0, 1,
+                           "fraction of its delta that is kept" },
     [LM_MERGE_GAMMA] = { "gamma", NULL, true, false, 0, 1,
-                         "share of the largest deltas that is dropped" },
+                         "fraction of the largest deltas that is dropped" },
     [LM_MERGE_EPSILON] = { "epsilon", NULL, true, false, 0, 1,
                            "keep probabilities reach from density - epsilon to density + epsilon" },
     [LM_MERGE_SCALE] = { "scale", NULL, true, false, -BIG, BIG, "factor on the tensor" },
     [LM_MERGE_NORMALIZE] = { "normalize", NULL, false, true, 0, 1, "divide by the sum of weights" },
     [LM_MERGE_RESCALE] = { "rescale", rescale_names, false, false, 0, 2,
-                           "how what is left of a pruned delta is scaled" },
+                           "how the rest of a pruned delta is scaled" },
     [LM_MERGE_LAMBDA] = { "lambda", NULL, false, false, -BIG, BIG, "factor on the merged delta" },
-    [LM_MERGE_T] = { "t", NULL, false, false, -BIG, BIG, "way from the base (0) to the model (1)" },
+    [LM_MERGE_T] = { "t", NULL, false, false, -BIG, BIG,
+                     "position between the base (0) and the model (1)" },
     [LM_MERGE_NUSLERP_FLATTEN] = { "nuslerp_flatten", NULL, false, true, 0, 1,
                                    "one angle for the tensor" },
     [LM_MERGE_NUSLERP_ROW_WISE] = { "nuslerp_row_wise", NULL, false, true, 0, 1,
@@ -53,11 +55,11 @@ const lm_merge_param_info lm_merge_params[LM_MERGE_PARAMS] = {
     [LM_MERGE_FISHER_FLOOR] = { "fisher_floor", NULL, false, false, 1e-20, BIG,
                                 "least importance" },
     [LM_MERGE_RAM_EPSILON] = { "epsilon", NULL, false, false, 0, BIG,
-                               "a delta of this size or less is none" },
+                               "a delta of this size or less counts as 0" },
     [LM_MERGE_RAM_R] = { "r", NULL, false, false, 0, BIG,
                          "how much deltas of one model alone are raised" },
     [LM_MERGE_RAM_ALPHA] = { "alpha", NULL, false, false, 0, BIG,
-                             "most of shared over unique deltas that counts" },
+                             "upper bound of shared over unique deltas" },
 };
 
 const lm_merge_method *lm_merge_method_at(int i)
@@ -116,7 +118,7 @@ static lm_code check_value(const lm_merge_method *m, const char *where, int p, d
         return lm_fail(e, LM_EUSAGE, where, NULL, "%s is %g, must be a whole number", i->name, v);
     if (p == LM_MERGE_RESCALE && v == LM_RESCALE_EXPECTED && m->def[p] != LM_RESCALE_EXPECTED)
         return lm_fail(e, LM_EUSAGE, where, "take l1 or none",
-                       "%s keeps by magnitude, so no probability is there to rescale by", m->name);
+                       "%s keeps by magnitude, so there is no probability to rescale by", m->name);
     return LM_OK;
 }
 

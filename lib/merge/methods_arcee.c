@@ -15,7 +15,7 @@ typedef struct {
     void *cells;      /* FUSE_ROWS a worker */
     double *distance; /* [rows]: the divergence of their softmax */
     double *powers;   /* [worker][2][kept_cols]: exp of a row of the base and of the model */
-    uint64_t least;   /* bits of the score that an element must have */
+    uint64_t least;   /* smallest bits of a score that is merged */
 } fusion;
 
 enum { FUSE_ROWS = 3, SPAN = 512, MOST_KEPT = 16384 };
@@ -57,8 +57,8 @@ static int64_t powers_at(const fusion *f, int64_t row, int64_t k, const double t
     return n;
 }
 
-/* sum p ln(p / q) with p, q the softmax of the model's and the base's row, each plus 1e-8.  Never
- * below 0 but for rounding.  powers: room for two rows of kept_cols. */
+/* sum p ln(p / q) with p, q the softmax of the model's and the base's row, each plus 1e-8.  Below 0
+ * only by rounding.  powers: room for two rows of kept_cols. */
 static double divergence(const fusion *f, int64_t row, double *powers)
 {
     int64_t cols = lm_merge_cols(f->job), kept = kept_cols(f->job), n;
@@ -100,7 +100,7 @@ static void divergences(void *ctx, int64_t begin, int64_t end, int worker)
         f->distance[r] = divergence(f, r, powers);
 }
 
-/* |theta_1 - theta_0| K, with the two in cells 0 and 1. */
+/* |theta_1 - theta_0| K, with theta_0 and theta_1 in cells 0 and 1. */
 static void fill_scores(const void *ctx, int64_t at, int64_t n, void *out, void *cells)
 {
     const fusion *f = ctx;

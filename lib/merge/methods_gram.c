@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods_gram.c -- RegMean (arXiv:2212.09849): the linear layer that does on every model's inputs
- * most nearly what that model does.
+/* methods_gram.c -- RegMean (arXiv:2212.09849): the linear layer whose outputs on every model's
+ * inputs are closest to that model's outputs.
  *
  *   W = (sum G_i)^-1 sum G_i W_i,   G = alpha X'X + (1 - alpha) diag(X'X),   W [in, out]
  *
  * The layers of Hugging Face are [out, in]: a row o of the result is sum_i (row o of W_i) G_i times
- * the inverse, so rows are solved for in panels, one panel a thread.  The sum of the G is factored
- * once, in double. */
+ * the inverse, so the rows are solved in panels, one panel per thread.  The sum of the G is
+ * factored once, in double. */
 #include "merge/blocks.h"
 #include "merge/entries.h"
 #include "merge/finite.h"
@@ -20,7 +20,7 @@ typedef struct {
     int64_t in, out;
     double alpha;
     double *sum;   /* [in, in], then its factor */
-    double *panel; /* a worker: weights [PANEL, in], products [PANEL, in], slice [SLICE, in] */
+    double *panel; /* per worker: weights [PANEL, in], products [PANEL, in], slice [SLICE, in] */
 } regmean_task;
 
 static bool usable(const lm_merge_job *j)
@@ -89,7 +89,7 @@ static void add_rows(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Outputs begin .. end - 1 of a model as rows [n, in], and back. */
+/* Copy outputs begin .. end - 1 of a model to rows [n, in], and back. */
 static void load_panel(const regmean_task *t, int i, int64_t begin, int64_t n, double *w)
 {
     const lm_merge_operand *o = &t->job->model[i];
@@ -126,7 +126,7 @@ static void store_panel(const regmean_task *t, int64_t begin, int64_t n, const d
     }
 }
 
-/* Row-major [n, in] is what LAPACK sees as n columns of length `in`. */
+/* LAPACK reads row-major [n, in] as n columns of length `in`. */
 static void solve_panel(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const regmean_task *t = ctx;
@@ -147,11 +147,12 @@ static void solve_panel(void *ctx, int64_t begin, int64_t end, int worker)
     store_panel(t, begin, end - begin, p);
 }
 
-/* ---- What a Gram matrix must be ---- */
+/* ---- Checks of a Gram matrix ---- */
 
 typedef struct {
     const lm_merge_operand *of;
-    int64_t in, row; /* the first row that is not its column, or whose sum of squares is below 0 */
+    /* the first row that differs from its column, or has a negative sum of squares */
+    int64_t in, row;
 } symmetry;
 
 static double gram_at(const symmetry *s, int64_t i, int64_t k)
@@ -159,7 +160,7 @@ static double gram_at(const symmetry *s, int64_t i, int64_t k)
     return lm_get(s->of->extra_dtype, s->of->extra, i * s->in + k);
 }
 
-/* Sums in another order differ in their last bits, other numbers by more. */
+/* Sums in another order differ in the last bits; larger differences are errors. */
 static bool is_row(const symmetry *s, int64_t i)
 {
     double own = gram_at(s, i, i);
@@ -197,14 +198,14 @@ static lm_code check_gram(const regmean_task *t, int i, lm_err *e)
     symmetry s = { o, t->in, t->in };
     int64_t bad = lm_merge_first_bad(o->extra_dtype, o->extra, o->extra_count, false, j->par);
     if (bad >= 0)
-        return lm_fail(e, LM_ENUMERIC, j->name, "take it again",
+        return lm_fail(e, LM_ENUMERIC, j->name, "compute it again",
                        "element [%lld,%lld] of the Gram matrix of model %d is %g",
                        (long long)(bad / t->in), (long long)(bad % t->in), i + 1,
                        lm_get(o->extra_dtype, o->extra, bad));
     lm_par_for(j->par, t->in, 16, look_at_rows, &s);
     if (s.row < t->in)
         return lm_fail(e, LM_EFORMAT, j->name, "give X'X of the layer's inputs X",
-                       "row %lld of the matrix of model %d is that of no Gram matrix",
+                       "row %lld of the matrix of model %d cannot be that of a Gram matrix",
                        (long long)s.row, i + 1);
     return LM_OK;
 }
@@ -220,7 +221,7 @@ static lm_code factor(const regmean_task *t, lm_err *e)
         least = fmin(least, t->sum[k * t->in + k] * t->sum[k * t->in + k]);
     if (info || !(least > 1e-14 * largest))
         return lm_fail(
-            e, LM_ENUMERIC, t->job->name, "take the matrices from more data, or a smaller alpha",
+            e, LM_ENUMERIC, t->job->name, "compute the matrices from more data, or a smaller alpha",
             "the Gram matrices of %d inputs add up to a singular one (alpha %g)", in, t->alpha);
     return LM_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods_linear.c -- the merges that are weighted sums, element by element: linear, DEM, task
- * arithmetic, passthrough, Fisher. */
+/* methods_linear.c -- merges by weighted sums of elements: linear, DEM, task arithmetic,
+ * passthrough, Fisher. */
 #include "base/text.h"
 #include "merge/blocks.h"
 #include "merge/entries.h"
@@ -12,7 +12,7 @@ static size_t sum_work(const lm_merge_job *j, int threads)
     return lm_merge_sum_work(threads);
 }
 
-/* Parameter p of every model, a global value standing in for those not given. */
+/* Parameter p of every model; a global value replaces missing ones. */
 static double weights(const lm_merge_job *j, double *w)
 {
     double sum = 0;
@@ -89,7 +89,8 @@ static size_t fisher_work(const lm_merge_job *j, int threads)
     return s.used;
 }
 
-/* Numerator and denominator side by side; a tensor without importances has 1 for every model. */
+/* Numerator and denominator in adjacent rows; a tensor without importances has 1 for every
+ * model. */
 static void fisher_block(const lm_merge_walk *w, int64_t at, int64_t n, void *cells, double *sums)
 {
     const lm_merge_job *j = w->job;
@@ -122,7 +123,7 @@ static void fisher_block(const lm_merge_walk *w, int64_t at, int64_t n, void *ce
     b->store(j->out_dtype, j->out, at, over, n);
 }
 
-/* A mean of squared gradients: finite, and not below 0. */
+/* Check a mean of squared gradients: finite, and not below 0. */
 static lm_code check_importance(const lm_merge_job *j, int i, lm_err *e)
 {
     const lm_merge_operand *o = &j->model[i];
@@ -138,7 +139,7 @@ static lm_code check_importance(const lm_merge_job *j, int i, lm_err *e)
         return LM_OK;
     v = lm_get(o->extra_dtype, o->extra, bad);
     return lm_fail(e, isfinite(v) ? LM_EFORMAT : LM_ENUMERIC, j->name,
-                   "take it again: it is a mean of squared gradients",
+                   "compute it again: it must be a mean of squared gradients",
                    "importance %lld of model %d is %g", (long long)bad, i + 1, v);
 }
 
@@ -150,7 +151,7 @@ static bool all_zero(const lm_merge_operand *o)
     return i == o->extra_count;
 }
 
-/* As in the authors' program the floor decides then. */
+/* As in the authors' program, the floor then determines the weights. */
 static void warn_zero(const lm_merge_job *j)
 {
     for (int i = 0; i < j->n_models; i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods_other.c -- SCE, nearswap: merges with a rule of their own for which elements move. */
+/* methods_other.c -- SCE, nearswap: merges with their own rule for the elements that change. */
 #include "merge/blocks.h"
 #include "merge/entries.h"
 #include "merge/select.h"
@@ -13,7 +13,7 @@ typedef struct {
     void *cells;   /* n + SCE_EXTRA rows a worker: deltas, base, result, variance, zeros */
     double *parts; /* n sums of a chunk */
     double share[LM_MERGE_MOST_MODELS];
-    bool chosen; /* only what is in top is merged */
+    bool chosen; /* only elements in top are merged */
     lm_merge_top top;
     lm_blend_terms terms;
 } sce_task;
@@ -53,7 +53,7 @@ static size_t sce_work(const lm_merge_job *j, int threads)
     return t.left.used;
 }
 
-/* Deltas of a block, zero where the variance did not make the choice. */
+/* Deltas of a block, zero where the variance did not select the element. */
 static void chosen_deltas(const sce_task *t, int64_t at, int64_t n, void *cells)
 {
     const lm_blend *b = t->loops;
@@ -147,8 +147,9 @@ static lm_code sce(const lm_merge_job *j, lm_err *e)
         t.chosen = true;
         t.top.k = (int64_t)(varied * j->param[LM_MERGE_SELECT_TOPK]);
         if (!t.top.k)
-            lm_log(j->sink, LM_LOG_WARN, "%s: select_topk %g of %.0f elements that vary is none",
-                   j->name, j->param[LM_MERGE_SELECT_TOPK], varied);
+            lm_log(j->sink, LM_LOG_WARN,
+                   "%s: select_topk %g of %.0f elements that vary selects none", j->name,
+                   j->param[LM_MERGE_SELECT_TOPK], varied);
         lm_merge_select(&v, &t.top, 1, lm_par_threads(j->par), &t.left);
     }
     sce_shares(&t, &w);

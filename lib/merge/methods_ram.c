@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods_ram.c -- Reinforced agent merging (arXiv:2601.13572): a delta that one model alone has stays
- * whole, deltas that several have are averaged.
+/* methods_ram.c -- Reinforced agent merging (arXiv:2601.13572): a delta of one model only is kept,
+ * deltas of several models are averaged.
  *
  *   a_i = |d_i| > epsilon,  c = sum_i a_i
  *   ram         t0 + sum_i a_i d_i / max(c, 1)
@@ -56,7 +56,7 @@ static void ram_deltas(const ram_task *t, const lm_blend *b, int64_t at, int64_t
         b->delta(j->model[i].dtype, j->model[i].data, at, base, lm_merge_cell(b, cells, i), n);
 }
 
-/* Loops for both reals.  A NaN has no size below epsilon: it counts, and goes on into the result. */
+/* Loops for both reals.  A NaN is not below epsilon, so it counts and propagates to the result. */
 #define RAM_LOOPS(real, absolute)                                                                 \
     static void merge_##real(const ram_task *t, const lm_blend *b, void *cells, int64_t n)        \
     {                                                                                             \
@@ -134,7 +134,8 @@ static void find_lambdas(ram_task *t)
     lm_merge_go(&w, sums);
     for (int i = 0; i < j->n_models; i++) {
         double shared = sums[2 * i], unique = sums[2 * i + 1];
-        double rho = unique > 0 ? shared / unique : 0; /* without unique ones, it scales nothing */
+        /* without unique elements the factor is not used */
+        double rho = unique > 0 ? shared / unique : 0;
         t->lambda[i] = 1 + j->param[LM_MERGE_RAM_R] * (rho < alpha ? rho : alpha);
     }
 }

@@ -1,30 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods_sphere.c -- the merges that look at angles: SLERP, NuSLERP, multi-SLERP, Karcher mean,
- * model stock.
+/* methods_sphere.c -- merges that use angles: SLERP, NuSLERP, multi-SLERP, Karcher mean, model
+ * stock.
  *
- * Each of their results lies in the span of its inputs (or of their deltas), so all that is needed
- * of the tensor is the matrix of inner products, summed in double in one pass; the rest happens in
- * coordinates: a vector is its coefficients on the inputs, u . v = sum u_i G_ij v_j.  A second pass
- * makes the weighted sum. */
+ * Each result lies in the span of the inputs (or of their deltas), so the matrix of inner products,
+ * summed in double in one pass, is enough; all else is computed in coordinates: a vector is its
+ * coefficients on the inputs, u . v = sum u_i G_ij v_j.  A second pass makes the weighted sum. */
 #include <stdatomic.h>
 
 #include "merge/blocks.h"
 #include "merge/entries.h"
 
-/* The n vectors of a job, with the base taken off or not. */
+/* The n vectors of a job, with or without the base subtracted. */
 typedef struct {
     const lm_merge_job *job;
     const lm_blend *loops;
     const lm_merge_operand *of[LM_MERGE_MOST_MODELS];
     const lm_merge_operand *base;
     int n;
-    void *cells;         /* n + 2 rows a worker */
+    void *cells;         /* n + 2 rows per worker */
     double *parts;       /* of the sums of chunks */
-    double *gram;        /* one matrix a worker */
-    double *c;           /* n coefficients a worker */
+    double *gram;        /* one matrix per worker */
+    double *c;           /* n coefficients per worker */
     _Atomic int64_t odd; /* rows that deserve a warning */
     _Atomic int failed;
-    /* Coefficients from inner products G [n, n]; room: 4 n numbers.  False: there are none. */
+    /* Coefficients from inner products G [n, n]; scratch: 4 n numbers.  False: undefined. */
     bool (*solve)(const lm_merge_job *j, int n, const double *G, double *c, double *room,
                   bool *odd);
 } angles;
@@ -89,7 +88,7 @@ static lm_code whole(angles *a, lm_err *e)
     mirror(a->n, G);
     if (!a->solve(j, a->n, G, c, room, &odd))
         return lm_fail(e, LM_ENUMERIC, j->name, "change the weights, or merge linearly",
-                       "the models cancel out: there is no direction between them");
+                       "the models cancel out: the direction between them is undefined");
     a->odd = odd;
     for (size_t i = 0; i < n; i++)
         if (!isfinite(c[i])) {
@@ -134,7 +133,7 @@ static lm_code by_rows(angles *a, lm_err *e)
     lm_par_for(a->job->par, lm_merge_rows(a->job), grain ? grain : 1, each_row, a);
     if (atomic_load(&a->failed))
         return lm_fail(e, LM_ENUMERIC, a->job->name, "change the weights, or merge linearly",
-                       "a row of the models cancels out: there is no direction between them");
+                       "a row of the models cancels out: the direction between them is undefined");
     return LM_OK;
 }
 
@@ -149,7 +148,7 @@ static double clamp(double v, double lo, double hi)
     return v < lo ? lo : v > hi ? hi : v;
 }
 
-/* (1 - t) : t along the arc of angle `o`; straight where the angle says nothing. */
+/* (1 - t) : t along the arc of angle `o`; straight where the angle is undefined. */
 static void arc(double t, double o, bool straight, double *c)
 {
     c[0] = straight ? 1 - t : sin((1 - t) * o) / sin(o);
@@ -225,12 +224,12 @@ static bool solve_multislerp(const lm_merge_job *j, int n, const double *G, doub
         largest = fmax(largest, G[i * n + i]);
     }
     size = norm_of(n, G, m);
-    if (largest == 0) { /* tensors that no model has moved */
+    if (largest == 0) { /* tensors that no model has changed */
         memset(c, 0, (size_t)n * sizeof *c);
         return true;
     }
     if (size < eps)
-        return n == 2; /* the weighted sum, as it stands in c */
+        return n == 2; /* the weighted sum with the coefficients in c */
     for (int i = 0; i < n; i++) {
         m[i] /= size;
         T[i] = 0;
@@ -321,7 +320,8 @@ static bool solve_stock(const lm_merge_job *j, int n, const double *G, double *c
     sum /= (double)n * (n - 1) / 2;
     *odd = sum < 0;
     under = 1 + (n - 1) * sum;
-    t = under < 1e-6 ? 0 : n * sum / under; /* no finite ratio: the base, as in mergekit */
+    /* no finite ratio: the result is the base, as in mergekit */
+    t = under < 1e-6 ? 0 : n * sum / under;
     if (lm_merge_true(j, LM_MERGE_CLAMP_T))
         t = clamp(t, 0, 1);
     for (int i = 0; i < n; i++)
@@ -358,7 +358,7 @@ static lm_code slerp(const lm_merge_job *j, lm_err *e)
     return whole(&a, e);
 }
 
-/* The rows of the transposed matrix, a strip of columns at a time. */
+/* Compute the rows of the transposed matrix, a strip of columns at a time. */
 enum { STRIP = 256 };
 
 static void column_products(const angles *a, int64_t col, int64_t n, void *cells, double *G)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods_task.c -- the merges of pruned deltas: TIES, DARE, DELLA, breadcrumbs.
+/* methods_task.c -- merges of pruned deltas: TIES, DARE, DELLA, breadcrumbs.
  *
  * theta + lambda Delta / divisor; Delta the sum of w_i prune(theta_i - theta), with or without an
- * election of signs.  Deltas are made again, block by block, whenever they are needed: for the
+ * election of signs.  Deltas are computed again, block by block, each time they are needed: for the
  * thresholds, for the L1 norms, for the sum. */
 #include "merge/blocks.h"
 #include "merge/entries.h"
@@ -19,7 +19,7 @@ typedef struct {
     lm_blend_terms terms;
     /* scratch */
     lm_merge_scratch left;
-    void *cells;           /* n + EXTRA rows a worker: deltas, base, result, draws */
+    void *cells;           /* n + EXTRA rows per worker: deltas, base, result, draws */
     double *sums, *parts;  /* L1 norms before and after, of each model; of each group */
     void *row;             /* RANKED: [worker][n + 1][cols] reals: multipliers, deltas */
     lm_blend_entry *order; /* [worker][2 cols] */
@@ -27,7 +27,7 @@ typedef struct {
 
 enum { EXTRA = 3 };
 
-/* Whole rows that are handled together where ranks are needed. */
+/* Complete rows processed together where ranks are needed. */
 static int64_t rows_of_group(const lm_merge_job *j)
 {
     int64_t cols = lm_merge_cols(j);
@@ -72,7 +72,7 @@ static size_t work_for(const lm_merge_job *j, int threads, lm_prune how)
     return t.left.used;
 }
 
-/* All thresholds in one go. */
+/* Compute all thresholds in one pass. */
 static void thresholds(task *t)
 {
     lm_merge_values v = {
@@ -103,8 +103,8 @@ static void *multipliers(const task *t, int worker, int i)
            ((size_t)worker * ((size_t)t->n + 1) + (size_t)i) * (size_t)cols * t->loops->real;
 }
 
-/* The pruned deltas of a block, and their L1 norms where `sums` is there; row_at is where the row
- * of multipliers begins. */
+/* The pruned deltas of a block, and their L1 norms if `sums` is given; row_at is the beginning of
+ * the row of multipliers. */
 static void pruned_block(const task *t, int64_t at, int64_t n, int64_t row_at, void *cells,
                          int worker, double *sums)
 {
@@ -205,7 +205,7 @@ static void go(const task *t, double *parts)
         lm_par_for(j->par, j->count, LM_MERGE_CHUNK, flat_chunk, &s);
 }
 
-/* Scale what is left of each delta to the L1 norm of the whole. */
+/* Scale the rest of each delta to the L1 norm of the whole. */
 static void match_norms(task *t)
 {
     int64_t g = groups(t->job, t->how == LM_PRUNE_RANKED);
@@ -223,7 +223,7 @@ static void match_norms(task *t)
     }
     if (odd)
         lm_log(t->job->sink, LM_LOG_WARN,
-               "%s: an input holds NaN or infinity, so all that is kept of its delta becomes NaN",
+               "%s: an input holds NaN or infinity, so the kept part of its delta becomes NaN",
                t->job->name);
 }
 
@@ -276,7 +276,7 @@ static lm_code run(const lm_merge_job *j, lm_prune how, bool vote, lm_err *e)
     return LM_OK;
 }
 
-/* Densities and what goes with them can be obeyed. */
+/* Check densities and the parameters related to them. */
 static lm_code check_for(const lm_merge_job *j, lm_prune how, lm_err *e)
 {
     lm_merge_job silent = *j;
@@ -335,11 +335,11 @@ const lm_merge_method lm_merge_task_methods[] = {
           LM_RESCALE_EXPECTED, ),
     ENTRY(dare_ties, "deltas dropped at random, where they agree on the sign", "arXiv:2311.03099",
           B(LM_MERGE_SIGN_ELECTION), 0, LM_RESCALE_EXPECTED, ),
-    ENTRY(della, "deltas dropped at random, small ones rather, where they agree on the sign",
+    ENTRY(della, "deltas dropped at random, small ones more often, where they agree on the sign",
           "arXiv:2406.11617", B(LM_MERGE_EPSILON) | B(LM_MERGE_SIGN_ELECTION), 1,
           LM_RESCALE_EXPECTED, EPSILON),
-    ENTRY(della_linear, "deltas dropped at random, small ones rather, summed", "arXiv:2406.11617",
-          B(LM_MERGE_EPSILON), 0, LM_RESCALE_EXPECTED, EPSILON),
+    ENTRY(della_linear, "deltas dropped at random, small ones more often, summed",
+          "arXiv:2406.11617", B(LM_MERGE_EPSILON), 0, LM_RESCALE_EXPECTED, EPSILON),
     ENTRY(breadcrumbs, "deltas without the largest and the smallest, summed", "arXiv:2312.06795",
           B(LM_MERGE_GAMMA), 0, LM_RESCALE_NONE, GAMMA),
     ENTRY(breadcrumbs_ties,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.c -- a plan made from its parts. */
+/* plan.c -- makes a plan from its parts. */
 #include "merge/plan.h"
 
 #include <string.h>

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h -- a recipe and its opened models made into the list of the result's tensors.
+/* plan.h -- turns a recipe and its opened models into the list of the result's tensors.
  *
- * Tensors go by name: those of the base (else of the first model) are the result's, in its order,
- * whatever the architecture.  The layer of a tensor is the first number among the parts of its name
- * ("model.layers.7.mlp.up_proj.weight": 7).  With slices, layers are renumbered; tensors outside the
- * layers come from the first slice, the final norm and the head from the last.
+ * Tensors are matched by name: those of the base (otherwise of the first model) are the result's,
+ * in its order, for any architecture.  The layer of a tensor is the first number among the parts of
+ * its name ("model.layers.7.mlp.up_proj.weight": 7).  With slices, layers are renumbered; tensors
+ * outside the layers come from the first slice, the final norm and the head from the last.
  *
  * Everything is checked here, before anything is written: every model has every tensor, with the
- * same shape, a number type where the others have one, and a config of the same architecture.  A
- * head that one model stores and another ties to its embedding is taken from the embedding, and the
- * result has a head of its own; so it has when slices take embedding and head from different models.
- * Buffers
- * that are recomputed (rotary_emb.inv_freq, attn.bias, attn.masked_bias) may be missing. */
+ * same shape, a number type where the others have one, and a config of the same architecture.  If
+ * one model stores a head that another ties to its embedding, the latter's embedding is used, and
+ * the result stores a head; likewise when slices take embedding and head from different models.
+ * Buffers that are recomputed (rotary_emb.inv_freq, attn.bias, attn.masked_bias) may be missing. */
 #ifndef LM_MERGE_PLAN_H
 #define LM_MERGE_PLAN_H
 
@@ -31,13 +30,14 @@
 
 /* An input, opened. */
 typedef struct {
-    const char *name;        /* as in the recipe */
+    const char *name;        /* path as in the recipe */
     lm_model_source *source; /* with a LoRA: its base */
     lm_lora *lora;           /* NULL: none */
     lm_st *fisher, *gram;    /* NULL: none */
-    lm_tokenizer *tok;       /* NULL: it has none, or none was needed */
+    lm_tokenizer *tok;       /* NULL: missing, or not needed */
     int64_t layers;          /* num_hidden_layers; 0: unknown */
-    uint64_t digest;         /* lm_merge_digest, mixed with what is read beside it; 0: not taken */
+    /* lm_merge_digest, mixed with that of its side data; 0: not computed */
+    uint64_t digest;
 } lm_merge_model;
 
 /* One model's part in one tensor. */
@@ -51,16 +51,16 @@ typedef struct {
 /* One tensor of the result. */
 typedef struct {
     const char *name;
-    lm_dtype dtype;         /* of the result; NONE: bytes are carried */
+    lm_dtype dtype;         /* of the result; NONE: bytes are copied */
     const char *dtype_name; /* as in the file */
     int ndim;
     int64_t dim[LM_ST_MAX_DIMS];
     int64_t count;
     uint64_t bytes;
-    bool copy; /* the bytes of model[0] are the result (not numbers of floating point; passthrough
-                   of the same type) */
+    /* the result has the bytes of model[0] (not floating point; or passthrough of the same type) */
+    bool copy;
     bool transposed;     /* a matrix that is [in, out] (GPT-2's Conv1D) */
-    bool table;          /* has a row for each token and is remapped by the vocabulary */
+    bool table;          /* has one row per token and is remapped by the vocabulary */
     lm_merge_ref *model; /* without the base, in the recipe's order */
     int n_models;
     const lm_merge_ref *base; /* NULL: none */
@@ -70,20 +70,20 @@ typedef struct {
 typedef struct {
     const lm_merge_recipe *recipe; /* borrowed */
     lm_merge_model *model;         /* [recipe->n_inputs] */
-    const char **path;             /* [recipe->n_inputs]: what was opened for each */
-    int tokenizer; /* the input whose tokenizer's files are taken when none is made */
-    int lead;      /* the input whose config, tokenizer and order are taken */
-    bool untied;   /* the result has a head of its own, whatever the lead's config says */
+    const char **path;             /* [recipe->n_inputs]: the opened models */
+    int tokenizer; /* the input whose tokenizer files are copied when no tokenizer is made */
+    int lead;      /* the input whose config, tokenizer and order are used */
+    bool untied;   /* the result stores a head, regardless of the lead's config */
     lm_merge_tensor *tensor;
     int64_t n;
     json_t *config, *generation_config; /* of the result; generation_config NULL: none */
     lm_vocab *vocab;      /* NULL: vocabularies were not compared (no tokenizers, no policy) */
-    uint64_t read, write; /* bytes of the whole merge */
+    uint64_t read, write; /* most bytes of memory of the merge */
     uint64_t largest;     /* bytes of the largest tensor, of inputs or result */
     uint64_t side; /* most bytes that adapters, side data and their matrices take for a tensor */
-    int threads;   /* of the merge, for what each of them takes */
+    int threads;   /* of the merge, for their memory */
     lm_arena *arena;
-    bool whole; /* the digests are of all bytes */
+    bool whole; /* the digests cover all bytes */
 } lm_merge_plan;
 
 /* How inputs are opened. */
@@ -94,21 +94,21 @@ typedef struct {
     bool whole_digest;            /* digests of all bytes; streams are spooled for them */
 } lm_merge_plan_opts;
 
-/* Open the inputs and plan.  Fails: LM_EUSAGE, LM_EFORMAT, LM_EIO. */
+/* Open the inputs and make the plan.  Fails: LM_EUSAGE, LM_EFORMAT, LM_EIO. */
 lm_code lm_merge_plan_new(const lm_merge_recipe *r, const lm_merge_plan_opts *o,
                           lm_merge_plan **out, lm_err *e);
 void lm_merge_plan_free(lm_merge_plan *p);
 
-/* The bound on resident memory that a merge keeps: 2 x largest tensor x inputs + side + 64 MiB. */
+/* The bound on the resident memory of a merge: 2 x largest tensor x inputs + side + 64 MiB. */
 uint64_t lm_merge_plan_bound(const lm_merge_plan *p);
 
-/* XXH3-64 over name, dtype, shape and bytes of each tensor, tensors in order of their names: the same
- * for a folder, its tar and its .lmz.  Unless `whole`, of the bytes only 4 KiB at the beginning, the
- * middle and the end of each tensor, so that the model is not read for it.  0, no failure, for a
- * stream that was not spooled, and when lm_stopping(). */
+/* XXH3-64 over name, dtype, shape and bytes of each tensor, tensors in order of their names: the
+ * same for a folder, its tar and its .lmz.  Unless `whole`, only 4 KiB at the beginning, the middle
+ * and the end of each tensor are read, so that it takes little time.  0 (no failure) for a stream
+ * that was not spooled, and when lm_stopping(). */
 lm_code lm_merge_digest(const lm_model_source *m, bool whole, lm_sink *sink, uint64_t *out,
                         lm_err *e);
-/* What the digests of a plan are called in reports and history: "xxh3_sample", "xxh3_tensors". */
+/* The name of the digests of a plan in reports and history: "xxh3_sample", "xxh3_tensors". */
 const char *lm_plan_digest_kind(const lm_merge_plan *p);
 
 #endif

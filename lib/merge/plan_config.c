@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_config.c -- config.json of the result: the lead's, with what the tensors say. */
+/* plan_config.c -- config.json of the result: the lead's, adjusted to the tensors. */
 #include <string.h>
 
 #include "base/text.h"
@@ -14,7 +14,7 @@ static lm_code set(json_t *c, const char *key, json_t *value, lm_err *e)
                : lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for '%s'", key);
 }
 
-/* torch's name of the type that all numbers of the result have; NULL: they differ. */
+/* torch's name of the type of all numbers of the result; NULL: they differ. */
 static const char *common_dtype(const lm_merge_plan *p)
 {
     static const char *const torch[LM_DTYPE_COUNT] = {
@@ -63,7 +63,7 @@ static lm_code fix_list(const lm_merge_plan *p, const lm_merge_module *mod, json
     return set(c, key, list, e);
 }
 
-/* The part of the configuration that is a module's, and the names that its number of layers may have. */
+/* The part of the configuration for a module, and the possible names of its number of layers. */
 static json_t *part_of(json_t *c, const char *module, const char *const **keys)
 {
     static const char *const usual[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers",
@@ -106,8 +106,8 @@ static lm_code fix_module(const lm_merge_plan *p, const lm_merge_module *mod, js
         }
     if (!rc && !found && mod->name && n != lm_plan_layers(p, mod, p->lead))
         rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, "keep the number of its layers",
-                     "config.json has no place for the %lld layer%s of module '%.60s'",
-                     (long long)n, lm_plural(n), mod->name);
+                     "config.json has no key for the %lld layer%s of module '%.60s'", (long long)n,
+                     lm_plural(n), mod->name);
     return rc;
 }
 
@@ -130,7 +130,7 @@ json_t *lm_plan_tie_of(json_t *c)
     return v ? v : json_object_get(json_object_get(c, "text_config"), tie);
 }
 
-/* A head of its own is not tied, whatever the lead does. */
+/* A stored head is not tied, regardless of the lead. */
 static lm_code fix_tie(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
     json_t *text = json_object_get(c, "text_config");
@@ -160,7 +160,7 @@ static lm_code take_ids(json_t *c, const json_t *from, lm_err *e)
     return rc;
 }
 
-/* Where the tokenizer is that of one model, its special tokens are meant. */
+/* If the tokenizer is that of one model, its special tokens apply. */
 static lm_code take_special(const lm_merge_plan *p, json_t *c, lm_err *e)
 {
     int owner = lm_vocab_owner(p->vocab);
@@ -179,7 +179,7 @@ static lm_code take_special(const lm_merge_plan *p, json_t *c, lm_err *e)
     return rc;
 }
 
-/* vocab_size where it stands: of the whole, or of the part that reads text. */
+/* Set vocab_size where it exists: in the whole, or in the part for text. */
 static lm_code set_rows(json_t *c, int64_t rows, lm_err *e)
 {
     json_t *const parts[] = { c, json_object_get(c, "text_config") };
@@ -226,7 +226,7 @@ lm_code lm_plan_config(lm_merge_plan *p, lm_err *e)
     for (int i = 0; !lm_model_source_config(m->source) && i < p->recipe->n_inputs; i++)
         m = &p->model[i]; /* the lead is a lone file */
     if (!lm_model_source_config(m->source))
-        return LM_OK; /* weights alone */
+        return LM_OK; /* weights without config */
     p->config = json_deep_copy(lm_model_source_config(m->source));
     if (!p->config)
         return lm_fail(e, LM_ELIMIT, m->name, NULL, "no memory for config.json");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_list.c -- which tensors the result has, module by module, in order. */
+/* plan_list.c -- lists the tensors of the result, module by module, in order. */
 #include <string.h>
 
 #include "convert/names.h"
@@ -9,7 +9,7 @@
 
 /* ---- Modules ---- */
 
-/* A module whose prefix is longer than `best` has the tensor. */
+/* True if a module with a longer prefix than `best` has the tensor. */
 static bool is_other(const lm_merge_recipe *r, const lm_merge_module *mod, const char *tensor,
                      size_t best)
 {
@@ -63,7 +63,7 @@ static const lm_merge_module *module_of(const lm_merge_plan *p, const lm_merge_s
     return &p->recipe->module[s->module];
 }
 
-/* Every tensor of input i is in a module. */
+/* Check that every tensor of input i is in a module. */
 static lm_code check_modules(const lm_merge_plan *p, int i, lm_err *e)
 {
     const lm_merge_recipe *r = p->recipe;
@@ -78,7 +78,8 @@ static lm_code check_modules(const lm_merge_plan *p, int i, lm_err *e)
         if (!found)
             return lm_fail(e, LM_EUSAGE, p->model[i].name,
                            "add its module, or one named default, which has all that remains",
-                           "tensor '%s' is in none of the modules", lm_st_show(name, show));
+                           "tensor '%s' does not belong to any of the modules",
+                           lm_st_show(name, show));
     }
     return LM_OK;
 }
@@ -99,7 +100,7 @@ static bool is_untied(const lm_merge_model *m)
     return m->lora && lm_lora_unties(m->lora);
 }
 
-/* The head that the model has beside its embedding; NULL: none. */
+/* The head that the model has in addition to its embedding; NULL: none. */
 static const char *head_of(const lm_merge_model *m)
 {
     const char *stored = stored_head(m);
@@ -116,7 +117,7 @@ bool lm_plan_says_tied(const lm_merge_model *m)
     const json_t *c = lm_model_source_config(m->source);
     const json_t *v = lm_plan_tie_of((json_t *)(uintptr_t)c);
     const char *type = json_string_value(json_object_get(c, "model_type"));
-    /* where it is absent, transformers takes it for false in these, for true in GPT-2, Gemma, ... */
+    /* if absent, transformers' default is false for these, true for GPT-2, Gemma, ... */
     static const char *const untied[] = { "llama", "mistral", "mixtral", "qwen2",
                                           "qwen3", "phi3",    "olmo2",   NULL };
 
@@ -125,18 +126,18 @@ bool lm_plan_says_tied(const lm_merge_model *m)
     for (int i = 0; type && untied[i]; i++)
         if (!strcmp(type, untied[i]))
             return false;
-    return c && ((type && !strcmp(type, "gpt2")) || !stored_head(m)); /* the weights know */
+    return c && ((type && !strcmp(type, "gpt2")) || !stored_head(m)); /* the weights decide */
 }
 
-/* Must the head be added to the list of its tensors? */
+/* True if the head must be added to the list of its tensors. */
 static bool lacks_head(const lm_merge_model *m)
 {
     return lm_plan_is_tied(m) || (is_untied(m) && !stored_head(m));
 }
 
-/* ---- What the models of a slice have ---- */
+/* ---- Tensors of a slice ---- */
 
-/* What another model has of the module and the first has not; `from` -1: whatever its layer. */
+/* A tensor of the module that another model has and the first lacks; `from` -1: of any layer. */
 static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, int first,
                             int other, int64_t from, int64_t to, int64_t first_from, lm_err *e)
 {
@@ -151,10 +152,10 @@ static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, 
         lm_code rc;
 
         if (!lm_plan_in_module(p->recipe, mod, name) || lm_is_buffer(name) ||
-            (lm_name_is_head(name) && lacks_head(a))) /* add_head sees to it */
+            (lm_name_is_head(name) && lacks_head(a))) /* handled by add_head */
             continue;
         if (layer < 0 || from < 0) {
-            there = lm_model_source_find(a->source, name) != NULL; /* an alias is no place for it */
+            there = lm_model_source_find(a->source, name) != NULL; /* an alias of the head */
         } else {
             if (layer < from || layer >= to)
                 continue;
@@ -181,7 +182,7 @@ static lm_code check_slice(const lm_merge_plan *p, const lm_merge_slice *s, lm_e
 
         if (s->source[k].to > layers && s->source[k].from >= 0)
             rc =
-                lm_fail(e, LM_EUSAGE, m->name, NULL, "layers up to %lld are asked for, it has %lld",
+                lm_fail(e, LM_EUSAGE, m->name, NULL, "layers up to %lld are requested, it has %lld",
                         (long long)s->source[k].to, (long long)layers);
         if (!rc && s->source[k].input != s->source[0].input)
             rc = check_others(p, module_of(p, s), s->source[0].input, s->source[k].input,
@@ -190,7 +191,7 @@ static lm_code check_slice(const lm_merge_plan *p, const lm_merge_slice *s, lm_e
     return rc;
 }
 
-/* Tensors of the model `first` of a slice that are outside of the layers, before or behind them. */
+/* Tensors of the model `first` of a slice that are outside the layers, before or behind them. */
 static lm_code outside(lm_merge_plan *p, const lm_merge_slice *s, bool last, size_t *cap, lm_err *e)
 {
     const lm_merge_model *m = &p->model[s->source[0].input];
@@ -246,8 +247,8 @@ static bool in_slice(const lm_merge_plan *p, const lm_merge_slice *s, int input)
     return found;
 }
 
-/* Slice s makes the head, `first` the embedding.  *name: of a head that a model of s does not tie, or
- * of one that is the embedding of other models than those of the result; NULL: tied, or there is none. */
+/* Slice s provides the head, `first` the embedding.  *name: the head, if a model of s does not tie
+ * it, or ties it to an embedding that is not the result's; NULL: tied, or no head. */
 static void find_head(const lm_merge_plan *p, const lm_merge_slice *first, const lm_merge_slice *s,
                       const char **name)
 {
@@ -328,7 +329,7 @@ static lm_code plain(lm_merge_plan *p, const lm_merge_module *mod, size_t *cap, 
     return rc;
 }
 
-/* Every tensor of a file of side data is one of its model: another name would be passed over. */
+/* Check that every tensor of a file of side data is in its model: a wrong name would be ignored. */
 static lm_code check_names(const lm_merge_model *m, const lm_st *side, lm_err *e)
 {
     for (size_t i = 0; side && i < lm_st_count(side); i++) {
@@ -360,7 +361,7 @@ lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e)
 
         rc = mod->sliced ? stacked(p, mod, &cap, e) : plain(p, mod, &cap, e);
         if (!rc && mod->name && p->n == before)
-            rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, "name a module that it has",
+            rc = lm_fail(e, LM_EUSAGE, p->model[p->lead].name, "name an existing module",
                          "it has no tensors of module '%.60s'", mod->name);
         rc = rc ? rc : add_head(p, mod, &cap, e);
     }

@@ -44,7 +44,7 @@ bool lm_name_is_last(const char *name)
 
 /* ---- Modules ---- */
 
-/* Prefixes of the tensors of a module, as models of several write them; other modules have their own
+/* Prefixes of the tensors of a module in models of several modules; other modules have their own
  * name as prefix. */
 static const struct {
     const char *module, *prefix;

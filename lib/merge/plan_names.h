@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_names.h -- what the name of a tensor says: its layer, its part in the model, its module.
+/* plan_names.h -- parses the name of a tensor: its layer, its part in the model, its module.
  * Private to lib/merge. */
 #ifndef LM_MERGE_PLAN_NAMES_H
 #define LM_MERGE_PLAN_NAMES_H
@@ -8,19 +8,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The first part of the name that is a number: its place and value; -1: there is none. */
+/* The first part of the name that is a number: its offset and value; -1: none. */
 int64_t lm_name_layer(const char *name, size_t *begin, size_t *end);
-/* `end` is the name, or whole parts at its end. */
+/* True if `end` is the name, or whole parts at its end. */
 bool lm_name_ends(const char *name, const char *end);
 bool lm_name_is_head(const char *name);
 bool lm_name_is_embedding(const char *name);
-bool lm_name_is_last(const char *name); /* outside of the layers, behind them */
+bool lm_name_is_last(const char *name); /* outside the layers, behind them */
 
-/* Length of the prefix by which the tensor belongs to a module of a model of several ("vision_tower",
- * "encoder"; any other name is itself the prefix); 0: by none.  Of several modules the one with the
- * longest prefix has the tensor. */
+/* Length of the prefix that assigns the tensor to a module of a model of several modules
+ * ("vision_tower", "encoder"; any other name is itself the prefix); 0: not in the module.  Of
+ * several modules the one with the longest prefix has the tensor. */
 size_t lm_name_fits_module(const char *tensor, const char *module);
-/* "default" and "text_decoder" have what belongs to no other module. */
+/* "default" and "text_decoder" have the tensors of no other module. */
 bool lm_name_takes_rest(const char *module);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_open.c -- the inputs of a merge opened, and compared as wholes. */
+/* plan_open.c -- opens the inputs of a merge, and compares the models. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,8 +54,8 @@ int64_t lm_plan_rows(const lm_merge_model *m)
 
 /* ---- Opening ---- */
 
-/* The model that an adapter alone is merged into: the one it names when that is here, else the
- * base of the merge. */
+/* The model that an adapter alone is merged into: the one that it names if it is an input,
+ * otherwise the base of the merge. */
 static lm_code base_of_lora(const lm_merge_plan *p, int i, const lm_merge_plan_opts *o,
                             const char **path, lm_err *e)
 {
@@ -70,10 +70,10 @@ static lm_code base_of_lora(const lm_merge_plan *p, int i, const lm_merge_plan_o
     if (*path)
         return LM_OK;
     return lm_fail(e, LM_EUSAGE, r->input[i].name, "write MODEL+ADAPTER",
-                   "this adapter's base '%.100s' is not here", named ? named : "");
+                   "this adapter's base '%.100s' is not an input", named ? named : "");
 }
 
-/* The same path is opened once: streams cannot be read twice, mappings need not be. */
+/* A path is opened once: streams cannot be read twice, mappings need not be. */
 static lm_code open_source(lm_merge_plan *p, int i, const char *path, const lm_merge_plan_opts *o,
                            lm_err *e)
 {
@@ -99,7 +99,7 @@ static lm_code open_extra(const char *path, lm_st **out, lm_err *e)
 
 enum { SPAN = 8192 };
 
-/* Is a number of the tensor other than 0? */
+/* True if a number of the tensor is not 0. */
 static lm_code any_number(const lm_st *st, const lm_st_tensor *t, bool *any, lm_err *e)
 {
     double raw[SPAN], v[SPAN];
@@ -116,7 +116,8 @@ static lm_code any_number(const lm_st *st, const lm_st_tensor *t, bool *any, lm_
     return LM_OK;
 }
 
-/* Importances of 0 throughout were never taken: the floor would make a plain mean of the merge. */
+/* All importances are 0 if they were never computed: the floor would turn the merge into a plain
+ * mean. */
 static lm_code check_fisher(const lm_st *st, const char *path, lm_err *e)
 {
     bool any = false;
@@ -125,7 +126,7 @@ static lm_code check_fisher(const lm_st *st, const char *path, lm_err *e)
         if (any_number(st, lm_st_at(st, i), &any, e))
             return e->code;
     return any ? LM_OK
-               : lm_fail(e, LM_EFORMAT, path, "take them again: the mean of squared gradients",
+               : lm_fail(e, LM_EFORMAT, path, "compute them again: the mean of squared gradients",
                          "all importances are 0");
 }
 
@@ -192,7 +193,7 @@ static lm_code same_text(const lm_merge_model *a, const lm_merge_model *b, const
                    "%s is %.60s, but %.60s in %.80s", key, y, x, a->name);
 }
 
-/* Keys that change what the same weights mean. */
+/* Keys that change the meaning of equal weights. */
 static void warn_meaning(const lm_merge_model *a, const lm_merge_model *b, lm_sink *sink)
 {
     static const char *const keys[] = {
@@ -206,7 +207,7 @@ static void warn_meaning(const lm_merge_model *a, const lm_merge_model *b, lm_si
         json_t *y = json_object_get(lm_model_source_config(b->source), keys[i]);
 
         if (x && y && !json_equal(x, y))
-            lm_log(sink, LM_LOG_WARN, "%s: %s is not that of %s, whose config.json is taken",
+            lm_log(sink, LM_LOG_WARN, "%s: %s is not that of %s, whose config.json is used",
                    b->name, keys[i], a->name);
     }
 }
@@ -251,7 +252,7 @@ static lm_code mix_file(const char *path, const char *name, uint64_t *h, lm_err 
     return rc;
 }
 
-/* Of the model, and of what is read beside it: two adapters of one base are two inputs. */
+/* The digest of the model and its side files: two adapters of one base are two inputs. */
 static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, lm_err *e)
 {
     const lm_merge_input *in = &p->recipe->input[i];
@@ -263,7 +264,7 @@ static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o
         rc = lm_merge_digest(m->source, o->whole_digest, o->sink, &m->digest, e);
     if (rc || !m->digest)
         return rc;
-    if (lora && lm_stream_is(lora)) { /* a stream is not read twice */
+    if (lora && lm_stream_is(lora)) { /* a stream cannot be read twice */
         m->digest = 0;
         return LM_OK;
     }
@@ -281,7 +282,7 @@ static lm_code digest_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o
     return rc;
 }
 
-/* All inputs, before the first is read for its digest. */
+/* Check all inputs before the first is read for its digest. */
 static lm_code check_there(const lm_merge_input *in, lm_err *e)
 {
     const char *const side[] = { in->fisher, in->gram };
@@ -334,7 +335,7 @@ void lm_plan_close(lm_merge_plan *p)
 
 typedef struct {
     lm_buf json, config;
-    const char *found; /* the file that it is from; NULL: the model has no tokenizer */
+    const char *found; /* its file; NULL: the model has no tokenizer */
 } words;
 
 static bool same_bytes(const lm_buf *a, const lm_buf *b)
@@ -342,7 +343,7 @@ static bool same_bytes(const lm_buf *a, const lm_buf *b)
     return a->len == b->len && (!a->len || !memcmp(a->data, b->data, a->len));
 }
 
-/* Without a policy, equal bytes and equally many rows need no reading of the tokens. */
+/* Without a policy, tokens need not be read if the bytes and the numbers of rows are equal. */
 static bool all_alike(const lm_merge_plan *p, const words *w)
 {
     int first = -1;
@@ -423,7 +424,7 @@ typedef struct {
     double done, total;
 } digesting;
 
-/* Bytes of t that a sample holds. */
+/* Bytes of t in a sample. */
 static lm_code digest_sample(digesting *d, const lm_st_tensor *t, uint64_t *h, lm_err *e)
 {
     size_t n = t->bytes < SAMPLE ? (size_t)t->bytes : SAMPLE;

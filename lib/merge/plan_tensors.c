@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_tensors.c -- the list of the result's tensors: which tensor of which model, with what
+/* plan_tensors.c -- the list of the result's tensors: the tensors of the models, with their
  * parameters. */
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "merge/plan_names.h"
 #include "numeric/format.h"
 
-/* GPT-2's linear layers lie transposed. */
+/* GPT-2's linear layers are stored transposed. */
 static bool is_conv1d(const lm_merge_model *m, const char *name)
 {
     const char *type =
@@ -33,7 +33,7 @@ const lm_st_tensor *lm_plan_tied_to(const lm_merge_model *m)
     return NULL;
 }
 
-/* The tensor of this name; of a tied head, the embedding of the base. */
+/* The tensor of this name; for a tied head, the embedding of the base. */
 const lm_st_tensor *lm_plan_find(const lm_merge_model *m, const char *name)
 {
     const lm_st_tensor *t = m->lora ? lm_lora_own(m->lora, name) : NULL;
@@ -68,10 +68,10 @@ lm_code lm_plan_missing(const lm_merge_plan *p, int lacks, int has, const char *
     bool expert = strstr(name, ".experts.") != NULL;
     char show[LM_ST_SHOWN];
 
-    /* Experts come one by one, fused, or fused with gate and up interleaved. */
+    /* Experts may be separate, fused, or fused with gate and up interleaved. */
     return lm_fail(
         e, LM_EUSAGE, p->model[lacks].name,
-        expert ? "save both with the same version of transformers: it lays experts out otherwise"
+        expert ? "save both with the same version of transformers: their layouts of experts differ"
                : "merge models that have the same tensors",
         "it has no tensor '%s', which %.80s has", lm_st_show(name, show), p->model[has].name);
 }
@@ -83,7 +83,7 @@ int lm_plan_leader(const lm_merge_plan *p, const lm_merge_slice *s)
     return r->module[s->module].sliced || r->base < 0 ? s->source[0].input : r->base;
 }
 
-/* Where source s of the slice has the tensor; *as: its name there. */
+/* The tensor of source s of the slice; *as: its name there. */
 static lm_code make_ref(lm_merge_plan *p, const lm_plan_want *w, int input,
                         const lm_merge_source *s, lm_merge_ref *ref, const char **as, lm_err *e)
 {
@@ -113,8 +113,8 @@ static lm_code make_ref(lm_merge_plan *p, const lm_plan_want *w, int input,
 
 /* ---- Parameters ---- */
 
-/* `name` is what filters look at: a model's own name of the tensor for parameters of models, that of
- * the result for the others. */
+/* Filters match `name`: a model's own name of the tensor for parameters of models, that of the
+ * result for the others. */
 static double value_of(const lm_merge_plan *p, const lm_plan_want *w, const lm_merge_source *s,
                        const char *name, int i)
 {
@@ -164,7 +164,8 @@ static void show_kind(const lm_st_tensor *t, char buf[SHOWN])
     snprintf(buf, SHOWN, "%.24s [%s]", t->dtype_name, lm_st_show_shape(t->ndim, t->dim, shape));
 }
 
-/* The same shape and kind of numbers; tables may differ in rows where a vocabulary maps them. */
+/* Check for the same shape and kind of numbers; tables may differ in rows if a vocabulary maps
+ * them. */
 static lm_code check_alike(const lm_merge_plan *p, const lm_merge_ref *a, const lm_merge_ref *b,
                            bool table, lm_err *e)
 {
@@ -213,7 +214,7 @@ static lm_code check_extra(const lm_merge_plan *p, const lm_merge_ref *r, const 
                    "side data of '%s' is %s", lm_st_show(t->name, show), sx);
 }
 
-/* Side data of a tensor is that of all models, or of none: then the tensor is averaged. */
+/* A tensor has side data of all models or of none; without, it is averaged. */
 static lm_code check_extras(const lm_merge_plan *p, const lm_merge_tensor *t, lm_err *e)
 {
     const lm_merge_ref *has = NULL, *lacks = NULL;
@@ -266,7 +267,7 @@ static lm_code gather(lm_merge_plan *p, const lm_plan_want *w, lm_merge_tensor *
 
 enum { PIECE = 1 << 20 };
 
-/* Are the bytes of two tensors of the same size the same? */
+/* True if the bytes of two tensors of the same size are equal. */
 static lm_code compare_bytes(lm_merge_plan *p, const lm_merge_ref *a, const lm_merge_ref *b,
                              char *room, bool *same, lm_err *e)
 {
@@ -288,8 +289,8 @@ static lm_code compare_bytes(lm_merge_plan *p, const lm_merge_ref *a, const lm_m
     return rc;
 }
 
-/* What is not of floating point is carried over, so it must be the same in all models: the codes of
- * quantised weights are not. */
+/* Tensors other than floating point are copied, so they must be equal in all models: codes of
+ * quantised weights differ. */
 static lm_code check_same(lm_merge_plan *p, const lm_merge_tensor *t, const lm_merge_ref *first,
                           lm_err *e)
 {
@@ -316,7 +317,7 @@ static lm_code check_same(lm_merge_plan *p, const lm_merge_tensor *t, const lm_m
     return rc;
 }
 
-/* One tensor carried over: the base's, else the first model's. */
+/* Copy a tensor: the base's, otherwise the first model's. */
 static void carry(lm_merge_tensor *t, const lm_merge_ref *from)
 {
     t->model[0] = *from;
@@ -351,7 +352,7 @@ void lm_plan_job(const lm_merge_plan *p, const lm_merge_tensor *t, lm_merge_oper
     }
 }
 
-/* What the tensor takes beside itself and the result. */
+/* Memory of the tensor beside its operands and the result. */
 static uint64_t side_bytes(const lm_merge_plan *p, const lm_merge_tensor *t,
                            const lm_merge_job *job)
 {
@@ -368,7 +369,7 @@ static uint64_t side_bytes(const lm_merge_plan *p, const lm_merge_tensor *t,
     return n;
 }
 
-/* The method can do it. */
+/* Check that the method can be applied. */
 static lm_code check_job(lm_merge_plan *p, const lm_merge_tensor *t, lm_err *e)
 {
     lm_merge_operand *model = NULL, base;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_words.c -- tokenizers that are not merged: those that cannot be read, and those of adapters. */
+/* plan_words.c -- checks of tokenizers that are not merged: unreadable ones, and those of
+ * adapters. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,8 +22,8 @@ static lm_code differ(const lm_merge_plan *p, const char *name, int a, int b, bo
                    p->model[a].name, b_is_read ? p->model[a].name : p->model[b].name);
 }
 
-/* One file of all models: the bytes are those of the first that has it, wherever a tokenizer was not
- * read. */
+/* Compare one file of all models: where a tokenizer was not read, its bytes must be those of the
+ * first model with that file. */
 static lm_code compare_file(const lm_merge_plan *p, const char *name, const bool *is_read,
                             lm_err *e)
 {
@@ -94,7 +95,7 @@ lm_code lm_plan_adapter_tokens(const lm_merge_model *m, lm_sink *sink, lm_err *e
     if (!rc && a && !same_tokens(a, b))
         lm_log(
             sink, LM_LOG_WARN,
-            "%s: the adapter's tokenizer has other tokens than its base, whose tokenizer is taken",
+            "%s: the adapter's tokenizer has other tokens than its base, whose tokenizer is used",
             m->name);
     lm_tokenizer_free(a);
     lm_tokenizer_free(b);

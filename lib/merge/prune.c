@@ -7,7 +7,7 @@
 
 #include "base/hash.h"
 
-/* A draw of 32 bits keeps where draw < p 2^32: where it is below this. */
+/* A draw of 32 bits below this number keeps an element (draw < p 2^32). */
 static uint64_t limit(double p)
 {
     return p <= 0 ? 0 : p >= 1 ? UINT64_C(1) << 32 : (uint64_t)ceil(p * 0x1p32);
@@ -17,7 +17,7 @@ static lm_code ranked_range(const lm_merge_job *j, int i, const lm_prune_part *p
 {
     if (p->density - p->epsilon > 0 && p->density + p->epsilon < 1)
         return LM_OK;
-    return lm_fail(e, LM_EUSAGE, j->name, "take a smaller epsilon",
+    return lm_fail(e, LM_EUSAGE, j->name, "choose a smaller epsilon",
                    "model %d: density %g -+ epsilon %g must stay between 0 and 1", i + 1,
                    p->density, p->epsilon);
 }
@@ -48,8 +48,8 @@ lm_code lm_prune_plan(const lm_merge_job *j, int i, lm_prune how, lm_prune_part 
         p->scale = 1 / density;
     }
     if (density <= 0 || (how == LM_PRUNE_BOTH_ENDS && p->how && !kept))
-        lm_log(j->sink, LM_LOG_WARN, "%s: density %g keeps nothing of model %d", j->name, density,
-               i + 1);
+        lm_log(j->sink, LM_LOG_WARN, "%s: density %g keeps no element of model %d", j->name,
+               density, i + 1);
     return LM_OK;
 }
 
@@ -77,7 +77,7 @@ void lm_prune_block(const lm_blend *b, const lm_prune_part *p, void *d, int64_t 
 
 enum { DIGIT = 11, DIGITS = 1 << DIGIT };
 
-/* Entries by their bits, ascending, equal ones as they came; the result is in a. */
+/* Entries by their bits, ascending, equal ones in their order; the result is in a. */
 static void sort(lm_blend_entry *a, lm_blend_entry *other, int64_t n)
 {
     lm_blend_entry *from = a, *to = other;
@@ -100,7 +100,7 @@ static void sort(lm_blend_entry *a, lm_blend_entry *other, int64_t n)
         memcpy(a, from, (size_t)n * sizeof *a);
 }
 
-/* The same for 31 bits in the upper half of a word: three digits, counted in one go. */
+/* The same for 31 bits in the upper half of a word: three digits, counted in one pass. */
 static void sort_words(uint64_t *a, uint64_t *other, int64_t n)
 {
     uint32_t start[3][DIGITS] = { 0 };
@@ -120,11 +120,12 @@ static void sort_words(uint64_t *a, uint64_t *other, int64_t n)
         a = other;
         other = t;
     }
-    memcpy(other, a, (size_t)n * sizeof *a); /* three moves: back where it was */
+    /* after three passes the result is in the other array */
+    memcpy(other, a, (size_t)n * sizeof *a);
 }
 
-/* Columns of a row by magnitude, ascending; of equal ones the lower index ranks higher.  True: their
- * indices are the low halves of words at `order`; else they are in the entries. */
+/* Columns of a row by magnitude, ascending; of equal ones the lower index ranks higher.  True:
+ * their indices are the low halves of words at `order`; otherwise they are in the entries. */
 static bool rank(const lm_blend *b, const void *d, int64_t cols, lm_blend_entry *order)
 {
     bool words = b->real == 4 && cols <= UINT32_MAX;
@@ -150,7 +151,7 @@ void lm_prune_row(const lm_blend *b, const lm_prune_part *p, const void *d, int6
 {
     bool words = rank(b, d, cols, order);
     const uint64_t *word = (const uint64_t *)order;
-    double *chance = (double *)(order + cols); /* ranks are read from the first half only */
+    double *chance = (double *)(order + cols); /* ranks are taken from the first half only */
     uint32_t *draw = (void *)(chance + cols);
     double low = p->density - p->epsilon, step = 2 * p->epsilon;
     if (cols == 1 || p->density <= 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe.c -- a recipe built, checked and shown, wherever it comes from. */
+/* recipe.c -- builds, checks and shows recipes from any source. */
 #include "merge/recipe.h"
 
 #include <math.h>
@@ -65,7 +65,7 @@ lm_code lm_merge_recipe_new(const char *method, lm_merge_recipe **out, lm_err *e
 void lm_merge_recipe_free(lm_merge_recipe *r)
 {
     if (r)
-        lm_arena_free(r->arena); /* the recipe itself lies in it */
+        lm_arena_free(r->arena); /* the recipe itself is allocated in it */
 }
 
 lm_code lm_recipe_text(lm_merge_recipe *r, const char *s, size_t len, const char **out, lm_err *e)
@@ -77,7 +77,7 @@ lm_code lm_recipe_text(lm_merge_recipe *r, const char *s, size_t len, const char
     return rc;
 }
 
-/* Where "MODEL+LORA" is cut; NULL: it is one path. */
+/* The '+' of "MODEL+LORA"; NULL: it is one path. */
 static const char *lora_of(const char *name)
 {
     const char *plus = strrchr(name, '+');
@@ -122,7 +122,7 @@ lm_code lm_recipe_source(lm_merge_recipe *r, lm_merge_slice *s, int input, lm_me
     if (s->n == MAX_SOURCES)
         return lm_fail(e, LM_EUSAGE, r->input[input].name, NULL, "more than %d sources",
                        MAX_SOURCES);
-    if (s->n && (s->n & (s->n - 1))) { /* there is room up to the next power of two */
+    if (s->n && (s->n & (s->n - 1))) { /* the capacity is the next power of two */
         more = s->source;
     } else {
         rc = lm_arena_alloc(r->arena, &more, s->n ? 2 * (size_t)s->n : 1, sizeof *more, e);
@@ -202,7 +202,7 @@ lm_code lm_recipe_number(lm_merge_param p, const char *text, const char *where, 
                 used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s", i ? "," : "",
                                          info->choices[i]);
         }
-        if (p == LM_MERGE_RESCALE && truth_of(text, &truth)) { /* as mergekit means it */
+        if (p == LM_MERGE_RESCALE && truth_of(text, &truth)) { /* with mergekit's meaning */
             *out = truth > 0 ? LM_RESCALE_L1 : LM_RESCALE_NONE;
             return LM_OK;
         }
@@ -260,7 +260,7 @@ double lm_merge_value_at(const lm_merge_value *v, lm_merge_param p, const char *
     return NAN;
 }
 
-/* ---- Asking ---- */
+/* ---- Queries ---- */
 
 /* True if input i is merged as a model (not as the base) somewhere. */
 static bool is_model(const lm_merge_recipe *r, int i)
@@ -330,8 +330,8 @@ static lm_code check_count(const lm_merge_recipe *r, int models, const char *whe
     return LM_OK;
 }
 
-/* Every required parameter of the slice's models is given at some level; a missing weight is 1 when
- * the recipe comes from options. */
+/* Every required parameter of the slice's models must be given at some level; a missing weight is 1
+ * for recipes from options. */
 static lm_code check_required(const lm_merge_recipe *r, const lm_merge_slice *s, int base,
                               lm_err *e)
 {
@@ -381,7 +381,7 @@ static lm_code check_slice(const lm_merge_recipe *r, const lm_merge_slice *s, lm
     return rc ? rc : check_required(r, s, base, e);
 }
 
-/* Side data belongs to a method, and the method needs that of every model. */
+/* A method with side data needs it for every model, and other methods do not use it. */
 static lm_code check_extra(const lm_merge_recipe *r, int i, lm_err *e)
 {
     const lm_merge_input *in = &r->input[i];
@@ -465,7 +465,7 @@ static void show_set(lm_jw *w, const lm_merge_settings *s)
             show_value(w, (lm_merge_param)p, &s->param[p]);
 }
 
-/* The global level, with the method's defaults where neither it nor a slice says anything. */
+/* The global level, with the method's defaults where neither it nor a slice sets a parameter. */
 static void show_global(lm_jw *w, const lm_merge_recipe *r)
 {
     lm_jw_obj(w, "parameters");

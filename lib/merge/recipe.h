@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe.h -- what is to be merged, and how: from options, or from a mergekit YAML file.
+/* recipe.h -- the description of a merge: from options, or from a mergekit YAML file.
  *
- * A recipe names its inputs and knows nothing of what is in them; plan.h opens them and makes a
- * list of tensors of it.  All strings and arrays belong to the recipe.
+ * A recipe names its inputs but not their contents; plan.h opens them and makes the list of
+ * tensors.  All strings and arrays belong to the recipe.
  *
  * Parameters are given at five levels; the strongest first: of a model in a slice (in `models:` the
  * one slice is the whole model), of the slice, of the module, of the whole merge, the method's default.  A value is
@@ -43,14 +43,14 @@ typedef struct {
     lm_merge_value param[LM_MERGE_PARAMS];
 } lm_merge_settings;
 
-/* The value for a tensor; NAN if none is given. */
+/* The value for a tensor; NAN if not given. */
 double lm_merge_value_at(const lm_merge_value *v, lm_merge_param p, const char *tensor, double u);
 
-/* A model that is read, each once however often it is used. */
+/* An input model; a model that is used several times has one entry. */
 typedef struct {
-    const char *name; /* as the user wrote it: "math/", "base/+lora/" */
-    const char *path; /* of the model; NULL: a LoRA folder that says itself what its base is */
-    const char *lora; /* PEFT folder merged into it on the fly; NULL: none */
+    const char *name;          /* as in the recipe: "math/", "base/+lora/" */
+    const char *path;          /* of the model; NULL: a LoRA folder, which names its base */
+    const char *lora;          /* PEFT folder merged into it on the fly; NULL: none */
     const char *fisher, *gram; /* safetensors with side data of its tensors; NULL: none */
 } lm_merge_input;
 
@@ -70,8 +70,8 @@ typedef struct {
     lm_merge_settings set;
 } lm_merge_slice;
 
-/* A part of the model that is merged by itself (the decoder, the vision tower); plan_names.h says which
- * tensors it has. */
+/* A part of the model that is merged separately (the decoder, the vision tower); plan_names.h finds
+ * its tensors. */
 typedef struct {
     const char *name; /* NULL: the whole model, the only module */
     int first, n;     /* its slices: one, or as many as `slices:` has */
@@ -88,14 +88,15 @@ typedef struct {
     int n_slices; /* of all modules */
     lm_merge_module *module;
     int n_modules; /* 1 without `modules:` */
-    bool sliced; /* `slices:` in a module: layers are renumbered; else one slice with everything */
+    /* `slices:` in a module: layers are renumbered; otherwise one slice with all layers */
+    bool sliced;
     lm_merge_settings set;
     /* Of the result.  mergekit's `dtype` is also the type of its arithmetic; here it is only the
-     * type of the result when out_dtype is not given (NONE).  Both NONE: each tensor has the type
-     * that it has in the base, else in the first model. */
+     * type of the result when out_dtype is not given (NONE).  Both NONE: each tensor has its type
+     * in the base, otherwise in the first model. */
     lm_dtype dtype, out_dtype;
-    lm_vocab_spec vocab;       /* models are named by lm_merge_input.name */
-    const char *chat_template; /* as chat.h says; NULL: that of the tokenizer */
+    lm_vocab_spec vocab;       /* refers to models by lm_merge_input.name */
+    const char *chat_template; /* as in chat.h; NULL: that of the tokenizer */
     uint64_t seed;
     bool mergekit; /* from YAML: `rescale` is l1 where the method's default is "expected" */
     lm_arena *arena;
@@ -108,36 +109,37 @@ void lm_merge_recipe_free(lm_merge_recipe *r);
 /* An empty recipe for `method`: one slice, no inputs. */
 lm_code lm_merge_recipe_new(const char *method, lm_merge_recipe **out, lm_err *e);
 /* "MODEL", "MODEL:0.4", "MODEL:weight=0.4,density=0.5", "MODEL+LORA:..."; beside parameters the
- * keys fisher=FILE and gram=FILE.  What exists as a path is a path, colons and all.  A model without
- * weight gets the weight 1 when the method needs one.  Fails: LM_EUSAGE naming the operand. */
+ * keys fisher=FILE and gram=FILE.  An existing path is taken as a path, even with colons.  A model
+ * without weight gets the weight 1 when the method needs one.  Fails: LM_EUSAGE naming the
+ * operand. */
 lm_code lm_merge_recipe_model(lm_merge_recipe *r, const char *operand, lm_err *e);
 lm_code lm_merge_recipe_base(lm_merge_recipe *r, const char *path, lm_err *e);
 /* A parameter for the whole merge: a number, a name, true, false, or a gradient "0,0.5,1".  Fails:
- * LM_EUSAGE for one that the method does not take, or a value out of its range. */
+ * LM_EUSAGE for a parameter that the method does not have, or a value out of its range. */
 lm_code lm_merge_recipe_param(lm_merge_recipe *r, const char *name, const char *value, lm_err *e);
-/* Everything that can be known without opening a model: how many models, a base, required
- * parameters, ranges, streams that are named twice.  Call it last; the readers of YAML do. */
+/* Make all checks that need no open model: number of models, base, required parameters, ranges,
+ * streams named twice.  Call it last; the YAML reader does so itself. */
 lm_code lm_merge_recipe_check(const lm_merge_recipe *r, lm_err *e);
 
-/* The inputs that are models, without the base: their number, and the k-th. */
+/* The inputs that are merged as models, without the base: their number, and the k-th. */
 int lm_merge_recipe_models(const lm_merge_recipe *r);
 int lm_merge_recipe_nth(const lm_merge_recipe *r, int k);
-/* One weight for everything that input i takes part in, whatever was given before.  Fails: LM_EUSAGE
- * for a method without weights. */
+/* Set one weight for all uses of input i, replacing earlier ones.  Fails: LM_EUSAGE for a method
+ * without weights. */
 lm_code lm_merge_recipe_weight(lm_merge_recipe *r, int input, double weight, lm_err *e);
 
 /* ---- From a mergekit YAML file ---- */
 
-/* Relative paths are taken as they are, from the current folder, as mergekit does.  Fails: LM_EUSAGE
- * with line and key for whatever is not known, not supported, or contradicts itself. */
+/* Relative paths start at the current folder, as in mergekit.  Fails: LM_EUSAGE with line and key
+ * for keys and values that are unknown, unsupported, or contradictory. */
 lm_code lm_merge_recipe_parse(const char *text, size_t len, const char *where,
                               lm_merge_recipe **out, lm_err *e);
 
-/* The method's default of a parameter, as this recipe has it: rescale l1 for "expected" when it comes
- * from YAML, weight 1 where options gave none; NAN: none. */
+/* The default of a parameter in this recipe: rescale l1 for "expected" when it comes from YAML,
+ * weight 1 where options gave none; NAN: none. */
 double lm_merge_recipe_default(const lm_merge_recipe *r, lm_merge_param p);
 
-/* The whole as compact JSON appended to `out`, for provenance and --json: method, base, inputs,
+/* Append the recipe as compact JSON to `out`, for provenance and --json: method, base, inputs,
  * parameters with defaults filled in. */
 lm_code lm_merge_recipe_json(const lm_merge_recipe *r, bool hide_paths, lm_buf *out, lm_err *e);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe_options.c -- operands "MODEL:weight=0.4,density=0.5" and options made into a recipe. */
+/* recipe_options.c -- operands "MODEL:weight=0.4,density=0.5" and options turned into a recipe. */
 #include <math.h>
 #include <string.h>
 
@@ -53,7 +53,7 @@ static bool begins_key(const char *s)
     return n && s[n] == '=';
 }
 
-/* Is this what may follow "MODEL:"? */
+/* True if this may follow "MODEL:". */
 static bool is_settings(const char *s)
 {
     double d;
@@ -61,7 +61,7 @@ static bool is_settings(const char *s)
     return lm_parse_double(s, &d) || begins_key(s);
 }
 
-/* Where the settings of an operand begin (behind the colon); NULL: there are none. */
+/* The beginning of an operand's settings (behind the colon); NULL: none. */
 static const char *settings_of(const char *operand)
 {
     if (lm_path_exists(operand))
@@ -98,7 +98,8 @@ static lm_code read_setting(lm_merge_recipe *r, lm_merge_source *s, const char *
     if (!rc && s->set.param[p].n)
         return twice(name, operand, e);
     if (!rc && !lm_merge_params[p].per_model)
-        rc = lm_fail(e, LM_EUSAGE, operand, "give it as an option", "%s is not of one model", name);
+        rc = lm_fail(e, LM_EUSAGE, operand, "give it as an option",
+                     "%s is not a parameter of a single model", name);
     return rc ? rc : read_value(r, (lm_merge_param)p, value, len, operand, &s->set.param[p], e);
 }
 
@@ -122,7 +123,7 @@ static lm_code read_settings(lm_merge_recipe *r, lm_merge_source *s, const char 
 
         if (!begins_key(text))
             return lm_fail(e, LM_EUSAGE, operand, "write MODEL:weight=0.4,density=0.5",
-                           "'%.40s' is no setting of a model", text);
+                           "'%.40s' is not a setting of a model", text);
         for (end = eq + 1; *end && !(*end == ',' && begins_key(end + 1)); end++)
             ;
         rc = read_setting(r, s, text, (size_t)(eq - text), eq + 1, (size_t)(end - eq - 1), operand,
@@ -132,7 +133,8 @@ static lm_code read_settings(lm_merge_recipe *r, lm_merge_source *s, const char 
     return rc;
 }
 
-/* "math/:0,5": a model that is there, and behind the colon neither a weight nor settings. */
+/* Report an operand such as "math/:0,5": an existing model, but no valid weight or settings behind
+ * the colon. */
 static lm_code check_operand(const char *operand, const char *name, lm_err *e)
 {
     const char *colon = lm_path_exists(name) ? NULL : strchr(name, ':');
@@ -143,7 +145,7 @@ static lm_code check_operand(const char *operand, const char *name, lm_err *e)
         rc = lm_asprintf(&path, e, "%.*s", (int)(colon - name), name);
         if (!rc && lm_path_exists(path))
             rc = lm_fail(e, LM_EUSAGE, operand, "write MODEL:0.4 or MODEL:weight=0.4,density=0.5",
-                         "'%.60s' is no weight and no setting", colon + 1);
+                         "'%.60s' is neither a weight nor a setting", colon + 1);
         lm_free(path);
         path = NULL;
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe_streams.c -- a stream can be read once, so it can stand for one thing. */
+/* recipe_streams.c -- a stream can be read only once, so it may be used for one input only. */
 #include <string.h>
 
 #include "base/stream.h"
 #include "merge/recipe_impl.h"
 
-enum { USES = 4 }; /* of one input: model, adapter, and side data */
+enum { USES = 4 }; /* the paths of one input: model, adapter, and side data */
 
 static const char *use_of(const lm_merge_input *in, int k)
 {
@@ -14,7 +14,7 @@ static const char *use_of(const lm_merge_input *in, int k)
     return path[k];
 }
 
-/* Use b of input k against all before; one model under several adapters is opened once. */
+/* Compare use b of input k with all earlier ones; a model with several adapters is opened once. */
 static lm_code check_use(const lm_merge_recipe *r, int k, int b, lm_err *e)
 {
     const char *path = use_of(&r->input[k], b);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe_yaml.c -- a mergekit YAML file made into a recipe: every key is known or an error. */
+/* recipe_yaml.c -- a mergekit YAML file turned into a recipe: an unknown key is an error. */
 #include <math.h>
 #include <string.h>
 
@@ -21,7 +21,8 @@ static lm_code wrong(const reader *x, const lm_yaml *y, const char *key, const c
                    need);
 }
 
-/* Every key of `map` is in `known` (NULL-terminated), or begins with "x-": those hold anchors. */
+/* Check that every key of `map` is in `known` (NULL-terminated), or begins with "x-", which is for
+ * anchors. */
 static lm_code check_keys(const reader *x, const lm_yaml *map, const char *what,
                           const char *const *known)
 {
@@ -176,7 +177,7 @@ static lm_code read_value(const reader *x, lm_merge_param p, const lm_yaml *y, l
     return rc;
 }
 
-/* int8_mask saves memory in mergekit and changes no result: masks take none here. */
+/* int8_mask saves memory in mergekit and changes no result: masks need no memory here. */
 static lm_code check_mask(const reader *x, const lm_yaml *y)
 {
     bool on;
@@ -206,8 +207,9 @@ static lm_code read_settings(const reader *x, const lm_yaml *map, bool of_model,
         snprintf(where, sizeof where, "%.200s: line %d", x->where, y->key_line[i]);
         rc = lm_recipe_takes(x->r, y->key[i], where, &p, x->err);
         if (!rc && of_model && !lm_merge_params[p].per_model)
-            rc = lm_fail(x->err, LM_EUSAGE, where, "put it among the parameters of the whole",
-                         "%s is not of one model", y->key[i]);
+            rc = lm_fail(x->err, LM_EUSAGE, where,
+                         "write it under the parameters of the whole merge",
+                         "%s is not a parameter of a single model", y->key[i]);
         if (!rc && !lm_yaml_is_null(y->item[i]))
             rc = read_value(x, (lm_merge_param)p, y->item[i], &out->param[p]);
     }
@@ -226,9 +228,10 @@ static lm_code read_range(const reader *x, const lm_yaml *map, lm_merge_source *
         !lm_yaml_integer(y->item[1], &s->to))
         return wrong(x, y, "layer_range", "a range of two whole numbers, [first, end],");
     if (s->from < 0 || s->to <= s->from || s->to > LM_MERGE_MAX_LAYERS)
-        return lm_fail(x->err, LM_EUSAGE, x->where, "the end is the first layer that is left out",
-                       "line %d: [%lld, %lld] is no range of layers", y->line, (long long)s->from,
-                       (long long)s->to);
+        return lm_fail(x->err, LM_EUSAGE, x->where,
+                       "the end is the first layer that is not included",
+                       "line %d: [%lld, %lld] is not a range of layers", y->line,
+                       (long long)s->from, (long long)s->to);
     return LM_OK;
 }
 
@@ -281,7 +284,7 @@ static lm_code read_slice(const reader *x, const lm_yaml *y, lm_merge_slice *s)
     return rc ? rc : read_settings(x, y, false, &s->set);
 }
 
-/* `models` or `slices` of `map` into a module, whose slices come at the end of the recipe's. */
+/* `models` or `slices` of `map` into a module, whose slices are appended to those of the recipe. */
 static lm_code read_module(const reader *x, const lm_yaml *map, const lm_yaml *models,
                            const lm_yaml *slices, lm_merge_module *mod)
 {
@@ -358,7 +361,7 @@ static lm_code read_parts(const reader *x, const lm_yaml *root)
 
     if (n != 1)
         return lm_fail(x->err, LM_EUSAGE, x->where, NULL,
-                       "exactly one of models:, slices: and modules: is needed, %d are there", n);
+                       "exactly one of models:, slices: and modules: is needed, %d are given", n);
     if (modules)
         return read_modules(x, modules);
     rc = lm_arena_alloc(r->arena, &r->module, 1, sizeof *r->module, x->err);
@@ -505,7 +508,7 @@ static lm_code read_tokenizer(const reader *x, const lm_yaml *root)
     return rc ? rc : read_tokens(x, lm_yaml_get(y, "tokens"));
 }
 
-/* ---- The whole ---- */
+/* ---- The file ---- */
 
 static lm_code read_dtype(const reader *x, const lm_yaml *root, const char *key, lm_dtype *out)
 {
@@ -534,7 +537,7 @@ static lm_code read_template(const reader *x, const lm_yaml *root)
         used += (size_t)snprintf(todo + used, sizeof todo - used, "%s %s", i ? "," : "",
                                  lm_merge_chat_names[i]);
     return lm_fail(x->err, LM_EUSAGE, x->where, todo,
-                   "line %d: chat_template: no template of the name '%.40s'",
+                   "line %d: chat_template: no template is named '%.40s'",
                    lm_yaml_get(root, "chat_template")->line, *want);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c -- what a merge will do, or did: models, effective weights, bytes, bound of memory. */
+/* report.c -- describes a merge before or after it is done: models, effective weights, bytes, bound
+ * of memory. */
 #include "merge/report.h"
 
 #include <inttypes.h>
@@ -9,7 +10,7 @@
 
 #include "base/text.h"
 
-/* The first tensor that is computed: what "the" weights are when no gradient or filter changes
+/* The first tensor that is computed: its weights are reported when no gradient or filter changes
  * them. */
 static const lm_merge_tensor *typical(const lm_merge_plan *p)
 {
@@ -26,7 +27,7 @@ static bool normalizes(const lm_merge_tensor *t)
     return !isnan(n) && n != 0;
 }
 
-/* The factor of model k as the method will use it: divided by the sum where it normalises. */
+/* The effective factor of model k: divided by the sum if the method normalises. */
 static double effective(const lm_merge_tensor *t, int k)
 {
     double sum = 0;
@@ -38,7 +39,7 @@ static double effective(const lm_merge_tensor *t, int k)
     return t->model[k].param[LM_MERGE_WEIGHT] / sum;
 }
 
-/* Of input i, which may stand for several models; NAN if it has no weight. */
+/* The weight of input i, which may be used as several models; NAN if it has none. */
 static double effective_of_input(const lm_merge_tensor *t, int i)
 {
     double sum = NAN;

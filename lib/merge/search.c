@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search.c -- options of a search, and the choice among its ways. */
+/* search.c -- options of a search, and the choice of its algorithm. */
 #include "merge/search.h"
 
 #include <math.h>
@@ -25,12 +25,12 @@ static lm_code set_grid(lm_search *s, lm_err *e)
     const double *from = s->o.grid ? s->o.grid : usual;
     int n = s->o.grid ? s->o.n_grid : (int)(sizeof usual / sizeof *usual);
     if (n < 1 || n > most)
-        return lm_fail(e, LM_EUSAGE, "grid", NULL, "%d value%s, 1 to %d are possible", n,
+        return lm_fail(e, LM_EUSAGE, "grid", NULL, "%d value%s, 1 to %d are allowed", n,
                        lm_plural(n), most);
     for (int i = 0; i < n; i++) {
         if (!isfinite(from[i]) || (i && !(from[i] > from[i - 1])))
             return lm_fail(e, LM_EUSAGE, "grid", "give numbers in rising order",
-                           "%g does not rise above what is before it", from[i]);
+                           "%g is not greater than the value before it", from[i]);
         s->grid[i] = from[i];
     }
     s->o.grid = s->grid;
@@ -45,7 +45,7 @@ static lm_code set_bounds(lm_search *s, lm_err *e)
         o->hi = 1.5;
     if (!(o->lo < o->hi) || !isfinite(o->hi - o->lo))
         return lm_fail(e, LM_EUSAGE, "bounds", "give the lower one first",
-                       "%g to %g is no interval", o->lo, o->hi);
+                       "%g to %g is not an interval", o->lo, o->hi);
     for (int i = 0; i < o->n; i++) {
         s->start[i] = o->start ? o->start[i] : 1.0 / o->n;
         if (o->kind == LM_SEARCH_CMAES && o->start &&
@@ -70,7 +70,7 @@ lm_code lm_search_new(const lm_search_opts *o, lm_search **out, lm_err *e)
     lm_search *s = NULL;
     *out = NULL;
     if (o->n < 1 || o->n > LM_SEARCH_MAX_DIM)
-        return lm_fail(e, LM_EUSAGE, "search", NULL, "%d weight%s, 1 to %d are possible", o->n,
+        return lm_fail(e, LM_EUSAGE, "search", NULL, "%d weight%s, 1 to %d are allowed", o->n,
                        lm_plural(o->n), LM_SEARCH_MAX_DIM);
     if (lm_alloc_n(&s, 1, sizeof *s, "a search", e))
         return e->code;

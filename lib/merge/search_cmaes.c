@@ -3,8 +3,9 @@
  * Tutorial", arXiv:1604.00772): figure 6 with the parameters of table 1.
  *
  * The equation numbers below are the tutorial's.  Points beyond the bounds are measured at the
- * nearest point within (appendix B.5) and get a penalty of alpha |x - x_in|^2, alpha chosen in each
- * generation so that one step beyond weighs as much as the generation's whole spread. */
+ * nearest point within (appendix B.5) and get a penalty of alpha |x - x_in|^2, alpha is chosen in
+ * each generation so that one step beyond costs as much as the range of the generation's
+ * objectives. */
 #include <math.h>
 #include <string.h>
 
@@ -25,9 +26,9 @@ typedef struct {
     int *order;                   /* [lambda] best first */
     double *tmp;                  /* [2 n] */
     int64_t generation;
-    int next; /* of the generation; -1: the start comes first */
+    int next; /* index in the generation; -1: the start comes first */
     bool over;
-    int flat; /* generations without any difference */
+    int flat; /* generations without any change */
 } cmaes;
 
 /* Table 1, for n dimensions and lambda points. */
@@ -56,8 +57,8 @@ static void set_parameters(cmaes *s)
     s->norm = sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n));
 }
 
-/* Eigenvalues and vectors of the symmetric a [n,n] by cyclic Jacobi rotations; a is used up, its
- * diagonal holds the eigenvalues, v [n,n] the vectors in columns. */
+/* Eigenvalues and vectors of the symmetric a [n,n] by cyclic Jacobi rotations; a is overwritten,
+ * its diagonal holds the eigenvalues, v [n,n] the vectors in columns. */
 static void decompose(double *a, int n, double *v)
 {
     for (int i = 0; i < n * n; i++)
@@ -98,7 +99,7 @@ static bool take_roots(cmaes *s)
 {
     double least = INFINITY, most = 0;
     int n = s->n;
-    double *a = s->y; /* free between generations, and at least [n,n] */
+    double *a = s->y; /* scratch between generations, at least [n,n] */
     memcpy(a, s->c, (size_t)(n * n) * sizeof *a);
     decompose(a, n, s->b);
     for (int i = 0; i < n; i++) {
@@ -144,7 +145,7 @@ static lm_code begin(lm_search *search, lm_err *e)
     cmaes *s = NULL;
     int n = o->n, lambda = o->popsize > 0 ? o->popsize : 4 + (int)(3 * log(n));
     if (lambda < 4 || lambda > 4096)
-        return lm_fail(e, LM_EUSAGE, "popsize", NULL, "%d point%s, 4 to 4096 are possible", lambda,
+        return lm_fail(e, LM_EUSAGE, "popsize", NULL, "%d point%s, 4 to 4096 are allowed", lambda,
                        lm_plural(lambda));
     if (!search->o.max)
         search->o.max = 100;
@@ -262,7 +263,8 @@ static void adapt(cmaes *s, const double *step)
     s->sigma *= exp(s->c_sigma / s->d_sigma * (length / s->norm - 1));
 }
 
-/* Every step is below the tolerance, nothing differs any more, or the covariance has broken down. */
+/* Every step is below the tolerance, nothing changes any more, or the covariance is no longer
+ * valid. */
 static bool is_over(const lm_search *search, const cmaes *s)
 {
     double widest = 0;

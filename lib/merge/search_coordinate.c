@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_coordinate.c -- descent along one weight after the other, over the values of the grid. */
+/* search_coordinate.c -- descent along each weight in turn, over the values of the grid. */
 #include <math.h>
 
 #include "base/mem.h"
 #include "merge/search_impl.h"
 
 typedef struct {
-    int at[LM_SEARCH_MAX_DIM]; /* the best point so far, as places in the grid */
+    int at[LM_SEARCH_MAX_DIM]; /* the best point so far, as indices in the grid */
     double best;
     bool started;
-    int axis, step; /* the walk under way: +1 up, -1 down */
-    bool moved;     /* it has made progress */
+    int axis, step; /* the current direction: +1 up, -1 down */
+    bool moved;     /* this axis has made progress */
     int idle;       /* axes since the last progress */
 } descent;
 
@@ -30,7 +30,7 @@ static lm_code begin(lm_search *s, lm_err *e)
     return LM_OK;
 }
 
-/* The walk has come to its end: down when up has brought nothing, else the next axis. */
+/* End of a direction: go down if up made no progress, otherwise go to the next axis. */
 static void turn(lm_search *s, descent *d)
 {
     if (d->step > 0 && !d->moved) {

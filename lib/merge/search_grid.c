@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_grid.c -- points that do not depend on what was measured: the grid, and the simplex. */
+/* search_grid.c -- points that do not depend on measurements: the grid, and the simplex. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>

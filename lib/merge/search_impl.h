@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_impl.h -- what the searches share; for lib/merge/search*.c only.
- * Private to lib/merge. */
+/* search_impl.h -- shared by the searches; for lib/merge/search*.c only.  Private to lib/merge. */
 #ifndef LM_MERGE_SEARCH_IMPL_H
 #define LM_MERGE_SEARCH_IMPL_H
 
 #include "merge/search.h"
 
-/* A way to search.  The state is of the search's own; ask and tell as in search.h, but the objective
- * is never NAN. */
+/* A search algorithm with its own state; ask and tell as in search.h, but the objective is never
+ * NAN. */
 typedef struct {
     lm_code (*begin)(lm_search *s, lm_err *e);
     bool (*ask)(lm_search *s, double *w, const char **kind);
@@ -16,7 +15,7 @@ typedef struct {
 } lm_search_ops;
 
 struct lm_search {
-    lm_search_opts o; /* defaults filled in; grid and start point to the two below */
+    lm_search_opts o; /* with defaults; grid and start point to the two fields below */
     double grid[256], start[LM_SEARCH_MAX_DIM];
     int64_t asked; /* points so far */
     const lm_search_ops *ops;

@@ -14,7 +14,7 @@
 
 enum { MAX_LOG = 1 << 30 };
 
-/* Everything but weights that decides a loss: inputs by their digests, each tensor's type and
+/* All that determines a loss except the weights: inputs by their digests, each tensor's type and
  * parameters. */
 static lm_code digest_plan(const lm_merge_plan *p, uint64_t *out, lm_err *e)
 {
@@ -122,7 +122,7 @@ lm_code lm_search_log_best(int n, const double *weights, double objective, int64
 
 /* ---- reading ---- */
 
-/* n numbers; null stands for one that is not finite. */
+/* n numbers; null replaces one that is not finite. */
 static bool read_numbers(const json_t *list, int n, double *out)
 {
     if (!json_is_array(list) || json_array_size(list) != (size_t)n)
@@ -136,10 +136,10 @@ static bool read_numbers(const json_t *list, int n, double *out)
     return true;
 }
 
-/* The keys that must agree for an old loss to be the loss now. */
+/* The keys that must be equal for an old loss to be valid now. */
 static lm_code check_head(const json_t *old, const char *path, const lm_buf *head, lm_err *e)
 {
-    /* "merge" is a digest of the seed as well: the seed by itself says more */
+    /* "merge" also depends on the seed: the seed alone gives a clearer message */
     static const char *const keys[] = { "event", "method",  "seed",   "merge", "val",
                                         "dtype", "seq_len", "stride", NULL };
     json_t *now = NULL;
@@ -148,9 +148,9 @@ static lm_code check_head(const json_t *old, const char *path, const lm_buf *hea
     lm_code rc = LM_OK;
     for (int i = 0; keys[i] && !rc; i++)
         if (!json_equal(json_object_get(old, keys[i]), json_object_get(now, keys[i])))
-            rc = lm_fail(e, LM_EUSAGE, path, "begin anew, without --resume",
+            rc = lm_fail(e, LM_EUSAGE, path, "start again without resuming",
                          i ? "the search in it differs in \"%s\""
-                           : "its first line has not the \"%s\" of a search",
+                           : "its first line does not have the \"%s\" of a search",
                          keys[i]);
     json_decref(now);
     return rc;
@@ -170,7 +170,7 @@ static lm_code read_line(const json_t *j, const shape *s, const char *where, lm_
         return LM_OK;
     if (!read_numbers(json_object_get(j, "weights"), s->n, s->w) ||
         !read_numbers(json_object_get(j, "loss"), s->sets, s->loss))
-        return lm_fail(e, LM_EFORMAT, where, "begin anew, without --resume",
+        return lm_fail(e, LM_EFORMAT, where, "start again without resuming",
                        "a candidate needs %d weight%s and %d loss%s", s->n, lm_plural(s->n),
                        s->sets, s->sets == 1 ? "" : "es");
     return lm_candidates_add(out, s->n, s->sets, s->w, s->loss, NAN, seconds, e);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_run.c -- the loop of a search, with a memory of what was measured. */
+/* search_run.c -- the loop of a search, with a store of measured points. */
 #include <math.h>
 #include <string.h>
 
@@ -39,7 +39,7 @@ lm_code lm_candidates_add(lm_candidates *c, int n, int sets, const double *weigh
     return LM_OK;
 }
 
-/* Place of a point in the list, -1 if it is not there. */
+/* Index of a point in the list, -1 if it is not in it. */
 static int64_t find(const lm_candidates *c, int n, const double *w)
 {
     for (int64_t i = 0; c && i < c->count; i++) {
@@ -61,7 +61,7 @@ typedef struct {
     double objective; /* of the best */
 } run;
 
-/* A point that was not met in this run: measure it, or take it from the list of known ones. */
+/* A new point of this run: measure it, or take it from the list of known ones. */
 static lm_code meet(run *r, const double *w, const char *kind, double *objective, lm_err *e)
 {
     int64_t k = find(r->known, r->n, w);
@@ -79,7 +79,7 @@ static lm_code meet(run *r, const double *w, const char *kind, double *objective
     } else if (r->hooks->measure(r->hooks->ctx, &c, e)) {
         return e->code;
     }
-    if (lm_stopping() && k < 0) /* what was cut short is no measurement */
+    if (lm_stopping() && k < 0) /* an interrupted measurement is invalid */
         return LM_OK;
     c.best = c.objective < r->objective;
     if (c.best) {
@@ -96,7 +96,7 @@ static lm_code walk(run *r, lm_search *s, lm_err *e)
 {
     double w[LM_SEARCH_MAX_DIM], objective = NAN;
     const char *kind = "";
-    /* A search that comes back to old points for ever measures nothing and would never end. */
+    /* A search that only returns to old points measures nothing and would never end. */
     int64_t asks = 1000 * lm_search_total(s) + 1000;
     while (asks-- > 0 && !lm_stopping() && lm_search_ask(s, w, &kind)) {
         int64_t k = find(&r->met, r->n, w);
@@ -109,7 +109,7 @@ static lm_code walk(run *r, lm_search *s, lm_err *e)
         lm_search_tell(s, objective);
     }
     if (!lm_stopping() && !isfinite(r->objective))
-        return lm_fail(e, LM_ENUMERIC, "search", "look at the models and the validation sets",
+        return lm_fail(e, LM_ENUMERIC, "search", "check the models and the validation sets",
                        "none of %lld point%s has a finite loss", (long long)r->met.count,
                        lm_plural((uint64_t)r->met.count));
     return LM_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_weights.c -- candidates merged and validated in memory. */
+/* search_weights.c -- merges and validates candidates in memory. */
 #include "merge/search_weights.h"
 
 #include <inttypes.h>
@@ -26,13 +26,14 @@ typedef struct {
     void *tensor;   /* the largest that the model has */
     size_t room;
     lm_buf line;
-    int64_t seen, total; /* total: 0: not known */
+    int64_t seen, total; /* total: 0: unknown */
     double best;
-    bool said; /* why a candidate could not be merged: once, by default */
+    bool said; /* why a candidate could not be merged: reported once, unless verbose */
 } work;
 
-/* The plan was checked with the weights of the operands, so what is refused now is refused for these: weights
- * that add up to 0 have no mean.  Such a point has no loss, and the search goes on. */
+/* The plan was checked with the weights of the operands, so a refusal now is due to the candidate's
+ * weights: those that add up to 0 have no mean.  Such a point has no loss, and the search
+ * continues. */
 static lm_code pass_over(work *w, lm_candidate *c, const lm_err *why, double seconds)
 {
     lm_log(w->o->sink, w->said ? LM_LOG_INFO : LM_LOG_NOTICE, "candidate %lld has no loss: %s: %s",
@@ -45,7 +46,7 @@ static lm_code pass_over(work *w, lm_candidate *c, const lm_err *why, double sec
     return LM_OK;
 }
 
-/* One pass over the tensors, one validation. */
+/* One pass over the tensors, then one validation. */
 static lm_code measure(void *ctx, lm_candidate *c, lm_err *e)
 {
     work *w = ctx;
@@ -118,10 +119,10 @@ static lm_code check(const lm_merge_recipe *r, int n, const lm_merge_search_opts
         return lm_fail(e, LM_EUSAGE, "--search", "choose a method with weights, such as dem",
                        "method %s has no weights", r->method->name);
     if (o->val.sets < 1)
-        return lm_fail(e, LM_EUSAGE, "--search", "give held-out data with --val",
-                       "there is nothing to validate on");
+        return lm_fail(e, LM_EUSAGE, "--search", "give held-out data",
+                       "there are no data for validation");
     if (n > LM_SEARCH_MAX_DIM)
-        return lm_fail(e, LM_EUSAGE, "--search", NULL, "%d model%s, at most %d are possible", n,
+        return lm_fail(e, LM_EUSAGE, "--search", NULL, "%d model%s, at most %d are allowed", n,
                        lm_plural(n), LM_SEARCH_MAX_DIM);
     return LM_OK;
 }
@@ -145,7 +146,7 @@ static lm_code prepare(work *w, lm_err *e)
     return lm_block_alloc(&w->tensor, w->room, "a merged tensor", e);
 }
 
-/* The candidates, the first line before them and the last behind. */
+/* Write the first line, run the candidates, write the last line. */
 static lm_code try_all(work *w, const lm_search_opts *s, const lm_candidates *known,
                        const lm_buf *head, double *best, lm_err *e)
 {
@@ -184,7 +185,7 @@ static lm_code run(work *w, const lm_search_opts *s, double *best, lm_err *e)
     return rc;
 }
 
-/* The best weights become those of plan and recipe. */
+/* Set the best weights in plan and recipe. */
 static lm_code take_best(lm_merge_recipe *r, lm_merge_plan *p, int n, const double *best, lm_err *e)
 {
     for (int k = 0; k < n; k++) {
@@ -199,7 +200,7 @@ static lm_code take_best(lm_merge_recipe *r, lm_merge_plan *p, int n, const doub
     return LM_OK;
 }
 
-/* The tokenizer that the merged model will have; *own is to be freed; both NULL: it has none. */
+/* The tokenizer of the merged model; the caller frees *own; both NULL: none. */
 static lm_code find_tokenizer(const lm_merge_plan *p, const lm_tokenizer **tok, lm_tokenizer **own,
                               lm_err *e)
 {
@@ -227,10 +228,10 @@ lm_code lm_merge_search(lm_merge_recipe *r, lm_merge_plan *p, lm_merge_engine *g
     s.n = n;
     if (!s.start && find_start(r, n, start))
         s.start = start;
-    /* what is wrong with the search's own options is said before anything is opened */
+    /* errors in the options of the search are reported before anything is opened */
     lm_code rc = lm_search_new(&s, &trial, e);
     if (!rc && (s.max || s.kind == LM_SEARCH_GRID || s.kind == LM_SEARCH_SIMPLEX))
-        w.total = lm_search_total(trial); /* the others end when they have arrived */
+        w.total = lm_search_total(trial); /* the others end when they converge */
     lm_search_free(trial);
     if (!rc)
         rc = lm_config_read(p->config, "config.json", &config, e);

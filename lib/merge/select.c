@@ -6,14 +6,14 @@
 #include <stdatomic.h>
 
 enum {
-    RUN = 64,         /* elements of a sample that lie side by side */
-    SAMPLE = 1 << 16, /* a larger one costs more than the narrower bracket spares */
-    LISTED = 1 << 17, /* up to here everything is listed */
+    RUN = 64,         /* consecutive elements of a sample */
+    SAMPLE = 1 << 16, /* a larger one costs more than its narrower bracket saves */
+    LISTED = 1 << 17, /* up to this size all are listed */
     BUCKET_BITS = 11,
     BUCKETS = 1 << BUCKET_BITS,
 };
 static const uint64_t FIRST = UINT64_C(1)
-                              << 62; /* the key of place 0; those of later ones are less */
+                              << 62; /* the key of index 0; later ones have smaller keys */
 
 /* The search for one threshold. */
 typedef struct {
@@ -21,7 +21,7 @@ typedef struct {
     uint64_t lo, hi;        /* the k-th largest lies in [lo, hi) */
     int64_t room;           /* of list */
     lm_blend_entry *list;   /* those of [lo, hi) */
-    _Atomic int64_t listed; /* more than room: the list is not whole */
+    _Atomic int64_t listed; /* more than its capacity: the list is incomplete */
     _Atomic int64_t above;  /* >= hi */
     int shift;              /* of a bucket's width */
     bool done;
@@ -31,8 +31,8 @@ typedef struct {
     const lm_merge_values *v;
     search *of;
     int n, threads;
-    void *cells;            /* v->rows + v->extra rows a worker */
-    lm_blend_entry *picked; /* a block of them a worker */
+    void *cells;            /* v->rows + v->extra rows per worker */
+    lm_blend_entry *picked; /* one block of them per worker */
     uint32_t *count;        /* [worker][search][BUCKETS] */
     int64_t *equal;         /* [chunk][search] */
 } selection;
@@ -56,7 +56,7 @@ static bool before(lm_blend_entry a, lm_blend_entry b)
 }
 
 /* Put the entry of rank r (0: the largest) at list[r], larger ones before it (Hoare's FIND; the
- * pivot's place is hashed from the bounds, so no order of the input is slow). */
+ * pivot's position is hashed from the bounds, so no order of the input is slow). */
 static lm_blend_entry find(lm_blend_entry *list, int64_t n, int64_t r)
 {
     int64_t lo = 0, hi = n - 1;
@@ -85,21 +85,22 @@ static lm_blend_entry find(lm_blend_entry *list, int64_t n, int64_t r)
     return list[r];
 }
 
-/* What entries are ordered by: the bits, or, where those are equal, how early the place is. */
+/* The order of entries: by the bits, among equal ones by the index. */
 static uint64_t key_of(const lm_blend_entry *e, bool by_place)
 {
     return by_place ? FIRST - (uint64_t)e->index : e->bits;
 }
 
-/* The bucket, 2^shift wide and counted from lo on, that rank r (0: the largest) falls into of the
- * keys of [lo, hi); r becomes the rank in it.  Neighbours are often equal: they are counted apart. */
+/* The bucket, 2^shift wide and counted from lo on, that holds rank r (0: the largest) among the
+ * keys of [lo, hi); r becomes the rank in it.  Neighbours are often equal, so they are counted in
+ * separate tables. */
 static uint64_t bucket_of(const lm_blend_entry *list, int64_t n, bool by_place, uint64_t lo,
                           uint64_t hi, int shift, int64_t *r)
 {
     int64_t count[4][BUCKETS] = { { 0 } };
     uint64_t bucket = BUCKETS;
     for (int64_t i = 0; i < n; i++) {
-        uint64_t k = key_of(&list[i], by_place) - lo; /* below lo: large */
+        uint64_t k = key_of(&list[i], by_place) - lo; /* below lo it wraps to a large number */
         if (k < hi - lo)
             count[i % 4][k >> shift]++;
     }
@@ -119,8 +120,8 @@ static int shift_for(uint64_t width)
     return shift;
 }
 
-/* The same for a list of bits in [lo, hi) and places below `places`, left in any order: long ones
- * are cut down to the bucket that rank r falls into, which comes to the front. */
+/* The same for a list of bits in [lo, hi) and indices below `places`, in any order afterwards: a
+ * long list is reduced to the bucket that holds rank r, which is moved to the front. */
 static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r, uint64_t lo, uint64_t hi,
                           int64_t places)
 {
@@ -147,7 +148,7 @@ static lm_blend_entry nth(lm_blend_entry *list, int64_t n, int64_t r, uint64_t l
     return find(list, n, r);
 }
 
-/* Runs spread evenly, each at a drawn place of its stretch. */
+/* Evenly spread runs, each at a random position of its span. */
 static void sample_runs(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const selection *s = ctx;
@@ -167,7 +168,7 @@ static void sample_runs(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Bounds of the bits of rank r of the sample, close enough: two histograms' worth of bits. */
+/* Approximate bounds of the bits of rank r of the sample: to the resolution of two histograms. */
 static void around(const search *f, int64_t r, uint64_t *lo, uint64_t *hi)
 {
     for (int step = 0; step < 2; step++) {
@@ -177,7 +178,7 @@ static void around(const search *f, int64_t r, uint64_t *lo, uint64_t *hi)
     }
 }
 
-/* Four standard errors of a rank either way, were the sample drawn one by one. */
+/* Four standard errors of a rank in both directions, for independent draws. */
 static void bracket(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const selection *s = ctx;
@@ -251,7 +252,7 @@ static void count_chunk(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* The bucket that the k-th falls into becomes the range. */
+/* The bucket that holds the k-th becomes the range. */
 static void narrow(const selection *s, int t)
 {
     search *f = &s->of[t];
@@ -286,7 +287,7 @@ static void equal_chunk(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* The index of the last one that is kept of those equal to the threshold. */
+/* The index of the last kept element among those equal to the threshold. */
 static void find_cut(const selection *s, int t)
 {
     search *f = &s->of[t];
@@ -373,7 +374,7 @@ void lm_merge_select(const lm_merge_values *v, lm_merge_top *top, int n_tops, in
         settle(&s);
 }
 
-/* Those of [lo, hi) of the n elements from d on. */
+/* List the elements in [lo, hi) of the n from d on. */
 static void keep_part(const lm_blend *b, void *d, int64_t from, int64_t to, uint64_t lo,
                       uint64_t hi, double scale)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* select.h -- exactly the k largest magnitudes of values that are never all in memory.
+/* select.h -- selects exactly the k largest magnitudes of values that are never all in memory.
  *
- * Several rows of values (one for each model) are computed block by block, by the caller, as often
- * as it takes.  A sample brackets each threshold; one pass counts what is above and lists what is
- * inside the bracket (some hundredths), and the list is searched.  Where the bracket misses, or too
+ * Several rows of values (one for each model) are computed block by block by the caller, as often
+ * as needed.  A sample brackets each threshold; one pass counts what is above and lists what is
+ * inside the bracket (a few percent), and the list is searched.  Where the bracket misses, or too
  * many values fall into it (weights of few bits have few distinct deltas), histograms of the bits
- * narrow the threshold down instead, eleven bits a pass.  Either way the answer is the same, and the
- * same for any number of threads.  Private to lib/merge. */
+ * narrow the range instead, eleven bits per pass.  The result is the same in both cases, for any
+ * number of threads.  Private to lib/merge. */
 #ifndef LM_MERGE_SELECT_H
 #define LM_MERGE_SELECT_H
 
@@ -29,16 +29,16 @@ typedef struct {
     const lm_blend *loops;
     lm_merge_fill fill;
     const void *ctx;
-    int rows;  /* that fill makes */
-    int extra; /* rows of cells that fill needs beside */
+    int rows;  /* rows that fill makes */
+    int extra; /* further rows of cells that fill needs */
 } lm_merge_values;
 
-/* Takes scratch from s (only counting it when s->at is NULL) and, with it, selects. */
+/* Allocates scratch from s (only counted when s->at is NULL) and then selects. */
 void lm_merge_select(const lm_merge_values *v, lm_merge_top *top, int n_tops, int threads,
                      lm_merge_scratch *s);
 
-/* Zero what is not among the kept ones of a block: those in `top` (and, unless out is NULL, not in
- * `out`), times scale. */
+/* Keep those of a block that are in `top` (and, unless out is NULL, not in `out`), times scale; set
+ * the others to zero. */
 void lm_merge_keep(const lm_blend *b, void *d, int64_t at, int64_t n, const lm_merge_top *top,
                    const lm_merge_top *out, double scale);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* validate.c -- held-out sets, opened once and scored again and again. */
+/* validate.c -- held-out sets, opened once and scored repeatedly. */
 #include "merge/validate.h"
 
 #include <inttypes.h>
@@ -35,14 +35,14 @@ struct lm_validator {
     lm_backend *b;
     lm_evaluator eval;
     lm_store *weights;
-    bool *have; /* by slice: it was put */
+    bool *have; /* by slice: it was set */
     lm_scorer *scorer;
     set *sets;
 };
 
 /* ---- sets ---- */
 
-/* One more document of n ids, as far as the limit goes; *full: it is reached. */
+/* Add a document of n ids, up to the limit; *full: it is reached. */
 static lm_code add_doc(const lm_validator *v, set *s, int64_t at, int64_t n, bool *full, lm_err *e)
 {
     int64_t left = v->o.max_tokens ? v->o.max_tokens - s->tokens : INT64_MAX - 1;
@@ -96,8 +96,8 @@ static lm_code open_text(lm_validator *v, set *s, lm_err *e)
     lm_tok_scratch *scratch = NULL;
     const lm_input_opts usual = { 0 };
     if (!v->o.tok)
-        return lm_fail(e, LM_EUSAGE, s->path, "give the shards that shard-data makes of it",
-                       "text needs a tokenizer, and the models have none");
+        return lm_fail(e, LM_EUSAGE, s->path, "give shards made by shard-data",
+                       "text needs a tokenizer, but the models have none");
     lm_code rc = lm_input_open(&usual, &s->path, 1, &in, e);
     if (!rc)
         rc = lm_tok_scratch_new(v->o.tok, &scratch, e);
@@ -114,7 +114,7 @@ static lm_code open_set(lm_validator *v, set *s, lm_err *e)
         return e->code;
     if (!s->tokens && !lm_stopping())
         return lm_fail(e, LM_EFORMAT, s->path, "give more text",
-                       "nothing to validate on: no document has two tokens");
+                       "no data for validation: no document has two tokens");
     return LM_OK;
 }
 
@@ -218,13 +218,13 @@ lm_code lm_validator_put(lm_validator *v, const char *name, int ndim, const int6
     if (i < 0 && lm_model_ignores(m, name))
         return LM_OK;
     if (i < 0)
-        return lm_fail(e, LM_EFORMAT, name, NULL, "is no tensor of a %s model",
+        return lm_fail(e, LM_EFORMAT, name, NULL, "is not a tensor of a %s model",
                        lm_arch_name(m->config.arch));
     bool same = ndim == m->slice[i].ndim;
     for (int k = 0; same && k < ndim; k++)
         same = dim[k] == m->slice[i].dim[k];
     if (!same)
-        return lm_fail(e, LM_EFORMAT, name, NULL, "has another shape than config.json asks for");
+        return lm_fail(e, LM_EFORMAT, name, NULL, "has another shape than config.json requires");
     v->have[i] = true;
     return lm_store_put(v->weights, i, dtype, data, e);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vocab.c -- comparing tokenizers, and the row that each token of the result has in each model. */
+/* vocab.c -- compares tokenizers, and finds the row of each token of the result in each model. */
 #include "merge/vocab.h"
 
 #include <inttypes.h>
@@ -39,7 +39,7 @@ static lm_code take_sample(sample *s, const char *text, size_t len, lm_err *e)
     return lm_buf_addf(&s->names, e, "%s\"%.*s\"", s->n > 1 ? ", " : "", (int)shown, text);
 }
 
-/* a lacks `less`, has `more` that b lacks, and has others at another id than b. */
+/* a lacks `less`, has `more` that b lacks, and others have another id than in b. */
 typedef struct {
     sample less, more, moved;
 } difference;
@@ -85,7 +85,7 @@ static lm_code add_part(lm_buf *out, const sample *s, const char *verb, lm_err *
                        s->names.data, s->n > 3 ? ", ..." : "");
 }
 
-/* The two tokenizers, or LM_EUSAGE with what is different. */
+/* Compare two tokenizers; LM_EUSAGE with the differences. */
 static lm_code check_same(const lm_vocab_model *a, const lm_vocab_model *b, lm_err *e)
 {
     static const char todo[] = "choose the tokenizer: union, base or one of the models";
@@ -112,7 +112,7 @@ static lm_code check_same(const lm_vocab_model *a, const lm_vocab_model *b, lm_e
     return rc;
 }
 
-/* True: every model has the tokens and rows of `lead`. */
+/* True if every model has the tokens and rows of `lead`. */
 static lm_code all_agree(const lm_vocab_model *m, int n, int lead, bool *agree, lm_err *e)
 {
     *agree = true;
@@ -144,12 +144,12 @@ static lm_code find_first(const lm_vocab_spec *spec, const lm_vocab *v, int *fir
     *first = v->base >= 0 ? v->base : 0;
     if (spec->policy == LM_VOCAB_BASE && v->base < 0)
         return lm_fail(e, LM_EUSAGE, "tokenizer", "name a base, or choose union or a model",
-                       "base is asked for, and there is none");
+                       "the policy is base, and there is none");
     if (spec->policy == LM_VOCAB_MODEL) {
         *first = find_model(v->model, v->n, spec->model);
         if (*first < 0)
-            return lm_fail(e, LM_EUSAGE, "tokenizer", "write it as among the models",
-                           "\"%s\" is none of the models", spec->model ? spec->model : "");
+            return lm_fail(e, LM_EUSAGE, "tokenizer", "write it as in the list of models",
+                           "\"%s\" is not one of the models", spec->model ? spec->model : "");
     }
     return LM_OK;
 }
@@ -217,26 +217,26 @@ static lm_code apply_rule(lm_vocab *v, const lm_vocab_rule *r, lm_sink *sink, lm
     if (t < 0)
         return lm_fail(e, LM_EBUG, r->token, NULL, "was not added to the vocabulary");
     if (r->from == LM_VOCAB_FROM_MODEL && m < 0)
-        return lm_fail(e, LM_EUSAGE, r->token, "write it as among the models",
-                       "its embedding is asked from \"%s\", none of the models",
+        return lm_fail(e, LM_EUSAGE, r->token, "write it as in the list of models",
+                       "its embedding is requested from \"%s\", which is not one of the models",
                        r->model ? r->model : "");
     if (r->from == LM_VOCAB_FROM_MODEL) {
         bool by_id = !r->source && r->source_id >= 0;
         row = by_id ? r->source_id : lm_tokenizer_id(v->model[m].tok, source, strlen(source));
         if (row < 0 || row >= v->model[m].rows)
-            return by_id ? lm_fail(e, LM_EUSAGE, r->token, NULL,
-                                   "row %" PRId64 " is asked from %s, which has %" PRId64, row,
-                                   r->model, v->model[m].rows)
-                         : lm_fail(e, LM_EUSAGE, r->token, NULL,
-                                   "its embedding is asked from %s, which has no token \"%.80s\"",
-                                   r->model, source);
+            return by_id
+                       ? lm_fail(e, LM_EUSAGE, r->token, NULL,
+                                 "row %" PRId64 " is requested from %s, which has %" PRId64, row,
+                                 r->model, v->model[m].rows)
+                       : lm_fail(e, LM_EUSAGE, r->token, NULL,
+                                 "its embedding is requested from %s, which has no token \"%.80s\"",
+                                 r->model, source);
         v->from[t] = m;
         v->from_row[t] = (int32_t)row;
     } else if (r->from == LM_VOCAB_FROM_ZERO) {
         v->from[t] = LM_ROW_ZERO;
     } else if (v->from[t] == LM_ROW_ZERO) {
-        lm_log(sink, LM_LOG_WARN, "token \"%.80s\" is in no model: its embedding is zero",
-               r->token);
+        lm_log(sink, LM_LOG_WARN, "no model has token \"%.80s\": its embedding is zero", r->token);
     }
     v->force[t] = r->force;
     return LM_OK;
@@ -246,7 +246,7 @@ static lm_code check_rows(const lm_vocab *v, lm_err *e)
 {
     for (int m = 0; m < v->n; m++)
         if (!v->model[m].tok)
-            return lm_fail(e, LM_EUSAGE, v->model[m].name, "put its tokenizer.json beside it",
+            return lm_fail(e, LM_EUSAGE, v->model[m].name, "add its tokenizer.json",
                            "has no tokenizer, which remapping its embedding needs");
         else if (v->model[m].rows < lm_tokenizer_vocab_size(v->model[m].tok))
             return lm_fail(e, LM_EFORMAT, v->model[m].name,
@@ -354,7 +354,7 @@ void lm_vocab_free(lm_vocab *v)
     lm_free(v);
 }
 
-/* ---- answers ---- */
+/* ---- queries ---- */
 
 bool lm_vocab_same(const lm_vocab *v)
 {
@@ -388,7 +388,7 @@ const char *lm_vocab_config_json(const lm_vocab *v, size_t *len)
     return v->tok ? lm_tokenizer_config_json(v->tok, len) : NULL;
 }
 
-/* The id in the result of what was `id` in a model's tokenizer; -1: gone. */
+/* The id in the result of the token `id` of a model; -1: dropped. */
 static int64_t new_id(const lm_vocab *v, const lm_tokenizer *old, json_int_t id)
 {
     size_t len;

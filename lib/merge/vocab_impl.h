@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vocab_impl.h -- what a merged vocabulary is made of; for lib/merge/vocab*.c only.
- * Private to lib/merge. */
+/* vocab_impl.h -- the parts of a merged vocabulary; for lib/merge/vocab*.c only.  Private to
+ * lib/merge. */
 #ifndef LM_MERGE_VOCAB_IMPL_H
 #define LM_MERGE_VOCAB_IMPL_H
 
@@ -19,18 +19,18 @@ struct lm_vocab {
     int owner;
     int64_t rows;
     const lm_tokenizer *tok; /* of the result */
-    lm_tokenizer *own;       /* the same, when it was made here */
-    int32_t **map;           /* [n][rows]: the model's row of each token, -1: it lacks it */
-    int32_t *from;           /* [rows] whose row stands in: a model, or LM_ROW_* */
-    int32_t *from_row;       /* [rows] and which */
+    lm_tokenizer *own;       /* the same, if it was made here */
+    int32_t **map;           /* [n][rows]: the model's row of each token, -1: missing */
+    int32_t *from;           /* [rows] the model whose row is used instead, or LM_ROW_* */
+    int32_t *from_row;       /* [rows] and its row */
     bool *force;             /* [rows] also where the model has the token */
 };
 
 /* vocab_union.c: the tokenizer of model `first` with the tokens of `all` models (or only its own)
- * and those of the rules.  *out NULL: nothing was missing. */
+ * and those of the rules.  *out NULL: no token was missing. */
 lm_code lm_vocab_unite(const lm_vocab_spec *spec, const lm_vocab_model *model, int n, int first,
                        bool all, lm_sink *sink, lm_tokenizer **out, lm_err *e);
-/* Warn when two tokenizers with the same tokens make them of text in different ways. */
+/* Warn when two tokenizers with the same tokens split text differently. */
 lm_code lm_vocab_warn_of_splits(const lm_vocab_model *first, const lm_vocab_model *other,
                                 lm_sink *sink, lm_err *e);
 

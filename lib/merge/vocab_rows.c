@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vocab_rows.c -- a model's embedding in the merged vocabulary: one row after the other, by index. */
+/* vocab_rows.c -- maps a model's embedding to the merged vocabulary, row by row. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -7,12 +7,12 @@
 #include "base/mem.h"
 #include "merge/vocab_impl.h"
 
-/* The growing result: the tree of the first tokenizer, changed in place. */
+/* The result being built: the tree of the first tokenizer, changed in place. */
 typedef struct {
     const lm_tokenizer *first;
-    json_t *tree, *vocab, *merges, *added; /* the last three borrowed from the tree */
+    json_t *tree, *vocab, *merges, *added; /* the last three are borrowed from the tree */
     json_t *config;                        /* tokenizer_config.json; NULL: none */
-    json_t *extra; /* tokens that the first lacks -> id; those of added_tokens as well */
+    json_t *extra; /* tokens missing in the first -> id; also those of added_tokens */
     json_t *known_merges;
     int64_t next; /* id */
     bool changed;
@@ -31,7 +31,7 @@ static lm_code parse(const lm_vocab_model *m, json_t **tree, lm_err *e)
     return lm_json_parse(text, len, m->name, tree, e);
 }
 
-/* What bytes of text its tokens are made of. */
+/* The form of text bytes in its tokens. */
 static const char *kind_of(const json_t *tree)
 {
     const json_t *decoder = json_object_get(tree, "decoder");
@@ -60,8 +60,8 @@ static lm_code check_kind(const json_t *a, const char *a_name, const json_t *b, 
                        a_name, kind_of(a));
     for (int i = 0; parts[i]; i++)
         if (!json_equal(json_object_get(a, parts[i]), json_object_get(b, parts[i])))
-            lm_log(sink, LM_LOG_WARN, "%s: the %s of its tokenizer gives way to that of %s", b_name,
-                   parts[i], a_name);
+            lm_log(sink, LM_LOG_WARN, "%s: the %s of its tokenizer is replaced by that of %s",
+                   b_name, parts[i], a_name);
     return LM_OK;
 }
 
@@ -113,7 +113,7 @@ lm_code lm_vocab_warn_of_splits(const lm_vocab_model *first, const lm_vocab_mode
     return rc;
 }
 
-/* The id of a token in the result, -1: not there yet. */
+/* The id of a token in the result, -1: not in it so far. */
 static int64_t id_of(const state *s, const char *text, size_t len)
 {
     int64_t id = lm_tokenizer_id(s->first, text, len);
@@ -128,7 +128,8 @@ static lm_code take_id(state *s, const char *text, size_t len)
                                                                               : LM_OK;
 }
 
-/* The tokens of another model: ids in its order, and an entry for those that are no added tokens. */
+/* The tokens of another model: ids in its order, and an entry for those that are not added
+ * tokens. */
 static lm_code add_tokens(state *s, const lm_tokenizer *tok, const json_t *vocab)
 {
     for (int64_t id = 0; id < lm_tokenizer_vocab_size(tok); id++) {
@@ -159,7 +160,7 @@ static bool is_added(const json_t *list, const char *content)
     return false;
 }
 
-/* One entry of added_tokens, and of added_tokens_decoder where tokenizer_config.json has that. */
+/* One entry of added_tokens, and of added_tokens_decoder if tokenizer_config.json has it. */
 static lm_code put_added(state *s, const json_t *entry, int64_t id)
 {
     char key[24];
@@ -228,7 +229,7 @@ static bool read_merge(const json_t *j, merge *m)
     return true;
 }
 
-/* Remember a merge; *fresh: it was not known. */
+/* Store a merge; *fresh: it is new. */
 static lm_code know_merge(state *s, const merge *m, bool *fresh)
 {
     lm_buf key = { 0 };
@@ -297,7 +298,7 @@ static lm_code add_merges(state *s, const json_t *list)
     return pairs ? use_pairs(s) : LM_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- the union ---- */
 
 static lm_code begin(state *s, const lm_vocab_model *m)
 {

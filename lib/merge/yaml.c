@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* yaml.c -- libyaml's events made into a tree, within limits. */
+/* yaml.c -- builds a tree from libyaml's events, within limits. */
 #include "merge/yaml.h"
 
 #include <math.h>
@@ -9,10 +9,10 @@
 
 #include "base/text.h"
 
-/* A node with what its expansion costs. */
+/* A node with the size of its expansion. */
 typedef struct {
     lm_yaml y;
-    size_t nodes; /* itself and all below, aliases expanded */
+    size_t nodes; /* number of nodes with aliases expanded */
     int height;   /* levels, 1 for a scalar */
 } node;
 
@@ -51,7 +51,8 @@ static lm_code bad(const reader *r, int line, const char *todo, const char *what
 static lm_code too_large(const reader *r, int line)
 {
     return lm_fail(r->err, LM_EUSAGE, r->where, "write a smaller file, with fewer aliases",
-                   "line %d: more than %d nodes with aliases expanded", line, LM_YAML_MAX_NODES);
+                   "line %d: more than %d nodes after expansion of aliases", line,
+                   LM_YAML_MAX_NODES);
 }
 
 static lm_code next_event(reader *r, yaml_event_t *ev)
@@ -132,7 +133,7 @@ static lm_code scalar(reader *r, const yaml_event_t *ev, node **out)
 
 static lm_code read_node(reader *r, yaml_event_t *ev, int depth, const node **out);
 
-/* A name for the item that comes next. */
+/* Name the next item. */
 static lm_code name_item(reader *r, const char *key, int line, items *x)
 {
     lm_code rc = lm_grow(&x->key, &x->cap_key, x->n + 1, sizeof *x->key, "YAML keys", r->err);
@@ -146,14 +147,14 @@ static lm_code name_item(reader *r, const char *key, int line, items *x)
     return rc;
 }
 
-/* A plain "<<": its value is a mapping, or a list of them, whose pairs are taken over. */
+/* A plain "<<": its value is a mapping, or a list of them, whose pairs are inserted. */
 static bool is_merge_key(const yaml_event_t *ev)
 {
     return ev->type == YAML_SCALAR_EVENT && ev->data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
            !strcmp((const char *)ev->data.scalar.value, "<<");
 }
 
-/* The key in ev, which is checked: a string, not there already. */
+/* Check the key in ev: a string that is not a duplicate. */
 static lm_code add_key(reader *r, const yaml_event_t *ev, items *x)
 {
     char *copy = NULL;
@@ -174,7 +175,7 @@ static lm_code add_key(reader *r, const yaml_event_t *ev, items *x)
     return rc ? rc : name_item(r, copy, line_of(ev), x);
 }
 
-/* One item at the end, with what its expansion costs; a pair when `map`. */
+/* Append an item, with the size of its expansion; a pair if `map`. */
 static lm_code add_item(reader *r, const node *child, bool map, items *x, node *out)
 {
     lm_code rc = lm_grow(&x->item, &x->cap_item, x->n + 1, sizeof *x->item, "YAML nodes", r->err);
@@ -188,7 +189,7 @@ static lm_code add_item(reader *r, const node *child, bool map, items *x, node *
     return LM_OK;
 }
 
-/* The pairs of `from` whose keys are not there yet. */
+/* Insert the pairs of `from` whose keys are missing. */
 static lm_code take_pairs(reader *r, const lm_yaml *from, int line, items *x, node *out)
 {
     lm_code rc = LM_OK;
@@ -213,7 +214,8 @@ static lm_code take_pairs(reader *r, const lm_yaml *from, int line, items *x, no
     return rc;
 }
 
-/* What stands behind "<<", after all other keys, which are stronger; of a list the first is. */
+/* Insert the value of "<<" after all other keys, which take precedence; in a list the first one
+ * does. */
 static lm_code merge_pairs(reader *r, const node *from, int line, items *x, node *out)
 {
     lm_code rc = LM_OK;
@@ -252,7 +254,7 @@ static lm_code keep(reader *r, const items *x, node *c)
     return rc;
 }
 
-/* The key in ev, which is consumed, and the event behind it; *merge: it is "<<". */
+/* Read the key in ev, which is consumed, and the next event; *merge: it is "<<". */
 static lm_code read_key(reader *r, yaml_event_t *ev, items *x, bool *merge)
 {
     lm_code rc;
@@ -304,7 +306,7 @@ static lm_code collection(reader *r, const yaml_event_t *start, int depth, node 
     return rc;
 }
 
-/* The node that begins with ev, which is consumed. */
+/* Read the node that begins with ev, which is consumed. */
 static lm_code read_node(reader *r, yaml_event_t *ev, int depth, const node **out)
 {
     node *made = NULL;
@@ -342,7 +344,7 @@ static lm_code read_node(reader *r, yaml_event_t *ev, int depth, const node **ou
     return rc;
 }
 
-/* Go on to an event of `type`, which is what comes next in a proper stream. */
+/* Read the next event, which has `type` in a valid stream. */
 static lm_code skip(reader *r, yaml_event_type_t type, bool *other)
 {
     yaml_event_t ev;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* yaml.h -- a small YAML document as a tree, for configuration files of strangers.
+/* yaml.h -- a small YAML document as a tree, for untrusted configuration files.
  *
- * YAML 1.1 as libyaml parses it, without tags and more than one document.  A merge key ("<<") takes
- * over the pairs of a mapping, or of several in a list; keys that stand beside it are stronger, then
- * the mappings in their order.  The text is hostile: bytes, events, depth and the nodes after
- * expansion of aliases and merge keys are limited, so that a bomb of them is an error of one line; a
- * node cannot contain itself. */
+ * YAML 1.1 as parsed by libyaml, without tags, one document only.  A merge key ("<<") inserts the
+ * pairs of a mapping, or of several in a list; keys beside it take precedence, then the mappings in
+ * their order.  The text is hostile: bytes, events, depth and the nodes after expansion of aliases
+ * and merge keys are limited, so that an exponential expansion is an error; a node cannot contain
+ * itself. */
 #ifndef LM_MERGE_YAML_H
 #define LM_MERGE_YAML_H
 
@@ -19,7 +19,7 @@
 enum {
     LM_YAML_MAX_BYTES = 4 << 20,
     LM_YAML_MAX_DEPTH = 32,
-    LM_YAML_MAX_NODES = 100000, /* aliases count as what they stand for */
+    LM_YAML_MAX_NODES = 100000, /* aliases are replaced by their nodes */
 };
 
 typedef enum { LM_YAML_SCALAR, LM_YAML_LIST, LM_YAML_MAP } lm_yaml_kind;
@@ -36,8 +36,8 @@ struct lm_yaml {
     const int *key_line;  /* MAP: [n] */
 };
 
-/* Parse `text`; the tree lies in `a`.  An empty document is a null scalar.  Fails: LM_EUSAGE naming
- * `where` and the line. */
+/* Parse `text`; the tree is allocated in `a`.  An empty document is a null scalar.  Fails:
+ * LM_EUSAGE naming `where` and the line. */
 lm_code lm_yaml_parse(const char *text, size_t len, const char *where, lm_arena *a,
                       const lm_yaml **out, lm_err *e);
 
@@ -45,7 +45,7 @@ lm_code lm_yaml_parse(const char *text, size_t len, const char *where, lm_arena 
 const lm_yaml *lm_yaml_get(const lm_yaml *map, const char *key);
 bool lm_yaml_is_null(const lm_yaml *y);          /* NULL, ~, null, empty */
 bool lm_yaml_truth(const lm_yaml *y, bool *out); /* true false yes no on off, not quoted */
-/* A finite decimal number; quoted ones count, as do those with an exponent without a dot. */
+/* A finite decimal number; also quoted, or with an exponent and no dot. */
 bool lm_yaml_number(const lm_yaml *y, double *out);
 bool lm_yaml_integer(const lm_yaml *y, int64_t *out);
 

@@ -413,7 +413,7 @@ same() { # same A B: the same files, names and bytes
     [ ! -e c9.lmz ]
     run compress-ckpt --rebase c3.lmz c1.lmz
     [ "$status" -eq 2 ]
-    [[ "$output" == *"difference to c1.lmz"* ]]
+    [[ "$output" == *"delta against c1.lmz"* ]]
     run compress-ckpt --rebase c3.lmz c3.lmz
     [ "$status" -eq 2 ]
     compress-ckpt -q --rebase none c4.lmz
@@ -693,7 +693,7 @@ folder_is_whole() {
 @test "compress-ckpt: a .safetensors that is cut short is kept to the byte, and said" {
     head -c 20000 m0/model.safetensors > cut.safetensors
     compress-ckpt cut.safetensors -o cut.lmz 2> err
-    grep -q 'cut.safetensors: is no whole .safetensors' err
+    grep -q 'cut.safetensors: is not a complete .safetensors' err
     compress-ckpt -q -d cut.lmz -o back.safetensors 2> /dev/null || compress-ckpt -q -d cut.lmz -o back/
     cmp cut.safetensors back.safetensors || cmp cut.safetensors back/cut.safetensors
     compress-ckpt m0/ -o whole.lmz 2> err

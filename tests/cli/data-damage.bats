@@ -122,11 +122,11 @@ damage() {
 @test "damage: a text without end stops at --max-document" {
     fails "more than 1048576 bytes follow" --max-document 1M /dev/zero
     fails "exceeds the limit of 1048576 bytes" --max-document 1M --input-format text - < <(tr '\0' x < /dev/zero 2> /dev/null)
-    fails "passes the limit" --max-document 1M - < <(yes '' 2> /dev/null)
+    fails "exceeds the limit" --max-document 1M - < <(yes '' 2> /dev/null)
     fails "bytes of blank lines before" --max-document 1M --input-format jsonl - < <(yes '' 2> /dev/null)
     fails "bytes of blank lines before" --max-document 1M --split blank --input-format text - < <(yes '' 2> /dev/null)
     fails "bytes of blank lines before" --max-document 1M --separator x --input-format text - < <(yes x 2> /dev/null)
-    fails "passes the limit" --max-document 1M --input-format jsonl - < <(yes 2> /dev/null | tr -d '\n')
+    fails "exceeds the limit" --max-document 1M --input-format jsonl - < <(yes 2> /dev/null | tr -d '\n')
 }
 
 @test "models and metrics from an endless input end with a reason" {

@@ -56,7 +56,7 @@ make_folder() {
     [ "$output" = '{"text": "itself"}' ]
     fails 2 "x*.txt: no file matches the pattern" clean-data 'x*.txt'
     # of '**' glob(3) would take one level, and leave the others out
-    fails 2 "**/*.txt: '**' is not supported in patterns: name the folder, " clean-data '**/*.txt'
+    fails 2 "**/*.txt: '**' is not supported in patterns: name the folder: " clean-data '**/*.txt'
     train-tokenizer -q -V 257 -o tok/ 't?.txt'
     shard-data -q -t tok -o d 't?.txt:2' 't{1,2}.txt:1'
     grep -q '"documents": 3,' d/meta.json

@@ -60,7 +60,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     cp data/train.bin bare/ids.bin
     cp data/train.bin bare/ids.u16
     "${T[@]}" bare/ids.bin -o a
-    fails 1 "ids.u16: no token dataset" "${T[@]}" bare/ids.u16 -o b
+    fails 1 "ids.u16: not a token dataset" "${T[@]}" bare/ids.u16 -o b
     "${T[@]}" --format nanogpt bare/ids.u16 -o b
     cmp <(tail -c 1000 a/model.safetensors) <(tail -c 1000 b/model.safetensors)
     eval-model -q --format nanogpt m0 bare/ids.u16 > e.json
@@ -75,17 +75,17 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     touch n/train.idx # of something else
     "${T[@]}" n -o a
     rm n/train.idx data/train.idx
-    fails 1 "train.idx is missing: meta.json beside it says that it is a Megatron dataset" "${T[@]}" data -o b
+    fails 1 "train.idx is missing: by meta.json it is a Megatron dataset" "${T[@]}" data -o b
     fails 1 "train.idx is missing" eval-model m0 data/train.bin
     truncate -s -8 n/train.bin
-    fails 1 "meta.json beside them says" "${T[@]}" n -o b
+    fails 1 "meta.json beside them has" "${T[@]}" n -o b
     rm n/meta.json
     "${T[@]}" n -o b
     # a meta.json of another program is not read, one that is broken is not passed over
     echo '{"format": 7}' > n/meta.json
     "${T[@]}" n -f -o b
     echo '{"format": "zip", "vocab_size": 400, "train": {"tokens": 3}}' > n/meta.json
-    fails 1 "format 'zip' is none of megatron, llmc and nanogpt" "${T[@]}" n -f -o b
+    fails 1 "format 'zip' is not one of megatron, llmc and nanogpt" "${T[@]}" n -f -o b
     echo '{"format": ' > n/meta.json
     fails 1 "n/meta.json" "${T[@]}" n -f -o b
 }
@@ -123,7 +123,7 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     cmp <(inspect-model --stats a | tail -n 5) <(inspect-model --stats b | tail -n 5)
     fails 2 "l: it is a folder: name its dataset 'fineweb_train' or 'fineweb_val'" eval-model m0 l
     cp s/train_000000.bin l/tiny_shakespeare_train.bin
-    fails 2 "l: holds the datasets of several names, such as fineweb_train: name the one that is meant" "${T[@]}" l -o c
+    fails 2 "l: holds the datasets of several names, such as fineweb_train: name one of them" "${T[@]}" l -o c
     fails 2 "l: holds the datasets of several names" eval-model m0 l
     cp s/train_000000.bin l/train.bin # as shard-data calls it: goes before all
     "${T[@]}" l -o d
@@ -134,11 +134,11 @@ T=(train -q --peak-tflops 0 --seq-len 32 --batch-size 2 --steps 2 m0)
     shard-data -q --format nanogpt --shard-tokens 1k -o s data/train
     cp s/train_000000.bin s/train.bin
     rm s/meta.json
-    fails 2 "which is meant, train.bin or the shards train_nnnnnn.bin?" "${T[@]}" s -o a
+    fails 2 "ambiguous: both train.bin and the shards train_nnnnnn.bin exist" "${T[@]}" s -o a
     "${T[@]}" s/train.bin -o a
     mkdir l
     mv s/train_000000.bin l/web_000000.bin
-    fails 1 "neither train.bin nor train_000000.bin: No such file or directory: name a dataset that is there, such as web_000000.bin" \
+    fails 1 "neither train.bin nor train_000000.bin exists: No such file or directory: name an existing dataset, such as web_000000.bin" \
         "${T[@]}" l -o b
 }
 

@@ -207,7 +207,7 @@ YAML
     : > m.gguf
     refused 2 "m.gguf: it is a model of llama.cpp: convert-model makes a model folder of it" merge-models -m linear math m.gguf -o bad
     sed -i 's/"base"/"else"/' adapter/adapter_config.json
-    refused 2 "this adapter's base 'else' is not here: write MODEL+ADAPTER" merge-models -m linear adapter math -o bad
+    refused 2 "this adapter's base 'else' is not an input: write MODEL+ADAPTER" merge-models -m linear adapter math -o bad
 }
 
 @test "merge-models: what cannot be obeyed is one line" {
@@ -216,8 +216,8 @@ YAML
     refused 2 "unknown parameter 'wieght': did you mean 'weight'?" merge-models -m linear math/:wieght=1 -o bad
     refused 2 "method linear has no parameter 'density'" merge-models -m linear --density 0.5 math/ -o bad
     refused 2 "density: 2 is out of range" merge-models -m ties -b base/ math/:density=2 -o bad
-    refused 2 "math:0,5: '0,5' is no weight and no setting: write MODEL:0.4" merge-models -m linear math:0,5 code -o bad
-    refused 2 "'0.3,code' is no weight and no setting" merge-models -m linear math:0.3,code:0.7 -o bad
+    refused 2 "math:0,5: '0,5' is neither a weight nor a setting: write MODEL:0.4" merge-models -m linear math:0,5 code -o bad
+    refused 2 "'0.3,code' is neither a weight nor a setting" merge-models -m linear math:0.3,code:0.7 -o bad
     refused 2 "weight is given twice for this model" merge-models -m linear math:weight=0.5,weight=0.7 code -o bad
     refused 2 "the weights add up to 0" merge-models -m linear math:0.5 code:-0.5 --dry-run
     refused 2 "must stay between 0 and 1" merge-models -m della -b base math --density 0.9 --epsilon 0.3 --dry-run
@@ -267,9 +267,9 @@ YAML
     sed 's/sources:/soruces:/' mergekit.yaml > y
     refused 2 "line 3: unknown key 'soruces' in slices: did you mean 'sources'?" merge-models --config y -o bad
     { echo 'a: &a [x,x,x,x,x,x,x,x,x,x]'; for i in b c d e f g h; do p=$(tr b-h a-g <<< "$i"); echo "$i: &$i [*$p,*$p,*$p,*$p,*$p,*$p,*$p,*$p,*$p,*$p]"; done; } > y
-    refused 2 "more than 100000 nodes with aliases expanded" merge-models --config y -o bad
+    refused 2 "more than 100000 nodes after expansion of aliases" merge-models --config y -o bad
     sed 's/\[0, 2\]/[0, 9]/' mergekit.yaml > y
-    refused 2 "layers up to 9 are asked for, it has 2" merge-models --config y -o bad
+    refused 2 "layers up to 9 are requested, it has 2" merge-models --config y -o bad
 }
 
 @test "merge-models: --config takes options as JSON, too" {
@@ -295,7 +295,7 @@ YAML
     merge-models -q --config t.yaml -o chatml.tar
     tar -xOf chatml.tar tokenizer_config.json | grep -q '<|im_start|>'
     printf 'chat_template: alpacca\n' | cat y - > t.yaml
-    refused 2 "t.yaml: line 3: chat_template: no template of the name 'alpacca'" merge-models --config t.yaml --dry-run
+    refused 2 "t.yaml: line 3: chat_template: no template is named 'alpacca'" merge-models --config t.yaml --dry-run
     printf 'tokenizer: {source: union, pad_to_multiple_of: 64}\n' | cat y - > t.yaml
     merge-models -q --config t.yaml -o padded/
     grep -q '"vocab_size": 320' padded/config.json

@@ -142,7 +142,7 @@ setup() {
 @test "plot-run: an unknown key is told with those that there are" {
     run plot-run -k los run.jsonl
     [ "$status" -eq 1 ]
-    [ "$output" = "plot-run: run.jsonl: no record has 'los'; the keys are tokens, seconds, loss, lr, grad_norm: choose one of these with --key" ]
+    [ "$output" = "plot-run: run.jsonl: no record has 'los'; the keys are tokens, seconds, loss, lr, grad_norm: choose one of these" ]
 }
 
 @test "plot-run: files with nothing to draw" {

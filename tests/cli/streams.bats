@@ -143,8 +143,8 @@ EOF
         one "${text%% *}" "standard input: ${text#* }"
     done << EOF
 2 not valid JSON|clean-data --config -
-1 is no tokenizer|shard-data -t - words.txt -o bad
-1 is no tokenizer|generate named -p x --tokenizer -
+1 is not a tokenizer|shard-data -t - words.txt -o bad
+1 is not a tokenizer|generate named -p x --tokenizer -
 EOF
     run bash -c "echo junk | plot-run -"
     [[ "$output" == *"standard input: no record with numbers in it"* ]]
@@ -164,7 +164,7 @@ EOF
     run inspect-model - < /dev/null
     one 1 "standard input: it is empty"
     run bash -c "echo hello | inspect-model -"
-    one 2 "standard input: is no model"
+    one 2 "standard input: is not a model"
     init -o m.safetensors
     echo x > data
     run eval-model m.safetensors data
@@ -266,7 +266,7 @@ END
     { echo '{'; head -c 70000000 /dev/zero | tr '\0' ' '; echo '}'; } > m/tokenizer.json
     tar -cf m.tar -C m config.json tokenizer.json model.safetensors
     run bash -c "cat m.tar | generate -q - -p a"
-    one 1 "standard input: tokenizer.json: too large to be kept of a stream"
+    one 1 "standard input: tokenizer.json: too large to be kept from a stream"
     inspect-model -q m.tar > /dev/null
     cat m.tar | inspect-model -q - > /dev/null
 }
@@ -529,12 +529,12 @@ END
 2|not valid JSON|train --config -
 1|not valid JSON|shard-data --tokenizer - -o out t.txt
 1|no record with numbers in it: |plot-run -
-2|token ids are not read from a stream: |train m - -o out
-2|token ids are not read from a stream: |train m data --val - --eval-every 1 -o out
+2|token ids cannot be read from a stream: |train m - -o out
+2|token ids cannot be read from a stream: |train m data --val - --eval-every 1 -o out
 END
     mkfifo pipe
     run train m pipe -o out
-    one 2 "train: pipe: token ids are not read from a stream: name a dataset that lies on a disk"
+    one 2 "train: pipe: token ids cannot be read from a stream: name a dataset on a disk"
 }
 
 @test "streams: /dev/stdout is standard output, whose file is never replaced" {

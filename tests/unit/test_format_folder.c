@@ -191,7 +191,7 @@ static void test_shards_refused(void **state)
     refuse("m", LM_EFORMAT, "model-00002-of-00003.safetensors: shard 2 of 3");
 
     put_text("m/model.safetensors.index.json", "{\"weight_map\": {\"t0\": \"../x.safetensors\"}}");
-    refuse("m", LM_EFORMAT, "no proper file name");
+    refuse("m", LM_EFORMAT, "an invalid file name");
     put_text("m/model.safetensors.index.json", "{\"weight_map\": []}");
     refuse("m", LM_EFORMAT, "weight_map");
     lm_buf_fini(&index);

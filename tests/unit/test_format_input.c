@@ -177,7 +177,7 @@ static void utf8_policies(void **st)
     expect_fail(&o, "u.jsonl", LIT("{\"text\":\"ok\"}\n{\"text\":\"\xFF\"}\n"), LM_EFORMAT,
                 "byte 23");
     expect_fail(&o, "u.txt", LIT("\xFF\xFEh\0"), LM_EFORMAT, "UTF-16");
-    expect_fail(&o, "s.jsonl", LIT("{\"text\":\"\\ud800\"}"), LM_EFORMAT, "half a character");
+    expect_fail(&o, "s.jsonl", LIT("{\"text\":\"\\ud800\"}"), LM_EFORMAT, "lone surrogates");
     o.utf8 = LM_UTF8_SKIP;
     expect_opts(&o, "u.jsonl",
                 LIT("{\"text\":\"ok\"}\n{\"text\":\"\xFF\"}\n{\"text\":\"\\udc00\"}\n"), "ok|");

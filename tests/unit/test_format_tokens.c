@@ -72,12 +72,12 @@ static void check_ids(lm_tokens *t)
     e = (lm_err){ 0 };
     assert_int_equal(lm_tokens_read(t, 4, 4, 65001, got, &e), LM_OK);
     assert_int_equal(lm_tokens_read(t, 4, 4, 65000, got, &e), LM_EFORMAT);
-    assert_non_null(strstr(e.what, "id 65000 at place 7"));
+    assert_non_null(strstr(e.what, "id 65000 at position 7"));
     assert_int_equal(lm_tokens_read(t, 0, 7, 8, got, &e), LM_OK);
     e = (lm_err){ 0 };
     assert_int_equal(lm_tokens_check(t, 65001, NULL, &e), LM_OK);
     assert_int_equal(lm_tokens_check(t, 65000, NULL, &e), LM_EFORMAT);
-    assert_non_null(strstr(e.what, "id 65000 at place 7"));
+    assert_non_null(strstr(e.what, "id 65000 at position 7"));
 }
 
 static void megatron_bytes(void **st)
@@ -263,7 +263,7 @@ static void damaged_shards(void **st)
     write_three("s", (lm_tokens_writer_opts){ .kind = LM_TOKENS_LLMC, .vocab = 65001 });
     size_t n = get_file("s.bin", bytes, sizeof bytes);
     put_file("s.bin", bytes, n - 2);
-    expect_bad("s", LM_EFORMAT, "announces 8 ids (1040 bytes), the file has 1038");
+    expect_bad("s", LM_EFORMAT, "declares 8 ids (1040 bytes), the file has 1038");
     bytes[4] = 9;
     put_file("s.bin", bytes, n);
     expect_bad("s", LM_EFORMAT, "version 9, known is 1");

@@ -464,15 +464,15 @@ static void bad_loras(void **state)
             "b has no tensor 'model.layers.7.mlp.up_proj.weight'");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", "model.norm", "it does not fit the shape");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"(\": 2}}", up,
-            "'(' is no regular expression");
+            "'(' is not a valid regular expression");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": [2]}", up,
             "rank_pattern is not an object");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"alpha_pattern\": \"q_proj\"}", up,
             "alpha_pattern is not an object");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"down_proj\": 1.5}}", up,
-            "'down_proj' is 1.5, no rank");
+            "'down_proj' is 1.5, which is not a rank");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"down_proj\": \"2\"}}", up,
-            "the value of 'down_proj' is no number");
+            "the value of 'down_proj' is not a number");
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", NULL, "holds no tensors");
     put_magnitude = true;
     no_lora("{\"peft_type\": \"LORA\", \"r\": 2}", up, "but use_dora is not set");

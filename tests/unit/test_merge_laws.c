@@ -310,7 +310,7 @@ static void warnings(void **state)
     set_weights(c, 1, 1, 0);
     c->model[0].param[LM_MERGE_DENSITY] = 0;
     merge(c, "ties");
-    assert_non_null(strstr(c->warned, "keeps nothing of model 1"));
+    assert_non_null(strstr(c->warned, "keeps no element of model 1"));
     assert_true(c->got[0] == -1);
     free_case(c);
     static const char *const names[] = { "ties",         "dare_linear", "dare_ties",       "della",

@@ -285,7 +285,7 @@ static void ranges(void **state)
     (void)state;
     mm_model("x", 2, NULL);
     assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
-    assert_string_equal(e.what, "layers up to 4 are asked for, it has 3");
+    assert_string_equal(e.what, "layers up to 4 are requested, it has 3");
     lm_merge_recipe_free(r);
     r = mm_yaml("merge_method: linear\n"
                 "models: [{model: x, parameters: {weight: [{filter: mlp, value: 1}]}}]\n");

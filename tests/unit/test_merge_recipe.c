@@ -243,7 +243,7 @@ static void bad_operands(void **state)
     no_operand("ties", "a:weight=x", "'x' is not a number");
     no_operand("ties", "a:density=1.5", "1.5 is out of range");
     no_operand("ties", "a:weight=", "a value is missing");
-    no_operand("ties", "a:lambda=1", "lambda is not of one model");
+    no_operand("ties", "a:lambda=1", "lambda is not a parameter of a single model");
     no_operand("linear", "a:density=0.5", "method linear has no parameter 'density'");
     no_operand("slerp", "a:0.4", "method slerp has no parameter 'weight'");
     assert_int_equal(lm_merge_recipe_new("tis", &r, &e), LM_EUSAGE);
@@ -412,7 +412,7 @@ static void bad_recipes(void **state)
     no_recipe("merge_method: linear\nbase_modle: a\n" TWO,
               "line 2: unknown key 'base_modle' in the file: did you mean 'base_model'?");
     no_recipe("merge_method: linear\n",
-              "exactly one of models:, slices: and modules: is needed, 0 are there");
+              "exactly one of models:, slices: and modules: is needed, 0 are given");
     no_recipe("merge_method: linear\nmodules: {x: 1}\n",
               "x: a mapping of keys to values is needed");
     no_recipe("merge_method: linear\nmodels:\n  - model: a\n    paramters: {weight: 1}\n",
@@ -434,7 +434,7 @@ static void bad_recipes(void **state)
               "zero or model_token");
     no_recipe(
         "merge_method: passthrough\nslices:\n  - sources: [{model: a, layer_range: [3, 3]}]\n",
-        "[3, 3] is no range of layers");
+        "[3, 3] is not a range of layers");
     no_recipe("merge_method: passthrough\nslices:\n  - sources: [{model: a}]\n",
               "layer_range: a range of layers");
     no_recipe(

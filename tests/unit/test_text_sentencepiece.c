@@ -194,7 +194,7 @@ static void refusals(void **state)
     add_setting(&b, TRAINER, KIND, BPE);
     refused(&b, "no unknown piece");
     lm_buf_add(&b, "IQ== 0\nIg== 1\n", 14, &e);
-    refused(&b, "as tiktoken has it");
+    refused(&b, "in tiktoken's format");
     lm_buf_add(&b, "{\"model\":{}}", 12, &e);
     refused(&b, "no SentencePiece model");
     lm_buf_add(&b, "", 0, &e);
