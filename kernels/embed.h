@@ -7,8 +7,7 @@
  * embed_dw  in  dx [N,C] act, tok [N] I32, pos [N] I32 (optional)
  *           out dwte [V,C] F32 (acc) = scale times the sums of its rows, dwpe [P,C] F32 (optional,
  *           acc).  Rows of one token are summed in row order (tokens are sorted first), so the bits
- *           do not depend on threads.  On a device: in a fixed order when its stream is
- *           deterministic, else in any.
+ *           do not depend on threads.  On a device the order is fixed only if its stream is deterministic.
  *
  * Ids are within the tables: they were checked when the data were read. */
 #ifndef LM_KERNELS_EMBED_H

@@ -52,10 +52,10 @@ typedef struct {
     int64_t stride;
 } lm_strided_attr;
 
-/* The factor for gradients by which a step on the host clips: 1 without a norm, NAN when nothing may
- * be written.  The call's operands from number `from` on are sumsq and watch. */
+/* The clipping factor of gradients on the host: 1 without a norm, NAN when nothing may be written.
+ * The call's operands from number `from` on are sumsq and watch. */
 double lm_optim_scale(const lm_call *c, int from, double clip_norm);
-/* The attributes of a call on the host with the numbers of `now` in them. */
+/* The attributes of a call on the host, with the numbers of `now` filled in. */
 lm_adamw_attr lm_adamw_now(const lm_call *c);
 lm_sgd_attr lm_sgd_now(const lm_call *c);
 

@@ -197,7 +197,8 @@ static lm_code check_kind(const lm_ar *a, const char *path, struct archive_entry
                        "its member '%s' is a link or a device", show);
     if (!lm_la.entry_size_is_set(entry) || lm_la.entry_size(entry) < 0)
         return lm_fail(e, LM_EFORMAT, a->where, NULL, "its member '%s' has no size", show);
-    if (lm_la.entry_sparse_count(entry) > 0) /* holes of a terabyte cost their author nothing */
+    if (lm_la.entry_sparse_count(entry) >
+        0) /* a hole of a terabyte takes no space in the archive */
         return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
                        "its member '%s' is sparse", show);
     return LM_OK;

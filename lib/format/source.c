@@ -6,9 +6,9 @@
  * inside a .tar is decoded as well.  Each reads through a layer of gunzip.h.  Sparse members are
  * refused: a hole of a terabyte takes no space in the file.
  *
- * What is damaged fails.  With skip_bad it ends the member (lm_source_cut), and reading goes on with
- * the next member that can be found: of gzip behind the damage, of an archive the next one when the
- * damage is inside of a member, else with the next operand. */
+ * Damage is a failure.  With skip_bad it ends the member (lm_source_cut), and reading continues
+ * with the next member that can be found: in gzip behind the damage, in an archive the next one
+ * when the damage is inside a member, otherwise in the next operand. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -42,7 +42,8 @@ struct lm_source {
 
 /* A reader through which text comes: every filter, and the format of what is no archive. */
 lm_code lm_source_reader(const char *where, struct archive **out, lm_err *e);
-/* Keep the failure of a read callback for lm_source_decoder_failed; returns what the callback must. */
+/* Keep the failure of a read callback for lm_source_decoder_failed; returns the callback's return
+ * value. */
 la_ssize_t lm_source_callback_failed(lm_source *s, struct archive *a, const lm_err *e);
 /* The failure of a decoder: that of its callback, or its own. */
 lm_code lm_source_decoder_failed(lm_source *s, struct archive *a, lm_err *e);

@@ -84,7 +84,7 @@ static bool follows(const lm_graph *g, const lm_node *a, const lm_node *b)
     return gap >= 0;
 }
 
-/* *v becomes the view from its beginning to the end of `last`. */
+/* Extend *v to the view from its beginning to the end of `last`. */
 static lm_code stretch(lm_graph *g, lm_vid *v, lm_vid last, lm_err *e)
 {
     if (*v == last)

@@ -34,9 +34,10 @@ enum {
     LM_DOUBLE = 512,   /* of F64 in every case: sums, numbers of a step */
 };
 
-/* An operand's dimensions are sums and products of numbers and of letters, such as "BT,(H+2K)D": a letter
- * is one size in all operands and, where the attributes have it, theirs.  "*": any shape, the same for all
- * operands that say so.  "~": that shape, or one that is repeated to it (the rule says which). */
+/* An operand's dimensions are sums and products of numbers and letters, such as "BT,(H+2K)D".  A
+ * letter has the same size in all operands; if an attribute has that letter, its value is the size.
+ * "*": any shape, the same for all operands with "*".  "~": that shape, or one that is repeated to
+ * it (the rule says which). */
 typedef struct {
     const char *name, *dims; /* name NULL: past the last */
     unsigned is;
@@ -136,8 +137,8 @@ static inline bool lm_absent(const lm_tensor *t)
     return t->ndim == 0;
 }
 int lm_op_ins(const lm_op *op), lm_op_outs(const lm_op *op); /* numbers of operands */
-/* The dtype of activations: of the first operand present that has it, else of the first float output that is
- * not LM_DOUBLE, else F32. */
+/* The dtype of activations: of the first present LM_ACT_TYPE operand, otherwise of the first float
+ * output that is not LM_DOUBLE, else F32. */
 lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
 /* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of
  * every output in `want` (bit i: output i); the others get ndim 0.  Outputs with a shape or dtype

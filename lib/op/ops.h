@@ -37,7 +37,7 @@ extern const lm_op lm_op_head_stats, lm_op_head_grad;
 /* optim.c */
 extern const lm_op lm_op_adamw, lm_op_sgd, lm_op_sumsq, lm_op_total, lm_op_clip, lm_op_strided;
 
-/* The i-th operator of all; NULL past the end.  Tests walk these. */
+/* The i-th operator; NULL past the end.  Tests walk these. */
 const lm_op *lm_op_at(int i);
 const lm_op *lm_op_find(const char *name); /* NULL if unknown */
 

@@ -266,7 +266,7 @@ static void damaged_shards(void **st)
     expect_bad("s", LM_EFORMAT, "declares 8 ids (1040 bytes), the file has 1038");
     bytes[4] = 9;
     put_file("s.bin", bytes, n);
-    expect_bad("s", LM_EFORMAT, "version 9, known is 1");
+    expect_bad("s", LM_EFORMAT, "version 9, supported is 1");
     put_file("short.bin", bytes, 5);
     expect_bad("short", LM_EFORMAT, "its header alone has 1024");
     put_file("odd.bin", "\1\0\2\0\3", 5);

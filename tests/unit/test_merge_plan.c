@@ -205,7 +205,7 @@ static void modules(void **state)
 
     r = mm_yaml("merge_method: passthrough\nmodules: {model.layers: {models: [{model: x}]}}\n");
     assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
-    assert_non_null(strstr(e.what, "is in none of the modules"));
+    assert_non_null(strstr(e.what, "does not belong to any of the modules"));
     lm_merge_recipe_free(r);
     e = (lm_err){ 0 };
     r = mm_yaml(
