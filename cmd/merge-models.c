@@ -496,7 +496,7 @@ static void check_search(void)
         return;
     if (!opt.val.n)
         lm_misuse(&tool, "--search", "give held-out data with --val",
-                  "there are no data for validation");
+                  "no data for validation are given");
     if (tool.json || to_stdout(tool.output))
         lm_misuse(&tool, tool.json ? "--json" : "-o", "write the model to a file or folder",
                   "standard output holds the candidates of the search");

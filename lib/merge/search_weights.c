@@ -120,7 +120,7 @@ static lm_code check(const lm_merge_recipe *r, int n, const lm_merge_search_opts
                        "method %s has no weights", r->method->name);
     if (o->val.sets < 1)
         return lm_fail(e, LM_EUSAGE, "--search", "give held-out data",
-                       "there are no data for validation");
+                       "no data for validation are given");
     if (n > LM_SEARCH_MAX_DIM)
         return lm_fail(e, LM_EUSAGE, "--search", NULL, "%d model%s, at most %d are allowed", n,
                        lm_plural(n), LM_SEARCH_MAX_DIM);

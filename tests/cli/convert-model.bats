@@ -588,7 +588,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     sed -i 's/experts\.gate_up_proj/experts.gate_pu_proj/' other/model.safetensors
     run merge-models --method linear model other -o mixed
     [ "$status" -eq 2 ]
-    [[ "$output" == *"lays experts out otherwise"* ]]
+    [[ "$output" == *"their layouts of experts differ"* ]]
 }
 
 @test "convert-model: --json says what was made, beside the model only" {

@@ -241,7 +241,7 @@ YAML
     echo '{"method": "dem", "base": "base/"}' | merge-models -q --config - math/:1 -o four/
     same four/ math/
     sed 's/model: math/model: "-"/' mergekit.yaml > y
-    refused 2 "standard input: is to be read for two inputs" sh -c 'cat y | merge-models --config - -o bad'
+    refused 2 "standard input: is named for two inputs" sh -c 'cat y | merge-models --config - -o bad'
     refused 1 "nowhere: cannot open" merge-models --config nowhere -o bad
 }
 
@@ -365,7 +365,7 @@ YAML
 @test "merge-models: a stream stands for one thing" {
     tar -cf math.tar math
     refused 2 "standard input: is named for two inputs, and can be read only once: name it once" sh -c 'merge-models -m linear -:.3 -:.7 -o bad < math.tar'
-    refused 2 "standard input: is to be read for two inputs" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
+    refused 2 "standard input: is named for two inputs" sh -c 'cat math.tar | merge-models -m passthrough -+- -o bad'
     refused 2 "/dev/stdin: is the same stream as standard input" sh -c 'cat math.tar | merge-models -m linear -:.3 /dev/stdin:.7 -o bad'
     mkfifo pipe
     refused 2 "./pipe: is the same stream as pipe" merge-models -m linear pipe:.3 ./pipe:.7 -o bad

@@ -166,12 +166,12 @@ refuses() { # TEXT ARGUMENT ...
     refuses "--val" $dem --val sums-data/val
     refuses "--grid" $dem --val sums-data/val --search simplex --grid 0,1
     refuses "--bounds" $dem --val sums-data/val --search grid --bounds 0,1
-    refuses "nothing to validate on" $dem --search grid
+    refuses "no data for validation" $dem --search grid
     refuses "holds the candidates" -m dem -b base/ words/ sums/ --search grid --val sums-data/val -o -
     refuses "holds the candidates" $dem --search grid --val sums-data/val --json
     refuses "holds the candidates" -m dem -b base/ words/ sums/ --search grid --val sums-data/val -o /dev/stdout
     refuses "'0,b' is not a list of numbers" $dem --search grid --val sums-data/val --grid 0,b
-    refuses "does not rise" $dem --search grid --val sums-data/val --grid 1,0
+    refuses "is not greater than" $dem --search grid --val sums-data/val --grid 1,0
     refuses "49 points, more than 10" $dem --search grid --val sums-data/val --max-candidates 10
     refuses "has no weights" -m slerp -b base/ words/ --t 0.5 --search grid --val sums-data/val -o "$out/x"
     refuses "--popsize" $dem --search grid --val sums-data/val --popsize 6

@@ -283,7 +283,7 @@ END
     [[ "$output" == *"there is none"* ]]
     run merge-models -m linear a/ b2/ --tokenizer other/ -o "$out/x"
     [ "$status" -eq 2 ]
-    [[ "$output" == *'"other/" is none of the models'* ]]
+    [[ "$output" == *'"other/" is not one of the models'* ]]
     cp -r b2 "$out/bare"
     rm "$out/bare/tokenizer.json"
     run merge-models -m linear a/ "$out/bare" --tokenizer union -o "$out/x"
