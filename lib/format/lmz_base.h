@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lmz_base.h -- the base of a delta: its corresponding tensors, and their bytes; private to
- * lib/format. */
+/* lmz_base.h -- the base of a delta: its corresponding tensors, and their bytes;
+ * private to lib/format. */
 #ifndef LM_FORMAT_LMZ_BASE_H
 #define LM_FORMAT_LMZ_BASE_H
 

@@ -191,7 +191,8 @@ static void ids_are_checked_as_they_are_read(void **state)
         lm_code rc = lm_feed_window(f, k, token, target, pos, NULL, &valid, &e);
         assert_int_equal(rc, k == PLACE / T ? LM_EFORMAT : LM_OK);
         if (rc)
-            assert_non_null(strstr(e.what, "id 900 at position 43 does not fit a vocabulary of 500"));
+            assert_non_null(
+                strstr(e.what, "id 900 at position 43 does not fit a vocabulary of 500"));
     }
     lm_feed_free(f);
     lm_tokens_close(t);
