@@ -7,6 +7,10 @@
  *                                            with a diagonal that is not negative
  * eigh    in  x [N,N] F32, symmetric     out q [N,N] F32: eigenvectors as columns, those of the largest
  *             (its lower triangle is read)   eigenvalues first
+ * eigh_next   in  x [N,N] F32, symmetric, q [N,N] F32: nearly its eigenvectors
+ *             out next [N,N] F32, order [N,N] F32    one round of orthogonal iteration: the columns of x q in falling
+ *             order of q' x q's diagonal, made orthonormal as by qr.  order: 1 at [i,j] where column i of q went
+ *             to j, else 0
  * svd     in  x [N,C] F32                out u F32: the first attr.rank singular vectors: left ones as the
  *                                            columns of [N,rank], right ones as the rows of [rank,C].  From
  *                                            the eigenvectors of x x' or x' x

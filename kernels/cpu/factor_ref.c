@@ -43,6 +43,13 @@ static size_t eigh_work(const lm_call *c, int threads)
     return eigen_work(c->in[0].dim[0], 0);
 }
 
+static size_t next_work(const lm_call *c, int threads)
+{
+    int64_t n = c->in[0].dim[0];
+    (void)threads;
+    return n > INT32_MAX / QR_PANEL ? SIZE_MAX : doubles(4 * n * n + 3 * n + n * QR_PANEL);
+}
+
 static size_t svd_work(const lm_call *c, int threads)
 {
     const lm_svd_attr *a = c->attr;
@@ -91,31 +98,84 @@ static void put_vector(lm_tensor *t, int64_t at, int64_t pitch, const double *v,
 
 /* ---- kernels ---- */
 
+/* The columns of a [n, k], one after the other, become orthonormal; false: they cannot.  room: 2 k and k QR_PANEL
+ * numbers. */
+static bool orthonormalise(double *a, int64_t n, int64_t k, double *room)
+{
+    double *tau = room, *sign = tau + k, *work = sign + k;
+    const lm_lapack *la;
+    lm_err e = { 0 };
+    if (!all_finite(a, n * k) || lm_lapack_load(&la, &e) ||
+        la->dgeqrf(LM_LAPACK_COLUMNS, (int)n, (int)k, a, (int)n, tau, work, (int)k * QR_PANEL))
+        return false;
+    for (int64_t j = 0; j < k; j++)
+        sign[j] = a[j * n + j] < 0 ? -1 : 1; /* of r's diagonal, which q takes the place of */
+    if (la->dorgqr(LM_LAPACK_COLUMNS, (int)n, (int)k, (int)k, a, (int)n, tau, work,
+                   (int)k * QR_PANEL))
+        return false;
+    for (int64_t i = 0; i < n * k; i++)
+        a[i] *= sign[i / n];
+    return true;
+}
+
 static void qr(const lm_call *c)
 {
     const lm_tensor *x = &c->in[0];
     int64_t n = x->dim[0], k = x->dim[1];
-    double *a = c->work, *tau = a + n * k, *sign = tau + k, *room = sign + k;
+    double *a = c->work;
+    for (int64_t i = 0; i < n * k; i++)
+        a[i % k * n + i / k] = get(x, i);
+    if (!orthonormalise(a, n, k, a + n * k)) {
+        fill_nan(&c->out[0]);
+        return;
+    }
+    for (int64_t i = 0; i < n * k; i++)
+        set(&c->out[0], i, a[i % k * n + i / k]);
+}
+
+/* order[j]: the column that comes j-th when their numbers fall; equal ones stay in order. */
+static void sort_columns(const double *value, int64_t n, double *order)
+{
+    for (int64_t k = 0; k < n; k++) {
+        int64_t j = k;
+        for (; j > 0 && value[(int64_t)order[j - 1]] < value[k]; j--)
+            order[j] = order[j - 1];
+        order[j] = (double)k;
+    }
+}
+
+static void eigh_next(const lm_call *c)
+{
+    int64_t n = c->in[0].dim[0];
+    double *x = c->work, *q = x + n * n, *xq = q + n * n, *sorted = xq + n * n;
+    double *value = sorted + n * n, *order = value, *room = value + n;
     const lm_lapack *la;
     lm_err e = { 0 };
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < k; j++)
-            a[j * n + i] = get(x, i * k + j);
-    if (!all_finite(a, n * k) || lm_lapack_load(&la, &e) ||
-        la->dgeqrf(LM_LAPACK_COLUMNS, (int)n, (int)k, a, (int)n, tau, room, (int)k * QR_PANEL)) {
+    bool ok = !lm_lapack_load(&la, &e);
+    for (int64_t i = 0; i < n * n; i++) {
+        x[i] = get(&c->in[0], i);
+        q[i] = get(&c->in[1], i);
+    }
+    if (ok)
+        la->dgemm(LM_BLAS_ROWS, LM_BLAS_PLAIN, LM_BLAS_PLAIN, (int)n, (int)n, (int)n, 1, x, (int)n,
+                  q, (int)n, 0, xq, (int)n);
+    for (int64_t j = 0; j < n; j++) {
+        room[j] = 0;
+        for (int64_t i = 0; i < n; i++)
+            room[j] += q[i * n + j] * xq[i * n + j];
+    }
+    sort_columns(room, n, order);
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t i = 0; i < n; i++)
+            sorted[j * n + i] = xq[i * n + (int64_t)order[j]];
+    for (int64_t i = 0; i < n * n; i++)
+        set(&c->out[1], i, (int64_t)order[i % n] == i / n);
+    if (!ok || !orthonormalise(sorted, n, n, room)) {
         fill_nan(&c->out[0]);
         return;
     }
-    for (int64_t j = 0; j < k; j++)
-        sign[j] = a[j * n + j] < 0 ? -1 : 1; /* of r's diagonal, which q takes the place of */
-    if (la->dorgqr(LM_LAPACK_COLUMNS, (int)n, (int)k, (int)k, a, (int)n, tau, room,
-                   (int)k * QR_PANEL)) {
-        fill_nan(&c->out[0]);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < k; j++)
-            set(&c->out[0], i * k + j, sign[j] * a[j * n + i]);
+    for (int64_t i = 0; i < n * n; i++)
+        set(&c->out[0], i, sorted[i % n * n + i / n]);
 }
 
 static void eigh(const lm_call *c)
@@ -159,6 +219,7 @@ static void svd(const lm_call *c)
 const lm_kernel lm_factor_ref_kernels[] = {
     { "qr", LM_DTYPE_NONE, LM_CPU_REF, qr, qr_work },
     { "eigh", LM_DTYPE_NONE, LM_CPU_REF, eigh, eigh_work },
+    { "eigh_next", LM_DTYPE_NONE, LM_CPU_REF, eigh_next, next_work },
     { "svd", LM_DTYPE_NONE, LM_CPU_REF, svd, svd_work },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

@@ -39,6 +39,14 @@ static void eigh_example(lm_rng r, int i, lm_example *x)
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, n);
 }
 
+static void next_example(lm_rng r, int i, lm_example *x)
+{
+    eigh_example(r, i, x);
+    x->n_in = 2;
+    x->in[1] = x->in[0];
+    x->want = 3;
+}
+
 static lm_code svd_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_svd_attr *a = c->attr;
@@ -78,6 +86,15 @@ const lm_op lm_op_eigh = {
     .prec = LM_PREC_DENY,
     .cost = factor_cost,
     .example = eigh_example,
+};
+
+const lm_op lm_op_eigh_next = {
+    .name = "eigh_next",
+    .in = { { "x", "N,N", LM_FIXED }, { "q", "N,N", LM_FIXED } },
+    .out = { { "next", "N,N", 0 }, { "order", "N,N", 0 } },
+    .prec = LM_PREC_DENY,
+    .cost = factor_cost,
+    .example = next_example,
 };
 
 const lm_op lm_op_svd = {

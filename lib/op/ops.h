@@ -30,7 +30,7 @@ extern const lm_op lm_op_embed, lm_op_embed_dw;
 /* map.c */
 extern const lm_op lm_op_map, lm_op_reduce;
 /* factor.c: on the host alone */
-extern const lm_op lm_op_qr, lm_op_eigh, lm_op_svd;
+extern const lm_op lm_op_qr, lm_op_eigh, lm_op_eigh_next, lm_op_svd;
 /* head.c */
 extern const lm_op lm_op_head_stats, lm_op_head_grad;
 

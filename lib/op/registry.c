@@ -39,6 +39,7 @@ static const lm_op *const ops[] = {
     &lm_op_reduce,
     &lm_op_qr,
     &lm_op_eigh,
+    &lm_op_eigh_next,
     &lm_op_svd,
     &lm_op_head_stats,
     &lm_op_head_grad,

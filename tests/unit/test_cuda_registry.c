@@ -114,7 +114,7 @@ static bool is_joined(const lm_op *op)
 /* Bases of matrices are computed on the host: graphs with them are refused here when they are planned. */
 static bool is_of_the_host(const lm_op *op)
 {
-    return op == &lm_op_qr || op == &lm_op_eigh || op == &lm_op_svd;
+    return op == &lm_op_qr || op == &lm_op_eigh || op == &lm_op_eigh_next || op == &lm_op_svd;
 }
 
 /* One node from the state that memory is in; its results stay there. */

@@ -359,6 +359,175 @@ static void muon(moment *m)
         muon_piece(m, k * m->n / pieces, m->rows / pieces, m->cols);
 }
 
+/* Eigenvectors of a symmetric matrix by rotations (Jacobi), as columns, the largest eigenvalue first, the
+ * largest entry of each positive.  x is lost. */
+static void eigenvectors(double *x, int64_t n, double *q)
+{
+    static double sorted[MOST];
+    int64_t order[64];
+    for (int64_t i = 0; i < n * n; i++)
+        q[i] = i % (n + 1) == 0;
+    for (int round = 0; round < 60; round++)
+        for (int64_t a = 0; a < n; a++)
+            for (int64_t b = a + 1; b < n; b++) {
+                if (fabs(x[a * n + b]) < 1e-300)
+                    continue;
+                double theta = (x[b * n + b] - x[a * n + a]) / (2 * x[a * n + b]);
+                double t = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(theta * theta + 1));
+                double c = 1 / sqrt(t * t + 1), s = t * c;
+                for (int64_t k = 0; k < n; k++) {
+                    double u = x[k * n + a], v = x[k * n + b];
+                    x[k * n + a] = c * u - s * v;
+                    x[k * n + b] = s * u + c * v;
+                }
+                for (int64_t k = 0; k < n; k++) {
+                    double u = x[a * n + k], v = x[b * n + k];
+                    x[a * n + k] = c * u - s * v;
+                    x[b * n + k] = s * u + c * v;
+                    u = q[k * n + a], v = q[k * n + b];
+                    q[k * n + a] = c * u - s * v;
+                    q[k * n + b] = s * u + c * v;
+                }
+            }
+    for (int64_t k = 0; k < n; k++) {
+        int64_t j = k;
+        for (; j > 0 && x[order[j - 1] * (n + 1)] < x[k * (n + 1)]; j--)
+            order[j] = order[j - 1];
+        order[j] = k;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        double top = 0;
+        for (int64_t i = 0; i < n; i++)
+            top = fabs(q[i * n + order[j]]) > fabs(top) ? q[i * n + order[j]] : top;
+        for (int64_t i = 0; i < n; i++)
+            sorted[i * n + j] = q[i * n + order[j]] * (top < 0 ? -1 : 1);
+    }
+    memcpy(q, sorted, (size_t)(n * n) * sizeof *q);
+}
+
+/* The columns of x [n,k] become orthonormal (Gram and Schmidt, twice for their rounding). */
+static void orthonormalise(double *x, int64_t n, int64_t k)
+{
+    for (int64_t j = 0; j < k; j++) {
+        for (int64_t b = 0; b < 2 * j; b++) {
+            double dot = 0;
+            for (int64_t i = 0; i < n; i++)
+                dot += x[i * k + j] * x[i * k + b % j];
+            for (int64_t i = 0; i < n; i++)
+                x[i * k + j] -= dot * x[i * k + b % j];
+        }
+        double norm = 0;
+        for (int64_t i = 0; i < n; i++)
+            norm += x[i * k + j] * x[i * k + j];
+        for (int64_t i = 0; i < n; i++)
+            x[i * k + j] /= sqrt(norm);
+    }
+}
+
+/* One side of SOAP; v [r,c] has its columns (or rows) put in the new order. */
+static void next_basis(const double *gg, double *q, int64_t n, double *v, int64_t r, int64_t c,
+                       bool rows)
+{
+    static double xq[MOST], next[MOST], old[MOST];
+    double value[64];
+    int64_t order[64];
+    times(gg, q, n, n, n, xq);
+    for (int64_t k = 0; k < n; k++) {
+        value[k] = 0;
+        for (int64_t i = 0; i < n; i++)
+            value[k] += q[i * n + k] * xq[i * n + k];
+        int64_t j = k;
+        for (; j > 0 && value[order[j - 1]] < value[k]; j--)
+            order[j] = order[j - 1];
+        order[j] = k;
+    }
+    for (int64_t i = 0; i < n * n; i++)
+        next[i] = xq[i / n * n + order[i % n]];
+    orthonormalise(next, n, n);
+    memcpy(q, next, (size_t)(n * n) * sizeof *q);
+    memcpy(old, v, (size_t)(r * c) * sizeof *v);
+    for (int64_t i = 0; i < r * c; i++)
+        v[i] = rows ? old[order[i / c] * c + i % c] : old[i / c * c + order[i % c]];
+}
+
+/* y = Ql' x Qr, or (back) Ql x Qr'; a side without basis is left alone. */
+static void rotate(const double *x, const double *ql, const double *qr, int64_t r, int64_t c,
+                   bool back, double *y)
+{
+    static double turned[MOST], half[MOST];
+    memcpy(half, x, (size_t)(r * c) * sizeof *x);
+    if (ql && !back)
+        transpose(ql, r, r, turned);
+    if (ql)
+        times(back ? ql : turned, x, r, r, c, half);
+    if (qr && back)
+        transpose(qr, c, c, turned);
+    if (qr)
+        times(half, back ? turned : qr, r, c, c, y);
+    else
+        memcpy(y, half, (size_t)(r * c) * sizeof *x);
+}
+
+/* States of piece k: m, v in s[0], s[1]; L, Ql, R, Qr in s[2] to s[5]. */
+static void soap_piece(moment *m, int64_t k, int64_t r, int64_t c)
+{
+    static double of_g[MOST], of_m[MOST], way[MOST], turned[MOST], square[MOST];
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), sb = hyper(m, "shampoo_beta");
+    const double *g = m->g + k * r * c;
+    double *p = m->p + k * r * c, *avg = m->s[0] + k * r * c, *v = m->s[1] + k * r * c;
+    double *gg[2] = { m->s[2] + k * r * r, m->s[4] + k * c * c };
+    double *q[2] = { m->s[3] + k * r * r, m->s[5] + k * c * c };
+    bool has[2] = { r <= hyper(m, "max_precond_dim"), c <= hyper(m, "max_precond_dim") };
+    bool is_muon = !strcmp(m->use->optim->name, "soap-muon");
+    int64_t t = (int64_t)m->t - 1;
+    if (t > 0) {
+        for (int64_t i = 0; i < r * c; i++)
+            avg[i] = b1 * avg[i] + (1 - b1) * g[i];
+        rotate(g, has[0] ? q[0] : NULL, has[1] ? q[1] : NULL, r, c, false, of_g);
+        rotate(avg, has[0] ? q[0] : NULL, has[1] ? q[1] : NULL, r, c, false, of_m);
+        for (int64_t i = 0; i < r * c; i++) {
+            v[i] = b2 * v[i] + (1 - b2) * of_g[i] * of_g[i];
+            of_m[i] /= sqrt(v[i]) + hyper(m, "eps");
+        }
+        rotate(of_m, has[0] ? q[0] : NULL, has[1] ? q[1] : NULL, r, c, true, way);
+        double size = sqrt(1 - pow(b2, (double)t)) / (1 - pow(b1, (double)t));
+        if (is_muon) {
+            orthogonal(way, r, c, (int)hyper(m, "ns_steps"), hyper(m, "ns") > 0);
+            size = sqrt(fmax(1, (double)r / (double)c));
+        }
+        for (int64_t i = 0; i < r * c; i++) {
+            double before = p[i];
+            p[i] -= m->lr * size * way[i];
+            p[i] -= m->lr * m->decay * (is_muon ? before : p[i]);
+        }
+    }
+    transpose(g, r, c, turned);
+    for (int side = 0; side < 2; side++) {
+        int64_t n = side ? c : r;
+        if (!has[side])
+            continue;
+        times(side ? turned : g, side ? g : turned, n, side ? r : c, n, square);
+        for (int64_t i = 0; i < n * n; i++)
+            gg[side][i] = sb * gg[side][i] + (1 - sb) * square[i];
+        memcpy(square, gg[side], (size_t)(n * n) * sizeof *square);
+        if (t == 0)
+            eigenvectors(square, n, q[side]);
+        else if (t % (int64_t)hyper(m, "precondition_frequency") == 0)
+            next_basis(gg[side], q[side], n, v, r, c, side == 0);
+    }
+}
+
+static void soap(moment *m)
+{
+    int pieces = m->tensor->part == LM_PART_QKV ? 3 : 1;
+    if (!is_hidden(m)) {
+        adamw_of_others(m, !strcmp(m->use->optim->name, "soap") ? 1 : 0.015);
+        return;
+    }
+    for (int k = 0; k < pieces; k++)
+        soap_piece(m, k, m->rows / pieces, m->cols);
+}
+
 /* ---- the table ---- */
 
 typedef struct {
@@ -424,6 +593,21 @@ static const row rows[] = {
       { { "momentum_buffer", 0 } },
       1e-3 },
     { "muon", "", muon, { { "momentum_buffer", 0 } }, 0.05 },
+    { "soap",
+      "max_precond_dim=12 precondition_frequency=4",
+      soap,
+      { { "exp_avg", 0 },
+        { "exp_avg_sq", 1 },
+        { "GG_0", 2 },
+        { "Q_0", 3 },
+        { "GG_1", 4 },
+        { "Q_1", 5 } },
+      1e-3 },
+    { "soap-muon",
+      "max_precond_dim=12 precondition_frequency=4 bf16=0",
+      soap,
+      { { "exp_avg", 0 }, { "Q_0", 3 } },
+      1e-2 },
     { "normuon",
       "bf16=0",
       muon,
@@ -460,13 +644,14 @@ static void add_tensors(update_trial *r)
               { "up_proj.weight", 64, 48, LM_PART_UP, 0, false },
               { "down_proj.weight", 16, 40, LM_PART_DOWN, 0, false },
               { "c_attn.weight", 48, 10, LM_PART_QKV, 12, false },
+              { "o_proj.weight", 12, 12, LM_PART_ATTN_OUT, 0, false },
               { "q_proj.bias", 33, 0, LM_PART_Q, 3, true },
               { "input_layernorm.weight", 24, 0, LM_PART_ATTN_NORM, 0, false },
               { "lm_head.weight", 9, 16, LM_PART_OUTPUT, 0, false } };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         lm_update_tensor *x = trial_add(r, t[i].name, t[i].rows, t[i].cols);
         x->part = t[i].part;
-        x->layer = i && i < 9 ? 0 : -1;
+        x->layer = i && i < 10 ? 0 : -1;
         x->heads = t[i].heads;
         x->head_dim = t[i].heads ? t[i].rows / t[i].heads : 0;
         x->bias = t[i].bias;

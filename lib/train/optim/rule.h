@@ -58,6 +58,12 @@ typedef struct {
 lm_code lm_rule_orthogonal(lm_update *u, const lm_update_tensor *t, const lm_orthogonal *o,
                            lm_vid x, lm_vid *out, lm_err *e);
 
+/* For rules with bases of matrices (kernels/factor.h): LAPACK is there.  Fails: LM_EIO. */
+lm_code lm_rule_needs_lapack(lm_err *e);
+/* q of x by an operator of one operand. */
+lm_code lm_rule_basis(lm_update *u, const lm_op *op, const void *attr, lm_vid x, lm_vid *out,
+                      lm_err *e);
+
 /* Is t a matrix inside a layer: what rules for whole matrices serve? */
 bool lm_rule_is_hidden(const lm_update_tensor *t);
 /* How many matrices a tensor holds (q, k and v in one: 3), one of them as a tensor, and part k of a state that
