@@ -33,9 +33,14 @@ static void from_f32(const lm_rows *r, const float *src, void *dst, int64_t n)
     r->to->encode(r->to, src, 1, n, n, &dst, &mode);
 }
 
+static bool adds(const lm_rows *r)
+{
+    return r->plus > 0 || r->plus < 0;
+}
+
 static bool same(const lm_rows *r)
 {
-    return r->from == r->to;
+    return r->from == r->to && !adds(r);
 }
 
 /* ---- What does not fit ---- */
@@ -96,6 +101,8 @@ static int64_t recast(const lm_rows *r, const void *src, void *dst, float *x, fl
                       int64_t n)
 {
     to_f32(r->from, src, x, n);
+    for (int64_t i = 0; adds(r) && i < n; i++)
+        x[i] += r->plus;
     from_f32(r, x, dst, n);
     return check_row(r, src, x, dst, back, n);
 }
@@ -221,6 +228,8 @@ bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *
     r->cols = s->ndim == 2 ? s->dim[!(turn && !to_gguf)] : rope ? 1 : s->dim[0];
     if (rope)
         r->map = to_gguf ? lm_model_tensor_hf_row : lm_model_tensor_gguf_row;
+    if (s->plus_one)
+        r->plus = to_gguf ? 1.0f : -1.0f;
     return rope || turn || !same(r);
 }
 

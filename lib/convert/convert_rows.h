@@ -19,6 +19,7 @@ typedef struct {
     /* Row r of dst is row map(tensor, r) of src; NULL: r.  Not with turn. */
     int64_t (*map)(const lm_model_tensor *of, int64_t r);
     const lm_model_tensor *tensor;
+    float plus; /* added to each element, in F32; not with turn */
     /* To blocks: how much the error of each column of dst counts (importance.h); NULL: all alike. */
     const float *importance;
 } lm_rows;
@@ -28,7 +29,7 @@ typedef struct {
 bool lm_rows_of_tensor(const lm_model_tensor *s, bool to_gguf, const lm_format *from,
                        const lm_format *to, lm_rows *r);
 
-/* The same format on both sides moves bits, others go through F32. Same bytes for any pool.  Fails:
+/* The same format on both sides moves bits where nothing is added, others go through F32. Same bytes for any pool.  Fails:
  * LM_ELIMIT; LM_ENUMERIC naming tensor and element when a finite number would become infinite, or
  * blocks are to hold what is not finite or too large for their scales. */
 lm_code lm_rows_convert(const lm_rows *r, lm_par *par, lm_err *e);

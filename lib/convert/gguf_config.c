@@ -25,6 +25,32 @@ static lm_code no_words(const lm_import *m, const char *what, lm_err *e)
     return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", m->config.arch->gguf, what);
 }
 
+/* n, when each n-th layer sees all keys and the others have windows; 0: there is no such n. */
+static int64_t pattern_of(const lm_config *c)
+{
+    for (int64_t n = c->layers + 1; n > 0; n--) {
+        /* the usual one before others that fit as well */
+        int64_t by = n == c->layers + 1 ? c->arch->gguf_pattern : n, l = 0;
+        while (l < c->layers && (c->layer[l].window > 0) == ((l + 1) % by != 0))
+            l++;
+        if (l == c->layers)
+            return by;
+    }
+    return 0;
+}
+
+/* Are there soft caps exactly where llama.cpp computes with them? */
+static bool caps_fit(const lm_config *c)
+{
+    bool attn = false, logits = false; /* a model that has the first has the second, too */
+
+    for (const lm_gguf_key *k = c->arch->gguf_keys; k->hf; k++) {
+        attn = attn || !strcmp(k->gguf, "attn_logit_softcapping");
+        logits = logits || !strcmp(k->gguf, "final_logit_softcapping");
+    }
+    return (c->layer[0].soft_cap > 0) == attn && (c->logit_cap > 0 ? logits : !attn);
+}
+
 /* What llama.cpp would compute otherwise than the model means. */
 static lm_code check_words(const lm_import *m, lm_err *e)
 {
@@ -35,9 +61,21 @@ static lm_code check_words(const lm_import *m, lm_err *e)
 
     if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
         return no_words(m, "exact GELU (activation_function gelu)", e);
-    for (int64_t l = 0; l < c->layers; l++)
-        if (fabs(c->layer[l].scale * sqrt((double)c->layer[l].head_dim) - 1) > 1e-6)
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_layer *y = &c->layer[l];
+        double scale = lm_arch_gguf_scale(c->arch, c->layers, c->width, y->heads, y->head_dim);
+        if (fabs(y->scale / scale - 1) > 1e-6)
             return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
+    }
+    if (c->arch->gguf_pattern && window > 0 && !pattern_of(c))
+        return no_words(m, "layer_types in another order than full attention in each n-th layer",
+                        e);
+    if (!caps_fit(c))
+        return no_words(
+            m, c->layer[0].soft_cap > 0 ? "such soft caps" : "scores or logits without soft caps",
+            e);
+    if (c->ropes > 1 && c->rope[1].type != LM_ROPE_DEFAULT)
+        return no_words(m, "scaling of positions in layers with a window", e);
     if (c->ropes && r->type == LM_ROPE_DYNAMIC)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: GGUF has no dynamic rotary scaling: llama.cpp will not go beyond %" PRId64
@@ -136,6 +174,15 @@ void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c)
     }
     if (window > 0)
         lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)window);
+    if (c->arch->gguf_pattern && pattern_of(c) && pattern_of(c) != c->arch->gguf_pattern)
+        lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window_pattern"),
+                        (uint32_t)pattern_of(c));
+    if (c->ropes > 1)
+        lm_gguf_put_f32(p, key_of(key, arch, "rope.freq_base_swa"), (float)c->rope[1].theta);
+    if (y->soft_cap > 0)
+        lm_gguf_put_f32(p, key_of(key, arch, "attn_logit_softcapping"), (float)y->soft_cap);
+    if (c->logit_cap > 0)
+        lm_gguf_put_f32(p, key_of(key, arch, "final_logit_softcapping"), (float)c->logit_cap);
     lm_gguf_put_u32(p, key_of(key, arch, "vocab_size"), (uint32_t)c->vocab);
 }
 
@@ -420,7 +467,8 @@ static lm_code get_number(reader *r, const lm_gguf_key *k)
     if (k->kind == LM_KEY_REAL) {
         if (real(r, k->gguf, like * k->times, &v, NULL))
             return r->e->code;
-        set_real(r->o, k->hf, v);
+        if (!k->unless_like || v > like * k->times || v < like * k->times)
+            set_real(r->o, k->hf, v);
         return LM_OK;
     }
     if (whole(r, k->gguf, k->optional ? (int64_t)(like * k->times) : -1, &n, NULL))
@@ -456,6 +504,37 @@ static lm_code get_window(reader *r, const char *key, bool known)
     return LM_OK;
 }
 
+/* layer_types, where GGUF has another pattern than the usual one. */
+static lm_code get_pattern(reader *r, const lm_arch *a)
+{
+    int64_t pattern, layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    json_t *types;
+
+    if (!a->gguf_pattern)
+        return LM_OK;
+    if (whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL))
+        return r->e->code;
+    if (pattern == a->gguf_pattern || pattern < 1 || layers > 65536)
+        return LM_OK;
+    types = json_array();
+    for (int64_t l = 0; l < layers; l++)
+        json_array_append_new(
+            types, json_string((l + 1) % pattern ? "sliding_attention" : "full_attention"));
+    json_object_set_new(r->o, "layer_types", types);
+    return LM_OK;
+}
+
+/* What query_pre_attn_scalar has to be for the scale that llama.cpp takes. */
+static void get_scalar(reader *r, const lm_arch *a, const char *key, int64_t dim)
+{
+    int64_t layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    int64_t heads = json_integer_value(json_object_get(r->o, "num_attention_heads"));
+    int64_t width = json_integer_value(json_object_get(r->o, "hidden_size"));
+    double scale = lm_arch_gguf_scale(a, layers, width, heads ? heads : 1, dim ? dim : 1);
+
+    set_int(r, key, (int64_t)rint(1 / (scale * scale)));
+}
+
 /* All that the entry of the architecture asks for, in its order. */
 static lm_code get_keys(reader *r, const lm_arch *a)
 {
@@ -480,7 +559,10 @@ static lm_code get_keys(reader *r, const lm_arch *a)
             break;
         case LM_KEY_WINDOW:
             windows = true;
-            rc = get_window(r, k->hf, true);
+            rc = get_window(r, k->hf, true) ? r->e->code : get_pattern(r, a);
+            break;
+        case LM_KEY_SCALAR:
+            get_scalar(r, a, k->hf, dim);
             break;
         case LM_KEY_ROPE:
             rc = get_rope(r, dim);

@@ -2,11 +2,13 @@
 /* arch.c -- the list of architectures. */
 #include "model/arch.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 static const lm_arch *const known[] = {
-    &lm_arch_gpt2, &lm_arch_llama, &lm_arch_mistral, &lm_arch_qwen2, &lm_arch_qwen3,
+    &lm_arch_gpt2,  &lm_arch_llama, &lm_arch_mistral, &lm_arch_qwen2,
+    &lm_arch_qwen3, &lm_arch_olmo2, &lm_arch_gemma2,  &lm_arch_gemma3,
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
@@ -28,22 +30,46 @@ const char *lm_arch_name(const lm_arch *a)
     return a->name;
 }
 
+/* Does an entry before entry i have its name? */
+static bool is_again(int i, bool gguf)
+{
+    for (int k = 0; gguf && k < i; k++)
+        if (!strcmp(known[k]->gguf, known[i]->gguf))
+            return true;
+    return false;
+}
+
 const char *lm_arch_list(bool gguf, char out[200])
 {
     size_t n = 0;
     int last = N_KNOWN - 1;
 
-    for (; gguf && !known[last]->gguf_keys; last--)
-        ;
+    while (is_again(last, gguf))
+        last--;
     for (int i = 0; i <= last; i++)
-        if (!gguf || known[i]->gguf_keys)
-            n += (size_t)snprintf(out + n, n < 200 ? 200 - n : 0, "%s%s",
+        if (!is_again(i, gguf) && n < 160)
+            n += (size_t)snprintf(out + n, 200 - n, "%s%s",
                                   !i          ? ""
                                   : i == last ? " and "
                                               : ", ",
                                   gguf ? known[i]->gguf : known[i]->name);
-    snprintf(out + n, n < 200 ? 200 - n : 0, " are %s", gguf ? "converted" : "known");
+    snprintf(out + n, 200 - n, " are %s", gguf ? "converted" : "known");
     return out;
+}
+
+double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64_t heads,
+                          int64_t head_dim)
+{
+    bool wide = a->gguf_wide_layers && layers == a->gguf_wide_layers;
+
+    return 1 / sqrt((double)(wide ? width / heads : head_dim));
+}
+
+bool lm_part_is_norm(lm_part part)
+{
+    return part == LM_PART_OUTPUT_NORM || part == LM_PART_ATTN_NORM || part == LM_PART_MLP_NORM ||
+           part == LM_PART_ATTN_POST_NORM || part == LM_PART_MLP_POST_NORM ||
+           part == LM_PART_Q_NORM || part == LM_PART_K_NORM;
 }
 
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part)

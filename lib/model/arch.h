@@ -47,8 +47,9 @@ typedef enum {
     LM_KEY_TEXT,     /* the text `gguf` itself */
     LM_KEY_HAS,      /* is there a tensor `gguf`? */
     LM_KEY_HEAD_DIM, /* width of a head, which several keys of GGUF say */
-    LM_KEY_WINDOW,   /* sliding window */
-    LM_KEY_ROPE,     /* rope_theta, rope_scaling */
+    LM_KEY_WINDOW, /* sliding window, and layer_types where the pattern is another than gguf_pattern */
+    LM_KEY_SCALAR, /* what the scores' scale is one over the square root of, which no key of GGUF says */
+    LM_KEY_ROPE, /* rope_theta, rope_scaling */
 } lm_key_kind;
 
 typedef struct {
@@ -79,10 +80,15 @@ struct lm_arch {
     const lm_gguf_key *gguf_keys; /* NULL: another entry reads the GGUF files of that name */
     bool gguf_pairs;              /* rows of q and k lie there pair by pair (names.h) */
     bool gguf_head_dim;           /* head_dim is always written to config.json */
-    bool gguf_windows;            /* llama.cpp obeys its sliding windows */
+    bool gguf_windows;            /* llama.cpp obeys its sliding windows, */
+    int64_t gguf_pattern; /* in all layers but every gguf_pattern-th unless told otherwise */
+    int64_t
+        gguf_wide_layers; /* with so many layers scores are scaled by 1/sqrt(width / heads) there, not
+                                     1/sqrt(head_dim) */
 };
 
-extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3;
+extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
+    lm_arch_olmo2, lm_arch_gemma2, lm_arch_gemma3;
 
 /* Entry i in the order in which they are listed, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
@@ -90,6 +96,11 @@ const lm_arch *lm_arch_at(int i);
 const lm_arch *lm_arch_find(const char *model_type);
 /* "gpt2, llama and mistral are known": a sentence for errors.  `gguf`: names of GGUF's instead. */
 const char *lm_arch_list(bool gguf, char out[200]);
+/* What llama.cpp scales the scores of such a model with. */
+double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64_t heads,
+                          int64_t head_dim);
+/* Is a part the weight of a norm? */
+bool lm_part_is_norm(lm_part part);
 /* The row of a part, NULL if the architecture has none. */
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 
@@ -112,6 +123,7 @@ typedef struct {
     bool bias;
     int64_t layer; /* -1: outside the layers */
     int64_t heads; /* LM_ORDER_ROPE: heads that the rows divide into */
+    bool plus_one; /* GGUF has 1 + the number */
 } lm_model_tensor;
 
 /* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and

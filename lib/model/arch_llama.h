@@ -8,37 +8,37 @@
 extern const lm_tensor_name lm_llama_tensors[];
 
 /* Sizes and epsilon. */
-#define LM_GGUF_DECODER_KEYS                                                  \
+#define LM_GGUF_DECODER_KEYS                                                 \
     { .hf = "hidden_size", "embedding_length", LM_KEY_INT },                 \
         { .hf = "intermediate_size", "feed_forward_length", LM_KEY_INT },    \
         { .hf = "num_hidden_layers", "block_count", LM_KEY_INT },            \
         { .hf = "num_attention_heads", "attention.head_count", LM_KEY_INT }, \
-        { .hf = "num_key_value_heads",                                        \
-          "attention.head_count_kv",                                          \
+        { .hf = "num_key_value_heads",                                       \
+          "attention.head_count_kv",                                         \
           LM_KEY_INT,                                                        \
-          .optional = true,                                                   \
-          .like = "num_attention_heads",                                      \
-          .times = 1 },                                                       \
+          .optional = true,                                                  \
+          .like = "num_attention_heads",                                     \
+          .times = 1 },                                                      \
         { .hf = "head_dim", "attention.key_length", LM_KEY_HEAD_DIM },       \
-    {                                                                         \
+    {                                                                        \
         .hf = "max_position_embeddings", "context_length", LM_KEY_INT        \
     }
-#define LM_GGUF_SILU_KEYS                                                                         \
+#define LM_GGUF_SILU_KEYS                                                                        \
     { .hf = "hidden_act", "silu", LM_KEY_TEXT },                                                 \
-    {                                                                                             \
+    {                                                                                            \
         .hf = "rms_norm_eps", "attention.layer_norm_rms_epsilon", LM_KEY_REAL, .optional = true, \
-        .times = 1e-6                                                                             \
+        .times = 1e-6                                                                            \
     }
-#define LM_GGUF_WINDOW_KEY                                                 \
-    {                                                                      \
+#define LM_GGUF_WINDOW_KEY                                                \
+    {                                                                     \
         .hf = "sliding_window", "attention.sliding_window", LM_KEY_WINDOW \
     }
-#define LM_GGUF_BIAS_KEY                                         \
-    {                                                            \
+#define LM_GGUF_BIAS_KEY                                        \
+    {                                                           \
         .hf = "attention_bias", "blk.0.attn_q.bias", LM_KEY_HAS \
     }
-#define LM_GGUF_ROPE_KEY                                   \
-    {                                                      \
+#define LM_GGUF_ROPE_KEY                                  \
+    {                                                     \
         .hf = "rope_theta", "rope.freq_base", LM_KEY_ROPE \
     }
 

@@ -123,8 +123,13 @@ lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vi
 {
     const lm_config *c = &b->m->config;
     const lm_layer *y = &c->layer[layer];
-    lm_head_norm_attr attr = { y->heads,    y->kv_heads,  y->head_dim,
-                               c->norm_eps, LM_ACC_FIRST, c->norm_plus_one };
+    bool row =
+        y->qk_norm ==
+        LM_QK_NORM_ROW; /* all heads are one then; the reader saw to it that q and k have as many */
+    lm_head_norm_attr attr = {
+        row ? 1 : y->heads, row ? 1 : y->kv_heads, row ? y->heads * y->head_dim : y->head_dim,
+        c->norm_eps,        LM_ACC_FIRST,          c->norm_plus_one
+    };
     lm_vid in[3] = { qkv, wq, wk };
     return append(b, &lm_op_head_norm, &attr, in);
 }
@@ -200,22 +205,33 @@ lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
     return append(b, &lm_op_gelu, &exact, &x);
 }
 
+/* Logits in F32, whatever the model computes in. */
+static void logits(lm_builder *b, lm_vid x, lm_vid w)
+{
+    lm_model *m = b->m;
+    lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
+    lm_soft_cap_attr cap = { m->config.logit_cap };
+    lm_vid in[2] = { x, m->rows }, wide = LM_NONE, capped = LM_NONE;
+    if (m->build.seq > 1) /* else row i is that of sequence i */
+        x = append(b, &lm_op_rows, NULL, in);
+    x = lm_b_linear(b, x, w, LM_NONE);
+    if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
+        lm_graph_append(m->graph, &lm_op_cast, NULL, &x, &wide, b->e))
+        return;
+    m->logits = wide;
+    if (cap.cap <= 0)
+        return;
+    if (lm_graph_value(m->graph, LM_ROLE_ACT, shape, "capped logits", &capped, b->e) ||
+        lm_graph_append(m->graph, &lm_op_soft_cap, &cap, &wide, &capped, b->e))
+        return;
+    m->logits = capped;
+}
+
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w)
 {
     lm_model *m = b->m;
     if (m->build.mode == LM_MODE_GENERATE) {
-        lm_vid in[2] = { x, m->rows }, wide = LM_NONE;
-        if (m->build.seq > 1) /* else row i is that of sequence i */
-            x = append(b, &lm_op_rows, NULL, in);
-        lm_vid logits = lm_b_linear(b, x, w, LM_NONE);
-        lm_soft_cap_attr cap = { m->config.logit_cap };
-        if (cap.cap > 0)
-            logits = append(b, &lm_op_soft_cap, &cap, &logits);
-        lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
-        if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||
-            lm_graph_append(m->graph, &lm_op_cast, NULL, &logits, &wide, b->e))
-            return;
-        m->logits = wide;
+        logits(b, x, w);
         return;
     }
     lm_head_attr attr = { m->config.vocab, 0, LM_ACC_FIRST, m->config.logit_cap };

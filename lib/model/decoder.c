@@ -14,13 +14,6 @@ typedef struct {
     lm_vid w, b;
 } pair;
 
-static bool is_norm(lm_part part)
-{
-    return part == LM_PART_OUTPUT_NORM || part == LM_PART_ATTN_NORM || part == LM_PART_MLP_NORM ||
-           part == LM_PART_ATTN_POST_NORM || part == LM_PART_MLP_POST_NORM ||
-           part == LM_PART_Q_NORM || part == LM_PART_K_NORM;
-}
-
 /* Rows of the latest parameter are the tensor of `part`. */
 static void slice(lm_builder *b, lm_part part, int64_t l, bool bias, const int64_t dim[2])
 {
@@ -30,10 +23,10 @@ static void slice(lm_builder *b, lm_part part, int64_t l, bool bias, const int64
     char name[LM_TENSOR_NAME];
     if (residual && c->arch->residual_init)
         std /= sqrt(2.0 * (double)c->layers);
-    lm_init init = bias               ? LM_INIT_ZEROS
-                   : !is_norm(part)   ? LM_INIT_NORMAL
-                   : c->norm_plus_one ? LM_INIT_ZEROS
-                                      : LM_INIT_ONES;
+    lm_init init = bias                     ? LM_INIT_ZEROS
+                   : !lm_part_is_norm(part) ? LM_INIT_NORMAL
+                   : c->norm_plus_one       ? LM_INIT_ZEROS
+                                            : LM_INIT_ONES;
     lm_b_slice(b, dim[0], c->arch->conv1d && l >= 0, init, init == LM_INIT_NORMAL ? std : 0, "%s",
                lm_tensor_hf_name(c->arch, part, l, bias, name));
 }
@@ -52,7 +45,7 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
         rows += dim[0];
     }
     /* Without suffix where there is nothing but a weight: the RMS norms, and tables outside the layers. */
-    if (is_norm(parts[0]) ? !lm_part_biased(c, parts[0], l) : l < 0)
+    if (lm_part_is_norm(parts[0]) ? !lm_part_biased(c, parts[0], l) : l < 0)
         suffix = "";
     if (n > 1)
         snprintf(hf, sizeof hf, "layers.%" PRId64 ".%s", l, packed);

@@ -129,7 +129,8 @@ static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, 
                                    : turned ? LM_ORDER_CONV1D
                                             : LM_ORDER_SAME,
                           .part = row->part,
-                          .layer = layer };
+                          .layer = layer,
+                          .plus_one = c->norm_plus_one && lm_part_is_norm(row->part) };
 
     if (pairs)
         t.heads = q ? c->layer[layer].heads : c->layer[layer].kv_heads;

@@ -35,11 +35,12 @@ LLAMA_CPP = os.environ.get("LLAMA_CPP")
 LLAMA_LIB = os.environ.get("LLAMA_CPP_LIB", os.path.join(LLAMA_CPP or "", "build", "bin"))
 # Names in configs() whose meaning GGUF holds in full.
 WHOLE = ["gpt2", "llama", "llama-tied", "llama-bias", "llama-head-dim", "llama-linear", "llama-llama3", "llama-yarn",
-         "llama-yarn-factor", "mistral-full", "qwen2", "qwen3"]
+         "llama-yarn-factor", "mistral-full", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"]
 # transformers' own GGUF reader knows no biases, scalings and head sizes, and needs a vocabulary for the others.
 DIRECT = ["llama", "llama-tied", "qwen2"]
 PURE = "f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k".split()  # the others are mixtures
-REFUSED = ["gpt2-scaled", "gpt2-untied"]  # exact GELU; no scale of attention
+# exact GELU; no scale of attention; another scale, no caps; another scale and order of layers
+REFUSED = ["gpt2-scaled", "gpt2-untied", "gemma2-plain", "gemma3-scaled"]
 
 
 def convert(*args, ok=True):
@@ -75,7 +76,7 @@ def architectures(tmp):
     for name, config in configs(vocab=96, wide=4):
         folder, file, back = (os.path.join(tmp, name + end) for end in ("", ".gguf", "-back"))
         model = make(config, 3)
-        if name.startswith("qwen"):
+        if name.startswith(("qwen", "gemma")):  # norms of Gemma lie there as 1 + w, where F32 loses its last bits
             model = model.to(torch.bfloat16)
         model.save_pretrained(folder)
         if name in REFUSED:

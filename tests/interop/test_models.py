@@ -15,7 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
+                          Olmo2Config, Qwen2Config, Qwen3Config)
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -85,6 +86,19 @@ def configs(vocab=97, wide=2):
     yield "qwen3", Qwen3Config(**{**base, "head_dim": 8 * wide, "tie_word_embeddings": True})
     yield "qwen3-bias", Qwen3Config(**{**base, "head_dim": 6 * wide, "attention_bias": True, "sliding_window": 6,
                                        "use_sliding_window": True, "max_window_layers": 1})
+    olmo = {k: v for k, v in base.items() if k != "num_key_value_heads"}
+    yield "olmo2", Olmo2Config(**olmo)
+    yield "olmo2-tied", Olmo2Config(**olmo, tie_word_embeddings=True, rms_norm_eps=1e-6)
+    gemma = {**base, "head_dim": 6 * wide, "query_pre_attn_scalar": 6 * wide, "sliding_window": 6}
+    yield "gemma2", Gemma2Config(**gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+    yield "gemma2-plain", Gemma2Config(**{**gemma, "query_pre_attn_scalar": 20, "attention_bias": True,
+                                          "tie_word_embeddings": False}, attn_logit_softcapping=None,
+                                       final_logit_softcapping=None, layer_types=["full_attention", "sliding_attention"])
+    yield "gemma3", Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention"])
+    yield "gemma3-scaled", Gemma3TextConfig(**{**gemma, "query_pre_attn_scalar": 20, "num_hidden_layers": 3}, layer_types=[
+        "full_attention", "sliding_attention", "sliding_attention"], rope_parameters={
+        "full_attention": rope("linear", factor=8.0) | {"rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}, final_logit_softcapping=4.0)
 
 
 def make(config, seed):
@@ -94,8 +108,8 @@ def make(config, seed):
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(torch.randn_like(p) * (0.3 if p.ndim == 1 else 0.6 / p.shape[-1] ** 0.5) + ("norm" in name or
-                                                                                           "ln_" in name))
+            one = ("norm" in name or "ln_" in name) and not config.model_type.startswith("gemma")
+            p.copy_(torch.randn_like(p) * (0.3 if p.ndim == 1 else 0.6 / p.shape[-1] ** 0.5) + one)
     return model
 
 
@@ -266,7 +280,7 @@ def test_tool(tmp, name, config):
 
 
 GOLDEN = {"gpt2", "gpt2-untied", "llama", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2-window",
-          "qwen3-bias"}
+          "qwen3-bias", "olmo2", "gemma2", "gemma3"}
 
 
 def write_golden():
@@ -299,7 +313,7 @@ def main():
                 continue
             model, folder = test_gradients(run, tmp, name, config, seed)
             test_folder(run, tmp, name, model, folder)
-            if name in ("gpt2", "llama", "qwen3"):
+            if name in ("gpt2", "llama", "qwen3", "olmo2", "gemma2", "gemma3"):
                 test_steps(run, tmp, name, config)
                 test_tool(tmp, name, config)
     print(f"1..{count}")

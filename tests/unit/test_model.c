@@ -11,9 +11,10 @@
 #include "base/rng.h"
 #include "model_run.h"
 
-#define SMALL                                                                                \
+#define ALIKE                                                                                \
     "\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":20,\"num_hidden_layers\":2," \
-    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":32"
+    "\"num_attention_heads\":4,\"max_position_embeddings\":32"
+#define SMALL ALIKE ",\"num_key_value_heads\":2"
 
 static const char *const models[] = {
     "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":16,\"n_layer\":2,\"n_head\":4,"
@@ -28,6 +29,11 @@ static const char *const models[] = {
     "{\"model_type\":\"qwen2\"," SMALL ",\"tie_word_embeddings\":true}",
     "{\"model_type\":\"qwen3\"," SMALL ",\"head_dim\":6,\"use_sliding_window\":true,"
     "\"sliding_window\":4,\"max_window_layers\":1}",
+    "{\"model_type\":\"olmo2\"," ALIKE "}",
+    "{\"model_type\":\"gemma2\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
+    "\"query_pre_attn_scalar\":8,\"attn_logit_softcapping\":2,\"final_logit_softcapping\":3}",
+    "{\"model_type\":\"gemma3_text\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
+    "\"sliding_window_pattern\":2,\"rope_local_base_freq\":100,\"query_pre_attn_scalar\":64}",
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
@@ -246,6 +252,8 @@ static void test_levels(void **state)
         lm_build b = build_of(LM_MODE_TRAIN, LM_DTYPE_F32, 1, 1);
         double want, loss, again;
         read_model(i, &c);
+        /* A norm behind a branch makes what the branch lost by rounding as large as its result. */
+        double rough = c.layer[0].norm_after ? 8e-2 : 3e-2;
         must(lm_model_build(&c, &b, &m, &e), &e);
         size_t n = (size_t)m->block;
         float *block = random_block(m), *exact = room(n, 4), *g = room(n, 4), *h = room(n, 4);
@@ -259,7 +267,7 @@ static void test_levels(void **state)
                 assert_true(loss == again);
                 assert_true(fabs(loss / want - 1) < (bf16 ? 1e-2 : 1e-6));
                 double d = far_apart(g, exact, (int64_t)n);
-                if (!(d < (bf16 ? 3e-2 : 2e-6)))
+                if (!(d < (bf16 ? rough : 2e-6)))
                     fail_msg("%s, %s at %s: gradients differ from those in double by %.2g",
                              models[i], lm_dtype_name(low), lm_cpu_level_name((lm_cpu_level)level),
                              d);
