@@ -27,10 +27,14 @@ gpt2-1.5b 1557611200
 mistral-7b 7241732096
 qwen2-0.5b 494032768
 qwen3-0.6b 596049920
+olmo2-1b 1484916736
+gemma2-2b 2614341888
+gemma3-270m 268098176
+gemma3-1b 999885952
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 12 ]
+    [ "${#lines[@]}" -eq 16 ]
 }
 
 @test "init-model: the folder holds what the config says, and how it came to be" {

@@ -112,6 +112,37 @@ static void rope_rows_are_llama_cpps(void **state)
     assert_memory_equal(back, hf, sizeof hf);
 }
 
+/* Norms that multiply by 1 + w: GGUF has 1 + w, in F32. */
+static void norms_are_llama_cpps(void **state)
+{
+    (void)state;
+    const lm_model_tensor s = { .ndim = 1, .dim = { 4 }, .plus_one = true };
+    const lm_format *f32 = lm_format_of_dtype(LM_DTYPE_F32),
+                    *bf16 = lm_format_of_dtype(LM_DTYPE_BF16);
+    const uint16_t hf[4] = { 0, 0x3f00, 0xbf80, 0x3a81 }; /* 0, 0.5, -1, 2^-10 (1 + 2^-7) */
+    float gguf[4], same[4];
+    uint16_t back[4];
+    lm_rows r;
+    lm_err e = { 0 };
+
+    assert_true(lm_rows_of_tensor(&s, true, bf16, f32, &r));
+    r.src = hf;
+    r.dst = gguf;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    assert_true(gguf[0] == 1 && gguf[1] == 1.5F && gguf[2] == 0 && gguf[3] == 1 + 0x1.02p-10F);
+    assert_true(lm_rows_of_tensor(&s, false, f32, bf16, &r));
+    r.src = gguf;
+    r.dst = back;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    assert_memory_equal(back, hf, sizeof hf);
+    assert_true(lm_rows_of_tensor(&s, false, f32, f32,
+                                  &r)); /* one type on both sides, and still not the same bytes */
+    r.src = gguf;
+    r.dst = same;
+    assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
+    assert_true(same[0] == 0 && same[1] == 0.5F && same[2] == -1);
+}
+
 static uint16_t pattern(int64_t i)
 {
     return (uint16_t)(i * 40503u >> 3);
@@ -268,6 +299,61 @@ static void config_comes_back(void **state)
                     again.rope[0].high_freq == 4);
         assert_true(again.norm_eps == 1e-5 && again.rope[0].theta == 500000);
         assert_true(again.layer[0].kv_heads == 2 && again.layer[0].head_dim == 128 && again.tied);
+        json_decref(tree);
+        lm_gguf_close(g);
+        lm_gguf_plan_free(p);
+        lm_buf_fini(&b);
+        lm_config_fini(&again);
+        lm_config_fini(&m.config);
+    }
+}
+
+/* The metadata alone say what each layer is. */
+static void layers_come_back(void **state)
+{
+    (void)state;
+#define SIZES                                                                                \
+    "\"hidden_size\":32,\"intermediate_size\":48,\"num_hidden_layers\":5,\"vocab_size\":20," \
+    "\"num_attention_heads\":4,\"max_position_embeddings\":64,\"tie_word_embeddings\":true," \
+    "\"head_dim\":8,"
+    static const char *const texts[] = {
+        "{\"model_type\":\"mistral\"," SIZES "\"sliding_window\":16}",
+        "{\"model_type\":\"qwen3\"," SIZES "\"rope_theta\":1e6}",
+        "{\"model_type\":\"olmo2\"," SIZES "\"rope_theta\":5e5}",
+        "{\"model_type\":\"gemma2\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
+        "\"num_key_value_heads\":2,\"attn_logit_softcapping\":7.5}",
+        "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
+        "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},\"rope_local_base_freq\":500}",
+        "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
+        "\"sliding_window_pattern\":3,\"final_logit_softcapping\":4}",
+    };
+#undef SIZES
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        lm_import m = { .path = (char *)(uintptr_t) "test" };
+        lm_gguf_plan *p = NULL;
+        lm_gguf *g = NULL;
+        lm_buf b = { 0 };
+        json_t *tree = NULL;
+        lm_config again;
+        lm_err e = { 0 };
+        read_config(texts[i], &m.config);
+        const lm_config *c = &m.config;
+        assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
+        lm_gguf_put_str(p, "general.architecture", c->arch->gguf, strlen(c->arch->gguf));
+        assert_int_equal(lm_gguf_put_config(p, &m, &e), LM_OK);
+        lm_gguf_put_tensor(p, "token_embd.weight", LM_GGUF_TYPE_F32, 2, (int64_t[]){ 20, 32 });
+        assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
+        for (int k = 0; k < 80; k++)
+            assert_int_equal(lm_buf_add(&b, "0123456789012345678901234567890", 32, &e), LM_OK);
+        assert_int_equal(lm_gguf_parse(b.data, b.len, "test", &g, &e), LM_OK);
+        assert_int_equal(lm_gguf_get_config(g, &tree, &e), LM_OK);
+        assert_int_equal(lm_config_read(tree, "again", &again, &e), LM_OK);
+        assert_ptr_equal(again.arch, c->arch);
+        assert_int_equal(again.ropes, c->ropes);
+        assert_memory_equal(again.rope, c->rope, sizeof c->rope);
+        for (int64_t l = 0; l < c->layers; l++)
+            assert_memory_equal(&again.layer[l], &c->layer[l], sizeof *c->layer);
+        assert_true(again.logit_cap == c->logit_cap && again.tied && again.norm_eps == c->norm_eps);
         json_decref(tree);
         lm_gguf_close(g);
         lm_gguf_plan_free(p);
@@ -780,6 +866,8 @@ int main(void)
         cmocka_unit_test(blocks_are_turned),
         cmocka_unit_test(importance_goes_with_columns),
         cmocka_unit_test(config_comes_back),
+        cmocka_unit_test(layers_come_back),
+        cmocka_unit_test(norms_are_llama_cpps),
         cmocka_unit_test(merges_come_out_of_scores),
     };
     return cmocka_run_group_tests_name("convert", tests, NULL, NULL);
