@@ -13,6 +13,7 @@
 #include "graph/passes.h"
 #include "kernels/optim.h"
 #include "op/ops.h"
+#include "train/optim/rule.h"
 
 typedef struct {
     int64_t period, offset;
@@ -205,6 +206,12 @@ static void close_states(lm_update *u)
 
 /* ---- values ---- */
 
+/* Those of the rule, then that of its average. */
+static int numbers_of(const lm_optim_use *use)
+{
+    return lm_optim_numbers(use->optim) + (use->ema > 0);
+}
+
 static lm_code make_values(lm_update *u, lm_err *e)
 {
     const lm_update_opts *o = &u->o;
@@ -237,7 +244,7 @@ static lm_code make_views(lm_update *u, lm_err *e)
 {
     char name[512];
     for (int i = 0, at = 0; i < u->o.n_use; i++) {
-        int n = lm_optim_numbers(u->use[i].optim);
+        int n = numbers_of(&u->use[i]);
         if (lm_graph_view(u->g, u->v.numbers, at, lm_shape1(LM_DTYPE_F64, n), NULL, &u->numbers[i],
                           e))
             return e->code;
@@ -321,12 +328,30 @@ static lm_code append_copies(lm_update *u, lm_update_part part, const unsigned c
     return LM_OK;
 }
 
+/* Averages of parameters, where a use asks for them: they are seen in the parameters' place. */
+static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
+{
+    for (int i = 0; i < u->n_tensors; i++) {
+        lm_update_always(u);
+        u->at_work = &u->use[u->t[i].use];
+        u->g->layer = (int)u->t[i].layer;
+        if (!(u->at_work->ema > 0))
+            continue;
+        if (lm_rule_average(u, &u->t[i], e))
+            return e->code;
+        left[i] |= u->t[i].low >= 0 ? COPY_SHOWN : 0;
+    }
+    return LM_OK;
+}
+
 static lm_code append_rules(lm_update *u, lm_err *e)
 {
     unsigned char *left = NULL;
     lm_code rc = lm_alloc_n(&left, (size_t)u->n_tensors + 1, 1, "a list of tensors", e);
     for (int i = 0; !rc && i < u->n_tensors; i++)
         rc = append_rule(u, &u->t[i], &left[i], e);
+    if (!rc)
+        rc = append_averages(u, left, e);
     u->g->layer = -1;
     if (!rc)
         rc = append_copies(u, LM_UPDATE_STEP, left, COPY_OPEN, e);
@@ -415,7 +440,7 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
     memcpy(u->t, t, (size_t)n * sizeof *u->t);
     for (int i = 0; i < o->n_use; i++) {
         const lm_optim *optim = u->use[i].optim;
-        u->n_numbers += lm_optim_numbers(optim);
+        u->n_numbers += numbers_of(&u->use[i]);
         if (optim->check && optim->check(u->use[i].hyper, e))
             return e->code;
     }
@@ -493,6 +518,8 @@ void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out)
         else
             out[0] = lr * use->rate;
         out += lm_optim_numbers(use->optim);
+        if (use->ema > 0)
+            *out++ = lm_rule_average_keeps(use->ema, t);
     }
 }
 

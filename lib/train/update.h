@@ -65,8 +65,10 @@ typedef struct {
     const lm_optim *optim;
     double hyper[LM_OPTIM_HYPERS];
     double rate; /* its learning rate as a multiple of the run's: 1 */
+    double
+        ema; /* > 0: an average of the parameters with this decay, which is evaluated and published */
 } lm_optim_use;
-/* With the values of its table. */
+/* With the values of its table, without average. */
 lm_optim_use lm_optim_default(const lm_optim *o);
 
 /* ---- what a rule is given ---- */

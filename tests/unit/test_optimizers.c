@@ -46,6 +46,20 @@ static void adam(moment *m)
     }
 }
 
+/* With cautious decay; test_train_update has the plain one. */
+static void adamw(moment *m)
+{
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2");
+    for (int64_t i = 0; i < m->n; i++) {
+        m->s[0][i] = b1 * m->s[0][i] + (1 - b1) * m->g[i];
+        m->s[1][i] = b2 * m->s[1][i] + (1 - b2) * m->g[i] * m->g[i];
+        double decay = m->s[0][i] * m->p[i] >= 0 ? m->decay : 0;
+        m->p[i] -= m->lr * decay * m->p[i] +
+                   m->lr * (m->s[0][i] / (1 - pow(b1, m->t))) /
+                       (sqrt(m->s[1][i] / (1 - pow(b2, m->t))) + hyper(m, "eps"));
+    }
+}
+
 static void adagrad(moment *m)
 {
     for (int64_t i = 0; i < m->n; i++) {
@@ -75,7 +89,8 @@ static void lion(moment *m)
     double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2");
     for (int64_t i = 0; i < m->n; i++) {
         double c = b1 * m->s[0][i] + (1 - b1) * m->g[i];
-        m->p[i] = m->p[i] * (1 - m->lr * m->decay) - m->lr * ((c > 0) - (c < 0));
+        bool decays = hyper(m, "cautious") == 0 || c * m->p[i] >= 0;
+        m->p[i] -= m->lr * (decays ? m->decay : 0) * m->p[i] + m->lr * ((c > 0) - (c < 0));
         m->s[0][i] = b2 * m->s[0][i] + (1 - b2) * m->g[i];
     }
 }
@@ -89,6 +104,47 @@ static void momentum(moment *m)
         bool ahead = !strcmp(m->use->optim->name, "nesterov");
         m->p[i] -= m->lr * (ahead ? d + mu * m->s[0][i] : m->s[0][i]);
     }
+}
+
+/* y in p; z, v; the largest rate and the sum of weights. */
+static void schedule_free(moment *m)
+{
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), warm = hyper(m, "warmup_steps");
+    double rate = m->lr * (warm > 0 ? fmin(1, m->t / warm) : 1) * sqrt(1 - pow(b2, m->t));
+    if (m->t == 1)
+        memcpy(m->s[0], m->p, sizeof m->p);
+    m->s[2][0] = fmax(m->s[2][0], rate);
+    double w = pow(m->t, hyper(m, "r")) * pow(m->s[2][0], hyper(m, "weight_lr_power"));
+    double c = w / (m->s[3][0] += w);
+    for (int64_t i = 0; i < m->n; i++) {
+        double *y = &m->p[i], *z = &m->s[0][i], *v = &m->s[1][i];
+        *v = b2 * *v + (1 - b2) * m->g[i] * m->g[i];
+        double d = m->g[i] / (sqrt(*v) + hyper(m, "eps")) + m->decay * *y;
+        *y = *y + c * (*z - *y) + rate * (b1 * (1 - c) - 1) * d;
+        *z -= rate * d;
+    }
+}
+
+static void schedule_free_shown(moment *m)
+{
+    for (int64_t i = 0; i < m->n; i++)
+        m->p[i] += (1 - 1 / hyper(m, "beta1")) * (m->s[0][i] - m->p[i]);
+}
+
+/* An average beside Lion, in s[5]; of the parameters before the first step at first. */
+static void lion_averaged(moment *m)
+{
+    double d = fmin(m->use->ema, (1 + m->t) / (10 + m->t));
+    if (m->t == 1)
+        memcpy(m->s[5], m->p, sizeof m->p);
+    lion(m);
+    for (int64_t i = 0; i < m->n; i++)
+        m->s[5][i] = d * m->s[5][i] + (1 - d) * m->p[i];
+}
+
+static void average_shown(moment *m)
+{
+    memcpy(m->p, m->s[5], sizeof m->p);
 }
 
 /* ---- one or two numbers a row, a column or a tensor ---- */
@@ -536,42 +592,67 @@ typedef struct {
     struct {
         const char *name;
         int s;
-    } state[STATES];  /* that lie where the definition has them */
-    double tolerance; /* of the way that parameters went; 0: 1e-5 */
+    } state[STATES];         /* that lie where the definition has them */
+    double tolerance;        /* of the way that parameters went; 0: 1e-5 */
+    void (*show)(moment *m); /* p becomes what is evaluated; NULL: p itself */
 } row;
 
 static const row rows[] = {
-    { "adam", "weight_decay=0.1", adam, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0 },
-    { "amsgrad", "beta2=0.6", adam, { { "exp_avg", 0 }, { "max_exp_avg_sq", 2 } }, 0 },
-    { "adagrad", "lr_decay=0.1 weight_decay=0.1", adagrad, { { "sum", 0 } }, 0 },
-    { "rmsprop", "", rmsprop, { { "square_avg", 0 } }, 0 },
+    { "adam", "weight_decay=0.1", adam, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0, NULL },
+    { "amsgrad", "beta2=0.6", adam, { { "exp_avg", 0 }, { "max_exp_avg_sq", 2 } }, 0, NULL },
+    { "adagrad", "lr_decay=0.1 weight_decay=0.1", adagrad, { { "sum", 0 } }, 0, NULL },
+    { "rmsprop", "", rmsprop, { { "square_avg", 0 } }, 0, NULL },
     { "rmsprop",
       "centered=1 momentum=0.9 weight_decay=0.1",
       rmsprop,
       { { "square_avg", 0 }, { "grad_avg", 1 }, { "momentum_buffer", 2 } },
-      2e-5 },
-    { "lion", "", lion, { { "exp_avg", 0 } }, 0 },
-    { "momentum", "", momentum, { { "momentum_buffer", 0 } }, 0 },
-    { "nesterov", "", momentum, { { "momentum_buffer", 0 } }, 0 },
-    { "lamb", "", lamb, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0 },
-    { "lamb", "bias_correction=0 eps=0.1", lamb, { { "exp_avg", 0 } }, 0 },
+      2e-5,
+      NULL },
+    { "lion", "", lion, { { "exp_avg", 0 } }, 0, NULL },
+    { "adamw", "cautious=1", adamw, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0, NULL },
+    { "lion", "cautious=1", lion, { { "exp_avg", 0 } }, 0, NULL },
+    { "lion", "ema=0.6", lion_averaged, { { "exp_avg", 0 }, { "ema", 5 } }, 0, average_shown },
+    { "schedule-free",
+      "beta1=0.8",
+      schedule_free,
+      { { "z", 0 }, { "exp_avg_sq", 1 }, { "lr_max", 2 }, { "weight_sum", 3 } },
+      0,
+      schedule_free_shown },
+    { "schedule-free",
+      "warmup_steps=6 r=1 weight_lr_power=1 weight_decay=0.1",
+      schedule_free,
+      { { "z", 0 } },
+      0,
+      schedule_free_shown },
+    { "momentum", "", momentum, { { "momentum_buffer", 0 } }, 0, NULL },
+    { "nesterov", "", momentum, { { "momentum_buffer", 0 } }, 0, NULL },
+    { "lamb", "", lamb, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0, NULL },
+    { "lamb", "bias_correction=0 eps=0.1", lamb, { { "exp_avg", 0 } }, 0, NULL },
     { "adafactor",
       "",
       adafactor,
       { { "exp_avg_sq_row", 0 }, { "exp_avg_sq_col", 1 }, { "exp_avg_sq", 2 } },
-      0 },
+      0,
+      NULL },
     { "adafactor",
       "beta1=0.9 weight_decay=0.1 clip_threshold=0.5 scale_parameter=0",
       adafactor,
       { { "exp_avg", 3 } },
-      0 },
-    { "adafactor", "relative_step=1 warmup_init=1", adafactor, { { "exp_avg_sq", 2 } }, 1e-4 },
+      0,
+      NULL },
+    { "adafactor",
+      "relative_step=1 warmup_init=1",
+      adafactor,
+      { { "exp_avg_sq", 2 } },
+      1e-4,
+      NULL },
     { "sm3",
       "",
       sm3,
       { { "accumulator_0", 0 }, { "accumulator_1", 1 }, { "momentum_buffer", 2 } },
-      0 },
-    { "sm3", "momentum=0 weight_decay=0.1", sm3, { { "accumulator_0", 0 } }, 0 },
+      0,
+      NULL },
+    { "sm3", "momentum=0 weight_decay=0.1", sm3, { { "accumulator_0", 0 } }, 0, NULL },
     { "came",
       "",
       came,
@@ -580,19 +661,22 @@ static const row rows[] = {
         { "exp_avg", 2 },
         { "exp_avg_res_row", 3 },
         { "exp_avg_res_col", 4 } },
-      1e-4 },
-    { "adam-mini", "", adam_mini, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0 },
+      1e-4,
+      NULL },
+    { "adam-mini", "", adam_mini, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0, NULL },
     { "muon",
       "bf16=0",
       muon,
       { { "momentum_buffer", 0 }, { "exp_avg", 0 }, { "exp_avg_sq", 1 } },
-      1e-4 },
+      1e-4,
+      NULL },
     { "muon",
       "bf16=0 ns=1 scaling=1 nesterov=0 cautious=1 ns_steps=6",
       muon,
       { { "momentum_buffer", 0 } },
-      1e-3 },
-    { "muon", "", muon, { { "momentum_buffer", 0 } }, 0.05 },
+      1e-3,
+      NULL },
+    { "muon", "", muon, { { "momentum_buffer", 0 } }, 0.05, NULL },
     { "soap",
       "max_precond_dim=12 precondition_frequency=4",
       soap,
@@ -602,17 +686,20 @@ static const row rows[] = {
         { "Q_0", 3 },
         { "GG_1", 4 },
         { "Q_1", 5 } },
-      1e-3 },
+      1e-3,
+      NULL },
     { "soap-muon",
       "max_precond_dim=12 precondition_frequency=4 bf16=0",
       soap,
       { { "exp_avg", 0 }, { "Q_0", 3 } },
-      1e-2 },
+      1e-2,
+      NULL },
     { "normuon",
       "bf16=0",
       muon,
       { { "momentum_buffer", 0 }, { "second_momentum_buffer", 1 } },
-      1e-3 },
+      1e-3,
+      NULL },
 };
 
 /* ---- steps ---- */
@@ -624,7 +711,10 @@ static lm_optim_use use_of(const row *r)
         char name[32];
         double x;
         assert_int_equal(sscanf(at, "%31[^=]=%lf", name, &x), 2);
-        u.hyper[lm_optim_hyper(u.optim, name)] = x;
+        if (!strcmp(name, "ema"))
+            u.ema = x;
+        else
+            u.hyper[lm_optim_hyper(u.optim, name)] = x;
     }
     return u;
 }
@@ -748,6 +838,13 @@ static void follow(const row *w, double norm, double bound)
         trial_step(&r, lr);
         for (int i = 0; i < r.n; i++) {
             w->step(&m[i]);
+            compare(w, &r, i, &m[i], start[i]);
+        }
+    }
+    if (w->show) {
+        trial_run(&r, LM_UPDATE_SHOW);
+        for (int i = 0; i < r.n; i++) {
+            w->show(&m[i]);
             compare(w, &r, i, &m[i], start[i]);
         }
     }

@@ -5,9 +5,8 @@
 #include "train/optim/rule.h"
 
 static const lm_hyper hyper[] = {
-    BETA_1(0.9),
-    BETA_2(0.99),
-    DECAY(0.1),
+    BETA_1(0.9), BETA_2(0.99),
+    DECAY(0.1),  { "cautious", 0, 0, 1, "decay only where the step agrees", "off on" },
     { 0 },
 };
 
@@ -17,7 +16,9 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
     if (lm_rule_state(u, t, "exp_avg", &m, e))
         return e->code;
     return lm_rule(u, t,
-                   "p = p*(1 - lr*weight_decay) - lr*sign(beta1*m + (1 - beta1)*g);"
+                   "way = sign(beta1*m + (1 - beta1)*g);"
+                   "decays = where(cautious, 1 - (way*p < 0), 1);"
+                   "p = p - lr*weight_decay*decays*p - lr*way;"
                    "m = beta2*m + (1 - beta2)*g",
                    NAMES(LM_IS("m", m)), e);
 }

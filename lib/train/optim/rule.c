@@ -14,6 +14,13 @@
 
 enum { NAMES_AT_MOST = 40, TEXT = 1024 };
 
+/* Nodes before the first step and those that show an average run without gradients. */
+static bool is_gated(const lm_update *u)
+{
+    int when = lm_update_graph(u)->when;
+    return when != LM_UPDATE_START && when != LM_UPDATE_SHOW;
+}
+
 /* Gradients are clipped on their way in, copies written on the way out. */
 static lm_code complete(const lm_update *u, const lm_update_tensor *t, const char *text, char *out,
                         lm_err *e)
@@ -22,7 +29,8 @@ static lm_code complete(const lm_update *u, const lm_update_tensor *t, const cha
     const char *g = !lm_formula_mentions(text, "g") ? ""
                     : clips ? "g = max(-clip_value, min(clip_value, grad*scale)); "
                             : "g = grad*scale; ";
-    const char *low = t->low >= 0 && lm_formula_mentions(text, "p") == 2 ? "; low = p" : "";
+    bool writes = t->low >= 0 && lm_formula_mentions(text, "p") == 2 && is_gated(u);
+    const char *low = writes ? "; low = p" : "";
     int n = snprintf(out, TEXT, "%s%s%s", g, text, low);
     return n < TEXT ? LM_OK : lm_fail(e, LM_EBUG, "a formula", NULL, "too long: \"%.200s\"", text);
 }
@@ -63,7 +71,7 @@ lm_code lm_rule(lm_update *u, const lm_update_tensor *t, const char *text,
                                      .number = optim->number ? optim->number : rate_alone,
                                      .n_numbers = optim->number ? optim->n_numbers : 1,
                                      .numbers = lm_update_numbers(u),
-                                     .gate = lm_update_scale(u) };
+                                     .gate = is_gated(u) ? lm_update_scale(u) : LM_NONE };
     if (complete(u, t, text, whole, e))
         return e->code;
     return lm_formula_append(lm_update_graph(u), whole, &scope, e);

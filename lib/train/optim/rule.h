@@ -83,6 +83,11 @@ lm_code lm_rule_adamw(lm_update *u, const lm_update_tensor *t, double rate, lm_e
         "adam_rate", 0, 0, 1000, "its rate beside lr; 0: as the scaling asks", NULL    \
     }
 
+/* average.c: the nodes of t's average, whatever its rule is (lm_optim_use.ema); and how much of it step t (from 0)
+ * keeps, which is the number behind those of the rule. */
+lm_code lm_rule_average(lm_update *u, const lm_update_tensor *t, lm_err *e);
+double lm_rule_average_keeps(double ema, int64_t t);
+
 /* Numbers of a step for rules with beta1 and beta2 first in their tables: lr and the bias corrections
  * bc1 = 1 - beta1^t, bc2 = 1 - beta2^t. */
 void lm_rule_bias(const double *h, double lr, int64_t t, double *out);
