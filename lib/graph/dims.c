@@ -171,6 +171,7 @@ static void bind_attributes(binding *b, const void *attr)
 static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor *t, lm_dtype act)
 {
     lm_dtype want = o->is & LM_IDS        ? LM_DTYPE_I32
+                    : o->is & LM_CODES    ? LM_DTYPE_U8
                     : o->is & LM_DOUBLE   ? LM_DTYPE_F64
                     : o->is & LM_ACT_TYPE ? act
                                           : lm_wide(act);
@@ -200,6 +201,8 @@ static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, 
     const char *dim = o->dims;
     if (o->is & LM_DOUBLE)
         t->dtype = LM_DTYPE_F64;
+    else if (o->is & LM_CODES)
+        t->dtype = LM_DTYPE_U8;
     else if (!(o->is & LM_ANY_TYPE))
         t->dtype = o->is & LM_ACT_TYPE ? act : lm_wide(act);
     else if (!lm_dtype_is_float(t->dtype))

@@ -32,6 +32,7 @@ enum {
     LM_GIVEN = 128, /* an output that the caller gives: its shape is an operand of the rule, too */
     LM_ANY_TYPE = 256, /* of any float dtype; of an output the caller gives it */
     LM_DOUBLE = 512,   /* of F64 in every case: sums, numbers of a step */
+    LM_CODES = 1024,   /* of U8 in every case: codes of numbers */
 };
 
 /* An operand's dimensions are sums and products of numbers and letters, such as "BT,(H+2K)D".  A

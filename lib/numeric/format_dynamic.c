@@ -7,19 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Magnitudes from 2^-23 (below half of the least entry) to 1, distinguished by 8 bits of the
- * mantissa: entries are at least 0.7 % apart, so no cell holds more than one middle between two of
- * them, and one comparison behind a look-up gives the code. */
-enum { LEAST_EXPONENT = 127 - 23, CELL_BITS = 8, CELLS = (23 << CELL_BITS) + 1 };
-
-typedef struct {
-    float value[256];        /* ascending */
-    float mid[256];          /* between an entry and the next; the last is infinite */
-    uint8_t zero;            /* code of 0 */
-    uint8_t start[2][CELLS]; /* for numbers without and with a sign: the lowest code in the cell */
-} dynamic_map;
-
-static dynamic_map maps[2]; /* unsigned, signed */
+static lm_dynamic_map maps[2]; /* unsigned, signed */
 static pthread_once_t made = PTHREAD_ONCE_INIT;
 
 static int ascending(const void *a, const void *b)
@@ -31,19 +19,19 @@ static int ascending(const void *a, const void *b)
 /* The cell of the magnitude of v in [-1, 1], and the least magnitude in a cell. */
 static int cell_of(uint32_t bits)
 {
-    int i = (int)(bits >> (23 - CELL_BITS)) - (LEAST_EXPONENT << CELL_BITS);
+    int i = (int)(bits >> LM_DYNAMIC_CELL_SHIFT) - LM_DYNAMIC_CELL_LEAST;
     return i < 0 ? 0 : i;
 }
 
 static float cell_from(int i)
 {
-    uint32_t u = (uint32_t)(i + (LEAST_EXPONENT << CELL_BITS)) << (23 - CELL_BITS);
+    uint32_t u = (uint32_t)(i + LM_DYNAMIC_CELL_LEAST) << LM_DYNAMIC_CELL_SHIFT;
     float v;
     memcpy(&v, &u, sizeof v);
     return v;
 }
 
-static uint8_t search(const dynamic_map *m, float v)
+static uint8_t search(const lm_dynamic_map *m, float v)
 {
     int k = 0;
     while (v > m->mid[k])
@@ -51,7 +39,7 @@ static uint8_t search(const dynamic_map *m, float v)
     return (uint8_t)k;
 }
 
-static void make_map(dynamic_map *m, bool with_sign)
+static void make_map(lm_dynamic_map *m, bool with_sign)
 {
     int n = 0;
     for (int d = 0; d < 7; d++) {
@@ -73,7 +61,7 @@ static void make_map(dynamic_map *m, bool with_sign)
     }
     m->mid[255] = INFINITY;
     /* Codes grow with the number: for negative ones the search begins at the far end of the cell. */
-    for (int i = 0; i < CELLS; i++) {
+    for (int i = 0; i < LM_DYNAMIC_CELLS; i++) {
         m->start[0][i] = i ? search(m, cell_from(i)) : m->zero;
         m->start[1][i] = search(m, -cell_from(i + 1));
     }
@@ -85,8 +73,14 @@ static void make_maps(void)
     make_map(&maps[1], true);
 }
 
+const lm_dynamic_map *lm_dynamic_maps(void)
+{
+    pthread_once(&made, make_maps);
+    return maps;
+}
+
 /* The nearest entry to v in [-1, 1]; between two, the lower one. */
-static uint8_t nearest(const dynamic_map *m, float v)
+static uint8_t nearest(const lm_dynamic_map *m, float v)
 {
     uint32_t u;
     memcpy(&u, &v, sizeof u);
@@ -95,7 +89,7 @@ static uint8_t nearest(const dynamic_map *m, float v)
 }
 
 /* One of the two entries around v, drawn so that the mean is v. */
-static uint8_t drawn(const dynamic_map *m, float v, uint32_t r)
+static uint8_t drawn(const lm_dynamic_map *m, float v, uint32_t r)
 {
     int k = nearest(m, v);
     if (v < m->value[k])
@@ -125,7 +119,7 @@ static float encode_block(const float *x, int64_t n, uint8_t *code, const lm_enc
                           uint64_t index)
 {
     float s = scale_of(x, n), most = fabsf(s);
-    const dynamic_map *m = &maps[s < 0];
+    const lm_dynamic_map *m = &maps[s < 0];
     for (int64_t j = 0; j < n; j++) {
         if (!(most > 0)) { /* all 0, or not finite */
             code[j] = m->zero;
@@ -166,7 +160,7 @@ void lm_dynamic_decode(const lm_format *f, const void *const *plane, int64_t row
         for (int64_t j = 0; j < cols; j += LM_DYNAMIC_BLOCK, scale += sizeof(float)) {
             float s;
             memcpy(&s, scale, sizeof s);
-            const dynamic_map *m = &maps[s < 0];
+            const lm_dynamic_map *m = &maps[s < 0];
             for (int64_t k = j; k < cols && k < j + LM_DYNAMIC_BLOCK; k++)
                 y[i * pitch + k] = m->value[code[i * cols + k]] * fabsf(s);
         }
