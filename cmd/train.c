@@ -2,6 +2,7 @@
 /* train -- pretraining and continued training.  See man/man1/train.1. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -36,7 +37,7 @@ static struct {
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format;
-    bool dump_graph, measure, stats, deterministic;
+    bool dump_graph, list_optimizers, measure, stats, deterministic;
 } opt = { .steps = 1000,
           .batch = 8,
           .seq = 256,
@@ -50,11 +51,12 @@ static struct {
           .schedule = "cosine",
           .optimizer = "adamw",
           .dtype = "f32",
-          .beta1 = 0.9,
-          .beta2 = 0.95,
-          .eps = 1e-8,
-          .weight_decay = 0.1,
-          .momentum = 0.9,
+          .beta1 = -1, /* not given: as in the optimiser's table */
+          .beta2 = -1,
+          .eps = -1,
+          .weight_decay = -1,
+          .momentum = -1,
+          .dampening = -1,
           .max_grad_norm = 1,
           .dropout = -1,
           .documents = true,
@@ -104,8 +106,10 @@ static const lm_opt options[] = {
     LM_STR(0, "val", &opt.val, "SHARD", "validation tokens [DATA/val]"),
     LM_FLAG(0, "deterministic", &opt.deterministic, "the same bits again, also on a GPU"),
     LM_GROUP("Optimiser"),
-    LM_CHOICE(0, "optimizer", &opt.optimizer, "NAME", lm_optim_names, "adamw or sgd [adamw]"),
+    LM_STR_OF(0, "optimizer", &opt.optimizer, "NAMES", lm_optim_names,
+              "NAME[:key=value,...][;PATTERN=NAME...]... [adamw]"),
     LM_ALSO("optim"),
+    LM_FLAG(0, "list-optimizers", &opt.list_optimizers, "print them with their keys and stop"),
     LM_REAL(0, "lr", &opt.lr, "X", 0, 1e3, "peak learning rate [3e-4]"),
     LM_ALSO("learning-rate max-lr"),
     LM_CHOICE(0, "lr-schedule", &opt.schedule, "NAME", lm_sched_names,
@@ -122,16 +126,17 @@ static const lm_opt options[] = {
     LM_REAL(0, "gamma", &opt.gamma, "X", 0, 1, "step, exponential: factor [0.999]"),
     LM_COUNT(0, "cycles", &opt.cycles, "N", 1, 1e6, "cosine: restarts [1]"),
     LM_ALSO("num-cycles"),
-    LM_REAL(0, "beta1", &opt.beta1, "X", 0, 0.9999999, "AdamW: first moment [0.9]"),
+    LM_REAL(0, "beta1", &opt.beta1, "X", 0, 0.9999999, "first moment [of the optimiser]"),
     LM_ALSO("adam-beta1"),
-    LM_REAL(0, "beta2", &opt.beta2, "X", 0, 0.9999999, "AdamW: second moment [0.95]"),
+    LM_REAL(0, "beta2", &opt.beta2, "X", 0, 0.9999999, "second moment [of the optimiser]"),
     LM_ALSO("adam-beta2"),
-    LM_REAL(0, "eps", &opt.eps, "X", 0, 1, "AdamW: epsilon [1e-8]"),
+    LM_REAL(0, "eps", &opt.eps, "X", 0, 1, "epsilon [of the optimiser]"),
     LM_ALSO("adam-epsilon adam-eps epsilon"),
-    LM_REAL(0, "weight-decay", &opt.weight_decay, "X", 0, 10, "on matrices only [0.1]"),
-    LM_REAL(0, "momentum", &opt.momentum, "X", 0, 0.9999999, "SGD [0.9]"),
-    LM_REAL(0, "dampening", &opt.dampening, "X", 0, 1, "SGD [0]"),
-    LM_FLAG(0, "nesterov", &opt.nesterov, "SGD: Nesterov's momentum"),
+    LM_REAL(0, "weight-decay", &opt.weight_decay, "X", 0, 10,
+            "on matrices only [of the optimiser]"),
+    LM_REAL(0, "momentum", &opt.momentum, "X", 0, 0.9999999, "of the buffer [of the optimiser]"),
+    LM_REAL(0, "dampening", &opt.dampening, "X", 0, 1, "of what enters the buffer [0]"),
+    LM_FLAG(0, "nesterov", &opt.nesterov, "Nesterov's momentum"),
     LM_REAL(0, "max-grad-norm", &opt.max_grad_norm, "X", 0, 1e9, "clip the norm; 0: no [1]"),
     LM_ALSO("grad-clip clip-grad gradient-clip-norm gradient-clipping"),
     LM_REAL(0, "clip-value", &opt.clip_value, "X", 0, 1e9, "clip each element; 0: no [0]"),
@@ -286,22 +291,72 @@ static lm_code find_operands(session *s, lm_err *e)
     return LM_OK;
 }
 
-/* An option that the chosen optimiser or schedule does not read is refused, not ignored.  Its default passes: a saved
- * config holds every option. */
+/* Options that are hyper-parameters of optimisers. */
+enum { HYPERS = 7 };
+
+static void hypers_given(lm_hyper_value out[HYPERS + 1])
+{
+    const lm_hyper_value all[HYPERS] = {
+        { "beta1", opt.beta1 },
+        { "beta2", opt.beta2 },
+        { "eps", opt.eps },
+        { "weight_decay", opt.weight_decay },
+        { "momentum", opt.momentum },
+        { "dampening", opt.dampening },
+        { "nesterov", opt.nesterov ? 1 : -1 },
+    };
+    int n = 0;
+    for (int i = 0; i < HYPERS; i++)
+        if (all[i].value >= 0)
+            out[n++] = all[i];
+    out[n] = (lm_hyper_value){ 0 };
+}
+
+/* The optimisers that read it. */
+static const char *with_hyper(const char *name, char out[512])
+{
+    size_t n = 0;
+    *out = 0;
+    for (int i = 0; lm_optim_at(i) && n < 512; i++)
+        if (lm_optim_hyper(lm_optim_at(i), name) >= 0)
+            n += (size_t)snprintf(out + n, 512 - n, "%s%s", n ? ", " : "", lm_optim_at(i)->name);
+    return out;
+}
+
+/* A hyper-parameter that was given and that the main optimiser does not have.  What an older run has saved passes: it
+ * holds the defaults of all. */
+static lm_code refuse_hypers(const lm_groups *g, const lm_hyper_value *given, lm_err *e)
+{
+    char option[32], known[512];
+    for (; given->name; given++) {
+        snprintf(option, sizeof option, "--%s", given->name);
+        for (char *c = option; *c; c++)
+            *c = *c == '_' ? '-' : *c;
+        if (lm_given(&tool, option + 2) && lm_optim_hyper(g->use[0].optim, given->name) < 0)
+            return lm_fail(e, LM_EUSAGE, option, "leave it out", "serves --optimizer %s only",
+                           with_hyper(given->name, known));
+    }
+    return LM_OK;
+}
+
+static lm_code read_optimizers(session *s, lm_err *e)
+{
+    lm_hyper_value given[HYPERS + 1];
+    hypers_given(given);
+    if (lm_groups_parse(opt.optimizer, given, opt.lr, &s->o.groups, e))
+        return e->code;
+    return refuse_hypers(&s->o.groups, given, e);
+}
+
+/* An option that the chosen schedule does not read is refused, not ignored.  Its default passes: a saved config holds
+ * every option. */
 static lm_code refuse_idle(lm_err *e)
 {
-    bool adamw = !strcmp(opt.optimizer, "adamw"), step = !strcmp(opt.schedule, "step");
-    bool exponential = !strcmp(opt.schedule, "exponential");
+    bool step = !strcmp(opt.schedule, "step"), exponential = !strcmp(opt.schedule, "exponential");
     const struct {
         bool idle;
         const char *option, *needs;
     } checks[] = {
-        { adamw && opt.momentum != built_in.momentum, "--momentum", "--optimizer sgd" },
-        { adamw && opt.dampening != built_in.dampening, "--dampening", "--optimizer sgd" },
-        { adamw && opt.nesterov, "--nesterov", "--optimizer sgd" },
-        { !adamw && opt.beta1 != built_in.beta1, "--beta1", "--optimizer adamw" },
-        { !adamw && opt.beta2 != built_in.beta2, "--beta2", "--optimizer adamw" },
-        { !adamw && opt.eps != built_in.eps, "--eps", "--optimizer adamw" },
         { !step && opt.step_size != built_in.step_size, "--step-size", "--lr-schedule step" },
         { !step && !exponential && opt.gamma != built_in.gamma, "--gamma",
           "--lr-schedule step or exponential" },
@@ -345,9 +400,6 @@ static lm_code gather(session *s, lm_err *e)
         .documents = opt.documents,
         .dropout = true,
         .seed = (uint64_t)tool.seed,
-        .optim = lm_optim_flat_find(opt.optimizer),
-        .hyper = { opt.beta1, opt.beta2, opt.eps, opt.weight_decay, opt.momentum, opt.dampening,
-                   opt.nesterov },
         .schedule = { .kind = lm_sched_find(opt.schedule),
                       .lr = opt.lr,
                       .min_ratio = opt.min_lr_ratio,
@@ -366,10 +418,8 @@ static lm_code gather(session *s, lm_err *e)
         .min_delta = opt.min_delta,
         .timed = opt.stats,
     };
-    if (refuse_idle(e) || (s->saved && place_schedule(s, e)))
+    if (read_optimizers(s, e) || refuse_idle(e) || (s->saved && place_schedule(s, e)))
         return e->code;
-    if (opt.nesterov && (opt.momentum <= 0 || opt.dampening > 0))
-        return lm_fail(e, LM_EUSAGE, "--nesterov", NULL, "needs --momentum and no --dampening");
     if (opt.measure && !tool.dry_run)
         return lm_fail(e, LM_EUSAGE, "--measure", "give --dry-run too", "serves --dry-run only");
     if (opt.patience && !opt.eval_every)
@@ -634,7 +684,7 @@ static lm_code prepare(session *s, lm_err *e)
     return LM_OK;
 }
 
-static lm_code train(session *s, lm_train_result *r, lm_err *e)
+static lm_code train(session *s, const lm_memory_plan *plan, lm_train_result *r, lm_err *e)
 {
     lm_trainer_io io = { .config = &s->config,
                          .weights = s->source,
@@ -662,7 +712,7 @@ static lm_code train(session *s, lm_train_result *r, lm_err *e)
     lm_space space;
     if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
         lm_run_claim(s->run, s->from, e) ||
-        lm_train_space(&s->o, &s->config, s->step, opt.keep, s->run, &space, e))
+        lm_train_space(&s->o, plan, s->step, opt.keep, s->run, &space, e))
         return e->code;
     lm_train_advise_space(&space, s->run, s->lmz, &tool.sink);
     if (*s->note)
@@ -687,7 +737,13 @@ static lm_code work(session *s, lm_err *e)
     if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e) ||
         open_run(s, e) || open_reports(s, e))
         return e->code;
-    return summarise(s, &r, train(s, &r, e), e);
+    return summarise(s, &r, train(s, &plan, &r, e), e);
+}
+
+static lm_code list_optimizers(lm_err *e)
+{
+    lm_buf text = { 0 };
+    return print_text((tool.json ? lm_optims_json : lm_optims_table)(&text, e), &text, "");
 }
 
 static void let_go(session *s, lm_err *e)
@@ -723,9 +779,12 @@ int main(int argc, char **argv)
     lm_err e = { 0 };
     built_in = opt;
     lm_begin(&tool, argc, argv);
-    if (!tool.dry_run && !opt.dump_graph) /* the run is the product, not the lines about it */
+    if (!plan_only() && !opt.list_optimizers) /* the run is the product, not the lines about it */
         lm_outlast_readers(&tool);
-    work(&s, &e);
+    if (opt.list_optimizers)
+        list_optimizers(&e);
+    else
+        work(&s, &e);
     let_go(&s, &e);
     if (e.code)
         lm_complain(&tool, &e);

@@ -198,6 +198,7 @@ static lm_code empty(const lm_opt *o, lm_err *e)
 
 lm_code lm_option_set(int i, const char *text, lm_err *e)
 {
+    const char *known;
     const lm_opt *o = &f->opt[i];
     int64_t n = 0;
     double x = 0;
@@ -229,7 +230,8 @@ lm_code lm_option_set(int i, const char *text, lm_err *e)
     default:
         if (!*text && !may_be_empty(o))
             return empty(o, e);
-        *(const char **)o->dst = text;
+        known = o->choices ? lm_choice_find(o->choices, text) : NULL; /* in another spelling */
+        *(const char **)o->dst = known ? known : text;
         return LM_OK;
     }
 }

@@ -83,6 +83,11 @@ typedef struct {
     {                                                                   \
         LM_OPT_STR, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, NULL, h \
     }
+/* With a list for completion; other text is taken, too. */
+#define LM_STR_OF(c, nm, d, v, list, h)                                 \
+    {                                                                   \
+        LM_OPT_STR, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, list, h \
+    }
 #define LM_CHOICE(c, nm, d, v, list, h)                                    \
     {                                                                      \
         LM_OPT_CHOICE, c, nm, 1 ? (d) : (const char **)0, v, 0, 0, list, h \

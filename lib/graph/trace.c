@@ -81,23 +81,27 @@ void lm_trace_span(lm_trace *t, int row, const char *name, double begin, double 
     lm_jw_close_obj(&t->w);
 }
 
-/* The parameter that the node reads or whose gradient it makes. */
+/* The parameter that the node reads or writes, or whose gradient it makes. */
 static const char *parameter_of(const lm_graph *g, const lm_node *n)
 {
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i] >= 0 && g->value[n->in[i]].role == LM_ROLE_PARAM)
             return g->value[n->in[i]].name;
     for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_GRAD)
+        if (n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_PARAM)
+            return g->value[n->out[i]].name;
+        else if (n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_GRAD)
             return g->value[g->value[n->out[i]].grad_of].name;
     return NULL;
 }
 
-void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, int64_t micro,
-                   double begin)
+void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, size_t first,
+                   size_t last, int64_t micro, double begin)
 {
     lm_exec_span s;
-    for (size_t k = 0; lm_exec_span_at(x, k, &s); k++) {
+    for (size_t k = first; k < last; k++) {
+        if (!lm_exec_span_at(x, k, &s))
+            continue;
         const char *parameter = parameter_of(g, s.node), *phase = lm_phase_name(s.node->phase);
         double seconds = s.end - s.begin;
         open_event(t, row + (int)s.node->phase, phase, s.node->op->name, begin + s.begin,
@@ -105,7 +109,8 @@ void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, in
         lm_jw_obj(&t->w, "args");
         lm_jw_str(&t->w, "phase", phase);
         lm_jw_int(&t->w, "layer", s.node->layer);
-        lm_jw_int(&t->w, "micro_batch", micro);
+        if (micro >= 0)
+            lm_jw_int(&t->w, "micro_batch", micro);
         if (parameter)
             lm_jw_str(&t->w, "parameter", parameter);
         lm_jw_f32(&t->w, "flops", s.flops);

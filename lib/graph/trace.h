@@ -18,11 +18,11 @@ void lm_trace_free(lm_trace *t);
 void lm_trace_row(lm_trace *t, int row, const char *name);
 void lm_trace_span(lm_trace *t, int row, const char *name, double begin, double end);
 
-/* All nodes of the last run of `x`, which executes `g` and was timed; `begin`: when that run began.
- * They go to rows row + phase, with layer, parameter, FLOP/s and bytes/s (by the operators' cost
- * rules).  micro: the run's number among those of its step. */
-void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, int64_t micro,
-                   double begin);
+/* Nodes [first, last) of the last run of `x`, which executes `g` and was timed; `begin`: when that run
+ * began.  They go to rows row + phase, with layer, parameter, FLOP/s and bytes/s (by the operators' cost
+ * rules).  micro: the run's number among those of its step; -1: it has none. */
+void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, size_t first,
+                   size_t last, int64_t micro, double begin);
 
 /* Write the whole to a file, which is left open; no event may be added afterwards. */
 lm_code lm_trace_write(lm_trace *t, lm_out *out, lm_err *e);

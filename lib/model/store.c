@@ -40,14 +40,15 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
                            "%s has no master copy in F32", lm_dtype_name(format_of(m, i)));
     }
     if (o->n_states > LM_STORE_STATES)
-        return lm_fail(e, LM_EBUG, "store", NULL, "%d states of an optimiser", o->n_states);
+        return lm_fail(e, LM_ELIMIT, "optimiser", "use fewer optimisers side by side",
+                       "%d states, %d are possible", o->n_states, LM_STORE_STATES);
     add_block(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->block);
     if (low)
         add_block(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->block);
     if (o->grads)
         add_block(s, LM_KEPT_GRAD, LM_DTYPE_F32, m->train_end);
     for (int k = 0; k < o->n_states; k++)
-        add_block(s, LM_KEPT_OPT, LM_DTYPE_F32, m->train_end)->state = o->state[k];
+        add_block(s, LM_KEPT_OPT, o->state[k].format, o->state[k].count)->state = &o->state[k];
     return LM_OK;
 }
 
@@ -92,7 +93,7 @@ lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, l
     *out = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "a store", e))
         return e->code;
-    *s = (lm_store){ .model = m, .backend = b, .par = o->par ? o->par : b->par };
+    *s = (lm_store){ .model = m, .backend = b, .par = o->par ? o->par : b->par, .shown = o->shown };
     lm_code rc = lay_out(s, o, e);
     for (int k = 0; !rc && k < s->n_blocks; k++)
         rc = b->alloc(b, bytes_of(&s->block[k]), purpose[s->block[k].role], &s->block[k].data, e);

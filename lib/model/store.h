@@ -7,9 +7,8 @@
  *   for training   PARAM    every parameter in F32 (the master copy), at lm_param.offset
  *                  DERIVED  the same in BF16, where the model reads BF16: made anew by
  *                           lm_store_derive, or by the optimiser as it writes PARAM
- *                  GRAD     gradients, and
- *                  OPT      a block for each state of the optimiser: [0, train_end) alone, as only
- *                           what trains has them
+ *                  GRAD     gradients: [0, train_end) alone, as only what trains has them
+ *                  OPT      a block for each state of the optimiser, laid out as it says
  *   for use        PARAM    each parameter once, in the format that the model reads: a block for
  *                           each format
  *
@@ -25,18 +24,6 @@
 #include "graph/exec.h"
 #include "model/model.h"
 
-typedef enum { LM_SPACE_HOST, LM_SPACE_DEVICE } lm_store_space;
-typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEPT_ROLES } lm_kept;
-
-typedef struct {
-    lm_kept role;
-    const char *state; /* OPT: its name in checkpoints, "exp_avg" (borrowed) */
-    lm_dtype format;
-    lm_store_space space;
-    int64_t count; /* elements, padding included */
-    void *data;    /* in memory of the store's backend; zeros at first */
-} lm_store_block;
-
 /* A state of an optimiser: one block with a place for each tensor that has it. */
 typedef struct {
     const char *name; /* in checkpoints: "exp_avg" stands for tensors "exp_avg.<tensor>" */
@@ -51,13 +38,28 @@ typedef struct {
     int n_parts;
 } lm_store_state;
 
-enum { LM_STORE_STATES = 4, LM_STORE_BLOCKS = 3 + LM_STORE_STATES };
+typedef enum { LM_SPACE_HOST, LM_SPACE_DEVICE } lm_store_space;
+typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEPT_ROLES } lm_kept;
 
 typedef struct {
-    bool master; /* for training: F32, and BF16 derived from it; false: for use */
-    bool grads;  /* with `master` alone, as are the states */
-    const char *const *state;
+    lm_kept role;
+    const lm_store_state *state; /* OPT: what it holds (borrowed) */
+    lm_dtype format;
+    lm_store_space space;
+    int64_t count; /* elements, padding included */
+    void *data;    /* in memory of the store's backend; zeros at first */
+} lm_store_block;
+
+enum { LM_STORE_STATES = 32, LM_STORE_BLOCKS = 3 + LM_STORE_STATES };
+
+typedef struct {
+    bool master;                 /* for training: F32, and BF16 derived from it; false: for use */
+    bool grads;                  /* with `master` alone, as are the states */
+    const lm_store_state *state; /* borrowed for the store's life */
     int n_states;
+    bool
+        shown; /* PARAM may hold what is shown in place of the parameters, which then lie in GRAD: checkpoints
+                   have both (lm_store_write_states) */
     lm_par *par; /* of the host, for conversions; NULL: the backend's, which a device has not */
 } lm_store_opts;
 
@@ -67,9 +69,10 @@ typedef struct {
     lm_par *par;
     lm_store_block block[LM_STORE_BLOCKS];
     int n_blocks;
+    bool shown;
     struct lm_store_place {
         int block;      /* of the parameter's own numbers */
-        int64_t offset; /* there, and in every block of another role */
+        int64_t offset; /* there, and in the blocks DERIVED and GRAD */
     } * place;          /* by parameter */
     struct {
         void *data; /* of the host, pinned: a tensor on its way to a device */
@@ -109,7 +112,8 @@ void lm_store_derive(const lm_store *s);
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
 /* All tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
-/* All states, "exp_avg.<tensor>" in any float type.  Fails: LM_EFORMAT. */
+/* All states, "exp_avg.<tensor>" in any float type, and the parameters "param.<tensor>" where PARAM may be
+ * shown otherwise.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
 /* Tensor i of the model from memory of the host: elements of `dtype` in the file's shape. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
@@ -119,12 +123,16 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
 
 /* ---- out ---- */
 
-/* Tensor i of a block in the block's format and the file's shape, to memory of the host. */
+/* Tensors of a block: those of the model, or those that have the state. */
+int lm_store_tensors(const lm_store *s, const lm_store_block *k);
+/* Elements of number i of them; and these in the block's format and the file's shape, to memory of the host. */
+int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
 /* Add all tensors of the model to a plan, in `dtype`. */
 lm_code lm_model_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e);
 /* Write the parameters to a folder of that plan, in the folder's order; and the states as
- * optimizer.safetensors.  Of blocks in memory of the host. */
+ * optimizer.safetensors, with GRAD as "param.<tensor>" where PARAM is shown otherwise.  Of blocks in memory of
+ * the host. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
 

@@ -58,7 +58,8 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
         const lm_slice *t = &m->slice[i];
         const lm_store_block *k = store_own(s, t);
         draw_job j = job_of(m, i, seed);
-        j.dst = store_open(s, k, i, e);
+        const store_piece p = store_piece_of(s, k, i);
+        j.dst = store_open(s, k, &p, e);
         if (!j.dst) {
             rc = e->code;
             break;
@@ -66,7 +67,7 @@ lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e)
         j.width = t->transposed ? store_width(m, t) : 0;
         j.format = k->format;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
-        rc = store_close(s, k, i, j.dst, e);
+        rc = store_close(s, k, &p, j.dst, e);
     }
     store_end(s);
     return rc;

@@ -3,8 +3,12 @@
 #ifndef LM_MODEL_STORE_IMPL_H
 #define LM_MODEL_STORE_IMPL_H
 
-#include "model/store.h"
+#include <string.h>
 
+#include "model/store.h"
+#include "numeric/format.h"
+
+#define STORE_OWN_NAME "param" /* in optimizer.safetensors: a parameter that is shown otherwise */
 enum { STORE_TILE = 64 }; /* of a transposition: 64 x 64 elements stay in the first-level cache */
 
 /* Elements of a row of the parameter that the tensor is part of. */
@@ -14,11 +18,55 @@ static inline int64_t store_width(const lm_model *m, const lm_slice *s)
     return p->count / m->graph->value[p->value].t.dim[0];
 }
 
-/* Where the tensor begins in a block. */
-static inline void *store_at(const lm_store *s, const lm_store_block *k, const lm_slice *t)
+/* A tensor in a block: [rows, cols] there, where files may have it as [cols, rows]. */
+typedef struct {
+    int tensor; /* its number in the model */
+    int64_t at; /* elements before it */
+    int64_t rows, cols;
+    bool turned;
+} store_piece;
+
+/* Number i of a block's tensors. */
+static inline store_piece store_piece_of(const lm_store *s, const lm_store_block *k, int i)
 {
-    int64_t at = s->place[t->param].offset + t->row * store_width(s->model, t);
-    return (char *)k->data + (size_t)at * lm_dtype_size(k->format);
+    if (k->state) {
+        const struct lm_state_part *p = &k->state->part[i];
+        int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1;
+        return (store_piece){ p->tensor, p->at, rows, rows ? lm_tensor_count(&p->shape) / rows : 0,
+                              p->turned };
+    }
+    const lm_slice *t = &s->model->slice[i];
+    int64_t width = store_width(s->model, t);
+    return (store_piece){ i, s->place[t->param].offset + t->row * width, t->rows, width,
+                          t->transposed };
+}
+
+/* Its shape in files. */
+static inline int store_file_shape(const lm_store *s, const lm_store_block *k, int i,
+                                   int64_t dim[LM_MAX_DIMS])
+{
+    if (!k->state) {
+        const lm_slice *t = &s->model->slice[i];
+        memcpy(dim, t->dim, sizeof t->dim);
+        return t->ndim;
+    }
+    const struct lm_state_part *p = &k->state->part[i];
+    memcpy(dim, p->shape.dim, sizeof p->shape.dim);
+    if (p->turned) {
+        dim[0] = p->shape.dim[1];
+        dim[1] = p->shape.dim[0];
+    }
+    return p->shape.ndim;
+}
+
+static inline void *store_at(const lm_store_block *k, const store_piece *p)
+{
+    return (char *)k->data + (size_t)p->at * lm_dtype_size(k->format);
+}
+
+static inline size_t store_bytes(const lm_store_block *k, const store_piece *p)
+{
+    return lm_plain_bytes(k->format, p->rows * p->cols);
 }
 
 /* The block of the parameter's own numbers. */
@@ -27,11 +75,12 @@ static inline const lm_store_block *store_own(const lm_store *s, const lm_slice 
     return &s->block[s->place[t->param].block];
 }
 
-/* Memory of the host in which tensor i is to be made for block k, in the block's format and order:
- * its place, or the passage to a device.  NULL: it failed. */
-void *store_open(lm_store *s, const lm_store_block *k, int i, lm_err *e);
+/* Memory of the host in which a piece of block k is to be made, in the block's format and order: its
+ * place, or the passage to a device.  NULL: it failed. */
+void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e);
 /* What was made there goes to its place. */
-lm_code store_close(lm_store *s, const lm_store_block *k, int i, const void *made, lm_err *e);
+lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
+                    lm_err *e);
 /* Release the passage. */
 void store_end(lm_store *s);
 

@@ -121,32 +121,42 @@ static lm_code fetch_all(lm_par *par, const origin *o, lm_dtype to, void *dst, l
 
 /* ---- a tensor to its place ---- */
 
-void *store_open(lm_store *s, const lm_store_block *k, int i, lm_err *e)
+/* Of the largest tensor or state. */
+static size_t passage_bytes(const lm_store *s)
 {
-    const lm_slice *t = &s->model->slice[i];
-    lm_backend *b = s->backend;
     size_t most = 0;
+    for (int k = 0; k < s->n_blocks; k++) {
+        const lm_store_block *b = &s->block[k];
+        for (int i = 0; i < lm_store_tensors(s, b); i++) {
+            const store_piece p = store_piece_of(s, b, i);
+            bool own = b->role == LM_KEPT_OPT || store_own(s, &s->model->slice[i]) == b;
+            size_t bytes = own ? store_bytes(b, &p) : 0;
+            most = bytes > most ? bytes : most;
+        }
+    }
+    return most;
+}
+
+void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e)
+{
+    lm_backend *b = s->backend;
     if (k->space == LM_SPACE_HOST)
-        return store_at(s, k, t);
+        return store_at(k, p);
     if (s->passage.data)
         return s->passage.data;
-    for (int n = 0; n < s->model->n_slices; n++) { /* one buffer for all: the master copy's */
-        const lm_slice *x = &s->model->slice[n];
-        size_t bytes = lm_plain_bytes(store_own(s, x)->format, lm_slice_count(x));
-        most = bytes > most ? bytes : most;
-    }
+    size_t most = passage_bytes(s);
     if (b->host_alloc(b, most, "a tensor", &s->passage.data, e))
         return NULL;
     s->passage.bytes = most;
     return s->passage.data;
 }
 
-lm_code store_close(lm_store *s, const lm_store_block *k, int i, const void *made, lm_err *e)
+lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
+                    lm_err *e)
 {
-    const lm_slice *t = &s->model->slice[i];
     lm_backend *b = s->backend;
-    void *place = store_at(s, k, t);
-    size_t bytes = lm_plain_bytes(k->format, lm_slice_count(t));
+    void *place = store_at(k, p);
+    size_t bytes = store_bytes(k, p);
     if (made == place)
         return LM_OK;
     /* the next tensor comes to the same buffer */
@@ -164,12 +174,12 @@ void store_end(lm_store *s)
 /* The one way in. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
-    const lm_slice *t = &s->model->slice[i];
+    const store_piece p = store_piece_of(s, k, i);
     size_t size = lm_dtype_size(k->format);
-    void *to = store_open(s, k, i, e), *file = to;
+    void *to = store_open(s, k, &p, e), *file = to;
     if (!to)
         return e->code;
-    if (t->transposed) {
+    if (p.turned) {
         if (lm_grow(&s->passage.file, &s->passage.file_room, (size_t)o->count * size, 1, "a tensor",
                     e))
             return e->code;
@@ -178,24 +188,24 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
     if (fetch_all(s->par, o, k->format, file, e))
         return e->code;
     if (file != to)
-        store_transpose(s->par, file, t->dim[0], t->dim[1], size, to);
-    return store_close(s, k, i, to, e);
+        store_transpose(s->par, file, p.cols, p.rows, size, to);
+    return store_close(s, k, &p, to, e);
 }
 
 /* ---- a model ---- */
 
-static bool same_shape(const lm_slice *s, const lm_st_tensor *t)
+static bool same_shape(int ndim, const int64_t *dim, const lm_st_tensor *t)
 {
-    bool same = t->ndim == s->ndim;
-    for (int i = 0; same && i < s->ndim; i++)
-        same = t->dim[i] == s->dim[i];
+    bool same = t->ndim == ndim;
+    for (int i = 0; same && i < ndim; i++)
+        same = t->dim[i] == dim[i];
     return same;
 }
 
 static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char *file, lm_err *e)
 {
     char want[LM_ST_SHAPE], have[LM_ST_SHAPE];
-    if (!same_shape(s, t))
+    if (!same_shape(s->ndim, s->dim, t))
         return lm_fail(e, LM_EFORMAT, file, "config.json and weights belong to different models",
                        "tensor \"%s\" has shape [%s], config.json asks for [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
@@ -277,13 +287,17 @@ static lm_code read_st(const void *ctx, const lm_st_tensor *t, uint64_t from, vo
     return lm_st_read(ctx, t, from, dst, bytes, e);
 }
 
-static lm_code load_state(lm_store *s, const lm_store_block *k, int i, const lm_st *st, lm_err *e)
+/* Number i of block k, in files `prefix`.TENSOR. */
+static lm_code load_state(lm_store *s, const lm_store_block *k, const char *prefix, int i,
+                          const lm_st *st, lm_err *e)
 {
-    const lm_slice *sl = &s->model->slice[i];
+    int64_t dim[LM_MAX_DIMS];
     char name[512];
-    snprintf(name, sizeof name, "%s.%s", k->state, sl->name);
+    int ndim = store_file_shape(s, k, i, dim);
+    snprintf(name, sizeof name, "%s.%s", prefix,
+             s->model->slice[store_piece_of(s, k, i).tensor].name);
     const lm_st_tensor *t = lm_st_find(st, name);
-    if (!t || !same_shape(sl, t))
+    if (!t || !same_shape(ndim, dim, t))
         return lm_fail(e, LM_EFORMAT, lm_st_path(st),
                        lm_st_meta(st, "lmutils.coded") ? "expand its states with compress-ckpt -d"
                                                        : NULL,
@@ -302,12 +316,14 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, int i, const lm_
 
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
 {
-    const lm_store_block *k;
+    const lm_store_block *k, *own = lm_store_find(s, LM_KEPT_PARAM, 0);
     lm_code rc = LM_OK;
     for (int n = 0; !rc && (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
-        for (int i = 0; !rc && i < s->model->n_slices; i++)
-            if (s->model->param[s->model->slice[i].param].trains)
-                rc = load_state(s, k, i, st, e);
+        for (int i = 0; !rc && i < lm_store_tensors(s, k); i++)
+            rc = load_state(s, k, k->state->name, i, st, e);
+    for (int i = 0; !rc && s->shown && i < s->model->n_slices; i++)
+        if (s->model->param[s->model->slice[i].param].trains)
+            rc = load_state(s, own, STORE_OWN_NAME, i, st, e);
     store_end(s);
     return rc;
 }

@@ -11,35 +11,45 @@
 static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, uint8_t **tmp,
                              size_t *room, const void **data, lm_err *e)
 {
-    const lm_slice *t = &s->model->slice[i];
-    size_t size = lm_dtype_size(k->format);
-    *data = store_at(s, k, t);
-    if (!t->transposed)
+    const store_piece p = store_piece_of(s, k, i);
+    *data = store_at(k, &p);
+    if (!p.turned)
         return LM_OK;
-    if (lm_grow(tmp, room, (size_t)lm_slice_count(t) * size, 1, "a tensor", e))
+    if (lm_grow(tmp, room, store_bytes(k, &p), 1, "a tensor", e))
         return e->code;
-    store_transpose(NULL, *data, t->rows, store_width(s->model, t), size, *tmp);
+    store_transpose(NULL, *data, p.rows, p.cols, lm_dtype_size(k->format), *tmp);
     *data = *tmp;
     return LM_OK;
 }
 
+int lm_store_tensors(const lm_store *s, const lm_store_block *k)
+{
+    return k->state ? k->state->n_parts : s->model->n_slices;
+}
+
+int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i)
+{
+    const store_piece p = store_piece_of(s, k, i);
+    return p.rows * p.cols;
+}
+
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e)
 {
-    const lm_slice *t = &s->model->slice[i];
-    size_t size = lm_dtype_size(k->format), bytes = lm_plain_bytes(k->format, lm_slice_count(t));
+    const store_piece p = store_piece_of(s, k, i);
+    size_t bytes = store_bytes(k, &p);
     lm_backend *b = s->backend;
-    const void *from = store_at(s, k, t);
+    const void *from = store_at(k, &p);
     uint8_t *tmp = NULL;
     lm_code rc = LM_OK;
     if (k->space == LM_SPACE_DEVICE) {
-        if (t->transposed && lm_alloc_n(&tmp, bytes, 1, "a tensor", e))
+        if (p.turned && lm_alloc_n(&tmp, bytes, 1, "a tensor", e))
             return e->code;
         void *to = tmp ? tmp : dst;
         rc = b->copy(b, to, from, bytes, b->main, e) || b->sync(b, b->main, e) ? e->code : LM_OK;
         from = to;
     }
-    if (!rc && t->transposed)
-        store_transpose(NULL, from, t->rows, store_width(s->model, t), size, dst);
+    if (!rc && p.turned)
+        store_transpose(NULL, from, p.rows, p.cols, lm_dtype_size(k->format), dst);
     else if (!rc && from != dst)
         memcpy(dst, from, bytes);
     lm_free(tmp);
@@ -75,60 +85,70 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
     return rc;
 }
 
-static bool has_state(const lm_store *s, int i)
-{
-    return s->model->param[s->model->slice[i].param].trains;
-}
+/* ---- states ---- */
 
-static lm_code plan_states(const lm_store *s, lm_st_plan *plan, lm_err *e)
+typedef lm_code state_work(const lm_store *s, const lm_store_block *k, const char *prefix, int i,
+                           void *ctx, lm_err *e);
+
+/* Everything of optimizer.safetensors, in its order. */
+static lm_code each_state(const lm_store *s, state_work *work, void *ctx, lm_err *e)
 {
-    const lm_model *m = s->model;
-    const lm_store_block *k;
-    char name[512];
+    const lm_store_block *k, *own = lm_store_find(s, LM_KEPT_GRAD, 0);
     for (int n = 0; (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
-        for (int i = 0; i < m->n_slices; i++) {
-            snprintf(name, sizeof name, "%s.%s", k->state, m->slice[i].name);
-            if (has_state(s, i) &&
-                lm_st_plan_add(plan, name, k->format, m->slice[i].ndim, m->slice[i].dim, e))
+        for (int i = 0; i < lm_store_tensors(s, k); i++)
+            if (work(s, k, k->state->name, i, ctx, e))
                 return e->code;
-        }
+    for (int i = 0; s->shown && i < s->model->n_slices; i++)
+        if (s->model->param[s->model->slice[i].param].trains &&
+            work(s, own, STORE_OWN_NAME, i, ctx, e))
+            return e->code;
     return LM_OK;
 }
 
-static lm_code put_states(const lm_store *s, lm_st_writer *w, lm_err *e)
+static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char *prefix, int i,
+                          void *ctx, lm_err *e)
 {
-    const lm_store_block *k;
-    uint8_t *tmp = NULL;
-    size_t room = 0;
-    lm_code rc = LM_OK;
-    for (int n = 0; !rc && (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
-        for (int i = 0; !rc && i < s->model->n_slices; i++) {
-            const void *data;
-            if (!has_state(s, i))
-                continue;
-            rc = in_file_shape(s, k, i, &tmp, &room, &data, e);
-            if (!rc)
-                rc = lm_st_write(w, data, (size_t)lm_st_next(w)->bytes, e);
-        }
-    lm_free(tmp);
-    return rc;
+    int64_t dim[LM_MAX_DIMS];
+    char name[512];
+    int ndim = store_file_shape(s, k, i, dim);
+    snprintf(name, sizeof name, "%s.%s", prefix,
+             s->model->slice[store_piece_of(s, k, i).tensor].name);
+    return lm_st_plan_add(ctx, name, k->format, ndim, dim, e);
+}
+
+typedef struct {
+    lm_st_writer *w;
+    uint8_t *tmp;
+    size_t room;
+} state_writer;
+
+static lm_code put_state(const lm_store *s, const lm_store_block *k, const char *prefix, int i,
+                         void *ctx, lm_err *e)
+{
+    state_writer *w = ctx;
+    const void *data;
+    (void)prefix;
+    if (in_file_shape(s, k, i, &w->tmp, &w->room, &data, e))
+        return e->code;
+    return lm_st_write(w->w, data, (size_t)lm_st_next(w->w)->bytes, e);
 }
 
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e)
 {
     lm_st_plan *plan = NULL;
-    lm_st_writer *w = NULL;
+    state_writer w = { 0 };
     lm_code rc = lm_st_plan_new(&plan, e);
     if (!rc)
-        rc = plan_states(s, plan, e);
+        rc = each_state(s, plan_state, plan, e);
     if (!rc)
-        rc = lm_folder_st_create(f, "optimizer.safetensors", plan, &w, e);
+        rc = lm_folder_st_create(f, "optimizer.safetensors", plan, &w.w, e);
     if (!rc)
-        rc = put_states(s, w, e);
+        rc = each_state(s, put_state, &w, e);
     if (!rc)
-        rc = lm_st_commit(w, e);
+        rc = lm_st_commit(w.w, e);
     else
-        lm_st_drop(w);
+        lm_st_drop(w.w);
+    lm_free(w.tmp);
     lm_st_plan_free(plan);
     return rc;
 }

@@ -10,9 +10,10 @@ static size_t array_bytes(int64_t batch, int64_t seq)
     return ((size_t)(batch * seq) * sizeof(int32_t) + 63) / 64 * 64;
 }
 
-size_t lm_batch_bytes(int64_t batch, int64_t seq)
+size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now)
 {
-    return 5 * array_bytes(batch, seq) + 64;
+    size_t now = ((size_t)n_now * sizeof(double) + 63) / 64 * 64;
+    return 5 * array_bytes(batch, seq) + (now ? now : 64);
 }
 
 static void *part(void *base, const lm_batch *b, int i)
@@ -25,10 +26,10 @@ static double *now_of(void *base, const lm_batch *b)
     return part(base, b, 5);
 }
 
-lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm_err *e)
+lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e)
 {
-    *b = (lm_batch){ .batch = batch, .seq = seq };
-    if (lm_mirror_new(on, lm_batch_bytes(batch, seq), "a batch", &b->rooms, e))
+    *b = (lm_batch){ .batch = batch, .seq = seq, .n_now = n_now };
+    if (lm_mirror_new(on, lm_batch_bytes(batch, seq, n_now), "a batch", &b->rooms, e))
         return e->code;
     b->tokens = part(b->rooms.host, b, 0);
     b->targets = part(b->rooms.host, b, 1);
@@ -89,7 +90,7 @@ lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e)
     return lm_mirror_push(&b->rooms, b->rooms.bytes, s, e);
 }
 
-const double *lm_batch_now(const lm_batch *b, void *dev)
+double *lm_batch_now(const lm_batch *b, void *dev)
 {
     return now_of(dev, b);
 }

@@ -11,23 +11,22 @@
 #include "model/model.h"
 #include "train/feed.h"
 
-enum { LM_BATCH_NOW = 4 }; /* no less than optimisers want */
-
 /* Host arrays of B*T numbers, rows of one sequence together. */
 typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo;
-    float *scale;    /* of each row's loss in the gradients; 0 until set */
-    double *now;     /* [LM_BATCH_NOW]: numbers of the step for the optimiser, which travel along */
+    float *scale; /* of each row's loss in the gradients; 0 until set */
+    double *now;  /* numbers of the step for the update, which travel along */
+    int n_now;
     int64_t valid;   /* targets >= 0 */
     lm_mirror rooms; /* all of the above in one */
 } lm_batch;
 
-/* On the backend `on` (borrowed). */
-lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, lm_err *e);
+/* On the backend `on` (borrowed), with n_now numbers for the update. */
+lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e);
 void lm_batch_fini(lm_batch *b);
 /* Bytes of one: on the host, and as many again on a device. */
-size_t lm_batch_bytes(int64_t batch, int64_t seq);
+size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now);
 
 /* Fill from windows [index, index + batch) of the feed; those at `end` and later are left empty
  * (every target -1). */
@@ -49,6 +48,6 @@ void lm_batch_bind(const lm_batch *b, const lm_model *m, lm_exec *x);
 /* The same with memory of the backend to which batches of this shape are copied (lm_batch_bytes);
  * and where in it the numbers `now` are. */
 void lm_batch_bind_at(const lm_batch *b, void *dev, const lm_model *m, lm_exec *x);
-const double *lm_batch_now(const lm_batch *b, void *dev);
+double *lm_batch_now(const lm_batch *b, void *dev);
 
 #endif

@@ -54,21 +54,29 @@ double lm_ckpt_coder_bytes(bool lmz)
 }
 
 /* A block that goes into checkpoints. */
-static bool is_saved(const lm_store_block *k)
+static bool is_saved(const lm_store *s, const lm_store_block *k)
 {
-    return k->role == LM_KEPT_PARAM || k->role == LM_KEPT_OPT;
+    return k->role == LM_KEPT_PARAM || k->role == LM_KEPT_OPT ||
+           (s->shown && k->role == LM_KEPT_GRAD);
 }
 
-size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES])
+static bool has_states(const lm_store *s)
 {
-    return b->host_memory ? 0 : kept[LM_KEPT_PARAM] + kept[LM_KEPT_OPT];
+    return s->shown || lm_store_find(s, LM_KEPT_OPT, 0);
+}
+
+size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown)
+{
+    return b->host_memory
+               ? 0
+               : kept[LM_KEPT_PARAM] + kept[LM_KEPT_OPT] + (shown ? kept[LM_KEPT_GRAD] : 0);
 }
 
 static lm_code make_copies(lm_ckpt *c, const lm_train_state *s, lm_err *e)
 {
     size_t kept[LM_KEPT_ROLES];
     lm_store_bytes(s->store, kept);
-    c->copy_bytes = lm_ckpt_snapshot_bytes(c->backend, kept);
+    c->copy_bytes = lm_ckpt_snapshot_bytes(c->backend, kept, s->store->shown);
     if (!c->copy_bytes)
         return LM_OK;
     lm_code rc = c->backend->stream_new(c->backend, &c->stream, e);
@@ -112,7 +120,7 @@ static lm_code state_json(const lm_ckpt *c, lm_buf *out, lm_err *e)
     lm_jw_begin(&w, out, 2, e);
     lm_jw_obj(&w, NULL);
     lm_jw_int(&w, "version", 1);
-    lm_jw_str(&w, "optimizer", s->optim->name);
+    lm_jw_str(&w, "optimizer", s->optimizer);
     lm_jw_int(&w, "step", s->step);
     lm_jw_int(&w, "tokens", s->tokens);
     lm_jw_int(&w, "sample", s->sample);
@@ -168,7 +176,7 @@ static lm_code write_files(lm_ckpt *c, const char *path, lm_err *e)
         rc = lm_folder_create(path, is_replacing(c), &opts, &spec, &f, e);
     if (!rc)
         rc = lm_store_write(c->s.store, f, e);
-    if (!rc && lm_store_find(c->s.store, LM_KEPT_OPT, 0))
+    if (!rc && has_states(c->s.store))
         rc = lm_store_write_states(c->s.store, f, e);
     say_copied(c);
     if (!rc)
@@ -233,7 +241,7 @@ static lm_code snapshot(lm_ckpt *c, lm_err *e)
     for (int i = 0; i < c->store.n_blocks; i++) {
         lm_store_block *k = &c->store.block[i];
         size_t bytes = lm_plain_bytes(k->format, k->count);
-        if (!is_saved(k))
+        if (!is_saved(&c->store, k))
             continue;
         if (b->copy(b, to, k->data, bytes, c->stream, e))
             return e->code;
@@ -351,9 +359,9 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
     int64_t most = INT64_C(1) << 60;
     if (lm_json_str_or(o, "optimizer", "", &name, where, e))
         return e->code;
-    if (strcmp(name, s->optim->name))
+    if (!lm_groups_same(name, s->optimizer))
         return lm_fail(e, LM_EUSAGE, where, "resume with the same optimiser",
-                       "the run was trained with %s, not %s", name, s->optim->name);
+                       "the run was trained with %s, not %s", name, s->optimizer);
     return lm_json_i64(o, "step", 0, most, &s->step, where, e) ||
                    lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
                    lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
@@ -392,7 +400,7 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
     lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc)
         rc = load_numbers(o, where, s, e);
-    if (!rc && lm_store_find(s->store, LM_KEPT_OPT, 0))
+    if (!rc && has_states(s->store))
         rc = load_states(b, s, e);
     json_decref(o);
     lm_bundle_close(b);

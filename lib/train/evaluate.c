@@ -78,7 +78,7 @@ lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *
     if (lm_model_build(c, &own, &v->model, e) ||
         (!b->host_memory && !share && check_room(v, c, &own, e)) ||
         lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||
-        lm_batch_new(&v->batch, b, own.batch, own.seq, e) ||
+        lm_batch_new(&v->batch, b, own.batch, own.seq, 0, e) ||
         lm_rotary_new(v->model, b, &v->rope, e) ||
         (!b->host_memory &&
          b->host_alloc(b, rows_bytes(v), "the losses of a batch", (void **)&v->rows, e))) {

@@ -217,7 +217,7 @@ static lm_code open(collector *c, lm_err *e)
     if (!rc)
         rc = lm_exec_new(c->model->graph, c->b, c->keep, (int)c->n + 1, &c->exec, e);
     if (!rc)
-        rc = lm_batch_new(&c->batch, c->b, 1, c->seq, e);
+        rc = lm_batch_new(&c->batch, c->b, 1, c->seq, 0, e);
     if (!rc)
         rc = lm_rotary_new(c->model, c->b, &c->rope, e);
     if (!rc)

@@ -6,9 +6,7 @@
 #ifndef LM_TRAIN_MEMORY_H
 #define LM_TRAIN_MEMORY_H
 
-#include "graph/exec.h"
-#include "model/model.h"
-#include "train/optim.h"
+#include "train/program.h"
 
 typedef struct {
     const char *name;
@@ -23,17 +21,15 @@ typedef struct {
     int n_rows;
     double total, device;      /* bytes of the host's memory, and of the device's */
     double arena, lower_bound; /* of the activations: as planned, and the least possible */
+    double checkpoint;         /* bytes of weights and states in files */
     int64_t params, matmul_params;
     double flops_per_token; /* 6 N + 12 L H D T                                        */
     double graph_flops[LM_PHASE_COUNT]; /* of one micro-batch by the operators' own cost rules  */
     int64_t tokens_per_step;
 } lm_memory_plan;
 
-/* `train` is the model in TRAIN mode; `eval` (may be NULL) the one used for validation, which
- * shares the arena. */
-lm_code lm_memory_of(const lm_model *train, const lm_model *eval, lm_backend *b,
-                     const lm_optim_flat *optim, const lm_optim_hyper *h, int64_t accumulate,
-                     lm_memory_plan *out, lm_err *e);
+/* Of a program that takes steps of `accumulate` micro-batches. */
+lm_code lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out, lm_err *e);
 /* One thing more that the run will hold; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);
 /* Of a device's free bytes, those that plans may take: kernels bring code and stacks of their own

@@ -6,31 +6,30 @@
 
 #include "base/mem.h"
 #include "graph/mirror.h"
-#include "train/flat.h"
 
 /* Each costs three cache misses; of so many the 99th percentile is good to a few percent. */
 enum { SAMPLE = 16384 };
 
 struct lm_monitor {
-    int64_t stride, count;
+    int64_t count;
     lm_mirror before, grad, after;
 };
 
 /* Odd: widths are even, and a sample of one column is none. */
-static int64_t stride_of(int64_t n)
+int64_t lm_monitor_stride(int64_t n)
 {
     return n > SAMPLE ? n / SAMPLE | 1 : 1;
 }
 
-static int64_t count_of(int64_t n)
+int64_t lm_monitor_count(int64_t n)
 {
-    int64_t count = n / stride_of(n);
+    int64_t count = n / lm_monitor_stride(n);
     return count < SAMPLE ? count : SAMPLE;
 }
 
 size_t lm_monitor_bytes(int64_t n)
 {
-    return 3 * (size_t)count_of(n) * sizeof(float);
+    return 3 * (size_t)lm_monitor_count(n) * sizeof(float);
 }
 
 lm_code lm_monitor_new(lm_backend *b, int64_t n, lm_monitor **out, lm_err *e)
@@ -39,8 +38,7 @@ lm_code lm_monitor_new(lm_backend *b, int64_t n, lm_monitor **out, lm_err *e)
     *out = NULL;
     if (lm_alloc_n(&m, 1, sizeof *m, "monitors", e))
         return e->code;
-    m->stride = stride_of(n);
-    m->count = count_of(n);
+    m->count = lm_monitor_count(n);
     size_t bytes = (size_t)m->count * sizeof(float);
     if (lm_mirror_new(b, bytes, "monitors", &m->before, e) ||
         lm_mirror_new(b, bytes, "monitors", &m->grad, e) ||
@@ -62,21 +60,23 @@ void lm_monitor_free(lm_monitor *m)
     lm_free(m);
 }
 
-static lm_code take(const lm_monitor *m, const float *x, lm_mirror *to, lm_err *e)
+void lm_monitor_bind(const lm_monitor *m, const lm_update_values *v, lm_exec *x)
 {
-    if (lm_strided(to->b, x, m->stride, to->dev, m->count, e))
-        return e->code;
-    return lm_mirror_pull(to, to->bytes, NULL, e);
+    lm_exec_bind(x, v->before, m->before.dev);
+    lm_exec_bind(x, v->grads, m->grad.dev);
+    lm_exec_bind(x, v->after, m->after.dev);
 }
 
-lm_code lm_monitor_before(lm_monitor *m, const float *param, const float *grad, lm_err *e)
+lm_code lm_monitor_before(lm_monitor *m, lm_err *e)
 {
-    return take(m, param, &m->before, e) ? e->code : take(m, grad, &m->grad, e);
+    return lm_mirror_pull(&m->before, m->before.bytes, NULL, e)
+               ? e->code
+               : lm_mirror_pull(&m->grad, m->grad.bytes, NULL, e);
 }
 
-lm_code lm_monitor_after(lm_monitor *m, const float *param, lm_err *e)
+lm_code lm_monitor_after(lm_monitor *m, lm_err *e)
 {
-    return take(m, param, &m->after, e);
+    return lm_mirror_pull(&m->after, m->after.bytes, NULL, e);
 }
 
 /* Element k of x[from, n) as if sorted; what lies before it is no larger, behind it no smaller

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "graph/backend.h"
+#include "train/update.h"
 
 typedef struct lm_monitor lm_monitor;
 
@@ -15,16 +15,22 @@ typedef struct {
     double update_ratio;       /* |p_after - p_before| / |p_before| over the sample (2-norms) */
 } lm_monitor_reading;
 
-/* Sample at most 16,384 elements, evenly spaced over n.  All arrays are in `b`'s memory. */
+/* The sample: `count` elements, at most 16,384, evenly spaced over n by `stride`. */
+int64_t lm_monitor_stride(int64_t n);
+int64_t lm_monitor_count(int64_t n);
+
+/* All arrays are in `b`'s memory. */
 lm_code lm_monitor_new(lm_backend *b, int64_t n, lm_monitor **out, lm_err *e);
 void lm_monitor_free(lm_monitor *m);
 /* Bytes of its samples: on the host, and as many again on a device. */
 size_t lm_monitor_bytes(int64_t n);
 
-/* Around an optimiser step, on the main stream: before() takes the sampled parameters and
- * gradients, after() the parameters again.  After a sync the reading is what the two found. */
-lm_code lm_monitor_before(lm_monitor *m, const float *param, const float *grad, lm_err *e);
-lm_code lm_monitor_after(lm_monitor *m, const float *param, lm_err *e);
+/* Where the update's nodes put the samples (update.h). */
+void lm_monitor_bind(const lm_monitor *m, const lm_update_values *v, lm_exec *x);
+/* Behind the nodes before a step, and behind those after it, on the main stream: send the samples to
+ * the host.  After a sync the reading is what both found. */
+lm_code lm_monitor_before(lm_monitor *m, lm_err *e);
+lm_code lm_monitor_after(lm_monitor *m, lm_err *e);
 void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out);
 
 #endif

@@ -42,16 +42,14 @@ static lm_code count_present(const char *run, int64_t *out, lm_err *e)
     return rc;
 }
 
-lm_code lm_train_space(const lm_trainer_opts *o, const lm_config *c, int64_t step, int64_t keep,
-                       const char *run, lm_space *out, lm_err *e)
+lm_code lm_train_space(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
+                       int64_t keep, const char *run, lm_space *out, lm_err *e)
 {
     struct statvfs fs;
     int64_t present;
     if (count_present(run, &present, e))
         return e->code;
-    *out = (lm_space){ .free = INFINITY };
-    out->checkpoint =
-        (double)lm_config_params(c) * sizeof(float) * (1 + o->optim->states(&o->hyper));
+    *out = (lm_space){ .free = INFINITY, .checkpoint = plan->checkpoint };
     if (step < o->steps) {
         double most = planned(o, step, keep) + (double)present;
         /* Old ones go after the new one is whole; `best` may be one of the old. */

@@ -15,7 +15,7 @@ typedef struct {
 /* For a run from `step` on with `keep` checkpoints kept (0: all), into the folder `run`, which may hold
  * checkpoints already; NULL: none yet, and `free` is unknown.  Where checkpoints go by time, and all are kept,
  * their number is unknown: only the last one, and those of validation, are counted. */
-lm_code lm_train_space(const lm_trainer_opts *o, const lm_config *c, int64_t step, int64_t keep,
-                       const char *run, lm_space *out, lm_err *e);
+lm_code lm_train_space(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
+                       int64_t keep, const char *run, lm_space *out, lm_err *e);
 
 #endif

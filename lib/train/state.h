@@ -15,15 +15,13 @@
 
 #include "base/json.h"
 #include "model/store.h"
-#include "train/optim.h"
+#include "train/program.h"
 
 typedef struct {
     const lm_model *model; /* borrowed */
-    const lm_optim_flat *optim;
+    const char *optimizer; /* its groups as text (groups.h); borrowed */
     lm_backend *backend;
     lm_store *store; /* master copy, gradients, states of the optimiser */
-    void *work;      /* scratch of the reductions: norms, the loss of a micro-batch */
-    size_t work_bytes;
 
     int64_t step, tokens; /* optimiser steps done, targets trained on */
     int64_t sample;       /* windows trained on so far */
@@ -35,14 +33,11 @@ typedef struct {
     int64_t evaluated; /* step of the last whole evaluation; -1: none */
 } lm_train_state;
 
-/* What is kept of a model that is trained with these. */
-lm_store_opts lm_train_store(const lm_optim_flat *optim, const lm_optim_hyper *h);
+/* What is kept of a program's model. */
+lm_store_opts lm_train_store(const lm_program *p);
 /* par: threads of the host that load and draw; NULL: the backend's. */
-lm_code lm_train_state_new(const lm_model *m, lm_backend *b, const lm_optim_flat *optim,
-                           const lm_optim_hyper *h, lm_par *par, lm_train_state *s, lm_err *e);
+lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
-/* Scratch that the state will hold beside its blocks. */
-size_t lm_train_work_bytes(const lm_model *m, lm_backend *b);
 
 /* What does not change from checkpoint to checkpoint. All borrowed. */
 typedef struct {
@@ -60,9 +55,9 @@ typedef struct {
 
 /* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */
 double lm_ckpt_coder_bytes(bool lmz);
-/* Memory of the host for the copy of a store of these bytes that lies on a device; 0 where none is
- * made. */
-size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES]);
+/* Memory of the host for the copy of a store of these bytes (lm_store_opts.shown) that lies on a device; 0 where
+ * none is made. */
+size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown);
 
 typedef struct lm_ckpt lm_ckpt;
 /* For states of the layout and on the backend of `s`. */

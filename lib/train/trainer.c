@@ -12,7 +12,6 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "format/folder_run.h"
-#include "train/flat.h"
 #include "train/trainer_impl.h"
 
 static lm_code make_feeds(lm_trainer *t, lm_err *e)
@@ -35,37 +34,72 @@ static int64_t n_batches(const lm_trainer *t)
     return t->sets * t->o.accumulate;
 }
 
+static lm_code make_program(lm_trainer *t, lm_err *e)
+{
+    lm_code rc = trainer_program(&t->o, t->io.config, t->val_feed, t->b, &t->program, e);
+    t->model = rc ? NULL : t->program->train;
+    return rc;
+}
+
+static size_t batch_bytes(const lm_trainer *t)
+{
+    return lm_batch_bytes(t->o.batch, t->o.seq, lm_update_n_numbers(t->program->update));
+}
+
 static lm_code make_batches(lm_trainer *t, lm_err *e)
 {
+    int n_now = lm_update_n_numbers(t->program->update);
     t->sets = t->b->host_memory ? 1 : 2;
     if (t->b->stream_new(t->b, &t->copies, e) ||
         lm_alloc_n(&t->batch, (size_t)n_batches(t), sizeof *t->batch, "batches", e))
         return e->code;
     for (int64_t i = 0; i < n_batches(t); i++)
-        if (lm_batch_new(&t->batch[i], t->b, t->o.batch, t->o.seq, e))
+        if (lm_batch_new(&t->batch[i], t->b, t->o.batch, t->o.seq, n_now, e))
             return e->code;
     return t->b->host_memory ? LM_OK
-                             : t->b->alloc(t->b, lm_batch_bytes(t->o.batch, t->o.seq),
-                                           "a micro-batch", &t->input, e);
+                             : t->b->alloc(t->b, batch_bytes(t), "a micro-batch", &t->input, e);
 }
 
 static lm_code make_graphs(lm_trainer *t, lm_err *e)
 {
-    lm_build tb = trainer_build(&t->o, LM_MODE_TRAIN, t->b);
-    lm_build eb = trainer_build(&t->o, LM_MODE_EVAL, t->b);
-    if (lm_model_build(t->io.config, &tb, &t->model, e) ||
-        lm_exec_new(t->model->graph, t->b, &t->model->loss, 1, &t->exec, e) ||
-        lm_train_state_new(t->model, t->b, t->o.optim, &t->o.hyper, t->io.par, &t->s, e) ||
-        lm_rotary_new(t->model, t->b, &t->rope, e) ||
+    lm_program *p = t->program;
+    if (lm_exec_new(p->train->graph, t->b, NULL, 0, &t->exec, e) ||
+        lm_exec_new_sharing(lm_update_graph(p->update), t->b, NULL, 0, t->exec, &t->updating, e) ||
+        lm_train_state_new(p, t->io.par, &t->s, e) || lm_rotary_new(t->model, t->b, &t->rope, e) ||
         lm_mirror_new(t->b, sizeof(step_numbers), "a step's numbers", &t->numbers, e))
         return e->code;
-    if (t->o.timed && lm_exec_timing(t->exec, true, e))
+    if (t->o.timed && (lm_exec_timing(t->exec, true, e) || lm_exec_timing(t->updating, true, e)))
         return e->code;
-    if (t->val_feed && lm_evaluator_new(t->io.config, &eb, t->b, t->exec, &t->eval, e))
+    if (t->val_feed && lm_evaluator_new(t->io.config, &p->eval->build, t->b, t->exec, &t->eval, e))
         return e->code;
     return trainer_marks(t, e) || lm_monitor_new(t->b, t->model->train_end, &t->monitor, e)
                ? e->code
                : LM_OK;
+}
+
+/* Where the update's values lie. */
+static void bind_update(lm_trainer *t)
+{
+    const lm_update *u = t->program->update;
+    const lm_update_values *v = lm_update_value(u);
+    const lm_store *s = t->s.store;
+    const lm_store_state *state;
+    const lm_vid *value;
+    step_numbers *n = t->numbers.dev;
+    int n_states = lm_update_states(u, &state, &value);
+    lm_exec_bind(t->exec, t->program->loss_sum, &n->loss);
+    lm_exec_bind(t->updating, v->loss, &n->loss);
+    lm_exec_bind(t->updating, v->sumsq, &n->sumsq);
+    lm_exec_bind(t->updating, v->weights, &n->weights);
+    lm_exec_bind(t->updating, v->numbers,
+                 lm_batch_now(t->batch, t->input ? t->input : t->batch->rooms.dev));
+    lm_exec_bind(t->updating, v->param, lm_store_flat(s, LM_KEPT_PARAM, 0));
+    lm_exec_bind(t->updating, v->grad, lm_store_flat(s, LM_KEPT_GRAD, 0));
+    if (v->low != LM_NONE)
+        lm_exec_bind(t->updating, v->low, lm_store_flat(s, LM_KEPT_DERIVED, 0));
+    for (int k = 0; k < n_states; k++)
+        lm_exec_bind(t->updating, value[k], lm_store_flat(s, LM_KEPT_OPT, k));
+    lm_monitor_bind(t->monitor, v, t->updating);
 }
 
 static lm_code load(lm_trainer *t, lm_err *e)
@@ -82,7 +116,8 @@ static lm_code load(lm_trainer *t, lm_err *e)
         lm_batch_bind_at(t->batch, t->input, m, t->exec);
     if (t->val_feed)
         lm_store_bind(s, t->eval.model, t->eval.exec);
-    return LM_OK;
+    bind_update(t);
+    return t->io.resume ? LM_OK : trainer_update_part(t, LM_UPDATE_START, 0, e);
 }
 
 /* How much there is, before any of it is taken. */
@@ -125,8 +160,8 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->b = b;
     t->r.loss = t->r.val_loss = NAN;
     t->r.timed = b->host_memory || o->timed;
-    if (check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) || make_batches(t, e) ||
-        make_graphs(t, e) || load(t, e) ||
+    if (check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) || make_program(t, e) ||
+        make_batches(t, e) || make_graphs(t, e) || load(t, e) ||
         (io->checkpoint.run_dir && lm_ckpt_new(&io->checkpoint, &t->s, &t->ckpt, e))) {
         lm_trainer_free(t);
         return e->code;
@@ -144,16 +179,17 @@ void lm_trainer_free(lm_trainer *t)
     t->b->sync(t->b, NULL, &ignored); /* after a failure work may be left */
     trainer_unrecord(t);
     if (t->input)
-        t->b->free(t->b, t->input, lm_batch_bytes(t->o.batch, t->o.seq));
+        t->b->free(t->b, t->input, batch_bytes(t));
     for (int64_t i = 0; t->batch && i < n_batches(t); i++)
         lm_batch_fini(&t->batch[i]);
     lm_free(t->batch);
     lm_evaluator_fini(&t->eval);
+    lm_exec_free(t->updating);
     lm_exec_free(t->exec);
     lm_train_state_fini(&t->s);
     lm_rotary_fini(&t->rope);
     lm_mirror_fini(&t->numbers);
-    lm_model_free(t->model);
+    lm_program_free(t->program);
     lm_feed_free(t->train_feed);
     lm_feed_free(t->val_feed);
     lm_monitor_free(t->monitor);
@@ -241,7 +277,8 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
     int64_t windows = lm_feed_windows(t->val_feed), most = t->o.eval_batches * t->o.batch;
     if (t->o.eval_batches && windows > most)
         windows = most;
-    if (measure_bytes(t, windows, e) || run_windows(t, windows, &sum, e))
+    if (measure_bytes(t, windows, e) || trainer_show(t, e) || run_windows(t, windows, &sum, e) ||
+        trainer_hide(t, e))
         return e->code;
     t->r.seconds_eval += lm_now() - began;
     if (!sum.tokens || t->asked.stop)
@@ -272,12 +309,10 @@ static lm_code report_saved(lm_trainer *t, lm_err *e)
 
 static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
 {
-    step_numbers *n = t->numbers.dev;
-    const float *weights = lm_store_flat(t->s.store, LM_KEPT_PARAM, 0);
-    if (lm_sumsq(t->b, weights, t->model->block, t->s.work, &n->weights, e) ||
+    const step_numbers *n = t->numbers.host;
+    if (trainer_update_part(t, LM_UPDATE_CHECK, t->s.step, e) ||
         lm_mirror_pull(&t->numbers, sizeof *n, NULL, e) || t->b->sync(t->b, t->b->main, e))
         return e->code;
-    n = t->numbers.host;
     *out = sqrt(n->weights);
     return LM_OK;
 }
@@ -293,7 +328,8 @@ static lm_code save(lm_trainer *t, lm_err *e)
         return e->code;
     if (!isfinite(norm))
         return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
-    if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || lm_ckpt_begin(t->ckpt, &t->s, e))
+    if (lm_ckpt_wait(t->ckpt, e) || report_saved(t, e) || trainer_show(t, e) ||
+        lm_ckpt_begin(t->ckpt, &t->s, e) || trainer_hide(t, e))
         return e->code;
     t->saving = t->saved = t->s.step;
     t->last_save = lm_now();

@@ -25,8 +25,7 @@ typedef struct {
     lm_precision precision;
     bool documents, dropout;
     uint64_t seed;
-    const lm_optim_flat *optim;
-    lm_optim_hyper hyper;
+    lm_groups groups; /* optimisers */
     lm_schedule schedule;
     double clip_norm, clip_value;     /* 0: none */
     int64_t eval_every, eval_batches; /* 0: never; eval_batches 0: the whole validation set */

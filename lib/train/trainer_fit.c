@@ -7,43 +7,43 @@
 #include "base/text.h"
 #include "train/trainer_impl.h"
 
-lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode, lm_backend *b)
+lm_code trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
+                        lm_backend *b, lm_program **out, lm_err *e)
 {
-    return (lm_build){ .mode = mode,
-                       .batch = o->batch,
-                       .seq = o->seq,
-                       .precision = o->precision,
-                       .documents = o->documents,
-                       .dropout = o->dropout,
-                       .backend = b };
+    const lm_program_opts p = { .batch = o->batch,
+                                .seq = o->seq,
+                                .precision = o->precision,
+                                .documents = o->documents,
+                                .dropout = o->dropout,
+                                .groups = o->groups,
+                                .clip_norm = o->clip_norm,
+                                .clip_value = o->clip_value };
+    return lm_program_new(&p, c, validation, b, out, e);
 }
 
 lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
                         lm_backend *b, lm_memory_plan *out, lm_err *e)
 {
-    lm_build tb = trainer_build(o, LM_MODE_TRAIN, b), eb = trainer_build(o, LM_MODE_EVAL, b);
-    lm_model *train = NULL, *eval = NULL;
-    lm_code rc = lm_model_build(c, &tb, &train, e);
-    if (!rc && validation)
-        rc = lm_model_build(c, &eb, &eval, e);
+    lm_program *p = NULL;
+    lm_code rc = trainer_program(o, c, validation, b, &p, e);
     if (!rc)
-        rc = lm_memory_of(train, eval, b, o->optim, &o->hyper, o->accumulate, out, e);
+        rc = lm_memory_of(p, o->accumulate, out, e);
     if (!rc)
         lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
-    lm_model_free(train);
-    lm_model_free(eval);
+    lm_program_free(p);
     return rc;
 }
 
 lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend *b, lm_buf *out,
                         lm_err *e)
 {
-    lm_build build = trainer_build(o, LM_MODE_TRAIN, b);
-    lm_model *m = NULL;
-    lm_code rc = lm_model_build(c, &build, &m, e);
+    lm_program *p = NULL;
+    lm_code rc = trainer_program(o, c, false, b, &p, e);
     if (!rc)
-        rc = lm_graph_dump(m->graph, out, e);
-    lm_model_free(m);
+        rc = lm_graph_dump(p->train->graph, out, e);
+    if (!rc)
+        rc = lm_graph_dump(lm_update_graph(p->update), out, e);
+    lm_program_free(p);
     return rc;
 }
 

@@ -46,8 +46,9 @@ struct lm_trainer {
     lm_trainer_opts o;
     lm_trainer_io io;
     lm_backend *b;
-    lm_model *model;
-    lm_exec *exec;
+    lm_program *program;
+    lm_model *model;          /* the program's, in TRAIN mode */
+    lm_exec *exec, *updating; /* of its training graph, and of its update in the same arena */
     lm_train_state s;
     lm_evaluator eval;
     lm_feed *train_feed, *val_feed;
@@ -101,6 +102,12 @@ static inline bool trainer_timed(const lm_trainer *t)
 lm_code trainer_marks(lm_trainer *t, lm_err *e); /* once: those of a step */
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e);
 
+/* Run a part of the update's list, for step number `step`. */
+lm_code trainer_update_part(lm_trainer *t, lm_update_part p, int64_t step, lm_err *e);
+/* What is evaluated and saved takes the parameters' place, and back; nothing where it is them. */
+lm_code trainer_show(lm_trainer *t, lm_err *e);
+lm_code trainer_hide(lm_trainer *t, lm_err *e);
+
 /* ---- trainer_numeric.c ---- */
 
 /* LM_ENUMERIC: the `what` of step `step` is `value`; names the tensor of the weights that is not finite, if
@@ -113,8 +120,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
 typedef lm_code trainer_work(lm_trainer *t, const lm_step *step, lm_err *e);
 /* Put a part of a step on the main stream: by `run`, or from the second time on as a replay of what
  * that put there, where the backend has such a thing and nobody takes the times of single nodes.
- * Bits are the same.  step: the numbers that the part reads, NULL: none.  A refused recording is
- * logged once. */
+ * Bits are the same.  step: the numbers that the part reads.  A refused recording is logged once. */
 lm_code trainer_put(lm_trainer *t, trainer_part p, trainer_work *run, const lm_step *step,
                     lm_err *e);
 void trainer_unrecord(lm_trainer *t);
@@ -134,7 +140,8 @@ double trainer_share(const lm_trainer *t, double flops_per_second);
 
 /* ---- trainer_fit.c ---- */
 
-lm_build trainer_build(const lm_trainer_opts *o, lm_mode mode, lm_backend *b);
+lm_code trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
+                        lm_backend *b, lm_program **out, lm_err *e);
 /* Does the plan fit into the memory that is free?  Fails: LM_ELIMIT with both numbers, and the
  * first change of options that would fit. */
 lm_code trainer_fit(const lm_trainer *t, lm_err *e);

@@ -11,55 +11,61 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/folder_run.h"
-#include "train/flat.h"
 #include "train/trainer_impl.h"
 
 /* ---- the tensor ---- */
 
-/* The first element of tensor i that is not finite, else 0. */
-static lm_code scan_tensor(const lm_trainer *t, int i, float **tmp, size_t *room, float *found,
-                           lm_err *e)
+/* The first element of number i of a block's tensors that is not finite, else 0. */
+static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, float **tmp,
+                           size_t *room, float *found, lm_err *e)
 {
-    const lm_store *s = t->s.store;
-    size_t n = (size_t)lm_slice_count(&t->model->slice[i]);
+    size_t n = (size_t)lm_store_count(s, k, i);
     *found = 0;
-    if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) ||
-        lm_store_get(s, lm_store_find(s, LM_KEPT_PARAM, 0), i, *tmp, e))
+    if (k->format != LM_DTYPE_F32)
+        return LM_OK;
+    if (lm_grow(tmp, room, n, sizeof **tmp, "a tensor", e) || lm_store_get(s, k, i, *tmp, e))
         return e->code;
-    for (size_t k = 0; k < n && *found == 0; k++)
-        if (!isfinite((*tmp)[k]))
-            *found = (*tmp)[k];
+    for (size_t j = 0; j < n && *found == 0; j++)
+        if (!isfinite((*tmp)[j]))
+            *found = (*tmp)[j];
     return LM_OK;
 }
 
-/* The first tensor with such an element; NULL: none has one. */
-static lm_code find_tensor(const lm_trainer *t, const char **name, float *value, lm_err *e)
+/* The first tensor of a block with such an element; -1: all are finite. */
+static lm_code scan_block(const lm_store *s, const lm_store_block *k, int *tensor, float *value,
+                          lm_err *e)
 {
     float *tmp = NULL;
     size_t room = 0;
     lm_code rc = LM_OK;
-    *name = NULL;
-    for (int i = 0; !rc && !*name && i < t->model->n_slices; i++) {
-        rc = scan_tensor(t, i, &tmp, &room, value, e);
+    *tensor = -1;
+    for (int i = 0; !rc && *tensor < 0 && i < lm_store_tensors(s, k); i++) {
+        rc = scan_tensor(s, k, i, &tmp, &room, value, e);
         if (!rc && *value != 0)
-            *name = t->model->slice[i].name;
+            *tensor = i;
     }
     lm_free(tmp);
     return rc;
 }
 
+/* NULL: all weights are finite. */
+static lm_code find_tensor(const lm_trainer *t, const char **name, float *value, lm_err *e)
+{
+    const lm_store *s = t->s.store;
+    int i;
+    lm_code rc = scan_block(s, lm_store_find(s, LM_KEPT_PARAM, 0), &i, value, e);
+    *name = rc || i < 0 ? NULL : t->model->slice[i].name;
+    return rc;
+}
+
 /* ---- the checkpoint ---- */
 
-static bool is_finite_block(lm_trainer *t, const lm_store_block *k)
+static bool is_finite_block(const lm_store *s, const lm_store_block *k)
 {
-    step_numbers *n = t->numbers.dev;
     lm_err unseen = { 0 };
-    if (lm_sumsq(t->b, k->data, k->count, t->s.work, &n->weights, &unseen) ||
-        lm_mirror_pull(&t->numbers, sizeof *n, NULL, &unseen) ||
-        t->b->sync(t->b, t->b->main, &unseen))
-        return false;
-    n = t->numbers.host;
-    return isfinite(n->weights);
+    float bad;
+    int i;
+    return !scan_block(s, k, &i, &bad, &unseen) && i < 0;
 }
 
 /* Do weights and states of the checkpoint at `path` open, and are all of them finite? */
@@ -71,7 +77,8 @@ static bool is_clean(lm_trainer *t, const char *path)
                  !lm_store_load(t->s.store, src, &unseen) && !lm_ckpt_load(path, &t->s, &unseen);
     for (int k = 0; clean && k < t->s.store->n_blocks; k++) {
         const lm_store_block *b = &t->s.store->block[k];
-        clean = (b->role != LM_KEPT_PARAM && b->role != LM_KEPT_OPT) || is_finite_block(t, b);
+        clean =
+            (b->role != LM_KEPT_PARAM && b->role != LM_KEPT_OPT) || is_finite_block(t->s.store, b);
     }
     lm_model_source_close(src);
     return clean;

@@ -8,7 +8,8 @@ static const char *const part_names[PARTS] = { "first micro-batch", "micro-batch
 
 static bool may_record(const lm_trainer *t, trainer_part p)
 {
-    return t->b->record_begin && t->part[p].ran && !t->as_it_is && !trainer_timed(t);
+    return t->b->record_begin && t->part[p].ran && !t->as_it_is && !trainer_timed(t) &&
+           (p != PART_UPDATE || lm_update_is_steady(t->program->update));
 }
 
 /* On refusal nothing has been done: the part may run as it is. */
@@ -39,8 +40,9 @@ static lm_code put(lm_trainer *t, trainer_part p, trainer_work *run, const lm_st
     if (may_record(t, p)) {
         if (!t->part[p].recorded)
             record(t, p, run, step);
+        /* The update has the numbers that the last micro-batch left there. */
         if (t->part[p].recorded)
-            return step && b->step(b, step, b->main, e)
+            return p < PART_NORM && b->step(b, step, b->main, e)
                        ? e->code
                        : b->replay(b, t->part[p].recorded, b->main, e);
     }

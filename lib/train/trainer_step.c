@@ -14,7 +14,6 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "train/flat.h"
 #include "train/trainer_impl.h"
 
 /* Marks around the optimiser's part.  On the host a checkpoint may be waited for between the second
@@ -24,11 +23,6 @@ enum { MARK_BEGIN, MARK_NORM, MARK_UPDATE, MARK_END, MARKS };
 lm_code trainer_marks(lm_trainer *t, lm_err *e)
 {
     return t->b->marks_new(t->b, MARKS, &t->marks, e);
-}
-
-static step_numbers *where_it_runs(const lm_trainer *t)
-{
-    return t->numbers.dev;
 }
 
 /* ---- batches ---- */
@@ -50,7 +44,7 @@ static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err
     }
     for (int64_t i = 0; i < t->o.accumulate; i++) {
         lm_batch_scale(&batch[i], valid ? (float)(1.0 / (double)valid) : 0.0f);
-        t->o.optim->now(&t->o.hyper, lr, step, batch[i].now);
+        lm_update_numbers_at(t->program->update, lr, step, batch[i].now);
         if (lm_batch_push(&batch[i], t->copies, e))
             return e->code;
     }
@@ -98,10 +92,7 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 
 static lm_code run_graph(lm_trainer *t, const lm_step *step, lm_err *e)
 {
-    return lm_exec_run(t->exec, step, e)
-               ? e->code
-               : lm_total(t->b, lm_exec_data(t->exec, t->model->loss), t->o.batch * t->o.seq,
-                          step->more, t->s.work, &where_it_runs(t)->loss, e);
+    return lm_exec_run(t->exec, step, e);
 }
 
 /* The graph reads the i-th micro-batch of the step from now on. */
@@ -124,45 +115,72 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
         if (hand_over(t, i, e) || trainer_put(t, i ? PART_OTHER : PART_FIRST, run_graph, &step, e))
             return e->code;
         if (t->tracing)
-            lm_trace_exec(t->trace, 0, t->model->graph, t->exec, i, began);
+            lm_trace_exec(t->trace, 0, t->model->graph, t->exec, 0, t->model->graph->n_nodes, i,
+                          began);
     }
     return LM_OK;
 }
 
 /* ---- the optimiser ---- */
 
+static lm_code run_part(lm_trainer *t, lm_update_part p, const lm_step *step, lm_err *e)
+{
+    lm_update *u = t->program->update;
+    size_t first, last;
+    lm_update_part_at(u, p, &first, &last);
+    double began = lm_now();
+    if (first == last)
+        return LM_OK;
+    if (lm_exec_run_part(t->updating, first, last, lm_update_due(u, step->step), step, e))
+        return e->code;
+    if (t->tracing)
+        lm_trace_exec(t->trace, 0, lm_update_graph(u), t->updating, first, last, -1, began);
+    return LM_OK;
+}
+
+lm_code trainer_update_part(lm_trainer *t, lm_update_part p, int64_t step, lm_err *e)
+{
+    const lm_step s = { .seed = t->o.seed, .step = step };
+    return run_part(t, p, &s, e);
+}
+
 static lm_code run_norm(lm_trainer *t, const lm_step *step, lm_err *e)
 {
-    (void)step;
-    return lm_sumsq(t->b, lm_store_flat(t->s.store, LM_KEPT_GRAD, 0), t->model->train_end,
-                    t->s.work, &where_it_runs(t)->sumsq, e);
+    return run_part(t, LM_UPDATE_NORM, step, e);
 }
 
 static lm_code run_optimizer(lm_trainer *t, const lm_step *step, lm_err *e)
 {
-    const lm_batch *batch = &t->batch[t->set * t->o.accumulate];
-    float *param = lm_store_flat(t->s.store, LM_KEPT_PARAM, 0);
-    float *grad = lm_store_flat(t->s.store, LM_KEPT_GRAD, 0), *state;
-    uint16_t *low = lm_store_flat(t->s.store, LM_KEPT_DERIVED, 0);
-    (void)step;
-    for (int part = 0; part < 2; part++) {
-        int64_t from = part ? t->model->decay_end : 0;
-        int64_t to = part ? t->model->train_end : t->model->decay_end;
-        lm_optim_run r = { .n = to - from,
-                           .param = param + from,
-                           .grad = grad + from,
-                           .low = low ? low + from : NULL,
-                           .now = lm_batch_now(batch, t->input ? t->input : batch->rooms.dev),
-                           .clip_norm = t->o.clip_norm,
-                           .sumsq = &where_it_runs(t)->sumsq,
-                           .watch = &where_it_runs(t)->loss,
-                           .clip_value = t->o.clip_value,
-                           .decay = part == 0 };
-        for (int k = 0; (state = lm_store_flat(t->s.store, LM_KEPT_OPT, k)); k++)
-            r.state[k] = state + from;
-        if (r.n && t->o.optim->run(t->b, &t->o.hyper, &r, e))
-            return e->code;
-    }
+    return run_part(t, LM_UPDATE_STEP, step, e);
+}
+
+/* The parameters are kept in the gradients' place, which are of no use between steps. */
+static lm_code swap(lm_trainer *t, lm_kept from, lm_kept to, lm_err *e)
+{
+    const lm_store *s = t->s.store;
+    size_t bytes = (size_t)t->model->train_end * sizeof(float);
+    return t->b->copy(t->b, lm_store_flat(s, to, 0), lm_store_flat(s, from, 0), bytes, t->b->main,
+                      e);
+}
+
+lm_code trainer_show(lm_trainer *t, lm_err *e)
+{
+    if (!lm_update_shows(t->program->update))
+        return LM_OK;
+    return swap(t, LM_KEPT_PARAM, LM_KEPT_GRAD, e) ||
+                   trainer_update_part(t, LM_UPDATE_SHOW, t->s.step, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* Also waits for a checkpoint's bytes, which are read from there. */
+lm_code trainer_hide(lm_trainer *t, lm_err *e)
+{
+    if (!lm_update_shows(t->program->update))
+        return LM_OK;
+    if ((t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || swap(t, LM_KEPT_GRAD, LM_KEPT_PARAM, e))
+        return e->code;
+    lm_store_derive(t->s.store);
     return LM_OK;
 }
 
@@ -172,13 +190,23 @@ static void mark(lm_trainer *t, int i)
         t->b->mark(t->b, t->marks, i, t->b->main);
 }
 
+/* Samples of a step that is logged. */
+static lm_code sample(lm_trainer *t, const step_info *i, bool before, const lm_step *step,
+                      lm_err *e)
+{
+    if (!i->logged)
+        return LM_OK;
+    if (run_part(t, before ? LM_UPDATE_BEFORE : LM_UPDATE_AFTER, step, e))
+        return e->code;
+    return before ? lm_monitor_before(t->monitor, e) : lm_monitor_after(t->monitor, e);
+}
+
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
-    const float *param = lm_store_flat(t->s.store, LM_KEPT_PARAM, 0);
-    const float *grad = lm_store_flat(t->s.store, LM_KEPT_GRAD, 0);
+    const lm_step step = { .seed = t->o.seed, .step = t->s.step };
     double began;
     mark(t, MARK_BEGIN);
-    if (trainer_put(t, PART_NORM, run_norm, NULL, e))
+    if (trainer_put(t, PART_NORM, run_norm, &step, e))
         return e->code;
     mark(t, MARK_NORM);
     began = lm_now();
@@ -186,11 +214,9 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         return e->code;
     t->r.seconds_checkpoint += lm_now() - began;
     mark(t, MARK_UPDATE);
-    if (i->logged && lm_monitor_before(t->monitor, param, grad, e))
-        return e->code;
-    if (i->tokens && trainer_put(t, PART_UPDATE, run_optimizer, NULL, e))
-        return e->code;
-    if (i->logged && lm_monitor_after(t->monitor, param, e))
+    if (sample(t, i, true, &step, e) ||
+        (i->tokens && trainer_put(t, PART_UPDATE, run_optimizer, &step, e)) ||
+        sample(t, i, false, &step, e))
         return e->code;
     mark(t, MARK_END);
     return lm_mirror_pull(&t->numbers, offsetof(step_numbers, weights), NULL, e);
@@ -206,8 +232,8 @@ static lm_code take_times(lm_trainer *t, double began, lm_err *e)
     t->r.seconds_optimizer += at[MARK_NORM] - at[MARK_BEGIN] + at[MARK_END] - at[MARK_UPDATE];
     if (t->tracing) {
         lm_trace_span(t->trace, TRACE_OPTIMIZER, "gradient norm", began, began + at[MARK_NORM]);
-        lm_trace_span(t->trace, TRACE_OPTIMIZER, t->o.optim->name, began + at[MARK_UPDATE],
-                      began + at[MARK_END]);
+        lm_trace_span(t->trace, TRACE_OPTIMIZER, t->o.groups.use[0].optim->name,
+                      began + at[MARK_UPDATE], began + at[MARK_END]);
     }
     return LM_OK;
 }
@@ -215,11 +241,16 @@ static lm_code take_times(lm_trainer *t, double began, lm_err *e)
 /* ---- all of it ---- */
 
 /* The step that is traced: the third of the run, or the last when there are fewer. */
+static lm_code time_nodes(lm_trainer *t, bool on, lm_err *e)
+{
+    return lm_exec_timing(t->exec, on, e) || lm_exec_timing(t->updating, on, e) ? e->code : LM_OK;
+}
+
 static lm_code begin_trace(lm_trainer *t, lm_err *e)
 {
     t->tracing = t->trace && !t->traced &&
                  (t->r.steps_run == 2 || (t->r.steps_run < 2 && t->s.step + 1 == t->o.steps));
-    return t->tracing ? lm_exec_timing(t->exec, true, e) : LM_OK;
+    return t->tracing ? time_nodes(t, true, e) : LM_OK;
 }
 
 static lm_code end_trace(lm_trainer *t, lm_err *e)
@@ -228,7 +259,7 @@ static lm_code end_trace(lm_trainer *t, lm_err *e)
         return LM_OK;
     t->tracing = false;
     t->traced = true;
-    return trainer_timed(t) ? LM_OK : lm_exec_timing(t->exec, false, e);
+    return trainer_timed(t) ? LM_OK : time_nodes(t, false, e);
 }
 
 /* What the device left: the weights have changed only if both numbers are finite. */

@@ -193,6 +193,13 @@ lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *nam
     return lm_graph_view(u->g, u->state_value[k], at, shape, full, out, e);
 }
 
+static int by_tensor(const void *a, const void *b)
+{
+    const struct lm_state_part *x = a, *y = b;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* Blocks have their sizes; files have the tensors in the model's order. */
 static void close_states(lm_update *u)
 {
     for (size_t k = 0; k < u->n_states; k++) {
@@ -201,6 +208,7 @@ static void close_states(lm_update *u)
         s->count = last->at + lm_tensor_count(&last->shape);
         s->count = (s->count + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
         u->g->value[u->state_value[k]].t.dim[0] = s->count;
+        qsort(s->part, (size_t)s->n_parts, sizeof *s->part, by_tensor);
     }
 }
 
@@ -536,6 +544,11 @@ const bool *lm_update_due(lm_update *u, int64_t t)
 bool lm_update_is_steady(const lm_update *u)
 {
     return u->n_conds == 0;
+}
+
+bool lm_update_shows(const lm_update *u)
+{
+    return u->first[LM_UPDATE_SHOW] < u->first[LM_UPDATE_SHOW + 1];
 }
 
 /* ---- of a model ---- */

@@ -18,7 +18,7 @@
  *
  * States are declared with lm_update_state: F32 of the parameter's shape, vectors, bases, codes.  They
  * are zeros at first; lm_update_at_start begins nodes that set them otherwise.  Activations (outputs
- * given as LM_NONE) live inside one step and share the memory of the training graph.  Private to lib/train. */
+ * given as LM_NONE) live inside one step and share the memory of the training graph. */
 #ifndef LM_TRAIN_UPDATE_H
 #define LM_TRAIN_UPDATE_H
 
@@ -56,6 +56,7 @@ typedef struct lm_optim {
 /* The i-th optimiser, NULL past the last; by name, NULL if unknown. */
 const lm_optim *lm_optim_at(int i);
 const lm_optim *lm_optim_find(const char *name);
+extern const char *const lm_optim_names[]; /* NULL-terminated */
 int lm_optim_numbers(const lm_optim *o);
 /* The index of a hyper-parameter; -1: the optimiser has none of that name. */
 int lm_optim_hyper(const lm_optim *o, const char *name);
@@ -183,5 +184,7 @@ void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out)
 /* Which nodes run at step t, for lm_exec_run_part; and whether that is always the same. */
 const bool *lm_update_due(lm_update *u, int64_t t);
 bool lm_update_is_steady(const lm_update *u);
+/* Does a rule show something else than the parameters (lm_update_to_show)? */
+bool lm_update_shows(const lm_update *u);
 
 #endif

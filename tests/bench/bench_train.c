@@ -21,7 +21,6 @@
 #include "kernels/peak.h"
 #include "tests/bench/ceilings.h"
 #include "train/batch.h"
-#include "train/flat.h"
 #include "train/memory.h"
 #include "train/state.h"
 
@@ -49,37 +48,67 @@ typedef struct {
     lm_par *par;
     lm_backend *backend;
     lm_config config;
+    lm_program *program;
     lm_model *model;
-    lm_exec *exec;
+    lm_exec *exec, *updating;
     lm_train_state s;
     lm_batch batch;
-    lm_optim_hyper hyper;
+    double loss, sumsq, weights, numbers[LM_OPTIM_NUMBERS];
     double optimizer; /* seconds */
 } run;
+
+static void bind_update(run *r)
+{
+    const lm_update_values *v = lm_update_value(r->program->update);
+    const lm_store_state *state;
+    const lm_vid *value;
+    lm_exec *x = r->updating;
+    int n = lm_update_states(r->program->update, &state, &value);
+    static float unread[3][1 << 14]; /* samples */
+    lm_exec_bind(r->exec, r->program->loss_sum, &r->loss);
+    lm_exec_bind(x, v->loss, &r->loss);
+    lm_exec_bind(x, v->sumsq, &r->sumsq);
+    lm_exec_bind(x, v->weights, &r->weights);
+    lm_exec_bind(x, v->numbers, r->numbers);
+    lm_exec_bind(x, v->param, lm_store_flat(r->s.store, LM_KEPT_PARAM, 0));
+    lm_exec_bind(x, v->grad, lm_store_flat(r->s.store, LM_KEPT_GRAD, 0));
+    if (v->low != LM_NONE)
+        lm_exec_bind(x, v->low, lm_store_flat(r->s.store, LM_KEPT_DERIVED, 0));
+    for (int k = 0; k < n; k++)
+        lm_exec_bind(x, value[k], lm_store_flat(r->s.store, LM_KEPT_OPT, k));
+    lm_exec_bind(x, v->before, unread[0]);
+    lm_exec_bind(x, v->grads, unread[1]);
+    lm_exec_bind(x, v->after, unread[2]);
+}
 
 static void prepare(run *r, const setup *c, lm_err *e)
 {
     json_t *json;
-    lm_build b = {
-        .mode = LM_MODE_TRAIN, .batch = c->batch, .seq = c->seq, .precision = { .low = c->dtype }
-    };
+    const lm_program_opts o = { .batch = c->batch,
+                                .seq = c->seq,
+                                .precision = { .low = c->dtype },
+                                .groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw"))),
+                                .clip_norm = 1 };
     int64_t n = c->batch * c->seq;
     lm_rng rng = lm_rng_make(1, "tokens", 0);
-    r->hyper = (lm_optim_hyper){ .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1 };
     lm_cpu_level level = lm_cpu_detect();
     if (lm_json_parse(config_text, strlen(config_text), "config", &json, e) ||
         lm_config_read(json, "config", &r->config, e) || lm_par_new(&r->par, 0, e) ||
         lm_backend_cpu(level, r->par, &r->backend, e))
         die(e);
-    b.backend = r->backend;
-    if (lm_model_build(&r->config, &b, &r->model, e) ||
-        lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
-        lm_train_state_new(r->model, r->backend, lm_optim_flat_find("adamw"), &r->hyper, NULL,
-                           &r->s, e) ||
-        lm_batch_new(&r->batch, r->backend, c->batch, c->seq, e) || lm_store_draw(r->s.store, 1, e))
+    if (lm_program_new(&o, &r->config, false, r->backend, &r->program, e))
+        die(e);
+    r->model = r->program->train;
+    if (lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
+        lm_exec_new_sharing(lm_update_graph(r->program->update), r->backend, NULL, 0, r->exec,
+                            &r->updating, e) ||
+        lm_train_state_new(r->program, NULL, &r->s, e) ||
+        lm_batch_new(&r->batch, r->backend, c->batch, c->seq, 0, e) ||
+        lm_store_draw(r->s.store, 1, e))
         die(e);
     lm_store_derive(r->s.store);
     lm_store_bind(r->s.store, r->model, r->exec);
+    bind_update(r);
     for (int64_t i = 0; i < n; i++) {
         r->batch.tokens[i] = (int32_t)lm_rng_below(rng, (uint64_t)i, VOCAB);
         r->batch.targets[i] = (int32_t)lm_rng_below(rng, (uint64_t)(i + 1), VOCAB);
@@ -90,34 +119,24 @@ static void prepare(run *r, const setup *c, lm_err *e)
     json_decref(json);
 }
 
+static void update(run *r, lm_update_part part, const lm_step *st, lm_err *e)
+{
+    size_t first, last;
+    lm_update_part_at(r->program->update, part, &first, &last);
+    if (lm_exec_run_part(r->updating, first, last, NULL, st, e))
+        die(e);
+}
+
 static double step(run *r, int64_t t, lm_err *e)
 {
     lm_step st = { .seed = 1, .step = t };
-    float *param = lm_store_flat(r->s.store, LM_KEPT_PARAM, 0);
-    float *grad = lm_store_flat(r->s.store, LM_KEPT_GRAD, 0);
-    uint16_t *low = lm_store_flat(r->s.store, LM_KEPT_DERIVED, 0);
-    double began = lm_now(), norm;
+    double began = lm_now();
     if (lm_exec_run(r->exec, &st, e))
         die(e);
     double after = lm_now();
-    if (lm_sumsq(r->backend, grad, r->model->block, r->s.work, &norm, e))
-        die(e);
-    for (int part = 0; part < 2; part++) {
-        int64_t from = part ? r->model->decay_end : 0;
-        lm_optim_run o = { .n = (part ? r->model->block : r->model->decay_end) - from,
-                           .param = param + from,
-                           .grad = grad + from,
-                           .low = low ? low + from : NULL,
-                           .lr = 1e-4,
-                           .clip_norm = 1,
-                           .sumsq = &norm,
-                           .decay = part == 0,
-                           .t = t };
-        for (int k = 0; k < 2; k++)
-            o.state[k] = (float *)lm_store_flat(r->s.store, LM_KEPT_OPT, k) + from;
-        if (r->s.optim->run(r->backend, &r->hyper, &o, e))
-            die(e);
-    }
+    lm_update_numbers_at(r->program->update, 1e-4, t, r->numbers);
+    update(r, LM_UPDATE_NORM, &st, e);
+    update(r, LM_UPDATE_STEP, &st, e);
     r->optimizer += lm_now() - after;
     return lm_now() - began;
 }
@@ -166,7 +185,7 @@ static void measure(const setup *c, int result)
     double peak = lm_cpu_peak(c->dtype, lm_cpu_detect(), r.par);
     double rate = (double)(c->batch * c->seq) / lm_median(times, c->steps);
     getrusage(RUSAGE_SELF, &use);
-    if (lm_memory_of(r.model, NULL, r.backend, r.s.optim, &r.hyper, 1, &plan, &e))
+    if (lm_memory_of(r.program, 1, &plan, &e))
         die(&e);
     printf("  %-4s B=%lld T=%-4lld %8.0f tokens/s  %7.0f ms/step  %4.1f %% of %.2f TFLOP/s  loss "
            "%.3f  "

@@ -22,25 +22,22 @@ static tiny_model models[2]; /* GPT-2, Llama */
 
 static inline lm_trainer_opts options(lm_dtype dtype, int64_t accumulate, int64_t steps)
 {
-    return (lm_trainer_opts){
-        .batch = BATCH,
-        .seq = SEQ,
-        .accumulate = accumulate,
-        .steps = steps,
-        .precision = { .low = dtype },
-        .documents = true,
-        .dropout = true,
-        .seed = 5,
-        .optim = lm_optim_flat_find("adamw"),
-        .hyper = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1 },
-        .schedule = { .kind = LM_SCHED_COSINE,
-                      .lr = 3e-3,
-                      .warmup = 5,
-                      .total = STEPS,
-                      .cycles = 1 },
-        .clip_norm = 1,
-        .log_every = 1
-    };
+    return (lm_trainer_opts){ .batch = BATCH,
+                              .seq = SEQ,
+                              .accumulate = accumulate,
+                              .steps = steps,
+                              .precision = { .low = dtype },
+                              .documents = true,
+                              .dropout = true,
+                              .seed = 5,
+                              .groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw"))),
+                              .schedule = { .kind = LM_SCHED_COSINE,
+                                            .lr = 3e-3,
+                                            .warmup = 5,
+                                            .total = STEPS,
+                                            .cycles = 1 },
+                              .clip_norm = 1,
+                              .log_every = 1 };
 }
 
 /* ---- one run, watched ---- */

@@ -135,16 +135,17 @@ static void fresh_weights_are_the_cpus(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        lm_build b = {
-            .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { LM_DTYPE_F32, NULL }
-        };
         lm_train_state here, there;
-        lm_model *m = NULL;
+        lm_program *on_cpu = NULL, *on_gpu = NULL;
         lm_err e = { 0 };
         job j = { .o = options(LM_DTYPE_F32, 1, 1) };
-        ok(lm_model_build(&models[i].config, &b, &m, &e), &e);
-        ok(lm_train_state_new(m, cpu, j.o.optim, &j.o.hyper, par, &here, &e), &e);
-        ok(lm_train_state_new(m, gpu, j.o.optim, &j.o.hyper, par, &there, &e), &e);
+        const lm_program_opts o = {
+            .batch = 1, .seq = T, .precision = j.o.precision, .groups = j.o.groups
+        };
+        ok(lm_program_new(&o, &models[i].config, false, cpu, &on_cpu, &e), &e);
+        ok(lm_program_new(&o, &models[i].config, false, gpu, &on_gpu, &e), &e);
+        ok(lm_train_state_new(on_cpu, par, &here, &e), &e);
+        ok(lm_train_state_new(on_gpu, par, &there, &e), &e);
         ok(lm_store_draw(here.store, 7, &e), &e);
         ok(lm_store_draw(there.store, 7, &e), &e);
         float *x = fetched(&there, LM_KEPT_PARAM, 0);
@@ -153,7 +154,8 @@ static void fresh_weights_are_the_cpus(void **state)
         lm_free(x);
         lm_train_state_fini(&here);
         lm_train_state_fini(&there);
-        lm_model_free(m);
+        lm_program_free(on_cpu);
+        lm_program_free(on_gpu);
     }
 }
 
@@ -171,7 +173,7 @@ static void a_snapshot_is_of_its_moment(void **state)
     j.run = NULL;
     j.o.steps = 2;
     train_all(&j, gpu, &until);
-    ok(lm_train_state_new(w.t->model, gpu, j.o.optim, &j.o.hyper, par, &s, &e), &e);
+    ok(lm_train_state_new(w.t->program, par, &s, &e), &e);
     ok(lm_model_source_open(step, NULL, &src, &e), &e);
     ok(lm_store_load(s.store, src, &e), &e);
     ok(lm_ckpt_load(step, &s, &e), &e);

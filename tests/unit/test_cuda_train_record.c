@@ -140,8 +140,9 @@ static job job_of(int model, lm_dtype dtype, int64_t accumulate, bool sgd)
 {
     job j = { .model = &models[model], .o = options(dtype, accumulate, 5), .after = after };
     if (sgd) {
-        j.o.optim = lm_optim_flat_find("sgd");
-        j.o.hyper = (lm_optim_hyper){ .momentum = 0.9, .weight_decay = 0.1, .nesterov = true };
+        lm_optim_use use = lm_optim_default(lm_optim_find("sgd"));
+        use.hyper[lm_optim_hyper(use.optim, "nesterov")] = 1;
+        j.o.groups = lm_groups_of(use);
         j.o.schedule.lr = 0.1;
     }
     return j;

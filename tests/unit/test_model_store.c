@@ -270,10 +270,32 @@ static void fill(lm_store *s, lm_kept role, int k)
                 x[s->place[i].offset + n] = (float)(i * 1000 + n % 1000 + k);
 }
 
+/* A state beside every tensor that trains, in the layout of the parameters. */
+static lm_store_state beside(const lm_model *m, const char *name, struct lm_state_part *part)
+{
+    lm_store_state s = {
+        .name = name, .format = LM_DTYPE_F32, .count = m->train_end, .part = part
+    };
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *t = &m->slice[i];
+        const lm_param *p = &m->param[t->param];
+        lm_tensor shape = m->graph->value[p->value].t;
+        int64_t width = p->count / shape.dim[0];
+        shape.dim[0] = t->rows;
+        if (p->trains)
+            part[s.n_parts++] = (struct lm_state_part){ .tensor = i,
+                                                        .at = p->offset + t->row * width,
+                                                        .shape = shape,
+                                                        .turned = t->transposed };
+    }
+    return s;
+}
+
 static void test_frozen(void **state)
 {
-    static const char *const names[] = { "exp_avg", "exp_avg_sq" };
-    const lm_store_opts o = { .master = true, .grads = true, .state = names, .n_states = 2 };
+    static struct lm_state_part parts[256];
+    lm_store_state states[2];
+    const lm_store_opts o = { .master = true, .grads = true, .state = states, .n_states = 2 };
     (void)state;
     for (int i = 0; i < 2; i++) {
         fixture f;
@@ -288,6 +310,9 @@ static void test_frozen(void **state)
         int64_t trained = 0;
         open_fixture(&f, i);
         lm_model *m = build(&f.config, LM_MODE_TRAIN, LM_DTYPE_BF16, is_norm);
+        assert_true(m->n_slices <= 256);
+        states[0] = beside(m, "exp_avg", parts);
+        states[1] = beside(m, "exp_avg_sq", parts);
         lm_store *s = make(m, 0, &o), *back = make(m, 1, &o);
         for (int p = 0; p < m->n_params; p++) {
             assert_true(m->param[p].trains == (m->grad[p] != LM_NONE));

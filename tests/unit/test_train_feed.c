@@ -212,7 +212,7 @@ static void a_batch_beyond_the_end_is_empty(void **state)
     lm_backend *backend = NULL;
     lm_feed *f = feed(true, false, 0, T);
     assert_int_equal(lm_backend_cpu(LM_CPU_REF, NULL, &backend, &e), LM_OK);
-    assert_int_equal(lm_batch_new(&b, backend, 3, T, &e), LM_OK);
+    assert_int_equal(lm_batch_new(&b, backend, 3, T, 0, &e), LM_OK);
     assert_int_equal(lm_batch_fill(&b, f, 1, 3, &e), LM_OK);
     window x = draw(f, 1), y = draw(f, 2);
     assert_int_equal(b.valid, x.valid + y.valid);

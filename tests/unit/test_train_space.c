@@ -30,8 +30,18 @@ static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
                     .tied = true };
     lm_err e = { 0 };
     lm_space s;
-    o.optim = lm_optim_flat_find("adamw");
-    assert_int_equal(lm_train_space(&o, &c, step, keep, NULL, &s, &e), LM_OK);
+    lm_backend *b;
+    lm_memory_plan plan;
+    o.batch = 1;
+    o.accumulate = 1;
+    o.seq = 16;
+    o.precision.low = LM_DTYPE_F32;
+    o.groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw")));
+    assert_int_equal(lm_backend_cpu(LM_CPU_REF, NULL, &b, &e), LM_OK);
+    if (lm_trainer_plan(&o, &c, false, false, b, &plan, &e))
+        fail_msg("%s: %s", e.where, e.what);
+    lm_backend_close(b);
+    assert_int_equal(lm_train_space(&o, &plan, step, keep, NULL, &s, &e), LM_OK);
     assert_true(s.checkpoint == 12.0 * (double)lm_config_params(&c));
     assert_true(s.need == s.checkpoint * (double)s.at_once);
     assert_true(isinf(s.free));

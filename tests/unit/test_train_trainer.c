@@ -33,6 +33,13 @@ static int end(void **state)
     return train_end();
 }
 
+static lm_groups adamw(void)
+{
+    lm_optim_use u = lm_optim_default(lm_optim_find("adamw"));
+    u.hyper[lm_optim_hyper(u.optim, "weight_decay")] = 0;
+    return lm_groups_of(u);
+}
+
 static lm_trainer_opts options(int64_t steps)
 {
     return (lm_trainer_opts){ .batch = 2,
@@ -42,8 +49,7 @@ static lm_trainer_opts options(int64_t steps)
                               .precision = { .low = LM_DTYPE_BF16 },
                               .documents = true,
                               .dropout = true,
-                              .optim = lm_optim_flat_find("adamw"),
-                              .hyper = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+                              .groups = adamw(),
                               .schedule = { .kind = LM_SCHED_CONSTANT, .lr = 1e-2 },
                               .clip_norm = 1,
                               .eval_every = 3,
@@ -203,15 +209,14 @@ static void fill(lm_train_state *s, const char *name)
             state[i] = param[i] + (float)k + 1;
 }
 
-static void new_state(lm_model **m, lm_train_state *s)
+static void new_state(lm_program **p, lm_train_state *s)
 {
     lm_err e = { 0 };
-    lm_optim_hyper h = { .beta1 = 0.9 };
-    lm_build b = {
-        .mode = LM_MODE_TRAIN, .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }
+    const lm_program_opts o = {
+        .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }, .groups = adamw()
     };
-    ok(lm_model_build(&tiny.config, &b, m, &e), &e);
-    ok(lm_train_state_new(*m, backend, lm_optim_flat_find("adamw"), &h, NULL, s, &e), &e);
+    ok(lm_program_new(&o, &tiny.config, false, backend, p, &e), &e);
+    ok(lm_train_state_new(*p, NULL, s, &e), &e);
 }
 
 /* After wait_copied the blocks are free to change, and the checkpoint does not notice. */
@@ -219,7 +224,7 @@ static void a_checkpoint_is_of_its_moment(void **state)
 {
     (void)state;
     lm_err e = { 0 };
-    lm_model *m, *m2;
+    lm_program *m, *m2;
     lm_train_state s, back;
     lm_ckpt *c = NULL;
     lm_model_source *src = NULL;
@@ -244,9 +249,9 @@ static void a_checkpoint_is_of_its_moment(void **state)
     ok(lm_store_load(back.store, src, &e), &e);
     ok(lm_ckpt_load(dir, &back, &e), &e);
     fill(&s, "first");
-    for (int i = 0; i < m->n_params; i++) { /* between them lies padding */
-        int64_t at = m->param[i].offset;
-        size_t n = (size_t)m->param[i].count * sizeof(float);
+    for (int i = 0; i < m->train->n_params; i++) { /* between them lies padding */
+        int64_t at = m->train->param[i].offset;
+        size_t n = (size_t)m->train->param[i].count * sizeof(float);
         assert_int_equal(s.store->n_blocks, 4);
         for (int k = 0; k < 4; k++) {
             const lm_store_block *x = &back.store->block[k], *y = &s.store->block[k];
@@ -264,8 +269,8 @@ static void a_checkpoint_is_of_its_moment(void **state)
     lm_ckpt_free(c);
     lm_train_state_fini(&s);
     lm_train_state_fini(&back);
-    lm_model_free(m);
-    lm_model_free(m2);
+    lm_program_free(m);
+    lm_program_free(m2);
     lm_free(run);
     lm_free(dir);
 }
@@ -275,7 +280,7 @@ static void a_failed_checkpoint_is_told(void **state)
 {
     (void)state;
     lm_err e = { 0 };
-    lm_model *m;
+    lm_program *m;
     lm_train_state s;
     lm_ckpt *c = NULL;
     char *run = path_of("train.bin/run"); /* below a file */
@@ -291,8 +296,54 @@ static void a_failed_checkpoint_is_told(void **state)
     assert_null(lm_ckpt_last(c));
     lm_ckpt_free(c);
     lm_train_state_fini(&s);
-    lm_model_free(m);
+    lm_program_free(m);
     lm_free(run);
+}
+
+/* The nodes of an update that take samples of n parameters and gradients. */
+typedef struct {
+    lm_update *u;
+    lm_exec *x;
+    double number[LM_OPTIM_NUMBERS];
+} sampler;
+
+static void open_sampler(sampler *s, const lm_monitor *m, float *p, float *g, int64_t n)
+{
+    lm_optim_use use = lm_optim_default(lm_optim_find("sgd"));
+    use.hyper[lm_optim_hyper(use.optim, "momentum")] = 0;
+    const lm_update_opts o = { .use = &use,
+                               .n_use = 1,
+                               .block = n,
+                               .trained = n,
+                               .sample_stride = lm_monitor_stride(n),
+                               .samples = lm_monitor_count(n) };
+    const lm_update_tensor t = { .name = "w",
+                                 .shape = { .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { n } } };
+    lm_err e = { 0 };
+    ok(lm_update_build(&o, &t, 1, &s->u, &e), &e);
+    ok(lm_exec_new(lm_update_graph(s->u), backend, NULL, 0, &s->x, &e), &e);
+    const lm_update_values *v = lm_update_value(s->u);
+    lm_exec_bind(s->x, v->param, p);
+    lm_exec_bind(s->x, v->grad, g);
+    const lm_vid numbers[] = { v->numbers, v->loss, v->sumsq, v->weights };
+    for (int i = 0; i < 4; i++)
+        lm_exec_bind(s->x, numbers[i], s->number);
+    lm_monitor_bind(m, v, s->x);
+}
+
+static void sample(const sampler *s, lm_update_part part)
+{
+    lm_step step = { 0 };
+    size_t first, last;
+    lm_err e = { 0 };
+    lm_update_part_at(s->u, part, &first, &last);
+    ok(lm_exec_run_part(s->x, first, last, NULL, &step, &e), &e);
+}
+
+static void close_sampler(sampler *s)
+{
+    lm_exec_free(s->x);
+    lm_update_free(s->u);
 }
 
 static void monitors(void **state)
@@ -303,15 +354,20 @@ static void monitors(void **state)
     lm_err e = { 0 };
     lm_monitor *m = NULL;
     lm_monitor_reading r;
+    sampler s;
     for (int i = 0; i < N; i++) {
         p[i] = 2;
         g[i] = (float)(i % 2 ? -i : i) * 7 + 0; /* sizes 0, 7, 14 ... in any sign */
     }
     ok(lm_monitor_new(backend, N, &m, &e), &e);
-    ok(lm_monitor_before(m, p, g, &e), &e);
+    open_sampler(&s, m, p, g, N);
+    sample(&s, LM_UPDATE_BEFORE);
+    ok(lm_monitor_before(m, &e), &e);
     for (int i = 0; i < N; i++)
         p[i] += i % 2 ? 0.5f : -0.5f;
-    ok(lm_monitor_after(m, p, &e), &e);
+    sample(&s, LM_UPDATE_AFTER);
+    ok(lm_monitor_after(m, &e), &e);
+    close_sampler(&s);
     lm_monitor_read(m, &r);
     assert_true(r.p50 == 3500 && r.p90 == 6300 && r.p99 == 6930 && r.max == 7000);
     assert_true(fabs(r.update_ratio - 0.25) < 1e-12);
@@ -326,6 +382,7 @@ static void monitors_sample(void **state)
     lm_err e = { 0 };
     lm_monitor *m = NULL;
     lm_monitor_reading r;
+    sampler s;
     float *p = NULL, *g = NULL;
     ok(lm_alloc_n(&p, N, sizeof *p, "a test", &e), &e);
     ok(lm_alloc_n(&g, N, sizeof *g, "a test", &e), &e);
@@ -334,8 +391,12 @@ static void monitors_sample(void **state)
         g[i] = (float)((i * INT64_C(7919)) % N); /* every value once, in no order */
     }
     ok(lm_monitor_new(backend, N, &m, &e), &e);
-    ok(lm_monitor_before(m, p, g, &e), &e);
-    ok(lm_monitor_after(m, p, &e), &e);
+    open_sampler(&s, m, p, g, N);
+    sample(&s, LM_UPDATE_BEFORE);
+    ok(lm_monitor_before(m, &e), &e);
+    sample(&s, LM_UPDATE_AFTER);
+    ok(lm_monitor_after(m, &e), &e);
+    close_sampler(&s);
     lm_monitor_read(m, &r);
     assert_true(fabs(r.p50 / N - 0.5) < 0.02 && fabs(r.p90 / N - 0.9) < 0.02);
     assert_true(fabs(r.p99 / N - 0.99) < 0.005 && r.max > 0.995 * N);

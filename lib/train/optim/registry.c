@@ -4,13 +4,11 @@
 
 #include "train/optim/optims.h"
 
-static const lm_optim *const optims[] = {
-    &lm_optim_adamw,   &lm_optim_sgd,           &lm_optim_momentum,  &lm_optim_nesterov,
-    &lm_optim_adam,    &lm_optim_amsgrad,       &lm_optim_adagrad,   &lm_optim_rmsprop,
-    &lm_optim_lion,    &lm_optim_schedule_free, &lm_optim_lamb,      &lm_optim_adafactor,
-    &lm_optim_sm3,     &lm_optim_came,          &lm_optim_adam_mini, &lm_optim_muon,
-    &lm_optim_normuon, &lm_optim_soap,          &lm_optim_soap_muon,
-};
+#define POINTER(variable, name) &lm_optim_##variable,
+#define NAME(variable, name)    name,
+
+static const lm_optim *const optims[] = { LM_OPTIMS(POINTER) };
+const char *const lm_optim_names[] = { LM_OPTIMS(NAME) NULL };
 
 const lm_optim *lm_optim_at(int i)
 {

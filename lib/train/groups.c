@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* groups.c -- groups of tensors and their optimisers. */
+#include "train/groups.h"
+
+#include <fnmatch.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/text.h"
+#include "train/optim/optims.h"
+
+/* ---- parsing ---- */
+
+static const char where[] = "optimizer";
+
+/* The text from *at up to a character of `ends`, or its own end; *at then points to that.  False: it is too long. */
+static bool take(const char **at, const char *ends, char *out, size_t size)
+{
+    size_t n = strcspn(*at, ends);
+    const char *from = *at;
+    *at += n;
+    if (n >= size)
+        return false;
+    memcpy(out, from, n);
+    out[n] = 0;
+    return true;
+}
+
+static lm_code fail_name(const char *name, lm_err *e)
+{
+    char known[512] = "";
+    size_t len = 0;
+    for (int i = 0; lm_optim_at(i) && len < sizeof known; i++)
+        len += (size_t)snprintf(known + len, sizeof known - len, "%s%s",
+                                i ? " " : "choose one of: ", lm_optim_at(i)->name);
+    return lm_fail(e, LM_EUSAGE, where, known, "there is no optimiser '%.40s'", name);
+}
+
+/* The number of `value` among words; -1: none of them. */
+static double word_of(const char *words, const char *value)
+{
+    double k = 0;
+    size_t len = strlen(value);
+    for (const char *w = words; *w; k++) {
+        size_t n = strcspn(w, " ");
+        if (n == len && !memcmp(w, value, n))
+            return k;
+        w += n + (w[n] == ' ');
+    }
+    return -1;
+}
+
+static lm_code set_hyper(lm_optim_use *u, int i, const char *value, lm_err *e)
+{
+    const lm_hyper *h = &u->optim->hyper[i];
+    double x = h->words ? word_of(h->words, value) : -1;
+    bool number = x < 0 && lm_parse_double(value, &x);
+    if (h->words && (x < 0 || number))
+        return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is one of: %s; not '%.40s'", h->name,
+                       u->optim->name, h->words, value);
+    if (!h->words && (!number || !(x >= h->least && x <= h->most)))
+        return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is a number from %g to %g, not '%.40s'",
+                       h->name, u->optim->name, h->least, h->most, value);
+    u->hyper[i] = x;
+    return LM_OK;
+}
+
+static lm_code set_rate(lm_optim_use *u, const char *value, double lr, lm_err *e)
+{
+    double x;
+    if (!lm_parse_double(value, &x) || !(x >= 0 && x <= 1e3))
+        return lm_fail(e, LM_EUSAGE, where, NULL,
+                       "lr of %s is a number from 0 to 1000, not '%.40s'", u->optim->name, value);
+    if (x > 0 && lr <= 0)
+        return lm_fail(e, LM_EUSAGE, where, NULL,
+                       "lr of %s is a multiple of the run's learning rate, which is 0",
+                       u->optim->name);
+    u->rate = lr > 0 ? x / lr : 1;
+    return LM_OK;
+}
+
+static lm_code fail_key(const lm_optim *o, const char *key, lm_err *e)
+{
+    char known[512] = "its keys are: lr";
+    size_t len = strlen(known);
+    for (int i = 0; o->hyper[i].name && len < sizeof known; i++)
+        len += (size_t)snprintf(known + len, sizeof known - len, " %s", o->hyper[i].name);
+    return lm_fail(e, LM_EUSAGE, where, known, "%s has no '%.40s'", o->name, key);
+}
+
+/* NAME[:key=value,...] up to ';' or the end. */
+static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr, lm_optim_use *u,
+                         lm_err *e)
+{
+    char name[64], key[64], value[64];
+    if (!take(at, ":;", name, sizeof name) || !lm_optim_find(name))
+        return fail_name(name, e);
+    *u = lm_optim_default(lm_optim_find(name));
+    for (; given && given->name; given++) {
+        int i = lm_optim_hyper(u->optim, given->name);
+        if (i >= 0)
+            u->hyper[i] = given->value;
+    }
+    while (**at == ':' || **at == ',') {
+        ++*at;
+        if (!take(at, "=,;", key, sizeof key) || **at != '=')
+            return lm_fail(e, LM_EUSAGE, where, "write key=value", "'%.40s' of %s has no value",
+                           key, name);
+        ++*at;
+        if (!take(at, ",;", value, sizeof value))
+            return lm_fail(e, LM_EUSAGE, where, NULL, "the value of %s is too long", key);
+        for (char *c = key; *c; c++)
+            *c = *c == '-' ? '_' : *c;
+        int i = lm_optim_hyper(u->optim, key);
+        if (i < 0 && strcmp(key, "lr"))
+            return fail_key(u->optim, key, e);
+        if (i < 0 ? set_rate(u, value, lr, e) : set_hyper(u, i, value, e))
+            return e->code;
+    }
+    return u->optim->check ? u->optim->check(u->hyper, e) : LM_OK;
+}
+
+lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr, lm_groups *out,
+                        lm_err *e)
+{
+    const char *at = text;
+    *out = (lm_groups){ .text = text, .n = 1 };
+    if (parse_use(&at, given, lr, &out->use[0], e))
+        return e->code;
+    while (*at == ';') {
+        at++;
+        if (!*at) /* one at the end is as good as none */
+            break;
+        if (out->n == LM_GROUPS)
+            return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d groups", LM_GROUPS);
+        char *pattern = out->pattern[out->n];
+        if (!take(&at, "=;", pattern, sizeof out->pattern[0]) || *at != '=' || !*pattern)
+            return lm_fail(e, LM_EUSAGE, where, "write PATTERN=OPTIMISER, as in *norm*=adamw",
+                           "'%.40s' names no tensors or no optimiser", pattern);
+        at++;
+        if (parse_use(&at, NULL, lr, &out->use[out->n], e))
+            return e->code;
+        out->n++;
+    }
+    return LM_OK;
+}
+
+lm_groups lm_groups_of(lm_optim_use use)
+{
+    return (lm_groups){ .text = use.optim->name, .use = { use }, .n = 1 };
+}
+
+/* ---- matching ---- */
+
+static void strip(const char *tensor, char out[512])
+{
+    static const char *const before[] = { "model.", "transformer." };
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++)
+        if (!strncmp(tensor, before[i], strlen(before[i]))) {
+            tensor += strlen(before[i]);
+            break;
+        }
+    snprintf(out, 512, "%s", tensor);
+    if (lm_text_ends(out, ".weight"))
+        out[strlen(out) - strlen(".weight")] = 0;
+}
+
+static bool matches(const char *patterns, const char *tensor)
+{
+    char bare[512], one[256];
+    const char *at = patterns;
+    strip(tensor, bare);
+    for (;; at++) {
+        take(&at, "|", one, sizeof one);
+        if (!fnmatch(one, bare, 0) || !fnmatch(one, tensor, 0))
+            return true;
+        if (!*at)
+            return false;
+    }
+}
+
+int lm_groups_find(const lm_groups *g, const char *tensor)
+{
+    for (int i = 1; i < g->n; i++)
+        if (matches(g->pattern[i], tensor))
+            return i;
+    return 0;
+}
+
+/* The next character that is part of no hyper-parameter. */
+static char skip_keys(const char **at)
+{
+    if (**at == ':')
+        *at += strcspn(*at, ";");
+    if (**at == ';' && !(*at)[1])
+        ++*at;
+    return **at ? *(*at)++ : 0;
+}
+
+bool lm_groups_same(const char *a, const char *b)
+{
+    for (;;) {
+        char x = skip_keys(&a), y = skip_keys(&b);
+        if (x != y || !x)
+            return x == y;
+    }
+}
+
+/* ---- of a model ---- */
+
+static lm_code place(const lm_groups *g, lm_update_tensor *t, int n, lm_err *e)
+{
+    int count[LM_GROUPS] = { 0 };
+    for (int i = 0; i < n; i++)
+        count[t[i].use = lm_groups_find(g, t[i].name)]++;
+    for (int k = 1; k < g->n; k++)
+        if (!count[k])
+            return lm_fail(e, LM_EUSAGE, where, "see the names with inspect-model",
+                           "no tensor that trains is left for '%s'", g->pattern[k]);
+    return LM_OK;
+}
+
+static bool has_low(const lm_model *m)
+{
+    for (int i = 0; i < m->n_params; i++)
+        if (m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_BF16)
+            return true;
+    return false;
+}
+
+lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_opts *opts,
+                         lm_update **out, lm_err *e)
+{
+    lm_update_opts o = *opts;
+    lm_update_tensor *t = NULL;
+    int n = 0;
+    *out = NULL;
+    o.use = g->use;
+    o.n_use = g->n;
+    o.block = m->block;
+    o.trained = m->train_end;
+    o.low = has_low(m);
+    lm_code rc = lm_update_tensors(m, &t, &n, e);
+    if (!rc)
+        rc = place(g, t, n, e);
+    if (!rc)
+        rc = lm_update_build(&o, t, n, out, e);
+    lm_free(t);
+    return rc;
+}
+
+/* ---- lists ---- */
+
+lm_code lm_optims_table(lm_buf *out, lm_err *e)
+{
+    for (int i = 0; lm_optim_at(i); i++) {
+        const lm_optim *o = lm_optim_at(i);
+        if (lm_buf_addf(out, e, "%-16s %s\n", o->name, o->about))
+            return e->code;
+        for (const lm_hyper *h = o->hyper; h->name; h++) {
+            char value[64];
+            if (h->words)
+                snprintf(value, sizeof value, "%s", h->words);
+            else
+                snprintf(value, sizeof value, "%g to %g", h->least, h->most);
+            if (lm_buf_addf(out, e, "  %-14s %-40s %s [%g]\n", h->name, h->help, value, h->value))
+                return e->code;
+        }
+    }
+    return LM_OK;
+}
+
+lm_code lm_optims_json(lm_buf *out, lm_err *e)
+{
+    lm_jw w;
+    lm_jw_begin(&w, out, 2, e);
+    lm_jw_obj(&w, NULL);
+    for (int i = 0; lm_optim_at(i); i++) {
+        const lm_optim *o = lm_optim_at(i);
+        lm_jw_obj(&w, o->name);
+        lm_jw_str(&w, "about", o->about);
+        lm_jw_obj(&w, "hyper");
+        for (const lm_hyper *h = o->hyper; h->name; h++) {
+            lm_jw_obj(&w, h->name);
+            lm_jw_f64(&w, "value", h->value);
+            lm_jw_f64(&w, "least", h->least);
+            lm_jw_f64(&w, "most", h->most);
+            if (h->words)
+                lm_jw_str(&w, "words", h->words);
+            lm_jw_str(&w, "help", h->help);
+            lm_jw_close_obj(&w);
+        }
+        lm_jw_close_obj(&w);
+        lm_jw_close_obj(&w);
+    }
+    lm_jw_close_obj(&w);
+    return lm_jw_end(&w) || lm_buf_add(out, "\n", 1, e) ? e->code : LM_OK;
+}
