@@ -231,9 +231,9 @@ static lm_code take_up(session *s, lm_err *e)
 {
     /* The last two belong to the old run when -o begins another. */
     static const char *const not_kept[] = {
-        "resume",  "resume-schedule", "dry-run",    "json",  "print-config", "force",    "threads",
-        "output",  "measure",         "dump-graph", "stats", "device",       "progress", "trace",
-        "metrics", "tensorboard",     NULL
+        "resume",   "resume-schedule", "dry-run",         "json",       "print-config", "force",
+        "threads",  "output",          "measure",         "dump-graph", "stats",        "device",
+        "progress", "trace",           "list-optimizers", "metrics",    "tensorboard",  NULL
     };
     static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
     if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||

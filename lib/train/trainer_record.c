@@ -41,8 +41,9 @@ static lm_code put(lm_trainer *t, trainer_part p, trainer_work *run, const lm_st
         if (!t->part[p].recorded)
             record(t, p, run, step);
         /* The update has the numbers that the last micro-batch left there. */
+        bool numbers = p == PART_FIRST || p == PART_OTHER;
         if (t->part[p].recorded)
-            return p < PART_NORM && b->step(b, step, b->main, e)
+            return numbers && b->step(b, step, b->main, e)
                        ? e->code
                        : b->replay(b, t->part[p].recorded, b->main, e);
     }
