@@ -223,12 +223,12 @@ static void numbers_that_are_none_change_no_weight(void **state)
 
 /* ---- traces ---- */
 
-/* Events of the graph come node by node, once for each micro-batch. */
+/* Events of the graph come node by node, once for each micro-batch, then those of the update. */
 static void check_trace(const char *path, const lm_trainer *t)
 {
     lm_err e = { 0 };
     json_t *o = NULL, *v;
-    size_t i, n = t->model->graph->n_nodes, seen = 0;
+    size_t i, n = t->model->graph->n_nodes, seen = 0, updated = 0;
     int norms = 0, draws = 0, updates = 0;
     double last = -1;
     ok(lm_json_load(path, 64 << 20, &o, &e), &e);
@@ -242,21 +242,25 @@ static void check_trace(const char *path, const lm_trainer *t)
             continue;
         assert_true(ts >= -1 && dur >= 0);
         norms += !strcmp(name, "gradient norm");
-        updates += !strcmp(name, "adamw");
+        updates += !args && !strcmp(name, "adamw");
         draws += !strcmp(name, "draw");
         if (!args)
             continue;
-        const lm_node *node = &t->model->graph->node[seen % n];
+        bool micro = json_object_get(args, "micro_batch") != NULL;
+        const lm_node *node = micro ? &t->model->graph->node[seen % n]
+                                    : &lm_update_graph(t->program->update)->node[updated++];
         assert_string_equal(name, node->op->name);
         assert_string_equal(json_string_value(json_object_get(args, "phase")),
                             lm_phase_name(node->phase));
         assert_int_equal(json_integer_value(json_object_get(args, "layer")), node->layer);
-        assert_int_equal(json_integer_value(json_object_get(args, "micro_batch")), seen / n);
+        assert_int_equal(json_integer_value(json_object_get(args, "micro_batch")),
+                         micro ? seen / n : 0);
         assert_true(ts >= last);
         last = ts;
-        seen++;
+        seen += micro;
     }
     assert_int_equal(seen, n * (size_t)t->o.accumulate);
+    assert_true(updated >= 3 && updated <= lm_update_graph(t->program->update)->n_nodes);
     assert_true(norms == 1 && updates == 1 && draws == 1);
     json_decref(o);
 }

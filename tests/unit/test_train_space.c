@@ -26,6 +26,7 @@ static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
                     .width = 32,
                     .layers = 2,
                     .layer = layer,
+                    .rope = { { .theta = 10000, .dim = 16 } },
                     .ropes = 1,
                     .tied = true };
     lm_err e = { 0 };
