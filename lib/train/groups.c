@@ -83,11 +83,31 @@ static lm_code set_rate(lm_optim_use *u, const char *value, double lr, lm_err *e
 
 static lm_code fail_key(const lm_optim *o, const char *key, lm_err *e)
 {
-    char known[512] = "its keys are: lr";
+    char known[512] = "its keys are: lr ema";
     size_t len = strlen(known);
     for (int i = 0; o->hyper[i].name && len < sizeof known; i++)
         len += (size_t)snprintf(known + len, sizeof known - len, " %s", o->hyper[i].name);
     return lm_fail(e, LM_EUSAGE, where, known, "%s has no '%.40s'", o->name, key);
+}
+
+static lm_code set_average(lm_optim_use *u, const char *value, lm_err *e)
+{
+    double x;
+    if (!lm_parse_double(value, &x) || !(x >= 0 && x <= 0.9999999))
+        return lm_fail(e, LM_EUSAGE, where, NULL,
+                       "ema of %s is a number from 0 to 0.9999999, not '%.40s'", u->optim->name,
+                       value);
+    u->ema = x;
+    return LM_OK;
+}
+
+static lm_code set_key(lm_optim_use *u, const char *key, const char *value, double lr, lm_err *e)
+{
+    int i = lm_optim_hyper(u->optim, key);
+    return i >= 0                ? set_hyper(u, i, value, e)
+           : !strcmp(key, "lr")  ? set_rate(u, value, lr, e)
+           : !strcmp(key, "ema") ? set_average(u, value, e)
+                                 : fail_key(u->optim, key, e);
 }
 
 /* NAME[:key=value,...] up to ';' or the end. */
@@ -113,10 +133,7 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr
             return lm_fail(e, LM_EUSAGE, where, NULL, "the value of %s is too long", key);
         for (char *c = key; *c; c++)
             *c = *c == '-' ? '_' : *c;
-        int i = lm_optim_hyper(u->optim, key);
-        if (i < 0 && strcmp(key, "lr"))
-            return fail_key(u->optim, key, e);
-        if (i < 0 ? set_rate(u, value, lr, e) : set_hyper(u, i, value, e))
+        if (set_key(u, key, value, lr, e))
             return e->code;
     }
     return u->optim->check ? u->optim->check(u->hyper, e) : LM_OK;

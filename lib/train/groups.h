@@ -7,7 +7,8 @@
  * The first one trains what no pattern matches; of the others the first that matches.  A pattern is a glob, in which
  * `*` matches dots, too, of a tensor's published name, or of that without "model." or "transformer." at its
  * beginning and ".weight" at its end.  Keys are the hyper-parameters of the optimiser's table, and lr, the group's
- * own peak rate; '-' may stand for '_'. */
+ * own peak rate, and ema, the share that an average of the parameters keeps of itself at each step, which is then
+ * evaluated and published in their place (0: none); '-' may stand for '_'. */
 #ifndef LM_TRAIN_GROUPS_H
 #define LM_TRAIN_GROUPS_H
 

@@ -24,7 +24,7 @@ struct lm_update {
     lm_update_opts o;
     lm_graph *g;
     lm_optim_use *use;
-    lm_vid *numbers; /* of each use: its view */
+    lm_vid *numbers, *keeps; /* of each use: its views */
     int n_numbers;
     lm_update_tensor *t;
     int n_tensors;
@@ -64,6 +64,11 @@ double lm_update_hyper(const lm_update *u, const char *name)
 lm_vid lm_update_numbers(const lm_update *u)
 {
     return u->numbers[u->at_work - u->use];
+}
+
+lm_vid lm_update_average_keeps(const lm_update *u)
+{
+    return u->keeps[u->at_work - u->use];
 }
 
 lm_vid lm_update_sumsq(const lm_update *u)
@@ -252,11 +257,14 @@ static lm_code make_views(lm_update *u, lm_err *e)
 {
     char name[512];
     for (int i = 0, at = 0; i < u->o.n_use; i++) {
-        int n = numbers_of(&u->use[i]);
+        int n = lm_optim_numbers(u->use[i].optim);
+        u->keeps[i] = LM_NONE;
         if (lm_graph_view(u->g, u->v.numbers, at, lm_shape1(LM_DTYPE_F64, n), NULL, &u->numbers[i],
-                          e))
+                          e) ||
+            (u->use[i].ema > 0 && lm_graph_view(u->g, u->v.numbers, at + n,
+                                                lm_shape1(LM_DTYPE_F64, 1), NULL, &u->keeps[i], e)))
             return e->code;
-        at += n;
+        at += numbers_of(&u->use[i]);
     }
     for (int i = 0; i < u->n_tensors; i++) {
         lm_update_tensor *t = &u->t[i];
@@ -440,6 +448,7 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
     u->n_tensors = n;
     if (lm_alloc_n(&u->use, (size_t)o->n_use, sizeof *u->use, "optimisers", e) ||
         lm_alloc_n(&u->numbers, (size_t)o->n_use, sizeof *u->numbers, "optimisers", e) ||
+        lm_alloc_n(&u->keeps, (size_t)o->n_use, sizeof *u->keeps, "optimisers", e) ||
         lm_alloc_n(&u->t, (size_t)n + 1, sizeof *u->t, "a list of tensors", e) ||
         lm_graph_new(&u->g, e))
         return e->code;
@@ -487,6 +496,7 @@ void lm_update_free(lm_update *u)
     lm_free(u->due);
     lm_free(u->use);
     lm_free(u->numbers);
+    lm_free(u->keeps);
     lm_free(u->t);
     lm_graph_free(u->g);
     lm_free(u);

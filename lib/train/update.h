@@ -102,6 +102,8 @@ const lm_optim_use *lm_update_use(const lm_update *u);
 double lm_update_hyper(const lm_update *u, const char *name);
 /* Its numbers of the step, F64 [n_numbers]. */
 lm_vid lm_update_numbers(const lm_update *u);
+/* Where it has an average: what that keeps of itself at the step, F64 [1]. */
+lm_vid lm_update_average_keeps(const lm_update *u);
 
 /* An OPT value that is kept between steps and in checkpoints, there as NAME.TENSOR.  Zeros at first.  A state
  * of t's shape has the orientation that t has in files; others go to files as they are.  Called once for each

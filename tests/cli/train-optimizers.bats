@@ -86,6 +86,23 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
     cmp <(tensors d/model.safetensors) <(tensors e/model.safetensors)
 }
 
+@test "train: an average is what is evaluated and saved; training does not notice it" {
+    for d in f32 bf16; do
+        rm -rf plain mean again
+        "${T[@]}" m0 data -o plain --dtype $d --metrics plain.jsonl
+        "${T[@]}" m0 data -o mean --dtype $d --optimizer adamw:ema=0.5 --save-every 3 --keep 0 --eval-every 2 --metrics mean.jsonl
+        loss() { sed -nE '/"event":"step"/s/.*"loss":([^,]*),.*/\1/p' "$1"; }
+        diff <(loss plain.jsonl) <(loss mean.jsonl)
+        run -1 cmp <(tensors plain/model.safetensors) <(tensors mean/model.safetensors)
+        train -q --resume mean/step-000003 -o again
+        same_bits mean again
+        states mean | grep -q '^param.model.norm.weight$'
+        # what the run says of its last weights is what eval-model says of the file
+        eval-model mean data/val --seq-len 32 --dtype $d --json | grep -q '"loss"'
+        rm -f plain.jsonl mean.jsonl
+    done
+}
+
 @test "train: what --optimizer does not know is refused in one line" {
     while IFS='>' read -r o what; do
         run "${T[@]}" m0 data -o run --optimizer "$o"
@@ -95,7 +112,7 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
         [ ! -e run ]
     done <<- 'END'
 		lion-tamer>there is no optimiser 'lion-tamer': choose one of: adamw
-		adamw:beta9=1>adamw has no 'beta9': its keys are: lr beta1
+		adamw:beta9=1>adamw has no 'beta9': its keys are: lr ema beta1
 		adamw:beta1>'beta1' of adamw has no value: write key=value
 		adamw:beta1=2>beta1 of adamw is a number from 0 to 1, not '2'
 		adamw:beta1=x>beta1 of adamw is a number

@@ -13,20 +13,16 @@ double lm_rule_average_keeps(double ema, int64_t t)
 
 lm_code lm_rule_average(lm_update *u, const lm_update_tensor *t, lm_err *e)
 {
-    const char *number[LM_OPTIM_NUMBERS + 1];
-    int n = lm_optim_numbers(lm_update_use(u)->optim);
+    static const char *const number[] = { "d" };
     lm_vid average;
     if (lm_rule_state(u, t, "ema", &average, e))
         return e->code;
-    for (int i = 0; i < n; i++)
-        number[i] = "of_the_rule";
-    number[n] = "d";
     const lm_formula_name names[] = { LM_IS("p", t->param), LM_IS("e", average) };
     lm_formula_scope s = { .name = names,
                            .n_names = 2,
                            .number = number,
-                           .n_numbers = n + 1,
-                           .numbers = lm_update_numbers(u),
+                           .n_numbers = 1,
+                           .numbers = lm_update_average_keeps(u),
                            .gate = lm_update_scale(u) };
     if (lm_formula_append(lm_update_graph(u), "e = d*e + (1 - d)*p", &s, e))
         return e->code;
