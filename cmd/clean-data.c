@@ -125,13 +125,14 @@ static void read_rules(void)
     }
     for (int s = 0; s < LM_CLEAN_SETS; s++)
         if (none && opt.clean.set[s])
-            lm_misuse(&tool, "--rules", "leave one of them out", "'none' stands beside a set");
-    /* FineWeb's own recipe leaves this one rule of C4 out: it drops too much for too little */
+            lm_misuse(&tool, "--rules", "leave one of them out",
+                      "'none' cannot be combined with a set");
+    /* FineWeb's own recipe leaves out this rule of C4: it drops much text for little gain */
     if (opt.clean.set[LM_CLEAN_FINEWEB] && !lm_given(&tool, "c4-terminal-punct"))
         opt.clean.rule[LM_RULE_LINE_PUNCT].on = false;
 }
 
-/* n shares between 0 and 1 into the rules from `first` on. */
+/* Parse n shares between 0 and 1 into the rules from `first` on. */
 static void read_shares(const char *name, const char *list, int first, int n)
 {
     double v[16];
@@ -156,10 +157,10 @@ static void need_set(const char *option, lm_clean_set set)
         return;
     snprintf(name, sizeof name, "--%s", option);
     lm_misuse(&tool, name, "add the set to --rules, or leave the option out",
-              "is of the set '%s', which is not chosen", sets[set]);
+              "belongs to the set '%s', which is not chosen", sets[set]);
 }
 
-/* No option without effect: each rule needs its set, MinHash's numbers need MinHash. */
+/* Refuse options without effect: each rule needs its set, MinHash's numbers need MinHash. */
 static void check_company(void)
 {
     static const char *const minhash[] = { "ngram", "bands", "rows", "similarity" };
@@ -176,7 +177,7 @@ static void check_company(void)
         snprintf(name, sizeof name, "--%s", minhash[i]);
         if (lm_given(&tool, minhash[i]) && opt.dedup[0] != 'm')
             lm_misuse(&tool, name, "add --dedup minhash, or leave the option out",
-                      "is of MinHash, which is not chosen");
+                      "belongs to MinHash, which is not chosen");
     }
 }
 
@@ -188,15 +189,15 @@ static lm_code check_stop_limit(const lm_stop_words *stop, lm_err *e)
         return LM_OK;
     if (!stop)
         return lm_fail(e, LM_EUSAGE, "--gopher-stop-words", "name a --language or --stop-words",
-                       "no stop words are known");
+                       "no stop words are set");
     if (want > (double)lm_stop_words_count(stop))
         return lm_fail(e, LM_EUSAGE, "--gopher-stop-words", NULL,
-                       "%g different ones are more than the %zu that are known", want,
+                       "%g different ones are more than the %zu that are set", want,
                        lm_stop_words_count(stop));
     return LM_OK;
 }
 
-/* What the language decides unless an option does. */
+/* Thresholds that the language sets unless an option does. */
 static lm_code read_language(lm_stop_words **stop, lm_err *e)
 {
     static const lm_clean_rule len[] = { LM_RULE_MIN_WORD_LEN, LM_RULE_MAX_WORD_LEN };
@@ -303,7 +304,7 @@ static void say_summary(const lm_clean_stats *st, double seconds)
     lm_buf_fini(&b);
 }
 
-/* ---- the work ---- */
+/* ---- cleaning ---- */
 
 typedef struct {
     lm_out *out, *dropped, *report;
@@ -330,7 +331,7 @@ static lm_code open_outputs(outputs *o, const lm_input *in, lm_err *e)
     return rc;
 }
 
-/* Do the documents go to standard output? */
+/* True if the documents go to standard output. */
 static bool to_stdout(void)
 {
     return !tool.output || !strcmp(tool.output, "-");
@@ -343,7 +344,7 @@ static lm_code commit(lm_out **o, lm_err *e)
     return one ? lm_out_commit(one, e) : LM_OK;
 }
 
-/* All on disk before the first has its name: a full disk leaves none of them. */
+/* All outputs are on disk before the first is renamed: a full disk leaves none of them. */
 static lm_code finish_all(outputs *o, lm_err *e)
 {
     lm_code rc = lm_out_finish(o->out, e);

@@ -27,20 +27,21 @@ static const char *const state_forms[] = { "bf16", "int8", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("What to do (by default: compress)"),
-    LM_FLAG('d', "decompress", &opt.decompress, "take .lmz files apart again"),
+    LM_FLAG('d', "decompress", &opt.decompress, "expand .lmz files again"),
     LM_FLAG('t', "test", &opt.test, "check every chunk; exit with 3 when one is damaged"),
     LM_FLAG('l', "list", &opt.list, "a table of tensors; with -v of their planes too"),
     LM_STR(0, "rebase", &opt.rebase, "BASE|none", "rewrite against another base, or whole"),
     LM_GROUP("Compression"),
     LM_LEVEL("level", &opt.level, "N", 1, 19, "effort, also written -1 ... -19 [3]"),
-    LM_STR(0, "base", &opt.base, "MODEL", "keep, or read, the difference to MODEL"),
+    LM_STR(0, "base", &opt.base, "MODEL", "write, or read, a delta against MODEL"),
     LM_CHOICE(0, "optimizer-states", &opt.states, "FORM", state_forms,
               "lossy: the optimiser's states as bf16 or int8"),
     LM_STR(0, "weights", &opt.weights, "CODEC",
            "lossy: the weights by a codec: bf16, fp8_e4m3 ..."),
     LM_GROUP("Decompression"),
     LM_LIST(0, "tensor", &opt.tensor, "NAME", "only this tensor, as a .safetensors (repeatable)"),
-    LM_FLAG(0, "salvage", &opt.salvage, "what is intact of a damaged file; list the rest"),
+    LM_FLAG(0, "salvage", &opt.salvage,
+            "restore the intact parts of a damaged file; list the rest"),
     LM_GROUP("Files"),
     LM_FLAG('c', "stdout", &opt.to_stdout, "write to standard output, as -o - does"),
     LM_FLAG('k', "keep", &opt.keep, "keep the input [on]"),
@@ -57,7 +58,7 @@ static const char *const examples[] = {
 static lm_tool tool = {
     .name = "compress-ckpt",
     .args = "[MODEL ...]",
-    .brief = "compress models and checkpoints without loss, or as asked for",
+    .brief = "compress models and checkpoints, without loss unless requested",
     .opts = options,
     .makes = LM_MAKES_OTHER,
     .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_JSON,
@@ -70,7 +71,7 @@ static lm_tool tool = {
 
 /* ---- names ---- */
 
-/* Where the product of `input` goes; yours. */
+/* The path of the product of `input`; the caller frees it. */
 static lm_code output_of(const char *input, char **out, lm_err *e)
 {
     static const char *const archives[] = { ".tar",    ".tar.gz",  ".tar.zst",
@@ -92,10 +93,10 @@ static lm_code output_of(const char *input, char **out, lm_err *e)
     const char *base = lm_path_base(input);
     if (!strcmp(base, ".") || !strcmp(base, "..") || (n == 1 && *input == '/'))
         return lm_fail(e, LM_EUSAGE, input, "name the output with -o",
-                       "gives no name to the output");
+                       "does not determine the name of the output");
     if (lm_text_ends(input, ".lmz"))
         return lm_fail(e, LM_EUSAGE, input, "give -d, --rebase, or another output with -o",
-                       "is compressed already");
+                       "is already compressed");
     return lm_asprintf(out, e, "%.*s.lmz", (int)n, input);
 }
 
@@ -115,7 +116,7 @@ static lm_unpack_opts unpack_opts(lm_par *par)
 
 /* ---- compressing ---- */
 
-/* Print what a library call laid out. */
+/* Print a text laid out by the library. */
 static lm_code print_text(lm_code rc, lm_buf *text)
 {
     if (!rc)
@@ -124,7 +125,8 @@ static lm_code print_text(lm_code rc, lm_buf *text)
     return rc;
 }
 
-/* A line for each tensor that lost something: a result, unless the product has standard output. */
+/* Print a line for each tensor coded with loss: to standard output, unless the product goes
+ * there. */
 static void print_losses(const lm_pack_report *r, bool apart)
 {
     for (size_t i = 0; i < r->n_loss; i++) {
@@ -175,16 +177,17 @@ static lm_code find_formats(lm_coded_policy *p, lm_err *e)
     return LM_OK;
 }
 
-/* May the input be removed afterwards?  That nothing of it is missing in the output, lm_pack sees to. */
+/* Check that the input may be removed afterwards.  lm_pack ensures that the output holds all of
+ * it. */
 static lm_code check_removal(const char *input, lm_err *e)
 {
     char *real = NULL;
     struct stat st;
     if (!lstat(input, &st) && S_ISLNK(st.st_mode))
-        return lm_fail(e, LM_EUSAGE, input, "name what it points to", "is a link");
+        return lm_fail(e, LM_EUSAGE, input, "name its target", "is a link");
     lm_code rc = lm_run_resolve(input, &real, e);
     if (!rc && strcmp(real, input))
-        rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is taken",
+        rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is used",
                      real);
     lm_free(real);
     return rc;
@@ -222,7 +225,7 @@ static lm_code compress(const char *input, const char *output, lm_par *par, lm_e
     return rc;
 }
 
-/* --rebase: the input must be an .lmz. */
+/* For --rebase the input must be an .lmz. */
 static lm_code check_lmz(const char *input, lm_err *e)
 {
     lm_lmz *z = NULL;
@@ -231,7 +234,7 @@ static lm_code check_lmz(const char *input, lm_err *e)
     return rc;
 }
 
-/* ---- taking apart ---- */
+/* ---- expanding ---- */
 
 static void say_lost(void *ctx, const char *file, const char *tensor, uint64_t chunk,
                      const char *what)
@@ -251,7 +254,7 @@ static lm_code report_expanded(const char *input, const char *output, const lm_u
     lm_say(&tool, LM_LOG_NOTICE, "%s: %" PRIu64 " %s, %s%s",
            strcmp(output, "-") ? output : "standard output", r->files,
            r->files == 1 ? "file" : "files", lm_show_bytes((double)r->bytes, bytes),
-           lost ? ", not all that there was" : "");
+           lost ? ", incomplete" : "");
     return tool.json ? print_text(lm_unpack_report_json(r, input, output, lost, &text, e), &text)
                      : LM_OK;
 }
@@ -281,13 +284,13 @@ static lm_code expand_file(const char *input, const char *output, lm_par *par, l
     return lm_rm_rf(input, e);
 }
 
-/* Of a run, its newest checkpoint. */
+/* For a run, its newest checkpoint. */
 static lm_code expand(const char *input, const char *output, lm_par *par, lm_err *e)
 {
     char *path = NULL;
     lm_code rc = lm_run_resolve(input, &path, e);
     if (!rc && opt.rm && strcmp(path, input))
-        rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is taken",
+        rc = lm_fail(e, LM_EUSAGE, input, "name the checkpoint", "is a run, of which %s is used",
                      path);
     if (!rc)
         rc = expand_file(path, output, par, e);
@@ -345,14 +348,14 @@ static lm_code list(const char *path, lm_err *e)
 
 /* ---- the command line ---- */
 
-/* -t and -l: of a run, its newest checkpoint. */
+/* For -t and -l: the newest checkpoint of a run. */
 static lm_code look(const char *input, lm_par *par, lm_err *e)
 {
     char *path = NULL;
     lm_code rc = lm_run_resolve(input, &path, e);
     if (!rc && lm_path_is_dir(path))
-        rc = lm_fail(e, LM_EUSAGE, path, "inspect-model looks at models of any form",
-                     "is a folder, no .lmz");
+        rc = lm_fail(e, LM_EUSAGE, path, "inspect-model reads models of any form",
+                     "is a folder, not an .lmz");
     if (!rc)
         rc = opt.test ? test(path, par, e) : list(path, e);
     lm_free(path);
@@ -384,7 +387,7 @@ static lm_code handle(const char *input, lm_par *par, lm_err *e)
     return rc;
 }
 
-/* What cannot be obeyed together. */
+/* Options that exclude each other. */
 static void check_options(void)
 {
     bool packs = !opt.decompress && !opt.test && !opt.list, lossy = opt.states || opt.weights;
@@ -396,19 +399,19 @@ static void check_options(void)
     } checks[] = {
         { opt.decompress + opt.test + opt.list + (opt.rebase != NULL) > 1, "-d -t -l --rebase",
           "choose one", "do different things" },
-        { opt.level && !packs, "--level", NULL, "serves compressing only" },
+        { opt.level && !packs, "--level", NULL, "applies to compressing only" },
         { lossy && (!packs || opt.rebase), opt.states ? "--optimizer-states" : "--weights", NULL,
-          "serves compressing only" },
+          "applies to compressing only" },
         { lm_given(&tool, "history") && !lossy, "--history",
-          "it is what --weights and --optimizer-states add to the model",
-          "says nothing about what is kept as it is" },
-        { opt.tensor.n && !opt.decompress, "--tensor", "give -d too", "serves -d only" },
-        { opt.salvage && !opt.decompress, "--salvage", "give -d too", "serves -d only" },
+          "the digest is of the model before --weights and --optimizer-states",
+          "has no effect without lossy coding" },
+        { opt.tensor.n && !opt.decompress, "--tensor", "give -d too", "applies to -d only" },
+        { opt.salvage && !opt.decompress, "--salvage", "give -d too", "applies to -d only" },
         { opt.tensor.n && opt.salvage, "--tensor", "salvage everything first",
           "does not go with --salvage" },
         { opt.list && opt.base, "--base", "leave it out", "is not read for a table" },
         { looks && (tool.output || opt.to_stdout), "--output", "redirect standard output",
-          "serves neither -t nor -l" },
+          "applies neither to -t nor to -l" },
         { tool.output && opt.to_stdout, "--stdout", "give -c or -o", "contradicts -o" },
         { tool.output && tool.argc > 1, "--output", "give one input", "cannot hold %d inputs" },
         { (opt.to_stdout || opt.tensor.n) && tool.argc > 1, "standard output", "give one input",
@@ -416,11 +419,11 @@ static void check_options(void)
         { opt.rm && lm_given(&tool, "keep") && opt.keep, "--rm", "give one of them",
           "contradicts --keep" },
         { opt.rm && (!packs || opt.rebase) && !opt.decompress, "--rm", NULL,
-          "serves compressing and -d only" },
+          "applies to compressing and -d only" },
         { opt.rm && (lossy || opt.salvage || opt.tensor.n), "--rm", "remove the input by hand",
-          "would lose what the output does not hold" },
+          "would lose parts that the output does not hold" },
         { (opt.rm || opt.rebase) && piped, opt.rm ? "--rm" : "--rebase", "write to a file",
-          "cannot read standard output back" },
+          "standard output cannot be read back" },
     };
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
         if (checks[i].wrong)

@@ -30,7 +30,7 @@ static const lm_opt options[] = {
     LM_CHOICE(0, "from", &opt.from, "FORMAT", lm_model_formats,
               "hf, gguf, llmc or llama2c [auto: by content]"),
     LM_STR('t', "tokenizer", &opt.tokenizer, "PATH",
-           "take this tokenizer in place of the input's; none: no tokenizer"),
+           "use this tokenizer instead of the input's; none: no tokenizer"),
     LM_GROUP("Output"),
     LM_CHOICE(0, "to", &opt.to, "FORMAT", lm_model_formats,
               "hf, gguf, llmc or llama2c [auto: by the output's name]"),
@@ -48,7 +48,7 @@ static const lm_opt options[] = {
     LM_FLAG(0, "originals", &opt.originals,
             "GGUF: keep config.json and tokenizer files for an exact way back [on]"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
-             "hf: begin another file when one holds this much [5 GB]"),
+             "hf: begin another file at this size [5 GB]"),
     LM_GROUP("Importance (GGUF)"),
     LM_STR(0, "imatrix", &opt.imatrix, "PATH",
            "weigh errors by an importance matrix: a file of llama-imatrix, or a text or token "
@@ -56,9 +56,9 @@ static const lm_opt options[] = {
            "make one from"),
     LM_COUNT(0, "imatrix-chunks", &opt.chunks, "N", 1, 1e12,
              "make it from the first N chunks of 512 tokens [all]"),
-    LM_STR(0, "save-imatrix", &opt.save_imatrix, "FILE", "keep what was made, as GGUF"),
+    LM_STR(0, "save-imatrix", &opt.save_imatrix, "FILE", "keep the computed matrix, as GGUF"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
-            "refuse token shards that were made with another tokenizer than the model's [on]"),
+            "refuse token shards made with another tokenizer than the model's [on]"),
     LM_END,
 };
 
@@ -107,33 +107,33 @@ static void check_use(lm_model_format to, const lm_import *m)
         char name[40] = "--";
         strcat(name, uses[i].option);
         if (lm_given(&tool, uses[i].option) && !decodes && !(uses[i].formats & 1u << to))
-            lm_misuse(&tool, name, "leave it out", "it says nothing about an output of format %s",
+            lm_misuse(&tool, name, "leave it out", "it has no effect on an output of format %s",
                       lm_model_formats[to]);
     }
 }
 
-/* What the type and the kind of importance leave without a meaning. */
+/* Refuse options without effect for the type and the kind of importance. */
 static void check_importance(void)
 {
     bool made = opt.imatrix && !lm_imatrix_is(opt.imatrix);
 
     if (opt.pure && !lm_gguf_type_mixes(opt.type))
-        lm_misuse(&tool, "--pure", "leave it out", "%s is no mixture", opt.type);
+        lm_misuse(&tool, "--pure", "leave it out", "%s is not a mixture", opt.type);
     if (opt.imatrix && !lm_gguf_type_weighs(opt.type))
         lm_misuse(&tool, "--imatrix", "leave it out, or choose another --type",
-                  "%s has no use for an importance matrix", opt.type);
+                  "%s does not use an importance matrix", opt.type);
     if (lm_given(&tool, "imatrix-chunks") && !made)
         lm_misuse(&tool, "--imatrix-chunks", "leave it out, or name a text with --imatrix",
-                  "no importance matrix is made here");
+                  "no importance matrix is computed");
     if (lm_given(&tool, "check-tokenizer") && !made)
         lm_misuse(&tool, "--check-tokenizer", "leave it out, or name token shards with --imatrix",
-                  "no importance matrix is made here");
+                  "no importance matrix is computed");
     if (opt.save_imatrix && !made)
         lm_misuse(&tool, "--save-imatrix", "leave it out, or name a text with --imatrix",
-                  "no importance matrix is made here");
+                  "no importance matrix is computed");
 }
 
-/* Inputs and outputs that would be in each other's way. */
+/* Refuse outputs that would overwrite an input or each other. */
 static void check_paths(void)
 {
     lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, opt.imatrix }, 2);
@@ -148,7 +148,7 @@ static void check_paths(void)
     lm_refuse_same(&tool, opt.save_imatrix, tool.argv[0]);
     lm_refuse_text(&tool, opt.save_imatrix, opt.imatrix);
     if (!strcmp(opt.save_imatrix, tool.output))
-        lm_misuse(&tool, "--save-imatrix", "name another file", "it is the output as well");
+        lm_misuse(&tool, "--save-imatrix", "name another file", "it is also the output");
 }
 
 /* ---- Importance ---- */

@@ -95,7 +95,7 @@ static lm_tool tool = {
 typedef struct {
     const char *data;
     lm_loaded model;
-    lm_tokenizer *tok; /* NULL: shards of a model that has none */
+    lm_tokenizer *tok; /* NULL: shards, for a model without tokenizer */
     uint32_t *id_bytes;
     lm_par *par;
     lm_backend *backend;
@@ -258,7 +258,7 @@ static lm_code measure(work *w, lm_err *e)
     return LM_OK;
 }
 
-/* ---- the answer ---- */
+/* ---- the result ---- */
 
 static void put_measures(const work *w, lm_jw *j, double loss)
 {
@@ -272,7 +272,7 @@ static void put_measures(const work *w, lm_jw *j, double loss)
     lm_jw_f64(j, "loss", loss);
     lm_jw_f64(j, "perplexity", exp(loss));
     if (opt.task[0] != 'm') {
-        /* NAN is written as null: without a tokenizer nobody knows the bytes */
+        /* NAN is written as null: without a tokenizer the bytes are unknown */
         lm_jw_f64(j, "bits_per_byte",
                   w->score.bytes ? w->score.nll / log(2) / (double)w->score.bytes : (double)NAN);
         lm_jw_int(j, "bytes", w->score.bytes);
@@ -281,7 +281,7 @@ static void put_measures(const work *w, lm_jw *j, double loss)
     lm_jw_int(j, "tokens", w->score.tokens);
 }
 
-/* For --no-json: a line for each member. */
+/* For --no-json: one line for each member. */
 static lm_code as_lines(lm_buf *text, lm_err *e)
 {
     json_t *o = NULL, *v;
@@ -340,7 +340,7 @@ static lm_code run(work *w, lm_err *e)
 {
     lm_out *out = NULL;
     lm_code rc = lm_bundle_there(tool.argv[0], e);
-    if (!rc) /* before a model comes through a pipe */
+    if (!rc) /* before a model is read from a pipe */
         rc = opt.task[0] == 'm' ? lm_source_there(&w->data, 1, e) : lm_data_there(w->data, e);
     if (!rc)
         rc = lm_par_new(&w->par, tool.threads, e);
@@ -378,12 +378,12 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "--format", "give the questions as JSONL",
                   "multiple-choice does not read shards");
     if (opt.task[0] == 'm' && opt.in.skip_bad)
-        lm_misuse(&tool, "--skip-bad", "leave it out, and mend the questions",
+        lm_misuse(&tool, "--skip-bad", "leave it out, and correct the questions",
                   "multiple-choice is measured on all questions");
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
     if (tool.argc == 1 && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "name the data",
-                  "the model comes from it, the data cannot");
+                  "the model is read from it, so the data cannot be");
     lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, tool.argc > 1 ? NULL : "-" }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     lm_refuse_text(&tool, tool.output, w.data);

@@ -21,7 +21,7 @@ static struct {
     lm_strs prompt, stop;
     const char *tokenizer, *dtype;
     int64_t max_new, top_k, context, batch, samples;
-    double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1, not given */
+    double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
     bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
 } opt = { .dtype = "auto",
           .max_new = -1,
@@ -48,23 +48,23 @@ static const lm_opt options[] = {
     LM_COUNT(0, "n", &opt.samples, "N", 1, 1e6, "answers to each prompt [1]"),
     LM_ALSO("num-return-sequences num-samples"),
     LM_GROUP("Sampling (defaults: generation_config.json, else those in brackets)"),
-    LM_FLAG(0, "generation-config", &opt.generation, "take defaults from the model's file [yes]"),
+    LM_FLAG(0, "generation-config", &opt.generation, "read defaults from the model's file [yes]"),
     LM_REAL('T', "temperature", &opt.temperature, "X", 0, 100,
-            "0: the likeliest token each time [1]"),
+            "0: always the most likely token [1]"),
     LM_ALSO("temp"),
-    LM_INSTEAD("do-sample", "give --temperature: above 0 draws, 0 takes the likeliest"),
-    LM_COUNT(0, "top-k", &opt.top_k, "N", 0, 1e9, "of the N likeliest tokens only; 0: all [0]"),
-    LM_REAL(0, "top-p", &opt.top_p, "X", 0, 1, "of the likeliest that make up X together [1]"),
-    LM_REAL(0, "min-p", &opt.min_p, "X", 0, 1, "none below X times the likeliest's chance [0]"),
+    LM_INSTEAD("do-sample", "give --temperature: above 0 draws, 0 takes the most likely"),
+    LM_COUNT(0, "top-k", &opt.top_k, "N", 0, 1e9, "from the N most likely tokens only; 0: all [0]"),
+    LM_REAL(0, "top-p", &opt.top_p, "X", 0, 1, "from the most likely ones that sum up to X [1]"),
+    LM_REAL(0, "min-p", &opt.min_p, "X", 0, 1, "none below X times the highest probability [0]"),
     LM_REAL(0, "repetition-penalty", &opt.penalty, "X", 0.01, 100, "1: none [1]"),
     LM_ALSO("repeat-penalty"),
     LM_GROUP("End"),
     LM_COUNT('n', "max-new-tokens", &opt.max_new, "N", 1, 1e9, "stop after N tokens [128]"),
     LM_ALSO("max-tokens n-predict num-tokens"),
     LM_INSTEAD("max-length", "give --max-new-tokens N: the length without the prompt"),
-    LM_LIST('s', "stop", &opt.stop, "TEXT", "stop where TEXT comes up (may be repeated)"),
+    LM_LIST('s', "stop", &opt.stop, "TEXT", "stop where TEXT occurs (may be repeated)"),
     LM_ALSO("stop-strings stop-sequences"),
-    LM_FLAG(0, "ignore-eos", &opt.ignore_eos, "go on after the end-of-text token"),
+    LM_FLAG(0, "ignore-eos", &opt.ignore_eos, "continue after the end-of-text token"),
     LM_GROUP("Model"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "PATH",
            "tokenizer.json or its folder [the model's own]"),
@@ -75,7 +75,7 @@ static const lm_opt options[] = {
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
     LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
-             "room for N tokens, prompt and new [-p: enough; else 2048]"),
+             "capacity in tokens, prompt and new [-p: enough; else 2048]"),
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
     LM_GROUP("Output"),
@@ -110,7 +110,7 @@ typedef struct {
     lm_input *in; /* NULL: -p */
     lm_doc doc;
     lm_ids ids;
-    int at;               /* next of -p */
+    int at;               /* next one of -p */
     lm_buf line, text_of; /* an answer; the prompt of a record */
     lm_out *out;
     FILE *to;
@@ -134,7 +134,7 @@ static lm_code encode(work *w, const char *text, size_t len, lm_ids *ids, lm_err
         return LM_OK;
     if (first < 0)
         return lm_fail(e, LM_EUSAGE, "prompt", "give some text",
-                       "is empty, and the model has no token to begin with");
+                       "is empty, and the model has no token with which to begin");
     if (lm_grow(&ids->v, &ids->cap, 1, sizeof *ids->v, "tokens", e))
         return e->code;
     ids->v[ids->n++] = (uint32_t)first;
@@ -152,7 +152,7 @@ static lm_code fits(const work *w, const lm_completion *c, const char *where, lm
                    lm_plural(c->ids.n), (long long)w->context);
 }
 
-/* The line is answered by an error, and the exit status will be 1. */
+/* Write an error as the answer of the line; the exit status will be 1. */
 static lm_code refuse_line(work *w, lm_completion *c, bool object, lm_err *why, lm_err *e)
 {
     char text[sizeof why->what + sizeof why->todo + 3];
@@ -211,7 +211,7 @@ static lm_code put(work *w, const char *text, size_t len, lm_err *e)
     return LM_OK;
 }
 
-/* What has become certain of the text since the last call; the prompt comes first. */
+/* Write the text that became final since the last call; the prompt comes first. */
 static lm_code show_text(void *ctx, lm_completion *c, lm_err *e)
 {
     work *w = ctx;
@@ -271,7 +271,7 @@ static void use_count(const char *option, int64_t *to, int64_t from, int64_t oth
     *to = (int64_t)x;
 }
 
-/* Options that were not given are what the model's files say, else our own defaults. */
+/* Set options that were not given from the model's files, otherwise to our own defaults. */
 static lm_code read_generation(work *w, lm_err *e)
 {
     lm_generation *g = &w->generation;
@@ -307,7 +307,7 @@ static lm_code open_model(work *w, lm_err *e)
     return rc ? rc : lm_tok_scratch_new(w->tok, &w->scratch, e);
 }
 
-/* Room for what is asked: known for -p, else 2048 tokens. */
+/* The capacity needed: known for -p, otherwise 2048 tokens. */
 static lm_code choose_context(work *w, lm_err *e)
 {
     int64_t most = w->model.config.max_positions, need = w->in ? 2048 : 0;
@@ -344,7 +344,7 @@ static lm_code open_prompts(work *w, lm_err *e)
     return n ? lm_input_open(&o, files, n, &w->in, e) : LM_OK;
 }
 
-/* The faster type, unless one was chosen. */
+/* Choose the faster type, unless one is given. */
 static lm_dtype choose_dtype(const work *w)
 {
     if (opt.dtype[0] != 'a')
@@ -379,8 +379,8 @@ static void say_summary(const work *w)
     const char *refused = lm_generator_unrecorded(w->gen);
     if (refused)
         lm_say(&tool, LM_LOG_WARN,
-               "%s: decoding is put there kernel by kernel, not as a recording: %s",
-               w->backend->name, refused);
+               "%s: decoding starts each kernel separately, not a recording: %s", w->backend->name,
+               refused);
     if (w->full)
         lm_say(&tool, LM_LOG_WARN, "%lld of %lld text%s ended because the context of %lld is full",
                (long long)w->full, (long long)s->prompts, lm_plural((uint64_t)s->prompts),
@@ -420,7 +420,7 @@ static lm_code run(work *w, lm_err *e)
     int n;
     const char *const *files = prompt_files(&n);
     lm_code rc = lm_bundle_there(tool.argv[0], e);
-    if (!rc) /* before a model comes through a pipe */
+    if (!rc) /* before a model is read from a pipe */
         rc = lm_source_there(files, n, e);
     if (!rc)
         rc = lm_par_new(&w->par, tool.threads, e);
@@ -454,7 +454,7 @@ static lm_code run(work *w, lm_err *e)
     return rc;
 }
 
-/* An output among the prompts would be prompts of the next run. */
+/* An output inside the folder of prompts would be a prompt of the next run. */
 static void refuse_text(const char *prompts)
 {
     lm_refuse_text(&tool, tool.output, prompts);
@@ -466,7 +466,7 @@ static void check_options(void)
     bool prompts_in = !opt.prompt.n && tool.argc == 1;
     if (prompts_in && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "give prompts by -p or in files",
-                  "the model comes from it, the prompts cannot");
+                  "the model is read from it, so the prompts cannot be");
     lm_refuse_twice(&tool, (const char *[]){ opt.tokenizer, prompts_in ? "-" : NULL }, 2);
     lm_refuse_same(&tool, tool.output, tool.argv[0]);
     for (int i = 1; i < tool.argc; i++)
@@ -476,12 +476,13 @@ static void check_options(void)
     if (opt.tokenizer)
         lm_refuse_same(&tool, tool.output, opt.tokenizer);
     if (opt.prompt.n && tool.argc > 1)
-        lm_misuse(&tool, tool.argv[1], "give prompts by -p or in files", "not together with -p");
+        lm_misuse(&tool, tool.argv[1], "give prompts by -p or in files",
+                  "cannot be combined with -p");
     if (opt.logprobs && opt.prompt.n && !tool.json)
-        lm_misuse(&tool, "--logprobs", "add --json", "plain text has no place for them");
+        lm_misuse(&tool, "--logprobs", "add --json", "plain text cannot show them");
     for (int i = 0; i < opt.stop.n; i++)
         if (!*opt.stop.v[i])
-            lm_misuse(&tool, "--stop", "leave it out", "an empty string is everywhere");
+            lm_misuse(&tool, "--stop", "leave it out", "an empty string occurs everywhere");
 }
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* init-model -- a model of fresh weights.  See man/man1/init-model.1. */
+/* init-model -- make a model with fresh weights.  See man/man1/init-model.1. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static const lm_opt options[] = {
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
-             "begin another file when one holds this much [folder: 5 GB]"),
+             "begin another file at this size [folder: 5 GB]"),
     LM_END
 };
 
@@ -56,7 +56,7 @@ static const char *const examples[] = {
 static lm_tool tool = {
     .name = "init-model",
     .args = "PRESET|config.json|MODEL",
-    .brief = "make a model folder of fresh weights from a preset or a config.json",
+    .brief = "make a model folder with fresh weights from a preset or a config.json",
     .opts = options,
     .makes = LM_MAKES_MODEL,
     .use = LM_USE_HISTORY | LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON |
@@ -74,7 +74,7 @@ static const char *const *dirs(void)
     return (const char *const *)presets.dir;
 }
 
-/* A line of --list. */
+/* Print a line of --list. */
 static lm_code list_preset(const char *name, const lm_config *c, lm_err *e)
 {
     char size[32];
@@ -125,10 +125,10 @@ static lm_code list_presets(lm_err *e)
 
 typedef struct {
     json_t *tree;
-    char *path;  /* it came from here */
+    char *path;  /* path of its source */
     char *where; /* the same for messages */
     lm_tokenizer *tok;
-    lm_model_source *tok_from; /* the model that it came with; NULL: a file or folder of its own */
+    lm_model_source *tok_from; /* the model that contains it; NULL: a separate file or folder */
     uint64_t digest, tok_digest;
     lm_config config;
     lm_model *model;
@@ -151,7 +151,7 @@ static void put_id(work *w, const char *key, int64_t id)
         json_object_set_new(w->tree, key, id < 0 ? json_null() : json_integer(id));
 }
 
-/* What the tokenizer decides. */
+/* Set the keys that depend on the tokenizer. */
 static lm_code fit_tokenizer(work *w, lm_err *e)
 {
     int64_t need = lm_tokenizer_vocab_size(w->tok);
@@ -159,9 +159,9 @@ static lm_code fit_tokenizer(work *w, lm_err *e)
         json_object_set_new(w->tree, "vocab_size", json_integer(need));
     int64_t have = json_integer_value(json_object_get(w->tree, "vocab_size"));
     if (have < need)
-        return lm_fail(e, LM_EUSAGE, "--set", "give at least as much, or leave it to the tokenizer",
-                       "vocab_size %lld is less than the tokenizer's %lld", (long long)have,
-                       (long long)need);
+        return lm_fail(
+            e, LM_EUSAGE, "--set", "give at least as much, or leave it out to use the tokenizer's",
+            "vocab_size %lld is less than the tokenizer's %lld", (long long)have, (long long)need);
     put_id(w, "bos_token_id", lm_tokenizer_bos(w->tok));
     put_id(w, "eos_token_id", lm_tokenizer_eos(w->tok));
     if (lm_tokenizer_pad(w->tok) >= 0)
@@ -169,7 +169,8 @@ static lm_code fit_tokenizer(work *w, lm_err *e)
     return LM_OK;
 }
 
-/* A model in one piece (or standard input), where a folder, a JSON file or a name may stand too. */
+/* True for a model in one file or standard input; the operand may also be a folder, a JSON file or
+ * a name. */
 static bool is_packed(const char *path)
 {
     struct stat st;
@@ -186,7 +187,7 @@ static bool is_packed(const char *path)
     return n == 1 && !strchr("{ \t\r\n", first);
 }
 
-/* Open it and read a stream to its end: its small files are in memory then. */
+/* Open it and read a stream to its end, which keeps its small files in memory. */
 static lm_code open_packed(const char *path, lm_model_source **m, lm_err *e)
 {
     const lm_bundle_opts how = lm_tool_bundle(&tool, NULL);
@@ -208,7 +209,7 @@ static lm_code load_config(work *w, lm_err *e)
         rc = lm_fail(e, LM_EUSAGE, lm_model_source_path(m), "give a model with its config.json",
                      "a lone .safetensors has no config.json");
     if (!rc && !(w->tree = json_deep_copy(lm_model_source_config(m))))
-        rc = lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for it");
+        rc = lm_fail(e, LM_ELIMIT, "config.json", NULL, "out of memory");
     if (!rc)
         rc = lm_strdup(&w->path, lm_model_source_path(m), e);
     if (!rc)
@@ -220,7 +221,8 @@ static lm_code load_config(work *w, lm_err *e)
 static lm_code load_tokenizer(work *w, lm_err *e)
 {
     if (!is_packed(opt.tokenizer)) {
-        if (lm_stream_is(opt.tokenizer)) /* it is read twice: to be known, and to be copied */
+        /* it is read twice: for its properties, and to be copied */
+        if (lm_stream_is(opt.tokenizer))
             return lm_fail(e, LM_EUSAGE, opt.tokenizer, "write it to a file first, and name that",
                            "a tokenizer cannot be read from a pipe");
         lm_code rc = lm_tokenizer_load(opt.tokenizer, &w->tok, e);
@@ -259,7 +261,7 @@ static lm_code make_config(work *w, lm_err *e)
     if (!rc)
         rc = lm_config_read(w->tree, w->where, &w->config, e);
     if (rc == LM_EFORMAT && opt.set.n)
-        rc = e->code = LM_EUSAGE; /* the options ask for what cannot be */
+        rc = e->code = LM_EUSAGE; /* the options are contradictory */
     return rc;
 }
 
@@ -293,7 +295,7 @@ static bool is_piece_file(const work *w)
            lm_text_ends(opt.tokenizer, ".model");
 }
 
-/* A lone tokenizer.json may have a tokenizer_config.json beside it: it goes along. */
+/* A tokenizer_config.json beside a lone tokenizer.json is copied too. */
 static lm_code put_tokenizer_config(const work *w, lm_folder *f, lm_err *e)
 {
     size_t len = 0;
@@ -397,7 +399,7 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "-o", "name the folder with -o FOLDER", "an output folder is needed");
     if (!opt.list && !tool.dry_run && tool.json && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--json", "name a file or folder with -o",
-                  "standard output takes the model already");
+                  "standard output receives the model already");
     lm_refuse_twice(&tool, &opt.tokenizer, 1);
     if (tool.argc == 1) {
         const char *output = tool.dry_run ? NULL : tool.output;

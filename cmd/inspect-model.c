@@ -21,12 +21,13 @@ static const lm_opt options[] = {
     LM_GROUP("Output"),
     LM_FLAG('s', "stats", &opt.stats, "read the data: min, max, mean, std, zeros, nonfinite"),
     LM_FLAG('l', "list", &opt.list, "one line for each tensor [on]"),
-    LM_FLAG(0, "verify", &opt.verify, "has each file, tensor, scale and key its reader? else 3"),
+    LM_FLAG(0, "verify", &opt.verify,
+            "check that each file, tensor, scale and key is read; else 3"),
     LM_GROUP("Comparison"),
     LM_FLAG(0, "check", &opt.check, "exit with 3 when the two models differ"),
     LM_REAL(0, "atol", &opt.atol, "X", 0, 1e300, "differences up to X are the same [0]"),
     LM_REAL(0, "rtol", &opt.rtol, "X", 0, 1e300, "and up to X times the value in A [0]"),
-    LM_FLAG(0, "strict", &opt.strict, "another dtype is a difference"),
+    LM_FLAG(0, "strict", &opt.strict, "count another dtype as a difference"),
     LM_END,
 };
 
@@ -128,10 +129,12 @@ int main(int argc, char **argv)
     if (opt.check && tool.argc != 2)
         lm_misuse(&tool, "--check", "name the two models to compare", "one model given");
     if (opt.verify && (tool.argc == 2 || opt.stats || opt.only.n || lm_given(&tool, "list")))
-        lm_misuse(&tool, "--verify", "verify one model, whole", "%s",
-                  tool.argc == 2 ? "not with two models" : "not with --stats, --only and --list");
+        lm_misuse(&tool, "--verify", "verify one complete model", "%s",
+                  tool.argc == 2 ? "cannot be used with two models"
+                                 : "cannot be combined with --stats, --only and --list");
     if (tool.argc == 2 && opt.stats)
-        lm_misuse(&tool, "--stats", "inspect one model at a time", "not with two models");
+        lm_misuse(&tool, "--stats", "inspect one model at a time",
+                  "cannot be used with two models");
     lm_refuse_twice(&tool, NULL, 0);
     for (int i = 0; i < tool.argc; i++)
         lm_refuse_same(&tool, tool.output, tool.argv[i]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge-models -- several models made into one.  See man/man1/merge-models.1. */
+/* merge-models -- merge several models into one.  See man/man1/merge-models.1. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,13 +24,13 @@
 
 static struct {
     const char *method, *base, *dtype;
-    /* parameters, as they are written */
+    /* parameters, as written */
     const char *weight, *density, *gamma, *epsilon, *scale, *rescale, *lambda, *t, *eps, *max_iter,
         *tol, *select_topk, *sign_election, *alpha, *r, *fisher_floor;
     bool normalize, nuslerp_flatten, nuslerp_row_wise, normalize_weights, filter_wise, clamp_t;
     int64_t shard;
     bool list, print_plan, digest;
-    /* tokenizers that differ */
+    /* different tokenizers */
     const char *tokenizer;
     int64_t pad_to;
     /* the search for weights */
@@ -59,9 +59,10 @@ static const lm_opt options[] = {
     LM_GROUP("Parameters of all models (V: a number, or V,V,... along the layers)"),
     LM_STR(0, "weight", &opt.weight, "V", "share of a model"),
     LM_ALSO("weights"),
-    LM_STR(0, "density", &opt.density, "V", "share of a delta that is kept"),
+    LM_STR(0, "density", &opt.density, "V", "fraction of a delta that is kept"),
     LM_STR(0, "gamma", &opt.gamma, "V", "fraction of the largest deltas that is dropped"),
-    LM_STR(0, "epsilon", &opt.epsilon, "V", "della: spread of probabilities; ram: no delta"),
+    LM_STR(0, "epsilon", &opt.epsilon, "V",
+           "della: spread of probabilities; ram: size of no delta"),
     LM_STR(0, "scale", &opt.scale, "V", "factor on each tensor"),
     LM_GROUP("Parameters of the whole"),
     LM_FLAG(0, "normalize", &opt.normalize, "divide by the sum of the weights"),
@@ -76,13 +77,13 @@ static const lm_opt options[] = {
     LM_STR(0, "eps", &opt.eps, "V", "added to norms"),
     LM_STR(0, "max-iter", &opt.max_iter, "N", "most steps of the mean"),
     LM_STR(0, "tol", &opt.tol, "V", "length of a step that ends the search for the mean"),
-    LM_STR(0, "select-topk", &opt.select_topk, "V", "share of the elements that are merged"),
+    LM_STR(0, "select-topk", &opt.select_topk, "V", "fraction of the elements that are merged"),
     LM_FLAG(0, "filter-wise", &opt.filter_wise, "one angle for each row"),
     LM_FLAG(0, "clamp-t", &opt.clamp_t, "hold the ratio of model_stock to [0,1]"),
-    LM_STR(0, "alpha", &opt.alpha, "V", "regmean: share of the off-diagonal; ramplus_tl: limit"),
+    LM_STR(0, "alpha", &opt.alpha, "V", "regmean: factor off the diagonal; ramplus_tl: limit"),
     LM_STR(0, "r", &opt.r, "V", "ramplus_tl: how much a model's own deltas are raised"),
     LM_STR(0, "fisher-floor", &opt.fisher_floor, "V", "least importance"),
-    LM_GROUP("Tokenizers that differ"),
+    LM_GROUP("Different tokenizers"),
     LM_STR(0, "tokenizer", &opt.tokenizer, "WHICH", "union, base, or one of the models"),
     LM_ALSO("tokenizer-source"),
     LM_COUNT(0, "pad-to-multiple-of", &opt.pad_to, "N", 1, 1 << 20, "rows of the embedding"),
@@ -94,29 +95,29 @@ static const lm_opt options[] = {
               "mean loss: by tokens, or all sets equal [tokens]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
             "refuse shards of another tokenizer than the models' [yes]"),
-    LM_COUNT(0, "val-tokens", &opt.val_tokens, "N", 1, 1e15, "of each set at most [all]"),
+    LM_COUNT(0, "val-tokens", &opt.val_tokens, "N", 1, 1e15, "most tokens of each set [all]"),
     LM_CHOICE(0, "val-dtype", &opt.val_dtype, "TYPE", val_dtypes, "compute in f32 or bf16 [f32]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "window [that of the training; unknown: 1024]"),
     LM_ALSO("block-size seq-length max-seq-length"),
     LM_COUNT(0, "stride", &opt.stride, "N", 1, 1e9, "step from window to window [seq-len / 2]"),
     LM_COUNT(0, "max-candidates", &opt.max_candidates, "N", 1, 1e6,
-             "at most [grid all, simplex models + 32, else 100]"),
+             "most points [grid all, simplex models + 32, else 100]"),
     LM_STR(0, "grid", &opt.grid, "V,V,...", "grid, coordinate: values [0,0.25,...,1.5]"),
     LM_STR(0, "bounds", &opt.bounds, "LO,HI", "cma-es: of each weight [0,1.5]"),
     LM_REAL(0, "sigma", &opt.sigma, "X", 1e-9, 1e9, "cma-es: first step [0.3 of the bounds]"),
     LM_COUNT(0, "popsize", &opt.popsize, "N", 4, 4096,
              "cma-es: points of a generation [4 + 3 ln models]"),
-    LM_STR(0, "resume", &opt.resume, "FILE", "go on with the candidates of an earlier search"),
+    LM_STR(0, "resume", &opt.resume, "FILE", "continue with the candidates of an earlier search"),
     LM_GROUP("Output (-o: a folder, .tar, .lmz, .safetensors, - for a tar)"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "type of the result [that of the base]"),
     LM_ALSO("out-dtype torch-dtype"),
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
     LM_BYTES(0, "max-shard-size", &opt.shard, "BYTES", 1, 9e18,
-             "begin another file when one holds this much [5 GB]"),
+             "begin another file at this size [5 GB]"),
     LM_ALSO("out-shard-size"),
-    LM_FLAG(0, "digest", &opt.digest, "read the inputs whole for the digests in the history"),
-    LM_FLAG(0, "print-plan", &opt.print_plan, "print what becomes of each tensor and exit"),
+    LM_FLAG(0, "digest", &opt.digest, "digests of all input bytes in the history"),
+    LM_FLAG(0, "print-plan", &opt.print_plan, "print the plan for each tensor and exit"),
     LM_END
 };
 
@@ -130,7 +131,7 @@ static bool takes_config(const char *path);
 static lm_tool tool = {
     .name = "merge-models",
     .args = "[MODEL[:WEIGHT|:KEY=VALUE,...] ...]",
-    .brief = "make one model of several",
+    .brief = "merge several models into one",
     .opts = options,
     .makes = LM_MAKES_MODEL,
     .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DRY_RUN |
@@ -141,8 +142,8 @@ static lm_tool tool = {
     .config_help = "a mergekit YAML file, or options as JSON",
 };
 
-/* Options are a JSON object; everything else is taken for YAML.  What cannot be read is left to who
- * reads it. */
+/* Options are a JSON object; any other file is read as YAML.  An unreadable file is reported by its
+ * reader. */
 static bool takes_config(const char *path)
 {
     lm_buf text = { 0 };
@@ -225,7 +226,7 @@ static lm_code from_options(lm_merge_recipe **out, lm_err *e)
     return rc;
 }
 
-/* What a YAML file says is not said again. */
+/* Refuse options that repeat a YAML file. */
 static void check_config(void)
 {
     static const char *const said[] = { "method",
@@ -278,7 +279,7 @@ static lm_code from_config(lm_merge_recipe **out, lm_err *e)
     return rc;
 }
 
-/* `other` is read beside the models. */
+/* Check `other`, which is read in addition to the models. */
 static lm_code check_stream(const lm_merge_input *in, const char *other, lm_err *e)
 {
     const char *const uses[] = { in->path, in->lora, in->fisher, in->gram };
@@ -289,7 +290,7 @@ static lm_code check_stream(const lm_merge_input *in, const char *other, lm_err 
     return LM_OK;
 }
 
-/* Of the models among themselves the recipe has checked it. */
+/* The recipe has checked the models among themselves. */
 static lm_code check_streams(const lm_merge_recipe *r, lm_err *e)
 {
     lm_code rc = LM_OK;
@@ -320,7 +321,7 @@ static lm_code make_recipe(lm_merge_recipe **r, lm_err *e)
     return LM_OK;
 }
 
-/* ---- Work ---- */
+/* ---- Merging ---- */
 
 static lm_code print(const lm_buf *text, lm_err *e)
 {
@@ -380,8 +381,8 @@ static int read_list(const char *where, const char *text, double *v, int most)
     return n;
 }
 
-/* Each line at once, so that a search that is killed can be resumed; a reader that has left does
- * not end the search. */
+/* Each line is flushed at once, so that a killed search can be resumed; a closed reader does not
+ * end the search. */
 static lm_code write_line(void *gone, const void *data, size_t bytes, lm_err *e)
 {
     bool *left = gone;
@@ -391,11 +392,11 @@ static lm_code write_line(void *gone, const void *data, size_t bytes, lm_err *e)
     if (errno != EPIPE)
         return lm_fail_write("standard output", e);
     *left = true;
-    lm_say(&tool, LM_LOG_WARN, "standard output: nobody reads the candidates");
+    lm_say(&tool, LM_LOG_WARN, "standard output: the reader of the candidates has gone");
     return LM_OK;
 }
 
-/* What -o asks for can be made: known now, not after the search. */
+/* Check that the output of -o can be created: now, not after the search. */
 static lm_code try_output(const lm_bundle_opts *bundle, lm_err *e)
 {
     lm_bundle_out *out = NULL;
@@ -450,8 +451,8 @@ static lm_code search(lm_merge_recipe *r, lm_merge_plan *p, lm_par *par, lm_err 
     return rc;
 }
 
-/* Does -o lead to where standard output goes, as "-" or by the name of that file or pipe?  Devices
- * such as /dev/null take both. */
+/* True if -o is standard output, as "-" or by the name of its file or pipe.  A device such as
+ * /dev/null may be both. */
 static bool to_stdout(const char *path)
 {
     struct stat a, b;
@@ -461,7 +462,7 @@ static bool to_stdout(const char *path)
                      a.st_dev == b.st_dev && a.st_ino == b.st_ino));
 }
 
-/* Options of a search without one, and a search without what it needs. */
+/* Refuse options of a search without one, and a search without its inputs. */
 static void check_search(void)
 {
     static const struct {
@@ -508,7 +509,7 @@ static void refuse(const char *input)
         lm_refuse_same(&tool, tool.output, input);
 }
 
-/* Whatever is read is not replaced. */
+/* Refuse to replace any input. */
 static void refuse_inputs(const lm_merge_recipe *r)
 {
     for (int i = 0; i < r->n_inputs; i++) {
@@ -519,7 +520,7 @@ static void refuse_inputs(const lm_merge_recipe *r)
     }
     refuse(tool.config);
     refuse(opt.resume);
-    if (opt.search && opt.resume) /* the lines of both would be mixed, or the old ones are gone */
+    if (opt.search && opt.resume) /* the lines of both would be mixed, or the old ones lost */
         lm_refuse_same(&tool, "-", opt.resume);
     for (size_t i = 0; i < (size_t)opt.val.n; i++)
         lm_refuse_text(&tool, tool.output, opt.val.v[i]);
@@ -531,7 +532,7 @@ static lm_code run(lm_err *e)
     lm_merge_plan *p = NULL;
     lm_par *par = NULL;
     lm_bundle_opts bundle = { .tmpdir = tool.tmpdir, .sink = &tool.sink };
-    /* What a search resumes must be of the same models, to the last bit. */
+    /* A resumed search must have the same models, to the last bit. */
     lm_merge_plan_opts how = { .bundle = &bundle,
                                .sink = &tool.sink,
                                .whole_digest = opt.digest || (opt.search && !opt.print_plan) };
@@ -611,7 +612,7 @@ int main(int argc, char **argv)
         lm_misuse(&tool, "-o", "name the folder or file to make, or - for a stream",
                   "no output is given");
     check_search();
-    if (opt.search) /* its lines may lose their reader, its result is the model */
+    if (opt.search) /* its lines may lose their reader; its product is the model */
         lm_outlast_readers(&tool);
     if (tool.json && to_stdout(tool.output))
         lm_misuse(&tool, "--json", "write the model to a file", "standard output holds the model");

@@ -32,13 +32,13 @@ static const char *const format_choices[] = { "svg", "png", "text", NULL };
 static const lm_opt options[] = {
     LM_GROUP("What is drawn"),
     LM_LIST('k', "key", &opt.keys, "KEY", "draw this number of the records, a panel each [loss]"),
-    LM_CHOICE('x', "x", &opt.x, "AXIS", x_choices, "along step, tokens or seconds [step]"),
+    LM_CHOICE('x', "x", &opt.x, "AXIS", x_choices, "x axis: step, tokens or seconds [step]"),
     LM_REAL('s', "smooth", &opt.smooth, "BETA", 0, 0.99999,
             "moving average, 0.9 is usual [0: none]"),
     LM_FLAG(0, "eval", &opt.eval, "mark the values of evaluations [yes]"),
     LM_FLAG(0, "log-x", &opt.log_x, "logarithmic x axis"),
     LM_FLAG(0, "log-y", &opt.log_y, "logarithmic y axes"),
-    LM_LIST('n', "name", &opt.names, "NAME", "call the runs so in the legend, in their order"),
+    LM_LIST('n', "name", &opt.names, "NAME", "names of the runs in the legend, in their order"),
     LM_STR('t', "title", &opt.title, "TEXT", "title [name of the run]"),
     LM_GROUP("Picture"),
     LM_CHOICE(0, "format", &opt.format, "FORMAT", format_choices,
@@ -47,9 +47,9 @@ static const lm_opt options[] = {
              "pixels [960], or columns of text [terminal]"),
     LM_COUNT(0, "height", &opt.height, "N", 6, LM_CHART_MAX,
              "pixels [540], or rows of text [terminal]"),
-    LM_GROUP("While the run goes"),
+    LM_GROUP("While the run works"),
     LM_FLAG('F', "follow", &opt.follow, "draw again as the file grows, until its end record"),
-    LM_TIME(0, "interval", &opt.interval, "TIME", 0.05, 86400, "look for news this often [1s]"),
+    LM_TIME(0, "interval", &opt.interval, "TIME", 0.05, 86400, "seconds between reads [1s]"),
     LM_END
 };
 
@@ -88,7 +88,7 @@ static lm_run_chart request(void)
                            .title = opt.title };
 }
 
-/* ---- where it goes ---- */
+/* ---- output ---- */
 
 static const char *pick_format(void)
 {
@@ -104,7 +104,7 @@ static const char *pick_format(void)
     if (dot && !strcmp(dot, ".txt"))
         return "text";
     lm_misuse(&tool, tool.output, "name it .svg, .png or .txt, or give --format",
-              "the name does not tell the format");
+              "the name does not determine the format");
 }
 
 static bool want_color(void)
@@ -124,7 +124,7 @@ static void text_size(int *cols, int *rows)
     if (!tool.output && isatty(STDOUT_FILENO) && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) &&
         w.ws_col >= 20 && w.ws_row >= 6) {
         *cols = w.ws_col < 1000 ? w.ws_col : 1000;
-        *rows = (w.ws_row < 500 ? w.ws_row : 500) - 1; /* the prompt */
+        *rows = (w.ws_row < 500 ? w.ws_row : 500) - 1; /* one line for the prompt */
         if (!opt.follow && *rows > 9 + 22 * opt.keys.n)
             *rows = 9 + 22 * opt.keys.n;
     }
@@ -149,7 +149,7 @@ static lm_code render(const lm_chart *c, const char *format, lm_buf *out, lm_err
     return lm_chart_text(c, cols, rows, want_color(), out, e);
 }
 
-/* On a terminal that follows, each picture is written over the one before. */
+/* With --follow on a terminal, each picture is written over the previous one. */
 static void show_again(const lm_buf *text, bool first)
 {
     const char *from = text->data, *end = text->data + text->len;
@@ -200,8 +200,8 @@ static lm_code draw(const char *format, lm_out *out, bool first, lm_err *e)
 
 /* ---- reading ---- */
 
-/* Open run i if it is not yet open.  A file that is still missing is no failure to one who follows.
- */
+/* Open run i if it is not yet open.  With --follow a file that does not exist yet is not a
+ * failure. */
 static lm_code open_run(int i, lm_err *e)
 {
     lm_code rc;
@@ -238,14 +238,14 @@ static void warn_skipped(void)
 {
     for (int i = 0; i < runs; i++)
         if (file[i] && lm_metrics_file_skipped(file[i]) > 0)
-            lm_say(&tool, LM_LOG_WARN, "%s: line %lld: no JSON object; %lld such line%s skipped",
+            lm_say(&tool, LM_LOG_WARN, "%s: line %lld: not a JSON object; %lld such line%s skipped",
                    lm_path_shown(tool.argv[i]), (long long)lm_metrics_file_first_skipped(file[i]),
                    (long long)lm_metrics_file_skipped(file[i]),
                    lm_plural(lm_metrics_file_skipped(file[i])));
 }
 
-/* Names for the legend: --name, else the file's name, else its path where two would be called the
- * same. */
+/* Names for the legend: --name, otherwise the file's name, or its path if two names would be
+ * equal. */
 static lm_code name_runs(lm_err *e)
 {
     lm_code rc = lm_alloc_n(&name, (size_t)runs, sizeof *name, "names of runs", e);
@@ -264,7 +264,7 @@ static lm_code name_runs(lm_err *e)
     return LM_OK;
 }
 
-/* Sleep, but not through a signal. */
+/* Sleep until a signal at most. */
 static void wait_for_news(void)
 {
     double until = lm_now() + opt.interval;
@@ -287,7 +287,7 @@ static lm_code follow(const char *format, lm_err *e)
 
         rc = poll_runs(false, &grew, &ended, e);
         pending |= grew;
-        /* Somewhere that cannot be drawn over, one picture at the end is enough. */
+        /* On an output that cannot be overwritten, one picture at the end is enough. */
         if (!rc && pending && (screen || (tool.output && strcmp(tool.output, "-")) || ended)) {
             lm_out *out = NULL;
             if (tool.output)
@@ -332,7 +332,7 @@ static void check_request(const char *format)
                   lm_plural(runs));
     if (!strcmp(format, "png") && (!tool.output || !strcmp(tool.output, "-")) &&
         isatty(STDOUT_FILENO) && !tool.force)
-        lm_misuse(&tool, "standard output", "give -o FILE.png", "a terminal shows no PNG");
+        lm_misuse(&tool, "standard output", "give -o FILE.png", "a terminal cannot show PNG");
     if ((text && opt.width > 1000) || (!text && opt.width && opt.width < LM_CHART_MIN))
         lm_misuse(&tool, "--width", NULL, "%lld: must be %s", (long long)opt.width,
                   text ? "20 to 1000 columns" : "160 to 16384 pixels");

@@ -41,9 +41,10 @@ static const lm_opt options[] = {
            "tokenizer.json, or a folder that holds one; without it the inputs are shards"),
     LM_FLAG(0, "eos", &opt.eos, "set an end-of-text id between documents [yes]"),
     LM_ALSO("append-eod"),
-    LM_STR(0, "eos-token", &opt.eos_token, "TEXT", "the token for that [the tokenizer's]"),
+    LM_STR(0, "eos-token", &opt.eos_token, "TEXT", "its token [the tokenizer's]"),
     LM_COUNT(0, "eos-id", &opt.eos_id, "ID", 0, 2e9, "its id, where shards are read"),
-    LM_FLAG(0, "add-special", &opt.special, "add what the post-processor adds to a text [no]"),
+    LM_FLAG(0, "add-special", &opt.special,
+            "apply the tokenizer's post-processor to each text [no]"),
     LM_COUNT(0, "vocab-size", &opt.vocab, "N", 1, 2e9,
              "ids are below N [the tokenizer's; of shards the largest id + 1]"),
     LM_GROUP("Selection"),
@@ -52,10 +53,10 @@ static const lm_opt options[] = {
     LM_ALSO("val-ratio validation-fraction"),
     LM_FLAG(0, "shuffle", &opt.shuffle, "write documents in a random order [yes]"),
     LM_LIST('w', "weight", &opt.weight, "X",
-            "share of this input, in the order of the inputs; or write FILE:X"),
+            "weight of this input, in the order of the inputs; or write FILE:X"),
     LM_COUNT('n', "tokens", &opt.tokens, "N", 1, 9e15, "write about N ids into 'train' [all]"),
     LM_REAL(0, "max-epochs", &opt.max_epochs, "X", 1, 1e6,
-            "with --tokens: go through an input at most so often [4]"),
+            "with --tokens: most passes over an input [4]"),
     LM_GROUP("Output (-o is a folder)"),
     LM_CHOICE(0, "format", &opt.format, "FORMAT", formats, "megatron, llmc or nanogpt [megatron]"),
     LM_COUNT(0, "shard-tokens", &opt.shard_tokens, "N", 1, 2147483647,
@@ -65,7 +66,7 @@ static const lm_opt options[] = {
         opt.in, inputs, "auto; of text jsonl, text; of shards megatron, llmc, nanogpt [auto]",
         splits, "file; blank: text ends at blank lines; contiguous: hold out ends [file]"),
     LM_FLAG(0, "check-tokenizer", &opt.check_tokenizer,
-            "refuse shards that were made with different tokenizers [yes]"),
+            "refuse shards made with different tokenizers [yes]"),
     LM_END
 };
 
@@ -88,17 +89,17 @@ static lm_tool tool = {
 
 /* The operands: paths without their weights. */
 static char **path;
-static double *weight; /* NULL when none was given */
+static double *weight; /* NULL when not given */
 
 static double weight_of(const char *where, const char *s)
 {
     double v;
     if (!lm_parse_double(s, &v) || !(v >= 0) || v > 1e15)
-        lm_misuse(&tool, where, "give a number such as 0.7", "'%s' is no weight", s);
+        lm_misuse(&tool, where, "give a number such as 0.7", "'%s' is not a weight", s);
     return v;
 }
 
-/* "a.jsonl:0.7": a weight, unless a file has just this name. */
+/* "a.jsonl:0.7" has a weight, unless a file has this name. */
 static bool split_operand(const char *arg, char *copy, double *out)
 {
     double ignored;
@@ -182,7 +183,7 @@ static void say_summary(const lm_shard_set *s, double seconds)
                (long long)s->read.skipped, lm_plural(s->read.skipped));
     if (opt.val_fraction > 0 && !s->docs[LM_SPLIT_VAL])
         lm_say(&tool, LM_LOG_WARN,
-               "none of %lld document%s fell into the validation split, 'val' is not written",
+               "none of %lld document%s is in the validation split: 'val' is not written",
                (long long)s->read.documents, lm_plural((uint64_t)s->read.documents));
     lm_say(&tool, LM_LOG_INFO, "%.2f s, %s tokens/s, %s/s of text", seconds,
            lm_show_count((double)(s->tokens[0] + s->tokens[1]) / seconds, a),
@@ -196,7 +197,7 @@ static void refuse_text(const char *input)
         lm_refuse_inside(&tool, tool.output, input);
 }
 
-/* Of an operand with a weight the path alone is a stream. */
+/* For an operand with a weight, only its path is checked. */
 static lm_code check_streams(lm_err *e)
 {
     const char **all = NULL;
@@ -221,7 +222,7 @@ static lm_code shard(lm_err *e)
     const lm_shard_opts o = request();
     if (!rc)
         rc = check_streams(e);
-    for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make sees to the folder */
+    for (int i = 0; i < tool.argc && !rc; i++) /* lm_shard_set_make checks the folder */
         refuse_text(path[i]);
     if (opt.tokenizer)
         lm_refuse_same(&tool, "-", opt.tokenizer);
@@ -239,13 +240,13 @@ static lm_code shard(lm_err *e)
     return rc;
 }
 
-/* Text needs a tokenizer, token datasets have no use for one; and options that would do nothing.  Defaults pass: a
- * saved config holds every option. */
+/* Text needs a tokenizer, token datasets do not use one.  Options without effect are refused too,
+ * except at their defaults, because a saved config holds every option. */
 static void refuse_idle(void)
 {
     bool shards = lm_tokens_kind_find(opt.in.format) != LM_TOKENS_AUTO;
     if (opt.tokenizer && shards)
-        lm_misuse(&tool, "--input-format", "leave --tokenizer out: ids are taken as they are",
+        lm_misuse(&tool, "--input-format", "leave --tokenizer out: ids are copied unchanged",
                   "%s names token datasets, --tokenizer is for text", opt.in.format);
     if (!opt.tokenizer && !shards && strcmp(opt.in.format, "auto") != 0)
         lm_misuse(&tool, "--input-format", "name one with --tokenizer", "%s needs a tokenizer",
@@ -261,7 +262,8 @@ static void refuse_idle(void)
         lm_misuse(&tool, "--shard-tokens", "choose --format llmc or nanogpt",
                   "a Megatron dataset is one file");
     if (opt.in.separator && strcmp(opt.in.split, "blank") == 0)
-        lm_misuse(&tool, "--separator", "leave out one of them", "--split blank cuts elsewhere");
+        lm_misuse(&tool, "--separator", "leave out one of them",
+                  "--split blank cuts at other places");
 }
 
 int main(int argc, char **argv)
@@ -272,8 +274,8 @@ int main(int argc, char **argv)
     if (!tool.output || strcmp(tool.output, "-") == 0)
         lm_misuse(&tool, "-o", "name the folder with -o FOLDER", "an output folder is needed");
     if (strcmp(opt.in.split, "contiguous") == 0 && opt.val_fraction <= 0)
-        lm_misuse(&tool, "--split contiguous", "add --val-fraction 0.1, or as much as you want",
-                  "no part is to be held out");
+        lm_misuse(&tool, "--split contiguous", "add --val-fraction 0.1, or another fraction",
+                  "no part is held out");
     refuse_idle();
     if (shard(&err))
         lm_complain(&tool, &err);

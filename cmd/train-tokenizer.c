@@ -55,14 +55,14 @@ static lm_tool tool = {
     .examples = examples,
 };
 
-/* Where the product goes.  config: tokenizer_config.json beside it, where readers look for the special
- * tokens; NULL if it is not to be written. */
+/* The outputs.  config: tokenizer_config.json beside the product, from which readers take the
+ * special tokens; NULL: not written. */
 typedef struct {
     lm_out *json, *config;
 } product;
 
-/* Readers take tokenizer_config.json from beside a tokenizer of any name.  Is it to be written there?
- * Not twice, and not over that of another tokenizer, which stays with a warning. */
+/* True if tokenizer_config.json is written.  Readers use it with a tokenizer of any name beside it.
+ * It is not written twice, and that of another tokenizer is kept, with a warning. */
 static bool is_config_due(const char *path, const char *config, const lm_buf *text)
 {
     lm_buf there = { 0 };
@@ -77,14 +77,14 @@ static bool is_config_due(const char *path, const char *config, const lm_buf *te
            !memcmp(there.data, text->data, text->len);
     lm_buf_fini(&there);
     if (!due && !same)
-        lm_say(
-            &tool, LM_LOG_WARN,
-            "%s: is of another tokenizer, but is read with %s, too: give each a folder of its own",
-            config, path);
+        lm_say(&tool, LM_LOG_WARN,
+               "%s: belongs to another tokenizer, but is also read with %s: use a separate folder "
+               "for each",
+               config, path);
     return due;
 }
 
-/* -f replaces a configuration as it is written here, not what others have added to it, such as a chat
+/* -f replaces a configuration written by this tool, but not one with additions, such as a chat
  * template. */
 static lm_code check_config(const char *path, lm_err *e)
 {
@@ -111,7 +111,7 @@ static lm_code check_config(const char *path, lm_err *e)
     return rc;
 }
 
-/* Open the outputs before the work; a missing folder is made. */
+/* Open the outputs before the work; create a missing folder. */
 static lm_code open_product(product *p, const lm_buf *config_text, lm_err *e)
 {
     const char *path = tool.output ? tool.output : "-", *base = lm_path_base(path);
@@ -150,10 +150,10 @@ static lm_code open_product(product *p, const lm_buf *config_text, lm_err *e)
     return rc;
 }
 
-/* To disk, but not yet under its name. */
+/* Write to disk, but do not rename yet. */
 static lm_code put(lm_out *o, const lm_buf *text, lm_err *e)
 {
-    fwrite(text->data, 1, text->len, lm_out_file(o)); /* lm_out_finish sees a failure */
+    fwrite(text->data, 1, text->len, lm_out_file(o)); /* lm_out_finish detects a failure */
     fputc('\n', lm_out_file(o));
     return lm_out_finish(o, e);
 }
@@ -171,7 +171,7 @@ static void say_summary(const lm_bpe_train_stats *s, double seconds)
     char bytes[32], peak[32];
 
     if (s->vocab_size < opt.vocab_size)
-        lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: nothing is left to merge",
+        lm_say(&tool, LM_LOG_WARN, "only %lld of %lld tokens: no pair is left to merge",
                (long long)s->vocab_size, (long long)opt.vocab_size);
     lm_say(&tool, LM_LOG_NOTICE, "%lld token%s from %lld document%s, %s, %lld different word%s",
            (long long)s->vocab_size, lm_plural(s->vocab_size), (long long)s->documents,

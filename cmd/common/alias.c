@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* alias.c -- the names that other programs give to options of ours. */
+/* alias.c -- the names of our options in other programs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,7 +53,7 @@ const lm_alias *lm_alias_find(const char *name)
     return NULL;
 }
 
-/* What values of a choice are called elsewhere. */
+/* Names of choices in other programs. */
 static const char *const synonyms[][2] = {
     { "fp32", "f32" },
     { "float32", "f32" },

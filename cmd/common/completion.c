@@ -54,7 +54,7 @@ static void print_bash(const lm_tool *t)
     printf(" %s\n", t->name);
 }
 
-/* Help text inside single quotes; `drop` are characters that the shell's syntax gives a meaning. */
+/* Help text inside single quotes; `drop` are characters with a meaning in the shell's syntax. */
 static void put_help(const char *s, const char *drop)
 {
     for (; *s; s++) {
@@ -124,8 +124,9 @@ static void put_number(double v)
     printf("\t%.17g", v);
 }
 
-/* For tests: a line for each option and alias, fields between tabs.  NAME KIND MIN MAX CHOICES of an
- * option, the choices with spaces between them; NAME "also" OPTION VALUE, NAME "instead" TEXT. */
+/* For tests: one line for each option and alias, fields separated by tabs.  NAME KIND MIN MAX
+ * CHOICES of an option, the choices with spaces between them; NAME "also" OPTION VALUE, NAME
+ * "instead" TEXT. */
 static void print_table(void)
 {
     static const char *const kinds[] = {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.c -- options from a JSON file, and back: keys are the long names.
  *
- * A file of --print-config holds every option as it was in force, and under "given" the names of
- * those that the user gave: tools refuse options that say nothing about the work at hand, and a
- * default is no such option.  A value that differs from the built-in one counts as given all the
- * same, so that such a file can be edited.  In a file without "given" every key is. */
+ * A file of --print-config holds the value of every option, and under "given" the names of those
+ * that the user gave: tools refuse given options without effect, but not defaults.  A value that
+ * differs from the built-in one counts as given too, so that such a file can be edited.  In a file
+ * without "given" every key counts as given. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 static lm_frame *const f = &lm_the_frame;
 static json_t *tree; /* strings in it are borrowed by the options until the end */
 
-/* Not part of a config: what acts at once, and the file itself. */
+/* Not part of a config: options that act at once, and the file itself. */
 static bool takes_part(const lm_opt *o)
 {
     return o->kind != LM_OPT_GROUP && o->dst && o->help && strcmp(o->name, "config") != 0 &&
@@ -28,8 +28,8 @@ static lm_code wrong(const lm_opt *o, const char *need, lm_err *e)
     return lm_fail(e, LM_EUSAGE, o->name, NULL, "%s is needed", need);
 }
 
-/* 3.7, which messages and --print-config then show, not 3.7000000000000002; whole numbers without
- * ".0", so that a count may be written as 1e6. */
+/* Write 3.7, not 3.7000000000000002, in messages and --print-config; integers without ".0", so that
+ * a count may be written as 1e6. */
 static void as_written(double v, char text[40])
 {
     lm_json_real(v, text);
@@ -113,7 +113,7 @@ static lm_code unknown_key(const char *key, lm_err *e)
     return lm_fail(e, LM_EUSAGE, key, todo, "no option of this name");
 }
 
-/* A name in a file: of an option or an alias of one. */
+/* Find a name in a file: an option or an alias. */
 static lm_code read_key(const char *key, int *index, const lm_alias **alias, lm_err *e)
 {
     char folded[128];
@@ -137,7 +137,7 @@ static lm_code set_standing_for(const lm_alias *a, const json_t *v, lm_err *e)
     return json_is_true(v) ? lm_option_set(a->target, a->value, e) : LM_OK;
 }
 
-/* Under "config": a file that the tool reads itself. */
+/* The value of "config": a file that the tool reads itself. */
 static lm_code set_config(lm_tool *t, const json_t *v, lm_err *e)
 {
     const char *path = json_string_value(v);
@@ -200,7 +200,7 @@ static lm_code read_pair(lm_tool *t, const char *key, const json_t *v, const jso
     return alias && alias->value ? set_standing_for(alias, v, e) : set_json(i, v, e);
 }
 
-/* The parser rounds 1e-400 to 0 without a word. */
+/* The parser rounds 1e-400 to 0 without an error. */
 static lm_code load(const char *path, lm_err *e)
 {
     const char *name = lm_path_shown(path);
@@ -241,7 +241,7 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
     return rc;
 }
 
-/* A number outside its own range says "not given": null, which --config passes over. */
+/* A number outside its own range means "not given": written as null, which --config ignores. */
 static bool number_is_set(const lm_opt *o, double v)
 {
     return v >= o->min && v <= o->max;
@@ -305,7 +305,7 @@ static lm_code check_text(const char *name, const char *text, lm_err *e)
                    "is not UTF-8, which JSON needs");
 }
 
-/* What is written must be what is read. */
+/* The value written must be the one read back. */
 static lm_code check_texts(const lm_tool *t, lm_err *e)
 {
     lm_code rc = check_text("config", t->config, e);

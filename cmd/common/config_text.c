@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config_text.c -- the text of a --config file, which is looked at before it is read: a pipe gives it
- * once. */
+/* config_text.c -- the text of a --config file.  It is kept because it is inspected before it is
+ * parsed, and a pipe can be read only once. */
 #include <string.h>
 #include <sys/stat.h>
 
@@ -10,7 +10,7 @@
 
 enum { MAX_TEXT = 16 << 20 };
 
-static char *kept_path; /* of the pipe that was read last, until the program ends */
+static char *kept_path; /* text of the pipe read last, until the program ends */
 static lm_buf kept;
 
 static bool is_file(const char *path)

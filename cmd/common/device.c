@@ -20,8 +20,8 @@ typedef struct {
     int n;
 } folder_list;
 
-/* The folders named in LM_MODULES, then the one beside the executable as it lies in a build folder
- * or an installation, then that of the PREFIX of the build. */
+/* The folders named in LM_MODULES, then that beside the executable in a build folder or an
+ * installation, then that of the PREFIX of the build. */
 static lm_code list_modules(folder_list *l, lm_err *e)
 {
     const char *s = getenv("LM_MODULES");
@@ -57,7 +57,7 @@ lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend 
                                                  .deterministic = deterministic,
                                                  .modules = (const char *const *)modules.v },
                              out, e);
-    if (rc == LM_EUSAGE) /* the device's name was good */
+    if (rc == LM_EUSAGE) /* the name of the device was valid */
         lm_err_in(e, "LM_CUDA");
     for (int i = 0; i < modules.n; i++)
         lm_free(modules.v[i]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ending.c -- a name that promises a format which the tool does not write: model.zip would become a
- * folder, text.jsonl.zst plain text. */
+/* ending.c -- refuses output names with the ending of a format that the tool does not write:
+ * model.zip would become a folder, text.jsonl.zst plain text. */
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 
 typedef struct {
     const char *end, *what;
-    bool text; /* a form of text, or of anything (.bin): wrong for folders and models only */
+    bool text; /* text, or a general ending (.bin): refused for folders and models only */
 } known;
 
 static const known endings[] = {
@@ -104,6 +104,6 @@ void lm_refuse_ending(lm_tool *t, const char *output, lm_product makes)
 
     if (makes == LM_MAKES_OTHER || !k || writes(makes, output, k) ||
         (!stat(output, &st) && (!S_ISREG(st.st_mode) || makes == LM_MAKES_FOLDER)))
-        return; /* a file where a folder is wanted is refused with that reason */
+        return; /* a file instead of a folder is refused with that reason */
     lm_misuse(t, output, todo[makes], "has the name of %s, which is not written here", k->what);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* frame.h -- inside of cmd/common: the merged option table of the running tool. */
+/* frame.h -- internal to cmd/common: the merged option table of the running tool. */
 #ifndef LM_CMD_FRAME_H
 #define LM_CMD_FRAME_H
 
@@ -7,8 +7,8 @@
 
 enum { LM_MOST_OPTS = 160, LM_MOST_ALIASES = 160 };
 
-/* Another name of option `target`, with `value` when it is a flag that stands for one; target -1:
- * a name that is refused with the advice `instead`. */
+/* Another name of option `target`, with `value` when it is a flag for one value; target -1: a name
+ * that is refused with the advice `instead`. */
 typedef struct {
     const char *name;
     int target;
@@ -31,21 +31,22 @@ typedef struct {
 extern lm_frame lm_the_frame;
 
 void lm_frame_build(lm_tool *t);
-/* Environment, --config, command line, in this order of strength.  Fails with LM_EUSAGE. */
+/* Read environment, --config and command line; later ones override earlier ones.  Fails with
+ * LM_EUSAGE. */
 lm_code lm_options_parse(lm_tool *t, lm_err *e);
-int lm_option_find(const char *name); /* index by long name, -1 if there is none */
+int lm_option_find(const char *name); /* index by long name, -1 if unknown */
 /* Store a value given as text: range and choices are checked. */
 lm_code lm_option_set(int i, const char *text, lm_err *e);
 bool lm_option_takes_value(const lm_opt *o);
 
 void lm_option_fold(const char *name, char *out, size_t size); /* '_' to '-' */
-/* The names of a row LM_ALSO or LM_INSTEAD, after the option that they belong to. */
+/* The names of a row LM_ALSO or LM_INSTEAD, which follows its option. */
 void lm_alias_add(const lm_opt *row);
-const lm_alias *lm_alias_find(const char *name); /* folded; NULL if there is none */
-/* The choice that `text` means: itself, in another case, or as other programs call it; or NULL. */
+const lm_alias *lm_alias_find(const char *name); /* folded; NULL if unknown */
+/* The choice for `text`: equal, in another case, or by its name in other programs; or NULL. */
 const char *lm_choice_find(const char *const *choices, const char *text);
 
-/* Options from a file.  `built_in`: the options as saved before anything was set. */
+/* Read options from a file.  `built_in`: the options saved before any was set. */
 lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm_err *e);
 lm_code lm_options_print(const lm_tool *t, lm_err *e);
 
@@ -54,11 +55,11 @@ void lm_version_print(const lm_tool *t);
 lm_code lm_completion_print(const lm_tool *t, const char *shell, lm_err *e);
 
 void lm_sink_init(lm_tool *t);
-void lm_sink_clear(void); /* take the progress line away */
+void lm_sink_clear(void); /* erase the progress line */
 void lm_signals_init(const lm_tool *t);
 void lm_signal_raise(void); /* die of the pending signal, if any */
-/* To be called before a line is printed.  An input that shrinks is met by a handler in one thread and by
- * calls that fail in others: the first report is the only one.  Does not return once the handler ends the
+/* Called before a line is printed.  An input that shrinks causes a signal in one thread and failing
+ * calls in others: only the first report is printed.  Does not return once the handler ends the
  * process. */
 void lm_signal_wait(const char *what);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* help.c -- --help and --version.
  *
- * The text fits 80 columns and 60 lines: when a tool has more options than that, the last groups
- * are listed by name only and the manual page has the rest. */
+ * The text fits 80 columns and 60 lines: if a tool has more options, the last groups are listed by
+ * name only, and the manual page describes them. */
 #include <archive.h>
 #include <ctype.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static bool starts_on(const lm_opt *o)
     return o->kind == LM_OPT_FLAG && o->dst && *(bool *)o->dst;
 }
 
-/* alias: as in lm_tool. */
+/* alias: see lm_tool. */
 static int spell(const lm_opt *o, const char *alias, char *out, size_t size)
 {
     char letter[9] = "    ";
@@ -66,7 +66,8 @@ static void add_option(lm_buf *b, const lm_opt *o, const char *alias)
     int n = spell(o, alias, left, sizeof left);
 
     lm_buf_addf(b, NULL, "%s", left);
-    if (n + 2 > COLUMN) { /* too long: the text follows at once if it fits, else below */
+    /* too long: the text follows on the same line if it fits, otherwise below */
+    if (n + 2 > COLUMN) {
         bool fits = n + 2 + (int)strlen(o->help) <= WIDTH;
 
         lm_buf_addf(b, NULL, "%s%*s", fits ? "" : "\n", fits ? 2 : COLUMN, "");

@@ -17,7 +17,7 @@ typedef struct {
     lm_strs field;
     int64_t max_document;
     bool skip_bad;
-    lm_input_bad bad; /* what --skip-bad passed over */
+    lm_input_bad bad; /* skipped by --skip-bad */
 } lm_input_args;
 
 #define LM_INPUT_ARGS_DEFAULT                                                               \
@@ -33,21 +33,21 @@ static const char *const lm_input_utf8[] = { "fail", "skip", "replace", NULL };
 #define LM_INPUT_OPTIONS(a)                                                                 \
     LM_INPUT_OPTIONS_OF(a, lm_input_formats, "auto, jsonl or text [auto]", lm_input_splits, \
                         "plain text: a document is a file, or ends at a blank line [file]")
-/* The same where --input-format and --split have other members: those are AUTO and LM_SPLIT_NONE here. */
-#define LM_INPUT_OPTIONS_OF(a, formats, format_help, splits, split_help)           \
-    LM_CHOICE(0, "input-format", &(a).format, "KIND", formats, format_help),       \
-        LM_LIST(0, "field", &(a).field, "KEY",                                     \
-                "JSONL: key of the text, or A.B; several are joined [text]"),      \
-        LM_ALSO("text-column text-field text-key json-key"),                       \
-        LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),              \
-        LM_STR(0, "separator", &(a).separator, "STRING",                           \
-               "plain text: cut wherever STRING stands"),                          \
-        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                      \
-                  "invalid UTF-8: fail, skip the document, or replace it [fail]"), \
-        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,           \
-                 "refuse documents larger than this [4G]"),                        \
-        LM_FLAG(0, "skip-bad", &(a).skip_bad,                                      \
-                "pass over bad records and damaged parts, count them [no]")
+/* The same for tools whose --input-format and --split have other members, which read as AUTO and
+ * LM_SPLIT_NONE here. */
+#define LM_INPUT_OPTIONS_OF(a, formats, format_help, splits, split_help)                    \
+    LM_CHOICE(0, "input-format", &(a).format, "KIND", formats, format_help),                \
+        LM_LIST(0, "field", &(a).field, "KEY",                                              \
+                "JSONL: key of the text, or A.B; several are joined [text]"),               \
+        LM_ALSO("text-column text-field text-key json-key"),                                \
+        LM_CHOICE(0, "split", &(a).split, "WAY", splits, split_help),                       \
+        LM_STR(0, "separator", &(a).separator, "STRING", "plain text: cut at each STRING"), \
+        LM_CHOICE(0, "utf8", &(a).utf8, "WAY", lm_input_utf8,                               \
+                  "invalid UTF-8: fail, skip the document, or replace it [fail]"),          \
+        LM_BYTES(0, "max-document", &(a).max_document, "BYTES", 1, 1e15,                    \
+                 "refuse documents larger than this [4G]"),                                 \
+        LM_FLAG(0, "skip-bad", &(a).skip_bad,                                               \
+                "skip bad records and damaged parts, and count them [no]")
 
 static inline lm_input_opts lm_input_args_read(lm_input_args *a)
 {
@@ -69,7 +69,7 @@ static inline lm_input_opts lm_input_args_read(lm_input_args *a)
     };
 }
 
-/* Leaves as lm_misuse does when an option of text is not as it is by default: `data` are no text. */
+/* Exits like lm_misuse when an option for text does not have its default: `data` are not text. */
 static inline void lm_input_args_idle(lm_tool *tool, const lm_input_args *a, const char *data)
 {
     const struct {
@@ -83,12 +83,12 @@ static inline void lm_input_args_idle(lm_tool *tool, const lm_input_args *a, con
                  { a->skip_bad, "--skip-bad" } };
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++)
         if (idle[i].set)
-            lm_misuse(tool, idle[i].option, "leave it out",
-                      "it is of use for text only, not for %s", data);
+            lm_misuse(tool, idle[i].option, "leave it out", "it applies to text only, not to %s",
+                      data);
 }
 
-/* Leaves as lm_misuse does when the output is one of the files that the operands mean, or lies in a folder that
- * is read, where it would be text itself from then on. */
+/* Exits like lm_misuse when the output is one of the input files, or lies in an input folder, where
+ * later runs would read it as text. */
 static inline void lm_input_args_refuse(lm_tool *tool, const lm_input *in, const char *output)
 {
     const lm_input_files *f = lm_input_file_list(in);
@@ -98,14 +98,14 @@ static inline void lm_input_args_refuse(lm_tool *tool, const lm_input *in, const
         lm_refuse_inside(tool, output, tool->argv[i]);
 }
 
-/* Say what --skip-bad passed over. */
+/* Report the parts that --skip-bad skipped. */
 static inline void lm_input_args_warn(lm_tool *tool, const lm_input_args *a)
 {
     const lm_input_bad *b = &a->bad;
     const lm_err *first = b->parts ? &b->part : &b->record;
     if (b->records || b->parts)
         lm_say(tool, LM_LOG_WARN,
-               "passed over %lld bad record%s and %lld damaged part%s; the first: %s: %s",
+               "skipped %lld bad record%s and %lld damaged part%s; the first: %s: %s",
                (long long)b->records, lm_plural(b->records), (long long)b->parts,
                lm_plural(b->parts), first->where, first->what);
 }

@@ -38,7 +38,7 @@ static int find_letter(char c)
     return -1;
 }
 
-/* A row of the tool wins over a common one of the same name or letter. */
+/* A row of the tool replaces a common one of the same name or letter. */
 static void add(bool wanted, lm_opt o)
 {
     if (wanted && (o.kind == LM_OPT_ALSO || o.kind == LM_OPT_INSTEAD)) {
@@ -59,15 +59,15 @@ static lm_opt action(char letter, const char *name, const char *help)
     return (lm_opt){ LM_OPT_FLAG, letter, name, NULL, NULL, 0, 0, NULL, help };
 }
 
-/* Of those that most tools have, the ones that would do nothing here say so. */
+/* Common options without effect in this tool are refused with a reason. */
 static void add_missing(unsigned use)
 {
     add(!(use & LM_USE_THREADS),
         (lm_opt)LM_INSTEAD("threads num-threads n-threads", "leave it out: one thread is enough"));
     add(!(use & LM_USE_SEED),
-        (lm_opt)LM_INSTEAD("seed random-seed", "leave it out: nothing is drawn at random"));
+        (lm_opt)LM_INSTEAD("seed random-seed", "leave it out: no random numbers are used"));
     add(!(use & LM_USE_JSON),
-        (lm_opt)LM_INSTEAD("json", "leave it out: the picture is all that is made"));
+        (lm_opt)LM_INSTEAD("json", "leave it out: the picture is the only output"));
 }
 
 void lm_frame_build(lm_tool *t)
@@ -78,10 +78,9 @@ void lm_frame_build(lm_tool *t)
     for (const lm_opt *o = t->opts; o && o->kind != LM_OPT_END; o++)
         add(true, *o);
     add(true, (lm_opt)LM_GROUP("Common"));
-    add(use & LM_USE_OUTPUT,
-        (lm_opt)LM_STR('o', "output", &t->output, "PATH", "where the product goes"));
+    add(use & LM_USE_OUTPUT, (lm_opt)LM_STR('o', "output", &t->output, "PATH", "output"));
     add(use & LM_USE_OUTPUT, (lm_opt)LM_ALSO("output-dir out-dir output-path output-file outfile"));
-    add(use & LM_USE_OUTPUT, (lm_opt)LM_FLAG('f', "force", &t->force, "overwrite what exists"));
+    add(use & LM_USE_OUTPUT, (lm_opt)LM_FLAG('f', "force", &t->force, "overwrite existing files"));
     add(use & LM_USE_OUTPUT, (lm_opt)LM_ALSO("overwrite overwrite-output-dir"));
     add(use & LM_USE_THREADS,
         (lm_opt)LM_COUNT('j', "threads", &f->threads, "N", 0, 1024, "threads; 0 = every core [0]"));
@@ -184,7 +183,8 @@ static lm_code append(lm_strs *list, const char *text, lm_err *e)
     return rc;
 }
 
-/* Texts may be empty; names of files and lists may not: the option would do nothing, unsaid. */
+/* Texts may be empty; names of files and lists may not, because the option would silently have no
+ * effect. */
 static bool may_be_empty(const lm_opt *o)
 {
     return !strcmp(o->value, "TEXT") || !strcmp(o->value, "STRING");
@@ -236,7 +236,7 @@ lm_code lm_option_set(int i, const char *text, lm_err *e)
     }
 }
 
-/* One option as found on the command line; stored once environment and --config are in. */
+/* One option as found on the command line; stored after environment and --config. */
 typedef struct {
     int index;
     const char *text; /* NULL for flags */
@@ -295,11 +295,11 @@ static lm_code no_value(const lm_opt *o, const char *where, lm_err *e)
                    o->value ? o->value : "VALUE");
 }
 
-/* An option as it is written: which one, and what of its value is in the name. */
+/* An option as written: the option, and the value that its name implies. */
 typedef struct {
     int index;
     bool off;          /* --no-x */
-    const char *value; /* of a flag that stands for a value; else NULL */
+    const char *value; /* value of a flag that sets one; otherwise NULL */
 } spelling;
 
 static bool is_flag(int i)
@@ -360,7 +360,8 @@ static lm_code parse_long(const lm_tool *t, int argc, char **argv, int *at, give
     return note(l, s.index, value ? value + 1 : argv[++*at], false, e);
 }
 
-/* The option that "-19" and "-f19" set, -1 if `digits` are none or the tool has no such option. */
+/* The option that "-19" and "-f19" set; -1 if `digits` are not a number or the tool has no such
+ * option. */
 static int find_level(const char *digits)
 {
     if (strspn(digits, "0123456789") != strlen(digits))
@@ -372,7 +373,7 @@ static int find_level(const char *digits)
     return -1;
 }
 
-/* The option of a letter, or of the letter that it stands for. */
+/* The option of a letter or of an alias letter. */
 static int find_letter_or_alias(const lm_tool *t, char c)
 {
     int i = find_letter(c);
@@ -416,8 +417,8 @@ static lm_code parse_short(const lm_tool *t, int argc, char **argv, int *at, giv
     return rc;
 }
 
-/* Does this option leave the product as it is?  History does not tell it then, so that the same work
- * under another name, with more threads or with more talk has the same bytes. */
+/* True if this option does not affect the product.  The history leaves it out, so that the bytes do
+ * not depend on the output's name, the number of threads or the verbosity. */
 static bool is_silent(const lm_tool *t, const lm_opt *o)
 {
     const void *const silent[] = { &f->threads, &f->progress, &f->history, &t->output,
@@ -488,8 +489,8 @@ static lm_code tell_given(lm_tool *t, const lm_opt *o, lm_err *e)
     }
 }
 
-/* The options that were given and decide the product, by their names and in the order of the table,
- * then the operands: the same words whether they came from the command line or from --config. */
+/* The given options that affect the product, by name in the order of the table, then the operands:
+ * the same for options from the command line and from --config. */
 static lm_code tell(lm_tool *t, lm_err *e)
 {
     lm_code rc = tell_word(t, t->full_argv[0], e);
@@ -510,7 +511,7 @@ static lm_code tell(lm_tool *t, lm_err *e)
     return rc;
 }
 
-/* Options to *l, operands to t->argv, in any order. */
+/* Split options to *l and operands to t->argv; they may come in any order. */
 static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e)
 {
     lm_code rc = lm_alloc_n(&t->argv, (size_t)argc + 2, sizeof *t->argv, "operands", e);
@@ -530,7 +531,7 @@ static lm_code split(lm_tool *t, int argc, char **argv, given_list *l, lm_err *e
     return rc;
 }
 
-/* -q and -v pass over warnings without the closing summary: only LM_LOG asks for these. */
+/* -q and -v never select warnings without the closing summary: only LM_LOG does. */
 static int steps_up(int verbosity)
 {
     return verbosity == LM_LOG_ERROR ? 2 : verbosity < LM_LOG_DEBUG;
@@ -559,7 +560,7 @@ static lm_code apply(lm_tool *t, const given_opt *g, bool *fresh, lm_err *e)
     const lm_opt *o = &f->opt[g->index];
 
     f->given[g->index] = true;
-    if (o->kind == LM_OPT_LIST && !fresh[g->index]) { /* replaces what --config gave */
+    if (o->kind == LM_OPT_LIST && !fresh[g->index]) { /* replaces the value of --config */
         ((lm_strs *)o->dst)->n = 0;
         fresh[g->index] = true;
     }
@@ -632,7 +633,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     lm_code rc = split(t, t->full_argc, t->full_argv, &l, e);
     int config = lm_option_find("config"), progress = lm_option_find("progress");
 
-    for (size_t i = 0; i < l.n && !rc; i++) { /* these ask for nothing else to be right */
+    for (size_t i = 0; i < l.n && !rc; i++) { /* these need no valid operands */
         const lm_opt *o = &f->opt[l.v[i].index];
 
         if (!o->dst && (!strcmp(o->name, "help") || !strcmp(o->name, "version"))) {
@@ -655,7 +656,8 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     t->threads = f->threads ? (int)f->threads : lm_cpu_count();
     t->seed_given = lm_given(t, "seed");
     rc = rc ? rc : tell(t, e);
-    if (!rc && f->config) /* a folder is no output of this name; tools check what they do in it */
+    /* an existing folder is not overwritten as such: tools check the files in it */
+    if (!rc && f->config)
         lm_refuse_same(t, t->output && lm_path_is_dir(t->output) ? "-" : t->output, f->config);
 done:
     json_decref(built_in);

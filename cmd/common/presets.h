@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* presets.h -- where the presets of models lie (model/preset.h). */
+/* presets.h -- finds the presets of models (model/preset.h). */
 #ifndef LM_CMD_PRESETS_H
 #define LM_CMD_PRESETS_H
 
@@ -11,8 +11,8 @@ typedef struct {
     char *dir[LM_PRESET_DIRS + 1]; /* NULL-terminated */
 } lm_presets;
 
-/* Beside the executable as it lies in a build folder (build/bin) or in an installation (bin), else
- * under the PREFIX of the build. */
+/* The folder relative to the executable, in a build folder (build/bin) or an installation (bin),
+ * otherwise that under the PREFIX of the build. */
 lm_code lm_presets_find(lm_presets *p, lm_err *e);
 void lm_presets_fini(lm_presets *p);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* refuse.c -- an output that is an input would be gone before it was read, or read while it grows. */
+/* refuse.c -- refuses an output that is an input: it would be lost before it is read, or read while
+ * it grows. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,7 +18,7 @@
 
 typedef struct {
     const char *name;  /* for messages */
-    const char *where; /* a path, of standard output that in /proc */
+    const char *where; /* a path; for standard output that in /proc */
     struct stat st;
 } target;
 
@@ -32,7 +33,7 @@ static bool same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* Does the folder hold what lies at `path`, at any depth? */
+/* True if the folder holds the file `path`, at any depth. */
 static bool folder_holds(const struct stat *folder, const char *path)
 {
     char *real = realpath(path, NULL), *slash;
@@ -47,7 +48,8 @@ static bool folder_holds(const struct stat *folder, const char *path)
     return holds;
 }
 
-/* A report may well be put beside a model (run/eval.json); what the model is made of may not go. */
+/* A report may be written beside a model (run/eval.json), but must not replace a file of the
+ * model. */
 static bool of_a_model(const char *name)
 {
     return lm_bundle_own_checkpoint(NULL, name) || lm_text_ends(name, ".safetensors") ||
@@ -59,8 +61,8 @@ static bool of_a_dataset(const char *name)
     return lm_text_ends(name, ".bin") || lm_text_ends(name, ".idx");
 }
 
-/* Is the target a file of the folder that belongs to an input?  prefix: of their names; a folder is
- * an input as a whole when it is "". */
+/* True if the target is a file of the folder that belongs to an input.  prefix: of the names of
+ * such files; "" if all files are inputs. */
 static bool is_in(const target *t, const char *folder, const char *prefix)
 {
     char **names = NULL;
@@ -83,7 +85,7 @@ static bool is_in(const target *t, const char *folder, const char *prefix)
     return in;
 }
 
-/* A shard of the dataset that `input` is the name of: data/train for data/train.bin. */
+/* True for a shard of the dataset named `input`: data/train.bin for data/train. */
 static bool is_shard(const target *t, const char *input)
 {
     char *folder = NULL, *slash = NULL;
@@ -110,7 +112,7 @@ static void refuse(lm_tool *t, const target *out, const char *input)
         return;
     }
     if (same_file(&in, &out->st))
-        lm_misuse(t, out->name, "write to another file", "is an input as well as the output");
+        lm_misuse(t, out->name, "write to another file", "is both an input and the output");
     if (S_ISDIR(out->st.st_mode) && folder_holds(&out->st, from))
         lm_misuse(t, out->name, "write to another folder",
                   "it holds the input %s, which would be replaced with it", input);
@@ -139,7 +141,7 @@ void lm_refuse_same(lm_tool *t, const char *output, const char *input)
     refuse_stdout(t, input);
 }
 
-/* The path of what will be at `output`, without links: its own, or that of the folder which it will lie in. */
+/* The path of `output` with links resolved; if it does not exist, that of its folder. */
 static char *resolve(const char *output)
 {
     char *path = NULL, *real = NULL, *slash;

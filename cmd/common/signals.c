@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* signals.c -- the first SIGINT, SIGTERM or SIGHUP sets a flag, and the tool ends in its own time;
- * a second one, and the loss of the reader or of an input, end it at once.  No way out leaves a
- * temporary. */
+/* signals.c -- the first SIGINT, SIGTERM or SIGHUP sets a flag, and the tool stops at the next
+ * opportunity; a second one, and the loss of the reader or of an input, end it at once.
+ * Temporaries are removed in every case. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -40,11 +40,12 @@ static void put(const char *text)
     (void)ignored;
 }
 
-static const char cut_short[] = ": was truncated while it was read"; /* as lm_write_all has it */
+/* the same text as in lm_write_all */
+static const char cut_short[] = ": was truncated while it was read";
 static atomic_bool ending, said;
 
-/* Mapped inputs that lose their end while they are read: no call fails, the memory does.  Several
- * threads may be hit; the first one ends the process. */
+/* A mapped input that is truncated while it is read causes SIGBUS instead of a failing call.
+ * Several threads may be affected; the first one ends the process. */
 static void on_lost_input(int sig, siginfo_t *info, void *context)
 {
     static char input[4096];
@@ -55,7 +56,7 @@ static void on_lost_input(int sig, siginfo_t *info, void *context)
         pause();
     if (!atomic_load(&said)) {
         if (isatty(STDERR_FILENO))
-            put("\r\033[K"); /* the progress line */
+            put("\r\033[K"); /* erases the progress line */
         put(the_tool->name);
         put(": ");
         put(lm_map_name(info->si_addr, input, sizeof input) ? input : "an input");
@@ -84,7 +85,7 @@ static void handle(int sig, void (*fn)(int), int flags)
 {
     struct sigaction a, old;
 
-    /* nohup, and shells for background jobs: what is ignored at the start stays ignored */
+    /* nohup, and shells for background jobs: signals ignored at the start remain ignored */
     if (sigaction(sig, NULL, &old) == 0 && old.sa_handler == SIG_IGN && fn != SIG_IGN)
         return;
     memset(&a, 0, sizeof a);
@@ -108,12 +109,13 @@ static void handle_lost_input(void)
 void lm_signals_init(const lm_tool *t)
 {
     the_tool = t;
-    /* A read that waits for input must end with the signal (no SA_RESTART); writes are repeated. */
+    /* A read that waits for input must be interrupted by the signal (no SA_RESTART); writes are
+     * repeated. */
     handle(SIGINT, on_stop, 0);
     handle(SIGTERM, on_stop, 0);
     handle(SIGHUP, on_stop, 0);
     handle_lost_input();
-    handle(SIGXFSZ, SIG_IGN, 0); /* a limit on file sizes is a write that fails (EFBIG) */
+    handle(SIGXFSZ, SIG_IGN, 0); /* beyond a limit on file sizes, write fails with EFBIG */
     handle(SIGPIPE, end_at_once, 0);
 }
 

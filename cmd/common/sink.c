@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sink.c -- talk on standard error: messages by level, and one line of progress on a terminal. */
+/* sink.c -- output on standard error: messages by level, and one progress line on a terminal. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static struct {
     const char *name;
     int verbosity;
     bool bar;   /* may draw */
-    bool drawn; /* a line is standing there now */
+    bool drawn; /* a progress line is on the terminal */
     char what[64];
     double started, first_done, last;
 } state = { .lock = PTHREAD_MUTEX_INITIALIZER, .verbosity = LM_LOG_NOTICE };
@@ -38,8 +38,8 @@ void lm_sink_clear(void)
     pthread_mutex_unlock(&state.lock);
 }
 
-/* Names out of files are in it, which are not to command the terminal or to make lines of their
- * own: control characters, U+0080 to U+009F too, become '?'. */
+/* The text contains names from files, which must neither control the terminal nor begin new lines:
+ * control characters, U+0080 to U+009F too, become '?'. */
 static void make_plain(char *text)
 {
     for (unsigned char *c = (unsigned char *)text; *c; c++) {
@@ -62,7 +62,8 @@ static void log_line(lm_sink *s, lm_log_level level, const char *text)
     make_plain(plain);
     pthread_mutex_lock(&state.lock);
     clear_line();
-    fprintf(stderr, "%s: %s\n", state.name, plain); /* one write: lines of a pipeline stay whole */
+    /* one write, so that lines of a pipeline are not mixed */
+    fprintf(stderr, "%s: %s\n", state.name, plain);
     pthread_mutex_unlock(&state.lock);
 }
 

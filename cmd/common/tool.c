@@ -13,9 +13,9 @@
 #include "common/frame.h"
 #include "format/folder.h"
 
-static const char standard_output[] = "standard output"; /* as lm_out_open names it */
+static const char standard_output[] = "standard output"; /* the name that lm_out_open uses */
 
-/* How bad an exit status is: "no" gives way to a failure, a failure to a numerical stop. */
+/* Severity of an exit status: a failure overrides "no", a numerical stop overrides a failure. */
 static int rank(int status)
 {
     static const int order[] = { [0] = 0, [3] = 1, [1] = 2, [4] = 3, [2] = 4 };
@@ -34,13 +34,13 @@ static int status_of(lm_code code)
     return code == LM_EUSAGE ? 2 : code == LM_ENUMERIC ? 4 : 1;
 }
 
-static bool stdout_lost; /* said already: one full disk is one message */
-static bool only_help;   /* where SIGPIPE is ignored: nothing is lost with the reader */
+static bool stdout_lost; /* already reported: a full disk is one message */
+static bool only_help;   /* SIGPIPE is ignored: the product does not depend on the reader */
 
 void lm_complain(lm_tool *t, lm_err *e)
 {
     lm_code code = e->code;
-    const char *where = strcmp(e->where, "-") ? e->where : "standard input"; /* as it was given */
+    const char *where = strcmp(e->where, "-") ? e->where : "standard input"; /* the name as given */
 
     if (!code)
         return;
@@ -110,7 +110,7 @@ static void say_facts(lm_tool *t)
            lm_cpu_level_name(t->cpu), t->threads, (long long)t->seed);
 }
 
-/* --help and the like: true if that was asked for and printed. */
+/* --help and similar options: true if one was given and printed. */
 static bool print_and_no_more(lm_tool *t, lm_code *rc, lm_err *e)
 {
     const lm_frame *f = &lm_the_frame;
@@ -140,7 +140,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     lm_frame_build(t);
     lm_sink_init(t);
     rc = lm_options_parse(t, &e);
-    lm_sink_init(t); /* with the verbosity that was asked for */
+    lm_sink_init(t); /* with the requested verbosity */
     if (!rc && print_and_no_more(t, &rc, &e)) {
         only_help = true;
         exit(lm_end(t));
@@ -157,7 +157,7 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     say_facts(t);
 }
 
-/* What was printed must have arrived. */
+/* Check that all output was written. */
 static void close_stdout(lm_tool *t)
 {
     lm_err e = { 0 };

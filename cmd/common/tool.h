@@ -33,9 +33,9 @@ typedef enum {
     LM_OPT_CHOICE,  /* const char *, one of a NULL-terminated list */
     LM_OPT_DEVICE,  /* const char *, a device's name; the list is for completion */
     LM_OPT_LIST,    /* lm_strs: may be given again and again */
-    LM_OPT_LEVEL,   /* int64_t; --x N and, one such option a tool, -N */
-    LM_OPT_ALSO,    /* no option: names that other programs give to the one above */
-    LM_OPT_INSTEAD, /* no option: names of other programs that are answered with ours */
+    LM_OPT_LEVEL,   /* int64_t; --x N and, for one option of a tool, -N */
+    LM_OPT_ALSO,    /* names of the option above in other programs */
+    LM_OPT_INSTEAD, /* names of options of other programs that are refused with advice */
 } lm_opt_kind;
 
 typedef struct {
@@ -51,7 +51,7 @@ typedef struct {
     const char *value; /* placeholder in --help: "N", "FILE" */
     double min, max;   /* for numbers, inclusive */
     const char *const *choices;
-    const char *help; /* one line; put the default in [brackets] */
+    const char *help; /* one line, with the default in [brackets] */
 } lm_opt;
 
 /* Constructors check the type of the destination at compile time. */
@@ -100,17 +100,17 @@ typedef struct {
     {                                                                   \
         LM_OPT_LEVEL, 0, nm, 1 ? (d) : (int64_t *)0, v, lo, hi, NULL, h \
     }
-/* Names of the option above in other programs, with spaces between them; '_' is read as '-'. */
+/* Names of the option above in other programs, separated by spaces; '_' is read as '-'. */
 #define LM_ALSO(names)                                      \
     {                                                       \
         LM_OPT_ALSO, 0, names, NULL, NULL, 0, 0, NULL, NULL \
     }
-/* A flag of other programs that is the option above with `value`: --bf16 is --dtype bf16. */
+/* A flag of other programs that sets the option above to `value`: --bf16 is --dtype bf16. */
 #define LM_ALSO_AS(names, value)                             \
     {                                                        \
         LM_OPT_ALSO, 0, names, NULL, value, 0, 0, NULL, NULL \
     }
-/* Names whose meaning no option here has: refused, with `todo`. */
+/* Names without an equivalent option: refused, with the advice `todo`. */
 #define LM_INSTEAD(names, todo)                                \
     {                                                          \
         LM_OPT_INSTEAD, 0, names, NULL, NULL, 0, 0, NULL, todo \
@@ -120,8 +120,8 @@ typedef struct {
         LM_OPT_END, 0, NULL, NULL, NULL, 0, 0, NULL, NULL \
     }
 
-/* Which of the common options a tool takes besides -h --help --version -v -q, --[no-]progress,
- * --config, --print-config, which all take.  No option is accepted that does nothing. */
+/* Common options of a tool besides -h --help --version -v -q, --[no-]progress, --config and
+ * --print-config, which all tools have.  Options without effect are not accepted. */
 enum {
     LM_USE_OUTPUT = 1,    /* -o, -f */
     LM_USE_THREADS = 2,   /* -j */
@@ -133,15 +133,15 @@ enum {
     LM_USE_HISTORY = 128, /* --[no-]history; obeyed by lm_tool_step */
 };
 
-/* What -o names, for lm_refuse_ending. */
+/* The kind of output of -o, for lm_refuse_ending. */
 typedef enum {
-    LM_MAKES_TEXT,   /* one file, as it is */
+    LM_MAKES_TEXT,   /* one file */
     LM_MAKES_FOLDER, /* a folder of shards, a run */
     LM_MAKES_MODEL,  /* a folder, a tar, a .safetensors, an .lmz */
     LM_MAKES_LMZ,
     LM_MAKES_GGUF,
     LM_MAKES_BIN,
-    LM_MAKES_OTHER, /* the tool looks at it itself */
+    LM_MAKES_OTHER, /* the tool checks it itself */
 } lm_product;
 
 typedef struct {
@@ -153,9 +153,10 @@ typedef struct {
     const char *const *side; /* options that name further outputs, NULL-terminated; may be NULL */
     const char *alias;       /* "Tj": -T is another letter for -j; pairs, may be NULL */
     const char *const *examples; /* two command lines for --help, NULL-terminated */
-    /* True for a --config file that is not one of options: the tool reads t->config itself. */
+    /* True for a --config file that is not one of options: the tool then reads t->config itself. */
     bool (*takes_config)(const char *path);
-    const char *config_help; /* of --config when it takes more than options; NULL: the usual */
+    /* help of --config if it accepts more than options; NULL: the usual text */
+    const char *config_help;
 
     /* Filled by lm_begin. */
     int argc;
@@ -168,15 +169,15 @@ typedef struct {
     const char *device, *metrics;
     const char *config; /* a file that takes_config accepted; NULL: none */
     const char *tmpdir; /* LM_TMPDIR, NULL when not set */
-    int verbosity;      /* an lm_log_level, 0: nothing; LM_LOG_NOTICE by default */
+    int verbosity;      /* an lm_log_level, 0: no messages; LM_LOG_NOTICE by default */
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
-    lm_product makes;   /* lm_begin refuses -o by it */
+    lm_product makes;   /* by which lm_begin refuses names of -o */
     bool lasting;       /* see lm_outlast_readers */
     char **full_argv;   /* as given */
     int full_argc;
-    /* For provenance: the options that were given, by their names in the order of the table, and the
-     * operands; without what changes no product (-j, -v, -q) or names it (-o, -f). */
+    /* For provenance: the given options, by name in the order of the table, and the operands;
+     * without those that do not affect the product (-j, -v, -q) or only name it (-o, -f). */
     char **told_argv;
     int told_argc;
     lm_sink sink; /* for library calls: &tool->sink */
@@ -184,56 +185,55 @@ typedef struct {
 
 void lm_begin(lm_tool *t, int argc, char **argv);
 /* True if this option (long name) was given on the command line or in --config.  A file of
- * --print-config holds every option, and names those that were given under "given". */
+ * --print-config holds every option, and lists the given ones under "given". */
 bool lm_given(const lm_tool *t, const char *name);
-/* All options as they are now, a JSON object that --config takes, appended to `out`. */
+/* Append the values of all options to `out`, as a JSON object for --config. */
 lm_code lm_options_save(lm_buf *out, lm_err *e);
-/* Take over saved options that were not given now; keys that are no options, and those in `except`
- * (NULL-terminated, may be NULL), are passed over.  `saved` must outlive the options' use. */
+/* Set options that were not given from saved ones; unknown keys, and those in `except`
+ * (NULL-terminated, may be NULL), are ignored.  `saved` must outlive the options' use. */
 lm_code lm_options_resume(const json_t *saved, const char *const *except, const char *where,
                           lm_err *e);
-/* For a tool that makes something lasting, once it is to make it: from now on the loss of the reader
- * of standard output is one warning, and SIGUSR1 asks for a checkpoint.  Otherwise it ends a tool at
- * once and silently. */
+/* For a tool with a lasting product, called before it is made: from then on the loss of the reader
+ * of standard output causes one warning, and SIGUSR1 requests a checkpoint.  Otherwise either ends
+ * the tool at once and silently. */
 void lm_outlast_readers(lm_tool *t);
-/* The text of a --config file ("-": standard input), at most 16 MiB, appended to `out`; of a pipe as
- * often as it is asked for. */
+/* The text of a --config file ("-": standard input), at most 16 MiB, appended to `out`; repeatable,
+ * also for a pipe. */
 lm_code lm_config_text(const char *path, lm_buf *out, lm_err *e);
 /* Print the failure once, remember the worst exit status, clear *e.  LM_EBUG aborts. */
 void lm_complain(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */
 _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what, ...)
     LM_PRINTF(4, 5);
-/* This run as a step of a product's history; the inputs are the caller's to add.  With --no-history
- * a step that leaves no history at all. */
+/* This run as a step of a product's history; the caller adds the inputs.  With --no-history a step
+ * for which no history is written. */
 lm_history_step lm_tool_step(const lm_tool *t);
-/* Leaves as lm_misuse does when the output ("-", NULL: standard output) is this input or a file of it:
- * of a folder those of a model, an adapter or token shards, of the name of a dataset its shards; or
- * when it is the folder that the input lies in.  Standard output is checked whatever the output is:
- * a shell may have opened an input as that. */
+/* Exits like lm_misuse when the output ("-", NULL: standard output) is this input or a file of it
+ * (in a folder those of a model, an adapter or token shards; for the name of a dataset its shards),
+ * or the folder of the input.  Standard output is checked for any output, because a shell may have
+ * redirected it to an input. */
 void lm_refuse_same(lm_tool *t, const char *output, const char *input);
-/* The same for an operand that may be text: a folder or a pattern stands for the files of text that are
- * read from it. */
+/* The same for an operand that may be text: a folder or a pattern stands for its text files. */
 void lm_refuse_text(lm_tool *t, const char *output, const char *operand);
-/* Leaves as lm_misuse does when the output, which need not be there yet, is the folder `input` or lies in it,
- * at any depth; an input that is no folder, and standard output, are passed over. */
+/* Exits like lm_misuse when the output, which need not exist yet, is the folder `input` or lies in
+ * it, at any depth; inputs other than folders, and standard output, are ignored. */
 void lm_refuse_inside(lm_tool *t, const char *output, const char *input);
-/* Leaves as lm_misuse does when two of what is read are one stream, such as - and /dev/stdin: the
- * operands, the --config file and the n paths of `more`, those that are NULL skipped. */
+/* Exits like lm_misuse when two inputs are one stream, such as - and /dev/stdin: the operands, the
+ * --config file and the n paths of `more`, of which NULL ones are skipped. */
 void lm_refuse_twice(lm_tool *t, const char *const *more, int n);
-/* Leaves as lm_misuse does when the output (may be NULL) is one of the links in the folder of a run
+/* Exits like lm_misuse when the output (may be NULL) is one of the links in the folder of a run
  * (run/config.json -> latest/config.json): writing follows links. */
 void lm_refuse_run_link(lm_tool *t, const char *output);
-/* Leaves as lm_misuse does when the output (may be NULL) has the ending of a format that a product of this
- * kind does not have: m.zip would become a folder, x.jsonl.gz plain text.  Folders, pipes and devices that
- * are there are taken by any name. */
+/* Exits like lm_misuse when the output (may be NULL) has the ending of a format that this kind of
+ * product does not have: m.zip would become a folder, x.jsonl.gz plain text.  Existing folders,
+ * pipes and devices are accepted by any name. */
 void lm_refuse_ending(lm_tool *t, const char *output, lm_product makes);
 /* How this tool reads and writes models: spooled in LM_TMPDIR, coded on `par` (may be NULL). */
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...) LM_PRINTF(3, 4);
 /* Status 3, "the answer is no". */
 void lm_answer_no(lm_tool *t);
-/* fflush and check stdout, remove temporaries, re-raise a pending signal, give the exit code. */
+/* Flush and check stdout, remove temporaries, re-raise a pending signal, return the exit code. */
 int lm_end(lm_tool *t);
 
 #endif

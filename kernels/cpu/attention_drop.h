@@ -9,8 +9,9 @@
 
 enum { ATTN_DROP_KEYS = 64 };
 
-/* Draws `at` to at + 63, and a few more.  A row whose length is no multiple of 4 begins inside a Philox block:
- * then its last keys need one more vector block.  Returns where the first one is. */
+/* Draws `at` to at + 63, and a few more.  If its length is not a multiple of 4, a row begins inside
+ * a Philox block: its last keys then need one more vector block.  Returns where the first one
+ * is. */
 static inline const uint32_t *attn_draws(const attn_drop *d, uint64_t at,
                                          vrng_u32 v[4 * (ATTN_DROP_KEYS / VRNG_DRAWS + 1)])
 {

@@ -3,7 +3,7 @@
  * of the heads that share one key/value head of one sequence.
  *
  * Every query block is computed alone, in an order that depends on shapes and masks only, so the
- * number of jobs and who runs them do not show in the bits. */
+ * bits depend neither on the number of jobs nor on the threads that run them. */
 #ifndef LM_KERNELS_CPU_ATTENTION_JOBS_H
 #define LM_KERNELS_CPU_ATTENTION_JOBS_H
 

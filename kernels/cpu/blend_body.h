@@ -5,8 +5,8 @@
  *   FN(name)   the names of its functions
  * and with FN(load) defined there.
  *
- * Each loop is written so that a compiler makes vectors of it: no call, no branch, lanes of sums
- * spelled out. */
+ * Each loop is written so that a compiler can vectorise it: no call, no branch, explicit lanes of
+ * sums. */
 
 #define MAGNITUDE ((BITS) ~(BITS)0 >> 1)
 
@@ -17,7 +17,7 @@ static inline BITS FN(bits_of)(REAL x)
     return u & MAGNITUDE;
 }
 
-/* Run BODY over a block of src as reals `x`: straight from memory for the types worth it. */
+/* Run BODY over a block of src as reals `x`: directly from memory for the frequent types. */
 #define FROM_SOURCE(BODY)                                   \
     do {                                                    \
         if (t == LM_DTYPE_BF16) {                           \
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) void FN(vec_load)(FN(vec) * v, cons
     }
 }
 
-/* The terms as reals: converted once a block, not once a vector. */
+/* The terms as reals: converted once per block, not once per vector. */
 typedef struct {
     int k;
     const REAL *w;
@@ -309,7 +309,7 @@ static void FN(agree)(const lm_blend_terms *t, const void *d, int64_t stride, co
 #undef ALL
 }
 
-/* A strip short enough for the first cache. */
+/* A strip that fits the first-level cache. */
 enum { FN(STRIP) = 1024 / (int)sizeof(REAL) };
 
 /* Deviations from the first row keep equal rows at a variance of exactly 0. */
@@ -348,7 +348,8 @@ static void FN(near)(double t, const void *base, const void *x, void *out, int64
         REAL s = c / (gap < least ? least : gap);
         s = s < 0 ? 0 : s > 1 ? 1 : s;
         REAL far = s * a[i] + (1 - s) * b[i];
-        o[i] = s == 1 ? a[i] : far; /* no rounding of what is taken whole, NaN in either passes */
+        /* elements taken whole are not rounded; NaN in either operand propagates */
+        o[i] = s == 1 ? a[i] : far;
     }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blend_loops.h -- the table of blend.h for the level that the including file is compiled for: what
- * depends on the type of elements, then blend_body.h once for each type of reals. */
+/* blend_loops.h -- the table of blend.h for the level that the including file is compiled for: the
+ * loops that depend on the type of elements, then blend_body.h once for each type of reals. */
 #ifndef LM_KERNELS_CPU_BLEND_LOOPS_H
 #define LM_KERNELS_CPU_BLEND_LOOPS_H
 
@@ -30,8 +30,8 @@ static double tree(double *lane)
     return lane[0];
 }
 
-/* The block after this one on its way into the second cache: blocks are short runs of several streams,
- * where the processor's own prefetching starts anew each time. */
+/* Prefetch the next block into the second-level cache: blocks are short runs of several streams, at
+ * each of which the processor's own prefetching starts again. */
 static inline void ahead(const void *p, int64_t bytes)
 {
     for (int64_t k = 0; k < bytes; k += 64)
@@ -143,8 +143,9 @@ static void load_f64(lm_dtype t, const void *src, int64_t at, void *x, int64_t n
     }
 }
 
-/* To float by rounding to odd: towards zero, and the last place set where anything was lost.  What
- * has two bits less or fewer is then rounded from it as from the double itself. */
+/* To float by rounding to odd: towards zero, and the last place set where anything was lost.  A
+ * later rounding to a type with at least two bits less then gives the same result as from the
+ * double. */
 static inline float to_odd(double d)
 {
     float f = (float)d;
@@ -219,7 +220,8 @@ static int64_t pick_f32(const void *x, uint64_t lo, uint64_t hi, int64_t at, int
     int32_t low = lo > INT32_MAX ? INT32_MAX : (int32_t)lo - 1;
     int32_t high = hi > INT32_MAX ? INT32_MAX : (int32_t)hi - 1;
 #ifdef __AVX512F__
-    /* No branch on what is found, some in a hundred: gathered first, entries made of it after. */
+    /* No branch on the few percent of hits: they are gathered first, entries are made
+     * afterwards. */
     const __m512i sign = _mm512_set1_epi32(INT32_MAX), one = _mm512_set1_epi32(1);
     const __m512i from = _mm512_set1_epi32(low), to = _mm512_set1_epi32(high);
     uint32_t bits[LM_BLEND_BLOCK + 16], place[LM_BLEND_BLOCK + 16];

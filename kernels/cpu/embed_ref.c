@@ -24,7 +24,7 @@ static void embed(const lm_call *c)
     }
 }
 
-/* Each id is summed where it first appears, over that row and all later ones, in double. */
+/* Each id is summed at its first occurrence, over that row and all later ones, in double. */
 static void scatter(const lm_call *c, const lm_tensor *dx, const lm_tensor *ids, lm_tensor *dw,
                     lm_acc acc, double scale)
 {

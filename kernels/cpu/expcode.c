@@ -13,7 +13,8 @@ typedef struct {
     uint8_t symbol;
 } leaf;
 
-/* By weight, then by symbol, as they come: a byte of the weights at a time, without a guess. */
+/* Radix sort by weight, stable in the symbol: a byte of the weights per pass, without unpredictable
+ * branches. */
 static void sort_leaves(leaf *v, int n)
 {
     leaf other[256], *from = v, *to = other, *t;
@@ -51,7 +52,8 @@ static void package_merge(const leaf *v, int n, uint8_t length[256])
         for (int i = 0; i < pairs; i++)
             pair[i] = list[2 * i] + list[2 * i + 1];
         pair[pairs] = UINT32_MAX;
-        for (size = 0; size < n + pairs; size++) { /* without a branch: it would be a guess */
+        /* without a branch, which would be unpredictable */
+        for (size = 0; size < n + pairs; size++) {
             uint32_t a = weight[l], b = pair[p];
             int first = a <= b;
             leaves[level][size] = (uint16_t)l;
@@ -101,7 +103,7 @@ static bool number_codes(lm_exp_work *w)
 
 /* ---- Lengths in the head ---- */
 
-/* The symbols whose lengths stand in a head, in their order; `before` bytes say which. */
+/* The symbols whose lengths are in a head, in their order; `before` bytes list them. */
 typedef struct {
     size_t n, before;
     uint8_t symbol[256];
@@ -166,7 +168,7 @@ static void put_lengths(const lm_exp_work *w, const listing *l, uint8_t *dst)
         dst[l->before + i / 2] |= (uint8_t)(w->length[l->symbol[i]] << 4 * (i & 1));
 }
 
-/* False unless lengths stand for no other symbols than a writer would list. */
+/* False unless the symbols with lengths are those that a writer would list. */
 static bool get_lengths(lm_exp_work *w, const uint8_t *src, size_t len, listing *l)
 {
     uint8_t count[16];

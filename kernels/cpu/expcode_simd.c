@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expcode_simd.c -- the coder's loops for processors that shift by any register (BMI2, which comes
- * with AVX2): several streams at once, as many symbols for each table entry as its bits decide.
+ * with AVX2): several streams at once, as many symbols per table entry as its bits determine.
  *
  * Decoding.  A stream is a window of 64 bits, the next bit lowest, with a mark above the last: it
  * moves towards bit 0, so that the leading zeros are the bits consumed.  A refill loads eight bytes
@@ -22,8 +22,8 @@ enum {
     SYMBOLS = 6, /* in one entry at most: its low bytes, which are stored as they are; */
     COUNTS = 48, /* from this bit on how many bits it takes, in its last byte how many symbols */
     LOOKUPS = 56 / LM_EXP_BITS,        /* for one refill */
-    ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes more than it means */
-    ROUND_IN = 7,                      /* bytes that a round moves on at most */
+    ROUND_OUT = LOOKUPS * SYMBOLS + 2, /* the last store writes two bytes too many */
+    ROUND_IN = 7,                      /* most bytes consumed by a round */
     GET_AT_ONCE = 8,
     PUT_AT_ONCE = 2,
 };
@@ -48,7 +48,7 @@ static size_t end_of(size_t n, int stream)
 
 /* ---- Counting ---- */
 
-/* In eight tables, so that equal neighbours do not wait for each other. */
+/* Eight tables avoid that equal neighbours wait for each other's increment. */
 static void count_some(lm_exp_work *w, const uint8_t *src, size_t n)
 {
     size_t i = 0;
@@ -206,14 +206,15 @@ static void put(lm_exp_work *w, const uint8_t *src, size_t n)
 {
     uint32_t one[256] = { 0 };
     int streams = lm_exp_streams(n), last = w->used[w->n_used - 1];
-    /* The table of pairs has to be made and to stay in the cache. */
+    /* The table of pairs costs time to build and must stay in the cache. */
     bool pairs = w->n_used <= 128 && n >= 32768;
     writer at[STREAMS];
     for (int u = 0; u < w->n_used; u++)
         one[w->used[u]] = w->length[w->used[u]] | (uint32_t)w->code[w->used[u]] << 8;
     for (int v = 0; pairs && v < w->n_used; v++) {
         uint32_t *row = w->pair + 256 * w->used[v], second = one[w->used[v]];
-        for (int s = w->used[0]; s <= last; s++) { /* whether it has a code or not: vectors can */
+        /* also symbols without a code, so that the loop can be vectorised */
+        for (int s = w->used[0]; s <= last; s++) {
             uint32_t first = one[s], code = first >> 8 | second >> 8 << (first & 255);
             row[s] = (first & 255) + (second & 255) + (code << 8);
         }
@@ -244,7 +245,7 @@ typedef struct {
     uint8_t *dst, *dst_end;
 } reader;
 
-/* The symbols that the bits of c decide, at most SYMBOLS: an entry of w->table. */
+/* The symbols that the bits of c determine, at most SYMBOLS: an entry of w->table. */
 static uint64_t entry_of(const uint16_t first[ENTRIES + 1], unsigned c, unsigned bits)
 {
     uint64_t symbols = 0;
@@ -259,7 +260,7 @@ static uint64_t entry_of(const uint16_t first[ENTRIES + 1], unsigned c, unsigned
 
 /* The entries of `bits` bits: a first symbol, then those of the entry of the bits behind it, which
  * lie in rest[1 << bits behind it ...].  The symbols that have a code, the shortest first: so that
- * neither how many fit nor how many entries each has is a guess. */
+ * neither the number that fit nor the number of entries of each is unpredictable. */
 INLINE void join_entries(const lm_exp_work *w, const uint8_t *by_length,
                          const uint16_t first[ENTRIES + 1], const uint64_t *rest, unsigned bits,
                          uint64_t *out)
@@ -307,7 +308,7 @@ static void fill(const lm_exp_work *w, uint16_t first[ENTRIES + 1], uint64_t tab
     join_entries(w, by_length, first, rest, LM_EXP_BITS, table);
 }
 
-/* Rounds that all g readers can take without a look at their ends. */
+/* Rounds that all g readers can do without checking for their ends. */
 INLINE size_t safe_rounds(const reader *r, int g)
 {
     size_t least = SIZE_MAX;
@@ -391,7 +392,7 @@ static bool get(lm_exp_work *w, const uint8_t *src, uint8_t *dst, size_t n)
         r[i] = (reader){ 0, src, src + w->bytes[i], dst + begin, dst + end_of(n, i) };
         src += w->bytes[i];
         begin = end_of(n, i);
-        /* A stream shorter than a window is left to get_rest. */
+        /* get_rest decodes a stream shorter than a window. */
         r[i].bits = (w->bytes[i] < 8 ? 0 : load64(r[i].src)) | (uint64_t)1 << 63;
     }
     for (int i = 0; streams == STREAMS && i < STREAMS; i += GET_AT_ONCE)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.c -- the matrix product: which level runs, how the work is cut, and the loops over blocks.
+/* gemm.c -- the matrix product: choice of the level, division of the work, and the loops over
+ * blocks.
  *
- * Blocks may depend on the number of threads: each element of C is one sum over k in order whatever
- * the cut, so its bits do not.  Only a_sum sees block borders, and those (pc) depend on k alone. */
+ * Blocks may depend on the number of threads: each element of C is one sum over k in order for any
+ * division, so its bits do not.  Only a_sum sees block borders, and those (pc) depend on k
+ * alone. */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>
@@ -58,7 +60,7 @@ static int64_t max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Cut `n` into `parts` nearly equal pieces: where piece i begins. */
+/* The beginning of piece i when `n` is divided into `parts` nearly equal pieces. */
 static int64_t cut(int64_t n, int64_t parts, int64_t i)
 {
     return n / parts * i + min64(i, n % parts);
@@ -121,7 +123,8 @@ size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads)
 
     if (!im)
         return 0;
-    /* A pool may turn out smaller than it was asked for: any number up to `threads` must fit. */
+    /* A pool may have fewer threads than requested: the scratch must be enough for any number up to
+     * `threads`. */
     for (int t = 1; t <= threads; t++) {
         plan p = plan_make(g, im, t);
         size_t need = (size_t)(p.b_bytes + t * (p.a_bytes + p.tile_bytes + p.own_b_bytes));
@@ -183,7 +186,7 @@ void lm_gemm_pack(const lm_gemm *g, lm_cpu_level level, lm_par *par, void *dst)
         pack_columns(g, im, 0, g->n, par, dst);
 }
 
-/* What one worker holds while it works through a block. */
+/* The state of one worker in a block. */
 typedef struct {
     const plan *p;
     char *a, *own_b;
@@ -218,7 +221,7 @@ static void pack_block(const block *b, bool first_columns)
     }
 }
 
-/* Where the tile of panel q of B and panel i of A in the block goes. */
+/* The destination of the tile of panel q of B and panel i of A in the block. */
 static lm_gemm_tail tail_of(const block *b, const float *tile, int64_t i, int64_t q)
 {
     const plan *p = b->p;
@@ -246,7 +249,7 @@ static void finish_waiting(block *b)
     b->waiting.tile = NULL;
 }
 
-/* A tile that is added to is on its way from memory while its product is made. */
+/* Prefetch a tile that is added to while its product is computed. */
 static void fetch_target(const lm_gemm_tail *t)
 {
     int64_t size = (int64_t)lm_dtype_size(t->cd);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.h -- inside of the matrix product: what a level supplies, and the blocking that all share.
+/* gemm.h -- internals of the matrix product: the functions of a level, and the blocking shared by
+ * all.
  *
  * op(B) is packed into panels of nr columns over the whole depth, op(A) block by block into panels
  * of mr rows that stay in L2.  For each panel of B and each step of kc (the part of the panel that
  * fits L1) the micro-kernel runs down the panels of A.  Partial sums live in one mr x nr float tile
- * per panel of A; a depth beyond pc (what of A fits L2) goes through a larger array of such tiles.
- */
+ * per panel of A; a depth beyond pc (what of A fits L2) goes through a larger array of such tiles. */
 #ifndef LM_KERNELS_CPU_GEMM_H
 #define LM_KERNELS_CPU_GEMM_H
 
 #include "kernels/linear.h"
 
-/* Where a finished tile goes. */
+/* The destination of a finished tile. */
 typedef struct {
     const float *tile;
     int nr, rows, cols; /* valid part; row pitch nr */
@@ -28,7 +28,7 @@ typedef struct {
     int64_t kn;
     float *tile;          /* mr x nr, row-major, 64-byte aligned */
     bool load;            /* add to the tile's content instead of zeros */
-    const char *prefetch; /* NULL, or where the next bytes to come are; towards L2 */
+    const char *prefetch; /* NULL, or the address of the next bytes, prefetched to L2 */
     int64_t prefetch_bytes;
     const lm_gemm_tail *tail; /* NULL, or an earlier tile to store meanwhile (hide_tail only) */
 } lm_gemm_step;
@@ -36,10 +36,10 @@ typedef struct {
 typedef struct {
     int mr, nr, kr;      /* register tile; depth is padded to a multiple of kr */
     int64_t esize;       /* bytes of a packed element */
-    int64_t kc;          /* longest depth of a B panel in L1 */
+    int64_t kc;          /* greatest depth of a B panel in L1 */
     int64_t l2_bytes;    /* for the packed block of A */
     int64_t pc;          /* longest depth of a packed block of A; a multiple of kr */
-    bool hide_tail;      /* micro stores the tile before while it multiplies */
+    bool hide_tail;      /* micro stores the previous tile while it multiplies */
     void (*begin)(void); /* per thread and range of work, around the others; may be NULL */
     void (*end)(void);   /* also orders streamed stores before what other threads read */
     /* One panel: rows i.. (columns j..) of op(A) (op(B)), depth k0..k0+kn; zeros fill it up. */

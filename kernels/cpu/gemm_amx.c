@@ -25,7 +25,7 @@ static const struct {
 };
 
 /* Configured for each range of work and released after it: other code may use other shapes, and a
- * thread that sleeps with tiles in use has 8 KiB more to save. */
+ * context switch of a thread with tiles in use saves 8 KiB more. */
 static void begin(void)
 {
     _tile_loadconfig(&config);
@@ -104,7 +104,7 @@ static void pack_a(const lm_gemm *g, int64_t i, int64_t k0, int64_t kn, void *ds
         pack_rows(a + i * g->lda + k0, g->lda, g->m - i, kn, dst);
 }
 
-/* op(B) stored [k,n]: pairs of rows, lanes put back in order. */
+/* op(B) stored [k,n]: pairs of rows, with lanes restored to their order. */
 static void pack_columns(const uint16_t *p, int64_t ld, int64_t cols, int64_t kn, char *dst)
 {
     const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);

@@ -20,7 +20,7 @@ pack_straight(const char *p, bool bf, int64_t ld, int64_t valid, int width, int6
             vstore_n(dst + w, vload_n(p + (k * ld + w) * size, bf, valid - w), width - w);
 }
 
-/* The same from storage [., depth]: square blocks are turned over. */
+/* The same from storage [., depth]: square blocks are transposed. */
 static inline __attribute__((always_inline)) void
 pack_turned(const char *p, bool bf, int64_t ld, int64_t valid, int width, int64_t kn, float *dst)
 {
@@ -111,7 +111,7 @@ static void micro(const lm_gemm_step *s)
     }
 }
 
-/* One vector of a finished tile, with what is to be added. */
+/* One vector of a finished tile, with the operands added to it. */
 static inline vec finished(const lm_gemm_tail *t, int r, int c)
 {
     vec v = vload_n(t->tile + (int64_t)r * t->nr + c, false, t->nr - c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_transpose.h -- square blocks of 32-bit elements turned over in registers, for packing. */
+/* gemm_transpose.h -- square blocks of 32-bit elements transposed in registers, for packing. */
 #ifndef LM_KERNELS_CPU_GEMM_TRANSPOSE_H
 #define LM_KERNELS_CPU_GEMM_TRANSPOSE_H
 

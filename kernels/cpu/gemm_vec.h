@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_vec.h -- the few vector operations that gemm_simd.c is made of, for the width it is compiled
- * for.
+/* gemm_vec.h -- the vector operations of gemm_simd.c, for the width for which it is compiled.
  *
  * *_n forms touch only the first n numbers (n may exceed the width, or be <= 0) and read zeros
  * beyond. vload_n with bf reads BF16; stores to BF16 round to nearest even and keep NaN a NaN. */

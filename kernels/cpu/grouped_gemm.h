@@ -2,9 +2,9 @@
 /* grouped_gemm.h -- grouped linear layers as one matrix product after the other; included by the
  * file of each level, which only names the level and its table.
  *
- * Scratch is planned before the groups' sizes are known, and what a product wants does not simply
- * grow with its rows; so a group goes in pieces of at most PIECE rows, and what any number up to
- * that wants is what is asked for. */
+ * Scratch is planned before the sizes of the groups are known, and the need of a product does not
+ * simply grow with its rows.  So a group is processed in pieces of at most PIECE rows, and the plan
+ * is the largest need of any number of rows up to that. */
 #ifndef LM_KERNELS_CPU_GROUPED_GEMM_H
 #define LM_KERNELS_CPU_GROUPED_GEMM_H
 
@@ -45,8 +45,8 @@ static inline lm_gemm grouped_piece(const lm_call *c, grouped_form form, int64_t
     return p;
 }
 
-/* Rows of the next piece when `left` are left: of dw a multiple of PIECE_STEP while it can be, so
- * that there are few depths to plan for. */
+/* Rows of the next piece when `left` are left: for dw a multiple of PIECE_STEP as long as possible,
+ * so that few depths must be planned. */
 static inline int64_t grouped_next(grouped_form form, int64_t left)
 {
     if (form != GROUPED_DW)

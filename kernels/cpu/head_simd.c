@@ -104,7 +104,7 @@ LM_INLINE void put_number(float *to, int64_t row, double v)
         to[row] = (float)v;
 }
 
-/* The gradient of a row whose sum is known: as below, but for the roundings. */
+/* The gradient of a row whose sum is known: as below, except for the roundings. */
 LM_INLINE void gradient_row(lm_dtype t, const softmax_job *j, int64_t row)
 {
     float *z = j->z + row * j->pitch, lse = j->lse_in[row], scale = j->scale[row];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* joined_ref.c -- the definition of the joined operators: what their parts make one after the other,
- * with results in double where nothing says that they are rounded. */
+/* joined_ref.c -- the definition of the joined operators: the parts one after the other, with
+ * results in double unless the contract rounds them. */
 #include "kernels/attention.h"
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
@@ -9,7 +9,7 @@
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 
-/* Run the reference of `op`, which wants no scratch, as a part of c. */
+/* Run the reference of `op`, which needs no scratch, as a part of c. */
 static void run_part(const lm_call *c, const char *op, const void *attr, const lm_tensor *in,
                      int n_in, lm_tensor *out, int n_out)
 {
@@ -22,7 +22,7 @@ static void run_part(const lm_call *c, const char *op, const void *attr, const l
     lm_cpu_kernel(op, LM_DTYPE_NONE, LM_CPU_REF)->run(&part);
 }
 
-/* A matrix in scratch, which moves on. */
+/* Allocate a matrix in scratch and advance it. */
 static lm_tensor scratch(char **at, lm_dtype d, int64_t rows, int64_t cols)
 {
     lm_tensor t = { .dtype = d, .ndim = 2, .dim = { rows, cols }, .data = *at };
@@ -98,10 +98,10 @@ static void norm_dx_dw(const lm_call *c)
 
 /* ---- attention_step ---- */
 
-/* The row as attention gets it, and what it costs to make: normed, turned. */
+/* The row for attention, after norm and rotation, and its scratch. */
 typedef struct {
     lm_tensor qkv, stat;
-    lm_call attend; /* its scratch lies behind these */
+    lm_call attend; /* its scratch follows these */
 } step_parts;
 
 static step_parts parts_of(const lm_call *c)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* joint_body.h -- the loops of joint.h with vectors of bytes, for the processor that is compiled for;
- * included by joint_simd.c and joint_amx.c.
+/* joint_body.h -- the loops of joint.h with vectors of bytes, for the target processor; included by
+ * joint_simd.c and joint_amx.c.
  *
  * With VBMI a permutation looks up the 64 entries of a map.  Without it they are four tables of
  * sixteen: a sum with saturation leaves only the indexes of the table at hand below 128, and a
@@ -28,7 +28,7 @@ INLINE vec lanes(const uint8_t *p)
 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
 }
-/* Bytes as packus and unpack interleave them in lanes, in order; and back. */
+/* Restore the order of bytes after packus and unpack, which interleave lanes; and the inverse. */
 INLINE vec to_order(vec v)
 {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
@@ -46,7 +46,8 @@ INLINE vec load_bytes(const uint8_t *p)
 {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
-/* Which bytes of x are in the set of s0 and s1, its lowest first; bit: 1 << i in byte i of each lane, i < 8. */
+/* A mask of the bytes of x in the set of s0 and s1, its lowest first; bit: 1 << i in byte i of each
+ * lane, i < 8. */
 INLINE uint64_t members(vec s0, vec s1, vec bit, vec x)
 {
     vec nibble = _mm512_and_si512(x, _mm512_set1_epi8(15));
@@ -55,7 +56,7 @@ INLINE uint64_t members(vec s0, vec s1, vec bit, vec x)
                                         nibble);
     return _mm512_test_epi8_mask(rows, _mm512_shuffle_epi8(bit, high));
 }
-/* Which of the 16-bit units are v. */
+/* A mask of the 16-bit units equal to v. */
 INLINE uint32_t equal_words(vec x, int v)
 {
     return _mm512_cmpeq_epi16_mask(x, _mm512_set1_epi16((short)v));
@@ -202,14 +203,15 @@ static void split(const lm_joint_map *map, const void *x, size_t n, uint8_t *pai
     lm_joint_ref.split(map, from + 2 * i, n - i, pair + i / 2, rest + i);
 }
 
-/* Write an entry, and count it if it has places; without a branch, which could not be predicted. */
+/* Write an entry, and count it if it is not empty, without a branch, which would be
+ * unpredictable. */
 INLINE size_t put_places(lm_joint_places *at, size_t from, uint32_t bits)
 {
     *at = (lm_joint_places){ (uint32_t)from, bits };
     return bits != 0;
 }
 
-/* Make the places of the last elements, counted from pair `from`, places among all. */
+/* Convert the indexes of the last elements, counted from pair `from`, to indexes among all. */
 INLINE size_t move_places(lm_joint_places *at, size_t some, size_t from)
 {
     for (size_t i = 0; i < some; i++)

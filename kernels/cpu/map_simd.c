@@ -2,7 +2,7 @@
 /* map_simd.c -- formulas over tiles that stay in the first cache: each step of the program is one loop over a
  * tile, so the choice of a step costs once for 512 elements, and memory is passed once.
  *
- * Operands of the shape of the result, in F32, are read where they lie; others are spread into a tile.
+ * Operands of the shape of the result, in F32, are read in place; others are expanded into a tile.
  * Steps are single rounded operations, so AVX2 and AVX-512 give the same bits. */
 #include "kernels/map.h"
 
@@ -135,7 +135,7 @@ LM_INLINE vf value_of(lm_map_code code, vf a, vf b, vf c)
     }
 }
 
-/* Rooms are whole vectors, and a tile in an operand's memory is a whole one: no ragged end. */
+/* Tiles consist of whole vectors, and a tile in an operand's memory is complete: no ragged end. */
 LM_INLINE void loop(lm_map_code code, bool a_one, bool b_one, const map_operand *v, float *to,
                     int64_t count)
 {

@@ -7,7 +7,7 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
-/* Weight i in use. */
+/* Weight i in the form used. */
 static double weight(const lm_tensor *w, int64_t i, bool plus_one)
 {
     return get(w, i) + (plus_one ? 1 : 0);

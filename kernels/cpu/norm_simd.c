@@ -15,7 +15,7 @@ LM_INLINE void *at(lm_dtype t, const void *p, int64_t i)
     return p ? (char *)(uintptr_t)p + i * (t == LM_DTYPE_BF16 ? 2 : 4) : NULL;
 }
 
-/* What is made of a row; RMS_PLUS: weights are 1 + w, and the normed row is not rounded. */
+/* The kinds of rows; RMS_PLUS: weights are 1 + w, and the normed row is not rounded. */
 typedef enum { RMS = LM_NORM_RMS, LAYER = LM_NORM_LAYER, RMS_PLUS } form;
 
 static form form_of(const lm_call *c)
@@ -24,7 +24,7 @@ static form form_of(const lm_call *c)
     return a->kind == LM_NORM_LAYER ? LAYER : a->plus_one ? RMS_PLUS : RMS;
 }
 
-/* Weights i.. in use. */
+/* Weights from i on, in the form used. */
 LM_INLINE vf weights(form kind, const float *w, int64_t i, int64_t n)
 {
     vf v = vf_get_any(LM_DTYPE_F32, w, i, n);

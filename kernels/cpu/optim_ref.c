@@ -39,7 +39,7 @@ lm_sgd_attr lm_sgd_now(const lm_call *c)
     return a;
 }
 
-/* The gradient as the step sees it: clipped by norm (scale), then by value; NaN passes. */
+/* The gradient used by the step: clipped by norm (scale), then by value; NaN propagates. */
 static double clipped(double g, double scale, double bound)
 {
     g *= scale;
@@ -111,7 +111,7 @@ static void total(const lm_call *c)
     set(&c->out[0], 0, sum + part);
 }
 
-/* Every logged step comes here, in F32 always. */
+/* Called at every logged step, always in F32. */
 static void strided(const lm_call *c)
 {
     const lm_strided_attr *a = c->attr;

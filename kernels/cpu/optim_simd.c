@@ -15,7 +15,7 @@ typedef struct {
     const float *g;
     float *p, *m, *v;
     uint16_t *copy;
-    float beta1, beta2, one_beta1, one_beta2; /* one_beta = 1 - beta, made in double */
+    float beta1, beta2, one_beta1, one_beta2; /* one_beta = 1 - beta, computed in double */
     float lr, step, decay, inv_bc2, eps;      /* step = lr / bc1, decay = lr * weight decay */
     float scale, bound;
     float momentum, fresh; /* sgd: buf = momentum buf + fresh d */
@@ -25,7 +25,7 @@ typedef struct {
 LM_INLINE vf clip(const job *j, vf g)
 {
     vf bound = vf_set(j->bound);
-    return vf_max(vf_zero() - bound, vf_min(bound, g * vf_set(j->scale))); /* NaN passes */
+    return vf_max(vf_zero() - bound, vf_min(bound, g * vf_set(j->scale))); /* NaN propagates */
 }
 
 LM_INLINE vf adamw_at(const job *j, int64_t i, int64_t n)

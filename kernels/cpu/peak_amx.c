@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peak_amx.c -- tile products fed from the first-level cache, one tile load for each, as a product
- * with 2x2 register blocking has it. */
+/* peak_amx.c -- tile products from the first-level cache, with one tile load for each, as in a
+ * product with 2x2 register blocking. */
 #include <immintrin.h>
 
 #include "kernels/peak.h"

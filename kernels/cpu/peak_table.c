@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peak_table.c -- which loop measures which processor, and the clock around it. */
+/* peak_table.c -- the loop for each processor, and its timing. */
 #include "base/clock.h"
 #include "base/rng.h"
 #include "kernels/peak.h"

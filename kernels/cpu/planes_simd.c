@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* planes_simd.c -- byte planes with vectors: elements are changed in their own width, packed to
+/* planes_simd.c -- byte planes with vectors: elements are transformed in their own width, packed to
  * bytes inside 128-bit lanes, and one permutation puts the lanes' pieces in order.
  *
  * Packing halves the width: of two vectors of wide units, one keeps all low halves, one all high
  * ones.  After log2(size) halvings, lane L of a plane's vector holds the elements of lane L of
- * vector 0, of vector 1, ...; the permutation exchanges the two indices.  Joining is the same
- * backwards. */
+ * vector 0, of vector 1, ...; the permutation exchanges the two indices.  Joining is the
+ * inverse. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -129,7 +129,7 @@ INLINE vec high_words(vec a, vec b)
     return OP(packus_epi32)(OP(srli_epi32)(a, 16), OP(srli_epi32)(b, 16));
 }
 
-/* ---- The change of an element, in vectors of its own width ---- */
+/* ---- The transformation of an element, in vectors of its own width ---- */
 
 typedef enum { COPY, ROTATE, XOR, XOR_ROTATE, DIFF, FOLD_DIFF, CHANGES } change_kind;
 
@@ -308,7 +308,7 @@ static change_kind change_of(lm_planes_form f)
     return f.delta == LM_PLANES_XOR ? (rotate ? XOR_ROTATE : XOR) : rotate ? ROTATE : COPY;
 }
 
-/* Call with constant size and change, so that each pair gets a loop of its own. */
+/* Call with constant size and change, so that each pair gets a separate loop. */
 #define SIZES(call, how)          \
     (f.size == 1   ? call(1, how) \
      : f.size == 2 ? call(2, how) \

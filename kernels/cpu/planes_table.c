@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* planes_table.c -- which loops serve which processor: byte planes, their entropy coder, and
- * BF16's pairs. */
+/* planes_table.c -- the loops for each processor: byte planes, their entropy coder, and BF16's
+ * pairs. */
 #include "kernels/expcode.h"
 #include "kernels/joint.h"
 #include "kernels/planes.h"

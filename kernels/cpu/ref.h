@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ref.h -- what the reference kernels are written with: elements of a tensor of any float dtype as
- * doubles, one rounding at each store. */
+/* ref.h -- helpers of the reference kernels: elements of a tensor of any float dtype as doubles,
+ * one rounding at each store. */
 #ifndef LM_KERNELS_CPU_REF_H
 #define LM_KERNELS_CPU_REF_H
 
@@ -46,7 +46,7 @@ static inline int64_t rows_of(const lm_tensor *t)
     return w ? lm_tensor_count(t) / w : 0;
 }
 
-/* Whether a weight gradient is replaced (true) or added to. */
+/* True if a weight gradient is replaced, false if it is added to. */
 static inline bool overwrites(const lm_call *c, lm_acc acc)
 {
     return acc == LM_ACC_FIRST && !c->step->more;

@@ -8,16 +8,16 @@
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
 
-/* One row, in the scratch of the thread that has it. */
+/* One row, in the scratch of its thread. */
 typedef struct {
     const lm_sample_attr *o;
     int64_t vocab;
-    const float *plain; /* as the model gave them */
-    const float *logit; /* behind the penalty */
+    const float *plain; /* logits of the model */
+    const float *logit; /* logits after the penalty */
     float *penalised;
     double *weight; /* of each id: exp((logit - max) / temperature) */
     int32_t *order; /* candidates; a heap while they are being ranked */
-    uint64_t *paid; /* a bit for each id: the penalty has been paid */
+    uint64_t *paid; /* a bit for each id: the penalty has been applied */
 } row;
 
 static size_t paid_words(int64_t vocab)
@@ -85,7 +85,7 @@ static void sift(row *r, int64_t i, int64_t n)
     h[i] = x;
 }
 
-/* Put candidates in order until `most` are, or their weight reaches `enough`; they end up at the
+/* Rank candidates until there are `most`, or their weight reaches `enough`; they are moved to the
  * back of r->order, the heaviest last.  Returns their number. */
 static int64_t rank(row *r, int64_t most, double enough)
 {

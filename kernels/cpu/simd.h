@@ -20,7 +20,7 @@
 
 #ifdef __AVX512F__
 #define VF_LANES 16
-#ifndef LM_SIMD_LEVEL /* NAME_amx.c includes NAME_simd.c with a level of its own */
+#ifndef LM_SIMD_LEVEL /* NAME_amx.c includes NAME_simd.c with its own level */
 #define LM_SIMD_LEVEL LM_CPU_AVX512
 #endif
 typedef __m512 vf;
@@ -452,7 +452,7 @@ LM_INLINE bool overwrites(const lm_call *c, lm_acc acc)
 {
     return acc == LM_ACC_FIRST && !c->step->more;
 }
-/* Rows of `width` elements that make a chunk worth handing to a thread. */
+/* Rows of `width` elements in a chunk that is large enough for a thread. */
 LM_INLINE int64_t grain_rows(int64_t width)
 {
     int64_t rows = 16384 / (width > 0 ? width : 1);

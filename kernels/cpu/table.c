@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table.c -- every CPU kernel, and the choice among them. */
+/* table.c -- the list of CPU kernels, and the choice among them. */
 #include <string.h>
 
 #include "kernels/cpu/tables.h"

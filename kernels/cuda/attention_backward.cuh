@@ -166,7 +166,7 @@ __global__ void __launch_bounds__((backward_tile<T, D>::threads))
     int64_t heads = s.batch * s.heads, tiles = (s.seq + tile::rows - 1) / tile::rows;
     for (int64_t job = blockIdx.x; job < tiles * heads; job += gridDim.x) {
         int64_t bh = job % heads, i0 = (tiles - 1 - job / heads) * tile::rows;
-        __syncthreads(); /* the job before needs the shared memory no more */
+        __syncthreads(); /* the previous job no longer needs the shared memory */
         query_rows<T, D, TENSOR>(s, x, bh / s.heads, bh % s.heads, (int)i0, shared);
     }
 }
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__((backward_tile<T, D>::threads),
     int64_t heads = s.batch * s.kv_heads, tiles = (s.seq + tile::rows - 1) / tile::rows;
     for (int64_t job = blockIdx.x; job < tiles * heads; job += gridDim.x) {
         int64_t bk = job % heads, j0 = job / heads * tile::rows;
-        __syncthreads(); /* the job before needs the shared memory no more */
+        __syncthreads(); /* the previous job no longer needs the shared memory */
         key_rows<T, D, PASS, TENSOR>(s, x, bk / s.kv_heads, bk % s.kv_heads, (int)j0, shared);
     }
 }

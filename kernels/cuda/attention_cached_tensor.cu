@@ -72,7 +72,8 @@ static __device__ inline void tile_rows(const cached &c, const attn_shape &s, in
 }
 
 template <class T, int D>
-static __global__ void __launch_bounds__((cached_tile<T, D>::threads), (cached_tile<T, D>::resident))
+static __global__ void __launch_bounds__((cached_tile<T, D>::threads),
+                                         (cached_tile<T, D>::resident))
     tensor_kernel(cached c, attn_shape s, const T *qkv, T *o, const T *keys, const T *values)
 {
     typedef cached_tile<T, D> tile;
@@ -85,7 +86,7 @@ static __global__ void __launch_bounds__((cached_tile<T, D>::threads), (cached_t
         int64_t all = c.seq - i0 < tile::rows ? c.seq - i0 : tile::rows;
         int rows = (int)(left < 0 ? 0 : left < all ? left : all);
         int64_t first = (b * c.kv_heads + h / c.group) * c.room * c.dim;
-        __syncthreads(); /* the job before needs the shared memory no more */
+        __syncthreads(); /* the previous job no longer needs the shared memory */
         if (rows)
             tile_rows<T, D>(c, s, b, h, i0, rows, qkv, o, keys + first, values + first, shared);
         for (int64_t t = rows * c.dim + (int)threadIdx.x; t < all * c.dim; t += tile::threads)

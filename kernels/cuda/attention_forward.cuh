@@ -164,7 +164,7 @@ __global__ void __launch_bounds__((forward_tile<T, D>::threads))
     int64_t heads = s.batch * s.heads, tiles = (s.seq + tile::rows - 1) / tile::rows;
     for (int64_t job = blockIdx.x; job < tiles * heads; job += gridDim.x) {
         int64_t bh = job % heads, i0 = (tiles - 1 - job / heads) * tile::rows;
-        __syncthreads(); /* the job before needs the shared memory no more */
+        __syncthreads(); /* the previous job no longer needs the shared memory */
         forward_rows<T, D, TENSOR>(s, bh / s.heads, bh % s.heads, (int)i0, qkv, o, lse, shared);
     }
 }

@@ -6,11 +6,10 @@
  * The cache is cut into parts of fixed length; a block has one part of one key/value head and all
  * query heads that share it, so that keys and values are read once.  It makes its query heads as
  * the operators in front of attention would have stored them, and the block whose part ends with
- * the new position makes and appends the new key.  Of the blocks of neighbouring parts the last one
- * to finish puts together, in their order, what these add up to, and so on to the whole row: nobody
- * waits.
- * Grids depend on shapes only, never on how full the caches are: parts without a visible key cost
- * a block that ends at once. */
+ * the new position makes and appends the new key.  Among the blocks of neighbouring parts the last
+ * one to finish joins their results in order, and so on up to the whole row: no block waits for
+ * another.  Grids depend on shapes only, never on how full the caches are: parts without a visible
+ * key cost a block that ends at once. */
 #include "kernels/cuda/attention_join.cuh"
 #include "kernels/cuda/prefetch.cuh"
 

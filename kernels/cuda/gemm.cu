@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.cu -- which way a product goes.
+/* gemm.cu -- chooses how a product is computed.
  *
- * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, but for two kinds of shapes: up
- * to lt_few_rows of a decoder, which are bound by reading B once, as the plain kernel does; and
+ * On the plain path, by gemm_plain.cu.  On the others by cuBLASLt, except for two kinds of shapes:
+ * up to lt_few_rows of a decoder, which are bound by reading B once, as the plain kernel does; and
  * those that cuBLASLt has no algorithm for, which it counts (lm_cuda_lt_counts).
  *
  * What is joined to a product never changes which of them makes it: a function or sums that

@@ -17,7 +17,7 @@ extern "C" {
 #include "kernels/head.h"
 }
 
-static const int64_t most_rows = 4096; /* of a chunk that nobody chose */
+static const int64_t most_rows = 4096; /* of a chunk whose size the kernel chooses */
 
 /* ---- one row of logits ----
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* prefetch.cuh -- memory that will be read soon, on its way to the L2 cache: nobody waits for it, and
- * no register holds it. */
+/* prefetch.cuh -- prefetches memory to the L2 cache: no thread waits for it, and it occupies no
+ * register. */
 #ifndef LM_KERNELS_CUDA_PREFETCH_CUH
 #define LM_KERNELS_CUDA_PREFETCH_CUH
 

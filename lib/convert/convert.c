@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert.c -- what is it, and who can read or write it. */
+/* convert.c -- detects formats, and calls their readers and writers. */
 #include "convert/convert.h"
 
 #include <errno.h>

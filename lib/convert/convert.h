@@ -83,8 +83,8 @@ typedef struct {
 } lm_import_opts;
 
 /* Open the model at `path` ("-": standard input).  *out must be zeroed; close it whatever the
- * result.  Fails: LM_EIO; LM_EFORMAT naming key or tensor; LM_EUSAGE for what is no model, or for
- * one whose tokenizer cannot be made. */
+ * result.  Fails: LM_EIO; LM_EFORMAT naming key or tensor; LM_EUSAGE if it is not a model, or if
+ * its tokenizer cannot be made. */
 lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_opts *o,
                        lm_import *out, lm_err *e);
 void lm_import_close(lm_import *m);

@@ -212,7 +212,7 @@ static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t 
             return add(m, q, at, name, made, want, e);
         }
     }
-    return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names '%.80s', which is no tensor of it",
+    return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names '%.80s', which is not a tensor of it",
                    LM_GGUF_TENSORS, name);
 }
 

@@ -151,7 +151,7 @@ static bool read_shape(const uint8_t *data, size_t size, shape *s)
            s->width / s->heads % 2 == 0;
 }
 
-/* Elements of the file, as a double: what does not fit is no such file. */
+/* Elements of the file, as a double: if it does not match, it is not such a file. */
 static double elements(const shape *s)
 {
     double w = (double)s->width, kv = w / (double)s->heads * (double)s->kv;
@@ -188,7 +188,7 @@ lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e)
 
     if (!read_shape(map->data, map->size, &s))
         rc = lm_fail(e, LM_EFORMAT, m->path, "versions 0 and 1 are known",
-                     "this is no model of llama2.c");
+                     "this is not a model of llama2.c");
     if (!rc)
         rc = take_config(m,
                          json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "

@@ -181,7 +181,7 @@ static int mix_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_
     }
 }
 
-/* A row that is no whole number of blocks takes the next larger type of smaller blocks, as
+/* A row that is not a whole number of blocks gets the next larger type of smaller blocks, as
  * llama.cpp's does; no blocks at all, the source's type. */
 static int fall_back(int type, int64_t cols, int own)
 {

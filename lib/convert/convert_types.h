@@ -23,8 +23,8 @@ typedef struct {
     bool pure;       /* no mixture: every matrix in the recipe's type */
     bool importance; /* there is an importance matrix: some mixtures need less then */
 } lm_gguf_rule;
-/* The type of tensor s of a model, which is in `dtype` now.  A row that is no whole number of blocks
- * takes the next larger type of smaller blocks, one that fits no blocks stays as it is; then
+/* The type of tensor s of a model, which is in `dtype` now.  A row that is not a whole number of
+ * blocks gets the next larger type of smaller blocks, one that fits no blocks stays as it is; then
  * *fell_back is true. */
 uint32_t lm_gguf_recipe_type(const lm_gguf_rule *r, const lm_config *c, const lm_model_tensor *s,
                              lm_dtype dtype, bool *fell_back);

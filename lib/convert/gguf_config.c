@@ -632,7 +632,7 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
     if (!embed || embed->ndim != 2)
         return lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL,
                        "it has no tensor 'token_embd.weight' of two dimensions: the vocabulary "
-                       "alone is no model");
+                       "alone is not a model");
     r.arch = a->gguf;
     r.o = json_object();
     json_object_set_new(r.o, "architectures", json_pack("[s]", a->class_name));

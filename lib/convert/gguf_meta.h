@@ -11,7 +11,7 @@
 #include "format/gguf.h"
 
 /* A tensor of divisors of the rotary frequencies, [head_dim / 2], which llama3's scaling needs in
- * GGUF; it is no tensor of Hugging Face's. */
+ * GGUF; Hugging Face models do not have it. */
 #define LM_GGUF_ROPE_FREQS "rope_freqs.weight"
 
 /* Keys of our own. */
@@ -42,11 +42,11 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e);
 lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t *out, lm_err *e);
 /* A float's value in as few digits as tell it apart: 1e-05, not 9.99999974737875e-06. */
 double lm_gguf_shortest(double v);
-/* Metadata that somebody changed since the conversion of ours that kept config.json and the other
- * files: the change is made in the kept files of m, in m->tree and m->config, too, and said as a
- * warning.  What counts are the hyper-parameters, the numbers of the special tokens and the chat
- * template (`tokenizer` false: not these two).  Fails: LM_EUSAGE for a change that config.json
- * cannot say, LM_EFORMAT. */
+/* Metadata that were changed after our conversion, which kept config.json and the other files: the
+ * change is made in the kept files of m, in m->tree and m->config, too, and said as a warning.
+ * What counts are the hyper-parameters, the numbers of the special tokens and the chat template
+ * (`tokenizer` false: not these two).  Fails: LM_EUSAGE for a change that config.json cannot say,
+ * LM_EFORMAT. */
 lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_err *e);
 /* tokenizer.json and tokenizer_config.json, appended to the buffers; *found false when the file has
  * no tokenizer.  Fails: LM_EUSAGE for a kind of tokenizer that cannot be said in a tokenizer.json

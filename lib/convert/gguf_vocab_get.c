@@ -116,7 +116,8 @@ typedef struct {
     const char *regex;
 } pre_tokenizer;
 
-/* llama.cpp, src/llama-vocab.cpp: which names share a pattern, and who joins a whole word at once. */
+/* llama.cpp, src/llama-vocab.cpp: the names that share a pattern, and those that join a whole word
+ * at once. */
 static const pre_tokenizer pres[] = {
     { " gpt-2 phi-2 mpt olmo jais modern-bert mellum gigachat ", PRE_SCAN, LM_SCAN_GPT2, false,
       false, NULL },

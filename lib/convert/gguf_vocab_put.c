@@ -318,7 +318,7 @@ static lm_code take_pieces(vocab *v)
     return rc;
 }
 
-/* llama.cpp replaces spaces and puts one before the text, and does no more. */
+/* llama.cpp only replaces spaces and adds one before the text. */
 static bool normalises_more(const json_t *rest)
 {
     const json_t *normal = json_object_get(rest, "normalizer"), *step;

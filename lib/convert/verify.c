@@ -128,7 +128,7 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
     const lm_model_tensor *s = wanted_named(p, packed ? plain : t->name);
 
     if (s && p->seen[s - p->wanted])
-        lm_verify_say(p->f, true, file, t->name, "is there twice, under another name too");
+        lm_verify_say(p->f, true, file, t->name, "occurs twice, also under another name");
     if (s) {
         p->seen[s - p->wanted] = true;
         if (!packed)

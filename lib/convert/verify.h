@@ -30,7 +30,8 @@ typedef struct {
     uint64_t faults, notes;
 } lm_findings;
 
-/* All questions; a stream is spooled.  What is found is no failure.  Fails: LM_EIO, LM_ELIMIT. */
+/* Make all checks; a stream is spooled.  A fault found is not a failure.  Fails: LM_EIO,
+ * LM_ELIMIT. */
 lm_code lm_model_verify(lm_model_source *m, lm_findings *f, lm_err *e);
 
 /* The same as text or one line of JSON, appended to `out`: inspect-model(1). */

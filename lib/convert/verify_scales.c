@@ -143,6 +143,6 @@ void lm_verify_scales(const lm_model_source *m, lm_findings *f)
                           t->dtype_name,
                           t->dtype_name[0] == 'F' && t->dtype_name[1] == '8'
                               ? "and other such weights have one"
-                              : "which is no weight by itself");
+                              : "which is not a weight without it");
     }
 }

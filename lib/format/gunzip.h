@@ -3,7 +3,7 @@
  *
  * libarchive's own reader compares neither, and treats a damaged header as the end of the file, so
  * that `cat a.gz b.gz` with a fault in the middle would read as a shorter file.  This layer is
- * below libarchive: input that is not gzip passes through it unchanged, without a copy. 
+ * below libarchive: input that is not gzip passes through it unchanged, without a copy.
  * Private to lib/format. */
 #ifndef LM_FORMAT_GUNZIP_H
 #define LM_FORMAT_GUNZIP_H

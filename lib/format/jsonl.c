@@ -182,7 +182,7 @@ static bool scan_object(scan *s, int depth, const char *field, const char **vb, 
         skip_space(s);
         const char *value = s->p;
         if (mine && *vb)
-            return fault(s, "the field is there twice");
+            return fault(s, "the field occurs twice");
         if (!scan_value(s, depth + 1))
             return false;
         if (mine) {

@@ -169,7 +169,8 @@ lm_code lm_st_write_as(lm_st_writer *w, lm_dtype from, const void *data, int64_t
     if (!count)
         return LM_OK;
     if (!t || t->dtype == LM_DTYPE_NONE)
-        return lm_fail(e, LM_EBUG, w->where, NULL, "elements written where none are planned");
+        return lm_fail(e, LM_EBUG, w->where, NULL,
+                       "elements written behind the last planned tensor");
     size_t size = lm_dtype_size(t->dtype), in_size = lm_dtype_size(from);
     if ((uint64_t)count > (t->offset + t->bytes - w->done) / size)
         return lm_fail(e, LM_EBUG, w->where, NULL, "%" PRId64 " element%s go beyond tensor '%s'",

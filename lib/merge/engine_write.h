@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_write.h -- a thread that writes one tensor while the next is merged. 
+/* engine_write.h -- a thread that writes one tensor while the next is merged.
  * Private to lib/merge. */
 #ifndef LM_MERGE_ENGINE_WRITE_H
 #define LM_MERGE_ENGINE_WRITE_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vocab_impl.h -- the parts of a merged vocabulary; for lib/merge/vocab*.c only. 
+/* vocab_impl.h -- the parts of a merged vocabulary; for lib/merge/vocab*.c only.
  * Private to lib/merge. */
 #ifndef LM_MERGE_VOCAB_IMPL_H
 #define LM_MERGE_VOCAB_IMPL_H

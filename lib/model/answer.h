@@ -6,9 +6,9 @@
  *
  *   text, tokens, finish_reason, prompt_tokens; sample (asked for); token_ids, logprobs (asked for)
  *
- * A record that cannot be answered comes back with its fields and "error"; a line that is no object,
- * with "source", "line" and "error".  A field of the record that has one of our names gives way;
- * of a record without a prompt, only "error". */
+ * A record that cannot be answered comes back with its fields and "error"; a line that is not an
+ * object, with "source", "line" and "error".  A field of the record with one of our names is
+ * replaced; of a record without a prompt, only "error". */
 #ifndef LM_MODEL_ANSWER_H
 #define LM_MODEL_ANSWER_H
 

@@ -45,8 +45,9 @@ typedef struct {
 } lm_complete_opts;
 
 /* All may be called again and again; ctx is the caller's.  next: fill c->ids, c->prompt and
- * c->max_new (all are empty then), or c->prompt and c->failed; *got = false: no more.  text: c->text has grown (only for the
- * completion that done will be called for next; may be NULL).  done: in the order of the prompts, and of their samples. */
+ * c->max_new (all are empty then), or c->prompt and c->failed; *got = false: at the end.  text:
+ * c->text has grown (only for the completion that done will be called for next; may be NULL).
+ * done: in the order of the prompts, and of their samples. */
 typedef struct {
     lm_code (*next)(void *ctx, lm_completion *c, bool *got, lm_err *e);
     lm_code (*text)(void *ctx, lm_completion *c, lm_err *e);

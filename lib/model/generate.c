@@ -61,7 +61,7 @@ static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
     }
 }
 
-/* A device too small for weights and caches is told from their sizes, before anything is loaded. */
+/* Detect a device too small for weights and caches by their sizes, before anything is loaded. */
 static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
 {
     size_t left, all, weights = loaded ? 0 : lm_loaded_bytes(generator_model(g));

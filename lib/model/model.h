@@ -55,10 +55,11 @@ typedef struct {
     int64_t batch, seq; /* T: rows of each sequence in one run */
     int64_t cache;      /* GENERATE: S, positions of the caches */
     lm_precision precision;
-    bool documents;      /* inputs `lo` and restarted positions: attention stays inside documents */
-    bool dropout;        /* TRAIN: the config's rates apply */
-    lm_backend *backend; /* where it will run: operators are joined as it has kernels for that
-                            (op/fuse.h); NULL: none are */
+    bool documents; /* inputs `lo` and restarted positions: attention stays inside documents */
+    bool dropout;   /* TRAIN: the config's rates apply */
+    /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
+     * NULL: not joined */
+    lm_backend *backend;
     bool (*trainable)(void *ctx, const char *param_name);
     void *ctx;
 } lm_build;

@@ -87,7 +87,7 @@ static lm_code no_such(const char *const *dirs, const char *what, lm_err *e)
         snprintf(todo, sizeof todo, "did you mean %s?", near);
     else
         snprintf(todo, sizeof todo, "init-model --list shows the presets");
-    lm_fail(e, LM_EUSAGE, what, todo, "is no preset and no config.json");
+    lm_fail(e, LM_EUSAGE, what, todo, "is neither a preset nor a config.json");
     lm_free(list);
     lm_names_free(names, n);
     return e->code;
@@ -197,7 +197,7 @@ static lm_code check_key(const json_t *config, const char *key, const char *inne
     if (!inner)
         return LM_OK;
     if (strcmp(key, "rope_scaling") != 0 && strcmp(key, "rope_parameters") != 0)
-        return lm_fail(e, LM_EUSAGE, "--set", NULL, "\"%s\" is no object", key);
+        return lm_fail(e, LM_EUSAGE, "--set", NULL, "\"%s\" is not an object", key);
     return known(inner, rope_keys, key, e);
 }
 

@@ -156,7 +156,8 @@ static lm_code reduce_shape(lm_call *c, unsigned want, lm_err *e)
     if (a->over != LM_OVER_ALL && x->ndim != 2)
         return lm_expect(false, "reduce", e, "x is no matrix");
     if (a->over == LM_OVER_BLOCK && (a->rows < 1 || x->dim[0] % a->rows))
-        return lm_expect(false, "reduce", e, "the rows of x are no whole number of blocks of %lld",
+        return lm_expect(false, "reduce", e,
+                         "the rows of x are not a whole number of blocks of %lld",
                          (long long)a->rows);
     int64_t parts = lm_reduce_sizes_of(a, x).parts;
     c->out[0] = a->over == LM_OVER_ALL      ? lm_shape1(LM_DTYPE_F32, 1)

@@ -22,7 +22,7 @@ enum { LM_SPLIT_TRAIN, LM_SPLIT_VAL, LM_SPLITS };
 typedef struct {
     double val_fraction;
     bool contiguous;
-    int64_t eos; /* -1: none is added or removed */
+    int64_t eos; /* -1: no id is added or removed */
     /* llm.c: documents begin with it; otherwise they end with it */
     bool eos_first;
     bool add_special;                /* apply the tokenizer's post-processor */

@@ -190,7 +190,7 @@ static lm_code refuse_inputs(const work *w, lm_err *e)
         for (int i = 0; i < w->o->n && !rc; i++)
             if (same_file(path.data, w->o->path[i]) || is_replaced(w, w->o->path[i]))
                 rc = lm_fail(e, LM_EUSAGE, w->o->output, "write to another folder",
-                             "%s is an input as well as the output", w->o->path[i]);
+                             "%s is both an input and the output", w->o->path[i]);
     }
     lm_buf_fini(&path);
     return rc;

@@ -44,7 +44,7 @@ static int64_t smaller_batch(const lm_config *c, lm_build build, lm_backend *b, 
     return 0;
 }
 
-/* A device too small for weights and activations is told from their sizes. */
+/* Detect a device too small for weights and activations by their sizes. */
 static lm_code check_room(const lm_evaluator *v, const lm_config *c, const lm_build *build,
                           lm_err *e)
 {

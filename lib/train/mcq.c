@@ -106,14 +106,14 @@ static lm_code add_question(mcq *m, const json_t *o, const char *where, lm_err *
         return e->code;
     q->n = (int)json_array_size(endings);
     if (q->n < 2 || q->n > MOST_ENDINGS)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"endings\" is no list of 2 to %d",
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"endings\" is not a list of 2 to %d",
                        MOST_ENDINGS);
     if (read_label(o, q->n, where, &q->label, e))
         return e->code;
     for (int i = 0; i < q->n; i++) {
         const json_t *s = json_array_get(endings, (size_t)i);
         if (!json_is_string(s))
-            return lm_fail(e, LM_EFORMAT, where, NULL, "an ending is no string");
+            return lm_fail(e, LM_EFORMAT, where, NULL, "an ending is not a string");
         const char *text = json_string_value(s);
         size_t len = json_string_length(s);
         if (hella) {

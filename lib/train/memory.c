@@ -35,8 +35,8 @@ static void add_twin(lm_memory_plan *p, const char *name, const char *host_name,
 /* The program itself: code, libraries, graph, buffers of files.  Measured on small models. */
 static const double process_bytes = 14.0 * (1 << 20);
 
-/* A checkpoint goes out straight from the blocks, or the snapshot of them, but for the tensors that
- * lie transposed: those pass through a buffer. */
+/* A checkpoint is written directly from the blocks, or their snapshot, except tensors that are
+ * stored transposed, which pass through a buffer. */
 static double checkpoint_bytes(const lm_model *m)
 {
     double most = 0;

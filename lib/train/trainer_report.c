@@ -26,7 +26,7 @@ static void log_device(const lm_trainer *t, const step_info *i, double rate)
            t->b->detail, flops * 1e-12, share);
 }
 
-/* For a log that is no terminal: how far the run is, at most every `beat` seconds. */
+/* For a log (not a terminal): report the progress, at most every `beat` seconds. */
 static void log_beat(lm_trainer *t, const step_info *i, double rate)
 {
     double now = lm_now(), beat = t->io.sink ? t->io.sink->beat : 0;

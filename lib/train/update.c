@@ -502,7 +502,7 @@ void lm_update_free(lm_update *u)
     lm_free(u);
 }
 
-/* ---- for who runs it ---- */
+/* ---- for the program that runs it ---- */
 
 void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size_t *last)
 {

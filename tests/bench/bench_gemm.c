@@ -257,8 +257,8 @@ typedef struct {
     double ratio[2];          /* ours and packed, over the best library of the same round */
 } result;
 
-/* The libraries' threads spin for some time after a call and would take cores from whoever runs next:
- * everybody starts on a machine at rest. */
+/* The libraries' threads spin for some time after a call and would take cores from the next
+ * measurement: each starts on an idle machine. */
 static void rest(void)
 {
     nanosleep(&(struct timespec){ .tv_nsec = 40000000 }, NULL);

@@ -108,9 +108,9 @@ static inline double span_of(double from, double to)
     return to > from ? to - from : 1e-9;
 }
 
-/* Time run(arg), which puts work on main, within about `budget` seconds: once to warm up, once to see
- * how long it takes, then so often as there is time for, at most MOST_TIMES.  Calls shorter than 0.2 ms
- * are timed several at once. */
+/* Time run(arg), which puts work on main, within about `budget` seconds: once to warm up, once to
+ * see how long it takes, then as often as time permits, at most MOST_TIMES.  Calls shorter than 0.2
+ * ms are timed several at once. */
 static inline lm_code time_calls(lm_backend *b, void (*run)(void *), void *arg, double budget,
                                  timing *out, lm_err *e)
 {

@@ -37,9 +37,9 @@ typedef struct {
 /* What becomes of a case; it is the caller's again afterwards. */
 typedef void cuda_measure(const bench_case *c);
 
-/* All kernels of training for the models, joined ones behind their parts, F32 too for the first of them, and of
- * decoding; toy: shapes that an emulated device can do, quick: the two models that are told apart most.
- * begin_model(name) comes before a model's. */
+/* All kernels of training for the models, joined ones behind their parts, F32 too for the first of
+ * them, and of decoding; toy: shapes that an emulated device can do, quick: the two models that
+ * differ most.  begin_model(name) comes before a model's. */
 void cuda_training_cases(bool quick, bool toy, void (*begin_model)(const char *name),
                          cuda_measure *measure);
 void cuda_decoding_cases(bool toy, cuda_measure *measure);

@@ -134,10 +134,10 @@ fails() {
     [ "$(cat out.jsonl)" = old ]
     clean-data -q -f -o out.jsonl raw.jsonl
     cmp out.jsonl raw.jsonl
-    fails 2 "is an input as well" -f -o raw.jsonl raw.jsonl
+    fails 2 "is both an input" -f -o raw.jsonl raw.jsonl
     ln -s raw.jsonl also
-    fails 2 "is an input as well" -f -o also raw.jsonl
-    fails 2 "is an input as well" -f --dropped raw.jsonl -o new raw.jsonl
+    fails 2 "is both an input" -f -o also raw.jsonl
+    fails 2 "is both an input" -f --dropped raw.jsonl -o new raw.jsonl
     fails 2 "two outputs have this name" -f --dropped new -o new raw.jsonl
     [ ! -e new ]
     fails 2 "did you mean gopher?" -r gofer raw.jsonl
@@ -198,18 +198,18 @@ fails() {
 }
 
 @test "clean-data: options that need others are refused without them" {
-    fails 2 "--gopher-min-words: is of the set 'gopher', which is not chosen: add the set" -r c4 --gopher-min-words 5 raw.jsonl
-    fails 2 "--c4-policy: is of the set 'c4'" --no-c4-policy raw.jsonl
+    fails 2 "--gopher-min-words: belongs to the set 'gopher', which is not chosen: add the set" -r c4 --gopher-min-words 5 raw.jsonl
+    fails 2 "--c4-policy: belongs to the set 'c4'" --no-c4-policy raw.jsonl
     fails 2 "--fineweb-newlines: is of the set 'fineweb'" -r gopher --fineweb-newlines 1 raw.jsonl
     fails 2 "--gopher-dup-ngrams: is of the set" --gopher-dup-ngrams 0,0,0,0,0,0 raw.jsonl
     fails 2 "--language: is of the set 'gopher'" -r fineweb --language de raw.jsonl
     fails 2 "--stop-words: is of the set 'gopher'" --stop-words raw.jsonl raw.jsonl
-    fails 2 "--bands: is of MinHash, which is not chosen: add --dedup minhash" -d exact --bands 3 raw.jsonl
-    fails 2 "--gopher-stop-words: no stop words are known: name a --language" -r gopher --gopher-stop-words 2 raw.jsonl
-    fails 2 "9 different ones are more than the 8 that are known" -r gopher -l en --gopher-stop-words 9 raw.jsonl
+    fails 2 "--bands: belongs to MinHash, which is not chosen: add --dedup minhash" -d exact --bands 3 raw.jsonl
+    fails 2 "--gopher-stop-words: no stop words are set: name a --language" -r gopher --gopher-stop-words 2 raw.jsonl
+    fails 2 "9 different ones are more than the 8 that are set" -r gopher -l en --gopher-stop-words 9 raw.jsonl
     fails 2 "--rules: the value is empty: give one, or leave the option out" -r '' raw.jsonl
     fails 2 "--rules: unknown set of rules ''" -r gopher, raw.jsonl
-    fails 2 "--rules: 'none' stands beside a set" -r none,gopher raw.jsonl
+    fails 2 "--rules: 'none' cannot be combined with a set" -r none,gopher raw.jsonl
     fails 2 "did you mean" -r gopher -l dee raw.jsonl
     : > empty.txt
     fails 1 "empty.txt: no stop word in it" -r gopher --stop-words empty.txt raw.jsonl

@@ -627,7 +627,7 @@ same() { # same A B: the same files, names and bytes
     compress-ckpt -q -d -f m0.lmz
     run compress-ckpt -f m0.lmz -o m0.lmz
     [ "$status" -eq 2 ]
-    [[ "$output" == *"is an input as well"* ]]
+    [[ "$output" == *"is both an input"* ]]
     ln m0.lmz link.lmz
     run compress-ckpt -f m0.lmz -o link.lmz
     [ "$status" -eq 2 ]

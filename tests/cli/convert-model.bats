@@ -328,7 +328,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     sed 's/BF16 model\.norm\.weight/BF16 model.norm.Weight/' m.gguf > a.gguf
     run convert-model a.gguf -o x
     [ "$status" -eq 1 ]
-    [[ "$output" == *"names 'model.norm.Weight', which is no tensor of it"* ]]
+    [[ "$output" == *"names 'model.norm.Weight', which is not a tensor of it"* ]]
     sed 's/BF16 model\.norm\.weight/BF61 model.norm.weight/' m.gguf > a.gguf
     run convert-model a.gguf -o x
     [ "$status" -eq 1 ]
@@ -356,7 +356,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$status" -eq 2 ]
     run convert-model model -o x --type q8_0
     [ "$status" -eq 2 ]
-    [[ "$output" == *"--type: it says nothing about an output of format hf"* ]]
+    [[ "$output" == *"--type: it has no effect on an output of format hf"* ]]
     run convert-model model -o x.gguf --type q9
     [ "$status" -eq 2 ]
     run convert-model nosuch -o x.gguf
@@ -499,7 +499,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     mkdir texts && mv part.txt texts # a folder of texts, as eval-model takes it
     convert-model -q mine -o z.gguf --type q4_0 --imatrix texts
     run -2 convert-model mine -o w.gguf --type q4_0 --no-check-tokenizer
-    [[ "$output" == *"--check-tokenizer: no importance matrix is made here"* ]]
+    [[ "$output" == *"--check-tokenizer: no importance matrix is computed"* ]]
 }
 
 @test "convert-model: an importance matrix made here is the one that is kept" {
@@ -521,10 +521,10 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
 @test "convert-model: importance that has no use, or is of another model" {
     run convert-model model -o x.gguf --type q8_0 --imatrix "$BATS_FILE_TMPDIR/corpus.txt"
     [ "$status" -eq 2 ]
-    [[ "$output" == *"q8_0 has no use for an importance matrix"* ]]
+    [[ "$output" == *"q8_0 does not use an importance matrix"* ]]
     run convert-model model -o x.gguf --type q4_0 --pure
     [ "$status" -eq 2 ]
-    [[ "$output" == *"--pure: q4_0 is no mixture"* ]]
+    [[ "$output" == *"--pure: q4_0 is not a mixture"* ]]
     run convert-model model -o x.gguf --type q4_0 --save-imatrix im.gguf
     [ "$status" -eq 2 ]
     run convert-model model -o x --imatrix "$BATS_FILE_TMPDIR/corpus.txt"

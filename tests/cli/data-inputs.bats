@@ -112,7 +112,7 @@ EOF
     fails 2 "in/new.jsonl: it lies in the input in" clean-data -o in/new.jsonl in
     fails 2 "it lies in the input in" clean-data -o in/sub/new.jsonl in
     fails 2 "in/out.jsonl: it lies in the input in" generate none in -o in/out.jsonl
-    fails 2 "is an input as well" clean-data -f -o in/a.jsonl 'in/*.jsonl'
+    fails 2 "is both an input" clean-data -f -o in/a.jsonl 'in/*.jsonl'
     fails 2 "in/tok.json: it lies in the input in" train-tokenizer -o in/tok.json in
     train-tokenizer -q -V 257 -o tok/ in
     for out in in in/ in/sub ./in/new/deep "$PWD/in/new"; do

@@ -67,7 +67,7 @@ bare() {
     compress-ckpt -q -d c.lmz -o c
     run ! grep -raq 'history\|init-model' c
     run -2 compress-ckpt m/ --no-history -o d.lmz
-    [[ "$output" == "compress-ckpt: --history: says nothing about what is kept as it is: "* ]]
+    [[ "$output" == "compress-ckpt: --history: has no effect without lossy coding: "* ]]
 }
 
 @test "history: shard-data and clean-data: another name, the same bytes; none with --no-history" {

@@ -242,7 +242,7 @@ setup() {
     cp w.safetensors same
     run inspect-model -f -o same same
     [ "$status" -eq 2 ]
-    [[ "$output" == *"is an input as well"* ]]
+    [[ "$output" == *"is both an input"* ]]
     run inspect-model --atol -1 m0 m0
     [ "$status" -eq 2 ]
 }

@@ -223,7 +223,7 @@ YAML
     refused 2 "must stay between 0 and 1" merge-models -m della -b base math --density 0.9 --epsilon 0.3 --dry-run
     refused 2 "no output is given" merge-models -m linear math/
     refused 2 "no method is given" merge-models math/ -o bad
-    refused 2 "is an input as well as the output" merge-models -f -m linear math/ code/ -o math/
+    refused 2 "is both an input and the output" merge-models -f -m linear math/ code/ -o math/
     refused 2 "exists already" merge-models -m linear math/ code/ -o base/
     refused 1 "nowhere: cannot open" merge-models -m linear math/ nowhere -o bad
     refused 2 "the models are those of mergekit.yaml" merge-models --config mergekit.yaml math/ -o bad
@@ -355,10 +355,10 @@ YAML
     mkdir out && cp mergekit.yaml out/ && cp -r adapter out/
     refused 2 "out: it holds the input out/mergekit.yaml" merge-models -f --config out/mergekit.yaml -o out
     refused 2 "it holds the input out/adapter" merge-models -f -m passthrough base/+out/adapter -o out
-    refused 2 "is an input as well as the output" merge-models -f -m passthrough adapter -o base
+    refused 2 "is both an input and the output" merge-models -f -m passthrough adapter -o base
     ln -s math link
-    refused 2 "is an input as well as the output" merge-models -f -m linear math/ code/ -o link
-    refused 2 "is an input as well as the output" merge-models -f -m linear math/model.safetensors code/ -o math/model.safetensors
+    refused 2 "is both an input and the output" merge-models -f -m linear math/ code/ -o link
+    refused 2 "is both an input and the output" merge-models -f -m linear math/model.safetensors code/ -o math/model.safetensors
     cmp mergekit.yaml out/mergekit.yaml
 }
 

@@ -188,6 +188,6 @@ refuses() { # TEXT ARGUMENT ...
     search --search grid --grid 0,1 -o "$out/y" > "$out/c"
     run bash -c "merge-models $dem --search grid --grid 0,1 --val words-data/val --val sums-data/val $short --resume '$out/c' 2>&1 >> '$out/c'"
     [ "$status" -eq 2 ]
-    [[ "$output" == *"an input as well as the output"* ]]
+    [[ "$output" == *"both an input and the output"* ]]
     [ ! -e "$out/x" ]
 }

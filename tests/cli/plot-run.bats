@@ -105,7 +105,7 @@ setup() {
     sed -i '5s/.*/not json/' cut.jsonl
     run plot-run cut.jsonl
     [ "$status" -eq 0 ]
-    [[ "$output" == *"plot-run: cut.jsonl: line 5: no JSON object; 1 such line skipped"* ]]
+    [[ "$output" == *"plot-run: cut.jsonl: line 5: not a JSON object; 1 such line skipped"* ]]
 }
 
 @test "plot-run: NaN breaks the line and is shown" {

@@ -57,11 +57,11 @@ onto() {
     onto data/val.bin "is a shard of the input data/val" train m data -o run --eval-every 1 --json
     onto data/val.bin "is a shard of the input data/val" eval-model m data/val
     onto adapter/adapter_model.safetensors "is a part of the input adapter" merge-models -m linear m+adapter m -o -
-    onto score.jsonl "is an input as well" eval-model --task multiple-choice m score.jsonl
-    onto text.jsonl "is an input as well" generate m text.jsonl
-    onto text.jsonl "is an input as well" shard-data --json -t tok.json -o d2 text.jsonl
-    onto tok.json "is an input as well" eval-model m text.jsonl --tokenizer tok.json
-    onto tok.json "is an input as well" convert-model m -t tok.json -o -
+    onto score.jsonl "is both an input" eval-model --task multiple-choice m score.jsonl
+    onto text.jsonl "is both an input" generate m text.jsonl
+    onto text.jsonl "is both an input" shard-data --json -t tok.json -o d2 text.jsonl
+    onto tok.json "is both an input" eval-model m text.jsonl --tokenizer tok.json
+    onto tok.json "is both an input" convert-model m -t tok.json -o -
     [ ! -e d2 ] && [ ! -e run ]
 }
 
@@ -71,9 +71,9 @@ onto() {
     run -2 train -q m data -o run -f --trace m/model.safetensors
     [[ $output == "train: m/model.safetensors: it is a part of the input m: "* ]]
     run -2 eval-model m score.jsonl --task multiple-choice -f -o score.jsonl
-    [[ $output == *"score.jsonl: is an input as well as the output"* ]]
+    [[ $output == *"score.jsonl: is both an input and the output"* ]]
     run -2 generate m text.jsonl -f -o text.jsonl
-    [[ $output == *"text.jsonl: is an input as well as the output"* ]]
+    [[ $output == *"text.jsonl: is both an input and the output"* ]]
     generate -q m -p x -n 1 > m/report.txt # beside a model is no part of it
     generate -q m -p x -n 1 >> m/report.txt
 }
@@ -83,23 +83,23 @@ onto() {
     cp text.jsonl corpus/a.jsonl
     cp text.jsonl corpus/b.jsonl
     for corpus in corpus 'corpus/*.jsonl'; do
-        onto corpus/b.jsonl "is an input as well" shard-data --json -t tok.json -o d2 "$corpus"
-        onto corpus/b.jsonl "is an input as well" eval-model m "$corpus"
-        onto corpus/b.jsonl "is an input as well" generate m "$corpus"
-        onto corpus/b.jsonl "is an input as well" clean-data "$corpus"
-        onto corpus/b.jsonl "is an input as well" merge-models -m linear m:1 m:1 --search grid --val "$corpus" -o new
-        onto corpus/b.jsonl "is an input as well" convert-model m -o m.gguf --type q4_0 --imatrix "$corpus"
+        onto corpus/b.jsonl "is both an input" shard-data --json -t tok.json -o d2 "$corpus"
+        onto corpus/b.jsonl "is both an input" eval-model m "$corpus"
+        onto corpus/b.jsonl "is both an input" generate m "$corpus"
+        onto corpus/b.jsonl "is both an input" clean-data "$corpus"
+        onto corpus/b.jsonl "is both an input" merge-models -m linear m:1 m:1 --search grid --val "$corpus" -o new
+        onto corpus/b.jsonl "is both an input" convert-model m -o m.gguf --type q4_0 --imatrix "$corpus"
     done
     run -2 eval-model m corpus -f -o corpus/a.jsonl
-    [[ $output == *"corpus/a.jsonl: is an input as well as the output"* ]]
+    [[ $output == *"corpus/a.jsonl: is both an input and the output"* ]]
     run -2 convert-model m -o m.gguf --type q4_0 --imatrix corpus -f --save-imatrix corpus/a.jsonl
-    [[ $output == *"corpus/a.jsonl: is an input as well as the output"* ]]
+    [[ $output == *"corpus/a.jsonl: is both an input and the output"* ]]
     cmp text.jsonl corpus/a.jsonl
     echo '{"vocab-size": 280}' > options.json
-    onto options.json "is an input as well" train-tokenizer --config options.json text.jsonl -o -
-    onto options.json "is an input as well" train-tokenizer --config options.json --print-config
+    onto options.json "is both an input" train-tokenizer --config options.json text.jsonl -o -
+    onto options.json "is both an input" train-tokenizer --config options.json --print-config
     run -2 train-tokenizer --config options.json text.jsonl -f -o options.json
-    [[ $output == "train-tokenizer: options.json: is an input as well as the output"* ]]
+    [[ $output == "train-tokenizer: options.json: is both an input and the output"* ]]
     [ ! -e d2 ] && [ ! -e new ] && [ ! -e m.gguf ]
 }
 

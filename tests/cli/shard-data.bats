@@ -84,7 +84,7 @@ numbers() {
     shard-data -q --split contiguous --val-fraction 0.5 --eos-id 0 --no-shuffle --format llmc -o k j/train
     [ "$(od -An -tu2 -v -j1024 k/train.bin | xargs)" = "$(documents j/train.bin | awk 'NF > 1 { print 0, $1, $2 } NF == 1 { print 0 }' | xargs)" ]
     [ "$(od -An -tu2 -v -j1024 k/val.bin | xargs)" = "$(documents j/train.bin | awk 'NF > 1 { print 0, $3, $4 }' | xargs)" ]
-    fails 2 "no part is to be held out" -t bytes/ --split contiguous -o x one.txt
+    fails 2 "no part is held out" -t bytes/ --split contiguous -o x one.txt
     [ ! -e x ]
 }
 
@@ -168,8 +168,8 @@ numbers() {
     fails 2 "no token 'nope'" $T --eos-token nope -o x clean.jsonl
     [ ! -e x ]
     fails 2 "clean.jsonl: exists and is not a folder" $T -f -o clean.jsonl notes.txt
-    fails 2 "d/train is an input as well" -f -o d d/train
-    fails 2 "d/train.bin is an input as well" -f -o ./d/ d/train.bin
+    fails 2 "d/train is both an input" -f -o d d/train
+    fails 2 "d/train.bin is both an input" -f -o ./d/ d/train.bin
     diff -r d before
     shard-data $T -f --format nanogpt -o d clean.jsonl
     [ "$(cd d && ls -A | xargs)" = "meta.json train.bin" ]
@@ -197,7 +197,7 @@ numbers() {
 @test "shard-data: options that would do nothing, and ids that do not fit, are refused" {
     shard-data $T -o d clean.jsonl
     for o in "--field x" "--split blank" "--separator x" "--utf8 skip" "--max-document 1k" --skip-bad; do
-        fails 2 "it is of use for text only, not for token datasets" -q $o -o x d/train
+        fails 2 "it applies to text only, not to token datasets" -q $o -o x d/train
     done
     fails 1 "clean.jsonl: not valid JSON, " -q -t clean.jsonl -o x clean.jsonl
     echo 'to be or not to be' > text
@@ -208,7 +208,7 @@ numbers() {
     fails 2 "give --eos-id" -q --eos-token x -o x d/train
     fails 2 "without it no input is used twice" $T --max-epochs 9 -o x clean.jsonl
     fails 2 "a Megatron dataset is one file" $T --shard-tokens 100 -o x clean.jsonl
-    fails 2 "--split blank cuts elsewhere" $T --split blank --separator x -o x clean.jsonl
+    fails 2 "--split blank cuts at other places" $T --split blank --separator x -o x clean.jsonl
     fails 2 "--eos-id: 99999 is not below the vocabulary of 355" $T --eos-id 99999 -o x clean.jsonl
     fails 2 "--eos-id: 5 is given, but d/train has 0 between its documents" -q --eos-id 5 -o x d/train
     [ ! -e x ]

@@ -331,10 +331,10 @@ END
     cp m.tar kept
     cp m.tar m
     run inspect-model -f -o m m
-    one 2 "is an input as well as the output"
+    one 2 "is both an input and the output"
     cmp m m.tar && rm m
     run bash -c "inspect-model - < m.tar >> m.tar"
-    one 2 "standard output" "is an input as well as the output"
+    one 2 "standard output" "is both an input and the output"
     cmp m.tar kept
     mkdir -p all/m
     tar -xf m.tar -C all/m

@@ -57,7 +57,7 @@ setup() {
     [[ "$status" -eq 0 && "$output" != *tokenizer_config.json* ]]
     run train-tokenizer -f -V 310 -o other/second.json clean.jsonl
     [ "$status" -eq 0 ]
-    [[ "$output" == *"other/tokenizer_config.json: is of another tokenizer, but is read with other/second.json, too"* ]]
+    [[ "$output" == *"other/tokenizer_config.json: belongs to another tokenizer, but is also read with other/second.json"* ]]
     cmp other/tokenizer_config.json before
     mkdir third
     mkfifo third/pipe
@@ -119,7 +119,7 @@ setup() {
 @test "train-tokenizer: a text that is too small is said, and is no failure" {
     run sh -c "printf 'ab' | train-tokenizer -V 1000 > t.json"
     [ "$status" -eq 0 ]
-    [[ "${lines[0]}" == "train-tokenizer: only 258 of 1000 tokens: nothing is left to merge" ]]
+    [[ "${lines[0]}" == "train-tokenizer: only 258 of 1000 tokens: no pair is left to merge" ]]
 }
 
 @test "train-tokenizer: an existing output is refused without -f" {

@@ -649,7 +649,7 @@ lowest() {
     [[ $output == *'"fits": false,'*'"cure": "no smaller --batch-size, nor --dtype bf16, nor a shorter --seq-len would do: use a smaller model"'* ]]
     run train llama-9m --dry-run
     [ "$status" -eq 2 ]
-    [[ $output == "train: llama-9m: is no preset and no config.json: did you mean llama-1m?" ]]
+    [[ $output == "train: llama-9m: is neither a preset nor a config.json: did you mean llama-1m?" ]]
     run train llama-1m data -o run
     [ "$status" -eq 2 ]
     [[ $output == "train: llama-1m: is a preset, not a model: make a model of it first with init-model, or ask what it takes with --dry-run" ]]

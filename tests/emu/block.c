@@ -287,8 +287,8 @@ lm_emu_tally lm_emu_barrier(unsigned add, unsigned bits)
     return (lm_emu_tally){ b.sum[turn], b.bits[turn] };
 }
 
-/* The group of this mask; a place where somebody waits, or whose results wait to be read, is none
- * for another mask. */
+/* The group of this mask; one where a thread waits, or whose results are not read yet, cannot be
+ * used for another mask. */
 static meet *find_meet(warp *w, uint32_t mask)
 {
     if (w->at[0].mask == mask)
@@ -369,7 +369,7 @@ void lm_emu_trap(const char *why)
               b.kernel->name, at.x, at.y, at.z, t.x, t.y, t.z, why);
     b.trapped = true;
     go(b.current, &b.host);
-    abort(); /* nobody comes back */
+    abort(); /* no thread returns */
 }
 
 static void report_stuck(void)

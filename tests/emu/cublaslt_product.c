@@ -199,7 +199,7 @@ void emu_lt_run(void *data)
         return;
     float alpha = t->alpha_at ? *t->alpha_at : t->alpha;
     float beta = t->beta_at ? *t->beta_at : t->beta;
-    if (t->chosen.workspace) /* nobody else's while this runs */
+    if (t->chosen.workspace) /* used by this call only */
         memset(t->workspace, 0xff, t->chosen.workspace);
     for (int64_t i = 0; i < t->d.batch; i++)
         run_one(t, i, alpha, beta);

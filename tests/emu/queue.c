@@ -210,7 +210,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle)
     return emu_leave(code);
 }
 
-/* Says once that work is under way, so that whoever asks has to ask again. */
+/* Reports once that work is in progress, so that a caller has to query again. */
 cudaError_t cudaStreamQuery(cudaStream_t handle)
 {
     emu_enter();

@@ -394,7 +394,7 @@ static inline void walk_sums(const char *path)
                       .sums = true,
                       .once = s[0] * s[1] * s[2] > 1000000,
                       .tol = allowed(d, LM_DTYPE_F32, path) };
-        bool folds = s[2] > 10000; /* which is what the plain path does */
+        bool folds = s[2] > 10000; /* as on the plain path */
         if ((i < 7 || !p.once) && (!folds || !strcmp(path, "plain")))
             check_product(&p);
     }

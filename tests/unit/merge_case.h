@@ -186,7 +186,7 @@ static inline double half_place(lm_dtype t)
                                   : 0x1p-3;
 }
 
-/* got = want but for one rounding and the noise of the arithmetic. */
+/* got = want, up to one rounding and the noise of the arithmetic. */
 static inline void expect(const merge_case *c, const double *want, const char *what)
 {
     double place = half_place(c->job.out_dtype);

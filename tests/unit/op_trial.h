@@ -316,9 +316,9 @@ static inline double distance(const lm_tensor *got, const lm_tensor *want, doubl
  * results that differ by more than the tolerance, a kernel cannot do better, and may be as far as 8
  * times that.
  *
- * The reference in BF16 rounds where its header says so; what that does to such a row is no error
- * of the kernels that round alike.  They may be near either reference, and the reference in BF16
- * may be somewhat further from the one in double. */
+ * The reference in BF16 rounds where its header says so; the effect on such a row is not an error
+ * of kernels that round in the same way.  They may be near either reference, and the reference in
+ * BF16 may be somewhat further from the one in double. */
 static inline void check_outputs(const trial *t, const lm_node *n, const char *path, bool is_ref,
                                  const operands *o, const operands *exact, const operands *shaken,
                                  const operands *alike)

@@ -277,7 +277,7 @@ static void weights_become_plain(void **state)
     lm_buf_fini(&coded.bytes);
 }
 
-/* Every description that the tensors do not keep is refused, and none is believed. */
+/* Every description that does not match the tensors is refused. */
 static void lying_descriptions(void **state)
 {
     (void)state;

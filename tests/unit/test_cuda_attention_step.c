@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding attention with the norm and the rotation in front of it (attention_step) on the CUDA
- * backend: what its parts give one after the other, and how blocks find out who joins. */
+ * backend: the results of its parts one after the other, and the choice of the block that joins. */
 #include "cuda_case.h"
 #include "kernels/attention.h"
 #include "kernels/cuda/stream.h"
@@ -362,7 +362,7 @@ static void test_parts(void **state)
     }
 }
 
-/* Whoever comes last, and however often the kernel runs: the same bits. */
+/* The same bits for any order of blocks, and any number of runs. */
 static void test_orders(void **state)
 {
     (void)state;

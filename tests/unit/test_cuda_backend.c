@@ -165,7 +165,7 @@ static void test_refusals(void **state)
         lm_err e = { 0 };
         const lm_backend_opts o = { .device = "cuda:1", .modules = i ? nowhere : NULL };
         assert_int_equal(lm_backend_open(&o, &b, &e), LM_EIO);
-        assert_non_null(strstr(e.what, i ? "/no/such/folder, /nor/this" : "none was named"));
+        assert_non_null(strstr(e.what, i ? "/no/such/folder, /nor/this" : "no folder was named"));
         assert_int_equal(e.sys, 0);
     }
 }

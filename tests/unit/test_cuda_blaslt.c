@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cuBLASLt is asked for the products of the CUDA backend, what is kept of its answers, and who
- * makes what it does not. */
+/* The queries to cuBLASLt for the products of the CUDA backend, the cache of its answers, and the
+ * products computed by other kernels. */
 #include "gemm_case.h"
 
 static void product_of(int64_t m, int64_t n, int64_t k, lm_dtype d, bool once)

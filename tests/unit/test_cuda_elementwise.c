@@ -152,7 +152,7 @@ static void dropout(void **state)
     }
 }
 
-/* One array cast to one type: the very bits of lm_convert, but for the payload of NaN. */
+/* One array cast to one type: the bits of lm_convert, except the payload of NaN. */
 static void check_cast(lm_dtype from, lm_dtype to, int64_t n, int shift)
 {
     static const double special[] = { 0,     -0.0,  NAN,    INFINITY,   -INFINITY, 65504,

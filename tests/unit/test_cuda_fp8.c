@@ -203,7 +203,7 @@ static lm_fp8_matrix drawn(lm_dtype type, lm_fp8_scaling scaling, int64_t rows, 
     int64_t n = lm_fp8_scales(scaling, rows, k);
     float *scale = take((size_t)n * sizeof *scale);
 
-    memset(codes, 0x7f, (size_t)(rows * ld)); /* NaN, where nobody looks */
+    memset(codes, 0x7f, (size_t)(rows * ld)); /* NaN in a part that is not read */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < k; j++)
             codes[i * ld + j] =

@@ -288,7 +288,7 @@ static void the_host_has_little_to_do(void **state)
             assert_int_equal(b->kernels, a->kernels);
             assert_int_equal(b->replays - a->replays, micro + 2);
             assert_int_equal(b->steps - a->steps, micro);
-            /* each micro-batch in place, and to the device but for the last step; the numbers */
+            /* each micro-batch in place, and to the device except in the last step; the numbers */
             assert_int_equal(b->copies - a->copies, micro * (i < 5 ? 2 : 1) + 1);
             assert_int_equal(b->syncs - a->syncs, 1);
             assert_int_equal(b->follows - a->follows, 2);

@@ -246,7 +246,7 @@ static void test_overruns_are_caught(void **state)
         lm_emu_reset();
         y = device(7 * sizeof *y);
     }
-    y[7] = 1; /* by nobody who is watched */
+    y[7] = 1; /* by a thread that is not watched */
     ok(cudaFree(y));
     assert_gave_up("guards are damaged");
     ok(cudaFree(after));
@@ -309,7 +309,7 @@ static void test_work_is_done_late(void **state)
     float *y = device(400), host[100] = { 0 }, in[100] = { 0 };
     emu_try_fill(y, 3, 100, stream);
     ok(cudaMemcpyAsync(host, y, sizeof host, cudaMemcpyDeviceToHost, stream));
-    assert_true(host[0] == 0); /* nobody has waited */
+    assert_true(host[0] == 0); /* before any wait */
     assert_int_equal(cudaStreamQuery(stream), cudaErrorNotReady);
     ok(cudaStreamQuery(stream));
     assert_true(host[0] == 3 && host[99] == 3);
@@ -462,11 +462,11 @@ static void test_memory(void **state)
     assert_null(p);
     assert_int_equal(cudaGetLastError(), cudaErrorMemoryAllocation);
     ok(cudaGetLastError());
-    p = device((size_t)1 << 30); /* cheap: nobody touches most of it */
+    p = device((size_t)1 << 30); /* cheap: most of it is never touched */
     ok(cudaMemGetInfo(&now, &total));
     assert_int_equal(before - now, (size_t)1 << 30);
     fetch(&word, p, sizeof word);
-    assert_int_equal(word, 0xffffffff); /* a NaN where nobody has written */
+    assert_int_equal(word, 0xffffffff); /* a NaN where no thread has written */
     assert_int_equal(
         cudaMemcpyAsync(&word, (char *)p + ((size_t)1 << 30) - 2, 4, cudaMemcpyDefault, stream),
         cudaErrorInvalidValue);

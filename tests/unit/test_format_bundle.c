@@ -472,11 +472,11 @@ static void test_truncated(void **state)
     refuse(NULL, "a.safetensors", LM_EFORMAT, "header says");
     refuse("cat a.safetensors", NULL, LM_EFORMAT, "before the end of t1");
     refuse("cat a.lmz", NULL, LM_EFORMAT, "standard input");
-    refuse("cat b", NULL, LM_EUSAGE, "is no model");
+    refuse("cat b", NULL, LM_EUSAGE, "is not a model");
     refuse("printf ''", NULL, LM_EFORMAT, "it is empty");
-    refuse("echo hello", NULL, LM_EUSAGE, "is no model");
+    refuse("echo hello", NULL, LM_EUSAGE, "is not a model");
     sh("echo hello > b");
-    refuse(NULL, "b", LM_EUSAGE, "is no model");
+    refuse(NULL, "b", LM_EUSAGE, "is not a model");
     /* cut between members, where a decoder takes the end for the end */
     sh("n=$(tar -tRvf m.tar | awk '/late.txt/ {print $2}' | tr -d :) && head -c $((n * 512)) m.tar "
        "> "

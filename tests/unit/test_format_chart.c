@@ -114,7 +114,7 @@ static void svg_holds_the_points(void **state)
     assert_null(strchr(a.data, 27));
     /* four marks, one in the legend, one for the point alone behind the gap */
     assert_int_equal(count(a.data, "<circle"), 6);
-    assert_int_equal(count(a.data, "#dc2626"), 2); /* the cross where the value is no number */
+    assert_int_equal(count(a.data, "#dc2626"), 2); /* the cross for a value that is not a number */
     assert_null(strstr(a.data, "nan"));
     lm_buf_fini(&a);
     lm_buf_fini(&b);

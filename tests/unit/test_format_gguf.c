@@ -126,7 +126,7 @@ static void wrong_kinds_are_named(void **state)
     lm_buf_fini(&b);
 }
 
-/* Every shorter file is refused, and none is read past its end (the sanitizers look on). */
+/* Every shorter file is refused, and is not read past its end (checked by the sanitizers). */
 static void every_length_is_checked(void **state)
 {
     (void)state;
@@ -203,7 +203,7 @@ static void damage_is_named(void **state)
     b.len = 0;
     make(&b);
     size_t t = find(&b, "m.weight") + 8;
-    b.data[t + 4] = 31; /* row length: 31 is no multiple of 32 */
+    b.data[t + 4] = 31; /* row length: 31 is not a multiple of 32 */
     expect(&b, "rows of 31 numbers, q8_0 needs a multiple of 32");
     b.data[t + 4] = 32;
     memcpy(b.data + t + 12, "\377\377\377\377\377\377\377\177", 8);

@@ -155,7 +155,7 @@ static void flat_round_trips(void **st)
     }
 }
 
-/* Bare ids of 32 bits are told from those of 16, which a small vocabulary does not disguise. */
+/* Bare ids of 32 bits are distinguished from those of 16, also with a small vocabulary. */
 static void wide_ids(void **st)
 {
     (void)st;

@@ -229,7 +229,7 @@ static void test_scales(void **state)
     put_weights("model.safetensors", true, bad);
     expect(4, 0,
            LINES(K ".weight: its scale is missing: it is F8_E4M3, and other such weights have one",
-                 V ".weight: its scale is missing: it is I8, which is no weight by itself",
+                 V ".weight: its scale is missing: it is I8, which is not a weight without it",
                  "up_proj.qweight: its scale is missing: no tensor "
                  "'model.layers.0.mlp.up_proj.scales'",
                  "weight_scale: its weight is missing: no tensor "

@@ -57,7 +57,7 @@ static lm_trainer_opts options(int64_t steps)
                               .log_every = 1 };
 }
 
-/* A sink that is told of every step, after the optimiser has moved the weights. */
+/* A sink that receives every step, after the optimiser has updated the weights. */
 typedef struct {
     lm_sink sink;
     const lm_trainer *trainer;
@@ -101,7 +101,7 @@ static void a_step_allocates_nothing(void **state)
     lm_trainer_free(t);
 }
 
-/* ---- weights and states behind bars, but for the optimiser ---- */
+/* ---- weights and states are protected, except during the optimiser ---- */
 
 static struct {
     lm_backend b;

@@ -139,7 +139,8 @@ static lm_code find(cuda_backend *c, lm_err *e)
                    n, n - 1);
 }
 
-/* The runtime makes its context here: what somebody else holds, or is worn out, refuses. */
+/* The runtime creates its context here: this fails on a device that another process holds
+ * exclusively, or that is broken. */
 static lm_code claim(cuda_backend *c, lm_err *e)
 {
     cudaError_t answer = cudaSetDevice(c->index);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda.h -- inside of the CUDA backend: its state, and how failures of the runtime are told.
+/* cuda.h -- internal to the CUDA backend: its state, and how failures of the runtime are reported.
  *
  * The files: backend.c opens and closes, memory.c, order.c (streams, waiting, step numbers), time.c,
  * record.c, device.c (what cards can do), error.c.  The contract of all of it is graph/backend.h. */
@@ -20,7 +20,7 @@ enum { STEP_SLOTS = 128 };
 typedef struct cuda_stream cuda_stream;
 struct cuda_stream {
     lm_stream s;      /* first: kernels get this */
-    cudaEvent_t here; /* for those who follow */
+    cudaEvent_t here; /* for streams that follow */
     lm_step *slots;
     cudaEvent_t sent[STEP_SLOTS];
     int64_t steps; /* sent so far */
@@ -54,13 +54,13 @@ static inline cuda_stream *cuda_stream_of(lm_backend *b, lm_stream *s)
 
 /* Make the device the thread's own; fails once the device is lost. */
 lm_code cuda_enter(cuda_backend *c, lm_err *e);
-/* What a call of the runtime answered, while `doing` ("copying").  A failure here is the device's end:
- * it stays, unless it spoils no more than a recording.  A launch that failed before, which had nobody
- * to tell, is found here too. */
+/* What a call of the runtime answered, while `doing` ("copying").  A failure here is the device's
+ * end: it is kept, unless it affects only a recording.  An earlier launch that failed without a
+ * report is found here too. */
 lm_code cuda_did(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e);
 /* Say why, without the device being lost by it. */
 lm_code cuda_refused(cuda_backend *c, cudaError_t answer, const char *doing, lm_err *e);
-/* For what frees: errors are no news. */
+/* Used when freeing: errors are ignored. */
 void cuda_quiet(cudaError_t answer);
 
 /* ---- the members of lm_backend, by file ---- */
