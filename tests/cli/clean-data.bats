@@ -200,10 +200,10 @@ fails() {
 @test "clean-data: options that need others are refused without them" {
     fails 2 "--gopher-min-words: belongs to the set 'gopher', which is not chosen: add the set" -r c4 --gopher-min-words 5 raw.jsonl
     fails 2 "--c4-policy: belongs to the set 'c4'" --no-c4-policy raw.jsonl
-    fails 2 "--fineweb-newlines: is of the set 'fineweb'" -r gopher --fineweb-newlines 1 raw.jsonl
-    fails 2 "--gopher-dup-ngrams: is of the set" --gopher-dup-ngrams 0,0,0,0,0,0 raw.jsonl
-    fails 2 "--language: is of the set 'gopher'" -r fineweb --language de raw.jsonl
-    fails 2 "--stop-words: is of the set 'gopher'" --stop-words raw.jsonl raw.jsonl
+    fails 2 "--fineweb-newlines: belongs to the set 'fineweb'" -r gopher --fineweb-newlines 1 raw.jsonl
+    fails 2 "--gopher-dup-ngrams: belongs to the set" --gopher-dup-ngrams 0,0,0,0,0,0 raw.jsonl
+    fails 2 "--language: belongs to the set 'gopher'" -r fineweb --language de raw.jsonl
+    fails 2 "--stop-words: belongs to the set 'gopher'" --stop-words raw.jsonl raw.jsonl
     fails 2 "--bands: belongs to MinHash, which is not chosen: add --dedup minhash" -d exact --bands 3 raw.jsonl
     fails 2 "--gopher-stop-words: no stop words are set: name a --language" -r gopher --gopher-stop-words 2 raw.jsonl
     fails 2 "9 different ones are more than the 8 that are set" -r gopher -l en --gopher-stop-words 9 raw.jsonl

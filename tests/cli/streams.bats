@@ -91,9 +91,9 @@ peak() {
     run inspect-model - -
     one 2 "standard input"
     run eval-model -
-    one 2 "standard input" "the model comes from it"
+    one 2 "standard input" "the model is read from it"
     run generate -
-    one 2 "standard input" "the model comes from it"
+    one 2 "standard input" "the model is read from it"
     run generate - - a.jsonl
     one 2 "standard input"
 }
@@ -231,8 +231,8 @@ EOF
         run bash -c "cat $name.tar | inspect-model -"
         one 1 "$message"
     done << 'END'
-abs leaves the folder
-up leaves the folder
+abs has an unsafe
+up has an unsafe
 link a link or a device
 dev a link or a device
 twice 'config.json' twice
