@@ -55,8 +55,8 @@ typedef struct {
 
 /* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */
 double lm_ckpt_coder_bytes(bool lmz);
-/* Memory of the host for the copy of a store of these bytes (lm_store_opts.shown) that lies on a device; 0 where
- * none is made. */
+/* Memory of the host for the copy of a store of these bytes (lm_store_opts.shown) that lies on a
+ * device; 0: no copy. */
 size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown);
 
 typedef struct lm_ckpt lm_ckpt;

@@ -118,9 +118,9 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
 /* ---- trainer_record.c ---- */
 
 typedef lm_code trainer_work(lm_trainer *t, const lm_step *step, lm_err *e);
-/* Put a part of a step on the main stream: by `run`, or from the second time on as a replay of what
- * that put there, where the backend has such a thing and nobody takes the times of single nodes.
- * Bits are the same.  step: the numbers that the part reads.  A refused recording is logged once. */
+/* Put a part of a step on the main stream: by `run`, or from the second time on by replaying its
+ * recording, if the backend has recordings and nodes are not timed.  Bits are the same.  step: the
+ * numbers that the part reads.  A refused recording is logged once. */
 lm_code trainer_put(lm_trainer *t, trainer_part p, trainer_work *run, const lm_step *step,
                     lm_err *e);
 void trainer_unrecord(lm_trainer *t);
