@@ -279,9 +279,7 @@ static lm_code read_generation(work *w, lm_err *e)
     lm_code rc = LM_OK;
     if (opt.generation)
         rc = lm_model_source_json(w->model.src, "generation_config.json", &file, e);
-    rc = rc ? rc
-            : lm_generation_read(lm_model_source_config(w->model.src), file, w->model.config.vocab,
-                                 tool.argv[0], g, e);
+    rc = rc ? rc : lm_generation_read(&w->model.config, file, tool.argv[0], g, e);
     json_decref(file);
     if (rc)
         return rc;

@@ -164,7 +164,9 @@ static lm_code fit_tokenizer(work *w, lm_err *e)
             "vocab_size %lld is less than the tokenizer's %lld", (long long)have, (long long)need);
     put_id(w, "bos_token_id", lm_tokenizer_bos(w->tok));
     put_id(w, "eos_token_id", lm_tokenizer_eos(w->tok));
-    if (lm_tokenizer_pad(w->tok) >= 0)
+    /* a padding id of the published tokenizer that this one does not have would be outside the embedding */
+    if (lm_tokenizer_pad(w->tok) >= 0 ||
+        json_integer_value(json_object_get(w->tree, "pad_token_id")) >= have)
         put_id(w, "pad_token_id", lm_tokenizer_pad(w->tok));
     return LM_OK;
 }

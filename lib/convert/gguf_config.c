@@ -256,25 +256,43 @@ static bool has(const reader *r, const char *tensor)
     return lm_gguf_find(r->g, tensor) != NULL;
 }
 
+/* An id under `key`; -1: none. */
+static lm_code get_id(reader *r, const char *key, int64_t *id)
+{
+    return lm_gguf_i64_or(r->g, key, -1, 0, INT64_C(1) << 31, id, NULL, r->e);
+}
+
 static lm_code get_ids(reader *r)
 {
-    static const char *const keys[][2] = {
-        { "tokenizer.ggml.bos_token_id", "bos_token_id" },
-        { "tokenizer.ggml.eos_token_id", "eos_token_id" },
-        { "tokenizer.ggml.padding_token_id", "pad_token_id" },
-    };
+    static const char *const ends[] = { "tokenizer.ggml.eos_token_id",
+                                        "tokenizer.ggml.eot_token_id",
+                                        "tokenizer.ggml.eom_token_id" };
+    json_t *list = json_array();
+    int64_t bos, pad, first = -1, id;
 
+    if (get_id(r, "tokenizer.ggml.bos_token_id", &bos) ||
+        get_id(r, "tokenizer.ggml.padding_token_id", &pad))
+        goto out;
     for (int i = 0; i < 3; i++) {
-        int64_t id;
-        bool given;
-        if (lm_gguf_i64_or(r->g, keys[i][0], -1, 0, INT64_C(1) << 31, &id, &given, r->e))
-            return r->e->code;
-        if (given)
-            set_int(r, keys[i][1], id);
-        else if (i < 2)
-            json_object_set_new(r->o, keys[i][1], json_null());
+        if (get_id(r, ends[i], &id))
+            goto out;
+        bool again = id < 0;
+        for (size_t k = 0; k < json_array_size(list); k++)
+            again = again || json_integer_value(json_array_get(list, k)) == id;
+        if (!again)
+            json_array_append_new(list, json_integer(id));
+        first = i ? first : id;
     }
-    return LM_OK;
+    json_object_set_new(r->o, "bos_token_id", bos < 0 ? json_null() : json_integer(bos));
+    if (json_array_size(list) > 1)
+        json_object_set(r->o, "eos_token_id", list);
+    else
+        json_object_set_new(r->o, "eos_token_id", first < 0 ? json_null() : json_integer(first));
+    if (pad >= 0)
+        set_int(r, "pad_token_id", pad);
+out:
+    json_decref(list);
+    return r->e->code;
 }
 
 /* The divisors f of llama3's scaling, i of them 1 at first, the last ones the factor; between them

@@ -358,6 +358,22 @@ static void put_id(vocab *v, const char *key, int64_t of_tokenizer, int64_t of_c
         lm_gguf_put_u32(v->p, key, (uint32_t)id);
 }
 
+/* Ids that end a text besides `eos`: llama.cpp has keys for two more, and stops at all. */
+static void put_more_eos(vocab *v, int64_t eos)
+{
+    static const char *const keys[2] = { "tokenizer.ggml.eot_token_id",
+                                         "tokenizer.ggml.eom_token_id" };
+    const lm_config *c = &v->m->config;
+    int n = 0;
+
+    for (int i = 0; i < c->n_eos; i++)
+        if (c->eos[i] != eos && n++ < 2)
+            put_id(v, keys[n - 1], c->eos[i], -1);
+    if (n > 2)
+        lm_log(v->m->sink, LM_LOG_WARN, "%s: GGUF has room for 3 end tokens, the model has %d",
+               v->m->path, n + 1);
+}
+
 static lm_code put_special(vocab *v)
 {
     const lm_config *c = &v->m->config;
@@ -370,6 +386,7 @@ static lm_code put_special(vocab *v)
     eos = eos >= 0 ? eos : lm_config_eos(c);
     put_id(v, "tokenizer.ggml.bos_token_id", bos, -1);
     put_id(v, "tokenizer.ggml.eos_token_id", eos, -1);
+    put_more_eos(v, eos);
     put_id(v, "tokenizer.ggml.unknown_token_id", lm_tokenizer_unk(v->tok), -1);
     put_id(v, "tokenizer.ggml.padding_token_id", lm_tokenizer_pad(v->tok), c->pad);
     if (!rc)
@@ -419,6 +436,7 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e)
         lm_gguf_put_str(p, "tokenizer.ggml.model", "none", 4);
         put_id(&v, "tokenizer.ggml.bos_token_id", -1, m->config.bos);
         put_id(&v, "tokenizer.ggml.eos_token_id", -1, lm_config_eos(&m->config));
+        put_more_eos(&v, lm_config_eos(&m->config));
         put_id(&v, "tokenizer.ggml.padding_token_id", -1, m->config.pad);
         return LM_OK;
     }

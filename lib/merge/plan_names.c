@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/arch.h"
+
 int64_t lm_name_layer(const char *name, size_t *begin, size_t *end)
 {
     for (size_t i = 0; name[i]; i++) {
@@ -28,12 +30,12 @@ bool lm_name_ends(const char *s, const char *end)
 
 bool lm_name_is_head(const char *name)
 {
-    return lm_name_ends(name, "lm_head.weight");
+    return lm_arch_names(LM_PART_OUTPUT, "weight", name);
 }
 
 bool lm_name_is_embedding(const char *name)
 {
-    return lm_name_ends(name, "embed_tokens.weight") || lm_name_ends(name, "wte.weight");
+    return lm_arch_names(LM_PART_EMBED, "weight", name);
 }
 
 bool lm_name_is_last(const char *name)

@@ -8,19 +8,13 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "merge/vocab_impl.h"
+#include "model/arch.h"
 
 bool lm_vocab_is_table(const char *tensor)
 {
-    static const char *const names[] = { "embed_tokens.weight", "lm_head.weight", "lm_head.bias",
-                                         "wte.weight", NULL };
-    size_t len = strlen(tensor);
-    for (int i = 0; names[i]; i++) {
-        size_t n = strlen(names[i]);
-        if (len >= n && !strcmp(tensor + len - n, names[i]) &&
-            (len == n || tensor[len - n - 1] == '.'))
-            return true;
-    }
-    return false;
+    return lm_arch_names(LM_PART_EMBED, "weight", tensor) ||
+           lm_arch_names(LM_PART_OUTPUT, "weight", tensor) ||
+           lm_arch_names(LM_PART_OUTPUT, "bias", tensor);
 }
 
 /* ---- comparing ---- */

@@ -77,10 +77,10 @@ struct lm_arch {
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
-    const lm_gguf_key *gguf_keys; /* NULL: another entry reads the GGUF files of that name */
-    bool gguf_pairs;              /* rows of q and k lie there pair by pair (names.h) */
-    bool gguf_head_dim;           /* head_dim is always written to config.json */
-    bool gguf_windows;            /* llama.cpp obeys its sliding windows, */
+    const lm_gguf_key *gguf_keys;
+    bool gguf_pairs;      /* rows of q and k lie there pair by pair (names.h) */
+    bool gguf_head_dim;   /* head_dim is always written to config.json */
+    bool gguf_windows;    /* llama.cpp obeys its sliding windows, */
     int64_t gguf_pattern; /* in all layers but every gguf_pattern-th unless told otherwise */
     int64_t
         gguf_wide_layers; /* with so many layers scores are scaled by 1/sqrt(width / heads) there, not
@@ -101,6 +101,9 @@ double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64
                           int64_t head_dim);
 /* Is a part the weight of a norm? */
 bool lm_part_is_norm(lm_part part);
+/* Is `name` a tensor of that part in some architecture, under whatever prefix: "model.embed_tokens.weight" or
+ * "language_model.model.embed_tokens.weight" for LM_PART_EMBED?  suffix: "weight" or "bias". */
+bool lm_arch_names(lm_part part, const char *suffix, const char *name);
 /* The row of a part, NULL if the architecture has none. */
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 

@@ -22,12 +22,8 @@ static lm_code bad(const char *where, const char *key, const char *what, lm_err 
                    key, what);
 }
 
-static lm_code add_eos(lm_generation *g, const json_t *v, int64_t vocab, const char *where,
-                       lm_err *e)
+static lm_code add_eos(lm_generation *g, int64_t id, int64_t vocab, lm_err *e)
 {
-    if (!json_is_integer(v))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"eos_token_id\": is not a token id");
-    int64_t id = json_integer_value(v);
     if (id < 0 || id >= vocab) /* -1 says "none"; ids of a larger vocabulary never come up */
         return LM_OK;
     for (int i = 0; i < g->n_eos; i++)
@@ -43,15 +39,18 @@ static lm_code read_eos(lm_generation *g, const json_t *o, int64_t vocab, const 
                         lm_err *e)
 {
     const json_t *v = json_object_get(o, "eos_token_id");
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
     if (!v || json_is_null(v))
         return LM_OK;
-    if (!json_is_array(v))
-        return add_eos(g, v, vocab, where, e);
-    if (json_array_size(v) > MOST_EOS)
+    if (n > MOST_EOS)
         return lm_fail(e, LM_EFORMAT, where, NULL, "\"eos_token_id\": more than %d ids", MOST_EOS);
-    for (size_t i = 0; i < json_array_size(v); i++)
-        if (add_eos(g, json_array_get(v, i), vocab, where, e))
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_integer(id))
+            return lm_fail(e, LM_EFORMAT, where, NULL, "\"eos_token_id\": is not a token id");
+        if (add_eos(g, json_integer_value(id), vocab, e))
             return e->code;
+    }
     return LM_OK;
 }
 
@@ -136,20 +135,22 @@ static lm_code read_sampling(lm_generation *g, const json_t *o, const char *wher
     return LM_OK;
 }
 
-lm_code lm_generation_read(const json_t *config, const json_t *generation, int64_t vocab,
-                           const char *where, lm_generation *out, lm_err *e)
+lm_code lm_generation_read(const lm_config *config, const json_t *generation, const char *where,
+                           lm_generation *out, lm_err *e)
 {
+    lm_code rc = LM_OK;
     *out = (lm_generation){ .temperature = -1,
                             .top_p = -1,
                             .min_p = -1,
                             .repetition_penalty = -1,
                             .top_k = -1,
                             .max_new = -1 };
-    lm_code rc = read_eos(out, config, vocab, where, e);
+    for (int i = 0; !rc && i < config->n_eos; i++)
+        rc = add_eos(out, config->eos[i], config->vocab, e);
     if (!rc && generation && !json_is_object(generation))
         rc = lm_fail(e, LM_EFORMAT, where, NULL, "generation_config.json is not an object");
     if (!rc && generation)
-        rc = read_eos(out, generation, vocab, where, e);
+        rc = read_eos(out, generation, config->vocab, where, e);
     if (!rc && generation)
         rc = read_sampling(out, generation, where, e);
     if (rc)

@@ -13,6 +13,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "model/config.h"
 
 /* Absent: -1. */
 typedef struct {
@@ -24,10 +25,10 @@ typedef struct {
     int n_others;
 } lm_generation;
 
-/* `config` and `generation` are trees of the two files, `generation` may be NULL.  Fails: LM_EFORMAT
+/* `generation` is the tree of generation_config.json, NULL: there is none.  Fails: LM_EFORMAT
  * naming `where` and the key. */
-lm_code lm_generation_read(const json_t *config, const json_t *generation, int64_t vocab,
-                           const char *where, lm_generation *out, lm_err *e);
+lm_code lm_generation_read(const lm_config *config, const json_t *generation, const char *where,
+                           lm_generation *out, lm_err *e);
 void lm_generation_fini(lm_generation *g);
 
 #endif

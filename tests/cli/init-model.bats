@@ -37,6 +37,14 @@ END
     [ "${#lines[@]}" -eq 16 ]
 }
 
+@test "init-model: a padding id of a preset that the tokenizer does not have is left out" {
+    "$root/tests/digests/make-inputs"
+    init-model -q olmo2-1b -t tokenizer.json --set hidden_size=64 --set num_hidden_layers=1 --set num_attention_heads=2 \
+        --set num_key_value_heads=2 --set intermediate_size=8 -o m
+    grep -q '"pad_token_id": null' m/config.json
+    grep -q '"eos_token_id": 256' m/config.json
+}
+
 @test "init-model: the folder holds what the config says, and how it came to be" {
     init-model -q llama-1m "${small[@]}" -o m
     run inspect-model m

@@ -13,7 +13,8 @@ import tempfile
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig,
+                          Olmo2Config, Qwen2Config, Qwen3Config)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -62,6 +63,10 @@ def configs():
     yield "mistral", MistralConfig(**llama, sliding_window=16)
     yield "qwen2", Qwen2Config(**llama)
     yield "qwen3", Qwen3Config(**llama, head_dim=32)
+    yield "olmo2", Olmo2Config(**{**llama, "num_key_value_heads": 4})
+    gemma = {**llama, "head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}
+    yield "gemma2", Gemma2Config(**gemma, attn_logit_softcapping=5.0, final_logit_softcapping=6.0)
+    yield "gemma3", Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 
 
 def greedy(model, ids):
@@ -106,11 +111,13 @@ def compare(name, model, tok, folder):
 
 def fresh(tmp, tok):
     """What init-model writes loads there, with nothing missing or left over, and says the same."""
-    for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b"):
+    for preset in ("llama-1m", "gpt2-124m", "mistral-7b", "qwen2-0.5b", "qwen3-0.6b", "olmo2-1b", "gemma2-2b",
+                   "gemma3-270m"):
         folder = os.path.join(tmp, preset)
         small = (["n_layer=2", "n_embd=64", "n_head=4"] if "gpt2" in preset else
-                 ["num_hidden_layers=2", "hidden_size=64", "intermediate_size=96", "num_attention_heads=4", "num_key_value_heads=2"])
-        if preset in ("mistral-7b", "qwen3-0.6b"):
+                 ["num_hidden_layers=2", "hidden_size=64", "intermediate_size=96", "num_attention_heads=4",
+                  f"num_key_value_heads={4 if 'olmo' in preset else 2}"])
+        if preset in ("mistral-7b", "qwen3-0.6b", "gemma2-2b", "gemma3-270m"):
             small.append("head_dim=16")
         tool("init-model", preset, *[x for s in small for x in ("--set", s)], "--set", "initializer_range=0.15",
              "-t", os.path.join(tmp, "tokenizer.json"), "-o", folder, "-q")

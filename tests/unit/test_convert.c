@@ -325,7 +325,7 @@ static void layers_come_back(void **state)
         "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
         "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},\"rope_local_base_freq\":500}",
         "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
-        "\"sliding_window_pattern\":3,\"final_logit_softcapping\":4}",
+        "\"sliding_window_pattern\":3,\"final_logit_softcapping\":4,\"eos_token_id\":[1,16,7]}",
     };
 #undef SIZES
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -341,6 +341,7 @@ static void layers_come_back(void **state)
         assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
         lm_gguf_put_str(p, "general.architecture", c->arch->gguf, strlen(c->arch->gguf));
         assert_int_equal(lm_gguf_put_config(p, &m, &e), LM_OK);
+        assert_int_equal(lm_gguf_put_vocab(p, &m, &e), LM_OK); /* none, but ids */
         lm_gguf_put_tensor(p, "token_embd.weight", LM_GGUF_TYPE_F32, 2, (int64_t[]){ 20, 32 });
         assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
         for (int k = 0; k < 80; k++)
@@ -354,6 +355,8 @@ static void layers_come_back(void **state)
         for (int64_t l = 0; l < c->layers; l++)
             assert_memory_equal(&again.layer[l], &c->layer[l], sizeof *c->layer);
         assert_true(again.logit_cap == c->logit_cap && again.tied && again.norm_eps == c->norm_eps);
+        assert_int_equal(again.n_eos, c->n_eos);
+        assert_memory_equal(again.eos, c->eos, (size_t)c->n_eos * sizeof *c->eos);
         json_decref(tree);
         lm_gguf_close(g);
         lm_gguf_plan_free(p);
