@@ -142,8 +142,9 @@ static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
         lm_dtype act = lm_node_act(p->g, n);
         const lm_kernel *kernel = p->b->kernel(p->b, n->op->name, act);
         if (!kernel)
-            return lm_fail(e, LM_EUSAGE, n->op->name, NULL, "no %s kernel for %s", p->b->name,
-                           lm_dtype_name(act));
+            return lm_fail(e, LM_EUSAGE, n->op->name,
+                           "choose another device, or leave out what needs this operator",
+                           "%s has no kernel of it for %s", p->b->name, lm_dtype_name(act));
         out->kernel[k] = kernel;
         size_t bytes = kernel->work ? kernel->work(&c, p->b->threads) : 0;
         if (bytes == SIZE_MAX)

@@ -271,3 +271,17 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [[ $output == *'"fits": false,'*'"cure": "no smaller '* ]]
     [[ $output != *hours* ]]
 }
+
+@test "train --device cuda: optimisers of formulas and products, and one that needs eigenvectors" {
+    for o in adafactor muon:bf16=off adam-mini 'lion:cautious=on;*norm*=sm3'; do
+        "${T[@]}" m0 data -o cpu -f --steps 4 --optimizer "$o" --metrics c.jsonl
+        "${T[@]}" m0 data -o gpu -f --steps 4 --optimizer "$o" --metrics g.jsonl --device cuda --deterministic
+        close_to <(field c.jsonl step loss) <(field g.jsonl step loss) 1e-4
+        "${T[@]}" m0 data -o again -f --steps 4 --optimizer "$o" --device cuda --deterministic
+        same_bits gpu again
+    done
+    run "${T[@]}" m0 data -o no --optimizer soap --device cuda
+    [ "$status" -eq 2 ]
+    [[ $output == *"eigh: cuda:0 has no kernel of it for f32: choose another device"* ]]
+    [ ! -e no ]
+}
