@@ -36,6 +36,8 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
     train --list-optimizers | grep -oE '^[a-z0-9-]+' > names
     grep -qx adamw names
     grep -qx sgd names
+    # with states that tensors of this size do not have by themselves
+    printf '%s\n' adamw8bit:min-8bit-size=1 galore:rank=4,update-proj-gap=2 ldadam:rank=4 >> names
     while read -r o; do
         rm -rf whole again
         train m0 --dry-run --optimizer "$o" > /dev/null 2>&1 || o="$o;$rest"

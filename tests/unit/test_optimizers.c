@@ -584,6 +584,204 @@ static void soap(moment *m)
         soap_piece(m, k, m->rows / pieces, m->cols);
 }
 
+/* ---- states in codes ---- */
+
+/* The dynamic map of 8 bits; *n entries. */
+static void dynamic_map(bool with_sign, double *value)
+{
+    int n = 0;
+    for (int d = 0; d < 7; d++)
+        for (int k = 0, cells = with_sign ? 1 << d : 2 << d; k < cells; k++) {
+            double v = pow(10, d - 6) * (0.1 + 0.9 * (k + 0.5) / cells);
+            value[n++] = v;
+            if (with_sign)
+                value[n++] = d ? -v : -1;
+        }
+    value[n++] = 0;
+    value[n++] = 1;
+    assert_int_equal(n, 256);
+}
+
+/* x as its codes are read: blocks of 256 beside their largest magnitude; what is above 0 stays above 0 where no
+ * number of the block is below. */
+static void dynamic8(double *x, int64_t n)
+{
+    double map[256];
+    for (int64_t b = 0; b < n; b += 256) {
+        int64_t end = b + 256 < n ? b + 256 : n;
+        double most = 0, least = 0;
+        for (int64_t i = b; i < end; i++) {
+            most = fmax(most, fabs(x[i]));
+            least = fmin(least, x[i]);
+        }
+        dynamic_map(least < 0, map);
+        for (int64_t i = b; i < end && most > 0; i++) {
+            double best = 2, v = x[i] / most;
+            for (int k = 0; k < 256; k++)
+                if (fabs(map[k] - v) < fabs(best - v) && !(least == 0 && v > 0 && map[k] == 0))
+                    best = map[k];
+            x[i] = best * most;
+        }
+    }
+}
+
+/* The direction of Adam for the n numbers of g, with moments in s[0], s[1]. */
+static void adam_way(moment *m, const double *g, int64_t n, bool eps_outside, double *way)
+{
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), eps = hyper(m, "eps");
+    double bc1 = 1 - pow(b1, m->t), bc2 = 1 - pow(b2, m->t);
+    for (int64_t i = 0; i < n; i++) {
+        m->s[0][i] = b1 * m->s[0][i] + (1 - b1) * g[i];
+        m->s[1][i] = b2 * m->s[1][i] + (1 - b2) * g[i] * g[i];
+        double root = sqrt(m->s[1][i]);
+        way[i] = eps_outside ? sqrt(bc2) / bc1 * m->s[0][i] / (root + eps)
+                             : m->s[0][i] / bc1 / (root / sqrt(bc2) + eps);
+    }
+}
+
+static void adamw8bit(moment *m)
+{
+    static double way[MOST];
+    adam_way(m, m->g, m->n, false, way);
+    for (int64_t i = 0; i < m->n; i++)
+        m->p[i] -= m->lr * (m->decay * m->p[i] + way[i]);
+    if (m->tensor->part != LM_PART_EMBED && m->n >= hyper(m, "min_8bit_size")) {
+        dynamic8(m->s[0], m->n);
+        dynamic8(m->s[1], m->n);
+    }
+}
+
+/* ---- few singular vectors ---- */
+
+/* The first k left singular vectors of x [r,c] as columns of q [r,k]. */
+static void left_vectors(const double *x, int64_t r, int64_t c, int64_t k, double *q)
+{
+    static double turned[MOST], square[MOST], all[MOST];
+    transpose(x, r, c, turned);
+    times(x, turned, r, c, r, square);
+    eigenvectors(square, r, all);
+    for (int64_t i = 0; i < r * k; i++)
+        q[i] = all[i / k * r + i % k];
+}
+
+static bool has_low_rank(const moment *m)
+{
+    return is_hidden(m) && fmin((double)m->rows, (double)m->cols) > hyper(m, "rank");
+}
+
+/* q [shorter side, rank] of the gradient becomes the basis in s[2]; it is used as columns of the shorter side. */
+static void galore(moment *m)
+{
+    static double way[MOST], low[MOST], g[MOST], q[MOST], turned[MOST];
+    int64_t rank = (int64_t)hyper(m, "rank"), t = (int64_t)m->t - 1;
+    bool right = m->rows >= m->cols;
+    int64_t r = right ? m->cols : m->rows, c = right ? m->rows : m->cols;
+    if (!has_low_rank(m)) {
+        adam_way(m, m->g, m->n, true, way);
+    } else {
+        int64_t gap = (int64_t)hyper(m, "update_proj_gap");
+        int64_t offset = hyper(m, "stagger") > 0 ? m->tensor->index % gap : 0;
+        if (right)
+            transpose(m->g, m->rows, m->cols, g);
+        else
+            memcpy(g, m->g, sizeof g);
+        if (t == 0 || t % gap == offset) {
+            left_vectors(g, r, c, rank, q);
+            if (right) /* states have it as rows */
+                transpose(q, r, rank, m->s[2]);
+            else
+                memcpy(m->s[2], q, sizeof q);
+        }
+        if (right)
+            memcpy(q, m->s[2], sizeof q), transpose(q, rank, r, turned),
+                memcpy(q, turned, sizeof q);
+        else
+            memcpy(q, m->s[2], sizeof q);
+        transpose(q, r, rank, turned);
+        times(turned, g, rank, r, c, low);
+        adam_way(m, low, rank * c, true, low);
+        times(q, low, r, rank, c, g);
+        if (right)
+            transpose(g, r, c, way);
+        else
+            memcpy(way, g, sizeof way);
+    }
+    double size = has_low_rank(m) ? hyper(m, "galore_scale") : 1;
+    for (int64_t i = 0; i < m->n; i++) {
+        m->p[i] -= m->lr * size * way[i];
+        m->p[i] -= m->lr * m->decay * m->p[i];
+    }
+}
+
+/* m, v in s[0], s[1] as [rank,c]; the basis in s[2] as [r,rank]; the error in s[3] as the tensor is. */
+static void ldadam(moment *m)
+{
+    static double a[MOST], b[MOST], q[MOST], qt[MOST], y[MOST], low[MOST], change[MOST], m2[MOST],
+        moved[MOST], held[MOST], spread[MOST], way[MOST];
+    double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), eps = hyper(m, "eps");
+    double rho = hyper(m, "rho"), done = m->t - 1;
+    double past1 = 1 - pow(b1, done), past2 = 1 - pow(b2, done);
+    int64_t k = (int64_t)hyper(m, "rank");
+    bool right = m->rows > m->cols, feeds = hyper(m, "error_feedback") > 0;
+    int64_t r = right ? m->cols : m->rows, c = right ? m->rows : m->cols;
+    if (!has_low_rank(m)) {
+        adam_way(m, m->g, m->n, false, way);
+        for (int64_t i = 0; i < m->n; i++)
+            m->p[i] -= m->lr * (m->decay * m->p[i] + way[i]);
+        return;
+    }
+    for (int64_t i = 0; i < m->n; i++)
+        b[i] = m->g[i] + (feeds ? m->s[3][i] : 0);
+    if (right)
+        transpose(b, m->rows, m->cols, a);
+    else
+        memcpy(a, b, sizeof a);
+    double *p = m->s[2], *avg = m->s[0], *v = m->s[1];
+    times(p, avg, r, k, c, moved);
+    if (done == 0) {
+        left_vectors(a, r, c, k, q);
+    } else {
+        for (int64_t i = 0; i < m->n; i++)
+            b[i] = rho * moved[i] / past1 + (1 - rho) * a[i];
+        transpose(b, r, c, held);
+        times(held, p, c, r, k, y);
+        times(b, y, r, c, k, q);
+        orthonormalise(q, r, k);
+    }
+    transpose(q, r, k, qt);
+    times(qt, a, k, r, c, low);
+    times(qt, p, k, r, k, change);
+    times(change, avg, k, k, c, m2);
+    times(q, low, r, k, c, held);
+    times(q, m2, r, k, c, y);
+    for (int64_t i = 0; i < m->n; i++)
+        held[i] = a[i] - held[i] + b1 / (1 - b1) * (moved[i] - y[i]);
+    if (right)
+        transpose(held, r, c, m->s[3]);
+    else
+        memcpy(m->s[3], held, sizeof held);
+    if (done > 0) {
+        for (int64_t i = 0; i < k * c; i++)
+            spread[i] = v[i] / past2 - avg[i] * avg[i] / (past1 * past1);
+        for (int64_t i = 0; i < k * k; i++)
+            change[i] *= change[i];
+        times(change, spread, k, k, c, v);
+        for (int64_t i = 0; i < k * c; i++) {
+            v[i] = fabs(past2 * (v[i] + m2[i] * m2[i] / (past1 * past1)));
+            avg[i] = m2[i];
+        }
+    }
+    for (int64_t i = 0; i < k * c; i++) {
+        avg[i] = b1 * avg[i] + (1 - b1) * low[i];
+        v[i] = b2 * v[i] + (1 - b2) * low[i] * low[i];
+        low[i] = avg[i] / (1 - pow(b1, m->t)) / (sqrt(v[i] / (1 - pow(b2, m->t))) + eps);
+    }
+    times(q, low, r, k, c, y);
+    memcpy(p, q, sizeof q);
+    for (int64_t i = 0; i < m->n; i++)
+        m->p[i] -= m->lr * (m->decay * m->p[i] + y[right ? i % m->cols * c + i / m->cols : i]);
+}
+
 /* ---- the table ---- */
 
 typedef struct {
@@ -700,6 +898,27 @@ static const row rows[] = {
       { { "momentum_buffer", 0 }, { "second_momentum_buffer", 1 } },
       1e-3,
       NULL },
+    { .name = "adamw8bit", .hyper = "min_8bit_size=300", .step = adamw8bit, .tolerance = 1e-3 },
+    { .name = "galore",
+      .hyper = "rank=4 update_proj_gap=7",
+      .step = galore,
+      .state = { { "ortho_matrix", 2 } },
+      .tolerance = 1e-4 },
+    { .name = "galore",
+      .hyper = "rank=8 update_proj_gap=5 stagger=1 weight_decay=0.1 galore_scale=1",
+      .step = galore,
+      .state = { { "ortho_matrix", 2 } },
+      .tolerance = 1e-4 },
+    { .name = "ldadam",
+      .hyper = "rank=4 weight_decay=0.1",
+      .step = ldadam,
+      .state = { { "ortho_matrix", 2 }, { "error", 3 } },
+      .tolerance = 1e-3 },
+    { .name = "ldadam",
+      .hyper = "rank=6 error_feedback=0 rho=0.5 beta1=0.95 beta2=0.3",
+      .step = ldadam,
+      .state = { { "ortho_matrix", 2 } },
+      .tolerance = 1e-3 },
 };
 
 /* ---- steps ---- */

@@ -25,7 +25,10 @@
     X(muon, "muon")                   \
     X(normuon, "normuon")             \
     X(soap, "soap")                   \
-    X(soap_muon, "soap-muon")
+    X(soap_muon, "soap-muon")         \
+    X(adamw8bit, "adamw8bit")         \
+    X(galore, "galore")               \
+    X(ldadam, "ldadam")
 
 #define LM_OPTIM_DECLARE(variable, name) extern const lm_optim lm_optim_##variable;
 LM_OPTIMS(LM_OPTIM_DECLARE)

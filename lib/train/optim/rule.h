@@ -12,6 +12,7 @@
 #ifndef LM_TRAIN_OPTIM_RULE_H
 #define LM_TRAIN_OPTIM_RULE_H
 
+#include "kernels/codes.h"
 #include "kernels/map.h"
 #include "op/formula.h"
 #include "train/optim/optims.h"
@@ -87,6 +88,18 @@ lm_code lm_rule_adamw(lm_update *u, const lm_update_tensor *t, double rate, lm_e
  * keeps, which is the number behind those of the rule. */
 lm_code lm_rule_average(lm_update *u, const lm_update_tensor *t, lm_err *e);
 double lm_rule_average_keeps(double ema, int64_t t);
+
+/* A state of `shape` in codes with scales (kernels/codes.h): as states name[0] U8, name[1] scales and, of affine
+ * formats, name[2] zero points; read to an activation, and written of one. */
+typedef struct {
+    lm_codes_format format;
+    lm_tensor shape;
+    lm_vid code, scale, zero;
+} lm_rule_codes;
+lm_code lm_rule_coded(lm_update *u, const lm_update_tensor *t, const char *const name[3],
+                      lm_codes_format format, lm_tensor shape, lm_rule_codes *out, lm_err *e);
+lm_code lm_rule_decode(lm_update *u, const lm_rule_codes *c, lm_vid *out, lm_err *e);
+lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e);
 
 /* Numbers of a step for rules with beta1 and beta2 first in their tables: lr and the bias corrections
  * bc1 = 1 - beta1^t, bc2 = 1 - beta2^t. */
