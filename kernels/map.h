@@ -66,6 +66,9 @@ typedef struct {
         n_steps;            /* n_single steps over single numbers, then the others */
     uint8_t n_tiles;        /* registers in use */
     uint8_t from[LM_MAP_Y]; /* what y is: as an operand of a step */
+    /* 1 + the step whose result may go to y at once, since no later step reads the x that y may lie over; 0:
+     * after all steps. */
+    uint8_t direct[LM_MAP_Y];
     lm_map_fetch fetch[LM_MAP_SINGLES];
     lm_map_step step[LM_MAP_STEPS];
     double constant[LM_MAP_CONSTANTS];

@@ -17,6 +17,7 @@ typedef struct {
     const lm_call *call;
     const lm_map_program *program;
     float single[LM_MAP_SINGLES];
+    int8_t to_y[LM_MAP_STEPS]; /* the y that a step may write at once, -1: none */
 } map_job;
 
 /* The operands of a step: where a tile begins, or one number. */
@@ -73,8 +74,12 @@ static const float *load(const map_job *j, int which, int64_t from, int64_t coun
     const lm_tensor *x = &j->call->in[LM_MAP_FIRST_X + which], *y = &j->call->out[0];
     int64_t have = lm_tensor_count(x);
     if (have == lm_tensor_count(y)) {
-        if (x->dtype == LM_DTYPE_F32 && count == TILE)
-            return (const float *)x->data + from;
+        if (x->dtype == LM_DTYPE_F32 && count == TILE) {
+            const float *at = (const float *)x->data + from;
+            for (int i = 0; i < TILE; i += 16) /* the next tile, while this one is worked on */
+                _mm_prefetch((const char *)(at + TILE + i), _MM_HINT_T0);
+            return at;
+        }
         load_flat(x, from, count, room);
     } else if (have == 1) {
         float one = one_of(x, 0);
@@ -221,6 +226,15 @@ static map_operand operand_at(const map_job *j, const map_tiles *t, uint8_t whic
     return (map_operand){ .at = t->tile[which] };
 }
 
+/* Where step k writes its tile: its room, or the memory of a y. */
+static float *target(const map_job *j, map_tiles *t, int k, int64_t from, int64_t count)
+{
+    int y = j->to_y[k];
+    if (y >= 0 && count == TILE)
+        return (float *)j->call->out[y].data + from;
+    return t->room[j->program->step[k].to];
+}
+
 static void run_tile(const map_job *j, map_tiles *t, int64_t from, int64_t count)
 {
     const lm_map_program *p = j->program;
@@ -232,11 +246,13 @@ static void run_tile(const map_job *j, map_tiles *t, int64_t from, int64_t count
         }
         map_operand v[3] = { operand_at(j, t, s->a), operand_at(j, t, s->b),
                              operand_at(j, t, s->c) };
-        run_step(s->code, v, t->room[s->to], count);
-        t->tile[s->to] = t->room[s->to];
+        float *to = target(j, t, k, from, count);
+        run_step(s->code, v, to, count);
+        t->tile[s->to] = to;
     }
-    for (int i = 0; i < LM_MAP_Y; i++)
-        if (i < j->call->n_out && j->call->out[i].data)
+    for (int i = 0; i < LM_MAP_Y && i < j->call->n_out; i++)
+        if (j->call->out[i].data &&
+            (count < TILE || !p->direct[i] || j->to_y[p->direct[i] - 1] != i))
             store(&j->call->out[i], from, count, operand_at(j, t, p->from[i]));
 }
 
@@ -259,6 +275,10 @@ static void map(const lm_call *c)
     lm_map_singles(c, single);
     for (int i = 0; i < LM_MAP_SINGLES; i++)
         j.single[i] = (float)single[i];
+    memset(j.to_y, -1, sizeof j.to_y);
+    for (int i = 0; i < LM_MAP_Y && i < c->n_out; i++)
+        if (c->out[i].data && c->out[i].dtype == LM_DTYPE_F32 && j.program->direct[i])
+            j.to_y[j.program->direct[i] - 1] = (int8_t)i;
     lm_par_for(c->par, lm_tensor_count(&c->out[0]), GRAIN, map_span, &j);
 }
 

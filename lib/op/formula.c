@@ -311,6 +311,7 @@ typedef struct {
     const int *place;
     int last[2 * LM_MAP_STEPS];     /* the last step that reads the value of this one */
     uint8_t tile[2 * LM_MAP_STEPS]; /* its register */
+    int index[2 * LM_MAP_STEPS];    /* its number in the program */
     int used_until[LM_MAP_TILES];
 } allocator;
 
@@ -344,7 +345,7 @@ static void write_step(compiler *c, allocator *a, int k, lm_map_program *p)
         out->b = encoded(a, s->in[1]);
         out->c = encoded(a, s->in[2]);
     }
-    p->n_steps++;
+    a->index[k] = p->n_steps++;
     if (s->single) {
         for (int i = 0; i < c->n_single; i++)
             if (c->single[i].kind == A_STEP && c->single[i].at == k)
@@ -360,6 +361,17 @@ static void write_step(compiler *c, allocator *a, int k, lm_map_program *p)
     a->tile[k] = out->to = (uint8_t)t;
     if (t >= p->n_tiles)
         p->n_tiles = (uint8_t)(t + 1);
+}
+
+/* Whether all steps that read operand `name` are done with step k. */
+static bool is_read_by(const compiler *c, const allocator *a, const char *name, int k)
+{
+    for (int i = 0; i < c->n_steps; i++)
+        for (int o = 0; c->step[i].code == LM_MAP_LOAD && o < c->f->n_operands; o++)
+            if (c->f->operand[o].x == c->step[i].in[0].at && !strcmp(c->f->operand[o].name, name) &&
+                a->last[i] > k)
+                return false;
+    return true;
 }
 
 static void write_program(compiler *c, const value *result, lm_map_program *p)
@@ -383,8 +395,11 @@ static void write_program(compiler *c, const value *result, lm_map_program *p)
     for (int k = 0; k < c->n_steps && !c->e->code; k++)
         if (!c->step[k].single)
             write_step(c, &a, k, p);
-    for (int i = 0; i < c->f->n_results; i++)
+    for (int i = 0; i < c->f->n_results && !c->e->code; i++) {
         p->from[i] = encoded(&a, result[i]);
+        if (!result[i].single && is_read_by(c, &a, c->f->result[i], result[i].at))
+            p->direct[i] = (uint8_t)(1 + a.index[result[i].at]);
+    }
 }
 
 lm_code lm_formula_compile(const lm_formula *f, lm_map_attr *out, lm_err *e)
@@ -485,6 +500,12 @@ lm_code lm_formula_append(lm_graph *g, const char *text, const lm_formula_scope 
     for (int i = 0; i < s->n_names; i++)
         if (add_name(g, &n, text, &s->name[i], e))
             return e->code;
+    for (int i = 0; i < n.f.n_results; i++)
+        for (int k = 0; k < n.f.n_operands; k++)
+            if (strcmp(n.result[i], n.operand[k].name) &&
+                lm_graph_share(g, n.made[i]->value, n.in[LM_MAP_FIRST_X + k]))
+                return lm_fail(e, LM_EBUG, "a formula", NULL, "%s lies over %s in \"%.120s\"",
+                               n.result[i], n.operand[k].name, text);
     /* Values of the graph move as it grows: compiled before any is made. */
     if (lm_formula_compile(&n.f, &attr, e))
         return e->code;
