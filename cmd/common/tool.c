@@ -41,12 +41,15 @@ void lm_complain(lm_tool *t, lm_err *e)
 {
     lm_code code = e->code;
     const char *where = strcmp(e->where, "-") ? e->where : "standard input"; /* the name as given */
+    char place[256], todo[512];
 
     if (!code)
         return;
+    where = lm_place_shown(where, place, sizeof place);
     stdout_lost |= !strcmp(where, standard_output);
     lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", where, where[0] ? ": " : "", e->what,
-           e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "", e->todo);
+           e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "",
+           lm_advice_shown(e->todo, todo, sizeof todo));
     if (code == LM_EBUG)
         abort();
     remember(t, status_of(code));

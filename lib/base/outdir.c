@@ -100,7 +100,7 @@ static lm_code check_target(const char *path, bool force, lm_own_fn own, const v
         return lm_fail(e, LM_EUSAGE, path, "name a folder inside it",
                        "is a mount point and cannot be replaced");
     if (!force && !is_empty(path))
-        return lm_fail(e, LM_EUSAGE, path, "add -f to replace it", "exists already");
+        return lm_fail(e, LM_EUSAGE, path, "allow replacing it", "exists already");
     return lm_dir_check_own(path, own, ctx, e);
 }
 

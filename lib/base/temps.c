@@ -138,7 +138,7 @@ lm_code lm_temp_init(lm_temp *t, const char *path, bool force, lm_err *e)
     if (!*path)
         return lm_fail(e, LM_EUSAGE, "output", "give a name", "the name is empty");
     if (lstat(path, &st) == 0 && !force && !S_ISDIR(st.st_mode))
-        return lm_fail(e, LM_EUSAGE, path, "add -f to overwrite it", "exists already");
+        return lm_fail(e, LM_EUSAGE, path, "allow overwriting it", "exists already");
     rc = resolve(path, &t->target, e);
     if (rc)
         return rc;
@@ -336,7 +336,7 @@ lm_code lm_temp_publish(lm_temp *t, lm_err *e)
             rc = access(t->target, F_OK) == 0 ? (errno = EEXIST, -1) : rename(t->path, t->target);
     }
     if (rc && errno == EEXIST)
-        return lm_fail(e, LM_EUSAGE, t->target, "add -f to overwrite it",
+        return lm_fail(e, LM_EUSAGE, t->target, "allow overwriting it",
                        "was created by another process in the meantime");
     if (rc)
         return lm_fail(e, LM_EIO, t->target, NULL,

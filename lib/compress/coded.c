@@ -204,7 +204,7 @@ lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_polic
     lm_buf text = { 0 };
     lm_code rc = coded_new(in, file, false, out, e);
     if (!rc && lm_st_stream_meta(in, LM_CODED_KEY))
-        rc = lm_fail(e, LM_EUSAGE, file, "expand it first (compress-ckpt -d)",
+        rc = lm_fail(e, LM_EUSAGE, file, "expand it first",
                      "its tensors are already coded");
     if (!rc)
         rc = copy_meta(*out, !step || !step->none, e);

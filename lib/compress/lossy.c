@@ -150,7 +150,7 @@ static lm_code account(const job *j, const char *name, lm_lossy_error *err, lm_e
             double x = lm_get(j->dtype, j->in, s->broken);
             return lm_fail(e, LM_ENUMERIC, name,
                            isfinite(x) ? "choose a format of wider range, or do not convert it"
-                                       : "inspect-model --stats shows which weights are not finite",
+                                       : "find the weights that are not finite",
                            "element %" PRId64 " is %.9g, which %s cannot hold within its bound",
                            s->broken, x, j->f->name);
         }

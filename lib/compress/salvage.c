@@ -195,7 +195,7 @@ lm_code lm_unpack_salvage(const char *from, const char *to, const lm_unpack_opts
     lm_err faults = { 0 };
     *n_lost = 0;
     if (!strcmp(from, "-"))
-        return lm_fail(e, LM_EUSAGE, "--salvage", "name a file",
+        return lm_fail(e, LM_EUSAGE, "salvage", "name a file",
                        "standard input cannot be read twice");
     lm_code rc = lm_lmz_salvage(from, &opts, &d.z, e);
     if (!rc && lm_lmz_verify(d.z, collect, &d, o->sink, &faults) && faults.code != LM_EFORMAT) {

@@ -354,7 +354,7 @@ static lm_code no_tensor(const st_files *s, const char *from, const char *name, 
     const char *near = similar(s, name);
     char todo[256], shown[LM_ST_SHOWN];
     snprintf(todo, sizeof todo, "did you mean %s?", near ? lm_st_show(near, shown) : "");
-    return lm_fail(e, LM_EUSAGE, name, near ? todo : "list the tensors with -l",
+    return lm_fail(e, LM_EUSAGE, name, near ? todo : "list the tensors of the file",
                    "%s has no tensor of this name", from);
 }
 

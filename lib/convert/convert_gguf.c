@@ -71,12 +71,12 @@ static lm_code check_whole(const lm_import *m, const lm_gguf *g, lm_err *e)
     if (lm_gguf_str(g, "general.type", &type, e))
         return e->code;
     if (type.len == 7 && !memcmp(type.text, "imatrix", 7))
-        return lm_fail(e, LM_EUSAGE, m->path, "give it to --imatrix",
+        return lm_fail(e, LM_EUSAGE, m->path, "give it as the importance matrix",
                        "it is an importance matrix, not a model");
     lm_code rc = lm_gguf_i64_or(g, "split.count", 1, 0, 1 << 16, &parts, NULL, e);
 
     if (!rc && parts > 1)
-        rc = lm_fail(e, LM_EUSAGE, m->path, "join them with llama-gguf-split --merge",
+        rc = lm_fail(e, LM_EUSAGE, m->path, "join them with llama-gguf-split",
                      "it is one of %" PRId64 " parts", parts);
     return rc;
 }

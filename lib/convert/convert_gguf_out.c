@@ -310,7 +310,7 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
             if (!often && !missing++)
                 first = t->name;
         } else if (n != (size_t)t->dim[t->ndim - 1]) {
-            return lm_fail(e, LM_EUSAGE, "--imatrix", "take one that is made for this model",
+            return lm_fail(e, LM_EUSAGE, "importance matrix", "give one made for this model",
                            "'%s' has %zu column%s in the importance matrix, %" PRId64
                            " in the model",
                            t->name, n, lm_plural(n), t->dim[t->ndim - 1]);

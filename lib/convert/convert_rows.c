@@ -129,7 +129,7 @@ static lm_code report(const job *j, int threads, lm_err *e)
         snprintf(value, sizeof value, " is %.9g,", lm_get(r->from->element, r->src, first));
     return lm_fail(e, LM_ENUMERIC, r->name,
                    finite ? "choose a type of wider range, such as bf16"
-                          : "inspect-model --stats shows which weights are not finite",
+                          : "find the weights that are not finite",
                    "element %" PRId64 "%s which %s cannot hold", first, value,
                    lm_format_show(r->to));
 }

@@ -84,7 +84,7 @@ lm_code lm_gguf_recipe_find(const char *name, const lm_gguf_recipe **out, lm_err
             *out = &recipes[i];
             return LM_OK;
         }
-    return lm_fail(e, LM_EUSAGE, "--type", lm_nearest(name, lm_gguf_types),
+    return lm_fail(e, LM_EUSAGE, "matrix type", lm_nearest(name, lm_gguf_types),
                    "'%s' is no type of a GGUF file", name);
 }
 

@@ -149,8 +149,7 @@ static lm_code find_pre(const vocab *v, const pre_tokenizer **out)
             *out = &pres[i];
             return LM_OK;
         }
-    return lm_fail(v->e, LM_EUSAGE, lm_gguf_path(v->g),
-                   "give the model's own tokenizer with --tokenizer, or --tokenizer none",
+    return lm_fail(v->e, LM_EUSAGE, lm_gguf_path(v->g), "give the model's own tokenizer, or none",
                    "its pre-tokeniser%s%.*s is not known", name.text ? " " : " has no name and",
                    name.text ? (int)(name.len < 60 ? name.len : 60) : 0,
                    name.text ? name.text : "");
@@ -307,8 +306,7 @@ lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm
         return rc;
     fallback = model.len == 5 && !memcmp(model.text, "llama", 5);
     if (!fallback && !(model.len == 4 && !memcmp(model.text, "gpt2", 4)))
-        return lm_fail(e, LM_EUSAGE, lm_gguf_path(g),
-                       "give the model's own tokenizer with --tokenizer, or --tokenizer none",
+        return lm_fail(e, LM_EUSAGE, lm_gguf_path(g), "give the model's own tokenizer, or none",
                        "a tokenizer of kind '%.*s', known are gpt2 and llama",
                        (int)(model.len < 40 ? model.len : 40), model.text);
     if (!fallback)

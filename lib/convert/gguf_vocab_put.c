@@ -88,7 +88,7 @@ static lm_code open_tokenizer(vocab *v)
     }
     lm_buf_fini(&rest);
     if (!rc && lm_tokenizer_vocab_size(v->tok) > (int64_t)v->n)
-        rc = lm_fail(v->e, LM_EUSAGE, v->where, "take another one with --tokenizer",
+        rc = lm_fail(v->e, LM_EUSAGE, v->where, "choose another tokenizer",
                      "it has %" PRId64 " token%s, the model only %zu",
                      lm_tokenizer_vocab_size(v->tok), lm_plural(lm_tokenizer_vocab_size(v->tok)),
                      v->n);
@@ -312,7 +312,7 @@ static lm_code take_pieces(vocab *v)
         v->type[i] = sp.vocab.v[i].type;
     }
     if (!rc && !sp.steps.fallback)
-        rc = lm_fail(v->e, LM_EUSAGE, v->where, "give --tokenizer none",
+        rc = lm_fail(v->e, LM_EUSAGE, v->where, "convert without a tokenizer",
                      "without byte fallback, which llama.cpp needs");
     lm_sentencepiece_fini(&sp);
     return rc;

@@ -199,7 +199,7 @@ static lm_code check_kind(const lm_ar *a, const char *path, struct archive_entry
         return lm_fail(e, LM_EFORMAT, a->where, NULL, "its member '%s' has no size", show);
     if (lm_la.entry_sparse_count(entry) >
         0) /* a hole of a terabyte takes no space in the archive */
-        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without --sparse",
+        return lm_fail(e, LM_EFORMAT, a->where, "make the archive again without sparse files",
                        "its member '%s' is sparse", show);
     return LM_OK;
 }

@@ -192,7 +192,7 @@ lm_code lm_run_chart_check(const lm_run_chart *r, lm_err *e)
         list_keys(r, &keys, e);
         rc = keys.len ? lm_fail(e, LM_EFORMAT, where, "choose one of these",
                                 "no record has '%s'; the keys are %s", r->key[k], keys.data)
-                      : lm_fail(e, LM_EFORMAT, where, "give the JSONL that train --metrics wrote",
+                      : lm_fail(e, LM_EFORMAT, where, "give the metrics that train wrote",
                                 "no record with numbers in it");
         lm_buf_fini(&keys);
         return rc;

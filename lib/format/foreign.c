@@ -94,7 +94,7 @@ static const struct {
 } objects[] = {
     { "\"model_type\"", "a config.json without weights",
       "init-model makes a model with fresh weights from it" },
-    { "\"added_tokens\"", "a tokenizer.json", "name a model; --tokenizer takes a tokenizer" },
+    { "\"added_tokens\"", "a tokenizer.json", "name a model, not its tokenizer" },
     { "\"weight_map\"", "the index of shards", "name its folder" },
     { "\"event\"", "the metrics of a run", "plot-run draws them" },
     { "\"messages\"", "text in JSONL", make_tokens },
@@ -165,7 +165,7 @@ const char *lm_foreign_files(const lm_bundle *b, const char **todo)
             *todo = name_model;
             return "a token dataset";
         }
-    *todo = "init-model CONFIG --tokenizer TOKENIZER -o MODEL makes a model with fresh weights";
+    *todo = "init-model makes a model with fresh weights from a config and a tokenizer";
     if (lm_bundle_find(b, "config.json"))
         return "a config.json without weights";
     if (lm_bundle_find(b, "tokenizer.json"))

@@ -109,7 +109,7 @@ static const char *type_of(char first)
 
 static lm_code fail_record(const lm_doc *doc, const char *field, lm_jsonl_fault f, lm_err *e)
 {
-    static const char name_it[] = "name the text's with --field";
+    static const char name_it[] = "name the text field";
     char where[256], first = f.at < doc->raw.len ? doc->raw.data[f.at] : 0;
     lm_buf names = { 0 };
     snprintf(where, sizeof where, "%s:%lld", doc->source, (long long)doc->line);

@@ -114,7 +114,7 @@ static lm_code check_kept(const char *base, lm_err *e)
     struct stat st;
 
     if (!strcmp(base, "-"))
-        return lm_fail(e, LM_EUSAGE, "--base", "write it to a file first, and name that",
+        return lm_fail(e, LM_EUSAGE, "base of a delta", "write it to a file first, and name that",
                        "standard input cannot be a base, which must be a file or a folder");
     if (!stat(base, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
         return lm_fail(e, LM_EUSAGE, base, "write it to a file first, and name that",
@@ -219,10 +219,10 @@ static lm_code check_path(const char *where, const char *base, lm_err *e)
     struct stat st;
 
     if (stat(base, &st))
-        return lm_fail(e, LM_EUSAGE, where, "give its base with --base",
+        return lm_fail(e, LM_EUSAGE, where, "give its base",
                        "it is a delta against '%s', which does not exist", base);
     if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
-        return lm_fail(e, LM_EUSAGE, where, "give its base with --base",
+        return lm_fail(e, LM_EUSAGE, where, "give its base",
                        "it is a delta against '%s', which is neither file nor folder", base);
     return LM_OK;
 }
@@ -235,7 +235,7 @@ static lm_code compare_digest(const char *where, const char *path, const lmz_hea
 
     lm_hash128_hex(h->base_digest, wanted);
     if (!rc && strcmp(wanted, found))
-        rc = lm_fail(e, LM_EUSAGE, where, "give the base that it was made from with --base",
+        rc = lm_fail(e, LM_EUSAGE, where, "give the base from which it was made",
                      "it is a delta against content %s, '%s' is %s", wanted, path, found);
     return rc;
 }
@@ -254,7 +254,7 @@ lm_code lmz_base_open(const char *path, const char *where, const lmz_header *h,
         rc = check_kept(base, e);
     rc = rc ? rc : check_path(where, base, e);
     if (!rc && (chain = chain_of(base)) >= h->chain)
-        rc = lm_fail(e, LM_EFORMAT, where, "give the base that it was made from with --base",
+        rc = lm_fail(e, LM_EFORMAT, where, "give the base from which it was made",
                      "it is step %d of a chain, and its base '%s' is step %d", h->chain, base,
                      chain);
     if (!rc)

@@ -82,6 +82,6 @@ lm_code lmz_stream_next(lm_lmz *z, const lm_bundle_file **f, lm_err *e);
 lm_code lmz_stream_read(lm_lmz *z, void *dst, size_t cap, size_t *got, lm_err *e);
 void lmz_stream_free(lmz_stream *s);
 
-#define LMZ_DAMAGED "take out what is whole with compress-ckpt -d --salvage"
+#define LMZ_DAMAGED "salvage its intact parts"
 
 #endif

@@ -13,7 +13,7 @@
 
 #include "format/lmz_table.h"
 
-#define BAD_INDEX "it is damaged: take out what is whole with compress-ckpt -d --salvage"
+#define BAD_INDEX "it is damaged: salvage its intact parts"
 
 static lm_code put_part(const lmz_part *p, lm_buf *out, lm_err *e)
 {

@@ -87,7 +87,7 @@ lm_code lmz_decode(lmz_desk *d, const lm_bundle *base, const lmz_chunk_rec *r,
     lm_code rc = LM_OK;
 
     if (base_file && !base)
-        return lm_fail(e, LM_EUSAGE, "", "give its base with --base",
+        return lm_fail(e, LM_EUSAGE, "", "give its base",
                        "it is a delta against a base that is not open");
     if (base_file && !d->base)
         rc = lm_realloc_n(&d->base, LM_LMZ_CHUNK, 1, "a chunk of the base", e);

@@ -11,7 +11,7 @@
 #include "format/folder.h"
 #include "format/safetensors_table.h"
 
-#define DAMAGED "it is damaged: take out what is whole with compress-ckpt -d --salvage"
+#define DAMAGED "it is damaged: salvage its intact parts"
 
 void lmz_table_fini(lmz_table *t)
 {

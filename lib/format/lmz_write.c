@@ -325,7 +325,7 @@ static lm_code know_base(lm_lmz_writer *w, const lm_lmz_opts *o, lmz_header *h, 
                        "a base needs random access, this one is a stream");
     if (h->chain > LM_LMZ_MAX_CHAIN)
         return lm_fail(e, LM_EUSAGE, lm_bundle_path(o->base),
-                       "write a whole one without --base, or --rebase it first",
+                       "write a whole file, or rebase it first",
                        "it is step %d of a chain of deltas, and %d are the limit", h->chain - 1,
                        LM_LMZ_MAX_CHAIN);
     rc = lm_bundle_digest(o->base, hex, NULL, e);

@@ -267,7 +267,7 @@ static lm_code take_lines(lm_metrics_file *f, lm_err *e)
         f->overlong = true;
         f->rest.len = 0;
         if (f->dropped > ENDLESS)
-            return lm_fail(e, LM_EFORMAT, f->path, "give the JSONL that train --metrics wrote",
+            return lm_fail(e, LM_EFORMAT, f->path, "give the metrics that train wrote",
                            "a line of more than 1 GiB");
     }
     return LM_OK;

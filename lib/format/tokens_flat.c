@@ -110,11 +110,11 @@ static lm_code check_guess(const lm_tokens_part *p, const char *path, lm_err *e)
         return lm_fail(e, LM_EFORMAT, path, "name a token dataset, as shard-data makes it",
                        "it is %s, not token ids", known);
     if (looks_text(&p->map))
-        return lm_fail(e, LM_EFORMAT, path, "turn it into token ids with shard-data --tokenizer",
+        return lm_fail(e, LM_EFORMAT, path, "turn it into token ids with shard-data",
                        "it is text, not token ids");
     if (!lm_text_ends(path, ".bin"))
         return lm_fail(e, LM_EFORMAT, path,
-                       "text becomes token ids by shard-data --tokenizer; of bare ids name the "
+                       "text becomes token ids by shard-data; of bare ids name the "
                        "format, nanogpt",
                        "not a token dataset: it is not named .bin and has no header of llm.c");
     return LM_OK;

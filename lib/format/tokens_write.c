@@ -74,7 +74,7 @@ static lm_code clear_old(const char *prefix, bool force, lm_err *e)
         if (rc)
             break;
         if (!force)
-            rc = lm_fail(e, LM_EUSAGE, path.data, "add -f to replace it", "exists already");
+            rc = lm_fail(e, LM_EUSAGE, path.data, "allow replacing it", "exists already");
         else if (unlink(path.data))
             rc = lm_fail(e, LM_EIO, path.data, "remove it: it belongs to an older dataset",
                          "cannot remove");

@@ -314,13 +314,12 @@ static lm_code blame(job *j, const lm_merge_tensor *t, int64_t from, int64_t n, 
                           : lm_merge_first_bad(o->dtype, o->data, n, false, g->par);
 
         if (bad >= 0)
-            return lm_fail(e, LM_ENUMERIC, t->name,
-                           "inspect-model --stats shows which weights are not finite",
+            return lm_fail(e, LM_ENUMERIC, t->name, "find the weights that are not finite",
                            "element %lld is %g in %.100s", (long long)(from + bad),
                            lm_get(o->dtype, o->data, bad), g->plan->model[ref->input].name);
     }
     return lm_fail(e, LM_ENUMERIC, t->name,
-                   lm_dtype_size(t->dtype) < 4 ? "choose a type of wider range with --dtype"
+                   lm_dtype_size(t->dtype) < 4 ? "choose a result type of wider range"
                                                : "change the weights",
                    "element %lld becomes %g in %s", (long long)at, v, lm_dtype_name(t->dtype));
 }

@@ -146,7 +146,7 @@ static lm_code set_params(const lm_merge_plan *p, const lm_plan_want *w, const l
             continue;
         param[i] = value_of(p, w, s, name, i);
         if (isnan(param[i]) && m->required >> i & 1)
-            return lm_fail(e, LM_EUSAGE, s ? p->model[s->input].name : "--method",
+            return lm_fail(e, LM_EUSAGE, s ? p->model[s->input].name : "merge method",
                            "end the list with a value without a filter",
                            "no value of %s for tensor '%s'", lm_merge_params[i].name,
                            lm_st_show(name, show));
@@ -182,9 +182,7 @@ static lm_code check_alike(const lm_merge_plan *p, const lm_merge_ref *a, const 
     show_kind(x, sx);
     show_kind(y, sy);
     return lm_fail(e, LM_EUSAGE, p->model[b->input].name,
-                   !same && lm_vocab_is_table(y->name)
-                       ? "choose what to do about the vocabulary with --tokenizer"
-                       : NULL,
+                   !same && lm_vocab_is_table(y->name) ? "choose a tokenizer policy" : NULL,
                    "tensor '%s' is %s, but %s in %.80s", lm_st_show(y->name, show), sy, sx,
                    p->model[a->input].name);
 }

@@ -17,7 +17,7 @@ static lm_code differ(const lm_merge_plan *p, const char *name, int a, int b, bo
                       lm_err *e)
 {
     return lm_fail(e, LM_EUSAGE, p->model[b].name,
-                   "save both with a tokenizer.json, then choose one with --tokenizer",
+                   "save both with a tokenizer.json, then choose a tokenizer policy",
                    "its %s is not that of %.100s, and that of %.100s cannot be read", name,
                    p->model[a].name, b_is_read ? p->model[a].name : p->model[b].name);
 }

@@ -298,7 +298,8 @@ lm_code lm_merge_recipe_weight(lm_merge_recipe *r, int input, double weight, lm_
     lm_code rc = LM_OK;
 
     if (!(r->method->takes >> LM_MERGE_WEIGHT & 1))
-        return lm_fail(e, LM_EUSAGE, "--method", NULL, "method %s has no weights", r->method->name);
+        return lm_fail(e, LM_EUSAGE, "merge method", NULL, "method %s has no weights",
+                       r->method->name);
     for (int s = 0; s < r->n_slices; s++)
         for (int k = 0; k < r->slice[s].n && !rc; k++)
             if (r->slice[s].source[k].input == input)
@@ -340,7 +341,7 @@ static lm_code check_required(const lm_merge_recipe *r, const lm_merge_slice *s,
             s->set.param[p].n || r->module[s->module].set.param[p].n || r->set.param[p].n)
             continue;
         if (!lm_merge_params[p].per_model)
-            return lm_fail(e, LM_EUSAGE, "--method", NULL, "method %s needs a value for %s",
+            return lm_fail(e, LM_EUSAGE, "merge method", NULL, "method %s needs a value for %s",
                            r->method->name, lm_merge_params[p].name);
         for (int k = 0; k < s->n; k++)
             if (s->source[k].input != base && !s->source[k].set.param[p].n)
@@ -372,7 +373,7 @@ static lm_code check_slice(const lm_merge_recipe *r, const lm_merge_slice *s, lm
                            r->input[s->source[0].input].name);
     }
     if (m->base_required && own < 0)
-        return lm_fail(e, LM_EUSAGE, "--base", "name the model that the others were tuned from",
+        return lm_fail(e, LM_EUSAGE, "base model", "name the model that the others were tuned from",
                        "method %s needs a base model", m->name);
     if (!m->base_allowed && !listed)
         return lm_fail(e, LM_EUSAGE, r->input[own].name, "list it among the models",

@@ -116,13 +116,13 @@ static bool find_start(const lm_merge_recipe *r, int n, double *start)
 static lm_code check(const lm_merge_recipe *r, int n, const lm_merge_search_opts *o, lm_err *e)
 {
     if (!(r->method->takes >> LM_MERGE_WEIGHT & 1))
-        return lm_fail(e, LM_EUSAGE, "--search", "choose a method with weights, such as dem",
+        return lm_fail(e, LM_EUSAGE, "weight search", "choose a method with weights, such as dem",
                        "method %s has no weights", r->method->name);
     if (o->val.sets < 1)
-        return lm_fail(e, LM_EUSAGE, "--search", "give held-out data",
+        return lm_fail(e, LM_EUSAGE, "weight search", "give held-out data",
                        "no data for validation are given");
     if (n > LM_SEARCH_MAX_DIM)
-        return lm_fail(e, LM_EUSAGE, "--search", NULL, "%d model%s, at most %d are allowed", n,
+        return lm_fail(e, LM_EUSAGE, "weight search", NULL, "%d model%s, at most %d are allowed", n,
                        lm_plural(n), LM_SEARCH_MAX_DIM);
     return LM_OK;
 }

@@ -90,9 +90,9 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
 {
     size_t made = c->ids.n - c->n_prompt, before = c->text.len;
     if (id < 0)
-        return lm_fail(
-            e, LM_ENUMERIC, "logits", "inspect-model --stats shows which weights are not finite",
-            "not a number behind token %zu of text %lld", c->ids.n, (long long)c->index + 1);
+        return lm_fail(e, LM_ENUMERIC, "logits", "find the weights that are not finite",
+                       "not a number behind token %zu of text %lld", c->ids.n,
+                       (long long)c->index + 1);
     c->ids.v[c->ids.n++] = (uint32_t)id; /* make_room() did */
     if (logprob)
         c->logprob[made] = (float)*logprob;

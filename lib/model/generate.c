@@ -77,7 +77,7 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
     size_t for_caches =
         weights < usable ? (usable - weights) / 16 * 15 : 0; /* and something else */
     if (for_caches >= 64 * a_position)
-        snprintf(todo, sizeof todo, "--context %zu fits, or give a smaller --batch-size",
+        snprintf(todo, sizeof todo, "a context of %zu fits, or a smaller batch size",
                  for_caches / a_position / 64 * 64);
     return lm_fail(e, LM_ELIMIT, g->b->name, todo,
                    "weights take %s, caches of %" PRId64 " times %" PRId64

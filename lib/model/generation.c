@@ -18,8 +18,8 @@ void lm_generation_fini(lm_generation *g)
 static lm_code bad(const char *where, const char *key, const char *what, lm_err *e)
 {
     return lm_fail(e, LM_EFORMAT, where,
-                   "correct the file, or leave it out with --no-generation-config", "\"%s\": %s",
-                   key, what);
+                   "correct the file, or leave the generation configuration out", "\"%s\": %s", key,
+                   what);
 }
 
 static lm_code add_eos(lm_generation *g, int64_t id, int64_t vocab, lm_err *e)

@@ -86,7 +86,7 @@ static lm_code no_such(const char *const *dirs, const char *what, lm_err *e)
     if (near)
         snprintf(todo, sizeof todo, "did you mean %s?", near);
     else
-        snprintf(todo, sizeof todo, "init-model --list shows the presets");
+        snprintf(todo, sizeof todo, "choose one of the presets");
     lm_fail(e, LM_EUSAGE, what, todo, "is neither a preset nor a config.json");
     lm_free(list);
     lm_names_free(names, n);
@@ -178,7 +178,7 @@ static lm_code known(const char *key, const char *const *list, const char *of, l
     const char *near = lm_nearest(key, list);
     if (near)
         snprintf(todo, sizeof todo, "did you mean %s?", near);
-    return lm_fail(e, LM_EUSAGE, "--set", near ? todo : NULL, "%s has no key \"%s\"", of, key);
+    return lm_fail(e, LM_EUSAGE, "config key", near ? todo : NULL, "%s has no key \"%s\"", of, key);
 }
 
 static lm_code check_key(const json_t *config, const char *key, const char *inner, lm_err *e)
@@ -197,7 +197,7 @@ static lm_code check_key(const json_t *config, const char *key, const char *inne
     if (!inner)
         return LM_OK;
     if (strcmp(key, "rope_scaling") != 0 && strcmp(key, "rope_parameters") != 0)
-        return lm_fail(e, LM_EUSAGE, "--set", NULL, "\"%s\" is not an object", key);
+        return lm_fail(e, LM_EUSAGE, "config key", NULL, "\"%s\" is not an object", key);
     return known(inner, rope_keys, key, e);
 }
 
@@ -205,14 +205,14 @@ static lm_code put(json_t *config, const char *key, const char *inner, const cha
 {
     json_t *v = json_loads(value, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
     json_t *obj = config;
-    if (v && lm_json_check_numbers(value, "--set", e)) {
+    if (v && lm_json_check_numbers(value, "config key", e)) {
         json_decref(v);
         return e->code = LM_EUSAGE;
     }
     if (!v)
         v = json_string(value);
     if (!v)
-        return lm_fail(e, LM_EUSAGE, "--set", NULL, "the value of %s is not UTF-8", key);
+        return lm_fail(e, LM_EUSAGE, "config key", NULL, "the value of %s is not UTF-8", key);
     if (inner) {
         obj = json_object_get(config, key);
         if (!json_is_object(obj)) {
@@ -222,7 +222,7 @@ static lm_code put(json_t *config, const char *key, const char *inner, const cha
         key = inner;
     }
     if (json_object_set_new(obj, key, v))
-        return lm_fail(e, LM_ELIMIT, "--set", NULL, "no memory for %s", key);
+        return lm_fail(e, LM_ELIMIT, "config key", NULL, "no memory for %s", key);
     return LM_OK;
 }
 
@@ -231,7 +231,7 @@ lm_code lm_config_set(json_t *config, const char *assignment, lm_err *e)
     const char *equals = strchr(assignment, '=');
     char key[128], *dot;
     if (!equals || equals == assignment || equals - assignment >= (ptrdiff_t)sizeof key)
-        return lm_fail(e, LM_EUSAGE, "--set", "write it as key=value", "'%s' is no assignment",
+        return lm_fail(e, LM_EUSAGE, "config key", "write it as key=value", "'%s' is no assignment",
                        assignment);
     snprintf(key, sizeof key, "%.*s", (int)(equals - assignment), assignment);
     if ((dot = strchr(key, '.')))

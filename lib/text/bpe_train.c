@@ -34,15 +34,15 @@ static lm_code check_opts(const lm_bpe_train_opts *o, lm_err *e)
     for (int i = 0; i < o->n_special; i++) {
         const char *s = o->special[i];
         if (!*s || lm_utf8_valid(s, strlen(s)) != strlen(s))
-            return lm_fail(e, LM_EUSAGE, "--special", NULL,
+            return lm_fail(e, LM_EUSAGE, "special tokens", NULL,
                            "special token %d is empty or not UTF-8", i);
         for (int k = 0; k < i; k++)
             if (!strcmp(s, o->special[k]))
-                return lm_fail(e, LM_EUSAGE, "--special", "name each token once",
+                return lm_fail(e, LM_EUSAGE, "special tokens", "name each token once",
                                "\"%s\" is given twice", s);
     }
     if (o->vocab_size < 256 + o->n_special || o->vocab_size > 1 << 27)
-        return lm_fail(e, LM_EUSAGE, "--vocab-size", NULL,
+        return lm_fail(e, LM_EUSAGE, "vocabulary size", NULL,
                        "%lld is not in %d (256 bytes and %d special tokens) to 134217728",
                        (long long)o->vocab_size, 256 + o->n_special, o->n_special);
     return LM_OK;
@@ -71,7 +71,7 @@ static lm_code refuse_name(const char *name, lm_err *e)
     char todo[64];
 
     snprintf(todo, sizeof todo, "did you mean %s?", near ? near : "");
-    return lm_fail(e, LM_EUSAGE, "--pattern", near ? todo : PATTERN_CURE,
+    return lm_fail(e, LM_EUSAGE, "word pattern", near ? todo : PATTERN_CURE,
                    "no pattern is named '%.40s'", name);
 }
 
@@ -92,9 +92,9 @@ static lm_code set_pattern(lm_bpe_trainer *t, const char *pattern, lm_err *e)
     t->cut.scan = k;
     if (k)
         return LM_OK;
-    rc = lm_regex_new(pattern, strlen(pattern), false, "--pattern", &t->cut.regex, &bad);
+    rc = lm_regex_new(pattern, strlen(pattern), false, "word pattern", &t->cut.regex, &bad);
     if (rc) /* the pattern is a request of the caller, not from a file */
-        rc = lm_fail(e, rc == LM_EFORMAT ? LM_EUSAGE : rc, "--pattern", PATTERN_CURE, "%s",
+        rc = lm_fail(e, rc == LM_EFORMAT ? LM_EUSAGE : rc, "word pattern", PATTERN_CURE, "%s",
                      bad.what);
     return rc;
 }

@@ -49,9 +49,9 @@ static lm_code find_eos(work *w, lm_err *e)
     if (w->set->eos >= 0)
         return LM_OK;
     if (w->o->eos_token)
-        return lm_fail(e, LM_EUSAGE, "--eos-token", "choose one that is in it",
+        return lm_fail(e, LM_EUSAGE, "end-of-text token", "choose one that is in it",
                        "the tokenizer has no token '%s'", w->o->eos_token);
-    return lm_fail(e, LM_EUSAGE, w->o->tokenizer, "name one with --eos-token, or give --no-eos",
+    return lm_fail(e, LM_EUSAGE, w->o->tokenizer, "name an end-of-text token, or use none",
                    "the tokenizer has no end-of-text token");
 }
 
@@ -68,7 +68,7 @@ static lm_code open_text(work *w, lm_err *e)
     w->set->tokenizer = lm_tokenizer_identity(w->tok);
     lm_input_files_warn(lm_input_file_list(w->in), w->o->sink);
     if (w->o->vocab && w->o->vocab < w->set->vocab)
-        return lm_fail(e, LM_EUSAGE, "--vocab-size", "give at least as much",
+        return lm_fail(e, LM_EUSAGE, "vocabulary size", "give at least as much",
                        "%lld is less than the tokenizer's %lld", (long long)w->o->vocab,
                        (long long)w->set->vocab);
     return LM_OK;
@@ -83,7 +83,7 @@ static lm_code open_dataset(work *w, int i, lm_err *e)
     if (rc)
         return rc;
     if (w->o->eos_id >= 0 && lm_tokens_eot(*t) != w->o->eos_id)
-        return lm_fail(e, LM_EUSAGE, "--eos-id", "leave it out",
+        return lm_fail(e, LM_EUSAGE, "end-of-text id", "leave it out",
                        "%lld is given, but %s has %lld between its documents, by its meta.json",
                        (long long)w->o->eos_id, w->o->path[i], (long long)lm_tokens_eot(*t));
     int64_t top = (int64_t)lm_tokens_max(*t, w->par) + 1;
@@ -128,7 +128,7 @@ static lm_code open_shards(work *w, lm_err *e)
         return lm_fail(e, LM_EFORMAT, w->o->path[0], "shard the text again",
                        "it holds ids that are negative or beyond 32 bits");
     if (w->set->eos < 0 && w->o->eos && w->o->kind != LM_TOKENS_MEGATRON)
-        return lm_fail(e, LM_EUSAGE, "--eos-id", "give the id, or --no-eos",
+        return lm_fail(e, LM_EUSAGE, "end-of-text id", "give the id, or use none",
                        "%s shards need an id between documents, the input does not name it",
                        lm_tokens_kind_name(w->o->kind));
     if (w->set->eos >= w->set->vocab)
@@ -443,7 +443,7 @@ static lm_code fill_pools(work *w, lm_err *e)
         return lm_fail(e, LM_EFORMAT, w->o->n == 1 ? w->o->path[0] : "inputs",
                        "give at least one document", "no document in it");
     if (!lm_tokens_pool_tokens(w->job.pool[LM_SPLIT_TRAIN], -1))
-        return lm_fail(e, LM_EUSAGE, "--val-fraction", "hold out less",
+        return lm_fail(e, LM_EUSAGE, "validation fraction", "hold out less",
                        "all of %lld document%s fell into the validation split",
                        (long long)w->set->read.documents,
                        lm_plural((uint64_t)w->set->read.documents));
@@ -502,11 +502,12 @@ static lm_code make_set(work *w, lm_buf *meta, lm_err *e)
     if (!rc && w->o->vocab)
         w->set->vocab = w->o->vocab;
     if (!rc && w->set->eos >= w->set->vocab)
-        rc = lm_fail(e, LM_EUSAGE, "--eos-id", "give one that is below, or a larger --vocab-size",
+        rc = lm_fail(e, LM_EUSAGE, "end-of-text id",
+                     "give one that is below, or a larger vocabulary size",
                      "%lld is not below the vocabulary of %lld", (long long)w->set->eos,
                      (long long)w->set->vocab);
     if (!rc && w->o->kind == LM_TOKENS_NANOGPT && w->set->vocab > 65536)
-        rc = lm_fail(e, LM_EUSAGE, "--format", "choose megatron or llmc",
+        rc = lm_fail(e, LM_EUSAGE, "shard format", "choose megatron or llmc",
                      "nanoGPT shards hold 16-bit ids, the vocabulary has %lld",
                      (long long)w->set->vocab);
     if (!rc)

@@ -7,7 +7,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 
-static const char go_on[] = "use files that belong together, or go on with --no-check-tokenizer";
+static const char go_on[] = "use files that belong together, or go on without the tokenizer check";
 
 uint64_t lm_tokenizer_digest(const lm_tokenizer *t, int64_t ids)
 {

@@ -106,7 +106,7 @@ lm_code lm_tokenizer_choose(const char *path, lm_model_source *m, int64_t vocab,
     lm_code rc = path ? lm_tokenizer_load(path, out, e) : lm_tokenizer_of(m, out, e);
 
     if (!rc && !*out && how & LM_TOKENIZER_NEEDED)
-        rc = lm_fail(e, LM_EUSAGE, where, "name one with --tokenizer",
+        rc = lm_fail(e, LM_EUSAGE, where, "name a tokenizer",
                      "the model has no tokenizer, which text needs");
     if (rc || !*out)
         return rc;

@@ -182,7 +182,7 @@ static void existing_targets(void **state)
     (void)state;
     put("x", "old");
     assert_int_equal(lm_out_open("x", false, &o, &e), LM_EUSAGE);
-    assert_non_null(strstr(e.todo, "-f"));
+    assert_non_null(strstr(e.todo, "allow overwriting it"));
     assert_int_equal(lm_out_open("x", true, &o, &f), LM_OK);
     fputs("new", lm_out_file(o));
     assert_int_equal(lm_out_commit(o, &f), LM_OK);

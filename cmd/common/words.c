@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* words.c -- the options of the quantities that library messages name.
+ *
+ * The library knows quantities, such as a batch size, but not how a program sets them.  Here the
+ * name of a quantity in the place of an error, or in its advice, becomes the option of the running
+ * tool.  A tool without that option prints the library's words. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/frame.h"
+
+/* Places of errors, and the long names of their options. */
+static const struct {
+    const char *words, *option;
+} places[] = {
+    { "vocabulary size", "vocab-size" },
+    { "end-of-text token", "eos-token" },
+    { "end-of-text id", "eos-id" },
+    { "validation fraction", "val-fraction" },
+    { "shard format", "format" },
+    { "special tokens", "special" },
+    { "word pattern", "pattern" },
+    { "config key", "set" },
+    { "matrix type", "type" },
+    { "importance matrix", "imatrix" },
+    { "merge method", "method" },
+    { "base model", "base" },
+    { "weight search", "search" },
+    { "base of a delta", "base" },
+    { "salvage", "salvage" },
+};
+
+/* Parts of advice. */
+static const struct {
+    const char *words;
+    const char *option; /* NULL: for all tools */
+    const char *text;
+} advice[] = {
+    { "name an end-of-text token, or use none", "eos-token",
+      "name one with --eos-token, or give --no-eos" },
+    { "give the id, or use none", "eos", "give the id, or --no-eos" },
+    { "a larger vocabulary size", "vocab-size", "a larger --vocab-size" },
+    { "go on without the tokenizer check", "check-tokenizer", "go on with --no-check-tokenizer" },
+    { "the model's own tokenizer, or none", "tokenizer",
+      "the model's own tokenizer with --tokenizer, or --tokenizer none" },
+    { "convert without a tokenizer", "tokenizer", "give --tokenizer none" },
+    { "choose a tokenizer policy", "tokenizer", "choose a policy with --tokenizer" },
+    { "choose another tokenizer", "tokenizer", "choose another one with --tokenizer" },
+    { "name a tokenizer", "tokenizer", "name one with --tokenizer" },
+    { "name the text field", "field", "name the text's with --field" },
+    { "leave the generation configuration out", "generation-config",
+      "leave it out with --no-generation-config" },
+    { "a context of", "context", "--context" },
+    { "a smaller batch size", "batch-size", "a smaller --batch-size" },
+    { "give it as the importance matrix", "imatrix", "give it to --imatrix" },
+    { "a result type of wider range", "dtype", "a type of wider range with --dtype" },
+    { "give its base", "base", "give its base with --base" },
+    { "the base from which it was made", "base", "the base from which it was made with --base" },
+    { "write a whole file, or rebase it first", "rebase",
+      "write a whole file without --base, or --rebase it first" },
+    { "allow overwriting it", "force", "add -f to overwrite it" },
+    { "allow replacing it", "force", "add -f to replace it" },
+    { "list the tensors of the file", "list", "list the tensors with -l" },
+    { "expand it first", NULL, "expand it first (compress-ckpt -d)" },
+    { "expand its states first", NULL, "expand its states with compress-ckpt -d" },
+    { "use fewer threads", NULL, "use fewer threads (-j)" },
+    { "salvage its intact parts", NULL,
+      "salvage its intact parts with compress-ckpt -d --salvage" },
+    { "find the weights that are not finite", NULL,
+      "inspect-model --stats shows which weights are not finite" },
+    { "choose one of the presets", NULL, "init-model --list shows the presets" },
+};
+
+static bool has(const char *option)
+{
+    return !option || lm_option_find(option) >= 0;
+}
+
+const char *lm_place_shown(const char *where, char *out, size_t size)
+{
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (!strcmp(where, places[i].words) && has(places[i].option)) {
+            snprintf(out, size, "--%s", places[i].option);
+            return out;
+        }
+    return where;
+}
+
+const char *lm_advice_shown(const char *todo, char *out, size_t size)
+{
+    snprintf(out, size, "%s", todo);
+    for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
+        char rest[512], *at = has(advice[i].option) ? strstr(out, advice[i].words) : NULL;
+        char next = at ? at[strlen(advice[i].words)] : '.';
+        if (next == '.' || next == '_' || next == '-') /* a part of a name */
+            continue;
+        snprintf(rest, sizeof rest, "%s", at + strlen(advice[i].words));
+        snprintf(at, size - (size_t)(at - out), "%s%s", advice[i].text, rest);
+    }
+    return out;
+}
