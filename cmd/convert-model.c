@@ -241,7 +241,7 @@ static lm_code run(lm_err *e)
 
     lm_bundle_opts bundle = lm_tool_bundle(&tool, par);
     bundle.also = "a .gguf";
-    lm_import_opts in = { &bundle, par, &tool.sink, opt.tokenizer, dtype };
+    lm_import_opts in = { &bundle, par, &tool.sink, opt.tokenizer, dtype, false };
     lm_export_opts out = { .force = tool.force,
                            .bundle = &bundle,
                            .type = opt.type,

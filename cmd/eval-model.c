@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "common/device.h"
 #include "common/input_opts.h"
+#include "common/model.h"
 #include "common/tool.h"
 #include "format/source.h"
 #include "model/loaded.h"
@@ -171,7 +172,8 @@ static lm_code open_model(work *w, lm_err *e)
                              .seq = w->seq,
                              .documents = true,
                              .precision = { .low = opt.dtype[0] == 'b' ? LM_DTYPE_BF16
-                                                                       : LM_DTYPE_F32 } };
+                                                                       : LM_DTYPE_F32 },
+                             .codes = w->model.src };
     if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
         lm_evaluator_new(c, &build, w->backend, NULL, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
@@ -344,11 +346,8 @@ static lm_code run(work *w, lm_err *e)
         rc = opt.task[0] == 'm' ? lm_source_there(&w->data, 1, e) : lm_data_there(w->data, e);
     if (!rc)
         rc = lm_par_new(&w->par, tool.threads, e);
-    if (!rc) {
-        const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
-        rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);
-        w->model.par = w->par;
-    }
+    if (!rc)
+        rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
     if (!rc)
         rc = open_data(w, e);
     if (!rc)

@@ -9,6 +9,7 @@
 #include "base/stream.h"
 #include "base/text.h"
 #include "common/device.h"
+#include "common/model.h"
 #include "common/tool.h"
 #include "format/input.h"
 #include "format/source.h"
@@ -423,11 +424,8 @@ static lm_code run(work *w, lm_err *e)
     if (!rc)
         rc = lm_par_new(&w->par, tool.threads, e);
     w->text = opt.prompt.n && !tool.json;
-    if (!rc) {
-        const lm_bundle_opts how = lm_tool_bundle(&tool, w->par);
-        rc = lm_loaded_open(tool.argv[0], &how, &w->model, e);
-        w->model.par = w->par;
-    }
+    if (!rc)
+        rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
     if (!rc)
         rc = open_model(w, e);
     if (!rc)

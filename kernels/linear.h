@@ -4,6 +4,7 @@
  *
  * linear     in  x [N,K] act, w [M,K] act, b [M] F32 (optional)
  *            out y [N,M] act or F32                          y = x w^T + b, sums in F32
+ *            w may be in codes
  * linear_dx  in  dy [N,M] act, w [M,K] act
  *            out dx [N,K] act                                dx = dy w
  * linear_dw  in  dy [N,M] act, x [N,K] act
@@ -78,6 +79,8 @@ typedef struct {
     const float *bias;    /* [n] or NULL */
     void *work;           /* lm_gemm_work bytes, 64-byte aligned */
     const void *b_packed; /* from lm_gemm_pack, or NULL; then b may be NULL */
+    /* Rows of B [n,k] as codes (numeric/code_rows.h), which are read as ab; NULL: b.  tb, not packed. */
+    const struct lm_code_rows *b_codes;
     float *a_sum; /* [m] or NULL: sums of op(A) over k (a bias gradient); added when a_sum_add */
     bool a_sum_add;
 } lm_gemm;

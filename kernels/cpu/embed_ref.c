@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
+#include "numeric/code_rows.h"
 
 static double scale_of(const lm_call *c)
 {
@@ -17,11 +18,27 @@ static void embed(const lm_call *c)
     lm_tensor *x = &c->out[0];
     int64_t n_cols = width(x);
     double scale = rounded(x->dtype, scale_of(c));
+    lm_tensor row = { .data = c->work, .dtype = wte->dtype };
     for (int64_t n = 0; n < rows_of(x); n++) {
         int64_t t = (int64_t)get(tok, n) * n_cols, p = wpe ? (int64_t)get(pos, n) * n_cols : 0;
+        if (wte->codes) {
+            lm_code_rows_numbers(wte->codes, (int64_t)get(tok, n), 1, n_cols, wte->dtype, NULL,
+                                 row.data, (double *)row.data + n_cols);
+            t = 0;
+        }
         for (int64_t i = 0; i < n_cols; i++)
-            set(x, n * n_cols + i, scale * get(wte, t + i) + (wpe ? get(wpe, p + i) : 0));
+            set(x, n * n_cols + i,
+                scale * get(wte->codes ? &row : wte, t + i) + (wpe ? get(wpe, p + i) : 0));
     }
+}
+
+static size_t embed_work(const lm_call *c, int threads)
+{
+    int64_t n_cols = width(&c->out[0]);
+    (void)threads;
+    if (!c->in[1].codes)
+        return 0;
+    return (size_t)n_cols * sizeof(double) + lm_code_rows_scratch(c->in[1].dtype, n_cols);
 }
 
 /* Each id is summed at its first occurrence, over that row and all later ones, in double. */
@@ -55,7 +72,7 @@ static void embed_dw(const lm_call *c)
 }
 
 const lm_kernel lm_embed_ref_kernels[] = {
-    { "embed", LM_DTYPE_NONE, LM_CPU_REF, embed, NULL },
+    { "embed", LM_DTYPE_NONE, LM_CPU_REF, embed, embed_work },
     { "embed_dw", LM_DTYPE_NONE, LM_CPU_REF, embed_dw, NULL },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

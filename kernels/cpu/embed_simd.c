@@ -3,6 +3,7 @@
  * row order, then each id is summed by one thread, so the bits do not depend on threads. */
 #include "kernels/embed.h"
 
+#include "kernels/cpu/code_rows.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
 
@@ -15,9 +16,24 @@ static float scale_of(const lm_call *c, lm_dtype t)
     return (float)lm_get(t, &cell, 0);
 }
 
-LM_INLINE void embed_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+#ifdef __AVX512F__
+#define CODER lm_code_rows_avx512
+#else
+#define CODER lm_code_rows_avx2
+#endif
+
+/* A row of a table in codes as numbers, and what makes it; 0: the table is numbers. */
+static size_t codes_work(const lm_call *c)
 {
-    const lm_call *c = ctx;
+    int64_t n_cols = last_dim(&c->out[0]);
+    lm_dtype t = c->in[1].dtype;
+    if (!c->in[1].codes)
+        return 0;
+    return ((size_t)n_cols * sizeof(float) + lm_code_rows_scratch(t, n_cols) + 63) / 64 * 64;
+}
+
+LM_INLINE void embed_some(lm_dtype t, const lm_call *c, int64_t begin, int64_t end, void *made)
+{
     const int32_t *tok = c->in[0].data, *pos = opt_data(c->in, c->n_in, 2);
     const void *wte = c->in[1].data, *wpe = opt_data(c->in, c->n_in, 3);
     void *x = c->out[0].data;
@@ -25,6 +41,12 @@ LM_INLINE void embed_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     float scale = scale_of(c, t);
     for (int64_t row = begin; row < end; row++) {
         int64_t from = tok[row] * n_cols, to = row * n_cols;
+        if (made) {
+            lm_code_rows_numbers(c->in[1].codes, tok[row], 1, n_cols, t, &CODER, made,
+                                 (float *)made + n_cols);
+            wte = made;
+            from = 0;
+        }
         if (!wpe && scale == 1) {
             VF_FOR(i, n, n_cols, { vf_put_any(t, x, to + i, vf_get_any(t, wte, from + i, n), n); });
             continue;
@@ -40,7 +62,25 @@ LM_INLINE void embed_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         });
     }
 }
-VF_TYPED(embed_rows)
+
+static void embed_rows_f32(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    size_t room = codes_work(c);
+    embed_some(LM_DTYPE_F32, c, begin, end, room ? (char *)c->work + (size_t)worker * room : NULL);
+}
+
+static void embed_rows_bf16(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    size_t room = codes_work(c);
+    embed_some(LM_DTYPE_BF16, c, begin, end, room ? (char *)c->work + (size_t)worker * room : NULL);
+}
+
+static size_t embed_work(const lm_call *c, int threads)
+{
+    return (size_t)threads * codes_work(c);
+}
 
 static void embed(const lm_call *c)
 {
@@ -121,7 +161,7 @@ static size_t embed_dw_work(const lm_call *c, int threads)
 }
 
 const lm_kernel LM_TABLE_NAME(embed, LM_SIMD)[] = {
-    VF_KERNEL("embed", embed, NULL),
+    VF_KERNEL("embed", embed, embed_work),
     VF_KERNEL("embed_dw", embed_dw, embed_dw_work),
     VF_KERNEL_END,
 };

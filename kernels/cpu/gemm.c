@@ -15,6 +15,7 @@ enum {
     MAX_COLUMNS = 8192,      /* of one sweep when partial tiles are kept */
     CHUNK_DOWN = 32,         /* rows of storage packed at a time where depth runs down */
     PACK_GROUP = 16,         /* panels of B packed together */
+    SMALL_ROWS = 16,         /* of B in codes, made numbers at a time for a product of few rows */
     SWEEP_ELEMENTS = 1 << 25 /* of op(B) packed at a time, unless MIN_COLUMNS need more */
 };
 
@@ -31,6 +32,7 @@ typedef struct {
     int64_t sweep;     /* columns packed and worked through at a time, a multiple of nr */
     int64_t tiles;     /* kept per worker */
     int64_t b_bytes, a_bytes, tile_bytes, own_b_bytes;
+    int64_t threads;
     bool stream;
     const char *b;  /* packed panels of the running sweep */
     int64_t j0, j1; /* the running sweep */
@@ -81,7 +83,7 @@ static void plan_grid(plan *p, int threads)
 
 static plan plan_make(const lm_gemm *g, const lm_gemm_impl *im, int threads)
 {
-    plan p = { .g = g, .impl = im };
+    plan p = { .g = g, .impl = im, .threads = threads };
     int64_t n_up = lm_round_up(g->n, im->nr), range;
 
     p.kp = lm_round_up(g->k, im->kr);
@@ -111,6 +113,44 @@ static plan plan_make(const lm_gemm *g, const lm_gemm_impl *im, int threads)
     return p;
 }
 
+/* ---- B in codes: rows of op(B) become numbers in the scratch of a worker, and are read as ever ---- */
+
+static int64_t code_rows(const lm_gemm_impl *im)
+{
+    return max64(im->nr, SMALL_ROWS);
+}
+
+static size_t rows_bytes(const lm_gemm *g, int64_t rows)
+{
+    return (size_t)lm_round_up(rows * g->k * (int64_t)lm_dtype_size(g->ab), 64);
+}
+
+/* Scratch of one worker. */
+static size_t codes_bytes(const lm_gemm *g, const lm_gemm_impl *im)
+{
+    if (!g->b_codes)
+        return 0;
+    return rows_bytes(g, code_rows(im)) +
+           (size_t)lm_round_up((int64_t)lm_code_rows_scratch(g->ab, g->k), 64);
+}
+
+/* The product of columns [j, j + n) alone. */
+static lm_gemm of_codes(const lm_gemm *g, const lm_gemm_impl *im, int64_t j, int64_t n,
+                        char *scratch)
+{
+    lm_gemm part = *g;
+
+    lm_code_rows_numbers(g->b_codes, j, n, g->k, g->ab, im->coder, scratch,
+                         scratch + rows_bytes(g, n));
+    part.n = n;
+    part.b = scratch;
+    part.ldb = g->k;
+    part.b_codes = NULL;
+    part.c = (char *)g->c + j * (int64_t)lm_dtype_size(g->cd);
+    part.bias = g->bias ? g->bias + j : NULL;
+    return part;
+}
+
 static bool is_small(const lm_gemm *g)
 {
     return g->m <= LM_GEMM_SMALL_M && !g->ta && g->tb && !g->a_sum;
@@ -127,7 +167,8 @@ size_t lm_gemm_work(const lm_gemm *g, lm_cpu_level level, int threads)
      * `threads`. */
     for (int t = 1; t <= threads; t++) {
         plan p = plan_make(g, im, t);
-        size_t need = (size_t)(p.b_bytes + t * (p.a_bytes + p.tile_bytes + p.own_b_bytes));
+        size_t need = (size_t)(p.b_bytes + t * (p.a_bytes + p.tile_bytes + p.own_b_bytes)) +
+                      (size_t)t * codes_bytes(g, im);
         most = need > most ? need : most;
     }
     return most;
@@ -139,6 +180,7 @@ typedef struct {
     const lm_gemm_impl *im;
     int64_t kp, j0;
     char *dst;
+    char *codes; /* scratch of the workers */
 } pack_job;
 
 /* Storage is read along its rows: where depth runs down the rows, a few of them over all panels of
@@ -154,7 +196,14 @@ static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker)
     const lm_gemm_impl *im = j->im;
     int64_t step = chunk(!j->g->tb, j->g->k);
 
-    (void)worker;
+    for (int64_t i = begin; j->g->b_codes && i < end; i++) {
+        int64_t col = j->j0 + i * im->nr;
+        lm_gemm part = of_codes(j->g, im, col, min64(im->nr, j->g->n - col),
+                                j->codes + (size_t)worker * codes_bytes(j->g, im));
+        im->pack_b(&part, 0, 0, part.k, j->dst + i * j->kp * im->nr * im->esize);
+    }
+    if (j->g->b_codes)
+        return;
     for (int64_t k = 0; k < j->g->k; k += step)
         for (int64_t i = begin; i < end; i++)
             im->pack_b(j->g, j->j0 + i * im->nr, k, min64(step, j->g->k - k),
@@ -162,9 +211,9 @@ static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker)
 }
 
 static void pack_columns(const lm_gemm *g, const lm_gemm_impl *im, int64_t j0, int64_t j1,
-                         lm_par *par, void *dst)
+                         lm_par *par, void *dst, char *codes)
 {
-    pack_job job = { g, im, lm_round_up(g->k, im->kr), j0, dst };
+    pack_job job = { g, im, lm_round_up(g->k, im->kr), j0, dst, codes };
     int64_t panels = lm_ceil_div(j1 - j0, im->nr);
 
     lm_par_for(par, panels, min64(PACK_GROUP, lm_ceil_div(panels, 4 * lm_par_threads(par))),
@@ -183,13 +232,13 @@ void lm_gemm_pack(const lm_gemm *g, lm_cpu_level level, lm_par *par, void *dst)
     const lm_gemm_impl *im = impl_of(level, g->ab);
 
     if (im)
-        pack_columns(g, im, 0, g->n, par, dst);
+        pack_columns(g, im, 0, g->n, par, dst, NULL);
 }
 
 /* The state of one worker in a block. */
 typedef struct {
     const plan *p;
-    char *a, *own_b;
+    char *a, *own_b, *codes;
     float *tiles;
     int64_t i0, rows, panels; /* block of rows */
     int64_t q0, q1;           /* panels of B */
@@ -300,6 +349,21 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
     }
 }
 
+/* The panel of B from column j on, as deep as the superblock. */
+static void pack_own(const block *b, int64_t j)
+{
+    const lm_gemm *g = b->p->g;
+    const lm_gemm_impl *im = b->p->impl;
+    int64_t depth = min64(g->k - b->k0, b->depth);
+
+    if (g->b_codes) {
+        lm_gemm part = of_codes(g, im, j, min64(im->nr, g->n - j), b->codes);
+        im->pack_b(&part, 0, b->k0, depth, b->own_b);
+    } else {
+        im->pack_b(g, j, b->k0, depth, b->own_b);
+    }
+}
+
 static void run_block(block *b)
 {
     const plan *p = b->p;
@@ -314,13 +378,19 @@ static void run_block(block *b)
                 panel = p->b + (q * p->kp + b->k0) * im->nr * im->esize;
                 next = q + 1 < b->q1 ? panel + p->kp * im->nr * im->esize : NULL;
             } else {
-                im->pack_b(p->g, p->j0 + q * im->nr, b->k0, min64(p->g->k - b->k0, b->depth),
-                           b->own_b);
+                pack_own(b, p->j0 + q * im->nr);
             }
             run_panel(b, q, panel, next);
         }
     }
     finish_waiting(b);
+}
+
+/* Where the workers' scratch for codes begins: behind all else. */
+static char *codes_at(const plan *p)
+{
+    return (char *)p->g->work + p->b_bytes +
+           p->threads * (p->a_bytes + p->tile_bytes + p->own_b_bytes);
 }
 
 static void run_items(void *ctx, int64_t begin, int64_t end, int worker)
@@ -340,6 +410,7 @@ static void run_items(void *ctx, int64_t begin, int64_t end, int worker)
             .p = p,
             .a = own,
             .own_b = own + p->a_bytes + p->tile_bytes,
+            .codes = codes_at(p) + (size_t)worker * codes_bytes(p->g, p->impl),
             .tiles = (float *)(own + p->a_bytes),
             .i0 = first * p->impl->mr,
             .panels = cut(all, p->mb, i + 1) - first,
@@ -354,9 +425,16 @@ static void run_items(void *ctx, int64_t begin, int64_t end, int worker)
 static void run_small(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const plan *p = ctx;
+    const lm_gemm *g = p->g;
 
-    (void)worker;
-    p->impl->small_m(p->g, begin, end);
+    if (!g->b_codes)
+        p->impl->small_m(g, begin, end);
+    for (int64_t j = begin; g->b_codes && j < end; j += SMALL_ROWS) {
+        int64_t n = min64(SMALL_ROWS, end - j);
+        lm_gemm part =
+            of_codes(g, p->impl, j, n, (char *)g->work + (size_t)worker * codes_bytes(g, p->impl));
+        p->impl->small_m(&part, 0, n);
+    }
 }
 
 void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par)
@@ -368,7 +446,7 @@ void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par)
         lm_gemm_ref(g, par);
         return;
     }
-    if (is_small(g) && g->b) {
+    if (is_small(g) && (g->b || g->b_codes)) {
         p = (plan){ .g = g, .impl = im };
         int64_t grain = lm_round_up(lm_ceil_div(g->n, 8 * lm_par_threads(par)), 16);
         lm_par_for(par, g->n, max64(grain, 16), run_small, &p);
@@ -381,7 +459,7 @@ void lm_gemm_run(const lm_gemm *g, lm_cpu_level level, lm_par *par)
             p.b = (const char *)g->b_packed + p.j0 * p.kp * im->esize;
         } else if (p.mb > 1) {
             p.b = g->work;
-            pack_columns(g, im, p.j0, p.j1, par, g->work);
+            pack_columns(g, im, p.j0, p.j1, par, g->work, codes_at(&p));
         }
         lm_par_for(par, p.mb * p.nb, 1, run_items, &p);
     }

@@ -9,6 +9,7 @@
 #ifndef LM_KERNELS_CPU_GEMM_H
 #define LM_KERNELS_CPU_GEMM_H
 
+#include "kernels/cpu/code_rows.h"
 #include "kernels/linear.h"
 
 /* The destination of a finished tile. */
@@ -51,6 +52,7 @@ typedef struct {
     void (*finish)(const lm_gemm_tail *t);
     /* m <= LM_GEMM_SMALL_M: columns j0..j1 of C, reading b in place. */
     void (*small_m)(const lm_gemm *g, int64_t j0, int64_t j1);
+    const lm_code_rows_coder *coder; /* of B in codes */
 } lm_gemm_impl;
 
 const lm_gemm_impl *lm_gemm_impl_avx2(lm_dtype ab);

@@ -274,7 +274,8 @@ static void finish(const lm_gemm_tail *t)
 
 #define SHAPE                                                                            \
     .mr = MR, .nr = NR, .kr = 1, .esize = 4, .kc = VKC, .l2_bytes = 1 << 20, .pc = 2048, \
-    .sum_a = sum_a, .micro = micro, .finish = finish, .end = end
+    .sum_a = sum_a, .micro = micro, .finish = finish, .end = end,                        \
+    .coder = &LEVEL_NAME(lm_code_rows, LM_SIMD)
 
 const lm_gemm_impl *LEVEL_NAME(lm_gemm_impl, LM_SIMD)(lm_dtype ab)
 {

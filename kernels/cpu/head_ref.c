@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
+#include "numeric/code_rows.h"
 
 static int64_t chunk_of(const lm_call *c)
 {
@@ -22,7 +23,21 @@ static size_t head_work(const lm_call *c, int threads)
 {
     const lm_head_attr *a = c->attr;
     (void)threads;
-    return (size_t)chunk_of(c) * (size_t)a->vocab * sizeof(double);
+    return (size_t)chunk_of(c) * (size_t)a->vocab * sizeof(double) +
+           (c->in[1].codes ? 2 * (size_t)width(&c->in[1]) * sizeof(double) : 0);
+}
+
+/* Row v of w: its numbers in scratch, where it is in codes, or w from *at on. */
+static lm_tensor row_of(const lm_call *c, int64_t v, double *scratch, int64_t *at)
+{
+    const lm_tensor *w = &c->in[1];
+    int64_t n_cols = width(w);
+    lm_tensor row = { .data = scratch, .dtype = w->dtype };
+    *at = w->codes ? 0 : v * n_cols;
+    if (!w->codes)
+        return *w;
+    lm_code_rows_numbers(w->codes, v, 1, n_cols, w->dtype, NULL, scratch, scratch + n_cols);
+    return row;
 }
 
 /* What a form of the head reads and writes beside x, w and target; NULL: it does not. */
@@ -68,15 +83,18 @@ static void run_head(const lm_call *c, const head *h)
         set(dw, i, 0);
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t m = n_rows - first < chunk ? n_rows - first : chunk;
-        for (int64_t n = 0; n < m; n++) {
-            for (int64_t v = 0; v < vocab; v++) {
+        for (int64_t v = 0; v < vocab; v++) {
+            int64_t at;
+            lm_tensor row = row_of(c, v, z + chunk * vocab, &at);
+            for (int64_t n = 0; n < m; n++) {
                 double sum = 0;
                 for (int64_t i = 0; i < n_cols; i++)
-                    sum += get(x, (first + n) * n_cols + i) * get(w, v * n_cols + i);
+                    sum += get(x, (first + n) * n_cols + i) * get(&row, at + i);
                 z[n * vocab + v] = a->soft_cap > 0 ? a->soft_cap * tanh(sum / a->soft_cap) : sum;
             }
-            finish_row(c, h, first + n, vocab, z + n * vocab);
         }
+        for (int64_t n = 0; n < m; n++)
+            finish_row(c, h, first + n, vocab, z + n * vocab);
         for (int64_t n = 0; dx && n < m; n++) {
             for (int64_t i = 0; i < n_cols; i++) {
                 double sum = 0;

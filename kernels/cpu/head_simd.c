@@ -233,7 +233,8 @@ static products plan(const lm_call *c, const head_form *f, int64_t first, int64_
                           .tb = true,
                           .a = x,
                           .lda = n_cols,
-                          .b = c->in[1].data,
+                          .b = c->in[1].codes ? NULL : c->in[1].data,
+                          .b_codes = c->in[1].codes,
                           .ldb = n_cols,
                           .c = z,
                           .ldc = pitch };

@@ -4,6 +4,16 @@
 
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
+#include "numeric/code_rows.h"
+
+/* A row of w as numbers, and what makes it. */
+static size_t codes_work(const lm_call *c)
+{
+    int64_t k = c->in[1].dim[1];
+    size_t bytes = (size_t)k * sizeof(double) + lm_code_rows_scratch(c->in[1].dtype, k);
+
+    return (bytes + 63) / 64 * 64;
+}
 
 static void linear_rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -21,8 +31,38 @@ static void linear_rows(void *ctx, int64_t begin, int64_t end, int worker)
         }
 }
 
+/* Columns of y, each from a row of w that is made numbers of. */
+static void linear_codes(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const lm_call *c = ctx;
+    const lm_tensor *x = &c->in[0], *w = &c->in[1], *b = opt_in(c, 2);
+    int64_t m = w->dim[0], k = w->dim[1];
+    char *row = (char *)c->work + (size_t)worker * codes_work(c);
+    lm_tensor at = { .data = row, .dtype = w->dtype };
+
+    for (int64_t j = begin; j < end; j++) {
+        lm_code_rows_numbers(w->codes, j, 1, k, w->dtype, NULL, row,
+                             row + (size_t)k * sizeof(double));
+        for (int64_t i = 0; i < x->dim[0]; i++) {
+            double s = b ? get(b, j) : 0;
+            for (int64_t q = 0; q < k; q++)
+                s += get(x, i * k + q) * get(&at, q);
+            set(&c->out[0], i * m + j, s);
+        }
+    }
+}
+
+static size_t linear_work(const lm_call *c, int threads)
+{
+    return c->in[1].codes ? (size_t)threads * codes_work(c) : 0;
+}
+
 static void linear(const lm_call *c)
 {
+    if (c->in[1].codes) {
+        lm_par_for(c->par, c->in[1].dim[0], 1, linear_codes, (void *)c);
+        return;
+    }
     lm_par_for(c->par, c->in[0].dim[0], 1, linear_rows, (void *)c);
 }
 
@@ -78,7 +118,7 @@ static void linear_dw(const lm_call *c)
 }
 
 const lm_kernel lm_linear_ref_kernels[] = {
-    { "linear", LM_DTYPE_NONE, LM_CPU_REF, linear, NULL },
+    { "linear", LM_DTYPE_NONE, LM_CPU_REF, linear, linear_work },
     { "linear_dx", LM_DTYPE_NONE, LM_CPU_REF, linear_dx, NULL },
     { "linear_dw", LM_DTYPE_NONE, LM_CPU_REF, linear_dw, NULL },
     { .op = NULL },

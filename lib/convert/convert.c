@@ -307,7 +307,7 @@ static lm_code open_mapped(lm_import *m, const char *path, const lm_import_opts 
         rc = lm_import_llama2c(m, &map, e);
     if (!rc && o->tokenizer && m->format != LM_FORMAT_GGUF)
         rc = lm_import_tokenizer(m, o->tokenizer, e);
-    if (!rc && strcmp(path, "-"))
+    if (!rc && strcmp(path, "-") && !o->no_digest)
         rc = lm_digest_path(path, &m->digest, e);
     return rc;
 }

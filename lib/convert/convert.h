@@ -64,6 +64,9 @@ struct lm_import {
     lm_code (*spool)(lm_import *m, lm_err *e);
     /* The format that t is decoded from; NULL: all have plain numbers. */
     const lm_format *(*format_of)(const lm_import *m, const lm_st_tensor *t);
+    /* GGUF: the codes of t in that format, rows in the order of t's, or of its transpose where turned says so. */
+    lm_code (*codes)(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e);
+    bool (*turned)(const lm_import *m, const lm_st_tensor *t);
     lm_code (*end)(lm_import *m, lm_err *e); /* all was read: is the source whole? NULL: it is */
     void (*close)(lm_import *m);
     lm_par *par;
@@ -80,6 +83,7 @@ typedef struct {
     const char *tokenizer;
     lm_dtype dtype; /* of quantised tensors when they are decoded, NONE: what they were made from
                        when that is known, else BF16 */
+    bool no_digest; /* of the input: its bytes are not read for one */
 } lm_import_opts;
 
 /* Open the model at `path` ("-": standard input).  *out must be zeroed; close it whatever the

@@ -268,6 +268,40 @@ static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
     return lm_format_of_gguf(q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
 }
 
+/* How t's rows are to be ordered when they stay in their format; false: as they are. */
+static bool rows_of(const lm_import *m, const lm_st_tensor *t, lm_rows *r)
+{
+    const gguf *q = m->state;
+    const lm_format *f = format_of(m, t);
+
+    return lm_rows_of_tensor(&q->wanted[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]],
+                             false, f, f, r);
+}
+
+static bool turned(const lm_import *m, const lm_st_tensor *t)
+{
+    lm_rows r;
+
+    return rows_of(m, t, &r) && r.turn;
+}
+
+static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
+{
+    gguf *q = m->state;
+    const lm_gguf_tensor *from = q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]];
+    bool reorder;
+    lm_rows r;
+
+    reorder = rows_of(m, t, &r) && !r.turn;
+    r.src = lm_gguf_data(q->g, from);
+    r.dst = dst;
+    if (reorder)
+        return lm_rows_convert(&r, m->par, e);
+    memcpy(dst, r.src, from->bytes);
+    lm_gguf_forget(q->g, from);
+    return LM_OK;
+}
+
 static void close_file(lm_import *m)
 {
     gguf *q = m->state;
@@ -351,6 +385,8 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     m->close = close_file;
     m->load = load;
     m->format_of = format_of;
+    m->codes = codes;
+    m->turned = turned;
     rc = lm_gguf_open_map(map, m->path, &q->g, e);
     if (!rc)
         rc = check_whole(m, q->g, e);

@@ -296,6 +296,25 @@ lm_code lm_bundle_open(const char *path, const lm_bundle_opts *o, lm_bundle **ou
     return LM_OK;
 }
 
+lm_code lm_bundle_none(const char *path, lm_bundle **out, lm_err *e)
+{
+    lm_bundle *b = NULL;
+
+    *out = NULL;
+    if (lm_alloc_n(&b, 1, sizeof *b, "model", e))
+        return e->code;
+    b->kind = LM_BUNDLE_FILE;
+    b->random = b->ended = true;
+    b->raw.fd = -1;
+    pthread_mutex_init(&b->lock, NULL);
+    if (lm_strdup(&b->path, path, e)) {
+        lm_bundle_close(b);
+        return e->code;
+    }
+    *out = b;
+    return LM_OK;
+}
+
 static void close_stream(lm_bundle *b)
 {
     if (b->ops)

@@ -75,6 +75,8 @@ typedef struct lm_bundle lm_bundle;
 lm_code lm_bundle_open(const char *path, const lm_bundle_opts *o, lm_bundle **out, lm_err *e);
 /* Fails as lm_bundle_open when `path` does not exist: checks inputs before long work begins. */
 lm_code lm_bundle_there(const char *path, lm_err *e);
+/* A bundle without files, for a model whose files are elsewhere; `path` is for messages. */
+lm_code lm_bundle_none(const char *path, lm_bundle **out, lm_err *e);
 void lm_bundle_close(lm_bundle *b);
 lm_bundle_kind lm_bundle_kind_of(const lm_bundle *b);
 const char *lm_bundle_path(const lm_bundle *b); /* as given; "standard input" for "-" */

@@ -27,6 +27,7 @@
 #include "base/json.h"
 #include "format/bundle.h"
 #include "format/safetensors.h"
+#include "numeric/format.h"
 
 /* Default size of a shard, as in Hugging Face libraries ("5GB"). */
 #define LM_MAX_SHARD_BYTES 5000000000
@@ -119,6 +120,13 @@ lm_code lm_model_source_peek(const lm_model_source *m, const lm_st_tensor *t, ui
  * is requested.  *data = NULL (no failure): neither applies, read it. */
 lm_code lm_model_source_borrow(const lm_model_source *m, const lm_st_tensor *t, const void **data,
                                lm_err *e);
+/* The format of the codes that the numbers of t are, or come from, and whether they have rows and columns
+ * of t's transpose. */
+const lm_format *lm_model_source_format(const lm_model_source *m, const lm_st_tensor *t,
+                                        bool *turned);
+/* All codes of t (as lm_tensor_bytes counts them) to dst. */
+lm_code lm_model_source_codes(const lm_model_source *m, const lm_st_tensor *t, void *dst,
+                              lm_err *e);
 /* Drop the mapped bytes of t from this process's resident set: they are not needed soon. */
 void lm_model_source_forget(const lm_model_source *m, const lm_st_tensor *t);
 

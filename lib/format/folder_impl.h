@@ -6,6 +6,7 @@
 
 #include "format/bundle_impl.h"
 #include "format/folder.h"
+#include "format/source_made.h"
 
 typedef struct {
     lm_st *st;
@@ -34,6 +35,10 @@ struct lm_model_source {
     char **missed; /* files reported absent before the end of the stream */
     size_t n_missed, cap_missed;
 
+    const lm_st_plan *plan; /* made (source_made.h): the tensors */
+    const lm_source_maker *by;
+    void *ctx;
+
     pthread_rwlock_t lock;    /* protects the window and the position of the stream */
     const lm_st_tensor *held; /* the tensor whose bytes are in `window` */
     uint8_t *window;
@@ -41,6 +46,13 @@ struct lm_model_source {
 };
 
 /* The file of t, which points into its table.  NULL: t belongs to a stream, or to another model. */
+/* The slot of the table of names that holds `name`, or the free one where it belongs. */
+const lm_st_tensor **lm_source_slot(const lm_model_source *m, const char *name);
+/* Is t one of a made source's? */
+bool lm_source_is_made(const lm_model_source *m, const lm_st_tensor *t);
+/* A small file in memory. */
+lm_code lm_source_put(lm_model_source *m, const char *name, const void *data, size_t bytes,
+                      lm_err *e);
 const lm_source_weights *lm_source_file_of(const lm_model_source *m, const lm_st_tensor *t);
 bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t);
 /* "dir/x" or "m.tar: x", also for a missing file. */

@@ -198,13 +198,13 @@ static lm_code check_name(const char *path, lm_err *e)
 /* ---- Shards ---- */
 
 /* The cell that holds `name`, or the free cell for it. */
-static size_t slot_of(const lm_model_source *m, const char *name)
+const lm_st_tensor **lm_source_slot(const lm_model_source *m, const char *name)
 {
     size_t mask = m->n_slots - 1, i = lm_hash_str(name) & mask;
 
     while (m->slot[i] && strcmp(m->slot[i]->name, name))
         i = (i + 1) & mask;
-    return i;
+    return &m->slot[i];
 }
 
 /* One table of the names in all shards, at most half full: a search through the table of each of
@@ -223,7 +223,7 @@ static lm_code index_names(lm_model_source *m, lm_err *e)
     for (size_t f = 0; f < m->n_files; f++)
         for (size_t i = 0; i < lm_st_count(m->file[f].st); i++) {
             const lm_st_tensor *t = lm_st_at(m->file[f].st, i);
-            const lm_st_tensor **slot = &m->slot[slot_of(m, t->name)];
+            const lm_st_tensor **slot = lm_source_slot(m, t->name);
             if (*slot)
                 return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f].st), NULL,
                                "tensor '%s' is also in %s", lm_st_show(t->name, show),
@@ -406,6 +406,8 @@ void lm_model_source_close(lm_model_source *m)
     for (size_t i = 0; i < m->n_files; i++)
         lm_st_close(m->file[i].st);
     lm_st_stream_close(m->stream);
+    if (m->by)
+        m->by->close(m->ctx);
     lm_folder_files_fini(&m->small);
     lm_names_free(m->missed, m->n_missed);
     lm_free(m->file);
@@ -449,6 +451,8 @@ bool lm_model_source_random(const lm_model_source *m)
 
 size_t lm_model_source_count(const lm_model_source *m)
 {
+    if (m->plan)
+        return lm_st_plan_count(m->plan);
     return m->stream ? lm_st_stream_count(m->stream) : m->first[m->n_files];
 }
 
@@ -456,6 +460,8 @@ const lm_st_tensor *lm_model_source_at(const lm_model_source *m, size_t i)
 {
     size_t lo = 0, hi = m->n_files; /* first[lo] <= i < first[hi] */
 
+    if (m->plan)
+        return lm_st_plan_at(m->plan, i);
     if (m->stream)
         return lm_st_stream_at(m->stream, i);
     while (hi - lo > 1) {
@@ -473,7 +479,7 @@ const lm_st_tensor *lm_model_source_find(const lm_model_source *m, const char *n
     if (m->stream)
         return lm_st_stream_find(m->stream, name);
     if (m->slot)
-        return m->slot[slot_of(m, name)];
+        return *lm_source_slot(m, name);
     return m->n_files ? lm_st_find(m->file[0].st, name) : NULL;
 }
 
@@ -500,19 +506,29 @@ bool lm_source_of_stream(const lm_model_source *m, const lm_st_tensor *t)
     return n && t >= lm_st_stream_at(m->stream, 0) && t <= lm_st_stream_at(m->stream, n - 1);
 }
 
+bool lm_source_is_made(const lm_model_source *m, const lm_st_tensor *t)
+{
+    size_t n = m->plan ? lm_st_plan_count(m->plan) : 0;
+    return n && t >= lm_st_plan_at(m->plan, 0) && t <= lm_st_plan_at(m->plan, n - 1);
+}
+
 const char *lm_model_source_file_of(const lm_model_source *m, const lm_st_tensor *t)
 {
+    if (m->plan)
+        return m->path;
     const lm_source_weights *w = lm_source_file_of(m, t);
     return w ? w->name : lm_source_of_stream(m, t) ? m->streamed->name : NULL;
 }
 
 size_t lm_model_source_files(const lm_model_source *m)
 {
-    return m->stream ? 1 : m->n_files;
+    return m->stream || m->plan ? 1 : m->n_files;
 }
 
 const char *lm_model_source_file_at(const lm_model_source *m, size_t i)
 {
+    if (m->plan)
+        return m->path;
     return m->stream ? m->streamed->name : m->file[i].name;
 }
 
@@ -534,6 +550,8 @@ int64_t lm_model_source_params(const lm_model_source *m)
 
 const char *lm_model_source_meta(const lm_model_source *m, const char *key)
 {
+    if (m->by)
+        return m->by->meta(m->ctx, key);
     if (m->stream)
         return lm_st_stream_meta(m->stream, key);
     return m->n_files ? lm_st_meta(m->file[0].st, key) : NULL;

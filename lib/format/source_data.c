@@ -180,9 +180,12 @@ static lm_code decode(lm_model_source *m, const lm_source_weights *w, const lm_s
 {
     if (m->held == t)
         return LM_OK;
+    const void *data = NULL;
     lm_code rc = make_window(m, t, e);
-    if (!rc)
+    if (!rc && w)
         rc = lm_st_read(w->st, t, 0, m->window, (size_t)t->bytes, e);
+    else if (!rc && !(rc = m->by->load(m->ctx, t, &data, e)))
+        memcpy(m->window, data, (size_t)t->bytes);
     if (!rc)
         m->held = t;
     return rc;
@@ -198,11 +201,11 @@ static lm_code hold(const lm_model_source *cm, const lm_source_weights *w, const
     for (;;) {
         pthread_rwlock_rdlock(&m->lock);
         *held = m->held == t;
-        if (rc || *held || (!w && lm_bundle_random(m->b)))
+        if (rc || *held || (!w && !m->by && lm_bundle_random(m->b)))
             return rc;
         pthread_rwlock_unlock(&m->lock);
         pthread_rwlock_wrlock(&m->lock);
-        rc = w ? decode(m, w, t, e) : take(m, t, held, e);
+        rc = w || m->by ? decode(m, w, t, e) : take(m, t, held, e);
         pthread_rwlock_unlock(&m->lock);
     }
 }
@@ -256,7 +259,7 @@ lm_code lm_model_source_read(const lm_model_source *m, const lm_st_tensor *t, ui
     bool held = false;
     lm_code rc;
 
-    if (!w && !lm_source_of_stream(m, t))
+    if (!w && !lm_source_of_stream(m, t) && !lm_source_is_made(m, t))
         return foreign(m, e);
     if (from > t->bytes || bytes > t->bytes - from)
         return lm_fail(e, LM_EUSAGE, m->path, NULL,
@@ -327,7 +330,7 @@ lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm
     bool held = false;
     lm_code rc;
 
-    if (!w && !lm_source_of_stream(m, t))
+    if (!w && !lm_source_of_stream(m, t) && !lm_source_is_made(m, t))
         return foreign(m, e);
     if (t->dtype == LM_DTYPE_NONE)
         return lm_fail(e, LM_EUSAGE, m->path, NULL,
@@ -342,4 +345,23 @@ lm_code lm_model_source_load(const lm_model_source *m, const lm_st_tensor *t, lm
         rc = convert(m, t, m->window, to, dst, e);
     release(m);
     return rc || held ? rc : convert(m, t, NULL, to, dst, e);
+}
+
+const lm_format *lm_model_source_format(const lm_model_source *m, const lm_st_tensor *t,
+                                        bool *turned)
+{
+    *turned = false;
+    return m->by ? m->by->format(m->ctx, t, turned) : lm_format_of_dtype(t->dtype);
+}
+
+lm_code lm_model_source_codes(const lm_model_source *m, const lm_st_tensor *t, void *dst, lm_err *e)
+{
+    lm_code rc;
+
+    if (!m->by)
+        return lm_model_source_read(m, t, 0, dst, t->bytes, e);
+    pthread_rwlock_wrlock(&mutable(m)->lock);
+    rc = m->by->codes(m->ctx, t, dst, e);
+    pthread_rwlock_unlock(&mutable(m)->lock);
+    return rc;
 }

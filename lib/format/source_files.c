@@ -61,6 +61,14 @@ lm_code lm_source_keep(lm_model_source *m, const lm_bundle_file *f, lm_err *e)
     return rc ? rc : lm_bundle_load(m->b, f->name, MAX_KEPT, data, e);
 }
 
+lm_code lm_source_put(lm_model_source *m, const char *name, const void *data, size_t bytes,
+                      lm_err *e)
+{
+    lm_buf *to = NULL;
+    lm_code rc = add_small(&m->small, name, &to, e);
+    return rc ? rc : lm_buf_add(to, data, bytes, e);
+}
+
 /* A file that was too large to be kept is an error, not absent. */
 static bool has_passed(const lm_model_source *m, const char *name)
 {

@@ -16,6 +16,7 @@
 
 #include "base/err.h"
 #include "kernels/kernel.h"
+#include "numeric/format.h"
 
 typedef struct lm_backend lm_backend;
 typedef struct lm_marks lm_marks;         /* points in time on a stream */
@@ -78,6 +79,9 @@ struct lm_backend {
 
     /* ---- kernels ---- */
     const lm_kernel *(*kernel)(lm_backend *b, const char *op, lm_dtype act);
+    /* Whether kernels of `op` for activations of type `act` read their i-th operand in the codes of f
+     * (numeric/code_rows.h).  NULL: none does; such weights become numbers when they are loaded. */
+    bool (*codes)(lm_backend *b, const char *op, int i, lm_dtype act, const lm_format *f);
     /* Whether the joined operator `op` (lib/op/fuse.h) has a kernel of its own here that serves this
      * call, whose operands have shapes but no data.  False: its parts run one by one. */
     bool (*joins)(lm_backend *b, const char *op, lm_dtype act, const lm_call *c);

@@ -141,6 +141,18 @@ static void cpu_range(lm_backend *b, const char *name)
     (void)b, (void)name;
 }
 
+/* Every format that is decoded here: panels of codes become numbers inside the products, rows of them in
+ * lookups. */
+static bool cpu_codes(lm_backend *b, const char *op, int operand, lm_dtype act, const lm_format *f)
+{
+    static const char *const ops[] = { "linear", "embed", "head_stats" };
+    (void)b, (void)act;
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!strcmp(op, ops[i]))
+            return operand == 1 && f->decode != NULL;
+    return false;
+}
+
 static const lm_kernel *cpu_kernel(lm_backend *b, const char *op, lm_dtype act)
 {
     return lm_cpu_kernel(op, act, ((cpu_backend *)b)->level);
@@ -206,6 +218,7 @@ lm_code lm_backend_cpu(lm_cpu_level level, lm_par *par, lm_backend **out, lm_err
                          .marks_read = cpu_marks_read,
                          .range = cpu_range,
                          .kernel = cpu_kernel,
+                         .codes = cpu_codes,
                          .joins = cpu_joins,
                          .peak_flops = cpu_peak_flops,
                          .shortfall = cpu_shortfall,

@@ -2,6 +2,8 @@
 /* op.c -- helpers of the operators' rules.  Operands' dimensions: dims.c. */
 #include "graph/op.h"
 
+#include "numeric/code_rows.h"
+
 #include <stdio.h>
 
 const char *const lm_acc_words[] = { "first", "add" };
@@ -64,7 +66,9 @@ double lm_call_bytes(const lm_call *c)
     double sum = 0;
     for (int i = 0; i < c->n_in; i++)
         if (!lm_absent(&c->in[i]))
-            sum += (double)lm_tensor_count(&c->in[i]) * (double)lm_dtype_size(c->in[i].dtype);
+            sum += c->in[i].codes
+                       ? (double)lm_code_rows_bytes(c->in[i].codes, c->in[i].dim[1])
+                       : (double)lm_tensor_count(&c->in[i]) * (double)lm_dtype_size(c->in[i].dtype);
     for (int i = 0; i < c->n_out; i++)
         if (!lm_absent(&c->out[i]))
             sum += (double)lm_tensor_count(&c->out[i]) * (double)lm_dtype_size(c->out[i].dtype);

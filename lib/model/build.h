@@ -44,6 +44,9 @@ void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
 /* When all parameters are declared: their places in the master copy, and the index of names. */
 lm_code lm_b_place(lm_builder *b);
 
+/* Mark the parameters that stay in codes (build.codes). */
+lm_code lm_model_keep_codes(lm_model *m, lm_err *e);
+
 /* Append everything from the embedding to the head. */
 void lm_build_decoder(lm_builder *b);
 

@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "numeric/format.h"
+#include "numeric/code_rows.h"
 
 static const int64_t chunk_rows[CHUNKS] = { 256, 64, 8 };
 
@@ -37,7 +37,8 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .seq = seq,
                              .cache = g->context,
                              .precision = { .low = dtype },
-                             .backend = g->b };
+                             .backend = g->b,
+                             .codes = w->src };
     if (lm_model_build(&w->config, &build, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;
@@ -276,13 +277,16 @@ double lm_generator_step_bytes(const lm_generator *g)
     double bytes = 0, row = (double)g->slot_bytes / (double)g->context;
     for (int i = 0; i < m->n_params; i++) {
         const lm_tensor *t = &m->graph->value[m->param[i].value].t;
-        bytes += (double)lm_plain_bytes(t->dtype, m->param[i].count);
+        bytes += t->codes ? (double)lm_code_rows_bytes(t->codes, t->dim[1])
+                          : (double)lm_plain_bytes(t->dtype, m->param[i].count);
     }
     /* tables of which only rows are looked up: an embedding that is not the head, and learned
      * positions */
     int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->ropes ? 0 : c->max_positions);
     const lm_tensor *embed = &m->graph->value[m->param[0].value].t;
-    bytes -= (double)lm_plain_bytes(embed->dtype, looked_up * c->width);
+    double whole = embed->codes ? (double)lm_code_rows_bytes(embed->codes, embed->dim[1])
+                                : (double)lm_plain_bytes(embed->dtype, lm_tensor_count(embed));
+    bytes -= whole * (double)looked_up / (double)c->vocab;
     for (int64_t i = 0; i < g->batch; i++)
         bytes += 2 * (double)c->layers * row * (double)g->used[i];
     return bytes;

@@ -4,11 +4,9 @@
 
 #include <string.h>
 
-lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_err *e)
+lm_code lm_loaded_take(lm_model_source *src, lm_loaded *l, lm_err *e)
 {
-    memset(l, 0, sizeof *l);
-    if (lm_model_source_open(path, o, &l->src, e))
-        return e->code;
+    *l = (lm_loaded){ .src = src };
     const json_t *config = lm_model_source_config(l->src);
     if (!config)
         lm_fail(e, LM_EUSAGE, lm_model_source_path(l->src), "name the folder that holds the model",
@@ -18,6 +16,13 @@ lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, 
     if (e->code)
         lm_loaded_fini(l);
     return e->code;
+}
+
+lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *l, lm_err *e)
+{
+    lm_model_source *src = NULL;
+    memset(l, 0, sizeof *l);
+    return lm_model_source_open(path, o, &src, e) ? e->code : lm_loaded_take(src, l, e);
 }
 
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e)

@@ -16,6 +16,8 @@ typedef struct {
 /* Open a model (folder.h; `o` may be NULL) and read its config; no weights yet.  Fails: LM_EIO,
  * LM_EFORMAT; LM_EUSAGE for a lone file without config.json. */
 lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out, lm_err *e);
+/* The same of an open source, which is the model's from here on, whatever the result. */
+lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
 /* Load the weights for `m`, a model of this config in any mode, whose precision decides the formats,
  * into memory of `b`, which must outlive them; a stream is read to its end.  Fails as lm_store_load
  * does. */

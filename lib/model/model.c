@@ -176,7 +176,9 @@ static lm_code build(lm_model *m, lm_err *e)
         return e->code;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
-    return m->build.backend ? join_operators(m, e) : LM_OK;
+    if (m->build.backend && join_operators(m, e))
+        return e->code;
+    return m->build.mode == LM_MODE_TRAIN ? LM_OK : lm_model_keep_codes(m, e);
 }
 
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e)

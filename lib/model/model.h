@@ -8,6 +8,7 @@
 #ifndef LM_MODEL_MODEL_H
 #define LM_MODEL_MODEL_H
 
+#include "format/folder.h"
 #include "graph/backend.h"
 #include "graph/graph.h"
 #include "graph/passes.h"
@@ -62,6 +63,10 @@ typedef struct {
     lm_backend *backend;
     bool (*trainable)(void *ctx, const char *param_name);
     void *ctx;
+    /* EVAL, GENERATE: matrices that this source has in codes of fewer than 16 bits a number stay so where
+     * kernels of the backend read them (lm_tensor.codes), and are numbers of the precision elsewhere.
+     * NULL: all are. */
+    const lm_model_source *codes;
 } lm_build;
 
 typedef struct {

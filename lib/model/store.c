@@ -27,6 +27,19 @@ static lm_dtype format_of(const lm_model *m, int param)
     return m->graph->value[m->param[param].value].t.dtype;
 }
 
+/* Codes of a parameter lie among bytes. */
+static lm_dtype use_format(const lm_model *m, int param)
+{
+    return store_codes(m, param) ? LM_DTYPE_U8 : format_of(m, param);
+}
+
+static int64_t use_count(const lm_model *m, int param)
+{
+    const lm_code_rows *c = store_codes(m, param);
+    return c ? (int64_t)lm_code_rows_bytes(c, m->graph->value[m->param[param].value].t.dim[1])
+             : m->param[param].count;
+}
+
 /* Kernels run over PARAM, DERIVED, GRAD and OPT side by side, so an element has one offset in all. */
 static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
@@ -57,14 +70,14 @@ static lm_code lay_out_use(lm_store *s, lm_err *e)
     const lm_model *m = s->model;
     for (int i = 0; i < m->n_params; i++) {
         int k = 0;
-        while (k < s->n_blocks && s->block[k].format != format_of(m, i))
+        while (k < s->n_blocks && s->block[k].format != use_format(m, i))
             k++;
         if (k == LM_STORE_BLOCKS)
             return lm_fail(e, LM_EBUG, "store", NULL, "more formats than %d", LM_STORE_BLOCKS);
         if (k == s->n_blocks)
-            add_block(s, LM_KEPT_PARAM, format_of(m, i), 0);
+            add_block(s, LM_KEPT_PARAM, use_format(m, i), 0);
         s->place[i] = (struct lm_store_place){ k, s->block[k].count };
-        s->block[k].count += (m->param[i].count + ALIGN - 1) / ALIGN * ALIGN;
+        s->block[k].count += (use_count(m, i) + ALIGN - 1) / ALIGN * ALIGN;
     }
     return LM_OK;
 }
@@ -163,7 +176,10 @@ void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x)
     for (int i = 0; i < m->n_params; i++) {
         const lm_store_block *own = &s->block[s->place[i].block];
         bool low = derived && format_of(m, i) == derived->format;
-        lm_exec_bind(x, m->param[i].value, address(s, low ? derived : own, i));
+        void *at = address(s, low ? derived : own, i);
+        lm_exec_bind(x, m->param[i].value, at);
+        if (store_codes(m, i))
+            lm_code_rows_place(store_codes(m, i), m->graph->value[m->param[i].value].t.dim[1], at);
         if (grad && m->grad && m->grad[i] != LM_NONE)
             lm_exec_bind(x, m->grad[i], address(s, grad, i));
     }

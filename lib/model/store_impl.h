@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "model/store.h"
-#include "numeric/format.h"
+#include "numeric/code_rows.h"
 
 #define STORE_OWN_NAME "param" /* in optimizer.safetensors: a parameter that is shown otherwise */
 enum { STORE_TILE = 64 }; /* of a transposition: 64 x 64 elements stay in the first-level cache */
@@ -16,6 +16,12 @@ static inline int64_t store_width(const lm_model *m, const lm_slice *s)
 {
     const lm_param *p = &m->param[s->param];
     return p->count / m->graph->value[p->value].t.dim[0];
+}
+
+/* The codes that a parameter stays in; NULL: numbers. */
+static inline lm_code_rows *store_codes(const lm_model *m, int param)
+{
+    return (lm_code_rows *)(uintptr_t)m->graph->value[m->param[param].value].t.codes;
 }
 
 /* A tensor in a block: [rows, cols] there, where files may have it as [cols, rows]. */

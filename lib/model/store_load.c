@@ -171,7 +171,23 @@ void store_end(lm_store *s)
     memset(&s->passage, 0, sizeof s->passage);
 }
 
-/* The one way in. */
+/* Codes as they are: the run of the tensor in its parameter. */
+static lm_code bring_codes(lm_store *s, int i, const lm_model_source *src, const lm_st_tensor *st,
+                           lm_err *e)
+{
+    const lm_slice *t = &s->model->slice[i];
+    const lm_code_rows *c = store_codes(s->model, t->param);
+    const lm_store_block *k = store_own(s, t);
+    int64_t cols = s->model->graph->value[s->model->param[t->param].value].t.dim[1];
+    lm_code_rows placed = *c;
+    int n = 0;
+    lm_code_rows_place(&placed, cols, (const char *)k->data + s->place[t->param].offset);
+    while (placed.run[n].row != t->row)
+        n++;
+    return lm_model_source_codes(src, st, (void *)(uintptr_t)placed.run[n].data, e);
+}
+
+/* The one way in for numbers. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
@@ -265,7 +281,9 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e)
                            .ctx = src,
                            .t = t,
                            .whole = !lm_model_source_data(src, t) };
-        if (i >= 0)
+        if (i >= 0 && store_codes(m, m->slice[i].param))
+            rc = bring_codes(s, i, src, t, e);
+        else if (i >= 0)
             rc = bring(s, store_own(s, &m->slice[i]), i, &o, e);
     }
     store_end(s);

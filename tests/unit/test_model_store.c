@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "model/build.h"
 #include "model_run.h"
+#include "numeric/code_rows.h"
 
 static const char *const models[] = {
     "{\"model_type\":\"gpt2\",\"vocab_size\":23,\"n_embd\":16,\"n_layer\":2,\"n_head\":4,"
@@ -183,6 +184,58 @@ static lm_code load(lm_store *s, const char *path, lm_err *e)
     lm_code rc = lm_store_load(s, src, e);
     lm_model_source_close(src);
     return rc;
+}
+
+/* Matrices of a folder in FP8 stay a byte a number, for use on a backend that reads codes; vectors and all
+ * else are numbers. */
+static void test_codes(void **state)
+{
+    char path[64];
+    (void)state;
+    snprintf(path, sizeof path, "%s/codes", folder);
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        lm_err e = { 0 };
+        lm_model_source *src;
+        lm_model *m;
+        size_t want = 0, numbers = 0, bytes[LM_KEPT_ROLES];
+        open_fixture(&f, i);
+        write_folder(&f, LM_DTYPE_F8E4M3, path, NULL, NULL, NULL, NULL);
+        must(lm_model_source_open(path, NULL, &src, &e), &e);
+        const lm_build b = { .mode = LM_MODE_EVAL,
+                             .batch = 1,
+                             .seq = 4,
+                             .precision = { LM_DTYPE_F32, NULL },
+                             .backend = backend[0],
+                             .codes = src };
+        must(lm_model_build(&f.config, &b, &m, &e), &e);
+        for (int p = 0; p < m->n_params; p++) {
+            const lm_tensor *t = &m->graph->value[m->param[p].value].t;
+            size_t n = (size_t)m->param[p].count, room = 0;
+            int slices = 0;
+            bool kept = t->ndim == 2; /* GPT-2 has most transposed */
+            for (int k = 0; k < m->n_slices; k++)
+                if (m->slice[k].param == p) {
+                    kept = kept && !m->slice[k].transposed &&
+                           !strstr(m->slice[k].name, "wpe"); /* looked up beside tokens */
+                    room += ((size_t)lm_slice_count(&m->slice[k]) + 63) / 64 * 64;
+                    slices++;
+                }
+            assert_int_equal(t->codes != NULL, kept);
+            assert_true(!kept || t->codes->n == slices);
+            want += kept ? room : (n + 63) / 64 * 64 * sizeof(float);
+            numbers += (n + 63) / 64 * 64 * sizeof(float);
+        }
+        must(lm_store_outlook(m, &use, bytes, &e), &e);
+        assert_int_equal(bytes[LM_KEPT_PARAM], want);
+        assert_true(want < numbers);
+        lm_store *s = make(m, 0, &use);
+        must(lm_store_load(s, src, &e), &e);
+        lm_store_free(s);
+        lm_model_free(m);
+        lm_model_source_close(src);
+        close_fixture(&f);
+    }
 }
 
 static void test_refused(void **state)
@@ -428,8 +481,8 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_draw),   cmocka_unit_test(test_refused), cmocka_unit_test(test_load),
-        cmocka_unit_test(test_frozen), cmocka_unit_test(test_rank),
+        cmocka_unit_test(test_draw), cmocka_unit_test(test_codes),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_load), cmocka_unit_test(test_frozen), cmocka_unit_test(test_rank),
     };
     return cmocka_run_group_tests_name("model_store", tests, begin, end);
 }

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model_codes.c -- which weights of a model stay in the codes that their source has. */
+#include "model/build.h"
+#include "numeric/code_rows.h"
+
+/* The backend has kernels for this format wherever the parameter is read. */
+static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
+{
+    lm_backend *b = m->build.backend;
+    for (size_t k = 0; k < m->graph->n_nodes; k++) {
+        const lm_node *n = &m->graph->node[k];
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] == v && !b->codes(b, n->op->name, i, lm_node_act(m->graph, n), f))
+                return false;
+    }
+    return true;
+}
+
+/* The codes of all slices of parameter p, in order; n 0: it must be numbers.  A slice in plain numbers may
+ * stand beside others in codes. */
+static lm_code_rows codes_of(const lm_model *m, int p)
+{
+    const lm_param *param = &m->param[p];
+    const lm_tensor *t = &m->graph->value[param->value].t;
+    lm_code_rows c = { 0 };
+    bool fewer = false;
+    for (int i = 0; i < m->n_slices; i++) {
+        const lm_slice *s = &m->slice[i];
+        bool turned = false;
+        if (s->param != p)
+            continue;
+        const lm_st_tensor *st = lm_model_source_find(m->build.codes, s->name);
+        const lm_format *f = st ? lm_model_source_format(m->build.codes, st, &turned) : NULL;
+        if (t->ndim != 2 || !f || !f->decode || turned != s->transposed ||
+            c.n == LM_MAX_CODE_RUNS || !are_read(m, param->value, f))
+            return (lm_code_rows){ 0 };
+        c.run[c.n++] = (struct lm_code_run){ .row = s->row, .rows = s->rows, .format = f };
+        fewer = fewer || lm_format_codes(f, t->dim[1]);
+        if (!lm_format_codes(f, t->dim[1]) && f->element == LM_DTYPE_NONE)
+            return (lm_code_rows){ 0 };
+    }
+    return fewer ? c : (lm_code_rows){ 0 };
+}
+
+lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
+{
+    lm_backend *b = m->build.backend;
+    if (!m->build.codes || !b || !b->codes)
+        return LM_OK;
+    for (int p = 0; p < m->n_params; p++) {
+        lm_code_rows found = codes_of(m, p), *c = NULL;
+        if (!found.n)
+            continue;
+        if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e))
+            return e->code;
+        *c = found;
+        m->graph->value[m->param[p].value].t.codes = c;
+    }
+    return LM_OK;
+}

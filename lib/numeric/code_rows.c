@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* code_rows.c -- rows of codes as numbers. */
+#include "numeric/code_rows.h"
+
+#include "base/mem.h"
+
+/* Bytes of one row in plane p: rows begin at whole bytes (format.h). */
+static size_t row_bytes(const lm_format *f, int p, int64_t cols)
+{
+    size_t across = ((size_t)cols + (size_t)f->plane[p].cols - 1) / (size_t)f->plane[p].cols;
+    return (across * (size_t)f->plane[p].bits + 7) / 8;
+}
+
+static bool rows_apart(const lm_format *f)
+{
+    for (int p = 0; p < f->n_planes; p++)
+        if (f->plane[p].rows != 1)
+            return false;
+    return true;
+}
+
+bool lm_format_codes(const lm_format *f, int64_t cols)
+{
+    lm_tensor_size size;
+    return f->decode && rows_apart(f) && !lm_tensor_bytes(f, 1, &cols, &size, NULL) &&
+           size.all < 2 * (size_t)cols;
+}
+
+static size_t run_bytes(const struct lm_code_run *r, int64_t cols)
+{
+    lm_tensor_size size;
+    lm_tensor_bytes(r->format, 2, (int64_t[]){ r->rows, cols }, &size, NULL);
+    return size.all;
+}
+
+size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols)
+{
+    size_t sum = 0, bytes;
+    for (int i = 0; i < c->n; i++) {
+        bytes = run_bytes(&c->run[i], cols);
+        if (bytes > SIZE_MAX - LM_CODES_ALIGN || !lm_add_ok(sum, bytes, &sum) ||
+            !lm_add_ok(sum, LM_CODES_ALIGN - 1, &bytes))
+            return SIZE_MAX;
+        sum = bytes / LM_CODES_ALIGN * LM_CODES_ALIGN;
+    }
+    return sum;
+}
+
+void lm_code_rows_place(lm_code_rows *c, int64_t cols, const void *block)
+{
+    const uint8_t *at = block;
+    for (int i = 0; i < c->n; i++) {
+        size_t bytes = run_bytes(&c->run[i], cols);
+        c->run[i].data = at;
+        at += (bytes + LM_CODES_ALIGN - 1) / LM_CODES_ALIGN * LM_CODES_ALIGN;
+    }
+}
+
+size_t lm_code_rows_scratch(lm_dtype to, int64_t cols)
+{
+    return to == LM_DTYPE_F32 ? 0 : (size_t)cols * sizeof(float);
+}
+
+/* The planes of row number `row` of the run. */
+static void planes_at(const struct lm_code_run *r, int64_t row, int64_t cols, const void **plane)
+{
+    const uint8_t *at = r->data;
+    for (int p = 0; p < r->format->n_planes; p++) {
+        size_t bytes = row_bytes(r->format, p, cols);
+        plane[p] = at + (size_t)row * bytes;
+        at += (size_t)r->rows * bytes;
+    }
+}
+
+/* Rows from `row` of the run on as F32. */
+static void decode(const struct lm_code_run *r, int64_t row, int64_t rows, int64_t cols,
+                   const lm_code_rows_coder *by, void *y)
+{
+    const void *plane[LM_MAX_PLANES] = { NULL };
+    planes_at(r, row, cols, plane);
+    if (!by || !by->decode(r->format, plane, rows, cols, y))
+        r->format->decode(r->format, plane, rows, cols, y, cols);
+}
+
+/* The same as BF16, if the coder knows how to. */
+static bool decode_bf16(const struct lm_code_run *r, int64_t row, int64_t rows, int64_t cols,
+                        const lm_code_rows_coder *by, uint16_t *y)
+{
+    const void *plane[LM_MAX_PLANES] = { NULL };
+    planes_at(r, row, cols, plane);
+    return by && by->decode_bf16(r->format, plane, rows, cols, y);
+}
+
+/* Rows as `to`, not F32: one at a time, so that it stays in the cache. */
+static void decode_as(const struct lm_code_run *r, int64_t row, int64_t rows, int64_t cols,
+                      lm_dtype to, const lm_code_rows_coder *by, char *y, void *scratch)
+{
+    if (to == LM_DTYPE_BF16 && decode_bf16(r, row, rows, cols, by, (uint16_t *)y))
+        return;
+    for (int64_t k = 0; k < rows; k++, y += (size_t)cols * lm_dtype_size(to)) {
+        decode(r, row + k, 1, cols, by, scratch);
+        if (by && to == LM_DTYPE_BF16)
+            by->to_bf16(scratch, (uint16_t *)y, cols);
+        else
+            lm_convert(LM_DTYPE_F32, scratch, to, y, cols);
+    }
+}
+
+void lm_code_rows_numbers(const lm_code_rows *c, int64_t row, int64_t rows, int64_t cols,
+                          lm_dtype to, const lm_code_rows_coder *by, void *dst, void *scratch)
+{
+    char *y = dst;
+    for (int i = 0; i < c->n && rows > 0; i++) {
+        const struct lm_code_run *r = &c->run[i];
+        int64_t first = row - r->row, n = r->rows - first < rows ? r->rows - first : rows;
+        if (first >= r->rows)
+            continue;
+        if (to == LM_DTYPE_F32)
+            decode(r, first, n, cols, by, y);
+        else
+            decode_as(r, first, n, cols, to, by, y, scratch);
+        y += (size_t)(n * cols) * lm_dtype_size(to);
+        row += n;
+        rows -= n;
+    }
+}

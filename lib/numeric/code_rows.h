@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* code_rows.h -- a matrix that stays in the codes of its file: runs of rows, each in a format of its own, since
+ * weights that a model packs into one (q, k, v) may have come in several.
+ *
+ * A tensor (tensor.h) with codes looks like one of its dtype to all but the kernels that read it: those turn
+ * codes into numbers of that dtype by lm_code_rows_numbers, a few rows at a time, and compute as ever.  So the
+ * results are those of a matrix whose numbers were made once. */
+#ifndef LM_NUMERIC_CODE_ROWS_H
+#define LM_NUMERIC_CODE_ROWS_H
+
+#include "numeric/format.h"
+#include "numeric/tensor.h"
+
+enum { LM_MAX_CODE_RUNS = 4, LM_CODES_ALIGN = 64 /* bytes */ };
+
+typedef struct lm_code_rows lm_code_rows;
+struct lm_code_rows {
+    int n;
+    struct lm_code_run {
+        int64_t row, rows; /* rows follow each other without a gap */
+        const lm_format *format;
+        const uint8_t *data; /* the format's planes one behind another; NULL: no memory yet */
+    } run[LM_MAX_CODE_RUNS];
+};
+
+/* Can rows of `cols` numbers be read one by one, and do they take fewer than 16 bits a number? */
+bool lm_format_codes(const lm_format *f, int64_t cols);
+/* Bytes of all runs, each beginning at a multiple of LM_CODES_ALIGN; SIZE_MAX: too many. */
+size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols);
+/* Give each run its place in a block of so many bytes. */
+void lm_code_rows_place(lm_code_rows *c, int64_t cols, const void *block);
+
+/* Faster ways, with the same bits. */
+typedef struct {
+    /* Rows without gaps as F32; false: not of this format. */
+    bool (*decode)(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
+                   float *y);
+    void (*to_bf16)(const float *x, uint16_t *y, int64_t n);
+    /* The same at once; false: not of this format. */
+    bool (*decode_bf16)(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
+                        uint16_t *y);
+} lm_code_rows_coder;
+
+/* Bytes of scratch for lm_code_rows_numbers. */
+size_t lm_code_rows_scratch(lm_dtype to, int64_t cols);
+/* Numbers of rows [row, row + rows) as `to` (any float type) at dst, without gaps.  by NULL: plain C. */
+void lm_code_rows_numbers(const lm_code_rows *c, int64_t row, int64_t rows, int64_t cols,
+                          lm_dtype to, const lm_code_rows_coder *by, void *dst, void *scratch);
+
+#endif

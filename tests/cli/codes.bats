@@ -1,0 +1,82 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Models whose weights stay in codes: GGUF files and FP8 folders give what their numbers give.
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    cd "$BATS_TEST_TMPDIR"
+    sh "$root/tests/cli/examples/generate.sh" # run/ with a tokenizer
+    head -c 6000 "$root/README.md" > text.txt
+    # rows of 256 numbers, so that blocks of every format are whole; two heads share keys and values
+    cat > config.json << 'END'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 256,
+ "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "max_position_embeddings": 128, "rms_norm_eps": 1e-05, "tie_word_embeddings": true,
+ "initializer_range": 0.06}
+END
+    init-model -q -t run -o model config.json
+}
+
+loss() { # MODEL DTYPE
+    eval-model -q --json --dtype "$2" -b 2 --seq-len 64 "$1" text.txt | grep -o '"loss":[0-9.]*'
+}
+
+same() { # CODES NUMBERS
+    for dtype in f32 bf16; do
+        [ "$(loss "$1" $dtype)" = "$(loss "$2" $dtype)" ]
+        generate -q --dtype $dtype -n 12 -T 0 --ignore-eos -p 'The system' "$1" > a
+        generate -q --dtype $dtype -n 12 -T 0 --ignore-eos -p 'The system' "$2" > b
+        cmp a b
+    done
+}
+
+@test "a GGUF file is evaluated and continued in its own types, as its decoded copy is" {
+    for type in q8_0 q4_k q4_k_m iq4_nl; do
+        convert-model -q -f --type $type -o m.gguf model
+        convert-model -q -f --dtype f32 -o numbers m.gguf
+        same m.gguf numbers
+    done
+}
+
+@test "a GGUF file of others, without our originals; f16" {
+    convert-model -q --type q6_k --no-originals -o m.gguf model
+    convert-model -q --dtype f32 -o numbers m.gguf
+    same m.gguf numbers
+    convert-model -q -f --type f16 --no-originals -o m.gguf model
+    convert-model -q -f --dtype f32 -o numbers m.gguf
+    same m.gguf numbers
+}
+
+@test "GPT-2, whose matrices GGUF has transposed" {
+    cat > gpt2.json << 'END'
+{"model_type": "gpt2", "vocab_size": 300, "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 128,
+ "initializer_range": 0.06}
+END
+    init-model -q -t run -o gpt2 gpt2.json
+    convert-model -q --type q5_k -o m.gguf gpt2
+    convert-model -q --dtype f32 -o numbers m.gguf
+    same m.gguf numbers
+}
+
+@test "FP8 weights of a folder" {
+    init-model -q -t run -o gpt2 -s n_embd=64 -s n_layer=1 -s n_head=2 -s n_positions=128 gpt2-124m
+    for model in model gpt2; do
+        compress-ckpt -q -f --weights fp8_e4m3 -o m.lmz $model > /dev/null
+        compress-ckpt -q -f -d -o m m.lmz
+        convert-model -q -f --to hf --dtype f32 -o numbers m
+        same m numbers
+        same m.lmz numbers
+    done
+}
+
+@test "--tokenizer replaces that of a GGUF file; a damaged file is named" {
+    convert-model -q --type q8_0 -o m.gguf model
+    generate -q -n 5 -T 0 -p 'The system' m.gguf > a
+    generate -q -n 5 -T 0 -p 'The system' --tokenizer run m.gguf > b
+    cmp a b
+    head -c 3000 m.gguf > cut.gguf
+    run -1 --separate-stderr generate -p x cut.gguf
+    [[ "$stderr" == *cut.gguf* ]]
+}

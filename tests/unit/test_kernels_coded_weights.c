@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights in codes: every format that is decoded, at every level, gives the bits of the same kernel on the
+ * numbers that the codes stand for. */
+#include <stdlib.h>
+
+#include "kernel_case.h"
+#include "kernels/embed.h"
+#include "kernels/head.h"
+#include "kernels/linear.h"
+#include "numeric/code_rows.h"
+
+enum { K = 512, M = 83 };
+
+/* A matrix in codes: all rows in f, or the last 30 in another format. */
+typedef struct {
+    lm_code_rows codes;
+    void *block;
+    void *numbers; /* as act has them */
+} coded;
+
+static void encode_run(struct lm_code_run *r, const float *x)
+{
+    void *plane[LM_MAX_PLANES] = { NULL };
+    lm_tensor_size size;
+    assert_int_equal(lm_tensor_bytes(r->format, 2, (int64_t[]){ r->rows, K }, &size, NULL), 0);
+    uint8_t *at = (uint8_t *)(uintptr_t)r->data;
+    for (int p = 0; p < r->format->n_planes; p++) {
+        plane[p] = at;
+        at += size.plane[p];
+    }
+    if (r->format->encode)
+        r->format->encode(r->format, x, r->rows, K, K, plane, NULL);
+    else
+        for (size_t i = 0; i < size.all; i++) /* read only: any codes */
+            ((uint8_t *)plane[0])[i] = (uint8_t)(17 * i % 113);
+}
+
+static coded make_coded(const lm_format *f, const lm_format *last, lm_dtype act)
+{
+    coded c = { .codes = { .n = 1, .run = { { 0, M, f, NULL } } } };
+    float *x = take(M * K * sizeof *x);
+    lm_rng rng = lm_rng_make(3, "codes", 0);
+    for (uint64_t i = 0; i < M * K; i++)
+        x[i] = (float)lm_rng_normal(rng, i);
+    if (last) {
+        c.codes.n = 2;
+        c.codes.run[0].rows = M - 30;
+        c.codes.run[1] = (struct lm_code_run){ M - 30, 30, last, NULL };
+    }
+    c.block = take(lm_code_rows_bytes(&c.codes, K));
+    lm_code_rows_place(&c.codes, K, c.block);
+    for (int i = 0; i < c.codes.n; i++)
+        encode_run(&c.codes.run[i], x + c.codes.run[i].row * K);
+    c.numbers = take((size_t)(M * K) * lm_dtype_size(act));
+    void *scratch = take(lm_code_rows_scratch(act, K) + 1);
+    lm_code_rows_numbers(&c.codes, 0, M, K, act, NULL, c.numbers, scratch);
+    lm_free(scratch);
+    lm_free(x);
+    return c;
+}
+
+static void drop_coded(coded *c)
+{
+    lm_free(c->block);
+    lm_free(c->numbers);
+}
+
+/* One call of k with operand `w` in codes, then as numbers: the same bits. */
+static void check_call(const lm_kernel *k, lm_call call, lm_tensor *in, int w, const coded *c,
+                       int threads)
+{
+    lm_step step = { 0 };
+    size_t bytes = (size_t)lm_tensor_count(&call.out[0]) * lm_dtype_size(call.out[0].dtype);
+    void *got = take(bytes), *want = take(bytes);
+    call.par = threads > 1 ? pool_of(threads) : NULL;
+    call.step = &step;
+    for (int numbers = 0; numbers < 2; numbers++) {
+        in[w].codes = numbers ? NULL : &c->codes;
+        in[w].data = numbers ? c->numbers : c->block;
+        size_t room = k->work ? k->work(&call, threads) : 0;
+        call.work = take(room + 64);
+        void *kept = call.work;
+        call.work = (void *)(((uintptr_t)kept + 63) / 64 * 64);
+        call.out[0].data = numbers ? want : got;
+        k->run(&call);
+        lm_free(kept);
+    }
+    if (memcmp(got, want, bytes))
+        fail_msg("%s %s %s of %s, %d threads: other bits", k->op, lm_dtype_name(k->act),
+                 lm_cpu_level_name((lm_cpu_level)k->level), c->codes.run[0].format->name, threads);
+    lm_free(got);
+    lm_free(want);
+}
+
+static void check_linear(const coded *c, lm_dtype act, int level, int64_t rows, int threads)
+{
+    lm_linear_attr attr = { LM_ACC_FIRST };
+    lm_tensor in[3] = { { .dtype = act, .ndim = 2, .dim = { rows, K } },
+                        { .dtype = act, .ndim = 2, .dim = { M, K } },
+                        { .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { M } } };
+    lm_tensor out = { .dtype = act, .ndim = 2, .dim = { rows, M } };
+    float bias[M];
+    in[0].data = take((size_t)(rows * K) * lm_dtype_size(act));
+    for (int64_t i = 0; i < rows * K; i++)
+        lm_set(act, in[0].data, i, (double)(i * 7919 % 201 - 100) / 50);
+    for (int i = 0; i < M; i++)
+        bias[i] = (float)i / 9;
+    in[2].data = bias;
+    check_call(lm_cpu_kernel("linear", act, (lm_cpu_level)level),
+               (lm_call){ .attr = &attr, .in = in, .n_in = 3, .out = &out, .n_out = 1 }, in, 1, c,
+               threads);
+    lm_free(in[0].data);
+}
+
+static void check_embed(const coded *c, lm_dtype act, int level, int threads)
+{
+    enum { N = 40 };
+    lm_embed_attr attr = { .scale = 2.5 };
+    int32_t tok[N];
+    lm_tensor in[2] = { { .data = tok, .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { N } },
+                        { .dtype = act, .ndim = 2, .dim = { M, K } } };
+    lm_tensor out = { .dtype = act, .ndim = 2, .dim = { N, K } };
+    for (int i = 0; i < N; i++)
+        tok[i] = i * 31 % M;
+    check_call(lm_cpu_kernel("embed", act, (lm_cpu_level)level),
+               (lm_call){ .attr = &attr, .in = in, .n_in = 2, .out = &out, .n_out = 1 }, in, 1, c,
+               threads);
+}
+
+static void check_head(const coded *c, lm_dtype act, int level, int threads)
+{
+    enum { N = 19 };
+    lm_head_attr attr = { .vocab = M };
+    int32_t target[N];
+    lm_tensor in[3] = { { .dtype = act, .ndim = 2, .dim = { N, K } },
+                        { .dtype = act, .ndim = 2, .dim = { M, K } },
+                        { .data = target, .dtype = LM_DTYPE_I32, .ndim = 1, .dim = { N } } };
+    lm_tensor out = { .dtype = LM_DTYPE_F32, .ndim = 1, .dim = { N } };
+    in[0].data = take((size_t)(N * K) * lm_dtype_size(act));
+    for (int64_t i = 0; i < N * K; i++)
+        lm_set(act, in[0].data, i, (double)(i * 7919 % 201 - 100) / 500);
+    for (int i = 0; i < N; i++)
+        target[i] = i * 5 % M;
+    check_call(lm_cpu_kernel("head_stats", act, (lm_cpu_level)level),
+               (lm_call){ .attr = &attr, .in = in, .n_in = 3, .out = &out, .n_out = 1 }, in, 1, c,
+               threads);
+    lm_free(in[0].data);
+}
+
+static void check_format(const lm_format *f, const lm_format *last)
+{
+    static const int64_t rows[] = { 1, 8, 9, 70 };
+    for (int low = 0; low < 2; low++) {
+        lm_dtype act = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
+        coded c = make_coded(f, last, act);
+        for (int level = 0; level <= (int)lm_cpu_detect(); level++)
+            for (int threads = 1; threads <= 3; threads += 2) {
+                for (int i = 0; i < 4; i++)
+                    check_linear(&c, act, level, rows[i], threads);
+                check_embed(&c, act, level, threads);
+                check_head(&c, act, level, threads);
+            }
+        drop_coded(&c);
+    }
+}
+
+static void every_format(void **state)
+{
+    const lm_format *f;
+    int met = 0;
+    (void)state;
+    for (int i = 0; (f = lm_format_at(i)); i++) {
+        if (!lm_format_codes(f, K))
+            continue;
+        check_format(f, NULL);
+        met++;
+    }
+    assert_true(met > 15);
+}
+
+static void formats_in_turn(void **state)
+{
+    const lm_format *a, *b, *c;
+    lm_err e = { 0 };
+    (void)state;
+    assert_int_equal(lm_format_find("q4_k", NULL, &a, &e), 0);
+    assert_int_equal(lm_format_find("q6_k", NULL, &b, &e), 0);
+    assert_int_equal(lm_format_find("bf16", NULL, &c, &e), 0);
+    check_format(a, b);
+    check_format(a, c);
+    assert_false(lm_format_codes(c, K));
+    assert_false(lm_format_codes(a, 100)); /* no whole blocks */
+}
+
+/* Memory is what the format says, runs at multiples of 64 bytes. */
+static void sizes(void **state)
+{
+    const lm_format *f;
+    lm_err e = { 0 };
+    (void)state;
+    assert_int_equal(lm_format_find("q8_0", NULL, &f, &e), 0);
+    lm_code_rows c = { .n = 2, .run = { { 0, 3, f, NULL }, { 3, 2, f, NULL } } };
+    assert_int_equal(lm_code_rows_bytes(&c, 32), 128 + 128);
+    assert_int_equal(lm_code_rows_bytes(&c, 320), 1024 + 704);
+    char block[2048];
+    lm_code_rows_place(&c, 320, block);
+    assert_ptr_equal(c.run[0].data, block);
+    assert_ptr_equal(c.run[1].data, block + 1024);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_format),
+        cmocka_unit_test(formats_in_turn),
+        cmocka_unit_test(sizes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
