@@ -15,7 +15,7 @@ typedef struct {
     lm_dtype dtype;
     int ndim;
     int64_t dim[LM_MAX_DIMS];
-    /* Of a weight that stays in the codes of its file (codes.h): dtype is what they are read as, and data
+    /* Of a weight that stays in the codes of its file (code_rows.h): dtype is what they are read as, and data
      * theirs.  NULL: data holds numbers of dtype. */
     const struct lm_code_rows *codes;
 } lm_tensor;
