@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* codes.h -- numbers in few bits with scales, on their way from and to F32: states of optimisers, bases.
  *
- * encode  in  gate [1] F64 (optional), x F32 of any shape
+ * encode  in  gate [1] F64 or F32 (optional), x F32 of any shape
  *         out code U8, scale [S] F32, zero [S] F32 (affine formats)
  *         gate NaN: nothing is written.
  * decode  in  code, scale, zero as above     out y F32 of any shape

@@ -11,9 +11,11 @@
  *             out next [N,N] F32, order [N,N] F32    one round of orthogonal iteration: the columns of x q in falling
  *             order of q' x q's diagonal, made orthonormal as by qr.  order: 1 at [i,j] where column i of q went
  *             to j, else 0
- * svd     in  x [N,C] F32                out u F32: the first attr.rank singular vectors: left ones as the
- *                                            columns of [N,rank], right ones as the rows of [rank,C].  From
+ * svd     in  x [N,C] F32,               out u F32: the first attr.rank singular vectors: left ones as the
+ *             due [1] F32 (optional)         columns of [N,rank], right ones as the rows of [rank,C].  From
  *                                            the eigenvectors of x x' or x' x
+ *                                        first F32 (optional): the first of them, [N] or [C]
+ *             due 0: nothing is computed, and the results are 0.
  *             Of eigh and svd the largest number of each vector is positive.
  *
  * Numbers that are not finite make a result of NaN.  Vectors of equal eigenvalues are any basis of their space. */

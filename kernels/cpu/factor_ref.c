@@ -67,10 +67,15 @@ static bool all_finite(const double *x, int64_t n)
     return sum == 0;
 }
 
-static void fill_nan(lm_tensor *t)
+static void fill(lm_tensor *t, double v)
 {
     for (int64_t i = 0; i < lm_tensor_count(t); i++)
-        set(t, i, NAN);
+        set(t, i, v);
+}
+
+static void fill_nan(lm_tensor *t)
+{
+    fill(t, NAN);
 }
 
 /* Eigenvectors of the symmetric matrix at `work`, column by column, rising; NULL when there are none. */
@@ -198,19 +203,23 @@ static void svd(const lm_call *c)
     const lm_tensor *x = &c->in[0];
     int64_t rows = x->dim[0], cols = x->dim[1], n = attr->right ? cols : rows;
     double *a = c->work, *gram = a + rows * cols;
+    bool due = !opt_in(c, 1) || get(&c->in[1], 0) != 0;
     const lm_lapack *la;
     const double *v = NULL;
     lm_err e = { 0 };
-    for (int64_t i = 0; i < rows * cols; i++)
+    for (int64_t i = 0; due && i < rows * cols; i++)
         a[i] = get(x, i);
-    if (all_finite(a, rows * cols) && !lm_lapack_load(&la, &e)) {
+    if (due && all_finite(a, rows * cols) && !lm_lapack_load(&la, &e)) {
         la->dgemm(LM_BLAS_ROWS, attr->right ? LM_BLAS_TRANSPOSED : LM_BLAS_PLAIN,
                   attr->right ? LM_BLAS_PLAIN : LM_BLAS_TRANSPOSED, (int)n, (int)n,
                   (int)(attr->right ? rows : cols), 1, a, (int)cols, a, (int)cols, 0, gram, (int)n);
         v = eigenvectors(gram, n);
     }
-    if (!v)
-        fill_nan(&c->out[0]);
+    for (int i = 0; !v && i < c->n_out; i++)
+        if (opt_out(c, i))
+            fill(&c->out[i], due ? NAN : 0);
+    if (v && opt_out(c, 1))
+        put_vector(&c->out[1], 0, 1, v + (n - 1) * n, n);
     for (int64_t k = 0; v && k < attr->rank; k++)
         put_vector(&c->out[0], attr->right ? k * n : k, attr->right ? 1 : attr->rank,
                    v + (n - 1 - k) * n, n);

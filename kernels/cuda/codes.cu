@@ -28,7 +28,8 @@ static dynamic_table table_of(bool middles)
 }
 
 struct codes_job {
-    const double *gate;
+    const void *gate;
+    bool wide; /* the gate is of F64 */
     const float *x;
     float *y;
     uint8_t *code;
@@ -74,11 +75,16 @@ __device__ inline float number_at(const codes_job *j, int64_t b)
     return j->x[i < j->count ? i : b * threads];
 }
 
+__device__ inline bool is_closed(const codes_job *j)
+{
+    return j->gate && (j->wide ? isnan(*(const double *)j->gate) : isnan(*(const float *)j->gate));
+}
+
 __global__ void __launch_bounds__(threads) encode_dynamic(codes_job j, dynamic_table middles)
 {
     __shared__ float mid[256];
     int t = (int)threadIdx.x;
-    if (j.gate && isnan(*j.gate))
+    if (is_closed(&j))
         return;
 #pragma unroll 1
     for (int64_t b = blockIdx.x; b < j.blocks; b += gridDim.x) {
@@ -120,7 +126,7 @@ __global__ void __launch_bounds__(threads) encode_affine(codes_job j)
 {
     __shared__ int codes[threads];
     int t = (int)threadIdx.x;
-    if (j.gate && isnan(*j.gate))
+    if (is_closed(&j))
         return;
 #pragma unroll 1
     for (int64_t b = blockIdx.x; b < j.blocks; b += gridDim.x) {
@@ -167,7 +173,8 @@ static void encode(const lm_call *c)
 {
     const lm_codes_attr *a = (const lm_codes_attr *)c->attr;
     codes_job j = {};
-    j.gate = in_ptr<const double>(c, 0);
+    j.gate = in_ptr<const void>(c, 0);
+    j.wide = c->in[0].dtype == LM_DTYPE_F64;
     j.x = in_ptr<const float>(c, 1);
     j.code = out_ptr<uint8_t>(c, 0);
     j.scale = out_ptr<float>(c, 1);

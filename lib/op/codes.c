@@ -74,7 +74,7 @@ static void encode_example(lm_rng r, int i, lm_example *x)
     *x = (lm_example){ .n_in = 2, .want = a.format == LM_CODES_DYNAMIC8 ? 3 : 7 };
     x->in[1] = t[0];
     if (lm_example_draw(r, i, 3, 2))
-        x->in[0] = lm_shape1(LM_DTYPE_F64, 1);
+        x->in[0] = lm_shape1(lm_example_draw(r, i, 4, 2) ? LM_DTYPE_F64 : LM_DTYPE_F32, 1);
     for (int k = 0; k < 3; k++)
         x->out[k] = t[1 + k];
     lm_example_attr(x, &a);
@@ -101,7 +101,7 @@ static void decode_fill(lm_rng r, const lm_call *c)
 const lm_op lm_op_encode = {
     .name = "encode",
     .attr_size = sizeof(lm_codes_attr),
-    .in = { { "gate", "1", LM_DOUBLE | LM_OPTIONAL | LM_FIXED }, { "x", "~", LM_FIXED } },
+    .in = { { "gate", "1", LM_ANY_TYPE | LM_OPTIONAL | LM_FIXED }, { "x", "~", LM_FIXED } },
     .out = { { "code", "*", LM_CODES | LM_GIVEN },
              { "scale", "S", LM_GIVEN },
              { "zero", "S", LM_GIVEN | LM_OPTIONAL } },

@@ -51,11 +51,12 @@ static lm_code svd_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_svd_attr *a = c->attr;
     const lm_tensor *x = &c->in[0];
-    (void)want;
     if (a->rank < 1 || a->rank > x->dim[a->right])
         return lm_expect(false, "svd", e, "x has no %lld vectors", (long long)a->rank);
     c->out[0] = a->right ? lm_shape2(x->dtype, a->rank, x->dim[1])
                          : lm_shape2(x->dtype, x->dim[0], a->rank);
+    if (want & 2)
+        c->out[1] = lm_shape1(x->dtype, x->dim[a->right]);
     return LM_OK;
 }
 
@@ -64,8 +65,10 @@ static void svd_example(lm_rng r, int i, lm_example *x)
     int64_t rows = lm_example_size(r, i, 0, 40), cols = lm_example_size(r, i, 1, 40);
     lm_svd_attr a = { .right = i % 2 };
     a.rank = 1 + (int64_t)lm_example_draw(r, i, 2, (uint64_t)(rows < cols ? rows : cols));
-    *x = (lm_example){ .n_in = 1, .want = 1 };
+    *x = (lm_example){ .n_in = 2, .want = i % 3 ? 3 : 1 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, rows, cols);
+    if (lm_example_draw(r, i, 3, 2))
+        x->in[1] = lm_shape1(LM_DTYPE_F32, 1);
     lm_example_attr(x, &a);
 }
 
@@ -100,8 +103,8 @@ const lm_op lm_op_eigh_next = {
 const lm_op lm_op_svd = {
     .name = "svd",
     .attr_size = sizeof(lm_svd_attr),
-    .in = { { "x", "N,C", LM_FIXED } },
-    .out = { { "u", "N,C", 0 } },
+    .in = { { "x", "N,C", LM_FIXED }, { "due", "1", LM_FIXED | LM_OPTIONAL } },
+    .out = { { "u", "N,C", 0 }, { "first", "N,C", LM_OPTIONAL } },
     .fields = svd_fields,
     .prec = LM_PREC_DENY,
     .shape = svd_shape,

@@ -37,7 +37,8 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
     grep -qx adamw names
     grep -qx sgd names
     # with states that tensors of this size do not have by themselves
-    printf '%s\n' adamw8bit:min-8bit-size=1 galore:rank=4,update-proj-gap=2 ldadam:rank=4 >> names
+    printf '%s\n' adamw8bit:min-8bit-size=1 galore:rank=4,update-proj-gap=2 ldadam:rank=4 \
+        q-galore:rank=4,update-proj-gap=2,queue-size=1,min-8bit-size=100 >> names
     while read -r o; do
         rm -rf whole again
         train m0 --dry-run --optimizer "$o" > /dev/null 2>&1 || o="$o;$rest"

@@ -126,6 +126,32 @@ static void test_svd(void **state)
     }
 }
 
+/* The first vector by itself; zeros where the call is not due. */
+static void test_svd_due(void **state)
+{
+    static double work[8 * MOST * MOST];
+    (void)state;
+    for (int right = 0; right < 2; right++) {
+        float first[12], due = 1;
+        lm_svd_attr a = { 3, right };
+        int64_t n = right ? 12 : 8;
+        lm_tensor in[2] = { { x, LM_DTYPE_F32, 2, { 8, 12 } }, { &due, LM_DTYPE_F32, 1, { 1 } } };
+        lm_tensor made[2] = { { out, LM_DTYPE_F32, 2, { right ? 3 : 8, right ? 12 : 3 } },
+                              { first, LM_DTYPE_F32, 1, { n } } };
+        lm_call call = { .attr = &a, .in = in, .n_in = 2, .out = made, .n_out = 2, .work = work };
+        const lm_kernel *k = lm_cpu_kernel("svd", LM_DTYPE_F32, lm_cpu_detect());
+        draw(96);
+        k->run(&call);
+        for (int64_t i = 0; i < n; i++)
+            assert_true(first[i] == out[right ? i : i * 3]);
+        due = 0;
+        x[5] = NAN;
+        k->run(&call);
+        for (int64_t i = 0; i < 3 * n; i++)
+            assert_true(out[i] == 0 && first[i % n] == 0);
+    }
+}
+
 static void test_not_finite(void **state)
 {
     lm_svd_attr a = { 1, false };
@@ -141,9 +167,8 @@ static void test_not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_qr),
-        cmocka_unit_test(test_eigh),
-        cmocka_unit_test(test_svd),
+        cmocka_unit_test(test_qr),         cmocka_unit_test(test_eigh),
+        cmocka_unit_test(test_svd),        cmocka_unit_test(test_svd_due),
         cmocka_unit_test(test_not_finite),
     };
     return cmocka_run_group_tests_name("kernels_factor", tests, NULL, NULL);

@@ -713,6 +713,109 @@ static void galore(moment *m)
     }
 }
 
+/* x as its affine codes are read: blocks of 256 with a scale and a zero point.  stream: of the draws of a step, where
+ * codes are rounded by chance; -1: to nearest. */
+static void affine(double *x, int64_t n, double most, int64_t stream, int64_t step)
+{
+    lm_rng r = lm_rng_make(0, "codes", (uint64_t)stream);
+    uint64_t first = lm_rng_first(&r, (uint64_t)step, (uint64_t)((n + 255) / 256 * 256));
+    for (int64_t b = 0; b < n; b += 256) {
+        int64_t end = b + 256 < n ? b + 256 : n;
+        double least = INFINITY, largest = -INFINITY;
+        for (int64_t i = b; i < end; i++) {
+            least = fmin(least, x[i]);
+            largest = fmax(largest, x[i]);
+        }
+        double scale = fmax(largest - least, 1e-5) / most;
+        double zero = fmin(fmax(-nearbyint(least / scale), 0), most);
+        for (int64_t i = b; i < end; i++) {
+            double v = x[i] / scale, u = (lm_rng_u32(r, first + (uint64_t)i) >> 8) * 0x1p-24;
+            v = stream < 0 ? nearbyint(v) : floor(v) + (u < v - floor(v));
+            x[i] = scale * (fmin(fmax(v + zero, 0), most) - zero);
+        }
+    }
+}
+
+/* s[2]: the first vector, and from 1024 on the basis as it lies in memory; s[3]: cosines; s[4]: the gap; s[5]: how
+ * many bases there were. */
+static void next_q(moment *m, const double *g, int64_t r, int64_t c, int64_t rank, bool right)
+{
+    static double q[MOST], first[MOST];
+    double *stored = m->s[2] + 1024, *past = m->s[2], *queue = m->s[3], *count = m->s[5];
+    int64_t size = (int64_t)hyper(m, "queue_size");
+    double ab = 0, sum = 0;
+    left_vectors(g, r, c, rank, q);
+    for (int64_t i = 0; i < r; i++) {
+        first[i] = q[i * rank];
+        ab += first[i] * past[i];
+    }
+    if (*count > 0) {
+        memmove(queue, queue + 1, (size_t)(size - 1) * sizeof *queue);
+        queue[size - 1] = ab / (norm_of(first, r) * norm_of(past, r));
+        for (int64_t i = 0; i < size; i++)
+            sum += queue[i];
+        if (*count >= (double)size && sum / (double)size >= hyper(m, "cos_threshold"))
+            m->s[4][0] *= hyper(m, "gamma_proj");
+    }
+    *count += 1;
+    memcpy(past, first, (size_t)r * sizeof *past);
+    if (right)
+        transpose(q, r, rank, stored);
+    else
+        memcpy(stored, q, (size_t)(r * rank) * sizeof *q);
+    affine(stored, r * rank, hyper(m, "proj_bits") == 4 ? 15 : 255, -1, 0);
+}
+
+static void q_galore(moment *m)
+{
+    static double way[MOST], low[MOST], g[MOST], q[MOST], turned[MOST];
+    int64_t rank = (int64_t)hyper(m, "rank"), t = (int64_t)m->t - 1;
+    bool right = m->rows >= m->cols;
+    int64_t r = right ? m->cols : m->rows, c = right ? m->rows : m->cols, n = m->n;
+    memcpy(low, m->g, sizeof low);
+    if (has_low_rank(m)) {
+        n = rank * c;
+        memcpy(g, m->g, sizeof g);
+        if (right)
+            transpose(m->g, m->rows, m->cols, g);
+        if (t == 0)
+            m->s[4][0] = hyper(m, "update_proj_gap");
+        if (t % (int64_t)m->s[4][0] == 0)
+            next_q(m, g, r, c, rank, right);
+        memcpy(q, m->s[2] + 1024, (size_t)(r * rank) * sizeof *q);
+        if (right)
+            transpose(m->s[2] + 1024, rank, r, q);
+        transpose(q, r, rank, turned);
+        times(turned, g, rank, r, c, low);
+        if (right) { /* as the states lie */
+            transpose(low, rank, c, turned);
+            memcpy(low, turned, sizeof low);
+        }
+    }
+    adam_way(m, low, n, false, way);
+    if (m->tensor->part != LM_PART_EMBED && (double)n >= hyper(m, "min_8bit_size")) {
+        dynamic8(m->s[0], n);
+        dynamic8(m->s[1], n);
+    }
+    if (has_low_rank(m)) {
+        memcpy(low, way, sizeof low);
+        if (right)
+            transpose(way, c, rank, low);
+        times(q, low, r, rank, c, way);
+        if (right) {
+            transpose(way, r, c, g);
+            memcpy(way, g, sizeof way);
+        }
+    }
+    for (int64_t i = 0; i < m->n; i++) {
+        double size = has_low_rank(m) ? hyper(m, "galore_scale") : 1;
+        double p = m->p[i] - m->lr * size * way[i];
+        m->p[i] = has_low_rank(m) ? p - m->lr * m->decay * p : p - m->lr * m->decay * m->p[i];
+    }
+    if (is_hidden(m) && hyper(m, "weight_quant") > 0)
+        affine(m->p, m->n, 255, hyper(m, "stochastic_round") > 0 ? m->tensor->index : -1, t);
+}
+
 /* m, v in s[0], s[1] as [rank,c]; the basis in s[2] as [r,rank]; the error in s[3] as the tensor is. */
 static void ldadam(moment *m)
 {
@@ -909,6 +1012,28 @@ static const row rows[] = {
       .step = galore,
       .state = { { "ortho_matrix", 2 } },
       .tolerance = 1e-4 },
+    { .name = "q-galore",
+      .hyper = "rank=4 update_proj_gap=2 queue_size=2 cos_threshold=-1 weight_quant=0 "
+               "min_8bit_size=100 weight_decay=0.1",
+      .step = q_galore,
+      .state = { { "past_ortho_vector", 2 },
+                 { "queue", 3 },
+                 { "update_proj_gap", 4 },
+                 { "svd_count", 5 } },
+      .tolerance = 2e-3 },
+    { .name = "q-galore",
+      .hyper = "rank=6 update_proj_gap=4 queue_size=3 proj_bits=8 weight_quant=0",
+      .step = q_galore,
+      .state = { { "past_ortho_vector", 2 }, { "queue", 3 }, { "update_proj_gap", 4 } },
+      .tolerance = 2e-3 },
+    { .name = "q-galore",
+      .hyper = "rank=4 update_proj_gap=5 stochastic_round=0",
+      .step = q_galore,
+      .tolerance = 0.01 },
+    { .name = "q-galore",
+      .hyper = "rank=4 update_proj_gap=5",
+      .step = q_galore,
+      .tolerance = 0.01 },
     { .name = "ldadam",
       .hyper = "rank=4 weight_decay=0.1",
       .step = ldadam,

@@ -14,15 +14,6 @@ static const lm_hyper hyper[] = {
     { 0 },
 };
 
-static lm_code step(lm_update *u, const lm_update_tensor *t, lm_vid m, lm_vid v, lm_err *e)
-{
-    return lm_rule(u, t,
-                   "m = beta1*m + (1 - beta1)*g;"
-                   "v = beta2*v + (1 - beta2)*g*g;"
-                   "p = p*(1 - lr*weight_decay) - lr/bc1 * m / (sqrt(v/bc2) + eps)",
-                   NAMES(LM_IS("m", m), LM_IS("v", v)), e);
-}
-
 static bool has_codes(const lm_update *u, const lm_update_tensor *t)
 {
     return t->part != LM_PART_EMBED && t->part != LM_PART_POSITION &&
@@ -31,20 +22,14 @@ static bool has_codes(const lm_update *u, const lm_update_tensor *t)
 
 static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 {
-    static const char *const first[3] = { "state1", "absmax1", NULL };
-    static const char *const second[3] = { "state2", "absmax2", NULL };
-    lm_rule_codes c1, c2;
-    lm_vid m, v;
-    if (!has_codes(u, t))
-        return lm_rule_state(u, t, "exp_avg", &m, e) || lm_rule_state(u, t, "exp_avg_sq", &v, e) ||
-                       step(u, t, m, v, e)
-                   ? e->code
-                   : LM_OK;
-    return lm_rule_coded(u, t, first, LM_CODES_DYNAMIC8, t->shape, &c1, e) ||
-                   lm_rule_coded(u, t, second, LM_CODES_DYNAMIC8, t->shape, &c2, e) ||
-                   lm_rule_decode(u, &c1, &m, e) || lm_rule_decode(u, &c2, &v, e) ||
-                   step(u, t, m, v, e) || lm_rule_encode(u, &c1, m, e) ||
-                   lm_rule_encode(u, &c2, v, e)
+    lm_rule_moments x;
+    return lm_rule_moments_read(u, t, t->shape, has_codes(u, t), &x, e) ||
+                   lm_rule(u, t,
+                           "m = beta1*m + (1 - beta1)*g;"
+                           "v = beta2*v + (1 - beta2)*g*g;"
+                           "p = p*(1 - lr*weight_decay) - lr/bc1 * m / (sqrt(v/bc2) + eps)",
+                           NAMES(LM_IS("m", x.m), LM_IS("v", x.v)), e) ||
+                   lm_rule_moments_write(u, &x, e)
                ? e->code
                : LM_OK;
 }

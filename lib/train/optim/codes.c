@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* codes.c -- states of optimisers in codes with scales (kernels/codes.h). */
-#include <stdio.h>
-
 #include "op/ops.h"
 #include "train/optim/rule.h"
 
@@ -39,4 +37,31 @@ lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e
     lm_vid out[3] = { c->code, c->scale, c->zero >= 0 ? c->zero : LM_SKIP };
     lm_codes_attr a = { .format = c->format };
     return lm_graph_append(lm_update_graph(u), &lm_op_encode, &a, in, out, e);
+}
+
+lm_code lm_rule_moments_read(lm_update *u, const lm_update_tensor *t, lm_tensor shape, bool coded,
+                             lm_rule_moments *out, lm_err *e)
+{
+    static const char *const first[3] = { "state1", "absmax1", NULL };
+    static const char *const second[3] = { "state2", "absmax2", NULL };
+    *out = (lm_rule_moments){ .m = LM_NONE, .v = LM_NONE, .coded = coded };
+    if (!coded)
+        return lm_update_state(u, t, "exp_avg", shape, &out->m, e) ||
+                       lm_update_state(u, t, "exp_avg_sq", shape, &out->v, e)
+                   ? e->code
+                   : LM_OK;
+    return lm_rule_coded(u, t, first, LM_CODES_DYNAMIC8, shape, &out->first, e) ||
+                   lm_rule_coded(u, t, second, LM_CODES_DYNAMIC8, shape, &out->second, e) ||
+                   lm_rule_decode(u, &out->first, &out->m, e) ||
+                   lm_rule_decode(u, &out->second, &out->v, e)
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_rule_moments_write(lm_update *u, const lm_rule_moments *x, lm_err *e)
+{
+    return x->coded &&
+                   (lm_rule_encode(u, &x->first, x->m, e) || lm_rule_encode(u, &x->second, x->v, e))
+               ? e->code
+               : LM_OK;
 }

@@ -28,6 +28,7 @@
     X(soap_muon, "soap-muon")         \
     X(adamw8bit, "adamw8bit")         \
     X(galore, "galore")               \
+    X(q_galore, "q-galore")           \
     X(ldadam, "ldadam")
 
 #define LM_OPTIM_DECLARE(variable, name) extern const lm_optim lm_optim_##variable;

@@ -156,8 +156,10 @@ lm_code lm_rule_needs_lapack(lm_err *e)
 lm_code lm_rule_basis(lm_update *u, const lm_op *op, const void *attr, lm_vid x, lm_vid *out,
                       lm_err *e)
 {
-    *out = LM_NONE;
-    return lm_graph_append(lm_update_graph(u), op, attr, &x, out, e);
+    lm_vid in[2] = { x, LM_NONE }, made[2] = { LM_NONE, LM_SKIP };
+    lm_code rc = lm_graph_append(lm_update_graph(u), op, attr, in, made, e);
+    *out = made[0];
+    return rc;
 }
 
 /* ---- whole matrices, and the others ---- */

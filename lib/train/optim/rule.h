@@ -61,7 +61,7 @@ lm_code lm_rule_orthogonal(lm_update *u, const lm_update_tensor *t, const lm_ort
 
 /* For rules with bases of matrices (kernels/factor.h): LAPACK is there.  Fails: LM_EIO. */
 lm_code lm_rule_needs_lapack(lm_err *e);
-/* q of x by an operator of one operand. */
+/* q of x by an operator of factor.h, without its optional operands. */
 lm_code lm_rule_basis(lm_update *u, const lm_op *op, const void *attr, lm_vid x, lm_vid *out,
                       lm_err *e);
 
@@ -100,6 +100,17 @@ lm_code lm_rule_coded(lm_update *u, const lm_update_tensor *t, const char *const
                       lm_codes_format format, lm_tensor shape, lm_rule_codes *out, lm_err *e);
 lm_code lm_rule_decode(lm_update *u, const lm_rule_codes *c, lm_vid *out, lm_err *e);
 lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e);
+
+/* First and second moments of `shape`: states exp_avg and exp_avg_sq, or (coded) state1, absmax1, state2 and absmax2
+ * of dynamic8, read to m and v here and written after the step. */
+typedef struct {
+    lm_vid m, v;
+    bool coded;
+    lm_rule_codes first, second;
+} lm_rule_moments;
+lm_code lm_rule_moments_read(lm_update *u, const lm_update_tensor *t, lm_tensor shape, bool coded,
+                             lm_rule_moments *out, lm_err *e);
+lm_code lm_rule_moments_write(lm_update *u, const lm_rule_moments *x, lm_err *e);
 
 /* Numbers of a step for rules with beta1 and beta2 first in their tables: lr and the bias corrections
  * bc1 = 1 - beta1^t, bc2 = 1 - beta2^t. */

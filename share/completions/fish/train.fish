@@ -12,7 +12,7 @@ complete -c train -l format -x -a 'auto megatron llmc nanogpt' -d 'of DATA: auto
 complete -c train -l check-tokenizer -d 'refuse data of another tokenizer than the model\'s [on]'
 complete -c train -l val -r -d 'validation tokens [DATA/val]'
 complete -c train -l deterministic -d 'the same bits again, also on a GPU'
-complete -c train -l optimizer -x -a 'adamw sgd momentum nesterov adam amsgrad adagrad rmsprop lion schedule-free lamb adafactor sm3 came adam-mini muon normuon soap soap-muon adamw8bit galore ldadam' -d 'NAME[:key=value,...][;PATTERN=NAME...]... [adamw]'
+complete -c train -l optimizer -x -a 'adamw sgd momentum nesterov adam amsgrad adagrad rmsprop lion schedule-free lamb adafactor sm3 came adam-mini muon normuon soap soap-muon adamw8bit galore q-galore ldadam' -d 'NAME[:key=value,...][;PATTERN=NAME...]... [adamw]'
 complete -c train -l list-optimizers -d 'print them with their keys and stop'
 complete -c train -l lr -r -d 'peak learning rate [3e-4]'
 complete -c train -l lr-schedule -x -a 'constant linear cosine step exponential wsd' -d 'constant linear cosine step exponential wsd [cosine]'
