@@ -26,7 +26,7 @@ static void place_singles(const formula_compiler *c, lm_map_program *p, int plac
 
 typedef struct {
     const int *place;
-    int last[2 * LM_MAP_STEPS];     /* the last step that reads the formula_value of this one */
+    int last[2 * LM_MAP_STEPS];     /* the last step that reads the value of this one */
     uint8_t tile[2 * LM_MAP_STEPS]; /* its register */
     int index[2 * LM_MAP_STEPS];    /* its number in the program */
     int used_until[LM_MAP_TILES];
