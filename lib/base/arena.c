@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena.c -- a chain of blocks; allocation bumps a pointer, reset goes back to a mark.
+/* arena.c -- a chain of blocks; allocation increments a pointer.
  *
- * Blocks stay in the chain after a reset and are used again.  Under AddressSanitizer the unused
- * part of each block is poisoned, with a gap behind every allocation. */
+ * Under AddressSanitizer the unused part of each block is poisoned, with a gap behind every
+ * allocation. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -119,26 +119,6 @@ lm_code lm_arena_strdup(lm_arena *a, char **out, const char *s, size_t len, lm_e
     if (!rc && len)
         memcpy(*out, s, len);
     return rc;
-}
-
-lm_arena_mark lm_arena_here(const lm_arena *a)
-{
-    return (lm_arena_mark){ a->current, a->current ? a->current->used : 0 };
-}
-
-void lm_arena_reset(lm_arena *a, lm_arena_mark m)
-{
-    block *b = m.block ? m.block : a->first;
-
-    if (!b)
-        return;
-    a->current = b;
-    b->used = m.used;
-    ASAN_POISON_MEMORY_REGION(b->data + b->used, b->size - b->used);
-    for (b = b->next; b; b = b->next) {
-        b->used = 0;
-        ASAN_POISON_MEMORY_REGION(b->data, b->size);
-    }
 }
 
 void lm_arena_free(lm_arena *a)

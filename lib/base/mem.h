@@ -59,15 +59,9 @@ size_t lm_mem_available(void);
 /* An arena for what lives and dies together.  Zero-initialise it; blocks grow as needed. */
 typedef struct lm_arena lm_arena;
 lm_code lm_arena_new(lm_arena **out, size_t block_bytes, lm_err *e);
-/* Zeroed, 64-byte aligned when at least 64 bytes, else 16; valid until reset past it or free. */
+/* Zeroed, 64-byte aligned when at least 64 bytes, else 16; valid until lm_arena_free. */
 lm_code lm_arena_alloc(lm_arena *a, void *out_ptr, size_t n, size_t size, lm_err *e);
 lm_code lm_arena_strdup(lm_arena *a, char **out, const char *s, size_t len, lm_err *e);
-typedef struct {
-    void *block;
-    size_t used;
-} lm_arena_mark;
-lm_arena_mark lm_arena_here(const lm_arena *a);
-void lm_arena_reset(lm_arena *a, lm_arena_mark m); /* keeps the blocks for reuse */
 void lm_arena_free(lm_arena *a);
 
 #endif

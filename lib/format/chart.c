@@ -64,18 +64,6 @@ bool lm_chart_has_place(const lm_chart *c, const lm_chart_panel *p, double x, do
     return isfinite(x) && isfinite(y) && !(c->log_x && x <= 0) && !(p->log_y && y <= 0);
 }
 
-size_t lm_chart_points(const lm_chart *c)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < c->n; i++)
-        for (size_t j = 0; j < c->panel[i].n; j++)
-            for (size_t k = 0; k < c->panel[i].line[j].n; k++)
-                n += lm_chart_has_place(c, &c->panel[i], c->panel[i].line[j].x[k],
-                                        c->panel[i].line[j].y[k]);
-    return n;
-}
-
 /* Widen [*min, *max] by the points of panel p; along x or along y. */
 static bool widen(const lm_chart *c, const lm_chart_panel *p, bool along_x, double *min,
                   double *max)

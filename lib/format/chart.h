@@ -79,9 +79,6 @@ typedef struct {
     size_t n;
 } lm_chart;
 
-/* The number of points that can be drawn (finite, positive on a log axis). */
-size_t lm_chart_points(const lm_chart *c);
-
 enum { LM_CHART_MIN = 160, LM_CHART_MAX = 16384 }; /* pixels per side */
 
 /* Append the picture to *out.  w, h in pixels, LM_CHART_MIN..LM_CHART_MAX (LM_EUSAGE).  A chart

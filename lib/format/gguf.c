@@ -397,11 +397,6 @@ const char *lm_gguf_path(const lm_gguf *g)
     return g->where;
 }
 
-uint32_t lm_gguf_version(const lm_gguf *g)
-{
-    return g->version;
-}
-
 size_t lm_gguf_pairs(const lm_gguf *g)
 {
     return g->n_pairs;

@@ -88,7 +88,6 @@ lm_code lm_gguf_parse(const void *data, size_t size, const char *where, lm_gguf 
 void lm_gguf_close(lm_gguf *g);
 
 const char *lm_gguf_path(const lm_gguf *g);
-uint32_t lm_gguf_version(const lm_gguf *g);
 size_t lm_gguf_pairs(const lm_gguf *g);
 const lm_gguf_value *lm_gguf_pair(const lm_gguf *g, size_t i);            /* in the file's order */
 const lm_gguf_value *lm_gguf_value_of(const lm_gguf *g, const char *key); /* NULL if absent */

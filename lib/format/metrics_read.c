@@ -369,11 +369,6 @@ bool lm_metrics_file_eof(const lm_metrics_file *f)
     return f->eof;
 }
 
-int64_t lm_metrics_file_records(const lm_metrics_file *f)
-{
-    return f->records;
-}
-
 int64_t lm_metrics_file_skipped(const lm_metrics_file *f)
 {
     return f->skipped;

@@ -343,12 +343,3 @@ int64_t lm_tokens_count(const lm_tokens *t)
     return t->count;
 }
 
-int lm_tokens_id_bytes(const lm_tokens *t)
-{
-    return t->id_bytes;
-}
-
-int64_t lm_tokens_sequences(const lm_tokens *t)
-{
-    return t->kind == LM_TOKENS_MEGATRON ? t->sequences : (int64_t)t->n_parts;
-}

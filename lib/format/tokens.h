@@ -76,10 +76,8 @@ int64_t lm_tokens_vocab(const lm_tokens *t); /* from meta.json; 0: unknown */
 lm_tokens_tokenizer lm_tokens_made_with(const lm_tokens *t);
 /* True if both begin with the same file. */
 bool lm_tokens_same(const lm_tokens *a, const lm_tokens *b);
-int64_t lm_tokens_eot(const lm_tokens *t);       /* -1 if none */
-int64_t lm_tokens_count(const lm_tokens *t);     /* number of ids */
-int lm_tokens_id_bytes(const lm_tokens *t);      /* 1, 2, 4, 8 */
-int64_t lm_tokens_sequences(const lm_tokens *t); /* Megatron; otherwise the number of shards */
+int64_t lm_tokens_eot(const lm_tokens *t);   /* -1 if none */
+int64_t lm_tokens_count(const lm_tokens *t); /* number of ids */
 
 /* Read ids [at, at + n) into dst.  Negative ids and those over 32 bits read as UINT32_MAX.  Any
  * thread.  Fails: LM_EUSAGE if the range leaves the dataset; LM_EFORMAT when an id is not below

@@ -230,16 +230,6 @@ lm_code lm_dedup_sign(const lm_dedup *d, const char *text, size_t len, lm_dedup_
     return LM_OK;
 }
 
-double lm_dedup_similarity(const lm_dedup *d, const lm_dedup_sig *a, const lm_dedup_sig *b)
-{
-    int same = 0;
-    if (a->empty || b->empty)
-        return 0;
-    for (int i = 0; i < d->values; i++)
-        same += a->value[i] == b->value[i];
-    return (double)same / d->values;
-}
-
 void lm_dedup_sig_fini(lm_dedup_sig *sig)
 {
     lm_free(sig->value);
@@ -377,9 +367,4 @@ lm_code lm_dedup_add(lm_dedup *d, const lm_dedup_sig *sig, lm_dedup_verdict *v, 
     d->exact_n++;
     *v = LM_DEDUP_NEW;
     return sig->empty ? LM_OK : remember_near(d, sig, e);
-}
-
-int64_t lm_dedup_count(const lm_dedup *d)
-{
-    return (int64_t)d->exact_n;
 }

@@ -50,14 +50,11 @@ typedef struct {
 /* Any thread. */
 lm_code lm_dedup_sign(const lm_dedup *d, const char *text, size_t len, lm_dedup_sig *sig,
                       lm_err *e);
-/* Fraction of equal values of two signatures. */
-double lm_dedup_similarity(const lm_dedup *d, const lm_dedup_sig *a, const lm_dedup_sig *b);
 void lm_dedup_sig_fini(lm_dedup_sig *sig);
 
 typedef enum { LM_DEDUP_NEW, LM_DEDUP_EXACT, LM_DEDUP_NEAR } lm_dedup_verdict;
 /* Compare with the earlier documents.  One thread, in order; LM_DEDUP_NEW also stores the
  * signature. */
 lm_code lm_dedup_add(lm_dedup *d, const lm_dedup_sig *sig, lm_dedup_verdict *v, lm_err *e);
-int64_t lm_dedup_count(const lm_dedup *d); /* number stored */
 
 #endif

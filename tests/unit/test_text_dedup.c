@@ -54,7 +54,6 @@ static void exact_only(void **st)
             assert_int_equal(add_text(d, text), round ? LM_DEDUP_EXACT : LM_DEDUP_NEW);
         }
     assert_int_equal(add_text(d, "Text 1"), LM_DEDUP_NEW);
-    assert_int_equal(lm_dedup_count(d), 5001);
     lm_dedup_free(d);
 }
 
@@ -102,7 +101,16 @@ static void near_without_spaces(void **st)
     lm_buf_fini(&b);
 }
 
-/* The share of equal values estimates the Jaccard similarity of the 5-grams. */
+/* The fraction of n equal values. */
+static double similarity(const lm_dedup_sig *a, const lm_dedup_sig *b, int n)
+{
+    int same = 0;
+    for (int i = 0; i < n; i++)
+        same += a->value[i] == b->value[i];
+    return (double)same / n;
+}
+
+/* The fraction of equal values estimates the Jaccard similarity of the 5-grams. */
 static void similarity_is_estimated(void **st)
 {
     (void)st;
@@ -116,7 +124,7 @@ static void similarity_is_estimated(void **st)
         double inter = shared - 4, s = inter / (2 * 996 - inter);
         assert_int_equal(lm_dedup_sign(d, a.data, a.len, &sa, &e), LM_OK);
         assert_int_equal(lm_dedup_sign(d, b.data, b.len, &sb, &e), LM_OK);
-        double got = lm_dedup_similarity(d, &sa, &sb), sigma = sqrt(s * (1 - s) / 1024);
+        double got = similarity(&sa, &sb, 64 * 16), sigma = sqrt(s * (1 - s) / 1024);
         if (fabs(got - s) > 4 * sigma)
             fail_msg("similarity %g, estimated %g (sigma %g)", s, got, sigma);
         lm_dedup_sig_fini(&sa);
@@ -186,7 +194,6 @@ static void many_documents(void **st)
             assert_int_equal(add_text(d, a.data), round ? LM_DEDUP_NEAR : LM_DEDUP_NEW);
             lm_buf_fini(&a);
         }
-    assert_int_equal(lm_dedup_count(d), 3000);
     lm_dedup_free(d);
 }
 
