@@ -125,8 +125,10 @@ static lm_code fit_any(binding *b, const lm_operand *o, const lm_tensor *t)
         b->any = t;
         b->any_name = o->name;
     }
-    return lm_expect(lm_same_shape(b->any, t), b->op->name, b->e, "%s is %s, but %s is %s", o->name,
-                     show(t, have), b->any_name, show(b->any, want));
+    if (lm_same_shape(b->any, t))
+        return LM_OK;
+    return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is %s, but %s is %s", o->name,
+                   show(t, have), b->any_name, show(b->any, want));
 }
 
 static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
@@ -138,7 +140,7 @@ static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
     if (o->dims[0] == '~')
         return LM_OK;
     if (t->ndim != rank_of(o->dims))
-        return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]", o->name,
+        return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is %s, not [%s]", o->name,
                        show(t, have), o->dims);
     for (int i = 0; i < t->ndim; i++, dim += dim_length(dim) + 1) {
         int letter = unbound_letter(b, dim);
@@ -147,13 +149,13 @@ static lm_code fit(binding *b, const lm_operand *o, const lm_tensor *t)
         if (letter > 0 ? solve(b, dim, letter, t->dim[i]) : want == t->dim[i])
             continue;
         if (letter)
-            return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]", o->name,
+            return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is %s, not [%s]", o->name,
                            show(t, have), o->dims);
         if (want < 0)
-            return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL,
+            return lm_fail(b->e, LM_ELIMIT, b->op->name, NULL,
                            "%.*s of %s is negative or too large", (int)dim_length(dim), dim,
                            o->name);
-        return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is %s, not [%s]: %.*s is %" PRId64,
+        return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is %s, not [%s]: %.*s is %" PRId64,
                        o->name, show(t, have), o->dims, (int)dim_length(dim), dim, want);
     }
     return LM_OK;
@@ -177,8 +179,10 @@ static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor
                                           : lm_wide(act);
     if ((o->is & LM_ANY_TYPE) && lm_dtype_is_float(t->dtype))
         return LM_OK;
-    return lm_expect(t->dtype == want, b->op->name, b->e, "%s is of %s, not of %s", o->name,
-                     lm_dtype_name(t->dtype), lm_dtype_name(want));
+    if (t->dtype == want)
+        return LM_OK;
+    return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is of %s, not of %s", o->name,
+                   lm_dtype_name(t->dtype), lm_dtype_name(want));
 }
 
 static lm_code fit_inputs(binding *b, const lm_call *c, lm_dtype act)
@@ -187,7 +191,7 @@ static lm_code fit_inputs(binding *b, const lm_call *c, lm_dtype act)
         const lm_operand *o = &b->op->in[i];
         if (lm_absent(&c->in[i])) {
             if (!(o->is & LM_OPTIONAL))
-                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is missing", o->name);
+                return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is missing", o->name);
             continue;
         }
         if (fit(b, o, &c->in[i]) || check_type(b, o, &c->in[i], act))
@@ -206,7 +210,7 @@ static lm_code make_output(const binding *b, const lm_operand *o, lm_tensor *t, 
     else if (!(o->is & LM_ANY_TYPE))
         t->dtype = o->is & LM_ACT_TYPE ? act : lm_wide(act);
     else if (!lm_dtype_is_float(t->dtype))
-        return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "the type of %s is not given", o->name);
+        return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "the type of %s is not given", o->name);
     if (o->dims[0] == '*') {
         t->ndim = b->any->ndim;
         memcpy(t->dim, b->any->dim, sizeof t->dim);
@@ -229,14 +233,13 @@ static lm_code fit_outputs(binding *b, lm_call *c, unsigned want, lm_dtype act)
         const lm_operand *o = &b->op->out[i];
         if (!(want >> i & 1)) {
             if (!(o->is & LM_OPTIONAL))
-                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s cannot be left out",
-                               o->name);
+                return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s cannot be left out", o->name);
             c->out[i] = (lm_tensor){ .dtype = LM_DTYPE_NONE };
             continue;
         }
         if (o->is & LM_GIVEN) {
             if (lm_absent(&c->out[i]))
-                return lm_fail(b->e, LM_EUSAGE, b->op->name, NULL, "%s is not given", o->name);
+                return lm_fail(b->e, LM_EBUG, b->op->name, NULL, "%s is not given", o->name);
             if (fit(b, o, &c->out[i]))
                 return b->e->code;
         }

@@ -67,7 +67,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     lm_role role = whole->role;
     *out = LM_NONE;
     if (role == LM_ROLE_ACT)
-        return lm_fail(e, LM_EUSAGE, where, NULL,
+        return lm_fail(e, LM_EBUG, where, NULL,
                        "is a view of an activation, which has no memory between runs");
     shape.dtype = whole->t.dtype;
     if (lm_graph_value(g, role, shape, name, out, e))
@@ -76,7 +76,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     if (at < 0 || at > lm_tensor_count(&whole->t) - lm_tensor_count(&shape)) {
         g->n_values--;
         *out = LM_NONE;
-        return lm_fail(e, LM_EUSAGE, where, NULL, "reaches beyond the value that it is a view of");
+        return lm_fail(e, LM_EBUG, where, NULL, "reaches beyond the value that it is a view of");
     }
     g->has_views = true;
     g->value[*out].of = whole->of >= 0 ? whole->of : of;
@@ -137,7 +137,7 @@ static lm_code shape_node(lm_graph *g, lm_node *n, lm_err *e)
         } else {
             const lm_tensor *have = &g->value[n->out[i]].t;
             if (!lm_same_shape(have, &out[i]) || have->dtype != out[i].dtype)
-                return lm_fail(e, LM_EUSAGE, n->op->name, NULL,
+                return lm_fail(e, LM_EBUG, n->op->name, NULL,
                                "%s has another shape or dtype than the given value",
                                n->op->out[i].name);
         }

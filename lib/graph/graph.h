@@ -78,7 +78,7 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
 
 /* A view: the elements of `of` from index `at` on, in the shape of `shape`; dtype and role are
  * those of `of`, which must be kept between runs (not an activation).  A view of a view is stored
- * as a view of the first value.  Fails: LM_EUSAGE when `of` is smaller, or is an activation. */
+ * as a view of the first value.  Fails: LM_EBUG when `of` is smaller, or is an activation. */
 lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
                       lm_vid *out, lm_err *e);
 /* True if two values share memory. */
@@ -87,7 +87,8 @@ bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b);
 /* Append op(attr; in...) -> out.  `attr` is copied (op->attr_size).  in[i] LM_NONE: absent, if the
  * operator allows it.  out[i] on entry: an existing GRAD or STATE value to write to, LM_NONE to
  * make a new activation, or LM_SKIP to leave out this optional output (it is LM_NONE afterwards).
- * Fails: LM_EUSAGE from the shape rule, or an existing output of another shape. */
+ * Fails: LM_EBUG when operands do not fit the table of the operator, or an existing
+ * output has another shape; LM_EUSAGE from the check of attributes. */
 enum { LM_SKIP = -2 };
 lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in,
                         lm_vid *out, lm_err *e);

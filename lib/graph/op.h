@@ -143,7 +143,8 @@ int lm_op_ins(const lm_op *op), lm_op_outs(const lm_op *op); /* numbers of opera
 lm_dtype lm_op_act(const lm_op *op, const lm_call *c);
 /* Check the inputs against the operands' dimensions and types, then set dtype, ndim and dim of
  * every output in `want` (bit i: output i); the others get ndim 0.  Outputs with a shape or dtype
- * given by the caller hold it on entry.  Fails: LM_EUSAGE naming the operand that does not fit. */
+ * given by the caller hold it on entry.  Fails: LM_EBUG naming the operand that does not fit, LM_ELIMIT
+ * for a size beyond 2^63. */
 lm_code lm_op_shape(const lm_op *op, lm_call *c, unsigned want, lm_err *e);
 
 lm_tensor lm_shape1(lm_dtype d, int64_t a);
