@@ -82,6 +82,16 @@ value() {
         --optim adamw_torch --print-config > theirs
     "$BIN/train" --lr 1e-3 --steps 7 --warmup 2 --seq-len 64 --max-grad-norm 0.5 --eval-every 3 --save-every 4 --log-every 2 \
         --lr-schedule cosine -o out --batch-size 4 --dtype bf16 --optimizer adamw --print-config | cmp - theirs
+    while read -r theirs ours; do
+        "$BIN/train" --optim "$theirs" --print-config | grep -qF "\"optimizer\": \"$ours\"" || { echo "$theirs"; false; }
+    done << 'END'
+adamw_8bit adamw8bit
+adamw_bnb_8bit adamw8bit
+lion_32bit lion
+schedule_free_adamw schedule-free
+galore_adamw galore
+Adafactor adafactor
+END
     "$BIN/train" --batch_size 4 --no_document_mask --print-config > ours # our own names, too
     "$BIN/train" --batch-size 4 --no-document-mask --print-config | cmp - ours
     for n in --max-iters --max_iters; do "$BIN/train" $n 9 --print-config | grep -q '"steps": 9'; done
