@@ -3,6 +3,7 @@
 #include "train/groups.h"
 
 #include <fnmatch.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -55,14 +56,16 @@ static double word_of(const char *words, const char *value)
 static lm_code set_hyper(lm_optim_use *u, int i, const char *value, lm_err *e)
 {
     const lm_hyper *h = &u->optim->hyper[i];
-    double x = h->words ? word_of(h->words, value) : -1;
+    bool named = h->words && *h->words, whole = h->words && !named;
+    double x = named ? word_of(h->words, value) : -1;
     bool number = x < 0 && lm_parse_double(value, &x);
-    if (h->words && (x < 0 || number))
+    if (named && (x < 0 || number))
         return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is one of: %s; not '%.40s'", h->name,
                        u->optim->name, h->words, value);
-    if (!h->words && (!number || !(x >= h->least && x <= h->most)))
-        return lm_fail(e, LM_EUSAGE, where, NULL, "%s of %s is a number from %g to %g, not '%.40s'",
-                       h->name, u->optim->name, h->least, h->most, value);
+    if (!named && (!number || !(x >= h->least && x <= h->most) || (whole && x != floor(x))))
+        return lm_fail(e, LM_EUSAGE, where, NULL,
+                       "%s of %s is a %snumber from %g to %g, not '%.40s'", h->name, u->optim->name,
+                       whole ? "whole " : "", h->least, h->most, value);
     u->hyper[i] = x;
     return LM_OK;
 }
@@ -270,6 +273,17 @@ lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_
 
 /* ---- lists ---- */
 
+/* "off on [off]", "0 to 1 [0.9]" */
+static lm_code add_range(const lm_hyper *h, lm_buf *out, lm_err *e)
+{
+    if (!h->words || !*h->words)
+        return lm_buf_addf(out, e, "%g to %g [%g]\n", h->least, h->most, h->value);
+    const char *word = h->words;
+    for (int k = (int)h->value; k > 0; k--)
+        word += strcspn(word, " ") + 1;
+    return lm_buf_addf(out, e, "%s [%.*s]\n", h->words, (int)strcspn(word, " "), word);
+}
+
 lm_code lm_optims_table(lm_buf *out, lm_err *e)
 {
     for (int i = 0; lm_optim_at(i); i++) {
@@ -277,12 +291,7 @@ lm_code lm_optims_table(lm_buf *out, lm_err *e)
         if (lm_buf_addf(out, e, "%-16s %s\n", o->name, o->about))
             return e->code;
         for (const lm_hyper *h = o->hyper; h->name; h++) {
-            char value[64];
-            if (h->words)
-                snprintf(value, sizeof value, "%s", h->words);
-            else
-                snprintf(value, sizeof value, "%g to %g", h->least, h->most);
-            if (lm_buf_addf(out, e, "  %-14s %-40s %s [%g]\n", h->name, h->help, value, h->value))
+            if (lm_buf_addf(out, e, "  %-23s %-44s ", h->name, h->help) || add_range(h, out, e))
                 return e->code;
         }
     }
@@ -304,8 +313,10 @@ lm_code lm_optims_json(lm_buf *out, lm_err *e)
             lm_jw_f64(&w, "value", h->value);
             lm_jw_f64(&w, "least", h->least);
             lm_jw_f64(&w, "most", h->most);
-            if (h->words)
+            if (h->words && *h->words)
                 lm_jw_str(&w, "words", h->words);
+            else if (h->words)
+                lm_jw_bool(&w, "whole", true);
             lm_jw_str(&w, "help", h->help);
             lm_jw_close_obj(&w);
         }

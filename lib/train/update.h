@@ -31,9 +31,11 @@
 typedef struct {
     const char *name; /* as the field writes it: "beta1"; NULL: past the last */
     double value, least, most;
-    const char *help;  /* a few words */
-    const char *words; /* names of the values 0, 1, 2...: "off on"; NULL: it is a number */
+    const char *help; /* a few words */
+    /* names of the values 0, 1, 2...: "off on"; NULL: it is a number; LM_WHOLE: a whole one */
+    const char *words;
 } lm_hyper;
+#define LM_WHOLE ""
 
 enum { LM_OPTIM_HYPERS = 16, LM_OPTIM_NUMBERS = 8 }; /* at most */
 

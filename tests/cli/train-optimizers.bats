@@ -55,6 +55,10 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
     run train --list-optimizers
     [ "$status" -eq 0 ]
     [[ $output == *$'\n'"  weight_decay "* ]]
+    grep -qE '^  nesterov +look ahead .* off on \[on\]$' <<< "$output" # of Muon
+    run train m0 data -o no --optimizer muon:ns_steps=2.5
+    [ "$status" -eq 2 ]
+    [[ $output == *"ns_steps of muon is a whole number from 1 to 20, not '2.5'"* ]]
     train --list-optimizers --json | python3 -c '
 import json, sys
 o = json.load(sys.stdin)

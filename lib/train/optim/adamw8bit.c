@@ -9,7 +9,7 @@ static const lm_hyper hyper[] = {
     BETA_1(0.9),
     BETA_2(0.95),
     EPS(1e-8),
-    { "min_8bit_size", 4096, 0, 1e15, "elements from which on states have 8 bits", NULL },
+    { "min_8bit_size", 4096, 0, 1e15, "elements from which on states have 8 bits", LM_WHOLE },
     DECAY(0.1),
     { 0 },
 };

@@ -22,7 +22,7 @@ static const lm_hyper hyper[] = {
     [BETA1] = BETA_1(0.908),
     [BETA2] = BETA_2(0.99),
     EPS(1e-8),
-    { "rank", 16, 1, 16384, "vectors of a basis", NULL },
+    { "rank", 16, 1, 16384, "vectors of a basis", LM_WHOLE },
     { "rho", 0.908, 0, 0.9999999, "of the momentum in the next basis", NULL },
     { "error_feedback", 1, 0, 1, "add what was lost to the next gradient", "off on" },
     DECAY(0),

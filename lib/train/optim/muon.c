@@ -17,7 +17,7 @@ static const lm_hyper hyper[] = {
     { "momentum", 0.95, 0, 0.9999999, "of hidden matrices", NULL },
     { "nesterov", 1, 0, 1, "look ahead by the momentum", "off on" },
     { "ns", 0, 0, 1, "coefficients of the rounds", "quintic polar" },
-    { "ns_steps", 5, 1, 20, "rounds of orthogonalisation", NULL },
+    { "ns_steps", 5, 1, 20, "rounds of orthogonalisation", LM_WHOLE },
     { "scaling", ORIGINAL, 0, 1, "of the step", "original moonlight" },
     { "bf16", 1, 0, 1, "products of the rounds in BF16", "off on" },
     DECAY(0.01),

@@ -13,7 +13,7 @@ static const lm_hyper hyper[] = {
     { "momentum", 0.95, 0, 0.9999999, "of hidden matrices", NULL },
     BETA_2(0.95),
     { "ns", 1, 0, 1, "coefficients of the rounds", "quintic polar" },
-    { "ns_steps", 5, 1, 20, "rounds of orthogonalisation", NULL },
+    { "ns_steps", 5, 1, 20, "rounds of orthogonalisation", LM_WHOLE },
     { "bf16", 1, 0, 1, "products of the rounds in BF16", "off on" },
     DECAY(0.01),
     { "cautious", 1, 0, 1, "decay only where the step agrees", "off on" },

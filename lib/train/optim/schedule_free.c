@@ -20,7 +20,7 @@ static const lm_hyper hyper[] = {
     [DECAY_] = DECAY(0),
     [WARMUP] = { "warmup_steps", 0, 0, 1e9, "steps of a rising rate", NULL },
     [POWER] = { "r", 0, 0, 100, "power of the step in the average's weights", NULL },
-    [RATE_POWER] = { "weight_lr_power", 2, 0, 4, "power of the rate in them: 0, 1, 2...", NULL },
+    [RATE_POWER] = { "weight_lr_power", 2, 0, 4, "power of the rate in them", LM_WHOLE },
     { 0 },
 };
 
@@ -32,13 +32,6 @@ static void numbers(const double *h, double lr, int64_t t, double *out)
     double risen = h[WARMUP] > 0 ? fmin(1, step / h[WARMUP]) : 1;
     out[0] = lr * risen * sqrt(1 - pow(h[BETA2], step));
     out[1] = pow(step, h[POWER]);
-}
-
-static lm_code check(const double *h, lm_err *e)
-{
-    if (h[RATE_POWER] != floor(h[RATE_POWER]))
-        return lm_fail(e, LM_EUSAGE, "weight_lr_power", NULL, "must be a whole number");
-    return LM_OK;
 }
 
 /* The share of this step in the average. */
@@ -87,7 +80,6 @@ const lm_optim lm_optim_schedule_free = {
     .name = "schedule-free",
     .about = "AdamW with an average for a schedule",
     .hyper = hyper,
-    .check = check,
     .n_numbers = 2,
     .numbers = numbers,
     .number = numbers_are,

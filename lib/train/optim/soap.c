@@ -18,7 +18,7 @@ enum { BETA1 = 4, BETA2 };
 #define COMMON(beta)                                                                       \
     ADAMW_FOR_OTHERS, BETA_1(beta), BETA_2(beta),                                          \
         { "shampoo_beta", 0.95, 0, 0.9999999, "of the preconditioners", NULL }, EPS(1e-8), \
-        { "precondition_frequency", 10, 1, 1e6, "steps between two bases", NULL },         \
+        { "precondition_frequency", 10, 1, 1e6, "steps between two bases", LM_WHOLE },     \
     {                                                                                      \
         "max_precond_dim", 10000, 1, 16384, "sides that are longer have none", NULL        \
     }
@@ -28,7 +28,7 @@ static const lm_hyper hyper[] = { COMMON(0.95), DECAY(0.01), { 0 } };
 static const lm_hyper muon_hyper[] = {
     COMMON(0.95),
     { "ns", 0, 0, 1, "coefficients of the rounds", "quintic polar" },
-    { "ns_steps", 5, 1, 20, "rounds of orthogonalisation", NULL },
+    { "ns_steps", 5, 1, 20, "rounds of orthogonalisation", LM_WHOLE },
     { "bf16", 1, 0, 1, "products of the rounds in BF16", "off on" },
     DECAY(0.01),
     { "cautious", 0, 0, 1, "decay only where the step agrees", "off on" },
