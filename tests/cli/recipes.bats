@@ -114,6 +114,46 @@ tiny() { awk 'BEGIN { for (i = 0; i < 900; i++) printf "The system reads word%d 
     [[ $output == *'dem.mk: law: fewer than 10 documents'* ]]
 }
 
+@test "optimizers.mk: rates found, given and shared; a table by loss; what diverges is said; all of the registry" {
+    tiny | sed G > 'my text/tiny one.txt'
+    compare() { make -f 'my recipes/optimizers.mk' WORK='my work' CORPUS='my text/tiny one.txt' PRESET=llama-1m VOCAB=300 SEQ=32 BATCH=2 \
+        STEPS=10 SEARCH=2 TIMED=3 ROUNDS=1 RATES='lion=4e-4 momentum=1000' KEYS_momentum=weight_decay=10 "$@"; }
+    compare OPTIMIZERS='muon lion adam sgd momentum' KEYS_lion=beta1=0.8 > log 2>&1 || { cat log; false; }
+    grep -q '^momentum  *1000   diverged ' log
+    cd 'my work'
+    [ "$(head -n 1 table.tsv)" = $'optimizer\trate\tloss\tstate_bytes_per_parameter\tstep_time' ]
+    tail -n +2 table.tsv > rows
+    [ "$(cut -f 1 rows | sort | tr '\n' ' ')" = 'adam adamw lion momentum muon sgd ' ]
+    cut -f 3 rows | sort -g -c
+    of() { awk -F '\t' -v name="$1" -v n="$2" '$1 == name { print $n }' rows; }
+    [ "$(of adamw 4) $(of lion 4) $(of sgd 4)" = '8.00 4.00 0.00' ]
+    [ "$(of lion 2)" = 4e-4 ]
+    [ "$(of adam 2)" = "$(of adamw 2)" ]
+    [ "$(of adamw 5)" = 1.00 ]
+    awk -F '\t' '$5 <= 0 { exit 1 }' rows
+    # the best of the rates that were tried
+    [ "$(wc -l < rates/adamw)" -ge 4 ]
+    [ "$(head -n -1 rates/adamw | sort -g -k 2 | head -n 1 | cut -d ' ' -f 1)" = "$(of adamw 2)" ]
+    # each has the same steps, and its own hyper-parameters
+    for n in adamw lion muon sgd adam; do grep -q '"event":"step","step":10,' runs/$n.jsonl; done
+    grep -q '"lion:beta1=0.8"' runs/lion.jsonl
+    rate=$(awk -v o="$(of adamw 2)" -v m="$(of muon 2)" 'BEGIN { printf "%.6g", o / m }')
+    grep -q "\"muon:adam_rate=$rate\"" runs/muon.jsonl
+    grep -q '>lion<' loss-1.svg
+    cd ..
+    # again: nothing; with one more: that one alone is trained
+    compare OPTIMIZERS='muon lion adam sgd momentum' > again 2>&1
+    ! grep -q optimizers-try again
+    compare OPTIMIZERS='muon lion adam sgd momentum nesterov' -n > more 2>&1
+    [ "$(grep -c 'optimizers-try.*runs/' more)" -eq 1 ]
+    compare -n > all 2>&1
+    for n in $(train --list-optimizers | awk '/^[^ ]/ { print $1 }'); do
+        [ -e "my work/losses/$n" ] || grep -q "runs/$n.jsonl" all
+    done
+    compare clean
+    [ ! -e 'my work' ]
+}
+
 @test "dem-corpus: headers of every kind are text" {
     mkdir -p headers/'with space' bin
     for i in 1 2 3; do awk -v i=$i 'BEGIN { for (k = 0; k < 40; k++) printf "int f%d_%d(void); /* what it is for */\n", i, k }' > headers/$i.h; done

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+# optimizers.mk -- every optimiser of train(1) on the same model and equal tokens: a table of held-out losses, bytes
+# of state and step times, and the curves of the losses.  Read it, copy it, change it.
+#
+#   make -f optimizers.mk                                     all of `train --list-optimizers`, most of an hour
+#   make -f optimizers.mk CORPUS=text.txt STEPS=1000          your own text, longer
+#   make -f optimizers.mk OPTIMIZERS='muon soap' RATES='muon=0.02 soap=3e-3'     some, with rates of your own
+#   make -f optimizers.mk KEYS_muon=ns=polar,scaling=moonlight                   hyper-parameters of your own
+#
+# Made here: table.txt, table.tsv, and loss-1.svg, loss-2.svg ...: the curves from the best to the worst, seven in a
+# picture, AdamW's beside them.  Data, their order, first weights, warm-up and schedule are the same for all; the
+# schedule-free one has the warm-up alone.
+#
+# The tools must be on PATH.  Everything is made in the folder WORK; what is there already is not made again.
+# `make -f optimizers.mk clean` removes it.  Use no -j: steps are timed.
+
+WORK       ?= optimizers
+CORPUS     ?= #             plain text or JSONL; empty: fetch-corpus gets some
+SPLIT      ?= blank#        plain text is cut into documents at empty lines; file: a document a file
+OPTIMIZERS ?= #             names; empty: all.  AdamW is always there: the others are compared with it
+RATES      ?= #             NAME=RATE ...: these are not searched for
+PRESET     ?= llama-5m#     see share/models
+VOCAB      ?= 4096
+BATCH      ?= 8#            sequences a step
+SEQ        ?= 128#          tokens a sequence
+STEPS      ?= 250
+SEARCH     ?= 80#           steps of each trial of a rate; 0: the rates below as they are
+ROUNDS     ?= 2#            timed runs of each, with one of AdamW before each
+TIMED      ?= 21#           steps of those
+SEED       ?= 1
+
+# Where the search for a rate begins; it goes up by threes, or else down, while losses fall.  The first rate is for
+# rules that divide a gradient by the root of its mean square, so that each weight moves by about the rate, and for
+# those that are not named.
+RATE                := 3e-3
+# The sign of the gradient moves each weight by all of the rate.
+RATE_lion           := 1e-3
+# Steps in proportion to the size of a tensor, of which numbers are about 0.02.
+RATE_lamb           := 3e-2
+RATE_adafactor      := 1e-1
+# The divisor is a sum or its bound: it grows, and steps fall.
+RATE_adagrad        := 1e-2
+RATE_sm3            := 1e-1
+# Steps as large as the gradient, which clipping keeps below 1 for all weights together.
+RATE_sgd            := 1
+RATE_momentum       := 1e-1
+# Orthogonal steps: their largest singular value is about the rate.
+RATE_muon           := 2e-2
+RATE_normuon        := 2e-2
+RATE_soap-muon      := 2e-2
+# Steps of low rank count a quarter.
+RATE_galore         := 1e-2
+RATE_q-galore       := 1e-2
+
+# What keeps the steps of another but for their states, or looks ahead along them, has the rate that was found for it.
+AS_adam             := adamw
+AS_amsgrad          := adamw
+AS_adam-mini        := adamw
+AS_adamw8bit        := adamw
+AS_nesterov         := momentum
+
+# SGD's decay is a part of the gradient: at rates near 1 the usual tenth would leave no weights.
+KEYS_sgd            ?= momentum=0,weight_decay=0
+KEYS_momentum       ?= weight_decay=0
+KEYS_nesterov       ?= weight_decay=0
+# Options of one optimiser alone: an average stands for the schedule.
+OPTIONS_schedule-free := --lr-schedule constant
+
+TRAIN := --batch-size $(strip $(BATCH)) --seq-len $(strip $(SEQ)) --dtype bf16 --seed $(strip $(SEED)) --min-lr-ratio 0
+NAMES := $(strip $(OPTIMIZERS))
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: all clean
+
+ifndef RECIPE_HOME # not in WORK yet: the same goals there
+GOALS := $(filter-out clean,$(or $(MAKECMDGOALS),all))
+.PHONY: $(GOALS)
+export WORK CORPUS PRESET
+export RECIPE := $(MAKEFILE_LIST)
+$(GOALS):
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" "$(MAKE)" "$$recipe" $@
+# a line of its own: make runs the line above with -n and -t, too, as every line that calls it
+clean:
+	@recipe="$${RECIPE# }" && bash "$$(dirname "$$recipe")/enter" '' "$$recipe" $@
+else
+
+ALL := adamw $(filter-out adamw,$(or $(NAMES),$(shell train --list-optimizers | awk '/^[^ ]/ { print $$1 }')))
+RAW := $(if $(strip $(CORPUS)),corpus.list $(sort $(wildcard corpus/*)),raw.jsonl)
+
+all: table.txt
+	@cat $<
+
+# 1. Text, a tokenizer, token shards with a part for validation, a model of random numbers.
+raw.jsonl:
+	bash "$$RECIPE_HOME/fetch-corpus" . > $@
+text.jsonl: $(RAW)
+	clean-data -q --rules none --split $(strip $(SPLIT)) $(filter-out corpus.list,$(RAW)) > $@
+tok/tokenizer.json: text.jsonl
+	@mkdir -p $(@D)
+	train-tokenizer -q --vocab-size $(strip $(VOCAB)) --pattern llama3 -f -o $@ $<
+data/train.bin: tok/tokenizer.json text.jsonl
+	if [ "$$(wc -l < text.jsonl)" -ge 100 ]; then how='--val-fraction 0.015'; \
+	else how='--split contiguous --val-fraction 0.1'; fi; \
+	shard-data -q --tokenizer $< $$how --seed $(strip $(SEED)) -f -o $(@D) text.jsonl
+m0/config.json: tok/tokenizer.json
+	init-model -q "$$RECIPE_PRESET" --tokenizer $< --seed $(strip $(SEED)) -f -o $(@D)
+
+# 2. A rate for each.  What a rule for hidden matrices leaves to AdamW has the rate that was found for AdamW.
+rates/adamw: m0/config.json data/train.bin
+$(filter-out rates/adamw,$(ALL:%=rates/%) rates/momentum): rates/adamw
+rates/nesterov: rates/momentum
+rates/%:
+	@mkdir -p $(@D)
+	$(if $(filter $*=%,$(RATES)),echo $(patsubst $*=%,%,$(lastword $(filter $*=%,$(RATES)))),$(if $(AS_$*),tail -n 1 \
+	    rates/$(AS_$*),bash "$$RECIPE_HOME/optimizers-rate" $* '$(KEYS_$*)' $(or $(RATE_$*),$(RATE)) $(strip $(SEARCH)) \
+	    $(TRAIN) $(OPTIONS_$*))) > $@
+
+# 3. The run of each, which leaves its metrics and its loss on all of what is kept for validation.
+losses/%: rates/%
+	@mkdir -p $(@D) runs
+	bash "$$RECIPE_HOME/optimizers-try" $* '$(KEYS_$*)' "$$(tail -n 1 $<)" $(strip $(STEPS)) runs/$*.jsonl \
+	    $(TRAIN) $(OPTIONS_$*) > $@
+
+# 4. Steps beside AdamW's, in turns: other work on the machine is there for both.
+timed = bash "$$RECIPE_HOME/optimizers-try" $1 '$(KEYS_$1)' "$$(tail -n 1 rates/$1)" $(strip $(TIMED)) time.jsonl \
+	$(TRAIN) --eval-every 0 > time.loss && bash "$$RECIPE_HOME/optimizers-report" step $1 time.jsonl >> $@.new
+times/%: losses/%
+	@mkdir -p $(@D)
+	rm -f $@.new
+	for i in $$(seq $(strip $(ROUNDS))); do \
+	    $(call timed,adamw) && \
+	    $(call timed,$*) || exit 1; \
+	done
+	mv $@.new $@
+
+# 5. Bytes of state, from the plan of a run.
+plans/%.json: m0/config.json
+	@mkdir -p $(@D)
+	train --dry-run --json m0/ --optimizer '$*$(if $(KEYS_$*),:$(KEYS_$*))' $(TRAIN) > $@
+
+table.tsv: $(ALL:%=losses/%) $(ALL:%=times/%) $(ALL:%=plans/%.json)
+	bash "$$RECIPE_HOME/optimizers-report" table $(ALL) > $@
+table.txt: table.tsv
+	rm -f loss-*.svg
+	bash "$$RECIPE_HOME/optimizers-report" curves < $<
+	bash "$$RECIPE_HOME/optimizers-report" text < $< > $@
+
+endif
