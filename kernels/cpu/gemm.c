@@ -15,7 +15,8 @@ enum {
     MAX_COLUMNS = 8192,      /* of one sweep when partial tiles are kept */
     CHUNK_DOWN = 32,         /* rows of storage packed at a time where depth runs down */
     PACK_GROUP = 16,         /* panels of B packed together */
-    SMALL_ROWS = 16,         /* of B in codes, made numbers at a time for a product of few rows */
+    SMALL_ROWS = 16,         /* of B in codes, made numbers at a time for a product of few rows, */
+    SMALL_BYTES = 16384,     /* and bytes of these, but for 4 rows that take more */
     SWEEP_ELEMENTS = 1 << 25 /* of op(B) packed at a time, unless MIN_COLUMNS need more */
 };
 
@@ -123,6 +124,13 @@ static int64_t code_rows(const lm_gemm_impl *im)
 static size_t rows_bytes(const lm_gemm *g, int64_t rows)
 {
     return (size_t)lm_round_up(rows * g->k * (int64_t)lm_dtype_size(g->ab), 64);
+}
+
+/* Rows that a product of few rows makes numbers of at a time: they stay in the first-level cache. */
+static int64_t small_rows(const lm_gemm *g)
+{
+    int64_t rows = SMALL_BYTES / (g->k * (int64_t)lm_dtype_size(g->ab)) / 4 * 4;
+    return max64(min64(rows, SMALL_ROWS), 4);
 }
 
 /* Scratch of one worker. */
@@ -429,8 +437,8 @@ static void run_small(void *ctx, int64_t begin, int64_t end, int worker)
 
     if (!g->b_codes)
         p->impl->small_m(g, begin, end);
-    for (int64_t j = begin; g->b_codes && j < end; j += SMALL_ROWS) {
-        int64_t n = min64(SMALL_ROWS, end - j);
+    for (int64_t j = begin, n; g->b_codes && j < end; j += n) {
+        n = min64(small_rows(g), end - j);
         lm_gemm part =
             of_codes(g, p->impl, j, n, (char *)g->work + (size_t)worker * codes_bytes(g, p->impl));
         p->impl->small_m(&part, 0, n);
