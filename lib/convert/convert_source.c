@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -47,7 +48,9 @@ static const lm_source_maker maker = { load, format, codes, meta, close_import }
 bool lm_is_gguf(const char *path)
 {
     char head[4];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat st;
+    bool file = !stat(path, &st) && S_ISREG(st.st_mode); /* a pipe must not be opened for a look */
+    int fd = file ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     bool is = fd >= 0 && pread(fd, head, sizeof head, 0) == sizeof head && !memcmp(head, "GGUF", 4);
     if (fd >= 0)
         close(fd);

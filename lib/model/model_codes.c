@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_codes.c -- which weights of a model stay in the codes that their source has. */
+#include "base/mem.h"
 #include "model/build.h"
 #include "numeric/code_rows.h"
 
@@ -16,9 +17,9 @@ static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
     return true;
 }
 
-/* The codes of all slices of parameter p, in order; n 0: it must be numbers.  A slice in plain numbers may
+/* The codes of all slices of parameter p, in order, of the source's tensors; n 0: it must be numbers.  A slice in plain numbers may
  * stand beside others in codes. */
-static lm_code_rows codes_of(const lm_model *m, int p)
+static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const *tensor)
 {
     const lm_param *param = &m->param[p];
     const lm_tensor *t = &m->graph->value[param->value].t;
@@ -29,7 +30,7 @@ static lm_code_rows codes_of(const lm_model *m, int p)
         bool turned = false;
         if (s->param != p)
             continue;
-        const lm_st_tensor *st = lm_model_source_find(m->build.codes, s->name);
+        const lm_st_tensor *st = tensor[i];
         const lm_format *f = st ? lm_model_source_format(m->build.codes, st, &turned) : NULL;
         if (t->ndim != 2 || !f || !f->decode || turned != s->transposed ||
             c.n == LM_MAX_CODE_RUNS || !are_read(m, param->value, f))
@@ -42,13 +43,24 @@ static lm_code_rows codes_of(const lm_model *m, int p)
     return fewer ? c : (lm_code_rows){ 0 };
 }
 
-lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
+/* The source's tensor of each slice; NULL: it has none. */
+static lm_code find_tensors(const lm_model *m, const lm_st_tensor ***out, lm_err *e)
 {
-    lm_backend *b = m->build.backend;
-    if (!m->build.codes || !b || !b->codes)
-        return LM_OK;
+    const lm_model_source *src = m->build.codes;
+    if (lm_alloc_n(out, (size_t)m->n_slices, sizeof **out, "a list of tensors", e))
+        return e->code;
+    for (size_t k = 0; k < lm_model_source_count(src); k++) {
+        int i = lm_model_slice(m, lm_model_source_at(src, k)->name);
+        if (i >= 0)
+            (*out)[i] = lm_model_source_at(src, k);
+    }
+    return LM_OK;
+}
+
+static lm_code keep(lm_model *m, const lm_st_tensor *const *tensor, lm_err *e)
+{
     for (int p = 0; p < m->n_params; p++) {
-        lm_code_rows found = codes_of(m, p), *c = NULL;
+        lm_code_rows found = codes_of(m, p, tensor), *c = NULL;
         if (!found.n)
             continue;
         if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e))
@@ -57,4 +69,16 @@ lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
         m->graph->value[m->param[p].value].t.codes = c;
     }
     return LM_OK;
+}
+
+lm_code lm_model_keep_codes(lm_model *m, lm_err *e)
+{
+    const lm_st_tensor **tensor = NULL;
+    lm_backend *b = m->build.backend;
+    if (!m->build.codes || !b || !b->codes)
+        return LM_OK;
+    lm_code rc = find_tensors(m, &tensor, e);
+    rc = rc ? rc : keep(m, tensor, e);
+    lm_free(tensor);
+    return rc;
 }
