@@ -20,7 +20,7 @@ enum { BETA1 = 4, BETA2 };
         { "shampoo_beta", 0.95, 0, 0.9999999, "of the preconditioners", NULL }, EPS(1e-8), \
         { "precondition_frequency", 10, 1, 1e6, "steps between two bases", LM_WHOLE },     \
     {                                                                                      \
-        "max_precond_dim", 10000, 1, 16384, "sides that are longer have none", NULL        \
+        "max_precond_dim", 10000, 1, 16384, "sides that are longer have none", LM_WHOLE    \
     }
 
 static const lm_hyper hyper[] = { COMMON(0.95), DECAY(0.01), { 0 } };
