@@ -28,6 +28,15 @@
  * head_norm_dw  in  dy, qkv, stat
  *               out dwq [D] F32 (acc), dwk [D] F32 (acc)
  *
+ * qk_norm       the norm of all queries of a row at once, and of all its keys (OLMo 2)
+ *               in  qkv [N,(H+2K)D] act, wq [HD] F32, wk [KD] F32
+ *               out y [N,(H+2K)D] act (values copied), stat [N,2] F32 (reciprocal deviations);
+ *               y = w s*rstd, rounded once (the published code)
+ * qk_norm_dx    in  dy, qkv, wq, wk, stat
+ *               out dqkv (value part copied); may alias dy
+ * qk_norm_dw    in  dy, qkv, stat
+ *               out dwq [HD] F32 (acc), dwk [KD] F32 (acc)
+ *
  * Tolerance: relative L2 1e-6 (F32), 8e-3 (BF16). */
 #ifndef LM_KERNELS_NORM_H
 #define LM_KERNELS_NORM_H
@@ -49,5 +58,11 @@ typedef struct {
     lm_acc acc;    /* head_norm_dw only */
     bool plus_one; /* weights are 1 + w */
 } lm_head_norm_attr;
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim;
+    double eps;
+    lm_acc acc; /* qk_norm_dw only */
+} lm_qk_norm_attr;
 
 #endif

@@ -158,6 +158,74 @@ static void head_norm_dw(const lm_call *c)
     }
 }
 
+/* Queries (0) or keys (1) of a row: where they begin, and how many numbers they are. */
+static int64_t part_of(const lm_qk_norm_attr *a, int which, int64_t *at)
+{
+    *at = which ? a->heads * a->head_dim : 0;
+    return (which ? a->kv_heads : a->heads) * a->head_dim;
+}
+
+static void qk_norm(const lm_call *c)
+{
+    const lm_qk_norm_attr *a = c->attr;
+    const lm_tensor *x = &c->in[0];
+    lm_tensor *y = &c->out[0], *stat = &c->out[1];
+    int64_t all = width(x), at;
+    for (int64_t n = 0; n < rows_of(x); n++) {
+        for (int64_t i = n * all; i < (n + 1) * all; i++)
+            set(y, i, get(x, i));
+        for (int which = 0; which < 2; which++) {
+            int64_t n_cols = part_of(a, which, &at);
+            double sq = 0;
+            for (int64_t d = 0; d < n_cols; d++)
+                sq += get(x, n * all + at + d) * get(x, n * all + at + d) / (double)n_cols;
+            double rstd = 1 / sqrt(sq + a->eps);
+            set(stat, 2 * n + which, rstd);
+            for (int64_t d = 0; d < n_cols; d++)
+                set(y, n * all + at + d,
+                    get(&c->in[1 + which], d) * get(x, n * all + at + d) * rstd);
+        }
+    }
+}
+
+static void qk_norm_dx(const lm_call *c)
+{
+    const lm_qk_norm_attr *a = c->attr;
+    const lm_tensor *dy = &c->in[0], *x = &c->in[1], *stat = &c->in[4];
+    int64_t all = width(x), at;
+    for (int64_t n = 0; n < rows_of(x); n++) {
+        for (int which = 0; which < 2; which++) {
+            const lm_tensor *w = &c->in[2 + which];
+            int64_t n_cols = part_of(a, which, &at), o = n * all + at;
+            double rstd = get(stat, 2 * n + which), g2 = 0;
+            for (int64_t d = 0; d < n_cols; d++)
+                g2 += get(dy, o + d) * get(w, d) * get(x, o + d) * rstd / (double)n_cols;
+            for (int64_t d = 0; d < n_cols; d++)
+                set(&c->out[0], o + d,
+                    rstd * (get(dy, o + d) * get(w, d) - get(x, o + d) * rstd * g2));
+        }
+        for (int64_t d = (a->heads + a->kv_heads) * a->head_dim; d < all; d++)
+            set(&c->out[0], n * all + d, get(dy, n * all + d));
+    }
+}
+
+static void qk_norm_dw(const lm_call *c)
+{
+    const lm_qk_norm_attr *a = c->attr;
+    const lm_tensor *dy = &c->in[0], *x = &c->in[1], *stat = &c->in[2];
+    int64_t all = width(x), at;
+    for (int which = 0; which < 2; which++) {
+        int64_t n_cols = part_of(a, which, &at);
+        for (int64_t d = 0; d < n_cols; d++) {
+            double sum = 0;
+            for (int64_t n = 0; n < rows_of(x); n++)
+                sum +=
+                    get(dy, n * all + at + d) * get(x, n * all + at + d) * get(stat, 2 * n + which);
+            accumulate(c, a->acc, &c->out[which], d, sum);
+        }
+    }
+}
+
 const lm_kernel lm_norm_ref_kernels[] = {
     { "norm", LM_DTYPE_NONE, LM_CPU_REF, norm, NULL },
     { "norm_dx", LM_DTYPE_NONE, LM_CPU_REF, norm_dx, NULL },
@@ -165,5 +233,8 @@ const lm_kernel lm_norm_ref_kernels[] = {
     { "head_norm", LM_DTYPE_NONE, LM_CPU_REF, head_norm, NULL },
     { "head_norm_dx", LM_DTYPE_NONE, LM_CPU_REF, head_norm_dx, NULL },
     { "head_norm_dw", LM_DTYPE_NONE, LM_CPU_REF, head_norm_dw, NULL },
+    { "qk_norm", LM_DTYPE_NONE, LM_CPU_REF, qk_norm, NULL },
+    { "qk_norm_dx", LM_DTYPE_NONE, LM_CPU_REF, qk_norm_dx, NULL },
+    { "qk_norm_dw", LM_DTYPE_NONE, LM_CPU_REF, qk_norm_dw, NULL },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

@@ -15,8 +15,8 @@ LM_INLINE void *at(lm_dtype t, const void *p, int64_t i)
     return p ? (char *)(uintptr_t)p + i * (t == LM_DTYPE_BF16 ? 2 : 4) : NULL;
 }
 
-/* The kinds of rows; RMS_PLUS: weights are 1 + w, and the normed row is not rounded. */
-typedef enum { RMS = LM_NORM_RMS, LAYER = LM_NORM_LAYER, RMS_PLUS } form;
+/* The kinds of rows; RMS_ONCE: the normed row is not rounded; RMS_PLUS: nor is it, and weights are 1 + w. */
+typedef enum { RMS = LM_NORM_RMS, LAYER = LM_NORM_LAYER, RMS_PLUS, RMS_ONCE } form;
 
 static form form_of(const lm_call *c)
 {
@@ -198,7 +198,7 @@ LM_INLINE void dw_rows(lm_dtype t, form kind, int R, const void *dy, const void 
             vf g = vf_get_any(t, dy, r * pitch + i, n), v = vf_get_any(t, s, r * pitch + i, n);
             if (kind == RMS)
                 v = vf_round_to(t, v * vf_set(st[0]));
-            else if (kind == RMS_PLUS)
+            else if (kind != LAYER)
                 v *= vf_set(st[0]);
             else
                 v = (v - vf_set(st[0])) * vf_set(st[1]);
@@ -244,24 +244,29 @@ LM_INLINE void norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
 }
 VF_TYPED(norm_dw_blocks)
 
-/* out[0] and out[1] (+)= the blocks in order; each block holds n_cols of the first, then of the
- * second. */
-static void fold_blocks(const lm_call *c, lm_acc acc, int64_t n_blocks, int64_t n_cols)
+/* out[0] and out[1] (+)= the blocks in order; each block holds n_cols[0] numbers of the first, then
+ * n_cols[1] of the second. */
+static void fold_unlike(const lm_call *c, lm_acc acc, int64_t n_blocks, const int64_t n_cols[2])
 {
+    const float *part = c->work;
     for (int k = 0; k < 2; k++) {
         float *out = opt_data(c->out, c->n_out, k);
-        const float *part = (const float *)c->work + k * n_cols;
-        if (!out)
-            continue;
-        VF_FOR(i, n, n_cols, {
-            vf sum = vf_zero();
-            for (int64_t b = 0; b < n_blocks; b++)
-                sum += vf_get_any(LM_DTYPE_F32, part, b * 2 * n_cols + i, n);
-            if (!overwrites(c, acc))
-                sum += vf_get_any(LM_DTYPE_F32, out, i, n);
-            vf_put_any(LM_DTYPE_F32, out, i, sum, n);
-        });
+        if (out)
+            VF_FOR(i, n, n_cols[k], {
+                vf sum = vf_zero();
+                for (int64_t b = 0; b < n_blocks; b++)
+                    sum += vf_get_any(LM_DTYPE_F32, part, b * (n_cols[0] + n_cols[1]) + i, n);
+                if (!overwrites(c, acc))
+                    sum += vf_get_any(LM_DTYPE_F32, out, i, n);
+                vf_put_any(LM_DTYPE_F32, out, i, sum, n);
+            });
+        part += n_cols[0];
     }
+}
+
+static void fold_blocks(const lm_call *c, lm_acc acc, int64_t n_blocks, int64_t n_cols)
+{
+    fold_unlike(c, acc, n_blocks, (int64_t[]){ n_cols, n_cols });
 }
 
 static void norm_dw(const lm_call *c)
@@ -399,6 +404,108 @@ static size_t head_norm_dw_work(const lm_call *c, int threads)
     return (size_t)(block_count(row_count(&c->in[1])) * 2 * a->head_dim) * sizeof(float);
 }
 
+/* ---- all queries, all keys ---- */
+
+/* Where queries, keys and values of a row begin, and its end. */
+typedef struct {
+    int64_t at[4];
+} borders;
+
+static borders borders_of(const lm_qk_norm_attr *a)
+{
+    int64_t q = a->heads * a->head_dim, kv = a->kv_heads * a->head_dim;
+    return (borders){ { 0, q, q + kv, q + 2 * kv } };
+}
+
+LM_INLINE void qk_norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    const lm_qk_norm_attr *a = c->attr;
+    borders b = borders_of(a);
+    for (int64_t row = begin; row < end; row++) {
+        const char *x = at(t, c->in[0].data, row * b.at[3]);
+        char *y = at(t, c->out[0].data, row * b.at[3]);
+        float *stat = (float *)c->out[1].data + 2 * row, mean;
+        for (int k = 0; k < 2; k++) {
+            int64_t n_cols = b.at[k + 1] - b.at[k];
+            const void *part = at(t, x, b.at[k]);
+            stat[k] = deviation(t, RMS_ONCE, part, n_cols, a->eps, &mean);
+            scale_row(t, RMS_ONCE, part, c->in[1 + k].data, NULL, at(t, y, b.at[k]), n_cols, 0,
+                      stat[k]);
+        }
+        if (x != y)
+            memcpy(at(t, y, b.at[2]), at(t, x, b.at[2]),
+                   (size_t)(b.at[3] - b.at[2]) * lm_dtype_size(t));
+    }
+}
+VF_TYPED(qk_norm_rows)
+
+static void qk_norm(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(qk_norm_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+LM_INLINE void qk_norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    borders b = borders_of(c->attr);
+    for (int64_t row = begin; row < end; row++) {
+        const char *dy = at(t, c->in[0].data, row * b.at[3]),
+                   *x = at(t, c->in[1].data, row * b.at[3]);
+        const float *stat = (const float *)c->in[4].data + 2 * row;
+        char *dx = at(t, c->out[0].data, row * b.at[3]);
+        for (int k = 0; k < 2; k++)
+            dx_row(t, RMS_ONCE, at(t, dy, b.at[k]), at(t, x, b.at[k]), c->in[2 + k].data, NULL,
+                   at(t, dx, b.at[k]), b.at[k + 1] - b.at[k], 0, stat[k]);
+        if (dy != dx)
+            memcpy(at(t, dx, b.at[2]), at(t, dy, b.at[2]),
+                   (size_t)(b.at[3] - b.at[2]) * lm_dtype_size(t));
+    }
+}
+VF_TYPED(qk_norm_dx_rows)
+
+static void qk_norm_dx(const lm_call *c)
+{
+    lm_par_for(c->par, row_count(&c->in[0]), grain_rows(last_dim(&c->in[0])),
+               VF_PICK(qk_norm_dx_rows, c->in[0].dtype), (void *)(uintptr_t)c);
+}
+
+LM_INLINE void qk_norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
+{
+    const lm_call *c = ctx;
+    borders b = borders_of(c->attr);
+    int64_t n_rows = row_count(&c->in[1]), block = block_rows(n_rows);
+    for (int64_t k = begin; k < end; k++) {
+        float *acc = (float *)c->work + k * b.at[2];
+        int64_t past = (k + 1) * block < n_rows ? (k + 1) * block : n_rows;
+        memset(acc, 0, (size_t)b.at[2] * sizeof(float));
+        for (int64_t row = k * block; row < past; row++)
+            for (int i = 0; i < 2; i++)
+                dw_rows(t, RMS_ONCE, 1, at(t, c->in[0].data, row * b.at[3] + b.at[i]),
+                        at(t, c->in[1].data, row * b.at[3] + b.at[i]), b.at[3],
+                        (const float *)c->in[2].data + 2 * row + i, 1, acc + b.at[i], NULL,
+                        b.at[i + 1] - b.at[i]);
+    }
+}
+VF_TYPED(qk_norm_dw_blocks)
+
+static void qk_norm_dw(const lm_call *c)
+{
+    const lm_qk_norm_attr *a = c->attr;
+    borders b = borders_of(a);
+    int64_t n_blocks = block_count(row_count(&c->in[1]));
+    lm_par_for(c->par, n_blocks, 1, VF_PICK(qk_norm_dw_blocks, c->in[0].dtype),
+               (void *)(uintptr_t)c);
+    fold_unlike(c, a->acc, n_blocks, (int64_t[]){ b.at[1], b.at[2] - b.at[1] });
+}
+
+static size_t qk_norm_dw_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return (size_t)(block_count(row_count(&c->in[1])) * borders_of(c->attr).at[2]) * sizeof(float);
+}
+
 const lm_kernel LM_TABLE_NAME(norm, LM_SIMD)[] = {
     VF_KERNEL("norm", norm, NULL),
     VF_KERNEL("norm_dx", norm_dx, NULL),
@@ -406,5 +513,8 @@ const lm_kernel LM_TABLE_NAME(norm, LM_SIMD)[] = {
     VF_KERNEL("head_norm", head_norm, NULL),
     VF_KERNEL("head_norm_dx", head_norm_dx, NULL),
     VF_KERNEL("head_norm_dw", head_norm_dw, head_norm_dw_work),
+    VF_KERNEL("qk_norm", qk_norm, NULL),
+    VF_KERNEL("qk_norm_dx", qk_norm_dx, NULL),
+    VF_KERNEL("qk_norm_dw", qk_norm_dw, qk_norm_dw_work),
     VF_KERNEL_END,
 };

@@ -174,5 +174,8 @@ static __device__ inline void row_sums(float *a, float *b, bool want_b, int *tur
 /* Columns of c->work [parts][width], or [parts][2][width] when there is out1, to the outputs. */
 void lm_cuda_fold(const lm_call *c, int64_t parts, int64_t width, float *out0, float *out1,
                   lm_acc acc);
+/* The same where the second has `more` columns, not as many as the first. */
+void lm_cuda_fold_unlike(const lm_call *c, int64_t parts, int64_t width, int64_t more, float *out0,
+                         float *out1, lm_acc acc);
 
 #endif

@@ -308,7 +308,13 @@ static __global__ void __launch_bounds__(32 * FOLD)
 void lm_cuda_fold(const lm_call *c, int64_t parts, int64_t width, float *out0, float *out1,
                   lm_acc acc)
 {
-    int64_t n = out1 ? 2 * width : width;
+    lm_cuda_fold_unlike(c, parts, width, out1 ? width : 0, out0, out1, acc);
+}
+
+void lm_cuda_fold_unlike(const lm_call *c, int64_t parts, int64_t width, int64_t more, float *out0,
+                         float *out1, lm_acc acc)
+{
+    int64_t n = width + more;
     LM_LAUNCH(fold_parts, (unsigned)((n + 31) / 32), dim3(32, FOLD), 0, c->stream,
               (const float *)c->work, parts, n, width, out0, out1, overwrites(c, acc));
 }

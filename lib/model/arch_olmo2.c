@@ -11,10 +11,6 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 
     if (lm_read_decoder(o, where, &d, c, e) || lm_read_attention_bias(o, where, c, e))
         return e->code;
-    if (c->layer[0].heads != c->layer[0].kv_heads)
-        return lm_read_bad(
-            where, "num_key_value_heads", e,
-            "of OLMo 2 only models with as many heads of keys as of queries are known");
     for (int64_t l = 0; l < c->layers; l++) {
         lm_layer *y = &c->layer[l];
         y->norm_before = false;

@@ -123,15 +123,12 @@ lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vi
 {
     const lm_config *c = &b->m->config;
     const lm_layer *y = &c->layer[layer];
-    bool row =
-        y->qk_norm ==
-        LM_QK_NORM_ROW; /* all heads are one then; the reader saw to it that q and k have as many */
-    lm_head_norm_attr attr = {
-        row ? 1 : y->heads, row ? 1 : y->kv_heads, row ? y->heads * y->head_dim : y->head_dim,
-        c->norm_eps,        LM_ACC_FIRST,          c->norm_plus_one
-    };
+    lm_qk_norm_attr row = { y->heads, y->kv_heads, y->head_dim, c->norm_eps, LM_ACC_FIRST };
+    lm_head_norm_attr head = { y->heads,    y->kv_heads,  y->head_dim,
+                               c->norm_eps, LM_ACC_FIRST, c->norm_plus_one };
     lm_vid in[3] = { qkv, wq, wk };
-    return append(b, &lm_op_head_norm, &attr, in);
+    return y->qk_norm == LM_QK_NORM_ROW ? append(b, &lm_op_qk_norm, &row, in)
+                                        : append(b, &lm_op_head_norm, &head, in);
 }
 
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv)

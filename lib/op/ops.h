@@ -16,6 +16,8 @@ extern const lm_op lm_op_grouped_linear, lm_op_grouped_linear_dx, lm_op_grouped_
 /* norm.c */
 extern const lm_op lm_op_norm, lm_op_norm_dx, lm_op_norm_dw;
 extern const lm_op lm_op_head_norm, lm_op_head_norm_dx, lm_op_head_norm_dw;
+/* qk_norm.c */
+extern const lm_op lm_op_qk_norm, lm_op_qk_norm_dx, lm_op_qk_norm_dw;
 /* rope.c */
 extern const lm_op lm_op_rope;
 /* Bytes of a rotary table (absent: 0) that rows at these positions do not look up, for costs. */

@@ -88,7 +88,7 @@ def configs(vocab=97, wide=2):
                                        "use_sliding_window": True, "max_window_layers": 1})
     olmo = {k: v for k, v in base.items() if k != "num_key_value_heads"}
     yield "olmo2", Olmo2Config(**olmo)
-    yield "olmo2-tied", Olmo2Config(**olmo, tie_word_embeddings=True, rms_norm_eps=1e-6)
+    yield "olmo2-tied", Olmo2Config(**base, tie_word_embeddings=True, rms_norm_eps=1e-6)
     gemma = {**base, "head_dim": 6 * wide, "query_pre_attn_scalar": 6 * wide, "sliding_window": 6}
     yield "gemma2", Gemma2Config(**gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
     yield "gemma2-plain", Gemma2Config(**{**gemma, "query_pre_attn_scalar": 20, "attention_bias": True,

@@ -114,7 +114,7 @@ static void models_of_one_layer(void **state)
                "embed norm_linear head_norm rope attention_cached linear norm_linear linear "
                "norm rows linear");
     check_list(OLMO2, LM_MODE_GENERATE, 1, all,
-               "embed linear head_norm attention_step linear norm add linear swiglu linear norm "
+               "embed linear qk_norm attention_step linear norm add linear swiglu linear norm "
                "norm_linear");
     check_list(GEMMA2, LM_MODE_GENERATE, 1, all,
                "embed norm_linear attention_step linear norm norm_linear linear norm "

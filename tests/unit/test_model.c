@@ -29,7 +29,7 @@ static const char *const models[] = {
     "{\"model_type\":\"qwen2\"," SMALL ",\"tie_word_embeddings\":true}",
     "{\"model_type\":\"qwen3\"," SMALL ",\"head_dim\":6,\"use_sliding_window\":true,"
     "\"sliding_window\":4,\"max_window_layers\":1}",
-    "{\"model_type\":\"olmo2\"," ALIKE "}",
+    "{\"model_type\":\"olmo2\"," SMALL "}",
     "{\"model_type\":\"gemma2\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"
     "\"query_pre_attn_scalar\":8,\"attn_logit_softcapping\":2,\"final_logit_softcapping\":3}",
     "{\"model_type\":\"gemma3_text\"," SMALL ",\"head_dim\":6,\"sliding_window\":3,"

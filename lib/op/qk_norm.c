@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* qk_norm.c -- the norm of all queries of a row, and of all its keys (kernels/norm.h). */
+#include "graph/passes.h"
+#include "kernels/norm.h"
+#include "op/example.h"
+#include "op/ops.h"
+
+static const lm_field fields[] = { { LM_ATTR_INT(lm_qk_norm_attr, heads, 'H') },
+                                   { LM_ATTR_INT(lm_qk_norm_attr, kv_heads, 'K') },
+                                   { LM_ATTR_INT(lm_qk_norm_attr, head_dim, 'D') },
+                                   { LM_ATTR_REAL(lm_qk_norm_attr, eps) },
+                                   { 0 } };
+static const lm_field dw_fields[] = { { LM_ATTR_INT(lm_qk_norm_attr, heads, 'H') },
+                                      { LM_ATTR_INT(lm_qk_norm_attr, kv_heads, 'K') },
+                                      { LM_ATTR_INT(lm_qk_norm_attr, head_dim, 'D') },
+                                      { LM_ATTR_WORD(lm_qk_norm_attr, acc, lm_acc_words) },
+                                      { 0 } };
+
+static void cost(const lm_call *c, lm_cost *out)
+{
+    out->flops = 6.0 * (double)lm_tensor_count(&c->in[0]);
+    out->bytes = lm_call_bytes(c);
+}
+
+static lm_code grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_graph *g = lm_grad_graph(s);
+    lm_vid qkv = n->in[0], wq = n->in[1], wk = n->in[2], dy = lm_grad_of(s, n->out[0]);
+    lm_qk_norm_attr attr = *(const lm_qk_norm_attr *)n->attr;
+
+    if (lm_grad_wants(s, wq) || lm_grad_wants(s, wk)) {
+        lm_vid in[3] = { dy, qkv, n->out[1] }, out[2];
+        g->phase = LM_PHASE_BACKWARD_WEIGHT;
+        if (lm_grad_param(s, wq, &out[0], &attr.acc, e) ||
+            lm_grad_param(s, wk, &out[1], &attr.acc, e))
+            return e->code;
+        for (int i = 0; i < 2; i++)
+            out[i] = out[i] == LM_SKIP ? LM_NONE : out[i];
+        if (lm_graph_append(g, &lm_op_qk_norm_dw, &attr, in, out, e))
+            return e->code;
+        g->phase = LM_PHASE_BACKWARD_INPUT;
+    }
+    if (!lm_grad_wants(s, qkv))
+        return LM_OK;
+    lm_vid in[5] = { dy, qkv, wq, wk, n->out[1] }, dx = LM_NONE;
+    if (lm_graph_append(g, &lm_op_qk_norm_dx, &attr, in, &dx, e))
+        return e->code;
+    return lm_grad_give(s, qkv, dx, e);
+}
+
+static void example(lm_rng r, int i, lm_example *x)
+{
+    static const int64_t dims[] = { 2, 6, 8, 16, 24, 64 };
+    int64_t n = lm_example_size(r, i, 0, 33), d = dims[lm_example_draw(r, i, 1, 6)];
+    int64_t kv = 1 + (int64_t)lm_example_draw(r, i, 2, 3);
+    int64_t h = kv * (1 + (int64_t)lm_example_draw(r, i, 3, 3));
+    lm_qk_norm_attr attr = { h, kv, d, 1e-6, LM_ACC_FIRST };
+    *x = (lm_example){ .n_in = 3, .want = 3 };
+    x->in[0] = lm_shape2(LM_DTYPE_F32, n, (h + 2 * kv) * d);
+    x->in[1] = lm_shape1(LM_DTYPE_F32, h * d);
+    x->in[2] = lm_shape1(LM_DTYPE_F32, kv * d);
+    lm_example_attr(x, &attr);
+}
+
+const lm_op lm_op_qk_norm = {
+    .name = "qk_norm",
+    .attr_size = sizeof(lm_qk_norm_attr),
+    .in = { { "qkv", "N,(H+2K)D", LM_ACT_TYPE }, { "wq", "HD", 0 }, { "wk", "KD", 0 } },
+    .out = { { "y", "N,(H+2K)D", LM_ACT_TYPE }, { "stat", "N,2", LM_SAVED } },
+    .fields = fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .grad = grad,
+    .cost = cost,
+    .example = example,
+};
+
+const lm_op lm_op_qk_norm_dx = {
+    .name = "qk_norm_dx",
+    .attr_size = sizeof(lm_qk_norm_attr),
+    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER },
+            { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+            { "wq", "HD", 0 },
+            { "wk", "KD", 0 },
+            { "stat", "N,2", 0 } },
+    .out = { { "dqkv", "N,(H+2K)D", LM_ACT_TYPE | LM_OVER } },
+    .fields = fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = cost,
+};
+
+const lm_op lm_op_qk_norm_dw = {
+    .name = "qk_norm_dw",
+    .attr_size = sizeof(lm_qk_norm_attr),
+    .in = { { "dy", "N,(H+2K)D", LM_ACT_TYPE },
+            { "qkv", "N,(H+2K)D", LM_ACT_TYPE },
+            { "stat", "N,2", 0 } },
+    .out = { { "dwq", "HD", 0 }, { "dwk", "KD", 0 } },
+    .fields = dw_fields,
+    .prec = LM_PREC_INFER,
+    .tolerance = { 1e-6, 8e-3 },
+    .cost = cost,
+};
