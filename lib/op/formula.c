@@ -248,12 +248,28 @@ static void statements(formula_compiler *c)
 
 /* ---- both ---- */
 
+/* For dumps: the text and its constants, as much as there is room for. */
+static void write_text(const lm_formula *f, char *out, size_t room)
+{
+    size_t n = 0;
+    for (const char *at = f->text; *at && n + 2 < room; at++) {
+        out[n++] = *at;
+        if (*at == ';' && at[1] && at[1] != ' ')
+            out[n++] = ' ';
+    }
+    out[n] = 0;
+    for (int i = 0, shown = 0; i < f->n_constants; i++)
+        if (n + 1 < room && lm_formula_mentions(f->text, f->constant[i].name) == 1)
+            n += (size_t)snprintf(out + n, room - n, "%s %s=%g", shown++ ? "," : " with",
+                                  f->constant[i].name, f->constant[i].value);
+}
+
 lm_code lm_formula_compile(const lm_formula *f, lm_map_attr *out, lm_err *e)
 {
     formula_compiler c = { .f = f, .at = f->text, .e = e };
     formula_value result[LM_MAP_Y];
     memset(out, 0, sizeof *out);
-    snprintf(out->text, sizeof out->text, "%s", f->text);
+    write_text(f, out->text, sizeof out->text);
     statements(&c);
     for (int i = 0; i < f->n_results && !e->code; i++) {
         formula_value v = look_up(&c, f->result[i]);
