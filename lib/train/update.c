@@ -5,7 +5,6 @@
  * put in order, joined where they can be, and the conditions become those of the run. */
 #include "train/update.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -176,6 +175,18 @@ static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
     return (end + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
 }
 
+/* prefix.name, cut where it is too long. */
+static void join_name(char out[512], const char *prefix, const char *name)
+{
+    size_t n = strlen(prefix), m = strlen(name);
+    n = n < 200 ? n : 200;
+    m = m < 300 ? m : 300;
+    memcpy(out, prefix, n);
+    out[n] = '.';
+    memcpy(out + n + 1, name, m);
+    out[n + 1 + m] = 0;
+}
+
 lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *name, lm_tensor shape,
                         lm_vid *out, lm_err *e)
 {
@@ -194,7 +205,7 @@ lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *nam
                                 .at = at,
                                 .shape = shape,
                                 .turned = t->transposed && lm_same_shape(&shape, &t->shape) };
-    snprintf(full, sizeof full, "%s.%s", name, t->name);
+    join_name(full, name, t->name);
     return lm_graph_view(u->g, u->state_value[k], at, shape, full, out, e);
 }
 
@@ -269,7 +280,7 @@ static lm_code make_views(lm_update *u, lm_err *e)
     for (int i = 0; i < u->n_tensors; i++) {
         lm_update_tensor *t = &u->t[i];
         t->low = LM_NONE;
-        snprintf(name, sizeof name, "grad.%s", t->name);
+        join_name(name, "grad", t->name);
         if (lm_graph_view(u->g, u->v.param, t->offset, t->shape, t->name, &t->param, e) ||
             lm_graph_view(u->g, u->v.grad, t->offset, t->shape, name, &t->grad, e) ||
             (u->v.low >= 0 && lm_graph_view(u->g, u->v.low, t->offset, t->shape, NULL, &t->low, e)))
