@@ -175,7 +175,7 @@ static lm_code open_model(work *w, lm_err *e)
                                                                        : LM_DTYPE_F32 },
                              .codes = w->model.src };
     if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
-        lm_evaluator_new(c, &build, w->backend, NULL, &w->eval, e) ||
+        lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
     lm_store_bind(w->model.store, w->eval.model, w->eval.exec);

@@ -201,6 +201,7 @@ typedef struct {
     lm_folder_files files; /* the tokenizer's */
     lm_metrics *metrics;
     lm_tb *tb;
+    lm_program *program;
     lm_trainer *trainer;
     lm_trainer_opts o;
     int64_t step;   /* done when it begins */
@@ -606,15 +607,15 @@ static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
 /* --dry-run: what the run would hold, whether that fits here, and, where asked, how long it takes. */
 static lm_code print_outlook(session *s, const lm_memory_plan *plan, lm_err *e)
 {
-    const lm_outlook_ask ask = { opt.eval_every > 0, s->lmz, opt.measure, s->step, opt.keep };
+    const lm_outlook_ask ask = { s->lmz, opt.measure, s->step, opt.keep };
     lm_outlook o;
     lm_buf text = { 0 };
-    if (lm_outlook_make(&s->o, &s->config, &ask, s->backend, plan, &o, e))
+    if (lm_outlook_make(&s->o, s->program, &ask, plan, &o, e))
         return e->code;
     if (s->data && open_train(s, e)) /* data that the run would refuse */
         return e->code;
     if (opt.measure && o.verdict.fits &&
-        lm_train_measured(&s->o, &s->config, s->train, s->backend, &tool.sink, &o.measure, e))
+        lm_train_measured(&s->o, s->program, s->train, &tool.sink, &o.measure, e))
         return e->code;
     return tool.json ? print_text(lm_outlook_json(&o, &text, e), &text, "\n")
                      : print_text(lm_outlook_table(&o, &text, e), &text, "");
@@ -687,6 +688,7 @@ static lm_code prepare(session *s, lm_err *e)
 static lm_code train(session *s, const lm_memory_plan *plan, lm_train_result *r, lm_err *e)
 {
     lm_trainer_io io = { .config = &s->config,
+                         .program = s->program,
                          .weights = s->source,
                          .par = s->par,
                          .resume = s->step_dir,
@@ -725,12 +727,12 @@ static lm_code work(session *s, lm_err *e)
     lm_memory_plan plan;
     lm_buf text = { 0 };
     lm_train_result r = { .loss = NAN, .val_loss = NAN, .best_val_loss = NAN, .best_step = -1 };
-    if (prepare(s, e))
+    if (prepare(s, e) ||
+        lm_trainer_program(&s->o, &s->config, opt.eval_every > 0, s->backend, &s->program, e))
         return e->code;
     if (opt.dump_graph)
-        return print_text(lm_trainer_dump(&s->o, &s->config, s->backend, &text, e), &text, "");
-    if (lm_trainer_plan(&s->o, &s->config, opt.eval_every > 0, s->lmz, s->backend, &plan, e))
-        return e->code;
+        return print_text(lm_program_dump(s->program, &text, e), &text, "");
+    lm_trainer_plan(&s->o, s->program, s->lmz, &plan);
     lm_train_advise(&s->o, &s->config, &tool.sink);
     if (tool.dry_run)
         return print_outlook(s, &plan, e);
@@ -749,6 +751,7 @@ static lm_code list_optimizers(lm_err *e)
 static void let_go(session *s, lm_err *e)
 {
     lm_trainer_free(s->trainer);
+    lm_program_free(s->program);
     lm_metrics_close(s->metrics, e);
     if (s->tb)
         lm_tb_close(s->tb, e);

@@ -19,7 +19,8 @@ typedef struct {
 struct lm_exec {
     const lm_graph *g;
     lm_backend *b;
-    lm_plan plan;
+    const lm_plan *plan;
+    lm_plan own;     /* where the caller has none */
     lm_arena *arena; /* length of the operands array below */
     step_call *calls;
     void **data; /* by value */
@@ -47,8 +48,8 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
     s->bytes = cost.bytes;
     s->call.par = x->b->par;
     s->call.stream = x->b->main;
-    s->call.work = x->plan.work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan.work_offset[k];
-    s->run = x->plan.kernel[k]->run;
+    s->call.work = x->plan->work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan->work_offset[k];
+    s->run = x->plan->kernel[k]->run;
     s->begin = -1;
     return LM_OK;
 }
@@ -59,8 +60,35 @@ lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_
     return lm_exec_new_sharing(g, b, keep, n_keep, NULL, out, e);
 }
 
-lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
-                            lm_exec *with, lm_exec **out, lm_err *e)
+/* x->plan is set. */
+static lm_code make_ready(lm_exec *x, lm_exec *with, lm_err *e)
+{
+    const lm_graph *g = x->g;
+    lm_backend *b = x->b;
+    size_t bytes = x->plan->bytes;
+    if (lm_arena_new(&x->arena, 1 << 16, e) ||
+        lm_alloc_n(&x->calls, g->n_nodes, sizeof *x->calls, "an executor", e) ||
+        lm_alloc_n(&x->data, g->n_values, sizeof *x->data, "an executor", e) ||
+        lm_alloc_n(&x->times, g->n_nodes, sizeof *x->times, "an executor", e) ||
+        lm_alloc_n(&x->at, g->n_nodes + 1, sizeof *x->at, "an executor", e) ||
+        lm_exec_timing(x, b->host_memory, e))
+        return e->code;
+    if (with && with->plan->bytes >= bytes) {
+        x->block = with->block;
+        x->borrowed = true;
+    } else if (bytes && b->alloc(b, bytes, "activations", (void **)&x->block, e)) {
+        return e->code;
+    }
+    for (size_t v = 0; v < g->n_values; v++)
+        if (x->plan->offset[v] != SIZE_MAX)
+            x->data[v] = x->block + x->plan->offset[v];
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (make_call(x, k, e))
+            return e->code;
+    return LM_OK;
+}
+
+static lm_code new_exec(const lm_graph *g, lm_backend *b, lm_exec **out, lm_err *e)
 {
     lm_exec *x = NULL;
     *out = NULL;
@@ -68,30 +96,34 @@ lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep
         return e->code;
     x->g = g;
     x->b = b;
-    if (lm_plan_make(g, b, keep, n_keep, &x->plan, e) || lm_arena_new(&x->arena, 1 << 16, e) ||
-        lm_alloc_n(&x->calls, g->n_nodes, sizeof *x->calls, "an executor", e) ||
-        lm_alloc_n(&x->data, g->n_values, sizeof *x->data, "an executor", e) ||
-        lm_alloc_n(&x->times, g->n_nodes, sizeof *x->times, "an executor", e) ||
-        lm_alloc_n(&x->at, g->n_nodes + 1, sizeof *x->at, "an executor", e) ||
-        lm_exec_timing(x, b->host_memory, e))
-        goto fail;
-    if (with && with->plan.bytes >= x->plan.bytes) {
-        x->block = with->block;
-        x->borrowed = true;
-    } else if (x->plan.bytes && b->alloc(b, x->plan.bytes, "activations", (void **)&x->block, e)) {
-        goto fail;
-    }
-    for (size_t v = 0; v < g->n_values; v++)
-        if (x->plan.offset[v] != SIZE_MAX)
-            x->data[v] = x->block + x->plan.offset[v];
-    for (size_t k = 0; k < g->n_nodes; k++)
-        if (make_call(x, k, e))
-            goto fail;
+    x->plan = &x->own;
     *out = x;
     return LM_OK;
-fail:
-    lm_exec_free(x);
-    return e->code;
+}
+
+static lm_code give_up(lm_exec **out, lm_code rc)
+{
+    lm_exec_free(*out);
+    *out = NULL;
+    return rc;
+}
+
+lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
+                            lm_exec *with, lm_exec **out, lm_err *e)
+{
+    if (new_exec(g, b, out, e))
+        return e->code;
+    lm_code rc = lm_plan_make(g, b, keep, n_keep, &(*out)->own, e);
+    return rc ? give_up(out, rc) : make_ready(*out, with, e) ? give_up(out, e->code) : LM_OK;
+}
+
+lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *plan, lm_exec *with,
+                            lm_exec **out, lm_err *e)
+{
+    if (new_exec(g, b, out, e))
+        return e->code;
+    (*out)->plan = plan;
+    return make_ready(*out, with, e) ? give_up(out, e->code) : LM_OK;
 }
 
 void lm_exec_free(lm_exec *x)
@@ -99,8 +131,8 @@ void lm_exec_free(lm_exec *x)
     if (!x)
         return;
     if (x->block && !x->borrowed)
-        x->b->free(x->b, x->block, x->plan.bytes);
-    lm_plan_fini(&x->plan);
+        x->b->free(x->b, x->block, x->plan->bytes);
+    lm_plan_fini(&x->own);
     lm_arena_free(x->arena);
     lm_free(x->calls);
     lm_free(x->data);
@@ -112,7 +144,7 @@ void lm_exec_free(lm_exec *x)
 
 const lm_plan *lm_exec_plan(const lm_exec *x)
 {
-    return &x->plan;
+    return x->plan;
 }
 
 void lm_exec_bind(lm_exec *x, lm_vid v, void *data)

@@ -36,6 +36,9 @@ lm_code lm_exec_new(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_
  * must live longer. */
 lm_code lm_exec_new_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
                             lm_exec *with, lm_exec **out, lm_err *e);
+/* The same by a plan that was made of `g` for `b`, with what it keeps; borrowed. */
+lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *plan, lm_exec *with,
+                            lm_exec **out, lm_err *e);
 void lm_exec_free(lm_exec *x);
 const lm_plan *lm_exec_plan(const lm_exec *x);
 

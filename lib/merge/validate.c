@@ -142,7 +142,7 @@ static lm_code build(lm_validator *v, lm_err *e)
         if (open_set(v, &v->sets[i], e))
             return e->code;
     }
-    if (lm_evaluator_new(c, &b, v->b, NULL, &v->eval, e) ||
+    if (lm_evaluator_new(c, &b, v->b, &v->eval, e) ||
         lm_store_new(v->eval.model, v->b, &(lm_store_opts){ .par = v->o.par }, &v->weights, e) ||
         lm_alloc_n(&v->have, (size_t)v->eval.model->n_slices, sizeof *v->have, "a list of tensors",
                    e))

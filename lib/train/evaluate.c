@@ -68,17 +68,12 @@ static lm_code check_room(const lm_evaluator *v, const lm_config *c, const lm_bu
 
 /* ---- life ---- */
 
-lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
-                         lm_evaluator *v, lm_err *e)
+/* v->model and v->exec are there. */
+static lm_code finish(lm_evaluator *v, lm_err *e)
 {
-    lm_build own = *build;
-    *v = (lm_evaluator){ .b = b };
-    own.mode = LM_MODE_EVAL;
-    own.backend = b;
-    if (lm_model_build(c, &own, &v->model, e) ||
-        (!b->host_memory && !share && check_room(v, c, &own, e)) ||
-        lm_exec_new_sharing(v->model->graph, b, &v->model->loss, 1, share, &v->exec, e) ||
-        lm_batch_new(&v->batch, b, own.batch, own.seq, 0, e) ||
+    const lm_build *how = &v->model->build;
+    lm_backend *b = v->b;
+    if (lm_batch_new(&v->batch, b, how->batch, how->seq, 0, e) ||
         lm_rotary_new(v->model, b, &v->rope, e) ||
         (!b->host_memory &&
          b->host_alloc(b, rows_bytes(v), "the losses of a batch", (void **)&v->rows, e))) {
@@ -90,10 +85,33 @@ lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *
     return LM_OK;
 }
 
+lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_evaluator *v,
+                         lm_err *e)
+{
+    lm_build own = *build;
+    *v = (lm_evaluator){ .b = b, .own = true };
+    own.mode = LM_MODE_EVAL;
+    own.backend = b;
+    if (lm_model_build(c, &own, &v->model, e) || (!b->host_memory && check_room(v, c, &own, e)) ||
+        lm_exec_new(v->model->graph, b, &v->model->loss, 1, &v->exec, e)) {
+        lm_evaluator_fini(v);
+        return e->code;
+    }
+    return finish(v, e);
+}
+
+lm_code lm_evaluator_of(lm_model *m, const lm_plan *plan, lm_backend *b, lm_exec *share,
+                        lm_evaluator *v, lm_err *e)
+{
+    *v = (lm_evaluator){ .b = b, .model = m };
+    return lm_exec_new_planned(m->graph, b, plan, share, &v->exec, e) ? e->code : finish(v, e);
+}
+
 void lm_evaluator_fini(lm_evaluator *v)
 {
     lm_exec_free(v->exec);
-    lm_model_free(v->model);
+    if (v->own)
+        lm_model_free(v->model);
     if (v->rows)
         v->b->host_free(v->b, v->rows, rows_bytes(v));
     lm_batch_fini(&v->batch);

@@ -14,15 +14,18 @@ typedef struct {
     lm_backend *b;
     lm_batch batch;
     lm_rotary rope;
+    bool own;    /* the model is freed with it */
     float *rows; /* the losses on the host, where the backend's memory is not the host's */
 } lm_evaluator;
 
-/* Build for `c` with sequences of T, `batch` at a time.  `share` (may be NULL): an executor on the
- * same backend whose arena may be used, since the two never run at the same time.  Weights are
- * bound by lm_store_bind (store.h).  Fails: LM_ELIMIT when without `share` a device has
- * no room for weights and activations (both numbers, and a batch that would fit). */
-lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b, lm_exec *share,
+/* Build for `c` with sequences of T, `batch` at a time.  Weights are bound by lm_store_bind (store.h).
+ * Fails: LM_ELIMIT when a device has no room for weights and activations (both numbers, and a batch that would fit). */
+lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b,
                          lm_evaluator *out, lm_err *e);
+/* Of a model in EVAL mode and the plan that keeps its losses, both borrowed.  share: an executor on the same backend
+ * whose arena may be used, since the two never run at the same time. */
+lm_code lm_evaluator_of(lm_model *m, const lm_plan *plan, lm_backend *b, lm_exec *share,
+                        lm_evaluator *out, lm_err *e);
 void lm_evaluator_fini(lm_evaluator *v);
 
 typedef struct {

@@ -4,11 +4,11 @@
 
 static const double most_seconds = 5;
 
-lm_code lm_train_measured(const lm_trainer_opts *o, const lm_config *c, lm_tokens *data,
-                          lm_backend *b, lm_sink *sink, lm_train_measure *out, lm_err *e)
+lm_code lm_train_measured(const lm_trainer_opts *o, lm_program *p, lm_tokens *data, lm_sink *sink,
+                          lm_train_measure *out, lm_err *e)
 {
     lm_trainer_opts short_run = *o;
-    lm_trainer_io io = { .config = c, .train = data, .sink = sink };
+    lm_trainer_io io = { .config = p->config, .program = p, .train = data, .sink = sink };
     lm_trainer *t = NULL;
     lm_train_result r;
     *out = (lm_train_measure){ 0 };
@@ -19,7 +19,7 @@ lm_code lm_train_measured(const lm_trainer_opts *o, const lm_config *c, lm_token
     short_run.peak_flops = 0;
     if (short_run.steps <= LM_TRAIN_WARM)
         short_run.steps = LM_TRAIN_WARM + 1;
-    lm_code rc = lm_trainer_new(&short_run, &io, b, &t, e);
+    lm_code rc = lm_trainer_new(&short_run, &io, p->backend, &t, e);
     if (!rc)
         rc = lm_trainer_run(t, &r, e);
     if (!rc && r.steps_run > LM_TRAIN_WARM) {

@@ -13,7 +13,7 @@ typedef struct {
 /* Take LM_TRAIN_WARM steps and after these as many as five seconds allow, at least one, with fresh weights on
  * `data` (NULL: random ids, one document a window); nothing is written.  Fails: as lm_trainer_new and
  * lm_trainer_run. */
-lm_code lm_train_measured(const lm_trainer_opts *o, const lm_config *c, lm_tokens *data,
-                          lm_backend *b, lm_sink *sink, lm_train_measure *out, lm_err *e);
+lm_code lm_train_measured(const lm_trainer_opts *o, lm_program *p, lm_tokens *data, lm_sink *sink,
+                          lm_train_measure *out, lm_err *e);
 
 #endif

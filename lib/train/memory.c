@@ -61,69 +61,81 @@ static double staging_bytes(const lm_model *m)
 }
 
 /* What a graph needs beyond the arena of training, which it shares. */
-static lm_code plan_sharing(const lm_graph *g, lm_backend *b, const lm_vid *keep, double arena,
-                            double *out, lm_err *e)
+static double beyond(const lm_program *p, const lm_plan *plan)
 {
-    lm_plan plan;
-    if (lm_plan_make(g, b, keep, keep != NULL, &plan, e))
-        return e->code;
-    *out = (double)plan.bytes > arena ? (double)plan.bytes : 0;
-    lm_plan_fini(&plan);
-    return LM_OK;
+    return plan->bytes > p->train_plan.bytes ? (double)plan->bytes : 0;
 }
 
-static lm_code plan_graphs(const lm_program *p, lm_memory_plan *out, double *eval_bytes,
-                           double *update_bytes, lm_err *e)
+/* Values of the update that are no views, by role. */
+static double bytes_of(const lm_program *p, lm_role role)
 {
-    lm_plan plan;
-    *eval_bytes = *update_bytes = 0;
-    if (lm_plan_make(p->train->graph, p->backend, NULL, 0, &plan, e))
-        return e->code;
-    out->arena = (double)plan.bytes;
-    out->lower_bound = (double)plan.lower_bound;
-    lm_plan_fini(&plan);
-    if (plan_sharing(lm_update_graph(p->update), p->backend, NULL, out->arena, update_bytes, e))
-        return e->code;
-    return p->eval
-               ? plan_sharing(p->eval->graph, p->backend, &p->eval->loss, out->arena, eval_bytes, e)
-               : LM_OK;
-}
-
-/* Of optimizer.safetensors. */
-static double states_bytes(const lm_store_opts *keep, const lm_model *m)
-{
+    const lm_graph *g = lm_update_graph(p->update);
     double sum = 0;
-    for (int k = 0; k < keep->n_states; k++)
-        for (int i = 0; i < keep->state[k].n_parts; i++)
-            sum += (double)lm_plain_bytes(keep->state[k].format,
-                                          lm_tensor_count(&keep->state[k].part[i].shape));
-    for (int i = 0; keep->shown && i < m->n_slices; i++)
+    for (size_t v = 0; v < g->n_values; v++) {
+        const lm_value *x = &g->value[v];
+        if (x->role == role && x->of == LM_NONE)
+            sum += (double)lm_plain_bytes(x->t.dtype, lm_tensor_count(&x->t));
+    }
+    return sum;
+}
+
+/* Of weights and states in files. */
+static double checkpoint_size(const lm_program *p)
+{
+    const lm_store_state *state;
+    const lm_vid *value;
+    const lm_model *m = p->train;
+    int n = lm_update_states(p->update, &state, &value);
+    double sum = (double)lm_config_params(&m->config) * sizeof(float);
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < state[k].n_parts; i++)
+            sum +=
+                (double)lm_plain_bytes(state[k].format, lm_tensor_count(&state[k].part[i].shape));
+    for (int i = 0; lm_update_shows(p->update) && i < m->n_slices; i++)
         sum += m->param[m->slice[i].param].trains ? (double)lm_slice_count(&m->slice[i]) * 4 : 0;
     return sum;
 }
 
-lm_code lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out, lm_err *e)
+/* What such a step costs. */
+static void add_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
+{
+    const lm_model *m = p->train;
+    lm_graph_cost_sum cost;
+    out->params = lm_config_params(&m->config);
+    out->checkpoint = checkpoint_size(p);
+    out->matmul_params = lm_config_matmul_params(&m->config);
+    out->flops_per_token = lm_config_train_flops(&m->config, m->build.seq);
+    out->tokens_per_step = m->build.batch * m->build.seq * accumulate;
+    lm_graph_cost(m->graph, &cost);
+    for (int i = 0; i < LM_PHASE_UPDATE; i++)
+        out->graph_flops[i] = cost.phase[i].flops;
+}
+
+void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
 {
     const lm_model *train = p->train, *eval = p->eval;
-    const lm_store_opts keep = lm_train_store(p);
-    size_t kept[LM_KEPT_ROLES], batch;
-    double eval_bytes, update_bytes;
-    int64_t rows = train->build.batch * train->build.seq;
+    const size_t kept[LM_KEPT_ROLES] = {
+        [LM_KEPT_PARAM] = (size_t)bytes_of(p, LM_ROLE_PARAM),
+        [LM_KEPT_DERIVED] = (size_t)bytes_of(p, LM_ROLE_DERIVED),
+        [LM_KEPT_GRAD] = (size_t)bytes_of(p, LM_ROLE_GRAD),
+        [LM_KEPT_OPT] = (size_t)bytes_of(p, LM_ROLE_OPT),
+    };
     bool device = !p->backend->host_memory;
-    lm_graph_cost_sum cost;
+    int64_t rows = train->build.batch * train->build.seq;
+    size_t batch =
+        lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update));
 
     memset(out, 0, sizeof *out);
-    if (plan_graphs(p, out, &eval_bytes, &update_bytes, e) ||
-        lm_store_outlook(train, &keep, kept, e))
-        return e->code;
-    batch = lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update));
+    out->arena = (double)p->train_plan.bytes;
+    out->lower_bound = (double)p->train_plan.lower_bound;
     lm_memory_add(out, "weights (f32 master)", (double)kept[LM_KEPT_PARAM], device);
     lm_memory_add(out, "weights (bf16)", (double)kept[LM_KEPT_DERIVED], device);
     lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
     lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT], device);
     lm_memory_add(out, "activations and scratch", out->arena, device);
-    lm_memory_add(out, "validation", eval_bytes, device);
-    lm_memory_add(out, "update", update_bytes, device);
+    if (eval)
+        lm_memory_add(out, "validation", beyond(p, &p->eval_plan), device);
+    lm_memory_add(out, "update", beyond(p, &p->update_plan), device);
     add_twin(out, "batches", "batches (host)",
              (double)batch * (double)(accumulate * (device ? 2 : 1)) +
                  (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0) : 0),
@@ -136,19 +148,12 @@ lm_code lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);
     lm_memory_add(out, "checkpoint snapshot (host)",
-                  (double)lm_ckpt_snapshot_bytes(p->backend, kept, keep.shown), false);
+                  (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),
+                  false);
     lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train), false);
     if (device)
         lm_memory_add(out, "tensors being loaded", staging_bytes(train) + checkpoint_bytes(train),
                       false);
     lm_memory_add(out, "program", process_bytes, false);
-    out->params = lm_config_params(&train->config);
-    out->checkpoint = (double)out->params * sizeof(float) + states_bytes(&keep, train);
-    out->matmul_params = lm_config_matmul_params(&train->config);
-    out->flops_per_token = lm_config_train_flops(&train->config, train->build.seq);
-    out->tokens_per_step = rows * accumulate;
-    lm_graph_cost(train->graph, &cost);
-    for (int i = 0; i < LM_PHASE_UPDATE; i++)
-        out->graph_flops[i] = cost.phase[i].flops;
-    return LM_OK;
+    add_costs(p, accumulate, out);
 }

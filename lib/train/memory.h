@@ -29,7 +29,7 @@ typedef struct {
 } lm_memory_plan;
 
 /* Of a program that takes steps of `accumulate` micro-batches. */
-lm_code lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out, lm_err *e);
+void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
 /* One thing more that the run will hold; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);
 /* Of a device's free bytes, those that plans may take: kernels bring code and stacks of their own

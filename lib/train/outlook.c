@@ -10,14 +10,14 @@
 #include "base/mem.h"
 #include "base/text.h"
 
-lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_config *c, const lm_outlook_ask *ask,
-                        lm_backend *b, const lm_memory_plan *plan, lm_outlook *out, lm_err *e)
+lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_program *p, const lm_outlook_ask *ask,
+                        const lm_memory_plan *plan, lm_outlook *out, lm_err *e)
 {
     *out = (lm_outlook){ .plan = *plan,
                          .steps = o->steps - ask->step,
                          .resumed = ask->step > 0,
                          .measure_asked = ask->measure };
-    if (lm_trainer_verdict(o, c, ask->validation, ask->lmz, b, plan, &out->verdict, e) ||
+    if (lm_trainer_verdict(o, p, ask->lmz, plan, &out->verdict, e) ||
         lm_train_space(o, plan, ask->step, ask->keep, NULL, &out->space, e))
         return e->code;
     return LM_OK;

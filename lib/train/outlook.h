@@ -17,13 +17,13 @@ typedef struct {
 } lm_outlook;
 
 typedef struct {
-    bool validation, lmz, measure;
+    bool lmz, measure;
     int64_t step, keep; /* as lm_train_space */
 } lm_outlook_ask;
 
 /* plan: what lm_trainer_plan gave for the same.  Nothing is measured. */
-lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_config *c, const lm_outlook_ask *ask,
-                        lm_backend *b, const lm_memory_plan *plan, lm_outlook *out, lm_err *e);
+lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_program *p, const lm_outlook_ask *ask,
+                        const lm_memory_plan *plan, lm_outlook *out, lm_err *e);
 
 /* As one JSON object over several lines, or as a table with the verdict at its end, appended to `out`. */
 lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e);

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program.c -- the graphs of a training step. */
+/* program.c -- the graphs of a training step and their plans. */
 #include "train/program.h"
+
+#include <string.h>
 
 #include "base/mem.h"
 #include "op/ops.h"
 #include "train/monitor.h"
 
-static lm_code build(const lm_program_opts *o, lm_mode mode, const lm_config *c, lm_backend *b,
-                     lm_model **out, lm_err *e)
+static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *e)
 {
+    const lm_program_opts *o = &p->o;
     const lm_build how = { .mode = mode,
                            .batch = o->batch,
                            .seq = o->seq,
                            .precision = o->precision,
                            .documents = o->documents,
                            .dropout = o->dropout,
-                           .backend = b };
-    return lm_model_build(c, &how, out, e);
+                           .backend = p->backend };
+    return lm_model_build(p->config, &how, out, e);
 }
 
 static lm_code sum_losses(lm_program *p, lm_err *e)
@@ -30,29 +32,47 @@ static lm_code sum_losses(lm_program *p, lm_err *e)
                : LM_OK;
 }
 
+static bool has_same_update(const lm_program *p, const lm_program *like)
+{
+    return like && like->o.precision.low == p->o.precision.low;
+}
+
+static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
+{
+    const lm_update_opts u = { .clip_norm = p->o.clip_norm,
+                               .clip_value = p->o.clip_value,
+                               .sample_stride = lm_monitor_stride(p->train->train_end),
+                               .samples = lm_monitor_count(p->train->train_end) };
+    p->borrows = has_same_update(p, like);
+    if (!p->borrows)
+        return lm_groups_update(&p->o.groups, p->train, &u, &p->update, e);
+    p->update = like->update;
+    return LM_OK;
+}
+
+static lm_code make_plans(lm_program *p, lm_err *e)
+{
+    const lm_graph *update = lm_update_graph(p->update);
+    if (lm_plan_make(p->train->graph, p->backend, NULL, 0, &p->train_plan, e) ||
+        lm_plan_make(update, p->backend, NULL, 0, &p->update_plan, e))
+        return e->code;
+    return p->eval ? lm_plan_make(p->eval->graph, p->backend, &p->eval->loss, 1, &p->eval_plan, e)
+                   : LM_OK;
+}
+
 lm_code lm_program_new(const lm_program_opts *o, const lm_config *c, bool validation, lm_backend *b,
-                       lm_program **out, lm_err *e)
+                       const lm_program *like, lm_program **out, lm_err *e)
 {
     lm_program *p = NULL;
-    lm_update_opts u = { .clip_norm = o->clip_norm, .clip_value = o->clip_value };
     *out = NULL;
     if (lm_alloc_n(&p, 1, sizeof *p, "a program", e))
         return e->code;
-    p->backend = b;
-    p->groups = o->groups;
-    lm_code rc = build(o, LM_MODE_TRAIN, c, b, &p->train, e);
-    if (!rc && validation)
-        rc = build(o, LM_MODE_EVAL, c, b, &p->eval, e);
-    if (!rc)
-        rc = sum_losses(p, e);
-    if (!rc) {
-        u.sample_stride = lm_monitor_stride(p->train->train_end);
-        u.samples = lm_monitor_count(p->train->train_end);
-        rc = lm_groups_update(&p->groups, p->train, &u, &p->update, e);
-    }
-    if (rc) {
+    *p = (lm_program){ .backend = b, .config = c, .o = *o };
+    if (build(p, LM_MODE_TRAIN, &p->train, e) ||
+        (validation && build(p, LM_MODE_EVAL, &p->eval, e)) || sum_losses(p, e) ||
+        make_update(p, like, e) || make_plans(p, e)) {
         lm_program_free(p);
-        return rc;
+        return e->code;
     }
     *out = p;
     return LM_OK;
@@ -62,8 +82,21 @@ void lm_program_free(lm_program *p)
 {
     if (!p)
         return;
-    lm_update_free(p->update);
+    lm_program_rest(p);
+    lm_plan_fini(&p->train_plan);
+    lm_plan_fini(&p->update_plan);
+    lm_plan_fini(&p->eval_plan);
+    if (!p->borrows)
+        lm_update_free(p->update);
     lm_model_free(p->train);
     lm_model_free(p->eval);
     lm_free(p);
+}
+
+lm_code lm_program_dump(const lm_program *p, lm_buf *out, lm_err *e)
+{
+    return lm_graph_dump(p->train->graph, out, e) ||
+                   lm_graph_dump(lm_update_graph(p->update), out, e)
+               ? e->code
+               : LM_OK;
 }

@@ -17,7 +17,8 @@ lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, 
 {
     lm_store_opts o = lm_train_store(p);
     o.par = par;
-    *s = (lm_train_state){ .model = p->train, .optimizer = p->groups.text, .backend = p->backend };
+    *s =
+        (lm_train_state){ .model = p->train, .optimizer = p->o.groups.text, .backend = p->backend };
     s->best_loss = s->best_val = INFINITY;
     s->evaluated = s->best_step = -1;
     return lm_store_new(p->train, p->backend, &o, &s->store, e);

@@ -34,11 +34,13 @@ static int64_t n_batches(const lm_trainer *t)
     return t->sets * t->o.accumulate;
 }
 
-static lm_code make_program(lm_trainer *t, lm_err *e)
+static lm_code take_program(lm_trainer *t, lm_err *e)
 {
-    lm_code rc = trainer_program(&t->o, t->io.config, t->val_feed, t->b, &t->program, e);
-    t->model = rc ? NULL : t->program->train;
-    return rc;
+    bool validation = t->io.val && t->o.eval_every;
+    t->program = t->io.program;
+    t->own_program = !t->program;
+    return t->program ? LM_OK
+                      : lm_trainer_program(&t->o, t->io.config, validation, t->b, &t->program, e);
 }
 
 static size_t batch_bytes(const lm_trainer *t)
@@ -63,16 +65,12 @@ static lm_code make_batches(lm_trainer *t, lm_err *e)
 static lm_code make_graphs(lm_trainer *t, lm_err *e)
 {
     lm_program *p = t->program;
-    if (lm_exec_new(p->train->graph, t->b, NULL, 0, &t->exec, e) ||
-        lm_exec_new_sharing(lm_update_graph(p->update), t->b, NULL, 0, t->exec, &t->updating, e) ||
-        lm_train_state_new(p, t->io.par, &t->s, e) || lm_rotary_new(t->model, t->b, &t->rope, e) ||
-        lm_mirror_new(t->b, sizeof(step_numbers), "a step's numbers", &t->numbers, e))
+    if (lm_program_ready(p, t->o.timed, t->io.sink, e) ||
+        lm_train_state_new(p, t->io.par, &t->s, e) || lm_rotary_new(p->train, t->b, &t->rope, e) ||
+        lm_mirror_new(t->b, sizeof(step_numbers), "a step's numbers", &t->numbers, e) ||
+        (t->val_feed && lm_evaluator_of(p->eval, &p->eval_plan, t->b, p->exec, &t->eval, e)))
         return e->code;
-    if (t->o.timed && (lm_exec_timing(t->exec, true, e) || lm_exec_timing(t->updating, true, e)))
-        return e->code;
-    if (t->val_feed && lm_evaluator_new(t->io.config, &p->eval->build, t->b, t->exec, &t->eval, e))
-        return e->code;
-    return trainer_marks(t, e) || lm_monitor_new(t->b, t->model->train_end, &t->monitor, e)
+    return trainer_marks(t, e) || lm_monitor_new(t->b, p->train->train_end, &t->monitor, e)
                ? e->code
                : LM_OK;
 }
@@ -83,50 +81,50 @@ static void bind_update(lm_trainer *t)
     const lm_update *u = t->program->update;
     const lm_update_values *v = lm_update_value(u);
     const lm_store *s = t->s.store;
+    lm_exec *x = t->program->updating;
     const lm_store_state *state;
     const lm_vid *value;
     step_numbers *n = t->numbers.dev;
     int n_states = lm_update_states(u, &state, &value);
-    lm_exec_bind(t->exec, t->program->loss_sum, &n->loss);
-    lm_exec_bind(t->updating, v->loss, &n->loss);
-    lm_exec_bind(t->updating, v->sumsq, &n->sumsq);
-    lm_exec_bind(t->updating, v->weights, &n->weights);
-    lm_exec_bind(t->updating, v->numbers,
-                 lm_batch_now(t->batch, t->input ? t->input : t->batch->rooms.dev));
-    lm_exec_bind(t->updating, v->param, lm_store_flat(s, LM_KEPT_PARAM, 0));
-    lm_exec_bind(t->updating, v->grad, lm_store_flat(s, LM_KEPT_GRAD, 0));
+    lm_exec_bind(t->program->exec, t->program->loss_sum, &n->loss);
+    lm_exec_bind(x, v->loss, &n->loss);
+    lm_exec_bind(x, v->sumsq, &n->sumsq);
+    lm_exec_bind(x, v->weights, &n->weights);
+    lm_exec_bind(x, v->numbers, lm_batch_now(t->batch, t->input ? t->input : t->batch->rooms.dev));
+    lm_exec_bind(x, v->param, lm_store_flat(s, LM_KEPT_PARAM, 0));
+    lm_exec_bind(x, v->grad, lm_store_flat(s, LM_KEPT_GRAD, 0));
     if (v->low != LM_NONE)
-        lm_exec_bind(t->updating, v->low, lm_store_flat(s, LM_KEPT_DERIVED, 0));
+        lm_exec_bind(x, v->low, lm_store_flat(s, LM_KEPT_DERIVED, 0));
     for (int k = 0; k < n_states; k++)
-        lm_exec_bind(t->updating, value[k], lm_store_flat(s, LM_KEPT_OPT, k));
-    lm_monitor_bind(t->monitor, v, t->updating);
+        lm_exec_bind(x, value[k], lm_store_flat(s, LM_KEPT_OPT, k));
+    lm_monitor_bind(t->monitor, v, x);
 }
 
 static lm_code load(lm_trainer *t, lm_err *e)
 {
-    lm_model *m = t->model;
+    lm_model *m = t->program->train;
+    lm_exec *x = t->program->exec;
     lm_store *s = t->s.store;
     if ((t->io.weights ? lm_store_load(s, t->io.weights, e) : lm_store_draw(s, t->o.seed, e)) ||
         (t->io.resume && lm_ckpt_load(t->io.resume, &t->s, e)))
         return e->code;
     lm_store_derive(s);
-    lm_store_bind(s, m, t->exec);
-    lm_rotary_bind(&t->rope, m, t->exec);
+    lm_store_bind(s, m, x);
+    lm_rotary_bind(&t->rope, m, x);
     if (t->input)
-        lm_batch_bind_at(t->batch, t->input, m, t->exec);
+        lm_batch_bind_at(t->batch, t->input, m, x);
     if (t->val_feed)
         lm_store_bind(s, t->eval.model, t->eval.exec);
     bind_update(t);
-    return t->io.resume ? LM_OK : trainer_update_part(t, LM_UPDATE_START, 0, e);
+    return t->io.resume ? LM_OK : trainer_update(t, LM_SECTION_START, 0, e);
 }
 
 /* How much there is, before any of it is taken. */
 static lm_code check_memory(lm_trainer *t, lm_err *e)
 {
     size_t total;
-    if (lm_trainer_plan(&t->o, t->io.config, t->io.val && t->o.eval_every, t->io.checkpoint.lmz,
-                        t->b, &t->plan, e) ||
-        (!t->b->host_memory && t->b->memory(t->b, &t->free_before, &total, e)))
+    lm_trainer_plan(&t->o, t->program, t->io.checkpoint.lmz, &t->plan);
+    if (!t->b->host_memory && t->b->memory(t->b, &t->free_before, &total, e))
         return e->code;
     t->r.device_planned = t->plan.device;
     return trainer_fit(t, e);
@@ -160,7 +158,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->b = b;
     t->r.loss = t->r.val_loss = NAN;
     t->r.timed = b->host_memory || o->timed;
-    if (check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) || make_program(t, e) ||
+    if (take_program(t, e) || check_memory(t, e) || open_trace(t, e) || make_feeds(t, e) ||
         make_batches(t, e) || make_graphs(t, e) || load(t, e) ||
         (io->checkpoint.run_dir && lm_ckpt_new(&io->checkpoint, &t->s, &t->ckpt, e))) {
         lm_trainer_free(t);
@@ -177,19 +175,19 @@ void lm_trainer_free(lm_trainer *t)
         return;
     lm_ckpt_free(t->ckpt);            /* waits: it reads the blocks */
     t->b->sync(t->b, NULL, &ignored); /* after a failure work may be left */
-    trainer_unrecord(t);
     if (t->input)
         t->b->free(t->b, t->input, batch_bytes(t));
     for (int64_t i = 0; t->batch && i < n_batches(t); i++)
         lm_batch_fini(&t->batch[i]);
     lm_free(t->batch);
     lm_evaluator_fini(&t->eval);
-    lm_exec_free(t->updating);
-    lm_exec_free(t->exec);
+    if (t->program)
+        lm_program_rest(t->program);
     lm_train_state_fini(&t->s);
     lm_rotary_fini(&t->rope);
     lm_mirror_fini(&t->numbers);
-    lm_program_free(t->program);
+    if (t->own_program)
+        lm_program_free(t->program);
     lm_feed_free(t->train_feed);
     lm_feed_free(t->val_feed);
     lm_monitor_free(t->monitor);
@@ -207,7 +205,7 @@ const lm_train_state *lm_trainer_state(const lm_trainer *t)
 
 size_t lm_trainer_times(lm_trainer *t, const lm_exec_time **out)
 {
-    return lm_exec_times(t->exec, out);
+    return lm_program_times(t->program, out);
 }
 
 /* ---- around the steps ---- */
@@ -310,7 +308,7 @@ static lm_code report_saved(lm_trainer *t, lm_err *e)
 static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
 {
     const step_numbers *n = t->numbers.host;
-    if (trainer_update_part(t, LM_UPDATE_CHECK, t->s.step, e) ||
+    if (trainer_update(t, LM_SECTION_CHECK, t->s.step, e) ||
         lm_mirror_pull(&t->numbers, sizeof *n, NULL, e) || t->b->sync(t->b, t->b->main, e))
         return e->code;
     *out = sqrt(n->weights);
@@ -431,7 +429,7 @@ static lm_code find_saved(lm_trainer *t, lm_err *e)
 static void sum_up(lm_trainer *t)
 {
     const lm_exec_time *line;
-    size_t n = lm_exec_times(t->exec, &line), left, total;
+    size_t n = lm_exec_times(t->program->exec, &line), left, total;
     lm_err ignored = { 0 };
     for (size_t i = 0; i < n; i++)
         *(line[i].phase == LM_PHASE_FORWARD ? &t->r.seconds_forward : &t->r.seconds_backward) +=

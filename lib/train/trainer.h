@@ -42,6 +42,8 @@ typedef struct {
 /* Where it comes from and goes to.  All borrowed; NULL where absent. */
 typedef struct {
     const lm_config *config;
+    lm_program *
+        program; /* of the same options, config and backend, which no other trainer uses now; NULL: made */
     lm_model_source *weights; /* the start: a model, or a checkpoint's; NULL: fresh ones */
     lm_par *par; /* threads of the host that load; NULL: the backend's, which a device has not */
     const char *resume;      /* checkpoint folder with optimiser and numbers; NULL: a fresh start */
@@ -96,18 +98,14 @@ typedef struct {
     char cure[200];                /* the first change of options that would fit; "" when it fits */
 } lm_train_verdict;
 
-/* Build the graphs and say what memory they need, without allocating it.  lmz: checkpoints are. */
-lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
-                        lm_backend *b, lm_memory_plan *out, lm_err *e);
-
+/* The graphs of such a training, built once for all that follows. */
+lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
+                           lm_backend *b, lm_program **out, lm_err *e);
+/* What memory it needs.  lmz: checkpoints are. */
+void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out);
 /* plan: what lm_trainer_plan gave for the same. */
-lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
-                           lm_backend *b, const lm_memory_plan *plan, lm_train_verdict *out,
-                           lm_err *e);
-
-/* The training graph for that backend as text (lm_graph_dump), appended. */
-lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend *b, lm_buf *out,
-                        lm_err *e);
+lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_program *p, bool lmz,
+                           const lm_memory_plan *plan, lm_train_verdict *out, lm_err *e);
 
 /* Allocate, load weights, and on resume the state.  Fails: LM_ELIMIT before anything is allocated
  * when the plan does not fit into the memory that is free, of the host or the device (both numbers,

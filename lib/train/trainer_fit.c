@@ -7,8 +7,8 @@
 #include "base/text.h"
 #include "train/trainer_impl.h"
 
-lm_code trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
-                        lm_backend *b, lm_program **out, lm_err *e)
+static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
+                            lm_backend *b, const lm_program *like, lm_program **out, lm_err *e)
 {
     const lm_program_opts p = { .batch = o->batch,
                                 .seq = o->seq,
@@ -18,41 +18,26 @@ lm_code trainer_program(const lm_trainer_opts *o, const lm_config *c, bool valid
                                 .groups = o->groups,
                                 .clip_norm = o->clip_norm,
                                 .clip_value = o->clip_value };
-    return lm_program_new(&p, c, validation, b, out, e);
+    return lm_program_new(&p, c, validation, b, like, out, e);
 }
 
-lm_code lm_trainer_plan(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
-                        lm_backend *b, lm_memory_plan *out, lm_err *e)
+lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
+                           lm_backend *b, lm_program **out, lm_err *e)
 {
-    lm_program *p = NULL;
-    lm_code rc = trainer_program(o, c, validation, b, &p, e);
-    if (!rc)
-        rc = lm_memory_of(p, o->accumulate, out, e);
-    if (!rc)
-        lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
-    lm_program_free(p);
-    return rc;
+    return make_program(o, c, validation, b, NULL, out, e);
 }
 
-lm_code lm_trainer_dump(const lm_trainer_opts *o, const lm_config *c, lm_backend *b, lm_buf *out,
-                        lm_err *e)
+void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out)
 {
-    lm_program *p = NULL;
-    lm_code rc = trainer_program(o, c, false, b, &p, e);
-    if (!rc)
-        rc = lm_graph_dump(p->train->graph, out, e);
-    if (!rc)
-        rc = lm_graph_dump(lm_update_graph(p->update), out, e);
-    lm_program_free(p);
-    return rc;
+    lm_memory_of(p, o->accumulate, out);
+    lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
 }
 
 /* What is planned, and where. */
 typedef struct {
     const lm_trainer_opts *o;
-    const lm_config *c;
-    bool validation, lmz;
-    lm_backend *b;
+    const lm_program *p;
+    bool lmz;
     double host, device; /* bytes that are free; 0: unknown, none */
 } job;
 
@@ -61,12 +46,23 @@ static bool fits(const job *j, const lm_memory_plan *p)
     return (j->host <= 0 || p->total <= j->host) && p->device <= lm_memory_usable(j->device);
 }
 
+/* What another choice of options would need. */
+static lm_code replan(const job *j, const lm_trainer_opts *o, lm_memory_plan *out, lm_err *e)
+{
+    lm_program *p = NULL;
+    lm_code rc = make_program(o, j->p->config, j->p->eval, j->p->backend, j->p, &p, e);
+    if (!rc)
+        lm_trainer_plan(o, p, j->lmz, out);
+    lm_program_free(p);
+    return rc;
+}
+
 /* Halve the micro-batch as long as that leaves the step as it is.  True: *o fits. */
 static bool halve(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
     lm_err unseen = { 0 };
     for (;; o->batch /= 2, o->accumulate *= 2) {
-        if (lm_trainer_plan(o, j->c, j->validation, j->lmz, j->b, p, &unseen))
+        if (replan(j, o, p, &unseen))
             return false;
         if (fits(j, p))
             return true;
@@ -83,7 +79,7 @@ static bool shorten(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
     o->accumulate *= o->batch;
     o->batch = 1;
     while ((o->seq /= 2) >= SHORTEST) {
-        if (lm_trainer_plan(o, j->c, j->validation, j->lmz, j->b, p, &unseen))
+        if (replan(j, o, p, &unseen))
             return false;
         if (fits(j, p))
             return true;
@@ -137,12 +133,12 @@ static void advise(const job *j, bool device, char *out, size_t size)
              lm_show_bytes(device ? p.device : p.total, bytes));
 }
 
-lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_config *c, bool validation, bool lmz,
-                           lm_backend *b, const lm_memory_plan *plan, lm_train_verdict *out,
-                           lm_err *e)
+lm_code lm_trainer_verdict(const lm_trainer_opts *o, const lm_program *p, bool lmz,
+                           const lm_memory_plan *plan, lm_train_verdict *out, lm_err *e)
 {
     size_t available = lm_mem_available();
-    job j = { o, c, validation, lmz, b, available < SIZE_MAX ? (double)available : 0, 0 };
+    lm_backend *b = p->backend;
+    job j = { o, p, lmz, available < SIZE_MAX ? (double)available : 0, 0 };
     size_t left = 0, total;
     if (!b->host_memory && b->memory(b, &left, &total, e))
         return e->code;
@@ -160,8 +156,7 @@ lm_code trainer_fit(const lm_trainer *t, lm_err *e)
 {
     lm_train_verdict v;
     char need[32], have[32];
-    if (lm_trainer_verdict(&t->o, t->io.config, t->io.val && t->o.eval_every, t->io.checkpoint.lmz,
-                           t->b, &t->plan, &v, e))
+    if (lm_trainer_verdict(&t->o, t->program, t->io.checkpoint.lmz, &t->plan, &v, e))
         return e->code;
     if (v.fits)
         return LM_OK;

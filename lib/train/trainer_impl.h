@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c
- * takes a step, trainer_numeric.c ends a run whose numbers are not finite, trainer_record.c records its parts, trainer_report.c tells of it, trainer_fit.c
- * knows what fits into memory.  Private to lib/train. */
+/* trainer_impl.h -- what the trainer's files share: trainer.c makes and drives it, trainer_step.c takes a step,
+ * trainer_numeric.c ends a run whose numbers are not finite, trainer_report.c tells of it, trainer_fit.c knows what fits
+ * into memory.  Private to lib/train. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
@@ -24,16 +24,6 @@ enum {
     TRACE_WRITER,
 };
 
-/* What a step is made of, each the same work from step to step.  What stands between them is not:
- * a checkpoint that is waited for, samples of weights. */
-typedef enum {
-    PART_FIRST, /* forward and backward of the first micro-batch, its loss */
-    PART_OTHER, /* of any other one, which adds to what is there */
-    PART_NORM,
-    PART_UPDATE,
-    PARTS
-} trainer_part;
-
 /* What one step found out. */
 typedef struct {
     double loss, norm, lr, seconds, flops;
@@ -47,8 +37,7 @@ struct lm_trainer {
     lm_trainer_io io;
     lm_backend *b;
     lm_program *program;
-    lm_model *model;          /* the program's, in TRAIN mode */
-    lm_exec *exec, *updating; /* of its training graph, and of its update in the same arena */
+    bool own_program; /* made here */
     lm_train_state s;
     lm_evaluator eval;
     lm_feed *train_feed, *val_feed;
@@ -60,12 +49,7 @@ struct lm_trainer {
     int64_t valid[2];
     double flops[2]; /* of the step, with attention as far as it looks (lm_config_pair_flops) */
     lm_stream *copies;
-    void *input; /* on a device: the micro-batch under way, where every one of them is read */
-    struct {
-        bool ran; /* once, so that kernels are loaded and chosen */
-        lm_recording *recorded;
-    } part[PARTS];
-    bool as_it_is;     /* the backend refused a recording */
+    void *input;       /* on a device: the micro-batch under way, where every one of them is read */
     lm_mirror numbers; /* step_numbers */
     lm_marks *marks;   /* around the parts of an optimiser step */
     lm_rotary rope;
@@ -91,19 +75,13 @@ struct lm_trainer {
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
 
-/* Are the times of nodes taken in the step under way? */
-static inline bool trainer_timed(const lm_trainer *t)
-{
-    return t->b->host_memory || t->o.timed || t->tracing;
-}
-
 /* ---- trainer_step.c ---- */
 
 lm_code trainer_marks(lm_trainer *t, lm_err *e); /* once: those of a step */
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e);
 
-/* Run a part of the update's list, for step number `step`. */
-lm_code trainer_update_part(lm_trainer *t, lm_update_part p, int64_t step, lm_err *e);
+/* Run a section of the update, for step number `step`. */
+lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e);
 /* What is evaluated and saved takes the parameters' place, and back; nothing where it is them. */
 lm_code trainer_show(lm_trainer *t, lm_err *e);
 lm_code trainer_hide(lm_trainer *t, lm_err *e);
@@ -114,16 +92,6 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e);
  * one is, and the last checkpoint whose weights and states all are.  Overwrites the blocks: the run is over. */
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value,
                              lm_err *e);
-
-/* ---- trainer_record.c ---- */
-
-typedef lm_code trainer_work(lm_trainer *t, const lm_step *step, lm_err *e);
-/* Put a part of a step on the main stream: by `run`, or from the second time on by replaying its
- * recording, if the backend has recordings and nodes are not timed.  Bits are the same.  step: the
- * numbers that the part reads.  A refused recording is logged once. */
-lm_code trainer_put(lm_trainer *t, trainer_part p, trainer_work *run, const lm_step *step,
-                    lm_err *e);
-void trainer_unrecord(lm_trainer *t);
 
 /* ---- trainer_report.c ---- */
 
@@ -140,8 +108,6 @@ double trainer_share(const lm_trainer *t, double flops_per_second);
 
 /* ---- trainer_fit.c ---- */
 
-lm_code trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
-                        lm_backend *b, lm_program **out, lm_err *e);
 /* Does the plan fit into the memory that is free?  Fails: LM_ELIMIT with both numbers, and the
  * first change of options that would fit. */
 lm_code trainer_fit(const lm_trainer *t, lm_err *e);

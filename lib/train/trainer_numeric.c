@@ -54,7 +54,7 @@ static lm_code find_tensor(const lm_trainer *t, const char **name, float *value,
     const lm_store *s = t->s.store;
     int i;
     lm_code rc = scan_block(s, lm_store_find(s, LM_KEPT_PARAM, 0), &i, value, e);
-    *name = rc || i < 0 ? NULL : t->model->slice[i].name;
+    *name = rc || i < 0 ? NULL : t->program->train->slice[i].name;
     return rc;
 }
 

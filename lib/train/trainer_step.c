@@ -5,7 +5,7 @@
  * the gradients' squares are summed there, and the optimiser does not write when one of them is not
  * finite.  The host draws the next batches meanwhile, waits once, and reads what became of it.
  *
- * On a device the parts of a step are recordings (trainer_record.c), so nothing that changes from
+ * On a device the sections of a step are recordings (program_run.c), so nothing that changes from
  * step to step may be an argument of a kernel: each micro-batch is copied to one place, and the
  * optimiser's numbers travel with it. */
 #include <inttypes.h>
@@ -90,18 +90,13 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 
 /* ---- forward and backward ---- */
 
-static lm_code run_graph(lm_trainer *t, const lm_step *step, lm_err *e)
-{
-    return lm_exec_run(t->exec, step, e);
-}
-
 /* The graph reads the i-th micro-batch of the step from now on. */
 static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
 {
     const lm_batch *batch = &t->batch[t->set * t->o.accumulate + i];
     if (t->input)
         return t->b->copy(t->b, t->input, batch->rooms.dev, batch->rooms.bytes, t->b->main, e);
-    lm_batch_bind(batch, t->model, t->exec);
+    lm_batch_bind(batch, t->program->train, t->program->exec);
     return LM_OK;
 }
 
@@ -109,56 +104,28 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
 {
     lm_step step = { .seed = t->o.seed, .step = t->s.step };
     for (int64_t i = 0; i < t->o.accumulate; i++) {
-        double began = lm_now();
         step.micro = i;
         step.more = i > 0;
-        if (hand_over(t, i, e) || trainer_put(t, i ? PART_OTHER : PART_FIRST, run_graph, &step, e))
+        if (hand_over(t, i, e) ||
+            lm_program_run(t->program, i ? LM_SECTION_OTHER : LM_SECTION_FIRST, &step, e))
             return e->code;
-        if (t->tracing)
-            lm_trace_exec(t->trace, 0, t->model->graph, t->exec, 0, t->model->graph->n_nodes, i,
-                          began);
     }
     return LM_OK;
 }
 
 /* ---- the optimiser ---- */
 
-static lm_code run_part(lm_trainer *t, lm_update_part p, const lm_step *step, lm_err *e)
+lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e)
 {
-    lm_update *u = t->program->update;
-    size_t first, last;
-    lm_update_part_at(u, p, &first, &last);
-    double began = lm_now();
-    if (first == last)
-        return LM_OK;
-    if (lm_exec_run_part(t->updating, first, last, lm_update_due(u, step->step), step, e))
-        return e->code;
-    if (t->tracing)
-        lm_trace_exec(t->trace, 0, lm_update_graph(u), t->updating, first, last, -1, began);
-    return LM_OK;
-}
-
-lm_code trainer_update_part(lm_trainer *t, lm_update_part p, int64_t step, lm_err *e)
-{
-    const lm_step s = { .seed = t->o.seed, .step = step };
-    return run_part(t, p, &s, e);
-}
-
-static lm_code run_norm(lm_trainer *t, const lm_step *step, lm_err *e)
-{
-    return run_part(t, LM_UPDATE_NORM, step, e);
-}
-
-static lm_code run_optimizer(lm_trainer *t, const lm_step *step, lm_err *e)
-{
-    return run_part(t, LM_UPDATE_STEP, step, e);
+    const lm_step now = { .seed = t->o.seed, .step = step };
+    return lm_program_run(t->program, s, &now, e);
 }
 
 /* The parameters are kept in the gradients' place, which are of no use between steps. */
 static lm_code swap(lm_trainer *t, lm_kept from, lm_kept to, lm_err *e)
 {
     const lm_store *s = t->s.store;
-    size_t bytes = (size_t)t->model->train_end * sizeof(float);
+    size_t bytes = (size_t)t->program->train->train_end * sizeof(float);
     return t->b->copy(t->b, lm_store_flat(s, to, 0), lm_store_flat(s, from, 0), bytes, t->b->main,
                       e);
 }
@@ -168,7 +135,7 @@ lm_code trainer_show(lm_trainer *t, lm_err *e)
     if (!lm_update_shows(t->program->update))
         return LM_OK;
     return swap(t, LM_KEPT_PARAM, LM_KEPT_GRAD, e) ||
-                   trainer_update_part(t, LM_UPDATE_SHOW, t->s.step, e)
+                   trainer_update(t, LM_SECTION_SHOW, t->s.step, e)
                ? e->code
                : LM_OK;
 }
@@ -186,27 +153,25 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e)
 
 static void mark(lm_trainer *t, int i)
 {
-    if (trainer_timed(t))
+    if (lm_program_timed(t->program))
         t->b->mark(t->b, t->marks, i, t->b->main);
 }
 
 /* Samples of a step that is logged. */
-static lm_code sample(lm_trainer *t, const step_info *i, bool before, const lm_step *step,
-                      lm_err *e)
+static lm_code sample(lm_trainer *t, const step_info *i, bool before, lm_err *e)
 {
     if (!i->logged)
         return LM_OK;
-    if (run_part(t, before ? LM_UPDATE_BEFORE : LM_UPDATE_AFTER, step, e))
+    if (trainer_update(t, before ? LM_SECTION_BEFORE : LM_SECTION_AFTER, t->s.step, e))
         return e->code;
     return before ? lm_monitor_before(t->monitor, e) : lm_monitor_after(t->monitor, e);
 }
 
 static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 {
-    const lm_step step = { .seed = t->o.seed, .step = t->s.step };
     double began;
     mark(t, MARK_BEGIN);
-    if (trainer_put(t, PART_NORM, run_norm, &step, e))
+    if (trainer_update(t, LM_SECTION_NORM, t->s.step, e))
         return e->code;
     mark(t, MARK_NORM);
     began = lm_now();
@@ -214,9 +179,8 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         return e->code;
     t->r.seconds_checkpoint += lm_now() - began;
     mark(t, MARK_UPDATE);
-    if (sample(t, i, true, &step, e) ||
-        (i->tokens && trainer_put(t, PART_UPDATE, run_optimizer, &step, e)) ||
-        sample(t, i, false, &step, e))
+    if (sample(t, i, true, e) || (i->tokens && trainer_update(t, LM_SECTION_STEP, t->s.step, e)) ||
+        sample(t, i, false, e))
         return e->code;
     mark(t, MARK_END);
     return lm_mirror_pull(&t->numbers, offsetof(step_numbers, weights), NULL, e);
@@ -225,7 +189,7 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
 static lm_code take_times(lm_trainer *t, double began, lm_err *e)
 {
     double at[MARKS];
-    if (!trainer_timed(t))
+    if (!lm_program_timed(t->program))
         return LM_OK;
     if (t->b->marks_read(t->b, t->marks, MARKS, at, e))
         return e->code;
@@ -241,16 +205,11 @@ static lm_code take_times(lm_trainer *t, double began, lm_err *e)
 /* ---- all of it ---- */
 
 /* The step that is traced: the third of the run, or the last when there are fewer. */
-static lm_code time_nodes(lm_trainer *t, bool on, lm_err *e)
-{
-    return lm_exec_timing(t->exec, on, e) || lm_exec_timing(t->updating, on, e) ? e->code : LM_OK;
-}
-
 static lm_code begin_trace(lm_trainer *t, lm_err *e)
 {
     t->tracing = t->trace && !t->traced &&
                  (t->r.steps_run == 2 || (t->r.steps_run < 2 && t->s.step + 1 == t->o.steps));
-    return t->tracing ? time_nodes(t, true, e) : LM_OK;
+    return t->tracing ? lm_program_trace(t->program, t->trace, e) : LM_OK;
 }
 
 static lm_code end_trace(lm_trainer *t, lm_err *e)
@@ -259,7 +218,7 @@ static lm_code end_trace(lm_trainer *t, lm_err *e)
         return LM_OK;
     t->tracing = false;
     t->traced = true;
-    return trainer_timed(t) ? LM_OK : time_nodes(t, false, e);
+    return lm_program_trace(t->program, NULL, e);
 }
 
 /* What the device left: the weights have changed only if both numbers are finite. */

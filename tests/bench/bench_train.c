@@ -50,7 +50,7 @@ typedef struct {
     lm_config config;
     lm_program *program;
     lm_model *model;
-    lm_exec *exec, *updating;
+    lm_exec *exec;
     lm_train_state s;
     lm_batch batch;
     double loss, sumsq, weights, numbers[LM_OPTIM_NUMBERS];
@@ -62,7 +62,7 @@ static void bind_update(run *r)
     const lm_update_values *v = lm_update_value(r->program->update);
     const lm_store_state *state;
     const lm_vid *value;
-    lm_exec *x = r->updating;
+    lm_exec *x = r->program->updating;
     int n = lm_update_states(r->program->update, &state, &value);
     static float unread[3][1 << 14]; /* samples */
     lm_exec_bind(r->exec, r->program->loss_sum, &r->loss);
@@ -96,16 +96,15 @@ static void prepare(run *r, const setup *c, lm_err *e)
         lm_config_read(json, "config", &r->config, e) || lm_par_new(&r->par, 0, e) ||
         lm_backend_cpu(level, r->par, &r->backend, e))
         die(e);
-    if (lm_program_new(&o, &r->config, false, r->backend, &r->program, e))
+    if (lm_program_new(&o, &r->config, false, r->backend, NULL, &r->program, e))
         die(e);
     r->model = r->program->train;
-    if (lm_exec_new(r->model->graph, r->backend, &r->model->loss, 1, &r->exec, e) ||
-        lm_exec_new_sharing(lm_update_graph(r->program->update), r->backend, NULL, 0, r->exec,
-                            &r->updating, e) ||
+    if (lm_program_ready(r->program, false, NULL, e) ||
         lm_train_state_new(r->program, NULL, &r->s, e) ||
         lm_batch_new(&r->batch, r->backend, c->batch, c->seq, 0, e) ||
         lm_store_draw(r->s.store, 1, e))
         die(e);
+    r->exec = r->program->exec;
     lm_store_derive(r->s.store);
     lm_store_bind(r->s.store, r->model, r->exec);
     bind_update(r);
@@ -123,7 +122,7 @@ static void update(run *r, lm_update_part part, const lm_step *st, lm_err *e)
 {
     size_t first, last;
     lm_update_part_at(r->program->update, part, &first, &last);
-    if (lm_exec_run_part(r->updating, first, last, NULL, st, e))
+    if (lm_exec_run_part(r->program->updating, first, last, NULL, st, e))
         die(e);
 }
 
@@ -139,15 +138,6 @@ static double step(run *r, int64_t t, lm_err *e)
     update(r, LM_UPDATE_STEP, &st, e);
     r->optimizer += lm_now() - after;
     return lm_now() - began;
-}
-
-static double mean_loss(const run *r)
-{
-    const float *loss = lm_exec_data(r->exec, r->model->loss);
-    double sum = 0;
-    for (int64_t i = 0; i < r->batch.batch * r->batch.seq; i++)
-        sum += loss[i];
-    return sum * (double)*r->batch.scale;
 }
 
 static void print_times(run *r, int steps)
@@ -177,7 +167,7 @@ static void measure(const setup *c, int result)
     lm_memory_plan plan;
     prepare(&r, c, &e);
     step(&r, 0, &e);
-    loss = mean_loss(&r);
+    loss = r.loss * (double)*r.batch.scale;
     lm_exec_times_reset(r.exec);
     r.optimizer = 0;
     for (int i = 0; i < c->steps; i++)
@@ -185,8 +175,7 @@ static void measure(const setup *c, int result)
     double peak = lm_cpu_peak(c->dtype, lm_cpu_detect(), r.par);
     double rate = (double)(c->batch * c->seq) / lm_median(times, c->steps);
     getrusage(RUSAGE_SELF, &use);
-    if (lm_memory_of(r.program, 1, &plan, &e))
-        die(&e);
+    lm_memory_of(r.program, 1, &plan);
     printf("  %-4s B=%lld T=%-4lld %8.0f tokens/s  %7.0f ms/step  %4.1f %% of %.2f TFLOP/s  loss "
            "%.3f  "
            "memory %.2f GB, planned %.2f\n",

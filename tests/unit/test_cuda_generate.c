@@ -289,7 +289,7 @@ static void losses_are_the_same(void **state)
             lm_evaluator v;
             lm_scorer *s;
             make(configs[i / 2], type, on[k], &w);
-            ok(lm_evaluator_new(&w.config, &build, on[k], NULL, &v, &err));
+            ok(lm_evaluator_new(&w.config, &build, on[k], &v, &err));
             lm_store_bind(w.store, v.model, v.exec);
             ok(lm_scorer_new(&v, 9, NULL, &s, &err));
             ok(lm_scorer_add(s, ids, N, 1, &got[k], &err));

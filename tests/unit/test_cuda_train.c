@@ -142,8 +142,8 @@ static void fresh_weights_are_the_cpus(void **state)
         const lm_program_opts o = {
             .batch = 1, .seq = T, .precision = j.o.precision, .groups = j.o.groups
         };
-        ok(lm_program_new(&o, &models[i].config, false, cpu, &on_cpu, &e), &e);
-        ok(lm_program_new(&o, &models[i].config, false, gpu, &on_gpu, &e), &e);
+        ok(lm_program_new(&o, &models[i].config, false, cpu, NULL, &on_cpu, &e), &e);
+        ok(lm_program_new(&o, &models[i].config, false, gpu, NULL, &on_gpu, &e), &e);
         ok(lm_train_state_new(on_cpu, par, &here, &e), &e);
         ok(lm_train_state_new(on_gpu, par, &there, &e), &e);
         ok(lm_store_draw(here.store, 7, &e), &e);
@@ -228,7 +228,7 @@ static void check_trace(const char *path, const lm_trainer *t)
 {
     lm_err e = { 0 };
     json_t *o = NULL, *v;
-    size_t i, n = t->model->graph->n_nodes, seen = 0, updated = 0;
+    size_t i, n = t->program->train->graph->n_nodes, seen = 0, updated = 0;
     int norms = 0, draws = 0, updates = 0;
     double last = -1;
     ok(lm_json_load(path, 64 << 20, &o, &e), &e);
@@ -247,7 +247,7 @@ static void check_trace(const char *path, const lm_trainer *t)
         if (!args)
             continue;
         bool micro = json_object_get(args, "micro_batch") != NULL;
-        const lm_node *node = micro ? &t->model->graph->node[seen % n]
+        const lm_node *node = micro ? &t->program->train->graph->node[seen % n]
                                     : &lm_update_graph(t->program->update)->node[updated++];
         assert_string_equal(name, node->op->name);
         assert_string_equal(json_string_value(json_object_get(args, "phase")),
@@ -297,6 +297,17 @@ static void times_are_taken_when_asked_for(void **state)
 
 /* ---- what fails ---- */
 
+static lm_memory_plan planned(const job *j)
+{
+    lm_program *p = NULL;
+    lm_memory_plan plan;
+    lm_err e = { 0 };
+    ok(lm_trainer_program(&j->o, &j->model->config, false, gpu, &p, &e), &e);
+    lm_trainer_plan(&j->o, p, false, &plan);
+    lm_program_free(p);
+    return plan;
+}
+
 static void more_than_the_device_has(void **state)
 {
     (void)state;
@@ -310,9 +321,9 @@ static void more_than_the_device_has(void **state)
     lm_err e = { 0 };
     size_t unused, total;
     j.o.batch = 8;
-    ok(lm_trainer_plan(&j.o, &j.model->config, false, false, gpu, &p, &e), &e);
+    p = planned(&j);
     j.o.batch = 4, j.o.accumulate = 2;
-    ok(lm_trainer_plan(&j.o, &j.model->config, false, false, gpu, &half, &e), &e);
+    half = planned(&j);
     j.o.batch = 8, j.o.accumulate = 1;
     assert_true(half.device < p.device);
     ok(gpu->memory(gpu, &unused, &total, &e), &e);

@@ -74,7 +74,7 @@ static void open_eval(const lm_loaded *w, lm_dtype type, int64_t batch, int64_t 
                       lm_evaluator *v)
 {
     const lm_build build = { .batch = batch, .seq = seq, .documents = true, .precision = { type } };
-    ok(lm_evaluator_new(&w->config, &build, backend, NULL, v, &err));
+    ok(lm_evaluator_new(&w->config, &build, backend, v, &err));
     lm_store_bind(w->store, v->model, v->exec);
 }
 

@@ -33,14 +33,17 @@ static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
     lm_space s;
     lm_backend *b;
     lm_memory_plan plan;
+    lm_program *p = NULL;
     o.batch = 1;
     o.accumulate = 1;
     o.seq = 16;
     o.precision.low = LM_DTYPE_F32;
     o.groups = lm_groups_of(lm_optim_default(lm_optim_find("adamw")));
     assert_int_equal(lm_backend_cpu(LM_CPU_REF, NULL, &b, &e), LM_OK);
-    if (lm_trainer_plan(&o, &c, false, false, b, &plan, &e))
+    if (lm_trainer_program(&o, &c, false, b, &p, &e))
         fail_msg("%s: %s", e.where, e.what);
+    lm_trainer_plan(&o, p, false, &plan);
+    lm_program_free(p);
     lm_backend_close(b);
     assert_int_equal(lm_train_space(&o, &plan, step, keep, NULL, &s, &e), LM_OK);
     assert_true(s.checkpoint == 12.0 * (double)lm_config_params(&c));

@@ -215,7 +215,7 @@ static void new_state(lm_program **p, lm_train_state *s)
     const lm_program_opts o = {
         .batch = 1, .seq = T, .precision = { .low = LM_DTYPE_F32 }, .groups = adamw()
     };
-    ok(lm_program_new(&o, &tiny.config, false, backend, p, &e), &e);
+    ok(lm_program_new(&o, &tiny.config, false, backend, NULL, p, &e), &e);
     ok(lm_train_state_new(*p, NULL, s, &e), &e);
 }
 

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* program_run.c -- sections of a program on the main stream, node by node or as recordings. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "train/program.h"
+
+/* ---- executors ---- */
+
+static const char *const names[LM_SECTIONS] = {
+    [LM_SECTION_FIRST] = "first micro-batch", [LM_SECTION_OTHER] = "micro-batch",
+    [LM_SECTION_START] = "first states",      [LM_SECTION_NORM] = "gradient norm",
+    [LM_SECTION_BEFORE] = "samples before",   [LM_SECTION_STEP] = "optimizer",
+    [LM_SECTION_AFTER] = "samples after",     [LM_SECTION_SHOW] = "averages",
+    [LM_SECTION_CHECK] = "norm of weights",
+};
+
+static void lay_out(lm_program *p)
+{
+    for (int s = 0; s < LM_SECTIONS; s++) {
+        lm_section *x = &p->section[s];
+        bool micro = s < LM_SECTION_UPDATE;
+        *x = (lm_section){ .name = names[s],
+                           .graph = micro ? p->train->graph : lm_update_graph(p->update),
+                           .exec = micro ? p->exec : p->updating,
+                           .numbered = micro,
+                           .recordable = micro || s == LM_SECTION_NORM ||
+                                         (s == LM_SECTION_STEP && lm_update_is_steady(p->update)) };
+        if (micro)
+            x->last = x->graph->n_nodes;
+        else
+            lm_update_part_at(p->update, (lm_update_part)(s - LM_SECTION_UPDATE), &x->first,
+                              &x->last);
+    }
+}
+
+static lm_code time_nodes(lm_program *p, bool on, lm_err *e)
+{
+    return lm_exec_timing(p->exec, on, e) || lm_exec_timing(p->updating, on, e) ? e->code : LM_OK;
+}
+
+lm_code lm_program_ready(lm_program *p, bool timed, lm_sink *sink, lm_err *e)
+{
+    const lm_graph *update = lm_update_graph(p->update);
+    size_t lines = p->train->graph->n_nodes + update->n_nodes;
+    p->sink = sink;
+    p->timed = timed || p->backend->host_memory;
+    p->as_it_is = false;
+    if (lm_alloc_n(&p->times, lines, sizeof *p->times, "times of operators", e) ||
+        lm_exec_new_planned(p->train->graph, p->backend, &p->train_plan, NULL, &p->exec, e) ||
+        lm_exec_new_planned(update, p->backend, &p->update_plan, p->exec, &p->updating, e) ||
+        time_nodes(p, p->timed, e)) {
+        lm_program_rest(p);
+        return e->code;
+    }
+    lay_out(p);
+    return LM_OK;
+}
+
+static void forget(lm_program *p)
+{
+    for (int s = 0; s < LM_SECTIONS; s++) {
+        if (p->section[s].recorded)
+            p->backend->recording_free(p->backend, p->section[s].recorded);
+        p->section[s].recorded = NULL;
+    }
+}
+
+void lm_program_rest(lm_program *p)
+{
+    forget(p);
+    lm_exec_free(p->updating);
+    lm_exec_free(p->exec);
+    lm_free(p->times);
+    p->exec = p->updating = NULL;
+    p->times = NULL;
+    p->trace = NULL;
+}
+
+bool lm_program_timed(const lm_program *p)
+{
+    return p->timed || p->trace;
+}
+
+lm_code lm_program_trace(lm_program *p, lm_trace *trace, lm_err *e)
+{
+    p->trace = trace;
+    return time_nodes(p, lm_program_timed(p), e);
+}
+
+/* ---- running ---- */
+
+static lm_code run_nodes(lm_program *p, const lm_section *s, const lm_step *step, lm_err *e)
+{
+    const bool *due = s->exec == p->updating ? lm_update_due(p->update, step->step) : NULL;
+    double began = lm_now();
+    if (lm_exec_run_part(s->exec, s->first, s->last, due, step, e))
+        return e->code;
+    if (p->trace)
+        lm_trace_exec(p->trace, 0, s->graph, s->exec, s->first, s->last,
+                      s->exec == p->exec ? step->micro : -1, began);
+    return LM_OK;
+}
+
+/* On refusal nothing has been done: the section may run as it is. */
+static void record(lm_program *p, lm_section *s, const lm_step *step)
+{
+    lm_backend *b = p->backend;
+    lm_err refused = { 0 }, second = { 0 }, lost = { 0 };
+    if (!b->record_begin(b, b->main, &refused)) {
+        run_nodes(p, s, step, &refused);
+        if (b->record_end(b, b->main, &s->recorded, &second) && !refused.code)
+            refused = second;
+    }
+    if (!refused.code)
+        return;
+    p->as_it_is = true;
+    b->sync(b, b->main, &lost); /* replays of other sections */
+    forget(p);
+    if (lost.code) /* the reason of the refusal, and told as the failure of the step */
+        return;
+    lm_log(p->sink, LM_LOG_WARN, "%s: steps are put there kernel by kernel, not as a recording: %s",
+           b->name, refused.what);
+}
+
+static lm_code put(lm_program *p, lm_section *s, const lm_step *step, lm_err *e)
+{
+    lm_backend *b = p->backend;
+    if (b->record_begin && s->recordable && s->ran && !p->as_it_is && !lm_program_timed(p)) {
+        if (!s->recorded)
+            record(p, s, step);
+        if (s->recorded)
+            return s->numbered && b->step(b, step, b->main, e)
+                       ? e->code
+                       : b->replay(b, s->recorded, b->main, e);
+    }
+    s->ran = true;
+    return run_nodes(p, s, step, e);
+}
+
+lm_code lm_program_run(lm_program *p, lm_section_id id, const lm_step *step, lm_err *e)
+{
+    lm_section *s = &p->section[id];
+    if (s->first == s->last)
+        return LM_OK;
+    p->backend->range(p->backend, s->name);
+    lm_code rc = put(p, s, step, e);
+    p->backend->range(p->backend, NULL);
+    return rc;
+}
+
+/* ---- times ---- */
+
+static int by_seconds(const void *a, const void *b)
+{
+    const lm_exec_time *x = a, *y = b;
+    return x->seconds > y->seconds ? -1 : x->seconds < y->seconds;
+}
+
+size_t lm_program_times(lm_program *p, const lm_exec_time **out)
+{
+    lm_exec *const exec[] = { p->exec, p->updating };
+    size_t n = 0;
+    for (int i = 0; i < 2; i++) {
+        const lm_exec_time *line;
+        size_t k = lm_exec_times(exec[i], &line);
+        memcpy(p->times + n, line, k * sizeof *line);
+        n += k;
+    }
+    qsort(p->times, n, sizeof *p->times, by_seconds);
+    *out = p->times;
+    return n;
+}
