@@ -79,14 +79,14 @@ static double bytes_of(const lm_program *p, lm_role role)
     return sum;
 }
 
-/* Of weights and states in files. */
-static double checkpoint_size(const lm_program *p)
+/* Of optimizer.safetensors. */
+static double states_size(const lm_program *p)
 {
     const lm_store_state *state;
     const lm_vid *value;
     const lm_model *m = p->train;
     int n = lm_update_states(p->update, &state, &value);
-    double sum = (double)lm_config_params(&m->config) * sizeof(float);
+    double sum = 0;
     for (int k = 0; k < n; k++)
         for (int i = 0; i < state[k].n_parts; i++)
             sum +=
@@ -96,13 +96,12 @@ static double checkpoint_size(const lm_program *p)
     return sum;
 }
 
-/* What such a step costs. */
-static void add_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
+void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
 {
     const lm_model *m = p->train;
     lm_graph_cost_sum cost;
     out->params = lm_config_params(&m->config);
-    out->checkpoint = checkpoint_size(p);
+    out->checkpoint = (double)out->params * sizeof(float) + states_size(p);
     out->matmul_params = lm_config_matmul_params(&m->config);
     out->flops_per_token = lm_config_train_flops(&m->config, m->build.seq);
     out->tokens_per_step = m->build.batch * m->build.seq * accumulate;
@@ -155,5 +154,4 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
         lm_memory_add(out, "tensors being loaded", staging_bytes(train) + checkpoint_bytes(train),
                       false);
     lm_memory_add(out, "program", process_bytes, false);
-    add_costs(p, accumulate, out);
 }

@@ -28,8 +28,9 @@ typedef struct {
     int64_t tokens_per_step;
 } lm_memory_plan;
 
-/* Of a program that takes steps of `accumulate` micro-batches. */
+/* Of a program that takes steps of `accumulate` micro-batches: the memory alone, and the rest of *out. */
 void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
+void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
 /* One thing more that the run will hold; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);
 /* Of a device's free bytes, those that plans may take: kernels bring code and stacks of their own

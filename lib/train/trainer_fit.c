@@ -27,10 +27,17 @@ lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool va
     return make_program(o, c, validation, b, NULL, out, e);
 }
 
-void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out)
+static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
+                        lm_memory_plan *out)
 {
     lm_memory_of(p, o->accumulate, out);
     lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
+}
+
+void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out)
+{
+    plan_memory(o, p, lmz, out);
+    lm_memory_costs(p, o->accumulate, out);
 }
 
 /* What is planned, and where. */
@@ -46,13 +53,13 @@ static bool fits(const job *j, const lm_memory_plan *p)
     return (j->host <= 0 || p->total <= j->host) && p->device <= lm_memory_usable(j->device);
 }
 
-/* What another choice of options would need. */
+/* The memory of another choice of options. */
 static lm_code replan(const job *j, const lm_trainer_opts *o, lm_memory_plan *out, lm_err *e)
 {
     lm_program *p = NULL;
     lm_code rc = make_program(o, j->p->config, j->p->eval, j->p->backend, j->p, &p, e);
     if (!rc)
-        lm_trainer_plan(o, p, j->lmz, out);
+        plan_memory(o, p, j->lmz, out);
     lm_program_free(p);
     return rc;
 }
