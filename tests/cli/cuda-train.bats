@@ -272,8 +272,8 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [[ $output != *hours* ]]
 }
 
-@test "train --device cuda: optimisers of formulas and products, and one that needs eigenvectors" {
-    for o in adafactor muon:bf16=off adam-mini 'lion:cautious=on;*norm*=sm3'; do
+@test "train --device cuda: optimisers of formulas, products and codes, and those that need bases" {
+    for o in adafactor muon:bf16=off adam-mini adamw8bit:min-8bit-size=1 'lion:cautious=on;*norm*=sm3'; do
         "${T[@]}" m0 data -o cpu -f --steps 4 --optimizer "$o" --metrics c.jsonl
         "${T[@]}" m0 data -o gpu -f --steps 4 --optimizer "$o" --metrics g.jsonl --device cuda --deterministic
         close_to <(field c.jsonl step loss) <(field g.jsonl step loss) 1e-4
@@ -283,5 +283,10 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     run "${T[@]}" m0 data -o no --optimizer soap --device cuda
     [ "$status" -eq 2 ]
     [[ $output == *"eigh: cuda:0 has no kernel of it for f32: choose another device"* ]]
+    for o in galore ldadam q-galore; do
+        run "${T[@]}" m0 data -o no --optimizer $o:rank=4 --device cuda
+        [ "$status" -eq 2 ]
+        [[ $output == *"svd: cuda:0 has no kernel of it for f32: choose another device"* ]]
+    done
     [ ! -e no ]
 }

@@ -1238,6 +1238,41 @@ static void test_runs(void **state)
     }
 }
 
+/* States of 8 bits pass through F32 by pieces of a large tensor: the bits of tensors of their own. */
+static void test_pieces(void **state)
+{
+    enum { COLUMNS = 256, FIRST = 1024, MORE = 130 };
+    lm_optim_use use = lm_optim_default(lm_optim_find("adamw8bit"));
+    update_trial whole = { 0 }, parts = { 0 };
+    (void)state;
+    trial_add(&whole, "a", FIRST + MORE, COLUMNS);
+    trial_add(&parts, "a", FIRST, COLUMNS);
+    trial_add(&parts, "b", MORE, COLUMNS);
+    trial_open(&whole, backend, &use, 1, 1, 0, true);
+    trial_open(&parts, backend, &use, 1, 1, 0, true);
+    draw(whole.param, (FIRST + MORE) * COLUMNS, "a", 0);
+    memcpy(parts.param, whole.param, (FIRST + MORE) * COLUMNS * sizeof(float));
+    for (int t = 0; t < 3; t++) {
+        draw(whole.grad, (FIRST + MORE) * COLUMNS, "a", t + 1);
+        memcpy(parts.grad, whole.grad, (FIRST + MORE) * COLUMNS * sizeof(float));
+        trial_step(&whole, 0.01);
+        trial_step(&parts, 0.01);
+    }
+    assert_memory_equal(whole.param, parts.param, (FIRST + MORE) * COLUMNS * sizeof(float));
+    assert_memory_equal(whole.low, parts.low, (FIRST + MORE) * COLUMNS * sizeof(uint16_t));
+    assert_memory_equal(trial_state(&whole, "state2", 0, NULL),
+                        trial_state(&parts, "state2", 0, NULL), FIRST * COLUMNS);
+    assert_memory_equal((char *)trial_state(&whole, "state1", 0, NULL) + FIRST * COLUMNS,
+                        trial_state(&parts, "state1", 1, NULL), MORE * COLUMNS);
+    const lm_graph *g = lm_update_graph(whole.u);
+    int encodes = 0;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        encodes += !strcmp(g->node[k].op->name, "encode");
+    assert_int_equal(encodes, 4); /* two pieces */
+    trial_close(&whole);
+    trial_close(&parts);
+}
+
 static int begin(void **state)
 {
     lm_err e = { 0 };
@@ -1259,6 +1294,7 @@ int main(void)
         cmocka_unit_test(test_definitions),
         cmocka_unit_test(test_none_left_out),
         cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_pieces),
     };
     return cmocka_run_group_tests_name("optimizers", tests, begin, end);
 }

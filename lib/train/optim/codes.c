@@ -39,7 +39,7 @@ lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e
     return lm_graph_append(lm_update_graph(u), &lm_op_encode, &a, in, out, e);
 }
 
-lm_code lm_rule_moments_read(lm_update *u, const lm_update_tensor *t, lm_tensor shape, bool coded,
+lm_code lm_rule_moments_make(lm_update *u, const lm_update_tensor *t, lm_tensor shape, bool coded,
                              lm_rule_moments *out, lm_err *e)
 {
     static const char *const first[3] = { "state1", "absmax1", NULL };
@@ -51,9 +51,38 @@ lm_code lm_rule_moments_read(lm_update *u, const lm_update_tensor *t, lm_tensor 
                    ? e->code
                    : LM_OK;
     return lm_rule_coded(u, t, first, LM_CODES_DYNAMIC8, shape, &out->first, e) ||
-                   lm_rule_coded(u, t, second, LM_CODES_DYNAMIC8, shape, &out->second, e) ||
-                   lm_rule_decode(u, &out->first, &out->m, e) ||
-                   lm_rule_decode(u, &out->second, &out->v, e)
+                   lm_rule_coded(u, t, second, LM_CODES_DYNAMIC8, shape, &out->second, e)
+               ? e->code
+               : LM_OK;
+}
+
+static lm_code span_of(lm_update *u, const lm_rule_codes *all, int64_t at, int64_t n,
+                       lm_rule_codes *out, lm_err *e)
+{
+    lm_graph *g = lm_update_graph(u);
+    *out = *all;
+    out->shape = lm_shape1(LM_DTYPE_F32, n);
+    return lm_graph_view(g, all->code, at, lm_shape1(LM_DTYPE_U8, n), NULL, &out->code, e) ||
+                   lm_graph_view(g, all->scale, at / LM_CODES_BLOCK,
+                                 lm_shape1(LM_DTYPE_F32, lm_codes_blocks(n)), NULL, &out->scale, e)
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_rule_moments_span(lm_update *u, const lm_rule_moments *all, int64_t at, int64_t n,
+                             lm_rule_moments *out, lm_err *e)
+{
+    *out = *all;
+    return span_of(u, &all->first, at, n, &out->first, e) ||
+                   span_of(u, &all->second, at, n, &out->second, e)
+               ? e->code
+               : LM_OK;
+}
+
+lm_code lm_rule_moments_read(lm_update *u, lm_rule_moments *x, lm_err *e)
+{
+    return x->coded && (lm_rule_decode(u, &x->first, &x->m, e) ||
+                        lm_rule_decode(u, &x->second, &x->v, e))
                ? e->code
                : LM_OK;
 }

@@ -229,7 +229,7 @@ static lm_code update_projected(lm_update *u, const lm_update_tensor *t, lm_err 
         lm_rule(u, t, "clean = g", NAMES(LM_MAKES("clean", &clean)), e) ||
         refresh(u, t, &p, clean, e) || lm_rule_decode(u, &p.q, &q, e) ||
         (p.right ? lm_rule_abt(u, clean, q, &r, e) : lm_rule_atb(u, q, clean, &r, e)) ||
-        lm_rule_moments_read(u, t, low, has_codes(u, low), &x, e))
+        lm_rule_moments_make(u, t, low, has_codes(u, low), &x, e) || lm_rule_moments_read(u, &x, e))
         return e->code;
     return lm_rule(u, t,
                    "m = beta1*m + (1 - beta1)*r;"
@@ -251,7 +251,8 @@ static lm_code update_plain(lm_update *u, const lm_update_tensor *t, lm_err *e)
 {
     bool embeds = t->part == LM_PART_EMBED || t->part == LM_PART_POSITION;
     lm_rule_moments x;
-    return lm_rule_moments_read(u, t, t->shape, !embeds && has_codes(u, t->shape), &x, e) ||
+    return lm_rule_moments_make(u, t, t->shape, !embeds && has_codes(u, t->shape), &x, e) ||
+                   lm_rule_moments_read(u, &x, e) ||
                    lm_rule(u, t,
                            "m = beta1*m + (1 - beta1)*g;"
                            "v = beta2*v + (1 - beta2)*g*g;"

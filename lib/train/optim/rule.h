@@ -102,14 +102,18 @@ lm_code lm_rule_decode(lm_update *u, const lm_rule_codes *c, lm_vid *out, lm_err
 lm_code lm_rule_encode(lm_update *u, const lm_rule_codes *c, lm_vid x, lm_err *e);
 
 /* First and second moments of `shape`: states exp_avg and exp_avg_sq, or (coded) state1, absmax1, state2 and absmax2
- * of dynamic8, read to m and v here and written after the step. */
+ * of dynamic8, which are read to m and v before the step and written after it. */
 typedef struct {
     lm_vid m, v;
     bool coded;
     lm_rule_codes first, second;
 } lm_rule_moments;
-lm_code lm_rule_moments_read(lm_update *u, const lm_update_tensor *t, lm_tensor shape, bool coded,
+lm_code lm_rule_moments_make(lm_update *u, const lm_update_tensor *t, lm_tensor shape, bool coded,
                              lm_rule_moments *out, lm_err *e);
+/* Elements [at, at + n) of coded ones; `at` is a multiple of LM_CODES_BLOCK. */
+lm_code lm_rule_moments_span(lm_update *u, const lm_rule_moments *all, int64_t at, int64_t n,
+                             lm_rule_moments *out, lm_err *e);
+lm_code lm_rule_moments_read(lm_update *u, lm_rule_moments *x, lm_err *e);
 lm_code lm_rule_moments_write(lm_update *u, const lm_rule_moments *x, lm_err *e);
 
 /* Numbers of a step for rules with beta1 and beta2 first in their tables: lr and the bias corrections
