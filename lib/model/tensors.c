@@ -180,21 +180,27 @@ typedef struct {
     int64_t all, matmul;
 } counts;
 
-static lm_code count(void *ctx, const lm_model_tensor *t)
+static void count_part(const lm_config *c, lm_part part, int64_t layer, counts *n)
 {
-    counts *n = ctx;
-    int64_t each = t->dim[0] * (t->ndim == 2 ? t->dim[1] : 1);
+    int64_t dim[2];
 
-    n->all += each;
-    n->matmul += t->ndim == 2 && t->layer >= 0 ? each : 0;
-    return LM_OK;
+    if (!lm_part_shape(c, part, layer, dim))
+        return;
+    int64_t weight = dim[0] * (dim[1] ? dim[1] : 1);
+    n->all += weight + (lm_part_biased(c, part, layer) ? dim[0] : 0);
+    n->matmul += dim[1] && layer >= 0 ? weight : 0;
 }
 
 static counts counts_of(const lm_config *c)
 {
     counts n = { .matmul = c->vocab * c->width };
 
-    lm_model_tensors_walk(c, count, &n);
+    for (const lm_tensor_name *row = c->arch->tensors; row->part; row++)
+        if (row->part < LM_PART_ATTN_NORM)
+            count_part(c, row->part, -1, &n);
+        else
+            for (int64_t l = 0; l < c->layers; l++)
+                count_part(c, row->part, l, &n);
     return n;
 }
 
