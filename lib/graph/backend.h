@@ -1,14 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.h -- where a graph runs: memory, streams and a table of kernels.
+/* backend.h -- the interface between graphs and the machine that runs them, in five groups:
+ *
+ *   device   properties, measurements and advice
+ *   memory   allocation, copies
+ *   queue    streams: orders of execution, their synchronisation and timing
+ *   capture  work recorded once and replayed
+ *   kernel   the functions of operators
  *
  * The CPU backend is in libcore.  Others are loadable modules (libcore-cuda.so) that fill the same
- * structure, opened by name when asked for (lm_backend_open); nothing above this interface knows
- * which one it has, but for `host_memory`: whether pointers of alloc can be read by the host.
+ * structure; lm_backend_open opens them by name.  Code above this interface does not depend on the
+ * kind of backend, except by `host_memory`: whether the host can read pointers of alloc.
  *
- * A stream is an order of execution.  The host's own order is the only stream of the CPU, where
- * every call is complete when it returns; there all streams are NULL.  On a device, calls put work on
- * a stream and return; kernels of graphs go to `main`.  Failures of the device surface in sync, with
- * the device's reason, and stay: whatever is called afterwards fails too, and freeing still works. */
+ * A stream is an order of execution.  On the CPU the only stream is the host's own order, in which
+ * every call is complete when it returns; all streams are then NULL.  On a device, calls enqueue
+ * work on a stream and return; kernels of graphs run on `main`.  Failures of the device are
+ * reported by sync, with the device's reason, and are permanent: all later calls fail too, but
+ * freeing still works.
+ *
+ * Threads: one host thread at a time. */
 #ifndef LM_GRAPH_BACKEND_H
 #define LM_GRAPH_BACKEND_H
 
@@ -19,82 +28,83 @@
 #include "numeric/format.h"
 
 typedef struct lm_backend lm_backend;
-typedef struct lm_marks lm_marks;         /* points in time on a stream */
-typedef struct lm_recording lm_recording; /* work that was put on a stream, to be put there again */
+typedef struct lm_marks lm_marks;         /* points in time on a stream       */
+typedef struct lm_recording lm_recording; /* work of a stream, for replays    */
 
 struct lm_backend {
+    /* ---- device ---- */
     const char *name;   /* "cpu", "cuda:0"                                                     */
     const char *device; /* the processor or card, with its driver: "NVIDIA H200, sm_90, ..."   */
     const char *detail; /* the path of its kernels: "amx, 2 threads", "plain": for facts lines */
-    lm_par *par;        /* host threads (kernels of the CPU); of a device's backend: NULL      */
-    int threads;        /* what work() of kernels is asked for                                 */
-    bool host_memory;   /* memory of alloc can be read and written by the host                 */
-    lm_stream *main;    /* where graphs run; NULL: the host's own order                        */
+    lm_par *par;        /* host threads of the CPU's kernels; NULL for a device                */
+    int threads;        /* the number that work() of kernels receives                          */
+    bool host_memory;   /* the host can read and write memory of alloc                         */
+    /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
+     * tens of milliseconds on random data, or from a table; 0: unknown. */
+    double (*peak_flops)(lm_backend *b, lm_dtype act);
+    /* One line on what the path in `detail` could not do so far, so that slower kernels ran instead;
+     * NULL: nothing.  Valid until the next call. */
+    const char *(*shortfall)(lm_backend *b);
+    /* One line on what other kernels could do better here, with the variable that selects them; NULL:
+     * nothing, or the kernels were chosen by the user. */
+    const char *(*advice)(lm_backend *b);
+    void (*close)(lm_backend *b);
 
     /* ---- memory ---- */
-    /* Zeroed.  Fails: LM_ELIMIT with the bytes asked for and those free. */
+    /* Zeroed.  Fails: LM_ELIMIT with the bytes requested and free. */
     lm_code (*alloc)(lm_backend *b, size_t bytes, const char *purpose, void **out, lm_err *e);
     void (*free)(lm_backend *b, void *p, size_t bytes);
-    /* Host memory that copies to and from the device run fast and in the background from (pinned);
-     * ordinary memory on the CPU.  Zeroed. */
+    /* Host memory with fast copies to and from the device in the background (pinned); ordinary
+     * memory on the CPU.  Zeroed. */
     lm_code (*host_alloc)(lm_backend *b, size_t bytes, const char *purpose, void **out, lm_err *e);
     void (*host_free)(lm_backend *b, void *p, size_t bytes);
-    /* Bytes of alloc's memory that are free now, and in all. */
+    /* Bytes of alloc's memory that are free now, and in total. */
     lm_code (*memory)(lm_backend *b, size_t *free_bytes, size_t *total, lm_err *e);
     lm_code (*zero)(lm_backend *b, void *p, size_t bytes, lm_stream *s, lm_err *e);
-    /* Either side may be host or backend memory; done in stream order.  A host side must stay as it
-     * is until then. */
+    /* Either side may be host or backend memory; copied in stream order.  A host side must not change
+     * until then. */
     lm_code (*copy)(lm_backend *b, void *dst, const void *src, size_t bytes, lm_stream *s,
                     lm_err *e);
 
-    /* ---- order ---- */
-    /* One more stream beside main (copies, snapshots); NULL on the CPU. */
+    /* ---- queue ---- */
+    lm_stream *main; /* where graphs run; NULL: the host's own order */
+    /* Another stream beside main (copies, snapshots); NULL on the CPU. */
     lm_code (*stream_new)(lm_backend *b, lm_stream **out, lm_err *e);
     void (*stream_free)(lm_backend *b, lm_stream *s);
-    /* What is put on s from now on waits for all that is on `first` now. */
+    /* Work enqueued on s from now on waits for all work enqueued on `first` so far. */
     lm_code (*follow)(lm_backend *b, lm_stream *s, lm_stream *first, lm_err *e);
-    /* Wait for everything on s (NULL: on all streams). */
+    /* Wait for all work on s (NULL: on all streams). */
     lm_code (*sync)(lm_backend *b, lm_stream *s, lm_err *e);
-    /* The numbers of the runs that follow on s, for kernels that read them on the device (dropout);
-     * kernels on the host read call->step.  Not recorded: a replay has the numbers given before it. */
+    /* The numbers of the following runs on s, for kernels that read them on the device (dropout);
+     * kernels on the host read call->step.  Not recorded: a replay uses the last numbers set. */
     lm_code (*step)(lm_backend *b, const lm_step *step, lm_stream *s, lm_err *e);
-
-    /* ---- time ---- */
+    /* n points in time. */
     lm_code (*marks_new)(lm_backend *b, int n, lm_marks **out, lm_err *e);
     void (*marks_free)(lm_backend *b, lm_marks *m);
-    /* The i-th mark is the time at which s gets here. */
+    /* Set mark i to the time at which s reaches this point. */
     void (*mark)(lm_backend *b, lm_marks *m, int i, lm_stream *s);
-    /* Wait for marks 0 to n-1, and their seconds since mark 0. */
+    /* Wait for marks 0 to n-1; their seconds since mark 0. */
     lm_code (*marks_read)(lm_backend *b, lm_marks *m, int n, double *seconds, lm_err *e);
-    /* A named stretch of the host's time line for the device's own profiler (NVTX); NULL ends it. */
+    /* Begin a named range of the host's time line in the device's own profiler (NVTX); NULL ends it. */
     void (*range)(lm_backend *b, const char *name);
 
-    /* ---- recordings (CUDA graphs); NULL where the backend has none ---- */
-    /* What is put on s from here to record_end is not done but kept.  Neither allocations nor waits
-     * may lie between them. */
+    /* ---- capture (CUDA graphs); NULL: not supported ---- */
+    /* Work enqueued on s from here to record_end is recorded instead of executed.  Allocations and
+     * waits are not allowed in between. */
     lm_code (*record_begin)(lm_backend *b, lm_stream *s, lm_err *e);
     lm_code (*record_end)(lm_backend *b, lm_stream *s, lm_recording **out, lm_err *e);
     lm_code (*replay)(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e);
     void (*recording_free)(lm_backend *b, lm_recording *r);
 
-    /* ---- kernels ---- */
+    /* ---- kernel ---- */
+    /* The kernel of an operator for activations of type `act`; NULL: none. */
     const lm_kernel *(*kernel)(lm_backend *b, const char *op, lm_dtype act);
-    /* Whether kernels of `op` for activations of type `act` read their i-th operand in the codes of f
-     * (numeric/code_rows.h).  NULL: none does; such weights become numbers when they are loaded. */
+    /* True if kernels of `op` for activations of type `act` read their i-th operand in the codes of f
+     * (numeric/code_rows.h).  NULL: none; such weights are decoded when they are loaded. */
     bool (*codes)(lm_backend *b, const char *op, int i, lm_dtype act, const lm_format *f);
-    /* Whether the joined operator `op` (lib/op/fuse.h) has a kernel of its own here that serves this
-     * call, whose operands have shapes but no data.  False: its parts run one by one. */
+    /* True if the joined operator `op` (lib/op/fuse.h) has a kernel of its own for this call, whose
+     * operands have shapes but no data.  False: its parts run separately. */
     bool (*joins)(lm_backend *b, const char *op, lm_dtype act, const lm_call *c);
-    /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
-     * tens of milliseconds on random data, or from a table; 0: unknown. */
-    double (*peak_flops)(lm_backend *b, lm_dtype act);
-    /* What the path that `detail` names could not do so far, in one line that is NULL when there is
-     * nothing to tell: slower kernels came in its place.  Lives until the next call. */
-    const char *(*shortfall)(lm_backend *b);
-    /* What other kernels, which were not asked for, could do better here, in one line that names the variable
-     * to set; NULL: nothing, or kernels were chosen. */
-    const char *(*advice)(lm_backend *b);
-    void (*close)(lm_backend *b);
 };
 
 /* The CPU at `level` on the pool `par` (borrowed; may be NULL: one thread). */
@@ -105,22 +115,22 @@ void lm_backend_close(lm_backend *b);
 
 typedef struct {
     const char *device;         /* "cpu", "cuda", "cuda:1" */
-    lm_cpu_level cpu;           /* cpu: as lm_backend_cpu */
-    lm_par *par;                /* likewise */
+    lm_cpu_level cpu;           /* cpu: see lm_backend_cpu */
+    lm_par *par;                /* cpu: see lm_backend_cpu */
     const char *kernels;        /* cuda: "plain", "tensor", "tf32" (stream.h); NULL: the default */
-    bool deterministic;         /* the same bits again on the same device */
-    const char *const *modules; /* folders where modules are looked for, NULL-terminated */
+    bool deterministic;         /* the same bits in each run on the same device */
+    const char *const *modules; /* folders in which modules are searched, NULL-terminated */
 } lm_backend_opts;
 
-/* Fails: LM_EUSAGE for a device of no known kind or a bad number; LM_EIO when the module is not
- * there (names the folders), is of another version, or the device cannot be used (the driver's
- * reason).  Never another device than the one asked for. */
+/* Fails: LM_EUSAGE for an unknown kind of device or a bad number; LM_EIO when the module is missing
+ * (names the folders), has another version, or the device cannot be used (the driver's
+ * reason).  Never opens another device. */
 lm_code lm_backend_open(const lm_backend_opts *o, lm_backend **out, lm_err *e);
 
-/* Whether this is the name of a device: "cpu", "cuda", "cuda:N". */
+/* True for the name of a device: "cpu", "cuda", "cuda:N". */
 bool lm_device_named(const char *device);
 
-/* What a module exports under the name LM_MODULE_SYMBOL. */
+/* The symbol LM_MODULE_SYMBOL of a module. */
 typedef struct {
     const char *version; /* LM_VERSION of its build: must be that of the library */
     size_t backend_size; /* sizeof(lm_backend) likewise */
