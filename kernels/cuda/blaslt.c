@@ -89,7 +89,7 @@ static void close_library(void *handle)
 
 /* ---- what is known of a shape ---- */
 
-enum { SLOTS = 1024, MOST = 512 }; /* at MOST shapes the table starts anew */
+enum { CELLS = 1024, MOST = 512 }; /* at MOST shapes the table starts anew */
 
 /* All bytes count: a key is zeroed before it is filled. */
 typedef struct {
@@ -119,7 +119,7 @@ struct lm_cuda_lt {
     bool deterministic;
     int known;
     lm_lt_counts counts;
-    shape table[SLOTS];
+    shape table[CELLS];
 };
 
 static void shape_clear(const library *l, shape *s)
@@ -360,7 +360,7 @@ static bool choose(lm_cuda_lt *lt, shape *s)
 
 static void forget_all(lm_cuda_lt *lt)
 {
-    for (int i = 0; i < SLOTS; i++)
+    for (int i = 0; i < CELLS; i++)
         shape_clear(&lt->l, &lt->table[i]);
     lt->known = 0;
 }
@@ -371,7 +371,7 @@ static shape *shape_for(lm_cuda_lt *lt, const lm_lt_gemm *g)
     uint64_t at = lm_hash64(&key, sizeof key, 0);
 
     for (;; at++) {
-        shape *s = &lt->table[at % SLOTS];
+        shape *s = &lt->table[at % CELLS];
         if (s->used && !memcmp(&s->key, &key, sizeof key)) {
             lt->counts.hits++;
             return s;

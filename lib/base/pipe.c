@@ -14,20 +14,20 @@ typedef enum { EMPTY, READ, WORKING, DONE } item_state;
 typedef struct {
     void *item;
     item_state state;
-} slot;
+} entry;
 
 typedef struct {
     const lm_pipe_ops *ops;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    slot *ring;
+    entry *ring;
     int64_t depth, n_read, n_taken, n_written; /* serial numbers */
     bool reading, writing, ended;
     lm_code rc;
     lm_err *err;
 } pipe_state;
 
-static slot *slot_of(pipe_state *s, int64_t serial)
+static entry *entry_of(pipe_state *s, int64_t serial)
 {
     return &s->ring[serial % s->depth];
 }
@@ -45,7 +45,7 @@ static void fail_pipe(pipe_state *s, lm_code rc, const lm_err *e)
 /* Each step is entered and left with the lock held, and releases it during the callback. */
 static void write_one(pipe_state *s, lm_err *e)
 {
-    slot *one = slot_of(s, s->n_written);
+    entry *one = entry_of(s, s->n_written);
     void *item = one->item;
     lm_code rc;
 
@@ -63,7 +63,7 @@ static void write_one(pipe_state *s, lm_err *e)
 
 static void work_one(pipe_state *s, int who, lm_err *e)
 {
-    slot *one = slot_of(s, s->n_taken++);
+    entry *one = entry_of(s, s->n_taken++);
     lm_code rc;
 
     one->state = WORKING;
@@ -86,7 +86,7 @@ static void read_one(pipe_state *s, lm_err *e)
     pthread_mutex_lock(&s->lock);
     s->reading = false;
     if (item) {
-        *slot_of(s, s->n_read) = (slot){ item, READ };
+        *entry_of(s, s->n_read) = (entry){ item, READ };
         s->n_read++;
     }
     if (rc)
@@ -104,7 +104,7 @@ static void run_worker(void *ctx, int64_t begin, int64_t end, int who)
     while (!s->rc && !(s->ended && s->n_written == s->n_read)) {
         lm_err e = { 0 };
 
-        if (!s->writing && s->n_written < s->n_taken && slot_of(s, s->n_written)->state == DONE)
+        if (!s->writing && s->n_written < s->n_taken && entry_of(s, s->n_written)->state == DONE)
             write_one(s, &e);
         else if (s->n_taken < s->n_read)
             work_one(s, who, &e);

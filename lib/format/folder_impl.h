@@ -23,8 +23,8 @@ struct lm_model_source {
     lm_source_weights **placed; /* files with tensors, sorted by the addresses of their tables */
     size_t n_placed;
     size_t next;               /* the last tensor that lm_model_source_next returned */
-    const lm_st_tensor **slot; /* index by name, if there are several files */
-    size_t n_slots;
+    const lm_st_tensor **cell; /* index by name, if there are several files */
+    size_t n_cells;
 
     lm_st_stream *stream; /* the weights are read forward, or were until they were spooled */
     const lm_bundle_file *streamed; /* in this file */
@@ -46,8 +46,8 @@ struct lm_model_source {
 };
 
 /* The file of t, which points into its table.  NULL: t belongs to a stream, or to another model. */
-/* The slot of the table of names that holds `name`, or the free one where it belongs. */
-const lm_st_tensor **lm_source_slot(const lm_model_source *m, const char *name);
+/* The cell of the table of names that holds `name`, or the free one where it belongs. */
+const lm_st_tensor **lm_source_cell(const lm_model_source *m, const char *name);
 /* Is t one of a made source's? */
 bool lm_source_is_made(const lm_model_source *m, const lm_st_tensor *t);
 /* A small file in memory. */

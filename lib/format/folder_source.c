@@ -198,13 +198,13 @@ static lm_code check_name(const char *path, lm_err *e)
 /* ---- Shards ---- */
 
 /* The cell that holds `name`, or the free cell for it. */
-const lm_st_tensor **lm_source_slot(const lm_model_source *m, const char *name)
+const lm_st_tensor **lm_source_cell(const lm_model_source *m, const char *name)
 {
-    size_t mask = m->n_slots - 1, i = lm_hash_str(name) & mask;
+    size_t mask = m->n_cells - 1, i = lm_hash_str(name) & mask;
 
-    while (m->slot[i] && strcmp(m->slot[i]->name, name))
+    while (m->cell[i] && strcmp(m->cell[i]->name, name))
         i = (i + 1) & mask;
-    return &m->slot[i];
+    return &m->cell[i];
 }
 
 /* One table of the names in all shards, at most half full: a search through the table of each of
@@ -212,23 +212,23 @@ const lm_st_tensor **lm_source_slot(const lm_model_source *m, const char *name)
 static lm_code index_names(lm_model_source *m, lm_err *e)
 {
     char show[LM_ST_SHOWN];
-    size_t n_slots = 64;
+    size_t n_cells = 64;
     lm_code rc;
 
-    while (n_slots < 2 * m->first[m->n_files])
-        n_slots *= 2;
-    if ((rc = lm_alloc_n(&m->slot, n_slots, sizeof *m->slot, "index of tensor names", e)))
+    while (n_cells < 2 * m->first[m->n_files])
+        n_cells *= 2;
+    if ((rc = lm_alloc_n(&m->cell, n_cells, sizeof *m->cell, "index of tensor names", e)))
         return rc;
-    m->n_slots = n_slots;
+    m->n_cells = n_cells;
     for (size_t f = 0; f < m->n_files; f++)
         for (size_t i = 0; i < lm_st_count(m->file[f].st); i++) {
             const lm_st_tensor *t = lm_st_at(m->file[f].st, i);
-            const lm_st_tensor **slot = lm_source_slot(m, t->name);
-            if (*slot)
+            const lm_st_tensor **cell = lm_source_cell(m, t->name);
+            if (*cell)
                 return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f].st), NULL,
                                "tensor '%s' is also in %s", lm_st_show(t->name, show),
-                               lm_model_source_file_of(m, *slot));
-            *slot = t;
+                               lm_model_source_file_of(m, *cell));
+            *cell = t;
         }
     return LM_OK;
 }
@@ -413,7 +413,7 @@ void lm_model_source_close(lm_model_source *m)
     lm_free(m->file);
     lm_free(m->first);
     lm_free(m->placed);
-    lm_free(m->slot);
+    lm_free(m->cell);
     json_decref(m->config);
     lm_bundle_close(m->b);
     lm_free(m->window);
@@ -478,8 +478,8 @@ const lm_st_tensor *lm_model_source_find(const lm_model_source *m, const char *n
 {
     if (m->stream)
         return lm_st_stream_find(m->stream, name);
-    if (m->slot)
-        return *lm_source_slot(m, name);
+    if (m->cell)
+        return *lm_source_cell(m, name);
     return m->n_files ? lm_st_find(m->file[0].st, name) : NULL;
 }
 

@@ -260,17 +260,17 @@ static void put_head(uint8_t *at, coded p)
  * plane, two are equal only where the elements are. */
 static bool repeats(const uint8_t *p, size_t n)
 {
-    enum { PARTS = 4, HITS = 64, SLOTS = 1024 };
-    uint64_t seen[SLOTS] = { 0 }, word;
+    enum { PARTS = 4, HITS = 64, CELLS = 1024 };
+    uint64_t seen[CELLS] = { 0 }, word;
     unsigned hits = 0, equal = 0;
     for (size_t part = 0; n >= 64 && part < PARTS; part++) {
         const uint8_t *at = p + n / PARTS * part, *end = at + n / PARTS - 8;
         int begin = part & 1 ? p[n / 2] : 0; /* a byte that occurs; runs of zeros */
         for (int i = 0; i < HITS && at < end && (at = memchr(at, begin, (size_t)(end - at))); i++) {
             memcpy(&word, at, 8);
-            uint64_t slot = (word | 1) * 0x9e3779b97f4a7c15u >> 54;
-            equal += seen[slot] == (word | 1);
-            seen[slot] = word | 1;
+            uint64_t cell = (word | 1) * 0x9e3779b97f4a7c15u >> 54;
+            equal += seen[cell] == (word | 1);
+            seen[cell] = word | 1;
             hits++;
             at += 8;
         }

@@ -19,7 +19,7 @@ void lmz_table_fini(lmz_table *t)
     lm_free(t->file);
     lm_free(t->part);
     lm_free(t->chunk);
-    lm_free(t->slot);
+    lm_free(t->cell);
     *t = (lmz_table){ 0 };
 }
 
@@ -42,12 +42,12 @@ const char *lmz_show(char buf[LMZ_SHOWN], const char *where, const char *file,
 /* ---- Names of files ---- */
 
 /* The cell that holds the name, or the free cell for it.  The table must not be empty. */
-static size_t slot_of(const lmz_table *t, const char *name, size_t len)
+static size_t cell_of(const lmz_table *t, const char *name, size_t len)
 {
-    size_t mask = t->slots - 1, i = lm_hash64(name, len, 0) & mask;
+    size_t mask = t->cells - 1, i = lm_hash64(name, len, 0) & mask;
 
-    for (; t->slot[i]; i = (i + 1) & mask) {
-        const char *there = t->file[t->slot[i] - 1].pub->name;
+    for (; t->cell[i]; i = (i + 1) & mask) {
+        const char *there = t->file[t->cell[i] - 1].pub->name;
         if (strlen(there) == len && !memcmp(there, name, len))
             break;
     }
@@ -56,7 +56,7 @@ static size_t slot_of(const lmz_table *t, const char *name, size_t len)
 
 size_t lmz_table_find(const lmz_table *t, const char *name, size_t len)
 {
-    uint32_t at = t->slots ? t->slot[slot_of(t, name, len)] : 0;
+    uint32_t at = t->cells ? t->cell[cell_of(t, name, len)] : 0;
     return at ? at - 1 : SIZE_MAX;
 }
 
@@ -67,12 +67,12 @@ static lm_code hash_names(lmz_table *t, size_t n, lm_err *e)
 
     if (rc)
         return rc;
-    lm_free(t->slot);
-    t->slot = fresh;
-    t->slots = n;
+    lm_free(t->cell);
+    t->cell = fresh;
+    t->cells = n;
     for (size_t i = 0; i < t->files; i++) {
         const char *name = t->file[i].pub->name;
-        t->slot[slot_of(t, name, strlen(name))] = (uint32_t)(i + 1);
+        t->cell[cell_of(t, name, strlen(name))] = (uint32_t)(i + 1);
     }
     return LM_OK;
 }
@@ -110,8 +110,8 @@ lm_code lmz_table_file(lmz_table *t, const lmz_file_rec *r, uint64_t at, const c
         rc = lm_fail(e, code, where, NULL, "its files are more than 2^63 bytes");
     if (!rc && !t->arena)
         rc = lm_arena_new(&t->arena, 4096, e);
-    if (!rc && 2 * (t->files + 1) > t->slots)
-        rc = hash_names(t, t->slots ? 2 * t->slots : 16, e);
+    if (!rc && 2 * (t->files + 1) > t->cells)
+        rc = hash_names(t, t->cells ? 2 * t->cells : 16, e);
     if (!rc)
         rc = lm_grow(&t->file, &t->files_cap, t->files + 1, sizeof *t->file, "files of an .lmz", e);
     if (!rc)
@@ -121,7 +121,7 @@ lm_code lmz_table_file(lmz_table *t, const lmz_file_rec *r, uint64_t at, const c
     if (rc)
         return rc;
     *pub = (lm_bundle_file){ name, r->bytes };
-    t->slot[slot_of(t, name, r->name.n)] = (uint32_t)(t->files + 1);
+    t->cell[cell_of(t, name, r->name.n)] = (uint32_t)(t->files + 1);
     t->file[t->files++] = (lmz_file){
         .pub = pub, .type = r->type, .at = at, .first_part = t->parts, .first_chunk = t->chunks
     };
@@ -142,7 +142,7 @@ lm_code lmz_table_rename(lmz_table *t, size_t f, lmz_str name, uint64_t bytes, c
     t->file[f].pub->bytes = bytes;
     for (size_t i = 0; i < t->file[f].parts; i++)
         t->part[t->file[f].first_part + i].pub.file = copy;
-    return hash_names(t, t->slots, e);
+    return hash_names(t, t->cells, e);
 }
 
 /* Check a part's own fields, without the earlier records. */

@@ -43,8 +43,8 @@ typedef struct {
     lmz_part *part;
     lmz_chunk *chunk;
     size_t files, files_cap, parts, parts_cap, chunks, chunks_cap;
-    uint32_t *slot; /* open addressing over file names: index + 1 */
-    size_t slots;
+    uint32_t *cell; /* open addressing over file names: index + 1 */
+    size_t cells;
     uint64_t raw; /* of all files */
 } lmz_table;      /* zero-initialise */
 

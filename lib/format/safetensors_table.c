@@ -57,44 +57,44 @@ void lm_st_table_fini(lm_st_table *t)
     lm_arena_free(t->arena);
     lm_free(t->tensor);
     lm_free(t->meta);
-    lm_free(t->slot);
+    lm_free(t->cell);
     *t = (lm_st_table){ 0 };
 }
 
 /* The cell that holds `name`, or the free cell for it.  The table must not be empty. */
-static size_t slot_of(const lm_st_table *t, const char *name)
+static size_t cell_of(const lm_st_table *t, const char *name)
 {
-    size_t mask = t->n_slots - 1, i = lm_hash_str(name) & mask;
-    while (t->slot[i] && strcmp(t->tensor[t->slot[i] - 1].name, name))
+    size_t mask = t->n_cells - 1, i = lm_hash_str(name) & mask;
+    while (t->cell[i] && strcmp(t->tensor[t->cell[i] - 1].name, name))
         i = (i + 1) & mask;
     return i;
 }
 
 const lm_st_tensor *lm_st_table_find(const lm_st_table *t, const char *name)
 {
-    if (!t->n_slots)
+    if (!t->n_cells)
         return NULL;
-    uint32_t at = t->slot[slot_of(t, name)];
+    uint32_t at = t->cell[cell_of(t, name)];
     return at ? &t->tensor[at - 1] : NULL;
 }
 
 void lm_st_table_reindex(lm_st_table *t)
 {
-    if (t->n_slots)
-        memset(t->slot, 0, t->n_slots * sizeof *t->slot);
+    if (t->n_cells)
+        memset(t->cell, 0, t->n_cells * sizeof *t->cell);
     for (size_t i = 0; i < t->n; i++)
-        t->slot[slot_of(t, t->tensor[i].name)] = (uint32_t)(i + 1);
+        t->cell[cell_of(t, t->tensor[i].name)] = (uint32_t)(i + 1);
 }
 
-static lm_code index_names(lm_st_table *t, size_t n_slots, lm_err *e)
+static lm_code index_names(lm_st_table *t, size_t n_cells, lm_err *e)
 {
     uint32_t *fresh = NULL;
-    lm_code rc = lm_alloc_n(&fresh, n_slots, sizeof *fresh, "index of tensor names", e);
+    lm_code rc = lm_alloc_n(&fresh, n_cells, sizeof *fresh, "index of tensor names", e);
     if (rc)
         return rc;
-    lm_free(t->slot);
-    t->slot = fresh;
-    t->n_slots = n_slots;
+    lm_free(t->cell);
+    t->cell = fresh;
+    t->n_cells = n_cells;
     lm_st_table_reindex(t);
     return LM_OK;
 }
@@ -207,10 +207,10 @@ lm_code lm_st_table_add(lm_st_table *t, const lm_st_tensor *given, const char *w
         return rc;
     if (t->n >= UINT32_MAX / 4)
         return lm_fail(e, LM_ELIMIT, where, NULL, "more than %zu tensors", t->n);
-    if (2 * (t->n + 1) > t->n_slots && (rc = index_names(t, t->n_slots ? 2 * t->n_slots : 64, e)))
+    if (2 * (t->n + 1) > t->n_cells && (rc = index_names(t, t->n_cells ? 2 * t->n_cells : 64, e)))
         return rc;
-    size_t at = slot_of(t, x.name);
-    if (t->slot[at])
+    size_t at = cell_of(t, x.name);
+    if (t->cell[at])
         return lm_fail(e, code, where, NULL, "the name '%s' is used twice",
                        lm_st_show(x.name, show));
     rc = own_arena(t, e);
@@ -222,7 +222,7 @@ lm_code lm_st_table_add(lm_st_table *t, const lm_st_tensor *given, const char *w
         return rc;
     x.name = name;
     t->tensor[t->n++] = x;
-    t->slot[at] = (uint32_t)t->n;
+    t->cell[at] = (uint32_t)t->n;
     return LM_OK;
 }
 

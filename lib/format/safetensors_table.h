@@ -13,8 +13,8 @@ typedef struct {
     size_t n, cap;
     const char **meta; /* key, value, key, value ... */
     size_t n_meta, meta_cap;
-    uint32_t *slot; /* open addressing over names: index + 1, 0 = free; a power of two of slots */
-    size_t n_slots;
+    uint32_t *cell; /* open addressing over names: index + 1, 0 = free; a power of two of cells */
+    size_t n_cells;
     uint64_t data_bytes;
 } lm_st_table; /* zero-initialise */
 

@@ -22,13 +22,13 @@ static lm_code index_plan(lm_model_source *m, lm_err *e)
 {
     size_t n = lm_st_plan_count(m->plan);
 
-    m->n_slots = 64;
-    while (m->n_slots < 2 * n)
-        m->n_slots *= 2;
-    if (lm_alloc_n(&m->slot, m->n_slots, sizeof *m->slot, "index of tensor names", e))
+    m->n_cells = 64;
+    while (m->n_cells < 2 * n)
+        m->n_cells *= 2;
+    if (lm_alloc_n(&m->cell, m->n_cells, sizeof *m->cell, "index of tensor names", e))
         return e->code;
     for (size_t i = 0; i < n; i++)
-        *lm_source_slot(m, lm_st_plan_at(m->plan, i)->name) = lm_st_plan_at(m->plan, i);
+        *lm_source_cell(m, lm_st_plan_at(m->plan, i)->name) = lm_st_plan_at(m->plan, i);
     return LM_OK;
 }
 

@@ -40,7 +40,7 @@ void lm_bpe_fini(lm_bpe *b)
 {
     lm_free(b->text);
     lm_free(b->tokens);
-    lm_free(b->slots);
+    lm_free(b->cells);
     lm_free(b->merges);
     memset(b, 0, sizeof *b);
 }
@@ -56,43 +56,43 @@ static size_t table_size(size_t n)
 lm_code lm_bpe_begin_vocab(lm_bpe *b, size_t n, size_t n_ids, lm_err *e)
 {
     size_t m = table_size(n);
-    lm_code rc = lm_alloc_n(&b->slots, m, sizeof *b->slots, "the vocabulary", e);
+    lm_code rc = lm_alloc_n(&b->cells, m, sizeof *b->cells, "the vocabulary", e);
 
     if (!rc)
         rc = lm_alloc_n(&b->tokens, n_ids, sizeof *b->tokens, "the vocabulary", e);
     if (rc)
         return rc;
-    b->slot_mask = m - 1;
+    b->cell_mask = m - 1;
     b->n_ids = n_ids;
-    memset(b->slots, 0xFF, m * sizeof *b->slots);
+    memset(b->cells, 0xFF, m * sizeof *b->cells);
     memset(b->tokens, 0xFF, n_ids * sizeof *b->tokens);
     return LM_OK;
 }
 
 /* The cell of the hash table that holds this text, or the free cell for it. */
-static uint32_t *slot_of(const lm_bpe *b, const char *s, size_t len)
+static uint32_t *cell_of(const lm_bpe *b, const char *s, size_t len)
 {
-    size_t i = lm_hash64(s, len, 0) & b->slot_mask;
+    size_t i = lm_hash64(s, len, 0) & b->cell_mask;
     uint32_t id;
 
-    for (; (id = b->slots[i]) != LM_BPE_NONE; i = (i + 1) & b->slot_mask)
+    for (; (id = b->cells[i]) != LM_BPE_NONE; i = (i + 1) & b->cell_mask)
         if (b->tokens[id].len == len && !memcmp(b->text + b->tokens[id].off, s, len))
             break;
-    return &b->slots[i];
+    return &b->cells[i];
 }
 
 uint32_t lm_bpe_find(const lm_bpe *b, const char *s, size_t len)
 {
-    return *slot_of(b, s, len);
+    return *cell_of(b, s, len);
 }
 
 lm_code lm_bpe_add_token(lm_bpe *b, const char *s, size_t len, uint32_t id, const char *where,
                          lm_err *e)
 {
-    uint32_t *slot = slot_of(b, s, len);
+    uint32_t *cell = cell_of(b, s, len);
     lm_code rc;
 
-    if (*slot != LM_BPE_NONE)
+    if (*cell != LM_BPE_NONE)
         return lm_fail(e, LM_EFORMAT, where, NULL, "token \"%.*s\" appears twice",
                        (int)(len < 80 ? len : 80), s);
     if (id >= b->n_ids)
@@ -114,7 +114,7 @@ lm_code lm_bpe_add_token(lm_bpe *b, const char *s, size_t len, uint32_t id, cons
     b->tokens[id].len = (uint32_t)len;
     b->text_len += len;
     b->n_tokens++;
-    *slot = id;
+    *cell = id;
     return LM_OK;
 }
 

@@ -37,8 +37,8 @@ typedef struct {
     } * tokens;   /* by id; off = LM_BPE_NONE: no token has this id */
     size_t n_ids; /* highest id + 1 */
     size_t n_tokens;
-    uint32_t *slots; /* open addressing over tokens: id, or LM_BPE_NONE */
-    size_t slot_mask;
+    uint32_t *cells; /* open addressing over tokens: id, or LM_BPE_NONE */
+    size_t cell_mask;
     lm_bpe_merge *merges;
     size_t merge_mask, n_merges;
     uint32_t byte_id[256];     /* token of each byte's character; valid if byte_level */

@@ -13,12 +13,12 @@ typedef struct {
     size_t off; /* of the word in text */
     uint32_t len, hash;
     int64_t count; /* 0: a free cell */
-} lm_word_slot;
+} lm_word_cell;
 
 /* Zero-initialise. */
 typedef struct {
-    lm_word_slot *slots; /* open addressing, at most half full */
-    size_t n_slots, n;   /* n words */
+    lm_word_cell *cells; /* open addressing, at most half full */
+    size_t n_cells, n;   /* n words */
     char *text;
     size_t text_len, text_cap;
 } lm_words;

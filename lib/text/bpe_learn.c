@@ -222,8 +222,8 @@ static lm_code load_words(learner *l, const lm_bpe *vocab, const lm_words *words
     if (!rc && words->n >= UINT32_MAX)
         rc = lm_fail(e, LM_ELIMIT, "training text", "train on a sample", "%zu different word%s",
                      words->n, lm_plural(words->n));
-    for (size_t i = 0; i < words->n_slots && !rc; i++) {
-        const lm_word_slot *s = &words->slots[i];
+    for (size_t i = 0; i < words->n_cells && !rc; i++) {
+        const lm_word_cell *s = &words->cells[i];
         if (!s->count)
             continue;
         l->start[k] = at;

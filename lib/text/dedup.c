@@ -22,7 +22,7 @@ enum {
 typedef struct {
     uint64_t key; /* 0: free */
     uint32_t doc; /* newest document + 1 under this key */
-} slot;
+} cell;
 
 struct lm_dedup {
     lm_dedup_opts o;
@@ -30,8 +30,8 @@ struct lm_dedup {
     uint64_t *a, *b;
     uint64_t (*exact)[2];
     size_t exact_cap, exact_n;
-    slot *slots;
-    size_t slots_cap, slots_n;
+    cell *cells;
+    size_t cells_cap, cells_n;
     uint16_t *sigs; /* [docs][values], the low bits of each value */
     size_t sigs_cap;
     uint32_t *next; /* [docs][bands], the previous document + 1 under the same key */
@@ -78,7 +78,7 @@ void lm_dedup_free(lm_dedup *d)
     lm_free(d->a);
     lm_free(d->b);
     lm_free(d->exact);
-    lm_free(d->slots);
+    lm_free(d->cells);
     lm_free(d->sigs);
     lm_free(d->next);
     lm_free(d);
@@ -268,7 +268,7 @@ static lm_code exact_room(lm_dedup *d, lm_err *e)
 
 /* ---- the band table ---- */
 
-static size_t band_place(const slot *tab, size_t cap, uint64_t key)
+static size_t band_place(const cell *tab, size_t cap, uint64_t key)
 {
     size_t i = key & (cap - 1);
     while (tab[i].key && tab[i].key != key)
@@ -278,19 +278,19 @@ static size_t band_place(const slot *tab, size_t cap, uint64_t key)
 
 static lm_code band_room(lm_dedup *d, lm_err *e)
 {
-    if ((d->slots_n + (size_t)d->o.bands) * 10 < d->slots_cap * 7)
+    if ((d->cells_n + (size_t)d->o.bands) * 10 < d->cells_cap * 7)
         return LM_OK;
-    size_t cap = d->slots_cap ? d->slots_cap * 2 : 16384;
-    slot *tab;
+    size_t cap = d->cells_cap ? d->cells_cap * 2 : 16384;
+    cell *tab;
     lm_code rc = lm_alloc_n(&tab, cap, sizeof *tab, "band hashes", e);
     if (rc)
         return rc;
-    for (size_t i = 0; i < d->slots_cap; i++)
-        if (d->slots[i].key)
-            tab[band_place(tab, cap, d->slots[i].key)] = d->slots[i];
-    lm_free(d->slots);
-    d->slots = tab;
-    d->slots_cap = cap;
+    for (size_t i = 0; i < d->cells_cap; i++)
+        if (d->cells[i].key)
+            tab[band_place(tab, cap, d->cells[i].key)] = d->cells[i];
+    lm_free(d->cells);
+    d->cells = tab;
+    d->cells_cap = cap;
     return LM_OK;
 }
 
@@ -311,8 +311,8 @@ static bool near_enough(const lm_dedup *d, const uint16_t *old, const lm_dedup_s
 
 static bool seen_near(const lm_dedup *d, const lm_dedup_sig *sig)
 {
-    for (int band = 0; band < d->o.bands && d->slots_cap; band++) {
-        uint32_t doc = d->slots[band_place(d->slots, d->slots_cap, band_key(d, sig, band))].doc;
+    for (int band = 0; band < d->o.bands && d->cells_cap; band++) {
+        uint32_t doc = d->cells[band_place(d->cells, d->cells_cap, band_key(d, sig, band))].doc;
         for (int k = 0; doc && k < WALK_MAX; k++) {
             size_t i = doc - 1;
             if (near_enough(d, d->sigs + i * (size_t)d->values, sig))
@@ -340,10 +340,10 @@ static lm_code remember_near(lm_dedup *d, const lm_dedup_sig *sig, lm_err *e)
         d->sigs[doc * values + i] = (uint16_t)sig->value[i];
     for (size_t b = 0; b < bands; b++) {
         uint64_t key = band_key(d, sig, (int)b);
-        slot *s = &d->slots[band_place(d->slots, d->slots_cap, key)];
-        d->slots_n += !s->key;
+        cell *s = &d->cells[band_place(d->cells, d->cells_cap, key)];
+        d->cells_n += !s->key;
         d->next[doc * bands + b] = s->doc;
-        *s = (slot){ key, (uint32_t)doc + 1 };
+        *s = (cell){ key, (uint32_t)doc + 1 };
     }
     d->docs++;
     return LM_OK;

@@ -59,7 +59,7 @@ const lm_language *lm_language_find(const char *code)
 /* ---- sets ---- */
 
 struct lm_stop_words {
-    uint64_t *slot; /* open addressing: hashes of the words in small letters; 0: free */
+    uint64_t *cell; /* open addressing: hashes of the words in small letters; 0: free */
     uint32_t *number;
     size_t mask, n, longest; /* bytes of the longest word, in any case of its letters */
 };
@@ -97,11 +97,11 @@ static bool add_word(lm_stop_words *w, const char *s, size_t n)
     if (!m || m > MOST_BYTES)
         return false;
     uint64_t h = hash_of(small, m);
-    for (i = h & w->mask; w->slot[i] && w->slot[i] != h;)
+    for (i = h & w->mask; w->cell[i] && w->cell[i] != h;)
         i = (i + 1) & w->mask;
-    if (!w->slot[i])
+    if (!w->cell[i])
         w->number[i] = (uint32_t)w->n++;
-    w->slot[i] = h;
+    w->cell[i] = h;
     size_t most = 0;
     for (i = 0; i < m; i++)
         most += (unsigned char)small[i] < 0x80 ? 1 : 2; /* a capital may have more bytes */
@@ -168,7 +168,7 @@ lm_code lm_stop_words_new(const char *text, size_t len, const char *where, lm_st
         cap *= 2;
     lm_code rc = lm_alloc_n(&w, 1, sizeof *w, "stop words", e);
     if (!rc)
-        rc = lm_alloc_n(&w->slot, cap, sizeof *w->slot, "stop words", e);
+        rc = lm_alloc_n(&w->cell, cap, sizeof *w->cell, "stop words", e);
     if (!rc)
         rc = lm_alloc_n(&w->number, cap, sizeof *w->number, "stop words", e);
     if (!rc) {
@@ -186,7 +186,7 @@ void lm_stop_words_free(lm_stop_words *s)
 {
     if (!s)
         return;
-    lm_free(s->slot);
+    lm_free(s->cell);
     lm_free(s->number);
     lm_free(s);
 }
@@ -206,8 +206,8 @@ int64_t lm_stop_words_find(const lm_stop_words *w, const char *s, size_t n)
     if (!m)
         return -1;
     uint64_t h = hash_of(small, m);
-    for (size_t i = h & w->mask; w->slot[i]; i = (i + 1) & w->mask)
-        if (w->slot[i] == h)
+    for (size_t i = h & w->mask; w->cell[i]; i = (i + 1) & w->mask)
+        if (w->cell[i] == h)
             return w->number[i];
     return -1;
 }

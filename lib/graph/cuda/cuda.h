@@ -12,17 +12,17 @@
 #include "graph/backend.h"
 #include "kernels/cuda/stream.h"
 
-enum { STEP_SLOTS = 128 };
+enum { STEP_ENTRIES = 128 };
 
-/* A stream and the way step numbers take to it: the host fills a slot of pinned memory, the device
- * copies that to where its kernels read, in stream order.  A slot is used again when its copy is
- * done, which a host less than STEP_SLOTS runs ahead never waits for. */
+/* A stream and the way step numbers take to it: the host fills an entry of pinned memory, the device
+ * copies that to where its kernels read, in stream order.  An entry is used again when its copy is
+ * done, which a host less than STEP_ENTRIES runs ahead never waits for. */
 typedef struct cuda_stream cuda_stream;
 struct cuda_stream {
     lm_stream s;      /* first: kernels get this */
     cudaEvent_t here; /* for streams that follow */
-    lm_step *slots;
-    cudaEvent_t sent[STEP_SLOTS];
+    lm_step *entries;
+    cudaEvent_t sent[STEP_ENTRIES];
     int64_t steps; /* sent so far */
     cuda_stream *next;
 };

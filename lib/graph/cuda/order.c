@@ -25,11 +25,11 @@ static void stream_release(lm_backend *b, lm_stream *s)
     }
     if (x->here)
         cuda_quiet(cudaEventDestroy(x->here));
-    for (int i = 0; i < STEP_SLOTS; i++)
+    for (int i = 0; i < STEP_ENTRIES; i++)
         if (x->sent[i])
             cuda_quiet(cudaEventDestroy(x->sent[i]));
     b->free(b, (void *)x->s.step, DEVICE_BYTES);
-    b->host_free(b, x->slots, STEP_SLOTS * sizeof(lm_step));
+    b->host_free(b, x->entries, STEP_ENTRIES * sizeof(lm_step));
     lm_free(x);
 }
 
@@ -38,7 +38,7 @@ static lm_code make_events(cuda_backend *c, cuda_stream *x, lm_err *e)
     lm_code rc =
         cuda_did(c, cudaEventCreateWithFlags(&x->here, cudaEventDisableTiming), "events", e);
 
-    for (int i = 0; i < STEP_SLOTS && !rc; i++)
+    for (int i = 0; i < STEP_ENTRIES && !rc; i++)
         rc =
             cuda_did(c, cudaEventCreateWithFlags(&x->sent[i], cudaEventDisableTiming), "events", e);
     return rc;
@@ -48,7 +48,7 @@ static lm_code stream_new(lm_backend *b, lm_stream **out, lm_err *e)
 {
     cuda_backend *c = cuda_of(b);
     cuda_stream *x = NULL;
-    void *slots = NULL, *step = NULL;
+    void *entries = NULL, *step = NULL;
 
     *out = NULL;
     if (cuda_enter(c, e) || lm_alloc_n(&x, 1, sizeof *x, "a stream", e))
@@ -65,10 +65,10 @@ static lm_code stream_new(lm_backend *b, lm_stream **out, lm_err *e)
                   e)) {
         b->main = b->main ? b->main : &x->s;
         if (!make_events(c, x, e) &&
-            !b->host_alloc(b, STEP_SLOTS * sizeof(lm_step), "step numbers", &slots, e))
+            !b->host_alloc(b, STEP_ENTRIES * sizeof(lm_step), "step numbers", &entries, e))
             b->alloc(b, DEVICE_BYTES, "step numbers", &step, e);
     }
-    x->slots = slots;
+    x->entries = entries;
     x->s.step = step;
     x->s.tickets = step ? (unsigned *)((char *)step + TICKETS_AT) : NULL;
     if (!step) {
@@ -117,22 +117,22 @@ static lm_code step(lm_backend *b, const lm_step *step, lm_stream *s, lm_err *e)
 {
     cuda_backend *c = cuda_of(b);
     cuda_stream *x = cuda_stream_of(b, s);
-    int slot = (int)(x->steps % STEP_SLOTS);
+    int entry = (int)(x->steps % STEP_ENTRIES);
     lm_code rc = cuda_enter(c, e);
 
     if (rc || cuda_recording(x))
         return rc;
-    if (x->steps >= STEP_SLOTS)
-        rc = cuda_did(c, cudaEventSynchronize(x->sent[slot]), "the device failed", e);
+    if (x->steps >= STEP_ENTRIES)
+        rc = cuda_did(c, cudaEventSynchronize(x->sent[entry]), "the device failed", e);
     if (rc)
         return rc;
-    x->slots[slot] = *step;
+    x->entries[entry] = *step;
     rc = cuda_did(c,
-                  cudaMemcpyAsync((void *)x->s.step, &x->slots[slot], sizeof *step,
+                  cudaMemcpyAsync((void *)x->s.step, &x->entries[entry], sizeof *step,
                                   cudaMemcpyHostToDevice, x->s.handle),
                   "sending step numbers", e);
     if (!rc)
-        rc = cuda_did(c, cudaEventRecord(x->sent[slot], x->s.handle), "sending step numbers", e);
+        rc = cuda_did(c, cudaEventRecord(x->sent[entry], x->s.handle), "sending step numbers", e);
     x->steps += !rc;
     return rc;
 }
