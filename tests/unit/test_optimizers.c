@@ -110,7 +110,7 @@ static void momentum(moment *m)
 static void schedule_free(moment *m)
 {
     double b1 = hyper(m, "beta1"), b2 = hyper(m, "beta2"), warm = hyper(m, "warmup_steps");
-    double rate = m->lr * (warm > 0 ? fmin(1, m->t / warm) : 1) * sqrt(1 - pow(b2, m->t));
+    double rate = m->lr * (warm > 0 ? fmin(1, m->t / warm) : 1);
     if (m->t == 1)
         memcpy(m->s[0], m->p, sizeof m->p);
     m->s[2][0] = fmax(m->s[2][0], rate);
@@ -119,7 +119,7 @@ static void schedule_free(moment *m)
     for (int64_t i = 0; i < m->n; i++) {
         double *y = &m->p[i], *z = &m->s[0][i], *v = &m->s[1][i];
         *v = b2 * *v + (1 - b2) * m->g[i] * m->g[i];
-        double d = m->g[i] / (sqrt(*v) + hyper(m, "eps")) + m->decay * *y;
+        double d = m->g[i] / (sqrt(*v / (1 - pow(b2, m->t))) + hyper(m, "eps")) + m->decay * *y;
         *y = *y + c * (*z - *y) + rate * (b1 * (1 - c) - 1) * d;
         *z -= rate * d;
     }

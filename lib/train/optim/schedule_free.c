@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* schedule_free.c -- schedule-free AdamW (arXiv:2405.15682): an average in place of a falling rate.  The parameter is y,
  * where gradients are taken; what is evaluated and published is the average x = y + (1 - 1/b1) (z - y).
- *   rate = lr min(1, t/warmup_steps) sqrt(1 - b2^t);  top = max(top, rate)
+ *   rate = lr min(1, t/warmup_steps);  top = max(top, rate)
  *   w = t^r top^weight_lr_power;  W += w;  c = w / W
- *   v = b2 v + (1 - b2) g^2;  d = g / (sqrt(v) + eps) + wd y
+ *   v = b2 v + (1 - b2) g^2;  d = g / (sqrt(v / (1 - b2^t)) + eps) + wd y
  *   y += c (z - y);  y += rate (b1 (1 - c) - 1) d;  z -= rate d
- * Give it a constant schedule. */
+ * As in schedulefree 1.4; give it a constant schedule. */
 #include <math.h>
 #include <stdio.h>
 
@@ -24,14 +24,15 @@ static const lm_hyper hyper[] = {
     { 0 },
 };
 
-static const char *const numbers_are[] = { "rate", "of_step" };
+static const char *const numbers_are[] = { "rate", "of_step", "bc2" };
 
 static void numbers(const double *h, double lr, int64_t t, double *out)
 {
     double step = (double)(t + 1);
     double risen = h[WARMUP] > 0 ? fmin(1, step / h[WARMUP]) : 1;
-    out[0] = lr * risen * sqrt(1 - pow(h[BETA2], step));
+    out[0] = lr * risen;
     out[1] = pow(step, h[POWER]);
+    out[2] = 1 - pow(h[BETA2], step);
 }
 
 /* The share of this step in the average. */
@@ -67,7 +68,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
     lm_update_always(u);
     if (share(u, t, &c, e) || lm_rule(u, t,
                                       "v = beta2*v + (1 - beta2)*g*g;"
-                                      "d = g / (sqrt(v) + eps) + weight_decay*p;"
+                                      "d = g / (sqrt(v/bc2) + eps) + weight_decay*p;"
                                       "p = p + c*(z - p) + rate*(beta1*(1 - c) - 1)*d;"
                                       "z = z - rate*d",
                                       NAMES(LM_IS("z", z), LM_IS("v", v), LM_IS("c", c)), e))
@@ -80,7 +81,7 @@ const lm_optim lm_optim_schedule_free = {
     .name = "schedule-free",
     .about = "AdamW with an average for a schedule",
     .hyper = hyper,
-    .n_numbers = 2,
+    .n_numbers = 3,
     .numbers = numbers,
     .number = numbers_are,
     .update = update,
