@@ -372,12 +372,52 @@ static void run_rows(row_fn row, const lm_format *f, const uint8_t *p, int64_t r
         row(p + r * bytes, cols, (char *)y + (size_t)(r * cols) * size);
 }
 
+/* The numbers of the two maps of dynamic8 (lib/numeric/format_dynamic.h) under the scales 1 and -1. */
+static float dynamic[2][256];
+static pthread_once_t dynamic_made = PTHREAD_ONCE_INIT;
+
+static void make_dynamic(void)
+{
+    const lm_format *f = NULL;
+    lm_err e = { 0 };
+    uint8_t all[256];
+    for (int i = 0; i < 256; i++)
+        all[i] = (uint8_t)i;
+    lm_format_find("dynamic8", NULL, &f, &e);
+    for (int map = 0; f && map < 2; map++) {
+        float scale = map ? -1.0f : 1.0f;
+        f->decode(f, (const void *const[]){ all, &scale }, 1, 256, dynamic[map], 256);
+    }
+}
+
+/* Rows of blocks of 256 codes, each with its scale. */
+static void dynamic8(const void *const *plane, int64_t rows, int64_t cols, float *y)
+{
+    const uint8_t *code = plane[0], *scale = plane[1];
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < cols; j += SUPER, scale += sizeof(float)) {
+            int64_t n = cols - j < SUPER ? cols - j : SUPER;
+            float s, *to = y + r * cols + j;
+            memcpy(&s, scale, sizeof s);
+            by_table(dynamic[s < 0], code + r * cols + j, n, to);
+            vf by = vf_abs(vf_set(s));
+            VF_FOR(i, k, n, {
+                vf_put_any(LM_DTYPE_F32, to, i, vf_get_any(LM_DTYPE_F32, to, i, k) * by, k);
+            });
+        }
+}
+
 static bool decode(const lm_format *f, const void *const *plane, int64_t rows, int64_t cols,
                    float *y)
 {
     row_fn row = rows_of(f).f32;
     if (row) {
         run_rows(row, f, plane[0], rows, cols, y, sizeof(float));
+        return true;
+    }
+    if (!strcmp(f->name, "dynamic8")) {
+        pthread_once(&dynamic_made, make_dynamic);
+        dynamic8(plane, rows, cols, y);
         return true;
     }
     if (f->element != LM_DTYPE_F8E4M3 && f->element != LM_DTYPE_F8E5M2)

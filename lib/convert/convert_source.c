@@ -43,7 +43,7 @@ static void close_import(void *ctx)
     lm_free(ctx);
 }
 
-static const lm_source_maker maker = { load, format, codes, meta, close_import };
+static const lm_source_maker maker = { load, format, codes, meta, NULL, close_import };
 
 bool lm_is_gguf(const char *path)
 {

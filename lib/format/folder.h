@@ -99,6 +99,8 @@ uint64_t lm_model_source_bytes(const lm_model_source *m);                /* of a
 int64_t lm_model_source_params(const lm_model_source *m); /* elements of all tensors */
 /* __metadata__ of the first weight file; NULL if absent. */
 const char *lm_model_source_meta(const lm_model_source *m, const char *key);
+/* The same of the i-th weight file. */
+const char *lm_model_source_meta_of(const lm_model_source *m, size_t i, const char *key);
 
 /* Iterate in the order of lm_model_source_at; *t = NULL at the end.  Works on every source. */
 lm_code lm_model_source_next(lm_model_source *m, const lm_st_tensor **t, lm_err *e);

@@ -548,6 +548,13 @@ int64_t lm_model_source_params(const lm_model_source *m)
     return total;
 }
 
+const char *lm_model_source_meta_of(const lm_model_source *m, size_t i, const char *key)
+{
+    if (m->by || m->stream)
+        return lm_model_source_meta(m, key);
+    return i < m->n_files ? lm_st_meta(m->file[i].st, key) : NULL;
+}
+
 const char *lm_model_source_meta(const lm_model_source *m, const char *key)
 {
     if (m->by)

@@ -99,8 +99,8 @@ const lm_series *lm_metrics_file_series(const lm_metrics_file *f, const char *ev
 const lm_series *lm_metrics_file_nth(const lm_metrics_file *f, size_t i); /* NULL past the last */
 const char *lm_metrics_file_path(const lm_metrics_file *f);
 const char *
-lm_metrics_file_status(const lm_metrics_file *f);   /* of the end record; NULL before it */
-bool lm_metrics_file_eof(const lm_metrics_file *f); /* a pipe whose writer has ended */
+lm_metrics_file_status(const lm_metrics_file *f);          /* of the end record; NULL before it */
+bool lm_metrics_file_eof(const lm_metrics_file *f);        /* a pipe whose writer has ended */
 int64_t lm_metrics_file_skipped(const lm_metrics_file *f); /* lines that are not JSON objects */
 /* line number of the first, 0 if none */
 int64_t lm_metrics_file_first_skipped(const lm_metrics_file *f);

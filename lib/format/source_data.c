@@ -106,6 +106,8 @@ lm_code lm_model_source_finish(lm_model_source *m, lm_err *e)
     const lm_st_tensor *t = NULL;
     lm_code rc = LM_OK;
 
+    if (m->by)
+        return m->by->finish ? m->by->finish(m->ctx, e) : LM_OK;
     if (!forward(m) || m->ended)
         return check_spooled(m, e);
     pthread_rwlock_wrlock(&m->lock);

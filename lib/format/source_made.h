@@ -13,6 +13,7 @@ typedef struct {
     const lm_format *(*format)(void *ctx, const lm_st_tensor *t, bool *turned);
     lm_code (*codes)(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e);
     const char *(*meta)(void *ctx, const char *key); /* NULL if absent */
+    lm_code (*finish)(void *ctx, lm_err *e); /* as lm_model_source_finish; NULL: nothing to do */
     void (*close)(void *ctx);
 } lm_source_maker;
 

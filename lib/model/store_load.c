@@ -317,8 +317,7 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
     const lm_st_tensor *t = lm_st_find(st, name);
     if (!t || !same_shape(ndim, dim, t))
         return lm_fail(e, LM_EFORMAT, lm_st_path(st),
-                       lm_st_meta(st, "lmutils.coded") ? "expand its states first"
-                                                       : NULL,
+                       lm_st_meta(st, "lmutils.coded") ? "expand its states first" : NULL,
                        "tensor \"%s\" is missing or of another shape", name);
     if (t->dtype == LM_DTYPE_NONE)
         return lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL,

@@ -71,6 +71,20 @@ END
     done
 }
 
+@test "weights with scales of an .lmz and of a folder of its files" {
+    for model in model gpt2; do
+        [ $model = model ] ||
+            init-model -q -t run -o gpt2 -s n_embd=72 -s n_layer=1 -s n_head=2 -s n_positions=128 gpt2-124m
+        compress-ckpt -q -f --weights dynamic8 -o m.lmz $model > /dev/null
+        compress-ckpt -q -f -d -o numbers m.lmz
+        same m.lmz numbers
+    done
+    # without a config.json
+    compress-ckpt -q -f --weights dynamic8 -o one.lmz model/model.safetensors > /dev/null
+    run -2 --separate-stderr generate -p x one.lmz
+    [[ "$stderr" == *config.json* ]]
+}
+
 @test "--tokenizer replaces that of a GGUF file; a damaged file is named" {
     convert-model -q --type q8_0 -o m.gguf model
     generate -q -n 5 -T 0 -p 'The system' m.gguf > a
