@@ -640,3 +640,31 @@ gguf_old_or_new() {
     done
     inject_each malloc 150 gguf_old_or_new "${run_it[@]}"
 }
+
+@test "convert-model: OLMo 2, Gemma 2 and Gemma 3 come back from GGUF" {
+    "${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}/tests/digests/make-inputs"
+    small=(-t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=3
+        --set num_attention_heads=4 --set num_key_value_heads=2)
+    for preset in olmo2-1b gemma2-2b gemma3-270m; do
+        gemma=()
+        if [[ $preset == gemma* ]]; then gemma=(--set head_dim=16 --set query_pre_attn_scalar=16); fi
+        init-model -q "$preset" "${small[@]}" "${gemma[@]}" -o "$preset"
+        for originals in --originals --no-originals; do
+            convert-model -q -f "$preset" -o x.gguf "$originals"
+            rm -rf back
+            convert-model -q x.gguf -o back
+            inspect-model --check --strict "$preset" back > /dev/null
+        done
+        grep -qa "blk.2.post_ffw_norm.weight" x.gguf
+    done
+    # layers of an order that GGUF cannot say, and a scale that llama.cpp does not take
+    init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
+        --set 'layer_types=["sliding_attention","full_attention","full_attention"]' -o order
+    run convert-model -q order -o y.gguf
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"GGUF's gemma3 has no layer_types in another order than full attention in each n-th layer"* ]]
+    init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=24 -o scale
+    run convert-model -q scale -o y.gguf
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"GGUF's gemma3 has no scaling of attention other than 1/sqrt(d)"* ]]
+}
