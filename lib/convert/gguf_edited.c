@@ -140,6 +140,10 @@ static lm_code take_number(edits *x, const lm_gguf_key *k)
                        c->arch->name);
     if (!is_second(c->arch, k))
         note(x, gguf);
+    json_t *local =
+        json_object_get(json_object_get(x->m->tree, "rope_parameters"), "sliding_attention");
+    if (!strcmp(k->gguf, "rope.freq_base_swa") && json_is_object(local))
+        return set_number(x, local, "rope_theta", gguf, true);
     return set_number(x, x->m->tree, k->hf, gguf, k->kind == LM_KEY_REAL);
 }
 
@@ -193,10 +197,17 @@ static lm_code take_rope(edits *x)
     made = json_object();
     rc = lm_gguf_get_rope(x->g, c->arch, c->rope[0].dim, made, x->e);
     scaling = json_object_get(made, "rope_scaling");
-    json_t *both = json_object_get(tree, "rope_parameters");
+    /* where there are several tables, the first is that of layers without a window */
+    json_t *tables = json_object_get(tree, "rope_parameters"), *in = tree;
+    const char *key = "rope_parameters";
+    if (json_is_object(json_object_get(tables, "full_attention"))) {
+        in = tables;
+        key = "full_attention";
+    }
+    json_t *both = json_object_get(in, key);
     if (!rc && scaled && json_is_object(both)) {
-        rc = set(x, tree, "rope_parameters", scaling ? json_incref(scaling) : json_object());
-        both = json_object_get(tree, "rope_parameters");
+        rc = set(x, in, key, scaling ? json_incref(scaling) : json_object());
+        both = json_object_get(in, key);
         if (!rc && !scaling)
             rc = set(x, both, "rope_type", json_string("default"));
     } else if (!rc && scaled) {

@@ -657,6 +657,24 @@ gguf_old_or_new() {
         done
         grep -qa "blk.2.post_ffw_norm.weight" x.gguf
     done
+    # both bases edited, in either spelling of the tables
+    for rope in 'sliding_window=512' 'rope_parameters={"full_attention":{"rope_type":"default","rope_theta":1e6},
+            "sliding_attention":{"rope_type":"default","rope_theta":1e4}}'; do
+        rm -rf g back
+        init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 --set "$rope" -o g
+        convert-model -q -f g -o g.gguf
+        edit g.gguf gemma3.rope.freq_base '\0\0\200\100'     # 4.0
+        edit g.gguf gemma3.rope.freq_base_swa '\0\0\0\100' # 2.0
+        convert-model -q g.gguf -o back
+        tr -d ' \n' < back/config.json > flat
+        if [[ $rope == rope* ]]; then
+            grep -q '"full_attention":{"rope_type":"default","rope_theta":4.0}' flat
+            grep -q '"sliding_attention":{"rope_type":"default","rope_theta":2.0}' flat
+        else
+            grep -q '"rope_theta":4.0' flat
+            grep -q '"rope_local_base_freq":2.0' flat
+        fi
+    done
     # layers of an order that GGUF cannot say, and a scale that llama.cpp does not take
     init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
         --set 'layer_types=["sliding_attention","full_attention","full_attention"]' -o order
