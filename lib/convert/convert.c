@@ -61,7 +61,8 @@ const lm_side_file *lm_import_side(const lm_import *m, const char *name)
     return NULL;
 }
 
-/* Is it the JSON of a tokenizer, of whatever kind?  A folder may get one that is not read here. */
+/* Check that it is the JSON of a tokenizer of any kind: a folder may hold one that is not supported
+ * here. */
 static lm_code check_tokenizer(const lm_buf *text, const char *path, lm_err *e)
 {
     json_t *tree = NULL;
@@ -89,7 +90,7 @@ static lm_code put_file(lm_import *m, const char *name, const char *path, lm_err
     return rc;
 }
 
-/* GPT-2's pair of files in a folder as a tokenizer.json; *made false: there is no such pair. */
+/* GPT-2's pair of files in a folder as a tokenizer.json; *made false: no such pair. */
 static lm_code join_pair(const char *dir, lm_buf *json, bool *made, lm_err *e)
 {
     char *merges = NULL;
@@ -124,7 +125,7 @@ lm_code lm_import_join(lm_import *m, const char *dir, lm_err *e)
     return rc;
 }
 
-/* A SentencePiece file of its own becomes a tokenizer.json, which every reader takes. */
+/* A lone SentencePiece file becomes a tokenizer.json, which every reader accepts. */
 static lm_code take_pieces(lm_import *m, const char *from, lm_err *e)
 {
     lm_buf data = { 0 }, json = { 0 }, config = { 0 };
@@ -175,7 +176,7 @@ lm_code lm_import_tokenizer(lm_import *m, const char *from, lm_err *e)
 
 enum { PEEK = 256 };
 
-/* The first bytes of standard input, which stay there; *n = 0 when it cannot be looked at. */
+/* The first bytes of standard input, without consuming them; *n = 0 if that is not possible. */
 static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
 {
     struct stat st;
@@ -190,9 +191,9 @@ static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
         got = at < 0 ? 0 : pread(STDIN_FILENO, head, PEEK, at);
     } else if (S_ISFIFO(st.st_mode)) {
         if (pipe2(pipe_fd, O_CLOEXEC))
-            return lm_fail(e, LM_EIO, "standard input", NULL, "cannot open a pipe to look at it");
+            return lm_fail(e, LM_EIO, "standard input", NULL, "cannot open a pipe to inspect it");
         do
-            got = tee(STDIN_FILENO, pipe_fd[1], PEEK, 0); /* waits for the first bytes */
+            got = tee(STDIN_FILENO, pipe_fd[1], PEEK, 0); /* wait for the first bytes */
         while (got < 0 && errno == EINTR && !lm_stopping());
         if (got > 0)
             got = read(pipe_fd[0], head, (size_t)got);
@@ -203,7 +204,7 @@ static lm_code peek_stdin(uint8_t *head, size_t *n, lm_err *e)
     return LM_OK;
 }
 
-/* Standard input to its end in a file without a name, mapped. */
+/* Copy standard input to an unnamed file, and map it. */
 static lm_code spool_stdin(const lm_bundle_opts *o, lm_map *map, lm_sink *sink, lm_err *e)
 {
     const char *dir = o && o->tmpdir ? o->tmpdir : "/var/tmp";
@@ -212,7 +213,7 @@ static lm_code spool_stdin(const lm_bundle_opts *o, lm_map *map, lm_sink *sink, 
     lm_code rc = LM_OK;
     double bytes = 0;
 
-    if (fd < 0) { /* a file system that has no nameless files */
+    if (fd < 0) { /* the file system has no unnamed files */
         snprintf(name, sizeof name, "%.480s/lmutils-XXXXXX", dir);
         fd = mkostemp(name, O_CLOEXEC);
         if (fd >= 0)
@@ -220,7 +221,7 @@ static lm_code spool_stdin(const lm_bundle_opts *o, lm_map *map, lm_sink *sink, 
     }
     if (fd < 0)
         return lm_fail(e, LM_EIO, dir, "name another folder in LM_TMPDIR",
-                       "cannot make a file to keep standard input in");
+                       "cannot make a file to store standard input");
     while (!rc && !lm_stopping()) {
         ssize_t n = read(STDIN_FILENO, buf, sizeof buf);
         if (n < 0 && errno == EINTR)
@@ -251,7 +252,8 @@ static lm_model_format by_head(const uint8_t *head, size_t n, uint64_t size)
     return LM_FORMAT_HF;
 }
 
-/* What content does not tell, a damaged file's name may: then its reader says what is wrong. */
+/* If the content is not recognised, use the name: the reader of that format then reports the
+ * damage. */
 static lm_model_format by_name(const char *path, const uint8_t *head, size_t n)
 {
     if (lm_text_ends(path, ".gguf"))
@@ -278,7 +280,7 @@ static lm_code tell(const char *path, lm_model_format *from, lm_err *e)
     }
     *from = LM_FORMAT_HF;
     if (stat(path, &st) || !S_ISREG(st.st_mode))
-        return LM_OK; /* a folder; what is not there is for its reader to say */
+        return LM_OK; /* a folder; its reader reports missing files */
     rc = lm_map_open(path, &map, e);
     if (rc)
         return rc;
@@ -368,7 +370,7 @@ static lm_code check_wanted(const lm_import *m, const lm_model_tensor *s, const 
         fits = t->dim[d] == s->dim[d];
     if (!fits)
         return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                       "tensor '%s' has the shape [%s], the config asks for [%s]", t->name,
+                       "tensor '%s' has the shape [%s], the config requires [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
                        lm_st_show_shape(s->ndim, s->dim, want));
     if (t->dtype != LM_DTYPE_F32 && t->dtype != LM_DTYPE_F16 && t->dtype != LM_DTYPE_BF16)
@@ -382,7 +384,7 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
     const lm_st_tensor *t = lm_st_plan_at(m->plan, i);
     char show[LM_ST_SHOWN];
 
-    for (size_t k = 0; k < s->n; k++) { /* mostly the one after the last one found */
+    for (size_t k = 0; k < s->n; k++) { /* usually the one behind the last one found */
         size_t at = (*hint + k) % s->n;
         if (!lm_model_tensor_is(&s->wanted[at], t->name))
             continue;
@@ -396,7 +398,7 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
     s->wanted_of[i] =
         m->config.tied && !strcmp(t->name, "lm_head.weight") ? LM_TENSOR_TIED : LM_TENSOR_IGNORED;
     if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_is_buffer(t->name))
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is not known to %s",
+        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is unknown to %s",
                        lm_st_show(t->name, show), lm_arch_name(m->config.arch));
     return LM_OK;
 }

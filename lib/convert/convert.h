@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* convert.h -- a model from one published format to another: Hugging Face, GGUF, llm.c, llama2.c.
  *
- * Whatever a model lies in, it is seen here as Hugging Face has it: a config.json, some small
- * files, and tensors under their names there, in their shapes there.  An importer makes that view,
- * an exporter writes it out; one tensor at a time is in memory, as it is and as it becomes.
+ * Here every model has the form of Hugging Face: a config.json, some small files, and tensors with
+ * the names and shapes of Hugging Face.  An importer produces this form, an exporter writes it; one
+ * tensor at a time is in memory, before and after conversion.
  *
  * GGUF of our own making keeps config.json, the tokenizer's files and the types of the tensors
- * under "lmutils.*", so that the way back gives the same bytes; from other GGUF files config.json
- * and tokenizer.json are made anew out of the metadata. */
+ * under "lmutils.*", so that converting back gives the same bytes; for other GGUF files config.json
+ * and tokenizer.json are built from the metadata. */
 #ifndef LM_CONVERT_CONVERT_H
 #define LM_CONVERT_CONVERT_H
 
@@ -40,7 +40,7 @@ lm_model_format lm_model_format_of(const char *name);
 typedef struct {
     char *name;
     lm_buf data;
-    bool made; /* here, out of other files: goes into no folder */
+    bool made; /* synthesised; not copied to output folders */
 } lm_side_file;
 
 typedef struct lm_import lm_import;
@@ -49,25 +49,26 @@ struct lm_import {
     char *path;   /* for messages */
     json_t *tree; /* config.json */
     lm_config config;
-    lm_side_file *side; /* config.json, tokenizer.json, ...: byte for byte */
+    lm_side_file *side; /* config.json, tokenizer.json, ...: unchanged */
     size_t n_side, cap_side;
-    lm_st_plan *plan; /* the tensors; their types are what load gives */
+    lm_st_plan *plan; /* the tensors, in the types that load returns */
     bool quantised;   /* some tensors were decoded from fewer bits */
     char *name;       /* general.name of a GGUF; NULL: none */
-    char *tokenizer;  /* where the tokenizer was given apart from the model; NULL: it was not */
+    char *tokenizer;  /* path of a tokenizer given separately; NULL: none */
     char *history;    /* provenance.h; NULL: none */
-    char *seq_len;    /* LM_SEQ_KEY there; NULL: not known */
-    uint64_t digest;  /* of the input; 0: not taken */
-    /* All of t (of the plan) at *data, until the next call.  A forward-only source serves tensors in
-     * the order of the plan; spool makes it serve any. */
+    char *seq_len;    /* LM_SEQ_KEY there; NULL: unknown */
+    uint64_t digest;  /* of the input; 0: not computed */
+    /* All of t (of the plan) at *data, until the next call.  A forward-only source returns tensors
+     * in the order of the plan; after spool, in any order. */
     lm_code (*load)(lm_import *m, const lm_st_tensor *t, const void **data, lm_err *e);
     lm_code (*spool)(lm_import *m, lm_err *e);
-    /* The format that t is decoded from; NULL: all have plain numbers. */
+    /* The format from which t is decoded; NULL: all tensors have plain numbers. */
     const lm_format *(*format_of)(const lm_import *m, const lm_st_tensor *t);
-    /* GGUF: the codes of t in that format, rows in the order of t's, or of its transpose where turned says so. */
+    /* GGUF: the codes of t in that format, with the rows of t or, if `turned`, of its transpose. */
     lm_code (*codes)(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e);
     bool (*turned)(const lm_import *m, const lm_st_tensor *t);
-    lm_code (*end)(lm_import *m, lm_err *e); /* all was read: is the source whole? NULL: it is */
+    /* check that the source is complete, after all was read; NULL: no check needed */
+    lm_code (*end)(lm_import *m, lm_err *e);
     void (*close)(lm_import *m);
     lm_par *par;
     lm_sink *sink;
@@ -78,12 +79,12 @@ typedef struct {
     const lm_bundle_opts *bundle;
     lm_par *par;
     lm_sink *sink;
-    /* A folder or tokenizer.json to take in place of the input's tokenizer; NULL: the input's;
-     * "none": none. */
+    /* A folder or tokenizer.json that replaces the input's tokenizer; NULL: the input's; "none":
+     * none. */
     const char *tokenizer;
-    lm_dtype dtype; /* of quantised tensors when they are decoded, NONE: what they were made from
-                       when that is known, else BF16 */
-    bool no_digest; /* of the input: its bytes are not read for one */
+    /* type of decoded tensors; NONE: their type before quantisation if known, otherwise BF16 */
+    lm_dtype dtype;
+    bool no_digest; /* digest of the input is left out, which would read all its bytes */
 } lm_import_opts;
 
 /* Open the model at `path` ("-": standard input).  *out must be zeroed; close it whatever the
@@ -97,23 +98,23 @@ const lm_side_file *lm_import_side(const lm_import *m, const char *name);
 
 /* ---- Tensors by their part in the model ---- */
 
-/* A model's tensors beside those that its config asks for. */
+/* The tensors of a model and those that its config requires. */
 typedef struct {
     lm_model_tensor *wanted;
     size_t n;
     int64_t *wanted_of;        /* of tensor i of the plan: index, or one of the two below */
-    const lm_st_tensor **from; /* of wanted tensor i */
+    const lm_st_tensor **from; /* of required tensor i */
 } lm_match;
 enum {
     LM_TENSOR_IGNORED = -1,
     LM_TENSOR_TIED = -2
 }; /* a buffer; the head's copy of the embedding */
 
-/* Find every tensor that m->config asks for among m's, in its shape, and each of m's among those.
- * Fails: LM_EFORMAT naming the tensor. */
+/* Match the tensors of m with those that m->config requires, by name and shape; none may be left
+ * over on either side.  Fails: LM_EFORMAT naming the tensor. */
 lm_code lm_match_make(const lm_import *m, lm_match *out, lm_err *e);
 void lm_match_fini(lm_match *s);
-/* Is `name` what Hugging Face calls the tensor, with or without the leading "model."? */
+/* True if `name` is Hugging Face's name of the tensor, with or without the leading "model.". */
 bool lm_model_tensor_is(const lm_model_tensor *s, const char *name);
 
 /* ---- Exporting ---- */
@@ -124,30 +125,29 @@ typedef struct {
     /* GGUF: "keep", "f32", "f16", "bf16", an interleaved format (numeric/format.h) or a mix (lm_gguf_types).
      * NULL: keep. */
     const char *type;
-    bool pure; /* GGUF: no mixture, every matrix in the type itself */
-    const lm_imatrix
-        *imatrix;             /* GGUF: how much the columns of each matrix count; NULL: all alike */
-    const char *imatrix_name; /* of the file or the text it comes from */
-    lm_dtype dtype;           /* HF, llm.c: of all tensors; NONE: as they are */
-    uint64_t shard_bytes;     /* HF */
-    bool originals;           /* GGUF: keep config.json and tokenizer files for the way back */
+    bool pure;                 /* GGUF: no mixture, every matrix in the chosen type */
+    const lm_imatrix *imatrix; /* GGUF: weights of the columns of each matrix; NULL: all equal */
+    const char *imatrix_name;  /* path of its file or text */
+    lm_dtype dtype;            /* HF, llm.c: type of all tensors; NONE: unchanged */
+    uint64_t shard_bytes;      /* HF */
+    bool originals;            /* GGUF: keep config.json and tokenizer files for converting back */
     const lm_history_step *step;
     const char *name; /* general.name; NULL: from the path */
 } lm_export_opts;
 
-/* What the output's name asks for: NAME.gguf; NAME.bin (llm.c for GPT-2, else llama2.c); "-": GGUF
- * when the input is none, else HF; anything else HF. */
+/* The format selected by the output's name: NAME.gguf; NAME.bin (llm.c for GPT-2, else llama2.c);
+ * "-": GGUF when the input is not GGUF, otherwise HF; any other name HF. */
 lm_model_format lm_export_format(const char *path, const lm_import *m);
 /* Write the model to `path` ("-": standard output).  The file or folder appears whole or not at
- * all.  Fails: LM_EUSAGE when the format has no words for this model (nothing is written), LM_EIO,
+ * all.  Fails: LM_EUSAGE when the format cannot represent this model (nothing is written), LM_EIO,
  * LM_EFORMAT when the source is damaged. */
 lm_code lm_export(lm_import *m, const char *path, lm_model_format to, const lm_export_opts *o,
                   lm_err *e);
 
-/* What a type is good for: has it more types than one, and does importance change it? */
+/* Properties of a type: it is a mixture, and it depends on importance. */
 bool lm_gguf_type_mixes(const char *type);
 bool lm_gguf_type_weighs(const char *type);
-/* Names of what `type` may be, NULL-terminated. */
+/* The values of `type`, NULL-terminated. */
 extern const char *const lm_gguf_types[];
 
 #endif

@@ -51,7 +51,7 @@ const char *const lm_llama2c_order1[] = { "*attn_norm.weight",
                                           "output.weight",
                                           NULL };
 
-/* ---- Going through the file ---- */
+/* ---- The order of the file ---- */
 
 typedef lm_code (*visit_fn)(void *ctx, size_t nth, uint64_t bytes, lm_err *e);
 
@@ -193,7 +193,7 @@ lm_code lm_flat_import(lm_import *m, lm_map *map, const lm_flat_file *f, lm_err 
         rc = go_through(&(walk){ &m->config, f, q->wanted, q->n }, take, q, e);
     if (!rc && q->end != q->map.size)
         rc =
-            lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s, its header asks for %" PRIu64,
+            lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu byte%s, its header requires %" PRIu64,
                     q->map.size, lm_plural(q->map.size), q->end);
     return rc;
 }
@@ -291,7 +291,7 @@ lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat_file *f, co
     l.wanted = w.s.wanted;
     l.n = w.s.n;
     if (!rc && m->spool)
-        rc = m->spool(m, e); /* another order than the source's */
+        rc = m->spool(m, e); /* tensors come in another order than in the source */
     if (!rc)
         rc = go_through(&l, add_up, &w, e);
     if (!rc)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_gguf.c -- a GGUF file seen as Hugging Face has its model. */
+/* convert_gguf.c -- a GGUF file in the form of a Hugging Face model. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -18,13 +18,13 @@ typedef struct {
     const lm_gguf_tensor **from; /* of wanted tensor i */
     size_t *wanted_of;           /* of tensor i of the plan */
     size_t cap_of;
-    bool *named; /* wanted tensor i is in the list of what the file was made from */
+    bool *named; /* required tensor i is in the list of original tensors */
     const lm_gguf_tensor *last;
     void *copy;
     size_t cap;
 } gguf;
 
-/* ---- Files kept by a conversion of ours ---- */
+/* ---- Files kept by our conversion ---- */
 
 static bool may_keep(const char *name)
 {
@@ -81,7 +81,7 @@ static lm_code check_whole(const lm_import *m, const lm_gguf *g, lm_err *e)
     return rc;
 }
 
-/* Axes of length 1 in front do not count: llama.cpp leaves them out. */
+/* Leading axes of length 1 are ignored: llama.cpp leaves them out. */
 static bool fits(const lm_model_tensor *s, const lm_gguf_tensor *t)
 {
     int64_t want[2], have[2] = { 1, 1 };
@@ -100,7 +100,7 @@ static bool fits(const lm_model_tensor *s, const lm_gguf_tensor *t)
     return have[0] == want[0] && have[1] == want[1];
 }
 
-/* Interleaved formats that can be decoded, and what weights are in otherwise. */
+/* Interleaved formats that can be decoded, and the other formats of weights. */
 static bool is_read(const lm_format *f)
 {
     return lm_format_interleaved(f) ? f->decode != NULL
@@ -128,7 +128,8 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
                            q->wanted[i].gguf);
         if (!fits(&q->wanted[i], t))
             return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                           "tensor '%s' has not the shape that the metadata ask for", t->name);
+                           "tensor '%s' does not have the shape that the metadata require",
+                           t->name);
         if (!is_read(lm_format_of_gguf(t->type)))
             return lm_fail(e, LM_EUSAGE, m->path, NULL,
                            "tensor '%s' is of type %s, which cannot be decoded here", t->name,
@@ -145,14 +146,14 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
             known = !strcmp(q->wanted[k].gguf, name);
         if (!known)
             return lm_fail(e, LM_EUSAGE, m->path, NULL,
-                           "tensor '%.80s' is not known to the architecture %s", name,
+                           "tensor '%.80s' is unknown to the architecture %s", name,
                            lm_arch_name(m->config.arch));
     }
     return LM_OK;
 }
 
-/* The type that a tensor gets: its own, but what was only widened for GGUF (F32 of `made`, what it
- * was made from) goes back, and blocks become `want`. */
+/* The type of an imported tensor: its own; its original type `made` if it was only widened to F32
+ * for GGUF; `want` for blocks. */
 static lm_dtype result_type(const lm_gguf_tensor *t, lm_dtype made, lm_dtype want)
 {
     const lm_format *f = lm_format_of_gguf(t->type);
@@ -181,7 +182,7 @@ static lm_code add(lm_import *m, gguf *q, size_t nth, const char *name, lm_dtype
     return rc;
 }
 
-/* One of the tensors that a file of ours was made from: "BF16 model.norm.weight". */
+/* One of the original tensors of our conversion: "BF16 model.norm.weight". */
 static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t *hint,
                         lm_dtype want, lm_err *e)
 {
@@ -203,7 +204,7 @@ static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t 
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' has an entry of type %s",
                        LM_GGUF_TENSORS, type);
     if (m->config.tied && !strcmp(name, "lm_head.weight"))
-        return add(m, q, 0, name, made, want, e); /* the first is the embedding */
+        return add(m, q, 0, name, made, want, e); /* the first one is the embedding */
     for (size_t k = 0; k < q->n; k++) {
         size_t at = (*hint + k) % q->n;
         if (lm_model_tensor_is(&q->wanted[at], name) && !q->named[at]) {
@@ -233,7 +234,7 @@ static lm_code list_tensors(lm_import *m, gguf *q, lm_dtype want, lm_err *e)
     while (!rc && lm_gguf_next_str(&it, &line))
         rc = add_kept(m, q, &line, &hint, want, e);
     if (!rc && lm_st_plan_count(m->plan) < q->n)
-        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names %zu tensor%s, there are %zu",
+        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' names %zu tensor%s, the file has %zu",
                      LM_GGUF_TENSORS, lm_st_plan_count(m->plan),
                      lm_plural(lm_st_plan_count(m->plan)), q->n);
     return rc;
@@ -268,7 +269,7 @@ static const lm_format *format_of(const lm_import *m, const lm_st_tensor *t)
     return lm_format_of_gguf(q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]->type);
 }
 
-/* How t's rows are to be ordered when they stay in their format; false: as they are. */
+/* The order of t's rows when their format is kept; false: unchanged. */
 static bool rows_of(const lm_import *m, const lm_st_tensor *t, lm_rows *r)
 {
     const gguf *q = m->state;
@@ -333,7 +334,7 @@ static lm_code take_config(lm_import *m, const lm_gguf *g, lm_err *e)
     const char *name = m->config.arch->gguf;
     if (arch.len != strlen(name) || memcmp(arch.text, name, arch.len))
         return lm_fail(e, LM_EFORMAT, m->path, NULL,
-                       "the config.json kept in it is of %s, the file itself is not",
+                       "the config.json kept in it is of %s, but the file is not",
                        lm_arch_name(m->config.arch));
     return LM_OK;
 }
@@ -359,7 +360,7 @@ static lm_code take_tokenizer(lm_import *m, const lm_gguf *g, const char *from, 
     return rc;
 }
 
-/* The text under `key`, copied to *out; left alone if there is none. */
+/* Copy the text under `key` to *out; unchanged if it is absent. */
 static lm_code take_note(const lm_gguf *g, const char *key, char **out, lm_err *e)
 {
     lm_gguf_text note;
@@ -409,6 +410,6 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     if (!rc)
         rc = take_note(q->g, "general.name", &m->name, e);
     if (!rc && !lm_import_side(m, "config.json"))
-        json_object_set_new(m->tree, "torch_dtype", json_string("float32")); /* made to fit later */
+        json_object_set_new(m->tree, "torch_dtype", json_string("float32")); /* adjusted later */
     return rc;
 }

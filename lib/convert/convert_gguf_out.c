@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_gguf_out.c -- a model written as a GGUF file. */
+/* convert_gguf_out.c -- writes a model as a GGUF file. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static void put_text(lm_gguf_plan *p, const char *key, const char *s)
     lm_gguf_put_str(p, key, s, strlen(s));
 }
 
-/* Cut the ending of a model's file off: .gguf, .tar.zst, ... */
+/* Remove the ending of a model's file: .gguf, .tar.zst, ... */
 static void cut_ending(char *name)
 {
     static const char *const endings[] = { ".gguf", ".safetensors", ".lmz", ".bin", ".tar" };
@@ -32,7 +32,7 @@ static void cut_ending(char *name)
             name[strlen(name) - strlen(endings[i])] = 0;
 }
 
-/* What is given, else the name that a GGUF has, else the last part of the path. */
+/* The given name, otherwise that of a GGUF, otherwise the last part of the path. */
 static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, lm_err *e)
 {
     const char *name = given ? given : m->name ? m->name : "";
@@ -53,7 +53,7 @@ static lm_code put_name(lm_gguf_plan *p, const lm_import *m, const char *given, 
     return LM_OK;
 }
 
-/* Files that cannot be made again from the metadata, and the types of the tensors. */
+/* Keep files that cannot be rebuilt from the metadata, and the types of the tensors. */
 static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match *s, lm_err *e)
 {
     lm_gguf_text *line = NULL;
@@ -95,7 +95,7 @@ static lm_code put_originals(lm_gguf_plan *p, const lm_import *m, const lm_match
     return rc;
 }
 
-/* Where the importance comes from, under the keys that llama-quantize writes. */
+/* The source of the importance matrix, under the keys of llama-quantize. */
 static void put_importance(lm_gguf_plan *p, const lm_export_opts *o)
 {
     const char *dataset = lm_imatrix_dataset(o->imatrix);
@@ -140,7 +140,7 @@ static lm_code put_all(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
 
 /* ---- Tensors ---- */
 
-/* The head of a tied model is the embedding; a file that has it twice must have it alike. */
+/* The head of a tied model is the embedding; a file that has both must have them equal. */
 static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
 {
     const lm_st_tensor *head = NULL, *embed = s->from[0];
@@ -183,11 +183,11 @@ static void say_buffers(const lm_import *m, const lm_match *s)
     if (n > 1)
         snprintf(more, sizeof more, " and %zu more", n - 1);
     if (first)
-        lm_log(m->sink, LM_LOG_INFO, "%s: '%s'%s: left out, a buffer is made anew by every reader",
+        lm_log(m->sink, LM_LOG_INFO, "%s: '%s'%s: left out: every reader recomputes this buffer",
                m->path, first->name, more);
 }
 
-/* What did not become the type that was asked for. */
+/* Report tensors that did not get the requested type. */
 typedef struct {
     const lm_model_tensor *first;
     uint32_t type; /* of it */
@@ -210,7 +210,7 @@ static void say_misfits(const lm_import *m, const misfits *f, const char *asked)
            more, dim[1], asked, lm_format_show(lm_format_of_gguf(f->type)));
 }
 
-/* What is quantised a second time: errors add up. */
+/* Warn of tensors that are quantised a second time: errors add up. */
 static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match *s)
 {
     const lm_st_tensor *first = NULL;
@@ -235,13 +235,13 @@ static void say_twice(const lm_import *m, const lm_gguf_plan *p, const lm_match 
         snprintf(more, sizeof more, " and %zu more", n - 1);
     lm_log(
         m->sink, LM_LOG_WARN,
-        "%s: '%s'%s: quantised twice, %s decoded to %s, then to %s: better convert what this file "
-        "was made from",
+        "%s: '%s'%s: quantised twice, %s decoded to %s, then to %s: better convert the original of "
+        "this file",
         m->path, to->name, more, m->format_of(m, first)->name, first->dtype_name,
         lm_format_of_gguf(to->type)->name);
 }
 
-/* Are there divisors of the rotary frequencies, LM_GGUF_ROPE_FREQS? */
+/* True if there are divisors of the rotary frequencies, LM_GGUF_ROPE_FREQS. */
 static bool has_factors(const lm_config *c)
 {
     return c->ropes && c->rope[0].type == LM_ROPE_LLAMA3;
@@ -277,8 +277,8 @@ static void plan_tensors(lm_gguf_plan *p, const lm_import *m, const lm_match *s,
         lm_gguf_put_tensor(p, LM_GGUF_ROPE_FREQS, LM_GGUF_TYPE_F32, 1, &pairs);
 }
 
-/* Importance of tensors that the model lacks, other than of a head that may be tied: of a model with
- * more layers. */
+/* Warn of importance of tensors that the model lacks (except a head that may be tied): it belongs
+ * to a model with more layers. */
 static void check_others(const lm_import *m, const lm_gguf_plan *p, const lm_imatrix *im)
 {
     size_t n, others = lm_imatrix_count(im);
@@ -292,7 +292,7 @@ static void check_others(const lm_import *m, const lm_gguf_plan *p, const lm_ima
                m->path, others);
 }
 
-/* Every matrix that becomes blocks should have its importance, of as many columns as it has. */
+/* Check that every matrix that becomes blocks has importance for each of its columns. */
 static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const lm_imatrix *im,
                                 lm_err *e)
 {
@@ -328,7 +328,7 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
 typedef struct {
     lm_import *m;
     const lm_match *s;
-    const lm_imatrix *imatrix; /* NULL: none */
+    const lm_imatrix *imatrix; /* NULL: no importance */
     lm_gguf_writer *w;
     void *cast;
     size_t cap;

@@ -12,8 +12,8 @@
 
 typedef struct {
     lm_model_source *src;
-    const lm_st_tensor *last; /* of src, given by load */
-    void *copy;               /* where nothing is mapped, or not aligned */
+    const lm_st_tensor *last; /* of src, returned by load */
+    void *copy;               /* used where data are not mapped or not aligned */
     size_t cap;
 } hf;
 
@@ -29,7 +29,7 @@ static lm_code find(hf *h, const lm_st_tensor *t, const lm_st_tensor **out, lm_e
         rc = lm_model_source_next(h->src, out, e);
     while (!rc && *out && strcmp((*out)->name, t->name));
     if (!rc && !*out)
-        rc = lm_fail(e, LM_EBUG, t->name, NULL, "asked for out of order");
+        rc = lm_fail(e, LM_EBUG, t->name, NULL, "requested out of order");
     return rc;
 }
 
@@ -121,7 +121,7 @@ lm_code lm_import_hf(lm_import *m, const char *path, const lm_import_opts *o, lm
     const json_t *tree = lm_model_source_config(h->src);
     if (!tree)
         return lm_fail(e, LM_EUSAGE, m->path, "name the model's folder",
-                       "there is no config.json with these weights");
+                       "there is no config.json beside these weights");
     m->tree = json_deep_copy(tree);
     if (!m->tree)
         return lm_fail(e, LM_ELIMIT, m->path, NULL, "no memory for config.json");
@@ -161,7 +161,7 @@ static lm_code make_plan(const lm_import *m, const lm_export_opts *o, lm_st_plan
     return rc;
 }
 
-/* The type that most weights have, as config.json says it; NULL: none of these. */
+/* The most frequent type of weights, in the spelling of config.json; NULL: another type. */
 static const char *torch_name(const lm_st_plan *plan)
 {
     uint64_t bytes[LM_DTYPE_COUNT] = { 0 };
@@ -206,7 +206,7 @@ static lm_code write_tensors(lm_import *m, lm_folder *f, uint64_t total, lm_err 
 
     while (!rc && !lm_stopping() && (want = lm_folder_next(f))) {
         const void *data = NULL;
-        uint64_t bytes = want->bytes; /* want is gone when it is written */
+        uint64_t bytes = want->bytes; /* freed when it has been written */
         for (size_t i = 0; !rc && i < lm_st_plan_count(m->plan); i++) {
             t = lm_st_plan_at(m->plan, i);
             if (!strcmp(t->name, want->name))
@@ -246,7 +246,7 @@ lm_code lm_export_hf(lm_import *m, const char *path, const lm_export_opts *o, lm
     if (!rc)
         rc = make_plan(m, o, plan, e);
     if (!rc && m->spool)
-        rc = m->spool(m, e); /* the folder has an order of its own */
+        rc = m->spool(m, e); /* the folder has its own order */
     if (!rc) {
         raw = !fit_dtype(m, plan) && lm_import_side(m, "config.json");
         spec.config = raw ? NULL : m->tree;

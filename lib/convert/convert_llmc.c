@@ -46,9 +46,9 @@ lm_code lm_import_llmc(lm_import *m, lm_map *map, lm_err *e)
     lm_code rc = LM_OK;
 
     if (map->size < LLMC_HEADER || !lm_is_llmc(h, map->size))
-        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "this is no checkpoint of llm.c");
+        rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "this is not a checkpoint of llm.c");
     else if (get(h, 1) != LLMC_F32 && get(h, 1) != LLMC_BF16)
-        rc = lm_fail(e, LM_EFORMAT, m->path, "versions 3 (F32) and 5 (BF16) are known",
+        rc = lm_fail(e, LM_EFORMAT, m->path, "versions 3 (F32) and 5 (BF16) are supported",
                      "version %" PRId32 " of llm.c's checkpoints", get(h, 1));
     else if (get(h, 3) < 1 || get(h, 7) < get(h, 3))
         rc = lm_fail(e, LM_EFORMAT, m->path, NULL,
@@ -57,7 +57,7 @@ lm_code lm_import_llmc(lm_import *m, lm_map *map, lm_err *e)
     if (!rc) {
         f.dtype = get(h, 1) == LLMC_F32 ? LM_DTYPE_F32 : LM_DTYPE_BF16;
         f.pad_rows = get(h, 7);
-        int eot = get(h, 3) - 1; /* of GPT-2's vocabulary, the last */
+        int eot = get(h, 3) - 1; /* the last token of GPT-2's vocabulary */
         rc = take_config(m,
                          json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:s, "
                                    "s:b}",
@@ -87,7 +87,7 @@ static bool near(double a, double b)
     return fabs(a - b) <= 1e-6 * fabs(b);
 }
 
-/* BF16 only when nothing is lost, or when asked for. */
+/* BF16 only if that is lossless, or on request. */
 static lm_dtype llmc_dtype(const lm_import *m, const lm_export_opts *o)
 {
     if (o->dtype != LM_DTYPE_NONE)
@@ -107,7 +107,7 @@ lm_code lm_export_llmc(lm_import *m, const char *path, const lm_export_opts *o, 
 
     if (c->arch != &lm_arch_gpt2)
         return refuse(m, "llm.c", "model but GPT-2", e);
-    const lm_layer *y = &c->layer[c->layers - 1]; /* scaled least, where layers are scaled apart */
+    const lm_layer *y = &c->layer[c->layers - 1]; /* the smallest scale, if layers have their own */
     if (y->ffn != 4 * c->width || !c->tied || y->mlp != LM_MLP_GELU ||
         !near(y->scale, 1 / sqrt((double)y->head_dim)) || !near(c->norm_eps, 1e-5))
         return refuse(m, "llm.c",
@@ -115,7 +115,7 @@ lm_code lm_export_llmc(lm_import *m, const char *path, const lm_export_opts *o, 
                       "the published ones",
                       e);
     if (f.dtype == LM_DTYPE_F16)
-        return refuse(m, "llm.c", "F16; F32 and BF16 are known", e);
+        return refuse(m, "llm.c", "F16; F32 and BF16 are supported", e);
     set(h, 0, LLMC_MAGIC);
     set(h, 1, f.dtype == LM_DTYPE_F32 ? LLMC_F32 : LLMC_BF16);
     set(h, 2, c->max_positions);
@@ -187,7 +187,7 @@ lm_code lm_import_llama2c(lm_import *m, lm_map *map, lm_err *e)
     lm_code rc = LM_OK;
 
     if (!read_shape(map->data, map->size, &s))
-        rc = lm_fail(e, LM_EFORMAT, m->path, "versions 0 and 1 are known",
+        rc = lm_fail(e, LM_EFORMAT, m->path, "versions 0 and 1 are supported",
                      "this is not a model of llama2.c");
     if (!rc)
         rc = take_config(m,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_rows.c -- matrices recast row by row. */
+/* convert_rows.c -- converts matrices row by row. */
 #include "convert/convert_rows.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 
-enum { STRIPE = 32 }; /* rows turned at a time: a cache line of 16-bit elements */
+enum { STRIPE = 32 }; /* rows transposed at a time: a cache line of 16-bit elements */
 
 #define NO_ELEMENT INT64_MAX
 
@@ -43,7 +43,7 @@ static bool same(const lm_rows *r)
     return r->from == r->to && !adds(r);
 }
 
-/* ---- What does not fit ---- */
+/* ---- Numbers that do not fit ---- */
 
 static uint32_t magnitude(float f)
 {
@@ -53,7 +53,7 @@ static uint32_t magnitude(float f)
     return u & 0x7fffffff; /* in the order of the numbers, infinity and NaN last */
 }
 
-/* The smallest magnitude that may not fit.  Blocks have scales in F16. */
+/* The smallest magnitude that may not fit; scales of blocks are F16. */
 static uint32_t suspect(const lm_rows *r)
 {
     if (lm_format_interleaved(r->to))
@@ -63,8 +63,8 @@ static uint32_t suspect(const lm_rows *r)
                                              : magnitude(INFINITY);
 }
 
-/* Is element i of a row lost: finite before, infinite now; in blocks, not finite at all, or so large
- * that its scale was cut.  x is the row as F32, `back` (blocks) what dst decodes to. */
+/* True if element i of a row is lost: it became infinite or, in blocks, is not finite or so large
+ * that its scale was limited.  x is the row as F32, `back` (blocks) the decoded row. */
 static bool is_lost(const lm_rows *r, const void *src, const float *x, const void *dst,
                     const float *back, int64_t i)
 {
@@ -76,7 +76,7 @@ static bool is_lost(const lm_rows *r, const void *src, const float *x, const voi
                                                    : lm_get(r->from->element, src, i));
 }
 
-/* The first of the `n` numbers of a row that is lost, or NO_ELEMENT.  `back` has room for n floats. */
+/* The first lost number among the `n` of a row, or NO_ELEMENT.  `back` has room for n floats. */
 static int64_t check_row(const lm_rows *r, const void *src, const float *x, const void *dst,
                          float *back, int64_t n)
 {
@@ -96,7 +96,8 @@ static int64_t check_row(const lm_rows *r, const void *src, const float *x, cons
     return NO_ELEMENT;
 }
 
-/* One row of src to one of dst, x and back being room for n floats each; gives check_row's answer. */
+/* One row of src to one of dst, x and back are scratch of n floats each; returns the result of
+ * check_row. */
 static int64_t recast(const lm_rows *r, const void *src, void *dst, float *x, float *back,
                       int64_t n)
 {
@@ -134,7 +135,7 @@ static lm_code report(const job *j, int threads, lm_err *e)
                    lm_format_show(r->to));
 }
 
-/* ---- Rows in their order, or mapped ---- */
+/* ---- Rows in order, or mapped ---- */
 
 static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
@@ -156,7 +157,7 @@ static void move_rows(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* ---- Turning ---- */
+/* ---- Transposing ---- */
 
 static void turn_bits(const void *from, size_t pitch, int64_t n, void *to, int64_t width,
                       size_t size)
@@ -173,7 +174,7 @@ static void turn_bits(const void *from, size_t pitch, int64_t n, void *to, int64
     }
 }
 
-/* Rows [begin, end) of dst are columns of src, which has plain elements. */
+/* Write rows [begin, end) of dst from columns of src, which has plain elements. */
 static void gather_stripe(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;
@@ -193,7 +194,7 @@ static void gather_stripe(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Rows [begin, end) of src, which has blocks, become columns of dst. */
+/* Write columns of dst from rows [begin, end) of src, which has blocks. */
 static void scatter_stripe(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;

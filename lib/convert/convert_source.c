@@ -49,7 +49,8 @@ bool lm_is_gguf(const char *path)
 {
     char head[4];
     struct stat st;
-    bool file = !stat(path, &st) && S_ISREG(st.st_mode); /* a pipe must not be opened for a look */
+    /* a pipe must not be opened for inspection */
+    bool file = !stat(path, &st) && S_ISREG(st.st_mode);
     int fd = file ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     bool is = fd >= 0 && pread(fd, head, sizeof head, 0) == sizeof head && !memcmp(head, "GGUF", 4);
     if (fd >= 0)
@@ -57,7 +58,7 @@ bool lm_is_gguf(const char *path)
     return is;
 }
 
-/* What lm_import calls side files, by the names of files of a folder. */
+/* The side files of lm_import, by the names of files in a folder. */
 static lm_code list_files(const lm_import *m, lm_folder_files *out, lm_err *e)
 {
     for (size_t i = 0; i < m->n_side; i++) {
@@ -92,7 +93,7 @@ lm_code lm_gguf_source_open(const char *path, bool tokenizer, lm_par *par, lm_si
                                         .ctx = m };
         lm_model_source_make(&parts, out, e);
     }
-    lm_free(files.v); /* names and data are the import's */
+    lm_free(files.v); /* names and data belong to the import */
     if (!*out)
         close_import(m);
     return *out ? LM_OK : e->code;

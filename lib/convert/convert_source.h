@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert_source.h -- a GGUF file as a model source: as lm_import sees it, with the codes of its tensors. */
+/* convert_source.h -- a GGUF file as a model source, through lm_import, with the codes of its
+ * tensors. */
 #ifndef LM_CONVERT_CONVERT_SOURCE_H
 #define LM_CONVERT_CONVERT_SOURCE_H
 
 #include "convert/convert.h"
 
-/* Does the file at `path` begin as a GGUF file does? */
+/* True if the file at `path` begins like a GGUF file. */
 bool lm_is_gguf(const char *path);
-/* Open it; blocks that are read as numbers are decoded to F32.  tokenizer false: without its own.  Fails as
- * lm_import_open. */
+/* Open it; blocks that are read as numbers are decoded to F32.  tokenizer false: without its
+ * tokenizer.  Fails as lm_import_open. */
 lm_code lm_gguf_source_open(const char *path, bool tokenizer, lm_par *par, lm_sink *sink,
                             lm_model_source **out, lm_err *e);
 

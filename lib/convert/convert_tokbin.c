@@ -2,9 +2,9 @@
 /* convert_tokbin.c -- llama2.c's tokenizer.bin.
  *
  * tokenizer.py of karpathy/llama2.c: u32 bytes of the longest token; then for each token f32 score,
- * i32 length, bytes.  There are as many as the model has; U+2581 is written as a space, <s> and
- * </s>, tokens 1 and 2, stand between line feeds.  It is what GGUF's "llama" holds, and becomes a
- * tokenizer.json the same way. */
+ * i32 length, bytes.  The number of tokens is that of the model; U+2581 is written as a space; <s>
+ * and </s>, tokens 1 and 2, are enclosed in line feeds.  The content is that of GGUF's "llama", and
+ * is converted to a tokenizer.json in the same way. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@
 #define UNDERSCORE "\xe2\x96\x81" /* U+2581 */
 
 typedef struct {
-    lm_buf texts; /* of all tokens, one after the other */
+    lm_buf texts; /* texts of all tokens, one after the other */
     lm_gguf_text *text;
     int32_t *type;
     float *score;
@@ -70,7 +70,7 @@ static lm_code take_tokens(tokens *t, const lm_buf *file, const char *path, lm_e
     return rc;
 }
 
-/* As the metadata of a GGUF file, which are then read. */
+/* Write it as the metadata of a GGUF file, which are then read. */
 static lm_code as_gguf(lm_import *m, const tokens *t, const char *path, lm_err *e)
 {
     lm_gguf_plan *p = NULL;

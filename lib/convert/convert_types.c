@@ -26,7 +26,7 @@ enum {
 };
 enum { KEEP = -1 };
 
-/* llama.cpp's mixtures, by what they are called; ALIKE: all weights in one type. */
+/* llama.cpp's mixtures by name; ALIKE: all weights in one type. */
 typedef enum {
     ALIKE,
     MIX_Q2,
@@ -41,7 +41,7 @@ typedef enum {
 
 struct lm_gguf_recipe {
     const char *name;
-    int type; /* of weights in general */
+    int type; /* type of most weights */
     uint32_t file_type;
     mixture mix;
 };
@@ -85,10 +85,10 @@ lm_code lm_gguf_recipe_find(const char *name, const lm_gguf_recipe **out, lm_err
             return LM_OK;
         }
     return lm_fail(e, LM_EUSAGE, "matrix type", lm_nearest(name, lm_gguf_types),
-                   "'%s' is no type of a GGUF file", name);
+                   "'%s' is not a type of a GGUF file", name);
 }
 
-/* The layers whose matrices are worth more bits (llama.cpp, src/llama-quant.cpp). */
+/* The layers whose matrices get more bits (llama.cpp, src/llama-quant.cpp). */
 static bool more_bits(int64_t i, int64_t n)
 {
     return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
@@ -99,7 +99,7 @@ static int values_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const 
 {
     const lm_layer *y = &c->layer[0];
     bool grouped = y->heads / y->kv_heads >= 4;
-    /* what llama.cpp calls 70B: few values that many heads share */
+    /* llama.cpp's criterion for 70B: few values shared by many heads */
     bool shared = c->layers == 80 && (!strcmp(c->arch->gguf, "qwen2") ||
                                       (!strcmp(c->arch->gguf, "llama") && y->heads != y->kv_heads));
     int type = r->type;
@@ -212,7 +212,7 @@ uint32_t lm_gguf_recipe_type(const lm_gguf_rule *rule, const lm_config *c, const
 
     *fell_back = false;
     if (s->ndim == 1 || s->part == LM_PART_POSITION)
-        return LM_GGUF_TYPE_F32; /* llama.cpp computes with no other */
+        return LM_GGUF_TYPE_F32; /* llama.cpp computes with F32 only */
     if (r->type == KEEP)
         return (uint32_t)own;
     lm_model_tensor_gguf_dim(s, dim);

@@ -25,11 +25,11 @@ static lm_code no_words(const lm_import *m, const char *what, lm_err *e)
     return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", m->config.arch->gguf, what);
 }
 
-/* n, when each n-th layer sees all keys and the others have windows; 0: there is no such n. */
+/* n, if each n-th layer attends to all keys and the others have windows; 0: no such n. */
 static int64_t pattern_of(const lm_config *c)
 {
     for (int64_t n = c->layers + 1; n > 0; n--) {
-        /* the usual one before others that fit as well */
+        /* the usual one first, as others may fit too */
         int64_t by = n == c->layers + 1 ? c->arch->gguf_pattern : n, l = 0;
         while (l < c->layers && (c->layer[l].window > 0) == ((l + 1) % by != 0))
             l++;
@@ -39,10 +39,10 @@ static int64_t pattern_of(const lm_config *c)
     return 0;
 }
 
-/* Are there soft caps exactly where llama.cpp computes with them? */
+/* True if soft caps occur exactly where llama.cpp computes them. */
 static bool caps_fit(const lm_config *c)
 {
-    bool attn = false, logits = false; /* a model that has the first has the second, too */
+    bool attn = false, logits = false; /* a model with the first also has the second */
 
     for (const lm_gguf_key *k = c->arch->gguf_keys; k->hf; k++) {
         attn = attn || !strcmp(k->gguf, "attn_logit_softcapping");
@@ -51,7 +51,7 @@ static bool caps_fit(const lm_config *c)
     return (c->layer[0].soft_cap > 0) == attn && (c->logit_cap > 0 ? logits : !attn);
 }
 
-/* What llama.cpp would compute otherwise than the model means. */
+/* Report properties that llama.cpp would compute differently. */
 static lm_code check_words(const lm_import *m, lm_err *e)
 {
     const lm_config *c = &m->config;
@@ -78,7 +78,7 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         return no_words(m, "scaling of positions in layers with a window", e);
     if (c->ropes && r->type == LM_ROPE_DYNAMIC)
         lm_log(m->sink, LM_LOG_WARN,
-               "%s: GGUF has no dynamic rotary scaling: llama.cpp will not go beyond %" PRId64
+               "%s: GGUF has no dynamic rotary scaling: llama.cpp will not exceed %" PRId64
                " position%s",
                m->path, c->max_positions, lm_plural(c->max_positions));
     if (c->ropes && r->type == LM_ROPE_YARN && !r->truncate)
@@ -87,12 +87,12 @@ static lm_code check_words(const lm_import *m, lm_err *e)
                m->path);
     if (!c->arch->gguf_windows && window > 0 && window < c->max_positions)
         lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s knows no sliding window: texts of more than %" PRId64
-               " tokens will be seen whole",
+               "%s: llama.cpp's %s has no sliding window: texts of more than %" PRId64
+               " tokens are attended to as a whole",
                m->path, arch, window);
     if (c->ropes && !c->arch->gguf_pairs && c->layer[0].out_bias)
         lm_log(m->sink, LM_LOG_WARN,
-               "%s: llama.cpp's %s has no bias on attn_output and will refuse this file", m->path,
+               "%s: llama.cpp's %s has no bias on attn_output and refuses this file", m->path,
                arch);
     return LM_OK;
 }
@@ -102,9 +102,9 @@ static double yarn_scale(double factor, double m)
     return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
 }
 
-/* What the rotated vectors are multiplied with.  llama.cpp takes yarn_scale(factor, 1) times
- * rope.scaling.attn_factor, and no notice of rope.scaling.yarn_attn_factor, which its own
- * conversion writes. */
+/* The factor of the rotated vectors.  llama.cpp uses yarn_scale(factor, 1) times
+ * rope.scaling.attn_factor, and ignores rope.scaling.yarn_attn_factor, which its own conversion
+ * writes. */
 static double yarn_attention(const lm_rope_config *r)
 {
     if (r->attention > 0)
@@ -297,10 +297,10 @@ out:
 
 /* The divisors f of llama3's scaling, i of them 1 at first, the last ones the factor; between them
  * 1/f is linear in the frequency x in turns per token: (original x - low) / (high - low), where low
- * is taken as 1, as all published models have it. */
+ * is assumed to be 1, as in all published models. */
 typedef struct {
     double factor;     /* the largest divisor */
-    double x[2], s[2]; /* first and last of those between */
+    double x[2], s[2]; /* first and last of those in between */
     int64_t between;
     double last_one, first_factor; /* x of the last 1 and of the first factor; 0: none */
 } divisors;
@@ -335,7 +335,8 @@ static divisors look_at(const lm_gguf *g, const lm_gguf_tensor *t, double theta)
     return d;
 }
 
-/* Two numbers between the ends give both parameters; of fewer, all that fit do alike. */
+/* Two numbers between the ends determine both parameters; with fewer, all parameters that fit are
+ * equivalent. */
 static void solve(const divisors *d, double *high, double *original)
 {
     *high = 4;
@@ -382,7 +383,7 @@ static lm_code get_llama3(reader *r, json_t *scaling, double theta, int64_t dim)
     }
     if (!rc && !fits)
         rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
-                     "'%s' is no scaling of the kind llama3", LM_GGUF_ROPE_FREQS);
+                     "'%s' is not a scaling of the kind llama3", LM_GGUF_ROPE_FREQS);
     lm_free(f);
     if (rc)
         return rc;
@@ -435,8 +436,8 @@ static lm_code get_rope(reader *r, int64_t dim)
         if (!rc && given && v > 0)
             set_real(s, "attention_factor", v * yarn_scale(factor, 1));
     } else if (type.text && !(type.len == 4 && !memcmp(type.text, "none", 4))) {
-        rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), "linear, yarn and llama3 are known",
-                     "rotary scaling '%.*s' is not known", (int)(type.len < 40 ? type.len : 40),
+        rc = lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), "linear, yarn and llama3 are supported",
+                     "unknown rotary scaling '%.*s'", (int)(type.len < 40 ? type.len : 40),
                      type.text);
     }
     if (!rc && json_object_size(s))
@@ -453,8 +454,8 @@ lm_code lm_gguf_get_rope(const lm_gguf *g, const lm_arch *a, int64_t dim, json_t
     return get_rope(&r, dim);
 }
 
-/* The width of a head.  Keys, values and their rotated part are all of it in the models that are
- * known here. */
+/* The width of a head.  In supported models, keys, values and their rotated part have this
+ * width. */
 static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
 {
     static const char *const others[2] = { "attention.value_length", "rope.dimension_count" };
@@ -469,13 +470,13 @@ static lm_code get_head_dim(reader *r, int64_t dflt, int64_t *dim)
         if (n != *dim)
             return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
                            "'%s' is %" PRId64 ", the heads are %" PRId64
-                           " wide: only models with both alike are known",
+                           " wide: only models in which they are equal are supported",
                            r->key, n, *dim);
     }
     return LM_OK;
 }
 
-/* A number, or what stands for it where it is absent. */
+/* A number, or its default if it is absent. */
 static lm_code get_number(reader *r, const lm_gguf_key *k)
 {
     double like = k->like ? (double)json_integer_value(json_object_get(r->o, k->like)) : 1;
@@ -516,13 +517,13 @@ static lm_code get_window(reader *r, const char *key, bool known)
         return r->e->code;
     if (window && !known)
         return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
-                       "a sliding window in '%s' cannot be said in config.json", r->arch);
+                       "a sliding window in '%s' cannot be written in config.json", r->arch);
     if (window)
         set_int(r, key, window);
     return LM_OK;
 }
 
-/* layer_types, where GGUF has another pattern than the usual one. */
+/* layer_types, if GGUF has another pattern than the usual one. */
 static lm_code get_pattern(reader *r, const lm_arch *a)
 {
     int64_t pattern, layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
@@ -542,7 +543,7 @@ static lm_code get_pattern(reader *r, const lm_arch *a)
     return LM_OK;
 }
 
-/* What query_pre_attn_scalar has to be for the scale that llama.cpp takes. */
+/* The value of query_pre_attn_scalar that gives the scale of llama.cpp. */
 static void get_scalar(reader *r, const lm_arch *a, const char *key, int64_t dim)
 {
     int64_t layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
@@ -553,7 +554,7 @@ static void get_scalar(reader *r, const lm_arch *a, const char *key, int64_t dim
     set_int(r, key, (int64_t)rint(1 / (scale * scale)));
 }
 
-/* All that the entry of the architecture asks for, in its order. */
+/* All keys of the entry of the architecture, in its order. */
 static lm_code get_keys(reader *r, const lm_arch *a)
 {
     bool windows = false;
@@ -590,7 +591,7 @@ static lm_code get_keys(reader *r, const lm_arch *a)
     return rc || windows ? rc : get_window(r, "", false);
 }
 
-/* Mixtures of experts, of whatever architecture, are refused by that name. */
+/* Mixtures of experts of any architecture are refused with this reason. */
 static lm_code check_dense(const lm_gguf *g, const lm_gguf_text *arch, lm_err *e)
 {
     char key[96];
@@ -602,12 +603,12 @@ static lm_code check_dense(const lm_gguf *g, const lm_gguf_text *arch, lm_err *e
         return e->code;
     return experts
                ? lm_fail(e, LM_EUSAGE, lm_gguf_path(g), NULL,
-                         "a model of %" PRId64 " experts; only dense ones are converted", experts)
+                         "a model of %" PRId64 " experts; only dense ones are supported", experts)
                : LM_OK;
 }
 
-/* The first entry of that name, but Mistral where Llama has a window: only our own files say so, llama.cpp's conversion
- * drops it. */
+/* The first entry of that name, but Mistral if Llama has a window: only our own files store it,
+ * llama.cpp's conversion drops it. */
 static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 {
     lm_gguf_text name;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_edited.c -- metadata changed since our conversion wrote them win over the files kept with them.
+/* gguf_edited.c -- metadata that were edited after our conversion override the files kept with
+ * them.
  *
- * What that conversion wrote is made once more from the kept files; a key whose value is another one
- * now was edited. */
+ * The metadata are built again from the kept files; a key with another value was edited. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,16 +14,16 @@
 
 typedef struct {
     lm_import *m;
-    const lm_gguf *g; /* as the file is */
-    lm_gguf *was;     /* as it was written */
+    const lm_gguf *g; /* as in the file */
+    lm_gguf *was;     /* as written by our conversion */
     lm_err *e;
-    char first[200]; /* the first edit, in words */
+    char first[200]; /* description of the first edit */
     size_t n;
 } edits;
 
-/* ---- Finding them ---- */
+/* ---- Finding edits ---- */
 
-/* The metadata that the kept files give. */
+/* The metadata of the kept files. */
 static lm_code write_again(edits *x, bool tokenizer, lm_buf *header)
 {
     lm_sink *sink = x->m->sink;
@@ -32,7 +32,7 @@ static lm_code write_again(edits *x, bool tokenizer, lm_buf *header)
 
     if (rc)
         return rc;
-    x->m->sink = NULL; /* its warnings were said when the file was written */
+    x->m->sink = NULL; /* its warnings were reported when the file was written */
     lm_gguf_put_numbers(p, &x->m->config);
     if (tokenizer)
         rc = lm_gguf_put_vocab(p, x->m, x->e);
@@ -60,7 +60,8 @@ static bool same(const lm_gguf_value *a, const lm_gguf_value *b)
            !memcmp(a->data, b->data, a->bytes);
 }
 
-/* Does the file say something else under `key` than it was given?  A key that is gone says nothing. */
+/* True if the file has another value under `key` than our conversion wrote.  A removed key does not
+ * count. */
 static bool edited(const edits *x, const char *key)
 {
     const lm_gguf_value *now = lm_gguf_value_of(x->g, key), *was = lm_gguf_value_of(x->was, key);
@@ -92,7 +93,7 @@ static void note(edits *x, const char *key)
         snprintf(x->first, sizeof x->first, "'%.80s' is another text", key);
 }
 
-/* ---- Taking them over ---- */
+/* ---- Applying edits ---- */
 
 static lm_code set(edits *x, json_t *o, const char *key, json_t *v)
 {
@@ -115,7 +116,7 @@ static lm_code set_number(edits *x, json_t *o, const char *key, const char *gguf
                : set(x, o, key, json_integer(whole));
 }
 
-/* A key that is said once more in another spelling (n_ctx) changes where it is there. */
+/* A key that exists in another spelling too (n_ctx) is also changed there. */
 static bool is_second(const lm_arch *a, const lm_gguf_key *k)
 {
     for (const lm_gguf_key *i = a->gguf_keys; i < k; i++)
@@ -136,7 +137,7 @@ static lm_code take_number(edits *x, const lm_gguf_key *k)
         return LM_OK;
     if (k->kind == LM_KEY_WINDOW && c->arch != &lm_arch_mistral && lm_config_window(c) <= 0)
         return lm_fail(x->e, LM_EUSAGE, x->m->path, NULL,
-                       "'%s': a config.json of %s without window cannot say it", gguf,
+                       "'%s': a config.json of %s without window cannot represent it", gguf,
                        c->arch->name);
     if (!is_second(c->arch, k))
         note(x, gguf);
@@ -243,7 +244,7 @@ static lm_code replace_json(edits *x, const char *name, const json_t *tree)
     return rc;
 }
 
-/* A kept file as a tree; NULL in *out: it was not kept. */
+/* A kept file as a tree; *out NULL: not kept. */
 static lm_code open_side(edits *x, const char *name, json_t **out)
 {
     const lm_side_file *f = lm_import_side(x->m, name);
@@ -262,7 +263,7 @@ static lm_code token_text(edits *x, int64_t id, lm_gguf_text *out)
         found = lm_gguf_next_str(&it, out);
     return found ? LM_OK
                  : lm_fail(x->e, LM_EFORMAT, x->m->path, NULL,
-                           "a special token is number %" PRId64 ", which is no token's", id);
+                           "a special token is number %" PRId64 ", which no token has", id);
 }
 
 static lm_code take_ids(edits *x, json_t *tokenizer, json_t *generation, bool *changed)
@@ -357,7 +358,7 @@ lm_code lm_gguf_take_edits(lm_import *m, const lm_gguf *g, bool tokenizer, lm_er
     if (x.n > 1)
         snprintf(more, sizeof more, ", and %zu more", x.n - 1);
     lm_log(m->sink, LM_LOG_WARN,
-           "%s: its metadata were edited (%s%s): they win over the config.json kept in it", m->path,
+           "%s: its metadata were edited (%s%s): they override the config.json kept in it", m->path,
            x.first, more);
     lm_config_fini(&m->config);
     rc = lm_config_read(m->tree, m->path, &m->config, e);

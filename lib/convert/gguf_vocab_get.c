@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_vocab_get.c -- a tokenizer.json made out of GGUF's tokenizer.* keys. */
+/* gguf_vocab_get.c -- builds a tokenizer.json from GGUF's tokenizer.* keys. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ typedef struct {
     lm_err *e;
 } vocab;
 
-/* ---- Taking it in ---- */
+/* ---- Reading the keys ---- */
 
 static lm_code bad(const vocab *v, const char *key, const char *what)
 {
@@ -37,7 +37,7 @@ static lm_code read_tokens(vocab *v, const lm_config *c)
     lm_code rc;
 
     if (!t || !t->array || t->kind != LM_GGUF_STRING)
-        return bad(v, tokens, "is missing, or no list of strings");
+        return bad(v, tokens, "is missing or not a list of strings");
     if (t->count > (uint64_t)c->vocab)
         return lm_fail(v->e, LM_EFORMAT, lm_gguf_path(v->g), NULL,
                        "it has %" PRIu64 " token%s, 'token_embd.weight' only %" PRId64 " row%s",
@@ -61,13 +61,13 @@ static lm_code read_tokens(vocab *v, const lm_config *c)
     return rc;
 }
 
-/* In: what is taken when the key is missing. */
+/* In: the default if the key is missing. */
 static lm_code read_id(vocab *v, const char *key, int64_t *id)
 {
     lm_code rc = lm_gguf_i64_or(v->g, key, *id, 0, INT64_C(1) << 40, id, NULL, v->e);
 
     if (!rc && *id >= (int64_t)v->s.n)
-        return bad(v, key, "is no token's number");
+        return bad(v, key, "is not the number of a token");
     return rc;
 }
 
@@ -150,7 +150,7 @@ static lm_code find_pre(const vocab *v, const pre_tokenizer **out)
             return LM_OK;
         }
     return lm_fail(v->e, LM_EUSAGE, lm_gguf_path(v->g), "give the model's own tokenizer, or none",
-                   "its pre-tokeniser%s%.*s is not known", name.text ? " " : " has no name and",
+                   "its pre-tokeniser%s%.*s is unknown", name.text ? " " : " has no name and",
                    name.text ? (int)(name.len < 60 ? name.len : 60) : 0,
                    name.text ? name.text : "");
 }
@@ -190,7 +190,7 @@ static lm_code put_merges(lm_jw *w, const vocab *v)
     lm_gguf_text m;
 
     if (!list || !list->array || list->kind != LM_GGUF_STRING)
-        return bad(v, key, "is missing, or no list of strings");
+        return bad(v, key, "is missing or not a list of strings");
     lm_jw_arr(w, "merges");
     while (lm_gguf_next_str(&it, &m)) {
         const char *space = m.len > 1 ? memchr(m.text + 1, ' ', m.len - 1) : NULL;
@@ -254,7 +254,7 @@ static lm_code write_config(const vocab *v, const lm_config *c, lm_buf *out)
     return rc ? rc : lm_buf_add(out, "\n", 1, v->e);
 }
 
-/* ---- The whole ---- */
+/* ---- The tokenizer ---- */
 
 static lm_code write_tokenizer(vocab *v, bool fallback, const pre_tokenizer *pre, lm_buf *out)
 {
@@ -279,7 +279,7 @@ static lm_code write_tokenizer(vocab *v, bool fallback, const pre_tokenizer *pre
     return rc ? rc : lm_buf_add(out, "\n", 1, v->e);
 }
 
-/* A tokenizer.json that our own reader refuses is none. */
+/* Fail if our own reader refuses the tokenizer.json. */
 static lm_code prove(const vocab *v, const lm_buf *json, const lm_buf *config)
 {
     lm_tokenizer *t = NULL;
@@ -307,7 +307,7 @@ lm_code lm_gguf_get_vocab(const lm_gguf *g, const lm_config *c, lm_buf *json, lm
     fallback = model.len == 5 && !memcmp(model.text, "llama", 5);
     if (!fallback && !(model.len == 4 && !memcmp(model.text, "gpt2", 4)))
         return lm_fail(e, LM_EUSAGE, lm_gguf_path(g), "give the model's own tokenizer, or none",
-                       "a tokenizer of kind '%.*s', known are gpt2 and llama",
+                       "a tokenizer of kind '%.*s', gpt2 and llama are supported",
                        (int)(model.len < 40 ? model.len : 40), model.text);
     if (!fallback)
         rc = find_pre(&v, &pre);

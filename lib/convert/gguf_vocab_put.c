@@ -2,7 +2,7 @@
 /* gguf_vocab_put.c -- a tokenizer.json as GGUF's tokenizer.* keys.
  *
  * Byte-level BPE is llama.cpp's "gpt2": tokens, merges and the name of a pattern.  BPE with byte
- * fallback is its "llama", which knows no merges: it joins the pair whose joint token has the
+ * fallback is its "llama", which has no merges: it joins the pair whose joined token has the
  * highest score, so the score of a token is the rank of the first merge that makes it. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,20 +23,20 @@ typedef struct {
     const lm_import *m;
     lm_gguf_plan *p;
     lm_err *e;
-    const lm_side_file *pieces; /* tokenizer.model, when there is no tokenizer.json; else NULL */
+    const lm_side_file *pieces; /* tokenizer.model, if there is no tokenizer.json; otherwise NULL */
     lm_tokenizer *tok;
     lm_lists lists;
     json_t *rest; /* tokenizer.json without vocabulary and merges */
-    size_t n;     /* of the model's vocabulary */
+    size_t n;     /* size of the model's vocabulary */
     lm_gguf_text *text;
     int32_t *type;
     float *score;
-    lm_buf names; /* "[PAD5]" and other texts of our own */
+    lm_buf names; /* "[PAD5]" and other synthesised texts */
     char where[300];
 } vocab;
 
-/* The texts of tokenizer.json and its configuration, out of the side files or made of
- * SentencePiece's. */
+/* The texts of tokenizer.json and its configuration, from the side files or from SentencePiece's
+ * file. */
 static lm_code read_files(vocab *v, lm_buf *json, lm_buf *config)
 {
     const lm_side_file *whole = lm_import_side(v->m, "tokenizer.json");
@@ -103,7 +103,7 @@ static bool is_byte(const char *s, size_t len)
     return len == 6 && !memcmp(s, "<0x", 3) && s[5] == '>';
 }
 
-/* What is written like a control token is taken as one, as llama.cpp's conversion does. */
+/* A text in the form of a control token is treated as one, as in llama.cpp's conversion. */
 static bool looks_special(const char *s, size_t len)
 {
     return len > 4 && !memcmp(s, "<|", 2) && !memcmp(s + len - 2, "|>", 2);
@@ -134,7 +134,7 @@ static lm_code fill_tokens(vocab *v, bool fallback)
                           ? CONTROL
                           : USER;
     }
-    /* Room first: the texts are pointed at. */
+    /* Reserve memory first: pointers to the texts are kept. */
     rc = lm_buf_room(&v->names, v->n * 24, v->e);
     for (i = 0; !rc && i < v->n; i++)
         if (!v->text[i].text) {
@@ -157,7 +157,7 @@ static const char *split_pattern(const json_t *step)
                : NULL;
 }
 
-/* llama.cpp's name of the pre-tokeniser; NULL when it has none. */
+/* llama.cpp's name of the pre-tokeniser; NULL if it has none. */
 static const char *pre_name(const json_t *pre, bool ignore_merges)
 {
     const char *type = json_string_value(json_object_get(pre, "type")), *pattern;
@@ -177,7 +177,7 @@ static const char *pre_name(const json_t *pre, bool ignore_merges)
     switch (lm_scan_of_pattern(pattern)) {
     case LM_SCAN_GPT2:
         return "gpt-2";
-    case LM_SCAN_CL100K: /* the nearest that there is: see put_byte_level */
+    case LM_SCAN_CL100K: /* the nearest one: see put_byte_level */
         return "smaug-bpe";
     case LM_SCAN_LLAMA3:
         return ignore_merges ? "llama-bpe" : "smaug-bpe";
@@ -190,7 +190,7 @@ static const char *pre_name(const json_t *pre, bool ignore_merges)
     }
 }
 
-/* "a b" for each merge; a space inside a part cannot be said. */
+/* "a b" for each merge; a space inside a part cannot be represented. */
 static lm_code put_merges(vocab *v)
 {
     lm_gguf_text *list = NULL;
@@ -208,7 +208,7 @@ static lm_code put_merges(vocab *v)
         size_t at = all.len;
         if (memchr(s, ' ', x->left + x->right)) {
             rc = lm_fail(v->e, LM_EUSAGE, v->where, NULL,
-                         "merge %zu has a space in it, which GGUF cannot say", i);
+                         "merge %zu has a space in it, which GGUF cannot represent", i);
             break;
         }
         rc = lm_buf_add(&all, s, x->left, v->e);
@@ -231,13 +231,13 @@ static lm_code put_byte_level(vocab *v, const json_t *model)
     if (!name) {
         name = "default";
         lm_log(v->m->sink, LM_LOG_WARN,
-               "%s: llama.cpp has no pre-tokeniser like this one: it will cut words otherwise",
+               "%s: llama.cpp has no pre-tokeniser like this one: it will cut words differently",
                v->where);
     }
     const char *pattern = split_pattern(json_array_get(json_object_get(pre, "pretokenizers"), 0));
     if (pattern && lm_scan_of_pattern(pattern) == LM_SCAN_CL100K)
         lm_log(v->m->sink, LM_LOG_WARN,
-               "%s: llama.cpp will cut white space at the end of a text otherwise", v->where);
+               "%s: llama.cpp will cut white space at the end of a text differently", v->where);
     lm_gguf_put_str(v->p, "tokenizer.ggml.model", "gpt2", 4);
     lm_gguf_put_str(v->p, "tokenizer.ggml.pre", name, strlen(name));
     lm_gguf_put_strs(v->p, "tokenizer.ggml.tokens", v->text, v->n);
@@ -271,7 +271,7 @@ static bool names_type(const json_t *step, const char *want)
     return type && !strcmp(type, want);
 }
 
-/* Is every space replaced, as llama.cpp does it? */
+/* True if every space is replaced, as in llama.cpp. */
 static bool replaces_space(const json_t *step)
 {
     const char *from =
@@ -280,7 +280,7 @@ static bool replaces_space(const json_t *step)
     return names_type(step, "Replace") && from && !strcmp(from, " ");
 }
 
-/* Does a text begin with a space that is not in it? */
+/* True if a space is added before a text. */
 static bool adds_space(const json_t *rest)
 {
     const json_t *normal = json_object_get(rest, "normalizer"), *step;
@@ -298,7 +298,7 @@ static bool adds_space(const json_t *rest)
     return names_type(pre, "Metaspace") && (!scheme || strcmp(scheme, "never"));
 }
 
-/* Of a vocabulary that came as SentencePiece's file, its own scores and types. */
+/* For a vocabulary from SentencePiece's file, its own scores and types. */
 static lm_code take_pieces(vocab *v)
 {
     lm_sentencepiece sp;
@@ -358,7 +358,7 @@ static void put_id(vocab *v, const char *key, int64_t of_tokenizer, int64_t of_c
         lm_gguf_put_u32(v->p, key, (uint32_t)id);
 }
 
-/* Ids that end a text besides `eos`: llama.cpp has keys for two more, and stops at all. */
+/* Ids that end a text besides `eos`: llama.cpp has keys for two more, and stops at each. */
 static void put_more_eos(vocab *v, int64_t eos)
 {
     static const char *const keys[2] = { "tokenizer.ggml.eot_token_id",
@@ -370,7 +370,7 @@ static void put_more_eos(vocab *v, int64_t eos)
         if (c->eos[i] != eos && n++ < 2)
             put_id(v, keys[n - 1], c->eos[i], -1);
     if (n > 2)
-        lm_log(v->m->sink, LM_LOG_WARN, "%s: GGUF has room for 3 end tokens, the model has %d",
+        lm_log(v->m->sink, LM_LOG_WARN, "%s: GGUF has keys for 3 end tokens, the model has %d",
                v->m->path, n + 1);
 }
 
@@ -402,7 +402,7 @@ static lm_code put_special(vocab *v)
     return rc;
 }
 
-/* Of tokenizer_config.json, or a file of its own. */
+/* From tokenizer_config.json, or a separate file. */
 static lm_code put_template(vocab *v, const lm_side_file *config)
 {
     const lm_side_file *file = lm_import_side(v->m, "chat_template.jinja");

@@ -11,15 +11,16 @@
 
 #include "model/arch.h"
 
-/* All tensors of a model, in the order of its layers.  *out is yours (lm_free).  Fails: LM_ELIMIT. */
+/* All tensors of a model, in the order of its layers.  The caller frees *out (lm_free).  Fails:
+ * LM_ELIMIT. */
 lm_code lm_model_tensors_make(const lm_config *c, lm_model_tensor **out, size_t *n, lm_err *e);
 /* Shape in GGUF. */
 void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2]);
-/* Row of LM_ORDER_ROPE: where row `r` of GGUF's tensor lies in Hugging Face's, and back. */
+/* For LM_ORDER_ROPE: the row of Hugging Face's tensor that is row `r` of GGUF's, and back. */
 int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r);
 int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r);
-/* Is a tensor of this name in Hugging Face's files a buffer: a table that is made anew when the model
- * is built, and part of no format but theirs (attn.bias, rotary_emb.inv_freq)? */
+/* True if a tensor of this name in Hugging Face's files is a buffer: a table that is recomputed
+ * when the model is built, and that other formats do not have (attn.bias, rotary_emb.inv_freq). */
 bool lm_is_buffer(const char *name);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify.c -- files and tensors, each with its reader; see verify.h. */
+/* verify.c -- checks that files and tensors have a reader; see verify.h. */
 #include "convert/verify.h"
 
 #include <inttypes.h>
@@ -36,7 +36,7 @@ static bool is_opened(const lm_model_source *m, const char *name)
     return false;
 }
 
-/* Weights that a program other than a loader of this folder reads. */
+/* Weights that another program reads, but not a loader of this folder. */
 static const char *reader_of(const char *name)
 {
     return !strncmp(name, "optimizer", 9)        ? "train"
@@ -109,7 +109,7 @@ static void check_shape(const parts *p, const lm_st_tensor *t, const lm_model_te
 
     for (int i = 0; same && i < s->ndim; i++)
         same = t->dim[i] == s->dim[i];
-    if (same || !lm_dtype_is_float(t->dtype)) /* what is packed has a shape of its own */
+    if (same || !lm_dtype_is_float(t->dtype)) /* packed weights have another shape */
         return;
     if (s->ndim == 1)
         lm_verify_say(p->f, true, file, t->name,
@@ -134,7 +134,7 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
         if (!packed)
             check_shape(p, t, s);
     } else if (lm_is_buffer(t->name)) {
-        lm_verify_say(p->f, false, file, t->name, "is not read: a table that is made anew");
+        lm_verify_say(p->f, false, file, t->name, "is not read: a table that is recomputed");
     } else if (p->c->tied && !strcmp(t->name, "lm_head.weight")) {
         lm_verify_say(p->f, false, file, t->name,
                       "is not read: config.json ties the head to the embedding");
@@ -168,9 +168,9 @@ static lm_code check_parts(const lm_model_source *m, const lm_config *c, lm_find
     return rc;
 }
 
-/* ---- The whole ---- */
+/* ---- The model ---- */
 
-/* Is a weight in a quantised form? */
+/* True if a weight is in a quantised form. */
 static bool is_quantised(const lm_model_source *m)
 {
     char plain[512];
@@ -183,7 +183,7 @@ static bool is_quantised(const lm_model_source *m)
     return false;
 }
 
-/* The tools that compute refuse the key whatever the weights are. */
+/* Tools that compute refuse the key for any weights. */
 static void check_quantization(const lm_model_source *m, const json_t *config, lm_findings *f)
 {
     static const char key[] = "quantization_config";
@@ -191,12 +191,12 @@ static void check_quantization(const lm_model_source *m, const json_t *config, l
 
     if (v && !json_is_null(v))
         lm_verify_say(f, false, "config.json", key,
-                      is_quantised(m) ? "all that computes with the model refuses it"
-                                      : "all that computes with the model refuses it, and no "
+                      is_quantised(m) ? "all tools that compute with the model refuse it"
+                                      : "all tools that compute with the model refuse it, and no "
                                         "weight is quantised: remove the key");
 }
 
-/* The architecture of a quantised model is that of the model; how it is quantised is not read here. */
+/* The architecture of a quantised model is read without its quantisation. */
 static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings *f, lm_err *e)
 {
     const json_t *config = lm_model_source_config(m);
@@ -206,7 +206,7 @@ static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings
     lm_code rc;
 
     if (!config) {
-        lm_verify_say(f, false, "", NULL, "no config.json: what reads its tensors is not checked");
+        lm_verify_say(f, false, "", NULL, "no config.json: the use of its tensors is not checked");
         return LM_OK;
     }
     plain = json_copy((json_t *)(uintptr_t)config);
@@ -223,8 +223,8 @@ static lm_code check_model(const lm_model_source *m, int64_t *vocab, lm_findings
         const char *type = json_string_value(json_object_get(config, "model_type"));
         bool known = type && lm_config_keys(type);
         lm_verify_say(f, known, "config.json", NULL,
-                      known ? "is refused by all that computes with the model: %s"
-                            : "what reads the tensors and keys is not checked: %s",
+                      known ? "is refused by all tools that compute with the model: %s"
+                            : "the use of tensors and keys is not checked: %s",
                       why.what);
         return LM_OK;
     }

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify.h -- does everything in a model's folder have its reader?  Headers and small files only, no
- * data of tensors.
+/* verify.h -- checks that everything in a model's folder is read by a loader; reads only headers
+ * and small files.
  *
- * Five questions:
+ * Five checks:
  *   files    each .safetensors is opened by a loader: named by the index, or the one file
- *   tensors  each is a part of the architecture in its shape, and none of its parts is missing; a
- *            weight may be there in a quantised form (qweight, weight_packed, codes, _blocks)
- *   scales   each scale or zero point has the weight that it belongs to, and each quantised weight
- *            its scale
- *   keys     of config.json: what has an effect on this model, and what has none
- *   tokens   each file of the tokenizer, and generation_config.json, is read as a tool reads it; what
- *            breaks its format is a fault, a whole tokenizer of a kind that is not read here a note
- * The tensors of an architecture that is not known here are not checked, and a note says so. */
+ *   tensors  each is a part of the architecture in its shape, and none of its parts is missing; a weight may have a quantised form (qweight, weight_packed, codes, _blocks)
+ *   scales   each scale or zero point has its weight, and each quantised weight its scale
+ *   keys     of config.json: those with and without effect on this model
+ *   tokens   each file of the tokenizer, and generation_config.json, is read as a tool reads it; a violation of its format is a fault, an intact tokenizer of an unsupported kind a note
+ * The tensors of an unknown architecture are not checked, which a note reports. */
 #ifndef LM_CONVERT_VERIFY_H
 #define LM_CONVERT_VERIFY_H
 
@@ -19,7 +16,7 @@
 #include "format/folder.h"
 
 typedef struct {
-    bool fault;       /* else a note: worth knowing, nothing is lost */
+    bool fault;       /* otherwise a note: nothing is lost */
     const char *file; /* plain name; "" for the model as a whole */
     const char *name; /* tensor or key; NULL: the file */
     const char *what;
@@ -41,10 +38,10 @@ lm_code lm_model_verify_report(lm_model_source *m, bool json, lm_buf *out, uint6
 /* The parts, for verify.c. */
 void lm_verify_scales(const lm_model_source *m, lm_findings *f);
 void lm_verify_keys(const json_t *config, lm_findings *f);
-/* `vocab`: vocab_size of config.json, 0 when it is not known. */
+/* `vocab`: vocab_size of config.json, 0 if unknown. */
 lm_code lm_verify_tokenizer(lm_model_source *m, int64_t vocab, lm_findings *f, lm_err *e);
-/* Is this the name of a scale, zero point or the like, and of a weight in a quantised form?  The
- * second gives the weight's name in `plain`. */
+/* True for the name of a scale, zero point or similar; and of a weight in a quantised form, with
+ * the weight's name in `plain`. */
 bool lm_verify_is_scale(const char *name);
 bool lm_verify_is_packed(const char *name, char *plain, size_t cap);
 void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,

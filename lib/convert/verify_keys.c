@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_keys.c -- keys of config.json that have no effect on what is computed, each said. */
+/* verify_keys.c -- reports keys of config.json without effect on the computation. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,10 +40,10 @@ static const char *const neutral[] = { "_attn_implementation_autoset",
                                        "use_cache",
                                        NULL };
 
-/* Read, and refused with another value than the one that is known. */
+/* Read, and refused with another value than the supported one. */
 static const char *const fixed[] = { "add_cross_attention", "partial_rotary_factor", NULL };
 
-/* What each way of scaling positions reads besides its type and rope_theta. */
+/* The keys of each kind of position scaling besides its type and rope_theta. */
 static const struct {
     const char *type, *key[8];
 } rope[] = {
@@ -91,7 +91,7 @@ static void check_rope(const json_t *config, const char *of, lm_findings *f)
     }
 }
 
-/* A window that is switched off, and what layer_types overrules. */
+/* A window that is switched off, and keys that layer_types overrides. */
 static void check_window(const json_t *config, const char *type, lm_findings *f)
 {
     static const char *const keys[] = { "sliding_window", "max_window_layers" };
@@ -119,7 +119,7 @@ void lm_verify_keys(const json_t *config, lm_findings *f)
     json_t *v;
 
     if (!known)
-        return; /* verify.c says that the architecture is not known */
+        return; /* verify.c reports the unknown architecture */
     json_object_foreach((json_t *)(uintptr_t)config, key, v)
     {
         const char *near;
@@ -127,17 +127,17 @@ void lm_verify_keys(const json_t *config, lm_findings *f)
             is_among(key, fixed, SIZE_MAX))
             continue;
         if (is_among(key, neutral, SIZE_MAX))
-            lm_verify_say(f, false, "config.json", key, "has no effect on what is computed");
+            lm_verify_say(f, false, "config.json", key, "has no effect on the computation");
         else if (lm_config_reads(type, key))
             continue;
         else if (lm_config_known(key))
             lm_verify_say(f, false, "config.json", key,
                           "has no effect: a %s model does not read it", type);
         else if ((near = lm_nearest(key, known)))
-            lm_verify_say(f, false, "config.json", key, "has no effect: not known; is %s meant?",
+            lm_verify_say(f, false, "config.json", key, "has no effect: unknown; did you mean %s?",
                           near);
         else
-            lm_verify_say(f, false, "config.json", key, "has no effect: not known");
+            lm_verify_say(f, false, "config.json", key, "has no effect: unknown");
     }
     check_rope(config, "rope_parameters", f);
     check_rope(config, "rope_scaling", f);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_report.c -- what verification found, as text and as JSON: faults first. */
+/* verify_report.c -- the findings of a verification, as text and as JSON: faults first. */
 #include <inttypes.h>
 #include <string.h>
 

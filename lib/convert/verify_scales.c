@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_scales.c -- quantised weights and their scales, by the names that the field gives them:
- * compressed-tensors and ModelOpt (weight_scale ...), DeepSeek's FP8 (weight_scale_inv), GPTQ and AWQ
- * (qweight, scales, qzeros, g_idx), bitsandbytes (absmax ...), MXFP4 of gpt-oss (_blocks, _scales),
- * and our own coded weights (codes, scales). */
+/* verify_scales.c -- quantised weights and their scales, by their names in published formats:
+ * compressed-tensors and ModelOpt (weight_scale ...), DeepSeek's FP8 (weight_scale_inv), GPTQ and
+ * AWQ (qweight, scales, qzeros, g_idx), bitsandbytes (absmax ...), MXFP4 of gpt-oss (_blocks,
+ * _scales), and our coded weights (codes, scales). */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 enum { NAME = 512 };
 
-/* What ends in `suffix` belongs to a tensor of the same stem with one of the others. */
+/* A tensor ending in `suffix` belongs to one with the same stem and one of the other endings. */
 static const struct {
     const char *suffix, *owner[3]; /* up to the first NULL */
 } scales[] = {
@@ -91,7 +91,7 @@ bool lm_verify_is_packed(const char *name, char *plain, size_t cap)
     return k >= 0 && with_end(name, packed[k].suffix, packed[k].plain, plain, cap);
 }
 
-/* Is one of the tensors there that `name` has with these ends? */
+/* True if a tensor with the stem of `name` and one of these ends exists. */
 static bool has_one(const lm_model_source *m, const char *name, const char *suffix,
                     const char *const *ends, int n)
 {
@@ -107,8 +107,8 @@ static bool weight_has_scale(const lm_model_source *m, const char *name)
     return has_one(m, name, ".weight", of_weight, sizeof of_weight / sizeof *of_weight);
 }
 
-/* Integers are no weights without a scale; FP8 may be, and is not where others of the model have
- * one. */
+/* Integers without a scale are not weights; FP8 may be, unless other FP8 weights of the model have
+ * scales. */
 static bool needs_scale(const lm_st_tensor *t, bool scaled_fp8)
 {
     const char *d = t->dtype_name;

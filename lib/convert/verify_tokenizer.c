@@ -15,11 +15,11 @@ typedef struct {
     lm_model_source *m;
     lm_findings *f;
     lm_err *e;
-    int64_t vocab; /* of config.json; 0: not known */
-    lm_buf config; /* tokenizer_config.json when it is whole, else empty */
+    int64_t vocab; /* of config.json; 0: unknown */
+    lm_buf config; /* tokenizer_config.json if it is intact, otherwise empty */
 } side;
 
-/* A file that breaks its format is a finding; other failures end the verification. */
+/* A file with an invalid format is a finding; other failures end the verification. */
 static lm_code report(side *s, const char *file, lm_code rc, const lm_err *why)
 {
     const char *name = why->where;
@@ -34,8 +34,8 @@ static lm_code report(side *s, const char *file, lm_code rc, const lm_err *why)
         name = strcmp(name, "merges.txt") && strncmp(name, "tokenizer_", 10) ? "" : name;
     else
         name += name[n] ? n + strspn(name + n, ": ") : n;
-    lm_verify_say(s->f, true, file, *name ? name : NULL,
-                  "is damaged, or asks for what is not known: %s", why->what);
+    lm_verify_say(s->f, true, file, *name ? name : NULL, "is damaged or unsupported: %s",
+                  why->what);
     return LM_OK;
 }
 
@@ -50,7 +50,7 @@ static lm_code load(side *s, const char *file, lm_buf *out, bool *found)
     return report(s, file, rc, &why);
 }
 
-/* An object in JSON; *tree is NULL when it is not there or not whole. */
+/* An object in JSON; *tree is NULL if it is missing or not intact. */
 static lm_code load_object(side *s, const char *file, lm_buf *text, json_t **tree)
 {
     lm_err why = { 0 };
@@ -81,7 +81,7 @@ static lm_code check_object(side *s, const char *file)
     return rc;
 }
 
-/* What a loaded tokenizer and the embedding say of each other. */
+/* Compare a loaded tokenizer with the embedding. */
 static void compare_sizes(side *s, const char *file, const lm_tokenizer *t)
 {
     int64_t ids = lm_tokenizer_vocab_size(t);
@@ -113,7 +113,7 @@ static lm_code try_tokenizer(side *s, const char *file, const lm_buf *text)
     return report(s, file, rc, &why);
 }
 
-/* A whole tokenizer of a kind that lmutils does not read is a note. */
+/* An intact tokenizer of an unsupported kind is a note. */
 static const char *other_kind(const json_t *tree)
 {
     static const char *const kinds[] = { "Unigram", "WordPiece", "WordLevel" };
@@ -168,7 +168,7 @@ static lm_code check_sentencepiece(side *s, bool *there)
     return rc;
 }
 
-/* `other`: the folder has another tokenizer, and half of the pair is not missed. */
+/* `other`: the folder has another tokenizer, so half of the pair may be missing. */
 static lm_code check_pair(side *s, bool other)
 {
     lm_buf vocab = { 0 }, merges = { 0 }, json = { 0 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* arch_qwen2.c -- Qwen2 (arXiv:2407.10671): Llama with biases of queries, keys and values, and a sliding window in the
- * upper layers where the config asks for it. */
+ * upper layers where the config requires it. */
 #include "model/arch_llama.h"
 
 static const char *const keys[] = {

@@ -85,7 +85,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
         run convert-model -f model -o m.gguf --no-originals
         [ "$status" -eq 0 ]
         grep -aq "${p#*:}" m.gguf
-        [[ "$p" == o200k* || "$output" == *"cut white space at the end of a text otherwise"* ]]
+        [[ "$p" == o200k* || "$output" == *"cut white space at the end of a text differently"* ]]
         [[ "$p" == gpt4* || "$output" != *otherwise* ]]
     done
     convert-model -q m.gguf -o back
@@ -316,11 +316,11 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' model/config.json
     run convert-model model -o x.gguf
     [ "$status" -eq 1 ]
-    [[ "$output" == *"layers.1."*"is not known to llama"* ]]
+    [[ "$output" == *"layers.1."*"is unknown to llama"* ]]
     sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/;s/"intermediate_size": [0-9]*/"intermediate_size": 96/' model/config.json
     run convert-model model -o x.gguf
     [ "$status" -eq 1 ]
-    [[ "$output" == *"has the shape ["*"], the config asks for ["*"96"*"]" ]]
+    [[ "$output" == *"has the shape ["*"], the config requires ["*"96"*"]" ]]
 }
 
 @test "convert-model: a list of tensors that was tampered with is refused" {
@@ -344,7 +344,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     sed 's/smaug-bpe/smaug-xyz/' m.gguf > other.gguf
     run convert-model other.gguf -o x
     [ "$status" -eq 2 ]
-    [[ "$output" == *"its pre-tokeniser smaug-xyz is not known"*"--tokenizer"* ]]
+    [[ "$output" == *"its pre-tokeniser smaug-xyz is unknown"*"--tokenizer"* ]]
     convert-model other.gguf -o y --tokenizer model
     cmp y/tokenizer.json model/tokenizer.json
     convert-model other.gguf -o z --tokenizer none
@@ -400,7 +400,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     # what versions before wrote: the buffers were in the list of the file
     sed 's/F32 transformer\.h\.1\.attn\.c_proj\.bias/U8 transformer.h.100000000.attn.bias/' g.gguf > old.gguf
     run convert-model old.gguf -o x
-    [[ "$output" == *"names 27 tensors, there are 28"* ]]
+    [[ "$output" == *"names 27 tensors, the file has 28"* ]]
 }
 
 @test "convert-model: edited metadata win over the config.json kept with them" {
@@ -410,7 +410,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     edit m.gguf tokenizer.ggml.eos_token_id "$(le 5 4)"
     run convert-model m.gguf -o back
     [ "$status" -eq 0 ]
-    [[ "$output" == *"its metadata were edited ('llama.context_length' is 64, not 1024, and 2 more): they win"* ]]
+    [[ "$output" == *"its metadata were edited ('llama.context_length' is 64, not 1024, and 2 more): they override"* ]]
     [ "${#lines[@]}" -eq 1 ]
     grep -q '"max_position_embeddings": 64' back/config.json
     grep -q '"rope_theta": 4.0' back/config.json
@@ -574,7 +574,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     add_tensor model model.layers.0.mlp.experts.gate_up_proj F32 2,2,1 "$f32"
     run convert-model model -o x.gguf
     [ "$status" -eq 1 ]
-    [[ "$output" == *"tensor 'model.layers.0.mlp.experts.gate_up_proj' is not known to llama"* ]]
+    [[ "$output" == *"tensor 'model.layers.0.mlp.experts.gate_up_proj' is unknown to llama"* ]]
     sed -i 's/"model_type": "llama"/"model_type": "qwen3_moe", "num_experts": 2/' model/config.json
     run convert-model model -o x.gguf
     [ "$status" -eq 1 ]

@@ -196,7 +196,7 @@ setup() {
     init-model -q llama-1m --set hidden_size=64 --set intermediate_size=96 --set num_hidden_layers=1 -o v
     run inspect-model --verify v
     [ "$status" -eq 0 ]
-    [[ "$output" == *"note   config.json: torch_dtype: has no effect on what is computed"* ]]
+    [[ "$output" == *"note   config.json: torch_dtype: has no effect on the computation"* ]]
     cp w.safetensors v/model-00002-of-00002.safetensors
     tar -cf v.tar v
     for model in v v.tar -; do
@@ -216,7 +216,7 @@ setup() {
     done
     run inspect-model --verify --json w.safetensors
     [ "$status" -eq 0 ]
-    [ "$output" = '{"model":"w.safetensors","tensor_count":1,"faults":[],"notes":[{"file":null,"name":null,"what":"no config.json: what reads its tensors is not checked"}],"ok":true}' ]
+    [ "$output" = '{"model":"w.safetensors","tensor_count":1,"faults":[],"notes":[{"file":null,"name":null,"what":"no config.json: the use of its tensors is not checked"}],"ok":true}' ]
     for wrong in "v v" "--stats v" "--only x v" "--no-list v"; do
         # shellcheck disable=SC2086
         run inspect-model --verify $wrong
