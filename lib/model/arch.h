@@ -47,20 +47,21 @@ typedef enum {
     LM_KEY_TEXT,     /* the text `gguf` itself */
     LM_KEY_HAS,      /* is there a tensor `gguf`? */
     LM_KEY_HEAD_DIM, /* width of a head, which several keys of GGUF say */
-    LM_KEY_WINDOW, /* sliding window, and layer_types where the pattern is another than gguf_pattern */
-    LM_KEY_SCALAR, /* what the scores' scale is one over the square root of, which no key of GGUF says */
-    LM_KEY_ROPE, /* rope_theta, rope_scaling */
+    LM_KEY_WINDOW,   /* sliding window, and layer_types for a pattern other than gguf_pattern */
+    LM_KEY_SCALAR,   /* query_pre_attn_scalar, which follows from the sizes there */
+    LM_KEY_ROPE,     /* rope_theta, rope_scaling */
 } lm_key_kind;
 
+/* Of an optional number that is absent, the value is `times` that of key `like`, which stands before it;
+ * without `like`, it is `times` itself. */
 typedef struct {
     const char *hf; /* key of config.json; NULL ends a table */
     const char *gguf;
     lm_key_kind kind;
-    bool
-        optional; /* INT, REAL: absent, the value is `times` that of key `like`, or without `like` `times` itself */
+    bool optional;
     const char *like;
     double times;
-    bool unless_like; /* not written where it has that value */
+    bool unless_like; /* config.json does not get the key where it has that value */
 } lm_gguf_key;
 
 struct lm_arch {
@@ -70,7 +71,7 @@ struct lm_arch {
     const char *const *keys; /* of config.json that mean something, ended by NULL */
     lm_code (*read)(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
-    const char *root, *layers; /* before names outside the layers, and before a layer's number */
+    const char *root, *layers; /* in front of names outside the layers, and of a layer's number */
     bool rootless;             /* published files leave `root` out */
     const lm_tensor_name *tensors; /* in the order of their files */
     bool conv1d;                   /* weights of layers are [in, out] */
@@ -78,13 +79,13 @@ struct lm_arch {
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
 
     const lm_gguf_key *gguf_keys;
-    bool gguf_pairs;      /* rows of q and k lie there pair by pair (names.h) */
-    bool gguf_head_dim;   /* head_dim is always written to config.json */
-    bool gguf_windows;    /* llama.cpp obeys its sliding windows, */
-    int64_t gguf_pattern; /* in all layers but every gguf_pattern-th unless told otherwise */
-    int64_t
-        gguf_wide_layers; /* with so many layers scores are scaled by 1/sqrt(width / heads) there, not
-                                     1/sqrt(head_dim) */
+    bool gguf_pairs;    /* rows of q and k lie there pair by pair (convert/names.h) */
+    bool gguf_head_dim; /* head_dim is always written to config.json */
+    bool gguf_windows;  /* llama.cpp obeys sliding windows, */
+    /* and each gguf_pattern-th layer has none unless a key says otherwise */
+    int64_t gguf_pattern;
+    /* with so many layers, llama.cpp scales scores by 1/sqrt(width / heads), not 1/sqrt(head_dim) */
+    int64_t gguf_wide_layers;
 };
 
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
@@ -111,11 +112,8 @@ const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 
 enum { LM_TENSOR_NAME = 96 };
 
-typedef enum {
-    LM_ORDER_SAME,
-    LM_ORDER_ROPE,
-    LM_ORDER_CONV1D
-} lm_element_order; /* convert/names.h */
+/* Orders of elements in GGUF: see convert/names.h. */
+typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
 
 typedef struct {
     char gguf[64], hf[LM_TENSOR_NAME];

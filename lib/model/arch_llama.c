@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_llama.c -- Llama 1 to 3 (arXiv:2302.13971, 2407.21783; tensor names of Hugging Face's modeling_llama.py): RMSNorm
- * before each branch, rotary positions, grouped-query attention, SwiGLU. */
+/* arch_llama.c -- Llama 1 to 3 (arXiv:2302.13971, 2407.21783; tensor names of Hugging Face's
+ * modeling_llama.py): RMSNorm before each branch, rotary positions, grouped-query attention, SwiGLU. */
 #include "model/arch_llama.h"
 
 static const char *const keys[] = { LM_KEYS_DECODER, "hidden_act", "attention_bias", "mlp_bias",

@@ -28,7 +28,8 @@ typedef struct {
 } lm_decoder_defaults;
 
 /* A decoder with RMSNorm, rotary positions and a gated MLP: the core, and layers that are all alike: no
- * bias, no norm of queries and keys, no window, rotary table 0, scores scaled by 1/sqrt(head_dim), norms before the branches.
+ * bias, no norm of queries and keys, no window, rotary table 0, scores scaled by 1/sqrt(head_dim), norms
+ * before the branches.
  * The rotary table itself is for lm_read_rope. */
 lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_defaults *d,
                         lm_config *c, lm_err *e);

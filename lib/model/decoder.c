@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* decoder.c -- a config as a graph: embedding, layers as their descriptors say, final norm and head.
  *
- * Parameters are declared where they are read first.  The order decides where each lies in the master copy, and with it the
- * order in which the norm of the gradients is summed. */
+ * Parameters are declared where they are read first.  The order decides where each lies in the master copy, and
+ * with it the order in which the norm of the gradients is summed. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

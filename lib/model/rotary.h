@@ -6,7 +6,8 @@
 #include "graph/exec.h"
 #include "model/model.h"
 
-/* Filled on the host and copied to the backend once, one table behind the other; data is NULL for a model that has none. */
+/* Filled on the host and copied to the backend once, one table behind the other; data is NULL for a
+ * model that has none. */
 typedef struct {
     lm_backend *b; /* borrowed */
     float *data;
