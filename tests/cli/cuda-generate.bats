@@ -91,3 +91,16 @@ setup() {
     generate -q run/ -n 3 --context "${fits%% *}" --batch-size 64 --dtype f32 --device cuda prompts.jsonl > "$out/a"
     [ "$(wc -l < "$out/a")" -eq 5 ]
 }
+
+@test "generate --device cuda: a GGUF file and FP8 weights give what their numbers give" {
+    convert-model -q --type q8_0 -o "$out/m.gguf" run
+    compress-ckpt -q --weights fp8_e4m3 -o "$out/m.lmz" run > /dev/null
+    for m in m.gguf m.lmz; do
+        convert-model -q -f --to hf --dtype f32 -o "$out/numbers" "$out/$m"
+        for dtype in f32 bf16; do
+            generate -q -p 'The system' -n 8 -T 0 --dtype $dtype --device cuda "$out/$m" > "$out/a"
+            generate -q -p 'The system' -n 8 -T 0 --dtype $dtype --device cuda "$out/numbers" > "$out/b"
+            cmp "$out/a" "$out/b"
+        done
+    done
+}
