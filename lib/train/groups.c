@@ -64,8 +64,8 @@ static lm_code set_hyper(lm_optim_use *u, int i, const char *value, lm_err *e)
                        u->optim->name, h->words, value);
     if (!named && (!number || !(x >= h->least && x <= h->most) || (whole && x != floor(x))))
         return lm_fail(e, LM_EUSAGE, where, NULL,
-                       "%s of %s is a %snumber from %g to %g, not '%.40s'", h->name, u->optim->name,
-                       whole ? "whole " : "", h->least, h->most, value);
+                       "%s of %s is a %snumber from %.7g to %.7g, not '%.40s'", h->name,
+                       u->optim->name, whole ? "whole " : "", h->least, h->most, value);
     u->hyper[i] = x;
     return LM_OK;
 }
@@ -113,11 +113,25 @@ static lm_code set_key(lm_optim_use *u, const char *key, const char *value, doub
                                  : fail_key(u->optim, key, e);
 }
 
+/* An optimiser that makes its rates follows the run's schedule, from 1 on. */
+static lm_code finish(lm_optim_use *u, bool rate_given, double lr, lm_err *e)
+{
+    const lm_optim *o = u->optim;
+    if (o->own_rate && o->own_rate(u->hyper)) {
+        if (rate_given)
+            return lm_fail(e, LM_EUSAGE, where, "leave it out", "lr of %s is what its keys make",
+                           o->name);
+        u->rate = lr > 0 ? 1 / lr : 1;
+    }
+    return o->check ? o->check(u->hyper, e) : LM_OK;
+}
+
 /* NAME[:key=value,...] up to ';' or the end. */
 static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr, lm_optim_use *u,
                          lm_err *e)
 {
     char name[64], key[64], value[64];
+    bool rate_given = false;
     if (!take(at, ":;", name, sizeof name) || !lm_optim_find(name))
         return fail_name(name, e);
     *u = lm_optim_default(lm_optim_find(name));
@@ -138,8 +152,9 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr
             *c = *c == '-' ? '_' : *c;
         if (set_key(u, key, value, lr, e))
             return e->code;
+        rate_given |= !strcmp(key, "lr");
     }
-    return u->optim->check ? u->optim->check(u->hyper, e) : LM_OK;
+    return finish(u, rate_given, lr, e);
 }
 
 lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr, lm_groups *out,
@@ -156,7 +171,11 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
         if (out->n == LM_GROUPS)
             return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d groups", LM_GROUPS);
         char *pattern = out->pattern[out->n];
-        if (!take(&at, "=;", pattern, sizeof out->pattern[0]) || *at != '=' || !*pattern)
+        if (!take(&at, "=;", pattern, sizeof out->pattern[0]))
+            return lm_fail(e, LM_EUSAGE, where, "use '*', or a group more",
+                           "the patterns of a group have at most %zu characters",
+                           sizeof out->pattern[0] - 1);
+        if (*at != '=' || !*pattern)
             return lm_fail(e, LM_EUSAGE, where, "write PATTERN=OPTIMISER, as in *norm*=adamw",
                            "'%.40s' names no tensors or no optimiser", pattern);
         at++;
@@ -277,7 +296,7 @@ lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_
 static lm_code add_range(const lm_hyper *h, lm_buf *out, lm_err *e)
 {
     if (!h->words || !*h->words)
-        return lm_buf_addf(out, e, "%g to %g [%g]\n", h->least, h->most, h->value);
+        return lm_buf_addf(out, e, "%.7g to %.7g [%g]\n", h->least, h->most, h->value);
     const char *word = h->words;
     for (int k = (int)h->value; k > 0; k--)
         word += strcspn(word, " ") + 1;

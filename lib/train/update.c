@@ -131,16 +131,15 @@ void lm_update_always(lm_update *u)
 /* Until all tensors have their places in a block. */
 static const int64_t boundless = INT64_C(1) << 60;
 
+/* A block for each name and type: rules of two groups may keep states of one name in different types. */
 static lm_code find_state(lm_update *u, const char *name, lm_dtype format, size_t *out, lm_err *e)
 {
     size_t k = 0;
-    while (k < u->n_states && strcmp(u->state[k].name, name))
+    while (k < u->n_states && (u->state[k].format != format || strcmp(u->state[k].name, name)))
         k++;
     *out = k;
     if (k < u->n_states)
-        return u->state[k].format == format
-                   ? LM_OK
-                   : lm_fail(e, LM_EBUG, name, NULL, "a state in two types");
+        return LM_OK;
     if (lm_grow(&u->state, &u->cap_states, k + 1, sizeof *u->state, "states", e) ||
         lm_grow(&u->state_value, &u->cap_values, k + 1, sizeof *u->state_value, "states", e) ||
         lm_grow(&u->cap_parts, &u->cap_caps, k + 1, sizeof *u->cap_parts, "states", e) ||

@@ -45,6 +45,8 @@ typedef struct lm_update_tensor lm_update_tensor;
 typedef struct lm_optim {
     const char *name, *about;
     const lm_hyper *hyper; /* h[i] of the functions below is the value of hyper[i] */
+    /* Do these make the rates of its steps, whatever the run's is?  NULL: no. */
+    bool (*own_rate)(const double *h);
     /* Hyper-parameters that exclude each other; NULL: none do.  Fails: LM_EUSAGE. */
     lm_code (*check)(const double *h, lm_err *e);
     /* The numbers of step t (from 0) with the rate lr; NULL: one number, lr. */
@@ -109,7 +111,7 @@ lm_vid lm_update_average_keeps(const lm_update *u);
 
 /* An OPT value that is kept between steps and in checkpoints, there as NAME.TENSOR.  Zeros at first.  A state
  * of t's shape has the orientation that t has in files; others go to files as they are.  Called once for each
- * name and tensor; all of one name have one dtype. */
+ * name and tensor. */
 lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *name, lm_tensor shape,
                         lm_vid *out, lm_err *e);
 

@@ -6,8 +6,8 @@
  *   vectors: v = b v + (1 - b) U; d = g / sqrt(v)
  *   d /= max(1, rms(d)/clip_threshold);  alpha = rate max(eps2, rms(p)) with scale_parameter, else rate
  *   d *= alpha;  with beta1: m = beta1 m + (1 - beta1) d, d = m;  p -= wd alpha p;  p -= d
- * rate: that of the run; with relative_step min(1e-2 or with warmup_init 1e-6 t, 1/sqrt(t)) times it, for runs whose
- * rate is 1. */
+ * rate: that of the run; with relative_step min(1e-2 or with warmup_init 1e-6 t, 1/sqrt(t)), times the run's schedule
+ * from 1 on. */
 #include <math.h>
 #include <stdio.h>
 
@@ -21,7 +21,7 @@ static const lm_hyper hyper[] = {
     [EPS_2] = { "eps2", 1e-3, 0, 1, "least size of a parameter", NULL },
     [THRESHOLD] = { "clip_threshold", 1, 1e-3, 1e9, "of the root mean square of a step", NULL },
     [BETA] = { "beta1", 0, 0, 0.9999999, "first moment; 0: none, and no state", NULL },
-    [RELATIVE] = { "relative_step", 0, 0, 1, "rates by the step, times lr", "off on" },
+    [RELATIVE] = { "relative_step", 0, 0, 1, "rates by the step, without lr", "off on" },
     [WARMUP] = { "warmup_init", 0, 0, 1, "relative steps begin small", "off on" },
     { "scale_parameter", 1, 0, 1, "rates by the size of the parameter", "off on" },
     DECAY(0),
@@ -35,6 +35,11 @@ static void numbers(const double *h, double lr, int64_t t, double *out)
     double step = (double)(t + 1), most = h[WARMUP] > 0 ? 1e-6 * step : 1e-2;
     out[0] = h[RELATIVE] > 0 ? lr * fmin(most, 1 / sqrt(step)) : lr;
     out[1] = 1 - pow(step, h[RATE_DECAY]);
+}
+
+static bool own_rate(const double *h)
+{
+    return h[RELATIVE] > 0;
 }
 
 static lm_code check(const double *h, lm_err *e)
@@ -93,6 +98,7 @@ const lm_optim lm_optim_adafactor = {
     .name = "adafactor",
     .about = "second moments as rows times columns",
     .hyper = hyper,
+    .own_rate = own_rate,
     .check = check,
     .n_numbers = 2,
     .numbers = numbers,
