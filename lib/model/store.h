@@ -112,8 +112,8 @@ void lm_store_derive(const lm_store *s);
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
 /* All tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
-/* All states, "exp_avg.<tensor>" in any float type, and the parameters "param.<tensor>" where PARAM may be
- * shown otherwise.  Fails: LM_EFORMAT. */
+/* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
+ * "param.<tensor>" where the file has them or PARAM may be shown otherwise.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
 /* Tensor i of the model from memory of the host: elements of `dtype` in the file's shape. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);

@@ -305,6 +305,13 @@ static lm_code read_st(const void *ctx, const lm_st_tensor *t, uint64_t from, vo
     return lm_st_read(ctx, t, from, dst, bytes, e);
 }
 
+/* Codes are read as they are; numbers may have any precision. */
+static bool fits(lm_dtype state, lm_dtype file)
+{
+    return lm_dtype_is_float(state) ? file != LM_DTYPE_NONE && lm_dtype_is_float(file)
+                                    : file == state;
+}
+
 /* Number i of block k, in files `prefix`.TENSOR. */
 static lm_code load_state(lm_store *s, const lm_store_block *k, const char *prefix, int i,
                           const lm_st *st, lm_err *e)
@@ -317,11 +324,13 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
     const lm_st_tensor *t = lm_st_find(st, name);
     if (!t || !same_shape(ndim, dim, t))
         return lm_fail(e, LM_EFORMAT, lm_st_path(st),
-                       lm_st_meta(st, "lmutils.coded") ? "expand its states first" : NULL,
+                       lm_st_meta(st, "lmutils.coded") ? "expand its states first"
+                                                       : "resume with the values of its run",
                        "tensor \"%s\" is missing or of another shape", name);
-    if (t->dtype == LM_DTYPE_NONE)
+    if (!fits(k->format, t->dtype))
         return lm_fail(e, LM_EFORMAT, lm_st_path(st), NULL,
-                       "tensor \"%s\" has dtype %s, which has no values here", name, t->dtype_name);
+                       "tensor \"%s\" has dtype %s, which is not that of its state", name,
+                       t->dtype_name);
     const origin o = { .dtype = t->dtype,
                        .count = t->count,
                        .read = read_st,
@@ -331,14 +340,28 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
     return bring(s, k, i, &o, e);
 }
 
+/* Does the file hold parameters that were shown otherwise?  They are what training goes on with, even where
+ * nothing is shown in their place any more. */
+static bool has_own(const lm_store *s, const lm_st *st)
+{
+    char name[512];
+    for (int i = 0; i < s->model->n_slices; i++) {
+        snprintf(name, sizeof name, STORE_OWN_NAME ".%s", s->model->slice[i].name);
+        if (lm_st_find(st, name))
+            return true;
+    }
+    return s->shown;
+}
+
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
 {
     const lm_store_block *k, *own = lm_store_find(s, LM_KEPT_PARAM, 0);
+    bool owns = has_own(s, st);
     lm_code rc = LM_OK;
     for (int n = 0; !rc && (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
         for (int i = 0; !rc && i < lm_store_tensors(s, k); i++)
             rc = load_state(s, k, k->state->name, i, st, e);
-    for (int i = 0; !rc && s->shown && i < s->model->n_slices; i++)
+    for (int i = 0; !rc && owns && i < s->model->n_slices; i++)
         if (s->model->param[s->model->slice[i].param].trains)
             rc = load_state(s, own, STORE_OWN_NAME, i, st, e);
     store_end(s);

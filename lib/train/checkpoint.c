@@ -343,10 +343,12 @@ void lm_ckpt_free(lm_ckpt *c)
 
 /* ---- reading ---- */
 
+static const char states_file[] = "optimizer.safetensors";
+
 static lm_code load_states(lm_bundle *b, lm_train_state *s, lm_err *e)
 {
     lm_st *st = NULL;
-    lm_code rc = lm_bundle_st(b, "optimizer.safetensors", &st, e);
+    lm_code rc = lm_bundle_st(b, states_file, &st, e);
     if (!rc)
         rc = lm_store_load_states(s->store, st, e);
     lm_st_close(st);
@@ -400,7 +402,7 @@ lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e)
     lm_code rc = open_checkpoint(step_dir, &b, &o, where, e);
     if (!rc)
         rc = load_numbers(o, where, s, e);
-    if (!rc && has_states(s->store))
+    if (!rc && (has_states(s->store) || lm_bundle_find(b, states_file)))
         rc = load_states(b, s, e);
     json_decref(o);
     lm_bundle_close(b);

@@ -121,13 +121,14 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
 		lion-tamer>there is no optimiser 'lion-tamer': choose one of: adamw
 		adamw:beta9=1>adamw has no 'beta9': its keys are: lr ema beta1
 		adamw:beta1>'beta1' of adamw has no value: write key=value
-		adamw:beta1=2>beta1 of adamw is a number from 0 to 1, not '2'
+		adamw:beta1=2>beta1 of adamw is a number from 0 to 0.9999999, not '2'
 		adamw:beta1=x>beta1 of adamw is a number
 		sgd:nesterov=maybe>nesterov of sgd is one of: off on; not 'maybe'
 		sgd:nesterov=on,momentum=0>needs momentum and no dampening
 		adamw;*norm*>'*norm*' names no tensors or no optimiser
 		adamw;*nrom*=sgd>no tensor that trains is left for '*nrom*'
 		adamw:lr=-1>lr of adamw is a number from 0 to 1000
+		adafactor:relative_step=on,lr=1>lr of adafactor is what its keys make: leave it out
 	END
 }
 
@@ -147,4 +148,75 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
     grep -q '"beta1":0.9' run/step-000004/state.json
     train -q --resume run/step-000004 -o again
     same_bits run again
+}
+
+@test "train: rules of two groups keep states of one name in types of their own" {
+    g='galore:rank=4;*mlp*=q-galore:rank=4'
+    "${T[@]}" m0 data -o run --keep 0 --save-every 3 --optimizer "$g"
+    inspect-model run/latest/optimizer.safetensors --json > shown
+    grep -q 'ortho_matrix.model.layers.0.mlp.up_proj.weight' shown
+    grep -q 'ortho_matrix.model.layers.0.self_attn.q_proj.weight' shown
+    train -q --resume run/step-000003 -o again
+    same_bits run again
+}
+
+# put FILE TENSOR DTYPE: the tensor as numbers or codes of another dtype, from zero on
+put() {
+    python3 - "$@" << 'END'
+import json, struct, sys
+path, name, dtype = sys.argv[1:]
+size = {"U8": 1, "I8": 1, "F32": 4, "I32": 4}
+with open(path, "rb") as f:
+    n = struct.unpack("<Q", f.read(8))[0]
+    head, data = json.loads(f.read(n)), f.read()
+out, blob = {}, b""
+for k, t in sorted(((k, t) for k, t in head.items() if k != "__metadata__"), key=lambda x: x[1]["data_offsets"]):
+    a, b = t["data_offsets"]
+    part = data[a:b] if k != name else bytes((b - a) // size[t["dtype"]] * size[dtype])
+    out[k] = {"dtype": dtype if k == name else t["dtype"], "shape": t["shape"], "data_offsets": [len(blob), len(blob) + len(part)]}
+    blob += part
+text = json.dumps(out).encode()
+text += b" " * (-len(text) % 8)
+open(path, "wb").write(struct.pack("<Q", len(text)) + text + blob)
+END
+}
+
+@test "train: states of another dtype are refused" {
+    "${T[@]}" m0 data -o run --optimizer adamw8bit:min-8bit-size=1
+    for what in state1:I8 state1:F32 absmax1:I32 exp_avg:I32; do
+        rm -rf b
+        cp -r run b
+        t=model.layers.0.mlp.up_proj.weight
+        [ "${what%:*}" != exp_avg ] || t=model.embed_tokens.weight
+        put b/latest/optimizer.safetensors "${what%:*}.$t" "${what#*:}"
+        run train -q --resume b --steps 9
+        [ "$status" -eq 1 ] || { echo "$what: $output"; false; }
+        [[ $output == *"tensor \"${what%:*}.$t\" has dtype ${what#*:}, which is not that of its state" ]]
+    done
+}
+
+@test "train: a value that changes the states is refused on resuming" {
+    "${T[@]}" m0 data -o run --optimizer galore:rank=4
+    run train -q --resume run --steps 9 --optimizer galore:rank=5
+    [ "$status" -eq 1 ]
+    [[ $output == *"is missing or of another shape: resume with the values of its run" ]]
+}
+
+@test "train: without its average a run goes on from the weights" {
+    for o in adamw sgd:momentum=0; do
+        rm -rf plain mean again
+        "${T[@]}" m0 data -o plain --optimizer $o
+        "${T[@]}" m0 data -o mean --optimizer "${o/:/:ema=0.5,}$([[ $o == *:* ]] || echo :ema=0.5)" --save-every 3 --keep 0
+        run -1 cmp <(tensors plain/model.safetensors) <(tensors mean/model.safetensors)
+        train -q --resume mean/step-000003 -o again --optimizer $o
+        cmp <(tensors plain/model.safetensors) <(tensors again/model.safetensors)
+    done
+}
+
+@test "train: adafactor's own rates are those of any --lr" {
+    for lr in 3e-4 0.1; do
+        "${T[@]}" --lr $lr m0 data -o "run-$lr" --optimizer adafactor:relative_step=on
+    done
+    cmp <(tensors run-3e-4/model.safetensors) <(tensors run-0.1/model.safetensors)
+    run -1 cmp <(tensors m0/model.safetensors) <(tensors run-0.1/model.safetensors)
 }
