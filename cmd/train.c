@@ -89,7 +89,7 @@ static const lm_opt options[] = {
                "give --batch-size B and --gradient-accumulation-steps A: B x A sequences a step"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9, "tokens in a sequence [256]"),
     LM_ALSO("block-size seq-length sequence-length max-seq-length max-seq-len context-length"),
-    LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 1e9,
+    LM_COUNT(0, "gradient-accumulation-steps", &opt.accumulate, "N", 1, 65535,
              "micro-batches in a step [1]"),
     LM_ALSO("grad-accum-steps"),
     LM_CHOICE(0, "dtype", &opt.dtype, "TYPE", dtypes, "f32, or bf16 with f32 master weights [f32]"),

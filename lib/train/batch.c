@@ -68,6 +68,16 @@ lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_er
     return LM_OK;
 }
 
+void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index)
+{
+    b->valid = 0;
+    for (int64_t i = 0; i < b->batch; i++) {
+        int64_t at = i * b->seq, valid;
+        lm_feed_marks(f, index + i, b->targets + at, b->pos + at, b->lo + at, &valid);
+        b->valid += valid;
+    }
+}
+
 void lm_batch_scale(lm_batch *b, float scale)
 {
     for (int64_t i = 0; i < b->batch * b->seq; i++)

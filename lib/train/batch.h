@@ -32,6 +32,9 @@ size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now);
  * (every target -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
 
+/* Of `batch` windows from `index` on as lm_batch_fill leaves it, without ids: targets are 0 or -1. */
+void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index);
+
 /* One scale for all rows. */
 void lm_batch_scale(lm_batch *b, float scale);
 

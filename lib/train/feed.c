@@ -87,26 +87,49 @@ static void mark_documents(const lm_feed *f, int64_t at, int32_t *targets, int32
     }
 }
 
-lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
-                       int32_t *lo, int64_t *valid, lm_err *e)
+/* The window of the dataset that is number `index` of the series. */
+static int64_t window_of(const lm_feed *f, int64_t index)
 {
-    int64_t epoch = index / f->windows, w = index % f->windows, t = f->o.seq;
-    if (f->o.shuffle)
-        w = (int64_t)lm_rng_permute(lm_rng_make(f->o.seed, "shuffle", (uint64_t)epoch), (uint64_t)w,
-                                    (uint64_t)f->windows);
-    if (read_ids(f, w, e))
-        return e->code;
-    for (int64_t i = 0; i < t; i++) {
-        tokens[i] = (int32_t)f->ids[i];
-        targets[i] = (int32_t)f->ids[i + 1];
+    int64_t epoch = index / f->windows, w = index % f->windows;
+    if (!f->o.shuffle)
+        return w;
+    return (int64_t)lm_rng_permute(lm_rng_make(f->o.seed, "shuffle", (uint64_t)epoch), (uint64_t)w,
+                                   (uint64_t)f->windows);
+}
+
+static void mark(const lm_feed *f, int64_t w, int32_t *targets, int32_t *pos, int32_t *lo,
+                 int64_t *valid)
+{
+    for (int64_t i = 0; i < f->o.seq; i++) {
         pos[i] = (int32_t)i;
         if (lo)
             lo[i] = 0;
     }
     if (f->t && f->o.documents)
-        mark_documents(f, w * t, targets, pos, lo);
+        mark_documents(f, w * f->o.seq, targets, pos, lo);
     *valid = 0;
-    for (int64_t i = 0; i < t; i++)
+    for (int64_t i = 0; i < f->o.seq; i++)
         *valid += targets[i] >= 0;
+}
+
+lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
+                       int32_t *lo, int64_t *valid, lm_err *e)
+{
+    int64_t w = window_of(f, index);
+    if (read_ids(f, w, e))
+        return e->code;
+    for (int64_t i = 0; i < f->o.seq; i++) {
+        tokens[i] = (int32_t)f->ids[i];
+        targets[i] = (int32_t)f->ids[i + 1];
+    }
+    mark(f, w, targets, pos, lo, valid);
     return LM_OK;
+}
+
+void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
+                   int64_t *valid)
+{
+    for (int64_t i = 0; i < f->o.seq; i++)
+        targets[i] = 0;
+    mark(f, window_of(f, index), targets, pos, lo, valid);
 }

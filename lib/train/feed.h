@@ -38,5 +38,8 @@ int64_t lm_feed_windows(const lm_feed *f); /* in one epoch */
  * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int64_t *valid, lm_err *e);
+/* What documents' borders say of it alone, without reading ids: targets 0 or -1, pos, lo, *valid. */
+void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
+                   int64_t *valid);
 
 #endif

@@ -136,7 +136,7 @@ void lm_memory_of(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
         lm_memory_add(out, "validation", beyond(p, &p->eval_plan), device);
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);
     add_twin(out, "batches", "batches (host)",
-             (double)batch * (double)(accumulate * (device ? 2 : 1)) +
+             (double)batch * (double)(device ? 2 * accumulate : 1) +
                  (eval ? (double)lm_batch_bytes(train->build.batch, train->build.seq, 0) : 0),
              device);
     if (device)

@@ -31,7 +31,7 @@ static lm_code make_feeds(lm_trainer *t, lm_err *e)
 
 static int64_t n_batches(const lm_trainer *t)
 {
-    return t->sets * t->o.accumulate;
+    return trainer_has_one_batch(t) ? 1 : t->sets * t->o.accumulate;
 }
 
 static lm_code take_program(lm_trainer *t, lm_err *e)
@@ -111,8 +111,7 @@ static lm_code load(lm_trainer *t, lm_err *e)
     lm_store_derive(s);
     lm_store_bind(s, m, x);
     lm_rotary_bind(&t->rope, m, x);
-    if (t->input)
-        lm_batch_bind_at(t->batch, t->input, m, x);
+    lm_batch_bind_at(t->batch, t->input ? t->input : t->batch->rooms.dev, m, x);
     if (t->val_feed)
         lm_store_bind(s, t->eval.model, t->eval.exec);
     bind_update(t);

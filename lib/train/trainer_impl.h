@@ -41,8 +41,8 @@ struct lm_trainer {
     lm_train_state s;
     lm_evaluator eval;
     lm_feed *train_feed, *val_feed;
-    /* `sets` times the micro-batches of a step.  On a device there are two: while it works on one,
-     * the host draws the other and sends it on a stream of its own. */
+    /* On the host one micro-batch, which is filled when its turn comes.  On a device `sets` times those of a step, two:
+     * while it works on one set, the host draws the other and sends it on a stream of its own. */
     lm_batch *batch;
     int sets, set; /* set: of the next step */
     bool drawn;    /* that one is filled and on its way */
@@ -74,6 +74,11 @@ struct lm_trainer {
     int64_t saved, saving; /* step of the last checkpoint, of the one without a record; -1: none */
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
+
+static inline bool trainer_has_one_batch(const lm_trainer *t)
+{
+    return t->b->host_memory;
+}
 
 /* ---- trainer_step.c ---- */
 

@@ -27,33 +27,50 @@ lm_code trainer_marks(lm_trainer *t, lm_err *e)
 
 /* ---- batches ---- */
 
-/* The micro-batches of step number `step`, whose first window is `sample`, filled and sent. */
-static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err *e)
+static lm_batch *batch_of(const lm_trainer *t, int set, int64_t micro)
 {
-    double began = lm_now(), ended, lr = lm_schedule_lr(&t->o.schedule, step);
-    lm_batch *batch = t->batch + set * t->o.accumulate;
-    const lm_config *c = t->io.config;
-    double pairs = 0, near = 0;
-    int64_t valid = 0, window = lm_config_window(c);
-    for (int64_t i = 0; i < t->o.accumulate; i++) {
-        if (lm_batch_fill(&batch[i], t->train_feed, sample + i * t->o.batch, INT64_MAX, e))
-            return e->code;
-        valid += batch[i].valid;
-        pairs += (double)lm_batch_pairs(&batch[i], 0);
-        near += window > 0 ? (double)lm_batch_pairs(&batch[i], window) : 0;
-    }
-    for (int64_t i = 0; i < t->o.accumulate; i++) {
-        lm_batch_scale(&batch[i], valid ? (float)(1.0 / (double)valid) : 0.0f);
-        lm_update_numbers_at(t->program->update, lr, step, batch[i].now);
-        if (lm_batch_push(&batch[i], t->copies, e))
-            return e->code;
-    }
-    ended = lm_now();
-    t->valid[set] = valid;
-    t->flops[set] = lm_config_pair_flops(c, (double)t->plan.tokens_per_step, pairs, near);
+    return &t->batch[trainer_has_one_batch(t) ? 0 : set * t->o.accumulate + micro];
+}
+
+/* What the host is busy with data. */
+static void count_data(lm_trainer *t, double began)
+{
+    double ended = lm_now();
     t->r.seconds_data += ended - began;
     if (t->tracing)
         lm_trace_span(t->trace, TRACE_DATA, "draw", began, ended);
+}
+
+/* The micro-batches of step number `step`, whose first window is `sample`: how many targets they have in all, of which
+ * the scale of the gradients is made.  Where there is one batch they are filled in turn (hand_over), else filled and
+ * sent now. */
+static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err *e)
+{
+    double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step);
+    const lm_config *c = t->io.config;
+    double pairs = 0, near = 0;
+    int64_t valid = 0, window = lm_config_window(c);
+    bool late = trainer_has_one_batch(t);
+    for (int64_t i = 0; i < t->o.accumulate; i++, sample += t->o.batch) {
+        lm_batch *b = batch_of(t, set, i);
+        if (late)
+            lm_batch_mark(b, t->train_feed, sample);
+        else if (lm_batch_fill(b, t->train_feed, sample, INT64_MAX, e))
+            return e->code;
+        valid += b->valid;
+        pairs += (double)lm_batch_pairs(b, 0);
+        near += window > 0 ? (double)lm_batch_pairs(b, window) : 0;
+    }
+    for (int64_t i = 0; i < (late ? 1 : t->o.accumulate); i++) {
+        lm_batch *b = batch_of(t, set, i);
+        lm_batch_scale(b, valid ? (float)(1.0 / (double)valid) : 0.0f);
+        lm_update_numbers_at(t->program->update, lr, step, b->now);
+        if (lm_batch_push(b, t->copies, e))
+            return e->code;
+    }
+    t->valid[set] = valid;
+    t->flops[set] = lm_config_pair_flops(c, (double)t->plan.tokens_per_step, pairs, near);
+    count_data(t, began);
     return LM_OK;
 }
 
@@ -93,10 +110,13 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 /* The graph reads the i-th micro-batch of the step from now on. */
 static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
 {
-    const lm_batch *batch = &t->batch[t->set * t->o.accumulate + i];
+    lm_batch *b = batch_of(t, t->set, i);
+    double began = lm_now();
     if (t->input)
-        return t->b->copy(t->b, t->input, batch->rooms.dev, batch->rooms.bytes, t->b->main, e);
-    lm_batch_bind(batch, t->program->train, t->program->exec);
+        return t->b->copy(t->b, t->input, b->rooms.dev, b->rooms.bytes, t->b->main, e);
+    if (lm_batch_fill(b, t->train_feed, t->s.sample + i * t->o.batch, INT64_MAX, e))
+        return e->code;
+    count_data(t, began);
     return LM_OK;
 }
 

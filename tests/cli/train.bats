@@ -627,6 +627,10 @@ lowest() {
     sed -n '/"memory": {/,/}/p' p.json | sed -nE 's/.*": ([0-9]+),?$/\1/p' |
         awk -v t="$(sed -nE 's/.*"memory_total": ([0-9]+).*/\1/p' p.json)" '{ s += $1 } END { exit !(s == t && t > 0) }'
     [ "$(ls plan)" = config.json ]
+    # one micro-batch at a time, however many a step has
+    cmp <(train plan --dry-run --json | grep batches) <(train plan --dry-run --json --gradient-accumulation-steps 1000 | grep batches)
+    run train plan --dry-run --gradient-accumulation-steps 65536
+    [ "$status" -eq 2 ]
     train plan --dump-graph > graph
     grep -q 'attention (qkv .* heads=4 ' graph
     grep -q 'norm_dw (dy .* acc=first -> dw %' graph

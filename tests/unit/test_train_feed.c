@@ -227,6 +227,34 @@ static void a_batch_beyond_the_end_is_empty(void **state)
     lm_feed_free(f);
 }
 
+/* Counted before ids are read: the same targets, positions and documents. */
+static void marks_are_those_of_the_windows(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_backend *backend = NULL;
+    assert_int_equal(lm_backend_cpu(LM_CPU_REF, NULL, &backend, &e), LM_OK);
+    for (int documents = 0; documents < 2; documents++) {
+        lm_feed *f = feed(documents, true, 3, T);
+        lm_batch full, marks;
+        assert_int_equal(lm_batch_new(&full, backend, 3, T, 0, &e), LM_OK);
+        assert_int_equal(lm_batch_new(&marks, backend, 3, T, 0, &e), LM_OK);
+        for (int64_t i = 0; i < 2 * lm_feed_windows(f); i++) {
+            assert_int_equal(lm_batch_fill(&full, f, i, INT64_MAX, &e), LM_OK);
+            lm_batch_mark(&marks, f, i);
+            assert_int_equal(marks.valid, full.valid);
+            assert_memory_equal(marks.lo, full.lo, 3 * T * sizeof *full.lo);
+            assert_memory_equal(marks.pos, full.pos, 3 * T * sizeof *full.pos);
+            for (int k = 0; k < 3 * T; k++)
+                assert_true((marks.targets[k] >= 0) == (full.targets[k] >= 0));
+        }
+        lm_batch_fini(&full);
+        lm_batch_fini(&marks);
+        lm_feed_free(f);
+    }
+    lm_backend_close(backend);
+}
+
 static void pairs_are_those_that_attention_sees(void **state)
 {
     (void)state;
@@ -248,6 +276,7 @@ int main(void)
         cmocka_unit_test(too_little_is_refused),
         cmocka_unit_test(ids_are_checked_as_they_are_read),
         cmocka_unit_test(a_batch_beyond_the_end_is_empty),
+        cmocka_unit_test(marks_are_those_of_the_windows),
         cmocka_unit_test(pairs_are_those_that_attention_sees),
     };
     return cmocka_run_group_tests(tests, begin, end);
