@@ -38,7 +38,8 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
     lm_update_tensor b;
     lm_vid m, m_blocks, v, clean = LM_NONE, mean;
     if (in_blocks(u, t, block_rows(t), &b, e) || lm_rule_state(u, t, "exp_avg", &m, e) ||
-        lm_rule_part(u, m, 0, b.shape, &m_blocks, e) || lm_rule_rows(u, &b, "exp_avg_sq", &v, e) ||
+        lm_rule_part(u, m, 0, b.shape, &m_blocks, e) ||
+        lm_update_state(u, t, "exp_avg_sq", lm_shape2(LM_DTYPE_F32, b.shape.dim[0], 1), &v, e) ||
         lm_rule(u, &b, "clean = g", NAMES(LM_MAKES("clean", &clean)), e) ||
         lm_rule_reduce(u, LM_REDUCE_SQUARES, LM_OVER_ROW, true, clean, &mean, e) ||
         lm_rule(u, &b, "v = beta2*v + (1 - beta2)*mean", NAMES(LM_IS("v", v), LM_IS("mean", mean)),
