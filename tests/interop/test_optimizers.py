@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the optimisers of train(1) with those of PyTorch and transformers: losses and weights after eight steps on one
+batch, from one model; speaks TAP.
+
+Environment: LM_TEST_BUILD, a build folder with the tools."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import test_models as base
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.optimization import Adafactor
+
+STEPS, LR = 8, 3e-3
+TORCH = torch.optim
+
+
+def in_layers(name, p):
+    return p.ndim == 2 and ".layers." in name
+
+
+def muon(model):
+    """Hidden matrices by Muon, the others by AdamW at 0.015 times the rate."""
+    hidden = [p for n, p in model.named_parameters() if in_layers(n, p)]
+    others = [p for n, p in model.named_parameters() if not in_layers(n, p)]
+    return [TORCH.Muon(hidden, lr=LR, weight_decay=0.0, adjust_lr_fn="original"),
+            TORCH.AdamW(others, lr=LR * 0.015, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+# What train is given, the optimisers there, and how far losses and weights may be apart.
+CASES = [
+    ("adam:weight_decay=0", lambda m: [TORCH.Adam(m.parameters(), lr=LR)], 1e-4),
+    ("amsgrad:beta2=0.9,weight_decay=0", lambda m: [TORCH.Adam(m.parameters(), lr=LR, betas=(0.9, 0.9), amsgrad=True)], 1e-4),
+    ("adagrad:lr_decay=0.1,weight_decay=0", lambda m: [TORCH.Adagrad(m.parameters(), lr=LR, lr_decay=0.1)], 1e-4),
+    ("rmsprop:weight_decay=0", lambda m: [TORCH.RMSprop(m.parameters(), lr=LR)], 1e-4),
+    ("rmsprop:centered=on,momentum=0.5,eps=1e-4,weight_decay=0",
+     lambda m: [TORCH.RMSprop(m.parameters(), lr=LR, centered=True, momentum=0.5, eps=1e-4)], 1e-3),
+    ("nesterov:weight_decay=0", lambda m: [TORCH.SGD(m.parameters(), lr=LR, momentum=0.9, nesterov=True)], 1e-4),
+    ("adafactor", lambda m: [Adafactor(m.parameters(), lr=LR, relative_step=False, scale_parameter=True)], 1e-4),
+    ("adafactor:beta1=0.9,scale_parameter=off",
+     lambda m: [Adafactor(m.parameters(), lr=LR, relative_step=False, scale_parameter=False, beta1=0.9)], 1e-4),
+    ("muon:weight_decay=0", muon, 2e-3),
+]
+
+
+def theirs(model, make, tokens, targets):
+    optimizers, losses = make(model), []
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss, _ = base.loss_of(model, tokens, targets)
+        loss.backward()
+        for o in optimizers:
+            o.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_case(tmp, name, config, data, ids, spec, make, tolerance):
+    model = base.make(config, 5).train()
+    folder, out, metrics = (os.path.join(tmp, f) for f in ("model", "run", "metrics.jsonl"))
+    model.save_pretrained(folder)
+    shape = base.BATCH, base.SEQ
+    want = theirs(model, make, ids[:-1].reshape(shape), ids[1:].reshape(shape))
+    subprocess.run([os.path.join(base.BUILD, "bin", "train"), "-q", "-f", folder, data, "-o", out, "--metrics", metrics,
+                    "--steps", str(STEPS), "--seq-len", str(base.SEQ), "--batch-size", str(base.BATCH), "--lr", str(LR),
+                    "--lr-schedule", "constant", "--peak-tflops", "0", "--max-grad-norm", "0", "--optimizer", spec], check=True)
+    got = [r["loss"] for r in (json.loads(line) for line in open(metrics)) if "grad_norm" in r]
+    back = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    start = base.make(config, 5).state_dict()
+    # of the way that the weights went; the bias of GPT-2's keys has no gradient but rounding
+    way = sum((p - start[n]).norm() ** 2 for n, p in model.state_dict().items() if not n.endswith("c_attn.bias")) ** 0.5
+    off = sum((p - q).norm() ** 2 for (n, p), q in zip(model.state_dict().items(), back.state_dict().values())
+              if not n.endswith("c_attn.bias")) ** 0.5
+    loss, weights = base.far(got, want), (off / way).item()
+    base.check(loss < tolerance and weights < 100 * tolerance and want[-1] < want[0],
+               f"{name}: {spec}: losses to {loss:.1e}, weights to {weights:.1e} of their way")
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False
+    for name, config in base.configs():
+        if name not in ("gpt2", "llama"):
+            continue
+        ids = torch.randint(0, config.vocab_size, (base.BATCH * base.SEQ + 1,), generator=torch.Generator().manual_seed(4))
+        for spec, make, tolerance in CASES:
+            if make is muon and name == "gpt2":
+                continue  # its q, k and v are one matrix there, and three to us
+            with tempfile.TemporaryDirectory() as tmp:
+                data = os.path.join(tmp, "data")
+                os.mkdir(data)
+                base.write_shard(os.path.join(data, "train"), ids.tolist())
+                test_case(tmp, name, config, data, ids, spec, make, tolerance)
+    print(f"1..{base.count}")
+    return base.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
