@@ -10,7 +10,7 @@
 
 static const char *const asking[] = { "prompt", "text" };
 
-/* The string token of the prompt; false, and *fault: why there is none. */
+/* The string token of the prompt; false without one, and *fault: the reason. */
 static bool find_prompt(const char *line, size_t len, size_t *begin, size_t *end,
                         lm_jsonl_fault *fault)
 {
@@ -55,8 +55,8 @@ lm_code lm_answer_prompt(const char *line, size_t len, const char *where, lm_buf
                    fault.at + 1, fault.what);
 }
 
-/* Names that the answer itself uses, the prompt's among them; of the answer to a record without a
- * prompt, only the first. */
+/* Names of the answer's own fields, including the prompt; for a record without a prompt only the
+ * first. */
 static bool is_ours(const char *key, size_t len, bool asked)
 {
     static const char *const ours[] = { "error",  "prompt",        "text",
@@ -68,7 +68,7 @@ static bool is_ours(const char *key, size_t len, bool asked)
     return false;
 }
 
-/* The prompt first, then the other fields, as the record has them. */
+/* The prompt first, then the other fields, unchanged. */
 static void put_record(lm_jw *j, const char *line, size_t len)
 {
     static const char key[] = "\"prompt\":";

@@ -30,7 +30,7 @@ const char *lm_arch_name(const lm_arch *a)
     return a->name;
 }
 
-/* Does an entry before entry i have its name? */
+/* True if an entry before entry i has its name. */
 static bool is_again(int i, bool gguf)
 {
     for (int k = 0; gguf && k < i; k++)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch.h -- architectures: what a model_type means.
+/* arch.h -- architectures: the properties of each model_type.
  *
- * An architecture is one file arch_NAME.c with one lm_arch: the keys of its config.json, the reader that makes an
- * lm_config of them, the names of its tensors here and in GGUF, and its keys in GGUF.  The builder (decoder.c),
- * conversion (lib/convert), checks of names and presets read that entry; no other file knows an architecture by name,
- * but for file formats of one architecture (llm.c, llama2.c).  A new one is a file and a line in arch.c. */
+ * An architecture is one file arch_NAME.c with one lm_arch: the keys of its config.json, the reader
+ * that turns them into an lm_config, the names of its tensors here and in GGUF, and its keys in
+ * GGUF.  The builder (decoder.c), conversion (lib/convert), checks of names and presets read that
+ * entry; no other file refers to an architecture by name, except for file formats of one
+ * architecture (llm.c, llama2.c).  A new architecture is a file and a line in arch.c. */
 #ifndef LM_MODEL_ARCH_H
 #define LM_MODEL_ARCH_H
 
 #include "model/config.h"
 
-/* What a tensor is to a model. */
+/* The part of a tensor in a model. */
 typedef enum {
     LM_PART_EMBED = 1,
     LM_PART_POSITION,
@@ -21,7 +22,7 @@ typedef enum {
     LM_PART_Q,
     LM_PART_K,
     LM_PART_V,
-    LM_PART_QKV, /* the three in one */
+    LM_PART_QKV, /* all three in one */
     LM_PART_Q_NORM,
     LM_PART_K_NORM,
     LM_PART_ATTN_OUT,
@@ -33,17 +34,17 @@ typedef enum {
     LM_PART_MLP_POST_NORM,
 } lm_part;
 
-/* Its names without what stands before and behind: "self_attn.q_proj" for
+/* Its names without prefix and suffix: "self_attn.q_proj" for
  * model.layers.3.self_attn.q_proj.weight, "attn_q" for blk.3.attn_q.weight. */
 typedef struct {
     lm_part part; /* 0 ends a table */
     const char *hf, *gguf;
 } lm_tensor_name;
 
-/* How a key of config.json comes out of a GGUF file. */
+/* How a key of config.json follows from a GGUF file. */
 typedef enum {
     LM_KEY_INT = 1,  /* the number under `gguf` */
-    LM_KEY_REAL,     /* the same of a float */
+    LM_KEY_REAL,     /* the same for a float */
     LM_KEY_TEXT,     /* the text `gguf` itself */
     LM_KEY_HAS,      /* is there a tensor `gguf`? */
     LM_KEY_HEAD_DIM, /* width of a head, which several keys of GGUF say */
@@ -68,7 +69,7 @@ struct lm_arch {
     const char *name;        /* model_type */
     const char *class_name;  /* of "architectures" */
     const char *gguf;        /* general.architecture */
-    const char *const *keys; /* of config.json that mean something, ended by NULL */
+    const char *const *keys; /* of config.json with a meaning, ended by NULL */
     lm_code (*read)(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
     const char *root, *layers; /* in front of names outside the layers, and of a layer's number */
@@ -91,19 +92,20 @@ struct lm_arch {
 extern const lm_arch lm_arch_gpt2, lm_arch_llama, lm_arch_mistral, lm_arch_qwen2, lm_arch_qwen3,
     lm_arch_olmo2, lm_arch_gemma2, lm_arch_gemma3;
 
-/* Entry i in the order in which they are listed, NULL behind the last. */
+/* Entry i of the list, NULL behind the last. */
 const lm_arch *lm_arch_at(int i);
-/* By model_type; NULL: not known. */
+/* By model_type; NULL: unknown. */
 const lm_arch *lm_arch_find(const char *model_type);
-/* "gpt2, llama and mistral are known": a sentence for errors.  `gguf`: names of GGUF's instead. */
+/* "gpt2, llama and mistral are known": a phrase for errors.  `gguf`: with GGUF's names. */
 const char *lm_arch_list(bool gguf, char out[200]);
-/* What llama.cpp scales the scores of such a model with. */
+/* The scale of the scores of such a model in llama.cpp. */
 double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64_t heads,
                           int64_t head_dim);
-/* Is a part the weight of a norm? */
+/* True if a part is the weight of a norm. */
 bool lm_part_is_norm(lm_part part);
-/* Is `name` a tensor of that part in some architecture, under whatever prefix: "model.embed_tokens.weight" or
- * "language_model.model.embed_tokens.weight" for LM_PART_EMBED?  suffix: "weight" or "bias". */
+/* True if `name` is a tensor of that part in some architecture, under any prefix:
+ * "model.embed_tokens.weight" or "language_model.model.embed_tokens.weight" for LM_PART_EMBED?
+ * suffix: "weight" or "bias". */
 bool lm_arch_names(lm_part part, const char *suffix, const char *name);
 /* The row of a part, NULL if the architecture has none. */
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
@@ -123,8 +125,8 @@ typedef struct {
     lm_part part;
     bool bias;
     int64_t layer; /* -1: outside the layers */
-    int64_t heads; /* LM_ORDER_ROPE: heads that the rows divide into */
-    bool plus_one; /* GGUF has 1 + the number */
+    int64_t heads; /* LM_ORDER_ROPE: number of heads in the rows */
+    bool plus_one; /* GGUF stores 1 + the number */
 } lm_model_tensor;
 
 /* Hugging Face's name of a part, "model.layers.3.self_attn.q_proj.weight" (layer -1: outside the layers), and
@@ -132,7 +134,7 @@ typedef struct {
 const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                               char out[LM_TENSOR_NAME]);
 const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME]);
-/* Call `see` for each tensor of a model, in the order of its layers, until that fails. */
+/* Call `see` for each tensor of a model, in the order of its layers, until it fails. */
 lm_code lm_model_tensors_walk(const lm_config *c,
                               lm_code (*see)(void *ctx, const lm_model_tensor *t), void *ctx);
 /* Rows and columns of a part of layer l: y = w x has as many as rows; columns 0: a vector.  False: the model has no

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_gemma.h -- what Gemma 2 and Gemma 3 have in common.  Private to lib/model. */
+/* arch_gemma.h -- common parts of Gemma 2 and Gemma 3.  Private to lib/model. */
 #ifndef LM_MODEL_ARCH_GEMMA_H
 #define LM_MODEL_ARCH_GEMMA_H
 
@@ -21,10 +21,11 @@ extern const lm_tensor_name lm_gemma_tensors[];
           .times = 1e-6 },                                           \
         { .hf = "query_pre_attn_scalar", "", LM_KEY_SCALAR }, LM_GGUF_WINDOW_KEY
 
-/* What Gemma has all over: embeddings scaled by the square root of the width, norms before and behind each branch that
- * multiply by 1 + weight, GeGLU, scores scaled by query_pre_attn_scalar, and their soft cap (`cap` where the key is
- * absent, as for that of the logits).  Layer i slides unless `pattern` divides i + 1, or layer_types says otherwise.
- * The rotary tables are the caller's to read. */
+/* Properties of all layers of Gemma: embeddings scaled by the square root of the width, norms
+ * before and behind each branch that multiply by 1 + weight, GeGLU, scores scaled by
+ * query_pre_attn_scalar, and their soft cap (`cap` where the key is absent, as for that of the
+ * logits).  Layer i slides unless `pattern` divides i + 1, or layer_types says otherwise.  The
+ * caller reads the rotary tables. */
 typedef struct {
     int64_t positions;
     int64_t pattern;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_gemma2.c -- Gemma 2 (arXiv:2408.00118; tensor names of Hugging Face's modeling_gemma2.py): scaled embeddings,
- * four norms a layer that multiply by 1 + weight, GeGLU, soft caps of scores and logits, every other layer with a
- * sliding window, tied head.  What Gemma 3 shares stands here, too. */
+/* arch_gemma2.c -- Gemma 2 (arXiv:2408.00118; tensor names of Hugging Face's modeling_gemma2.py):
+ * scaled embeddings, four norms a layer that multiply by 1 + weight, GeGLU, soft caps of scores and
+ * logits, every other layer with a sliding window, tied head.  Parts shared with Gemma 3 are here
+ * too. */
 #include <math.h>
 
 #include "model/arch_gemma.h"

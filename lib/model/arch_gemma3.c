@@ -23,8 +23,9 @@ static lm_code read_table(const json_t *o, const char *where, const json_t *s, c
     return lm_read_rope_object(s, where, "rope_parameters", r, e);
 }
 
-/* Table 0 is of layers that see all keys, 1 of those with a window.  Newer files have rope_parameters with an object
- * for each, older rope_theta and rope_scaling for the first and rope_local_base_freq for the second. */
+/* Table 0 is for layers without window, table 1 for those with one.  Newer files have
+ * rope_parameters with an object for each, older rope_theta and rope_scaling for the first and
+ * rope_local_base_freq for the second. */
 static lm_code read_tables(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     static const char *const kinds[2] = { "full_attention", "sliding_attention" };

@@ -2,7 +2,7 @@
 /* arch_gpt2.c -- GPT-2 (Radford et al. 2019; tensor names and defaults of Hugging Face's modeling_gpt2.py): learned
  * positions, LayerNorm before each branch, biases everywhere, GELU, tied head.
  *
- * Linear weights lie in the file as Conv1D [in, out]. */
+ * Linear weights are stored as Conv1D [in, out]. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>

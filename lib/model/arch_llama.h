@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_llama.h -- what Llama has in common with those that followed it.  Private to lib/model. */
+/* arch_llama.h -- common parts of Llama and its successors.  Private to lib/model. */
 #ifndef LM_MODEL_ARCH_LLAMA_H
 #define LM_MODEL_ARCH_LLAMA_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_qwen3.c -- Qwen3, dense (arXiv:2505.09388): Llama with a norm of each head of queries and keys before the
- * rotation, heads of a width of their own, and Qwen2's windows. */
+/* arch_qwen3.c -- Qwen3, dense (arXiv:2505.09388): Llama with a norm of each head of queries and
+ * keys before the rotation, heads of an independent width, and Qwen2's windows. */
 #include "model/arch_llama.h"
 
 static const char *const keys[] = { LM_KEYS_DECODER,  "hidden_act",

@@ -55,7 +55,7 @@ static lm_code read_act(const json_t *o, const char *where, const lm_decoder_def
     bool silu = !strcmp(act, "silu") || !strcmp(act, "swish");
     y->mlp = d->act ? LM_MLP_GEGLU : LM_MLP_SWIGLU;
     if (d->act ? strcmp(act, d->act) != 0 : !silu)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\": only %s is known", key,
+        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\": only %s is supported", key,
                        d->act ? d->act : "silu");
     return LM_OK;
 }
@@ -81,7 +81,7 @@ lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_def
                        " does not divide num_attention_heads %" PRId64,
                        y.kv_heads, y.heads);
     if (y.head_dim % 2)
-        return lm_read_bad(where, "head_dim", e, "is odd, which rotary positions cannot serve");
+        return lm_read_bad(where, "head_dim", e, "is odd, which rotary positions do not allow");
     return lm_read_layers(c, &y, e);
 }
 
@@ -118,10 +118,10 @@ lm_code lm_read_layer_types(const json_t *o, const char *where, lm_config *c, in
         const char *t = json_string_value(json_array_get(types, (size_t)l));
         bool near = types ? t && !strcmp(t, "sliding_attention") : slides(c, l, by);
         if (types && !near && (!t || strcmp(t, "full_attention") != 0))
-            return lm_read_bad(where, "layer_types", e, "holds a type of layer that is not known");
+            return lm_read_bad(where, "layer_types", e, "holds an unknown type of layer");
         if (types && near && window <= 0)
             return lm_read_bad(where, "layer_types", e,
-                               "asks for sliding attention, but there is no window");
+                               "requires sliding attention, but there is no window");
         c->layer[l].window = near ? window : 0;
     }
     return LM_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_read.h -- what the readers of the architectures share.  Private to lib/model. */
+/* arch_read.h -- shared by the readers of the architectures.  Private to lib/model. */
 #ifndef LM_MODEL_ARCH_READ_H
 #define LM_MODEL_ARCH_READ_H
 
@@ -7,7 +7,7 @@
 
 enum { LM_MOST_WIDTH = 1 << 24, LM_MOST_LAYERS = 1 << 16 };
 
-/* Keys of every config, and of those that spell the sizes as Llama does. */
+/* Keys of every config, and of configs with Llama's names of sizes. */
 #define LM_KEYS_COMMON                                                                        \
     "vocab_size", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", \
         "pad_token_id", "use_cache"
@@ -18,7 +18,7 @@ enum { LM_MOST_WIDTH = 1 << 24, LM_MOST_LAYERS = 1 << 16 };
 
 lm_code lm_read_bad(const char *where, const char *key, lm_err *e, const char *what);
 
-/* What the published class has where a key is absent. */
+/* Defaults of the published class for absent keys. */
 typedef struct {
     int64_t positions, head_dim; /* head_dim 0: width / heads */
     double norm_eps;             /* 0: 1e-6 */
@@ -33,16 +33,16 @@ typedef struct {
  * The rotary table itself is for lm_read_rope. */
 lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_defaults *d,
                         lm_config *c, lm_err *e);
-/* c->layer, all as `all` says; c->layers is set. */
+/* Allocate c->layer, each a copy of `all`; c->layers is set. */
 lm_code lm_read_layers(lm_config *c, const lm_layer *all, lm_err *e);
 /* attention_bias (of q, k, v and the output). */
 lm_code lm_read_attention_bias(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
-/* sliding_window, `absent` where the key is not there; 0: null. */
+/* sliding_window, `absent` without the key; 0: null. */
 lm_code lm_read_window(const json_t *o, const char *where, int64_t absent, int64_t *window,
                        lm_err *e);
-/* layer_types, where it is given: layers of the type sliding_attention have `window`, the others none.  Else layers for
- * which `slides` is true have it. */
+/* layer_types, if given: layers of the type sliding_attention have `window`, the others none.
+ * Otherwise layers for which `slides` is true have it. */
 lm_code lm_read_layer_types(const json_t *o, const char *where, lm_config *c, int64_t window,
                             bool (*slides)(const lm_config *c, int64_t layer, int64_t by),
                             int64_t by, lm_err *e);
@@ -51,7 +51,7 @@ lm_code lm_read_window_from(const json_t *o, const char *where, lm_config *c, lm
 
 /* Rotary table 0: rope_theta, and rope_scaling or rope_parameters. */
 lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config *c, lm_err *e);
-/* One object of that kind, `key` of the config, into *r, of which type and theta are set. */
+/* Read one such object, `key` of the config, to *r, whose type and theta are set. */
 lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
                             lm_err *e);
 

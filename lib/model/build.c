@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build.c -- the pieces of which a decoder is built. */
+/* build.c -- the parts from which a decoder is built. */
 #include "model/build.h"
 
 #include <stdarg.h>
@@ -79,7 +79,7 @@ void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, doub
         s->dim[1] = rows;
 }
 
-/* Append a node with one output that matters. */
+/* Append a node of which one output is used. */
 static lm_vid append(lm_builder *b, const lm_op *op, const void *attr, const lm_vid *in)
 {
     lm_vid out[LM_MAX_OUT] = { LM_NONE, LM_NONE, LM_NONE, LM_NONE };
@@ -202,14 +202,14 @@ lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x)
     return append(b, &lm_op_gelu, &exact, &x);
 }
 
-/* Logits in F32, whatever the model computes in. */
+/* Logits in F32 for any type of the model. */
 static void logits(lm_builder *b, lm_vid x, lm_vid w)
 {
     lm_model *m = b->m;
     lm_tensor shape = lm_shape2(LM_DTYPE_F32, m->build.batch, m->config.vocab);
     lm_soft_cap_attr cap = { m->config.logit_cap };
     lm_vid in[2] = { x, m->rows }, wide = LM_NONE, capped = LM_NONE;
-    if (m->build.seq > 1) /* else row i is that of sequence i */
+    if (m->build.seq > 1) /* otherwise row i is that of sequence i */
         x = append(b, &lm_op_rows, NULL, in);
     x = lm_b_linear(b, x, w, LM_NONE);
     if (!lm_b_ok(b) || lm_graph_value(m->graph, LM_ROLE_ACT, shape, "logits", &wide, b->e) ||

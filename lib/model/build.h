@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build.h -- the pieces of which a decoder is built as a graph.  Private to lib/model.
- */
+/* build.h -- the parts from which a decoder is built as a graph.  Private to lib/model. */
 #ifndef LM_MODEL_BUILD_H
 #define LM_MODEL_BUILD_H
 
 #include "model/model.h"
 
-/* A builder: the first failure sticks in *e and every later call does nothing, so that a
- * decoder reads as a list of layers. */
+/* A builder: *e keeps the first failure and every later call does nothing, so that a decoder reads
+ * as a list of layers. */
 typedef struct {
     lm_model *m;
-    lm_arena *arena; /* the model's own */
+    lm_arena *arena; /* owned by the model */
     lm_err *e;
     size_t cap_params, cap_slices;
     int64_t site; /* counts dropout sites */
@@ -18,16 +17,16 @@ typedef struct {
 
 bool lm_b_ok(const lm_builder *b);
 
-/* Declare a parameter of any rank, made of the slices that follow; `fmt` names it. */
+/* Declare a parameter of any rank, which consists of the slices declared next; `fmt` names it. */
 lm_vid lm_b_param(lm_builder *b, int ndim, const int64_t *dim, const char *fmt, ...)
     LM_PRINTF(4, 5);
 /* The next `rows` entries of dimension 0 of the latest parameter are the checkpoint's tensor `fmt`;
- * transposed: of a matrix, which the checkpoint has as [in, out]. */
+ * transposed: a matrix that the checkpoint stores as [in, out]. */
 void lm_b_slice(lm_builder *b, int64_t rows, bool transposed, lm_init init, double std,
                 const char *fmt, ...) LM_PRINTF(6, 7);
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid wte, lm_vid wpe);
-/* y = norm(x [+ r]) as the config has it; *s receives x + r (x when r is LM_NONE). */
+/* y = norm(x [+ r]) with the norm of the config; *s receives x + r (x when r is LM_NONE). */
 lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s);
 lm_vid lm_b_add(lm_builder *b, lm_vid x, lm_vid y);
 lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
@@ -35,19 +34,20 @@ lm_vid lm_b_linear(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias);
 lm_vid lm_b_head_norm(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid wq, lm_vid wk);
 lm_vid lm_b_rope(lm_builder *b, int64_t layer, lm_vid qkv);
 lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv);
-/* The activation of an MLP; x has the gates and the others side by side where it is gated. */
+/* The activation of an MLP; in a gated one, x has the gates and the other half side by side. */
 lm_vid lm_b_mlp(lm_builder *b, lm_mlp mlp, lm_vid x);
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p);
 /* The loss (TRAIN, EVAL) or the logits of the chosen rows (GENERATE) of final states x [N,C]. */
 void lm_b_head(lm_builder *b, lm_vid x, lm_vid w);
 
-/* When all parameters are declared: their places in the master copy, and the index of names. */
+/* After all parameters are declared: set their offsets in the master copy, and build the index of
+ * names. */
 lm_code lm_b_place(lm_builder *b);
 
-/* Mark the parameters that stay in codes (build.codes). */
+/* Mark the parameters that are kept in codes (build.codes). */
 lm_code lm_model_keep_codes(lm_model *m, lm_err *e);
 
-/* Append everything from the embedding to the head. */
+/* Append all nodes from the embedding to the head. */
 void lm_build_decoder(lm_builder *b);
 
 #endif

@@ -11,7 +11,7 @@
 
 enum {
     AHEAD = 8
-}; /* completions in flight for each slot: how far a short text may overtake a long one */
+}; /* completions in flight for each slot: so many short texts may finish before a long one */
 
 typedef struct {
     lm_generator *g;
@@ -21,9 +21,9 @@ typedef struct {
     lm_complete_stats *st;
     lm_completion *ring; /* number i lives in ring[i % size] */
     int64_t size, head, tail;
-    int64_t prompts;      /* taken so far */
-    lm_completion asked;  /* ids, prompt and max_new of the prompt that has samples left */
-    int64_t sample, left; /* its next sample; how many are left to begin */
+    int64_t prompts;      /* number taken so far */
+    lm_completion asked;  /* ids, prompt and max_new of the prompt with samples left */
+    int64_t sample, left; /* its next sample; samples not begun yet */
     lm_completion **slot; /* NULL: free */
     int32_t *next;
     double *u; /* the draw of each slot */
@@ -31,7 +31,7 @@ typedef struct {
     bool ended;
 } run;
 
-/* Bytes at the end of the text that may grow into a stop string. */
+/* Number of bytes at the end of the text that may become a stop string. */
 static size_t held_back(const run *r, const lm_buf *text)
 {
     size_t most = 0;
@@ -85,7 +85,8 @@ static bool ends_text(const run *r, int32_t id)
     return false;
 }
 
-/* Append the token `id` to c, and end c if that was the last.  logprob: of this token; NULL: not asked for. */
+/* Append the token `id` to c, and end c if it is the last one.  logprob: of this token; NULL: not
+ * requested. */
 static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *logprob, lm_err *e)
 {
     size_t made = c->ids.n - c->n_prompt, before = c->text.len;
@@ -93,7 +94,7 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
         return lm_fail(e, LM_ENUMERIC, "logits", "find the weights that are not finite",
                        "not a number behind token %zu of text %lld", c->ids.n,
                        (long long)c->index + 1);
-    c->ids.v[c->ids.n++] = (uint32_t)id; /* make_room() did */
+    c->ids.v[c->ids.n++] = (uint32_t)id; /* reserved by make_room() */
     if (logprob)
         c->logprob[made] = (float)*logprob;
     made++;
@@ -106,7 +107,7 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
     if (cut_at_stop(r, &c->text, before > r->longest_stop ? before - r->longest_stop : 0)) {
         size_t end = c->text.len;
         lm_code rc = settle(r, c, "stop", before, e);
-        c->text.len = c->safe = end; /* what was still waiting came behind the stop string */
+        c->text.len = c->safe = end; /* the pending bytes follow the stop string */
         return rc;
     }
     c->safe = c->text.len - held_back(r, &c->text);
@@ -119,7 +120,7 @@ static lm_code take_token(run *r, lm_completion *c, int32_t id, const double *lo
 
 /* ---- prompts and their samples ---- */
 
-/* Make room for all that c may become. */
+/* Reserve memory for the longest answer of c. */
 static lm_code make_room(const run *r, lm_completion *c, lm_err *e)
 {
     int64_t room = lm_generator_context(r->g) - (int64_t)c->ids.n + 1;
@@ -140,7 +141,7 @@ static void clear(lm_completion *c)
     c->failed = false;
 }
 
-/* The next prompt, into r->asked; one that failed takes its place in the ring at once. */
+/* Read the next prompt to r->asked; a failed one goes to the ring at once. */
 static lm_code take_prompt(run *r, lm_err *e)
 {
     lm_completion *c = &r->asked;
@@ -165,7 +166,7 @@ static lm_code take_prompt(run *r, lm_err *e)
     return lm_buf_add(&place->prompt, c->prompt.data ? c->prompt.data : "", c->prompt.len, e);
 }
 
-/* A sample of r->asked in the ring, with room for its answer. */
+/* Add a sample of r->asked to the ring, with memory for its answer. */
 static lm_code begin_sample(run *r, int64_t slot, lm_completion **out, lm_err *e)
 {
     const lm_completion *a = &r->asked;
@@ -202,8 +203,8 @@ static bool may_begin(const run *r)
     return r->tail - r->head < r->size && free_slot(r) >= 0 && !lm_stopping();
 }
 
-/* Run the prompt in one slot, and let as many of its samples begin there and in other free slots as there are.
- * Every first token is drawn from the same logits. */
+/* Run the prompt in one slot, and begin as many of its samples as there are free slots, including
+ * this one.  Every first token is drawn from the same logits. */
 static lm_code begin_samples(run *r, lm_err *e)
 {
     double start = lm_now();
@@ -242,7 +243,7 @@ static lm_code fill_slots(run *r, lm_err *e)
     return LM_OK;
 }
 
-/* Move the last texts into the gaps in front of them: a step has as many rows as reach up to the last. */
+/* Move the last texts to gaps before them, because a step has rows up to the last used slot. */
 static lm_code close_gaps(run *r, lm_err *e)
 {
     int64_t last = lm_generator_batch(r->g) - 1;

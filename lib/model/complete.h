@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* complete.h -- from prompts to finished texts: many at a time, handed back in order.
+/* complete.h -- completes prompts: many at a time, returned in order.
  *
- * A free slot of the generator takes the next prompt as soon as there is one; where prompts run out,
- * slots move together and a step has fewer rows.  A prompt may be answered several times (samples):
- * it runs once for as many of these as there are free slots.  What a sample becomes is decided by the
- * seed, the numbers of prompt and sample and the position alone, not by its neighbours or the batch
- * (but for rounding, where a matrix product of more rows adds up in another order). */
+ * A free slot of the generator gets the next prompt as soon as there is one; after the last prompt,
+ * slots are moved together and a step has fewer rows.  A prompt may be answered several times
+ * (samples): it runs once for as many of these as there are free slots.  The tokens of a sample
+ * depend only on the seed, the numbers of prompt and sample and the position, not on other
+ * sequences or the batch size (except for rounding, as a matrix product of more rows may sum in
+ * another order). */
 #ifndef LM_MODEL_COMPLETE_H
 #define LM_MODEL_COMPLETE_H
 
@@ -18,14 +19,14 @@
 typedef struct {
     int64_t index;   /* number of the prompt, from 0 */
     int64_t sample;  /* number of its sample, from 0 */
-    lm_ids ids;      /* the prompt, later what was made behind it */
+    lm_ids ids;      /* the prompt, later the new tokens */
     size_t n_prompt; /* set by lm_complete_run */
-    int64_t max_new; /* how many tokens to make at most */
-    lm_buf prompt;   /* for the caller alone: its text, or the record that holds it */
-    bool failed;     /* set by `next`: nothing is made of it, and `done` is called in its turn */
-    float *logprob;  /* of each new token: natural log of its probability; NULL unless asked for */
+    int64_t max_new; /* most new tokens */
+    lm_buf prompt;   /* for the caller: its text, or its record */
+    bool failed;     /* set by `next`: not completed; `done` is called in order */
+    float *logprob;  /* of each new token: natural log of its probability; NULL unless requested */
     lm_buf text;     /* of the new tokens, stop string excluded */
-    size_t safe;     /* bytes of text that are certain (no beginning of a stop string) */
+    size_t safe;     /* bytes of text that are final (no beginning of a stop string) */
     const char *finish; /* "stop" (end of text or a stop string), "length", "context" (no room
                            left), "error" (failed); NULL: not yet */
     size_t cap_logprob;
@@ -44,7 +45,7 @@ typedef struct {
     bool logprobs, skip_special;
 } lm_complete_opts;
 
-/* All may be called again and again; ctx is the caller's.  next: fill c->ids, c->prompt and
+/* Each may be called repeatedly; ctx belongs to the caller.  next: fill c->ids, c->prompt and
  * c->max_new (all are empty then), or c->prompt and c->failed; *got = false: at the end.  text:
  * c->text has grown (only for the completion that done will be called for next; may be NULL).
  * done: in the order of the prompts, and of their samples. */
@@ -56,11 +57,11 @@ typedef struct {
 } lm_complete_hooks;
 
 typedef struct {
-    int64_t prompts, prompt_tokens, new_tokens; /* prompts: texts begun, samples counted apart */
+    int64_t prompts, prompt_tokens, new_tokens; /* prompts: texts begun, each sample counted */
     double prompt_seconds, decode_seconds;
 } lm_complete_stats;
 
-/* Run until there are no more prompts, or lm_stopping().  Stats are added up. */
+/* Run until there are no more prompts, or lm_stopping().  Stats are added to *stats. */
 lm_code lm_complete_run(lm_generator *g, const lm_tokenizer *tok, const lm_complete_opts *o,
                         const lm_complete_hooks *h, lm_complete_stats *st, lm_err *e);
 

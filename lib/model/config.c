@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.c -- config.json, read strictly. */
+/* config.c -- reads config.json strictly. */
 #include "model/config.h"
 
 #include <inttypes.h>
@@ -33,7 +33,7 @@ int64_t lm_config_window(const lm_config *c)
 
 enum { MOST_EOS = 4096 };
 
-/* An id of the vocabulary; -1: none, or of a larger vocabulary. */
+/* An id of the vocabulary; -1: none, or beyond the vocabulary. */
 static lm_code read_id(const json_t *v, const char *where, const char *key, int64_t vocab,
                        int64_t *out, lm_err *e)
 {
@@ -91,7 +91,7 @@ static lm_code check_layer(const lm_config *c, const lm_layer *y, const char *wh
 
     if (!lm_mul_i64_ok(y->heads + 2 * y->kv_heads, y->head_dim, &n) ||
         n > 8 * (int64_t)LM_MOST_WIDTH || !lm_mul_i64_ok(c->vocab, c->width, &n))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "the dimensions multiply to an absurd size");
+        return lm_fail(e, LM_EFORMAT, where, NULL, "the product of the dimensions is too large");
     return LM_OK;
 }
 
@@ -114,25 +114,24 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
     return LM_OK;
 }
 
-/* A model_type that is none of ours: a mixture of experts says so under one of these keys. */
+/* For an unknown model_type: a mixture of experts has one of these keys. */
 static lm_code unknown_type(const json_t *o, const char *where, const char *type, lm_err *e)
 {
     static const char *const keys[] = { "num_experts", "num_local_experts", "n_routed_experts" };
-    const json_t *text = json_object_get(o, "text_config"); /* of models that see images, too */
+    const json_t *text = json_object_get(o, "text_config"); /* also of models with image input */
     char list[200];
 
     for (size_t i = 0; i < 2 * sizeof keys / sizeof *keys; i++) {
         int64_t n = json_integer_value(json_object_get(i % 2 ? text : o, keys[i / 2]));
         if (n > 0)
-            return lm_fail(
-                e, LM_EFORMAT, where,
-                "inspect-model, merge-models and compress-ckpt take its tensors as they are",
-                "model_type \"%s\" is a mixture of %" PRId64
-                " experts; only dense models are computed with",
-                type, n);
+            return lm_fail(e, LM_EFORMAT, where,
+                           "inspect-model, merge-models and compress-ckpt accept its tensors",
+                           "model_type \"%s\" is a mixture of %" PRId64
+                           " experts; computations support dense models only",
+                           type, n);
     }
-    return lm_fail(e, LM_EFORMAT, where, lm_arch_list(false, list),
-                   "model_type \"%s\" is not known", type);
+    return lm_fail(e, LM_EFORMAT, where, lm_arch_list(false, list), "unknown model_type \"%s\"",
+                   type);
 }
 
 lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)

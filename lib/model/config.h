@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.h -- a model's hyper-parameters: read from a Hugging Face config.json, and checked.
  *
- * A config is a core that holds for the whole model, and a descriptor for each layer.  The reader of the
- * architecture (arch.h) fills both.  An unknown model_type, a missing key or a contradiction is LM_EFORMAT that
- * names the key.  Keys that say something this code would have to obey and does not know (another
+ * A config is a core for the whole model, and a descriptor for each layer.  The reader of the
+ * architecture (arch.h) fills both.  An unknown model_type, a missing key or a contradiction is
+ * LM_EFORMAT that names the key.  Keys that change the computation in an unsupported way (another
  * activation, another rope_type, quantization_config) are refused, not ignored. */
 #ifndef LM_MODEL_CONFIG_H
 #define LM_MODEL_CONFIG_H
@@ -29,7 +29,7 @@ typedef enum {
 /* A rotary table. */
 typedef struct {
     lm_rope_type type;
-    int64_t dim; /* numbers of a head that it turns */
+    int64_t dim; /* numbers of a head that are rotated */
     double theta, factor;
     double low_freq, high_freq;             /* llama3 */
     double beta_fast, beta_slow, attention; /* yarn; attention 0: derived from factor */
@@ -54,17 +54,17 @@ typedef enum {
 
 typedef struct {
     int64_t heads, kv_heads, head_dim;
-    int64_t window;  /* keys that a query sees, itself included; 0: all */
-    double scale;    /* of the scores */
-    double soft_cap; /* of the scores, cap * tanh(score / cap); 0: none */
-    int rope;        /* index of the rotary table; -1: positions are learned */
+    int64_t window;  /* keys that a query attends to, itself included; 0: all */
+    double scale;    /* scale of the scores */
+    double soft_cap; /* soft cap of the scores, cap * tanh(score / cap); 0: none */
+    int rope;        /* index of the rotary table; -1: learned positions */
     lm_qk_norm qk_norm;
     bool qkv_bias, out_bias;
     lm_mlp mlp;
     int64_t ffn;
     bool mlp_bias;
     bool norm_before,
-        norm_after; /* of each branch: of its input, of its result before it is added */
+        norm_after; /* norms of each branch: of its input, of its result before the addition */
 } lm_layer;
 
 enum { LM_MOST_ROPES = 2 };
@@ -76,24 +76,23 @@ typedef struct {
     double norm_eps;
     bool norm_plus_one; /* norms multiply by 1 + weight */
     double init_std;
-    double
-        embed_scale; /* embeddings are multiplied with it, rounded to their type; 1: they are not */
-    double logit_cap; /* of the logits, cap * tanh(logit / cap); 0: none */
-    bool tied;        /* lm_head shares the embedding */
+    double embed_scale; /* factor of embeddings, rounded to their type; 1: none */
+    double logit_cap;   /* soft cap of the logits, cap * tanh(logit / cap); 0: none */
+    bool tied;          /* lm_head shares the embedding */
     double drop_embed, drop_resid, drop_attn;
     int64_t bos, pad; /* -1: none */
     int64_t *eos;     /* in the order of the config, each once and below the vocabulary */
     int n_eos;
     lm_rope_config rope[LM_MOST_ROPES];
-    int ropes;       /* 0: positions are learned */
+    int ropes;       /* 0: learned positions */
     lm_layer *layer; /* [layers] */
 } lm_config;
 
 lm_code lm_config_read(const json_t *obj, const char *where, lm_config *out, lm_err *e);
 void lm_config_fini(lm_config *c);
-/* The first of the eos ids, -1 if there is none. */
+/* The first eos id, -1 if there is none. */
 int64_t lm_config_eos(const lm_config *c);
-/* The widest window of any layer, 0 if all layers see all keys. */
+/* The widest window of any layer, 0 if no layer has a window. */
 int64_t lm_config_window(const lm_config *c);
 
 /* Number of parameters (tied tensors once), and those that take part in matrix products (N of the
@@ -103,12 +102,12 @@ int64_t lm_config_matmul_params(const lm_config *c);
 /* FLOPs of forward and backward per token: 6 N + 12 L H D T (PaLM, appendix B; no causal discount).
  */
 double lm_config_train_flops(const lm_config *c, int64_t seq);
-/* FLOPs of forward and backward of `tokens` tokens with the products of attention for those pairs of a
- * query and a key that it looks at: `pairs` in layers that see all keys, `near` in those with a window.
- * 6 N tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
+/* FLOPs of forward and backward of `tokens` tokens with the products of attention for the visible
+ * pairs of a query and a key: `pairs` in layers without window, `near` in those with one.  6 N
+ * tokens + 12 H D times the pairs of all layers: the formula above with T^2 pairs a sequence. */
 double lm_config_pair_flops(const lm_config *c, double tokens, double pairs, double near);
 
-/* Rows 0..positions-1 of rotary table `table` as kernels/rope.h describes it, [positions, dim]. */
+/* Rows 0..positions-1 of rotary table `table` in the form of kernels/rope.h, [positions, dim]. */
 void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out);
 
 #endif

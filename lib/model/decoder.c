@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decoder.c -- a config as a graph: embedding, layers as their descriptors say, final norm and head.
+/* decoder.c -- builds the graph of a config: embedding, layers by their descriptors, final norm and
+ * head.
  *
  * Parameters are declared where they are read first.  The order decides where each lies in the master copy, and
  * with it the order in which the norm of the gradients is summed. */
@@ -14,7 +15,7 @@ typedef struct {
     lm_vid w, b;
 } pair;
 
-/* Rows of the latest parameter are the tensor of `part`. */
+/* Declare the tensor of `part` as the next rows of the latest parameter. */
 static void slice(lm_builder *b, lm_part part, int64_t l, bool bias, const int64_t dim[2])
 {
     const lm_config *c = &b->m->config;
@@ -31,7 +32,8 @@ static void slice(lm_builder *b, lm_part part, int64_t l, bool bias, const int64
                lm_tensor_hf_name(c->arch, part, l, bias, name));
 }
 
-/* A weight or bias whose rows are those of `parts`; `packed`: what several are called together. */
+/* A weight or bias whose rows are those of `parts`; `packed`: the name of several parts
+ * together. */
 static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *packed, int64_t l,
                     bool bias)
 {
@@ -44,7 +46,7 @@ static lm_vid param(lm_builder *b, const lm_part *parts, int n, const char *pack
         lm_part_shape(c, parts[i], l, dim);
         rows += dim[0];
     }
-    /* Without suffix where there is nothing but a weight: the RMS norms, and tables outside the layers. */
+    /* Without suffix if there is only a weight: the RMS norms, and tables outside the layers. */
     if (lm_part_is_norm(parts[0]) ? !lm_part_biased(c, parts[0], l) : l < 0)
         suffix = "";
     if (n > 1)
@@ -86,7 +88,8 @@ static lm_vid drop(lm_builder *b, lm_vid x, double rate)
 
 /* ---- Branches ---- */
 
-/* What a branch reads: the residual stream *x with the branch before it, normed where the layer norms first. */
+/* The input of a branch: the residual stream *x with the previous branch added, after the norm if
+ * the layer has one before its branches. */
 static lm_vid enter(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid branch)
 {
     if (b->m->config.layer[l].norm_before)
@@ -96,7 +99,7 @@ static lm_vid enter(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid br
     return *x;
 }
 
-/* What a branch adds to the residual stream. */
+/* The result of a branch that is added to the residual stream. */
 static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid h)
 {
     lm_vid same;

@@ -52,7 +52,7 @@ static void close_graph(row_graph *s)
     lm_mirror_fini(&s->inputs);
 }
 
-/* Let the graph see the caches from `slot` on. */
+/* Bind the caches from `slot` on to the graph. */
 static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
 {
     for (int64_t l = 0; l < s->m->config.layers; l++) {
@@ -72,11 +72,10 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
         return LM_OK;
     if (g->b->memory(g->b, &left, &all, e))
         return e->code;
-    size_t usable = left - left / 64; /* kernels bring code and stacks when they first run */
+    size_t usable = left - left / 64; /* kernels allocate code and stacks at their first run */
     if (weights < usable && g->cache_bytes <= usable - weights)
         return LM_OK;
-    size_t for_caches =
-        weights < usable ? (usable - weights) / 16 * 15 : 0; /* and something else */
+    size_t for_caches = weights < usable ? (usable - weights) / 16 * 15 : 0; /* and a reserve */
     if (for_caches >= 64 * a_position)
         snprintf(todo, sizeof todo, "a context of %zu fits, or a smaller batch size",
                  for_caches / a_position / 64 * 64);
@@ -106,7 +105,7 @@ static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 
 /* ---- life ---- */
 
-/* The widest first: the others live in its arena. */
+/* The widest first: the others share its arena. */
 static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
     int64_t width[MOST_WIDTHS];
@@ -125,7 +124,7 @@ static lm_code open_widths(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
 
 static lm_code open_all(lm_generator *g, lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
-    /* the largest arena first: the others live in it */
+    /* the largest arena first: the others share it */
     for (int i = 0; i < CHUNKS; i++) {
         int64_t rows = chunk_rows[i] < g->context ? chunk_rows[i] : g->context;
         if (open_graph(g, w, dtype, 1, rows, i ? g->prefill[0].x : NULL, &g->prefill[i], e))
@@ -173,7 +172,7 @@ void lm_generator_free(lm_generator *g)
     lm_err ignored = { 0 };
     if (!g)
         return;
-    g->b->sync(g->b, g->b->main, &ignored); /* after a failure work may be left */
+    g->b->sync(g->b, g->b->main, &ignored); /* after a failure, work may still be queued */
     generator_forget_recordings(g);
     for (int i = 0; i < g->n_decode; i++) /* the widest, whose arena they share, last */
         close_graph(&g->decode[i].s);
@@ -201,7 +200,7 @@ lm_code generator_put_graph(row_graph *s, lm_err *e)
                                                                 : lm_exec_run(s->x, &step, e);
 }
 
-/* The next rows of a prompt, `n` of them real, through a graph of its own size. */
+/* The next rows of a prompt, `n` of them real, through a graph of that size. */
 static lm_code run_chunk(lm_generator *g, row_graph *s, int64_t slot, const uint32_t *ids,
                          int64_t n, lm_err *e)
 {
@@ -236,7 +235,7 @@ lm_code lm_generator_prompt(lm_generator *g, int64_t slot, const uint32_t *ids, 
                        g->context);
     g->used[slot] = g->choice.sent[slot] = 0;
     for (int64_t at = 0, take; at < n; at += take) {
-        int i = CHUNKS - 1; /* the smallest that holds the rest, else the largest */
+        int i = CHUNKS - 1; /* the smallest that is enough for the rest, otherwise the largest */
         while (i > 0 && g->prefill[i].m->build.seq < n - at)
             i--;
         s = &g->prefill[i];
@@ -280,7 +279,7 @@ double lm_generator_step_bytes(const lm_generator *g)
         bytes += t->codes ? (double)lm_code_rows_bytes(t->codes, t->dim[1])
                           : (double)lm_plain_bytes(t->dtype, m->param[i].count);
     }
-    /* tables of which only rows are looked up: an embedding that is not the head, and learned
+    /* tables of which only a few rows are read: an embedding that is not the head, and learned
      * positions */
     int64_t looked_up = (c->tied ? 0 : c->vocab) + (c->ropes ? 0 : c->max_positions);
     const lm_tensor *embed = &m->graph->value[m->param[0].value].t;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_choose.c -- the next token of each slot, chosen where its logits are. */
+/* generate_choose.c -- the next token of each slot, chosen in the memory of its logits. */
 #include "base/mem.h"
 #include "model/generate_impl.h"
 
@@ -82,7 +82,7 @@ void generator_drop_chooser(lm_generator *g)
     lm_free(c->sent);
 }
 
-/* Ids that the backend does not know yet. */
+/* Copy ids that the backend does not have yet. */
 static lm_code send_seen(lm_generator *g, int64_t slot, lm_err *e)
 {
     chooser *c = &g->choice;
@@ -97,7 +97,8 @@ static lm_code send_seen(lm_generator *g, int64_t slot, lm_err *e)
 lm_code generator_ask(lm_generator *g, const lm_choice *what, const double *u, lm_err *e)
 {
     chooser *c = &g->choice;
-    /* What the host writes here was read before the last choice came back. */
+    /* The backend read these inputs before the last choice was complete, so the host may write
+     * them. */
     for (int64_t i = 0; i < g->last->m->build.batch; i++) {
         int64_t slot = g->last_slot + i;
         c->on[slot] = g->last->fresh[i] > 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_impl.h -- what the generator's files share: generate.c builds the graphs and runs prompts,
- * generate_step.c decodes, generate_choose.c chooses tokens from logits.
+/* generate_impl.h -- shared by the generator's files: generate.c builds the graphs and runs
+ * prompts, generate_step.c decodes, generate_choose.c chooses tokens from logits.
  * Private to lib/model. */
 #ifndef LM_MODEL_GENERATE_IMPL_H
 #define LM_MODEL_GENERATE_IMPL_H
@@ -9,7 +9,7 @@
 #include "model/generate.h"
 #include "model/rotary.h"
 
-/* The graph for one number of rows, and its inputs: mirrors, of which the host's side is written. */
+/* The graph for one number of rows, and its inputs: mirrors whose host side is written. */
 typedef struct {
     lm_model *m;
     lm_exec *x;
@@ -17,7 +17,7 @@ typedef struct {
     int32_t *tokens, *pos, *used, *fresh, *rows;
 } row_graph;
 
-/* The choice of tokens: for each slot what the kernel asks and answers. */
+/* The choice of tokens: inputs and results of the kernel for each slot. */
 typedef struct {
     lm_mirror ask, answer, seen;
     double *u, *logprob;
@@ -35,19 +35,19 @@ typedef struct {
     row_graph s;
     int64_t rows;
     lm_recording *recorded; /* of lm_generator_next with the generator's choice */
-    bool ran;               /* a step of that choice has run in this width */
+    bool ran;               /* a step with this choice has run in this width */
 } decode_width;
 
 /* How tokens are chosen. */
 typedef struct {
     lm_sample_attr how;
-    bool logprob; /* is wanted, too */
+    bool logprob; /* true: log-probabilities are requested too */
 } lm_choice;
 
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
-    row_graph prefill[CHUNKS]; /* a chunk as long as the context comes in place of longer ones */
+    row_graph prefill[CHUNKS];        /* a chunk as long as the context replaces longer ones */
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;
     int64_t *used; /* of each slot */
@@ -56,14 +56,15 @@ struct lm_generator {
     lm_rotary rope;
     chooser choice;
     lm_choice chosen;
-    const lm_recording *replayed; /* what the last step replayed; NULL: it ran kernel by kernel */
-    bool as_it_is;                /* no step is to be recorded */
-    lm_err refused;               /* why the backend did not record one */
-    row_graph *last;              /* what ran last, */
-    int64_t last_slot;            /* and the first slot of its rows */
+    /* the recording that the last step replayed; NULL: kernels ran separately */
+    const lm_recording *replayed;
+    bool as_it_is;     /* no step is to be recorded */
+    lm_err refused;    /* why the backend refused to record one */
+    row_graph *last;   /* the graph that ran last, */
+    int64_t last_slot; /* and the first slot of its rows */
 };
 
-/* n numbers of `size` bytes at *at of a room that is being divided. */
+/* Allocate n numbers of `size` bytes at *at of a memory that is being divided. */
 static inline size_t generator_share(size_t *at, size_t n, size_t size)
 {
     size_t here = *at;
@@ -76,7 +77,7 @@ static inline void *generator_room(void *base, size_t bytes)
     return (char *)base + bytes;
 }
 
-/* The width of all slots: the model, for what does not depend on rows. */
+/* The width of all slots; its model stands for all where rows do not matter. */
 static inline const lm_model *generator_model(const lm_generator *g)
 {
     return g->decode[g->n_decode - 1].s.m;
@@ -100,11 +101,12 @@ void generator_forget_recordings(lm_generator *g);
 
 lm_code generator_make_chooser(lm_generator *g, lm_err *e);
 void generator_drop_chooser(lm_generator *g);
-/* What the host has to say to the next choice, in the slots of the graph that ran, or will, last. */
+/* Write the host's inputs of the next choice for the slots of the last (or next) graph. */
 lm_code generator_ask(lm_generator *g, const lm_choice *c, const double *u, lm_err *e);
-/* Put the choice on main: the host's numbers, the kernel, the answer.  The same work each time. */
+/* Enqueue the choice on main: the host's numbers, the kernel, the results.  The same work each
+ * time. */
 lm_code generator_put_choice(lm_generator *g, const lm_choice *c, lm_err *e);
-/* Wait for the answer. */
+/* Wait for the results. */
 lm_code generator_answer(lm_generator *g, const int32_t **ids, const double **logprob, lm_err *e);
 
 #endif

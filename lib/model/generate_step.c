@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_step.c -- decoding: one more token for each slot that takes part, in as many rows as
- * reach up to the last of these; and what moves slots together so that few rows do. */
+/* generate_step.c -- decoding: appends a token to each active slot, in rows up to the last active
+ * one; and moves slots together so that few rows are needed. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -39,13 +39,13 @@ void generator_forget_recordings(lm_generator *g)
     g->replayed = NULL;
 }
 
-/* All that a token takes: nothing of it changes but numbers in memory. */
+/* All work of a token: only numbers in memory change between steps. */
 static lm_code put_step(lm_generator *g, decode_width *d, lm_err *e)
 {
     return generator_put_graph(&d->s, e) ? e->code : generator_put_choice(g, &g->chosen, e);
 }
 
-/* Steps of another choice are other recordings, made when their kernels have run once. */
+/* Steps with another choice need another recording, made after their kernels have run once. */
 static void take_choice(lm_generator *g, const lm_choice *c)
 {
     if (!memcmp(&g->chosen.how, &c->how, sizeof c->how) && g->chosen.logprob == c->logprob)
@@ -54,7 +54,7 @@ static void take_choice(lm_generator *g, const lm_choice *c)
     g->chosen = *c;
 }
 
-/* Record a step, where the backend can and no single node is timed. */
+/* Record a step if the backend supports it and nodes are not timed. */
 static void record_step(lm_generator *g, decode_width *d)
 {
     lm_err *refused = &g->refused, second = { 0 };
@@ -75,7 +75,7 @@ static void record_step(lm_generator *g, decode_width *d)
 
 /* ---- steps ---- */
 
-/* The narrowest width that reaches up to the last slot that takes part. */
+/* The narrowest width that includes the last active slot. */
 static decode_width *width_of(lm_generator *g, const int32_t *next)
 {
     int64_t rows = g->batch;
@@ -98,7 +98,7 @@ static lm_code set_step(lm_generator *g, const int32_t *next, decode_width **out
         bool on = next[i] >= 0;
         if (on && g->used[i] >= g->context)
             return lm_fail(e, LM_EUSAGE, "context", "give a longer one",
-                           "%" PRId64 " tokens are all it holds", g->context);
+                           "%" PRId64 " tokens are its capacity", g->context);
         s->tokens[i] = on ? next[i] : 0;
         s->pos[i] = on ? (int32_t)g->used[i] : 0;
         s->used[i] = on ? (int32_t)g->used[i] : 0;
@@ -139,7 +139,7 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
         record_step(g, d);
     d->ran = true;
     g->replayed = d->recorded;
-    g->b->range(g->b, "decode"); /* a profiler sees nothing of what a recording is made of */
+    g->b->range(g->b, "decode"); /* a profiler does not show the parts of a recording */
     lm_code rc = d->recorded ? g->b->replay(g->b, d->recorded, g->b->main, e) : put_step(g, d, e);
     g->b->range(g->b, NULL);
     return rc ? rc : generator_answer(g, ids, logprob, e);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generation.c -- defaults of sampling out of a model's own files. */
+/* generation.c -- defaults of sampling from a model's files. */
 #include "model/generation.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static lm_code bad(const char *where, const char *key, const char *what, lm_err 
 
 static lm_code add_eos(lm_generation *g, int64_t id, int64_t vocab, lm_err *e)
 {
-    if (id < 0 || id >= vocab) /* -1 says "none"; ids of a larger vocabulary never come up */
+    if (id < 0 || id >= vocab) /* -1 means "none"; ids beyond the vocabulary never occur */
         return LM_OK;
     for (int i = 0; i < g->n_eos; i++)
         if (g->eos[i] == id)
@@ -54,7 +54,7 @@ static lm_code read_eos(lm_generation *g, const json_t *o, int64_t vocab, const 
     return LM_OK;
 }
 
-/* Number under `key` in [least, most]; null and absence leave *out. */
+/* Number under `key` in [least, most]; null and absence do not change *out. */
 static lm_code read_number(const json_t *o, const char *key, double least, double most, double *out,
                            const char *where, lm_err *e)
 {
@@ -83,7 +83,7 @@ static lm_code read_count(const json_t *o, const char *key, int64_t least, int64
     return LM_OK;
 }
 
-/* A key that changes what is generated, with a value that is not its neutral one. */
+/* True for a key that affects generation, with a value that is not neutral. */
 static void note_others(lm_generation *g, const json_t *o)
 {
     static const struct {
@@ -128,8 +128,8 @@ static lm_code read_sampling(lm_generation *g, const json_t *o, const char *wher
     if (sample && !json_is_null(sample) && !json_is_boolean(sample))
         return bad(where, "do_sample", "is neither true nor false", e);
     if (top_k >= -1)
-        g->top_k = top_k > 0 ? top_k : 0; /* both 0 and -1 mean "all" in the field */
-    if (json_is_false(sample))            /* the likeliest token, whatever the rest says */
+        g->top_k = top_k > 0 ? top_k : 0; /* both 0 and -1 are used for "all" */
+    if (json_is_false(sample))            /* the most likely token, regardless of other keys */
         g->temperature = 0;
     note_others(g, o);
     return LM_OK;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generation.h -- how a model wants to be sampled: generation_config.json, and every id that ends a
- * text.
+/* generation.h -- the sampling defaults of a model: generation_config.json, and every id that ends
+ * a text.
  *
- * Taken as transformers means them: temperature, top_k, top_p, min_p, repetition_penalty,
- * max_new_tokens, do_sample (false: the likeliest token), eos_token_id (an id or a list).  Other keys
- * belong to ways of decoding that do not exist here and are passed over; `others` counts those
- * that would change a text. */
+ * Read with the meaning of transformers: temperature, top_k, top_p, min_p, repetition_penalty,
+ * max_new_tokens, do_sample (false: the most likely token), eos_token_id (an id or a list).  Other
+ * keys belong to unsupported ways of decoding and are ignored; `others` counts those that would
+ * change a text. */
 #ifndef LM_MODEL_GENERATION_H
 #define LM_MODEL_GENERATION_H
 
@@ -25,8 +25,8 @@ typedef struct {
     int n_others;
 } lm_generation;
 
-/* `generation` is the tree of generation_config.json, NULL: there is none.  Fails: LM_EFORMAT
- * naming `where` and the key. */
+/* `generation` is the tree of generation_config.json, NULL: none.  Fails: LM_EFORMAT naming `where`
+ * and the key. */
 lm_code lm_generation_read(const lm_config *config, const json_t *generation, const char *where,
                            lm_generation *out, lm_err *e);
 void lm_generation_fini(lm_generation *g);

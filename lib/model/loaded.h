@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loaded.h -- a model opened for use only: its config, and its weights in one format with no master
- * copy beside them. */
+/* loaded.h -- a model opened for use only: its config, and its weights in one format without a
+ * master copy. */
 #ifndef LM_MODEL_LOADED_H
 #define LM_MODEL_LOADED_H
 
 #include "model/store.h"
 
 typedef struct {
-    lm_model_source *src; /* NULL: the weights came from elsewhere */
+    lm_model_source *src; /* NULL: the weights come from elsewhere */
     lm_config config;
     lm_par *par;     /* threads of the host that load (borrowed); NULL: the backend's */
     lm_store *store; /* NULL: not loaded yet */
@@ -16,15 +16,15 @@ typedef struct {
 /* Open a model (folder.h; `o` may be NULL) and read its config; no weights yet.  Fails: LM_EIO,
  * LM_EFORMAT; LM_EUSAGE for a lone file without config.json. */
 lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out, lm_err *e);
-/* The same of an open source, which is the model's from here on, whatever the result. */
+/* The same for an open source, which the model then owns, whatever the result. */
 lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
-/* Load the weights for `m`, a model of this config in any mode, whose precision decides the formats,
- * into memory of `b`, which must outlive them; a stream is read to its end.  Fails as lm_store_load
- * does. */
+/* Load the weights for `m`, a model of this config in any mode, whose precision determines the
+ * formats, to memory of `b`, which must outlive them; a stream is read to its end.  Fails as
+ * lm_store_load does. */
 lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err *e);
-/* Bytes that the weights of `m` take. */
+/* Bytes of the weights of `m`. */
 size_t lm_loaded_bytes(const lm_model *m);
-/* Before the backend is closed. */
+/* Called before the backend is closed. */
 void lm_loaded_fini(lm_loaded *l);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.c -- from a config to a graph that is ready to be planned. */
+/* model.c -- builds the graph of a config, ready for the memory plan. */
 #include "model/model.h"
 
 #include <inttypes.h>
@@ -70,7 +70,7 @@ static const char *bare(const lm_model *m, const char *name)
     return n && !strncmp(name, a->root, n) ? name + n : name;
 }
 
-/* The cell of `name`, or the free one where it belongs. */
+/* The cell of `name`, or the free cell for it. */
 static size_t cell_of(const lm_model *m, const char *name)
 {
     size_t mask = m->n_index - 1, i = lm_hash_str(name) & mask;
@@ -103,8 +103,8 @@ static bool is_trainable(void *ctx, lm_vid v)
     return !m->build.trainable || m->build.trainable(m->build.ctx, m->graph->value[v].name);
 }
 
-/* What trains first, and of that matrices first, so that gradients, states and weight decay each cover
- * one run of the block. */
+/* Trainable parameters first, among them matrices first, so that gradients, states and weight decay
+ * each cover one run of the block. */
 static lm_code lay_out(lm_model *m, lm_err *e)
 {
     for (int i = 0; i < m->n_params; i++)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.h -- a config as a graph, and where each tensor of a checkpoint lies in it.
+/* model.h -- the graph of a config, and the position of each tensor of a checkpoint in it.
  *
  * A model is a pure function of (config, build options).  Weights that are used together are one
  * graph parameter: q, k and v rows form `qkv` [(H+2K)D, C], gate and up form `gate_up` [2I, C]; a
- * slice says which rows of which parameter a named tensor is.  Linear weights are [out, in] inside;
- * GPT-2's Conv1D tensors are transposed on the way. */
+ * slice gives the rows of a parameter that a named tensor occupies.  Linear weights are [out, in]
+ * in the graph; GPT-2's Conv1D tensors are transposed when loaded. */
 #ifndef LM_MODEL_MODEL_H
 #define LM_MODEL_MODEL_H
 
@@ -23,7 +23,7 @@ typedef struct {
     int64_t row, rows;
     int ndim; /* shape in the file */
     int64_t dim[LM_MAX_DIMS];
-    bool transposed; /* a matrix that the file has as [in, out] */
+    bool transposed; /* a matrix that the file stores as [in, out] */
     lm_init init;
     double std;
 } lm_slice;
@@ -41,7 +41,7 @@ typedef struct {
     int64_t count,
         offset;  /* elements; offset in the master copy (store.h), a multiple of 64 elements */
     bool decay;  /* weight decay applies: matrices yes, vectors no */
-    bool trains; /* false: build.trainable said so, and there is no gradient */
+    bool trains; /* false: not trainable, and without gradient */
 } lm_param;
 
 typedef enum {
@@ -56,16 +56,16 @@ typedef struct {
     int64_t batch, seq; /* T: rows of each sequence in one run */
     int64_t cache;      /* GENERATE: S, positions of the caches */
     lm_precision precision;
-    bool documents; /* inputs `lo` and restarted positions: attention stays inside documents */
+    bool documents; /* inputs `lo` and restarted positions: attention is limited to documents */
     bool dropout;   /* TRAIN: the config's rates apply */
     /* the backend on which it runs: operators are joined if it has kernels for that (op/fuse.h);
      * NULL: not joined */
     lm_backend *backend;
     bool (*trainable)(void *ctx, const char *param_name);
     void *ctx;
-    /* EVAL, GENERATE: matrices that this source has in codes of fewer than 16 bits a number stay so where
-     * kernels of the backend read them (lm_tensor.codes), and are numbers of the precision elsewhere.
-     * NULL: all are. */
+    /* EVAL, GENERATE: matrices that this source has in codes of fewer than 16 bits per number are
+     * kept so if kernels of the backend read them (lm_tensor.codes), and decoded to the precision
+     * otherwise.  NULL: all are decoded. */
     const lm_model_source *codes;
 } lm_build;
 
@@ -83,7 +83,7 @@ typedef struct {
     int64_t decay_end; /* those that train, with weight decay first, then */
     int64_t train_end; /* without it, then those that do not train */
 
-    lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE where the mode has none */
+    lm_vid tokens, targets, pos, lo; /* I32 [N]; LM_NONE if the mode has none */
     lm_vid scale;                    /* TRAIN: F32 [N], the gradients of the losses */
     lm_vid used, fresh,
         rows; /* GENERATE: I32 [B] each; rows: the row of each sequence whose logits are wanted,
@@ -96,14 +96,14 @@ typedef struct {
     lm_vid *grad;            /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
-/* Build the graph of `c`: all passes that the options ask for included.  The config must outlive the
- * model. Fails: LM_EUSAGE for a batch or length that the config cannot serve. */
+/* Build the graph of `c`: including all passes that the options require.  The config must outlive
+ * the model. Fails: LM_EUSAGE for a batch or length that the config does not allow. */
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
 
-/* Index of the slice of that name, -1 if none.  Of GPT-2 the prefix "transformer." is optional. */
+/* Index of the slice of that name, -1 if none.  For GPT-2 the prefix "transformer." is optional. */
 int lm_model_slice(const lm_model *m, const char *name);
-/* True for tensors that checkpoints may carry and that are no parameters here (rotary inv_freq,
+/* True for tensors that checkpoints may hold but that are not parameters here (rotary inv_freq,
  * GPT-2's attention mask buffers, a duplicate of a tied head). */
 bool lm_model_ignores(const lm_model *m, const char *name);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_codes.c -- which weights of a model stay in the codes that their source has. */
+/* model_codes.c -- selects the weights of a model that are kept in the codes of their source. */
 #include "base/mem.h"
 #include "model/build.h"
 #include "numeric/code_rows.h"
 
-/* The backend has kernels for this format wherever the parameter is read. */
+/* True if the backend has kernels for this format for all readers of the parameter. */
 static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
 {
     lm_backend *b = m->build.backend;
@@ -17,8 +17,8 @@ static bool are_read(const lm_model *m, lm_vid v, const lm_format *f)
     return true;
 }
 
-/* The codes of all slices of parameter p, in order, of the source's tensors; n 0: it must be numbers.  A slice in plain numbers may
- * stand beside others in codes. */
+/* The codes of all slices of parameter p, in order, of the source's tensors; n 0: it must be
+ * decoded.  A slice in plain numbers may be combined with others in codes. */
 static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const *tensor)
 {
     const lm_param *param = &m->param[p];
@@ -43,7 +43,7 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
     return fewer ? c : (lm_code_rows){ 0 };
 }
 
-/* The source's tensor of each slice; NULL: it has none. */
+/* The source's tensor of each slice; NULL: missing. */
 static lm_code find_tensors(const lm_model *m, const lm_st_tensor ***out, lm_err *e)
 {
     const lm_model_source *src = m->build.codes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* preset.c -- presets and --set. */
+/* preset.c -- presets, and changes of config keys. */
 #include "model/preset.h"
 
 #include <stdio.h>
@@ -43,10 +43,10 @@ lm_code lm_preset_list(const char *const *dirs, char ***names, size_t *n, lm_err
     *names = NULL;
     *n = 0;
     return lm_fail(e, LM_EIO, "presets", "install them, or name a config.json",
-                   "no folder of presets is there");
+                   "there is no folder of presets");
 }
 
-/* The file that `what` means if it is a path: config.json itself or a folder that holds one. */
+/* The file of `what` if it is a path: config.json itself or a folder that holds one. */
 static lm_code as_path(const char *what, char **path, lm_err *e)
 {
     if (lm_path_is_dir(what))
@@ -190,7 +190,7 @@ static lm_code check_key(const json_t *config, const char *key, const char *inne
     const lm_arch *a = type ? lm_arch_find(type) : NULL;
     if (!a)
         return lm_fail(e, LM_EFORMAT, "config", lm_arch_list(false, list),
-                       "model_type \"%s\" is not known", type ? type : "");
+                       "unknown model_type \"%s\"", type ? type : "");
     snprintf(of, sizeof of, "a %s config", type);
     if (known(key, a->keys, of, e))
         return e->code;
@@ -231,8 +231,8 @@ lm_code lm_config_set(json_t *config, const char *assignment, lm_err *e)
     const char *equals = strchr(assignment, '=');
     char key[128], *dot;
     if (!equals || equals == assignment || equals - assignment >= (ptrdiff_t)sizeof key)
-        return lm_fail(e, LM_EUSAGE, "config key", "write it as key=value", "'%s' is no assignment",
-                       assignment);
+        return lm_fail(e, LM_EUSAGE, "config key", "write it as key=value",
+                       "'%s' is not an assignment", assignment);
     snprintf(key, sizeof key, "%.*s", (int)(equals - assignment), assignment);
     if ((dot = strchr(key, '.')))
         *dot++ = 0;

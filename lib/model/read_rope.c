@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* read_rope.c -- rotary tables as config.json describes them. */
+/* read_rope.c -- reads the rotary tables of a config.json. */
 #include <string.h>
 
 #include "model/arch_read.h"
 
-/* The object that says how positions are scaled, and its key.  Old files have rope_scaling, newer
- * ones rope_parameters, which holds rope_theta too.  NULL: none. */
+/* The object with the scaling of positions, and its key.  Old files have rope_scaling, newer ones
+ * rope_parameters, which holds rope_theta too.  NULL: none. */
 static lm_code rope_object(const json_t *o, const char *where, const json_t **s, const char **key,
                            lm_err *e)
 {
@@ -28,18 +28,18 @@ static lm_code rope_object(const json_t *o, const char *where, const json_t **s,
     }
     if (found[0] && found[1] &&
         !json_equal((json_t *)(uintptr_t)found[0], (json_t *)(uintptr_t)found[1]))
-        return lm_fail(e, LM_EFORMAT, where, "keep the one that is meant",
+        return lm_fail(e, LM_EFORMAT, where, "keep one of them",
                        "\"rope_parameters\" and \"rope_scaling\" differ");
     json_object_foreach((json_t *)(uintptr_t)*s, inner, v)
     {
         if (json_is_object(v))
             return lm_fail(e, LM_EFORMAT, where, NULL,
-                           "\"%s\": a set of its own for \"%s\" is not known", *key, inner);
+                           "\"%s\": a separate set for \"%s\" is not supported", *key, inner);
     }
     return LM_OK;
 }
 
-/* Without a type, only what every type has may be there: numbers of a scaling are not guessed at. */
+/* Without a type, only keys of all types are allowed: the type of a scaling is not guessed. */
 static lm_code check_untyped(const json_t *s, const char *where, const char *key, lm_err *e)
 {
     static const char *const harmless[] = { "rope_theta", "partial_rotary_factor", "rope_type",
@@ -108,8 +108,8 @@ static lm_code read_rope_type(const json_t *s, const char *where, const char *ke
                                "high_freq_factor > low_freq_factor");
         return LM_OK;
     }
-    return lm_fail(e, LM_EFORMAT, where, "default, linear, dynamic, llama3 and yarn are known",
-                   "rope_type \"%s\" is not known", type);
+    return lm_fail(e, LM_EFORMAT, where, "default, linear, dynamic, llama3 and yarn are supported",
+                   "unknown rope_type \"%s\"", type);
 }
 
 lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key, lm_rope_config *r,
@@ -120,7 +120,7 @@ lm_code lm_read_rope_object(const json_t *s, const char *where, const char *key,
     if (lm_json_f64_or(s, "partial_rotary_factor", 1, &partial, where, e))
         return e->code;
     if (partial < 1 || partial > 1)
-        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is known");
+        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is supported");
     if (read_rope_numbers(s, where, r, e))
         return e->code;
     return read_rope_type(s, where, key, r, e);
@@ -139,7 +139,7 @@ lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config
         lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e))
         return e->code;
     if (partial < 1 || partial > 1)
-        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is known");
+        return lm_read_bad(where, "partial_rotary_factor", e, "only 1 is supported");
     if (lm_json_f64_or(o, "rope_theta", theta, &c->rope[0].theta, where, e))
         return e->code;
     return s ? lm_read_rope_object(s, where, key, &c->rope[0], e) : LM_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rope.c -- rotary tables: inverse frequencies under the scalings of the field, in double, rounded
+/* rope.c -- rotary tables: inverse frequencies with the published scalings, in double, rounded
  * once.
  *
  * Rules as in Hugging Face's modeling_rope_utils.py; YaRN is arXiv:2309.00071. */
@@ -21,7 +21,7 @@ static double yarn_attention(const lm_rope_config *r)
     return yarn_mscale(r->factor, 1);
 }
 
-/* The dimension at which a frequency turns `rotations` times over the original context. */
+/* The dimension whose frequency makes `rotations` turns over the original context. */
 static double yarn_dim(const lm_rope_config *r, double d, double original, double rotations)
 {
     return d * log(original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
@@ -62,8 +62,8 @@ void lm_rope_table(const lm_config *c, int table, int64_t positions, float *out)
             hi += 0.001;
     }
     for (int64_t j = 0; j < half; j++) {
-        /* Frameworks hold the inverse frequencies and the angles in F32: the same roundings here,
-         * so that a long context gives the same angles as theirs. */
+        /* Frameworks store the inverse frequencies and the angles in F32: the same roundings are
+         * made here, so that a long context gives the same angles. */
         double f = (float)(1.0 / (float)pow(theta, 2.0 * (double)j / d));
         if (r->type == LM_ROPE_LINEAR)
             f /= r->factor;

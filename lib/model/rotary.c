@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rotary.c -- rotary tables, made once. */
+/* rotary.c -- rotary tables, computed once. */
 #include "model/rotary.h"
 
 #include <string.h>

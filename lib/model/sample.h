@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.h -- the draws of sampling: counted, so that only the seed, the numbers of prompt and sample
- * and the position decide one.  What is done with them is kernels/sample.h.
- * Private to lib/model. */
+/* sample.h -- the draws of sampling: counted, so that each depends only on the seed, the numbers of
+ * prompt and sample and the position.  kernels/sample.h uses them.  Private to lib/model. */
 #ifndef LM_MODEL_SAMPLE_H
 #define LM_MODEL_SAMPLE_H
 

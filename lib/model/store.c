@@ -27,7 +27,7 @@ static lm_dtype format_of(const lm_model *m, int param)
     return m->graph->value[m->param[param].value].t.dtype;
 }
 
-/* Codes of a parameter lie among bytes. */
+/* Codes of a parameter are stored among bytes. */
 static lm_dtype use_format(const lm_model *m, int param)
 {
     return store_codes(m, param) ? LM_DTYPE_U8 : format_of(m, param);
@@ -40,7 +40,8 @@ static int64_t use_count(const lm_model *m, int param)
              : m->param[param].count;
 }
 
-/* Kernels run over PARAM, DERIVED, GRAD and OPT side by side, so an element has one offset in all. */
+/* Kernels run over PARAM, DERIVED, GRAD and OPT together, so an element has the same offset in
+ * all. */
 static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
     const lm_model *m = s->model;
@@ -54,7 +55,7 @@ static lm_code lay_out_master(lm_store *s, const lm_store_opts *o, lm_err *e)
     }
     if (o->n_states > LM_STORE_STATES)
         return lm_fail(e, LM_ELIMIT, "optimiser", "use fewer optimisers side by side",
-                       "%d states, %d are possible", o->n_states, LM_STORE_STATES);
+                       "%d states, %d are supported", o->n_states, LM_STORE_STATES);
     add_block(s, LM_KEPT_PARAM, LM_DTYPE_F32, m->block);
     if (low)
         add_block(s, LM_KEPT_DERIVED, LM_DTYPE_BF16, m->block);
@@ -142,7 +143,7 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
 {
     lm_backend nowhere = { 0 };
     lm_store s = { .model = m, .backend = &nowhere };
-    lm_code rc = lay_out(&s, o, e); /* also where it failed: what was laid out by then */
+    lm_code rc = lay_out(&s, o, e); /* also after a failure: frees the blocks laid out so far */
     lm_store_bytes(&s, out);
     lm_free(s.place);
     return rc;

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store.h -- the memory of everything of a model that outlives one run of its graph.
+/* store.h -- the memory of all values of a model that outlive one run of its graph.
  *
- * A store is a list of blocks.  A block has one role, one format and one space (host or device), and
- * holds numbers of many parameters, each at its offset, a multiple of 64 elements.
+ * A store is a list of blocks.  A block has one role, one format and one space (host or device),
+ * and contains many parameters, each at its offset, a multiple of 64 elements.
  *
  *   for training   PARAM    every parameter in F32 (the master copy), at lm_param.offset
- *                  DERIVED  the same in BF16, where the model reads BF16: made anew by
- *                           lm_store_derive, or by the optimiser as it writes PARAM
- *                  GRAD     gradients: [0, train_end) alone, as only what trains has them
- *                  OPT      a block for each state of the optimiser, laid out as it says
+ *                  DERIVED the same in BF16, if the model reads BF16: updated by lm_store_derive, or by the optimiser when it writes PARAM
+ *                  GRAD     gradients: only [0, train_end), the trainable parameters
+ *                  OPT      a block for each state of the optimiser, in its layout
  *   for use        PARAM    each parameter once, in the format that the model reads: a block for
  *                           each format
  *
- * Everything that comes in (tensors of a file, of memory, fresh numbers) passes through one function
- * that converts, transposes and copies, a tensor at a time on all threads; a device receives each
- * through one pinned buffer of the host.  Everything that goes out passes through lm_store_get. */
+ * All inputs (tensors of a file, of memory, fresh numbers) pass through one function that converts,
+ * transposes and copies, a tensor at a time on all threads; a device receives each through one
+ * pinned buffer of the host.  All outputs pass through lm_store_get. */
 #ifndef LM_MODEL_STORE_H
 #define LM_MODEL_STORE_H
 
@@ -24,16 +23,16 @@
 #include "graph/exec.h"
 #include "model/model.h"
 
-/* A state of an optimiser: one block with a place for each tensor that has it. */
+/* A state of an optimiser: one block with an offset for each tensor that has it. */
 typedef struct {
-    const char *name; /* in checkpoints: "exp_avg" stands for tensors "exp_avg.<tensor>" */
+    const char *name; /* in checkpoints: "exp_avg" names tensors "exp_avg.<tensor>" */
     lm_dtype format;
     int64_t count; /* elements, padding included */
     struct lm_state_part {
         int tensor;      /* its number in the model */
         int64_t at;      /* elements before it in the block */
         lm_tensor shape; /* in memory */
-        bool turned;     /* files have it transposed, as they have its tensor */
+        bool turned;     /* files store it transposed, like its tensor */
     } * part;
     int n_parts;
 } lm_store_state;
@@ -43,36 +42,37 @@ typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEP
 
 typedef struct {
     lm_kept role;
-    const lm_store_state *state; /* OPT: what it holds (borrowed) */
+    const lm_store_state *state; /* OPT: its state (borrowed) */
     lm_dtype format;
     lm_store_space space;
     int64_t count; /* elements, padding included */
-    void *data;    /* in memory of the store's backend; zeros at first */
+    void *data;    /* in memory of the store's backend; initially zero */
 } lm_store_block;
 
 enum { LM_STORE_STATES = 32, LM_STORE_BLOCKS = 3 + LM_STORE_STATES };
 
 typedef struct {
     bool master;                 /* for training: F32, and BF16 derived from it; false: for use */
-    bool grads;                  /* with `master` alone, as are the states */
+    bool grads;                  /* with `master` only, like the states */
     const lm_store_state *state; /* borrowed for the store's life */
     int n_states;
-    bool
-        shown; /* PARAM may hold what is shown in place of the parameters, which then lie in GRAD: checkpoints
-                   have both (lm_store_write_states) */
-    lm_par *par; /* of the host, for conversions; NULL: the backend's, which a device has not */
+    /* PARAM may hold shown values instead of the parameters, which are then in GRAD: checkpoints
+     * have both (lm_store_write_states) */
+    bool shown;
+    /* of the host, for conversions; NULL: the backend's, which a device does not have */
+    lm_par *par;
 } lm_store_opts;
 
 typedef struct {
-    const lm_model *model; /* borrowed.  lm_store_bind, _flat, _bytes and _free do without it. */
+    const lm_model *model; /* borrowed.  lm_store_bind, _flat, _bytes and _free do not need it. */
     lm_backend *backend;
     lm_par *par;
     lm_store_block block[LM_STORE_BLOCKS];
     int n_blocks;
     bool shown;
     struct lm_store_place {
-        int block;      /* of the parameter's own numbers */
-        int64_t offset; /* there, and in the blocks DERIVED and GRAD */
+        int block;      /* block of the parameter's own numbers */
+        int64_t offset; /* offset there, and in the blocks DERIVED and GRAD */
     } * place;          /* by parameter */
     struct {
         void *data; /* of the host, pinned: a tensor on its way to a device */
@@ -88,7 +88,7 @@ typedef struct {
 lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, lm_store **out,
                      lm_err *e);
 void lm_store_free(lm_store *s); /* before the backend is closed */
-/* Bytes that the blocks of each role take, or would take. */
+/* Bytes of the blocks of each role, allocated or not. */
 void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES]);
 lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
                          lm_err *e);
@@ -96,43 +96,44 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
 /* ---- for graphs ---- */
 
 /* Bind the parameters of `m`, a model of the same config in any mode on the same backend, and its
- * gradients where the store has room for them. */
+ * gradients if the store has them. */
 void lm_store_bind(const lm_store *s, const lm_model *m, lm_exec *x);
 /* Block number k of a role; NULL if the role has fewer blocks. */
 const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
-/* Its numbers, for kernels that run over whole blocks. */
+/* Its numbers, for kernels that process whole blocks. */
 void *lm_store_flat(const lm_store *s, lm_kept role, int k);
-/* PARAM to DERIVED, on the main stream; nothing where nothing is derived. */
+/* Convert PARAM to DERIVED, on the main stream; does nothing without DERIVED. */
 void lm_store_derive(const lm_store *s);
 
-/* ---- in ---- */
+/* ---- input ---- */
 
-/* The source holds exactly the tensors of the model, in their shapes?  Fails: LM_EFORMAT when one is
- * missing, has another shape, or is unknown to the architecture (named). */
+/* Check that the source holds exactly the tensors of the model, in their shapes.  Fails: LM_EFORMAT
+ * when one is missing, has another shape, or is unknown to the architecture (named). */
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
-/* All tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
+/* Load all tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
 /* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; and the parameters
  * "param.<tensor>" where the file has them or PARAM may be shown otherwise.  Fails: LM_EFORMAT. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
-/* Tensor i of the model from memory of the host: elements of `dtype` in the file's shape. */
+/* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape. */
 lm_code lm_store_put(lm_store *s, int i, lm_dtype dtype, const void *data, lm_err *e);
 /* Fresh weights from (seed, tensor name, element index in the file's order): the same for any number
  * of threads, backend and layout. */
 lm_code lm_store_draw(lm_store *s, uint64_t seed, lm_err *e);
 
-/* ---- out ---- */
+/* ---- output ---- */
 
-/* Tensors of a block: those of the model, or those that have the state. */
+/* Number of tensors of a block: those of the model, or those that have the state. */
 int lm_store_tensors(const lm_store *s, const lm_store_block *k);
-/* Elements of number i of them; and these in the block's format and the file's shape, to memory of the host. */
+/* Elements of tensor i; and copy them, in the block's format and the file's shape, to memory of the
+ * host. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
 /* Add all tensors of the model to a plan, in `dtype`. */
 lm_code lm_model_plan(const lm_model *m, lm_dtype dtype, lm_st_plan *plan, lm_err *e);
 /* Write the parameters to a folder of that plan, in the folder's order; and the states as
- * optimizer.safetensors, with GRAD as "param.<tensor>" where PARAM is shown otherwise.  Of blocks in memory of
- * the host. */
+ * optimizer.safetensors, with GRAD as "param.<tensor>" if PARAM holds shown values.  For blocks in
+ * memory of the host. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
 
@@ -141,8 +142,8 @@ lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
 /* Elements [from, from + count) of tensor i in the file's shape and order. */
 void lm_slice_draw(const lm_model *m, int i, uint64_t seed, lm_par *par, int64_t from,
                    int64_t count, float *dst);
-/* All tensors of a folder whose plan is lm_model_plan's, a few megabytes at a time, whatever the size
- * of the model.  Stops early when lm_stopping(). */
+/* All tensors of a folder whose plan is lm_model_plan's, a few megabytes at a time, for any size of
+ * the model.  Stops early when lm_stopping(). */
 lm_code lm_model_draw(const lm_model *m, uint64_t seed, lm_par *par, lm_folder *f, lm_sink *sink,
                       lm_err *e);
 

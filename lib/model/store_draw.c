@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_draw.c -- fresh weights, into a store or straight into a model folder. */
+/* store_draw.c -- fresh weights, for a store or directly for a model folder. */
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/stop.h"
 #include "model/store_impl.h"
 
-/* Numbers are counted in the file's order, so that the published layout decides, not ours. */
+/* Numbers are counted in the file's order, so that they depend on the published layout, not on
+ * ours. */
 typedef struct {
     lm_rng rng;
     const lm_slice *s;
-    int64_t from;  /* the first element drawn, */
-    int64_t width; /* 0: in the file's order; else in the block's order, where that is transposed */
+    int64_t from; /* the first element drawn, */
+    /* 0: in the file's order; otherwise in the block's order, if that is transposed */
+    int64_t width;
     lm_dtype format;
     uint8_t *dst;
 } draw_job;
@@ -93,9 +95,9 @@ lm_code lm_model_draw(const lm_model *m, uint64_t seed, lm_par *par, lm_folder *
         total += (double)m->param[i].count;
     for (const lm_st_tensor *t; !rc && !lm_stopping() && (t = lm_folder_next(f));) {
         int i = lm_model_slice(m, t->name);
-        int64_t count = t->count; /* t is gone with the last chunk */
+        int64_t count = t->count; /* t is invalid after the last chunk */
         if (i < 0)
-            rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but no tensor of the model");
+            rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
         for (int64_t at = 0; !rc && at < count && !lm_stopping(); at += CHUNK) {
             int64_t n = count - at < CHUNK ? count - at : CHUNK;
             lm_slice_draw(m, i, seed, par, at, n, buf);

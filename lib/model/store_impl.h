@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_impl.h -- what the files of the store share.  Private to lib/model. */
+/* store_impl.h -- shared by the files of the store.  Private to lib/model. */
 #ifndef LM_MODEL_STORE_IMPL_H
 #define LM_MODEL_STORE_IMPL_H
 
@@ -8,7 +8,8 @@
 #include "model/store.h"
 #include "numeric/code_rows.h"
 
-#define STORE_OWN_NAME "param" /* in optimizer.safetensors: a parameter that is shown otherwise */
+/* In optimizer.safetensors: a parameter of which another value is shown. */
+#define STORE_OWN_NAME "param"
 enum { STORE_TILE = 64 }; /* of a transposition: 64 x 64 elements stay in the first-level cache */
 
 /* Elements of a row of the parameter that the tensor is part of. */
@@ -18,13 +19,13 @@ static inline int64_t store_width(const lm_model *m, const lm_slice *s)
     return p->count / m->graph->value[p->value].t.dim[0];
 }
 
-/* The codes that a parameter stays in; NULL: numbers. */
+/* The codes in which a parameter is kept; NULL: numbers. */
 static inline lm_code_rows *store_codes(const lm_model *m, int param)
 {
     return (lm_code_rows *)(uintptr_t)m->graph->value[m->param[param].value].t.codes;
 }
 
-/* A tensor in a block: [rows, cols] there, where files may have it as [cols, rows]. */
+/* A tensor in a block: [rows, cols] there, files may store it as [cols, rows]. */
 typedef struct {
     int tensor; /* its number in the model */
     int64_t at; /* elements before it */
@@ -81,13 +82,13 @@ static inline const lm_store_block *store_own(const lm_store *s, const lm_slice 
     return &s->block[s->place[t->param].block];
 }
 
-/* Memory of the host in which a piece of block k is to be made, in the block's format and order: its
- * place, or the passage to a device.  NULL: it failed. */
+/* Memory of the host for a piece of block k, in the block's format and order: the block itself, or
+ * the buffer for a device.  NULL: it failed. */
 void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e);
-/* What was made there goes to its place. */
+/* Copy this memory to the block. */
 lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
                     lm_err *e);
-/* Release the passage. */
+/* Release the buffer. */
 void store_end(lm_store *s);
 
 /* A [rows, cols] matrix of elements of `size` bytes (2, 4 or 8) into dst [cols, rows]. */

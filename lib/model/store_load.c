@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_load.c -- tensors on their way into a store. */
+/* store_load.c -- loads tensors into a store. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ typedef struct {
                     lm_err *e);
     const void *ctx;
     const lm_st_tensor *t;
-    bool whole; /* read by one thread: its bytes are decoded, not only copied */
+    bool whole; /* read by one thread: its bytes must be decoded */
 } origin;
 
 typedef struct {
@@ -119,9 +119,9 @@ static lm_code fetch_all(lm_par *par, const origin *o, lm_dtype to, void *dst, l
     return j.failed ? e->code : LM_OK;
 }
 
-/* ---- a tensor to its place ---- */
+/* ---- one tensor ---- */
 
-/* Of the largest tensor or state. */
+/* Size of the largest tensor or state. */
 static size_t passage_bytes(const lm_store *s)
 {
     size_t most = 0;
@@ -159,7 +159,7 @@ lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, 
     size_t bytes = store_bytes(k, p);
     if (made == place)
         return LM_OK;
-    /* the next tensor comes to the same buffer */
+    /* the next tensor uses the same buffer */
     return b->copy(b, place, made, bytes, b->main, e) || b->sync(b, b->main, e) ? e->code : LM_OK;
 }
 
@@ -171,7 +171,7 @@ void store_end(lm_store *s)
     memset(&s->passage, 0, sizeof s->passage);
 }
 
-/* Codes as they are: the run of the tensor in its parameter. */
+/* Copy codes unchanged: the run of the tensor in its parameter. */
 static lm_code bring_codes(lm_store *s, int i, const lm_model_source *src, const lm_st_tensor *st,
                            lm_err *e)
 {
@@ -187,7 +187,7 @@ static lm_code bring_codes(lm_store *s, int i, const lm_model_source *src, const
     return lm_model_source_codes(src, st, (void *)(uintptr_t)placed.run[n].data, e);
 }
 
-/* The one way in for numbers. */
+/* The only input of numbers. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
@@ -223,7 +223,7 @@ static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char
     char want[LM_ST_SHAPE], have[LM_ST_SHAPE];
     if (!same_shape(s->ndim, s->dim, t))
         return lm_fail(e, LM_EFORMAT, file, "config.json and weights belong to different models",
-                       "tensor \"%s\" has shape [%s], config.json asks for [%s]", t->name,
+                       "tensor \"%s\" has shape [%s], config.json requires [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
                        lm_st_show_shape(s->ndim, s->dim, want));
     if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
@@ -244,8 +244,9 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
         int i = lm_model_slice(m, t->name);
         if (i < 0) {
             if (!lm_model_ignores(m, t->name))
-                rc = lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" is no part of a %s model",
-                             t->name, lm_arch_name(m->config.arch));
+                rc = lm_fail(e, LM_EFORMAT, file, NULL,
+                             "tensor \"%s\" does not belong to a %s model", t->name,
+                             lm_arch_name(m->config.arch));
             continue;
         }
         rc = check_tensor(&m->slice[i], t, file, e);

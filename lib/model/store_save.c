@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_save.c -- tensors on their way out of a store. */
+/* store_save.c -- writes tensors of a store. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "model/store_impl.h"
 #include "numeric/format.h"
 
-/* A tensor where it lies, or transposed into *tmp, of host memory. */
+/* A tensor in place, or transposed to *tmp, from host memory. */
 static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, uint8_t **tmp,
                              size_t *room, const void **data, lm_err *e)
 {
@@ -73,7 +73,7 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
         const void *data;
         int i = lm_model_slice(s->model, t->name);
         if (i < 0) {
-            rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but no tensor of the model");
+            rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
             break;
         }
         const lm_store_block *k = store_own(s, &s->model->slice[i]);

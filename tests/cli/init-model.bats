@@ -120,11 +120,11 @@ END
     refuses 2 "did you mean llama-5m?" lama-5m
     refuses 2 'did you mean n_layer?' gpt2-124m --set n_layers=3
     refuses 2 'a llama config has no key "n_layer"' llama-1m --set n_layer=3
-    refuses 2 "is no assignment" llama-1m --set hidden_size
+    refuses 2 "is not an assignment" llama-1m --set hidden_size
     refuses 2 "llama-1m with --set: 'hidden_size' is a string" llama-1m --set hidden_size=many
     refuses 2 "does not divide" llama-1m --set num_key_value_heads=3
     echo '{"model_type": "mamba"}' > config.json
-    refuses 1 'model_type "mamba" is not known' ./config.json
+    refuses 1 'unknown model_type "mamba"' ./config.json
     echo '[' > config.json
     refuses 1 "config.json" ./config.json
     run init-model llama-1m
