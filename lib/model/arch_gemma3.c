@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* arch_gemma3.c -- Gemma 3, the text model (arXiv:2503.19786; tensor names of Hugging Face's
- * modeling_gemma3.py): Gemma 2 with norms of queries and keys in place of the caps, five layers with a sliding window to one without, and a rotary
- * table of its own for each of the two kinds. */
+ * modeling_gemma3.py): Gemma 2 with norms of queries and keys instead of the caps, five layers with
+ * a sliding window for one without, and a separate rotary table for each of the two kinds. */
 #include <string.h>
 
 #include "model/arch_gemma.h"

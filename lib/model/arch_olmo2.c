@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arch_olmo2.c -- OLMo 2 (arXiv:2501.00656; tensor names of Hugging Face's modeling_olmo2.py): Llama, but each
- * branch is normed behind, not in front, and queries and keys are normed over all heads at once before the rotation. */
+/* arch_olmo2.c -- OLMo 2 (arXiv:2501.00656; tensor names of Hugging Face's modeling_olmo2.py):
+ * Llama, but with the norm behind each branch instead of before it, and a norm of queries and keys
+ * over all heads at once before the rotation. */
 #include "model/arch_llama.h"
 
 static const char *const keys[] = { LM_KEYS_DECODER, "hidden_act", "attention_bias", NULL };

@@ -27,10 +27,9 @@ typedef struct {
     const char *act;     /* NULL: "silu" */
 } lm_decoder_defaults;
 
-/* A decoder with RMSNorm, rotary positions and a gated MLP: the core, and layers that are all alike: no
- * bias, no norm of queries and keys, no window, rotary table 0, scores scaled by 1/sqrt(head_dim), norms
- * before the branches.
- * The rotary table itself is for lm_read_rope. */
+/* A decoder with RMSNorm, rotary positions and a gated MLP: the core, and layers that are all
+ * equal: no bias, no norm of queries and keys, no window, rotary table 0, scores scaled by
+ * 1/sqrt(head_dim), norms before the branches.  lm_read_rope reads the rotary table. */
 lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_defaults *d,
                         lm_config *c, lm_err *e);
 /* Allocate c->layer, each a copy of `all`; c->layers is set. */

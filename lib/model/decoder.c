@@ -2,8 +2,8 @@
 /* decoder.c -- builds the graph of a config: embedding, layers by their descriptors, final norm and
  * head.
  *
- * Parameters are declared where they are read first.  The order decides where each lies in the master copy, and
- * with it the order in which the norm of the gradients is summed. */
+ * Parameters are declared where they are first read.  The order determines the offset of each in
+ * the master copy, and with it the order in which the norm of the gradients is summed. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "model/model.h"
 
 /* Filled on the host and copied to the backend once, one table behind the other; data is NULL for a
- * model that has none. */
+ * model without tables. */
 typedef struct {
     lm_backend *b; /* borrowed */
     float *data;

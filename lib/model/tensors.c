@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensors.c -- every tensor of a model: what the descriptors of its layers ask for, by the names of its
- * architecture. */
+/* tensors.c -- lists every tensor of a model: those that the descriptors of its layers require,
+ * with the names of its architecture. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

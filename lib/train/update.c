@@ -195,7 +195,8 @@ lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *nam
         return e->code;
     lm_store_state *s = &u->state[k];
     if (t < u->t || t >= u->t + u->n_tensors)
-        return lm_fail(e, LM_EBUG, name, NULL, "a state of what is no tensor of the model");
+        return lm_fail(e, LM_EBUG, name, NULL,
+                       "a state of a value that is not a tensor of the model");
     if (s->n_parts && s->part[s->n_parts - 1].tensor == t->index)
         return lm_fail(e, LM_EBUG, name, NULL, "is declared twice for %s", t->name);
     if (lm_grow(&s->part, &u->cap_parts[k], (size_t)s->n_parts + 1, sizeof *s->part, "states", e))
