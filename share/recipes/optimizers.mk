@@ -24,20 +24,20 @@ VOCAB      ?= 4096
 BATCH      ?= 8#            sequences a step
 SEQ        ?= 128#          tokens a sequence
 STEPS      ?= 250
-SEARCH     ?= 80#           steps of each trial of a rate; 0: the rates below as they are
+SEARCH     ?= 80#           steps of each trial of a rate, the fewer the higher is what it finds; 0: the rates below
 ROUNDS     ?= 2#            timed runs of each, with one of AdamW before each
 TIMED      ?= 21#           steps of those
 SEED       ?= 1
 
 # Where the search for a rate begins; it goes up by threes, or else down, while losses fall.  The first rate is for
 # rules that divide a gradient by the root of its mean square, so that each weight moves by about the rate, and for
-# those that are not named.
+# those that are not named.  Found with the sizes above: more steps, and larger batches, want other rates.
 RATE                := 3e-3
 # The sign of the gradient moves each weight by all of the rate.
 RATE_lion           := 1e-3
 # Steps in proportion to the size of a tensor, of which numbers are about 0.02.
 RATE_lamb           := 3e-2
-RATE_adafactor      := 1e-1
+RATE_adafactor      := 3e-2
 # The divisor is a sum or its bound: it grows, and steps fall.
 RATE_adagrad        := 1e-2
 RATE_sm3            := 1e-1
@@ -45,18 +45,18 @@ RATE_sm3            := 1e-1
 RATE_sgd            := 1
 RATE_momentum       := 1e-1
 # Orthogonal steps: their largest singular value is about the rate.
-RATE_muon           := 2e-2
-RATE_normuon        := 2e-2
-RATE_soap-muon      := 2e-2
+RATE_muon           := 6e-2
+RATE_normuon        := 6e-2
+RATE_soap-muon      := 6e-2
 # Steps of low rank count a quarter.
 RATE_galore         := 1e-2
-RATE_q-galore       := 1e-2
 
 # What keeps the steps of another but for their states, or looks ahead along them, has the rate that was found for it.
 AS_adam             := adamw
 AS_amsgrad          := adamw
 AS_adam-mini        := adamw
 AS_adamw8bit        := adamw
+AS_q-galore         := galore
 AS_nesterov         := momentum
 
 # SGD's decay is a part of the gradient: at rates near 1 the usual tenth would leave no weights.
@@ -108,8 +108,9 @@ m0/config.json: tok/tokenizer.json
 
 # 2. A rate for each.  What a rule for hidden matrices leaves to AdamW has the rate that was found for AdamW.
 rates/adamw: m0/config.json data/train.bin
-$(filter-out rates/adamw,$(ALL:%=rates/%) rates/momentum): rates/adamw
+$(filter-out rates/adamw,$(ALL:%=rates/%) rates/momentum rates/galore): rates/adamw
 rates/nesterov: rates/momentum
+rates/q-galore: rates/galore
 rates/%:
 	@mkdir -p $(@D)
 	$(if $(filter $*=%,$(RATES)),echo $(patsubst $*=%,%,$(lastword $(filter $*=%,$(RATES)))),$(if $(AS_$*),tail -n 1 \
