@@ -22,17 +22,22 @@ typedef struct {
     float scale[BLOCKS], zero[BLOCKS];
 } coded;
 
+static lm_tensor row_of(void *data, lm_dtype type, int64_t n)
+{
+    return (lm_tensor){ .data = data, .dtype = type, .ndim = 1, .dim = { n } };
+}
+
 static void run(const char *op, lm_cpu_level level, const lm_codes_attr *a, int64_t step, float *x,
                 coded *k, const double *gate)
 {
     static lm_par *par;
     lm_err e = { 0 };
     lm_step at = { .seed = 9, .step = step };
-    lm_tensor none = { 0 }, number = { x, LM_DTYPE_F32, 1, { COUNT } },
-              code = { k->code, LM_DTYPE_U8, 1, { lm_codes_bytes(a->format, COUNT) } },
-              scale = { k->scale, LM_DTYPE_F32, 1, { BLOCKS } },
-              zero = { k->zero, LM_DTYPE_F32, 1, { BLOCKS } };
-    lm_tensor open = { (void *)(uintptr_t)gate, LM_DTYPE_F64, 1, { 1 } };
+    lm_tensor none = { .data = NULL }, number = row_of(x, LM_DTYPE_F32, COUNT),
+              code = row_of(k->code, LM_DTYPE_U8, lm_codes_bytes(a->format, COUNT)),
+              scale = row_of(k->scale, LM_DTYPE_F32, BLOCKS),
+              zero = row_of(k->zero, LM_DTYPE_F32, BLOCKS),
+              open = row_of((void *)(uintptr_t)gate, LM_DTYPE_F64, 1);
     lm_tensor planes[3] = { code, scale, a->format == LM_CODES_DYNAMIC8 ? none : zero };
     lm_tensor numbers[2] = { gate ? open : none, number };
     bool encodes = !strcmp(op, "encode");

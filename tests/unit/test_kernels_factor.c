@@ -15,10 +15,15 @@ enum { MOST = 48 };
 
 static float x[MOST * MOST], out[MOST * MOST];
 
+static lm_tensor matrix_of(float *data, int64_t rows, int64_t cols)
+{
+    return (lm_tensor){ .data = data, .dtype = LM_DTYPE_F32, .ndim = 2, .dim = { rows, cols } };
+}
+
 static void run(const char *op, const void *attr, int64_t rows, int64_t cols, int64_t r, int64_t c)
 {
     static double work[8 * MOST * MOST];
-    lm_tensor in = { x, LM_DTYPE_F32, 2, { rows, cols } }, u = { out, LM_DTYPE_F32, 2, { r, c } };
+    lm_tensor in = matrix_of(x, rows, cols), u = matrix_of(out, r, c);
     lm_call call = { .attr = attr, .in = &in, .n_in = 1, .out = &u, .n_out = 1, .work = work };
     const lm_kernel *k = lm_cpu_kernel(op, LM_DTYPE_F32, lm_cpu_detect());
     assert_true(k->work(&call, 1) <= sizeof work);
@@ -135,9 +140,9 @@ static void test_svd_due(void **state)
         float first[12], due = 1;
         lm_svd_attr a = { 3, right };
         int64_t n = right ? 12 : 8;
-        lm_tensor in[2] = { { x, LM_DTYPE_F32, 2, { 8, 12 } }, { &due, LM_DTYPE_F32, 1, { 1 } } };
-        lm_tensor made[2] = { { out, LM_DTYPE_F32, 2, { right ? 3 : 8, right ? 12 : 3 } },
-                              { first, LM_DTYPE_F32, 1, { n } } };
+        lm_tensor in[2] = { matrix_of(x, 8, 12), matrix_of(&due, 1, 1) };
+        lm_tensor made[2] = { matrix_of(out, right ? 3 : 8, right ? 12 : 3),
+                              matrix_of(first, 1, n) };
         lm_call call = { .attr = &a, .in = in, .n_in = 2, .out = made, .n_out = 2, .work = work };
         const lm_kernel *k = lm_cpu_kernel("svd", LM_DTYPE_F32, lm_cpu_detect());
         draw(96);
