@@ -43,7 +43,8 @@
 
 #include "kernels/kernel.h"
 
-typedef enum { LM_NORM_RMS = 0, LM_NORM_LAYER = 1 } lm_norm_kind;
+/* RMS_ONCE: RMSNorm whose product with the weights is rounded once, as with plus_one (the published OLMo 2 code). */
+typedef enum { LM_NORM_RMS = 0, LM_NORM_LAYER = 1, LM_NORM_RMS_ONCE = 2 } lm_norm_kind;
 
 typedef struct {
     lm_norm_kind kind;

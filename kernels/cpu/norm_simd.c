@@ -21,7 +21,10 @@ typedef enum { RMS = LM_NORM_RMS, LAYER = LM_NORM_LAYER, RMS_PLUS, RMS_ONCE } fo
 static form form_of(const lm_call *c)
 {
     const lm_norm_attr *a = c->attr;
-    return a->kind == LM_NORM_LAYER ? LAYER : a->plus_one ? RMS_PLUS : RMS;
+    return a->kind == LM_NORM_LAYER      ? LAYER
+           : a->plus_one                 ? RMS_PLUS
+           : a->kind == LM_NORM_RMS_ONCE ? RMS_ONCE
+                                         : RMS;
 }
 
 /* Weights from i on, in the form used. */
@@ -103,8 +106,10 @@ LM_INLINE void norm_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         norm_part(t, LAYER, c, begin, end);
     else if (kind == RMS)
         norm_part(t, RMS, c, begin, end);
-    else
+    else if (kind == RMS_PLUS)
         norm_part(t, RMS_PLUS, c, begin, end);
+    else
+        norm_part(t, RMS_ONCE, c, begin, end);
 }
 VF_TYPED(norm_rows)
 
@@ -157,10 +162,10 @@ LM_INLINE void norm_dx_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     form kind = form_of(c);
     if (kind == LAYER)
         norm_dx_part(t, LAYER, c, begin, end);
-    else if (kind == RMS)
-        norm_dx_part(t, RMS, c, begin, end);
-    else
+    else if (kind == RMS_PLUS)
         norm_dx_part(t, RMS_PLUS, c, begin, end);
+    else /* which reads what was not rounded in either case */
+        norm_dx_part(t, RMS, c, begin, end);
 }
 VF_TYPED(norm_dx_rows)
 
@@ -239,8 +244,10 @@ LM_INLINE void norm_dw_blocks(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         norm_dw_part(t, LAYER, c, begin, end);
     else if (kind == RMS)
         norm_dw_part(t, RMS, c, begin, end);
-    else
+    else if (kind == RMS_PLUS)
         norm_dw_part(t, RMS_PLUS, c, begin, end);
+    else
+        norm_dw_part(t, RMS_ONCE, c, begin, end);
 }
 VF_TYPED(norm_dw_blocks)
 

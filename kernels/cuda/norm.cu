@@ -13,7 +13,7 @@ template <class T> struct norm_args {
     float *stat;
     int64_t rows, c;
     float eps;
-    bool layer, plus_one;
+    bool layer, plus_one, once; /* once: x*rstd is not rounded */
 };
 
 template <class T, int N> struct norm_pack {
@@ -84,7 +84,7 @@ static __device__ inline void put(const norm_args<T> &a, int64_t at, const held<
     float h[N];
     for (int j = 0; j < N; j++)
         h[j] = (nth(s, j) - m.mean - m.off) * m.rstd;
-    if (!a.layer && !a.plus_one) {
+    if (!a.once) {
         hold(&out, h);
         for (int j = 0; j < N; j++)
             h[j] = nth(out, j);
@@ -231,10 +231,19 @@ template <class T> static void norm(const lm_call *c)
 {
     const lm_norm_attr *at = (const lm_norm_attr *)c->attr;
     const int N = wide<T>::n;
-    norm_args<T> a = { in_ptr<T>(c, 0),      in_ptr<T>(c, 3),           in_ptr<float>(c, 1),
-                       in_ptr<float>(c, 2),  out_ptr<T>(c, 0),          out_ptr<T>(c, 2),
-                       out_ptr<float>(c, 1), rows_of(&c->in[0]),        width_of(&c->in[0]),
-                       (float)at->eps,       at->kind == LM_NORM_LAYER, at->plus_one };
+    norm_args<T> a = { in_ptr<T>(c, 0),
+                       in_ptr<T>(c, 3),
+                       in_ptr<float>(c, 1),
+                       in_ptr<float>(c, 2),
+                       out_ptr<T>(c, 0),
+                       out_ptr<T>(c, 2),
+                       out_ptr<float>(c, 1),
+                       rows_of(&c->in[0]),
+                       width_of(&c->in[0]),
+                       (float)at->eps,
+                       at->kind == LM_NORM_LAYER,
+                       at->plus_one,
+                       at->kind != LM_NORM_RMS || at->plus_one };
     bool packed = packs<T>(N, a.c, a.x, a.r, a.y, a.s) && packs<float>(4, a.c, a.w, a.b);
     rows_layout l = lay_rows(packed ? a.c / N : a.c, packed);
     unsigned grid = rows_grid(&l, a.rows, c->stream);

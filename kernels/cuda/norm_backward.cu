@@ -23,8 +23,8 @@ template <class T> struct back_args {
     T *ds;
     float *part; /* [blocks][c], with DB [blocks][2][c] */
     int64_t rows, c;
-    float over; /* 1 / c */
-    bool layer, plus_one;
+    float over;                 /* 1 / c */
+    bool layer, plus_one, once; /* once: x*rstd was not rounded */
 };
 
 template <class T, int N> struct back_pack {
@@ -59,7 +59,7 @@ static __device__ inline void add_up(const back_args<T> &a, const back_pack<T, N
     }
     for (int j = 0; (WHAT & DW) && j < N; j++)
         h[j] *= rstd;
-    if ((WHAT & DW) && !a.layer && !a.plus_one) {
+    if ((WHAT & DW) && !a.once) {
         held<T, N> x;
         hold(&x, h);
         for (int j = 0; j < N; j++)
@@ -389,6 +389,7 @@ template <class T> static back_args<T> back_of(const lm_call *c)
     a.over = 1 / (float)a.c;
     a.layer = at->kind == LM_NORM_LAYER;
     a.plus_one = at->plus_one;
+    a.once = at->kind != LM_NORM_RMS || at->plus_one;
     a.part = (float *)c->work;
     return a;
 }

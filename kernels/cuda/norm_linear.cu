@@ -26,8 +26,8 @@ template <class T> struct norm_linear_args {
     int64_t rows, c, n; /* n: rows of w */
     float eps;
     lm_activation act;
-    bool layer, plus_one, pack_norm, pack_w; /* rows can be read 16 bytes at a time */
-    bool wide_y;                             /* y is F32 */
+    bool layer, plus_one, once, pack_norm, pack_w; /* rows can be read 16 bytes at a time */
+    bool wide_y;                                   /* y is F32 */
 };
 
 /* ---- norm ---- */
@@ -147,7 +147,7 @@ __device__ inline void norm_rows(T *h, const norm_linear_args<T> &a, const row_s
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float e = (to_float(v.v[j]) - st.mean - st.off) * st.rstd;
-                e = a.layer || a.plus_one ? e : rounded<T>(e);
+                e = a.once ? e : rounded<T>(e);
                 float by = w[j / F].v[j % F] + (a.plus_one ? 1.0f : 0.0f);
                 v.v[j] = from_float<T>(fmaf(by, e, b[j / F].v[j % F]));
             }
@@ -307,6 +307,7 @@ template <class T> static void norm_linear(const lm_call *c)
     a.act = at->act;
     a.layer = at->kind == LM_NORM_LAYER;
     a.plus_one = at->plus_one;
+    a.once = at->kind != LM_NORM_RMS || at->plus_one;
     a.pack_norm = packs<T>(P, a.c, a.x, a.r, a.s) && packs<float>(4, a.c, a.nw, a.nb);
     a.pack_w = packs<T>(P, a.c, a.w);
     a.wide_y = c->out[0].dtype == LM_DTYPE_F32;

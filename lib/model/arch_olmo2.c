@@ -12,6 +12,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 
     if (lm_read_decoder(o, where, &d, c, e) || lm_read_attention_bias(o, where, c, e))
         return e->code;
+    c->norm = LM_NORM_RMS_ONCE;
     for (int64_t l = 0; l < c->layers; l++) {
         lm_layer *y = &c->layer[l];
         y->norm_before = false;

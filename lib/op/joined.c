@@ -11,7 +11,7 @@
 static const char *const activations[] = { "none", "gelu", "gelu_exact", "swiglu", "geglu" };
 static const lm_field act_fields[] = { { LM_ATTR_WORD(lm_linear_act_attr, act, activations) },
                                        { 0 } };
-static const char *const kinds[] = { "rms", "layer" };
+static const char *const kinds[] = { "rms", "layer", "rms_once" };
 static const lm_field norm_linear_fields[] = { { LM_ATTR_WORD(lm_norm_linear_attr, kind, kinds) },
                                                { LM_ATTR_REAL(lm_norm_linear_attr, eps) },
                                                { LM_ATTR_WORD(lm_norm_linear_attr, act,
@@ -140,6 +140,8 @@ static void norm_linear_example(lm_rng r, int i, lm_example *x)
     lm_norm_linear_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
                                  (lm_activation)lm_example_draw(r, i, 4, 5),
                                  !layer && lm_example_draw(r, i, 7, 2) };
+    if (!layer && !attr.plus_one && lm_example_draw(r, i, 8, 2))
+        attr.kind = LM_NORM_RMS_ONCE;
     *x = (lm_example){ .n_in = 6, .want = 3 };
     m *= attr.act >= LM_ACT_SWIGLU ? 2 : 1;
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, k);
@@ -187,6 +189,8 @@ static void norm_dx_dw_example(lm_rng r, int i, lm_example *x)
     lm_norm_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5,
                           lm_example_draw(r, i, 4, 2) ? LM_ACC_FIRST : LM_ACC_ADD,
                           !layer && lm_example_draw(r, i, 5, 2) };
+    if (!layer && !attr.plus_one && lm_example_draw(r, i, 8, 2))
+        attr.kind = LM_NORM_RMS_ONCE;
     *x = (lm_example){ .n_in = 5, .want = layer ? 7 : 3 };
     x->in[0] = x->in[1] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[2] = lm_shape1(LM_DTYPE_F32, c);

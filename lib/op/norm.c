@@ -7,7 +7,7 @@
 #include "op/example.h"
 #include "op/ops.h"
 
-static const char *const kinds[] = { "rms", "layer" };
+static const char *const kinds[] = { "rms", "layer", "rms_once" };
 static const lm_field norm_fields[] = { { LM_ATTR_WORD(lm_norm_attr, kind, kinds) },
                                         { LM_ATTR_REAL(lm_norm_attr, eps) },
                                         { LM_ATTR_RARE_FLAG(lm_norm_attr, plus_one) },
@@ -90,6 +90,8 @@ static void norm_example(lm_rng r, int i, lm_example *x)
     bool layer = lm_example_draw(r, i, 2, 2), residual = lm_example_draw(r, i, 3, 2);
     lm_norm_attr attr = { layer ? LM_NORM_LAYER : LM_NORM_RMS, 1e-5, LM_ACC_FIRST, false };
     attr.plus_one = !layer && lm_example_draw(r, i, 4, 2);
+    if (!layer && !attr.plus_one && lm_example_draw(r, i, 5, 2))
+        attr.kind = LM_NORM_RMS_ONCE;
     *x = (lm_example){ .n_in = 4, .want = 7 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, n, c);
     x->in[1] = lm_shape1(LM_DTYPE_F32, c);
