@@ -28,11 +28,22 @@ bool lm_coded_is_state(const char *file)
     return !strncmp(file, "optimizer", 9);
 }
 
+/* In a file of states: weights, that is parameters in whose place an average is published, the averages and the
+ * iterates they are made of; and single numbers, which count steps. */
+static bool is_exact(const lm_st_tensor *t)
+{
+    static const char *const weights[] = { "param.", "ema.", "z." };
+    bool found = t->count == 1;
+    for (size_t i = 0; !found && i < sizeof weights / sizeof *weights; i++)
+        found = !strncmp(t->name, weights[i], strlen(weights[i]));
+    return found;
+}
+
 const lm_format *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t)
 {
     bool state = lm_coded_is_state(file);
     const lm_format *f = state ? p->states : p->weights;
-    if (!f || !lm_lossy_can(f, t->dtype))
+    if (!f || !lm_lossy_can(f, t->dtype) || (state && is_exact(t)))
         return NULL;
     if (f->plane[0].bits <= 8 && (state ? t->count < LM_CODED_MIN_STATE : t->ndim < 2))
         return NULL;
@@ -204,8 +215,7 @@ lm_code lm_coded_reduce(lm_st_stream *in, const char *file, const lm_coded_polic
     lm_buf text = { 0 };
     lm_code rc = coded_new(in, file, false, out, e);
     if (!rc && lm_st_stream_meta(in, LM_CODED_KEY))
-        rc = lm_fail(e, LM_EUSAGE, file, "expand it first",
-                     "its tensors are already coded");
+        rc = lm_fail(e, LM_EUSAGE, file, "expand it first", "its tensors are already coded");
     if (!rc)
         rc = copy_meta(*out, !step || !step->none, e);
     if (!rc)

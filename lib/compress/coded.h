@@ -31,7 +31,7 @@ typedef struct {
 
 /* The format for tensor t of file `file`; NULL: unchanged.  Weights of one dimension (norms,
  * biases) and states of fewer than LM_CODED_MIN_STATE elements are not converted to formats of 8
- * bits or fewer. */
+ * bits or fewer; of states, weights (param, ema, z) and single numbers are never converted. */
 const lm_format *lm_coded_choice(const lm_coded_policy *p, const char *file, const lm_st_tensor *t);
 /* True if the tensors of this file belong to the optimiser. */
 bool lm_coded_is_state(const char *file);
