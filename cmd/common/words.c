@@ -60,6 +60,8 @@ static const struct {
       "write a whole file without --base, or --rebase it first" },
     { "allow overwriting it", "force", "add -f to overwrite it" },
     { "allow replacing it", "force", "add -f to replace it" },
+    { "name the folder of the new run", "output", "name the folder of the new run with -o" },
+    { "longer windows", "seq-len", "a larger --seq-len" },
     { "list the tensors of the file", "list", "list the tensors with -l" },
     { "expand it first", NULL, "expand it first (compress-ckpt -d)" },
     { "expand its states first", NULL, "expand its states with compress-ckpt -d" },

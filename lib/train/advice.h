@@ -6,9 +6,10 @@
 #include "train/space.h"
 #include "train/trainer.h"
 
-/* A schedule that does not get to its peak or its end, sequences longer than the model's positions. */
+/* Warn of a schedule that does not reach its peak or its end, and of sequences longer than the
+ * model's positions. */
 void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink);
-/* Checkpoints that the file system of `run` has no room for: both numbers. */
+/* Warn of checkpoints for which the file system of `run` has no space, with both numbers. */
 void lm_train_advise_space(const lm_space *s, const char *run, bool lmz, lm_sink *sink);
 
 #endif

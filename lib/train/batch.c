@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Each array begins on a cache line: kernels may want it so. */
+/* Each array begins on a cache line: kernels may require it. */
 static size_t array_bytes(int64_t batch, int64_t seq)
 {
     return ((size_t)(batch * seq) * sizeof(int32_t) + 63) / 64 * 64;

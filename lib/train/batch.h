@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batch.h -- one micro-batch of rows on its way into a graph.
+/* batch.h -- one micro-batch of rows for a graph.
  *
  * The arrays are the host's side of mirrors: filled here, then pushed to where the graph reads
  * them. On the host's own memory a push does nothing. */
@@ -16,7 +16,7 @@ typedef struct {
     int64_t batch, seq;
     int32_t *tokens, *targets, *pos, *lo;
     float *scale; /* of each row's loss in the gradients; 0 until set */
-    double *now;  /* numbers of the step for the update, which travel along */
+    double *now;  /* numbers of the step for the update, copied together with it */
     int n_now;
     int64_t valid;   /* targets >= 0 */
     lm_mirror rooms; /* all of the above in one */
@@ -25,25 +25,26 @@ typedef struct {
 /* On the backend `on` (borrowed), with n_now numbers for the update. */
 lm_code lm_batch_new(lm_batch *b, lm_backend *on, int64_t batch, int64_t seq, int n_now, lm_err *e);
 void lm_batch_fini(lm_batch *b);
-/* Bytes of one: on the host, and as many again on a device. */
+/* Bytes of one: on the host, and the same number on a device. */
 size_t lm_batch_bytes(int64_t batch, int64_t seq, int n_now);
 
-/* Fill from windows [index, index + batch) of the feed; those at `end` and later are left empty
- * (every target -1). */
+/* Fill from windows [index, index + batch) of the feed; those from `end` on are empty (every target
+ * -1). */
 lm_code lm_batch_fill(lm_batch *b, lm_feed *f, int64_t index, int64_t end, lm_err *e);
 
-/* Of `batch` windows from `index` on as lm_batch_fill leaves it, without ids: targets are 0 or -1. */
+/* The same as lm_batch_fill for `batch` windows from `index` on, but without ids: targets are 0 or
+ * -1. */
 void lm_batch_mark(lm_batch *b, const lm_feed *f, int64_t index);
 
 /* One scale for all rows. */
 void lm_batch_scale(lm_batch *b, float scale);
 
-/* Pairs of a query and a key that causal attention looks at: inside documents, and at most `window` keys
- * back, the query's own included (0: any number). */
+/* Pairs of a query and a key visible to causal attention: inside documents, and at most `window`
+ * keys back, the query's own included (0: any number). */
 int64_t lm_batch_pairs(const lm_batch *b, int64_t window);
 
-/* All arrays, as they are now, to the backend on stream `s` (NULL: main).  They must stay as they
- * are until that is done, and what runs before on other streams must not read them any more. */
+/* Copy all arrays to the backend on stream `s` (NULL: main).  They must not change until that is
+ * done, and earlier work on other streams must no longer read them. */
 lm_code lm_batch_push(lm_batch *b, lm_stream *s, lm_err *e);
 
 /* Bind the backend's side as the inputs of a TRAIN or EVAL model. */

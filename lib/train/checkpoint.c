@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint.c -- checkpoints written behind the training, and read back. */
+/* checkpoint.c -- writes checkpoints in the background, and reads them. */
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -19,15 +19,15 @@
 struct lm_ckpt {
     lm_ckpt_opts o;
     pthread_t thread;
-    bool running; /* a thread is to be joined */
+    bool running; /* a thread must be joined */
     pthread_mutex_t lock;
     pthread_cond_t change;
     bool copied, done;   /* under lock */
     double began, ended; /* the same; of the newest checkpoint */
-    lm_err err;          /* of the thread; read after it is done */
+    lm_err err;          /* result of the thread; read after it has ended */
     lm_train_state s;    /* the numbers at the time of lm_ckpt_begin */
     lm_store store;      /* the live blocks, or their copies: s.store while one is written */
-    char *last;          /* belongs to the thread while one runs */
+    char *last;          /* used by the thread while it runs */
     lm_par *par;         /* codes .lmz; used by the thread only */
 
     /* Of a device. */
@@ -37,14 +37,14 @@ struct lm_ckpt {
     lm_stream *stream; /* of the copying */
 };
 
-/* Threads that code an .lmz: few, as training goes on meanwhile. */
+/* Threads that code an .lmz: few, because training continues meanwhile. */
 static int pool_size(void)
 {
     int n = lm_cpu_count() / 4;
     return n < 1 ? 1 : n > 4 ? 4 : n;
 }
 
-/* For each thread: six chunks on their way (lmz_write.c), raw and coded, and zstd's own memory.
+/* For each thread: six chunks in progress (lmz_write.c), raw and coded, and zstd's own memory.
  * Measured: 13 MiB. */
 static const double coder_bytes_a_thread = 14.0 * (1 << 20);
 
@@ -53,7 +53,7 @@ double lm_ckpt_coder_bytes(bool lmz)
     return lmz ? pool_size() * coder_bytes_a_thread : 0;
 }
 
-/* A block that goes into checkpoints. */
+/* True for a block that is part of checkpoints. */
 static bool is_saved(const lm_store *s, const lm_store_block *k)
 {
     return k->role == LM_KEPT_PARAM || k->role == LM_KEPT_OPT ||
@@ -229,7 +229,8 @@ static void *writer(void *arg)
     return NULL;
 }
 
-/* The blocks as main leaves them, to the host, in the background; the store then means the copies. */
+/* Copy the blocks to the host in the background, after the present work on main; the store then
+ * refers to the copies. */
 static lm_code snapshot(lm_ckpt *c, lm_err *e)
 {
     lm_backend *b = c->backend;
@@ -273,7 +274,7 @@ lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e)
     return LM_OK;
 }
 
-/* flag NULL: does not wait, but tells of an end. */
+/* flag NULL: does not wait, but reports an end. */
 static lm_code wait_for(lm_ckpt *c, const bool *flag, lm_err *e)
 {
     if (!c->running)
@@ -333,7 +334,7 @@ void lm_ckpt_free(lm_ckpt *c)
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->change);
     lm_par_free(c->par);
-    if (c->stream) /* waits: of a checkpoint that could not begin, copies may be on their way */
+    if (c->stream) /* waits: copies of a checkpoint that could not begin may be in progress */
         c->backend->stream_free(c->backend, c->stream);
     if (c->copy)
         c->backend->host_free(c->backend, c->copy, c->copy_bytes);

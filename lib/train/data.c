@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* data.c -- finding and opening what a model trains on. */
+/* data.c -- finds and opens the datasets of a training. */
 #include "train/data.h"
 
 #include "base/file.h"
@@ -14,7 +14,7 @@ lm_code lm_data_find(const char *data, const char *val, char **train_out, char *
     *train_out = *val_out = NULL;
     lm_code rc = lm_path_is_dir(data) ? lm_tokens_in_folder(data, train_out, val_out, e)
                                       : lm_strdup(train_out, data, e);
-    if (!rc && !*train_out) /* for the reason that its opening gives */
+    if (!rc && !*train_out) /* for the error message of opening it */
         rc = lm_path_join(train_out, data, "train", e);
     if (rc || !val)
         return rc;
@@ -30,7 +30,7 @@ lm_code lm_data_there(const char *path, lm_err *e)
     if (lm_input_is_text(path) || lm_input_is_text_name(path))
         return lm_source_there(&path, 1, e);
     lm_code rc = lm_tokens_there(path, &there, e);
-    if (!rc && !there && !lm_path_exists(path)) /* for its reason */
+    if (!rc && !there && !lm_path_exists(path)) /* for its error message */
         rc = lm_tokens_open(path, LM_TOKENS_AUTO, -1, &t, e);
     lm_tokens_close(t);
     return rc;
@@ -47,8 +47,8 @@ static lm_code check_model(const lm_data_opts *o, const lm_tokens *data, lm_err 
     return rc;
 }
 
-/* Ids that do not belong to the model show mostly at once; what lies between is checked as it is
- * read. */
+/* Ids of another tokenizer are usually found in the first and last window; all others are checked
+ * when they are read. */
 static lm_code check_ends(const lm_data_opts *o, const lm_tokens *data, lm_err *e)
 {
     int64_t count = lm_tokens_count(data), n = count < o->seq + 1 ? count : o->seq + 1;

@@ -7,21 +7,22 @@
 #include "format/folder.h"
 #include "format/tokens.h"
 
-/* Where `data` keeps its tokens: a folder as lm_tokens_in_folder (train is always named, val when there
- * is one, in whatever format), anything else is the training data itself.  `val` (may be NULL) goes before that.
- * *val_out is NULL when there is no validation data.  Both are yours.  Fails: LM_EUSAGE, LM_EIO. */
+/* The datasets of `data`: for a folder those of lm_tokens_in_folder (train, and val if it exists,
+ * in any format); anything else is the training data itself.  `val` (may be NULL) overrides the
+ * folder's.  *val_out is NULL without validation data.  The caller frees both.  Fails: LM_EUSAGE,
+ * LM_EIO. */
 lm_code lm_data_find(const char *data, const char *val, char **train_out, char **val_out,
                      lm_err *e);
 
 typedef struct {
-    lm_tokens_kind kind; /* AUTO: as lm_tokens_open finds out */
+    lm_tokens_kind kind; /* AUTO: detected by lm_tokens_open */
     int64_t vocab, eos;  /* of the model */
     int64_t seq;         /* tokens in a window */
-    lm_model_source *m;  /* the model that the data must belong to; NULL: no check of that */
+    lm_model_source *m;  /* the model that the data must belong to; NULL: not checked */
 } lm_data_opts;
 
-/* Is there text, or a token dataset, at `path`?  Fails as the opening of it when not; for the inputs of a long
- * work, before it begins. */
+/* Check that there is text, or a token dataset, at `path`; fails like opening it otherwise.  Checks
+ * inputs before long work begins. */
 lm_code lm_data_there(const char *path, lm_err *e);
 
 /* Open, check and index a dataset.  Fails: LM_EUSAGE when it is too short; as lm_token_reader_check when

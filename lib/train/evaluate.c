@@ -16,7 +16,7 @@ static size_t rows_bytes(const lm_evaluator *v)
     return (size_t)(v->batch.batch * v->batch.seq) * sizeof(float);
 }
 
-/* ---- does it fit? ---- */
+/* ---- memory ---- */
 
 static lm_code arena_of(const lm_model *m, lm_backend *b, double *bytes, lm_err *e)
 {
@@ -28,7 +28,7 @@ static lm_code arena_of(const lm_model *m, lm_backend *b, double *bytes, lm_err 
     return LM_OK;
 }
 
-/* Half the batch, or a half of that, whose arena is no larger than `room`; 0: none. */
+/* The batch halved until its arena is no larger than `room`; 0: none. */
 static int64_t smaller_batch(const lm_config *c, lm_build build, lm_backend *b, double room)
 {
     lm_err unseen = { 0 };
@@ -68,7 +68,7 @@ static lm_code check_room(const lm_evaluator *v, const lm_config *c, const lm_bu
 
 /* ---- life ---- */
 
-/* v->model and v->exec are there. */
+/* v->model and v->exec are set. */
 static lm_code finish(lm_evaluator *v, lm_err *e)
 {
     const lm_build *how = &v->model->build;

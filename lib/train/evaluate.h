@@ -18,12 +18,13 @@ typedef struct {
     float *rows; /* the losses on the host, where the backend's memory is not the host's */
 } lm_evaluator;
 
-/* Build for `c` with sequences of T, `batch` at a time.  Weights are bound by lm_store_bind (store.h).
- * Fails: LM_ELIMIT when a device has no room for weights and activations (both numbers, and a batch that would fit). */
+/* Build for `c` with sequences of T, `batch` at a time.  Weights are bound by lm_store_bind
+ * (store.h).  Fails: LM_ELIMIT when a device is too small for weights and activations (both
+ * numbers, and a batch that would fit). */
 lm_code lm_evaluator_new(const lm_config *c, const lm_build *build, lm_backend *b,
                          lm_evaluator *out, lm_err *e);
-/* Of a model in EVAL mode and the plan that keeps its losses, both borrowed.  share: an executor on the same backend
- * whose arena may be used, since the two never run at the same time. */
+/* From a model in EVAL mode and a plan that keeps its losses, both borrowed.  share: an executor on
+ * the same backend whose arena may be used, since the two never run at the same time. */
 lm_code lm_evaluator_of(lm_model *m, const lm_plan *plan, lm_backend *b, lm_exec *share,
                         lm_evaluator *out, lm_err *e);
 void lm_evaluator_fini(lm_evaluator *v);
@@ -33,8 +34,8 @@ typedef struct {
     int64_t tokens;
 } lm_eval_sum;
 
-/* Run the batch as it is filled now, wait for it and add its loss to *sum; `rows` (may be NULL)
- * receives the loss of each of the B*T rows, which stay until the next run. */
+/* Run the batch, wait for it and add its loss to *sum; `rows` (may be NULL) receives the losses of
+ * the B*T rows, valid until the next run. */
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
 
 #endif

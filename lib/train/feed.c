@@ -69,7 +69,7 @@ static lm_code read_ids(lm_feed *f, int64_t w, lm_err *e)
     return LM_OK;
 }
 
-/* Positions, first keys and the targets that a document's end takes away. */
+/* Positions, first keys, and targets removed at the ends of documents. */
 static void mark_documents(const lm_feed *f, int64_t at, int32_t *targets, int32_t *pos,
                            int32_t *lo)
 {
@@ -87,7 +87,7 @@ static void mark_documents(const lm_feed *f, int64_t at, int32_t *targets, int32
     }
 }
 
-/* The window of the dataset that is number `index` of the series. */
+/* The window of the dataset with number `index` in the series. */
 static int64_t window_of(const lm_feed *f, int64_t index)
 {
     int64_t epoch = index / f->windows, w = index % f->windows;

@@ -3,9 +3,9 @@
  *
  * The dataset is one stream of ids cut into windows of T+1 (stride T); window w of epoch e is drawn
  * in the order of a counted permutation (seed, "shuffle", e), so any position is reached without
- * replaying what came before, and a run resumes exactly.  With documents on, positions restart at
- * each document, `lo` holds each row's first visible key, and the token before a boundary predicts
- * nothing (target -1): what follows belongs to another text. */
+ * reading earlier ones, and a run resumes exactly.  With documents on, positions restart at each
+ * document, `lo` holds each row's first visible key, and the token before a boundary predicts
+ * nothing (target -1), because the next token belongs to another text. */
 #ifndef LM_TRAIN_FEED_H
 #define LM_TRAIN_FEED_H
 
@@ -24,21 +24,21 @@ typedef struct {
     int64_t vocab; /* ids are below it */
 } lm_feed_opts;
 
-/* Has the dataset the T+1 ids of a window?  Fails: LM_EUSAGE (says how many there are). */
+/* Check that the dataset has the T+1 ids of a window.  Fails: LM_EUSAGE (with their number). */
 lm_code lm_feed_enough(const lm_tokens *t, int64_t seq, lm_err *e);
 
-/* The dataset is borrowed and already indexed (lm_tokens_index); NULL: random ids, one document a window, for
- * measurements.  Fails as lm_feed_enough. */
+/* The dataset is borrowed and already indexed (lm_tokens_index); NULL: random ids, one document per
+ * window, for measurements.  Fails as lm_feed_enough. */
 lm_code lm_feed_new(const lm_tokens *t, const lm_feed_opts *o, lm_feed **out, lm_err *e);
 void lm_feed_free(lm_feed *f);
-int64_t lm_feed_windows(const lm_feed *f); /* in one epoch */
+int64_t lm_feed_windows(const lm_feed *f); /* windows in one epoch */
 
 /* Window number `index` of the endless series (epoch = index / windows) into rows of T numbers.
  * tokens, targets, pos: [T]; lo may be NULL.  Returns the number of valid targets through *valid.
  * Fails: LM_EFORMAT when an id of the dataset is not below `vocab`. */
 lm_code lm_feed_window(lm_feed *f, int64_t index, int32_t *tokens, int32_t *targets, int32_t *pos,
                        int32_t *lo, int64_t *valid, lm_err *e);
-/* What documents' borders say of it alone, without reading ids: targets 0 or -1, pos, lo, *valid. */
+/* The same from the borders of documents, without reading ids: targets 0 or -1, pos, lo, *valid. */
 void lm_feed_marks(const lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
                    int64_t *valid);
 

@@ -113,13 +113,13 @@ static lm_code set_key(lm_optim_use *u, const char *key, const char *value, doub
                                  : fail_key(u->optim, key, e);
 }
 
-/* An optimiser that makes its rates follows the run's schedule, from 1 on. */
+/* An optimiser that computes its own rates uses the run's schedule as a factor that starts at 1. */
 static lm_code finish(lm_optim_use *u, bool rate_given, double lr, lm_err *e)
 {
     const lm_optim *o = u->optim;
     if (o->own_rate && o->own_rate(u->hyper)) {
         if (rate_given)
-            return lm_fail(e, LM_EUSAGE, where, "leave it out", "lr of %s is what its keys make",
+            return lm_fail(e, LM_EUSAGE, where, "leave it out", "lr of %s follows from its keys",
                            o->name);
         u->rate = lr > 0 ? 1 / lr : 1;
     }
@@ -166,7 +166,7 @@ lm_code lm_groups_parse(const char *text, const lm_hyper_value *given, double lr
         return e->code;
     while (*at == ';') {
         at++;
-        if (!*at) /* one at the end is as good as none */
+        if (!*at) /* a separator at the end is ignored */
             break;
         if (out->n == LM_GROUPS)
             return lm_fail(e, LM_EUSAGE, where, NULL, "more than %d groups", LM_GROUPS);
@@ -228,7 +228,7 @@ int lm_groups_find(const lm_groups *g, const char *tensor)
     return 0;
 }
 
-/* The next character that is part of no hyper-parameter. */
+/* The next character that is not part of a hyper-parameter. */
 static char skip_keys(const char **at)
 {
     if (**at == ':')
@@ -257,7 +257,7 @@ static lm_code place(const lm_groups *g, lm_update_tensor *t, int n, lm_err *e)
     for (int k = 1; k < g->n; k++)
         if (!count[k])
             return lm_fail(e, LM_EUSAGE, where, "see the names with inspect-model",
-                           "no tensor that trains is left for '%s'", g->pattern[k]);
+                           "no trainable tensor is left for '%s'", g->pattern[k]);
     return LM_OK;
 }
 

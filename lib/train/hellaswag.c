@@ -34,7 +34,7 @@ static void strip(const char **text, size_t *len)
     }
 }
 
-/* Bytes of a bracket that begins at p: through the first "]" on the same line; 0: there is none. */
+/* Bytes of a bracket that begins at p: through the first "]" on the same line; 0: none. */
 static size_t bracketed(const char *p, const char *end)
 {
     const char *q = p;
@@ -92,7 +92,7 @@ lm_code lm_hellaswag_clean(const char *text, size_t len, lm_buf *out, lm_err *e)
     replace_titles(out, from);
     drop_brackets(out, from);
     join_spaces(out, from);
-    out->data[out->len] = 0; /* there is room: nothing got longer */
+    out->data[out->len] = 0; /* there is space: no step makes the text longer */
     return LM_OK;
 }
 

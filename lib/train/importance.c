@@ -54,7 +54,7 @@ static lm_code open_tokenizer(const lm_import *m, lm_tokenizer **out, lm_err *e)
     const lm_side_file *config = lm_import_side(m, "tokenizer_config.json");
 
     if (!json)
-        return lm_fail(e, LM_EUSAGE, m->path, "name one with --tokenizer, or give token shards",
+        return lm_fail(e, LM_EUSAGE, m->path, "name a tokenizer, or give token shards",
                        "it has no tokenizer for the calibration text");
     return lm_tokenizer_from_json(json->data.data, json->data.len,
                                   config ? config->data.data : NULL, config ? config->data.len : 0,
@@ -88,7 +88,7 @@ static lm_code read_text(const lm_import *m, const char *path, size_t most, lm_i
     return rc;
 }
 
-/* Were the tokens made for this model? */
+/* Check that the tokens were made for this model. */
 static lm_code check_shards(const lm_import *m, const lm_tokens *t, lm_err *e)
 {
     lm_token_reader r = { .name = m->path, .vocab = m->config.vocab };
@@ -136,8 +136,8 @@ static lm_code read_ids(const collector *c, const char *data, const lm_importanc
                          "token %" PRIu32 " is not in the model's vocabulary of %" PRId64,
                          ids->v[i], c->m->config.vocab);
     if (!rc && ids->n < 2 && !lm_stopping())
-        rc = lm_fail(e, LM_EUSAGE, data, "give more text", "%zu tokens make no importance matrix",
-                     ids->n);
+        rc = lm_fail(e, LM_EUSAGE, data, "give more text",
+                     "%zu tokens are too few for an importance matrix", ids->n);
     if (!rc && ids->n > most)
         ids->n = most;
     return rc;
@@ -186,7 +186,7 @@ static lm_code load_weights(collector *c, lm_err *e)
     lm_code rc = lm_match_make(c->m, &s, e);
 
     if (!rc && c->m->spool)
-        rc = c->m->spool(c->m, e); /* the conversion reads it once more */
+        rc = c->m->spool(c->m, e); /* the conversion reads it again */
     if (!rc)
         rc = lm_store_new(c->model, c->b, &(lm_store_opts){ .par = c->m->par }, &c->weights, e);
     for (size_t i = 0; !rc && !lm_stopping() && i < lm_st_plan_count(c->m->plan); i++) {
@@ -204,7 +204,7 @@ static lm_code load_weights(collector *c, lm_err *e)
     return rc;
 }
 
-/* Plain operators, none joined, so that the input of every linear layer is a value of its own. */
+/* Plain operators without joins, so that the input of every linear layer is a separate value. */
 static lm_code open(collector *c, lm_err *e)
 {
     const lm_build build = {
@@ -262,7 +262,7 @@ static void add_squares(void *ctx, int64_t begin, int64_t end, int worker)
             s->sum[k] += (double)s->x[r * s->cols + k] * (double)s->x[r * s->cols + k];
 }
 
-/* n ids, at most a chunk; what follows them in the batch is not looked at. */
+/* n ids, at most a chunk; the rest of the batch is not used. */
 static lm_code run_chunk(collector *c, const uint32_t *ids, int64_t n, lm_err *e)
 {
     lm_step step = { 0 };
@@ -325,7 +325,7 @@ static lm_code check_finite(const collector *c, lm_err *e)
                 return lm_fail(
                     e, LM_ENUMERIC,
                     c->model->graph->value[c->model->param[c->probe[i].param].value].name,
-                    "inspect-model --stats shows which weights are not finite",
+                    "find the weights that are not finite",
                     "column %" PRId64 " of its input is not finite", k);
     return LM_OK;
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* importance.h -- an importance matrix (format/imatrix.h) made here: the model's own forward pass over
- * calibration data, the squares of each linear layer's input added up column by column.
+/* importance.h -- computes an importance matrix (format/imatrix.h): the model's forward pass over
+ * calibration data, with the squares of each linear layer's input summed by column.
  *
- * The data are cut into chunks of `seq` tokens that see nothing of each other, as llama-imatrix does;
- * the rest that fills no chunk is left out, unless there is nothing else.  The head has no entry, nor
- * has the embedding.  Computed on the CPU in F32, all of the model in memory; the same numbers for any
- * number of threads. */
+ * The data are divided into independent chunks of `seq` tokens, as in llama-imatrix; an incomplete
+ * last chunk is left out, unless it is the only one.  Head and embedding have no entry.  Computed
+ * on the CPU in F32, all of the model in memory; the same numbers for any number of threads. */
 #ifndef LM_TRAIN_IMPORTANCE_H
 #define LM_TRAIN_IMPORTANCE_H
 
@@ -14,10 +13,10 @@
 #include "graph/backend.h"
 
 typedef struct {
-    int64_t seq;    /* tokens of a chunk; 0: 512, or as many as the model has positions */
-    int64_t chunks; /* at most so many; 0: all */
-    bool
-        check_tokenizer; /* refuse tokens that were not made for the model: lm_token_reader_check */
+    int64_t seq;    /* tokens of a chunk; 0: 512, or the model's positions if fewer */
+    int64_t chunks; /* most chunks; 0: all */
+    /* refuse tokens that were not made for the model: lm_token_reader_check */
+    bool check_tokenizer;
 } lm_importance_opts;
 
 /* `data` is a text or JSONL, also a folder or a pattern of them, in any form that input.h reads, which m's own tokenizer cuts into tokens, or

@@ -60,7 +60,7 @@ static lm_code add_ending(mcq *m, question *q, int i, const char *text, size_t l
         return e->code;
     add = m->all.n;
     if (add > (size_t)m->seq)
-        return lm_fail(e, LM_EUSAGE, "an ending", "give a larger --seq-len",
+        return lm_fail(e, LM_EUSAGE, "an ending", "give longer windows",
                        "has %zu token%s, windows hold %lld", add, lm_plural(add),
                        (long long)m->seq);
     if (keep + add > (size_t)m->seq + 1) {

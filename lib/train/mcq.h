@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mcq.h -- multiple choice of the HellaSwag shape (arXiv:1905.07830): which ending does the model
- * find most likely?
+/* mcq.h -- multiple choice in the form of HellaSwag (arXiv:1905.07830): the ending with the highest
+ * probability.
  *
  * A line is {"ctx": "...", "endings": ["...", ...], "label": n} (label also as a string of digits).
- * With HellaSwag's own fields, "activity_label", "ctx_a" and "ctx_b", context and endings are made of
- * these and cleaned as lm-evaluation-harness does (hellaswag.h); "ctx" is not looked at then.  An ending is scored behind the context and a space.  acc takes
- * the largest sum of log-probabilities, acc_norm the largest sum divided by the ending's bytes;
- * ties go to the first.  A context too long for the model loses its beginning. */
+ * With HellaSwag's own fields, "activity_label", "ctx_a" and "ctx_b", context and endings are made
+ * of these and cleaned as lm-evaluation-harness does (hellaswag.h); "ctx" is then ignored.  An
+ * ending is scored behind the context and a space.  acc takes the largest sum of log-probabilities,
+ * acc_norm the largest sum divided by the ending's bytes; ties go to the first.  A context too long
+ * for the model loses its beginning. */
 #ifndef LM_TRAIN_MCQ_H
 #define LM_TRAIN_MCQ_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* measure.c -- a short run whose only product is its time. */
+/* measure.c -- a short run that measures the time of a step. */
 #include "train/measure.h"
 
 static const double most_seconds = 5;

@@ -48,8 +48,8 @@ static double checkpoint_bytes(const lm_model *m)
     return most * sizeof(float);
 }
 
-/* The largest tensor: what is loaded to a device passes through the host one by one, those that lie
- * transposed through a second place. */
+/* The largest tensor: tensors for a device pass through the host one by one, transposed ones
+ * through a second buffer. */
 static double staging_bytes(const lm_model *m)
 {
     int64_t most = 0;
@@ -60,13 +60,13 @@ static double staging_bytes(const lm_model *m)
     return (double)most * sizeof(float);
 }
 
-/* What a graph needs beyond the arena of training, which it shares. */
+/* The memory of a graph beyond the arena of training, which it shares. */
 static double beyond(const lm_program *p, const lm_plan *plan)
 {
     return plan->bytes > p->train_plan.bytes ? (double)plan->bytes : 0;
 }
 
-/* Values of the update that are no views, by role. */
+/* Values of the update that are not views, by role. */
 static double bytes_of(const lm_program *p, lm_role role)
 {
     const lm_graph *g = lm_update_graph(p->update);
@@ -79,7 +79,7 @@ static double bytes_of(const lm_program *p, lm_role role)
     return sum;
 }
 
-/* Of optimizer.safetensors. */
+/* Size of optimizer.safetensors. */
 static double states_size(const lm_program *p)
 {
     const lm_store_state *state;

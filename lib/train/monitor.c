@@ -7,7 +7,8 @@
 #include "base/mem.h"
 #include "graph/mirror.h"
 
-/* Each costs three cache misses; of so many the 99th percentile is good to a few percent. */
+/* Each costs three cache misses; with this number the 99th percentile is accurate to a few
+ * percent. */
 enum { SAMPLE = 16384 };
 
 struct lm_monitor {
@@ -15,7 +16,7 @@ struct lm_monitor {
     lm_mirror before, grad, after;
 };
 
-/* Odd: widths are even, and a sample of one column is none. */
+/* An odd stride, so that samples do not fall into one column. */
 int64_t lm_monitor_stride(int64_t n)
 {
     return n > SAMPLE ? n / SAMPLE | 1 : 1;
@@ -79,8 +80,8 @@ lm_code lm_monitor_after(lm_monitor *m, lm_err *e)
     return lm_mirror_pull(&m->after, m->after.bytes, NULL, e);
 }
 
-/* Element k of x[from, n) as if sorted; what lies before it is no larger, behind it no smaller
- * (C. A. R. Hoare, Algorithm 65: Find). */
+/* Element k of x[from, n) as if sorted; elements before it are not larger, those behind it not
+ * smaller (C. A. R. Hoare, Algorithm 65: Find). */
 static float select_nth(float *x, int64_t from, int64_t n, int64_t k)
 {
     int64_t lo = from, hi = n - 1;

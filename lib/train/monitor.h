@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* monitor.h -- what a step did to the parameters, from a fixed sample of elements.
+/* monitor.h -- the effect of a step on the parameters, from a fixed sample of elements.
  * Private to lib/train. */
 #ifndef LM_TRAIN_MONITOR_H
 #define LM_TRAIN_MONITOR_H
@@ -22,13 +22,13 @@ int64_t lm_monitor_count(int64_t n);
 /* All arrays are in `b`'s memory. */
 lm_code lm_monitor_new(lm_backend *b, int64_t n, lm_monitor **out, lm_err *e);
 void lm_monitor_free(lm_monitor *m);
-/* Bytes of its samples: on the host, and as many again on a device. */
+/* Bytes of its samples: on the host, and the same number on a device. */
 size_t lm_monitor_bytes(int64_t n);
 
-/* Where the update's nodes put the samples (update.h). */
+/* The memory to which the update's nodes write the samples (update.h). */
 void lm_monitor_bind(const lm_monitor *m, const lm_update_values *v, lm_exec *x);
-/* Behind the nodes before a step, and behind those after it, on the main stream: send the samples to
- * the host.  After a sync the reading is what both found. */
+/* Called after the nodes before a step, and after those behind it, on the main stream: copies the
+ * samples to the host.  After a sync the reading is computed from both. */
 lm_code lm_monitor_before(lm_monitor *m, lm_err *e);
 lm_code lm_monitor_after(lm_monitor *m, lm_err *e);
 void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out);

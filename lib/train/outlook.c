@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* outlook.c -- what a run would hold and take, gathered and laid out. */
+/* outlook.c -- collects and formats the memory and time of a run. */
 #include "train/outlook.h"
 
 #include <inttypes.h>
@@ -34,7 +34,7 @@ static void memory_json(lm_jw *w, const lm_memory_plan *p, bool device, const ch
     lm_jw_int(w, total, (int64_t)(device ? p->device : p->total));
 }
 
-/* Of the steps that are still to be taken. */
+/* For the remaining steps. */
 static double hours(const lm_outlook *o)
 {
     return o->measure.seconds_per_step * (double)o->steps / 3600;
@@ -98,7 +98,7 @@ static lm_code memory_rows(const lm_memory_plan *p, bool device, const char *tot
                        lm_show_bytes(device ? p->device : p->total, size));
 }
 
-/* "fits here: 1.9 GiB of 12 GiB that are free", or what would. */
+/* "fits here: 1.9 GiB of 12 GiB that are free", or a choice that would fit. */
 static lm_code verdict_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
     const lm_train_verdict *v = &o->verdict;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* outlook.h -- what a run would hold, whether that fits here, and how long it would take. */
+/* outlook.h -- the memory of a run, whether it fits here, and the time that it would take. */
 #ifndef LM_TRAIN_OUTLOOK_H
 #define LM_TRAIN_OUTLOOK_H
 
@@ -12,16 +12,16 @@ typedef struct {
     lm_train_verdict verdict;
     lm_space space;           /* of its checkpoints */
     lm_train_measure measure; /* steps 0: not measured */
-    int64_t steps;            /* that are still to be taken */
+    int64_t steps;            /* remaining steps */
     bool resumed, measure_asked;
 } lm_outlook;
 
 typedef struct {
     bool lmz, measure;
-    int64_t step, keep; /* as lm_train_space */
+    int64_t step, keep; /* see lm_train_space */
 } lm_outlook_ask;
 
-/* plan: what lm_trainer_plan gave for the same.  Nothing is measured. */
+/* plan: the result of lm_trainer_plan for the same options.  Measures nothing. */
 lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_program *p, const lm_outlook_ask *ask,
                         const lm_memory_plan *plan, lm_outlook *out, lm_err *e);
 

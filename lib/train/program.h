@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program.h -- a training step as a program: its graphs after all passes, their plans, and the sections
- * of their lists that are run in turn.
+/* program.h -- a training step as a program: its graphs after all passes, their plans, and the
+ * sections of their lists in the order of execution.
  *
  *   first, other   forward and backward of a micro-batch, whose losses are added up (`train`)
  *   start .. check the parts of the update (update.h), on the same arena
  *   (eval)         the forward of an evaluation, which evaluate.h runs
  *
- * Everything about a training is read off it: dumps print its lists, the memory report walks over its
- * values and plans (memory.h), the trainer binds and runs its sections.  A section whose nodes are the
- * same in every step is recorded by backends that can, and replayed. */
+ * All parts of a training use it: dumps print its lists, the memory report walks over its values
+ * and plans (memory.h), the trainer binds and runs its sections.  Backends with recordings record a
+ * section whose nodes are the same in every step, and replay it. */
 #ifndef LM_TRAIN_PROGRAM_H
 #define LM_TRAIN_PROGRAM_H
 
@@ -44,9 +44,9 @@ typedef struct {
     const lm_graph *graph;
     lm_exec *exec;
     size_t first, last; /* nodes */
-    bool numbered;      /* the numbers of its run differ from those of the section before it */
+    bool numbered;      /* the numbers of its run differ from those of the previous section */
     bool recordable;
-    bool ran; /* once, so that kernels are loaded and chosen */
+    bool ran; /* it ran once, so that kernels are loaded and chosen */
     lm_recording *recorded;
 } lm_section;
 
@@ -57,39 +57,40 @@ typedef struct {
     lm_model *train, *eval; /* eval: NULL without validation */
     lm_vid loss_sum;        /* STATE F64 [1] of `train`: of all micro-batches of a step so far */
     lm_update *update;
-    bool borrows;                               /* `update` is another program's */
+    bool borrows;                               /* `update` belongs to another program */
     lm_plan train_plan, update_plan, eval_plan; /* the latter two share the first one's arena */
 
     /* Between lm_program_ready and lm_program_rest. */
     lm_exec *exec, *updating; /* of `train` and `update` */
     lm_section section[LM_SECTIONS];
     lm_sink *sink;
-    bool timed;    /* times of nodes are taken in every run */
+    bool timed;    /* nodes are timed in every run */
     bool as_it_is; /* the backend refused a recording */
     lm_exec_time *times;
     lm_trace *trace; /* NULL: none; set by the trainer for one step */
 } lm_program;
 
-/* Build and plan; nothing is allocated for runs.  c and b are borrowed.  like: a program of the same config and
- * groups whose update is taken where it is the same, and which then must live longer; may be NULL.  Fails: LM_EUSAGE. */
+/* Build and plan; nothing is allocated for runs.  c and b are borrowed.  like: a program of the
+ * same config and groups, whose update is reused if it is the same, and which must then live
+ * longer; may be NULL.  Fails: LM_EUSAGE. */
 lm_code lm_program_new(const lm_program_opts *o, const lm_config *c, bool validation, lm_backend *b,
                        const lm_program *like, lm_program **out, lm_err *e);
 void lm_program_free(lm_program *p);
-/* Its lists as text (lm_graph_dump), appended. */
+/* Append its lists as text (lm_graph_dump). */
 lm_code lm_program_dump(const lm_program *p, lm_buf *out, lm_err *e);
 
-/* Memory for activations, and executors whose other values the caller binds.  timed: take the times of nodes also
- * where that slows the steps down.  sink: told of a refused recording. */
+/* Allocate memory for activations, and executors whose other values the caller binds.  timed: time
+ * nodes even if that slows the steps down.  sink: receives the reason of a refused recording. */
 lm_code lm_program_ready(lm_program *p, bool timed, lm_sink *sink, lm_err *e);
-/* The reverse; nothing when it is not ready.  Work of the device must be done. */
+/* Release these; does nothing if it is not ready.  Work of the device must be complete. */
 void lm_program_rest(lm_program *p);
-/* Are the times of nodes taken now? */
+/* True if nodes are timed now. */
 bool lm_program_timed(const lm_program *p);
-/* Take times and write them to `trace` in the runs to come; NULL: no longer. */
+/* Write the times of later runs to `trace`; NULL: stop. */
 lm_code lm_program_trace(lm_program *p, lm_trace *trace, lm_err *e);
 
-/* Put a section on the main stream: node by node, or from the second time on as a replay of what that put there,
- * where the backend has such a thing and no times are taken.  Bits are the same. */
+/* Enqueue a section on the main stream: node by node, or from the second time on by replaying its
+ * recording, if the backend has recordings and nodes are not timed.  Bits are the same. */
 lm_code lm_program_run(lm_program *p, lm_section_id s, const lm_step *step, lm_err *e);
 /* Seconds by phase and operator of all sections, in falling order; as lm_exec_times. */
 size_t lm_program_times(lm_program *p, const lm_exec_time **out);

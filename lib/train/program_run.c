@@ -104,7 +104,7 @@ static lm_code run_nodes(lm_program *p, const lm_section *s, const lm_step *step
     return LM_OK;
 }
 
-/* On refusal nothing has been done: the section may run as it is. */
+/* After a refusal nothing was enqueued: the section runs node by node. */
 static void record(lm_program *p, lm_section *s, const lm_step *step)
 {
     lm_backend *b = p->backend;
@@ -119,9 +119,9 @@ static void record(lm_program *p, lm_section *s, const lm_step *step)
     p->as_it_is = true;
     b->sync(b, b->main, &lost); /* replays of other sections */
     forget(p);
-    if (lost.code) /* the reason of the refusal, and told as the failure of the step */
+    if (lost.code) /* device lost: the step itself will report it */
         return;
-    lm_log(p->sink, LM_LOG_WARN, "%s: steps are put there kernel by kernel, not as a recording: %s",
+    lm_log(p->sink, LM_LOG_WARN, "%s: steps start each kernel separately, not a recording: %s",
            b->name, refused.what);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c -- numbers about a training, laid out. */
+/* report.c -- formats the numbers of a training. */
 #include "train/report.h"
 
 #include <inttypes.h>

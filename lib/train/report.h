@@ -5,7 +5,7 @@
 
 #include "train/trainer.h"
 
-/* Add to a record of metrics where the run takes place and what it trains. */
+/* Add the device, the model and the options of the run to a record of metrics. */
 void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_opts *o,
                            const lm_config *c);
 
@@ -13,7 +13,7 @@ void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_
 const char *lm_train_status(const lm_train_result *r, lm_code rc);
 /* One line of JSON, without the newline. */
 lm_code lm_train_result_json(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e);
-/* The same as a line for people; and the operators' times, a line each. */
+/* The same as a line of text; and the operators' times, one line each. */
 lm_code lm_train_result_line(const lm_train_result *r, const char *status, lm_buf *out, lm_err *e);
 lm_code lm_train_times_table(const lm_exec_time *line, size_t n, lm_buf *out, lm_err *e);
 /* The "end" record; nothing when m is NULL. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* resume.c -- a schedule that goes on. */
+/* resume.c -- the schedule of a resumed run. */
 #include "train/resume.h"
 
 #include <inttypes.h>
@@ -12,7 +12,7 @@ const char *const lm_resume_names[] = { "keep", "extend", "rewarm", NULL };
 
 static const int64_t most = INT64_C(1) << 60;
 
-/* Where the schedule lies, by what a checkpoint kept; runs of before kept nothing, and began at 0. */
+/* The position of the schedule, from a checkpoint; older checkpoints have none, and began at 0. */
 static lm_code read_place(const json_t *options, const char *where, int64_t steps, lm_schedule *s,
                           lm_err *e)
 {
@@ -31,7 +31,7 @@ static lm_code read_place(const json_t *options, const char *where, int64_t step
     return LM_OK;
 }
 
-/* The schedule that the checkpoint's run was on. */
+/* The schedule of the checkpoint's run. */
 static lm_code read_schedule(const json_t *o, const char *where, int64_t *steps, lm_schedule *s,
                              lm_err *e)
 {
@@ -49,7 +49,7 @@ static lm_code read_schedule(const json_t *o, const char *where, int64_t *steps,
         return e->code;
     s->kind = lm_sched_find(kind);
     if (s->kind == LM_SCHED_COUNT)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "lr-schedule \"%s\" is not known", kind);
+        return lm_fail(e, LM_EFORMAT, where, NULL, "unknown lr-schedule \"%s\"", kind);
     s->decay = s->decay >= 0 ? s->decay : s->total / 10;
     return LM_OK;
 }
@@ -68,7 +68,7 @@ static void lay_out(how h, const lm_resume_ask *ask, const lm_schedule *old, lm_
     s->warmup = s->total >= 100 ? s->total / 100 : 1;
 }
 
-/* Nothing when the rate stays. */
+/* Empty if the rate does not change. */
 static void explain(how h, const lm_resume_ask *ask, const lm_schedule *old, const lm_schedule *s,
                     char note[256])
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c -- a run folder before the first step. */
+/* run.c -- prepares a run folder before the first step. */
 #include "train/run.h"
 
 #include <inttypes.h>
@@ -32,7 +32,7 @@ static bool is_our_link(const char *path, const char *name)
     return lm_run_step_of(target) >= 0;
 }
 
-/* Would a link or a checkpoint of this run take this name? */
+/* True if a link or a checkpoint of this run may use this name. */
 static bool is_wanted(const char *name)
 {
     size_t n = strlen(name);
@@ -93,7 +93,7 @@ static lm_code fail_further(const char *run, const char *name, int64_t from, lm_
     return lm_fail(e, LM_EUSAGE, run, todo, "the run has gone further (%s)", name);
 }
 
-/* A checkpoint that would be removed holds nothing but its own files. */
+/* Check that a checkpoint to be removed holds only its own files. */
 static lm_code check_removal(const char *run, const char *name, lm_err *e)
 {
     char *path = NULL;
@@ -119,12 +119,12 @@ static lm_code check_name(const char *run, const char *name, int64_t from, bool 
     rc = path_in(&path, run, name, NULL, e);
     if (!rc && is_wanted(name) && !is_our_link(path, name))
         rc = lm_fail(e, LM_EUSAGE, path, "choose another folder for the run",
-                     "stands where the run would put its own");
+                     "has a name that the run needs");
     lm_free(path);
     return rc;
 }
 
-/* What stays must not be a difference to a checkpoint that would go. */
+/* No kept .lmz may be a delta against a checkpoint that is removed. */
 static lm_code check_bases(const char *run, char *const *names, size_t n, int64_t from, lm_err *e)
 {
     bool *keep = NULL;
@@ -135,10 +135,11 @@ static lm_code check_bases(const char *run, char *const *names, size_t n, int64_
         rc = lm_run_keep_bases(run, names, n, keep, e);
     for (size_t i = 0; !rc && i < n; i++)
         if (keep[i] && lm_run_step_of(names[i]) > from)
-            rc = lm_fail(e, LM_EUSAGE, run,
-                         "make that whole first (compress-ckpt --rebase none), or choose another "
-                         "folder",
-                         "%s would go, and an earlier .lmz is a difference to it", names[i]);
+            rc =
+                lm_fail(e, LM_EUSAGE, run,
+                        "make that whole first (compress-ckpt --rebase none), or choose another "
+                        "folder",
+                        "%s would be removed, and an earlier .lmz is a delta against it", names[i]);
     lm_free(keep);
     return rc;
 }
@@ -150,7 +151,7 @@ static lm_code check_entries(const char *run, int64_t from, bool force, lm_err *
     lm_code rc = lm_dir_list(run, &names, &n, e);
     if (!rc)
         rc = lm_run_without_replaced(run, names, &n, e);
-    for (size_t i = n; !rc && i-- > 0;) /* newest first: that one is named */
+    for (size_t i = n; !rc && i-- > 0;) /* newest first: the message names that one */
         rc = check_name(run, names[i], from, force, e);
     if (!rc && force)
         rc = check_bases(run, names, n, from, e);
@@ -191,21 +192,21 @@ lm_code lm_run_open(const char *run, int64_t from, bool force, lm_sink *sink, lm
     return rc;
 }
 
-/* Let `latest` name the checkpoint of step `from`, in the form that it has. */
+/* Set `latest` to the checkpoint of step `from`, in its form. */
 static lm_code go_back(const char *run, int64_t from, lm_err *e)
 {
     char *name = NULL;
     lm_code rc = lm_run_find_step(run, from, &name, e);
     if (!rc)
         rc = name ? lm_run_publish(run, name, e)
-                  : lm_fail(e, LM_EIO, run, NULL, "the checkpoint of step %" PRId64 " is gone",
-                            from);
+                  : lm_fail(e, LM_EIO, run, NULL,
+                            "the checkpoint of step %" PRId64 " no longer exists", from);
     lm_free(name);
     return rc;
 }
 
-/* `best` must not name a checkpoint that is about to be removed; the trainer links the one that the
- * state of step `from` knows of. */
+/* `best` must not name a checkpoint that will be removed; the trainer links the one in the state of
+ * step `from`. */
 static lm_code drop_best(const char *run, int64_t from, lm_err *e)
 {
     char *path = NULL;
@@ -265,7 +266,7 @@ lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e
     if (!path)
         return LM_OK;
     if (!(cwd = realpath(".", NULL)))
-        return lm_fail(e, LM_EIO, ".", NULL, "cannot tell the current folder");
+        return lm_fail(e, LM_EIO, ".", NULL, "cannot determine the current folder");
     lm_code rc = lm_path_join(&whole, cwd, path, e);
     if (!rc)
         json_object_set_new(o, key, json_string(whole));

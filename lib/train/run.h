@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.h -- what a training does with its folder before the first step: it looks, and it makes room.
+/* run.h -- checks and prepares the folder of a training before the first step.
  *
- * A run folder (folder_run.h) may hold files of the user's own.  Only checkpoints (step-N with a
+ * A run folder (folder_run.h) may hold other files of the user.  Only checkpoints (step-N with a
  * state.json), the link `latest` and links into it are ever removed here. */
 #ifndef LM_TRAIN_RUN_H
 #define LM_TRAIN_RUN_H
@@ -15,46 +15,47 @@
 #include "base/progress.h"
 #include "train/schedule.h"
 
-/* Make the folder `run` if need be, lock it, and check that a training which comes from checkpoint `from`
- * of the same folder (-1: it comes from elsewhere) may write its checkpoints there.  `force`:
- * checkpoints after `from` may be lost.  The lock is kept until the training has ended; a warning goes
- * to `sink` where there are no locks.
- * Fails, with the folder as it was: LM_EUSAGE when another training is at work there (names it), when
- * the folder holds such checkpoints and !force (names the newest), or with force when a file of the
- * user's lies in one of them, when it is a file, when other files stand where the links and checkpoints
- * go (names one), when an .lmz that would stay is a difference to a checkpoint that would not (names
- * the latter); LM_EIO when it cannot be written. */
+/* Create the folder `run` if necessary, lock it, and check that a training that continues
+ * checkpoint `from` of the same folder (-1: from elsewhere) may write its checkpoints there.
+ * `force`: checkpoints after `from` may be lost.  The lock is kept until the training has ended; a
+ * warning goes to `sink` if the file system has no locks.  Fails without changing the folder:
+ * LM_EUSAGE when another training uses it (names it), when it holds such checkpoints and !force
+ * (names the newest), or with force when one of them holds a file of the user, when it is a file,
+ * when other files have the names of links and checkpoints (names one), when a kept .lmz is a delta
+ * against a checkpoint to be removed (names the latter); LM_EIO when it cannot be written. */
 lm_code lm_run_open(const char *run, int64_t from, bool force, lm_sink *sink, lm_lock **out,
                     lm_err *e);
 
-/* Name of the newest whole checkpoint ("step-000300", yours), NULL when there is none.  Unlike
- * lm_run_latest this does not ask `latest`, which a killed run may have left one behind. */
+/* Name of the newest whole checkpoint ("step-000300"; the caller frees it), NULL when there is
+ * none.  Unlike lm_run_latest it does not read `latest`, which may be outdated after a kill. */
 lm_code lm_run_newest(const char *run, char **out, lm_err *e);
 
-/* What `name` means for a training that goes on: a run (its newest checkpoint), or one checkpoint,
- * of a run or lying anywhere; of the latter kind the run is `output`.  *step_dir is the checkpoint,
- * *run the folder of its run (both yours).  Fails: LM_EUSAGE when a run holds none, or a lone one
+/* The checkpoint that `name` selects for resuming: a run (its newest checkpoint), or one checkpoint
+ * of a run or elsewhere; for the latter the run is `output`.  *step_dir is the checkpoint, *run the
+ * folder of its run (the caller frees both).  Fails: LM_EUSAGE when a run holds none, or a lone one
  * has no `output`. */
 lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e);
 
-/* Would replacing `run` take away the very model that the training starts from?  LM_EUSAGE. */
+/* LM_EUSAGE if replacing `run` would remove the model from which the training starts. */
 lm_code lm_run_apart(const char *run, const char *model, lm_err *e);
 
-/* Set o[key] to a path that holds from any folder; nothing for NULL. */
+/* Set o[key] to an absolute path; nothing for NULL. */
 lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e);
 
-/* What a run reads and writes beside its folder; NULL: none. */
+/* The files that a run reads and writes outside its folder; NULL: none. */
 typedef struct {
     const char *data, *val, *tensorboard, *metrics;
 } lm_run_paths;
 
-/* The options that checkpoints keep, JSON text appended to `out`: all of the tool's (a JSON object), the paths as
- * they hold from any folder, and where the schedule lies (resume.h).  It is what --resume needs. */
+/* The options that checkpoints keep, JSON text appended to `out`: all of the tool's (a JSON
+ * object), with absolute paths, and the position of the schedule (resume.h): the data of a
+ * resume. */
 lm_code lm_run_options(const lm_buf *options, const lm_run_paths *paths, const lm_schedule *s,
                        lm_buf *out, lm_err *e);
 
-/* Remove what a killed run left half-written, and all checkpoints after `from`; `latest` then names
- * `from`.  -1: those of an older run stay until this one has its first (lm_ckpt_opts.replace). */
+/* Remove incomplete files of a killed run, and all checkpoints after `from`; `latest` then names
+ * `from`.  -1: those of an older run are kept until this one has its first
+ * (lm_ckpt_opts.replace). */
 lm_code lm_run_claim(const char *run, int64_t from, lm_err *e);
 
 #endif

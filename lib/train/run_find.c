@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_find.c -- the checkpoint that a training goes on from, and what else lies where none is. */
+/* run_find.c -- finds the checkpoint that a training resumes, or explains why there is none. */
 #include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "format/lmz.h"
 #include "train/run.h"
 
-/* ---- what lies there instead ---- */
+/* ---- explanations ---- */
 
 typedef struct {
     int checkpoints;
@@ -58,7 +58,7 @@ static lm_code fail_without(const char *name, lm_err *e)
     if (look_into(name, &c, e))
         return e->code;
     if (*c.half)
-        return lm_fail(e, LM_EUSAGE, name, "train from the model in it: train RUN/STEP DATA -o NEW",
+        return lm_fail(e, LM_EUSAGE, name, "train from the model in it",
                        "holds no checkpoint to resume from: %s has no state.json", c.half);
     snprintf(todo, sizeof todo, "start a run with train %.100s %.100s -o RUN",
              c.model ? name : "MODEL", c.data ? name : "DATA");
@@ -70,14 +70,14 @@ static lm_code fail_without(const char *name, lm_err *e)
                                  : "it is empty");
 }
 
-/* There is nothing of this name: the checkpoints that the run it would belong to has. */
+/* No file has this name: list the checkpoints of the run to which it would belong. */
 static lm_code fail_missing(const char *name, lm_err *e)
 {
     char *copy = NULL, list[128] = "", step[32];
     folder_content c = { 0 };
     size_t len = 0;
     lm_err unseen = { 0 };
-    int sys = errno; /* of the caller's realpath */
+    int sys = errno; /* errno of the caller's realpath */
     if (lm_strdup(&copy, name, e))
         return e->code;
     const char *run = dirname(copy);
@@ -92,7 +92,7 @@ static lm_code fail_missing(const char *name, lm_err *e)
                                                             : "",
                                         lm_run_step_name(c.newest[k], step));
         lm_fail(e, LM_EUSAGE, name, "name one of these, or the run for its newest",
-                "is no checkpoint to resume from: %.100s holds %s", run, list);
+                "is not a checkpoint: %.100s holds %s", run, list);
     } else {
         errno = sys;
         lm_fail(e, LM_EIO, name, "name the folder of a run, or one of its checkpoints",
@@ -102,9 +102,9 @@ static lm_code fail_missing(const char *name, lm_err *e)
     return e->code;
 }
 
-/* ---- where a run comes from ---- */
+/* ---- the origin of a run ---- */
 
-/* Does a checkpoint lie here that has not the name of one of a run? */
+/* True if there is a checkpoint without the name of one in a run. */
 static lm_code is_lone_checkpoint(const char *path, bool *is, lm_err *e)
 {
     char *state = NULL;
@@ -146,10 +146,10 @@ static lm_code find(const char *name, char *real, const char *output, char **ste
         return find_newest(name, step_dir, run, e);
     if (lone && !lm_path_is_dir(real) && !is_lmz(real))
         return lm_fail(e, LM_EUSAGE, name, "name the folder of a run, or one of its checkpoints",
-                       "is no checkpoint to resume from: neither a folder nor an .lmz");
+                       "is not a checkpoint: neither a folder nor an .lmz");
     if (!inside && !output)
-        return lm_fail(e, LM_EUSAGE, name, "name the folder of the run that it begins with -o",
-                       "is a checkpoint that lies in no run");
+        return lm_fail(e, LM_EUSAGE, name, "name the folder of the new run",
+                       "is a checkpoint outside a run");
     if (lm_strdup(step_dir, real, e))
         return e->code;
     return lm_strdup(run, inside ? dirname(real) : output, e);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_options.c -- the options of a run as its checkpoints keep them. */
+/* run_options.c -- the options of a run in its checkpoints. */
 #include <string.h>
 
 #include "train/resume.h"

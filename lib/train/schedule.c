@@ -9,7 +9,7 @@
 const char *const lm_sched_names[] = { "constant",    "linear", "cosine", "step",
                                        "exponential", "wsd",    NULL };
 
-/* Share of the way from the end of the warm-up to the end, in [0,1]. */
+/* Position between the end of the warm-up and the end, in [0,1]. */
 static double progress(const lm_schedule *s, int64_t t)
 {
     int64_t span = s->total - s->warmup;

@@ -16,20 +16,20 @@ typedef enum {
     LM_SCHED_COUNT,
 } lm_sched_kind;
 extern const char *const lm_sched_names[];     /* NULL-terminated, in the order of the enum */
-lm_sched_kind lm_sched_find(const char *name); /* LM_SCHED_COUNT: there is none of that name */
+lm_sched_kind lm_sched_find(const char *name); /* LM_SCHED_COUNT: unknown */
 
 typedef struct {
     lm_sched_kind kind;
-    double lr, min_ratio; /* peak; floor as a share of the peak */
+    double lr, min_ratio; /* peak; floor as a fraction of the peak */
     int64_t warmup, total, decay, step_size,
         cycles; /* total: steps from its beginning to its end */
     double gamma;
-    int64_t from; /* step of the run that it begins at; 0 but after --resume-schedule rewarm */
-    double start; /* rate that the warm-up begins above; 0, or that before a rewarming */
+    int64_t from; /* step of the run at which it begins; 0 except after a rewarming */
+    double start; /* rate above which the warm-up begins; 0, or the rate before a rewarming */
 } lm_schedule;
 
-/* The rate of step t of the run (from 0).  Warm-up is linear and ends at the peak: step t < warmup gets lr
- * (t+1)/warmup, so that no step is lost on a rate of zero. */
+/* The rate of step t of the run (from 0).  Warm-up is linear and ends at the peak: step t < warmup
+ * gets lr (t+1)/warmup, so that no step has a rate of zero. */
 double lm_schedule_lr(const lm_schedule *s, int64_t t);
 
 #endif

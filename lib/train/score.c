@@ -7,8 +7,8 @@
 
 #include "base/mem.h"
 
-/* Rows [row, row + n) of the batch belong to one window; the targets of those from `row` + skip on
- * count for `to`. */
+/* Rows [row, row + n) of the batch belong to one window; the targets of rows from `row` + skip on
+ * are added to `to`. */
 typedef struct {
     lm_score *to;
     int64_t row, n, skip;
@@ -19,7 +19,7 @@ struct lm_scorer {
     int64_t stride, seq, rows;
     const uint32_t *id_bytes;
     uint32_t *ids; /* a window read from a dataset, T+1 */
-    int64_t used;  /* rows of the batch that are taken */
+    int64_t used;  /* used rows of the batch */
     piece *pieces;
     size_t n_pieces, cap_pieces;
 };
@@ -120,8 +120,8 @@ static lm_code add_window(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t 
     return s->used == s->rows ? lm_scorer_flush(s, e) : LM_OK;
 }
 
-/* Window k of a sequence of n ids: rows [*begin, *begin + *rows), of which the first *skip are
- * scored already.  False past the last. */
+/* Window k of a sequence of n ids: rows [*begin, *begin + *rows), of which the first *skip have
+ * been scored.  False past the last. */
 static bool window_at(const lm_scorer *s, int64_t n, int64_t k, int64_t *begin, int64_t *rows,
                       int64_t *skip)
 {

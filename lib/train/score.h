@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* score.h -- the loss of given token sequences: each token once, with as much context as the stride
- * grants.
+/* score.h -- the loss of given token sequences: each token once, with the context that the stride
+ * allows.
  *
  * A sequence of n ids is cut into windows of T+1 that begin every `stride` ids (the strided
  * evaluation of huggingface.co/docs/transformers/perplexity): the first scores all its targets,
- * each later one those that no window before it has scored, so that every target but the first T
- * sees at least T - stride + 1 ids before it.  Windows of many sequences share a row of the batch,
- * kept apart by `lo`; a batch runs when it is full. */
+ * each later one those that no earlier window has scored, so that every target except the first T
+ * has at least T - stride + 1 ids of context.  Windows of many sequences share a row of the batch,
+ * separated by `lo`; a batch runs when it is full. */
 #ifndef LM_TRAIN_SCORE_H
 #define LM_TRAIN_SCORE_H
 
 #include "train/evaluate.h"
 
-/* Gathered over any number of sequences. */
+/* Sums over any number of sequences. */
 typedef struct {
     double nll; /* natural log */
     int64_t tokens, bytes;
@@ -26,9 +26,9 @@ lm_code lm_scorer_new(lm_evaluator *v, int64_t stride, const uint32_t *id_bytes,
                       lm_err *e);
 void lm_scorer_free(lm_scorer *s);
 
-/* Score the targets ids[from..n), from >= 1 (0 is taken as 1: the first id has no context).  What
- * they add to *to is there after lm_scorer_flush at the latest; *to must live until then.  Ids are
- * below the vocabulary: LM_EFORMAT. */
+/* Score the targets ids[from..n), from >= 1 (0 is taken as 1: the first id has no context).  Their
+ * results are in *to after lm_scorer_flush at the latest; *to must remain valid until then.  Ids
+ * are below the vocabulary: LM_EFORMAT. */
 lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from, lm_score *to,
                       lm_err *e);
 /* The same for ids [at, at + n) of a dataset, read a window at a time. */

@@ -8,13 +8,13 @@
 #include "base/file.h"
 #include "format/folder_run.h"
 
-/* Steps of (from, to] that a period divides. */
+/* Number of steps in (from, to] that a period divides. */
 static int64_t multiples(int64_t from, int64_t to, int64_t period)
 {
     return period > 0 ? to / period - from / period : 0;
 }
 
-/* Checkpoints that are written until the end: at most one a step. */
+/* Checkpoints that will be written: at most one per step. */
 static double planned(const lm_trainer_opts *o, int64_t step, int64_t keep)
 {
     double left = (double)(o->steps - step), n = 1;
@@ -52,7 +52,7 @@ lm_code lm_train_space(const lm_trainer_opts *o, const lm_memory_plan *plan, int
     *out = (lm_space){ .free = INFINITY, .checkpoint = plan->checkpoint };
     if (step < o->steps) {
         double most = planned(o, step, keep) + (double)present;
-        /* Old ones go after the new one is whole; `best` may be one of the old. */
+        /* Old ones are removed after the new one is complete; `best` may be an old one. */
         double kept = (double)keep + 1 + (o->eval_every > 0);
         double peak = keep > 0 && kept < most ? kept : most;
         out->at_once = (int64_t)fmax(peak, (double)present + 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* space.h -- what the checkpoints of a training will take on disk, before the first step. */
+/* space.h -- the disk space of the checkpoints of a training, before the first step. */
 #ifndef LM_TRAIN_SPACE_H
 #define LM_TRAIN_SPACE_H
 
@@ -7,14 +7,15 @@
 
 typedef struct {
     double checkpoint; /* bytes of one: weights and optimiser states in F32; an .lmz takes less */
-    int64_t at_once;   /* the most that lie on disk at once, the one under way included */
-    double need; /* bytes that this run adds until then, beside the checkpoints that are there */
-    double free; /* of the file system, as far as this user may take it; INFINITY: unknown */
+    int64_t at_once;   /* the most on disk at once, including the one being written */
+    double need;       /* bytes that this run adds until then to the existing checkpoints */
+    double free;       /* bytes of the file system available to this user; INFINITY: unknown */
 } lm_space;
 
-/* For a run from `step` on with `keep` checkpoints kept (0: all), into the folder `run`, which may hold
- * checkpoints already; NULL: none yet, and `free` is unknown.  Where checkpoints go by time, and all are kept,
- * their number is unknown: only the last one, and those of validation, are counted. */
+/* For a run from `step` on with `keep` checkpoints kept (0: all), into the folder `run`, which may
+ * hold checkpoints already; NULL: none yet, and `free` is unknown.  If checkpoints are written by
+ * time and all are kept, their number is unknown: only the last one and those of validation are
+ * counted. */
 lm_code lm_train_space(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
                        int64_t keep, const char *run, lm_space *out, lm_err *e);
 

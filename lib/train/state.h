@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state.h -- everything of a training run that must survive it: the store and a few numbers; and its
- * checkpoints.
+/* state.h -- the state of a training run that outlives the process, the store and a few numbers;
+ * and its checkpoints.
  *
  * A checkpoint is a folder run/step-NNNNNN (folder_run.h): the model in F32 (the master weights),
  * the optimiser's states by tensor name in optimizer.safetensors, and state.json.  A thread writes
- * it.  On the host's own memory that is straight from the live blocks, with no copy: forward and
- * backward only read them, and the next optimiser step waits until the bytes are out.  On a device
- * the blocks are first copied to pinned memory of the host, on a stream of their own; the next
- * optimiser step waits there, on the device, until the copy is done, and the host for nothing.
- * fsync, rename and pruning go on behind that.  With `lmz` the same files go to one
+ * it.  In the host's memory it writes directly from the live blocks, without a copy: forward and
+ * backward only read them, and the next optimiser step waits until the bytes are written.  On a
+ * device the blocks are first copied to pinned memory of the host, on a separate stream; the next
+ * optimiser step waits on the device until the copy is done, and the host does not wait.  fsync,
+ * rename and pruning follow in the background.  With `lmz` the same files go to one
  * run/step-NNNNNN.lmz (lmz.h), coded on a small pool of the writer's own. */
 #ifndef LM_TRAIN_STATE_H
 #define LM_TRAIN_STATE_H
@@ -24,22 +24,22 @@ typedef struct {
     lm_store *store; /* master copy, gradients, states of the optimiser */
 
     int64_t step, tokens; /* optimiser steps done, targets trained on */
-    int64_t sample;       /* windows trained on so far */
-    double seconds;       /* spent training, over all resumes */
+    int64_t sample;       /* windows used so far */
+    double seconds;       /* seconds of training, over all resumes */
     double best_loss;     /* of validation, by more than the delta of early stopping */
     int64_t bad_evals;    /* evaluations since then */
     double best_val;   /* the lowest of validation whose checkpoint is in the run; INFINITY: none */
     int64_t best_step; /* its step, which the run's `best` names; -1: none */
-    int64_t evaluated; /* step of the last whole evaluation; -1: none */
+    int64_t evaluated; /* step of the last complete evaluation; -1: none */
 } lm_train_state;
 
-/* What is kept of a program's model. */
+/* The store options of a program's model. */
 lm_store_opts lm_train_store(const lm_program *p);
 /* par: threads of the host that load and draw; NULL: the backend's. */
 lm_code lm_train_state_new(const lm_program *p, lm_par *par, lm_train_state *s, lm_err *e);
 void lm_train_state_fini(lm_train_state *s);
 
-/* What does not change from checkpoint to checkpoint. All borrowed. */
+/* The parts that are the same in all checkpoints.  All borrowed. */
 typedef struct {
     const char *run_dir;
     const json_t *config;            /* config.json as read */
@@ -50,7 +50,7 @@ typedef struct {
     int64_t seq;         /* tokens in a window, noted beside the weights (window.h); 0: not */
     int keep;            /* newest checkpoints to keep; 0: all */
     bool lmz;            /* write .lmz files instead of folders */
-    bool replace;        /* the first one takes the place of an older run in run_dir */
+    bool replace;        /* the first one replaces an older run in run_dir */
 } lm_ckpt_opts;
 
 /* Memory of the host that coding checkpoints as .lmz takes on this machine; 0 for folders. */
@@ -60,28 +60,29 @@ double lm_ckpt_coder_bytes(bool lmz);
 size_t lm_ckpt_snapshot_bytes(const lm_backend *b, const size_t kept[LM_KEPT_ROLES], bool shown);
 
 typedef struct lm_ckpt lm_ckpt;
-/* For states of the layout and on the backend of `s`. */
+/* A writer for states with the layout and the backend of `s`. */
 lm_code lm_ckpt_new(const lm_ckpt_opts *o, const lm_train_state *s, lm_ckpt **out, lm_err *e);
-/* Begin writing the state, as what is on the main stream leaves it, as run/step-NNNNNN in the
- * background (waits for an earlier one first).  Fails later, through the waits, when something of
- * that name is there already. */
+/* Begin writing the state after all work on the main stream, as run/step-NNNNNN in the background
+ * (waits for an earlier one first).  The waits report a failure, such as an existing file of that
+ * name. */
 lm_code lm_ckpt_begin(lm_ckpt *c, const lm_train_state *s, lm_err *e);
-/* What is put on the main stream from here on may change the blocks; and: wait until the checkpoint
- * is on disk, published and old ones are pruned.  Both return its failure when there is one. */
+/* Let work enqueued on the main stream from here on change the blocks; and: wait until the
+ * checkpoint is on disk and published, and old ones are pruned.  Both return its failure. */
 lm_code lm_ckpt_wait_copied(lm_ckpt *c, lm_err *e);
 lm_code lm_ckpt_wait(lm_ckpt *c, lm_err *e);
-/* When the newest one was begun, and when its writer ended (0: not yet); seconds of lm_now. */
+/* Times of lm_now at which the newest one was begun, and its writer ended (0: not yet). */
 void lm_ckpt_span(lm_ckpt *c, double *begin, double *end);
-/* Is one under way whose end no wait has seen yet?  (Waits see the end, busy alone does not.) */
+/* True if a checkpoint is in progress or ended without a wait since. */
 bool lm_ckpt_busy(const lm_ckpt *c);
-/* Path of the last whole checkpoint of this process; NULL before the first, and while busy. */
+/* Path of the last whole checkpoint of this process; NULL before the first one, and while busy. */
 const char *lm_ckpt_last(const lm_ckpt *c);
 void lm_ckpt_free(lm_ckpt *c); /* waits */
 
-/* Read optimizer.safetensors and state.json of a checkpoint, a folder or an .lmz, into s (the model's
- * weights are loaded apart). Fails: LM_EFORMAT when optimiser, tensors or shapes differ. */
+/* Read optimizer.safetensors and state.json of a checkpoint, a folder or an .lmz, into s (the
+ * model's weights are loaded separately). Fails: LM_EFORMAT when optimiser, tensors or shapes
+ * differ. */
 lm_code lm_ckpt_load(const char *step_dir, lm_train_state *s, lm_err *e);
-/* state.json alone: the options that the run was started with, and the steps done.  *out is yours
+/* state.json alone: the options of the run, and the steps done.  The caller frees *out
  * (json_decref). */
 lm_code lm_ckpt_options(const char *step_dir, json_t **out, int64_t *step, lm_err *e);
 

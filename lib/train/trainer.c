@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer.c -- making a trainer, and the loop around its steps. */
+/* trainer.c -- makes a trainer, and runs the loop around its steps. */
 #include "train/trainer.h"
 
 #include <inttypes.h>
@@ -75,7 +75,7 @@ static lm_code make_graphs(lm_trainer *t, lm_err *e)
                : LM_OK;
 }
 
-/* Where the update's values lie. */
+/* The memory of the update's values. */
 static void bind_update(lm_trainer *t)
 {
     const lm_update *u = t->program->update;
@@ -118,7 +118,7 @@ static lm_code load(lm_trainer *t, lm_err *e)
     return t->io.resume ? LM_OK : trainer_update(t, LM_SECTION_START, 0, e);
 }
 
-/* How much there is, before any of it is taken. */
+/* Free memory before any is allocated. */
 static lm_code check_memory(lm_trainer *t, lm_err *e)
 {
     size_t total;
@@ -173,7 +173,7 @@ void lm_trainer_free(lm_trainer *t)
     if (!t)
         return;
     lm_ckpt_free(t->ckpt);            /* waits: it reads the blocks */
-    t->b->sync(t->b, NULL, &ignored); /* after a failure work may be left */
+    t->b->sync(t->b, NULL, &ignored); /* after a failure, work may still be queued */
     if (t->input)
         t->b->free(t->b, t->input, batch_bytes(t));
     for (int64_t i = 0; t->batch && i < n_batches(t); i++)
@@ -229,7 +229,7 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
     return LM_OK;
 }
 
-/* The one place where signals and clocks decide what a run does; what follows depends on `asked` alone. */
+/* The only place where signals and clocks affect a run; the rest depends only on `asked`. */
 static void ask(lm_trainer *t)
 {
     double now = lm_now();
@@ -289,14 +289,14 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
     return LM_OK;
 }
 
-/* The record of a checkpoint that is whole by now. */
+/* Write the record of a complete checkpoint. */
 static lm_code report_saved(lm_trainer *t, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
     if (t->saving < 0 || lm_ckpt_busy(t->ckpt))
         return LM_OK;
     trainer_trace_saved(t);
-    lm_metrics_settle(m); /* the older run is replaced by now */
+    lm_metrics_settle(m); /* the older run has been replaced */
     lm_metrics_begin(m, "checkpoint");
     lm_metrics_int(m, "step", t->saving);
     lm_metrics_str(m, "path", lm_ckpt_last(t->ckpt));
@@ -314,8 +314,8 @@ static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
     return LM_OK;
 }
 
-/* Begin a checkpoint.  It never holds a weight that is not finite: the last step's update is looked
- * at here, since no loss will. */
+/* Begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
+ * checked here, because no later loss would show it. */
 static lm_code save(lm_trainer *t, lm_err *e)
 {
     double began = lm_now(), norm;
@@ -339,8 +339,8 @@ static lm_code save(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
-/* The best model so far is kept: as a checkpoint of this step, which names itself `best`, or, when a run
- * resumed here, as the checkpoint that it resumed from. */
+/* Keep the best model so far: as a checkpoint of this step, to which `best` is linked, or, if the
+ * run resumed at this step, as that checkpoint. */
 static lm_code keep_best(lm_trainer *t, lm_err *e)
 {
     char *name = NULL;
@@ -368,7 +368,7 @@ static lm_code loop(lm_trainer *t, lm_err *e)
 {
     bool stop = false, best = false;
     ask(t);
-    /* A signal may have cut the last evaluation before the resume short. */
+    /* A signal may have interrupted the last evaluation before the resume. */
     if (t->io.resume && time_to_validate(t) && validate(t, &stop, &best, e))
         return e->code;
     if (best && keep_best(t, e))
@@ -391,8 +391,8 @@ static lm_code loop(lm_trainer *t, lm_err *e)
     return save(t, e);
 }
 
-/* `best` is linked again: a kill may have come between the checkpoint and its link.  Where this run does not
- * hold the best checkpoint that the state knows of, the best of this run is yet to come. */
+/* Link `best` again: a kill may have happened between the checkpoint and its link.  If this run
+ * does not hold the best checkpoint of the state, it has no best one yet. */
 static lm_code find_best(lm_trainer *t, lm_err *e)
 {
     const char *run = t->io.checkpoint.run_dir;
@@ -410,7 +410,7 @@ static lm_code find_best(lm_trainer *t, lm_err *e)
     return rc;
 }
 
-/* Is the state that the run begins with a checkpoint of this very run? */
+/* True if the state with which the run begins is a checkpoint of the same run. */
 static lm_code find_saved(lm_trainer *t, lm_err *e)
 {
     char name[32], *path = NULL;
@@ -447,7 +447,7 @@ static void sum_up(lm_trainer *t)
         t->r.device_used = (double)(t->free_before - left);
 }
 
-/* What is on its way is brought to its end, even when the run failed. */
+/* Finish all work in progress, even after a failure. */
 static lm_code wind_up(lm_trainer *t, lm_err *e)
 {
     double began = lm_now();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer_fit.c -- plans, and whether they fit. */
+/* trainer_fit.c -- plans, and checks that they fit. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -40,12 +40,12 @@ void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm
     lm_memory_costs(p, o->accumulate, out);
 }
 
-/* What is planned, and where. */
+/* The planned training and its device. */
 typedef struct {
     const lm_trainer_opts *o;
     const lm_program *p;
     bool lmz;
-    double host, device; /* bytes that are free; 0: unknown, none */
+    double host, device; /* free bytes; 0: unknown or none */
 } job;
 
 static bool fits(const job *j, const lm_memory_plan *p)
@@ -53,7 +53,7 @@ static bool fits(const job *j, const lm_memory_plan *p)
     return (j->host <= 0 || p->total <= j->host) && p->device <= lm_memory_usable(j->device);
 }
 
-/* The memory of another choice of options. */
+/* The memory with other options. */
 static lm_code replan(const job *j, const lm_trainer_opts *o, lm_memory_plan *out, lm_err *e)
 {
     lm_program *p = NULL;
@@ -64,7 +64,7 @@ static lm_code replan(const job *j, const lm_trainer_opts *o, lm_memory_plan *ou
     return rc;
 }
 
-/* Halve the micro-batch as long as that leaves the step as it is.  True: *o fits. */
+/* Halve the micro-batch, which does not change the step.  True: *o fits. */
 static bool halve(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
     lm_err unseen = { 0 };
@@ -78,7 +78,7 @@ static bool halve(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
     }
 }
 
-/* Halve the sequences, one to a micro-batch, down to the shortest that one would train on. */
+/* Halve the sequences, with one per micro-batch, down to a useful minimum. */
 static bool shorten(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
     enum { SHORTEST = 16 };
@@ -94,7 +94,7 @@ static bool shorten(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
     return false;
 }
 
-/* No change leaves the step as it is. */
+/* No change keeps the step the same. */
 static void advise_shorter(const job *j, bool device, char *out, size_t size)
 {
     lm_trainer_opts o = *j->o;
@@ -114,7 +114,7 @@ static void advise_shorter(const job *j, bool device, char *out, size_t size)
                  nor);
 }
 
-/* What to ask for instead. */
+/* The options to choose instead. */
 static void advise(const job *j, bool device, char *out, size_t size)
 {
     lm_trainer_opts o = *j->o;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer_numeric.c -- a loss, gradient or weight that is not finite: which tensor holds it, and the last
- * checkpoint that does not.
+/* trainer_numeric.c -- a loss, gradient or weight that is not finite: finds the tensor that holds
+ * it, and the last checkpoint without it.
  *
- * The run ends here, so the blocks serve as room to read older checkpoints into. */
+ * The run ends here, so the blocks are overwritten with older checkpoints. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 /* ---- the tensor ---- */
 
-/* The first element of number i of a block's tensors that is not finite, else 0. */
+/* The first element of tensor i of a block that is not finite, otherwise 0. */
 static lm_code scan_tensor(const lm_store *s, const lm_store_block *k, int i, float **tmp,
                            size_t *room, float *found, lm_err *e)
 {
@@ -68,7 +68,7 @@ static bool is_finite_block(const lm_store *s, const lm_store_block *k)
     return !scan_block(s, k, &i, &bad, &unseen) && i < 0;
 }
 
-/* Do weights and states of the checkpoint at `path` open, and are all of them finite? */
+/* True if weights and states of the checkpoint at `path` can be read and are finite. */
 static bool is_clean(lm_trainer *t, const char *path)
 {
     lm_model_source *src = NULL;
@@ -84,7 +84,7 @@ static bool is_clean(lm_trainer *t, const char *path)
     return clean;
 }
 
-/* The newest clean checkpoint of `run` before `step` (yours); NULL: there is none. */
+/* The newest clean checkpoint of `run` before `step` (the caller frees it); NULL: none. */
 static lm_code find_older(lm_trainer *t, const char *run, int64_t step, char **out, lm_err *e)
 {
     char **names = NULL;
@@ -113,7 +113,8 @@ static lm_code find_older(lm_trainer *t, const char *run, int64_t step, char **o
     return rc;
 }
 
-/* The last checkpoint that is clean: what this run wrote last, or began with, or the newest before that. */
+/* The last clean checkpoint: the last one of this run, the one with which it began, or the newest
+ * before that. */
 static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 {
     const char *last = t->ckpt ? lm_ckpt_last(t->ckpt) : NULL;
@@ -137,7 +138,7 @@ static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 
 /* ---- the message ---- */
 
-/* The weights held it when they were read. */
+/* The weights contained it when they were loaded. */
 static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *kind,
                            const char *clean, lm_err *e)
 {
@@ -145,7 +146,7 @@ static lm_code fail_loaded(const lm_trainer *t, const char *tensor, const char *
     if (clean)
         snprintf(todo, sizeof todo, "resume from %.150s, the last clean checkpoint", clean);
     else if (t->io.resume)
-        snprintf(todo, sizeof todo, "begin anew: no earlier checkpoint is clean");
+        snprintf(todo, sizeof todo, "start again: no earlier checkpoint is clean");
     return lm_fail(e, LM_ENUMERIC, lm_model_source_path(t->io.weights), todo,
                    "tensor \"%.150s\" holds %s", tensor, kind);
 }
@@ -159,7 +160,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
         find_tensor(t, &tensor, &bad, e) || find_clean(t, &clean, e))
         return e->code;
     snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%.180s",
-             clean ? "resume from " : "begin anew", clean ? clean : "");
+             clean ? "resume from " : "start again", clean ? clean : "");
     snprintf(where, sizeof where, "step %" PRId64, step);
     if (!tensor)
         lm_fail(e, LM_ENUMERIC, where, todo, "the %s is %s", what, kind);

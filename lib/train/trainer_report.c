@@ -14,7 +14,7 @@ double trainer_share(const lm_trainer *t, double flops_per_second)
     return t->o.peak_flops > 0 ? flops_per_second / t->o.peak_flops : NAN;
 }
 
-/* Once, when there is something to say of its speed. */
+/* Log once, if its speed is known. */
 static void log_device(const lm_trainer *t, const step_info *i, double rate)
 {
     char share[80] = "";

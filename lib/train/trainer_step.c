@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_step.c -- one optimiser step.
  *
- * Everything is put on the main stream and decided where the numbers are: the loss is added up and
- * the gradients' squares are summed there, and the optimiser does not write when one of them is not
- * finite.  The host draws the next batches meanwhile, waits once, and reads what became of it.
+ * All work is enqueued on the main stream, and the device makes all decisions: loss and squared
+ * gradients are summed there, and the optimiser does not write when one of them is not finite.
+ * Meanwhile the host draws the next batches, waits once, and reads the results.
  *
- * On a device the sections of a step are recordings (program_run.c), so nothing that changes from
- * step to step may be an argument of a kernel: each micro-batch is copied to one place, and the
- * optimiser's numbers travel with it. */
+ * On a device the sections of a step are recordings (program_run.c), so the arguments of kernels
+ * must not change from step to step: each micro-batch is copied to the same memory, with the
+ * optimiser's numbers. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -16,8 +16,8 @@
 #include "base/clock.h"
 #include "train/trainer_impl.h"
 
-/* Marks around the optimiser's part.  On the host a checkpoint may be waited for between the second
- * and the third. */
+/* Marks around the optimiser's part.  On the host there may be a wait for a checkpoint between the
+ * second and the third. */
 enum { MARK_BEGIN, MARK_NORM, MARK_UPDATE, MARK_END, MARKS };
 
 lm_code trainer_marks(lm_trainer *t, lm_err *e)
@@ -32,7 +32,7 @@ static lm_batch *batch_of(const lm_trainer *t, int set, int64_t micro)
     return &t->batch[trainer_has_one_batch(t) ? 0 : set * t->o.accumulate + micro];
 }
 
-/* What the host is busy with data. */
+/* The host's time for data. */
 static void count_data(lm_trainer *t, double began)
 {
     double ended = lm_now();
@@ -41,9 +41,9 @@ static void count_data(lm_trainer *t, double began)
         lm_trace_span(t->trace, TRACE_DATA, "draw", began, ended);
 }
 
-/* The micro-batches of step number `step`, whose first window is `sample`: how many targets they have in all, of which
- * the scale of the gradients is made.  Where there is one batch they are filled in turn (hand_over), else filled and
- * sent now. */
+/* The micro-batches of step number `step`, whose first window is `sample`: counts their targets,
+ * which determine the scale of the gradients.  With one batch they are filled one after another
+ * (hand_over), otherwise filled and sent now. */
 static lm_code draw(lm_trainer *t, int set, int64_t step, int64_t sample, lm_err *e)
 {
     double began = lm_now(), lr = lm_schedule_lr(&t->o.schedule, step);
@@ -79,8 +79,8 @@ static int64_t windows_a_step(const lm_trainer *t)
     return t->o.accumulate * t->o.batch;
 }
 
-/* The batches of this step are there when main gets to it.  Those of the next, which another step
- * has read before, may be overwritten when main is past that. */
+/* Main waits for the batches of this step.  Those of the next step may be overwritten once main has
+ * finished the earlier step that read them. */
 static lm_code take_batches(lm_trainer *t, lm_err *e)
 {
     if (!t->drawn && draw(t, t->set, t->s.step, t->s.sample, e))
@@ -92,7 +92,7 @@ static lm_code take_batches(lm_trainer *t, lm_err *e)
                : LM_OK;
 }
 
-/* While the device works. */
+/* Called while the device works. */
 static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 {
     int next = (t->set + 1) % t->sets;
@@ -107,7 +107,7 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 
 /* ---- forward and backward ---- */
 
-/* The graph reads the i-th micro-batch of the step from now on. */
+/* Provide the i-th micro-batch of the step to the graph. */
 static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
 {
     lm_batch *b = batch_of(t, t->set, i);
@@ -141,7 +141,7 @@ lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e)
     return lm_program_run(t->program, s, &now, e);
 }
 
-/* The parameters are kept in the gradients' place, which are of no use between steps. */
+/* The parameters are stored in the memory of the gradients, which is unused between steps. */
 static lm_code swap(lm_trainer *t, lm_kept from, lm_kept to, lm_err *e)
 {
     const lm_store *s = t->s.store;
@@ -177,7 +177,7 @@ static void mark(lm_trainer *t, int i)
         t->b->mark(t->b, t->marks, i, t->b->main);
 }
 
-/* Samples of a step that is logged. */
+/* Samples of a logged step. */
 static lm_code sample(lm_trainer *t, const step_info *i, bool before, lm_err *e)
 {
     if (!i->logged)
@@ -224,7 +224,7 @@ static lm_code take_times(lm_trainer *t, double began, lm_err *e)
 
 /* ---- all of it ---- */
 
-/* The step that is traced: the third of the run, or the last when there are fewer. */
+/* The traced step: the third of the run, or the last one of a shorter run. */
 static lm_code begin_trace(lm_trainer *t, lm_err *e)
 {
     t->tracing = t->trace && !t->traced &&
@@ -241,7 +241,7 @@ static lm_code end_trace(lm_trainer *t, lm_err *e)
     return lm_program_trace(t->program, NULL, e);
 }
 
-/* What the device left: the weights have changed only if both numbers are finite. */
+/* Check the results of the device: the weights have changed only if both numbers are finite. */
 static lm_code look(lm_trainer *t, step_info *i, lm_err *e)
 {
     const step_numbers *n = t->numbers.host;

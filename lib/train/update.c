@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* update.c -- the graph of an update: blocks and their views, the rules' nodes, and the parts of the list.
  *
- * While the list is made, a node's condition (lm_node.when) says which part it belongs to; the parts are then
- * put in order, joined where they can be, and the conditions become those of the run. */
+ * While the list is built, a node's condition (lm_node.when) holds its part; then the parts are put
+ * in order, joined if possible, and the conditions become those of the run. */
 #include "train/update.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ struct lm_update {
     int n_numbers;
     lm_update_tensor *t;
     int n_tensors;
-    const lm_optim_use *at_work; /* whose rule is called */
+    const lm_optim_use *at_work; /* the tensor whose rule is called */
     lm_update_values v;
     lm_vid scale;
 
@@ -128,7 +128,7 @@ void lm_update_always(lm_update *u)
 
 /* ---- states ---- */
 
-/* Until all tensors have their places in a block. */
+/* Values have these shapes until all tensors have their offsets in a block. */
 static const int64_t boundless = INT64_C(1) << 60;
 
 /* A block for each name and type: rules of two groups may keep states of one name in different types. */
@@ -157,7 +157,8 @@ static int64_t count_of(const lm_update_tensor *t)
     return lm_tensor_count(&t->shape);
 }
 
-/* States of neighbours lie as their parameters do, so that runs over these are runs over those. */
+/* States are in the order of their parameters, so that runs over parameters are runs over
+ * states. */
 static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
                          const lm_update_tensor *t, int64_t count)
 {
@@ -174,7 +175,7 @@ static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
     return (end + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
 }
 
-/* prefix.name, cut where it is too long. */
+/* prefix.name, truncated if it is too long. */
 static void join_name(char out[512], const char *prefix, const char *name)
 {
     size_t n = strlen(prefix), m = strlen(name);
@@ -217,7 +218,7 @@ static int by_tensor(const void *a, const void *b)
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Blocks have their sizes; files have the tensors in the model's order. */
+/* Set the sizes of blocks, and the order of tensors in files to that of the model. */
 static void close_states(lm_update *u)
 {
     for (size_t k = 0; k < u->n_states; k++) {
@@ -312,7 +313,7 @@ static lm_code append_sample(lm_update *u, lm_update_part part, lm_vid of, lm_vi
     return to == LM_NONE ? LM_OK : lm_graph_append(u->g, &lm_op_strided, &a, &of, &to, e);
 }
 
-/* What the nodes of one tensor left open. */
+/* Complete the nodes of one tensor. */
 enum { COPY_OPEN = 1, COPY_SHOWN = 2 };
 
 static unsigned char look_at(const lm_update *u, size_t from, const lm_update_tensor *t)
@@ -344,7 +345,7 @@ static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned cha
     return LM_OK;
 }
 
-/* All at the end of their part, where they join to runs. */
+/* All at the end of their part, where they are joined to runs. */
 static lm_code append_copies(lm_update *u, lm_update_part part, const unsigned char *left,
                              unsigned char which, lm_err *e)
 {
@@ -357,7 +358,7 @@ static lm_code append_copies(lm_update *u, lm_update_part part, const unsigned c
     return LM_OK;
 }
 
-/* Averages of parameters, where a use asks for them: they are seen in the parameters' place. */
+/* Averages of parameters, if a use has them: they are shown instead of the parameters. */
 static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
 {
     for (int i = 0; i < u->n_tensors; i++) {
@@ -418,7 +419,8 @@ static bool is_read(const lm_graph *g, lm_vid v)
     return false;
 }
 
-/* Parts in their order, nodes of a part as they were appended; the factor for gradients only where it is read. */
+/* Parts in their order, nodes of a part as they were appended; the factor for gradients only if it
+ * is read. */
 static lm_code order_parts(lm_update *u, lm_err *e)
 {
     lm_graph *g = u->g;
@@ -599,7 +601,8 @@ static void describe(const lm_model *m, int i, lm_update_tensor *t)
     t->shape.dim[0] = s->rows;
 }
 
-/* What conversion knows of a tensor of this name; *at: where the search begins, as both lists go by layers. */
+/* The tensor of conversion's list with this name; *at: the start of the search, as both lists are
+ * ordered by layers. */
 static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n, size_t *at,
                       lm_update_tensor *t)
 {

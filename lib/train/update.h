@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* update.h -- optimisers as rules that append nodes, and the graph of an update.
  *
- * An optimiser is one file, lib/train/optim/NAME.c: a table of hyper-parameters, the numbers of a step
- * (rates, bias corrections) as a function of the hyper-parameters, and a rule that is called for each
- * tensor of the model and appends the nodes of its step.  What follows is the same for all of them:
- * clipping, groups with rules of their own, states in checkpoints, copies of the parameters in BF16,
- * steps in which nothing may be written.
+ * An optimiser is one file, lib/train/optim/NAME.c: a table of hyper-parameters, the numbers of a
+ * step (rates, bias corrections) as a function of the hyper-parameters, and a rule that is called
+ * for each tensor of the model and appends the nodes of its step.  The rest is the same for all of
+ * them: clipping, groups with different rules, states in checkpoints, copies of the parameters in
+ * BF16, steps in which nothing may be written.
  *
- * A rule sees the tensors that files name (q, k and v, not the packed parameter of the graph), in the
- * orientation that they have in memory: a linear weight is [out, in].  All are views of flat blocks,
- * so that nodes of one elementwise operator that lie next to each other in the list become one node
- * over the block (lm_pass_merge): a rule that is one such node per tensor costs one pass over memory,
- * however many tensors there are.
+ * A rule receives the tensors of files (q, k and v, not the packed parameter of the graph), in
+ * their orientation in memory: a linear weight is [out, in].  All are views of flat blocks, so that
+ * consecutive nodes of one elementwise operator become one node over the block (lm_pass_merge): a
+ * rule that is one such node per tensor costs one pass over memory for any number of tensors.
  *
  *   adamw    in = { t->grad, lm_update_sumsq(u), lm_update_watch(u), lm_update_numbers(u) }
  *            out = { t->param, m, v, t->low }
  *
- * States are declared with lm_update_state: F32 of the parameter's shape, vectors, bases, codes.  They
- * are zeros at first; lm_update_at_start begins nodes that set them otherwise.  Activations (outputs
- * given as LM_NONE) live inside one step and share the memory of the training graph. */
+ * States are declared with lm_update_state: F32 of the parameter's shape, vectors, bases, codes.
+ * They are initially zero; lm_update_at_start begins nodes that set other values.  Activations
+ * (outputs given as LM_NONE) live within one step and share the memory of the training graph. */
 #ifndef LM_TRAIN_UPDATE_H
 #define LM_TRAIN_UPDATE_H
 
@@ -29,10 +28,10 @@
 /* ---- an optimiser ---- */
 
 typedef struct {
-    const char *name; /* as the field writes it: "beta1"; NULL: past the last */
+    const char *name; /* usual name: "beta1"; NULL: past the last */
     double value, least, most;
-    const char *help; /* a few words */
-    /* names of the values 0, 1, 2...: "off on"; NULL: it is a number; LM_WHOLE: a whole one */
+    const char *help; /* short description */
+    /* names of the values 0, 1, 2...: "off on"; NULL: a number; LM_WHOLE: an integer */
     const char *words;
 } lm_hyper;
 #define LM_WHOLE ""
@@ -45,15 +44,15 @@ typedef struct lm_update_tensor lm_update_tensor;
 typedef struct lm_optim {
     const char *name, *about;
     const lm_hyper *hyper; /* h[i] of the functions below is the value of hyper[i] */
-    /* Do these make the rates of its steps, whatever the run's is?  NULL: no. */
+    /* True if these determine the rates of its steps, regardless of the run's.  NULL: no. */
     bool (*own_rate)(const double *h);
-    /* Hyper-parameters that exclude each other; NULL: none do.  Fails: LM_EUSAGE. */
+    /* Hyper-parameters that exclude each other; NULL: none.  Fails: LM_EUSAGE. */
     lm_code (*check)(const double *h, lm_err *e);
     /* The numbers of step t (from 0) with the rate lr; NULL: one number, lr. */
     int n_numbers;
     void (*numbers)(const double *h, double lr, int64_t t, double *out);
     const char *const *number; /* their names in formulas; NULL: the first is lr */
-    /* Append the step of *t.  Fails: LM_EUSAGE when the rule does not serve such a tensor. */
+    /* Append the step of *t.  Fails: LM_EUSAGE when the rule does not support such a tensor. */
     lm_code (*update)(lm_update *u, const lm_update_tensor *t, lm_err *e);
 } lm_optim;
 
@@ -65,25 +64,25 @@ int lm_optim_numbers(const lm_optim *o);
 /* The index of a hyper-parameter; -1: the optimiser has none of that name. */
 int lm_optim_hyper(const lm_optim *o, const char *name);
 
-/* An optimiser with its hyper-parameters, for the tensors that `match` picks. */
+/* An optimiser with its hyper-parameters, for the tensors that `match` selects. */
 typedef struct {
     const lm_optim *optim;
     double hyper[LM_OPTIM_HYPERS];
     double rate; /* its learning rate as a multiple of the run's: 1 */
-    double
-        ema; /* > 0: an average of the parameters with this decay, which is evaluated and published */
+    /* > 0: an average of the parameters with this decay, which is evaluated and published */
+    double ema;
 } lm_optim_use;
 /* With the values of its table, without average. */
 lm_optim_use lm_optim_default(const lm_optim *o);
 
-/* ---- what a rule is given ---- */
+/* ---- the arguments of a rule ---- */
 
 struct lm_update_tensor {
     const char *name; /* published: "model.layers.0.self_attn.q_proj.weight" */
     lm_tensor shape;  /* F32, in memory's orientation */
-    bool transposed;  /* a matrix that files have as [in, out] */
+    bool transposed;  /* a matrix that files store as [in, out] */
     bool decay;       /* weight decay applies */
-    lm_part part;     /* what it is */
+    lm_part part;     /* its part */
     bool bias;
     int64_t layer; /* -1: outside the layers */
     int64_t heads,
@@ -100,24 +99,24 @@ struct lm_update_tensor {
 
 /* The graph to append to. */
 lm_graph *lm_update_graph(const lm_update *u);
-/* The rule at work. */
+/* The rule being called. */
 const lm_optim_use *lm_update_use(const lm_update *u);
 /* One of its hyper-parameters, which must be in its table. */
 double lm_update_hyper(const lm_update *u, const char *name);
 /* Its numbers of the step, F64 [n_numbers]. */
 lm_vid lm_update_numbers(const lm_update *u);
-/* Where it has an average: what that keeps of itself at the step, F64 [1]. */
+/* The decay of its average at the step, F64 [1]. */
 lm_vid lm_update_average_keeps(const lm_update *u);
 
-/* An OPT value that is kept between steps and in checkpoints, there as NAME.TENSOR.  Zeros at first.  A state
- * of t's shape has the orientation that t has in files; others go to files as they are.  Called once for each
- * name and tensor. */
+/* An OPT value that is kept between steps and in checkpoints, there as NAME.TENSOR.  Initially
+ * zero.  A state of t's shape is stored in files in t's orientation there; others unchanged.
+ * Called once for each name and tensor. */
 lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *name, lm_tensor shape,
                         lm_vid *out, lm_err *e);
 
-/* ---- clipping, and steps in which nothing may be written ----
- * Every node that writes a parameter or a state must leave it alone when the sum of the gradients' squares or
- * of the losses is not finite, and clip: g' = g * scale, then bounded by +-value. */
+/* ---- clipping, and steps in which nothing may be written ---- Every node that writes a parameter
+ * or a state must not change it when the sum of the gradients' squares or of the losses is not
+ * finite, and clip: g' = g * scale, then bounded by +-value. */
 lm_vid lm_update_sumsq(const lm_update *u); /* F64 [1]: of all gradients together */
 lm_vid lm_update_watch(const lm_update *u); /* F64 [1]: the loss */
 lm_vid
@@ -126,17 +125,18 @@ double
 lm_update_clip_norm(const lm_update *u); /* for operators that read sumsq and watch; 0: none */
 double lm_update_clip_value(const lm_update *u); /* 0: none */
 
-/* ---- when nodes run ----
- * Nodes that are appended from here on, up to lm_update_always or the end of the rule's call, run only then.
- * Values made inside are read inside alone, but for states and parameters. */
-/* At steps t (from 0) with t % period == offset, and at the first one, too, where `first` says so.  period 0:
- * at the first one alone. */
+/* ---- when nodes run ---- Nodes appended from here on, up to lm_update_always or the end of the
+ * rule's call, run only then.  Values computed there are read only there, except states and
+ * parameters. */
+/* At steps t (from 0) with t % period == offset, and with `first` also at the first one.  period 0:
+ * only at the first one. */
 lm_code lm_update_every(lm_update *u, int64_t period, int64_t offset, bool first, lm_err *e);
-/* Once, before the first step of a fresh run (parameters have their values): states that do not start as zeros. */
+/* Once, before the first step of a fresh run (parameters have their values): for states that do not
+ * start at zero. */
 void lm_update_at_start(lm_update *u);
-/* Before an evaluation or a checkpoint: these nodes write to t->param what is to be evaluated and published
- * in its place (an average).  The trainer puts the parameter back afterwards, to the bit, and
- * checkpoints have it, too, as "param.TENSOR". */
+/* Before an evaluation or a checkpoint: these nodes write to t->param the value that is evaluated
+ * and published instead (an average).  The trainer restores the parameter afterwards, to the bit,
+ * and checkpoints hold it too, as "param.TENSOR". */
 void lm_update_to_show(lm_update *u);
 void lm_update_always(lm_update *u);
 
@@ -155,7 +155,7 @@ typedef struct {
 /* Parts of the list, in this order. */
 typedef enum {
     LM_UPDATE_START,  /* lm_update_at_start */
-    LM_UPDATE_NORM,   /* sumsq of the gradients, and what else only reads */
+    LM_UPDATE_NORM,   /* sumsq of the gradients, and other nodes that only read */
     LM_UPDATE_BEFORE, /* samples of parameters and gradients */
     LM_UPDATE_STEP,   /* the rules' nodes */
     LM_UPDATE_AFTER,  /* samples of parameters */
@@ -166,17 +166,17 @@ typedef enum {
 
 typedef struct {
     lm_vid param, grad, low;     /* the blocks; low: LM_NONE if there are no copies */
-    lm_vid numbers;              /* INPUT F64: of all uses, end to end */
+    lm_vid numbers;              /* INPUT F64: of all uses, one after another */
     lm_vid loss;                 /* INPUT F64 [1] */
     lm_vid sumsq, weights;       /* STATE F64 [1]: of gradients and of parameters */
     lm_vid before, grads, after; /* STATE F32 [samples], or LM_NONE */
 } lm_update_values;
 
-/* t: the n tensors that train, in the order of their offsets; their values are made here. */
+/* t: the n tensors that train, in the order of their offsets; their values are created here. */
 lm_code lm_update_build(const lm_update_opts *o, const lm_update_tensor *t, int n, lm_update **out,
                         lm_err *e);
 void lm_update_free(lm_update *u);
-/* The tensors of a model that train, in that order.  *out is yours (lm_free). */
+/* The tensors of a model that train, in that order.  The caller frees *out (lm_free). */
 lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_err *e);
 
 /* Nodes [first, last) of a part. */
@@ -184,13 +184,14 @@ void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size
 const lm_update_values *lm_update_value(const lm_update *u);
 /* The states, as the store keeps them: block k is value state[k]. */
 int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_vid **value);
-/* How many numbers a step has, and what they are. */
+/* The count of a step's numbers, and the numbers. */
 int lm_update_n_numbers(const lm_update *u);
 void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out);
-/* Which nodes run at step t, for lm_exec_run_part; and whether that is always the same. */
+/* The conditions that hold at step t, for lm_exec_run_part; and true if they are always the
+ * same. */
 const bool *lm_update_due(lm_update *u, int64_t t);
 bool lm_update_is_steady(const lm_update *u);
-/* Does a rule show something else than the parameters (lm_update_to_show)? */
+/* True if a rule shows other values than the parameters (lm_update_to_show). */
 bool lm_update_shows(const lm_update *u);
 
 #endif

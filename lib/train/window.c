@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* window.c -- the length of training, noted and found again. */
+/* window.c -- stores and reads the sequence length of a training. */
 #include "train/window.h"
 
 #include <inttypes.h>

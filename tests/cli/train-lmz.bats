@@ -215,7 +215,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     compress-ckpt -q --rm run/step-000002 --base run/step-000004
     run train --resume run/step-000002.lmz -f --steps 3
     [ "$status" -eq 2 ]
-    [[ "$output" == *"step-000004 would go"*"--rebase none"* ]]
+    [[ "$output" == *"step-000004 would be removed"*"--rebase none"* ]]
     [ "${#lines[@]}" -eq 1 ]
     [ -d run/step-000004 ]
     compress-ckpt -q --rebase none run/step-000002.lmz

@@ -126,9 +126,9 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
 		sgd:nesterov=maybe>nesterov of sgd is one of: off on; not 'maybe'
 		sgd:nesterov=on,momentum=0>needs momentum and no dampening
 		adamw;*norm*>'*norm*' names no tensors or no optimiser
-		adamw;*nrom*=sgd>no tensor that trains is left for '*nrom*'
+		adamw;*nrom*=sgd>no trainable tensor is left for '*nrom*'
 		adamw:lr=-1>lr of adamw is a number from 0 to 1000
-		adafactor:relative_step=on,lr=1>lr of adafactor is what its keys make: leave it out
+		adafactor:relative_step=on,lr=1>lr of adafactor follows from its keys: leave it out
 	END
 }
 

@@ -406,7 +406,7 @@ goes_on() {
         # shellcheck disable=SC2086
         run "${T[@]}" m0 data -o other $f
         [ "$status" -eq 2 ]
-        [[ $output == *"stands where the run would put its own"* ]]
+        [[ $output == *"has a name that the run needs"* ]]
         rm -f other/config.json
     done
     [ "$(find other -type f)" = other/step-000008/thesis.tex ]
@@ -779,7 +779,7 @@ spoil() {
     for n in 2 4 6 8; do [ ! -d run/step-00000$n ] || spoil run/step-00000$n/model.safetensors; done
     run train -q --resume run --steps 12
     [ "$status" -eq 4 ]
-    [[ $output == *"begin anew: no earlier checkpoint is clean" ]]
+    [[ $output == *"start again: no earlier checkpoint is clean" ]]
 }
 
 @test "train: data that cannot be trained on: one line, a status, and no run folder" {
@@ -867,16 +867,16 @@ spoil() {
     no 2 other "holds no checkpoint to resume from: it is not the folder of a run: start a run with train MODEL DATA -o RUN"
     no 2 data "holds no checkpoint to resume from: it holds token shards: start a run with train MODEL data -o RUN"
     no 2 killed "holds no checkpoint to resume from: it holds only what a killed run had not finished writing: start a run with train MODEL DATA -o RUN"
-    no 2 notes.txt "is no checkpoint to resume from: neither a folder nor an .lmz: name the folder of a run, or one of its checkpoints"
+    no 2 notes.txt "is not a checkpoint: neither a folder nor an .lmz: name the folder of a run, or one of its checkpoints"
     no 1 nowhere "cannot open: No such file or directory: name the folder of a run, or one of its checkpoints"
     "${T[@]}" m0 data -o run --save-every 2 --keep 0
-    no 2 run/step-000005 "is no checkpoint to resume from: run holds ..., step-000004, step-000006, step-000008: name one of these, or the run for its newest"
+    no 2 run/step-000005 "is not a checkpoint: run holds ..., step-000004, step-000006, step-000008: name one of these, or the run for its newest"
     rm run/step-*/state.json
-    no 2 run "holds no checkpoint to resume from: step-000008 has no state.json: train from the model in it: train RUN/STEP DATA -o NEW"
+    no 2 run "holds no checkpoint to resume from: step-000008 has no state.json: train from the model in it"
     mv run/step-000008 lone
     "${T[@]}" m0 data -o again
     cp again/latest/state.json lone
-    no 2 lone "is a checkpoint that lies in no run: name the folder of the run that it begins with -o"
+    no 2 lone "is a checkpoint outside a run: name the folder of the new run with -o"
 }
 
 @test "train: a checkpoint that was damaged is refused" {
