@@ -8,21 +8,19 @@
 #include <time.h>
 
 #include "base/mem.h"
-#include "base/stop.h"
 #include "base/text.h"
 #include "common/device.h"
 #include "common/presets.h"
 #include "common/tool.h"
 #include "format/folder_run.h"
-#include "format/provenance.h"
 #include "model/preset.h"
-#include "text/tokenizer_match.h"
 #include "train/advice.h"
 #include "train/data.h"
 #include "train/outlook.h"
 #include "train/report.h"
 #include "train/resume.h"
 #include "train/run.h"
+#include "train/session.h"
 
 static struct {
     const char *resume, *resume_schedule, *val, *tensorboard, *trace;
@@ -188,28 +186,11 @@ static lm_tool tool = { .name = "train",
 
 /* Everything that main holds, so that there is one place that lets go of it. */
 typedef struct {
-    const char *model, *data, *run; /* operands and -o, or what --resume implies */
-    char *step_dir, *own_run, *train_path, *val_path;
-    json_t *saved, *config_json, *generation;
-    lm_model_source *source;
-    lm_config config;
-    lm_par *par;
-    lm_backend *backend;
-    lm_tokens *train, *val;
-    uint16_t *id_bytes;
-    lm_buf options, history;
-    lm_folder_files files; /* the tokenizer's */
-    lm_metrics *metrics;
-    lm_tb *tb;
-    lm_program *program;
-    lm_trainer *trainer;
-    lm_trainer_opts o;
-    int64_t step;   /* done when it begins */
-    int64_t from;   /* checkpoint of the run's own folder that it begins with; -1: none */
+    lm_session t;
+    char *step_dir, *own_run; /* what --resume implies */
+    json_t *saved;
+    lm_buf options;
     char note[256]; /* what the learning rate of a run that goes on does; "": nothing to say */
-    bool made;      /* the run folder is new */
-    bool lmz;       /* checkpoints are .lmz */
-    lm_lock *lock;  /* of the run folder */
 } session;
 
 static double wall_clock(void)
@@ -230,6 +211,7 @@ static bool plan_only(void)
 /* With --resume: the checkpoint, and the options of the run for all that was not given now. */
 static lm_code take_up(session *s, lm_err *e)
 {
+    lm_session_ask *a = &s->t.ask;
     /* The last two belong to the old run when -o begins another. */
     static const char *const not_kept[] = {
         "resume",   "resume-schedule", "dry-run",         "json",       "print-config", "force",
@@ -238,19 +220,19 @@ static lm_code take_up(session *s, lm_err *e)
     };
     static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
     if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||
-        lm_ckpt_options(s->step_dir, &s->saved, &s->step, e))
+        lm_ckpt_options(s->step_dir, &s->saved, &a->step, e))
         return e->code;
-    s->run = s->own_run;
-    if (tool.output && !lm_path_same(tool.output, s->run))
-        s->run = tool.output;
+    a->run = s->own_run;
+    if (tool.output && !lm_path_same(tool.output, a->run))
+        a->run = tool.output;
     else
-        s->from = lm_run_step_of(lm_path_base(s->step_dir));
+        a->from = lm_run_step_of(lm_path_base(s->step_dir));
     memcpy(not_kept_here, not_kept, sizeof not_kept_here - sizeof *not_kept);
-    if (lm_options_resume(s->saved, s->from < 0 ? not_kept : not_kept_here, s->step_dir, e))
+    if (lm_options_resume(s->saved, a->from < 0 ? not_kept : not_kept_here, s->step_dir, e))
         return e->code;
-    s->model = s->step_dir;
-    s->data = tool.argc > 0 ? tool.argv[0] : json_string_value(json_object_get(s->saved, "data"));
-    if (!s->data)
+    a->model = a->resume = s->step_dir;
+    a->data = tool.argc > 0 ? tool.argv[0] : json_string_value(json_object_get(s->saved, "data"));
+    if (!a->data)
         return lm_fail(e, LM_EUSAGE, s->step_dir, "name the data: train --resume RUN DATA",
                        "does not say which data it was trained on");
     return LM_OK;
@@ -274,6 +256,7 @@ static lm_code parse_save_every(lm_trainer_opts *o, lm_err *e)
 
 static lm_code find_operands(session *s, lm_err *e)
 {
+    lm_session_ask *a = &s->t.ask;
     if (opt.resume && tool.argc > 1)
         lm_misuse(&tool, tool.argv[1], "with --resume only DATA may be named",
                   "one operand too many");
@@ -281,10 +264,10 @@ static lm_code find_operands(session *s, lm_err *e)
         return take_up(s, e);
     if (tool.argc < 1 || (tool.argc < 2 && !plan_only()))
         lm_misuse(&tool, "operands", "give MODEL and DATA, or --resume RUN", "%d given", tool.argc);
-    s->model = tool.argv[0];
-    s->data = tool.argc > 1 ? tool.argv[1] : NULL;
-    s->run = tool.output;
-    if (!s->run && !plan_only())
+    a->model = tool.argv[0];
+    a->data = tool.argc > 1 ? tool.argv[1] : NULL;
+    a->run = tool.output;
+    if (!a->run && !plan_only())
         lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
     if (tool.output && !strcmp(tool.output, "-"))
         lm_misuse(&tool, "--output", "name the folder of the run with -o RUN",
@@ -344,9 +327,9 @@ static lm_code read_optimizers(session *s, lm_err *e)
 {
     lm_hyper_value given[HYPERS + 1];
     hypers_given(given);
-    if (lm_groups_parse(opt.optimizer, given, opt.lr, &s->o.groups, e))
+    if (lm_groups_parse(opt.optimizer, given, opt.lr, &s->t.o.groups, e))
         return e->code;
-    return refuse_hypers(&s->o.groups, given, e);
+    return refuse_hypers(&s->t.o.groups, given, e);
 }
 
 /* An option that the chosen schedule does not read is refused, not ignored.  Its default passes: a saved config holds
@@ -378,20 +361,19 @@ static lm_code refuse_idle(lm_err *e)
 static lm_code place_schedule(session *s, lm_err *e)
 {
     const lm_resume_ask ask = { .how = opt.resume_schedule,
-                                .step = s->step,
+                                .step = s->t.ask.step,
                                 .steps = opt.steps,
                                 .warmup_given = lm_given(&tool, "warmup"),
                                 .decay = opt.decay_steps };
-    return lm_resume_schedule(s->saved, s->step_dir, &ask, &s->o.schedule, s->note, e);
+    return lm_resume_schedule(s->saved, s->step_dir, &ask, &s->t.o.schedule, s->note, e);
 }
 
 static lm_code gather(session *s, lm_err *e)
 {
-    lm_trainer_opts *o = &s->o;
+    lm_trainer_opts *o = &s->t.o;
     if (find_operands(s, e))
         return e->code;
     lm_refuse_twice(&tool, (const char *[]){ opt.val, opt.resume }, 2);
-    s->lmz = !strcmp(opt.checkpoint_format, "lmz");
     *o = (lm_trainer_opts){
         .batch = opt.batch,
         .seq = opt.seq,
@@ -435,61 +417,39 @@ static lm_code gather(session *s, lm_err *e)
 /* ---- inputs ---- */
 
 /* For a plan the name of a preset is enough; a training needs a model. */
-static lm_code load_preset(session *s, lm_err *e)
+static lm_code load_preset(const char *name, json_t **out, lm_err *e)
 {
     lm_presets p;
     lm_err none = { 0 };
     lm_code rc = lm_presets_find(&p, e);
     if (!rc)
-        lm_preset_load((const char *const *)p.dir, s->model, &s->config_json, NULL, &none);
+        lm_preset_load((const char *const *)p.dir, name, out, NULL, &none);
     lm_presets_fini(&p);
     if (rc || (none.code && !plan_only()))
         return rc;
     if (none.code)
         *e = none;
     else if (!plan_only())
-        lm_fail(e, LM_EUSAGE, s->model,
+        lm_fail(e, LM_EUSAGE, name,
                 "make a model of it first with init-model, or ask what it takes with --dry-run",
                 "is a preset, not a model");
     return e->code;
 }
 
-static lm_code load_config(session *s, lm_err *e)
+static lm_code read_config(lm_session *t, lm_err *e)
 {
-    const lm_bundle_opts how = lm_tool_bundle(&tool, s->par);
-    bool there = lm_path_exists(s->model);
-    if ((!there && strcmp(s->model, "-") && load_preset(s, e)) ||
-        (there && plan_only() && lm_config_alone(s->model, &s->config_json, e)))
+    const char *model = t->ask.model;
+    json_t *preset = NULL;
+    if (!lm_path_exists(model) && strcmp(model, "-") && load_preset(model, &preset, e))
         return e->code;
-    if (s->config_json)
-        return LM_OK;
-    if (lm_model_source_open(s->model, &how, &s->source, e))
-        return e->code;
-    if (!lm_model_source_config(s->source))
-        return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->source), "name a model folder",
-                       "a lone file has no config.json");
-    s->config_json = json_deep_copy(lm_model_source_config(s->source));
-    return s->config_json ? LM_OK
-                          : lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
-}
-
-static lm_code read_config(session *s, lm_err *e)
-{
-    if (load_config(s, e) || lm_config_read(s->config_json, s->model, &s->config, e))
-        return e->code;
-    if (opt.dropout >= 0)
-        s->config.drop_embed = s->config.drop_resid = s->config.drop_attn = opt.dropout;
-    /* The weights are saved as the F32 master copy, and the config says so. */
-    json_object_del(s->config_json, "dtype");
-    json_object_set_new(s->config_json, "torch_dtype", json_string("float32"));
-    return LM_OK;
+    return lm_session_config(t, preset, e);
 }
 
 /* Records and reports do not go where the training reads. */
-static void refuse_inputs(const session *s)
+static void refuse_inputs(const lm_session *t)
 {
     const char *const outputs[] = { tool.metrics ? tool.metrics : "-", opt.tensorboard, opt.trace };
-    const char *const inputs[] = { s->model, s->train_path, s->val_path, opt.resume };
+    const char *const inputs[] = { t->ask.model, t->train_path, t->val_path, opt.resume };
     for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++) {
         for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
             if (outputs[o] && inputs[i])
@@ -498,99 +458,12 @@ static void refuse_inputs(const session *s)
     }
 }
 
-static lm_code open_tokens(session *s, const char *path, lm_tokens **out, lm_err *e)
+static lm_code open_train(lm_session *t, lm_err *e)
 {
-    const lm_data_opts o = { .kind = lm_tokens_kind_find(opt.format),
-                             .vocab = s->config.vocab,
-                             .eos = lm_config_eos(&s->config),
-                             .seq = s->o.seq,
-                             .m = opt.check_tokenizer ? s->source : NULL };
-    return lm_data_open(path, &o, s->par, out, e);
-}
-
-static lm_code open_train(session *s, lm_err *e)
-{
-    if (lm_data_find(s->data, opt.val, &s->train_path, &s->val_path, e))
+    if (lm_session_find_data(t, e))
         return e->code;
-    refuse_inputs(s);
-    return open_tokens(s, s->train_path, &s->train, e);
-}
-
-static lm_code open_data(session *s, lm_err *e)
-{
-    if (open_train(s, e))
-        return e->code;
-    if (!opt.eval_every)
-        return LM_OK;
-    if (!s->val_path)
-        return lm_fail(e, LM_EUSAGE, "--eval-every", "give --val SHARD", "no validation data in %s",
-                       s->data);
-    if (open_tokens(s, s->val_path, &s->val, e) ||
-        (opt.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)) ||
-        lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
-        return e->code;
-    if (lm_tokens_same(s->train, s->val))
-        lm_say(
-            &tool, LM_LOG_WARN,
-            "%s: the validation data are the training data: their loss says nothing of other text",
-            s->val_path);
-    return LM_OK;
-}
-
-/* The files that go with the model into each checkpoint; kept in memory, for where they came from may
- * be gone or pruned by then. */
-static lm_code read_files(session *s, lm_err *e)
-{
-    lm_code rc = lm_model_source_tokenizer(s->source, &s->files, e);
-    return rc ? rc : lm_model_source_json(s->source, "generation_config.json", &s->generation, e);
-}
-
-/* ---- outputs ---- */
-
-static lm_code keep_options(session *s, lm_err *e)
-{
-    const lm_run_paths paths = { s->data, opt.val, opt.tensorboard, tool.metrics };
-    lm_buf text = { 0 };
-    lm_code rc = lm_options_save(&text, e);
-    if (!rc)
-        rc = lm_run_options(&text, &paths, &s->o.schedule, &s->options, e);
-    lm_buf_fini(&text);
-    return rc;
-}
-
-static lm_code make_history(session *s, lm_err *e)
-{
-    lm_history_input in[2] = { { .name = s->model }, { .name = s->train_path } };
-    lm_history_step step = lm_tool_step(&tool);
-    step.inputs = in;
-    step.n_inputs = 2;
-    if (!step.none && lm_model_source_digest(s->source, &in[0].digest, e))
-        return e->code;
-    return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
-}
-
-/* Nothing is lost and next to nothing written before all else is known to be well. */
-static lm_code open_run(session *s, lm_err *e)
-{
-    if (s->from < 0 && lm_run_apart(s->run, s->model, e))
-        return e->code;
-    s->made = !lm_path_exists(s->run);
-    return lm_run_open(s->run, s->from, tool.force, &tool.sink, &s->lock, e);
-}
-
-static lm_code open_reports(session *s, lm_err *e)
-{
-    lm_metrics_mode mode = s->from >= 0 ? LM_METRICS_APPEND
-                           : tool.force ? LM_METRICS_REPLACE
-                                        : LM_METRICS_NEW;
-    if (tool.metrics && lm_metrics_open(tool.metrics, mode, &tool.sink, &s->metrics, e))
-        return e->code;
-    if (opt.tensorboard && lm_tb_open(opt.tensorboard, wall_clock(), &s->tb, e))
-        return e->code;
-    lm_metrics_begin_run(s->metrics, tool.name, LM_VERSION, tool.full_argc, tool.full_argv,
-                         tool.seed);
-    lm_train_report_place(s->metrics, s->backend, &s->o, &s->config);
-    return lm_metrics_end(s->metrics, e);
+    refuse_inputs(t);
+    return lm_session_open_train(t, e);
 }
 
 /* ---- plans and summaries ---- */
@@ -605,17 +478,17 @@ static lm_code print_text(lm_code rc, lm_buf *text, const char *end)
 }
 
 /* --dry-run: what the run would hold, whether that fits here, and, where asked, how long it takes. */
-static lm_code print_outlook(session *s, const lm_memory_plan *plan, lm_err *e)
+static lm_code print_outlook(lm_session *t, const lm_memory_plan *plan, lm_err *e)
 {
-    const lm_outlook_ask ask = { s->lmz, opt.measure, s->step, opt.keep };
+    const lm_outlook_ask ask = { t->ask.lmz, opt.measure, t->ask.step, opt.keep };
     lm_outlook o;
     lm_buf text = { 0 };
-    if (lm_outlook_make(&s->o, s->program, &ask, plan, &o, e))
+    if (lm_outlook_make(&t->o, t->program, &ask, plan, &o, e))
         return e->code;
-    if (s->data && open_train(s, e)) /* data that the run would refuse */
+    if (t->ask.data && open_train(t, e)) /* data that the run would refuse */
         return e->code;
     if (opt.measure && o.verdict.fits &&
-        lm_train_measured(&s->o, s->program, s->train, &tool.sink, &o.measure, e))
+        lm_train_measured(&t->o, t->program, t->train, &tool.sink, &o.measure, e))
         return e->code;
     return tool.json ? print_text(lm_outlook_json(&o, &text, e), &text, "\n")
                      : print_text(lm_outlook_table(&o, &text, e), &text, "");
@@ -631,32 +504,32 @@ static void say_lines(lm_code rc, lm_buf *text)
     lm_buf_fini(text);
 }
 
-static void say_result(session *s, const lm_train_result *r, const char *status)
+static void say_result(lm_session *t, const lm_train_result *r, const char *status)
 {
     lm_err unseen = { 0 };
     lm_buf text = { 0 };
     say_lines(lm_train_result_line(r, status, &text, &unseen), &text);
     const lm_exec_time *line;
-    size_t n = opt.stats ? lm_trainer_times(s->trainer, &line) : 0;
+    size_t n = opt.stats ? lm_trainer_times(t->trainer, &line) : 0;
     if (n)
         say_lines(lm_train_times_table(line, n, &text, &unseen), &text);
 }
 
-static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_err *e)
+static lm_code summarise(lm_session *t, const lm_train_result *r, lm_code rc, lm_err *e)
 {
     const char *status = lm_train_status(r, rc);
     lm_buf text = { 0 };
     lm_err second = { 0 };
-    if (lm_train_report_end(s->metrics, r, status, &second) && !rc) {
+    if (lm_train_report_end(t->metrics, r, status, &second) && !rc) {
         *e = second;
         rc = second.code;
     }
     if (rc)
         return rc;
     if (r->steps_run)
-        say_result(s, r, status);
+        say_result(t, r, status);
     else
-        lm_say(&tool, LM_LOG_NOTICE, "%s is at step %" PRId64 " already: nothing to do", s->run,
+        lm_say(&tool, LM_LOG_NOTICE, "%s is at step %" PRId64 " already: nothing to do", t->ask.run,
                r->step);
     return tool.json ? print_text(lm_train_result_json(r, status, &text, e), &text, "\n") : LM_OK;
 }
@@ -664,82 +537,75 @@ static lm_code summarise(session *s, const lm_train_result *r, lm_code rc, lm_er
 /* ---- the work ---- */
 
 /* Before a model comes through a pipe; of a folder its opening tells. */
-static lm_code look_for_data(const session *s, lm_err *e)
+static lm_code look_for_data(const char *data, lm_err *e)
 {
-    if (s->data && !lm_path_is_dir(s->data) && lm_data_there(s->data, e))
+    if (data && !lm_path_is_dir(data) && lm_data_there(data, e))
         return e->code;
     return opt.val && opt.eval_every > 0 ? lm_data_there(opt.val, e) : LM_OK;
 }
 
-static lm_code prepare(session *s, lm_err *e)
+/* What the library needs to know of this program. */
+static void introduce(session *s)
 {
-    if (gather(s, e) || look_for_data(s, e) || lm_par_new(&s->par, tool.threads, e) ||
-        lm_open_backend(&tool, s->par, opt.deterministic, &s->backend, e) || read_config(s, e))
-        return e->code;
-    if (s->backend->host_memory && s->o.precision.low == LM_DTYPE_BF16 && tool.cpu < LM_CPU_AMX)
-        lm_say(&tool, LM_LOG_WARN, "no AMX here: bf16 saves memory, but its products run in f32");
-    if (opt.peak_tflops >= 0)
-        s->o.peak_flops = opt.peak_tflops * 1e12;
-    else if (!tool.dry_run && !opt.dump_graph)
-        s->o.peak_flops = s->backend->peak_flops(s->backend, s->o.precision.low);
-    return LM_OK;
+    lm_session_ask *a = &s->t.ask;
+    a->val = opt.val;
+    a->plan = plan_only();
+    a->dropout = opt.dropout;
+    a->kind = lm_tokens_kind_find(opt.format);
+    a->check_tokenizer = opt.check_tokenizer;
+    a->force = tool.force;
+    a->lmz = !strcmp(opt.checkpoint_format, "lmz");
+    a->keep = (int)opt.keep;
+    a->metrics = tool.metrics;
+    a->tensorboard = opt.tensorboard;
+    a->trace = opt.trace;
+    a->wall_clock = wall_clock;
+    a->note = s->note;
+    a->options = &s->options;
+    a->history = lm_tool_step(&tool);
+    a->how = lm_tool_bundle(&tool, s->t.par);
+    a->tool = tool.name;
+    a->argc = tool.full_argc;
+    a->argv = tool.full_argv;
+    a->seed = tool.seed;
+    a->sink = &tool.sink;
 }
 
-static lm_code train(session *s, const lm_memory_plan *plan, lm_train_result *r, lm_err *e)
+static lm_code prepare(session *s, lm_err *e)
 {
-    lm_trainer_io io = { .config = &s->config,
-                         .program = s->program,
-                         .weights = s->source,
-                         .par = s->par,
-                         .resume = s->step_dir,
-                         .train = s->train,
-                         .val = s->val,
-                         .checkpoint = { .run_dir = s->run,
-                                         .config = s->config_json,
-                                         .generation_config = s->generation,
-                                         .files = &s->files,
-                                         .options = s->options.data,
-                                         .history = s->history.data,
-                                         .seq = s->o.seq,
-                                         .keep = (int)opt.keep,
-                                         .lmz = s->lmz,
-                                         .replace = tool.force && s->from < 0 },
-                         .metrics = s->metrics,
-                         .tensorboard = s->tb,
-                         .wall_clock = wall_clock,
-                         .id_bytes = s->id_bytes,
-                         .trace = opt.trace,
-                         .force = tool.force,
-                         .sink = &tool.sink };
-    lm_space space;
-    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
-        lm_run_claim(s->run, s->from, e) ||
-        lm_train_space(&s->o, plan, s->step, opt.keep, s->run, &space, e))
+    lm_session *t = &s->t;
+    if (gather(s, e) || look_for_data(t->ask.data, e) || lm_par_new(&t->par, tool.threads, e) ||
+        lm_open_backend(&tool, t->par, opt.deterministic, &t->backend, e))
         return e->code;
-    lm_train_advise_space(&space, s->run, s->lmz, &tool.sink);
-    if (*s->note)
-        lm_say(&tool, LM_LOG_NOTICE, "%s", s->note);
-    return lm_trainer_run(s->trainer, r, e);
+    introduce(s);
+    if (read_config(t, e))
+        return e->code;
+    if (t->backend->host_memory && t->o.precision.low == LM_DTYPE_BF16 && tool.cpu < LM_CPU_AMX)
+        lm_say(&tool, LM_LOG_WARN, "no AMX here: bf16 saves memory, but its products run in f32");
+    if (opt.peak_tflops >= 0)
+        t->o.peak_flops = opt.peak_tflops * 1e12;
+    else if (!plan_only())
+        t->o.peak_flops = t->backend->peak_flops(t->backend, t->o.precision.low);
+    return LM_OK;
 }
 
 static lm_code work(session *s, lm_err *e)
 {
+    lm_session *t = &s->t;
     lm_memory_plan plan;
     lm_buf text = { 0 };
     lm_train_result r = { .loss = NAN, .val_loss = NAN, .best_val_loss = NAN, .best_step = -1 };
-    if (prepare(s, e) ||
-        lm_trainer_program(&s->o, &s->config, opt.eval_every > 0, s->backend, &s->program, e))
+    if (prepare(s, e) || lm_session_program(t, &plan, e))
         return e->code;
     if (opt.dump_graph)
-        return print_text(lm_program_dump(s->program, &text, e), &text, "");
-    lm_trainer_plan(&s->o, s->program, s->lmz, &plan);
-    lm_train_advise(&s->o, &s->config, &tool.sink);
+        return print_text(lm_program_dump(t->program, &text, e), &text, "");
+    lm_train_advise(&t->o, &t->config, &tool.sink);
     if (tool.dry_run)
-        return print_outlook(s, &plan, e);
-    if (open_data(s, e) || read_files(s, e) || keep_options(s, e) || make_history(s, e) ||
-        open_run(s, e) || open_reports(s, e))
+        return print_outlook(t, &plan, e);
+    if (open_train(t, e) || lm_session_open_val(t, e) || lm_options_save(&s->options, e) ||
+        lm_session_open_run(t, e))
         return e->code;
-    return summarise(s, &r, train(s, &plan, &r, e), e);
+    return summarise(t, &r, lm_session_train(t, &plan, &r, e), e);
 }
 
 static lm_code list_optimizers(lm_err *e)
@@ -750,35 +616,17 @@ static lm_code list_optimizers(lm_err *e)
 
 static void let_go(session *s, lm_err *e)
 {
-    lm_trainer_free(s->trainer);
-    lm_program_free(s->program);
-    lm_metrics_close(s->metrics, e);
-    if (s->tb)
-        lm_tb_close(s->tb, e);
-    lm_lock_drop(s->lock);
-    if (e->code && s->made)
-        remove(s->run); /* only when nothing is in it */
-    lm_model_source_close(s->source);
-    lm_config_fini(&s->config);
-    json_decref(s->config_json);
-    json_decref(s->generation);
-    lm_tokens_close(s->train);
-    lm_tokens_close(s->val);
-    lm_free(s->id_bytes);
-    lm_folder_files_fini(&s->files);
+    lm_session_close(&s->t, e);
+    lm_close_backend(&tool, s->t.backend);
+    lm_par_free(s->t.par);
     lm_buf_fini(&s->options);
-    lm_buf_fini(&s->history);
-    lm_close_backend(&tool, s->backend);
-    lm_par_free(s->par);
     lm_free(s->step_dir);
     lm_free(s->own_run);
-    lm_free(s->train_path);
-    lm_free(s->val_path);
 }
 
 int main(int argc, char **argv)
 {
-    session s = { .from = -1 };
+    session s = { .t.ask.from = -1 };
     lm_err e = { 0 };
     built_in = opt;
     lm_begin(&tool, argc, argv);

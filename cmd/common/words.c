@@ -28,6 +28,7 @@ static const struct {
     { "weight search", "search" },
     { "base of a delta", "base" },
     { "salvage", "salvage" },
+    { "validation", "eval-every" },
 };
 
 /* Parts of advice. */
@@ -70,6 +71,7 @@ static const struct {
       "salvage its intact parts with compress-ckpt -d --salvage" },
     { "find the weights that are not finite", NULL,
       "inspect-model --stats shows which weights are not finite" },
+    { "name validation data", "val", "give --val SHARD" },
     { "choose one of the presets", NULL, "init-model --list shows the presets" },
 };
 

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* session.c -- a training from its model and data to its last checkpoint. */
+#include "train/session.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "format/folder_run.h"
+#include "model/preset.h"
+#include "text/tokenizer_match.h"
+#include "train/advice.h"
+#include "train/data.h"
+#include "train/report.h"
+#include "train/run.h"
+#include "train/space.h"
+
+/* ---- the model ---- */
+
+static lm_code load_config(lm_session *s, lm_err *e)
+{
+    const char *model = s->ask.model;
+    if (!s->config_json && s->ask.plan && lm_path_exists(model) &&
+        lm_config_alone(model, &s->config_json, e))
+        return e->code;
+    if (s->config_json)
+        return LM_OK;
+    if (lm_model_source_open(model, &s->ask.how, &s->source, e))
+        return e->code;
+    if (!lm_model_source_config(s->source))
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->source), "name a model folder",
+                       "a lone file has no config.json");
+    s->config_json = json_deep_copy(lm_model_source_config(s->source));
+    return s->config_json ? LM_OK
+                          : lm_fail(e, LM_ELIMIT, "config.json", NULL, "no memory for a copy");
+}
+
+lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
+{
+    s->config_json = preset;
+    if (load_config(s, e) || lm_config_read(s->config_json, s->ask.model, &s->config, e))
+        return e->code;
+    if (s->ask.dropout >= 0)
+        s->config.drop_embed = s->config.drop_resid = s->config.drop_attn = s->ask.dropout;
+    /* The weights are saved as the F32 master copy, and the config says so. */
+    json_object_del(s->config_json, "dtype");
+    json_object_set_new(s->config_json, "torch_dtype", json_string("float32"));
+    return LM_OK;
+}
+
+lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
+{
+    if (lm_trainer_program(&s->o, &s->config, s->o.eval_every > 0, s->backend, &s->program, e))
+        return e->code;
+    if (plan)
+        lm_trainer_plan(&s->o, s->program, s->ask.lmz, plan);
+    return LM_OK;
+}
+
+/* ---- the data ---- */
+
+lm_code lm_session_find_data(lm_session *s, lm_err *e)
+{
+    return lm_data_find(s->ask.data, s->ask.val, &s->train_path, &s->val_path, e);
+}
+
+static lm_code open_tokens(lm_session *s, const char *path, lm_tokens **out, lm_err *e)
+{
+    const lm_data_opts o = { .kind = s->ask.kind,
+                             .vocab = s->config.vocab,
+                             .eos = lm_config_eos(&s->config),
+                             .seq = s->o.seq,
+                             .m = s->ask.check_tokenizer ? s->source : NULL };
+    return lm_data_open(path, &o, s->par, out, e);
+}
+
+lm_code lm_session_open_train(lm_session *s, lm_err *e)
+{
+    return open_tokens(s, s->train_path, &s->train, e);
+}
+
+lm_code lm_session_open_val(lm_session *s, lm_err *e)
+{
+    if (s->o.eval_every <= 0)
+        return LM_OK;
+    if (!s->val_path)
+        return lm_fail(e, LM_EUSAGE, "validation", "name validation data",
+                       "no validation data in %s", s->ask.data);
+    if (open_tokens(s, s->val_path, &s->val, e) ||
+        (s->ask.check_tokenizer && lm_tokens_check_same(s->train, s->val, e)) ||
+        lm_data_id_bytes(s->source, s->config.vocab, &s->id_bytes, e))
+        return e->code;
+    if (lm_tokens_same(s->train, s->val))
+        lm_log(
+            s->ask.sink, LM_LOG_WARN,
+            "%s: the validation data are the training data: their loss says nothing of other text",
+            s->val_path);
+    return LM_OK;
+}
+
+/* ---- the run ---- */
+
+/* The files that go with the model into each checkpoint; kept in memory, for where they came from may
+ * be gone or pruned by then. */
+static lm_code read_files(lm_session *s, lm_err *e)
+{
+    lm_code rc = lm_model_source_tokenizer(s->source, &s->files, e);
+    return rc ? rc : lm_model_source_json(s->source, "generation_config.json", &s->generation, e);
+}
+
+static lm_code keep_options(lm_session *s, lm_err *e)
+{
+    const lm_run_paths paths = { s->ask.data, s->ask.val, s->ask.tensorboard, s->ask.metrics };
+    return lm_run_options(s->ask.options, &paths, &s->o.schedule, &s->options, e);
+}
+
+static lm_code make_history(lm_session *s, lm_err *e)
+{
+    lm_history_input in[2] = { { .name = s->ask.model }, { .name = s->train_path } };
+    lm_history_step step = s->ask.history;
+    step.inputs = in;
+    step.n_inputs = 2;
+    if (!step.none && lm_model_source_digest(s->source, &in[0].digest, e))
+        return e->code;
+    return lm_history_add(lm_model_source_meta(s->source, LM_HISTORY_KEY), &step, &s->history, e);
+}
+
+static lm_code open_folder(lm_session *s, lm_err *e)
+{
+    const lm_session_ask *a = &s->ask;
+    if (a->from < 0 && lm_run_apart(a->run, a->model, e))
+        return e->code;
+    s->made = !lm_path_exists(a->run);
+    return lm_run_open(a->run, a->from, a->force, a->sink, &s->lock, e);
+}
+
+static lm_code open_records(lm_session *s, lm_err *e)
+{
+    const lm_session_ask *a = &s->ask;
+    lm_metrics_mode mode = a->from >= 0 ? LM_METRICS_APPEND
+                           : a->force   ? LM_METRICS_REPLACE
+                                        : LM_METRICS_NEW;
+    if ((a->metrics && lm_metrics_open(a->metrics, mode, a->sink, &s->metrics, e)) ||
+        (a->tensorboard && lm_tb_open(a->tensorboard, a->wall_clock(), &s->tb, e)))
+        return e->code;
+    lm_metrics_begin_run(s->metrics, a->tool, LM_VERSION, a->argc, a->argv, a->seed);
+    lm_train_report_place(s->metrics, s->backend, &s->o, &s->config);
+    return lm_metrics_end(s->metrics, e);
+}
+
+lm_code lm_session_open_run(lm_session *s, lm_err *e)
+{
+    return read_files(s, e) || keep_options(s, e) || make_history(s, e) || open_folder(s, e) ||
+                   open_records(s, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* ---- the training ---- */
+
+lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_result *r, lm_err *e)
+{
+    const lm_session_ask *a = &s->ask;
+    lm_trainer_io io = { .config = &s->config,
+                         .program = s->program,
+                         .weights = s->source,
+                         .par = s->par,
+                         .resume = a->resume,
+                         .train = s->train,
+                         .val = s->val,
+                         .checkpoint = { .run_dir = a->run,
+                                         .config = s->config_json,
+                                         .generation_config = s->generation,
+                                         .files = &s->files,
+                                         .options = s->options.data,
+                                         .history = s->history.data,
+                                         .seq = s->o.seq,
+                                         .keep = a->keep,
+                                         .lmz = a->lmz,
+                                         .replace = a->force && a->from < 0 },
+                         .metrics = s->metrics,
+                         .tensorboard = s->tb,
+                         .wall_clock = a->wall_clock,
+                         .id_bytes = s->id_bytes,
+                         .trace = a->trace,
+                         .force = a->force,
+                         .sink = a->sink };
+    lm_space space;
+    if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
+        lm_run_claim(a->run, a->from, e) ||
+        lm_train_space(&s->o, plan, a->step, a->keep, a->run, &space, e))
+        return e->code;
+    lm_train_advise_space(&space, a->run, a->lmz, a->sink);
+    if (*a->note)
+        lm_log(a->sink, LM_LOG_NOTICE, "%s", a->note);
+    return lm_trainer_run(s->trainer, r, e);
+}
+
+void lm_session_close(lm_session *s, lm_err *e)
+{
+    lm_trainer_free(s->trainer);
+    lm_program_free(s->program);
+    lm_metrics_close(s->metrics, e);
+    if (s->tb)
+        lm_tb_close(s->tb, e);
+    lm_lock_drop(s->lock);
+    if (e->code && s->made)
+        remove(s->ask.run); /* only when nothing is in it */
+    lm_model_source_close(s->source);
+    lm_config_fini(&s->config);
+    json_decref(s->config_json);
+    json_decref(s->generation);
+    lm_tokens_close(s->train);
+    lm_tokens_close(s->val);
+    lm_free(s->id_bytes);
+    lm_folder_files_fini(&s->files);
+    lm_buf_fini(&s->options);
+    lm_buf_fini(&s->history);
+    lm_free(s->train_path);
+    lm_free(s->val_path);
+}
