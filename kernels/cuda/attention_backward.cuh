@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_backward.cuh -- attention, backward (kernels/attention.h): FlashAttention-2 (arXiv:2307.08691,
- * algorithm 2) as passes of which none adds into memory: delta, the sums of do * o over each row; a block
- * for a tile of queries, which sums dq over the keys; a block for a tile of keys, which sums dk and dv over
- * the queries of all heads that share them.  Probabilities come again from the scores and lse. */
+/* attention_backward.cuh -- attention, backward (kernels/attention.h): FlashAttention-2
+ * (arXiv:2307.08691, algorithm 2) as passes without additions to memory: delta, the sums of do * o
+ * over each row; a block for a tile of queries, which sums dq over the keys; a block for a tile of
+ * keys, which sums dk and dv over the queries of all heads that share them.  Probabilities are
+ * recomputed from the scores and lse. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_BACKWARD_CUH
 #define LM_KERNELS_CUDA_ATTENTION_BACKWARD_CUH
 
 #include "kernels/cuda/attention_tile.cuh"
 
-/* Sizes such that a block has at most 99 KiB of shared memory and its threads enough registers: both
- * passes hold two tiles of `rows` rows that the warps own and two of `cols` rows that they walk over. */
+/* Sizes such that a block has at most 99 KiB of shared memory and its threads enough registers:
+ * both passes hold two tiles of `rows` rows that the warps own and two of `cols` rows over which
+ * they loop. */
 template <class T, int D> struct backward_tile {
     static const bool wide = sizeof(T) == 4;
     static const int warps = wide && D > 128 ? 2 : 4, threads = 32 * warps, rows = 16 * warps;
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__((backward_tile<T, D>::threads))
 
 /* ---- keys and values ---- */
 
-/* What a pass sums: both gradients, or one of them where registers do not hold both. */
+/* The sums of a pass: both gradients, or one of them if registers are not enough for both. */
 enum { DV = 1, DK = 2 };
 
 /* Queries from i0 of one head: their rows, and numbers of each. */
@@ -196,7 +198,7 @@ __device__ inline void load_queries(const attn_shape &s, const backward_args<T> 
     }
 }
 
-/* Adds to dk and dv of a warp's 16 keys from j0 what the queries from i0 give. */
+/* Add the contribution of the queries from i0 to dk and dv of a warp's 16 keys from j0. */
 template <class T, int D, int PASS, bool TENSOR>
 __device__ inline void add_queries(const attn_shape &s, const attn_draws &draws, int i0, int j0,
                                    const backward_shared<T, D> &m, mma_c *dk, mma_c *dv)
@@ -285,7 +287,7 @@ __device__ inline void key_rows(const attn_shape &s, const backward_args<T> &x, 
                          m.a + warp * 16 * ld, s);
 }
 
-/* The first keys first: with causal attention the most queries see them. */
+/* The first keys first: with causal attention they are visible to most queries. */
 template <class T, int D, int PASS, bool TENSOR>
 __global__ void __launch_bounds__((backward_tile<T, D>::threads),
                                   (TENSOR && D == 192 && PASS == DV ? 3 : 1))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_cached.cu -- attention over key/value caches (kernels/attention.h): what is appended to
- * them, prompts, and the choice of kernels.
+/* attention_cached.cu -- attention over key/value caches (kernels/attention.h): appending keys and
+ * values, prompts, and the choice of kernels.
  *
- * Of prompts, tiles of queries walk over tiles of keys with an online softmax; by tensor cores in
- * attention_cached_tensor.cu.  One row a sequence (decoding): attention_step.cu.
- * Grids depend on shapes only, never on how full the caches are. */
+ * For prompts, tiles of queries loop over tiles of keys with an online softmax; by tensor cores in
+ * attention_cached_tensor.cu.  One row a sequence (decoding): attention_step.cu.  Grids depend on
+ * shapes only, never on how full the caches are. */
 #include "kernels/cuda/attention_cached.cuh"
 
 enum { THREADS = 128, TILE = 16 };
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(THREADS)
             }
         }
         if (i0 + r >= c.seq)
-            continue; /* __syncthreads: every thread comes to the same number of them */
+            continue; /* __syncthreads: every thread reaches the same number of them */
         T *to = o + ((b * c.seq + i0 + r) * c.heads + h) * c.dim;
 #pragma unroll
         for (int x = 0; x < D / 32; x++)
@@ -231,7 +231,7 @@ template <class T, bool TENSOR> static void attention_cached(const lm_call *call
 template <class T> static void attention_step(const lm_call *call)
 {
     const lm_attention_step_attr *a = (const lm_attention_step_attr *)call->attr;
-    cached c = cached_of(call); /* its attributes come first */
+    cached c = cached_of(call); /* its attributes begin with those of attention_cached */
     row_front front = { in_ptr<const int32_t>(call, 3),
                         in_ptr<const float>(call, 4),
                         in_ptr<const float>(call, 5),

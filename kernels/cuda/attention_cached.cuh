@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_cached.cuh -- what the kernels of cached attention share: its sizes, which keys a row
- * sees, and what each of its files gives to the others. */
+/* attention_cached.cuh -- shared by the kernels of cached attention: sizes, the keys visible to a
+ * row, and the functions of each file. */
 #ifndef LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 #define LM_KERNELS_CUDA_ATTENTION_CACHED_CUH
 
@@ -84,7 +84,7 @@ __device__ inline float base_of(float max)
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* What is done to the query and key heads of a row before it attends; null: not done. */
+/* The operators on the query and key heads of a row before attention; null: none. */
 struct row_front {
     const int32_t *pos;
     const float *table, *wq, *wk;

@@ -15,7 +15,8 @@ template <class T, int D> struct forward_tile {
     static const int bytes = (rows + 2 * keys) * ld * (int)sizeof(T) + rows * 4;
 };
 
-/* What a tile of queries sees together: any of them keys in [lo, hi), all of them [full_lo, full_hi). */
+/* The keys visible to a tile of queries: to some of them [lo, hi), to all of them [full_lo,
+ * full_hi). */
 struct key_span {
     int lo, hi, full_lo, full_hi;
 };
@@ -154,7 +155,7 @@ __device__ inline void forward_rows(const attn_shape &s, int64_t b, int64_t h, i
                      rows - warp * 16, sum, by, q + warp * 16 * ld, s);
 }
 
-/* Of each head the last queries first: with causal attention they see the most. */
+/* The last queries of each head first: with causal attention they see the most keys. */
 template <class T, int D, bool TENSOR>
 __global__ void __launch_bounds__((forward_tile<T, D>::threads))
     forward_kernel(attn_shape s, const T *qkv, T *o, float *lse)

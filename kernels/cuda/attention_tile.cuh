@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_tile.cuh -- what attention's forward and backward share (contract: kernels/attention.h).
+/* attention_tile.cuh -- shared by attention's forward and backward (contract: kernels/attention.h).
  *
  * A block is a few warps.  Each warp owns 16 rows of a tile of queries (or of keys, in the pass for keys and
  * values), and walks over tiles of the other side in shared memory.  All that a warp multiplies is two
@@ -304,7 +304,7 @@ __device__ inline void product_cols(mma_c *c, const mma_c *p, const T *b, uint32
     }
 }
 
-/* A function of its own: without a soft cap the kernels keep their registers. */
+/* A separate function, so that kernels without a soft cap keep their registers. */
 __device__ inline LM_NOINLINE mma_c tanh_of(mma_c c, float by)
 {
 #pragma unroll

@@ -68,7 +68,7 @@ static const char advice[] =
 static lm_code open_library(library *l, void **handle, lm_err *e)
 {
     errno = 0;
-    /* It stays loaded: what it left with the driver would point to nothing. */
+    /* It stays loaded, because its callbacks in the driver would otherwise be invalid. */
     *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!*handle)
         return lm_fail(e, LM_EIO, LIBRARY, advice, "cannot be loaded: %s", dlerror());
@@ -87,7 +87,7 @@ static void close_library(void *handle)
 }
 #endif
 
-/* ---- what is known of a shape ---- */
+/* ---- known shapes ---- */
 
 enum { CELLS = 1024, MOST = 512 }; /* at MOST shapes the table starts anew */
 
@@ -154,7 +154,7 @@ static bool has_epilogue(const lm_lt_gemm *g)
     return g->gelu || g->a_sum;
 }
 
-/* What cuBLASLt knows as the bias pointer. */
+/* The bias pointer of cuBLASLt. */
 static const void *vector_of(const lm_lt_gemm *g)
 {
     return g->a_sum ? g->a_sum : g->bias;
@@ -202,7 +202,7 @@ static cudaDataType_t type_of(lm_dtype d)
     }
 }
 
-/* A row-major matrix as cuBLASLt sees it. */
+/* A row-major matrix in cuBLASLt's terms. */
 static bool layout(const library *l, cublasLtMatrixLayout_t *out, lm_dtype d, int64_t rows,
                    int64_t cols, int64_t pitch, int64_t batch, int64_t stride)
 {
@@ -261,8 +261,8 @@ static bool set_modes(const library *l, shape *s, const lm_lt_gemm *g)
 }
 #endif
 
-/* Sums are promoted to F32 as they go (no fast accumulation): gradients want the bits.  One scale
- * for all is what an old library, too, takes a scale to be. */
+/* Sums are promoted to F32 as they go (no fast accumulation): gradients need the accuracy.  One
+ * scale for the whole matrix is also the default of older versions. */
 static bool describe_scales(const library *l, shape *s, const lm_lt_gemm *g)
 {
     bool blocks = g->a_scaling != LM_FP8_TENSOR || g->b_scaling != LM_FP8_TENSOR;
@@ -282,7 +282,7 @@ static uint32_t epilogue_of(const lm_lt_gemm *g)
     return g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* What comes after the sums, and what it reads and writes beside C. */
+/* The epilogue, and its operands beside C. */
 static bool describe_epilogue(const library *l, shape *s, const lm_lt_gemm *g)
 {
     uint32_t epilogue = epilogue_of(g);
@@ -300,7 +300,7 @@ static bool describe_epilogue(const library *l, shape *s, const lm_lt_gemm *g)
             product_set(l, s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &type, sizeof type));
 }
 
-/* What is to be computed. */
+/* Describe the product. */
 static bool describe(const library *l, shape *s, const lm_lt_gemm *g)
 {
     cublasComputeType_t compute =
@@ -436,7 +436,7 @@ lm_code lm_cuda_lt_new(size_t workspace, bool deterministic, lm_cuda_lt **out, l
     }
     cudaError_t answer = cudaMalloc(&lt->workspace, workspace);
     if (answer) {
-        (void)cudaGetLastError(); /* told here, not by the next call */
+        (void)cudaGetLastError(); /* reported here, not by the next call */
         lm_fail(e, LM_ELIMIT, "cuBLASLt", "free memory of the device",
                 "no %zu bytes for its workspace: %s", workspace, cudaGetErrorString(answer));
         goto fail;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blaslt.h -- matrix products by cuBLASLt, whose library is opened when first asked for.
+/* blaslt.h -- matrix products by cuBLASLt, whose library is opened at the first use.
  *
- * cuBLASLt's heuristics are asked once for a shape (sizes, types, pitches, alignments); the answer
- * is kept.  One host thread at a time, and one stream: products share one workspace. */
+ * cuBLASLt's heuristics are queried once for a shape (sizes, types, pitches, alignments); the
+ * result is kept.  One host thread at a time, and one stream: products share one workspace. */
 #ifndef LM_KERNELS_CUDA_BLASLT_H
 #define LM_KERNELS_CUDA_BLASLT_H
 
@@ -17,11 +17,11 @@ typedef struct lm_cuda_lt lm_cuda_lt;
 /* C [m,n] = op(A) op(B) (+ C) (+ bias over columns), all row-major, sums in F32: as gemm_call of
  * gemm.cuh, but that bias has the type of C.  tf32: F32 factors are rounded to TF32.
  *
- * FP8 factors (kernels/fp8.h) come with scales; A as it is, B transposed, no batch, bias of BF16.
+ * FP8 factors (kernels/fp8.h) have scales; A not transposed, B transposed, no batch, bias of BF16.
  *
  * gelu, slope, z, a_sum: as act and the others of gemm_call, but GELU is the tanh form only, a_sum
  * is written and not added to, and no batch has any of them.  A product with them may be refused
- * where one without is not. */
+ * although one without is supported. */
 typedef struct {
     int64_t m, n, k;
     lm_dtype a_type, b_type, cd; /* of A and B: the same, but for FP8 */
@@ -39,9 +39,8 @@ typedef struct {
     float *a_sum;
 } lm_lt_gemm;
 
-/* What has been asked for so far: shapes are asked about once, and count once.  A shape without a
- * function or sums is served or not; one with them is served or refused, and then asked for again
- * without. */
+/* Counts of requests: each shape is queried and counted once.  A shape without epilogue is
+ * supported or not; one with an epilogue may be refused, and is then requested again without. */
 typedef struct {
     int64_t shapes;          /* that heuristics were asked about */
     int64_t hits;            /* products whose shape was known */
@@ -50,14 +49,14 @@ typedef struct {
     int64_t refused_shapes, refused;
 } lm_lt_counts;
 
-/* On the device that is current.  workspace: bytes of device memory for split sums and the like.
- * deterministic: no sums whose order is left to chance.
- * Fails: LM_EIO when the library is not there or refuses; LM_ELIMIT for the workspace. */
+/* On the device that is current.  workspace: bytes of device memory, for example for split sums.
+ * deterministic: no sums of undefined order.  Fails: LM_EIO when the library is missing or fails;
+ * LM_ELIMIT for the workspace. */
 lm_code lm_cuda_lt_new(size_t workspace, bool deterministic, lm_cuda_lt **out, lm_err *e);
-void lm_cuda_lt_free(lm_cuda_lt *lt); /* when nothing that it started is under way; NULL is fine */
+void lm_cuda_lt_free(lm_cuda_lt *lt); /* after all its work is complete; NULL is fine */
 
-/* Put a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel for,
- * an epilogue that it lacks), and nothing was done; counted. */
+/* Enqueue a product on the stream.  False: cuBLASLt does not serve it (a pitch it has no kernel
+ * for, an epilogue that it lacks), and nothing was done; counted. */
 bool lm_cuda_lt_gemm(lm_cuda_lt *lt, const lm_lt_gemm *g, struct CUstream_st *stream);
 
 /* Of the stream's products so far: all zero on the plain path.  Exported for tests. */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.cuh -- what every .cu file is written with: launches, element types, packed access, sums.
+/* device.cuh -- used by every .cu file: launches, element types, packed access, sums.
  *
  * The same source is compiled twice: by nvcc for GPUs, and as C++ of the host with -DLM_EMU against
- * tests/emu, where a grid runs block by block on the CPU.  So a kernel keeps to what both have: grid and
- * block indices, shared memory, __syncthreads, __syncwarp, shuffles and votes with a full mask,
- * atomics, and the arithmetic of the C library (fmaf, expf, rsqrtf, ...).  What only a GPU has
- * stands behind #ifndef LM_EMU with a plain form beside it.
+ * tests/emu, where a grid runs block by block on the CPU.  So a kernel uses only features of both:
+ * grid and block indices, shared memory, __syncthreads, __syncwarp, shuffles and votes with a full
+ * mask, atomics, and the arithmetic of the C library (fmaf, expf, rsqrtf, ...).  GPU-only code is
+ * inside #ifndef LM_EMU, with a plain form beside it.
  *
  * Rules: indices of elements are int64_t (a tensor may have more than 2^31); grids are bounded and
- * kernels stride over what is left (grid_for); no result depends on the order of blocks, so none
- * of them adds by atomics unless !stream->deterministic; sums go in F32 or wider, in a fixed order.
- * A launcher never allocates and never waits. */
+ * kernels stride over the rest (grid_for); no result depends on the order of blocks, so none of
+ * them adds by atomics unless !stream->deterministic; sums go in F32 or wider, in a fixed order.  A
+ * launcher never allocates and never waits. */
 #ifndef LM_KERNELS_CUDA_DEVICE_CUH
 #define LM_KERNELS_CUDA_DEVICE_CUH
 
@@ -188,7 +188,7 @@ __device__ inline float warp_max(float x)
 }
 
 /* Over a block whose threads are a multiple of 32 and at most 1024; every thread gets the same
- * bits.  All threads must come here. */
+ * bits.  All threads must call it. */
 template <class F> __device__ inline F block_sum(F x)
 {
     __shared__ F part[32];

@@ -14,7 +14,7 @@ static const int threads = 256;
 
 enum map_op { GELU_TANH, GELU_ERF, GELU_TANH_DX, GELU_ERF_DX, ADD };
 
-/* b is there for operators of two operands. */
+/* b is set for operators with two operands. */
 template <int OP, class T> __device__ inline float mapped(float a, float b)
 {
     switch (OP) {
@@ -34,10 +34,10 @@ template <int OP, class T> __device__ inline float mapped(float a, float b)
 template <int U> struct times {
 };
 
-/* A map over `count` elements in packs of N is a job: at(times<U>(), j, i) does the packs i,
- * i + threads, ... (U of them), and reads all before it writes any.  A block takes U of its
- * threads' packs at a time: addresses differ by constants, and no load waits for a comparison.
- * What is behind the last pack, fewer elements than a block has threads, goes one by one. */
+/* A map over `count` elements in packs of N is a job: at(times<U>(), j, i) does the packs i, i +
+ * threads, ... (U of them), and reads all before it writes any.  A block takes U of its threads'
+ * packs at a time: addresses differ by constants, and no load waits for a comparison.  Elements
+ * behind the last pack, fewer than a block has threads, are processed one by one. */
 template <int U, int N, class J, class J1>
 __device__ inline void over_flat(const J &j, const J1 &single, int64_t count)
 {

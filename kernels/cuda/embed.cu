@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* embed.cu -- token and position embeddings, and their gradients.
  *
- * A table's gradient is made from where its rows are named: (id, row) pairs are sorted by id,
- * stably, by a radix sort of 8 bits a pass; each id then knows where its rows lie in that order,
- * and one block sums them and writes (or clears) the id's row of the table.  Where bits may
- * differ from run to run, rows are added by atomics instead. */
+ * A table's gradient is computed from the positions of its rows: (id, row) pairs are sorted by id,
+ * stably, by a radix sort of 8 bits a pass; each id then has the range of its rows in that order,
+ * and one block sums them and writes (or clears) the id's row of the table.  If bits may differ
+ * from run to run, rows are added by atomics instead. */
 #include "kernels/cuda/plane.cuh"
 
 extern "C" {
@@ -72,7 +72,7 @@ template <class T> static void embed(const lm_call *c)
 /* ---- sorting rows by id ---- */
 
 enum {
-    SORT_THREADS = 256, /* as many as digits: thread d also looks after digit d */
+    SORT_THREADS = 256, /* as many as digits: thread d also handles digit d */
     SORT_WARPS = SORT_THREADS / 32,
     SORT_EACH = 8, /* elements of a thread */
     SORT_TILE = SORT_THREADS * SORT_EACH,
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-/* start[v]: where the rows of id v begin in the sorted order, v = 0 .. ids. */
+/* start[v]: the beginning of the rows of id v in the sorted order, v = 0 .. ids. */
 __global__ void run_starts(int64_t rows, int64_t ids, const uint32_t *sorted, uint32_t *start)
 {
 #pragma unroll 1
@@ -377,7 +377,7 @@ static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint
               (const uint32_t *)s->start, row, in_ptr<const T>(c, 0), scale, (float *)dw->data);
 }
 
-/* ---- the quick form ---- */
+/* ---- the fast form ---- */
 
 /* Number by number: the lanes of a warp add to neighbours, which memory takes together.  Reads go
  * before: none of them may pass an addition that is under way. */

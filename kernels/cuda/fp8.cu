@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fp8.cu -- FP8: codes and scales made, and their products in plain CUDA or by cuBLASLt.
+/* fp8.cu -- FP8: encoding, and products in plain CUDA or by cuBLASLt.
  *
- * Codes are made tile by tile, 128 x 128 in the registers of a block, so that the scales of blocks
- * and rows are known before anything is written, and x is read once; turned, codes go through
- * shared memory.  A product is tiles of 64 x 64 (gemm_tile.cuh) whose sums over 128 steps of k meet
- * their scales in F32.  Every maximum is exact, so no order of blocks shows. */
+ * Codes are computed tile by tile, 128 x 128 in the registers of a block, so that the scales of
+ * blocks and rows are known before anything is written, and x is read once; transposed codes pass
+ * through shared memory.  A product is tiles of 64 x 64 (gemm_tile.cuh) whose sums over 128 steps
+ * of k meet their scales in F32.  Every maximum is exact, so the result does not depend on the
+ * order of blocks. */
 #include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/plane.cuh"
 
@@ -36,7 +37,7 @@ __device__ inline float to_float(e5m2 x)
 
 #include "kernels/cuda/gemm_tile.cuh"
 
-/* What numbers become codes by. */
+/* The parameters of encoding. */
 struct fp8_format {
     int drop;             /* bits of a float's mantissa that a code has not */
     uint32_t lowest;      /* as a float, the smallest number that is not subnormal */
@@ -80,7 +81,7 @@ __device__ inline float scale_for(float most, const fp8_format &f, bool power_of
     return power_of_two ? __uint_as_float((__float_as_uint(s) + 0x7fffffu) & 0xff800000u) : s;
 }
 
-/* ---- making them ---- */
+/* ---- encoding ---- */
 
 static const int tile = LM_FP8_SIDE;
 static const int warps = block_threads / 32, warp_rows = tile / warps;

@@ -188,7 +188,7 @@ static const void *bias_as_output(const gemm_call *g, const lm_stream *s)
     return g->work;
 }
 
-/* As a whole, apart from what cuBLASLt makes less well than it is wanted: the exact form of GELU,
+/* In one call, except for cases in which cuBLASLt is not accurate enough: the exact form of GELU,
  * which it does not have; the tanh form in F32, for which it takes the GPU's approximate tanh; and
  * sums of numbers that it rounds. */
 static bool run_joined(const gemm_call *g, lm_lt_gemm lt, const lm_stream *s)
@@ -208,7 +208,7 @@ static bool run_joined(const gemm_call *g, lm_lt_gemm lt, const lm_stream *s)
     return true;
 }
 
-/* In two steps; what the function is taken of goes where it is wanted. */
+/* In two steps; the argument of the function is stored where the caller needs it. */
 template <class T> static bool run_bare(const gemm_call *g, lm_lt_gemm lt, const lm_stream *s)
 {
     if (g->z && !g->slope)

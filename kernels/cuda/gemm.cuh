@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.cuh -- one matrix product, the way that the stream's level says: the plain tiles of
- * gemm_plain.cu, or cuBLASLt (blaslt.h).  What linear and the head are made of. */
+/* gemm.cuh -- one matrix product, by the stream's level: the plain tiles of gemm_plain.cu, or
+ * cuBLASLt (blaslt.h).  Used by linear and the head. */
 #ifndef LM_KERNELS_CUDA_GEMM_CUH
 #define LM_KERNELS_CUDA_GEMM_CUH
 
@@ -25,8 +25,8 @@ struct gemm_call {
     /* A batch of products of one shape (0: one product): elements from one's matrix to the next's;
      * 0 where all share A or B.  bias serves all. */
     int64_t batch, stride_a, stride_b, stride_c;
-    /* What becomes of the sums on their way into C, which is then of type ab and not added to; GELU
-     * or nothing.  Forward: C = f(sum + bias), and z, when given, gets sum + bias.  Backward
+    /* The function of the sums before they are stored in C, which then has type ab and is not added
+     * to; GELU or none.  Forward: C = f(sum + bias), and z, when given, gets sum + bias.  Backward
      * (slope): C = sum * f'(z), without a bias.  z has C's pitch and the type ab.  A is then as it
      * is (not ta), and there is no batch. */
     lm_activation act;

@@ -16,14 +16,14 @@
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/rows.cuh"
 
-/* The product of the batch that this block works on. */
+/* The product of the batch for this block. */
 __device__ inline int64_t batch_index(const tiling &t)
 {
     return t.batch0 + blockIdx.z;
 }
 
-/* What kernels do beside the sums: a function of them, or sums of A.  Kernels of their own, so that
- * the others keep their registers. */
+/* Epilogues of kernels: a function of the sums, or sums of A.  Separate kernels, so that the others
+ * keep their registers. */
 enum beside { NOTHING, SHAPED, SUMMED };
 
 /* T: type of A and B; SIDE x SIDE of C a block.  blockIdx.y: which part of k. */
@@ -151,7 +151,7 @@ static int64_t count_tiles(const gemm_call *g, int64_t side)
 {
     return ceil_div(g->m, side) * ceil_div(g->n, side) * batch_of(g);
 }
-/* Both factors transposed is what no operator asks for: small tiles do. */
+/* No operator needs both factors transposed: small tiles are enough. */
 static int side_for(const gemm_call *g)
 {
     bool both = g->ta && g->tb;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_plain.cuh -- the matrix product in plain CUDA (gemm_plain.cu), which gemm.cu falls back
- * on. */
+/* gemm_plain.cuh -- the matrix product in plain CUDA (gemm_plain.cu), the fallback of gemm.cu. */
 #ifndef LM_KERNELS_CUDA_GEMM_PLAIN_CUH
 #define LM_KERNELS_CUDA_GEMM_PLAIN_CUH
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_tile.cuh -- one tile of a matrix product in plain CUDA: what the kernels of gemm_plain.cu,
- * grouped.cu and fp8.cu are made of.
+/* gemm_tile.cuh -- one tile of a matrix product in plain CUDA: used by the kernels of
+ * gemm_plain.cu, grouped.cu and fp8.cu.
  *
  * A block of 256 threads makes SIDE x SIDE of C: 16 steps of k of both factors lie in shared memory
  * as floats, k outermost, while the next 16 are on their way in registers; a thread holds 8x8 (SIDE
@@ -15,7 +15,7 @@ static const int block_threads = 256;
 static const int64_t flush = 1024; /* steps of k in one sum into F32; a multiple of depth */
 static const int64_t band = 8;     /* tiles of m that blocks in a row share B's columns over (L2) */
 
-/* What all kernels of tiles are given. */
+/* The arguments of all kernels of tiles. */
 struct tiling {
     int64_t m, n, k;
     int64_t lda, ldb, ldc;
@@ -180,8 +180,9 @@ template <int SIDE> __device__ inline float sum_row(const float *a)
 }
 
 /* sum[SIDE/16][SIDE/16] += the steps k0 to k1 of the tile of C whose first row and column these
- * are; X, Y: types of A and B.  All threads of the block come here.  SUMS: the tiles of C's first
- * column add to row_sum what the steps of row `threadIdx.x` of A give, for the first SIDE threads. */
+ * are; X, Y: types of A and B.  All threads of the block call it.  SUMS: the tiles of C's first
+ * column add to row_sum what the steps of row `threadIdx.x` of A give, for the first SIDE
+ * threads. */
 template <class X, class Y, bool TA, bool TB, int SIDE, bool SUMS = false>
 __device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, room<SIDE> *room_b,
                                 const X *a, const Y *b, const tiling &t, int64_t row, int64_t m,
@@ -196,7 +197,7 @@ __device__ inline void sum_tile(float (*sum)[SIDE / 16], room<SIDE> *room_a, roo
 
     cursor<X> from_a = cursor_at<X, !TA, SIDE>(a, t.lda, row, m, k0);
     cursor<Y> from_b = cursor_at<Y, TB, SIDE>(b, t.ldb, col, t.n, k0);
-    /* One round late: what is fetched in a round is multiplied in the next. */
+    /* Pipelined: data fetched in one round are multiplied in the next. */
     for (int64_t q = k0 - depth; q < k1; q += depth, turn ^= 1) {
         int64_t left = k1 - q - depth;
         if (left > 0) {
@@ -311,8 +312,8 @@ __device__ inline void put_tile(C *c, float (*sum)[SIDE / 16], const tiling &t, 
 
 /* ---- functions of the sums ---- */
 
-/* What becomes of a sum, its bias added, for the element `at` of C; z gets or gives what the
- * function or its slope is taken of. */
+/* The function of a sum with its bias, for the element `at` of C; z receives, or provides, the
+ * argument of the function or of its slope. */
 template <class C> __device__ inline float shaped(const tiling &t, float x, int64_t at)
 {
     C *z = (C *)t.z + at;

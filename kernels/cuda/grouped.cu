@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grouped.cu -- grouped linear layers in plain CUDA, on every path: cuBLASLt wants to be told on
- * the host how many rows a product has, and only the device knows.
+/* grouped.cu -- grouped linear layers in plain CUDA, on every path: cuBLASLt needs the number of
+ * rows of a product on the host, but only the device has it.
  *
  * The grid goes over slots, of `side` rows each, that the groups lay claim to: group g's begin at
  * offsets[g] / side + g, which is past the last slot that the groups before it need.  So a block

@@ -316,7 +316,7 @@ static size_t logits_bytes(const lm_call *c)
     return align_up((size_t)chunk_of(c) * (size_t)pitch_of(a->vocab) * sizeof(float));
 }
 
-/* What the products of m rows need beside the logits. */
+/* Scratch of the products of m rows beside the logits. */
 static size_t products_work(const lm_call *c, const head_form *f, int64_t m)
 {
     products p = products_of(c, f, 0, m, nullptr, nullptr);
@@ -337,7 +337,7 @@ static size_t work_of(const lm_call *c, const head_form *f)
            (last > whole ? last : whole); /* 256: scratch is aligned to 64 */
 }
 
-/* Rows of dw that no product writes: those of padding, or all of them where there are no rows. */
+/* Rows of dw that no product writes: those of padding, or all of them if there are no rows. */
 static void clear_rest(const lm_call *c, float *dw, int64_t from)
 {
     int64_t width = width_of(&c->in[1]), past = c->in[1].dim[0];

@@ -46,7 +46,7 @@ static __device__ inline head_at next_head(head_walk *w)
     return was;
 }
 
-/* Over G neighbouring lanes of a warp; all its lanes come here. */
+/* Over G neighbouring lanes of a warp; all its lanes call it. */
 template <int G> static __device__ inline float lanes_sum(float x)
 {
     for (int o = G / 2; o > 0; o >>= 1)
@@ -59,7 +59,7 @@ template <class T> static __device__ inline float head_rstd(const head_args<T> &
     return 1 / sqrtf(sq / (float)a.d + a.eps);
 }
 
-/* What a lane adds to the sum of its head. */
+/* The contribution of a lane to the sum of its head. */
 template <class T, int N>
 static __device__ inline float add_up(const held<T, N> &x, const held<T, N> &dy, bool dx,
                                       const float (&w)[N])
@@ -237,7 +237,7 @@ template <class T> struct head_dw_args {
     bool plus_one;
 };
 
-/* What a block adds up: the heads of the rows of chunk blockIdx.y, columns of tile blockIdx.x.
+/* The sums of a block: the heads of the rows of chunk blockIdx.y, columns of tile blockIdx.x.
  * Threads: G in x over packs of N columns, BLOCK / G in y over heads. */
 template <int N, int G>
 static __device__ inline void write_parts(const float (&q)[N], const float (&k)[N], float *part,
