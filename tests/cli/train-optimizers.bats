@@ -43,12 +43,17 @@ states() { inspect-model "$1/latest/optimizer.safetensors" --json | grep -o '"na
         rm -rf whole again
         train m0 --dry-run --optimizer "$o" > /dev/null 2>&1 || o="$o;$rest"
         "${T[@]}" m0 data -o whole --keep 0 --save-every 3 --optimizer "$o" || { echo "$o"; false; }
+        [ ! -e whole/latest/optimizer.safetensors ] || states whole | sed 's/[.].*//' >> states
         for n in 3 6; do
             rm -rf again
             train -q --resume whole/step-00000$n -o again
             same_bits whole again || { echo "$o: from $n"; false; }
         done
     done < names
+    # lm-run(5) has them all
+    for s in $(sort -u states); do
+        grep -qE "^\.It Va (.*, )?$s( |$)" "$root/man/man5/lm-run.5" || { echo "$s"; false; }
+    done
 }
 
 @test "train: the list of optimisers, as a table and as JSON" {
