@@ -29,6 +29,7 @@ static const struct {
     { "base of a delta", "base" },
     { "salvage", "salvage" },
     { "validation", "eval-every" },
+    { "optimizer", "optimizer" },
 };
 
 /* Parts of advice. */
