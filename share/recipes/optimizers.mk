@@ -33,6 +33,10 @@ SEED       ?= 1
 # rules that divide a gradient by the root of its mean square, so that each weight moves by about the rate, and for
 # those that are not named.  Found with the sizes above: more steps, and larger batches, want other rates.
 RATE                := 3e-3
+# One divisor for a whole row, above all of the embedding: some of its weights move by more.
+RATE_adam-mini      := 1e-3
+# The average behind its divisor begins at 0 and takes thousands of steps to rise; until then steps are larger.
+RATE_came           := 3e-4
 # The sign of the gradient moves each weight by all of the rate.
 RATE_lion           := 1e-3
 # Steps in proportion to the size of a tensor, of which numbers are about 0.02.
@@ -43,7 +47,7 @@ RATE_adagrad        := 1e-2
 RATE_sm3            := 1e-1
 # Steps as large as the gradient, which clipping keeps below 1 for all weights together.
 RATE_sgd            := 1
-RATE_momentum       := 1e-1
+RATE_momentum       := 3e-1
 # Orthogonal steps: their largest singular value is about the rate.
 RATE_muon           := 6e-2
 RATE_normuon        := 6e-2
@@ -54,7 +58,6 @@ RATE_galore         := 1e-2
 # What keeps the steps of another but for their states, or looks ahead along them, has the rate that was found for it.
 AS_adam             := adamw
 AS_amsgrad          := adamw
-AS_adam-mini        := adamw
 AS_adamw8bit        := adamw
 AS_q-galore         := galore
 AS_nesterov         := momentum
