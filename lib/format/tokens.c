@@ -342,4 +342,3 @@ int64_t lm_tokens_count(const lm_tokens *t)
 {
     return t->count;
 }
-

@@ -639,7 +639,8 @@ static void regmean(void **state)
             G[1][5] = good + 100;
             e = (lm_err){ 0 };
             assert_int_equal(try_merge(c, "regmean", &e), LM_EFORMAT);
-            assert_non_null(strstr(e.what, "row 0 of the matrix of model 2 cannot be that of a Gram"));
+            assert_non_null(
+                strstr(e.what, "row 0 of the matrix of model 2 cannot be that of a Gram"));
             G[1][5] = good;
             G[2][3 * IN + 3] = -G[2][3 * IN + 3];
             e = (lm_err){ 0 };
