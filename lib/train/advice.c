@@ -21,9 +21,22 @@ static void advise_schedule(const lm_schedule *s, lm_sink *sink)
                s->warmup, s->decay, s->total, lm_plural(s->total));
 }
 
+static void advise_averages(const lm_trainer_opts *o, lm_sink *sink)
+{
+    for (int i = 0; i < o->groups.n && o->schedule.kind != LM_SCHED_CONSTANT; i++)
+        if (o->groups.use[i].optim->averages) {
+            lm_log(sink, LM_LOG_WARN,
+                   "%s averages its steps in place of a rate that falls: give --lr-schedule "
+                   "constant",
+                   o->groups.use[i].optim->name);
+            return;
+        }
+}
+
 void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink)
 {
     advise_schedule(&o->schedule, sink);
+    advise_averages(o, sink);
     if (o->seq > c->max_positions)
         lm_log(sink, LM_LOG_WARN,
                "--seq-len %" PRId64 " is above the %" PRId64

@@ -262,7 +262,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     if (begin_trace(t, e) || take_batches(t, e))
         return e->code;
     i->tokens = t->valid[t->set];
-    i->lr = lm_schedule_lr(&t->o.schedule, t->s.step);
+    i->lr = lm_schedule_lr(&t->o.schedule, t->s.step) * t->o.groups.use[0].rate;
     i->flops = t->flops[t->set];
     i->logged =
         t->o.log_every && ((t->s.step + 1) % t->o.log_every == 0 || t->s.step + 1 == t->o.steps);

@@ -218,6 +218,20 @@ END
     done
 }
 
+@test "train: records have the rate of the first optimiser" {
+    "${T[@]}" m0 data -o run --lr-schedule constant --warmup 0 --metrics m.jsonl --optimizer 'muon:lr=0.25;*norm*=adamw:lr=0.5'
+    [ "$(grep -c '"event":"step".*"lr":0.25,' m.jsonl)" -eq 8 ]
+}
+
+@test "train: an optimiser that averages is told of a rate that falls" {
+    S=(train --no-progress "${T[@]:2}" m0 data --optimizer 'adamw;*norm*=schedule-free')
+    run "${S[@]}" -o run
+    [ "$status" -eq 0 ]
+    [[ $output == *"schedule-free averages its steps in place of a rate that falls: give --lr-schedule constant"* ]]
+    run "${S[@]}" -o other --lr-schedule constant
+    [[ $output != *"averages its steps"* ]]
+}
+
 @test "train: adafactor's own rates are those of any --lr" {
     for lr in 3e-4 0.1; do
         "${T[@]}" --lr $lr m0 data -o "run-$lr" --optimizer adafactor:relative_step=on

@@ -80,6 +80,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
 const lm_optim lm_optim_schedule_free = {
     .name = "schedule-free",
     .about = "AdamW with an average for a schedule",
+    .averages = true,
     .hyper = hyper,
     .n_numbers = 3,
     .numbers = numbers,
