@@ -509,22 +509,24 @@ static lm_code get_head(reader *r, const lm_arch *a, const char *key, int64_t *d
     return LM_OK;
 }
 
-static lm_code get_window(reader *r, const char *key, bool known)
+/* k NULL: config.json has no key for it. */
+static lm_code get_window(reader *r, const lm_gguf_key *k)
 {
     int64_t window;
 
-    if (whole(r, "attention.sliding_window", 0, &window, NULL))
+    if (whole(r, "attention.sliding_window", k ? (int64_t)k->times : 0, &window, NULL))
         return r->e->code;
-    if (window && !known)
+    if (window && !k)
         return lm_fail(r->e, LM_EUSAGE, lm_gguf_path(r->g), NULL,
                        "a sliding window in '%s' cannot be written in config.json", r->arch);
     if (window)
-        set_int(r, key, window);
+        set_int(r, k->hf, window);
     return LM_OK;
 }
 
-/* layer_types, if GGUF has another pattern than the usual one. */
-static lm_code get_pattern(reader *r, const lm_arch *a)
+/* layer_types, if GGUF has another pattern than the usual one, or no window: then llama.cpp lets
+ * every layer attend to all keys, but the default of config.json is a window. */
+static lm_code get_pattern(reader *r, const lm_arch *a, const char *window)
 {
     int64_t pattern, layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
     json_t *types;
@@ -533,6 +535,8 @@ static lm_code get_pattern(reader *r, const lm_arch *a)
         return LM_OK;
     if (whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL))
         return r->e->code;
+    if (!json_object_get(r->o, window))
+        pattern = 1;
     if (pattern == a->gguf_pattern || pattern < 1 || layers > 65536)
         return LM_OK;
     types = json_array();
@@ -578,7 +582,7 @@ static lm_code get_keys(reader *r, const lm_arch *a)
             break;
         case LM_KEY_WINDOW:
             windows = true;
-            rc = get_window(r, k->hf, true) ? r->e->code : get_pattern(r, a);
+            rc = get_window(r, k) ? r->e->code : get_pattern(r, a, k->hf);
             break;
         case LM_KEY_SCALAR:
             get_scalar(r, a, k->hf, dim);
@@ -588,7 +592,7 @@ static lm_code get_keys(reader *r, const lm_arch *a)
             break;
         }
     }
-    return rc || windows ? rc : get_window(r, "", false);
+    return rc || windows ? rc : get_window(r, NULL);
 }
 
 /* Mixtures of experts of any architecture are refused with this reason. */

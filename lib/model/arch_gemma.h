@@ -19,7 +19,9 @@ extern const lm_tensor_name lm_gemma_tensors[];
           LM_KEY_REAL,                                               \
           .optional = true,                                          \
           .times = 1e-6 },                                           \
-        { .hf = "query_pre_attn_scalar", "", LM_KEY_SCALAR }, LM_GGUF_WINDOW_KEY
+    {                                                                \
+        .hf = "query_pre_attn_scalar", "", LM_KEY_SCALAR             \
+    }
 
 /* Properties of all layers of Gemma: embeddings scaled by the square root of the width, norms
  * before and behind each branch that multiply by 1 + weight, GeGLU, scores scaled by

@@ -99,6 +99,11 @@ const lm_tensor_name lm_gemma_tensors[] = {
 static const lm_gguf_key gguf_keys[] = {
     LM_GGUF_DECODER_KEYS,
     LM_GGUF_GEMMA_KEYS,
+    { .hf = "sliding_window",
+      "attention.sliding_window",
+      LM_KEY_WINDOW,
+      .optional = true,
+      .times = 4096 },
     { .hf = "attn_logit_softcapping",
       "attn_logit_softcapping",
       LM_KEY_REAL,

@@ -62,6 +62,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 static const lm_gguf_key gguf_keys[] = {
     LM_GGUF_DECODER_KEYS,
     LM_GGUF_GEMMA_KEYS,
+    LM_GGUF_WINDOW_KEY,
     { .hf = "final_logit_softcapping",
       "final_logit_softcapping",
       LM_KEY_REAL,

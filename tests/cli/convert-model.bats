@@ -675,6 +675,13 @@ gguf_old_or_new() {
             grep -q '"rope_local_base_freq":2.0' flat
         fi
     done
+    # without a window llama.cpp's gemma3 attends to all keys, while that of a config.json is 4096
+    init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 -o near
+    convert-model -q --no-originals near -o near.gguf
+    sed 's/gemma3\.attention\.sliding_window/xxxxxx.attention.sliding_window/' near.gguf > far.gguf
+    convert-model -q far.gguf -o far
+    tr -d ' \n' < far/config.json > flat
+    grep -q '"layer_types":\["full_attention","full_attention","full_attention"\]' flat
     # layers of an order that GGUF cannot say, and a scale that llama.cpp does not take
     init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
         --set 'layer_types=["sliding_attention","full_attention","full_attention"]' -o order
