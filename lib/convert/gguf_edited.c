@@ -266,26 +266,96 @@ static lm_code token_text(edits *x, int64_t id, lm_gguf_text *out)
                            "a special token is number %" PRId64 ", which no token has", id);
 }
 
+/* The keys of the ids that end a text. */
+static const char *const eos_keys[] = { "tokenizer.ggml.eos_token_id",
+                                        "tokenizer.ggml.eot_token_id",
+                                        "tokenizer.ggml.eom_token_id" };
+enum { N_EOS_KEYS = sizeof eos_keys / sizeof *eos_keys };
+
+static bool holds(const json_t *list, int64_t id)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == id)
+            return true;
+    return false;
+}
+
+/* The ids of the keys in the file `g`, appended once each. */
+static lm_code add_eos(edits *x, const lm_gguf *g, json_t *list)
+{
+    for (int i = 0; i < N_EOS_KEYS; i++) {
+        int64_t id;
+        /* a removed key does not count */
+        const lm_gguf *from = lm_gguf_value_of(g, eos_keys[i]) ? g : x->was;
+        if (lm_gguf_i64_or(from, eos_keys[i], -1, 0, x->m->config.vocab - 1, &id, NULL, x->e))
+            return x->e->code;
+        if (id >= 0 && !holds(list, id))
+            json_array_append_new(list, json_integer(id));
+    }
+    return LM_OK;
+}
+
+/* eos_token_id of o, a number or a list: first the ids of the file, then its other ids, for which
+ * our conversion had no key. */
+static lm_code set_eos(edits *x, json_t *o)
+{
+    json_t *had = json_object_get(o, "eos_token_id"), *now = json_array(), *was = json_array();
+    lm_code rc = add_eos(x, x->g, now);
+
+    if (!rc)
+        rc = add_eos(x, x->was, was);
+    for (size_t i = 0; !rc && i < (json_is_array(had) ? json_array_size(had) : 1); i++) {
+        const json_t *v = json_is_array(had) ? json_array_get(had, i) : had;
+        if (json_is_integer(v) && !holds(was, json_integer_value(v)) &&
+            !holds(now, json_integer_value(v)))
+            json_array_append_new(now, json_integer(json_integer_value(v)));
+    }
+    if (!rc)
+        rc = set(x, o, "eos_token_id",
+                 json_incref(json_array_size(now) > 1 ? now : json_array_get(now, 0)));
+    json_decref(now);
+    json_decref(was);
+    return rc;
+}
+
+static lm_code take_eos(edits *x, json_t *generation, bool *changed)
+{
+    bool any = false;
+
+    for (int i = 0; i < N_EOS_KEYS; i++)
+        if (edited(x, eos_keys[i])) {
+            any = true;
+            note(x, eos_keys[i]);
+        }
+    if (!any)
+        return LM_OK;
+    *changed = true;
+    if (set_eos(x, x->m->tree))
+        return x->e->code;
+    return generation ? set_eos(x, generation) : LM_OK;
+}
+
 static lm_code take_ids(edits *x, json_t *tokenizer, json_t *generation, bool *changed)
 {
     static const char *const keys[][3] = {
         { "tokenizer.ggml.bos_token_id", "bos_token_id", "bos_token" },
-        { "tokenizer.ggml.eos_token_id", "eos_token_id", "eos_token" },
+        { "tokenizer.ggml.eos_token_id", NULL, "eos_token" },
         { "tokenizer.ggml.padding_token_id", "pad_token_id", "pad_token" },
     };
-    lm_code rc = LM_OK;
+    lm_code rc = take_eos(x, generation, changed);
 
     for (int i = 0; !rc && i < 3; i++) {
         lm_gguf_text text;
         int64_t id = 0;
         if (!edited(x, keys[i][0]))
             continue;
-        note(x, keys[i][0]);
-        *changed = true;
         rc = lm_gguf_i64_or(x->g, keys[i][0], 0, 0, x->m->config.vocab - 1, &id, NULL, x->e);
-        if (!rc)
+        if (!rc && keys[i][1]) {
+            note(x, keys[i][0]);
+            *changed = true;
             rc = set(x, x->m->tree, keys[i][1], json_integer(id));
-        if (!rc && generation)
+        }
+        if (!rc && keys[i][1] && generation)
             rc = set(x, generation, keys[i][1], json_integer(id));
         if (!rc && tokenizer && !(rc = token_text(x, id, &text)))
             rc = set(x, tokenizer, keys[i][2], json_stringn(text.text, text.len));

@@ -423,6 +423,21 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     [ "$(grep -c . back/config.json)" -eq "$(grep -c . model/config.json)" ]
 }
 
+@test "convert-model: edited end tokens do not drop the others of the list" {
+    sed 's/"eos_token_id": [0-9]*/"eos_token_id": [1, 2, 3, 4]/' model/config.json > c && mv c model/config.json
+    echo '{"eos_token_id": [1, 2, 6]}' > model/generation_config.json
+    convert-model -q -t none -f model -o m.gguf
+    cp m.gguf second.gguf
+    edit m.gguf tokenizer.ggml.eos_token_id "$(le 5 4)"
+    convert-model -q m.gguf -o first
+    edit second.gguf tokenizer.ggml.eot_token_id "$(le 7 4)"
+    run convert-model second.gguf -o second
+    [[ "$output" == *"its metadata were edited ('tokenizer.ggml.eot_token_id' is 7, not 2): they override"* ]]
+    [[ "$(tr -d ' \n' < first/config.json)" == *'"eos_token_id":[5,2,3,4]'* ]]
+    [[ "$(tr -d ' \n' < second/config.json)" == *'"eos_token_id":[1,7,3,4]'* ]]
+    [[ "$(tr -d ' \n' < second/generation_config.json)" == *'"eos_token_id":[1,7,3,6]'* ]]
+}
+
 @test "convert-model: heads that are rotated in part are refused" {
     convert-model model -o m.gguf --no-originals
     edit m.gguf llama.rope.dimension_count "$(le 4 4)"
