@@ -39,7 +39,7 @@ RATE_adam-mini      := 1e-3
 RATE_came           := 3e-4
 # The sign of the gradient moves each weight by all of the rate.
 RATE_lion           := 1e-3
-# Steps in proportion to the size of a tensor, of which numbers are about 0.02.
+# Steps in proportion to the root mean square of a tensor: 0.02 of fresh matrices.
 RATE_lamb           := 3e-2
 RATE_adafactor      := 3e-2
 # The divisor is a sum or its bound: it grows, and steps fall.
