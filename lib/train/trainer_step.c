@@ -138,6 +138,7 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
 lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e)
 {
     const lm_step now = { .seed = t->o.seed, .step = step };
+    t->program->untrained = t->s.tokens == 0;
     return lm_program_run(t->program, s, &now, e);
 }
 

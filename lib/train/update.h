@@ -129,8 +129,8 @@ double lm_update_clip_value(const lm_update *u); /* 0: none */
 /* ---- when nodes run ---- Nodes appended from here on, up to lm_update_always or the end of the
  * rule's call, run only then.  Values computed there are read only there, except states and
  * parameters. */
-/* At steps t (from 0) with t % period == offset, and with `first` also at the first one.  period 0:
- * only at the first one. */
+/* At steps t (from 0) with t % period == offset, and with `first` also at the first one that has tokens.
+ * period 0: only at that one. */
 lm_code lm_update_every(lm_update *u, int64_t period, int64_t offset, bool first, lm_err *e);
 /* Once, before the first step of a fresh run (parameters have their values): for states that do not
  * start at zero. */
@@ -188,9 +188,9 @@ int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_
 /* The count of a step's numbers, and the numbers. */
 int lm_update_n_numbers(const lm_update *u);
 void lm_update_numbers_at(const lm_update *u, double lr, int64_t t, double *out);
-/* The conditions that hold at step t, for lm_exec_run_part; and true if they are always the
- * same. */
-const bool *lm_update_due(lm_update *u, int64_t t);
+/* The conditions that hold at step t, for lm_exec_run_part; first: no step before it had tokens to
+ * train on.  And true if they are always the same. */
+const bool *lm_update_due(lm_update *u, int64_t t, bool first);
 bool lm_update_is_steady(const lm_update *u);
 /* True if a rule shows other values than the parameters (lm_update_to_show). */
 bool lm_update_shows(const lm_update *u);

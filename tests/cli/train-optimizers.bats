@@ -232,6 +232,28 @@ END
     [[ $output != *"averages its steps"* ]]
 }
 
+@test "train: bases are made at the first step that has tokens" {
+    python3 -c '
+for i in range(600): print("{\"text\": \"a\"}")' > some.jsonl
+    head -n 40 "$BATS_FILE_TMPDIR/clean.jsonl" >> some.jsonl
+    shard-data -q --no-eos --no-shuffle --tokenizer "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o some some.jsonl
+    for o in soap:Q_0 galore:rank=4:ortho_matrix ldadam:rank=4:ortho_matrix q-galore:rank=4:past_ortho_vector; do
+        rm -rf run m.jsonl
+        train -q --seed 3 --peak-tflops 0 --seq-len 32 --batch-size 1 --steps 4 m0 some -o run --metrics m.jsonl --optimizer "${o%:*}"
+        grep -q '"event":"step","step":1,"tokens":0,' m.jsonl
+        python3 - run/latest/optimizer.safetensors "${o##*:}" << 'END'
+import json, struct, sys
+with open(sys.argv[1], "rb") as f:
+    n = struct.unpack("<Q", f.read(8))[0]
+    head, data = json.loads(f.read(n)), f.read()
+found = [data[slice(*t["data_offsets"])] for k, t in head.items() if k.startswith(sys.argv[2] + ".")]
+assert found and all(any(x) for x in found), sys.argv[2]
+END
+        train -q --resume run -o again --steps 5
+        rm -rf again
+    done
+}
+
 @test "train: adafactor's own rates are those of any --lr" {
     for lr in 3e-4 0.1; do
         "${T[@]}" --lr $lr m0 data -o "run-$lr" --optimizer adafactor:relative_step=on

@@ -79,14 +79,14 @@ static lm_code ungated(lm_update *u, const char *text, const lm_formula_name *na
 /* 1 where the basis is due. */
 static lm_code is_due(lm_update *u, const projector *p, lm_vid *due, lm_err *e)
 {
-    const lm_formula_name names[] = { LM_IS("gap", p->gap),
+    const lm_formula_name names[] = { LM_IS("gap", p->gap), LM_IS("count", p->count),
                                       LM_CONSTANT("least", lm_update_hyper(u, "update_proj_gap")),
                                       LM_MAKES("due", due) };
     *due = LM_NONE;
     return ungated(u,
                    "now = where(gap, gap, least);"
-                   "due = abs(done - now*round(done/now)) < 0.5",
-                   names, 3, e);
+                   "due = where(count, abs(done - now*round(done/now)) < 0.5, 1)",
+                   names, 4, e);
 }
 
 /* The cosine of two vectors. */
