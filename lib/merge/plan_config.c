@@ -6,6 +6,7 @@
 #include "format/folder_json.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
+#include "model/config.h"
 
 static lm_code set(json_t *c, const char *key, json_t *value, lm_err *e)
 {
@@ -44,6 +45,36 @@ static lm_code fix_dtype(const lm_merge_plan *p, json_t *c, lm_err *e)
     return json_object_get(c, "dtype") || json_object_get(c, "torch_dtype")
                ? LM_OK
                : set(c, "torch_dtype", json_string(name), e);
+}
+
+/* Add "layer_types" if it is absent and the layers differ in their windows: they follow from the
+ * numbers of the layers, which change. */
+static lm_code name_types(json_t *c, lm_err *e)
+{
+    lm_config config;
+    lm_err unknown = { 0 }; /* an architecture without a graph here: its keys stay as they are */
+    bool sliding = false, full = false;
+    lm_code rc = LM_OK;
+
+    if (json_is_array(json_object_get(c, "layer_types")) ||
+        lm_config_read(c, "", &config, &unknown))
+        return LM_OK;
+    for (int64_t l = 0; l < config.layers; l++) {
+        sliding = sliding || config.layer[l].window > 0;
+        full = full || config.layer[l].window <= 0;
+    }
+    json_t *list = sliding && full ? json_array() : NULL;
+    for (int64_t l = 0; list && l < config.layers; l++)
+        json_array_append_new(
+            list, json_string(config.layer[l].window > 0 ? "sliding_attention" : "full_attention"));
+    if (list && (int64_t)json_array_size(list) != config.layers) { /* no memory */
+        json_decref(list);
+        list = NULL;
+    }
+    if (sliding && full)
+        rc = set(c, "layer_types", list, e);
+    lm_config_fini(&config);
+    return rc;
 }
 
 /* The entry of each layer in a list that has one for each ("layer_types"). */
@@ -95,7 +126,10 @@ static lm_code fix_module(const lm_merge_plan *p, const lm_merge_module *mod, js
     json_t *part = part_of(c, mod->name, &keys);
     bool found = false;
     int64_t n = 0;
-    lm_code rc = fix_list(p, mod, part, "layer_types", e);
+    lm_code rc = name_types(part, e);
+
+    if (!rc)
+        rc = fix_list(p, mod, part, "layer_types", e);
 
     for (int s = 0; s < mod->n; s++)
         n += slice[s].source[0].to - slice[s].source[0].from;

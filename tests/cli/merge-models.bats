@@ -395,3 +395,17 @@ YAML
     merge-models --method ties --base base/ math/ code/ --density 0.5 -o a/ --threads=3
     cmp a/model.safetensors b/model.safetensors
 }
+
+@test "merge-models: layers keep their windows where they are stacked in another order" {
+    init-model -q gemma3-270m --set vocab_size=64 --set hidden_size=8 --set intermediate_size=8 --set head_dim=4 \
+        --set num_attention_heads=1 --set num_key_value_heads=1 --set num_hidden_layers=7 -o gemma
+    run ! grep -q layer_types gemma/config.json
+    cat > stack.yaml << 'YAML'
+merge_method: passthrough
+slices:
+  - sources: [{model: gemma, layer_range: [0, 1]}]
+  - sources: [{model: gemma, layer_range: [4, 7]}]
+YAML
+    merge-models -q --config stack.yaml -o stack
+    [[ "$(tr -d ' \n' < stack/config.json)" == *'"layer_types":["sliding_attention","sliding_attention","full_attention","sliding_attention"]'* ]]
+}
