@@ -35,7 +35,15 @@ static lm_code read_tables(const json_t *o, const char *where, lm_config *c, lm_
         of[i] = json_object_get(both, kinds[i]);
         c->rope[i].dim = c->layer[0].head_dim;
     }
+    if (json_object_size(both) && !of[0] && !of[1])
+        return lm_fail(e, LM_EFORMAT, where,
+                       "give it a \"full_attention\" and a \"sliding_attention\"",
+                       "\"rope_parameters\" has no set for a kind of layer");
     if (of[0] || of[1]) {
+        const json_t *scaling = json_object_get(o, "rope_scaling");
+        if (scaling && !json_is_null(scaling))
+            return lm_fail(e, LM_EFORMAT, where, "keep one of them",
+                           "\"rope_parameters\" and \"rope_scaling\" are both given");
         if (read_table(o, where, of[0], "rope_theta", 1e6, &c->rope[0], e))
             return e->code;
     } else if (lm_read_rope(o, where, 1e6, c, e)) {

@@ -105,6 +105,12 @@ static void test_contradictions(void **state)
         { llama, "{\"model_type\":\"gemma3_text\",\"rope_local_base_freq\":0}", "rope_theta" },
         { llama, "{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"full_attention\":[]}}",
           "rope_parameters" },
+        { llama, "{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"rope_theta\":5}}",
+          "no set for a kind of layer" },
+        { llama,
+          "{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"full_attention\":{}},"
+          "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}}",
+          "are both given" },
         { llama, "{\"num_key_value_heads\":5}", "num_key_value_heads" },
         { llama, "{\"head_dim\":7}", "head_dim" },
         { llama, "{\"num_attention_heads\":24,\"num_key_value_heads\":8}", "head_dim" },
