@@ -94,6 +94,10 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no bias on attn_output and refuses this file", m->path,
                arch);
+    if (c->arch->gguf_tied && !c->tied)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: llama.cpp's %s has no head beside the embedding and refuses this file", m->path,
+               arch);
     return LM_OK;
 }
 

@@ -82,6 +82,7 @@ struct lm_arch {
     const lm_gguf_key *gguf_keys;
     bool gguf_pairs;    /* rows of q and k lie there pair by pair (convert/names.h) */
     bool gguf_head_dim; /* head_dim is always written to config.json */
+    bool gguf_tied;     /* llama.cpp has no head beside the embedding */
     bool gguf_windows;  /* llama.cpp obeys sliding windows, */
     /* and each gguf_pattern-th layer has none unless a key says otherwise */
     int64_t gguf_pattern;

@@ -129,6 +129,7 @@ const lm_arch lm_arch_gemma2 = {
     .tensors = lm_gemma_tensors,
     .gguf_keys = gguf_keys,
     .gguf_head_dim = true,
+    .gguf_tied = true,
     .gguf_windows = true,
     .gguf_pattern = 2,
     .gguf_wide_layers = 46,

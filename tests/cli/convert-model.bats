@@ -697,6 +697,10 @@ gguf_old_or_new() {
     convert-model -q far.gguf -o far
     tr -d ' \n' < far/config.json > flat
     grep -q '"layer_types":\["full_attention","full_attention","full_attention"\]' flat
+    init-model -q gemma2-2b "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
+        --set tie_word_embeddings=false -o head
+    run convert-model head -o head.gguf
+    [[ "$output" == *"llama.cpp's gemma2 has no head beside the embedding and refuses this file"* ]]
     # layers of an order that GGUF cannot say, and a scale that llama.cpp does not take
     init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
         --set 'layer_types=["sliding_attention","full_attention","full_attention"]' -o order
