@@ -23,7 +23,7 @@ static lm_code not_found(const lm_backend_opts *o, lm_err *e)
         n += (size_t)snprintf(where + n, sizeof where - n, "%s%s", i ? ", " : "", o->modules[i]);
     errno = 0;
     return lm_fail(e, LM_EIO, o->device, "'make cuda' builds it where nvcc is",
-                   "there is no " MODULE " in %s%s", n ? where : "any folder (none was named)",
+                   "there is no " MODULE " in %s%s", n ? where : "any folder: no folder was named",
                    n >= sizeof where ? "..." : "");
 }
 

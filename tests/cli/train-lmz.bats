@@ -185,7 +185,7 @@ same_bits() { # same_bits FOLDER FOLDER: of two checkpoints
     same_bits ten/latest on9/latest
     run train -q --resume whole9.lmz --steps 10
     [ "$status" -eq 2 ]
-    [[ "$output" == *"lies in no run"* ]]
+    [[ "$output" == *"is a checkpoint outside a run"* ]]
     run train -q --resume m0 -o no
     [ "$status" -eq 2 ]
     run train -q --resume coded --steps 10
