@@ -340,7 +340,9 @@ static void step_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
 {
     bench_case cached = cached_case(m, batch, room, act);
     bench_case rope = rope_case(m, batch, room, act), step = cached;
-    const lm_attention_step_attr attr = { attention_of(m, batch, 1), m->d, 1e-5 };
+    const lm_attention_step_attr attr = { .attention = attention_of(m, batch, 1),
+                                          .rotary_dim = m->d,
+                                          .eps = 1e-5 };
     measure(&rope);
     measure(&cached);
     step.op = "attention_step";

@@ -190,7 +190,8 @@ static void casts(void **state)
         for (int to = 0; to < 4; to++) {
             for (int level = 0; level <= (int)lm_cpu_detect(); level++) {
                 int64_t n = N - 5;
-                lm_tensor in = { src, types[from], 1, { n } }, out = { got, types[to], 1, { n } };
+                lm_tensor in = { .data = src, .dtype = types[from], .ndim = 1, .dim = { n } };
+                lm_tensor out = { .data = got, .dtype = types[to], .ndim = 1, .dim = { n } };
                 lm_call c = { .in = &in, .n_in = 1, .out = &out, .n_out = 1, .par = pool_of(2) };
                 size_t bytes = (size_t)n * lm_dtype_size(types[to]);
                 memset(got, 0x5a, sizeof got);
