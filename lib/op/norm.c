@@ -3,8 +3,8 @@
  * and k. */
 #include "kernels/norm.h"
 
-#include "graph/passes.h"
 #include "op/example.h"
+#include "op/norms.h"
 #include "op/ops.h"
 
 static const char *const kinds[] = { "rms", "layer", "rms_once" };
@@ -153,30 +153,35 @@ const lm_op lm_op_norm_dw = {
     .cost = norm_cost,
 };
 
-static lm_code head_norm_grad(lm_grad *s, const lm_node *n, lm_err *e)
+lm_code lm_qk_norms_grad(lm_grad *s, const lm_node *n, const lm_op *dw, const lm_op *dx, void *attr,
+                         lm_acc *acc, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
     lm_vid qkv = n->in[0], wq = n->in[1], wk = n->in[2], dy = lm_grad_of(s, n->out[0]);
-    lm_head_norm_attr attr = *(const lm_head_norm_attr *)n->attr;
 
     if (lm_grad_wants(s, wq) || lm_grad_wants(s, wk)) {
         lm_vid in[3] = { dy, qkv, n->out[1] }, out[2];
         g->phase = LM_PHASE_BACKWARD_WEIGHT;
-        if (lm_grad_param(s, wq, &out[0], &attr.acc, e) ||
-            lm_grad_param(s, wk, &out[1], &attr.acc, e))
+        if (lm_grad_param(s, wq, &out[0], acc, e) || lm_grad_param(s, wk, &out[1], acc, e))
             return e->code;
         for (int i = 0; i < 2; i++)
             out[i] = out[i] == LM_SKIP ? LM_NONE : out[i];
-        if (lm_graph_append(g, &lm_op_head_norm_dw, &attr, in, out, e))
+        if (lm_graph_append(g, dw, attr, in, out, e))
             return e->code;
         g->phase = LM_PHASE_BACKWARD_INPUT;
     }
     if (!lm_grad_wants(s, qkv))
         return LM_OK;
-    lm_vid in[5] = { dy, qkv, wq, wk, n->out[1] }, dx = LM_NONE;
-    if (lm_graph_append(g, &lm_op_head_norm_dx, &attr, in, &dx, e))
+    lm_vid in[5] = { dy, qkv, wq, wk, n->out[1] }, dqkv = LM_NONE;
+    if (lm_graph_append(g, dx, attr, in, &dqkv, e))
         return e->code;
-    return lm_grad_give(s, qkv, dx, e);
+    return lm_grad_give(s, qkv, dqkv, e);
+}
+
+static lm_code head_norm_grad(lm_grad *s, const lm_node *n, lm_err *e)
+{
+    lm_head_norm_attr attr = *(const lm_head_norm_attr *)n->attr;
+    return lm_qk_norms_grad(s, n, &lm_op_head_norm_dw, &lm_op_head_norm_dx, &attr, &attr.acc, e);
 }
 
 static void head_norm_example(lm_rng r, int i, lm_example *x)

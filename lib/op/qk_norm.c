@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* qk_norm.c -- the norm of all queries of a row, and of all its keys (kernels/norm.h). */
-#include "graph/passes.h"
 #include "kernels/norm.h"
 #include "op/example.h"
+#include "op/norms.h"
 #include "op/ops.h"
 
 static const lm_field fields[] = { { LM_ATTR_INT(lm_qk_norm_attr, heads, 'H') },
@@ -24,28 +24,8 @@ static void cost(const lm_call *c, lm_cost *out)
 
 static lm_code grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
-    lm_graph *g = lm_grad_graph(s);
-    lm_vid qkv = n->in[0], wq = n->in[1], wk = n->in[2], dy = lm_grad_of(s, n->out[0]);
     lm_qk_norm_attr attr = *(const lm_qk_norm_attr *)n->attr;
-
-    if (lm_grad_wants(s, wq) || lm_grad_wants(s, wk)) {
-        lm_vid in[3] = { dy, qkv, n->out[1] }, out[2];
-        g->phase = LM_PHASE_BACKWARD_WEIGHT;
-        if (lm_grad_param(s, wq, &out[0], &attr.acc, e) ||
-            lm_grad_param(s, wk, &out[1], &attr.acc, e))
-            return e->code;
-        for (int i = 0; i < 2; i++)
-            out[i] = out[i] == LM_SKIP ? LM_NONE : out[i];
-        if (lm_graph_append(g, &lm_op_qk_norm_dw, &attr, in, out, e))
-            return e->code;
-        g->phase = LM_PHASE_BACKWARD_INPUT;
-    }
-    if (!lm_grad_wants(s, qkv))
-        return LM_OK;
-    lm_vid in[5] = { dy, qkv, wq, wk, n->out[1] }, dx = LM_NONE;
-    if (lm_graph_append(g, &lm_op_qk_norm_dx, &attr, in, &dx, e))
-        return e->code;
-    return lm_grad_give(s, qkv, dx, e);
+    return lm_qk_norms_grad(s, n, &lm_op_qk_norm_dw, &lm_op_qk_norm_dx, &attr, &attr.acc, e);
 }
 
 static void example(lm_rng r, int i, lm_example *x)
