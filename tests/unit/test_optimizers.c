@@ -929,6 +929,7 @@ static const row rows[] = {
     { "nesterov", "", momentum, { { "momentum_buffer", 0 } }, 0, NULL },
     { "lamb", "", lamb, { { "exp_avg", 0 }, { "exp_avg_sq", 1 } }, 0, NULL },
     { "lamb", "bias_correction=0 eps=0.1", lamb, { { "exp_avg", 0 } }, 0, NULL },
+    { "lamb", "bias_correction=0 eps=1 weight_decay=0", lamb, { { "exp_avg", 0 } }, 0, NULL },
     { "adafactor",
       "",
       adafactor,
