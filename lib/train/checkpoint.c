@@ -364,7 +364,8 @@ static lm_code load_numbers(const json_t *o, const char *where, lm_train_state *
         return e->code;
     if (!lm_groups_same(name, s->optimizer))
         return lm_fail(e, LM_EUSAGE, where, "resume with the same optimiser",
-                       "the run was trained with %s, not %s", name, s->optimizer);
+                       "the run was trained with %s, not %s",
+                       name[0] ? name : "an optimiser that the file does not name", s->optimizer);
     return lm_json_i64(o, "step", 0, most, &s->step, where, e) ||
                    lm_json_i64(o, "tokens", 0, most, &s->tokens, where, e) ||
                    lm_json_i64(o, "sample", 0, most, &s->sample, where, e) ||
