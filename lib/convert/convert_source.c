@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/source_made.h"
 
 static lm_code load(void *ctx, const lm_st_tensor *t, const void **data, lm_err *e)
@@ -52,7 +53,9 @@ bool lm_is_gguf(const char *path)
     /* a pipe must not be opened for inspection */
     bool file = !stat(path, &st) && S_ISREG(st.st_mode);
     int fd = file ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    bool is = fd >= 0 && pread(fd, head, sizeof head, 0) == sizeof head && !memcmp(head, "GGUF", 4);
+    bool is =
+        fd >= 0 && (lm_text_ends(path, ".gguf") ||
+                    (pread(fd, head, sizeof head, 0) == sizeof head && !memcmp(head, "GGUF", 4)));
     if (fd >= 0)
         close(fd);
     return is;

@@ -6,7 +6,8 @@
 
 #include "convert/convert.h"
 
-/* True if the file at `path` begins like a GGUF file. */
+/* True if `path` is a regular file that begins like a GGUF file, or is named .gguf: what is wrong with
+ * one of that name is for its reader to say. */
 bool lm_is_gguf(const char *path);
 /* Open it; blocks that are read as numbers are decoded to F32.  tokenizer false: without its
  * tokenizer.  Fails as lm_import_open. */

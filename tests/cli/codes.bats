@@ -93,4 +93,10 @@ END
     head -c 3000 m.gguf > cut.gguf
     run -1 --separate-stderr generate -p x cut.gguf
     [[ "$stderr" == *cut.gguf* ]]
+    : > empty.gguf
+    for c in generate eval-model; do
+        run --separate-stderr $c empty.gguf < /dev/null
+        [ "$status" -ne 0 ]
+        [[ "$stderr" == *"empty.gguf: this is not a GGUF file"* ]]
+    done
 }
