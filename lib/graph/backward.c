@@ -70,6 +70,7 @@ lm_code lm_grad_param(lm_grad *s, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
         if (lm_graph_value(s->g, LM_ROLE_GRAD, t, name, &s->param_out[v], e))
             return e->code;
         s->g->value[s->param_out[v]].grad_of = v;
+        s->g->value[s->param_out[v]].layout = s->g->value[v].layout;
         *acc = LM_ACC_FIRST;
     }
     *out = s->param_out[v];

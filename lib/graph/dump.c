@@ -7,8 +7,14 @@
 
 static lm_code add_value(const lm_graph *g, lm_vid v, lm_buf *out, lm_err *e)
 {
+    static const lm_layout replicated;
     const lm_value *x = &g->value[v];
     lm_code rc = lm_buf_addf(out, e, x->name ? " %%%d %s" : " %%%d", v, x->name);
+    if (!rc && !lm_layout_same(&x->layout, &replicated)) {
+        rc = lm_buf_addf(out, e, " {");
+        rc = rc ? rc : lm_layout_print(&x->layout, out, e);
+        rc = rc ? rc : lm_buf_addf(out, e, "}");
+    }
     return rc || x->of < 0 ? rc : lm_buf_addf(out, e, " of %%%d+%" PRId64, x->of, x->at);
 }
 

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "numeric/code_rows.h"
+
 const char *lm_phase_name(lm_phase p)
 {
     static const char *const names[LM_PHASE_COUNT] = { "forward", "dinput", "dweight", "update" };
@@ -59,6 +61,14 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
     return LM_OK;
 }
 
+static bool is_split(const lm_layout *l)
+{
+    bool split = false;
+    for (int i = 0; i < LM_AXES; i++)
+        split = split || l->axis[i].share == LM_SPLIT;
+    return split;
+}
+
 lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
                       lm_vid *out, lm_err *e)
 {
@@ -69,6 +79,8 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     if (role == LM_ROLE_ACT)
         return lm_fail(e, LM_EBUG, where, NULL,
                        "is a view of an activation, which has no memory between runs");
+    if (is_split(&whole->layout))
+        return lm_fail(e, LM_EBUG, where, NULL, "is a view of a value that is split over ranks");
     shape.dtype = whole->t.dtype;
     if (lm_graph_value(g, role, shape, name, out, e))
         return e->code;
@@ -82,6 +94,54 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     g->value[*out].of = whole->of >= 0 ? whole->of : of;
     g->value[*out].at = whole->of >= 0 ? whole->at + at : at;
     return LM_OK;
+}
+
+static bool has_view(const lm_graph *g, lm_vid v)
+{
+    for (size_t k = 0; g->has_views && k < g->n_values; k++)
+        if (g->value[k].of == v)
+            return true;
+    return false;
+}
+
+lm_code lm_graph_lay(lm_graph *g, lm_vid v, const lm_layout *layout, lm_err *e)
+{
+    lm_value *x = &g->value[v];
+    if (lm_layout_check(layout, x->t.ndim, e))
+        return e->code;
+    if (is_split(layout) && (x->of >= 0 || has_view(g, v)))
+        return lm_fail(e, LM_EBUG, x->name ? x->name : "a value", NULL,
+                       "is or has a view, and cannot be split over ranks");
+    x->layout = *layout;
+    return LM_OK;
+}
+
+/* The codes of rows [first, first + rows). */
+static lm_code_rows rows_of(const lm_code_rows *c, int64_t first, int64_t rows)
+{
+    lm_code_rows out = { 0 };
+    for (int i = 0; i < c->n; i++) {
+        struct lm_code_run r = c->run[i];
+        int64_t begin = r.row > first ? r.row : first;
+        int64_t end = r.row + r.rows < first + rows ? r.row + r.rows : first + rows;
+        if (begin >= end)
+            continue;
+        r.row = begin - first;
+        r.rows = end - begin;
+        out.run[out.n++] = r;
+    }
+    return out;
+}
+
+size_t lm_value_bytes(const lm_value *v, const lm_mesh *mesh)
+{
+    int64_t first[LM_MAX_DIMS];
+    lm_tensor part;
+    lm_layout_part(&v->layout, mesh, &v->t, &part, first);
+    if (!part.codes)
+        return lm_plain_bytes(part.dtype, lm_tensor_count(&part));
+    lm_code_rows rows = rows_of(part.codes, first[0], part.dim[0]);
+    return lm_code_rows_bytes(&rows, part.dim[1]);
 }
 
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)

@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "graph/layout.h"
 #include "graph/op.h"
 
 typedef int32_t lm_vid; /* a value's number */
@@ -38,8 +39,9 @@ const char *lm_phase_name(lm_phase p);
 typedef struct {
     const char *name; /* "h.3.qkv"; NULL for most activations */
     lm_role role;
-    lm_tensor t;    /* shape and dtype; data is NULL */
-    lm_vid grad_of; /* LM_ROLE_GRAD: its parameter */
+    lm_tensor t;      /* shape of the whole value, format: its dtype or codes; data is NULL */
+    lm_layout layout; /* which part a rank of a mesh holds; initially all of it */
+    lm_vid grad_of;   /* LM_ROLE_GRAD: its parameter */
     /* A view: the value in whose memory it lies, itself not a view; otherwise LM_NONE. */
     lm_vid of;
     int64_t at; /* a view: the number of elements of `of` before it */
@@ -78,9 +80,15 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
 
 /* A view: the elements of `of` from index `at` on, in the shape of `shape`; dtype and role are
  * those of `of`, which must be kept between runs (not an activation).  A view of a view is stored
- * as a view of the first value.  Fails: LM_EBUG when `of` is smaller, or is an activation. */
+ * as a view of the first value.  Fails: LM_EBUG when `of` is smaller, is an activation, or is split. */
 lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
                       lm_vid *out, lm_err *e);
+/* Set the layout of a value; a gradient that is appended later has the layout of its parameter.  Fails:
+ * LM_EUSAGE as lm_layout_check; LM_EBUG for a view, or a value with views, that would be split: a view is a
+ * range of elements of the whole. */
+lm_code lm_graph_lay(lm_graph *g, lm_vid v, const lm_layout *layout, lm_err *e);
+/* Bytes of the part of a value that a rank holds, in its format. */
+size_t lm_value_bytes(const lm_value *v, const lm_mesh *mesh);
 /* True if two values share memory. */
 bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b);
 
@@ -102,7 +110,8 @@ lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tens
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n);
 
 /* Text of the whole list, one node a line:
- * "  12 forward L3  gelu (x %41) exact=false -> y %42 bf16[1024,2304]".  Absent operands are left out. */
+ * "  12 forward L3  gelu (x %41) exact=false -> y %42 bf16[1024,2304]".  Absent operands are left out; a
+ * layout follows a value in braces unless it is replicated: "w %7 h.3.qkv {tp=split0}". */
 lm_code lm_graph_dump(const lm_graph *g, lm_buf *out, lm_err *e);
 
 /* FLOPs and bytes by phase, and their sum. */

@@ -74,7 +74,7 @@ static double bytes_of(const lm_program *p, lm_role role)
     for (size_t v = 0; v < g->n_values; v++) {
         const lm_value *x = &g->value[v];
         if (x->role == role && x->of == LM_NONE)
-            sum += (double)lm_plain_bytes(x->t.dtype, lm_tensor_count(&x->t));
+            sum += (double)lm_value_bytes(x, &lm_mesh_alone);
     }
     return sum;
 }

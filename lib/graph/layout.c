@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layout.c -- which part of a value each rank of a mesh holds. */
+#include "graph/layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const lm_axis_names[] = { "dp", "pp", "cp", "tp", "ep", NULL };
+const lm_mesh lm_mesh_alone = { .size = { 1, 1, 1, 1, 1 } };
+
+static const char *const share_names[] = { "replicated", "split", "partial", "on" };
+
+bool lm_layout_same(const lm_layout *a, const lm_layout *b)
+{
+    for (int i = 0; i < LM_AXES; i++)
+        if (a->axis[i].share != b->axis[i].share || a->axis[i].at != b->axis[i].at)
+            return false;
+    return true;
+}
+
+lm_code lm_layout_check(const lm_layout *l, int ndim, lm_err *e)
+{
+    for (int i = 0; i < LM_AXES; i++)
+        if (l->axis[i].share == LM_SPLIT && l->axis[i].at >= ndim)
+            return lm_fail(e, LM_EUSAGE, lm_axis_names[i], NULL,
+                           "splits dimension %d of a value of %d dimensions", l->axis[i].at, ndim);
+    return LM_OK;
+}
+
+/* Range number `at` of `n` ranges over `len` elements: its begin.  No product overflows. */
+static int64_t range_begin(int64_t len, int64_t at, int64_t n)
+{
+    return len / n * at + len % n * at / n;
+}
+
+void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *whole,
+                    lm_tensor *part, int64_t first[LM_MAX_DIMS])
+{
+    int64_t begin[LM_MAX_DIMS] = { 0 };
+    bool here = true;
+    *part = *whole;
+    for (int i = 0; i < LM_AXES; i++) {
+        int at = l->axis[i].at, rank = mesh->rank[i];
+        if (l->axis[i].share == LM_ON)
+            here = here && at == rank;
+        if (l->axis[i].share != LM_SPLIT)
+            continue;
+        int64_t from = range_begin(part->dim[at], rank, mesh->size[i]);
+        int64_t to = range_begin(part->dim[at], rank + 1, mesh->size[i]);
+        begin[at] += from;
+        part->dim[at] = to - from;
+    }
+    for (int d = 0; !here && d < part->ndim; d++)
+        part->dim[d] = 0;
+    if (first)
+        memcpy(first, begin, sizeof begin);
+}
+
+/* ---- text ---- */
+
+lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e)
+{
+    const char *before = "";
+    lm_code rc = LM_OK;
+    for (int i = 0; !rc && i < LM_AXES; i++) {
+        const struct lm_placement *p = &l->axis[i];
+        if (p->share == LM_REPLICATED)
+            continue;
+        rc = lm_buf_addf(out, e, "%s%s=%s", before, lm_axis_names[i], share_names[p->share]);
+        if (!rc && p->share != LM_PARTIAL)
+            rc = lm_buf_addf(out, e, "%d", p->at);
+        before = ",";
+    }
+    return rc || *before ? rc : lm_buf_addf(out, e, "%s", share_names[LM_REPLICATED]);
+}
+
+/* The number of the name at the beginning of s, of which no name is a beginning of another; -1: none. */
+static int name_at(const char *const *names, int n, const char *s)
+{
+    for (int i = 0; i < n; i++)
+        if (!strncmp(s, names[i], strlen(names[i])))
+            return i;
+    return -1;
+}
+
+/* One word, "tp=split0". */
+static bool read_word(const char *word, lm_layout *l)
+{
+    int axis = name_at(lm_axis_names, LM_AXES, word);
+    if (axis < 0 || l->axis[axis].share != LM_REPLICATED)
+        return false;
+    word += strlen(lm_axis_names[axis]);
+    int share = *word == '=' ? name_at(share_names, LM_ON + 1, ++word) : -1;
+    if (share < 0)
+        return false;
+    word += strlen(share_names[share]);
+    size_t digits = strspn(word, "0123456789");
+    bool numbered = share == LM_SPLIT || share == LM_ON;
+    if (word[digits] || numbered != (digits > 0) || digits > 6)
+        return false;
+    l->axis[axis] = (struct lm_placement){ (lm_share)share, atoi(word) };
+    return share != LM_SPLIT || l->axis[axis].at < LM_MAX_DIMS;
+}
+
+lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e)
+{
+    memset(out, 0, sizeof *out);
+    if (!strcmp(text, share_names[LM_REPLICATED]))
+        return LM_OK;
+    for (const char *at = text;; at++) {
+        char word[32];
+        size_t n = strcspn(at, ",");
+        bool fits = n < sizeof word;
+        if (fits) {
+            memcpy(word, at, n);
+            word[n] = 0;
+        }
+        if (!fits || !read_word(word, out))
+            return lm_fail(
+                e, LM_EUSAGE, "layout",
+                "write AXIS=SHARE[,...]: axes dp pp cp tp ep, each once; shares replicated, "
+                "split0 to split4, partial, on0, on1 ...",
+                "'%.*s' is not the share of an axis", (int)(n < 40 ? n : 40), at);
+        at += n;
+        if (!*at)
+            return LM_OK;
+    }
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layout.h -- which part of a value each rank of a mesh holds.
+ *
+ * A mesh arranges ranks along five axes.  Shapes in a graph are those of whole values; a layout says
+ * for each axis how the ranks along it share a value:
+ *
+ *   replicated   all hold the same (the default: a layout of zero bytes)
+ *   split D      each holds a range of dimension D: rank r of n holds the elements from len * r / n
+ *                up to len * (r + 1) / n
+ *   partial      each holds an addend in the shape of the whole; the value is their sum
+ *   on R         rank R alone holds it
+ *
+ * Several axes may split one dimension: an axis that comes first in lm_axis splits first, and each
+ * further axis splits what a rank then has.  Sources: GSPMD (arXiv:2105.04663), DTensor's placements. */
+#ifndef LM_GRAPH_LAYOUT_H
+#define LM_GRAPH_LAYOUT_H
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "numeric/tensor.h"
+
+typedef enum {
+    LM_AXIS_DP, /* data parallel: rows of the batch */
+    LM_AXIS_PP, /* pipeline stages */
+    LM_AXIS_CP, /* context parallel: positions */
+    LM_AXIS_TP, /* tensor parallel: heads, columns, rows of matrices */
+    LM_AXIS_EP, /* experts */
+    LM_AXES,
+} lm_axis;
+extern const char *const lm_axis_names[]; /* "dp" ..., by lm_axis, NULL at the end */
+
+typedef struct {
+    int size[LM_AXES]; /* ranks along each axis, at least 1 */
+    int rank[LM_AXES]; /* this rank's coordinates */
+} lm_mesh;
+extern const lm_mesh lm_mesh_alone; /* one rank */
+
+typedef enum { LM_REPLICATED, LM_SPLIT, LM_PARTIAL, LM_ON } lm_share;
+
+typedef struct {
+    struct lm_placement {
+        lm_share share;
+        int at; /* LM_SPLIT: the dimension; LM_ON: the rank; otherwise 0 */
+    } axis[LM_AXES];
+} lm_layout;
+
+bool lm_layout_same(const lm_layout *a, const lm_layout *b);
+/* Check that a value of so many dimensions may have the layout.  Fails: LM_EUSAGE naming the axis. */
+lm_code lm_layout_check(const lm_layout *l, int ndim, lm_err *e);
+
+/* The part of a value of shape *whole that this rank holds: its shape (a dimension may be 0 when there
+ * are more ranks than elements, and all are 0 where only another rank holds the value), and if `first`
+ * is not NULL, the index in *whole of its first element in each dimension.  *whole and *part may be
+ * the same.  The layout must have passed lm_layout_check. */
+void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *whole,
+                    lm_tensor *part, int64_t first[LM_MAX_DIMS]);
+
+/* "tp=split0,pp=on2": the axes that are not replicated; "replicated" if there is none. */
+lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e);
+/* The same text read.  Fails: LM_EUSAGE naming the word, for unknown axes and shares, an axis named twice,
+ * dimensions from LM_MAX_DIMS on, ranks from a million on. */
+lm_code lm_layout_read(const char *text, lm_layout *out, lm_err *e);
+
+#endif
