@@ -219,6 +219,8 @@ static lm_code take_up(session *s, lm_err *e)
         "progress", "trace",           "list-optimizers", "metrics",    "tensorboard",  NULL
     };
     static const char *not_kept_here[sizeof not_kept / sizeof *not_kept - 2];
+    if (!plan_only() && lm_run_check_idle(opt.resume, tool.output, e))
+        return e->code;
     if (lm_run_find(opt.resume, tool.output, &s->step_dir, &s->own_run, e) ||
         lm_ckpt_options(s->step_dir, &s->saved, &a->step, e))
         return e->code;

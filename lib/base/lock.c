@@ -106,6 +106,19 @@ lm_code lm_lock_take(const char *path, const char *what, lm_lock **out, bool *su
     return LM_OK;
 }
 
+lm_code lm_lock_check(const char *path, const char *what, lm_err *e)
+{
+    lm_code rc = LM_OK;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd < 0)
+        return LM_OK;
+    if (flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK)
+        rc = refuse(fd, what, e);
+    close(fd);
+    return rc;
+}
+
 /* Removed while the lock is held: a process that opened the file before then finds in is_current
  * that the name is gone. */
 void lm_lock_drop(lm_lock *l)

@@ -16,6 +16,8 @@ typedef struct lm_lock lm_lock;
  * locks, so that a second holder would not be noticed.  Fails: LM_EUSAGE when another process holds
  * it (names the process, its machine, and since when); LM_EIO. */
 lm_code lm_lock_take(const char *path, const char *what, lm_lock **out, bool *sure, lm_err *e);
+/* LM_EUSAGE, as above, if a process holds the lock now; creates no file and keeps no lock. */
+lm_code lm_lock_check(const char *path, const char *what, lm_err *e);
 void lm_lock_drop(lm_lock *l); /* removes the file; NULL is fine */
 
 #endif

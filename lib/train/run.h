@@ -36,6 +36,11 @@ lm_code lm_run_newest(const char *run, char **out, lm_err *e);
  * has no `output`. */
 lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e);
 
+/* LM_EUSAGE, as lm_run_open, if a training uses the run of `name` (a run, or one of its checkpoints)
+ * and `output` (NULL: none) is not another folder.  Before lm_run_find: such a training removes
+ * checkpoints while they are read. */
+lm_code lm_run_check_idle(const char *name, const char *output, lm_err *e);
+
 /* LM_EUSAGE if replacing `run` would remove the model from which the training starts. */
 lm_code lm_run_apart(const char *run, const char *model, lm_err *e);
 

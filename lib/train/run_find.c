@@ -155,6 +155,23 @@ static lm_code find(const char *name, char *real, const char *output, char **ste
     return lm_strdup(run, inside ? dirname(real) : output, e);
 }
 
+lm_code lm_run_check_idle(const char *name, const char *output, lm_err *e)
+{
+    char *real = realpath(name, NULL), *path = NULL;
+    lm_code rc = LM_OK;
+    if (!real)
+        return LM_OK; /* lm_run_find reports it */
+    bool inside = lm_run_step_of(lm_path_base(real)) >= 0;
+    const char *run = inside ? dirname(real) : real;
+    if (!output || lm_path_same(output, run))
+        rc = lm_path_join(&path, run, ".train.lock", e);
+    if (path)
+        rc = lm_lock_check(path, inside ? run : name, e);
+    lm_free(path);
+    free(real);
+    return rc;
+}
+
 lm_code lm_run_find(const char *name, const char *output, char **step_dir, char **run, lm_err *e)
 {
     char *real = realpath(name, NULL);

@@ -367,6 +367,24 @@ goes_on() {
     done
 }
 
+@test "train: a run that is alive is refused before its checkpoints are read: they may go at any time" {
+    "${T[@]}" m0 data -o run --save-every 4
+    exec 8> run/.train.lock
+    flock 8
+    for step in run/step-000008 run/step-000004; do # the checkpoint found is gone, then all are
+        rm $step/config.json $step/state.json
+        for again in "run" "run/step-000004" "run/latest -o run"; do
+            # shellcheck disable=SC2086
+            run train -q --resume $again
+            [ "$status" -eq 2 ]
+            [[ $output == "train: "*": is in use by another process: wait until it ends, or choose another folder" ]]
+        done
+    done
+    flock -u 8
+    run train -q --resume run
+    [[ $output == "train: run: holds no checkpoint to resume from"* ]]
+}
+
 @test "train: -f does not remove a checkpoint in which there is more" {
     "${T[@]}" m0 data -o run
     echo mine > run/step-000008/notes.txt
@@ -377,7 +395,7 @@ goes_on() {
 }
 
 @test "train: a run that is alive is refused, its process named" {
-    "${T[@]}" m0 data -o run --steps 100000 --save-every 2 &
+    "${T[@]}" m0 data -o run --steps 100000 --save-every 2 --keep 0 & # keeps what the dry run reads
     pid=$!
     wait_for test -e run/latest/state.json
     for again in "m0 data -o run -f" "--resume run"; do
