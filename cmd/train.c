@@ -485,8 +485,10 @@ static lm_code print_outlook(lm_session *t, const lm_memory_plan *plan, lm_err *
     const lm_outlook_ask ask = { t->ask.lmz, opt.measure, t->ask.step, opt.keep };
     lm_outlook o;
     lm_buf text = { 0 };
+    char cure[sizeof o.verdict.cure];
     if (lm_outlook_make(&t->o, t->program, &ask, plan, &o, e))
         return e->code;
+    memcpy(o.verdict.cure, lm_advice_shown(o.verdict.cure, cure, sizeof cure), sizeof cure);
     if (t->ask.data && open_train(t, e)) /* data that the run would refuse */
         return e->code;
     if (opt.measure && o.verdict.fits &&

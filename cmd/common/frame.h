@@ -50,10 +50,9 @@ const char *lm_choice_find(const char *const *choices, const char *text);
 lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm_err *e);
 lm_code lm_options_print(const lm_tool *t, lm_err *e);
 
-/* The place or the advice of a library error in the words of the running tool: options instead of
- * the quantities that the library names.  Either the argument or `out`. */
+/* The place of a library error in the words of the running tool: its option instead of the quantity
+ * that the library names.  Either the argument or `out`. */
 const char *lm_place_shown(const char *where, char *out, size_t size);
-const char *lm_advice_shown(const char *todo, char *out, size_t size);
 
 void lm_help_print(const lm_tool *t);
 void lm_version_print(const lm_tool *t);

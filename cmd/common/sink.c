@@ -67,6 +67,13 @@ static void log_line(lm_sink *s, lm_log_level level, const char *text)
     pthread_mutex_unlock(&state.lock);
 }
 
+/* A line of the library, with the options of this tool. */
+static void log_library(lm_sink *s, lm_log_level level, const char *text)
+{
+    char shown[1024];
+    log_line(s, level, lm_advice_shown(text, shown, sizeof shown));
+}
+
 static int columns(void)
 {
     struct winsize w;
@@ -138,7 +145,7 @@ void lm_sink_init(lm_tool *t)
     state.bar = lm_the_frame.progress && t->verbosity >= LM_LOG_NOTICE &&
                 (isatty(STDERR_FILENO) || lm_the_frame.progress_given);
     bool in_a_log = lm_the_frame.progress && !state.bar && t->verbosity == LM_LOG_NOTICE;
-    t->sink = (lm_sink){ log_line, progress, in_a_log ? LOG_SECONDS : 0 };
+    t->sink = (lm_sink){ log_library, progress, in_a_log ? LOG_SECONDS : 0 };
 }
 
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...)

@@ -230,6 +230,10 @@ void lm_refuse_run_link(lm_tool *t, const char *output);
 void lm_refuse_ending(lm_tool *t, const char *output, lm_product makes);
 /* How this tool reads and writes models: spooled in LM_TMPDIR, coded on `par` (may be NULL). */
 lm_bundle_opts lm_tool_bundle(lm_tool *t, lm_par *par);
+/* A text of the library in the words of the running tool: its options instead of the quantities
+ * that the library names.  lm_complain and the lines that the library logs apply it themselves.
+ * Returns `out`, which is another place than `text`. */
+const char *lm_advice_shown(const char *text, char *out, size_t size);
 void lm_say(lm_tool *t, lm_log_level level, const char *fmt, ...) LM_PRINTF(3, 4);
 /* Status 3, "the answer is no". */
 void lm_answer_no(lm_tool *t);

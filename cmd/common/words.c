@@ -2,8 +2,8 @@
 /* words.c -- the options of the quantities that library messages name.
  *
  * The library knows quantities, such as a batch size, but not how a program sets them.  Here the
- * name of a quantity in the place of an error, or in its advice, becomes the option of the running
- * tool.  A tool without that option prints the library's words. */
+ * name of a quantity in the place of an error, in its advice, or in a warning becomes the option of
+ * the running tool.  A tool without that option prints the library's words. */
 #include <stdio.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ static const struct {
     { "optimizer", "optimizer" },
 };
 
-/* Parts of advice. */
+/* Parts of advice and warnings.  A phrase that contains another one comes before it. */
 static const struct {
     const char *words;
     const char *option; /* NULL: for all tools */
@@ -53,7 +53,31 @@ static const struct {
     { "leave the generation configuration out", "generation-config",
       "leave it out with --no-generation-config" },
     { "a context of", "context", "--context" },
-    { "a smaller batch size", "batch-size", "a smaller --batch-size" },
+    { "smaller batch size", "batch-size", "smaller --batch-size" },
+    { "and a batch size of", "batch-size", "--batch-size" },
+    { "a batch size of", "batch-size", "--batch-size" },
+    { "and a gradient accumulation of", "gradient-accumulation-steps",
+      "--gradient-accumulation-steps" },
+    { "a shorter sequence length", "seq-len", "a shorter --seq-len" },
+    { "a sequence length of", "seq-len", "--seq-len" },
+    { "nor computing in BF16", "dtype", "nor --dtype bf16" },
+    { ", computing in BF16,", "dtype", " --dtype bf16" },
+    { ", computing in BF16", "dtype", " --dtype bf16" },
+    { "computing in BF16", "dtype", "--dtype bf16" },
+    { "a warm-up of", "warmup", "--warmup" },
+    { "a decay of", "decay-steps", "--decay-steps" },
+    { "choose a constant schedule", "lr-schedule", "give --lr-schedule constant" },
+    { "schedule continuation", "resume-schedule", "--resume-schedule" },
+    { "the learning rate or the limit of the gradient norm", "max-grad-norm",
+      "--lr or --max-grad-norm" },
+    { "keep fewer of them", "keep", "lower --keep" },
+    { "have them compressed", "checkpoint-format", "take --checkpoint-format lmz" },
+    { "resume the run in", "resume", "go on from there with train --resume" },
+    { "allow replacing the run", "force", "replace the run with -f" },
+    { "in another folder, or allow losing the later checkpoints", "force",
+      "with -o, or give up the later checkpoints with -f" },
+    { "make that one whole first", NULL, "make that whole first (compress-ckpt --rebase none)" },
+    { "in a new folder", "output", "-o RUN" },
     { "give it as the importance matrix", "imatrix", "give it to --imatrix" },
     { "a result type of wider range", "dtype", "a type of wider range with --dtype" },
     { "give its base", "base", "give its base with --base" },
@@ -91,16 +115,20 @@ const char *lm_place_shown(const char *where, char *out, size_t size)
     return where;
 }
 
-const char *lm_advice_shown(const char *todo, char *out, size_t size)
+const char *lm_advice_shown(const char *text, char *out, size_t size)
 {
-    snprintf(out, size, "%s", todo);
+    snprintf(out, size, "%s", text);
     for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
-        char rest[512], *at = has(advice[i].option) ? strstr(out, advice[i].words) : NULL;
-        char next = at ? at[strlen(advice[i].words)] : '.';
+        size_t words = strlen(advice[i].words), to = strlen(advice[i].text);
+        char *at = has(advice[i].option) ? strstr(out, advice[i].words) : NULL;
+        char next = at ? at[words] : '.';
         if (next == '.' || next == '_' || next == '-') /* a part of a name */
             continue;
-        snprintf(rest, sizeof rest, "%s", at + strlen(advice[i].words));
-        snprintf(at, size - (size_t)(at - out), "%s%s", advice[i].text, rest);
+        size_t rest = strlen(at + words) + 1;
+        if ((size_t)(at - out) + to + rest > size)
+            continue;
+        memmove(at + to, at + words, rest);
+        memcpy(at, advice[i].text, to);
     }
     return out;
 }

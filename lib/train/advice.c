@@ -10,14 +10,14 @@ static void advise_schedule(const lm_schedule *s, lm_sink *sink)
 {
     if (s->warmup > s->total)
         lm_log(sink, LM_LOG_WARN,
-               "--warmup %" PRId64 " is above the %" PRId64
-               " step%s of the schedule: the learning rate ends at %.3g, not at --lr %.3g",
+               "a warm-up of %" PRId64 " is above the %" PRId64
+               " step%s of the schedule: the learning rate ends at %.3g, not at its peak of %.3g",
                s->warmup, s->total, lm_plural(s->total), lm_schedule_lr(s, s->from + s->total - 1),
                s->lr);
     else if (s->kind == LM_SCHED_WSD && s->warmup + s->decay > s->total)
         lm_log(sink, LM_LOG_WARN,
-               "--warmup %" PRId64 " and --decay-steps %" PRId64 " are above the %" PRId64
-               " step%s of the schedule: the learning rate falls before it has reached --lr",
+               "a warm-up of %" PRId64 " and a decay of %" PRId64 " are above the %" PRId64
+               " step%s of the schedule: the learning rate falls before it has reached its peak",
                s->warmup, s->decay, s->total, lm_plural(s->total));
 }
 
@@ -25,10 +25,10 @@ static void advise_averages(const lm_trainer_opts *o, lm_sink *sink)
 {
     for (int i = 0; i < o->groups.n && o->schedule.kind != LM_SCHED_CONSTANT; i++)
         if (o->groups.use[i].optim->averages) {
-            lm_log(sink, LM_LOG_WARN,
-                   "%s averages its steps in place of a rate that falls: give --lr-schedule "
-                   "constant",
-                   o->groups.use[i].optim->name);
+            lm_log(
+                sink, LM_LOG_WARN,
+                "%s averages its steps in place of a rate that falls: choose a constant schedule",
+                o->groups.use[i].optim->name);
             return;
         }
 }
@@ -39,10 +39,9 @@ void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink
     advise_averages(o, sink);
     if (o->seq > c->max_positions)
         lm_log(sink, LM_LOG_WARN,
-               "--seq-len %" PRId64 " is above the %" PRId64
+               "a sequence length of %" PRId64 " is above the %" PRId64
                " position%s of the model: raise max_position_embeddings in its config.json if it "
-               "is to "
-               "serve as many",
+               "is to serve as many",
                o->seq, c->max_positions, lm_plural(c->max_positions));
 }
 
@@ -54,8 +53,8 @@ void lm_train_advise_space(const lm_space *s, const char *run, bool lmz, lm_sink
     lm_log(sink, LM_LOG_WARN,
            "%s: up to %" PRId64
            " checkpoints of %s at once need %s%s more, %s are free on disk: make "
-           "room, lower --keep%s",
+           "room, keep fewer of them%s",
            run, s->at_once, lm_show_bytes(s->checkpoint, each), lmz ? "at most " : "",
            lm_show_bytes(s->need, need), lm_show_bytes(s->free, room),
-           lmz ? "" : ", or take --checkpoint-format lmz");
+           lmz ? "" : ", or have them compressed");
 }

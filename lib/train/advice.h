@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* advice.h -- options that can be obeyed and are hardly meant: a warning each. */
+/* advice.h -- warnings of settings that are possible and probably not intended. */
 #ifndef LM_TRAIN_ADVICE_H
 #define LM_TRAIN_ADVICE_H
 

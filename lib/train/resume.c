@@ -84,7 +84,7 @@ static void explain(how h, const lm_resume_ask *ask, const lm_schedule *old, con
         snprintf(end, sizeof end, " and %.3g at step %" PRId64, last, ask->steps);
     snprintf(note, 256,
              "the %s schedule %s %" PRId64 ": the learning rate was %.3g, is %.3g at step %" PRId64
-             "%s (--resume-schedule %s; the others are %s)",
+             "%s (schedule continuation %s; the others are %s)",
              lm_sched_names[s->kind], does[h], s->from + s->total, before, now, ask->step + 1, end,
              lm_resume_names[h], others[h]);
 }

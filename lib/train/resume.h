@@ -2,7 +2,7 @@
 /* resume.h -- the learning-rate schedule of a resumed run, possibly with another number of steps.
  *
  * A state.json keeps where the schedule of its run lies, in options.schedule = { "from", "steps", "warmup",
- * "start" }: a run that is resumed with the same --steps goes on along it, bit for bit. */
+ * "start" }: a run that is resumed with the same number of steps goes on along it, bit for bit. */
 #ifndef LM_TRAIN_RESUME_H
 #define LM_TRAIN_RESUME_H
 

@@ -74,11 +74,8 @@ lm_code lm_run_newest(const char *run, char **out, lm_err *e)
 static lm_code fail_taken(const char *run, const char *name, lm_err *e)
 {
     char todo[256];
-    snprintf(
-        todo, sizeof todo,
-        "go on from there with train --resume %.120s, choose another folder, or replace the run "
-        "with -f",
-        run);
+    snprintf(todo, sizeof todo,
+             "resume the run in %.120s, choose another folder, or allow replacing the run", run);
     return lm_fail(e, LM_EUSAGE, run, todo, "holds a run already (%s)", name);
 }
 
@@ -87,8 +84,8 @@ static lm_code fail_further(const char *run, const char *name, int64_t from, lm_
     char todo[256], step[32];
     snprintf(
         todo, sizeof todo,
-        "go on from there with train --resume %.100s, begin another run at %s with -o, or give up "
-        "the later checkpoints with -f",
+        "resume the run in %.100s, begin another run at %s in another folder, or allow losing the "
+        "later checkpoints",
         run, lm_run_step_name(from, step));
     return lm_fail(e, LM_EUSAGE, run, todo, "the run has gone further (%s)", name);
 }
@@ -136,9 +133,7 @@ static lm_code check_bases(const char *run, char *const *names, size_t n, int64_
     for (size_t i = 0; !rc && i < n; i++)
         if (keep[i] && lm_run_step_of(names[i]) > from)
             rc =
-                lm_fail(e, LM_EUSAGE, run,
-                        "make that whole first (compress-ckpt --rebase none), or choose another "
-                        "folder",
+                lm_fail(e, LM_EUSAGE, run, "make that one whole first, or choose another folder",
                         "%s would be removed, and an earlier .lmz is a delta against it", names[i]);
     lm_free(keep);
     return rc;

@@ -60,7 +60,7 @@ static lm_code fail_without(const char *name, lm_err *e)
     if (*c.half)
         return lm_fail(e, LM_EUSAGE, name, "train from the model in it",
                        "holds no checkpoint to resume from: %s has no state.json", c.half);
-    snprintf(todo, sizeof todo, "start a run with train %.100s %.100s -o RUN",
+    snprintf(todo, sizeof todo, "start a run with train %.100s %.100s in a new folder",
              c.model ? name : "MODEL", c.data ? name : "DATA");
     return lm_fail(e, LM_EUSAGE, name, todo, "holds no checkpoint to resume from: %s",
                    c.model       ? "it is a model without the state of a training"

@@ -100,21 +100,22 @@ static void advise_shorter(const job *j, bool device, char *out, size_t size)
     lm_trainer_opts o = *j->o;
     lm_memory_plan p;
     char bytes[32];
-    const char *nor = o.precision.low == LM_DTYPE_BF16 ? "" : ", nor --dtype bf16,";
+    const char *nor = o.precision.low == LM_DTYPE_BF16 ? "" : ", nor computing in BF16,";
     o.precision.low = LM_DTYPE_BF16;
     if (shorten(j, &o, &p))
         snprintf(out, size,
-                 "no smaller --batch-size%s would do: --seq-len %" PRId64
-                 " --batch-size 1%s would need %s",
-                 nor, o.seq, *nor ? " --dtype bf16" : "",
+                 "no smaller batch size%s would do: a sequence length of %" PRId64
+                 " and a batch size of 1%s would need %s",
+                 nor, o.seq, *nor ? ", computing in BF16," : "",
                  lm_show_bytes(device ? p.device : p.total, bytes));
     else
-        snprintf(out, size,
-                 "no smaller --batch-size%s nor a shorter --seq-len would do: use a smaller model",
-                 nor);
+        snprintf(
+            out, size,
+            "no smaller batch size%s nor a shorter sequence length would do: use a smaller model",
+            nor);
 }
 
-/* The options to choose instead. */
+/* The quantities to choose instead. */
 static void advise(const job *j, bool device, char *out, size_t size)
 {
     lm_trainer_opts o = *j->o;
@@ -132,11 +133,11 @@ static void advise(const job *j, bool device, char *out, size_t size)
     }
     if (o.batch != j->o->batch)
         snprintf(batch, sizeof batch,
-                 "--batch-size %" PRId64 " --gradient-accumulation-steps %" PRId64, o.batch,
+                 "a batch size of %" PRId64 " and a gradient accumulation of %" PRId64, o.batch,
                  o.accumulate);
     snprintf(out, size, "%s%s%s would need %s", batch,
-             *batch && o.precision.low != j->o->precision.low ? " " : "",
-             o.precision.low != j->o->precision.low ? "--dtype bf16" : "",
+             *batch && o.precision.low != j->o->precision.low ? ", " : "",
+             o.precision.low != j->o->precision.low ? "computing in BF16" : "",
              lm_show_bytes(device ? p.device : p.total, bytes));
 }
 

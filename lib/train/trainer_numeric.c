@@ -159,7 +159,8 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     if ((t->ckpt && lm_ckpt_wait(t->ckpt, e)) || t->b->sync(t->b, NULL, e) ||
         find_tensor(t, &tensor, &bad, e) || find_clean(t, &clean, e))
         return e->code;
-    snprintf(todo, sizeof todo, "lower --lr or --max-grad-norm and %s%.180s",
+    snprintf(todo, sizeof todo,
+             "lower the learning rate or the limit of the gradient norm and %s%.160s",
              clean ? "resume from " : "start again", clean ? clean : "");
     snprintf(where, sizeof where, "step %" PRId64, step);
     if (!tensor)

@@ -246,7 +246,7 @@ no_temporaries() {
 @test "train: options that are hardly meant are warned of" {
     run --separate-stderr train --peak-tflops 0 --batch-size 2 --seq-len 32 m0 data -o run --steps 2 --warmup 4
     [ "$status" -eq 0 ]
-    [[ ${stderr_lines[0]} == "train: --warmup 4 is above the 2 steps of the schedule: the learning rate ends at 0.00015, not at --lr 0.0003" ]]
+    [[ ${stderr_lines[0]} == "train: --warmup 4 is above the 2 steps of the schedule: the learning rate ends at 0.00015, not at its peak of 0.0003" ]]
     run --separate-stderr train --peak-tflops 0 --batch-size 2 --seq-len 32 m0 data -o wsd --steps 4 --warmup 2 --lr-schedule wsd --decay-steps 3
     [[ ${stderr_lines[0]} == "train: --warmup 2 and --decay-steps 3 are above the 4 steps"* ]]
     most=$(sed -nE 's/.*"max_position_embeddings": ([0-9]+).*/\1/p' m0/config.json)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # style.awk -- finds phrases that are not plain technical English, in comments and strings of C sources and in
-# the text of manual pages.  Prints FILE:LINE: 'words': what to write instead.
+# the text of manual pages; and options in strings of the library.  Prints FILE:LINE: 'words': what to write instead.
 #
 #   awk -v table=tests/lint/style.txt -f tests/lint/style.awk FILE ...
 #
@@ -31,6 +31,18 @@ function strip(s) {
     return s
 }
 
+# A string of the library that holds an option: its messages name quantities, cmd/common/words.c has the options.
+# Options of other programs are no exceptions of that rule: no table of ours has them.
+function check_option(text) {
+    if (FILENAME !~ /^(lib|kernels)\//)
+        return
+    text = " " text " "
+    gsub(/ (tar|iconv|jq) -[a-z] /, " ", text)
+    if (match(text, /[^a-z0-9-]--[a-z][a-z-]*|[ (]-[a-zA-Z][ ,.;:)]/))
+        printf "%s:%d: '%s': name the quantity, and its option in cmd/common/words.c\n", FILENAME, FNR,
+            strip(substr(text, RSTART, RLENGTH))
+}
+
 # One line of C: text of comments goes to `comment` until its end, each string is checked alone.
 function c_line(line,   i, c, string) {
     for (i = 1; i <= length(line); i++) {
@@ -58,6 +70,7 @@ function c_line(line,   i, c, string) {
                 string = string (c == "\\" ? " " : c)
             }
             check(string, FNR)
+            check_option(string)
         } else if (c == "'") {
             for (i++; i <= length(line) && (c = substr(line, i, 1)) != "'"; i++)
                 if (c == "\\")
