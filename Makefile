@@ -30,7 +30,9 @@ LINK      = $(CC) $(CFLAGS) $(LDFLAGS) -Wl,--as-needed
 LIB_SRC := $(sort $(wildcard lib/*/*.c lib/train/optim/*.c))
 KER_SRC := $(sort $(wildcard kernels/cpu/*.c))
 CMN_SRC := $(sort $(wildcard cmd/common/*.c))
+# cmd/TOOL.c, and cmd/TOOL_PART.c where a tool has parts.
 CMD_SRC := $(sort $(wildcard cmd/*.c))
+TOOLS   := $(foreach f,$(CMD_SRC:cmd/%.c=%),$(if $(findstring _,$f),,$f))
 
 # kernels/cpu/X_simd.c is compiled twice, once for each vector width; every kernel file has its own flags and
 # the choice is made at run time (LM_CPU).
@@ -45,7 +47,7 @@ KER_OBJ := $(patsubst %.c,$B/%.o,$(filter-out $(SIMD_SRC),$(KER_SRC))) \
 LIB_OBJ := $(patsubst %.c,$B/%.o,$(LIB_SRC))
 CMN_OBJ := $(patsubst %.c,$B/%.o,$(CMN_SRC))
 CMD_OBJ := $(patsubst %.c,$B/%.o,$(CMD_SRC))
-BIN     := $(patsubst cmd/%.c,$B/bin/%,$(CMD_SRC))
+BIN     := $(TOOLS:%=$B/bin/%)
 
 $(if $(V),,.SILENT:)
 MAKEFLAGS += --no-print-directory
@@ -64,7 +66,8 @@ help: ## list the targets
 
 $(BIN): $B/bin/%: $B/cmd/%.o $B/libcmd.a $B/libcore.a
 	mkdir -p $(@D)
-	$(LINK) -o $@ $< $B/libcmd.a $B/libcore.a $(LIBS)
+	$(LINK) -o $@ $(filter %.o,$^) $B/libcmd.a $B/libcore.a $(LIBS)
+$(foreach t,$(TOOLS),$(eval $B/bin/$t: $(filter $B/cmd/$t_%,$(CMD_OBJ))))
 
 # Where presets are looked for last, and first when the build folder is not in this tree.
 $B/cmd/common/device.o: private DEFS += -DLM_PREFIX='"$(PREFIX)"'

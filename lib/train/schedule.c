@@ -34,6 +34,22 @@ lm_sched_kind lm_sched_find(const char *name)
     return (lm_sched_kind)k;
 }
 
+unsigned lm_sched_reads(lm_sched_kind k)
+{
+    switch (k) {
+    case LM_SCHED_COSINE:
+        return LM_SCHED_READS_CYCLES;
+    case LM_SCHED_STEP:
+        return LM_SCHED_READS_STEP_SIZE | LM_SCHED_READS_GAMMA;
+    case LM_SCHED_EXPONENTIAL:
+        return LM_SCHED_READS_GAMMA;
+    case LM_SCHED_WSD:
+        return LM_SCHED_READS_DECAY;
+    default:
+        return 0;
+    }
+}
+
 double lm_schedule_lr(const lm_schedule *s, int64_t t)
 {
     double floor_ = s->min_ratio, u;

@@ -18,11 +18,22 @@ typedef enum {
 extern const char *const lm_sched_names[];     /* NULL-terminated, in the order of the enum */
 lm_sched_kind lm_sched_find(const char *name); /* LM_SCHED_COUNT: unknown */
 
+/* Numbers of a schedule that not every kind reads. */
+enum {
+    LM_SCHED_READS_STEP_SIZE = 1,
+    LM_SCHED_READS_GAMMA = 2,
+    LM_SCHED_READS_CYCLES = 4,
+    LM_SCHED_READS_DECAY = 8,
+};
+unsigned lm_sched_reads(lm_sched_kind k);
+
 typedef struct {
     lm_sched_kind kind;
     double lr, min_ratio; /* peak; floor as a fraction of the peak */
-    int64_t warmup, total, decay, step_size,
-        cycles; /* total: steps from its beginning to its end */
+    int64_t warmup;       /* its first steps, in which the rate rises */
+    int64_t total;        /* steps from its beginning to its end */
+    int64_t decay;        /* wsd: its last steps, in which the rate falls */
+    int64_t step_size, cycles;
     double gamma;
     int64_t from; /* step of the run at which it begins; 0 except after a rewarming */
     double start; /* rate above which the warm-up begins; 0, or the rate before a rewarming */

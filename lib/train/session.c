@@ -50,6 +50,10 @@ lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
 
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
 {
+    if (s->ask.peak_flops >= 0)
+        s->o.peak_flops = s->ask.peak_flops;
+    else if (!s->ask.plan)
+        s->o.peak_flops = s->backend->peak_flops(s->backend, s->o.precision.low);
     if (lm_trainer_program(&s->o, &s->config, s->o.eval_every > 0, s->backend, &s->program, e))
         return e->code;
     if (plan)

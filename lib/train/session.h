@@ -20,9 +20,10 @@ typedef struct {
     const char *run;    /* the folder; NULL: a plan */
     const char *resume; /* the checkpoint to go on from: `model` */
     int64_t step,
-        from;       /* steps done by then; that checkpoint's step if it lies in `run`, else -1 */
-    bool plan;      /* nothing is trained: the config alone is enough */
-    double dropout; /* of all kinds; negative: the config's */
+        from;          /* steps done by then; that checkpoint's step if it lies in `run`, else -1 */
+    bool plan;         /* nothing is trained: the config alone is enough */
+    double dropout;    /* of all kinds; negative: the config's */
+    double peak_flops; /* for MFU; 0: none; negative: measured, except for a plan */
     lm_tokens_kind kind; /* of the data */
     bool check_tokenizer;
     bool force; /* what is there may be replaced */

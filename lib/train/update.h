@@ -64,6 +64,8 @@ extern const char *const lm_optim_names[]; /* NULL-terminated */
 int lm_optim_numbers(const lm_optim *o);
 /* The index of a hyper-parameter; -1: the optimiser has none of that name. */
 int lm_optim_hyper(const lm_optim *o, const char *name);
+/* The optimisers that have it, "sgd, lion"; returns `out`. */
+const char *lm_optims_with(const char *hyper, char *out, size_t size);
 
 /* An optimiser with its hyper-parameters, for the tensors that `match` selects. */
 typedef struct {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* registry.c -- the list of optimisers. */
+#include <stdio.h>
 #include <string.h>
 
 #include "train/optim/optims.h"
@@ -34,6 +35,16 @@ int lm_optim_hyper(const lm_optim *o, const char *name)
         if (!strcmp(o->hyper[i].name, name))
             return i;
     return -1;
+}
+
+const char *lm_optims_with(const char *hyper, char *out, size_t size)
+{
+    size_t n = 0;
+    *out = 0;
+    for (int i = 0; lm_optim_at(i) && n < size; i++)
+        if (lm_optim_hyper(lm_optim_at(i), hyper) >= 0)
+            n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "", lm_optim_at(i)->name);
+    return out;
 }
 
 lm_optim_use lm_optim_default(const lm_optim *o)

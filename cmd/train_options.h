@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* train_options.h -- the command line of train: its options, and what is asked for by them. */
+#ifndef LM_CMD_TRAIN_OPTIONS_H
+#define LM_CMD_TRAIN_OPTIONS_H
+
+#include "common/tool.h"
+#include "train/session.h"
+
+typedef struct {
+    const char *resume, *resume_schedule, *val, *tensorboard, *trace;
+    int64_t steps, batch, seq, accumulate, warmup, decay_steps, step_size, cycles;
+    double lr, min_lr_ratio, gamma;
+    const char *schedule, *optimizer, *dtype;
+    double beta1, beta2, eps, weight_decay, momentum, dampening;
+    bool nesterov;
+    double max_grad_norm, clip_value, dropout;
+    bool documents, check_tokenizer;
+    const char *format;
+    int64_t eval_every, eval_batches, log_every, keep, patience;
+    double min_delta, peak_tflops;
+    const char *save_every, *checkpoint_format;
+    bool dump_graph, list_optimizers, measure, stats, deterministic;
+} train_options;
+
+extern lm_tool tool;
+extern train_options opt;            /* the present values */
+extern const train_options built_in; /* the defaults */
+
+/* Everything that main owns. */
+typedef struct {
+    lm_session t;
+    char *step_dir, *own_run; /* the checkpoint and the run of --resume */
+    json_t *saved;            /* options of that run, from which `opt` borrows */
+    lm_buf options;           /* those of this run */
+    char note[256];           /* a change of the learning rate by --resume; "": none */
+} train_session;
+
+/* True if nothing is trained or written. */
+bool train_plan_only(void);
+/* Set what is asked of the library from options and operands, with --resume also from the options of the
+ * run.  Misuse of operands ends the program.  Fails: LM_EUSAGE, and what reading a run fails with. */
+lm_code train_ask(train_session *s, lm_err *e);
+
+#endif
