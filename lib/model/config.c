@@ -3,6 +3,7 @@
 #include "model/config.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -27,6 +28,20 @@ int64_t lm_config_window(const lm_config *c)
     for (int64_t l = 0; l < c->layers; l++)
         widest = c->layer[l].window > widest ? c->layer[l].window : widest;
     return widest;
+}
+
+bool lm_config_alike(const lm_config *c)
+{
+    for (int64_t l = 1; l < c->layers; l++) {
+        const lm_layer *a = &c->layer[0], *b = &c->layer[l];
+        if (a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim ||
+            a->ffn != b->ffn || a->mlp != b->mlp || a->mlp_bias != b->mlp_bias ||
+            a->qkv_bias != b->qkv_bias || a->out_bias != b->out_bias || a->qk_norm != b->qk_norm ||
+            fabs(a->soft_cap - b->soft_cap) > 0 || a->norm_before != b->norm_before ||
+            a->norm_after != b->norm_after)
+            return false;
+    }
+    return true;
 }
 
 /* ---- Special tokens ---- */
@@ -130,8 +145,35 @@ static lm_code unknown_type(const json_t *o, const char *where, const char *type
                            " experts; computations support dense models only",
                            type, n);
     }
+    const char *inner = json_string_value(json_object_get(text, "model_type"));
+    if (inner && lm_arch_find(inner))
+        return lm_fail(e, LM_EFORMAT, where,
+                       "save its text model alone; inspect-model and merge-models accept the whole",
+                       "model_type \"%s\" has a %s model in text_config, and other parts", type,
+                       inner);
     return lm_fail(e, LM_EFORMAT, where, lm_arch_list(false, list), "unknown model_type \"%s\"",
                    type);
+}
+
+/* A table is as wide as the heads of the layers that read it. */
+static lm_code size_tables(lm_config *c, const char *where, lm_err *e)
+{
+    for (int i = 0; i < c->ropes; i++)
+        c->rope[i].dim = 0;
+    for (int64_t l = 0; l < c->layers; l++) {
+        const lm_layer *y = &c->layer[l];
+        int64_t *dim = y->rope >= 0 ? &c->rope[y->rope].dim : NULL;
+        if (dim && *dim && *dim != y->head_dim)
+            return lm_fail(e, LM_EFORMAT, where, NULL,
+                           "layers with one rotary table have heads of %" PRId64 " and %" PRId64
+                           " numbers",
+                           *dim, y->head_dim);
+        if (dim)
+            *dim = y->head_dim;
+    }
+    for (int i = 0; i < c->ropes; i++) /* one that no layer reads */
+        c->rope[i].dim = c->rope[i].dim ? c->rope[i].dim : c->layer[0].head_dim;
+    return LM_OK;
 }
 
 lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)
@@ -151,7 +193,8 @@ lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err 
         return lm_read_bad(where, "quantization_config", e, "quantised models cannot be read");
     if (lm_json_i64(o, "vocab_size", 1, INT64_C(1) << 27, &c->vocab, where, e) ||
         lm_json_f64_or(o, "initializer_range", 0.02, &c->init_std, where, e) ||
-        c->arch->read(o, where, c, e) || read_ids(o, where, c, e) || check_ranges(c, where, e)) {
+        c->arch->read(o, where, c, e) || size_tables(c, where, e) || read_ids(o, where, c, e) ||
+        check_ranges(c, where, e)) {
         lm_config_fini(c);
         return e->code;
     }

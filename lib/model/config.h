@@ -29,7 +29,7 @@ typedef enum {
 /* A rotary table. */
 typedef struct {
     lm_rope_type type;
-    int64_t dim; /* numbers of a head that are rotated */
+    int64_t dim; /* numbers of a head that are rotated: the width of the heads that read it */
     double theta, factor;
     double low_freq, high_freq;             /* llama3 */
     double beta_fast, beta_slow, attention; /* yarn; attention 0: derived from factor */
@@ -94,6 +94,10 @@ void lm_config_fini(lm_config *c);
 int64_t lm_config_eos(const lm_config *c);
 /* The widest window of any layer, 0 if no layer has a window. */
 int64_t lm_config_window(const lm_config *c);
+
+/* True if all layers have the sizes, biases, norms, MLP and soft cap of layer 0, as files require that hold
+ * one number for all layers; windows, rotary tables and scales may differ. */
+bool lm_config_alike(const lm_config *c);
 
 /* Number of parameters (tied tensors once), and those that take part in matrix products (N of the
  * FLOP formula: no looked-up embedding rows, a head counted whether tied or not). */

@@ -56,9 +56,10 @@ static void close_graph(row_graph *s)
 static void bind_caches(const lm_generator *g, const row_graph *s, int64_t slot)
 {
     for (int64_t l = 0; l < s->m->config.layers; l++) {
-        char *k = g->cache + (size_t)(2 * l) * g->layer_bytes + (size_t)slot * g->slot_bytes;
-        lm_exec_bind(s->x, s->m->kcache[l], k);
-        lm_exec_bind(s->x, s->m->vcache[l], k + g->layer_bytes);
+        const layer_cache *y = &g->layer[l];
+        char *first = g->cache + (size_t)slot * y->slot_bytes;
+        lm_exec_bind(s->x, s->m->kcache[l], first + y->keys);
+        lm_exec_bind(s->x, s->m->vcache[l], first + y->values);
     }
 }
 
@@ -87,17 +88,35 @@ static lm_code check_room(const lm_generator *g, bool loaded, lm_err *e)
                    lm_show_bytes((double)all, t));
 }
 
+/* Count the caches of a layer from *at on. */
+static lm_code place_layer(const lm_generator *g, lm_vid keys, layer_cache *y, size_t *at,
+                           lm_err *e)
+{
+    const lm_tensor *t = &generator_model(g)->graph->value[keys].t; /* [B, heads, context, width] */
+    lm_tensor_size slot;
+    size_t half;
+
+    if (lm_tensor_bytes(lm_format_of_dtype(t->dtype), t->ndim - 1, t->dim + 1, &slot, e))
+        return e->code;
+    *y = (layer_cache){ .keys = *at,
+                        .slot_bytes = slot.all,
+                        .row_bytes = (size_t)t->dim[3] * lm_dtype_size(t->dtype),
+                        .heads = t->dim[1] };
+    if (!lm_mul_ok(slot.all, (size_t)g->batch, &half) ||
+        __builtin_add_overflow(*at, half, &y->values) ||
+        __builtin_add_overflow(y->values, half, at))
+        return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
+    return LM_OK;
+}
+
 static lm_code make_caches(lm_generator *g, bool loaded, lm_err *e)
 {
     const lm_model *m = generator_model(g);
-    const lm_tensor *t = &m->graph->value[m->kcache[0]].t;
-    lm_tensor_size slot;
-    if (lm_tensor_bytes(lm_format_of_dtype(t->dtype), t->ndim - 1, t->dim + 1, &slot, e))
+    if (lm_alloc_n(&g->layer, (size_t)m->config.layers, sizeof *g->layer, "caches", e))
         return e->code;
-    g->slot_bytes = slot.all;
-    if (!lm_mul_ok(g->slot_bytes, (size_t)g->batch, &g->layer_bytes) ||
-        !lm_mul_ok(g->layer_bytes, 2 * (size_t)m->config.layers, &g->cache_bytes))
-        return lm_fail(e, LM_ELIMIT, "caches", NULL, "their size cannot be counted");
+    for (int64_t l = 0; l < m->config.layers; l++)
+        if (place_layer(g, m->kcache[l], &g->layer[l], &g->cache_bytes, e))
+            return e->code;
     if (check_room(g, loaded, e))
         return e->code;
     return g->b->alloc(g->b, g->cache_bytes, "key/value caches", (void **)&g->cache, e);
@@ -181,6 +200,7 @@ void lm_generator_free(lm_generator *g)
     if (g->cache)
         g->b->free(g->b, g->cache, g->cache_bytes);
     generator_drop_chooser(g);
+    lm_free(g->layer);
     lm_free(g->used);
     lm_rotary_fini(&g->rope);
     lm_free(g);
@@ -269,11 +289,21 @@ int64_t lm_generator_used(const lm_generator *g, int64_t slot)
     return g->used[slot];
 }
 
+/* Of a sequence of n tokens in layer l: keys and values within the window. */
+static double cache_bytes_read(const lm_generator *g, int64_t l, int64_t n)
+{
+    int64_t window = generator_model(g)->config.layer[l].window;
+    const layer_cache *y = &g->layer[l];
+
+    return 2.0 * (double)y->row_bytes * (double)y->heads *
+           (double)(window > 0 && window < n ? window : n);
+}
+
 double lm_generator_step_bytes(const lm_generator *g)
 {
     const lm_model *m = generator_model(g);
     const lm_config *c = &m->config;
-    double bytes = 0, row = (double)g->slot_bytes / (double)g->context;
+    double bytes = 0;
     for (int i = 0; i < m->n_params; i++) {
         const lm_tensor *t = &m->graph->value[m->param[i].value].t;
         bytes += t->codes ? (double)lm_code_rows_bytes(t->codes, t->dim[1])
@@ -286,8 +316,9 @@ double lm_generator_step_bytes(const lm_generator *g)
     double whole = embed->codes ? (double)lm_code_rows_bytes(embed->codes, embed->dim[1])
                                 : (double)lm_plain_bytes(embed->dtype, lm_tensor_count(embed));
     bytes -= whole * (double)looked_up / (double)c->vocab;
-    for (int64_t i = 0; i < g->batch; i++)
-        bytes += 2 * (double)c->layers * row * (double)g->used[i];
+    for (int64_t l = 0; l < c->layers; l++)
+        for (int64_t i = 0; i < g->batch; i++)
+            bytes += cache_bytes_read(g, l, g->used[i]);
     return bytes;
 }
 

@@ -51,7 +51,7 @@ int64_t lm_generator_context(const lm_generator *g);
 int64_t lm_generator_vocab(const lm_generator *g);
 int64_t lm_generator_used(const lm_generator *g, int64_t slot);
 /* Bytes that one decoding step reads: every weight of a matrix product and norm once, and the
- * filled part of the caches. */
+ * filled part of the caches, in layers with a window at most as many rows as that. */
 double lm_generator_step_bytes(const lm_generator *g);
 /* Why lm_generator_next starts each kernel separately although the backend has recordings: the
  * reason of its refusal; NULL otherwise.  Valid as long as g. */

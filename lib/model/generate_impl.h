@@ -44,6 +44,13 @@ typedef struct {
     bool logprob; /* true: log-probabilities are requested too */
 } lm_choice;
 
+/* The caches of a layer in the generator's memory: keys of all slots, values of all slots. */
+typedef struct {
+    size_t keys, values;          /* offsets of the first slot */
+    size_t slot_bytes, row_bytes; /* of a slot; of a head's row */
+    int64_t heads;
+} layer_cache;
+
 struct lm_generator {
     lm_backend *b;
     int64_t batch, context;
@@ -51,8 +58,9 @@ struct lm_generator {
     decode_width decode[MOST_WIDTHS]; /* narrowest first; the last holds all slots */
     int n_decode;
     int64_t *used; /* of each slot */
-    char *cache;   /* all layers: keys, then values */
-    size_t cache_bytes, layer_bytes, slot_bytes;
+    char *cache;
+    size_t cache_bytes;
+    layer_cache *layer; /* [layers] */
     lm_rotary rope;
     chooser choice;
     lm_choice chosen;

@@ -147,25 +147,32 @@ lm_code lm_generator_next(lm_generator *g, const int32_t *next, const lm_sample_
 
 /* ---- slots ---- */
 
+/* Copy the filled rows of each head. */
+static lm_code copy_slot(const lm_generator *g, const layer_cache *y, char *cache, int64_t from,
+                         int64_t to, lm_err *e)
+{
+    size_t head = (size_t)g->context * y->row_bytes, bytes = (size_t)g->used[from] * y->row_bytes;
+    for (int64_t h = 0; bytes && h < y->heads; h++) {
+        char *at = cache + (size_t)h * head;
+        if (g->b->copy(g->b, at + (size_t)to * y->slot_bytes, at + (size_t)from * y->slot_bytes,
+                       bytes, g->b->main, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
 lm_code lm_generator_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
 {
-    const lm_model *m = generator_model(g);
-    const lm_tensor *t = &m->graph->value[m->kcache[0]].t; /* [B, heads, context, width] */
-    size_t row = (size_t)t->dim[3] * lm_dtype_size(t->dtype), head = (size_t)t->dim[2] * row;
-    size_t bytes = (size_t)g->used[from] * row;
     int32_t *seen = g->choice.seen.host;
     if (from == to)
         return LM_OK;
     if (generator_wait_for_last(g, e))
         return e->code;
-    for (int64_t l = 0; l < 2 * m->config.layers && bytes; l++) {
-        char *layer = g->cache + (size_t)l * g->layer_bytes;
-        for (int64_t h = 0; h < t->dim[1]; h++) {
-            size_t at = (size_t)h * head;
-            if (g->b->copy(g->b, layer + (size_t)to * g->slot_bytes + at,
-                           layer + (size_t)from * g->slot_bytes + at, bytes, g->b->main, e))
-                return e->code;
-        }
+    for (int64_t l = 0; l < generator_model(g)->config.layers; l++) {
+        const layer_cache *y = &g->layer[l];
+        if (copy_slot(g, y, g->cache + y->keys, from, to, e) ||
+            copy_slot(g, y, g->cache + y->values, from, to, e))
+            return e->code;
     }
     memcpy(seen + to * g->context, seen + from * g->context, (size_t)g->used[from] * sizeof *seen);
     g->used[to] = g->used[from];

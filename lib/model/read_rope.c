@@ -134,7 +134,6 @@ lm_code lm_read_rope(const json_t *o, const char *where, double theta, lm_config
 
     c->ropes = 1;
     c->rope[0].type = LM_ROPE_DEFAULT;
-    c->rope[0].dim = c->layer[0].head_dim;
     if (rope_object(o, where, &s, &key, e) ||
         lm_json_f64_or(o, "partial_rotary_factor", 1, &partial, where, e))
         return e->code;

@@ -38,6 +38,7 @@ static const char *const configs[] = {
     "{\"model_type\":\"qwen3\",\"vocab_size\":96,\"hidden_size\":64,\"intermediate_size\":96,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
     "\"max_position_embeddings\":400,\"initializer_range\":0.2}",
+    "", /* layers of different sizes */
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
 
@@ -65,9 +66,34 @@ static void ok(lm_code rc)
         fail_msg("%s: %s", err.where, err.what);
 }
 
+/* configs[1] with another number and width of heads, a rotary table and a window of its own in layer 1. */
+static void make_uneven(lm_dtype type, lm_loaded *w)
+{
+    lm_config *c = &w->config;
+    json_t *o = NULL;
+    memset(w, 0, sizeof *w);
+    ok(lm_json_parse(configs[1], strlen(configs[1]), "config", &o, &err));
+    ok(lm_config_read(o, "config", c, &err));
+    json_decref(o);
+    assert_true(lm_config_alike(c));
+    c->rope[1] = c->rope[0];
+    c->rope[1].dim = 24;
+    c->ropes = 2;
+    c->layer[1].rope = 1;
+    c->layer[1].window = 9;
+    assert_true(lm_config_alike(c));
+    c->layer[1].head_dim = 24;
+    c->layer[1].kv_heads = 4;
+    assert_false(lm_config_alike(c));
+    loaded_draw(w, type, par, backend);
+}
+
 static void make(const char *text, lm_dtype type, lm_loaded *w)
 {
-    loaded_of(text, type, par, backend, w);
+    if (*text)
+        loaded_of(text, type, par, backend, w);
+    else
+        make_uneven(type, w);
 }
 
 static void open_eval(const lm_loaded *w, lm_dtype type, int64_t batch, int64_t seq,
@@ -131,6 +157,23 @@ static void caches_equal_a_whole_forward(void **state)
         lm_evaluator_fini(&v);
         lm_loaded_fini(&w);
     }
+}
+
+/* Each layer has caches of its own size, and one with a window reads no more than that. */
+static void caches_are_counted_by_layer(void **state)
+{
+    lm_loaded w;
+    lm_generator *g;
+    uint32_t ids[20] = { 1, 2, 3 };
+    (void)state;
+    make_uneven(LM_DTYPE_F32, &w);
+    ok(lm_generator_new(&w, LM_DTYPE_F32, 3, 64, backend, &g, &err));
+    assert_int_equal(lm_generator_cache_bytes(g), 2 * 3 * 64 * (2 * 16 + 4 * 24) * 4);
+    double weights = lm_generator_step_bytes(g);
+    ok(lm_generator_prompt(g, 1, ids, 20, NULL, &err));
+    assert_true(lm_generator_step_bytes(g) - weights == 2 * (20 * 2 * 16 + 9 * 4 * 24) * 4);
+    lm_generator_free(g);
+    lm_loaded_fini(&w);
 }
 
 static void a_full_slot_is_refused(void **state)
@@ -306,7 +349,7 @@ static void a_folder_holds_fresh_weights(void **state)
     (void)state;
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/m", dir);
-    for (int k = 0; k < N_CONFIGS; k++)
+    for (int k = 0; *configs[k]; k++)
         for (int low = 0; low < 2; low++) {
             lm_dtype type = low ? LM_DTYPE_BF16 : LM_DTYPE_F32;
             const lm_build build = {
@@ -372,6 +415,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(caches_equal_a_whole_forward),
+        cmocka_unit_test(caches_are_counted_by_layer),
         cmocka_unit_test(a_full_slot_is_refused),
         cmocka_unit_test(decoding_allocates_nothing),
         cmocka_unit_test(rows_are_those_in_use),
