@@ -9,7 +9,8 @@ import tempfile
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+                          LlamaForCausalLM, Olmo2Config)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOOL = os.path.join(os.environ.get("LM_TEST_BUILD", os.path.join(ROOT, "build")), "bin", "merge-models")
@@ -31,6 +32,12 @@ def llama(tied=False):
 
 def gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32))
+
+
+def other(config, **more):
+    return AutoModelForCausalLM.from_config(config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, **more))
 
 
 def case(tmp, name, model, config):
@@ -73,6 +80,14 @@ def main():
                 case(tmp, f"tied-{'-'.join(saved)}-{ensure}", llama(tied=True), LoraConfig(
                     r=2, target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=ensure))
         case(tmp, "saved", llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+        wide = {"head_dim": 12, "sliding_window": 8}
+        for name, model in (("olmo2", lambda: other(Olmo2Config)), ("gemma2", lambda: other(Gemma2Config, **wide)),
+                            ("gemma3", lambda: other(Gemma3TextConfig, **wide))):
+            case(tmp, name, model(), LoraConfig(r=4, lora_alpha=6, target_modules="all-linear"))
+            case(tmp, f"{name}-dora", model(), LoraConfig(
+                r=2, lora_alpha=3, use_dora=True, target_modules=["q_proj", "o_proj", "down_proj"]))
+            case(tmp, f"{name}-saved", model(), LoraConfig(
+                r=2, target_modules=["k_proj"], modules_to_save=["embed_tokens", "norm"]))
     print(f"1..{count}")
     return failed != 0
 
