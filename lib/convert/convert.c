@@ -355,9 +355,7 @@ void lm_import_close(lm_import *m)
 
 bool lm_model_tensor_is(const lm_model_tensor *s, const char *name)
 {
-    const char *dot = strchr(s->hf, '.');
-
-    return !strcmp(s->hf, name) || (s->part != LM_PART_OUTPUT && dot && !strcmp(dot + 1, name));
+    return !strcmp(s->hf, name) || !strcmp(lm_arch_rootless(s->hf), name);
 }
 
 static lm_code check_wanted(const lm_import *m, const lm_model_tensor *s, const lm_st_tensor *t,
@@ -395,9 +393,8 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
         *hint = at + 1;
         return check_wanted(m, &s->wanted[at], t, e);
     }
-    s->wanted_of[i] =
-        m->config.tied && !strcmp(t->name, "lm_head.weight") ? LM_TENSOR_TIED : LM_TENSOR_IGNORED;
-    if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_is_buffer(t->name))
+    s->wanted_of[i] = lm_config_ties(&m->config, t->name) ? LM_TENSOR_TIED : LM_TENSOR_IGNORED;
+    if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_arch_is_buffer(m->config.arch, t->name))
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is unknown to %s",
                        lm_st_show(t->name, show), lm_arch_name(m->config.arch));
     return LM_OK;

@@ -4,52 +4,56 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
 
-const char *const lm_llmc_order[] = { "token_embd.weight",
-                                      "position_embd.weight",
-                                      "*attn_norm.weight",
-                                      "*attn_norm.bias",
-                                      "*attn_qkv.weight",
-                                      "*attn_qkv.bias",
-                                      "*attn_output.weight",
-                                      "*attn_output.bias",
-                                      "*ffn_norm.weight",
-                                      "*ffn_norm.bias",
-                                      "*ffn_up.weight",
-                                      "*ffn_up.bias",
-                                      "*ffn_down.weight",
-                                      "*ffn_down.bias",
-                                      "output_norm.weight",
-                                      "output_norm.bias",
-                                      NULL };
+const lm_flat_item lm_llmc_order[] = {
+    { .part = LM_PART_EMBED },
+    { .part = LM_PART_POSITION },
+    { .part = LM_PART_ATTN_NORM },
+    { .part = LM_PART_ATTN_NORM, .bias = true },
+    { .part = LM_PART_QKV },
+    { .part = LM_PART_QKV, .bias = true },
+    { .part = LM_PART_ATTN_OUT },
+    { .part = LM_PART_ATTN_OUT, .bias = true },
+    { .part = LM_PART_MLP_NORM },
+    { .part = LM_PART_MLP_NORM, .bias = true },
+    { .part = LM_PART_UP },
+    { .part = LM_PART_UP, .bias = true },
+    { .part = LM_PART_DOWN },
+    { .part = LM_PART_DOWN, .bias = true },
+    { .part = LM_PART_OUTPUT_NORM },
+    { .part = LM_PART_OUTPUT_NORM, .bias = true },
+    { .part = 0 },
+};
 
-const char *const lm_llama2c_order[] = { "token_embd.weight",  "*attn_norm.weight",
-                                         "*attn_q.weight",     "*attn_k.weight",
-                                         "*attn_v.weight",     "*attn_output.weight",
-                                         "*ffn_norm.weight",   "*ffn_gate.weight",
-                                         "*ffn_down.weight",   "*ffn_up.weight",
-                                         "output_norm.weight", "#",
-                                         "output.weight",      NULL };
+const lm_flat_item lm_llama2c_order[] = {
+    { .part = LM_PART_EMBED },       { .part = LM_PART_ATTN_NORM },
+    { .part = LM_PART_Q },           { .part = LM_PART_K },
+    { .part = LM_PART_V },           { .part = LM_PART_ATTN_OUT },
+    { .part = LM_PART_MLP_NORM },    { .part = LM_PART_GATE },
+    { .part = LM_PART_DOWN },        { .part = LM_PART_UP },
+    { .part = LM_PART_OUTPUT_NORM }, { .tables = true },
+    { .part = LM_PART_OUTPUT },      { .part = 0 },
+};
 
-const char *const lm_llama2c_order1[] = { "*attn_norm.weight",
-                                          "*ffn_norm.weight",
-                                          "output_norm.weight",
-                                          "token_embd.weight",
-                                          "*attn_q.weight",
-                                          "*attn_k.weight",
-                                          "*attn_v.weight",
-                                          "*attn_output.weight",
-                                          "*ffn_gate.weight",
-                                          "*ffn_down.weight",
-                                          "*ffn_up.weight",
-                                          "output.weight",
-                                          NULL };
+const lm_flat_item lm_llama2c_order1[] = {
+    { .part = LM_PART_ATTN_NORM },
+    { .part = LM_PART_MLP_NORM },
+    { .part = LM_PART_OUTPUT_NORM },
+    { .part = LM_PART_EMBED },
+    { .part = LM_PART_Q },
+    { .part = LM_PART_K },
+    { .part = LM_PART_V },
+    { .part = LM_PART_ATTN_OUT },
+    { .part = LM_PART_GATE },
+    { .part = LM_PART_DOWN },
+    { .part = LM_PART_UP },
+    { .part = LM_PART_OUTPUT },
+    { .part = 0 },
+};
 
 /* ---- The order of the file ---- */
 
@@ -74,29 +78,17 @@ static uint64_t table_bytes(const lm_config *c)
     return (uint64_t)(c->max_positions * c->layer[0].head_dim) * 4; /* cosines, then sines */
 }
 
-static lm_code visit_name(const walk *l, const char *name, visit_fn visit, void *ctx, lm_err *e)
-{
-    for (size_t i = 0; i < l->n; i++)
-        if (!strcmp(l->wanted[i].gguf, name))
-            return visit(ctx, i, bytes_of(l, &l->wanted[i]), e);
-    return LM_OK; /* the head of a tied model */
-}
-
 /* Visit the tensors in the file's order; the tables are number n. */
 static lm_code go_through(const walk *l, visit_fn visit, void *ctx, lm_err *e)
 {
-    char name[64];
     lm_code rc = LM_OK;
 
-    for (const char *const *o = l->f->order; *o && !rc; o++) {
-        if (**o == '#')
+    for (const lm_flat_item *o = l->f->order; !rc && (o->part || o->tables); o++) {
+        if (o->tables)
             rc = visit(ctx, l->n, table_bytes(l->c), e);
-        else if (**o != '*')
-            rc = visit_name(l, *o, visit, ctx, e);
-        for (int64_t i = 0; **o == '*' && i < l->c->layers && !rc; i++) {
-            snprintf(name, sizeof name, "blk.%" PRId64 ".%s", i, *o + 1);
-            rc = visit_name(l, name, visit, ctx, e);
-        }
+        for (size_t i = 0; !rc && i < l->n; i++) /* of all layers; a tied model has no head */
+            if (l->wanted[i].part == o->part && l->wanted[i].bias == o->bias)
+                rc = visit(ctx, i, bytes_of(l, &l->wanted[i]), e);
     }
     return rc;
 }
@@ -286,6 +278,8 @@ lm_code lm_flat_export(lm_import *m, const char *path, const lm_flat_file *f, co
 {
     writer w = { .m = m, .f = f, .total = f->header };
     walk l = { &m->config, f, NULL, 0 };
+    if (!lm_config_alike(&m->config))
+        return lm_fail(e, LM_EUSAGE, m->path, NULL, "the format has no layers of different sizes");
     lm_code rc = lm_match_make(m, &w.s, e);
 
     l.wanted = w.s.wanted;

@@ -16,16 +16,20 @@
 
 #include "convert/convert_impl.h"
 
-/* The order of tensors: GGUF names, NULL at the end; one that begins with '*' occurs in each layer;
- * "#" marks the tables of the rotation. */
+/* The tensors of a part, of all layers together, or the tables of the rotation. */
 typedef struct {
-    const char *const *order;
-    size_t header;    /* bytes before the first tensor */
-    lm_dtype dtype;   /* bytes of the file */
-    int64_t pad_rows; /* rows of the embedding; 0: unchanged */
+    lm_part part;
+    bool bias, tables;
+} lm_flat_item;
+
+typedef struct {
+    const lm_flat_item *order; /* ended by an item without either */
+    size_t header;             /* bytes before the first tensor */
+    lm_dtype dtype;            /* bytes of the file */
+    int64_t pad_rows;          /* rows of the embedding; 0: unchanged */
 } lm_flat_file;
 
-extern const char *const lm_llmc_order[], *const lm_llama2c_order[], *const lm_llama2c_order1[];
+extern const lm_flat_item lm_llmc_order[], lm_llama2c_order[], lm_llama2c_order1[];
 
 /* Import from a map, which the import owns from now on; m->tree and m->config must be set.  Fails:
  * LM_EFORMAT when the file is longer or shorter. */

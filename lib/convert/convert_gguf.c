@@ -110,6 +110,7 @@ static bool is_read(const lm_format *f)
 
 static lm_code match(lm_import *m, gguf *q, lm_err *e)
 {
+    char head[LM_TENSOR_NAME];
     size_t used = 0;
     lm_code rc;
 
@@ -138,10 +139,10 @@ static lm_code match(lm_import *m, gguf *q, lm_err *e)
     }
     if (rc || used == lm_gguf_count(q->g))
         return rc;
+    lm_tensor_gguf_name(m->config.arch, LM_PART_OUTPUT, -1, false, head);
     for (size_t i = 0; i < lm_gguf_count(q->g); i++) {
         const char *name = lm_gguf_at(q->g, i)->name;
-        bool known =
-            !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, "output.weight"));
+        bool known = !strcmp(name, LM_GGUF_ROPE_FREQS) || (m->config.tied && !strcmp(name, head));
         for (size_t k = 0; !known && k < q->n; k++)
             known = !strcmp(q->wanted[k].gguf, name);
         if (!known)
@@ -197,13 +198,13 @@ static lm_code add_kept(lm_import *m, gguf *q, const lm_gguf_text *line, size_t 
     type[n] = 0;
     memcpy(name, space + 1, line->len - n - 1);
     name[line->len - n - 1] = 0;
-    if (lm_is_buffer(name))
+    if (lm_arch_is_buffer(m->config.arch, name))
         return LM_OK; /* in the list, but not in the file */
     lm_dtype made = lm_dtype_parse(type);
     if (made != LM_DTYPE_F32 && made != LM_DTYPE_F16 && made != LM_DTYPE_BF16)
         return lm_fail(e, LM_EFORMAT, m->path, NULL, "'%s' has an entry of type %s",
                        LM_GGUF_TENSORS, type);
-    if (m->config.tied && !strcmp(name, "lm_head.weight"))
+    if (lm_config_ties(&m->config, name))
         return add(m, q, 0, name, made, want, e); /* the first one is the embedding */
     for (size_t k = 0; k < q->n; k++) {
         size_t at = (*hint + k) % q->n;

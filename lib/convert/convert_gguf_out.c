@@ -292,6 +292,13 @@ static void check_others(const lm_import *m, const lm_gguf_plan *p, const lm_ima
                m->path, others);
 }
 
+/* True if t is this weight outside the layers. */
+static bool is_weight(const lm_import *m, const lm_gguf_tensor *t, lm_part part)
+{
+    char name[LM_TENSOR_NAME];
+    return !strcmp(t->name, lm_tensor_gguf_name(m->config.arch, part, -1, false, name));
+}
+
 /* Check that every matrix that becomes blocks has importance for each of its columns. */
 static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const lm_imatrix *im,
                                 lm_err *e)
@@ -306,7 +313,7 @@ static lm_code check_importance(const lm_import *m, const lm_gguf_plan *p, const
         if (!lm_format_weighs(lm_format_of_gguf(t->type)))
             continue;
         if (!lm_imatrix_find(im, t->name, &n)) {
-            bool often = !strcmp(t->name, "token_embd.weight") || !strcmp(t->name, "output.weight");
+            bool often = is_weight(m, t, LM_PART_EMBED) || is_weight(m, t, LM_PART_OUTPUT);
             if (!often && !missing++)
                 first = t->name;
         } else if (n != (size_t)t->dim[t->ndim - 1]) {

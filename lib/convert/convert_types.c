@@ -97,7 +97,7 @@ static bool more_bits(int64_t i, int64_t n)
 /* Attention's values, alone or with queries and keys. */
 static int values_type(const lm_gguf_recipe *r, const lm_model_tensor *s, const lm_config *c)
 {
-    const lm_layer *y = &c->layer[0];
+    const lm_layer *y = &c->layer[s->layer];
     bool grouped = y->heads / y->kv_heads >= 4;
     /* llama.cpp's criterion for 70B: few values shared by many heads */
     bool shared = c->layers == 80 && (!strcmp(c->arch->gguf, "qwen2") ||

@@ -25,18 +25,37 @@ static lm_code no_words(const lm_import *m, const char *what, lm_err *e)
     return lm_fail(e, LM_EUSAGE, m->path, NULL, "GGUF's %s has no %s", m->config.arch->gguf, what);
 }
 
-/* n, if each n-th layer attends to all keys and the others have windows; 0: no such n. */
+/* n, if each n-th layer attends to all keys and the others have windows (none if n is beyond the
+ * last layer); 0: no such n. */
 static int64_t pattern_of(const lm_config *c)
 {
-    for (int64_t n = c->layers + 1; n > 0; n--) {
+    for (int64_t n = c->layers + 2; n > 0; n--) {
         /* the usual one first, as others may fit too */
-        int64_t by = n == c->layers + 1 ? c->arch->gguf_pattern : n, l = 0;
+        int64_t by = n == c->layers + 2 ? c->arch->gguf_pattern : n, l = 0;
         while (l < c->layers && (c->layer[l].window > 0) == ((l + 1) % by != 0))
             l++;
         if (l == c->layers)
             return by;
     }
     return 0;
+}
+
+/* The layers with a window: each but every n-th, or a list where no n fits, which llama.cpp reads
+ * since 2026. */
+static lm_code put_pattern(lm_gguf_plan *p, const char *key, const lm_config *c, lm_err *e)
+{
+    int64_t n = pattern_of(c);
+    bool *slides = NULL;
+
+    if (n && n != c->arch->gguf_pattern)
+        lm_gguf_put_u32(p, key, (uint32_t)n);
+    if (n || lm_alloc_n(&slides, (size_t)c->layers, 1, "a list of layers", e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++)
+        slides[l] = c->layer[l].window > 0;
+    lm_gguf_put_bools(p, key, slides, (size_t)c->layers);
+    lm_free(slides);
+    return LM_OK;
 }
 
 /* True if soft caps occur exactly where llama.cpp computes them. */
@@ -59,6 +78,8 @@ static lm_code check_words(const lm_import *m, lm_err *e)
     const char *arch = c->arch->gguf;
     int64_t window = lm_config_window(c);
 
+    if (!lm_config_alike(c))
+        return no_words(m, "layers of different sizes", e);
     if (c->layer[0].mlp == LM_MLP_GELU_EXACT)
         return no_words(m, "exact GELU (activation_function gelu)", e);
     for (int64_t l = 0; l < c->layers; l++) {
@@ -67,9 +88,6 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         if (fabs(y->scale / scale - 1) > 1e-6)
             return no_words(m, "scaling of attention other than 1/sqrt(d)", e);
     }
-    if (c->arch->gguf_pattern && window > 0 && !pattern_of(c))
-        return no_words(m, "layer_types in another order than full attention in each n-th layer",
-                        e);
     if (!caps_fit(c))
         return no_words(
             m, c->layer[0].soft_cap > 0 ? "such soft caps" : "scores or logits without soft caps",
@@ -94,6 +112,10 @@ static lm_code check_words(const lm_import *m, lm_err *e)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no bias on attn_output and refuses this file", m->path,
                arch);
+    if (c->arch->gguf_head && c->tied)
+        lm_log(m->sink, LM_LOG_WARN,
+               "%s: llama.cpp's %s requires a head beside the embedding and refuses this file",
+               m->path, arch);
     if (c->arch->gguf_tied && !c->tied)
         lm_log(m->sink, LM_LOG_WARN,
                "%s: llama.cpp's %s has no head beside the embedding and refuses this file", m->path,
@@ -148,12 +170,10 @@ lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e)
 {
     lm_code rc = check_words(m, e);
 
-    if (!rc)
-        lm_gguf_put_numbers(p, &m->config);
-    return rc;
+    return rc ? rc : lm_gguf_put_numbers(p, &m->config, e);
 }
 
-void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c)
+lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e)
 {
     const char *arch = c->arch->gguf;
     const lm_layer *y = &c->layer[0];
@@ -178,9 +198,9 @@ void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c)
     }
     if (window > 0)
         lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window"), (uint32_t)window);
-    if (c->arch->gguf_pattern && pattern_of(c) && pattern_of(c) != c->arch->gguf_pattern)
-        lm_gguf_put_u32(p, key_of(key, arch, "attention.sliding_window_pattern"),
-                        (uint32_t)pattern_of(c));
+    if (c->arch->gguf_pattern &&
+        put_pattern(p, key_of(key, arch, "attention.sliding_window_pattern"), c, e))
+        return e->code;
     if (c->ropes > 1)
         lm_gguf_put_f32(p, key_of(key, arch, "rope.freq_base_swa"), (float)c->rope[1].theta);
     if (y->soft_cap > 0)
@@ -188,6 +208,7 @@ void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c)
     if (c->logit_cap > 0)
         lm_gguf_put_f32(p, key_of(key, arch, "final_logit_softcapping"), (float)c->logit_cap);
     lm_gguf_put_u32(p, key_of(key, arch, "vocab_size"), (uint32_t)c->vocab);
+    return LM_OK;
 }
 
 void lm_gguf_rope_factors(const lm_rope_config *r, float *out)
@@ -258,6 +279,13 @@ static void set_real(json_t *o, const char *key, double v)
 static bool has(const reader *r, const char *tensor)
 {
     return lm_gguf_find(r->g, tensor) != NULL;
+}
+
+/* A weight outside the layers; NULL: absent. */
+static const lm_gguf_tensor *weight_of(const lm_gguf *g, const lm_arch *a, lm_part part)
+{
+    char name[LM_TENSOR_NAME];
+    return lm_gguf_find(g, lm_tensor_gguf_name(a, part, -1, false, name));
 }
 
 /* An id under `key`; -1: none. */
@@ -528,25 +556,48 @@ static lm_code get_window(reader *r, const lm_gguf_key *k)
     return LM_OK;
 }
 
+/* The list of the layers with a window, as some files have it instead of a number; NULL: none. */
+static lm_code get_pattern_list(reader *r, int64_t layers, const lm_gguf_value **out)
+{
+    const lm_gguf_value *v =
+        lm_gguf_value_of(r->g, key_of(r->key, r->arch, "attention.sliding_window_pattern"));
+
+    *out = v && v->array ? v : NULL;
+    if (*out &&
+        (v->kind == LM_GGUF_STRING || v->kind == LM_GGUF_ARRAY || (int64_t)v->count < layers))
+        return lm_fail(r->e, LM_EFORMAT, lm_gguf_path(r->g), NULL,
+                       "'%s' is not a list with an entry for each of %" PRId64 " layers", r->key,
+                       layers);
+    return LM_OK;
+}
+
 /* layer_types, if GGUF has another pattern than the usual one, or no window: then llama.cpp lets
- * every layer attend to all keys, but the default of config.json is a window. */
+ * every layer attend to all keys, but the default of config.json is a window.  Pattern 0: each
+ * layer has one. */
 static lm_code get_pattern(reader *r, const lm_arch *a, const char *window)
 {
-    int64_t pattern, layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    int64_t pattern = 0, layers = json_integer_value(json_object_get(r->o, "num_hidden_layers"));
+    const lm_gguf_value *list;
     json_t *types;
 
-    if (!a->gguf_pattern)
+    if (!a->gguf_pattern || layers > 65536)
         return LM_OK;
-    if (whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL))
+    if (get_pattern_list(r, layers, &list) ||
+        (!list && whole(r, "attention.sliding_window_pattern", a->gguf_pattern, &pattern, NULL)))
         return r->e->code;
-    if (!json_object_get(r->o, window))
+    if (!json_object_get(r->o, window)) {
         pattern = 1;
-    if (pattern == a->gguf_pattern || pattern < 1 || layers > 65536)
+        list = NULL;
+    }
+    if (!list && pattern == a->gguf_pattern)
         return LM_OK;
     types = json_array();
-    for (int64_t l = 0; l < layers; l++)
-        json_array_append_new(
-            types, json_string((l + 1) % pattern ? "sliding_attention" : "full_attention"));
+    for (int64_t l = 0; l < layers; l++) {
+        bool slides = list      ? lm_gguf_number(list, (uint64_t)l) > 0
+                      : pattern ? (l + 1) % pattern != 0
+                                : true;
+        json_array_append_new(types, json_string(slides ? "sliding_attention" : "full_attention"));
+    }
     json_object_set_new(r->o, "layer_types", types);
     return LM_OK;
 }
@@ -648,7 +699,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
 
 lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
 {
-    const lm_gguf_tensor *embed = lm_gguf_find(g, "token_embd.weight");
+    const lm_gguf_tensor *embed;
     reader r = { .g = g, .e = e };
     const lm_arch *a;
     lm_code rc = find_arch(g, &a, e);
@@ -656,10 +707,12 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
     *out = NULL;
     if (rc)
         return rc;
+    embed = weight_of(g, a, LM_PART_EMBED);
     if (!embed || embed->ndim != 2)
         return lm_fail(e, LM_EFORMAT, lm_gguf_path(g), NULL,
-                       "it has no tensor 'token_embd.weight' of two dimensions: the vocabulary "
-                       "alone is not a model");
+                       "it has no tensor '%s.weight' of two dimensions: the vocabulary alone is "
+                       "not a model",
+                       lm_arch_part(a, LM_PART_EMBED)->gguf);
     r.arch = a->gguf;
     r.o = json_object();
     json_object_set_new(r.o, "architectures", json_pack("[s]", a->class_name));
@@ -668,7 +721,7 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
     if (!rc)
         rc = get_ids(&r);
     set_int(&r, "vocab_size", embed->dim[0]);
-    json_object_set_new(r.o, "tie_word_embeddings", json_boolean(!has(&r, "output.weight")));
+    json_object_set_new(r.o, "tie_word_embeddings", json_boolean(!weight_of(g, a, LM_PART_OUTPUT)));
     if (rc)
         json_decref(r.o);
     else

@@ -33,8 +33,8 @@ static lm_code write_again(edits *x, bool tokenizer, lm_buf *header)
     if (rc)
         return rc;
     x->m->sink = NULL; /* its warnings were reported when the file was written */
-    lm_gguf_put_numbers(p, &x->m->config);
-    if (tokenizer)
+    rc = lm_gguf_put_numbers(p, &x->m->config, x->e);
+    if (!rc && tokenizer)
         rc = lm_gguf_put_vocab(p, x->m, x->e);
     x->m->sink = sink;
     if (!rc)

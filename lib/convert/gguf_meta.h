@@ -25,7 +25,7 @@
  * change every result; those that change only some results cause a warning. */
 lm_code lm_gguf_put_config(lm_gguf_plan *p, const lm_import *m, lm_err *e);
 /* The same without the checks. */
-void lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c);
+lm_code lm_gguf_put_numbers(lm_gguf_plan *p, const lm_config *c, lm_err *e);
 /* Divisors of llama3's scaling; r->dim / 2 numbers. */
 void lm_gguf_rope_factors(const lm_rope_config *r, float *out);
 /* tokenizer.*: "none" when the model has no tokenizer.  Fails: LM_EFORMAT for a tokenizer.json that

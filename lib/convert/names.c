@@ -3,7 +3,6 @@
 #include "convert/names.h"
 
 #include "base/mem.h"
-#include "base/text.h"
 
 typedef struct {
     lm_model_tensor *v;
@@ -55,10 +54,4 @@ int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r)
     int64_t d = s->dim[0] / s->heads, head = r / d, i = r % d;
 
     return head * d + 2 * (i % (d / 2)) + i / (d / 2);
-}
-
-bool lm_is_buffer(const char *name)
-{
-    return lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias") ||
-           lm_text_ends(name, "rotary_emb.inv_freq");
 }

@@ -19,8 +19,5 @@ void lm_model_tensor_gguf_dim(const lm_model_tensor *s, int64_t dim[2]);
 /* For LM_ORDER_ROPE: the row of Hugging Face's tensor that is row `r` of GGUF's, and back. */
 int64_t lm_model_tensor_hf_row(const lm_model_tensor *s, int64_t r);
 int64_t lm_model_tensor_gguf_row(const lm_model_tensor *s, int64_t r);
-/* True if a tensor of this name in Hugging Face's files is a buffer: a table that is recomputed
- * when the model is built, and that other formats do not have (attn.bias, rotary_emb.inv_freq). */
-bool lm_is_buffer(const char *name);
 
 #endif

@@ -133,9 +133,9 @@ static void check_tensor(parts *p, const lm_st_tensor *t)
         p->seen[s - p->wanted] = true;
         if (!packed)
             check_shape(p, t, s);
-    } else if (lm_is_buffer(t->name)) {
+    } else if (lm_arch_is_buffer(p->c->arch, t->name)) {
         lm_verify_say(p->f, false, file, t->name, "is not read: a table that is recomputed");
-    } else if (p->c->tied && !strcmp(t->name, "lm_head.weight")) {
+    } else if (lm_config_ties(p->c, t->name)) {
         lm_verify_say(p->f, false, file, t->name,
                       "is not read: config.json ties the head to the embedding");
     } else if (!lm_verify_is_scale(t->name)) {

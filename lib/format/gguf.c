@@ -272,7 +272,9 @@ static lm_code read_counts(lm_gguf *g, cursor *c)
     uint64_t n_tensors = 0, n_pairs = 0;
 
     if (g->size < 4 || memcmp(g->data, "GGUF", 4))
-        return lm_fail(c->e, LM_EFORMAT, g->where, NULL, "this is not a GGUF file");
+        return lm_fail(c->e, LM_EFORMAT, g->where,
+                       "give a file that begins with the bytes GGUF, or fetch it again",
+                       "this is not a GGUF file");
     c->at = 4;
     if (take_u32(c, NULL, &g->version))
         return c->e->code;

@@ -127,6 +127,13 @@ void lm_gguf_put_i32s(lm_gguf_plan *p, const char *name, const int32_t *v, size_
         num(p, (uint32_t)v[i], 4);
 }
 
+void lm_gguf_put_bools(lm_gguf_plan *p, const char *name, const bool *v, size_t n)
+{
+    array(p, name, LM_GGUF_BOOL, n);
+    for (size_t i = 0; i < n; i++)
+        num(p, v[i], 1);
+}
+
 void lm_gguf_put_f32s(lm_gguf_plan *p, const char *name, const float *v, size_t n)
 {
     array(p, name, LM_GGUF_F32, n);

@@ -4,6 +4,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <math.h>
 #include <pcre2.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -12,6 +13,7 @@
 #include "base/text.h"
 #include "format/safetensors_table.h"
 #include "merge/lora_impl.h"
+#include "model/arch.h"
 
 enum { MAX_CONFIG = 16 << 20, FIRST_FILES = 64 };
 
@@ -478,38 +480,27 @@ const char *lm_lora_base(const lm_lora *l)
 
 const lm_st_tensor *lm_lora_find(const lm_model_source *base, const char *name)
 {
-    static const char *const parts[] = { "model.", "transformer." };
+    const char *rest = lm_arch_rootless(name);
     const lm_st_tensor *t = lm_model_source_find(base, name);
 
-    for (int i = 0; i < 2 && !t; i++) {
-        size_t n = strlen(parts[i]);
+    if (!t && rest != name)
+        t = lm_model_source_find(base, rest);
+    for (int i = 0; !t && lm_arch_at(i); i++) {
         char longer[600];
-
-        if (!strncmp(name, parts[i], n))
-            t = lm_model_source_find(base, name + n);
-        else if (snprintf(longer, sizeof longer, "%s%s", parts[i], name) < (int)sizeof longer)
+        int n = snprintf(longer, sizeof longer, "%s%s", lm_arch_at(i)->root, name);
+        if (n < (int)sizeof longer)
             t = lm_model_source_find(base, longer);
     }
     return t;
 }
 
-/* True if the base's matrix is [in, out].  In GPT-2 it depends on the module, as in PEFT: Conv1D
- * is, the head is not, regardless of fan_in_fan_out. */
+/* True if the base's matrix is [in, out].  Where a known architecture has such matrices, it depends
+ * on the module, as in PEFT: GPT-2's Conv1D is, its head is not, regardless of fan_in_fan_out. */
 static bool is_turned(const lm_lora *l, const lm_lora_change *c, const lm_model_source *base)
 {
-    static const char *const conv1d[] = { "c_attn.weight", "c_proj.weight", "c_fc.weight" };
-    const char *type =
-        json_string_value(json_object_get(lm_model_source_config(base), "model_type"));
-    size_t len;
+    const lm_arch *a = lm_arch_of(lm_model_source_config(base));
 
-    if (c->embedding)
-        return true;
-    if (!type || strcmp(type, "gpt2") != 0)
-        return l->transposed;
-    for (int i = 0; i < 3; i++)
-        if (cut(c->base->name, conv1d[i], &len))
-            return true;
-    return false;
+    return c->embedding || (a && a->conv1d ? lm_arch_turns(a, c->base->name) : l->transposed);
 }
 
 static bool fits(const lm_lora_change *c)

@@ -9,6 +9,7 @@
 #include "format/safetensors_table.h"
 #include "merge/lora_impl.h"
 #include "merge/plan_names.h"
+#include "model/arch.h"
 
 /* The adapter's change of the head, or of the embedding; NULL: none. */
 static lm_lora_change *change_to(lm_lora *l, bool (*is)(const char *name))
@@ -63,6 +64,7 @@ lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tenso
     lm_lora_change *head = change_to(l, lm_name_is_head);
     lm_lora_change *embed = change_to(l, lm_name_is_embedding);
     bool stored = head && lm_lora_find(base, head->name);
+    char name[LM_TENSOR_NAME];
     bool own_head = head && head->whole && !head->a, own_embed = embed && embed->whole && !embed->a;
 
     if (head && !stored && !own_head)
@@ -78,7 +80,8 @@ lm_code lm_lora_untie(lm_lora *l, const lm_model_source *base, const lm_st_tenso
     l->untied = own_head || (own_embed && is_saved(l, embed));
     if (own_head && !stored)
         return stand_beside(l, head, head->name, own_embed ? embed->whole : tied, e);
-    if (own_embed && l->untied && !lm_model_source_find(base, "lm_head.weight"))
+    lm_arch_head(lm_arch_of(lm_model_source_config(base)), name);
+    if (own_embed && l->untied && !lm_model_source_find(base, name))
         return stand_beside(l, embed, tied->name, tied, e);
     return LM_OK;
 }

@@ -33,7 +33,7 @@ static lm_code make(lm_merge_plan *p, const lm_merge_plan_opts *o, lm_err *e)
     if (!rc)
         rc = lm_plan_tensors(p, e);
     if (!rc)
-        rc = lm_plan_config(p, e);
+        rc = lm_plan_config(p, o->sink, e);
     if (!rc)
         add_up(p);
     return rc;

@@ -26,16 +26,18 @@
 #include "merge/lora.h"
 #include "merge/recipe.h"
 #include "merge/vocab.h"
+#include "model/arch.h"
 #include "text/tokenizer.h"
 
 /* An input, opened. */
 typedef struct {
-    const char *name;        /* path as in the recipe */
-    lm_model_source *source; /* with a LoRA: its base */
-    lm_lora *lora;           /* NULL: none */
-    lm_st *fisher, *gram;    /* NULL: none */
-    lm_tokenizer *tok;       /* NULL: missing, or not needed */
-    int64_t layers;          /* num_hidden_layers; 0: unknown */
+    const char *name;          /* path as in the recipe */
+    lm_model_source *source;   /* with a LoRA: its base */
+    lm_lora *lora;             /* NULL: none */
+    lm_st *fisher, *gram;      /* NULL: none */
+    lm_tokenizer *tok;         /* NULL: missing, or not needed */
+    int64_t layers;            /* num_hidden_layers; 0: unknown */
+    char head[LM_TENSOR_NAME]; /* name of its head, stored or not */
     /* lm_merge_digest, mixed with that of its side data; 0: not computed */
     uint64_t digest;
 } lm_merge_model;

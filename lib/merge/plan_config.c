@@ -6,7 +6,6 @@
 #include "format/folder_json.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
-#include "model/config.h"
 
 static lm_code set(json_t *c, const char *key, json_t *value, lm_err *e)
 {
@@ -97,15 +96,13 @@ static lm_code fix_list(const lm_merge_plan *p, const lm_merge_module *mod, json
 /* The part of the configuration for a module, and the possible names of its number of layers. */
 static json_t *part_of(json_t *c, const char *module, const char *const **keys)
 {
-    static const char *const usual[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers",
-                                         NULL };
     static const char *const vision[] = { "num_hidden_layers", "depth", "num_layers", NULL };
     static const char *const encoder[] = { "encoder_layers", "num_encoder_layers", "num_layers",
                                            NULL };
     static const char *const decoder[] = { "decoder_layers", "num_decoder_layers", NULL };
     json_t *part = NULL;
 
-    *keys = usual;
+    *keys = lm_layer_count_keys;
     if (!module)
         return c;
     if (!strncmp(module, "vision", 6)) {
@@ -252,7 +249,25 @@ static lm_code fix_vocab(const lm_merge_plan *p, json_t *c, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_plan_config(lm_merge_plan *p, lm_err *e)
+/* Warn of a config of a known model_type from which no model can be built.  The merge needs no
+ * config, and its type may have variants that are unknown here. */
+static void check_config(const lm_merge_plan *p, const lm_merge_model *from, lm_sink *sink)
+{
+    lm_config config;
+    lm_err e = { 0 };
+    json_t *quantised = json_object_get(p->config, "quantization_config");
+
+    if (!lm_arch_of(p->config) || json_is_object(quantised))
+        return;
+    if (!lm_config_read(p->config, from->name, &config, &e))
+        lm_config_fini(&config);
+    else if (e.code == LM_EFORMAT)
+        lm_log(sink, LM_LOG_WARN,
+               "%s: config.json, which is copied to the result, is not one of %s: %s", from->name,
+               lm_arch_name(lm_arch_of(p->config)), e.what);
+}
+
+lm_code lm_plan_config(lm_merge_plan *p, lm_sink *sink, lm_err *e)
 {
     const lm_merge_model *m = &p->model[p->lead];
     lm_code rc;
@@ -271,5 +286,9 @@ lm_code lm_plan_config(lm_merge_plan *p, lm_err *e)
         rc = fix_layers(p, p->config, e);
     if (!rc)
         rc = fix_tie(p, p->config, e);
-    return rc ? rc : fix_vocab(p, p->config, e);
+    if (!rc)
+        rc = fix_vocab(p, p->config, e);
+    if (!rc)
+        check_config(p, m, sink);
+    return rc;
 }

@@ -19,7 +19,7 @@ lm_code lm_plan_adapter_tokens(const lm_merge_model *m, lm_sink *sink, lm_err *e
 /* Fill p->tensor. */
 lm_code lm_plan_tensors(lm_merge_plan *p, lm_err *e);
 /* config.json and generation_config.json of the result. */
-lm_code lm_plan_config(lm_merge_plan *p, lm_err *e);
+lm_code lm_plan_config(lm_merge_plan *p, lm_sink *sink, lm_err *e);
 
 /* The job of tensor t, without data, output and threads: the caller provides model [t->n_models]
  * and base. */
@@ -56,6 +56,8 @@ int64_t lm_plan_layers(const lm_merge_plan *p, const lm_merge_module *mod, int i
 bool lm_plan_is_tied(const lm_merge_model *m);
 /* The same by the configuration alone, without adapters. */
 bool lm_plan_says_tied(const lm_merge_model *m);
+/* The architecture that config.json states; NULL: unknown, or no config. */
+const lm_arch *lm_plan_arch(const lm_merge_model *m);
 /* The value in config.json or its text_config; NULL: absent. */
 json_t *lm_plan_tie_of(json_t *config);
 /* True if input i takes part in a slice or is its base. */

@@ -2,7 +2,6 @@
 /* plan_list.c -- lists the tensors of the result, module by module, in order. */
 #include <string.h>
 
-#include "convert/names.h"
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
@@ -71,7 +70,7 @@ static lm_code check_modules(const lm_merge_plan *p, int i, lm_err *e)
     for (size_t k = 0; k < lm_model_source_count(p->model[i].source); k++) {
         const char *name = lm_model_source_at(p->model[i].source, k)->name;
         char show[LM_ST_SHOWN];
-        bool found = lm_is_buffer(name);
+        bool found = lm_arch_is_buffer(NULL, name);
 
         for (int m = 0; m < r->n_modules && !found; m++)
             found = lm_plan_in_module(r, &r->module[m], name);
@@ -104,7 +103,7 @@ static bool is_untied(const lm_merge_model *m)
 static const char *head_of(const lm_merge_model *m)
 {
     const char *stored = stored_head(m);
-    return stored ? stored : is_untied(m) ? "lm_head.weight" : NULL;
+    return stored ? stored : is_untied(m) ? m->head : NULL;
 }
 
 bool lm_plan_is_tied(const lm_merge_model *m)
@@ -117,16 +116,13 @@ bool lm_plan_says_tied(const lm_merge_model *m)
     const json_t *c = lm_model_source_config(m->source);
     const json_t *v = lm_plan_tie_of((json_t *)(uintptr_t)c);
     const char *type = json_string_value(json_object_get(c, "model_type"));
-    /* if absent, transformers' default is false for these, true for GPT-2, Gemma, ... */
-    static const char *const untied[] = { "llama", "mistral", "mixtral", "qwen2",
-                                          "qwen3", "phi3",    "olmo2",   NULL };
 
-    if (v)
-        return json_is_true(v);
-    for (int i = 0; type && untied[i]; i++)
-        if (!strcmp(type, untied[i]))
-            return false;
-    return c && ((type && !strcmp(type, "gpt2")) || !stored_head(m)); /* the weights decide */
+    return v ? json_is_true(v) : c && lm_type_ties(type, stored_head(m));
+}
+
+const lm_arch *lm_plan_arch(const lm_merge_model *m)
+{
+    return lm_arch_of(lm_model_source_config(m->source));
 }
 
 /* True if the head must be added to the list of its tensors. */
@@ -151,7 +147,7 @@ static lm_code check_others(const lm_merge_plan *p, const lm_merge_module *mod, 
         bool there;
         lm_code rc;
 
-        if (!lm_plan_in_module(p->recipe, mod, name) || lm_is_buffer(name) ||
+        if (!lm_plan_in_module(p->recipe, mod, name) || lm_arch_is_buffer(NULL, name) ||
             (lm_name_is_head(name) && lacks_head(a))) /* handled by add_head */
             continue;
         if (layer < 0 || from < 0) {
@@ -265,7 +261,7 @@ static void find_head(const lm_merge_plan *p, const lm_merge_slice *first, const
             *name = head_of(m);
     }
     if (!*name && moved && tied)
-        *name = "lm_head.weight";
+        *name = p->model[lm_plan_leader(p, s)].head;
 }
 
 /* A model that ties its head does not list it: where the result needs it, it comes last. */

@@ -40,8 +40,25 @@ bool lm_name_is_embedding(const char *name)
 
 bool lm_name_is_last(const char *name)
 {
-    return strstr(name, "lm_head") || strstr(name, "norm") || strstr(name, "ln_f") ||
-           strstr(name, "score");
+    return lm_arch_resembles(LM_PART_OUTPUT, name) ||
+           lm_arch_resembles(LM_PART_OUTPUT_NORM, name) ||
+           strstr(name, "score"); /* the head of a classifier */
+}
+
+/* ---- Configs of an unknown architecture ---- */
+
+const char *const lm_layer_count_keys[] = { "num_hidden_layers", "n_layer", "num_layers",
+                                            "n_layers", NULL };
+
+bool lm_type_ties(const char *model_type, bool stores_head)
+{
+    static const char *const untied[] = { "mixtral", "phi3" };
+    const lm_arch *a = model_type ? lm_arch_find(model_type) : NULL;
+
+    for (size_t i = 0; model_type && i < sizeof untied / sizeof *untied; i++)
+        if (!strcmp(model_type, untied[i]))
+            return false;
+    return a ? a->tied : !stores_head;
 }
 
 /* ---- Modules ---- */

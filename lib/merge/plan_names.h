@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_names.h -- parses the name of a tensor: its layer, its part in the model, its module.
+/* plan_names.h -- parses the name of a tensor: its layer, its part in the model, its module; and
+ * what is assumed of a model of an unknown architecture, as any model can be merged.
  * Private to lib/merge. */
 #ifndef LM_MERGE_PLAN_NAMES_H
 #define LM_MERGE_PLAN_NAMES_H
@@ -15,6 +16,12 @@ bool lm_name_ends(const char *name, const char *end);
 bool lm_name_is_head(const char *name);
 bool lm_name_is_embedding(const char *name);
 bool lm_name_is_last(const char *name); /* outside the layers, behind them */
+
+/* Keys of config.json for the number of layers, ended by NULL. */
+extern const char *const lm_layer_count_keys[];
+/* tie_word_embeddings of a config without that key: the default of its model_type.  stores_head:
+ * decides for an unknown one, as models store no head that they do not use. */
+bool lm_type_ties(const char *model_type, bool stores_head);
 
 /* Length of the prefix that assigns the tensor to a module of a model of several modules
  * ("vision_tower", "encoder"; any other name is itself the prefix); 0: not in the module.  Of

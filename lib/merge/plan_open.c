@@ -9,6 +9,7 @@
 #include "base/stop.h"
 #include "base/stream.h"
 #include "merge/plan_impl.h"
+#include "merge/plan_names.h"
 #include "text/tokenizer_source.h"
 
 bool lm_plan_used(const lm_merge_plan *p, int i)
@@ -146,6 +147,8 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
         rc = base_of_lora(p, i, o, &path, e);
     if (!rc)
         rc = open_source(p, i, path, o, e);
+    if (!rc)
+        lm_arch_head(lm_plan_arch(m), m->head);
     if (!rc && m->lora)
         rc = lm_lora_bind(m->lora, m->source, lm_plan_tied_to(m), e);
     if (!rc && m->lora)
@@ -161,11 +164,11 @@ static lm_code open_input(lm_merge_plan *p, int i, const lm_merge_plan_opts *o, 
 
 static lm_code count_layers(lm_merge_model *m, lm_err *e)
 {
-    static const char *const keys[] = { "num_hidden_layers", "n_layer", "num_layers", "n_layers" };
+    const char *const *keys = lm_layer_count_keys;
     const json_t *c = lm_model_source_config(m->source);
     lm_code rc = LM_OK;
 
-    for (int i = 0; c && i < 4 && !rc && !m->layers; i++)
+    for (int i = 0; c && keys[i] && !rc && !m->layers; i++)
         rc = lm_json_i64_or(c, keys[i], 0, 0, LM_MERGE_MAX_LAYERS, &m->layers, m->name, e);
     return rc;
 }
@@ -196,11 +199,23 @@ static lm_code same_text(const lm_merge_model *a, const lm_merge_model *b, const
 /* Keys that change the meaning of equal weights. */
 static void warn_meaning(const lm_merge_model *a, const lm_merge_model *b, lm_sink *sink)
 {
-    static const char *const keys[] = {
-        "num_attention_heads", "num_key_value_heads", "n_head",     "head_dim",
-        "rope_theta",          "rope_scaling",        "hidden_act", "activation_function",
-        "rms_norm_eps",        "sliding_window"
-    };
+    static const char *const keys[] = { "num_attention_heads",
+                                        "num_key_value_heads",
+                                        "n_head",
+                                        "head_dim",
+                                        "rope_theta",
+                                        "rope_scaling",
+                                        "hidden_act",
+                                        "activation_function",
+                                        "rms_norm_eps",
+                                        "sliding_window",
+                                        "rope_parameters",
+                                        "rope_local_base_freq",
+                                        "hidden_activation",
+                                        "layer_norm_epsilon",
+                                        "query_pre_attn_scalar",
+                                        "attn_logit_softcapping",
+                                        "final_logit_softcapping" };
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         json_t *x = json_object_get(lm_model_source_config(a->source), keys[i]);

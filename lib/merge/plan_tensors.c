@@ -6,22 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/names.h"
 #include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
 #include "numeric/format.h"
-
-/* GPT-2's linear layers are stored transposed. */
-static bool is_conv1d(const lm_merge_model *m, const char *name)
-{
-    const char *type =
-        json_string_value(json_object_get(lm_model_source_config(m->source), "model_type"));
-
-    return type && !strcmp(type, "gpt2") &&
-           (lm_name_ends(name, "c_attn.weight") || lm_name_ends(name, "c_proj.weight") ||
-            lm_name_ends(name, "c_fc.weight"));
-}
 
 /* ---- Finding ---- */
 
@@ -100,8 +88,9 @@ static lm_code make_ref(lm_merge_plan *p, const lm_plan_want *w, int input,
     for (int i = 0; i < LM_MERGE_PARAMS; i++)
         ref->param[i] = NAN;
     if (!ref->tensor)
-        return lm_is_buffer(name) ? LM_OK
-                                  : lm_plan_missing(p, input, lm_plan_leader(p, w->slice), name, e);
+        return lm_arch_is_buffer(NULL, name)
+                   ? LM_OK
+                   : lm_plan_missing(p, input, lm_plan_leader(p, w->slice), name, e);
     if (strcmp(ref->tensor->name, name) != 0) /* its bytes are needed twice */
         rc = lm_model_source_spool(m->source, e);
     if (m->fisher)
@@ -398,7 +387,7 @@ static lm_code finish(lm_merge_plan *p, lm_merge_tensor *t, lm_err *e)
     t->table = p->vocab && !lm_vocab_same(p->vocab) && lm_vocab_is_table(t->name);
     t->ndim = x->ndim;
     memcpy(t->dim, x->dim, sizeof t->dim);
-    t->transposed = x->ndim == 2 && is_conv1d(m, t->name);
+    t->transposed = x->ndim == 2 && lm_arch_turns(lm_plan_arch(m), t->name);
     t->count = x->count;
     for (int k = 0; !rc && k < t->n_models; k++)
         if (&t->model[k] != first)
@@ -446,7 +435,7 @@ lm_code lm_plan_add(lm_merge_plan *p, const lm_plan_want *w, size_t *cap, lm_err
     rc = gather(p, w, t, e);
     if (!rc && !t->base && !t->n_models)
         return LM_OK; /* a buffer that none has */
-    if (!rc && lm_is_buffer(t->name) && (t->base || t->n_models))
+    if (!rc && lm_arch_is_buffer(NULL, t->name) && (t->base || t->n_models))
         carry(t, t->base ? t->base : &t->model[0]);
     if (!rc)
         rc = finish(p, t, e);

@@ -72,22 +72,6 @@ bool lm_part_is_norm(lm_part part)
            part == LM_PART_Q_NORM || part == LM_PART_K_NORM;
 }
 
-bool lm_arch_names(lm_part part, const char *suffix, const char *name)
-{
-    size_t n = strlen(name), k = strlen(suffix);
-
-    if (n < k + 2 || strcmp(name + n - k, suffix) != 0 || name[n - k - 1] != '.')
-        return false;
-    n -= k + 1;
-    for (int i = 0; i < N_KNOWN; i++) {
-        const lm_tensor_name *t = lm_arch_part(known[i], part);
-        k = t ? strlen(t->hf) : n + 1;
-        if (k <= n && !memcmp(name + n - k, t->hf, k) && (k == n || name[n - k - 1] == '.'))
-            return true;
-    }
-    return false;
-}
-
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part)
 {
     for (const lm_tensor_name *t = a->tensors; t->part; t++)

@@ -70,11 +70,14 @@ struct lm_arch {
     const char *class_name;  /* of "architectures" */
     const char *gguf;        /* general.architecture */
     const char *const *keys; /* of config.json with a meaning, ended by NULL */
+    bool tied;               /* default of tie_word_embeddings */
     lm_code (*read)(const json_t *o, const char *where, lm_config *c, lm_err *e);
 
     const char *root, *layers; /* in front of names outside the layers, and of a layer's number */
     bool rootless;             /* published files leave `root` out */
     const lm_tensor_name *tensors; /* in the order of their files */
+    const char *const *buffers;    /* ends of names: tables in its files that are recomputed; ended
+                                    * by NULL */
     bool conv1d;                   /* weights of layers are [in, out] */
     bool residual_init;  /* projections to the residual stream start at std / sqrt(2 layers) */
     bool branch_dropout; /* embeddings and branches have dropout, not only attention */
@@ -82,7 +85,8 @@ struct lm_arch {
     const lm_gguf_key *gguf_keys;
     bool gguf_pairs;    /* rows of q and k lie there pair by pair (convert/names.h) */
     bool gguf_head_dim; /* head_dim is always written to config.json */
-    bool gguf_tied;     /* llama.cpp has no head beside the embedding */
+    bool gguf_tied;     /* llama.cpp has no head beside the embedding, */
+    bool gguf_head;     /* or requires one */
     bool gguf_windows;  /* llama.cpp obeys sliding windows, */
     /* and each gguf_pattern-th layer has none unless a key says otherwise */
     int64_t gguf_pattern;
@@ -104,10 +108,6 @@ double lm_arch_gguf_scale(const lm_arch *a, int64_t layers, int64_t width, int64
                           int64_t head_dim);
 /* True if a part is the weight of a norm. */
 bool lm_part_is_norm(lm_part part);
-/* True if `name` is a tensor of that part in some architecture, under any prefix:
- * "model.embed_tokens.weight" or "language_model.model.embed_tokens.weight" for LM_PART_EMBED?
- * suffix: "weight" or "bias". */
-bool lm_arch_names(lm_part part, const char *suffix, const char *name);
 /* The row of a part, NULL if the architecture has none. */
 const lm_tensor_name *lm_arch_part(const lm_arch *a, lm_part part);
 
@@ -119,7 +119,7 @@ enum { LM_TENSOR_NAME = 96 };
 typedef enum { LM_ORDER_SAME, LM_ORDER_ROPE, LM_ORDER_CONV1D } lm_element_order;
 
 typedef struct {
-    char gguf[64], hf[LM_TENSOR_NAME];
+    char gguf[LM_TENSOR_NAME], hf[LM_TENSOR_NAME];
     int ndim;       /* 1 or 2 */
     int64_t dim[2]; /* as in Hugging Face's files */
     lm_element_order order;
@@ -135,6 +135,9 @@ typedef struct {
 const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
                               char out[LM_TENSOR_NAME]);
 const char *lm_tensor_stem(const lm_arch *a, lm_part part, int64_t layer, char out[LM_TENSOR_NAME]);
+/* GGUF's, "blk.3.attn_q.weight". */
+const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
+                                char out[LM_TENSOR_NAME]);
 /* Call `see` for each tensor of a model, in the order of its layers, until it fails. */
 lm_code lm_model_tensors_walk(const lm_config *c,
                               lm_code (*see)(void *ctx, const lm_model_tensor *t), void *ctx);
@@ -142,5 +145,30 @@ lm_code lm_model_tensors_walk(const lm_config *c,
  * such tensor. */
 bool lm_part_shape(const lm_config *c, lm_part part, int64_t l, int64_t dim[2]);
 bool lm_part_biased(const lm_config *c, lm_part part, int64_t l);
+/* True if `name` is the head, and the model has none beside its embedding. */
+bool lm_config_ties(const lm_config *c, const char *name);
+
+/* ---- Names of tensors in Hugging Face's files of any model ---- */
+
+/* The architecture of a config.json; NULL: unknown, or no config. */
+const lm_arch *lm_arch_of(const json_t *config);
+/* True if `name` is a tensor of that part in some architecture, under any prefix:
+ * "model.embed_tokens.weight" and "language_model.model.embed_tokens.weight" for LM_PART_EMBED.
+ * suffix: "weight" or "bias". */
+bool lm_arch_names(lm_part part, const char *suffix, const char *name);
+/* True if `name` contains the name of that part in some architecture: for models of an unknown one,
+ * as "final_norm.weight" for LM_PART_OUTPUT_NORM. */
+bool lm_arch_resembles(lm_part part, const char *name);
+/* The head's weight; a NULL (unknown): the name that it has in every architecture. */
+const char *lm_arch_head(const lm_arch *a, char out[LM_TENSOR_NAME]);
+/* True if files of the architecture have this weight as [in, out]; a NULL: false.  The last part of
+ * the name decides, as a module of cross attention has it too. */
+bool lm_arch_turns(const lm_arch *a, const char *name);
+/* `name` without the root of an architecture ("model.", "transformer."), if it begins with one. */
+const char *lm_arch_rootless(const char *name);
+/* True if a tensor of this name is a buffer: a table that is recomputed when the model is built,
+ * and that other formats do not have (attn.bias, rotary_emb.inv_freq).  a NULL: in any
+ * architecture. */
+bool lm_arch_is_buffer(const lm_arch *a, const char *name);
 
 #endif

@@ -55,7 +55,7 @@ lm_code lm_read_gemma(const json_t *o, const char *where, const lm_gemma_default
 {
     const lm_decoder_defaults all = { .positions = d->positions,
                                       .head_dim = 256,
-                                      .tied = true,
+                                      .kv_heads = 4,
                                       .act_key = "hidden_activation",
                                       .act = "gelu_pytorch_tanh" };
 
@@ -114,6 +114,7 @@ static const lm_gguf_key gguf_keys[] = {
       LM_KEY_REAL,
       .optional = true,
       .times = 30 },
+    LM_GGUF_BIAS_KEY,
     LM_GGUF_ROPE_KEY,
     { .hf = NULL },
 };
@@ -123,6 +124,7 @@ const lm_arch lm_arch_gemma2 = {
     .class_name = "Gemma2ForCausalLM",
     .gguf = "gemma2",
     .keys = keys,
+    .tied = true,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",

@@ -31,10 +31,8 @@ static lm_code read_tables(const json_t *o, const char *where, lm_config *c, lm_
     static const char *const kinds[2] = { "full_attention", "sliding_attention" };
     const json_t *both = json_object_get(o, "rope_parameters"), *of[2];
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         of[i] = json_object_get(both, kinds[i]);
-        c->rope[i].dim = c->layer[0].head_dim;
-    }
     if (json_object_size(both) && !of[0] && !of[1])
         return lm_fail(e, LM_EFORMAT, where,
                        "give it a \"full_attention\" and a \"sliding_attention\"",
@@ -81,6 +79,7 @@ static const lm_gguf_key gguf_keys[] = {
       LM_KEY_REAL,
       .optional = true,
       .times = 1e4 },
+    LM_GGUF_BIAS_KEY,
     LM_GGUF_ROPE_KEY,
     { .hf = NULL },
 };
@@ -90,6 +89,7 @@ const lm_arch lm_arch_gemma3 = {
     .class_name = "Gemma3ForCausalLM",
     .gguf = "gemma3",
     .keys = keys,
+    .tied = true,
     .read = read,
     .root = "model.",
     .layers = "model.layers.",

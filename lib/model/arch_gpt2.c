@@ -61,7 +61,7 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
         lm_json_f64_or(o, "embd_pdrop", 0.1, &c->drop_embed, where, e) ||
         lm_json_f64_or(o, "resid_pdrop", 0.1, &c->drop_resid, where, e) ||
         lm_json_f64_or(o, "attn_pdrop", 0.1, &c->drop_attn, where, e) ||
-        lm_json_bool_or(o, "tie_word_embeddings", true, &c->tied, where, e) ||
+        lm_json_bool_or(o, "tie_word_embeddings", c->arch->tied, &c->tied, where, e) ||
         lm_json_bool_or(o, "scale_attn_by_inverse_layer_idx", false, &by_layer, where, e) ||
         lm_json_bool_or(o, "scale_attn_weights", true, &scaled, where, e) ||
         lm_json_bool_or(o, "reorder_and_upcast_attn", false, &upcast, where, e) ||
@@ -91,6 +91,9 @@ static const lm_tensor_name tensors[] = {
     { 0, NULL, NULL },
 };
 
+/* Masks of attention. */
+static const char *const buffers[] = { ".attn.bias", ".attn.masked_bias", NULL };
+
 static const lm_gguf_key gguf_keys[] = {
     { .hf = "activation_function", "gelu_new", LM_KEY_TEXT },
     { .hf = "n_positions", "context_length", LM_KEY_INT },
@@ -118,11 +121,13 @@ const lm_arch lm_arch_gpt2 = {
     .class_name = "GPT2LMHeadModel",
     .gguf = "gpt2",
     .keys = keys,
+    .tied = true,
     .read = read,
     .root = "transformer.",
     .layers = "transformer.h.",
     .rootless = true,
     .tensors = tensors,
+    .buffers = buffers,
     .conv1d = true,
     .residual_init = true,
     .branch_dropout = true,

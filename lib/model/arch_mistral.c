@@ -14,7 +14,8 @@ static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     int64_t window;
 
-    if (lm_read_decoder(o, where, &(lm_decoder_defaults){ .positions = 131072 }, c, e) ||
+    if (lm_read_decoder(o, where, &(lm_decoder_defaults){ .positions = 131072, .kv_heads = 8 }, c,
+                        e) ||
         lm_read_window(o, where, 4096, &window, e) || /* null: none */
         lm_read_layer_types(o, where, c, window, always, 0, e))
         return e->code;

@@ -54,4 +54,5 @@ const lm_arch lm_arch_olmo2 = {
     .layers = "model.layers.",
     .tensors = tensors,
     .gguf_keys = gguf_keys,
+    .gguf_head = true,
 };

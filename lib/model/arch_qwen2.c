@@ -10,7 +10,8 @@ static const char *const keys[] = {
 
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
-    if (lm_read_decoder(o, where, &(lm_decoder_defaults){ .positions = 32768 }, c, e) ||
+    if (lm_read_decoder(o, where, &(lm_decoder_defaults){ .positions = 32768, .kv_heads = 32 }, c,
+                        e) ||
         lm_read_window_from(o, where, c, e))
         return e->code;
     for (int64_t l = 0; l < c->layers; l++)

@@ -10,7 +10,7 @@ static const char *const keys[] = { LM_KEYS_DECODER,  "hidden_act",
 
 static lm_code read(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
-    const lm_decoder_defaults d = { .positions = 32768, .head_dim = 128 };
+    const lm_decoder_defaults d = { .positions = 32768, .head_dim = 128, .kv_heads = 32 };
 
     if (lm_read_decoder(o, where, &d, c, e) || lm_read_attention_bias(o, where, c, e) ||
         lm_read_window_from(o, where, c, e))

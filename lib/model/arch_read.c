@@ -25,14 +25,15 @@ lm_code lm_read_layers(lm_config *c, const lm_layer *all, lm_err *e)
 static lm_code read_sizes(const json_t *o, const char *where, const lm_decoder_defaults *d,
                           lm_config *c, lm_layer *y, lm_err *e)
 {
+    const json_t *kv = json_object_get(o, "num_key_value_heads");
     int64_t dim;
 
     if (lm_json_i64(o, "hidden_size", 1, LM_MOST_WIDTH, &c->width, where, e) ||
         lm_json_i64(o, "intermediate_size", 1, LM_MOST_WIDTH, &y->ffn, where, e) ||
         lm_json_i64(o, "num_hidden_layers", 1, LM_MOST_LAYERS, &c->layers, where, e) ||
         lm_json_i64(o, "num_attention_heads", 1, LM_MOST_WIDTH, &y->heads, where, e) ||
-        lm_json_i64_or(o, "num_key_value_heads", y->heads, 1, LM_MOST_WIDTH, &y->kv_heads, where,
-                       e) ||
+        lm_json_i64_or(o, "num_key_value_heads", kv || !d->kv_heads ? y->heads : d->kv_heads, 1,
+                       LM_MOST_WIDTH, &y->kv_heads, where, e) ||
         lm_json_i64_or(o, "head_dim", d->head_dim, 1, 4096, &dim, where, e))
         return e->code;
     if (!dim && c->width % y->heads)
@@ -71,12 +72,13 @@ lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_def
                        &c->max_positions, where, e) ||
         lm_json_f64_or(o, "rms_norm_eps", d->norm_eps > 0 ? d->norm_eps : 1e-6, &c->norm_eps, where,
                        e) ||
-        lm_json_bool_or(o, "tie_word_embeddings", d->tied, &c->tied, where, e) ||
+        lm_json_bool_or(o, "tie_word_embeddings", c->arch->tied, &c->tied, where, e) ||
         lm_json_f64_or(o, "attention_dropout", 0, &c->drop_attn, where, e) ||
         read_act(o, where, d, &y, e))
         return e->code;
     if (y.heads % y.kv_heads)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EFORMAT, where,
+                       json_object_get(o, "num_key_value_heads") ? NULL : "give the first",
                        "num_key_value_heads %" PRId64
                        " does not divide num_attention_heads %" PRId64,
                        y.kv_heads, y.heads);

@@ -21,10 +21,10 @@ lm_code lm_read_bad(const char *where, const char *key, lm_err *e, const char *w
 /* Defaults of the published class for absent keys. */
 typedef struct {
     int64_t positions, head_dim; /* head_dim 0: width / heads */
+    int64_t kv_heads;            /* 0: heads, as with null */
     double norm_eps;             /* 0: 1e-6 */
-    bool tied;
-    const char *act_key; /* NULL: "hidden_act" */
-    const char *act;     /* NULL: "silu" */
+    const char *act_key;         /* NULL: "hidden_act" */
+    const char *act;             /* NULL: "silu" */
 } lm_decoder_defaults;
 
 /* A decoder with RMSNorm, rotary positions and a gated MLP: the core, and layers that are all

@@ -224,10 +224,6 @@ int lm_model_slice(const lm_model *m, const char *name)
 
 bool lm_model_ignores(const lm_model *m, const char *name)
 {
-    if (lm_text_ends(name, ".rotary_emb.inv_freq"))
-        return true;
-    if (m->config.arch == &lm_arch_gpt2 &&
-        (lm_text_ends(name, ".attn.bias") || lm_text_ends(name, ".attn.masked_bias")))
-        return true;
-    return m->config.tied && !strcmp(name, "lm_head.weight");
+    const lm_config *c = &m->config;
+    return lm_arch_is_buffer(c->arch, name) || lm_config_ties(c, name);
 }

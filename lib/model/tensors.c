@@ -107,15 +107,22 @@ const char *lm_tensor_hf_name(const lm_arch *a, lm_part part, int64_t layer, boo
     return out;
 }
 
+const char *lm_tensor_gguf_name(const lm_arch *a, lm_part part, int64_t layer, bool bias,
+                                char out[LM_TENSOR_NAME])
+{
+    const char *name = lm_arch_part(a, part)->gguf, *suffix = bias ? "bias" : "weight";
+
+    if (layer < 0)
+        snprintf(out, LM_TENSOR_NAME, "%s.%s", name, suffix);
+    else
+        snprintf(out, LM_TENSOR_NAME, "blk.%" PRId64 ".%s.%s", layer, name, suffix);
+    return out;
+}
+
 static void set_names(const lm_arch *a, const lm_tensor_name *row, lm_model_tensor *t)
 {
-    const char *suffix = t->bias ? "bias" : "weight";
-
     lm_tensor_hf_name(a, row->part, t->layer, t->bias, t->hf);
-    if (t->layer < 0)
-        snprintf(t->gguf, sizeof t->gguf, "%s.%s", row->gguf, suffix);
-    else
-        snprintf(t->gguf, sizeof t->gguf, "blk.%" PRId64 ".%s.%s", t->layer, row->gguf, suffix);
+    lm_tensor_gguf_name(a, row->part, t->layer, t->bias, t->gguf);
 }
 
 static lm_model_tensor weight_of(const lm_config *c, const lm_tensor_name *row, int64_t layer,

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/arch.h"
 #include "train/optim/optims.h"
 
 /* ---- parsing ---- */
@@ -195,13 +196,7 @@ lm_groups lm_groups_of(lm_optim_use use)
 
 static void strip(const char *tensor, char out[512])
 {
-    static const char *const before[] = { "model.", "transformer." };
-    for (size_t i = 0; i < sizeof before / sizeof *before; i++)
-        if (!strncmp(tensor, before[i], strlen(before[i]))) {
-            tensor += strlen(before[i]);
-            break;
-        }
-    snprintf(out, 512, "%s", tensor);
+    snprintf(out, 512, "%s", lm_arch_rootless(tensor));
     if (lm_text_ends(out, ".weight"))
         out[strlen(out) - strlen(".weight")] = 0;
 }

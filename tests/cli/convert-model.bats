@@ -273,10 +273,10 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     put m.gguf 3 X
     run convert-model m.gguf -o x
     [ "$status" -eq 1 ]
-    [[ "$output" == *"m.gguf: this is not a GGUF file" ]]
+    [[ "$output" == *"m.gguf: this is not a GGUF file: give a file that begins with the bytes GGUF"* ]]
     : > none.gguf
     run convert-model none.gguf -o x
-    [[ "$output" == *"none.gguf: this is not a GGUF file" ]]
+    [[ "$output" == *"none.gguf: this is not a GGUF file: give"* ]]
     convert-model model -o m.bin
     head -c 5000 m.bin > short.bin
     run convert-model short.bin -o x
@@ -701,12 +701,36 @@ gguf_old_or_new() {
         --set tie_word_embeddings=false -o head
     run convert-model head -o head.gguf
     [[ "$output" == *"llama.cpp's gemma2 has no head beside the embedding and refuses this file"* ]]
-    # layers of an order that GGUF cannot say, and a scale that llama.cpp does not take
-    init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
-        --set 'layer_types=["sliding_attention","full_attention","full_attention"]' -o order
-    run convert-model -q order -o y.gguf
-    [ "$status" -eq 2 ]
-    [[ "$output" == *"GGUF's gemma3 has no layer_types in another order than full attention in each n-th layer"* ]]
+    # layers of any order: a number, or a list where no number fits; each with a window is also pattern 0
+    for types in '"full_attention","sliding_attention","sliding_attention"' \
+        '"sliding_attention","full_attention","full_attention"' \
+        '"sliding_attention","sliding_attention","sliding_attention"'; do
+        for preset in gemma2-2b gemma3-270m; do
+            rm -rf order back
+            init-model -q "$preset" "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=16 \
+                --set attention_bias=true --set "layer_types=[$types]" -o order
+            convert-model -q -f --no-originals order -o y.gguf
+            convert-model -q y.gguf -o back
+            tr -d ' \n' < back/config.json > flat
+            grep -qF '"attention_bias":true' flat
+            if [[ $preset == gemma2* || $types == *full* ]]; then
+                grep -qF "\"layer_types\":[$types]" flat
+            else
+                run ! grep -q layer_types flat # the first five layers of Gemma 3 have a window
+            fi
+            inspect-model --check --strict order back > /dev/null
+            if [[ $preset == gemma2* && $types != *full* ]]; then
+                edit y.gguf gemma2.attention.sliding_window_pattern '\0\0\0\0'
+                rm -rf back
+                convert-model -q y.gguf -o back
+                tr -d ' \n' < back/config.json | grep -qF "\"layer_types\":[$types]"
+            fi
+        done
+    done
+    init-model -q olmo2-1b "${small[@]}" --set tie_word_embeddings=true -o tied
+    run convert-model tied -o y.gguf -f
+    [[ "$output" == *"llama.cpp's olmo2 requires a head beside the embedding and refuses this file"* ]]
+    # a scale that llama.cpp does not take
     init-model -q gemma3-270m "${small[@]}" --set head_dim=16 --set query_pre_attn_scalar=24 -o scale
     run convert-model -q scale -o y.gguf
     [ "$status" -eq 2 ]

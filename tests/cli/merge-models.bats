@@ -409,3 +409,13 @@ YAML
     merge-models -q --config stack.yaml -o stack
     [[ "$(tr -d ' \n' < stack/config.json)" == *'"layer_types":["sliding_attention","sliding_attention","full_attention","sliding_attention"]'* ]]
 }
+
+@test "merge-models: a config.json of a known type that cannot be read is warned of" {
+    cp -r math odd
+    sed -i '/hidden_size/d' odd/config.json
+    run merge-models --no-progress -m linear odd code -o x
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"odd: config.json, which is copied to the result, is not one of llama: 'hidden_size' is missing"* ]]
+    merge-models -m linear math code -o y 2> quiet
+    run ! grep -q config.json quiet
+}

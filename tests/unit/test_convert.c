@@ -317,15 +317,17 @@ static void layers_come_back(void **state)
     "\"num_attention_heads\":4,\"max_position_embeddings\":64,\"tie_word_embeddings\":true," \
     "\"head_dim\":8,"
     static const char *const texts[] = {
-        "{\"model_type\":\"mistral\"," SIZES "\"sliding_window\":16}",
-        "{\"model_type\":\"qwen3\"," SIZES "\"rope_theta\":1e6}",
+        "{\"model_type\":\"mistral\"," SIZES "\"sliding_window\":16,\"num_key_value_heads\":4}",
+        "{\"model_type\":\"qwen3\"," SIZES "\"rope_theta\":1e6,\"num_key_value_heads\":4}",
         "{\"model_type\":\"olmo2\"," SIZES "\"rope_theta\":5e5}",
         "{\"model_type\":\"gemma2\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
         "\"num_key_value_heads\":2,\"attn_logit_softcapping\":7.5}",
         "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
-        "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},\"rope_local_base_freq\":500}",
+        "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},\"rope_local_base_freq\":500,"
+        "\"num_key_value_heads\":4}",
         "{\"model_type\":\"gemma3_text\"," SIZES "\"sliding_window\":9,\"query_pre_attn_scalar\":8,"
-        "\"sliding_window_pattern\":3,\"final_logit_softcapping\":4,\"eos_token_id\":[1,16,7]}",
+        "\"num_key_value_heads\":4,\"sliding_window_pattern\":3,\"final_logit_softcapping\":4,"
+        "\"eos_token_id\":[1,16,7]}",
     };
 #undef SIZES
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -499,7 +501,7 @@ static void config_of(lm_config *c, const char *type, int layers, int width, boo
              strcmp(type, "gpt2")
                  ? "{\"model_type\":\"%s\",\"num_hidden_layers\":%d,\"hidden_size\":%d,"
                    "\"tie_word_embeddings\":%s,\"num_attention_heads\":4,"
-                   "\"intermediate_size\":256,\"vocab_size\":20,"
+                   "\"num_key_value_heads\":4,\"intermediate_size\":256,\"vocab_size\":20,"
                    "\"max_position_embeddings\":64}"
                  : "{\"model_type\":\"%s\",\"n_layer\":%d,\"n_embd\":%d,"
                    "\"tie_word_embeddings\":%s,\"n_head\":4,\"vocab_size\":20,"
@@ -609,7 +611,8 @@ static void low_mixtures_are_llama_cpps(void **state)
         lm_config c;
         lm_gguf_rule r = { .importance = want[i].importance };
         config_of(&c, want[i].arch, want[i].layers, 256, false);
-        c.layer[0].kv_heads = want[i].kv_heads;
+        for (int64_t l = 0; l < c.layers; l++)
+            c.layer[l].kv_heads = want[i].kv_heads;
         types_by(&c, r, want[i].type, gpt2 ? LM_PART_QKV : LM_PART_V, false, got);
         assert_string_equal(got, want[i].value);
         types_by(&c, r, want[i].type, LM_PART_DOWN, false, got);
@@ -636,7 +639,8 @@ static void values_of_70b_have_more_bits(void **state)
     for (size_t i = 0; i < 8; i++) {
         lm_config c;
         config_of(&c, i % 2 ? "qwen2" : "llama", 80, 256, false);
-        c.layer[0].kv_heads = 1;
+        for (int64_t l = 0; l < c.layers; l++)
+            c.layer[l].kv_heads = 1;
         types_of(&c, types[i / 2], LM_PART_V, false, got);
         assert_int_equal(strspn(got, "5"), 80);
         lm_config_fini(&c);
@@ -719,7 +723,7 @@ static void write_gguf(const char *path, uint32_t type, uint8_t code)
     assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
     assert_int_equal(lm_model_tensors_make(&c, &s, &n, &e), LM_OK);
     lm_gguf_put_str(p, "general.architecture", "llama", 5);
-    lm_gguf_put_numbers(p, &c);
+    assert_int_equal(lm_gguf_put_numbers(p, &c, &e), LM_OK);
     for (size_t i = 0; i < n; i++)
         lm_gguf_put_tensor(p, s[i].gguf, strstr(s[i].gguf, "ffn_up") ? type : LM_GGUF_TYPE_F32,
                            s[i].ndim, s[i].dim);

@@ -309,6 +309,31 @@ static void quantised(void **state)
     lm_merge_recipe_free(r);
 }
 
+/* What a config leaves out is the default of its type; of an unknown one, the weights decide. */
+static void ties_of_types(void **state)
+{
+    (void)state;
+    for (int stored = 0; stored < 2; stored++) {
+        assert_true(lm_type_ties("gpt2", stored));
+        assert_true(lm_type_ties("gemma2", stored));
+        assert_true(lm_type_ties("gemma3_text", stored));
+        assert_false(lm_type_ties("olmo2", stored));
+        assert_false(lm_type_ties("mixtral", stored));
+        assert_true(lm_type_ties("mamba", stored) == !stored);
+        assert_true(lm_type_ties(NULL, stored) == !stored);
+    }
+}
+
+/* Tensors outside the layers that come behind them. */
+static void last_names(void **state)
+{
+    (void)state;
+    assert_true(lm_name_is_last("lm_head.weight") && lm_name_is_last("model.norm.weight"));
+    assert_true(lm_name_is_last("transformer.ln_f.bias") && lm_name_is_last("score.weight"));
+    assert_true(lm_name_is_last("backbone.norm_f.weight"));
+    assert_false(lm_name_is_last("model.embed_tokens.weight") || lm_name_is_last("wpe.weight"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -316,6 +341,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(stacked, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(tied, mm_enter, mm_leave),
         cmocka_unit_test(names_of_modules),
+        cmocka_unit_test(ties_of_types),
+        cmocka_unit_test(last_names),
         cmocka_unit_test_setup_teardown(modules, enter_with_models, mm_leave),
         cmocka_unit_test_setup_teardown(tied_in_slices, mm_enter, mm_leave),
         cmocka_unit_test_setup_teardown(mismatches, mm_enter, mm_leave),

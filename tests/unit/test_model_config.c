@@ -92,6 +92,8 @@ static void test_contradictions(void **state)
         { gpt2, "{\"bos_token_id\":\"a\"}", "bos_token_id" },
         { gpt2, "{\"tie_word_embeddings\":1}", "tie_word_embeddings" },
         { llama, "{\"model_type\":\"falcon\"}", "falcon" },
+        { llama, "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
+          "save its text model alone" },
         { llama, "{\"model_type\":\"falcon\"}",
           "gpt2, llama, mistral, qwen2, qwen3, olmo2, gemma2 and" },
         { llama, "{\"model_type\":\"gemma2\",\"hidden_activation\":\"silu\"}",
@@ -153,6 +155,29 @@ static void test_contradictions(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         refused(bad[i][0], bad[i][1], bad[i][2]);
+}
+
+/* num_key_value_heads: absent, the default of the published class; null, one for each head. */
+static void test_kv_heads(void **state)
+{
+    static const struct {
+        const char *type;
+        int64_t kv_heads;
+    } known[] = { { "llama", 64 }, { "mistral", 8 }, { "qwen2", 32 },     { "qwen3", 32 },
+                  { "olmo2", 64 }, { "gemma2", 4 },  { "gemma3_text", 4 } };
+    lm_err e = { 0 };
+    lm_config c;
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof known / sizeof *known; i++) {
+        json_t *o = changed(llama, "{\"num_attention_heads\":64,\"num_key_value_heads\":null}");
+        json_object_set_new(o, "model_type", json_string(known[i / 2].type));
+        if (i % 2)
+            json_object_set_new(o, "num_key_value_heads", json_null());
+        must(lm_config_read(o, "config.json", &c, &e), &e);
+        assert_int_equal(c.layer[0].kv_heads, i % 2 ? 64 : known[i / 2].kv_heads);
+        lm_config_fini(&c);
+        json_decref(o);
+    }
 }
 
 /* Old and new spellings of the rotary keys say the same. */
@@ -467,15 +492,11 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_rope_spellings),
-        cmocka_unit_test(test_transformers_5),
-        cmocka_unit_test(test_eos),
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_gemma),
-        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_missing),        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_kv_heads),       cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_transformers_5), cmocka_unit_test(test_eos),
+        cmocka_unit_test(test_windows),        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_gemma),          cmocka_unit_test(test_flops),
         cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);

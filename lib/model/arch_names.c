@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch_names.c -- what a tensor's name says without a config: its part, its place, its order of
+ * elements.  All answers follow from the tables of the architectures. */
+#include <string.h>
+
+#include "base/text.h"
+#include "model/arch.h"
+
+const lm_arch *lm_arch_of(const json_t *config)
+{
+    const char *type = json_string_value(json_object_get(config, "model_type"));
+    return type ? lm_arch_find(type) : NULL;
+}
+
+/* Length of `name` without a suffix ".weight"; 0: it has none. */
+static size_t stem_length(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), k = strlen(suffix);
+    bool ends = n > k + 1 && !strcmp(name + n - k, suffix) && name[n - k - 1] == '.';
+    return ends ? n - k - 1 : 0;
+}
+
+/* True if `part` is the last of the n bytes at `name`, or several whole parts at their end. */
+static bool ends_with(const char *name, size_t n, const char *part)
+{
+    size_t k = strlen(part);
+    return k <= n && !memcmp(name + n - k, part, k) && (k == n || name[n - k - 1] == '.');
+}
+
+bool lm_arch_names(lm_part part, const char *suffix, const char *name)
+{
+    size_t n = stem_length(name, suffix);
+
+    for (int i = 0; n && lm_arch_at(i); i++) {
+        const lm_tensor_name *t = lm_arch_part(lm_arch_at(i), part);
+        if (t && ends_with(name, n, t->hf))
+            return true;
+    }
+    return false;
+}
+
+bool lm_arch_resembles(lm_part part, const char *name)
+{
+    for (int i = 0; lm_arch_at(i); i++) {
+        const lm_tensor_name *t = lm_arch_part(lm_arch_at(i), part);
+        if (t && strstr(name, t->hf))
+            return true;
+    }
+    return false;
+}
+
+const char *lm_arch_head(const lm_arch *a, char out[LM_TENSOR_NAME])
+{
+    return lm_tensor_hf_name(a ? a : lm_arch_at(0), LM_PART_OUTPUT, -1, false, out);
+}
+
+bool lm_arch_turns(const lm_arch *a, const char *name)
+{
+    size_t n = a && a->conv1d ? stem_length(name, "weight") : 0;
+
+    for (const lm_tensor_name *t = n ? a->tensors : NULL; t && t->part; t++) {
+        const char *dot = strrchr(t->hf, '.');
+        if (t->part >= LM_PART_ATTN_NORM && !lm_part_is_norm(t->part) &&
+            ends_with(name, n, dot ? dot + 1 : t->hf))
+            return true;
+    }
+    return false;
+}
+
+const char *lm_arch_rootless(const char *name)
+{
+    for (int i = 0; lm_arch_at(i); i++) {
+        const char *root = lm_arch_at(i)->root;
+        if (!strncmp(name, root, strlen(root)))
+            return name + strlen(root);
+    }
+    return name;
+}
+
+static bool in_buffers(const lm_arch *a, const char *name)
+{
+    for (const char *const *b = a->buffers; b && *b; b++)
+        if (lm_text_ends(name, *b))
+            return true;
+    return false;
+}
+
+bool lm_arch_is_buffer(const lm_arch *a, const char *name)
+{
+    bool is = lm_text_ends(name, "rotary_emb.inv_freq") || (a && in_buffers(a, name));
+
+    for (int i = 0; !a && !is && lm_arch_at(i); i++)
+        is = in_buffers(lm_arch_at(i), name);
+    return is;
+}
+
+bool lm_config_ties(const lm_config *c, const char *name)
+{
+    char head[LM_TENSOR_NAME];
+    return c->tied && !strcmp(name, lm_arch_head(c->arch, head));
+}
