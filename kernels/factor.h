@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* factor.h -- orthonormal bases of matrices, on the host, by LAPACK (numeric/lapack.h, which the caller has
- * loaded): in double on one thread, rounded once.  Signs are fixed, so that the bases of two steps can be
- * compared and results are the same wherever they are computed.
+/* factor.h -- orthonormal bases of matrices, in double, rounded once: on the host by LAPACK (numeric/lapack.h, which
+ * the caller has loaded), on a device by reflections and rotations of its own.  Signs are fixed, so that the bases of
+ * two steps can be compared and results are the same, but for rounding, wherever they are computed.
  *
  * qr      in  x [N,C] F32, N >= C        out q [N,C] F32: x = q r, q's columns orthonormal, r upper triangular
  *                                            with a diagonal that is not negative

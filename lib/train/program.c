@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "numeric/lapack.h"
 #include "op/ops.h"
 #include "train/monitor.h"
 
@@ -50,10 +51,25 @@ static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
     return LM_OK;
 }
 
+/* On the host bases of matrices are LAPACK's, and kernels cannot fail: its absence is an error here. */
+static lm_code check_bases(const lm_program *p, lm_err *e)
+{
+    static const lm_op *const of_lapack[] = { &lm_op_qr, &lm_op_eigh, &lm_op_eigh_next,
+                                              &lm_op_svd };
+    const lm_graph *g = lm_update_graph(p->update);
+    const lm_lapack *table;
+    for (size_t k = 0; p->backend->host_memory && k < g->n_nodes; k++)
+        for (size_t i = 0; i < sizeof of_lapack / sizeof *of_lapack; i++)
+            if (g->node[k].op == of_lapack[i])
+                return lm_lapack_load(&table, e);
+    return LM_OK;
+}
+
 static lm_code make_plans(lm_program *p, lm_err *e)
 {
     const lm_graph *update = lm_update_graph(p->update);
-    if (lm_plan_make(p->train->graph, p->backend, NULL, 0, &p->train_plan, e) ||
+    if (check_bases(p, e) ||
+        lm_plan_make(p->train->graph, p->backend, NULL, 0, &p->train_plan, e) ||
         lm_plan_make(update, p->backend, NULL, 0, &p->update_plan, e))
         return e->code;
     return p->eval ? lm_plan_make(p->eval->graph, p->backend, &p->eval->loss, 1, &p->eval_plan, e)

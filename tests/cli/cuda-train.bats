@@ -272,21 +272,17 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     [[ $output != *hours* ]]
 }
 
-@test "train --device cuda: optimisers of formulas, products and codes, and those that need bases" {
-    for o in adafactor muon:bf16=off adam-mini adamw8bit:min-8bit-size=1 'lion:cautious=on;*norm*=sm3'; do
+@test "train --device cuda: optimisers of formulas, products, codes and bases of matrices" {
+    for o in adafactor muon:bf16=off adam-mini adamw8bit:min-8bit-size=1 'lion:cautious=on;*norm*=sm3' \
+        soap:precondition-frequency=2 soap-muon:bf16=off,precondition-frequency=2 galore:rank=4,update-proj-gap=2 \
+        ldadam:rank=4 q-galore:rank=4,update-proj-gap=2,stochastic-round=off; do
         "${T[@]}" m0 data -o cpu -f --steps 4 --optimizer "$o" --metrics c.jsonl
         "${T[@]}" m0 data -o gpu -f --steps 4 --optimizer "$o" --metrics g.jsonl --device cuda --deterministic
-        close_to <(field c.jsonl step loss) <(field g.jsonl step loss) 1e-4
+        # Eigenvectors of what the gradients do not have are any, and SOAP steps along them, too.
+        tolerance=1e-5
+        [[ $o != soap* ]] || tolerance=5e-3
+        close_to <(field c.jsonl step loss) <(field g.jsonl step loss) $tolerance
         "${T[@]}" m0 data -o again -f --steps 4 --optimizer "$o" --device cuda --deterministic
         same_bits gpu again
     done
-    run "${T[@]}" m0 data -o no --optimizer soap --device cuda
-    [ "$status" -eq 2 ]
-    [[ $output == *"eigh: cuda:0 has no kernel of it for f32: choose another device"* ]]
-    for o in galore ldadam q-galore; do
-        run "${T[@]}" m0 data -o no --optimizer $o:rank=4 --device cuda
-        [ "$status" -eq 2 ]
-        [[ $output == *"svd: cuda:0 has no kernel of it for f32: choose another device"* ]]
-    done
-    [ ! -e no ]
 }

@@ -111,12 +111,6 @@ static bool is_joined(const lm_op *op)
     return false;
 }
 
-/* Bases of matrices are computed on the host: graphs with them are refused here when they are planned. */
-static bool is_of_the_host(const lm_op *op)
-{
-    return op == &lm_op_qr || op == &lm_op_eigh || op == &lm_op_eigh_next || op == &lm_op_svd;
-}
-
 /* One node from the state that memory is in; its results stay there. */
 static void check_node(trial *t, const lm_node *n)
 {
@@ -180,9 +174,7 @@ static void walk(const char *kernels)
     lm_err e = { 0 };
     must(cuda_open(kernels, true, &backend, &e), &e);
     for (int j = 0; (op = lm_op_at(j)); j++)
-        for (int i = 0; op->example && !is_of_the_host(op) && i < EXAMPLES &&
-                        (!only || !strcmp(only, op->name));
-             i++) {
+        for (int i = 0; op->example && i < EXAMPLES && (!only || !strcmp(only, op->name)); i++) {
             trial t;
             open_trial(&t, op, i, acts[i % 3]);
             for (int more = 0; more < 2; more++) {
@@ -195,7 +187,7 @@ static void walk(const char *kernels)
     emu_order(0);
     lm_backend_close(backend);
     for (int j = 0; (op = lm_op_at(j)) && !only; j++)
-        if (!op_met[j] && !is_of_the_host(op))
+        if (!op_met[j])
             fail_msg("operator %s was never run", op->name);
 }
 

@@ -67,7 +67,7 @@ static lm_code update_projected(lm_update *u, const lm_update_tensor *t, lm_err 
         p.right ? lm_shape2(LM_DTYPE_F32, rank, cols) : lm_shape2(LM_DTYPE_F32, rows, rank);
     lm_vid clean = LM_NONE, r, m, v, way = LM_NONE;
     p.low = p.right ? lm_shape2(LM_DTYPE_F32, rows, rank) : lm_shape2(LM_DTYPE_F32, rank, cols);
-    return lm_rule_needs_lapack(e) || lm_update_state(u, t, "ortho_matrix", basis, &p.q, e) ||
+    return lm_update_state(u, t, "ortho_matrix", basis, &p.q, e) ||
                    lm_update_state(u, t, "exp_avg", p.low, &m, e) ||
                    lm_update_state(u, t, "exp_avg_sq", p.low, &v, e) ||
                    lm_rule(u, t, "clean = g", NAMES(LM_MAKES("clean", &clean)), e) ||

@@ -180,7 +180,7 @@ static lm_code update(lm_update *u, const lm_update_tensor *t, lm_err *e)
     lm_tensor low = lm_shape2(LM_DTYPE_F32, s.right ? rows : s.rank, s.right ? s.rank : cols);
     lm_tensor basis = lm_shape2(LM_DTYPE_F32, s.right ? cols : rows, s.rank);
     bool feeds = lm_update_hyper(u, "error_feedback") != 0;
-    return lm_rule_needs_lapack(e) || lm_update_state(u, t, "ortho_matrix", basis, &s.p, e) ||
+    return lm_update_state(u, t, "ortho_matrix", basis, &s.p, e) ||
                    lm_update_state(u, t, "exp_avg", low, &s.m, e) ||
                    lm_update_state(u, t, "exp_avg_sq", low, &s.v, e) ||
                    (feeds && lm_rule_state(u, t, "error", &s.error, e)) || update_in(u, &s, e)

@@ -225,7 +225,7 @@ static lm_code update_projected(lm_update *u, const lm_update_tensor *t, lm_err 
     lm_vid clean = LM_NONE, q, r, way = LM_NONE;
     lm_rule_moments x;
     projector p;
-    if (lm_rule_needs_lapack(e) || make_projector(u, t, &p, e) ||
+    if (make_projector(u, t, &p, e) ||
         lm_rule(u, t, "clean = g", NAMES(LM_MAKES("clean", &clean)), e) ||
         refresh(u, t, &p, clean, e) || lm_rule_decode(u, &p.q, &q, e) ||
         (p.right ? lm_rule_abt(u, clean, q, &r, e) : lm_rule_atb(u, q, clean, &r, e)) ||

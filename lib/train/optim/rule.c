@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "kernels/linear.h"
-#include "numeric/lapack.h"
 #include "op/ops.h"
 
 /* ---- formulas ---- */
@@ -145,12 +144,6 @@ lm_code lm_rule_atb(lm_update *u, lm_vid a, lm_vid b, lm_vid *out, lm_err *e)
                                  &(lm_linear_attr){ LM_ACC_FIRST }, in, both, e);
     *out = both[0];
     return rc;
-}
-
-lm_code lm_rule_needs_lapack(lm_err *e)
-{
-    const lm_lapack *table;
-    return lm_lapack_load(&table, e);
 }
 
 lm_code lm_rule_basis(lm_update *u, const lm_op *op, const void *attr, lm_vid x, lm_vid *out,

@@ -59,8 +59,6 @@ typedef struct {
 lm_code lm_rule_orthogonal(lm_update *u, const lm_update_tensor *t, const lm_orthogonal *o,
                            lm_vid x, lm_vid *out, lm_err *e);
 
-/* For rules with bases of matrices (kernels/factor.h): LAPACK is there.  Fails: LM_EIO. */
-lm_code lm_rule_needs_lapack(lm_err *e);
 /* q of x by an operator of factor.h, without its optional operands. */
 lm_code lm_rule_basis(lm_update *u, const lm_op *op, const void *attr, lm_vid x, lm_vid *out,
                       lm_err *e);

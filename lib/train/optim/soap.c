@@ -225,8 +225,7 @@ static lm_code update_with(lm_update *u, const lm_update_tensor *t, double rate,
     soap_states all, s;
     if (!lm_rule_is_hidden(t))
         return lm_rule_adamw(u, t, own > 0 ? own : rate, e);
-    if (lm_rule_needs_lapack(e) || lm_rule_state(u, t, "exp_avg", &all.m, e) ||
-        lm_rule_state(u, t, "exp_avg_sq", &all.v, e) ||
+    if (lm_rule_state(u, t, "exp_avg", &all.m, e) || lm_rule_state(u, t, "exp_avg_sq", &all.v, e) ||
         make_side(u, t, "GG_0", "Q_0", rows, &all.left, e) ||
         make_side(u, t, "GG_1", "Q_1", cols, &all.right, e))
         return e->code;
