@@ -160,6 +160,14 @@ void lm_begin(lm_tool *t, int argc, char **argv)
     say_facts(t);
 }
 
+/* The reason of a failed write that a later flush, with nothing left to write, has lost: that of another write, of one
+ * byte.  Should that one succeed, the output was incomplete before. */
+static int ask_again(void)
+{
+    errno = 0;
+    return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : 0;
+}
+
 /* Check that all output was written. */
 static void close_stdout(lm_tool *t)
 {
@@ -170,6 +178,8 @@ static void close_stdout(lm_tool *t)
     errno = 0;
     bad = fflush(stdout) || bad;
     why = errno;
+    if (bad && !why)
+        why = ask_again();
     if (fclose(stdout) && !bad &&
         errno != EBADF) { /* started with a closed stdout, nothing written */
         bad = true;

@@ -91,6 +91,16 @@ setup() {
     done
 }
 
+@test "a full standard output, written in large pieces: the reason is kept" {
+    for o in --list-optimizers '--list-optimizers --json'; do
+        status=0
+        # shellcheck disable=SC2086
+        train $o > /dev/full 2> err || status=$?
+        [ "$status" -eq 1 ]
+        [ "$(cat err)" = "train: standard output: cannot write: No space left on device: free space on the disk" ]
+    done
+}
+
 @test "a reader that has gone: --help, --version, --print-config and completions are silent" {
     for t in "$BIN"/*; do
         for o in --help --version --print-config --completion=zsh; do
