@@ -17,17 +17,17 @@
 
 static const char where[] = "optimizer";
 
-/* The text from *at up to a character of `ends`, or its own end; *at then points to that.  False: it is too long. */
+/* The text from *at up to a character of `ends`, or its own end; *at then points to that.  False: it is too long, and
+ * `out` holds its beginning. */
 static bool take(const char **at, const char *ends, char *out, size_t size)
 {
     size_t n = strcspn(*at, ends);
     const char *from = *at;
+    size_t kept = n < size ? n : size - 1;
     *at += n;
-    if (n >= size)
-        return false;
-    memcpy(out, from, n);
-    out[n] = 0;
-    return true;
+    memcpy(out, from, kept);
+    out[kept] = 0;
+    return kept == n;
 }
 
 static lm_code fail_name(const char *name, lm_err *e)
@@ -143,7 +143,9 @@ static lm_code parse_use(const char **at, const lm_hyper_value *given, double lr
     }
     while (**at == ':' || **at == ',') {
         ++*at;
-        if (!take(at, "=,;", key, sizeof key) || **at != '=')
+        if (!take(at, "=,;", key, sizeof key))
+            return fail_key(u->optim, key, e);
+        if (**at != '=')
             return lm_fail(e, LM_EUSAGE, where, "write key=value", "'%.40s' of %s has no value",
                            key, name);
         ++*at;
@@ -223,23 +225,27 @@ int lm_groups_find(const lm_groups *g, const char *tensor)
     return 0;
 }
 
-/* The next character that is not part of a hyper-parameter. */
-static char skip_keys(const char **at)
+/* The length of an optimiser's name, or of patterns, '=' and a name, at *at, which then points to the next group. */
+static size_t skip_keys(const char **at, bool patterns)
 {
-    if (**at == ':')
-        *at += strcspn(*at, ";");
-    if (**at == ';' && !(*at)[1])
-        ++*at;
-    return **at ? *(*at)++ : 0;
+    size_t start = patterns ? strcspn(*at, "=;") : 0; /* patterns may hold ':' */
+    size_t n = start + strcspn(*at + start, ":;");
+    *at += n + strcspn(*at + n, ";");
+    *at += **at == ';';
+    return n;
 }
 
 bool lm_groups_same(const char *a, const char *b)
 {
-    for (;;) {
-        char x = skip_keys(&a), y = skip_keys(&b);
-        if (x != y || !x)
-            return x == y;
-    }
+    bool patterns = false;
+    do {
+        const char *x = a, *y = b;
+        size_t n = skip_keys(&a, patterns);
+        if (skip_keys(&b, patterns) != n || memcmp(x, y, n))
+            return false;
+        patterns = true;
+    } while (*a && *b);
+    return !*a && !*b;
 }
 
 /* ---- of a model ---- */

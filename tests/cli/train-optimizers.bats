@@ -124,6 +124,8 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
         [ ! -e run ]
     done <<- 'END'
 		lion-tamer>there is no optimiser 'lion-tamer': choose one of: adamw
+		kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk>there is no optimiser 'kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk': choose one of: adamw
+		adamw:kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk=1>adamw has no 'kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk': its keys are: lr ema beta1
 		adamw:beta9=1>adamw has no 'beta9': its keys are: lr ema beta1
 		adamw:beta1>'beta1' of adamw has no value: write key=value
 		adamw:beta1=2>beta1 of adamw is a number from 0 to 0.9999999, not '2'
@@ -144,6 +146,13 @@ assert o["sgd"]["hyper"]["nesterov"]["words"] == "off on"' || false
         [ "$status" -eq 2 ]
         [[ $output == *"the run was trained with adamw;*norm*=sgd, not $o: resume with the same optimiser" ]]
     done
+    # a colon in a pattern begins no keys
+    "${T[@]}" m0 data -o run -f --optimizer 'adamw;*[[:alpha:]]norm=sgd'
+    for o in 'adamw;*[[:alpha:]]norm=adamw' 'adamw;*[[:digit:]]*=sgd'; do
+        run -2 train --resume run --optimizer "$o" --steps 9
+        [[ $output == *", not $o: resume with the same optimiser" ]]
+    done
+    train -q --resume run --optimizer 'adamw:eps=1e-7;*[[:alpha:]]norm=sgd:momentum=0.5;' --steps 9
 }
 
 @test "train: options of earlier runs are taken up" {
