@@ -738,6 +738,7 @@ static void write_gguf(const char *path, uint32_t type, uint8_t code)
     lm_gguf_plan_free(p);
     lm_free(s);
     lm_buf_fini(&b);
+    lm_config_fini(&c);
     lm_buf_fini(&data);
 }
 
