@@ -24,13 +24,14 @@
 
 static struct {
     lm_input_args in;
-    const char *task, *tokenizer, *dtype, *format;
+    const char *task, *tokenizer, *dtype, *weights_in, *format;
     bool documents, special, check_tokenizer;
     int64_t seq, stride, batch;
     double max_loss, max_perplexity, min_accuracy;
 } opt = { .in = LM_INPUT_ARGS_DEFAULT,
           .task = "perplexity",
           .dtype = "f32",
+          .weights_in = "auto",
           .format = "auto",
           .check_tokenizer = true,
           .documents = true,
@@ -62,6 +63,7 @@ static const lm_opt options[] = {
     LM_ALSO("torch-dtype precision"),
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
+    LM_WEIGHTS_IN(&opt.weights_in),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 65536, "windows at a time [8]"),
     LM_ALSO("per-device-eval-batch-size eval-batch-size"),
     LM_GROUP("Verdict (exit status 3)"),
@@ -168,14 +170,17 @@ static lm_code open_model(work *w, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--stride", "give at most the window's length",
                        "%lld is more than --seq-len, %lld", (long long)w->stride,
                        (long long)w->seq);
+    if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
+        lm_place_weights(&tool, opt.weights_in, w->backend, &w->model, e))
+        return e->code;
     const lm_build build = { .batch = opt.batch,
                              .seq = w->seq,
                              .documents = true,
                              .precision = { .low = opt.dtype[0] == 'b' ? LM_DTYPE_BF16
                                                                        : LM_DTYPE_F32 },
-                             .codes = w->model.src };
-    if (lm_open_backend(&tool, w->par, true, &w->backend, e) ||
-        lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
+                             .codes = w->model.src,
+                             .codes_space = w->model.codes_space };
+    if (lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
     lm_store_bind(w->model.store, w->eval.model, w->eval.exec);

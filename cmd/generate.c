@@ -20,11 +20,12 @@
 
 static struct {
     lm_strs prompt, stop;
-    const char *tokenizer, *dtype;
+    const char *tokenizer, *dtype, *weights_in;
     int64_t max_new, top_k, context, batch, samples;
     double temperature, top_p, min_p, penalty; /* these, max_new and top_k: -1 if not given */
     bool echo, ignore_eos, special, skip_special, logprobs, generation, check_tokenizer;
 } opt = { .dtype = "auto",
+          .weights_in = "auto",
           .max_new = -1,
           .top_k = -1,
           .temperature = -1,
@@ -75,6 +76,7 @@ static const lm_opt options[] = {
     LM_ALSO("torch-dtype precision"),
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
+    LM_WEIGHTS_IN(&opt.weights_in),
     LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
              "capacity in tokens, prompt and new [-p: enough; else 2048]"),
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
@@ -357,7 +359,8 @@ static lm_code open_generator(work *w, lm_err *e)
     if (choose_context(w, e) || lm_open_backend(&tool, w->par, true, &w->backend, e))
         return e->code;
     lm_dtype type = choose_dtype(w);
-    if (lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e))
+    if (lm_place_weights(&tool, opt.weights_in, w->backend, &w->model, e) ||
+        lm_generator_new(&w->model, type, batch, w->context, w->backend, &w->gen, e))
         return e->code;
     char cache[32];
     lm_say(&tool, LM_LOG_INFO, "%s %s, %s on %s, seed %lld, context %lld, caches %s", tool.name,

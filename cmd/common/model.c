@@ -2,6 +2,11 @@
 /* model.c -- see model.h. */
 #include "common/model.h"
 
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
 #include "compress/coded_source.h"
 #include "convert/convert_source.h"
 
@@ -21,5 +26,26 @@ lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_pa
     if (!rc)
         rc = lm_loaded_take(src, out, e);
     out->par = par;
+    return rc;
+}
+
+const char *const lm_weights_places[] = { "auto", "memory", "file", NULL };
+
+lm_code lm_place_weights(lm_tool *t, const char *where, const lm_backend *b, lm_loaded *l,
+                         lm_err *e)
+{
+    lm_place asked = LM_PLACE_AUTO;
+    size_t available = lm_mem_available();
+    char have[32];
+    bool moved;
+
+    while (strcmp(lm_weights_places[asked], where))
+        asked++;
+    lm_code rc = lm_loaded_place(l, asked, b, available, &moved, e);
+    if (rc)
+        snprintf(e->todo, sizeof e->todo, "leave --weights-in out");
+    else if (moved)
+        lm_say(t, LM_LOG_NOTICE, "weights are read in the file, for %s of memory are available",
+               lm_show_bytes((double)available, have));
     return rc;
 }

@@ -11,4 +11,13 @@
 lm_code lm_open_model(lm_tool *t, const char *path, const char *tokenizer, lm_par *par,
                       lm_loaded *out, lm_err *e);
 
+/* The option --weights-in, and what it asks for: decide where codes of the weights are read
+ * (lm_loaded_place), before a model is built for `b`; a notice says when memory is too small for them. */
+extern const char *const lm_weights_places[];
+#define LM_WEIGHTS_IN(p)                                      \
+    LM_CHOICE(0, "weights-in", p, "WHERE", lm_weights_places, \
+              "coded weights: memory, file, or auto: file if memory is too small [auto]")
+lm_code lm_place_weights(lm_tool *t, const char *where, const lm_backend *b, lm_loaded *l,
+                         lm_err *e);
+
 #endif

@@ -126,7 +126,7 @@ static void close_source(void *ctx)
     let_go(s);
 }
 
-static const lm_source_maker maker = { load, format, codes, meta, finish, close_source };
+static const lm_source_maker maker = { load, format, codes, NULL, meta, finish, close_source };
 
 /* ---- the plan ---- */
 

@@ -66,6 +66,8 @@ struct lm_import {
     const lm_format *(*format_of)(const lm_import *m, const lm_st_tensor *t);
     /* GGUF: the codes of t in that format, with the rows of t or, if `turned`, of its transpose. */
     lm_code (*codes)(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e);
+    /* The same in the mapped file, until the import is closed; NULL: its rows stand in another order there. */
+    const void *(*codes_in_file)(const lm_import *m, const lm_st_tensor *t);
     bool (*turned)(const lm_import *m, const lm_st_tensor *t);
     /* check that the source is complete, after all was read; NULL: no check needed */
     lm_code (*end)(lm_import *m, lm_err *e);

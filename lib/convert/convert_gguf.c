@@ -304,6 +304,16 @@ static lm_code codes(lm_import *m, const lm_st_tensor *t, void *dst, lm_err *e)
     return LM_OK;
 }
 
+static const void *codes_in_file(const lm_import *m, const lm_st_tensor *t)
+{
+    const gguf *q = m->state;
+    lm_rows r;
+
+    if (rows_of(m, t, &r))
+        return NULL;
+    return lm_gguf_data(q->g, q->from[q->wanted_of[(size_t)(t - lm_st_plan_at(m->plan, 0))]]);
+}
+
 static void close_file(lm_import *m)
 {
     gguf *q = m->state;
@@ -388,6 +398,7 @@ lm_code lm_import_gguf(lm_import *m, lm_map *map, const lm_import_opts *o, lm_er
     m->load = load;
     m->format_of = format_of;
     m->codes = codes;
+    m->codes_in_file = codes_in_file;
     m->turned = turned;
     rc = lm_gguf_open_map(map, m->path, &q->g, e);
     if (!rc)

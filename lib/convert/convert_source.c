@@ -30,6 +30,12 @@ static lm_code codes(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e)
     return m->codes(m, t, dst, e);
 }
 
+static const void *codes_in_file(void *ctx, const lm_st_tensor *t)
+{
+    const lm_import *m = ctx;
+    return m->codes_in_file(m, t);
+}
+
 static const char *meta(void *ctx, const char *key)
 {
     const lm_import *m = ctx;
@@ -44,7 +50,9 @@ static void close_import(void *ctx)
     lm_free(ctx);
 }
 
-static const lm_source_maker maker = { load, format, codes, meta, NULL, close_import };
+static const lm_source_maker maker = {
+    load, format, codes, codes_in_file, meta, NULL, close_import
+};
 
 bool lm_is_gguf(const char *path)
 {

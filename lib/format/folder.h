@@ -129,6 +129,9 @@ const lm_format *lm_model_source_format(const lm_model_source *m, const lm_st_te
 /* All codes of t (as lm_tensor_bytes counts them) to dst. */
 lm_code lm_model_source_codes(const lm_model_source *m, const lm_st_tensor *t, void *dst,
                               lm_err *e);
+/* The same bytes without a copy, in the mapped file, until the source is closed; NULL: they must be read.
+ * Aligned as in the file. */
+const void *lm_model_source_codes_in_file(const lm_model_source *m, const lm_st_tensor *t);
 /* Drop the mapped bytes of t from this process's resident set: they are not needed soon. */
 void lm_model_source_forget(const lm_model_source *m, const lm_st_tensor *t);
 

@@ -367,3 +367,10 @@ lm_code lm_model_source_codes(const lm_model_source *m, const lm_st_tensor *t, v
     pthread_rwlock_unlock(&mutable(m)->lock);
     return rc;
 }
+
+const void *lm_model_source_codes_in_file(const lm_model_source *m, const lm_st_tensor *t)
+{
+    if (!m->by)
+        return lm_model_source_data(m, t);
+    return m->by->codes_in_file ? m->by->codes_in_file(m->ctx, t) : NULL;
+}

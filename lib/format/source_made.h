@@ -12,6 +12,8 @@ typedef struct {
     /* As lm_model_source_format and lm_model_source_codes. */
     const lm_format *(*format)(void *ctx, const lm_st_tensor *t, bool *turned);
     lm_code (*codes)(void *ctx, const lm_st_tensor *t, void *dst, lm_err *e);
+    /* As lm_model_source_codes_in_file; NULL: never. */
+    const void *(*codes_in_file)(void *ctx, const lm_st_tensor *t);
     const char *(*meta)(void *ctx, const char *key); /* NULL if absent */
     lm_code (*finish)(void *ctx, lm_err *e); /* as lm_model_source_finish; NULL: nothing to do */
     void (*close)(void *ctx);

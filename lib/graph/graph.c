@@ -55,8 +55,9 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
     if (name && lm_arena_strdup(g->arena, &copy, name, strlen(name), e))
         return e->code;
     shape.data = NULL;
-    g->value[g->n_values] =
-        (lm_value){ .name = copy, .role = role, .t = shape, .grad_of = LM_NONE, .of = LM_NONE };
+    g->value[g->n_values] = (lm_value){
+        .name = copy, .role = role, .space = g->space, .t = shape, .grad_of = LM_NONE, .of = LM_NONE
+    };
     *out = (lm_vid)g->n_values++;
     return LM_OK;
 }

@@ -36,9 +36,16 @@ typedef enum {
 } lm_phase;
 const char *lm_phase_name(lm_phase p);
 
+typedef enum {
+    LM_SPACE_HOST,   /* memory of the host */
+    LM_SPACE_DEVICE, /* memory of a device */
+    LM_SPACE_FILE,   /* a mapped file, read only: codes of weights (code_rows.h) */
+} lm_space;
+
 typedef struct {
     const char *name; /* "h.3.qkv"; NULL for most activations */
     lm_role role;
+    lm_space space;
     lm_tensor t;      /* shape of the whole value, format: its dtype or codes; data is NULL */
     lm_layout layout; /* which part a rank of a mesh holds; initially all of it */
     lm_vid grad_of;   /* LM_ROLE_GRAD: its parameter */
@@ -67,6 +74,7 @@ typedef struct lm_graph {
     lm_node *node;
     size_t n_nodes, cap_nodes;
     lm_phase phase; /* of nodes appended now */
+    lm_space space; /* of values made now */
     int layer, when;
     bool has_views;
 } lm_graph;

@@ -38,7 +38,8 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                              .cache = g->context,
                              .precision = { .low = dtype },
                              .backend = g->b,
-                             .codes = w->src };
+                             .codes = w->src,
+                             .codes_space = w->codes_space };
     if (lm_model_build(&w->config, &build, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, &s->m->logits, 1, share, &s->x, e))
         return e->code;

@@ -195,7 +195,12 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
     };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         *none[i] = LM_NONE;
-    if (lm_graph_new(&m->graph, e) || build(m, e)) {
+    if (lm_graph_new(&m->graph, e)) {
+        lm_model_free(m);
+        return e->code;
+    }
+    m->graph->space = b->backend && !b->backend->host_memory ? LM_SPACE_DEVICE : LM_SPACE_HOST;
+    if (build(m, e)) {
         lm_model_free(m);
         return e->code;
     }

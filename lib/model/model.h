@@ -67,6 +67,9 @@ typedef struct {
      * kept so if kernels of the backend read them (lm_tensor.codes), and decoded to the precision
      * otherwise.  NULL: all are decoded. */
     const lm_model_source *codes;
+    /* LM_SPACE_FILE: in memory of the host, those codes that can be are read in the mapped file, which must
+     * outlive the model; otherwise they are copied */
+    lm_space codes_space;
 } lm_build;
 
 typedef struct {

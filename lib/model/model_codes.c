@@ -35,7 +35,12 @@ static lm_code_rows codes_of(const lm_model *m, int p, const lm_st_tensor *const
         if (t->ndim != 2 || !f || !f->decode || turned != s->transposed ||
             c.n == LM_MAX_CODE_RUNS || !are_read(m, param->value, f))
             return (lm_code_rows){ 0 };
-        c.run[c.n++] = (struct lm_code_run){ .row = s->row, .rows = s->rows, .format = f };
+        const void *file = m->build.codes_space == LM_SPACE_FILE && m->build.backend->host_memory
+                               ? lm_model_source_codes_in_file(m->build.codes, st)
+                               : NULL;
+        c.run[c.n++] = (struct lm_code_run){
+            .row = s->row, .rows = s->rows, .format = f, .data = file, .in_file = file != NULL
+        };
         fewer = fewer || lm_format_codes(f, t->dim[1]);
         if (!lm_format_codes(f, t->dim[1]) && f->element == LM_DTYPE_NONE)
             return (lm_code_rows){ 0 };
@@ -66,7 +71,10 @@ static lm_code keep(lm_model *m, const lm_st_tensor *const *tensor, lm_err *e)
         if (lm_arena_alloc(m->graph->arena, (void **)&c, 1, sizeof *c, e))
             return e->code;
         *c = found;
-        m->graph->value[m->param[p].value].t.codes = c;
+        lm_value *v = &m->graph->value[m->param[p].value];
+        v->t.codes = c;
+        if (!lm_code_rows_room(c, v->t.dim[1]))
+            v->space = LM_SPACE_FILE;
     }
     return LM_OK;
 }

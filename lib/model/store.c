@@ -36,7 +36,7 @@ static lm_dtype use_format(const lm_model *m, int param)
 static int64_t use_count(const lm_model *m, int param)
 {
     const lm_code_rows *c = store_codes(m, param);
-    return c ? (int64_t)lm_code_rows_bytes(c, m->graph->value[m->param[param].value].t.dim[1])
+    return c ? (int64_t)lm_code_rows_room(c, m->graph->value[m->param[param].value].t.dim[1])
              : m->param[param].count;
 }
 

@@ -37,14 +37,13 @@ typedef struct {
     int n_parts;
 } lm_store_state;
 
-typedef enum { LM_SPACE_HOST, LM_SPACE_DEVICE } lm_store_space;
 typedef enum { LM_KEPT_PARAM, LM_KEPT_DERIVED, LM_KEPT_GRAD, LM_KEPT_OPT, LM_KEPT_ROLES } lm_kept;
 
 typedef struct {
     lm_kept role;
     const lm_store_state *state; /* OPT: its state (borrowed) */
     lm_dtype format;
-    lm_store_space space;
+    lm_space space;
     int64_t count; /* elements, padding included */
     void *data;    /* in memory of the store's backend; initially zero */
 } lm_store_block;

@@ -184,6 +184,8 @@ static lm_code bring_codes(lm_store *s, int i, const lm_model_source *src, const
     lm_code_rows_place(&placed, cols, (const char *)k->data + s->place[t->param].offset);
     while (placed.run[n].row != t->row)
         n++;
+    if (placed.run[n].in_file)
+        return LM_OK;
     return lm_model_source_codes(src, st, (void *)(uintptr_t)placed.run[n].data, e);
 }
 

@@ -33,10 +33,12 @@ static size_t run_bytes(const struct lm_code_run *r, int64_t cols)
     return size.all;
 }
 
-size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols)
+static size_t sum_bytes(const lm_code_rows *c, int64_t cols, bool with_files)
 {
     size_t sum = 0, bytes;
     for (int i = 0; i < c->n; i++) {
+        if (c->run[i].in_file && !with_files)
+            continue;
         bytes = run_bytes(&c->run[i], cols);
         if (bytes > SIZE_MAX - LM_CODES_ALIGN || !lm_add_ok(sum, bytes, &sum) ||
             !lm_add_ok(sum, LM_CODES_ALIGN - 1, &bytes))
@@ -46,10 +48,22 @@ size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols)
     return sum;
 }
 
+size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols)
+{
+    return sum_bytes(c, cols, true);
+}
+
+size_t lm_code_rows_room(const lm_code_rows *c, int64_t cols)
+{
+    return sum_bytes(c, cols, false);
+}
+
 void lm_code_rows_place(lm_code_rows *c, int64_t cols, const void *block)
 {
     const uint8_t *at = block;
     for (int i = 0; i < c->n; i++) {
+        if (c->run[i].in_file)
+            continue;
         size_t bytes = run_bytes(&c->run[i], cols);
         c->run[i].data = at;
         at += (bytes + LM_CODES_ALIGN - 1) / LM_CODES_ALIGN * LM_CODES_ALIGN;

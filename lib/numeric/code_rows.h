@@ -20,6 +20,7 @@ struct lm_code_rows {
         int64_t row, rows; /* rows follow each other without a gap */
         const lm_format *format;
         const uint8_t *data; /* the format's planes one behind another; NULL: no memory yet */
+        bool in_file;        /* data lies in a mapped file, at any address */
     } run[LM_MAX_CODE_RUNS];
 };
 
@@ -27,7 +28,9 @@ struct lm_code_rows {
 bool lm_format_codes(const lm_format *f, int64_t cols);
 /* Bytes of all runs, each beginning at a multiple of LM_CODES_ALIGN; SIZE_MAX: too many. */
 size_t lm_code_rows_bytes(const lm_code_rows *c, int64_t cols);
-/* Give each run its place in a block of so many bytes. */
+/* The same without the runs in files: the memory that the rows need. */
+size_t lm_code_rows_room(const lm_code_rows *c, int64_t cols);
+/* Give each run that is not in a file its place in a block of lm_code_rows_room bytes. */
 void lm_code_rows_place(lm_code_rows *c, int64_t cols, const void *block);
 
 /* Faster ways, with the same bits. */

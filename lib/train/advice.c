@@ -45,7 +45,7 @@ void lm_train_advise(const lm_trainer_opts *o, const lm_config *c, lm_sink *sink
                o->seq, c->max_positions, lm_plural(c->max_positions));
 }
 
-void lm_train_advise_space(const lm_space *s, const char *run, bool lmz, lm_sink *sink)
+void lm_train_advise_space(const lm_disk *s, const char *run, bool lmz, lm_sink *sink)
 {
     char need[32], each[32], room[32];
     if (s->need <= s->free)

@@ -18,7 +18,7 @@ lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_program *p, const lm_
                          .resumed = ask->step > 0,
                          .measure_asked = ask->measure };
     if (lm_trainer_verdict(o, p, ask->lmz, plan, &out->verdict, e) ||
-        lm_train_space(o, plan, ask->step, ask->keep, NULL, &out->space, e))
+        lm_train_disk(o, plan, ask->step, ask->keep, NULL, &out->space, e))
         return e->code;
     return LM_OK;
 }

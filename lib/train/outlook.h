@@ -3,14 +3,14 @@
 #ifndef LM_TRAIN_OUTLOOK_H
 #define LM_TRAIN_OUTLOOK_H
 
+#include "train/disk.h"
 #include "train/measure.h"
-#include "train/space.h"
 #include "train/trainer.h"
 
 typedef struct {
     lm_memory_plan plan;
     lm_train_verdict verdict;
-    lm_space space;           /* of its checkpoints */
+    lm_disk space;            /* of its checkpoints */
     lm_train_measure measure; /* steps 0: not measured */
     int64_t steps;            /* remaining steps */
     bool resumed, measure_asked;
@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
     bool lmz, measure;
-    int64_t step, keep; /* see lm_train_space */
+    int64_t step, keep; /* see lm_train_disk */
 } lm_outlook_ask;
 
 /* plan: the result of lm_trainer_plan for the same options.  Measures nothing. */

@@ -42,6 +42,7 @@ static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
 {
     const lm_update_opts u = { .clip_norm = p->o.clip_norm,
                                .clip_value = p->o.clip_value,
+                               .space = p->train->graph->space,
                                .sample_stride = lm_monitor_stride(p->train->train_end),
                                .samples = lm_monitor_count(p->train->train_end) };
     p->borrows = has_same_update(p, like);

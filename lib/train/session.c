@@ -13,7 +13,7 @@
 #include "train/data.h"
 #include "train/report.h"
 #include "train/run.h"
-#include "train/space.h"
+#include "train/disk.h"
 
 /* ---- the model ---- */
 
@@ -189,10 +189,10 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                          .trace = a->trace,
                          .force = a->force,
                          .sink = a->sink };
-    lm_space space;
+    lm_disk space;
     if (lm_trainer_new(&s->o, &io, s->backend, &s->trainer, e) ||
         lm_run_claim(a->run, a->from, e) ||
-        lm_train_space(&s->o, plan, a->step, a->keep, a->run, &space, e))
+        lm_train_disk(&s->o, plan, a->step, a->keep, a->run, &space, e))
         return e->code;
     lm_train_advise_space(&space, a->run, a->lmz, a->sink);
     if (*a->note)

@@ -467,6 +467,7 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
         lm_alloc_n(&u->t, (size_t)n + 1, sizeof *u->t, "a list of tensors", e) ||
         lm_graph_new(&u->g, e))
         return e->code;
+    u->g->space = o->space;
     memcpy(u->use, o->use, (size_t)o->n_use * sizeof *u->use);
     u->o.use = u->use;
     memcpy(u->t, t, (size_t)n * sizeof *u->t);

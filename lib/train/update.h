@@ -151,6 +151,7 @@ typedef struct {
     double clip_norm, clip_value; /* 0: none */
     int64_t block, trained;       /* elements of the block of parameters; of those of gradients */
     bool low;                     /* there is a block of copies in BF16 */
+    lm_space space;               /* of all values */
     int64_t sample_stride,
         samples; /* elements 0, stride, ... of parameters and gradients; 0: none */
 } lm_update_opts;

@@ -40,6 +40,24 @@ same() { # CODES NUMBERS
     done
 }
 
+@test "codes in the file give what codes in memory give" {
+    convert-model -q --type q4_k_m -o m.gguf model
+    compress-ckpt -q --weights fp8_e4m3 -o m.lmz model > /dev/null
+    compress-ckpt -q -d -o m8 m.lmz
+    for m in m.gguf m8; do
+        for where in file memory auto; do
+            eval-model -q --json -b 2 --seq-len 64 --weights-in $where $m text.txt | grep -o '"loss":[0-9.]*' > $where
+            generate -q -n 12 -T 0 --ignore-eos -p 'The system' --weights-in $where $m >> $where
+        done
+        cmp file memory
+        cmp auto memory
+    done
+    run -2 generate -p 'The' --weights-in file model
+    [[ $output == *"no weight can be read in the file"*"leave --weights-in out" ]]
+    run -2 eval-model --weights-in file m.lmz text.txt
+    [[ $output == *"no weight can be read in the file"* ]]
+}
+
 @test "a GGUF file of others, without our originals; f16" {
     convert-model -q --type q6_k --no-originals -o m.gguf model
     convert-model -q --dtype f32 -o numbers m.gguf

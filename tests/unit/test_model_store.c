@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "model/build.h"
+#include "model/loaded.h"
 #include "model_run.h"
 #include "numeric/code_rows.h"
 
@@ -236,6 +237,66 @@ static void test_codes(void **state)
         lm_model_source_close(src);
         close_fixture(&f);
     }
+}
+
+static void open_loaded(const fixture *f, const char *path, lm_loaded *l)
+{
+    lm_err e = { 0 };
+    *l = (lm_loaded){ .config = f->config }; /* the folder has no config.json */
+    must(lm_model_source_open(path, NULL, &l->src, &e), &e);
+}
+
+/* Codes that are read in the mapped file take no memory; automatically only if memory is too small. */
+static void test_codes_in_file(void **state)
+{
+    char path[64];
+    fixture f;
+    lm_err e = { 0 };
+    lm_loaded l;
+    lm_model *m;
+    bool moved;
+    size_t bytes[LM_KEPT_ROLES], numbers = 0, all = 0;
+    (void)state;
+    snprintf(path, sizeof path, "%s/in-file", folder);
+    open_fixture(&f, 1);
+    write_folder(&f, LM_DTYPE_F8E4M3, path, NULL, NULL, NULL, NULL);
+    open_loaded(&f, path, &l);
+    for (size_t k = 0; k < lm_model_source_count(l.src); k++)
+        all += lm_model_source_at(l.src, k)->bytes;
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, backend[0], all, &moved, &e), &e);
+    assert_true(!moved && l.codes_space == LM_SPACE_HOST);
+    must(lm_loaded_place(&l, LM_PLACE_MEMORY, backend[0], all - 1, &moved, &e), &e);
+    assert_true(!moved && l.codes_space == LM_SPACE_HOST);
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, backend[0], all - 1, &moved, &e), &e);
+    assert_true(moved && l.codes_space == LM_SPACE_FILE);
+    const lm_build b = { .mode = LM_MODE_EVAL,
+                         .batch = 1,
+                         .seq = 4,
+                         .precision = { LM_DTYPE_F32, NULL },
+                         .backend = backend[0],
+                         .codes = l.src,
+                         .codes_space = l.codes_space };
+    must(lm_model_build(&f.config, &b, &m, &e), &e);
+    for (int p = 0; p < m->n_params; p++) {
+        const lm_value *v = &m->graph->value[m->param[p].value];
+        assert_int_equal(v->space, v->t.codes ? LM_SPACE_FILE : LM_SPACE_HOST);
+        numbers += v->t.codes ? 0 : ((size_t)m->param[p].count + 63) / 64 * 64 * sizeof(float);
+        for (int i = 0; v->t.codes && i < v->t.codes->n; i++)
+            assert_non_null(v->t.codes->run[i].data); /* before anything is loaded */
+    }
+    must(lm_store_outlook(m, &use, bytes, &e), &e);
+    assert_int_equal(bytes[LM_KEPT_PARAM], numbers);
+    lm_model_free(m);
+    lm_model_source_close(l.src);
+
+    write_folder(&f, LM_DTYPE_BF16, path, NULL, NULL, NULL, NULL);
+    open_loaded(&f, path, &l);
+    assert_int_equal(lm_loaded_place(&l, LM_PLACE_FILE, backend[0], 0, &moved, &e), LM_EUSAGE);
+    e = (lm_err){ 0 };
+    must(lm_loaded_place(&l, LM_PLACE_AUTO, backend[0], 0, &moved, &e), &e);
+    assert_true(!moved && l.codes_space == LM_SPACE_HOST);
+    lm_model_source_close(l.src);
+    close_fixture(&f);
 }
 
 static void test_refused(void **state)
@@ -481,8 +542,10 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_draw), cmocka_unit_test(test_codes),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_load), cmocka_unit_test(test_frozen), cmocka_unit_test(test_rank),
+        cmocka_unit_test(test_draw),          cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_codes_in_file), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_load),          cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_rank),
     };
     return cmocka_run_group_tests_name("model_store", tests, begin, end);
 }

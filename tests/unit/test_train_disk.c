@@ -9,9 +9,9 @@
 #include <cmocka.h>
 
 #include "model/arch.h"
-#include "train/space.h"
+#include "train/disk.h"
 
-static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
+static lm_disk space(lm_trainer_opts o, int64_t step, int64_t keep)
 {
     lm_layer layer[2];
     for (int l = 0; l < 2; l++)
@@ -30,7 +30,7 @@ static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
                     .ropes = 1,
                     .tied = true };
     lm_err e = { 0 };
-    lm_space s;
+    lm_disk s;
     lm_backend *b;
     lm_memory_plan plan;
     lm_program *p = NULL;
@@ -45,7 +45,7 @@ static lm_space space(lm_trainer_opts o, int64_t step, int64_t keep)
     lm_trainer_plan(&o, p, false, &plan);
     lm_program_free(p);
     lm_backend_close(b);
-    assert_int_equal(lm_train_space(&o, &plan, step, keep, NULL, &s, &e), LM_OK);
+    assert_int_equal(lm_train_disk(&o, &plan, step, keep, NULL, &s, &e), LM_OK);
     assert_true(s.checkpoint == 12.0 * (double)lm_config_params(&c));
     assert_true(s.need == s.checkpoint * (double)s.at_once);
     assert_true(isinf(s.free));

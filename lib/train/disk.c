@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* space.c -- checkpoints on disk. */
-#include "train/space.h"
+/* disk.c -- checkpoints on disk. */
+#include "train/disk.h"
 
 #include <math.h>
 #include <sys/statvfs.h>
@@ -42,14 +42,14 @@ static lm_code count_present(const char *run, int64_t *out, lm_err *e)
     return rc;
 }
 
-lm_code lm_train_space(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
-                       int64_t keep, const char *run, lm_space *out, lm_err *e)
+lm_code lm_train_disk(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
+                      int64_t keep, const char *run, lm_disk *out, lm_err *e)
 {
     struct statvfs fs;
     int64_t present;
     if (count_present(run, &present, e))
         return e->code;
-    *out = (lm_space){ .free = INFINITY, .checkpoint = plan->checkpoint };
+    *out = (lm_disk){ .free = INFINITY, .checkpoint = plan->checkpoint };
     if (step < o->steps) {
         double most = planned(o, step, keep) + (double)present;
         /* Old ones are removed after the new one is complete; `best` may be an old one. */
