@@ -11,9 +11,9 @@
 #include "text/tokenizer_match.h"
 #include "train/advice.h"
 #include "train/data.h"
+#include "train/disk.h"
 #include "train/report.h"
 #include "train/run.h"
-#include "train/disk.h"
 
 /* ---- the model ---- */
 
