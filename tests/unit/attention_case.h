@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention_case.h -- cases of attention (kernels/attention.h), for the tests of its kernels on every
- * backend. */
+/* attention_case.h -- cases of attention (kernels/attention.h), for the tests of its kernels on
+ * every backend. */
 #ifndef LM_TESTS_ATTENTION_CASE_H
 #define LM_TESTS_ATTENTION_CASE_H
 
@@ -11,7 +11,8 @@ enum { MOST_ROWS = 2 * 1025 };
 
 typedef enum { WHOLE, DOCUMENTS, BLIND } lo_kind;
 
-/* Document starts: three documents of uneven length; BLIND rows start after themselves. */
+/* Document starts: three documents of uneven length; a BLIND row starts after its own position, so
+ * it attends to no key. */
 static inline const int32_t *starts(lo_kind kind, int64_t batch, int64_t seq)
 {
     static int32_t lo[MOST_ROWS];
@@ -67,7 +68,8 @@ static inline kernel_case backward_of(const kernel_case *f, const instance *y)
     return k;
 }
 
-/* The same numbers reach the backward as queries, keys and values: input 1 there, 0 here. */
+/* The forward and the backward read the same q, k and v: inputs from 0 in the forward, from 1 in
+ * the backward. */
 static inline void run_forward(const kernel_case *f, lm_dtype narrow, instance *y)
 {
     build(f, LM_DTYPE_F64, narrow, y);

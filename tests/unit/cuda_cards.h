@@ -6,7 +6,7 @@
 #include "cuda_case.h"
 #include "kernels/cuda/stream.h"
 
-/* Grids follow the number of multiprocessors; the bits of the results do not. */
+/* The size of a grid depends on the number of multiprocessors; the bits of the results must not. */
 static inline void check_on_cards(const kernel_case *k, lm_dtype act)
 {
     static const int sms[] = { 132, 1, 7 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_case.h -- a kernel_case on the CUDA backend, held against the reference in double. */
+/* cuda_case.h -- runs a kernel_case on the CUDA backend and compares it with the reference in
+ * double. */
 #ifndef LM_TESTS_CUDA_CASE_H
 #define LM_TESTS_CUDA_CASE_H
 
@@ -19,7 +20,7 @@ static inline void device_copy(void *dst, const void *src, size_t bytes)
     device_must(device->sync(device, NULL, &e), &e);
 }
 
-/* A copy of host memory, `shift` bytes behind the beginning of an allocation. */
+/* A copy of host memory, `shift` bytes after the beginning of an allocation. */
 static inline void *device_twin(const void *host, size_t bytes, size_t shift)
 {
     lm_err e = { 0 };
@@ -34,8 +35,8 @@ static inline void device_drop(void *twin, size_t bytes, size_t shift)
     device->free(device, (char *)twin - shift, bytes + shift);
 }
 
-/* Run x on the device and bring every operand back, guards and all.  `shift`: by how many elements
- * they lie off their alignment. */
+/* Run x on the device and copy every operand back, guards included.  `shift`: misalignment of the
+ * operands in elements. */
 static inline void run_on_device(instance *x, const lm_kernel *kernel, int shift)
 {
     instance d = *x;
@@ -48,14 +49,14 @@ static inline void run_on_device(instance *x, const lm_kernel *kernel, int shift
         host[i] = i < 6 ? &x->in[i] : &x->out[i - 6];
         dev[i] = i < 6 ? &d.in[i] : &d.out[i - 6];
         dev[i]->data = NULL;
-        for (int k = 0; k < i; k++) /* aliases stay aliases */
+        for (int k = 0; k < i; k++) /* aliased operands share device memory, too */
             if (host[i]->data && host[k]->data == host[i]->data)
                 dev[i]->data = dev[k]->data;
         if (host[i]->data && !dev[i]->data)
             dev[i]->data = device_twin(host[i]->data, bytes_of(host[i]) + GUARD,
                                        (size_t)shift * lm_dtype_size(host[i]->dtype));
     }
-    memset(junk, 0xff, work); /* scratch holds anything */
+    memset(junk, 0xff, work); /* kernels must not rely on the content of scratch memory */
     d.call.in = d.in;
     d.call.out = d.out;
     d.call.work = device_twin(junk, work + GUARD, 0);
@@ -89,8 +90,8 @@ static inline const lm_kernel *device_kernel(const char *op, lm_dtype act)
     return k;
 }
 
-/* Under the emulation also with threads and blocks in other orders.  `fixed`: which must not
- * change a bit. */
+/* Under the emulation also with threads and blocks in other orders.  `fixed`: the order must not
+ * change a bit of the result. */
 static inline void check_on_device(const kernel_case *k, lm_dtype act, double tol, int shift,
                                    bool fixed)
 {

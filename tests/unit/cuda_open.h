@@ -18,7 +18,7 @@ static inline bool cuda_is_real(void)
     return want && !strcmp(want, "real");
 }
 
-/* The folder of the module, in a list as lm_backend_opts wants it. */
+/* The folder of the module, as a list for lm_backend_opts. */
 static inline const char *const *cuda_modules(void)
 {
     static char path[4096];
@@ -39,8 +39,8 @@ static inline lm_code cuda_open(const char *kernels, bool deterministic, lm_back
     return lm_backend_open(&o, b, e);
 }
 
-/* The device of tests that need one, on the plain path: between open_device and close_device, which
- * are for cmocka_run_group_tests. */
+/* A device on the plain path.  It is open between open_device and close_device, the group setup
+ * and teardown functions of cmocka_run_group_tests. */
 static lm_backend *device;
 
 static inline int open_device(void **state)
@@ -59,7 +59,7 @@ static inline int close_device(void **state)
     return 0;
 }
 
-/* A function of the module; NULL when the module lacks it, or is not open. */
+/* A function of the module; NULL if the module lacks it, or is not open. */
 static inline void *module_symbol(const char *name)
 {
     char path[4200];
@@ -68,14 +68,14 @@ static inline void *module_symbol(const char *name)
     return m ? dlsym(m, name) : NULL;
 }
 
-/* One of the emulation; NULL on a real device. */
+/* A function of the emulation; NULL on a real device. */
 static inline void *emu_symbol(const char *name)
 {
     return cuda_is_real() ? NULL : module_symbol(name);
 }
 
-/* Under the emulation: run threads and blocks forward (0), backward (1) or shuffled (2) from now on.
- * Returns how many orders there are: 3, or on a real device the only one. */
+/* Under the emulation: run threads and blocks forward (0), backward (1) or shuffled (2) from now
+ * on. Returns the number of orders: 3, or 1 on a real device. */
 static inline int emu_order(int order)
 {
     void (*set)(int, uint64_t) = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_train_case.h -- trainings of tiny models on a device, watched step by step. */
+/* cuda_train_case.h -- trainings of tiny models on a device, with measurements at each step. */
 #ifndef LM_TESTS_CUDA_TRAIN_CASE_H
 #define LM_TESTS_CUDA_TRAIN_CASE_H
 
@@ -40,17 +40,17 @@ static inline lm_trainer_opts options(lm_dtype dtype, int64_t accumulate, int64_
                               .log_every = 1 };
 }
 
-/* ---- one run, watched ---- */
+/* ---- one run with measurements ---- */
 
 typedef struct {
     lm_sink sink; /* first: the sink is cast to this */
     lm_trainer *t;
-    void (*after)(int step); /* NULL: nothing */
+    void (*after)(int step); /* called after each step; may be NULL */
     int steps, warnings;
     char said[256]; /* the last warning */
     double loss[STEPS + 1];
-    uint64_t calls[STEPS + 1]; /* allocations until then */
-    size_t unused[STEPS + 1];  /* bytes of the device */
+    uint64_t calls[STEPS + 1]; /* allocations up to each step */
+    size_t unused[STEPS + 1];  /* free device memory in bytes */
 } watcher;
 
 static inline size_t unused_of(lm_backend *b)
@@ -61,7 +61,7 @@ static inline size_t unused_of(lm_backend *b)
     return unused;
 }
 
-/* A driver keeps some for itself and hands out blocks, the emulation neither. */
+/* A real driver reserves memory and allocates whole blocks; the emulation does neither. */
 static inline void all_is_back(size_t before)
 {
     if (!cuda_is_real())
@@ -95,7 +95,7 @@ static inline void listen(lm_sink *s, lm_log_level level, const char *text)
 typedef struct {
     const tiny_model *model;
     lm_trainer_opts o;
-    lm_model_source *weights; /* NULL: the fresh model's */
+    lm_model_source *weights; /* NULL: the weights of the tiny model */
     const char *run, *resume, *trace;
     bool validate;
     void (*after)(int step);
@@ -127,7 +127,8 @@ static inline lm_train_result train_all(const job *j, lm_backend *b, watcher *w)
     return r;
 }
 
-/* Step i took no memory of the device that step k had not; on a GPU kernels come when first run. */
+/* Step i allocated no more device memory than step k.  A GPU loads each kernel at its first
+ * launch. */
 static inline void must_take_nothing(const watcher *w, int i, int k)
 {
     if (!cuda_is_real())
@@ -139,7 +140,7 @@ static inline void must_be_as_planned(const lm_train_result *r)
     if (cuda_is_real())
         return;
     assert_true(r->device_used >= r->device_planned - 1);
-    assert_true(r->device_used < r->device_planned + 65536); /* the rounding of allocations */
+    assert_true(r->device_used < r->device_planned + 65536); /* allocations are rounded up */
 }
 
 static inline size_t bytes_of(const lm_store_block *k)
@@ -147,7 +148,7 @@ static inline size_t bytes_of(const lm_store_block *k)
     return (size_t)k->count * lm_dtype_size(k->format);
 }
 
-/* The k-th block of a role on the host; yours. */
+/* A copy of the k-th block of a role on the host; the caller frees it. */
 static inline float *fetched(const lm_train_state *s, lm_kept role, int k)
 {
     lm_err e = { 0 };
@@ -160,7 +161,7 @@ static inline float *fetched(const lm_train_state *s, lm_kept role, int k)
     return out;
 }
 
-/* Weights and states. */
+/* Compares weights and states. */
 static inline void must_be_equal(const lm_train_state *s, const lm_train_state *t)
 {
     for (int role = LM_KEPT_PARAM; role <= LM_KEPT_OPT; role += LM_KEPT_OPT - LM_KEPT_PARAM)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuse_case.h -- what tests of joined operators share: a backend that says what it joins, and graphs
- * as text.
+/* fuse_case.h -- shared by tests of joined operators: a backend that joins them, and graphs as
+ * text.
  *
- * The backend is the CPU's reference, which has all joined operators, made to say that it joins them. */
+ * The backend is the CPU's reference, which has kernels of all joined operators but does not ask
+ * for the join; here its answer is replaced. */
 #ifndef LM_TESTS_FUSE_CASE_H
 #define LM_TESTS_FUSE_CASE_H
 
@@ -50,7 +51,7 @@ static inline char *operators(const lm_graph *g)
     return (char *)b.data;
 }
 
-/* What the pass has made could have been appended. */
+/* Each node that the pass has made must satisfy the rules for appended nodes. */
 static inline void check_rules(const lm_graph *g)
 {
     lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT], have[LM_MAX_OUT];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_case.h -- one matrix product or a batch on the CUDA backend, on any path of its kernels, against
- * sums in double: in three orders of threads, with guards and NaN where nothing may be read. */
+/* gemm_case.h -- compares one matrix product or a batch on the CUDA backend, on any path of its
+ * kernels, with sums in double: in three orders of threads, with guards, and with NaN in memory
+ * that must not be read. */
 #ifndef LM_TESTS_GEMM_CASE_H
 #define LM_TESTS_GEMM_CASE_H
 
@@ -16,7 +17,7 @@ static inline void open_path(const char *path)
     device_must(cuda_open(path, true, &device, &e), &e);
 }
 
-/* A function of the emulated module into a variable of its type; false where there is none. */
+/* Store a function of the emulated module in a variable of its type; false if it does not exist. */
 static inline bool get_symbol(const char *name, void *function)
 {
     void *found = emu_symbol(name);
@@ -34,8 +35,8 @@ static inline lm_lt_counts counts_now(void)
     return c;
 }
 
-/* The emulated cuBLASLt serves all shapes: a call of it that is wrong, and so refused, would be
- * made good by the plain tiles, unseen. */
+/* The emulated cuBLASLt serves all shapes.  So a refused call is a wrong call, which the plain
+ * kernels would otherwise hide by computing the product instead. */
 static inline void close_path(const char *path)
 {
     if (!cuda_is_real()) {
@@ -51,11 +52,11 @@ static inline void close_path(const char *path)
 typedef struct {
     lm_gemm g;
     int64_t slack;     /* numbers between rows of A, B and C */
-    int shift;         /* by which all lie off their alignment */
-    bool odd_bias;     /* it lies off its alignment, whatever the others do */
+    int shift;         /* misalignment of all operands, in elements */
+    bool odd_bias;     /* the bias is misaligned independently of the others */
     int64_t batch;     /* 0: one */
     bool share_b;      /* by the whole batch */
-    bool once;         /* not in other orders too */
+    bool once;         /* in one order of threads only */
     lm_activation act; /* with slope or want_z as in gemm_call */
     bool slope, want_z, sums;
     double tol;
@@ -95,11 +96,11 @@ static inline double gelu(lm_activation act, double x)
 }
 static inline double gelu_slope(lm_activation act, double x)
 {
-    double h = 1e-5; /* good to h * h */
+    double h = 1e-5; /* the error of the central difference is of order h * h */
     return (gelu(act, x + h) - gelu(act, x - h)) / (2 * h);
 }
 
-/* Memory on both sides: what goes in, what comes out, and what came out first. */
+/* Memory on host and device: inputs, outputs, and the outputs of the first run. */
 typedef struct {
     void *host, *back, *first, *dev;
     size_t bytes, shift;
@@ -141,7 +142,7 @@ static inline void buffer_drop(buffer *b)
     lm_free(b->first);
 }
 
-/* How far C is off sums in double, and how large they are, squared; z likewise. */
+/* Squared distance of C from the sums in double, and their squared norm; the same for z. */
 static inline void error_of(const product *p, const lm_gemm *g, const buffer *z, const void *c0,
                             const void *c, int64_t counts[3], double *off, double *size)
 {
@@ -271,7 +272,7 @@ static inline void check_product(const product *p)
         for (int i = 0; i < GUARD; i++)
             assert_int_equal(((unsigned char *)c)[c_bytes + (size_t)i], 0x5a);
         for (int64_t i = 0; i + 1 < g.m * batch && p->slack;
-             i++) { /* what lies between rows stays */
+             i++) { /* the elements between rows are unchanged */
             if (p->want_z)
                 assert_memory_equal((char *)z.back + (size_t)(i * g.ldc + g.n) * out_size,
                                     (char *)z.host + (size_t)(i * g.ldc + g.n) * out_size,
@@ -315,7 +316,7 @@ static inline void check_product(const product *p)
         lm_free(mine[i]);
 }
 
-/* What a result of this type may be off by, its sums being good to 1e-6; tf32 rounds the
+/* Allowed error of a result of this type, if its sums have an error of 1e-6; tf32 also rounds the
  * factors. */
 static inline double allowed(lm_dtype ab, lm_dtype cd, const char *path)
 {
@@ -338,7 +339,7 @@ static const types narrow_types[] = { { LM_DTYPE_F32, LM_DTYPE_F32 },
                                       { LM_DTYPE_BF16, LM_DTYPE_BF16 },
                                       { LM_DTYPE_F16, LM_DTYPE_F16 } };
 
-/* Turn by turn both functions, forward with what it is taken of and without, and its slope. */
+/* Both functions: forward with and without the preactivation z as an output, and the derivative. */
 static inline void check_function(const int64_t shape[3], bool tb, types t, int turn,
                                   const char *path)
 {

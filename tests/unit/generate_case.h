@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_case.h -- the CPU and the device side by side, for tests of generation. */
+/* generate_case.h -- the same models on the CPU and on the device, for tests of generation. */
 #ifndef LM_TESTS_GENERATE_CASE_H
 #define LM_TESTS_GENERATE_CASE_H
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernel_case.h -- runs one kernel on made-up operands and holds it against the reference in
- * double.
+/* kernel_case.h -- runs one kernel on random operands and compares it with the reference in double.
  *
  * A case names the operator, its attributes and its operands.  check_case runs every level that
- * this machine has, for F32 and BF16, with 1, 2 and 3 threads (the same bits are demanded), guard
- * bytes behind each output, and compares with the F64 reference on the same inputs. */
+ * this machine has, for F32 and BF16, with 1, 2 and 3 threads (which must give the same bits),
+ * guard bytes after each output, and compares with the F64 reference on the same inputs. */
 #ifndef LM_TESTS_KERNEL_CASE_H
 #define LM_TESTS_KERNEL_CASE_H
 
@@ -37,7 +36,7 @@ typedef struct {
     int64_t rows, cols; /* cols 0: one dimension */
     enum fill fill;
     int64_t limit;
-    /* given content instead of a fill, in the type that the operand has in act = F64 */
+    /* content to use instead of a fill, in the type of the operand for act = F64 */
     const void *data;
     int alias; /* outputs: 1 + index of the input that shares its memory; 0 none */
 } operand;
@@ -119,7 +118,7 @@ static inline lm_tensor shape_of(const operand *o, lm_dtype act)
     return t;
 }
 
-/* About normal: the sum of four uniform numbers, which needs no logarithm. */
+/* Approximately normal: the sum of four uniform numbers. */
 static inline double bell(lm_u32x4 x)
 {
     double sum = (double)x.v[0] + x.v[1] + x.v[2] + x.v[3];
@@ -128,7 +127,7 @@ static inline double bell(lm_u32x4 x)
 
 static inline double value_at(const operand *o, int which, int64_t i)
 {
-    enum { POOL = 16381 }; /* a prime: no shape repeats a row exactly */
+    enum { POOL = 16381 }; /* a prime, so that rows of no shape are equal */
     static double bells[POOL];
     if (!bells[0])
         for (int k = 0; k < POOL; k++)
@@ -145,7 +144,7 @@ static inline double value_at(const operand *o, int which, int64_t i)
     return x.v[0] % (uint32_t)(o->limit < 0 ? -o->limit : o->limit);
 }
 
-/* Inputs are rounded to `narrow` first, so that every act sees the same numbers. */
+/* Inputs are rounded to `narrow` first, so that every act gets the same numbers. */
 static inline lm_tensor make(const operand *o, int which, lm_dtype act, lm_dtype narrow)
 {
     lm_tensor t = shape_of(o, act);
@@ -193,7 +192,7 @@ static inline void run(instance *x, const lm_kernel *kernel, lm_par *par)
 {
     x->call.par = par;
     x->call.work = take(kernel->work ? kernel->work(&x->call, lm_par_threads(par)) : 0);
-    if (kernel->work) /* scratch holds anything */
+    if (kernel->work) /* kernels must not rely on the content of scratch memory */
         memset(x->call.work, 0xff, kernel->work(&x->call, lm_par_threads(par)));
     kernel->run(&x->call);
     if (kernel->work) {
@@ -218,7 +217,7 @@ static inline size_t bytes_of(const lm_tensor *t)
     return (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype);
 }
 
-/* Relative L2 distance of two tensors; places where both are NaN agree, one NaN is infinitely far.
+/* Relative L2 distance of two tensors: 0 where both are NaN, infinite if only one is NaN.
  */
 static inline double distance(const lm_tensor *got, const lm_tensor *want)
 {
@@ -291,8 +290,8 @@ static inline void check_case(const kernel_case *k)
     }
 }
 
-/* d <weight, forward output o> / d input i along a random direction, by central differences in
- * double. */
+/* The derivative of <weight, forward output o> by input i along a random direction, by central
+ * differences in double. */
 static inline double slope(const kernel_case *k, int i, int o, const lm_tensor *weight, int seed,
                            double h)
 {

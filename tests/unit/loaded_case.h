@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loaded_case.h -- a micro model of fresh weights on any backend, from the text of its config. */
+/* loaded_case.h -- a tiny model with random weights on any backend, from the text of its config. */
 #ifndef LM_TESTS_LOADED_CASE_H
 #define LM_TESTS_LOADED_CASE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_case.h -- one tensor of some models, made of counted random numbers, and a call of a merge
- * method on it; the result as raw bytes and as doubles. */
+/* merge_case.h -- one tensor of several models, filled with counted random numbers, and a call of a
+ * merge method on it; the result as raw bytes and as doubles. */
 #ifndef LM_TESTS_MERGE_CASE_H
 #define LM_TESTS_MERGE_CASE_H
 
@@ -26,14 +26,14 @@ typedef struct {
     lm_merge_job job;
     lm_merge_operand model[MOST], base;
     int64_t dim[3];
-    double *x[MOST], *b; /* what the arrays hold */
+    double *x[MOST], *b; /* the arrays as doubles */
     void *data[MOST + 1];
     double *got;
     char warned[256];
     lm_sink sink;
 } merge_case;
 
-static merge_case *talking; /* the sink has no context of its own */
+static merge_case *talking; /* for the sink, which has no context argument */
 
 static inline void hear(lm_sink *s, lm_log_level level, const char *text)
 {
@@ -50,7 +50,7 @@ static inline void *room(size_t n, size_t size)
     return p;
 }
 
-/* Array i (the base is MOST) from c->x or c->b, which are rounded to what it holds. */
+/* Set array i (the base is MOST) from c->x or c->b, and round those to the stored numbers. */
 static inline void put(merge_case *c, int i, lm_dtype t)
 {
     lm_merge_operand *o = i == MOST ? &c->base : &c->model[i];
@@ -69,7 +69,7 @@ static inline void put(merge_case *c, int i, lm_dtype t)
     o->dtype = t;
 }
 
-/* n models and a base near each other: theta_i = theta + 0.3 normal. */
+/* n models near their base: theta_i = theta + 0.3 normal. */
 static inline merge_case *new_case(int n, lm_dtype t, int ndim, int64_t d0, int64_t d1, int seed)
 {
     merge_case *c = room(1, sizeof *c);
@@ -130,7 +130,7 @@ static inline const lm_merge_method *method(const char *name)
     return m;
 }
 
-/* Run it as an engine would: defaults, check, scratch (guarded), run. */
+/* Run the method in the steps of the engine: defaults, check, guarded scratch, run. */
 static inline lm_code try_merge(merge_case *c, const char *name, lm_err *e)
 {
     const lm_merge_method *m = method(name);
@@ -175,7 +175,7 @@ static inline bool is_narrow(const merge_case *c)
     return narrow;
 }
 
-/* One unit in the last place of the type, relative, halved: what one rounding may cost. */
+/* Half a unit in the last place of the type, relative: the largest error of one rounding. */
 static inline double half_place(lm_dtype t)
 {
     return t == LM_DTYPE_F64      ? 0x1p-53

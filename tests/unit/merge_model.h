@@ -51,7 +51,7 @@ static inline void mm_put(const char *path, const char *text)
     fclose(f);
 }
 
-/* What a model is made of; zero: the usual. */
+/* Properties of a model; zero means the default. */
 typedef struct {
     const char *type;       /* model_type; NULL: llama */
     const char *without;    /* a tensor to leave out */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_run.h -- a model with all of its memory, ready to run: what tests and the programs beside
- * tests/interop share.
+/* model_run.h -- a model with all of its memory, ready to run; for tests and for the drivers of
+ * tests/interop.
  *
- * Values that are no activations get memory of their own.  Parameters come from a flat block of
- * F32, as the master copy of a store has it, and are converted one by one in F64. */
+ * Values other than activations have separate memory.  Parameters are read from a flat block of F32
+ * with the layout of a store's master copy; for runs in F64 they are converted. */
 #ifndef LM_TESTS_MODEL_RUN_H
 #define LM_TESTS_MODEL_RUN_H
 
@@ -17,7 +17,7 @@
 #include "model/model.h"
 #include "model/store.h"
 
-/* Success is not in question here: say what is wrong and leave. */
+/* For calls that are not under test: print the error and exit. */
 static inline void must(lm_code rc, const lm_err *e)
 {
     if (!rc)
@@ -41,7 +41,7 @@ typedef struct {
     lm_par *par;
     uint16_t *low;
     float *rope[LM_MOST_ROPES];
-    void **mem; /* by value; NULL: not ours */
+    void **mem; /* by value; NULL: not allocated here */
     size_t n_mem;
     lm_step step;
 } runner;
@@ -51,7 +51,7 @@ static inline bool is_double(const runner *r)
     return r->model->build.precision.low == LM_DTYPE_F64;
 }
 
-/* In double nothing that is F32 elsewhere can be bound as it is. */
+/* In double, values that are F32 elsewhere need converted copies. */
 static inline void bind_double(runner *r, const float *block)
 {
     lm_model *m = r->model;
@@ -93,7 +93,7 @@ static inline void runner_weights(runner *r, const float *block)
     }
 }
 
-/* `joins`: what the backend says that it joins; NULL: what it does. */
+/* `joins`: replaces the backend's answer to what it joins; NULL: the backend's own answer. */
 static inline void runner_new_joining(runner *r, const lm_config *c, const lm_build *b,
                                       lm_cpu_level level, int threads,
                                       bool (*joins)(lm_backend *, const char *, lm_dtype,
@@ -192,7 +192,8 @@ static inline void grad_block(const runner *r, float *out)
             out[r->model->param[i].offset + k] = (float)grad_at(r, i, k);
 }
 
-/* Logits of every row [B*T, V], one position of all sequences a run, by a model that generates. */
+/* Logits of every row [B*T, V] by a model that generates; each run computes one position of all
+ * sequences. */
 static inline void all_logits(runner *r, float *out)
 {
     const lm_model *m = r->model;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op_trial.h -- an operator's example as a graph with memory, and its results beside the reference:
- * what the walks over the registry on the CPU and on a device share.
+/* op_trial.h -- an operator's example as a graph with memory, and the comparison of its results
+ * with the reference; for the walks over the registry on the CPU and on a device.
  *
  * An example makes a graph of one node (or two that share their parameters); its backward is
- * appended by the operator's own rule.  Operands lie in host memory with guards behind them. */
+ * appended by the operator's own rule.  Operands are in host memory, followed by guards. */
 #ifndef LM_TESTS_OP_TRIAL_H
 #define LM_TESTS_OP_TRIAL_H
 
@@ -69,7 +69,7 @@ typedef struct {
     int example;
     lm_graph *g;
     size_t n_forward; /* nodes */
-    int uses;         /* nodes of the operator itself, before the sums */
+    int uses;         /* nodes of the operator, without the sums */
     lm_vid root, seed;
     lm_vid *grads; /* by value */
     size_t n_values;
@@ -98,7 +98,7 @@ static inline lm_vid input(trial *t, int i, lm_role role)
     return v;
 }
 
-/* Append the operator once; parameters are those of `shared` when it is given. */
+/* Append the operator once; its parameters are those of `shared`, if given. */
 static inline void append_use(trial *t, const lm_vid *shared, lm_vid *in, lm_vid *out)
 {
     lm_err e = { 0 };
@@ -244,7 +244,7 @@ static inline void run_kernel(const lm_kernel *k, operands *o, int threads)
     size_t bytes = k->work ? k->work(&o->call, threads) : 0;
     o->call.par = par;
     o->call.work = take(bytes);
-    memset(o->call.work, 0xff, bytes); /* scratch holds anything: NaN */
+    memset(o->call.work, 0xff, bytes); /* NaN: kernels must not rely on scratch */
     k->run(&o->call);
     if (!guard_holds(o->call.work, bytes))
         fail_msg("%s: written past the end of its scratch", k->op);
@@ -263,8 +263,8 @@ static inline lm_tensor copy_as(const lm_tensor *t, lm_dtype d)
     return c;
 }
 
-/* What the reference makes of the operands as they are now, in double or in their own types; each
- * number of the inputs first moved by up to `shake` of itself. */
+/* Results of the reference for the current operands, in double or in their own types; each number
+ * of the inputs is first changed by a factor of up to 1 + `shake`. */
 static inline void by_reference(const operands *o, const char *op, lm_dtype act, bool in_double,
                                 double shake, operands *want)
 {
@@ -312,13 +312,13 @@ static inline double distance(const lm_tensor *got, const lm_tensor *want, doubl
     return diff == 0 ? 0 : sqrt(diff / (norm > floor ? norm : floor));
 }
 
-/* A sum that cancels, a LayerNorm of two columns: where numbers that differ by a few roundings give
- * results that differ by more than the tolerance, a kernel cannot do better, and may be as far as 8
- * times that.
+/* Some examples are ill-conditioned: in a sum that cancels, or in a LayerNorm of two columns,
+ * inputs that differ by a few roundings give results that differ by more than the tolerance.  There
+ * a kernel may differ by 8 times that difference.
  *
- * The reference in BF16 rounds where its header says so; the effect on such a row is not an error
- * of kernels that round in the same way.  They may be near either reference, and the reference in
- * BF16 may be somewhat further from the one in double. */
+ * The reference in BF16 rounds where its header says so, and so may kernels.  Therefore a kernel
+ * must be near one of the two references, and the reference in BF16 may be farther from the one in
+ * double. */
 static inline void check_outputs(const trial *t, const lm_node *n, const char *path, bool is_ref,
                                  const operands *o, const operands *exact, const operands *shaken,
                                  const operands *alike)

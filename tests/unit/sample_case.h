@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample_case.h -- batches of rows for the kernel that chooses tokens, on the device and by the
+/* sample_case.h -- batches of rows for the kernel that samples tokens, on the device and with the
  * reference. */
 #ifndef LM_TESTS_SAMPLE_CASE_H
 #define LM_TESTS_SAMPLE_CASE_H
@@ -97,7 +97,7 @@ static inline void copy(void *dst, const void *src, size_t bytes)
     must(device->sync(device, NULL, &e), &e);
 }
 
-/* Device memory with a guard behind it; what is not given is junk. */
+/* Device memory followed by a guard; filled with junk if `from` is NULL. */
 static inline void *device_take(size_t bytes, const void *from)
 {
     lm_err e = { 0 };
@@ -151,7 +151,7 @@ static inline void place(batch *b, placed *p)
     p->c.work = device_take(p->work, NULL);
 }
 
-/* Operands from `first` on: to the device, or back. */
+/* Copy the operands from `first` on to the device, or back. */
 static inline void bring(batch *b, placed *p, int first, int past, bool back)
 {
     for (int i = first; i < past; i++) {
@@ -190,7 +190,7 @@ static inline void run_device(batch *b)
     take_away(&p);
 }
 
-/* The reference's results, in `want`, which has outputs of its own. */
+/* Compute the reference's results in `want`, which has separate outputs. */
 static inline void run_reference(const batch *b, batch *want)
 {
     const lm_kernel *k = lm_cpu_kernel("sample", LM_DTYPE_F32, LM_CPU_REF);
@@ -213,7 +213,7 @@ static inline void run_reference(const batch *b, batch *want)
     lm_free(p);
 }
 
-/* Returns how many rows got a token. */
+/* Returns the number of rows that got a token. */
 static inline int64_t compare(const batch *b, const batch *want)
 {
     const lm_sample_attr *o = &b->o;
@@ -232,7 +232,7 @@ static inline int64_t compare(const batch *b, const batch *want)
     return got;
 }
 
-/* The device's results against the reference's.  Returns how many rows got a token. */
+/* The device's results against the reference's.  Returns the number of rows that got a token. */
 static inline int64_t check(batch *b)
 {
     batch want;

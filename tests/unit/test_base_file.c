@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_base_file.c -- inputs, outputs that appear whole or not at all, folders, paths. */
+/* test_base_file.c -- inputs, atomic outputs, folders, paths. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,7 @@ static void holds(const char *path, const char *text)
     lm_buf_fini(&b);
 }
 
-/* Files here, temporaries included. */
+/* Number of files in a folder, temporaries included. */
 static size_t files(const char *dir)
 {
     char **names;
@@ -96,7 +96,7 @@ static void maps(void **state)
     assert_int_equal(lm_map_open("/dev/null", &m, &g), LM_EFORMAT);
 }
 
-/* A write from it fails with EFAULT, which is no fault of the output. */
+/* Writing from the map fails with EFAULT, which must not be reported as an error of the output. */
 static void a_map_that_shrinks(void **state)
 {
     static char text[8192];
@@ -278,7 +278,8 @@ static unsigned mode_of(const char *path)
     return st.st_mode & 07777;
 }
 
-/* What is replaced may be private, or shared with a group: so is the new one, from its first byte. */
+/* The replaced file may be private, or shared with a group; the new file has its mode and group
+ * from the first byte on. */
 static void modes_are_kept(void **state)
 {
     lm_out *o;
@@ -297,7 +298,7 @@ static void modes_are_kept(void **state)
     assert_int_equal(mode_of("x"), 0640);
 
     assert_int_equal(mkdir("m", 0777), 0);
-    assert_int_equal(chmod("m", 0500), 0); /* empty: needs no force */
+    assert_int_equal(chmod("m", 0500), 0); /* an empty folder may be replaced without force */
     assert_int_equal(lm_outdir_open("m", false, own, "config", &d, &e), LM_OK);
     assert_int_equal(mode_of(lm_outdir_path(d)), 0700);
     fill(d, "config", "1");
@@ -346,7 +347,7 @@ static void full_disk(void **state)
     assert_true(lm_path_exists("/dev/full"));
 }
 
-/* Killed between opening and committing: the target is as it was. */
+/* Killed between opening and committing: the target is unchanged. */
 static void killed_halfway(void **state)
 {
     int status;
@@ -382,7 +383,7 @@ static void drop_all(void **state)
     assert_int_equal(lm_out_open("y", false, &b, &e), LM_OK);
     assert_int_equal(lm_outdir_open("z", false, own, "config", &d, &e), LM_OK);
     child = fork();
-    if (child == 0) { /* not ours to remove */
+    if (child == 0) { /* the child must not remove the parent's file */
         lm_out_drop_all();
         _exit(0);
     }
@@ -431,8 +432,8 @@ static void folders(void **state)
     assert_int_equal(files("."), 2);
 }
 
-/* What is not to be replaced is kept, whether it is there at the beginning or comes later; a folder
- * of the name of a file is none of the files. */
+/* Foreign files are kept, whether they exist at the beginning or appear later; a folder with the
+ * name of a replaceable file is foreign. */
 static void foreign_files_stay(void **state)
 {
     lm_outdir *d;
@@ -471,11 +472,11 @@ static void folders_refused(void **state)
     assert_int_equal(lm_outdir_open("file", true, own, "config", &d, &a), LM_EUSAGE);
     assert_int_equal(lm_outdir_open(".", true, own, "config", &d, &b), LM_EUSAGE);
     assert_int_equal(lm_outdir_open("/tmp", true, own, "config", &d, &c),
-                     LM_EUSAGE); /* holds the current folder */
+                     LM_EUSAGE); /* it contains the current folder */
     assert_int_equal(lm_outdir_open("none/m", true, own, "config", &d, &f), LM_EIO);
     f = (lm_err){ 0 };
     assert_int_equal(lm_outdir_open("empty", false, own, "config", &d, &f),
-                     LM_OK); /* an empty one is no loss */
+                     LM_OK); /* an empty folder may be replaced */
     fill(d, "x", "1");
     assert_int_equal(lm_outdir_commit(d, &f), LM_OK);
     holds("empty/x", "1");
@@ -551,8 +552,8 @@ static void drop_and_die(int sig)
     raise(sig);
 }
 
-/* A handler removes files and deep folders while other threads open and close theirs, whatever it
- * has interrupted. */
+/* A signal handler removes files and deep folders while other threads open and close theirs; it may
+ * interrupt any function. */
 static void dropped_by_a_signal(void **state)
 {
     (void)state;
@@ -569,7 +570,7 @@ static void dropped_by_a_signal(void **state)
             pthread_t other;
 
             signal(SIGTERM, drop_and_die);
-            alarm(20); /* a deadlock would end here */
+            alarm(20); /* ends the test if there is a deadlock */
             if (lm_outdir_open("z", false, own, "config", &d, NULL))
                 _exit(1);
             lm_buf_addf(&path, NULL, "%s/a/b/c", lm_outdir_path(d));

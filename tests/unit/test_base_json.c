@@ -261,7 +261,7 @@ static void writer_indents(void **state)
     lm_jw_close_arr(&w);
     lm_jw_obj(&w, "c");
     lm_jw_close_obj(&w);
-    assert_int_equal(lm_jw_end(&w), LM_EBUG); /* one level is open */
+    assert_int_equal(lm_jw_end(&w), LM_EBUG); /* one level is still open */
     lm_jw_begin(&w, &b, 2, &e);
     w.depth = 1;
     w.comma = true;

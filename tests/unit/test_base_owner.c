@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_base_owner.c -- temporaries of living processes stay, those of dead ones go. */
+/* test_base_owner.c -- temporaries of running processes are kept, those of dead processes
+ * removed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,7 +64,7 @@ static size_t count(void)
     return n;
 }
 
-/* A process with a file and a folder in work, until it is killed. */
+/* Start a process that writes a file and a folder until it is killed. */
 static pid_t begin(void)
 {
     int ready[2];
@@ -105,7 +106,7 @@ static void the_dead_are_told_from_the_living(void **state)
     assert_int_equal(count(), 0);
 }
 
-/* The next output in the folder is enough. */
+/* Opening the next output in the folder removes them. */
 static void an_output_sweeps(void **state)
 {
     pid_t child = begin();
@@ -120,9 +121,9 @@ static void an_output_sweeps(void **state)
     assert_int_equal(count(), 0);
 }
 
-/* As PID 1 of a container is called like PID 1 of the one before: its own number is no proof of
- * life. */
-static void own_number_is_no_life(void **state)
+/* PID 1 of a container has the same number as PID 1 of the previous container: the sweeping
+ * process's own PID in a name does not show that the owner is alive. */
+static void own_pid_is_not_alive(void **state)
 {
     char tag[LM_OWNER_TAG], name[128];
 
@@ -145,8 +146,8 @@ static void own_outputs_stay(void **state)
     assert_true(is_there("x"));
 }
 
-/* What cannot be locked, such as a link of another machine's process, has a day. */
-static void without_a_lock_a_day(void **state)
+/* Temporaries without a lock, such as a link of another machine's process, are kept for a day. */
+static void without_a_lock_kept_a_day(void **state)
 {
     const char *name = ".latest.tmp.lm0123456789abcdef-1-234.5";
     struct timespec then[2] = { { .tv_sec = time(NULL) - 25 * 3600 } };
@@ -164,7 +165,7 @@ static void without_a_lock_a_day(void **state)
     assert_false(is_there(name));
 }
 
-/* A lock names its holder, ends with it, and leaves no file when it is given back. */
+/* A lock names its holder, ends with its process, and is removed when it is released. */
 static void locks(void **state)
 {
     int ready[2];
@@ -233,9 +234,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(the_dead_are_told_from_the_living),
         TEST(an_output_sweeps),
-        TEST(own_number_is_no_life),
+        TEST(own_pid_is_not_alive),
         TEST(own_outputs_stay),
-        TEST(without_a_lock_a_day),
+        TEST(without_a_lock_kept_a_day),
         TEST(locks),
         TEST(names_of_others),
     };

@@ -38,7 +38,7 @@ static void touch(void *ctx, int64_t begin, int64_t end, int worker)
 {
     cover *c = ctx;
 
-    /* asserts belong to the main thread: cmocka jumps */
+    /* no assert here: cmocka's asserts longjmp, which is valid in the main thread only */
     if (begin % c->grain || end <= begin || end > c->n || worker < 0 || worker >= c->threads ||
         (end - begin != c->grain && end != c->n))
         c->bad++;
@@ -93,7 +93,7 @@ static void add(void *ctx, int64_t begin, int64_t end, int worker)
     atomic_fetch_add((atomic_llong *)ctx, end - begin);
 }
 
-/* More chunks than are claimed one by one. */
+/* More chunks than are claimed singly. */
 static void very_many_chunks(void **state)
 {
     lm_par *p = pool(2);
@@ -105,7 +105,7 @@ static void very_many_chunks(void **state)
     lm_par_free(p);
 }
 
-/* Loop after loop of all kinds: a worker that is late must neither miss a job nor run one twice. */
+/* Many loops of all kinds: a late worker must neither miss a job nor run one twice. */
 static void many_jobs(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_base_rng.c -- Philox against the known answers of Random123 (kat_vectors, philox4x32 10),
- * and what is drawn from it. */
+ * and the distributions derived from it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -132,8 +132,8 @@ static void permute_depends_on_seed(void **state)
     assert_true(same < 12);
 }
 
-/* SplitMix64 with state 0 begins with mix(0x9e3779b97f4a7c15) = 0xe220a8397b1dcdaf: what the finaliser
- * makes of a number that the packing of step and micro-batch reaches. */
+/* SplitMix64 with state 0 begins with mix(0x9e3779b97f4a7c15) = 0xe220a8397b1dcdaf: a known answer
+ * of the finaliser for a number that the packing of step and micro-batch can produce. */
 static void keys_of_micro_batches(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void hashes(void **state)
     for (int i = 0; i < 1000; i++)
         bytes[i] = (char)(i * 7);
     lm_hash128_init(&h);
-    for (int i = 0; i < 1000; i += 100) /* in pieces, the same */
+    for (int i = 0; i < 1000; i += 100) /* drawn in pieces, the numbers are the same */
         lm_hash128_add(&h, bytes + i, 100);
     assert_true(lm_hash128_end64(&h) == lm_hash64(bytes, 1000, 0));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lib/compress without the container: bounds hold and are checked, reduced streams come back in their
- * own dtype, descriptions that lie are refused, tensors are picked. */
+/* lib/compress without the container: bounds hold and are checked, reduced streams are restored in
+ * their own dtype, wrong descriptions are refused, single tensors are extracted. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +37,7 @@ static void fill(float *x, int64_t n, uint64_t seed, bool positive)
     }
 }
 
-/* The account of an encoding against sums taken here in double. */
+/* The error statistics of an encoding equal sums computed here in double. */
 static void account_is_right(void **state)
 {
     (void)state;
@@ -88,7 +88,7 @@ static void what_cannot_be_held_is_refused(void **state)
     e = (lm_err){ 0 };
     assert_int_equal(
         lm_lossy_encode(format("bf16"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e), LM_OK);
-    x[7] = INFINITY; /* has a code in bf16, none in a block */
+    x[7] = INFINITY; /* bf16 can represent it, a block cannot */
     x[8] = NAN;
     assert_int_equal(
         lm_lossy_encode(format("bf16"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e), LM_OK);
@@ -96,7 +96,7 @@ static void what_cannot_be_held_is_refused(void **state)
     assert_int_equal(
         lm_lossy_encode(format("dynamic8"), "t", LM_DTYPE_F32, x, N, plane, NULL, &err, &e),
         LM_ENUMERIC);
-    assert_non_null(strstr(e.what, "element 7 is inf")); /* of a block that is lost with it */
+    assert_non_null(strstr(e.what, "element 7 is inf")); /* it makes its whole block invalid */
     for (int64_t at = 8; at < N; at += 7919) { /* in any block, and any piece of the tensor */
         x[7] = 1;
         x[8] = 1;
@@ -220,8 +220,8 @@ static lm_code expand(mem *in, mem *out, lm_err *e)
     return rc;
 }
 
-/* Header and small tensors come back byte for byte, states within the bound and never 0. */
-static void states_come_back(void **state)
+/* Header and small tensors are restored byte for byte, states within the bound and never as 0. */
+static void states_are_restored(void **state)
 {
     (void)state;
     static const char *const forms[] = { "bf16", "dynamic8" };
@@ -245,7 +245,7 @@ static void states_come_back(void **state)
             assert_true(fabs((double)m[i] - moment[i]) <= (k ? 0.5 : fabs(moment[i]) / 256));
             assert_true(v[i] > 0 || second[i] == 0);
         }
-        if (k) /* small ones stay */
+        if (k) /* small tensors are not coded */
             assert_memory_equal(back.bytes.data + head + sizeof moment, small, sizeof small);
         lm_free(m);
         lm_free(v);
@@ -278,7 +278,7 @@ static void weights_become_plain(void **state)
 }
 
 /* Every description that does not match the tensors is refused. */
-static void lying_descriptions(void **state)
+static void wrong_descriptions(void **state)
 {
     (void)state;
     static const struct {
@@ -309,7 +309,7 @@ static void lying_descriptions(void **state)
     lm_buf_fini(&coded.bytes);
 }
 
-/* A coded tensor is picked by its own name, with its description. */
+/* A coded tensor is extracted by its original name, with its description. */
 static void picking(void **state)
 {
     (void)state;
@@ -366,9 +366,9 @@ int main(void)
         cmocka_unit_test(account_is_right),
         cmocka_unit_test(what_cannot_be_held_is_refused),
         cmocka_unit_test(nothing_at_all),
-        cmocka_unit_test(states_come_back),
+        cmocka_unit_test(states_are_restored),
         cmocka_unit_test(weights_become_plain),
-        cmocka_unit_test(lying_descriptions),
+        cmocka_unit_test(wrong_descriptions),
         cmocka_unit_test(picking),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

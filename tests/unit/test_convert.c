@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversions: orders of elements are undone by their inverse, matrices recast as plain loops do it, metadata
- * say what config.json said. */
+/* Conversions: permutations are inverted, matrices are transposed and recast as by plain loops,
+ * metadata have the values of config.json. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,7 +136,7 @@ static void norms_are_llama_cpps(void **state)
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
     assert_memory_equal(back, hf, sizeof hf);
     assert_true(lm_rows_of_tensor(&s, false, f32, f32,
-                                  &r)); /* one type on both sides, and still not the same bytes */
+                                  &r)); /* the same type on both sides, but other bytes */
     r.src = gguf;
     r.dst = same;
     assert_int_equal(lm_rows_convert(&r, NULL, &e), LM_OK);
@@ -148,7 +148,7 @@ static uint16_t pattern(int64_t i)
     return (uint16_t)(i * 40503u >> 3);
 }
 
-/* Every bit of 16-bit elements survives turning and reordering, NaN payloads too. */
+/* Transposing and reordering keep every bit of 16-bit elements, NaN payloads too. */
 static void bits_are_moved(void **state)
 {
     (void)state;
@@ -175,8 +175,8 @@ static void bits_are_moved(void **state)
     assert_memory_equal(back, src, sizeof src);
 }
 
-/* Turning into blocks and out of them is turning and then coding, on any pool. */
-static void blocks_are_turned(void **state)
+/* Transposing into blocks and out of them equals transposing, then coding, for any pool. */
+static void blocks_are_transposed(void **state)
 {
     (void)state;
     enum { IN = 96, OUT = 70 };
@@ -210,8 +210,8 @@ static void blocks_are_turned(void **state)
     lm_par_free(par);
 }
 
-/* Importance belongs to the columns of what is written, turned or not; elements that do not fit are
- * named in the coordinates of the source. */
+/* Importance belongs to the columns of the written matrix, transposed or not; elements that do not
+ * fit are reported in the coordinates of the source. */
 static void importance_goes_with_columns(void **state)
 {
     (void)state;
@@ -244,7 +244,7 @@ static void importance_goes_with_columns(void **state)
         assert_memory_equal(a, b, sizeof a);
     }
 
-    turned[3 * IN + 5] = 65520.0f; /* the first that rounds to infinity */
+    turned[3 * IN + 5] = 65520.0f; /* the smallest number that rounds to infinity */
     turned[3 * IN + 4] = 65519.0f;
     turned[2 * IN + 5] = INFINITY; /* was infinite before */
     assert_true(lm_rows_of_tensor(&stays, true, f32, f16, &r));
@@ -255,8 +255,8 @@ static void importance_goes_with_columns(void **state)
     assert_non_null(strstr(e.what, "element 293 is 65520, which f16"));
 }
 
-/* What was put in, config.json says again: also llama3's scaling, which is only in its divisors. */
-static void config_comes_back(void **state)
+/* config.json is restored, including llama3's scaling, which GGUF has only as divisors. */
+static void config_is_restored(void **state)
 {
     (void)state;
     static const int64_t originals[] = { 16, 8192, 100000 };
@@ -308,8 +308,8 @@ static void config_comes_back(void **state)
     }
 }
 
-/* The metadata alone say what each layer is. */
-static void layers_come_back(void **state)
+/* The kinds of layers are restored from the metadata alone. */
+static void layers_are_restored(void **state)
 {
     (void)state;
 #define SIZES                                                                                \
@@ -343,7 +343,7 @@ static void layers_come_back(void **state)
         assert_int_equal(lm_gguf_plan_new(&p, &e), LM_OK);
         lm_gguf_put_str(p, "general.architecture", c->arch->gguf, strlen(c->arch->gguf));
         assert_int_equal(lm_gguf_put_config(p, &m, &e), LM_OK);
-        assert_int_equal(lm_gguf_put_vocab(p, &m, &e), LM_OK); /* none, but ids */
+        assert_int_equal(lm_gguf_put_vocab(p, &m, &e), LM_OK); /* no tokens, but ids */
         lm_gguf_put_tensor(p, "token_embd.weight", LM_GGUF_TYPE_F32, 2, (int64_t[]){ 20, 32 });
         assert_int_equal(lm_gguf_plan_header(p, &b, &e), LM_OK);
         for (int k = 0; k < 80; k++)
@@ -368,8 +368,8 @@ static void layers_come_back(void **state)
     }
 }
 
-/* Scores say the order of merges; a text's space is there only when it is said. */
-static void merges_come_out_of_scores(void **state)
+/* Scores determine the order of merges; a space is added to a text only if the metadata say so. */
+static void merges_follow_from_scores(void **state)
 {
     (void)state;
     static const lm_gguf_text words[] = { { "<unk>", 5 }, { "<s>", 3 }, { "</s>", 4 },
@@ -408,7 +408,7 @@ static void merges_come_out_of_scores(void **state)
     lm_buf_fini(&config);
 }
 
-/* Mixtures of experts are refused by that name, whatever the architecture. */
+/* Mixtures of experts are refused as such, whatever the architecture. */
 static void experts_are_refused(void **state)
 {
     (void)state;
@@ -445,8 +445,8 @@ static bool is_offered(const char *name)
     return false;
 }
 
-/* A format of GGUF that can be written is a type to choose, and one that is read only is none; Q3_K is
- * there in mixtures only. */
+/* Each GGUF format that can be written is a type of the option, formats that can only be read are
+ * not; Q3_K exists in mixtures only. */
 static void types_are_formats(void **state)
 {
     (void)state;
@@ -459,8 +459,8 @@ static void types_are_formats(void **state)
     }
 }
 
-/* The digit of a K-quant: '2' to '6'; '8' for Q8_0, 'o' for Q4_0, 'a' and 'b' for Q5_0 and Q5_1, 'n' and
- * 'x' for IQ4_NL and IQ4_XS. */
+/* The digit of a K-quant: '2' to '6'; '8' for Q8_0, 'o' for Q4_0, 'a' and 'b' for Q5_0 and Q5_1,
+ * 'n' and 'x' for IQ4_NL and IQ4_XS. */
 static char letter(uint32_t type)
 {
     static const char letters[] = "01o...ab8.23456.....n..x";
@@ -510,7 +510,7 @@ static void config_of(lm_config *c, const char *type, int layers, int width, boo
     read_config(text, c);
 }
 
-/* What llama-quantize (llama.cpp of 2026) gave for the same shapes. */
+/* The types that llama-quantize (llama.cpp of 2026) chose for the same shapes. */
 static void mixtures_are_llama_cpps(void **state)
 {
     (void)state;
@@ -547,7 +547,7 @@ static void mixtures_are_llama_cpps(void **state)
         types_of(&c, want[k].type, LM_PART_UP, false, got);
         assert_int_equal(strspn(got, base), want[k].layers);
         types_of(&c, want[k].type, LM_PART_EMBED, false, got);
-        assert_string_equal(got, gpt2 ? "6" : base); /* tied: it is the head */
+        assert_string_equal(got, gpt2 ? "6" : base); /* tied: the embedding is also the head */
         types_of(&c, want[k].type, LM_PART_OUTPUT, false, got);
         assert_string_equal(got, gpt2 ? "" : "6");
         types_of(&c, want[k].type, LM_PART_ATTN_NORM, false, got);
@@ -558,7 +558,7 @@ static void mixtures_are_llama_cpps(void **state)
     }
 }
 
-/* What llama_tensor_get_type of the same source (src/llama-quant.cpp) gave. */
+/* Results of llama_tensor_get_type in the same source (src/llama-quant.cpp). */
 static void low_mixtures_are_llama_cpps(void **state)
 {
     (void)state;
@@ -629,7 +629,7 @@ static void low_mixtures_are_llama_cpps(void **state)
     }
 }
 
-/* Few values that many heads share, which llama.cpp tells by the number of layers. */
+/* Value matrices shared by many heads; llama.cpp recognises 70B models by the number of layers. */
 static void values_of_70b_have_more_bits(void **state)
 {
     (void)state;
@@ -685,7 +685,7 @@ static void rows_that_fit_no_block_fall_back(void **state)
 
 /* ---- A whole file ---- */
 
-/* Bytes of a tensor: every scale 1.0 as its type has it, every code `code`. */
+/* Bytes of a tensor: every scale is 1.0 in the format of its type, every code is `code`. */
 static void fill(const lm_gguf_tensor *t, uint8_t code, lm_buf *out)
 {
     static const uint8_t f16_one[2] = { 0x00, 0x3c }, e4m3_one[4] = { 0x38, 0x38, 0x38, 0x38 };
@@ -742,7 +742,7 @@ static void write_gguf(const char *path, uint32_t type, uint8_t code)
     lm_buf_fini(&data);
 }
 
-/* Files that hold types 39 to 42 are opened and decoded. */
+/* Files with the types 39 to 42 are opened and decoded. */
 static void newest_types_are_read(void **state)
 {
     (void)state;
@@ -871,12 +871,12 @@ int main(void)
         cmocka_unit_test(rope_rows_are_llama_cpps),
         cmocka_unit_test(bits_are_moved),
         cmocka_unit_test(types_are_formats),
-        cmocka_unit_test(blocks_are_turned),
+        cmocka_unit_test(blocks_are_transposed),
         cmocka_unit_test(importance_goes_with_columns),
-        cmocka_unit_test(config_comes_back),
-        cmocka_unit_test(layers_come_back),
+        cmocka_unit_test(config_is_restored),
+        cmocka_unit_test(layers_are_restored),
         cmocka_unit_test(norms_are_llama_cpps),
-        cmocka_unit_test(merges_come_out_of_scores),
+        cmocka_unit_test(merges_follow_from_scores),
     };
     return cmocka_run_group_tests_name("convert", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention on the CUDA backend: fragments of the tensor cores' product as PTX lays them out; every
- * compiled head size, masks, documents and dropout over several tiles, on the plain path and on that of
- * tensor cores (whose arithmetic the emulation does the plain way). */
+/* Attention on the CUDA backend: fragments of the tensor cores' product in the layout of PTX; every
+ * compiled head size, masks, documents and dropout over several tiles, on the plain path and on the
+ * tensor-core path (whose instructions the emulation computes with ordinary arithmetic). */
 #include "attention_case.h"
 #include "cuda_case.h"
 #include "graph/exec.h"
@@ -23,7 +23,7 @@ static void check_both(const lm_attention_attr *a, lo_kind kind, lm_dtype act, i
     drop(&f, &y);
 }
 
-/* F32, BF16 or F16 on the plain path, BF16 or F16 on the other. */
+/* F32, BF16 or F16 on the plain path, BF16 or F16 on the tensor-core path. */
 static lm_dtype path_of(int i)
 {
     static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_BF16, LM_DTYPE_F16,
@@ -47,7 +47,7 @@ static uint16_t bits_of(bool half, int v)
     return b;
 }
 
-/* Element i of a lane's fragment, where the PTX ISA says it stands. */
+/* Element i of a lane's fragment, at the position defined by the PTX ISA. */
 static void test_mma_layout(void **state)
 {
     (void)state;
@@ -187,7 +187,7 @@ static void test_soft_cap(void **state)
     }
 }
 
-/* Scores far apart: one key takes nearly all, the rest underflow. */
+/* Scores far apart: one key has nearly all the weight, those of the others underflow. */
 static void test_sharp_scores(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void test_sharp_scores(void **state)
     check_on_device(&k, LM_DTYPE_F32, 1e-4, 0, true);
 }
 
-/* A query that is not a number makes its own row so, and no other; a value, all rows that see it. */
+/* A NaN in a query makes only its own row NaN; a NaN in a value, all rows that attend to it. */
 static void test_nan(void **state)
 {
     (void)state;
@@ -225,7 +225,7 @@ static void test_nan(void **state)
     }
 }
 
-/* Heads wider than any tile: a graph with them is refused before it runs. */
+/* Heads wider than any tile are refused when the graph is built. */
 static void test_wide_heads(void **state)
 {
     (void)state;

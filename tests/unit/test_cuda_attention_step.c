@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decoding attention with the norm and the rotation in front of it (attention_step) on the CUDA
- * backend: the results of its parts one after the other, and the choice of the block that joins. */
+/* Decoding attention joined with the norm and the rotation before it (attention_step) on the CUDA
+ * backend: the same results as its parts in sequence, and the selection of the block that
+ * combines. */
 #include "cuda_case.h"
 #include "kernels/attention.h"
 #include "kernels/cuda/stream.h"
@@ -14,7 +15,7 @@ typedef struct {
     bool norm;
 } shape;
 
-/* Operands on the host; what they were made with. */
+/* Operands on the host, and the shape that they were made for. */
 typedef struct {
     lm_attention_step_attr attr;
     lm_tensor in[N_IN], out[N_OUT];
@@ -48,8 +49,8 @@ static void fill_table(lm_tensor *t)
         }
 }
 
-/* How full the cache of a sequence is: nothing, about everything, one key on either side of the
- * edge of a part, and lengths between; every fifth sequence rests. */
+/* Lengths of the caches: empty, nearly full, one key before and after the end of a part, and
+ * lengths between; every fifth sequence is inactive. */
 static void fill_lengths(const shape *s, operands *x)
 {
     const int64_t lengths[] = { s->room - 1, 0, 127, 128, s->room / 2, 129, 1, s->room * 2 / 3 };
@@ -125,7 +126,7 @@ static operands in_double(const operands *x)
 
 /* ---- on the device ---- */
 
-/* Operands there, and scratch. */
+/* Operands on the device, and scratch. */
 typedef struct {
     operands x;
     void *work;
@@ -143,13 +144,13 @@ static guest send(const operands *x)
     lm_call c = { .attr = &d.x.attr, .in = d.x.in, .n_in = N_IN, .out = d.x.out, .n_out = N_OUT };
     d.bytes = device_kernel("attention_step", x->act)->work(&c, device->threads);
     void *junk = take(d.bytes);
-    memset(junk, 0xff, d.bytes); /* scratch holds anything */
+    memset(junk, 0xff, d.bytes); /* kernels must not rely on scratch */
     d.work = device_twin(junk, d.bytes + GUARD, 0);
     lm_free(junk);
     return d;
 }
 
-/* Results to the memory of x. */
+/* Copy the results to the memory of x. */
 static void fetch(operands *x, const guest *d)
 {
     unsigned char guard[GUARD];
@@ -194,7 +195,7 @@ static void put_step(guest *d)
     put(d, "attention_step", &d->x.attr, d->x.in, N_IN, d->x.out, N_OUT);
 }
 
-/* head_norm, rope and attention_cached, with what lies between them in memory. */
+/* head_norm, rope and attention_cached, with their intermediate results in memory. */
 static void put_parts(guest *d)
 {
     const lm_attention_attr *a = &d->x.attr.attention;
@@ -230,7 +231,7 @@ static void put_parts(guest *d)
     device_drop(stat.data, stat_bytes, 0);
 }
 
-/* Every ticket of the stream is as it was found. */
+/* Every ticket counter of the stream is reset to its initial value. */
 static void check_tickets(void)
 {
     static unsigned tickets[LM_CUDA_TICKETS];
@@ -240,7 +241,8 @@ static void check_tickets(void)
             fail_msg("ticket %d is %u afterwards", i, tickets[i]);
 }
 
-/* What the step makes of the operands, in their memory; `runs` times over, which changes nothing. */
+/* Run the step on the operands, in their memory, `runs` times; repeated runs give the same
+ * result. */
 static void run_step(operands *x, int runs)
 {
     guest d = send(x);
@@ -261,8 +263,8 @@ static void check_same(const operands *x, const operands *y, const char *what)
                      distance(&x->out[i], &y->out[i]));
 }
 
-/* As check_same.  On a real device compilers may choose other products to contract in the one kernel
- * than in the others: the last digit may differ there. */
+/* As check_same.  On a real device the compiler may contract other products in the joined kernel
+ * than in its parts, so the last digit may differ there. */
 static void check_alike(const operands *x, const operands *y, const char *what)
 {
     double tol = x->act == LM_DTYPE_F32 ? 2e-6 : 1e-2;
@@ -292,7 +294,7 @@ static void check_definition(const operands *got, operands *x, const char *what)
     let_go(&want);
 }
 
-/* Rows at rest: zeros, and caches as they were. */
+/* Inactive rows: zeros, and unchanged caches. */
 static void check_rest(const operands *got, const operands *before)
 {
     const lm_attention_attr *a = &got->attr.attention;
@@ -337,7 +339,7 @@ static void describe(char *to, size_t room, const shape *s)
              (int)s->rotary, s->norm);
 }
 
-/* The joined form, its parts one after the other, and the definition. */
+/* The joined form against its parts in sequence, and against the definition. */
 static void test_parts(void **state)
 {
     static const lm_dtype acts[] = { LM_DTYPE_BF16, LM_DTYPE_F32, LM_DTYPE_F16 };
@@ -394,7 +396,7 @@ static uint64_t launches(void)
     return kernels;
 }
 
-/* A block that has several parts, some of the same heads, waits for none of them. */
+/* A block that computes several parts, some of the same head, must not wait for its own parts. */
 static void test_few_blocks(void **state)
 {
     const shape s = { 2, 4, 2, 16, 5000, 0, 16, true };
@@ -413,8 +415,8 @@ static void test_few_blocks(void **state)
     let_go(&few);
 }
 
-/* So many keys that runs of runs of parts are joined: in one launch, and, where tickets do not go
- * round, in two with the same bits. */
+/* So many keys that parts are combined on two levels: in one launch, or, if there are too few
+ * tickets, in two launches with the same bits. */
 static void test_long_cache(void **state)
 {
     const shape s = { 1, 2, 2, 1, 131072 + 700, 0, 0, false };
@@ -444,7 +446,8 @@ static void test_long_cache(void **state)
     let_go(&two);
 }
 
-/* One launch for as many heads as there are tickets; beyond, two, and the same bits. */
+/* One launch for as many heads as there are tickets; for more heads two launches with the same
+ * bits. */
 static void test_tickets(void **state)
 {
     const shape some = { LM_CUDA_TICKETS / 2, 2, 2, 8, 260, 0, 8, true };
@@ -474,7 +477,8 @@ static void test_tickets(void **state)
     let_go(&y);
 }
 
-/* A recording sees how the caches fill: token after token as by single runs. */
+/* A recording reads the current lengths of the caches: each replay gives the token of a single
+ * run. */
 static void test_replay(void **state)
 {
     const shape s = { 4, 4, 1, 32, 400, 0, 32, true };
@@ -507,7 +511,7 @@ static void test_replay(void **state)
     let_go(&y);
 }
 
-/* Heads that shared memory has no room for are refused. */
+/* Heads that do not fit into shared memory are refused. */
 static void test_too_wide(void **state)
 {
     (void)state;

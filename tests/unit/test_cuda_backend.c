@@ -86,8 +86,8 @@ static size_t unused(place *p)
     return free_bytes;
 }
 
-/* All is free again that was so `before`.  A GPU keeps code that it has loaded, and memory in blocks;
- * others may use it, too. */
+/* As much memory is free as `before`.  A GPU keeps loaded code, allocates whole blocks, and may be
+ * used by other programs, so there the check is approximate. */
 static void must_be_free(place *p, size_t before)
 {
     if (cuda_is_real())
@@ -96,7 +96,7 @@ static void must_be_free(place *p, size_t before)
         assert_int_equal(unused(p), before);
 }
 
-/* ---- what it says of itself ---- */
+/* ---- properties ---- */
 
 static void test_facts(void **state)
 {
@@ -208,7 +208,7 @@ static void test_memory(void **state)
     must_be_free(p, before);
 }
 
-/* More than there is: said with the numbers, and the device goes on. */
+/* A request for more memory than the device has fails with both numbers; the device still works. */
 static void test_no_room(void **state)
 {
     place *p = *state;
@@ -254,7 +254,7 @@ static void test_follow(void **state)
     p->b->stream_free(p->b, NULL);
 }
 
-/* The host runs far ahead; every run still finds its own numbers. */
+/* The host runs far ahead of the device; each step still reads its own numbers. */
 static void test_steps(void **state)
 {
     enum { RUNS = 200 };
@@ -323,7 +323,7 @@ static void test_recording(void **state)
     check(p, p->b->step(p->b, &now, s, &p->e));
     check(p, p->b->record_begin(p->b, s, &p->e));
     now.step = 11;
-    check(p, p->b->step(p->b, &now, s, &p->e)); /* nothing: the replay's numbers count */
+    check(p, p->b->step(p->b, &now, s, &p->e)); /* no effect: the numbers of the replay are used */
     put(p, to, from, N, s);
     check(p, p->b->follow(p->b, side, s, &p->e));
     put(p, seen, s->step, sizeof *seen, side);
@@ -335,7 +335,7 @@ static void test_recording(void **state)
         put(p, from, want, N, s);
         now.step = 20 + round;
         check(p, p->b->step(p->b, &now, s, &p->e));
-        if (round == 0) { /* what was recorded was not done */
+        if (round == 0) { /* recording does not execute the kernels */
             put(p, host, to, N, s);
             wait_for(p, s);
             for (int i = 0; i < N; i++)
@@ -356,7 +356,7 @@ static void test_recording(void **state)
     p->b->free(p->b, seen, sizeof *seen);
 }
 
-/* What cannot be recorded fails from there to its end; the device goes on. */
+/* After a call that cannot be recorded, the rest of the recording fails; the device still works. */
 static void test_spoiled_recording(void **state)
 {
     place *p = *state;
@@ -397,7 +397,7 @@ static void test_close_frees(void **state)
     }
 }
 
-/* y += x on the device, as the smallest kernel there is. */
+/* y += x on the device, the smallest kernel. */
 static void run_kernel(place *p, void *memory)
 {
     const lm_kernel *k = p->b->kernel(p->b, "add", LM_DTYPE_F32);
@@ -411,7 +411,7 @@ static void run_kernel(place *p, void *memory)
     k->run(&c);
 }
 
-/* The device disappears under a kernel: the next wait says so, and everything after it. */
+/* The device is lost during a kernel: the next wait and all later calls report it. */
 static void test_loss(void **state)
 {
     place p = { 0 };
@@ -469,9 +469,9 @@ static void test_loss(void **state)
     p.b->free(p.b, x, N);
     p.b->host_free(p.b, pin, N);
     vanish(0);
-    reset(); /* a device that is back is no use to a backend that lost it: its data is gone */
+    reset(); /* after a reset the backend stays unusable, because its data are lost */
     STAYS(p.b->sync(p.b, NULL, &e));
-    lm_backend_close(p.b); /* with the other stream still there */
+    lm_backend_close(p.b); /* while the other stream still exists */
     quiet(false);
     check(&p, (p.e.code = 0, cuda_open("plain", true, &p.b, &p.e)));
     wait_for(&p, NULL);

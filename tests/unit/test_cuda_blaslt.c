@@ -29,7 +29,7 @@ static void test_choices_are_kept(void **state)
     c = counts_now();
     assert_int_equal(c.shapes, 2);
     assert_int_equal(c.hits, 7);
-    for (int64_t i = 0; i < 511; i++) /* one more than are kept: the table starts anew */
+    for (int64_t i = 0; i < 511; i++) /* one more than the cache holds: it is emptied */
         product_of(6 + i, 1, 1, LM_DTYPE_F32, true);
     product_of(16, 24, 8, LM_DTYPE_BF16, true);
     c = counts_now();
@@ -40,7 +40,7 @@ static void test_choices_are_kept(void **state)
     lm_backend_close(device);
 }
 
-/* What cuBLASLt has no algorithm for, the plain tiles make, and it is counted. */
+/* A product without an algorithm of cuBLASLt is computed by the plain kernels and counted. */
 static void test_unserved(void **state)
 {
     void (*picky)(int) = NULL;
@@ -59,8 +59,8 @@ static void test_unserved(void **state)
     lm_backend_close(device);
 }
 
-/* Forward and slope are choices of their own, and what they are taken of may lie elsewhere the next
- * time. */
+/* Forward and derivative have separate entries in the cache; the address of z may change between
+ * calls. */
 static void test_functions_kept(void **state)
 {
     product forward = {
@@ -88,7 +88,8 @@ static void test_functions_kept(void **state)
     close_path("tensor");
 }
 
-/* An epilogue that cuBLASLt does not serve leaves the product with it, and is asked about once. */
+/* If cuBLASLt lacks an epilogue, it still computes the product; it is asked for the epilogue
+ * once. */
 static void test_epilogues_refused(void **state)
 {
     void (*picky)(int) = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Maps, dropout, casts and rotations on the CUDA backend: what the registry's examples leave
- * out, odd alignments, results over their operands, draws that begin inside a block, extreme
+/* Maps, dropout, casts and rotations on the CUDA backend: cases that the registry's examples lack:
+ * odd alignments, results in the memory of operands, draws that begin inside a block, extreme
  * numbers. */
 #include "cuda_case.h"
 
@@ -40,12 +40,12 @@ static void maps(void **state)
             check_all(&k);
         }
     }
-    kernel_case k = { .op = "add" }; /* more than the blocks of a grid take at once */
+    kernel_case k = { .op = "add" }; /* more than one round of a grid's blocks */
     k.in[0] = k.in[1] = k.out[0] = vec(ACT, 66000);
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 1, true);
 }
 
-/* Far out, functions end in 0 and 1, not in NaN; and NaN stays NaN. */
+/* For large arguments the functions give 0 and 1, not NaN; NaN stays NaN. */
 static void extremes(void **state)
 {
     (void)state;
@@ -71,8 +71,8 @@ static void extremes(void **state)
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 0, true);
 }
 
-/* Activations of infinity, for 16-bit types in their own arithmetic: as the definition says,
- * infinity or NaN; and neighbours in the pack know nothing of it. */
+/* Activations of infinity, for 16-bit types in their own arithmetic: infinity or NaN, as in the
+ * definition; other numbers of the pack are not affected. */
 static void infinities(void **state)
 {
     const double x[8] = { 1, INFINITY, -1, -INFINITY, 3, NAN, -3, 0 }, up[8] = { 1, 1, 1, 1 };
@@ -131,7 +131,7 @@ static void swiglu(void **state)
     }
 }
 
-/* The mask is that of the definition, element by element, wherever its first draw lies in a
+/* The mask equals that of the definition in each element, for any position of the first draw in a
  * block. */
 static void dropout(void **state)
 {
@@ -198,7 +198,7 @@ static void rows(void **state)
     const int64_t widths[] = { 1, 3, 8, 40, 257 };
     for (int w = 0; w < 5; w++) {
         kernel_case k = { .op = "rows" };
-        int64_t n = w ? 50 : 2100; /* more than the blocks of a grid take at once */
+        int64_t n = w ? 50 : 2100; /* more than one round of a grid's blocks */
         k.in[0] = mat(ACT, 37, widths[w]);
         k.in[1] = filled(vec(I32, n), IDS, 37);
         k.out[0] = mat(ACT, n, widths[w]);
@@ -215,7 +215,7 @@ static void rope(void **state)
     for (int i = 0; i < 12; i++) {
         const lm_rope_attr *a = &shapes[i % 6];
         kernel_case k = { .op = "rope", .attr = a };
-        int64_t n = a->head_dim == 2 ? 2100 : 9; /* more than the blocks of a grid take at once */
+        int64_t n = a->head_dim == 2 ? 2100 : 9; /* more than one round of a grid's blocks */
         k.in[0] = mat(ACT, n, (a->heads + 2 * a->kv_heads) * a->head_dim);
         k.in[1] = filled(vec(I32, n), IDS, 40);
         k.in[2] = mat(F32, 40, a->rotary_dim ? a->rotary_dim : 1);

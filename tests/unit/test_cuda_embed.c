@@ -60,7 +60,7 @@ static void gradient_rows(void **state)
     }
 }
 
-/* What the reference's plain search is too slow for: a stable order by counting, then sums in
+/* For sizes at which the reference's search is too slow: a stable counting sort, then sums in
  * double. */
 static void check_large(int64_t n, int64_t vocab, int64_t c, int most)
 {
@@ -105,8 +105,8 @@ static void large_tables(void **state)
     }
 }
 
-/* Rows of one id are always added in the same order, however threads and blocks take turns, and
- * however many blocks there are. */
+/* Rows of one id are always added in the same order, for any order of threads and blocks and any
+ * number of blocks. */
 static void order_is_fixed(void **state)
 {
     (void)state;

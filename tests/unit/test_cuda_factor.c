@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bases of matrices on the CUDA backend against the definition: matrices of many panels and blocks, which the walk
- * over the registry has not, numbers that are not finite, calls that are not due. */
+/* Bases of matrices on the CUDA backend against the definition: matrices of many panels and blocks,
+ * which the walk over the registry has not, numbers that are not finite, calls that are not due. */
 #include "cuda_case.h"
 
 #include "kernels/factor.h"
 
-/* Number (i,j) of a matrix with signs and sizes without a pattern; symmetric if i and j may be exchanged. */
+/* Number (i,j) of a matrix with signs and sizes without a pattern; symmetric if i and j may be
+ * exchanged. */
 static double number(int64_t i, int64_t j)
 {
     lm_rng r = lm_rng_make(9, "matrix", 0);
@@ -33,7 +34,7 @@ static void qr_of_panels(void **state)
     }
 }
 
-/* Columns that depend on each other: what Q has in their place is any direction, but orthonormal. */
+/* Linearly dependent columns: the columns of Q in their place are arbitrary, but orthonormal. */
 static void qr_without_full_rank(void **state)
 {
     enum { N = 70, K = 40 };

@@ -59,7 +59,7 @@ static void quantize_plainly(const lm_fp8_quantize *q, uint8_t *codes, float *sc
             scale[s] = 0;
 }
 
-/* x is host memory; the result is held against the definition, in three orders of threads. */
+/* x is host memory; the result is compared with the definition, in three orders of threads. */
 static void check_codes(lm_fp8_quantize q, float scale)
 {
     size_t (*work_of)(const lm_fp8_quantize *);
@@ -82,7 +82,7 @@ static void check_codes(lm_fp8_quantize q, float scale)
         size_t work = work_of(&q);
         void *junk = take(work);
         lm_fp8_quantize d = q;
-        memset(junk, 0xff, work); /* scratch holds anything */
+        memset(junk, 0xff, work); /* kernels must not rely on scratch */
         emu_order(order);
         memset(got, 0xa5, n_codes);
         memset(got_scale, 0xff, scales);
@@ -118,7 +118,8 @@ static void check_codes(lm_fp8_quantize q, float scale)
     lm_free(got_scale);
 }
 
-/* Every BF16 there is, NaNs and infinities too, and the F32 numbers on both sides of each. */
+/* Every BF16 number, NaNs and infinities included, and the F32 numbers next to each on both
+ * sides. */
 static void test_every_code(void **state)
 {
     static const lm_dtype to[] = { LM_DTYPE_F8E4M3, LM_DTYPE_F8E5M2 };
@@ -180,7 +181,7 @@ static void test_scales(void **state)
                     lm_set(q.in, x, i, i % q.ldx > 200 ? 0 : i % 37 ? v : 100 * v);
                 }
                 lm_set(q.in, x, (q.rows - 1) * q.ldx, -1000); /* the largest, in the last row */
-                if (turn % 6 == 5) { /* what has no number, and what has no size */
+                if (turn % 6 == 5) {                          /* a NaN and an infinity */
                     lm_set(q.in, x, 0, NAN);
                     lm_set(q.in, x, q.rows * q.ldx - 1, INFINITY);
                 } else if (q.in != LM_DTYPE_F16) {
@@ -337,8 +338,9 @@ static const lm_dtype pairs[][2] = { { LM_DTYPE_F8E4M3, LM_DTYPE_F8E4M3 },
                                      { LM_DTYPE_F8E4M3, LM_DTYPE_F8E5M2 },
                                      { LM_DTYPE_F8E5M2, LM_DTYPE_F8E4M3 } };
 
-/* Every pair of types and of scalings, F32 and BF16; cuBLASLt makes all but block by block, and
- * those that mix a scale for all with others: those are counted, and told. */
+/* Every pair of types and of scalings, F32 and BF16.  cuBLASLt computes all products except those
+ * with scales by blocks, and those that combine one scale for all with others; these are counted
+ * and reported. */
 static void test_products(void **state)
 {
     static const char *const paths[] = { "plain", "tensor" };
@@ -367,7 +369,7 @@ static void test_products(void **state)
         lm_lt_counts c = counts_now();
         assert_int_equal(c.shapes, path ? asked : 0);
         assert_int_equal(c.hits, path ? 2 * asked : 0);
-        if (!cuda_is_real()) { /* what other cards serve is theirs to say */
+        if (!cuda_is_real()) { /* real cards may support other products */
             assert_int_equal(c.unserved_shapes, path ? asked - made : 0);
             assert_int_equal(c.unserved, path ? 3 * (asked - made) : 0);
             assert_int_equal(device->shortfall(device) != NULL, path);
@@ -376,7 +378,7 @@ static void test_products(void **state)
     }
 }
 
-/* Ragged shapes; on the other path cuBLASLt has nothing for them, and the plain tiles step in. */
+/* Ragged shapes: cuBLASLt has no algorithm for them, so both paths use the plain kernels. */
 static void test_ragged(void **state)
 {
     static const int64_t shapes[][3] = { { 1, 1, 1 }, { 3, 5, 130 }, { 65, 129, 33 } };

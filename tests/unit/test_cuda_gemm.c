@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products, one and batches, on the CUDA backend, on every path of its kernels, against sums in
- * double: transposes, pitches, ragged shapes, shapes that go each of the plain path's ways, pointers
- * off their alignment, functions and sums joined to a product, the same bits in any order of
- * threads. */
+/* Matrix products, single and in batches, on every path of the CUDA backend, against sums in
+ * double: transposes, pitches, ragged shapes, shapes for each variant of the plain path, misaligned
+ * pointers, functions and sums joined to a product, the same bits in any order of threads. */
 #include "gemm_case.h"
 
-/* Every transpose and type, with and without accumulation and bias, pitches and alignments that let
- * packs be read and ones that do not, on each path. */
+/* Every transpose and type, with and without accumulation and bias, with pitches and alignments
+ * that allow reads of packs and with others, on each path. */
 static void test_small(void **state)
 {
     static const int64_t shapes[][3] = { { 1, 1, 1 },    { 3, 5, 7 },    { 8, 33, 65 },
@@ -39,7 +38,7 @@ static void test_small(void **state)
     }
 }
 
-/* Shapes that take the other ways of the plain path. */
+/* Shapes of the other variants of the plain path. */
 static void test_ways(void **state)
 {
     static const float some;
@@ -51,7 +50,7 @@ static void test_ways(void **state)
         { 1, 4099, 40, false, true, 1 },     /* four columns to a warp */
         { 2, 4096, 72, false, true, 0 },     /* the same, packed */
         { 7, 4101, 24, false, true, 4 },     /* up to 8 rows */
-        { 4, 40, 600, false, true, 2 },      /* lanes go around several times */
+        { 4, 40, 600, false, true, 2 },      /* several rounds of the lanes */
         { 40, 24, 700, true, false, 0 },     /* k in parts, the last one short */
         { 9, 70, 1541, false, true, 1 },     /* likewise into BF16 */
         { 1030, 2055, 20, false, false, 0 }, /* tiles of 128 x 128, several bands */
@@ -79,7 +78,7 @@ static void test_ways(void **state)
     lm_backend_close(device);
 }
 
-/* An F32 sum over a long k stays as good as one over a short k: in parts, each folded into C. */
+/* An F32 sum over a long k is as exact as one over a short k, because parts are added to C. */
 static void test_long_k(void **state)
 {
     product p = { .g = { .m = 33,
@@ -97,8 +96,8 @@ static void test_long_k(void **state)
     lm_backend_close(device);
 }
 
-/* Batches in each of the plain path's ways, with pitches between their matrices; one B for all;
- * more than one launch takes. */
+/* Batches for each variant of the plain path, with pitches between their matrices; one B for all;
+ * batches larger than one launch. */
 static void test_batches(void **state)
 {
     static const float some;
@@ -158,8 +157,8 @@ static void test_functions(void **state)
     }
 }
 
-/* Where the plain path goes its other ways: four columns to a warp, k in parts, tiles of 128 x 128,
- * F32 folded into C before the function. */
+/* The other variants of the plain path: four columns to a warp, k in parts, tiles of 128 x 128,
+ * parts in F32 added to C before the function. */
 static void test_functions_ways(void **state)
 {
     static const int64_t rows[] = { 3, 4100, 24 }, parts[] = { 9, 70, 1541 };

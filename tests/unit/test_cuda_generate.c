@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Generation, evaluation and weights on the CUDA backend against the CPU backend: the same tokens
- * for the same draws, the same losses, the same bits of what is only moved. */
+ * for the same draws, the same losses, the same bits of copied data. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +30,7 @@ static const char *const configs[] = {
 };
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
 
-static lm_backend *tensor; /* the same device's kernels of tensor cores */
+static lm_backend *tensor; /* the tensor-core kernels of the same device */
 
 static int setup(void **state)
 {
@@ -45,7 +45,7 @@ static int teardown(void **state)
     return close_both(state);
 }
 
-/* Between host and device, done when it returns. */
+/* A synchronous copy between host and device. */
 static void move(void *to, const void *from, size_t bytes)
 {
     ok(plain->copy(plain, to, from, bytes, plain->main, &err));
@@ -65,7 +65,7 @@ typedef struct {
     int64_t batch, seq, heads, kv_heads, dim, room, window;
 } shape;
 
-/* Heads alone and in groups of up to more than a block takes at once; sizes of heads of every path,
+/* Single heads, and groups up to more than a block computes in one pass; head sizes of every path,
  * and ragged ones; caches of one part and of many, full and nearly empty. */
 static const shape shapes[] = {
     { 1, 1, 2, 2, 64, 300, 0 },   { 2, 1, 8, 2, 128, 140, 0 },  { 3, 1, 7, 1, 80, 270, 0 },
@@ -125,7 +125,7 @@ static void check_shape(lm_backend *b, const shape *s, lm_dtype act, int k)
             lm_set(act, t[i].data, j,
                    i == 3 ? NAN : lm_rng_normal(r, (uint64_t)(i * 10000019 + j)));
     }
-    for (int64_t i = 0; i < s->batch; i++) { /* a full one, an empty one, one that rests */
+    for (int64_t i = 0; i < s->batch; i++) { /* full, empty, inactive */
         int32_t *used = t[1].data, *fresh = t[2].data;
         fresh[i] = (int32_t)(i == 2 ? 0 : i ? (s->seq + 1) / 2 : s->seq);
         used[i] = (int32_t)(i == 0 ? s->room - s->seq : i == 2 ? 5 : 0);
@@ -195,7 +195,7 @@ static void make(const char *text, lm_dtype type, lm_backend *b, lm_loaded *w)
     loaded_of(text, type, par, b, w);
 }
 
-/* What both backends make of the same prompts, side by side. */
+/* Compares the results of both backends for the same prompts. */
 static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
 {
     lm_backend *on[2] = { host, plain };
@@ -225,7 +225,7 @@ static void check_tokens(const char *config, const lm_sample_attr *o, int steps)
     }
     for (int i = 1; i < steps; i++) {
         if (i == 3)
-            now[1] = -1; /* rests from now on */
+            now[1] = -1; /* inactive from now on */
         for (int s = 0; s < SLOTS; s++)
             u[s] = lm_sample_draw(3, s, 0, i);
         for (int k = 0; k < 2; k++) {
@@ -269,7 +269,7 @@ static void drawn_tokens_are_the_same(void **state)
         check_tokens(configs[i], &o[i], 8);
 }
 
-/* Scores, the losses of eval-model, and of a batch whose rows are padding for the most part. */
+/* Losses of eval-model, and of a batch that consists mostly of padding. */
 static void losses_are_the_same(void **state)
 {
     enum { T = 24, N = 61 };
@@ -306,7 +306,7 @@ static void losses_are_the_same(void **state)
 
 /* ---- weights ---- */
 
-/* All blocks of both hold the same. */
+/* All blocks of both stores are equal. */
 static void same_store(const lm_store *there, const lm_store *here)
 {
     assert_int_equal(there->n_blocks, here->n_blocks);
@@ -329,8 +329,8 @@ static lm_store *store_of(const lm_model *m, lm_backend *b, bool master)
     return s;
 }
 
-/* Read from a folder, tensor by tensor, as the host reads them; and put one by one. */
-static void weights_arrive_whole(void **state)
+/* Weights read from a folder equal those that the host reads, also when set one by one. */
+static void weights_are_loaded(void **state)
 {
     char dir[] = "/tmp/lm-test-XXXXXX", path[64];
     (void)state;
@@ -379,7 +379,7 @@ static void weights_arrive_whole(void **state)
         lm_store_derive(master);
         lm_store_derive(mine);
         same_store(master, mine);
-        for (int i = 0; i < m->n_slices; i++) { /* and out again, in the file's shape */
+        for (int i = 0; i < m->n_slices; i++) { /* and copied back in the file's shape */
             size_t bytes = (size_t)lm_slice_count(&m->slice[i]) * sizeof(float);
             float *a = take(bytes), *b = take(bytes);
             ok(lm_store_get(master, &master->block[0], i, a, &err));
@@ -409,7 +409,7 @@ int main(void)
         cmocka_unit_test(the_likeliest_tokens_are_the_same),
         cmocka_unit_test(drawn_tokens_are_the_same),
         cmocka_unit_test(losses_are_the_same),
-        cmocka_unit_test(weights_arrive_whole),
+        cmocka_unit_test(weights_are_loaded),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

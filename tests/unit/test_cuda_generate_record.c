@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens of lm_generator_next as one recording: when it is made and replayed, what it reads by then,
- * and decoding without it. */
+/* Tokens of lm_generator_next as one recording: when it is made and replayed, which data a replay
+ * reads, and decoding without it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ static const char config[] =
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
     "\"max_position_embeddings\":150,\"initializer_range\":0.2}";
 
-/* A model and its generator there. */
+/* A model and its generator on the device. */
 typedef struct {
     lm_loaded w;
     lm_generator *g;
@@ -44,7 +44,8 @@ static lm_code counted_replay(lm_backend *b, lm_recording *r, lm_stream *s, lm_e
     return real_replay(b, r, s, e);
 }
 
-/* The first step of each way of choosing runs kernel by kernel, the others as one recording. */
+/* The first step of each way of choosing launches kernels separately, the others replay a
+ * recording. */
 static void steps_of_another_choice_are_recorded_anew(void **state)
 {
     const lm_sample_attr greedy = { 0, 0, 1, 0, 1 }, drawn = { 0.8, 12, 0.9, 0, 1.2 };
@@ -84,8 +85,8 @@ static void steps_of_another_choice_are_recorded_anew(void **state)
     *plain = real;
 }
 
-/* Between replays of recordings slots begin anew: what it copies is what the host has by then,
- * and a penalty sees the ids of the new prompt. */
+/* Slots are reset between replays: a replay copies the current data of the host, and a penalty
+ * reads the ids of the new prompt. */
 static void prompts_come_between_replays(void **state)
 {
     const lm_sample_attr o = { 1, 0, 1, 0, 1.8 };
@@ -103,7 +104,7 @@ static void prompts_come_between_replays(void **state)
         const int slot = i / 4 % 2;
         const double u[2] = { lm_sample_draw(5, 0, 0, i), lm_sample_draw(5, 1, 0, i) };
         const int32_t *next[2];
-        if (i % 4 == 0) { /* the third comes in place of the first, which has as many ids by then */
+        if (i % 4 == 0) { /* the third replaces the first, which has the same number of ids then */
             for (int k = 0; k < 2; k++) {
                 ok(lm_generator_prompt(w[k].g, slot, ids + i, 3 + i, NULL, &err));
                 ok(lm_generator_choose(w[k].g, &o, u, &next[k], NULL, &err));
@@ -111,7 +112,7 @@ static void prompts_come_between_replays(void **state)
             assert_int_equal(next[0][slot], next[1][slot]);
             now[slot] = next[0][slot];
         }
-        if (i == 7) /* the second goes on in place of the first, whose penalty it brings along */
+        if (i == 7) /* the second continues in the slot of the first, with its penalty */
             for (int k = 0; k < 2; k++)
                 ok(lm_generator_copy(w[k].g, 1, 0, &err));
         now[0] = i == 7 ? now[1] : now[0];
@@ -131,7 +132,7 @@ static void prompts_come_between_replays(void **state)
         close_writer(&w[k]);
 }
 
-/* Whose nodes are timed one by one; that is no refusal. */
+/* Steps whose nodes are timed separately are not recorded, without a report of a refusal. */
 static void timed_steps_are_not_recorded(void **state)
 {
     const lm_sample_attr o = { 0, 0, 1, 0, 1 };
@@ -171,7 +172,7 @@ static lm_code no_end(lm_backend *b, lm_stream *s, lm_recording **out, lm_err *e
     return lm_fail(e, LM_EIO, "spy", NULL, "none that ends");
 }
 
-/* A recording into which something came that cannot be recorded. */
+/* A recording that contains a call that cannot be recorded. */
 static lm_code (*real_begin)(lm_backend *b, lm_stream *s, lm_err *e);
 static lm_code spoiled_begin(lm_backend *b, lm_stream *s, lm_err *e)
 {
@@ -182,8 +183,8 @@ static lm_code spoiled_begin(lm_backend *b, lm_stream *s, lm_err *e)
     return rc;
 }
 
-/* Decoding goes on without a recording that is refused, and says why. */
-static void refused_recordings_are_told(void **state)
+/* If a recording is refused, decoding continues without it and reports the reason. */
+static void refused_recordings_are_reported(void **state)
 {
     static const char *const why[] = { NULL, "no recordings today", "none that ends",
                                        "cudaErrorStreamCaptureInvalidated" };
@@ -222,7 +223,7 @@ int main(void)
         cmocka_unit_test(steps_of_another_choice_are_recorded_anew),
         cmocka_unit_test(prompts_come_between_replays),
         cmocka_unit_test(timed_steps_are_not_recorded),
-        cmocka_unit_test(refused_recordings_are_told),
+        cmocka_unit_test(refused_recordings_are_reported),
     };
     return cmocka_run_group_tests(tests, open_both, close_both);
 }

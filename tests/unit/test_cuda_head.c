@@ -44,9 +44,9 @@ static void all_shapes(void **state)
         }
 }
 
-/* Rows of which shared memory holds less than half, so that gradients come to lie over logits that
- * were in memory alone: all the probability is where the last of these would be lost.  Two blocks
- * together, and one. */
+/* Rows of which less than half fits into shared memory, so that gradients replace logits that exist
+ * in global memory only.  All the probability is at the position whose logit would be lost last.
+ * With two cooperating blocks, and with one. */
 static void wide_rows(void **state)
 {
     enum { MOST = 119987, C = 2 };
@@ -67,7 +67,7 @@ static void wide_rows(void **state)
     }
 }
 
-/* What the head of these rows takes as scratch, in rows of logits. */
+/* Scratch of the head for these rows, in rows of logits. */
 static double rows_at_once(int64_t n, int64_t v, int64_t chunk_rows)
 {
     lm_head_attr a = { v, chunk_rows, LM_ACC_FIRST, 0 };
@@ -115,7 +115,7 @@ static void many_chunks(void **state)
     check(&k, 0);
 }
 
-/* Padding is zero after the first micro-batch, and left alone when gradients are added. */
+/* The gradient of padding is zero after the first micro-batch, and unchanged by accumulation. */
 static void padding_is_ignored(void **state)
 {
     lm_head_attr a = { 50, 0, LM_ACC_FIRST, 0 };
@@ -126,7 +126,7 @@ static void padding_is_ignored(void **state)
     check(&k, 0);
 }
 
-/* NaN or infinity in one row: its loss is NaN, the losses of the others stay. */
+/* NaN or infinity in one row: its loss is NaN, the losses of the others are unchanged. */
 static void bad_numbers_are_seen(void **state)
 {
     enum { N = 5, C = 8, V = 40 };

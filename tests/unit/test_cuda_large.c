@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of more than 2^31 elements on the CUDA backend: what lies behind that is found.
+/* Tensors of more than 2^31 elements on the CUDA backend: elements after the 2^31st are addressed
+ * correctly.
  *
- * Under the emulation memory that nothing touches costs nothing, so only operators that touch little of
- * a large operand are here: look-ups, strides, a window at the end of a long cache. */
+ * Under the emulation untouched memory is not committed, so only operators that access little of a
+ * large operand are tested: look-ups, strides, a window at the end of a long cache. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,7 +88,7 @@ static void run(const char *op, lm_dtype act, const void *attr, lm_tensor *in, i
 
 enum { C = 2048, V = 1 << 20 | 1 << 16 }; /* a table of 2.3e9 elements */
 
-/* Rows of a table that end behind element 2^31. */
+/* Rows of a table after element 2^31. */
 static void test_lookups(void **state)
 {
     static const char *const ops[] = { "embed", "rows" };
@@ -136,8 +137,8 @@ static void test_strides(void **state)
     let_go(&y);
 }
 
-/* One token behind a window of 4 at the end of a cache of 2^31 and more elements: with equal keys it
- * gets the mean of the values that it sees. */
+/* One token with a window of 4 at the end of a cache of more than 2^31 elements: with equal keys
+ * the result is the mean of the values in the window. */
 static void test_cache(void **state)
 {
     enum { S = 1 << 21 | 1 << 12, D = 128, K = 8, SEEN = 4 };
@@ -158,13 +159,13 @@ static void test_cache(void **state)
     uint16_t row[3 * K * D], got[K * D];
     (void)state;
     assert_true(lm_tensor_count(&out[1]) > INT32_MAX);
-    for (int h = 0; h < K; h++) /* what is there already: values 1, 2, 3 */
+    for (int h = 0; h < K; h++) /* cached values: 1, 2, 3 */
         for (int i = 1; i < SEEN; i++) {
             for (int d = 0; d < D; d++)
                 row[d] = lm_f32_to_bf16((float)(i + 10 * h));
             put(&out[2], ((int64_t)h * S + S - 1 - SEEN + i) * D, row, D);
         }
-    for (int i = 0; i < 3 * K * D; i++) /* the new one brings 0 */
+    for (int i = 0; i < 3 * K * D; i++) /* the value of the new token is 0 */
         row[i] = i < 2 * K * D ? 0 : lm_f32_to_bf16((float)(10 * ((i - 2 * K * D) / D)));
     put(&in[0], 0, row, 3 * K * D);
     put(&in[1], 0, &(int32_t){ S - 1 }, 1);

@@ -102,8 +102,8 @@ static void check_grouped(const kernel_case *k, bool out, int at, int64_t groups
     drop(k, &want);
 }
 
-/* Groups that fill tiles and ones that end inside, empty ones at both ends, and rows enough that a
- * weight's sum is folded. */
+/* Groups that fill whole tiles and groups that do not, empty groups at both ends, and so many rows
+ * that the sum of a weight is computed in parts. */
 static void test_grouped(void **state)
 {
     enum { G = 7, N = 1500, M = 70, K = 24 };

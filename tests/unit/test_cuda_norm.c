@@ -135,7 +135,7 @@ static void joined_gradients(void **state)
         }
 }
 
-/* Rows whose sums do not fit the shared memory of a block are left to the parts. */
+/* Rows whose sums do not fit into the shared memory of a block are not joined. */
 static void too_wide_to_join(void **state)
 {
     lm_tensor in[5] = { 0 }, out[3] = { 0 };
@@ -181,12 +181,12 @@ static void many_rows(void **state)
         check_norm_dw(4200, 8, 1, 0, acts[t]);
         check_norm(4200, 3, 0, 0, acts[t]);
         check_norm_dx(4200, 3, 0, 0, acts[t]);
-        check_joined(4200, 8, 1 + 2 * t, 0, 0, acts[t]); /* each group meets several rows */
+        check_joined(4200, 8, 1 + 2 * t, 0, 0, acts[t]); /* each group has several rows */
         check_joined(4200, 3, 2 * t, 1, 0, acts[t]);
     }
 }
 
-/* Which rows meet in a sum follows from the shape alone. */
+/* The order of a sum over rows depends on the shape alone, not on the card. */
 static void sums_are_those_of_any_card(void **state)
 {
     (void)state;
@@ -208,7 +208,7 @@ static void sums_are_those_of_any_card(void **state)
     }
 }
 
-/* A mean a thousand times the deviation costs the normed row no digits. */
+/* A mean a thousand times the deviation does not reduce the precision of the normed row. */
 static void a_large_mean(void **state)
 {
     enum { N = 3, C = 700 };

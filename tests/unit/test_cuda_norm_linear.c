@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Norm and linear layer of a few rows in one kernel (norm_linear) on the CUDA backend: against its
- * parts in double; the same bits in any order of threads, on any number of multiprocessors, and
- * whatever rows lie beside a row; what is left to its parts. */
+ * parts in double; the same bits in any order of threads, on any number of multiprocessors, and for
+ * any other rows in the batch; calls that are not joined. */
 #include "cuda_case.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/linear.h"
 
-/* What a case is made of. */
+/* Parameters of a case. */
 typedef struct {
     int64_t rows, c, m; /* m: columns of y */
     lm_norm_kind kind;
@@ -36,8 +36,8 @@ static kernel_case case_of(const shape *s, lm_norm_linear_attr *attr)
     return k;
 }
 
-/* Against the reference that rounds where the contract says so: nothing else may be rounded.
- * Numbers that lie at the edge between two may go either way. */
+/* Against the reference, which rounds where the contract requires it: the kernel must not round
+ * elsewhere.  Numbers near the middle of two representable ones may be rounded to either. */
 static void check_rounded(const kernel_case *k, lm_dtype act, int shift)
 {
     instance want, x;
@@ -67,7 +67,7 @@ static void check(const shape *s, lm_dtype act, int shift)
 
     if (act == LM_DTYPE_F32) {
         check_on_device(&k, act, 2e-6, shift, true);
-    } else { /* few numbers, of which some cancel, show their roundings */
+    } else { /* few terms, some of which cancel, so that roundings are visible */
         check_on_device(&k, act, s->c > 1000 ? 1e-2 : 4e-2, shift, true);
         check_rounded(&k, act, shift);
     }
@@ -77,7 +77,8 @@ static void check(const shape *s, lm_dtype act, int shift)
 
 static const lm_dtype acts[] = { LM_DTYPE_BF16, LM_DTYPE_F32, LM_DTYPE_F16 };
 
-/* Widths of real models, every number of rows, every function, with and without what is optional. */
+/* Widths of real models, every number of rows, every function, with and without what is
+ * optional. */
 static void test_real_sizes(void **state)
 {
     static const int64_t widths[] = { 2048, 4096, 8192 }, rows[] = { 1, 2, 3, 4, 5, 8 };
@@ -127,7 +128,7 @@ static void test_ragged(void **state)
     }
 }
 
-/* A mean that dwarfs the deviation costs no digits. */
+/* A mean much larger than the deviation does not reduce the precision. */
 static void test_far_mean(void **state)
 {
     enum { C = 1000, ROWS = 3 };
@@ -160,7 +161,8 @@ static void *made(const kernel_case *k, lm_dtype act, size_t *bytes)
     return p;
 }
 
-/* Columns go to warps in other ways then; of eight rows, four at a time on small devices. */
+/* The number of multiprocessors changes the assignment of columns to warps; small devices compute
+ * eight rows in two passes of four. */
 static void test_multiprocessors(void **state)
 {
     static const int sms[] = { 4, 1, 3, 17, 132 };
@@ -249,7 +251,7 @@ static void test_served(void **state)
     device = plain;
 }
 
-/* As much as shared memory holds, to the last row that fits. */
+/* The largest number of rows that fits into shared memory. */
 static void test_largest(void **state)
 {
     int64_t c = (int64_t)(device->main->shared_max / sizeof(float));

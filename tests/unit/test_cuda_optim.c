@@ -54,7 +54,7 @@ static void sgd(void **state)
     }
 }
 
-/* The first step with momentum does not look at the buffer, whatever is in it. */
+/* The first step with momentum does not read the buffer. */
 static void first_step_ignores_buffer(void **state)
 {
     (void)state;
@@ -86,8 +86,8 @@ static void copy_is_rounded_master(void **state)
     }
 }
 
-/* Numbers from memory in place of the attribute's: the very bits of a step whose attribute has
- * them.  a: the numbers are elsewhere, b: here. */
+/* Hyper-parameters from memory give the same bits as those of an attribute.  a: an attribute for
+ * numbers in memory, b: an attribute with the numbers. */
 static void check_same(const char *op, const void *a, const void *b, const double *now, int n_now)
 {
     for (int i = 0; i < N_COUNTS - 1; i++) {
@@ -161,8 +161,7 @@ static void nothing_is_written(void **state)
     }
 }
 
-/* A NaN gradient reaches its weight, its states and the sums: nothing hides it, clipping
- * included. */
+/* A NaN gradient makes its weight, its states and the sums NaN; clipping does not hide it. */
 static void nan_is_seen(void **state)
 {
     (void)state;

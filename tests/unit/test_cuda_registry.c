@@ -2,9 +2,9 @@
 /* Every operator of the registry on the CUDA backend, in every type and on every path of its
  * kernels, against the reference in double.
  *
- * Operands lie in device memory with guards behind them.  Under the emulation each node also runs
- * with the threads and blocks in other orders, which must not change a bit: a race would.  What a
- * joined operator leaves to its parts is passed over, but some of it must run on the plain path. */
+ * Operands are in device memory, followed by guards.  Under the emulation each node also runs with
+ * the threads and blocks in other orders, which must not change a bit; a race would.  Calls that a
+ * joined operator refuses are skipped, but some call of each must run on the plain path. */
 #include "cuda_open.h"
 #include "op_trial.h"
 
@@ -33,7 +33,7 @@ static void from_device(void *dst, const void *src, size_t bytes)
     to_device(dst, src, bytes); /* copy takes either side */
 }
 
-/* The operands of a node on the device: copies of those at `o`, guards and all. */
+/* The operands of a node on the device: copies of those of `o`, guards included. */
 static void send_operands(const operands *o, operands *d)
 {
     *d = *o;
@@ -61,7 +61,7 @@ static void drop_device(operands *d)
             backend->free(backend, d->out[i].data, bytes_of(&d->out[i]) + GUARD);
 }
 
-/* Run the kernel on d and bring its outputs, and every guard, to the memory of o. */
+/* Run the kernel on d and copy its outputs, and every guard, to the memory of o. */
 static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, operands *d)
 {
     lm_err e = { 0 };
@@ -71,7 +71,7 @@ static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, 
     d->call.work = bytes ? device_take(bytes) : NULL;
     if (bytes) {
         void *junk = take(bytes);
-        memset(junk, 0xff, bytes); /* scratch holds anything: NaN */
+        memset(junk, 0xff, bytes); /* NaN: kernels must not rely on scratch */
         to_device(d->call.work, junk, bytes + GUARD);
         lm_free(junk);
     }
@@ -99,7 +99,7 @@ static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, 
     }
 }
 
-/* A joined operator may leave a call to its parts; others serve everything. */
+/* Only joined operators may refuse a call. */
 static bool is_joined(const lm_op *op)
 {
     static const lm_op *const joined[] = { &lm_op_linear_act, &lm_op_linear_act_dx,
@@ -111,7 +111,7 @@ static bool is_joined(const lm_op *op)
     return false;
 }
 
-/* One node from the state that memory is in; its results stay there. */
+/* Run and check one node; its results stay in memory for the next ones. */
 static void check_node(trial *t, const lm_node *n)
 {
     lm_dtype act = lm_node_act(t->g, n);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA kernel that chooses tokens against the reference on the same numbers. */
+/* The CUDA kernel that samples tokens against the reference on the same numbers. */
 #include "base/rng.h"
 #include "sample_case.h"
 
-/* ---- made-up rows ---- */
+/* ---- random rows ---- */
 
 static double bell(lm_rng r, uint64_t at)
 {
@@ -56,7 +56,7 @@ static void fill_row(batch *b, int64_t row, lm_rng r, uint64_t kind)
         x[at] = 40;
     b->u[row] = lm_rng_uniform(r, base + 1);
     b->n_seen[row] = (int32_t)lm_rng_below(r, base + 2, (uint64_t)b->seen_pitch + 1);
-    for (int64_t i = 0; i < b->seen_pitch; i++) /* some are there twice, some do not exist */
+    for (int64_t i = 0; i < b->seen_pitch; i++) /* some occur twice, some do not exist */
         b->seen[row * b->seen_pitch + i] =
             (int32_t)lm_rng_below(r, base + 3 + (uint64_t)i, (uint64_t)b->vocab + 2) - 1;
 }
@@ -67,7 +67,7 @@ static void pick_options(lm_sample_attr *o, int64_t vocab, lm_rng r)
     static const double min[] = { 0.05, 0.5, 1, 1.5, 1e-9 };
     o->temperature = warm[lm_rng_below(r, 0, 5)];
     o->top_k = lm_rng_below(r, 1, 2) ? 1 + (int64_t)lm_rng_below(r, 2, (uint64_t)vocab + 3) : 0;
-    if (lm_rng_below(r, 3, 3) == 0) /* small, as people choose it */
+    if (lm_rng_below(r, 3, 3) == 0) /* small, as usual */
         o->top_k = 1 + (int64_t)lm_rng_below(r, 4, 50);
     o->top_p = lm_rng_below(r, 5, 2) ? top[lm_rng_below(r, 6, 5)] : 1;
     o->min_p = lm_rng_below(r, 7, 3) ? 0 : min[lm_rng_below(r, 8, 5)];
@@ -113,7 +113,7 @@ static void whole_vocabularies(void **state)
     assert_true(sweep(4, 8, 2, 50257, 50257) > 2);
 }
 
-/* Every limit alone, where it falls between equal weights, and with u where sums are exact. */
+/* Every limit alone, at a boundary between equal weights, and with u at which sums are exact. */
 static void ties_are_cut_by_id(void **state)
 {
     enum { V = 16 };
@@ -137,8 +137,8 @@ static void ties_are_cut_by_id(void **state)
     }
 }
 
-/* Two weights, more of the heavy one than are ranked at once: a limit just past them takes one of the
- * light ones, the first. */
+/* Two different weights, with more tokens of the larger one than are ranked in one pass: a limit
+ * just above their sum also takes the first token with the smaller weight. */
 static void a_limit_just_past_a_level(void **state)
 {
     enum { V = 7000, HEAVY = 3000 };
@@ -158,7 +158,7 @@ static void a_limit_just_past_a_level(void **state)
     }
 }
 
-/* Near 1, u times the sum is the sum: the last token that has a weight. */
+/* For u near 1, u times the sum rounds to the sum: the last token with a weight is chosen. */
 static void the_largest_draw(void **state)
 {
     (void)state;
@@ -179,7 +179,8 @@ static void the_largest_draw(void **state)
 
 /* ---- rows that many blocks share ---- */
 
-/* A bell of a cheap kind, with the ids that were seen among the likely ones and in all stretches. */
+/* Approximately normal logits; ids that were seen are among the likely ones and in all
+ * stretches. */
 static void fill_wide(batch *b, uint64_t seed)
 {
     lm_rng r = lm_rng_make(seed, "wide rows", 0);
@@ -199,7 +200,7 @@ static void fill_wide(batch *b, uint64_t seed)
     }
 }
 
-/* Limits as people choose them, and wide ones. */
+/* Usual limits, and wide ones. */
 static const lm_sample_attr usual[] = {
     { 0.8, 50, 0.95, 0, 1.1 }, { 1, 0, 1, 0, 1 },        { 0, 0, 1, 0, 1.3 },
     { 1, 0, 0.9, 0, 1 },       { 0.7, 0, 1, 0.05, 1.2 }, { 2, 40, 1, 0, 1 },
@@ -242,7 +243,7 @@ static void all_limits_over_stretches(void **state)
     emu_order(0);
 }
 
-/* Rows so flat that no coarse look at the weights tells which are few. */
+/* Rows so flat that a coarse histogram of the weights does not separate a small group. */
 static void flat_rows(void **state)
 {
     static const double flat[] = { 1e-2, 1e-6, 1e-9, 0 };
@@ -259,7 +260,7 @@ static void flat_rows(void **state)
     }
 }
 
-/* Of one row that cannot be used, at the end of it or at its beginning, the others know nothing. */
+/* An unusable number at the beginning or the end of a row does not affect other rows. */
 static void unusable_logits_anywhere(void **state)
 {
     enum { V = 6011, ROWS = 8 };
@@ -299,7 +300,7 @@ static void only_resting_rows(void **state)
     free_batch(&b);
 }
 
-/* Ids at the borders of tiles and stretches, twice, and such that do not exist. */
+/* Ids at the borders of tiles and stretches, repeated ids, and ids that do not exist. */
 static void seen_ids_at_borders(void **state)
 {
     enum { V = 4500 };
@@ -324,9 +325,9 @@ static void seen_ids_at_borders(void **state)
     }
 }
 
-/* The same bits of a row alone and among others, where it has fewer blocks, and in any order of
+/* A row has the same bits alone and among others, where it has fewer blocks, and in any order of
  * blocks. */
-static void a_row_is_its_own(void **state)
+static void rows_are_independent(void **state)
 {
     enum { V = 20000, ROWS = 9, AT = 6 };
     (void)state;
@@ -353,7 +354,7 @@ static void a_row_is_its_own(void **state)
     }
 }
 
-/* Recorded once and replayed on other numbers; launches are counted where they can be. */
+/* Recorded once and replayed on other numbers; launches are counted under the emulation. */
 static void replays(void **state)
 {
     void (*counts)(uint64_t *, uint64_t *) = NULL;
@@ -410,7 +411,7 @@ int main(void)
         cmocka_unit_test(unusable_logits_anywhere),
         cmocka_unit_test(only_resting_rows),
         cmocka_unit_test(seen_ids_at_borders),
-        cmocka_unit_test(a_row_is_its_own),
+        cmocka_unit_test(rows_are_independent),
         cmocka_unit_test(replays),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training on the CUDA backend against the CPU's: losses, gradients, resumes, steps that must not
- * be taken, traces, memory.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
+/* Training on the CUDA backend against the CPU's: losses, gradients, resumes, steps that must be
+ * skipped, traces, memory.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
 #include "cuda_train_case.h"
 
 /* ---- against the CPU ---- */
@@ -48,7 +48,7 @@ static void compare(int model, lm_dtype dtype, int64_t accumulate, double loss_t
     print_message("# %s %s, accumulation %d: loss %.4f to %.4f, apart %.2g; gradients %.2g\n",
                   model ? "llama" : "gpt2", lm_dtype_name(dtype), (int)accumulate, a.loss[0],
                   a.loss[steps - 1], worst, grad);
-    assert_true(a.loss[steps - 1] < a.loss[0]); /* it learns */
+    assert_true(a.loss[steps - 1] < a.loss[0]); /* the loss falls */
     assert_true(worst < loss_tol);
     assert_true(grad < grad_tol);
     lm_trainer_free(a.t);
@@ -73,7 +73,7 @@ static void losses_and_gradients_are_the_cpus_in_bf16(void **state)
 
 /* ---- steps ---- */
 
-/* The next batches are drawn ahead, but what counts is what was trained on. */
+/* Batches are drawn ahead, but only batches that were trained on are counted. */
 static void steps_allocate_nothing_and_count_what_they_used(void **state)
 {
     (void)state;
@@ -116,7 +116,7 @@ static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
     assert_int_equal(second.steps, 3);
     assert_int_equal(second.t->s.sample, whole.t->s.sample);
     must_be_equal(&second.t->s, &whole.t->s);
-    /* The same checkpoint in the CPU's hands. */
+    /* The same checkpoint resumed on the CPU. */
     watcher other;
     train_all(&j, cpu, &other);
     for (int i = 0; i < 3; i++)
@@ -129,8 +129,8 @@ static void a_resumed_run_has_the_bits_of_a_whole_one(void **state)
     lm_free(step);
 }
 
-/* A checkpoint is of the moment it was begun at, though the steps go on meanwhile. */
-/* What a measured run begins with. */
+/* A checkpoint has the state at its beginning, although steps continue while it is written. */
+/* The weights with which a measured run (--measure) begins. */
 static void fresh_weights_are_the_cpus(void **state)
 {
     (void)state;
@@ -205,7 +205,7 @@ static void numbers_that_are_none_change_no_weight(void **state)
     ok(gpu->copy(gpu, param + at, &nan, sizeof nan, gpu->main, &e), &e);
     float *was = fetched(s, LM_KEPT_PARAM, 0);
     assert_int_equal(lm_trainer_run(w.t, &r, &e), LM_ENUMERIC);
-    /* they were in the weights before the first step: the model is at fault */
+    /* the weights had them before the first step, so the model is named */
     assert_string_equal(e.where, lm_model_source_path(models[1].source));
     assert_string_equal(e.what, "tensor \"model.norm.weight\" holds a NaN");
     float *is = fetched(s, LM_KEPT_PARAM, 0), *m = fetched(s, LM_KEPT_OPT, 0);
@@ -275,7 +275,7 @@ static void a_trace_has_every_node(void **state)
         job j = { .model = &models[0], .o = options(LM_DTYPE_F32, 2, 4), .trace = path[k] };
         lm_train_result r = train_all(&j, k ? gpu : cpu, &w);
         check_trace(path[k], w.t);
-        assert_int_equal(r.timed, k == 0); /* one timed step makes no sum */
+        assert_int_equal(r.timed, k == 0); /* one timed step does not make a report */
         lm_trainer_free(w.t);
         lm_free(path[k]);
     }
@@ -296,7 +296,7 @@ static void times_are_taken_when_asked_for(void **state)
     lm_trainer_free(w.t);
 }
 
-/* ---- what fails ---- */
+/* ---- failures ---- */
 
 static lm_memory_plan planned(const job *j)
 {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training steps as recordings: the bits of steps put on the device kernel by kernel, and next to
- * nothing for the host to do.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
+/* Training steps as recordings: the same bits as steps with separate launches, and hardly any work
+ * for the host.  On the emulated device, or with LM_TEST_CUDA=real on a GPU. */
 #include "cuda_train_case.h"
 
 /* ---- a spy between trainer and backend ---- */
 
-/* What the host has asked of the device so far. */
+/* Numbers of the host's calls so far. */
 typedef struct {
     int begun, replays, ranges, kernels, copies, syncs, steps, follows;
 } tally;
 
 static struct {
-    lm_backend real; /* as the device came */
+    lm_backend real; /* the original functions */
     tally now, at[STEPS + 1];
     int refuse_begin, refuse_end; /* the n-th of them; 0: none */
     int ended, freed;
@@ -107,7 +107,7 @@ static void watch_device(lm_backend *b)
     b->follow = spied_follow;
 }
 
-/* A run with its trainer still open, and the device as it came. */
+/* A run whose trainer stays open; the original functions are restored. */
 static lm_train_result spied_run(const job *j, lm_backend *b, watcher *w, int begin, int end)
 {
     watch_device(b);
@@ -118,7 +118,7 @@ static lm_train_result spied_run(const job *j, lm_backend *b, watcher *w, int be
     return r;
 }
 
-/* The same run, kernel by kernel. */
+/* The same run with separate launches. */
 static void eager_run(const job *j, lm_backend *b, watcher *w)
 {
     lm_backend was = *b;
@@ -217,8 +217,9 @@ static void a_resumed_run_goes_on_with_the_same_bits(void **state)
 
 /* ---- between steps ---- */
 
-/* Evaluations take the arena, samples of weights and checkpoints stand between the parts. */
-static void what_comes_between_disturbs_nothing(void **state)
+/* Evaluations use the arena between steps; samples of weights and checkpoints come between the
+ * parts of a step. */
+static void evaluations_and_checkpoints_between_replays(void **state)
 {
     (void)state;
     char *run = path_of("between");
@@ -242,7 +243,7 @@ static void what_comes_between_disturbs_nothing(void **state)
     lm_free(run);
 }
 
-/* A step whose nodes' times are taken is none of recordings; those before and after it are. */
+/* A step whose nodes are timed is not replayed; the steps before and after it are. */
 static void timed_steps_are_not_replayed(void **state)
 {
     (void)state;
@@ -267,7 +268,7 @@ static void timed_steps_are_not_replayed(void **state)
     lm_free(path);
 }
 
-/* ---- what the host does ---- */
+/* ---- calls of the host ---- */
 
 static void the_host_has_little_to_do(void **state)
 {
@@ -305,7 +306,8 @@ static void the_host_has_little_to_do(void **state)
 
 /* ---- refusals ---- */
 
-/* Kernel by kernel then, with a line that says why; the same bits, and no second try. */
+/* A refused recording gives separate launches, a warning with the reason, and the same bits; it is
+ * not tried again. */
 static void refused_recordings_are_done_without(void **state)
 {
     (void)state;
@@ -333,7 +335,7 @@ int main(void)
         cmocka_unit_test(replayed_steps_have_the_bits_of_others),
         cmocka_unit_test(products_of_a_library_are_recorded_too),
         cmocka_unit_test(a_resumed_run_goes_on_with_the_same_bits),
-        cmocka_unit_test(what_comes_between_disturbs_nothing),
+        cmocka_unit_test(evaluations_and_checkpoints_between_replays),
         cmocka_unit_test(timed_steps_are_not_replayed),
         cmocka_unit_test(the_host_has_little_to_do),
         cmocka_unit_test(refused_recordings_are_done_without),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_emu.c -- the emulated GPU that kernels are tested on: what it computes, what it catches. */
+/* test_emu.c -- the emulated GPU that kernels are tested on: its results, and the errors it
+ * detects. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -56,7 +57,7 @@ static void fetch(void *to, const void *from, size_t bytes)
     sync_ok();
 }
 
-/* The device gave up, for a reason that holds `word`; then it is well again. */
+/* The device failed with a reason that contains `word`; then it is reset. */
 static void assert_gave_up(const char *word)
 {
     assert_int_equal(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
@@ -180,7 +181,7 @@ static void test_block_orders(void **state)
     ok(cudaFree(y));
 }
 
-/* A missing barrier gives other bits in another order; the right kernel gives the same. */
+/* Without a barrier another order gives other bits; the correct kernel gives the same bits. */
 static void test_orders_reveal_a_race(void **state)
 {
     (void)state;
@@ -203,7 +204,7 @@ static void test_orders_reveal_a_race(void **state)
     ok(cudaFree(y));
 }
 
-/* ---- what kernels do wrong ---- */
+/* ---- errors of kernels ---- */
 
 static void test_divergence_is_caught(void **state)
 {
@@ -246,7 +247,7 @@ static void test_overruns_are_caught(void **state)
         lm_emu_reset();
         y = device(7 * sizeof *y);
     }
-    y[7] = 1; /* by a thread that is not watched */
+    y[7] = 1; /* by a thread that is not checked */
     ok(cudaFree(y));
     assert_gave_up("guards are damaged");
     ok(cudaFree(after));
@@ -274,7 +275,7 @@ static void test_launch_limits(void **state)
         emu_try_shape(d[0], d[1], d[2], d[3], d[4], d[5], stream);
         assert_int_equal(cudaPeekAtLastError(), shapes[i].code);
         assert_int_equal(cudaGetLastError(), shapes[i].code);
-        ok(cudaGetLastError()); /* unlike a fault, it is forgotten */
+        ok(cudaGetLastError()); /* unlike a fault, this error is cleared */
     }
     emu_try_shared(48 << 10, 48 << 10, stream);
     ok(cudaGetLastError());
@@ -389,11 +390,11 @@ static void test_capture_and_replay(void **state)
     ok(cudaGraphDestroy(graph));
     for (int i = 0; i < 3; i++)
         ok(cudaGraphLaunch(exec, stream));
-    ok(cudaGraphExecDestroy(exec)); /* what is under way is still done */
+    ok(cudaGraphExecDestroy(exec)); /* work in progress is still completed */
     fetch(host, y, 400);
     assert_true(host[0] == 6 && host[99] == 6);
 
-    /* A wait or an allocation spoils it. */
+    /* A wait or an allocation makes the recording fail. */
     void *p = NULL;
     for (int i = 0; i < 2; i++) {
         ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));

@@ -198,7 +198,7 @@ static void test_refused(void **state)
     snprintf(cmd, sizeof cmd, "cd %s && truncate -s 1000000 f && tar --sparse -cf m.tar f", dir);
     expect(cmd, LM_EFORMAT, "sparse");
     snprintf(cmd, sizeof cmd, "rm %s", path);
-    expect(cmd, LM_EIO, "cannot read"); /* what the reader says */
+    expect(cmd, LM_EIO, "cannot read"); /* the error of the reader */
 }
 
 static void test_writer_guards(void **state)

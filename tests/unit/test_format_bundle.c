@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bundles: the same files through every form, forward and at random; streams that are spooled;
- * outputs whole or not at all; archives that lie. */
+/* Bundles: the same files through every form, in order and at random; spooled streams; atomic
+ * outputs; malformed archives. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -92,7 +92,7 @@ static int pipe_end(void)
     return pclose(feeder);
 }
 
-/* ---- A model to carry: t0..t7, tensor k being 4000 f32 of 10000 k + i ---- */
+/* ---- The model under test: t0..t7; element i of tensor k is 10000 k + i, 4000 f32 each ---- */
 
 enum { TENSORS = 8, COUNT = 4000 };
 
@@ -276,7 +276,7 @@ static void test_spooled(void **state)
     pipe_end();
 }
 
-/* Shards, and weights before config.json: nothing of it fits into one pass. */
+/* Shards, and weights before config.json, cannot be read in one pass. */
 static void test_spooled_at_once(void **state)
 {
     (void)state;
@@ -328,7 +328,7 @@ static void test_late_files(void **state)
     pipe_end();
 }
 
-/* The tokenizer of a stream goes along, wherever it stands in it. */
+/* The tokenizer of a stream is copied, wherever it is in the stream. */
 static void test_tokenizer_from(void **state)
 {
     static const char *const order[] = { "config.json tokenizer.json model.safetensors",
@@ -387,7 +387,7 @@ static void test_lone(void **state)
     check_in_order(m);
     lm_model_source_close(m);
     assert_int_equal(pipe_end(), 0);
-    sh("mv m.safetensors plain"); /* its content says what it is */
+    sh("mv m.safetensors plain"); /* the form follows from the content */
     m = open_model("plain");
     check_in_order(m);
     lm_model_source_close(m);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF: what is written is read back; every kind of damage is found. */
+/* GGUF: written files are read back; every kind of damage is detected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -224,7 +224,7 @@ static void damage_is_named(void **state)
     lm_buf_fini(&b);
 }
 
-/* Arrays in arrays, deeper than anybody needs. */
+/* Arrays in arrays, deeper than the limit. */
 static void nesting_ends(void **state)
 {
     (void)state;

@@ -92,7 +92,8 @@ static void blocks_of_any_size(void **st)
     }
 }
 
-/* A changed bit is said, or it changes no text: in a header, or in what fills the last byte of the data. */
+/* A changed bit is reported unless it changes no text, which is so in a header and in the padding
+ * of the last byte of the data. */
 static void every_bit(void **st)
 {
     (void)st;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Importance matrices: both formats, what is written comes back, and what is refused. */
+/* Importance matrices: round trips of both formats, and files that are refused. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -68,7 +68,8 @@ static void legacy_is_read(void **state)
     lm_buf_fini(&b);
 }
 
-/* Every truncation, and a value that is no mean of squares, is an error or a shorter file: never a crash. */
+/* Every truncation, and a value that is no mean of squares, is an error or a shorter file: never a
+ * crash. */
 static void broken_is_refused(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* .lmz: what goes in comes out by every way of reading; every damage is found, named, and what is
- * whole beside it still comes out; differences to a base, and bases that are not the right one. */
+/* .lmz: round trips by every way of reading; every damage is detected and located, and intact data
+ * beside it are still read; differences to a base, and wrong bases. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -359,7 +359,8 @@ static void count_fault(void *ctx, const lm_lmz_fault *f)
     n->named += f->what && f->what[0];
 }
 
-/* What of the small content can still be read must be right; how many whole files that is. */
+/* All data of the small content that can still be read must be right; returns the number of whole
+ * files. */
 static size_t check_salvaged(const char *path, const content *c)
 {
     lm_lmz *z = NULL;
@@ -531,7 +532,8 @@ static size_t find_record(const lm_buf *b, char type, const char *text, size_t k
     return 0;
 }
 
-/* The third chunk of a tensor is hit: named by verify; without index its neighbours still come out. */
+/* The third chunk of a tensor is damaged: verify names it; without index its neighbours are still
+ * read. */
 static void test_chunk_lost(void **state)
 {
     static const tensor t[] = { { "first", "BF16", 1 << 19, 3 }, /* 3 chunks */
@@ -591,7 +593,7 @@ static void test_chunk_lost(void **state)
     drop(&c);
 }
 
-/* ---- What is no proper .safetensors, and what cannot be compressed ---- */
+/* ---- Invalid .safetensors, and data that cannot be compressed ---- */
 
 static void test_odd_headers(void **state)
 {
@@ -640,8 +642,8 @@ static void test_growth(void **state)
     drop(&c);
 }
 
-/* A file of small tensors, many or few: as one part it hardly grows, however random they are; where their
- * numbers gain more than the records take, they are parts. */
+/* A file of small tensors, many or few: as one part it hardly grows, however random they are; where
+ * their numbers gain more than the records take, they are parts. */
 static void test_small_tensors(void **state)
 {
     enum { MANY = 2000 };
@@ -691,8 +693,8 @@ static bool is_noise(mixture m, size_t i, size_t n)
            (m == ONE_IN_TEN && i % 10);
 }
 
-/* `total` bytes of BF16 tensors of `bytes` each; the middle one has 1.5 MiB if `with_long`, and empty
- * ones and a few integers stand between them. */
+/* `total` bytes of BF16 tensors of `bytes` each; the middle one has 1.5 MiB if `with_long`, and
+ * empty ones and a few integers stand between them. */
 static void add_mixture(content *c, mixture m, size_t bytes, size_t total, bool with_long)
 {
     enum { MOST_TENSORS = 20000 };
@@ -725,8 +727,8 @@ static void add_mixture(content *c, mixture m, size_t bytes, size_t total, bool 
     assert_true(at == file->data + file->bytes);
 }
 
-/* However small and random the tensors are, and however they are mixed with others: the file grows by
- * a thousandth at most, and what can be gained is. */
+/* However small and random the tensors are, and however they are mixed with others: the file grows
+ * by a thousandth at most, and compressible tensors are compressed. */
 static void test_mixtures(void **state)
 {
     static const struct {
@@ -793,7 +795,7 @@ static void test_small_normal(void **state)
     drop(&c);
 }
 
-/* Windows are those of the bytes: neither pieces nor threads change a bit. */
+/* Windows depend on the bytes alone: neither pieces nor threads change a bit. */
 static void test_windows(void **state)
 {
     static const size_t pieces[] = { 1, 4099, 1 << 20 };
@@ -925,7 +927,7 @@ static void store_folder(const char *name, const content *c)
     }
 }
 
-/* The same model a little further on: every sixteenth element moved by one. */
+/* The same model after some training: every sixteenth element is changed by one. */
 static void move_on(content *c, uint64_t seed)
 {
     member *m = &c->m[2];
@@ -1009,7 +1011,8 @@ static void test_delta(void **state)
     drop(&c);
 }
 
-/* Written beside its base and moved with it, it opens; and from elsewhere by another way. */
+/* A file that is moved together with its base can be opened; from elsewhere, with an explicit
+ * path. */
 static void test_moved(void **state)
 {
     static const struct {
@@ -1061,7 +1064,7 @@ static void test_moved(void **state)
     drop(&c);
 }
 
-/* A delta of a delta ..., up to the limit; and one that claims to be its own base. */
+/* Deltas of deltas up to the limit; and a file that names itself as its base. */
 static void test_chain(void **state)
 {
     content c;

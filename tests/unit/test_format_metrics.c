@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Metrics: the lines that the writer makes, and what the reader makes of whole, cut, growing and
- * bad files. */
+/* Metrics: the lines of the writer, and the reader on complete, truncated, growing and bad
+ * files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -145,7 +145,7 @@ static void refuses_replaces_appends(void **state)
     expect_file("{\"event\":\"run\"}\n{\"event\":\"end\"}\n");
 }
 
-/* A descriptor that others write to as well: nothing in its file is removed or written over. */
+/* A descriptor that other processes write to: nothing in its file is removed or overwritten. */
 static void shared_descriptors(void **state)
 {
     lm_metrics *m;

@@ -485,7 +485,7 @@ static void test_many(void **state)
     lm_st_plan_free(p);
 }
 
-/* JSON in all its forms is read, in one pass or by its tree: what is said is the same. */
+/* All valid forms of JSON are read, in one pass or as a tree, with the same result. */
 static void test_spellings(void **state)
 {
     static const char *const spelled[] = {

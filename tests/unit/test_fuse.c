@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each rule of joining operators in graphs made by hand: what it makes, and what it leaves alone. */
+/* Each rule that joins operators, on graphs made by hand: the graphs that it changes, and those
+ * that it must not. */
 #include "fuse_case.h"
 
 #include "kernels/attention.h"
@@ -83,7 +84,7 @@ static lm_vid put_cast(hand *h, lm_vid x, lm_dtype to)
     return put(h, &lm_op_cast, NULL, IN(x), out);
 }
 
-/* Run the pass; the operators must be `want` then, or with NULL the whole list what it was. */
+/* Run the pass; then the operators must be `want`, or with NULL the list must be unchanged. */
 static void expect(hand *h, const lm_vid *keep, int n_keep, const char *want)
 {
     lm_err e = { 0 };
@@ -193,7 +194,7 @@ static void norm_and_linear(void **state)
             z = out[1];
         if (k == 4) /* its backward */
             put(&h, &lm_op_norm_dw, &rms, IN(h.x, out[2], out[1]), NULL);
-        if (k == 5) /* anybody may read the sum */
+        if (k == 5) /* the sum may have other readers */
             put(&h, &lm_op_add, NULL, IN(out[2], y), NULL);
         if (k == 6) {
             put_gelu(&h, y);
@@ -295,7 +296,7 @@ static void attention_of_one_row(void **state)
     }
 }
 
-/* The halves of the head are one where the log of the sum is the gradient's alone. */
+/* The two halves of the head are joined if only the gradient reads the log-sum-exp. */
 static void head_of_two_halves(void **state)
 {
     static const lm_head_attr head = { C, 0, LM_ACC_FIRST, 0 };
@@ -308,7 +309,7 @@ static void head_of_two_halves(void **state)
         h.b->joins = none;
         put(&h, &lm_op_head_stats, &head, IN(h.x, h.w, h.pos), out);
         lm_vid from = k == 4 ? put(&h, &lm_op_add, NULL, IN(out[1], out[1]), NULL) : out[1];
-        if (k == 5) /* the scale is made of the losses: the halves cannot meet */
+        if (k == 5) /* the scale depends on the losses, so the halves cannot be joined */
             scale = put(&h, &lm_op_add, NULL, IN(out[0], scale), NULL);
         put(&h, &lm_op_head_grad, &head, IN(h.x, h.w, h.pos, from, scale), dx);
         if (k == 1)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole models whose operators are joined: which ones are, and the same results as of their parts. */
+/* Whole models with joined operators: the joins that are made, and the same results as without
+ * them. */
 #include "fuse_case.h"
 
 #include "base/rng.h"
@@ -62,7 +63,7 @@ static lm_build build_of(lm_mode mode, lm_dtype low, int64_t batch, int64_t seq)
     };
 }
 
-/* Random numbers everywhere: fresh norms and biases would hide mistakes. */
+/* Random numbers everywhere: norms of 1 and biases of 0, as in a new model, would hide mistakes. */
 static float *random_block(const lm_model *m)
 {
     float *block = room((size_t)m->block, sizeof *block);
@@ -134,7 +135,7 @@ static void models_of_one_layer(void **state)
                "embed norm linear attention_cached linear norm linear_act linear norm linear");
 }
 
-/* The head's two halves, which every backend joins. */
+/* Join the two halves of the head, as every backend does. */
 static void join_head(lm_graph *g)
 {
     size_t k = 0;
@@ -152,7 +153,8 @@ static void join_head(lm_graph *g)
     memmove(grad, grad + 1, (--g->n_nodes - k - 1) * sizeof *grad);
 }
 
-/* Nothing but the cast of the logits, and the halves of the head, go where a backend joins nothing. */
+/* For a backend that joins nothing, the pass changes only the cast of the logits and the two halves
+ * of the head. */
 static void a_backend_that_joins_nothing(void **state)
 {
     (void)state;
@@ -293,7 +295,7 @@ static void training_is_the_same(void **state)
     }
 }
 
-/* Activations that stay in F32 between products in BF16: what is joined is of one type. */
+/* Activations in F32 between products in BF16: only operators of one type are joined. */
 static void two_types(void **state)
 {
     static const char *const keep[] = { "gelu", "swiglu", NULL };
@@ -310,7 +312,7 @@ static void two_types(void **state)
     }
 }
 
-/* Each joined operator left out in its turn. */
+/* Each joined operator is refused in turn. */
 static void some_are_refused(void **state)
 {
     static const char *const ops[] = { "linear_act", "linear_act_dx", "norm_linear", "norm_dx_dw" };
@@ -327,7 +329,8 @@ static void some_are_refused(void **state)
     }
 }
 
-/* Of a prompt and of tokens behind it, [STEPS, B, V]; one sequence rests now and then. */
+/* Logits of a prompt and of the tokens after it, [STEPS, B, V]; one sequence is inactive at some
+ * steps. */
 enum { B = 2, PROMPT = 5, STEPS = 7 };
 static float *speak(const lm_config *c, lm_dtype low, joins j)
 {
@@ -395,7 +398,7 @@ static void speech_is_the_same(void **state)
     }
 }
 
-/* Sums of BF16 products, not rounded to BF16 on their way, at every level of the CPU. */
+/* Logits are sums of BF16 products that are not rounded to BF16, at every level of the CPU. */
 static void logits_are_f32(void **state)
 {
     (void)state;

@@ -66,7 +66,8 @@ static void ok(lm_code rc)
         fail_msg("%s: %s", err.where, err.what);
 }
 
-/* configs[1] with another number and width of heads, a rotary table and a window of its own in layer 1. */
+/* configs[1] with another number and width of heads, a rotary table and a window of its own in
+ * layer 1. */
 static void make_uneven(lm_dtype type, lm_loaded *w)
 {
     lm_config *c = &w->config;
@@ -143,7 +144,7 @@ static void caches_equal_a_whole_forward(void **state)
             assert_true(fabs(-log_softmax(logits, ids[n]) - loss[n - 1]) < 1e-4);
             next[s] = (int32_t)ids[n];
         }
-        for (int64_t i = 0; i < 25; i++) { /* the middle slot rests for a while */
+        for (int64_t i = 0; i < 25; i++) { /* the middle slot is inactive for some steps */
             next[1] = i < 5 || i >= 10 ? (int32_t)ids[lm_generator_used(g, 1)] : -1;
             ok(lm_generator_decode(g, next, &logits, &err));
             for (int s = 0; s < 3; s++) {
@@ -194,7 +195,7 @@ static void a_full_slot_is_refused(void **state)
     ok(lm_generator_decode(g, &next, &logits, &err));
     assert_int_equal(lm_generator_decode(g, &next, &logits, &err), LM_EUSAGE);
     err = (lm_err){ 0 };
-    ok(lm_generator_prompt(g, 0, ids, 8, &logits, &err)); /* a slot begins anew */
+    ok(lm_generator_prompt(g, 0, ids, 8, &logits, &err)); /* the slot is reset */
     lm_generator_free(g);
     lm_loaded_fini(&w);
 }
@@ -224,7 +225,7 @@ static void decoding_allocates_nothing(void **state)
     lm_loaded_fini(&w);
 }
 
-/* Calls of the graph of all slots: none while fewer rows reach up to the last slot that takes part. */
+/* Number of runs of the graph of all slots: 0 while a smaller graph covers the last active slot. */
 static int64_t widest_calls(lm_generator *g)
 {
     const lm_exec_time *times;
@@ -232,7 +233,8 @@ static int64_t widest_calls(lm_generator *g)
     return (int64_t)times[0].calls;
 }
 
-/* A step costs the rows in use; a slot that moved, or was copied, goes on as it would have. */
+/* A step computes the rows in use; a slot that was moved or copied continues as if it had not
+ * been. */
 static void rows_are_those_in_use(void **state)
 {
     enum { B = 11 };
@@ -254,7 +256,7 @@ static void rows_are_those_in_use(void **state)
         ok(lm_generator_prompt(g, 9, ids, 20, NULL, &err));
         ok(lm_generator_prompt(g, 1, ids + 5, 3, NULL, &err));
         next[9] = alone, next[1] = 7;
-        ok(lm_generator_decode(g, next, NULL, &err)); /* 10 rows: in the width of 11 */
+        ok(lm_generator_decode(g, next, NULL, &err)); /* 10 rows: the graph of 11 rows is used */
         ok(lm_generator_decode(one, &alone, NULL, &err));
         int64_t wide = widest_calls(g);
         assert_true(wide > 0);
@@ -267,7 +269,7 @@ static void rows_are_those_in_use(void **state)
             next[1] = (int32_t)ids[i - 13];
             ok(lm_generator_decode(one, &alone, &expect, &err));
             ok(lm_generator_decode(g, next, &logits, &err));
-            for (int v = 0; v < V; v++) { /* products of one row add up in another order */
+            for (int v = 0; v < V; v++) { /* products of one row are summed in another order */
                 assert_true(fabsf(logits[v] - expect[v]) < 1e-4f);
                 assert_true(fabsf(logits[2 * V + v] - expect[v]) < 1e-4f);
             }
@@ -279,8 +281,8 @@ static void rows_are_those_in_use(void **state)
     }
 }
 
-/* Every target is scored once, with the context that the stride grants, whatever shares its batch.
- */
+/* Every target is scored once, with the context that the stride gives, whatever else is in its
+ * batch. */
 static void strides_score_each_target_once(void **state)
 {
     enum { N = 75, T = 16 };
@@ -296,7 +298,7 @@ static void strides_score_each_target_once(void **state)
     make(configs[1], LM_DTYPE_F32, &w);
     open_eval(&w, LM_DTYPE_F32, 1, T, &one);
     for (int64_t begin = 0, done = 0; done + 1 < N;
-         begin += 6) { /* by the definition, a window a run */
+         begin += 6) { /* by the definition, one run per window */
         lm_eval_sum sum = { 0 };
         int64_t end = begin + T < N - 1 ? begin + T : N - 1;
         for (int64_t r = 0; r < T; r++) {
@@ -342,8 +344,8 @@ static void strides_score_each_target_once(void **state)
     lm_loaded_fini(&w);
 }
 
-/* Written a chunk at a time and read in either type, a folder holds what a store draws. */
-static void a_folder_holds_fresh_weights(void **state)
+/* A folder that is written in chunks has the weights that a store draws, in either type. */
+static void a_folder_has_the_weights_of_a_store(void **state)
 {
     char dir[] = "/tmp/lm-test-XXXXXX", path[64];
     (void)state;
@@ -420,7 +422,7 @@ int main(void)
         cmocka_unit_test(decoding_allocates_nothing),
         cmocka_unit_test(rows_are_those_in_use),
         cmocka_unit_test(strides_score_each_target_once),
-        cmocka_unit_test(a_folder_holds_fresh_weights),
+        cmocka_unit_test(a_folder_has_the_weights_of_a_store),
         cmocka_unit_test(set_knows_the_keys),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

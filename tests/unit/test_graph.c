@@ -28,7 +28,7 @@ static lm_vid value(lm_graph *g, lm_role role, lm_tensor t, const char *name)
     return v;
 }
 
-/* First output of op(attr; a, b, c, d); the third goes to *s when it is given. */
+/* Append op(attr; a, b, c, d); returns the first output, and the third in *s if s is not NULL. */
 static lm_vid put(lm_graph *g, const lm_op *op, const void *attr, lm_vid a, lm_vid b, lm_vid c,
                   lm_vid d, lm_vid *s)
 {
@@ -110,7 +110,7 @@ static void test_dump(void **state)
     lm_graph_free(t.g);
 }
 
-/* What appending op(attr; a, b, c) says that does not fit; "" if it does. */
+/* The error of appending op(attr; a, b, c); "" if there is none. */
 static const char *complaint(lm_graph *g, const lm_op *op, const void *attr, lm_vid a, lm_vid b,
                              lm_vid c)
 {
@@ -121,7 +121,8 @@ static const char *complaint(lm_graph *g, const lm_op *op, const void *attr, lm_
     return e.code ? e.what : "";
 }
 
-/* Operands against the letters of their tables: bound from others, from attributes, solved for. */
+/* Operands against the dimension letters of their tables: bound by other operands, by attributes,
+ * or solved for. */
 static void test_operands(void **state)
 {
     lm_err e = { 0 };
@@ -160,7 +161,7 @@ static void test_operands(void **state)
     lm_graph_free(g);
 }
 
-/* Each name stands once among the operands of its operator; each letter of an output is known. */
+/* Each operand name occurs once in its operator; each letter of an output is bound. */
 static void test_tables(void **state)
 {
     const lm_op *op;
@@ -220,7 +221,7 @@ static void test_errors(void **state)
                      LM_EUSAGE);
     lm_graph_free(t.g);
 
-    /* What is not bound is named. */
+    /* The error names the unbound input. */
     lm_backend *b;
     lm_exec *x;
     e = (lm_err){ 0 };
@@ -286,7 +287,7 @@ static void test_precision(void **state)
     }
 }
 
-/* Built in double, or built in F32 and passed to double: the same graph. */
+/* A graph built in double equals one built in F32 and converted to double. */
 static void test_precision_double(void **state)
 {
     tiny a, b;
@@ -330,7 +331,7 @@ static void test_precision_two_types(void **state)
     assert_int_equal(count_ops(g, &lm_op_cast), 1);
     lm_graph_free(g);
 
-    /* A value of a third type: a copy of its own for each. */
+    /* A value of a third type gets a separate copy for each reader type. */
     e = (lm_err){ 0 };
     must(lm_graph_new(&g, &e), &e);
     x = value(g, LM_ROLE_INPUT, lm_shape2(LM_DTYPE_F32, N, C), "x");
@@ -342,7 +343,7 @@ static void test_precision_two_types(void **state)
         put(g, &lm_op_linear, &linear, half, w, LM_NONE, LM_NONE, NULL);
         put(g, &lm_op_norm, &norm, half, gain, LM_NONE, LM_NONE, NULL);
     }
-    g->value[half].t.dtype = LM_DTYPE_F16; /* what the cast is to give */
+    g->value[half].t.dtype = LM_DTYPE_F16; /* the result type of the cast */
     must(lm_pass_precision(g, &(lm_precision){ LM_DTYPE_BF16, keep }, &e), &e);
     assert_int_equal(count_ops(g, &lm_op_cast), 3);
     for (size_t k = 0; k < g->n_nodes; k++)
@@ -412,7 +413,8 @@ static void make_wild(wild *w, uint64_t seed, lm_dtype act)
     must(lm_pass_backward(w->g, &b, &e), &e);
 }
 
-/* All values in memory of their own, filled with numbers drawn by their number; activations NaN. */
+/* Separate memory for all values, filled with random numbers that depend on the value's index;
+ * activations are NaN. */
 static void **make_memory(const lm_graph *g)
 {
     void **mem = room(g->n_values, sizeof *mem);
@@ -468,7 +470,7 @@ static bool overlap(const life *a, const life *b)
     return a->from < b->to && b->from < a->to;
 }
 
-/* b's first node may write over a, which dies there. */
+/* True if b may share the memory of a, whose last reader is the node that writes b. */
 static bool may_take(const lm_graph *g, lm_vid a, lm_vid b, int64_t node)
 {
     const lm_node *n = &g->node[node];
@@ -537,7 +539,7 @@ static void check_plan(const lm_graph *g, lm_backend *b, const lm_vid *keep, int
         assert_int_equal(work > 0, p.work_offset[k] != SIZE_MAX);
         for (size_t v = 0; v < g->n_values; v++)
             if (p.offset[v] != SIZE_MAX && l[v].first <= w.first && l[v].last >= w.first) {
-                bool shared = false; /* with an input that it takes over, counted already */
+                bool shared = false; /* it shares the memory of an input */
                 for (size_t u = 0; u < v; u++)
                     shared |=
                         p.offset[u] == p.offset[v] && l[u].first <= w.first && l[u].last >= w.first;
@@ -548,12 +550,12 @@ static void check_plan(const lm_graph *g, lm_backend *b, const lm_vid *keep, int
         assert_true(work == 0 || w.to <= p.bytes);
     }
     assert_true(p.bytes >= p.lower_bound);
-    assert_true(p.bytes <= p.lower_bound + p.lower_bound / 4 + 4096); /* placing wastes little */
+    assert_true(p.bytes <= p.lower_bound + p.lower_bound / 4 + 4096); /* placement wastes little */
     lm_free(l);
     lm_plan_fini(&p);
 }
 
-/* The planned run, twice, and a run in which nothing shares memory: the same bits in what is kept.
+/* Two planned runs, and a run without shared memory, give the same bits in the kept values.
  */
 static void check_run(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep)
 {
@@ -638,8 +640,7 @@ static void test_model_plans(void **state)
         must(lm_json_parse(configs[i & 1], strlen(configs[i & 1]), "config", &o, &e), &e);
         must(lm_config_read(o, "config", &c, &e), &e);
         must(lm_par_new(&par, 2, &e), &e);
-        for (int level = -1; level <= (int)lm_cpu_detect();
-             level++) { /* -1: all that joins, joined */
+        for (int level = -1; level <= (int)lm_cpu_detect(); level++) { /* -1: with all joins */
             must(lm_backend_cpu((lm_cpu_level)(level < 0 ? 0 : level), par, &b, &e), &e);
             b->joins = level < 0 ? join_all : b->joins;
             build.backend = b;
@@ -664,7 +665,7 @@ static const lm_kernel *count_searches(lm_backend *b, const char *op, lm_dtype a
     return find_kernel(b, op, act);
 }
 
-/* The plan keeps the kernels that it asked for scratch: one search a node, none in a run. */
+/* The plan stores the kernels whose scratch it asked for: one search per node, none in a run. */
 static void test_plan_keeps_kernels(void **state)
 {
     lm_err e = { 0 };
@@ -701,7 +702,8 @@ static double objective(const wild *w, lm_backend *b, void **mem)
     return sum;
 }
 
-/* Values that are used twice, three times, by their own sum: gradients against differences. */
+/* Values with two or three readers, also as both operands of a sum: gradients against
+ * differences. */
 static void test_backward(void **state)
 {
     lm_err e = { 0 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views: pieces of a value's memory as operands, and the pass that makes one call of calls on neighbours. */
+/* Views: parts of a value's memory as operands, and the pass that merges calls on adjacent
+ * parts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -114,8 +115,8 @@ static void add_piece(lm_graph *g, int64_t at, int64_t rows, int64_t cols)
         piece(g, 2, at, rows, cols));
 }
 
-/* Of five tensors the second and the third are rows of one matrix, and something lies in front of the
- * fourth: two runs, with the numbers of five. */
+/* Of five tensors the second and the third are rows of one matrix, and there is a gap before the
+ * fourth: two merged calls, with the results of five. */
 static void test_merge(void **state)
 {
     float apart[BLOCK], merged[BLOCK];
@@ -147,7 +148,7 @@ static void test_merge(void **state)
     lm_graph_free(g);
 }
 
-/* Two nodes on [0,64) and [64,128) that must stay two. */
+/* Two nodes on [0,64) and [64,128) that must not be merged. */
 static void test_kept_apart(void **state)
 {
     lm_gelu_attr exact = { true }, tanh_form = { false };
@@ -160,22 +161,22 @@ static void test_kept_apart(void **state)
         lm_vid z[2] = { piece(g, 2, 0, 1, 64), piece(g, 2, 64, 1, 64) };
         for (int k = 0; k < 2; k++)
             switch (i) {
-            case 0: /* what is to be one */
+            case 0: /* mergeable */
                 put(g, &lm_op_gelu, &exact, x[k], LM_NONE, z[k]);
                 break;
             case 1: /* attributes */
                 put(g, &lm_op_gelu, k ? &exact : &tanh_form, x[k], LM_NONE, z[k]);
                 break;
-            case 2: /* numbers of their own for each call */
+            case 2: /* different numbers for each call */
                 put(g, &lm_op_dropout, &drop, x[k], LM_NONE, z[k]);
                 break;
-            case 3: /* backwards */
+            case 3: /* descending addresses */
                 put(g, &lm_op_gelu, &exact, x[!k], LM_NONE, z[!k]);
                 break;
-            case 4: /* one operand goes on, the other does not */
+            case 4: /* only one operand is adjacent */
                 put(g, &lm_op_add, NULL, x[k], piece(g, 1, 256 * k, 1, 64), z[k]);
                 break;
-            case 5: /* the second reads what the first has written */
+            case 5: /* the second reads a result of the first */
                 put(g, &lm_op_gelu, &exact, z[k], LM_NONE, piece(g, 2, 64 + 64 * k, 1, 64));
                 break;
             case 6: /* another in between */
@@ -200,7 +201,7 @@ static bool joins_all(lm_backend *b, const char *op, lm_dtype act, const lm_call
     return true;
 }
 
-/* Joining does not move a node over one that writes to a view of what it reads. */
+/* Joining does not move a node past one that writes to a view of its operand. */
 static void test_fuse_sees_views(void **state)
 {
     lm_err e = { 0 };

@@ -46,7 +46,7 @@ static void masks(void **state)
     }
 }
 
-/* A soft cap of which the scores reach half and more, with masks and with dropout. */
+/* A soft cap that scores reach to half and more, with masks and with dropout. */
 static void capped(void **state)
 {
     (void)state;
@@ -73,7 +73,7 @@ static void dropped(void **state)
     }
 }
 
-/* Scores far apart: one key takes nearly all, the rest underflow. */
+/* Scores far apart: one key has nearly all the weight, those of the others underflow. */
 static void sharp_scores(void **state)
 {
     (void)state;
@@ -111,8 +111,8 @@ static void dropout_draws(void **state)
     drop(&k, &y);
 }
 
-/* 256 heads in all and 4,096 tokens: 2^32 draws a micro-batch, so an index that counted steps as well
- * repeated after 2^16 of them. */
+/* 256 heads in all and 4,096 tokens: 2^32 draws per micro-batch, so a 64-bit index over steps,
+ * micro-batches and draws would repeat after 2^16 steps. */
 static void dropout_never_repeats(void **state)
 {
     (void)state;
@@ -156,7 +156,8 @@ static void gradient(void **state)
     }
 }
 
-/* attention_cached: S places a sequence, `used` of them filled, `fresh` of the rows real. */
+/* attention_cached: S positions per sequence, of which `used` are filled; `fresh` of the rows are
+ * real. */
 static void build_cached(const kernel_case *k, lm_dtype act, lm_dtype narrow, instance *x,
                          int64_t S)
 {
@@ -234,8 +235,8 @@ static void cached(void **state)
     }
 }
 
-/* In the definition: from an empty cache it is attention; its second row alone is what decoding it
- * gives. */
+/* The definition: with an empty cache the result equals attention; its last row equals the result
+ * of decoding that row alone. */
 static void cached_is_uncached(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights in codes: every format that is decoded, at every level, gives the bits of the same kernel on the
- * numbers that the codes stand for. */
+/* Coded weights: for every format that can be decoded, at every level, a kernel gives the same bits
+ * as on the decoded numbers. */
 #include <stdlib.h>
 
 #include "kernel_case.h"
@@ -15,7 +15,7 @@ enum { K = 512, M = 83 };
 typedef struct {
     lm_code_rows codes;
     void *block;
-    void *numbers; /* as act has them */
+    void *numbers; /* decoded to act */
 } coded;
 
 static void encode_run(struct lm_code_run *r, const float *x)
@@ -192,7 +192,7 @@ static void formats_in_turn(void **state)
     assert_false(lm_format_codes(a, 100)); /* no whole blocks */
 }
 
-/* Memory is what the format says, runs at multiples of 64 bytes. */
+/* Memory has the size that the format states, with runs at multiples of 64 bytes. */
 static void sizes(void **state)
 {
     const lm_format *f;

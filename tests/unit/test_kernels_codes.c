@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Codes with scales: the same bits on every level of the CPU, for blocks that a random example does not have; the
- * dynamic map is that of the format of its name; rounding by chance has the right mean. */
+/* Codes with scales: the same bits on every level of the CPU, for blocks that random examples lack;
+ * the dynamic map is that of the format with that name; stochastic rounding has the right mean. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -185,7 +185,7 @@ static void test_chance(void **state)
         for (int i = 0; i < 256; i++)
             sum[i] += y[i] - x[i];
     }
-    for (int i = 0; i < 256; i++) /* four times the deviation of the mean of 400, but the ends */
+    for (int i = 0; i < 256; i++) /* four deviations of the mean of 400, except at the ends */
         if (fabsf(x[i]) < 2)
             assert_true(fabsf(sum[i] / 400) < k.scale[0] * 0.5f / 20 * 4);
     run("encode", LM_CPU_AMX, &(lm_codes_attr){ LM_CODES_AFFINE8, true, 6 }, 399, x, &other, NULL);

@@ -47,8 +47,8 @@ static void activations(void **state)
     }
 }
 
-/* The whole line, far tails and numbers that are none, element by element: an L2 norm would hide
- * the tails. */
+/* The whole range, far tails, NaN and infinities, element by element: an L2 norm would hide errors
+ * in the tails. */
 static void activations_everywhere(void **state)
 {
     (void)state;
@@ -88,7 +88,7 @@ static void activations_everywhere(void **state)
     }
 }
 
-/* Vectors and scalars draw the same numbers, whatever the offset of the first one in its Philox
+/* Vector and scalar code draw the same numbers, for any offset of the first one in its Philox
  * block. */
 static void dropout(void **state)
 {
@@ -125,7 +125,7 @@ static void dropout_over_a_wrap(void **state)
     check_case(&k);
 }
 
-/* 1,024 draws a run, 2^16 runs a step: the index of step 2^38 is 2^64. */
+/* 1,024 draws per run, 2^16 runs per step: the index of step 2^38 is 2^64. */
 static void dropout_beyond_the_counter(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bases of matrices: orthonormal, of the right space, in the right order, with signs that are fixed. */
+/* Bases of matrices: orthonormal, of the right space, in the right order, with fixed signs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -111,7 +111,7 @@ static void test_eigh(void **state)
     }
 }
 
-/* x = sum of k s_k u_k v_k' with known vectors: the first two of either side come out. */
+/* x = sum of s_k u_k v_k' with known vectors: the first two of either side are found. */
 static void test_svd(void **state)
 {
     (void)state;
@@ -131,7 +131,7 @@ static void test_svd(void **state)
     }
 }
 
-/* The first vector by itself; zeros where the call is not due. */
+/* The first vector alone; zeros if the call is not due. */
 static void test_svd_due(void **state)
 {
     static double work[8 * MOST * MOST];

@@ -151,8 +151,7 @@ static double dot(const double *a, const double *b, int64_t n)
     return s[0] + s[1] + s[2] + s[3];
 }
 
-/* Relative L2 distance of what is in C (and a_sum) from sums in double; padding of C must be as
- * before. */
+/* Relative L2 distance of C (and a_sum) from sums in double; the padding of C must be unchanged. */
 static double distance(const operands *o, const gemm_case *t)
 {
     const lm_gemm *g = &o->g;

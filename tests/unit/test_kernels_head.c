@@ -60,7 +60,7 @@ static void many_chunks(void **state)
     check_case(&k);
 }
 
-/* NaN or infinity in one row: its loss is NaN, the losses of the others stay. */
+/* NaN or infinity in one row: its loss is NaN, the losses of the others are unchanged. */
 static void bad_numbers_are_seen(void **state)
 {
     (void)state;
@@ -91,8 +91,8 @@ static void large_logits(void **state)
     check_case(&k);
 }
 
-/* The losses of the halves have the bits of the joined form; their gradients are as near as the contract
- * says, and what the target's row misses of its probability is not lost. */
+/* The losses of the halves have the bits of the joined form, their gradients are as near as the
+ * contract requires, and 1 - p of the target keeps its precision for p near 1. */
 static void halves(void **state)
 {
     (void)state;

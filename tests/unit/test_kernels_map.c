@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reduce beyond the registry's examples: numbers that are not finite, long sums, many rows, both types, the same bits
- * for any number of threads.  Formulas: test_op_formula. */
+/* reduce beyond the registry's examples: numbers that are not finite, long sums, many rows, both
+ * types, the same bits for any number of threads.  Formulas: test_op_formula. */
 #include "kernel_case.h"
 
 #include "kernels/map.h"
@@ -40,7 +40,7 @@ static void test_shapes(void **state)
             }
 }
 
-/* In each place of a matrix, alone: the part with it, and no other. */
+/* One such number at each position of a matrix affects the result of its own part only. */
 static void test_not_finite(void **state)
 {
     enum { ROWS = 4, COLS = 35 };

@@ -32,8 +32,8 @@ static void run_norm(int64_t n, int64_t c, lm_norm_kind kind, bool bias, bool re
     k.out[2] = mat(residual ? ACT : ABSENT, n, c);
     k.out[2].alias = alias;
     if (c < 3 && kind == LM_NORM_LAYER)
-        return;   /* x - mean cancels to nothing: no relative error to speak of */
-    if (c < 31) { /* rows of few, nearly equal numbers magnify the rounding of s */
+        return;   /* x - mean is 0, so there is no relative error */
+    if (c < 31) { /* rows of few, nearly equal numbers amplify the rounding of s */
         k.tol_f32 = 1e-5;
         k.tol_bf16 = 5e-2;
     }
@@ -125,7 +125,7 @@ static void head_norms(void **state)
     }
 }
 
-/* One NaN or infinity spoils its own row of the forward and nothing else. */
+/* A NaN or infinity affects its own row of the forward only. */
 static void bad_numbers_stay_in_their_row(void **state)
 {
     (void)state;

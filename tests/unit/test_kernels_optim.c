@@ -77,7 +77,7 @@ static void sum_of_squares(void **state)
 
 static const double sixteen = 16, not_a_number = NAN, infinite = INFINITY;
 
-/* A step and all that it may write; its clipping is in the attributes that the caller keeps. */
+/* A step with all of its outputs; clipping is in the attributes, which the caller owns. */
 static kernel_case step_case(const char *op, const void *attr, int64_t n)
 {
     kernel_case k = { .op = op, .attr = attr, .tol_f32 = 4e-3, .tol_bf16 = 4e-3 };
@@ -89,8 +89,8 @@ static kernel_case step_case(const char *op, const void *attr, int64_t n)
     return k;
 }
 
-/* Gradients of norm 4 and a bound of 1: a quarter of each is what the step sees; with a bound of
- * 5 or none, or no norm given, all of it.  Plain SGD with a rate of 1 shows the factor. */
+/* Gradients of norm 4 and a bound of 1: the step uses a quarter of each; with a bound of 5, without
+ * a bound or without a norm, it uses all of it.  Plain SGD with a rate of 1 shows the factor. */
 static void clips_by_norm(void **state)
 {
     (void)state;
@@ -121,8 +121,8 @@ static void clips_by_norm(void **state)
     }
 }
 
-/* Numbers from memory in place of the attribute's: the very bits of a step whose attribute has
- * them.  a: the numbers are elsewhere, b: here. */
+/* Hyper-parameters from memory give the same bits as those of an attribute.  a: an attribute for
+ * numbers in memory, b: an attribute with the numbers. */
 static void check_same(const char *op, const void *a, const void *b, const double *now, int n_now)
 {
     kernel_case k = step_case(op, a, 1025);
@@ -158,8 +158,8 @@ static void numbers_come_from_memory(void **state)
     }
 }
 
-/* Nothing at all is written when the norm or the watched number is not finite, whether or not
- * clipping is asked for; a norm that is not used for it decides all the same. */
+/* Nothing is written if the norm or the watched number is not finite, with or without clipping; a
+ * norm that is not used for clipping counts, too. */
 static void check_untouched(kernel_case *k, lm_cpu_level level)
 {
     const double *bad[] = { &not_a_number, &infinite };
@@ -171,7 +171,7 @@ static void check_untouched(kernel_case *k, lm_cpu_level level)
         build(k, LM_DTYPE_F32, LM_DTYPE_F32, &was);
         run(&x, lm_cpu_kernel(k->op, LM_DTYPE_F32, level), pool_of(2));
         for (int o = 0; o < 4; o++)
-            if (x.out[o].data) /* the fifth is a step like others: the test can fail */
+            if (x.out[o].data) /* the fifth step is valid: shows that the check can fail */
                 assert_int_equal(!memcmp(x.out[o].data, was.out[o].data, bytes_of(&x.out[o])),
                                  i < 4);
         drop(k, &x);
@@ -193,7 +193,7 @@ static void nothing_is_written(void **state)
     }
 }
 
-/* total replaces its output, or adds to it where the step says so; strided takes every stride-th.
+/* total replaces its output, or adds to it if the step requires it; strided copies every stride-th.
  */
 static void sums_and_strides(void **state)
 {
@@ -223,7 +223,7 @@ static void sums_and_strides(void **state)
     drop(&k, &i);
 }
 
-/* A NaN gradient reaches its weight, its states and the norm: nothing hides it, clipping included.
+/* A NaN gradient makes its weight, its states and the norm NaN; clipping does not hide it.
  */
 static void nan_is_seen(void **state)
 {

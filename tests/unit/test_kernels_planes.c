@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Byte planes and their entropy coder: every level gives the reference's bytes, and they come back.
+/* Byte planes and their entropy coder: every level gives the reference's bytes and decodes them.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -94,7 +94,7 @@ static lm_joint_map random_map(int low, int m)
     return map;
 }
 
-/* That they are those of the members of a set among the pairs, in order. */
+/* Check that they are the positions, in order, of those pairs that are members of the set. */
 static void check_places(const lm_joint_places *p, size_t some, const uint8_t set[2][16],
                          const uint8_t *pair, size_t pairs)
 {
@@ -183,7 +183,7 @@ static void joint_pairs_and_rests(void **state)
 }
 
 /* By hand: 1.0 in BF16 is 3f80 = sign 0, exponent 7f, mantissa 0; -1.0 differs in the sign. */
-static void fields_lie_where_they_should(void **state)
+static void fields_have_the_right_layout(void **state)
 {
     (void)state;
     const uint16_t x[2] = { 0x3f80, 0xbf81 }, b[2] = { 0x3f81, 0xbf80 };
@@ -262,8 +262,8 @@ static void codes_come_back(void **state)
     free(p);
 }
 
-/* Counts that grow like Fibonacci numbers want codes longer than 11 bits; the bound holds and costs
- * less than 1 %. */
+/* Counts that grow like Fibonacci numbers need codes longer than 11 bits; the limit is kept and
+ * costs less than 1 %. */
 static void lengths_are_bounded(void **state)
 {
     (void)state;
@@ -323,7 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(planes_of_every_form),
         cmocka_unit_test(joint_pairs_and_rests),
-        cmocka_unit_test(fields_lie_where_they_should),
+        cmocka_unit_test(fields_have_the_right_layout),
         cmocka_unit_test(codes_come_back),
         cmocka_unit_test(lengths_are_bounded),
         cmocka_unit_test(one_symbol_is_not_coded),

@@ -49,7 +49,7 @@ static void all_shapes(void **state)
     }
 }
 
-/* A rotation keeps lengths, and the inverse takes it back. */
+/* A rotation keeps lengths, and the inverse undoes it. */
 static void inverse_undoes(void **state)
 {
     (void)state;

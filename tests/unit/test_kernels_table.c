@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice among kernels, and what every table must hold. */
+/* The choice among kernels, and the properties of every table of kernels. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@ static void every_operator_has_a_reference(void **state)
         const lm_kernel *ref = lm_cpu_kernel(k->op, LM_DTYPE_F64, LM_CPU_REF);
         assert_non_null(ref);
         assert_int_equal(ref->act, LM_DTYPE_NONE);
-        for (int j = 0; j < n; j++) { /* no two entries answer the same question */
+        for (int j = 0; j < n; j++) { /* no two entries have the same key */
             const lm_kernel *o = lm_cpu_kernel_at(j);
             assert_false(o->level == k->level && o->act == k->act && !strcmp(o->op, k->op));
         }

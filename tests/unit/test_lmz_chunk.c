@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks of .lmz files: every kind and shape of data comes back, the same bytes on every processor,
- * never larger than promised, and damaged ones never lead outside the buffers. */
+/* Chunks of .lmz files: every kind and shape of data is restored, the same bytes on every
+ * processor, never larger than the limit; damaged chunks never cause accesses outside the
+ * buffers. */
 #include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
@@ -30,7 +31,7 @@ static uint64_t word(uint64_t i)
     return lm_rng_u64(lm_rng_make(7, "chunk", 0), i);
 }
 
-/* Normal numbers, drawn from a pool: making them afresh would take longer than the tests. */
+/* Normal numbers from a pool, because drawing each would take longer than the tests. */
 static double normal(uint64_t w)
 {
     enum { POOL = 8191 };
@@ -47,7 +48,7 @@ static lm_cpu_level top_level(void)
     return lm_cpu_detect() < LM_CPU_AVX512 ? lm_cpu_detect() : LM_CPU_AVX512;
 }
 
-/* n elements of the kind, exactly as long: reads and writes beyond are seen by ASan. */
+/* n elements of the kind in an allocation of exactly that size: ASan detects accesses beyond it. */
 static uint8_t *make(lm_lmz_kind kind, enum data data, size_t n, uint64_t seed)
 {
     static const uint64_t nans[] = { 0x8000000000000000, 0x7ff0000000000001, 0xfff8000000000123,
@@ -97,7 +98,7 @@ static size_t encode(lm_lmz_coder *c, lm_lmz_kind kind, const void *x, size_t ra
     return len;
 }
 
-/* There and back on every processor level, and what the chunk says about itself. */
+/* Encode and decode on every processor level, and check the chunk's description. */
 static size_t round_trip(int level, lm_lmz_kind kind, const uint8_t *x, size_t raw,
                          const uint8_t *base)
 {
@@ -202,8 +203,8 @@ static void differences_come_back_and_are_smaller(void **state)
     }
 }
 
-/* An unrelated base does no harm: the chunk is then no difference. */
-static void unrelated_base_is_left_alone(void **state)
+/* With an unrelated base the chunk is not stored as a difference. */
+static void unrelated_base_is_not_used(void **state)
 {
     (void)state;
     uint8_t *x = make(LM_LMZ_BF16, NORMAL, 100000, 1), *y = make(LM_LMZ_BF16, UNIFORM, 100000, 2);
@@ -250,7 +251,7 @@ static void joint_pairs_of_any_exponents(void **state)
     }
 }
 
-/* Whatever was in the memory that a coder gets: the same bytes. */
+/* The previous content of a coder's memory does not change the bytes. */
 static void old_memory_changes_nothing(void **state)
 {
     static const size_t sizes[] = { 4000, 100000, FULL };
@@ -278,7 +279,7 @@ static void old_memory_changes_nothing(void **state)
     lm_lmz_coder_free(dirty[1]);
 }
 
-/* What a chunk says about itself when it is stored is nothing but that. */
+/* The description of a stored chunk has no other field than "stored". */
 static void stored_chunks_are_raw(void **state)
 {
     static const uint8_t stored[5] = { 0x80, 1, 2, 3, 4 };
@@ -289,8 +290,7 @@ static void stored_chunks_are_raw(void **state)
     assert_true(info.n == 1 && !strcmp(info.plane[0].coding, "raw") && info.plane[0].coded == 4);
 }
 
-/* Mantissas that look like noise are split to where they would lie raw; zstd gets them all the same
- * when they come again. */
+/* Mantissas that look random would be stored raw; if they repeat, zstd still compresses them. */
 static void noise_that_repeats_is_found(void **state)
 {
     enum { ROW = 16384 };
@@ -344,8 +344,8 @@ static void same_values_cost_nothing(void **state)
     }
 }
 
-/* Flipped bits and short lengths: refused, or other bytes; never anything outside.  Matches of
- * zstd may be told in more than one way, so a flip there may change nothing. */
+/* Flipped bits and short lengths: refused, or other bytes; never an access outside the buffers.
+ * zstd can encode a match in several ways, so a flip there may change nothing. */
 static void damage_is_contained(void **state)
 {
     (void)state;
@@ -388,7 +388,7 @@ static void damage_is_contained(void **state)
 
 /* ---- Damaged chunks of exponents and leading bits ---- */
 
-/* The answer of every processor level, which must be one; *back: the elements. */
+/* Decode on every processor level, which must agree; *back: the elements. */
 static int decode_all(const uint8_t *src, size_t len, size_t n, uint8_t *back)
 {
     uint8_t *exact = malloc(len + !len);
@@ -559,7 +559,7 @@ int main(void)
         cmocka_unit_test(full_chunks_of_every_kind),
         cmocka_unit_test(high_levels_are_not_larger),
         cmocka_unit_test(differences_come_back_and_are_smaller),
-        cmocka_unit_test(unrelated_base_is_left_alone),
+        cmocka_unit_test(unrelated_base_is_not_used),
         cmocka_unit_test(normal_bf16_reaches_its_bound),
         cmocka_unit_test(joint_pairs_of_any_exponents),
         cmocka_unit_test(old_memory_changes_nothing),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_merge_cmaes.c -- CMA-ES step by step beside its equations (arXiv:1604.00772, figure 6 and
- * table 1), written out again for three dimensions.
+/* test_merge_cmaes.c -- CMA-ES step by step against a second implementation of its equations
+ * (arXiv:1604.00772, figure 6 and table 1) for three dimensions.
  *
- * A search shows its points only.  Those of one generation are mean + sigma A z with known z, so that
- * A A^T is the covariance; eigenvectors, whose signs and order are free, are not compared. */
+ * A search shows its points only.  Those of one generation are mean + sigma A z with known z, so
+ * that A A^T is the covariance; eigenvectors, whose signs and order are free, are not compared. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -141,7 +141,7 @@ static void step(reference *r, double x[LAMBDA][N])
     r->sigma *= exp(r->c_sigma / r->d_sigma * (length(r->p_sigma) / r->chi - 1));
 }
 
-/* ---- against it ---- */
+/* ---- comparison ---- */
 
 /* sigma^2 C out of a generation: A from x - m = A z by least squares, then A A^T. */
 static void measured(const reference *r, double x[LAMBDA][N], double z[LAMBDA][N], matrix out)

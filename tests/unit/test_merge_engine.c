@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine of merges: the same bytes for any number of threads, a weight of one gives the model's
- * own bits, layers end up where they belong, streams, LoRA folders, side data, provenance. */
+/* The merge engine: the same bytes for any number of threads, a weight of one reproduces the
+ * model's bits, layers get their new positions, streams, LoRA folders, side data, provenance. */
 #include "tests/unit/merge_model.h"
 
 #include <sys/stat.h>
@@ -88,7 +88,7 @@ static void stacks(void **state)
     assert_true(o[5] == (float)(x[5] * 0.5));
 }
 
-/* Whole numbers are the base's; types of the result. */
+/* Integers are copied from the base; types of the result. */
 static void types(void **state)
 {
     lm_model_source *m = NULL;
@@ -202,7 +202,7 @@ static void no_fisher(const char *first, const char *second, const char *what)
     lm_merge_recipe_free(r);
 }
 
-/* A file of side data of the second model that says nothing. */
+/* Side data of the second model that are damaged. */
 static void damaged_side(const char *method, const char *second, const char *where,
                          const char *what)
 {
@@ -376,7 +376,7 @@ static void lora_turned(void **state)
         assert_true(o[i] == (float)(b[i] + delta(2, i % COLS, i / COLS, ROWS)));
 }
 
-/* Each output of W + s B A has the length that its magnitude says, and the direction of the sum. */
+/* Each output of W + s B A has the length of its magnitude and the direction of the sum. */
 static void dora_of(bool turned)
 {
     char config[160], name[160];
@@ -418,7 +418,7 @@ static void lora_dora(void **state)
     dora_of(true);
 }
 
-/* The bound of memory holds what an adapter takes: the sum in F32, the factors in F64 twice. */
+/* The memory bound includes that of an adapter: the sum in F32, the factors in F64 twice. */
 static void lora_in_the_bound(void **state)
 {
     lm_merge_plan *p = NULL;
@@ -502,7 +502,8 @@ static void half(void **state)
     lm_merge_recipe_free(r);
 }
 
-/* An adapter that saves the head, the embedding or both, in numbers of their own, or in the same. */
+/* An adapter that saves the head, the embedding or both, in numbers of their own, or in the
+ * same. */
 static void put_saved(const char *dir, const char *config, bool head, bool embed, bool same)
 {
     const char *const names[] = { "base_model.model.lm_head.weight",
@@ -558,7 +559,8 @@ static bool says_tied(const char *model)
     return tied;
 }
 
-/* PEFT: a saved module of a tied base has a copy of its own, the other stays the base's. */
+/* PEFT: a saved module of a tied base has a separate copy; the other module keeps the base's
+ * weights. */
 static void lora_unties(void **state)
 {
 #define SAVES(list) \
@@ -605,7 +607,8 @@ static void lora_unties(void **state)
         for (int64_t i = 0; i < mm_load("oh", head, h); i++)
             assert_true(fabs(o[i] - (h[i] + (float)mm_value(1, embed, i)) / 2) < 1e-7);
     }
-    /* a low-rank change of a head that is tied: PEFT's merge changes the embedding, its training did not */
+    /* a low-rank change of a head that is tied: PEFT's merge changes the embedding, its training
+     * did not */
     put_lora("bad", "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 2}", "lm_head", false);
     lm_merge_recipe *r = mm_recipe("passthrough", NULL, OPERANDS("b+bad"));
     assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);

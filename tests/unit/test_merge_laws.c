@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What holds for any merge method and any input: equal models stay, a weight of one gives the model's
- * own bits, the bits do not depend on threads or on the processor's level; what is refused and warned
- * of; and the selection of the largest, which many of them rest on. */
+/* Laws of all merge methods: equal models are reproduced, a weight of one gives the model's bits,
+ * the bits do not depend on threads or on the processor's level; refusals and warnings; and the
+ * selection of the largest elements, which many methods use. */
 #include "tests/unit/merge_case.h"
 
 #include "merge/select.h"
@@ -25,7 +25,7 @@ static int teardown(void **state)
 
 /* --- laws ------------------------------------------------------------------------------------ */
 
-/* What a method needs to be asked at all. */
+/* Set the inputs that a method requires. */
 static void ask(merge_case *c, const lm_merge_method *m)
 {
     for (int p = 0; p < LM_MERGE_PARAMS; p++) {
@@ -87,7 +87,7 @@ static void equal_models_stay(void **state)
     for (int i = 0; (m = lm_merge_method_at(i)); i++)
         for (int ty = 0; ty < N_TYPES; ty++) {
             if (types[ty] == LM_DTYPE_F64)
-                continue; /* as wide as the arithmetic: weights of a third cost the last place */
+                continue; /* weights of a third change the last digit */
             merge_case *c = new_case(models_of(m, 3), types[ty], 2, 9, 231, i);
             ask(c, m);
             c->job.param[LM_MERGE_SELECT_TOPK] = NAN; /* nothing varies */
@@ -127,7 +127,7 @@ static void a_weight_of_one_gives_the_bits(void **state)
                     c->job.param[LM_MERGE_T] = 1;
                 else if (method(names[m])->required)
                     c->model[0].param[LM_MERGE_WEIGHT] = 1;
-                if (more) /* a second one that has no say */
+                if (more) /* a second model without weight */
                     c->model[1].param[LM_MERGE_WEIGHT] = 0;
                 merge(c, names[m]);
                 if (memcmp(c->job.out, p, bytes))
@@ -253,7 +253,7 @@ static void dare_keeps_the_expectation(void **state)
     free_case(c);
 }
 
-/* --- numbers that are none, misuse, warnings ------------------------------------------------- */
+/* --- NaN and infinities, misuse, warnings ---------------------------------------------------- */
 
 static void nan_stays_where_it_is(void **state)
 {

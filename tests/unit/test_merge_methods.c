@@ -231,7 +231,7 @@ static void fisher(void **state)
         merge(c, "fisher");
         expect(c, want, "fisher");
         assert_null(strstr(c->warned, "importances"));
-        /* 0 in every model: the floor makes it a mean, which is said; 0 in some is the rule */
+        /* 0 in every model: the floor makes it a mean, with a warning; 0 in some models is usual */
         memset(f, 0, (size_t)c->job.count * sizeof *f);
         one = 0;
         merge(c, "fisher");

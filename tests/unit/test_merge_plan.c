@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans of merges: what fits, what does not, layers, parameters, and every mismatch found before
+/* Merge plans: models that fit and that do not, layers, parameters, and every mismatch found before
  * anything is written. */
 #include "tests/unit/merge_model.h"
 
@@ -309,7 +309,7 @@ static void quantised(void **state)
     lm_merge_recipe_free(r);
 }
 
-/* What a config leaves out is the default of its type; of an unknown one, the weights decide. */
+/* A missing key has the default of the model type; for an unknown type, the weights decide. */
 static void ties_of_types(void **state)
 {
     (void)state;

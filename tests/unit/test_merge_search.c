@@ -20,7 +20,7 @@
 
 enum { SETS = 2 };
 
-/* An objective and what was seen of it. */
+/* An objective and the points at which it was measured. */
 typedef struct {
     double (*f)(const double *w, int n);
     int64_t measured, reported, bests, stop_after;
@@ -76,7 +76,7 @@ static double bowl(const double *w, int n)
     return sum;
 }
 
-/* A valley across the axes: coordinate descent has to come round more than once. */
+/* A valley diagonal to the axes: coordinate descent needs more than one round. */
 static double valley(const double *w, int n)
 {
     (void)n;
@@ -202,14 +202,14 @@ static void test_cmaes_converges(void **state)
             if (!(f < 1e-12) || t.measured > 400 * n)
                 print_error("n %d seed %d: %g after %d\n", n, (int)seed, f, (int)t.measured);
             assert_true(f < 1e-12);
-            assert_true(t.measured <= 400 * n); /* it ends by itself, and soon */
+            assert_true(t.measured <= 400 * n); /* it ends without the limit, and soon */
             for (int i = 0; i < n; i++)
                 assert_true(fabs(best[i] - (0.4 + 0.1 * i)) < 1e-6);
             lm_candidates_fini(&t.log);
         }
 }
 
-/* The minimum lies beyond the bounds: it is found on their edge. */
+/* The minimum is outside the bounds: the search ends on their edge. */
 static double outside(const double *w, int n)
 {
     double sum = 0;
@@ -260,8 +260,8 @@ static void test_not_finite(void **state)
     }
 }
 
-/* Cut a search short after any number of points; the second run measures the rest only, and both
- * see the same points, bit for bit. */
+/* Interrupt a search after any number of points; the second run measures only the rest, and both
+ * use the same points, bit for bit. */
 static void test_resume(void **state)
 {
     (void)state;
@@ -318,7 +318,7 @@ static void write_file(const char *path, const char *text)
     fclose(f);
 }
 
-/* What a candidate's line says is read back bit for bit, cut lines are passed over. */
+/* A candidate's line is read back bit for bit, truncated lines are skipped. */
 static void test_lines(void **state)
 {
     char path[256];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_merge_vocab.c -- vocabularies that differ: comparing, uniting, and each row of the result. */
+/* test_merge_vocab.c -- different vocabularies: comparison, union, and each row of the result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,7 +82,7 @@ static void test_same(void **state)
     assert_int_equal(lm_vocab_rows(v), 5);
     assert_int_equal(lm_vocab_owner(v), 0);
     lm_vocab_free(v);
-    f.model[1].tok = NULL; /* one without a tokenizer goes along when the rows fit */
+    f.model[1].tok = NULL; /* a model without a tokenizer is accepted if its rows fit */
     assert_int_equal(lm_vocab_new(&spec, f.model, 3, -1, NULL, &v, &e), 0);
     assert_true(lm_vocab_same(v));
     lm_vocab_free(v);
@@ -180,7 +180,7 @@ static void test_union(void **state)
     end(&f);
 }
 
-/* The united tokenizer cuts what either does, merges of the base first. */
+/* The united tokenizer applies the merges of both, those of the base first. */
 static void test_union_encodes(void **state)
 {
     fixture f;

@@ -46,7 +46,7 @@ static void read_model(int i, lm_config *c)
     json_decref(o);
 }
 
-/* Random numbers everywhere: fresh norms and biases would hide mistakes. */
+/* Random numbers everywhere: norms of 1 and biases of 0, as in a new model, would hide mistakes. */
 static float *random_block(const lm_model *m)
 {
     float *block = room((size_t)m->block, sizeof *block);
@@ -174,7 +174,7 @@ static void test_accumulation(void **state)
     }
 }
 
-/* What is trained in turn; "!" says all but that. */
+/* The parts that are trained, in turn; "!" means all except this part. */
 static const char *const parts[] = { "norm", "ln_",    "bias",      "!bias",      "wpe",    "wte",
                                      "!wte", "q_norm", "ln_f.bias", "!ln_f.bias", "lm_head" };
 
@@ -194,7 +194,7 @@ static void check_frozen(const lm_config *c, const char *part, const char *what)
     runner_new(&some, c, &b, LM_CPU_REF, 1);
     float *block = random_block(all.model), *other = random_block(some.model);
     runner_weights(&all, block);
-    runner_weights(&some, other); /* which lies in another order */
+    runner_weights(&some, other); /* whose parameters have another order */
     feed(&all, 1);
     feed(&some, 1);
     runner_run(&all);
@@ -252,7 +252,8 @@ static void test_levels(void **state)
         lm_build b = build_of(LM_MODE_TRAIN, LM_DTYPE_F32, 1, 1);
         double want, loss, again;
         read_model(i, &c);
-        /* A norm behind a branch makes what the branch lost by rounding as large as its result. */
+        /* A norm after a branch scales the rounding errors of the branch up to the size of its
+         * result. */
         double rough = c.layer[0].norm_after ? 8e-2 : 3e-2;
         must(lm_model_build(&c, &b, &m, &e), &e);
         size_t n = (size_t)m->block;

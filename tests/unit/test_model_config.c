@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.json: what is read, what is refused, and what is counted from it. */
+/* config.json: keys that are read, values that are refused, and counts derived from it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -180,7 +180,7 @@ static void test_kv_heads(void **state)
     }
 }
 
-/* Old and new spellings of the rotary keys say the same. */
+/* Old and new spellings of the rotary keys are equivalent. */
 static void test_rope_spellings(void **state)
 {
     static const char *const same[3] = {
@@ -204,7 +204,7 @@ static void test_rope_spellings(void **state)
     read_ok(llama, "{\"rope_theta\":null}", &c[0]);
     assert_true(c[0].rope[0].theta == 10000);
     lm_config_fini(&c[0]);
-    /* Without a type there is nothing but the base to obey. */
+    /* Without a type only the base of the frequencies is read. */
     read_ok(llama, "{\"rope_theta\":null,\"rope_parameters\":{\"rope_theta\":5e4}}", &c[0]);
     assert_true(c[0].rope[0].type == LM_ROPE_DEFAULT && c[0].rope[0].theta == 5e4);
     lm_config_fini(&c[0]);
@@ -213,7 +213,7 @@ static void test_rope_spellings(void **state)
     lm_config_fini(&c[0]);
 }
 
-/* What transformers 5 writes: "dtype", rope_parameters, every default spelt out. */
+/* A config of transformers 5: "dtype", rope_parameters, every default written. */
 static void test_transformers_5(void **state)
 {
     static const char llama3[] =
@@ -307,7 +307,8 @@ static void test_windows(void **state)
     json_decref(o);
 }
 
-/* What lm_config_params counts tensor by tensor, as one formula of a decoder whose layers are alike. */
+/* The result of lm_config_params, which counts tensors, by a closed formula for a decoder with
+ * equal layers. */
 static int64_t by_formula(const lm_config *c)
 {
     const lm_layer *y = &c->layer[0];
@@ -356,7 +357,7 @@ static void test_gemma(void **state)
     }
 }
 
-/* Parameter counts that the models' own files have. */
+/* Parameter counts of the published files of the models. */
 static void test_counts(void **state)
 {
     static const struct {
@@ -448,7 +449,8 @@ static void test_flops(void **state)
         double want = B * T * (lm_config_train_flops(&c, T) - pairs + pairs / 3 * 3.5 / 2);
         double all = sum.phase[0].flops + sum.phase[1].flops + sum.phase[2].flops;
         assert_true(fabs(sum.all.flops / want - 1) < 0.02);
-        /* By pairs: the formula with all T^2 of a sequence, half of its attention with the causal ones. */
+        /* By pairs: the formula with all T^2 of a sequence, half of its attention with the causal
+         * ones. */
         double every = lm_config_pair_flops(&c, B * T, (double)B * T * T, 0);
         assert_true(fabs(every / (B * T * lm_config_train_flops(&c, T)) - 1) < 1e-12);
         double causal = lm_config_pair_flops(&c, B * T, (double)B * T * T / 2, 0);

@@ -84,8 +84,8 @@ static float *weights(const golden *g, const lm_model *m)
     return block;
 }
 
-/* Relative L2 error that a run in `low` may have.  A norm behind a branch scales what the branch adds to
- * the residual up to the size of the norm's weight, and its rounding with it. */
+/* Relative L2 error that a run in `low` may have.  A norm behind a branch scales what the branch
+ * adds to the residual up to the size of the norm's weight, and its rounding with it. */
 static double allowed(const golden *g, lm_dtype low)
 {
     return low == LM_DTYPE_F32 ? 1e-5 : g->config.layer[0].norm_after ? 8e-2 : 6e-2;
@@ -96,8 +96,8 @@ static void check(const golden *g, const char *what, const float *got, const cha
 {
     float *want = floats(g, what, name);
     double d = far_apart(got, want, n), most = allowed(g, low);
-    /* A bias of keys shifts all scores of a row alike: its gradient is what is left when they
-     * cancel, and roundings do not cancel. */
+    /* A bias of keys adds the same number to all scores of a row: its gradient is the remainder
+     * when they cancel, and roundings do not cancel. */
     if (strstr(name, "k_proj.bias"))
         most *= 10;
     if (!(d <= most))

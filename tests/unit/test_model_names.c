@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_model_names.c -- what names of tensors say without a config. */
+/* test_model_names.c -- what follows from names of tensors without a config. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store of a model: fresh numbers, written to a folder, loaded again by any number of threads in
- * either format, refused; what does not train; parameters of rank 3. */
+/* The store of a model: random weights, written to a folder, loaded again by any number of threads
+ * in either format, refused; parts that do not train; parameters of rank 3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -187,8 +187,8 @@ static lm_code load(lm_store *s, const char *path, lm_err *e)
     return rc;
 }
 
-/* Matrices of a folder in FP8 stay a byte a number, for use on a backend that reads codes; vectors and all
- * else are numbers. */
+/* FP8 matrices of a folder stay one byte per number, for use on a backend that reads codes; vectors
+ * and all other tensors are decoded. */
 static void test_codes(void **state)
 {
     char path[64];
@@ -317,7 +317,7 @@ static void test_refused(void **state)
             assert_int_equal(load(again, path, &e), LM_EFORMAT);
             assert_non_null(strstr(e.what, wrong == 3 ? "adapter.weight" : name));
         }
-        e = (lm_err){ 0 }; /* what checkpoints may carry besides */
+        e = (lm_err){ 0 }; /* other tensors that checkpoints may contain */
         write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL,
                      i ? "model.layers.0.self_attn.rotary_emb.inv_freq"
                        : "transformer.h.0.attn.bias");
@@ -327,7 +327,8 @@ static void test_refused(void **state)
     }
 }
 
-/* In F32 and BF16, as a folder and as an .lmz, for training and for use, by one thread and by three. */
+/* In F32 and BF16, as a folder and as an .lmz, for training and for use, by one thread and by
+ * three. */
 static void test_load(void **state)
 {
     (void)state;
@@ -350,7 +351,7 @@ static void test_load(void **state)
         assert_true(same(a, b, LM_KEPT_PARAM) && same(a, b, LM_KEPT_DERIVED));
         assert_true(same(c, d, LM_KEPT_PARAM));
         assert_true(low || same(a, f.store, LM_KEPT_PARAM));
-        for (int p = 0; p < m->n_params; p++) { /* what is derived is what is loaded for use */
+        for (int p = 0; p < m->n_params; p++) { /* derived values equal those loaded for use */
             const lm_store_block *x = &c->block[c->place[p].block];
             const lm_store_block *y =
                 lm_store_find(a, x->format == LM_DTYPE_BF16 ? LM_KEPT_DERIVED : LM_KEPT_PARAM, 0);
@@ -367,7 +368,7 @@ static void test_load(void **state)
     }
 }
 
-/* ---- what trains ---- */
+/* ---- trained parts ---- */
 
 static bool is_norm(void *ctx, const char *name)
 {
@@ -457,7 +458,7 @@ static void test_frozen(void **state)
         must(lm_folder_commit(out, &e), &e);
         must(lm_bundle_open(path, NULL, &b, &e), &e);
         must(lm_bundle_st(b, "optimizer.safetensors", &st, &e), &e);
-        for (int t = 0; t < m->n_slices; t++) { /* states of what trains, and no others */
+        for (int t = 0; t < m->n_slices; t++) { /* states of trained tensors, and no others */
             char name[200];
             snprintf(name, sizeof name, "exp_avg.%s", m->slice[t].name);
             assert_true(m->param[m->slice[t].param].trains == (lm_st_find(st, name) != NULL));
@@ -477,7 +478,7 @@ static void test_frozen(void **state)
 
 /* ---- rank 3 ---- */
 
-/* The weights of 5 experts [5,3,4], of which a file holds two tensors, and a vector behind it. */
+/* The weights of 5 experts [5,3,4], stored as two tensors, and a vector after it. */
 static void test_rank(void **state)
 {
     lm_err e = { 0 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verification: what has no reader is found, and named with its reason. */
+/* Verification: parts of a folder that are never read are reported with the reason. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +50,7 @@ static void put_config(const char *more)
     fclose(f);
 }
 
-/* What a file holds beside, or instead of, the parts of the model. */
+/* Tensors of a file in addition to, or instead of, those of the model. */
 typedef struct {
     const char *name;
     lm_dtype dtype;
@@ -318,7 +318,7 @@ static void test_tokenizer(void **state)
 #undef JSON
 }
 
-/* A SentencePiece model that ends early anywhere is never whole. */
+/* A SentencePiece model truncated at any byte is reported as damaged. */
 static void test_sentencepiece(void **state)
 {
     static const char unigram[] = "\x0a\x05\x0a\x03<u>\x12\x02\x18\x01";

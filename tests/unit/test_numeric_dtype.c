@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every code of every narrow float, both directions, against arithmetic that knows nothing of bits.
- */
+/* Every code of every narrow float, both directions, against plain arithmetic without bit
+ * operations. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -144,7 +144,8 @@ static void bf16_two_ways(void **state)
     assert_int_equal(lm_f64_to_bf16(1 + 0x1p-8 + 0x1p-40), 0x3f81);
 }
 
-/* A number at fraction f between two codes goes up for a share f of all draws; exact numbers stay.
+/* A number at fraction f between two codes is rounded up for a share f of all draws; exact numbers
+ * are unchanged.
  */
 static void stochastic_rounding_of_every_format(void **state)
 {
@@ -232,8 +233,9 @@ static void convert_arrays(void **state)
     lm_convert(LM_DTYPE_F32, x, LM_DTYPE_F32, y, 0);
 }
 
-/* Arrays go through loops of their own: the same as lm_set and lm_get one by one, for every code and
- * for floats of every exponent, with the neighbours of each rounding boundary of F16 and FP8. */
+/* Arrays are converted by separate loops: the same as lm_set and lm_get for single elements, for
+ * every code and for floats of every exponent, with the neighbours of each rounding boundary of F16
+ * and FP8. */
 static void arrays_are_scalars(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The registry of number formats: every format encodes and decodes what its entry promises. */
+/* The registry of number formats: every format encodes and decodes as its entry states. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -48,7 +48,7 @@ static void decode(const lm_format *f, const void *codes, const void *scales, in
 
 enum { PAD = 5, GUARD = 0x5a };
 
-/* The planes of a matrix, each at an odd address between two bytes that must stay. */
+/* The planes of a matrix, each at an odd address between two guard bytes. */
 typedef struct {
     const lm_format *f;
     lm_tensor_size size;
@@ -158,7 +158,7 @@ static void every_format(void **state)
     }
 }
 
-/* What entries say of themselves is of one piece, and each is found by every key it has. */
+/* The fields of each entry are consistent, and each entry is found by each of its keys. */
 static void every_entry(void **state)
 {
     (void)state;
@@ -251,7 +251,7 @@ static void stochastic(void **state)
         int bits = c->plane[0].bits, group = lm_format_group(c);
         if (bits == 32)
             continue;
-        for (int k = 0; k < N; k += group) /* what the others are rounded against */
+        for (int k = 0; k < N; k += group) /* the scale for the others */
             x[k] = c->n_planes == 1 ? 1.01f : -1.75f;
         c->encode(c, x, 8, N / 8, N / 8, (void *[]){ whole, scales }, &m);
         for (int row = 0; row < 8; row++, m.index += N / 8)
@@ -285,8 +285,8 @@ static int reference_map(bool with_sign, double *map)
     return n;
 }
 
-/* Blocks of every kind of number against the nearest entry of the reference map: no code does better
- * than the one that was chosen, and the bound holds. */
+/* Blocks of every kind of number against the nearest entry of the reference map: no code does
+ * better than the one that was chosen, and the bound holds. */
 static void dynamic_is_nearest(void **state)
 {
     (void)state;
@@ -373,7 +373,7 @@ static void names(void **state)
     assert_null(lm_format_at(1000));
 }
 
-/* Any number of planes and dimensions, short blocks, and what has no size. */
+/* Any number of planes and dimensions, short blocks, and shapes without a valid size. */
 static void sizes(void **state)
 {
     (void)state;

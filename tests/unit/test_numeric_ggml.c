@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF's quantised blocks: the layouts restated number by number, the bytes that ggml writes for the
- * same numbers, and what must hold whatever the input. */
+/* GGUF's quantised blocks: a second decoder element by element, the bytes that ggml writes for the
+ * same numbers, and properties for any input. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -95,7 +95,7 @@ static double e4m3(uint8_t s)
     return exponent ? ldexp(1 + fraction / 8.0, exponent - 7) : ldexp(fraction, -9);
 }
 
-/* The same of the types whose names do not say how they are laid out. */
+/* The same for the types whose names do not follow a pattern. */
 static double restated_other(const char *name, const uint8_t *b, int i)
 {
     static const int values[16] = { -127, -104, -83, -65, -49, -35, -22, -10,
@@ -219,9 +219,9 @@ static void importance(float *w)
     }
 }
 
-/* XXH3-64 of the bytes that ggml's own functions (ggml_quantize_chunk; ggml of August 2026, compiled
- * without contraction of products and sums) write for numbers(), without importance matrix and, in
- * rows of ROW, with importance(). */
+/* XXH3-64 of the bytes that ggml's own functions (ggml_quantize_chunk; ggml of August 2026,
+ * compiled without contraction of products and sums) write for numbers(), without importance matrix
+ * and, in rows of ROW, with importance(). */
 static const struct {
     const char *name;
     uint64_t bytes, weighted;
@@ -278,7 +278,7 @@ static void test_bytes_of_ggml(void **state)
     lm_free(y);
 }
 
-/* What columns of importance gain, measured by it. */
+/* Importance reduces the error that is weighted by it. */
 static void test_importance_helps(void **state)
 {
     (void)state;
@@ -346,7 +346,7 @@ static void test_what_is_no_number(void **state)
     }
 }
 
-/* Names that are listed are of formats that are taken. */
+/* Listed names are names of formats that are accepted. */
 static void test_find(void **state)
 {
     (void)state;

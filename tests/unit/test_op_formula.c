@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Formulas: what their text means, against the same in C; results over operands, gates and numbers; texts that
- * are refused; and calls on neighbouring tensors that become one. */
+/* Formulas: their meaning, against the same expressions in C; results in the memory of operands,
+ * gates and numbers; texts that are refused; and merged calls on adjacent tensors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -151,7 +151,7 @@ static void test_meaning(void **state)
         }
 }
 
-/* What is written over may be read in the same formula, before and after. */
+/* A formula may read an operand that it overwrites, before and after the assignment. */
 static void test_written_over(void **state)
 {
     (void)state;
@@ -199,7 +199,8 @@ static void test_refused(void **state)
     }
 }
 
-/* The same formula on neighbouring pieces becomes one call; with a vector of rows of its own it does not. */
+/* The same formula on neighbouring pieces becomes one call; with a vector of rows of its own it
+ * does not. */
 static void test_merged(void **state)
 {
     lm_err e = { 0 };

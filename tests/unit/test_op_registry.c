@@ -2,7 +2,7 @@
 /* Every operator of the registry: each of its kernels against the reference in double, and its
  * gradient rule against finite differences.
  *
- * The walk knows no operator by name.  An example makes a graph of one node (or two that share
+ * The walk names no operator.  An example makes a graph of one node (or two that share
  * their parameters); its backward is appended by the operator's own rule, and every node of the
  * result is checked: so operators without examples are reached through those that have them.  In
  * the end each operator, and each kernel that this machine can run, must have been met. */
@@ -12,7 +12,7 @@ enum { MOST_KERNELS = 512 };
 
 static bool kernel_met[MOST_KERNELS];
 
-/* All kernels of one node from the same state; the last one's results stay. */
+/* Run all kernels of one node from the same state; the results of the last one are kept. */
 static void check_node(trial *t, const lm_node *n)
 {
     lm_dtype act = lm_node_act(t->g, n);

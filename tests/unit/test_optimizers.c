@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every optimiser against a definition of its own in plain double, 20 steps on matrices, vectors and odd shapes,
- * as tensors of a model: an embedding, q, k and v that lie in one parameter, a bias, a norm. */
+/* Every optimiser against a separate definition in double, 20 steps on matrices, vectors and odd
+ * shapes, as tensors of a model: an embedding, q, k and v in one parameter, a bias, a norm. */
 #include "update_trial.h"
 
 #include <math.h>
@@ -13,8 +13,8 @@ enum { STEPS = 20, MOST = 64 * 48, STATES = 6 };
 static lm_par *par;
 static lm_backend *backend;
 
-/* What a definition works on: a tensor, its gradient (clipped) at step t (from 1), and states of its own, all in
- * double and zeros at first. */
+/* Data of a definition: a tensor, its clipped gradient at step t (from 1), and its own states, all
+ * in double and zero at the start. */
 typedef struct {
     const lm_optim_use *use;
     const lm_update_tensor *tensor;
@@ -131,7 +131,8 @@ static void schedule_free_shown(moment *m)
         m->p[i] += (1 - 1 / hyper(m, "beta1")) * (m->s[0][i] - m->p[i]);
 }
 
-/* An average beside Lion, in s[5]; of the parameters before the first step at first. */
+/* Lion with an average of the parameters, in s[5], which starts with those before the first
+ * step. */
 static void lion_averaged(moment *m)
 {
     double d = fmin(m->use->ema, (1 + m->t) / (10 + m->t));
@@ -289,7 +290,7 @@ static void adam_mini(moment *m)
 
 /* ---- whole matrices ---- */
 
-/* AdamW of rules that serve hidden matrices alone. */
+/* The AdamW of rules for hidden matrices, for other tensors. */
 static void adamw_of_others(moment *m, double rate)
 {
     double b1 = hyper(m, "adam_beta1"), b2 = hyper(m, "adam_beta2");
@@ -415,8 +416,8 @@ static void muon(moment *m)
         muon_piece(m, k * m->n / pieces, m->rows / pieces, m->cols);
 }
 
-/* Eigenvectors of a symmetric matrix by rotations (Jacobi), as columns, the largest eigenvalue first, the
- * largest entry of each positive.  x is lost. */
+/* Eigenvectors of a symmetric matrix by rotations (Jacobi), as columns, the largest eigenvalue
+ * first, the largest entry of each positive.  x is lost. */
 static void eigenvectors(double *x, int64_t n, double *q)
 {
     static double sorted[MOST];
@@ -506,7 +507,7 @@ static void next_basis(const double *gg, double *q, int64_t n, double *v, int64_
         v[i] = rows ? old[order[i / c] * c + i % c] : old[i / c * c + order[i % c]];
 }
 
-/* y = Ql' x Qr, or (back) Ql x Qr'; a side without basis is left alone. */
+/* y = Ql' x Qr, or (back) Ql x Qr'; a side without basis is not rotated. */
 static void rotate(const double *x, const double *ql, const double *qr, int64_t r, int64_t c,
                    bool back, double *y)
 {
@@ -602,8 +603,8 @@ static void dynamic_map(bool with_sign, double *value)
     assert_int_equal(n, 256);
 }
 
-/* x as its codes are read: blocks of 256 beside their largest magnitude; what is above 0 stays above 0 where no
- * number of the block is below. */
+/* x after encoding and decoding: blocks of 256, scaled by their largest magnitude; in blocks
+ * without negative numbers, positive numbers stay positive. */
 static void dynamic8(double *x, int64_t n)
 {
     double map[256];
@@ -669,7 +670,8 @@ static bool has_low_rank(const moment *m)
     return is_hidden(m) && fmin((double)m->rows, (double)m->cols) > hyper(m, "rank");
 }
 
-/* q [shorter side, rank] of the gradient becomes the basis in s[2]; it is used as columns of the shorter side. */
+/* q [shorter side, rank] of the gradient becomes the basis in s[2]; it is used as columns of the
+ * shorter side. */
 static void galore(moment *m)
 {
     static double way[MOST], low[MOST], g[MOST], q[MOST], turned[MOST];
@@ -713,8 +715,8 @@ static void galore(moment *m)
     }
 }
 
-/* x as its affine codes are read: blocks of 256 with a scale and a zero point.  stream: of the draws of a step, where
- * codes are rounded by chance; -1: to nearest. */
+/* x after encoding to affine codes and decoding: blocks of 256 with a scale and a zero point.
+ * stream: random stream of the step for stochastic rounding; -1: rounding to nearest. */
 static void affine(double *x, int64_t n, double most, int64_t stream, int64_t step)
 {
     lm_rng r = lm_rng_make(0, "codes", (uint64_t)stream);
@@ -736,8 +738,8 @@ static void affine(double *x, int64_t n, double most, int64_t stream, int64_t st
     }
 }
 
-/* s[2]: the first vector, and from 1024 on the basis as it lies in memory; s[3]: cosines; s[4]: the gap; s[5]: how
- * many bases there were. */
+/* s[2]: the first vector, and from 1024 on the basis in memory order; s[3]: cosines; s[4]: the gap;
+ * s[5]: the number of bases so far. */
 static void next_q(moment *m, const double *g, int64_t r, int64_t c, int64_t rank, bool right)
 {
     static double q[MOST], first[MOST];
@@ -816,7 +818,8 @@ static void q_galore(moment *m)
         affine(m->p, m->n, 255, hyper(m, "stochastic_round") > 0 ? m->tensor->index : -1, t);
 }
 
-/* m, v in s[0], s[1] as [rank,c]; the basis in s[2] as [r,rank]; the error in s[3] as the tensor is. */
+/* m, v in s[0], s[1] as [rank,c]; the basis in s[2] as [r,rank]; the error in s[3] as the tensor
+ * is. */
 static void ldadam(moment *m)
 {
     static double a[MOST], b[MOST], q[MOST], qt[MOST], y[MOST], low[MOST], change[MOST], m2[MOST],
@@ -893,8 +896,8 @@ typedef struct {
     struct {
         const char *name;
         int s;
-    } state[STATES];         /* that lie where the definition has them */
-    double tolerance;        /* of the way that parameters went; 0: 1e-5 */
+    } state[STATES];         /* compared with the definition's states */
+    double tolerance;        /* relative to the change of the parameters; 0: 1e-5 */
     void (*show)(moment *m); /* p becomes what is evaluated; NULL: p itself */
 } row;
 
@@ -1116,8 +1119,8 @@ static void begin_moment(moment *m, const update_trial *r, int i, const lm_optim
         m->p[k] = trial_param(r, i)[k];
 }
 
-/* How far `got` is from `want`, beside the way from `from`; a hundredth of `want` counts as way, for what F32
- * rounds in short ways. */
+/* The distance of `got` from `want`, relative to that of `want` from `from`, to which a hundredth
+ * of `want` is added, because F32 rounds small changes. */
 static double error_of(const float *got, const double *want, const float *from, int64_t n)
 {
     double diff = 0, way = 1e-20;
@@ -1219,7 +1222,7 @@ static void test_none_left_out(void **state)
     }
 }
 
-/* Rules that are one formula for a tensor run over blocks: matrices with decay, then vectors. */
+/* Rules with one formula per tensor are merged over blocks: matrices with decay, then vectors. */
 static void test_runs(void **state)
 {
     static const char *const flat[] = { "adam", "amsgrad", "adagrad", "rmsprop", "lion" };
@@ -1234,12 +1237,12 @@ static void test_runs(void **state)
         const lm_graph *g = lm_update_graph(r.u);
         for (size_t k = 0; k < g->n_nodes; k++)
             n += !strcmp(g->node[k].op->name, "map");
-        assert_int_equal(n, 3); /* the head comes behind the vectors */
+        assert_int_equal(n, 3); /* the head comes after the vectors */
         trial_close(&r);
     }
 }
 
-/* States of 8 bits pass through F32 by pieces of a large tensor: the bits of tensors of their own. */
+/* 8-bit states of a large tensor are decoded in pieces, with the bits of separate tensors. */
 static void test_pieces(void **state)
 {
     enum { COLUMNS = 256, FIRST = 1024, MORE = 130 };

@@ -50,7 +50,7 @@ static int64_t choose(const lm_sample_attr *o, const float *x, const uint32_t *s
     return token;
 }
 
-/* Which ids come up over an even grid of draws, as a bit mask; share[i] of each. */
+/* The ids that an even grid of draws selects, as a bit mask; share[i]: the share of each. */
 static unsigned spread(const lm_sample_attr *o, double *share)
 {
     enum { N = 20000 };
@@ -175,8 +175,8 @@ static void the_probability_is_that_of_the_model(void **state)
     assert_true(fabs(p - (3 - log(sum))) < 1e-12);
 }
 
-/* Rows side by side, some of them resting, are chosen as they are alone. */
-static void rows_do_not_meet(void **state)
+/* Rows of a batch, some of them inactive, give the same tokens as single rows. */
+static void rows_are_independent(void **state)
 {
     enum { B = 5 };
     const lm_sample_attr o = { 0.7, 4, 0.95, 0.01, 1.3 };
@@ -244,7 +244,7 @@ int main(void)
         cmocka_unit_test(top_p_is_a_share_of_what_top_k_left),
         cmocka_unit_test(the_penalty_counts_each_token_once),
         cmocka_unit_test(the_probability_is_that_of_the_model),
-        cmocka_unit_test(rows_do_not_meet),
+        cmocka_unit_test(rows_are_independent),
         cmocka_unit_test(draws_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_text_bpe_train.c -- what is learned, against a trainer that counts everything anew at each
+/* test_text_bpe_train.c -- the learned merges, against a trainer that recounts all pairs at each
  * merge. */
 #include <setjmp.h>
 #include <stdarg.h>

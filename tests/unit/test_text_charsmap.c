@@ -15,7 +15,7 @@
 
 enum { BLOCKS = 24 };
 
-/* A double array in which each node has 256 units of its own. */
+/* A double array in which each node has a separate block of 256 units. */
 typedef struct {
     uint32_t unit[256 * BLOCKS];
     size_t blocks; /* in use; the first holds the root */

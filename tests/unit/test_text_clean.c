@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cleaning rules: each rule alone drops what it names and keeps what lies just inside its
- * threshold. */
+/* Cleaning rules: each rule alone drops text beyond its threshold and keeps text just inside it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -221,7 +220,7 @@ static void characters_are_words_without_spaces(void **st)
     lm_buf_fini(&b);
 }
 
-/* Five characters are no five words: ten of them are. */
+/* A 5-gram of such characters has ten of them, not five. */
 static void n_grams_of_characters(void **st)
 {
     static const char five[] = "\u4e00\u4e8c\u4e09\u56db\u4e94";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Deduplication: exact, near, the estimate of similarity, and the law of the bands. */
+/* Deduplication: exact, near, the estimate of similarity, and the probability of a shared band. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,7 +136,7 @@ static void similarity_is_estimated(void **st)
 }
 
 /* With threshold 0 a pair of similarity s is found with probability 1 - (1 - s^8)^14. */
-static void bands_follow_their_law(void **st)
+static void bands_have_the_stated_probability(void **st)
 {
     (void)st;
     enum { PAIRS = 200, WORDS = 300 };
@@ -213,7 +213,7 @@ int main(void)
         cmocka_unit_test(what_is_near),
         cmocka_unit_test(near_without_spaces),
         cmocka_unit_test(similarity_is_estimated),
-        cmocka_unit_test(bands_follow_their_law),
+        cmocka_unit_test(bands_have_the_stated_probability),
         cmocka_unit_test(threshold_spares_candidates),
         cmocka_unit_test(many_documents),
         cmocka_unit_test(bad_numbers),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_text_pretok.c -- the scanners against PCRE2 on the patterns they stand for; normalisation
- * forms. */
+/* test_text_pretok.c -- the scanners against PCRE2 on the patterns that they implement;
+ * normalisation forms. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_text_sentencepiece.c -- tokenizer.model files: ids of `sentencepiece`, what is refused by
- * name, and files that lie. */
+/* test_text_sentencepiece.c -- tokenizer.model files: ids of `sentencepiece`, unsupported kinds,
+ * and malformed files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -215,7 +215,7 @@ static void unused_pieces_that_no_word_meets(void **state)
     (void)state;
     add_basis(&b);
     add_piece(&b, "<unused0>", 0, 5); /* 7 */
-    add_piece(&b, "c", -7, 5);        /* one character alone is found all the same */
+    add_piece(&b, "c", -7, 5);        /* a piece of one character is still found */
     assert_int_equal(lm_tokenizer_from_text(b.data, b.len, &config, "x.model", &t, &e), 0);
     assert_int_equal(lm_tokenizer_vocab_size(t), 9);
     assert_int_equal(lm_tok_scratch_new(t, &s, &e), 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_text_tokenizer.c -- golden vectors of `tokenizers`, round trips, look-ups, and files that
- * lie. */
+/* test_text_tokenizer.c -- golden vectors of `tokenizers`, round trips, look-ups, and malformed
+ * files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -247,7 +247,7 @@ static void round_trip(void **state)
     }
 }
 
-/* Long words take the heap, short ones the scan: both must merge leftmost first. */
+/* Long words are merged with a heap, short ones with a scan: both must merge leftmost first. */
 static void long_words(void **state)
 {
     lm_tokenizer *t = make_bytes("null");

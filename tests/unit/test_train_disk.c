@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many checkpoints lie on disk at once. */
+/* The largest number of checkpoints that are on disk at the same time. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -64,7 +64,8 @@ static void counts(void **state)
     assert_int_equal(space(tens, 50, 0).at_once, 5);
     assert_int_equal(space(tens, 95, 0).at_once, 1);
     assert_int_equal(space(odd, 0, 0).at_once, 11);
-    assert_int_equal(space(tens, 0, 3).at_once, 4); /* the fourth before the first goes */
+    assert_int_equal(space(tens, 0, 3).at_once,
+                     4); /* 4: written before the first goes */
     assert_int_equal(space(timed, 0, 3).at_once, 4);
     assert_int_equal(space(timed, 98, 3).at_once, 2); /* no more than steps are left */
     assert_int_equal(space(timed, 0, 0).at_once, 1);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows: each once an epoch, by the seed alone; documents; batches and their empty rows. */
+/* Windows: each once per epoch, in an order given by the seed; documents; batches and their empty
+ * rows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -124,7 +125,7 @@ static void the_order_is_the_seeds(void **state)
     lm_feed_free(c);
 }
 
-/* By another way: walk the documents and say for each token of the stream where its own began. */
+/* A second computation: walk the documents and store the start of its document for each token. */
 static void documents_are_kept_apart(void **state)
 {
     (void)state;
@@ -166,7 +167,7 @@ static void too_little_is_refused(void **state)
     lm_feed_free(f);
 }
 
-/* Opening looks at the ends only; the id in the middle is found when its window is read. */
+/* Opening checks the ends only; a bad id in the middle is found when its window is read. */
 static void ids_are_checked_as_they_are_read(void **state)
 {
     (void)state;
@@ -227,7 +228,7 @@ static void a_batch_beyond_the_end_is_empty(void **state)
     lm_feed_free(f);
 }
 
-/* Counted before ids are read: the same targets, positions and documents. */
+/* Counts without reading ids equal the targets, positions and documents of the windows. */
 static void marks_are_those_of_the_windows(void **state)
 {
     (void)state;

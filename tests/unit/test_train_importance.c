@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Importance made here: the inputs of the first layer as plain loops give them, and what shares what. */
+/* Computed importance: the inputs of the first layer against plain loops, and tensors that share an
+ * entry. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

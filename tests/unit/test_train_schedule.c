@@ -100,7 +100,7 @@ static void wsd_falls_at_the_end(void **state)
     near(lm_schedule_lr(&s, 23), 0.8);
 }
 
-/* No span left to fall in: no division by nothing. */
+/* Schedules without steps for the decay: no division by 0. */
 static void degenerate(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static lm_schedule resumed(const char *options, lm_schedule s, lm_resume_ask ask
     return s;
 }
 
-/* A run of 24 steps that goes on to 44. */
+/* A run of 24 steps that is continued to 44. */
 static void schedules_go_on(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void schedules_go_on(void **state)
     s.warmup = 0;
     r = resumed(options, s, ask, note);
     assert_int_equal(r.warmup, 4);
-    /* the same number of steps: where the state says, and nothing to say */
+    /* the same number of steps: the position of the state, without a message */
     ask = (lm_resume_ask){ .step = 30, .steps = 44, .decay = -1 };
     r = resumed("{\"steps\":44,\"schedule\":{\"from\":24,\"steps\":20,\"warmup\":6,\"start\":0.5}}",
                 base(LM_SCHED_COSINE), ask, note);

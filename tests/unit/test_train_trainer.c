@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The trainer as a whole on a tiny model: no allocation inside steps, nothing but the optimiser
- * writes weights and states (a checkpoint reads them meanwhile), checkpoints hold the moment they
- * were begun at, a failed one leaves no trace. */
+/* The trainer as a whole on a tiny model: no allocation inside steps; only the optimiser writes
+ * weights and states, while a checkpoint may read them; a checkpoint has the state at its
+ * beginning; a failed one leaves no files. */
 #include <math.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -168,7 +168,7 @@ static void guarded_free(lm_backend *b, void *p, size_t n)
     guard.real->free(guard.real, p, n);
 }
 
-/* A write to a barred page is a fault, and no test passes with that. */
+/* A write to a protected page is a fault, which fails the test. */
 static void only_the_optimiser_writes(void **state)
 {
     (void)state;
@@ -219,8 +219,8 @@ static void new_state(lm_program **p, lm_train_state *s)
     ok(lm_train_state_new(*p, NULL, s, &e), &e);
 }
 
-/* After wait_copied the blocks are free to change, and the checkpoint does not notice. */
-static void a_checkpoint_is_of_its_moment(void **state)
+/* After wait_copied the blocks may change without an effect on the checkpoint. */
+static void a_checkpoint_has_the_state_at_its_start(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -275,8 +275,8 @@ static void a_checkpoint_is_of_its_moment(void **state)
     lm_free(dir);
 }
 
-/* A place that cannot be written to: the failure arrives through the waits, once. */
-static void a_failed_checkpoint_is_told(void **state)
+/* A path that cannot be written: the waits report the failure, once. */
+static void a_failed_checkpoint_is_reported(void **state)
 {
     (void)state;
     lm_err e = { 0 };
@@ -411,8 +411,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(only_the_optimiser_writes),
-        cmocka_unit_test(a_checkpoint_is_of_its_moment),
-        cmocka_unit_test(a_failed_checkpoint_is_told),
+        cmocka_unit_test(a_checkpoint_has_the_state_at_its_start),
+        cmocka_unit_test(a_failed_checkpoint_is_reported),
         cmocka_unit_test(monitors),
         cmocka_unit_test(monitors_sample),
     };

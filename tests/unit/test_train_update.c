@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The graph of an update: AdamW and SGD over several steps against their definitions in double, on tensors of
- * odd shapes; runs over blocks; groups, states and conditions of rules. */
+/* The graph of an update: AdamW and SGD over several steps against their definitions in double, on
+ * tensors of odd shapes; runs over blocks; groups, states and conditions of rules. */
 #include "update_trial.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ static lm_backend *backend;
 static void add_tensors(update_trial *r)
 {
     trial_add(r, "embed", 7, 5);
-    trial_add(r, "q", 8, 24); /* 192 elements: the next lies right behind */
+    trial_add(r, "q", 8, 24); /* 192 elements: the next tensor follows without padding */
     trial_add(r, "k", 3, 24);
     trial_add(r, "bias", 33, 0);
     trial_add(r, "norm", 24, 0);
@@ -158,10 +158,10 @@ static void sgd_is_its_formula(void **state)
     follow(with("sgd", "nesterov", 1), sgd, buffer, 10, 0.2);
 }
 
-/* ---- nothing is written when a number is not finite ---- */
+/* ---- nothing is written if a number is not finite ---- */
 
-/* Every optimiser: parameters, states and copies stay as they are. */
-static void a_step_that_is_not_finite_is_none(void **state)
+/* Every optimiser: parameters, states and copies are unchanged. */
+static void a_step_that_is_not_finite_changes_nothing(void **state)
 {
     (void)state;
     for (int o = 0; lm_optim_at(o); o++)
@@ -227,7 +227,7 @@ static void neighbours_are_one_run(void **state)
     trial_close(&r);
 }
 
-/* A rule of a test: once in a while it counts, and what it shows is the parameter's negative. */
+/* A rule for tests: it counts at some steps, and publishes the negative of the parameter. */
 static lm_code counting(lm_update *u, const lm_update_tensor *t, lm_err *e)
 {
     lm_graph *g = lm_update_graph(u);
@@ -271,7 +271,7 @@ static void conditions_hold(void **state)
     trial_close(&r);
 }
 
-/* Two optimisers: each has its own numbers, and states only where it works. */
+/* Two optimisers: each has its own hyper-parameters, and states only for its tensors. */
 static void groups_are_apart(void **state)
 {
     lm_optim_use use[2] = { with("adamw", NULL, 0), with("sgd", NULL, 0) };
@@ -337,7 +337,7 @@ int main(void)
         cmocka_unit_test(neighbours_are_one_run),
         cmocka_unit_test(conditions_hold),
         cmocka_unit_test(groups_are_apart),
-        cmocka_unit_test(a_step_that_is_not_finite_is_none),
+        cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
         cmocka_unit_test(tables_are_sound),
     };
     return cmocka_run_group_tests(tests, begin, end);

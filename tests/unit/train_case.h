@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train_case.h -- tiny models and data in a folder of their own, for tests that train. */
+/* train_case.h -- tiny models and data in a temporary folder, for tests that train. */
 #ifndef LM_TESTS_TRAIN_CASE_H
 #define LM_TESTS_TRAIN_CASE_H
 
@@ -32,7 +32,7 @@ static char folder[sizeof folder_pattern];
 static lm_par *par;
 static lm_tokens *tokens;
 
-/* A fresh model on disk. */
+/* A model with random weights on disk. */
 typedef struct {
     json_t *json;
     lm_config config;

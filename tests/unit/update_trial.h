@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* update_trial.h -- the update of a few tensors without a model: blocks in memory of the host, gradients given
- * by the test, steps one by one. */
+/* update_trial.h -- the update of a few tensors without a model: blocks in host memory, gradients
+ * set by the test, single steps. */
 #ifndef LM_TESTS_UPDATE_TRIAL_H
 #define LM_TESTS_UPDATE_TRIAL_H
 
@@ -37,7 +37,7 @@ static inline void trial_must(lm_code rc, const lm_err *e)
         fail_msg("%s: %s", e->where, e->what);
 }
 
-/* A tensor [rows, cols], or [rows] where cols is 0; the rest of it is the caller's. */
+/* Add a tensor [rows, cols], or [rows] if cols is 0; the caller sets its other fields. */
 static inline lm_update_tensor *trial_add(update_trial *r, const char *name, int64_t rows,
                                           int64_t cols)
 {
@@ -70,7 +70,7 @@ static inline void *trial_room(lm_backend *b, size_t bytes)
     return p;
 }
 
-/* After the tensors were added.  A backend in memory of the host. */
+/* Call it after the tensors were added; the backend must use host memory. */
 static inline void trial_open(update_trial *r, lm_backend *b, const lm_optim_use *use, int n_use,
                               double clip_norm, double clip_value, bool low)
 {
@@ -119,7 +119,7 @@ static inline void trial_run(update_trial *r, lm_update_part part)
         &e);
 }
 
-/* One step with the gradients that lie in r->grad. */
+/* One step with the gradients in r->grad. */
 static inline void trial_step(update_trial *r, double lr)
 {
     if (r->step == 0)
@@ -140,7 +140,8 @@ static inline float *trial_grad(const update_trial *r, int i)
     return r->grad + r->t[i].offset;
 }
 
-/* The state of that name of tensor i; NULL: it has none.  *t: its shape and dtype, may be NULL. */
+/* The state called `name` of tensor i; NULL if it has none.  *t: its shape and dtype; may be
+ * NULL. */
 static inline void *trial_state(const update_trial *r, const char *name, int i, lm_tensor *t)
 {
     const lm_store_state *s;
