@@ -93,8 +93,8 @@ void lm_refuse_ending(lm_tool *t, const char *output, lm_product makes)
         [LM_MAKES_TEXT] = "write to standard output and through a pipe, or choose another name",
         [LM_MAKES_FOLDER] = "name a folder; with a '/' at its end any name is one",
         [LM_MAKES_MODEL] =
-            "name a folder (any name with a '/' at its end), a .tar, .tar.gz, .tar.zst, .tar.xz, "
-            ".tar.bz2, .tar.lz4, .safetensors or .lmz",
+            ("name a folder (any name with a '/' at its end), a .tar, .tar.gz, .tar.zst, .tar.xz, "
+             ".tar.bz2, .tar.lz4, .safetensors or .lmz"),
         [LM_MAKES_LMZ] = "name an .lmz",
         [LM_MAKES_GGUF] = "name a .gguf",
         [LM_MAKES_BIN] = "name a .bin",

@@ -44,6 +44,9 @@ lm_code lm_verify_tokenizer(lm_model_source *m, int64_t vocab, lm_findings *f, l
  * the weight's name in `plain`. */
 bool lm_verify_is_scale(const char *name);
 bool lm_verify_is_packed(const char *name, char *plain, size_t cap);
+/* A weight in FP8 whose scale is another tensor: its numbers alone are not the weight.  NULL: there
+ * is none. */
+const lm_st_tensor *lm_verify_scaled_fp8(const lm_model_source *m);
 void lm_verify_say(lm_findings *f, bool fault, const char *file, const char *name, const char *fmt,
                    ...) LM_PRINTF(5, 6);
 

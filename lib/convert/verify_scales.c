@@ -118,14 +118,20 @@ static bool needs_scale(const lm_st_tensor *t, bool scaled_fp8)
            (scaled_fp8 && !strncmp(d, "F8_", 3));
 }
 
+const lm_st_tensor *lm_verify_scaled_fp8(const lm_model_source *m)
+{
+    for (size_t i = 0; i < lm_model_source_count(m); i++) {
+        const lm_st_tensor *t = lm_model_source_at(m, i);
+        if (!strncmp(t->dtype_name, "F8_", 3) && lm_text_ends(t->name, ".weight") &&
+            weight_has_scale(m, t->name))
+            return t;
+    }
+    return NULL;
+}
+
 void lm_verify_scales(const lm_model_source *m, lm_findings *f)
 {
-    bool fp8 = false;
-    for (size_t i = 0; i < lm_model_source_count(m) && !fp8; i++) {
-        const lm_st_tensor *t = lm_model_source_at(m, i);
-        fp8 = !strncmp(t->dtype_name, "F8_", 3) && lm_text_ends(t->name, ".weight") &&
-              weight_has_scale(m, t->name);
-    }
+    bool fp8 = lm_verify_scaled_fp8(m);
     for (size_t i = 0; i < lm_model_source_count(m); i++) {
         const lm_st_tensor *t = lm_model_source_at(m, i);
         const char *file = lm_model_source_file_of(m, t);

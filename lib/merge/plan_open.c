@@ -8,6 +8,8 @@
 #include "base/hash.h"
 #include "base/stop.h"
 #include "base/stream.h"
+#include "convert/verify.h"
+#include "format/safetensors_table.h"
 #include "merge/plan_impl.h"
 #include "merge/plan_names.h"
 #include "text/tokenizer_source.h"
@@ -227,6 +229,22 @@ static void warn_meaning(const lm_merge_model *a, const lm_merge_model *b, lm_si
     }
 }
 
+/* The weights of a model that is merged must be numbers. */
+static lm_code refuse_quantised(const lm_merge_model *m, lm_err *e)
+{
+    const json_t *config = lm_model_source_config(m->source);
+    const lm_st_tensor *fp8 = lm_verify_scaled_fp8(m->source);
+    char show[LM_ST_SHOWN];
+
+    if (json_is_object(json_object_get(config, "quantization_config")))
+        return lm_fail(e, LM_EUSAGE, m->name, "merge the models before quantising",
+                       "its weights are quantised");
+    return fp8 ? lm_fail(e, LM_EUSAGE, m->name, "merge the models before quantising",
+                         "tensor '%s' is %s with a scale of its own", lm_st_show(fp8->name, show),
+                         fp8->dtype_name)
+               : LM_OK;
+}
+
 static lm_code compare(const lm_merge_plan *p, lm_sink *sink, lm_err *e)
 {
     const lm_merge_model *lead = &p->model[p->lead];
@@ -237,12 +255,11 @@ static lm_code compare(const lm_merge_plan *p, lm_sink *sink, lm_err *e)
         const lm_merge_model *m = &p->model[i];
         const json_t *c = lm_model_source_config(m->source);
 
-        if (!c || !lm_plan_used(p, i))
+        if (!lm_plan_used(p, i))
             continue;
-        if (computes && json_is_object(json_object_get(c, "quantization_config")))
-            rc = lm_fail(e, LM_EUSAGE, m->name, "merge the models before quantising",
-                         "its weights are quantised");
-        if (!rc && lm_model_source_config(lead->source) && m != lead) {
+        if (computes)
+            rc = refuse_quantised(m, e);
+        if (!rc && c && lm_model_source_config(lead->source) && m != lead) {
             rc = same_text(lead, m, "model_type", e);
             rc = rc ? rc : same_text(lead, m, "architectures", e);
             if (!rc)

@@ -306,6 +306,16 @@ static void quantised(void **state)
     mm_put("x/config.json", "{\"model_type\": \"llama\", \"quantization_config\": {\"bits\": 4}}");
     assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
     assert_string_equal(e.what, "its weights are quantised");
+    /* a config that does not say so */
+    e = (lm_err){ 0 };
+    mm_model("y", 2,
+             &(mm_shape){ .dtype = LM_DTYPE_F8E4M3,
+                          .extra = "model.layers.1.mlp.up_proj.weight_scale" });
+    lm_merge_recipe_free(r);
+    r = mm_recipe("linear", NULL, OPERANDS("y"));
+    assert_int_equal(lm_merge_plan_new(r, NULL, &p, &e), LM_EUSAGE);
+    assert_string_equal(e.what, "tensor 'model.layers.1.mlp.up_proj.weight' is F8_E4M3 with a "
+                                "scale of its own");
     lm_merge_recipe_free(r);
 }
 
